@@ -1,0 +1,143 @@
+// Package store is the contract between the rate-limiting algorithms and the
+// places that keep their state. It speaks integers only: times are Unix
+// microseconds of the store's clock, durations are microseconds.
+//
+// An algorithm is a [Rule]: a pure transition told in Go for stores that bring
+// the state to the code (memstore), and the same transition told in Lua for
+// stores that take the code to the state (redisstore). A [Store] runs rules and
+// knows nothing else about them. To write a third store, implement [Store] and
+// pass package storetest.
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+)
+
+// Errors of stores, for errors.Is. Package ratelimit exports the same values.
+var (
+	// ErrStore says that a store failed, so that no decision is known. After a
+	// lost reply the charge may stand.
+	ErrStore = errors.New("ratelimit: store failed")
+	// ErrInvalidOption says that a constructor was given an unusable option,
+	// client or store.
+	ErrInvalidOption = errors.New("ratelimit: invalid option")
+)
+
+// Store keeps the state of keys and runs rules on it. Its methods are safe for
+// concurrent use, and each is atomic: no other call on the same key of the same
+// space happens between its reading and its writing.
+//
+// The arguments have been checked: n is at least 1 and at most 2^31, l is valid,
+// key is not empty. Errors wrap [ErrStore], or are ctx's own.
+type Store interface {
+	// Take decides on n events under l and, if they are admitted, charges them.
+	Take(ctx context.Context, sp *Space, key string, l Limit, n int64) (Reply, error)
+	// Peek answers what Take would, and changes nothing.
+	Peek(ctx context.Context, sp *Space, key string, l Limit, n int64) (Reply, error)
+	// Refund gives back what is still charged of c.
+	Refund(ctx context.Context, sp *Space, key string, l Limit, c Charge) error
+	// Reset forgets key.
+	Reset(ctx context.Context, sp *Space, key string) error
+}
+
+// Limit is a limit in integers, valid and with its Burst filled in.
+type Limit struct {
+	Rate   int64 // events per Period, 1 to 2^31-1
+	Period int64 // µs, 1,000 to 10 years
+	Burst  int64 // the most events at one instant, 1 to 2^31-1; Rate for the window algorithms
+}
+
+// State is what a key has spent. The zero State is a key never seen, and a
+// State of which Whole and Part are 0 means the same. What the fields mean is
+// the rule's own; the ranges below always hold, so that a store can pack them.
+type State struct {
+	At     int64 // the time of the state, Unix µs
+	Period int64 // the Period that it was counted in, µs, below 2^49
+	Whole  int64 // events spent, 0 to 2^31-1
+	Part   int64 // the rest of the spend, in the rule's own unit, 0 to 2^49-1
+}
+
+// Reply is a decision: whether the events are admitted, and the key as it stood
+// before they were, in three integers whose meaning is the rule's own.
+type Reply struct {
+	OK      bool
+	X, Y, Z int64
+}
+
+// Charge names an admission of the past, to give back some of it.
+type Charge struct {
+	At  int64 // when it was admitted, Unix µs of the store's clock
+	Due int64 // when it would have drained or expired, Unix µs of the store's clock
+	N   int64 // how many of its events to give back, 1 to 2^31-1
+}
+
+// Rule is an algorithm. Its functions are pure: they read no clock, take no
+// lock, do no I/O and allocate nothing.
+//
+// All of them take a late reading of the clock for what it is: the time of a
+// state never goes back, so now is the later of now and the state's own time.
+type Rule struct {
+	// Name is the algorithm's name in configuration files and in Redis keys.
+	Name string
+
+	// Step decides on n events at now, and returns the state in which they are
+	// charged. The caller keeps that state if and only if the reply is OK.
+	Step func(s State, l Limit, now, n int64) (State, Reply)
+	// Refund returns s without what is still charged of c.
+	Refund func(s State, l Limit, now int64, c Charge) State
+	// Life is for how long after s.At the state matters, in µs: it may be
+	// forgotten from s.At + Life on. It is exact, or at most 1 ms longer.
+	Life func(s State, l Limit) int64
+	// Spend is how many events of s are in force at now, given the instant end
+	// from which on none is.
+	Spend func(s State, end, now int64) int64
+
+	// NewLog makes the state of a rule whose state does not fit [State], in
+	// place of the four functions above, which are nil then.
+	NewLog func() Log
+
+	// Script is the same rule in Lua, with its driver: a whole Redis script.
+	// KEYS[1] is the key of the state; ARGV and the reply are described in
+	// scripts/driver.lua.
+	Script string
+}
+
+// Log is the state of one key of a rule that keeps more than [State] holds. A
+// new Log is a key never seen. It is used under the store's lock.
+type Log interface {
+	// Step decides on n events at now and changes nothing.
+	Step(l Limit, now, n int64) Reply
+	// Add charges n events at now, which Step has just admitted.
+	Add(l Limit, now, n int64)
+	// Refund gives back what is still charged of c.
+	Refund(l Limit, now int64, c Charge)
+	// End is the instant from which on the log may be forgotten, Unix µs, for
+	// the Period of the last Add; 0 if nothing is charged.
+	End() int64
+	// Spend is how many events are in force at now.
+	Spend(now int64) int64
+}
+
+// Space is where the keys of one limiter live: two spaces of one store never
+// touch each other's state unless their rule and name are equal.
+type Space struct {
+	Rule *Rule
+	Name string // unique to the algorithm, its Period and the limiter's name
+
+	id [2]uint64
+}
+
+// NewSpace returns the space of rule with this name.
+func NewSpace(rule *Rule, name string) *Space {
+	sum := sha256.Sum256([]byte(rule.Name + "\x00" + name))
+	return &Space{Rule: rule, Name: name, id: [2]uint64{
+		binary.BigEndian.Uint64(sum[:8]), binary.BigEndian.Uint64(sum[8:16]),
+	}}
+}
+
+// ID is a hash of the rule's name and of Name, equal for equal spaces. A store
+// that hashes keys mixes it in.
+func (sp *Space) ID() (hi, lo uint64) { return sp.id[0], sp.id[1] }
