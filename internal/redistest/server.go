@@ -1,0 +1,226 @@
+// Package redistest runs real Redis servers and clusters for tests, breaks them on
+// purpose, and puts proxies that lose replies in front of them. Everything listens
+// on the loopback interface only, and ends with the test that started it.
+//
+// A test that needs redis-server is skipped where the binary is missing, unless
+// RATELIMIT_REQUIRE_REDIS=1 is set: then it fails.
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	startTimeout = 5 * time.Second
+	startTries   = 3 // another process may take the free port first
+)
+
+// Server is a redis-server process without persistence.
+type Server struct {
+	port string
+	dir  string
+	args []string
+	proc *process
+}
+
+// Start starts a redis-server with extra arguments for one test, in about 50 ms.
+func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	needBinary(t)
+	s, err := start(t.TempDir(), args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Kill)
+	return s
+}
+
+func needBinary(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err == nil {
+		return
+	}
+	if os.Getenv("RATELIMIT_REQUIRE_REDIS") == "1" {
+		t.Fatal("redis-server is missing and RATELIMIT_REQUIRE_REDIS=1")
+	}
+	t.Skip("redis-server is missing")
+}
+
+func start(dir string, args []string) (*Server, error) {
+	var err error
+	for range startTries {
+		s := &Server{dir: dir, args: args}
+		if s.port, err = freePort(); err != nil {
+			return nil, err
+		}
+		if err = s.run(); err == nil {
+			return s, nil
+		}
+	}
+	return nil, err
+}
+
+// run starts the process and waits until it answers.
+func (s *Server) run() error {
+	log := filepath.Join(s.dir, "redis.log")
+	args := append([]string{
+		"--port", s.port, "--bind", "127.0.0.1", "--dir", s.dir, "--logfile", log,
+		"--save", "", "--appendonly", "no",
+	}, s.args...)
+	proc, err := startProcess("redis-server", args)
+	if err != nil {
+		return err
+	}
+	s.proc = proc
+
+	// On a port that another server took first, that one answers.
+	mine := "process_id:" + strconv.Itoa(proc.pid()) + "\r"
+	for limit := time.Now().Add(startTimeout); time.Now().Before(limit) && !proc.ended(); time.Sleep(5 * time.Millisecond) {
+		if info, err := s.ask("INFO server", time.Second); err == nil && strings.Contains(info, mine) {
+			return nil
+		}
+	}
+	proc.kill()
+	text, _ := os.ReadFile(log)
+	return fmt.Errorf("redis-server on port %s did not come up: %s", s.port, text)
+}
+
+// ask sends an inline command on a connection of its own and returns what comes
+// first of the reply.
+func (s *Server) ask(command string, timeout time.Duration) (string, error) {
+	conn, err := net.DialTimeout("tcp", s.Addr(), timeout)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(timeout))
+	if _, err := conn.Write([]byte(command + "\r\n")); err != nil {
+		return "", err
+	}
+	reply := make([]byte, 64<<10)
+	n, err := conn.Read(reply)
+	return string(reply[:n]), err
+}
+
+// Addr is the server's host:port.
+func (s *Server) Addr() string { return "127.0.0.1:" + s.port }
+
+// Client returns a client of s with go-redis' default options, closed with t.
+func (s *Server) Client(t testing.TB) *redis.Client {
+	t.Helper()
+	c := redis.NewClient(&redis.Options{Addr: s.Addr()})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Freeze stops the process (SIGSTOP) and returns once it no longer answers. Its
+// kernel goes on accepting connections and bytes.
+func (s *Server) Freeze() {
+	s.proc.signal(syscall.SIGSTOP)
+	for range 100 {
+		if _, err := s.ask("PING", 10*time.Millisecond); err != nil {
+			return
+		}
+	}
+	panic("redistest: server answers after SIGSTOP")
+}
+
+// Thaw lets a frozen server go on.
+func (s *Server) Thaw() { s.proc.signal(syscall.SIGCONT) }
+
+// Kill ends the process at once (SIGKILL). All data is lost.
+func (s *Server) Kill() { s.proc.kill() }
+
+// Restart kills the process if it runs, and starts an empty one on the same port.
+func (s *Server) Restart(t testing.TB) {
+	t.Helper()
+	s.Kill()
+	if err := s.run(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func freePort() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	return port, err
+}
+
+// shared is the server of Shared; it belongs to the test binary.
+var shared struct {
+	sync.Mutex
+	main   bool // Main runs the tests
+	server *Server
+}
+
+// Main runs the tests of a binary that uses [Shared], and returns their exit code:
+//
+//	func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+func Main(m *testing.M) int {
+	shared.Lock()
+	shared.main = true
+	shared.Unlock()
+	defer func() {
+		shared.Lock()
+		defer shared.Unlock()
+		if s := shared.server; s != nil {
+			s.Kill()
+			_ = os.RemoveAll(s.dir)
+		}
+	}()
+	return m.Run()
+}
+
+// Shared returns the one server that all tests of this binary share, started by
+// the first of them. They must not disturb each other: use a prefix per test, and
+// neither FLUSHALL nor faults. The binary needs [Main].
+func Shared(t testing.TB) *Server {
+	t.Helper()
+	needBinary(t)
+	shared.Lock()
+	defer shared.Unlock()
+	if !shared.main {
+		t.Fatal("redistest.Shared needs a TestMain that calls redistest.Main")
+	}
+	if shared.server == nil {
+		dir, err := os.MkdirTemp("", "redistest")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if shared.server, err = start(dir, nil); err != nil {
+			_ = os.RemoveAll(dir)
+			t.Fatal(err)
+		}
+	}
+	return shared.server
+}
+
+// eventually fails t unless ok returns true within limit.
+func eventually(t testing.TB, limit time.Duration, what string, ok func(ctx context.Context) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	for !ok(ctx) {
+		if ctx.Err() != nil {
+			t.Fatalf("%s: not within %v", what, limit)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}

@@ -1,0 +1,6 @@
+package redisstore
+
+import "github.com/ratelimit-go/ratelimit/store"
+
+// RedisKey is the Redis key of key's state.
+func (s *Store) RedisKey(sp *store.Space, key string) string { return s.key(sp, key) }

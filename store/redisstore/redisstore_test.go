@@ -1,0 +1,235 @@
+package redisstore_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+// counter admits while no more than Burst events were charged within Period of the
+// last. It answers what it was given, and is no rate limiter to copy.
+var counter = &store.Rule{Name: "counter", Script: `
+local used = tonumber(redis.call('GET', KEYS[1]) or '0')
+local n = tonumber(ARGV[6])
+if ARGV[1] == 'refund' then
+	redis.call('DECRBY', KEYS[1], ARGV[6])
+	return {1, n, tonumber(ARGV[7]), tonumber(ARGV[8])}
+end
+local ok = used + n <= tonumber(ARGV[5])
+if ok and ARGV[1] == 'take' then
+	redis.call('INCRBY', KEYS[1], ARGV[6])
+	redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(tonumber(ARGV[4]) / 1000)))
+end
+return {ok and 1 or 0, used, tonumber(ARGV[2]) or 0, tonumber(ARGV[3])}
+`}
+
+var (
+	space = store.NewSpace(counter, "test")
+	limit = store.Limit{Rate: 7, Period: 60_000_000, Burst: 1 << 30}
+)
+
+// rule is a rule of which only the script matters.
+func rule(script string) *store.Space {
+	return store.NewSpace(&store.Rule{Name: "script", Script: script}, "test")
+}
+
+func newStore(t testing.TB, client redisstore.Client, opts ...redisstore.Option) *redisstore.Store {
+	t.Helper()
+	// A test machine under load must not look like a slow server.
+	opts = append([]redisstore.Option{redisstore.WithPrefix(t.Name()), redisstore.WithTimeout(5 * time.Second)}, opts...)
+	s, err := redisstore.New(client, opts...)
+	require.NoError(t, err)
+	return s
+}
+
+// used is how many events key has been charged in space.
+func used(t testing.TB, s store.Store, key string) int64 {
+	t.Helper()
+	r, err := s.Peek(t.Context(), space, key, limit, 1)
+	require.NoError(t, err)
+	return r.X
+}
+
+func TestScriptGetsWhatTheContractSays(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	at := time.Date(2026, 3, 4, 5, 6, 7, 890_123_999, time.UTC)
+	server := newStore(t, client)
+	caller := newStore(t, client, redisstore.WithClock(func() time.Time { return at }))
+	ctx := t.Context()
+
+	r, err := server.Take(ctx, space, "k", limit, 3)
+	require.NoError(t, err)
+	require.Equal(t, store.Reply{OK: true, X: 0, Y: 0, Z: 7}, r)
+
+	r, err = caller.Peek(ctx, space, "k", limit, 3)
+	require.NoError(t, err)
+	require.Equal(t, store.Reply{OK: true, X: 3, Y: at.UnixMicro(), Z: 7}, r)
+
+	r, err = server.Take(ctx, space, "k", store.Limit{Rate: 7, Period: 1000, Burst: 5}, 3)
+	require.NoError(t, err)
+	require.Equal(t, store.Reply{OK: false, X: 3, Y: 0, Z: 7}, r)
+
+	require.NoError(t, server.Refund(ctx, space, "k", limit, store.Charge{At: 1, Due: 2, N: 2}))
+	require.EqualValues(t, 1, used(t, server, "k"))
+	require.NoError(t, server.Reset(ctx, space, "k"))
+	require.EqualValues(t, 0, used(t, server, "k"))
+	require.NoError(t, server.Reset(ctx, space, "never seen"))
+
+	// Every argument at its place.
+	echo := func(arg int) store.Reply {
+		sp := rule("return {1, tonumber(ARGV[" + string(rune('0'+arg)) + "]), #ARGV, #KEYS}")
+		r, err := caller.Take(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, 61)
+		require.NoError(t, err)
+		return r
+	}
+	for arg, want := range map[int]int64{2: at.UnixMicro(), 3: 31, 4: 41, 5: 51, 6: 61} {
+		require.Equal(t, store.Reply{OK: true, X: want, Y: 6, Z: 1}, echo(arg))
+	}
+	sp := rule(`if table.concat(ARGV, ' ') ~= 'refund  31 41 51 61 71 81' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
+	require.NoError(t, server.Refund(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Charge{N: 61, At: 71, Due: 81}))
+}
+
+func TestKeyLayout(t *testing.T) {
+	m := redistest.Mini(t)
+	s, err := redisstore.New(m.Client(t), redisstore.WithTimeout(5*time.Second))
+	require.NoError(t, err)
+	long := strings.Repeat("x", 128)
+	for key, want := range map[string]string{
+		"user:1":      "rl:1:counter:test:{=user:1}",
+		"a b\x00\xff": "rl:1:counter:test:{=a b\x00\xff}",
+		long:          "rl:1:counter:test:{=" + long + "}",
+		long + "x":    "rl:1:counter:test:{#" + hexSHA256(long+"x") + "}",
+		"{":           "rl:1:counter:test:{#021fb596db81e6d02bf3d2586ee3981fe519f275c0ac9ca76bbcf2ebb4097d96}",
+		"a}b":         "rl:1:counter:test:{#" + hexSHA256("a}b") + "}",
+	} {
+		m.FlushAll()
+		_, err := s.Take(t.Context(), space, key, limit, 1)
+		require.NoError(t, err)
+		require.Equal(t, []string{want}, m.Keys())
+	}
+}
+
+func hexSHA256(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) }
+
+func TestKeysAreEqualIfAndOnlyIfTheirBytesAre(t *testing.T) {
+	s := newStore(t, redistest.Shared(t).Client(t))
+	long := strings.Repeat("y", 129)
+	keys := []string{
+		"a", "A", "a ", "a\x00", "\x00", "\xff", "é", "e\u0301", ":", "a:b", "=a", "#a", "{a}", "{=a}", "}a{", "{", "}", "{}",
+		"021fb596db81e6d02bf3d2586ee3981fe519f275c0ac9ca76bbcf2ebb4097d96",
+		"{#021fb596db81e6d02bf3d2586ee3981fe519f275c0ac9ca76bbcf2ebb4097d96}",
+		long, long + "y", long[:128], long + "\x00", strings.Repeat("{", 64<<10),
+	}
+	for round := range int64(2) {
+		for _, key := range keys {
+			r, err := s.Take(t.Context(), space, key, limit, 1)
+			require.NoError(t, err)
+			require.Equal(t, round, r.X, "%.40q", key)
+		}
+	}
+	// So are the other parts of the Redis key.
+	other := newStore(t, redistest.Shared(t).Client(t), redisstore.WithPrefix(t.Name()+"2"))
+	require.EqualValues(t, 0, used(t, other, "a"))
+	r, err := s.Peek(t.Context(), store.NewSpace(counter, "test2"), "a", limit, 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 0, r.X)
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	for name, opt := range map[string]redisstore.Option{
+		"open brace":  redisstore.WithPrefix("a{b"),
+		"close brace": redisstore.WithPrefix("}"),
+		"no timeout":  redisstore.WithTimeout(0),
+		"negative":    redisstore.WithTimeout(-time.Second),
+		"no clock":    redisstore.WithClock(nil),
+		"no option":   nil,
+	} {
+		s, err := redisstore.New(client, opt)
+		require.ErrorIs(t, err, store.ErrInvalidOption, name)
+		require.Nil(t, s)
+	}
+	for _, nothing := range []redisstore.Client{
+		nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil), (*redis.Ring)(nil), (*redis.AutoPipeliner)(nil),
+		redis.UniversalClient(nil), redis.UniversalClient((*redis.Client)(nil)),
+	} {
+		_, err := redisstore.New(nothing)
+		require.ErrorIs(t, err, store.ErrInvalidOption, "%T", nothing)
+	}
+	_, err := redisstore.New(client) // nobody listens there: New does no I/O
+	require.NoError(t, err)
+}
+
+func TestRepliesThatAreNotFourIntegers(t *testing.T) {
+	s := newStore(t, redistest.Shared(t).Client(t))
+	for _, script := range []string{
+		`return nil`, `return false`, `return 1`, `return 'OK'`, `return redis.status_reply('OK')`,
+		`return {}`, `return {1, 2, 3}`, `return {1, 2, 3, 4, 5}`, `return {1, '2', 3, 4}`,
+		`return {1, 2, 3, false}`, `return {1, {2}, 3, 4}`, `return {1, 2, redis.error_reply('ERR inner'), 4}`,
+		`return {2, 0, 0, 0}`, `return {-1, 0, 0, 0}`, `return {1.9, 0, 0}`,
+		`return redis.error_reply('ERR planted')`, `error('planted')`, `return {1, 2`, ``,
+	} {
+		r, err := s.Take(t.Context(), rule(script), "secret", limit, 1)
+		require.ErrorIs(t, err, store.ErrStore, script)
+		require.Zero(t, r, script)
+		require.NotContains(t, err.Error(), "secret")
+		require.EqualValues(t, 0, used(t, s, "after "+script), "the connection is still in step")
+	}
+	_, err := s.Take(t.Context(), rule(`return redis.error_reply('ERR planted')`), "secret", limit, 1)
+	require.EqualError(t, err, "ratelimit: store failed: ERR planted")
+	var answer redis.Error
+	require.ErrorAs(t, err, &answer)
+}
+
+func TestStoredValueOfTheWrongType(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	s := newStore(t, client)
+	ctx := context.Background()
+	require.NoError(t, client.LPush(ctx, t.Name()+":1:counter:test:{=k}", "x").Err())
+	_, err := s.Take(ctx, space, "k", limit, 1)
+	require.ErrorIs(t, err, store.ErrStore)
+	require.ErrorContains(t, err, "WRONGTYPE")
+	_, err = s.Peek(ctx, space, "k", limit, 1)
+	require.ErrorIs(t, err, store.ErrStore)
+	require.ErrorIs(t, s.Refund(ctx, space, "k", limit, store.Charge{N: 1}), store.ErrStore)
+	require.NoError(t, s.Reset(ctx, space, "k"))
+	require.EqualValues(t, 0, used(t, s, "k"))
+}
+
+func TestDoneContextSendsNothing(t *testing.T) {
+	m := redistest.Mini(t)
+	s := newStore(t, m.Client(t))
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := s.Take(ctx, space, "k", limit, 1)
+	require.Equal(t, context.Canceled, err)
+	past, cancel := context.WithDeadline(context.Background(), time.Unix(1, 0))
+	defer cancel()
+	_, err = s.Peek(past, space, "k", limit, 1)
+	require.Equal(t, context.DeadlineExceeded, err)
+	require.Equal(t, context.Canceled, s.Refund(ctx, space, "k", limit, store.Charge{N: 1}))
+	require.Equal(t, context.Canceled, s.Reset(ctx, space, "k"))
+	require.Zero(t, m.CommandCount())
+}
+
+func TestPipelinerRunsNothing(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	s := newStore(t, client.Pipeline())
+	_, err := s.Take(t.Context(), space, "k", limit, 1)
+	require.ErrorIs(t, err, store.ErrStore)
+	require.EqualValues(t, 0, used(t, newStore(t, client), "k"))
+}
