@@ -1,0 +1,137 @@
+package ratelimit
+
+import (
+	_ "embed"
+	"math/bits"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// The level of a bucket, which the token bucket and the leaky bucket share: what
+// was spent and has not been refilled, what was poured in and has not drained.
+// It falls by Rate events each Period and is kept exactly, as whole + part/Period
+// events: in one µs it falls by Rate/Period, so that it never needs a smaller
+// fraction.
+//
+// In a State: At, the time of the level; Whole and Part, the level.
+
+//go:embed scripts/bucket.lua
+var bucketLua string
+
+// bucketLevel is the level of s at now under l, and now itself, which is never
+// before s.At.
+func bucketLevel(s store.State, l store.Limit, now int64) (at, whole, part int64) {
+	if s.Whole == 0 && s.Part == 0 {
+		return now, 0, 0
+	}
+	now = max(now, s.At)
+	whole, part = bucketConvert(s, l)
+	whole, part = drain(whole, part, now-s.At, l)
+	return now, whole, part
+}
+
+// bucketConvert is the level of s, at s.At, as l counts. A level above the
+// capacity is cut before time is credited: the other order would lock a key out
+// until the old level has drained.
+func bucketConvert(s store.State, l store.Limit) (whole, part int64) {
+	whole, part = s.Whole, s.Part
+	if s.Period != l.Period && part > 0 {
+		whole, part = whole+1, 0
+	}
+	if whole >= l.Burst {
+		whole, part = l.Burst, 0
+	}
+	return whole, part
+}
+
+// drain is what is left of a level after dt µs.
+func drain(whole, part, dt int64, l store.Limit) (int64, int64) {
+	hi, lo := bits.Mul64(uint64(dt), uint64(l.Rate))
+	if hi >= uint64(l.Period) { // over 2^64 events
+		return 0, 0
+	}
+	q, r := bits.Div64(hi, lo, uint64(l.Period))
+	if q > uint64(whole) {
+		return 0, 0
+	}
+	return subtract(whole, part, int64(q), int64(r), l.Period)
+}
+
+// subtract is (whole + part/period) - (w + p/period), at least 0.
+func subtract(whole, part, w, p, period int64) (int64, int64) {
+	whole, part = whole-w, part-p
+	if part < 0 {
+		whole, part = whole-1, part+period
+	}
+	if whole < 0 {
+		return 0, 0
+	}
+	return whole, part
+}
+
+// drainTime is how long a level takes to drain, in µs, rounded up.
+func drainTime(whole, part int64, l store.Limit) int64 {
+	hi, lo := bits.Mul64(uint64(whole), uint64(l.Period))
+	lo, carry := bits.Add64(lo, uint64(part), 0)
+	q, r := bits.Div64(hi+carry, lo, uint64(l.Rate))
+	if r > 0 {
+		q++
+	}
+	return int64(q)
+}
+
+// drainsWithin says whether a full bucket drains in at most limit µs.
+func drainsWithin(l store.Limit, limit int64) bool {
+	hi, _ := bits.Mul64(uint64(l.Burst), uint64(l.Period))
+	return hi < uint64(l.Rate) && drainTime(l.Burst, 0, l) <= limit
+}
+
+func bucketLife(s store.State, l store.Limit) int64 {
+	whole, part := bucketConvert(s, l)
+	return drainTime(whole, part, l)
+}
+
+// bucketSpend is what is left of the level: it falls evenly from s.At to end.
+func bucketSpend(s store.State, end, now int64) int64 {
+	now = max(now, s.At)
+	if now >= end {
+		return 0
+	}
+	hi, lo := bits.Mul64(uint64(s.Whole+1), uint64(end-now))
+	q, _ := bits.Div64(hi, lo, uint64(end-s.At))
+	return int64(q)
+}
+
+// bucketRefund takes from the level what is still charged of c: of its N events
+// as many as drain between now and c.Due, the instant at which the last of them
+// drains, and never more than is there. At stays, so that the state lives no
+// longer than before.
+func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
+	now, whole, part := bucketLevel(s, l, now)
+	if now >= c.Due {
+		return s
+	}
+	left, rest := drain(c.N, 0, c.Due-now, l)
+	w, p := subtract(c.N, 0, left, rest, l.Period)
+	if w > whole || w == whole && p >= part { // all that is there
+		return store.State{}
+	}
+	whole, part = bucketConvert(s, l)
+	s.Whole, s.Part = subtract(whole, part, w, p, l.Period)
+	s.Period = l.Period
+	return s
+}
+
+// bucketReport is the whole report of a token bucket. The reply is now and the
+// level.
+func bucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
+	whole, part := r.Y+charged, r.Z
+	v := verdict{remaining: l.Burst - whole, reset: drainTime(whole, part, l)}
+	if part > 0 {
+		v.remaining--
+	}
+	if !r.OK && n <= l.Burst {
+		v.retry = drainTime(whole+n-l.Burst, part, l)
+	}
+	return v
+}

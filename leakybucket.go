@@ -1,0 +1,84 @@
+package ratelimit
+
+import (
+	_ "embed"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// LeakyBucket is a queue of Burst places that drains at Rate events each Period.
+// It admits n events if there is room for all of them, and Delay says how long
+// they wait for their turn: until what was in the queue before them has drained.
+// A caller who ignores Delay has a meter that admits what a [TokenBucket] would;
+// one who sleeps it, or uses [Wait], has a constant rate of output.
+//
+// Bound: at most Burst + Rate·x/Period events admitted in any interval x, and with
+// Delay one event each Period/Rate. (x counts in whole µs, rounded up.)
+//
+// Refund gives an event back only while it is the last of the queue, since the
+// turns behind it are given out already.
+//
+// A key costs one level and its time, whatever the Rate: some 60 bytes in memory
+// and some 120 in Redis, until the queue is empty.
+//
+// Use it to call something that wants a steady pace. Where bursts are welcome, use
+// [TokenBucket].
+type LeakyBucket struct{ limiter }
+
+// NewLeakyBucket returns a limiter with a queue of l.Burst places (0 means
+// l.Rate) that drains l.Rate events each l.Period. Its errors are
+// [ErrInvalidLimit], also for a queue that takes over 100 years to drain, and
+// [ErrInvalidOption].
+func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error) {
+	lim, err := newLimiter(&leakyBucket, s, l, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &LeakyBucket{lim}, nil
+}
+
+//go:embed scripts/leakybucket.lua
+var leakyBucketLua string
+
+// leakyBucket keeps the queue as the level of bucket.go.
+var leakyBucket = algorithm{
+	rule: store.Rule{
+		Name:   "leaky_bucket",
+		Step:   leakyBucketStep,
+		Refund: leakyBucketRefund,
+		Life:   bucketLife,
+		Spend:  bucketSpend,
+		Script: script(bucketLua, leakyBucketLua),
+	},
+	burst:  true,
+	report: leakyBucketReport,
+}
+
+// leakyBucketStep replies now and the queue.
+func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+	now, queue, part := bucketLevel(s, l, now)
+	places := queue + n
+	if part > 0 { // an event that has not drained whole keeps its place
+		places++
+	}
+	next := store.State{At: now, Period: l.Period, Whole: queue + n, Part: part}
+	return next, store.Reply{OK: places <= l.Burst, X: now, Y: queue, Z: part}
+}
+
+// leakyBucketRefund gives back only the tail of the queue. The tail came when the
+// queue was last written, and nothing drains after it.
+func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
+	whole, part := bucketConvert(s, l)
+	if c.At != s.At || c.Due < s.At+drainTime(whole, part, l) {
+		return s
+	}
+	return bucketRefund(s, l, now, c)
+}
+
+func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
+	v := bucketReport(l, r, n, charged)
+	if r.OK {
+		v.delay = drainTime(r.Y, r.Z, l)
+	}
+	return v
+}

@@ -1,0 +1,399 @@
+// Package ratelimit decides whether an event may happen now: five algorithms
+// behind one [Limiter] interface, each on an in-memory store or on Redis, with
+// the same decisions on both.
+//
+//	mem, err := memstore.New()
+//	...
+//	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(10))
+//	...
+//	r, err := limiter.Allow(ctx, "user:42")
+//	switch {
+//	case err != nil: // no decision is known: the caller chooses
+//	case !r.Allowed: // come back after r.RetryAfter
+//	}
+//
+// Use [FixedWindow] if a counter that starts again with each minute or hour is
+// what your users expect, [SlidingWindow] for the same without the double burst
+// at the edge, [SlidingLog] where the limit must hold in every window exactly,
+// [TokenBucket] for a sustained rate with bursts, and [LeakyBucket] to pace work
+// at a constant rate.
+//
+// Arithmetic is in integers from end to end, time is in whole microseconds, and
+// a denial changes nothing. What a decision costs, and what each algorithm
+// promises at its worst edge, stands with its type.
+package ratelimit
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// Limiter decides on events of keys. All its methods are safe for concurrent
+// use.
+//
+// A denial is a [Result], never an error. An error means that no decision is
+// known (after a lost reply the charge may stand), and the Result beside it is
+// zero. Errors are the package's Err values, ctx's own, or those of the function
+// given to [WithLimitFunc].
+type Limiter interface {
+	// Allow is AllowN of 1.
+	Allow(ctx context.Context, key string) (Result, error)
+	// AllowN decides on n events at once: all are admitted and charged, or none.
+	// A denied call costs nothing, however large n is.
+	AllowN(ctx context.Context, key string, n int) (Result, error)
+	// Peek answers what Allow would, and charges nothing. Its Remaining and
+	// ResetAfter are the key's as it stands.
+	Peek(ctx context.Context, key string) (Result, error)
+	// Refund gives back n of the events that charged admitted, as far as they are
+	// still charged: what has been refilled, drained or has left the window since
+	// cannot come back a second time.
+	Refund(ctx context.Context, key string, charged Result, n int) error
+	// Reset forgets key, as if it had never been seen.
+	Reset(ctx context.Context, key string) error
+}
+
+// Never is the RetryAfter of an event that no waiting will admit.
+const Never time.Duration = math.MaxInt64
+
+// Result is a decision. Its durations are whole microseconds, rounded up.
+// Results can be compared with ==.
+type Result struct {
+	Allowed    bool
+	Limit      int           // the most events that could be admitted at one instant (rate, or burst)
+	Remaining  int           // events that would be admitted now, 0 to Limit
+	RetryAfter time.Duration // 0 if allowed; the exact wait after which the same call would be; Never if it never would
+	ResetAfter time.Duration // until the key is as if never seen
+	Delay      time.Duration // leaky bucket: how long an admitted event waits for its turn; 0 elsewhere
+
+	at int64 // when the events were charged, Unix µs of the store's clock
+	n  int64 // how many were charged, 0 if none
+}
+
+// Errors, for use with errors.Is. Texts name the offending values.
+var (
+	// ErrInvalidLimit: a limit out of range, or one the algorithm cannot keep.
+	ErrInvalidLimit = errors.New("ratelimit: invalid limit")
+	// ErrInvalidN: a number of events below 1, or a Refund of a Result that
+	// charged nothing.
+	ErrInvalidN = errors.New("ratelimit: invalid number of events")
+	// ErrInvalidKey: an empty key, or one longer than 64 KiB.
+	ErrInvalidKey = errors.New("ratelimit: invalid key")
+	// ErrInvalidOption: an unusable store, client, name or option.
+	ErrInvalidOption = store.ErrInvalidOption
+	// ErrStore: the store failed, and no decision is known.
+	ErrStore = store.ErrStore
+)
+
+const (
+	maxKey    = 64 << 10                    // bytes
+	maxEvents = math.MaxInt32               // of a Rate and of a Burst
+	maxRefill = 100 * 365 * 24 * 3600 * 1e6 // µs in which a bucket refills
+	beyond    = int64(maxEvents) + 1        // as good as any larger number of events
+)
+
+// Option sets what is optional about a limiter.
+type Option func(*limiter) error
+
+// WithName gives the limiter a namespace of its own in its store. Limiters of
+// the same algorithm and Period that share a name share their keys' spend, and
+// the spend stays when Rate or Burst change. Without it the Rate and Burst are
+// part of the namespace, so that limiters of different limits never share.
+//
+// The name must not be empty or contain braces, which Redis reads as hash tags.
+func WithName(name string) Option {
+	return func(lim *limiter) error {
+		if name == "" || strings.ContainsAny(name, "{}") {
+			return fmt.Errorf("%w: WithName(%q): a name is not empty and has no braces", ErrInvalidOption, name)
+		}
+		lim.name = name
+		return nil
+	}
+}
+
+// WithLimitFunc asks f for the limit of each key on each call: tiers, limits per
+// user, limits that follow load. The zero Limit means the constructor's; an
+// invalid one is [ErrInvalidLimit] for that call, and an error of f is returned
+// as it is; nothing is consumed then. f must be safe for concurrent use.
+//
+// A key keeps its spend when its limit changes: it is read as at most the new
+// capacity, so that a change is never a free burst above the new limit and never
+// locks a key out for longer than a full refill.
+func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Option {
+	return func(lim *limiter) error {
+		if f == nil {
+			return fmt.Errorf("%w: WithLimitFunc(nil)", ErrInvalidOption)
+		}
+		lim.limitFunc = f
+		return nil
+	}
+}
+
+// New returns a limiter by the algorithm's name, for configuration files:
+// "fixed_window", "sliding_window", "sliding_log", "token_bucket" or
+// "leaky_bucket".
+func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, error) {
+	switch algorithm {
+	case fixedWindow.rule.Name:
+		return asLimiter(NewFixedWindow(s, l, opts...))
+	case slidingWindow.rule.Name:
+		return asLimiter(NewSlidingWindow(s, l, opts...))
+	case slidingLog.rule.Name:
+		return asLimiter(NewSlidingLog(s, l, opts...))
+	case tokenBucket.rule.Name:
+		return asLimiter(NewTokenBucket(s, l, opts...))
+	case leakyBucket.rule.Name:
+		return asLimiter(NewLeakyBucket(s, l, opts...))
+	}
+	return nil, fmt.Errorf("%w: no algorithm %q: it is one of fixed_window, sliding_window, sliding_log, token_bucket, leaky_bucket",
+		ErrInvalidOption, algorithm)
+}
+
+// asLimiter keeps a nil pointer from becoming a Limiter that is not nil.
+func asLimiter[L Limiter](lim L, err error) (Limiter, error) {
+	if err != nil {
+		return nil, err
+	}
+	return lim, nil
+}
+
+// algorithm is one of the five: the rule that stores run, and the report that
+// makes a Result of their replies.
+type algorithm struct {
+	rule store.Rule
+	// burst says that limits have a Burst of their own; elsewhere the capacity is
+	// the Rate.
+	burst bool
+	// report tells what r means: charged of its n events were charged, all or
+	// none.
+	report func(l store.Limit, r store.Reply, n, charged int64) verdict
+}
+
+// verdict is what a report knows: an event count, and three durations in µs.
+// Four fields are the most that Go keeps in registers.
+type verdict struct {
+	remaining, retry, reset, delay int64
+}
+
+// limiter is what the five types have in common, and all of them but their
+// names: a type differs from the others in its algorithm.
+type limiter struct {
+	algorithm *algorithm
+	store     store.Store
+	space     *store.Space
+	name      string
+	limit     Limit
+	integers  store.Limit // limit as the store reads it
+	limitFunc func(ctx context.Context, key string) (Limit, error)
+}
+
+func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, error) {
+	lim := limiter{algorithm: a, store: s, limit: l}
+	if s == nil || isNilPointer(s) {
+		return limiter{}, fmt.Errorf("%w: the store is nil", ErrInvalidOption)
+	}
+	var err error
+	if lim.integers, err = a.integers(l); err != nil {
+		return limiter{}, err
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			return limiter{}, fmt.Errorf("%w: an Option is nil", ErrInvalidOption)
+		}
+		if err := opt(&lim); err != nil {
+			return limiter{}, err
+		}
+	}
+	lim.space = store.NewSpace(&a.rule, lim.identity())
+	return lim, nil
+}
+
+func isNilPointer(s store.Store) bool {
+	v := reflect.ValueOf(s)
+	return v.Kind() == reflect.Pointer && v.IsNil()
+}
+
+// identity names the limiter's space: the Period, and the name or else the rate
+// and burst. No name can be taken for a rate, which has no "=".
+func (lim *limiter) identity() string {
+	period := strconv.FormatInt(lim.integers.Period, 10)
+	if lim.name != "" {
+		return period + ":=" + lim.name
+	}
+	return fmt.Sprintf("%s:%d,%d", period, lim.integers.Rate, lim.integers.Burst)
+}
+
+// Limit returns the constructor's limit.
+func (lim *limiter) Limit() Limit { return lim.limit }
+
+// Name returns the name given by [WithName], "" if none.
+func (lim *limiter) Name() string { return lim.name }
+
+// Allow is AllowN of 1.
+func (lim *limiter) Allow(ctx context.Context, key string) (res Result, err error) {
+	err = lim.take(ctx, key, 1, &res)
+	return res, err
+}
+
+// AllowN decides on n events at once: all are admitted and charged, or none.
+func (lim *limiter) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
+	err = lim.take(ctx, key, n, &res)
+	return res, err
+}
+
+// take makes the decision of AllowN. It fills the caller's Result in place, which
+// is too large to be returned through several levels for nothing.
+func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) error {
+	l, err := lim.check(ctx, key, n)
+	if err != nil {
+		return err
+	}
+	if l.Rate == 0 {
+		res.RetryAfter = Never
+		return nil
+	}
+	events := min(int64(n), beyond)
+	r, err := lim.store.Take(ctx, lim.space, key, l, events)
+	if err != nil {
+		return err
+	}
+	charged := int64(0)
+	if r.OK {
+		charged = events
+	}
+	lim.fill(res, l, r, events, charged)
+	return nil
+}
+
+// Peek answers what Allow would, and charges nothing.
+func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error) {
+	l, err := lim.check(ctx, key, 1)
+	if err != nil {
+		return Result{}, err
+	}
+	if l.Rate == 0 {
+		return Result{RetryAfter: Never}, nil
+	}
+	r, err := lim.store.Peek(ctx, lim.space, key, l, 1)
+	if err != nil {
+		return Result{}, err
+	}
+	lim.fill(&res, l, r, 1, 0)
+	return res, nil
+}
+
+// Refund gives back n of the events that charged admitted, as far as they are
+// still charged.
+func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n int) error {
+	l, err := lim.check(ctx, key, n)
+	if err != nil {
+		return err
+	}
+	if charged.n == 0 {
+		return fmt.Errorf("%w: the Result to refund has charged none", ErrInvalidN)
+	}
+	if l.Rate == 0 {
+		return nil // nobody could use what is given back
+	}
+	return lim.store.Refund(ctx, lim.space, key, l, store.Charge{
+		At:  charged.at,
+		Due: charged.at + charged.ResetAfter.Microseconds(),
+		N:   min(int64(n), charged.n),
+	})
+}
+
+// Reset forgets key, as if it had never been seen.
+func (lim *limiter) Reset(ctx context.Context, key string) error {
+	if err := lim.checkKey(ctx, key); err != nil {
+		return err
+	}
+	return lim.store.Reset(ctx, lim.space, key)
+}
+
+// check refuses bad input before the store sees it, and returns the key's limit.
+func (lim *limiter) check(ctx context.Context, key string, n int) (store.Limit, error) {
+	if n <= 0 {
+		return store.Limit{}, fmt.Errorf("%w: %d", ErrInvalidN, n)
+	}
+	if err := lim.checkKey(ctx, key); err != nil {
+		return store.Limit{}, err
+	}
+	if lim.limitFunc == nil {
+		return lim.integers, nil
+	}
+	l, err := lim.limitFunc(ctx, key)
+	if err != nil {
+		return store.Limit{}, err
+	}
+	if l == (Limit{}) || l == lim.limit {
+		return lim.integers, nil
+	}
+	return lim.algorithm.integers(l)
+}
+
+func (lim *limiter) checkKey(ctx context.Context, key string) error {
+	if lim.store == nil {
+		return fmt.Errorf("%w: a limiter is made by its constructor", ErrInvalidLimit)
+	}
+	if key == "" || len(key) > maxKey {
+		return fmt.Errorf("%w: %d bytes: 1 to %d are allowed", ErrInvalidKey, len(key), maxKey)
+	}
+	return ctx.Err()
+}
+
+// fill tells what r means for n events, of which charged were charged.
+func (lim *limiter) fill(res *Result, l store.Limit, r store.Reply, n, charged int64) {
+	v := lim.algorithm.report(l, r, n, charged)
+	res.Allowed = r.OK
+	res.Limit = int(l.Burst)
+	res.Remaining = int(v.remaining)
+	res.ResetAfter = time.Duration(v.reset) * time.Microsecond
+	res.Delay = time.Duration(v.delay) * time.Microsecond
+	switch {
+	case charged > 0:
+		res.at, res.n = r.X, charged
+	case r.OK:
+	case n > l.Burst:
+		res.RetryAfter = Never
+	default:
+		res.RetryAfter = time.Duration(v.retry) * time.Microsecond
+	}
+}
+
+// integers checks l for this algorithm and returns it as stores read it.
+func (a *algorithm) integers(l Limit) (store.Limit, error) {
+	if err := l.validate(); err != nil {
+		return store.Limit{}, err
+	}
+	if !a.burst && l.Burst != 0 {
+		return store.Limit{}, fmt.Errorf("%w: %v: a %s has no burst", ErrInvalidLimit, l, a.rule.Name)
+	}
+	i := store.Limit{Rate: int64(l.Rate), Period: l.Period.Microseconds(), Burst: int64(l.Burst)}
+	if i.Burst == 0 || i.Rate == 0 {
+		i.Burst = i.Rate
+	}
+	if a.burst && i.Rate > 0 && !drainsWithin(i, maxRefill) {
+		return store.Limit{}, fmt.Errorf("%w: %v: the bucket takes over 100 years to refill", ErrInvalidLimit, l)
+	}
+	return i, nil
+}
+
+//go:embed scripts/common.lua
+var commonLua string
+
+//go:embed scripts/driver.lua
+var driverLua string
+
+// script is a whole Redis script: what the scripts share, the algorithm, and the
+// driver that runs it.
+func script(algorithm ...string) string {
+	return commonLua + strings.Join(algorithm, "") + driverLua
+}

@@ -1,0 +1,433 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// Each store's own package runs the conformance suite of store/storetest, which
+// compares every decision with an exact oracle. Here stand the rules of the
+// constructors and of their input, and the wrong decisions of other libraries.
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+
+// start is a round time, so that windows begin there.
+var start = time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
+
+// clock is a clock that tests move. It is safe for concurrent use.
+type clock struct{ now atomic.Int64 }
+
+func newClock() *clock {
+	c := new(clock)
+	c.now.Store(start.UnixMicro())
+	return c
+}
+
+func (c *clock) Now() time.Time          { return time.UnixMicro(c.now.Load()) }
+func (c *clock) Advance(d time.Duration) { c.now.Add(d.Microseconds()) }
+
+func memory(t testing.TB, c *clock) store.Store {
+	t.Helper()
+	s, err := memstore.New(memstore.WithClock(c.Now))
+	require.NoError(t, err)
+	return s
+}
+
+// redisServer is a store on a real Redis server.
+func redisServer(t testing.TB, opts ...redisstore.Option) store.Store {
+	t.Helper()
+	return onRedis(t, redistest.Shared(t).Client(t), opts...)
+}
+
+// onRedis is a store of the test's own, with time to spare for busy machines.
+func onRedis(t testing.TB, client redisstore.Client, opts ...redisstore.Option) store.Store {
+	t.Helper()
+	opts = append([]redisstore.Option{redisstore.WithPrefix(t.Name()), redisstore.WithTimeout(10 * time.Second)}, opts...)
+	s, err := redisstore.New(client, opts...)
+	require.NoError(t, err)
+	return s
+}
+
+// onEach runs a test for each algorithm on memory and on Redis, both with a clock
+// that the test moves.
+func onEach(t *testing.T, l ratelimit.Limit, test func(t *testing.T, lim ratelimit.Limiter, c *clock)) {
+	t.Helper()
+	for _, algorithm := range algorithms {
+		t.Run(algorithm+" in memory", func(t *testing.T) {
+			c := newClock()
+			test(t, newLimiter(t, algorithm, memory(t, c), l), c)
+		})
+		t.Run(algorithm+" on Redis", func(t *testing.T) {
+			c := newClock()
+			test(t, newLimiter(t, algorithm, redisServer(t, redisstore.WithClock(c.Now)), l), c)
+		})
+	}
+}
+
+func newLimiter(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	t.Helper()
+	lim, err := ratelimit.New(algorithm, s, l, opts...)
+	require.NoError(t, err)
+	return lim
+}
+
+func allowN(t testing.TB, lim ratelimit.Limiter, n int) ratelimit.Result {
+	t.Helper()
+	r, err := lim.AllowN(t.Context(), "key", n)
+	require.NoError(t, err)
+	return r
+}
+
+// admitted is how many of some tries lim admits at one instant.
+func admitted(t testing.TB, lim ratelimit.Limiter, tries int) (n int) {
+	t.Helper()
+	for range tries {
+		if allowN(t, lim, 1).Allowed {
+			n++
+		}
+	}
+	return n
+}
+
+// ---- Construction and input.
+
+func TestBadLimitsNamesAndStoresAreRefusedByTheConstructors(t *testing.T) {
+	year := 365 * 24 * time.Hour
+	mem := memory(t, newClock())
+	good := ratelimit.PerSecond(1)
+	tests := []struct {
+		name string
+		err  error
+		s    store.Store
+		l    ratelimit.Limit
+		opts []ratelimit.Option
+		only string // the kinds of algorithms that refuse it; all if empty
+	}{
+		{name: "a negative rate", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.PerSecond(-1)},
+		{name: "a rate above 2^31-1", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.PerSecond(math.MaxInt32 + 1)},
+		{name: "no period", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Limit{Rate: 1}},
+		{name: "a negative period", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Every(-time.Second)},
+		{name: "a period below 1 ms", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Every(time.Millisecond - time.Microsecond)},
+		{name: "a period above 10 years", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Every(10*year + time.Microsecond)},
+		{name: "a period of half microseconds", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Every(time.Second + 500)},
+		{name: "a negative burst", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Limit{Rate: 1, Period: time.Second, Burst: -1}},
+		{name: "a burst above 2^31-1", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Limit{Rate: 1, Period: time.Second, Burst: math.MaxInt32 + 1}},
+		{name: "a burst of a window", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 2}, only: "window log"},
+		{name: "over 100 years to refill", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Limit{Rate: 1, Period: 10 * year, Burst: 11}},
+		{name: "no store", err: ratelimit.ErrInvalidOption, l: good},
+		{name: "a store that is a nil pointer", err: ratelimit.ErrInvalidOption, s: (*memstore.Store)(nil), l: good},
+		{name: "a nil option", err: ratelimit.ErrInvalidOption, s: mem, l: good, opts: []ratelimit.Option{nil}},
+		{name: "a nil limit function", err: ratelimit.ErrInvalidOption, s: mem, l: good, opts: []ratelimit.Option{ratelimit.WithLimitFunc(nil)}},
+		{name: "an empty name", err: ratelimit.ErrInvalidOption, s: mem, l: good, opts: []ratelimit.Option{ratelimit.WithName("")}},
+		{name: "a brace in the name", err: ratelimit.ErrInvalidOption, s: mem, l: good, opts: []ratelimit.Option{ratelimit.WithName("a{b")}},
+		{name: "the other brace", err: ratelimit.ErrInvalidOption, s: mem, l: good, opts: []ratelimit.Option{ratelimit.WithName("a}b")}},
+	}
+	for _, tt := range tests {
+		for _, algorithm := range algorithms {
+			kind := algorithm[strings.LastIndex(algorithm, "_")+1:]
+			lim, err := ratelimit.New(algorithm, tt.s, tt.l, tt.opts...)
+			if tt.only != "" && !strings.Contains(tt.only, kind) {
+				require.NoError(t, err, "%s: %s", algorithm, tt.name)
+				continue
+			}
+			require.ErrorIs(t, err, tt.err, "%s: %s", algorithm, tt.name)
+			require.Nil(t, lim)
+		}
+	}
+	_, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 1, Period: 10 * year, Burst: 10})
+	require.NoError(t, err, "100 years to refill")
+	_, err = ratelimit.New("gcra", mem, good)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorContains(t, err, `"gcra"`)
+}
+
+func TestTheEndsOfTheRangesWork(t *testing.T) {
+	year := 365 * 24 * time.Hour
+	limits := []ratelimit.Limit{
+		{Rate: 1, Period: time.Millisecond},
+		{Rate: 1, Period: 10 * year},
+		{Rate: math.MaxInt32, Period: time.Millisecond},
+		{Rate: math.MaxInt32, Period: 10 * year},
+	}
+	for _, l := range limits {
+		onEach(t, l, func(t *testing.T, lim ratelimit.Limiter, _ *clock) {
+			require.Equal(t, l.Rate, allowN(t, lim, l.Rate).Limit)
+			r := allowN(t, lim, 1)
+			require.False(t, r.Allowed)
+			require.Positive(t, r.RetryAfter)
+			require.Zero(t, r.Remaining)
+		})
+	}
+}
+
+// untouched is a store that fails the test when it is called.
+type untouched struct{ t *testing.T }
+
+func (u untouched) Take(context.Context, *store.Space, string, store.Limit, int64) (store.Reply, error) {
+	u.t.Error("the store was asked")
+	return store.Reply{}, nil
+}
+
+func (u untouched) Peek(context.Context, *store.Space, string, store.Limit, int64) (store.Reply, error) {
+	u.t.Error("the store was asked")
+	return store.Reply{}, nil
+}
+
+func (u untouched) Refund(context.Context, *store.Space, string, store.Limit, store.Charge) error {
+	u.t.Error("the store was asked")
+	return nil
+}
+
+func (u untouched) Reset(context.Context, *store.Space, string) error {
+	u.t.Error("the store was asked")
+	return nil
+}
+
+func TestBadInputIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	long := strings.Repeat("k", 64<<10+1)
+	failure := errors.New("no such user")
+	for _, algorithm := range algorithms {
+		lim := newLimiter(t, algorithm, untouched{t}, ratelimit.PerSecond(1))
+		charged := allowN(t, newLimiter(t, algorithm, memory(t, newClock()), ratelimit.PerSecond(2)), 1)
+		denied := allowN(t, newLimiter(t, algorithm, memory(t, newClock()), ratelimit.PerSecond(2)), 3)
+		require.False(t, denied.Allowed)
+
+		refused := func(want error, call func(ctx context.Context, key string, n int) (ratelimit.Result, error), ctx context.Context, key string, n int) {
+			t.Helper()
+			r, err := call(ctx, key, n)
+			require.ErrorIs(t, err, want)
+			require.Zero(t, r)
+		}
+		allow := func(ctx context.Context, key string, _ int) (ratelimit.Result, error) { return lim.Allow(ctx, key) }
+		peek := func(ctx context.Context, key string, _ int) (ratelimit.Result, error) { return lim.Peek(ctx, key) }
+		refund := func(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+			return ratelimit.Result{}, lim.Refund(ctx, key, charged, n)
+		}
+		reset := func(ctx context.Context, key string, _ int) (ratelimit.Result, error) {
+			return ratelimit.Result{}, lim.Reset(ctx, key)
+		}
+		for _, n := range []int{0, -1, math.MinInt} {
+			refused(ratelimit.ErrInvalidN, lim.AllowN, t.Context(), "key", n)
+			refused(ratelimit.ErrInvalidN, refund, t.Context(), "key", n)
+		}
+		for _, call := range []func(context.Context, string, int) (ratelimit.Result, error){allow, lim.AllowN, peek, refund, reset} {
+			refused(ratelimit.ErrInvalidKey, call, t.Context(), "", 1)
+			refused(ratelimit.ErrInvalidKey, call, t.Context(), long, 1)
+			refused(context.Canceled, call, done, "key", 1)
+		}
+		for _, r := range []ratelimit.Result{{}, denied, {Allowed: true}} {
+			require.ErrorIs(t, lim.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidN)
+		}
+
+		wrong := newLimiter(t, algorithm, untouched{t}, ratelimit.PerSecond(1), ratelimit.WithLimitFunc(
+			func(_ context.Context, key string) (ratelimit.Limit, error) {
+				if key == "unknown" {
+					return ratelimit.Limit{}, failure
+				}
+				return ratelimit.PerSecond(-1), nil
+			}))
+		refused(ratelimit.ErrInvalidLimit, wrong.AllowN, t.Context(), "key", 1)
+		_, err := wrong.Peek(t.Context(), "unknown")
+		require.Equal(t, failure, err, "an error of the limit function is returned as it is")
+	}
+}
+
+func TestARateOf0DeniesWithoutAskingTheStore(t *testing.T) {
+	never := ratelimit.Result{RetryAfter: ratelimit.Never}
+	for _, algorithm := range algorithms {
+		lim := newLimiter(t, algorithm, untouched{t}, ratelimit.PerSecond(0))
+		require.Equal(t, never, allowN(t, lim, 1))
+		r, err := lim.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, never, r)
+	}
+}
+
+func TestTheZeroValuesAnswerWithAnError(t *testing.T) {
+	for _, lim := range []ratelimit.Limiter{
+		new(ratelimit.FixedWindow), new(ratelimit.SlidingWindow), new(ratelimit.SlidingLog),
+		new(ratelimit.TokenBucket), new(ratelimit.LeakyBucket),
+	} {
+		_, err := lim.Allow(t.Context(), "key")
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+		_, err = lim.Peek(t.Context(), "key")
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+		require.ErrorIs(t, lim.Refund(t.Context(), "key", ratelimit.Result{}, 1), ratelimit.ErrInvalidLimit)
+		require.ErrorIs(t, lim.Reset(t.Context(), "key"), ratelimit.ErrInvalidLimit)
+	}
+}
+
+func TestALimiterTellsItsLimitAndName(t *testing.T) {
+	mem := memory(t, newClock())
+	tb, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 20}, ratelimit.WithName("search"))
+	require.NoError(t, err)
+	require.Equal(t, "search", tb.Name())
+	require.Equal(t, "10/s burst 20", tb.Limit().String())
+	fw, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(5))
+	require.NoError(t, err)
+	require.Empty(t, fw.Name())
+	require.Equal(t, ratelimit.PerHour(5), fw.Limit())
+}
+
+// ---- Wrong decisions of other libraries.
+
+func TestTheLastPermitsAreNotGivenTwice(t *testing.T) {
+	onEach(t, ratelimit.PerHour(500), func(t *testing.T, lim ratelimit.Limiter, _ *clock) {
+		var n, failures atomic.Int64
+		var wg sync.WaitGroup
+		for range 64 {
+			wg.Go(func() {
+				for range 12 {
+					switch r, err := lim.Allow(t.Context(), "key"); {
+					case err != nil:
+						failures.Add(1)
+					case r.Allowed:
+						n.Add(1)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.EqualValues(t, 500, n.Load())
+		require.Zero(t, failures.Load())
+	})
+}
+
+func TestNoRateIsTooHighForTheArithmetic(t *testing.T) {
+	// A real server would expire a state of microseconds while the clock stands.
+	client := redistest.Mini(t).Client(t)
+	for _, rate := range []int{1_000, 100_000, 1_000_000, 100_000_000} {
+		burst10 := ratelimit.Limit{Rate: rate, Period: time.Second, Burst: 10}
+		for _, algorithm := range []string{"token_bucket", "leaky_bucket"} {
+			c := newClock()
+			require.Equal(t, 10, admitted(t, newLimiter(t, algorithm, memory(t, c), burst10), 500), "%s in memory at %v", algorithm, burst10)
+			require.Equal(t, 10, admitted(t, newLimiter(t, algorithm, onRedis(t, client, redisstore.WithClock(c.Now)), burst10), 500), "%s on Redis at %v", algorithm, burst10)
+		}
+	}
+}
+
+func TestShortPeriodsLimitOnARealServer(t *testing.T) {
+	// By the server's own clock and expiry; an expiry of whole seconds would be 0.
+	// At worst the tries span three windows of 300 ms, or more on a slow machine.
+	for _, algorithm := range algorithms {
+		lim := newLimiter(t, algorithm, redisServer(t), ratelimit.Limit{Rate: 5, Period: 300 * time.Millisecond})
+		began := time.Now()
+		n := admitted(t, lim, 200)
+		windows := 2 + int(time.Since(began)/(300*time.Millisecond))
+		require.GreaterOrEqual(t, n, 5)
+		require.LessOrEqual(t, n, 5*(1+windows), algorithm)
+	}
+}
+
+func TestADeniedCostSpendsNothing(t *testing.T) {
+	onEach(t, ratelimit.PerHour(3), func(t *testing.T, lim ratelimit.Limiter, _ *clock) {
+		for _, n := range []int{5, 1 << 31, math.MaxInt} {
+			r := allowN(t, lim, n)
+			require.Equal(t, ratelimit.Result{Limit: 3, Remaining: 3, RetryAfter: ratelimit.Never}, r)
+		}
+		require.True(t, allowN(t, lim, 2).Allowed)
+		require.False(t, allowN(t, lim, 2).Allowed)
+		require.True(t, allowN(t, lim, 1).Allowed)
+	})
+}
+
+func TestIdlingSavesUpNoMoreThanTheCapacity(t *testing.T) {
+	onEach(t, ratelimit.PerMinute(100), func(t *testing.T, lim ratelimit.Limiter, c *clock) {
+		require.Equal(t, 100, admitted(t, lim, 300))
+		c.Advance(365 * 24 * time.Hour)
+		require.Equal(t, 100, admitted(t, lim, 300))
+	})
+}
+
+func TestALateReadingOfTheClockMintsNothing(t *testing.T) {
+	onEach(t, ratelimit.PerMinute(10), func(t *testing.T, lim ratelimit.Limiter, c *clock) {
+		c.Advance(90 * time.Second)
+		require.Equal(t, 10, admitted(t, lim, 20))
+		for range 5 { // from the window before, and back
+			c.Advance(-45 * time.Second)
+			require.Zero(t, admitted(t, lim, 20))
+			c.Advance(45 * time.Second)
+			require.Zero(t, admitted(t, lim, 20))
+		}
+	})
+}
+
+func TestALimitThatFlapsAdmitsNoMoreThanTheHigherOne(t *testing.T) {
+	for _, algorithm := range algorithms {
+		c := newClock()
+		var limit atomic.Value
+		limit.Store(ratelimit.PerSecond(1000))
+		lim := newLimiter(t, algorithm, memory(t, c), ratelimit.PerSecond(1000), ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return limit.Load().(ratelimit.Limit), nil }))
+		n := 0
+		for i := range 10_000 { // one second, each 100 µs
+			limit.Store(ratelimit.PerSecond([]int{1000, 10, 500}[i%3]))
+			n += admitted(t, lim, 3)
+			c.Advance(100 * time.Microsecond)
+		}
+		require.LessOrEqual(t, n, 2001, algorithm)
+		require.GreaterOrEqual(t, n, 990, algorithm)
+	}
+}
+
+func TestARefundDoesNotLengthenTheLifeOfAKey(t *testing.T) {
+	server := redistest.Shared(t)
+	client := server.Client(t)
+	for _, algorithm := range algorithms {
+		lim := newLimiter(t, algorithm, redisServer(t), ratelimit.PerHour(10))
+		first := allowN(t, lim, 4)
+		keys, err := client.Keys(t.Context(), t.Name()+":1:"+algorithm+":*").Result()
+		require.NoError(t, err)
+		require.Len(t, keys, 1)
+		require.NoError(t, client.PExpire(t.Context(), keys[0], time.Minute).Err())
+		require.NoError(t, lim.Refund(t.Context(), "key", first, 1))
+		require.LessOrEqual(t, client.PTTL(t.Context(), keys[0]).Val(), time.Minute)
+		require.NoError(t, lim.Refund(t.Context(), "key", first, 3))
+		require.Zero(t, client.Exists(t.Context(), keys[0]).Val(), "%s: a key that is fully refunded was never seen", algorithm)
+	}
+}
+
+// ---- What a program links, and what a decision allocates.
+
+func TestAProgramWithoutRedisLinksOnlyTheStandardLibrary(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}",
+		".", "./store/memstore").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for path := range strings.FieldsSeq(string(out)) {
+		require.True(t, strings.HasPrefix(path, "github.com/ratelimit-go/ratelimit"), path)
+	}
+}
+
+func TestADecisionInMemoryAllocatesNothing(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	for _, algorithm := range algorithms {
+		for name, l := range map[string]ratelimit.Limit{"allowed": ratelimit.PerSecond(1_000_000), "denied": ratelimit.PerDay(1)} {
+			lim := newLimiter(t, algorithm, mem, l)
+			ctx := t.Context()
+			allocs := testing.AllocsPerRun(1000, func() { _, _ = lim.Allow(ctx, "key") })
+			require.Zero(t, allocs, "%s, %s", algorithm, name)
+			require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = lim.Peek(ctx, "key") }), "%s, peek", algorithm)
+		}
+	}
+}

@@ -1,0 +1,77 @@
+
+-- The level of a bucket, shared by the token bucket and the leaky bucket. Twin of
+-- bucket.go. State: at, the time of the level; whole and part, the level, which is
+-- whole + part/period events and falls by rate/period in one µs.
+
+-- convert is the level of s, at s.at, as l counts.
+local function convert(s, l)
+  local whole, part = s.whole, s.part
+  if s.period ~= l.period and part > 0 then
+    whole, part = whole + 1, 0
+  end
+  if whole >= l.burst then
+    whole, part = l.burst, 0
+  end
+  return whole, part
+end
+
+-- subtract is (whole + part/period) - (w + p/period), at least 0.
+local function subtract(whole, part, w, p, period)
+  whole, part = whole - w, part - p
+  if part < 0 then
+    whole, part = whole - 1, part + period
+  end
+  if whole < 0 then
+    return 0, 0
+  end
+  return whole, part
+end
+
+-- drain is what is left of a level after dt µs.
+local function drain(whole, part, dt, l)
+  local q, r = muldiv(dt, l.rate, l.period)
+  return subtract(whole, part, q, r, l.period)
+end
+
+-- draintime is how long a level takes to drain, in µs, rounded up.
+local function draintime(whole, part, l)
+  local q, r = muldiv(whole, l.period, l.rate)
+  return q + math.ceil((r + part) / l.rate)
+end
+
+-- level is the level of s at now under l.
+local function level(s, l, now)
+  local whole, part = convert(s, l)
+  return drain(whole, part, now - s.at, l)
+end
+
+-- keep is the function that writes a bucket in which n events are charged at now,
+-- or, if they are not ok, one that the server's clock has moved.
+local function keep(key, s, l, now, ok, whole, part)
+  return (ok or s.moved) and function()
+    if ok then
+      s = { at = now, period = l.period, whole = whole, part = part }
+    end
+    whole, part = convert(s, l)
+    write(key, s, draintime(whole, part, l))
+  end
+end
+
+-- giveback takes from the level what is still charged of c: of its n events as
+-- many as drain between now and c.due, and never more than is there.
+local function giveback(key, s, l, now, c)
+  if now >= c.due then
+    return
+  end
+  local whole, part = level(s, l, now)
+  local left, rest = drain(c.n, 0, c.due - now, l)
+  local w, p = subtract(c.n, 0, left, rest, l.period)
+  if w > whole or w == whole and p >= part then -- all that is there
+    s.whole, s.part = 0, 0
+  else
+    whole, part = convert(s, l)
+    s.whole, s.part = subtract(whole, part, w, p, l.period)
+    s.period = l.period
+  end
+  rewrite(key, s)
+end

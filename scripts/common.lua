@@ -1,0 +1,85 @@
+-- Shared by all scripts: exact integers, and the state of four of the algorithms.
+-- Twin of store.State and of the use of math/bits in Go.
+--
+-- Lua's numbers are doubles: integers are exact up to 2^53, and math.floor(x / c)
+-- is the exact quotient of integers x below 2^52. Times are Unix µs (2^51 in 2041),
+-- Periods and durations µs, rates and bursts at most 2^31-1.
+
+-- digits writes an integer in full; tostring would keep 14 digits of it.
+local function digits(x)
+  return string.format('%.0f', x)
+end
+
+-- muldiv returns the quotient and the remainder of a*b / c for c below 2^50: the
+-- product is never made, but divided piece by piece, in as large pieces as fit. A
+-- quotient above 2^53 is only near, and still above all that it is compared with.
+local function muldiv(a, b, c)
+  local times = math.floor(b / c)
+  b = b - times * c
+  local base = math.floor(2 ^ 51 / c)
+  if a < base then
+    local product = a * b
+    local q = math.floor(product / c)
+    return a * times + q, product - q * c
+  end
+  local high = math.floor(a / base)
+  local q, r = muldiv(high, b, c)
+  local rest = r * base + (a - high * base) * b
+  local p = math.floor(rest / c)
+  return a * times + q * base + p, rest - p * c
+end
+
+-- window is the start of the window of period in which t lies.
+local function window(t, period)
+  return t - t % period
+end
+
+-- A state is the text "at period whole part", four integers; no key, no spend.
+
+-- read returns the state of a key, and the time of the decision. Stored time is
+-- never later than that: under a caller's clock, which others may be ahead of, the
+-- decision moves to the stored time; after the server's own clock has gone back,
+-- the state moves to now (or, where start is given, to the start of its window),
+-- with its spend, and says so in moved.
+local function read(key, clock, start)
+  local text = redis.call('GET', key)
+  if not text then
+    return { at = clock.now, period = 0, whole = 0, part = 0 }, clock.now
+  end
+  local at, period, whole, part = string.match(text, '^(%-?%d+) ([1-9]%d*) (%d+) (%d+)$')
+  if not at then
+    error('ratelimit: the value of the key is not a state')
+  end
+  local s = { at = tonumber(at), period = tonumber(period), whole = tonumber(whole), part = tonumber(part) }
+  if s.at <= clock.now then
+    return s, clock.now
+  end
+  if clock.callers then
+    return s, s.at
+  end
+  s.at, s.moved = start and start(clock.now, s.period) or clock.now, true
+  return s, clock.now
+end
+
+-- write keeps s for life µs.
+local function write(key, s, life)
+  redis.call('SET', key, digits(s.at) .. ' ' .. digits(s.period) .. ' ' .. digits(s.whole) .. ' ' .. digits(s.part),
+    'PX', digits(math.ceil(life / 1000)))
+end
+
+-- rewrite keeps s, from which something was given back, for as long as before.
+local function rewrite(key, s)
+  if s.whole == 0 and s.part == 0 then
+    redis.call('DEL', key)
+    return
+  end
+  redis.call('SET', key, digits(s.at) .. ' ' .. digits(s.period) .. ' ' .. digits(s.whole) .. ' ' .. digits(s.part),
+    'KEEPTTL')
+end
+
+-- Each algorithm defines these two:
+--   step(key, l, clock, n)    ok, x, y, z of store.Reply, and a function that
+--                             writes what must be kept, or nil
+--   refund(key, l, clock, c)  gives back what is still charged of c
+-- with l = {rate, period, burst}, c = {at, due, n}, and clock = {now, callers}.
+local step, refund

@@ -1,0 +1,285 @@
+package ratelimit_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// What the Lua scripts do beyond the decisions, which the conformance suite
+// compares: bytes, expiry, the server's own clock, and values that are not ours.
+
+func TestScriptsLeaveTheSameBytesAndExpiryOnRedisAndMiniredis(t *testing.T) {
+	limits := []ratelimit.Limit{ // real servers expire in real time: no short Periods
+		ratelimit.PerMinute(7),
+		{Rate: 999_983, Period: 24 * time.Hour},
+		{Rate: 2_147_483_647, Period: 365 * 24 * time.Hour},
+		{Rate: 1, Period: 10 * 365 * 24 * time.Hour},
+	}
+	server, mini := redistest.Start(t).Client(t), redistest.Mini(t).Client(t)
+	for _, algorithm := range algorithms {
+		for i, l := range limits {
+			t.Run(fmt.Sprintf("%s %v", algorithm, l), func(t *testing.T) {
+				c := newClock()
+				rng := rand.New(rand.NewPCG(1, uint64(i)))
+				onServer := newLimiter(t, algorithm, onRedis(t, server, redisstore.WithClock(c.Now)), l)
+				onMini := newLimiter(t, algorithm, onRedis(t, mini, redisstore.WithClock(c.Now)), l)
+				var last ratelimit.Result
+				for range 150 {
+					n := 1 + rng.IntN(min(l.Rate, 3))
+					if rng.IntN(8) == 0 && last.Allowed {
+						require.NoError(t, onServer.Refund(t.Context(), "key", last, n))
+						require.NoError(t, onMini.Refund(t.Context(), "key", last, n))
+					} else {
+						last = allowN(t, onServer, n)
+						require.Equal(t, last, allowN(t, onMini, n))
+					}
+					requireSameValues(t, server, mini)
+					c.Advance(time.Duration(rng.Int64N(int64(l.Period / time.Duration(min(l.Rate, 100))))).Truncate(time.Microsecond))
+				}
+			})
+		}
+	}
+}
+
+func requireSameValues(t *testing.T, a, b *redis.Client) {
+	t.Helper()
+	keys, err := a.Keys(t.Context(), t.Name()+"*").Result()
+	require.NoError(t, err)
+	others, err := b.Keys(t.Context(), t.Name()+"*").Result()
+	require.NoError(t, err)
+	require.Equal(t, keys, others)
+	for _, key := range keys {
+		require.Equal(t, value(t, a, key), value(t, b, key))
+		ttl := a.PTTL(t.Context(), key).Val()
+		require.Positive(t, ttl)
+		// Some ms of real time pass on the server, and none on miniredis.
+		require.InDelta(t, b.PTTL(t.Context(), key).Val().Milliseconds(), ttl.Milliseconds(), 1000)
+	}
+}
+
+func value(t *testing.T, client *redis.Client, key string) []string {
+	t.Helper()
+	if client.Type(t.Context(), key).Val() == "list" {
+		return client.LRange(t.Context(), key, 0, -1).Val()
+	}
+	return []string{client.Get(t.Context(), key).Val()}
+}
+
+func TestEachKeyExpiresWhenItsStateDoes(t *testing.T) {
+	c := newClock()
+	client := redistest.Shared(t).Client(t)
+	s := onRedis(t, client, redisstore.WithClock(c.Now))
+	c.Advance(15 * time.Second) // into a window
+	for _, algorithm := range algorithms {
+		lim := newLimiter(t, algorithm, s, ratelimit.PerMinute(60))
+		r := allowN(t, lim, 20)
+		key := onlyKey(t, client, ":1:"+algorithm+":*")
+		ttl := client.PTTL(t.Context(), key).Val()
+		require.InDelta(t, r.ResetAfter.Milliseconds(), ttl.Milliseconds(), 1000, algorithm)
+
+		require.NoError(t, client.Persist(t.Context(), key).Err())
+		require.False(t, allowN(t, lim, 50).Allowed)
+		require.Negative(t, client.PTTL(t.Context(), key).Val(), "a denial changes nothing")
+		require.True(t, allowN(t, lim, 1).Allowed)
+		require.Positive(t, client.PTTL(t.Context(), key).Val(), "an admission restores a lost expiry")
+	}
+}
+
+func onlyKey(t *testing.T, client *redis.Client, pattern string) string {
+	t.Helper()
+	keys, err := client.Keys(t.Context(), t.Name()+pattern).Result()
+	require.NoError(t, err)
+	require.Len(t, keys, 1)
+	return keys[0]
+}
+
+func TestNoKeyIsLeftWithoutExpiry(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	for _, algorithm := range algorithms {
+		lim := newLimiter(t, algorithm, onRedis(t, client), ratelimit.PerSecond(50))
+		for i := range 300 {
+			r, err := lim.AllowN(t.Context(), fmt.Sprint(i%7), 1+i%3)
+			require.NoError(t, err)
+			if i%5 == 0 && r.Allowed {
+				require.NoError(t, lim.Refund(t.Context(), fmt.Sprint(i%7), r, 1))
+			}
+		}
+	}
+	keys := client.Scan(t.Context(), 0, "*", 1000).Iterator()
+	n := 0
+	for ; keys.Next(t.Context()); n++ {
+		require.NotEqual(t, time.Duration(-1), client.PTTL(t.Context(), keys.Val()).Val(), keys.Val())
+	}
+	require.NoError(t, keys.Err())
+	require.Positive(t, n)
+}
+
+// The server's clock goes back by an hour: the state is dated later than now.
+func TestServiceGoesOnAfterTheServersClockHasGoneBack(t *testing.T) {
+	for _, algorithm := range algorithms {
+		t.Run(algorithm, func(t *testing.T) {
+			mini := redistest.Mini(t)
+			lim := newLimiter(t, algorithm, onRedis(t, mini.Client(t)), ratelimit.PerMinute(60))
+			mini.SetTime(start)
+			require.Equal(t, 60, admitted(t, lim, 100))
+			mini.SetTime(start.Add(-time.Hour))
+
+			peek, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Zero(t, admitted(t, lim, 100), "the spend is kept")
+			require.Positive(t, peek.RetryAfter)
+			require.LessOrEqual(t, peek.RetryAfter, 61*time.Second, "and counts from now")
+
+			n := 0
+			for i := range 120 { // ten minutes, each 5 s
+				mini.SetTime(start.Add(-time.Hour + time.Duration(i+1)*5*time.Second))
+				n += admitted(t, lim, 8)
+			}
+			require.GreaterOrEqual(t, n, 480, "%s: admitted in ten minutes at 60 a minute", algorithm)
+			require.LessOrEqual(t, n, 660)
+		})
+	}
+}
+
+func TestADenialMovesAStateOfTheFutureToNow(t *testing.T) {
+	for _, algorithm := range algorithms {
+		t.Run(algorithm, func(t *testing.T) {
+			mini := redistest.Mini(t)
+			client := mini.Client(t)
+			lim := newLimiter(t, algorithm, onRedis(t, client), ratelimit.PerMinute(60))
+			mini.SetTime(start)
+			allowN(t, lim, 60)
+			key := onlyKey(t, client, "*")
+			before := value(t, client, key)
+			require.False(t, allowN(t, lim, 1).Allowed)
+			require.Equal(t, before, value(t, client, key), "a denial changes nothing")
+
+			mini.SetTime(start.Add(-time.Hour))
+			_, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, before, value(t, client, key), "a Peek changes nothing")
+			r := allowN(t, lim, 1)
+			require.False(t, r.Allowed)
+			require.NotEqual(t, before, value(t, client, key))
+			require.InDelta(t, r.ResetAfter.Milliseconds(), client.PTTL(t.Context(), key).Val().Milliseconds(), 1)
+
+			mini.SetTime(start.Add(-time.Hour + r.RetryAfter - time.Microsecond))
+			require.False(t, allowN(t, lim, 1).Allowed)
+			mini.SetTime(start.Add(-time.Hour + r.RetryAfter))
+			require.True(t, allowN(t, lim, 1).Allowed)
+		})
+	}
+}
+
+// A caller's clock that is ahead delays the others, and is never taken back.
+func TestCallersWhoseClocksDisagreeAdmitNoMore(t *testing.T) {
+	for _, algorithm := range algorithms {
+		mini := redistest.Mini(t).Client(t)
+		slow, fast := newClock(), newClock()
+		fast.Advance(50 * time.Millisecond)
+		limit := ratelimit.Limit{Rate: 100, Period: time.Second}
+		a := newLimiter(t, algorithm, onRedis(t, mini, redisstore.WithClock(slow.Now)), limit)
+		b := newLimiter(t, algorithm, onRedis(t, mini, redisstore.WithClock(fast.Now)), limit)
+		n := 0
+		for range 200 { // one second
+			n += admitted(t, a, 2) + admitted(t, b, 2)
+			slow.Advance(5 * time.Millisecond)
+			fast.Advance(5 * time.Millisecond)
+		}
+		require.LessOrEqual(t, n, 100+105+1, algorithm)
+		require.GreaterOrEqual(t, n, 100, algorithm)
+	}
+}
+
+func TestValuesThatAreNotOursAreErrors(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	for _, algorithm := range algorithms {
+		lim := newLimiter(t, algorithm, onRedis(t, client), ratelimit.PerMinute(60))
+		charged := allowN(t, lim, 1)
+		key := onlyKey(t, client, ":1:"+algorithm+":*")
+		values := map[string]func() error{
+			"a hash":        func() error { return client.HSet(t.Context(), key, "f", "v").Err() },
+			"an empty text": func() error { return client.Set(t.Context(), key, "", 0).Err() },
+			"a text":        func() error { return client.Set(t.Context(), key, "tokens=3", 0).Err() },
+			"a number":      func() error { return client.Set(t.Context(), key, "17", 0).Err() },
+			"no period":     func() error { return client.Set(t.Context(), key, "1767225600000000 0 1 0", 0).Err() },
+			"a fraction":    func() error { return client.Set(t.Context(), key, "1767225600000000 60000000 1.5 0", 0).Err() },
+			"a list":        func() error { return client.RPush(t.Context(), key, "1", "2", "3").Err() },
+			"an empty log":  func() error { return client.RPush(t.Context(), key, "1767225600000000 0 0 6 0 0\n").Err() },
+			"half an entry": func() error { return client.RPush(t.Context(), key, "1767225600000000 0 0 6 0 0\nabc").Err() },
+		}
+		for name, set := range values {
+			require.NoError(t, client.Del(t.Context(), key).Err())
+			require.NoError(t, set())
+			r, err := lim.Allow(t.Context(), "key")
+			require.ErrorIs(t, err, ratelimit.ErrStore, "%s: %s", algorithm, name)
+			require.Zero(t, r)
+			_, err = lim.Peek(t.Context(), "key")
+			require.ErrorIs(t, err, ratelimit.ErrStore, "%s: %s", algorithm, name)
+			require.ErrorIs(t, lim.Refund(t.Context(), "key", charged, 1), ratelimit.ErrStore, "%s: %s", algorithm, name)
+			require.EqualValues(t, 1, client.Exists(t.Context(), key).Val(), "%s: %s is left as it is", algorithm, name)
+			require.NoError(t, lim.Reset(t.Context(), "key"))
+			require.True(t, allowN(t, lim, 1).Allowed)
+		}
+	}
+}
+
+func TestALogTakesAtMost12BytesAnEventOnRedis(t *testing.T) {
+	client := redistest.Start(t).Client(t)
+	for _, events := range []int{1_000, 10_000} {
+		c := newClock()
+		lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerDay(events))
+		for range events {
+			c.Advance(time.Duration(86_400_000_000/events) * time.Microsecond / 2)
+			require.True(t, allowN(t, lim, 1).Allowed)
+		}
+		key := onlyKey(t, client, ":1:sliding_log:*"+fmt.Sprint(events)+"*")
+		bytes := client.MemoryUsage(t.Context(), key, 0).Val()
+		t.Logf("%d events: %.1f bytes an event", events, float64(bytes)/float64(events))
+		require.LessOrEqual(t, bytes, int64(12*events))
+	}
+}
+
+// Each number that enters a stored text or a command is written in full.
+func TestScriptsWriteNumbersInFull(t *testing.T) {
+	files, err := os.ReadDir("scripts")
+	require.NoError(t, err)
+	for _, file := range files {
+		text, err := os.ReadFile("scripts/" + file.Name())
+		require.NoError(t, err)
+		code := regexp.MustCompile(`--[^\n]*`).ReplaceAllString(string(text), "")
+		require.NotContains(t, code, "tostring", file.Name())
+		require.NotContains(t, code, "replicate_commands", file.Name())
+		require.True(t, strings.HasPrefix(strings.TrimSpace(string(text)), "--"), "%s has a header", file.Name())
+	}
+}
+
+// One decision is one command on one key.
+func TestADecisionIsOneCommand(t *testing.T) {
+	client := redistest.Start(t).Client(t)
+	for _, algorithm := range algorithms {
+		lim := newLimiter(t, algorithm, onRedis(t, client), ratelimit.PerSecond(1000))
+		allowN(t, lim, 1) // loads the script
+		require.NoError(t, client.ConfigResetStat(t.Context()).Err())
+		for range 100 {
+			allowN(t, lim, 1)
+		}
+		stats, err := client.Info(t.Context(), "commandstats").Result()
+		require.NoError(t, err)
+		require.Contains(t, stats, "cmdstat_evalsha:calls=100,", algorithm)
+		require.NotContains(t, stats, "cmdstat_eval:", algorithm)
+	}
+}

@@ -1,0 +1,325 @@
+package ratelimit
+
+import (
+	_ "embed"
+	"encoding/binary"
+	"slices"
+	"sort"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// SlidingLog keeps the exact time of each event that was admitted in the last
+// Period. It admits n events if they and those of the last Period are at most
+// Rate. An event counts for exactly one Period: it is in the log at its own time
+// t, and gone at t + Period.
+//
+// Bound: at most Rate events in every true Period, exactly.
+//
+// A key costs some 7 bytes an event in memory and some 7 in Redis while the
+// events are within the last Period, and some 14 where AllowN admits several at
+// once (n events at once are one entry), so up to Rate times that. Nothing is
+// allocated ahead. Refund moves up to 8 bytes for each 64 events that came later.
+//
+// Use it where the limit is a contract: logins, payments, calls to a supplier
+// that counts exactly. For large Rates, use [SlidingWindow]: it costs two counters.
+type SlidingLog struct{ limiter }
+
+// NewSlidingLog returns a limiter that keeps the events of the last l.Period. l
+// has no Burst. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
+func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) {
+	lim, err := newLimiter(&slidingLog, s, l, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &SlidingLog{lim}, nil
+}
+
+//go:embed scripts/slidinglog.lua
+var slidingLogLua string
+
+var slidingLog = algorithm{
+	rule: store.Rule{
+		Name:   "sliding_log",
+		NewLog: func() store.Log { return new(eventLog) },
+		Script: script(slidingLogLua),
+	},
+	report: slidingLogReport,
+}
+
+// slidingLogReport reads a reply of now (of RetryAfter where it is a denial), of
+// the events in the last Period, and of ResetAfter.
+func slidingLogReport(l store.Limit, r store.Reply, _, charged int64) verdict {
+	v := verdict{remaining: max(0, l.Rate-r.Y-charged), retry: r.X, reset: r.Z}
+	if charged > 0 {
+		v.reset = l.Period
+	}
+	return v
+}
+
+// eventLog is the log of one key: blocks of entries, oldest first, none of them
+// empty. An entry is (time, running count of events), so that the number of
+// events between two entries is a subtraction and each search is binary. What has
+// died goes with its block, at most one block a call.
+type eventLog struct {
+	blocks []*block
+	floor  int64 // events up to here, Unix µs, were cut by an Add, whatever the Period is now
+	period int64 // µs, of the last Add
+}
+
+// Step implements [store.Log].
+func (g *eventLog) Step(l store.Limit, now, n int64) store.Reply {
+	r := store.Reply{OK: n <= l.Rate, X: now}
+	if len(g.blocks) == 0 {
+		return r
+	}
+	newest := g.newest()
+	r.X = max(now, newest)
+	dead := max(r.X-l.Period, g.floor) // the latest time that does not count
+	if newest <= dead {
+		return r
+	}
+	b, i := g.firstAfter(dead)
+	gone := g.blocks[b].through(i)
+	r.Y, r.Z = eventsBetween(gone, g.total()), newest+l.Period-r.X
+	if r.OK = r.Y+n <= l.Rate; !r.OK && n <= l.Rate {
+		r.X = g.whenGone(b, gone, r.Y+n-l.Rate) + l.Period - r.X
+	}
+	return r
+}
+
+// whenGone is the time of the event with which need events will have left, where
+// gone have left already; the first of the others is in block b.
+func (g *eventLog) whenGone(b int, gone uint64, need int64) int64 {
+	later := g.blocks[b+1:]
+	b += sort.Search(len(later), func(j int) bool { return eventsBetween(gone, later[j].through(0)) >= need })
+	i := sort.Search(g.blocks[b].len(), func(i int) bool {
+		// An entry that has left runs behind gone: nearly maxRun events between.
+		events := eventsBetween(gone, g.blocks[b].through(i+1))
+		return need <= events && events < maxRun/2
+	})
+	return g.blocks[b].time(i)
+}
+
+// Add implements [store.Log].
+func (g *eventLog) Add(l store.Limit, now, n int64) {
+	g.period = l.Period
+	if len(g.blocks) == 0 {
+		g.floor = now - l.Period
+		g.blocks = []*block{newBlock(now, 0, n)}
+		g.blocks[0].add(now, n)
+		return
+	}
+	now = max(now, g.newest())
+	g.floor = max(now-l.Period, g.floor)
+	g.trim(now, n)
+	tail := g.blocks[len(g.blocks)-1]
+	if !tail.fits(now, n) {
+		tail = newBlock(now, g.total(), n)
+		g.blocks = append(g.blocks, tail)
+	}
+	tail.add(now, n)
+}
+
+// trim forgets what is not later than floor: at most one block of several, the
+// entries of a single one, and all at once where nothing lives. The block that
+// stays is then made ready for n events at now.
+func (g *eventLog) trim(now, n int64) {
+	if g.newest() <= g.floor {
+		clear(g.blocks[1:])
+		g.blocks = g.blocks[:1]
+		data := g.blocks[0].data
+		*g.blocks[0] = *newBlock(now, 0, n)
+		g.blocks[0].data = data[:0]
+		return
+	}
+	switch b, i := g.firstAfter(g.floor); {
+	case b > 0:
+		g.blocks[0] = nil
+		g.blocks = g.blocks[1:]
+	case len(g.blocks) == 1 && i > 0:
+		g.blocks[0].cut(i)
+	}
+}
+
+// Refund implements [store.Log]. Of the entries of one instant it takes from the
+// last one first.
+func (g *eventLog) Refund(l store.Limit, now int64, c store.Charge) {
+	for left := c.N; left > 0 && len(g.blocks) > 0; {
+		dead := max(max(now, g.newest())-l.Period, g.floor)
+		if c.At <= dead || c.At > g.newest() {
+			return
+		}
+		b, i := g.lastUntil(c.At)
+		if b < 0 || g.blocks[b].time(i) != c.At {
+			return
+		}
+		left -= g.remove(b, i, left)
+	}
+}
+
+// remove takes at most n events from entry i of block b, and returns how many.
+func (g *eventLog) remove(b, i int, n int64) int64 {
+	n = g.blocks[b].remove(i, n)
+	for _, later := range g.blocks[b+1:] {
+		later.run -= uint64(n)
+	}
+	if g.blocks[b].len() == 0 {
+		g.blocks = slices.Delete(g.blocks, b, b+1)
+	}
+	return n
+}
+
+// End implements [store.Log].
+func (g *eventLog) End() int64 {
+	if len(g.blocks) == 0 {
+		return 0
+	}
+	return g.newest() + g.period
+}
+
+// Spend implements [store.Log].
+func (g *eventLog) Spend(now int64) int64 {
+	if len(g.blocks) == 0 || g.newest() <= now-g.period {
+		return 0
+	}
+	b, i := g.firstAfter(max(now-g.period, g.floor))
+	return eventsBetween(g.blocks[b].through(i), g.total())
+}
+
+func (g *eventLog) newest() int64 {
+	tail := g.blocks[len(g.blocks)-1]
+	return tail.time(tail.len() - 1)
+}
+
+// total is the running count of all events.
+func (g *eventLog) total() uint64 {
+	tail := g.blocks[len(g.blocks)-1]
+	return tail.through(tail.len())
+}
+
+// firstAfter returns the block and the entry of the first event later than t,
+// which is before the newest.
+func (g *eventLog) firstAfter(t int64) (b, i int) {
+	later := g.blocks[1:]
+	b = sort.Search(len(later), func(j int) bool { return later[j].time(0) > t })
+	if i = g.blocks[b].after(t); i == g.blocks[b].len() {
+		return b + 1, 0
+	}
+	return b, i
+}
+
+// lastUntil returns the block and the entry of the last event up to t, a block
+// of -1 if there is none.
+func (g *eventLog) lastUntil(t int64) (b, i int) {
+	b = sort.Search(len(g.blocks), func(j int) bool { return g.blocks[j].time(0) > t }) - 1
+	if b >= 0 {
+		i = g.blocks[b].after(t) - 1
+	}
+	return b, i
+}
+
+const (
+	blockLen = 64 // entries of a block
+
+	// An entry is 6 bytes of time, counted from the block's base, and in a wide
+	// block 6 bytes of events: those of the block up to and with it. In a narrow
+	// one each entry is one event.
+	narrow, wide = 6, 12
+	maxOffset    = 1 << 48 // µs, some 8.9 years
+	maxRun       = 1 << 48 // running counts start again at 0 here
+)
+
+// block is a run of entries.
+type block struct {
+	base  int64  // origin of the entries' times, Unix µs
+	run   uint64 // the running count of events before the block
+	gone  uint64 // events of the block that were cut from its front
+	width int    // narrow or wide
+	data  []byte // the entries, big endian
+}
+
+// newBlock returns an empty block for an entry of n events at base.
+func newBlock(base int64, run uint64, n int64) *block {
+	b := &block{base: base, run: run, width: narrow}
+	if n > 1 {
+		b.width = wide
+	}
+	return b
+}
+
+// eventsBetween is how many events lie between two running counts.
+func eventsBetween(from, to uint64) int64 { return int64((to - from) % maxRun) }
+
+func (b *block) len() int   { return len(b.data) / b.width }
+func (b *block) full() bool { return b.len() == blockLen }
+
+// time is the time of entry i.
+func (b *block) time(i int) int64 { return b.base + int64(uint48(b.data[i*b.width:])) }
+
+// through is the running count after the first i entries.
+func (b *block) through(i int) uint64 {
+	if i == 0 || b.width == narrow {
+		return b.run + b.gone + uint64(i)
+	}
+	return b.run + uint48(b.data[(i-1)*wide+narrow:])
+}
+
+// after returns the first entry later than t, b.len() if there is none.
+func (b *block) after(t int64) int {
+	if b.time(0) > t {
+		return 0
+	}
+	return sort.Search(b.len(), func(i int) bool { return b.time(i) > t })
+}
+
+// fits says whether n events at t can be an entry of b.
+func (b *block) fits(t, n int64) bool {
+	return !b.full() && t-b.base < maxOffset && (n == 1 || b.width == wide)
+}
+
+func (b *block) add(t, n int64) {
+	events := b.through(b.len()) - b.run + uint64(n)
+	if len(b.data) == cap(b.data) { // 4 entries, 8, 16, 32, 64
+		b.data = slices.Grow(b.data, max(4*b.width, len(b.data)))
+	}
+	b.data = appendUint48(b.data, uint64(t-b.base))
+	if b.width == wide {
+		b.data = appendUint48(b.data, events)
+	}
+}
+
+// cut drops the first n entries.
+func (b *block) cut(n int) {
+	b.gone = b.through(n) - b.run
+	b.data = b.data[:copy(b.data, b.data[n*b.width:])]
+}
+
+// remove takes at most n events from entry i, and the entry too if none is left.
+func (b *block) remove(i int, n int64) int64 {
+	count := eventsBetween(b.through(i), b.through(i+1))
+	n = min(n, count)
+	if b.width == wide {
+		for j := i; j < b.len(); j++ {
+			putUint48(b.data[j*wide+narrow:], b.through(j+1)-b.run-uint64(n))
+		}
+	}
+	if n == count {
+		b.data = slices.Delete(b.data, i*b.width, (i+1)*b.width)
+	}
+	return n
+}
+
+func uint48(p []byte) uint64 {
+	return uint64(binary.BigEndian.Uint16(p))<<32 | uint64(binary.BigEndian.Uint32(p[2:]))
+}
+
+func putUint48(p []byte, v uint64) {
+	binary.BigEndian.PutUint16(p, uint16(v>>32))
+	binary.BigEndian.PutUint32(p[2:], uint32(v))
+}
+
+func appendUint48(p []byte, v uint64) []byte {
+	p = binary.BigEndian.AppendUint16(p, uint16(v>>32))
+	return binary.BigEndian.AppendUint32(p, uint32(v))
+}

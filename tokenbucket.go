@@ -1,0 +1,60 @@
+package ratelimit
+
+import (
+	_ "embed"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// TokenBucket holds up to Burst tokens. It starts full and is refilled
+// continuously at Rate tokens each Period; an event takes a token, n events take
+// n, and they are admitted if there are that many.
+//
+// Bound: at most Burst + Rate·x/Period events in any interval x: a full bucket
+// and its refill. (x counts in whole µs, rounded up.)
+//
+// A key costs one level and its time, whatever the Rate: some 60 bytes in memory
+// and some 120 in Redis, until the bucket is full again.
+//
+// Use it for a sustained rate that allows bursts: APIs, and everything with
+// costs. Where admitted events must be spread out, use [LeakyBucket].
+type TokenBucket struct{ limiter }
+
+// NewTokenBucket returns a limiter that refills l.Rate tokens each l.Period, up
+// to l.Burst (0 means l.Rate). Its errors are [ErrInvalidLimit], also for a
+// bucket that takes over 100 years to refill, and [ErrInvalidOption].
+func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error) {
+	lim, err := newLimiter(&tokenBucket, s, l, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &TokenBucket{lim}, nil
+}
+
+//go:embed scripts/tokenbucket.lua
+var tokenBucketLua string
+
+// tokenBucket keeps what is missing from a full bucket as the level of bucket.go.
+var tokenBucket = algorithm{
+	rule: store.Rule{
+		Name:   "token_bucket",
+		Step:   tokenBucketStep,
+		Refund: bucketRefund,
+		Life:   bucketLife,
+		Spend:  bucketSpend,
+		Script: script(bucketLua, tokenBucketLua),
+	},
+	burst:  true,
+	report: bucketReport,
+}
+
+// tokenBucketStep replies now and the tokens missing.
+func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+	now, missing, part := bucketLevel(s, l, now)
+	tokens := l.Burst - missing
+	if part > 0 { // a token that is not whole yet
+		tokens--
+	}
+	next := store.State{At: now, Period: l.Period, Whole: missing + n, Part: part}
+	return next, store.Reply{OK: n <= tokens, X: now, Y: missing, Z: part}
+}
