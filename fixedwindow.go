@@ -34,51 +34,53 @@ func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error
 //go:embed scripts/fixedwindow.lua
 var fixedWindowLua string
 
-// fixedWindow keeps in a State: At, the start of the window; Whole, its count.
+// fixedWindow keeps in a State: At, the time of the last admission; Whole, the
+// count of its window.
 var fixedWindow = algorithm{
 	rule: store.Rule{
 		Name:   "fixed_window",
 		Step:   fixedWindowStep,
 		Refund: fixedWindowRefund,
-		Life:   func(s store.State, _ store.Limit) int64 { return s.Period },
-		Spend:  func(s store.State, end, now int64) int64 { return fixedWindowCount(s, min(now, end)) },
+		Life:   func(s store.State, _ store.Limit) int64 { return windowEnd(s.At, s.Period) - s.At },
+		Spend:  fixedWindowSpend,
 		Script: script(fixedWindowLua),
 	},
 	report: fixedWindowReport,
 }
 
-// fixedWindowStep replies now and the count.
+// fixedWindowStep replies now, the count, and for how long it counts.
 func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+	r := store.Reply{X: now}
 	if s.Whole > 0 {
-		now = max(now, s.At)
+		r.X = max(now, s.At)
+		// Counted in another Period, it counts until its window ends in either.
+		end := min(windowEnd(s.At, s.Period), windowEnd(s.At, l.Period))
+		if r.X < end {
+			r.Y, r.Z = min(s.Whole, l.Rate), end-r.X
+		}
 	}
-	count := min(fixedWindowCount(s, now), l.Rate)
-	next := store.State{At: windowStart(now, l.Period), Period: l.Period, Whole: count + n}
-	return next, store.Reply{OK: count+n <= l.Rate, X: now, Y: count}
-}
-
-// fixedWindowCount is what s counts at now: its window may have ended, or be of
-// another Period than today's limit.
-func fixedWindowCount(s store.State, now int64) int64 {
-	if now >= s.At+s.Period {
-		return 0
-	}
-	return s.Whole
+	r.OK = r.Y+n <= l.Rate
+	return store.State{At: r.X, Period: l.Period, Whole: r.Y + n}, r
 }
 
 func fixedWindowRefund(s store.State, _ store.Limit, _ int64, c store.Charge) store.State {
-	if windowStart(c.At, s.Period) == s.At {
+	if windowStart(c.At, s.Period) == windowStart(s.At, s.Period) {
 		s.Whole -= min(c.N, s.Whole)
 	}
 	return s
 }
 
+func fixedWindowSpend(s store.State, end, now int64) int64 {
+	if now >= end {
+		return 0
+	}
+	return s.Whole
+}
+
 func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) verdict {
-	now, count := r.X, r.Y+charged
-	next := windowStart(now, l.Period) + l.Period - now // µs until the next window
-	v := verdict{remaining: l.Rate - count, retry: next}
-	if count > 0 {
-		v.reset = next
+	v := verdict{remaining: l.Rate - r.Y - charged, retry: r.Z, reset: r.Z}
+	if charged > 0 {
+		v.reset = windowEnd(r.X, l.Period) - r.X
 	}
 	return v
 }
@@ -92,3 +94,6 @@ func windowStart(t, period int64) int64 {
 	}
 	return t - e
 }
+
+// windowEnd is the end of that window, and the start of the next.
+func windowEnd(t, period int64) int64 { return windowStart(t, period) + period }

@@ -3,6 +3,7 @@ package ratelimit_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
@@ -387,6 +388,42 @@ func TestALimitThatFlapsAdmitsNoMoreThanTheHigherOne(t *testing.T) {
 		}
 		require.LessOrEqual(t, n, 2001, algorithm)
 		require.GreaterOrEqual(t, n, 990, algorithm)
+	}
+}
+
+// A key is used up under one limit, and then has another: a tier has changed.
+func TestAChangeOfPeriodLocksNobodyOutAndKeepsRetryAfterExact(t *testing.T) {
+	limits := []ratelimit.Limit{
+		ratelimit.PerSecond(10), ratelimit.PerMinute(10), ratelimit.PerDay(1000), {Rate: 7, Period: 1500 * time.Millisecond},
+	}
+	for _, algorithm := range algorithms {
+		for _, before := range limits {
+			for _, after := range limits {
+				for _, age := range []time.Duration{0, 300 * time.Millisecond, 1200 * time.Millisecond, 90 * time.Second} {
+					name := fmt.Sprintf("%s from %v to %v after %v", algorithm, before, after, age)
+					c, l := newClock(), before
+					lim := newLimiter(t, algorithm, memory(t, c), ratelimit.PerHour(1), ratelimit.WithLimitFunc(
+						func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+					c.Advance(700 * time.Millisecond)
+					require.Equal(t, before.Rate, admitted(t, lim, before.Rate+1))
+					c.Advance(age)
+					l = after
+					for n := 1; n <= after.Rate; n += 3 {
+						r := allowN(t, lim, n)
+						if r.Allowed {
+							break
+						}
+						require.LessOrEqual(t, r.RetryAfter, 2*after.Period, name)
+						c.Advance(r.RetryAfter - time.Microsecond)
+						require.False(t, allowN(t, lim, n).Allowed, "%s: %d just before RetryAfter", name, n)
+						c.Advance(time.Microsecond)
+						peek, err := lim.Peek(t.Context(), "key")
+						require.NoError(t, err)
+						require.GreaterOrEqual(t, peek.Remaining, n, "%s: %d at RetryAfter", name, n)
+					}
+				}
+			}
+		}
 	}
 }
 

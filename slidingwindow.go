@@ -42,8 +42,8 @@ func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, e
 //go:embed scripts/slidingwindow.lua
 var slidingWindowLua string
 
-// slidingWindow keeps in a State: At, the start of the current window; Whole,
-// its count; Part, the count of the window before.
+// slidingWindow keeps in a State: At, the time of the last admission; Whole, the
+// count of its window; Part, the count of the window before.
 var slidingWindow = algorithm{
 	rule: store.Rule{
 		Name:   "sliding_window",
@@ -57,25 +57,48 @@ var slidingWindow = algorithm{
 }
 
 // slidingWindowStep replies now and the counts of the previous and the current
-// window.
+// window. Where these were counted in another Period, it replies instead now (of
+// a denial, RetryAfter), -1 - ResetAfter, and the count.
 func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-	prev, cur := int64(0), int64(0)
+	r := store.Reply{X: now}
 	if s.Whole > 0 || s.Part > 0 {
-		now = max(now, s.At)
-		prev, cur = roll(s, now)
-		if s.Period != l.Period { // what weighs now goes into the current window
-			prev, cur = 0, cur+weight(prev, s.Period, now)
+		r.X = max(now, s.At)
+		if s.Period != l.Period {
+			return slidingWindowConvert(s, l, r.X, n)
 		}
-		prev, cur = min(prev, l.Rate), min(cur, l.Rate)
+		prev, cur := roll(s, r.X)
+		r.Y, r.Z = min(prev, l.Rate), min(cur, l.Rate)
 	}
-	next := store.State{At: windowStart(now, l.Period), Period: l.Period, Whole: cur + n, Part: prev}
-	ok := weight(prev, l.Period, now)+cur+n <= l.Rate
-	return next, store.Reply{OK: ok, X: now, Y: prev, Z: cur}
+	r.OK = weight(r.Y, l.Period, r.X)+r.Z+n <= l.Rate
+	return store.State{At: r.X, Period: l.Period, Whole: r.Z + n, Part: r.Y}, r
+}
+
+// slidingWindowConvert is the step of a state that was counted in another Period.
+// What still weighs goes into the window of today's Period in which it was
+// written, and ends with it: else a denied key, of which nothing is written, would
+// weigh by a Period that is no longer in force.
+func slidingWindowConvert(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+	end := min(s.At+slidingWindowLife(s, l), windowEnd(s.At, l.Period))
+	count := min(slidingWindowSpend(s, end, now), l.Rate)
+	r := store.Reply{OK: count+n <= l.Rate, X: now, Y: -1 - max(0, end-now), Z: count}
+	if !r.OK {
+		early, late := now, end // too early, and late enough unless n is above the Rate
+		for late-early > 1 {
+			t := early + (late-early)/2
+			if min(slidingWindowSpend(s, end, t), l.Rate)+n <= l.Rate {
+				late = t
+			} else {
+				early = t
+			}
+		}
+		r.X = late - now
+	}
+	return store.State{At: now, Period: l.Period, Whole: count + n}, r
 }
 
 // roll returns the counts of s as the windows lie at now.
 func roll(s store.State, now int64) (prev, cur int64) {
-	switch windowStart(now, s.Period) - s.At {
+	switch windowStart(now, s.Period) - windowStart(s.At, s.Period) {
 	case 0:
 		return s.Part, s.Whole
 	case s.Period:
@@ -91,8 +114,7 @@ func weight(prev, period, now int64) int64 {
 	if prev == 0 {
 		return 0
 	}
-	left := period - (now - windowStart(now, period))
-	hi, lo := bits.Mul64(uint64(prev), uint64(left))
+	hi, lo := bits.Mul64(uint64(prev), uint64(windowEnd(now, period)-now))
 	q, r := bits.Div64(hi, lo, uint64(period))
 	if r > 0 {
 		q++
@@ -101,7 +123,7 @@ func weight(prev, period, now int64) int64 {
 }
 
 func slidingWindowRefund(s store.State, _ store.Limit, _ int64, c store.Charge) store.State {
-	switch s.At - windowStart(c.At, s.Period) {
+	switch windowStart(s.At, s.Period) - windowStart(c.At, s.Period) {
 	case 0:
 		s.Whole -= min(c.N, s.Whole)
 	case s.Period:
@@ -111,10 +133,11 @@ func slidingWindowRefund(s store.State, _ store.Limit, _ int64, c store.Charge) 
 }
 
 func slidingWindowLife(s store.State, _ store.Limit) int64 {
+	life := windowEnd(s.At, s.Period) - s.At
 	if s.Whole > 0 {
-		return 2 * s.Period
+		life += s.Period
 	}
-	return s.Period
+	return life
 }
 
 func slidingWindowSpend(s store.State, end, now int64) int64 {
@@ -127,7 +150,11 @@ func slidingWindowSpend(s store.State, end, now int64) int64 {
 
 func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	now, prev, cur := r.X, r.Y, r.Z+charged
-	next := windowStart(now, l.Period) + l.Period - now // µs until the next window
+	if r.Y < 0 && charged == 0 { // counted in another Period
+		return verdict{remaining: l.Rate - cur, retry: r.X, reset: -1 - r.Y}
+	}
+	prev = max(0, prev)
+	next := windowEnd(now, l.Period) - now // µs until the next window
 	v := verdict{remaining: max(0, l.Rate-cur-weight(prev, l.Period, now))}
 	switch {
 	case cur > 0:

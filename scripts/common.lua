@@ -34,14 +34,18 @@ local function window(t, period)
   return t - t % period
 end
 
+-- windowend is the end of that window, and the start of the next.
+local function windowend(t, period)
+  return window(t, period) + period
+end
+
 -- A state is the text "at period whole part", four integers; no key, no spend.
 
 -- read returns the state of a key, and the time of the decision. Stored time is
 -- never later than that: under a caller's clock, which others may be ahead of, the
 -- decision moves to the stored time; after the server's own clock has gone back,
--- the state moves to now (or, where start is given, to the start of its window),
--- with its spend, and says so in moved.
-local function read(key, clock, start)
+-- the state moves to now, with its spend, and says so in moved.
+local function read(key, clock)
   local text = redis.call('GET', key)
   if not text then
     return { at = clock.now, period = 0, whole = 0, part = 0 }, clock.now
@@ -57,7 +61,7 @@ local function read(key, clock, start)
   if clock.callers then
     return s, s.at
   end
-  s.at, s.moved = start and start(clock.now, s.period) or clock.now, true
+  s.at, s.moved = clock.now, true
   return s, clock.now
 end
 

@@ -1,12 +1,14 @@
 
 -- Sliding window counter. Twin of slidingwindow.go.
--- KEYS, ARGV: see driver.lua. State: at, the start of the current window; whole,
--- its count; part, the count of the window before.
--- Reply: x now, y the count of the previous window, z of the current one.
+-- KEYS, ARGV: see driver.lua. State: at, the time of the last admission; whole, the
+-- count of its window; part, the count of the window before.
+-- Reply: x now, y the count of the previous window, z of the current one; where
+-- these were counted in another period, x now (of a denial, RetryAfter),
+-- y -1 - ResetAfter, z the count.
 
 -- roll returns the counts of s as the windows lie at now.
 local function roll(s, now)
-  local since = window(now, s.period) - s.at
+  local since = window(now, s.period) - window(s.at, s.period)
   if since == 0 then
     return s.part, s.whole
   elseif since == s.period then
@@ -17,33 +19,72 @@ end
 
 -- weight is how many of prev events still count at now, rounded up.
 local function weight(prev, period, now)
-  local q, r = muldiv(prev, period - (now - window(now, period)), period)
+  local q, r = muldiv(prev, windowend(now, period) - now, period)
   return r > 0 and q + 1 or q
 end
 
 -- life is for how long after s.at the state matters.
 local function life(s)
-  return s.whole > 0 and 2 * s.period or s.period
+  return windowend(s.at, s.period) - s.at + (s.whole > 0 and s.period or 0)
+end
+
+-- spend is what of s weighs at now, given the instant last from which on none does.
+local function spend(s, last, now)
+  if now >= last then
+    return 0
+  end
+  local prev, cur = roll(s, now)
+  return cur + weight(prev, s.period, now)
+end
+
+-- keep is the function that writes count events in the window of now after prev
+-- in the one before, or, if they are not ok, a state that the server's clock has
+-- moved.
+local function keep(key, s, l, now, ok, prev, count)
+  return (ok or s.moved) and function()
+    if ok then
+      s = { at = now, period = l.period, whole = count, part = prev }
+    end
+    write(key, s, life(s))
+  end
+end
+
+-- convert is the step of a state that was counted in another period. What still
+-- weighs goes into the window of today's period in which it was written, and ends
+-- with it: else a denied key, of which nothing is written, would weigh by a period
+-- that is no longer in force.
+local function convert(key, s, l, now, n)
+  local last = math.min(s.at + life(s), windowend(s.at, l.period))
+  local count = math.min(spend(s, last, now), l.rate)
+  local ok, x = count + n <= l.rate, now
+  if not ok then
+    local early, late = now, last -- too early, and late enough unless n is above the rate
+    while late - early > 1 do
+      local t = early + math.floor((late - early) / 2)
+      if math.min(spend(s, last, t), l.rate) + n <= l.rate then
+        late = t
+      else
+        early = t
+      end
+    end
+    x = late - now
+  end
+  return ok, x, -1 - math.max(0, last - now), count, keep(key, s, l, now, ok, 0, count + n)
 end
 
 function step(key, l, clock, n)
-  local s, now = read(key, clock, window)
+  local s, now = read(key, clock)
   local prev, cur = 0, 0
   if s.whole > 0 or s.part > 0 then
-    prev, cur = roll(s, now)
-    if s.period ~= l.period then -- what weighs now goes into the current window
-      cur = cur + weight(prev, s.period, now)
-      prev = 0
+    if s.period ~= l.period then
+      return convert(key, s, l, now, n)
     end
-    prev, cur = math.min(prev, l.rate), math.min(cur, l.rate)
+    prev, cur = roll(s, now)
+    prev = math.min(prev, l.rate)
+    cur = math.min(cur, l.rate)
   end
   local ok = weight(prev, l.period, now) + cur + n <= l.rate
-  return ok, now, prev, cur, (ok or s.moved) and function()
-    if ok then
-      s = { at = window(now, l.period), period = l.period, whole = cur + n, part = prev }
-    end
-    write(key, s, s.at + life(s) - now)
-  end
+  return ok, now, prev, cur, keep(key, s, l, now, ok, prev, cur + n)
 end
 
 function refund(key, l, clock, c)
@@ -51,7 +92,7 @@ function refund(key, l, clock, c)
   if s.whole == 0 and s.part == 0 then
     return
   end
-  local since = s.at - window(c.at, s.period)
+  local since = window(s.at, s.period) - window(c.at, s.period)
   if since == 0 then
     s.whole = s.whole - math.min(c.n, s.whole)
   elseif since == s.period then
