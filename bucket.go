@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	_ "embed"
+	"math"
 	"math/bits"
 
 	"github.com/ratelimit-go/ratelimit/store"
@@ -46,15 +47,18 @@ func bucketConvert(s store.State, l store.Limit) (whole, part int64) {
 
 // drain is what is left of a level after dt µs.
 func drain(whole, part, dt int64, l store.Limit) (int64, int64) {
-	hi, lo := bits.Mul64(uint64(dt), uint64(l.Rate))
-	if hi >= uint64(l.Period) { // over 2^64 events
-		return 0, 0
+	w, p := flow(dt, l.Rate, l.Period)
+	return subtract(whole, part, w, p, l.Period)
+}
+
+// flow is how many events drain in dt µs, as whole + part/period.
+func flow(dt, rate, period int64) (whole, part int64) {
+	hi, lo := bits.Mul64(uint64(dt), uint64(rate))
+	if hi >= uint64(period) { // over 2^64 events
+		return math.MaxInt64, 0
 	}
-	q, r := bits.Div64(hi, lo, uint64(l.Period))
-	if q > uint64(whole) {
-		return 0, 0
-	}
-	return subtract(whole, part, int64(q), int64(r), l.Period)
+	q, r := bits.Div64(hi, lo, uint64(period))
+	return int64(min(q, math.MaxInt64)), int64(r)
 }
 
 // subtract is (whole + part/period) - (w + p/period), at least 0.
@@ -82,8 +86,9 @@ func drainTime(whole, part int64, l store.Limit) int64 {
 
 // drainsWithin says whether a full bucket drains in at most limit µs.
 func drainsWithin(l store.Limit, limit int64) bool {
-	hi, _ := bits.Mul64(uint64(l.Burst), uint64(l.Period))
-	return hi < uint64(l.Rate) && drainTime(l.Burst, 0, l) <= limit
+	hi, lo := bits.Mul64(uint64(l.Burst), uint64(l.Period))
+	most, least := bits.Mul64(uint64(l.Rate), uint64(limit))
+	return hi < most || hi == most && lo <= least
 }
 
 func bucketLife(s store.State, l store.Limit) int64 {
@@ -102,17 +107,26 @@ func bucketSpend(s store.State, end, now int64) int64 {
 	return int64(q)
 }
 
-// bucketRefund takes from the level what is still charged of c: of its N events
-// as many as drain between now and c.Due, the instant at which the last of them
-// drains, and never more than is there. At stays, so that the state lives no
-// longer than before.
+// chargedLevel is the level that c left behind, as a state: what drained from then
+// until c.Due.
+func chargedLevel(c store.Charge) store.State {
+	whole, part := flow(c.Due-c.At, c.Rate, c.Period)
+	return store.State{At: c.At, Period: c.Period, Whole: whole, Part: part}
+}
+
+// bucketRefund takes from the level what is still charged of c. Events drain in
+// their order, so that of c's what is left now of the level that it left behind,
+// nothing from c.Due on, and no more than is there. At stays, so that the state
+// lives no longer than before.
 func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
 	now, whole, part := bucketLevel(s, l, now)
 	if now >= c.Due {
 		return s
 	}
-	left, rest := drain(c.N, 0, c.Due-now, l)
-	w, p := subtract(c.N, 0, left, rest, l.Period)
+	_, w, p := bucketLevel(chargedLevel(c), l, now)
+	if w >= c.N {
+		w, p = c.N, 0
+	}
 	if w > whole || w == whole && p >= part { // all that is there
 		return store.State{}
 	}

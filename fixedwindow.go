@@ -64,7 +64,7 @@ func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, s
 }
 
 func fixedWindowRefund(s store.State, _ store.Limit, _ int64, c store.Charge) store.State {
-	if windowStart(c.At, s.Period) == windowStart(s.At, s.Period) {
+	if c.Period == s.Period && windowStart(c.At, s.Period) == windowStart(s.At, s.Period) {
 		s.Whole -= min(c.N, s.Whole)
 	}
 	return s

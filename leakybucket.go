@@ -65,11 +65,12 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	return next, store.Reply{OK: places <= l.Burst, X: now, Y: queue, Z: part}
 }
 
-// leakyBucketRefund gives back only the tail of the queue. The tail came when the
-// queue was last written, and nothing drains after it.
+// leakyBucketRefund gives back only the tail of the queue: c is the tail if it was
+// the last to come, and left no lower level behind than there is.
 func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
 	whole, part := bucketConvert(s, l)
-	if c.At != s.At || c.Due < s.At+drainTime(whole, part, l) {
+	w, p := bucketConvert(chargedLevel(c), l)
+	if c.At != s.At || w < whole || w == whole && p < part {
 		return s
 	}
 	return bucketRefund(s, l, now, c)

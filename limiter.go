@@ -74,8 +74,9 @@ type Result struct {
 	ResetAfter time.Duration // until the key is as if never seen
 	Delay      time.Duration // leaky bucket: how long an admitted event waits for its turn; 0 elsewhere
 
-	at int64 // when the events were charged, Unix µs of the store's clock
-	n  int64 // how many were charged, 0 if none
+	at      int64 // when the events were charged, Unix µs of the store's clock
+	period  int64 // of the limit under which they were, µs
+	n, rate int32 // how many were charged, 0 if none; the Rate of that limit
 }
 
 // Errors, for use with errors.Is. Texts name the offending values.
@@ -126,7 +127,9 @@ func WithName(name string) Option {
 //
 // A key keeps its spend when its limit changes: it is read as at most the new
 // capacity, so that a change is never a free burst above the new limit and never
-// locks a key out for longer than a full refill.
+// locks a key out for longer than a full refill. It keeps it for the ResetAfter of
+// its last admission: a store may forget it then, even if by a slower limit of
+// today it would last longer, and so RetryAfter may be too long until then.
 func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Option {
 	return func(lim *limiter) error {
 		if f == nil {
@@ -304,9 +307,11 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 		return nil // nobody could use what is given back
 	}
 	return lim.store.Refund(ctx, lim.space, key, l, store.Charge{
-		At:  charged.at,
-		Due: charged.at + charged.ResetAfter.Microseconds(),
-		N:   min(int64(n), charged.n),
+		At:     charged.at,
+		Due:    charged.at + charged.ResetAfter.Microseconds(),
+		Rate:   int64(charged.rate),
+		Period: charged.period,
+		N:      min(int64(n), int64(charged.n)),
 	})
 }
 
@@ -359,7 +364,7 @@ func (lim *limiter) fill(res *Result, l store.Limit, r store.Reply, n, charged i
 	res.Delay = time.Duration(v.delay) * time.Microsecond
 	switch {
 	case charged > 0:
-		res.at, res.n = r.X, charged
+		res.at, res.period, res.n, res.rate = r.X, l.Period, int32(charged), int32(l.Rate)
 	case r.OK:
 	case n > l.Burst:
 		res.RetryAfter = Never

@@ -123,6 +123,9 @@ func weight(prev, period, now int64) int64 {
 }
 
 func slidingWindowRefund(s store.State, _ store.Limit, _ int64, c store.Charge) store.State {
+	if c.Period != s.Period {
+		return s
+	}
 	switch windowStart(s.At, s.Period) - windowStart(c.At, s.Period) {
 	case 0:
 		s.Whole -= min(c.N, s.Whole)

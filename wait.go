@@ -30,6 +30,9 @@ const maxJitter = 10 * time.Millisecond
 // Waiters are not served first come first served: each asks again after
 // RetryAfter plus a jitter of a tenth of it, 10 ms at most. Where order matters
 // use a LeakyBucket, whose Delay is a ticket: an admitted event keeps its turn.
+//
+// Wait sleeps in real time (or a synctest bubble's), so that l's store must not
+// have a simulated clock that stands still.
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	for {
 		r, err := l.AllowN(ctx, key, n)

@@ -57,15 +57,25 @@ local function keep(key, s, l, now, ok, whole, part)
   end
 end
 
--- giveback takes from the level what is still charged of c: of its n events as
--- many as drain between now and c.due, and never more than is there.
+-- chargedlevel is the level that c left behind, as a state: what drained from then
+-- until c.due.
+local function chargedlevel(c)
+  local whole, part = muldiv(c.due - c.at, c.rate, c.period)
+  return { at = c.at, period = c.period, whole = whole, part = part }
+end
+
+-- giveback takes from the level what is still charged of c: of its events what is
+-- left now of the level that it left behind, nothing from c.due on, and no more than
+-- is there.
 local function giveback(key, s, l, now, c)
   if now >= c.due then
     return
   end
   local whole, part = level(s, l, now)
-  local left, rest = drain(c.n, 0, c.due - now, l)
-  local w, p = subtract(c.n, 0, left, rest, l.period)
+  local w, p = level(chargedlevel(c), l, math.max(now, c.at))
+  if w >= c.n then
+    w, p = c.n, 0
+  end
   if w > whole or w == whole and p >= part then -- all that is there
     s.whole, s.part = 0, 0
   else

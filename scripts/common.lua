@@ -85,5 +85,5 @@ end
 --   step(key, l, clock, n)    ok, x, y, z of store.Reply, and a function that
 --                             writes what must be kept, or nil
 --   refund(key, l, clock, c)  gives back what is still charged of c
--- with l = {rate, period, burst}, c = {at, due, n}, and clock = {now, callers}.
+-- with l = {rate, period, burst}, c = {at, due, rate, period, n}, and clock = {now, callers}.
 local step, refund

@@ -5,7 +5,7 @@
 -- ARGV  1 operation: take, peek or refund
 --       2 the caller's clock in Unix µs; empty for the server's
 --       3 rate  4 period in µs  5 burst  6 n
---       7 at and 8 due, in Unix µs: of the charge to refund
+--       of the charge to refund: 7 at and 8 due in Unix µs, 9 rate, 10 period in µs
 -- Reply {ok (1 or 0), x, y, z}: store.Reply; what x, y and z mean stands with the
 --       algorithm. A refund replies zeros.
 -- Twin  store/memstore: Take, Peek and Refund.
@@ -19,7 +19,8 @@ local n = tonumber(ARGV[6])
 
 if ARGV[1] == 'refund' then
   clock.callers = true -- a refund moves no state in time
-  refund(KEYS[1], limit, clock, { at = tonumber(ARGV[7]), due = tonumber(ARGV[8]), n = n })
+  refund(KEYS[1], limit, clock, { at = tonumber(ARGV[7]), due = tonumber(ARGV[8]),
+    rate = tonumber(ARGV[9]), period = tonumber(ARGV[10]), n = n })
   return { 0, 0, 0, 0 }
 end
 

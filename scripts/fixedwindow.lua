@@ -25,7 +25,7 @@ end
 
 function refund(key, l, clock, c)
   local s = read(key, clock)
-  if s.whole > 0 and window(c.at, s.period) == window(s.at, s.period) then
+  if c.period == s.period and window(c.at, s.period) == window(s.at, s.period) then
     s.whole = s.whole - math.min(c.n, s.whole)
     rewrite(key, s)
   end

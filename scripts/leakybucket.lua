@@ -14,14 +14,16 @@ function step(key, l, clock, n)
   return ok, now, queue, part, keep(key, s, l, now, ok, queue + n, part)
 end
 
--- Only the tail of the queue is given back.
+-- Only the tail of the queue is given back: c is the tail if it was the last to
+-- come, and left no lower level behind than there is.
 function refund(key, l, clock, c)
   local s, now = read(key, clock)
   if s.whole == 0 and s.part == 0 then
     return
   end
   local whole, part = convert(s, l)
-  if c.at == s.at and c.due >= s.at + draintime(whole, part, l) then
+  local w, p = convert(chargedlevel(c), l)
+  if c.at == s.at and (w > whole or w == whole and p >= part) then
     giveback(key, s, l, now, c)
   end
 end

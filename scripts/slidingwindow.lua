@@ -89,7 +89,7 @@ end
 
 function refund(key, l, clock, c)
   local s = read(key, clock)
-  if s.whole == 0 and s.part == 0 then
+  if c.period ~= s.period then
     return
   end
   local since = window(s.at, s.period) - window(c.at, s.period)

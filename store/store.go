@@ -69,9 +69,11 @@ type Reply struct {
 
 // Charge names an admission of the past, to give back some of it.
 type Charge struct {
-	At  int64 // when it was admitted, Unix µs of the store's clock
-	Due int64 // when it would have drained or expired, Unix µs of the store's clock
-	N   int64 // how many of its events to give back, 1 to 2^31-1
+	At     int64 // when it was admitted, Unix µs of the store's clock
+	Due    int64 // At + ResetAfter: when the key would have been as never seen
+	Rate   int64 // of the limit under which it was admitted
+	Period int64 // of that limit, µs
+	N      int64 // how many of its events to give back, 1 to 2^31-1
 }
 
 // Rule is an algorithm. Its functions are pure: they read no clock, take no

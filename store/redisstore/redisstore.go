@@ -187,7 +187,7 @@ func (s *Store) Peek(ctx context.Context, sp *store.Space, key string, l store.L
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
 	sc := s.script(sp.Rule)
-	_, err := s.run(ctx, sc, []any{evalsha, sc.sha, 1, s.key(sp, key), "refund", s.now(), l.Rate, l.Period, l.Burst, c.N, c.At, c.Due})
+	_, err := s.run(ctx, sc, []any{evalsha, sc.sha, 1, s.key(sp, key), "refund", s.now(), l.Rate, l.Period, l.Burst, c.N, c.At, c.Due, c.Rate, c.Period})
 	return err
 }
 

@@ -98,8 +98,8 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 	for arg, want := range map[int]int64{2: at.UnixMicro(), 3: 31, 4: 41, 5: 51, 6: 61} {
 		require.Equal(t, store.Reply{OK: true, X: want, Y: 6, Z: 1}, echo(arg))
 	}
-	sp := rule(`if table.concat(ARGV, ' ') ~= 'refund  31 41 51 61 71 81' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
-	require.NoError(t, server.Refund(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Charge{N: 61, At: 71, Due: 81}))
+	sp := rule(`if table.concat(ARGV, ' ') ~= 'refund  31 41 51 61 71 81 91 101' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
+	require.NoError(t, server.Refund(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Charge{N: 61, At: 71, Due: 81, Rate: 91, Period: 101}))
 }
 
 func TestKeyLayout(t *testing.T) {

@@ -1,0 +1,161 @@
+// Quickstart sends the same events through all five algorithms, each with a limit
+// of 5 a second, and prints which of them are admitted. It needs no server and
+// takes no time, since its clock is simulated.
+//
+// Look at 1.00 s, where one window ends and the next begins, at what comes after
+// it in each column, and at the counts in the last two lines of the table.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+func main() {
+	if err := run(context.Background(), os.Stdout); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// row is an event at a time since the start, and what each algorithm says of it.
+type row struct {
+	at      time.Duration
+	results []ratelimit.Result
+}
+
+func run(ctx context.Context, w io.Writer) error {
+	algorithms := []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+	limit := ratelimit.PerSecond(5)
+
+	rows, err := simulate(ctx, algorithms, limit, traffic())
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "Limit %v, + admitted, . denied\n\n", limit)
+	printTable(w, algorithms, rows)
+	fmt.Fprintln(w, explanation)
+	return nil
+}
+
+// traffic is 10 events, one each 20 ms, across the edge of two windows, and then
+// one each 100 ms.
+func traffic() []time.Duration {
+	var times []time.Duration
+	for at := 900 * time.Millisecond; at < 1100*time.Millisecond; at += 20 * time.Millisecond {
+		times = append(times, at)
+	}
+	for at := 1100 * time.Millisecond; at <= 2000*time.Millisecond; at += 100 * time.Millisecond {
+		times = append(times, at)
+	}
+	return times
+}
+
+// simulate asks a limiter of each algorithm about each event, at the event's time.
+// One store serves all: limiters share nothing unless they are alike.
+func simulate(ctx context.Context, algorithms []string, limit ratelimit.Limit, times []time.Duration) ([]row, error) {
+	start := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) // a full second: windows begin there
+	now := start
+	mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
+	if err != nil {
+		return nil, err
+	}
+	limiters := make([]ratelimit.Limiter, len(algorithms))
+	for i, name := range algorithms {
+		if limiters[i], err = ratelimit.New(name, mem, limit); err != nil {
+			return nil, err
+		}
+	}
+
+	rows := make([]row, 0, len(times))
+	for _, at := range times {
+		now = start.Add(at)
+		results := make([]ratelimit.Result, len(limiters))
+		for i, limiter := range limiters {
+			if results[i], err = limiter.Allow(ctx, "user:42"); err != nil {
+				return nil, err
+			}
+		}
+		rows = append(rows, row{at, results})
+	}
+	return rows, nil
+}
+
+func printTable(w io.Writer, algorithms []string, rows []row) {
+	printLine(w, "", algorithms)
+	for _, r := range rows {
+		printLine(w, fmt.Sprintf("%.2f s", r.at.Seconds()), marks(r))
+	}
+	for _, span := range []time.Duration{200 * time.Millisecond, time.Second} {
+		most := make([]string, len(algorithms))
+		for i := range most {
+			most[i] = fmt.Sprint(busiest(departures(rows, i), span))
+		}
+		printLine(w, "in "+span.String(), most)
+	}
+}
+
+func printLine(w io.Writer, head string, cells []string) {
+	line := fmt.Sprintf("%-10s", head)
+	for _, cell := range cells {
+		line += fmt.Sprintf("%-16s", cell)
+	}
+	fmt.Fprintln(w, strings.TrimRight(line, " "))
+}
+
+// marks shows each result as an admission or a denial, and the Delay where there
+// is one: the event was admitted to the queue and has its turn then.
+func marks(r row) []string {
+	cells := make([]string, len(r.results))
+	for i, result := range r.results {
+		switch {
+		case !result.Allowed:
+			cells[i] = "."
+		case result.Delay > 0:
+			cells[i] = fmt.Sprintf("+ in %v", result.Delay)
+		default:
+			cells[i] = "+"
+		}
+	}
+	return cells
+}
+
+// departures are the times at which algorithm i lets events go.
+func departures(rows []row, i int) []time.Duration {
+	var times []time.Duration
+	for _, r := range rows {
+		if r.results[i].Allowed {
+			times = append(times, r.at+r.results[i].Delay)
+		}
+	}
+	return times
+}
+
+// busiest is the most events in any span of that length. The times ascend.
+func busiest(times []time.Duration, span time.Duration) int {
+	most, first := 0, 0
+	for last, at := range times {
+		for at-times[first] >= span {
+			first++
+		}
+		most = max(most, last-first+1)
+	}
+	return most
+}
+
+const explanation = `
+The last two lines are the most events that went through within any 200 ms, and
+within any second, at their time or after their delay.
+
+fixed_window    counts anew from 1.00 s on: a double burst, then nothing until 2.00 s
+sliding_window  lets the burst before 1.00 s fade: a place each 200 ms, here from 1.20 s
+sliding_log     forgets an event after exactly 1 s, the first at 1.90 s: 5 in any second
+token_bucket    begins with 5 tokens and gains one each 200 ms: a burst, then the rate
+leaky_bucket    admits the same events, and lets one go each 200 ms from the first on`

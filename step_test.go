@@ -1,0 +1,77 @@
+package ratelimit
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// FuzzStep holds the transitions to what a Result promises, from any state that a
+// store could hold under any limit, of the same Period or another one: it is not
+// only the states that traces lead to that matter.
+func FuzzStep(f *testing.F) {
+	year := int64(365 * 24 * time.Hour / time.Microsecond)
+	f.Add(uint8(0), int64(3), int64(1e6), int64(3), int64(1e6), int64(5e15), int64(2), int64(0), int64(17), int64(1))
+	f.Add(uint8(1), int64(999_983), int64(86_400e6), int64(0), int64(86_400e6), int64(5e15), int64(999_983), int64(999_983), int64(86_399e6), int64(7))
+	f.Add(uint8(1), int64(10), int64(60e6), int64(0), int64(1e6), int64(5e15), int64(10), int64(9), int64(100_000), int64(4))
+	f.Add(uint8(2), int64(2_147_483_647), year, int64(2_147_483_647), year, int64(1), int64(2_147_483_647), int64(12345), int64(77e12), int64(1e9))
+	f.Add(uint8(3), int64(1), 10*year, int64(10), int64(1000), int64(5e15), int64(9), int64(999), int64(1), int64(2))
+	f.Fuzz(func(t *testing.T, which uint8, rate, period, burst, statePeriod, at, whole, part, after, n int64) {
+		a := []*algorithm{&fixedWindow, &slidingWindow, &tokenBucket, &leakyBucket}[which%4]
+		const most = 1<<31 - 1
+		l := store.Limit{Rate: within(rate, 1, most), Period: within(period, 1000, 10*year)}
+		s := store.State{At: within(at, -1<<50, 1<<52), Period: within(statePeriod, 1000, 10*year), Whole: within(whole, 0, most)}
+		l.Burst = l.Rate
+		switch {
+		case a.burst:
+			l.Burst = within(burst, 1, most)
+			s.Part = within(part, 0, s.Period-1)
+			if !drainsWithin(l, maxRefill) {
+				t.Skip("a bucket that its constructor refuses")
+			}
+		case which%4 == 1:
+			s.Part = within(part, 0, most)
+		}
+		now, n := s.At+within(after, -l.Period, 3*max(l.Period, s.Period)), within(n, 1, l.Burst)
+
+		next, r := a.rule.Step(s, l, now, n)
+		v := a.report(l, r, n, 0)
+		at0 := max(now, s.At)
+		if s.Whole == 0 && s.Part == 0 {
+			at0 = now
+		}
+		fits := func(later, n int64) bool {
+			_, r := a.rule.Step(s, l, at0+later, n)
+			return r.OK
+		}
+		require.True(t, v.remaining == 0 || fits(0, v.remaining), "Remaining %d", v.remaining)
+		require.False(t, fits(0, v.remaining+1), "Remaining %d", v.remaining)
+		if r.OK {
+			require.Equal(t, store.State{At: at0, Period: l.Period, Whole: next.Whole, Part: next.Part}, next)
+			require.True(t, next.Whole >= n && next.Whole <= most && next.Part >= 0 && next.Part < 1<<49, "%+v", next)
+			charged := a.report(l, r, n, n)
+			require.Equal(t, v.remaining-n, charged.remaining)
+			require.LessOrEqual(t, a.rule.Life(next, l), charged.reset)
+			_, r := a.rule.Step(next, l, at0+charged.reset, l.Burst)
+			require.True(t, r.OK, "as never seen at ResetAfter")
+			require.Equal(t, n, min(n, a.rule.Spend(next, next.At+a.rule.Life(next, l), at0)), "what was charged is in force")
+			return
+		}
+		require.Positive(t, v.retry)
+		require.True(t, fits(v.retry, n), "admitted at RetryAfter %d", v.retry)
+		require.False(t, fits(v.retry-1, n), "and not before")
+		require.True(t, fits(v.reset, l.Burst), "as never seen at ResetAfter %d", v.reset)
+	})
+}
+
+// within maps any integer into a range, and those in it to themselves.
+func within(v, low, high int64) int64 {
+	if low <= v && v <= high {
+		return v
+	}
+	size := uint64(high-low) + 1
+	return low + int64(uint64(v-low)%size)
+}
