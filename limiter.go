@@ -129,7 +129,8 @@ func WithName(name string) Option {
 // capacity, so that a change is never a free burst above the new limit and never
 // locks a key out for longer than a full refill. It keeps it for the ResetAfter of
 // its last admission: a store may forget it then, even if by a slower limit of
-// today it would last longer, and so RetryAfter may be too long until then.
+// today it would last longer, and so RetryAfter may be too long until then. What
+// the window counters have counted in another Period ends with today's window.
 func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Option {
 	return func(lim *limiter) error {
 		if f == nil {

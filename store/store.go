@@ -88,7 +88,8 @@ type Rule struct {
 	// Step decides on n events at now, and returns the state in which they are
 	// charged. The caller keeps that state if and only if the reply is OK.
 	Step func(s State, l Limit, now, n int64) (State, Reply)
-	// Refund returns s without what is still charged of c.
+	// Refund returns s without what is still charged of c. It is called on a State
+	// that was kept, never on a zero one.
 	Refund func(s State, l Limit, now int64, c Charge) State
 	// Life is for how long after s.At the state matters, in µs: it may be
 	// forgotten from s.At + Life on. It is exact, or at most 1 ms longer.

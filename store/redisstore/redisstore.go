@@ -76,6 +76,10 @@ const (
 	layout = "1"
 
 	maxPlainKey = 128 // bytes; longer user keys are hashed
+
+	// maxTime is how far from 1970 the clock may be, in µs: 231 years. Lua's integers
+	// are exact to 285, and states lie some years ahead.
+	maxTime = 231 * 365 * 24 * 3600 * 1e6
 )
 
 // resetScript is UNLINK as a script, because a ClusterClient splits the plain
@@ -127,7 +131,8 @@ func WithTimeout(d time.Duration) Option {
 }
 
 // WithClock makes the caller's clock the time of decisions, in place of the
-// server's. All stores with the same prefix must agree on one or the other.
+// server's. All stores with the same prefix must agree on one or the other. A
+// reading outside the years 1740 to 2199 is [store.ErrStore].
 func WithClock(now func() time.Time) Option {
 	return func(s *Store) error {
 		if now == nil {
@@ -174,21 +179,29 @@ func isNil(client Client) bool {
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	sc := s.script(sp.Rule)
-	return s.run(ctx, sc, []any{evalsha, sc.sha, 1, s.key(sp, key), "take", s.now(), l.Rate, l.Period, l.Burst, n})
+	return s.call(ctx, sp, key, "take", l, n)
 }
 
 // Peek implements [store.Store].
 func (s *Store) Peek(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	sc := s.script(sp.Rule)
-	return s.run(ctx, sc, []any{evalsha, sc.sha, 1, s.key(sp, key), "peek", s.now(), l.Rate, l.Period, l.Burst, n})
+	return s.call(ctx, sp, key, "peek", l, n)
 }
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
-	sc := s.script(sp.Rule)
-	_, err := s.run(ctx, sc, []any{evalsha, sc.sha, 1, s.key(sp, key), "refund", s.now(), l.Rate, l.Period, l.Burst, c.N, c.At, c.Due, c.Rate, c.Period})
+	_, err := s.call(ctx, sp, key, "refund", l, c.N, c.At, c.Due, c.Rate, c.Period)
 	return err
+}
+
+// call runs an operation of sp's rule, with the arguments of scripts/driver.lua.
+func (s *Store) call(ctx context.Context, sp *store.Space, key, op string, l store.Limit, n int64, more ...any) (store.Reply, error) {
+	now, err := s.now()
+	if err != nil {
+		return store.Reply{}, err
+	}
+	sc := s.script(sp.Rule)
+	args := []any{evalsha, sc.sha, 1, s.key(sp, key), op, now, l.Rate, l.Period, l.Burst, n}
+	return s.run(ctx, sc, append(args, more...))
 }
 
 // Reset implements [store.Store].
@@ -209,9 +222,13 @@ func (s *Store) key(sp *store.Space, key string) string {
 }
 
 // now is the clock's argument of a script: Unix µs, or "" for the server's TIME.
-func (s *Store) now() any {
+func (s *Store) now() (any, error) {
 	if s.clock == nil {
-		return ""
+		return "", nil
 	}
-	return s.clock().UnixMicro()
+	t := s.clock()
+	if us := t.UnixMicro(); us > -maxTime && us < maxTime {
+		return us, nil
+	}
+	return nil, fmt.Errorf("%w: the clock reads %v: Lua counts µs from 1740 to 2199", store.ErrStore, t)
 }

@@ -233,3 +233,13 @@ func TestPipelinerRunsNothing(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrStore)
 	require.EqualValues(t, 0, used(t, newStore(t, client), "k"))
 }
+
+func TestAClockThatLuaCannotCountIsAnError(t *testing.T) {
+	client := redistest.Mini(t).Client(t)
+	for _, at := range []time.Time{{}, time.UnixMicro(1 << 52), time.UnixMicro(-1 << 52)} {
+		s := newStore(t, client, redisstore.WithClock(func() time.Time { return at }))
+		_, err := s.Take(t.Context(), space, "k", limit, 1)
+		require.ErrorIs(t, err, store.ErrStore)
+		require.ErrorIs(t, s.Refund(t.Context(), space, "k", limit, store.Charge{N: 1}), store.ErrStore)
+	}
+}

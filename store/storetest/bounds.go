@@ -1,0 +1,146 @@
+package storetest
+
+import (
+	"math/big"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// bound is the most events that a admits in any half-open interval of x µs, which
+// the docs of the five types promise. x is at most a period for the fixed window
+// and the log; 0 means that nothing is promised.
+func (a algorithm) bound(l limit, x int64) int64 {
+	switch {
+	case a.bucket: // burst + rate·(x+1)/period
+		return l.burst + refilled(l, x+1)
+	case a.name == "sliding_window": // rate·(1 + x/period)
+		return l.rate + refilled(l, x)
+	case x > l.period:
+		return 0
+	case a.name == "fixed_window":
+		return 2 * l.rate
+	}
+	return l.rate
+}
+
+// boundHolds takes all it can get, where it can hurt most: at the edges of
+// windows, at RetryAfter, at once and in bits.
+func boundHolds(t testing.TB, s *suite, a algorithm) {
+	for i, l := range s.someLimits(a) {
+		k := s.bench(t).key(a.name, l)
+		rng := rand.New(rand.NewPCG(uint64(i), 3))
+		var admitted []entry
+		for range 40 {
+			admitted = append(admitted, greed(k, rng)...)
+			if next := attack(k, l, rng); next < horizon {
+				k.set(next)
+			}
+		}
+		for i, first := range admitted {
+			sum := int64(0)
+			for _, last := range admitted[i:] {
+				sum += last.n
+				x := last.at - first.at + 1
+				if most := a.bound(integers(l), x); sum > most && most > 0 {
+					t.Fatalf("%v admitted %d in %d µs; the bound is %d", l, sum, x, most)
+				}
+			}
+		}
+	}
+}
+
+// greed takes what is there, until the last event is denied.
+func greed(k *key, rng *rand.Rand) []entry {
+	k.t.Helper()
+	var got []entry
+	for range 40 {
+		n := 1
+		switch left := k.peek().Remaining; {
+		case left == 0:
+			k.deny(1)
+			return got
+		case rng.IntN(3) > 0 || len(got) > 3:
+			n = left
+		default:
+			n = 1 + rng.IntN(left)
+		}
+		k.take(n)
+		got = append(got, entry{k.us.Load(), int64(n)})
+	}
+	k.t.Fatalf("at one instant, there is more after all has been taken %d times", len(got))
+	return nil
+}
+
+// attack is the next time to be greedy.
+func attack(k *key, l ratelimit.Limit, rng *rand.Rand) int64 {
+	now, period := k.us.Load(), l.Period.Microseconds()
+	edge := windowStart(now, period) + period
+	switch rng.IntN(6) {
+	case 0:
+		return max(now, edge-1)
+	case 1:
+		return edge
+	case 2:
+		return now + 1 + rng.Int64N(period)
+	case 3:
+		return now + period - 1
+	}
+	return now + k.peek().RetryAfter.Microseconds()
+}
+
+// longRun takes all it can get, up to 400 times, at random distances of whole µs.
+func longRun(t testing.TB, s *suite, a algorithm) {
+	for i, l := range s.someLimits(a) {
+		k := s.bench(t).key(a.name, l)
+		rng := rand.New(rand.NewPCG(uint64(i), 4))
+		exact, m := integers(l), a.newModel()
+		start, sum, due := k.us.Load(), int64(0), int64(0)
+		most := exact.period // µs between two calls
+		if a.bucket {
+			most = drainTime(exact, exact.burst-1) // it is never full again
+		}
+		for range min(400, 2*s.traces) {
+			now := k.us.Load()
+			if r := k.peek(); r.Remaining > 0 {
+				k.take(r.Remaining)
+				sum += int64(r.Remaining)
+			}
+			due += chargeAll(m, exact, now)
+			if a.bucket && most > 0 { // told by one division, from the start
+				due = exact.burst + refilled(exact, now-start)
+			}
+			if sum != due {
+				t.Fatalf("%v admitted %d in %d µs; %d were due", l, sum, now-start, due)
+			}
+			if step := 1 + rng.Int64N(max(1, most)); now+step < horizon {
+				k.set(now + step)
+			}
+		}
+	}
+}
+
+// chargeAll charges as many events to m at now as fit, and returns how many.
+func chargeAll(m model, l limit, now int64) int64 {
+	sum := int64(0)
+	for n := int64(1) << 31; n > 0; n /= 2 {
+		if m.fits(l, now, n) {
+			m.charge(l, now, n)
+			sum += n
+		}
+	}
+	return sum
+}
+
+// refilled is how many whole events a bucket of l gets back in us µs.
+func refilled(l limit, us int64) int64 {
+	sum := product(us, l.rate)
+	return sum.Div(sum, big.NewInt(l.period)).Int64()
+}
+
+// drainTime is the whole µs in which n events of a bucket of l drain.
+func drainTime(l limit, n int64) int64 {
+	time := product(n, l.period)
+	return time.Div(time, big.NewInt(l.rate)).Int64()
+}

@@ -1,0 +1,82 @@
+package storetest
+
+import (
+	"context"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+const goroutines = 64
+
+// together calls f in all goroutines, each with its number.
+func together(f func(g int)) {
+	var all sync.WaitGroup
+	start := make(chan struct{})
+	for g := range goroutines {
+		all.Go(func() {
+			<-start
+			f(g)
+		})
+	}
+	close(start)
+	all.Wait()
+}
+
+func concurrentTakes(t testing.TB, s *suite, a algorithm) {
+	for _, most := range []int{1, 7} { // costs
+		k := s.bench(t).key(a.name, ratelimit.PerHour(500))
+		var admitted, failed, leastDenied atomic.Int64
+		leastDenied.Store(math.MaxInt64)
+		together(func(g int) {
+			for i := range 12 {
+				n := 1 + (g+i)%most
+				switch r, err := k.lim.AllowN(context.Background(), k.name, n); {
+				case err != nil:
+					failed.Add(1)
+				case r.Allowed:
+					admitted.Add(int64(n))
+				default:
+					for least := leastDenied.Load(); int64(n) < least && !leastDenied.CompareAndSwap(least, int64(n)); {
+						least = leastDenied.Load()
+					}
+				}
+			}
+		})
+		sum, left := admitted.Load(), int64(k.peek().Remaining)
+		if failed.Load() > 0 || sum+left != 500 || left >= leastDenied.Load() || most == 1 && left > 0 {
+			t.Fatalf("costs up to %d: %d failed, %d admitted, %d left, and %d denied",
+				most, failed.Load(), sum, left, leastDenied.Load())
+		}
+	}
+}
+
+func concurrentRefunds(t testing.TB, s *suite, a algorithm) {
+	k := s.bench(t).key(a.name, ratelimit.PerHour(500))
+	var kept, failed atomic.Int64
+	together(func(g int) {
+		for i := range 8 {
+			r, err := k.lim.AllowN(context.Background(), k.name, 3)
+			if err != nil {
+				failed.Add(1)
+			}
+			if !r.Allowed {
+				continue
+			}
+			kept.Add(3)
+			if a.name == "leaky_bucket" || (g+i)%4 == 0 {
+				continue // a queue gives back only its tail, and nobody knows whose that is
+			}
+			if k.lim.Refund(context.Background(), k.name, r, 2) != nil {
+				failed.Add(1)
+			}
+			kept.Add(-2)
+		}
+	})
+	if r := k.peek(); failed.Load() > 0 || int64(r.Remaining) != 500-kept.Load() {
+		t.Fatalf("%d failed; %d of 500 are kept, and %d remain", failed.Load(), kept.Load(), r.Remaining)
+	}
+}

@@ -1,0 +1,101 @@
+package storetest
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// reference is the smallest whole store: a map and a mutex. It forgets nothing
+// but what is reset or refunded to nothing.
+type reference struct {
+	clock func() time.Time
+
+	mu     sync.Mutex // guards all below
+	states map[address]store.State
+	logs   map[address]store.Log
+}
+
+// address is the place of a key: spaces of equal rule and name are one.
+type address struct{ rule, space, key string }
+
+func newReference(clock func() time.Time) *reference {
+	return &reference{clock: clock, states: map[address]store.State{}, logs: map[address]store.Log{}}
+}
+
+func addressOf(sp *store.Space, key string) address { return address{sp.Rule.Name, sp.Name, key} }
+
+func (m *reference) Take(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, now := addressOf(sp, key), m.clock().UnixMicro()
+	if sp.Rule.NewLog != nil {
+		log := m.log(sp, a)
+		r := log.Step(l, now, n)
+		if r.OK {
+			log.Add(l, now, n)
+			m.logs[a] = log
+		}
+		return r, nil
+	}
+	s, r := sp.Rule.Step(m.states[a], l, now, n)
+	if r.OK {
+		m.states[a] = s
+	}
+	return r, nil
+}
+
+func (m *reference) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, now := addressOf(sp, key), m.clock().UnixMicro()
+	if sp.Rule.NewLog != nil {
+		return m.log(sp, a).Step(l, now, n), nil
+	}
+	_, r := sp.Rule.Step(m.states[a], l, now, n)
+	return r, nil
+}
+
+func (m *reference) Refund(_ context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, now := addressOf(sp, key), m.clock().UnixMicro()
+	if sp.Rule.NewLog != nil {
+		log := m.log(sp, a)
+		log.Refund(l, now, c)
+		if log.End() == 0 {
+			delete(m.logs, a)
+		}
+		return nil
+	}
+	s, found := m.states[a]
+	if !found {
+		return nil
+	}
+	s = sp.Rule.Refund(s, l, now, c)
+	if s.Whole == 0 && s.Part == 0 {
+		delete(m.states, a)
+		return nil
+	}
+	m.states[a] = s
+	return nil
+}
+
+func (m *reference) Reset(_ context.Context, sp *store.Space, key string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := addressOf(sp, key)
+	delete(m.states, a)
+	delete(m.logs, a)
+	return nil
+}
+
+// log returns the log at a, a new one if there is none.
+func (m *reference) log(sp *store.Space, a address) store.Log {
+	if log := m.logs[a]; log != nil {
+		return log
+	}
+	return sp.Rule.NewLog()
+}

@@ -1,0 +1,383 @@
+// Package storetest is the conformance suite of stores. A store that passes it
+// decides as the laws of package ratelimit say, for every algorithm, under every
+// limit, and as all other stores do:
+//
+//	func TestConformance(t *testing.T) {
+//		storetest.Run(t, func(t testing.TB, clock func() time.Time) store.Store {
+//			return mystore.New(mystore.WithClock(clock))
+//		})
+//	}
+//
+// Decisions are compared with an oracle that is slow and plain: it knows what
+// each algorithm promises, and not how the library computes it. They are also
+// compared, to the last field, with those of a reference store, a map and a mutex
+// in reference.go, which shows how little a store can be.
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// Open returns an empty store that reads the time from clock and nowhere else.
+// It is called many times, and releases what it needs to with t.Cleanup. Stores
+// on one server are empty if they have different prefixes.
+type Open func(t testing.TB, clock func() time.Time) store.Store
+
+// Option sets what is optional about [Run].
+type Option func(*suite)
+
+// Traces sets how many random traces of each kind are run for each algorithm, 300
+// by default. A trace has up to 60 calls.
+func Traces(n int) Option { return func(s *suite) { s.traces = n } }
+
+// ExpiresInRealTime says that the store forgets keys by a clock of its own that
+// cannot be set, such as that of a server with TTLs. Then only windows of a minute
+// and more are used, and a check that fails after state may have expired under it
+// is run again.
+func ExpiresInRealTime() Option { return func(s *suite) { s.realTime = true } }
+
+// Run runs the suite on the stores that open returns.
+func Run(t *testing.T, open Open, opts ...Option) {
+	s := newSuite(open, opts...)
+	for _, a := range algorithms {
+		t.Run(a.name, func(t *testing.T) {
+			for _, c := range checks {
+				t.Run(c.name, func(t *testing.T) { s.run(t, a, c) })
+			}
+		})
+	}
+	for _, c := range checksOfStores {
+		t.Run(c.name, func(t *testing.T) { s.run(t, algorithm{}, c) })
+	}
+}
+
+// algorithm is one of the library's, and what it promises.
+type algorithm struct {
+	name     string // as in ratelimit.New
+	bucket   bool   // limits have a Burst
+	newModel func() model
+}
+
+var algorithms = []algorithm{
+	{name: "fixed_window", newModel: func() model { return &fixedWindow{} }},
+	{name: "sliding_window", newModel: func() model { return &slidingWindow{} }},
+	{name: "sliding_log", newModel: func() model { return &slidingLog{} }},
+	{name: "token_bucket", bucket: true, newModel: func() model { return &bucket{} }},
+	{name: "leaky_bucket", bucket: true, newModel: func() model { return &bucket{queue: true} }},
+}
+
+// check is one sentence about a store, and its proof.
+type check struct {
+	name string
+	run  func(t testing.TB, s *suite, a algorithm)
+}
+
+// checks are run for each algorithm.
+var checks = []check{
+	{"random traces agree with exact arithmetic", tracesAgree},
+	{"random traces with changing limits agree with exact arithmetic", changingTracesAgree},
+	{"a trace answers the same without its denials and Peeks", denialsChangeNothing},
+	{"at one instant exactly the capacity is admitted", exactlyTheCapacity},
+	{"a denied call is admitted at RetryAfter and not 1 µs before", retryAfterIsExact},
+	{"at ResetAfter a key is as never seen, and not 1 µs before", resetAfterIsExact},
+	{"more than the capacity is never admitted and costs nothing", tooManyCostNothing},
+	{"Peek answers what Take would", peekAnswersAsTake},
+	{"no interval admits more than the bound", boundHolds},
+	{"a long run admits what exact arithmetic admits", longRun},
+	{"a late reading of the clock mints nothing", lateReadingsMintNothing},
+	{"a refund gives back only what is still charged", refunds},
+	{"a changed limit keeps the spend and locks nobody out", limitChanges},
+	{"a refund after a changed limit mints nothing", refundsAfterChange},
+	{"after Reset a key is as never seen", resetForgets},
+	{"64 goroutines share exactly the capacity", concurrentTakes},
+	{"what goroutines refund is there again, exactly", concurrentRefunds},
+	{"bad input never reaches the store", badInput},
+	{"a rate of 0 denies everything and never reaches the store", rateOfZero},
+}
+
+// checksOfStores are run once, with all algorithms on one store.
+var checksOfStores = []check{
+	{"different limiters never share a key", limitersAreApart},
+	{"limiters of one name share across rates and bursts", namesShare},
+	{"equal keys share a bucket, and only equal ones", keysAreExact},
+}
+
+type suite struct {
+	open     Open
+	traces   int
+	realTime bool
+	alone    bool // Results are not compared with those of the reference store
+	late     *atomic.Bool
+}
+
+func newSuite(open Open, opts ...Option) *suite {
+	s := &suite{open: open, traces: 300, late: new(atomic.Bool)}
+	for _, opt := range opts {
+		opt(s)
+	}
+	if testing.Short() {
+		s.traces = (s.traces + 9) / 10
+	}
+	return s
+}
+
+// run runs c, again where the store may have lost state to its own clock.
+func (s *suite) run(t testing.TB, a algorithm, c check) {
+	t.Helper()
+	if !s.realTime {
+		c.run(t, s, a)
+		return
+	}
+	const attempts = 10
+	for i := 1; ; i++ {
+		this := *s
+		this.late = new(atomic.Bool)
+		messages, failed := try(t, func(t testing.TB) { c.run(t, &this, a) })
+		if !failed {
+			return
+		}
+		if !this.late.Load() || i == attempts {
+			t.Fatalf("attempt %d, state may have expired: %v\n%s", i, this.late.Load(), messages)
+		}
+	}
+}
+
+// attempt is a test that can fail without failing its parent.
+type attempt struct {
+	testing.TB
+	messages strings.Builder
+	failed   bool
+}
+
+// try runs f to its end or its first Fatal.
+func try(t testing.TB, f func(testing.TB)) (messages string, failed bool) {
+	a := &attempt{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f(a)
+	}()
+	<-done
+	return a.messages.String(), a.failed
+}
+
+func (a *attempt) Errorf(format string, args ...any) {
+	a.failed = true
+	fmt.Fprintf(&a.messages, format+"\n", args...)
+}
+
+func (a *attempt) Error(args ...any) { a.Errorf("%s", fmt.Sprintln(args...)) }
+
+func (a *attempt) Fail() { a.failed = true }
+
+func (a *attempt) Failed() bool { return a.failed }
+
+func (a *attempt) FailNow() {
+	a.failed = true
+	runtime.Goexit()
+}
+
+func (a *attempt) Fatalf(format string, args ...any) {
+	a.Errorf(format, args...)
+	runtime.Goexit()
+}
+
+func (a *attempt) Fatal(args ...any) { a.Fatalf("%s", fmt.Sprintln(args...)) }
+
+// epoch is where the suite's time starts: the beginning of a minute, an hour and
+// a day in UTC.
+var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// clock is a clock that is set by hand. Its readings are never whole
+// microseconds, which a store drops.
+type clock struct{ us atomic.Int64 }
+
+func newClock() *clock {
+	c := new(clock)
+	c.us.Store(epoch.UnixMicro())
+	return c
+}
+
+func (c *clock) read() time.Time         { return time.UnixMicro(c.us.Load()).Add(999 * time.Nanosecond) }
+func (c *clock) set(us int64)            { c.us.Store(us) }
+func (c *clock) advance(d time.Duration) { c.us.Add(d.Microseconds()) }
+
+// bench is a store under test, with its clock.
+type bench struct {
+	*clock
+	t     testing.TB
+	suite *suite
+	store store.Store
+}
+
+func (s *suite) bench(t testing.TB) *bench {
+	t.Helper()
+	c := newClock()
+	return &bench{clock: c, t: t, suite: s, store: s.open(t, c.read)}
+}
+
+// limiter returns a limiter on the store of b. It must be a valid one.
+func (b *bench) limiter(algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	b.t.Helper()
+	lim, err := ratelimit.New(algorithm, b.store, l, opts...)
+	if err != nil {
+		b.t.Fatalf("New(%q, %v): %v", algorithm, l, err)
+	}
+	if b.suite.realTime {
+		lim = &watch{Limiter: lim, late: b.suite.late, ends: map[string]time.Time{}}
+	}
+	return lim
+}
+
+// key is one key of one limiter, whose calls must not fail.
+type key struct {
+	*bench
+	lim  ratelimit.Limiter
+	name string
+}
+
+// key returns a key of a limiter of l.
+func (b *bench) key(algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) *key {
+	b.t.Helper()
+	return &key{bench: b, lim: b.limiter(algorithm, l, opts...), name: "key"}
+}
+
+// at sets the clock to d after [epoch].
+func (k *key) at(d time.Duration) *key {
+	k.set(epoch.UnixMicro() + d.Microseconds())
+	return k
+}
+
+func (k *key) allow(n int) ratelimit.Result {
+	k.t.Helper()
+	r, err := k.lim.AllowN(context.Background(), k.name, n)
+	if err != nil {
+		k.t.Fatalf("AllowN(%d): %v", n, err)
+	}
+	return r
+}
+
+func (k *key) peek() ratelimit.Result {
+	k.t.Helper()
+	r, err := k.lim.Peek(context.Background(), k.name)
+	if err != nil {
+		k.t.Fatalf("Peek: %v", err)
+	}
+	return r
+}
+
+// take admits n events.
+func (k *key) take(n int) ratelimit.Result {
+	k.t.Helper()
+	r := k.allow(n)
+	if !r.Allowed {
+		k.t.Fatalf("AllowN(%d) is denied: %+v", n, r)
+	}
+	return r
+}
+
+// deny tries n events in vain.
+func (k *key) deny(n int) ratelimit.Result {
+	k.t.Helper()
+	r := k.allow(n)
+	if r.Allowed {
+		k.t.Fatalf("AllowN(%d) is admitted: %+v", n, r)
+	}
+	return r
+}
+
+func (k *key) refund(r ratelimit.Result, n int) {
+	k.t.Helper()
+	if err := k.lim.Refund(context.Background(), k.name, r, n); err != nil {
+		k.t.Fatalf("Refund(%+v, %d): %v", r, n, err)
+	}
+}
+
+func (k *key) reset() {
+	k.t.Helper()
+	if err := k.lim.Reset(context.Background(), k.name); err != nil {
+		k.t.Fatalf("Reset: %v", err)
+	}
+}
+
+// has expects n events to be left.
+func (k *key) has(n int) {
+	k.t.Helper()
+	if r := k.peek(); r.Remaining != n {
+		k.t.Fatalf("Remaining is %d, want %d: %+v", r.Remaining, n, r)
+	}
+}
+
+// watch is a limiter that notices when the store may have forgotten a key that is
+// in force by the suite's clock.
+type watch struct {
+	ratelimit.Limiter
+	late *atomic.Bool
+
+	mu   sync.Mutex
+	ends map[string]time.Time // of each key, in real time
+}
+
+func (w *watch) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return w.AllowN(ctx, key, 1)
+}
+
+func (w *watch) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	start := time.Now()
+	r, err := w.Limiter.AllowN(ctx, key, n)
+	w.check(key)
+	if r.Allowed {
+		w.end(key, start.Add(r.ResetAfter))
+	}
+	return r, err
+}
+
+func (w *watch) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
+	r, err := w.Limiter.Peek(ctx, key)
+	w.check(key)
+	return r, err
+}
+
+func (w *watch) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	start := time.Now()
+	err := w.Limiter.Refund(ctx, key, charged, n)
+	w.check(key)
+	if err != nil {
+		return err
+	}
+	if r, err := w.Limiter.Peek(ctx, key); err == nil {
+		w.end(key, start.Add(r.ResetAfter)) // no later than before
+	}
+	return nil
+}
+
+func (w *watch) Reset(ctx context.Context, key string) error {
+	w.mu.Lock()
+	delete(w.ends, key)
+	w.mu.Unlock()
+	return w.Limiter.Reset(ctx, key)
+}
+
+func (w *watch) end(key string, end time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ends[key] = end
+}
+
+func (w *watch) check(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if end, found := w.ends[key]; found && !time.Now().Before(end) {
+		w.late.Store(true)
+	}
+}

@@ -1,0 +1,319 @@
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+func openReference(_ testing.TB, clock func() time.Time) store.Store { return newReference(clock) }
+
+// On the reference store, only the oracle and the checks can find fault.
+func TestReferenceStore(t *testing.T) { Run(t, openReference) }
+
+// wrong is the reference store with a planted bug: what is not nil stands in for
+// the method.
+type wrong struct {
+	*reference
+	take   func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error)
+	peek   func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error)
+	refund func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error
+	reset  func(m *reference, sp *store.Space, key string) error
+}
+
+var background = context.Background()
+
+func (w *wrong) Take(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	if w.take != nil {
+		return w.take(w.reference, sp, key, l, n)
+	}
+	return w.reference.Take(background, sp, key, l, n)
+}
+
+func (w *wrong) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	if w.peek != nil {
+		return w.peek(w.reference, sp, key, l, n)
+	}
+	return w.reference.Peek(background, sp, key, l, n)
+}
+
+func (w *wrong) Refund(_ context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+	if w.refund != nil {
+		return w.refund(w.reference, sp, key, l, c)
+	}
+	return w.reference.Refund(background, sp, key, l, c)
+}
+
+func (w *wrong) Reset(_ context.Context, sp *store.Space, key string) error {
+	if w.reset != nil {
+		return w.reset(w.reference, sp, key)
+	}
+	return w.reference.Reset(background, sp, key)
+}
+
+// clockwork is a reference store whose clock is changed by f.
+func clockwork(f func(time.Time) time.Time) func(*reference) store.Store {
+	return func(m *reference) store.Store {
+		clock := m.clock
+		m.clock = func() time.Time { return f(clock()) }
+		return m
+	}
+}
+
+// withKeys is a reference store in which keys and spaces are changed by f.
+func withKeys(f func(sp *store.Space, key string) (*store.Space, string)) func(*reference) store.Store {
+	return func(m *reference) store.Store {
+		return &wrong{reference: m,
+			take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+				sp, key = f(sp, key)
+				return m.Take(background, sp, key, l, n)
+			},
+			peek: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+				sp, key = f(sp, key)
+				return m.Peek(background, sp, key, l, n)
+			},
+			refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+				sp, key = f(sp, key)
+				return m.Refund(background, sp, key, l, c)
+			},
+			reset: func(m *reference, sp *store.Space, key string) error {
+				sp, key = f(sp, key)
+				return m.Reset(background, sp, key)
+			},
+		}
+	}
+}
+
+// edit changes the state of a key, if it has one.
+func edit(m *reference, sp *store.Space, key string, f func(*store.State)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := addressOf(sp, key)
+	if s, found := m.states[a]; found {
+		f(&s)
+		m.states[a] = s
+	}
+}
+
+// planted are bugs, each seen in some rate limiter, and where they can show. The
+// log has its state to itself, so some cannot be planted there.
+var planted = []struct {
+	name string
+	open func(m *reference) store.Store
+	in   string // algorithms, "all", "states" (all but the log) or "stores"
+}{
+	{"the clock is 1 µs fast after its first second", clockwork(func(t time.Time) time.Time {
+		if t.Sub(epoch) > time.Second {
+			return t.Add(time.Microsecond)
+		}
+		return t
+	}), "all"},
+	{"the clock is rounded up", clockwork(func(t time.Time) time.Time { return t.Add(999 * time.Nanosecond) }), "fixed_window sliding_window"}, // elsewhere every instant is as good as the next
+	{"the clock counts milliseconds", clockwork(func(t time.Time) time.Time { return t.Truncate(time.Millisecond) }), "all"},
+	{"a denial is charged", func(m *reference) store.Store {
+		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+			r, err := m.Take(background, sp, key, l, n)
+			if !r.OK && n < l.Burst {
+				_, _ = m.Take(background, sp, key, l, 1)
+			}
+			return r, err
+		}}
+	}, "all"},
+	{"Peek charges", func(m *reference) store.Store {
+		return &wrong{reference: m, peek: (*reference).take}
+	}, "all"},
+	{"Peek is of one event", func(m *reference) store.Store {
+		return &wrong{reference: m, peek: func(m *reference, sp *store.Space, key string, l store.Limit, _ int64) (store.Reply, error) {
+			return m.Peek(background, sp, key, l, 1)
+		}}
+	}, "all"},
+	{"a refund forgets when the charge was", func(m *reference) store.Store {
+		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+			c.At = m.clock().UnixMicro()
+			c.Due = c.At + l.Period
+			edit(m, sp, key, func(s *store.State) { c.At = s.At })
+			return m.Refund(background, sp, key, l, c)
+		}}
+	}, "all"},
+	{"a refund gives back one more", func(m *reference) store.Store {
+		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+			c.N++
+			return m.Refund(background, sp, key, l, c)
+		}}
+	}, "all"},
+	{"a refund gives back all", func(m *reference) store.Store {
+		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, _ store.Limit, _ store.Charge) error {
+			return m.Reset(background, sp, key)
+		}}
+	}, "all"},
+	{"a refund does nothing", func(m *reference) store.Store {
+		return &wrong{reference: m, refund: func(*reference, *store.Space, string, store.Limit, store.Charge) error { return nil }}
+	}, "all"},
+	{"a refund after the fact is paid in full", func(m *reference) store.Store {
+		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+			c.Due += 100 * l.Period
+			return m.Refund(background, sp, key, l, c)
+		}}
+	}, "token_bucket leaky_bucket"},
+	{"a refund is of any place in the queue", func(m *reference) store.Store {
+		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+			edit(m, sp, key, func(s *store.State) { c.At, c.Due = s.At, c.Due+100*l.Period })
+			return m.Refund(background, sp, key, l, c)
+		}}
+	}, "leaky_bucket"},
+	{"Reset does nothing", func(m *reference) store.Store {
+		return &wrong{reference: m, reset: func(*reference, *store.Space, string) error { return nil }}
+	}, "all"},
+	{"the level is kept as a float64", afterTake(func(s *store.State, _ store.Limit) {
+		level := float64(s.Whole) + float64(s.Part)/float64(s.Period)
+		s.Whole = int64(level)
+		s.Part = int64((level - float64(s.Whole)) * float64(s.Period))
+	}), "token_bucket leaky_bucket"},
+	{"the level is kept as a float32", afterTake(func(s *store.State, _ store.Limit) {
+		s.Whole = int64(float32(s.Whole))
+	}), "states"},
+	{"the fraction is dropped", afterTake(func(s *store.State, _ store.Limit) { s.Part = 0 }), "token_bucket leaky_bucket sliding_window"},
+	{"the Period of the state is not kept", afterTake(func(s *store.State, _ store.Limit) { s.Period = 1e6 }), "states"},
+	{"a limit change starts afresh", beforeTake(func(s *store.State, l store.Limit) {
+		if s.Period != l.Period {
+			*s = store.State{}
+		}
+	}), "states"},
+	{"a late reading rewinds the state", func(m *reference) store.Store {
+		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+			now := m.clock().UnixMicro()
+			edit(m, sp, key, func(s *store.State) { s.At = min(s.At, now) })
+			return m.Take(background, sp, key, l, n)
+		}}
+	}, "states"},
+	{"a late reading finds a key never seen", func(m *reference) store.Store {
+		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+			now := m.clock().UnixMicro()
+			edit(m, sp, key, func(s *store.State) {
+				if s.At > now {
+					*s = store.State{}
+				}
+			})
+			return m.Take(background, sp, key, l, n)
+		}}
+	}, "states"},
+	{"two calls read before either writes", func(m *reference) store.Store {
+		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+			r, err := m.Peek(background, sp, key, l, n)
+			if !r.OK {
+				return r, err
+			}
+			runtime.Gosched()
+			l.Burst, l.Rate = 2*l.Burst, 2*l.Rate
+			_, err = m.Take(background, sp, key, l, n)
+			return r, err
+		}}
+	}, "all"},
+	{"a lost update", func(m *reference) store.Store {
+		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+			m.mu.Lock()
+			before := m.states[addressOf(sp, key)]
+			m.mu.Unlock()
+			now := m.clock().UnixMicro()
+			runtime.Gosched()
+			after, r := sp.Rule.Step(before, l, now, n)
+			if r.OK {
+				m.mu.Lock()
+				m.states[addressOf(sp, key)] = after
+				m.mu.Unlock()
+			}
+			return r, nil
+		}}
+	}, "states"},
+	{"keys end at a zero byte", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
+		head, _, _ := strings.Cut(key, "\x00")
+		return sp, head
+	}), "stores"},
+	{"keys are cut after 128 bytes", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
+		return sp, key[:min(128, len(key))]
+	}), "stores"},
+	{"keys are made valid UTF-8", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
+		return sp, strings.ToValidUTF8(key, "\ufffd")
+	}), "stores"},
+	{"keys lose their braces", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
+		return sp, strings.Trim(key, "{}")
+	}), "stores"},
+	{"keys lose their spaces", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
+		return sp, strings.TrimSpace(key)
+	}), "stores"},
+	{"space and key run together", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
+		return store.NewSpace(sp.Rule, ""), sp.Rule.Name + strings.TrimRight(sp.Name, ":") + ":" + key
+	}), "stores"},
+	{"the space is forgotten", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
+		return store.NewSpace(sp.Rule, ""), key
+	}), "stores"},
+}
+
+func (m *reference) take(sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	return m.Take(background, sp, key, l, n)
+}
+
+// afterTake changes the state that Take has written.
+func afterTake(f func(*store.State, store.Limit)) func(*reference) store.Store {
+	return func(m *reference) store.Store {
+		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+			r, err := m.Take(background, sp, key, l, n)
+			if r.OK {
+				edit(m, sp, key, func(s *store.State) { f(s, l) })
+			}
+			return r, err
+		}}
+	}
+}
+
+// beforeTake changes the state that Take will find.
+func beforeTake(f func(*store.State, store.Limit)) func(*reference) store.Store {
+	return func(m *reference) store.Store {
+		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+			edit(m, sp, key, func(s *store.State) { f(s, l) })
+			return m.Take(background, sp, key, l, n)
+		}}
+	}
+}
+
+// Each planted bug is found in each algorithm that can have it, by the oracle and
+// the checks alone: Results are not compared with the reference store's.
+func TestPlantedBugsAreFound(t *testing.T) {
+	for _, bug := range planted {
+		t.Run(bug.name, func(t *testing.T) {
+			s := newSuite(func(_ testing.TB, clock func() time.Time) store.Store {
+				return bug.open(newReference(clock))
+			}, Traces(60))
+			s.alone = true
+			if bug.in == "stores" {
+				s.finds(t, algorithm{name: "stores"}, checksOfStores)
+				return
+			}
+			for _, a := range algorithms {
+				if bug.in == "all" || bug.in == "states" && a.name != "sliding_log" || strings.Contains(bug.in, a.name) {
+					s.finds(t, a, checks)
+				}
+			}
+		})
+	}
+}
+
+// finds expects one of the checks at least to fail.
+func (s *suite) finds(t *testing.T, a algorithm, checks []check) {
+	t.Helper()
+	var found []string
+	for _, c := range checks {
+		if message, failed := try(t, func(t testing.TB) { c.run(t, s, a) }); failed {
+			found = append(found, fmt.Sprintf("%s: %.300s", c.name, message))
+		}
+	}
+	if len(found) == 0 {
+		t.Errorf("%s: not found", a.name)
+	}
+	t.Logf("%s: found by %d checks:\n%s", a.name, len(found), strings.Join(found, "\n"))
+}

@@ -1,0 +1,449 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// traceLen is the most calls of a random trace.
+const traceLen = 60
+
+// horizon is the end of time for traces, Unix µs: the end of 2199.
+var horizon = time.Date(2199, 12, 31, 0, 0, 0, 0, time.UTC).UnixMicro()
+
+// op is one call of a trace. It says all about itself, so that a trace without
+// some of its ops is a trace too.
+type op struct {
+	id    int
+	kind  string // "AllowN", "Peek", "Refund" or "Reset"
+	at    int64  // the reading of the clock, Unix µs
+	n     int
+	of    int // Refund: the id of the op whose Result is refunded
+	limit ratelimit.Limit
+}
+
+func (o op) String() string {
+	text := fmt.Sprintf("#%-2d %+d µs  %-10v  %s", o.id, o.at-epoch.UnixMicro(), o.limit, o.kind)
+	switch o.kind {
+	case "AllowN":
+		text += fmt.Sprintf("(%d)", o.n)
+	case "Refund":
+		text += fmt.Sprintf("(#%d, %d)", o.of, o.n)
+	}
+	return text
+}
+
+// errUnspecified ends a trace whose next answer depends on when a store drops
+// state that it may drop.
+var errUnspecified = errors.New("unspecified")
+
+// player plays a trace on a store, on the reference store and on the oracle.
+type player struct {
+	newModel  func() model
+	model     model
+	clock     *clock
+	limit     ratelimit.Limit // WithLimitFunc's answer
+	lim       ratelimit.Limiter
+	reference ratelimit.Limiter // nil if Results are not compared
+
+	latest  int64 // reading of the clock
+	results map[int]ratelimit.Result
+	charges map[int]charge
+	ids     []int // of admissions
+}
+
+func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *player {
+	t.Helper()
+	b := s.bench(t)
+	p := &player{
+		newModel: a.newModel,
+		model:    a.newModel(),
+		clock:    b.clock,
+		results:  map[int]ratelimit.Result{},
+		charges:  map[int]charge{},
+	}
+	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return p.limit, nil })
+	p.lim = b.limiter(a.name, base, limits)
+	if !s.alone {
+		b.store = newReference(b.clock.read)
+		p.reference = b.limiter(a.name, base, limits)
+	}
+	return p
+}
+
+// unspecified says whether the state may or may not be there for o, and matters.
+func (p *player) unspecified(o op) bool {
+	l, m := integers(o.limit), p.model
+	if o.limit.Rate == 0 {
+		return false
+	}
+	now := m.seen(o.at)
+	return m.forgettable(max(now, p.latest)) && !m.fresh(l, now)
+}
+
+// play calls o and says what is wrong with its answer.
+func (p *player) play(o op) error {
+	if p.unspecified(o) && o.kind != "Reset" {
+		return errUnspecified
+	}
+	p.clock.set(o.at)
+	p.latest = max(p.latest, o.at)
+	p.limit = o.limit
+	r, err := call(p.lim, o, p.results[o.of])
+	if err != nil {
+		return err
+	}
+	if err := p.judge(o, r); err != nil {
+		return fmt.Errorf("%w\n%+v", err, r)
+	}
+	if p.reference != nil {
+		want, err := call(p.reference, o, p.results[o.of])
+		if err != nil {
+			return fmt.Errorf("the reference store: %w", err)
+		}
+		if r != want {
+			return fmt.Errorf("a Result differs from the reference store's:\n%#v\n%#v", r, want)
+		}
+	}
+	p.results[o.id] = r
+	return nil
+}
+
+// judge is the oracle's word on r.
+func (p *player) judge(o op, r ratelimit.Result) error {
+	if o.limit.Rate == 0 && o.kind != "Reset" {
+		if want := (ratelimit.Result{RetryAfter: ratelimit.Never}); r != want && o.kind != "Refund" {
+			return fmt.Errorf("a rate of 0 denies with Never, and knows nothing else")
+		}
+		return nil
+	}
+	l, now := integers(o.limit), p.model.seen(o.at)
+	switch o.kind {
+	case "AllowN":
+		err := judge(p.model, l, o.at, int64(o.n), r, false)
+		if err == nil && r.Allowed {
+			p.charges[o.id] = charge{now, now + r.ResetAfter.Microseconds(), int64(o.n), l}
+			p.ids = append(p.ids, o.id)
+		}
+		return err
+	case "Peek":
+		return judge(p.model, l, o.at, 1, r, true)
+	case "Refund":
+		c := p.charges[o.of]
+		p.model.refund(l, now, c, min(int64(o.n), c.n))
+	case "Reset":
+		p.model = p.newModel()
+	}
+	return nil
+}
+
+// call calls o, and charged is what it refunds. It leaves out what is no charge.
+func call(lim ratelimit.Limiter, o op, charged ratelimit.Result) (ratelimit.Result, error) {
+	ctx := context.Background()
+	switch o.kind {
+	case "AllowN":
+		return lim.AllowN(ctx, "key", o.n)
+	case "Peek":
+		return lim.Peek(ctx, "key")
+	case "Refund":
+		err := lim.Refund(ctx, "key", charged, o.n)
+		if !charged.Allowed && errors.Is(err, ratelimit.ErrInvalidN) {
+			err = nil
+		}
+		return ratelimit.Result{}, err
+	case "Reset":
+		return ratelimit.Result{}, lim.Reset(ctx, "key")
+	}
+	return ratelimit.Result{}, fmt.Errorf("no op %q", o.kind)
+}
+
+// replay plays ops from the start, and returns how many went well.
+func replay(t testing.TB, s *suite, a algorithm, base ratelimit.Limit, ops []op) (int, error) {
+	t.Helper()
+	p := newPlayer(t, s, a, base)
+	for i, o := range ops {
+		switch err := p.play(o); {
+		case errors.Is(err, errUnspecified):
+			return i, nil
+		case err != nil:
+			return i, err
+		}
+	}
+	return len(ops), nil
+}
+
+// shrink drops ops from a trace that fails, as long as it does.
+func shrink(t testing.TB, s *suite, a algorithm, base ratelimit.Limit, ops []op, err error) ([]op, error) {
+	t.Helper()
+	for i := len(ops) - 1; i >= 0; i-- {
+		fewer := append(append([]op(nil), ops[:i]...), ops[i+1:]...)
+		if played, e := replay(t, s, a, base, fewer); e != nil {
+			ops, err = fewer[:played+1], e
+			i = min(i, len(ops))
+		}
+	}
+	return ops, err
+}
+
+// tracesAgree plays traces of one limit each.
+func tracesAgree(t testing.TB, s *suite, a algorithm) { playTraces(t, s, a, false) }
+
+// changingTracesAgree plays traces in which the limit changes and flaps.
+func changingTracesAgree(t testing.TB, s *suite, a algorithm) { playTraces(t, s, a, true) }
+
+func playTraces(t testing.TB, s *suite, a algorithm, change bool) {
+	for seed := range uint64(s.traces) {
+		g := newGenerator(s, a, seed, change)
+		p := newPlayer(t, s, a, g.base)
+		var ops []op
+		for len(ops) < traceLen {
+			o := g.next(p)
+			ops = append(ops, o)
+			err := p.play(o)
+			if err == nil {
+				continue
+			}
+			played := len(ops)
+			ops, err = shrink(t, s, a, g.base, ops, err)
+			t.Fatalf("seed %d, %s of %v, %d calls shrunk to %d:\n%s\n%v",
+				seed, a.name, g.base, played, len(ops), lines(ops), err)
+		}
+	}
+}
+
+func lines(ops []op) string {
+	var b strings.Builder
+	for _, o := range ops {
+		fmt.Fprintln(&b, o)
+	}
+	return b.String()
+}
+
+// generator makes traces up, each from its seed.
+type generator struct {
+	*rand.Rand
+	base   ratelimit.Limit
+	limits []ratelimit.Limit // that WithLimitFunc gives, one after the other
+	limit  ratelimit.Limit
+	last   ratelimit.Result
+	nextID int
+}
+
+func newGenerator(s *suite, a algorithm, seed uint64, change bool) *generator {
+	h := fnv.New64a()
+	fmt.Fprint(h, a.name, change)
+	g := &generator{Rand: rand.New(rand.NewPCG(seed, h.Sum64()))}
+	pool := s.limits(a)
+	g.base = pool[g.IntN(len(pool))]
+	g.limit, g.limits = g.base, []ratelimit.Limit{g.base}
+	for change && len(g.limits) < 4 {
+		if l := g.variant(pool); s.valid(a, l) {
+			g.limits = append(g.limits, l)
+		}
+	}
+	return g
+}
+
+// variant is a limit near the base, or any other.
+func (g *generator) variant(pool []ratelimit.Limit) ratelimit.Limit {
+	l := g.base
+	some := func(n int) int {
+		near := []int{n / 2, n - 1, n + 1, 2 * n, 1, 2, 3, 10, 1000}
+		return near[g.IntN(len(near))]
+	}
+	switch g.IntN(6) {
+	case 0:
+		return pool[g.IntN(len(pool))]
+	case 1, 2:
+		l.Rate = some(l.Rate)
+	case 3:
+		l.Burst = some(max(l.Burst, l.Rate))
+	case 4:
+		near := []time.Duration{l.Period / 2, l.Period - 1000, l.Period + 1000, 2 * l.Period, 7 * l.Period, l.Period / 10}
+		l.Period = near[g.IntN(len(near))].Truncate(time.Microsecond)
+	case 5:
+		l.Period = pool[g.IntN(len(pool))].Period
+	}
+	return l
+}
+
+// next makes up the next op, knowing what p has seen.
+func (g *generator) next(p *player) op {
+	g.nextID++
+	o := op{id: g.nextID, limit: g.nextLimit(), at: g.time(p), n: 1}
+	g.last = p.results[g.nextID-1]
+	switch x := g.IntN(100); {
+	case x < 3:
+		o.kind = "Reset"
+	case x < 15:
+		o.kind = "Peek"
+	case x < 33 && len(p.ids) > 0:
+		o.kind = "Refund"
+		o.of = p.ids[len(p.ids)-1-g.IntN(min(len(p.ids), 1+g.IntN(8)))]
+		o.n = g.part(int(p.charges[o.of].n))
+	default:
+		o.kind = "AllowN"
+		o.n = g.cost(integers(o.limit).burst)
+	}
+	if late := o.at - g.Int64N(1+min(o.limit.Period.Microseconds()*2, o.at/2)); g.IntN(20) == 0 {
+		early := o
+		early.at = late
+		if !p.unspecified(early) {
+			return early
+		}
+	}
+	if p.unspecified(o) {
+		o.kind = "Reset"
+	}
+	return o
+}
+
+func (g *generator) nextLimit() ratelimit.Limit {
+	if g.IntN(4) == 0 {
+		g.limit = g.limits[g.IntN(len(g.limits))]
+	}
+	return g.limit
+}
+
+// part is how many of n events to refund: some, all, or more.
+func (g *generator) part(n int) int {
+	switch g.IntN(4) {
+	case 0:
+		return 1
+	case 1:
+		return n + 1
+	case 2:
+		return 1 + g.IntN(n)
+	}
+	return n
+}
+
+// cost is from 1 to 2 above the capacity, and often what is just left or just
+// not.
+func (g *generator) cost(capacity int64) int {
+	switch g.IntN(9) {
+	case 0, 1, 2:
+		return 1
+	case 3:
+		return 1 + g.IntN(5)
+	case 4:
+		return max(1, g.last.Remaining)
+	case 5:
+		return g.last.Remaining + 1
+	case 6:
+		return int(capacity) - 1 + g.IntN(4) + int(max(0, 2-capacity))
+	case 7:
+		return 1 + int(capacity)/(1+g.IntN(10))
+	}
+	return 1 + g.IntN(int(capacity))
+}
+
+// time is the next reading: often the same, often the very edge of something, and
+// now and then years later.
+func (g *generator) time(p *player) int64 {
+	now := max(p.latest, epoch.UnixMicro())
+	period := g.limit.Period.Microseconds()
+	event := 1 + period/int64(max(1, g.limit.Rate))
+	near := g.Int64N(3) - 1
+	edge := windowStart(now, period) + period
+	step := int64(0)
+	switch g.IntN(20) {
+	case 0:
+		step = 1 + g.Int64N(3)
+	case 1:
+		step = g.Int64N(event + 1)
+	case 2:
+		step = event + near
+	case 3, 4:
+		step = g.Int64N(period)
+	case 5:
+		step = period + near
+	case 6:
+		step = edge - now + near
+	case 7:
+		step = g.Int64N(3 * period)
+	case 8, 9, 10:
+		if g.last.RetryAfter != ratelimit.Never {
+			step = g.last.RetryAfter.Microseconds() + near
+		}
+	case 11:
+		step = g.last.ResetAfter.Microseconds() + near
+	case 12:
+		step = g.last.ResetAfter.Microseconds() / 2
+	case 13:
+		if g.IntN(8) == 0 {
+			step = g.Int64N(10 * 365 * 24 * 3600e6)
+		}
+	}
+	if step < 0 || now+step > horizon {
+		return now
+	}
+	return now + step
+}
+
+// limits are the limits that a store is tried with: primes, the largest, the
+// smallest, and rates that no unit of time divides.
+func (s *suite) limits(a algorithm) []ratelimit.Limit {
+	const (
+		day  = 24 * time.Hour
+		most = 1<<31 - 1
+	)
+	all := []ratelimit.Limit{
+		{Rate: 3, Period: time.Second},
+		{Rate: 7, Period: time.Minute},
+		{Rate: 10, Period: time.Minute},
+		{Rate: 1000003, Period: time.Hour},
+		{Rate: 1000000, Period: time.Second},
+		{Rate: 999983, Period: day},
+		{Rate: most, Period: 365 * day},
+		{Rate: most, Period: 3650 * day},
+		{Rate: most, Period: time.Millisecond},
+		{Rate: 1, Period: time.Millisecond},
+		{Rate: 2, Period: 1500 * time.Microsecond},
+		{Rate: 1, Period: 3650 * day},
+		{Rate: 13, Period: 1000003 * time.Microsecond},
+		{Rate: 1, Period: time.Hour},
+		{Rate: 100, Period: 90 * time.Minute},
+	}
+	var valid []ratelimit.Limit
+	for _, l := range all {
+		for _, burst := range []int{0, 1, 2, 20, 1 << 20, most} {
+			if l.Burst = burst; s.valid(a, l) {
+				valid = append(valid, l)
+			}
+		}
+	}
+	return valid
+}
+
+// someLimits are those of [suite.limits], or an even choice of them for a suite of
+// few traces.
+func (s *suite) someLimits(a algorithm) []ratelimit.Limit {
+	all := s.limits(a)
+	most := max(6, s.traces/3)
+	if len(all) <= most {
+		return all
+	}
+	var some []ratelimit.Limit
+	for i := range most {
+		some = append(some, all[i*len(all)/most])
+	}
+	return some
+}
+
+// valid says whether a takes l, and the store can be tried with it.
+func (s *suite) valid(a algorithm, l ratelimit.Limit) bool {
+	if l.Rate == 0 || s.realTime && l.Period < time.Minute {
+		return false
+	}
+	_, err := ratelimit.New(a.name, newReference(time.Now), l)
+	return err == nil
+}
