@@ -332,6 +332,22 @@ func TestNoRateIsTooHighForTheArithmetic(t *testing.T) {
 	}
 }
 
+func TestAHighRateIsNotRoundedToAnInterval(t *testing.T) {
+	client := redistest.Mini(t).Client(t)
+	limit := ratelimit.PerSecond(700_000_000) // 1.43 ns an event; 1 ns would be 1,000,000,000 a second
+	for _, algorithm := range []string{"token_bucket", "leaky_bucket"} {
+		c := newClock()
+		for _, s := range []store.Store{memory(t, c), onRedis(t, client, redisstore.WithClock(c.Now))} {
+			lim := newLimiter(t, algorithm, s, limit)
+			require.True(t, allowN(t, lim, limit.Rate).Allowed)
+			c.Advance(time.Millisecond)
+			peek, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, 700_000, peek.Remaining)
+		}
+	}
+}
+
 func TestShortPeriodsLimitOnARealServer(t *testing.T) {
 	// By the server's own clock and expiry; an expiry of whole seconds would be 0.
 	// At worst the tries span three windows of 300 ms, or more on a slow machine.
