@@ -90,6 +90,13 @@ func newLimiter(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit
 	return lim
 }
 
+func allow(t testing.TB, lim ratelimit.Limiter, key string) ratelimit.Result {
+	t.Helper()
+	r, err := lim.Allow(t.Context(), key)
+	require.NoError(t, err)
+	return r
+}
+
 func allowN(t testing.TB, lim ratelimit.Limiter, n int) ratelimit.Result {
 	t.Helper()
 	r, err := lim.AllowN(t.Context(), "key", n)

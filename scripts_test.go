@@ -260,6 +260,28 @@ func TestALogTakesAtMost12BytesAnEventOnRedis(t *testing.T) {
 	}
 }
 
+func TestTheScriptsRunOnACluster(t *testing.T) {
+	c := newClock()
+	s := onRedis(t, redistest.StartCluster(t, 3, 0).Client(t), redisstore.WithClock(c.Now))
+	for _, algorithm := range algorithms {
+		lim := newLimiter(t, algorithm, s, ratelimit.PerHour(3))
+		for i := range 20 { // on all three masters
+			key := fmt.Sprint("user:", i)
+			for n := range 4 {
+				r, err := lim.Allow(t.Context(), key)
+				require.NoError(t, err)
+				require.Equal(t, n < 3, r.Allowed)
+				if n == 2 {
+					require.NoError(t, lim.Refund(t.Context(), key, r, 1))
+					require.True(t, allow(t, lim, key).Allowed)
+				}
+			}
+			require.NoError(t, lim.Reset(t.Context(), key))
+			require.True(t, allow(t, lim, key).Allowed)
+		}
+	}
+}
+
 // Each number that enters a stored text or a command is written in full.
 func TestScriptsWriteNumbersInFull(t *testing.T) {
 	files, err := os.ReadDir("scripts")
