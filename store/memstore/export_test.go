@@ -1,0 +1,110 @@
+package memstore
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// The constants of which tests make use.
+const (
+	MaxSlots       = maxSlots
+	DefaultMaxKeys = defaultMaxKeys
+)
+
+// Sizes returns the size of a slot and of a table's header, in bytes.
+func Sizes() (slotSize, tableSize uintptr) { return unsafe.Sizeof(slot{}), unsafe.Sizeof(table{}) }
+
+// Shape is what a call may change of a table.
+type Shape struct {
+	Array *slot
+	Size  int
+	Keys  int
+}
+
+// Shapes returns the shapes of all tables by their place in the ring, and the
+// table to be swept next.
+func (s *Store) Shapes() (shapes map[any]Shape, hand any) {
+	shapes = map[any]Shape{}
+	for _, t := range s.tables() {
+		shapes[t] = Shape{unsafe.SliceData(t.slots), len(t.slots), int(t.n)}
+	}
+	return shapes, s.hand.Load()
+}
+
+// TableOf is the table of a key.
+func (s *Store) TableOf(sp *store.Space, key string) any { return s.root.leaf(s.hash(sp, key)) }
+
+// Next is the table after t in the ring.
+func (*Store) Next(t any) any { return t.(*table).next.Load() }
+
+func (s *Store) tables() []*table {
+	first := s.root.leaf(hash{})
+	tables := []*table{first}
+	for t := first.next.Load(); t != first; t = t.next.Load() {
+		tables = append(tables, t)
+	}
+	return tables
+}
+
+// SweepAll has a turn of the sweep made at every table.
+func (s *Store) SweepAll() {
+	for range s.tables() {
+		s.sweepNext()
+	}
+}
+
+// Check returns an error if the tables are not in order: every slot in its table
+// and found there, the counts right, the tables a partition of all hashes.
+func (s *Store) Check() error {
+	var keys int
+	covered := 0.0
+	for _, t := range s.tables() {
+		keys += int(t.n)
+		covered += 1 / float64(uint64(1)<<t.depth)
+		if err := s.checkTable(t); err != nil {
+			return fmt.Errorf("table %b/%d: %w", t.prefix, t.depth, err)
+		}
+	}
+	if covered != 1 {
+		return fmt.Errorf("the tables cover %v of the hashes", covered)
+	}
+	if keys != s.Len() {
+		return fmt.Errorf("%d keys in the tables, Len %d", keys, s.Len())
+	}
+	return nil
+}
+
+func (s *Store) checkTable(t *table) error {
+	n := 0
+	for i := range t.slots {
+		h := t.slots[i].hash
+		if t.slots[i].life == 0 {
+			if t.slots[i] != (slot{}) || t.log(i) != nil {
+				return fmt.Errorf("empty slot %d is not zero", i)
+			}
+			continue
+		}
+		n++
+		if !t.covers(h) || s.root.leaf(h) != t || t.find(h) != i {
+			return fmt.Errorf("slot %d is not found", i)
+		}
+	}
+	if n != int(t.n) || len(t.slots) > maxSlots || n > 0 && n*8 > len(t.slots)*7+7 {
+		return fmt.Errorf("%d keys, counted %d, in %d slots", n, t.n, len(t.slots))
+	}
+	if t.logs != nil && len(t.logs) != len(t.slots) {
+		return fmt.Errorf("%d logs beside %d slots", len(t.logs), len(t.slots))
+	}
+	return nil
+}
+
+// EndOf is the end that a slot keeps of a state of time at that lives for life.
+func EndOf(at, life int64) int64 {
+	var s slot
+	s.at, s.life = at, 0
+	st := s.state()
+	s.put(st, life)
+	return s.end()
+}

@@ -1,0 +1,718 @@
+package memstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+var _ store.Store = (*memstore.Store)(nil)
+
+var ctx = context.Background()
+
+func TestOptions(t *testing.T) {
+	for name, opt := range map[string]memstore.Option{
+		"no keys":       memstore.WithMaxKeys(0),
+		"negative keys": memstore.WithMaxKeys(-1),
+		"nil clock":     memstore.WithClock(nil),
+		"nil option":    nil,
+	} {
+		if s, err := memstore.New(opt); !errors.Is(err, store.ErrInvalidOption) || s != nil {
+			t.Errorf("%s: New = %v, %v, want ErrInvalidOption", name, s, err)
+		}
+	}
+}
+
+func TestStoreNotMadeByNewFails(t *testing.T) {
+	var s memstore.Store
+	sp := store.NewSpace(window, "")
+	_, take := s.Take(ctx, sp, "k", plenty, 1)
+	_, peek := s.Peek(ctx, sp, "k", plenty, 1)
+	refund := s.Refund(ctx, sp, "k", plenty, store.Charge{N: 1})
+	for _, err := range []error{take, peek, refund, s.Reset(ctx, sp, "k")} {
+		if !errors.Is(err, store.ErrStore) {
+			t.Errorf("error %v, want ErrStore", err)
+		}
+	}
+}
+
+func TestSpacesAreApart(t *testing.T) {
+	s := newStore(t)
+	a, b := store.NewSpace(window, "a"), store.NewSpace(window, "b")
+	take(t, s, a, "k", plenty, 5)
+	if r := take(t, s, b, "k", plenty, 1); r.X != 0 {
+		t.Errorf("another space sees %d events, want 0", r.X)
+	}
+	if r := take(t, s, store.NewSpace(window, "a"), "k", plenty, 1); r.X != 5 {
+		t.Errorf("an equal space sees %d events, want 5", r.X)
+	}
+}
+
+func TestStateOfEveryRangeComesBack(t *testing.T) {
+	want := store.State{At: 1<<62 - 1, Period: 1<<49 - 1, Whole: 1<<31 - 1, Part: 1<<49 - 1}
+	var got store.State
+	echo := &store.Rule{
+		Name: "echo",
+		Step: func(s store.State, _ store.Limit, _, _ int64) (store.State, store.Reply) {
+			got = s
+			return want, store.Reply{OK: true}
+		},
+		Life: func(store.State, store.Limit) int64 { return 1 },
+	}
+	s := newStore(t)
+	sp := store.NewSpace(echo, "")
+	take(t, s, store.NewSpace(window, ""), "other", plenty, 1) // so that echo is not rule 0
+	take(t, s, sp, "k", plenty, 1)
+	take(t, s, sp, "k", plenty, 1)
+	if got != want {
+		t.Errorf("state %+v, want %+v", got, want)
+	}
+}
+
+func TestDenialOfAnUnknownKeyKeepsNothing(t *testing.T) {
+	for _, rule := range []*store.Rule{window, sliding} {
+		s := newStore(t)
+		sp := store.NewSpace(rule, "")
+		if r := take(t, s, sp, "k", perMinute(10), 11); r.OK || s.Len() != 0 {
+			t.Errorf("%s: OK %v, Len %d, want a denial and no key", rule.Name, r.OK, s.Len())
+		}
+	}
+}
+
+func TestRefundOfEverythingForgetsTheKey(t *testing.T) {
+	for _, rule := range []*store.Rule{window, sliding} {
+		c := newClock()
+		s := newStore(t, memstore.WithClock(c.now))
+		sp, l := store.NewSpace(rule, ""), perMinute(10)
+		take(t, s, sp, "k", l, 3)
+		for _, left := range []int{1, 1, 0} {
+			if err := s.Refund(ctx, sp, "k", l, store.Charge{At: c.µs.Load(), N: 1}); err != nil {
+				t.Fatal(err)
+			}
+			if s.Len() != left {
+				t.Errorf("%s: Len %d, want %d", rule.Name, s.Len(), left)
+			}
+		}
+	}
+}
+
+func TestRefundNeverExtendsALife(t *testing.T) {
+	c := newClock()
+	s := newStore(t, memstore.WithClock(c.now))
+	longer := *window // as if under a limit of another Period
+	longer.Life = func(store.State, store.Limit) int64 { return 3600 * second }
+	take(t, s, store.NewSpace(window, ""), "k", perMinute(10), 3)
+	if err := s.Refund(ctx, store.NewSpace(&longer, ""), "k", plenty, store.Charge{At: c.µs.Load(), N: 1}); err != nil {
+		t.Fatal(err)
+	}
+	c.add(70 * second)
+	s.SweepAll()
+	if s.Len() != 0 {
+		t.Errorf("Len %d a minute later, want 0", s.Len())
+	}
+}
+
+// TestAgainstMaps runs random calls on many keys of two rules beside two plain
+// maps that forget nothing, through growth, splits and sweeps.
+func TestAgainstMaps(t *testing.T) {
+	const keys, calls = 1_000_000 / scale, 2_500_000 / scale
+	c := newClock()
+	s := newStore(t, memstore.WithClock(c.now))
+	windows, logs := store.NewSpace(window, ""), store.NewSpace(sliding, "")
+	model := maps{states: map[int]store.State{}, logs: map[int]*log{}}
+	limits := []store.Limit{perMinute(3), {Rate: 5, Period: 3600 * second, Burst: 5}, {Rate: 2, Period: second, Burst: 2}}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range calls {
+		k := rng.IntN(keys)
+		if i%2 == 0 {
+			k %= 1000 // these are met often
+		}
+		key, l, sp := strconv.Itoa(k), limits[k%3], windows
+		if k%5 == 0 {
+			sp = logs
+		}
+		now, n := c.µs.Load(), 1+rng.Int64N(3)
+		switch what := rng.IntN(20); {
+		case what < 14:
+			want := model.step(sp.Rule, k, l, now, n, true)
+			if got := take(t, s, sp, key, l, n); got != want {
+				t.Fatalf("call %d: Take(%s, %d) = %+v, want %+v", i, key, n, got, want)
+			}
+		case what < 17:
+			want := model.step(sp.Rule, k, l, now, n, false)
+			if got, _ := s.Peek(ctx, sp, key, l, n); got != want {
+				t.Fatalf("call %d: Peek(%s, %d) = %+v, want %+v", i, key, n, got, want)
+			}
+		case what < 19:
+			charge := store.Charge{At: now - rng.Int64N(2)*second, N: n}
+			model.refund(sp.Rule, k, l, now, charge)
+			s.Refund(ctx, sp, key, l, charge)
+		default:
+			model.reset(k)
+			s.Reset(ctx, sp, key)
+		}
+		switch {
+		case i == calls/2: // everybody leaves
+			c.add(2 * 3600 * second)
+		case i%16 == 0:
+			c.add(rng.Int64N(scale * second / 1000))
+		}
+		if i%(calls/10) == 0 {
+			check(t, s)
+		}
+	}
+	check(t, s)
+	if s.Evicted() != 0 {
+		t.Errorf("%d keys evicted by a store with room", s.Evicted())
+	}
+}
+
+type maps struct {
+	states map[int]store.State
+	logs   map[int]*log
+}
+
+func (m maps) step(rule *store.Rule, k int, l store.Limit, now, n int64, charge bool) (r store.Reply) {
+	if rule == window {
+		next, r := window.Step(m.states[k], l, now, n)
+		if charge && r.OK {
+			m.states[k] = next
+		}
+		return r
+	}
+	g := m.logs[k]
+	if g == nil {
+		g = new(log)
+		m.logs[k] = g
+	}
+	if r = g.Step(l, now, n); charge && r.OK {
+		g.Add(l, now, n)
+	}
+	return r
+}
+
+func (m maps) refund(rule *store.Rule, k int, l store.Limit, now int64, c store.Charge) {
+	if rule == window {
+		m.states[k] = window.Refund(m.states[k], l, now, c)
+	} else if g := m.logs[k]; g != nil {
+		g.Refund(l, now, c)
+	}
+}
+
+func (m maps) reset(k int) { delete(m.states, k); delete(m.logs, k) }
+
+// TestCountsAreExactUnderFire charges keys from many goroutines while others
+// come, go idle, are swept, evicted and reset around them.
+func TestCountsAreExactUnderFire(t *testing.T) {
+	for _, maxKeys := range []int{memstore.DefaultMaxKeys, 5000} {
+		t.Run(fmt.Sprintf("cap=%d", maxKeys), func(t *testing.T) {
+			const workers, rounds, keys, limit = 8, 300, 50, 100
+			c := newClock()
+			s := newStore(t, memstore.WithClock(c.now), memstore.WithMaxKeys(maxKeys))
+			spaces := []*store.Space{store.NewSpace(window, ""), store.NewSpace(sliding, "")}
+			l := store.Limit{Rate: limit, Period: 10 * 365 * 24 * 3600 * second, Burst: limit}
+			for _, sp := range spaces {
+				for k := range keys { // spend enough that the cap spares them
+					take(t, s, sp, strconv.Itoa(k), l, 10)
+				}
+			}
+			var admitted [2][keys]atomic.Int64
+			var group sync.WaitGroup
+			for w := range workers {
+				group.Go(func() {
+					for i := range rounds {
+						for j, sp := range spaces {
+							for k := range keys {
+								if r, _ := s.Take(ctx, sp, strconv.Itoa(k), l, 1); r.OK {
+									admitted[j][k].Add(1)
+								}
+							}
+							passing := fmt.Sprint(w, "/", i)
+							for k := range 40 / scale * 5 {
+								s.Take(ctx, sp, passing+strconv.Itoa(k), perMinute(5), 1)
+							}
+							s.Reset(ctx, sp, passing+"3")
+							s.Peek(ctx, sp, passing+"4", perMinute(5), 1)
+						}
+						c.add(second / 20)
+						if s.Len() > maxKeys {
+							t.Errorf("Len %d beyond the cap", s.Len())
+						}
+					}
+				})
+			}
+			group.Wait()
+			check(t, s)
+			for j := range spaces {
+				for k := range keys {
+					if n := admitted[j][k].Load(); n != limit-10 {
+						t.Errorf("%s: key %d admitted %d times, want %d", spaces[j].Rule.Name, k, n, limit-10)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestCapIsExact(t *testing.T) {
+	sp := store.NewSpace(window, "")
+	for _, maxKeys := range []int{1, 2, 10, 63, 64, 100, 1000, 3000} {
+		c := newClock()
+		s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(c.now))
+		for i := range 3 * maxKeys {
+			take(t, s, sp, strconv.Itoa(i), plenty, 1)
+			if want := min(i+1, maxKeys); s.Len() != want || s.Evicted() != uint64(i+1-want) {
+				t.Fatalf("cap %d, %d keys: Len %d, Evicted %d", maxKeys, i+1, s.Len(), s.Evicted())
+			}
+		}
+		check(t, s)
+	}
+}
+
+func TestCapIsExactInParallel(t *testing.T) {
+	sp := store.NewSpace(window, "")
+	for _, maxKeys := range []int{1, 10, 70, 2000} {
+		const workers, each = 8, 20_000 / scale
+		s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(newClock().now))
+		var group sync.WaitGroup
+		for w := range workers {
+			group.Go(func() {
+				for i := range each {
+					s.Take(ctx, sp, fmt.Sprint(w, "/", i), plenty, 1)
+					if n := s.Len(); n > maxKeys {
+						t.Errorf("Len %d, cap %d", n, maxKeys)
+					}
+				}
+			})
+		}
+		group.Wait()
+		check(t, s)
+		if s.Len() != maxKeys || s.Evicted() != uint64(workers*each-maxKeys) {
+			t.Errorf("cap %d, %d keys: Len %d, Evicted %d", maxKeys, workers*each, s.Len(), s.Evicted())
+		}
+	}
+}
+
+// TestFullStoreWithAnEmptyTable has the newcomer's table hold nobody who could
+// give way.
+func TestFullStoreWithAnEmptyTable(t *testing.T) {
+	const maxKeys = 64 // the least that has two tables
+	c := newClock()
+	s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(c.now))
+	sp := store.NewSpace(window, "")
+	var here, there []string
+	for i := range 1000 {
+		if key := strconv.Itoa(i); s.TableOf(sp, key) == s.TableOf(sp, "0") {
+			here = append(here, key)
+		} else {
+			there = append(there, key)
+		}
+	}
+	for _, key := range here[:maxKeys] {
+		take(t, s, sp, key, plenty, 1)
+	}
+	for i, key := range there[:5] {
+		take(t, s, sp, key, plenty, 1)
+		if s.Len() != maxKeys || s.Evicted() != uint64(i+1) {
+			t.Errorf("%d keys too many: Len %d, Evicted %d", i+1, s.Len(), s.Evicted())
+		}
+	}
+	check(t, s)
+}
+
+func TestVictimsAreJudgedByTheirOwnRule(t *testing.T) {
+	dear := *window
+	dear.Spend = func(store.State, int64, int64) int64 { return 1 << 40 }
+	s := newStore(t, memstore.WithMaxKeys(8), memstore.WithClock(newClock().now))
+	cheap, sp := store.NewSpace(window, "cheap"), store.NewSpace(&dear, "dear")
+	take(t, s, cheap, "first", plenty, 1)
+	for range 2 {
+		take(t, s, sp, "k", plenty, 1)
+	}
+	for i := range 100 {
+		take(t, s, cheap, strconv.Itoa(i), plenty, 1000)
+	}
+	if r, _ := s.Peek(ctx, sp, "k", plenty, 1); r.X != 2 {
+		t.Errorf("spent %d, want 2", r.X)
+	}
+}
+
+func TestDeadKeysAreNotEvictedButReplaced(t *testing.T) {
+	c := newClock()
+	s := newStore(t, memstore.WithMaxKeys(10), memstore.WithClock(c.now))
+	sp := store.NewSpace(window, "")
+	for i := range 10 {
+		take(t, s, sp, strconv.Itoa(i), perMinute(5), 5)
+	}
+	c.add(60 * second) // within the grace: they are still there
+	for i := range 3 {
+		take(t, s, sp, "new"+strconv.Itoa(i), perMinute(5), 1)
+	}
+	if s.Len() != 10 || s.Evicted() != 0 {
+		t.Errorf("Len %d, Evicted %d, want 10 and 0", s.Len(), s.Evicted())
+	}
+}
+
+// TestRotatingKeysResetNobody floods a store at its cap with new keys: those who
+// have spent more than the flood's keys keep their state, the attacker too.
+func TestRotatingKeysResetNobody(t *testing.T) {
+	for _, rule := range []*store.Rule{window, sliding} {
+		for _, maxKeys := range []int{10, 100, 1000} {
+			t.Run(fmt.Sprintf("%s/cap=%d", rule.Name, maxKeys), func(t *testing.T) { flood(t, rule, maxKeys) })
+		}
+	}
+}
+
+func flood(t *testing.T, rule *store.Rule, maxKeys int) {
+	const rotating, limit = 100_000 / scale, 100
+	established := max(1, maxKeys/20) // at a tenth, one in 10^8 new keys finds eight of them
+	c := newClock()
+	s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(c.now))
+	sp, l := store.NewSpace(rule, ""), store.Limit{Rate: limit, Period: 3600 * second, Burst: limit}
+	for u := range established {
+		take(t, s, sp, "user"+strconv.Itoa(u), l, 5)
+	}
+	take(t, s, sp, "attacker", l, 5)
+	admitted, newcomers := 5, 0
+	for i := range rotating {
+		if i%10 == 0 && take(t, s, sp, "attacker", l, 1).OK {
+			admitted++
+		}
+		if take(t, s, sp, strconv.Itoa(i), l, 1).OK {
+			newcomers++
+		}
+		c.add(1)
+	}
+	if admitted > limit*105/100 {
+		t.Errorf("the attacker got %d of %d", admitted, limit)
+	}
+	if newcomers != rotating {
+		t.Errorf("%d of %d new keys admitted", newcomers, rotating)
+	}
+	for u := range established {
+		if r, _ := s.Peek(ctx, sp, "user"+strconv.Itoa(u), l, 1); r.X != 5 {
+			t.Errorf("user %d has spent %d, want 5", u, r.X)
+		}
+	}
+}
+
+func TestIdleKeysGoByThemselves(t *testing.T) {
+	const idle, busy, calls = 1_000_000 / scale, 1000, 1_000_000 / scale
+	c := newClock()
+	names := keyNames(idle)
+	empty := heap()
+	s := newStore(t, memstore.WithClock(c.now))
+	sp := store.NewSpace(window, "")
+	for _, key := range names {
+		take(t, s, sp, key, perMinute(5), 1)
+	}
+	peak := heap() - empty
+	c.add(3600 * second)
+	for i := range calls {
+		take(t, s, sp, names[i%busy], plenty, 1)
+	}
+	if left := heap() - empty; s.Len() > idle/10 || left > peak/10 {
+		t.Errorf("%d of %d keys and %d of %d bytes are left", s.Len(), idle, left, peak)
+	}
+	check(t, s)
+	runtime.KeepAlive(names)
+}
+
+// TestDeadStaysDead takes the clock back after a state was dropped: the time it
+// was in force must not come again.
+func TestDeadStaysDead(t *testing.T) {
+	sp, l := store.NewSpace(window, ""), perMinute(5)
+	for name, drop := range map[string]func(*memstore.Store){
+		"sweep": (*memstore.Store).SweepAll,
+		"growth": func(s *memstore.Store) {
+			for i := range 100_000 / scale {
+				take(t, s, sp, "g"+strconv.Itoa(i), plenty, 1)
+			}
+		},
+		"idle": func(s *memstore.Store) {
+			for range 100_000 {
+				take(t, s, sp, "busy", plenty, 1)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newClock()
+			start := c.µs.Load()
+			s := newStore(t, memstore.WithClock(c.now))
+			for i := range 100 {
+				take(t, s, sp, strconv.Itoa(i), l, 5)
+			}
+			c.add(63 * second)
+			drop(s)
+			c.µs.Store(start + second)
+			for i := range 100 {
+				if r, _ := s.Peek(ctx, sp, strconv.Itoa(i), l, 1); r.X == 0 && r.Y < start+60*second {
+					t.Fatalf("key %d has spent %d at %v", i, r.X, time.Duration(r.Y-start)*1000)
+				}
+			}
+		})
+	}
+}
+
+func TestDeadVictimStaysDead(t *testing.T) {
+	c := newClock()
+	start := c.µs.Load()
+	s := newStore(t, memstore.WithClock(c.now), memstore.WithMaxKeys(1))
+	sp, l := store.NewSpace(window, ""), perMinute(5)
+	take(t, s, sp, "a", l, 5)
+	c.add(60 * second)
+	take(t, s, sp, "b", l, 5)
+	c.µs.Store(start)
+	if r, _ := s.Peek(ctx, sp, "a", l, 1); r.Y < start+60*second {
+		t.Errorf("decided at %v, want a minute or more", time.Duration(r.Y-start)*1000)
+	}
+}
+
+// TestEndedStateReadsAsNeverSeen has a rule that would still count an ended
+// state, as one may under another limit: a sweep must not be what decides.
+func TestEndedStateReadsAsNeverSeen(t *testing.T) {
+	hoarder := *window
+	hoarder.Step = func(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+		return store.State{At: now, Period: l.Period, Whole: s.Whole + n}, store.Reply{OK: s.Whole+n <= l.Burst, X: s.Whole}
+	}
+	longer := store.Limit{Rate: 5, Period: 3600 * second, Burst: 5}
+	for _, rule := range []*store.Rule{&hoarder, sliding} {
+		for _, swept := range []bool{false, true} {
+			c := newClock()
+			s := newStore(t, memstore.WithClock(c.now))
+			sp := store.NewSpace(rule, "")
+			take(t, s, sp, "k", perMinute(5), 5)
+			c.add(60*second - 1)
+			if r, _ := s.Peek(ctx, sp, "k", longer, 1); r.X != 5 {
+				t.Errorf("%s: %d events before the end, want 5", rule.Name, r.X)
+			}
+			c.add(3*second + 1)
+			if swept {
+				s.SweepAll()
+			}
+			if r, _ := s.Peek(ctx, sp, "k", longer, 1); r.X != 0 {
+				t.Errorf("%s, swept %v: Peek sees %d events, want 0", rule.Name, swept, r.X)
+			}
+			if r := take(t, s, sp, "k", longer, 1); r.X != 0 {
+				t.Errorf("%s, swept %v: Take sees %d events, want 0", rule.Name, swept, r.X)
+			}
+			if r := take(t, s, sp, "k", longer, 1); r.X != 1 {
+				t.Errorf("%s, swept %v: then %d events, want 1", rule.Name, swept, r.X)
+			}
+		}
+	}
+}
+
+func TestStateIsKeptForTheGrace(t *testing.T) {
+	c := newClock()
+	s := newStore(t, memstore.WithClock(c.now))
+	sp := store.NewSpace(window, "")
+	take(t, s, sp, "k", perMinute(5), 1)
+	c.add(61 * second)
+	s.SweepAll()
+	if s.Len() != 1 {
+		t.Error("dropped a second after its end")
+	}
+	c.add(second)
+	s.SweepAll()
+	if s.Len() != 0 {
+		t.Error("kept for longer than the grace")
+	}
+}
+
+func TestPeekChangesNothing(t *testing.T) {
+	c := newClock()
+	s := newStore(t, memstore.WithClock(c.now))
+	sp := store.NewSpace(window, "")
+	for i := range 5000 {
+		take(t, s, sp, strconv.Itoa(i), perMinute(5), 1)
+	}
+	before, hand := s.Shapes()
+	c.add(3600 * second)
+	for i := range 10_000 {
+		s.Peek(ctx, sp, strconv.Itoa(i), perMinute(5), 1)
+	}
+	after, handAfter := s.Shapes()
+	if hand != handAfter {
+		t.Error("Peek swept")
+	}
+	for table, shape := range before {
+		if after[table] != shape {
+			t.Errorf("Peek made %+v of %+v", after[table], shape)
+		}
+	}
+}
+
+// TestWorkPerCall counts, for each call, the slots of the tables that it changed
+// or swept.
+func TestWorkPerCall(t *testing.T) {
+	c := newClock()
+	s := newStore(t, memstore.WithClock(c.now))
+	sp := store.NewSpace(window, "")
+	rng := rand.New(rand.NewPCG(3, 4))
+	before, hand := s.Shapes()
+	most := 0
+	for i := range 60_000 / scale {
+		if i == 30_000/scale {
+			c.add(3600 * second)
+		}
+		s.Take(ctx, sp, strconv.Itoa(rng.IntN(40_000)), perMinute(5), 1)
+		after, next := s.Shapes()
+		moved, swept := 0, 0
+		if next != hand {
+			if swept = before[hand].Size; next != s.Next(hand) {
+				t.Fatalf("call %d swept more than one table", i)
+			}
+		}
+		for table, now := range after {
+			if was := before[table]; now.Array != was.Array && table != hand {
+				moved += now.Keys
+			}
+		}
+		if moved > memstore.MaxSlots || swept > memstore.MaxSlots {
+			t.Fatalf("call %d moved %d slots and swept %d", i, moved, swept)
+		}
+		most = max(most, moved)
+		before, hand = after, next
+	}
+	if most < 100/scale {
+		t.Errorf("no call moved more than %d slots: nothing was tested", most)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	if slot, table := memstore.Sizes(); slot != 48 || table != 128 && strconv.IntSize == 64 {
+		t.Errorf("a slot has %d bytes and a table %d, want 48 and 128", slot, table)
+	}
+}
+
+func TestEndIsRoundedUpALittle(t *testing.T) {
+	const at = 1_700_000_000_000_000
+	for _, life := range []int64{1, 1000, 67 * second, 3600*second + 1, 86400*second + 12345, 1<<52 - 1, 1 << 56} {
+		if late := memstore.EndOf(at, life) - at - life; late < 0 || late > life>>25 {
+			t.Errorf("a life of %d µs ends %d µs late", life, late)
+		}
+	}
+	if memstore.EndOf(at, math.MaxInt64) < at+1<<56 {
+		t.Error("the longest life is short")
+	}
+}
+
+func TestKnownKeysAllocateNothing(t *testing.T) {
+	s := newStore(t)
+	sp, once := store.NewSpace(window, ""), perMinute(1)
+	take(t, s, sp, "known", plenty, 1000)
+	take(t, s, sp, "spent", plenty, 1)
+	for name, call := range map[string]func(){
+		"Take":   func() { s.Take(ctx, sp, "known", plenty, 1) },
+		"denied": func() { s.Take(ctx, sp, "spent", once, 1) },
+		"Peek":   func() { s.Peek(ctx, sp, "known", plenty, 1) },
+		"Refund": func() { s.Refund(ctx, sp, "known", plenty, store.Charge{At: time.Now().UnixMicro(), N: 1}) },
+	} {
+		if n := testing.AllocsPerRun(500, call); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
+
+func TestNoGoroutines(t *testing.T) {
+	before := runtime.NumGoroutine()
+	s := newStore(t)
+	for i := range 10_000 {
+		take(t, s, store.NewSpace(window, ""), strconv.Itoa(i), plenty, 1)
+	}
+	if after := runtime.NumGoroutine(); after > before {
+		t.Errorf("%d goroutines before, %d after", before, after)
+	}
+}
+
+func TestClockOfABubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore(t)
+		sp, l := store.NewSpace(window, ""), perMinute(5)
+		for range 3 {
+			if r := take(t, s, sp, "k", l, 5); !r.OK || r.Y != time.Now().UnixMicro() {
+				t.Errorf("%+v, want OK at %d", r, time.Now().UnixMicro())
+			}
+			time.Sleep(time.Minute - time.Microsecond)
+			if take(t, s, sp, "k", l, 1).OK {
+				t.Error("admitted before the minute is over")
+			}
+			time.Sleep(time.Microsecond)
+		}
+	})
+}
+
+func TestPanicOfTheClockLeavesNoLock(t *testing.T) {
+	fail := true
+	s := newStore(t, memstore.WithClock(func() time.Time {
+		if fail {
+			panic("no clock")
+		}
+		return time.Now()
+	}))
+	sp := store.NewSpace(window, "")
+	func() {
+		defer func() { _ = recover() }()
+		s.Take(ctx, sp, "k", plenty, 1)
+	}()
+	fail = false
+	if !take(t, s, sp, "k", plenty, 1).OK {
+		t.Error("denied")
+	}
+}
+
+func TestTooManyRules(t *testing.T) {
+	s := newStore(t)
+	for i := range 1 << 15 {
+		rule := *window
+		take(t, s, store.NewSpace(&rule, ""), strconv.Itoa(i), plenty, 1)
+	}
+	rule := *window
+	if _, err := s.Take(ctx, store.NewSpace(&rule, ""), "one more", plenty, 1); !errors.Is(err, store.ErrStore) {
+		t.Errorf("error %v, want ErrStore", err)
+	}
+	check(t, s)
+}
+
+// clock is one that tests set, in Unix µs, at the beginning of a minute.
+type clock struct{ µs atomic.Int64 }
+
+func newClock() *clock {
+	c := new(clock)
+	c.µs.Store(1_800_000_000 * second)
+	return c
+}
+
+func (c *clock) now() time.Time { return time.UnixMicro(c.µs.Load()) }
+func (c *clock) add(d int64)    { c.µs.Add(d) }
+
+func perMinute(n int64) store.Limit { return store.Limit{Rate: n, Period: 60 * second, Burst: n} }
+
+func take(tb testing.TB, s *memstore.Store, sp *store.Space, key string, l store.Limit, n int64) store.Reply {
+	tb.Helper()
+	r, err := s.Take(ctx, sp, key, l, n)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+func check(tb testing.TB, s *memstore.Store) {
+	tb.Helper()
+	if err := s.Check(); err != nil {
+		tb.Fatal(err)
+	}
+}

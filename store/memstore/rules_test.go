@@ -1,0 +1,78 @@
+package memstore_test
+
+import "github.com/ratelimit-go/ratelimit/store"
+
+const second = int64(1e6) // µs
+
+// plenty is a limit that nobody reaches.
+var plenty = store.Limit{Rate: 1 << 30, Period: 3600 * second, Burst: 1 << 30}
+
+// window is a fixed window, the simplest rule there is. Reply.X is what had been
+// spent, Y the time that counted.
+var window = &store.Rule{
+	Name: "window",
+	Step: func(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+		now = max(now, s.At)
+		if now >= s.At+l.Period {
+			s = store.State{At: now - now%l.Period}
+		}
+		r := store.Reply{OK: s.Whole+n <= l.Burst, X: s.Whole, Y: now}
+		s.Period, s.Whole = l.Period, s.Whole+n
+		return s, r
+	},
+	Refund: func(s store.State, _ store.Limit, _ int64, c store.Charge) store.State {
+		if c.At >= s.At && c.At < s.At+s.Period {
+			s.Whole = max(s.Whole-c.N, 0)
+		}
+		return s
+	},
+	Life:  func(s store.State, _ store.Limit) int64 { return s.Period },
+	Spend: func(s store.State, _, _ int64) int64 { return s.Whole },
+}
+
+// log is a sliding log. Its Reply is that of window.
+type log struct {
+	at, n  []int64
+	period int64
+}
+
+var sliding = &store.Rule{Name: "log", NewLog: func() store.Log { return new(log) }}
+
+func (g *log) Step(l store.Limit, now, n int64) store.Reply {
+	spent := g.after(now - l.Period)
+	return store.Reply{OK: spent+n <= l.Burst, X: spent, Y: now}
+}
+
+func (g *log) Add(l store.Limit, now, n int64) {
+	g.at, g.n, g.period = append(g.at, now), append(g.n, n), l.Period
+}
+
+func (g *log) Refund(_ store.Limit, _ int64, c store.Charge) {
+	for i, at := range g.at {
+		if at == c.At {
+			back := min(g.n[i], c.N)
+			g.n[i] -= back
+			c.N -= back
+		}
+	}
+}
+
+func (g *log) End() int64 {
+	for i := len(g.at) - 1; i >= 0; i-- {
+		if g.n[i] > 0 {
+			return g.at[i] + g.period
+		}
+	}
+	return 0
+}
+
+func (g *log) Spend(now int64) int64 { return g.after(now - g.period) }
+
+func (g *log) after(t int64) (n int64) {
+	for i, at := range g.at {
+		if at > t {
+			n += g.n[i]
+		}
+	}
+	return n
+}

@@ -1,0 +1,294 @@
+package memstore
+
+import (
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+const (
+	nodeBits = 6 // of a hash that a node tells apart
+	fanout   = 1 << nodeBits
+
+	// A full store has this many keys per table on average, or more: enough for
+	// a table to choose a victim from its own.
+	minKeysPerTable = 32
+
+	// sampled is among how many keys a victim is chosen.
+	sampled = 8
+)
+
+// node is an inner node of the tree that leads from a hash to its table, by
+// nodeBits from the top at each level. A table that shares no entry splits into
+// two under a new node; a table that covers several gives the upper half of them
+// to the new one. So the tree grows leaf by leaf, and no call copies a directory.
+//
+// The entries of a table are written only under its lock.
+type node struct {
+	entries [fanout]struct {
+		table atomic.Pointer[table]
+		node  atomic.Pointer[node] // if not nil, it has taken the table's place
+	}
+}
+
+// plant makes the first tables and links them in a ring. There are fewer under a
+// small cap, and a single one under a cap too small for it ever to split.
+func (s *Store) plant() {
+	depth := uint8(0)
+	for depth < nodeBits && minKeysPerTable<<(depth+1) <= s.maxKeys {
+		depth++
+	}
+	first := &table{depth: depth, node: &s.root}
+	first.next.Store(first)
+	s.root.enter(first)
+	for prefix := uint64(1)<<depth - 1; prefix > 0; prefix-- {
+		t := &table{depth: depth, prefix: prefix, node: &s.root}
+		s.root.enter(t)
+		t.next.Store(first.next.Load())
+		first.next.Store(t)
+	}
+	s.hand.Store(first)
+}
+
+// enter stores t in its entries.
+func (n *node) enter(t *table) {
+	used := (int(t.depth)-1)%nodeBits + 1 // bits of the prefix that are this node's
+	from := t.prefix << (nodeBits - used) % fanout
+	for i := range uint64(fanout >> used) {
+		n.entries[from+i].table.Store(t)
+	}
+}
+
+// lock returns the table of h, locked.
+func (s *Store) lock(h hash) *table {
+	for {
+		t := s.root.leaf(h)
+		t.mu.Lock()
+		if t.covers(h) {
+			return t
+		}
+		t.mu.Unlock() // it has just split
+	}
+}
+
+func (n *node) leaf(h hash) *table {
+	for rest := h.hi; ; rest <<= nodeBits {
+		e := &n.entries[rest>>(64-nodeBits)]
+		below := e.node.Load()
+		if below == nil {
+			return e.table.Load()
+		}
+		n = below
+	}
+}
+
+func (t *table) covers(h hash) bool { return h.hi>>(64-t.depth) == t.prefix }
+
+// split moves half of t, which is locked, to a new table.
+func (t *table) split() {
+	if t.depth%nodeBits == 0 { // one entry is all it has
+		below := new(node)
+		for i := range below.entries {
+			below.entries[i].table.Store(t)
+		}
+		t.node.entries[t.prefix%fanout].node.Store(below)
+		t.node = below
+	}
+	t.depth++
+	t.prefix <<= 1
+	upper := &table{depth: t.depth, prefix: t.prefix + 1, node: t.node, horizon: t.horizon}
+	t.shareWith(upper)
+	upper.next.Store(t.next.Load())
+	t.next.Store(upper)
+	t.node.enter(upper)
+}
+
+// shareWith moves to upper what it covers.
+func (t *table) shareWith(upper *table) {
+	slots, logs := t.slots, t.logs
+	n, moving := int(t.n), 0
+	for s := range all(slots, nil) {
+		if upper.covers(s.hash) {
+			moving++
+		}
+	}
+	t.allocate((n - moving) * 4 / 3)
+	upper.allocate(moving * 4 / 3)
+	for s, log := range all(slots, logs) {
+		if upper.covers(s.hash) {
+			upper.place(s, log)
+		} else {
+			t.place(s, log)
+		}
+	}
+}
+
+// insert returns a new slot for h in t, which is locked, or -1 and what to do
+// first.
+func (s *Store) insert(t *table, h hash, rule *store.Rule, now int64) (int, outcome) {
+	number, ok := s.rules.number(rule)
+	if !ok {
+		return -1, tooManyRules
+	}
+	if s.reserve() {
+		if t.full() && !s.makeRoom(t, now) {
+			s.keys.Add(-1)
+			return -1, tableSplit
+		}
+	} else {
+		if t.n == 0 {
+			return -1, storeFull
+		}
+		s.evict(t, h, now)
+	}
+	return t.place(slot{hash: h, partRule: number << partBits, life: 1}, nil), decided
+}
+
+// makeRoom drops the dead of t, or makes it larger if they are few. A table that
+// is as large as can be splits instead: then makeRoom returns false, since t
+// may not be the right one any more.
+func (s *Store) makeRoom(t *table, now int64) bool {
+	size := len(t.slots)
+	dropped := t.drop(now)
+	s.keys.Add(-int64(dropped))
+	if dropped > size/8 {
+		return true
+	}
+	if size < maxSlots {
+		t.resize(size + size/4)
+		return true
+	}
+	t.split()
+	return false
+}
+
+// reserve counts one key more, if the cap allows it.
+func (s *Store) reserve() bool {
+	for {
+		n := s.keys.Load()
+		if n >= s.maxKeys {
+			return false
+		}
+		if s.keys.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// forget removes a key from t, which is locked.
+func (s *Store) forget(t *table, i int) {
+	t.remove(i)
+	s.keys.Add(-1)
+}
+
+// evict removes from t, which is locked and not empty, the key with the least
+// spend in force of some that a random h points at. The key still counts.
+func (s *Store) evict(t *table, h hash, now int64) {
+	victim, least, soonest := -1, int64(math.MaxInt64), int64(math.MaxInt64)
+	i := h.home(len(t.slots))
+	for range min(sampled, t.n) {
+		for t.slots[i].life == 0 {
+			i = t.after(i)
+		}
+		spend, end := s.spend(t, i, now), t.slots[i].end()
+		if spend < least || spend == least && end < soonest {
+			victim, least, soonest = i, spend, end
+		}
+		i = t.after(i)
+	}
+	if soonest <= now {
+		t.horizon = max(t.horizon, soonest)
+	} else {
+		s.evicted.Add(1)
+	}
+	t.remove(victim)
+}
+
+// spend is how many events of slot i are in force.
+func (s *Store) spend(t *table, i int, now int64) int64 {
+	sl := &t.slots[i]
+	if sl.end() <= now {
+		return 0
+	}
+	if log := t.log(i); log != nil {
+		return log.Spend(now)
+	}
+	return s.rules.get(sl.partRule>>partBits).Spend(sl.state(), sl.end(), now)
+}
+
+// evictBeyond evicts a key from the first table after that of h that has one. It
+// is not far: tables that have come from splits hold hundreds of keys each when
+// the store is full, and without splits there are no more than fanout.
+func (s *Store) evictBeyond(h hash) {
+	own := s.root.leaf(h)
+	for t := own.next.Load(); t != own; t = t.next.Load() {
+		if s.evictFrom(t, h) {
+			return
+		}
+	}
+}
+
+// evictFrom makes sure that the store has room, and says whether it could.
+func (s *Store) evictFrom(t *table, h hash) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s.keys.Load() < s.maxKeys {
+		return true
+	}
+	if t.n == 0 {
+		return false
+	}
+	s.evict(t, h, s.now(t))
+	s.keys.Add(-1)
+	return true
+}
+
+// sweepNext sweeps one table and moves the hand on. A table in use is left for
+// the next round.
+func (s *Store) sweepNext() {
+	t := s.hand.Load()
+	if !s.hand.CompareAndSwap(t, t.next.Load()) || !t.mu.TryLock() {
+		return
+	}
+	defer t.mu.Unlock()
+	if t.n > 0 || t.slots != nil {
+		s.keys.Add(-int64(t.sweep(s.now(t))))
+	}
+}
+
+// rules numbers the rules of a store, so that a slot needs no pointer.
+type rules struct {
+	mu   sync.Mutex // held to replace list
+	list atomic.Pointer[[]*store.Rule]
+}
+
+func (r *rules) get(number uint64) *store.Rule { return (*r.list.Load())[number] }
+
+// number returns the number of rule, a new one if it has none yet.
+func (r *rules) number(rule *store.Rule) (uint64, bool) {
+	if list := r.list.Load(); list != nil {
+		if i := slices.Index(*list, rule); i >= 0 {
+			return uint64(i), true
+		}
+	}
+	return r.add(rule)
+}
+
+func (r *rules) add(rule *store.Rule) (uint64, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []*store.Rule
+	if p := r.list.Load(); p != nil {
+		list = *p
+	}
+	i := slices.Index(list, rule)
+	if i < 0 && len(list) < maxRules {
+		i = len(list)
+		list = append(list, rule) // behind the end of the lists that others may be reading
+		r.list.Store(&list)
+	}
+	return uint64(i), i >= 0
+}
