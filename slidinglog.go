@@ -19,7 +19,8 @@ import (
 // A key costs some 7 bytes an event in memory and some 7 in Redis while the
 // events are within the last Period, and some 14 where AllowN admits several at
 // once (n events at once are one entry), so up to Rate times that. Nothing is
-// allocated ahead. Refund moves up to 8 bytes for each 64 events that came later.
+// allocated ahead. Refund of an old event rewrites a count in each block of 64
+// that came after it.
 //
 // Use it where the limit is a contract: logins, payments, calls to a supplier
 // that counts exactly. For large Rates, use [SlidingWindow]: it costs two counters.

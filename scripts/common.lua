@@ -46,11 +46,11 @@ end
 -- decision moves to the stored time; after the server's own clock has gone back,
 -- the state moves to now, with its spend, and says so in moved.
 local function read(key, clock)
-  local text = redis.call('GET', key)
-  if not text then
+  local value = redis.call('GET', key)
+  if not value then
     return { at = clock.now, period = 0, whole = 0, part = 0 }, clock.now
   end
-  local at, period, whole, part = string.match(text, '^(%-?%d+) ([1-9]%d*) (%d+) (%d+)$')
+  local at, period, whole, part = string.match(value, '^(%-?%d+) ([1-9]%d*) (%d+) (%d+)$')
   if not at then
     error('ratelimit: the value of the key is not a state')
   end
@@ -65,10 +65,13 @@ local function read(key, clock)
   return s, clock.now
 end
 
+local function text(s)
+  return string.format('%.0f %.0f %.0f %.0f', s.at, s.period, s.whole, s.part)
+end
+
 -- write keeps s for life µs.
 local function write(key, s, life)
-  redis.call('SET', key, digits(s.at) .. ' ' .. digits(s.period) .. ' ' .. digits(s.whole) .. ' ' .. digits(s.part),
-    'PX', digits(math.ceil(life / 1000)))
+  redis.call('SET', key, text(s), 'PX', digits(math.ceil(life / 1000)))
 end
 
 -- rewrite keeps s, from which something was given back, for as long as before.
@@ -77,8 +80,7 @@ local function rewrite(key, s)
     redis.call('DEL', key)
     return
   end
-  redis.call('SET', key, digits(s.at) .. ' ' .. digits(s.period) .. ' ' .. digits(s.whole) .. ' ' .. digits(s.part),
-    'KEEPTTL')
+  redis.call('SET', key, text(s), 'KEEPTTL')
 end
 
 -- Each algorithm defines these two:

@@ -34,8 +34,7 @@ end
 
 -- render is the text of b with other entries.
 local function render(b, entries)
-  return digits(b.base) .. ' ' .. digits(b.run) .. ' ' .. digits(b.gone) .. ' ' .. digits(b.width) .. ' '
-    .. digits(b.shift) .. ' ' .. digits(b.floor) .. '\n' .. entries
+  return string.format('%.0f %.0f %.0f %.0f %.0f %.0f\n', b.base, b.run, b.gone, b.width, b.shift, b.floor) .. entries
 end
 
 -- entries are the bytes of entries from to to of b, none if from is above to.

@@ -69,8 +69,9 @@ func WithMaxKeys(n int) Option {
 
 // WithClock makes now the store's clock, for replay and simulation. The time of
 // a key never goes back: a reading that comes late counts as the latest that the
-// key's state depends on. now is called under a lock of the store, so it must not
-// call the store.
+// key's state depends on. One that comes over 2 s late may count as later still, if
+// keys that had ended were dropped meanwhile, so feed a log in the order of its
+// times. now is called under a lock of the store, so it must not call the store.
 func WithClock(now func() time.Time) Option {
 	return func(s *Store) error {
 		if now == nil {
