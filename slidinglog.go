@@ -64,7 +64,7 @@ func slidingLogReport(l store.Limit, r store.Reply, _, charged int64) verdict {
 // died goes with its block, at most one block a call.
 type eventLog struct {
 	blocks []*block
-	floor  int64 // events up to here, Unix µs, were cut by an Add, whatever the Period is now
+	cutoff int64 // events up to here, Unix µs, were cut by an Add, whatever the Period is now
 	period int64 // µs, of the last Add
 }
 
@@ -76,7 +76,7 @@ func (g *eventLog) Step(l store.Limit, now, n int64) store.Reply {
 	}
 	newest := g.newest()
 	r.X = max(now, newest)
-	dead := max(r.X-l.Period, g.floor) // the latest time that does not count
+	dead := max(r.X-l.Period, g.cutoff) // the latest time that does not count
 	if newest <= dead {
 		return r
 	}
@@ -106,13 +106,13 @@ func (g *eventLog) whenGone(b int, gone uint64, need int64) int64 {
 func (g *eventLog) Add(l store.Limit, now, n int64) {
 	g.period = l.Period
 	if len(g.blocks) == 0 {
-		g.floor = now - l.Period
+		g.cutoff = now - l.Period
 		g.blocks = []*block{newBlock(now, 0, n)}
 		g.blocks[0].add(now, n)
 		return
 	}
 	now = max(now, g.newest())
-	g.floor = max(now-l.Period, g.floor)
+	g.cutoff = max(now-l.Period, g.cutoff)
 	g.trim(now, n)
 	tail := g.blocks[len(g.blocks)-1]
 	if !tail.fits(now, n) {
@@ -122,11 +122,11 @@ func (g *eventLog) Add(l store.Limit, now, n int64) {
 	tail.add(now, n)
 }
 
-// trim forgets what is not later than floor: at most one block of several, the
+// trim forgets what is not later than cutoff: at most one block of several, the
 // entries of a single one, and all at once where nothing lives. The block that
 // stays is then made ready for n events at now.
 func (g *eventLog) trim(now, n int64) {
-	if g.newest() <= g.floor {
+	if g.newest() <= g.cutoff {
 		clear(g.blocks[1:])
 		g.blocks = g.blocks[:1]
 		data := g.blocks[0].data
@@ -134,7 +134,7 @@ func (g *eventLog) trim(now, n int64) {
 		g.blocks[0].data = data[:0]
 		return
 	}
-	switch b, i := g.firstAfter(g.floor); {
+	switch b, i := g.firstAfter(g.cutoff); {
 	case b > 0:
 		g.blocks[0] = nil
 		g.blocks = g.blocks[1:]
@@ -147,7 +147,7 @@ func (g *eventLog) trim(now, n int64) {
 // last one first.
 func (g *eventLog) Refund(l store.Limit, now int64, c store.Charge) {
 	for left := c.N; left > 0 && len(g.blocks) > 0; {
-		dead := max(max(now, g.newest())-l.Period, g.floor)
+		dead := max(max(now, g.newest())-l.Period, g.cutoff)
 		if c.At <= dead || c.At > g.newest() {
 			return
 		}
@@ -184,7 +184,7 @@ func (g *eventLog) Spend(now int64) int64 {
 	if len(g.blocks) == 0 || g.newest() <= now-g.period {
 		return 0
 	}
-	b, i := g.firstAfter(max(now-g.period, g.floor))
+	b, i := g.firstAfter(max(now-g.period, g.cutoff))
 	return eventsBetween(g.blocks[b].through(i), g.total())
 }
 

@@ -36,7 +36,7 @@ end
 -- draintime is how long a level takes to drain, in µs, rounded up.
 local function draintime(whole, part, l)
   local q, r = muldiv(whole, l.period, l.rate)
-  return q + math.ceil((r + part) / l.rate)
+  return q + ceil((r + part) / l.rate)
 end
 
 -- level is the level of s at now under l.
@@ -72,7 +72,7 @@ local function giveback(key, s, l, now, c)
     return
   end
   local whole, part = level(s, l, now)
-  local w, p = level(chargedlevel(c), l, math.max(now, c.at))
+  local w, p = level(chargedlevel(c), l, max(now, c.at))
   if w >= c.n then
     w, p = c.n, 0
   end

@@ -5,27 +5,36 @@
 -- is the exact quotient of integers x below 2^52. Times are Unix µs (2^51 in 2041),
 -- Periods and durations µs, rates and bursts at most 2^31-1.
 
+local call = redis.call
+local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
+local format, match = string.format, string.match
+
 -- digits writes an integer in full; tostring would keep 14 digits of it.
 local function digits(x)
-  return string.format('%.0f', x)
+  return format('%.0f', x)
 end
 
 -- muldiv returns the quotient and the remainder of a*b / c for c below 2^50: the
 -- product is never made, but divided piece by piece, in as large pieces as fit. A
 -- quotient above 2^53 is only near, and still above all that it is compared with.
 local function muldiv(a, b, c)
-  local times = math.floor(b / c)
+  local product = a * b
+  if product < 2 ^ 52 then -- nearly always
+    local q = floor(product / c)
+    return q, product - q * c
+  end
+  local times = floor(b / c)
   b = b - times * c
-  local base = math.floor(2 ^ 51 / c)
+  local base = floor(2 ^ 51 / c)
   if a < base then
-    local product = a * b
-    local q = math.floor(product / c)
+    product = a * b
+    local q = floor(product / c)
     return a * times + q, product - q * c
   end
-  local high = math.floor(a / base)
+  local high = floor(a / base)
   local q, r = muldiv(high, b, c)
   local rest = r * base + (a - high * base) * b
-  local p = math.floor(rest / c)
+  local p = floor(rest / c)
   return a * times + q * base + p, rest - p * c
 end
 
@@ -46,11 +55,11 @@ end
 -- decision moves to the stored time; after the server's own clock has gone back,
 -- the state moves to now, with its spend, and says so in moved.
 local function read(key, clock)
-  local value = redis.call('GET', key)
+  local value = call('GET', key)
   if not value then
     return { at = clock.now, period = 0, whole = 0, part = 0 }, clock.now
   end
-  local at, period, whole, part = string.match(value, '^(%-?%d+) ([1-9]%d*) (%d+) (%d+)$')
+  local at, period, whole, part = match(value, '^(%-?%d+) ([1-9]%d*) (%d+) (%d+)$')
   if not at then
     error('ratelimit: the value of the key is not a state')
   end
@@ -66,21 +75,21 @@ local function read(key, clock)
 end
 
 local function text(s)
-  return string.format('%.0f %.0f %.0f %.0f', s.at, s.period, s.whole, s.part)
+  return format('%.0f %.0f %.0f %.0f', s.at, s.period, s.whole, s.part)
 end
 
 -- write keeps s for life µs.
 local function write(key, s, life)
-  redis.call('SET', key, text(s), 'PX', digits(math.ceil(life / 1000)))
+  call('SET', key, text(s), 'PX', digits(ceil(life / 1000)))
 end
 
 -- rewrite keeps s, from which something was given back, for as long as before.
 local function rewrite(key, s)
   if s.whole == 0 and s.part == 0 then
-    redis.call('DEL', key)
+    call('DEL', key)
     return
   end
-  redis.call('SET', key, text(s), 'KEEPTTL')
+  call('SET', key, text(s), 'KEEPTTL')
 end
 
 -- Each algorithm defines these two:

@@ -11,7 +11,7 @@
 -- Twin  store/memstore: Take, Peek and Refund.
 local clock = { now = tonumber(ARGV[2]), callers = true }
 if not clock.now then
-  local time = redis.call('TIME')
+  local time = call('TIME')
   clock = { now = time[1] * 1000000 + time[2], callers = false }
 end
 local limit = { rate = tonumber(ARGV[3]), period = tonumber(ARGV[4]), burst = tonumber(ARGV[5]) }

@@ -9,9 +9,9 @@ function step(key, l, clock, n)
   local count, left = 0, 0
   if s.whole > 0 then
     -- Counted in another period, it counts until its window ends in either.
-    local last = math.min(windowend(s.at, s.period), windowend(s.at, l.period))
+    local last = min(windowend(s.at, s.period), windowend(s.at, l.period))
     if now < last then
-      count, left = math.min(s.whole, l.rate), last - now
+      count, left = min(s.whole, l.rate), last - now
     end
   end
   local ok = count + n <= l.rate
@@ -26,7 +26,7 @@ end
 function refund(key, l, clock, c)
   local s = read(key, clock)
   if c.period == s.period and window(c.at, s.period) == window(s.at, s.period) then
-    s.whole = s.whole - math.min(c.n, s.whole)
+    s.whole = s.whole - min(c.n, s.whole)
     rewrite(key, s)
   end
 end

@@ -5,13 +5,13 @@
 -- period, z ResetAfter.
 --
 -- The value is a list of blocks, oldest first, none of them empty. A block is the
--- line "base run gone width shift floor" and its entries: 6 bytes of time, counted
+-- line "base run gone width shift cutoff" and its entries: 6 bytes of time, counted
 -- from base, and in a wide block 6 bytes of events: those of the block up to and
 -- with the entry; in a narrow one each entry is one event. run is the running count
 -- of events before the block, gone the events that were cut from its front.
--- shift and floor count in the last block only: shift is added to all times (the
--- server's clock has gone back by that much), and events up to floor were cut by
--- an admission. Times and floor are stored without shift.
+-- shift and cutoff count in the last block only: shift is added to all times (the
+-- server's clock has gone back by that much), and events up to cutoff were cut by
+-- an admission. Times and cutoff are stored without shift.
 
 local BLOCK = 64 -- entries
 local NARROW, WIDE = 6, 12 -- bytes of an entry
@@ -19,13 +19,13 @@ local SPAN = 2 ^ 48 -- µs that an entry can be later than its base
 local RUN = 2 ^ 48 -- running counts start again at 0 here
 
 local function parse(text)
-  local base, run, gone, width, shift, floor, first =
-    string.match(text, '^(%-?%d+) (%d+) (%d+) (%d+) (%-?%d+) (%-?%d+)\n()')
+  local base, run, gone, width, shift, cutoff, first =
+    match(text, '^(%-?%d+) (%d+) (%d+) (%d+) (%-?%d+) (%-?%d+)\n()')
   local b = { text = text, base = tonumber(base), run = tonumber(run), gone = tonumber(gone),
-    width = tonumber(width), shift = tonumber(shift), floor = tonumber(floor), first = first }
+    width = tonumber(width), shift = tonumber(shift), cutoff = tonumber(cutoff), first = first }
   if b.width == NARROW or b.width == WIDE then
     b.len = (#text + 1 - first) / b.width
-    if b.len >= 1 and b.len == math.floor(b.len) then
+    if b.len >= 1 and b.len == floor(b.len) then
       return b
     end
   end
@@ -34,7 +34,7 @@ end
 
 -- render is the text of b with other entries.
 local function render(b, entries)
-  return string.format('%.0f %.0f %.0f %.0f %.0f %.0f\n', b.base, b.run, b.gone, b.width, b.shift, b.floor) .. entries
+  return format('%.0f %.0f %.0f %.0f %.0f %.0f\n', b.base, b.run, b.gone, b.width, b.shift, b.cutoff) .. entries
 end
 
 -- entries are the bytes of entries from to to of b, none if from is above to.
@@ -60,7 +60,7 @@ end
 -- where it is so for one i, it is so for all later ones.
 local function search(from, to, yes)
   while from <= to do
-    local middle = math.floor((from + to) / 2)
+    local middle = floor((from + to) / 2)
     if yes(middle) then
       to = middle - 1
     else
@@ -90,13 +90,13 @@ end
 
 -- open returns the log of a key, nil if it has none. Blocks are numbered from 0.
 local function open(key)
-  local log = { key = key, len = redis.call('LLEN', key), parsed = {} }
+  local log = { key = key, len = call('LLEN', key), parsed = {} }
   if log.len == 0 then
     return nil
   end
   function log.block(i)
     if not log.parsed[i] then
-      log.parsed[i] = parse(redis.call('LINDEX', key, i))
+      log.parsed[i] = parse(call('LINDEX', key, i))
     end
     return log.parsed[i]
   end
@@ -148,12 +148,12 @@ end
 
 -- expire lets a log live for as long as its newest event counts.
 local function expire(key, life)
-  redis.call('PEXPIRE', key, digits(math.ceil(life / 1000)))
+  call('PEXPIRE', key, digits(ceil(life / 1000)))
 end
 
 -- block returns an empty block for an entry of n events at now.
-local function block(now, run, n, shift, floor)
-  return { base = now, run = run % RUN, gone = 0, width = n > 1 and WIDE or NARROW, shift = shift, floor = floor }
+local function block(now, run, n, shift, cutoff)
+  return { base = now, run = run % RUN, gone = 0, width = n > 1 and WIDE or NARROW, shift = shift, cutoff = cutoff }
 end
 
 -- append is the text of b with these entries and one more, of n events at now;
@@ -168,8 +168,8 @@ end
 
 -- start writes a log of one entry.
 local function start(key, l, now, n)
-  redis.call('UNLINK', key)
-  redis.call('RPUSH', key, append(block(now, 0, n, 0, now - l.period), '', now, 0, n))
+  call('UNLINK', key)
+  call('RPUSH', key, append(block(now, 0, n, 0, now - l.period), '', now, 0, n))
   expire(key, l.period)
 end
 
@@ -178,19 +178,19 @@ end
 local function add(key, log, l, now, n, b, i)
   local tail, cut = log.tail, 0
   now = now - tail.shift
-  tail.floor = math.max(now - l.period, tail.floor)
+  tail.cutoff = max(now - l.period, tail.cutoff)
   if b > 0 then
-    redis.call('LPOP', key)
+    call('LPOP', key)
   elseif log.len == 1 then
     cut = i - 1
   end
   tail.gone = through(tail, cut) - tail.run
   local kept = entries(tail, cut + 1, tail.len)
   if tail.len - cut < BLOCK and now - tail.base < SPAN and (n == 1 or tail.width == WIDE) then
-    redis.call('LSET', key, -1, append(tail, kept, now, log.total - tail.run, n))
+    call('LSET', key, -1, append(tail, kept, now, log.total - tail.run, n))
   else
-    redis.call('LSET', key, -1, render(tail, kept))
-    redis.call('RPUSH', key, append(block(now, log.total, n, tail.shift, tail.floor), '', now, 0, n))
+    call('LSET', key, -1, render(tail, kept))
+    call('RPUSH', key, append(block(now, log.total, n, tail.shift, tail.cutoff), '', now, 0, n))
   end
   expire(key, l.period)
 end
@@ -211,7 +211,7 @@ function step(key, l, clock, n)
       tail.shift, moved = now - log.newest, true
     end
   end
-  local dead = math.max(now - tail.shift - l.period, tail.floor) -- the latest time that does not count
+  local dead = max(now - tail.shift - l.period, tail.cutoff) -- the latest time that does not count
   if log.newest <= dead then
     return fits, now, 0, 0, fits and function()
       start(key, l, now, n)
@@ -227,7 +227,7 @@ function step(key, l, clock, n)
   end
   local x = fits and whengone(log, b, gone, count + n - l.rate) + tail.shift + l.period - now or now
   return false, x, count, reset, moved and function()
-    redis.call('LSET', key, -1, render(tail, entries(tail, 1, tail.len)))
+    call('LSET', key, -1, render(tail, entries(tail, 1, tail.len)))
     expire(key, reset)
   end
 end
@@ -236,7 +236,7 @@ end
 local function remove(key, log, at, i, n)
   local b = log.block(at)
   local count = between(through(b, i - 1), through(b, i))
-  n = math.min(n, count)
+  n = min(n, count)
   local kept = { entries(b, 1, i - 1) }
   for j = n == count and i + 1 or i, b.len do
     kept[#kept + 1] = b.width == NARROW and entries(b, j, j)
@@ -245,16 +245,16 @@ local function remove(key, log, at, i, n)
   for j = at + 1, log.len - 1 do
     local later = log.block(j)
     later.run = (later.run - n) % RUN
-    redis.call('LSET', key, j, render(later, entries(later, 1, later.len)))
+    call('LSET', key, j, render(later, entries(later, 1, later.len)))
   end
   kept = table.concat(kept)
-  redis.call('LSET', key, at, kept == '' and '' or render(b, kept))
+  call('LSET', key, at, kept == '' and '' or render(b, kept))
   if kept == '' then
-    redis.call('LREM', key, 1, '')
-    if at == log.len - 1 and at > 0 then -- shift and floor go with the last block
+    call('LREM', key, 1, '')
+    if at == log.len - 1 and at > 0 then -- shift and cutoff go with the last block
       local tail = log.block(at - 1)
-      tail.shift, tail.floor = b.shift, b.floor
-      redis.call('LSET', key, -1, render(tail, entries(tail, 1, tail.len)))
+      tail.shift, tail.cutoff = b.shift, b.cutoff
+      call('LSET', key, -1, render(tail, entries(tail, 1, tail.len)))
     end
   end
   return n
@@ -269,7 +269,7 @@ function refund(key, l, clock, c)
       return
     end
     local at = c.at - log.tail.shift
-    local dead = math.max(math.max(clock.now - log.tail.shift, log.newest) - l.period, log.tail.floor)
+    local dead = max(max(clock.now - log.tail.shift, log.newest) - l.period, log.tail.cutoff)
     if at <= dead or at > log.newest then
       return
     end

@@ -54,14 +54,14 @@ end
 -- with it: else a denied key, of which nothing is written, would weigh by a period
 -- that is no longer in force.
 local function convert(key, s, l, now, n)
-  local last = math.min(s.at + life(s), windowend(s.at, l.period))
-  local count = math.min(spend(s, last, now), l.rate)
+  local last = min(s.at + life(s), windowend(s.at, l.period))
+  local count = min(spend(s, last, now), l.rate)
   local ok, x = count + n <= l.rate, now
   if not ok then
     local early, late = now, last -- too early, and late enough unless n is above the rate
     while late - early > 1 do
-      local t = early + math.floor((late - early) / 2)
-      if math.min(spend(s, last, t), l.rate) + n <= l.rate then
+      local t = early + floor((late - early) / 2)
+      if min(spend(s, last, t), l.rate) + n <= l.rate then
         late = t
       else
         early = t
@@ -69,7 +69,7 @@ local function convert(key, s, l, now, n)
     end
     x = late - now
   end
-  return ok, x, -1 - math.max(0, last - now), count, keep(key, s, l, now, ok, 0, count + n)
+  return ok, x, -1 - max(0, last - now), count, keep(key, s, l, now, ok, 0, count + n)
 end
 
 function step(key, l, clock, n)
@@ -80,8 +80,8 @@ function step(key, l, clock, n)
       return convert(key, s, l, now, n)
     end
     prev, cur = roll(s, now)
-    prev = math.min(prev, l.rate)
-    cur = math.min(cur, l.rate)
+    prev = min(prev, l.rate)
+    cur = min(cur, l.rate)
   end
   local ok = weight(prev, l.period, now) + cur + n <= l.rate
   return ok, now, prev, cur, keep(key, s, l, now, ok, prev, cur + n)
@@ -94,9 +94,9 @@ function refund(key, l, clock, c)
   end
   local since = window(s.at, s.period) - window(c.at, s.period)
   if since == 0 then
-    s.whole = s.whole - math.min(c.n, s.whole)
+    s.whole = s.whole - min(c.n, s.whole)
   elseif since == s.period then
-    s.part = s.part - math.min(c.n, s.part)
+    s.part = s.part - min(c.n, s.part)
   else
     return
   end
