@@ -56,7 +56,7 @@ func greed(k *key, rng *rand.Rand) []entry {
 	k.t.Helper()
 	var got []entry
 	for range 40 {
-		n := 1
+		var n int
 		switch left := k.peek().Remaining; {
 		case left == 0:
 			k.deny(1)

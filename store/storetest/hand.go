@@ -228,7 +228,7 @@ func limitFuncAnswers(k *tiers) {
 		}
 	}
 	k.to(tenPerMinute).err = errors.New("of the function")
-	if r, err := k.lim.Allow(ctx, k.name); err != k.err || r != (ratelimit.Result{}) {
+	if r, err := k.lim.Allow(ctx, k.name); !errors.Is(err, k.err) || r != (ratelimit.Result{}) {
 		k.t.Fatalf("%+v, %v, want the function's error", r, err)
 	}
 	k.err = nil

@@ -73,7 +73,7 @@ func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *playe
 	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return p.limit, nil })
 	p.lim = b.limiter(a.name, base, limits)
 	if !s.alone {
-		b.store = newReference(b.clock.read)
+		b.store = newReference(b.read)
 		p.reference = b.limiter(a.name, base, limits)
 	}
 	return p
@@ -239,7 +239,7 @@ type generator struct {
 
 func newGenerator(s *suite, a algorithm, seed uint64, change bool) *generator {
 	h := fnv.New64a()
-	fmt.Fprint(h, a.name, change)
+	_, _ = fmt.Fprint(h, a.name, change)
 	g := &generator{Rand: rand.New(rand.NewPCG(seed, h.Sum64()))}
 	pool := s.limits(a)
 	g.base = pool[g.IntN(len(pool))]
