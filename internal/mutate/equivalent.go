@@ -1,0 +1,67 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+)
+
+// equivalents are the entries of equivalent.txt: mutants that behave as the
+// original does, so that no test can kill them.
+//
+// The file has paragraphs of entries, "file function: mutated line" with single
+// spaces, and below them an indented reason for all of these. Lines that begin with
+// # are comments.
+type equivalents []string
+
+func readEquivalents(name string) (equivalents, error) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	return parseEquivalents(string(text))
+}
+
+func parseEquivalents(text string) (equivalents, error) {
+	var all equivalents
+	open := "" // an entry that has no reason yet
+	for i, line := range strings.Split(text, "\n") {
+		trimmed := strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "#"):
+		case trimmed == "":
+			if open != "" {
+				return nil, fmt.Errorf("equivalent.txt:%d: no reason for %q", i+1, open)
+			}
+		case trimmed != line && len(all) == 0:
+			return nil, fmt.Errorf("equivalent.txt:%d: a reason for nothing", i+1)
+		case trimmed != line:
+			open = ""
+		case !strings.Contains(line, ": "):
+			return nil, fmt.Errorf("equivalent.txt:%d: not an entry: %q", i+1, line)
+		default:
+			all, open = append(all, line), line
+		}
+	}
+	return all, nil
+}
+
+// mark marks the mutants of a file that are listed, and returns the entries for the
+// file that are of no mutant.
+func (e equivalents) mark(file string, mutants []*mutant) (stale []string) {
+	for _, entry := range e {
+		if !strings.HasPrefix(entry, file+" ") && !strings.HasPrefix(entry, file+":") {
+			continue
+		}
+		found := false
+		for _, m := range mutants {
+			if m.entry() == entry {
+				m.listed, m.fate, found = true, equivalent, true
+			}
+		}
+		if !found {
+			stale = append(stale, entry)
+		}
+	}
+	return stale
+}

@@ -1,0 +1,175 @@
+// Mutate checks the test suite: it breaks the algorithms on purpose, one token at
+// a time, and reports each mutant that no test notices.
+//
+//	go run ./internal/mutate                                # everything
+//	go run ./internal/mutate -only scripts/tokenbucket.lua  # one file
+//	go run ./internal/mutate -only bucket.go:62 -v          # one line
+//	go run ./internal/mutate -max 20                        # a sample of each file
+//	go run ./internal/mutate -list                          # run nothing
+//
+// It breaks the Go transitions and their twins in Lua: comparisons, arithmetic,
+// logic, integers, min and max, ceil and floor, whole statements, fields of
+// literals. Each mutant is tried in a copy of the module, with redis-server
+// required, and is killed if a test fails, crashes or exceeds the timeout. One that
+// does not compile is invalid and counts as nothing.
+//
+// A mutant that no test can kill, since it behaves as the original, is listed in
+// equivalent.txt with the reason, and not run.
+//
+// The exit code is 1 if a mutant survives or an entry of equivalent.txt is out of
+// date, 2 if the check could not be made: because the suite fails as it is, above
+// all.
+//
+// There are some 1,200 mutants. One that dies takes 1 to 3 s, one that survives as
+// long as the suite; all take about an hour on two idle cores, and -max 20 a
+// quarter of that.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// files are what is broken, relative to the module.
+var files = []string{
+	"bucket.go",
+	"fixedwindow.go",
+	"leakybucket.go",
+	"slidinglog.go",
+	"slidingwindow.go",
+	"tokenbucket.go",
+	"scripts/bucket.lua",
+	"scripts/common.lua",
+	"scripts/driver.lua",
+	"scripts/fixedwindow.lua",
+	"scripts/leakybucket.lua",
+	"scripts/slidinglog.lua",
+	"scripts/slidingwindow.lua",
+	"scripts/tokenbucket.lua",
+}
+
+// maxMemory, in bytes, is for each process: a mutant may never stop to allocate.
+const maxMemory = 4 << 30
+
+var errSurvivors = errors.New("mutate: the suite misses mutants, or equivalent.txt is out of date")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	err := run(ctx, os.Args[1:], os.Stdout)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case errors.Is(err, errSurvivors):
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "mutate:", err)
+		os.Exit(2)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	var s suite
+	flags := flag.NewFlagSet("mutate", flag.ContinueOnError)
+	flags.Usage = func() {
+		fmt.Fprintln(flags.Output(), "usage: mutate [flags] [packages to test, instead of those that matter]")
+		flags.PrintDefaults()
+	}
+	only := flags.String("only", "", "comma-separated `files` to break, each as path or path:line")
+	limit := flags.Int("max", 0, "mutants of a file, spread evenly; 0 for all")
+	list := flags.Bool("list", false, "print the mutants and run nothing")
+	all := flags.Bool("all", false, "also run the mutants of equivalent.txt")
+	jobs := flags.Int("j", 2, "mutants tested at the same time")
+	pattern := flags.String("run", "", "run only tests that match `regexp`, of the packages given or else of the working directory's")
+	flags.BoolVar(&s.short, "short", false, "run the tests with -short")
+	flags.DurationVar(&s.timeout, "timeout", 2*time.Minute, "for the tests of one package; a mutant that takes longer is killed")
+	flags.BoolVar(&s.verbose, "v", false, "print the fate of each mutant, with the test that killed it")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if s.quick = *pattern == "" && flags.NArg() == 0; s.quick {
+		s.steps = everything
+	} else {
+		s.steps = []step{{*pattern, flags.Args()}}
+	}
+	if err := limitMemory(maxMemory); err != nil {
+		return err
+	}
+
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return err
+	}
+	listed, err := readEquivalents(filepath.Join(root, "internal", "mutate", "equivalent.txt"))
+	if err != nil {
+		return err
+	}
+	var rep report
+	for _, file := range files {
+		line, ok := selected(file, *only)
+		if !ok {
+			continue
+		}
+		mutants, err := mutantsOf(root, file)
+		if err != nil {
+			return err
+		}
+		rep.stale = append(rep.stale, listed.mark(file, mutants)...)
+		rep.add(file, mutants, line, *limit)
+	}
+	if len(rep.files) == 0 {
+		return fmt.Errorf("-only %s: there are %s", *only, strings.Join(files, ", "))
+	}
+	if *list {
+		rep.list(out)
+		return nil
+	}
+	err = s.try(ctx, root, rep.pending(*all), *jobs)
+	if err == nil || s.done > 0 { // what is known by now is worth a report
+		rep.print(out)
+	}
+	if err != nil {
+		return err
+	}
+	if rep.failed() {
+		return errSurvivors
+	}
+	return nil
+}
+
+// moduleRoot is the directory of the module that the working directory is in.
+func moduleRoot(ctx context.Context) (string, error) {
+	mod, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(mod))), nil
+}
+
+// selected says whether only names the file, and which line of it, 0 for all.
+func selected(file, only string) (line int, ok bool) {
+	if only == "" {
+		return 0, true
+	}
+	for part := range strings.SplitSeq(only, ",") {
+		if part == file {
+			return 0, true
+		}
+		if number, found := strings.CutPrefix(part, file+":"); found {
+			if line, err := strconv.Atoi(number); err == nil {
+				return line, true
+			}
+		}
+	}
+	return 0, false
+}

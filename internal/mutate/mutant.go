@@ -1,0 +1,100 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// fate is what became of a mutant.
+type fate int
+
+const (
+	untested fate = iota
+	killed
+	survived
+	equivalent // survived, as equivalent.txt says
+	invalid    // does not compile
+	fates
+)
+
+func (f fate) String() string {
+	return [fates]string{"untested", "killed", "survived", "equivalent", "invalid"}[f]
+}
+
+// edit puts a text in the place of the bytes from and up to to of a source.
+type edit struct {
+	from, to int
+	text     string
+	function string // that it is in; empty outside of all
+}
+
+// mutant is a source file with one edit.
+type mutant struct {
+	edit
+	file     string // relative to the module
+	line     int    // of the edit, from 1
+	original string // the line, or the lines of a longer statement joined
+	mutated  string
+	listed   bool // in equivalent.txt
+
+	fate   fate
+	killer string // the test that failed
+}
+
+// entry is the mutant in equivalent.txt: it survives changes elsewhere in the file.
+func (m *mutant) entry() string {
+	if m.function == "" {
+		return m.file + ": " + m.mutated
+	}
+	return m.file + " " + m.function + ": " + m.mutated
+}
+
+func (m *mutant) String() string {
+	return fmt.Sprintf("%s:%d %s\n\t- %s\n\t+ %s", m.file, m.line, m.function, m.original, m.mutated)
+}
+
+// apply is src with the edit.
+func (e edit) apply(src []byte) []byte {
+	return slices.Concat(src[:e.from], []byte(e.text), src[e.to:])
+}
+
+// mutantsOf are the mutants of a file of the module in root, from its beginning.
+func mutantsOf(root, file string) ([]*mutant, error) {
+	src, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(file)))
+	if err != nil {
+		return nil, err
+	}
+	find := goEdits
+	if filepath.Ext(file) == ".lua" {
+		find = luaEdits
+	}
+	edits, err := find(src)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	slices.SortStableFunc(edits, func(a, b edit) int { return a.from - b.from })
+	var mutants []*mutant
+	for _, e := range edits {
+		from := bytes.LastIndexByte(src[:e.from], '\n') + 1
+		to := len(src)
+		if n := bytes.IndexByte(src[e.to:], '\n'); n >= 0 {
+			to = e.to + n
+		}
+		within := edit{from: e.from - from, to: e.to - from, text: e.text}
+		mutants = append(mutants, &mutant{
+			edit:     e,
+			file:     file,
+			line:     1 + bytes.Count(src[:e.from], []byte("\n")),
+			original: oneLine(src[from:to]),
+			mutated:  oneLine(within.apply(src[from:to])),
+		})
+	}
+	return mutants, nil
+}
+
+// oneLine is text without its indentation and line breaks.
+func oneLine(text []byte) string { return strings.Join(strings.Fields(string(text)), " ") }
