@@ -64,8 +64,9 @@ func slidingLogReport(l store.Limit, r store.Reply, _, charged int64) verdict {
 // died goes with its block, at most one block a call.
 type eventLog struct {
 	blocks []*block
-	cutoff int64 // events up to here, Unix µs, were cut by an Add, whatever the Period is now
-	period int64 // µs, of the last Add
+	spare  *block // one that was dropped, for the next that is needed
+	cutoff int64  // events up to here, Unix µs, were cut by an Add, whatever the Period is now
+	period int64  // µs, of the last Add
 }
 
 // Step implements [store.Log].
@@ -77,7 +78,7 @@ func (g *eventLog) Step(l store.Limit, now, n int64) store.Reply {
 	newest := g.newest()
 	r.X = max(now, newest)
 	dead := max(r.X-l.Period, g.cutoff) // the latest time that does not count
-	if newest <= dead {
+	if newest <= dead || newest+g.period <= r.X {
 		return r
 	}
 	b, i := g.firstAfter(dead)
@@ -104,20 +105,27 @@ func (g *eventLog) whenGone(b int, gone uint64, need int64) int64 {
 
 // Add implements [store.Log].
 func (g *eventLog) Add(l store.Limit, now, n int64) {
-	g.period = l.Period
 	if len(g.blocks) == 0 {
-		g.cutoff = now - l.Period
-		g.blocks = []*block{newBlock(now, 0, n)}
+		g.period, g.cutoff = l.Period, now-l.Period
+		g.blocks = []*block{new(block).begin(now, 0, n)}
 		g.blocks[0].add(now, n)
 		return
 	}
-	now = max(now, g.newest())
+	newest := g.newest()
+	now = max(now, newest)
 	g.cutoff = max(now-l.Period, g.cutoff)
+	if newest+g.period <= now { // ended, whatever today's Period is
+		g.cutoff = max(newest, g.cutoff)
+	}
+	g.period = l.Period
 	g.trim(now, n)
 	tail := g.blocks[len(g.blocks)-1]
 	if !tail.fits(now, n) {
-		tail = newBlock(now, g.total(), n)
-		g.blocks = append(g.blocks, tail)
+		run := g.total()
+		if tail, g.spare = g.spare, nil; tail == nil {
+			tail = new(block)
+		}
+		g.blocks = append(g.blocks, tail.begin(now, run, n))
 	}
 	tail.add(now, n)
 }
@@ -127,16 +135,15 @@ func (g *eventLog) Add(l store.Limit, now, n int64) {
 // stays is then made ready for n events at now.
 func (g *eventLog) trim(now, n int64) {
 	if g.newest() <= g.cutoff {
-		clear(g.blocks[1:])
-		g.blocks = g.blocks[:1]
-		data := g.blocks[0].data
-		*g.blocks[0] = *newBlock(now, 0, n)
-		g.blocks[0].data = data[:0]
+		if first := g.blocks[0]; len(g.blocks) > 1 {
+			g.blocks, g.spare = []*block{first}, nil // lets go of the others' memory
+		}
+		g.blocks[0].begin(now, 0, n)
 		return
 	}
 	switch b, i := g.firstAfter(g.cutoff); {
 	case b > 0:
-		g.blocks[0] = nil
+		g.spare, g.blocks[0] = g.blocks[0], nil
 		g.blocks = g.blocks[1:]
 	case len(g.blocks) == 1 && i > 0:
 		g.blocks[0].cut(i)
@@ -147,8 +154,8 @@ func (g *eventLog) trim(now, n int64) {
 // last one first.
 func (g *eventLog) Refund(l store.Limit, now int64, c store.Charge) {
 	for left := c.N; left > 0 && len(g.blocks) > 0; {
-		dead := max(max(now, g.newest())-l.Period, g.cutoff)
-		if c.At <= dead || c.At > g.newest() {
+		now = max(now, g.newest())
+		if c.At <= max(now-l.Period, g.cutoff) || c.At > g.newest() || g.End() <= now {
 			return
 		}
 		b, i := g.lastUntil(c.At)
@@ -240,9 +247,10 @@ type block struct {
 	data  []byte // the entries, big endian
 }
 
-// newBlock returns an empty block for an entry of n events at base.
-func newBlock(base int64, run uint64, n int64) *block {
-	b := &block{base: base, run: run, width: narrow}
+// begin makes b an empty block for an entry of n events at base. It keeps its
+// memory.
+func (b *block) begin(base int64, run uint64, n int64) *block {
+	*b = block{base: base, run: run, width: narrow, data: b.data[:0]}
 	if n > 1 {
 		b.width = wide
 	}

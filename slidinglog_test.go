@@ -75,6 +75,28 @@ func TestACallTrimsAtMostOneBlock(t *testing.T) {
 	require.Equal(t, int64(1_000+5), g.Step(l, now, 1).Y, "what is dead does not count, trimmed or not")
 }
 
+func TestALogEndsByThePeriodOfItsLastAdd(t *testing.T) {
+	g, l, now := logOf(100, time.Second)
+	slower := store.Limit{Rate: 100, Burst: 100, Period: time.Hour.Microseconds()}
+	end := now + l.Period
+	require.Equal(t, end, g.End())
+	require.Equal(t, int64(100), g.Step(slower, end-1, 1).Y)
+	require.Equal(t, store.Reply{OK: true, X: end}, g.Step(slower, end, 100))
+	g.Refund(slower, end, store.Charge{At: now, N: 1})
+	g.Add(slower, end, 1)
+	require.Equal(t, int64(1), g.Step(slower, end, 1).Y)
+	require.Equal(t, end+slower.Period, g.End())
+}
+
+func TestALogThatEndsAllocatesNothingWhenItStartsAgain(t *testing.T) {
+	g, l, now := logOf(10, time.Millisecond)
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		now += l.Period * 3
+		require.True(t, g.Step(l, now, 1).OK)
+		g.Add(l, now, 1)
+	}))
+}
+
 func TestADenialDoesNotTouchTheLog(t *testing.T) {
 	g, l, now := logOf(1_000, time.Second)
 	now += l.Period / 2

@@ -109,7 +109,8 @@ type Rule struct {
 }
 
 // Log is the state of one key of a rule that keeps more than [State] holds. A
-// new Log is a key never seen. It is used under the store's lock.
+// new Log is a key never seen, and so is any from its End on, even if it would
+// last longer by another limit. It is used under the store's lock.
 type Log interface {
 	// Step decides on n events at now and changes nothing.
 	Step(l Limit, now, n int64) Reply

@@ -141,7 +141,7 @@ func (s *Store) Peek(_ context.Context, sp *store.Space, key string, l store.Lim
 	defer t.mu.Unlock()
 	now, i := s.now(t), t.find(h)
 	if sp.Rule.NewLog != nil {
-		return t.logOrNew(i, sp.Rule, now).Step(l, now, n), nil
+		return t.logOrNew(i, sp.Rule).Step(l, now, n), nil
 	}
 	_, r := sp.Rule.Step(t.state(i, now), l, now, n)
 	return r, nil
@@ -215,7 +215,7 @@ func (s *Store) take(h hash, rule *store.Rule, l store.Limit, n int64) (store.Re
 
 // takeLog is take for a rule that keeps a log.
 func (s *Store) takeLog(t *table, i int, h hash, rule *store.Rule, l store.Limit, now, n int64) (store.Reply, outcome) {
-	log := t.logOrNew(i, rule, now)
+	log := t.logOrNew(i, rule)
 	r := log.Step(l, now, n)
 	if !r.OK {
 		return r, t.tick()

@@ -40,10 +40,16 @@ var sliding = &store.Rule{Name: "log", NewLog: func() store.Log { return new(log
 
 func (g *log) Step(l store.Limit, now, n int64) store.Reply {
 	spent := g.after(now - l.Period)
+	if g.End() <= now {
+		spent = 0
+	}
 	return store.Reply{OK: spent+n <= l.Burst, X: spent, Y: now}
 }
 
 func (g *log) Add(l store.Limit, now, n int64) {
+	if g.End() <= now {
+		g.at, g.n = nil, nil
+	}
 	g.at, g.n, g.period = append(g.at, now), append(g.n, n), l.Period
 }
 

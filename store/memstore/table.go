@@ -119,9 +119,10 @@ func (t *table) log(i int) store.Log {
 	return t.logs[i]
 }
 
-// logOrNew is what state is, for a rule that keeps a log.
-func (t *table) logOrNew(i int, rule *store.Rule, now int64) store.Log {
-	if i < 0 || t.log(i) == nil || t.slots[i].end() <= now {
+// logOrNew is what state is, for a rule that keeps a log. A log knows by itself
+// when it has ended.
+func (t *table) logOrNew(i int, rule *store.Rule) store.Log {
+	if i < 0 || t.log(i) == nil {
 		return rule.NewLog()
 	}
 	return t.log(i)
