@@ -60,25 +60,27 @@ func BenchmarkAllow(b *testing.B) {
 
 func benchmarkAllow(b *testing.B, lim ratelimit.Limiter, keys []string, allowed bool) {
 	ctx := b.Context()
-	b.Run("serial", func(b *testing.B) {
-		b.ReportAllocs()
-		for i := range b.N {
-			if r, err := lim.Allow(ctx, keys[i%len(keys)]); err != nil || r.Allowed != allowed {
-				b.Fatal("not as benchmarked")
+	decide := func(more func(i int) bool, first int) {
+		for i, k := 0, first; more(i); i++ {
+			if r, err := lim.Allow(ctx, keys[k]); err != nil || r.Allowed != allowed {
+				b.Error("not as benchmarked")
+				return
+			}
+			if k++; k == len(keys) {
+				k = 0
 			}
 		}
+	}
+	b.Run("serial", func(b *testing.B) {
+		b.ReportAllocs()
+		decide(func(i int) bool { return i < b.N }, 0)
 	})
 	b.Run("parallel", func(b *testing.B) {
 		b.ReportAllocs()
 		var workers atomic.Int64
 		b.RunParallel(func(pb *testing.PB) {
 			// Each begins elsewhere, so that they meet only where there is one key.
-			for i := int(workers.Add(1)) * len(keys) / 7; pb.Next(); i++ {
-				if r, err := lim.Allow(ctx, keys[i%len(keys)]); err != nil || r.Allowed != allowed {
-					b.Error("not as benchmarked")
-					return
-				}
-			}
+			decide(func(int) bool { return pb.Next() }, int(workers.Add(1))*len(keys)/7%len(keys))
 		})
 	})
 }
