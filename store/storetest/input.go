@@ -75,12 +75,14 @@ func badCalls(k *key, charged, denied, peeked ratelimit.Result) {
 func badLimits(b *bench, a algorithm) {
 	b.t.Helper()
 	const year = 365 * 24 * time.Hour
+	tooMany := math.MaxInt32
+	tooMany++ // below 0 where int has 32 bits
 	limits := []ratelimit.Limit{
 		{},
 		{Rate: -1, Period: time.Second},
-		{Rate: math.MaxInt32 + 1, Period: time.Second},
+		{Rate: tooMany, Period: time.Second},
 		{Rate: 1, Period: time.Second, Burst: -1},
-		{Rate: 1, Period: time.Second, Burst: math.MaxInt32 + 1},
+		{Rate: 1, Period: time.Second, Burst: tooMany},
 		{Rate: 1, Period: time.Millisecond - microsecond},
 		{Rate: 1, Period: time.Millisecond + 1},
 		{Rate: 1, Period: 10*year + microsecond},
