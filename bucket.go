@@ -35,14 +35,13 @@ func bucketLevel(s store.State, l store.Limit, now int64) (at, whole, part int64
 // capacity is cut before time is credited: the other order would lock a key out
 // until the old level has drained.
 func bucketConvert(s store.State, l store.Limit) (whole, part int64) {
-	whole, part = s.Whole, s.Part
-	if s.Period != l.Period && part > 0 {
-		whole, part = whole+1, 0
+	switch {
+	case s.Whole >= l.Burst:
+		return l.Burst, 0
+	case s.Period != l.Period && s.Part > 0:
+		return s.Whole + 1, 0
 	}
-	if whole >= l.Burst {
-		whole, part = l.Burst, 0
-	}
-	return whole, part
+	return s.Whole, s.Part
 }
 
 // drain is what is left of a level after dt µs.

@@ -15,7 +15,7 @@ import (
 // the next can both be full.
 //
 // A key costs one counter, whatever the Rate: some 60 bytes in memory and some
-// 120 in Redis, from its first event in a window until the window ends.
+// 150 in Redis, from its first event in a window until the window ends.
 //
 // Use it for quotas that people can follow ("1,000 a day, from midnight UTC").
 // Where the double burst at the edge hurts, use [SlidingWindow] at the same cost.

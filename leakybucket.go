@@ -19,7 +19,7 @@ import (
 // turns behind it are given out already.
 //
 // A key costs one level and its time, whatever the Rate: some 60 bytes in memory
-// and some 120 in Redis, until the queue is empty.
+// and some 150 in Redis, until the queue is empty.
 //
 // Use it to call something that wants a steady pace. Where bursts are welcome, use
 // [TokenBucket].

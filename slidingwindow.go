@@ -23,7 +23,7 @@ import (
 // came at its end, up to 1.98·Rate have been seen in one true Period.
 //
 // A key costs two counters, whatever the Rate: some 60 bytes in memory and some
-// 120 in Redis, for up to two Periods after its last event.
+// 150 in Redis, for up to two Periods after its last event.
 //
 // Use it as the default for limits on requests. Where the limit must hold in
 // every true Period, use [SlidingLog], which keeps every event.

@@ -14,7 +14,7 @@ import (
 // and its refill. (x counts in whole µs, rounded up.)
 //
 // A key costs one level and its time, whatever the Rate: some 60 bytes in memory
-// and some 120 in Redis, until the bucket is full again.
+// and some 150 in Redis, until the bucket is full again.
 //
 // Use it for a sustained rate that allows bursts: APIs, and everything with
 // costs. Where admitted events must be spread out, use [LeakyBucket].

@@ -5,14 +5,12 @@
 
 -- convert is the level of s, at s.at, as l counts.
 local function convert(s, l)
-  local whole, part = s.whole, s.part
-  if s.period ~= l.period and part > 0 then
-    whole, part = whole + 1, 0
+  if s.whole >= l.burst then
+    return l.burst, 0
+  elseif s.period ~= l.period and s.part > 0 then
+    return s.whole + 1, 0
   end
-  if whole >= l.burst then
-    whole, part = l.burst, 0
-  end
-  return whole, part
+  return s.whole, s.part
 end
 
 -- subtract is (whole + part/period) - (w + p/period), at least 0.
