@@ -478,6 +478,24 @@ func TestARefundDoesNotLengthenTheLifeOfAKey(t *testing.T) {
 	}
 }
 
+func TestAFullStoreForgetsNobodyWhoHasSpentMore(t *testing.T) {
+	for _, algorithm := range algorithms {
+		c := newClock()
+		s, err := memstore.New(memstore.WithClock(c.Now), memstore.WithMaxKeys(8))
+		require.NoError(t, err)
+		lim := newLimiter(t, algorithm, s, ratelimit.PerHour(100))
+		require.True(t, allowN(t, lim, 100).Allowed)
+		for i := range 500 {
+			require.True(t, allow(t, lim, fmt.Sprint("rotating", i)).Allowed)
+			c.Advance(time.Millisecond)
+		}
+		require.Equal(t, 8, s.Len())
+		peek, err := lim.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Zero(t, peek.Remaining, algorithm)
+	}
+}
+
 // ---- What a program links, and what a decision allocates.
 
 func TestAProgramWithoutRedisLinksOnlyTheStandardLibrary(t *testing.T) {
