@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -496,7 +497,19 @@ func TestAFullStoreForgetsNobodyWhoHasSpentMore(t *testing.T) {
 	}
 }
 
-// ---- What a program links, and what a decision allocates.
+// ---- The README's program, what a program links, and what a decision allocates.
+
+func TestTheProgramOfTheREADMERuns(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	_, program, _ := strings.Cut(string(readme), "```go\n")
+	program, _, _ = strings.Cut(program, "```")
+	file := filepath.Join(t.TempDir(), "main.go")
+	require.NoError(t, os.WriteFile(file, []byte(program), 0o600))
+	out, err := exec.CommandContext(t.Context(), "go", "run", file).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, "true 9 0s <nil>\n", string(out))
+}
 
 func TestAProgramWithoutRedisLinksOnlyTheStandardLibrary(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}",
