@@ -246,6 +246,9 @@ func TestValuesThatAreNotOursAreErrors(t *testing.T) {
 			r, err := lim.Allow(t.Context(), "key")
 			require.ErrorIs(t, err, ratelimit.ErrStore, "%s: %s", algorithm, name)
 			require.Zero(t, r)
+			if !strings.HasPrefix(name, "a hash") && !strings.Contains(err.Error(), "WRONGTYPE") {
+				require.ErrorContains(t, err, "the value of the key is not a")
+			}
 			_, err = lim.Peek(t.Context(), "key")
 			require.ErrorIs(t, err, ratelimit.ErrStore, "%s: %s", algorithm, name)
 			require.ErrorIs(t, lim.Refund(t.Context(), "key", charged, 1), ratelimit.ErrStore, "%s: %s", algorithm, name)
