@@ -462,6 +462,26 @@ func TestAChangeOfPeriodLocksNobodyOutAndKeepsRetryAfterExact(t *testing.T) {
 	}
 }
 
+func TestAWindowBeforeThatAloneStillWeighsEndsWithTheCurrentOne(t *testing.T) {
+	client := redistest.Mini(t).Client(t)
+	c := newClock()
+	for _, s := range []store.Store{memory(t, c), onRedis(t, client, redisstore.WithClock(c.Now))} {
+		l := ratelimit.PerSecond(10)
+		lim := newLimiter(t, "sliding_window", s, l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		allowN(t, lim, 5)
+		c.Advance(1250 * time.Millisecond)
+		require.NoError(t, lim.Refund(t.Context(), "key", allowN(t, lim, 2), 2))
+		for _, l = range []ratelimit.Limit{ratelimit.PerSecond(10), ratelimit.PerMinute(10)} {
+			peek, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, 6, peek.Remaining, "three quarters of 5, rounded up, weigh")
+			require.Equal(t, 750*time.Millisecond, peek.ResetAfter)
+		}
+		c.Advance(750 * time.Millisecond)
+	}
+}
+
 func TestARefundDoesNotLengthenTheLifeOfAKey(t *testing.T) {
 	server := redistest.Shared(t)
 	client := server.Client(t)

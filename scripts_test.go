@@ -259,6 +259,39 @@ func TestValuesThatAreNotOursAreErrors(t *testing.T) {
 	}
 }
 
+func TestALogThatHasEndedStartsAgainWithOneBlock(t *testing.T) {
+	c := newClock()
+	client := redistest.Mini(t).Client(t) // which does not expire it first
+	lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerMinute(1000))
+	for range 300 {
+		allowN(t, lim, 1)
+	}
+	c.Advance(365 * 24 * time.Hour)
+	require.Equal(t, 999, allowN(t, lim, 1).Remaining)
+	require.EqualValues(t, 1, client.LLen(t.Context(), onlyKey(t, client, "*")).Val())
+}
+
+// The server's clock has gone back since the first block was filled. That is
+// noted in the last block, which a refund removes.
+func TestARefundOfTheLastBlockKeepsTheTimeOfTheOthers(t *testing.T) {
+	mini := redistest.Mini(t)
+	client := mini.Client(t)
+	lim := newLimiter(t, "sliding_log", onRedis(t, client), ratelimit.PerMinute(100))
+	for range 64 {
+		allowN(t, lim, 1)
+	}
+	back := start.Add(-time.Hour)
+	mini.SetTime(back)
+	last := allowN(t, lim, 1)
+	require.Equal(t, 35, last.Remaining)
+	mini.SetTime(back.Add(30 * time.Second))
+	require.NoError(t, lim.Refund(t.Context(), "key", last, 1))
+	require.EqualValues(t, 1, client.LLen(t.Context(), onlyKey(t, client, "*")).Val())
+	require.Equal(t, 35, allowN(t, lim, 1).Remaining)
+	mini.SetTime(back.Add(60 * time.Second))
+	require.Equal(t, 98, allowN(t, lim, 1).Remaining, "the 64 have left")
+}
+
 func TestALogTakesAtMost12BytesAnEventOnRedis(t *testing.T) {
 	client := redistest.Start(t).Client(t)
 	for _, events := range []int{1_000, 10_000} {
