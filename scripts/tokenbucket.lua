@@ -17,7 +17,5 @@ end
 
 function refund(key, l, clock, c)
   local s, now = read(key, clock)
-  if s.whole > 0 or s.part > 0 then
-    giveback(key, s, l, now, c)
-  end
+  giveback(key, s, l, now, c)
 end
