@@ -18,6 +18,9 @@ end
 -- come, and left no lower level behind than there is.
 function refund(key, l, clock, c)
   local s, now = read(key, clock)
+  if s.whole == 0 and s.part == 0 then
+    return
+  end
   local whole, part = convert(s, l)
   local w, p = convert(chargedlevel(c), l)
   if c.at == s.at and (w > whole or w == whole and p >= part) then

@@ -17,5 +17,7 @@ end
 
 function refund(key, l, clock, c)
   local s, now = read(key, clock)
-  giveback(key, s, l, now, c)
+  if s.whole > 0 or s.part > 0 then
+    giveback(key, s, l, now, c)
+  end
 end
