@@ -119,7 +119,7 @@ func chargedLevel(c store.Charge) store.State {
 // lives no longer than before.
 func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
 	now, whole, part := bucketLevel(s, l, now)
-	if now >= c.Due {
+	if now >= c.Due || c.At > s.At { // a state before the charge is another one
 		return s
 	}
 	_, w, p := bucketLevel(chargedLevel(c), l, now)

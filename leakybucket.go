@@ -13,7 +13,8 @@ import (
 // one who sleeps it, or uses [Wait], has a constant rate of output.
 //
 // Bound: at most Burst + Rate·x/Period events admitted in any interval x, and with
-// Delay one event each Period/Rate. (x counts in whole µs, rounded up.)
+// Delay one event each Period/Rate: n events at once have one turn, as long as n.
+// (x counts in whole µs, rounded up.)
 //
 // Refund gives an event back only while it is the last of the queue, since the
 // turns behind it are given out already.

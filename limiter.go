@@ -19,7 +19,7 @@
 // at a constant rate.
 //
 // Arithmetic is in integers from end to end, time is in whole microseconds, and
-// a denial changes nothing. What a decision costs, and what each algorithm
+// a denial costs nothing. What a decision costs, and what each algorithm
 // promises at its worst edge, stands with its type.
 package ratelimit
 
@@ -55,7 +55,8 @@ type Limiter interface {
 	Peek(ctx context.Context, key string) (Result, error)
 	// Refund gives back n of the events that charged admitted, as far as they are
 	// still charged: what has been refilled, drained or has left the window since
-	// cannot come back a second time.
+	// (to within 1 µs) does not come back a second time. Refund each event once: a
+	// second Refund of the same events takes those of other calls.
 	Refund(ctx context.Context, key string, charged Result, n int) error
 	// Reset forgets key, as if it had never been seen.
 	Reset(ctx context.Context, key string) error
@@ -304,8 +305,8 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	if charged.n == 0 {
 		return fmt.Errorf("%w: the Result to refund has charged none", ErrInvalidN)
 	}
-	if l.Rate == 0 {
-		return nil // nobody could use what is given back
+	if l.Rate == 0 { // for now: by the limit of the charge, so that it is not lost
+		l = store.Limit{Rate: int64(charged.rate), Period: charged.period, Burst: min(max(int64(charged.Limit), 1), maxEvents)}
 	}
 	return lim.store.Refund(ctx, lim.space, key, l, store.Charge{
 		At:     charged.at,

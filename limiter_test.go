@@ -517,6 +517,35 @@ func TestAFullStoreForgetsNobodyWhoHasSpentMore(t *testing.T) {
 	}
 }
 
+func TestARefundWhileTheRateIs0IsNotLost(t *testing.T) {
+	for _, algorithm := range algorithms {
+		l := ratelimit.PerHour(5)
+		lim := newLimiter(t, algorithm, memory(t, newClock()), l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		r := allowN(t, lim, 5)
+		l = ratelimit.PerHour(0)
+		require.NoError(t, lim.Refund(t.Context(), "key", r, 3))
+		l = ratelimit.PerHour(5)
+		require.True(t, allowN(t, lim, 3).Allowed, algorithm)
+		require.False(t, allowN(t, lim, 1).Allowed, algorithm)
+	}
+}
+
+func TestTimeBefore1970PassesToo(t *testing.T) {
+	client := redistest.Mini(t).Client(t)
+	for _, algorithm := range algorithms {
+		c := newClock()
+		c.Advance(-66 * 365 * 24 * time.Hour)
+		for _, s := range []store.Store{memory(t, c), onRedis(t, client, redisstore.WithClock(c.Now))} {
+			lim := newLimiter(t, algorithm, s, ratelimit.PerSecond(1))
+			for range 3 {
+				require.Equal(t, 1, admitted(t, lim, 2), algorithm)
+				c.Advance(time.Hour)
+			}
+		}
+	}
+}
+
 // ---- The README's program, what a program links, and what a decision allocates.
 
 func TestTheProgramOfTheREADMERuns(t *testing.T) {

@@ -173,6 +173,26 @@ func TestServiceGoesOnAfterTheServersClockHasGoneBack(t *testing.T) {
 	}
 }
 
+func TestARefundMintsNothingAfterTheServersClockHasGoneBack(t *testing.T) {
+	for _, algorithm := range algorithms {
+		mini := redistest.Mini(t)
+		lim := newLimiter(t, algorithm, onRedis(t, mini.Client(t)), ratelimit.PerSecond(10))
+		mini.SetTime(start)
+		charged := allowN(t, lim, 10)
+		back := start.Add(-time.Hour)
+		mini.SetTime(back)
+		allowN(t, lim, 10)
+		n := 0
+		for i := range 5 {
+			mini.SetTime(back.Add(time.Duration(i+1) * 10 * time.Second))
+			n += admitted(t, lim, 10)
+			require.NoError(t, lim.Refund(t.Context(), "key", charged, 10))
+			n += admitted(t, lim, 10)
+		}
+		require.Equal(t, 50, n, algorithm)
+	}
+}
+
 func TestADenialMovesAStateOfTheFutureToNow(t *testing.T) {
 	for _, algorithm := range algorithms {
 		t.Run(algorithm, func(t *testing.T) {

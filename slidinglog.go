@@ -20,7 +20,8 @@ import (
 // events are within the last Period, and some 14 where AllowN admits several at
 // once (n events at once are one entry), so up to Rate times that. Nothing is
 // allocated ahead. Refund of an old event rewrites a count in each block of 64
-// that came after it.
+// events that came after it: with 300,000 of them that has kept a Redis server busy
+// for 40 ms. Of events of the same µs it gives back those of at most 64 calls.
 //
 // Use it where the limit is a contract: logins, payments, calls to a supplier
 // that counts exactly. For large Rates, use [SlidingWindow]: it costs two counters.
@@ -151,9 +152,13 @@ func (g *eventLog) trim(now, n int64) {
 }
 
 // Refund implements [store.Log]. Of the entries of one instant it takes from the
-// last one first.
+// last one first, and from no more than a block has.
 func (g *eventLog) Refund(l store.Limit, now int64, c store.Charge) {
-	for left := c.N; left > 0 && len(g.blocks) > 0; {
+	left := c.N
+	for range blockLen {
+		if left == 0 || len(g.blocks) == 0 {
+			return
+		}
 		now = max(now, g.newest())
 		if c.At <= max(now-l.Period, g.cutoff) || c.At > g.newest() || g.End() <= now {
 			return
@@ -180,7 +185,7 @@ func (g *eventLog) remove(b, i int, n int64) int64 {
 
 // End implements [store.Log].
 func (g *eventLog) End() int64 {
-	if len(g.blocks) == 0 {
+	if len(g.blocks) == 0 || g.newest() <= g.cutoff {
 		return 0
 	}
 	return g.newest() + g.period
@@ -188,10 +193,11 @@ func (g *eventLog) End() int64 {
 
 // Spend implements [store.Log].
 func (g *eventLog) Spend(now int64) int64 {
-	if len(g.blocks) == 0 || g.newest() <= now-g.period {
+	dead := max(now-g.period, g.cutoff)
+	if len(g.blocks) == 0 || g.newest() <= dead {
 		return 0
 	}
-	b, i := g.firstAfter(max(now-g.period, g.cutoff))
+	b, i := g.firstAfter(dead)
 	return eventsBetween(g.blocks[b].through(i), g.total())
 }
 

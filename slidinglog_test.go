@@ -98,6 +98,21 @@ func TestALogThatEndsAllocatesNothingWhenItStartsAgain(t *testing.T) {
 	}))
 }
 
+func TestALogOfWhichOnlyTheDeadAreLeftIsOver(t *testing.T) {
+	l := store.Limit{Rate: 200, Burst: 200, Period: 1_000_000}
+	g, now := new(eventLog), int64(5_000_000)
+	for i := range int64(71) { // two blocks: 40 at 0 s, 30 at 0.5 s, 1 at 1.2 s
+		at := now + max(min(i-39, 1), 0)*500_000 + max(i-69, 0)*700_000
+		g.Add(l, at, 1)
+	}
+	end := now + 1_200_000
+	g.Refund(l, end, store.Charge{At: end, N: 1})
+	g.Refund(l, end, store.Charge{At: now + 500_000, N: 30})
+	require.Zero(t, g.End())
+	require.Zero(t, g.Spend(now+900_000))
+	require.Equal(t, store.Reply{OK: true, X: end}, g.Step(l, end, 200))
+}
+
 func TestADenialDoesNotTouchTheLog(t *testing.T) {
 	g, l, now := logOf(1_000, time.Second)
 	now += l.Period / 2

@@ -20,7 +20,7 @@ import (
 //
 // Bound: at most Rate·(1 + x/Period) events in any interval x. The estimate errs
 // both ways when traffic comes in bursts: where the events of the previous window
-// came at its end, up to 1.98·Rate have been seen in one true Period.
+// came at its end, nearly 2·Rate can fall into one true Period.
 //
 // A key costs two counters, whatever the Rate: some 60 bytes in memory and some
 // 150 in Redis, for up to two Periods after its last event.

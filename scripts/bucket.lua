@@ -66,7 +66,7 @@ end
 -- left now of the level that it left behind, nothing from c.due on, and no more than
 -- is there.
 local function giveback(key, s, l, now, c)
-  if now >= c.due then
+  if now >= c.due or c.at > s.at then -- a state before the charge is another one
     return
   end
   local whole, part = level(s, l, now)

@@ -248,7 +248,7 @@ local function remove(key, log, at, i, n)
     call('LSET', key, j, render(later, entries(later, 1, later.len)))
   end
   kept = table.concat(kept)
-  call('LSET', key, at, kept == '' and '' or render(b, kept))
+  call('LSET', key, at, kept == '' and '' or render(b, kept)) -- no block is '', so that LREM finds it
   if kept == '' then
     call('LREM', key, 1, '')
     if at == log.len - 1 and at > 0 then -- shift and cutoff go with the last block
@@ -260,12 +260,13 @@ local function remove(key, log, at, i, n)
   return n
 end
 
--- Of the entries of one instant, the last one is given back first.
+-- Of the entries of one instant, the last one is given back first, and no more than
+-- a block has.
 function refund(key, l, clock, c)
   local left = c.n
-  while left > 0 do
+  for _ = 1, BLOCK do
     local log = open(key)
-    if not log then
+    if left == 0 or not log then
       return
     end
     local at = c.at - log.tail.shift

@@ -11,8 +11,8 @@
 // Keys that have gone idle leave by themselves while other keys are decided on:
 // there is no goroutine and nothing to close. The number of keys is capped, at
 // 16,777,216 or by [WithMaxKeys]. Beyond the cap a new key takes the place of the
-// one with the least spend in force among eight, and the evicted key is as if
-// never seen. So an attacker who rotates keys evicts those, not his own counter:
+// one with the least spend in force among up to eight, and the evicted key is as
+// if never seen. So an attacker who rotates keys evicts those, not his own counter:
 // a key goes only if all eight have spent as much as it has, which is one new key
 // in 10^8 where a tenth of all have.
 //

@@ -41,11 +41,11 @@ func (s *Store) plant() {
 	for depth < nodeBits && minKeysPerTable<<(depth+1) <= s.maxKeys {
 		depth++
 	}
-	first := &table{depth: depth, node: &s.root}
+	first := &table{depth: depth, node: &s.root, horizon: math.MinInt64}
 	first.next.Store(first)
 	s.root.enter(first)
 	for prefix := uint64(1)<<depth - 1; prefix > 0; prefix-- {
-		t := &table{depth: depth, prefix: prefix, node: &s.root}
+		t := &table{depth: depth, prefix: prefix, node: &s.root, horizon: math.MinInt64}
 		s.root.enter(t)
 		t.next.Store(first.next.Load())
 		first.next.Store(t)

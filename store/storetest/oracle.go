@@ -372,7 +372,7 @@ func (m *bucket) charge(l limit, t, n int64) {
 // of a queue, only its tail. The time of the level stays.
 func (m *bucket) refund(l limit, t int64, c charge, n int64) {
 	behind := bucket{level: product(c.due-c.at, c.limit.rate), time: c.at, period: c.limit.period}
-	if m.level == nil || t >= c.due || m.queue && !m.isTail(l, behind) {
+	if m.level == nil || t >= c.due || c.at > m.time || m.queue && !m.isTail(l, behind) {
 		return
 	}
 	back := product(n, l.period)
