@@ -58,6 +58,7 @@ func FuzzStep(f *testing.F) {
 			_, r := a.rule.Step(next, l, at0+charged.reset, l.Burst)
 			require.True(t, r.OK, "as never seen at ResetAfter")
 			life := a.rule.Life(next, l)
+			require.Equal(t, a.rule.Spend(next, at0+life, at0), a.rule.Spend(next, at0+life, at0-l.Period), "a late reading")
 			for _, later := range []int64{0, life / 3, life / 2, life - 1, life} {
 				_, r := a.rule.Step(next, l, at0+later, 1)
 				used := l.Burst - a.report(l, r, 1, 0).remaining
