@@ -1,6 +1,7 @@
 package ratelimit_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -310,6 +311,37 @@ func TestARefundOfTheLastBlockKeepsTheTimeOfTheOthers(t *testing.T) {
 	require.Equal(t, 35, allowN(t, lim, 1).Remaining)
 	mini.SetTime(back.Add(60 * time.Second))
 	require.Equal(t, 98, allowN(t, lim, 1).Remaining, "the 64 have left")
+}
+
+// What an admission has cut stays cut, also when that admission is refunded and
+// was the last block's.
+func TestWhatALogHasCutStaysCut(t *testing.T) {
+	client := redistest.Mini(t).Client(t)
+	for _, onMemory := range []bool{true, false} {
+		c, l := newClock(), ratelimit.PerMinute(100)
+		s := onRedis(t, client, redisstore.WithClock(c.Now))
+		if onMemory {
+			s = memory(t, c)
+		}
+		lim := newLimiter(t, "sliding_log", s, l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		for i := range 64 { // a block: half of it at 0 s, half at 25 s
+			if i == 32 {
+				c.Advance(25 * time.Second)
+			}
+			allowN(t, lim, 1)
+		}
+		c.Advance(5 * time.Second)
+		first := allowN(t, lim, 1)
+		c.Advance(50 * time.Second)
+		second := allowN(t, lim, 1) // at 80 s, which cuts the first half
+		require.NoError(t, lim.Refund(t.Context(), "key", first, 1))
+		require.NoError(t, lim.Refund(t.Context(), "key", second, 1))
+		l = ratelimit.PerHour(100)
+		peek, err := lim.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, 68, peek.Remaining)
+	}
 }
 
 func TestALogTakesAtMost12BytesAnEventOnRedis(t *testing.T) {
