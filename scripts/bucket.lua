@@ -70,7 +70,7 @@ local function giveback(key, s, l, now, c)
     return
   end
   local whole, part = level(s, l, now)
-  local w, p = level(chargedlevel(c), l, max(now, c.at))
+  local w, p = level(chargedlevel(c), l, now)
   if w >= c.n then
     w, p = c.n, 0
   end
