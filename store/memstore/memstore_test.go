@@ -131,7 +131,7 @@ func TestAgainstMaps(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
 	windows, logs := store.NewSpace(window, ""), store.NewSpace(sliding, "")
-	model := maps{states: map[int]store.State{}, logs: map[int]*log{}}
+	model := maps{states: map[int]store.State{}, logs: map[int]*plainLog{}}
 	limits := []store.Limit{perMinute(3), {Rate: 5, Period: 3600 * second, Burst: 5}, {Rate: 2, Period: second, Burst: 2}}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for i := range calls {
@@ -181,7 +181,7 @@ func TestAgainstMaps(t *testing.T) {
 
 type maps struct {
 	states map[int]store.State
-	logs   map[int]*log
+	logs   map[int]*plainLog
 }
 
 func (m maps) step(rule *store.Rule, k int, l store.Limit, now, n int64, charge bool) (r store.Reply) {
@@ -194,7 +194,7 @@ func (m maps) step(rule *store.Rule, k int, l store.Limit, now, n int64, charge 
 	}
 	g := m.logs[k]
 	if g == nil {
-		g = new(log)
+		g = new(plainLog)
 		m.logs[k] = g
 	}
 	if r = g.Step(l, now, n); charge && r.OK {

@@ -30,15 +30,15 @@ var window = &store.Rule{
 	Spend: func(s store.State, _, _ int64) int64 { return s.Whole },
 }
 
-// log is a sliding log. Its Reply is that of window.
-type log struct {
+// plainLog is a sliding log. Its Reply is that of window.
+type plainLog struct {
 	at, n  []int64
 	period int64
 }
 
-var sliding = &store.Rule{Name: "log", NewLog: func() store.Log { return new(log) }}
+var sliding = &store.Rule{Name: "log", NewLog: func() store.Log { return new(plainLog) }}
 
-func (g *log) Step(l store.Limit, now, n int64) store.Reply {
+func (g *plainLog) Step(l store.Limit, now, n int64) store.Reply {
 	spent := g.after(now - l.Period)
 	if g.End() <= now {
 		spent = 0
@@ -46,14 +46,14 @@ func (g *log) Step(l store.Limit, now, n int64) store.Reply {
 	return store.Reply{OK: spent+n <= l.Burst, X: spent, Y: now}
 }
 
-func (g *log) Add(l store.Limit, now, n int64) {
+func (g *plainLog) Add(l store.Limit, now, n int64) {
 	if g.End() <= now {
 		g.at, g.n = nil, nil
 	}
 	g.at, g.n, g.period = append(g.at, now), append(g.n, n), l.Period
 }
 
-func (g *log) Refund(_ store.Limit, _ int64, c store.Charge) {
+func (g *plainLog) Refund(_ store.Limit, _ int64, c store.Charge) {
 	for i, at := range g.at {
 		if at == c.At {
 			back := min(g.n[i], c.N)
@@ -63,7 +63,7 @@ func (g *log) Refund(_ store.Limit, _ int64, c store.Charge) {
 	}
 }
 
-func (g *log) End() int64 {
+func (g *plainLog) End() int64 {
 	for i := len(g.at) - 1; i >= 0; i-- {
 		if g.n[i] > 0 {
 			return g.at[i] + g.period
@@ -72,9 +72,9 @@ func (g *log) End() int64 {
 	return 0
 }
 
-func (g *log) Spend(now int64) int64 { return g.after(now - g.period) }
+func (g *plainLog) Spend(now int64) int64 { return g.after(now - g.period) }
 
-func (g *log) after(t int64) (n int64) {
+func (g *plainLog) after(t int64) (n int64) {
 	for i, at := range g.at {
 		if at > t {
 			n += g.n[i]

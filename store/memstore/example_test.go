@@ -1,0 +1,36 @@
+package memstore_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// One store serves any number of limiters. They share nothing unless they are
+// alike.
+func ExampleNew() {
+	mem, err := memstore.New(memstore.WithMaxKeys(1_000_000)) // some 65 MB
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(2))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 3 {
+		r, err := limiter.Allow(context.Background(), "user:42")
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(r.Allowed)
+	}
+	fmt.Println("keys:", mem.Len())
+	// Output:
+	// true
+	// true
+	// false
+	// keys: 1
+}
