@@ -27,7 +27,8 @@ func bucketLevel(s store.State, l store.Limit, now int64) (at, whole, part int64
 	}
 	now = max(now, s.At)
 	whole, part = bucketConvert(s, l)
-	whole, part = drain(whole, part, now-s.At, l)
+	w, p := flow(now-s.At, l.Rate, l.Period)
+	whole, part = subtract(whole, part, w, p, l.Period)
 	return now, whole, part
 }
 
@@ -44,15 +45,12 @@ func bucketConvert(s store.State, l store.Limit) (whole, part int64) {
 	return s.Whole, s.Part
 }
 
-// drain is what is left of a level after dt µs.
-func drain(whole, part, dt int64, l store.Limit) (int64, int64) {
-	w, p := flow(dt, l.Rate, l.Period)
-	return subtract(whole, part, w, p, l.Period)
-}
-
 // flow is how many events drain in dt µs, as whole + part/period.
 func flow(dt, rate, period int64) (whole, part int64) {
 	hi, lo := bits.Mul64(uint64(dt), uint64(rate))
+	if hi == 0 && lo < uint64(period) { // often, and a division is slow
+		return 0, int64(lo)
+	}
 	if hi >= uint64(period) { // over 2^64 events
 		return math.MaxInt64, 0
 	}
@@ -90,10 +88,7 @@ func drainsWithin(l store.Limit, limit int64) bool {
 	return hi < most || hi == most && lo <= least
 }
 
-func bucketLife(s store.State, l store.Limit) int64 {
-	whole, part := bucketConvert(s, l)
-	return drainTime(whole, part, l)
-}
+func bucketLife(s store.State, l store.Limit) int64 { return drainTime(s.Whole, s.Part, l) }
 
 // bucketSpend is what is left of the level: it falls evenly from s.At to end.
 func bucketSpend(s store.State, end, now int64) int64 {
@@ -115,8 +110,9 @@ func chargedLevel(c store.Charge) store.State {
 
 // bucketRefund takes from the level what is still charged of c. Events drain in
 // their order, so that of c's what is left now of the level that it left behind,
-// nothing from c.Due on, and no more than is there. At stays, so that the state
-// lives no longer than before.
+// nothing from c.Due on, and no more than is there. At and Period stay, so that the
+// state lives no longer than before; where today's Period is another one, only whole
+// events are given back.
 func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
 	now, whole, part := bucketLevel(s, l, now)
 	if now >= c.Due || c.At > s.At { // a state before the charge is another one
@@ -129,9 +125,13 @@ func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store
 	if w > whole || w == whole && p >= part { // all that is there
 		return store.State{}
 	}
-	whole, part = bucketConvert(s, l)
-	s.Whole, s.Part = subtract(whole, part, w, p, l.Period)
-	s.Period = l.Period
+	if s.Whole >= l.Burst {
+		s.Whole, s.Part = l.Burst, 0
+	}
+	if s.Period != l.Period {
+		p = 0
+	}
+	s.Whole, s.Part = subtract(s.Whole, s.Part, w, p, s.Period)
 	return s
 }
 

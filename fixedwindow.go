@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	_ "embed"
 
 	"github.com/ratelimit-go/ratelimit/store"
@@ -31,6 +32,18 @@ func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error
 	return &FixedWindow{lim}, nil
 }
 
+// Allow is AllowN of 1.
+func (w *FixedWindow) Allow(ctx context.Context, key string) (res Result, err error) {
+	err = w.decide(ctx, key, 1, true, &res)
+	return res, err
+}
+
+// AllowN decides on n events at once: all are admitted and charged, or none.
+func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
+	err = w.decide(ctx, key, n, true, &res)
+	return res, err
+}
+
 //go:embed scripts/fixedwindow.lua
 var fixedWindowLua string
 
@@ -53,8 +66,10 @@ func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	r := store.Reply{X: now}
 	if s.Whole > 0 {
 		r.X = max(now, s.At)
-		// Counted in another Period, it counts until its window ends in either.
-		end := min(windowEnd(s.At, s.Period), windowEnd(s.At, l.Period))
+		end := windowEnd(s.At, l.Period)
+		if s.Period != l.Period { // it counts until its window ends in either
+			end = min(end, windowEnd(s.At, s.Period))
+		}
 		if r.X < end {
 			r.Y, r.Z = min(s.Whole, l.Rate), end-r.X
 		}

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	_ "embed"
 
 	"github.com/ratelimit-go/ratelimit/store"
@@ -36,6 +37,18 @@ func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error
 		return nil, err
 	}
 	return &LeakyBucket{lim}, nil
+}
+
+// Allow is AllowN of 1.
+func (b *LeakyBucket) Allow(ctx context.Context, key string) (res Result, err error) {
+	err = b.decide(ctx, key, 1, true, &res)
+	return res, err
+}
+
+// AllowN decides on n events at once: all are admitted and charged, or none.
+func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
+	err = b.decide(ctx, key, n, true, &res)
+	return res, err
 }
 
 //go:embed scripts/leakybucket.lua

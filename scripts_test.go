@@ -255,11 +255,11 @@ func TestValuesThatAreNotOursAreErrors(t *testing.T) {
 			"an empty text": func() error { return client.Set(t.Context(), key, "", 0).Err() },
 			"a text":        func() error { return client.Set(t.Context(), key, "tokens=3", 0).Err() },
 			"a number":      func() error { return client.Set(t.Context(), key, "17", 0).Err() },
-			"no period":     func() error { return client.Set(t.Context(), key, "1767225600000000 0 1 0", 0).Err() },
-			"a fraction":    func() error { return client.Set(t.Context(), key, "1767225600000000 60000000 1.5 0", 0).Err() },
+			"no period":     func() error { return client.Set(t.Context(), key, "1767225600000000 1 0 1 0", 0).Err() },
+			"a fraction":    func() error { return client.Set(t.Context(), key, "1767225600000000 60 60000000 1.5 0", 0).Err() },
 			"a list":        func() error { return client.RPush(t.Context(), key, "1", "2", "3").Err() },
-			"an empty log":  func() error { return client.RPush(t.Context(), key, "1767225600000000 0 0 6 0 0\n").Err() },
-			"half an entry": func() error { return client.RPush(t.Context(), key, "1767225600000000 0 0 6 0 0\nabc").Err() },
+			"an empty log":  func() error { return client.RPush(t.Context(), key, "1767225600000000 0 0 6 0 0 1000\n").Err() },
+			"half an entry": func() error { return client.RPush(t.Context(), key, "1767225600000000 0 0 6 0 0 1000\nabc").Err() },
 		}
 		for name, set := range values {
 			require.NoError(t, client.Del(t.Context(), key).Err())

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	_ "embed"
 	"encoding/binary"
 	"slices"
@@ -35,6 +36,18 @@ func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) 
 		return nil, err
 	}
 	return &SlidingLog{lim}, nil
+}
+
+// Allow is AllowN of 1.
+func (g *SlidingLog) Allow(ctx context.Context, key string) (res Result, err error) {
+	err = g.decide(ctx, key, 1, true, &res)
+	return res, err
+}
+
+// AllowN decides on n events at once: all are admitted and charged, or none.
+func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
+	err = g.decide(ctx, key, n, true, &res)
+	return res, err
 }
 
 //go:embed scripts/slidinglog.lua

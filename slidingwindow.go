@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	_ "embed"
 	"math/bits"
 
@@ -39,6 +40,18 @@ func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, e
 	return &SlidingWindow{lim}, nil
 }
 
+// Allow is AllowN of 1.
+func (w *SlidingWindow) Allow(ctx context.Context, key string) (res Result, err error) {
+	err = w.decide(ctx, key, 1, true, &res)
+	return res, err
+}
+
+// AllowN decides on n events at once: all are admitted and charged, or none.
+func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
+	err = w.decide(ctx, key, n, true, &res)
+	return res, err
+}
+
 //go:embed scripts/slidingwindow.lua
 var slidingWindowLua string
 
@@ -60,16 +73,17 @@ var slidingWindow = algorithm{
 // window. Where these were counted in another Period, it replies instead now (of
 // a denial, RetryAfter), -1 - ResetAfter, and the count.
 func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-	r := store.Reply{X: now}
+	r, weighing := store.Reply{X: now}, int64(0)
 	if s.Whole > 0 || s.Part > 0 {
 		r.X = max(now, s.At)
 		if s.Period != l.Period {
 			return slidingWindowConvert(s, l, r.X, n)
 		}
-		prev, cur := roll(s, r.X)
+		prev, cur, left := roll(s, r.X)
 		r.Y, r.Z = min(prev, l.Rate), min(cur, l.Rate)
+		weighing = weight(r.Y, left, l.Period)
 	}
-	r.OK = weight(r.Y, l.Period, r.X)+r.Z+n <= l.Rate
+	r.OK = weighing+r.Z+n <= l.Rate
 	return store.State{At: r.X, Period: l.Period, Whole: r.Z + n, Part: r.Y}, r
 }
 
@@ -96,25 +110,27 @@ func slidingWindowConvert(s store.State, l store.Limit, now, n int64) (store.Sta
 	return store.State{At: now, Period: l.Period, Whole: count + n}, r
 }
 
-// roll returns the counts of s as the windows lie at now.
-func roll(s store.State, now int64) (prev, cur int64) {
-	switch windowStart(now, s.Period) - windowStart(s.At, s.Period) {
-	case 0:
-		return s.Part, s.Whole
-	case s.Period:
-		return s.Whole, 0
+// roll returns the counts of s as the windows lie at now, which is not before
+// s.At, and how many µs are left of the current one.
+func roll(s store.State, now int64) (prev, cur, left int64) {
+	since := now - windowStart(s.At, s.Period)
+	switch {
+	case since < s.Period:
+		return s.Part, s.Whole, s.Period - since
+	case since < 2*s.Period:
+		return s.Whole, 0, 2*s.Period - since
 	}
-	return 0, 0
+	return 0, 0, 0
 }
 
-// weight is how many of prev events still count at now, rounded up: since the
-// other terms are whole numbers, comparing the rounded weight decides as
-// comparing the products does.
-func weight(prev, period, now int64) int64 {
+// weight is how many of prev events still count when left µs are left of the
+// current window, rounded up: since the other terms are whole numbers, comparing the
+// rounded weight decides as comparing the products does.
+func weight(prev, left, period int64) int64 {
 	if prev == 0 {
 		return 0
 	}
-	hi, lo := bits.Mul64(uint64(prev), uint64(windowEnd(now, period)-now))
+	hi, lo := bits.Mul64(uint64(prev), uint64(left))
 	q, r := bits.Div64(hi, lo, uint64(period))
 	if r > 0 {
 		q++
@@ -147,8 +163,8 @@ func slidingWindowSpend(s store.State, end, now int64) int64 {
 	if now >= end {
 		return 0
 	}
-	prev, cur := roll(s, max(now, s.At))
-	return cur + weight(prev, s.Period, now)
+	prev, cur, left := roll(s, max(now, s.At))
+	return cur + weight(prev, left, s.Period)
 }
 
 func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) verdict {
@@ -158,7 +174,7 @@ func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) verdict
 	}
 	prev = max(0, prev)
 	next := windowEnd(now, l.Period) - now // µs until the next window
-	v := verdict{remaining: max(0, l.Rate-cur-weight(prev, l.Period, now))}
+	v := verdict{remaining: max(0, l.Rate-cur-weight(prev, next, l.Period))}
 	switch {
 	case cur > 0:
 		v.reset = next + l.Period

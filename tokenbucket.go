@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	_ "embed"
 
 	"github.com/ratelimit-go/ratelimit/store"
@@ -29,6 +30,18 @@ func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error
 		return nil, err
 	}
 	return &TokenBucket{lim}, nil
+}
+
+// Allow is AllowN of 1.
+func (b *TokenBucket) Allow(ctx context.Context, key string) (res Result, err error) {
+	err = b.decide(ctx, key, 1, true, &res)
+	return res, err
+}
+
+// AllowN decides on n events at once: all are admitted and charged, or none.
+func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
+	err = b.decide(ctx, key, n, true, &res)
+	return res, err
 }
 
 //go:embed scripts/tokenbucket.lua

@@ -37,8 +37,15 @@ local function draintime(whole, part, l)
   return q + ceil((r + part) / l.rate)
 end
 
--- level is the level of s at now under l.
+-- level is the level of s at now under l: 0 if it had drained by the limit that it
+-- was counted under.
 local function level(s, l, now)
+  if s.whole == 0 and s.part == 0 then
+    return 0, 0
+  end
+  if (s.rate ~= l.rate or s.period ~= l.period) and now - s.at >= draintime(s.whole, s.part, s) then
+    return 0, 0
+  end
   local whole, part = convert(s, l)
   return drain(whole, part, now - s.at, l)
 end
@@ -48,10 +55,9 @@ end
 local function keep(key, s, l, now, ok, whole, part)
   return (ok or s.moved) and function()
     if ok then
-      s = { at = now, period = l.period, whole = whole, part = part }
+      s = { at = now, rate = l.rate, period = l.period, whole = whole, part = part }
     end
-    whole, part = convert(s, l)
-    write(key, s, draintime(whole, part, l))
+    write(key, s, draintime(s.whole, s.part, s))
   end
 end
 
@@ -59,12 +65,12 @@ end
 -- until c.due.
 local function chargedlevel(c)
   local whole, part = muldiv(c.due - c.at, c.rate, c.period)
-  return { at = c.at, period = c.period, whole = whole, part = part }
+  return { at = c.at, rate = c.rate, period = c.period, whole = whole, part = part }
 end
 
 -- giveback takes from the level what is still charged of c: of its events what is
 -- left now of the level that it left behind, nothing from c.due on, and no more than
--- is there.
+-- is there; in another period, whole events.
 local function giveback(key, s, l, now, c)
   if now >= c.due or c.at > s.at then -- a state before the charge is another one
     return
@@ -77,9 +83,13 @@ local function giveback(key, s, l, now, c)
   if w > whole or w == whole and p >= part then -- all that is there
     s.whole, s.part = 0, 0
   else
-    whole, part = convert(s, l)
-    s.whole, s.part = subtract(whole, part, w, p, l.period)
-    s.period = l.period
+    if s.whole >= l.burst then
+      s.whole, s.part = l.burst, 0
+    end
+    if s.period ~= l.period then
+      p = 0
+    end
+    s.whole, s.part = subtract(s.whole, s.part, w, p, s.period)
   end
   rewrite(key, s)
 end

@@ -48,7 +48,8 @@ local function windowend(t, period)
   return window(t, period) + period
 end
 
--- A state is the text "at period whole part", four integers; no key, no spend.
+-- A state is the text "at rate period whole part", five integers; no key, no spend.
+-- Rate and period are those of the limit that it was counted under.
 
 -- read returns the state of a key, and the time of the decision. Stored time is
 -- never later than that: under a caller's clock, which others may be ahead of, the
@@ -57,13 +58,14 @@ end
 local function read(key, clock)
   local value = call('GET', key)
   if not value then
-    return { at = clock.now, period = 0, whole = 0, part = 0 }, clock.now
+    return { at = clock.now, rate = 0, period = 0, whole = 0, part = 0 }, clock.now
   end
-  local at, period, whole, part = match(value, '^(%-?%d+) ([1-9]%d*) (%d+) (%d+)$')
+  local at, rate, period, whole, part = match(value, '^(%-?%d+) ([1-9]%d*) ([1-9]%d*) (%d+) (%d+)$')
   if not at then
     error('ratelimit: the value of the key is not a state')
   end
-  local s = { at = tonumber(at), period = tonumber(period), whole = tonumber(whole), part = tonumber(part) }
+  local s = { at = tonumber(at), rate = tonumber(rate), period = tonumber(period),
+    whole = tonumber(whole), part = tonumber(part) }
   if s.at <= clock.now then
     return s, clock.now
   end
@@ -75,7 +77,7 @@ local function read(key, clock)
 end
 
 local function text(s)
-  return format('%.0f %.0f %.0f %.0f', s.at, s.period, s.whole, s.part)
+  return format('%.0f %.0f %.0f %.0f %.0f', s.at, s.rate, s.period, s.whole, s.part)
 end
 
 -- write keeps s for life µs.

@@ -17,7 +17,7 @@ function step(key, l, clock, n)
   local ok = count + n <= l.rate
   return ok, now, count, left, (ok or s.moved) and function()
     if ok then
-      s = { at = now, period = l.period, whole = count + n, part = 0 }
+      s = { at = now, rate = l.rate, period = l.period, whole = count + n, part = 0 }
     end
     write(key, s, windowend(now, s.period) - now)
   end

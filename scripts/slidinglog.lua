@@ -5,13 +5,15 @@
 -- period, z ResetAfter.
 --
 -- The value is a list of blocks, oldest first, none of them empty. A block is the
--- line "base run gone width shift cutoff" and its entries: 6 bytes of time, counted
+-- line "base run gone width shift cutoff period" and its entries: 6 bytes of time, counted
 -- from base, and in a wide block 6 bytes of events: those of the block up to and
 -- with the entry; in a narrow one each entry is one event. run is the running count
 -- of events before the block, gone the events that were cut from its front.
--- shift and cutoff count in the last block only: shift is added to all times (the
--- server's clock has gone back by that much), and events up to cutoff were cut by
--- an admission. Times and cutoff are stored without shift.
+-- shift, cutoff and period count in the last block only: shift is added to all
+-- times (the server's clock has gone back by that much), events up to cutoff were cut
+-- by an admission, and period is that of the last one: the log ends a period after its
+-- newest event, whatever the period is today. Times and cutoff are stored without
+-- shift.
 
 local BLOCK = 64 -- entries
 local NARROW, WIDE = 6, 12 -- bytes of an entry
@@ -19,10 +21,10 @@ local SPAN = 2 ^ 48 -- µs that an entry can be later than its base
 local RUN = 2 ^ 48 -- running counts start again at 0 here
 
 local function parse(text)
-  local base, run, gone, width, shift, cutoff, first =
-    match(text, '^(%-?%d+) (%d+) (%d+) (%d+) (%-?%d+) (%-?%d+)\n()')
+  local base, run, gone, width, shift, cutoff, period, first =
+    match(text, '^(%-?%d+) (%d+) (%d+) (%d+) (%-?%d+) (%-?%d+) ([1-9]%d*)\n()')
   local b = { text = text, base = tonumber(base), run = tonumber(run), gone = tonumber(gone),
-    width = tonumber(width), shift = tonumber(shift), cutoff = tonumber(cutoff), first = first }
+    width = tonumber(width), shift = tonumber(shift), cutoff = tonumber(cutoff), period = tonumber(period), first = first }
   if b.width == NARROW or b.width == WIDE then
     b.len = (#text + 1 - first) / b.width
     if b.len >= 1 and b.len == floor(b.len) then
@@ -34,7 +36,7 @@ end
 
 -- render is the text of b with other entries.
 local function render(b, entries)
-  return format('%.0f %.0f %.0f %.0f %.0f %.0f\n', b.base, b.run, b.gone, b.width, b.shift, b.cutoff) .. entries
+  return format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f\n', b.base, b.run, b.gone, b.width, b.shift, b.cutoff, b.period) .. entries
 end
 
 -- entries are the bytes of entries from to to of b, none if from is above to.
@@ -152,8 +154,9 @@ local function expire(key, life)
 end
 
 -- block returns an empty block for an entry of n events at now.
-local function block(now, run, n, shift, cutoff)
-  return { base = now, run = run % RUN, gone = 0, width = n > 1 and WIDE or NARROW, shift = shift, cutoff = cutoff }
+local function block(now, run, n, shift, cutoff, period)
+  return { base = now, run = run % RUN, gone = 0, width = n > 1 and WIDE or NARROW,
+    shift = shift, cutoff = cutoff, period = period }
 end
 
 -- append is the text of b with these entries and one more, of n events at now;
@@ -169,7 +172,7 @@ end
 -- start writes a log of one entry.
 local function start(key, l, now, n)
   call('UNLINK', key)
-  call('RPUSH', key, append(block(now, 0, n, 0, now - l.period), '', now, 0, n))
+  call('RPUSH', key, append(block(now, 0, n, 0, now - l.period, l.period), '', now, 0, n))
   expire(key, l.period)
 end
 
@@ -179,6 +182,7 @@ local function add(key, log, l, now, n, b, i)
   local tail, cut = log.tail, 0
   now = now - tail.shift
   tail.cutoff = max(now - l.period, tail.cutoff)
+  tail.period = l.period
   if b > 0 then
     call('LPOP', key)
   elseif log.len == 1 then
@@ -190,7 +194,7 @@ local function add(key, log, l, now, n, b, i)
     call('LSET', key, -1, append(tail, kept, now, log.total - tail.run, n))
   else
     call('LSET', key, -1, render(tail, kept))
-    call('RPUSH', key, append(block(now, log.total, n, tail.shift, tail.cutoff), '', now, 0, n))
+    call('RPUSH', key, append(block(now, log.total, n, tail.shift, tail.cutoff, l.period), '', now, 0, n))
   end
   expire(key, l.period)
 end
@@ -212,7 +216,7 @@ function step(key, l, clock, n)
     end
   end
   local dead = max(now - tail.shift - l.period, tail.cutoff) -- the latest time that does not count
-  if log.newest <= dead then
+  if log.newest <= dead or log.newest + tail.period <= now - tail.shift then
     return fits, now, 0, 0, fits and function()
       start(key, l, now, n)
     end
@@ -251,9 +255,9 @@ local function remove(key, log, at, i, n)
   call('LSET', key, at, kept == '' and '' or render(b, kept)) -- no block is '', so that LREM finds it
   if kept == '' then
     call('LREM', key, 1, '')
-    if at == log.len - 1 and at > 0 then -- shift and cutoff go with the last block
+    if at == log.len - 1 and at > 0 then -- shift, cutoff and period go with the last block
       local tail = log.block(at - 1)
-      tail.shift, tail.cutoff = b.shift, b.cutoff
+      tail.shift, tail.cutoff, tail.period = b.shift, b.cutoff, b.period
       call('LSET', key, -1, render(tail, entries(tail, 1, tail.len)))
     end
   end
@@ -271,7 +275,7 @@ function refund(key, l, clock, c)
     end
     local at = c.at - log.tail.shift
     local dead = max(max(clock.now - log.tail.shift, log.newest) - l.period, log.tail.cutoff)
-    if at <= dead or at > log.newest then
+    if at <= dead or at > log.newest or log.newest + log.tail.period <= clock.now - log.tail.shift then
       return
     end
     local b, i = lastuntil(log, at)

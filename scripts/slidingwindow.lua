@@ -6,20 +6,22 @@
 -- these were counted in another period, x now (of a denial, RetryAfter),
 -- y -1 - ResetAfter, z the count.
 
--- roll returns the counts of s as the windows lie at now.
+-- roll returns the counts of s as the windows lie at now, which is not before
+-- s.at, and how many µs are left of the current one.
 local function roll(s, now)
-  local since = window(now, s.period) - window(s.at, s.period)
-  if since == 0 then
-    return s.part, s.whole
-  elseif since == s.period then
-    return s.whole, 0
+  local since = now - window(s.at, s.period)
+  if since < s.period then
+    return s.part, s.whole, s.period - since
+  elseif since < 2 * s.period then
+    return s.whole, 0, 2 * s.period - since
   end
-  return 0, 0
+  return 0, 0, 0
 end
 
--- weight is how many of prev events still count at now, rounded up.
-local function weight(prev, period, now)
-  local q, r = muldiv(prev, windowend(now, period) - now, period)
+-- weight is how many of prev events still count when left µs are left of the
+-- current window, rounded up.
+local function weight(prev, left, period)
+  local q, r = muldiv(prev, left, period)
   return r > 0 and q + 1 or q
 end
 
@@ -33,8 +35,8 @@ local function spend(s, last, now)
   if now >= last then
     return 0
   end
-  local prev, cur = roll(s, now)
-  return cur + weight(prev, s.period, now)
+  local prev, cur, left = roll(s, now)
+  return cur + weight(prev, left, s.period)
 end
 
 -- keep is the function that writes count events in the window of now after prev
@@ -43,7 +45,7 @@ end
 local function keep(key, s, l, now, ok, prev, count)
   return (ok or s.moved) and function()
     if ok then
-      s = { at = now, period = l.period, whole = count, part = prev }
+      s = { at = now, rate = l.rate, period = l.period, whole = count, part = prev }
     end
     write(key, s, life(s))
   end
@@ -74,16 +76,16 @@ end
 
 function step(key, l, clock, n)
   local s, now = read(key, clock)
-  local prev, cur = 0, 0
+  local prev, cur, left = 0, 0, 0
   if s.whole > 0 or s.part > 0 then
     if s.period ~= l.period then
       return convert(key, s, l, now, n)
     end
-    prev, cur = roll(s, now)
+    prev, cur, left = roll(s, now)
     prev = min(prev, l.rate)
     cur = min(cur, l.rate)
   end
-  local ok = weight(prev, l.period, now) + cur + n <= l.rate
+  local ok = weight(prev, left, l.period) + cur + n <= l.rate
   return ok, now, prev, cur, keep(key, s, l, now, ok, prev, cur + n)
 end
 

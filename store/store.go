@@ -88,11 +88,12 @@ type Rule struct {
 	// Step decides on n events at now, and returns the state in which they are
 	// charged. The caller keeps that state if and only if the reply is OK.
 	Step func(s State, l Limit, now, n int64) (State, Reply)
-	// Refund returns s without what is still charged of c. It is called on a State
-	// that was kept, never on a zero one.
+	// Refund returns s without what is still charged of c, At and Period as they
+	// are. It is called on a State that was kept, never on a zero one.
 	Refund func(s State, l Limit, now int64, c Charge) State
-	// Life is for how long after s.At the state matters, in µs: it may be
-	// forgotten from s.At + Life on. It is exact, or at most 1 ms longer.
+	// Life is for how long after s.At the state matters, in µs, where l has the Rate
+	// and the Period that it was counted under. From s.At + Life on the store takes
+	// it as never seen: today's limit may differ, by which it would last longer.
 	Life func(s State, l Limit) int64
 	// Spend is how many events of s are in force at now, given the instant end
 	// from which on none is.

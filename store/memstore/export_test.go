@@ -34,7 +34,7 @@ func (s *Store) Shapes() (shapes map[any]Shape, hand any) {
 }
 
 // TableOf is the table of a key.
-func (s *Store) TableOf(sp *store.Space, key string) any { return s.root.leaf(s.hash(sp, key)) }
+func (s *Store) TableOf(sp *store.Space, key string) any { return s.root.leaf(s.secret.hash(sp, key)) }
 
 // Next is the table after t in the ring.
 func (*Store) Next(t any) any { return t.(*table).next.Load() }
@@ -51,7 +51,7 @@ func (s *Store) tables() []*table {
 // SweepAll has a turn of the sweep made at every table.
 func (s *Store) SweepAll() {
 	for range s.tables() {
-		s.sweepNext()
+		s.sweepNext(s.now())
 	}
 }
 
@@ -80,7 +80,7 @@ func (s *Store) checkTable(t *table) error {
 	n := 0
 	for i := range t.slots {
 		h := t.slots[i].hash
-		if t.slots[i].life == 0 {
+		if t.tags[i] == 0 {
 			if t.slots[i] != (slot{}) || t.log(i) != nil {
 				return fmt.Errorf("empty slot %d is not zero", i)
 			}
@@ -98,13 +98,4 @@ func (s *Store) checkTable(t *table) error {
 		return fmt.Errorf("%d logs beside %d slots", len(t.logs), len(t.slots))
 	}
 	return nil
-}
-
-// EndOf is the end that a slot keeps of a state of time at that lives for life.
-func EndOf(at, life int64) int64 {
-	var s slot
-	s.at, s.life = at, 0
-	st := s.state()
-	s.put(st, life)
-	return s.end()
 }

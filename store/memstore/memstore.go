@@ -25,8 +25,6 @@ package memstore
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
-	"math/bits"
 	"sync/atomic"
 	"time"
 
@@ -40,8 +38,8 @@ const defaultMaxKeys = 1 << 24 // about 1 GB
 // a 32,769th rule.
 type Store struct {
 	root    node
-	seeds   [2]maphash.Seed  // of the two halves of a hash
-	clock   func() time.Time // nil: the time since base
+	secret  secret
+	clock   func() int64 // Unix µs; nil: the time since base
 	base    time.Time
 	start   int64 // base in Unix ns
 	maxKeys int64
@@ -71,13 +69,13 @@ func WithMaxKeys(n int) Option {
 // a key never goes back: a reading that comes late counts as the latest that the
 // key's state depends on. One that comes over 2 s late may count as later still, if
 // keys that had ended were dropped meanwhile, so feed a log in the order of its
-// times. now is called under a lock of the store, so it must not call the store.
+// times.
 func WithClock(now func() time.Time) Option {
 	return func(s *Store) error {
 		if now == nil {
 			return fmt.Errorf("%w: memstore: WithClock(nil)", store.ErrInvalidOption)
 		}
-		s.clock = now
+		s.clock = func() int64 { return now().UnixMicro() }
 		return nil
 	}
 }
@@ -86,7 +84,7 @@ func WithClock(now func() time.Time) Option {
 func New(opts ...Option) (*Store, error) {
 	base := time.Now()
 	s := &Store{
-		seeds:   [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
+		secret:  newSecret(),
 		base:    base,
 		start:   base.UnixNano(),
 		maxKeys: defaultMaxKeys,
@@ -114,17 +112,42 @@ func (s *Store) Take(_ context.Context, sp *store.Space, key string, l store.Lim
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
 	}
-	h := s.hash(sp, key)
+	rule, h, reading := sp.Rule, s.secret.hash(sp, key), s.now()
 	for {
-		r, out := s.take(h, sp.Rule, l, n)
+		t := s.root.leaf(h)
+		t.mu.Lock()
+		if !t.covers(h) { // it has just split
+			t.mu.Unlock()
+			continue
+		}
+		now := max(reading, t.horizon)
+		var r store.Reply
+		var out outcome
+		switch i := t.find(h); {
+		case rule.NewLog != nil:
+			r, out = s.takeLog(t, i, h, rule, l, now, n)
+		case i < 0:
+			r, out = s.takeNew(t, h, rule, l, now, n)
+		default:
+			held := &t.slots[i]
+			state := held.state()
+			if !held.countedUnder(l) {
+				state = held.unlessEnded(rule, now)
+			}
+			if state, r = rule.Step(state, l, now, n); r.OK {
+				held.put(state, l.Rate)
+			}
+			out = t.tick()
+		}
+		t.mu.Unlock()
 		switch out {
 		case decided:
 			return r, nil
 		case sweepDue:
-			s.sweepNext()
+			s.sweepNext(reading)
 			return r, nil
 		case storeFull:
-			s.evictBeyond(h)
+			s.evictBeyond(h, reading)
 		case tooManyRules:
 			return store.Reply{}, errTooManyRules
 		}
@@ -136,14 +159,14 @@ func (s *Store) Peek(_ context.Context, sp *store.Space, key string, l store.Lim
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
 	}
-	h := s.hash(sp, key)
+	reading, h := s.now(), s.secret.hash(sp, key)
 	t := s.lock(h)
 	defer t.mu.Unlock()
-	now, i := s.now(t), t.find(h)
+	now, i := max(reading, t.horizon), t.find(h)
 	if sp.Rule.NewLog != nil {
 		return t.logOrNew(i, sp.Rule).Step(l, now, n), nil
 	}
-	_, r := sp.Rule.Step(t.state(i, now), l, now, n)
+	_, r := sp.Rule.Step(t.state(i, sp.Rule, now), l, now, n)
 	return r, nil
 }
 
@@ -152,10 +175,10 @@ func (s *Store) Refund(_ context.Context, sp *store.Space, key string, l store.L
 	if s.maxKeys == 0 {
 		return errNotMade
 	}
-	h := s.hash(sp, key)
+	reading, h := s.now(), s.secret.hash(sp, key)
 	t := s.lock(h)
 	defer t.mu.Unlock()
-	if i := t.find(h); i >= 0 && !t.refund(i, sp.Rule, l, s.now(t), c) {
+	if i := t.find(h); i >= 0 && !t.refund(i, sp.Rule, l, max(reading, t.horizon), c) {
 		s.forget(t, i)
 	}
 	return nil
@@ -166,7 +189,7 @@ func (s *Store) Reset(_ context.Context, sp *store.Space, key string) error {
 	if s.maxKeys == 0 {
 		return errNotMade
 	}
-	h := s.hash(sp, key)
+	h := s.secret.hash(sp, key)
 	t := s.lock(h)
 	defer t.mu.Unlock()
 	if i := t.find(h); i >= 0 {
@@ -191,29 +214,22 @@ const (
 	tooManyRules         // to be numbered
 )
 
-// take is Take under the lock of the key's table.
-func (s *Store) take(h hash, rule *store.Rule, l store.Limit, n int64) (store.Reply, outcome) {
-	t := s.lock(h)
-	defer t.mu.Unlock()
-	now, i := s.now(t), t.find(h)
-	if rule.NewLog != nil {
-		return s.takeLog(t, i, h, rule, l, now, n)
-	}
-	state, r := rule.Step(t.state(i, now), l, now, n)
+// takeNew is Take of a key that t, which is locked, does not hold.
+func (s *Store) takeNew(t *table, h hash, rule *store.Rule, l store.Limit, now, n int64) (store.Reply, outcome) {
+	state, r := rule.Step(store.State{}, l, now, n)
 	if !r.OK {
 		return r, t.tick()
 	}
+	i, out := s.insert(t, h, rule, now)
 	if i < 0 {
-		var out outcome
-		if i, out = s.insert(t, h, rule, now); i < 0 {
-			return r, out
-		}
+		return r, out
 	}
-	t.slots[i].put(state, rule.Life(state, l))
+	t.slots[i].put(state, l.Rate)
 	return r, t.tick()
 }
 
-// takeLog is take for a rule that keeps a log.
+// takeLog is Take by a rule that keeps a log, in slot i of t, which is locked, or
+// in a new one.
 func (s *Store) takeLog(t *table, i int, h hash, rule *store.Rule, l store.Limit, now, n int64) (store.Reply, outcome) {
 	log := t.logOrNew(i, rule)
 	r := log.Step(l, now, n)
@@ -228,31 +244,16 @@ func (s *Store) takeLog(t *table, i int, h hash, rule *store.Rule, l store.Limit
 	}
 	t.setLog(i, log)
 	log.Add(l, now, n)
-	t.slots[i].put(store.State{At: now}, log.End()-now)
+	t.slots[i].put(store.State{At: now, Part: log.End() - now}, l.Rate)
 	return r, t.tick()
 }
 
-// now reads the clock, in Unix µs. It is read under the lock of t, so that the
-// decisions on a key are made in the order of their times.
-func (s *Store) now(t *table) int64 {
+// now reads the clock, in Unix µs. It is read before the lock of a table is taken:
+// one that comes late to the lock counts as the time of the state that it finds
+// there.
+func (s *Store) now() int64 {
 	if s.clock != nil {
-		return max(s.clock().UnixMicro(), t.horizon)
+		return s.clock()
 	}
-	return max((s.start+int64(time.Since(s.base)))/1e3, t.horizon)
-}
-
-// hash is what a store knows of a key. At 128 bits two keys never meet: among
-// 16 million the odds are below 1 in 2^80.
-type hash struct{ hi, lo uint64 }
-
-func (s *Store) hash(sp *store.Space, key string) hash {
-	hi, lo := sp.ID()
-	return hash{hi ^ maphash.String(s.seeds[0], key), lo ^ maphash.String(s.seeds[1], key)}
-}
-
-// home is the slot of size where a hash is looked for first. It takes other bits
-// than the tree of tables does.
-func (h hash) home(size int) int {
-	i, _ := bits.Mul64(h.lo, uint64(size))
-	return int(i)
+	return (s.start + int64(time.Since(s.base))) / 1e3
 }

@@ -1,6 +1,7 @@
 package memstore
 
 import (
+	"encoding/binary"
 	"iter"
 	"math/bits"
 	"slices"
@@ -34,81 +35,140 @@ type table struct {
 	n       int32  // slots in use
 	prefix  uint64 // the first bits of the hashes that are kept here
 	slots   []slot
-	horizon int64       // Unix µs; all states that were dropped as dead were dead by then
-	logs    []store.Log // parallel to slots; nil until a rule needs it
-	node    *node       // of which the table is a leaf
-	next    atomic.Pointer[table]
+	horizon int64 // Unix µs; all states that were dropped as dead were dead by then
+	_       [8]byte
 
-	_ [32]byte // to 128 bytes: neighbours in memory do not share a cache line
+	// A tag for each slot, 0 if the slot is empty, and behind the last one the
+	// first again, so that group at a time can be read from any place. What is looked
+	// for in the tags is found without a look at the slots, which are seldom in
+	// the processor's cache.
+	tags [maxSlots + group]uint8
+
+	logs []store.Log // parallel to slots; nil until a rule needs it
+	node *node       // of which the table is a leaf
+	next atomic.Pointer[table]
 }
 
-// slot is the state of one key, or empty if life is 0. It has no pointers, so
-// the garbage collector does not look at it.
+// group is how many tags are looked at together: those of a word.
+const group = 8
+
+// slot is the state of one key, or zero if it is empty. It has no pointers, so
+// the garbage collector does not look at it. Of a log it keeps only when that is to
+// end: part µs after at.
 type slot struct {
 	hash     hash
 	at       int64
 	period   uint64
 	partRule uint64 // State.Part, and above it the number of the rule
 	whole    uint32
-	life     uint32 // from at to the end of the state in µs, as m<<5 | e for m<<e
+	rate     uint32 // of the limit that the state was counted under
 }
 
 const (
 	partBits = 49
 	partMask = 1<<partBits - 1
 	maxRules = 1 << (64 - partBits)
-
-	lifeBits = 26      // of a life that are kept; it is rounded up to them
-	maxLife  = 1 << 56 // µs, above 2,000 years; e has 5 bits
 )
 
 func (s *slot) state() store.State {
 	return store.State{At: s.at, Period: int64(s.period), Whole: int64(s.whole), Part: int64(s.partRule & partMask)}
 }
 
-// put sets the state, which matters for life µs from its time on.
-func (s *slot) put(st store.State, life int64) {
-	life = min(max(life, 1), maxLife)
-	e := max(bits.Len64(uint64(life))-lifeBits, 0)
+// put sets the state, which was counted under a limit of this rate.
+func (s *slot) put(st store.State, rate int64) {
 	s.at = st.At
 	s.period = uint64(st.Period)
 	s.partRule = s.partRule&^partMask | uint64(st.Part)&partMask
 	s.whole = uint32(st.Whole)
-	s.life = uint32((life-1)>>e+1)<<5 | uint32(e)
+	s.rate = uint32(rate)
+}
+
+// countedUnder says whether the state was counted under l, or another Burst of it.
+func (s *slot) countedUnder(l store.Limit) bool {
+	return int64(s.rate) == l.Rate && int64(s.period) == l.Period
 }
 
 // end is the instant, in Unix µs, from which on the state is as never seen.
-func (s *slot) end() int64 { return s.at + int64(s.life>>5)<<(s.life&31) }
+func (s *slot) end(rule *store.Rule) int64 {
+	if rule.NewLog != nil {
+		return s.at + int64(s.partRule&partMask)
+	}
+	return s.at + rule.Life(s.state(), store.Limit{Rate: int64(s.rate), Period: int64(s.period)})
+}
+
+// unlessEnded is the state, but the zero one if it has ended, whether it was dropped
+// or not: where its limit is no longer the same it might still count, and when a
+// sweep comes must decide nothing.
+func (s *slot) unlessEnded(rule *store.Rule, now int64) store.State {
+	if s.end(rule) <= now {
+		return store.State{}
+	}
+	return s.state()
+}
+
+// rule is the number of the rule.
+func (s *slot) rule() uint64 { return s.partRule >> partBits }
 
 // find returns the slot of h, or -1.
 func (t *table) find(h hash) int {
-	if t.n == 0 {
-		return -1
-	}
-	for i := h.home(len(t.slots)); t.slots[i].life != 0; i = t.after(i) {
-		if t.slots[i].hash == h {
-			return i
+	const low, high = 0x0101010101010101, 0x8080808080808080
+	wanted := uint64(h.tag()) * low
+	for i := h.home(len(t.slots)); ; i = t.wrap(i + group) {
+		tags := binary.LittleEndian.Uint64(t.tags[i:])
+		// A byte of x that is 0 has its high bit set in (x - low) &^ x. So may one
+		// above it that is 1, and then the hashes differ.
+		x := tags ^ wanted
+		for found := (x - low) &^ x & high; found != 0; found &= found - 1 {
+			if j := t.wrap(i + bits.TrailingZeros64(found)/8); t.slots[j].hash == h {
+				return j
+			}
+		}
+		if (tags-low)&^tags&high != 0 { // an empty slot ends the search
+			return -1
 		}
 	}
-	return -1
 }
 
-// after is the slot after i. The first comes after the last.
-func (t *table) after(i int) int {
-	if i++; i < len(t.slots) {
+// after is the slot after i.
+func (t *table) after(i int) int { return t.wrap(i + 1) }
+
+// wrap is slot i, where the first comes after the last.
+func (t *table) wrap(i int) int {
+	if i < len(t.slots) {
 		return i
 	}
-	return 0
+	return i - len(t.slots)
 }
 
-// state is the state in slot i, the zero State if i is -1. A state that has ended
-// is as never seen whether it was swept or not: under another limit it might
-// still count, and when a sweep comes must decide nothing.
-func (t *table) state(i int, now int64) store.State {
-	if i < 0 || t.slots[i].end() <= now {
+// setTag sets the tag of slot i.
+func (t *table) setTag(i int, tag uint8) {
+	t.tags[i] = tag
+	if i < group {
+		t.tags[len(t.slots)+i] = tag
+	}
+}
+
+// state is the state in slot i, the zero State if i is -1 or it has ended.
+func (t *table) state(i int, rule *store.Rule, now int64) store.State {
+	if i < 0 {
 		return store.State{}
 	}
-	return t.slots[i].state()
+	return t.slots[i].unlessEnded(rule, now)
+}
+
+// end is the end of slot i.
+func (t *table) end(i int, rules *rules) int64 { return t.slots[i].end(rules.get(t.slots[i].rule())) }
+
+// spend is how many events of slot i are in force, and until when any is.
+func (t *table) spend(i int, rules *rules, now int64) (events, end int64) {
+	rule, log := rules.get(t.slots[i].rule()), t.log(i)
+	switch end = t.slots[i].end(rule); {
+	case end <= now:
+		return 0, end
+	case log != nil:
+		return log.Spend(now), end
+	}
+	return rule.Spend(t.slots[i].state(), end, now), end
 }
 
 // log is the log beside slot i, nil if there is none.
@@ -119,8 +179,7 @@ func (t *table) log(i int) store.Log {
 	return t.logs[i]
 }
 
-// logOrNew is what state is, for a rule that keeps a log. A log knows by itself
-// when it has ended.
+// logOrNew is what state is, for a rule that keeps a log.
 func (t *table) logOrNew(i int, rule *store.Rule) store.Log {
 	if i < 0 || t.log(i) == nil {
 		return rule.NewLog()
@@ -142,10 +201,11 @@ func (t *table) setLog(i int, log store.Log) {
 // returns its index.
 func (t *table) place(s slot, log store.Log) int {
 	i := s.hash.home(len(t.slots))
-	for t.slots[i].life != 0 {
+	for t.tags[i] != 0 {
 		i = t.after(i)
 	}
 	t.slots[i] = s
+	t.setTag(i, s.hash.tag())
 	t.setLog(i, log)
 	t.n++
 	return i
@@ -154,7 +214,7 @@ func (t *table) place(s slot, log store.Log) int {
 // remove empties slot i and closes the gap.
 func (t *table) remove(i int) {
 	t.clear(i)
-	for i = t.after(i); t.slots[i].life != 0; i = t.after(i) {
+	for i = t.after(i); t.tags[i] != 0; i = t.after(i) {
 		t.settle(i)
 	}
 }
@@ -163,6 +223,7 @@ func (t *table) remove(i int) {
 // their order.
 func (t *table) clear(i int) {
 	t.slots[i] = slot{}
+	t.setTag(i, 0)
 	if t.logs != nil {
 		t.logs[i] = nil
 	}
@@ -172,7 +233,7 @@ func (t *table) clear(i int) {
 // settle moves slot i to the first empty one between its home and itself.
 func (t *table) settle(i int) {
 	for j := t.slots[i].hash.home(len(t.slots)); j != i; j = t.after(j) {
-		if t.slots[j].life == 0 {
+		if t.tags[j] == 0 {
 			s, log := t.slots[i], t.log(i)
 			t.clear(i)
 			t.place(s, log)
@@ -182,7 +243,7 @@ func (t *table) settle(i int) {
 }
 
 // refund gives back what is still charged of c in slot i, and says whether
-// anything is left. It never extends the life of the state.
+// anything is left.
 func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Charge) bool {
 	s := &t.slots[i]
 	if rule.NewLog != nil {
@@ -191,16 +252,11 @@ func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c stor
 			return true // another rule of the same name and space made this state
 		}
 		log.Refund(l, now, c)
-		s.put(store.State{At: s.at}, min(log.End(), s.end())-s.at)
+		s.put(store.State{At: s.at, Part: max(0, log.End()-s.at)}, int64(s.rate))
 		return log.End() != 0
 	}
-	was := s.state()
-	left := rule.Refund(was, l, now, c)
-	if left == was {
-		return true
-	}
-	end := min(left.At+rule.Life(left, l), s.end())
-	s.put(left, end-left.At)
+	left := rule.Refund(t.state(i, rule, now), l, now, c)
+	s.put(left, int64(s.rate))
 	return left.Whole != 0 || left.Part != 0
 }
 
@@ -218,8 +274,8 @@ func (t *table) full() bool { return len(t.slots)-int(t.n) <= len(t.slots)/8 }
 
 // sweep drops the dead, says how many they were, and gives back memory of which
 // less than a fifth is used.
-func (t *table) sweep(now int64) (dropped int) {
-	dropped = t.drop(now)
+func (t *table) sweep(rules *rules, now int64) (dropped int) {
+	dropped = t.drop(rules, now)
 	if size := max(int(t.n)*3/2, minSlots); t.n == 0 {
 		t.slots, t.logs = nil, nil
 	} else if size < len(t.slots)/3 {
@@ -229,21 +285,21 @@ func (t *table) sweep(now int64) (dropped int) {
 }
 
 // drop removes the states that have been dead for the grace, and says how many.
-func (t *table) drop(now int64) (dropped int) {
-	first := t.firstDead(now)
+func (t *table) drop(rules *rules, now int64) (dropped int) {
+	first := t.firstDead(rules, now)
 	if first < 0 {
 		return 0
 	}
 	// From an empty slot on, each run of slots is met at its beginning, so one
 	// pass closes all the gaps.
-	for t.slots[first].life != 0 {
+	for t.tags[first] != 0 {
 		first = t.after(first)
 	}
 	for i := t.after(first); i != first; i = t.after(i) {
-		switch s := &t.slots[i]; {
-		case s.life == 0:
-		case s.end() <= now-grace:
-			t.horizon = max(t.horizon, s.end())
+		switch {
+		case t.tags[i] == 0:
+		case t.dead(i, rules, now):
+			t.horizon = max(t.horizon, t.end(i, rules))
 			t.clear(i)
 			dropped++
 		default:
@@ -254,13 +310,19 @@ func (t *table) drop(now int64) (dropped int) {
 }
 
 // firstDead is a slot that drop would remove, or -1.
-func (t *table) firstDead(now int64) int {
+func (t *table) firstDead(rules *rules, now int64) int {
 	for i := range t.slots {
-		if s := &t.slots[i]; s.life != 0 && s.end() <= now-grace {
+		if t.tags[i] != 0 && t.dead(i, rules, now) {
 			return i
 		}
 	}
 	return -1
+}
+
+// dead says whether slot i has been as never seen for the grace. (Its time comes
+// first: it is cheap to look at.)
+func (t *table) dead(i int, rules *rules, now int64) bool {
+	return t.slots[i].at <= now-grace && t.end(i, rules) <= now-grace
 }
 
 // resize moves everything to size slots or a few more.
@@ -277,6 +339,7 @@ func (t *table) allocate(size int) {
 	// Grow rounds up to what the allocator would set aside anyway.
 	slots := slices.Grow([]slot(nil), min(max(size, minSlots), maxSlots))
 	t.slots, t.logs, t.n = slots[:min(cap(slots), maxSlots)], nil, 0
+	t.tags = [len(t.tags)]uint8{}
 }
 
 // all yields the slots in use, each with its log or nil.
@@ -287,7 +350,7 @@ func all(slots []slot, logs []store.Log) iter.Seq2[slot, store.Log] {
 			if logs != nil {
 				log = logs[i]
 			}
-			if s.life != 0 && !yield(s, log) {
+			if s != (slot{}) && !yield(s, log) {
 				return
 			}
 		}

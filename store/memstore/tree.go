@@ -144,7 +144,7 @@ func (s *Store) insert(t *table, h hash, rule *store.Rule, now int64) (int, outc
 		}
 		s.evict(t, h, now)
 	}
-	return t.place(slot{hash: h, partRule: number << partBits, life: 1}, nil), decided
+	return t.place(slot{hash: h, partRule: number << partBits}, nil), decided
 }
 
 // makeRoom drops the dead of t, or makes it larger if they are few. A table that
@@ -152,7 +152,7 @@ func (s *Store) insert(t *table, h hash, rule *store.Rule, now int64) (int, outc
 // may not be the right one any more.
 func (s *Store) makeRoom(t *table, now int64) bool {
 	size := len(t.slots)
-	dropped := t.drop(now)
+	dropped := t.drop(&s.rules, now)
 	s.keys.Add(-int64(dropped))
 	if dropped > size/8 {
 		return true
@@ -190,10 +190,10 @@ func (s *Store) evict(t *table, h hash, now int64) {
 	victim, least, soonest := -1, int64(math.MaxInt64), int64(math.MaxInt64)
 	i := h.home(len(t.slots))
 	for range min(sampled, t.n) {
-		for t.slots[i].life == 0 {
+		for t.tags[i] == 0 {
 			i = t.after(i)
 		}
-		spend, end := s.spend(t, i, now), t.slots[i].end()
+		spend, end := t.spend(i, &s.rules, now)
 		if spend < least || spend == least && end < soonest {
 			victim, least, soonest = i, spend, end
 		}
@@ -207,32 +207,20 @@ func (s *Store) evict(t *table, h hash, now int64) {
 	t.remove(victim)
 }
 
-// spend is how many events of slot i are in force.
-func (s *Store) spend(t *table, i int, now int64) int64 {
-	sl := &t.slots[i]
-	if sl.end() <= now {
-		return 0
-	}
-	if log := t.log(i); log != nil {
-		return log.Spend(now)
-	}
-	return s.rules.get(sl.partRule>>partBits).Spend(sl.state(), sl.end(), now)
-}
-
 // evictBeyond evicts a key from the first table after that of h that has one. It
 // is not far: tables that have come from splits hold hundreds of keys each when
 // the store is full, and without splits there are no more than fanout.
-func (s *Store) evictBeyond(h hash) {
+func (s *Store) evictBeyond(h hash, now int64) {
 	own := s.root.leaf(h)
 	for t := own.next.Load(); t != own; t = t.next.Load() {
-		if s.evictFrom(t, h) {
+		if s.evictFrom(t, h, now) {
 			return
 		}
 	}
 }
 
 // evictFrom makes sure that the store has room, and says whether it could.
-func (s *Store) evictFrom(t *table, h hash) bool {
+func (s *Store) evictFrom(t *table, h hash, now int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if s.keys.Load() < s.maxKeys {
@@ -241,22 +229,22 @@ func (s *Store) evictFrom(t *table, h hash) bool {
 	if t.n == 0 {
 		return false
 	}
-	s.evict(t, h, s.now(t))
+	s.evict(t, h, max(now, t.horizon))
 	s.keys.Add(-1)
 	return true
 }
 
 // sweepNext sweeps one table and moves the hand on. A table in use is left for
 // the next round.
-func (s *Store) sweepNext() {
+func (s *Store) sweepNext(now int64) {
 	t := s.hand.Load()
 	if !s.hand.CompareAndSwap(t, t.next.Load()) || !t.mu.TryLock() {
 		return
 	}
-	defer t.mu.Unlock()
-	if t.n > 0 || t.slots != nil {
-		s.keys.Add(-int64(t.sweep(s.now(t))))
+	if t.slots != nil {
+		s.keys.Add(-int64(t.sweep(&s.rules, max(now, t.horizon))))
 	}
+	t.mu.Unlock()
 }
 
 // rules numbers the rules of a store, so that a slot needs no pointer.

@@ -24,9 +24,9 @@ type model interface {
 	charge(l limit, t, n int64)
 	// refund gives back what is still charged at t of n events of c.
 	refund(l limit, t int64, c charge, n int64)
-	// forgettable says whether a store may have dropped the state at t: from
+	// ended says whether the state is as never seen from t on, under any limit: from
 	// ResetAfter on, as it was when the state was written.
-	forgettable(t int64) bool
+	ended(t int64) bool
 	// delays says whether an admitted event waits until the key would be fresh.
 	delays() bool
 }
@@ -170,7 +170,7 @@ func (m *fixedWindow) refund(_ limit, _ int64, c charge, n int64) {
 	}
 }
 
-func (m *fixedWindow) forgettable(t int64) bool {
+func (m *fixedWindow) ended(t int64) bool {
 	return m.count == 0 || t >= windowEnd(m.last, m.period)
 }
 
@@ -242,7 +242,7 @@ func (m *slidingWindow) refund(_ limit, _ int64, c charge, n int64) {
 	}
 }
 
-func (m *slidingWindow) forgettable(t int64) bool {
+func (m *slidingWindow) ended(t int64) bool {
 	switch {
 	case m.cur > 0:
 		return t >= windowEnd(m.last, m.period)+m.period
@@ -312,7 +312,7 @@ func (m *slidingLog) refund(l limit, t int64, c charge, n int64) {
 	m.entries = left
 }
 
-func (m *slidingLog) forgettable(t int64) bool { return t >= m.newest()+m.period }
+func (m *slidingLog) ended(t int64) bool { return t >= m.newest()+m.period }
 
 func (m *slidingLog) delays() bool { return false }
 
@@ -321,10 +321,15 @@ func (m *slidingLog) delays() bool { return false }
 type bucket struct {
 	queue bool // leaky
 
-	level  *big.Int // in 1/period events, as of time; nil is 0
-	time   int64
-	period int64 // of the limit of the last admission or refund
-	end    int64 // when the level is 0 under that limit
+	level        *big.Int // in 1/period events, as of time; nil is 0
+	time         int64
+	rate, period int64 // of the limit of the last admission
+}
+
+// end is when the level is 0 under the limit of the last admission.
+func (m *bucket) end() int64 {
+	drained := new(big.Int).Add(m.level, big.NewInt(m.rate-1))
+	return m.time + drained.Div(drained, big.NewInt(m.rate)).Int64()
 }
 
 func (m *bucket) seen(reading int64) int64 {
@@ -365,13 +370,14 @@ func (m *bucket) fresh(l limit, t int64) bool { return m.at(l, t).Sign() == 0 }
 
 func (m *bucket) charge(l limit, t, n int64) {
 	level := m.at(l, t)
-	m.write(l, t, level.Add(level, product(n, l.period)))
+	m.level, m.time, m.rate, m.period = level.Add(level, product(n, l.period)), t, l.rate, l.period
 }
 
 // refund gives back what is left of the level that c left behind, and at most n;
-// of a queue, only its tail. The time of the level stays.
+// of a queue, only its tail. The level stays counted as it was; in another period
+// whole events are given back.
 func (m *bucket) refund(l limit, t int64, c charge, n int64) {
-	behind := bucket{level: product(c.due-c.at, c.limit.rate), time: c.at, period: c.limit.period}
+	behind := bucket{level: product(c.due-c.at, c.limit.rate), time: c.at, rate: c.limit.rate, period: c.limit.period}
 	if m.level == nil || t >= c.due || c.at > m.time || m.queue && !m.isTail(l, behind) {
 		return
 	}
@@ -383,9 +389,13 @@ func (m *bucket) refund(l limit, t int64, c charge, n int64) {
 		m.level = nil
 		return
 	}
-	end := m.end
-	m.write(l, m.time, back.Sub(m.at(l, m.time), back))
-	m.end = min(m.end, end)
+	if full := product(l.burst, m.period); m.level.Cmp(full) > 0 {
+		m.level = full
+	}
+	if m.period != l.period {
+		back.Div(back, big.NewInt(l.period)).Mul(back, big.NewInt(m.period))
+	}
+	m.level.Sub(m.level, back)
 }
 
 // isTail says whether nothing is queued behind the level that a charge left.
@@ -393,13 +403,7 @@ func (m *bucket) isTail(l limit, behind bucket) bool {
 	return m.time == behind.time && m.at(l, m.time).Cmp(behind.at(l, m.time)) <= 0
 }
 
-func (m *bucket) write(l limit, t int64, level *big.Int) {
-	m.level, m.time, m.period = level, t, l.period
-	drained := new(big.Int).Add(level, big.NewInt(l.rate-1))
-	m.end = t + drained.Div(drained, big.NewInt(l.rate)).Int64()
-}
-
-func (m *bucket) forgettable(t int64) bool { return m.level == nil || t >= m.end }
+func (m *bucket) ended(t int64) bool { return m.level == nil || t >= m.end() }
 
 func (m *bucket) delays() bool { return m.queue }
 

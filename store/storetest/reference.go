@@ -8,21 +8,27 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// reference is the smallest whole store: a map and a mutex. It forgets nothing
-// but what is reset or refunded to nothing.
+// reference is the smallest whole store: a map and a mutex. It drops nothing but
+// what is reset or refunded to nothing.
 type reference struct {
 	clock func() time.Time
 
 	mu     sync.Mutex // guards all below
-	states map[address]store.State
+	states map[address]counted
 	logs   map[address]store.Log
+}
+
+// counted is a state, and the limit under which it was counted.
+type counted struct {
+	store.State
+	limit store.Limit
 }
 
 // address is the place of a key: spaces of equal rule and name are one.
 type address struct{ rule, space, key string }
 
 func newReference(clock func() time.Time) *reference {
-	return &reference{clock: clock, states: map[address]store.State{}, logs: map[address]store.Log{}}
+	return &reference{clock: clock, states: map[address]counted{}, logs: map[address]store.Log{}}
 }
 
 func addressOf(sp *store.Space, key string) address { return address{sp.Rule.Name, sp.Name, key} }
@@ -40,9 +46,9 @@ func (m *reference) Take(_ context.Context, sp *store.Space, key string, l store
 		}
 		return r, nil
 	}
-	s, r := sp.Rule.Step(m.states[a], l, now, n)
+	s, r := sp.Rule.Step(m.state(sp, a, now), l, now, n)
 	if r.OK {
-		m.states[a] = s
+		m.states[a] = counted{s, l}
 	}
 	return r, nil
 }
@@ -54,7 +60,7 @@ func (m *reference) Peek(_ context.Context, sp *store.Space, key string, l store
 	if sp.Rule.NewLog != nil {
 		return m.log(sp, a).Step(l, now, n), nil
 	}
-	_, r := sp.Rule.Step(m.states[a], l, now, n)
+	_, r := sp.Rule.Step(m.state(sp, a, now), l, now, n)
 	return r, nil
 }
 
@@ -74,7 +80,7 @@ func (m *reference) Refund(_ context.Context, sp *store.Space, key string, l sto
 	if !found {
 		return nil
 	}
-	s = sp.Rule.Refund(s, l, now, c)
+	s.State = sp.Rule.Refund(s.State, l, now, c)
 	if s.Whole == 0 && s.Part == 0 {
 		delete(m.states, a)
 		return nil
@@ -90,6 +96,14 @@ func (m *reference) Reset(_ context.Context, sp *store.Space, key string) error 
 	delete(m.states, a)
 	delete(m.logs, a)
 	return nil
+}
+
+// state returns the state at a, the zero State if it has ended.
+func (m *reference) state(sp *store.Space, a address, now int64) store.State {
+	if s, found := m.states[a]; found && (s.Whole > 0 || s.Part > 0) && now < s.At+sp.Rule.Life(s.State, s.limit) {
+		return s.State
+	}
+	return store.State{}
 }
 
 // log returns the log at a, a new one if there is none.

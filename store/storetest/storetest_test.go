@@ -95,7 +95,7 @@ func edit(m *reference, sp *store.Space, key string, f func(*store.State)) {
 	defer m.mu.Unlock()
 	a := addressOf(sp, key)
 	if s, found := m.states[a]; found {
-		f(&s)
+		f(&s.State)
 		m.states[a] = s
 	}
 }
@@ -221,10 +221,10 @@ var planted = []struct {
 			m.mu.Unlock()
 			now := m.clock().UnixMicro()
 			runtime.Gosched()
-			after, r := sp.Rule.Step(before, l, now, n)
+			after, r := sp.Rule.Step(before.State, l, now, n)
 			if r.OK {
 				m.mu.Lock()
-				m.states[addressOf(sp, key)] = after
+				m.states[addressOf(sp, key)] = counted{after, l}
 				m.mu.Unlock()
 			}
 			return r, nil

@@ -79,14 +79,15 @@ func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *playe
 	return p
 }
 
-// unspecified says whether the state may or may not be there for o, and matters.
+// unspecified says whether o comes late, when a state that it would find may have
+// been dropped.
 func (p *player) unspecified(o op) bool {
 	l, m := integers(o.limit), p.model
 	if o.limit.Rate == 0 {
 		return false
 	}
 	now := m.seen(o.at)
-	return m.forgettable(max(now, p.latest)) && !m.fresh(l, now)
+	return now < p.latest && m.ended(p.latest) && !m.fresh(l, now)
 }
 
 // play calls o and says what is wrong with its answer.
@@ -125,20 +126,25 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 		}
 		return nil
 	}
-	l, now := integers(o.limit), p.model.seen(o.at)
+	m := p.model
+	if m.ended(m.seen(o.at)) {
+		m = p.newModel()
+	}
+	l, now := integers(o.limit), m.seen(o.at)
 	switch o.kind {
 	case "AllowN":
-		err := judge(p.model, l, o.at, int64(o.n), r, false)
+		err := judge(m, l, o.at, int64(o.n), r, false)
 		if err == nil && r.Allowed {
+			p.model = m
 			p.charges[o.id] = charge{now, now + r.ResetAfter.Microseconds(), int64(o.n), l}
 			p.ids = append(p.ids, o.id)
 		}
 		return err
 	case "Peek":
-		return judge(p.model, l, o.at, 1, r, true)
+		return judge(m, l, o.at, 1, r, true)
 	case "Refund":
 		c := p.charges[o.of]
-		p.model.refund(l, now, c, min(int64(o.n), c.n))
+		m.refund(l, now, c, min(int64(o.n), c.n))
 	case "Reset":
 		p.model = p.newModel()
 	}
