@@ -53,13 +53,52 @@ func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result,
 //go:embed scripts/slidinglog.lua
 var slidingLogLua string
 
+// slidingLog keeps a State while one entry is all that matters: At, its time;
+// Whole, its events. Two are an eventLog.
 var slidingLog = algorithm{
 	rule: store.Rule{
 		Name:   "sliding_log",
-		NewLog: func() store.Log { return new(eventLog) },
+		Step:   entryStep,
+		Refund: entryRefund,
+		Life:   func(s store.State, _ store.Limit) int64 { return s.Period },
+		Spend:  entrySpend,
+		NewLog: func(s store.State) store.Log { return newEventLog(s) },
 		Script: script(slidingLogLua),
 	},
 	report: slidingLogReport,
+}
+
+// entryStep replies as eventLog.Step does.
+func entryStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+	r := store.Reply{OK: n <= l.Rate, X: now}
+	if s.Whole > 0 {
+		r.X = max(now, s.At)
+		if left := s.At + min(s.Period, l.Period) - r.X; left > 0 {
+			r.Y, r.Z = s.Whole, s.At+l.Period-r.X
+			if r.OK = r.Y+n <= l.Rate; r.OK {
+				return store.State{}, r // a second entry
+			}
+			if n <= l.Rate {
+				r.X = r.Z
+			}
+			return s, r
+		}
+	}
+	return store.State{At: r.X, Period: l.Period, Whole: n}, r
+}
+
+func entryRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
+	if c.At == s.At && max(now, s.At) < s.At+min(s.Period, l.Period) {
+		s.Whole -= min(c.N, s.Whole)
+	}
+	return s
+}
+
+func entrySpend(s store.State, end, now int64) int64 {
+	if now >= end {
+		return 0
+	}
+	return s.Whole
 }
 
 // slidingLogReport reads a reply of now (of RetryAfter where it is a denial), of
@@ -77,27 +116,39 @@ func slidingLogReport(l store.Limit, r store.Reply, _, charged int64) verdict {
 // events between two entries is a subtraction and each search is binary. What has
 // died goes with its block, at most one block a call.
 type eventLog struct {
-	blocks []*block
-	spare  *block // one that was dropped, for the next that is needed
-	cutoff int64  // events up to here, Unix µs, were cut by an Add, whatever the Period is now
-	period int64  // µs, of the last Add
+	tail   block    // the newest
+	older  []*block // those before it
+	spare  *block   // one that was dropped, for the next that is needed
+	first  int      // entries of the oldest block that are not later than cutoff, or fewer
+	newest int64    // time of the last entry, Unix µs; 0 if there is none
+	total  uint64   // the running count of all events
+	cutoff int64    // events up to here, Unix µs, were cut by an Add, whatever the Period is now
+	period int64    // µs, of the last Add
+}
+
+// newEventLog returns a log that begins with the entry of s.
+func newEventLog(s store.State) *eventLog {
+	g := new(eventLog)
+	if s.Whole > 0 {
+		g.Add(store.Limit{Period: s.Period}, s.At, s.Whole)
+	}
+	return g
 }
 
 // Step implements [store.Log].
 func (g *eventLog) Step(l store.Limit, now, n int64) store.Reply {
 	r := store.Reply{OK: n <= l.Rate, X: now}
-	if len(g.blocks) == 0 {
+	if g.empty() {
 		return r
 	}
-	newest := g.newest()
-	r.X = max(now, newest)
+	r.X = max(now, g.newest)
 	dead := max(r.X-l.Period, g.cutoff) // the latest time that does not count
-	if newest <= dead || newest+g.period <= r.X {
+	if g.newest <= dead || g.newest+g.period <= r.X {
 		return r
 	}
 	b, i := g.firstAfter(dead)
-	gone := g.blocks[b].through(i)
-	r.Y, r.Z = eventsBetween(gone, g.total()), newest+l.Period-r.X
+	gone := g.block(b).through(i)
+	r.Y, r.Z = eventsBetween(gone, g.total), g.newest+l.Period-r.X
 	if r.OK = r.Y+n <= l.Rate; !r.OK && n <= l.Rate {
 		r.X = g.whenGone(b, gone, r.Y+n-l.Rate) + l.Period - r.X
 	}
@@ -107,60 +158,79 @@ func (g *eventLog) Step(l store.Limit, now, n int64) store.Reply {
 // whenGone is the time of the event with which need events will have left, where
 // gone have left already; the first of the others is in block b.
 func (g *eventLog) whenGone(b int, gone uint64, need int64) int64 {
-	later := g.blocks[b+1:]
-	b += sort.Search(len(later), func(j int) bool { return eventsBetween(gone, later[j].through(0)) >= need })
-	i := sort.Search(g.blocks[b].len(), func(i int) bool {
+	b += sort.Search(len(g.older)-b, func(j int) bool {
+		return eventsBetween(gone, g.block(b+1+j).through(0)) >= need
+	})
+	at := g.block(b)
+	i := sort.Search(at.len(), func(i int) bool {
 		// An entry that has left runs behind gone: nearly maxRun events between.
-		events := eventsBetween(gone, g.blocks[b].through(i+1))
+		events := eventsBetween(gone, at.through(i+1))
 		return need <= events && events < maxRun/2
 	})
-	return g.blocks[b].time(i)
+	return at.time(i)
 }
 
 // Add implements [store.Log].
-func (g *eventLog) Add(l store.Limit, now, n int64) {
-	if len(g.blocks) == 0 {
-		g.period, g.cutoff = l.Period, now-l.Period
-		g.blocks = []*block{new(block).begin(now, 0, n)}
-		g.blocks[0].add(now, n)
-		return
-	}
-	newest := g.newest()
-	now = max(now, newest)
-	g.cutoff = max(now-l.Period, g.cutoff)
-	if newest+g.period <= now { // ended, whatever today's Period is
-		g.cutoff = max(newest, g.cutoff)
-	}
-	g.period = l.Period
-	g.trim(now, n)
-	tail := g.blocks[len(g.blocks)-1]
-	if !tail.fits(now, n) {
-		run := g.total()
-		if tail, g.spare = g.spare, nil; tail == nil {
-			tail = new(block)
+func (g *eventLog) Add(l store.Limit, now, n int64) (end int64) {
+	if g.empty() {
+		g.cutoff = now - l.Period
+		g.startAgain(now, n)
+	} else {
+		now = max(now, g.newest)
+		g.cutoff = max(now-l.Period, g.cutoff)
+		if g.newest+g.period <= now { // ended, whatever today's Period is
+			g.cutoff = max(g.newest, g.cutoff)
 		}
-		g.blocks = append(g.blocks, tail.begin(now, run, n))
+		g.trim(now, n)
+		if !g.tail.fits(now, n) {
+			g.nextBlock(now, n)
+		}
 	}
-	tail.add(now, n)
+	g.tail.add(now, n)
+	g.newest, g.period = now, l.Period
+	g.total = g.tail.through(g.tail.len())
+	return now + l.Period
+}
+
+// startAgain makes g empty, and ready for n events at now.
+func (g *eventLog) startAgain(now, n int64) {
+	g.tail.begin(now, 0, n)
+	g.older, g.spare, g.first = nil, nil, 0 // lets go of their memory
+}
+
+// nextBlock makes an empty block the newest, ready for n events at now.
+func (g *eventLog) nextBlock(now, n int64) {
+	full := g.spare
+	if full == nil {
+		full = new(block)
+	}
+	g.spare = nil
+	*full, g.tail = g.tail, block{data: full.data}
+	g.older = append(g.older, full)
+	g.tail.begin(now, g.total, n)
 }
 
 // trim forgets what is not later than cutoff: at most one block of several, the
-// entries of a single one, and all at once where nothing lives. The block that
-// stays is then made ready for n events at now.
+// entries of a single one, and all at once where nothing lives, where the log is then
+// ready for n events at now.
 func (g *eventLog) trim(now, n int64) {
-	if g.newest() <= g.cutoff {
-		if first := g.blocks[0]; len(g.blocks) > 1 {
-			g.blocks, g.spare = []*block{first}, nil // lets go of the others' memory
-		}
-		g.blocks[0].begin(now, 0, n)
+	if g.newest <= g.cutoff {
+		g.startAgain(now, n)
 		return
 	}
-	switch b, i := g.firstAfter(g.cutoff); {
+	b, i := g.firstAfter(g.cutoff)
+	switch {
 	case b > 0:
-		g.spare, g.blocks[0] = g.blocks[0], nil
-		g.blocks = g.blocks[1:]
-	case len(g.blocks) == 1 && i > 0:
-		g.blocks[0].cut(i)
+		g.spare, g.older[0], g.first = g.older[0], nil, 0
+		g.older = g.older[1:]
+		if b == 1 {
+			g.first = i
+		}
+	case len(g.older) > 0:
+		g.first = i
+	case i > 0:
+		g.tail.cut(i)
+		g.first = 0
 	}
 }
 
@@ -169,15 +239,15 @@ func (g *eventLog) trim(now, n int64) {
 func (g *eventLog) Refund(l store.Limit, now int64, c store.Charge) {
 	left := c.N
 	for range blockLen {
-		if left == 0 || len(g.blocks) == 0 {
+		if left == 0 || g.empty() {
 			return
 		}
-		now = max(now, g.newest())
-		if c.At <= max(now-l.Period, g.cutoff) || c.At > g.newest() || g.End() <= now {
+		now = max(now, g.newest)
+		if c.At <= max(now-l.Period, g.cutoff) || c.At > g.newest || g.End() <= now {
 			return
 		}
 		b, i := g.lastUntil(c.At)
-		if b < 0 || g.blocks[b].time(i) != c.At {
+		if b < 0 || g.block(b).time(i) != c.At {
 			return
 		}
 		left -= g.remove(b, i, left)
@@ -186,51 +256,72 @@ func (g *eventLog) Refund(l store.Limit, now int64, c store.Charge) {
 
 // remove takes at most n events from entry i of block b, and returns how many.
 func (g *eventLog) remove(b, i int, n int64) int64 {
-	n = g.blocks[b].remove(i, n)
-	for _, later := range g.blocks[b+1:] {
-		later.run -= uint64(n)
+	n = g.block(b).remove(i, n)
+	for later := b + 1; later <= len(g.older); later++ {
+		g.block(later).run -= uint64(n)
 	}
-	if g.blocks[b].len() == 0 {
-		g.blocks = slices.Delete(g.blocks, b, b+1)
+	g.first = 0
+	if g.block(b).len() == 0 {
+		g.removeBlock(b)
+	}
+	if !g.empty() {
+		g.newest, g.total = g.tail.time(g.tail.len()-1), g.tail.through(g.tail.len())
 	}
 	return n
 }
 
+// removeBlock takes away block b, which is empty.
+func (g *eventLog) removeBlock(b int) {
+	if b == len(g.older) && b > 0 {
+		b--
+		g.tail = *g.older[b]
+	}
+	if b < len(g.older) {
+		g.older = slices.Delete(g.older, b, b+1)
+	}
+}
+
 // End implements [store.Log].
 func (g *eventLog) End() int64 {
-	if len(g.blocks) == 0 || g.newest() <= g.cutoff {
+	if g.empty() || g.newest <= g.cutoff {
 		return 0
 	}
-	return g.newest() + g.period
+	return g.newest + g.period
 }
 
 // Spend implements [store.Log].
 func (g *eventLog) Spend(now int64) int64 {
 	dead := max(now-g.period, g.cutoff)
-	if len(g.blocks) == 0 || g.newest() <= dead {
+	if g.empty() || g.newest <= dead {
 		return 0
 	}
 	b, i := g.firstAfter(dead)
-	return eventsBetween(g.blocks[b].through(i), g.total())
+	return eventsBetween(g.block(b).through(i), g.total)
 }
 
-func (g *eventLog) newest() int64 {
-	tail := g.blocks[len(g.blocks)-1]
-	return tail.time(tail.len() - 1)
-}
+// empty says that there is no entry. Only the newest block can be so, if it is alone.
+func (g *eventLog) empty() bool { return len(g.tail.data) == 0 }
 
-// total is the running count of all events.
-func (g *eventLog) total() uint64 {
-	tail := g.blocks[len(g.blocks)-1]
-	return tail.through(tail.len())
+// block is block b, 0 to len(g.older).
+func (g *eventLog) block(b int) *block {
+	if b < len(g.older) {
+		return g.older[b]
+	}
+	return &g.tail
 }
 
 // firstAfter returns the block and the entry of the first event later than t,
-// which is before the newest.
+// which is before the newest and not before cutoff.
 func (g *eventLog) firstAfter(t int64) (b, i int) {
-	later := g.blocks[1:]
-	b = sort.Search(len(later), func(j int) bool { return later[j].time(0) > t })
-	if i = g.blocks[b].after(t); i == g.blocks[b].len() {
+	// Nearly always it is one of the next after those that had died before.
+	oldest := g.block(0)
+	for i = g.first; i < min(g.first+4, oldest.len()); i++ {
+		if oldest.time(i) > t {
+			return 0, i
+		}
+	}
+	b = sort.Search(len(g.older), func(j int) bool { return g.block(j+1).time(0) > t })
+	if i = g.block(b).after(t); i == g.block(b).len() {
 		return b + 1, 0
 	}
 	return b, i
@@ -239,9 +330,9 @@ func (g *eventLog) firstAfter(t int64) (b, i int) {
 // lastUntil returns the block and the entry of the last event up to t, a block
 // of -1 if there is none.
 func (g *eventLog) lastUntil(t int64) (b, i int) {
-	b = sort.Search(len(g.blocks), func(j int) bool { return g.blocks[j].time(0) > t }) - 1
+	b = sort.Search(len(g.older)+1, func(j int) bool { return g.block(j).time(0) > t }) - 1
 	if b >= 0 {
-		i = g.blocks[b].after(t) - 1
+		i = g.block(b).after(t) - 1
 	}
 	return b, i
 }
@@ -268,12 +359,11 @@ type block struct {
 
 // begin makes b an empty block for an entry of n events at base. It keeps its
 // memory.
-func (b *block) begin(base int64, run uint64, n int64) *block {
+func (b *block) begin(base int64, run uint64, n int64) {
 	*b = block{base: base, run: run, width: narrow, data: b.data[:0]}
 	if n > 1 {
 		b.width = wide
 	}
-	return b
 }
 
 // eventsBetween is how many events lie between two running counts.

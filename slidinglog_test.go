@@ -52,7 +52,7 @@ func heap() int64 {
 func TestALargeLimitAllocatesNothingAhead(t *testing.T) {
 	g := new(eventLog)
 	g.Add(store.Limit{Rate: 1 << 30, Burst: 1 << 30, Period: 1e6}, 1, 1)
-	require.LessOrEqual(t, cap(g.blocks[0].data), 8*narrow)
+	require.LessOrEqual(t, cap(g.tail.data), 8*narrow)
 }
 
 func TestALogForgetsAYearInOneStep(t *testing.T) {
@@ -60,18 +60,18 @@ func TestALogForgetsAYearInOneStep(t *testing.T) {
 	now += (365 * 24 * time.Hour).Microseconds()
 	require.Equal(t, store.Reply{OK: true, X: now}, g.Step(l, now, l.Rate))
 	g.Add(l, now, 1)
-	require.Len(t, g.blocks, 1)
-	require.Equal(t, 1, g.blocks[0].len())
+	require.Empty(t, g.older)
+	require.Equal(t, 1, g.tail.len())
 }
 
 func TestACallTrimsAtMostOneBlock(t *testing.T) {
 	g, l, now := logOf(10_000, time.Second)
-	blocks := len(g.blocks)
+	blocks := len(g.older)
 	now += l.Period * 9 / 10 // most of it has died
 	for range 5 {
 		g.Add(l, now, 1)
-		require.GreaterOrEqual(t, len(g.blocks), blocks-1)
-		blocks = len(g.blocks)
+		require.GreaterOrEqual(t, len(g.older), blocks-1)
+		blocks = len(g.older)
 	}
 	require.Equal(t, int64(1_000+5), g.Step(l, now, 1).Y, "what is dead does not count, trimmed or not")
 }
@@ -117,15 +117,15 @@ func TestADenialDoesNotTouchTheLog(t *testing.T) {
 	g, l, now := logOf(1_000, time.Second)
 	now += l.Period / 2
 	var before []block
-	for _, b := range g.blocks {
-		before = append(before, *b)
+	for b := range len(g.older) + 1 {
+		before = append(before, *g.block(b))
 	}
 	for n := range l.Rate + 2 {
 		g.Step(l, now, n+1)
 	}
-	require.Len(t, g.blocks, len(before))
-	for i, b := range g.blocks {
-		require.Equal(t, before[i], *b)
+	require.Len(t, g.older, len(before)-1)
+	for i := range before {
+		require.Equal(t, before[i], *g.block(i))
 	}
 }
 
@@ -178,9 +178,9 @@ func TestALogCountsAsAPlainListDoes(t *testing.T) {
 				}
 			}
 			require.Equal(t, count(), g.Spend(now))
-			for _, b := range g.blocks {
-				require.Positive(t, b.len())
-				require.LessOrEqual(t, b.len(), blockLen)
+			for b := range len(g.older) + 1 {
+				require.True(t, g.block(b).len() > 0 || len(g.older) == 0)
+				require.LessOrEqual(t, g.block(b).len(), blockLen)
 			}
 		}
 	}

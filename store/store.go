@@ -99,9 +99,11 @@ type Rule struct {
 	// from which on none is.
 	Spend func(s State, end, now int64) int64
 
-	// NewLog makes the state of a rule whose state does not fit [State], in
-	// place of the four functions above, which are nil then.
-	NewLog func() Log
+	// NewLog, if not nil, makes a log that begins as s, for what a State cannot
+	// hold. Step says that it takes one by admitting events with the zero State: the
+	// store then adds them to a new log, and asks it from then on in place of the four
+	// functions above.
+	NewLog func(s State) Log
 
 	// Script is the same rule in Lua, with its driver: a whole Redis script.
 	// KEYS[1] is the key of the state; ARGV and the reply are described in
@@ -109,14 +111,15 @@ type Rule struct {
 	Script string
 }
 
-// Log is the state of one key of a rule that keeps more than [State] holds. A
-// new Log is a key never seen, and so is any from its End on, even if it would
-// last longer by another limit. It is used under the store's lock.
+// Log is the state of one key where that is more than [State] holds. From its End
+// on it is as never seen, even if it would last longer by another limit. It is used
+// under the store's lock.
 type Log interface {
 	// Step decides on n events at now and changes nothing.
 	Step(l Limit, now, n int64) Reply
-	// Add charges n events at now, which Step has just admitted.
-	Add(l Limit, now, n int64)
+	// Add charges n events at now, which Step has just admitted, and returns the
+	// new End.
+	Add(l Limit, now, n int64) (end int64)
 	// Refund gives back what is still charged of c.
 	Refund(l Limit, now int64, c Charge)
 	// End is the instant from which on the log may be forgotten, Unix µs, for

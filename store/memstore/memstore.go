@@ -124,18 +124,27 @@ func (s *Store) Take(_ context.Context, sp *store.Space, key string, l store.Lim
 		var r store.Reply
 		var out outcome
 		switch i := t.find(h); {
-		case rule.NewLog != nil:
-			r, out = s.takeLog(t, i, h, rule, l, now, n)
 		case i < 0:
 			r, out = s.takeNew(t, h, rule, l, now, n)
+		case t.logs != nil && t.logs[i] != nil:
+			if r = t.logs[i].Step(l, now, n); r.OK {
+				t.addToLog(i, l, now, n)
+			}
+			out = t.tick()
 		default:
 			held := &t.slots[i]
 			state := held.state()
 			if !held.countedUnder(l) {
 				state = held.unlessEnded(rule, now)
 			}
-			if state, r = rule.Step(state, l, now, n); r.OK {
-				held.put(state, l.Rate)
+			var next store.State
+			if next, r = rule.Step(state, l, now, n); r.OK {
+				if next != (store.State{}) {
+					held.put(next, l.Rate)
+				} else {
+					t.setLog(i, rule.NewLog(state))
+					t.addToLog(i, l, now, n)
+				}
 			}
 			out = t.tick()
 		}
@@ -163,8 +172,8 @@ func (s *Store) Peek(_ context.Context, sp *store.Space, key string, l store.Lim
 	t := s.lock(h)
 	defer t.mu.Unlock()
 	now, i := max(reading, t.horizon), t.find(h)
-	if sp.Rule.NewLog != nil {
-		return t.logOrNew(i, sp.Rule).Step(l, now, n), nil
+	if log := t.log(i); log != nil {
+		return log.Step(l, now, n), nil
 	}
 	_, r := sp.Rule.Step(t.state(i, sp.Rule, now), l, now, n)
 	return r, nil
@@ -224,27 +233,12 @@ func (s *Store) takeNew(t *table, h hash, rule *store.Rule, l store.Limit, now, 
 	if i < 0 {
 		return r, out
 	}
-	t.slots[i].put(state, l.Rate)
-	return r, t.tick()
-}
-
-// takeLog is Take by a rule that keeps a log, in slot i of t, which is locked, or
-// in a new one.
-func (s *Store) takeLog(t *table, i int, h hash, rule *store.Rule, l store.Limit, now, n int64) (store.Reply, outcome) {
-	log := t.logOrNew(i, rule)
-	r := log.Step(l, now, n)
-	if !r.OK {
-		return r, t.tick()
+	if state != (store.State{}) {
+		t.slots[i].put(state, l.Rate)
+	} else {
+		t.setLog(i, rule.NewLog(state))
+		t.addToLog(i, l, now, n)
 	}
-	if i < 0 {
-		var out outcome
-		if i, out = s.insert(t, h, rule, now); i < 0 {
-			return r, out
-		}
-	}
-	t.setLog(i, log)
-	log.Add(l, now, n)
-	t.slots[i].put(store.State{At: now, Part: log.End() - now}, l.Rate)
 	return r, t.tick()
 }
 

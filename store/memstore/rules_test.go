@@ -36,7 +36,14 @@ type plainLog struct {
 	period int64
 }
 
-var sliding = &store.Rule{Name: "log", NewLog: func() store.Log { return new(plainLog) }}
+// sliding keeps a log from the first event on.
+var sliding = &store.Rule{
+	Name: "log",
+	Step: func(_ store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+		return store.State{}, new(plainLog).Step(l, now, n)
+	},
+	NewLog: func(store.State) store.Log { return new(plainLog) },
+}
 
 func (g *plainLog) Step(l store.Limit, now, n int64) store.Reply {
 	spent := g.after(now - l.Period)
@@ -46,11 +53,12 @@ func (g *plainLog) Step(l store.Limit, now, n int64) store.Reply {
 	return store.Reply{OK: spent+n <= l.Burst, X: spent, Y: now}
 }
 
-func (g *plainLog) Add(l store.Limit, now, n int64) {
+func (g *plainLog) Add(l store.Limit, now, n int64) (end int64) {
 	if g.End() <= now {
 		g.at, g.n = nil, nil
 	}
 	g.at, g.n, g.period = append(g.at, now), append(g.n, n), l.Period
+	return g.End()
 }
 
 func (g *plainLog) Refund(_ store.Limit, _ int64, c store.Charge) {

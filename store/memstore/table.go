@@ -53,8 +53,8 @@ type table struct {
 const group = 8
 
 // slot is the state of one key, or zero if it is empty. It has no pointers, so
-// the garbage collector does not look at it. Of a log it keeps only when that is to
-// end: part µs after at.
+// the garbage collector does not look at it. Where there is a log beside it, it keeps
+// only when that is to end: part µs after at.
 type slot struct {
 	hash     hash
 	at       int64
@@ -90,9 +90,6 @@ func (s *slot) countedUnder(l store.Limit) bool {
 
 // end is the instant, in Unix µs, from which on the state is as never seen.
 func (s *slot) end(rule *store.Rule) int64 {
-	if rule.NewLog != nil {
-		return s.at + int64(s.partRule&partMask)
-	}
 	return s.at + rule.Life(s.state(), store.Limit{Rate: int64(s.rate), Period: int64(s.period)})
 }
 
@@ -156,35 +153,34 @@ func (t *table) state(i int, rule *store.Rule, now int64) store.State {
 	return t.slots[i].unlessEnded(rule, now)
 }
 
-// end is the end of slot i.
-func (t *table) end(i int, rules *rules) int64 { return t.slots[i].end(rules.get(t.slots[i].rule())) }
+// end is the end of slot i, or of its log.
+func (t *table) end(i int, rules *rules) int64 {
+	s := &t.slots[i]
+	if t.log(i) != nil {
+		return s.at + int64(s.partRule&partMask)
+	}
+	return s.end(rules.get(s.rule()))
+}
 
 // spend is how many events of slot i are in force, and until when any is.
 func (t *table) spend(i int, rules *rules, now int64) (events, end int64) {
-	rule, log := rules.get(t.slots[i].rule()), t.log(i)
-	switch end = t.slots[i].end(rule); {
-	case end <= now:
+	end = t.end(i, rules)
+	if end <= now {
 		return 0, end
-	case log != nil:
+	}
+	if log := t.log(i); log != nil {
 		return log.Spend(now), end
 	}
-	return rule.Spend(t.slots[i].state(), end, now), end
+	s := &t.slots[i]
+	return rules.get(s.rule()).Spend(s.state(), end, now), end
 }
 
 // log is the log beside slot i, nil if there is none.
 func (t *table) log(i int) store.Log {
-	if t.logs == nil {
+	if t.logs == nil || i < 0 {
 		return nil
 	}
 	return t.logs[i]
-}
-
-// logOrNew is what state is, for a rule that keeps a log.
-func (t *table) logOrNew(i int, rule *store.Rule) store.Log {
-	if i < 0 || t.log(i) == nil {
-		return rule.NewLog()
-	}
-	return t.log(i)
 }
 
 func (t *table) setLog(i int, log store.Log) {
@@ -195,6 +191,11 @@ func (t *table) setLog(i int, log store.Log) {
 		t.logs = make([]store.Log, len(t.slots))
 	}
 	t.logs[i] = log
+}
+
+// addToLog adds n events at now to the log of slot i.
+func (t *table) addToLog(i int, l store.Limit, now, n int64) {
+	t.slots[i].put(store.State{At: now, Part: t.logs[i].Add(l, now, n) - now}, l.Rate)
 }
 
 // place puts s and its log into a free slot, of which there must be one, and
@@ -246,11 +247,7 @@ func (t *table) settle(i int) {
 // anything is left.
 func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Charge) bool {
 	s := &t.slots[i]
-	if rule.NewLog != nil {
-		log := t.log(i)
-		if log == nil {
-			return true // another rule of the same name and space made this state
-		}
+	if log := t.log(i); log != nil {
 		log.Refund(l, now, c)
 		s.put(store.State{At: s.at, Part: max(0, log.End()-s.at)}, int64(s.rate))
 		return log.End() != 0

@@ -111,5 +111,5 @@ func (m *reference) log(sp *store.Space, a address) store.Log {
 	if log := m.logs[a]; log != nil {
 		return log
 	}
-	return sp.Rule.NewLog()
+	return sp.Rule.NewLog(store.State{})
 }
