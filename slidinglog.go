@@ -188,7 +188,7 @@ func (g *eventLog) Add(l store.Limit, now, n int64) (end int64) {
 	}
 	g.tail.add(now, n)
 	g.newest, g.period = now, l.Period
-	g.total = g.tail.through(g.tail.len())
+	g.total += uint64(n)
 	return now + l.Period
 }
 
@@ -196,6 +196,7 @@ func (g *eventLog) Add(l store.Limit, now, n int64) (end int64) {
 func (g *eventLog) startAgain(now, n int64) {
 	g.tail.begin(now, 0, n)
 	g.older, g.spare, g.first = nil, nil, 0 // lets go of their memory
+	g.total = 0
 }
 
 // nextBlock makes an empty block the newest, ready for n events at now.
@@ -315,7 +316,7 @@ func (g *eventLog) block(b int) *block {
 func (g *eventLog) firstAfter(t int64) (b, i int) {
 	// Nearly always it is one of the next after those that had died before.
 	oldest := g.block(0)
-	for i = g.first; i < min(g.first+4, oldest.len()); i++ {
+	for i, most := g.first, min(g.first+4, oldest.len()); i < most; i++ {
 		if oldest.time(i) > t {
 			return 0, i
 		}
@@ -369,8 +370,14 @@ func (b *block) begin(base int64, run uint64, n int64) {
 // eventsBetween is how many events lie between two running counts.
 func eventsBetween(from, to uint64) int64 { return int64((to - from) % maxRun) }
 
-func (b *block) len() int   { return len(b.data) / b.width }
-func (b *block) full() bool { return b.len() == blockLen }
+func (b *block) len() int {
+	if b.width == wide { // division by a constant is a fast one
+		return len(b.data) / wide
+	}
+	return len(b.data) / narrow
+}
+
+func (b *block) full() bool { return len(b.data) == blockLen*b.width }
 
 // time is the time of entry i.
 func (b *block) time(i int) int64 { return b.base + int64(uint48(b.data[i*b.width:])) }
@@ -397,13 +404,13 @@ func (b *block) fits(t, n int64) bool {
 }
 
 func (b *block) add(t, n int64) {
-	events := b.through(b.len()) - b.run + uint64(n)
 	if len(b.data) == cap(b.data) { // 4 entries, 8, 16, 32, 64
 		b.data = slices.Grow(b.data, max(4*b.width, len(b.data)))
 	}
 	b.data = appendUint48(b.data, uint64(t-b.base))
 	if b.width == wide {
-		b.data = appendUint48(b.data, events)
+		before := b.through(len(b.data)/wide) - b.run
+		b.data = appendUint48(b.data, before+uint64(n))
 	}
 }
 
