@@ -91,7 +91,7 @@ func (s *Store) checkTable(t *table) error {
 			return fmt.Errorf("slot %d is not found", i)
 		}
 	}
-	if n != int(t.n) || len(t.slots) > maxSlots || n > 0 && n*8 > len(t.slots)*7+7 {
+	if n != int(t.n) || len(t.slots) > maxSlots || n > 0 && len(t.slots)-n < 1+len(t.slots)/16 {
 		return fmt.Errorf("%d keys, counted %d, in %d slots", n, t.n, len(t.slots))
 	}
 	if t.logs != nil && len(t.logs) != len(t.slots) {

@@ -36,13 +36,12 @@ type table struct {
 	prefix  uint64 // the first bits of the hashes that are kept here
 	slots   []slot
 	horizon int64 // Unix µs; all states that were dropped as dead were dead by then
-	_       [8]byte
 
 	// A tag for each slot, 0 if the slot is empty, and behind the last one the
 	// first again, so that group at a time can be read from any place. What is looked
 	// for in the tags is found without a look at the slots, which are seldom in
 	// the processor's cache.
-	tags [maxSlots + group]uint8
+	tags []uint8
 
 	logs []store.Log // parallel to slots; nil until a rule needs it
 	node *node       // of which the table is a leaf
@@ -51,6 +50,9 @@ type table struct {
 
 // group is how many tags are looked at together: those of a word.
 const group = 8
+
+// noTags are those of a table without slots.
+var noTags = make([]uint8, group)
 
 // slot is the state of one key, or zero if it is empty. It has no pointers, so
 // the garbage collector does not look at it. Where there is a log beside it, it keeps
@@ -267,14 +269,14 @@ func (t *table) tick() outcome {
 
 // full says that t must not take another key as it is. One slot at least stays
 // empty, at which every probe ends.
-func (t *table) full() bool { return len(t.slots)-int(t.n) <= len(t.slots)/8 }
+func (t *table) full() bool { return len(t.slots)-int(t.n) <= 1+len(t.slots)/16 }
 
 // sweep drops the dead, says how many they were, and gives back memory of which
 // less than a fifth is used.
 func (t *table) sweep(rules *rules, now int64) (dropped int) {
 	dropped = t.drop(rules, now)
 	if size := max(int(t.n)*3/2, minSlots); t.n == 0 {
-		t.slots, t.logs = nil, nil
+		t.slots, t.tags, t.logs = nil, noTags, nil
 	} else if size < len(t.slots)/3 {
 		t.resize(size)
 	}
@@ -336,7 +338,7 @@ func (t *table) allocate(size int) {
 	// Grow rounds up to what the allocator would set aside anyway.
 	slots := slices.Grow([]slot(nil), min(max(size, minSlots), maxSlots))
 	t.slots, t.logs, t.n = slots[:min(cap(slots), maxSlots)], nil, 0
-	t.tags = [len(t.tags)]uint8{}
+	t.tags = make([]uint8, len(t.slots)+group)
 }
 
 // all yields the slots in use, each with its log or nil.

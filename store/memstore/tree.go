@@ -41,11 +41,11 @@ func (s *Store) plant() {
 	for depth < nodeBits && minKeysPerTable<<(depth+1) <= s.maxKeys {
 		depth++
 	}
-	first := &table{depth: depth, node: &s.root, horizon: math.MinInt64}
+	first := &table{tags: noTags, depth: depth, node: &s.root, horizon: math.MinInt64}
 	first.next.Store(first)
 	s.root.enter(first)
 	for prefix := uint64(1)<<depth - 1; prefix > 0; prefix-- {
-		t := &table{depth: depth, prefix: prefix, node: &s.root, horizon: math.MinInt64}
+		t := &table{tags: noTags, depth: depth, prefix: prefix, node: &s.root, horizon: math.MinInt64}
 		s.root.enter(t)
 		t.next.Store(first.next.Load())
 		first.next.Store(t)
@@ -115,8 +115,8 @@ func (t *table) shareWith(upper *table) {
 			moving++
 		}
 	}
-	t.allocate((n - moving) * 4 / 3)
-	upper.allocate(moving * 4 / 3)
+	t.allocate((n - moving) * 8 / 7)
+	upper.allocate(moving * 8 / 7)
 	for s, log := range all(slots, logs) {
 		if upper.covers(s.hash) {
 			upper.place(s, log)
@@ -158,7 +158,7 @@ func (s *Store) makeRoom(t *table, now int64) bool {
 		return true
 	}
 	if size < maxSlots {
-		t.resize(size + size/4)
+		t.resize(size + size/6)
 		return true
 	}
 	t.split()
