@@ -4,15 +4,17 @@ package ratelimit
 type Source uint8
 
 const (
-	// SourceStore: the limiter's own store. Every Result of the five algorithms.
+	// SourceStore is the limiter's own store: every Result of the five algorithms.
 	SourceStore Source = iota
-	// SourceFailOpen: the store failed, and the event was let through uncounted.
+	// SourceFailOpen says that the store failed, and the event was let through
+	// uncounted.
 	SourceFailOpen
-	// SourceFailClosed: the store failed, and the event was refused.
+	// SourceFailClosed says that the store failed, and the event was refused.
 	SourceFailClosed
-	// SourceLocal: the store failed, and a local limiter decided in its place.
+	// SourceLocal says that the store failed, and a local limiter decided.
 	SourceLocal
-	// SourceDenyCache: the store has denied before, until a time that is yet to come.
+	// SourceDenyCache says that the store has denied before, until a time that is yet
+	// to come.
 	SourceDenyCache
 )
 

@@ -27,7 +27,8 @@ const (
 )
 
 // table is a piece of the store: a hash table of its own, with linear probing
-// and no tombstones, for the keys whose hashes begin with prefix.
+// and no tombstones, for the keys whose hashes begin with prefix. The allocator gives
+// it 128 bytes, aligned, so that two tables share no cache line.
 type table struct {
 	mu      sync.Mutex // protects all below but next
 	depth   uint8      // bits of prefix
@@ -51,7 +52,7 @@ type table struct {
 // group is how many tags are looked at together: those of a word.
 const group = 8
 
-// noTags are those of a table without slots.
+// noTags are those of a table without slots, never written.
 var noTags = make([]uint8, group)
 
 // slot is the state of one key, or zero if it is empty. It has no pointers, so

@@ -1,0 +1,145 @@
+// Command benchmarks measures this library beside its peers, the same work through
+// each, and prints a report in Markdown. README.md says what is compared and how.
+//
+//	go run . > report.md           # everything: about ten minutes
+//	go run . -quick                # few keys and rounds, for a look: some seconds
+//	go run . -only time,redis      # parts: time, footprint, latency, redis
+//	go run . -run 'Bucket|go-limiter'
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// manyKeys is where a batch no longer visits every key.
+const manyKeys = 100_000
+
+// bench is how much is measured, and where the report goes.
+type bench struct {
+	out, err io.Writer
+	start    time.Time
+	failures int
+
+	roundCount    int           // of each cell
+	batch         int           // decisions in a round
+	manyBatch     int           // the same from manyKeys keys on
+	keys          []int         // of the cells of times
+	allocKeys     int           // the one of them at which allocations are counted
+	footprintKeys []int         // filled for bytes per key
+	gcKeys        int           // one of those, for collections, idling and latency
+	window        time.Duration // after which their keys begin to go idle
+	latencyPasses int
+	redisRounds   int
+	redisKeys     int
+	redisShare    int // of the full number of decisions: 1/redisShare
+}
+
+// full takes about ten minutes on two cores.
+func full() *bench {
+	return &bench{
+		roundCount: 8, batch: 200_000, manyBatch: 250_000,
+		keys: []int{1, 10_000, 1_000_000}, allocKeys: 10_000,
+		footprintKeys: []int{600_000, 800_000, 1_000_000, 1_300_000}, gcKeys: 1_000_000, window: 2 * time.Second,
+		latencyPasses: 3, redisRounds: 5, redisKeys: 10_000, redisShare: 1,
+	}
+}
+
+// quick proves that everything runs. Its figures mean little.
+func quick() *bench {
+	return &bench{
+		roundCount: 2, batch: 2_000, manyBatch: 2_000,
+		keys: []int{1, 1_000}, allocKeys: 1_000,
+		footprintKeys: []int{6_000, 10_000}, gcKeys: 10_000, window: 100 * time.Millisecond,
+		latencyPasses: 1, redisRounds: 1, redisKeys: 1_000, redisShare: 20,
+	}
+}
+
+var parts = []string{"time", "footprint", "latency", "redis"}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, args []string, out, progress io.Writer) error {
+	flags := flag.NewFlagSet("benchmarks", flag.ContinueOnError)
+	flags.SetOutput(progress)
+	isQuick := flags.Bool("quick", false, "few keys and rounds")
+	only := flags.String("only", strings.Join(parts, ","), "the `parts` to measure")
+	rounds := flags.Int("rounds", 0, "rounds of each cell of times; 0 is the default")
+	pattern := flags.String("run", "", "a `regexp` of the contestants to measure")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	name, err := regexp.Compile(*pattern)
+	if err != nil {
+		return err
+	}
+	b := full()
+	if *isQuick {
+		b = quick()
+	}
+	b.out, b.err, b.start = out, progress, time.Now()
+	if *rounds > 0 {
+		b.roundCount, b.redisRounds = *rounds, *rounds
+	}
+	return b.measure(ctx, strings.Split(*only, ","), name)
+}
+
+// measure runs the chosen parts and writes the report as it goes.
+func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regexp) error {
+	for _, part := range chosen {
+		if !slices.Contains(parts, part) {
+			return fmt.Errorf("no part %q: they are %s", part, strings.Join(parts, ", "))
+		}
+	}
+	all := matching(contestants(), name)
+	describe(b.out, all)
+	for _, step := range []struct {
+		part string
+		f    func([]contestant) error
+	}{
+		{"time", b.measureTimes},
+		{"footprint", b.measureFootprint},
+		{"footprint", b.measureMany},
+		{"latency", b.measureLatency},
+		{"redis", func([]contestant) error { return b.measureRedis(ctx, matching(redisContestants(), name)) }},
+	} {
+		if !slices.Contains(chosen, step.part) {
+			continue
+		}
+		if err := step.f(all); err != nil {
+			return err
+		}
+	}
+	b.progress("done")
+	if b.failures > 0 {
+		return fmt.Errorf("%d measurements failed; the report names them", b.failures)
+	}
+	return nil
+}
+
+// report writes tables that are complete.
+func (b *bench) report(grids ...*grid) {
+	for _, g := range grids {
+		g.write(b.out)
+		b.failures += len(g.failed)
+	}
+}
+
+func (b *bench) progress(format string, args ...any) {
+	fmt.Fprintf(b.err, "%4.0f s  %s\n", time.Since(b.start).Seconds(), fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"runtime/debug"
+	"time"
+)
+
+var errOutcome = errors.New("not as measured")
+
+// check says what is wrong with a decision, if anything.
+func check(ok bool, err error, want bool) error {
+	if err != nil {
+		return err
+	}
+	if ok != want {
+		return fmt.Errorf("%w: allowed is %v, want %v", errOutcome, ok, want)
+	}
+	return nil
+}
+
+func firstError(errs []error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// timed is how long f takes, in ns per one of its n decisions.
+func timed(n int, f func() error) (float64, error) {
+	start := time.Now()
+	err := f()
+	return float64(time.Since(start).Nanoseconds()) / float64(n), err
+}
+
+// allocated is how many allocations a decision makes on known keys.
+func allocated(lim limiter, keys []string, want bool) (float64, error) {
+	const decisions = 1000
+	var before, after runtime.MemStats
+	if err := pass(lim, keys, 0, decisions, want); err != nil { // warms up
+		return math.NaN(), err
+	}
+	runtime.ReadMemStats(&before)
+	err := pass(lim, keys, 0, decisions, want)
+	runtime.ReadMemStats(&after)
+	return float64(after.Mallocs-before.Mallocs) / decisions, err
+}
+
+// settle collects all that is dead, with what finalizers and goroutines that were
+// told to stop still hold.
+func settle() {
+	for range 3 {
+		runtime.GC()
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// heap is what is allocated after two collections, in bytes.
+func heap() float64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}
+
+// withoutGC collects, and then keeps the collector from running during f, so that
+// nobody pays for the heap of another.
+func withoutGC(f func() error) error {
+	settle()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	return f()
+}

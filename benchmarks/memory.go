@@ -1,0 +1,170 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"strings"
+)
+
+// timeCell is one column of the tables of times.
+type timeCell struct {
+	keys     int
+	parallel bool
+}
+
+func (c timeCell) String() string {
+	how := "serial"
+	if c.parallel {
+		how = "parallel"
+	}
+	if c.keys == 1 {
+		return "1 key " + how
+	}
+	return grouped(c.keys) + " keys " + how
+}
+
+// measureTimes writes ns per decision, and our ratios to the fastest peer.
+func (b *bench) measureTimes(all []contestant) error {
+	for _, out := range []outcome{allowed, denied} {
+		what := map[outcome]string{allowed: "every call admitted", denied: "every call denied"}[out]
+		times := newGrid("In memory, "+what+", ns per decision", names(all))
+		times.printed = whole
+		for _, keys := range b.keys {
+			if err := b.measureKeys(all, workload{outcome: out, keys: keys}, times); err != nil {
+				return err
+			}
+		}
+		times.moveLast("allocations")
+		b.report(times, ratios("In memory, "+what+", ns, ours / fastest peer", times, isOurs(all), isPeer(all)))
+	}
+	return nil
+}
+
+// measureKeys measures the cells of one number of keys, all contestants open.
+func (b *bench) measureKeys(all []contestant, w workload, times *grid) error {
+	b.progress("%s, of keys: %s", times.title, grouped(w.keys))
+	keys := shuffled(w.keys)
+	open, err := openAll(all, w)
+	if err != nil {
+		return err
+	}
+	defer closeAll(open)
+
+	n := b.batch
+	if w.keys >= manyKeys {
+		n = min(w.keys, b.manyBatch)
+	}
+	callers := runtime.GOMAXPROCS(0)
+	return withoutGC(func() error {
+		serial := func(lim limiter, from int) error { return pass(lim, keys, from, n, w.outcome == allowed) }
+		b.rounds(all, open, times, timeCell{w.keys, false}.String(), n, n, serial)
+		parallel := func(lim limiter, from int) error {
+			return passes(lim, keys, from, n, callers, w.outcome == allowed)
+		}
+		b.rounds(all, open, times, timeCell{w.keys, true}.String(), n, n/callers, parallel)
+		if w.keys != b.allocKeys {
+			return nil
+		}
+		for i, lim := range open {
+			allocs, err := allocated(lim, keys, w.outcome == allowed)
+			times.set("allocations", i, allocs, err)
+		}
+		return nil
+	})
+}
+
+// rounds runs a batch of n decisions of each contestant, in rotated order, as often
+// as there are rounds, and keeps the least ns per decision. Each batch begins where
+// the last one of the same contestant ended, step keys further on.
+func (b *bench) rounds(all []contestant, open []limiter, g *grid, cell string, n, step int, batch func(limiter, int) error) {
+	for round := range b.roundCount {
+		for i := range all {
+			i = (i + round) % len(all)
+			ns, err := timed(n, func() error { return batch(open[i], round*step) })
+			g.least(cell, i, ns, err)
+		}
+	}
+}
+
+// openAll opens the contestants, and has each see all keys once.
+func openAll(all []contestant, w workload) ([]limiter, error) {
+	var open []limiter
+	for _, c := range all {
+		lim, err := c.open(w)
+		if err == nil {
+			open = append(open, lim)
+			err = fill(lim, 0, w.keys, shortKey)
+		}
+		if err != nil {
+			closeAll(open)
+			return nil, fmt.Errorf("%s: %w", c.name, err)
+		}
+	}
+	return open, nil
+}
+
+func closeAll(open []limiter) {
+	for _, lim := range open {
+		lim.close()
+	}
+}
+
+// ratios has a row for each of ours: its figures divided by the least of the peers.
+func ratios(title string, g *grid, ours, peer func(row int) bool) *grid {
+	r := newGrid(title, nil)
+	r.printed = twoDecimals
+	fastest := make([]string, len(g.columns)) // by column
+	for row, name := range g.rows {
+		if !ours(row) {
+			continue
+		}
+		r.rows = append(r.rows, name)
+		for c, column := range g.columns {
+			if column == "allocations" {
+				continue
+			}
+			least, name := leastOf(g, c, peer)
+			fastest[c] = column + ": " + name
+			r.set(column, len(r.rows)-1, g.cells[c][row]/least, nil)
+		}
+	}
+	r.note = "The fastest peer. " + strings.Join(trimEmpty(fastest), "; ") + "."
+	return r
+}
+
+func leastOf(g *grid, column int, peer func(row int) bool) (float64, string) {
+	least, name := math.NaN(), ""
+	for row, x := range g.cells[column] {
+		if peer(row) && !math.IsNaN(x) && !math.IsInf(x, 1) && !(x >= least) {
+			least, name = x, g.rows[row]
+		}
+	}
+	return least, name
+}
+
+func trimEmpty(texts []string) []string {
+	var full []string
+	for _, t := range texts {
+		if t != "" {
+			full = append(full, t)
+		}
+	}
+	return full
+}
+
+func names(all []contestant) []string {
+	var list []string
+	for _, c := range all {
+		list = append(list, c.name)
+	}
+	return list
+}
+
+func isOurs(all []contestant) func(int) bool {
+	return func(i int) bool { return all[i].ours }
+}
+
+func isPeer(all []contestant) func(int) bool {
+	return func(i int) bool { return !all[i].ours }
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// algorithms by the names that ratelimit.New knows, and those in the tables.
+var algorithms = [][2]string{
+	{"fixed_window", "FixedWindow"},
+	{"sliding_window", "SlidingWindow"},
+	{"sliding_log", "SlidingLog"},
+	{"token_bucket", "TokenBucket"},
+	{"leaky_bucket", "LeakyBucket"},
+}
+
+// ours are the five algorithms of this library on its memory store, through the
+// Limiter interface, each decision a whole Result.
+func ours() []contestant {
+	var all []contestant
+	for _, a := range algorithms {
+		all = append(all, contestant{
+			name: a[1], algorithm: a[0], ours: true, forgets: true,
+			open: func(w workload) (limiter, error) {
+				s, err := memstore.New()
+				if err != nil {
+					return limiter{}, err
+				}
+				return openOurs(a[0], s, w)
+			},
+		})
+	}
+	return all
+}
+
+// oursOnRedis are the same five on Redis. Waiting among 512 callers may take longer
+// than the 50 ms that a decision has by default.
+func oursOnRedis() []redisContestant {
+	var all []redisContestant
+	for _, a := range algorithms {
+		all = append(all, redisContestant{
+			name: a[1], ours: true,
+			open: func(client *redis.Client, w workload) (limiter, error) {
+				s, err := redisstore.New(client, redisstore.WithTimeout(redisTimeout))
+				if err != nil {
+					return limiter{}, err
+				}
+				return openOurs(a[0], s, w)
+			},
+		})
+	}
+	return all
+}
+
+func openOurs(algorithm string, s store.Store, w workload) (limiter, error) {
+	lim, err := ratelimit.New(algorithm, s, ourLimit(algorithm, w))
+	if err != nil {
+		return limiter{}, err
+	}
+	ctx := context.Background()
+	return limiter{
+		decide: func(key string) (bool, error) {
+			r, err := lim.Allow(ctx, key)
+			return r.Allowed, err
+		},
+		close: nothing,
+	}, nil
+}
+
+// ourLimit is the quota of w. A log of a whole year would be measured growing, so
+// its Period is 100 µs for each key: events leave it as fast as they come.
+func ourLimit(algorithm string, w workload) ratelimit.Limit {
+	q := w.quota()
+	switch {
+	case algorithm == "token_bucket" || algorithm == "leaky_bucket":
+		return ratelimit.Limit{Rate: 1, Period: q.each, Burst: q.events}
+	case algorithm == "sliding_log" && w.outcome == allowed:
+		q.window = max(time.Millisecond, time.Duration(w.keys)*100*time.Microsecond)
+	}
+	return ratelimit.Limit{Rate: q.events, Period: q.window}
+}

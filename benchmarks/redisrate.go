@@ -1,0 +1,27 @@
+package main
+
+import (
+	"context"
+
+	"github.com/go-redis/redis_rate/v10"
+	"github.com/redis/go-redis/v9"
+)
+
+// redisRate is github.com/go-redis/redis_rate: GCRA in floating point in one
+// script on the server's time. Its Result has Limit, Allowed, Remaining, RetryAfter
+// and ResetAfter; no refund and no peek. An event above the burst gets a RetryAfter
+// that does not come true.
+var redisRate = redisContestant{
+	name: "redis_rate", module: "github.com/go-redis/redis_rate/v10",
+	open: func(client *redis.Client, w workload) (limiter, error) {
+		q := w.quota()
+		lim := redis_rate.NewLimiter(client)
+		limit := redis_rate.Limit{Rate: 1, Period: q.each, Burst: q.events}
+		ctx := context.Background()
+		decide := func(key string) (bool, error) {
+			r, err := lim.Allow(ctx, key, limit)
+			return err == nil && r.Allowed > 0, err
+		}
+		return limiter{decide, nothing}, nil
+	},
+}

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/throttled/throttled/v2"
+	"github.com/throttled/throttled/v2/store/goredisstore.v9"
+	"github.com/throttled/throttled/v2/store/memstore"
+)
+
+// throttledMemory is github.com/throttled/throttled: GCRA over a store with get
+// and compare-and-swap. Its Result has the Limit, Remaining, RetryAfter and
+// ResetAfter that ours has; no Delay, no refund. The memory store is the one
+// without a cap, which is the faster one and never forgets.
+//
+// After ten lost swaps a call is an error, which many callers on one key do meet.
+// The limit is raised here, or the cell of one key in parallel could fail.
+var throttledMemory = contestant{
+	name: "throttled", module: "github.com/throttled/throttled/v2", algorithm: "GCRA",
+	open: func(w workload) (limiter, error) {
+		s, err := memstore.NewCtx(0)
+		if err != nil {
+			return limiter{}, err
+		}
+		return openThrottled(s, w)
+	},
+}
+
+// throttledOnRedis takes two round trips: TIME with GET, then a script that swaps.
+var throttledOnRedis = redisContestant{
+	name: "throttled", module: "github.com/throttled/throttled/v2",
+	open: func(client *redis.Client, w workload) (limiter, error) {
+		s, err := goredisstore.NewCtx(client, "throttled:")
+		if err != nil {
+			return limiter{}, err
+		}
+		return openThrottled(s, w)
+	},
+}
+
+func openThrottled(s throttled.GCRAStoreCtx, w workload) (limiter, error) {
+	q := w.quota()
+	lim, err := throttled.NewGCRARateLimiterCtx(s, throttled.RateQuota{
+		MaxRate:  throttled.PerDuration(1, q.each),
+		MaxBurst: q.events - 1,
+	})
+	if err != nil {
+		return limiter{}, err
+	}
+	lim.SetMaxCASAttemptsLimit(10_000)
+	ctx := context.Background()
+	decide := func(key string) (bool, error) {
+		limited, _, err := lim.RateLimitCtx(ctx, key, 1)
+		return !limited, err
+	}
+	return limiter{decide, nothing}, nil
+}
