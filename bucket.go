@@ -135,14 +135,19 @@ func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store
 	return s
 }
 
+func bucketRoom(l store.Limit, r store.Reply) int64 {
+	room := l.Burst - r.Y
+	if r.Z > 0 { // an event that has not drained whole keeps its place
+		room--
+	}
+	return room
+}
+
 // bucketReport is the whole report of a token bucket. The reply is now and the
 // level.
 func bucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	whole, part := r.Y+charged, r.Z
-	v := verdict{remaining: l.Burst - whole, reset: drainTime(whole, part, l)}
-	if part > 0 {
-		v.remaining--
-	}
+	v := verdict{remaining: bucketRoom(l, r) - charged, reset: drainTime(whole, part, l)}
 	if !r.OK && n <= l.Burst {
 		v.retry = drainTime(whole+n-l.Burst, part, l)
 	}

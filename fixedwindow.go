@@ -34,13 +34,13 @@ func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error
 
 // Allow is AllowN of 1.
 func (w *FixedWindow) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = w.decide(ctx, key, 1, true, &res)
+	err = w.decide(ctx, key, 1, take, &res)
 	return res, err
 }
 
 // AllowN decides on n events at once: all are admitted and charged, or none.
 func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = w.decide(ctx, key, n, true, &res)
+	err = w.decide(ctx, key, n, take, &res)
 	return res, err
 }
 
@@ -53,6 +53,7 @@ var fixedWindow = algorithm{
 	rule: store.Rule{
 		Name:   "fixed_window",
 		Step:   fixedWindowStep,
+		Room:   windowRoom,
 		Refund: fixedWindowRefund,
 		Life:   func(s store.State, _ store.Limit) int64 { return windowEnd(s.At, s.Period) - s.At },
 		Spend:  fixedWindowSpend,
@@ -92,8 +93,11 @@ func fixedWindowSpend(s store.State, end, now int64) int64 {
 	return s.Whole
 }
 
+// windowRoom is that of a fixed window and of a log: r.Y is what counts.
+func windowRoom(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) }
+
 func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) verdict {
-	v := verdict{remaining: l.Rate - r.Y - charged, retry: r.Z, reset: r.Z}
+	v := verdict{remaining: windowRoom(l, r) - charged, retry: r.Z, reset: r.Z}
 	if charged > 0 {
 		v.reset = windowEnd(r.X, l.Period) - r.X
 	}

@@ -41,13 +41,13 @@ func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error
 
 // Allow is AllowN of 1.
 func (b *LeakyBucket) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = b.decide(ctx, key, 1, true, &res)
+	err = b.decide(ctx, key, 1, take, &res)
 	return res, err
 }
 
 // AllowN decides on n events at once: all are admitted and charged, or none.
 func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = b.decide(ctx, key, n, true, &res)
+	err = b.decide(ctx, key, n, take, &res)
 	return res, err
 }
 
@@ -59,6 +59,7 @@ var leakyBucket = algorithm{
 	rule: store.Rule{
 		Name:   "leaky_bucket",
 		Step:   leakyBucketStep,
+		Room:   bucketRoom,
 		Refund: leakyBucketRefund,
 		Life:   bucketLife,
 		Spend:  bucketSpend,

@@ -246,13 +246,30 @@ func (lim *limiter) Name() string { return lim.name }
 
 // Peek answers what Allow would, and charges nothing.
 func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error) {
-	err = lim.decide(ctx, key, 1, false, &res)
+	err = lim.decide(ctx, key, 1, peek, &res)
 	return res, err
 }
 
-// decide is AllowN, or without charge Peek. It fills the caller's Result in place,
+// AllowUpTo admits as many of n events as fit: granted of them, 0 to n. Its Result is
+// that of AllowN(granted), and where nothing is granted that of Allow. What does not
+// fit costs nothing.
+func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
+	err = lim.decide(ctx, key, n, takeUpTo, &r)
+	return int(r.n), r, err
+}
+
+// question is what a limiter asks its store.
+type question uint8
+
+const (
+	take question = iota
+	takeUpTo
+	peek
+)
+
+// decide is AllowN, AllowUpTo or Peek. It fills the caller's Result in place,
 // which is too large to be returned through several levels for nothing.
-func (lim *limiter) decide(ctx context.Context, key string, n int, charge bool, res *Result) error {
+func (lim *limiter) decide(ctx context.Context, key string, n int, what question, res *Result) error {
 	if err := lim.check(ctx, key, n); err != nil {
 		return err
 	}
@@ -270,15 +287,19 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, charge bool, 
 	events, charged := min(int64(n), beyond), int64(0)
 	var r store.Reply
 	var err error
-	if charge {
+	switch what {
+	case take:
 		r, err = lim.store.Take(ctx, lim.space, key, l, events)
-	} else {
+	case takeUpTo:
+		r, err = lim.store.TakeUpTo(ctx, lim.space, key, l, events)
+		events = max(1, min(events, lim.algorithm.rule.Room(l, r)))
+	case peek:
 		r, err = lim.store.Peek(ctx, lim.space, key, l, events)
 	}
 	if err != nil {
 		return err
 	}
-	if r.OK && charge {
+	if r.OK && what != peek {
 		charged = events
 	}
 	v := lim.algorithm.report(l, r, events, charged)

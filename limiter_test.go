@@ -200,6 +200,11 @@ func (u untouched) Take(context.Context, *store.Space, string, store.Limit, int6
 	return store.Reply{}, nil
 }
 
+func (u untouched) TakeUpTo(context.Context, *store.Space, string, store.Limit, int64) (store.Reply, error) {
+	u.t.Error("the store was asked")
+	return store.Reply{}, nil
+}
+
 func (u untouched) Peek(context.Context, *store.Space, string, store.Limit, int64) (store.Reply, error) {
 	u.t.Error("the store was asked")
 	return store.Reply{}, nil

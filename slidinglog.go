@@ -40,13 +40,13 @@ func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) 
 
 // Allow is AllowN of 1.
 func (g *SlidingLog) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = g.decide(ctx, key, 1, true, &res)
+	err = g.decide(ctx, key, 1, take, &res)
 	return res, err
 }
 
 // AllowN decides on n events at once: all are admitted and charged, or none.
 func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = g.decide(ctx, key, n, true, &res)
+	err = g.decide(ctx, key, n, take, &res)
 	return res, err
 }
 
@@ -59,6 +59,7 @@ var slidingLog = algorithm{
 	rule: store.Rule{
 		Name:   "sliding_log",
 		Step:   entryStep,
+		Room:   windowRoom,
 		Refund: entryRefund,
 		Life:   func(s store.State, _ store.Limit) int64 { return s.Period },
 		Spend:  entrySpend,
@@ -104,7 +105,7 @@ func entrySpend(s store.State, end, now int64) int64 {
 // slidingLogReport reads a reply of now (of RetryAfter where it is a denial), of
 // the events in the last Period, and of ResetAfter.
 func slidingLogReport(l store.Limit, r store.Reply, _, charged int64) verdict {
-	v := verdict{remaining: max(0, l.Rate-r.Y-charged), retry: r.X, reset: r.Z}
+	v := verdict{remaining: windowRoom(l, r) - charged, retry: r.X, reset: r.Z}
 	if charged > 0 {
 		v.reset = l.Period
 	}

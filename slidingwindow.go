@@ -42,13 +42,13 @@ func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, e
 
 // Allow is AllowN of 1.
 func (w *SlidingWindow) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = w.decide(ctx, key, 1, true, &res)
+	err = w.decide(ctx, key, 1, take, &res)
 	return res, err
 }
 
 // AllowN decides on n events at once: all are admitted and charged, or none.
 func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = w.decide(ctx, key, n, true, &res)
+	err = w.decide(ctx, key, n, take, &res)
 	return res, err
 }
 
@@ -61,6 +61,7 @@ var slidingWindow = algorithm{
 	rule: store.Rule{
 		Name:   "sliding_window",
 		Step:   slidingWindowStep,
+		Room:   slidingWindowRoom,
 		Refund: slidingWindowRefund,
 		Life:   slidingWindowLife,
 		Spend:  slidingWindowSpend,
@@ -165,6 +166,13 @@ func slidingWindowSpend(s store.State, end, now int64) int64 {
 	}
 	prev, cur, left := roll(s, max(now, s.At))
 	return cur + weight(prev, left, s.Period)
+}
+
+func slidingWindowRoom(l store.Limit, r store.Reply) int64 {
+	if r.Y <= 0 { // nothing before the current window, or all in one
+		return max(0, l.Rate-r.Z)
+	}
+	return max(0, l.Rate-r.Z-weight(r.Y, windowEnd(r.X, l.Period)-r.X, l.Period))
 }
 
 func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) verdict {

@@ -34,13 +34,13 @@ func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error
 
 // Allow is AllowN of 1.
 func (b *TokenBucket) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = b.decide(ctx, key, 1, true, &res)
+	err = b.decide(ctx, key, 1, take, &res)
 	return res, err
 }
 
 // AllowN decides on n events at once: all are admitted and charged, or none.
 func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = b.decide(ctx, key, n, true, &res)
+	err = b.decide(ctx, key, n, take, &res)
 	return res, err
 }
 
@@ -52,6 +52,7 @@ var tokenBucket = algorithm{
 	rule: store.Rule{
 		Name:   "token_bucket",
 		Step:   tokenBucketStep,
+		Room:   bucketRoom,
 		Refund: bucketRefund,
 		Life:   bucketLife,
 		Spend:  bucketSpend,

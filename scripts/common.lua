@@ -94,9 +94,10 @@ local function rewrite(key, s)
   call('SET', key, text(s), 'KEEPTTL')
 end
 
--- Each algorithm defines these two:
+-- Each algorithm defines these three:
 --   step(key, l, clock, n)    ok, x, y, z of store.Reply, and a function that
 --                             writes what must be kept, or nil
+--   room(l, x, y, z)          how many events step would have admitted
 --   refund(key, l, clock, c)  gives back what is still charged of c
 -- with l = {rate, period, burst}, c = {at, due, rate, period, n}, and clock = {now, callers}.
-local step, refund
+local step, room, refund

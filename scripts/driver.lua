@@ -2,7 +2,7 @@
 -- The driver: runs the algorithm above on one key.
 --
 -- KEYS  1 the key of the state
--- ARGV  1 operation: take, peek or refund
+-- ARGV  1 operation: take, upto (take as many of n as fit), peek or refund
 --       2 the caller's clock in Unix µs; empty for the server's
 --       3 rate  4 period in µs  5 burst  6 n
 --       of the charge to refund: 7 at and 8 due in Unix µs, 9 rate, 10 period in µs
@@ -25,7 +25,10 @@ if ARGV[1] == 'refund' then
 end
 
 local ok, x, y, z, keep = step(KEYS[1], limit, clock, n)
-if keep and ARGV[1] == 'take' then
+if not ok and n > 1 and ARGV[1] == 'upto' then
+  ok, x, y, z, keep = step(KEYS[1], limit, clock, max(1, room(limit, x, y, z)))
+end
+if keep and ARGV[1] ~= 'peek' then
   keep()
 end
 return { ok and 1 or 0, x, y, z }

@@ -23,6 +23,10 @@ function step(key, l, clock, n)
   end
 end
 
+function room(l, _, count)
+  return max(0, l.rate - count)
+end
+
 function refund(key, l, clock, c)
   local s = read(key, clock)
   if c.period == s.period and window(c.at, s.period) == window(s.at, s.period) then

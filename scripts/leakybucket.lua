@@ -14,6 +14,10 @@ function step(key, l, clock, n)
   return ok, now, queue, part, keep(key, s, l, now, ok, queue + n, part)
 end
 
+function room(l, _, queue, part)
+  return l.burst - queue - (part > 0 and 1 or 0)
+end
+
 -- Only the tail of the queue is given back: c is the tail if it was the last to
 -- come, and left no lower level behind than there is.
 function refund(key, l, clock, c)

@@ -264,6 +264,10 @@ local function remove(key, log, at, i, n)
   return n
 end
 
+function room(l, _, count)
+  return max(0, l.rate - count)
+end
+
 -- Of the entries of one instant, the last one is given back first, and no more than
 -- a block has.
 function refund(key, l, clock, c)

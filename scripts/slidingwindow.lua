@@ -89,6 +89,13 @@ function step(key, l, clock, n)
   return ok, now, prev, cur, keep(key, s, l, now, ok, prev, cur + n)
 end
 
+function room(l, now, prev, cur)
+  if prev <= 0 then -- nothing before the current window, or all in one
+    return max(0, l.rate - cur)
+  end
+  return max(0, l.rate - cur - weight(prev, windowend(now, l.period) - now, l.period))
+end
+
 function refund(key, l, clock, c)
   local s = read(key, clock)
   if c.period ~= s.period then

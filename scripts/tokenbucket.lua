@@ -15,6 +15,10 @@ function step(key, l, clock, n)
   return ok, now, missing, part, keep(key, s, l, now, ok, missing + n, part)
 end
 
+function room(l, _, missing, part)
+  return l.burst - missing - (part > 0 and 1 or 0)
+end
+
 function refund(key, l, clock, c)
   local s, now = read(key, clock)
   if s.whole > 0 or s.part > 0 then

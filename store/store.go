@@ -35,6 +35,9 @@ var (
 type Store interface {
 	// Take decides on n events under l and, if they are admitted, charges them.
 	Take(ctx context.Context, sp *Space, key string, l Limit, n int64) (Reply, error)
+	// TakeUpTo is Take of as many of n events as fit, which are the rule's Room in the
+	// reply, at most n; where none does, it answers as Take of one.
+	TakeUpTo(ctx context.Context, sp *Space, key string, l Limit, n int64) (Reply, error)
 	// Peek answers what Take would, and changes nothing.
 	Peek(ctx context.Context, sp *Space, key string, l Limit, n int64) (Reply, error)
 	// Refund gives back what is still charged of c.
@@ -88,6 +91,9 @@ type Rule struct {
 	// Step decides on n events at now, and returns the state in which they are
 	// charged. The caller keeps that state if and only if the reply is OK.
 	Step func(s State, l Limit, now, n int64) (State, Reply)
+	// Room is how many events would have been admitted by the decision that r is, 0
+	// or more.
+	Room func(l Limit, r Reply) int64
 	// Refund returns s without what is still charged of c, At and Period as they
 	// are. It is called on a State that was kept, never on a zero one.
 	Refund func(s State, l Limit, now int64, c Charge) State
@@ -101,8 +107,8 @@ type Rule struct {
 
 	// NewLog, if not nil, makes a log that begins as s, for what a State cannot
 	// hold. Step says that it takes one by admitting events with the zero State: the
-	// store then adds them to a new log, and asks it from then on in place of the four
-	// functions above.
+	// store then adds them to a new log, and asks it from then on in place of Step,
+	// Refund, Life and Spend.
 	NewLog func(s State) Log
 
 	// Script is the same rule in Lua, with its driver: a whole Redis script.

@@ -183,6 +183,18 @@ func (s *Store) Take(_ context.Context, sp *store.Space, key string, l store.Lim
 	}
 }
 
+// TakeUpTo implements [store.Store]. It asks again for what there was room for, with
+// ever fewer events, if others take them in between.
+func (s *Store) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	for {
+		r, err := s.Take(ctx, sp, key, l, n)
+		if err != nil || r.OK || n == 1 {
+			return r, err
+		}
+		n = max(1, sp.Rule.Room(l, r))
+	}
+}
+
 // Peek implements [store.Store].
 func (s *Store) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	if s.maxKeys == 0 {

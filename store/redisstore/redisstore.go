@@ -182,6 +182,11 @@ func (s *Store) Take(ctx context.Context, sp *store.Space, key string, l store.L
 	return s.call(ctx, sp, key, "take", l, n)
 }
 
+// TakeUpTo implements [store.Store].
+func (s *Store) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.call(ctx, sp, key, "upto", l, n)
+}
+
 // Peek implements [store.Store].
 func (s *Store) Peek(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	return s.call(ctx, sp, key, "peek", l, n)

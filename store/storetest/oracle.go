@@ -99,13 +99,18 @@ func judgeRemaining(m model, l limit, now, k int64) error {
 	if k >= 0 && fits(k) && !fits(k+1) {
 		return nil
 	}
-	want := int64(0)
+	return fmt.Errorf("Remaining is %d, want %d", k, room(m, l, now, l.burst))
+}
+
+// room is how many of n events fit at now.
+func room(m model, l limit, now, n int64) int64 {
+	k := int64(0)
 	for step := int64(1) << 31; step > 0; step /= 2 {
-		if fits(want + step) {
-			want += step
+		if k+step <= min(n, l.burst) && m.fits(l, now, k+step) {
+			k += step
 		}
 	}
-	return fmt.Errorf("Remaining is %d, want %d", k, want)
+	return k
 }
 
 // earliest says what is wrong with d, which shall be the first whole µs from low

@@ -53,6 +53,16 @@ func (m *reference) Take(_ context.Context, sp *store.Space, key string, l store
 	return r, nil
 }
 
+func (m *reference) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	for {
+		r, err := m.Take(ctx, sp, key, l, n)
+		if err != nil || r.OK || n == 1 {
+			return r, err
+		}
+		n = max(1, sp.Rule.Room(l, r))
+	}
+}
+
 func (m *reference) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

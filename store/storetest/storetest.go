@@ -342,6 +342,16 @@ func (w *watch) AllowN(ctx context.Context, key string, n int) (ratelimit.Result
 	return r, err
 }
 
+func (w *watch) AllowUpTo(ctx context.Context, key string, n int) (int, ratelimit.Result, error) {
+	start := time.Now()
+	granted, r, err := w.Limiter.(upTo).AllowUpTo(ctx, key, n)
+	w.check(key)
+	if r.Allowed {
+		w.end(key, start.Add(r.ResetAfter))
+	}
+	return granted, r, err
+}
+
 func (w *watch) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	r, err := w.Limiter.Peek(ctx, key)
 	w.check(key)

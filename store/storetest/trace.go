@@ -23,7 +23,7 @@ var horizon = time.Date(2199, 12, 31, 0, 0, 0, 0, time.UTC).UnixMicro()
 // some of its ops is a trace too.
 type op struct {
 	id    int
-	kind  string // "AllowN", "Peek", "Refund" or "Reset"
+	kind  string // "AllowN", "AllowUpTo", "Peek", "Refund" or "Reset"
 	at    int64  // the reading of the clock, Unix µs
 	n     int
 	of    int // Refund: the id of the op whose Result is refunded
@@ -33,7 +33,7 @@ type op struct {
 func (o op) String() string {
 	text := fmt.Sprintf("#%-2d %+d µs  %-10v  %s", o.id, o.at-epoch.UnixMicro(), o.limit, o.kind)
 	switch o.kind {
-	case "AllowN":
+	case "AllowN", "AllowUpTo":
 		text += fmt.Sprintf("(%d)", o.n)
 	case "Refund":
 		text += fmt.Sprintf("(#%d, %d)", o.of, o.n)
@@ -132,11 +132,15 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 	}
 	l, now := integers(o.limit), m.seen(o.at)
 	switch o.kind {
-	case "AllowN":
-		err := judge(m, l, o.at, int64(o.n), r, false)
+	case "AllowN", "AllowUpTo":
+		n := int64(o.n)
+		if o.kind == "AllowUpTo" {
+			n = max(1, room(m, l, now, n))
+		}
+		err := judge(m, l, o.at, n, r, false)
 		if err == nil && r.Allowed {
 			p.model = m
-			p.charges[o.id] = charge{now, now + r.ResetAfter.Microseconds(), int64(o.n), l}
+			p.charges[o.id] = charge{now, now + r.ResetAfter.Microseconds(), n, l}
 			p.ids = append(p.ids, o.id)
 		}
 		return err
@@ -151,12 +155,20 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 	return nil
 }
 
+// upTo is what the five types have beside Limiter.
+type upTo interface {
+	AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error)
+}
+
 // call calls o, and charged is what it refunds. It leaves out what is no charge.
 func call(lim ratelimit.Limiter, o op, charged ratelimit.Result) (ratelimit.Result, error) {
 	ctx := context.Background()
 	switch o.kind {
 	case "AllowN":
 		return lim.AllowN(ctx, "key", o.n)
+	case "AllowUpTo":
+		_, r, err := lim.(upTo).AllowUpTo(ctx, "key", o.n)
+		return r, err
 	case "Peek":
 		return lim.Peek(ctx, "key")
 	case "Refund":
@@ -297,6 +309,9 @@ func (g *generator) next(p *player) op {
 		o.n = g.part(int(p.charges[o.of].n))
 	default:
 		o.kind = "AllowN"
+		if g.IntN(8) == 0 {
+			o.kind = "AllowUpTo"
+		}
 		o.n = g.cost(integers(o.limit).burst)
 	}
 	if late := o.at - g.Int64N(1+min(o.limit.Period.Microseconds()*2, o.at/2)); g.IntN(20) == 0 {
