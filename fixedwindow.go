@@ -60,6 +60,7 @@ var fixedWindow = algorithm{
 		Script: script(fixedWindowLua),
 	},
 	report: fixedWindowReport,
+	after:  afterY,
 }
 
 // fixedWindowStep replies now, the count, and for how long it counts.

@@ -67,6 +67,7 @@ var leakyBucket = algorithm{
 	},
 	burst:  true,
 	report: leakyBucketReport,
+	after:  afterY,
 }
 
 // leakyBucketStep replies now and the queue.

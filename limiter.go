@@ -182,6 +182,19 @@ type algorithm struct {
 	// report tells what r means: charged of its n events were charged, all or
 	// none.
 	report func(l store.Limit, r store.Reply, n, charged int64) verdict
+	// after is what r becomes once n events have been charged.
+	after func(r store.Reply, n int64) store.Reply
+}
+
+// afterY and afterZ are the two after functions: a reply counts spend in Y, or in Z.
+func afterY(r store.Reply, n int64) store.Reply {
+	r.Y += n
+	return r
+}
+
+func afterZ(r store.Reply, n int64) store.Reply {
+	r.Z += n
+	return r
 }
 
 // verdict is what a report knows: an event count, and three durations in µs.
@@ -200,6 +213,7 @@ type limiter struct {
 	limit     Limit
 	integers  store.Limit // limit as the store reads it
 	limitFunc func(ctx context.Context, key string) (Limit, error)
+	lines     *lines // nil unless calls are coalesced
 }
 
 func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, error) {
@@ -284,7 +298,10 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what question
 		res.RetryAfter = Never
 		return nil
 	}
-	events, charged := min(int64(n), beyond), int64(0)
+	if lim.lines != nil && what == take && n == 1 {
+		return lim.allowInLine(ctx, key, l, res)
+	}
+	events := min(int64(n), beyond)
 	var r store.Reply
 	var err error
 	switch what {
@@ -299,16 +316,23 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what question
 	if err != nil {
 		return err
 	}
-	if r.OK && what != peek {
-		charged = events
+	charged := events
+	if !r.OK || what == peek {
+		charged = 0
 	}
-	v := lim.algorithm.report(l, r, events, charged)
+	lim.fill(res, l, r, events, charged)
+	return nil
+}
+
+// fill makes res of a reply on n events, of which charged were charged.
+func (lim *limiter) fill(res *Result, l store.Limit, r store.Reply, n, charged int64) {
+	v := lim.algorithm.report(l, r, n, charged)
 	res.Allowed = r.OK
 	res.Limit = int(l.Burst)
 	res.Remaining = int(v.remaining)
 	switch {
 	case r.OK:
-	case events > l.Burst:
+	case n > l.Burst:
 		res.RetryAfter = Never
 	default:
 		res.RetryAfter = time.Duration(v.retry) * time.Microsecond
@@ -318,7 +342,6 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what question
 	if charged > 0 {
 		res.at, res.period, res.n, res.rate = r.X, l.Period, int32(charged), int32(l.Rate)
 	}
-	return nil
 }
 
 // Refund gives back n of the events that charged admitted, as far as they are
@@ -337,13 +360,18 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	if l.Rate == 0 { // for now: by the limit of the charge, so that it is not lost
 		l = store.Limit{Rate: int64(charged.rate), Period: charged.period, Burst: min(max(int64(charged.Limit), 1), maxEvents)}
 	}
-	return lim.store.Refund(ctx, lim.space, key, l, store.Charge{
-		At:     charged.at,
-		Due:    charged.at + charged.ResetAfter.Microseconds(),
-		Rate:   int64(charged.rate),
-		Period: charged.period,
-		N:      min(int64(n), int64(charged.n)),
-	})
+	return lim.store.Refund(ctx, lim.space, key, l, charged.charge(int64(n)))
+}
+
+// charge names n of the events that r admitted.
+func (r *Result) charge(n int64) store.Charge {
+	return store.Charge{
+		At:     r.at,
+		Due:    r.at + r.ResetAfter.Microseconds(),
+		Rate:   int64(r.rate),
+		Period: r.period,
+		N:      min(n, int64(r.n)),
+	}
 }
 
 // Reset forgets key, as if it had never been seen.

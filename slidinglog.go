@@ -67,6 +67,7 @@ var slidingLog = algorithm{
 		Script: script(slidingLogLua),
 	},
 	report: slidingLogReport,
+	after:  afterY,
 }
 
 // entryStep replies as eventLog.Step does.

@@ -68,6 +68,7 @@ var slidingWindow = algorithm{
 		Script: script(slidingWindowLua),
 	},
 	report: slidingWindowReport,
+	after:  afterZ,
 }
 
 // slidingWindowStep replies now and the counts of the previous and the current

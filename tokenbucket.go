@@ -60,6 +60,7 @@ var tokenBucket = algorithm{
 	},
 	burst:  true,
 	report: bucketReport,
+	after:  afterY,
 }
 
 // tokenBucketStep replies now and the tokens missing.

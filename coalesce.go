@@ -1,0 +1,177 @@
+package ratelimit
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// WithCoalescing asks the store once for many callers: while a call of Allow on a
+// key is under way, others on the same key wait, and are then decided together by
+// one call that admits as many of them as fit, in the order in which they came. Each
+// gets the Result that it would have got alone, one after the other at that instant.
+//
+// Use it for hot keys on Redis, where the round trip is what a decision costs: one key
+// can then be asked for more often than Redis answers. A call that meets no other on
+// its key costs what it did. One that does waits for the call under way and for its
+// own, so for up to twice the store's timeout, and a goroutine asks for those who
+// wait, which ends with the last of them. A caller whose ctx ends while it waits
+// leaves, and what was admitted for it goes to the next or back.
+//
+// AllowN of more than one event, AllowUpTo, Peek, Refund and Reset are not coalesced.
+func WithCoalescing() Option {
+	return func(lim *limiter) error {
+		lim.lines = &lines{busy: map[hotKey]*line{}}
+		return nil
+	}
+}
+
+// lines are the keys on which a call is under way.
+type lines struct {
+	mu   sync.Mutex // protects all below, and what is in the lines
+	busy map[hotKey]*line
+}
+
+type hotKey struct {
+	key   string
+	limit store.Limit
+}
+
+// line is who waits for the call under way on a key to end, in the order of arrival.
+type line struct{ waiting []*caller }
+
+// caller is one who waits. He, or who answers him, claims him first.
+type caller struct {
+	claimed atomic.Bool
+	ready   chan struct{} // closed when the answer is there
+	res     Result
+	err     error
+}
+
+// allowInLine is Allow on a key for which only one call at a time is under way. The
+// first to come asks for himself.
+func (lim *limiter) allowInLine(ctx context.Context, key string, l store.Limit, res *Result) error {
+	k := hotKey{key, l}
+	lim.lines.mu.Lock()
+	if ln, busy := lim.lines.busy[k]; busy {
+		c := &caller{ready: make(chan struct{})}
+		ln.waiting = append(ln.waiting, c)
+		lim.lines.mu.Unlock()
+		return c.wait(ctx, res)
+	}
+	lim.lines.busy[k] = new(line)
+	lim.lines.mu.Unlock()
+	defer func() { // also if the store panics
+		if waiting := lim.nextInLine(k, nil); waiting != nil {
+			go lim.serve(k, waiting)
+		}
+	}()
+	r, err := lim.store.Take(ctx, lim.space, key, l, 1)
+	if err != nil {
+		return err
+	}
+	charged := int64(0)
+	if r.OK {
+		charged = 1
+	}
+	lim.fill(res, l, r, 1, charged)
+	return nil
+}
+
+// wait returns c's answer, or leaves when ctx ends.
+func (c *caller) wait(ctx context.Context, res *Result) error {
+	select {
+	case <-c.ready:
+	case <-ctx.Done():
+		if c.claimed.CompareAndSwap(false, true) {
+			return ctx.Err()
+		}
+		<-c.ready // the answer is being written
+	}
+	*res = c.res
+	return c.err
+}
+
+// answer tells c what was decided, unless he has left.
+func (c *caller) answer(res Result, err error) bool {
+	if !c.claimed.CompareAndSwap(false, true) {
+		return false
+	}
+	c.res, c.err = res, err
+	close(c.ready)
+	return true
+}
+
+// nextInLine returns who is to be asked for next, first among them those who have
+// come before. If it is nobody, the key is no longer busy.
+func (lim *limiter) nextInLine(k hotKey, before []*caller) []*caller {
+	lim.lines.mu.Lock()
+	defer lim.lines.mu.Unlock()
+	ln := lim.lines.busy[k]
+	next := append(before, ln.waiting...)
+	ln.waiting = nil
+	if len(next) == 0 {
+		delete(lim.lines.busy, k)
+		return nil
+	}
+	return next
+}
+
+// serve asks for those who wait, until nobody does.
+func (lim *limiter) serve(k hotKey, waiting []*caller) {
+	for waiting != nil {
+		waiting = lim.nextInLine(k, lim.serveOnce(k, present(waiting)))
+	}
+}
+
+// present are those who have not left.
+func present(waiting []*caller) []*caller {
+	here := waiting[:0]
+	for _, c := range waiting {
+		if !c.claimed.Load() {
+			here = append(here, c)
+		}
+	}
+	return here
+}
+
+// serveOnce asks once for all who wait. Who gets nothing while others do is asked for
+// again, so that his RetryAfter is the store's.
+func (lim *limiter) serveOnce(k hotKey, waiting []*caller) (left []*caller) {
+	if len(waiting) == 0 {
+		return nil
+	}
+	ctx := context.Background() // none of the callers' own: the store has a timeout
+	r, err := lim.store.TakeUpTo(ctx, lim.space, k.key, k.limit, int64(len(waiting)))
+	if err != nil || !r.OK {
+		var denial Result
+		if err == nil {
+			lim.fill(&denial, k.limit, r, 1, 0)
+		}
+		for _, c := range waiting {
+			c.answer(denial, err)
+		}
+		return nil
+	}
+	granted := min(int64(len(waiting)), lim.algorithm.rule.Room(k.limit, r))
+	given := int64(0)
+	for i, c := range waiting {
+		if given == granted {
+			return waiting[i:]
+		}
+		var res Result
+		lim.fill(&res, k.limit, lim.algorithm.after(r, given), 1, 1)
+		if c.answer(res, nil) {
+			given++
+		}
+	}
+	if given < granted { // somebody has left
+		var all Result
+		lim.fill(&all, k.limit, r, granted, granted)
+		// An error leaves them charged, as any call does whose caller has left.
+		_ = lim.store.Refund(ctx, lim.space, k.key, k.limit, all.charge(granted-given))
+	}
+	return nil
+}

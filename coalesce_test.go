@@ -1,0 +1,184 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// slow is a store as far away as a server.
+type slow struct {
+	store.Store
+	calls atomic.Int64
+	fail  atomic.Bool
+}
+
+const roundTrip = time.Millisecond
+
+var errGone = fmt.Errorf("%w: gone", store.ErrStore)
+
+func (s *slow) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.calls.Add(1)
+	time.Sleep(roundTrip)
+	if s.fail.Load() {
+		return store.Reply{}, errGone
+	}
+	return s.Store.Take(ctx, sp, key, l, n)
+}
+
+func (s *slow) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.calls.Add(1)
+	time.Sleep(roundTrip)
+	if s.fail.Load() {
+		return store.Reply{}, errGone
+	}
+	return s.Store.TakeUpTo(ctx, sp, key, l, n)
+}
+
+func newSlow(t *testing.T) *slow {
+	t.Helper()
+	s, err := memstore.New()
+	require.NoError(t, err)
+	return &slow{Store: s}
+}
+
+// Each admitted caller sees what it would have seen alone, one after the other: as
+// many Remaining as there are events, none twice.
+func TestCoalescedCallsAnswerAsOneAfterTheOther(t *testing.T) {
+	eachStore(t, func(t *testing.T, s store.Store) {
+		for _, algorithm := range algorithms {
+			lim := newLimiter(t, algorithm, s, ratelimit.PerDay(100), ratelimit.WithCoalescing())
+			var mu sync.Mutex
+			left := map[int]int{}
+			var group sync.WaitGroup
+			for range 64 {
+				group.Go(func() {
+					for range 5 {
+						r, err := lim.Allow(t.Context(), "hot")
+						if err != nil {
+							t.Error(err)
+						}
+						mu.Lock()
+						if r.Allowed {
+							left[r.Remaining]++
+						} else if r.RetryAfter <= 0 || r.Remaining != 0 {
+							t.Errorf("%+v", r)
+						}
+						mu.Unlock()
+					}
+				})
+			}
+			group.Wait()
+			require.Len(t, left, 100, algorithm)
+			for remaining, times := range left {
+				require.Equal(t, 1, times, "%s: Remaining %d", algorithm, remaining)
+			}
+		}
+	})
+}
+
+func TestCallersInLineAreServedInTheirOrderByOneCall(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSlow(t)
+			lim := newLimiter(t, algorithm, s, ratelimit.PerDay(6), ratelimit.WithCoalescing())
+			alone := newLimiter(t, algorithm, newSlow(t), ratelimit.PerDay(6))
+			var results [10]ratelimit.Result
+			var group sync.WaitGroup
+			for i := range results {
+				group.Go(func() {
+					time.Sleep(time.Duration(i) * roundTrip / 100)
+					r, err := lim.Allow(t.Context(), "hot")
+					if err != nil {
+						t.Error(err)
+					}
+					results[i] = r
+				})
+			}
+			group.Wait()
+			// The first alone, then nine, of whom four are asked for again.
+			require.EqualValues(t, 3, s.calls.Load(), algorithm)
+			for i, r := range results {
+				want := allowN(t, alone, 1)
+				require.Equal(t, want.Allowed, r.Allowed, "%s: caller %d", algorithm, i)
+				require.Equal(t, want.Remaining, r.Remaining)
+				require.InDelta(t, want.ResetAfter, r.ResetAfter, float64(20*roundTrip))
+				require.InDelta(t, want.RetryAfter, r.RetryAfter, float64(20*roundTrip))
+				require.InDelta(t, want.Delay, r.Delay, float64(20*roundTrip))
+			}
+		})
+	}
+}
+
+// Whoever leaves while he waits takes no permit with him: what is charged in the end
+// is what was admitted.
+func TestACallerWhoLeavesTheLineLosesNobodyAPermit(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSlow(t)
+			lim := newLimiter(t, algorithm, s, ratelimit.PerDay(1000), ratelimit.WithCoalescing())
+			var admitted, left atomic.Int64
+			var group sync.WaitGroup
+			for i := range 400 {
+				group.Go(func() {
+					time.Sleep(time.Duration(i*7%50) * roundTrip / 10)
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+i*13%40)*roundTrip/10)
+					defer cancel()
+					switch r, err := lim.Allow(ctx, "hot"); {
+					case errors.Is(err, context.DeadlineExceeded):
+						left.Add(1)
+					case err != nil || !r.Allowed:
+						t.Errorf("%+v, %v", r, err)
+					default:
+						admitted.Add(1)
+					}
+				})
+			}
+			group.Wait()
+			synctest.Wait()
+			require.Greater(t, left.Load(), int64(50), "nobody has left")
+			r, err := lim.Peek(t.Context(), "hot")
+			require.NoError(t, err)
+			require.EqualValues(t, 1000-admitted.Load(), r.Remaining, "%s: %d admitted, %d left", algorithm, admitted.Load(), left.Load())
+		})
+	}
+}
+
+func TestAnErrorReachesAllWhoWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSlow(t)
+		s.fail.Store(true)
+		lim := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithCoalescing())
+		var group sync.WaitGroup
+		for range 20 {
+			group.Go(func() {
+				if r, err := lim.Allow(t.Context(), "hot"); !errors.Is(err, ratelimit.ErrStore) || r != (ratelimit.Result{}) {
+					t.Errorf("%+v, %v", r, err)
+				}
+			})
+		}
+		group.Wait()
+		s.fail.Store(false)
+		require.True(t, allowN(t, lim, 1).Allowed, "the key is not stuck")
+	})
+}
+
+func TestACallThatMeetsNoOtherIsTheOnlyOne(t *testing.T) {
+	s := newSlow(t)
+	lim := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithCoalescing())
+	for i := range 3 {
+		require.Equal(t, 9-i, allowN(t, lim, 1).Remaining)
+	}
+	require.EqualValues(t, 3, s.calls.Load())
+}
