@@ -306,18 +306,16 @@ func (d *DenyCache) recall(q *question, res *Result) bool {
 	if q.sent >= s.sweepAt {
 		s.sweep(q.sent)
 	}
-	m := d.mark(q.key)
 	if e, ok := s.denials[q.key]; ok {
 		switch {
 		case e.limit != q.limit:
 			delete(s.denials, q.key)
-			m.changes++
 		case e.n <= q.n && q.sent < e.until:
 			e.result(q.n, q.sent, res)
 			return true
 		}
 	}
-	q.changes = m.changes
+	q.changes = d.mark(q.key).changes
 	return false
 }
 
@@ -330,7 +328,7 @@ func (d *DenyCache) learn(q *question, r *Result, err error) {
 			d.forgetOtherLimits(q)
 		}
 	case r.details != nil: // made by a wrapper, or in part
-	case r.RetryAfter <= 0 || r.RetryAfter > maxDenial || r.ResetAfter > maxDenial || q.n > r.Limit: // Never, or nonsense
+	case r.RetryAfter > maxDenial || r.ResetAfter > maxDenial || q.n > r.Limit: // Never, or nonsense
 	default:
 		d.remember(q, r, d.now())
 	}
@@ -403,7 +401,7 @@ type denyShard struct {
 func (s *denyShard) put(k denyKey, e denial, now time.Duration, limit int) {
 	old, ok := s.denials[k]
 	switch {
-	case ok && now < old.until && (old.n < e.n || old.n == e.n && old.until >= e.until) && old.limit == e.limit:
+	case ok && now < old.until && (old.n < e.n || old.n == e.n && old.until >= e.until):
 		return
 	case !ok && len(s.denials) >= limit:
 		s.evict(now)

@@ -591,6 +591,62 @@ func TestALocalDenialEndsAThousandthBeforeTheStoresOwn(t *testing.T) {
 	})
 }
 
+// Two denials are under way at once.
+func TestOfTwoDenialsTheOneOfFewerEventsIsRememberedThenTheLaterEnd(t *testing.T) {
+	tests := []struct {
+		name          string
+		first, second timing
+		n, m          int
+		then          time.Duration
+	}{
+		{"fewer events, back last", timing{0, 0, 10 * ms}, timing{1 * ms, 0, 1 * ms}, 1, 3, 20 * ms},
+		{"fewer events, back first", timing{0, 0, 1 * ms}, timing{0, 0, 10 * ms}, 1, 3, 20 * ms},
+		{"decided earlier, back last", timing{0, 30 * ms, 10 * ms}, timing{20 * ms, 1 * ms, 1 * ms}, 1, 1, 980 * ms},
+		{"decided earlier, back first", timing{0, 30 * ms, 1 * ms}, timing{20 * ms, 1 * ms, 30 * ms}, 1, 1, 980 * ms},
+	}
+	for _, tt := range tests {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDenyCache(t, newLimiter(t, "fixed_window", inMemory(t), ratelimit.PerSecond(3)))
+			allowN(t, d, 3)
+			var wg sync.WaitGroup
+			deny := func(w timing, n int, source ratelimit.Source) {
+				w.call(t, &wg, func(ctx context.Context) {
+					r, err := d.AllowN(ctx, "key", n)
+					require.NoError(t, err)
+					require.False(t, r.Allowed)
+					require.Equal(t, source, r.Source(), tt.name)
+				})
+			}
+			deny(tt.first, tt.n, ratelimit.SourceStore)
+			deny(tt.second, tt.m, ratelimit.SourceStore)
+			deny(timing{sent: tt.then}, 1, ratelimit.SourceDenyCache)
+			wg.Wait()
+		})
+	}
+}
+
+func TestADenialTakesThePlaceOfOneThatHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDenyCache(t, newLimiter(t, "token_bucket", inMemory(t), ratelimit.PerSecond(10)))
+		allowN(t, d, 10)
+		require.Equal(t, 100*ms, allowN(t, d, 1).RetryAfter)
+		time.Sleep(150 * ms)
+		require.Equal(t, ratelimit.SourceStore, allowN(t, d, 5).Source())
+		require.Equal(t, ratelimit.SourceDenyCache, allowN(t, d, 5).Source())
+	})
+}
+
+func TestADenialThatHasEndedOnItsWayIsNotRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDenyCache(t, newLimiter(t, "token_bucket", inMemory(t), ratelimit.PerSecond(10)))
+		allowN(t, d, 10)
+		r, err := d.Allow(context.WithValue(t.Context(), timing{}, timing{back: 200 * ms}), "key")
+		require.NoError(t, err)
+		require.False(t, r.Allowed)
+		require.Zero(t, d.Len())
+	})
+}
+
 func TestADenialIsRememberedNoLongerThanItsAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		far := inMemory(t)
@@ -759,7 +815,12 @@ func TestBadInputOfADeniedKeyHasTheLimitersErrors(t *testing.T) {
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
 	far := inMemory(t)
-	lim := newLimiter(t, "token_bucket", far, ratelimit.PerHour(1))
+	asked := 0
+	lim := newLimiter(t, "token_bucket", far, ratelimit.PerHour(1), ratelimit.WithLimitFunc(
+		func(context.Context, string) (ratelimit.Limit, error) {
+			asked++
+			return ratelimit.Limit{}, nil
+		}))
 	d := newDenyCache(t, lim)
 	for range 3 {
 		allow(t, d, "key")
@@ -781,6 +842,7 @@ func TestBadInputOfADeniedKeyHasTheLimitersErrors(t *testing.T) {
 		require.Equal(t, want, err)
 		require.Zero(t, r)
 	}
+	require.Equal(t, 4, asked, "by the calls of good input")
 	require.ErrorIs(t, d.Refund(t.Context(), "key", denial, 1), ratelimit.ErrInvalidN, "it has charged nothing")
 	require.EqualValues(t, 2, far.calls.Load())
 }
@@ -822,25 +884,49 @@ func TestADenyCacheHoldsNoMoreKeysThanItsBound(t *testing.T) {
 	}
 }
 
+// patient is a limiter that denies an event for a minute, or for a day if its key
+// begins with a 1.
+type patient struct{ ratelimit.Limiter }
+
+func (patient) AllowN(_ context.Context, key string, n int) (ratelimit.Result, error) {
+	switch {
+	case n > 1:
+		return ratelimit.Result{Limit: 1, RetryAfter: ratelimit.Never}, nil
+	case key[0] == '1':
+		return ratelimit.Result{Limit: 1, RetryAfter: 24 * time.Hour}, nil
+	}
+	return ratelimit.Result{Limit: 1, RetryAfter: time.Minute}, nil
+}
+
+func (p patient) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return p.AllowN(ctx, key, 1)
+}
+
 func TestDenialsThatHaveEndedLeaveAndGiveTheirMemoryBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDenyCache(t, &stub{r: ratelimit.Result{Limit: 1, RetryAfter: time.Minute}})
+		d := newDenyCache(t, patient{})
 		empty := heap()
 		const keys = 60_000
-		for i := range keys {
-			allow(t, d, strconv.Itoa(i))
-		}
-		full := heap()
-		t.Logf("%d bytes a key at %d keys", (full-empty)/d.Len(), d.Len())
-		require.Greater(t, d.Len(), keys*95/100)
-		require.Less(t, (full-empty)/d.Len(), 250)
-
-		time.Sleep(2 * time.Minute)
-		for i := range keys {
-			if _, err := d.AllowN(t.Context(), strconv.Itoa(i), 2); err != nil { // more than the Limit: not remembered
-				t.Fatal(err)
+		touch := func() { // each shard
+			for i := range 3000 {
+				_, err := d.AllowN(t.Context(), "x"+strconv.Itoa(i), 2) // is not remembered
+				require.NoError(t, err)
 			}
 		}
+		for i := range keys { // "1..." are a day's: a tenth of them
+			allow(t, d, strconv.Itoa(i%10)+strconv.Itoa(i))
+		}
+		full, held := heap()-empty, d.Len()
+		t.Logf("%d bytes a key at %d keys", full/held, held)
+		require.Greater(t, held, keys*95/100)
+		require.Less(t, full/held, 250)
+
+		time.Sleep(2 * time.Minute)
+		touch()
+		require.Less(t, d.Len(), held/5)
+		require.Less(t, heap()-empty, full/3)
+		time.Sleep(48 * time.Hour)
+		touch()
 		require.Zero(t, d.Len())
 		require.Less(t, heap()-empty, 200_000)
 		runtime.KeepAlive(d)
