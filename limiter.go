@@ -237,8 +237,8 @@ func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, e
 	return lim, nil
 }
 
-func isNilPointer(s store.Store) bool {
-	v := reflect.ValueOf(s)
+func isNilPointer(x any) bool {
+	v := reflect.ValueOf(x)
 	return v.Kind() == reflect.Pointer && v.IsNil()
 }
 

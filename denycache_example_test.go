@@ -1,0 +1,49 @@
+package ratelimit_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// Once the store has denied, it is not asked again until the key may have room. In
+// production it is a redisstore.Store; the rest is the same.
+func ExampleNewDenyCache() {
+	st, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewTokenBucket(st, ratelimit.PerDay(2))
+	if err != nil {
+		log.Fatal(err)
+	}
+	cached, err := ratelimit.NewDenyCache(limiter, ratelimit.WithMaxDenialAge(time.Minute))
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	ctx := context.Background()
+	for range 5 {
+		r, err := cached.Allow(ctx, "user:42")
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(r.Allowed, r.Source())
+	}
+	if err := cached.Reset(ctx, "user:42"); err != nil {
+		log.Fatal(err)
+	}
+	r, err := cached.Allow(ctx, "user:42")
+	fmt.Println(r.Allowed, r.Source(), err)
+	// Output:
+	// true store
+	// true store
+	// false store
+	// false deny_cache
+	// false deny_cache
+	// true store <nil>
+}

@@ -1,0 +1,993 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+func newDenyCache(t testing.TB, l ratelimit.Limiter, opts ...ratelimit.DenyCacheOption) *ratelimit.DenyCache {
+	t.Helper()
+	d, err := ratelimit.NewDenyCache(l, opts...)
+	require.NoError(t, err)
+	return d
+}
+
+// distant is a store at a distance: a call takes some time to be decided, and its
+// answer some more.
+type distant struct {
+	store.Store
+	way   func(ctx context.Context) (there, back time.Duration)
+	calls atomic.Int64
+	space atomic.Pointer[store.Space] // of the last call
+}
+
+func (s *distant) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.calls.Add(1)
+	s.space.Store(sp)
+	there, back := s.way(ctx)
+	time.Sleep(there)
+	defer time.Sleep(back)
+	return s.Store.Take(ctx, sp, key, l, n)
+}
+
+// Refund is decided at another instant than those at which it is sent and answered,
+// so that what happens has an order.
+func (s *distant) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+	there, back := s.way(ctx)
+	time.Sleep(there + 1)
+	defer time.Sleep(back + 1)
+	return s.Store.Refund(ctx, sp, key, l, c)
+}
+
+// Reset is like Refund.
+func (s *distant) Reset(ctx context.Context, sp *store.Space, key string) error {
+	there, back := s.way(ctx)
+	time.Sleep(there + 1)
+	defer time.Sleep(back + 1)
+	return s.Store.Reset(ctx, sp, key)
+}
+
+// inMemory is a store in memory, by the bubble's clock, at the distance that a
+// call's context says.
+func inMemory(t testing.TB) *distant {
+	t.Helper()
+	s, err := memstore.New()
+	require.NoError(t, err)
+	return &distant{Store: s, way: func(ctx context.Context) (there, back time.Duration) {
+		w, _ := ctx.Value(timing{}).(timing)
+		return w.there, w.back
+	}}
+}
+
+// timing is when a call is sent, and how far away the store is for it.
+type timing struct{ sent, there, back time.Duration }
+
+// call makes a call at its time.
+func (w timing) call(t *testing.T, wg *sync.WaitGroup, call func(ctx context.Context)) {
+	wg.Go(func() {
+		time.Sleep(w.sent)
+		call(context.WithValue(t.Context(), timing{}, w))
+	})
+}
+
+const ms = time.Millisecond
+
+// ---- No false denial.
+
+// smallLimit has waits of some ms, so that many of them end.
+func smallLimit(algorithm string) ratelimit.Limit {
+	if strings.HasSuffix(algorithm, "bucket") {
+		return ratelimit.Limit{Rate: 20, Period: 50 * time.Millisecond, Burst: 12}
+	}
+	return ratelimit.Limit{Rate: 20, Period: 20 * time.Millisecond}
+}
+
+// raised is smallLimit in one half of the time, and half as much again in the other.
+func raised(algorithm string, half bool) ratelimit.Limit {
+	l := smallLimit(algorithm)
+	if half && l.Burst > 0 {
+		l.Burst += l.Burst / 2
+	} else if half {
+		l.Rate += l.Rate / 2
+	}
+	return l
+}
+
+// traffic is the calls of some processes on four keys, in costs of 1 to 5, and what
+// became of them.
+type traffic struct {
+	algorithm string
+	denials   int                                       // local ones, after which it ends
+	wrap      func(ratelimit.Limiter) ratelimit.Limiter // the first process' limiter
+	raising   bool                                      // there is one process, and a limit function
+
+	decisions, denied, local, wrong atomic.Int64 // wrong: denied locally where the store would have admitted
+}
+
+const phase = 30 * time.Millisecond
+
+// run lets three callers of one process, whose limiter is wrapped, and one of
+// another spend. The first process also refunds and resets. Each local denial is
+// compared with what the store says of the same call at the same instant.
+func (c *traffic) run(t *testing.T) *traffic {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		base := time.Now()
+		limit := func() ratelimit.Limit {
+			return raised(c.algorithm, c.raising && time.Since(base)/phase%2 == 1)
+		}
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		delay := func() time.Duration { return max(0, rand.N(1200*time.Microsecond)-200*time.Microsecond) }
+		way := func(context.Context) (there, back time.Duration) { return delay(), delay() }
+		near := &distant{Store: mem, way: way}
+		var opts []ratelimit.Option
+		if c.raising {
+			opts = append(opts, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit(), nil }))
+		}
+		process := c.wrap(newLimiter(t, c.algorithm, near, smallLimit(c.algorithm), opts...))
+		other := process
+		if !c.raising {
+			other = newLimiter(t, c.algorithm, &distant{Store: mem, way: way}, smallLimit(c.algorithm))
+		}
+
+		goesOn := func() bool {
+			if in := time.Since(base) % phase; c.raising && in > phase-5*time.Millisecond {
+				time.Sleep(phase - in) // no call is under way when the limit changes
+			}
+			return c.local.Load() < int64(c.denials) && c.decisions.Load() < 20*int64(c.denials)
+		}
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				for goesOn() {
+					time.Sleep(rand.N(20 * time.Microsecond))
+					key := "key " + strconv.Itoa(rand.N(4))
+					for range 4 {
+						if goesOn() {
+							c.turn(t, process, near, limit, key)
+						}
+					}
+					if rand.N(500) == 0 && goesOn() && process.Reset(t.Context(), key) != nil {
+						t.Error("Reset failed")
+					}
+				}
+			})
+		}
+		wg.Go(func() {
+			for goesOn() {
+				if _, err := other.AllowN(t.Context(), "key "+strconv.Itoa(rand.N(4)), 1+rand.N(5)); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(rand.N(time.Millisecond))
+			}
+		})
+		wg.Wait()
+	})
+	return c
+}
+
+// turn makes a call, and refunds it or checks it.
+func (c *traffic) turn(t *testing.T, lim ratelimit.Limiter, near *distant, limit func() ratelimit.Limit, key string) {
+	n := 1 + rand.N(5)
+	r, err := lim.AllowN(t.Context(), key, n)
+	c.decisions.Add(1)
+	switch {
+	case err != nil:
+		t.Error(err)
+	case r.Allowed:
+		if rand.N(20) == 0 && lim.Refund(t.Context(), key, r, n) != nil {
+			t.Error("Refund failed")
+		}
+	case r.Source() == ratelimit.SourceStore:
+		c.denied.Add(1)
+	default:
+		c.local.Add(1)
+		l := limit()
+		integers := store.Limit{Rate: int64(l.Rate), Period: l.Period.Microseconds(), Burst: int64(max(l.Rate, l.Burst))}
+		if l.Burst > 0 {
+			integers.Burst = int64(l.Burst)
+		}
+		if truth, _ := near.Peek(t.Context(), near.space.Load(), key, integers, int64(n)); truth.OK {
+			c.wrong.Add(1)
+		}
+	}
+}
+
+func denyCached(t testing.TB) func(ratelimit.Limiter) ratelimit.Limiter {
+	return func(l ratelimit.Limiter) ratelimit.Limiter { return newDenyCache(t, l) }
+}
+
+func TestADenyCacheDeniesNothingThatTheStoreWouldAdmit(t *testing.T) {
+	for _, raising := range []bool{false, true} {
+		for _, algorithm := range algorithms {
+			t.Run(fmt.Sprintf("%s, raising %v", algorithm, raising), func(t *testing.T) {
+				denials := 210_000 // of each algorithm: over 10^6
+				if raising {
+					denials = 50_000
+				}
+				c := &traffic{algorithm: algorithm, denials: denials, wrap: denyCached(t), raising: raising}
+				c.run(t)
+				t.Logf("%d decisions, of which %d were local denials, %d of them false; the store denied %d",
+					c.decisions.Load(), c.local.Load(), c.wrong.Load(), c.denied.Load())
+				require.Zero(t, c.wrong.Load())
+				require.GreaterOrEqual(t, c.local.Load(), int64(denials))
+			})
+		}
+	}
+}
+
+// naive is a deny cache as one would write it first, with at most one fault.
+type naive struct {
+	ratelimit.Limiter
+	fault string
+	base  time.Time
+
+	mu      sync.Mutex
+	entries map[string]naiveEntry
+	changes map[string]int
+	pending map[string]int
+}
+
+type naiveEntry struct {
+	n     int
+	until time.Duration
+	r     ratelimit.Result
+}
+
+var faults = []string{"lives from the answer", "ignores the cost", "stays on Refund", "stays on Reset", "remembers what raced with a change"}
+
+func newNaive(l ratelimit.Limiter, fault string) *naive {
+	return &naive{
+		Limiter: l, fault: fault, base: time.Now(),
+		entries: map[string]naiveEntry{}, changes: map[string]int{}, pending: map[string]int{},
+	}
+}
+
+// localDenial is a Result that a DenyCache has made, since no other package can.
+var localDenial = sync.OnceValue(func() ratelimit.Result {
+	mem, _ := memstore.New()
+	l, _ := ratelimit.NewTokenBucket(mem, ratelimit.PerDay(1))
+	d, _ := ratelimit.NewDenyCache(l)
+	var r ratelimit.Result
+	for range 3 {
+		r, _ = d.Allow(context.Background(), "key")
+	}
+	return r
+})
+
+func (c *naive) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	sent := time.Since(c.base)
+	c.mu.Lock()
+	e, ok := c.entries[key]
+	changes := c.changes[key]
+	c.mu.Unlock()
+	if ok && sent < e.until && (e.n <= n || c.fault == "ignores the cost") {
+		return localDenial(), nil
+	}
+	r, err := c.Limiter.AllowN(ctx, key, n)
+	if err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
+		return r, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fault != "remembers what raced with a change" && (changes != c.changes[key] || c.pending[key] > 0) {
+		return r, err
+	}
+	until := sent + r.RetryAfter - time.Microsecond
+	if c.fault == "lives from the answer" {
+		until = time.Since(c.base) + r.RetryAfter
+	}
+	c.entries[key] = naiveEntry{n, until, r}
+	return r, err
+}
+
+func (c *naive) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	return c.change(key, "stays on Refund", func() error { return c.Limiter.Refund(ctx, key, charged, n) })
+}
+
+func (c *naive) Reset(ctx context.Context, key string) error {
+	return c.change(key, "stays on Reset", func() error { return c.Limiter.Reset(ctx, key) })
+}
+
+func (c *naive) change(key, fault string, call func() error) error {
+	if c.fault == fault {
+		return call()
+	}
+	c.mu.Lock()
+	delete(c.entries, key)
+	c.pending[key]++
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		c.changes[key]++
+		c.pending[key]--
+		c.mu.Unlock()
+	}()
+	return call()
+}
+
+func TestTheTrafficFindsTheFaultsOfANaiveDenyCache(t *testing.T) {
+	wrong := func(t *testing.T, fault string, raising bool) int64 {
+		c := &traffic{algorithm: "token_bucket", denials: 60_000, raising: raising}
+		c.wrap = func(l ratelimit.Limiter) ratelimit.Limiter { return newNaive(l, fault) }
+		c.run(t)
+		t.Logf("%q: %d false denials of %d", fault, c.wrong.Load(), c.local.Load())
+		return c.wrong.Load()
+	}
+	require.Zero(t, wrong(t, "", false), "without a fault")
+	for _, fault := range faults {
+		require.Positive(t, wrong(t, fault, false), fault)
+	}
+	require.Positive(t, wrong(t, "", true), "it does not see that the limit is raised")
+}
+
+func TestADenialEndsBeforeAStoreThatTruncatesItsTimeAdmits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDenyCache(t, newLimiter(t, "token_bucket", inMemory(t), ratelimit.Limit{Rate: 2000, Period: time.Second, Burst: 1}))
+		time.Sleep(900) // ns
+		require.True(t, allow(t, d, "key").Allowed, "at 0 µs by the store")
+		require.Equal(t, 500*time.Microsecond, allow(t, d, "key").RetryAfter)
+		time.Sleep(499_300)
+		require.True(t, allow(t, d, "key").Allowed, "at 500.2 µs, 499.3 after it was denied")
+	})
+}
+
+func TestADenialThatMeetsARefundOrAResetUnderWayIsForgotten(t *testing.T) {
+	tests := []struct {
+		name           string
+		denial, change timing // both end by 40 ms
+		then           time.Duration
+	}{
+		{"sent and back during the change, before it is decided", timing{2 * ms, 1 * ms, 1 * ms}, timing{0, 10 * ms, 10 * ms}, 11 * ms},
+		{"sent before, back after the change", timing{0, 1 * ms, 30 * ms}, timing{2 * ms, 5 * ms, 5 * ms}, 35 * ms},
+		{"sent before, back during the change", timing{0, 1 * ms, 3 * ms}, timing{2 * ms, 5 * ms, 5 * ms}, 8 * ms},
+		{"sent during, back after the change", timing{2 * ms, 1 * ms, 30 * ms}, timing{0, 5 * ms, 5 * ms}, 35 * ms},
+		{"before the change", timing{0, 1 * ms, 1 * ms}, timing{5 * ms, 5 * ms, 5 * ms}, 11 * ms},
+	}
+	for _, tt := range tests {
+		for _, what := range []string{"Refund", "Reset"} {
+			synctest.Test(t, func(t *testing.T) {
+				far := inMemory(t)
+				d := newDenyCache(t, newLimiter(t, "fixed_window", far, ratelimit.PerDay(1)))
+				charged := allow(t, d, "key")
+				var wg sync.WaitGroup
+				tt.denial.call(t, &wg, func(ctx context.Context) {
+					r, err := d.Allow(ctx, "key")
+					require.NoError(t, err)
+					require.False(t, r.Allowed)
+				})
+				tt.change.call(t, &wg, func(ctx context.Context) {
+					if what == "Refund" {
+						require.NoError(t, d.Refund(ctx, "key", charged, 1))
+					} else {
+						require.NoError(t, d.Reset(ctx, "key"))
+					}
+				})
+				timing{sent: tt.then}.call(t, &wg, func(ctx context.Context) {
+					r, err := d.Allow(ctx, "key")
+					require.NoError(t, err)
+					require.True(t, r.Allowed, "%s, %s", what, tt.name)
+				})
+				wg.Wait()
+			})
+		}
+	}
+}
+
+func TestADenialThatMeetsAnAdmissionUnderAnotherLimitIsForgotten(t *testing.T) {
+	tests := []struct {
+		name              string
+		denial, admission timing
+	}{
+		{"which is back first", timing{0, 1 * ms, 50 * ms}, timing{20 * ms, 1 * ms, 1 * ms}},
+		{"which is back last", timing{20 * ms, 1 * ms, 1 * ms}, timing{19 * ms, 10 * ms, 10 * ms}},
+	}
+	for _, tt := range tests {
+		synctest.Test(t, func(t *testing.T) {
+			slow := ratelimit.Limit{Rate: 10, Period: time.Second}
+			fast := ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 10}
+			begin := time.Now()
+			far := inMemory(t)
+			d := newDenyCache(t, newLimiter(t, "token_bucket", far, slow, ratelimit.WithLimitFunc(
+				func(context.Context, string) (ratelimit.Limit, error) {
+					if time.Since(begin) == tt.admission.sent {
+						return fast, nil
+					}
+					return slow, nil
+				})))
+			require.True(t, allowN(t, d, 10).Allowed)
+			var wg sync.WaitGroup
+			allowAt := func(w timing, want bool) {
+				w.call(t, &wg, func(ctx context.Context) {
+					r, err := d.Allow(ctx, "key")
+					require.NoError(t, err)
+					require.Equal(t, want, r.Allowed, "%s, at %v", tt.name, w.sent)
+				})
+			}
+			allowAt(tt.denial, false)
+			allowAt(tt.admission, true)
+			allowAt(timing{sent: 60 * ms}, true) // since the fast limit has refilled the bucket
+			wg.Wait()
+		})
+	}
+}
+
+// answers is a limiter that keeps what the store has denied.
+type answers struct {
+	ratelimit.Limiter
+	mu     sync.Mutex
+	denied []denied
+}
+
+type denied struct {
+	n     int
+	until time.Time // that at least
+}
+
+func (a *answers) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	sent := time.Now()
+	r, err := a.Limiter.AllowN(ctx, key, n)
+	if err == nil && !r.Allowed {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.denied = append(a.denied, denied{n, sent.Add(r.RetryAfter)})
+	}
+	return r, err
+}
+
+// prove says whether n events were denied at the time.
+func (a *answers) prove(at time.Time, n int) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.ContainsFunc(a.denied, func(d denied) bool { return d.n <= n && at.Before(d.until) })
+}
+
+// A server cannot be asked what it would have said at the instant of a local
+// denial, but just after it. If it denies then, it would have denied; if it admits,
+// one of its answers must prove the denial.
+func TestADenyCacheDeniesNothingThatRedisWouldAdmit(t *testing.T) {
+	for _, algorithm := range algorithms {
+		t.Run(algorithm, func(t *testing.T) {
+			far := &distant{Store: redisServer(t), way: func(context.Context) (there, back time.Duration) { return 0, 0 }}
+			told := &answers{Limiter: newLimiter(t, algorithm, far, ratelimit.Limit{Rate: 20, Period: 100 * ms})}
+			integers := store.Limit{Rate: 20, Period: 100_000, Burst: 20}
+			d := newDenyCache(t, told)
+			var local, later atomic.Int64
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() {
+					for end := time.Now().Add(500 * ms); time.Now().Before(end); {
+						n, called := 1+rand.N(3), time.Now()
+						r, err := d.AllowN(t.Context(), "key", n)
+						if err != nil {
+							t.Error(err)
+						}
+						if r.Source() == ratelimit.SourceStore {
+							continue
+						}
+						local.Add(1)
+						if truth, err := far.Peek(t.Context(), far.space.Load(), "key", integers, int64(n)); err == nil && !truth.OK {
+							continue
+						}
+						later.Add(1)
+						if !told.prove(called, n) {
+							t.Errorf("%d events were denied, and nothing proves it", n)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			t.Logf("%d local denials; just after %d of them Redis admitted, none too early", local.Load(), later.Load())
+			require.Positive(t, local.Load())
+		})
+	}
+}
+
+func TestAFloodCostsRedisACallPerRetryAfter(t *testing.T) {
+	const span = 400 * ms
+	client := redistest.Start(t).Client(t)
+	commands := func() (n int) { // that the server has run for limiters
+		stats, err := client.Info(t.Context(), "commandstats").Result()
+		require.NoError(t, err)
+		_, line, _ := strings.Cut(stats, "cmdstat_evalsha:calls=")
+		n, _ = strconv.Atoi(line[:max(0, strings.Index(line, ","))])
+		return n
+	}
+	flood := func(lim ratelimit.Limiter, key string) (calls int64) {
+		var wg sync.WaitGroup
+		var n atomic.Int64
+		for range 8 {
+			wg.Go(func() {
+				for end := time.Now().Add(span); time.Now().Before(end); n.Add(1) {
+					if _, err := lim.Allow(t.Context(), key); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		return n.Load()
+	}
+	for _, l := range []ratelimit.Limit{ratelimit.PerSecond(10), ratelimit.PerMinute(10)} {
+		lim := newLimiter(t, "token_bucket", onRedis(t, client), l)
+		before := commands()
+		without := flood(lim, "plain")
+		middle := commands()
+		with := flood(newDenyCache(t, lim), "cached")
+		after := commands()
+		t.Logf("%v, 8 callers for %v: %d calls of Allow were %d commands; with a DenyCache %d were %d",
+			l, span, without, middle-before, with, after-middle)
+		require.GreaterOrEqual(t, int64(middle-before), without)
+		require.Less(t, after-middle, 500, "a few times per RetryAfter each of 8 callers asks")
+	}
+}
+
+// ---- What a local denial says.
+
+func TestALocalDenialTellsTheTimeThatIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 20}
+		far := inMemory(t)
+		d := newDenyCache(t, newLimiter(t, "token_bucket", far, l))
+		require.True(t, allowN(t, d, 17).Allowed)
+		told, err := d.AllowN(context.WithValue(t.Context(), timing{}, timing{there: 7 * ms, back: 13 * ms}), "key", 5)
+		require.NoError(t, err)
+		require.Equal(t, 193*ms, told.RetryAfter)
+		require.Equal(t, ratelimit.SourceStore, told.Source())
+
+		time.Sleep(50*ms + 300)
+		local := allowN(t, d, 5)
+		want := told
+		want.RetryAfter, want.ResetAfter = told.RetryAfter-50*ms, told.ResetAfter-50*ms // rounded up
+		require.Equal(t, ratelimit.SourceDenyCache, local.Source())
+		require.False(t, local.Allowed)
+		require.Equal(t, want.Limit, local.Limit)
+		require.Equal(t, want.Remaining, local.Remaining)
+		require.Equal(t, want.RetryAfter, local.RetryAfter)
+		require.Equal(t, want.ResetAfter, local.ResetAfter)
+		require.Zero(t, local.Delay)
+		require.Equal(t, local, allowN(t, d, 20), "a larger number may have to wait longer")
+		require.Equal(t, ratelimit.Never, allowN(t, d, 21).RetryAfter)
+		require.Equal(t, local.ResetAfter, allowN(t, d, 21).ResetAfter)
+		require.EqualValues(t, 2, far.calls.Load())
+
+		require.True(t, allowN(t, d, 3).Allowed, "a smaller number is the store's to decide")
+		require.EqualValues(t, 3, far.calls.Load())
+	})
+}
+
+func TestALocalDenialEndsAThousandthBeforeTheStoresOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		far := inMemory(t)
+		d := newDenyCache(t, newLimiter(t, "fixed_window", far, ratelimit.PerMinute(1)))
+		allow(t, d, "key")
+		require.Equal(t, time.Minute, allow(t, d, "key").RetryAfter)
+		time.Sleep(time.Minute - 60*ms - time.Microsecond - 1)
+		require.Equal(t, ratelimit.SourceDenyCache, allow(t, d, "key").Source())
+		time.Sleep(time.Nanosecond)
+		require.Equal(t, ratelimit.SourceStore, allow(t, d, "key").Source())
+		require.EqualValues(t, 3, far.calls.Load())
+		require.Equal(t, ratelimit.SourceDenyCache, allow(t, d, "key").Source(), "and begins again")
+	})
+}
+
+// Two denials are under way at once.
+func TestOfTwoDenialsTheOneOfFewerEventsIsRememberedThenTheLaterEnd(t *testing.T) {
+	tests := []struct {
+		name          string
+		first, second timing
+		n, m          int
+		then          time.Duration
+	}{
+		{"fewer events, back last", timing{0, 0, 10 * ms}, timing{1 * ms, 0, 1 * ms}, 1, 3, 20 * ms},
+		{"fewer events, back first", timing{0, 0, 1 * ms}, timing{0, 0, 10 * ms}, 1, 3, 20 * ms},
+		{"decided earlier, back last", timing{0, 30 * ms, 10 * ms}, timing{20 * ms, 1 * ms, 1 * ms}, 1, 1, 980 * ms},
+		{"decided earlier, back first", timing{0, 30 * ms, 1 * ms}, timing{20 * ms, 1 * ms, 30 * ms}, 1, 1, 980 * ms},
+	}
+	for _, tt := range tests {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDenyCache(t, newLimiter(t, "fixed_window", inMemory(t), ratelimit.PerSecond(3)))
+			allowN(t, d, 3)
+			var wg sync.WaitGroup
+			deny := func(w timing, n int, source ratelimit.Source) {
+				w.call(t, &wg, func(ctx context.Context) {
+					r, err := d.AllowN(ctx, "key", n)
+					require.NoError(t, err)
+					require.False(t, r.Allowed)
+					require.Equal(t, source, r.Source(), tt.name)
+				})
+			}
+			deny(tt.first, tt.n, ratelimit.SourceStore)
+			deny(tt.second, tt.m, ratelimit.SourceStore)
+			deny(timing{sent: tt.then}, 1, ratelimit.SourceDenyCache)
+			wg.Wait()
+		})
+	}
+}
+
+func TestADenialTakesThePlaceOfOneThatHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDenyCache(t, newLimiter(t, "token_bucket", inMemory(t), ratelimit.PerSecond(10)))
+		allowN(t, d, 10)
+		require.Equal(t, 100*ms, allowN(t, d, 1).RetryAfter)
+		time.Sleep(150 * ms)
+		require.Equal(t, ratelimit.SourceStore, allowN(t, d, 5).Source())
+		require.Equal(t, ratelimit.SourceDenyCache, allowN(t, d, 5).Source())
+	})
+}
+
+func TestADenialThatHasEndedOnItsWayIsNotRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDenyCache(t, newLimiter(t, "token_bucket", inMemory(t), ratelimit.PerSecond(10)))
+		allowN(t, d, 10)
+		r, err := d.Allow(context.WithValue(t.Context(), timing{}, timing{back: 200 * ms}), "key")
+		require.NoError(t, err)
+		require.False(t, r.Allowed)
+		require.Zero(t, d.Len())
+	})
+}
+
+func TestADenialIsRememberedNoLongerThanItsAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		far := inMemory(t)
+		d := newDenyCache(t, newLimiter(t, "fixed_window", far, ratelimit.PerDay(1)), ratelimit.WithMaxDenialAge(time.Second))
+		allow(t, d, "key")
+		allow(t, d, "key")
+		time.Sleep(time.Second - 1)
+		r := allow(t, d, "key")
+		require.Equal(t, ratelimit.SourceDenyCache, r.Source())
+		require.Equal(t, 24*time.Hour-time.Second+time.Microsecond, r.RetryAfter)
+		time.Sleep(time.Nanosecond)
+		require.Equal(t, ratelimit.SourceStore, allow(t, d, "key").Source())
+	})
+}
+
+// Waiters ask again when the first of them may have been admitted.
+func TestWaitWaitsThroughADenyCache(t *testing.T) {
+	for _, algorithm := range algorithms {
+		inBubble(t, algorithm, ratelimit.PerSecond(10), func(t *testing.T, lim ratelimit.Limiter) {
+			d := newDenyCache(t, lim)
+			require.True(t, allowN(t, d, 10).Allowed)
+			require.False(t, allowN(t, d, 1).Allowed)
+			took, r, err := wait(t, t.Context(), d, 10)
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+			require.LessOrEqual(t, took, 2500*ms)
+		})
+	}
+}
+
+// ---- What is not remembered.
+
+func TestOnlyTheStoresOwnDenialsWithAnEndAreRemembered(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	bucket := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(2))
+	inner := newDenyCache(t, bucket)
+	d := newDenyCache(t, inner)
+
+	require.Equal(t, ratelimit.Never, allowN(t, d, 3).RetryAfter)
+	require.Zero(t, d.Len(), "it has no end")
+	require.True(t, allowN(t, d, 2).Allowed)
+	require.Zero(t, d.Len(), "it is no denial")
+	require.Equal(t, ratelimit.SourceStore, allowN(t, inner, 1).Source())
+	require.Equal(t, ratelimit.SourceDenyCache, allowN(t, d, 1).Source())
+	require.Zero(t, d.Len(), "another cache has denied it")
+	require.Equal(t, 1, inner.Len())
+
+	none := newDenyCache(t, newLimiter(t, "token_bucket", untouched{t}, ratelimit.PerHour(0)))
+	require.Equal(t, ratelimit.Result{RetryAfter: ratelimit.Never}, allowN(t, none, 1))
+	require.Zero(t, none.Len())
+}
+
+// stub is a limiter of somebody else's.
+type stub struct {
+	ratelimit.Limiter
+	r   ratelimit.Result
+	err error
+}
+
+func (s *stub) AllowN(context.Context, string, int) (ratelimit.Result, error) { return s.r, s.err }
+
+func TestNonsenseOfAnotherLimiterIsPassedOnAndForgotten(t *testing.T) {
+	failure := errors.New("no answer")
+	tests := []stub{
+		{err: failure},
+		{r: ratelimit.Result{Limit: 5, RetryAfter: time.Hour, ResetAfter: time.Hour}, err: failure},
+		{r: ratelimit.Result{Limit: 5}},
+		{r: ratelimit.Result{Limit: 5, RetryAfter: -time.Hour}},
+		{r: ratelimit.Result{Limit: 5, RetryAfter: ratelimit.Never - 1}},
+		{r: ratelimit.Result{Limit: 5, RetryAfter: time.Hour, ResetAfter: ratelimit.Never}},
+		{r: ratelimit.Result{Limit: 0, RetryAfter: time.Hour}},
+	}
+	for _, s := range tests {
+		d := newDenyCache(t, &s)
+		for range 2 {
+			r, err := d.Allow(t.Context(), "key")
+			require.Equal(t, s.r, r)
+			require.Equal(t, s.err, err)
+		}
+		require.Zero(t, d.Len())
+	}
+	d := newDenyCache(t, &stub{r: ratelimit.Result{Limit: 1, RetryAfter: time.Hour}})
+	allow(t, d, "key")
+	r := allow(t, d, "key")
+	require.Equal(t, ratelimit.SourceDenyCache, r.Source())
+	require.GreaterOrEqual(t, r.ResetAfter, r.RetryAfter)
+}
+
+// A type that embeds an algorithm has an AllowN of its own.
+type doubled struct{ *ratelimit.TokenBucket }
+
+func (d doubled) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	return d.TokenBucket.AllowN(ctx, key, 2*n)
+}
+
+func TestATypeThatEmbedsAnAlgorithmKeepsItsOwnMethods(t *testing.T) {
+	bucket, err := ratelimit.NewTokenBucket(memory(t, newClock()), ratelimit.PerHour(10), ratelimit.WithLimitFunc(
+		func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil }))
+	require.NoError(t, err)
+	require.Equal(t, 4, allowN(t, newDenyCache(t, doubled{bucket}), 3).Remaining)
+}
+
+func TestALimitFunctionIsAskedOnceACallAndItsLimitDecides(t *testing.T) {
+	for _, algorithm := range algorithms {
+		limits := []ratelimit.Limit{ratelimit.PerHour(3), ratelimit.PerHour(1), ratelimit.PerHour(1), ratelimit.PerHour(3), {}, ratelimit.PerHour(0), ratelimit.PerHour(-1)}
+		var calls int
+		far := inMemory(t)
+		d := newDenyCache(t, newLimiter(t, algorithm, far, ratelimit.PerHour(4), ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) {
+				calls++
+				return limits[calls-1], nil
+			})))
+		require.Equal(t, 2, allowN(t, d, 1).Remaining)
+		require.Equal(t, ratelimit.SourceStore, allowN(t, d, 1).Source(), "denied")
+		require.Equal(t, 1, d.Len())
+		require.Equal(t, ratelimit.SourceDenyCache, allowN(t, d, 1).Source())
+		require.Equal(t, 1, allowN(t, d, 1).Remaining, "the limit is raised")
+		require.Zero(t, d.Len())
+		require.Equal(t, 4, allowN(t, d, 1).Limit, "the constructor's")
+		require.Equal(t, ratelimit.Result{RetryAfter: ratelimit.Never}, allowN(t, d, 1))
+		_, err := d.Allow(t.Context(), "key")
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+		require.Equal(t, len(limits), calls)
+		require.EqualValues(t, 4, far.calls.Load())
+	}
+}
+
+// ---- Construction and input.
+
+func TestBadDenyCachesAreRefused(t *testing.T) {
+	lim := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerSecond(1))
+	tests := []struct {
+		name string
+		l    ratelimit.Limiter
+		opt  []ratelimit.DenyCacheOption
+	}{
+		{"no limiter", nil, nil},
+		{"a nil pointer", (*ratelimit.TokenBucket)(nil), nil},
+		{"a nil option", lim, []ratelimit.DenyCacheOption{nil}},
+		{"no entry", lim, []ratelimit.DenyCacheOption{ratelimit.WithMaxDenials(0)}},
+		{"too many", lim, []ratelimit.DenyCacheOption{ratelimit.WithMaxDenials(1<<24 + 1)}},
+		{"no age", lim, []ratelimit.DenyCacheOption{ratelimit.WithMaxDenialAge(0)}},
+		{"below a microsecond", lim, []ratelimit.DenyCacheOption{ratelimit.WithMaxDenialAge(999)}},
+	}
+	for _, tt := range tests {
+		d, err := ratelimit.NewDenyCache(tt.l, tt.opt...)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, tt.name)
+		require.Nil(t, d, tt.name)
+	}
+	newDenyCache(t, lim, ratelimit.WithMaxDenials(1<<24), ratelimit.WithMaxDenialAge(math.MaxInt64))
+}
+
+func TestTheZeroDenyCacheAnswersWithAnError(t *testing.T) {
+	var d ratelimit.DenyCache
+	_, err := d.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	_, err = d.Peek(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	require.ErrorIs(t, d.Refund(t.Context(), "key", ratelimit.Result{}, 1), ratelimit.ErrInvalidLimit)
+	require.ErrorIs(t, d.Reset(t.Context(), "key"), ratelimit.ErrInvalidLimit)
+	require.Zero(t, d.Len())
+}
+
+func TestBadInputOfADeniedKeyHasTheLimitersErrors(t *testing.T) {
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	far := inMemory(t)
+	asked := 0
+	lim := newLimiter(t, "token_bucket", far, ratelimit.PerHour(1), ratelimit.WithLimitFunc(
+		func(context.Context, string) (ratelimit.Limit, error) {
+			asked++
+			return ratelimit.Limit{}, nil
+		}))
+	d := newDenyCache(t, lim)
+	for range 3 {
+		allow(t, d, "key")
+	}
+	denial := allow(t, d, "key")
+	require.Equal(t, ratelimit.SourceDenyCache, denial.Source())
+	tests := []struct {
+		ctx context.Context
+		key string
+		n   int
+	}{
+		{t.Context(), "key", 0}, {t.Context(), "key", -1}, {t.Context(), "", 1},
+		{t.Context(), strings.Repeat("k", 64<<10+1), 1}, {done, "key", 1}, {done, "", 0},
+	}
+	for _, tt := range tests {
+		_, want := lim.AllowN(tt.ctx, tt.key, tt.n)
+		require.Error(t, want)
+		r, err := d.AllowN(tt.ctx, tt.key, tt.n)
+		require.Equal(t, want, err)
+		require.Zero(t, r)
+	}
+	require.Equal(t, 4, asked, "by the calls of good input")
+	require.ErrorIs(t, d.Refund(t.Context(), "key", denial, 1), ratelimit.ErrInvalidN, "it has charged nothing")
+	require.EqualValues(t, 2, far.calls.Load())
+}
+
+func TestPeekAsksTheStore(t *testing.T) {
+	c := newClock()
+	mem := memory(t, c)
+	d := newDenyCache(t, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(1)))
+	for range 3 {
+		allow(t, d, "key")
+	}
+	r, err := d.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	require.False(t, r.Allowed)
+	require.Equal(t, ratelimit.SourceStore, r.Source())
+	require.NoError(t, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(1)).Reset(t.Context(), "key"))
+	r, err = d.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+}
+
+// ---- Cost.
+
+func TestADenyCacheHoldsNoMoreKeysThanItsBound(t *testing.T) {
+	for _, most := range []int{1, 3, 1000, 1 << 14} {
+		d := newDenyCache(t, newLimiter(t, "fixed_window", memory(t, newClock()), ratelimit.PerDay(1)), ratelimit.WithMaxDenials(most))
+		held := 0
+		for i := range 3 * most {
+			key := strconv.Itoa(i)
+			allow(t, d, key)
+			allow(t, d, key)
+			require.Equal(t, ratelimit.SourceDenyCache, allow(t, d, key).Source(), "the newest is held")
+			if i%997 == 0 || i < 10 {
+				held = max(held, d.Len())
+			}
+		}
+		require.LessOrEqual(t, max(held, d.Len()), most)
+		require.Greater(t, d.Len(), most*9/10)
+	}
+}
+
+// patient is a limiter that denies an event for a minute, or for a day if its key
+// begins with a 1.
+type patient struct{ ratelimit.Limiter }
+
+func (patient) AllowN(_ context.Context, key string, n int) (ratelimit.Result, error) {
+	switch {
+	case n > 1:
+		return ratelimit.Result{Limit: 1, RetryAfter: ratelimit.Never}, nil
+	case key[0] == '1':
+		return ratelimit.Result{Limit: 1, RetryAfter: 24 * time.Hour}, nil
+	}
+	return ratelimit.Result{Limit: 1, RetryAfter: time.Minute}, nil
+}
+
+func (p patient) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return p.AllowN(ctx, key, 1)
+}
+
+func TestDenialsThatHaveEndedLeaveAndGiveTheirMemoryBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDenyCache(t, patient{})
+		empty := heap()
+		const keys = 60_000
+		touch := func() { // each shard
+			for i := range 3000 {
+				_, err := d.AllowN(t.Context(), "x"+strconv.Itoa(i), 2) // is not remembered
+				require.NoError(t, err)
+			}
+		}
+		for i := range keys { // "1..." are a day's: a tenth of them
+			allow(t, d, strconv.Itoa(i%10)+strconv.Itoa(i))
+		}
+		full, held := heap()-empty, d.Len()
+		t.Logf("%d bytes a key at %d keys", full/held, held)
+		require.Greater(t, held, keys*95/100)
+		require.Less(t, full/held, 250)
+
+		time.Sleep(2 * time.Minute)
+		touch()
+		require.Less(t, d.Len(), held/5)
+		require.Less(t, heap()-empty, full/3)
+		time.Sleep(48 * time.Hour)
+		touch()
+		require.Zero(t, d.Len())
+		require.Less(t, heap()-empty, 200_000)
+		runtime.KeepAlive(d)
+	})
+}
+
+// heap is the bytes in use.
+func heap() int {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
+}
+
+func TestADenyCacheAllocatesNothingForAKnownKey(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	same := func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil }
+	for _, algorithm := range algorithms {
+		for _, opts := range [][]ratelimit.Option{nil, {ratelimit.WithLimitFunc(same)}} {
+			busy := newDenyCache(t, newLimiter(t, algorithm, mem, ratelimit.Limit{Rate: 1_000_000, Period: ms}, opts...))
+			full := newDenyCache(t, newLimiter(t, algorithm, mem, ratelimit.PerDay(1), opts...))
+			allow(t, full, "key")
+			for what, d := range map[string]ratelimit.Limiter{"admitted": busy, "denied": full} {
+				allow(t, d, "key")
+				allocs := testing.AllocsPerRun(200, func() { allow(t, d, "key") })
+				if algorithm == "sliding_log" && what == "admitted" {
+					continue // its log grows
+				}
+				require.Zero(t, allocs, "%s, %s, %d options", algorithm, what, len(opts))
+			}
+		}
+	}
+}
+
+// BenchmarkDenyCache measures what is known, and what a DenyCache adds to a call
+// that goes on to the limiter: direct is that call without it.
+//
+//	go test -run '^$' -bench DenyCache -benchmem .
+func BenchmarkDenyCache(b *testing.B) {
+	fast := ratelimit.Limit{Rate: 1_000_000, Period: ms}
+	for _, keys := range []int{1, 10_000} {
+		for _, who := range []string{"direct", "passed on", "denied"} {
+			b.Run(fmt.Sprintf("keys=%d/%s", keys, who), func(b *testing.B) {
+				mem, err := memstore.New()
+				require.NoError(b, err)
+				limit := fast
+				if who == "denied" {
+					limit = ratelimit.PerDay(1)
+				}
+				lim := newLimiter(b, "token_bucket", mem, limit)
+				if who != "direct" {
+					lim = newDenyCache(b, lim)
+				}
+				seen := seenKeys(b, lim, keys)
+				for _, key := range seen {
+					allow(b, lim, key)
+				}
+				benchmarkAllow(b, lim, seen, who != "denied")
+			})
+		}
+	}
+}
