@@ -193,7 +193,7 @@ func (d *DenyCache) ask(ctx context.Context, key string, q *question, res *Resul
 	}
 	fixed := *d.asking
 	fixed.limitFunc, fixed.integers = nil, q.limit
-	return fixed.decide(ctx, key, q.n, true, res)
+	return fixed.decide(ctx, key, q.n, take, res)
 }
 
 // Peek is the limiter's own.

@@ -272,18 +272,18 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 	return int(r.n), r, err
 }
 
-// question is what a limiter asks its store.
-type question uint8
+// operation is what a limiter asks its store for.
+type operation uint8
 
 const (
-	take question = iota
+	take operation = iota
 	takeUpTo
 	peek
 )
 
 // decide is AllowN, AllowUpTo or Peek. It fills the caller's Result in place,
 // which is too large to be returned through several levels for nothing.
-func (lim *limiter) decide(ctx context.Context, key string, n int, what question, res *Result) error {
+func (lim *limiter) decide(ctx context.Context, key string, n int, what operation, res *Result) error {
 	if err := lim.check(ctx, key, n); err != nil {
 		return err
 	}
