@@ -191,9 +191,7 @@ func (d *DenyCache) ask(ctx context.Context, key string, q *question, res *Resul
 		*res, err = d.inner.AllowN(ctx, key, q.n)
 		return err
 	}
-	fixed := *d.asking
-	fixed.limitFunc, fixed.integers = nil, q.limit
-	return fixed.decide(ctx, key, q.n, take, res)
+	return d.asking.decide(ctx, key, q.n, take, &q.limit, res)
 }
 
 // Peek is the limiter's own.

@@ -34,13 +34,13 @@ func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error
 
 // Allow is AllowN of 1.
 func (w *FixedWindow) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = w.decide(ctx, key, 1, take, &res)
+	err = w.decide(ctx, key, 1, take, nil, &res)
 	return res, err
 }
 
 // AllowN decides on n events at once: all are admitted and charged, or none.
 func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = w.decide(ctx, key, n, take, &res)
+	err = w.decide(ctx, key, n, take, nil, &res)
 	return res, err
 }
 

@@ -260,7 +260,7 @@ func (lim *limiter) Name() string { return lim.name }
 
 // Peek answers what Allow would, and charges nothing.
 func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error) {
-	err = lim.decide(ctx, key, 1, peek, &res)
+	err = lim.decide(ctx, key, 1, peek, nil, &res)
 	return res, err
 }
 
@@ -268,7 +268,7 @@ func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error
 // that of AllowN(granted), and where nothing is granted that of Allow. What does not
 // fit costs nothing.
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
-	err = lim.decide(ctx, key, n, takeUpTo, &r)
+	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
 	return int(r.n), r, err
 }
 
@@ -281,14 +281,17 @@ const (
 	peek
 )
 
-// decide is AllowN, AllowUpTo or Peek. It fills the caller's Result in place,
+// decide is AllowN, AllowUpTo or Peek, by the limit given, if that is not nil. It fills the caller's Result in place,
 // which is too large to be returned through several levels for nothing.
-func (lim *limiter) decide(ctx context.Context, key string, n int, what operation, res *Result) error {
+func (lim *limiter) decide(ctx context.Context, key string, n int, what operation, given *store.Limit, res *Result) error {
 	if err := lim.check(ctx, key, n); err != nil {
 		return err
 	}
 	l := lim.integers
-	if lim.limitFunc != nil {
+	switch {
+	case given != nil:
+		l = *given
+	case lim.limitFunc != nil:
 		var err error
 		if l, err = lim.limitOf(ctx, key); err != nil {
 			return err
@@ -320,27 +323,36 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 	if !r.OK || what == peek {
 		charged = 0
 	}
-	lim.fill(res, l, r, events, charged)
+	res.tell(lim.algorithm.report(l, r, events, charged), r.OK, events, l.Burst)
+	res.sign(l, r.X, charged)
 	return nil
 }
 
 // fill makes res of a reply on n events, of which charged were charged.
 func (lim *limiter) fill(res *Result, l store.Limit, r store.Reply, n, charged int64) {
-	v := lim.algorithm.report(l, r, n, charged)
-	res.Allowed = r.OK
-	res.Limit = int(l.Burst)
+	res.tell(lim.algorithm.report(l, r, n, charged), r.OK, n, l.Burst)
+	res.sign(l, r.X, charged)
+}
+
+// tell fills what users see. (It and sign are small, to be inlined.)
+func (res *Result) tell(v verdict, ok bool, n, capacity int64) {
+	res.Allowed = ok
+	res.Limit = int(capacity)
 	res.Remaining = int(v.remaining)
-	switch {
-	case r.OK:
-	case n > l.Burst:
-		res.RetryAfter = Never
-	default:
+	if !ok {
 		res.RetryAfter = time.Duration(v.retry) * time.Microsecond
+		if n > capacity {
+			res.RetryAfter = Never
+		}
 	}
 	res.ResetAfter = time.Duration(v.reset) * time.Microsecond
 	res.Delay = time.Duration(v.delay) * time.Microsecond
+}
+
+// sign fills what a Refund needs of an admission.
+func (res *Result) sign(l store.Limit, at, charged int64) {
 	if charged > 0 {
-		res.at, res.period, res.n, res.rate = r.X, l.Period, int32(charged), int32(l.Rate)
+		res.at, res.period, res.n, res.rate = at, l.Period, int32(charged), int32(l.Rate)
 	}
 }
 

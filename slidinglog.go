@@ -40,13 +40,13 @@ func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) 
 
 // Allow is AllowN of 1.
 func (g *SlidingLog) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = g.decide(ctx, key, 1, take, &res)
+	err = g.decide(ctx, key, 1, take, nil, &res)
 	return res, err
 }
 
 // AllowN decides on n events at once: all are admitted and charged, or none.
 func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = g.decide(ctx, key, n, take, &res)
+	err = g.decide(ctx, key, n, take, nil, &res)
 	return res, err
 }
 

@@ -34,13 +34,13 @@ func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error
 
 // Allow is AllowN of 1.
 func (b *TokenBucket) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = b.decide(ctx, key, 1, take, &res)
+	err = b.decide(ctx, key, 1, take, nil, &res)
 	return res, err
 }
 
 // AllowN decides on n events at once: all are admitted and charged, or none.
 func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = b.decide(ctx, key, n, take, &res)
+	err = b.decide(ctx, key, n, take, nil, &res)
 	return res, err
 }
 
