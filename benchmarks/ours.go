@@ -56,11 +56,35 @@ func oursOnRedis() []redisContestant {
 			},
 		})
 	}
-	return all
+	return append(all,
+		redisContestant{
+			name: "TokenBucket, auto-pipelined", ours: true, pipelined: true,
+			open: func(client *redis.Client, w workload) (limiter, error) {
+				batches, err := client.AsyncAutoPipeline()
+				if err != nil {
+					return limiter{}, err
+				}
+				s, err := redisstore.New(batches, redisstore.WithTimeout(redisTimeout))
+				if err != nil {
+					return limiter{}, err
+				}
+				return openOurs("token_bucket", s, w)
+			},
+		},
+		redisContestant{
+			name: "TokenBucket, coalescing", ours: true,
+			open: func(client *redis.Client, w workload) (limiter, error) {
+				s, err := redisstore.New(client, redisstore.WithTimeout(redisTimeout))
+				if err != nil {
+					return limiter{}, err
+				}
+				return openOurs("token_bucket", s, w, ratelimit.WithCoalescing())
+			},
+		})
 }
 
-func openOurs(algorithm string, s store.Store, w workload) (limiter, error) {
-	lim, err := ratelimit.New(algorithm, s, ourLimit(algorithm, w))
+func openOurs(algorithm string, s store.Store, w workload, opts ...ratelimit.Option) (limiter, error) {
+	lim, err := ratelimit.New(algorithm, s, ourLimit(algorithm, w), opts...)
 	if err != nil {
 		return limiter{}, err
 	}

@@ -26,14 +26,17 @@ type redisContestant struct {
 	module string
 	ours   bool
 	floor  bool // decides nothing
-	open   func(*redis.Client, workload) (limiter, error)
+
+	pipelined bool // on go-redis' auto-pipeliner, with which plain clients are not compared
+
+	open func(*redis.Client, workload) (limiter, error)
 }
 
 func (c redisContestant) label() string { return c.name }
 
 // redisContestants are all that keep keys on Redis, after the floor.
 func redisContestants() []redisContestant {
-	return append(append([]redisContestant{ping}, oursOnRedis()...), redisRate, ululeOnRedis, throttledOnRedis)
+	return append(append([]redisContestant{ping}, oursOnRedis()...), redisRate, redisRatePipelined, ululeOnRedis, throttledOnRedis)
 }
 
 // ping is the floor: a round trip that decides nothing.
@@ -46,10 +49,24 @@ var ping = redisContestant{
 	},
 }
 
-// redisCell is a number of callers at once.
-type redisCell struct{ callers, decisions int }
+// redisCell is a number of callers at once, on all keys or on one.
+type redisCell struct {
+	callers, decisions int
+	hot                bool
+}
 
-var redisCells = []redisCell{{1, 2_000}, {32, 12_000}, {512, 20_000}}
+func (c redisCell) String() string {
+	text := strconv.Itoa(c.callers) + " callers"
+	if c.callers == 1 {
+		text = "1 caller"
+	}
+	if c.hot {
+		text += ", 1 key"
+	}
+	return text
+}
+
+var redisCells = []redisCell{{1, 2_000, false}, {32, 12_000, false}, {512, 20_000, false}, {512, 20_000, true}}
 
 // measureRedis writes µs per decision, and what the server sees of it.
 func (b *bench) measureRedis(ctx context.Context, all []redisContestant) error {
@@ -90,7 +107,7 @@ func (b *bench) redisOutcome(ctx context.Context, addr string, all []redisContes
 	}
 	r := ratios(times.title+", ours / fastest peer", times,
 		func(i int) bool { return all[i].ours },
-		func(i int) bool { return !all[i].ours && !all[i].floor })
+		func(i int) bool { return !all[i].ours && !all[i].floor && !all[i].pipelined })
 	for i, c := range all {
 		if err := countCommands(ctx, addr, c, keys, w, i, times); err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
@@ -127,22 +144,18 @@ func (b *bench) redisTimes(addr string, all []redisContestant, keys []string, w 
 
 func (b *bench) redisRound(open []limiter, keys []string, w workload, cell redisCell, g *grid) {
 	n := max(cell.decisions/b.redisShare, cell.callers)
+	if cell.hot {
+		keys = keys[:1]
+	}
 	for round := range b.redisRounds {
 		for i := range open {
 			i = (i + round) % len(open)
 			ns, err := timed(n, func() error {
 				return passes(open[i], keys, round*n/cell.callers, n, cell.callers, w.outcome == allowed)
 			})
-			g.least(callersText(cell.callers), i, ns/1e3, err)
+			g.least(cell.String(), i, ns/1e3, err)
 		}
 	}
-}
-
-func callersText(n int) string {
-	if n == 1 {
-		return "1 caller"
-	}
-	return strconv.Itoa(n) + " callers"
 }
 
 func redisOptions(addr string) *redis.Options {

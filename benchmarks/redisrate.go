@@ -14,14 +14,29 @@ import (
 var redisRate = redisContestant{
 	name: "redis_rate", module: "github.com/go-redis/redis_rate/v10",
 	open: func(client *redis.Client, w workload) (limiter, error) {
-		q := w.quota()
-		lim := redis_rate.NewLimiter(client)
-		limit := redis_rate.Limit{Rate: 1, Period: q.each, Burst: q.events}
-		ctx := context.Background()
-		decide := func(key string) (bool, error) {
-			r, err := lim.Allow(ctx, key, limit)
-			return err == nil && r.Allowed > 0, err
-		}
-		return limiter{decide, nothing}, nil
+		return openRedisRate(redis_rate.NewLimiter(client), w), nil
 	},
+}
+
+// redisRatePipelined is the same on go-redis' auto-pipeliner, the face that blocks.
+var redisRatePipelined = redisContestant{
+	name: "redis_rate, auto-pipelined", pipelined: true,
+	open: func(client *redis.Client, w workload) (limiter, error) {
+		batches, err := client.AutoPipeline()
+		if err != nil {
+			return limiter{}, err
+		}
+		return openRedisRate(redis_rate.NewLimiter(batches), w), nil
+	},
+}
+
+func openRedisRate(lim *redis_rate.Limiter, w workload) limiter {
+	q := w.quota()
+	limit := redis_rate.Limit{Rate: 1, Period: q.each, Burst: q.events}
+	ctx := context.Background()
+	decide := func(key string) (bool, error) {
+		r, err := lim.Allow(ctx, key, limit)
+		return err == nil && r.Allowed > 0, err
+	}
+	return limiter{decide, nothing}
 }
