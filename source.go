@@ -4,15 +4,15 @@ package ratelimit
 type Source uint8
 
 const (
-	// SourceStore: the limiter's own store. Every Result of the five algorithms.
+	// SourceStore means the limiter's own store. Every Result of the five algorithms.
 	SourceStore Source = iota
-	// SourceFailOpen: the store failed, and the event was let through uncounted.
+	// SourceFailOpen means the store failed, and the event was let through uncounted.
 	SourceFailOpen
-	// SourceFailClosed: the store failed, and the event was refused.
+	// SourceFailClosed means the store failed, and the event was refused.
 	SourceFailClosed
-	// SourceLocal: the store failed, and a local limiter decided in its place.
+	// SourceLocal means the store failed, and a local limiter decided in its place.
 	SourceLocal
-	// SourceDenyCache: the store has denied before, until a time that is yet to come.
+	// SourceDenyCache means the store has denied before, until a time that is yet to come.
 	SourceDenyCache
 )
 
@@ -41,4 +41,14 @@ func (r Result) Source() Source {
 
 // details is what wrappers tell in a Result. It is never changed once a Result
 // has it.
-type details struct{ source Source }
+type details struct {
+	source Source
+
+	// Of a Failover: by itself, or nil. It takes its own part off before it hands a
+	// Result on to the limiter that made it, which finds its own in under.
+	by       *Failover
+	under    *details
+	byPolicy bool   // its policy decided, not the limiter that it wraps
+	mirror   Result // of that limiter's admission on the local limiter
+	short    int    // events of the admission that mirror lacks
+}
