@@ -22,10 +22,10 @@ import (
 // breaker.
 //
 // A failure is an error that wraps [ErrStore], a lost reply included, of which
-// the charge may stand. Whatever else a call returns says nothing about the store:
-// denials, invalid input, errors of a limit function, and the end of the
-// caller's ctx, which is not a failure even while the store hangs. So give the
-// store a timeout that is shorter than the callers' deadlines.
+// the charge may stand. Nothing else is one, nor opens the breaker: not a denial,
+// invalid input, an error of a limit function, or the end of the caller's ctx, even
+// while the store hangs. So give the store a timeout that is shorter than the
+// callers' deadlines; until the breaker opens, and in a probe, a call takes that long.
 //
 // Bounds stand with the policies. Memory: a few hundred bytes, and with FailLocal
 // up to 6 MB for keys that are not handed back yet. It starts no goroutine and has
@@ -458,8 +458,7 @@ func (f *Failover) Reset(ctx context.Context, key string) error {
 		return err
 	}
 	_, err := f.ask(func() (Result, error) { return Result{}, f.limiter.Reset(ctx, key) })
-	if f.policy.local != nil {
-		f.owed.forgive(key, maxEvents)
+	if f.policy.local != nil { // which holds nothing then, so that nothing is owed
 		err = errors.Join(err, f.policy.local.Reset(ctx, key))
 	}
 	return err
@@ -492,7 +491,8 @@ func (d *debts) id(key string) [2]uint64 {
 }
 
 // add remembers n events of key, admitted now, of which the local limiter knows for
-// the time life.
+// the time life. (What of them is still in force is asked when they are settled:
+// concurrent calls come here in another order than they were decided in.)
 func (d *debts) add(key string, n int, now, life time.Duration) {
 	id := d.id(key)
 	d.mu.Lock()

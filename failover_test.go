@@ -377,8 +377,9 @@ func TestADecisionThatDidNotNeedTheStoreDoesNotCloseTheBreaker(t *testing.T) {
 				}
 				return ratelimit.Limit{}, nil
 			}))
-		lim := failover(t, inner, ratelimit.FailClosed(), ratelimit.WithBreaker(1, time.Second))
+		lim := failover(t, inner, ratelimit.FailClosed(), ratelimit.WithBreaker(2, time.Second))
 		down.Store(true)
+		require.Equal(t, ratelimit.SourceFailClosed, source(t, lim))
 		require.Equal(t, ratelimit.SourceFailClosed, source(t, lim))
 		time.Sleep(time.Second)
 		require.Equal(t, ratelimit.Result{RetryAfter: ratelimit.Never}, allow(t, lim, "blocked"))
@@ -578,18 +579,63 @@ func TestARefundGivesTheLocalLimiterNoMoreThanItWasCharged(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
 		local := inMemory(t, "token_bucket", ratelimit.PerHour(5))
 		lim := failover(t, inner, ratelimit.FailLocal(local))
-		allowN(t, lim, 2)
-		r := allowN(t, lim, 9) // 3 of which fit
-		for range 3 {
-			require.NoError(t, lim.Refund(t.Context(), "key", r, 3))
+		for _, tt := range []struct {
+			refunds []int
+			left    int
+		}{
+			{[]int{9}, 3},
+			{[]int{7}, 1},
+			{[]int{3, 3, 3}, 0}, // each may be those that it was not charged with
+		} {
+			require.NoError(t, local.Reset(t.Context(), "key"))
+			allowN(t, lim, 2)
+			r := allowN(t, lim, 9) // 3 of which fit
+			for _, n := range tt.refunds {
+				require.NoError(t, lim.Refund(t.Context(), "key", r, n))
+			}
+			peek, err := local.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, tt.left, peek.Remaining, "%v of 9", tt.refunds)
 		}
-		peek, err := local.Peek(t.Context(), "key")
+	})
+}
+
+// hasty is a limiter whose caller is gone when it has decided.
+type hasty struct {
+	*faulty
+	cancel context.CancelFunc
+}
+
+func (h hasty) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	defer h.cancel()
+	return h.faulty.AllowN(ctx, key, n)
+}
+
+func (h hasty) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	defer h.cancel()
+	return h.faulty.Refund(ctx, key, charged, n)
+}
+
+func TestWhatTheStoreHasDoneIsMirroredEvenIfTheCallerIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		local := inMemory(t, "token_bucket", ratelimit.PerHour(5))
+		h := &hasty{inner, cancel}
+		lim := failover(t, h, ratelimit.FailLocal(local))
+		left := func() int {
+			peek, err := local.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			return peek.Remaining
+		}
+		r, err := lim.AllowN(ctx, "key", 3)
 		require.NoError(t, err)
-		require.LessOrEqual(t, peek.Remaining, 3)
-		require.NoError(t, lim.Refund(t.Context(), "key", allowN(t, lim, 9), 9))
-		again, err := local.Peek(t.Context(), "key")
-		require.NoError(t, err)
-		require.Equal(t, peek.Remaining, again.Remaining)
+		require.Error(t, ctx.Err())
+		require.Equal(t, 2, left())
+		ctx, h.cancel = context.WithCancel(t.Context())
+		require.NoError(t, lim.Refund(ctx, "key", r, 3))
+		require.Error(t, ctx.Err())
+		require.Equal(t, 5, left())
 	})
 }
 
@@ -602,13 +648,14 @@ func TestFailoversNest(t *testing.T) {
 		for name, lim := range map[string]ratelimit.Limiter{
 			"on the right": failover(t, first, ratelimit.FailLocal(failover(t, second, ratelimit.FailLocal(third)))),
 			"on the left":  failover(t, failover(t, first, ratelimit.FailLocal(second)), ratelimit.FailLocal(third)),
+			"without end":  failover(t, failover(t, first, ratelimit.FailLocal(second)), ratelimit.FailOpen()),
 		} {
 			for _, down := range [][2]bool{{false, false}, {true, false}, {true, true}} {
 				first.down.Store(down[0])
 				second.down.Store(down[1])
 				r := allowN(t, lim, 4)
 				require.True(t, r.Allowed)
-				require.Equal(t, down[0], r.Source() == ratelimit.SourceLocal)
+				require.Equal(t, down[0], r.Source() != ratelimit.SourceStore, name)
 				require.NoError(t, lim.Refund(t.Context(), "key", r, 4))
 				for _, l := range []ratelimit.Limiter{first.Limiter, second.Limiter, third} {
 					peek, err := l.Peek(t.Context(), "key")
@@ -741,6 +788,35 @@ func TestWhatHasDecayedLocallyIsNotOwed(t *testing.T) {
 	}
 }
 
+func TestOnlyWhatIsInForceIsOwedAndOnlyOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerMinute(5))))
+		inner.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		time.Sleep(29 * time.Second)
+		inner.comeBack()
+		require.Equal(t, 10-3, admitted(t, lim, 20), "half of 5, rounded up")
+	})
+}
+
+func TestOnlyWhatWasAdmittedLocallyIsOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		require.Equal(t, 3, admitted(t, lim, 3))
+		inner.down.Store(true)
+		require.Equal(t, 1, admitted(t, lim, 1))
+		for range 3 {
+			_, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.False(t, allowN(t, lim, 2).Allowed)
+		}
+		inner.comeBack()
+		require.Equal(t, 10-3-1, admitted(t, lim, 20))
+	})
+}
+
 func TestADebtThatCouldNotBePaidIsStillOwed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
@@ -767,6 +843,7 @@ func TestWhileAKeyIsHandedBackItsOtherCallsStayLocal(t *testing.T) {
 		inner.down.Store(true)
 		require.Equal(t, 20, admitted(t, lim, 20))
 		inner.comeBack()
+		require.Equal(t, ratelimit.SourceStore, allow(t, lim, "the probe").Source())
 		inner.calls.Store(0)
 		answer := make(chan struct{})
 		inner.before = func(context.Context) error { <-answer; return nil }
