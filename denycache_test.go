@@ -68,7 +68,7 @@ func (s *distant) Reset(ctx context.Context, sp *store.Space, key string) error 
 
 // inMemory is a store in memory, by the bubble's clock, at the distance that a
 // call's context says.
-func inMemory(t testing.TB) *distant {
+func distantMemory(t testing.TB) *distant {
 	t.Helper()
 	s, err := memstore.New()
 	require.NoError(t, err)
@@ -343,7 +343,7 @@ func TestTheTrafficFindsTheFaultsOfANaiveDenyCache(t *testing.T) {
 
 func TestADenialEndsBeforeAStoreThatTruncatesItsTimeAdmits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDenyCache(t, newLimiter(t, "token_bucket", inMemory(t), ratelimit.Limit{Rate: 2000, Period: time.Second, Burst: 1}))
+		d := newDenyCache(t, newLimiter(t, "token_bucket", distantMemory(t), ratelimit.Limit{Rate: 2000, Period: time.Second, Burst: 1}))
 		time.Sleep(900) // ns
 		require.True(t, allow(t, d, "key").Allowed, "at 0 µs by the store")
 		require.Equal(t, 500*time.Microsecond, allow(t, d, "key").RetryAfter)
@@ -367,7 +367,7 @@ func TestADenialThatMeetsARefundOrAResetUnderWayIsForgotten(t *testing.T) {
 	for _, tt := range tests {
 		for _, what := range []string{"Refund", "Reset"} {
 			synctest.Test(t, func(t *testing.T) {
-				far := inMemory(t)
+				far := distantMemory(t)
 				d := newDenyCache(t, newLimiter(t, "fixed_window", far, ratelimit.PerDay(1)))
 				charged := allow(t, d, "key")
 				var wg sync.WaitGroup
@@ -407,7 +407,7 @@ func TestADenialThatMeetsAnAdmissionUnderAnotherLimitIsForgotten(t *testing.T) {
 			slow := ratelimit.Limit{Rate: 10, Period: time.Second}
 			fast := ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 10}
 			begin := time.Now()
-			far := inMemory(t)
+			far := distantMemory(t)
 			d := newDenyCache(t, newLimiter(t, "token_bucket", far, slow, ratelimit.WithLimitFunc(
 				func(context.Context, string) (ratelimit.Limit, error) {
 					if time.Since(begin) == tt.admission.sent {
@@ -547,7 +547,7 @@ func TestAFloodCostsRedisACallPerRetryAfter(t *testing.T) {
 func TestALocalDenialTellsTheTimeThatIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 20}
-		far := inMemory(t)
+		far := distantMemory(t)
 		d := newDenyCache(t, newLimiter(t, "token_bucket", far, l))
 		require.True(t, allowN(t, d, 17).Allowed)
 		told, err := d.AllowN(context.WithValue(t.Context(), timing{}, timing{there: 7 * ms, back: 13 * ms}), "key", 5)
@@ -578,7 +578,7 @@ func TestALocalDenialTellsTheTimeThatIsLeft(t *testing.T) {
 
 func TestALocalDenialEndsAThousandthBeforeTheStoresOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		far := inMemory(t)
+		far := distantMemory(t)
 		d := newDenyCache(t, newLimiter(t, "fixed_window", far, ratelimit.PerMinute(1)))
 		allow(t, d, "key")
 		require.Equal(t, time.Minute, allow(t, d, "key").RetryAfter)
@@ -606,7 +606,7 @@ func TestOfTwoDenialsTheOneOfFewerEventsIsRememberedThenTheLaterEnd(t *testing.T
 	}
 	for _, tt := range tests {
 		synctest.Test(t, func(t *testing.T) {
-			d := newDenyCache(t, newLimiter(t, "fixed_window", inMemory(t), ratelimit.PerSecond(3)))
+			d := newDenyCache(t, newLimiter(t, "fixed_window", distantMemory(t), ratelimit.PerSecond(3)))
 			allowN(t, d, 3)
 			var wg sync.WaitGroup
 			deny := func(w timing, n int, source ratelimit.Source) {
@@ -627,7 +627,7 @@ func TestOfTwoDenialsTheOneOfFewerEventsIsRememberedThenTheLaterEnd(t *testing.T
 
 func TestADenialTakesThePlaceOfOneThatHasEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDenyCache(t, newLimiter(t, "token_bucket", inMemory(t), ratelimit.PerSecond(10)))
+		d := newDenyCache(t, newLimiter(t, "token_bucket", distantMemory(t), ratelimit.PerSecond(10)))
 		allowN(t, d, 10)
 		require.Equal(t, 100*ms, allowN(t, d, 1).RetryAfter)
 		time.Sleep(150 * ms)
@@ -638,7 +638,7 @@ func TestADenialTakesThePlaceOfOneThatHasEnded(t *testing.T) {
 
 func TestADenialThatHasEndedOnItsWayIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDenyCache(t, newLimiter(t, "token_bucket", inMemory(t), ratelimit.PerSecond(10)))
+		d := newDenyCache(t, newLimiter(t, "token_bucket", distantMemory(t), ratelimit.PerSecond(10)))
 		allowN(t, d, 10)
 		r, err := d.Allow(context.WithValue(t.Context(), timing{}, timing{back: 200 * ms}), "key")
 		require.NoError(t, err)
@@ -649,7 +649,7 @@ func TestADenialThatHasEndedOnItsWayIsNotRemembered(t *testing.T) {
 
 func TestADenialIsRememberedNoLongerThanItsAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		far := inMemory(t)
+		far := distantMemory(t)
 		d := newDenyCache(t, newLimiter(t, "fixed_window", far, ratelimit.PerDay(1)), ratelimit.WithMaxDenialAge(time.Second))
 		allow(t, d, "key")
 		allow(t, d, "key")
@@ -754,7 +754,7 @@ func TestALimitFunctionIsAskedOnceACallAndItsLimitDecides(t *testing.T) {
 	for _, algorithm := range algorithms {
 		limits := []ratelimit.Limit{ratelimit.PerHour(3), ratelimit.PerHour(1), ratelimit.PerHour(1), ratelimit.PerHour(3), {}, ratelimit.PerHour(0), ratelimit.PerHour(-1)}
 		var calls int
-		far := inMemory(t)
+		far := distantMemory(t)
 		d := newDenyCache(t, newLimiter(t, algorithm, far, ratelimit.PerHour(4), ratelimit.WithLimitFunc(
 			func(context.Context, string) (ratelimit.Limit, error) {
 				calls++
@@ -814,7 +814,7 @@ func TestTheZeroDenyCacheAnswersWithAnError(t *testing.T) {
 func TestBadInputOfADeniedKeyHasTheLimitersErrors(t *testing.T) {
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	far := inMemory(t)
+	far := distantMemory(t)
 	asked := 0
 	lim := newLimiter(t, "token_bucket", far, ratelimit.PerHour(1), ratelimit.WithLimitFunc(
 		func(context.Context, string) (ratelimit.Limit, error) {

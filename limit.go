@@ -130,6 +130,39 @@ func (l *Limit) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// Share is the part of l that each of n instances takes when they limit on their
+// own, such as while they do not reach a store that they share: all together
+// admit in the long run what l does. n is 1 and more. If n divides the Rate, a
+// share has Rate/n; else it has the same Rate in a Period n times as long, so
+// that nothing is rounded. A Burst is divided and rounded up, to at least 1.
+//
+// At one instant n shares admit Burst in sum, and up to n-1 events more where
+// rounding up adds them. Without a Burst they admit Rate in sum if n divides it,
+// and otherwise n·Rate, a whole Rate each: a limit for buckets is better given
+// its Burst before it is shared.
+//
+// The errors wrap [ErrInvalidLimit]: l is not valid, n is below 1, or the share's
+// Period is over 10 years.
+func (l Limit) Share(n int) (Limit, error) {
+	if err := l.validate(); err != nil {
+		return Limit{}, err
+	}
+	if n < 1 {
+		return Limit{}, fmt.Errorf("%w: 1/%d of %v", ErrInvalidLimit, n, l)
+	}
+	share := Limit{Rate: l.Rate / n, Period: l.Period, Burst: l.Burst / n}
+	if l.Rate%n != 0 {
+		if time.Duration(n) > maxPeriod/l.Period { // before the product, which could overflow
+			return Limit{}, fmt.Errorf("%w: 1/%d of %v has a period over 10 years", ErrInvalidLimit, n, l)
+		}
+		share.Rate, share.Period = l.Rate, l.Period*time.Duration(n)
+	}
+	if l.Burst%n != 0 {
+		share.Burst++
+	}
+	return share, nil
+}
+
 // validate is nil or an error that wraps ErrInvalidLimit. What an algorithm asks
 // of a limit beyond the ranges is the algorithm's to check.
 func (l Limit) validate() error {

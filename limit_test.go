@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"math/big"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -449,4 +450,63 @@ func FuzzParseLimitReadsDurations(f *testing.F) {
 			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 		}
 	})
+}
+
+func TestAShareIsOneNthOfTheLimit(t *testing.T) {
+	year := 365 * 24 * time.Hour
+	tests := []struct {
+		limit ratelimit.Limit
+		n     int
+		want  ratelimit.Limit
+	}{
+		{ratelimit.PerSecond(100), 1, ratelimit.PerSecond(100)},
+		{ratelimit.PerSecond(100), 4, ratelimit.PerSecond(25)},
+		{ratelimit.PerSecond(100), 100, ratelimit.PerSecond(1)},
+		{ratelimit.PerSecond(100), 3, ratelimit.Limit{Rate: 100, Period: 3 * time.Second}},
+		{ratelimit.PerSecond(100), 200, ratelimit.Limit{Rate: 100, Period: 200 * time.Second}},
+		{ratelimit.PerSecond(0), 3, ratelimit.PerSecond(0)},
+		{ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 20}, 5, ratelimit.Limit{Rate: 2, Period: time.Second, Burst: 4}},
+		{ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 20}, 3, ratelimit.Limit{Rate: 10, Period: 3 * time.Second, Burst: 7}},
+		{ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 3}, 5, ratelimit.Limit{Rate: 2, Period: time.Second, Burst: 1}},
+		{ratelimit.Every(year), 10, ratelimit.Every(10 * year)},
+		{ratelimit.Limit{Rate: math.MaxInt32, Period: time.Second, Burst: math.MaxInt32}, math.MaxInt32, ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1}},
+	}
+	for _, tt := range tests {
+		got, err := tt.limit.Share(tt.n)
+		require.NoError(t, err)
+		require.Equal(t, tt.want, got, "1/%d of %v", tt.n, tt.limit)
+	}
+	for _, tt := range tests {
+		for _, n := range []int{0, -1, math.MinInt} {
+			_, err := tt.limit.Share(n)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+		}
+	}
+	for _, n := range []int{11, 1 << 40, math.MaxInt} {
+		share, err := ratelimit.Every(year).Share(n)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+		require.Zero(t, share)
+	}
+	_, err := ratelimit.Limit{}.Share(1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+}
+
+// All shares together have exactly the limit's rate, and its burst but for what is
+// rounded up.
+func TestSharesAddUpToTheLimit(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 1))
+	for range 100_000 {
+		limit := ratelimit.Limit{Rate: rnd.IntN(1 << (1 + rnd.IntN(31))), Period: time.Duration(1+rnd.IntN(1_000_000)) * time.Millisecond, Burst: rnd.IntN(1 << (1 + rnd.IntN(31)))}
+		n := 1 + rnd.IntN(1<<(1+rnd.IntN(12)))
+		share, err := limit.Share(n)
+		require.NoError(t, err)
+		_, err = share.MarshalText()
+		require.NoError(t, err)
+		// n·share.Rate/share.Period = limit.Rate/limit.Period
+		left := new(big.Int).Mul(big.NewInt(int64(n)*int64(share.Rate)), big.NewInt(int64(limit.Period)))
+		right := new(big.Int).Mul(big.NewInt(int64(limit.Rate)), big.NewInt(int64(share.Period)))
+		require.Zero(t, left.Cmp(right), "1/%d of %v is %v", n, limit, share)
+		require.GreaterOrEqual(t, n*share.Burst, limit.Burst)
+		require.Less(t, n*share.Burst, limit.Burst+n)
+	}
 }

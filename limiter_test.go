@@ -565,12 +565,12 @@ func TestTheProgramOfTheREADMERuns(t *testing.T) {
 	require.Equal(t, "true 9 0s <nil>\n", string(out))
 }
 
-func TestAProgramWithoutRedisLinksOnlyTheStandardLibrary(t *testing.T) {
+func TestAProgramWithoutRedisLinksOnlyTheStandardLibraryAndABreakerWithoutDependencies(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}",
 		".", "./store/memstore").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	for path := range strings.FieldsSeq(string(out)) {
-		require.True(t, strings.HasPrefix(path, "github.com/ratelimit-go/ratelimit"), path)
+		require.True(t, strings.HasPrefix(path, "github.com/ratelimit-go/ratelimit") || path == "github.com/sony/gobreaker/v2", path)
 	}
 }
 

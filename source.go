@@ -43,4 +43,14 @@ func (r Result) Source() Source {
 
 // details is what wrappers tell in a Result. It is never changed once a Result
 // has it.
-type details struct{ source Source }
+type details struct {
+	source Source
+
+	// Of a Failover: by itself, or nil. It takes its own part off before it hands a
+	// Result on to the limiter that made it, which finds its own in under.
+	by       *Failover
+	under    *details
+	byPolicy bool   // its policy decided, not the limiter that it wraps
+	mirror   Result // of that limiter's admission on the local limiter
+	short    int    // events of the admission that mirror lacks
+}

@@ -1,0 +1,56 @@
+package ratelimit_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// Three instances of a service share a limit on Redis. While an instance does not
+// reach it, here since nothing listens there, it takes its third of the limit.
+func ExampleNewFailover() {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer func() { _ = client.Close() }()
+	shared, err := redisstore.New(client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit := ratelimit.Limit{Rate: 90, Period: time.Minute, Burst: 6}
+	onRedis, err := ratelimit.NewTokenBucket(shared, limit)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	share, err := limit.Share(3)
+	if err != nil {
+		log.Fatal(err)
+	}
+	local, err := ratelimit.NewTokenBucket(mem, share)
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewFailover(onRedis, ratelimit.FailLocal(local))
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for range 3 {
+		r, err := limiter.Allow(context.Background(), "user:42")
+		fmt.Println(r.Allowed, r.Remaining, r.Source(), err)
+	}
+	// Output:
+	// true 1 local <nil>
+	// true 0 local <nil>
+	// false 0 local <nil>
+}

@@ -1,0 +1,1266 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// faulty is a limiter whose store fails on demand. It counts the calls that reach
+// the store, failed or not.
+type faulty struct {
+	ratelimit.Limiter
+	down  atomic.Bool
+	calls atomic.Int64
+	// before, if set, is what each call does first; its error is the call's.
+	before func(ctx context.Context) error
+}
+
+// comeBack ends an outage, and lets the time pass after which a breaker probes.
+func (f *faulty) comeBack() {
+	f.down.Store(false)
+	time.Sleep(time.Second)
+}
+
+func (f *faulty) reach(ctx context.Context) error {
+	f.calls.Add(1)
+	if f.before != nil {
+		if err := f.before(ctx); err != nil {
+			return err
+		}
+	}
+	if f.down.Load() {
+		return fmt.Errorf("%w: on purpose", ratelimit.ErrStore)
+	}
+	return nil
+}
+
+func (f *faulty) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if err := f.reach(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	return f.Limiter.AllowN(ctx, key, n)
+}
+
+func (f *faulty) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
+	if err := f.reach(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	return f.Limiter.Peek(ctx, key)
+}
+
+func (f *faulty) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	if err := f.reach(ctx); err != nil {
+		return err
+	}
+	return f.Limiter.Refund(ctx, key, charged, n)
+}
+
+func (f *faulty) Reset(ctx context.Context, key string) error {
+	if err := f.reach(ctx); err != nil {
+		return err
+	}
+	return f.Limiter.Reset(ctx, key)
+}
+
+// inMemory is a limiter on a store of its own, by the time of the test.
+func inMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	t.Helper()
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	return newLimiter(t, algorithm, mem, l, opts...)
+}
+
+func failover(t testing.TB, l ratelimit.Limiter, p ratelimit.FailurePolicy, opts ...ratelimit.FailoverOption) *ratelimit.Failover {
+	t.Helper()
+	f, err := ratelimit.NewFailover(l, p, opts...)
+	require.NoError(t, err)
+	return f
+}
+
+// policies are the three, the local limiter admitting 2 events a minute.
+func policies(t testing.TB) map[ratelimit.Source]ratelimit.FailurePolicy {
+	return map[ratelimit.Source]ratelimit.FailurePolicy{
+		ratelimit.SourceFailOpen:   ratelimit.FailOpen(),
+		ratelimit.SourceFailClosed: ratelimit.FailClosed(),
+		ratelimit.SourceLocal:      ratelimit.FailLocal(inMemory(t, "fixed_window", ratelimit.PerMinute(2))),
+	}
+}
+
+// withFaulty runs a test in a bubble for each policy, with a bucket of 10 an hour
+// whose store the test makes fail.
+func withFaulty(t *testing.T, test func(t *testing.T, inner *faulty, source ratelimit.Source, p ratelimit.FailurePolicy)) {
+	t.Helper()
+	for _, source := range []ratelimit.Source{ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceLocal} {
+		t.Run(source.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+				test(t, inner, source, policies(t)[source])
+			})
+		})
+	}
+}
+
+func source(t testing.TB, lim ratelimit.Limiter) ratelimit.Source {
+	t.Helper()
+	return allowN(t, lim, 1).Source()
+}
+
+// ---- Construction and input.
+
+func TestAFailoverWithoutItsPartsIsRefused(t *testing.T) {
+	good := inMemory(t, "token_bucket", ratelimit.PerSecond(1))
+	tests := []struct {
+		name string
+		l    ratelimit.Limiter
+		p    ratelimit.FailurePolicy
+		opts []ratelimit.FailoverOption
+	}{
+		{name: "no limiter", p: ratelimit.FailOpen()},
+		{name: "a limiter that is a nil pointer", l: (*ratelimit.TokenBucket)(nil), p: ratelimit.FailOpen()},
+		{name: "no policy", l: good},
+		{name: "no local limiter", l: good, p: ratelimit.FailLocal(nil)},
+		{name: "a local limiter that is a nil pointer", l: good, p: ratelimit.FailLocal((*ratelimit.SlidingLog)(nil))},
+		{name: "a nil option", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{nil}},
+		{name: "no failures", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(0, time.Second)}},
+		{name: "too many failures", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(math.MaxInt, time.Second)}},
+		{name: "a probe at once", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(1, 0)}},
+	}
+	for _, tt := range tests {
+		f, err := ratelimit.NewFailover(tt.l, tt.p, tt.opts...)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, tt.name)
+		require.Nil(t, f, tt.name)
+	}
+	var zero ratelimit.Failover
+	_, err := zero.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
+func TestBadInputIsAnErrorInAnOutageToo(t *testing.T) {
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p ratelimit.FailurePolicy) {
+		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Second))
+		admitted := allowN(t, lim, 1)
+		inner.down.Store(true)
+		allowN(t, lim, 1)
+		calls := inner.calls.Load()
+		for want, call := range map[error]func() (ratelimit.Result, error){
+			ratelimit.ErrInvalidN:   func() (ratelimit.Result, error) { return lim.AllowN(t.Context(), "key", 0) },
+			ratelimit.ErrInvalidKey: func() (ratelimit.Result, error) { return lim.Peek(t.Context(), "") },
+			context.Canceled:        func() (ratelimit.Result, error) { return lim.Allow(done, "key") },
+		} {
+			r, err := call()
+			require.ErrorIs(t, err, want)
+			require.Zero(t, r)
+		}
+		_, err := lim.Allow(t.Context(), strings.Repeat("k", 64<<10+1))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+		require.ErrorIs(t, lim.Refund(t.Context(), "key", admitted, 0), ratelimit.ErrInvalidN)
+		require.ErrorIs(t, lim.Refund(t.Context(), "key", ratelimit.Result{}, 1), ratelimit.ErrInvalidN)
+		require.ErrorIs(t, lim.Reset(t.Context(), ""), ratelimit.ErrInvalidKey)
+		require.Equal(t, calls, inner.calls.Load())
+	})
+}
+
+// ---- The breaker.
+
+func TestTheFirstFailuresAreAnsweredByThePolicyAndThenTheStoreIsLeftAlone(t *testing.T) {
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p ratelimit.FailurePolicy) {
+		lim := failover(t, inner, p)
+		require.Equal(t, ratelimit.SourceStore, source(t, lim))
+		inner.down.Store(true)
+		for range 4 {
+			require.Equal(t, want, source(t, lim))
+		}
+		inner.down.Store(false)
+		require.Equal(t, ratelimit.SourceStore, source(t, lim), "4 failures do not open it")
+		inner.down.Store(true)
+		inner.calls.Store(0)
+		for range 100 {
+			require.Equal(t, want, source(t, lim))
+		}
+		require.EqualValues(t, 5, inner.calls.Load(), "5 in a row do")
+	})
+}
+
+func TestAProbeASecondAsksAFailingStore(t *testing.T) {
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p ratelimit.FailurePolicy) {
+		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Second))
+		inner.down.Store(true)
+		for i := range 4 {
+			for range 10 {
+				require.Equal(t, want, source(t, lim))
+			}
+			require.EqualValues(t, i+1, inner.calls.Load())
+			time.Sleep(time.Second - 1)
+			require.Equal(t, want, source(t, lim))
+			require.EqualValues(t, i+1, inner.calls.Load())
+			time.Sleep(time.Nanosecond)
+		}
+		inner.down.Store(false)
+		for range 3 {
+			require.Equal(t, ratelimit.SourceStore, source(t, lim))
+		}
+	})
+}
+
+func TestOneOf1000CallersIsTheProbe(t *testing.T) {
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p ratelimit.FailurePolicy) {
+		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Second))
+		inner.down.Store(true)
+		allowN(t, lim, 1)
+		time.Sleep(time.Second)
+		inner.down.Store(false)
+		inner.calls.Store(0)
+		answer := make(chan struct{})
+		inner.before = func(context.Context) error { <-answer; return nil }
+
+		var bySource [5]atomic.Int64
+		var callers sync.WaitGroup
+		for range 1000 {
+			callers.Go(func() { bySource[source(t, lim)].Add(1) })
+		}
+		synctest.Wait()
+		require.EqualValues(t, 1, inner.calls.Load())
+		require.EqualValues(t, 999, bySource[want].Load(), "all others are answered while it is under way")
+		close(answer)
+		callers.Wait()
+		require.EqualValues(t, 1, bySource[ratelimit.SourceStore].Load())
+		require.Equal(t, ratelimit.SourceStore, source(t, lim))
+	})
+}
+
+// What is no failure may be anything else: a success or nothing.
+func TestWhatIsNotTheStoresFaultNeverTrips(t *testing.T) {
+	type call func(t *testing.T, lim ratelimit.Limiter, inner *faulty) error
+	allow := func(t *testing.T, lim ratelimit.Limiter) error {
+		_, err := lim.Allow(t.Context(), "key")
+		return err
+	}
+	failure := errors.New("no such user")
+	tests := map[string]struct {
+		call   call
+		resets bool // the count of failures in a row
+	}{
+		"an admission": {resets: true, call: func(t *testing.T, lim ratelimit.Limiter, _ *faulty) error { return allow(t, lim) }},
+		"a denial": {resets: true, call: func(t *testing.T, lim ratelimit.Limiter, _ *faulty) error {
+			r, err := lim.AllowN(t.Context(), "key", 11)
+			require.False(t, r.Allowed)
+			return err
+		}},
+		"the caller's cancel": {call: func(t *testing.T, _ ratelimit.Limiter, inner *faulty) error {
+			inner.before = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+			return context.Canceled
+		}},
+		"the caller's deadline": {call: func(t *testing.T, _ ratelimit.Limiter, inner *faulty) error {
+			inner.before = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+			return context.DeadlineExceeded
+		}},
+		"an error of a limit function": {call: func(t *testing.T, lim ratelimit.Limiter, inner *faulty) error {
+			inner.before = func(context.Context) error { return failure }
+			require.Equal(t, failure, allow(t, lim))
+			return nil
+		}},
+		"an invalid limit": {call: func(t *testing.T, lim ratelimit.Limiter, inner *faulty) error {
+			inner.before = func(context.Context) error { return ratelimit.ErrInvalidLimit }
+			require.ErrorIs(t, allow(t, lim), ratelimit.ErrInvalidLimit)
+			return nil
+		}},
+		"invalid input": {call: func(t *testing.T, lim ratelimit.Limiter, _ *faulty) error {
+			_, err := lim.AllowN(t.Context(), "key", 0)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+			return nil
+		}},
+		"a panic": {call: func(t *testing.T, lim ratelimit.Limiter, inner *faulty) error {
+			inner.before = func(context.Context) error { panic("limit function") }
+			require.Panics(t, func() { _ = allow(t, lim) })
+			return nil
+		}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p ratelimit.FailurePolicy) {
+				lim := failover(t, inner, p, ratelimit.WithBreaker(2, time.Minute))
+				makeCall := func() {
+					switch want := tt.call(t, lim, inner); {
+					case errors.Is(want, context.Canceled):
+						ctx, cancel := context.WithCancel(t.Context())
+						time.AfterFunc(time.Millisecond, cancel)
+						_, err := lim.Allow(ctx, "key")
+						require.Equal(t, want, err)
+					case errors.Is(want, context.DeadlineExceeded):
+						ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+						defer cancel()
+						_, err := lim.Allow(ctx, "key")
+						require.Equal(t, want, err)
+					default:
+						require.NoError(t, want)
+					}
+					inner.before = nil
+				}
+				for range 10 {
+					makeCall()
+				}
+				calls := inner.calls.Load()
+				require.NotEqual(t, degraded, source(t, lim))
+				require.Equal(t, calls+1, inner.calls.Load())
+
+				fail := func() {
+					inner.down.Store(true)
+					require.Equal(t, degraded, source(t, lim))
+					inner.down.Store(false)
+				}
+				fail()
+				makeCall()
+				fail()
+				calls = inner.calls.Load()
+				_, err := lim.Peek(t.Context(), "key")
+				require.NoError(t, err)
+				asked := inner.calls.Load() > calls
+				require.Equal(t, tt.resets, asked, "between two failures it does not count, unless it is a success")
+			})
+		})
+	}
+}
+
+func TestAProbeThatEndsWithItsCallerLeavesTheProbeToTheNextOne(t *testing.T) {
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p ratelimit.FailurePolicy) {
+		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Second))
+		inner.down.Store(true)
+		allowN(t, lim, 1)
+		time.Sleep(time.Second)
+		inner.down.Store(false)
+
+		inner.before = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		_, err := lim.Allow(ctx, "key")
+		require.Equal(t, context.DeadlineExceeded, err)
+		inner.before = func(context.Context) error { panic("limit function") }
+		require.Panics(t, func() { _, _ = lim.Allow(t.Context(), "key") })
+		inner.before = nil
+		require.Equal(t, ratelimit.SourceStore, source(t, lim))
+		require.Equal(t, ratelimit.SourceStore, source(t, lim))
+	})
+}
+
+// A Rate of 0 is decided without the store, which may still be down.
+func TestADecisionThatDidNotNeedTheStoreDoesNotCloseTheBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var down atomic.Bool
+		inner := inMemory(t, "token_bucket", ratelimit.PerHour(10), ratelimit.WithLimitFunc(
+			func(_ context.Context, key string) (ratelimit.Limit, error) {
+				switch {
+				case key == "blocked":
+					return ratelimit.PerHour(0), nil
+				case down.Load():
+					return ratelimit.Limit{}, ratelimit.ErrStore
+				}
+				return ratelimit.Limit{}, nil
+			}))
+		lim := failover(t, inner, ratelimit.FailClosed(), ratelimit.WithBreaker(2, time.Second))
+		down.Store(true)
+		require.Equal(t, ratelimit.SourceFailClosed, source(t, lim))
+		require.Equal(t, ratelimit.SourceFailClosed, source(t, lim))
+		time.Sleep(time.Second)
+		require.Equal(t, ratelimit.Result{RetryAfter: ratelimit.Never}, allow(t, lim, "blocked"))
+		require.Equal(t, ratelimit.SourceFailClosed, source(t, lim), "the probe")
+		down.Store(false)
+		require.Equal(t, ratelimit.SourceFailClosed, source(t, lim), "it has failed")
+		time.Sleep(time.Second)
+		require.Equal(t, ratelimit.SourceStore, source(t, lim))
+	})
+}
+
+// ---- The policies.
+
+func TestFailOpenAdmitsAndKnowsNothingElse(t *testing.T) {
+	withFaulty(t, func(t *testing.T, inner *faulty, policy ratelimit.Source, p ratelimit.FailurePolicy) {
+		if policy != ratelimit.SourceFailOpen {
+			return
+		}
+		lim := failover(t, inner, p)
+		inner.down.Store(true)
+		for range 20 {
+			r := allowN(t, lim, 1_000_000)
+			require.Equal(t, ratelimit.SourceFailOpen, r.Source())
+			require.True(t, r.Allowed)
+			require.Zero(t, r.Limit+r.Remaining+int(r.RetryAfter+r.ResetAfter+r.Delay))
+			peek, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, r, peek)
+			require.NoError(t, lim.Refund(t.Context(), "key", r, 1), "nothing was charged")
+		}
+	})
+}
+
+func TestFailClosedSaysWhenTheNextProbeIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, ratelimit.FailClosed(), ratelimit.WithBreaker(2, 10*time.Second))
+		inner.down.Store(true)
+		refused := func(want time.Duration) {
+			t.Helper()
+			r := allowN(t, lim, 1)
+			require.Equal(t, want, r.RetryAfter)
+			require.Equal(t, ratelimit.SourceFailClosed, r.Source())
+			require.Zero(t, r.Limit+r.Remaining+int(r.ResetAfter+r.Delay))
+			peek, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.False(t, peek.Allowed)
+			require.ErrorIs(t, lim.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidN)
+		}
+		r := allowN(t, lim, 1)
+		require.Equal(t, time.Second, r.RetryAfter, "the breaker is closed")
+		refused(10 * time.Second)
+		time.Sleep(3*time.Second + 1)
+		refused(7 * time.Second) // rounded up to the µs
+		time.Sleep(6500 * time.Millisecond)
+		refused(time.Second)
+		time.Sleep(500 * time.Millisecond)
+		refused(10 * time.Second) // the probe has failed
+	})
+}
+
+func TestWaitWaitsForTheProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		share := ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(2)))
+		for _, p := range []ratelimit.FailurePolicy{ratelimit.FailClosed(), share} {
+			lim := failover(t, inner, p, ratelimit.WithBreaker(1, 5*time.Second))
+			inner.down.Store(true)
+			allowN(t, lim, 3)
+			inner.down.Store(false)
+			took, r, err := wait(t, t.Context(), lim, 3) // more than the share ever admits
+			require.NoError(t, err)
+			require.Equal(t, ratelimit.SourceStore, r.Source())
+			require.InDelta(t, 5*time.Second, took, float64(10*time.Millisecond))
+		}
+	})
+}
+
+func TestTheLocalLimiterDecidesInAnOutage(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			limit := ratelimit.PerMinute(4)
+			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerMinute(8))}
+			twin := inMemory(t, algorithm, limit)
+			lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, algorithm, limit)))
+			inner.down.Store(true)
+			for i := range 7 {
+				want, got := allowN(t, twin, 1), allowN(t, lim, 1)
+				require.Equal(t, ratelimit.SourceLocal, got.Source())
+				require.Equal(t, []any{want.Allowed, want.Limit, want.Remaining, want.RetryAfter, want.ResetAfter, want.Delay},
+					[]any{got.Allowed, got.Limit, got.Remaining, got.RetryAfter, got.ResetAfter, got.Delay}, "%s %d", algorithm, i)
+			}
+			r := allowN(t, lim, 5)
+			require.False(t, r.Allowed)
+			require.Equal(t, time.Second, r.RetryAfter, "too large for the share, perhaps not for the store")
+		})
+	}
+}
+
+func TestARateOf0IsStillNeverInAnOutage(t *testing.T) {
+	inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerMinute(8))}
+	inner.down.Store(true)
+	lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerMinute(0))))
+	require.Equal(t, ratelimit.Never, allowN(t, lim, 1).RetryAfter)
+}
+
+func TestErrorsOfTheLocalLimiterAreErrors(t *testing.T) {
+	inner, local := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerMinute(8))}, &faulty{}
+	local.down.Store(true)
+	inner.down.Store(true)
+	lim := failover(t, inner, ratelimit.FailLocal(local))
+	r, err := lim.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrStore)
+	require.Zero(t, r)
+
+	inner.down.Store(false)
+	require.Equal(t, ratelimit.SourceStore, source(t, lim), "without a warm start the store still decides")
+}
+
+// ---- The warm start.
+
+func TestAnOutageFindsTheLocalLimiterWarm(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(100))}
+			lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, algorithm, ratelimit.PerHour(10))))
+			for range 6 {
+				allowN(t, lim, 1)
+			}
+			require.False(t, allowN(t, lim, 1000).Allowed)
+			_, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			inner.down.Store(true)
+			require.Equal(t, 4, admitted(t, lim, 10), algorithm)
+		})
+	}
+}
+
+func TestAChargeThatIsLargerThanTheShareUsesItUp(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(100))}
+			lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, algorithm, ratelimit.PerHour(10))))
+			allowN(t, lim, 3)
+			allowN(t, lim, 40)
+			inner.down.Store(true)
+			require.Zero(t, admitted(t, lim, 10), algorithm)
+		})
+	}
+}
+
+// ---- Refunds and Reset.
+
+func TestARefundGoesToWhoeverAdmitted(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}
+			local := inMemory(t, algorithm, ratelimit.PerHour(5))
+			lim := failover(t, inner, ratelimit.FailLocal(local), ratelimit.WithBreaker(1, time.Second))
+			left := func(l ratelimit.Limiter, want int) {
+				t.Helper()
+				peek, err := l.Peek(t.Context(), "key")
+				require.NoError(t, err)
+				require.Equal(t, want, peek.Remaining, algorithm)
+			}
+			both := allowN(t, lim, 4)
+			left(inner.Limiter, 6)
+			left(local, 1)
+			require.NoError(t, lim.Refund(t.Context(), "key", both, 2))
+			left(inner.Limiter, 8)
+			left(local, 3)
+
+			inner.down.Store(true)
+			here := allowN(t, lim, 3)
+			require.Equal(t, ratelimit.SourceLocal, here.Source())
+			require.NoError(t, lim.Refund(t.Context(), "key", here, 2))
+			left(local, 2)
+
+			require.ErrorIs(t, lim.Refund(t.Context(), "key", both, 1), ratelimit.ErrStore, "the breaker is open")
+			require.EqualValues(t, 3, inner.calls.Load())
+			left(local, 2)
+			left(inner.Limiter, 8)
+			inner.down.Store(false)
+			time.Sleep(time.Second)
+			require.NoError(t, lim.Refund(t.Context(), "key", both, 1))
+			left(inner.Limiter, 9)
+
+			peek, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, 8, peek.Remaining, "1 of 3 is left to hand back")
+		})
+	}
+}
+
+func TestARefundGivesTheLocalLimiterNoMoreThanItWasCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
+		local := inMemory(t, "token_bucket", ratelimit.PerHour(5))
+		lim := failover(t, inner, ratelimit.FailLocal(local))
+		for _, tt := range []struct {
+			refunds []int
+			left    int
+		}{
+			{[]int{9}, 3},
+			{[]int{7}, 1},
+			{[]int{3, 3, 3}, 0}, // each may be those that it was not charged with
+		} {
+			require.NoError(t, local.Reset(t.Context(), "key"))
+			allowN(t, lim, 2)
+			r := allowN(t, lim, 9) // 3 of which fit
+			for _, n := range tt.refunds {
+				require.NoError(t, lim.Refund(t.Context(), "key", r, n))
+			}
+			peek, err := local.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, tt.left, peek.Remaining, "%v of 9", tt.refunds)
+		}
+	})
+}
+
+// hasty is a limiter whose caller is gone when it has decided.
+type hasty struct {
+	*faulty
+	cancel context.CancelFunc
+}
+
+func (h hasty) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	defer h.cancel()
+	return h.faulty.AllowN(ctx, key, n)
+}
+
+func (h hasty) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	defer h.cancel()
+	return h.faulty.Refund(ctx, key, charged, n)
+}
+
+func TestWhatTheStoreHasDoneIsMirroredEvenIfTheCallerIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		local := inMemory(t, "token_bucket", ratelimit.PerHour(5))
+		h := &hasty{inner, cancel}
+		lim := failover(t, h, ratelimit.FailLocal(local))
+		left := func() int {
+			peek, err := local.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			return peek.Remaining
+		}
+		r, err := lim.AllowN(ctx, "key", 3)
+		require.NoError(t, err)
+		require.Error(t, ctx.Err())
+		require.Equal(t, 2, left())
+		ctx, h.cancel = context.WithCancel(t.Context())
+		require.NoError(t, lim.Refund(ctx, "key", r, 3))
+		require.Error(t, ctx.Err())
+		require.Equal(t, 5, left())
+	})
+}
+
+// The first one's fallback is a Failover too, each with its own part in a Result.
+func TestFailoversNest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		second := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		third := inMemory(t, "token_bucket", ratelimit.PerHour(10))
+		for name, lim := range map[string]ratelimit.Limiter{
+			"on the right": failover(t, first, ratelimit.FailLocal(failover(t, second, ratelimit.FailLocal(third)))),
+			"on the left":  failover(t, failover(t, first, ratelimit.FailLocal(second)), ratelimit.FailLocal(third)),
+			"without end":  failover(t, failover(t, first, ratelimit.FailLocal(second)), ratelimit.FailOpen()),
+		} {
+			for _, down := range [][2]bool{{false, false}, {true, false}, {true, true}} {
+				first.down.Store(down[0])
+				second.down.Store(down[1])
+				r := allowN(t, lim, 4)
+				require.True(t, r.Allowed)
+				require.Equal(t, down[0], r.Source() != ratelimit.SourceStore, name)
+				require.NoError(t, lim.Refund(t.Context(), "key", r, 4))
+				for _, l := range []ratelimit.Limiter{first.Limiter, second.Limiter, third} {
+					peek, err := l.Peek(t.Context(), "key")
+					require.NoError(t, err)
+					require.Equal(t, 10, peek.Remaining, "%s, %v", name, down)
+				}
+			}
+		}
+	})
+}
+
+func TestResetForgetsAKeyOnBothSides(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		allowN(t, lim, 5)
+		inner.down.Store(true)
+		require.Zero(t, admitted(t, lim, 1))
+		require.ErrorIs(t, lim.Reset(t.Context(), "key"), ratelimit.ErrStore)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		inner.comeBack()
+		require.NoError(t, lim.Reset(t.Context(), "key"))
+		require.Equal(t, 10, admitted(t, lim, 20), "nothing is owed any more")
+	})
+}
+
+// ---- Handing back.
+
+// upTo is a limiter that has AllowUpTo.
+type upTo struct {
+	*faulty
+	asked []int
+}
+
+func (u *upTo) AllowUpTo(ctx context.Context, key string, n int) (int, ratelimit.Result, error) {
+	u.asked = append(u.asked, n)
+	peek, err := u.Peek(ctx, key)
+	if err != nil {
+		return 0, ratelimit.Result{}, err
+	}
+	if n = min(n, peek.Remaining); n == 0 {
+		return 0, peek, nil
+	}
+	r, err := u.AllowN(ctx, key, n)
+	return n, r, err
+}
+
+func TestWhatWasAdmittedLocallyIsChargedToTheStoreBeforeTheNextDecision(t *testing.T) {
+	for _, algorithm := range algorithms {
+		for _, spent := range []int{0, 4, 8} { // at the store, by others
+			synctest.Test(t, func(t *testing.T) {
+				inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}
+				partial := &upTo{faulty: inner}
+				for _, l := range []ratelimit.Limiter{inner, partial} {
+					require.NoError(t, inner.Limiter.Reset(t.Context(), "key"))
+					lim := failover(t, l, ratelimit.FailLocal(inMemory(t, algorithm, ratelimit.PerHour(5))))
+					inner.down.Store(true)
+					require.Equal(t, 5, admitted(t, lim, 10))
+					partial.asked = nil
+					inner.comeBack()
+					if spent > 0 {
+						allowN(t, inner.Limiter, spent)
+					}
+					left := max(0, 10-spent-5)
+					require.Equal(t, left, admitted(t, lim, 20), "%s, %d spent", algorithm, spent)
+				}
+				require.Equal(t, 5, partial.asked[0])
+				if spent < 8 {
+					require.Len(t, partial.asked, 1)
+				}
+			})
+		}
+	}
+}
+
+func TestWhatTheStoreHasNoRoomForStaysOwedForAsLongAsItIsHeldLocally(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "fixed_window", ratelimit.PerMinute(10))}
+		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "fixed_window", ratelimit.Limit{Rate: 5, Period: 2 * time.Minute})))
+		inner.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		allowN(t, inner.Limiter, 8)
+		inner.comeBack()
+		require.Zero(t, admitted(t, lim, 10), "2 of 5 are paid")
+		time.Sleep(time.Minute)
+		require.Equal(t, 7, admitted(t, lim, 20), "3 are left")
+		time.Sleep(time.Minute)
+		require.Equal(t, 10, admitted(t, lim, 20))
+
+		time.Sleep(time.Minute)
+		inner.down.Store(true)
+		require.Equal(t, 0, admitted(t, lim, 10), "warm")
+		time.Sleep(time.Minute)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		allowN(t, inner.Limiter, 10)
+		inner.comeBack()
+		require.Zero(t, admitted(t, lim, 10), "nothing can be paid")
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, 10, admitted(t, lim, 20), "nor is it owed any more")
+	})
+}
+
+func TestAPeekAfterAnOutageKnowsWhatIsOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		inner.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		inner.comeBack()
+		for range 2 {
+			peek, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, 5, peek.Remaining)
+		}
+	})
+}
+
+func TestWhatHasDecayedLocallyIsNotOwed(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}
+			lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, algorithm, ratelimit.PerMinute(5))))
+			inner.down.Store(true)
+			require.Equal(t, 5, admitted(t, lim, 10))
+			time.Sleep(3 * time.Minute)
+			require.Equal(t, 2, admitted(t, lim, 2))
+			inner.comeBack()
+			require.Equal(t, 8, admitted(t, lim, 20), algorithm)
+		})
+	}
+}
+
+func TestOnlyWhatIsInForceIsOwedAndOnlyOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerMinute(5))))
+		inner.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		time.Sleep(29 * time.Second)
+		inner.comeBack()
+		require.Equal(t, 10-3, admitted(t, lim, 20), "half of 5, rounded up")
+	})
+}
+
+func TestOnlyWhatWasAdmittedLocallyIsOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		require.Equal(t, 3, admitted(t, lim, 3))
+		inner.down.Store(true)
+		require.Equal(t, 1, admitted(t, lim, 1))
+		for range 3 {
+			_, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.False(t, allowN(t, lim, 2).Allowed)
+		}
+		inner.comeBack()
+		require.Equal(t, 10-3-1, admitted(t, lim, 20))
+	})
+}
+
+func TestADebtThatCouldNotBePaidIsStillOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		inner.down.Store(true)
+		require.Equal(t, 3, admitted(t, lim, 3))
+		inner.comeBack()
+		inner.before = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		_, err := lim.Allow(ctx, "key")
+		require.Equal(t, context.DeadlineExceeded, err)
+		inner.before = func(context.Context) error { panic("limit function") }
+		require.Panics(t, func() { _, _ = lim.Allow(t.Context(), "key") })
+		inner.before = nil
+		require.Equal(t, 7, admitted(t, lim, 20))
+	})
+}
+
+func TestWhileAKeyIsHandedBackItsOtherCallsStayLocal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
+		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(50))))
+		inner.down.Store(true)
+		require.Equal(t, 20, admitted(t, lim, 20))
+		inner.comeBack()
+		require.Equal(t, ratelimit.SourceStore, allow(t, lim, "the probe").Source())
+		inner.calls.Store(0)
+		answer := make(chan struct{})
+		inner.before = func(context.Context) error { <-answer; return nil }
+		var first sync.WaitGroup
+		first.Go(func() { require.Equal(t, ratelimit.SourceStore, source(t, lim)) })
+		synctest.Wait()
+		for range 10 {
+			require.Equal(t, ratelimit.SourceLocal, source(t, lim))
+		}
+		require.EqualValues(t, 1, inner.calls.Load())
+		other := make(chan ratelimit.Result)
+		go func() { other <- allow(t, lim, "another key") }()
+		close(answer)
+		first.Wait()
+		require.Equal(t, ratelimit.SourceStore, (<-other).Source())
+		require.Equal(t, 100-20-10-1, admitted(t, lim, 200), "what came meanwhile is owed too")
+	})
+}
+
+// Of more keys than are remembered those that owe the least go, which a flood of
+// keys that owe 1 cannot change.
+func TestTheKeysThatOweTheMostAreRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(10))), ratelimit.WithBreaker(1, time.Second))
+		inner.down.Store(true)
+		const heavy, light = 100, 80_000
+		for i := range heavy {
+			for range 5 {
+				allow(t, lim, fmt.Sprint("heavy", i))
+			}
+		}
+		for i := range light {
+			allow(t, lim, fmt.Sprint("light", i))
+		}
+		inner.comeBack()
+		for i := range heavy {
+			require.Equal(t, 4, allow(t, lim, fmt.Sprint("heavy", i)).Remaining)
+		}
+		handedBack := 0
+		for i := range light {
+			if allow(t, lim, fmt.Sprint("light", i)).Remaining == 8 {
+				handedBack++
+			}
+		}
+		require.Equal(t, 1<<16-heavy, handedBack)
+	})
+}
+
+// event is an admission: n events at a time.
+type event struct {
+	at time.Duration
+	n  int
+}
+
+// excess is by how many events an interval of some events exceeds the algorithm's
+// bound for it, at most, beginning and ending with an event.
+func excess(algorithm string, l ratelimit.Limit, events []event) (most float64) {
+	for i := range events {
+		sum := 0
+		for j := i; j < len(events); j++ {
+			sum += events[j].n
+			x := events[j].at - events[i].at
+			periods := float64(x+time.Microsecond) / float64(l.Period)
+			bound := float64(l.Rate) * (1 + periods)
+			switch algorithm {
+			case "fixed_window":
+				first, last := events[i].at/l.Period, events[j].at/l.Period
+				bound = float64(l.Rate) * float64(last-first+1)
+			case "sliding_log":
+				bound = float64(l.Rate) * (1 + math.Floor(float64(x)/float64(l.Period)))
+			}
+			most = max(most, float64(sum)-bound)
+		}
+	}
+	return most
+}
+
+// naive is a failover without a warm start and without handing back.
+type naiveFailover struct {
+	ratelimit.Limiter
+	local ratelimit.Limiter
+}
+
+func (n naiveFailover) AllowN(ctx context.Context, key string, events int) (ratelimit.Result, error) {
+	r, err := n.Limiter.AllowN(ctx, key, events)
+	if err != nil {
+		return n.local.AllowN(ctx, key, events)
+	}
+	return r, nil
+}
+
+// An instance of its own, with the whole limit as its fallback, in outages of any
+// length at any time: all that was admitted, by whomever, keeps to the bound of one
+// limiter, give or take an event for each outage.
+func TestAcrossOutagesOneInstanceKeepsToOneLimit(t *testing.T) {
+	limit := ratelimit.Limit{Rate: 20, Period: time.Second}
+	for _, algorithm := range algorithms {
+		worst := map[string]float64{}
+		for seed := range uint64(30) {
+			for name, make := range map[string]func(inner, local ratelimit.Limiter) ratelimit.Limiter{
+				"naive": func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFailover{inner, local} },
+				"failover": func(inner, local ratelimit.Limiter) ratelimit.Limiter {
+					return failover(t, inner, ratelimit.FailLocal(local), ratelimit.WithBreaker(1+int(seed%3), 50*time.Millisecond))
+				},
+			} {
+				synctest.Test(t, func(t *testing.T) {
+					rnd := rand.New(rand.NewPCG(seed, 1))
+					inner := &faulty{Limiter: inMemory(t, algorithm, limit)}
+					lim := make(inner, inMemory(t, algorithm, limit))
+					began := time.Now()
+					base := began.UnixNano() // windows begin at the Unix epoch
+					var events []event
+					var turn time.Duration // of the next outage or recovery
+					outages := 0.
+					for time.Since(began) < 5*time.Second {
+						if time.Since(began) >= turn {
+							turn += time.Duration(rnd.Int64N(int64(600 * time.Millisecond)))
+							inner.down.Store(!inner.down.Load())
+							outages += 0.5
+						}
+						n := 1 + rnd.IntN(3)
+						if allowN(t, lim, n).Allowed {
+							events = append(events, event{time.Duration(time.Now().UnixNano() - base + base%int64(limit.Period)), n})
+						}
+						time.Sleep(time.Duration(rnd.Int64N(int64(20 * time.Millisecond))))
+					}
+					worst[name] = max(worst[name], excess(algorithm, limit, events))
+				})
+			}
+		}
+		t.Logf("%s: over the bound by %.1f, naive by %.1f", algorithm, worst["failover"], worst["naive"])
+		require.LessOrEqual(t, worst["failover"], 1., algorithm)
+		require.Greater(t, worst["naive"], 10., algorithm)
+	}
+}
+
+// 4 instances that all try much more than there is, with a share of a quarter each.
+func TestAFlappingStoreIsNotALimitForEachOfItsStates(t *testing.T) {
+	limit := ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 20}
+	share, err := limit.Share(4)
+	require.NoError(t, err)
+	run := func(make func(inner, local ratelimit.Limiter) ratelimit.Limiter) (total int) {
+		synctest.Test(t, func(t *testing.T) {
+			rnd := rand.New(rand.NewPCG(1, 2))
+			inner := &faulty{Limiter: inMemory(t, "token_bucket", limit)}
+			var instances []ratelimit.Limiter
+			for range 4 {
+				instances = append(instances, make(inner, inMemory(t, "token_bucket", share)))
+			}
+			for ms := range 20_000 {
+				inner.down.Store(ms/200%2 == 1)
+				for _, i := range rnd.Perm(len(instances)) {
+					total += admitted(t, instances[i], 1)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+		return total
+	}
+	due := 20 * limit.Rate
+	got := run(func(inner, local ratelimit.Limiter) ratelimit.Limiter {
+		return failover(t, inner, ratelimit.FailLocal(local), ratelimit.WithBreaker(1, 10*time.Millisecond))
+	})
+	ignorant := run(func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFailover{inner, local} })
+	t.Logf("%d admitted of %d; %d without warm start and handing back", got, due, ignorant)
+	require.LessOrEqual(t, got, due+due/4)
+	require.GreaterOrEqual(t, got, due-due/10)
+	require.Greater(t, ignorant, due+due/2)
+}
+
+// ---- Real servers.
+
+// fault is a way in which Redis fails.
+type fault struct {
+	name   string
+	strike func(server *redistest.Server, proxy *redistest.Proxy)
+	// giveUp, if set, is the context of a caller who waits for less than the store's
+	// timeout, and gaveUp what it ends with.
+	giveUp func(context.Context) (context.Context, context.CancelFunc)
+	gaveUp error
+}
+
+var storeFaults = []fault{
+	{name: "error", strike: func(s *redistest.Server, _ *redistest.Proxy) { s.Kill() }},
+	{name: "timeout", strike: func(s *redistest.Server, _ *redistest.Proxy) { s.Freeze() }},
+	{name: "lost reply", strike: func(_ *redistest.Server, p *redistest.Proxy) { p.DropReplies(1, "evalsha") }},
+	{
+		name: "caller's cancel", strike: func(_ *redistest.Server, p *redistest.Proxy) { p.Hold() }, gaveUp: context.Canceled,
+		giveUp: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(20*time.Millisecond, cancel)
+			return ctx, cancel
+		},
+	},
+	{
+		name: "caller's deadline", strike: func(_ *redistest.Server, p *redistest.Proxy) { p.Hold() }, gaveUp: context.DeadlineExceeded,
+		giveUp: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, 20*time.Millisecond)
+		},
+	},
+}
+
+func TestEachFaultOfRedisIsAnsweredByThePolicy(t *testing.T) {
+	for _, fault := range storeFaults {
+		for _, want := range []ratelimit.Source{ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceLocal} {
+			t.Run(fault.name+" "+want.String(), func(t *testing.T) {
+				server := redistest.Start(t)
+				proxy := redistest.StartProxy(t, server.Addr())
+				client := redis.NewClient(&redis.Options{Addr: proxy.Addr()})
+				t.Cleanup(func() { _ = client.Close() })
+				const timeout = 200 * time.Millisecond
+				s, err := redisstore.New(client, redisstore.WithTimeout(timeout))
+				require.NoError(t, err)
+				bare := newLimiter(t, "token_bucket", s, ratelimit.PerHour(10))
+				lim := failover(t, bare, policies(t)[want], ratelimit.WithBreaker(2, 50*time.Millisecond))
+				for range 2 { // the script is known, and the local limiter is warm
+					require.Equal(t, ratelimit.SourceStore, source(t, lim))
+				}
+				call := func(lim ratelimit.Limiter) (ratelimit.Result, error) {
+					ctx, cancel := t.Context(), func() {}
+					if fault.giveUp != nil {
+						ctx, cancel = fault.giveUp(ctx)
+					}
+					defer cancel()
+					return lim.Allow(ctx, "key")
+				}
+
+				fault.strike(server, proxy)
+				_, err = call(bare)
+				if fault.giveUp != nil {
+					require.Equal(t, fault.gaveUp, err, "the fault bites")
+					for range 3 {
+						r, err := call(lim)
+						require.Equal(t, fault.gaveUp, err)
+						require.Zero(t, r)
+					}
+					proxy.Release()
+					require.Equal(t, ratelimit.SourceStore, source(t, lim), "it has not tripped")
+					return
+				}
+				require.ErrorIs(t, err, ratelimit.ErrStore, "the fault bites, and without the wrapper it is an error")
+				if fault.name == "lost reply" {
+					fault.strike(server, proxy)
+				}
+				r, err := call(lim)
+				require.NoError(t, err)
+				require.Equal(t, want, r.Source())
+				require.Equal(t, want == ratelimit.SourceFailOpen, r.Allowed, "the local limiter knew of 2 of 2")
+				if fault.name == "lost reply" {
+					require.Equal(t, ratelimit.SourceStore, source(t, lim), "one failure does not trip it")
+					peek, err := bare.Peek(t.Context(), "key")
+					require.NoError(t, err)
+					require.Equal(t, 10-5, peek.Remaining, "the lost ones are charged, once each")
+					return
+				}
+				_, err = call(lim)
+				require.NoError(t, err)
+				began := time.Now()
+				for range 1000 {
+					require.Equal(t, want, source(t, lim))
+				}
+				require.Less(t, time.Since(began), 10*timeout, "the breaker is open")
+				if fault.name == "timeout" {
+					server.Thaw()
+				} else {
+					server.Restart(t)
+				}
+				require.Eventually(t, func() bool { return source(t, lim) == ratelimit.SourceStore }, 10*time.Second, 10*time.Millisecond)
+			})
+		}
+	}
+}
+
+func TestAnOutageLeavesNoGoroutine(t *testing.T) {
+	server := redistest.Start(t)
+	s, err := redisstore.New(server.Client(t))
+	require.NoError(t, err)
+	bucket := newLimiter(t, "token_bucket", s, ratelimit.PerHour(1_000_000))
+	require.True(t, allowN(t, bucket, 1).Allowed)
+	before := runtime.NumGoroutine()
+	for _, p := range policies(t) {
+		lim := failover(t, bucket, p, ratelimit.WithBreaker(2, 10*time.Millisecond))
+		server.Freeze()
+		var callers sync.WaitGroup
+		for range 32 {
+			callers.Go(func() {
+				for range 100 {
+					_, _ = lim.Allow(t.Context(), "key")
+				}
+			})
+		}
+		callers.Wait()
+		server.Thaw()
+	}
+	for range 500 {
+		if runtime.NumGoroutine() <= before {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	stacks := make([]byte, 1<<20)
+	t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+}
+
+// A server that is up for 200 ms and away for 200 ms, again and again, and 4
+// instances under load for 20 s:
+//
+//	RATELIMIT_LONG=1 go test -run TestAFlappingRedis -v .
+func TestAFlappingRedisIsNoOutageOfTheService(t *testing.T) {
+	if os.Getenv("RATELIMIT_LONG") != "1" {
+		t.Skip("RATELIMIT_LONG is not 1")
+	}
+	const instances, seconds = 4, 20
+	limit := ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 20}
+	share, err := limit.Share(instances)
+	require.NoError(t, err)
+	server := redistest.Start(t)
+	stop := make(chan struct{})
+	var flapping, callers sync.WaitGroup
+	flapping.Go(func() {
+		for up := true; ; up = !up {
+			select {
+			case <-stop:
+				if !up {
+					server.Thaw()
+				}
+				return
+			case <-time.After(200 * time.Millisecond):
+			}
+			if up {
+				server.Freeze()
+			} else {
+				server.Thaw()
+			}
+		}
+	})
+	var total, failed, slow atomic.Int64
+	var bySource [5]atomic.Int64
+	began := time.Now()
+	for range instances {
+		s, err := redisstore.New(server.Client(t))
+		require.NoError(t, err)
+		lim := failover(t, newLimiter(t, "token_bucket", s, limit),
+			ratelimit.FailLocal(inMemory(t, "token_bucket", share)), ratelimit.WithBreaker(2, 20*time.Millisecond))
+		for range 4 {
+			callers.Go(func() {
+				for time.Since(began) < seconds*time.Second {
+					asked := time.Now()
+					r, err := lim.Allow(t.Context(), "key")
+					if err != nil {
+						failed.Add(1)
+					}
+					if time.Since(asked) > 150*time.Millisecond {
+						slow.Add(1)
+					}
+					bySource[r.Source()].Add(1)
+					if r.Allowed {
+						total.Add(1)
+					}
+					time.Sleep(2 * time.Millisecond)
+				}
+			})
+		}
+	}
+	callers.Wait()
+	due := time.Since(began).Seconds()*float64(limit.Rate) + float64(limit.Burst)
+	close(stop)
+	flapping.Wait()
+	t.Logf("%d admitted of %.0f; %d by the store, %d locally; %d calls took over 150 ms",
+		total.Load(), due, bySource[ratelimit.SourceStore].Load(), bySource[ratelimit.SourceLocal].Load(), slow.Load())
+	require.Zero(t, failed.Load())
+	require.LessOrEqual(t, float64(total.Load()), 1.25*due)
+	require.GreaterOrEqual(t, float64(total.Load()), 0.75*due)
+	require.NotZero(t, bySource[ratelimit.SourceStore].Load())
+	require.NotZero(t, bySource[ratelimit.SourceLocal].Load())
+}
+
+// ---- What it costs.
+
+func TestAnAnswerInAnOutageAllocatesNothing(t *testing.T) {
+	for want, p := range policies(t) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(1))}
+		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Hour))
+		healthy := testing.AllocsPerRun(1000, func() { _, _ = lim.Allow(t.Context(), "key") })
+		require.Zero(t, healthy, "%v, a denial of the store", want)
+		inner.down.Store(true)
+		require.Equal(t, want, source(t, lim))
+		require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = lim.Allow(t.Context(), "key") }), want.String())
+	}
+}
+
+// BenchmarkFailover measures what the wrapper adds to a limiter in memory
+// (healthy, to be compared with bare), and a call while the breaker is open.
+//
+//	go test -run '^$' -bench Failover -benchmem .
+func BenchmarkFailover(b *testing.B) {
+	limit := ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond}
+	bucket := func() ratelimit.Limiter { return inMemory(b, "token_bucket", limit) }
+	b.Run("bare", func(b *testing.B) { benchmarkAllow(b, bucket(), []string{"user:42"}, true) })
+	for _, tt := range []struct {
+		name   string
+		policy ratelimit.FailurePolicy
+	}{
+		{"open", ratelimit.FailOpen()},
+		{"closed", ratelimit.FailClosed()},
+		{"local", ratelimit.FailLocal(bucket())},
+	} {
+		inner := &faulty{Limiter: bucket()}
+		b.Run(tt.name+"/healthy", func(b *testing.B) {
+			benchmarkAllow(b, failover(b, bucket(), tt.policy), []string{"user:42"}, true)
+		})
+		b.Run(tt.name+"/outage", func(b *testing.B) {
+			lim := failover(b, inner, tt.policy, ratelimit.WithBreaker(1, time.Hour))
+			inner.down.Store(true)
+			allow(b, lim, "user:42")
+			benchmarkAllow(b, lim, []string{"user:42"}, tt.name != "closed")
+		})
+	}
+}
