@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,21 +72,16 @@ func TestRefusedCallsAreSentAgainWhileThereIsTime(t *testing.T) {
 	}
 
 	// With no time left, the refusal is the answer.
-	s, err := redisstore.New(plain)
+	s, err := redisstore.New(plain, redisstore.WithTimeout(300*time.Millisecond))
 	require.NoError(t, err)
 	start := time.Now()
 	_, err = s.Take(t.Context(), refuse("LOADING planted", 1000), "loads for long", limit, 1)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorContains(t, err, "LOADING planted")
-	require.Less(t, time.Since(start), 50*time.Millisecond+slack)
+	require.Less(t, time.Since(start), 300*time.Millisecond+slack)
 	runs, err := plain.Get(t.Context(), s.RedisKey(refuse("", 0), "loads for long")).Int()
 	require.NoError(t, err)
 	require.Greater(t, runs, 3)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-	defer cancel()
-	_, err = s.Take(ctx, refuse("LOADING planted", 1000), "for longer than the caller waits", limit, 1)
-	require.True(t, errors.Is(err, store.ErrUnavailable) || err == context.DeadlineExceeded, err) //nolint:errorlint // as it is
-
 	// The fault bites: go-redis' own command fails.
 	naive := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
 	defer naive.Close()
@@ -118,7 +114,6 @@ func TestOtherAnswersAreNotSentAgain(t *testing.T) {
 			"ERR Error running script (call to f_1): @user_script:3: ratelimit: the value of the key is": "corrupt",
 			"MISCONF Redis is configured to save RDB snapshots":                                          "unavailable",
 			"NOPERM this user has no permissions":                                                        "no class",
-			"ERR LOADING is a word of this message":                                                      "unavailable", // KVRocks adds ERR
 			"ERR something else about OOM":                                                               "no class",
 			"LOADINGX":                                                                                   "no class",
 		} {
@@ -169,31 +164,31 @@ func TestGarbageIsCorruptState(t *testing.T) {
 func TestNobodyThereIsUnavailable(t *testing.T) {
 	gone := redistest.Start(t)
 	gone.Kill()
+	loads := map[string]*load{}
 	for _, contextTimeouts := range []bool{false, true} {
 		for name, client := range kinds(t, gone.Addr(), contextTimeouts) {
-			t.Run(fmt.Sprint(name, contextTimeouts), func(t *testing.T) {
-				s, err := redisstore.New(client)
-				require.NoError(t, err)
-				l := run(t, s, 16, 600*time.Millisecond)
-				l.report("nobody listens")
-				if name == "AutoPipeliner" || name == "blocking" { // see Client's documentation
-					require.Zero(t, l.count("ok"))
-					return
-				}
-				require.Equal(t, l.calls(), l.count("unavailable"))
-			})
+			s, err := redisstore.New(client)
+			require.NoError(t, err)
+			loads[fmt.Sprintf("%s, ContextTimeoutEnabled %t", name, contextTimeouts)] = start(t, s, "k", 8)
 		}
+	}
+	time.Sleep(700 * time.Millisecond) // go-redis dials for half a second before it says why
+	for name, l := range loads {
+		l.end()
+		l.report("nobody listens, " + name)
+		if strings.Contains(name, "AutoPipeliner") || strings.Contains(name, "blocking") {
+			require.Zero(t, l.count("ok")) // it does not say what it has sent
+			continue
+		}
+		require.Equal(t, l.calls(), l.count("unavailable"), name)
 	}
 	t.Run("no such host", func(t *testing.T) {
 		client := redis.NewClient(&redis.Options{Addr: "nobody.invalid:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
 			return nil, &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "nobody.invalid", IsNotFound: true}}
 		}})
 		defer client.Close()
-		s, err := redisstore.New(client)
-		require.NoError(t, err)
-		l := run(t, s, 4, 700*time.Millisecond)
-		require.Equal(t, l.calls(), l.count("unavailable"))
-		_, err = s.Take(t.Context(), space, "k", limit, 1)
+		_, err := newStore(t, client, redisstore.WithTimeout(800*time.Millisecond)).Take(t.Context(), space, "k", limit, 1)
+		require.ErrorIs(t, err, store.ErrUnavailable)
 		require.ErrorContains(t, err, "no such host")
 	})
 }
@@ -229,12 +224,12 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 			require.NoError(t, err)
 			s, err := redisstore.New(client)
 			require.NoError(t, err)
-			l := run(t, s, 64, 500*time.Millisecond)
+			l := run(t, s, 64, 300*time.Millisecond)
 			l.report("a pool of 2, 64 callers")
 			require.Less(t, l.late(), slack)
 			require.Positive(t, l.count("ok"))
 			require.Greater(t, l.count("overloaded"), (l.calls()-l.count("ok"))*3/4)
-			require.Greater(t, l.count("ok"), 50, "a tenth of what two connections carry")
+			require.Greater(t, l.count("ok"), 15, "a tenth of what two connections carry")
 			require.Zero(t, l.count("no class"))
 		})
 	}
@@ -279,29 +274,31 @@ func TestFullServerIsOutOfMemory(t *testing.T) {
 // What was not sent when its caller went away charges nothing later on.
 func TestAbandonedCallsThatWaitedChargeNothing(t *testing.T) {
 	server := redistest.Start(t)
+	loads, stores := map[string]*load{}, map[string]*redisstore.Store{}
 	for name, client := range kinds(t, server.Addr(), false) {
 		if name == "ClusterClient" {
 			continue // not a cluster
 		}
-		t.Run(name, func(t *testing.T) {
-			patient := newStore(t, client)
-			before := used(t, patient, "k")
-			s, err := redisstore.New(client, redisstore.WithPrefix(t.Name()))
-			require.NoError(t, err)
-			_, err = s.Take(t.Context(), space, "k", limit, 1)
-			require.NoError(t, err)
-
-			server.Freeze()
-			l := run(t, s, 32, 500*time.Millisecond)
-			server.Thaw()
-			require.Zero(t, l.count("ok"))
-			time.Sleep(100 * time.Millisecond)
-			late := int(used(t, patient, "k")-before) - 1
-			l.report(fmt.Sprintf("frozen for 0.5 s: %d charged late,", late))
-			require.LessOrEqual(t, late, l.count("timeout"))
-			if name != "AutoPipeliner" && name != "blocking" {
-				require.LessOrEqual(t, late, 32)
-			}
-		})
+		stores[name] = newStore(t, client, redisstore.WithPrefix(name))
+		_, err := stores[name].Take(t.Context(), space, "k", limit, 1)
+		require.NoError(t, err)
+		s, err := redisstore.New(client, redisstore.WithPrefix(name))
+		require.NoError(t, err)
+		loads[name] = start(t, s, "k", 32)
+	}
+	time.Sleep(100 * time.Millisecond)
+	server.Freeze()
+	time.Sleep(time.Second)
+	for _, l := range loads {
+		l.end()
+	}
+	server.Thaw()
+	time.Sleep(100 * time.Millisecond)
+	for name, l := range loads {
+		late := int(used(t, stores[name], "k")) - 1 - l.count("ok")
+		l.report(fmt.Sprintf("frozen for a second, %s: %d charged late,", name, late))
+		require.Positive(t, l.count("timeout"))
+		require.LessOrEqual(t, late, l.count("timeout"), name)
+		require.LessOrEqual(t, late, 32, "%s: what was under way", name)
 	}
 }

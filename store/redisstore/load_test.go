@@ -17,7 +17,7 @@ type load struct {
 	counts  map[string]int
 	samples map[string]error
 	slowest time.Duration // over the store's default timeout
-	failed  time.Time     // when the last call failed
+	failed  []time.Time   // when calls failed
 	stop    atomic.Bool
 	callers sync.WaitGroup
 }
@@ -51,14 +51,15 @@ func (l *load) call(f func() error) {
 	l.counts[class]++
 	l.slowest = max(l.slowest, took-50*time.Millisecond)
 	if err != nil {
-		l.failed, l.samples[class] = time.Now(), err
+		l.failed = append(l.failed, time.Now())
+		l.samples[class] = err
 	}
 }
 
 func (l *load) failing() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return time.Since(l.failed) < 10*time.Millisecond
+	return len(l.failed) > 0 && time.Since(l.failed[len(l.failed)-1]) < 10*time.Millisecond
 }
 
 func (l *load) end() {
@@ -96,11 +97,18 @@ func (l *load) late() time.Duration {
 	return max(0, l.slowest)
 }
 
-// lastFailure is when a call failed last; the zero time if none did.
-func (l *load) lastFailure() time.Time {
+// recovered is for how long calls failed after a fault at since: until there was no
+// failure for a second.
+func (l *load) recovered(since time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.failed
+	last := since
+	for _, at := range l.failed {
+		if at.After(last) && at.Sub(last) < time.Second {
+			last = at
+		}
+	}
+	return last.Sub(since).Round(time.Millisecond)
 }
 
 func (l *load) report(what string) {

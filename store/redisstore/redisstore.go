@@ -83,10 +83,9 @@
 // 128 bytes, appear as a SHA-256: no user key sets the tag of another.
 //
 // When a node cannot be reached, or answers that its state has changed, the store
-// makes a ClusterClient ask for the slots (ReloadState: in the background, at most
-// five times a second, and once a second if calls only time out). Left alone, the
-// client is blind to a failover for up to a minute. An AutoPipeliner of a
-// ClusterClient cannot be told.
+// makes a ClusterClient ask for the slots: in a goroutine, at most five times a second,
+// and once a second if calls only time out. Left alone, the client is blind to a
+// failover for up to a minute. An AutoPipeliner of a ClusterClient cannot be told.
 //
 // # What is lost
 //

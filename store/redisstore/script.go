@@ -59,15 +59,20 @@ func (s *Store) run(ctx context.Context, sc *script, op string, args []any) (sto
 	if callers, ok := ctx.Deadline(); ok && callers.Before(end) {
 		own, end = false, callers
 	}
+	var before *fault
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		val, f := s.try(budget{Context: ctx, end: end, own: own}, sc, op, args)
 		if f == nil {
 			return parse(val)
 		}
+		if before != nil && timeUp(f.err) && errors.Is(f.class, store.ErrUnavailable) {
+			f = before // says why, not only that the time for another attempt was too short
+			f.again = false
+		}
 		if !f.again || !rest(ctx, end, pause) {
 			return store.Reply{}, failure(ctx, *f)
 		}
-		args = slices.Clone(args)
+		before, args = f, slices.Clone(args)
 	}
 }
 
