@@ -246,6 +246,29 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 	require.Greater(t, late, 100*time.Millisecond)
 }
 
+// Only the wait for a connection ends before the timeout does.
+func TestAnswersInTheLastQuarterCount(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	clients := kinds(t, proxy.Addr(), false)
+	delete(clients, "ClusterClient") // not a cluster
+	for _, client := range clients {
+		_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1)
+		require.NoError(t, err)
+	}
+	proxy.Delay(850 * time.Millisecond)
+	for name, client := range clients {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var err error
+			_, err = newStore(t, client, redisstore.WithTimeout(time.Second)).Take(t.Context(), space, "k", limit, 1)
+			require.NoError(t, err)
+			_, err = newStore(t, client, redisstore.WithTimeout(500*time.Millisecond)).Take(t.Context(), space, "k", limit, 1)
+			require.ErrorIs(t, err, store.ErrTimeout)
+		})
+	}
+}
+
 func TestFullServerIsOutOfMemory(t *testing.T) {
 	server := redistest.Start(t, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
 	client := server.Client(t)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -207,6 +208,40 @@ func TestLongRestartThatLoads(t *testing.T) {
 	require.Positive(t, l.count("unavailable")+l.count("timeout"))
 	require.Less(t, l.recovered(up)-took, 200*time.Millisecond)
 	require.EqualValues(t, l.count("ok"), used(t, newStore(t, server.Client(t), redisstore.WithPrefix("rl")), "short"))
+}
+
+// The short form of the long tests of clusters: the slots are somewhere else than the
+// client believes, and nobody answers where it asks.
+func TestClusterThatChangedIsAskedForItsSlots(t *testing.T) {
+	live, gone := redistest.StartCluster(t, 1, 0).Masters[0], redistest.Start(t)
+	gone.Kill()
+	var master atomic.Pointer[redistest.Server]
+	master.Store(gone)
+	var asked atomic.Int64
+	client := func(count *atomic.Int64) *redis.ClusterClient {
+		c := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			count.Add(1)
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: master.Load().Addr()}}}}, nil
+		}})
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	s, err := redisstore.New(client(&asked))
+	require.NoError(t, err)
+	blind, err := redisstore.New(hidden{client(new(atomic.Int64))})
+	require.NoError(t, err)
+	l, naive := start(t, s, "k", 8), start(t, blind, "k", 2)
+	time.Sleep(500 * time.Millisecond)
+	master.Store(live)
+	changed := time.Now()
+	time.Sleep(1500 * time.Millisecond)
+	l.end()
+	naive.end()
+	l.report("the master is elsewhere")
+	t.Logf("recovered in %v, asked %d times in 2 s", l.recovered(changed), asked.Load())
+	require.Less(t, l.recovered(changed), time.Second)
+	require.Zero(t, naive.count("ok"), "the fault bites")
+	require.LessOrEqual(t, asked.Load(), int64(1+2000/200+2))
 }
 
 // The short form of what the long tests measure: a restart, by each kind of client.
