@@ -395,7 +395,15 @@ func overtime(t *testing.T, s *redisstore.Store) time.Duration {
 	return late
 }
 
-func TestClusterSlotsMoveUnderLoad(t *testing.T) {
+func TestClusterSlotsMoveUnderLoad(t *testing.T) { moveSlots(t, 10) }
+
+func TestLongClusterSlotsMoveUnderLoad(t *testing.T) {
+	long(t)
+	moveSlots(t, 200)
+}
+
+func moveSlots(t *testing.T, moves int) {
+	t.Helper()
 	cluster := redistest.StartCluster(t, 2, 0)
 	from, to := cluster.Masters[0].Client(t), cluster.Masters[1].Client(t)
 	client := cluster.Client(t)
@@ -424,7 +432,7 @@ func TestClusterSlotsMoveUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	for range 10 {
+	for range moves {
 		time.Sleep(30 * time.Millisecond)
 		require.NoError(t, to.Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", fromID).Err())
 		require.NoError(t, from.Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", toID).Err())
@@ -443,5 +451,5 @@ func TestClusterSlotsMoveUnderLoad(t *testing.T) {
 	}
 	require.Equal(t, calls.Load(), used(t, s, key))
 	require.NoError(t, s.Reset(ctx, space, key))
-	t.Logf("%d calls over 10 moves", calls.Load())
+	t.Logf("%d calls over %d moves", calls.Load(), moves)
 }
