@@ -14,6 +14,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"fmt"
 )
 
 // Errors of stores, for errors.Is. Package ratelimit exports the same values.
@@ -24,6 +25,26 @@ var (
 	// ErrInvalidOption says that a constructor was given an unusable option,
 	// client or store.
 	ErrInvalidOption = errors.New("ratelimit: invalid option")
+)
+
+// The classes of ErrStore, for errors.Is: each of them is [ErrStore] too. Only
+// after ErrTimeout is it unknown whether the call ran; after the others it did
+// not. A failure of no class (a refused password, a script that the server cannot
+// run) is ErrStore alone.
+var (
+	// ErrUnavailable says that the store cannot be reached, or refuses to work for
+	// now: it restarts, fails over, or moves data.
+	ErrUnavailable = fmt.Errorf("%w: unavailable", ErrStore)
+	// ErrTimeout says that no answer came, in time or at all: whether the call ran is
+	// not known. It is the store's own timeout, never context.DeadlineExceeded.
+	ErrTimeout = fmt.Errorf("%w: timeout", ErrStore)
+	// ErrOverloaded says that the call waited in this process, for a connection or in
+	// a queue, until its time was up.
+	ErrOverloaded = fmt.Errorf("%w: overloaded", ErrStore)
+	// ErrOutOfMemory says that the store has no room for the state of one more key.
+	ErrOutOfMemory = fmt.Errorf("%w: out of memory", ErrStore)
+	// ErrCorrupt says that what is stored for the key is not a state. Reset mends it.
+	ErrCorrupt = fmt.Errorf("%w: corrupt state", ErrStore)
 )
 
 // Store keeps the state of keys and runs rules on it. Its methods are safe for

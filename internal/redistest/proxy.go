@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // Proxy is a TCP proxy in front of a server that loses or holds replies on
@@ -23,6 +24,7 @@ type Proxy struct {
 	names   [][]byte              // in lower case; of the commands whose replies are lost
 	dropped int
 	gate    chan struct{} // closed: replies pass
+	delay   time.Duration // of each reply
 }
 
 // StartProxy starts a proxy in front of addr, closed with t.
@@ -74,6 +76,13 @@ func (p *Proxy) Release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.release()
+}
+
+// Delay makes each reply come so much later.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = d
 }
 
 func (p *Proxy) release() {
@@ -136,9 +145,10 @@ func (p *Proxy) replies(client, server net.Conn, lose <-chan struct{}) {
 		default:
 		}
 		p.mu.Lock()
-		gate := p.gate
+		gate, delay := p.gate, p.delay
 		p.mu.Unlock()
 		<-gate
+		time.Sleep(delay)
 		if _, err := client.Write(buf[:n]); err != nil {
 			return
 		}

@@ -129,3 +129,27 @@ func TestMiniMovesBothClocks(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, strings.HasPrefix(seconds, "1767225601"), seconds)
 }
+
+func TestSentinelsPromoteAReplica(t *testing.T) {
+	start := time.Now()
+	s := redistest.StartSentinel(t, 1, 500*time.Millisecond)
+	t.Log("ready in", time.Since(start))
+	client := s.Client(t)
+	require.NoError(t, client.Set(t.Context(), "k", 1, 0).Err())
+	s.Master.Kill()
+	killed := time.Now()
+	require.Eventually(t, func() bool {
+		return strings.Contains(s.Replicas[0].Client(t).Info(t.Context(), "replication").Val(), "role:master")
+	}, 10*time.Second, 20*time.Millisecond)
+	t.Log("promoted in", time.Since(killed))
+	require.NoError(t, client.Set(t.Context(), "k", 2, 0).Err())
+}
+
+func TestRestartLoadsWhatWasSaved(t *testing.T) {
+	s := redistest.Start(t)
+	client := s.Client(t)
+	require.NoError(t, client.Set(t.Context(), "k", "kept", 0).Err())
+	require.NoError(t, client.Save(t.Context()).Err())
+	s.Restart(t)
+	require.Equal(t, "kept", client.Get(t.Context(), "k").Val())
+}

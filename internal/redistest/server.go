@@ -1,6 +1,7 @@
-// Package redistest runs real Redis servers and clusters for tests, breaks them on
-// purpose, and puts proxies that lose replies in front of them. Everything listens
-// on the loopback interface only, and ends with the test that started it.
+// Package redistest runs real Redis servers, clusters and Sentinels for tests,
+// breaks them on purpose, and puts proxies that lose replies in front of them.
+// Everything listens on the loopback interface only, and ends with the test that
+// started it.
 //
 // A test that needs redis-server is skipped where the binary is missing, unless
 // RATELIMIT_REQUIRE_REDIS=1 is set: then it fails.
@@ -30,10 +31,11 @@ const (
 
 // Server is a redis-server process without persistence.
 type Server struct {
-	port string
-	dir  string
-	args []string
-	proc *process
+	port   string
+	dir    string
+	args   []string
+	config string // if it is not empty, that of a Sentinel, for it to rewrite
+	proc   *process
 }
 
 // Start starts a redis-server with extra arguments for one test, in about 50 ms.
@@ -80,6 +82,9 @@ func (s *Server) run() error {
 		"--port", s.port, "--bind", "127.0.0.1", "--dir", s.dir, "--logfile", log,
 		"--save", "", "--appendonly", "no",
 	}, s.args...)
+	if s.config != "" {
+		args = []string{s.config, "--sentinel", "--logfile", log}
+	}
 	proc, err := startProcess("redis-server", args)
 	if err != nil {
 		return err
@@ -144,7 +149,8 @@ func (s *Server) Thaw() { s.proc.signal(syscall.SIGCONT) }
 // Kill ends the process at once (SIGKILL). All data is lost.
 func (s *Server) Kill() { s.proc.kill() }
 
-// Restart kills the process if it runs, and starts an empty one on the same port.
+// Restart kills the process if it runs, and starts one on the same port. It is empty,
+// unless SAVE has written a file: then Restart returns while that is being loaded.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
 	s.Kill()

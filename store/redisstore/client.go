@@ -2,9 +2,13 @@ package redisstore
 
 import (
 	"context"
+	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Client is what the store needs of a go-redis client: *redis.Client (single or
@@ -36,54 +40,178 @@ func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)
 
 func newCommand(ctx context.Context, args []any) command {
 	cmd := redis.NewCmd(ctx, args...)
-	cmd.SetFirstKeyPos(3) // EVALSHA sha 1 key …
-	cmd.SetStepCount(1)   // a ClusterClient asks the server for COMMAND if it is unknown
+	cmd.SetFirstKeyPos(keyArg)
+	cmd.SetStepCount(1) // a ClusterClient asks the server for COMMAND if it is unknown
 	return command{cmd}
 }
 
-// process runs cmd and returns by ctx's deadline, which is always set. If it
-// returns an error, the client may still own cmd and its arguments: they must not
-// be read or used again.
-type process func(ctx context.Context, cmd command) error
+// process runs cmd and returns by b's end. If it returns an error, the client may
+// still own cmd and its arguments: they must not be read or used again.
+type process func(b budget, cmd command, sent *sending) error
 
-// bounded returns the cheapest way to run a command on client that keeps to
-// deadlines.
-func bounded(client Client, timeout time.Duration) process {
+// budget is the context of the caller and the time that a call has.
+type budget struct {
+	context.Context
+	end time.Time
+	own bool // end is the store's own timeout, not the caller's deadline
+}
+
+// patient is a context whose Done comes before its Deadline.
+type patient struct {
+	context.Context
+	end time.Time
+}
+
+func (p patient) Deadline() (time.Time, bool) { return p.end, true }
+
+// patient returns the context of a go-redis client, which waits for a connection until
+// Done and for a server until Deadline. The last quarter of the store's own timeout is
+// kept for the server: a call that gets a connection too late for the answer would
+// time out and take the connection with it, and when many callers wait for few
+// connections, all that is done then is to make new ones.
+func (b budget) patient() (context.Context, context.CancelFunc) {
+	until := b.end
+	if b.own {
+		until = until.Add(-time.Until(until) / 4)
+	}
+	ctx, cancel := context.WithDeadline(b.Context, until)
+	return patient{ctx, b.end}, cancel
+}
+
+// plain is the context of any other client.
+func (b budget) plain() (context.Context, context.CancelFunc) {
+	return context.WithDeadline(b.Context, b.end)
+}
+
+// link is a client, as the store uses it.
+type link struct {
+	client  Client
+	process process
+	reload  func()                                  // makes a cluster client ask where the slots are, in the background; nil for other kinds
+	pool    func(key string) (*redis.Client, error) // whose connections key's commands use; nil if nobody knows
+
+	base     time.Time
+	reloaded atomic.Int64 // ns since base; 0: not yet
+}
+
+// newLink finds the cheapest way to run a command on client that keeps to deadlines.
+func newLink(client Client, timeout time.Duration) *link {
+	l := &link{client: client, process: detached(client, budget.plain), base: time.Now()}
 	switch c := client.(type) {
 	case *redis.Client:
-		// The clone has its own options and shares the connections.
-		clone := c.WithTimeout(timeout)
-		clone.Options().ContextTimeoutEnabled = true
-		return direct(clone)
+		l.process = direct(deadlines(c, timeout))
+		l.pool = func(string) (*redis.Client, error) { return c, nil }
 	case *redis.AutoPipeliner:
 		if !c.IsBlocking() {
-			return func(ctx context.Context, cmd command) error {
-				return c.Submit(ctx, cmd).WaitContext(ctx)
-			}
+			l.process = deferred(c)
 		}
 	case *redis.ClusterClient:
+		l.process = detached(c, budget.patient)
 		// With ReadOnly it looks up each command, for up to 5 s whatever the context.
 		if o := c.Options(); o.ContextTimeoutEnabled && !o.ReadOnly {
-			return direct(c)
+			l.process = direct(c)
 		}
+		l.pool = func(key string) (*redis.Client, error) { return c.MasterForKey(ended(), key) }
+		l.reload = func() { go reload(c) }
 	case *redis.Ring:
+		l.process = detached(c, budget.patient)
 		if c.Options().ContextTimeoutEnabled {
-			return direct(c)
+			l.process = direct(c)
 		}
+		l.pool = c.GetShardClientForKey
 	}
-	return detached(client)
+	return l
+}
+
+// deadlines returns a client that keeps to them. The clone has its own options, the
+// same connections, and none of c's hooks: go-redis has no way to keep them.
+func deadlines(c *redis.Client, timeout time.Duration) *redis.Client {
+	if c.Options().ContextTimeoutEnabled {
+		return c
+	}
+	clone := c.WithTimeout(timeout)
+	clone.Options().ContextTimeoutEnabled = true
+	return clone
+}
+
+// ended is a context that has ended: what takes it does no I/O.
+func ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+// full reports whether all connections that key's commands may use are taken. A call
+// that waited in vain has then waited for one of them, and otherwise for a new one.
+func (l *link) full(key string) bool {
+	if l.pool == nil {
+		return false
+	}
+	c, err := l.pool(key)
+	return err == nil && int(c.PoolStats().TotalConns) >= c.Options().PoolSize
+}
+
+// How long after a reload of the cluster's slots the next may come: for what is seen
+// when a node fails, and for what is also seen when one is slow.
+const (
+	reloadPause     = 200 * time.Millisecond
+	reloadPauseSlow = time.Second
+)
+
+// reload makes c ask for the slots. ReloadState would too, but one at a time: while
+// one asks a node that hangs, for as long as c's ReadTimeout, all others wait.
+func reload(c *redis.ClusterClient) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = c.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
+}
+
+// changed tells a cluster client that f may mean that the cluster has changed.
+// go-redis itself asks for the slots after MOVED, ASK and READONLY, and otherwise once
+// a minute: after the death of a master it is blind until then.
+func (l *link) changed(f fault) {
+	if l.reload == nil {
+		return
+	}
+	pause := reloadPause
+	switch {
+	case errors.Is(f.class, store.ErrOverloaded), errors.Is(f.class, store.ErrTimeout) && timedOut(f.err):
+		pause = reloadPauseSlow
+	case !errors.Is(f.class, store.ErrUnavailable) && !errors.Is(f.class, store.ErrTimeout):
+		return
+	}
+	now := int64(time.Since(l.base))
+	last := l.reloaded.Load()
+	if (last == 0 || now-last >= int64(pause)) && l.reloaded.CompareAndSwap(last, now) {
+		l.reload()
+	}
 }
 
 // direct is for clients that keep to the context's deadline.
 func direct(client Client) process {
-	return func(ctx context.Context, cmd command) error { return client.Process(ctx, cmd) }
+	return func(b budget, cmd command, _ *sending) error {
+		ctx, cancel := b.patient()
+		defer cancel()
+		return client.Process(ctx, cmd)
+	}
+}
+
+// deferred is for the asynchronous face of an AutoPipeliner.
+func deferred(client *redis.AutoPipeliner) process {
+	return func(b budget, cmd command, _ *sending) error {
+		ctx, cancel := b.plain()
+		defer cancel()
+		return client.Submit(ctx, cmd).WaitContext(ctx)
+	}
 }
 
 // detached is for all others. The goroutine lasts as long as the client's own
 // timeouts; since ctx has ended by then, an abandoned command is not sent if it was
 // still waiting for a connection.
-func detached(client Client) process {
-	return func(ctx context.Context, cmd command) error {
+func detached(client Client, within func(budget) (context.Context, context.CancelFunc)) process {
+	return func(b budget, cmd command, sent *sending) error {
+		ctx, cancel := within(b)
+		defer cancel()
 		done := make(chan error, 1)
 		go func() {
 			err := client.Process(ctx, cmd)
@@ -96,7 +224,18 @@ func detached(client Client) process {
 		case err := <-done:
 			return err
 		case <-ctx.Done():
-			return ctx.Err()
+			if sent.state.Load() != written {
+				return ctx.Err()
+			}
+		}
+		// Only the wait for a connection is over.
+		last, cancel := b.plain()
+		defer cancel()
+		select {
+		case err := <-done:
+			return err
+		case <-last.Done():
+			return last.Err()
 		}
 	}
 }

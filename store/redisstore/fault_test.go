@@ -123,7 +123,7 @@ func TestLostReplyRunsOnce(t *testing.T) {
 				proxy.DropReplies(lost, "evalsha", "eval")
 				for i := range lost {
 					_, err := s.Take(t.Context(), space, key, limit, 1)
-					require.ErrorIs(t, err, store.ErrStore)
+					require.ErrorIs(t, err, store.ErrTimeout)
 					require.ErrorContains(t, err, "outcome is unknown")
 					require.EqualValues(t, i+1, used(t, count, key), "executions after %d calls", i+1)
 				}
@@ -395,32 +395,15 @@ func overtime(t *testing.T, s *redisstore.Store) time.Duration {
 	return late
 }
 
-func TestAnswersThatRefuseAreGivenOnce(t *testing.T) {
-	server := redistest.StartCluster(t, 1, 0).Masters[0]
-	plain := server.Client(t)
-	for name, client := range kinds(t, server.Addr(), false) {
-		s := newStore(t, client)
-		for _, code := range []string{"LOADING", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "OOM"} {
-			key := fmt.Sprint(name, code)
-			sp := rule(`redis.call('INCR', KEYS[1]) return redis.error_reply('` + code + ` planted')`)
-			_, err := s.Take(t.Context(), sp, key, limit, 1)
-			require.ErrorIs(t, err, store.ErrStore)
-			require.ErrorContains(t, err, code)
-			runs, err := plain.Get(t.Context(), s.RedisKey(sp, key)).Int()
-			require.NoError(t, err)
-			if runs != 1 {
-				t.Logf("%s %s: sent %d times", name, code, runs)
-			}
-			// A ClusterClient asks another node after READONLY, whatever NoRetry says: a
-			// server that answers it has run nothing, unlike this script.
-			if code != "READONLY" {
-				require.Equal(t, 1, runs, key)
-			}
-		}
-	}
+func TestClusterSlotsMoveUnderLoad(t *testing.T) { moveSlots(t, 10) }
+
+func TestLongClusterSlotsMoveUnderLoad(t *testing.T) {
+	long(t)
+	moveSlots(t, 200)
 }
 
-func TestClusterSlotsMoveUnderLoad(t *testing.T) {
+func moveSlots(t *testing.T, moves int) {
+	t.Helper()
 	cluster := redistest.StartCluster(t, 2, 0)
 	from, to := cluster.Masters[0].Client(t), cluster.Masters[1].Client(t)
 	client := cluster.Client(t)
@@ -449,7 +432,7 @@ func TestClusterSlotsMoveUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	for range 10 {
+	for range moves {
 		time.Sleep(30 * time.Millisecond)
 		require.NoError(t, to.Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", fromID).Err())
 		require.NoError(t, from.Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", toID).Err())
@@ -468,5 +451,5 @@ func TestClusterSlotsMoveUnderLoad(t *testing.T) {
 	}
 	require.Equal(t, calls.Load(), used(t, s, key))
 	require.NoError(t, s.Reset(ctx, space, key))
-	t.Logf("%d calls over 10 moves", calls.Load())
+	t.Logf("%d calls over %d moves", calls.Load(), moves)
 }

@@ -17,35 +17,75 @@
 // most s. Keys still expire by the server's clock, so a caller whose clock stands
 // still or runs slow loses state early.
 //
-// # Errors and timeouts
+// # Timeouts
 //
 // A call returns within the store's timeout ([WithTimeout], 50 ms), or by the
 // deadline of its context if that is nearer, even if the server hangs and whatever
-// timeouts the client has. The context's own end is answered with ctx.Err();
-// every other failure, the store's timeout too, wraps [store.ErrStore] and is
-// never a context error. A context that is cancelled without a deadline may end a
-// call as late as the timeout does: a *redis.Client does not look up from a socket.
+// timeouts the client has. The context's own end is answered with ctx.Err(). A context
+// that is cancelled without a deadline may end a call as late as the timeout does: a
+// *redis.Client does not look up from a socket.
+//
+// The last quarter of the store's timeout is the server's: a call that still has no
+// connection by then fails, and leaves the connections to those that have the time
+// to use them.
+//
+// # Errors
+//
+// Every failure but the context's own end wraps [store.ErrStore], and is never a
+// context error. Its class says what is known:
+//
+//   - [store.ErrUnavailable]: nothing ran. No connection could be made, or the server
+//     refused until the time was up (LOADING, READONLY, CLUSTERDOWN, MASTERDOWN,
+//     TRYAGAIN, NOREPLICAS, BUSY, too many clients), or it refuses writes (MISCONF).
+//   - [store.ErrTimeout]: the command was written and no reply came, in time or at all
+//     (a connection that broke). Whether it ran is unknown; the charge may stand.
+//   - [store.ErrOverloaded]: nothing ran. All connections of the pool were busy, or the
+//     client's queue was full.
+//   - [store.ErrOutOfMemory]: nothing ran. The server is at its maxmemory and evicts
+//     nothing.
+//   - [store.ErrCorrupt]: nothing ran. The key holds something that no limiter wrote.
+//   - none of them: nothing ran, and nothing will until somebody mends it (a wrong
+//     password, a missing permission, a server without scripts).
+//
+// While a client dials, its first calls do not yet know why there is no connection:
+// whether it is ErrUnavailable or ErrOverloaded is then told by the size of the pool,
+// and with a server that answers nobody both are seen. An AutoPipeliner does not say
+// what it has sent, so nearly all that goes wrong behind one is ErrTimeout.
 //
 // A call runs at most once on the server: a command whose reply was lost is not
-// sent again, although the client would do so with its own commands. The error
-// then says that the outcome is unknown, and the charge may stand. Only answers
-// that prove that nothing ran are followed up: NOSCRIPT here, and MOVED, ASK and
-// READONLY by a ClusterClient. All others (LOADING, CLUSTERDOWN, TRYAGAIN, a
-// refused connection) fail the call at once, or when its time is up while the
-// client dials.
+// sent again, although the client would do so with its own commands. What proves that
+// nothing ran (NOSCRIPT, the refusals above, a connection that could not be made) is
+// followed by another attempt, after 1 to 32 ms, for as long as there is time.
 //
-// Some clients do not keep to deadlines: a ClusterClient or Ring without
-// ContextTimeoutEnabled, a ClusterClient that reads from replicas, the blocking
-// face of an AutoPipeliner, and any client that this package does not know. With
-// them each call runs in a goroutine of its own, and one that is abandoned ends
-// when the client gives up. An AutoPipeliner still sends what was queued when its
-// caller gave up, so set its MaxQueuedCommands.
+// A call that was given up while it waited in a client charges nothing when it is
+// sent at last: it has become a Peek.
+//
+// # Clients
+//
+// A *redis.Client whose ContextTimeoutEnabled is false does not keep to deadlines, so
+// the store uses a clone of it (WithTimeout) that does and shares its connections.
+// go-redis gives such a clone none of the hooks: for tracing, set
+// ContextTimeoutEnabled, and the store uses the client itself.
+//
+// A ClusterClient or Ring without ContextTimeoutEnabled, a ClusterClient that reads
+// from replicas, the blocking face of an AutoPipeliner, and any client that this
+// package does not know, cost a goroutine for each call under way. One that is
+// abandoned ends when the client gives up.
+//
+// An AutoPipeliner (experimental in go-redis) should be the limiter's own: go-redis
+// retries no command of a batch in which one must not be retried. Set its
+// MaxQueuedCommands.
 //
 // # Cluster
 //
 // The key of a state ends in a hash tag made of the user's key alone, so that
 // several limits of one user share a slot. User keys with braces, or longer than
 // 128 bytes, appear as a SHA-256: no user key sets the tag of another.
+//
+// When a node cannot be reached, or answers that its state has changed, the store
+// makes a ClusterClient ask for the slots: in a goroutine, at most five times a second,
+// and once a second if calls only time out. Left alone, the client is blind to a
+// failover for up to a minute. An AutoPipeliner of a ClusterClient cannot be told.
 //
 // # What is lost
 //
@@ -84,12 +124,12 @@ const (
 
 // resetScript is UNLINK as a script, because a ClusterClient splits the plain
 // command by key into commands of its own making, which it retries.
-const resetScript = `return {redis.call('UNLINK', KEYS[1]), 0, 0, 0}`
+const resetScript = `if ARGV[1] == 'reset' then redis.call('UNLINK', KEYS[1]) end return {0, 0, 0, 0}`
 
 // Store keeps state in Redis. It is safe for concurrent use and has nothing to
 // close: the client stays the caller's.
 type Store struct {
-	process process
+	link    *link
 	prefix  string // up to the name of the rule
 	timeout time.Duration
 	clock   func() time.Time // nil: the server's TIME
@@ -144,8 +184,8 @@ func WithClock(now func() time.Time) Option {
 }
 
 // New returns a store that uses client. It does no I/O: a server that cannot be
-// reached shows in the first call. Hooks that are added to client later are not
-// sure to be seen. A nil client is [store.ErrInvalidOption].
+// reached shows in the first call, or in [Store.Check]. A nil client is
+// [store.ErrInvalidOption].
 func New(client Client, opts ...Option) (*Store, error) {
 	if isNil(client) {
 		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)
@@ -160,7 +200,7 @@ func New(client Client, opts ...Option) (*Store, error) {
 		}
 	}
 	s.prefix += ":" + layout + ":"
-	s.process = bounded(client, s.timeout)
+	s.link = newLink(client, s.timeout)
 	return s, nil
 }
 
@@ -205,13 +245,13 @@ func (s *Store) call(ctx context.Context, sp *store.Space, key, op string, l sto
 		return store.Reply{}, err
 	}
 	sc := s.script(sp.Rule)
-	args := []any{evalsha, sc.sha, 1, s.key(sp, key), op, now, l.Rate, l.Period, l.Burst, n}
-	return s.run(ctx, sc, append(args, more...))
+	args := []any{evalsha, sc.sha, 1, s.key(sp, key), nil, now, l.Rate, l.Period, l.Burst, n}
+	return s.run(ctx, sc, op, append(args, more...))
 }
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, sp *store.Space, key string) error {
-	_, err := s.run(ctx, s.reset, []any{evalsha, s.reset.sha, 1, s.key(sp, key)})
+	_, err := s.run(ctx, s.reset, "reset", []any{evalsha, s.reset.sha, 1, s.key(sp, key), nil})
 	return err
 }
 

@@ -6,7 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -18,6 +18,10 @@ import (
 const (
 	eval    = "eval"
 	evalsha = "evalsha"
+
+	// Where arguments stand in an EVALSHA.
+	keyArg = 3
+	opArg  = 4
 )
 
 // script is a script and its name on the server, both boxed once for all calls.
@@ -36,32 +40,88 @@ func (s *Store) script(rule *store.Rule) *script {
 	return sc.(*script)
 }
 
-// run runs a script with args, a whole EVALSHA command, within ctx's deadline and
-// the store's timeout.
-func (s *Store) run(ctx context.Context, sc *script, args []any) (store.Reply, error) {
+// The pause before a call that was refused is sent again; it doubles each time.
+// The first is some round trips long, the last leaves a server that loads in peace.
+const (
+	firstPause = time.Millisecond
+	lastPause  = 32 * time.Millisecond
+)
+
+// run runs operation op of a script, with args, a whole EVALSHA command but for op
+// at its place, within ctx's deadline and the store's timeout. As long as there is
+// proof that nothing ran, and time, it tries again.
+func (s *Store) run(ctx context.Context, sc *script, op string, args []any) (store.Reply, error) {
 	if err := ctx.Err(); err != nil {
 		return store.Reply{}, err
 	}
-	limited := ctx
-	if end, ok := ctx.Deadline(); !ok || time.Until(end) > s.timeout {
-		var cancel context.CancelFunc
-		limited, cancel = context.WithTimeout(ctx, s.timeout)
-		defer cancel()
+	own := true
+	end := time.Now().Add(s.timeout)
+	if callers, ok := ctx.Deadline(); ok && callers.Before(end) {
+		own, end = false, callers
 	}
+	var before *fault
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		val, f := s.try(budget{Context: ctx, end: end, own: own}, sc, op, args)
+		if f == nil {
+			return parse(val)
+		}
+		if before != nil && timeUp(f.err) && errors.Is(f.class, store.ErrUnavailable) {
+			f = before // says why, not only that the time for another attempt was too short
+			f.again = false
+		}
+		if !f.again || !rest(ctx, end, pause) {
+			return store.Reply{}, failure(ctx, *f)
+		}
+		before, args = f, slices.Clone(args)
+	}
+}
 
-	cmd := newCommand(limited, args)
-	err := s.process(limited, cmd)
-	if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+// try makes one attempt, which is two commands if the server does not have the script.
+func (s *Store) try(b budget, sc *script, op string, args []any) (any, *fault) {
+	val, f := s.send(b, op, args)
+	if f != nil && redis.HasErrorPrefix(f.err, "NOSCRIPT") {
 		// Nothing ran, and EVAL never answers NOSCRIPT.
 		args = slices.Clone(args)
 		args[0], args[1] = eval, sc.text
-		cmd = newCommand(limited, args)
-		err = s.process(limited, cmd)
+		val, f = s.send(b, op, args)
 	}
-	if err != nil && !errors.Is(err, redis.Nil) {
-		return store.Reply{}, s.failure(ctx, err)
+	return val, f
+}
+
+// send sends one command. If it fails the client may keep args.
+func (s *Store) send(b budget, op string, args []any) (any, *fault) {
+	sent := &sending{op: op}
+	args[opArg] = sent
+	cmd := newCommand(b, args)
+	err := s.link.process(b, cmd, sent)
+	if err == nil || errors.Is(err, redis.Nil) {
+		return cmd.Val(), nil
 	}
-	return parse(cmd.Val())
+	var f fault
+	var answer redis.Error
+	if errors.As(err, &answer) {
+		f = answered(err, answer.Error())
+	} else {
+		f = s.unanswered(err, sent.abandon(), args[keyArg].(string))
+	}
+	s.link.changed(f)
+	return nil, &f
+}
+
+// rest waits for about d, and reports whether there is still time before end.
+func rest(ctx context.Context, end time.Time, d time.Duration) bool {
+	d = d/2 + rand.N(d/2+1) // callers that were refused together do not come back together
+	if time.Until(end) <= d {
+		return false
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // parse reads a script's reply, four integers.
@@ -82,34 +142,21 @@ func parse(val any) (store.Reply, error) {
 	return store.Reply{OK: v[0] == 1, X: v[1], Y: v[2], Z: v[3]}, nil
 }
 
-// failure is the error of a call with ctx that err ended.
-func (s *Store) failure(ctx context.Context, err error) error {
-	if cause := ctx.Err(); cause != nil {
-		return cause
+// failure is the error of a call with ctx that ended in f.
+func failure(ctx context.Context, f fault) error {
+	if err := over(ctx); err != nil {
+		return err
 	}
-	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-		return context.DeadlineExceeded // the socket's timer was faster than ctx's
-	}
-	var answer redis.Error
-	what := fmt.Sprintf("no reply (timeout %v), the outcome is unknown", s.timeout)
-	switch {
-	case errors.As(err, &answer):
-		return fmt.Errorf("%w: %w", store.ErrStore, err)
-	case unsent(err):
-		what = "nothing was sent"
-	}
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		// Not the caller's context ended, so its errors must not show.
-		return fmt.Errorf("%w: %s: %v", store.ErrStore, what, err) //nolint:errorlint // on purpose
-	}
-	return fmt.Errorf("%w: %s: %w", store.ErrStore, what, err)
+	return f.error()
 }
 
-// unsent reports whether err proves that the command never left the process.
-// redis.ErrClosed does not: an AutoPipeliner that is closed may have sent it.
-func unsent(err error) bool {
-	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial" ||
-		errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
-		errors.Is(err, redis.ErrAutoPipelineQueueFull)
+// over is ctx's error, also if a socket's timer was faster than ctx's own.
+func over(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		return context.DeadlineExceeded
+	}
+	return nil
 }

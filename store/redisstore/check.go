@@ -1,0 +1,277 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+const (
+	checkTimeout = 5 * time.Second        // of a whole Check, if its context has no nearer deadline
+	nodeTimeout  = time.Second            // of each of its commands
+	clockSlack   = 100 * time.Millisecond // by which clocks may differ
+)
+
+// Check looks for settings of the client and of its servers under which limits do
+// not hold, or calls fail or cost more than they need to. Each finding is one or two
+// sentences for a log: what is set, why it matters, what to do. What could not be
+// looked at is a finding as well. None keeps the store from working.
+//
+// The commands are read-only: INFO and TIME, and CONFIG GET where INFO does not say
+// enough, to each master of a cluster and each shard of a ring. Check returns by ctx's
+// deadline, or in 5 s. An error, which is ctx's own or wraps [store.ErrStore], means
+// that not all servers could be asked; the findings so far come with it.
+func (s *Store) Check(ctx context.Context) ([]string, error) {
+	limited, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	found := s.link.settings()
+	nodes, err := s.link.nodes(limited)
+	for _, n := range nodes {
+		sentences, failed := s.checkNode(limited, n)
+		for _, sentence := range sentences {
+			found = append(found, n.name+": "+sentence)
+		}
+		err = errors.Join(err, failed)
+	}
+	if ended := over(ctx); ended != nil {
+		err = ended
+	}
+	return found, err
+}
+
+// node is one server to look at.
+type node struct {
+	name    string
+	process process
+	single  bool // the client takes it for the only one
+}
+
+// ask runs a command that changes nothing.
+func (n node) ask(ctx context.Context, args ...any) (any, error) {
+	b := budget{Context: ctx, end: time.Now().Add(nodeTimeout)}
+	if end, ok := ctx.Deadline(); ok && end.Before(b.end) {
+		b.end = end
+	}
+	cmd := command{redis.NewCmd(ctx, args...)}
+	sent := new(sending)
+	sent.state.Store(written) // so that it is waited for
+	if err := n.process(b, cmd, sent); err != nil {
+		return nil, err
+	}
+	return cmd.Val(), nil
+}
+
+func (s *Store) checkNode(ctx context.Context, n node) ([]string, error) {
+	val, err := n.ask(ctx, "info")
+	var answer redis.Error
+	switch {
+	case errors.As(err, &answer):
+		return []string{fmt.Sprintf("version, role and eviction could not be looked at (%v). Allow the user INFO to have them checked.", err)}, nil
+	case err != nil:
+		return nil, fmt.Errorf("%w: %s: %v", store.ErrUnavailable, n.name, err) //nolint:errorlint // no context error may show
+	}
+	text, _ := val.(string)
+	info := parseInfo(text)
+	found := checkVersion(info)
+	found = append(found, checkRole(info, n.single)...)
+	found = append(found, checkEviction(ctx, n, info)...)
+	return append(found, s.checkClock(ctx, n)...), nil
+}
+
+// parseInfo reads the lines "name:value" of INFO.
+func parseInfo(text string) map[string]string {
+	info := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			info[name] = value
+		}
+	}
+	return info
+}
+
+func checkVersion(info map[string]string) []string {
+	name, version, least := "Redis", info["redis_version"], [2]int{6, 2}
+	if v := info["valkey_version"]; v != "" { // it also says which Redis it is compatible with
+		name, version, least = "Valkey", v, [2]int{7, 2}
+	}
+	major, rest, _ := strings.Cut(version, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	a, err := strconv.Atoi(major)
+	b, err2 := strconv.Atoi(minor)
+	if err != nil || err2 != nil {
+		return []string{fmt.Sprintf("the version could not be looked at (%q). The scripts need Redis 6.2 or Valkey 7.2.", version)}
+	}
+	if a > least[0] || a == least[0] && b >= least[1] {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s %s is too old: the scripts are made for %d.%d and later, and may fail or decide wrongly. Upgrade it.",
+		name, version, least[0], least[1])}
+}
+
+func checkRole(info map[string]string, single bool) []string {
+	var found []string
+	if info["role"] == "slave" {
+		found = append(found, "this is a replica, which refuses to charge (READONLY) or charges what its master never hears of. "+
+			"Connect to the master; with Sentinel, without ReplicaOnly.")
+	}
+	if single && info["redis_mode"] == "cluster" {
+		found = append(found, "this is a node of a cluster, and the client is not a ClusterClient: keys of other nodes fail (MOVED). "+
+			"Use redis.NewClusterClient.")
+	}
+	return found
+}
+
+func checkEviction(ctx context.Context, n node, info map[string]string) []string {
+	policy, ok := info["maxmemory_policy"]
+	if !ok {
+		val, err := n.ask(ctx, "config", "get", "maxmemory-policy")
+		if policy, ok = setting(val, "maxmemory-policy"); !ok {
+			return []string{fmt.Sprintf("maxmemory-policy could not be looked at (%v). Make sure that it is noeviction.", err)}
+		}
+	}
+	if policy == "noeviction" {
+		return nil
+	}
+	when := "When memory is full"
+	if info["maxmemory"] == "0" {
+		when = "No maxmemory is set yet; once there is one and memory is full"
+	}
+	return []string{fmt.Sprintf("maxmemory-policy is %s. %s, the server drops keys of limiters, all of which have a TTL, and "+
+		"each key that it drops starts again with its whole limit. Set noeviction, on a server of the limiters' own.", policy, when)}
+}
+
+// setting is the value of name in the reply of CONFIG GET, a map or a list.
+func setting(val any, name string) (string, bool) {
+	switch v := val.(type) {
+	case map[any]any:
+		value, ok := v[name].(string)
+		return value, ok
+	case []any:
+		if len(v) == 2 && v[0] == name {
+			value, ok := v[1].(string)
+			return value, ok
+		}
+	}
+	return "", false
+}
+
+// checkClock compares the server's clock with the one that the caller lives by. The
+// server read its own at some time between two readings of the other.
+func (s *Store) checkClock(ctx context.Context, n node) []string {
+	now := time.Now
+	if s.clock != nil {
+		now = s.clock
+	}
+	before := now()
+	val, err := n.ask(ctx, "time")
+	after := now()
+	at, ok := serverTime(val)
+	if !ok {
+		return []string{fmt.Sprintf("the clock could not be looked at (%v).", err)}
+	}
+	ahead := max(at.Sub(after), 0) - max(before.Sub(at), 0)
+	if ahead.Abs() <= clockSlack {
+		return nil
+	}
+	if s.clock != nil {
+		return []string{fmt.Sprintf("its clock is %v ahead of WithClock's. Decisions go by WithClock and keys expire by the server, "+
+			"so spend is forgotten early or kept late by as much. Set both clocks by NTP.", ahead.Round(time.Millisecond))}
+	}
+	return []string{fmt.Sprintf("its clock is %v ahead of this machine's. Decisions go by the server's, so windows begin and "+
+		"end at other times than this machine thinks. Set both clocks by NTP.", ahead.Round(time.Millisecond))}
+}
+
+// serverTime reads the reply of TIME, seconds and µs.
+func serverTime(val any) (time.Time, bool) {
+	list, _ := val.([]any)
+	if len(list) != 2 {
+		return time.Time{}, false
+	}
+	seconds, err := strconv.ParseInt(fmt.Sprint(list[0]), 10, 64)
+	micros, err2 := strconv.ParseInt(fmt.Sprint(list[1]), 10, 64)
+	return time.Unix(seconds, micros*1000), err == nil && err2 == nil
+}
+
+// nodes are the servers behind the client.
+func (l *link) nodes(ctx context.Context) ([]node, error) {
+	switch c := l.client.(type) {
+	case *redis.Client:
+		return []node{{name: c.Options().Addr, process: direct(deadlines(c, nodeTimeout)), single: true}}, nil
+	case *redis.ClusterClient:
+		return collect(ctx, c.ForEachMaster, false)
+	case *redis.Ring:
+		return collect(ctx, c.ForEachShard, true)
+	}
+	return []node{{name: "server", process: l.process}}, nil
+}
+
+// collect lists the clients that each visits. It does not wait for a client that asks
+// a hanging server where the others are.
+func collect(ctx context.Context, each func(context.Context, func(context.Context, *redis.Client) error) error, single bool) ([]node, error) {
+	var mu sync.Mutex
+	var nodes []node
+	done := make(chan error, 1)
+	go func() {
+		done <- each(ctx, func(_ context.Context, c *redis.Client) error {
+			mu.Lock()
+			defer mu.Unlock()
+			nodes = append(nodes, node{name: c.Options().Addr, process: direct(deadlines(c, nodeTimeout)), single: single})
+			return nil
+		})
+	}()
+	var err error
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: %v", store.ErrUnavailable, err) //nolint:errorlint // no context error may show
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return nodes[:len(nodes):len(nodes)], err
+}
+
+// settings are findings about the client.
+func (l *link) settings() []string {
+	const perCall = "client: ContextTimeoutEnabled is false, so that each call costs a goroutine, which stays for up to ReadTimeout " +
+		"when the server hangs. Set it."
+	switch c := l.client.(type) {
+	case *redis.Client:
+		if !c.Options().ContextTimeoutEnabled {
+			return []string{"client: ContextTimeoutEnabled is false, so that it does not keep to deadlines. The store's calls do, " +
+				"through a clone that has none of the client's hooks (tracing). Set it, and the store uses the client itself."}
+		}
+	case *redis.ClusterClient:
+		o := c.Options()
+		if o.ReadOnly { // also with RouteByLatency and RouteRandomly
+			return []string{"client: it reads from replicas (ReadOnly, RouteByLatency or RouteRandomly). Limiters must read what they wrote, " +
+				"so their calls go to masters all the same, at the cost of a goroutine each. Use a client without it."}
+		}
+		if !o.ContextTimeoutEnabled {
+			return []string{perCall}
+		}
+	case *redis.Ring:
+		if !c.Options().ContextTimeoutEnabled {
+			return []string{perCall}
+		}
+	case *redis.AutoPipeliner:
+		if c.Config().MaxQueuedCommands <= 0 {
+			return []string{"client: the AutoPipeliner's MaxQueuedCommands is not set, so that its queue grows without bound when " +
+				"the server hangs. Set it."}
+		}
+	default:
+		return []string{fmt.Sprintf("client: a %T is not known to this package. Its settings could not be looked at, and each call "+
+			"costs a goroutine. Hand New the go-redis client itself.", c)}
+	}
+	return nil
+}

@@ -1,0 +1,137 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// found is what Check says, in one text.
+func found(t testing.TB, client redisstore.Client, opts ...redisstore.Option) string {
+	t.Helper()
+	list, err := newStore(t, client, opts...).Check(t.Context())
+	require.NoError(t, err)
+	for _, finding := range list {
+		require.Regexp(t, `^[^ ]+: .*\.$`, finding)
+	}
+	return strings.Join(list, "\n")
+}
+
+func TestCheckSaysWhatIsWrong(t *testing.T) {
+	server := redistest.Start(t)
+	plain := server.Client(t)
+	good := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+	defer good.Close()
+	ctx := t.Context()
+	require.Empty(t, found(t, good))
+
+	// The client.
+	require.Contains(t, found(t, plain), "ContextTimeoutEnabled is false")
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": server.Addr()}})
+	defer ring.Close()
+	require.Contains(t, found(t, ring), "each call costs a goroutine")
+	async, err := good.AsyncAutoPipeline()
+	require.NoError(t, err)
+	require.Contains(t, found(t, async), "MaxQueuedCommands")
+	require.Contains(t, found(t, struct{ redisstore.Client }{good}), "is not known to this package")
+
+	// The server.
+	for _, policy := range []string{"allkeys-lru", "volatile-ttl", "allkeys-random"} {
+		require.NoError(t, plain.ConfigSet(ctx, "maxmemory-policy", policy).Err())
+		text := found(t, good)
+		require.Contains(t, text, server.Addr()+": maxmemory-policy is "+policy)
+		require.Contains(t, text, "No maxmemory is set yet")
+		require.Contains(t, found(t, async), "server: maxmemory-policy is "+policy)
+		require.Contains(t, found(t, ring), "maxmemory-policy is "+policy)
+	}
+	require.NoError(t, plain.ConfigSet(ctx, "maxmemory", "100mb").Err())
+	require.Contains(t, found(t, good), ". When memory is full")
+	require.NoError(t, plain.ConfigSet(ctx, "maxmemory-policy", "noeviction").Err())
+	require.Empty(t, found(t, good))
+
+	replica := redistest.Start(t, "--replicaof", strings.ReplaceAll(server.Addr(), ":", " "))
+	require.Contains(t, found(t, replica.Client(t)), "this is a replica")
+
+	// Clocks.
+	for ahead, says := range map[time.Duration]string{
+		time.Second: `its clock is -(1s|9\d\dms) ahead`, -2 * time.Second: `its clock is (2s|1\.9\d*s) ahead`,
+		50 * time.Millisecond: "", -50 * time.Millisecond: "",
+	} {
+		text := found(t, good, redisstore.WithClock(func() time.Time { return time.Now().Add(ahead) }))
+		require.Regexp(t, says, text)
+		require.Equal(t, says == "", text == "", text)
+	}
+
+	// A user who may not ask.
+	require.NoError(t, plain.Do(ctx, "ACL", "SETUSER", "limiter", "on", "nopass", "~*", "+eval", "+evalsha", "+get", "+set", "+hello", "+client").Err())
+	user := redis.NewClient(&redis.Options{Addr: server.Addr(), Username: "limiter", Password: "x", ContextTimeoutEnabled: true})
+	defer user.Close()
+	require.Contains(t, found(t, user), "could not be looked at (NOPERM")
+}
+
+func TestCheckOfACluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 2, 0)
+	require.NoError(t, cluster.Masters[1].Client(t).ConfigSet(t.Context(), "maxmemory-policy", "volatile-lru").Err())
+	text := found(t, cluster.Client(t))
+	require.Contains(t, text, "ContextTimeoutEnabled is false")
+	require.Contains(t, text, cluster.Masters[1].Addr()+": maxmemory-policy")
+	require.NotContains(t, text, cluster.Masters[0].Addr())
+
+	for _, o := range []*redis.ClusterOptions{{ReadOnly: true}, {RouteByLatency: true}, {RouteRandomly: true}} {
+		o.Addrs = cluster.Addrs()
+		client := redis.NewClusterClient(o)
+		require.Contains(t, found(t, client), "it reads from replicas")
+		require.NoError(t, client.Close())
+	}
+	require.Contains(t, found(t, cluster.Masters[0].Client(t)), "Use redis.NewClusterClient")
+}
+
+func TestCheckIsBounded(t *testing.T) {
+	cluster := redistest.StartCluster(t, 1, 0)
+	server := cluster.Masters[0]
+	for name, client := range kinds(t, server.Addr(), false) {
+		s := newStore(t, client)
+		_, err := s.Take(t.Context(), space, "k", limit, 1)
+		require.NoError(t, err)
+		server.Freeze()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		start := time.Now()
+		list, err := s.Check(ctx)
+		took := time.Since(start)
+		cancel()
+		server.Thaw()
+		require.Less(t, took, 100*time.Millisecond+slack, name)
+		require.ErrorIs(t, err, context.DeadlineExceeded, name)
+		require.NotEmpty(t, list, "what is known without the server: %s", name)
+	}
+	server.Kill()
+	s := newStore(t, server.Client(t))
+	_, err := s.Check(t.Context())
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.False(t, errors.Is(err, context.DeadlineExceeded))
+}
+
+func TestCheckReadsVersionsOfRedisAndValkey(t *testing.T) {
+	for info, says := range map[string]string{
+		"redis_version:6.2.0": "", "redis_version:7.0.15": "", "redis_version:10.0.1": "",
+		"redis_version:6.0.16": "too old", "redis_version:5.0": "too old", "redis_version:4.9.9": "too old",
+		"redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.0.1": "",
+		"redis_version:7.2.4\r\nvalkey_version:7.1.0":                       "too old",
+		"redis_version:unstable":                                            "could not be looked at", "": "could not be looked at",
+	} {
+		text := strings.Join(redisstore.CheckVersion(info), " ")
+		if says == "" {
+			require.Empty(t, text, info)
+		}
+		require.Contains(t, text, says, info)
+	}
+}

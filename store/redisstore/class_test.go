@@ -1,0 +1,327 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// classes are all of the store's classes of errors, by their names in logs.
+func classes() map[string]error {
+	return map[string]error{
+		"unavailable": store.ErrUnavailable, "timeout": store.ErrTimeout, "overloaded": store.ErrOverloaded,
+		"out of memory": store.ErrOutOfMemory, "corrupt": store.ErrCorrupt,
+	}
+}
+
+// classOf names the class of err. No error may have two, nor show a context's end.
+func classOf(t testing.TB, err error) string {
+	t.Helper()
+	if err == nil {
+		return "ok"
+	}
+	if !errors.Is(err, store.ErrStore) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		t.Errorf("not the store's error: %v", err)
+	}
+	found := "no class"
+	for name, class := range classes() {
+		if errors.Is(err, class) {
+			if found != "no class" {
+				t.Errorf("both %s and %s: %v", found, name, err)
+			}
+			found = name
+		}
+	}
+	return found
+}
+
+// Each code is answered by the server three times, as it would before it runs
+// anything, and then the call is admitted.
+func TestRefusedCallsAreSentAgainWhileThereIsTime(t *testing.T) {
+	server := redistest.StartCluster(t, 1, 0).Masters[0]
+	plain := server.Client(t)
+	refuse := func(answer string, times int) *store.Space {
+		return rule(fmt.Sprintf(`local n = redis.call('INCR', KEYS[1]) redis.call('PEXPIRE', KEYS[1], 60000)
+			if n <= %d then return redis.error_reply('%s') end return {1, n, 0, 0}`, times, answer))
+	}
+	for name, client := range kinds(t, server.Addr(), false) {
+		s := newStore(t, client)
+		for _, answer := range []string{
+			"LOADING Redis is loading the dataset in memory", "READONLY You can't write", "TRYAGAIN Multiple keys",
+			"CLUSTERDOWN The cluster is down", "MASTERDOWN Link with MASTER is down", "NOREPLICAS Not enough",
+			"BUSY Redis is busy", "ERR max number of clients reached",
+			"ERR Error running script (call to f_1): @user_script:9: -READONLY You can't write", // Redis 6.2
+		} {
+			answer = escape(answer)
+			r, err := s.Take(t.Context(), refuse(answer, 3), name+answer, limit, 1)
+			require.NoError(t, err, "%s %s", name, answer)
+			require.EqualValues(t, 4, r.X)
+		}
+	}
+
+	// With no time left, the refusal is the answer.
+	s, err := redisstore.New(plain, redisstore.WithTimeout(300*time.Millisecond))
+	require.NoError(t, err)
+	start := time.Now()
+	_, err = s.Take(t.Context(), refuse("LOADING planted", 1000), "loads for long", limit, 1)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, "LOADING planted")
+	require.Less(t, time.Since(start), 300*time.Millisecond+slack)
+	runs, err := plain.Get(t.Context(), s.RedisKey(refuse("", 0), "loads for long")).Int()
+	require.NoError(t, err)
+	require.Greater(t, runs, 3)
+	// The fault bites: go-redis' own command fails.
+	naive := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
+	defer naive.Close()
+	err = naive.Eval(t.Context(), refuse("LOADING planted", 3).Rule.Script, []string{"naive"}).Err()
+	require.ErrorContains(t, err, "LOADING")
+}
+
+// escape is answer for a Lua string.
+func escape(answer string) string {
+	var b []byte
+	for i := range len(answer) {
+		if answer[i] == '\'' {
+			b = append(b, '\\')
+		}
+		b = append(b, answer[i])
+	}
+	return string(b)
+}
+
+func TestOtherAnswersAreNotSentAgain(t *testing.T) {
+	server := redistest.StartCluster(t, 1, 0).Masters[0]
+	plain := server.Client(t)
+	for name, client := range kinds(t, server.Addr(), false) {
+		s := newStore(t, client)
+		for answer, class := range map[string]string{
+			"OOM command not allowed when used memory > maxmemory":                                       "out of memory",
+			"ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed":           "out of memory",
+			"WRONGTYPE Operation against a key holding the wrong kind of value":                          "corrupt",
+			"ERR user_script:1: ratelimit: the value of the key is not a state":                          "corrupt",
+			"ERR Error running script (call to f_1): @user_script:3: ratelimit: the value of the key is": "corrupt",
+			"MISCONF Redis is configured to save RDB snapshots":                                          "unavailable",
+			"NOPERM this user has no permissions":                                                        "no class",
+			"ERR something else about OOM":                                                               "no class",
+			"LOADINGX":                                                                                   "no class",
+		} {
+			key := name + answer
+			sp := rule(`redis.call('INCR', KEYS[1]) redis.call('PEXPIRE', KEYS[1], 60000) return redis.error_reply('` + answer + `')`)
+			_, err := s.Take(t.Context(), sp, key, limit, 1)
+			require.Equal(t, class, classOf(t, err), answer)
+			runs, err := plain.Get(t.Context(), s.RedisKey(sp, key)).Int()
+			require.NoError(t, err)
+			require.Equal(t, 1, runs, key)
+		}
+	}
+}
+
+func TestGarbageIsCorruptState(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	s := newStore(t, client)
+	plant := map[string]func(key string) error{
+		"a text": func(key string) error { return client.Set(t.Context(), key, "garbage", time.Minute).Err() },
+		"a list": func(key string) error { return client.LPush(t.Context(), key, "x").Err() },
+	}
+	for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"} {
+		for what, put := range plant {
+			l, err := ratelimit.New(algorithm, s, ratelimit.PerHour(10))
+			require.NoError(t, err)
+			key := algorithm + what
+			_, err = l.Allow(t.Context(), key)
+			require.NoError(t, err)
+			found, err := client.Keys(t.Context(), "*"+t.Name()+"*"+key+"*").Result()
+			require.NoError(t, err)
+			require.Len(t, found, 1)
+			require.NoError(t, client.Del(t.Context(), found[0]).Err())
+			require.NoError(t, put(found[0]))
+
+			_, err = l.Allow(t.Context(), key)
+			require.ErrorIs(t, err, store.ErrCorrupt, key)
+			_, err = l.Peek(t.Context(), key)
+			require.ErrorIs(t, err, store.ErrCorrupt, key)
+			require.NoError(t, l.Reset(t.Context(), key))
+			_, err = l.Allow(t.Context(), key)
+			require.NoError(t, err)
+		}
+	}
+}
+
+// A server that is gone is unavailable on the first call, while the client still
+// dials, and on all that follow.
+func TestNobodyThereIsUnavailable(t *testing.T) {
+	gone := redistest.Start(t)
+	gone.Kill()
+	loads := map[string]*load{}
+	for _, contextTimeouts := range []bool{false, true} {
+		for name, client := range kinds(t, gone.Addr(), contextTimeouts) {
+			s, err := redisstore.New(client)
+			require.NoError(t, err)
+			loads[fmt.Sprintf("%s, ContextTimeoutEnabled %t", name, contextTimeouts)] = start(t, s, "k", 8)
+		}
+	}
+	time.Sleep(700 * time.Millisecond) // go-redis dials for half a second before it says why
+	for name, l := range loads {
+		l.end()
+		l.report("nobody listens, " + name)
+		if strings.Contains(name, "AutoPipeliner") || strings.Contains(name, "blocking") {
+			require.Zero(t, l.count("ok")) // it does not say what it has sent
+			continue
+		}
+		require.Equal(t, l.calls(), l.count("unavailable"), name)
+	}
+	t.Run("no such host", func(t *testing.T) {
+		client := redis.NewClient(&redis.Options{Addr: "nobody.invalid:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
+			return nil, &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "nobody.invalid", IsNotFound: true}}
+		}})
+		defer client.Close()
+		_, err := newStore(t, client, redisstore.WithTimeout(800*time.Millisecond)).Take(t.Context(), space, "k", limit, 1)
+		require.ErrorIs(t, err, store.ErrUnavailable)
+		require.ErrorContains(t, err, "no such host")
+	})
+}
+
+func TestPoolExhaustedIsOverloaded(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	proxy.Delay(4 * time.Millisecond) // alive, but two connections carry 500 calls a second
+	small := func(change func(o *redis.Options)) *redis.Client {
+		o := &redis.Options{Addr: proxy.Addr(), PoolSize: 2}
+		change(o)
+		client := redis.NewClient(o)
+		t.Cleanup(func() { _ = client.Close() })
+		return client
+	}
+	ring := func(o *redis.RingOptions) *redis.Ring {
+		o.Addrs = map[string]string{"a": proxy.Addr()}
+		o.HeartbeatFrequency = time.Hour
+		o.PoolSize = 2
+		client := redis.NewRing(o)
+		t.Cleanup(func() { _ = client.Close() })
+		return client
+	}
+	for name, client := range map[string]redisstore.Client{
+		"wait until the deadline": small(func(*redis.Options) {}),
+		"PoolTimeout":             small(func(o *redis.Options) { o.PoolTimeout = 10 * time.Millisecond }),
+		"MaxActiveConns":          small(func(o *redis.Options) { o.PoolSize, o.MaxActiveConns = 64, 2 }),
+		"Ring":                    ring(&redis.RingOptions{}),
+		"Ring with deadlines":     ring(&redis.RingOptions{ContextTimeoutEnabled: true}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1)
+			require.NoError(t, err)
+			s, err := redisstore.New(client)
+			require.NoError(t, err)
+			l := run(t, s, 64, 300*time.Millisecond)
+			l.report("a pool of 2, 64 callers")
+			require.Less(t, l.late(), slack)
+			require.Positive(t, l.count("ok"))
+			require.Greater(t, l.count("overloaded"), (l.calls()-l.count("ok"))*3/4)
+			require.Greater(t, l.count("ok"), 15, "a tenth of what two connections carry")
+			require.Zero(t, l.count("no class"))
+		})
+	}
+
+	// The fault bites: the client's own command waits for as long as PoolTimeout.
+	naive := small(func(o *redis.Options) { o.ReadTimeout = time.Second })
+	late := worst(t, 64, 1, func() time.Duration {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		start := time.Now()
+		_ = naive.Ping(ctx).Err()
+		return time.Since(start)
+	})
+	require.Greater(t, late, 100*time.Millisecond)
+}
+
+// Only the wait for a connection ends before the timeout does.
+func TestAnswersInTheLastQuarterCount(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	clients := kinds(t, proxy.Addr(), false)
+	delete(clients, "ClusterClient") // not a cluster
+	for _, client := range clients {
+		_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1)
+		require.NoError(t, err)
+	}
+	proxy.Delay(850 * time.Millisecond)
+	for name, client := range clients {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var err error
+			_, err = newStore(t, client, redisstore.WithTimeout(time.Second)).Take(t.Context(), space, "k", limit, 1)
+			require.NoError(t, err)
+			_, err = newStore(t, client, redisstore.WithTimeout(500*time.Millisecond)).Take(t.Context(), space, "k", limit, 1)
+			require.ErrorIs(t, err, store.ErrTimeout)
+		})
+	}
+}
+
+func TestFullServerIsOutOfMemory(t *testing.T) {
+	server := redistest.Start(t, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
+	client := server.Client(t)
+	s := newStore(t, client)
+	l, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(10))
+	require.NoError(t, err)
+	_, err = l.Allow(t.Context(), "known")
+	require.NoError(t, err)
+	for _, size := range []int{10_000, 1000, 100, 1} {
+		err = nil
+		for i := 0; err == nil; i++ {
+			err = client.Set(t.Context(), fmt.Sprint("filler", size, ":", i), make([]byte, size), 0).Err()
+		}
+		require.True(t, redis.IsOOMError(err), err)
+	}
+	for range 3 {
+		_, err = l.Allow(t.Context(), "new")
+		require.ErrorIs(t, err, store.ErrOutOfMemory)
+	}
+	t.Log(err)
+	require.NoError(t, client.FlushAll(t.Context()).Err())
+	_, err = l.Allow(t.Context(), "new")
+	require.NoError(t, err)
+}
+
+// What was not sent when its caller went away charges nothing later on.
+func TestAbandonedCallsThatWaitedChargeNothing(t *testing.T) {
+	server := redistest.Start(t)
+	loads, stores := map[string]*load{}, map[string]*redisstore.Store{}
+	for name, client := range kinds(t, server.Addr(), false) {
+		if name == "ClusterClient" {
+			continue // not a cluster
+		}
+		stores[name] = newStore(t, client, redisstore.WithPrefix(name))
+		_, err := stores[name].Take(t.Context(), space, "k", limit, 1)
+		require.NoError(t, err)
+		s, err := redisstore.New(client, redisstore.WithPrefix(name))
+		require.NoError(t, err)
+		loads[name] = start(t, s, "k", 32)
+	}
+	time.Sleep(100 * time.Millisecond)
+	server.Freeze()
+	time.Sleep(time.Second)
+	for _, l := range loads {
+		l.end()
+	}
+	server.Thaw()
+	time.Sleep(100 * time.Millisecond)
+	for name, l := range loads {
+		late := int(used(t, stores[name], "k")) - 1 - l.count("ok")
+		l.report(fmt.Sprintf("frozen for a second, %s: %d charged late,", name, late))
+		require.Positive(t, l.count("timeout"))
+		require.LessOrEqual(t, late, l.count("timeout"), name)
+		require.LessOrEqual(t, late, 32, "%s: what was under way", name)
+	}
+}

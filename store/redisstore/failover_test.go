@@ -1,0 +1,301 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// long skips t unless long tests were asked for:
+//
+//	RATELIMIT_LONG=1 go test -v -run Long ./store/redisstore
+func long(t *testing.T) {
+	t.Helper()
+	if os.Getenv("RATELIMIT_LONG") != "1" {
+		t.Skip("RATELIMIT_LONG=1 runs it")
+	}
+}
+
+// hidden is a client of which the store knows nothing but Process.
+type hidden struct{ redisstore.Client }
+
+// keyOf is a key of which a master of 3 has the slot.
+func keyOf(t *testing.T, client *redis.ClusterClient, s *redisstore.Store, master int) string {
+	t.Helper()
+	for _, key := range strings.Split("a b c d e f g h i j k l m n o p q r s t u v w x y z", " ") {
+		slot := client.ClusterKeySlot(t.Context(), s.RedisKey(space, key)).Val()
+		if slot*3/16384 == int64(master) {
+			return key
+		}
+	}
+	t.Fatal("no key")
+	return ""
+}
+
+// A default client of a cluster of which a master is killed.
+func TestLongClusterFailover(t *testing.T) {
+	long(t)
+	cluster := redistest.StartCluster(t, 3, 3)
+	loads := map[string]*load{}
+	stores := map[string]*redisstore.Store{}
+	var key string
+	for name, client := range map[string]*redis.ClusterClient{
+		"default":   cluster.Client(t),
+		"deadlines": redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs(), ContextTimeoutEnabled: true}),
+		"naive":     cluster.Client(t), // not told that anything has changed
+	} {
+		t.Cleanup(func() { _ = client.Close() })
+		process := redisstore.Client(client)
+		if name == "naive" {
+			process = hidden{client}
+		}
+		s, err := redisstore.New(process, redisstore.WithPrefix(name))
+		require.NoError(t, err)
+		_, err = newStore(t, client).Take(t.Context(), space, "k", limit, 1)
+		require.NoError(t, err)
+		key = keyOf(t, client, s, 0)
+		stores[name], loads[name] = s, start(t, s, key, 8)
+	}
+	time.Sleep(300 * time.Millisecond)
+	cluster.Masters[0].Kill()
+	killed := time.Now()
+	time.Sleep(8 * time.Second) // node-timeout 1 s + 3 s, twice
+	for name, l := range loads {
+		l.end()
+		l.report("master killed, " + name)
+		if name == "naive" {
+			t.Logf("naive: last failure after %v", l.recovered(killed))
+			require.Greater(t, l.recovered(killed), 7*time.Second, "the fault bites")
+			continue
+		}
+		count, err := redisstore.New(cluster.Client(t), redisstore.WithPrefix(name), redisstore.WithTimeout(5*time.Second))
+		require.NoError(t, err)
+		t.Logf("%s: recovered in %v; %d admitted, %d counted by the new master", name, l.recovered(killed), l.count("ok"), used(t, count, key))
+		require.Less(t, l.recovered(killed), 4*time.Second)
+	}
+}
+
+// The same, with a master that hangs: go-redis' own way of asking for the slots waits
+// for 5 s when it asks that one.
+func TestLongClusterMasterHangs(t *testing.T) {
+	long(t)
+	cluster := redistest.StartCluster(t, 3, 3)
+	client := cluster.Client(t)
+	s, err := redisstore.New(client)
+	require.NoError(t, err)
+	_, err = newStore(t, client).Take(t.Context(), space, "k", limit, 1)
+	require.NoError(t, err)
+	l := start(t, s, keyOf(t, client, s, 0), 8)
+	time.Sleep(300 * time.Millisecond)
+	cluster.Masters[0].Freeze()
+	frozen := time.Now()
+	time.Sleep(14 * time.Second)
+	l.end()
+	cluster.Masters[0].Thaw()
+	l.report("master frozen")
+	t.Logf("recovered in %v", l.recovered(frozen))
+	require.Less(t, l.recovered(frozen), 8*time.Second)
+}
+
+func TestLongSentinelFailover(t *testing.T) {
+	long(t)
+	const downAfter = time.Second
+	for fault, promise := range map[string]time.Duration{
+		"killed": downAfter + 3*time.Second,
+		// Dials of a host that does not even refuse hold the pool for DialTimeout, 5 s.
+		"frozen":                     downAfter + 8*time.Second,
+		"frozen, DialTimeout 500 ms": downAfter + 3*time.Second,
+		"told to fail over":          downAfter + 3*time.Second,
+	} {
+		t.Run(fault, func(t *testing.T) {
+			group := redistest.StartSentinel(t, 2, downAfter)
+			o := &redis.FailoverOptions{MasterName: redistest.MasterName, SentinelAddrs: group.Addrs()}
+			if strings.Contains(fault, "DialTimeout") {
+				o.DialTimeout = 500 * time.Millisecond
+			}
+			client := redis.NewFailoverClient(o)
+			defer client.Close()
+			s, err := redisstore.New(client)
+			require.NoError(t, err)
+			fixed, err := redisstore.New(group.Master.Client(t), redisstore.WithPrefix("naive"))
+			require.NoError(t, err)
+			l, naive := start(t, s, "k", 8), start(t, fixed, "k", 2)
+			time.Sleep(300 * time.Millisecond)
+			at := time.Now()
+			switch fault {
+			case "killed":
+				group.Master.Kill()
+			case "frozen", "frozen, DialTimeout 500 ms":
+				group.Master.Freeze()
+			default:
+				sentinel := redis.NewSentinelClient(&redis.Options{Addr: group.Sentinels[0].Addr()})
+				require.NoError(t, sentinel.Failover(t.Context(), redistest.MasterName).Err())
+				require.NoError(t, sentinel.Close())
+			}
+			promoted := make(chan time.Duration, 1)
+			go func() { promoted <- whenPromoted(group.Replicas, at) }()
+			time.Sleep(8 * time.Second)
+			l.end()
+			naive.end()
+			l.report("master " + fault)
+			if fault != "told to fail over" { // then the old master becomes a replica at its leisure
+				require.Greater(t, naive.recovered(at), 7*time.Second, "the fault bites")
+			}
+			t.Logf("a replica was promoted after %v", <-promoted)
+			patient := newStore(t, client, redisstore.WithPrefix("rl"))
+			t.Logf("recovered in %v; %d admitted, %d counted by the new master", l.recovered(at), l.count("ok"), used(t, patient, "k"))
+			require.Less(t, l.recovered(at), promise)
+		})
+	}
+}
+
+// whenPromoted is how long after at one of the replicas has become a master.
+func whenPromoted(replicas []*redistest.Server, at time.Time) time.Duration {
+	for time.Since(at) < 7*time.Second {
+		for _, r := range replicas {
+			client := redis.NewClient(&redis.Options{Addr: r.Addr()})
+			role := client.InfoMap(context.Background(), "replication").Item("Replication", "role")
+			_ = client.Close()
+			if role == "master" {
+				return time.Since(at).Round(time.Millisecond)
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return -1
+}
+
+// A server that loads 3 million keys answers LOADING meanwhile.
+func TestLongRestartThatLoads(t *testing.T) {
+	long(t)
+	server := redistest.Start(t, "--enable-debug-command", "local")
+	admin := redis.NewClient(&redis.Options{Addr: server.Addr(), ReadTimeout: 2 * time.Minute})
+	defer admin.Close()
+	require.NoError(t, admin.Do(t.Context(), "DEBUG", "POPULATE", 3_000_000, "key", 64).Err())
+	require.NoError(t, admin.Save(t.Context()).Err())
+
+	short, err := redisstore.New(server.Client(t))
+	require.NoError(t, err)
+	patient, err := redisstore.New(server.Client(t), redisstore.WithTimeout(time.Minute))
+	require.NoError(t, err)
+	server.Restart(t)
+	up := time.Now()
+	naive := server.Client(t)
+	require.ErrorContains(t, naive.Set(t.Context(), "x", 1, 0).Err(), "LOADING", "the fault bites: after 3 retries")
+
+	l := start(t, short, "short", 8)
+	r, err := patient.Take(t.Context(), space, "patient", limit, 1)
+	took := time.Since(up)
+	time.Sleep(200 * time.Millisecond)
+	l.end()
+	require.NoError(t, err, "nothing to be seen where there is time")
+	require.EqualValues(t, 0, r.X)
+	l.report("loading 3 million keys")
+	t.Logf("a call with a minute waited for %v; the others recovered in %v", took.Round(time.Millisecond), l.recovered(up))
+	// A server that loads looks at its clients now and then: many answers come late.
+	require.Equal(t, l.calls(), l.count("ok")+l.count("unavailable")+l.count("timeout"))
+	require.Positive(t, l.count("unavailable")+l.count("timeout"))
+	require.Less(t, l.recovered(up)-took, 200*time.Millisecond)
+	require.EqualValues(t, l.count("ok"), used(t, newStore(t, server.Client(t), redisstore.WithPrefix("rl")), "short"))
+}
+
+// The short form of the long tests of clusters: the slots are somewhere else than the
+// client believes, and nobody answers where it asks.
+func TestClusterThatChangedIsAskedForItsSlots(t *testing.T) {
+	live, gone := redistest.StartCluster(t, 1, 0).Masters[0], redistest.Start(t)
+	gone.Kill()
+	var master atomic.Pointer[redistest.Server]
+	master.Store(gone)
+	var asked atomic.Int64
+	client := func(count *atomic.Int64) *redis.ClusterClient {
+		c := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			count.Add(1)
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: master.Load().Addr()}}}}, nil
+		}})
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	s, err := redisstore.New(client(&asked))
+	require.NoError(t, err)
+	blind, err := redisstore.New(hidden{client(new(atomic.Int64))})
+	require.NoError(t, err)
+	l, naive := start(t, s, "k", 8), start(t, blind, "k", 2)
+	time.Sleep(500 * time.Millisecond)
+	master.Store(live)
+	changed := time.Now()
+	time.Sleep(1500 * time.Millisecond)
+	l.end()
+	naive.end()
+	l.report("the master is elsewhere")
+	t.Logf("recovered in %v, asked %d times in 2 s", l.recovered(changed), asked.Load())
+	require.Less(t, l.recovered(changed), time.Second)
+	require.Zero(t, naive.count("ok"), "the fault bites")
+	require.LessOrEqual(t, asked.Load(), int64(1+2000/200+2))
+}
+
+// The short form of what the long tests measure: a restart, by each kind of client.
+func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
+	server := redistest.Start(t)
+	loads := map[string]*load{}
+	for name, client := range kinds(t, server.Addr(), false) {
+		if name == "ClusterClient" {
+			continue // no cluster; see the long tests
+		}
+		s, err := redisstore.New(client, redisstore.WithPrefix(name))
+		require.NoError(t, err)
+		_, err = newStore(t, client).Take(t.Context(), space, "k", limit, 1)
+		require.NoError(t, err)
+		loads[name] = start(t, s, "k", 4)
+	}
+	time.Sleep(100 * time.Millisecond)
+	server.Kill()
+	time.Sleep(700 * time.Millisecond)
+	server.Restart(t)
+	back := time.Now()
+	time.Sleep(2 * time.Second)
+	for name, l := range loads {
+		l.end()
+		l.report("killed for 0.7 s, " + name)
+		t.Logf("    recovered %v after the restart", l.recovered(back))
+		require.Less(t, l.recovered(back), 1900*time.Millisecond, "go-redis looks for a server once a second")
+		require.Positive(t, l.count("unavailable")+l.count("timeout"), "the fault bites")
+	}
+}
+
+// An evicting server forgets who has spent what, and Check says so beforehand.
+func TestEvictionResetsLimits(t *testing.T) {
+	server := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru")
+	client := server.Client(t)
+	s := newStore(t, client)
+	list, err := s.Check(t.Context())
+	require.NoError(t, err)
+	require.Contains(t, strings.Join(list, "\n"), "maxmemory-policy is allkeys-lru")
+
+	l, err := ratelimit.NewTokenBucket(s, ratelimit.PerDay(1))
+	require.NoError(t, err)
+	allow := func() bool {
+		r, err := l.Allow(t.Context(), "user")
+		require.NoError(t, err, "no OOM")
+		return r.Allowed
+	}
+	require.True(t, allow())
+	require.False(t, allow())
+	key := client.Keys(t.Context(), "*user*").Val()[0]
+	written := 0
+	for ; client.Exists(t.Context(), key).Val() == 1 && written < 100_000; written++ {
+		require.NoError(t, client.Set(t.Context(), fmt.Sprint("filler", written), make([]byte, 1000), 0).Err())
+	}
+	require.True(t, allow(), "the fault bites: the second event of the day")
+	t.Logf("the limit was forgotten when %d kB had passed through 4 MB", written)
+}

@@ -1,0 +1,117 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// fault is a failed call, as the caller sees it.
+type fault struct {
+	class error  // of package store
+	what  string // that is known besides err, or ""
+	err   error  // the client's
+	again bool   // nothing ran, and soon it may
+}
+
+// Error of a fault is fit to be the answer of a call.
+func (f fault) error() error {
+	what := f.what
+	if what != "" {
+		what += ": "
+	}
+	if timeUp(f.err) {
+		// Not the caller's context ended, so its errors must not show.
+		return fmt.Errorf("%w: %s%v", f.class, what, f.err) //nolint:errorlint // on purpose
+	}
+	return fmt.Errorf("%w: %s%w", f.class, what, f.err)
+}
+
+// timeUp reports whether err is the end of a context.
+func timeUp(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+// timedOut reports whether err is the end of somebody's time, a context's or a socket's.
+func timedOut(err error) bool {
+	var n net.Error
+	return timeUp(err) || errors.As(err, &n) && n.Timeout()
+}
+
+// refused reports whether code is the answer of a server that cannot work now and has changed
+// nothing. What a script meets at its first write (READONLY, NOREPLICAS) is such an
+// answer, since nothing is written before it.
+func refused(code string) bool {
+	switch code {
+	case "LOADING", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "BUSY", "MOVED", "ASK":
+		return true
+	}
+	return false
+}
+
+// answered is the fault of a server's answer.
+func answered(err error, answer string) fault {
+	switch code := codeOf(answer); {
+	case refused(code), strings.Contains(answer, "max number of clients"):
+		return fault{class: store.ErrUnavailable, err: err, again: true}
+	case code == "MISCONF": // it cannot save to its disk, and so refuses writes
+		return fault{class: store.ErrUnavailable, err: err}
+	case code == "OOM":
+		return fault{class: store.ErrOutOfMemory, err: err}
+	case code == "WRONGTYPE", strings.Contains(answer, "ratelimit: the value of the key"):
+		return fault{class: store.ErrCorrupt, err: err}
+	}
+	return fault{class: store.ErrStore, err: err}
+}
+
+// codeOf is the first word of an answer. Redis before 7 puts that of a command
+// within a script behind words of its own: "ERR Error running script (call to f_…):
+// @user_script:3: -OOM command not allowed".
+func codeOf(answer string) string {
+	answer = strings.TrimPrefix(answer, "ERR ")
+	if strings.HasPrefix(answer, "Error running script") {
+		_, inner, _ := strings.Cut(answer, ": -")
+		answer = inner
+	}
+	code, _, _ := strings.Cut(answer, " ")
+	return code
+}
+
+// unanswered is the fault of a call of key that ended without a server's answer.
+func (s *Store) unanswered(err error, sent bool, key string) fault {
+	switch {
+	case busy(err):
+		return fault{class: store.ErrOverloaded, what: "nothing was sent", err: err, again: true}
+	case !sent && errors.Is(err, redis.ErrClosed):
+		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err}
+	case !sent && timeUp(err) && s.link.full(key):
+		return fault{class: store.ErrOverloaded, what: "nothing was sent: no connection was free", err: err}
+	case !sent && timeUp(err):
+		return fault{class: store.ErrUnavailable, what: "nothing was sent: no connection was made", err: err}
+	case !sent, dialing(err):
+		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: true}
+	}
+	return fault{
+		class: store.ErrTimeout, err: err,
+		what: fmt.Sprintf("no reply (timeout %v), the outcome is unknown", s.timeout),
+	}
+}
+
+// busy reports whether a client's own queue turned the command away.
+func busy(err error) bool {
+	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
+		errors.Is(err, redis.ErrAutoPipelineQueueFull) || errors.Is(err, redis.ErrAutoPipelineTimeout)
+}
+
+// dialing reports whether there was no connection to send on. An AutoPipeliner asks
+// for a command's bytes before it has one.
+func dialing(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial"
+}

@@ -1,0 +1,67 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+)
+
+// tracer is a hook as tracing libraries have them: it prints commands.
+type tracer struct {
+	seen  atomic.Int64
+	print atomic.Pointer[string]
+}
+
+func (tr *tracer) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+func (tr *tracer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			tr.seen.Add(1)
+			text := fmt.Sprint(cmd.Args()...)
+			tr.print.Store(&text)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (tr *tracer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error { return next(ctx, cmds) }
+}
+
+func TestHooksSeeTheCommands(t *testing.T) {
+	addr := redistest.Shared(t).Addr()
+	for _, contextTimeouts := range []bool{false, true} {
+		client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: contextTimeouts})
+		defer client.Close()
+		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}, ContextTimeoutEnabled: contextTimeouts})
+		defer ring.Close()
+		for _, c := range []redis.UniversalClient{client, ring} {
+			before, after := new(tracer), new(tracer)
+			c.AddHook(before)
+			s := newStore(t, c)
+			c.AddHook(after)
+			_, err := s.Take(t.Context(), space, "k", limit, 1)
+			require.NoError(t, err)
+			name := fmt.Sprintf("%T, ContextTimeoutEnabled %t", c, contextTimeouts)
+			if c == redis.UniversalClient(client) && !contextTimeouts {
+				// As the documentation of the package says: mend it there if this fails.
+				require.Zero(t, before.seen.Load()+after.seen.Load(), name)
+				continue
+			}
+			require.Positive(t, before.seen.Load(), name)
+			require.Positive(t, after.seen.Load(), name)
+			require.Contains(t, *before.print.Load(), "take")
+		}
+	}
+}
