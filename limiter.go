@@ -335,24 +335,24 @@ func (lim *limiter) fill(res *Result, l store.Limit, r store.Reply, n, charged i
 }
 
 // tell fills what users see. (It and sign are small, to be inlined.)
-func (res *Result) tell(v verdict, ok bool, n, capacity int64) {
-	res.Allowed = ok
-	res.Limit = int(capacity)
-	res.Remaining = int(v.remaining)
+func (r *Result) tell(v verdict, ok bool, n, capacity int64) {
+	r.Allowed = ok
+	r.Limit = int(capacity)
+	r.Remaining = int(v.remaining)
 	if !ok {
-		res.RetryAfter = time.Duration(v.retry) * time.Microsecond
+		r.RetryAfter = time.Duration(v.retry) * time.Microsecond
 		if n > capacity {
-			res.RetryAfter = Never
+			r.RetryAfter = Never
 		}
 	}
-	res.ResetAfter = time.Duration(v.reset) * time.Microsecond
-	res.Delay = time.Duration(v.delay) * time.Microsecond
+	r.ResetAfter = time.Duration(v.reset) * time.Microsecond
+	r.Delay = time.Duration(v.delay) * time.Microsecond
 }
 
 // sign fills what a Refund needs of an admission.
-func (res *Result) sign(l store.Limit, at, charged int64) {
+func (r *Result) sign(l store.Limit, at, charged int64) {
 	if charged > 0 {
-		res.at, res.period, res.n, res.rate = at, l.Period, int32(charged), int32(l.Rate)
+		r.at, r.period, r.n, r.rate = at, l.Period, int32(charged), int32(l.Rate)
 	}
 }
 
