@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"math"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -135,11 +134,11 @@ func WithBreaker(failures int, probeAfter time.Duration) FailoverOption {
 // nil, p is not made by its constructor, or an option is out of range.
 func NewFailover(l Limiter, p FailurePolicy, opts ...FailoverOption) (*Failover, error) {
 	switch {
-	case isNilLimiter(l):
+	case l == nil || isNilPointer(l):
 		return nil, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 	case p.source == SourceStore:
 		return nil, fmt.Errorf("%w: no failure policy", ErrInvalidOption)
-	case p.source == SourceLocal && isNilLimiter(p.local):
+	case p.source == SourceLocal && (p.local == nil || isNilPointer(p.local)):
 		return nil, fmt.Errorf("%w: the local limiter is nil", ErrInvalidOption)
 	}
 	f := &Failover{limiter: l, policy: p, failures: defaultFailures, pause: defaultPause, base: time.Now()}
@@ -155,11 +154,6 @@ func NewFailover(l Limiter, p FailurePolicy, opts ...FailoverOption) (*Failover,
 	f.owed.seeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
 	f.breaker = f.newBreaker()
 	return f, nil
-}
-
-func isNilLimiter(l Limiter) bool {
-	v := reflect.ValueOf(l)
-	return l == nil || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 func (f *Failover) newBreaker() *gobreaker.CircuitBreaker[Result] {

@@ -30,6 +30,7 @@ var throttledMemory = contestant{
 // throttledOnRedis takes two round trips: TIME with GET, then a script that swaps.
 var throttledOnRedis = redisContestant{
 	name: "throttled", module: "github.com/throttled/throttled/v2",
+	swaps: true,
 	open: func(client *redis.Client, w workload) (limiter, error) {
 		s, err := goredisstore.NewCtx(client, "throttled:")
 		if err != nil {
