@@ -18,10 +18,8 @@ const (
 
 	minSlots = 8
 
-	// A table has a turn of the sweep made every so many decisions, and lets its own
-	// turn pass if it had one less than sweepPause ago, in µs.
+	// A table has a turn of the sweep made every so many decisions.
 	sweepEvery = 128
-	sweepPause = 1e6
 
 	// grace is for how long a state is kept that no longer matters, in µs: a
 	// bucket that is full again after each event is not rebuilt each time.
@@ -39,7 +37,6 @@ type table struct {
 	prefix  uint64 // the first bits of the hashes that are kept here
 	slots   []slot
 	horizon int64 // Unix µs; all states that were dropped as dead were dead by then
-	swept   int64 // Unix µs; the last turn of the sweep
 
 	// A tag for each slot, 0 if the slot is empty, and behind the last one the
 	// first again, so that group at a time can be read from any place. What is looked

@@ -241,8 +241,7 @@ func (s *Store) sweepNext(now int64) {
 	if !s.hand.CompareAndSwap(t, t.next.Load()) || !t.mu.TryLock() {
 		return
 	}
-	if since := now - t.swept; t.slots != nil && (since < 0 || since >= sweepPause) {
-		t.swept = now
+	if t.slots != nil {
 		s.keys.Add(-int64(t.sweep(&s.rules, max(now, t.horizon))))
 	}
 	t.mu.Unlock()
