@@ -108,3 +108,23 @@ func TestConcurrentPartialGrantsAreExact(t *testing.T) {
 		}
 	})
 }
+
+// The clock moves with each reading, so that more fits at a second look than at the
+// first: what was granted is what was charged all the same.
+func TestAllowUpToChargesWhatItGrantsWhileTimePasses(t *testing.T) {
+	for _, algorithm := range []string{"token_bucket", "leaky_bucket"} {
+		c, step := newClock(), time.Duration(0)
+		s, err := memstore.New(memstore.WithClock(func() time.Time { c.Advance(step); return c.Now() }))
+		require.NoError(t, err)
+		lim := newLimiter(t, algorithm, s, ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 10})
+		require.True(t, allowN(t, lim, 10).Allowed)
+		step = 2 * time.Second
+		granted, r, err := lim.(allowUpTo).AllowUpTo(t.Context(), "key", 6)
+		require.NoError(t, err)
+		require.Equal(t, 2, granted, algorithm)
+		step = 0
+		peek, err := lim.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, r.Remaining, peek.Remaining)
+	}
+}

@@ -129,6 +129,16 @@ func (s *Store) Evicted() uint64 { return s.evicted.Load() }
 
 // Take implements [store.Store].
 func (s *Store) Take(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.take(sp, key, l, n, false)
+}
+
+// TakeUpTo implements [store.Store].
+func (s *Store) TakeUpTo(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.take(sp, key, l, n, true)
+}
+
+// take decides on all of n events, or on as many of them as fit.
+func (s *Store) take(sp *store.Space, key string, l store.Limit, n int64, upTo bool) (store.Reply, error) {
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
 	}
@@ -143,7 +153,13 @@ func (s *Store) Take(_ context.Context, sp *store.Space, key string, l store.Lim
 		now := max(reading, t.horizon)
 		var r store.Reply
 		var out outcome
-		switch i := t.find(h); {
+		i := t.find(h)
+		if upTo && n > 1 {
+			if r = t.peek(i, rule, l, now, n); !r.OK {
+				n = max(1, rule.Room(l, r))
+			}
+		}
+		switch {
 		case i < 0:
 			r, out = s.takeNew(t, h, rule, l, now, n)
 		case t.logs != nil && t.logs[i] != nil:
@@ -183,18 +199,6 @@ func (s *Store) Take(_ context.Context, sp *store.Space, key string, l store.Lim
 	}
 }
 
-// TakeUpTo implements [store.Store]. It asks again for what there was room for, with
-// ever fewer events, if others take them in between.
-func (s *Store) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	for {
-		r, err := s.Take(ctx, sp, key, l, n)
-		if err != nil || r.OK || n == 1 {
-			return r, err
-		}
-		n = max(1, sp.Rule.Room(l, r))
-	}
-}
-
 // Peek implements [store.Store].
 func (s *Store) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	if s.maxKeys == 0 {
@@ -203,12 +207,16 @@ func (s *Store) Peek(_ context.Context, sp *store.Space, key string, l store.Lim
 	reading, h := s.now(), s.secret.hash(sp, key)
 	t := s.lock(h)
 	defer t.mu.Unlock()
-	now, i := max(reading, t.horizon), t.find(h)
+	return t.peek(t.find(h), sp.Rule, l, max(reading, t.horizon), n), nil
+}
+
+// peek is the decision on n events of the key at i, -1 if t does not hold it.
+func (t *table) peek(i int, rule *store.Rule, l store.Limit, now, n int64) store.Reply {
 	if log := t.log(i); log != nil {
-		return log.Step(l, now, n), nil
+		return log.Step(l, now, n)
 	}
-	_, r := sp.Rule.Step(t.state(i, sp.Rule, now), l, now, n)
-	return r, nil
+	_, r := rule.Step(t.state(i, rule, now), l, now, n)
+	return r
 }
 
 // Refund implements [store.Store].
