@@ -36,7 +36,21 @@ func addressOf(sp *store.Space, key string) address { return address{sp.Rule.Nam
 func (m *reference) Take(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.takeLocked(sp, addressOf(sp, key), l, m.clock().UnixMicro(), n), nil
+}
+
+func (m *reference) TakeUpTo(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	a, now := addressOf(sp, key), m.clock().UnixMicro()
+	r := m.takeLocked(sp, a, l, now, n)
+	if !r.OK && n > 1 {
+		r = m.takeLocked(sp, a, l, now, max(1, sp.Rule.Room(l, r)))
+	}
+	return r, nil
+}
+
+func (m *reference) takeLocked(sp *store.Space, a address, l store.Limit, now, n int64) store.Reply {
 	if sp.Rule.NewLog != nil {
 		log := m.log(sp, a)
 		r := log.Step(l, now, n)
@@ -44,23 +58,13 @@ func (m *reference) Take(_ context.Context, sp *store.Space, key string, l store
 			log.Add(l, now, n)
 			m.logs[a] = log
 		}
-		return r, nil
+		return r
 	}
 	s, r := sp.Rule.Step(m.state(sp, a, now), l, now, n)
 	if r.OK {
 		m.states[a] = counted{s, l}
 	}
-	return r, nil
-}
-
-func (m *reference) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	for {
-		r, err := m.Take(ctx, sp, key, l, n)
-		if err != nil || r.OK || n == 1 {
-			return r, err
-		}
-		n = max(1, sp.Rule.Room(l, r))
-	}
+	return r
 }
 
 func (m *reference) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
