@@ -65,7 +65,7 @@ func TestEachContestantAdmitsAndDeniesAsMeasuredOnRedis(t *testing.T) {
 				if _, err := emptied(t.Context(), addr); err != nil {
 					t.Fatal(err)
 				}
-				client := redis.NewClient(redisOptions(addr))
+				client := redis.NewClient(redisOptions(addr, 0))
 				defer func() { _ = client.Close() }()
 				w := workload{outcome: out, keys: testKeys}
 				lim, err := c.open(client, w)

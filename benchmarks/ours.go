@@ -64,7 +64,7 @@ func oursOnRedis() []redisContestant {
 				if err != nil {
 					return limiter{}, err
 				}
-				s, err := redisstore.New(batches, redisstore.WithTimeout(redisTimeout), redisstore.WithPrefix("pipelined"))
+				s, err := redisstore.New(batches, redisstore.WithTimeout(redisTimeout))
 				if err != nil {
 					return limiter{}, err
 				}
@@ -74,7 +74,7 @@ func oursOnRedis() []redisContestant {
 		redisContestant{
 			name: "TokenBucket, coalescing", ours: true,
 			open: func(client *redis.Client, w workload) (limiter, error) {
-				s, err := redisstore.New(client, redisstore.WithTimeout(redisTimeout), redisstore.WithPrefix("coalescing"))
+				s, err := redisstore.New(client, redisstore.WithTimeout(redisTimeout))
 				if err != nil {
 					return limiter{}, err
 				}

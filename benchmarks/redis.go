@@ -123,7 +123,7 @@ func (b *bench) redisOutcome(ctx context.Context, addr string, all []redisContes
 func (b *bench) redisTimes(addr string, all []redisContestant, keys []string, w workload, cells []redisCell, g *grid) error {
 	open := make([]limiter, len(all))
 	for i, c := range all {
-		client := redis.NewClient(redisOptions(addr))
+		client := redis.NewClient(redisOptions(addr, i))
 		defer func() { _ = client.Close() }()
 		var err error
 		if open[i], err = c.open(client, w); err == nil && !c.floor {
@@ -166,9 +166,11 @@ func (b *bench) redisRound(all []redisContestant, open []limiter, keys []string,
 
 var errSwaps = errors.New("not measured: it takes minutes until 512 callers have swapped in turn")
 
-func redisOptions(addr string) *redis.Options {
+// redisOptions are those of contestant i. Each has a database of its own, since some
+// of them would use the same keys.
+func redisOptions(addr string, i int) *redis.Options {
 	return &redis.Options{
-		Addr: addr, PoolSize: redisPool, PoolTimeout: redisTimeout,
+		Addr: addr, DB: i, PoolSize: redisPool, PoolTimeout: redisTimeout,
 		ReadTimeout: redisTimeout, WriteTimeout: redisTimeout,
 	}
 }
@@ -178,7 +180,7 @@ func redisOptions(addr string) *redis.Options {
 // the server busy, as it says itself.
 func countCommands(ctx context.Context, addr string, c redisContestant, keys []string, w workload, row int, g *grid) error {
 	sent := &traffic{commands: map[string]float64{}}
-	options := redisOptions(addr)
+	options := redisOptions(addr, row)
 	options.Dialer = sent.dial
 	client := redis.NewClient(options)
 	defer func() { _ = client.Close() }()
@@ -241,7 +243,7 @@ func commandStats(ctx context.Context, client *redis.Client) (map[string]command
 
 // emptied forgets all keys of the server at addr and returns its version.
 func emptied(ctx context.Context, addr string) (string, error) {
-	client := redis.NewClient(redisOptions(addr))
+	client := redis.NewClient(redisOptions(addr, 0))
 	defer func() { _ = client.Close() }()
 	if err := client.FlushAll(ctx).Err(); err != nil {
 		return "", err
