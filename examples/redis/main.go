@@ -65,7 +65,7 @@ func run(ctx context.Context, w io.Writer, addr, key string) error {
 // the algorithm, the limit and the key.
 func newLimiter(client *redis.Client) (*ratelimit.SlidingLog, error) {
 	// A demonstration would rather wait than fail. A service keeps the 50 ms.
-	shared, err := redisstore.New(client, redisstore.WithTimeout(10*time.Second))
+	shared, err := redisstore.New(client, redisstore.WithTimeout(2*time.Second))
 	if err != nil {
 		return nil, err
 	}
