@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
 	"math"
 	"math/bits"
 	"sync"
@@ -60,7 +59,7 @@ type DenyCache struct {
 	maxKeys int
 	maxAge  time.Duration
 	base    time.Time
-	seeds   [2]maphash.Seed
+	seeds   keySeeds
 	shards  []denyShard  // 2^k
 	marks   []changeMark // 2^k, at least as many: mark i belongs to shard i mod len(shards)
 }
@@ -116,7 +115,7 @@ func NewDenyCache(l Limiter, opts ...DenyCacheOption) (*DenyCache, error) {
 		maxKeys: defaultMaxDenials,
 		maxAge:  maxDenial,
 		base:    time.Now(),
-		seeds:   [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
+		seeds:   newKeySeeds(),
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -171,7 +170,7 @@ func (d *DenyCache) AllowN(ctx context.Context, key string, n int) (res Result, 
 	case n <= 0 || key == "" || len(key) > maxKey || ctx.Err() != nil:
 		return d.inner.AllowN(ctx, key, n) // which says what is wrong
 	}
-	q := question{key: d.hash(key), n: n, sent: d.now()}
+	q := question{key: d.seeds.hash(key), n: n, sent: d.now()}
 	if d.asking != nil {
 		if q.limit, err = d.asking.limitOf(ctx, key); err != nil {
 			return Result{}, err
@@ -208,7 +207,7 @@ func (d *DenyCache) Refund(ctx context.Context, key string, charged Result, n in
 	if d.inner == nil {
 		return errNoDenyCache
 	}
-	h := d.hash(key)
+	h := d.seeds.hash(key)
 	d.beginChange(h)
 	defer d.endChange(h)
 	return d.inner.Refund(ctx, key, charged, n)
@@ -219,7 +218,7 @@ func (d *DenyCache) Reset(ctx context.Context, key string) error {
 	if d.inner == nil {
 		return errNoDenyCache
 	}
-	h := d.hash(key)
+	h := d.seeds.hash(key)
 	d.beginChange(h)
 	defer d.endChange(h)
 	return d.inner.Reset(ctx, key)
@@ -239,25 +238,18 @@ func (d *DenyCache) Len() (n int) {
 // question is an AllowN that is not known to be denied, as it stood when it was
 // sent.
 type question struct {
-	key     denyKey
+	key     keyHash
 	n       int
 	limit   store.Limit   // zero if it is always the same
 	sent    time.Duration // the clock before sending
 	changes uint32        // of the key's mark before sending
 }
 
-// denyKey is a seeded 128-bit hash of a key, so that two keys never meet.
-type denyKey struct{ hi, lo uint64 }
-
-func (d *DenyCache) hash(key string) denyKey {
-	return denyKey{maphash.String(d.seeds[0], key), maphash.String(d.seeds[1], key)}
-}
-
 // now is this process's monotonic clock.
 func (d *DenyCache) now() time.Duration { return time.Since(d.base) }
 
-func (d *DenyCache) shard(k denyKey) *denyShard { return &d.shards[k.lo&uint64(len(d.shards)-1)] }
-func (d *DenyCache) mark(k denyKey) *changeMark { return &d.marks[k.lo&uint64(len(d.marks)-1)] }
+func (d *DenyCache) shard(k keyHash) *denyShard { return &d.shards[k.lo&uint64(len(d.shards)-1)] }
+func (d *DenyCache) mark(k keyHash) *changeMark { return &d.marks[k.lo&uint64(len(d.marks)-1)] }
 
 // changeMark keeps a denial that was under way during a change of its key from
 // being remembered. Keys may share one: the denial of another is lost then, which
@@ -367,7 +359,7 @@ func (d *DenyCache) forgetOtherLimits(q *question) {
 }
 
 // beginChange drops the denial of a key, and keeps out others until endChange.
-func (d *DenyCache) beginChange(k denyKey) {
+func (d *DenyCache) beginChange(k keyHash) {
 	s := d.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -375,7 +367,7 @@ func (d *DenyCache) beginChange(k denyKey) {
 	delete(s.denials, k)
 }
 
-func (d *DenyCache) endChange(k denyKey) {
+func (d *DenyCache) endChange(k keyHash) {
 	s := d.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -387,7 +379,7 @@ func (d *DenyCache) endChange(k denyKey) {
 // denyShard is some of the keys.
 type denyShard struct {
 	mu      sync.Mutex // held for all below and the shard's marks, never over a call
-	denials map[denyKey]denial
+	denials map[keyHash]denial
 	most    int           // that denials has held: its memory
 	sweepAt time.Duration // when denials that have ended are looked for
 
@@ -396,7 +388,7 @@ type denyShard struct {
 
 // put makes e the denial of k, unless one of fewer events is in force, which says
 // more. Where there are limit keys it takes the place of another.
-func (s *denyShard) put(k denyKey, e denial, now time.Duration, limit int) {
+func (s *denyShard) put(k keyHash, e denial, now time.Duration, limit int) {
 	old, ok := s.denials[k]
 	switch {
 	case ok && now < old.until && (old.n < e.n || old.n == e.n && old.until >= e.until):
@@ -404,7 +396,7 @@ func (s *denyShard) put(k denyKey, e denial, now time.Duration, limit int) {
 	case !ok && len(s.denials) >= limit:
 		s.evict(now)
 	case s.denials == nil:
-		s.denials, s.sweepAt = make(map[denyKey]denial), now+sweepEvery
+		s.denials, s.sweepAt = make(map[keyHash]denial), now+sweepEvery
 	}
 	s.denials[k] = e
 	s.most = max(s.most, len(s.denials))
@@ -413,7 +405,7 @@ func (s *denyShard) put(k denyKey, e denial, now time.Duration, limit int) {
 // evict drops one that has ended, or that ends first, of the first eight that a
 // map's iteration comes upon.
 func (s *denyShard) evict(now time.Duration) {
-	var victim denyKey
+	var victim keyHash
 	seen, end := 0, time.Duration(math.MaxInt64)
 	for k, e := range s.denials {
 		if e.until < end {
@@ -438,7 +430,7 @@ func (s *denyShard) sweep(now time.Duration) {
 	case live == 0:
 		s.denials, s.most, s.sweepAt = nil, 0, math.MaxInt64
 	case live <= s.most/4: // maps do not shrink
-		rest := make(map[denyKey]denial, live)
+		rest := make(map[keyHash]denial, live)
 		for k, e := range s.denials {
 			rest[k] = e
 		}

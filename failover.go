@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -151,7 +150,7 @@ func NewFailover(l Limiter, p FailurePolicy, opts ...FailoverOption) (*Failover,
 		}
 	}
 	f.mark = &details{source: p.source, by: f, byPolicy: true}
-	f.owed.seeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
+	f.owed.seeds = newKeySeeds()
 	f.breaker = f.newBreaker()
 	return f, nil
 }
@@ -464,11 +463,11 @@ const maxDebts = 1 << 16
 // debts are the events that the local limiter has admitted, key by key, until the
 // store is charged with them.
 type debts struct {
-	seeds [2]maphash.Seed
+	seeds keySeeds
 	keys  atomic.Int64 // len(byKey), so that without debts nobody takes the lock
 
 	mu    sync.Mutex // of what follows; never held during a call of a limiter
-	byKey map[[2]uint64]debt
+	byKey map[keyHash]debt
 	until time.Duration // the latest of all
 }
 
@@ -479,20 +478,15 @@ type debt struct {
 	settling bool          // a call is at the store for them
 }
 
-// id stands for key: its bytes may be many, and belong to the caller.
-func (d *debts) id(key string) [2]uint64 {
-	return [2]uint64{maphash.String(d.seeds[0], key), maphash.String(d.seeds[1], key)}
-}
-
 // add remembers n events of key, admitted now, of which the local limiter knows for
 // the time life. (What of them is still in force is asked when they are settled:
 // concurrent calls come here in another order than they were decided in.)
 func (d *debts) add(key string, n int, now, life time.Duration) {
-	id := d.id(key)
+	id := d.seeds.hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.byKey == nil {
-		d.byKey = make(map[[2]uint64]debt)
+		d.byKey = make(map[keyHash]debt)
 	}
 	owed, found := d.byKey[id]
 	if !found && len(d.byKey) >= maxDebts {
@@ -511,7 +505,7 @@ func (d *debts) add(key string, n int, now, life time.Duration) {
 // dropLeast makes room by the key that owes the least of some. Without the lock.
 func (d *debts) dropLeast(now time.Duration) {
 	const sampled = 8 // as many as memstore looks at
-	var victim [2]uint64
+	var victim keyHash
 	least, seen := math.MaxInt, 0
 	for id, owed := range d.byKey { // in no particular order
 		if now >= owed.until {
@@ -530,7 +524,7 @@ func (d *debts) dropLeast(now time.Duration) {
 // take is what key owes, for the caller to settle; or errHandingBack if another
 // call is about it.
 func (d *debts) take(key string, now time.Duration) (events int, err error) {
-	id := d.id(key)
+	id := d.seeds.hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if now >= d.until { // all have decayed
@@ -565,7 +559,7 @@ func (d *debts) forgive(key string, n int) {
 
 // change changes what key owes, if anything, and forgets the key when that is paid.
 func (d *debts) change(key string, by func(*debt)) {
-	id := d.id(key)
+	id := d.seeds.hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	owed, found := d.byKey[id]

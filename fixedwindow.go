@@ -56,7 +56,7 @@ var fixedWindow = algorithm{
 		Room:   windowRoom,
 		Refund: fixedWindowRefund,
 		Life:   func(s store.State, _ store.Limit) int64 { return windowEnd(s.At, s.Period) - s.At },
-		Spend:  fixedWindowSpend,
+		Spend:  wholeSpend,
 		Script: script(fixedWindowLua),
 	},
 	report: fixedWindowReport,
@@ -87,7 +87,8 @@ func fixedWindowRefund(s store.State, _ store.Limit, _ int64, c store.Charge) st
 	return s
 }
 
-func fixedWindowSpend(s store.State, end, now int64) int64 {
+// wholeSpend is that of a fixed window and of one entry of a log: all, until the end.
+func wholeSpend(s store.State, end, now int64) int64 {
 	if now >= end {
 		return 0
 	}

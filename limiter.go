@@ -281,8 +281,9 @@ const (
 	peek
 )
 
-// decide is AllowN, AllowUpTo or Peek, by the limit given, if that is not nil. It fills the caller's Result in place,
-// which is too large to be returned through several levels for nothing.
+// decide is AllowN, AllowUpTo or Peek, by the limit given, if that is not nil. It
+// fills the caller's Result in place, which is too large to be returned through
+// several levels for nothing.
 func (lim *limiter) decide(ctx context.Context, key string, n int, what operation, given *store.Limit, res *Result) error {
 	if err := lim.check(ctx, key, n); err != nil {
 		return err

@@ -63,7 +63,7 @@ var slidingLog = algorithm{
 		Room:   windowRoom,
 		Refund: entryRefund,
 		Life:   func(s store.State, _ store.Limit) int64 { return s.Period },
-		Spend:  entrySpend,
+		Spend:  wholeSpend,
 		NewLog: func(s store.State) store.Log { return newEventLog(s) },
 		Script: script(slidingLogLua),
 	},
@@ -95,13 +95,6 @@ func entryRefund(s store.State, l store.Limit, now int64, c store.Charge) store.
 		s.Whole -= min(c.N, s.Whole)
 	}
 	return s
-}
-
-func entrySpend(s store.State, end, now int64) int64 {
-	if now >= end {
-		return 0
-	}
-	return s.Whole
 }
 
 // slidingLogReport reads a reply of now (of RetryAfter where it is a denial), of
