@@ -57,7 +57,7 @@ var fixedWindow = algorithm{
 		Refund: fixedWindowRefund,
 		Life:   func(s store.State, _ store.Limit) int64 { return windowEnd(s.At, s.Period) - s.At },
 		Spend:  wholeSpend,
-		Script: script(fixedWindowLua),
+		Script: script(fixedWindowLua, stateLua),
 	},
 	report: fixedWindowReport,
 	after:  afterY,

@@ -63,7 +63,7 @@ var leakyBucket = algorithm{
 		Refund: leakyBucketRefund,
 		Life:   bucketLife,
 		Spend:  bucketSpend,
-		Script: script(bucketLua, leakyBucketLua),
+		Script: script(bucketLua, leakyBucketLua, stateLua),
 	},
 	burst:  true,
 	report: leakyBucketReport,

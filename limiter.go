@@ -444,11 +444,14 @@ func (a *algorithm) integers(l Limit) (store.Limit, error) {
 //go:embed scripts/common.lua
 var commonLua string
 
+//go:embed scripts/state.lua
+var stateLua string
+
 //go:embed scripts/driver.lua
 var driverLua string
 
-// script is a whole Redis script: what the scripts share, the algorithm, and the
-// driver that runs it.
+// script is a whole Redis script: what the scripts share, the parts of the
+// algorithm, and the driver that runs it.
 func script(algorithm ...string) string {
 	return commonLua + strings.Join(algorithm, "") + driverLua
 }

@@ -2,7 +2,9 @@ package ratelimit_test
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"regexp"
@@ -15,13 +17,14 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 // What the Lua scripts do beyond the decisions, which the conformance suite
 // compares: bytes, expiry, the server's own clock, and values that are not ours.
 
-func TestScriptsLeaveTheSameBytesAndExpiryOnRedisAndMiniredis(t *testing.T) {
+func TestScriptsLeaveTheSameValuesAndExpiryOnRedisAndMiniredis(t *testing.T) {
 	limits := []ratelimit.Limit{ // real servers expire in real time: no short Periods
 		ratelimit.PerMinute(7),
 		{Rate: 999_983, Period: 24 * time.Hour},
@@ -62,27 +65,62 @@ func TestScriptsLeaveTheSameBytesAndExpiryOnRedisAndMiniredis(t *testing.T) {
 
 // requireSameValues compares the values of a server and of a miniredis, where no
 // time passes. Expiry was last set no earlier than written.
-func requireSameValues(t *testing.T, a, b *redis.Client, written time.Time) {
+func requireSameValues(t *testing.T, server, mini *redis.Client, written time.Time) {
 	t.Helper()
-	keys, err := a.Keys(t.Context(), t.Name()+"*").Result()
+	keys, err := server.Keys(t.Context(), t.Name()+"*").Result()
 	require.NoError(t, err)
-	others, err := b.Keys(t.Context(), t.Name()+"*").Result()
+	others, err := mini.Keys(t.Context(), t.Name()+"*").Result()
 	require.NoError(t, err)
 	require.Equal(t, keys, others)
 	for _, key := range keys {
-		require.Equal(t, value(t, a, key), value(t, b, key))
-		ttl, whole := a.PTTL(t.Context(), key).Val(), b.PTTL(t.Context(), key).Val()
+		values, numbers := value(t, server, key), 5
+		if strings.Contains(key, ":sliding_log:") {
+			numbers = 7
+		}
+		for i := range values {
+			values[i] = withoutStruct(values[i], numbers)
+		}
+		require.Equal(t, values, value(t, mini, key))
+		ttl, whole := server.PTTL(t.Context(), key).Val(), mini.PTTL(t.Context(), key).Val()
 		require.LessOrEqual(t, ttl, whole)
 		require.GreaterOrEqual(t, ttl, whole-time.Since(written)-time.Millisecond)
 	}
 }
 
+// value is the state of a key, or the blocks of a log.
 func value(t *testing.T, client *redis.Client, key string) []string {
 	t.Helper()
 	if client.Type(t.Context(), key).Val() == "list" {
 		return client.LRange(t.Context(), key, 0, -1).Val()
 	}
 	return []string{client.Get(t.Context(), key).Val()}
+}
+
+// packed is what the scripts keep of numbers on a server: doubles.
+func packed(numbers ...float64) string {
+	var b []byte
+	for _, x := range numbers {
+		b = binary.BigEndian.AppendUint64(b, math.Float64bits(x))
+	}
+	return string(b)
+}
+
+// unpacked is what they keep in place of packed numbers where there is no struct.
+func unpacked(numbers ...float64) string {
+	text := ""
+	for _, x := range numbers {
+		text += fmt.Sprintf(" %.0f", x)
+	}
+	return text + "\n"
+}
+
+// withoutStruct is a value that begins with packed numbers as miniredis would have it.
+func withoutStruct(value string, numbers int) string {
+	var list []float64
+	for i := range numbers {
+		list = append(list, math.Float64frombits(binary.BigEndian.Uint64([]byte(value[8*i:]))))
+	}
+	return unpacked(list...) + value[8*numbers:]
 }
 
 func TestEachKeyExpiresWhenItsStateDoes(t *testing.T) {
@@ -245,34 +283,58 @@ func TestCallersWhoseClocksDisagreeAdmitNoMore(t *testing.T) {
 }
 
 func TestValuesThatAreNotOursAreErrors(t *testing.T) {
-	client := redistest.Shared(t).Client(t)
+	requireErrorsOfForeignValues(t, redistest.Shared(t).Client(t), packed)
+	requireErrorsOfForeignValues(t, redistest.Mini(t).Client(t), unpacked)
+}
+
+// requireErrorsOfForeignValues puts values that no script has written into the place
+// of a state; numbers is how client's server keeps numbers.
+func requireErrorsOfForeignValues(t *testing.T, client *redis.Client, numbers func(...float64) string) {
+	t.Helper()
+	const now = 1767225600000000
 	for _, algorithm := range algorithms {
 		lim := newLimiter(t, algorithm, onRedis(t, client), ratelimit.PerMinute(60))
 		charged := allowN(t, lim, 1)
 		key := onlyKey(t, client, ":1:"+algorithm+":*")
-		values := map[string]func() error{
-			"a hash":        func() error { return client.HSet(t.Context(), key, "f", "v").Err() },
-			"an empty text": func() error { return client.Set(t.Context(), key, "", 0).Err() },
-			"a text":        func() error { return client.Set(t.Context(), key, "tokens=3", 0).Err() },
-			"a number":      func() error { return client.Set(t.Context(), key, "17", 0).Err() },
-			"no period":     func() error { return client.Set(t.Context(), key, "1767225600000000 1 0 1 0", 0).Err() },
-			"a fraction":    func() error { return client.Set(t.Context(), key, "1767225600000000 60 60000000 1.5 0", 0).Err() },
-			"a list":        func() error { return client.RPush(t.Context(), key, "1", "2", "3").Err() },
-			"an empty log":  func() error { return client.RPush(t.Context(), key, "1767225600000000 0 0 6 0 0 1000\n").Err() },
-			"half an entry": func() error { return client.RPush(t.Context(), key, "1767225600000000 0 0 6 0 0 1000\nabc").Err() },
+		values := map[string]func() error{"a hash": func() error { return client.HSet(t.Context(), key, "f", "v").Err() }}
+		for name, text := range map[string]string{
+			"empty": "", "a word": "tokens=3", "a number": "17", "40 bytes": strings.Repeat("forty...", 5),
+			"text in place of packed numbers": "1767225600000000 60 60000000 1 0",
+			"four numbers":                    numbers(now, 60, 6e7, 1), "six numbers": numbers(now, 60, 6e7, 1, 0, 0),
+			"no rate": numbers(now, 0, 6e7, 1, 0), "no period": numbers(now, 60, 0, 1, 0),
+			"a negative spend": numbers(now, 60, 6e7, -1, 0), "a negative part": numbers(now, 60, 6e7, 1, -1),
+		} {
+			values[name] = func() error { return client.Set(t.Context(), key, text, 0).Err() }
+		}
+		if numbers(1) == packed(1) {
+			for name, text := range map[string]string{
+				"half an event": packed(now, 60, 6e7, 1.5, 0), "half a rate": packed(now, 60.5, 6e7, 1, 0), "no time": packed(math.NaN(), 60, 6e7, 1, 0),
+				"no end": packed(now, 60, 6e7, math.Inf(1), 0),
+			} {
+				values[name] = func() error { return client.Set(t.Context(), key, text, 0).Err() }
+			}
+		}
+		for name, block := range map[string]string{
+			"a list": "1", "an empty log": numbers(now, 0, 0, 6, 0, 0, 1000), "half an entry": numbers(now, 0, 0, 6, 0, 0, 1000) + "abc",
+			"entries of 7 bytes": numbers(now, 0, 0, 7, 0, 0, 1000) + "1234567", "a log without a period": numbers(now, 0, 0, 6, 0, 0, 0) + "123456",
+		} {
+			values[name] = func() error { return client.RPush(t.Context(), key, block).Err() }
 		}
 		for name, set := range values {
 			require.NoError(t, client.Del(t.Context(), key).Err())
 			require.NoError(t, set())
 			r, err := lim.Allow(t.Context(), "key")
-			require.ErrorIs(t, err, ratelimit.ErrStore, "%s: %s", algorithm, name)
-			require.Zero(t, r)
-			if !strings.HasPrefix(name, "a hash") && !strings.Contains(err.Error(), "WRONGTYPE") {
-				require.ErrorContains(t, err, "the value of the key is not a")
+			require.Error(t, err, "%s: %s", algorithm, name)
+			class := store.ErrCorrupt
+			if strings.HasPrefix(err.Error(), "ratelimit: store failed: ERR Error compiling script") { // miniredis, of a type
+				require.ErrorContains(t, err, "WRONGTYPE")
+				class = store.ErrStore
 			}
+			require.ErrorIs(t, err, class, "%s: %s", algorithm, name)
+			require.Zero(t, r)
 			_, err = lim.Peek(t.Context(), "key")
-			require.ErrorIs(t, err, ratelimit.ErrStore, "%s: %s", algorithm, name)
-			require.ErrorIs(t, lim.Refund(t.Context(), "key", charged, 1), ratelimit.ErrStore, "%s: %s", algorithm, name)
+			require.ErrorIs(t, err, class, "%s: %s", algorithm, name)
+			require.ErrorIs(t, lim.Refund(t.Context(), "key", charged, 1), class, "%s: %s", algorithm, name)
 			require.EqualValues(t, 1, client.Exists(t.Context(), key).Val(), "%s: %s is left as it is", algorithm, name)
 			require.NoError(t, lim.Reset(t.Context(), "key"))
 			require.True(t, allowN(t, lim, 1).Allowed)

@@ -65,7 +65,7 @@ var slidingWindow = algorithm{
 		Refund: slidingWindowRefund,
 		Life:   slidingWindowLife,
 		Spend:  slidingWindowSpend,
-		Script: script(slidingWindowLua),
+		Script: script(slidingWindowLua, stateLua),
 	},
 	report: slidingWindowReport,
 	after:  afterZ,

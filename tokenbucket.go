@@ -56,7 +56,7 @@ var tokenBucket = algorithm{
 		Refund: bucketRefund,
 		Life:   bucketLife,
 		Spend:  bucketSpend,
-		Script: script(bucketLua, tokenBucketLua),
+		Script: script(bucketLua, tokenBucketLua, stateLua),
 	},
 	burst:  true,
 	report: bucketReport,

@@ -4,10 +4,10 @@
 -- Reply: x now (RetryAfter where it is a denial), y the events in the last
 -- period, z ResetAfter.
 --
--- The value is a list of blocks, oldest first, none of them empty. A block is the
--- line "base run gone width shift cutoff period" and its entries: 6 bytes of time, counted
--- from base, and in a wide block 6 bytes of events: those of the block up to and
--- with the entry; in a narrow one each entry is one event. run is the running count
+-- The value is a list of blocks, oldest first, none of them empty. A block is a head
+-- of seven numbers, base, run, gone, width, shift, cutoff and period, and its entries:
+-- 6 bytes of time, counted from base, and in a wide block 6 bytes of events: those of
+-- the block up to and with the entry; in a narrow one each entry is one event. run is the running count
 -- of events before the block, gone the events that were cut from its front.
 -- shift, cutoff and period count in the last block only: shift is added to all
 -- times (the server's clock has gone back by that much), events up to cutoff were cut
@@ -15,20 +15,24 @@
 -- newest event, whatever the period is today. Times and cutoff are stored without
 -- shift.
 
+local room, refund
+
 local BLOCK = 64 -- entries
+local HEAD, HEADBYTES = '>ddddddd', 56
+local byte, char = string.byte, string.char
 local NARROW, WIDE = 6, 12 -- bytes of an entry
 local SPAN = 2 ^ 48 -- µs that an entry can be later than its base
 local RUN = 2 ^ 48 -- running counts start again at 0 here
 
 local function parse(text)
-  local base, run, gone, width, shift, cutoff, period, first =
-    match(text, '^(%-?%d+) (%d+) (%d+) (%d+) (%-?%d+) (%-?%d+) ([1-9]%d*)\n()')
-  local b = { text = text, base = tonumber(base), run = tonumber(run), gone = tonumber(gone),
-    width = tonumber(width), shift = tonumber(shift), cutoff = tonumber(cutoff), period = tonumber(period), first = first }
-  if b.width == NARROW or b.width == WIDE then
-    b.len = (#text + 1 - first) / b.width
-    if b.len >= 1 and b.len == floor(b.len) then
-      return b
+  if not struct or #text > HEADBYTES then
+    local base, run, gone, width, shift, cutoff, period, first = unpack(HEAD, text)
+    if (width == NARROW or width == WIDE) and period > 0 then
+      local len = (#text + 1 - first) / width
+      if len >= 1 and len % 1 == 0 then
+        return { text = text, base = base, run = run, gone = gone, width = width, shift = shift, cutoff = cutoff,
+          period = period, first = first, len = len }
+      end
     end
   end
   error('ratelimit: the value of the key is not a log')
@@ -36,7 +40,7 @@ end
 
 -- render is the text of b with other entries.
 local function render(b, entries)
-  return format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f\n', b.base, b.run, b.gone, b.width, b.shift, b.cutoff, b.period) .. entries
+  return pack(HEAD, b.base, b.run, b.gone, b.width, b.shift, b.cutoff, b.period) .. entries
 end
 
 -- entries are the bytes of entries from to to of b, none if from is above to.
@@ -45,17 +49,14 @@ local function entries(b, from, to)
 end
 
 local function uint48(text, p)
-  local c, d, e, f, g, h = string.byte(text, p, p + 5)
+  local c, d, e, f, g, h = byte(text, p, p + 5)
   return ((((c * 256 + d) * 256 + e) * 256 + f) * 256 + g) * 256 + h
 end
 
 local function bytes48(v)
-  local bytes = {}
-  for i = 6, 1, -1 do
-    bytes[i] = v % 256
-    v = (v - bytes[i]) / 256
-  end
-  return string.char(unpack(bytes))
+  local high = floor(v / 2 ^ 24)
+  local low = v - high * 2 ^ 24
+  return char(floor(high / 65536), floor(high / 256) % 256, high % 256, floor(low / 65536), floor(low / 256) % 256, low % 256)
 end
 
 -- search returns the first i of from to to for which yes(i), to + 1 if none;
@@ -137,20 +138,9 @@ local function whengone(log, b, gone, need)
   return time(log.block(b), i)
 end
 
--- lastuntil returns the block and the entry of the last event up to t, a block of
--- -1 if there is none.
-local function lastuntil(log, t)
-  local b = search(0, log.len - 1, function(j)
-    return time(log.block(j), 1) > t
-  end) - 1
-  return b, b < 0 and 0 or search(1, log.block(b).len, function(j)
-    return time(log.block(b), j) > t
-  end) - 1
-end
-
 -- expire lets a log live for as long as its newest event counts.
 local function expire(key, life)
-  call('PEXPIRE', key, digits(ceil(life / 1000)))
+  call('PEXPIRE', key, format('%.0f', ceil(life / 1000)))
 end
 
 -- block returns an empty block for an entry of n events at now.
@@ -199,17 +189,17 @@ local function add(key, log, l, now, n, b, i)
   expire(key, l.period)
 end
 
-function step(key, l, clock, n)
-  local log, now = open(key), clock.now
-  local fits = n <= l.rate
+-- plan decides on n events of a key. It returns the reply, and what commit has to
+-- write, or nil: n events at now, or, without n, a tail that the server's clock has
+-- moved.
+local function plan(key, l, now, callers, n)
+  local log, fits = open(key), n <= l.rate
   if not log then
-    return fits, now, 0, 0, fits and function()
-      start(key, l, now, n)
-    end
+    return fits, now, 0, 0, fits and { l = l, now = now, n = n }
   end
   local tail, moved = log.tail, false
   if log.newest + tail.shift > now then
-    if clock.callers then
+    if callers then
       now = log.newest + tail.shift
     else
       tail.shift, moved = now - log.newest, true
@@ -217,75 +207,93 @@ function step(key, l, clock, n)
   end
   local dead = max(now - tail.shift - l.period, tail.cutoff) -- the latest time that does not count
   if log.newest <= dead or log.newest + tail.period <= now - tail.shift then
-    return fits, now, 0, 0, fits and function()
-      start(key, l, now, n)
-    end
+    return fits, now, 0, 0, fits and { l = l, now = now, n = n }
   end
   local b, i = after(log, dead)
   local gone = through(log.block(b), i - 1)
   local count, reset = between(gone, log.total), log.newest + tail.shift + l.period - now
   if count + n <= l.rate then
-    return true, now, count, reset, function()
-      add(key, log, l, now, n, b, i)
-    end
+    return true, now, count, reset, { log = log, l = l, now = now, n = n, b = b, i = i }
   end
   local x = fits and whengone(log, b, gone, count + n - l.rate) + tail.shift + l.period - now or now
-  return false, x, count, reset, moved and function()
-    call('LSET', key, -1, render(tail, entries(tail, 1, tail.len)))
-    expire(key, reset)
+  return false, x, count, reset, moved and { log = log, reset = reset }
+end
+
+-- commit writes what plan has said.
+local function commit(key, p)
+  if not p.log then
+    start(key, p.l, p.now, p.n)
+  elseif p.n then
+    add(key, p.log, p.l, p.now, p.n, p.b, p.i)
+  else
+    call('LSET', key, -1, render(p.log.tail, entries(p.log.tail, 1, p.log.tail.len)))
+    expire(key, p.reset)
   end
 end
 
--- remove takes at most n events from entry i of block at, and returns how many.
-local function remove(key, log, at, i, n)
-  local b = log.block(at)
-  local count = between(through(b, i - 1), through(b, i))
-  n = min(n, count)
-  local kept = { entries(b, 1, i - 1) }
-  for j = n == count and i + 1 or i, b.len do
-    kept[#kept + 1] = b.width == NARROW and entries(b, j, j)
-      or string.sub(entries(b, j, j), 1, NARROW) .. bytes48((through(b, j) - b.run - n) % RUN)
+if op == 'upto' then
+  function room(l, _, count)
+    return max(0, l.rate - count)
   end
-  for j = at + 1, log.len - 1 do
-    local later = log.block(j)
-    later.run = (later.run - n) % RUN
-    call('LSET', key, j, render(later, entries(later, 1, later.len)))
+elseif op == 'refund' then
+  -- lastuntil returns the block and the entry of the last event up to t, a block of
+  -- -1 if there is none.
+  local function lastuntil(log, t)
+    local b = search(0, log.len - 1, function(j)
+      return time(log.block(j), 1) > t
+    end) - 1
+    return b, b < 0 and 0 or search(1, log.block(b).len, function(j)
+      return time(log.block(b), j) > t
+    end) - 1
   end
-  kept = table.concat(kept)
-  call('LSET', key, at, kept == '' and '' or render(b, kept)) -- no block is '', so that LREM finds it
-  if kept == '' then
-    call('LREM', key, 1, '')
-    if at == log.len - 1 and at > 0 then -- shift, cutoff and period go with the last block
-      local tail = log.block(at - 1)
-      tail.shift, tail.cutoff, tail.period = b.shift, b.cutoff, b.period
-      call('LSET', key, -1, render(tail, entries(tail, 1, tail.len)))
-    end
-  end
-  return n
-end
 
-function room(l, _, count)
-  return max(0, l.rate - count)
-end
+  -- remove takes at most n events from entry i of block at, and returns how many.
+  local function remove(key, log, at, i, n)
+    local b = log.block(at)
+    local count = between(through(b, i - 1), through(b, i))
+    n = min(n, count)
+    local kept = { entries(b, 1, i - 1) }
+    for j = n == count and i + 1 or i, b.len do
+      kept[#kept + 1] = b.width == NARROW and entries(b, j, j)
+        or string.sub(entries(b, j, j), 1, NARROW) .. bytes48((through(b, j) - b.run - n) % RUN)
+    end
+    for j = at + 1, log.len - 1 do
+      local later = log.block(j)
+      later.run = (later.run - n) % RUN
+      call('LSET', key, j, render(later, entries(later, 1, later.len)))
+    end
+    kept = table.concat(kept)
+    call('LSET', key, at, kept == '' and '' or render(b, kept)) -- no block is '', so that LREM finds it
+    if kept == '' then
+      call('LREM', key, 1, '')
+      if at == log.len - 1 and at > 0 then -- shift, cutoff and period go with the last block
+        local tail = log.block(at - 1)
+        tail.shift, tail.cutoff, tail.period = b.shift, b.cutoff, b.period
+        call('LSET', key, -1, render(tail, entries(tail, 1, tail.len)))
+      end
+    end
+    return n
+  end
 
--- Of the entries of one instant, the last one is given back first, and no more than
--- a block has.
-function refund(key, l, clock, c)
-  local left = c.n
-  for _ = 1, BLOCK do
-    local log = open(key)
-    if left == 0 or not log then
-      return
+  -- Of the entries of one instant, the last one is given back first, and no more than
+  -- a block has.
+  function refund(key, l, now, c)
+    local left = c.n
+    for _ = 1, BLOCK do
+      local log = open(key)
+      if left == 0 or not log then
+        return
+      end
+      local at = c.at - log.tail.shift
+      local dead = max(max(now - log.tail.shift, log.newest) - l.period, log.tail.cutoff)
+      if at <= dead or at > log.newest or log.newest + log.tail.period <= now - log.tail.shift then
+        return
+      end
+      local b, i = lastuntil(log, at)
+      if b < 0 or time(log.block(b), i) ~= at then
+        return
+      end
+      left = left - remove(key, log, b, i, left)
     end
-    local at = c.at - log.tail.shift
-    local dead = max(max(clock.now - log.tail.shift, log.newest) - l.period, log.tail.cutoff)
-    if at <= dead or at > log.newest or log.newest + log.tail.period <= clock.now - log.tail.shift then
-      return
-    end
-    local b, i = lastuntil(log, at)
-    if b < 0 or time(log.block(b), i) ~= at then
-      return
-    end
-    left = left - remove(key, log, b, i, left)
   end
 end

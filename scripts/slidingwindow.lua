@@ -5,11 +5,12 @@
 -- Reply: x now, y the count of the previous window, z of the current one; where
 -- these were counted in another period, x now (of a denial, RetryAfter),
 -- y -1 - ResetAfter, z the count.
+local room, giveback, refund
 
 -- roll returns the counts of s as the windows lie at now, which is not before
 -- s.at, and how many µs are left of the current one.
 local function roll(s, now)
-  local since = now - window(s.at, s.period)
+  local since = now - windowend(s.at, s.period) + s.period
   if since < s.period then
     return s.part, s.whole, s.period - since
   elseif since < 2 * s.period then
@@ -30,40 +31,26 @@ local function life(s)
   return windowend(s.at, s.period) - s.at + (s.whole > 0 and s.period or 0)
 end
 
--- spend is what of s weighs at now, given the instant last from which on none does.
-local function spend(s, last, now)
-  if now >= last then
-    return 0
-  end
-  local prev, cur, left = roll(s, now)
-  return cur + weight(prev, left, s.period)
-end
-
--- keep is the function that writes count events in the window of now after prev
--- in the one before, or, if they are not ok, a state that the server's clock has
--- moved.
-local function keep(key, s, l, now, ok, prev, count)
-  return (ok or s.moved) and function()
-    if ok then
-      s = { at = now, rate = l.rate, period = l.period, whole = count, part = prev }
-    end
-    write(key, s, life(s))
-  end
-end
-
 -- convert is the step of a state that was counted in another period. What still
 -- weighs goes into the window of today's period in which it was written, and ends
 -- with it: else a denied key, of which nothing is written, would weigh by a period
 -- that is no longer in force.
-local function convert(key, s, l, now, n)
+local function convert(s, l, now, n)
   local last = min(s.at + life(s), windowend(s.at, l.period))
-  local count = min(spend(s, last, now), l.rate)
+  local function spend(t) -- at t, from last on nothing
+    if t >= last then
+      return 0
+    end
+    local prev, cur, left = roll(s, t)
+    return min(cur + weight(prev, left, s.period), l.rate)
+  end
+  local count = spend(now)
   local ok, x = count + n <= l.rate, now
   if not ok then
     local early, late = now, last -- too early, and late enough unless n is above the rate
     while late - early > 1 do
       local t = early + floor((late - early) / 2)
-      if min(spend(s, last, t), l.rate) + n <= l.rate then
+      if spend(t) + n <= l.rate then
         late = t
       else
         early = t
@@ -71,43 +58,43 @@ local function convert(key, s, l, now, n)
     end
     x = late - now
   end
-  return ok, x, -1 - max(0, last - now), count, keep(key, s, l, now, ok, 0, count + n)
+  return ok, x, -1 - max(0, last - now), count, count + n, 0
 end
 
-function step(key, l, clock, n)
-  local s, now = read(key, clock)
-  local prev, cur, left = 0, 0, 0
+local function step(s, l, now, n)
+  local prev, cur, weighing = 0, 0, 0
   if s.whole > 0 or s.part > 0 then
     if s.period ~= l.period then
-      return convert(key, s, l, now, n)
+      return convert(s, l, now, n)
     end
+    local left
     prev, cur, left = roll(s, now)
-    prev = min(prev, l.rate)
-    cur = min(cur, l.rate)
+    prev, cur = min(prev, l.rate), min(cur, l.rate)
+    weighing = weight(prev, left, l.period)
   end
-  local ok = weight(prev, left, l.period) + cur + n <= l.rate
-  return ok, now, prev, cur, keep(key, s, l, now, ok, prev, cur + n)
+  return weighing + cur + n <= l.rate, now, prev, cur, cur + n, prev
 end
 
-function room(l, now, prev, cur)
-  if prev <= 0 then -- nothing before the current window, or all in one
+if op == 'upto' then
+  function room(l, now, prev, cur)
+    if prev > 0 then -- below 0 all is in one count
+      cur = cur + weight(prev, windowend(now, l.period) - now, l.period)
+    end
     return max(0, l.rate - cur)
   end
-  return max(0, l.rate - cur - weight(prev, windowend(now, l.period) - now, l.period))
-end
-
-function refund(key, l, clock, c)
-  local s = read(key, clock)
-  if c.period ~= s.period then
-    return
+elseif op == 'refund' then
+  function giveback(s, _, _, c)
+    if c.period ~= s.period then
+      return false
+    end
+    local since = windowend(s.at, s.period) - windowend(c.at, s.period)
+    if since == 0 then
+      s.whole = s.whole - min(c.n, s.whole)
+    elseif since == s.period then
+      s.part = s.part - min(c.n, s.part)
+    else
+      return false
+    end
+    return true
   end
-  local since = window(s.at, s.period) - window(c.at, s.period)
-  if since == 0 then
-    s.whole = s.whole - min(c.n, s.whole)
-  elseif since == s.period then
-    s.part = s.part - min(c.n, s.part)
-  else
-    return
-  end
-  rewrite(key, s)
 end

@@ -4,24 +4,17 @@
 -- from a full bucket.
 -- Reply: x now, y whole tokens missing, z the part of one, in 1/period.
 
-function step(key, l, clock, n)
-  local s, now = read(key, clock)
+local function step(s, l, now, n)
   local missing, part = level(s, l, now)
   local tokens = l.burst - missing
   if part > 0 then -- a token that is not whole yet
     tokens = tokens - 1
   end
-  local ok = n <= tokens
-  return ok, now, missing, part, keep(key, s, l, now, ok, missing + n, part)
+  return n <= tokens, now, missing, part, missing + n, part
 end
 
-function room(l, _, missing, part)
-  return l.burst - missing - (part > 0 and 1 or 0)
-end
-
-function refund(key, l, clock, c)
-  local s, now = read(key, clock)
-  if s.whole > 0 or s.part > 0 then
-    giveback(key, s, l, now, c)
+if op == 'refund' then
+  function giveback(s, l, now, c)
+    return (s.whole > 0 or s.part > 0) and takeback(s, l, now, c)
   end
 end

@@ -55,6 +55,7 @@ var files = []string{
 	"scripts/leakybucket.lua",
 	"scripts/slidinglog.lua",
 	"scripts/slidingwindow.lua",
+	"scripts/state.lua",
 	"scripts/tokenbucket.lua",
 }
 

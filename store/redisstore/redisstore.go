@@ -239,14 +239,18 @@ func (s *Store) Refund(ctx context.Context, sp *store.Space, key string, l store
 }
 
 // call runs an operation of sp's rule, with the arguments of scripts/driver.lua.
-func (s *Store) call(ctx context.Context, sp *store.Space, key, op string, l store.Limit, n int64, more ...any) (store.Reply, error) {
-	now, err := s.now()
-	if err != nil {
-		return store.Reply{}, err
-	}
+func (s *Store) call(ctx context.Context, sp *store.Space, key, op string, l store.Limit, n int64, charge ...any) (store.Reply, error) {
 	sc := s.script(sp.Rule)
-	args := []any{evalsha, sc.sha, 1, s.key(sp, key), nil, now, l.Rate, l.Period, l.Burst, n}
-	return s.run(ctx, sc, op, append(args, more...))
+	args := append(make([]any, 0, 14), evalsha, sc.sha, 1, s.key(sp, key), nil, l.Rate, l.Period, l.Burst, n)
+	args = append(args, charge...)
+	if s.clock != nil {
+		now, err := s.now()
+		if err != nil {
+			return store.Reply{}, err
+		}
+		args = append(args, now)
+	}
+	return s.run(ctx, sc, op, args)
 }
 
 // Reset implements [store.Store].
@@ -266,14 +270,11 @@ func (s *Store) key(sp *store.Space, key string) string {
 	return s.prefix + sp.Rule.Name + ":" + sp.Name + ":{=" + key + "}"
 }
 
-// now is the clock's argument of a script: Unix µs, or "" for the server's TIME.
-func (s *Store) now() (any, error) {
-	if s.clock == nil {
-		return "", nil
-	}
+// now is the caller's clock in Unix µs.
+func (s *Store) now() (int64, error) {
 	t := s.clock()
 	if us := t.UnixMicro(); us > -maxTime && us < maxTime {
 		return us, nil
 	}
-	return nil, fmt.Errorf("%w: the clock reads %v: Lua counts µs from 1740 to 2199", store.ErrStore, t)
+	return 0, fmt.Errorf("%w: the clock reads %v: Lua counts µs from 1740 to 2199", store.ErrStore, t)
 }

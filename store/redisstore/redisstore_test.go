@@ -23,17 +23,17 @@ func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 // last. It answers what it was given, and is no rate limiter to copy.
 var counter = &store.Rule{Name: "counter", Script: `
 local used = tonumber(redis.call('GET', KEYS[1]) or '0')
-local n = tonumber(ARGV[6])
+local n = tonumber(ARGV[5])
 if ARGV[1] == 'refund' then
-	redis.call('DECRBY', KEYS[1], ARGV[6])
-	return {1, n, tonumber(ARGV[7]), tonumber(ARGV[8])}
+	redis.call('DECRBY', KEYS[1], ARGV[5])
+	return {1, n, tonumber(ARGV[6]), tonumber(ARGV[7])}
 end
-local ok = used + n <= tonumber(ARGV[5])
+local ok = used + n <= tonumber(ARGV[4])
 if ok and ARGV[1] == 'take' then
-	redis.call('INCRBY', KEYS[1], ARGV[6])
-	redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(tonumber(ARGV[4]) / 1000)))
+	redis.call('INCRBY', KEYS[1], ARGV[5])
+	redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(tonumber(ARGV[3]) / 1000)))
 end
-return {ok and 1 or 0, used, tonumber(ARGV[2]) or 0, tonumber(ARGV[3])}
+return {ok and 1 or 0, used, tonumber(ARGV[6]) or 0, tonumber(ARGV[2])}
 `}
 
 var (
@@ -95,11 +95,13 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 		require.NoError(t, err)
 		return r
 	}
-	for arg, want := range map[int]int64{2: at.UnixMicro(), 3: 31, 4: 41, 5: 51, 6: 61} {
+	for arg, want := range map[int]int64{2: 31, 3: 41, 4: 51, 5: 61, 6: at.UnixMicro()} {
 		require.Equal(t, store.Reply{OK: true, X: want, Y: 6, Z: 1}, echo(arg))
 	}
-	sp := rule(`if table.concat(ARGV, ' ') ~= 'refund  31 41 51 61 71 81 91 101' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
-	require.NoError(t, server.Refund(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Charge{N: 61, At: 71, Due: 81, Rate: 91, Period: 101}))
+	for s, want := range map[*redisstore.Store]string{server: "", caller: fmt.Sprint(" ", at.UnixMicro())} {
+		sp := rule(`if table.concat(ARGV, ' ') ~= 'refund 31 41 51 61 71 81 91 101` + want + `' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
+		require.NoError(t, s.Refund(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Charge{N: 61, At: 71, Due: 81, Rate: 91, Period: 101}))
+	}
 }
 
 func TestKeyLayout(t *testing.T) {

@@ -1,0 +1,73 @@
+
+-- The state of one key, for the four algorithms whose state is five numbers. Twin of
+-- store.State, and of what store/memstore does around a rule.
+--
+-- They are at, rate, period, whole and part; no key, no spend. Rate and period are
+-- those of the limit that it was counted under. Each algorithm defines:
+--
+--   step(s, l, now, n)      ok, x, y, z of store.Reply, and the whole and the part of
+--                           the state in which n events are charged at now under l
+--   life(s)                 for how long after s.at the state matters, in µs
+--   room(l, x, y, z)        how many events step would have admitted
+--   giveback(s, l, now, c)  takes from s what is still charged of c: true if it has
+
+-- read returns the state of a key, and the time of the decision. Stored time is
+-- never later than that: under a caller's clock, which others may be ahead of, the
+-- decision moves to the stored time; after the server's own clock has gone back,
+-- the state moves to now, with its spend, and says so in moved.
+local function read(key, now, callers)
+  local value = call('GET', key)
+  if not value then
+    return { at = now, rate = 0, period = 0, whole = 0, part = 0 }, now
+  end
+  local at, rate, period, whole, part
+  if #value == 40 or not struct then
+    at, rate, period, whole, part = unpack('>ddddd', value)
+  end
+  local sum = part and at + rate + period + whole + part
+  if not (sum and sum % 1 == 0 and sum < 2 ^ 53 and rate > 0 and period > 0 and whole >= 0 and part >= 0) then
+    error('ratelimit: the value of the key is not a state')
+  end
+  local s = { at = at, rate = rate, period = period, whole = whole, part = part }
+  if at <= now then
+    return s, now
+  elseif callers then
+    return s, at
+  end
+  s.at, s.moved = now, true
+  return s, now
+end
+
+-- plan runs step on a key. It returns the reply, and the state that commit has to
+-- write, or nil.
+local function plan(key, l, now, callers, n)
+  local s
+  s, now = read(key, now, callers)
+  local ok, x, y, z, whole, part = step(s, l, now, n)
+  if ok then
+    s.at, s.rate, s.period, s.whole, s.part = now, l.rate, l.period, whole, part
+    return ok, x, y, z, s
+  end
+  return ok, x, y, z, s.moved and s
+end
+
+-- commit writes what plan has said.
+local function commit(key, s)
+  call('SET', key, pack('>ddddd', s.at, s.rate, s.period, s.whole, s.part), 'PX', format('%.0f', ceil(life(s) / 1000)))
+end
+
+-- refund gives back what is still charged of c, and lets the key expire when it
+-- would have. It moves no state in time.
+if op == 'refund' then
+  function refund(key, l, now, c)
+    local s
+    s, now = read(key, now, true)
+    if not giveback(s, l, now, c) then
+      return
+    elseif s.whole == 0 and s.part == 0 then
+      call('DEL', key)
+    else
+      call('SET', key, pack('>ddddd', s.at, s.rate, s.period, s.whole, s.part), 'KEEPTTL')
+    end
+  end
+end
