@@ -223,7 +223,7 @@ func (f *Failover) decide(ctx context.Context, key string, n int, charge bool) (
 		return f.answer(ctx, key, n, charge)
 	case err != nil:
 		return Result{}, err
-	case charge && r.Allowed && f.policy.local != nil:
+	case charge && r.Allowed && f.policy.local != nil && r.details != &byLimit:
 		return f.mirror(ctx, key, n, r), nil
 	}
 	return r, nil
@@ -231,15 +231,10 @@ func (f *Failover) decide(ctx context.Context, key string, n int, charge bool) (
 
 // check refuses bad input, also while the limiter is not asked.
 func (f *Failover) check(ctx context.Context, key string, n int) error {
-	switch {
-	case n <= 0:
-		return fmt.Errorf("%w: %d", ErrInvalidN, n)
-	case f.limiter == nil:
+	if f.limiter == nil {
 		return fmt.Errorf("%w: a Failover is made by its constructor", ErrInvalidOption)
-	case key == "" || len(key) > maxKey:
-		return fmt.Errorf("%w: %d bytes: 1 to %d are allowed", ErrInvalidKey, len(key), maxKey)
 	}
-	return ctx.Err()
+	return checkCall(ctx, key, n)
 }
 
 // ask lets do call the limiter, if the breaker is closed or do is the probe.
@@ -407,7 +402,7 @@ func (f *Failover) Refund(ctx context.Context, key string, charged Result, n int
 		return err
 	}
 	if !charged.Allowed {
-		return fmt.Errorf("%w: the Result to refund has charged none", ErrInvalidN)
+		return errNothingCharged
 	}
 	d := charged.details
 	if d == nil || d.by != f {

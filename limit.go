@@ -16,6 +16,8 @@ const (
 
 	maxLimitText = 128 // bytes; the longest canonical text has 47
 	maxQuoted    = 48  // bytes of a refused text that an error repeats
+
+	unlimited = "unlimited"
 )
 
 // Limit is how many events are admitted in how much time: Rate events per
@@ -28,7 +30,8 @@ const (
 // where a limit is used, read or marshaled, with an error that wraps
 // [ErrInvalidLimit].
 type Limit struct {
-	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything.
+	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything. (That of
+	// Unlimited is -1.)
 	Rate int
 	// Period is 1 ms to 10 years, a year being 365 days, and a whole number of
 	// microseconds.
@@ -50,6 +53,10 @@ func PerHour(n int) Limit { return Limit{Rate: n, Period: time.Hour} }
 
 // PerDay is a limit of n events per 24 hours, n from 0 to 2^31-1.
 func PerDay(n int) Limit { return Limit{Rate: n, Period: day} }
+
+// Unlimited is a limit that admits everything, without asking the store. Its text is
+// "unlimited". It is the one Limit with a Rate below 0.
+func Unlimited() Limit { return Limit{Rate: -1} }
 
 // Every is a limit of one event per d, d from 1 ms to 10 years and a whole
 // number of microseconds.
@@ -81,7 +88,8 @@ func Every(d time.Duration) Limit { return Limit{Rate: 1, Period: d} }
 //
 // One space may stand between two parts, as in "5 / 15 minutes", and must stand
 // before and after the word burst. There is no other white space, and none at
-// the ends. A rate of 0 is a limit that denies everything. A burst of 0 is
+// the ends. The text "unlimited" is [Unlimited]. A rate of 0 is a limit that denies
+// everything. A burst of 0 is
 // refused, since [Limit] takes it for the rate and a reader for no burst at all:
 // leave it out.
 //
@@ -103,6 +111,9 @@ func ParseLimit(s string) (Limit, error) {
 // text of a valid limit back as the same limit. The text of any other shows the
 // values in the same form, such as "-1/0s", and ParseLimit refuses it.
 func (l Limit) String() string {
+	if l == Unlimited() {
+		return unlimited
+	}
 	text := strconv.Itoa(l.Rate) + "/" + formatPeriod(l.Period)
 	if l.Burst != 0 {
 		text += " burst " + strconv.Itoa(l.Burst)
@@ -114,7 +125,7 @@ func (l Limit) String() string {
 // [ErrInvalidLimit] for any other. The zero Limit is not valid: a field that may
 // be unset wants the JSON option omitzero.
 func (l Limit) MarshalText() ([]byte, error) {
-	if err := l.validate(); err != nil {
+	if err := l.validate(); err != nil && l != Unlimited() {
 		return nil, err
 	}
 	return []byte(l.String()), nil
@@ -144,11 +155,14 @@ func (l *Limit) UnmarshalText(text []byte) error {
 // The errors wrap [ErrInvalidLimit]: l is not valid, n is below 1, or the share's
 // Period is over 10 years.
 func (l Limit) Share(n int) (Limit, error) {
-	if err := l.validate(); err != nil {
-		return Limit{}, err
-	}
 	if n < 1 {
 		return Limit{}, fmt.Errorf("%w: 1/%d of %v", ErrInvalidLimit, n, l)
+	}
+	if l == Unlimited() {
+		return l, nil
+	}
+	if err := l.validate(); err != nil {
+		return Limit{}, err
 	}
 	share := Limit{Rate: l.Rate / n, Period: l.Period, Burst: l.Burst / n}
 	if l.Rate%n != 0 {
@@ -189,6 +203,9 @@ func (l Limit) check() error {
 
 // parseLimit is ParseLimit with the bare reason for an error.
 func parseLimit(s string) (Limit, error) {
+	if s == unlimited {
+		return Unlimited(), nil
+	}
 	if len(s) > maxLimitText {
 		return Limit{}, fmt.Errorf("%d bytes are more than %d", len(s), maxLimitText)
 	}

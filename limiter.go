@@ -210,6 +210,7 @@ type limiter struct {
 	store     store.Store
 	space     *store.Space
 	name      string
+	title     string // the name, or else the limit as text
 	limit     Limit
 	integers  store.Limit // limit as the store reads it
 	limitFunc func(ctx context.Context, key string) (Limit, error)
@@ -232,6 +233,9 @@ func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, e
 		if err := opt(&lim); err != nil {
 			return limiter{}, err
 		}
+	}
+	if lim.title = lim.name; lim.title == "" {
+		lim.title = l.String()
 	}
 	lim.space = store.NewSpace(&a.rule, lim.identity())
 	return lim, nil
@@ -269,6 +273,9 @@ func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error
 // fit costs nothing.
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
+	if r.Source() == SourceLimit {
+		return n, r, err
+	}
 	return int(r.n), r, err
 }
 
@@ -298,8 +305,8 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 			return err
 		}
 	}
-	if l.Rate == 0 {
-		res.RetryAfter = Never
+	if l.Rate <= 0 {
+		res.withoutStore(l)
 		return nil
 	}
 	if lim.lines != nil && what == take && n == 1 {
@@ -327,6 +334,15 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 	res.tell(lim.algorithm.report(l, r, events, charged), r.OK, events, l.Burst)
 	res.sign(l, r.X, charged)
 	return nil
+}
+
+// withoutStore is the decision by a Rate of 0, or of Unlimited.
+func (r *Result) withoutStore(l store.Limit) {
+	if l.Rate == 0 {
+		r.RetryAfter = Never
+		return
+	}
+	r.Allowed, r.Limit, r.Remaining, r.details = true, maxEvents, maxEvents, &byLimit
 }
 
 // fill makes res of a reply on n events, of which charged were charged.
@@ -363,14 +379,17 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	if err := lim.check(ctx, key, n); err != nil {
 		return err
 	}
+	if charged.details == &byLimit {
+		return nil
+	}
 	l, err := lim.limitOf(ctx, key)
 	if err != nil {
 		return err
 	}
 	if charged.n == 0 {
-		return fmt.Errorf("%w: the Result to refund has charged none", ErrInvalidN)
+		return errNothingCharged
 	}
-	if l.Rate == 0 { // for now: by the limit of the charge, so that it is not lost
+	if l.Rate <= 0 { // for now: by the limit of the charge, so that it is not lost
 		l = store.Limit{Rate: int64(charged.rate), Period: charged.period, Burst: min(max(int64(charged.Limit), 1), maxEvents)}
 	}
 	return lim.store.Refund(ctx, lim.space, key, l, charged.charge(int64(n)))
@@ -395,17 +414,14 @@ func (lim *limiter) Reset(ctx context.Context, key string) error {
 	return lim.store.Reset(ctx, lim.space, key)
 }
 
+var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ErrInvalidLimit)
+
 // check refuses bad input before the store sees it.
 func (lim *limiter) check(ctx context.Context, key string, n int) error {
-	switch {
-	case n <= 0:
-		return fmt.Errorf("%w: %d", ErrInvalidN, n)
-	case lim.store == nil:
-		return fmt.Errorf("%w: a limiter is made by its constructor", ErrInvalidLimit)
-	case key == "" || len(key) > maxKey:
-		return fmt.Errorf("%w: %d bytes: 1 to %d are allowed", ErrInvalidKey, len(key), maxKey)
+	if lim.store == nil {
+		return errNoConstructor
 	}
-	return ctx.Err()
+	return checkCall(ctx, key, n)
 }
 
 // limitOf is the limit of a key, as the store reads it.
@@ -425,6 +441,9 @@ func (lim *limiter) limitOf(ctx context.Context, key string) (store.Limit, error
 
 // integers checks l for this algorithm and returns it as stores read it.
 func (a *algorithm) integers(l Limit) (store.Limit, error) {
+	if l == Unlimited() {
+		return store.Limit{Rate: -1}, nil
+	}
 	if err := l.validate(); err != nil {
 		return store.Limit{}, err
 	}

@@ -16,6 +16,8 @@ const (
 	// SourceDenyCache says that the store has denied before, until a time that is yet
 	// to come.
 	SourceDenyCache
+	// SourceLimit says that the limit is [Unlimited], so that no store was asked.
+	SourceLimit
 )
 
 func (s Source) String() string {
@@ -28,12 +30,14 @@ func (s Source) String() string {
 		return "local"
 	case SourceDenyCache:
 		return "deny_cache"
+	case SourceLimit:
+		return "limit"
 	}
 	return "store"
 }
 
-// Source says what made the Result. Anything but [SourceStore] and
-// [SourceDenyCache] means that the store did not answer.
+// Source says what made the Result. That of a Failover says that the store did not
+// answer: SourceFailOpen, SourceFailClosed and SourceLocal.
 func (r Result) Source() Source {
 	if r.details == nil {
 		return SourceStore
@@ -53,4 +57,36 @@ type details struct {
 	byPolicy bool   // its policy decided, not the limiter that it wraps
 	mirror   Result // of that limiter's admission on the local limiter
 	short    int    // events of the admission that mirror lacks
+
+	// Of several limits that decided together.
+	parts    []Result
+	deniedBy string
+}
+
+// byLimit is of all Results that Unlimited makes.
+var byLimit = details{source: SourceLimit}
+
+// Parts are the decisions of the single limits where several decided together
+// ([All]), in the order of their policies ([Describer]), and nil elsewhere. The Result
+// itself has the least Remaining of them, and the longest RetryAfter and ResetAfter.
+// The slice must not be changed.
+func (r Result) Parts() []Result {
+	for d := r.details; d != nil; d = d.under {
+		if d.parts != nil {
+			return d.parts
+		}
+	}
+	return nil
+}
+
+// DeniedBy is the name (see [Policy]) of the limit that denied, where several decided
+// together: of those that did, the one with the longest RetryAfter. It is "" for an
+// admission, and for the decision of one limit.
+func (r Result) DeniedBy() string {
+	for d := r.details; d != nil; d = d.under {
+		if d.deniedBy != "" {
+			return d.deniedBy
+		}
+	}
+	return ""
 }

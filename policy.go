@@ -1,0 +1,90 @@
+package ratelimit
+
+import (
+	"context"
+	"time"
+)
+
+// Policy is a limit that a limiter enforces, as clients may be told of it: Quota
+// events per Window.
+type Policy struct {
+	Name  string // the limiter's [WithName], or else Limit as text
+	Limit Limit  // of the key
+	// Quota is the most events that could be admitted at one instant: the Rate, and of
+	// the buckets the Burst. That of Unlimited is 2^31-1.
+	Quota int
+	// Window is the time in which the whole Quota comes back: the Period, and of the
+	// buckets Burst·Period/Rate, in whole µs, rounded up. It is 0 where nothing is counted:
+	// of Unlimited, and of a Rate of 0.
+	Window time.Duration
+}
+
+// Describer is a [Limiter] that can say which policies it enforces on a key. The
+// five types do, and all limiters of this module around others, as far as those do.
+type Describer interface {
+	// AppendPolicies appends the policies of key to dst, one for each limit that decides
+	// on it, and returns the result. [Result.Parts] are in the same order. Errors are
+	// those of a limit function, and [ErrInvalidLimit] for what it returns; dst is
+	// returned as it was then.
+	AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error)
+}
+
+// AppendPolicies appends what l says of key as a [Describer], and nothing if it is
+// none. It is for limiters around others.
+func AppendPolicies(ctx context.Context, dst []Policy, l Limiter, key string) ([]Policy, error) {
+	if d, ok := l.(Describer); ok {
+		return d.AppendPolicies(ctx, dst, key)
+	}
+	return dst, nil
+}
+
+// AppendPolicies appends the limiter's one policy, by the limit of key.
+func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
+	if lim.store == nil {
+		return dst, errNoConstructor
+	}
+	l := lim.limit
+	if lim.limitFunc != nil {
+		given, err := lim.limitFunc(ctx, key)
+		if err != nil {
+			return dst, err
+		}
+		if given != (Limit{}) {
+			l = given
+		}
+	}
+	integers, err := lim.algorithm.integers(l)
+	if err != nil {
+		return dst, err
+	}
+	p := Policy{Name: lim.title, Limit: l, Quota: int(integers.Burst), Window: l.Period}
+	switch {
+	case l == Unlimited():
+		p.Quota, p.Window = maxEvents, 0
+	case l.Rate == 0:
+		p.Window = 0
+	case lim.algorithm.burst:
+		p.Window = time.Duration(drainTime(integers.Burst, 0, integers)) * time.Microsecond
+	}
+	return append(dst, p), nil
+}
+
+// AppendPolicies appends the policies of the limiter whose store may fail.
+func (f *Failover) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
+	return AppendPolicies(ctx, dst, f.limiter, key)
+}
+
+// AppendPolicies appends the policies of the limiter that is asked.
+func (d *DenyCache) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
+	return AppendPolicies(ctx, dst, d.inner, key)
+}
+
+var (
+	_ Describer = (*FixedWindow)(nil)
+	_ Describer = (*SlidingWindow)(nil)
+	_ Describer = (*SlidingLog)(nil)
+	_ Describer = (*TokenBucket)(nil)
+	_ Describer = (*LeakyBucket)(nil)
+	_ Describer = (*Failover)(nil)
+	_ Describer = (*DenyCache)(nil)
+)

@@ -1,0 +1,73 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+)
+
+// Static is a limiter that always answers r and err, for tests and as a switch:
+// Static(Result{Allowed: true}, nil) lets everything through, and
+// Static(Result{RetryAfter: time.Minute}, nil) nothing. Beside an error the Result is
+// zero, as with every Limiter. Bad input is refused and the end of ctx told as
+// elsewhere; it keeps no state, so that Refund and Reset do nothing.
+func Static(r Result, err error) Limiter {
+	if err != nil {
+		r = Result{}
+	}
+	return static{r, err}
+}
+
+type static struct {
+	result Result
+	err    error
+}
+
+func (s static) Allow(ctx context.Context, key string) (Result, error) {
+	return s.AllowN(ctx, key, 1)
+}
+
+func (s static) AllowN(ctx context.Context, key string, n int) (Result, error) {
+	if err := checkCall(ctx, key, n); err != nil {
+		return Result{}, err
+	}
+	return s.result, s.err
+}
+
+func (s static) Peek(ctx context.Context, key string) (Result, error) {
+	return s.AllowN(ctx, key, 1)
+}
+
+func (s static) Refund(ctx context.Context, key string, charged Result, n int) error {
+	if err := checkCall(ctx, key, n); err != nil {
+		return err
+	}
+	if !charged.Allowed {
+		return errNothingCharged
+	}
+	return s.err
+}
+
+func (s static) Reset(ctx context.Context, key string) error {
+	if err := checkCall(ctx, key, 1); err != nil {
+		return err
+	}
+	return s.err
+}
+
+// AppendPolicies appends nothing: a static answer has no limit.
+func (s static) AppendPolicies(_ context.Context, dst []Policy, _ string) ([]Policy, error) {
+	return dst, nil
+}
+
+var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged none", ErrInvalidN)
+
+// checkCall refuses bad input of a method of a [Limiter], and a ctx that has ended.
+func checkCall(ctx context.Context, key string, n int) error {
+	switch {
+	case n <= 0:
+		return fmt.Errorf("%w: %d", ErrInvalidN, n)
+	case key == "" || len(key) > maxKey:
+		return fmt.Errorf("%w: %d bytes: 1 to %d are allowed", ErrInvalidKey, len(key), maxKey)
+	}
+	return ctx.Err()
+}
