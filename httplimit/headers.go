@@ -48,12 +48,11 @@ const (
 	retryAfter      = "Retry-After"
 	cacheControl    = "Cache-Control"
 	contentType     = "Content-Type"
-	contentOptions  = "X-Content-Type-Options"
 )
 
 // told is what an answer tells of its decision.
 type told struct {
-	result   ratelimit.Result
+	result   ratelimit.Result   // not by a pointer: escape analysis would have it on the heap
 	parts    []ratelimit.Result // of several limits, else nil
 	deniedBy string
 	policies []ratelimit.Policy
@@ -111,9 +110,8 @@ func (f *fields) string(s string) { f.text = append(f.text, s...) }
 
 // number adds a field that is a number.
 func (f *fields) number(name string, n int64) {
-	f.begin(name)
 	f.integer(n)
-	f.end()
+	f.end(name)
 }
 
 func (f *fields) legacy(r *ratelimit.Result) {
@@ -130,7 +128,6 @@ func (f *fields) legacy(r *ratelimit.Result) {
 }
 
 func (f *fields) draft10(t *told, texts *policyTexts) {
-	f.begin(rateLimitPolicy)
 	for i := range t.policies {
 		if counts(&t.policies[i]) {
 			f.comma()
@@ -141,10 +138,9 @@ func (f *fields) draft10(t *told, texts *policyTexts) {
 		f.string(`"default";q=`)
 		f.integer(count(t.result.Limit))
 	}
-	f.end()
-	f.begin(rateLimit)
+	f.end(rateLimitPolicy)
 	f.draft10Limits(t, texts)
-	f.end()
+	f.end(rateLimit)
 }
 
 // draft10Limits appends an item for each limit, or for the one of which something is
@@ -183,13 +179,12 @@ func (f *fields) item(name string, r *ratelimit.Result, timed bool) {
 
 // comma separates the items of a list.
 func (f *fields) comma() {
-	if len(f.text) > f.list[f.n].start {
+	if len(f.text) > f.begin() {
 		f.text = append(f.text, ',')
 	}
 }
 
 func (f *fields) draft7(r *ratelimit.Result) {
-	f.begin(rateLimit)
 	f.string("limit=")
 	f.integer(count(r.Limit))
 	f.string(", remaining=")
@@ -198,7 +193,7 @@ func (f *fields) draft7(r *ratelimit.Result) {
 		f.string(", reset=")
 		f.integer(seconds(d))
 	}
-	f.end()
+	f.end(rateLimit)
 }
 
 func (f *fields) draft6(r *ratelimit.Result) {
@@ -211,15 +206,23 @@ func (f *fields) draft6(r *ratelimit.Result) {
 
 // oldPolicies is RateLimit-Policy of drafts 6 and 7.
 func (f *fields) oldPolicies(t *told, texts *policyTexts) {
-	f.begin(rateLimitPolicy)
 	for i := range t.policies {
 		if counts(&t.policies[i]) {
 			f.comma()
 			f.string(texts.of(&t.policies[i]).draft6)
 		}
 	}
-	f.end()
+	f.end(rateLimitPolicy)
 }
 
 // counts is whether p limits anything.
 func counts(p *ratelimit.Policy) bool { return p.Limit.Rate >= 0 }
+
+// refusal adds the fields of a refusal.
+func (f *fields) refusal(r *ratelimit.Result) {
+	if d, ok := until(r); ok {
+		f.number(retryAfter, seconds(d))
+	}
+	f.string("no-store")
+	f.end(cacheControl)
+}

@@ -145,11 +145,11 @@ func (h *handler) fail(w http.ResponseWriter, r *http.Request, by ErrorHandler, 
 	}
 }
 
-// scratch is what an answer needs until its header is set.
+// scratch is what an answer needs until its header is set and cannot keep on the stack,
+// since it is handed on to interfaces.
 type scratch struct {
-	fields   fields
-	told     told
 	policies [4]ratelimit.Policy
+	text     []byte
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
@@ -157,40 +157,40 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 // answer tells of the decision, and lets the request pass or refuses it.
 func (h *handler) answer(w http.ResponseWriter, r *http.Request, c charge) {
 	s := scratches.Get().(*scratch)
-	s.fields.reset()
-	s.told = told{result: c.result, parts: c.result.Parts(), deniedBy: c.result.DeniedBy()}
+	t := told{result: c.result, parts: c.result.Parts(), deniedBy: c.result.DeniedBy()}
 	if h.keeps(&c.result) {
-		s.told.policies = h.policies(r, c.key, nil)
+		t.policies = h.policies(r, c.key, nil)
 	} else if h.styles&withPolicies != 0 || !c.result.Allowed {
-		s.told.policies = h.policies(r, c.key, s.policies[:0])
+		t.policies = h.policies(r, c.key, s.policies[:0])
 	}
-	if h.styles != 0 {
-		s.fields.tell(h.styles, &s.told, &h.texts)
-	}
+	f := fields{text: s.text[:0]}
+	f.tell(h.styles, &t, &h.texts)
 	if !c.result.Allowed {
-		s.fields.refusal(&c.result)
+		f.refusal(&c.result)
+		if h.denied == nil {
+			h.refuse(w, &f, &t, s)
+			return
+		}
 	}
-	if !c.result.Allowed && h.denied == nil {
-		h.refuse(w, s)
-		return
-	}
-	s.fields.set(w.Header())
+	f.set(w.Header())
+	s.text = f.text
+	scratches.Put(s) // before the handler, which may take long
 	d := Decision{Result: c.result, Key: c.key}
 	if h.keeps(&c.result) {
-		d.Policies = s.told.policies
+		d.Policies = t.policies
 	}
-	scratches.Put(s) // before the handler, which may take long
 	h.pass(w, r, c, d)
 }
 
-// refuse writes the problem that s tells of.
-func (h *handler) refuse(w http.ResponseWriter, s *scratch) {
-	s.fields.add(contentType, problemJSON)
-	s.fields.set(w.Header())
-	code := status(&s.told.result)
-	s.fields.text = appendProblem(s.fields.text[:0], code, &s.told, &h.texts) // which has been copied
+// refuse writes the problem that t tells of.
+func (h *handler) refuse(w http.ResponseWriter, f *fields, t *told, s *scratch) {
+	f.string(problemJSON)
+	f.end(contentType)
+	f.set(w.Header())
+	code := status(&t.result)
+	s.text = appendProblem(f.text[:0], code, t, &h.texts)
 	w.WriteHeader(code)
-	_, _ = w.Write(s.fields.text) // the client has gone
+	_, _ = w.Write(s.text) // the client has gone
 	scratches.Put(s)
 }
 
@@ -207,14 +207,6 @@ func (h *handler) policies(r *http.Request, key string, dst []ratelimit.Policy) 
 		return nil
 	}
 	return policies
-}
-
-// refusal adds the fields of one.
-func (f *fields) refusal(r *ratelimit.Result) {
-	if d, ok := until(r); ok {
-		f.number(retryAfter, seconds(d))
-	}
-	f.add(cacheControl, "no-store")
 }
 
 // pass calls the handler that is due.
