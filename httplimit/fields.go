@@ -16,11 +16,12 @@ type fields struct {
 	list [maxFields]field
 }
 
-// field is a name in canonical form, and where its value ends in the text. It begins
-// where the last one ends.
+// field is a name in canonical form, and its value, or where that ends in the text,
+// which begins where the last one ends.
 type field struct {
-	name string
-	end  int
+	name  string
+	value string // "" if it is in the text
+	end   int
 }
 
 // begin is where the field begins whose value is being appended to text.
@@ -34,9 +35,15 @@ func (f *fields) begin() int {
 // end ends the value of the field name. A field that has no value is none.
 func (f *fields) end(name string) {
 	if len(f.text) > f.begin() {
-		f.list[f.n] = field{name, len(f.text)}
+		f.list[f.n] = field{name: name, end: len(f.text)}
 		f.n++
 	}
+}
+
+// add adds the field name with a value that is known and not empty.
+func (f *fields) add(name, value string) {
+	f.list[f.n] = field{name, value, len(f.text)}
+	f.n++
 }
 
 // set puts all into h, in place of what has the same names.
@@ -48,7 +55,9 @@ func (f *fields) set(h http.Header) {
 	values := make([]string, f.n)
 	for i := range values {
 		field := &f.list[i]
-		values[i] = text[start:field.end]
+		if values[i] = field.value; values[i] == "" {
+			values[i] = text[start:field.end]
+		}
 		start = field.end
 		h[field.name] = values[i : i+1 : i+1] // full, so that appending to it copies it
 	}

@@ -56,6 +56,7 @@ type told struct {
 	parts    []ratelimit.Result // of several limits, else nil
 	deniedBy string
 	policies []ratelimit.Policy
+	only     *policyText // of the policy, if that is one, as soon as it is looked up
 }
 
 // tell adds the fields of styles.
@@ -63,8 +64,11 @@ func (f *fields) tell(styles HeaderStyle, t *told, texts *policyTexts) {
 	if !known(&t.result) {
 		return
 	}
+	if len(t.policies) == 1 {
+		t.only = texts.of(&t.policies[0])
+	}
 	if styles&Legacy != 0 {
-		f.legacy(&t.result)
+		f.legacy(t)
 	}
 	if styles&Draft10 != 0 {
 		f.draft10(t, texts)
@@ -114,8 +118,13 @@ func (f *fields) number(name string, n int64) {
 	f.end(name)
 }
 
-func (f *fields) legacy(r *ratelimit.Result) {
-	f.number(xLimit, count(r.Limit))
+func (f *fields) legacy(t *told) {
+	r := &t.result
+	if t.only != nil && t.only.policy.Quota == r.Limit {
+		f.add(xLimit, t.only.quota)
+	} else {
+		f.number(xLimit, count(r.Limit))
+	}
 	f.number(xRemaining, count(r.Remaining))
 	if d, ok := until(r); ok {
 		at := time.Now().Add(d)
@@ -128,6 +137,12 @@ func (f *fields) legacy(r *ratelimit.Result) {
 }
 
 func (f *fields) draft10(t *told, texts *policyTexts) {
+	if t.only != nil && counts(&t.only.policy) {
+		f.add(rateLimitPolicy, t.only.draft10)
+		f.item(t.only.name, &t.result, true)
+		f.end(rateLimit)
+		return
+	}
 	for i := range t.policies {
 		if counts(&t.policies[i]) {
 			f.comma()
@@ -158,8 +173,6 @@ func (f *fields) draft10Limits(t *told, texts *policyTexts) {
 				f.item(texts.of(&t.policies[i]).name, part, timed)
 			}
 		}
-	case len(t.policies) == 1:
-		f.item(texts.of(&t.policies[0]).name, &t.result, true)
 	case t.deniedBy != "":
 		f.item(quoted(t.deniedBy), &t.result, true)
 	}
@@ -223,6 +236,5 @@ func (f *fields) refusal(r *ratelimit.Result) {
 	if d, ok := until(r); ok {
 		f.number(retryAfter, seconds(d))
 	}
-	f.string("no-store")
-	f.end(cacheControl)
+	f.add(cacheControl, "no-store")
 }

@@ -117,7 +117,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	res, err := h.limiter.AllowN(r.Context(), key, n)
 	switch {
 	case err == nil:
-		h.answer(w, r, charge{key, res, n})
+		h.answer(w, r, &charge{key, res, n})
 	case errors.Is(err, ratelimit.ErrInvalidKey):
 		h.fail(w, r, h.noIdentity, err)
 	default:
@@ -155,7 +155,7 @@ type scratch struct {
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // answer tells of the decision, and lets the request pass or refuses it.
-func (h *handler) answer(w http.ResponseWriter, r *http.Request, c charge) {
+func (h *handler) answer(w http.ResponseWriter, r *http.Request, c *charge) {
 	s := scratches.Get().(*scratch)
 	t := told{result: c.result, parts: c.result.Parts(), deniedBy: c.result.DeniedBy()}
 	if h.keeps(&c.result) {
@@ -175,17 +175,16 @@ func (h *handler) answer(w http.ResponseWriter, r *http.Request, c charge) {
 	f.set(w.Header())
 	s.text = f.text
 	scratches.Put(s) // before the handler, which may take long
-	d := Decision{Result: c.result, Key: c.key}
 	if h.keeps(&c.result) {
-		d.Policies = t.policies
+		h.decided(w, r, c, Decision{c.result, t.policies, c.key})
+		return
 	}
-	h.pass(w, r, c, d)
+	h.pass(w, r, c)
 }
 
 // refuse writes the problem that t tells of.
 func (h *handler) refuse(w http.ResponseWriter, f *fields, t *told, s *scratch) {
-	f.string(problemJSON)
-	f.end(contentType)
+	f.add(contentType, problemJSON)
 	f.set(w.Header())
 	code := status(&t.result)
 	s.text = appendProblem(f.text[:0], code, t, &h.texts)
@@ -209,19 +208,25 @@ func (h *handler) policies(r *http.Request, key string, dst []ratelimit.Policy) 
 	return policies
 }
 
-// pass calls the handler that is due.
-func (h *handler) pass(w http.ResponseWriter, r *http.Request, c charge, d Decision) {
+// decided calls the handler that is due and wants to know of the decision.
+func (h *handler) decided(w http.ResponseWriter, r *http.Request, c *charge, d Decision) {
 	if h.inContext {
 		r = withDecision(r, d)
 	}
-	switch {
-	case !c.result.Allowed:
-		h.denied(w, r, h.next, d)
-	case h.refund != nil:
-		h.count(w, r, h.next, c)
-	default:
-		h.next.ServeHTTP(w, r)
+	if c.result.Allowed {
+		h.pass(w, r, c)
+		return
 	}
+	h.denied(w, r, h.next, d)
+}
+
+// pass calls the handler that is protected.
+func (h *handler) pass(w http.ResponseWriter, r *http.Request, c *charge) {
+	if h.refund != nil {
+		h.count(w, r, h.next, *c)
+		return
+	}
+	h.next.ServeHTTP(w, r)
 }
 
 // misconfigured answers in place of a middleware that is none.

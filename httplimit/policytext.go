@@ -11,6 +11,7 @@ import (
 // policyText is what header fields say of a policy.
 type policyText struct {
 	policy  ratelimit.Policy
+	quota   string // 1000
 	name    string // as a string of RFC 9651, and of JSON: "daily"
 	draft10 string // "daily";q=1000;w=86400
 	draft6  string // 1000;w=86400
@@ -38,7 +39,7 @@ func newPolicyText(p ratelimit.Policy) *policyText {
 		window = ";w=" + strconv.FormatInt(min(seconds(p.Window), maxInteger), 10)
 	}
 	name := quoted(p.Name)
-	return &policyText{policy: p, name: name, draft10: name + ";q=" + quota + window, draft6: quota + window}
+	return &policyText{policy: p, quota: quota, name: name, draft10: name + ";q=" + quota + window, draft6: quota + window}
 }
 
 // maxInteger is the largest integer of RFC 9651, of 15 digits.

@@ -33,7 +33,7 @@ func status(r *ratelimit.Result) int {
 // the limiter is closed because its store is down ([ratelimit.SourceFailClosed]), and a
 // body by RFC 9457. It is for a [DeniedHandler] that answers some requests itself.
 func WriteProblem(w http.ResponseWriter, d Decision) {
-	t := told{d.Result, d.Result.Parts(), d.Result.DeniedBy(), d.Policies}
+	t := told{result: d.Result, parts: d.Result.Parts(), deniedBy: d.Result.DeniedBy(), policies: d.Policies}
 	code := status(&d.Result)
 	w.Header()[contentType] = []string{problemJSON}
 	w.WriteHeader(code)
