@@ -132,26 +132,12 @@ func NewDenyCache(l Limiter, opts ...DenyCacheOption) (*DenyCache, error) {
 }
 
 // asksLimits is what the five types have in common, if l is one of them and has a
-// limit function. (An interface would also find what another type embeds, and call
-// it in place of that type's own AllowN.)
+// limit function.
 func asksLimits(l Limiter) *limiter {
-	var lim *limiter
-	switch l := l.(type) {
-	case *FixedWindow:
-		lim = &l.limiter
-	case *SlidingWindow:
-		lim = &l.limiter
-	case *SlidingLog:
-		lim = &l.limiter
-	case *TokenBucket:
-		lim = &l.limiter
-	case *LeakyBucket:
-		lim = &l.limiter
+	if lim := coreOf(l); lim != nil && lim.limitFunc != nil {
+		return lim
 	}
-	if lim == nil || lim.limitFunc == nil {
-		return nil
-	}
-	return lim
+	return nil
 }
 
 var errNoDenyCache = fmt.Errorf("%w: a DenyCache is made by its constructor", ErrInvalidLimit)

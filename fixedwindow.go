@@ -58,6 +58,7 @@ var fixedWindow = algorithm{
 		Life:   func(s store.State, _ store.Limit) int64 { return windowEnd(s.At, s.Period) - s.At },
 		Spend:  wholeSpend,
 		Script: script(fixedWindowLua, stateLua),
+		Joint:  jointScript,
 	},
 	report: fixedWindowReport,
 	after:  afterY,

@@ -64,6 +64,7 @@ var leakyBucket = algorithm{
 		Life:   bucketLife,
 		Spend:  bucketSpend,
 		Script: script(bucketLua, leakyBucketLua, stateLua),
+		Joint:  jointScript,
 	},
 	burst:  true,
 	report: leakyBucketReport,

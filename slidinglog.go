@@ -66,6 +66,7 @@ var slidingLog = algorithm{
 		Spend:  wholeSpend,
 		NewLog: func(s store.State) store.Log { return newEventLog(s) },
 		Script: script(slidingLogLua),
+		Joint:  jointScript,
 	},
 	report: slidingLogReport,
 	after:  afterY,

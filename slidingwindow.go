@@ -66,6 +66,7 @@ var slidingWindow = algorithm{
 		Life:   slidingWindowLife,
 		Spend:  slidingWindowSpend,
 		Script: script(slidingWindowLua, stateLua),
+		Joint:  jointScript,
 	},
 	report: slidingWindowReport,
 	after:  afterZ,

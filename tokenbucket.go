@@ -57,6 +57,7 @@ var tokenBucket = algorithm{
 		Life:   bucketLife,
 		Spend:  bucketSpend,
 		Script: script(bucketLua, tokenBucketLua, stateLua),
+		Joint:  jointScript,
 	},
 	burst:  true,
 	report: bucketReport,

@@ -274,6 +274,9 @@ func (s *Store) takeNew(t *table, h hash, rule *store.Rule, l store.Limit, now, 
 		return r, t.tick()
 	}
 	i, out := s.insert(t, h, rule, now)
+	if out == tableSplit {
+		t.next.Load().mu.Unlock()
+	}
 	if i < 0 {
 		return r, out
 	}

@@ -136,6 +136,7 @@ type Store struct {
 
 	reset   *script
 	scripts sync.Map // of *script by *store.Rule; rules are few and never change
+	joint   sync.Map // of *script by ruleSet
 }
 
 var _ store.Store = (*Store)(nil)
@@ -250,13 +251,15 @@ func (s *Store) call(ctx context.Context, sp *store.Space, key, op string, l sto
 		}
 		args = append(args, now)
 	}
-	return s.run(ctx, sc, op, args)
+	var reply [1]store.Reply
+	err := s.run(ctx, sc, one(op), args, reply[:])
+	return reply[0], err
 }
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, sp *store.Space, key string) error {
-	_, err := s.run(ctx, s.reset, "reset", []any{evalsha, s.reset.sha, 1, s.key(sp, key), nil})
-	return err
+	var reply [1]store.Reply
+	return s.run(ctx, s.reset, one("reset"), []any{evalsha, s.reset.sha, 1, s.key(sp, key), nil}, reply[:])
 }
 
 // key is the Redis key of key's state. Different user keys have different ones:
