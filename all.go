@@ -139,6 +139,22 @@ func (a *All) Peek(ctx context.Context, key string) (Result, error) {
 	return a.decide(ctx, key, 1, peek)
 }
 
+// Charge charges n events that have happened already to each limit, in their order,
+// whether they fit or not. After an error the limits before it stay charged.
+func (a *All) Charge(ctx context.Context, key string, n int) (Result, error) {
+	if err := a.check(ctx, key, n); err != nil {
+		return Result{}, err
+	}
+	r := round{parts: a.parts, key: key, n: n, results: make([]Result, len(a.parts))}
+	for i := range a.parts {
+		var err error
+		if r.results[i], err = charge(ctx, a.parts[i].limiter, key, n); err != nil {
+			return Result{}, err
+		}
+	}
+	return r.result(ctx), nil
+}
+
 // Refund gives back n of the events that charged admitted, to each limit. Its
 // error is that of all that fail, joined; the others have got theirs.
 func (a *All) Refund(ctx context.Context, key string, charged Result, n int) error {

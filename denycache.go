@@ -187,6 +187,14 @@ func (d *DenyCache) Peek(ctx context.Context, key string) (Result, error) {
 	return d.inner.Peek(ctx, key)
 }
 
+// Charge is the limiter's own.
+func (d *DenyCache) Charge(ctx context.Context, key string, n int) (Result, error) {
+	if d.inner == nil {
+		return Result{}, errNoDenyCache
+	}
+	return charge(ctx, d.inner, key, n)
+}
+
 // Refund is the limiter's own, and forgets the denial of key. A local denial has
 // charged nothing: [ErrInvalidN].
 func (d *DenyCache) Refund(ctx context.Context, key string, charged Result, n int) error {

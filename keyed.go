@@ -51,6 +51,15 @@ func (k *Keyed) Peek(ctx context.Context, key string) (Result, error) {
 	return k.limiter.Peek(ctx, other)
 }
 
+// Charge is the limiter's, on the other key.
+func (k *Keyed) Charge(ctx context.Context, key string, n int) (Result, error) {
+	other, err := k.of(ctx, key)
+	if err != nil {
+		return Result{}, err
+	}
+	return charge(ctx, k.limiter, other, n)
+}
+
 // Refund is the limiter's, on the other key, which must still be the one that was
 // charged.
 func (k *Keyed) Refund(ctx context.Context, key string, charged Result, n int) error {

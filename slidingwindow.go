@@ -62,6 +62,7 @@ var slidingWindow = algorithm{
 		Name:   "sliding_window",
 		Step:   slidingWindowStep,
 		Room:   slidingWindowRoom,
+		Over:   windowOver,
 		Refund: slidingWindowRefund,
 		Life:   slidingWindowLife,
 		Spend:  slidingWindowSpend,

@@ -53,6 +53,7 @@ var tokenBucket = algorithm{
 		Name:   "token_bucket",
 		Step:   tokenBucketStep,
 		Room:   bucketRoom,
+		Over:   bucketOver,
 		Refund: bucketRefund,
 		Life:   bucketLife,
 		Spend:  bucketSpend,

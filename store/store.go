@@ -81,6 +81,15 @@ type Joint interface {
 	TakeAll(ctx context.Context, claims []Claim, replies []Reply) error
 }
 
+// Forcer is a Store that can charge events whether they fit or not. It is optional:
+// without it a debt ends where the limit is.
+type Forcer interface {
+	Store
+	// Force charges n events and replies what Take would have, which is OK if they
+	// fitted. most is the most events that the state may hold then, at most 2^31-1.
+	Force(ctx context.Context, sp *Space, key string, l Limit, n, most int64) (Reply, error)
+}
+
 // Claim is one of several decisions that are made together: on N events of Key.
 type Claim struct {
 	Space *Space
@@ -102,7 +111,7 @@ type Limit struct {
 type State struct {
 	At     int64 // the time of the state, Unix µs
 	Period int64 // the Period that it was counted in, µs, below 2^49
-	Whole  int64 // events spent, 0 to 2^31-1
+	Whole  int64 // events spent, 0 to 2^32-1
 	Part   int64 // the rest of the spend, in the rule's own unit, 0 to 2^49-1
 }
 
@@ -137,6 +146,10 @@ type Rule struct {
 	// Room is how many events would have been admitted by the decision that r is, 0
 	// or more.
 	Room func(l Limit, r Reply) int64
+	// Over returns next, the state that Step has returned for a decision that was not
+	// OK, as it is to be kept if the events are charged all the same: with at most most
+	// of them. Logs have none: what is charged is added to the log.
+	Over func(next State, l Limit, most int64) State
 	// Refund returns s without what is still charged of c, At and Period as they
 	// are. It is called on a State that was kept, never on a zero one.
 	Refund func(s State, l Limit, now int64, c Charge) State

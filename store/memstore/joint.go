@@ -17,23 +17,28 @@ func (s *Store) Together(string, string) bool { return true }
 // of a claim. Nobody else waits for a table while he holds one, but for another
 // TakeAll, and all of them lock in the order of the tables.
 func (s *Store) TakeAll(_ context.Context, claims []store.Claim, replies []store.Reply) error {
-	if s.maxKeys == 0 {
-		return errNotMade
-	}
-	for i := range claims { // before anything is charged
-		if _, ok := s.rules.number(claims[i].Space.Rule); !ok {
-			return errTooManyRules
-		}
-	}
-	reading := s.now()
-	var few [8]claim // on the stack, as few tables
-	var fewTables [8]*table
+	var few [8]claim // on the stack
 	list := few[:0]
 	for i := range claims {
 		list = append(list, claim{Claim: &claims[i], reply: &replies[i], hash: s.secret.hash(claims[i].Space, claims[i].Key)})
 	}
+	return s.takeAll(list)
+}
+
+// takeAll decides on claims of different keys.
+func (s *Store) takeAll(list []claim) error {
+	if s.maxKeys == 0 {
+		return errNotMade
+	}
+	for i := range list { // before anything is charged
+		if _, ok := s.rules.number(list[i].Space.Rule); !ok {
+			return errTooManyRules
+		}
+	}
 	slices.SortFunc(list, func(a, b claim) int { return cmp.Compare(a.hash.hi, b.hash.hi) })
-	held := s.lockAll(fewTables[:0], list)
+	reading := s.now()
+	var few [8]*table // on the stack
+	held := s.lockAll(few[:0], list)
 	if all := decideAll(held, list, reading); all {
 		for i := range list {
 			held = s.charge(held, &list[i], reading)
@@ -49,6 +54,8 @@ type claim struct {
 	hash  hash
 	reply *store.Reply
 	next  store.State // in which it is charged; zero if that is for a log to do
+	force bool        // it is charged even if it is not OK, and holds
+	most  int64       // events at most
 }
 
 // lockAll locks the tables of all claims, which are sorted.
@@ -97,10 +104,21 @@ func decideAll(held []*table, list []claim, reading int64) bool {
 			*c.reply = log.Step(c.Limit, now, c.N)
 		} else {
 			c.next, *c.reply = c.Space.Rule.Step(t.state(slot, c.Space.Rule, now), c.Limit, now, c.N)
+			if c.force && !c.reply.OK {
+				c.reply.X, c.next = c.next.At, c.over()
+			}
 		}
-		all = all && c.reply.OK
+		all = all && (c.reply.OK || c.force)
 	}
 	return all
+}
+
+// over is the state in which a claim is charged that is not OK.
+func (c *claim) over() store.State {
+	if c.Space.Rule.Over == nil {
+		return store.State{} // for a log
+	}
+	return c.Space.Rule.Over(c.next, c.Limit, c.most)
 }
 
 // charge keeps what decideAll has decided on c. It returns the tables that are held
@@ -130,6 +148,9 @@ func (s *Store) charge(held []*table, c *claim, reading int64) []*table {
 			t.setLog(i, rule.NewLog(t.state(i, rule, now)))
 		}
 		t.addToLog(i, c.Limit, now, c.N)
+		if c.force {
+			c.reply.X = t.end(i, &s.rules) - c.Limit.Period
+		}
 		return held
 	}
 }

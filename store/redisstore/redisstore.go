@@ -139,7 +139,7 @@ type Store struct {
 	joint   sync.Map // of *script by ruleSet
 }
 
-var _ store.Store = (*Store)(nil)
+var _ store.Forcer = (*Store)(nil)
 
 // Option is an optional setting of [New].
 type Option func(*Store) error
@@ -226,6 +226,11 @@ func (s *Store) Take(ctx context.Context, sp *store.Space, key string, l store.L
 // TakeUpTo implements [store.Store].
 func (s *Store) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	return s.call(ctx, sp, key, "upto", l, n)
+}
+
+// Force implements [store.Forcer].
+func (s *Store) Force(ctx context.Context, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	return s.call(ctx, sp, key, "charge", l, n, most)
 }
 
 // Peek implements [store.Store].
