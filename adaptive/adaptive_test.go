@@ -584,3 +584,27 @@ func TestOnRecordedSignalsItSettlesAndDoesNotFlap(t *testing.T) {
 		})
 	}
 }
+
+func TestOnTracesOfABusyProcess(t *testing.T) {
+	const cpu, latency = 0, 1
+	tests := []struct {
+		name   string
+		file   string
+		column int
+		opts   []adaptive.Option
+		rate   int // at the end, from 500
+		turns  int
+	}{
+		{"its processor time, around the share that was left to it", "busy.txt", cpu, []adaptive.Option{adaptive.WithBand(0.1, 0.2)}, 732, 2},
+		{"the same, in a narrower band", "busy.txt", cpu, []adaptive.Option{adaptive.WithBand(0.12, 0.16)}, 262, 4},
+		{"its goroutines' waits", "busy.txt", latency, []adaptive.Option{adaptive.WithBand(0.5, 2)}, 138, 8},
+		{"starved it seems idle", "starved.txt", cpu, nil, 1000, 0},
+		{"but its goroutines wait", "starved.txt", latency, []adaptive.Option{adaptive.WithBand(0.5, 2)}, 100, 14},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := replay(t, recorded(t, tt.file, tt.column), append(tt.opts, adaptive.WithStart(500))...)
+			require.Equal(t, [2]int{tt.rate, tt.turns}, [2]int{c.rates[len(c.rates)-1], c.turns})
+		})
+	}
+}
