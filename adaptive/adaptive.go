@@ -1,5 +1,5 @@
-// Package adaptive has a limit that follows a load signal between a floor and a
-// ceiling: what the process can bear rather than what somebody once guessed.
+// Package adaptive has a limit that follows a load signal between a floor and a ceiling:
+// what the process can bear rather than what somebody once guessed.
 //
 //	limit, err := adaptive.New(ratelimit.PerSecond(100), ratelimit.PerSecond(2000), adaptive.CPU())
 //	...
@@ -24,39 +24,44 @@ import (
 // Limit is a limit that follows a load. Give its [Limit.ForKey] to
 // [ratelimit.WithLimitFunc].
 //
-// The load is 0 for idle and 1 for fully loaded, and may be above. It is read
-// once an interval ([WithInterval]). Two readings in a row above the band
-// ([WithBand]) shrink the Rate by a fifth, two below it grow it by a twentieth
-// ([WithSteps]), at least by one event, and the count of readings begins anew; a
-// reading inside the band leaves it as it is.
+// The load is 0 for idle and 1 for fully loaded, and may be above. It is read once an
+// interval ([WithInterval]). Two readings in a row above the band ([WithBand]) shrink the
+// Rate by a fifth, two below it grow it by a twentieth ([WithSteps]), and by one event at
+// least; then the count of readings begins anew. A reading inside the band leaves the Rate
+// as it is and ends a row.
 //
-// Bounds: the Rate is never below the floor's or above the ceiling's. One reading alone
-// moves nothing. A step takes two readings, so that from the ceiling to the floor it takes
-// some 2·ln(ceiling/floor)/0.22 readings and back 2·ln(ceiling/floor)/0.049: 22 and 96, or
-// 11 s and 48 s, if the ceiling is ten times the floor. A Rate below 20 goes
-// by one event, which is more than a twentieth: give small rates a longer Period.
+// Bounds: the Rate is never below the floor's or above the ceiling's, and one reading alone
+// moves nothing. The way from the ceiling to the floor takes some 2·ln(ceiling/floor)/0.22
+// readings, and back 2·ln(ceiling/floor)/0.049: 22 and 98, which are 11 s and 49 s, if the
+// ceiling is ten times the floor. A Rate below 20 goes by one event, which is more than a
+// twentieth, and may leap over the band: give a small limit a longer Period.
 //
-// Why so: with a load in proportion to the Rate, a step that is smaller than the band, in
-// proportion, cannot leap over it, wherever floor and ceiling are; so there is no
-// flapping. (Additive increase depends on their distance: with a twentieth of it the limit went
-// up and down for ever.) Two readings, each after the last step, give that step time to show, and drop
-// single spikes without a moving average, which remembers them. The figures stand with
-// TestTheLawIsSteadierThanOthers.
+// Why steps in proportion: where the load is in proportion to the Rate, a step that is
+// narrower than the band cannot leap over it, wherever floor and ceiling are. An additive
+// increase depends on how far they are apart (by a twentieth of it the limit went up and
+// down for ever), and a step as large as the distance to the band follows all noise. Why
+// two readings: the second shows what the last step has done, and single spikes are
+// dropped, which a moving average remembers. On average over eight models of servers the
+// limit turned 2.5 times in 100 readings and moved by 9 %; with an average in place of the
+// two readings 3.5 times and 9 %, by AIMD 5 to 46 times and 19 to 147 % (go test -v -run
+// Steadier ./adaptive). Where a load climbs much more steeply than the Rate, as that of a
+// noisy queue at its end, the limit keeps moving, in the model by a third: a wider band and
+// smaller steps calm it.
 //
-// A change of the limit leaves the limiter's identity and the spend of keys as they are: a
-// key has at once the room of the new limit less what it has spent, so that
-// shrinking can deny a key that had room, for at most a full refill, and growing is no
-// free burst above the new limit. A RetryAfter is of the limit of its call. All keys have the same limit;
-// a function of one's own can scale [Limit.Current] for tiers.
+// A change leaves the limiter's identity and the spend of its keys as they are. A key has
+// at once the room of the new limit, less what it has spent: shrinking can deny a key that
+// had room, for a full refill at most, and growing is no free burst above the new limit. A
+// RetryAfter is that of the limit at its call. All keys have the same limit; for tiers, let
+// a function of one's own scale [Limit.Current].
 //
-// While callers ask for less than the limit, the load is low and the limit grows to the ceiling:
-// so the ceiling is what a sudden flood meets first, for as long as the way down takes. Where several
-// processes share a store, each has a limit of its own by its own load; name the limiter
-// ([ratelimit.WithName]) if their constructors' limits differ.
+// While callers ask for less than the limit the load is low, and the limit grows to the
+// ceiling: so the ceiling is what a sudden flood meets, for as long as the way down takes.
+// Where processes share a store, each has a limit of its own, by its own load.
 //
-// It starts no goroutine and has nothing to close: a caller whose turn has come reads the signal, and
-// the others go on with the limit as it stands, by a reading of the clock and two atomic loads.
-// Memory: some 200 bytes, whatever the number of keys. It is safe for concurrent use.
+// It starts no goroutine and has nothing to close: the caller whose turn has come reads the
+// signal, and the others go on with the limit as it stands, by a reading of the clock and
+// two atomic loads: some 30 ns. Memory: some 200 bytes, whatever the number of keys. It is
+// safe for concurrent use. Make it by [New].
 type Limit struct {
 	floor, ceiling ratelimit.Limit
 	signal         func() float64
@@ -100,8 +105,8 @@ func WithBand(low, high float64) Option {
 }
 
 // WithSteps sets by which part of itself the Rate shrinks in a step, and by which it grows.
-// Both are above 0 and leave the band no step can leap over: 1-down >= low/high and
-// 1+up <= high/low. Without it they are 0.2 and 0.05.
+// Both are above 0, and no step leaps over the band: 1-down is at least low/high, and 1+up
+// at most high/low. Without it they are 0.2 and 0.05.
 func WithSteps(down, up float64) Option {
 	return func(l *Limit) error {
 		if !(down > 0 && up > 0) {
@@ -113,8 +118,8 @@ func WithSteps(down, up float64) Option {
 }
 
 // WithInterval sets how often the signal is read at most: 1 ms to 1 h. It is read by the
-// first call that comes when so much time has passed since the last reading began. It should be
-// longer than the load takes to follow the limit. Without it it is 500 ms.
+// first call that comes when so much time has passed since the last reading began. It
+// should be longer than the load takes to follow the limit. Without it it is 500 ms.
 func WithInterval(d time.Duration) Option {
 	return func(l *Limit) error {
 		if d < minInterval || d > maxInterval {
@@ -125,8 +130,8 @@ func WithInterval(d time.Duration) Option {
 	}
 }
 
-// WithStart sets the Rate to begin with, from the floor's to the ceiling's. Without it it is the
-// ceiling's.
+// WithStart sets the Rate to begin with, from the floor's to the ceiling's. Without it it
+// is the ceiling's.
 func WithStart(rate int) Option {
 	return func(l *Limit) error {
 		if rate < l.floor.Rate || rate > l.ceiling.Rate {
@@ -138,14 +143,14 @@ func WithStart(rate int) Option {
 }
 
 // New returns a limit that moves between floor and ceiling, which have the same Period; the
-// floor's Rate is below the ceiling's, and 0 and more. Where they have a Burst, it moves along
-// with the Rate, in proportion; 0 stands for the Rate, as elsewhere, if one of them
+// floor's Rate is below the ceiling's, and 0 and more. Where they have a Burst, it moves
+// along with the Rate, in proportion; 0 stands for the Rate, as elsewhere, if one of them
 // has a Burst. The windows refuse a Burst, and do so with each call.
 //
-// The signal is read by one caller at a time, which waits for it: it should take microseconds.
-// A reading of NaN is none: it changes nothing. Below 0 is as 0, and +Inf above any
-// band. If signal panics, so does the call that has read it; it counts as NaN, and is read again after
-// the interval.
+// The signal is read by one caller at a time, which waits for it: it should take
+// microseconds. A reading of NaN is none: it changes nothing. Below 0 is as 0, and +Inf
+// above any band. If signal panics, so does the call that has read it; it counts as NaN,
+// and is read again after the interval.
 //
 // Errors wrap [ratelimit.ErrInvalidLimit] (of floor and ceiling, Unlimited included) or
 // [ratelimit.ErrInvalidOption].
@@ -218,7 +223,8 @@ func capacity(l ratelimit.Limit) int {
 var errNoConstructor = fmt.Errorf("%w: an adaptive limit is made by New", ratelimit.ErrInvalidLimit)
 
 // ForKey is [Limit.Current] as [ratelimit.WithLimitFunc] wants it. It is the same for every
-// key. It is an error, which wraps [ratelimit.ErrInvalidLimit], only of a Limit that New has not made.
+// key. It is an error, which wraps [ratelimit.ErrInvalidLimit], only of a Limit that New
+// has not made.
 func (l *Limit) ForKey(context.Context, string) (ratelimit.Limit, error) {
 	if l == nil || l.signal == nil {
 		return ratelimit.Limit{}, errNoConstructor
@@ -226,9 +232,9 @@ func (l *Limit) ForKey(context.Context, string) (ratelimit.Limit, error) {
 	return l.Current(), nil
 }
 
-// Current is the limit of now. It reads the signal first if that is due. However long the last
-// call is past, it is one reading, and at most one step. That of a Limit that New has not
-// made is the zero Limit.
+// Current is the limit of now. It reads the signal first if that is due. However long the
+// last call is past, it is one reading, and at most one step. That of a Limit that New has
+// not made is the zero Limit.
 func (l *Limit) Current() ratelimit.Limit {
 	if l == nil || l.signal == nil {
 		return ratelimit.Limit{}

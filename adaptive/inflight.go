@@ -9,10 +9,10 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// InFlight counts what is under way, such as requests. Its [InFlight.Load] is a signal
-// for [New]: the mean number under way since the last reading, as a part of the most there
-// should be. A mean over the time, since a count at one instant is mostly chance: of requests
-// that come at random and are 16 on average it is anything from 8 to 24.
+// InFlight counts what is under way, such as requests. Its [InFlight.Load] is a signal for
+// [New]: the mean number under way since the last reading, as a part of the most there
+// should be. A mean over the time, since a count at one instant is mostly chance: of
+// requests that come at random and are 16 on average it is anything from 8 to 24.
 //
 // Start and Done take some 70 ns. It is safe for concurrent use.
 type InFlight struct {
@@ -26,8 +26,8 @@ type InFlight struct {
 	read time.Duration // since base, of the last reading
 }
 
-// NewInFlight returns a counter whose load is 1 when most are under way, 1 and more. The error
-// otherwise wraps [ratelimit.ErrInvalidOption].
+// NewInFlight returns a counter whose load is 1 when most are under way, 1 and more. The
+// error otherwise wraps [ratelimit.ErrInvalidOption].
 func NewInFlight(most int) (*InFlight, error) {
 	if most < 1 {
 		return nil, fmt.Errorf("%w: NewInFlight(%d): 1 and more", ratelimit.ErrInvalidOption, most)
@@ -41,9 +41,10 @@ func (f *InFlight) Start() { f.add(1) }
 // Done counts one less. Where none is under way it does nothing.
 func (f *InFlight) Done() { f.add(-1) }
 
-// Load is the mean number under way since the last reading, or since NewInFlight, as a part of the
-// most there should be. It is above 1 if there were more, and no reading (NaN) of an InFlight that
-// NewInFlight has not made. Each reading begins a new mean: let one Limit have it.
+// Load is the mean number under way since the last reading, or since NewInFlight, as a part
+// of the most there should be. It is above 1 if there were more, and no reading (NaN) of an
+// InFlight that NewInFlight has not made. Each reading begins a new mean: let one Limit
+// have it.
 func (f *InFlight) Load() float64 {
 	if f == nil || f.most == 0 {
 		return math.NaN()

@@ -11,18 +11,19 @@ import (
 )
 
 // SchedulerLatency returns a signal of how long goroutines that could run have waited for a
-// processor since the last reading: the 99th percentile, as a part of full, which is the wait that counts as a
-// full load, above 0 (1 to 10 ms for a service with a user in front of it). It is 0 where none has
-// waited. The first reading counts from the call of SchedulerLatency.
+// processor since the last reading: the 99th percentile, as a part of full, which is the
+// wait that counts as a full load, above 0 (1 to 10 ms for a service with a user in front
+// of it). It is 0 where none has waited. The first reading counts from the call of
+// SchedulerLatency.
 //
 // It sees what [CPU] does not, since goroutines wait as well while another process has the
-// processor. It has no unit of its own, so try which full fits; and it climbs steeply near a full
-// processor: a wide band ([WithBand]) suits it.
+// processor. It has no unit of its own, so try which full fits; and it climbs steeply near
+// a full processor: a wide band ([WithBand]) suits it.
 //
 // It is the runtime's /sched/latencies:seconds. Its buckets are some 20 % wide, and the
-// percentile is the upper end of one. A reading takes some microseconds, which allocate nothing after the first.
-// Each begins a new percentile: let one Limit have it. It is safe for concurrent use. The error wraps
-// [ratelimit.ErrInvalidOption].
+// percentile is the upper end of one. A reading takes some microseconds, which allocate
+// nothing after the first. Each begins a new percentile: let one Limit have it. It is safe
+// for concurrent use. The error wraps [ratelimit.ErrInvalidOption].
 func SchedulerLatency(full time.Duration) (func() float64, error) {
 	if full <= 0 {
 		return nil, fmt.Errorf("%w: SchedulerLatency(%v): above 0", ratelimit.ErrInvalidOption, full)
@@ -39,8 +40,8 @@ type waits struct {
 	before []uint64         // the counts of the last reading
 }
 
-// percentile is the 99th of the waits since the last reading, in seconds, and NaN if this runtime does
-// not count them.
+// percentile is the 99th of the waits since the last reading, in seconds, and NaN if this
+// runtime does not count them.
 func (w *waits) percentile() float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -57,8 +58,8 @@ func (w *waits) percentile() float64 {
 	return p
 }
 
-// percentile99 is the end of the bucket in which the 99th percentile of the counts since before
-// lies; of the last bucket, which has no end, the beginning; and 0 of no counts.
+// percentile99 is the end of the bucket in which the 99th percentile of the counts since
+// before lies; of the last bucket, which has no end, the beginning; and 0 of no counts.
 func percentile99(h *metrics.Float64Histogram, before []uint64) float64 {
 	var all uint64
 	for i, n := range h.Counts {
