@@ -72,15 +72,16 @@ func (c client) unary(ctx context.Context, fullMethod string, req, reply any, cc
 	if ch.key == "" {
 		return invoker(ctx, fullMethod, req, reply, cc, opts...)
 	}
-	var header, trailer metadata.MD
+	var said []metadata.MD
 	if c.pauses != nil {
-		opts = append(slices.Clip(opts), grpc.Header(&header), grpc.Trailer(&trailer))
+		said = make([]metadata.MD, 2)
+		opts = append(slices.Clip(opts), grpc.Header(&said[0]), grpc.Trailer(&said[1]))
 	}
 	code := codes.Internal // of an invoker that panics
 	defer func() { c.settle(ctx, ch, code) }()
 	err = invoker(ctx, fullMethod, req, reply, cc, opts...)
 	code = codeOf(err)
-	c.heed(ch.key, err, header, trailer)
+	c.heed(ch.key, err, said...)
 	return err
 }
 
@@ -94,7 +95,7 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 		return stream, err
 	}
 	if err != nil {
-		c.heed(ch.key, err, nil, nil)
+		c.heed(ch.key, err)
 		c.settle(ctx, ch, codeOf(err))
 		return nil, err
 	}
