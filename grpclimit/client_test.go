@@ -328,14 +328,17 @@ func TestAStreamOfOneAnswerEndsWithIt(t *testing.T) {
 	require.Equal(t, 1, lim.refunded())
 }
 
-func TestAStreamThatCannotBeOpenedIsGivenBack(t *testing.T) {
+func TestAStreamThatCannotBeOpenedIsGivenBackAndHeeded(t *testing.T) {
 	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(10))}
-	i, err := grpclimit.StreamClientInterceptor(lim, grpclimit.WithRefundOn(codes.Unavailable))
+	i, err := grpclimit.StreamClientInterceptor(lim, grpclimit.WithRefundOn(codes.Unavailable),
+		grpclimit.WithServerRetryAfter(time.Hour), grpclimit.WithoutWaiting())
 	require.NoError(t, err)
-	_, err = i(t.Context(), &grpc.StreamDesc{}, nil, duplexCall, func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-		return nil, status.Error(codes.Unavailable, "")
-	})
-	require.Equal(t, codes.Unavailable, status.Code(err))
+	for _, want := range []codes.Code{codes.Unavailable, codes.ResourceExhausted} {
+		_, err = i(t.Context(), &grpc.StreamDesc{}, nil, duplexCall, func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+			return nil, comeBack(codes.Unavailable, time.Hour)
+		})
+		require.Equal(t, want, status.Code(err))
+	}
 	require.Equal(t, 1, lim.refunded())
 }
 
