@@ -3,7 +3,7 @@
 //
 //	go run . > report.md           # everything: about ten minutes
 //	go run . -quick                # few keys and rounds, for a look: some seconds
-//	go run . -only time,redis      # parts: time, footprint, latency, redis
+//	go run . -only time,redis      # parts: time, footprint, latency, http, redis
 //	go run . -run 'Bucket|go-limiter'
 package main
 
@@ -39,6 +39,8 @@ type bench struct {
 	gcKeys        int           // one of those, for collections, idling and latency
 	window        time.Duration // after which their keys begin to go idle
 	latencyPasses int
+	addresses     int // of HTTP clients
+	requests      int // in a round
 	redisRounds   int
 	redisKeys     int
 	redisShare    int // of the full number of decisions: 1/redisShare
@@ -50,7 +52,7 @@ func full() *bench {
 		roundCount: 8, batch: 200_000, manyBatch: 250_000,
 		keys: []int{1, 10_000, 1_000_000}, allocKeys: 10_000,
 		footprintKeys: []int{600_000, 800_000, 1_000_000, 1_300_000}, gcKeys: 1_000_000, window: 2 * time.Second,
-		latencyPasses: 3, redisRounds: 5, redisKeys: 10_000, redisShare: 1,
+		latencyPasses: 3, addresses: 10_000, requests: 100_000, redisRounds: 5, redisKeys: 10_000, redisShare: 1,
 	}
 }
 
@@ -60,11 +62,11 @@ func quick() *bench {
 		roundCount: 2, batch: 2_000, manyBatch: 2_000,
 		keys: []int{1, 1_000}, allocKeys: 1_000,
 		footprintKeys: []int{6_000, 10_000}, gcKeys: 10_000, window: 100 * time.Millisecond,
-		latencyPasses: 1, redisRounds: 1, redisKeys: 1_000, redisShare: 20,
+		latencyPasses: 1, addresses: 1_000, requests: 1_000, redisRounds: 1, redisKeys: 1_000, redisShare: 20,
 	}
 }
 
-var parts = []string{"time", "footprint", "latency", "redis"}
+var parts = []string{"time", "footprint", "latency", "http", "redis"}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -116,6 +118,7 @@ func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regex
 		{"footprint", b.measureFootprint},
 		{"footprint", b.measureMany},
 		{"latency", b.measureLatency},
+		{"http", func([]contestant) error { return b.measureHTTP(matching(middlewares(), name)) }},
 		{"redis", func([]contestant) error { return b.measureRedis(ctx, matching(redisContestants(), name)) }},
 	} {
 		if !slices.Contains(chosen, step.part) {

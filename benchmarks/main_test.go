@@ -3,7 +3,11 @@ package main
 import (
 	"context"
 	"io"
+	"maps"
+	"net"
+	"net/http"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +48,100 @@ func TestEachContestantAdmitsAndDeniesAsMeasured(t *testing.T) {
 				outcomes(t, lim, w)
 			})
 		}
+	}
+}
+
+func TestEachMiddlewareAdmitsAndDeniesAsMeasured(t *testing.T) {
+	for _, c := range middlewares() {
+		for name, out := range map[string]outcome{"allowed": allowed, "denied": denied} {
+			t.Run(c.name+"/"+name, func(t *testing.T) {
+				w := workload{outcome: out, keys: testKeys}
+				handlers, err := openMiddlewares([]middlewareContestant{c}, w) // each address once
+				if err != nil {
+					t.Fatalf("new addresses: %v", err)
+				}
+				h, clients, want := handlers[0], addresses(testKeys, measuredPort), wanted(c, w)
+				if err := requests(h, clients, 0, 3*testKeys, want); err != nil {
+					t.Fatalf("known addresses: %v", err)
+				}
+				if err := requestsBy(4, h, clients, 0, 3*testKeys, want); err != nil {
+					t.Fatalf("known addresses by four callers: %v", err)
+				}
+			})
+		}
+	}
+}
+
+func TestEachMiddlewareTellsAddressesApart(t *testing.T) {
+	for _, c := range middlewares() {
+		if c.bare {
+			continue
+		}
+		t.Run(c.name, func(t *testing.T) {
+			handlers, err := openMiddlewares([]middlewareContestant{c}, workload{outcome: denied, keys: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, remote := range addresses(testKeys, measuredPort) {
+				want := http.StatusOK
+				if c.oneKey || remote == addresses(1, measuredPort)[0] {
+					want = http.StatusTooManyRequests
+				}
+				if err := requests(handlers[0], []string{remote}, 0, 1, want); err != nil {
+					t.Fatalf("%s: %v", remote, err)
+				}
+			}
+		})
+	}
+}
+
+func TestEachMiddlewareSendsTheFieldsThatREADMESays(t *testing.T) {
+	for _, c := range middlewares() {
+		for name, out := range map[string]outcome{"allowed": allowed, "denied": denied} {
+			t.Run(c.name+"/"+name, func(t *testing.T) {
+				w := workload{outcome: out, keys: 1}
+				handlers, err := openMiddlewares([]middlewareContestant{c}, w)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r, end, err := newRequest()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer end()
+				a := &answer{header: http.Header{}}
+				r.RemoteAddr = addresses(1, measuredPort)[0]
+				handlers[0].ServeHTTP(a, r)
+				want := c.admitted
+				if a.status == http.StatusTooManyRequests {
+					want = c.refused
+				}
+				if got := slices.Sorted(maps.Keys(a.header)); !slices.Equal(got, want) {
+					t.Errorf("%d with %q, want %q", a.status, got, want)
+				}
+			})
+		}
+	}
+}
+
+func TestAWrongStatusIsAnError(t *testing.T) {
+	always := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	if err := requestsBy(2, always, addresses(2, measuredPort), 0, 10, http.StatusTooManyRequests); err == nil {
+		t.Error("an admission passed for a denial")
+	}
+}
+
+func TestAddressesAreDistinct(t *testing.T) {
+	seen := map[string]bool{}
+	for _, a := range addresses(70_000, measuredPort) {
+		ip, port, err := net.SplitHostPort(a)
+		if err != nil || net.ParseIP(ip).To4() == nil || port != measuredPort {
+			t.Fatalf("%q is not an IPv4 address with port %s", a, measuredPort)
+		}
+		seen[ip] = true
+	}
+	if len(seen) != 70_000 {
+		t.Errorf("%d of 70,000 addresses are distinct", len(seen))
 	}
 }
 
@@ -123,7 +221,7 @@ func TestQuickPrintsAReport(t *testing.T) {
 	}
 	for _, want := range []string{
 		"every call admitted, ns", "every call denied, ns", "ours / fastest peer",
-		"### Memory", "keys, ours", "p99.99", "go-limiter",
+		"### Memory", "keys, ours", "p99.99", "go-limiter", "every request admitted, ns", "every request denied, ns",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in the report:\n%s", want, out.String())

@@ -38,17 +38,24 @@ func timed(n int, f func() error) (float64, error) {
 	return float64(time.Since(start).Nanoseconds()) / float64(n), err
 }
 
+// allocating is how many decisions allocations are counted of.
+const allocating = 1000
+
 // allocated is how many allocations a decision makes on known keys.
 func allocated(lim limiter, keys []string, want bool) (float64, error) {
-	const decisions = 1000
+	return allocations(func() error { return pass(lim, keys, 0, allocating, want) })
+}
+
+// allocations is how many f makes for each of its decisions, which are allocating many.
+func allocations(f func() error) (float64, error) {
 	var before, after runtime.MemStats
-	if err := pass(lim, keys, 0, decisions, want); err != nil { // warms up
+	if err := f(); err != nil { // warms up
 		return math.NaN(), err
 	}
 	runtime.ReadMemStats(&before)
-	err := pass(lim, keys, 0, decisions, want)
+	err := f()
 	runtime.ReadMemStats(&after)
-	return float64(after.Mallocs-before.Mallocs) / decisions, err
+	return float64(after.Mallocs-before.Mallocs) / allocating, err
 }
 
 // settle collects all that is dead, with what finalizers and goroutines that were

@@ -41,19 +41,27 @@ var throttledOnRedis = redisContestant{
 }
 
 func openThrottled(s throttled.GCRAStoreCtx, w workload) (limiter, error) {
-	q := w.quota()
-	lim, err := throttled.NewGCRARateLimiterCtx(s, throttled.RateQuota{
-		MaxRate:  throttled.PerDuration(1, q.each),
-		MaxBurst: q.events - 1,
-	})
+	lim, err := newThrottled(s, w)
 	if err != nil {
 		return limiter{}, err
 	}
-	lim.SetMaxCASAttemptsLimit(10_000)
 	ctx := context.Background()
 	decide := func(key string) (bool, error) {
 		limited, _, err := lim.RateLimitCtx(ctx, key, 1)
 		return !limited, err
 	}
 	return limiter{decide, nothing}, nil
+}
+
+func newThrottled(s throttled.GCRAStoreCtx, w workload) (*throttled.GCRARateLimiterCtx, error) {
+	q := w.quota()
+	lim, err := throttled.NewGCRARateLimiterCtx(s, throttled.RateQuota{
+		MaxRate:  throttled.PerDuration(1, q.each),
+		MaxBurst: q.events - 1,
+	})
+	if err != nil {
+		return nil, err
+	}
+	lim.SetMaxCASAttemptsLimit(10_000)
+	return lim, nil
 }
