@@ -1,15 +1,17 @@
 package httplimit
 
-import "net/http"
+import (
+	"net/http"
+	"strings"
+)
 
 // maxFields is how many fields an answer has at most: three legacy ones, four of draft 6,
 // one of draft 7, Retry-After, Cache-Control and Content-Type.
 const maxFields = 11
 
 // fields collects the header fields of an answer. Their values become parts of one
-// text, and their slices of one array, so that all together cost two allocations. They
-// belong to the one answer: a handler may change them. They are
-// kept on the stack, where writing them needs no write barrier, all but the text.
+// text, and their slices of one array, both cut from a supply. They are kept on the
+// stack, where writing them needs no write barrier, all but the text.
 type fields struct {
 	text []byte
 	n    int
@@ -47,12 +49,12 @@ func (f *fields) add(name, value string) {
 }
 
 // set puts all into h, in place of what has the same names.
-func (f *fields) set(h http.Header) {
+func (f *fields) set(h http.Header, from *supply) {
 	if f.n == 0 {
 		return
 	}
-	text, start := string(f.text), 0
-	values := make([]string, f.n)
+	text, start := from.text(f.text), 0
+	values := from.values(f.n)
 	for i := range values {
 		field := &f.list[i]
 		if values[i] = field.value; values[i] == "" {
@@ -61,4 +63,40 @@ func (f *fields) set(h http.Header) {
 		start = field.end
 		h[field.name] = values[i : i+1 : i+1] // full, so that appending to it copies it
 	}
+}
+
+// The size of a supply is how much memory an answer can hold that outlives others, such
+// as that of a connection taken over: 1 KiB of values, and texts of 2 KiB that these
+// point to.
+const (
+	textSupply  = 2048 // bytes, of some 40 answers
+	valueSupply = 64   // of some 12 answers
+)
+
+// supply has header values for several answers in one allocation. Nothing of it is given
+// out twice: what an answer gets belongs to it, and a handler may change it.
+type supply struct {
+	texts strings.Builder
+	slots []string
+}
+
+// text is b as a string.
+func (s *supply) text(b []byte) string {
+	if s.texts.Cap()-s.texts.Len() < len(b) {
+		s.texts.Reset()
+		s.texts.Grow(max(textSupply, len(b)))
+	}
+	start := s.texts.Len()
+	s.texts.Write(b)
+	return s.texts.String()[start:]
+}
+
+// values are n empty values.
+func (s *supply) values(n int) []string {
+	if len(s.slots) < n {
+		s.slots = make([]string, valueSupply)
+	}
+	values := s.slots[:n]
+	s.slots = s.slots[n:]
+	return values
 }

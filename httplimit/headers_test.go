@@ -36,7 +36,7 @@ func header(styles HeaderStyle, t told) http.Header {
 		f.refusal(&t.result)
 	}
 	h := make(http.Header)
-	f.set(h)
+	f.set(h, new(supply))
 	return h
 }
 
