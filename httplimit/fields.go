@@ -15,7 +15,27 @@ const maxFields = 11
 type fields struct {
 	text []byte
 	n    int
+	left numeral // how many requests
+	wait numeral // how many seconds
 	list [maxFields]field
+}
+
+// numeral is where a number stands in a text already: copying it is cheaper than to
+// format it again.
+type numeral struct {
+	n          int64
+	start, end int // none if these are the same
+}
+
+// repeated appends n, which m may be.
+func (f *fields) repeated(m *numeral, n int64) {
+	if m.n == n && m.start < m.end {
+		f.text = append(f.text, f.text[m.start:m.end]...)
+		return
+	}
+	m.n, m.start = n, len(f.text)
+	f.integer(n)
+	m.end = len(f.text)
 }
 
 // field is a name in canonical form, and its value, or where that ends in the text,

@@ -125,7 +125,8 @@ func (f *fields) legacy(t *told) {
 	} else {
 		f.number(xLimit, count(r.Limit))
 	}
-	f.number(xRemaining, count(r.Remaining))
+	f.repeated(&f.left, count(r.Remaining))
+	f.end(xRemaining)
 	if d, ok := until(r); ok {
 		at := time.Now().Add(d)
 		second := at.Unix()
@@ -183,10 +184,10 @@ func (f *fields) item(name string, r *ratelimit.Result, timed bool) {
 	f.comma()
 	f.string(name)
 	f.string(";r=")
-	f.integer(count(r.Remaining))
+	f.repeated(&f.left, count(r.Remaining))
 	if d, ok := until(r); ok && timed {
 		f.string(";t=")
-		f.integer(seconds(d))
+		f.repeated(&f.wait, seconds(d))
 	}
 }
 
@@ -201,19 +202,21 @@ func (f *fields) draft7(r *ratelimit.Result) {
 	f.string("limit=")
 	f.integer(count(r.Limit))
 	f.string(", remaining=")
-	f.integer(count(r.Remaining))
+	f.repeated(&f.left, count(r.Remaining))
 	if d, ok := until(r); ok {
 		f.string(", reset=")
-		f.integer(seconds(d))
+		f.repeated(&f.wait, seconds(d))
 	}
 	f.end(rateLimit)
 }
 
 func (f *fields) draft6(r *ratelimit.Result) {
 	f.number(limitField, count(r.Limit))
-	f.number(remainingField, count(r.Remaining))
+	f.repeated(&f.left, count(r.Remaining))
+	f.end(remainingField)
 	if d, ok := until(r); ok {
-		f.number(resetField, seconds(d))
+		f.repeated(&f.wait, seconds(d))
+		f.end(resetField)
 	}
 }
 
@@ -234,7 +237,8 @@ func counts(p *ratelimit.Policy) bool { return p.Limit.Rate >= 0 }
 // refusal adds the fields of a refusal.
 func (f *fields) refusal(r *ratelimit.Result) {
 	if d, ok := until(r); ok {
-		f.number(retryAfter, seconds(d))
+		f.repeated(&f.wait, seconds(d))
+		f.end(retryAfter)
 	}
 	f.add(cacheControl, "no-store")
 }
