@@ -56,10 +56,11 @@ func appendProblem(b []byte, code int, t *told, texts *policyTexts) []byte {
 	d, ok := until(&t.result)
 	if ok {
 		b = append(b[:len(b)-1], " Try again in "...) // before the quote
+		start := len(b)
 		b = strconv.AppendInt(b, seconds(d), 10)
-		b = append(b, ` s."`...)
-		b = append(b, `,"retryAfter":`...)
-		b = strconv.AppendInt(b, seconds(d), 10)
+		end := len(b)
+		b = append(b, ` s.","retryAfter":`...)
+		b = append(b, b[start:end]...)
 	}
 	if code == http.StatusTooManyRequests {
 		b = appendViolated(b, t, texts)
