@@ -115,10 +115,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.fail(w, r, h.noIdentity, err)
 		return
 	}
-	res, err := h.limiter.AllowN(r.Context(), key, n)
+	var t told
+	t.result, err = h.limiter.AllowN(r.Context(), key, n)
 	switch {
 	case err == nil:
-		h.answer(w, r, &charge{key, res, n})
+		h.answer(w, r, key, n, &t)
 	case errors.Is(err, ratelimit.ErrInvalidKey):
 		h.fail(w, r, h.noIdentity, err)
 	default:
@@ -157,31 +158,31 @@ type scratch struct {
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // answer tells of the decision, and lets the request pass or refuses it.
-func (h *handler) answer(w http.ResponseWriter, r *http.Request, c *charge) {
-	s := scratches.Get().(*scratch)
-	t := told{result: c.result, parts: c.result.Parts(), deniedBy: c.result.DeniedBy()}
-	if h.keeps(&c.result) {
-		t.policies = h.policies(r, c.key, nil)
-	} else if h.styles&withPolicies != 0 || !c.result.Allowed {
-		t.policies = h.policies(r, c.key, s.policies[:0])
+func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n int, t *told) {
+	s, kept := scratches.Get().(*scratch), h.keeps(&t.result)
+	t.parts, t.deniedBy = t.result.Parts(), t.result.DeniedBy()
+	if kept {
+		t.policies = h.policies(r, key, nil)
+	} else if h.styles&withPolicies != 0 || !t.result.Allowed {
+		t.policies = h.policies(r, key, s.policies[:0])
 	}
 	f := fields{text: s.text[:0]}
-	f.tell(h.styles, &t, &h.texts)
-	if !c.result.Allowed {
-		f.refusal(&c.result)
+	f.tell(h.styles, t, &h.texts)
+	if !t.result.Allowed {
+		f.refusal(&t.result)
 		if h.denied == nil {
-			h.refuse(w, &f, &t, s)
+			h.refuse(w, &f, t, s)
 			return
 		}
 	}
 	f.set(w.Header(), &s.supply)
 	s.text = f.text
 	scratches.Put(s) // before the handler, which may take long
-	if h.keeps(&c.result) {
-		h.decided(w, r, c, Decision{c.result, t.policies, c.key})
+	if kept {
+		h.decided(w, r, n, Decision{t.result, t.policies, key})
 		return
 	}
-	h.pass(w, r, c)
+	h.pass(w, r, key, n, &t.result)
 }
 
 // refuse writes the problem that t tells of.
@@ -211,21 +212,21 @@ func (h *handler) policies(r *http.Request, key string, dst []ratelimit.Policy) 
 }
 
 // decided calls the handler that is due and wants to know of the decision.
-func (h *handler) decided(w http.ResponseWriter, r *http.Request, c *charge, d Decision) {
+func (h *handler) decided(w http.ResponseWriter, r *http.Request, n int, d Decision) {
 	if h.inContext {
 		r = withDecision(r, d)
 	}
-	if c.result.Allowed {
-		h.pass(w, r, c)
+	if d.Result.Allowed {
+		h.pass(w, r, d.Key, n, &d.Result)
 		return
 	}
 	h.denied(w, r, h.next, d)
 }
 
 // pass calls the handler that is protected.
-func (h *handler) pass(w http.ResponseWriter, r *http.Request, c *charge) {
+func (h *handler) pass(w http.ResponseWriter, r *http.Request, key string, n int, res *ratelimit.Result) {
 	if h.refund != nil {
-		h.count(w, r, h.next, *c)
+		h.count(w, r, h.next, charge{key, *res, n})
 		return
 	}
 	h.next.ServeHTTP(w, r)
