@@ -52,7 +52,7 @@ func full() *bench {
 		roundCount: 8, batch: 200_000, manyBatch: 250_000,
 		keys: []int{1, 10_000, 1_000_000}, allocKeys: 10_000,
 		footprintKeys: []int{600_000, 800_000, 1_000_000, 1_300_000}, gcKeys: 1_000_000, window: 2 * time.Second,
-		latencyPasses: 3, addresses: 10_000, requests: 100_000, redisRounds: 5, redisKeys: 10_000, redisShare: 1,
+		latencyPasses: 3, addresses: 10_000, requests: 20_000, redisRounds: 5, redisKeys: 10_000, redisShare: 1,
 	}
 }
 
