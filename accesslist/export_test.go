@@ -1,0 +1,4 @@
+package accesslist
+
+// AddrOf is how a key is read as an address.
+var AddrOf = addrOf
