@@ -46,9 +46,10 @@ type Lists struct {
 // Replace is in force for every call that begins after it: the two lists
 // change at once, and calls that have begun keep to the lists they have found.
 //
-// A call reads one atomic pointer and takes no lock. The lists cost it some 10 to 150 ns,
-// most of that for parsing the key, which is left out while no list has prefixes. Nothing
-// is allocated, but for keys that resemble an address and are none.
+// A call reads one atomic pointer and takes no lock. With 100,000 prefixes the lists cost
+// it some 200 ns for an IPv4 address, twice that for IPv6 and 30 ns for other keys, the
+// greater part for parsing the key, which is left out while no list has prefixes. Nothing is
+// allocated, but for keys that resemble an address and are none.
 //
 // It is safe for concurrent use, starts no goroutine and has nothing to close. Make it
 // by [New].

@@ -278,30 +278,43 @@ func many(b *testing.B, n int) *accesslist.List {
 	return list(b, entries...)
 }
 
-// BenchmarkLookUp is a call of Allow whose limiter answers without a store, behind a deny
-// list of some 100,000 prefixes.
+// BenchmarkLookUp is a call of Allow whose limiter answers without a store, without lists
+// and behind a deny list of some 100,000 prefixes; and of the latter the look-up alone, of
+// an address that is parsed already.
 func BenchmarkLookUp(b *testing.B) {
 	deny := many(b, 100_000)
-	for name, lists := range map[string]accesslist.Lists{"no list": {}, fmt.Sprint(deny.Len(), " prefixes"): {Deny: deny}} {
-		lim := limiter(b, ratelimit.Static(ratelimit.Result{Allowed: true}, nil), lists)
-		for kind, key := range map[string]func(i uint32) string{
-			"IPv4": func(i uint32) string {
-				return netip.AddrFrom4([4]byte{byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)}).String()
-			},
-			"IPv6": func(i uint32) string {
-				return netip.AddrFrom16([16]byte{0x20, 1, byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i), 15: 1}).String()
-			},
-			"else": func(i uint32) string { return fmt.Sprintf("user:%d", i) },
+	answer := ratelimit.Static(ratelimit.Result{Allowed: true}, nil)
+	without, with := limiter(b, answer, accesslist.Lists{}), limiter(b, answer, accesslist.Lists{Deny: deny})
+	for _, kind := range []struct {
+		name string
+		key  func(i uint32) string
+	}{
+		{"IPv4", func(i uint32) string {
+			return netip.AddrFrom4([4]byte{byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)}).String()
+		}},
+		{"IPv6", func(i uint32) string {
+			return netip.AddrFrom16([16]byte{0x20, 1, byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i), 15: 1}).String()
+		}},
+		{"else", func(i uint32) string { return fmt.Sprintf("user:%d", i) }},
+	} {
+		const n = 1 << 14
+		keys, addrs := make([]string, n), make([]netip.Addr, n)
+		for i := range keys {
+			keys[i] = kind.key(uint32(i) * 2246822519)
+			addrs[i], _ = accesslist.AddrOf(keys[i])
+		}
+		for _, do := range []struct {
+			name string
+			call func(i int)
+		}{
+			{"Allow/no list", func(i int) { _, _ = without.Allow(b.Context(), keys[i%n]) }},
+			{fmt.Sprintf("Allow/%d prefixes", deny.Len()), func(i int) { _, _ = with.Allow(b.Context(), keys[i%n]) }},
+			{fmt.Sprintf("look-up alone/%d prefixes", deny.Len()), func(i int) { deny.Has(keys[i%n], addrs[i%n]) }},
 		} {
-			keys := make([]string, 1<<14)
-			for i := range keys {
-				keys[i] = key(uint32(i) * 2246822519)
-			}
-			b.Run(name+"/"+kind, func(b *testing.B) {
+			b.Run(do.name+"/"+kind.name, func(b *testing.B) {
 				b.ReportAllocs()
-				ctx := b.Context()
 				for i := 0; b.Loop(); i++ {
-					_, _ = lim.Allow(ctx, keys[i&(len(keys)-1)])
+					do.call(i)
 				}
 			})
 		}

@@ -26,8 +26,9 @@ import (
 // An IPv6 prefix holds no IPv4 address, not even ::/0. Zones are refused: the
 // addresses of a prefix are those of every zone.
 //
-// A prefix costs some bytes to some tens of bytes, the less the more of them are near each other; a
-// key costs its own length and some 30 bytes. Entries given twice, or inside others, do no harm.
+// A prefix costs some 60 bytes where they are far from each other, and less where they
+// are near; a key costs its own length and some 30 bytes. Entries given twice, or inside
+// others, do no harm.
 type List struct {
 	keys     map[string]struct{}
 	prefixes bart.Lite
