@@ -206,7 +206,7 @@ func (w *Waiter) denial(r ratelimit.Result, early time.Duration) ratelimit.Resul
 			reset = r.Delay
 		}
 		return ratelimit.Result{Limit: r.Limit, RetryAfter: retry, ResetAfter: reset}
-	case w.leaky && r.RetryAfter != ratelimit.Never:
+	case w.leaky:
 		r.RetryAfter = max(r.RetryAfter, retry)
 	}
 	return r

@@ -221,6 +221,8 @@ func TestATurnThatWouldComeTooLateIsGivenBackAndRetryAfterIsExact(t *testing.T) 
 				require.Equal(t, 90*time.Second, r.RetryAfter)
 				require.Equal(t, burst, r.Limit)
 				require.Zero(t, r.Remaining)
+				require.Equal(t, 4*time.Minute, r.ResetAfter)
+				require.Equal(t, r, peek(t, w))
 				require.Equal(t, burst-4, peek(t, lim).Remaining, "the turn was given back")
 				require.ErrorIs(t, w.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidN, "once")
 
@@ -236,6 +238,24 @@ func TestATurnThatWouldComeTooLateIsGivenBackAndRetryAfterIsExact(t *testing.T) 
 			})
 		})
 	}
+}
+
+// That l is a leaky bucket is not seen through another limiter: its denial says
+// nothing of the turn, which is behind a minute of sleep another minute away.
+func TestATurnThatComesTooLateAfterASleepIsInTimeForANewCall(t *testing.T) {
+	inBubble(t, "leaky_bucket", ratelimit.Limit{Rate: 1, Period: time.Minute, Burst: 2}, func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, &broken{Limiter: lim}, 90*time.Second)
+		spend(t, lim, 2)
+		took, r := allow(t, t.Context(), w)
+		require.GreaterOrEqual(t, took, time.Minute)
+		require.LessOrEqual(t, took, time.Minute+jitter)
+		require.False(t, r.Allowed)
+		require.Equal(t, time.Microsecond, r.RetryAfter)
+		time.Sleep(r.RetryAfter)
+		took, r = allow(t, t.Context(), w)
+		require.True(t, r.Allowed)
+		require.LessOrEqual(t, took, time.Minute)
+	})
 }
 
 func TestATurnThatCannotBeGivenBackIsAnError(t *testing.T) {
@@ -288,8 +308,12 @@ func TestOnlySoManyWaitAtOnce(t *testing.T) {
 			took, r := allow(t, t.Context(), w)
 			require.Zero(t, took)
 			require.False(t, r.Allowed)
-			require.Equal(t, max(plain.RetryAfter, plain.Delay, r.RetryAfter), r.RetryAfter, "without a sleep")
-			require.Equal(t, r.Allowed, peek(t, w).Allowed)
+			want := plain.RetryAfter
+			if _, leaky := lim.(*ratelimit.LeakyBucket); leaky {
+				want = plain.ResetAfter // the queue is full
+			}
+			require.Equal(t, want, r.RetryAfter, "without a sleep")
+			require.Equal(t, r, peek(t, w))
 			require.Equal(t, plain.Remaining, peek(t, lim).Remaining)
 		}
 		_, err := w.Allow(t.Context(), "another key")
@@ -300,6 +324,21 @@ func TestOnlySoManyWaitAtOnce(t *testing.T) {
 		require.Zero(t, w.Waiting())
 		_, r := allow(t, t.Context(), w)
 		require.True(t, r.Allowed, "the places are free again")
+	})
+}
+
+func TestATurnNeedsAPlaceToWait(t *testing.T) {
+	inBubble(t, "leaky_bucket", ratelimit.PerHour(60), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, time.Hour, throttle.WithMaxWaiting(1))
+		spend(t, lim, 4)
+		var wg sync.WaitGroup
+		wg.Go(func() { allow(t, t.Context(), w) })
+		synctest.Wait()
+		for range 2 {
+			_, r := allow(t, t.Context(), w)
+			require.Equal(t, ratelimit.Result{Limit: 60, RetryAfter: 5 * time.Minute, ResetAfter: 5 * time.Minute}, r)
+		}
+		wg.Wait()
 	})
 }
 
