@@ -263,7 +263,12 @@ func (r *round) begin(a *All, key string, n int) {
 
 // end lets go of what the round refers to.
 func (r *round) end() {
-	*r = round{}
+	n := len(r.parts)
+	clear(r.decided[:n])
+	clear(r.charged[:n])
+	clear(r.keys[:n])
+	clear(r.claims[:n])
+	r.parts, r.key, r.results, r.denied = nil, "", nil, false
 	rounds.Put(r)
 }
 
