@@ -1,0 +1,142 @@
+package httplimit_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/httplimit"
+)
+
+func TestTheClientIsThePeerOrTheFirstThatIsNotTrusted(t *testing.T) {
+	trusting := httplimit.ClientIP(httplimit.TrustedProxies("10.0.0.0/8", "::ffff:172.16.0.0/108", "2001:db8:1::/48", "203.0.113.9"))
+	hops := func(n int, rest string) []string {
+		return []string{rest + strings.Repeat(",10.1.1.1", n)}
+	}
+	for _, c := range []struct {
+		name, remote string
+		forwarded    []string
+		want         string
+	}{
+		{"no proxy", "192.0.2.1:1", nil, "192.0.2.1"},
+		{"a peer that is not trusted says nothing", "192.0.2.1:1", []string{"198.51.100.7"}, "192.0.2.1"},
+		{"a proxy", "10.0.0.1:1", []string{"198.51.100.7"}, "198.51.100.7"},
+		{"a proxy by its address", "203.0.113.9:1", []string{"198.51.100.7"}, "198.51.100.7"},
+		{"a proxy as IPv6", "[::ffff:10.0.0.1]:1", []string{"198.51.100.7"}, "198.51.100.7"},
+		{"trusted as IPv6", "172.16.3.4:1", []string{"198.51.100.7"}, "198.51.100.7"},
+		{"an IPv6 proxy", "[2001:db8:1::5%eth0]:1", []string{"198.51.100.7"}, "198.51.100.7"},
+		{"two proxies", "10.0.0.1:1", []string{"198.51.100.7, 10.0.0.2"}, "198.51.100.7"},
+		{"what the client wrote is not read", "10.0.0.1:1", []string{"1.1.1.1, 198.51.100.7, 10.0.0.2"}, "198.51.100.7"},
+		{"fields are joined", "10.0.0.1:1", []string{"1.1.1.1", "198.51.100.7", "10.0.0.2,10.0.0.3"}, "198.51.100.7"},
+		{"with ports and brackets", "10.0.0.1:1", []string{"198.51.100.7:80 ,\t[2001:db8:1::1]:99, [2001:db8:1::2]"}, "198.51.100.7"},
+		{"an IPv6 client", "10.0.0.1:1", []string{"2001:db8:2:3:4::5"}, "2001:db8:2:3::/64"},
+		{"an IPv4 client as IPv6", "10.0.0.1:1", []string{"::ffff:198.51.100.7"}, "198.51.100.7"},
+		{"all trusted", "10.0.0.1:1", []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
+		{"nothing forwarded", "10.0.0.1:1", nil, "10.0.0.1"},
+		{"an empty field", "10.0.0.1:1", []string{""}, "10.0.0.1"},
+		{"garbage where the client should be", "10.0.0.1:1", []string{"198.51.100.7, unknown, 10.0.0.2"}, "10.0.0.2"},
+		{"garbage further left", "10.0.0.1:1", []string{"unknown, 198.51.100.7"}, "198.51.100.7"},
+		{"an empty hop", "10.0.0.1:1", []string{"198.51.100.7,,10.0.0.2"}, "10.0.0.2"},
+		{"a port that is none", "10.0.0.1:1", []string{"198.51.100.7:http"}, "10.0.0.1"},
+		{"leading zeros", "10.0.0.1:1", []string{"198.51.100.007"}, "10.0.0.1"},
+		{"31 hops", "10.0.0.1:1", hops(31, "198.51.100.7"), "198.51.100.7"},
+		{"32 trusted hops", "10.0.0.1:1", hops(32, "198.51.100.7"), "10.1.1.1"},
+		{"within 4 KiB", "10.0.0.1:1", []string{"198.51.100.7," + strings.Repeat(" ", 4080-9) + "10.1.1.1"}, "198.51.100.7"},
+		{"beyond 4 KiB", "10.0.0.1:1", []string{"198.51.100.7," + strings.Repeat(" ", 4090-9) + "10.1.1.1"}, "10.1.1.1"},
+		{"one hop of 1 MiB", "10.0.0.1:1", []string{strings.Repeat("1", 1<<20)}, "10.0.0.1"},
+		{"an IPv6 peer", "[2001:db8:9:8:7:6:5:4]:1", nil, "2001:db8:9:8::/64"},
+		{"a link-local peer", "[fe80::1%eth0]:1", nil, "fe80::/64"},
+		{"a bare address, by other middleware", "192.0.2.1", nil, "192.0.2.1"},
+		{"a bare IPv6 address", "2001:db8::1", nil, "2001:db8::/64"},
+		{"a Unix socket", "@", nil, ""},
+		{"nothing at all", "", nil, ""},
+		{"half an address", "[::1", nil, ""},
+		{"a port without digits", "192.0.2.1:", nil, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := get(c.remote)
+			r.Header["X-Forwarded-For"] = c.forwarded
+			key, err := trusting.Of(r)
+			require.Equal(t, c.want, key)
+			if c.want == "" {
+				require.ErrorIs(t, err, httplimit.ErrNoIdentity)
+			}
+		})
+	}
+}
+
+func TestOnlyForwardedForIsBelieved(t *testing.T) {
+	r := get("10.0.0.1:1")
+	for _, field := range []string{"X-Real-IP", "True-Client-IP", "CF-Connecting-IP", "Forwarded", "X-Client-IP"} {
+		r.Header.Set(field, "198.51.100.7")
+	}
+	require.Equal(t, "10.0.0.1", keyOf(t, httplimit.ClientIP(httplimit.TrustedProxies("10.0.0.0/8")), r))
+}
+
+func TestIPv6AddressesAreGroupedAsWished(t *testing.T) {
+	r := get("[2001:db8:aabb:ccdd:eeff::1]:1")
+	for bits, want := range map[int]string{32: "2001:db8::/32", 48: "2001:db8:aabb::/48", 56: "2001:db8:aabb:cc00::/56", 64: "2001:db8:aabb:ccdd::/64"} {
+		require.Equal(t, want, keyOf(t, httplimit.ClientIP(httplimit.IPv6Prefix(bits)), r))
+	}
+}
+
+// FuzzForwardedFor checks ClientIP by a reading of its own: the client is the peer, or
+// an address of X-Forwarded-For to the right of which all are trusted.
+func FuzzForwardedFor(f *testing.F) {
+	f.Add("10.0.0.1:1", "1.1.1.1, 198.51.100.7, 10.0.0.2", "10.0.0.3")
+	f.Add("192.0.2.1:1", "198.51.100.7", "")
+	f.Add("[2001:db8::1]:1", "2001:db8::2, unknown", "[2001:db8::3]:80")
+	f.Add("10.0.0.1:1", ",,,", "::ffff:10.0.0.9")
+	trusted := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}
+	k := httplimit.ClientIP(httplimit.TrustedProxies("10.0.0.0/8", "2001:db8::/32"))
+	f.Fuzz(func(t *testing.T, remote, one, two string) {
+		r := get(remote)
+		r.Header["X-Forwarded-For"] = []string{one, two}
+		key, err := k.Of(r)
+		if err != nil {
+			require.ErrorIs(t, err, httplimit.ErrNoIdentity)
+			return
+		}
+		hops := strings.Split(one+","+two, ",")
+		hops = append(hops, remote)
+		for i := len(hops) - 1; i >= 0; i-- {
+			addr, valid := address(hops[i])
+			if !valid {
+				break
+			}
+			if key == group(addr) {
+				return
+			}
+			if !trusted[0].Contains(addr) && !trusted[1].Contains(addr) {
+				break
+			}
+		}
+		t.Fatalf("%q forwarded for %q, %q: %q is neither the peer nor after the first that is not trusted", remote, one, two, key)
+	})
+}
+
+// address reads a hop as netip does.
+func address(hop string) (netip.Addr, bool) {
+	hop = strings.Trim(hop, " \t")
+	if ap, err := netip.ParseAddrPort(hop); err == nil {
+		return ap.Addr().WithZone("").Unmap(), true
+	}
+	if len(hop) > 2 && hop[0] == '[' && hop[len(hop)-1] == ']' {
+		hop = hop[1 : len(hop)-1]
+	} else if i := strings.LastIndexByte(hop, ']'); i > 0 && hop[0] == '[' { // a port that netip refuses
+		hop = hop[1:i]
+	} else if strings.Count(hop, ":") == 1 {
+		hop, _, _ = strings.Cut(hop, ":")
+	}
+	addr, err := netip.ParseAddr(hop)
+	return addr.WithZone("").Unmap(), err == nil
+}
+
+func group(addr netip.Addr) string {
+	if addr.Is4() {
+		return addr.String()
+	}
+	return netip.PrefixFrom(addr, 64).Masked().String()
+}

@@ -1,0 +1,89 @@
+package httplimit
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+
+	"github.com/felixge/httpsnoop"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// Failed is whether status is that of an error: 400 and above. See [WithRefund].
+func Failed(status int) bool { return status >= http.StatusBadRequest }
+
+// Successful is whether status is that of no error: below 400. See [WithRefund].
+func Successful(status int) bool { return !Failed(status) }
+
+// charge is what a request was charged.
+type charge struct {
+	key    string
+	result ratelimit.Result
+	n      int
+}
+
+// count lets next answer, and gives the charge back if its status is not to count.
+func (l *limit) count(w http.ResponseWriter, r *http.Request, next http.Handler, c charge) {
+	status, returned := 0, false
+	defer func() { // also when next panics, which goes on
+		switch {
+		case status == 0 && returned:
+			status = http.StatusOK // as net/http will write
+		case status == 0:
+			status = http.StatusInternalServerError
+		}
+		if l.refund(status) {
+			// An error leaves the charge: the answer has been written.
+			_ = l.limiter.Refund(context.WithoutCancel(r.Context()), c.key, c.result, c.n)
+		}
+	}()
+	next.ServeHTTP(watched(w, &status), r)
+	returned = true
+}
+
+// watched is w with the same optional methods. It keeps the status that is written, the
+// first that is not only information.
+func watched(w http.ResponseWriter, status *int) http.ResponseWriter {
+	wrote := func(code int) {
+		if *status == 0 && (code >= http.StatusOK || code == http.StatusSwitchingProtocols) {
+			*status = code
+		}
+	}
+	return httpsnoop.Wrap(w, httpsnoop.Hooks{
+		WriteHeader: func(do httpsnoop.WriteHeaderFunc) httpsnoop.WriteHeaderFunc {
+			return func(code int) { do(code); wrote(code) } // in this order: net/http panics on codes that are none
+		},
+		Write: func(do httpsnoop.WriteFunc) httpsnoop.WriteFunc {
+			return func(b []byte) (int, error) { wrote(http.StatusOK); return do(b) }
+		},
+		WriteString: func(do httpsnoop.WriteStringFunc) httpsnoop.WriteStringFunc {
+			return func(s string) (int, error) { wrote(http.StatusOK); return do(s) }
+		},
+		ReadFrom: func(do httpsnoop.ReadFromFunc) httpsnoop.ReadFromFunc {
+			return func(src io.Reader) (int64, error) { wrote(http.StatusOK); return do(src) }
+		},
+		Flush: func(do httpsnoop.FlushFunc) httpsnoop.FlushFunc {
+			return func() { wrote(http.StatusOK); do() }
+		},
+		FlushError: func(do httpsnoop.FlushErrorFunc) httpsnoop.FlushErrorFunc {
+			return func() error { wrote(http.StatusOK); return do() }
+		},
+		Hijack: hijacked(wrote),
+	})
+}
+
+// hijacked tells wrote of a connection that was taken over.
+func hijacked(wrote func(int)) func(httpsnoop.HijackFunc) httpsnoop.HijackFunc {
+	return func(do httpsnoop.HijackFunc) httpsnoop.HijackFunc {
+		return func() (net.Conn, *bufio.ReadWriter, error) {
+			conn, buffer, err := do()
+			if err == nil {
+				wrote(http.StatusSwitchingProtocols)
+			}
+			return conn, buffer, err
+		}
+	}
+}

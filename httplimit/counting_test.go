@@ -1,0 +1,212 @@
+package httplimit_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// spent is how many events of alice's 100 are charged.
+func spent(t testing.TB, lim ratelimit.Limiter) int {
+	t.Helper()
+	r, err := lim.Peek(context.Background(), "192.0.2.1")
+	require.NoError(t, err)
+	return r.Limit - r.Remaining
+}
+
+func TestARequestCountsByTheStatusThatWasWritten(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		handler        http.HandlerFunc
+		failed, panics bool
+	}{
+		{name: "nothing written", handler: func(http.ResponseWriter, *http.Request) {}},
+		{name: "a body", handler: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "x") }},
+		{name: "a body of bytes", handler: func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("x")) }},
+		{name: "404", handler: http.NotFound, failed: true},
+		{name: "the first status counts", failed: true, handler: func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusBadGateway)
+			w.WriteHeader(http.StatusOK)
+		}},
+		{name: "information does not count", failed: true, handler: func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusEarlyHints)
+			w.WriteHeader(http.StatusBadGateway)
+		}},
+		{name: "a status after the body", handler: func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, "x")
+			w.WriteHeader(http.StatusInternalServerError)
+		}},
+		{name: "a stream that ends in a status", handler: func(w http.ResponseWriter, _ *http.Request) {
+			w.(http.Flusher).Flush()
+			w.WriteHeader(http.StatusInternalServerError)
+		}},
+		{name: "the same by a ResponseController", handler: func(w http.ResponseWriter, _ *http.Request) {
+			_ = http.NewResponseController(w).Flush()
+			w.WriteHeader(http.StatusInternalServerError)
+		}},
+		{name: "a file", handler: func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.(io.ReaderFrom).ReadFrom(strings.NewReader("x"))
+			w.WriteHeader(http.StatusInternalServerError)
+		}},
+		{name: "a panic", failed: true, panics: true, handler: func(http.ResponseWriter, *http.Request) { panic("x") }},
+		{name: "an abort", failed: true, panics: true, handler: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }},
+		{name: "a panic after the status", panics: true, handler: func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusOK)
+			panic(http.ErrAbortHandler)
+		}},
+		{name: "a status that is none", failed: true, panics: true, handler: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(7) }},
+		{name: "a connection taken over", panics: true, handler: func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := w.(http.Hijacker).Hijack()
+			if err == nil {
+				_ = conn.Close()
+			}
+		}},
+		{name: "the same by a ResponseController", panics: true, handler: func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				_ = conn.Close()
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for option, refunded := range map[string]bool{"failed": c.failed, "successful": !c.failed} {
+				lim := window(t, memory(t), ratelimit.PerHour(100))
+				refund := map[string]func(int) bool{"failed": httplimit.Failed, "successful": httplimit.Successful}[option]
+				err := overLoopback(t, httplimit.Middleware(lim, httplimit.WithRefund(refund), httplimit.WithKey(aliceKey),
+					httplimit.WithCost(func(*http.Request) int { return 3 }))(c.handler))
+				require.Equal(t, c.panics, err != nil, "the client sees what it would without us")
+				want := 3
+				if refunded {
+					want = 0
+				}
+				require.Equal(t, want, spent(t, lim), option)
+			}
+		})
+	}
+}
+
+var aliceKey = httplimit.User(func(*http.Request) string { return "192.0.2.1" })
+
+// overLoopback is a request to h by a real server, and the end of h.
+func overLoopback(t testing.TB, h http.Handler) error {
+	t.Helper()
+	done := make(chan struct{})
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer close(done)
+		h.ServeHTTP(w, r)
+	}))
+	server.Config.ErrorLog = quiet
+	server.Start()
+	defer server.Close()
+	res, err := server.Client().Post(server.URL, "text/plain", nil) // which is not sent again if it fails
+	if err == nil {
+		_, err = io.Copy(io.Discard, res.Body)
+		res.Body.Close()
+	}
+	<-done
+	return err
+}
+
+func TestARefundIsMadeAlsoIfTheClientHasGone(t *testing.T) {
+	for name, s := range map[string]store.Store{"in memory": memory(t), "on Redis": onRedis(t)} {
+		t.Run(name, func(t *testing.T) {
+			lim := window(t, s, ratelimit.PerHour(100))
+			ctx, cancel := context.WithCancel(t.Context())
+			h := httplimit.Middleware(lim, httplimit.WithRefund(httplimit.Failed))(
+				http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					require.Equal(t, 1, spent(t, lim), "charged before")
+					cancel()
+					w.WriteHeader(http.StatusBadGateway)
+				}))
+			serve(h, get(alice).WithContext(ctx))
+			require.Equal(t, 0, spent(t, lim))
+		})
+	}
+}
+
+func TestRequestsUnderWayAreChargedUntilTheyEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim := window(t, memory(t), ratelimit.PerHour(2))
+		h := httplimit.Middleware(lim, httplimit.WithRefund(httplimit.Failed))(
+			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				time.Sleep(time.Second)
+				w.WriteHeader(http.StatusUnauthorized)
+			}))
+		codes := make(chan int, 5)
+		for range 5 {
+			go func() { codes <- serve(h, get(alice)).StatusCode }()
+		}
+		refused := 0
+		for range 5 {
+			if <-codes == http.StatusTooManyRequests {
+				refused++
+			}
+		}
+		require.Equal(t, 3, refused)
+		require.Equal(t, 0, spent(t, lim))
+	})
+}
+
+func TestARefundThatFailsLeavesTheAnswer(t *testing.T) {
+	lim := failingRefund{window(t, memory(t), ratelimit.PerHour(2))}
+	h := protect(t, lim, httplimit.WithRefund(httplimit.Successful))
+	require.Equal(t, http.StatusOK, serve(h, get(alice)).StatusCode)
+}
+
+type failingRefund struct{ ratelimit.Limiter }
+
+func (failingRefund) Refund(context.Context, string, ratelimit.Result, int) error {
+	return errors.New("down")
+}
+
+// everything is a ResponseWriter with all optional methods.
+type everything struct{ *httptest.ResponseRecorder }
+
+func (everything) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, nil }
+func (everything) ReadFrom(io.Reader) (int64, error)            { return 0, nil }
+func (everything) Push(string, *http.PushOptions) error         { return nil }
+func (everything) SetReadDeadline(time.Time) error              { return nil }
+func (everything) SetWriteDeadline(time.Time) error             { return nil }
+func (everything) EnableFullDuplex() error                      { return nil }
+
+func TestTheOptionalMethodsAreThoseOfTheWriterBeneath(t *testing.T) {
+	lim := window(t, memory(t), ratelimit.PerHour(100))
+	var seen http.ResponseWriter
+	look := httplimit.Middleware(lim, httplimit.WithRefund(httplimit.Failed))(
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { seen = w }))
+
+	look.ServeHTTP(everything{httptest.NewRecorder()}, get(alice))
+	require.Implements(t, (*http.Flusher)(nil), seen)
+	require.Implements(t, (*http.Hijacker)(nil), seen)
+	require.Implements(t, (*http.Pusher)(nil), seen)
+	require.Implements(t, (*io.ReaderFrom)(nil), seen)
+	require.Implements(t, (*io.StringWriter)(nil), seen)
+	c := http.NewResponseController(seen)
+	require.NoError(t, c.SetReadDeadline(time.Time{}))
+	require.NoError(t, c.SetWriteDeadline(time.Time{}))
+	require.NoError(t, c.EnableFullDuplex())
+
+	look.ServeHTTP(&emptied{make(http.Header)}, get(alice))
+	require.NotImplements(t, (*http.Flusher)(nil), seen, "none is invented")
+	require.NotImplements(t, (*http.Hijacker)(nil), seen)
+}
+
+func TestWithoutRefundsTheWriterIsTheServersOwn(t *testing.T) {
+	w := httptest.NewRecorder()
+	httplimit.Middleware(window(t, memory(t), ratelimit.PerHour(1)))(
+		http.HandlerFunc(func(seen http.ResponseWriter, _ *http.Request) { require.Same(t, w, seen) })).ServeHTTP(w, get(alice))
+}

@@ -1,0 +1,246 @@
+package httplimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// Each client, by its address, can do two requests an hour.
+func ExampleMiddleware() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(2))
+	if err != nil {
+		log.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /search", func(http.ResponseWriter, *http.Request) {})
+	handler := httplimit.Middleware(limiter)(mux)
+
+	for range 3 {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/search", nil))
+		fmt.Println(w.Code, "left:", w.Header().Get("X-RateLimit-Remaining"), w.Header().Get("RateLimit-Policy"))
+	}
+	// Output:
+	// 200 left: 1 "2/h";q=2;w=3600
+	// 200 left: 0 "2/h";q=2;w=3600
+	// 429 left: 0 "2/h";q=2;w=3600
+}
+
+// Behind a load balancer whose network is 10.0.0.0/8 a client is known by its API key,
+// by its login or else by its address, and each has its own limit.
+func ExampleFirst() {
+	issued := map[string]bool{"secret-of-acme": true}
+	key := httplimit.First(
+		httplimit.APIKey("X-API-Key", httplimit.KnownKeys(func(_ *http.Request, key string) bool { return issued[key] })),
+		httplimit.User(func(r *http.Request) string { user, _, _ := r.BasicAuth(); return user }),
+		httplimit.ClientIP(httplimit.TrustedProxies("10.0.0.0/8"), httplimit.IPv6Prefix(56)),
+	)
+
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.RemoteAddr = "10.0.0.7:4242"
+	r.Header.Set("X-Forwarded-For", "192.0.2.66, 2001:db8:1:2:3::4")
+	fmt.Println(key.Of(r))
+	r.SetBasicAuth("ann", "…")
+	fmt.Println(key.Of(r))
+	r.Header.Set("X-API-Key", "secret-of-acme")
+	fmt.Println(key.Of(r))
+	// Output:
+	// ip:2001:db8:1::/56 <nil>
+	// user:ann <nil>
+	// X-Api-Key:o1CqNLr-tUMlRM7QTKQ0OypG0jnOuPD0up5xp9MH_rI <nil>
+}
+
+// Each route has a limit of its own, and those who pay have more of the first.
+func ExampleWithKey_routesAndTiers() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	user := httplimit.User(func(r *http.Request) string { user, _, _ := r.BasicAuth(); return user })
+	paying := map[string]bool{"ann": true}
+	tier := func(_ context.Context, user string) (ratelimit.Limit, error) {
+		if paying[user] {
+			return ratelimit.PerHour(1000), nil
+		}
+		return ratelimit.Limit{}, nil // the constructor's
+	}
+	searches, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(10), ratelimit.WithName("search"), ratelimit.WithLimitFunc(tier))
+	if err != nil {
+		log.Fatal(err)
+	}
+	exports, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(2), ratelimit.WithName("export"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	answer := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+
+	mux := http.NewServeMux()
+	mux.Handle("GET /search/{term}", httplimit.Middleware(searches, httplimit.WithKey(user))(answer))
+	mux.Handle("POST /export", httplimit.Middleware(exports, httplimit.WithKey(user))(answer))
+	mux.Handle("GET /healthz", answer)
+
+	for _, r := range []*http.Request{
+		httptest.NewRequest(http.MethodGet, "/search/go", nil),
+		httptest.NewRequest(http.MethodPost, "/export", nil),
+		httptest.NewRequest(http.MethodGet, "/healthz", nil),
+	} {
+		for _, name := range []string{"ann", "bob"} {
+			r.SetBasicAuth(name, "…")
+			w := httptest.NewRecorder()
+			mux.ServeHTTP(w, r)
+			fmt.Println(r.URL.Path, name, "has", w.Header()["Ratelimit-Policy"])
+		}
+	}
+	// Output:
+	// /search/go ann has ["search";q=1000;w=3600]
+	// /search/go bob has ["search";q=10;w=3600]
+	// /export ann has ["export";q=2;w=86400]
+	// /export bob has ["export";q=2;w=86400]
+	// /healthz ann has []
+	// /healthz bob has []
+}
+
+// A request over the limit gets the last answer again, if there is one.
+func ExampleWithDeniedHandler() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1))
+	if err != nil {
+		log.Fatal(err)
+	}
+	var cache sync.Map // of answers by path
+	weather := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		report := "sunny in " + strings.TrimPrefix(r.URL.Path, "/") // after asking the satellite
+		cache.Store(r.URL.Path, report)
+		fmt.Fprint(w, report)
+	})
+	handler := httplimit.Middleware(limiter, httplimit.WithDeniedHandler(
+		func(w http.ResponseWriter, r *http.Request, _ http.Handler, d httplimit.Decision) {
+			report, ok := cache.Load(r.URL.Path)
+			if !ok {
+				httplimit.WriteProblem(w, d)
+				return
+			}
+			w.Header().Del("Retry-After")
+			w.Header().Set("Warning", `110 - "Response is Stale"`)
+			fmt.Fprint(w, report)
+		}))(weather)
+
+	for _, path := range []string{"/oslo", "/oslo", "/rome"} {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		if w.Code == http.StatusOK {
+			fmt.Println(w.Code, w.Body, w.Header()["Warning"])
+		} else {
+			fmt.Println(w.Code, w.Header().Get("Content-Type"))
+		}
+	}
+	// Output:
+	// 200 sunny in oslo []
+	// 200 sunny in oslo [110 - "Response is Stale"]
+	// 429 application/problem+json
+}
+
+// Only failed logins count: ten an hour from one address.
+func ExampleWithRefund() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(10))
+	if err != nil {
+		log.Fatal(err)
+	}
+	login := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, password, _ := r.BasicAuth(); password != "correct" {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	})
+	handler := httplimit.Middleware(limiter, httplimit.WithRefund(httplimit.Successful))(login)
+
+	for _, password := range []string{"correct", "correct", "guess", "guess"} {
+		r := httptest.NewRequest(http.MethodPost, "/login", nil)
+		r.SetBasicAuth("ann", password)
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		left, err := limiter.Peek(context.Background(), "192.0.2.1")
+		fmt.Println(w.Code, left.Remaining, err)
+	}
+	// Output:
+	// 200 10 <nil>
+	// 200 10 <nil>
+	// 401 9 <nil>
+	// 401 8 <nil>
+}
+
+// What the limit said is in the context of the request.
+func ExampleFromContext() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(100), ratelimit.WithName("api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := httplimit.Middleware(limiter, httplimit.WithContext())(http.HandlerFunc(
+		func(_ http.ResponseWriter, r *http.Request) {
+			d, ok := httplimit.FromContext(r.Context())
+			fmt.Println(ok, d.Limiter(), d.Key, d.Result.Remaining, d.Policies[0].Window == 24*time.Hour)
+		}))
+	handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
+	// Output: true api 192.0.2.1 99 true
+}
+
+// Our calls keep to the ten a second that a supplier allows, and to what its answers
+// say.
+func ExampleNewTransport() {
+	supplier := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "30")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	defer supplier.Close()
+
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(10))
+	if err != nil {
+		log.Fatal(err)
+	}
+	transport, err := httplimit.NewTransport(nil, limiter)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client := http.Client{Transport: transport, Timeout: 5 * time.Second}
+
+	res, err := client.Get(supplier.URL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	_ = res.Body.Close()
+	fmt.Println(res.StatusCode)
+	_, err = client.Get(supplier.URL) // has to wait for 30 s, which is longer than the timeout
+	fmt.Println(errors.Is(err, ratelimit.ErrWouldExceedDeadline))
+	// Output:
+	// 429
+	// true
+}

@@ -1,0 +1,272 @@
+package httplimit
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dunglas/httpsfv"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// These tests are within the package, to tell of several limits without a limiter that
+// keeps them.
+
+func policy(name string, l ratelimit.Limit) ratelimit.Policy {
+	return ratelimit.Policy{Name: name, Limit: l, Quota: l.Rate, Window: l.Period}
+}
+
+var (
+	burst = policy("burst", ratelimit.PerMinute(100))
+	daily = policy("daily", ratelimit.PerDay(1000))
+)
+
+// header is what an answer that tells of t has.
+func header(styles HeaderStyle, t told) http.Header {
+	var f fields
+	f.tell(styles, &t, new(policyTexts))
+	if !t.result.Allowed {
+		f.refusal(&t.result)
+	}
+	h := make(http.Header)
+	f.set(h)
+	return h
+}
+
+func TestTheStylesSayTheSameInTheirOwnWords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // which begins at 2000-01-01 00:00:00 UTC
+		now := time.Now().Unix()
+		admitted := told{
+			result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: 29*time.Second + time.Microsecond},
+			policies: []ratelimit.Policy{burst},
+		}
+		for _, c := range []struct {
+			styles HeaderStyle
+			want   map[string]string
+		}{
+			{0, map[string]string{}},
+			{Legacy, map[string]string{
+				"X-RateLimit-Limit":     "100",
+				"X-RateLimit-Remaining": "42",
+				"X-RateLimit-Reset":     strconv.FormatInt(now+30, 10),
+			}},
+			{Draft10, map[string]string{
+				"RateLimit-Policy": `"burst";q=100;w=60`,
+				"RateLimit":        `"burst";r=42;t=30`,
+			}},
+			{Draft7, map[string]string{
+				"RateLimit-Policy": `100;w=60`,
+				"RateLimit":        `limit=100, remaining=42, reset=30`,
+			}},
+			{Draft6, map[string]string{
+				"RateLimit-Policy":    `100;w=60`,
+				"RateLimit-Limit":     "100",
+				"RateLimit-Remaining": "42",
+				"RateLimit-Reset":     "30",
+			}},
+			{Legacy | Draft6 | Draft7, map[string]string{
+				"X-RateLimit-Limit":     "100",
+				"X-RateLimit-Remaining": "42",
+				"X-RateLimit-Reset":     strconv.FormatInt(now+30, 10),
+				"RateLimit-Policy":      `100;w=60`,
+				"RateLimit":             `limit=100, remaining=42, reset=30`,
+				"RateLimit-Limit":       "100",
+				"RateLimit-Remaining":   "42",
+				"RateLimit-Reset":       "30",
+			}},
+		} {
+			want := make(http.Header)
+			for name, value := range c.want {
+				want.Set(name, value)
+			}
+			require.Equal(t, want, header(c.styles, admitted))
+		}
+	})
+}
+
+func TestARefusalTellsTheTimeToComeBackInEachStyle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := header(Legacy|Draft6|Draft7, told{
+			result:   ratelimit.Result{Limit: 100, RetryAfter: 1500 * time.Millisecond, ResetAfter: time.Minute},
+			policies: []ratelimit.Policy{burst},
+		})
+		require.Equal(t, "2", h.Get("Retry-After"))
+		require.Equal(t, "2", h.Get("RateLimit-Reset"))
+		require.Equal(t, "limit=100, remaining=0, reset=2", h.Get("RateLimit"))
+		require.Equal(t, strconv.FormatInt(time.Now().Unix()+2, 10), h.Get("X-RateLimit-Reset"))
+	})
+}
+
+func TestSeveralLimitsAreSeveralPolicies(t *testing.T) {
+	policies := []ratelimit.Policy{burst, daily}
+	admitted := []ratelimit.Result{
+		{Allowed: true, Limit: 100, Remaining: 50, ResetAfter: 30 * time.Second},
+		{Allowed: true, Limit: 1000, Remaining: 7, ResetAfter: 23 * time.Hour},
+	}
+	h := header(Draft10, told{result: admitted[1], parts: admitted, policies: policies})
+	require.Equal(t, `"burst";q=100;w=60,"daily";q=1000;w=86400`, h.Get("RateLimit-Policy"))
+	require.Equal(t, `"burst";r=50;t=30,"daily";r=7;t=82800`, h.Get("RateLimit"))
+
+	denied := []ratelimit.Result{{Limit: 100, RetryAfter: time.Second, ResetAfter: time.Minute}, admitted[1]}
+	one := told{result: denied[0], parts: denied, deniedBy: "burst", policies: policies}
+	h = header(Draft10, one)
+	require.Equal(t, `"burst";r=0;t=1,"daily";r=7`, h.Get("RateLimit"), "no time is later than Retry-After")
+	require.Equal(t, "1", h.Get("Retry-After"))
+	require.Contains(t, problemOf(one), `"violated-policies":["burst"]`)
+
+	denied[1] = ratelimit.Result{Limit: 1000, RetryAfter: time.Hour, ResetAfter: 23 * time.Hour}
+	both := told{result: denied[1], parts: denied, deniedBy: "daily", policies: policies}
+	h = header(Draft10, both)
+	require.Equal(t, `"burst";r=0;t=1,"daily";r=0;t=3600`, h.Get("RateLimit"))
+	require.Equal(t, "3600", h.Get("Retry-After"))
+	require.Contains(t, problemOf(both), `"violated-policies":["burst","daily"]`)
+
+	denied[1].RetryAfter = ratelimit.Never
+	both.result = denied[1]
+	h = header(Draft10, both)
+	require.Equal(t, `"burst";r=0,"daily";r=0`, h.Get("RateLimit"), "no waiting helps")
+	require.NotContains(t, h, "Retry-After")
+}
+
+func TestOfSeveralLimitsWithoutTheirPartsOnlyTheOneThatDeniedIsTold(t *testing.T) {
+	policies := []ratelimit.Policy{burst, daily}
+	one := told{result: ratelimit.Result{Limit: 1000, RetryAfter: time.Hour}, deniedBy: "daily", policies: policies}
+	require.Equal(t, `"daily";r=0;t=3600`, header(Draft10, one).Get("RateLimit"))
+	require.Contains(t, problemOf(one), `"violated-policies":["daily"]`)
+	one.deniedBy = ""
+	require.NotContains(t, header(Draft10, one), "Ratelimit")
+	require.NotContains(t, problemOf(one), "violated-policies")
+}
+
+func problemOf(t told) string {
+	return string(appendProblem(nil, http.StatusTooManyRequests, &t, new(policyTexts)))
+}
+
+func TestWhatIsNoLimitIsNotTold(t *testing.T) {
+	unlimited := ratelimit.Policy{Name: "unlimited", Limit: ratelimit.Unlimited(), Quota: 1<<31 - 1}
+	h := header(Draft10, told{
+		result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42},
+		parts:    []ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 42}, {Allowed: true, Limit: 1<<31 - 1}},
+		policies: []ratelimit.Policy{burst, unlimited},
+	})
+	require.Equal(t, `"burst";q=100;w=60`, h.Get("RateLimit-Policy"))
+	require.Equal(t, `"burst";r=42;t=0`, h.Get("RateLimit"))
+
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	lim, err := ratelimit.NewTokenBucket(mem, ratelimit.Unlimited())
+	require.NoError(t, err)
+	for _, free := range []ratelimit.Limiter{lim, ratelimit.Static(ratelimit.Result{Allowed: true}, nil)} {
+		w := httptest.NewRecorder()
+		Middleware(free)(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		require.NotContains(t, w.Header(), xLimit)
+		require.NotContains(t, w.Header(), rateLimit)
+		require.NotContains(t, w.Header(), rateLimitPolicy)
+	}
+}
+
+func TestALimiterThatDescribesNothingHasADefaultPolicy(t *testing.T) {
+	h := header(Draft10, told{result: ratelimit.Result{Allowed: true, Limit: 10, Remaining: 9, ResetAfter: time.Second}})
+	require.Equal(t, `"default";q=10`, h.Get("RateLimit-Policy"))
+	require.Equal(t, `"default";r=9;t=1`, h.Get("RateLimit"))
+}
+
+func TestNumbersAreThoseOfRFC9651(t *testing.T) {
+	h := header(Legacy|Draft10, told{
+		result:   ratelimit.Result{Allowed: true, Limit: 1<<63 - 1, Remaining: -1, ResetAfter: ratelimit.Never},
+		policies: []ratelimit.Policy{{Name: "x", Quota: 1<<63 - 1, Window: time.Millisecond}},
+	})
+	require.Equal(t, "999999999999999", h.Get("X-RateLimit-Limit"))
+	require.Equal(t, `"x";q=999999999999999;w=1`, h.Get("RateLimit-Policy"))
+	require.Equal(t, `"x";r=0`, h.Get("RateLimit"))
+}
+
+// names are those that operators and tenants may have thought of.
+var names = []string{"a", `q"uote`, `back\slash`, "ü", "a,b;c=1", "line\r\nX-Evil: 1", "\x00\xff", strings.Repeat("n", 300), ""}
+
+func TestFieldsParseAsStructuredFields(t *testing.T) {
+	for _, one := range names {
+		for _, two := range names {
+			policies := []ratelimit.Policy{policy(one, ratelimit.PerMinute(100)), policy(two, ratelimit.PerDay(0))}
+			parts := []ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 4, ResetAfter: time.Hour}, {Limit: 1000, RetryAfter: time.Minute}}
+			h := header(Draft10, told{result: parts[1], parts: parts, policies: policies})
+			checkList(t, h, rateLimitPolicy, []string{one, two}, map[string][2]any{"q": {int64(100), int64(0)}, "w": {int64(60), int64(86400)}})
+			checkList(t, h, rateLimit, []string{one, two}, map[string][2]any{"r": {int64(4), int64(0)}, "t": {nil, int64(60)}})
+		}
+	}
+}
+
+// checkList parses the field with an independent parser.
+func checkList(t *testing.T, h http.Header, field string, names []string, params map[string][2]any) {
+	t.Helper()
+	list, err := httpsfv.UnmarshalList(h[field])
+	require.NoError(t, err, h[field])
+	require.Len(t, list, len(names))
+	for i, member := range list {
+		item := member.(httpsfv.Item)
+		require.Equal(t, strings.Trim(quotedPlain(names[i]), `"`), item.Value)
+		for name, want := range params {
+			value, _ := item.Params.Get(name)
+			require.Equal(t, want[i], value)
+		}
+	}
+}
+
+// quotedPlain is quoted without the backslashes.
+func quotedPlain(s string) string {
+	return strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(quoted(s))
+}
+
+func TestOlderDraftsParseAsStructuredFieldsToo(t *testing.T) {
+	one := told{result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: time.Minute}, policies: []ratelimit.Policy{burst, daily}}
+	h := header(Draft6|Draft7, one)
+	dict, err := httpsfv.UnmarshalDictionary(h[rateLimit])
+	require.NoError(t, err)
+	require.Equal(t, []string{"limit", "remaining", "reset"}, dict.Names())
+	list, err := httpsfv.UnmarshalList(h[rateLimitPolicy])
+	require.NoError(t, err)
+	require.Len(t, list, 2)
+	w, _ := list[1].(httpsfv.Item).Params.Get("w")
+	require.EqualValues(t, 86400, w)
+}
+
+func FuzzPolicyNames(f *testing.F) {
+	for _, name := range names {
+		f.Add(name, 5, int64(time.Minute))
+	}
+	f.Fuzz(func(t *testing.T, name string, quota int, window int64) {
+		p := ratelimit.Policy{Name: name, Quota: quota, Window: time.Duration(window)}
+		list, err := httpsfv.UnmarshalList([]string{newPolicyText(p).draft10})
+		require.NoError(t, err)
+		require.Len(t, list, 1)
+	})
+}
+
+func TestAPolicyTextIsThatOfThePolicyHoweverManyThereAre(t *testing.T) {
+	var texts policyTexts
+	for range 2 {
+		for i := range 1000 {
+			p := policy("p"+strconv.Itoa(i%7), ratelimit.PerMinute(i))
+			require.Equal(t, newPolicyText(p), texts.of(&p))
+		}
+	}
+}
+
+func TestAHandlerCanChangeFieldsWithoutTouchingOthers(t *testing.T) {
+	h := header(Legacy|Draft10, told{result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, policies: []ratelimit.Policy{burst}})
+	before := h.Clone()
+	h.Add(xLimit, "more")
+	before.Add(xLimit, "more")
+	h[rateLimitPolicy][0] = "changed"
+	before[rateLimitPolicy][0] = "changed"
+	require.Equal(t, before, h)
+	again := header(Draft10, told{result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, policies: []ratelimit.Policy{burst}})
+	require.Equal(t, `"burst";q=100;w=60`, again.Get(rateLimitPolicy))
+}

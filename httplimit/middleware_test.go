@@ -1,0 +1,381 @@
+package httplimit_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+// start is a round time, so that windows begin there.
+var start = time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
+
+// memory is a store whose clock stands still, so that no window ends in a test.
+func memory(t testing.TB) store.Store {
+	t.Helper()
+	s, err := memstore.New(memstore.WithClock(func() time.Time { return start }))
+	require.NoError(t, err)
+	return s
+}
+
+// stores counts those on Redis, so that a test that is run again has its own.
+var stores atomic.Int64
+
+func onRedis(t testing.TB) store.Store {
+	t.Helper()
+	prefix := t.Name() + strconv.FormatInt(stores.Add(1), 10)
+	s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(prefix),
+		redisstore.WithTimeout(10*time.Second), redisstore.WithClock(func() time.Time { return start }))
+	require.NoError(t, err)
+	return s
+}
+
+func window(t testing.TB, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	t.Helper()
+	lim, err := ratelimit.NewFixedWindow(s, l, opts...)
+	require.NoError(t, err)
+	return lim
+}
+
+// ok is the handler that is protected.
+var ok = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "welcome") })
+
+// protect puts lim in front of ok.
+func protect(t testing.TB, lim ratelimit.Limiter, opts ...httplimit.Option) http.Handler {
+	t.Helper()
+	wrap, err := httplimit.New(lim, opts...)
+	require.NoError(t, err)
+	return wrap(ok)
+}
+
+// get is a request of a client.
+func get(remote string) *http.Request {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.RemoteAddr = remote
+	return r
+}
+
+func serve(h http.Handler, r *http.Request) *http.Response {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result()
+}
+
+func body(t testing.TB, res *http.Response) string {
+	t.Helper()
+	b, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	return string(b)
+}
+
+const alice, bob = "192.0.2.1:1111", "192.0.2.2:2222"
+
+func TestEachClientHasTheLimitByDefault(t *testing.T) {
+	for name, s := range map[string]store.Store{"in memory": memory(t), "on Redis": onRedis(t)} {
+		t.Run(name, func(t *testing.T) {
+			h := httplimit.Middleware(window(t, s, ratelimit.PerHour(2)))(ok)
+			for _, remaining := range []string{"1", "0"} {
+				res := serve(h, get(alice))
+				require.Equal(t, http.StatusOK, res.StatusCode)
+				require.Equal(t, "welcome", body(t, res))
+				require.Equal(t, remaining, res.Header.Get("X-RateLimit-Remaining"))
+			}
+			require.Equal(t, http.StatusTooManyRequests, serve(h, get(alice)).StatusCode)
+			require.Equal(t, http.StatusTooManyRequests, serve(h, get("192.0.2.1:999")).StatusCode, "the port does not count")
+			require.Equal(t, http.StatusOK, serve(h, get(bob)).StatusCode)
+			for i, want := range []int{200, 200, 429} {
+				r := get("[2001:db8::" + strconv.Itoa(i) + "]:1")
+				require.Equal(t, want, serve(h, r).StatusCode, "IPv6 addresses of one /64 are one client")
+			}
+		})
+	}
+}
+
+func TestARefusalSaysWhenToComeBackAndIsNotCached(t *testing.T) {
+	h := protect(t, window(t, memory(t), ratelimit.PerMinute(1), ratelimit.WithName("daily \"x\"")))
+	serve(h, get(alice))
+	res := serve(h, get(alice))
+	require.Equal(t, http.StatusTooManyRequests, res.StatusCode)
+	require.Equal(t, "60", res.Header.Get("Retry-After"))
+	require.Equal(t, "no-store", res.Header.Get("Cache-Control"))
+	require.Equal(t, "application/problem+json", res.Header.Get("Content-Type"))
+	require.JSONEq(t, `{
+		"type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+		"title": "Too Many Requests",
+		"status": 429,
+		"detail": "Too many requests. Try again in 60 s.",
+		"retryAfter": 60,
+		"violated-policies": ["daily \"x\""]}`, body(t, res))
+}
+
+func TestRetryAfterIsWholeSecondsRoundedUp(t *testing.T) {
+	for retry, want := range map[time.Duration]string{
+		time.Microsecond:               "1",
+		time.Second:                    "1",
+		time.Second + time.Microsecond: "2",
+		90 * time.Minute:               "5400",
+		ratelimit.Never - 1:            "9223372037",
+	} {
+		res := serve(protect(t, ratelimit.Static(ratelimit.Result{Limit: 1, RetryAfter: retry}, nil)), get(alice))
+		require.Equal(t, want, res.Header.Get("Retry-After"), retry)
+	}
+}
+
+func TestWhereNoWaitingHelpsThereIsNoTimeToComeBack(t *testing.T) {
+	lim := window(t, memory(t), ratelimit.PerMinute(3))
+	h := protect(t, lim, httplimit.WithCost(func(*http.Request) int { return 4 }))
+	res := serve(h, get(alice))
+	require.Equal(t, http.StatusTooManyRequests, res.StatusCode)
+	for _, field := range []string{"Retry-After", "X-RateLimit-Reset"} {
+		require.NotContains(t, res.Header, http.CanonicalHeaderKey(field))
+	}
+	require.Equal(t, `"3/m";r=3`, res.Header.Get("RateLimit"))
+	var problem map[string]any
+	require.NoError(t, json.Unmarshal([]byte(body(t, res)), &problem))
+	require.NotContains(t, problem, "retryAfter")
+}
+
+func TestARefusalCanBePlainTextOrAnything(t *testing.T) {
+	closed := ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil)
+	res := serve(protect(t, closed, httplimit.WithPlainText()), get(alice))
+	require.Equal(t, http.StatusTooManyRequests, res.StatusCode)
+	require.Equal(t, "Too Many Requests\n", body(t, res))
+	require.Equal(t, "no-store", res.Header.Get("Cache-Control"))
+
+	var told httplimit.Decision
+	lim := window(t, memory(t), ratelimit.PerHour(1))
+	h := protect(t, lim, httplimit.WithDeniedHandler(
+		func(w http.ResponseWriter, r *http.Request, next http.Handler, d httplimit.Decision) {
+			told = d
+			next.ServeHTTP(w, r)
+		}))
+	serve(h, get(alice))
+	res = serve(h, get(alice))
+	require.Equal(t, "welcome", body(t, res))
+	require.Equal(t, "192.0.2.1", told.Key)
+	require.Equal(t, "1/h", told.Limiter())
+	require.False(t, told.Result.Allowed)
+	require.Len(t, told.Policies, 1)
+	require.Equal(t, "3600", res.Header.Get("Retry-After"))
+}
+
+func TestADeniedHandlerCanFallBackOnTheProblem(t *testing.T) {
+	lim := window(t, memory(t), ratelimit.PerHour(0))
+	standard := serve(protect(t, lim), get(alice))
+	own := serve(protect(t, lim, httplimit.WithDeniedHandler(
+		func(w http.ResponseWriter, _ *http.Request, _ http.Handler, d httplimit.Decision) {
+			httplimit.WriteProblem(w, d)
+		})), get(alice))
+	require.Equal(t, standard.StatusCode, own.StatusCode)
+	require.Equal(t, standard.Header, own.Header)
+	require.Equal(t, body(t, standard), body(t, own))
+}
+
+func TestRequestsCanCostMoreOrNothing(t *testing.T) {
+	lim := window(t, memory(t), ratelimit.PerHour(5))
+	h := protect(t, lim, httplimit.WithCost(func(r *http.Request) int {
+		n, _ := strconv.Atoi(r.Header.Get("Cost"))
+		return n
+	}))
+	for _, step := range []struct {
+		cost, want int
+		remaining  string
+	}{
+		{3, 200, "2"}, {3, 429, "2"}, {2, 200, "0"}, {0, 200, ""}, {1, 429, "0"}, {-1, 500, ""},
+	} {
+		r := get(alice)
+		r.Header.Set("Cost", strconv.Itoa(step.cost))
+		res := serve(h, r)
+		require.Equal(t, step.want, res.StatusCode)
+		require.Equal(t, step.remaining, res.Header.Get("X-RateLimit-Remaining"))
+	}
+}
+
+func TestSkippedRequestsPassWithoutADecision(t *testing.T) {
+	h := protect(t, window(t, memory(t), ratelimit.PerHour(0)),
+		httplimit.WithSkip(func(r *http.Request) bool { return r.URL.Path == "/healthz" }))
+	health := httptest.NewRequest(http.MethodGet, "/healthz", nil)
+	res := serve(h, health)
+	require.Equal(t, http.StatusOK, res.StatusCode)
+	require.Empty(t, res.Header.Get("X-RateLimit-Limit"))
+	require.Equal(t, http.StatusTooManyRequests, serve(h, get(alice)).StatusCode)
+}
+
+func TestAnOutageIsAnsweredByTheFailurePolicyOrTheErrorHandler(t *testing.T) {
+	down := ratelimit.Static(ratelimit.Result{}, store.ErrUnavailable)
+	failover := func(p ratelimit.FailurePolicy) ratelimit.Limiter {
+		lim, err := ratelimit.NewFailover(down, p)
+		require.NoError(t, err)
+		return lim
+	}
+	local := window(t, memory(t), ratelimit.PerHour(1))
+
+	res := serve(protect(t, failover(ratelimit.FailOpen())), get(alice))
+	require.Equal(t, http.StatusOK, res.StatusCode)
+	require.Empty(t, res.Header.Get("X-RateLimit-Limit"), "nothing is known")
+	require.Empty(t, res.Header.Get("RateLimit"))
+
+	res = serve(protect(t, failover(ratelimit.FailClosed())), get(alice))
+	require.Equal(t, http.StatusServiceUnavailable, res.StatusCode)
+	require.Equal(t, "1", res.Header.Get("Retry-After"))
+	require.Equal(t, "no-store", res.Header.Get("Cache-Control"))
+	require.Empty(t, res.Header.Get("X-RateLimit-Limit"))
+	require.JSONEq(t, `{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+		"title":"Service Unavailable","status":503,"retryAfter":1,
+		"detail":"The service cannot check its limits now. Try again in 1 s."}`, body(t, res))
+
+	h := protect(t, failover(ratelimit.FailLocal(local)))
+	require.Equal(t, http.StatusOK, serve(h, get(alice)).StatusCode)
+	require.Equal(t, http.StatusTooManyRequests, serve(h, get(alice)).StatusCode)
+
+	res = serve(protect(t, down), get(alice))
+	require.Equal(t, http.StatusServiceUnavailable, res.StatusCode)
+	require.Equal(t, "no-store", res.Header.Get("Cache-Control"))
+	require.NotContains(t, body(t, res), "ratelimit:", "errors are not for clients")
+
+	var told error
+	res = serve(protect(t, down, httplimit.WithErrorHandler(
+		func(w http.ResponseWriter, r *http.Request, next http.Handler, err error) {
+			told = err
+			next.ServeHTTP(w, r)
+		})), get(alice))
+	require.Equal(t, "welcome", body(t, res))
+	require.ErrorIs(t, told, ratelimit.ErrStore)
+}
+
+func TestAClientThatHasGoneIsNoOutage(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	h := protect(t, window(t, memory(t), ratelimit.PerHour(1)), httplimit.WithErrorHandler(
+		func(http.ResponseWriter, *http.Request, http.Handler, error) { t.Error("an outage") }))
+	require.Equal(t, 499, serve(h, get(alice).WithContext(ctx)).StatusCode)
+
+	ctx, cancel = context.WithTimeout(t.Context(), -1)
+	defer cancel()
+	h = protect(t, window(t, memory(t), ratelimit.PerHour(1)))
+	require.Equal(t, http.StatusServiceUnavailable, serve(h, get(alice).WithContext(ctx)).StatusCode, "our own deadline")
+}
+
+func TestTheDecisionIsInTheContextOnRequest(t *testing.T) {
+	lim := window(t, memory(t), ratelimit.PerHour(5), ratelimit.WithName("search"))
+	var told httplimit.Decision
+	var found bool
+	look := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		told, found = httplimit.FromContext(r.Context())
+		require.NotNil(t, r.Context().Value(ctxKey{}), "what was in the context is there")
+	})
+	r := get(alice).WithContext(context.WithValue(t.Context(), ctxKey{}, "x"))
+	httplimit.Middleware(lim)(look).ServeHTTP(httptest.NewRecorder(), r)
+	require.False(t, found)
+	httplimit.Middleware(lim, httplimit.WithContext())(look).ServeHTTP(httptest.NewRecorder(), r)
+	require.True(t, found)
+	require.Equal(t, "192.0.2.1", told.Key)
+	require.Equal(t, "search", told.Limiter())
+	require.Equal(t, 3, told.Result.Remaining)
+	require.Equal(t, ratelimit.PerHour(5), told.Policies[0].Limit)
+}
+
+type ctxKey struct{}
+
+func TestRequestsAreChargedAgainAsTimePasses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := memstore.New()
+		require.NoError(t, err)
+		lim, err := ratelimit.NewTokenBucket(s, ratelimit.Limit{Rate: 1, Period: 1500 * time.Millisecond})
+		require.NoError(t, err)
+		h := protect(t, lim)
+		require.Equal(t, http.StatusOK, serve(h, get(alice)).StatusCode)
+		res := serve(h, get(alice))
+		require.Equal(t, "2", res.Header.Get("Retry-After"), "1.5 s, rounded up")
+		reset, err := strconv.ParseInt(res.Header.Get("X-RateLimit-Reset"), 10, 64)
+		require.NoError(t, err)
+		require.Equal(t, time.Now().Unix()+2, reset)
+		time.Sleep(1500 * time.Millisecond)
+		require.Equal(t, http.StatusOK, serve(h, get(alice)).StatusCode)
+	})
+}
+
+func TestWrongArgumentsAreErrorsOfNewAndAnswersOfMiddleware(t *testing.T) {
+	lim := window(t, memory(t), ratelimit.PerHour(1))
+	for name, c := range map[string]struct {
+		lim  ratelimit.Limiter
+		opts []httplimit.Option
+	}{
+		"no limiter":                    {nil, nil},
+		"a limiter that is a nil":       {(*ratelimit.TokenBucket)(nil), nil},
+		"a nil option":                  {lim, []httplimit.Option{nil}},
+		"a nil cost":                    {lim, []httplimit.Option{httplimit.WithCost(nil)}},
+		"a nil skip":                    {lim, []httplimit.Option{httplimit.WithSkip(nil)}},
+		"a nil refund":                  {lim, []httplimit.Option{httplimit.WithRefund(nil)}},
+		"a nil denied handler":          {lim, []httplimit.Option{httplimit.WithDeniedHandler(nil)}},
+		"a nil identity handler":        {lim, []httplimit.Option{httplimit.WithIdentityHandler(nil)}},
+		"a nil error handler":           {lim, []httplimit.Option{httplimit.WithErrorHandler(nil)}},
+		"an unknown style":              {lim, []httplimit.Option{httplimit.WithHeaders(1 << 7)}},
+		"two drafts of one name":        {lim, []httplimit.Option{httplimit.WithHeaders(httplimit.Draft10, httplimit.Draft6)}},
+		"the zero Key":                  {lim, []httplimit.Option{httplimit.WithKey(httplimit.Key{})}},
+		"a Key with a wrong argument":   {lim, []httplimit.Option{httplimit.WithKey(httplimit.User(nil))}},
+		"a Key of a key that is wrong":  {lim, []httplimit.Option{httplimit.WithKey(httplimit.First(httplimit.User(nil)))}},
+		"and combined of what is wrong": {lim, []httplimit.Option{httplimit.WithKey(httplimit.Combined(httplimit.Key{}))}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := httplimit.New(c.lim, c.opts...)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+
+			var logged bytes.Buffer
+			server := &http.Server{ErrorLog: log.New(&logged, "", 0)}
+			r := get(alice).WithContext(context.WithValue(t.Context(), http.ServerContextKey, server))
+			h := httplimit.Middleware(c.lim, c.opts...)(ok)
+			for range 2 {
+				require.Equal(t, http.StatusInternalServerError, serve(h, r).StatusCode)
+			}
+			require.Equal(t, "httplimit: "+err.Error()+"\n", logged.String(), "said once")
+		})
+	}
+}
+
+func TestANilHandlerIsAnsweredForToo(t *testing.T) {
+	var logged bytes.Buffer
+	log.SetOutput(&logged)
+	defer log.SetOutput(os.Stderr)
+	h := httplimit.Middleware(window(t, memory(t), ratelimit.PerHour(1)))(nil)
+	require.Equal(t, http.StatusInternalServerError, serve(h, get(alice)).StatusCode)
+	require.Contains(t, logged.String(), "the handler is nil")
+}
+
+func TestAKeyTooLongIsNoIdentity(t *testing.T) {
+	long := httplimit.User(func(*http.Request) string { return string(make([]byte, 1<<17)) })
+	lim := window(t, memory(t), ratelimit.PerHour(1))
+	require.Equal(t, http.StatusBadRequest, serve(protect(t, lim, httplimit.WithKey(long)), get(alice)).StatusCode)
+	var told error
+	serve(protect(t, lim, httplimit.WithKey(long), httplimit.WithIdentityHandler(
+		func(_ http.ResponseWriter, _ *http.Request, _ http.Handler, err error) { told = err })), get(alice))
+	require.ErrorIs(t, told, ratelimit.ErrInvalidKey)
+}
+
+func TestErrorsOfALimitFunctionReachTheErrorHandler(t *testing.T) {
+	broken := errors.New("no such plan")
+	lim := window(t, memory(t), ratelimit.PerHour(1), ratelimit.WithLimitFunc(
+		func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, broken }))
+	require.Equal(t, http.StatusServiceUnavailable, serve(protect(t, lim), get(alice)).StatusCode)
+}

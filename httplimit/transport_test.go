@@ -1,0 +1,405 @@
+package httplimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// supplier answers calls in turn, the last answer for all that follow.
+type supplier struct {
+	mu      sync.Mutex
+	answers []answer
+	sent    []time.Time
+	bodies  []string
+}
+
+type answer struct {
+	status int
+	header map[string]string
+}
+
+var fine = answer{status: http.StatusOK}
+
+func (s *supplier) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sent = append(s.sent, time.Now())
+	if r.Body != nil {
+		b, _ := io.ReadAll(r.Body)
+		s.bodies = append(s.bodies, string(b))
+		r.Body.Close()
+	}
+	a := s.answers[0]
+	if len(s.answers) > 1 {
+		s.answers = s.answers[1:]
+	}
+	h := make(http.Header)
+	for name, value := range a.header {
+		h.Set(name, value)
+	}
+	return &http.Response{StatusCode: a.status, Header: h, Body: io.NopCloser(strings.NewReader("answer")), Request: r}, nil
+}
+
+// plenty is a limiter that is never in the way.
+func plenty(t testing.TB) ratelimit.Limiter {
+	t.Helper()
+	return window(t, memory(t), ratelimit.PerDay(1<<30))
+}
+
+func transport(t testing.TB, base http.RoundTripper, lim ratelimit.Limiter, opts ...httplimit.TransportOption) *httplimit.Transport {
+	t.Helper()
+	tr, err := httplimit.NewTransport(base, lim, opts...)
+	require.NoError(t, err)
+	return tr
+}
+
+func call(t testing.TB, rt http.RoundTripper, url string) error {
+	t.Helper()
+	res, err := rt.RoundTrip(httptest.NewRequest(http.MethodGet, url, nil))
+	if err == nil {
+		res.Body.Close()
+	}
+	return err
+}
+
+func TestCallsWaitUntilTheLimiterAdmitsThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := memstore.New()
+		require.NoError(t, err)
+		lim, err := ratelimit.NewLeakyBucket(s, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 5})
+		require.NoError(t, err)
+		sup := &supplier{answers: []answer{fine}}
+		tr := transport(t, sup, lim)
+		begin := time.Now()
+		var wg sync.WaitGroup
+		for range 10 {
+			wg.Go(func() { _ = call(t, tr, "http://example.com/") })
+		}
+		wg.Wait()
+		require.Len(t, sup.sent, 10)
+		require.GreaterOrEqual(t, time.Since(begin), 900*time.Millisecond)
+		for i := 1; i < len(sup.sent); i++ {
+			require.GreaterOrEqual(t, sup.sent[i].Sub(sup.sent[i-1]), 90*time.Millisecond)
+		}
+	})
+}
+
+func TestLaterCallsWaitAsTheAnswerSays(t *testing.T) {
+	date := func(d time.Duration) string { return time.Now().UTC().Add(d).Format(http.TimeFormat) }
+	for _, c := range []struct {
+		name   string
+		status int
+		header func() map[string]string
+		want   time.Duration
+	}{
+		{"429 in seconds", 429, func() map[string]string { return map[string]string{"Retry-After": "30"} }, 30 * time.Second},
+		{"503 in seconds", 503, func() map[string]string { return map[string]string{"Retry-After": "30"} }, 30 * time.Second},
+		{"a date", 429, func() map[string]string { return map[string]string{"Retry-After": date(30 * time.Second)} }, 30 * time.Second},
+		{"a date of a clock that is an hour ahead", 429, func() map[string]string {
+			return map[string]string{"Retry-After": date(time.Hour + 30*time.Second), "Date": date(time.Hour)}
+		}, 30 * time.Second},
+		{"a date that is over", 429, func() map[string]string { return map[string]string{"Retry-After": date(-time.Hour)} }, 0},
+		{"at most the maximum", 429, func() map[string]string { return map[string]string{"Retry-After": "99999999999999999"} }, time.Minute},
+		{"Retry-After wins", 429, func() map[string]string {
+			return map[string]string{"Retry-After": "5", "RateLimit": `"a";r=0;t=30`}
+		}, 5 * time.Second},
+		{"draft 10", 429, func() map[string]string {
+			return map[string]string{"RateLimit": `"a,;r=0;t=50\"";r=0;t=10, "b";r=7;t=55,"c";t=30;r=0`}
+		}, 30 * time.Second},
+		{"draft 7", 429, func() map[string]string { return map[string]string{"RateLimit": "limit=9, remaining=0, reset=30"} }, 30 * time.Second},
+		{"draft 6", 429, func() map[string]string { return map[string]string{"RateLimit-Reset": "30"} }, 30 * time.Second},
+		{"legacy", 429, func() map[string]string {
+			return map[string]string{"X-RateLimit-Reset": fmt.Sprint(time.Now().Unix() + 30)}
+		}, 30 * time.Second},
+		{"legacy, in seconds from now", 429, func() map[string]string { return map[string]string{"X-RateLimit-Reset": "30"} }, 30 * time.Second},
+		{"garbage", 429, func() map[string]string { return map[string]string{"Retry-After": "soon", "RateLimit": `"";;=`} }, 0},
+		{"negative", 429, func() map[string]string { return map[string]string{"Retry-After": "-5"} }, 0},
+		{"nothing", 503, func() map[string]string { return nil }, 0},
+		{"an answer that is no refusal", 200, func() map[string]string {
+			return map[string]string{"Retry-After": "30", "RateLimit": `"a";r=0;t=30`}
+		}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sup := &supplier{answers: []answer{{c.status, c.header()}, fine}}
+				tr := transport(t, sup, plenty(t))
+				require.NoError(t, call(t, tr, "http://example.com/"))
+				require.NoError(t, call(t, tr, "http://other.example/"), "another key does not wait")
+				require.Equal(t, sup.sent[0], sup.sent[1])
+				require.NoError(t, call(t, tr, "http://EXAMPLE.com:80/x"))
+				require.Equal(t, c.want, sup.sent[2].Sub(sup.sent[0]))
+				require.NoError(t, call(t, tr, "http://example.com/"))
+				require.Equal(t, sup.sent[2], sup.sent[3], "and then no more")
+			})
+		})
+	}
+}
+
+func TestAWaitEndsWithTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "30"}}}}
+		tr := transport(t, sup, plenty(t))
+		require.NoError(t, call(t, tr, "http://example.com/"))
+		begin := time.Now()
+
+		ctx, cancel := context.WithTimeout(t.Context(), 29*time.Second)
+		defer cancel()
+		_, err := tr.RoundTrip(httptest.NewRequest(http.MethodGet, "http://example.com/", nil).WithContext(ctx))
+		require.ErrorIs(t, err, ratelimit.ErrWouldExceedDeadline)
+		require.Equal(t, begin, time.Now(), "at once")
+
+		ctx, cancel = context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		body := &closed{Reader: strings.NewReader("x")}
+		r := httptest.NewRequest(http.MethodPost, "http://example.com/", nil).WithContext(ctx)
+		r.Body = body
+		_, err = tr.RoundTrip(r)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, time.Second, time.Since(begin))
+		require.True(t, body.closed)
+		require.Len(t, sup.sent, 1)
+	})
+}
+
+type closed struct {
+	io.Reader
+	closed bool
+}
+
+func (c *closed) Close() error {
+	c.closed = true
+	return nil
+}
+
+func TestAPauseThatBeginsWhileACallWaitsHoldsForItToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := memstore.New()
+		require.NoError(t, err)
+		lim, err := ratelimit.NewTokenBucket(s, ratelimit.Limit{Rate: 1, Period: time.Second})
+		require.NoError(t, err)
+		sup := &supplier{answers: []answer{fine}}
+		tr := transport(t, slow{sup, 500 * time.Millisecond}, lim, httplimit.WithMaxPause(time.Hour))
+		require.NoError(t, call(t, tr, "http://example.com/"))
+		sup.answers = []answer{{429, map[string]string{"Retry-After": "100"}}, fine}
+		begin := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = call(t, tr, "http://example.com/") }) // sent at 0.5 s, refused at 1 s
+		wg.Go(func() { _ = call(t, tr, "http://example.com/") }) // waits for the limiter until 1.5 s
+		wg.Wait()
+		require.Len(t, sup.sent, 3)
+		require.GreaterOrEqual(t, sup.sent[2].Sub(begin), 100*time.Second)
+	})
+}
+
+func TestACallThatIsNotSentAfterAllIsRefunded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "30"}}}}
+		lim := &meanwhile{Limiter: plenty(t)}
+		tr := transport(t, sup, lim)
+		lim.do = func() { _ = call(t, tr, "http://example.com/") }
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		_, err := tr.RoundTrip(httptest.NewRequest(http.MethodGet, "http://example.com/", nil).WithContext(ctx))
+		require.ErrorIs(t, err, ratelimit.ErrWouldExceedDeadline)
+		p, err := lim.Peek(t.Context(), "example.com:80")
+		require.NoError(t, err)
+		require.Equal(t, 1, p.Limit-p.Remaining)
+	})
+}
+
+// meanwhile does something, once, while it is asked.
+type meanwhile struct {
+	ratelimit.Limiter
+	do func()
+}
+
+func (l *meanwhile) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if do := l.do; do != nil {
+		l.do = nil
+		do()
+	}
+	return l.Limiter.AllowN(ctx, key, n)
+}
+
+// slow answers after some time.
+type slow struct {
+	base http.RoundTripper
+	d    time.Duration
+}
+
+func (s slow) RoundTrip(r *http.Request) (*http.Response, error) {
+	time.Sleep(s.d)
+	return s.base.RoundTrip(r)
+}
+
+func TestWithoutWaitingACallFailsAndSaysForHowLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sup := &supplier{answers: []answer{fine}}
+		lim := window(t, memory(t), ratelimit.PerMinute(2))
+		tr := transport(t, sup, lim, httplimit.WithoutWaiting(), httplimit.WithRetries(5))
+		require.NoError(t, call(t, tr, "https://example.com/"))
+		sup.answers = []answer{{429, map[string]string{"Retry-After": "7"}}}
+		require.NoError(t, call(t, tr, "https://example.com/"), "an answer, if a refusal")
+
+		var limited *httplimit.LimitedError
+		err := call(t, tr, "https://example.com/")
+		require.ErrorIs(t, err, httplimit.ErrLimited)
+		require.ErrorAs(t, err, &limited)
+		require.Equal(t, &httplimit.LimitedError{Key: "example.com:443", RetryAfter: 7 * time.Second}, limited)
+		require.EqualError(t, err, `httplimit: over the limit: "example.com:443" has room in 7s`)
+		time.Sleep(7 * time.Second)
+		require.ErrorAs(t, call(t, tr, "https://example.com/"), &limited)
+		require.Equal(t, time.Minute, limited.RetryAfter, "that of the limiter, whose clock stands still here")
+		require.Len(t, sup.sent, 2)
+
+		closed := transport(t, sup, window(t, memory(t), ratelimit.PerMinute(0)), httplimit.WithoutWaiting())
+		require.EqualError(t, call(t, closed, "http://example.com"), `httplimit: over the limit: "example.com:80" never has room`)
+	})
+}
+
+func TestARefusedCallIsSentAgainOnRequest(t *testing.T) {
+	refused := func(status int) answer { return answer{status, map[string]string{"Retry-After": "10"}} }
+	for _, c := range []struct {
+		name    string
+		answers []answer
+		method  string
+		body    bool // that cannot be had again
+		header  string
+		sent    int
+		status  int
+	}{
+		{name: "until it is not", answers: []answer{refused(429), refused(503), fine}, sent: 3, status: 200},
+		{name: "at most so often", answers: []answer{refused(429)}, sent: 4, status: 429},
+		{name: "a body that can be had again", method: "POST", answers: []answer{refused(429), fine}, sent: 2, status: 200},
+		{name: "a body that cannot", method: "POST", body: true, answers: []answer{refused(429), fine}, sent: 1, status: 429},
+		{name: "503 to a POST", method: "POST", answers: []answer{refused(503), fine}, sent: 1, status: 503},
+		{name: "503 to a POST with a key", method: "POST", header: "Idempotency-Key", answers: []answer{refused(503), fine}, sent: 2, status: 200},
+		{name: "nobody says when", answers: []answer{{status: 503}, fine}, sent: 1, status: 503},
+		{name: "another failure", answers: []answer{{500, map[string]string{"Retry-After": "1"}}, fine}, sent: 1, status: 500},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sup := &supplier{answers: c.answers}
+				lim := plenty(t)
+				tr := transport(t, sup, lim, httplimit.WithRetries(3))
+				r, err := http.NewRequestWithContext(t.Context(), c.method, "http://example.com/", nil)
+				require.NoError(t, err)
+				if c.method != "" {
+					r, err = http.NewRequestWithContext(t.Context(), c.method, "http://example.com/", strings.NewReader("order"))
+					require.NoError(t, err)
+				}
+				if c.body {
+					r.GetBody = nil
+				}
+				if c.header != "" {
+					r.Header.Set(c.header, "1")
+				}
+				begin := time.Now()
+				res, err := tr.RoundTrip(r)
+				require.NoError(t, err)
+				require.Equal(t, c.status, res.StatusCode)
+				require.Len(t, sup.sent, c.sent)
+				require.Equal(t, time.Duration(c.sent-1)*10*time.Second, time.Since(begin))
+				for _, body := range sup.bodies {
+					require.Equal(t, "order", body)
+				}
+				p, err := lim.Peek(t.Context(), "example.com:80")
+				require.NoError(t, err)
+				require.Equal(t, c.sent, p.Limit-p.Remaining, "each is charged")
+			})
+		})
+	}
+}
+
+func TestByItselfNothingIsSentAgain(t *testing.T) {
+	sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "0"}}, fine}}
+	require.NoError(t, call(t, transport(t, sup, plenty(t)), "http://example.com/"))
+	require.Len(t, sup.sent, 1)
+}
+
+func TestAnAnswerWhosePauseIsTooLongIsReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "10"}}, fine}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		tr := transport(t, sup, plenty(t), httplimit.WithRetries(1))
+		res, err := tr.RoundTrip(httptest.NewRequest(http.MethodGet, "http://example.com/", nil).WithContext(ctx))
+		require.NoError(t, err)
+		require.Equal(t, 429, res.StatusCode)
+		b, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		require.Equal(t, "answer", string(b))
+	})
+}
+
+func TestTheKeyOfACallCanBeAnything(t *testing.T) {
+	broken := errors.New("no account")
+	sup := &supplier{answers: []answer{fine}}
+	lim := plenty(t)
+	tr := transport(t, sup, lim, httplimit.WithTransportKey(func(r *http.Request) (string, error) {
+		if r.URL.Path == "/broken" {
+			return "", broken
+		}
+		return "account:7", nil
+	}))
+	require.NoError(t, call(t, tr, "http://example.com/"))
+	p, err := lim.Peek(t.Context(), "account:7")
+	require.NoError(t, err)
+	require.Equal(t, 1, p.Limit-p.Remaining)
+	require.ErrorIs(t, call(t, tr, "http://example.com/broken"), broken)
+	require.ErrorIs(t, call(t, transport(t, sup, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)), "http://example.com/"), ratelimit.ErrStore)
+	require.Len(t, sup.sent, 1)
+}
+
+func TestPausesOfManyKeysAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "20"}}}}
+		tr := transport(t, sup, plenty(t), httplimit.WithoutWaiting())
+		url := func(i int) string { return fmt.Sprintf("http://host%d.example/", i) }
+		require.NoError(t, call(t, tr, url(0)))
+		time.Sleep(time.Second)
+		for i := 1; i <= 1024; i++ {
+			require.NoError(t, call(t, tr, url(i)))
+		}
+		require.NoError(t, call(t, tr, url(0)), "the first to end is forgotten")
+		require.ErrorIs(t, call(t, tr, url(1024)), httplimit.ErrLimited)
+		require.ErrorIs(t, call(t, tr, url(0)), httplimit.ErrLimited)
+		time.Sleep(time.Minute)
+		require.NoError(t, call(t, tr, url(5000)))
+	})
+}
+
+func TestWrongArgumentsOfATransportAreErrors(t *testing.T) {
+	lim := plenty(t)
+	for name, err := range map[string]error{
+		"no limiter":         last(httplimit.NewTransport(nil, nil)),
+		"a nil limiter":      last(httplimit.NewTransport(nil, (*ratelimit.TokenBucket)(nil))),
+		"a nil RoundTripper": last(httplimit.NewTransport((*http.Transport)(nil), lim)),
+		"a nil option":       last(httplimit.NewTransport(nil, lim, nil)),
+		"a nil key":          last(httplimit.NewTransport(nil, lim, httplimit.WithTransportKey(nil))),
+		"no pause":           last(httplimit.NewTransport(nil, lim, httplimit.WithMaxPause(0))),
+		"negative retries":   last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(-1))),
+		"too many retries":   last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(101))),
+		"the zero Transport": call(t, new(httplimit.Transport), "http://example.com/"),
+	} {
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+	}
+	require.ErrorIs(t, call(t, transport(t, nil, lim), "/no/host"), httplimit.ErrNoIdentity)
+}
+
+func last[T any](_ T, err error) error { return err }
