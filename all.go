@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"sync"
 
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -59,7 +60,7 @@ type allPart struct {
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
-		if l == nil || isNilPointer(l) {
+		if isnil.Is(l) {
 			return nil, fmt.Errorf("%w: a limiter is nil", ErrInvalidOption)
 		}
 		if inner, ok := l.(*All); ok {

@@ -29,11 +29,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"reflect"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -219,7 +219,7 @@ type limiter struct {
 
 func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, error) {
 	lim := limiter{algorithm: a, store: s, limit: l}
-	if s == nil || isNilPointer(s) {
+	if isnil.Is(s) {
 		return limiter{}, fmt.Errorf("%w: the store is nil", ErrInvalidOption)
 	}
 	var err error
@@ -239,11 +239,6 @@ func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, e
 	}
 	lim.space = store.NewSpace(&a.rule, lim.identity())
 	return lim, nil
-}
-
-func isNilPointer(x any) bool {
-	v := reflect.ValueOf(x)
-	return v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 // identity names the limiter's space: the Period, and the name or else the rate

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // ErrSettled says that a [Reservation] has been settled or cancelled before.
@@ -38,7 +40,7 @@ type Reservation struct {
 // [TokenBucket.Charge]. So with a bucket the actual costs of any interval exceed its bound
 // by no more than the excess of the reservations that were open in it.
 func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, Result, error) {
-	if l == nil || isNilPointer(l) {
+	if isnil.Is(l) {
 		return nil, Result{}, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 	}
 	r, err := l.AllowN(ctx, key, n)

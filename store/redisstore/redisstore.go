@@ -99,11 +99,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"reflect"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -188,7 +188,7 @@ func WithClock(now func() time.Time) Option {
 // reached shows in the first call, or in [Store.Check]. A nil client is
 // [store.ErrInvalidOption].
 func New(client Client, opts ...Option) (*Store, error) {
-	if isNil(client) {
+	if isnil.Is(client) {
 		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)
 	}
 	s := &Store{prefix: defaultPrefix, timeout: defaultTimeout, reset: newScript(resetScript)}
@@ -203,19 +203,6 @@ func New(client Client, opts ...Option) (*Store, error) {
 	s.prefix += ":" + layout + ":"
 	s.link = newLink(client, s.timeout)
 	return s, nil
-}
-
-// isNil reports whether client is nil, or an interface that holds nil.
-func isNil(client Client) bool {
-	if client == nil {
-		return true
-	}
-	switch v := reflect.ValueOf(client); v.Kind() {
-	case reflect.Pointer, reflect.Func, reflect.Map, reflect.Chan, reflect.Slice:
-		return v.IsNil()
-	default:
-		return false
-	}
 }
 
 // Take implements [store.Store].
