@@ -149,7 +149,7 @@ func (a *All) Charge(ctx context.Context, key string, n int) (Result, error) {
 	r := round{parts: a.parts, key: key, n: n, results: make([]Result, len(a.parts))}
 	for i := range a.parts {
 		var err error
-		if r.results[i], err = charge(ctx, a.parts[i].limiter, key, n); err != nil {
+		if r.results[i], err = Charge(ctx, a.parts[i].limiter, key, n); err != nil {
 			return Result{}, err
 		}
 	}

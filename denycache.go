@@ -193,7 +193,7 @@ func (d *DenyCache) Charge(ctx context.Context, key string, n int) (Result, erro
 	if d.inner == nil {
 		return Result{}, errNoDenyCache
 	}
-	return charge(ctx, d.inner, key, n)
+	return Charge(ctx, d.inner, key, n)
 }
 
 // Refund is the limiter's own, and forgets the denial of key. A local denial has

@@ -404,7 +404,7 @@ func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error
 		return Result{}, err
 	}
 	r, err := f.ask(func() (Result, error) {
-		r, err := charge(ctx, f.limiter, key, n)
+		r, err := Charge(ctx, f.limiter, key, n)
 		if err == nil && !asked(r) {
 			err = errUnasked
 		}
@@ -416,7 +416,7 @@ func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error
 	case err == nil || !errors.Is(err, ErrStore) || f.policy.local == nil:
 		return r, err
 	}
-	if r, err = charge(ctx, f.policy.local, key, n); err != nil {
+	if r, err = Charge(ctx, f.policy.local, key, n); err != nil {
 		return Result{}, err
 	}
 	f.owed.add(key, n, f.now(), r.ResetAfter)

@@ -59,7 +59,7 @@ func (k *Keyed) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	return charge(ctx, k.limiter, other, n)
+	return Charge(ctx, k.limiter, other, n)
 }
 
 // Refund is the limiter's, on the other key, which must still be the one that was

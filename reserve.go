@@ -13,7 +13,7 @@ import (
 var ErrSettled = errors.New("ratelimit: the reservation is settled")
 
 // Charger is a [Limiter] that can charge events which have happened already, past its
-// limit. The five types and all limiters of this package around others are.
+// limit. The five types are, and all limiters of this module around others.
 type Charger interface {
 	// Charge charges n events, whether they fit or not. The Result says Allowed and
 	// can be refunded.
@@ -69,7 +69,7 @@ func (r *Reservation) Settle(ctx context.Context, actual int) error {
 	case excess < 0:
 		return r.limiter.Refund(ctx, r.key, r.charged, -excess)
 	case excess > 0:
-		_, err := charge(ctx, r.limiter, r.key, excess)
+		_, err := Charge(ctx, r.limiter, r.key, excess)
 		return err
 	}
 	return nil
@@ -78,8 +78,9 @@ func (r *Reservation) Settle(ctx context.Context, actual int) error {
 // Cancel is Settle of 0: nothing was used.
 func (r *Reservation) Cancel(ctx context.Context) error { return r.Settle(ctx, 0) }
 
-// charge charges n events of key to l: as many as fit if it is no [Charger].
-func charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
+// Charge charges n events of key, which have happened already, to l: whether they fit or
+// not if it is a [Charger], and else as many as fit. It is for limiters around others.
+func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if c, ok := l.(Charger); ok {
 		return c.Charge(ctx, key, n)
 	}

@@ -178,6 +178,16 @@ func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error
 	return by.Peek(ctx, key)
 }
 
+// Charge charges n events that have happened already to the inner limiter, and those of
+// a key on a list to nobody.
+func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	by, err := l.of(key)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return ratelimit.Charge(ctx, by, key, n)
+}
+
 // Refund gives back n of the events that charged admitted, to whoever admitted them: to
 // the inner limiter, also if the key is on a list by now, or to nobody if that was the
 // allow list, also if it is on none: then it is no error and does nothing.
@@ -212,6 +222,7 @@ func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 var (
 	_ ratelimit.Limiter   = (*Limiter)(nil)
 	_ ratelimit.Describer = (*Limiter)(nil)
+	_ ratelimit.Charger   = (*Limiter)(nil)
 )
 
 const maxAddr = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255")

@@ -160,6 +160,16 @@ func (l *Limiter) answer(ctx context.Context, key string, r ratelimit.Result, er
 	return r, nil
 }
 
+// Charge charges n events that have happened already, and reports nothing. A key that is
+// not enforced has no use for the limiter's error.
+func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if err := l.check(ctx, key, n); err != nil {
+		return ratelimit.Result{}, err
+	}
+	r, err := ratelimit.Charge(ctx, l.limiter, key, n)
+	return l.answer(ctx, key, r, err)
+}
+
 // Refund gives back n of the events that charged let through, as far as the limiter has
 // charged them: of what it would have denied, and of its errors, Refund is no error and does
 // nothing. Errors of the limiter's Refund are returned on all keys.
@@ -193,6 +203,7 @@ func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 var (
 	_ ratelimit.Limiter   = (*Limiter)(nil)
 	_ ratelimit.Describer = (*Limiter)(nil)
+	_ ratelimit.Charger   = (*Limiter)(nil)
 )
 
 // offset is where FNV-1a begins.

@@ -122,6 +122,15 @@ func (s Slow) delay(spent int) time.Duration {
 	return time.Duration(excess) * s.Step
 }
 
+// Charge charges n events that have happened already to the limiter, and sleeps for
+// none of them.
+func (s *Slowdown) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if s.limiter == nil {
+		return ratelimit.Result{}, errNoConstructor
+	}
+	return ratelimit.Charge(ctx, s.limiter, key, n)
+}
+
 // Refund gives back n of the events that charged let through, as far as l has
 // charged them.
 func (s *Slowdown) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
@@ -154,4 +163,5 @@ func (s *Slowdown) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, k
 var (
 	_ ratelimit.Limiter   = (*Slowdown)(nil)
 	_ ratelimit.Describer = (*Slowdown)(nil)
+	_ ratelimit.Charger   = (*Slowdown)(nil)
 )

@@ -239,6 +239,15 @@ func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error)
 	return r, nil
 }
 
+// Charge charges n events that have happened already to the limiter, and sleeps for
+// none of them.
+func (w *Waiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if w.limiter == nil {
+		return ratelimit.Result{}, errNoConstructor
+	}
+	return ratelimit.Charge(ctx, w.limiter, key, n)
+}
+
 // Refund gives back n of the events that charged admitted, as l does.
 func (w *Waiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if w.limiter == nil {
@@ -266,6 +275,7 @@ func (w *Waiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key
 var (
 	_ ratelimit.Limiter   = (*Waiter)(nil)
 	_ ratelimit.Describer = (*Waiter)(nil)
+	_ ratelimit.Charger   = (*Waiter)(nil)
 )
 
 // pause is the sleep before l is asked again, of the time that is left.
