@@ -2,7 +2,8 @@
 // number of processes share it. It works with every kind of go-redis client:
 // single, Sentinel, Cluster, Ring and auto-pipelined.
 //
-// A decision is one EVALSHA on one key in one round trip. The script is sent in
+// A decision is one EVALSHA on one key in one round trip, and so is one of several limits
+// (All of package ratelimit) on as many keys, if they are on one server. The script is sent in
 // full only when the server does not have it (NOSCRIPT), which is once per
 // server and again after a SCRIPT FLUSH, a restart or a failover. Every key
 // carries its own TTL, so idle keys go by themselves. The least versions are
