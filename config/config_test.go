@@ -77,19 +77,21 @@ func parse(t testing.TB, text string) *config.Config {
 	return c
 }
 
+// start is the time of all tests, at which windows begin.
+func start() time.Time { return time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC) }
+
 func memory(t testing.TB) store.Store {
 	t.Helper()
-	now := time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
-	s, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
+	s, err := memstore.New(memstore.WithClock(start))
 	require.NoError(t, err)
 	return s
 }
 
 func onRedis(t testing.TB) store.Store {
 	t.Helper()
-	now := time.Now() // fixed, so that no window ends during the test
-	s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(t.Name()),
-		redisstore.WithTimeout(10*time.Second), redisstore.WithClock(func() time.Time { return now }))
+	client := redistest.Shared(t).Client(t)
+	require.NoError(t, client.FlushAll(t.Context()).Err())
+	s, err := redisstore.New(client, redisstore.WithTimeout(10*time.Second), redisstore.WithClock(start))
 	require.NoError(t, err)
 	return s
 }
@@ -299,6 +301,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "an open list", text: a + "    limits: [1/s,\n", err: "5:1: while parsing a flow node: did not find expected node content"},
 		{name: "a wrong second document", text: a + "    limit: 1/s\n---\n]\n", err: "6:1: while parsing a block node: did not find expected node content"},
 		{name: "a zero byte", text: "limiters:\n  ä: \x00\n", err: "2:6: character U+0000 is not allowed"},
+		{name: "a control character after a mark of UTF-8", text: "\ufeffa: \x01\n", err: "1:4: character U+0001 is not allowed"},
 		{name: "other than UTF-8", text: "limiters:\n  \xe4: 1\n", err: "2:3: byte 0xe4 is not UTF-8"},
 		{name: "UTF-16", text: "\xff\xfel\x00", err: "1:1: byte 0xff is not UTF-8"},
 		{name: "deep nesting", text: "limiters: " + strings.Repeat("[", 100), err: "1:27: while increasing flow level: exceeded max depth of 16"},

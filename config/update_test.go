@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -134,6 +135,33 @@ func (f *frail) Take(ctx context.Context, sp *store.Space, key string, l store.L
 		return store.Reply{}, ratelimit.ErrStore
 	}
 	return f.Store.Take(ctx, sp, key, l, n)
+}
+
+// slow is a store whose calls of Take take a second, and are counted.
+type slow struct {
+	store.Store
+	takes atomic.Int32
+}
+
+func (s *slow) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.takes.Add(1)
+	time.Sleep(time.Second)
+	return s.Store.Take(ctx, sp, key, l, n)
+}
+
+func TestCoalescedCallersAskTheStoreTogether(t *testing.T) {
+	for fields, takes := range map[string]int32{"": 8, ", coalescing: true": 1} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &slow{Store: memory(t)}
+			l := limiter(t, build(t, s, one("algorithm: token_bucket, limit: 9/d"+fields)), "a")
+			var wg sync.WaitGroup
+			for range 8 {
+				wg.Go(func() { _, _ = l.Allow(t.Context(), "key") })
+			}
+			wg.Wait()
+			require.Equal(t, takes, s.takes.Load(), "the others come by one TakeUpTo")
+		})
+	}
 }
 
 func TestWhileTheStoreFailsThePolicyOfTheTextInForceAnswers(t *testing.T) {
