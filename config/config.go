@@ -28,9 +28,8 @@
 // [Parse] checks a text completely, [Config.Build] makes the limiters on a store, and
 // [Limiters.Update] lets them follow another text while they are in use.
 //
-// JSON is read as the YAML that it is, with two exceptions: a character beyond U+FFFF
-// must stand in the text itself, not as a pair of \u escapes, and a name has at most
-// 1,024 bytes as written.
+// JSON is read as the YAML that it is, with one exception: a character beyond U+FFFF
+// must stand in the text itself, not as a pair of \u escapes.
 package config
 
 import (
