@@ -24,6 +24,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -123,6 +124,20 @@ func WithName(name string) Option {
 	}
 }
 
+// WithTitle sets what the limiter is called where people read it: the Name of its
+// [Policy], [Result.DeniedBy], header fields. Without it that is its name, and without
+// one its limit as text. It has no part in whose spend is whose. The title must not be
+// empty.
+func WithTitle(title string) Option {
+	return func(lim *limiter) error {
+		if title == "" {
+			return fmt.Errorf("%w: WithTitle(%q)", ErrInvalidOption, title)
+		}
+		lim.title = title
+		return nil
+	}
+}
+
 // WithLimitFunc asks f for the limit of each key on each call: tiers, limits per
 // user, limits that follow load. The zero Limit means the constructor's; an
 // invalid one is [ErrInvalidLimit] for that call, and an error of f is returned
@@ -210,7 +225,7 @@ type limiter struct {
 	store     store.Store
 	space     *store.Space
 	name      string
-	title     string // the name, or else the limit as text
+	title     string // by WithTitle, or else the name, or the limit as text
 	limit     Limit
 	integers  store.Limit // limit as the store reads it
 	limitFunc func(ctx context.Context, key string) (Limit, error)
@@ -234,8 +249,8 @@ func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, e
 			return limiter{}, err
 		}
 	}
-	if lim.title = lim.name; lim.title == "" {
-		lim.title = l.String()
+	if lim.title == "" {
+		lim.title = cmp.Or(lim.name, l.String())
 	}
 	lim.space = store.NewSpace(&a.rule, lim.identity())
 	return lim, nil

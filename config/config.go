@@ -11,7 +11,7 @@
 //	      banned: 0/m
 //	  login:
 //	    algorithm: fixed_window
-//	    limits: [5/15m, 50/d]   # each of them must admit: ratelimit.NewAll
+//	    limits: [5/15m, 50/d]   # each must admit: ratelimit.NewAll; clients read login/15m and login/d
 //	  search:
 //	    algorithm: token_bucket
 //	    limit: 10/s burst 20

@@ -164,7 +164,7 @@ func TestATextInYAMLOrInJSONMakesTheLimitersThatItNames(t *testing.T) {
 
 				login := limiter(t, ls, "login")
 				require.Equal(t, 5, admitted(t, login, "1", 6))
-				require.Equal(t, "login 5/15m, login 50/d", policies(t, login, "1"))
+				require.Equal(t, "login/15m 5/15m, login/d 50/d", policies(t, login, "1"))
 				require.Len(t, allow(t, login, "2").Parts(), 2)
 
 				search := limiter(t, ls, "search")

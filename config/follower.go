@@ -13,7 +13,10 @@ type follower struct {
 	part func(*stack) ratelimit.Limiter
 }
 
-var _ ratelimit.Describer = (*follower)(nil)
+var (
+	_ ratelimit.Describer = (*follower)(nil)
+	_ ratelimit.Charger   = (*follower)(nil)
+)
 
 func (f *follower) stack() *stack          { return (*f.set.now.Load())[f.i] }
 func (f *follower) now() ratelimit.Limiter { return f.part(f.stack()) }
@@ -32,6 +35,10 @@ func (f *follower) Peek(ctx context.Context, key string) (ratelimit.Result, erro
 
 func (f *follower) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	return f.now().Refund(ctx, key, charged, n)
+}
+
+func (f *follower) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	return ratelimit.Charge(ctx, f.now(), key, n)
 }
 
 func (f *follower) Reset(ctx context.Context, key string) error {

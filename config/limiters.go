@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -259,7 +260,7 @@ func (ls *Limiters) onStore(s *spec) (ratelimit.Limiter, error) {
 		opts = append(opts, ratelimit.WithCoalescing())
 	}
 	lim, err := together(s, func(l ratelimit.Limit) (ratelimit.Limiter, error) {
-		return ratelimit.New(s.algorithm, ls.store, l, opts...)
+		return ratelimit.New(s.algorithm, ls.store, l, append(opts, ratelimit.WithTitle(s.title(l)))...)
 	})
 	if err != nil || !s.denyCache {
 		return lim, err
@@ -284,8 +285,18 @@ func (ls *Limiters) inMemory(s *spec) (ratelimit.Limiter, error) {
 			return nil, err
 		}
 		return ratelimit.New(s.algorithm, ls.local, l,
-			ratelimit.WithName(s.name), ratelimit.WithLimitFunc(ls.limitFunc(share, tiers)))
+			ratelimit.WithName(s.name), ratelimit.WithTitle(s.title(l)), ratelimit.WithLimitFunc(ls.limitFunc(share, tiers)))
 	})
+}
+
+// title is what l is called: the limiter's name, and the Period if it has several, such
+// as "login/15m".
+func (s *spec) title(l ratelimit.Limit) string {
+	if !s.several || l == ratelimit.Unlimited() {
+		return s.name
+	}
+	_, period, _ := strings.Cut(ratelimit.Limit{Period: l.Period}.String(), "/")
+	return s.name + "/" + period
 }
 
 // limitFunc is the limit of a key's tier, and otherwise rest.

@@ -228,7 +228,7 @@ func TestEachDecisionIsByOneTextWhileUpdatesGoOn(t *testing.T) {
 	ls := build(t, mem, texts[0])
 	l := limiter(t, ls, "a")
 	good := map[string]bool{
-		"a 100/s, a 2000/m": true, "a 300/s": true, "a 400/s": true,
+		"a/s 100/s, a/m 2000/m": true, "a 300/s": true, "a 400/s": true,
 	}
 	var wg sync.WaitGroup
 	done := make(chan struct{})
