@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"sync"
 
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -59,7 +60,7 @@ type allPart struct {
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
-		if l == nil || isNilPointer(l) {
+		if isnil.Is(l) {
 			return nil, fmt.Errorf("%w: a limiter is nil", ErrInvalidOption)
 		}
 		if inner, ok := l.(*All); ok {
@@ -148,7 +149,7 @@ func (a *All) Charge(ctx context.Context, key string, n int) (Result, error) {
 	r := round{parts: a.parts, key: key, n: n, results: make([]Result, len(a.parts))}
 	for i := range a.parts {
 		var err error
-		if r.results[i], err = charge(ctx, a.parts[i].limiter, key, n); err != nil {
+		if r.results[i], err = Charge(ctx, a.parts[i].limiter, key, n); err != nil {
 			return Result{}, err
 		}
 	}
@@ -263,7 +264,12 @@ func (r *round) begin(a *All, key string, n int) {
 
 // end lets go of what the round refers to.
 func (r *round) end() {
-	*r = round{}
+	n := len(r.parts)
+	clear(r.decided[:n])
+	clear(r.charged[:n])
+	clear(r.keys[:n])
+	clear(r.claims[:n])
+	r.parts, r.key, r.results, r.denied = nil, "", nil, false
 	rounds.Put(r)
 }
 

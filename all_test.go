@@ -531,3 +531,24 @@ func BenchmarkSeveralLimits(b *testing.B) {
 		}
 	}
 }
+
+// A script of several limits reads the same clock as those of one.
+func TestAllOnTheServersTime(t *testing.T) {
+	s := redisServer(t)
+	const decade = 3650 * 24 * time.Hour
+	var limiters []ratelimit.Limiter
+	for _, algorithm := range algorithms {
+		limiters = append(limiters, newLimiter(t, algorithm, s, ratelimit.Limit{Rate: 100, Period: decade}))
+	}
+	for _, lim := range limiters {
+		allowN(t, lim, 30)
+	}
+	r := allowN(t, all(t, limiters...), 30)
+	for i, lim := range limiters {
+		alone := peek(t, lim, "key")
+		require.Equal(t, 40, r.Parts()[i].Remaining)
+		require.Equal(t, 40, alone.Remaining)
+		require.InDelta(t, r.Parts()[i].ResetAfter, alone.ResetAfter, float64(20*time.Second), algorithms[i])
+		require.NoError(t, lim.Reset(t.Context(), "key"))
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -106,7 +107,7 @@ func WithMaxDenialAge(age time.Duration) DenyCacheOption {
 // NewDenyCache returns a Limiter that asks l only what it does not know to be
 // denied. Its errors are [ErrInvalidOption].
 func NewDenyCache(l Limiter, opts ...DenyCacheOption) (*DenyCache, error) {
-	if l == nil || isNilPointer(l) {
+	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 	}
 	d := &DenyCache{
@@ -192,7 +193,7 @@ func (d *DenyCache) Charge(ctx context.Context, key string, n int) (Result, erro
 	if d.inner == nil {
 		return Result{}, errNoDenyCache
 	}
-	return charge(ctx, d.inner, key, n)
+	return Charge(ctx, d.inner, key, n)
 }
 
 // Refund is the limiter's own, and forgets the denial of key. A local denial has

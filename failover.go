@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/sony/gobreaker/v2"
+
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // Failover is a Limiter for when the store fails: in place of the error, a policy
@@ -133,11 +135,11 @@ func WithBreaker(failures int, probeAfter time.Duration) FailoverOption {
 // nil, p is not made by its constructor, or an option is out of range.
 func NewFailover(l Limiter, p FailurePolicy, opts ...FailoverOption) (*Failover, error) {
 	switch {
-	case l == nil || isNilPointer(l):
+	case isnil.Is(l):
 		return nil, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 	case p.source == SourceStore:
 		return nil, fmt.Errorf("%w: no failure policy", ErrInvalidOption)
-	case p.source == SourceLocal && (p.local == nil || isNilPointer(p.local)):
+	case p.source == SourceLocal && isnil.Is(p.local):
 		return nil, fmt.Errorf("%w: the local limiter is nil", ErrInvalidOption)
 	}
 	f := &Failover{limiter: l, policy: p, failures: defaultFailures, pause: defaultPause, base: time.Now()}
@@ -402,7 +404,7 @@ func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error
 		return Result{}, err
 	}
 	r, err := f.ask(func() (Result, error) {
-		r, err := charge(ctx, f.limiter, key, n)
+		r, err := Charge(ctx, f.limiter, key, n)
 		if err == nil && !asked(r) {
 			err = errUnasked
 		}
@@ -414,7 +416,7 @@ func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error
 	case err == nil || !errors.Is(err, ErrStore) || f.policy.local == nil:
 		return r, err
 	}
-	if r, err = charge(ctx, f.policy.local, key, n); err != nil {
+	if r, err = Charge(ctx, f.policy.local, key, n); err != nil {
 		return Result{}, err
 	}
 	f.owed.add(key, n, f.now(), r.ResetAfter)

@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // Keyed is a [Limiter] that decides on another key than it is asked for: the user's
@@ -20,7 +22,7 @@ type Keyed struct {
 // over 64 KiB is [ErrInvalidKey]. Its own error is [ErrInvalidOption]: l or f is nil.
 func NewKeyed(l Limiter, f func(ctx context.Context, key string) (string, error)) (*Keyed, error) {
 	switch {
-	case l == nil || isNilPointer(l):
+	case isnil.Is(l):
 		return nil, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 	case f == nil:
 		return nil, fmt.Errorf("%w: the key function is nil", ErrInvalidOption)
@@ -57,7 +59,7 @@ func (k *Keyed) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	return charge(ctx, k.limiter, other, n)
+	return Charge(ctx, k.limiter, other, n)
 }
 
 // Refund is the limiter's, on the other key, which must still be the one that was

@@ -24,16 +24,17 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
 	"math"
-	"reflect"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -119,6 +120,20 @@ func WithName(name string) Option {
 			return fmt.Errorf("%w: WithName(%q): a name is not empty and has no braces", ErrInvalidOption, name)
 		}
 		lim.name = name
+		return nil
+	}
+}
+
+// WithTitle sets what the limiter is called where people read it: the Name of its
+// [Policy], [Result.DeniedBy], header fields. Without it that is its name, and without
+// one its limit as text. It has no part in whose spend is whose. The title must not be
+// empty.
+func WithTitle(title string) Option {
+	return func(lim *limiter) error {
+		if title == "" {
+			return fmt.Errorf("%w: WithTitle(%q)", ErrInvalidOption, title)
+		}
+		lim.title = title
 		return nil
 	}
 }
@@ -210,7 +225,7 @@ type limiter struct {
 	store     store.Store
 	space     *store.Space
 	name      string
-	title     string // the name, or else the limit as text
+	title     string // by WithTitle, or else the name, or the limit as text
 	limit     Limit
 	integers  store.Limit // limit as the store reads it
 	limitFunc func(ctx context.Context, key string) (Limit, error)
@@ -219,7 +234,7 @@ type limiter struct {
 
 func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, error) {
 	lim := limiter{algorithm: a, store: s, limit: l}
-	if s == nil || isNilPointer(s) {
+	if isnil.Is(s) {
 		return limiter{}, fmt.Errorf("%w: the store is nil", ErrInvalidOption)
 	}
 	var err error
@@ -234,16 +249,11 @@ func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, e
 			return limiter{}, err
 		}
 	}
-	if lim.title = lim.name; lim.title == "" {
-		lim.title = l.String()
+	if lim.title == "" {
+		lim.title = cmp.Or(lim.name, l.String())
 	}
 	lim.space = store.NewSpace(&a.rule, lim.identity())
 	return lim, nil
-}
-
-func isNilPointer(x any) bool {
-	v := reflect.ValueOf(x)
-	return v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 // identity names the limiter's space: the Period, and the name or else the rate

@@ -5,13 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // ErrSettled says that a [Reservation] has been settled or cancelled before.
 var ErrSettled = errors.New("ratelimit: the reservation is settled")
 
 // Charger is a [Limiter] that can charge events which have happened already, past its
-// limit. The five types and all limiters of this package around others are.
+// limit. The five types are, and all limiters of this module around others.
 type Charger interface {
 	// Charge charges n events, whether they fit or not. The Result says Allowed and
 	// can be refunded.
@@ -38,7 +40,7 @@ type Reservation struct {
 // [TokenBucket.Charge]. So with a bucket the actual costs of any interval exceed its bound
 // by no more than the excess of the reservations that were open in it.
 func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, Result, error) {
-	if l == nil || isNilPointer(l) {
+	if isnil.Is(l) {
 		return nil, Result{}, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 	}
 	r, err := l.AllowN(ctx, key, n)
@@ -67,7 +69,7 @@ func (r *Reservation) Settle(ctx context.Context, actual int) error {
 	case excess < 0:
 		return r.limiter.Refund(ctx, r.key, r.charged, -excess)
 	case excess > 0:
-		_, err := charge(ctx, r.limiter, r.key, excess)
+		_, err := Charge(ctx, r.limiter, r.key, excess)
 		return err
 	}
 	return nil
@@ -76,8 +78,9 @@ func (r *Reservation) Settle(ctx context.Context, actual int) error {
 // Cancel is Settle of 0: nothing was used.
 func (r *Reservation) Cancel(ctx context.Context) error { return r.Settle(ctx, 0) }
 
-// charge charges n events of key to l: as many as fit if it is no [Charger].
-func charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
+// Charge charges n events of key, which have happened already, to l: whether they fit or
+// not if it is a [Charger], and else as many as fit. It is for limiters around others.
+func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if c, ok := l.(Charger); ok {
 		return c.Charge(ctx, key, n)
 	}

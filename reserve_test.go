@@ -3,15 +3,12 @@ package ratelimit_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
-	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 func reserve(t *testing.T, l ratelimit.Limiter, n int) *ratelimit.Reservation {
@@ -133,59 +130,6 @@ func TestADebtOutlivesAChangeOfTheLimit(t *testing.T) {
 		require.Equal(t, 141*time.Minute/2, allowN(t, lim, 1).RetryAfter, algorithm)
 		c.Advance(150 * time.Minute / 2)
 		require.Equal(t, 10, peek(t, lim, "key").Remaining)
-	}
-}
-
-// Memory, Redis and miniredis answer the same, whatever is charged.
-func TestDebtsAreTheSameOnAllStores(t *testing.T) {
-	for _, algorithm := range algorithms {
-		rng := rand.New(rand.NewPCG(3, uint64(len(algorithm))))
-		for round := range 25 {
-			c := newClock()
-			l := ratelimit.Limit{Rate: 1 + rng.IntN(20), Period: time.Duration(1+rng.IntN(7)) * 17 * time.Minute}
-			opts := []ratelimit.Option{
-				ratelimit.WithName(fmt.Sprint(algorithm, round)),
-				ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return l, nil }),
-			}
-			clocked := redisstore.WithClock(c.Now)
-			limiters := []ratelimit.Limiter{
-				newLimiter(t, algorithm, memory(t, c), l, opts...),
-				newLimiter(t, algorithm, onRedis(t, redistest.Shared(t).Client(t), clocked), l, opts...),
-				newLimiter(t, algorithm, onRedis(t, redistest.Mini(t).Client(t), clocked), l, opts...),
-			}
-			results := []ratelimit.Result{{}}
-			for range 40 {
-				of, n, kind := results[rng.IntN(len(results))], 1+rng.IntN(15), rng.IntN(6)
-				if rng.IntN(8) == 0 {
-					l = ratelimit.Limit{Rate: 1 + rng.IntN(20), Period: time.Duration(1+rng.IntN(7)) * 17 * time.Minute}
-				}
-				var want ratelimit.Result
-				for i, lim := range limiters {
-					var got ratelimit.Result
-					var err error
-					switch {
-					case kind == 0 && of.Allowed:
-						err = lim.Refund(t.Context(), "key", of, n)
-					case kind <= 2:
-						got, err = lim.(ratelimit.Charger).Charge(t.Context(), "key", n)
-					case kind == 3:
-						got, err = lim.Peek(t.Context(), "key")
-					default:
-						got, err = lim.AllowN(t.Context(), "key", n)
-					}
-					require.NoError(t, err)
-					if i == 0 {
-						want = got
-					}
-					require.Equal(t, want, got, "%s %v on %d", algorithm, l, i)
-				}
-				require.GreaterOrEqual(t, want.Remaining, 0)
-				if want.Allowed && kind != 3 {
-					results = append(results, want)
-				}
-				c.Advance(time.Duration(rng.Int64N(int64(l.Period))))
-			}
-		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // UnaryClientInterceptor returns an interceptor that keeps the calls of a client under a limit,
@@ -54,7 +55,7 @@ func newClient(l ratelimit.Limiter, opts []ClientOption) (client, error) {
 		return client{}, err
 	}
 	for _, opt := range opts {
-		if isNil(opt) {
+		if isnil.Is(opt) {
 			return client{}, errNilOption
 		}
 		if err := opt.client(c); err != nil {

@@ -24,7 +24,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -33,6 +32,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // Option sets what is optional about an interceptor of a server or of a client.
@@ -84,7 +84,7 @@ type config struct {
 
 // newConfig is the defaults, of which headers are a server's.
 func newConfig(l ratelimit.Limiter, key KeyFunc) (*config, error) {
-	if isNil(l) {
+	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
 	return &config{
@@ -98,23 +98,12 @@ func newConfig(l ratelimit.Limiter, key KeyFunc) (*config, error) {
 	}, nil
 }
 
-// isNil is whether x is nil, or an interface around a nil.
-func isNil(x any) bool {
-	switch v := reflect.ValueOf(x); v.Kind() {
-	case reflect.Invalid:
-		return true
-	case reflect.Pointer, reflect.Map, reflect.Func, reflect.Chan, reflect.Slice:
-		return v.IsNil()
-	}
-	return false
-}
-
 var errNilOption = fmt.Errorf("%w: an option is nil", ratelimit.ErrInvalidOption)
 
 // notNil is an option that sets something, or the error that it is nil.
 func notNil(name string, given any, set func(*config)) option {
 	return func(c *config) error {
-		if isNil(given) {
+		if isnil.Is(given) {
 			return fmt.Errorf("%w: %s(nil)", ratelimit.ErrInvalidOption, name)
 		}
 		set(c)

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // UnaryServerInterceptor returns an interceptor that asks l before each unary call.
@@ -61,7 +62,7 @@ func newServer(l ratelimit.Limiter, opts []ServerOption) (server, error) {
 		return server{}, err
 	}
 	for _, opt := range opts {
-		if isNil(opt) {
+		if isnil.Is(opt) {
 			return server{}, errNilOption
 		}
 		if err := opt.server(c); err != nil {

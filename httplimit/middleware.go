@@ -27,10 +27,10 @@ import (
 	"fmt"
 	"log"
 	"net/http"
-	"reflect"
 	"sync"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // Middleware returns what puts l in front of a handler. Without options the key is
@@ -55,7 +55,7 @@ func Middleware(l ratelimit.Limiter, opts ...Option) func(http.Handler) http.Han
 // New is [Middleware] with an error, [ratelimit.ErrInvalidOption], if l, an option or
 // what is given to one is nil or out of range.
 func New(l ratelimit.Limiter, opts ...Option) (func(http.Handler) http.Handler, error) {
-	if l == nil || isNilPointer(l) {
+	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
 	lim := &limit{limiter: l, key: ClientIP(), styles: defaultStyles}
@@ -73,11 +73,6 @@ func New(l ratelimit.Limiter, opts ...Option) (func(http.Handler) http.Handler, 
 		}
 		return &handler{lim, next}
 	}, nil
-}
-
-func isNilPointer(x any) bool {
-	v := reflect.ValueOf(x)
-	return v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 // limit is the limiter and how it is used.

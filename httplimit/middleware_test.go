@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,9 +39,13 @@ func memory(t testing.TB) store.Store {
 	return s
 }
 
+// stores counts those on Redis, so that a test that is run again has its own.
+var stores atomic.Int64
+
 func onRedis(t testing.TB) store.Store {
 	t.Helper()
-	s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(t.Name()),
+	prefix := t.Name() + strconv.FormatInt(stores.Add(1), 10)
+	s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(prefix),
 		redisstore.WithTimeout(10*time.Second), redisstore.WithClock(func() time.Time { return start }))
 	require.NoError(t, err)
 	return s

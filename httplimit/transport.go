@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // Transport is an [http.RoundTripper] that keeps our own calls within somebody else's
@@ -114,13 +115,13 @@ func WithRetries(n int) TransportOption {
 // that is nil, what l admits. Its error is [ratelimit.ErrInvalidOption]: l or what is
 // given to an option is nil or out of range.
 func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...TransportOption) (*Transport, error) {
-	if l == nil || isNilPointer(l) {
+	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
 	if base == nil {
 		base = http.DefaultTransport
 	}
-	if isNilPointer(base) {
+	if isnil.Is(base) {
 		return nil, fmt.Errorf("%w: the RoundTripper is nil", ratelimit.ErrInvalidOption)
 	}
 	t := &Transport{base: base, limiter: l, key: host, maxPause: time.Minute}

@@ -52,6 +52,7 @@ var files = []string{
 	"scripts/common.lua",
 	"scripts/driver.lua",
 	"scripts/fixedwindow.lua",
+	"scripts/joint.lua",
 	"scripts/leakybucket.lua",
 	"scripts/slidinglog.lua",
 	"scripts/slidingwindow.lua",

@@ -2,7 +2,8 @@
 // number of processes share it. It works with every kind of go-redis client:
 // single, Sentinel, Cluster, Ring and auto-pipelined.
 //
-// A decision is one EVALSHA on one key in one round trip. The script is sent in
+// A decision is one EVALSHA on one key in one round trip, and so is one of several limits
+// (All of package ratelimit) on as many keys, if they are on one server. The script is sent in
 // full only when the server does not have it (NOSCRIPT), which is once per
 // server and again after a SCRIPT FLUSH, a restart or a failover. Every key
 // carries its own TTL, so idle keys go by themselves. The least versions are
@@ -99,11 +100,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"reflect"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -188,7 +189,7 @@ func WithClock(now func() time.Time) Option {
 // reached shows in the first call, or in [Store.Check]. A nil client is
 // [store.ErrInvalidOption].
 func New(client Client, opts ...Option) (*Store, error) {
-	if isNil(client) {
+	if isnil.Is(client) {
 		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)
 	}
 	s := &Store{prefix: defaultPrefix, timeout: defaultTimeout, reset: newScript(resetScript)}
@@ -203,19 +204,6 @@ func New(client Client, opts ...Option) (*Store, error) {
 	s.prefix += ":" + layout + ":"
 	s.link = newLink(client, s.timeout)
 	return s, nil
-}
-
-// isNil reports whether client is nil, or an interface that holds nil.
-func isNil(client Client) bool {
-	if client == nil {
-		return true
-	}
-	switch v := reflect.ValueOf(client); v.Kind() {
-	case reflect.Pointer, reflect.Func, reflect.Map, reflect.Chan, reflect.Slice:
-		return v.IsNil()
-	default:
-		return false
-	}
 }
 
 // Take implements [store.Store].

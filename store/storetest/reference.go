@@ -67,6 +67,26 @@ func (m *reference) takeLocked(sp *store.Space, a address, l store.Limit, now, n
 	return r
 }
 
+// Force implements [store.Forcer].
+func (m *reference) Force(_ context.Context, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, now := addressOf(sp, key), m.clock().UnixMicro()
+	if sp.Rule.NewLog != nil {
+		log := m.log(sp, a)
+		r := log.Step(l, now, n)
+		r.X = log.Add(l, now, n) - l.Period
+		m.logs[a] = log
+		return r, nil
+	}
+	s, r := sp.Rule.Step(m.state(sp, a, now), l, now, n)
+	if !r.OK {
+		r.X, s = s.At, sp.Rule.Over(s, l, most)
+	}
+	m.states[a] = counted{s, l}
+	return r, nil
+}
+
 func (m *reference) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

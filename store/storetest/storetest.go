@@ -11,7 +11,8 @@
 // Decisions are compared with an oracle that is slow and plain: it knows what
 // each algorithm promises, and not how the library computes it. They are also
 // compared, to the last field, with those of a reference store, a map and a mutex
-// in reference.go, which shows how little a store can be.
+// in reference.go, which shows how little a store can be. What a store is beyond
+// [store.Store], it is checked for too.
 package storetest
 
 import (
@@ -103,6 +104,7 @@ var checks = []check{
 	{"what goroutines refund is there again, exactly", concurrentRefunds},
 	{"bad input never reaches the store", badInput},
 	{"a rate of 0 denies everything and never reaches the store", rateOfZero},
+	{"what is charged past the limit counts (store.Forcer)", debts},
 }
 
 // checksOfStores are run once, with all algorithms on one store.
@@ -110,6 +112,7 @@ var checksOfStores = []check{
 	{"different limiters never share a key", limitersAreApart},
 	{"limiters of one name share across rates and bursts", namesShare},
 	{"equal keys share a bucket, and only equal ones", keysAreExact},
+	{"several limits are charged together or not at all (store.Joint)", decidedTogether},
 }
 
 type suite struct {

@@ -1,0 +1,257 @@
+// Package accesslist puts an allow list and a deny list in front of a limiter: keys,
+// and IP addresses by their prefixes, that are never limited, and such that are always
+// denied.
+//
+//	deny, err := accesslist.NewList("192.0.2.0/24", "=user:666")
+//	...
+//	limiter, err := accesslist.New(bucket, accesslist.WithLists(accesslist.Lists{Deny: deny}))
+//	...
+//	limiter.Replace(accesslist.Lists{Deny: newer}) // while it is in use
+package accesslist
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// Lists are the two lists of a Limiter. A key on both is denied, whichever entry is
+// the longer.
+type Lists struct {
+	Allow *List // what is let through uncounted
+	Deny  *List
+}
+
+// Limiter is a [ratelimit.Limiter] that asks another one only about keys that are on
+// no list.
+//
+// A key on the deny list has a limit of 0: it is denied with a RetryAfter of
+// [ratelimit.Never], and Limit, Remaining and ResetAfter are 0. A key on the allow list
+// has the limit [ratelimit.Unlimited]: it is let through uncounted, Limit and Remaining
+// are 2^31-1, ResetAfter is 0, and Source is [ratelimit.SourceLimit]. Neither asks the
+// inner limiter, nor changes what it holds of the key, which is in force again
+// when the key leaves the lists. Bad input is an error, and so is a ctx that has ended.
+//
+// The address of a key is the key itself if it is one as [netip.ParseAddr] reads it, in
+// whatever spelling, or what the function of [WithAddr] says. Its zone does not count,
+// and an IPv4 address mapped to IPv6 is the IPv4 one. An address with a port is none.
+//
+// Bound: what the inner limiter admits, and without bound what the allow list does.
+// Replace is in force for every call that begins after it: the two lists
+// change at once, and calls that have begun keep to the lists they have found.
+//
+// A call reads one atomic pointer and takes no lock. With 100,000 prefixes the lists cost
+// it some 45 ns for an IPv4 address, 120 ns for IPv6 and 10 ns for other keys, the
+// greater part for parsing the key, which is left out while no list has prefixes. Nothing is
+// allocated, but for keys that resemble an address and are none.
+//
+// It is safe for concurrent use, starts no goroutine and has nothing to close. Make it
+// by [New].
+type Limiter struct {
+	limiter ratelimit.Limiter
+	allowed ratelimit.Limiter // of Unlimited
+	denied  ratelimit.Limiter // of a Rate of 0
+	addr    func(key string) (netip.Addr, bool)
+	lists   atomic.Pointer[Lists]
+}
+
+// Option sets what is optional about a Limiter.
+type Option func(*Limiter) error
+
+// WithLists gives the lists to begin with. Without it both are empty.
+func WithLists(lists Lists) Option {
+	return func(l *Limiter) error {
+		l.Replace(lists)
+		return nil
+	}
+}
+
+// WithAddr asks f for the address of a key, and whether it has one, in place of
+// reading the key as an address. f is called by each method but Refund and Reset while a
+// list has prefixes, and must be safe for concurrent use.
+func WithAddr(f func(key string) (netip.Addr, bool)) Option {
+	return func(l *Limiter) error {
+		if f == nil {
+			return fmt.Errorf("%w: WithAddr(nil)", ratelimit.ErrInvalidOption)
+		}
+		l.addr = f
+		return nil
+	}
+}
+
+// New returns a limiter that decides as l does on keys that are on no list. Its error
+// is [ratelimit.ErrInvalidOption]: l or an option is nil.
+func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
+	if isnil.Is(l) {
+		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
+	}
+	lim := &Limiter{limiter: l, addr: addrOf}
+	lim.lists.Store(new(Lists))
+	if err := lim.makeConstants(); err != nil {
+		return nil, err
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(lim); err != nil {
+			return nil, err
+		}
+	}
+	return lim, nil
+}
+
+// makeConstants makes the limiters of the lists, of limits that admit all or nothing
+// without asking the store.
+func (l *Limiter) makeConstants() error {
+	unasked, err := memstore.New()
+	if err != nil {
+		return err
+	}
+	if l.allowed, err = ratelimit.NewFixedWindow(unasked, ratelimit.Unlimited()); err != nil {
+		return err
+	}
+	l.denied, err = ratelimit.NewFixedWindow(unasked, ratelimit.PerSecond(0))
+	return err
+}
+
+// Replace puts lists in the place of both lists.
+func (l *Limiter) Replace(lists Lists) { l.lists.Store(&lists) }
+
+// Lists are those in force, for a Replace that keeps one of them.
+func (l *Limiter) Lists() Lists {
+	if lists := l.lists.Load(); lists != nil {
+		return *lists
+	}
+	return Lists{}
+}
+
+var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidOption)
+
+// of is the limiter that decides on key.
+func (l *Limiter) of(key string) (ratelimit.Limiter, error) {
+	if l.limiter == nil {
+		return nil, errNoConstructor
+	}
+	lists := l.lists.Load()
+	var a netip.Addr
+	if lists.Deny.hasPrefixes() || lists.Allow.hasPrefixes() {
+		if found, ok := l.addr(key); ok {
+			a = found.Unmap().WithZone("")
+		}
+	}
+	switch {
+	case lists.Deny.has(key, a):
+		return l.denied, nil
+	case lists.Allow.has(key, a):
+		return l.allowed, nil
+	}
+	return l.limiter, nil
+}
+
+// Allow is AllowN of 1.
+func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return l.AllowN(ctx, key, 1)
+}
+
+// AllowN decides on n events at once, by the lists or by the inner limiter.
+func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	by, err := l.of(key)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return by.AllowN(ctx, key, n)
+}
+
+// Peek answers what Allow would, and charges nothing.
+func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
+	by, err := l.of(key)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return by.Peek(ctx, key)
+}
+
+// Charge charges n events that have happened already to the inner limiter, and those of
+// a key on a list to nobody.
+func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	by, err := l.of(key)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return ratelimit.Charge(ctx, by, key, n)
+}
+
+// Refund gives back n of the events that charged admitted, to whoever admitted them: to
+// the inner limiter, also if the key is on a list by now, or to nobody if that was the
+// allow list, also if it is on none: then it is no error and does nothing.
+func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	switch {
+	case l.limiter == nil:
+		return errNoConstructor
+	case charged.Allowed && charged.Source() == ratelimit.SourceLimit: // so that nothing was charged, here or there
+		return l.allowed.Refund(ctx, key, charged, n)
+	}
+	return l.limiter.Refund(ctx, key, charged, n)
+}
+
+// Reset forgets key at the inner limiter, whether it is on a list or not. Lists stay.
+func (l *Limiter) Reset(ctx context.Context, key string) error {
+	if l.limiter == nil {
+		return errNoConstructor
+	}
+	return l.limiter.Reset(ctx, key)
+}
+
+// AppendPolicies appends the policies of the inner limiter, or of a key on a list one
+// with the limit "unlimited" or "0/s".
+func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	by, err := l.of(key)
+	if err != nil {
+		return dst, err
+	}
+	return ratelimit.AppendPolicies(ctx, dst, by, key)
+}
+
+var (
+	_ ratelimit.Limiter   = (*Limiter)(nil)
+	_ ratelimit.Describer = (*Limiter)(nil)
+	_ ratelimit.Charger   = (*Limiter)(nil)
+)
+
+const maxAddr = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255")
+
+// addrOf reads key as an address. netip.ParseAddr allocates an error for what is none,
+// and remembers each zone that it sees, so that it sees neither.
+func addrOf(key string) (netip.Addr, bool) {
+	text, zone, zoned := strings.Cut(key, "%")
+	if zoned && (zone == "" || !strings.Contains(text, ":")) { // IPv4 has none
+		return netip.Addr{}, false
+	}
+	if len(text) > maxAddr || !addrLike(text) {
+		return netip.Addr{}, false
+	}
+	a, err := netip.ParseAddr(text)
+	return a, err == nil
+}
+
+// addrLike is whether text has the characters of an address.
+func addrLike(text string) bool {
+	separators := 0
+	for i := range len(text) {
+		switch c := text[i]; {
+		case '0' <= c && c <= '9', 'a' <= c && c <= 'f', 'A' <= c && c <= 'F':
+		case c == '.', c == ':':
+			separators++
+		default:
+			return false
+		}
+	}
+	return separators >= 2
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package accesslist_test
+
+const raceEnabled = false

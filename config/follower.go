@@ -1,0 +1,76 @@
+package config
+
+import (
+	"context"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// follower is a part of the limiter i, by the text that is in force when it is asked.
+type follower struct {
+	set  *Limiters
+	i    int
+	part func(*stack) ratelimit.Limiter
+}
+
+var (
+	_ ratelimit.Describer = (*follower)(nil)
+	_ ratelimit.Charger   = (*follower)(nil)
+)
+
+func (f *follower) stack() *stack          { return (*f.set.now.Load())[f.i] }
+func (f *follower) now() ratelimit.Limiter { return f.part(f.stack()) }
+
+func (f *follower) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return f.now().Allow(ctx, key)
+}
+
+func (f *follower) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	return f.now().AllowN(ctx, key, n)
+}
+
+func (f *follower) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
+	return f.now().Peek(ctx, key)
+}
+
+func (f *follower) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	return f.now().Refund(ctx, key, charged, n)
+}
+
+func (f *follower) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	return ratelimit.Charge(ctx, f.now(), key, n)
+}
+
+func (f *follower) Reset(ctx context.Context, key string) error {
+	return f.now().Reset(ctx, key)
+}
+
+func (f *follower) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	return ratelimit.AppendPolicies(ctx, dst, f.now(), key)
+}
+
+// limiter is the follower that users have.
+type limiter struct{ follower }
+
+// Refund gives back to whoever has admitted, by whatever text: what a failure policy has
+// let through was never charged to the store.
+func (l *limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	st := l.stack()
+	if f := st.failovers[policyOf(charged.Source())]; f != nil {
+		return f.Refund(ctx, key, charged, n)
+	}
+	return st.whole().Refund(ctx, key, charged, n)
+}
+
+// policyOf is the policy that has made a Result, or "".
+func policyOf(s ratelimit.Source) failure {
+	switch s {
+	case ratelimit.SourceFailOpen:
+		return failOpen
+	case ratelimit.SourceFailClosed:
+		return failClosed
+	case ratelimit.SourceLocal:
+		return failLocal
+	}
+	return ""
+}

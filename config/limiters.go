@@ -1,0 +1,333 @@
+package config
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// Limiters are the limiters of a text, on one store. They follow the text given to
+// [Limiters.Update]. All methods are safe for concurrent use; there is no goroutine
+// and nothing to close. Make them by [Config.Build].
+type Limiters struct {
+	store  store.Store
+	local  store.Store // of local limiters
+	tierOf func(ctx context.Context, key string) (string, error)
+
+	mu    sync.Mutex     // protects what follows, and orders Updates
+	index map[string]int // of all names there ever were, in now
+	taken map[string]ratelimit.Limiter
+
+	// now is what every decision reads, so that a text takes effect on all limiters at
+	// one instant. A name that is not in the text has nil there.
+	now atomic.Pointer[[]*stack]
+}
+
+// Option sets what is optional about Limiters.
+type Option func(*Limiters) error
+
+// WithTierFunc asks f which tier a key has, on each call of a limiter with tiers. A
+// tier that the text does not list, "" included, has the limiter's own limit. An error
+// of f is returned as it is, and nothing is consumed. f must be safe for concurrent
+// use.
+func WithTierFunc(f func(ctx context.Context, key string) (string, error)) Option {
+	return func(ls *Limiters) error {
+		if f == nil {
+			return fmt.Errorf("%w: WithTierFunc(nil)", ratelimit.ErrInvalidOption)
+		}
+		ls.tierOf = f
+		return nil
+	}
+}
+
+// Build makes the limiters of c on s. What local limiters count while s fails is
+// kept in memory (see [memstore.New] for its bounds).
+//
+// Errors wrap [ratelimit.ErrInvalidOption]: s is nil, c is not made by Parse, an
+// option is nil, or there are tiers but no [WithTierFunc].
+func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
+	local, err := memstore.New()
+	if err != nil {
+		return nil, err
+	}
+	ls := &Limiters{store: s, local: local, index: map[string]int{}, taken: map[string]ratelimit.Limiter{}}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(ls); err != nil {
+			return nil, err
+		}
+	}
+	ls.now.Store(new([]*stack))
+	if err := ls.Update(c); err != nil {
+		return nil, err
+	}
+	return ls, nil
+}
+
+var errNotBuilt = fmt.Errorf("%w: Limiters are made by Build", ratelimit.ErrInvalidOption)
+
+// Names are the names of the limiters, sorted.
+func (ls *Limiters) Names() []string {
+	if ls == nil {
+		return nil
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	var names []string
+	for name, i := range ls.index {
+		if (*ls.now.Load())[i] != nil {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Limiter returns the limiter of this name, which is also a [ratelimit.Describer].
+// It is always the same one, and follows all Updates. Without such a name the error
+// is [ratelimit.ErrInvalidOption]. Ask once, not for each decision: it takes a lock.
+//
+// [ratelimit.NewAll] cannot decide it together with others at one instant, and asks
+// one after the other: limits that belong together are better listed as limits.
+func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
+	if ls == nil || ls.now.Load() == nil {
+		return nil, errNotBuilt
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	i, found := ls.index[name]
+	if !found || (*ls.now.Load())[i] == nil {
+		return nil, fmt.Errorf("%w: the configuration has no limiter %s", ratelimit.ErrInvalidOption, quote(name))
+	}
+	if ls.taken[name] == nil {
+		ls.taken[name] = &limiter{follower{ls, i, (*stack).whole}}
+	}
+	return ls.taken[name], nil
+}
+
+// Update replaces all limits by those of c, at one instant: each decision is by the
+// one text or by the other, and no call waits for it. The limiters that [Limiters.Limiter]
+// has returned follow.
+//
+// The spend of keys stays when a rate or a burst changes, when tiers, instances,
+// on_failure, deny_cache or coalescing do, and that of each Period that remains when
+// limits come or go: a key's spend is read as at most the new capacity, as under
+// [ratelimit.WithLimitFunc]. Another algorithm or another Period of a limit begins a new count,
+// in which all keys are as never seen: so each key may spend one capacity more at that
+// moment, and processes of one store that follow at different times count apart until the
+// last has followed. (The Period of a tier is no part of that. To be unlimited is a Period
+// of its own: whoever returns from it finds the former count, as far as it still counts.)
+// A Result from before such a change is better not refunded after it: Refund answers
+// [ratelimit.ErrInvalidN], or gives back up to n events of the new count.
+//
+// A name that is not in c is an error if its limiter has been returned, since whoever
+// has it goes on asking: a program that needs a limiter would not start with c either.
+// All others go, and new ones come.
+//
+// On an error nothing has changed. Errors are those of [Config.Build].
+func (ls *Limiters) Update(c *Config) error {
+	switch {
+	case ls == nil || ls.now.Load() == nil:
+		return errNotBuilt
+	case c == nil || len(c.specs) == 0:
+		return fmt.Errorf("%w: a Config is made by Parse", ratelimit.ErrInvalidOption)
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if err := ls.missing(c); err != nil {
+		return err
+	}
+	index := maps.Clone(ls.index)
+	for _, s := range c.specs {
+		if _, found := index[s.name]; !found {
+			index[s.name] = len(index)
+		}
+	}
+	next := make([]*stack, len(index))
+	for _, s := range c.specs {
+		i := index[s.name]
+		var before *stack
+		if now := *ls.now.Load(); i < len(now) {
+			before = now[i]
+		}
+		var err error
+		if next[i], err = ls.stack(s, i, before); err != nil {
+			return s.fail(err)
+		}
+	}
+	ls.index = index
+	ls.now.Store(&next)
+	return nil
+}
+
+// missing is an error for each limiter in use that c does not have.
+func (ls *Limiters) missing(c *Config) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(ls.taken)) {
+		if !slices.ContainsFunc(c.specs, func(s *spec) bool { return s.name == name }) {
+			errs = append(errs, fmt.Errorf("%w: limiter %s is in use, and missing in the new configuration",
+				ratelimit.ErrInvalidOption, quote(name)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// stack is what one text makes of one limiter. It never changes.
+type stack struct {
+	spec   *spec
+	shared ratelimit.Limiter // on the store
+	local  ratelimit.Limiter // of the last text with on_failure: local, or nil
+	// failovers are those of all texts so far. They stay, since each knows about its
+	// breaker and what its local limiter owes, and refunds what it has admitted itself.
+	failovers map[failure]*ratelimit.Failover
+}
+
+// whole is what callers ask.
+func (st *stack) whole() ratelimit.Limiter {
+	if f := st.failovers[st.spec.onFailure]; f != nil {
+		return f
+	}
+	return st.shared
+}
+
+func (st *stack) onStore() ratelimit.Limiter  { return st.shared }
+func (st *stack) inMemory() ratelimit.Limiter { return st.local }
+
+// stack makes the limiter i of the next text, before being what it is by this one, or
+// nil.
+func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) {
+	if s.tiers != nil && ls.tierOf == nil {
+		return nil, fmt.Errorf("%w: it has tiers, and Build has no WithTierFunc", ratelimit.ErrInvalidOption)
+	}
+	st = &stack{spec: s, failovers: map[failure]*ratelimit.Failover{}}
+	if before != nil {
+		if s.equal(before.spec) {
+			return before, nil
+		}
+		st.local, st.failovers = before.local, maps.Clone(before.failovers)
+	}
+	if st.shared, err = ls.onStore(s); err != nil {
+		return nil, err
+	}
+	if s.onFailure == failLocal {
+		if st.local, err = ls.inMemory(s); err != nil {
+			return nil, err
+		}
+	}
+	if s.onFailure != failError && st.failovers[s.onFailure] == nil {
+		st.failovers[s.onFailure], err = ratelimit.NewFailover(&follower{ls, i, (*stack).onStore}, ls.policy(s.onFailure, i))
+	}
+	return st, err
+}
+
+// equal reports whether both say the same, in whatever line.
+func (s *spec) equal(other *spec) bool {
+	moved := *s
+	moved.line, moved.column = other.line, other.column
+	return reflect.DeepEqual(&moved, other)
+}
+
+// policy is what limiter i does while the store fails.
+func (ls *Limiters) policy(f failure, i int) ratelimit.FailurePolicy {
+	switch f {
+	case failOpen:
+		return ratelimit.FailOpen()
+	case failClosed:
+		return ratelimit.FailClosed()
+	}
+	return ratelimit.FailLocal(&follower{ls, i, (*stack).inMemory})
+}
+
+// onStore is the limiter on the store.
+func (ls *Limiters) onStore(s *spec) (ratelimit.Limiter, error) {
+	opts := []ratelimit.Option{ratelimit.WithName(s.name)}
+	if s.tiers != nil {
+		opts = append(opts, ratelimit.WithLimitFunc(ls.limitFunc(ratelimit.Limit{}, s.tiers)))
+	}
+	if s.coalescing {
+		opts = append(opts, ratelimit.WithCoalescing())
+	}
+	lim, err := together(s, func(l ratelimit.Limit) (ratelimit.Limiter, error) {
+		return ratelimit.New(s.algorithm, ls.store, l, append(opts, ratelimit.WithTitle(s.title(l)))...)
+	})
+	if err != nil || !s.denyCache {
+		return lim, err
+	}
+	return ratelimit.NewDenyCache(lim)
+}
+
+// inMemory is the limiter of this process' share. Its identity is by the whole limit
+// and not by the share, whose Period is another one for some rates.
+func (ls *Limiters) inMemory(s *spec) (ratelimit.Limiter, error) {
+	tiers := make(map[string]ratelimit.Limit, len(s.tiers))
+	for tier, l := range s.tiers {
+		share, err := l.Share(s.instances)
+		if err != nil {
+			return nil, err
+		}
+		tiers[tier] = share
+	}
+	return together(s, func(l ratelimit.Limit) (ratelimit.Limiter, error) {
+		share, err := l.Share(s.instances)
+		if err != nil {
+			return nil, err
+		}
+		return ratelimit.New(s.algorithm, ls.local, l,
+			ratelimit.WithName(s.name), ratelimit.WithTitle(s.title(l)), ratelimit.WithLimitFunc(ls.limitFunc(share, tiers)))
+	})
+}
+
+// title is what l is called: the limiter's name, and the Period if it has several, such
+// as "login/15m".
+func (s *spec) title(l ratelimit.Limit) string {
+	if !s.several || l == ratelimit.Unlimited() {
+		return s.name
+	}
+	_, period, _ := strings.Cut(ratelimit.Limit{Period: l.Period}.String(), "/")
+	return s.name + "/" + period
+}
+
+// limitFunc is the limit of a key's tier, and otherwise rest.
+func (ls *Limiters) limitFunc(rest ratelimit.Limit, tiers map[string]ratelimit.Limit) func(context.Context, string) (ratelimit.Limit, error) {
+	if len(tiers) == 0 {
+		return func(context.Context, string) (ratelimit.Limit, error) { return rest, nil }
+	}
+	return func(ctx context.Context, key string) (ratelimit.Limit, error) {
+		tier, err := ls.tierOf(ctx, key)
+		if err != nil {
+			return ratelimit.Limit{}, err
+		}
+		if l, found := tiers[tier]; found {
+			return l, nil
+		}
+		return rest, nil
+	}
+}
+
+// together makes a limiter of each of the limits, and one of all.
+func together(s *spec, one func(ratelimit.Limit) (ratelimit.Limiter, error)) (ratelimit.Limiter, error) {
+	if !s.several {
+		return one(s.limits[0])
+	}
+	var all []ratelimit.Limiter
+	for _, l := range s.limits {
+		lim, err := one(l)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, lim)
+	}
+	return ratelimit.NewAll(all...)
+}

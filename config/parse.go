@@ -1,0 +1,449 @@
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
+	"go.yaml.in/yaml/v4/plugin/loaderlimits"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+const (
+	maxText   = 1 << 20 // bytes
+	maxDepth  = 16      // of nesting; what is good has 4
+	maxErrors = 20
+	maxQuoted = 48  // bytes of a text that an error repeats
+	maxName   = 256 // bytes
+	maxLimits = 16  // as many as an All takes
+)
+
+// parser reads one text, and gathers what is wrong with it.
+type parser struct {
+	specs []*spec
+	errs  []*Error
+}
+
+// fail notes what is wrong at n.
+func (p *parser) fail(n *yaml.Node, format string, args ...any) {
+	p.failAt(n.Line, n.Column, fmt.Errorf(format, args...))
+}
+
+func (p *parser) failAt(line, column int, err error) {
+	p.errs = append(p.errs, &Error{max(line, 1), max(column, 1), err})
+}
+
+// err is all that is wrong, in the order of the text.
+func (p *parser) err() error {
+	slices.SortStableFunc(p.errs, func(a, b *Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	if more := len(p.errs) - maxErrors; more > 0 {
+		p.errs = p.errs[:maxErrors+1]
+		last := p.errs[maxErrors]
+		last.Err = fmt.Errorf("%d more errors from here on, the first: %w", more, last.Err)
+	}
+	errs := make([]error, len(p.errs))
+	for i, e := range p.errs {
+		errs[i] = e
+	}
+	return errors.Join(errs...)
+}
+
+// document is the root of the text's one document, or nil if that has no good syntax.
+func (p *parser) document(text []byte) *yaml.Node {
+	if len(text) > maxText {
+		p.failAt(1, 1, fmt.Errorf("the text has %d bytes, over %d", len(text), maxText))
+		return nil
+	}
+	if p.unreadable(text) {
+		return nil
+	}
+	loader, err := yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
+	if err != nil {
+		p.failAt(1, 1, err)
+		return nil
+	}
+	var first, second yaml.Node
+	if err := loader.Load(&first); err != nil || len(first.Content) == 0 {
+		p.failSyntax(err)
+		return nil
+	}
+	switch err := loader.Load(&second); {
+	case err == nil:
+		p.fail(&second, "a second document begins: a text has one")
+	case !errors.Is(err, io.EOF):
+		p.failSyntax(err)
+	}
+	p.refuseReferences(first.Content[0])
+	if len(p.errs) > 0 {
+		return nil
+	}
+	return first.Content[0]
+}
+
+// unreadable notes the first character that YAML does not allow, where it is: the
+// library does not say.
+func (p *parser) unreadable(text []byte) bool {
+	line, column := 1, 1
+	for i := 0; i < len(text); {
+		r, size := utf8.DecodeRune(text[i:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			p.failAt(line, column, fmt.Errorf("byte %#02x is not UTF-8", text[i]))
+			return true
+		case r < ' ' && r != '\t' && r != '\n' && r != '\r', r == '\uFFFE', r == '\uFFFF':
+			p.failAt(line, column, fmt.Errorf("character %U is not allowed", r))
+			return true
+		case r == '\n' || r == '\r' && !bytes.HasPrefix(text[i+1:], []byte("\n")), r == '\u0085', r == '\u2028', r == '\u2029':
+			line, column = line+1, 1
+		case r == '\uFEFF' && i == 0:
+		default:
+			column++
+		}
+		i += size
+	}
+	return false
+}
+
+// failSyntax notes an error of the library.
+func (p *parser) failSyntax(err error) {
+	var at *yaml.LoadError
+	switch {
+	case err == nil || errors.Is(err, io.EOF):
+		p.failAt(1, 1, errors.New("the text is empty"))
+	case !errors.As(err, &at):
+		p.failAt(1, 1, err)
+	case at.ContextMsg != "":
+		p.failAt(at.Mark.Line, at.Mark.Column, fmt.Errorf("%s: %s", at.ContextMsg, at.Message))
+	default:
+		p.failAt(at.Mark.Line, at.Mark.Column, errors.New(at.Message))
+	}
+}
+
+// refuseReferences notes what makes a text mean something else than it seems to, or
+// grow when it is read. The depth is bounded by the loader.
+func (p *parser) refuseReferences(n *yaml.Node) {
+	switch {
+	case n.Kind == yaml.AliasNode:
+		p.fail(n, "alias %s: aliases are not read", quote("*"+n.Value))
+		return
+	case n.Anchor != "":
+		p.fail(n, "anchor %s: anchors are not read", quote("&"+n.Anchor))
+	case n.Style&yaml.TaggedStyle != 0:
+		p.fail(n, "tag %s: tags are not read", quote(n.Tag))
+	}
+	for _, c := range n.Content {
+		p.refuseReferences(c)
+	}
+}
+
+// pair is a key of a mapping and what it says.
+type pair struct{ key, value *yaml.Node }
+
+// pairs are those of the mapping n, without those whose key is wrong. what begins
+// errors.
+func (p *parser) pairs(n *yaml.Node, what, want string) []pair {
+	if n.Kind != yaml.MappingNode || len(n.Content) == 0 {
+		p.fail(n, "%s%s: want %s", what, describe(n), want)
+		return nil
+	}
+	var pairs []pair
+	lines := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key := n.Content[i]
+		line, twice := lines[key.Value]
+		switch {
+		case key.Kind != yaml.ScalarNode || key.Tag == "!!null":
+			p.fail(key, "%s%s: want a name", what, describe(key))
+		case twice:
+			p.fail(key, "%s%s stands in line %d already", what, quote(key.Value), line)
+		default:
+			lines[key.Value] = key.Line
+			pairs = append(pairs, pair{key, n.Content[i+1]})
+		}
+	}
+	return pairs
+}
+
+// fields are the pairs of a mapping whose keys are known.
+func (p *parser) fields(n *yaml.Node, what, want string, known ...string) map[string]pair {
+	fields := map[string]pair{}
+	for _, f := range p.pairs(n, what, want) {
+		if !slices.Contains(known, f.key.Value) {
+			p.fail(f.key, "%sunknown field %s: want %s", what, quote(f.key.Value), strings.Join(known, ", "))
+			continue
+		}
+		fields[f.key.Value] = f
+	}
+	return fields
+}
+
+// limiters reads the whole text.
+func (p *parser) limiters(root *yaml.Node) {
+	fields := p.fields(root, "", "a mapping with the field limiters", "limiters")
+	limiters, found := fields["limiters"]
+	if !found {
+		if len(p.errs) == 0 {
+			p.fail(root, "no limiters")
+		}
+		return
+	}
+	for _, l := range p.pairs(limiters.value, "limiters: ", "a limiter for each name") {
+		p.limiter(l.key, l.value)
+	}
+}
+
+// limiter reads one limiter.
+func (p *parser) limiter(name, n *yaml.Node) {
+	what := "limiter " + quote(name.Value) + ": "
+	s := &spec{line: name.Line, column: name.Column, name: name.Value, onFailure: failError}
+	p.specs = append(p.specs, s)
+	p.name(name, what)
+	before := len(p.errs)
+	fields := p.fields(n, what, "a mapping with the fields algorithm and limit",
+		"algorithm", "limit", "limits", "tiers", "on_failure", "instances", "deny_cache", "coalescing")
+	if len(fields) == 0 && len(p.errs) > before {
+		return
+	}
+	read := reader{p, s, what, name, fields}
+	read.algorithm()
+	read.limits()
+	read.tiers()
+	read.denyCacheAndCoalescing()
+	read.onFailure(len(p.errs) == before)
+}
+
+func (p *parser) name(n *yaml.Node, what string) {
+	if len(n.Value) > maxName {
+		p.fail(n, "%sthe name has %d bytes, over %d", what, len(n.Value), maxName)
+	}
+	if _, err := ratelimit.New("fixed_window", nowhere{}, ratelimit.PerSecond(1), ratelimit.WithName(n.Value)); err != nil {
+		p.fail(n, "%s%w", what, shortened(err, n.Value))
+	}
+}
+
+// reader reads the fields of one limiter.
+type reader struct {
+	*parser
+	spec   *spec
+	what   string // begins errors
+	name   *yaml.Node
+	fields map[string]pair
+}
+
+// text is a field's text, if it has the field and that is one.
+func (r *reader) text(n *yaml.Node, field, want string) (string, bool) {
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!str" {
+		r.fail(n, "%s%s: %s: want %s", r.what, field, describe(n), want)
+		return "", false
+	}
+	return n.Value, true
+}
+
+func (r *reader) algorithm() {
+	f, found := r.fields["algorithm"]
+	if !found {
+		r.fail(r.name, "%sno algorithm", r.what)
+		return
+	}
+	name, ok := r.text(f.value, "algorithm", "its name")
+	if !ok {
+		return
+	}
+	if _, err := ratelimit.New(name, nowhere{}, ratelimit.PerSecond(1)); err != nil {
+		r.fail(f.value, "%salgorithm: %w", r.what, shortened(err, name))
+		return
+	}
+	r.spec.algorithm = name
+}
+
+// limit reads a limit, and checks it by the algorithm if that is known.
+func (r *reader) limit(n *yaml.Node, field string) (l ratelimit.Limit, ok bool) {
+	text, ok := r.text(n, field, "a limit such as 100/m")
+	if !ok {
+		return l, false
+	}
+	l, err := ratelimit.ParseLimit(text)
+	if err == nil && r.spec.algorithm != "" {
+		err = r.spec.check(l)
+	}
+	if err != nil {
+		r.fail(n, "%s%s: %w", r.what, field, err)
+	}
+	return l, err == nil
+}
+
+func (r *reader) limits() {
+	one, hasOne := r.fields["limit"]
+	several, hasSeveral := r.fields["limits"]
+	switch {
+	case hasOne && hasSeveral:
+		r.fail(later(one.key, several.key), "%slimit and limits: want one of them", r.what)
+	case hasOne:
+		if l, ok := r.limit(one.value, "limit"); ok {
+			r.spec.limits = []ratelimit.Limit{l}
+		}
+	case hasSeveral:
+		r.spec.several = true
+		r.list(several.value)
+	default:
+		r.fail(r.name, "%sno limit", r.what)
+	}
+}
+
+// list reads limits that must all admit.
+func (r *reader) list(n *yaml.Node) {
+	if n.Kind != yaml.SequenceNode || len(n.Content) == 0 || len(n.Content) > maxLimits {
+		r.fail(n, "%slimits: %s: want a list of 1 to %d limits", r.what, describe(n), maxLimits)
+		return
+	}
+	for _, item := range n.Content {
+		l, ok := r.limit(item, "limits")
+		switch {
+		case !ok:
+		case slices.Contains(r.spec.periods(), l.Period):
+			r.fail(item, "%slimits: %s: another of them has the same period, and so the same count", r.what, quote(item.Value))
+		default:
+			r.spec.limits = append(r.spec.limits, l)
+		}
+	}
+}
+
+func (r *reader) tiers() {
+	f, found := r.fields["tiers"]
+	if !found {
+		return
+	}
+	if r.spec.several {
+		r.fail(f.key, "%stiers: want limit beside them, not limits", r.what)
+	}
+	r.spec.tiers = map[string]ratelimit.Limit{}
+	for _, tier := range r.pairs(f.value, r.what+"tiers: ", "a limit for each tier") {
+		if l, ok := r.limit(tier.value, "tier "+quote(tier.key.Value)); ok {
+			r.spec.tiers[tier.key.Value] = l
+		}
+	}
+}
+
+func (r *reader) denyCacheAndCoalescing() {
+	r.spec.denyCache = r.flag("deny_cache")
+	r.spec.coalescing = r.flag("coalescing")
+}
+
+// flag is a field that is true or false, and has no use with several limits.
+func (r *reader) flag(field string) bool {
+	f, found := r.fields[field]
+	if !found {
+		return false
+	}
+	if f.value.Kind != yaml.ScalarNode || f.value.Tag != "!!bool" {
+		r.fail(f.value, "%s%s: %s: want true or false", r.what, field, describe(f.value))
+		return false
+	}
+	on := strings.EqualFold(f.value.Value, "true")
+	if on && r.spec.several {
+		r.fail(f.key, "%s%s: has no effect on several limits", r.what, field)
+	}
+	return on
+}
+
+// onFailure reads on_failure and instances; good says that the limiter has no errors
+// so far, so that its shares can be checked.
+func (r *reader) onFailure(good bool) {
+	if f, found := r.fields["on_failure"]; found {
+		const want = "open, closed, local or error"
+		text, ok := r.text(f.value, "on_failure", want)
+		if ok && !slices.Contains([]failure{failOpen, failClosed, failLocal, failError}, failure(text)) {
+			r.fail(f.value, "%son_failure: %s: want %s", r.what, quote(text), want)
+			ok = false
+		}
+		if !ok {
+			return
+		}
+		r.spec.onFailure = failure(text)
+	}
+	f, found := r.fields["instances"]
+	switch local := r.spec.onFailure == failLocal; {
+	case found && !local:
+		r.fail(f.key, "%sinstances: want on_failure: local beside it", r.what)
+	case found:
+		r.instances(f.value, good)
+	case local:
+		r.fail(r.fields["on_failure"].value, "%son_failure: local: want instances beside it", r.what)
+	}
+}
+
+func (r *reader) instances(n *yaml.Node, good bool) {
+	count, err := strconv.ParseInt(n.Value, 10, 32)
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || err != nil || count < 1 {
+		r.fail(n, "%sinstances: %s: want a number from 1 to 2147483647", r.what, describe(n))
+		return
+	}
+	r.spec.instances = int(count)
+	if !good {
+		return
+	}
+	if err := r.spec.checkShares(); err != nil {
+		r.fail(n, "%sinstances: %w", r.what, err)
+	}
+}
+
+// later is the one of two nodes that stands below or behind the other.
+func later(a, b *yaml.Node) *yaml.Node {
+	if a.Line > b.Line || a.Line == b.Line && a.Column > b.Column {
+		return a
+	}
+	return b
+}
+
+// describe tells what a node is that should be something else.
+func describe(n *yaml.Node) string {
+	switch {
+	case n.Kind == yaml.MappingNode && len(n.Content) == 0:
+		return "an empty mapping"
+	case n.Kind == yaml.MappingNode:
+		return "a mapping"
+	case n.Kind == yaml.SequenceNode:
+		return "a list of " + strconv.Itoa(len(n.Content))
+	case n.Tag == "!!null":
+		return "nothing"
+	}
+	return quote(n.Value)
+}
+
+// quote is s as a Go string, cut short if it is long.
+func quote(s string) string {
+	if len(s) > maxQuoted {
+		return strconv.Quote(s[:maxQuoted]) + "..."
+	}
+	return strconv.Quote(s)
+}
+
+// shortened is err without a long text that it repeats in full.
+func shortened(err error, text string) error {
+	if len(text) <= maxQuoted {
+		return err
+	}
+	return shortError{strings.ReplaceAll(err.Error(), strconv.Quote(text), quote(text)), err}
+}
+
+type shortError struct {
+	text string
+	err  error
+}
+
+func (e shortError) Error() string { return e.text }
+func (e shortError) Unwrap() error { return e.err }
+
+// nowhere is a store for limiters that are made to see whether they can be.
+type nowhere struct{ store.Store }

@@ -1,0 +1,116 @@
+// Package frameworks shows the middleware of httplimit, which is that of net/http, in
+// routers and frameworks. It is a module of its own, so that users do not download them.
+package frameworks_test
+
+import (
+	"fmt"
+	"log"
+	"net/http"
+	"net/http/httptest"
+
+	"github.com/gin-gonic/gin"
+	"github.com/go-chi/chi/v5"
+	"github.com/gorilla/mux"
+	"github.com/labstack/echo/v4"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// perDay is a limiter of n a day.
+func perDay(n int) ratelimit.Limiter {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerDay(n))
+	if err != nil {
+		log.Fatal(err)
+	}
+	return limiter
+}
+
+// knock sends three requests and prints what comes back.
+func knock(h http.Handler) {
+	for range 3 {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/users/7", nil))
+		fmt.Println(w.Code, w.Header().Get("X-RateLimit-Remaining"))
+	}
+}
+
+func hello(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") }
+
+// chi has middleware of net/http. What stands in a With runs after chi has found the
+// route and set the request's pattern.
+func Example_chi() {
+	r := chi.NewRouter()
+	byRoute := httplimit.WithKey(httplimit.Combined(httplimit.ClientIP(), httplimit.Route()))
+	r.With(httplimit.Middleware(perDay(2), byRoute)).Get("/users/{id}", hello)
+	knock(r)
+	// Output:
+	// 200 1
+	// 200 0
+	// 429 0
+}
+
+// gorilla/mux has it too, and runs it after it has found the route: its template is a key.
+func Example_gorilla() {
+	route := httplimit.KeyFunc("route", func(r *http.Request) (string, error) {
+		if route := mux.CurrentRoute(r); route != nil {
+			return route.GetPathTemplate()
+		}
+		return "", httplimit.ErrNoIdentity
+	})
+	r := mux.NewRouter()
+	r.Use(mux.MiddlewareFunc(httplimit.Middleware(perDay(2), httplimit.WithKey(httplimit.Combined(httplimit.ClientIP(), route)))))
+	r.HandleFunc("/users/{id}", hello)
+	knock(r)
+	// Output:
+	// 200 1
+	// 200 0
+	// 429 0
+}
+
+// echo wraps it. An error that a handler returns is written after the middleware, so that
+// WithRefund does not see its status: write the status in the handler.
+func Example_echo() {
+	e := echo.New()
+	e.Use(echo.WrapMiddleware(httplimit.Middleware(perDay(2))))
+	e.GET("/users/:id", func(c echo.Context) error { return c.String(http.StatusOK, "hello") })
+	knock(e)
+	// Output:
+	// 200 1
+	// 200 0
+	// 429 0
+}
+
+// gin has a handler of its own, which goes on where the middleware lets it.
+func Example_gin() {
+	gin.SetMode(gin.ReleaseMode)
+	e := gin.New()
+	e.Use(limited(httplimit.Middleware(perDay(2))))
+	e.GET("/users/:id", func(c *gin.Context) { c.String(http.StatusOK, "hello") })
+	knock(e)
+	// Output:
+	// 200 1
+	// 200 0
+	// 429 0
+}
+
+// limited is middleware of net/http as gin's. The handler goes on with gin's own
+// ResponseWriter, so that WithRefund does not see the status here.
+func limited(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		passed := false
+		middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			passed = true
+			c.Request = r
+			c.Next()
+		})).ServeHTTP(c.Writer, c.Request)
+		if !passed {
+			c.Abort()
+		}
+	}
+}

@@ -1,0 +1,226 @@
+// Package shadow tries a limit out on live traffic: it decides and reports, and lets
+// everything through, or all but a share of the keys, for which it is in force
+// already.
+package shadow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
+)
+
+// Report is told of each decision of Allow and AllowN before its caller is: what the
+// limiter has answered, whether that is enforced or not. Where it has denied n events
+// of key, r.Allowed is false; err is its error, and then r is zero. It is called by
+// each caller itself, so that it must be fast and safe for concurrent use.
+type Report func(ctx context.Context, key string, n int, r ratelimit.Result, err error)
+
+// Limiter is a [ratelimit.Limiter] that reports what another one decides, and lets
+// the event through, whatever that is. With [WithEnforcement] it does so with a share of
+// the keys only, and the others get the decision itself.
+//
+// What it lets through has the decision's Limit, Remaining and ResetAfter; Allowed is
+// true, and RetryAfter and Delay are 0. If the limiter fails, the error is in the report
+// alone, and the Result has no other field but Allowed. Bad input is an error all the
+// same, and so is the end of ctx.
+//
+// The limiter is charged as if it were enforced: a denial costs nothing. So a client
+// that the limit would have slowed down goes on at its own rate, and its
+// share of denials is larger than it would be if it had been told of the first one.
+//
+// Bound: on keys that are enforced what the limiter admits, and none on the others.
+//
+// Whether a key is enforced depends on the key, the percentage and the salt alone: it is
+// the same in each process, after a restart, and in later versions of this package. A
+// higher percentage adds keys and drops none. Keys are spread by a 64-bit hash that is not made
+// to withstand those who choose their own keys to be outside the share.
+//
+// Over the limiter's decision it costs a hash of the key, some ns and one for each byte, and
+// the report. It is safe for concurrent use, starts no goroutine and has nothing to close.
+// Make it by [New].
+type Limiter struct {
+	limiter ratelimit.Limiter
+	valid   ratelimit.Limiter // refuses bad input, and else does nothing
+	report  Report
+	seed    uint64        // the hash of the salt
+	percent atomic.Uint64 // the bits of a float64, 0 to 100
+}
+
+// Option sets what is optional about a Limiter.
+type Option func(*Limiter) error
+
+// WithEnforcement enforces the decisions on this percentage of all keys, 0 to 100, which
+// is exact to 10⁻¹³. Without it no key is enforced.
+func WithEnforcement(percent float64) Option {
+	return func(l *Limiter) error { return l.SetEnforcement(percent) }
+}
+
+// WithSalt makes the choice of keys another one. Limiters of the same salt, and those
+// without, which is the salt "", enforce the same keys.
+func WithSalt(salt string) Option {
+	return func(l *Limiter) error {
+		l.seed = hash(offset, salt)
+		return nil
+	}
+}
+
+// New returns a limiter that tells report what l decides. Its error is
+// [ratelimit.ErrInvalidOption]: l, report or an option is nil, or an option is out of
+// range.
+func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
+	switch {
+	case isnil.Is(l):
+		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
+	case report == nil:
+		return nil, fmt.Errorf("%w: the report is nil", ratelimit.ErrInvalidOption)
+	}
+	lim := &Limiter{limiter: l, valid: ratelimit.Static(ratelimit.Result{}, nil), report: report, seed: offset}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(lim); err != nil {
+			return nil, err
+		}
+	}
+	return lim, nil
+}
+
+// SetEnforcement changes the percentage of enforced keys, 0 to 100, while the limiter is
+// in use. Out of range it is [ratelimit.ErrInvalidOption], and nothing changes.
+func (l *Limiter) SetEnforcement(percent float64) error {
+	if !(percent >= 0 && percent <= 100) { // NaN is neither
+		return fmt.Errorf("%w: %v percent of the keys, want 0 to 100", ratelimit.ErrInvalidOption, percent)
+	}
+	l.percent.Store(math.Float64bits(percent))
+	return nil
+}
+
+// Enforcement is the percentage of enforced keys.
+func (l *Limiter) Enforcement() float64 { return math.Float64frombits(l.percent.Load()) }
+
+// Enforced is whether decisions on key are enforced, as of now.
+func (l *Limiter) Enforced(key string) bool {
+	percent := l.Enforcement()
+	if percent == 0 {
+		return false
+	}
+	return float64(mix(hash(l.seed, key))>>11) < percent/100*(1<<53) // 53 bits, which a float64 holds exactly
+}
+
+var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidOption)
+
+// Allow is AllowN of 1.
+func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return l.AllowN(ctx, key, 1)
+}
+
+// AllowN decides on n events at once, reports that, and lets them through or, of a key
+// that is enforced, answers what was decided.
+func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if err := l.check(ctx, key, n); err != nil {
+		return ratelimit.Result{}, err
+	}
+	r, err := l.limiter.AllowN(ctx, key, n)
+	l.report(ctx, key, n, r, err)
+	return l.answer(ctx, key, r, err)
+}
+
+// Peek answers what Allow would, charges nothing and reports nothing.
+func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
+	if err := l.check(ctx, key, 1); err != nil {
+		return ratelimit.Result{}, err
+	}
+	r, err := l.limiter.Peek(ctx, key)
+	return l.answer(ctx, key, r, err)
+}
+
+// check refuses what the limiter is not asked, nor the report told.
+func (l *Limiter) check(ctx context.Context, key string, n int) error {
+	if l.limiter == nil {
+		return errNoConstructor
+	}
+	_, err := l.valid.AllowN(ctx, key, n)
+	return err
+}
+
+// answer is what the caller gets of the limiter's r and err, of which r is zero beside
+// an error.
+func (l *Limiter) answer(ctx context.Context, key string, r ratelimit.Result, err error) (ratelimit.Result, error) {
+	gone := err != nil && ctx.Err() != nil // who is gone needs no answer
+	if gone || l.Enforced(key) {
+		return r, err
+	}
+	r.Allowed, r.RetryAfter, r.Delay = true, 0, 0
+	return r, nil
+}
+
+// Charge charges n events that have happened already, and reports nothing. A key that is
+// not enforced has no use for the limiter's error.
+func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if err := l.check(ctx, key, n); err != nil {
+		return ratelimit.Result{}, err
+	}
+	r, err := ratelimit.Charge(ctx, l.limiter, key, n)
+	return l.answer(ctx, key, r, err)
+}
+
+// Refund gives back n of the events that charged let through, as far as the limiter has
+// charged them: of what it would have denied, and of its errors, Refund is no error and does
+// nothing. Errors of the limiter's Refund are returned on all keys.
+func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	if l.limiter == nil {
+		return errNoConstructor
+	}
+	err := l.limiter.Refund(ctx, key, charged, n)
+	if n > 0 && charged.Allowed && errors.Is(err, ratelimit.ErrInvalidN) { // let through, and never charged
+		return nil
+	}
+	return err
+}
+
+// Reset forgets key at the limiter.
+func (l *Limiter) Reset(ctx context.Context, key string) error {
+	if l.limiter == nil {
+		return errNoConstructor
+	}
+	return l.limiter.Reset(ctx, key)
+}
+
+// AppendPolicies appends the policies of the limiter, in force or not.
+func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	if l.limiter == nil {
+		return dst, errNoConstructor
+	}
+	return ratelimit.AppendPolicies(ctx, dst, l.limiter, key)
+}
+
+var (
+	_ ratelimit.Limiter   = (*Limiter)(nil)
+	_ ratelimit.Describer = (*Limiter)(nil)
+	_ ratelimit.Charger   = (*Limiter)(nil)
+)
+
+// offset is where FNV-1a begins.
+const offset uint64 = 14695981039346656037
+
+// hash goes on with FNV-1a (Fowler, Noll, Vo), 64 bits, from h.
+func hash(h uint64, s string) uint64 {
+	for i := range len(s) {
+		h = (h ^ uint64(s[i])) * 1099511628211
+	}
+	return h
+}
+
+// mix is the finalizer of MurmurHash3 (Appleby). Without it the high bits of FNV-1a
+// hardly know the last bytes of a key, and user:1 to user:9 would share their lot.
+func mix(h uint64) uint64 {
+	h = (h ^ h>>33) * 0xff51afd7ed558ccd
+	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53
+	return h ^ h>>33
+}

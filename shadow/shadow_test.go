@@ -1,0 +1,417 @@
+package shadow_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/shadow"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+
+func onEachAlgorithm(t *testing.T, l ratelimit.Limit, test func(t *testing.T, lim ratelimit.Limiter)) {
+	t.Helper()
+	for _, algorithm := range algorithms {
+		t.Run(algorithm, func(t *testing.T) { test(t, inMemory(t, algorithm, l)) })
+	}
+}
+
+func inMemory(t testing.TB, algorithm string, l ratelimit.Limit) ratelimit.Limiter {
+	t.Helper()
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	lim, err := ratelimit.New(algorithm, mem, l)
+	require.NoError(t, err)
+	return lim
+}
+
+// told is a call of the report.
+type told struct {
+	ctx context.Context
+	key string
+	n   int
+	r   ratelimit.Result
+	err error
+}
+
+// reports are the calls of a report.
+type reports struct {
+	mu   sync.Mutex
+	list []told
+}
+
+func (r *reports) add(ctx context.Context, key string, n int, res ratelimit.Result, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.list = append(r.list, told{ctx, key, n, res, err})
+}
+
+// take is the one report since the last take.
+func (r *reports) take(t *testing.T) told {
+	t.Helper()
+	require.Len(t, r.list, 1)
+	defer func() { r.list = nil }()
+	return r.list[0]
+}
+
+func limiter(t testing.TB, l ratelimit.Limiter, opts ...shadow.Option) (*shadow.Limiter, *reports) {
+	t.Helper()
+	told := new(reports)
+	lim, err := shadow.New(l, told.add, opts...)
+	require.NoError(t, err)
+	return lim, told
+}
+
+func allowN(t testing.TB, l ratelimit.Limiter, n int) ratelimit.Result {
+	t.Helper()
+	r, err := l.AllowN(t.Context(), "key", n)
+	require.NoError(t, err)
+	return r
+}
+
+func peek(t testing.TB, l ratelimit.Limiter) ratelimit.Result {
+	t.Helper()
+	r, err := l.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	return r
+}
+
+func none(context.Context, string, int, ratelimit.Result, error) {}
+
+func TestALimiterWithoutItsPartsIsRefused(t *testing.T) {
+	lim := inMemory(t, "token_bucket", ratelimit.PerHour(1))
+	var null *ratelimit.TokenBucket
+	for name, refused := range map[string]func() (*shadow.Limiter, error){
+		"no limiter":       func() (*shadow.Limiter, error) { return shadow.New(nil, none) },
+		"a typed nil":      func() (*shadow.Limiter, error) { return shadow.New(null, none) },
+		"no report":        func() (*shadow.Limiter, error) { return shadow.New(lim, nil) },
+		"a nil option":     func() (*shadow.Limiter, error) { return shadow.New(lim, none, nil) },
+		"below 0 percent":  func() (*shadow.Limiter, error) { return shadow.New(lim, none, shadow.WithEnforcement(-0.1)) },
+		"over 100 percent": func() (*shadow.Limiter, error) { return shadow.New(lim, none, shadow.WithEnforcement(100.1)) },
+		"no number":        func() (*shadow.Limiter, error) { return shadow.New(lim, none, shadow.WithEnforcement(math.NaN())) },
+	} {
+		l, err := refused()
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+		require.Nil(t, l, name)
+	}
+}
+
+func TestTheZeroValueAnswersWithAnError(t *testing.T) {
+	ctx, l := t.Context(), new(shadow.Limiter)
+	_, err := l.Allow(ctx, "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = l.Peek(ctx, "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, l.Refund(ctx, "key", ratelimit.Result{}, 1), ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, l.Reset(ctx, "key"), ratelimit.ErrInvalidOption)
+	_, err = l.AppendPolicies(ctx, nil, "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
+func TestWhatIsDeniedIsReportedAndLetThrough(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerHour(2), func(t *testing.T, inner ratelimit.Limiter) {
+		lim, reports := limiter(t, inner)
+		for i := range 5 {
+			r := allowN(t, lim, 1)
+			told := reports.take(t)
+			require.Equal(t, i < 2, told.r.Allowed)
+			require.Equal(t, i >= 2, told.r.RetryAfter > 0)
+			require.NoError(t, told.err)
+			require.Equal(t, "key", told.key)
+			require.Equal(t, 1, told.n)
+
+			want := told.r
+			want.Allowed, want.RetryAfter, want.Delay = true, 0, 0
+			require.Equal(t, want, r)
+			p := peek(t, lim)
+			require.True(t, p.Allowed)
+			require.Zero(t, p.RetryAfter+p.Delay)
+			require.Equal(t, r.Remaining, p.Remaining)
+			require.Empty(t, reports.list, "Peek is not reported")
+		}
+		allowN(t, lim, 7)
+		told := reports.take(t)
+		require.Equal(t, 7, told.n)
+		require.Equal(t, ratelimit.Never, told.r.RetryAfter)
+	})
+}
+
+func TestTheTurnsOfALeakyBucketAreNotWaitedFor(t *testing.T) {
+	lim, reports := limiter(t, inMemory(t, "leaky_bucket", ratelimit.PerHour(2)))
+	allowN(t, lim, 1)
+	reports.take(t)
+	require.Zero(t, allowN(t, lim, 1).Delay)
+	require.Positive(t, reports.take(t).r.Delay)
+	require.NoError(t, lim.SetEnforcement(100))
+	require.NoError(t, lim.Reset(t.Context(), "key"))
+	allowN(t, lim, 1)
+	require.Positive(t, allowN(t, lim, 1).Delay)
+}
+
+func TestErrorsAreReportedAndTheEventPasses(t *testing.T) {
+	lim, reports := limiter(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore))
+	r := allowN(t, lim, 3)
+	require.Equal(t, ratelimit.Result{Allowed: true}, r)
+	told := reports.take(t)
+	require.ErrorIs(t, told.err, ratelimit.ErrStore)
+	require.Zero(t, told.r)
+	require.Equal(t, 3, told.n)
+	require.Equal(t, r, peek(t, lim))
+	require.ErrorIs(t, lim.Reset(t.Context(), "key"), ratelimit.ErrStore)
+
+	require.NoError(t, lim.SetEnforcement(100))
+	r, err := lim.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrStore)
+	require.Zero(t, r)
+	require.ErrorIs(t, reports.take(t).err, ratelimit.ErrStore)
+	_, err = lim.Peek(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrStore)
+}
+
+func TestBadInputIsAnErrorAndNotReported(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	lim, reports := limiter(t, inMemory(t, "token_bucket", ratelimit.PerHour(1)))
+	for range 2 {
+		_, err := lim.AllowN(t.Context(), "key", 0)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+		_, err = lim.Allow(t.Context(), "")
+		require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+		_, err = lim.Peek(t.Context(), "")
+		require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+		_, err = lim.Allow(ended, "key")
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, lim.Reset(t.Context(), ""), ratelimit.ErrInvalidKey)
+		require.Empty(t, reports.list)
+		require.NoError(t, lim.SetEnforcement(100))
+	}
+}
+
+// ending ends the caller's context during each decision.
+type ending struct {
+	ratelimit.Limiter
+	cancel context.CancelFunc
+}
+
+func (e ending) AllowN(ctx context.Context, _ string, _ int) (ratelimit.Result, error) {
+	e.cancel()
+	return ratelimit.Result{}, ctx.Err()
+}
+
+func TestACallerWhoIsGoneIsToldSo(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	lim, reports := limiter(t, ending{cancel: cancel})
+	r, err := lim.Allow(ctx, "key")
+	require.ErrorIs(t, err, context.Canceled)
+	require.Zero(t, r)
+	require.ErrorIs(t, reports.take(t).err, context.Canceled)
+}
+
+func TestARefundGivesBackWhatWasCharged(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerHour(2), func(t *testing.T, inner ratelimit.Limiter) {
+		lim, _ := limiter(t, inner)
+		allowN(t, lim, 1)
+		charged := allowN(t, lim, 1)
+		denied := allowN(t, lim, 1)
+		require.NoError(t, lim.Refund(t.Context(), "key", denied, 1), "nothing was charged")
+		require.Zero(t, peek(t, inner).Remaining)
+		require.NoError(t, lim.Refund(t.Context(), "key", charged, 1))
+		require.Equal(t, 1, peek(t, inner).Remaining)
+		require.NoError(t, lim.Refund(t.Context(), "key", ratelimit.Result{Allowed: true}, 1), "as after an error")
+		require.ErrorIs(t, lim.Refund(t.Context(), "key", charged, 0), ratelimit.ErrInvalidN)
+		require.ErrorIs(t, lim.Refund(t.Context(), "", charged, 1), ratelimit.ErrInvalidKey)
+		allowN(t, lim, 1)
+		require.NoError(t, lim.SetEnforcement(100))
+		enforced := allowN(t, lim, 1)
+		require.False(t, enforced.Allowed)
+		require.ErrorIs(t, lim.Refund(t.Context(), "key", enforced, 1), ratelimit.ErrInvalidN)
+	})
+	lim, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore))
+	require.ErrorIs(t, lim.Refund(t.Context(), "key", ratelimit.Result{Allowed: true}, 1), ratelimit.ErrStore)
+}
+
+func TestEnforcedKeysGetTheDecision(t *testing.T) {
+	lim, reports := limiter(t, inMemory(t, "token_bucket", ratelimit.PerHour(1)), shadow.WithEnforcement(100))
+	allowN(t, lim, 1)
+	reports.take(t)
+	r := allowN(t, lim, 1)
+	require.False(t, r.Allowed)
+	require.Equal(t, reports.take(t).r, r)
+	require.False(t, peek(t, lim).Allowed)
+	require.NoError(t, lim.Reset(t.Context(), "key"))
+	require.True(t, peek(t, lim).Allowed)
+}
+
+func TestTheShareIsChangedAtRunTime(t *testing.T) {
+	lim, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(100))
+	require.False(t, allowN(t, lim, 1).Allowed)
+	require.NoError(t, lim.SetEnforcement(0))
+	require.True(t, allowN(t, lim, 1).Allowed)
+	require.NoError(t, lim.SetEnforcement(12.5))
+	for _, wrong := range []float64{-1, 101, math.Inf(1), math.NaN()} {
+		require.ErrorIs(t, lim.SetEnforcement(wrong), ratelimit.ErrInvalidOption)
+	}
+	require.InDelta(t, 12.5, lim.Enforcement(), 0)
+}
+
+func TestOnlyTheKeysOfTheShareAreEnforced(t *testing.T) {
+	lim, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(30))
+	for i := range 1000 {
+		key := fmt.Sprint("user:", i)
+		r, err := lim.Allow(t.Context(), key)
+		require.NoError(t, err)
+		require.Equal(t, lim.Enforced(key), !r.Allowed)
+	}
+}
+
+// If this fails, a new version enforces other keys than the one before it in the same
+// fleet: it is the version that is wrong.
+func TestTheShareOfAKeyIsTheSameForEver(t *testing.T) {
+	plain, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil))
+	salted, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithSalt("search"))
+	for _, tt := range []struct {
+		key           string
+		plain, salted float64
+	}{
+		{"user:1", 30.037, 12.575},
+		{"user:2", 35.712, 4.542},
+		{"192.0.2.1", 56.159, 81.416},
+		{"k", 17.047, 1.589},
+	} {
+		for lim, at := range map[*shadow.Limiter]float64{plain: tt.plain, salted: tt.salted} {
+			require.NoError(t, lim.SetEnforcement(at-0.001))
+			require.False(t, lim.Enforced(tt.key), "%q below %v", tt.key, at)
+			require.NoError(t, lim.SetEnforcement(at+0.001))
+			require.True(t, lim.Enforced(tt.key), "%q from %v on", tt.key, at)
+		}
+	}
+}
+
+func TestAHigherShareOnlyAddsKeys(t *testing.T) {
+	lim, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil))
+	keys := keysOf("user:%d", 1000)
+	enforced := make([]bool, len(keys))
+	for step := range 401 {
+		require.NoError(t, lim.SetEnforcement(float64(step)/4))
+		lost := 0
+		for i, key := range keys {
+			now := lim.Enforced(key)
+			if enforced[i] && !now {
+				lost++
+			}
+			enforced[i] = now
+		}
+		require.Zero(t, lost, "at %d/4 percent", step)
+		if step == 0 {
+			require.NotContains(t, enforced, true)
+		}
+	}
+	require.NotContains(t, enforced, false, "100 percent are all")
+}
+
+func keysOf(format string, n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf(format, i)
+	}
+	return keys
+}
+
+// share is how many of keys are enforced.
+func share(lim *shadow.Limiter, keys []string) (n int) {
+	for _, key := range keys {
+		if lim.Enforced(key) {
+			n++
+		}
+	}
+	return n
+}
+
+func TestTheShareIsAsLargeAsItShouldBe(t *testing.T) {
+	for _, format := range []string{"%d", "user:%d", "203.0.113.%d", "%08d-tenant", "%020d"} {
+		for _, salt := range []string{"", "search"} {
+			lim, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithSalt(salt))
+			for _, n := range []int{1000, 50_000} {
+				keys := keysOf(format, n)
+				for _, percent := range []float64{1, 10, 50, 90, 99} {
+					require.NoError(t, lim.SetEnforcement(percent))
+					p := percent / 100
+					sigma := math.Sqrt(float64(n) * p * (1 - p))
+					require.InDelta(t, float64(n)*p, share(lim, keys), 4*sigma, "%d of %s, %v percent", n, format, percent)
+				}
+			}
+		}
+	}
+}
+
+func TestAnotherSaltIsAnotherShare(t *testing.T) {
+	const keys = 100_000
+	a, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(10), shadow.WithSalt("a"))
+	b, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(10), shadow.WithSalt("b"))
+	both := 0
+	for i := range keys {
+		if key := fmt.Sprint("user:", i); a.Enforced(key) && b.Enforced(key) {
+			both++
+		}
+	}
+	require.InDelta(t, keys/100, both, 5*math.Sqrt(keys/100), "a tenth of a tenth")
+}
+
+func TestPoliciesAreTheLimiters(t *testing.T) {
+	inner := inMemory(t, "token_bucket", ratelimit.PerHour(2))
+	lim, _ := limiter(t, inner)
+	want, err := ratelimit.AppendPolicies(t.Context(), make([]ratelimit.Policy, 1), inner, "key")
+	require.NoError(t, err)
+	require.Len(t, want, 2)
+	got, err := ratelimit.AppendPolicies(t.Context(), make([]ratelimit.Policy, 1), lim, "key")
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
+
+func TestTheShareChangesWhileCallersDecide(t *testing.T) {
+	var denied atomic.Int64
+	lim, err := shadow.New(inMemory(t, "token_bucket", ratelimit.PerHour(100)), func(_ context.Context, _ string, _ int, r ratelimit.Result, _ error) {
+		if !r.Allowed {
+			denied.Add(1)
+		}
+	})
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 500 {
+				if _, err := lim.Allow(t.Context(), "key"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range 500 {
+		require.NoError(t, lim.SetEnforcement(float64(i%101)))
+	}
+	wg.Wait()
+	require.EqualValues(t, 1900, denied.Load(), "what is charged is as without a shadow")
+}
+
+func BenchmarkAllow(b *testing.B) {
+	inner := ratelimit.Static(ratelimit.Result{}, nil)
+	lim, err := shadow.New(inner, none, shadow.WithEnforcement(50))
+	require.NoError(b, err)
+	for name, l := range map[string]ratelimit.Limiter{"static": inner, "in shadow": lim} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			ctx := b.Context()
+			for b.Loop() {
+				_, _ = l.Allow(ctx, "user:1234567890ab")
+			}
+		})
+	}
+}

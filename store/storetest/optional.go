@@ -1,0 +1,157 @@
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// What a store may be beyond the least: store.Joint and store.Forcer. Limits have long
+// Periods, of which no real time uses up anything.
+
+// pair is a limiter on the store under test and its like on the reference store.
+type pair struct{ tested, reference ratelimit.Limiter }
+
+// limitOf is a limit of some hours.
+func limitOf(rng *rand.Rand) ratelimit.Limit {
+	return ratelimit.Limit{Rate: 1 + rng.IntN(20), Period: time.Duration(1+rng.IntN(7)) * 53 * time.Minute}
+}
+
+// pairs returns limiters on both stores, which are not watched: their Periods are long.
+func pairs(t testing.TB, b *bench, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) pair {
+	t.Helper()
+	tested, err := ratelimit.New(algorithm, b.store, l, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reference, err := ratelimit.New(algorithm, newReference(b.read), l, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair{tested, reference}
+}
+
+// decidedTogether is a check of store.Joint: what a call of several limits charges, and
+// the Result of each, is what they would have said alone, or nothing.
+func decidedTogether(t testing.TB, s *suite, _ algorithm) {
+	for seed := range uint64(20) {
+		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 1))
+		if _, ok := b.store.(store.Joint); !ok {
+			return
+		}
+		var parts []pair
+		var tested []ratelimit.Limiter
+		for i := range 1 + rng.IntN(5) {
+			p := pairs(t, b, algorithms[rng.IntN(len(algorithms))].name, limitOf(rng), ratelimit.WithName(fmt.Sprint(i)))
+			parts, tested = append(parts, p), append(tested, p.tested)
+		}
+		all, err := ratelimit.NewAll(tested...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range traceLen {
+			if err := decideTogether(all, parts, 1+rng.IntN(6)); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			b.advance(time.Duration(rng.Int64N(int64(time.Hour))))
+		}
+	}
+}
+
+// decideTogether asks all, and its parts alone, for n events.
+func decideTogether(all *ratelimit.All, parts []pair, n int) error {
+	ctx, fits := context.Background(), true
+	for _, p := range parts {
+		r, err := p.reference.Peek(ctx, "key")
+		if err != nil {
+			return err
+		}
+		fits = fits && r.Remaining >= n
+	}
+	got, err := all.AllowN(ctx, "key", n)
+	if err != nil {
+		return err
+	}
+	if got.Allowed != fits || len(got.Parts()) != len(parts) {
+		return fmt.Errorf("%d events fit: %v, and are decided as %+v", n, fits, got)
+	}
+	for i, p := range parts {
+		want, err := p.reference.Peek(ctx, "key")
+		if err != nil {
+			return err
+		}
+		part := got.Parts()[i]
+		if fits || want.Remaining < n {
+			if want, err = p.reference.AllowN(ctx, "key", n); err != nil {
+				return err
+			}
+		} else { // it would have been admitted, and nothing was charged
+			part.ResetAfter, part.Delay, want.ResetAfter, want.Delay = 0, 0, 0, 0
+		}
+		if part != want {
+			return fmt.Errorf("limit %d says of %d events\n%+v, and alone\n%+v", i, n, part, want)
+		}
+	}
+	return nil
+}
+
+// debts is a check of store.Forcer: what is charged past the limit counts as it does
+// on the reference store.
+func debts(t testing.TB, s *suite, a algorithm) {
+	for seed := range uint64(20) {
+		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 2))
+		if _, ok := b.store.(store.Forcer); !ok {
+			return
+		}
+		l := limitOf(rng)
+		p := pairs(t, b, a.name, l, ratelimit.WithName("n"), ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		var admissions []ratelimit.Result
+		for i := range traceLen {
+			n, kind := 1+rng.IntN(25), rng.IntN(6)
+			var of ratelimit.Result
+			if kind == 0 && len(admissions) > 0 {
+				of = admissions[rng.IntN(len(admissions))]
+			}
+			got, err := debtCall(p.tested, kind, n, of)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := debtCall(p.reference, kind, n, of)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != want {
+				t.Fatalf("seed %d, call %d: %+v, and the reference store says %+v", seed, i, got, want)
+			}
+			if got.Allowed && kind != 1 {
+				admissions = append(admissions, got)
+			}
+			if rng.IntN(8) == 0 {
+				l = limitOf(rng)
+			}
+			b.advance(time.Duration(rng.Int64N(int64(l.Period))))
+		}
+	}
+}
+
+// debtCall refunds n events of of, peeks, charges or asks.
+func debtCall(lim ratelimit.Limiter, kind, n int, of ratelimit.Result) (r ratelimit.Result, err error) {
+	ctx := context.Background()
+	switch {
+	case kind == 0 && of.Allowed:
+		err = lim.Refund(ctx, "key", of, n)
+	case kind == 1:
+		r, err = lim.Peek(ctx, "key")
+	case kind <= 3:
+		r, err = lim.(ratelimit.Charger).Charge(ctx, "key", n)
+	default:
+		r, err = lim.AllowN(ctx, "key", n)
+	}
+	return r, err
+}

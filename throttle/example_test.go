@@ -1,0 +1,71 @@
+package throttle_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
+)
+
+// A request waits for its permit up to a tenth of a second. What would take longer
+// is denied at once.
+func ExampleNewWaiter() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 50, Period: time.Second, Burst: 1})
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := throttle.NewWaiter(bucket, 100*time.Millisecond)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	ctx := context.Background()
+	for range 3 {
+		r, err := limiter.Allow(ctx, "user:42") // the second and third sleep some 20 ms
+		fmt.Println(r.Allowed, err)
+	}
+	r, err := limiter.AllowN(ctx, "user:42", 10)
+	fmt.Println(r.Allowed, r.RetryAfter == ratelimit.Never, err)
+	// Output:
+	// true <nil>
+	// true <nil>
+	// true <nil>
+	// false true <nil>
+}
+
+// Three requests an hour are served at once, and each one beyond a second later than
+// the one before. Waiting is the caller's part, by r.Delay, or ratelimit.Wait's.
+func ExampleNewSlowdown() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	count, err := ratelimit.NewSlidingLog(mem, ratelimit.PerHour(1000))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := throttle.NewSlowdown(count, throttle.Slow{Free: 3, Step: time.Second, Max: 2 * time.Second})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for range 6 {
+		r, err := limiter.Allow(context.Background(), "user:42")
+		fmt.Println(r.Allowed, r.Delay, err)
+	}
+	// Output:
+	// true 0s <nil>
+	// true 0s <nil>
+	// true 0s <nil>
+	// true 1s <nil>
+	// true 2s <nil>
+	// true 2s <nil>
+}

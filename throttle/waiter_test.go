@@ -1,0 +1,461 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/throttle"
+)
+
+const jitter = 10 * time.Millisecond
+
+func TestAWaiterWithoutItsPartsIsRefused(t *testing.T) {
+	lim := inMemory(t, "token_bucket", ratelimit.PerSecond(1))
+	var none *ratelimit.TokenBucket
+	for name, refused := range map[string]func() (*throttle.Waiter, error){
+		"no limiter":          func() (*throttle.Waiter, error) { return throttle.NewWaiter(nil, time.Second) },
+		"a typed nil":         func() (*throttle.Waiter, error) { return throttle.NewWaiter(none, time.Second) },
+		"no maximum":          func() (*throttle.Waiter, error) { return throttle.NewWaiter(lim, 0) },
+		"a negative maximum":  func() (*throttle.Waiter, error) { return throttle.NewWaiter(lim, -1) },
+		"a nil option":        func() (*throttle.Waiter, error) { return throttle.NewWaiter(lim, 1, nil) },
+		"nobody may wait":     func() (*throttle.Waiter, error) { return throttle.NewWaiter(lim, 1, throttle.WithMaxWaiting(0)) },
+		"fewer than nobody":   func() (*throttle.Waiter, error) { return throttle.NewWaiter(lim, 1, throttle.WithMaxWaiting(-1)) },
+		"an option too large": func() (*throttle.Waiter, error) { return throttle.NewWaiter(lim, 1, throttle.WithMaxWaiting(beyond())) },
+	} {
+		w, err := refused()
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+		require.Nil(t, w, name)
+	}
+}
+
+// beyond is 2^31, or where int has 32 bits what comes after 2^31-1 there.
+func beyond() int {
+	n := math.MaxInt32
+	return n + 1
+}
+
+func TestAWaiterRefusesBadInput(t *testing.T) {
+	badInputIsRefused(t, waiter(t, inMemory(t, "token_bucket", ratelimit.PerSecond(1)), time.Second))
+	aZeroValueIsAnError(t, new(throttle.Waiter))
+}
+
+func TestAWaiterHandsOnErrorsAndPolicies(t *testing.T) {
+	wrap := func(l ratelimit.Limiter) ratelimit.Limiter { return waiter(t, l, time.Second) }
+	errorsAreTheLimiters(t, wrap)
+	policiesAreTheLimiters(t, wrap)
+}
+
+func TestWhatIsAdmittedAtOnceIsNotDelayed(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerMinute(2), func(t *testing.T, lim ratelimit.Limiter) {
+		took, r := allow(t, t.Context(), waiter(t, lim, time.Second))
+		require.Zero(t, took)
+		require.True(t, r.Allowed)
+		require.Equal(t, 1, r.Remaining)
+	})
+}
+
+func TestAWaiterSleepsUntilTheLimiterAdmits(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerMinute(2), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, 2*time.Minute)
+		spend(t, lim, 2)
+		before := peek(t, lim)
+		took, r := allow(t, t.Context(), w)
+		require.True(t, r.Allowed)
+		require.Zero(t, r.Delay, "it has been slept")
+		require.Zero(t, r.RetryAfter)
+		require.GreaterOrEqual(t, took, before.RetryAfter)
+		require.LessOrEqual(t, took, before.ResetAfter+jitter)
+		require.Zero(t, w.Waiting())
+
+		left := peek(t, lim).Remaining
+		require.NoError(t, w.Refund(t.Context(), "key", r, 1))
+		require.Equal(t, left+1, peek(t, lim).Remaining, "what was slept for can be refunded")
+	})
+}
+
+func TestAWaiterDeniesAtOnceWhatWouldTakeLonger(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerHour(2), func(t *testing.T, lim ratelimit.Limiter) {
+		time.Sleep(time.Minute) // so that the window ends in 59
+		w := waiter(t, lim, time.Minute)
+		spend(t, lim, 2)
+		want := peek(t, lim)
+		if _, leaky := lim.(*ratelimit.LeakyBucket); leaky {
+			want.RetryAfter = 59 * time.Minute // of the hour until its turn; the sleep is a minute
+		}
+		took, r := allow(t, t.Context(), w)
+		require.Zero(t, took)
+		require.Equal(t, want, r)
+		require.ErrorIs(t, w.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidN)
+
+		r, err := w.AllowN(t.Context(), "key", 3)
+		require.NoError(t, err)
+		require.Equal(t, ratelimit.Never, r.RetryAfter)
+	})
+}
+
+func TestAWaitOfExactlyTheMaximumIsSlept(t *testing.T) {
+	inBubble(t, "token_bucket", ratelimit.Every(time.Minute), func(t *testing.T, lim ratelimit.Limiter) {
+		spend(t, lim, 1)
+		took, r := allow(t, t.Context(), waiter(t, lim, time.Minute-1))
+		require.Zero(t, took)
+		require.False(t, r.Allowed)
+		took, r = allow(t, t.Context(), waiter(t, lim, time.Minute))
+		require.Equal(t, time.Minute, took, "the jitter is cut by the maximum")
+		require.True(t, r.Allowed)
+	})
+}
+
+func TestTheMaximumIsOfAllSleepsTogether(t *testing.T) {
+	inBubble(t, "token_bucket", ratelimit.Every(time.Minute), func(t *testing.T, lim ratelimit.Limiter) {
+		spend(t, lim, 1)
+		w := waiter(t, lim, 90*time.Second)
+		time.AfterFunc(time.Minute, func() { spend(t, lim, 1) }) // another is faster
+		took, r := allow(t, t.Context(), w)
+		require.False(t, r.Allowed)
+		require.GreaterOrEqual(t, took, time.Minute)
+		require.LessOrEqual(t, took, time.Minute+jitter, "30 s are left, and a minute would be needed")
+		require.InDelta(t, 2*time.Minute-took, r.RetryAfter, float64(time.Microsecond))
+	})
+}
+
+func TestCallersThatWaitGetWhatTheLimiterAdmitsAndNoneSleepsLonger(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.Limit{Rate: 10, Period: 10 * time.Second}, func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, 5500*time.Millisecond)
+		spend(t, lim, 10)
+		var admitted atomic.Int64
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				took, r := allow(t, t.Context(), w)
+				require.LessOrEqual(t, took, 5500*time.Millisecond)
+				if r.Allowed {
+					admitted.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		want := 0 // the window is full until 10 s, the log as well; the queue is 10 s long
+		if _, ok := lim.(*ratelimit.TokenBucket); ok {
+			want = 5
+		}
+		require.EqualValues(t, want, admitted.Load())
+		require.Zero(t, w.Waiting())
+	})
+}
+
+func TestAContextThatEndsInASleepGivesItsErrorAndKeepsNoPermit(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerHour(2), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, 3*time.Hour)
+		spend(t, lim, 1)
+		if _, leaky := lim.(*ratelimit.LeakyBucket); !leaky { // which has a turn to wait for already
+			spend(t, lim, 1)
+		}
+		before := peek(t, lim)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		took, r, err := timed(func() (ratelimit.Result, error) { return w.Allow(ctx, "key") })
+		require.ErrorIs(t, err, context.Canceled)
+		require.Zero(t, r)
+		require.Equal(t, time.Second, took)
+		require.Equal(t, before.Remaining, peek(t, lim).Remaining)
+		require.Zero(t, w.Waiting())
+	})
+}
+
+func TestADeadlineIsAShorterMaximum(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerHour(2), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, 3*time.Hour)
+		spend(t, lim, 2)
+		before := peek(t, lim)
+		ctx, cancel := context.WithTimeout(t.Context(), before.RetryAfter)
+		defer cancel()
+		took, r := allow(t, ctx, w)
+		require.Zero(t, took, "a permit at the deadline is too late")
+		require.False(t, r.Allowed)
+		want := before.RetryAfter
+		if _, leaky := lim.(*ratelimit.LeakyBucket); leaky { // its turn is in an hour; 1 µs later it is in time
+			want += time.Microsecond
+		}
+		require.Equal(t, want, r.RetryAfter)
+
+		ctx, cancel = context.WithTimeout(t.Context(), before.ResetAfter+time.Second)
+		defer cancel()
+		_, r = allow(t, ctx, w)
+		require.True(t, r.Allowed)
+	})
+}
+
+func TestATurnIsSlept(t *testing.T) {
+	inBubble(t, "leaky_bucket", ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 5}, func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, time.Second)
+		began := time.Now()
+		for i := range 8 {
+			_, r := allow(t, t.Context(), w)
+			require.True(t, r.Allowed)
+			require.Zero(t, r.Delay)
+			require.Equal(t, time.Duration(i)*100*time.Millisecond, time.Since(began))
+		}
+	})
+}
+
+// The turns are a minute apart, and the caller waits 150 s: for two of them.
+func TestATurnThatWouldComeTooLateIsGivenBackAndRetryAfterIsExact(t *testing.T) {
+	for name, burst := range map[string]int{"there is room in the queue": 10, "the queue is full": 4} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, "leaky_bucket", ratelimit.Limit{Rate: 60, Period: time.Hour, Burst: burst}, func(t *testing.T, lim ratelimit.Limiter) {
+				w := waiter(t, lim, 150*time.Second)
+				spend(t, lim, 4)
+				took, r := allow(t, t.Context(), w)
+				require.Zero(t, took)
+				require.False(t, r.Allowed)
+				require.Equal(t, 90*time.Second, r.RetryAfter)
+				require.Equal(t, burst, r.Limit)
+				require.Zero(t, r.Remaining)
+				require.Equal(t, 4*time.Minute, r.ResetAfter)
+				require.Equal(t, r, peek(t, w))
+				require.Equal(t, burst-4, peek(t, lim).Remaining, "the turn was given back")
+				require.ErrorIs(t, w.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidN, "once")
+
+				time.Sleep(r.RetryAfter - time.Microsecond)
+				took, again := allow(t, t.Context(), w)
+				require.Zero(t, took)
+				require.False(t, again.Allowed)
+				require.Equal(t, time.Microsecond, again.RetryAfter)
+				time.Sleep(time.Microsecond)
+				took, again = allow(t, t.Context(), w)
+				require.True(t, again.Allowed)
+				require.Equal(t, 150*time.Second, took)
+			})
+		})
+	}
+}
+
+// That l is a leaky bucket is not seen through another limiter: its denial says
+// nothing of the turn, which is behind a minute of sleep another minute away.
+func TestATurnThatComesTooLateAfterASleepIsInTimeForANewCall(t *testing.T) {
+	inBubble(t, "leaky_bucket", ratelimit.Limit{Rate: 1, Period: time.Minute, Burst: 2}, func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, &broken{Limiter: lim}, 90*time.Second)
+		spend(t, lim, 2)
+		took, r := allow(t, t.Context(), w)
+		require.GreaterOrEqual(t, took, time.Minute)
+		require.LessOrEqual(t, took, time.Minute+jitter)
+		require.False(t, r.Allowed)
+		require.Equal(t, time.Microsecond, r.RetryAfter)
+		time.Sleep(r.RetryAfter)
+		took, r = allow(t, t.Context(), w)
+		require.True(t, r.Allowed)
+		require.LessOrEqual(t, took, time.Minute)
+	})
+}
+
+func TestATurnThatCannotBeGivenBackIsAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &broken{Limiter: inMemory(t, "leaky_bucket", ratelimit.PerHour(10)), refund: ratelimit.ErrStore}
+		spend(t, b, 1)
+		r, err := waiter(t, b, time.Second).Allow(t.Context(), "key")
+		require.ErrorIs(t, err, ratelimit.ErrStore)
+		require.Zero(t, r)
+
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Hour, nil)
+		time.AfterFunc(time.Second, cancel)
+		_, err = waiter(t, b, time.Hour).Allow(ctx, "key")
+		require.ErrorIs(t, err, ratelimit.ErrStore)
+		require.ErrorIs(t, err, context.Canceled)
+	})
+}
+
+func TestAnErrorAfterASleepIsTheLimiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failure := errors.New("no limit")
+		b := &broken{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(1)), allow: failure, works: 2}
+		w := waiter(t, b, time.Hour)
+		spend(t, w, 1)
+		took, r, err := timed(func() (ratelimit.Result, error) { return w.Allow(t.Context(), "key") })
+		require.ErrorIs(t, err, failure)
+		require.Zero(t, r)
+		require.Equal(t, time.Hour, took)
+		require.Zero(t, w.Waiting())
+	})
+}
+
+func TestOnlySoManyWaitAtOnce(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.Limit{Rate: 10, Period: time.Hour}, func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, 2*time.Hour, throttle.WithMaxWaiting(3))
+		spend(t, lim, 8)
+		if _, leaky := lim.(*ratelimit.LeakyBucket); !leaky {
+			spend(t, lim, 2)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() { _, _ = w.AllowN(ctx, "key", 1) })
+		}
+		synctest.Wait()
+		require.Equal(t, 3, w.Waiting())
+
+		for range 2 {
+			plain := peek(t, lim)
+			took, r := allow(t, t.Context(), w)
+			require.Zero(t, took)
+			require.False(t, r.Allowed)
+			want := plain.RetryAfter
+			if _, leaky := lim.(*ratelimit.LeakyBucket); leaky {
+				want = plain.ResetAfter // the queue is full
+			}
+			require.Equal(t, want, r.RetryAfter, "without a sleep")
+			require.Equal(t, r, peek(t, w))
+			require.Equal(t, plain.Remaining, peek(t, lim).Remaining)
+		}
+		_, err := w.Allow(t.Context(), "another key")
+		require.NoError(t, err, "what need not wait needs no place")
+
+		cancel()
+		wg.Wait()
+		require.Zero(t, w.Waiting())
+		_, r := allow(t, t.Context(), w)
+		require.True(t, r.Allowed, "the places are free again")
+	})
+}
+
+func TestATurnNeedsAPlaceToWait(t *testing.T) {
+	inBubble(t, "leaky_bucket", ratelimit.PerHour(60), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, time.Hour, throttle.WithMaxWaiting(1))
+		spend(t, lim, 4)
+		var wg sync.WaitGroup
+		wg.Go(func() { allow(t, t.Context(), w) })
+		synctest.Wait()
+		for range 2 {
+			_, r := allow(t, t.Context(), w)
+			require.Equal(t, ratelimit.Result{Limit: 60, RetryAfter: 5 * time.Minute, ResetAfter: 5 * time.Minute}, r)
+		}
+		wg.Wait()
+	})
+}
+
+func TestAThousandAndTwentyFourWaitByDefault(t *testing.T) {
+	inBubble(t, "token_bucket", ratelimit.PerHour(1), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, time.Hour)
+		spend(t, lim, 1)
+		var wg sync.WaitGroup
+		for range 1500 {
+			wg.Go(func() { _, _ = w.Allow(t.Context(), "key") })
+		}
+		synctest.Wait()
+		require.Equal(t, 1024, w.Waiting())
+		wg.Wait()
+		require.Zero(t, w.Waiting())
+	})
+}
+
+func TestPeekTellsTheSleepAndChargesNothing(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerHour(2), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, 2*time.Hour)
+		require.Equal(t, peek(t, lim), peek(t, w))
+		time.Sleep(time.Minute) // so that the window ends in 59
+		spend(t, lim, 2)
+		hasty := waiter(t, lim, time.Second)
+		_, denied := allow(t, t.Context(), hasty)
+		require.False(t, denied.Allowed)
+		require.Equal(t, denied, peek(t, hasty))
+
+		before, r := peek(t, lim), peek(t, w)
+		require.True(t, r.Allowed)
+		require.Zero(t, r.RetryAfter)
+		require.Equal(t, before, peek(t, lim))
+		require.ErrorIs(t, w.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidN)
+		took, _ := allow(t, t.Context(), w)
+		require.InDelta(t, r.Delay, took, float64(jitter))
+	})
+}
+
+func TestResetIsTheLimiters(t *testing.T) {
+	lim := inMemory(t, "token_bucket", ratelimit.PerHour(2))
+	w := waiter(t, lim, time.Second)
+	spend(t, w, 2)
+	require.NoError(t, w.Reset(t.Context(), "key"))
+	require.Equal(t, 2, peek(t, w).Remaining)
+}
+
+// A denial without a RetryAfter is against the contract: it must not make a busy loop.
+func TestALimiterThatGivesNoRetryAfterIsAskedOnceAMillisecond(t *testing.T) {
+	for _, retry := range []time.Duration{0, -time.Hour, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			b := &broken{Limiter: ratelimit.Static(ratelimit.Result{RetryAfter: retry}, nil)}
+			began := time.Now()
+			r, err := waiter(t, b, time.Second).AllowN(t.Context(), "key", 1)
+			require.NoError(t, err)
+			require.False(t, r.Allowed)
+			require.LessOrEqual(t, time.Since(began), time.Second)
+			require.LessOrEqual(t, b.calls, 1001)
+		})
+	}
+}
+
+func TestAWaiterBoundsAndSleepsTheDelaysOfASlowdown(t *testing.T) {
+	inBubble(t, "token_bucket", ratelimit.PerHour(1000), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, slowdown(t, lim, throttle.Slow{Free: 1, Step: time.Second, Max: time.Minute}), 2*time.Second)
+		for i, want := range []time.Duration{0, time.Second, 2 * time.Second} {
+			took, r := allow(t, t.Context(), w)
+			require.True(t, r.Allowed, i)
+			require.Equal(t, want, took, i)
+		}
+		before := peek(t, lim).Remaining
+		took, r := allow(t, t.Context(), w)
+		require.Zero(t, took)
+		require.False(t, r.Allowed)
+		require.Equal(t, time.Second, r.RetryAfter)
+		require.Equal(t, before, peek(t, lim).Remaining)
+	})
+}
+
+func TestAWaiterOnRedis(t *testing.T) {
+	lim := onRedis(t, "token_bucket", ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 1})
+	w := waiter(t, lim, time.Minute)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 3 {
+				_, r := allow(t, t.Context(), w)
+				require.True(t, r.Allowed)
+				require.Zero(t, r.Delay)
+			}
+		})
+	}
+	wg.Wait()
+
+	slow := onRedis(t, "token_bucket", ratelimit.PerHour(1))
+	spend(t, slow, 1)
+	_, r := allow(t, t.Context(), waiter(t, slow, time.Minute))
+	require.False(t, r.Allowed)
+	require.Greater(t, r.RetryAfter, 50*time.Minute)
+}
+
+func TestAWaitThatIsCancelledGivesItsTurnBackOnRedis(t *testing.T) {
+	lim := onRedis(t, "leaky_bucket", ratelimit.PerHour(10))
+	w := waiter(t, lim, 24*time.Hour)
+	spend(t, lim, 4)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for w.Waiting() == 0 {
+			runtime.Gosched()
+		}
+		cancel()
+	}()
+	_, err := w.Allow(ctx, "key")
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, 6, peek(t, lim).Remaining)
+
+	_, r := allow(t, t.Context(), waiter(t, lim, time.Minute))
+	require.False(t, r.Allowed, "its turn is in 24 minutes")
+	require.Equal(t, 6, peek(t, lim).Remaining)
+}
