@@ -228,6 +228,7 @@ type limiter struct {
 	title     string // by WithTitle, or else the name, or the limit as text
 	limit     Limit
 	integers  store.Limit // limit as the store reads it
+	policy    Policy      // by limit
 	limitFunc func(ctx context.Context, key string) (Limit, error)
 	lines     *lines // nil unless calls are coalesced
 }
@@ -252,6 +253,7 @@ func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, e
 	if lim.title == "" {
 		lim.title = cmp.Or(lim.name, l.String())
 	}
+	lim.policy = lim.policyOf(l, lim.integers)
 	lim.space = store.NewSpace(&a.rule, lim.identity())
 	return lim, nil
 }

@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"context"
 	"time"
+
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Policy is a limit that a limiter enforces, as clients may be told of it: Quota
@@ -43,20 +45,25 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 	if lim.store == nil {
 		return dst, errNoConstructor
 	}
-	l := lim.limit
-	if lim.limitFunc != nil {
-		given, err := lim.limitFunc(ctx, key)
-		if err != nil {
-			return dst, err
-		}
-		if given != (Limit{}) {
-			l = given
-		}
+	if lim.limitFunc == nil {
+		return append(dst, lim.policy), nil
+	}
+	l, err := lim.limitFunc(ctx, key)
+	if err != nil {
+		return dst, err
+	}
+	if l == (Limit{}) || l == lim.limit {
+		return append(dst, lim.policy), nil
 	}
 	integers, err := lim.algorithm.integers(l)
 	if err != nil {
 		return dst, err
 	}
+	return append(dst, lim.policyOf(l, integers)), nil
+}
+
+// policyOf is the policy by limit l, which is integers to the store.
+func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
 	p := Policy{Name: lim.title, Limit: l, Quota: int(integers.Burst), Window: l.Period}
 	switch {
 	case l == Unlimited():
@@ -66,7 +73,7 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 	case lim.algorithm.burst:
 		p.Window = time.Duration(drainTime(integers.Burst, 0, integers)) * time.Microsecond
 	}
-	return append(dst, p), nil
+	return p
 }
 
 // AppendPolicies appends the policies of the limiter whose store may fail.
