@@ -46,13 +46,16 @@ func WritePlainText(w http.ResponseWriter, d Decision) {
 	http.Error(w, http.StatusText(code), code)
 }
 
+// tooManyHead is what nearly all refusals begin with.
+var tooManyHead = string(appendHead(nil, quotaExceeded, http.StatusTooManyRequests, "Too many requests."))
+
 // appendProblem appends the body of a refusal.
 func appendProblem(b []byte, code int, t *told, texts *policyTexts) []byte {
-	problem, detail := quotaExceeded, "Too many requests."
 	if code == http.StatusServiceUnavailable {
-		problem, detail = lessCapacity, "The service cannot check its limits now."
+		b = appendHead(b, lessCapacity, code, "The service cannot check its limits now.")
+	} else {
+		b = append(b, tooManyHead...)
 	}
-	b = appendHead(b, problem, code, detail)
 	d, ok := until(&t.result)
 	if ok {
 		b = append(b[:len(b)-1], " Try again in "...) // before the quote
