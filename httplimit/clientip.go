@@ -85,6 +85,11 @@ func ClientIP(opts ...IPOption) Key {
 var errNoAddress = fmt.Errorf("%w: RemoteAddr is no address", ErrNoIdentity)
 
 func (c *clientIP) of(r *http.Request) (string, error) {
+	if len(c.trusted) == 0 {
+		if host, ok := ipv4Host(r.RemoteAddr); ok {
+			return host, nil
+		}
+	}
 	peer, text, ok := parseAddr(r.RemoteAddr)
 	if !ok {
 		return "", errNoAddress
@@ -166,6 +171,28 @@ func parseAddr(s string) (addr netip.Addr, text string, ok bool) {
 		return addr, host, true
 	}
 	return addr.WithZone("").Unmap(), "", true
+}
+
+// ipv4Host is the host of s, if that is an IPv4 address in its one form with a port. It
+// says what parseAddr says of most addresses, in half the time.
+func ipv4Host(s string) (host string, ok bool) {
+	value, digits, dots := 0, 0, 0
+	for i, c := range []byte(s) {
+		switch {
+		case c >= '0' && c <= '9':
+			if value = 10*value + int(c-'0'); value > 255 || digits > 0 && value < 10 { // as 0 in front has it
+				return "", false
+			}
+			digits++
+		case c == '.' && digits > 0:
+			value, digits, dots = 0, 0, dots+1
+		case c == ':' && digits > 0 && dots == 3:
+			return s[:i], isPort(s[i:])
+		default:
+			return "", false
+		}
+	}
+	return "", false
 }
 
 // isPort is whether s is "", or a colon and digits.
