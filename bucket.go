@@ -36,10 +36,13 @@ func bucketLevel(s store.State, l store.Limit, now int64) (at, whole, part int64
 // capacity is cut before time is credited: the other order would lock a key out
 // until the old level has drained.
 func bucketConvert(s store.State, l store.Limit) (whole, part int64) {
-	switch {
-	case s.Whole >= l.Burst:
-		return l.Burst, 0
-	case s.Period != l.Period && s.Part > 0:
+	if s.Whole >= l.Burst {
+		if s.Whole < overdrawn {
+			return l.Burst, 0
+		}
+		s.Whole -= overdrawn
+	}
+	if s.Period != l.Period && s.Part > 0 {
 		return s.Whole + 1, 0
 	}
 	return s.Whole, s.Part
@@ -88,7 +91,7 @@ func drainsWithin(l store.Limit, limit int64) bool {
 	return hi < most || hi == most && lo <= least
 }
 
-func bucketLife(s store.State, l store.Limit) int64 { return drainTime(s.Whole, s.Part, l) }
+func bucketLife(s store.State, l store.Limit) int64 { return drainTime(s.Whole&^overdrawn, s.Part, l) }
 
 // bucketSpend is what is left of the level: it falls evenly from s.At to end.
 func bucketSpend(s store.State, end, now int64) int64 {
@@ -96,16 +99,16 @@ func bucketSpend(s store.State, end, now int64) int64 {
 	if now >= end {
 		return 0
 	}
-	hi, lo := bits.Mul64(uint64(s.Whole+1), uint64(end-now))
+	hi, lo := bits.Mul64(uint64(s.Whole&^overdrawn+1), uint64(end-now))
 	q, _ := bits.Div64(hi, lo, uint64(end-s.At))
 	return int64(q)
 }
 
 // chargedLevel is the level that c left behind, as a state: what drained from then
-// until c.Due.
-func chargedLevel(c store.Charge) store.State {
+// until c.Due. It is past the capacity if s is.
+func chargedLevel(c store.Charge, s store.State) store.State {
 	whole, part := flow(c.Due-c.At, c.Rate, c.Period)
-	return store.State{At: c.At, Period: c.Period, Whole: whole, Part: part}
+	return store.State{At: c.At, Period: c.Period, Whole: min(whole, maxEvents) | s.Whole&overdrawn, Part: part}
 }
 
 // bucketRefund takes from the level what is still charged of c. Events drain in
@@ -118,21 +121,45 @@ func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store
 	if now >= c.Due || c.At > s.At { // a state before the charge is another one
 		return s
 	}
-	_, w, p := bucketLevel(chargedLevel(c), l, now)
+	_, w, p := bucketLevel(chargedLevel(c, s), l, now)
 	if w >= c.N {
 		w, p = c.N, 0
 	}
 	if w > whole || w == whole && p >= part { // all that is there
 		return store.State{}
 	}
-	if s.Whole >= l.Burst {
+	owing := s.Whole & overdrawn
+	s.Whole &^= overdrawn
+	if owing == 0 && s.Whole >= l.Burst {
 		s.Whole, s.Part = l.Burst, 0
 	}
 	if s.Period != l.Period {
 		p = 0
 	}
 	s.Whole, s.Part = subtract(s.Whole, s.Part, w, p, s.Period)
+	if s.Whole > 0 {
+		s.Whole |= owing
+	}
 	return s
+}
+
+// overdrawn is added to the Whole of a level that was charged past the capacity, and so is
+// not to be clamped to it. The level itself is below.
+const overdrawn = 1 << 31
+
+// bucketOver is a level that may lie past the capacity.
+func bucketOver(next store.State, l store.Limit, most int64) store.State {
+	if next.Whole = min(next.Whole, most); next.Whole >= l.Burst {
+		next.Whole += overdrawn
+	}
+	return next
+}
+
+// bucketMost is the most that a level may hold: what drains in 100 years, as a full
+// bucket does.
+func bucketMost(l store.Limit) int64 {
+	whole, _ := flow(maxRefill, l.Rate, l.Period)
+	return min(whole, maxEvents)
 }
 
 func bucketRoom(l store.Limit, r store.Reply) int64 {
@@ -140,14 +167,14 @@ func bucketRoom(l store.Limit, r store.Reply) int64 {
 	if r.Z > 0 { // an event that has not drained whole keeps its place
 		room--
 	}
-	return room
+	return max(0, room)
 }
 
 // bucketReport is the whole report of a token bucket. The reply is now and the
 // level.
 func bucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	whole, part := r.Y+charged, r.Z
-	v := verdict{remaining: bucketRoom(l, r) - charged, reset: drainTime(whole, part, l)}
+	v := verdict{remaining: max(0, bucketRoom(l, r)-charged), reset: drainTime(whole, part, l)}
 	if !r.OK && n <= l.Burst {
 		v.retry = drainTime(whole+n-l.Burst, part, l)
 	}

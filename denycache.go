@@ -132,26 +132,12 @@ func NewDenyCache(l Limiter, opts ...DenyCacheOption) (*DenyCache, error) {
 }
 
 // asksLimits is what the five types have in common, if l is one of them and has a
-// limit function. (An interface would also find what another type embeds, and call
-// it in place of that type's own AllowN.)
+// limit function.
 func asksLimits(l Limiter) *limiter {
-	var lim *limiter
-	switch l := l.(type) {
-	case *FixedWindow:
-		lim = &l.limiter
-	case *SlidingWindow:
-		lim = &l.limiter
-	case *SlidingLog:
-		lim = &l.limiter
-	case *TokenBucket:
-		lim = &l.limiter
-	case *LeakyBucket:
-		lim = &l.limiter
+	if lim := coreOf(l); lim != nil && lim.limitFunc != nil {
+		return lim
 	}
-	if lim == nil || lim.limitFunc == nil {
-		return nil
-	}
-	return lim
+	return nil
 }
 
 var errNoDenyCache = fmt.Errorf("%w: a DenyCache is made by its constructor", ErrInvalidLimit)
@@ -199,6 +185,14 @@ func (d *DenyCache) Peek(ctx context.Context, key string) (Result, error) {
 		return Result{}, errNoDenyCache
 	}
 	return d.inner.Peek(ctx, key)
+}
+
+// Charge is the limiter's own.
+func (d *DenyCache) Charge(ctx context.Context, key string, n int) (Result, error) {
+	if d.inner == nil {
+		return Result{}, errNoDenyCache
+	}
+	return charge(ctx, d.inner, key, n)
 }
 
 // Refund is the limiter's own, and forgets the denial of key. A local denial has

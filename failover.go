@@ -393,6 +393,35 @@ func (f *Failover) settle(ctx context.Context, key string) error {
 	return nil
 }
 
+// Charge charges n events that have happened already, whether they fit or not. While
+// the store fails, that is an error that wraps [ErrStore] and charges nobody, but with
+// [FailLocal] the local limiter, from which they are handed back as all that it has
+// admitted.
+func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error) {
+	if err := f.check(ctx, key, n); err != nil {
+		return Result{}, err
+	}
+	r, err := f.ask(func() (Result, error) {
+		r, err := charge(ctx, f.limiter, key, n)
+		if err == nil && !asked(r) {
+			err = errUnasked
+		}
+		return r, err
+	})
+	switch {
+	case err == nil && f.policy.local != nil && r.details != &byLimit:
+		return f.mirror(ctx, key, n, r), nil
+	case err == nil || !errors.Is(err, ErrStore) || f.policy.local == nil:
+		return r, err
+	}
+	if r, err = charge(ctx, f.policy.local, key, n); err != nil {
+		return Result{}, err
+	}
+	f.owed.add(key, n, f.now(), r.ResetAfter)
+	r.details = f.marked(r.details)
+	return r, nil
+}
+
 // Refund gives back n of the events that charged admitted, to whoever admitted
 // them: the store, the local limiter, or nobody if that was [FailOpen]. It is an
 // error that wraps [ErrStore] if the store fails or the breaker is open; no policy

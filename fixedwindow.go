@@ -54,10 +54,12 @@ var fixedWindow = algorithm{
 		Name:   "fixed_window",
 		Step:   fixedWindowStep,
 		Room:   windowRoom,
+		Over:   windowOver,
 		Refund: fixedWindowRefund,
 		Life:   func(s store.State, _ store.Limit) int64 { return windowEnd(s.At, s.Period) - s.At },
 		Spend:  wholeSpend,
 		Script: script(fixedWindowLua, stateLua),
+		Joint:  jointScript,
 	},
 	report: fixedWindowReport,
 	after:  afterY,
@@ -98,8 +100,14 @@ func wholeSpend(s store.State, end, now int64) int64 {
 // windowRoom is that of a fixed window and of a log: r.Y is what counts.
 func windowRoom(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) }
 
+// windowOver is a count that may lie past the Rate, to which it is read.
+func windowOver(next store.State, _ store.Limit, most int64) store.State {
+	next.Whole = min(next.Whole, most)
+	return next
+}
+
 func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) verdict {
-	v := verdict{remaining: windowRoom(l, r) - charged, retry: r.Z, reset: r.Z}
+	v := verdict{remaining: max(0, windowRoom(l, r)-charged), retry: r.Z, reset: r.Z}
 	if charged > 0 {
 		v.reset = windowEnd(r.X, l.Period) - r.X
 	}

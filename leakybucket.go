@@ -60,10 +60,12 @@ var leakyBucket = algorithm{
 		Name:   "leaky_bucket",
 		Step:   leakyBucketStep,
 		Room:   bucketRoom,
+		Over:   bucketOver,
 		Refund: leakyBucketRefund,
 		Life:   bucketLife,
 		Spend:  bucketSpend,
 		Script: script(bucketLua, leakyBucketLua, stateLua),
+		Joint:  jointScript,
 	},
 	burst:  true,
 	report: leakyBucketReport,
@@ -85,7 +87,7 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 // the last to come, and left no lower level behind than there is.
 func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
 	whole, part := bucketConvert(s, l)
-	w, p := bucketConvert(chargedLevel(c), l)
+	w, p := bucketConvert(chargedLevel(c, s), l)
 	if c.At != s.At || w < whole || w == whole && p < part {
 		return s
 	}

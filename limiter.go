@@ -279,6 +279,21 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 	return int(r.n), r, err
 }
 
+// Charge charges n events that have happened already, whether they fit or not: what
+// exceeds an estimate ([Reserve]). Its Result says Allowed, and can be refunded;
+// Remaining is 0 while the key is past its limit.
+//
+// What is charged past the limit is paid by waiting. In the two buckets it drains as all
+// else, and nothing is admitted until the level is below the Burst again (the level
+// ends where it takes 100 years to drain, or at 2^31-1 events). In a [SlidingLog] it
+// leaves after a Period. A window counter reads more than its Rate as its Rate, so that a
+// debt ends with the window, or with the next one: for estimates that may be far off
+// use a bucket. A store that cannot force a charge takes as much as fits.
+func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
+	err = lim.decide(ctx, key, n, force, nil, &res)
+	return res, err
+}
+
 // operation is what a limiter asks its store for.
 type operation uint8
 
@@ -286,6 +301,7 @@ const (
 	take operation = iota
 	takeUpTo
 	peek
+	force
 )
 
 // decide is AllowN, AllowUpTo or Peek, by the limit given, if that is not nil. It
@@ -323,6 +339,8 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 		events = max(1, min(events, lim.algorithm.rule.Room(l, r)))
 	case peek:
 		r, err = lim.store.Peek(ctx, lim.space, key, l, events)
+	case force:
+		return lim.force(ctx, key, l, events, res)
 	}
 	if err != nil {
 		return err
@@ -334,6 +352,36 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 	res.tell(lim.algorithm.report(l, r, events, charged), r.OK, events, l.Burst)
 	res.sign(l, r.X, charged)
 	return nil
+}
+
+// force is decide for events that are charged in any case.
+func (lim *limiter) force(ctx context.Context, key string, l store.Limit, n int64, res *Result) (err error) {
+	most := lim.algorithm.most(l)
+	n = min(n, most)
+	var r store.Reply
+	if s, ok := lim.store.(store.Forcer); ok {
+		r, err = s.Force(ctx, lim.space, key, l, n, most)
+	} else {
+		r, err = lim.store.TakeUpTo(ctx, lim.space, key, l, n)
+		n = min(n, lim.algorithm.rule.Room(l, r))
+	}
+	if err != nil {
+		return err
+	}
+	r.OK = true
+	if lim.algorithm.burst { // Y is the level: no more than this has been charged
+		n = min(n, max(0, most-r.Y))
+	}
+	lim.fill(res, l, r, n, n)
+	return nil
+}
+
+// most is the most events that a state can hold.
+func (a *algorithm) most(l store.Limit) int64 {
+	if a.burst {
+		return max(l.Burst, bucketMost(l))
+	}
+	return maxEvents
 }
 
 // withoutStore is the decision by a Rate of 0, or of Unlimited.
@@ -469,8 +517,22 @@ var stateLua string
 //go:embed scripts/driver.lua
 var driverLua string
 
+//go:embed scripts/joint.lua
+var jointLua string
+
 // script is a whole Redis script: what the scripts share, the parts of the
 // algorithm, and the driver that runs it.
 func script(algorithm ...string) string {
 	return commonLua + strings.Join(algorithm, "") + driverLua
+}
+
+// jointScript is the script that decides on keys of several rules at once.
+func jointScript(rules []*store.Rule) string {
+	var text strings.Builder
+	text.WriteString(commonLua + "\nlocal rules = {}\n")
+	for _, rule := range rules {
+		own := strings.TrimSuffix(strings.TrimPrefix(rule.Script, commonLua), driverLua)
+		text.WriteString("do\n" + own + "\nrules[#rules + 1] = { plan = plan, commit = commit }\nend\n")
+	}
+	return text.String() + jointLua
 }

@@ -87,4 +87,7 @@ var (
 	_ Describer = (*LeakyBucket)(nil)
 	_ Describer = (*Failover)(nil)
 	_ Describer = (*DenyCache)(nil)
+	_ Describer = (*All)(nil)
+	_ Describer = (*Keyed)(nil)
+	_ Describer = static{}
 )

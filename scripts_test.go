@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"os"
 	"regexp"
@@ -242,8 +243,10 @@ func TestADenialMovesAStateOfTheFutureToNow(t *testing.T) {
 			allowN(t, lim, 60)
 			key := onlyKey(t, client, "*")
 			before := value(t, client, key)
+			require.NoError(t, client.Persist(t.Context(), key).Err())
 			require.False(t, allowN(t, lim, 1).Allowed)
 			require.Equal(t, before, value(t, client, key), "a denial changes nothing")
+			require.Negative(t, client.PTTL(t.Context(), key).Val(), "and is not written")
 
 			mini.SetTime(start.Add(-time.Hour))
 			_, err := lim.Peek(t.Context(), "key")
@@ -251,6 +254,7 @@ func TestADenialMovesAStateOfTheFutureToNow(t *testing.T) {
 			require.Equal(t, before, value(t, client, key), "a Peek changes nothing")
 			r := allowN(t, lim, 1)
 			require.False(t, r.Allowed)
+			require.LessOrEqual(t, r.ResetAfter, 2*time.Minute)
 			require.NotEqual(t, before, value(t, client, key))
 			require.InDelta(t, r.ResetAfter.Milliseconds(), client.PTTL(t.Context(), key).Val().Milliseconds(), 1)
 
@@ -303,6 +307,9 @@ func requireErrorsOfForeignValues(t *testing.T, client *redis.Client, numbers fu
 			"four numbers":                    numbers(now, 60, 6e7, 1), "six numbers": numbers(now, 60, 6e7, 1, 0, 0),
 			"no rate": numbers(now, 0, 6e7, 1, 0), "no period": numbers(now, 60, 0, 1, 0),
 			"a negative spend": numbers(now, 60, 6e7, -1, 0), "a negative part": numbers(now, 60, 6e7, 1, -1),
+			"a sum of 2^53": numbers(1<<53-60-6e7-1, 60, 6e7, 1, 0), "a time of 2^53": numbers(1<<53, 60, 6e7, 1, 0),
+			"a rate of 2^53": numbers(now, 1<<53, 6e7, 1, 0), "a period of 2^53": numbers(now, 60, 1<<53, 1, 0),
+			"a spend of 2^53": numbers(now, 60, 6e7, 1<<53, 0), "a part of 2^53": numbers(now, 60, 6e7, 1, 1<<53),
 		} {
 			values[name] = func() error { return client.Set(t.Context(), key, text, 0).Err() }
 		}
@@ -342,6 +349,39 @@ func requireErrorsOfForeignValues(t *testing.T, client *redis.Client, numbers fu
 	}
 }
 
+// Products are divided in pieces where they are above 2^52: by all ways through
+// muldiv, as some random triples take each.
+func TestTheScriptsDivideProductsExactly(t *testing.T) {
+	common, err := os.ReadFile("scripts/common.lua")
+	require.NoError(t, err)
+	script := string(common) + `
+local replies = {}
+for i = 2, #ARGV, 3 do
+  replies[#replies + 1] = format('%.0f %.0f', muldiv(ARGV[i] + 0, ARGV[i + 1] + 0, ARGV[i + 2] + 0))
+end
+return replies`
+	rng := rand.New(rand.NewPCG(1, 2))
+	below := func(bits int) uint64 { return rng.Uint64N(1 << (1 + rng.IntN(bits))) }
+	args, want := []any{"no operation"}, []any{}
+	for len(want) < 5000 {
+		a, b, c := below(53), below(53), 1+below(49)
+		hi, lo := bits.Mul64(a, b)
+		if hi >= c {
+			continue
+		}
+		if q, r := bits.Div64(hi, lo, c); q < 1<<53 {
+			args, want = append(args, a, b, c), append(want, fmt.Sprint(q, " ", r))
+		}
+	}
+	for _, client := range []*redis.Client{redistest.Shared(t).Client(t), redistest.Mini(t).Client(t)} {
+		got, err := client.Eval(t.Context(), script, nil, args...).Slice()
+		require.NoError(t, err)
+		for i := range want {
+			require.Equal(t, want[i], got[i], "%v", args[1+3*i:4+3*i])
+		}
+	}
+}
+
 func TestALogThatHasEndedStartsAgainWithOneBlock(t *testing.T) {
 	c := newClock()
 	client := redistest.Mini(t).Client(t) // which does not expire it first
@@ -367,6 +407,7 @@ func TestARefundOfTheLastBlockKeepsTheTimeOfTheOthers(t *testing.T) {
 	mini.SetTime(back)
 	last := allowN(t, lim, 1)
 	require.Equal(t, 35, last.Remaining)
+	require.EqualValues(t, 2, client.LLen(t.Context(), onlyKey(t, client, "*")).Val(), "a block is 64 entries")
 	mini.SetTime(back.Add(30 * time.Second))
 	require.NoError(t, lim.Refund(t.Context(), "key", last, 1))
 	require.EqualValues(t, 1, client.LLen(t.Context(), onlyKey(t, client, "*")).Val())
@@ -403,6 +444,129 @@ func TestWhatALogHasCutStaysCut(t *testing.T) {
 		peek, err := lim.Peek(t.Context(), "key")
 		require.NoError(t, err)
 		require.Equal(t, 68, peek.Remaining)
+	}
+}
+
+// After the server's clock has gone back, times are stored an hour late.
+func TestALogWhoseTimeHasMovedIsReadByAllAlike(t *testing.T) {
+	mini, l := redistest.Mini(t), ratelimit.PerMinute(60)
+	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return l, nil })
+	c, back := newClock(), start.Add(-time.Hour)
+	servers := newLimiter(t, "sliding_log", onRedis(t, mini.Client(t)), l, limits)
+	callers := newLimiter(t, "sliding_log", onRedis(t, mini.Client(t), redisstore.WithClock(c.Now)), l, limits)
+	mini.SetTime(start)
+	allowN(t, servers, 60)
+	mini.SetTime(back)
+	require.False(t, allowN(t, servers, 1).Allowed)
+
+	c.Advance(-time.Hour - 10*time.Second) // a late reading
+	require.False(t, allowN(t, callers, 1).Allowed)
+	l = ratelimit.PerHour(60) // the events were counted for a minute, and have ended
+	mini.SetTime(back.Add(time.Minute))
+	require.True(t, allowN(t, servers, 60).Allowed)
+}
+
+func TestARefundOfWhatHasLeftALogChangesNothing(t *testing.T) {
+	for _, back := range []time.Duration{0, -time.Hour} { // of the server's clock
+		mini, l := redistest.Mini(t), ratelimit.PerMinute(60)
+		client := mini.Client(t)
+		lim := newLimiter(t, "sliding_log", onRedis(t, client), l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		at := func(d time.Duration) { mini.SetTime(start.Add(back + d)) }
+		mini.SetTime(start)
+		allowN(t, lim, 1)
+		at(0)
+		require.False(t, allowN(t, lim, 60).Allowed)
+		first := allowN(t, lim, 5)
+		at(30 * time.Second)
+		second := allowN(t, lim, 5)
+
+		key := onlyKey(t, client, "*")
+		before := value(t, client, key)
+		at(time.Minute)
+		require.NoError(t, lim.Refund(t.Context(), "key", first, 5))
+		require.Equal(t, before, value(t, client, key))
+		l = ratelimit.PerHour(60) // counted for a minute, the log has ended all the same
+		at(90 * time.Second)
+		require.NoError(t, lim.Refund(t.Context(), "key", second, 5))
+		require.Equal(t, before, value(t, client, key))
+	}
+}
+
+// Entry by entry where it is one block, and else by whole blocks.
+func TestALogForgetsWhatDoesNotCount(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		c, client := newClock(), redistest.Mini(t).Client(t)
+		lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerMinute(100))
+		require.Equal(t, 40, admitted(t, lim, 40))
+		c.Advance(30 * time.Second)
+		require.Equal(t, 10, admitted(t, lim, 10))
+		c.Advance(31 * time.Second)
+		allowN(t, lim, n)
+		var bytes []int // of entries
+		for _, block := range value(t, client, onlyKey(t, client, "*")) {
+			_, entries, _ := strings.Cut(block, "\n")
+			bytes = append(bytes, len(entries))
+		}
+		if n == 1 {
+			require.Equal(t, []int{11 * 6}, bytes)
+		} else { // which a block of single events cannot take
+			require.Equal(t, []int{10 * 6, 12}, bytes)
+		}
+	}
+
+	c, client := newClock(), redistest.Mini(t).Client(t)
+	lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerMinute(100))
+	for range 500 {
+		allowN(t, lim, 1)
+		require.LessOrEqual(t, client.LLen(t.Context(), onlyKey(t, client, "*")).Val(), int64(3), "100 events, blocks of 64")
+		c.Advance(600 * time.Millisecond)
+	}
+}
+
+// An entry has six bytes of time.
+func TestALogKeepsEachByteOfATime(t *testing.T) {
+	const most = 10 * 365 * 24 * time.Hour
+	for i := range 6 {
+		for _, us := range []int64{1<<(8*i+8) - 1, 1 << (8*i + 8)} {
+			c := newClock()
+			lim := newLimiter(t, "sliding_log", redisServer(t, redisstore.WithClock(c.Now)), ratelimit.Limit{Rate: 10, Period: most},
+				ratelimit.WithName(fmt.Sprint(us)))
+			allowN(t, lim, 1)
+			c.Advance(time.Duration(us) * time.Microsecond)
+			allowN(t, lim, 1)
+			peek, err := lim.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, 8, peek.Remaining, "%d µs", us)
+			require.Equal(t, most, peek.ResetAfter, "%d µs", us)
+		}
+	}
+}
+
+func TestARefundTakesAsManyEntriesOfALogAsABlockHas(t *testing.T) {
+	client := redistest.Mini(t).Client(t)
+	lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(newClock().Now)), ratelimit.PerMinute(200))
+	charged := allowN(t, lim, 64)
+	require.Equal(t, 70, admitted(t, lim, 70))
+	require.NoError(t, lim.Refund(t.Context(), "key", charged, 64)) // the last 64 of that instant
+	peek, err := lim.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, 200-70, peek.Remaining)
+}
+
+// With a period of 2^26 µs, the bytes before the entries read as the time of an entry.
+func TestARefundOfALogTakesNoEntryThatIsNotThere(t *testing.T) {
+	c := newClock()
+	lim := newLimiter(t, "sliding_log", redisServer(t, redisstore.WithClock(c.Now)),
+		ratelimit.Limit{Rate: 100, Period: 1 << 26 * time.Microsecond})
+	charged := allowN(t, lim, 1)
+	c.Advance(time.Second)
+	require.Equal(t, 70, admitted(t, lim, 70)) // another block
+	for range 2 {
+		require.NoError(t, lim.Refund(t.Context(), "key", charged, 1))
+		peek, err := lim.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, 30, peek.Remaining)
 	}
 }
 
@@ -473,4 +637,33 @@ func TestADecisionIsOneCommand(t *testing.T) {
 		require.Contains(t, stats, "cmdstat_evalsha:calls=100,", algorithm)
 		require.NotContains(t, stats, "cmdstat_eval:", algorithm)
 	}
+}
+
+// A write is one for each replica, too.
+func TestARefundOfWhatIsNoLongerChargedWritesNothing(t *testing.T) {
+	client := redistest.Start(t).Client(t)
+	for _, algorithm := range algorithms {
+		c, l := newClock(), ratelimit.PerMinute(60)
+		lim := newLimiter(t, algorithm, onRedis(t, client, redisstore.WithClock(c.Now)), l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		charged := allowN(t, lim, 5)
+		c.Advance(10 * time.Minute)
+		for _, l = range []ratelimit.Limit{ratelimit.PerMinute(60), ratelimit.PerHour(60)} {
+			allowN(t, lim, 5)
+			before := changes(t, client)
+			require.NoError(t, lim.Refund(t.Context(), "key", charged, 5))
+			require.NoError(t, lim.Refund(t.Context(), "another", charged, 5))
+			require.Equal(t, before, changes(t, client), "%s, then %v", algorithm, l)
+		}
+	}
+}
+
+// changes is how many a server counts.
+func changes(t *testing.T, client *redis.Client) string {
+	t.Helper()
+	info, err := client.Info(t.Context(), "persistence").Result()
+	require.NoError(t, err)
+	found := regexp.MustCompile(`rdb_changes_since_last_save:\d+`).FindString(info)
+	require.NotEmpty(t, found)
+	return found
 }

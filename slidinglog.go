@@ -66,6 +66,7 @@ var slidingLog = algorithm{
 		Spend:  wholeSpend,
 		NewLog: func(s store.State) store.Log { return newEventLog(s) },
 		Script: script(slidingLogLua),
+		Joint:  jointScript,
 	},
 	report: slidingLogReport,
 	after:  afterY,
@@ -100,7 +101,7 @@ func entryRefund(s store.State, l store.Limit, now int64, c store.Charge) store.
 // slidingLogReport reads a reply of now (of RetryAfter where it is a denial), of
 // the events in the last Period, and of ResetAfter.
 func slidingLogReport(l store.Limit, r store.Reply, _, charged int64) verdict {
-	v := verdict{remaining: windowRoom(l, r) - charged, retry: r.X, reset: r.Z}
+	v := verdict{remaining: max(0, windowRoom(l, r)-charged), retry: r.X, reset: r.Z}
 	if charged > 0 {
 		v.reset = l.Period
 	}

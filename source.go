@@ -71,12 +71,35 @@ var byLimit = details{source: SourceLimit}
 // itself has the least Remaining of them, and the longest RetryAfter and ResetAfter.
 // The slice must not be changed.
 func (r Result) Parts() []Result {
+	parts := r.parts()
+	for i := range parts {
+		if parts[i].parts() != nil {
+			return flat(nil, parts)
+		}
+	}
+	return parts
+}
+
+// parts are those of the [All] that has decided.
+func (r Result) parts() []Result {
 	for d := r.details; d != nil; d = d.under {
 		if d.parts != nil {
 			return d.parts
 		}
 	}
 	return nil
+}
+
+// flat appends parts to dst, and in place of those that have parts these.
+func flat(dst, parts []Result) []Result {
+	for _, p := range parts {
+		if inner := p.parts(); inner != nil {
+			dst = flat(dst, inner)
+		} else {
+			dst = append(dst, p)
+		}
+	}
+	return dst
 }
 
 // DeniedBy is the name (see [Policy]) of the limit that denied, where several decided

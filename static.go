@@ -33,6 +33,12 @@ func (s static) AllowN(ctx context.Context, key string, n int) (Result, error) {
 	return s.result, s.err
 }
 
+func (s static) Charge(ctx context.Context, key string, n int) (Result, error) {
+	r, err := s.AllowN(ctx, key, n)
+	r.Allowed = err == nil
+	return r, err
+}
+
 func (s static) Peek(ctx context.Context, key string) (Result, error) {
 	return s.AllowN(ctx, key, 1)
 }

@@ -2,12 +2,15 @@
 -- The level of a bucket, shared by the token bucket and the leaky bucket. Twin of
 -- bucket.go. State: at, the time of the level; whole and part, the level, which is
 -- whole + part/period events and falls by rate/period in one µs.
-local room, giveback, refund
+-- A level that was charged past the capacity has DEBT added to whole, and is not
+-- clamped to the capacity.
+local DEBT = 2 ^ 31
+local room, over, giveback, refund
 local chargedlevel, takeback
 
 -- life is how long the level takes to drain, in µs, rounded up.
 local function life(s)
-  local q, r = muldiv(s.whole, s.period, s.rate)
+  local q, r = muldiv(s.whole % DEBT, s.period, s.rate)
   return q + ceil((r + s.part) / s.rate)
 end
 
@@ -26,7 +29,9 @@ local function level(s, l, now)
       whole, part = whole + 1, 0
     end
   end
-  if whole >= l.burst then
+  if whole >= DEBT then
+    whole = whole - DEBT
+  elseif whole >= l.burst then
     whole, part = l.burst, 0
   end
   local w, p = muldiv(now - s.at, l.rate, l.period)
@@ -42,13 +47,21 @@ end
 
 if op == 'upto' then
   function room(l, _, whole, part)
-    return l.burst - whole - (part > 0 and 1 or 0)
+    return max(0, l.burst - whole - (part > 0 and 1 or 0))
+  end
+elseif op == 'charge' then
+  function over(whole, l, most)
+    whole = min(whole, most)
+    return whole >= l.burst and whole + DEBT or whole
   end
 elseif op == 'refund' then
   -- chargedlevel is the level that c left behind, as a state: what drained from then
-  -- until c.due.
-  function chargedlevel(c)
+  -- until c.due. It is past the capacity if s is.
+  function chargedlevel(c, s)
     local whole, part = muldiv(c.due - c.at, c.rate, c.period)
+    if s.whole >= DEBT then
+      whole = whole + DEBT
+    end
     return { at = c.at, rate = c.rate, period = c.period, whole = whole, part = part }
   end
 
@@ -60,7 +73,7 @@ elseif op == 'refund' then
       return false
     end
     local whole, part = level(s, l, now)
-    local w, p = level(chargedlevel(c), l, now)
+    local w, p = level(chargedlevel(c, s), l, now)
     if w >= c.n then
       w, p = c.n, 0
     end
@@ -68,7 +81,9 @@ elseif op == 'refund' then
       s.whole, s.part = 0, 0
       return true
     end
-    if s.whole >= l.burst then
+    local owing = s.whole >= DEBT and DEBT or 0
+    s.whole = s.whole - owing
+    if owing == 0 and s.whole >= l.burst then
       s.whole, s.part = l.burst, 0
     end
     if s.period ~= l.period then
@@ -78,8 +93,8 @@ elseif op == 'refund' then
     if s.part < 0 then
       s.whole, s.part = s.whole - 1, s.part + s.period
     end
-    if s.whole < 0 then
-      s.whole, s.part = 0, 0
+    if s.whole > 0 then
+      s.whole = s.whole + owing
     end
     return true
   end

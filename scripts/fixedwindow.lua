@@ -3,7 +3,7 @@
 -- KEYS, ARGV: see driver.lua. State: at, the time of the last admission; whole, the
 -- count of its window.
 -- Reply: x now, y the count, z for how long it counts.
-local room, giveback, refund
+local room, over, giveback, refund
 
 local function step(s, l, now, n)
   local count, left = 0, 0
@@ -26,6 +26,10 @@ end
 if op == 'upto' then
   function room(l, _, count)
     return max(0, l.rate - count)
+  end
+elseif op == 'charge' then
+  function over(whole, _, most) -- it is read as at most the rate
+    return min(whole, most)
   end
 elseif op == 'refund' then
   function giveback(s, _, _, c)

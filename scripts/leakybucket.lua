@@ -20,7 +20,7 @@ if op == 'refund' then
       return false
     end
     local whole, part = level(s, l, s.at)
-    local w, p = level(chargedlevel(c), l, c.at)
+    local w, p = level(chargedlevel(c, s), l, c.at)
     return c.at == s.at and (w > whole or w == whole and p >= part) and takeback(s, l, now, c)
   end
 end

@@ -193,9 +193,9 @@ end
 -- write, or nil: n events at now, or, without n, a tail that the server's clock has
 -- moved.
 local function plan(key, l, now, callers, n)
-  local log, fits = open(key), n <= l.rate
+  local log, fits, force = open(key), n <= l.rate, op == 'charge'
   if not log then
-    return fits, now, 0, 0, fits and { l = l, now = now, n = n }
+    return fits, now, 0, 0, (fits or force) and { l = l, now = now, n = n }
   end
   local tail, moved = log.tail, false
   if log.newest + tail.shift > now then
@@ -207,13 +207,16 @@ local function plan(key, l, now, callers, n)
   end
   local dead = max(now - tail.shift - l.period, tail.cutoff) -- the latest time that does not count
   if log.newest <= dead or log.newest + tail.period <= now - tail.shift then
-    return fits, now, 0, 0, fits and { l = l, now = now, n = n }
+    return fits, now, 0, 0, (fits or force) and { l = l, now = now, n = n }
   end
   local b, i = after(log, dead)
   local gone = through(log.block(b), i - 1)
   local count, reset = between(gone, log.total), log.newest + tail.shift + l.period - now
   if count + n <= l.rate then
     return true, now, count, reset, { log = log, l = l, now = now, n = n, b = b, i = i }
+  end
+  if force then
+    return false, now, count, reset, { log = log, l = l, now = now, n = n, b = b, i = i }
   end
   local x = fits and whengone(log, b, gone, count + n - l.rate) + tail.shift + l.period - now or now
   return false, x, count, reset, moved and { log = log, reset = reset }

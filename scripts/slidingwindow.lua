@@ -5,7 +5,7 @@
 -- Reply: x now, y the count of the previous window, z of the current one; where
 -- these were counted in another period, x now (of a denial, RetryAfter),
 -- y -1 - ResetAfter, z the count.
-local room, giveback, refund
+local room, over, giveback, refund
 
 -- roll returns the counts of s as the windows lie at now, which is not before
 -- s.at, and how many µs are left of the current one.
@@ -81,6 +81,10 @@ if op == 'upto' then
       cur = cur + weight(prev, windowend(now, l.period) - now, l.period)
     end
     return max(0, l.rate - cur)
+  end
+elseif op == 'charge' then
+  function over(whole, _, most) -- it is read as at most the rate
+    return min(whole, most)
   end
 elseif op == 'refund' then
   function giveback(s, _, _, c)

@@ -9,6 +9,7 @@
 --                           the state in which n events are charged at now under l
 --   life(s)                 for how long after s.at the state matters, in µs
 --   room(l, x, y, z)        how many events step would have admitted
+--   over(whole, l, most)    the whole of a state that is charged past the limit
 --   giveback(s, l, now, c)  takes from s what is still charged of c: true if it has
 
 -- read returns the state of a key, and the time of the decision. Stored time is
@@ -44,7 +45,10 @@ local function plan(key, l, now, callers, n)
   local s
   s, now = read(key, now, callers)
   local ok, x, y, z, whole, part = step(s, l, now, n)
-  if ok then
+  if not ok and op == 'charge' then
+    x, whole = now, over(whole, l, ARGV[6] + 0)
+  end
+  if ok or op == 'charge' then
     s.at, s.rate, s.period, s.whole, s.part = now, l.rate, l.period, whole, part
     return ok, x, y, z, s
   end

@@ -67,6 +67,37 @@ type Store interface {
 	Reset(ctx context.Context, sp *Space, key string) error
 }
 
+// Joint is a Store that can decide on several keys at once. It is optional: without
+// it, limits that are decided together are charged one after the other, and given
+// back if one of them denies.
+type Joint interface {
+	Store
+	// Together reports whether TakeAll can decide on both keys in one call.
+	Together(key, other string) bool
+	// TakeAll decides on each of the claims, which are of different keys or spaces, as
+	// Take would, and charges all of them if all are OK, and otherwise none: at one
+	// instant, between which and the reading no other call happens. It puts the replies
+	// into replies, which is as long as claims; on an error they mean nothing.
+	TakeAll(ctx context.Context, claims []Claim, replies []Reply) error
+}
+
+// Forcer is a Store that can charge events whether they fit or not. It is optional:
+// without it a debt ends where the limit is.
+type Forcer interface {
+	Store
+	// Force charges n events and replies what Take would have, which is OK if they
+	// fitted. most is the most events that the state may hold then, at most 2^31-1.
+	Force(ctx context.Context, sp *Space, key string, l Limit, n, most int64) (Reply, error)
+}
+
+// Claim is one of several decisions that are made together: on N events of Key.
+type Claim struct {
+	Space *Space
+	Key   string
+	Limit Limit
+	N     int64
+}
+
 // Limit is a limit in integers, valid and with its Burst filled in.
 type Limit struct {
 	Rate   int64 // events per Period, 1 to 2^31-1
@@ -80,7 +111,7 @@ type Limit struct {
 type State struct {
 	At     int64 // the time of the state, Unix µs
 	Period int64 // the Period that it was counted in, µs, below 2^49
-	Whole  int64 // events spent, 0 to 2^31-1
+	Whole  int64 // events spent, 0 to 2^32-1
 	Part   int64 // the rest of the spend, in the rule's own unit, 0 to 2^49-1
 }
 
@@ -115,6 +146,10 @@ type Rule struct {
 	// Room is how many events would have been admitted by the decision that r is, 0
 	// or more.
 	Room func(l Limit, r Reply) int64
+	// Over returns next, the state that Step has returned for a decision that was not
+	// OK, as it is to be kept if the events are charged all the same: with at most most
+	// of them. Logs have none: what is charged is added to the log.
+	Over func(next State, l Limit, most int64) State
 	// Refund returns s without what is still charged of c, At and Period as they
 	// are. It is called on a State that was kept, never on a zero one.
 	Refund func(s State, l Limit, now int64, c Charge) State
@@ -136,6 +171,10 @@ type Rule struct {
 	// KEYS[1] is the key of the state; ARGV and the reply are described in
 	// scripts/driver.lua.
 	Script string
+	// Joint makes the script that decides on keys of several rules at once, of which
+	// this is one. Each key is a KEYS; ARGV and the reply are described in
+	// scripts/joint.lua. The rules are numbered from 1 there. nil if there is none.
+	Joint func(rules []*Rule) string
 }
 
 // Log is the state of one key where that is more than [State] holds. From its End
@@ -172,6 +211,9 @@ func NewSpace(rule *Rule, name string) *Space {
 		binary.BigEndian.Uint64(sum[:8]), binary.BigEndian.Uint64(sum[8:16]),
 	}}
 }
+
+// Equal reports whether the spaces keep the same state for equal keys.
+func (sp *Space) Equal(other *Space) bool { return sp.id == other.id }
 
 // ID is a hash of the rule's name and of Name, equal for equal spaces. A store
 // that hashes keys mixes it in.

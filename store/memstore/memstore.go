@@ -193,6 +193,15 @@ func (s *Store) Take(_ context.Context, sp *store.Space, key string, l store.Lim
 	}
 }
 
+// Force implements [store.Forcer].
+func (s *Store) Force(_ context.Context, sp *store.Space, key string, l store.Limit, n, most int64) (r store.Reply, err error) {
+	c := claim{
+		Claim: &store.Claim{Space: sp, Key: key, Limit: l, N: n},
+		reply: &r, hash: s.secret.hash(sp, key), force: true, most: most,
+	}
+	return r, s.takeAll([]claim{c})
+}
+
 // Peek implements [store.Store].
 func (s *Store) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	if s.maxKeys == 0 {
@@ -274,6 +283,9 @@ func (s *Store) takeNew(t *table, h hash, rule *store.Rule, l store.Limit, now, 
 		return r, t.tick()
 	}
 	i, out := s.insert(t, h, rule, now)
+	if out == tableSplit {
+		t.next.Load().mu.Unlock()
+	}
 	if i < 0 {
 		return r, out
 	}

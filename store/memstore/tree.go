@@ -87,7 +87,8 @@ func (n *node) leaf(h hash) *table {
 
 func (t *table) covers(h hash) bool { return h.hi>>(64-t.depth) == t.prefix }
 
-// split moves half of t, which is locked, to a new table.
+// split moves half of t, which is locked, to a new table, which is t's next then and
+// locked too.
 func (t *table) split() {
 	if t.depth%nodeBits == 0 { // one entry is all it has
 		below := new(node)
@@ -100,6 +101,7 @@ func (t *table) split() {
 	t.depth++
 	t.prefix <<= 1
 	upper := &table{depth: t.depth, prefix: t.prefix + 1, node: t.node, horizon: t.horizon}
+	upper.mu.Lock() // before anybody can see it
 	t.shareWith(upper)
 	upper.next.Store(t.next.Load())
 	t.next.Store(upper)
@@ -127,10 +129,9 @@ func (t *table) shareWith(upper *table) {
 }
 
 // insert returns a new slot for h in t, which is locked, or -1 and what to do
-// first.
+// first. After a tableSplit t's next is locked too.
 func (s *Store) insert(t *table, h hash, rule *store.Rule, now int64) (int, outcome) {
-	number, ok := s.rules.number(rule)
-	if !ok {
+	if _, ok := s.rules.number(rule); !ok {
 		return -1, tooManyRules
 	}
 	if s.reserve() {
@@ -144,12 +145,18 @@ func (s *Store) insert(t *table, h hash, rule *store.Rule, now int64) (int, outc
 		}
 		s.evict(t, h, now)
 	}
-	return t.place(slot{hash: h, partRule: number << partBits}, nil), decided
+	return s.placeNew(t, h, rule), decided
+}
+
+// placeNew puts h into a free slot of t, as a state of rule, which has its number.
+func (s *Store) placeNew(t *table, h hash, rule *store.Rule) int {
+	number, _ := s.rules.number(rule)
+	return t.place(slot{hash: h, partRule: number << partBits}, nil)
 }
 
 // makeRoom drops the dead of t, or makes it larger if they are few. A table that
-// is as large as can be splits instead: then makeRoom returns false, since t
-// may not be the right one any more.
+// is as large as can be splits instead: then makeRoom returns false, since t may not
+// be the right one any more, and t's next is locked too.
 func (s *Store) makeRoom(t *table, now int64) bool {
 	size := len(t.slots)
 	dropped := t.drop(&s.rules, now)
@@ -207,15 +214,13 @@ func (s *Store) evict(t *table, h hash, now int64) {
 	t.remove(victim)
 }
 
-// evictBeyond evicts a key from the first table after that of h that has one. It
+// evictBeyond evicts a key from the first table that has one, that of h the last. It
 // is not far: tables that have come from splits hold hundreds of keys each when
 // the store is full, and without splits there are no more than fanout.
 func (s *Store) evictBeyond(h hash, now int64) {
 	own := s.root.leaf(h)
-	for t := own.next.Load(); t != own; t = t.next.Load() {
-		if s.evictFrom(t, h, now) {
-			return
-		}
+	for t := own.next.Load(); !s.evictFrom(t, h, now) && t != own; {
+		t = t.next.Load()
 	}
 }
 

@@ -136,9 +136,10 @@ type Store struct {
 
 	reset   *script
 	scripts sync.Map // of *script by *store.Rule; rules are few and never change
+	joint   sync.Map // of *script by ruleSet
 }
 
-var _ store.Store = (*Store)(nil)
+var _ store.Forcer = (*Store)(nil)
 
 // Option is an optional setting of [New].
 type Option func(*Store) error
@@ -227,6 +228,11 @@ func (s *Store) TakeUpTo(ctx context.Context, sp *store.Space, key string, l sto
 	return s.call(ctx, sp, key, "upto", l, n)
 }
 
+// Force implements [store.Forcer].
+func (s *Store) Force(ctx context.Context, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	return s.call(ctx, sp, key, "charge", l, n, most)
+}
+
 // Peek implements [store.Store].
 func (s *Store) Peek(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	return s.call(ctx, sp, key, "peek", l, n)
@@ -250,13 +256,15 @@ func (s *Store) call(ctx context.Context, sp *store.Space, key, op string, l sto
 		}
 		args = append(args, now)
 	}
-	return s.run(ctx, sc, op, args)
+	var reply [1]store.Reply
+	err := s.run(ctx, sc, one(op), args, reply[:])
+	return reply[0], err
 }
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, sp *store.Space, key string) error {
-	_, err := s.run(ctx, s.reset, "reset", []any{evalsha, s.reset.sha, 1, s.key(sp, key), nil})
-	return err
+	var reply [1]store.Reply
+	return s.run(ctx, s.reset, one("reset"), []any{evalsha, s.reset.sha, 1, s.key(sp, key), nil}, reply[:])
 }
 
 // key is the Redis key of key's state. Different user keys have different ones:

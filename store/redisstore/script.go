@@ -19,10 +19,17 @@ const (
 	eval    = "eval"
 	evalsha = "evalsha"
 
-	// Where arguments stand in an EVALSHA.
-	keyArg = 3
-	opArg  = 4
+	keyArg = 3 // where the first key stands in an EVALSHA
 )
+
+// operation is what a script is to do, and where that stands in its EVALSHA.
+type operation struct {
+	name string
+	at   int
+}
+
+// one is an operation on one key.
+func one(name string) operation { return operation{name, keyArg + 1} }
 
 // script is a script and its name on the server, both boxed once for all calls.
 type script struct{ text, sha any }
@@ -48,11 +55,12 @@ const (
 )
 
 // run runs operation op of a script, with args, a whole EVALSHA command but for op
-// at its place, within ctx's deadline and the store's timeout. As long as there is
-// proof that nothing ran, and time, it tries again.
-func (s *Store) run(ctx context.Context, sc *script, op string, args []any) (store.Reply, error) {
+// at its place opAt, within ctx's deadline and the store's timeout, and puts the
+// decisions that it answers into replies. As long as there is proof that nothing ran,
+// and time, it tries again.
+func (s *Store) run(ctx context.Context, sc *script, op operation, args []any, replies []store.Reply) error {
 	if err := ctx.Err(); err != nil {
-		return store.Reply{}, err
+		return err
 	}
 	own := true
 	end := time.Now().Add(s.timeout)
@@ -63,21 +71,21 @@ func (s *Store) run(ctx context.Context, sc *script, op string, args []any) (sto
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		val, f := s.try(budget{Context: ctx, end: end, own: own}, sc, op, args)
 		if f == nil {
-			return parse(val)
+			return parse(val, replies)
 		}
 		if before != nil && timeUp(f.err) && errors.Is(f.class, store.ErrUnavailable) {
 			f = before // says why, not only that the time for another attempt was too short
 			f.again = false
 		}
 		if !f.again || !rest(ctx, end, pause) {
-			return store.Reply{}, failure(ctx, *f)
+			return failure(ctx, *f)
 		}
 		before, args = f, slices.Clone(args)
 	}
 }
 
 // try makes one attempt, which is two commands if the server does not have the script.
-func (s *Store) try(b budget, sc *script, op string, args []any) (any, *fault) {
+func (s *Store) try(b budget, sc *script, op operation, args []any) (any, *fault) {
 	val, f := s.send(b, op, args)
 	if f != nil && redis.HasErrorPrefix(f.err, "NOSCRIPT") {
 		// Nothing ran, and EVAL never answers NOSCRIPT.
@@ -89,9 +97,9 @@ func (s *Store) try(b budget, sc *script, op string, args []any) (any, *fault) {
 }
 
 // send sends one command. If it fails the client may keep args.
-func (s *Store) send(b budget, op string, args []any) (any, *fault) {
-	sent := &sending{op: op}
-	args[opArg] = sent
+func (s *Store) send(b budget, op operation, args []any) (any, *fault) {
+	sent := &sending{op: op.name}
+	args[op.at] = sent
 	cmd := newCommand(b, args)
 	err := s.link.process(b, cmd, sent)
 	if err == nil || errors.Is(err, redis.Nil) {
@@ -124,22 +132,25 @@ func rest(ctx context.Context, end time.Time, d time.Duration) bool {
 	}
 }
 
-// parse reads a script's reply, four integers.
-func parse(val any) (store.Reply, error) {
+// parse reads a script's reply, four integers for each decision.
+func parse(val any, replies []store.Reply) error {
 	list, ok := val.([]any)
-	if !ok || len(list) != 4 {
-		return store.Reply{}, fmt.Errorf("%w: reply is %T of %d elements, not a list of 4", store.ErrStore, val, len(list))
+	if !ok || len(list) != 4*len(replies) {
+		return fmt.Errorf("%w: reply is %T of %d elements, not a list of %d", store.ErrStore, val, len(list), 4*len(replies))
 	}
-	var v [4]int64
-	for i := range v {
-		if v[i], ok = list[i].(int64); !ok {
-			return store.Reply{}, fmt.Errorf("%w: element %d of the reply is %T, not an integer", store.ErrStore, i, list[i])
+	for i := range replies {
+		var v [4]int64
+		for j := range v {
+			if v[j], ok = list[4*i+j].(int64); !ok {
+				return fmt.Errorf("%w: element %d of the reply is %T, not an integer", store.ErrStore, 4*i+j, list[4*i+j])
+			}
 		}
+		if v[0] != 0 && v[0] != 1 {
+			return fmt.Errorf("%w: decision %d of the reply begins with %d, not with 0 or 1", store.ErrStore, i, v[0])
+		}
+		replies[i] = store.Reply{OK: v[0] == 1, X: v[1], Y: v[2], Z: v[3]}
 	}
-	if v[0] != 0 && v[0] != 1 {
-		return store.Reply{}, fmt.Errorf("%w: reply begins with %d, not with 0 or 1", store.ErrStore, v[0])
-	}
-	return store.Reply{OK: v[0] == 1, X: v[1], Y: v[2], Z: v[3]}, nil
+	return nil
 }
 
 // failure is the error of a call with ctx that ended in f.

@@ -13,11 +13,18 @@ import (
 // 10 and drains one event in 6 s.
 var tenPerMinute = ratelimit.PerMinute(10)
 
+// threePer100s drains an event in 33,333,333 1/3 µs: after 33,333,333 of them the
+// smallest part that there is, a 100,000,000th of an event, is left.
+var threePer100s = ratelimit.Limit{Rate: 3, Period: 100 * time.Second}
+
 // refunds is worked out by hand. Each part is of a key never seen, and its times
 // are of the epoch, the beginning of a minute.
 func refunds(t testing.TB, s *suite, a algorithm) {
 	part := func() *key { return s.bench(t).key(a.name, tenPerMinute) }
 	refundsOfAll(part)
+	if a.bucket {
+		refundsOfTheLastPart(s.bench(t).key(a.name, threePer100s))
+	}
 	switch a.name {
 	case "fixed_window":
 		refundsOfFixedWindow(part)
@@ -29,6 +36,7 @@ func refunds(t testing.TB, s *suite, a algorithm) {
 		refundsOfTokenBucket(part)
 	case "leaky_bucket":
 		refundsOfLeakyBucket(part)
+		refundOfWhatIsNotTheTail(s.bench(t).key(a.name, ratelimit.PerMinute(78_000_000)))
 	}
 }
 
@@ -114,6 +122,19 @@ func refundsOfSlidingLog(part func() *key) {
 	k.has(0)
 }
 
+// refundsOfTheLastPart: the smallest part of an event holds its place, and can be
+// given back.
+func refundsOfTheLastPart(k *key) {
+	k.at(0).take(1)
+	charged := k.at(33_333_333 * microsecond).take(1)
+	k.refund(charged, 1)
+	k.has(2)
+	k.resetsAfter(microsecond)
+	k.refund(charged, 1)
+	k.has(3)
+	k.resetsAfter(0)
+}
+
 func refundsOfTokenBucket(part func() *key) {
 	k := part() // first has drained after 24 s, second after 48 s
 	first, second := k.at(0).take(4), k.take(4)
@@ -134,9 +155,7 @@ func refundsOfTokenBucket(part func() *key) {
 	k.at(36*time.Second - microsecond).take(4)
 	k.refund(charged, 6) // 1 µs of it is left: a 6,000,000th of an event
 	k.has(6)
-	if r := k.peek(); r.ResetAfter != 24*time.Second {
-		k.t.Fatalf("ResetAfter is %v, want 24s", r.ResetAfter)
-	}
+	k.resetsAfter(24 * time.Second)
 }
 
 func refundsOfLeakyBucket(part func() *key) {
@@ -167,6 +186,16 @@ func refundsOfLeakyBucket(part func() *key) {
 	if r := k.take(1); r.Delay != 17*time.Second {
 		k.t.Fatalf("Delay is %v, want 17s", r.Delay)
 	}
+}
+
+// refundOfWhatIsNotTheTail: 1.3 events drain in 1 µs, so that a charge, which knows
+// the µs in which its level has drained, knows that level to 1.3 events.
+func refundOfWhatIsNotTheTail(k *key) {
+	k.at(0).take(39_000_010)
+	first := k.at(microsecond).take(1) // leaves 39,000,009.7 behind, by its ResetAfter 39,000,010.4
+	k.take(1)                          // 39,000,010.7
+	k.refund(first, 1)
+	k.has(78_000_000 - 39_000_011)
 }
 
 // tiers is a key whose limit can be changed.
@@ -203,6 +232,12 @@ func limitChanges(t testing.TB, s *suite, a algorithm) {
 	limitFlaps(part())
 	limitFalls(t, part())
 	periodChanges(part())
+	if a.bucket {
+		k := newTiers(t, s, a, threePer100s) // the smallest part of an event is a whole one in another period
+		k.at(0).take(1)
+		k.at(33_333_333 * microsecond).take(1)
+		k.to(ratelimit.Limit{Rate: 3, Period: 300 * time.Second}).resetsAfter(200 * time.Second)
+	}
 
 	for _, l := range []ratelimit.Limit{ratelimit.PerDay(10), {Rate: 10, Period: 3650 * 24 * time.Hour}} {
 		k := newTiers(t, s, a, l) // a full refill after it has changed, all is there
@@ -297,6 +332,9 @@ func refundsAfterChange(t testing.TB, s *suite, a algorithm) {
 		k.to(tenPerMinute).at(time.Hour).take(10) // charged has drained at this rate
 		k.refund(charged, 10)
 		k.has(0)
+		if a.name == "token_bucket" {
+			refundsInAnotherPeriod(t, s, a)
+		}
 		return
 	}
 	k = newTiers(t, s, a, tenPerMinute)
@@ -305,4 +343,26 @@ func refundsAfterChange(t testing.TB, s *suite, a algorithm) {
 	k.to(ratelimit.PerHour(10)).take(1)
 	k.refund(charged, 5)
 	k.has(6)
+}
+
+// refundsInAnotherPeriod: a state keeps its period, and whole events go back to it.
+func refundsInAnotherPeriod(t testing.TB, s *suite, a algorithm) {
+	k := newTiers(t, s, a, tenPerMinute)
+	charged := k.at(0).take(5)
+	k.take(2)
+	k.to(ratelimit.PerHour(10)).refund(charged, 5) // all 5 are still charged
+	k.has(8)
+
+	slow := ratelimit.Limit{Rate: 1, Period: time.Minute, Burst: 10} // where each µs is a part of its own
+	k = newTiers(t, s, a, slow)
+	charged = k.at(0).take(5)
+	k.take(4)
+	k.to(ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 10}).at(3*time.Second).refund(charged, 5)
+	k.to(slow).resetsAfter(5*time.Minute - 3*time.Second) // 4 of the 5 were whole at an event an hour
+
+	k = newTiers(t, s, a, ratelimit.PerMinute(1000))
+	charged = k.at(0).take(1)
+	k.at(60 * time.Millisecond).take(500)
+	k.to(tenPerMinute).refund(charged, 1) // has just drained: what is above 10 stays
+	k.to(ratelimit.PerMinute(1000)).has(500)
 }

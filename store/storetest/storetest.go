@@ -318,6 +318,14 @@ func (k *key) has(n int) {
 	}
 }
 
+// resetsAfter expects all to be there after d.
+func (k *key) resetsAfter(d time.Duration) {
+	k.t.Helper()
+	if r := k.peek(); r.ResetAfter != d {
+		k.t.Fatalf("ResetAfter is %v, want %v: %+v", r.ResetAfter, d, r)
+	}
+}
+
 // watch is a limiter that notices when the store may have forgotten a key that is
 // in force by the suite's clock.
 type watch struct {

@@ -1,0 +1,72 @@
+package adaptive_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/adaptive"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// The limit follows a load. In production it is adaptive.CPU() or another signal, read twice a
+// second; here it is overload all the time, and read more often.
+func ExampleNew() {
+	overload := func() float64 { return 0.95 }
+	limit, err := adaptive.New(ratelimit.PerMinute(100), ratelimit.PerMinute(1000), overload,
+		adaptive.WithInterval(time.Millisecond))
+	if err != nil {
+		log.Fatal(err)
+	}
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(1000),
+		ratelimit.WithName("api"), ratelimit.WithLimitFunc(limit.ForKey))
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	ctx := context.Background()
+	first, err := limiter.Allow(ctx, "user:42")
+	if err != nil {
+		log.Fatal(err)
+	}
+	last := first
+	for last.Limit > 100 {
+		time.Sleep(time.Millisecond)
+		if last, err = limiter.Allow(ctx, "user:42"); err != nil {
+			log.Fatal(err)
+		}
+	}
+	fmt.Println(first.Limit, "shrank to", last.Limit)
+	// Output:
+	// 1000 shrank to 100
+}
+
+// Of 10 requests that may be under way, 5 are. A handler calls Start, and defers Done.
+func ExampleInFlight() {
+	requests, err := adaptive.NewInFlight(10)
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit, err := adaptive.New(ratelimit.PerSecond(100), ratelimit.PerSecond(1000), requests.Load)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(limit.Current())
+
+	for range 5 {
+		requests.Start()
+		defer requests.Done()
+	}
+	requests.Load() // a mean begins
+	time.Sleep(time.Millisecond)
+	fmt.Println(requests.Load())
+	// Output:
+	// 1000/s
+	// 0.5
+}

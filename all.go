@@ -1,0 +1,437 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// All is a [Limiter] of several limits, of which each must admit: 10 per second and
+// 1,000 per hour; one per user and one per address ([NewKeyed]). If any of them denies,
+// none is charged.
+//
+// Limits of the five algorithms on one store are decided together, at one instant:
+// in memory under the locks of their keys, on Redis by one script in one round trip.
+// On a cluster or a ring these are the limits that decide on the same key. All
+// others (on other stores, other keys of a cluster, other Limiters) are charged one
+// after the other, in the order in which they were given, and given back when a later
+// one denies. Bound: until then, for as long as those calls take, others see up to n
+// events too few; a [LeakyBucket] may have given out turns behind them, and takes no
+// refund of earlier events after them; and what cannot be given back, since its store
+// fails, stays charged.
+//
+// The [Result] has the least Remaining of all and that one's Limit, the longest
+// RetryAfter of those that deny, and the longest ResetAfter and Delay. It names the
+// limit that denied ([Result.DeniedBy]) and has each limit's own decision
+// ([Result.Parts]). A limit that was not asked, because an earlier one denied or has a
+// Rate of 0, has a zero Result there. RetryAfter is exact where the limits are decided
+// together, nobody else calling; elsewhere the limits not asked may make it longer.
+//
+// A part that decides on the same key of the same limiter as another is charged n
+// events for each. A decision takes as long as those of its parts, less a lock or a round
+// trip for each but the first, and two allocations. [WithCoalescing] of the parts has
+// no effect in it. Its own memory is nothing per key.
+//
+// It is safe for concurrent use. Make it by [NewAll] or [NewLevels].
+type All struct {
+	parts []allPart
+}
+
+// maxParts is how many limits an All has at most: a script decides on all of them,
+// while the server does nothing else.
+const maxParts = 16
+
+// allPart is one of the limits.
+type allPart struct {
+	limiter Limiter
+	keyed   *Keyed      // that limiter is, or nil
+	core    *limiter    // that limiter is, or keyed's, or nil if it is none of the five
+	joint   store.Joint // core's store, or nil
+}
+
+// NewAll returns a limiter that admits what all of limiters admit, 1 to 16. An All
+// among them is taken for its parts. Its error is [ErrInvalidOption]: there are
+// none or too many, or one is nil.
+func NewAll(limiters ...Limiter) (*All, error) {
+	a := new(All)
+	for _, l := range limiters {
+		if l == nil || isNilPointer(l) {
+			return nil, fmt.Errorf("%w: a limiter is nil", ErrInvalidOption)
+		}
+		if inner, ok := l.(*All); ok {
+			a.parts = append(a.parts, inner.parts...)
+			continue
+		}
+		a.parts = append(a.parts, newAllPart(l))
+	}
+	if len(a.parts) == 0 || len(a.parts) > maxParts {
+		return nil, fmt.Errorf("%w: %d limiters, want 1 to %d", ErrInvalidOption, len(a.parts), maxParts)
+	}
+	return a, nil
+}
+
+func newAllPart(l Limiter) allPart {
+	p := allPart{limiter: l}
+	if p.keyed, _ = l.(*Keyed); p.keyed != nil {
+		l = p.keyed.limiter
+	}
+	if p.core = coreOf(l); p.core == nil {
+		return p
+	}
+	if joint, ok := p.core.store.(store.Joint); ok && reflect.TypeOf(joint).Comparable() {
+		p.joint = joint
+	}
+	return p
+}
+
+// coreOf is what the five types have in common, if l is one of them. (An interface
+// would also find what another type embeds, and call it in place of that type's own
+// AllowN.)
+func coreOf(l Limiter) *limiter {
+	switch l := l.(type) {
+	case *FixedWindow:
+		return &l.limiter
+	case *SlidingWindow:
+		return &l.limiter
+	case *SlidingLog:
+		return &l.limiter
+	case *TokenBucket:
+		return &l.limiter
+	case *LeakyBucket:
+		return &l.limiter
+	}
+	return nil
+}
+
+// NewLevels returns one limiter of several limits on the same keys, by the
+// algorithm's name as in [New]: NewLevels("sliding_window", s, PerSecond(10),
+// PerMinute(100), PerHour(1000)). Its errors are those of New and of NewAll. To give
+// the levels options make them by New, and an All of them.
+func NewLevels(algorithm string, s store.Store, levels ...Limit) (*All, error) {
+	limiters := make([]Limiter, 0, len(levels))
+	for _, l := range levels {
+		lim, err := New(algorithm, s, l)
+		if err != nil {
+			return nil, err
+		}
+		limiters = append(limiters, lim)
+	}
+	return NewAll(limiters...)
+}
+
+// Allow is AllowN of 1.
+func (a *All) Allow(ctx context.Context, key string) (Result, error) {
+	return a.AllowN(ctx, key, 1)
+}
+
+// AllowN decides on n events at once: all limits are charged with them, or none is.
+func (a *All) AllowN(ctx context.Context, key string, n int) (Result, error) {
+	return a.decide(ctx, key, n, take)
+}
+
+// Peek answers what Allow would, and charges nothing. It asks one limit after the
+// other.
+func (a *All) Peek(ctx context.Context, key string) (Result, error) {
+	return a.decide(ctx, key, 1, peek)
+}
+
+// Charge charges n events that have happened already to each limit, in their order,
+// whether they fit or not. After an error the limits before it stay charged.
+func (a *All) Charge(ctx context.Context, key string, n int) (Result, error) {
+	if err := a.check(ctx, key, n); err != nil {
+		return Result{}, err
+	}
+	r := round{parts: a.parts, key: key, n: n, results: make([]Result, len(a.parts))}
+	for i := range a.parts {
+		var err error
+		if r.results[i], err = charge(ctx, a.parts[i].limiter, key, n); err != nil {
+			return Result{}, err
+		}
+	}
+	return r.result(ctx), nil
+}
+
+// Refund gives back n of the events that charged admitted, to each limit. Its
+// error is that of all that fail, joined; the others have got theirs.
+func (a *All) Refund(ctx context.Context, key string, charged Result, n int) error {
+	if err := a.check(ctx, key, n); err != nil {
+		return err
+	}
+	parts := charged.parts()
+	if !charged.Allowed || len(parts) != len(a.parts) {
+		return errNothingCharged
+	}
+	var errs []error
+	for i := len(parts) - 1; i >= 0; i-- { // the last to be charged first
+		errs = append(errs, a.parts[i].limiter.Refund(ctx, key, parts[i], n))
+	}
+	return errors.Join(errs...)
+}
+
+// Reset forgets key in each limit. Its error is that of all that fail, joined.
+func (a *All) Reset(ctx context.Context, key string) error {
+	if err := a.check(ctx, key, 1); err != nil {
+		return err
+	}
+	var errs []error
+	for i := range a.parts {
+		errs = append(errs, a.parts[i].limiter.Reset(ctx, key))
+	}
+	return errors.Join(errs...)
+}
+
+// AppendPolicies appends the policies of all limits, in their order.
+func (a *All) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
+	all := dst
+	for i := range a.parts {
+		var err error
+		if all, err = AppendPolicies(ctx, all, a.parts[i].limiter, key); err != nil {
+			return dst, err
+		}
+	}
+	return all, nil
+}
+
+func (a *All) check(ctx context.Context, key string, n int) error {
+	if len(a.parts) == 0 {
+		return fmt.Errorf("%w: an All is made by its constructor", ErrInvalidOption)
+	}
+	return checkCall(ctx, key, n)
+}
+
+// decide is AllowN, or Peek.
+func (a *All) decide(ctx context.Context, key string, n int, what operation) (Result, error) {
+	if err := a.check(ctx, key, n); err != nil {
+		return Result{}, err
+	}
+	r := rounds.Get().(*round)
+	defer r.end()
+	r.begin(a, key, n)
+	err := r.prepare(ctx)
+	for i := range a.parts {
+		if err != nil || r.denied && what != peek {
+			break
+		}
+		switch {
+		case r.decided[i]:
+		case what == peek:
+			r.results[i], err = a.parts[i].limiter.Peek(ctx, key)
+			r.denied = r.denied || !r.results[i].Allowed
+		default:
+			err = r.charge(ctx, i)
+		}
+	}
+	if err != nil || r.denied {
+		r.giveBack(context.WithoutCancel(ctx))
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	return r.result(ctx), nil
+}
+
+// round is one decision of an All on its way.
+type round struct {
+	parts   []allPart
+	key     string
+	n       int
+	denied  bool     // by one of results
+	results []Result // of each part, zero if it was not asked
+	decided [maxParts]bool
+	charged [maxParts]bool
+
+	// Of the parts with a core.
+	keys   [maxParts]string
+	limits [maxParts]store.Limit
+
+	// Of a call of a store.
+	claims  [maxParts]store.Claim
+	replies [maxParts]store.Reply
+	claimOf [maxParts]int // of each part, from 1; 0 if it has none
+}
+
+var rounds = sync.Pool{New: func() any { return new(round) }}
+
+func (r *round) begin(a *All, key string, n int) {
+	r.parts, r.key, r.n = a.parts, key, n
+	r.results = make([]Result, len(a.parts))
+}
+
+// end lets go of what the round refers to.
+func (r *round) end() {
+	*r = round{}
+	rounds.Put(r)
+}
+
+// prepare finds the key and the limit of each part with a core, and decides those
+// that need no store.
+func (r *round) prepare(ctx context.Context) (err error) {
+	for i := range r.parts {
+		p := &r.parts[i]
+		if p.core == nil {
+			continue
+		}
+		if r.keys[i] = r.key; p.keyed != nil {
+			if r.keys[i], err = p.keyed.key(ctx, r.key); err != nil {
+				return err
+			}
+		}
+		if err = p.core.check(ctx, r.keys[i], r.n); err != nil {
+			return err
+		}
+		if r.limits[i], err = p.core.limitOf(ctx, r.keys[i]); err != nil {
+			return err
+		}
+		if l := r.limits[i]; l.Rate <= 0 {
+			r.results[i].withoutStore(l)
+			r.decided[i] = true
+			r.denied = r.denied || l.Rate == 0
+		}
+	}
+	return nil
+}
+
+// charge decides on part i, and on those after it that can be decided with it.
+func (r *round) charge(ctx context.Context, i int) (err error) {
+	p := &r.parts[i]
+	switch {
+	case p.core == nil:
+		r.results[i], err = p.limiter.AllowN(ctx, r.key, r.n)
+	case p.joint != nil:
+		return r.chargeTogether(ctx, i)
+	default:
+		err = p.core.decide(ctx, r.keys[i], r.n, take, &r.limits[i], &r.results[i])
+	}
+	r.decided[i], r.charged[i] = err == nil, err == nil && r.results[i].Allowed
+	r.denied = err == nil && !r.results[i].Allowed
+	return err
+}
+
+// chargeTogether is charge of the parts from i on whose store can decide on them in one
+// call.
+func (r *round) chargeTogether(ctx context.Context, i int) error {
+	joint, claims := r.parts[i].joint, r.claims[:0]
+	for j := i; j < len(r.parts); j++ {
+		r.claimOf[j] = 0
+		if !r.decided[j] && r.parts[j].joint == joint && (j == i || joint.Together(r.keys[i], r.keys[j])) {
+			claims, r.claimOf[j] = r.claim(claims, j)
+		}
+	}
+	replies := r.replies[:len(claims)]
+	if err := joint.TakeAll(ctx, claims, replies); err != nil {
+		return err
+	}
+	for c := range replies {
+		r.denied = r.denied || !replies[c].OK
+	}
+	for j := i; j < len(r.parts); j++ {
+		if c := r.claimOf[j] - 1; c >= 0 {
+			charged := claims[c].N
+			if r.denied {
+				charged = 0
+			}
+			r.parts[j].core.fill(&r.results[j], claims[c].Limit, replies[c], claims[c].N, charged)
+			r.results[j].n = min(r.results[j].n, int32(min(r.n, maxEvents)))
+			r.decided[j], r.charged[j] = true, !r.denied
+		}
+	}
+	return nil
+}
+
+// claim adds part j to claims, and returns the number of its claim, from 1. That of
+// a part on the same key of the same space is for both; 0 if they differ in the limit, and
+// must be decided one after the other.
+func (r *round) claim(claims []store.Claim, j int) ([]store.Claim, int) {
+	n := min(int64(r.n), beyond)
+	for c := range claims {
+		if claims[c].Key != r.keys[j] || !claims[c].Space.Equal(r.parts[j].core.space) {
+			continue
+		}
+		if claims[c].Limit != r.limits[j] {
+			return claims, 0
+		}
+		claims[c].N = min(claims[c].N+n, beyond)
+		return claims, c + 1
+	}
+	claims = append(claims, store.Claim{Space: r.parts[j].core.space, Key: r.keys[j], Limit: r.limits[j], N: n})
+	return claims, len(claims)
+}
+
+// giveBack refunds what was charged before a part denied or failed.
+func (r *round) giveBack(ctx context.Context) {
+	for i := len(r.parts) - 1; i >= 0; i-- {
+		res := &r.results[i]
+		if !r.charged[i] || res.details == &byLimit {
+			continue
+		}
+		if p := &r.parts[i]; p.core != nil {
+			_ = p.core.Refund(ctx, r.keys[i], *res, r.n)
+		} else {
+			_ = p.limiter.Refund(ctx, r.key, *res, r.n)
+		}
+		*res = Result{Allowed: true, Limit: res.Limit, Remaining: min(res.Limit, res.Remaining+r.n), details: res.details}
+	}
+}
+
+// result is the whole of results.
+func (r *round) result(ctx context.Context) Result {
+	whole := Result{Allowed: !r.denied, Limit: maxEvents, Remaining: maxEvents}
+	d := &details{parts: r.results, source: SourceLimit}
+	worst := -1
+	for i := range r.results {
+		p := &r.results[i]
+		if *p == (Result{}) {
+			continue // not asked
+		}
+		whole.add(p)
+		d.source = worse(d.source, p.Source())
+		if !p.Allowed && (worst < 0 || p.RetryAfter > r.results[worst].RetryAfter) {
+			worst = i
+		}
+	}
+	if worst >= 0 {
+		d.deniedBy = r.name(ctx, worst)
+	}
+	whole.details = d
+	return whole
+}
+
+// add makes r what it is with one more limit, that of p.
+func (r *Result) add(p *Result) {
+	known := p.Source() != SourceFailOpen && p.Source() != SourceLimit
+	if known && p.Remaining < r.Remaining {
+		r.Limit, r.Remaining = p.Limit, p.Remaining
+	}
+	r.RetryAfter = max(r.RetryAfter, p.RetryAfter)
+	r.ResetAfter = max(r.ResetAfter, p.ResetAfter)
+	r.Delay = max(r.Delay, p.Delay)
+}
+
+// worse is the source of a decision that has two parts: a store that did not answer
+// outweighs one that did, and either a limit that needs none.
+func worse(a, b Source) Source {
+	switch {
+	case a == SourceLimit, a == SourceStore && b != SourceLimit:
+		return b
+	}
+	return a
+}
+
+// name is that of part i.
+func (r *round) name(ctx context.Context, i int) string {
+	if p := &r.parts[i]; p.core != nil {
+		return p.core.title
+	}
+	if name := r.results[i].DeniedBy(); name != "" {
+		return name
+	}
+	policies, err := AppendPolicies(ctx, nil, r.parts[i].limiter, r.key)
+	if err != nil || len(policies) == 0 {
+		return ""
+	}
+	return policies[0].Name
+}

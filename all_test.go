@@ -1,0 +1,533 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+func all(t testing.TB, limiters ...ratelimit.Limiter) *ratelimit.All {
+	t.Helper()
+	a, err := ratelimit.NewAll(limiters...)
+	require.NoError(t, err)
+	return a
+}
+
+// onOneKey lets l decide on one key, whatever it is asked for.
+func onOneKey(t testing.TB, l ratelimit.Limiter, key string) ratelimit.Limiter {
+	t.Helper()
+	k, err := ratelimit.NewKeyed(l, func(context.Context, string) (string, error) { return key, nil })
+	require.NoError(t, err)
+	return k
+}
+
+// withoutJoint is a store that decides on one key at a time.
+type withoutJoint struct{ store.Store }
+
+// A model of the specification: each limit is asked alone how many events it has room
+// for, and charged alone if all have room for n.
+func TestAllDecidesAsItsLimitsDoAloneOrNotAtAll(t *testing.T) {
+	c := newClock()
+	redisOf := func(client redisstore.Client) store.Store {
+		return onRedis(t, client, redisstore.WithClock(c.Now))
+	}
+	stores := map[string]store.Store{
+		"memory":                    memory(t, c),
+		"Redis":                     redisOf(redistest.Shared(t).Client(t)),
+		"miniredis":                 redisOf(redistest.Mini(t).Client(t)),
+		"memory, one after another": withoutJoint{memory(t, c)},
+	}
+	for name, s := range stores {
+		t.Run(name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(7, 7))
+			for round := range 30 {
+				var parts, alone []ratelimit.Limiter
+				for i := range 1 + rng.IntN(4) {
+					algorithm := algorithms[rng.IntN(len(algorithms))]
+					l := ratelimit.Limit{Rate: 1 + rng.IntN(12), Period: time.Duration(1+rng.IntN(5)) * time.Hour}
+					id := ratelimit.WithName(fmt.Sprint(round, " ", i))
+					own := newLimiter(t, algorithm, s, l, id)
+					reference := newLimiter(t, algorithm, memory(t, c), l, id)
+					if rng.IntN(3) == 0 {
+						own, reference = onOneKey(t, own, "other"), onOneKey(t, reference, "other")
+					}
+					parts, alone = append(parts, own), append(alone, reference)
+				}
+				a := all(t, parts...)
+				var admissions []ratelimit.Result
+				for range 40 {
+					n := 1 + rng.IntN(4)
+					// What is charged and given back is the tail of a leaky bucket's queue.
+					if len(admissions) > 0 && rng.IntN(6) == 0 && name != "memory, one after another" {
+						last := admissions[len(admissions)-1]
+						admissions = admissions[:len(admissions)-1]
+						require.NoError(t, a.Refund(t.Context(), "key", last, 1))
+						for i, l := range alone {
+							require.NoError(t, l.Refund(t.Context(), "key", last.Parts()[i], 1))
+						}
+					}
+					r := requireAllAsAlone(t, a, alone, n, name != "memory, one after another")
+					if r.Allowed {
+						admissions = append(admissions, r)
+					}
+					c.Advance(time.Duration(rng.Int64N(int64(40 * time.Minute))))
+				}
+			}
+		})
+	}
+}
+
+// requireAllAsAlone asks a for n events, and compares it with its limits alone.
+func requireAllAsAlone(t *testing.T, a *ratelimit.All, alone []ratelimit.Limiter, n int, together bool) ratelimit.Result {
+	t.Helper()
+	ctx, fits := t.Context(), true
+	for _, l := range alone {
+		p, err := l.Peek(ctx, "key")
+		require.NoError(t, err)
+		fits = fits && p.Remaining >= n
+	}
+	r, err := a.AllowN(ctx, "key", n)
+	require.NoError(t, err)
+	require.Equal(t, fits, r.Allowed)
+	require.Len(t, r.Parts(), len(alone))
+	least, longest := 1<<31-1, time.Duration(0)
+	for i, l := range alone {
+		part := r.Parts()[i]
+		if part == (ratelimit.Result{}) {
+			require.False(t, r.Allowed || together, "every limit was asked")
+			continue
+		}
+		want, err := l.Peek(ctx, "key")
+		require.NoError(t, err)
+		if fits || want.Remaining < n { // a denial charges nothing
+			want, err = l.AllowN(ctx, "key", n)
+			require.NoError(t, err)
+			require.Equal(t, want, part)
+		} else {
+			require.True(t, part.Allowed)
+			require.Equal(t, want.Remaining, part.Remaining)
+		}
+		least, longest = min(least, part.Remaining), max(longest, part.RetryAfter)
+	}
+	require.Equal(t, least, r.Remaining)
+	require.Equal(t, longest, r.RetryAfter)
+	require.Equal(t, fits, r.DeniedBy() == "")
+	return r
+}
+
+func TestAllSaysWhichLimitDenied(t *testing.T) {
+	c := newClock()
+	mem := memory(t, c)
+	second := newLimiter(t, "fixed_window", mem, ratelimit.PerSecond(2))
+	hour := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(3), ratelimit.WithName("hourly"))
+	a := all(t, second, hour)
+	require.Equal(t, 1, allowN(t, a, 1).Remaining)
+	require.Equal(t, 0, allowN(t, a, 1).Remaining)
+	r := allowN(t, a, 1)
+	require.False(t, r.Allowed)
+	require.Equal(t, "2/s", r.DeniedBy())
+	require.Equal(t, time.Second, r.RetryAfter)
+	require.Equal(t, time.Hour, r.ResetAfter)
+	require.Equal(t, 2, r.Limit)
+	require.True(t, r.Parts()[1].Allowed)
+	require.Equal(t, 1, r.Parts()[1].Remaining, "none of the hour's was charged")
+	c.Advance(time.Second)
+	r = allowN(t, a, 2)
+	require.Equal(t, "hourly", r.DeniedBy())
+	require.Equal(t, 3, r.Limit)
+	require.Equal(t, 1, r.Remaining)
+	require.Equal(t, time.Hour-time.Second, r.RetryAfter)
+	r = allowN(t, a, 3)
+	require.Equal(t, "2/s", r.DeniedBy(), "never is longer than an hour")
+	require.Equal(t, ratelimit.Never, r.RetryAfter)
+	require.Equal(t, []string{"2/s", "hourly"}, []string{policiesOf(t, a, "k")[1].Name, policiesOf(t, a, "k")[2].Name})
+	require.NoError(t, a.Reset(t.Context(), "key"))
+	require.Equal(t, 3, allowN(t, hour, 1).Remaining+1)
+}
+
+func TestAllPeeksAtEachLimit(t *testing.T) {
+	a, err := ratelimit.NewLevels("token_bucket", memory(t, newClock()), ratelimit.PerSecond(2), ratelimit.PerHour(3))
+	require.NoError(t, err)
+	for range 3 {
+		r, err := a.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.Equal(t, 2, r.Remaining)
+		require.ErrorIs(t, a.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidN, "a Peek has charged none")
+	}
+	require.True(t, allowN(t, a, 2).Allowed)
+	r, err := a.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, "2/s", r.DeniedBy())
+	require.Len(t, r.Parts(), 2)
+	require.Equal(t, 1, r.Parts()[1].Remaining)
+}
+
+func TestAllIsOneScriptOnOneKey(t *testing.T) {
+	server := redistest.Start(t)
+	cluster := redistest.StartCluster(t, 3, 0)
+	for name, client := range map[string]redis.UniversalClient{"server": server.Client(t), "cluster": cluster.Client(t)} {
+		s := onRedis(t, client)
+		var levels []ratelimit.Limiter
+		for i, algorithm := range algorithms {
+			levels = append(levels, newLimiter(t, algorithm, s, ratelimit.PerHour(100+i)))
+		}
+		a := all(t, levels...)
+		for i := range 20 { // the first ones load the scripts
+			user := fmt.Sprint("user ", i)
+			require.NoError(t, a.Refund(t.Context(), user, allow(t, a, user), 1))
+		}
+		before := calls(t, client, "evalsha") + calls(t, client, "eval")
+		for i := range 20 {
+			r := allow(t, a, fmt.Sprint("user ", i))
+			require.True(t, r.Allowed)
+			require.NoError(t, a.Refund(t.Context(), fmt.Sprint("user ", i), r, 1))
+		}
+		refunds := 20 * len(levels)
+		require.Equal(t, 20+refunds, calls(t, client, "evalsha")+calls(t, client, "eval")-before, name)
+	}
+}
+
+// calls is how many calls of a command the servers of client have had.
+func calls(t *testing.T, client redis.UniversalClient, command string) (n int) {
+	t.Helper()
+	var mu sync.Mutex
+	count := func(ctx context.Context, c *redis.Client) error {
+		_, rest, found := strings.Cut(c.Info(ctx, "commandstats").Val(), "cmdstat_"+command+":calls=")
+		if !found {
+			return nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		var here int
+		_, err := fmt.Sscanf(rest, "%d,", &here)
+		n += here
+		return err
+	}
+	if cluster, ok := client.(*redis.ClusterClient); ok {
+		require.NoError(t, cluster.ForEachMaster(t.Context(), count))
+	} else {
+		require.NoError(t, count(t.Context(), client.(*redis.Client)))
+	}
+	return n
+}
+
+func TestAllOfDifferentKeysOfAClusterGivesBack(t *testing.T) {
+	s := onRedis(t, redistest.StartCluster(t, 3, 0).Client(t))
+	user := newLimiter(t, "fixed_window", s, ratelimit.Limit{Rate: 10, Period: 24 * time.Hour * 3650})
+	global := newLimiter(t, "fixed_window", s, ratelimit.Limit{Rate: 3, Period: 24 * time.Hour * 3650})
+	a := all(t, user, onOneKey(t, global, "everybody"))
+	for range 3 {
+		require.True(t, allow(t, a, "user").Allowed)
+	}
+	for range 4 {
+		r := allow(t, a, "user")
+		require.False(t, r.Allowed)
+		require.Equal(t, "3/3650d", r.DeniedBy())
+		require.Equal(t, 7, r.Remaining+r.Parts()[0].Remaining, "given back")
+	}
+	require.Equal(t, 6, allow(t, user, "user").Remaining)
+}
+
+func TestAllAcrossStoresGivesBackWhatALaterOneDenies(t *testing.T) {
+	c := newClock()
+	near := newLimiter(t, "token_bucket", memory(t, c), ratelimit.PerHour(10))
+	far := newLimiter(t, "sliding_log", redisServer(t, redisstore.WithClock(c.Now)), ratelimit.PerHour(4))
+	broken := errors.New("broken")
+	a := all(t, near, far)
+	require.True(t, allowN(t, a, 3).Allowed)
+	for range 5 {
+		r := allowN(t, a, 2)
+		require.Equal(t, "4/h", r.DeniedBy())
+		require.Equal(t, 7, r.Parts()[0].Remaining)
+	}
+	require.True(t, allowN(t, a, 1).Allowed)
+	require.Equal(t, 5, allowN(t, near, 1).Remaining)
+
+	_, err := all(t, near, ratelimit.Static(ratelimit.Result{}, broken)).Allow(t.Context(), "key")
+	require.ErrorIs(t, err, broken)
+	require.Equal(t, 4, allowN(t, near, 1).Remaining, "an error gives back too")
+	ctx, cancel := context.WithCancel(t.Context())
+	last := stopping{ratelimit.Static(ratelimit.Result{}, nil), cancel}
+	r, err := all(t, near, last).Allow(ctx, "key")
+	require.NoError(t, err)
+	require.False(t, r.Allowed)
+	require.Equal(t, 3, allowN(t, near, 1).Remaining, "also when the caller has gone")
+}
+
+// stopping ends its caller's context.
+type stopping struct {
+	ratelimit.Limiter
+	stop func()
+}
+
+func (s stopping) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	s.stop()
+	return s.Limiter.AllowN(context.WithoutCancel(ctx), key, n)
+}
+
+func TestAllOfTheSameKeyTwiceChargesTwice(t *testing.T) {
+	for _, s := range []store.Store{memory(t, newClock()), redisServer(t, redisstore.WithClock(newClock().Now)), withoutJoint{memory(t, newClock())}} {
+		for _, algorithm := range algorithms {
+			lim := newLimiter(t, algorithm, s, ratelimit.PerHour(5))
+			a := all(t, lim, lim)
+			r := allowN(t, a, 2)
+			require.True(t, r.Allowed, algorithm)
+			require.Equal(t, 1, r.Remaining)
+			require.False(t, allowN(t, a, 1).Allowed)
+			require.Equal(t, 1, r.Parts()[1].Remaining)
+			require.NoError(t, a.Refund(t.Context(), "key", r, 1))
+			if _, together := s.(store.Joint); together || algorithm != "leaky_bucket" { // whose first charge is not the tail
+				require.Equal(t, 2, allowN(t, lim, 1).Remaining, algorithm)
+			}
+
+			// Two limiters that share state, of different limits.
+			wide := newLimiter(t, algorithm, s, ratelimit.PerHour(9), ratelimit.WithName("shared"))
+			tight := newLimiter(t, algorithm, s, ratelimit.PerHour(3), ratelimit.WithName("shared"))
+			b := all(t, wide, tight)
+			require.True(t, allowN(t, b, 1).Allowed)
+			require.False(t, allowN(t, b, 1).Allowed, "1 of 3 is left, and 2 are needed")
+			require.Equal(t, 0, allowN(t, tight, 1).Remaining)
+		}
+	}
+}
+
+func TestAllWithoutAStore(t *testing.T) {
+	free := newLimiter(t, "token_bucket", failing{}, ratelimit.Unlimited())
+	blocked := newLimiter(t, "token_bucket", failing{}, ratelimit.PerHour(0), ratelimit.WithName("blocked"))
+	lim := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
+
+	r := allowN(t, all(t, free, free), 100)
+	require.True(t, r.Allowed)
+	require.Equal(t, ratelimit.SourceLimit, r.Source())
+	require.Equal(t, 1<<31-1, r.Remaining)
+
+	a := all(t, free, lim)
+	r = allowN(t, a, 2)
+	require.Equal(t, ratelimit.SourceStore, r.Source())
+	require.Equal(t, 3, r.Remaining)
+	require.Equal(t, 5, r.Limit)
+	require.NoError(t, a.Refund(t.Context(), "key", r, 2))
+
+	r = allowN(t, all(t, newLimiter(t, "token_bucket", failing{}, ratelimit.PerHour(1)), blocked), 1)
+	require.False(t, r.Allowed)
+	require.Equal(t, ratelimit.Never, r.RetryAfter)
+	require.Equal(t, "blocked", r.DeniedBy())
+	require.Equal(t, []bool{true, false}, []bool{r.Parts()[0] == ratelimit.Result{}, r.Parts()[1] == ratelimit.Result{}}, "not asked, asked")
+}
+
+func TestAllOfWrappers(t *testing.T) {
+	mem := memory(t, newClock())
+	levels, err := ratelimit.NewLevels("sliding_window", mem, ratelimit.PerMinute(5), ratelimit.PerHour(9))
+	require.NoError(t, err)
+	safe, err := ratelimit.NewFailover(levels, ratelimit.FailOpen())
+	require.NoError(t, err)
+	bucket := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(7))
+	a := all(t, bucket, safe)
+	r := allowN(t, a, 2)
+	require.Len(t, r.Parts(), 3, "those of the limits within")
+	require.Equal(t, []int{5, 3, 7}, []int{r.Parts()[0].Remaining, r.Parts()[1].Remaining, r.Parts()[2].Remaining})
+	require.Len(t, policiesOf(t, a, "key"), 1+3)
+	require.NoError(t, a.Refund(t.Context(), "key", r, 1))
+	r = allowN(t, a, 5)
+	require.Equal(t, "5/m", r.DeniedBy())
+	require.Equal(t, 6, allowN(t, bucket, 0+1).Remaining+1, "1 of 7 is charged, and now 2")
+
+	open, err := ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailOpen())
+	require.NoError(t, err)
+	r = allowN(t, all(t, bucket, open), 1)
+	require.True(t, r.Allowed)
+	require.Equal(t, ratelimit.SourceFailOpen, r.Source())
+	require.Equal(t, 4, r.Remaining, "what is known")
+	flat := all(t, bucket, levels)
+	require.Len(t, allowN(t, flat, 1).Parts(), 3)
+}
+
+func TestAllChecksItsInput(t *testing.T) {
+	ctx, lim := t.Context(), newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
+	many := make([]ratelimit.Limiter, 17)
+	for i := range many {
+		many[i] = lim
+	}
+	for _, limiters := range [][]ratelimit.Limiter{{}, {nil}, {(*ratelimit.TokenBucket)(nil)}, {lim, (*ratelimit.All)(nil)}, many} {
+		_, err := ratelimit.NewAll(limiters...)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	_, err := ratelimit.NewLevels("token_bucket", memory(t, newClock()))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = ratelimit.NewLevels("bucket", memory(t, newClock()), ratelimit.PerHour(1))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = ratelimit.NewLevels("token_bucket", memory(t, newClock()), ratelimit.PerHour(1), ratelimit.Limit{})
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	_, err = new(ratelimit.All).Allow(ctx, "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = new(ratelimit.Keyed).Allow(ctx, "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = ratelimit.NewKeyed(nil, nil)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = ratelimit.NewKeyed(lim, nil)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+
+	a := all(t, lim, lim)
+	_, err = a.AllowN(ctx, "key", 0)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+	_, err = a.Allow(ctx, "")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	require.ErrorIs(t, a.Refund(ctx, "key", ratelimit.Result{}, 1), ratelimit.ErrInvalidN)
+	require.ErrorIs(t, a.Refund(ctx, "key", allowN(t, lim, 1), 1), ratelimit.ErrInvalidN, "the Result of another limiter")
+
+	wrong := errors.New("no such user")
+	k, err := ratelimit.NewKeyed(lim, func(_ context.Context, key string) (string, error) {
+		if key == "empty" {
+			return "", nil
+		}
+		return "", wrong
+	})
+	require.NoError(t, err)
+	for _, l := range []ratelimit.Limiter{k, all(t, lim, k), all(t, k, lim)} {
+		_, err = l.Allow(ctx, "key")
+		require.ErrorIs(t, err, wrong)
+		_, err = l.Peek(ctx, "key")
+		require.ErrorIs(t, err, wrong)
+		_, err = l.Allow(ctx, "empty")
+		require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	}
+	require.Equal(t, 3, allowN(t, lim, 1).Remaining, "nothing was consumed")
+	require.ErrorIs(t, all(t, lim, k).Reset(ctx, "key"), wrong)
+	require.Equal(t, 4, allowN(t, lim, 1).Remaining, "the others are reset")
+}
+
+// Callers of many limits at once, which lock the same tables in different orders.
+func TestAllUnderConcurrency(t *testing.T) {
+	for name, newStore := range map[string]func() store.Store{
+		"memory":    func() store.Store { return newMemory(t) },
+		"tiny caps": func() store.Store { return newMemory(t, memstore.WithMaxKeys(3)) },
+		"Redis":     func() store.Store { return redisServer(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore()
+			const years, everybody = 24 * time.Hour * 3650, 120
+			user := newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 50, Period: years})
+			global := onOneKey(t, newLimiter(t, "sliding_log", s, ratelimit.Limit{Rate: everybody, Period: years}), "everybody")
+			var admitted [4]atomic.Int64
+			var wg sync.WaitGroup
+			for caller := range 8 {
+				a := all(t, user, global)
+				if caller%2 == 0 {
+					a = all(t, global, user)
+				}
+				wg.Go(func() {
+					for i := range 60 {
+						k := (caller + i) % len(admitted)
+						r, err := a.Allow(context.Background(), fmt.Sprint("user ", k))
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if r.Allowed {
+							admitted[k].Add(1)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if name == "tiny caps" { // which forgets keys, and must not hang
+				return
+			}
+			sum := 0
+			for k := range admitted {
+				n := int(admitted[k].Load())
+				require.Equal(t, 50-n, peek(t, user, fmt.Sprint("user ", k)).Remaining, "what was denied was not charged")
+				sum += n
+			}
+			require.Equal(t, everybody, sum)
+		})
+	}
+}
+
+func newMemory(t testing.TB, opts ...memstore.Option) store.Store {
+	t.Helper()
+	s, err := memstore.New(opts...)
+	require.NoError(t, err)
+	return s
+}
+
+func peek(t testing.TB, lim ratelimit.Limiter, key string) ratelimit.Result {
+	t.Helper()
+	r, err := lim.Peek(t.Context(), key)
+	require.NoError(t, err)
+	return r
+}
+
+// New keys fill tables, which split while several of them are locked.
+func TestAllOfManyKeysInMemory(t *testing.T) {
+	const users, callers = 20_000, 4
+	for _, capacity := range []int{1 << 20, 5000, 100, 7, 1} {
+		mem, err := memstore.New(memstore.WithMaxKeys(capacity))
+		require.NoError(t, err)
+		a := all(t,
+			newLimiter(t, "fixed_window", mem, ratelimit.Limit{Rate: callers, Period: 24 * time.Hour * 3650}),
+			newLimiter(t, "sliding_log", mem, ratelimit.Limit{Rate: callers, Period: 24 * time.Hour * 3650}),
+			newLimiter(t, "leaky_bucket", mem, ratelimit.Limit{Rate: callers, Period: 24 * time.Hour * 3650}))
+		var wg sync.WaitGroup
+		for range callers {
+			wg.Go(func() {
+				for i := range users {
+					if r, err := a.Allow(context.Background(), fmt.Sprint(i)); err != nil || !r.Allowed {
+						t.Error(r, err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.LessOrEqual(t, mem.Len(), capacity)
+		if capacity >= 3*users {
+			require.Equal(t, 3*users, mem.Len())
+			require.Zero(t, mem.Evicted())
+			for i := range users {
+				require.Equal(t, 0, peek(t, a, fmt.Sprint(i)).Remaining)
+			}
+		}
+	}
+}
+
+func BenchmarkSeveralLimits(b *testing.B) {
+	mem := newMemory(b)
+	rate := ratelimit.Limit{Rate: 1 << 30, Period: time.Hour}
+	var levels []ratelimit.Limiter
+	for i := range 4 {
+		levels = append(levels, newLimiter(b, "token_bucket", mem, rate, ratelimit.WithName(fmt.Sprint(i))))
+	}
+	for n := 1; n <= len(levels); n++ {
+		limiters := map[string]ratelimit.Limiter{"together": all(b, levels[:n]...)}
+		if n == 1 {
+			limiters["alone"] = levels[0]
+		}
+		for name, lim := range limiters {
+			b.Run(fmt.Sprintf("%d limits %s", n, name), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := lim.Allow(context.Background(), "user:42"); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}

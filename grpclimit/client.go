@@ -1,0 +1,218 @@
+package grpclimit
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// UnaryClientInterceptor returns an interceptor that keeps the calls of a client under a limit,
+// such as that of somebody else's server. Each call waits until l admits it ([ratelimit.Wait]),
+// as long as its ctx lasts; the ones that would have to wait beyond its deadline are
+// [codes.DeadlineExceeded] at once, and those that no waiting will admit
+// [codes.ResourceExhausted]. With [WithoutWaiting] nothing waits. For what else can keep a call from being
+// sent see [UnaryServerInterceptor].
+//
+// A call is counted when it is made; what gRPC's own retry policy sends again
+// under it is not counted again. Waiters are not served first come first served. Its
+// errors wrap [ratelimit.ErrInvalidOption]: l, an option or a function is nil, or an
+// option is out of range.
+func UnaryClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.UnaryClientInterceptor, error) {
+	c, err := newClient(l, opts)
+	if err != nil {
+		return nil, err
+	}
+	return c.unary, nil
+}
+
+// StreamClientInterceptor is [UnaryClientInterceptor] for streams: the opening of each
+// is counted, and what is sent in it is not.
+func StreamClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.StreamClientInterceptor, error) {
+	c, err := newClient(l, opts)
+	if err != nil {
+		return nil, err
+	}
+	return c.stream, nil
+}
+
+// client is the interceptors of a client.
+type client struct{ *config }
+
+func newClient(l ratelimit.Limiter, opts []ClientOption) (client, error) {
+	c, err := newConfig(l, Global)
+	if err != nil {
+		return client{}, err
+	}
+	for _, opt := range opts {
+		if isNil(opt) {
+			return client{}, errNilOption
+		}
+		if err := opt.client(c); err != nil {
+			return client{}, err
+		}
+	}
+	return client{c}, nil
+}
+
+func (c client) unary(ctx context.Context, fullMethod string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	ch, err := c.admit(ctx, fullMethod, req)
+	if err != nil {
+		return err
+	}
+	if ch.key == "" {
+		return invoker(ctx, fullMethod, req, reply, cc, opts...)
+	}
+	var said []metadata.MD
+	if c.pauses != nil {
+		said = make([]metadata.MD, 2)
+		opts = append(slices.Clip(opts), grpc.Header(&said[0]), grpc.Trailer(&said[1]))
+	}
+	code := codes.Internal // of an invoker that panics
+	defer func() { c.settle(ctx, ch, code) }()
+	err = invoker(ctx, fullMethod, req, reply, cc, opts...)
+	code = codeOf(err)
+	c.heed(ch.key, err, said...)
+	return err
+}
+
+func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, fullMethod string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	ch, err := c.admit(ctx, fullMethod, nil)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := streamer(ctx, desc, cc, fullMethod, opts...)
+	if ch.key == "" {
+		return stream, err
+	}
+	if err != nil {
+		c.heed(ch.key, err)
+		c.settle(ctx, ch, codeOf(err))
+		return nil, err
+	}
+	if c.pauses == nil && len(c.refundOn) == 0 {
+		return stream, nil
+	}
+	return &clientStream{ClientStream: stream, client: c, charge: ch, single: !desc.ServerStreams}, nil
+}
+
+// admit waits until a call may be made, or refuses it. Without a key in the answer
+// the call is not limited.
+func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, error) {
+	key, counted, err := c.subject(ctx, fullMethod)
+	if err != nil || !counted {
+		return charge{}, err
+	}
+	if err := c.pause(ctx, key); err != nil {
+		return charge{}, err
+	}
+	n := c.cost(ctx, fullMethod, msg)
+	if n == 0 {
+		return charge{key: key}, nil
+	}
+	r, err := c.ask(ctx, key, n)
+	switch {
+	case errors.Is(err, ratelimit.ErrWouldExceedDeadline):
+		return charge{}, errTooLate
+	case errors.Is(err, ratelimit.ErrNever):
+		return charge{}, c.denied(ctx, key, ratelimit.Result{RetryAfter: ratelimit.Never})
+	case err != nil:
+		return charge{key: key}, c.limiterFailed(ctx, fullMethod, err)
+	case !r.Allowed:
+		return charge{}, c.denied(ctx, key, r)
+	}
+	return charge{key, n, r}, nil
+}
+
+var errTooLate = status.Error(codes.DeadlineExceeded, "rate limit: the call would have its turn after its deadline")
+
+// ask is one decision, or as many as it takes.
+func (c client) ask(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if c.refuse {
+		return c.limiter.AllowN(ctx, key, n)
+	}
+	return ratelimit.Wait(ctx, c.limiter, key, n)
+}
+
+func (c client) denied(ctx context.Context, key string, r ratelimit.Result) error {
+	rep := c.report(ctx, key, r)
+	defer rep.free()
+	return rep.denial()
+}
+
+// pause waits as long as the server has asked to leave it alone.
+func (c client) pause(ctx context.Context, key string) error {
+	if c.pauses == nil {
+		return nil
+	}
+	for left := c.pauses.left(key); left > 0; left = c.pauses.left(key) {
+		if c.refuse {
+			return refusal(codes.ResourceExhausted, "rate limit: the server asks to come back later", left)
+		}
+		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= left {
+			return errTooLate
+		}
+		timer := time.NewTimer(left)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	return nil
+}
+
+// heed remembers when the server that ended a call with err wants the next one.
+func (c client) heed(key string, err error, mds ...metadata.MD) {
+	if c.pauses == nil || err == nil {
+		return
+	}
+	s, _ := status.FromError(err)
+	if s.Code() != codes.ResourceExhausted && s.Code() != codes.Unavailable {
+		return
+	}
+	if after := retryAfter(s, mds); after > 0 {
+		c.pauses.add(key, after)
+	}
+}
+
+// clientStream is a stream of which it matters how it ends.
+type clientStream struct {
+	grpc.ClientStream
+	client client
+	charge charge
+	single bool // the server answers with one message, so that the stream ends with it
+	ended  atomic.Bool
+}
+
+// RecvMsg receives the next message, and sees the end of the stream.
+func (s *clientStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if (err != nil || s.single) && s.ended.CompareAndSwap(false, true) {
+		s.end(err)
+	}
+	return err
+}
+
+// end is called once, when the stream has ended.
+func (s *clientStream) end(err error) {
+	code := codes.OK
+	if err != nil && !errors.Is(err, io.EOF) {
+		code = codeOf(err)
+	}
+	if code != codes.OK && s.client.pauses != nil {
+		header, _ := s.Header() // there since the stream has ended
+		s.client.heed(s.charge.key, err, header, s.Trailer())
+	}
+	s.client.settle(s.Context(), s.charge, code)
+}

@@ -1,0 +1,366 @@
+package grpclimit_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	pb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/grpclimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// client is an interceptor without a network, so that time can be a bubble's.
+type client struct {
+	t      *testing.T
+	unary  grpc.UnaryClientInterceptor
+	answer error       // of the server
+	header metadata.MD // too
+	sent   int
+}
+
+func newClient(t *testing.T, l ratelimit.Limiter, opts ...grpclimit.ClientOption) *client {
+	t.Helper()
+	unary, err := grpclimit.UnaryClientInterceptor(l, opts...)
+	require.NoError(t, err)
+	return &client{t: t, unary: unary}
+}
+
+// call says how long it took, and how it ended.
+func (c *client) call(ctx context.Context) (time.Duration, answer) {
+	c.t.Helper()
+	began := time.Now()
+	err := c.unary(ctx, unaryCall, &pb.SimpleRequest{}, nil, nil, func(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn, opts ...grpc.CallOption) error {
+		c.sent++
+		for _, opt := range opts {
+			if o, ok := opt.(grpc.HeaderCallOption); ok {
+				*o.HeaderAddr = c.header
+			}
+		}
+		return c.answer
+	})
+	return time.Since(began), answer{status: status.Convert(err)}
+}
+
+// running is a bucket whose time is the bubble's.
+func running(t *testing.T, l ratelimit.Limit) ratelimit.Limiter {
+	t.Helper()
+	s, err := memstore.New()
+	require.NoError(t, err)
+	return bucketOn(t, s, l)
+}
+
+func everything() ratelimit.Limiter {
+	return ratelimit.Static(ratelimit.Result{Allowed: true}, nil)
+}
+
+// comeBack is a refusal by a server that says when to come back.
+func comeBack(code codes.Code, after time.Duration) error {
+	s, err := status.New(code, "later").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(after)})
+	if err != nil {
+		panic(err)
+	}
+	return s.Err()
+}
+
+const jitter = 10 * time.Millisecond // the most that a waiter adds
+
+func TestACallWaitsForItsTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, running(t, ratelimit.PerMinute(2)))
+		for _, want := range []time.Duration{0, 0, 30 * time.Second, 30 * time.Second} {
+			took, a := c.call(t.Context())
+			require.Equal(t, codes.OK, a.code())
+			require.InDelta(t, want, took, float64(jitter))
+		}
+		require.Equal(t, 4, c.sent)
+	})
+}
+
+func TestACallWhoseTurnComesTooLateIsNotSentAndNotCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, running(t, ratelimit.PerMinute(1)))
+		c.call(t.Context())
+		ctx, cancel := context.WithTimeout(t.Context(), 59*time.Second)
+		defer cancel()
+		took, a := c.call(ctx)
+		require.Equal(t, codes.DeadlineExceeded, a.code())
+		require.Zero(t, took, "at once")
+
+		ctx, cancel = context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Second, cancel)
+		took, a = c.call(ctx)
+		require.Equal(t, codes.Canceled, a.code())
+		require.Equal(t, 10*time.Second, took)
+		require.Equal(t, 1, c.sent)
+		time.Sleep(50 * time.Second)
+		took, a = c.call(t.Context())
+		require.Equal(t, codes.OK, a.code())
+		require.Zero(t, took)
+	})
+}
+
+func TestAClientThatDoesNotWaitIsRefusedWithoutARoundTrip(t *testing.T) {
+	c := newClient(t, bucket(t, ratelimit.PerMinute(1)), grpclimit.WithoutWaiting())
+	_, a := c.call(t.Context())
+	require.Equal(t, codes.OK, a.code())
+	_, a = c.call(t.Context())
+	require.Equal(t, codes.ResourceExhausted, a.code())
+	require.Equal(t, time.Minute, a.retryInfo())
+	require.Equal(t, []string{"1/m"}, a.quotas())
+	require.Equal(t, 1, c.sent)
+}
+
+func TestACallThatNoWaitingAdmitsIsRefused(t *testing.T) {
+	for _, opts := range [][]grpclimit.ClientOption{nil, {grpclimit.WithoutWaiting()}} {
+		opts = append(opts, grpclimit.WithCost(func(context.Context, string, any) int { return 3 }))
+		c := newClient(t, bucket(t, ratelimit.PerMinute(2)), opts...)
+		_, a := c.call(t.Context())
+		require.Equal(t, codes.ResourceExhausted, a.code())
+		require.EqualValues(t, -1, a.retryInfo())
+		require.Equal(t, []string{"2/m"}, a.quotas())
+		require.Zero(t, c.sent)
+	}
+}
+
+func TestAnOutageOfTheLimiterIsTheClientsToJudge(t *testing.T) {
+	broken := bucketOn(t, failing{}, ratelimit.PerHour(1))
+	c := newClient(t, broken)
+	_, a := c.call(t.Context())
+	require.Equal(t, codes.Unavailable, a.code())
+	require.Zero(t, c.sent)
+
+	c = newClient(t, broken, grpclimit.WithLimiterError(func(context.Context, string, error) error { return nil }))
+	_, a = c.call(t.Context())
+	require.Equal(t, codes.OK, a.code())
+	require.Equal(t, 1, c.sent)
+
+	c = newClient(t, broken, grpclimit.WithKey(grpclimit.OutgoingMetadata("tenant")))
+	_, a = c.call(t.Context())
+	require.Equal(t, codes.InvalidArgument, a.code())
+}
+
+func TestACallThatIsSkippedOrFreeIsSent(t *testing.T) {
+	nothing := ratelimit.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil)
+	for _, opt := range []grpclimit.ClientOption{
+		grpclimit.WithSkip(func(context.Context, string) bool { return true }),
+		grpclimit.WithCost(func(context.Context, string, any) int { return 0 }),
+	} {
+		c := newClient(t, nothing, opt)
+		_, a := c.call(t.Context())
+		require.Equal(t, codes.OK, a.code())
+	}
+}
+
+func TestAServerThatSaysWhenToComeBackIsHeeded(t *testing.T) {
+	header := func(text string) metadata.MD { return metadata.Pairs("retry-after", text) }
+	for name, c := range map[string]struct {
+		answer error
+		header metadata.MD
+		want   time.Duration
+	}{
+		"by its status":                      {comeBack(codes.ResourceExhausted, 7*time.Second), nil, 7 * time.Second},
+		"when it is unavailable":             {comeBack(codes.Unavailable, 7*time.Second), nil, 7 * time.Second},
+		"by metadata":                        {status.Error(codes.ResourceExhausted, ""), header("5"), 5 * time.Second},
+		"the status wins":                    {comeBack(codes.ResourceExhausted, 7*time.Second), header("5"), 7 * time.Second},
+		"up to a bound":                      {comeBack(codes.ResourceExhausted, time.Hour), nil, time.Minute},
+		"up to a bound, by metadata":         {status.Error(codes.ResourceExhausted, ""), header(fmt.Sprint(math.MaxInt64)), time.Minute},
+		"not with other codes":               {comeBack(codes.NotFound, 7*time.Second), header("5"), 0},
+		"not when all is well":               {nil, header("5"), 0},
+		"not when it says nothing":           {status.Error(codes.ResourceExhausted, ""), nil, 0},
+		"not when it says what is past":      {comeBack(codes.ResourceExhausted, -time.Second), header("-5"), 0},
+		"not when it says what is no number": {status.Error(codes.ResourceExhausted, ""), header("Wed, 21 Oct 2026"), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				key := grpclimit.WithKey(grpclimit.User(user))
+				heeding := newClient(t, everything(), key, grpclimit.WithServerRetryAfter(time.Minute))
+				deaf := newClient(t, everything(), key)
+				ann := context.WithValue(t.Context(), userKey{}, "ann")
+				for _, client := range []*client{heeding, deaf} {
+					client.answer, client.header = c.answer, c.header
+					client.call(ann)
+					client.answer, client.header = nil, nil
+				}
+				took, _ := deaf.call(ann)
+				require.Zero(t, took, "without the option")
+				took, _ = heeding.call(context.WithValue(t.Context(), userKey{}, "bob"))
+				require.Zero(t, took, "others go on")
+
+				time.Sleep(c.want / 4)
+				took, a := heeding.call(ann)
+				require.Equal(t, codes.OK, a.code())
+				require.Equal(t, c.want-c.want/4, took)
+				took, _ = heeding.call(ann)
+				require.Zero(t, took, "it is over")
+			})
+		})
+	}
+}
+
+func TestAPauseEndsWithTheCallAndChargesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim := &recorder{Limiter: everything()}
+		shared := grpclimit.WithServerRetryAfter(time.Hour)
+		c, refusing := newClient(t, lim, shared), newClient(t, lim, shared, grpclimit.WithoutWaiting())
+		c.answer = comeBack(codes.ResourceExhausted, time.Minute)
+		c.call(t.Context())
+		c.answer = comeBack(codes.ResourceExhausted, time.Second)
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		took, a := c.call(ctx)
+		require.Equal(t, codes.DeadlineExceeded, a.code())
+		require.Zero(t, took, "at once")
+
+		ctx, cancel = context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Second, cancel)
+		took, a = c.call(ctx)
+		require.Equal(t, codes.Canceled, a.code())
+		require.Equal(t, 10*time.Second, took)
+
+		_, a = refusing.call(t.Context())
+		require.Equal(t, codes.ResourceExhausted, a.code(), "the option is shared")
+		require.Equal(t, 50*time.Second, a.retryInfo())
+		require.Len(t, lim.asked(), 1)
+	})
+}
+
+func TestAShorterPauseDoesNotEndALongerOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, everything(), grpclimit.WithServerRetryAfter(time.Hour))
+		later := make(chan struct{})
+		go func() { // under way since before the first pause
+			defer close(later)
+			_ = c.unary(t.Context(), unaryCall, nil, nil, nil, func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+				time.Sleep(time.Second)
+				return comeBack(codes.ResourceExhausted, time.Second)
+			})
+		}()
+		synctest.Wait()
+		c.answer = comeBack(codes.ResourceExhausted, time.Minute)
+		c.call(t.Context())
+		<-later
+		took, _ := c.call(t.Context())
+		require.Equal(t, 59*time.Second, took)
+	})
+}
+
+func TestFailedCallsOfAClientAreGivenBackIfTheyAreMeantTo(t *testing.T) {
+	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(10))}
+	c := newClient(t, lim, grpclimit.WithRefundOn(codes.Unavailable, codes.Internal))
+	for i, err := range []error{status.Error(codes.Unavailable, ""), nil, status.Error(codes.NotFound, "")} {
+		c.answer = err
+		c.call(t.Context())
+		require.Equal(t, 1, lim.refunded(), i)
+	}
+	require.PanicsWithValue(t, "boom", func() {
+		_ = c.unary(t.Context(), unaryCall, nil, nil, nil, func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+			panic("boom")
+		})
+	})
+	require.Equal(t, 2, lim.refunded())
+}
+
+// ---- Over loopback.
+
+func dialStreams(t *testing.T, svc *service, l ratelimit.Limiter, opts ...grpclimit.ClientOption) pb.TestServiceClient {
+	t.Helper()
+	unary, err := grpclimit.UnaryClientInterceptor(l, opts...)
+	require.NoError(t, err)
+	stream, err := grpclimit.StreamClientInterceptor(l, opts...)
+	require.NoError(t, err)
+	return dial(t, listen(t, svc), grpc.WithUnaryInterceptor(unary), grpc.WithStreamInterceptor(stream))
+}
+
+func TestUnaryCallsAndStreamsAreKeptUnderOneLimit(t *testing.T) {
+	svc := &service{}
+	c := dialStreams(t, svc, bucket(t, ratelimit.PerHour(3)), grpclimit.WithoutWaiting())
+	require.Equal(t, codes.OK, call(t, c).code())
+	require.Equal(t, codes.OK, converse(t, c, 5).code())
+	require.Equal(t, codes.OK, call(t, c).code())
+	for _, a := range []answer{call(t, c), converse(t, c, 1)} {
+		require.Equal(t, codes.ResourceExhausted, a.code())
+		require.Equal(t, 20*time.Minute, a.retryInfo())
+		require.Equal(t, []string{"3/h"}, a.quotas())
+	}
+	require.EqualValues(t, 3, svc.calls.Load(), "the others were not sent")
+}
+
+func TestAStreamThatFailsIsGivenBackOnce(t *testing.T) {
+	end := make(chan error, 1)
+	svc := &service{duplex: func(stream grpc.BidiStreamingServer[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse]) error {
+		return <-end
+	}}
+	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(10))}
+	c := dialStreams(t, svc, lim, grpclimit.WithRefundOn(codes.Unavailable))
+	for i, err := range []error{status.Error(codes.Unavailable, ""), nil, status.Error(codes.NotFound, "")} {
+		end <- err
+		stream, err := c.FullDuplexCall(t.Context())
+		require.NoError(t, err)
+		for range 2 {
+			_, err = stream.Recv()
+			require.Error(t, err)
+		}
+		require.Equal(t, 1, lim.refunded(), i)
+	}
+}
+
+func TestAStreamOfOneAnswerEndsWithIt(t *testing.T) {
+	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(10))}
+	c := dialStreams(t, &service{}, lim, grpclimit.WithRefundOn(codes.OK))
+	stream, err := c.StreamingInputCall(t.Context())
+	require.NoError(t, err)
+	_, err = stream.CloseAndRecv()
+	require.NoError(t, err)
+	require.Equal(t, 1, lim.refunded())
+}
+
+func TestAStreamThatCannotBeOpenedIsGivenBackAndHeeded(t *testing.T) {
+	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(10))}
+	i, err := grpclimit.StreamClientInterceptor(lim, grpclimit.WithRefundOn(codes.Unavailable),
+		grpclimit.WithServerRetryAfter(time.Hour), grpclimit.WithoutWaiting())
+	require.NoError(t, err)
+	for _, want := range []codes.Code{codes.Unavailable, codes.ResourceExhausted} {
+		_, err = i(t.Context(), &grpc.StreamDesc{}, nil, duplexCall, func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+			return nil, comeBack(codes.Unavailable, time.Hour)
+		})
+		require.Equal(t, want, status.Code(err))
+	}
+	require.Equal(t, 1, lim.refunded())
+}
+
+func TestAClientHeedsTheLimiterOfAServer(t *testing.T) {
+	for name, opts := range map[string][]grpclimit.ServerOption{"headers": nil, "no headers": {grpclimit.WithoutHeaders()}} {
+		t.Run(name, func(t *testing.T) {
+			lim, svc := bucket(t, ratelimit.PerHour(1)), &service{}
+			addr := listen(t, svc, unaryServer(t, lim, opts...), streamServer(t, lim, opts...))
+			both := []grpclimit.ClientOption{grpclimit.WithServerRetryAfter(2 * time.Hour), grpclimit.WithoutWaiting()}
+			unary, err := grpclimit.UnaryClientInterceptor(everything(), both...)
+			require.NoError(t, err)
+			stream, err := grpclimit.StreamClientInterceptor(everything(), both...)
+			require.NoError(t, err)
+			c := dial(t, addr, grpc.WithUnaryInterceptor(unary), grpc.WithStreamInterceptor(stream))
+
+			require.Equal(t, codes.OK, converse(t, c, 1).code())
+			require.Equal(t, []string{"1/h"}, converse(t, c, 1).quotas(), "by the server")
+			for _, a := range []answer{call(t, c), converse(t, c, 1)} {
+				require.Equal(t, codes.ResourceExhausted, a.code())
+				require.Empty(t, a.quotas(), "by the client")
+				require.Greater(t, a.retryInfo(), 50*time.Minute)
+			}
+		})
+	}
+}

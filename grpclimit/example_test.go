@@ -1,0 +1,154 @@
+package grpclimit_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/grpclimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// A server with two calls a day for each API key, or else for each address.
+func ExampleUnaryServerInterceptor() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(2), ratelimit.WithName("daily"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit, err := grpclimit.UnaryServerInterceptor(limiter,
+		grpclimit.WithKey(grpclimit.First(grpclimit.Metadata("x-api-key"), grpclimit.PeerIP)))
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, closeAll := loopback([]grpc.ServerOption{grpc.ChainUnaryInterceptor(limit)})
+	defer closeAll()
+
+	ctx := metadata.AppendToOutgoingContext(context.Background(), "x-api-key", "ann's")
+	for range 3 {
+		var header metadata.MD
+		_, err := client.Check(ctx, &healthpb.HealthCheckRequest{}, grpc.Header(&header))
+		fmt.Println(status.Code(err), header["ratelimit-policy"])
+	}
+	// Output:
+	// OK ["daily";q=2;w=86400]
+	// OK ["daily";q=2;w=86400]
+	// ResourceExhausted ["daily";q=2;w=86400]
+}
+
+// A stream costs nothing to open, and each message that the server receives is one event.
+func ExampleStreamServerInterceptor() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(1))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit, err := grpclimit.StreamServerInterceptor(limiter, grpclimit.WithMessages(),
+		grpclimit.WithCost(func(_ context.Context, _ string, msg any) int {
+			if msg == nil {
+				return 0
+			}
+			return 1
+		}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, closeAll := loopback([]grpc.ServerOption{grpc.ChainStreamInterceptor(limit)})
+	defer closeAll()
+
+	for range 2 {
+		stream, err := client.Watch(context.Background(), &healthpb.HealthCheckRequest{})
+		if err != nil {
+			log.Fatal(err)
+		}
+		_, err = stream.Recv()
+		fmt.Println(status.Code(err))
+	}
+	// Output:
+	// OK
+	// ResourceExhausted
+}
+
+// A client that keeps under the limit of somebody else's server, and would rather fail than
+// wait. Without WithoutWaiting the second call would be sent after half a minute.
+func ExampleUnaryClientInterceptor() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.Limit{Rate: 2, Period: time.Minute, Burst: 1})
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit, err := grpclimit.UnaryClientInterceptor(limiter, grpclimit.WithoutWaiting())
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, closeAll := loopback(nil, grpc.WithUnaryInterceptor(limit))
+	defer closeAll()
+
+	for range 2 {
+		_, err := client.Check(context.Background(), &healthpb.HealthCheckRequest{})
+		fmt.Println(status.Code(err))
+	}
+	// Output:
+	// OK
+	// ResourceExhausted
+}
+
+// Streams of each method and each user have a limit of their own.
+func ExampleStreamClientInterceptor() {
+	limit, err := grpclimit.StreamClientInterceptor(
+		ratelimit.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil),
+		grpclimit.WithKey(grpclimit.All(grpclimit.Method, grpclimit.OutgoingMetadata("tenant"))))
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, closeAll := loopback(nil, grpc.WithStreamInterceptor(limit))
+	defer closeAll()
+
+	ctx := metadata.AppendToOutgoingContext(context.Background(), "tenant", "ann")
+	_, err = client.Watch(ctx, &healthpb.HealthCheckRequest{})
+	fmt.Println(status.Code(err))
+	_, err = client.Watch(context.Background(), &healthpb.HealthCheckRequest{})
+	fmt.Println(status.Code(err) == codes.InvalidArgument)
+	// Output:
+	// ResourceExhausted
+	// true
+}
+
+// loopback is a health service and a client of it.
+func loopback(server []grpc.ServerOption, client ...grpc.DialOption) (healthpb.HealthClient, func()) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	s := grpc.NewServer(server...)
+	healthpb.RegisterHealthServer(s, health.NewServer())
+	go func() { _ = s.Serve(listener) }()
+	conn, err := grpc.NewClient(listener.Addr().String(), append(client, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return healthpb.NewHealthClient(conn), func() {
+		_ = conn.Close()
+		s.Stop()
+	}
+}

@@ -1,0 +1,272 @@
+package grpclimit_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	pb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/grpclimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+const (
+	unaryCall  = "/grpc.testing.TestService/UnaryCall"
+	duplexCall = "/grpc.testing.TestService/FullDuplexCall"
+)
+
+// start is a round time, so that windows begin there.
+var start = time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
+
+// bucket is a token bucket in memory whose time stands still.
+func bucket(t testing.TB, l ratelimit.Limit, opts ...ratelimit.Option) *ratelimit.TokenBucket {
+	t.Helper()
+	s, err := memstore.New(memstore.WithClock(func() time.Time { return start }))
+	require.NoError(t, err)
+	return bucketOn(t, s, l, opts...)
+}
+
+func bucketOn(t testing.TB, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) *ratelimit.TokenBucket {
+	t.Helper()
+	lim, err := ratelimit.NewTokenBucket(s, l, opts...)
+	require.NoError(t, err)
+	return lim
+}
+
+// service is a server whose methods are what a test needs; without more it says OK.
+type service struct {
+	pb.UnimplementedTestServiceServer
+	unary  func(ctx context.Context) error
+	duplex func(stream grpc.BidiStreamingServer[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse]) error
+
+	calls atomic.Int64 // that have reached a handler
+}
+
+func (s *service) UnaryCall(ctx context.Context, _ *pb.SimpleRequest) (*pb.SimpleResponse, error) {
+	s.calls.Add(1)
+	if s.unary != nil {
+		if err := s.unary(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return &pb.SimpleResponse{}, nil
+}
+
+// FullDuplexCall answers each message, until there are no more.
+func (s *service) FullDuplexCall(stream grpc.BidiStreamingServer[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse]) error {
+	s.calls.Add(1)
+	if s.duplex != nil {
+		return s.duplex(stream)
+	}
+	return echo(stream)
+}
+
+func (s *service) StreamingInputCall(stream grpc.ClientStreamingServer[pb.StreamingInputCallRequest, pb.StreamingInputCallResponse]) error {
+	return stream.SendAndClose(&pb.StreamingInputCallResponse{})
+}
+
+func echo(stream grpc.BidiStreamingServer[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse]) error {
+	for {
+		if _, err := stream.Recv(); err != nil {
+			if errors.Is(err, errEOF) {
+				return nil
+			}
+			return err
+		}
+		if err := stream.Send(&pb.StreamingOutputCallResponse{}); err != nil {
+			return err
+		}
+	}
+}
+
+// listen serves on loopback until the test ends, and returns the address.
+func listen(t testing.TB, s pb.TestServiceServer, opts ...grpc.ServerOption) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := grpc.NewServer(opts...)
+	pb.RegisterTestServiceServer(server, s)
+	var served sync.WaitGroup
+	served.Go(func() { _ = server.Serve(listener) })
+	t.Cleanup(func() {
+		server.Stop()
+		served.Wait()
+	})
+	return listener.Addr().String()
+}
+
+func dial(t testing.TB, addr string, opts ...grpc.DialOption) pb.TestServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient(addr, append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	return pb.NewTestServiceClient(conn)
+}
+
+func unaryServer(t testing.TB, l ratelimit.Limiter, opts ...grpclimit.ServerOption) grpc.ServerOption {
+	t.Helper()
+	i, err := grpclimit.UnaryServerInterceptor(l, opts...)
+	require.NoError(t, err)
+	return grpc.ChainUnaryInterceptor(i)
+}
+
+func streamServer(t testing.TB, l ratelimit.Limiter, opts ...grpclimit.ServerOption) grpc.ServerOption {
+	t.Helper()
+	i, err := grpclimit.StreamServerInterceptor(l, opts...)
+	require.NoError(t, err)
+	return grpc.ChainStreamInterceptor(i)
+}
+
+// answer is all that a client is told.
+type answer struct {
+	status          *status.Status
+	header, trailer metadata.MD
+}
+
+func (a answer) code() codes.Code { return a.status.Code() }
+
+// retryInfo is the wait in the status, -1 if there is none.
+func (a answer) retryInfo() time.Duration {
+	for _, d := range a.status.Details() {
+		if info, ok := d.(*errdetails.RetryInfo); ok {
+			return info.GetRetryDelay().AsDuration()
+		}
+	}
+	return -1
+}
+
+// quotas are the violated policies in the status.
+func (a answer) quotas() (ids []string) {
+	for _, d := range a.status.Details() {
+		if failure, ok := d.(*errdetails.QuotaFailure); ok {
+			for _, v := range failure.GetViolations() {
+				ids = append(ids, v.GetQuotaId())
+			}
+		}
+	}
+	return ids
+}
+
+func call(t testing.TB, client pb.TestServiceClient, metadataPairs ...string) (a answer) {
+	t.Helper()
+	ctx := metadata.AppendToOutgoingContext(t.Context(), metadataPairs...)
+	_, err := client.UnaryCall(ctx, &pb.SimpleRequest{}, grpc.Header(&a.header), grpc.Trailer(&a.trailer))
+	a.status = status.Convert(err)
+	return a
+}
+
+// recorder is a limiter that remembers what it was asked.
+type recorder struct {
+	ratelimit.Limiter
+	mu      sync.Mutex
+	keys    []string
+	costs   []int
+	refunds []int
+}
+
+func (r *recorder) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r.mu.Lock()
+	r.keys, r.costs = append(r.keys, key), append(r.costs, n)
+	r.mu.Unlock()
+	return r.Limiter.AllowN(ctx, key, n)
+}
+
+func (r *recorder) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	r.mu.Lock()
+	r.refunds = append(r.refunds, n)
+	r.mu.Unlock()
+	return r.Limiter.Refund(ctx, key, charged, n)
+}
+
+func (r *recorder) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	return ratelimit.AppendPolicies(ctx, dst, r.Limiter, key)
+}
+
+func (r *recorder) asked() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]string{}, r.keys...)
+}
+
+func (r *recorder) refunded() (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, events := range r.refunds {
+		n += events
+	}
+	return n
+}
+
+// ---- What the constructors refuse.
+
+func TestWhatIsNilOrOutOfRangeIsRefusedByTheConstructor(t *testing.T) {
+	var typedNil *ratelimit.TokenBucket
+	var nilOption grpclimit.Option
+	everything := ratelimit.Static(ratelimit.Result{Allowed: true}, nil)
+	both := map[string]grpclimit.Option{
+		"an option":                nilOption,
+		"WithKey":                  grpclimit.WithKey(nil),
+		"WithCost":                 grpclimit.WithCost(nil),
+		"WithSkip":                 grpclimit.WithSkip(nil),
+		"WithKeyError":             grpclimit.WithKeyError(nil),
+		"WithLimiterError":         grpclimit.WithLimiterError(nil),
+		"WithRefundOn":             grpclimit.WithRefundOn(),
+		"All of none":              grpclimit.WithKey(grpclimit.All()),
+		"All with a nil":           grpclimit.WithKey(grpclimit.All(grpclimit.Method, nil)),
+		"First of none":            grpclimit.WithKey(grpclimit.First()),
+		"a part that is unusable":  grpclimit.WithKey(grpclimit.First(grpclimit.PeerIP, grpclimit.All(grpclimit.Metadata("")))),
+		"User of nil":              grpclimit.WithKey(grpclimit.User(nil)),
+		"metadata without a name":  grpclimit.WithKey(grpclimit.Metadata("")),
+		"a name that gRPC refuses": grpclimit.WithKey(grpclimit.OutgoingMetadata("x key")),
+		"a prefix of 31 bits":      grpclimit.WithKey(grpclimit.PeerPrefix(31)),
+		"a prefix of 65 bits":      grpclimit.WithKey(grpclimit.PeerPrefix(65)),
+	}
+	for name, opt := range both {
+		t.Run(name, func(t *testing.T) {
+			for _, err := range construct(everything, []grpclimit.ServerOption{grpclimit.WithMessages(), opt}, []grpclimit.ClientOption{opt}) {
+				require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+			}
+		})
+	}
+	for name, l := range map[string]ratelimit.Limiter{"no limiter": nil, "a typed nil": typedNil} {
+		for _, err := range construct(l, nil, nil) {
+			require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+		}
+	}
+	for _, longest := range []time.Duration{0, -1} {
+		_, err := grpclimit.UnaryClientInterceptor(everything, grpclimit.WithServerRetryAfter(longest))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	for _, err := range construct(everything, nil, nil) {
+		require.NoError(t, err)
+	}
+}
+
+func construct(l ratelimit.Limiter, server []grpclimit.ServerOption, client []grpclimit.ClientOption) []error {
+	_, unaryServer := grpclimit.UnaryServerInterceptor(l, server...)
+	_, streamServer := grpclimit.StreamServerInterceptor(l, server...)
+	_, unaryClient := grpclimit.UnaryClientInterceptor(l, client...)
+	_, streamClient := grpclimit.StreamClientInterceptor(l, client...)
+	return []error{unaryServer, streamServer, unaryClient, streamClient}
+}

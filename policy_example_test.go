@@ -1,0 +1,134 @@
+package ratelimit_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// frozenMemory is a memory in which time stands still, so that the output is always
+// the same.
+func frozenMemory() *memstore.Store {
+	mem, err := memstore.New(memstore.WithClock(func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }))
+	if err != nil {
+		panic(err)
+	}
+	return mem
+}
+
+func ExampleNewLevels() {
+	levels, err := ratelimit.NewLevels("fixed_window", frozenMemory(), ratelimit.PerSecond(2), ratelimit.PerHour(1000))
+	if err != nil {
+		panic(err)
+	}
+	for range 3 {
+		r, err := levels.Allow(context.Background(), "user:42")
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(r.Allowed, r.Remaining, r.DeniedBy(), r.RetryAfter)
+	}
+	// Output:
+	// true 1  0s
+	// true 0  0s
+	// false 0 2/s 1s
+}
+
+// A limit per user and one for all users of his company: both admit, or none is
+// charged.
+func ExampleNewAll() {
+	mem := frozenMemory()
+	perUser, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(3), ratelimit.WithName("user"))
+	if err != nil {
+		panic(err)
+	}
+	perCompany, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(4), ratelimit.WithName("company"))
+	if err != nil {
+		panic(err)
+	}
+	company, err := ratelimit.NewKeyed(perCompany, func(_ context.Context, user string) (string, error) {
+		_, domain, _ := strings.Cut(user, "@")
+		return domain, nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	both, err := ratelimit.NewAll(perUser, company)
+	if err != nil {
+		panic(err)
+	}
+	for _, user := range []string{"ann@example.com", "bob@example.com"} {
+		r, err := both.AllowN(context.Background(), user, 3)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(user, r.Allowed, r.DeniedBy(), r.Parts()[0].Remaining, r.Parts()[1].Remaining)
+	}
+	// Output:
+	// ann@example.com true  0 1
+	// bob@example.com false company 3 1
+}
+
+func ExampleWithTiers() {
+	tierOf := func(_ context.Context, key string) (string, error) {
+		plan, _, _ := strings.Cut(key, ":")
+		return plan, nil
+	}
+	limiter, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(10), ratelimit.WithTiers(tierOf, map[string]ratelimit.Limit{
+		"pro":   ratelimit.PerMinute(1000),
+		"staff": ratelimit.Unlimited(),
+	}))
+	if err != nil {
+		panic(err)
+	}
+	for _, key := range []string{"free:ann", "pro:bob", "staff:cid"} {
+		policies, err := limiter.AppendPolicies(context.Background(), nil, key)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(key, policies[0].Limit, policies[0].Window)
+	}
+	// Output:
+	// free:ann 10/m 1m0s
+	// pro:bob 1000/m 1m0s
+	// staff:cid unlimited 0s
+}
+
+// Tokens of a language model: the answer's length is known when it is there.
+func ExampleReserve() {
+	ctx := context.Background()
+	tokens, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.Limit{Rate: 100, Period: time.Minute, Burst: 1000})
+	if err != nil {
+		panic(err)
+	}
+	reservation, r, err := ratelimit.Reserve(ctx, tokens, "user:42", 300)
+	if err != nil {
+		panic(err)
+	}
+	if !r.Allowed {
+		return // come back after r.RetryAfter
+	}
+	fmt.Println("reserved, left:", r.Remaining)
+	if err := reservation.Settle(ctx, 1200); err != nil { // 900 more than estimated
+		panic(err)
+	}
+	r, err = tokens.Allow(ctx, "user:42")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(r.Allowed, r.RetryAfter)
+	// Output:
+	// reserved, left: 700
+	// false 2m0.6s
+}
+
+func ExampleStatic() {
+	maintenance := ratelimit.Static(ratelimit.Result{RetryAfter: time.Hour}, nil)
+	r, err := maintenance.Allow(context.Background(), "anybody")
+	fmt.Println(r.Allowed, r.RetryAfter, err)
+	// Output: false 1h0m0s <nil>
+}

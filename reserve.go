@@ -1,0 +1,87 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+)
+
+// ErrSettled says that a [Reservation] has been settled or cancelled before.
+var ErrSettled = errors.New("ratelimit: the reservation is settled")
+
+// Charger is a [Limiter] that can charge events which have happened already, past its
+// limit. The five types and all limiters of this package around others are.
+type Charger interface {
+	// Charge charges n events, whether they fit or not. The Result says Allowed and
+	// can be refunded.
+	Charge(ctx context.Context, key string, n int) (Result, error)
+}
+
+// Reservation is a charge by estimate, made by [Reserve], that waits for the actual.
+// Settle it once, or Cancel it; one that is never settled keeps its charge.
+type Reservation struct {
+	limiter  Limiter
+	key      string
+	reserved int
+	charged  Result
+	settled  atomic.Bool
+}
+
+// Reserve asks l for n events now, for work of which the cost is only known
+// afterwards: the tokens of a language model, the bytes of an upload, the rows of a
+// query. If they are admitted it returns a Reservation, to be settled when the cost is
+// known; if they are denied it is nil, and the Result says when to come again.
+//
+// Bound: a limit admits estimates. What turns out to exceed them is charged
+// afterwards, past the limit if need be, and is paid by waiting: see
+// [TokenBucket.Charge]. So with a bucket the actual costs of any interval exceed its bound
+// by no more than the excess of the reservations that were open in it.
+func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, Result, error) {
+	if l == nil || isNilPointer(l) {
+		return nil, Result{}, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
+	}
+	r, err := l.AllowN(ctx, key, n)
+	if err != nil || !r.Allowed {
+		return nil, r, err
+	}
+	return &Reservation{limiter: l, key: key, reserved: n, charged: r}, r, nil
+}
+
+// Settle tells the actual cost, 0 or more events: what was reserved beyond it is given
+// back, as far as it is still charged, and what exceeds the estimate is charged. It
+// does so also when ctx has ended, within the store's own timeout. Of errors, [ErrSettled]
+// says that it has been settled before, [ErrInvalidN] that actual is below 0, both of which
+// change nothing; any other is the limiter's, after which the estimate stays charged.
+func (r *Reservation) Settle(ctx context.Context, actual int) error {
+	switch {
+	case r.limiter == nil:
+		return fmt.Errorf("%w: a Reservation is made by Reserve", ErrInvalidOption)
+	case actual < 0:
+		return fmt.Errorf("%w: an actual cost of %d", ErrInvalidN, actual)
+	case !r.settled.CompareAndSwap(false, true):
+		return ErrSettled
+	}
+	ctx = context.WithoutCancel(ctx)
+	switch excess := actual - r.reserved; {
+	case excess < 0:
+		return r.limiter.Refund(ctx, r.key, r.charged, -excess)
+	case excess > 0:
+		_, err := charge(ctx, r.limiter, r.key, excess)
+		return err
+	}
+	return nil
+}
+
+// Cancel is Settle of 0: nothing was used.
+func (r *Reservation) Cancel(ctx context.Context) error { return r.Settle(ctx, 0) }
+
+// charge charges n events of key to l: as many as fit if it is no [Charger].
+func charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
+	if c, ok := l.(Charger); ok {
+		return c.Charge(ctx, key, n)
+	}
+	_, r, err := allowUpTo(ctx, l, key, n)
+	r.Allowed = err == nil
+	return r, err
+}

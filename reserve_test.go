@@ -1,0 +1,231 @@
+package ratelimit_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+func reserve(t *testing.T, l ratelimit.Limiter, n int) *ratelimit.Reservation {
+	t.Helper()
+	r, res, err := ratelimit.Reserve(t.Context(), l, "key", n)
+	require.NoError(t, err)
+	require.Equal(t, res.Allowed, r != nil)
+	require.NotNil(t, r)
+	return r
+}
+
+func overcharge(t *testing.T, l ratelimit.Limiter, n int) ratelimit.Result {
+	t.Helper()
+	r, err := l.(ratelimit.Charger).Charge(t.Context(), "key", n)
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	return r
+}
+
+func TestAReservationIsSettledByTheActual(t *testing.T) {
+	onEach(t, ratelimit.PerHour(100), func(t *testing.T, lim ratelimit.Limiter, _ *clock) {
+		r := reserve(t, lim, 30)
+		require.NoError(t, r.Settle(t.Context(), 10))
+		require.Equal(t, 90, peek(t, lim, "key").Remaining, "the rest is given back")
+		require.ErrorIs(t, r.Settle(t.Context(), 10), ratelimit.ErrSettled)
+		require.ErrorIs(t, r.Cancel(t.Context()), ratelimit.ErrSettled)
+		require.Equal(t, 90, peek(t, lim, "key").Remaining)
+
+		require.NoError(t, reserve(t, lim, 10).Settle(t.Context(), 35))
+		require.Equal(t, 55, peek(t, lim, "key").Remaining, "the excess is charged")
+		require.NoError(t, reserve(t, lim, 55).Settle(t.Context(), 55))
+		require.Equal(t, 0, peek(t, lim, "key").Remaining)
+		none, res, err := ratelimit.Reserve(t.Context(), lim, "key", 1)
+		require.NoError(t, err)
+		require.Nil(t, none)
+		require.False(t, res.Allowed)
+		require.Positive(t, res.RetryAfter)
+	})
+}
+
+func TestACancelledReservationChargesNothing(t *testing.T) {
+	onEach(t, ratelimit.PerHour(100), func(t *testing.T, lim ratelimit.Limiter, _ *clock) {
+		ctx, cancel := context.WithCancel(t.Context())
+		r, _, err := ratelimit.Reserve(ctx, lim, "key", 30)
+		require.NoError(t, err)
+		require.ErrorIs(t, r.Settle(ctx, -1), ratelimit.ErrInvalidN)
+		cancel()
+		require.NoError(t, r.Cancel(ctx), "also when the caller has gone")
+		require.Equal(t, 100, peek(t, lim, "key").Remaining)
+		_ = reserve(t, lim, 30) // never settled
+		require.Equal(t, 70, peek(t, lim, "key").Remaining)
+	})
+}
+
+// The debt of a bucket drains at its rate before anything is admitted, however the
+// limit's Burst changes, and a log's events leave a Period later.
+func TestADebtIsPaidByWaiting(t *testing.T) {
+	onEach(t, ratelimit.PerHour(60), func(t *testing.T, lim ratelimit.Limiter, c *clock) {
+		require.NoError(t, reserve(t, lim, 10).Settle(t.Context(), 300))
+		algorithm := fmt.Sprintf("%T", lim)
+		r := allowN(t, lim, 1)
+		require.False(t, r.Allowed)
+		require.Equal(t, 0, r.Remaining)
+		switch algorithm {
+		case "*ratelimit.TokenBucket", "*ratelimit.LeakyBucket":
+			require.Equal(t, 241*time.Minute, r.RetryAfter)
+			require.Equal(t, 300*time.Minute, r.ResetAfter)
+		default:
+			require.LessOrEqual(t, r.RetryAfter, 2*time.Hour)
+		}
+		c.Advance(r.RetryAfter - time.Microsecond)
+		early := allowN(t, lim, 1)
+		require.False(t, early.Allowed)
+		require.Equal(t, time.Microsecond, early.RetryAfter)
+		c.Advance(time.Microsecond)
+		require.True(t, allowN(t, lim, 1).Allowed)
+	})
+}
+
+func TestADebtCanBeRefunded(t *testing.T) {
+	onEach(t, ratelimit.PerHour(60), func(t *testing.T, lim ratelimit.Limiter, c *clock) {
+		allowN(t, lim, 20)
+		c.Advance(time.Second)
+		debt := overcharge(t, lim, 100)
+		require.Equal(t, 0, debt.Remaining)
+		require.False(t, allowN(t, lim, 1).Allowed)
+		require.NoError(t, lim.Refund(t.Context(), "key", debt, 90))
+		require.InDelta(t, 30, peek(t, lim, "key").Remaining, 1)
+		require.NoError(t, lim.Refund(t.Context(), "key", debt, 10))
+		require.InDelta(t, 40, peek(t, lim, "key").Remaining, 1)
+		require.NoError(t, lim.Reset(t.Context(), "key"))
+		require.Equal(t, 60, peek(t, lim, "key").Remaining)
+	})
+}
+
+func TestTheLargestDebtDrainsInAHundredYears(t *testing.T) {
+	for _, l := range []ratelimit.Limit{{Rate: 1, Period: 10 * 365 * 24 * time.Hour}, ratelimit.PerSecond(1), {Rate: 1<<31 - 1, Period: time.Millisecond}} {
+		onEach(t, l, func(t *testing.T, lim ratelimit.Limiter, c *clock) {
+			for range 3 {
+				overcharge(t, lim, 1<<31-1)
+				r := peek(t, lim, "key")
+				require.LessOrEqual(t, r.ResetAfter, 100*365*24*time.Hour)
+				require.Zero(t, r.Remaining)
+			}
+		})
+	}
+}
+
+// A lower Burst clamps what was admitted, and not what was charged past the limit.
+func TestADebtOutlivesAChangeOfTheLimit(t *testing.T) {
+	for _, algorithm := range []string{"token_bucket", "leaky_bucket"} {
+		c, l := newClock(), ratelimit.Limit{Rate: 60, Period: time.Hour, Burst: 100}
+		lim := newLimiter(t, algorithm, memory(t, c), l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		overcharge(t, lim, 150)
+		l.Burst = 10
+		require.Equal(t, 141*time.Minute, allowN(t, lim, 1).RetryAfter, algorithm)
+		l = ratelimit.Limit{Rate: 120, Period: time.Hour, Burst: 10}
+		require.Equal(t, 141*time.Minute/2, allowN(t, lim, 1).RetryAfter, algorithm)
+		c.Advance(150 * time.Minute / 2)
+		require.Equal(t, 10, peek(t, lim, "key").Remaining)
+	}
+}
+
+// Memory, Redis and miniredis answer the same, whatever is charged.
+func TestDebtsAreTheSameOnAllStores(t *testing.T) {
+	for _, algorithm := range algorithms {
+		rng := rand.New(rand.NewPCG(3, uint64(len(algorithm))))
+		for round := range 25 {
+			c := newClock()
+			l := ratelimit.Limit{Rate: 1 + rng.IntN(20), Period: time.Duration(1+rng.IntN(7)) * 17 * time.Minute}
+			opts := []ratelimit.Option{
+				ratelimit.WithName(fmt.Sprint(algorithm, round)),
+				ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return l, nil }),
+			}
+			clocked := redisstore.WithClock(c.Now)
+			limiters := []ratelimit.Limiter{
+				newLimiter(t, algorithm, memory(t, c), l, opts...),
+				newLimiter(t, algorithm, onRedis(t, redistest.Shared(t).Client(t), clocked), l, opts...),
+				newLimiter(t, algorithm, onRedis(t, redistest.Mini(t).Client(t), clocked), l, opts...),
+			}
+			results := []ratelimit.Result{{}}
+			for range 40 {
+				of, n, kind := results[rng.IntN(len(results))], 1+rng.IntN(15), rng.IntN(6)
+				if rng.IntN(8) == 0 {
+					l = ratelimit.Limit{Rate: 1 + rng.IntN(20), Period: time.Duration(1+rng.IntN(7)) * 17 * time.Minute}
+				}
+				var want ratelimit.Result
+				for i, lim := range limiters {
+					var got ratelimit.Result
+					var err error
+					switch {
+					case kind == 0 && of.Allowed:
+						err = lim.Refund(t.Context(), "key", of, n)
+					case kind <= 2:
+						got, err = lim.(ratelimit.Charger).Charge(t.Context(), "key", n)
+					case kind == 3:
+						got, err = lim.Peek(t.Context(), "key")
+					default:
+						got, err = lim.AllowN(t.Context(), "key", n)
+					}
+					require.NoError(t, err)
+					if i == 0 {
+						want = got
+					}
+					require.Equal(t, want, got, "%s %v on %d", algorithm, l, i)
+				}
+				require.GreaterOrEqual(t, want.Remaining, 0)
+				if want.Allowed && kind != 3 {
+					results = append(results, want)
+				}
+				c.Advance(time.Duration(rng.Int64N(int64(l.Period))))
+			}
+		}
+	}
+}
+
+func TestChargeGoesThroughWrappers(t *testing.T) {
+	for _, algorithm := range algorithms {
+		mem := memory(t, newClock())
+		lim := newLimiter(t, algorithm, mem, ratelimit.PerHour(10))
+		local := newLimiter(t, algorithm, mem, ratelimit.PerHour(11))
+		cached, err := ratelimit.NewDenyCache(lim)
+		require.NoError(t, err)
+		a := all(t, onOneKey(t, cached, "key"), newLimiter(t, algorithm, mem, ratelimit.PerDay(100)))
+		f, err := ratelimit.NewFailover(a, ratelimit.FailLocal(local))
+		require.NoError(t, err)
+		require.NoError(t, reserve(t, f, 4).Settle(t.Context(), 13))
+		require.False(t, allowN(t, f, 1).Allowed)
+		require.Equal(t, 0, peek(t, lim, "key").Remaining)
+		require.Equal(t, 0, peek(t, local, "key").Remaining, "the mirror is full too")
+		require.Equal(t, 87, peek(t, a, "key").Parts()[1].Remaining)
+		r := overcharge(t, a, 5)
+		require.Len(t, r.Parts(), 2)
+		require.NoError(t, a.Refund(t.Context(), "key", r, 5))
+		require.Equal(t, 87, peek(t, a, "key").Parts()[1].Remaining)
+	}
+	_, _, err := ratelimit.Reserve(t.Context(), nil, "key", 1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, new(ratelimit.Reservation).Settle(t.Context(), 1), ratelimit.ErrInvalidOption)
+
+	down, err := ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailOpen())
+	require.NoError(t, err)
+	_, err = down.Charge(t.Context(), "key", 1)
+	require.ErrorIs(t, err, ratelimit.ErrStore)
+	local := inMemory(t, "token_bucket", ratelimit.PerHour(10))
+	down, err = ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailLocal(local))
+	require.NoError(t, err)
+	require.Equal(t, ratelimit.SourceLocal, overcharge(t, down, 4).Source())
+	require.Equal(t, 6, peek(t, local, "key").Remaining)
+
+	// Without a store that forces, as much as fits.
+	plain := newLimiter(t, "token_bucket", withoutJoint{memory(t, newClock())}, ratelimit.PerHour(10))
+	allowN(t, plain, 7)
+	overcharge(t, plain, 5)
+	require.Equal(t, 0, peek(t, plain, "key").Remaining)
+}

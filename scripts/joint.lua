@@ -1,0 +1,33 @@
+
+-- The driver of several keys: all of them are charged, or none. Each rule stands
+-- before it in a block of its own, and has left its plan and its commit in rules.
+--
+-- KEYS  the keys of the states, all different
+-- ARGV  1 operation: take or peek
+--       of each key, in their order: the number of its rule, rate, period in µs,
+--       burst, n
+--       the last, after them: the caller's clock in Unix µs; none for the server's
+-- Reply {ok (1 or 0), x, y, z} of each key, one after the other: store.Reply
+-- Twin  store/memstore: TakeAll.
+local now = tonumber(ARGV[2 + 5 * #KEYS])
+local callers = now ~= nil
+if not callers then
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+local replies, planned, all = {}, {}, op ~= 'peek'
+for i, key in ipairs(KEYS) do
+  local a = 5 * i - 3
+  local limit = { rate = ARGV[a + 1] + 0, period = ARGV[a + 2] + 0, burst = ARGV[a + 3] + 0 }
+  local ok, x, y, z, p = rules[ARGV[a] + 0].plan(key, limit, now, callers, ARGV[a + 4] + 0)
+  replies[4 * i - 3], replies[4 * i - 2], replies[4 * i - 1], replies[4 * i] = ok and 1 or 0, x, y, z
+  planned[i] = p
+  all = all and ok
+end
+if all then
+  for i, key in ipairs(KEYS) do
+    rules[ARGV[5 * i - 3] + 0].commit(key, planned[i])
+  end
+end
+return replies

@@ -1,0 +1,60 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+func TestTiers(t *testing.T) {
+	unknown := errors.New("no such user")
+	tiers := map[string]ratelimit.Limit{
+		"pro": ratelimit.PerHour(10), "internal": ratelimit.Unlimited(), "banned": ratelimit.PerHour(0),
+	}
+	tier := ""
+	of := func(_ context.Context, key string) (string, error) {
+		if key == "nobody" {
+			return "pro", unknown
+		}
+		return tier, nil
+	}
+	for _, algorithm := range algorithms {
+		lim := newLimiter(t, algorithm, memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithTiers(of, tiers))
+		for _, step := range []struct {
+			tier                 string
+			n, limit, left       int
+			allowed, neverBefore bool
+		}{
+			{"", 2, 3, 1, true, false},
+			{"pro", 5, 10, 3, true, false}, // 7 are spent
+			{"unknown", 1, 3, 0, false, false},
+			{"banned", 1, 0, 0, false, true},
+			{"internal", 1000, 1<<31 - 1, 1<<31 - 1, true, false},
+			{"pro", 3, 10, 0, true, false},
+		} {
+			tier = step.tier
+			r := allowN(t, lim, step.n)
+			require.Equal(t, step.allowed, r.Allowed, "%s %q", algorithm, step.tier)
+			require.Equal(t, step.limit, r.Limit)
+			require.Equal(t, step.left, r.Remaining)
+			require.Equal(t, step.neverBefore, r.RetryAfter == ratelimit.Never)
+		}
+		_, err := lim.Allow(t.Context(), "nobody")
+		require.ErrorIs(t, err, unknown)
+	}
+
+	tiers["pro"] = ratelimit.PerHour(0) // is nobody's any more
+	tier = "pro"
+	lim := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithTiers(of, map[string]ratelimit.Limit{"pro": ratelimit.PerHour(5)}))
+	require.Equal(t, 4, allowN(t, lim, 1).Remaining)
+
+	_, err := ratelimit.NewTokenBucket(memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithTiers(nil, tiers))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = ratelimit.NewFixedWindow(memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithTiers(of, map[string]ratelimit.Limit{"burst": {Rate: 1, Period: 1e9, Burst: 2}}))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	require.ErrorContains(t, err, `tier "burst"`)
+}
