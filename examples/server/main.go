@@ -94,6 +94,8 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, gra
 	if err != nil {
 		err = errors.Join(err, server.Close()) // what has had its time
 	}
-	<-served
+	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
+		err = errors.Join(err, ended)
+	}
 	return err
 }
