@@ -933,7 +933,6 @@ func TestDenialsThatHaveEndedLeaveAndGiveTheirMemoryBack(t *testing.T) {
 	})
 }
 
-// heap is the bytes in use.
 func TestADenyCacheKnowsItsKeys(t *testing.T) {
 	lim := inMemory(t, "fixed_window", ratelimit.PerHour(1))
 	_, err := ratelimit.NewDenyCache(onOneKey(t, lim, "everybody"))
@@ -947,6 +946,7 @@ func TestADenyCacheKnowsItsKeys(t *testing.T) {
 	require.True(t, allow(t, d, "bob").Allowed)
 }
 
+// heap is the bytes in use.
 func heap() int {
 	var m runtime.MemStats
 	runtime.GC()
