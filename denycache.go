@@ -42,7 +42,9 @@ import (
 // to wait longer. It is Never for n above Limit.
 //
 // Denials of RetryAfter Never are not remembered, having no t, and nor are those
-// that the store did not make (see [Result.Source]). Peek always asks the store.
+// that the store did not make (see [Result.Source]), or several limits together ([All]):
+// their keys may be those of others, whose refunds it would not see. For the same reason
+// it goes inside a [Keyed] and not around it. Peek always asks the store.
 // Errors are the limiter's own.
 //
 // A denied key costs 130 to 220 bytes, whatever its length (the first few hundred up
@@ -109,6 +111,9 @@ func WithMaxDenialAge(age time.Duration) DenyCacheOption {
 func NewDenyCache(l Limiter, opts ...DenyCacheOption) (*DenyCache, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
+	}
+	if _, keyed := l.(*Keyed); keyed {
+		return nil, fmt.Errorf("%w: a DenyCache around a Keyed, which it must be in", ErrInvalidOption)
 	}
 	d := &DenyCache{
 		inner:   l,

@@ -933,6 +933,19 @@ func TestDenialsThatHaveEndedLeaveAndGiveTheirMemoryBack(t *testing.T) {
 	})
 }
 
+func TestADenyCacheKnowsItsKeys(t *testing.T) {
+	lim := inMemory(t, "fixed_window", ratelimit.PerHour(1))
+	_, err := ratelimit.NewDenyCache(onOneKey(t, lim, "everybody"))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+
+	// Of several limits nothing is remembered: another key's refund makes room.
+	d := newDenyCache(t, all(t, onOneKey(t, lim, "everybody")))
+	r := allow(t, d, "ann")
+	require.False(t, allow(t, d, "bob").Allowed)
+	require.NoError(t, d.Refund(t.Context(), "ann", r, 1))
+	require.True(t, allow(t, d, "bob").Allowed)
+}
+
 // heap is the bytes in use.
 func heap() int {
 	var m runtime.MemStats

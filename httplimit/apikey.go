@@ -52,6 +52,9 @@ func HashedWith(secret []byte) APIKeyOption {
 // A client that invents a new API key with each request has a new bucket with each. So
 // let the middleware stand behind the authentication, or say by [KnownKeys] which keys
 // count.
+//
+// From the hash nobody can tell the tier of its owner: for [ratelimit.WithTiers] take
+// [User], or put the tier into the request's context.
 func APIKey(header string, opts ...APIKeyOption) Key {
 	if header == "" || strings.ContainsAny(header, ": \t\r\n") {
 		return invalid("APIKey(%q): no name of a header field", header)

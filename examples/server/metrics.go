@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync/atomic"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// counters are what is counted of a route.
+type counters struct {
+	allowed, blocked, local, storeErrors atomic.Int64
+}
+
+// counts are counters as they stand.
+type counts struct {
+	Allowed     int64 `json:"allowed"`
+	Blocked     int64 `json:"blocked"`
+	Local       int64 `json:"local"`        // of these, decided in memory because Redis failed
+	StoreErrors int64 `json:"store_errors"` // calls that Redis failed; it is spared them while it is known to be down
+}
+
+func (c *counters) counts() counts {
+	return counts{c.allowed.Load(), c.blocked.Load(), c.local.Load(), c.storeErrors.Load()}
+}
+
+func (c *counts) add(more counts) {
+	c.Allowed += more.Allowed
+	c.Blocked += more.Blocked
+	c.Local += more.Local
+	c.StoreErrors += more.StoreErrors
+}
+
+// metrics are the counters of all routes, which must be added before the first request.
+type metrics struct {
+	routes map[string]*counters // by pattern
+}
+
+// report is what /metrics answers.
+type report struct {
+	counts
+	Routes map[string]counts `json:"routes"`
+}
+
+// add returns the counters of a new route.
+func (m *metrics) add(pattern string) *counters {
+	c := new(counters)
+	m.routes[pattern] = c
+	return c
+}
+
+func (m *metrics) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	all := report{Routes: make(map[string]counts, len(m.routes))}
+	for pattern, c := range m.routes {
+		route := c.counts()
+		all.Routes[pattern] = route
+		all.add(route)
+	}
+	writeJSON(w, http.StatusOK, all)
+}
+
+// decisions is a limiter whose decisions are counted.
+type decisions struct {
+	ratelimit.Limiter
+	count *counters
+}
+
+// AllowN is the only method that the middleware calls for a decision.
+func (d decisions) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r, err := d.Limiter.AllowN(ctx, key, n)
+	switch {
+	case err != nil: // such as that the client has gone
+		return r, err
+	case r.Allowed:
+		d.count.allowed.Add(1)
+	default:
+		d.count.blocked.Add(1)
+	}
+	if r.Source() == ratelimit.SourceLocal {
+		d.count.local.Add(1)
+	}
+	return r, nil
+}
+
+// AppendPolicies lets the middleware tell clients of the limits.
+func (d decisions) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	return ratelimit.AppendPolicies(ctx, dst, d.Limiter, key)
+}
+
+// storeErrors is a limiter on Redis whose errors are counted, before the failover around
+// it has an answer for them.
+type storeErrors struct {
+	ratelimit.Limiter
+	count *counters
+}
+
+// AllowN is the limiter's.
+func (s storeErrors) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r, err := s.Limiter.AllowN(ctx, key, n)
+	if errors.Is(err, ratelimit.ErrStore) {
+		s.count.storeErrors.Add(1)
+	}
+	return r, err
+}
+
+// AppendPolicies lets the middleware tell clients of the limits.
+func (s storeErrors) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	return ratelimit.AppendPolicies(ctx, dst, s.Limiter, key)
+}
