@@ -76,6 +76,11 @@
 // retries no command of a batch in which one must not be retried. Set its
 // MaxQueuedCommands.
 //
+// # Many callers
+//
+// With hundreds of callers at once, [WithBatching] sends their decisions together, for
+// a fraction of the server's time.
+//
 // # Cluster
 //
 // The key of a state ends in a hash tag made of the user's key alone, so that
