@@ -18,20 +18,19 @@ const maxBatch = 64
 
 // maxFlights is how many calls and batches of a rule are under way at once. With one
 // the server would wait while this process reads a reply and writes the next batch,
-// and with many, batches are small.
-const maxFlights = 2
+// and few callers would wait for no gain; with many, batches are small.
+const maxFlights = 4
 
 // WithBatching makes Take send the calls of many callers together, in one script for
-// up to 64 of them, whatever their keys and limits: while two calls of an algorithm
+// up to 64 of them, whatever their keys and limits: while four calls of an algorithm
 // are under way, others wait for one of them to end, and then go together. Each is
 // decided on as if it were alone, one after the other in the order in which they came.
 //
 // Use it where hundreds of callers ask at once: starting a script costs the server as
 // much as a decision, and a round trip costs both sides more than either. A call that
-// meets fewer than two others costs what it did. One that waits does so for half a
-// round trip, more or less, and for at most 64 others to be decided with it. A
-// goroutine sends the batches, two at most for each algorithm, which end when nobody
-// waits.
+// meets fewer than four others costs what it did. One that waits does so for part of a
+// round trip, or for longer behind hundreds of others. Up to four goroutines for each
+// algorithm send the batches, and end when nobody waits.
 //
 // A call whose time is up while it waits leaves, and is charged nothing: that is
 // [store.ErrOverloaded], or the error of its context. One whose time is up while its
@@ -42,8 +41,8 @@ const maxFlights = 2
 // in it that has most, and no caller's context: hooks of the client see none of its
 // values.
 //
-// The client must be a *redis.Client, of Sentinel or not: elsewhere keys are not all on one
-// server, and New returns [store.ErrInvalidOption]. If its server is a node of a
+// The client must be a *redis.Client, of Sentinel or not: elsewhere keys are not all on
+// one server, and New returns [store.ErrInvalidOption]. If its server is a node of a
 // cluster, batches are refused, and help nobody.
 //
 // TakeUpTo, TakeAll, Force, Peek, Refund and Reset go alone.

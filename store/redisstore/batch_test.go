@@ -345,10 +345,10 @@ func holdFlights(t *testing.T, server *redistest.Server, opts ...redisstore.Opti
 	require.NoError(t, errs[0])
 	proxy.Hold()
 	t.Cleanup(proxy.Release)
-	for i := range 2 {
+	for i := range 4 {
 		h.calls.Go(func() { _, _ = h.take(context.Background(), fmt.Sprint("under way", i)) })
 	}
-	require.Eventually(t, func() bool { return h.Flights(h.space.Rule) == 2 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return h.Flights(h.space.Rule) == 4 }, time.Second, time.Millisecond)
 	t.Cleanup(h.calls.Wait)
 	return h
 }
