@@ -60,6 +60,7 @@ var fixedWindow = algorithm{
 		Spend:  wholeSpend,
 		Script: script(fixedWindowLua, stateLua),
 		Joint:  jointScript,
+		Each:   eachScript,
 	},
 	report: fixedWindowReport,
 	after:  afterY,

@@ -66,6 +66,7 @@ var leakyBucket = algorithm{
 		Spend:  bucketSpend,
 		Script: script(bucketLua, leakyBucketLua, stateLua),
 		Joint:  jointScript,
+		Each:   eachScript,
 	},
 	burst:  true,
 	report: leakyBucketReport,

@@ -532,10 +532,18 @@ var driverLua string
 //go:embed scripts/joint.lua
 var jointLua string
 
+//go:embed scripts/each.lua
+var eachLua string
+
 // script is a whole Redis script: what the scripts share, the parts of the
 // algorithm, and the driver that runs it.
 func script(algorithm ...string) string {
 	return commonLua + strings.Join(algorithm, "") + driverLua
+}
+
+// eachScript is rule's script that makes many calls at once.
+func eachScript(rule *store.Rule) string {
+	return strings.TrimSuffix(rule.Script, driverLua) + eachLua
 }
 
 // jointScript is the script that decides on keys of several rules at once.

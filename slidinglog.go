@@ -67,6 +67,7 @@ var slidingLog = algorithm{
 		NewLog: func(s store.State) store.Log { return newEventLog(s) },
 		Script: script(slidingLogLua),
 		Joint:  jointScript,
+		Each:   eachScript,
 	},
 	report: slidingLogReport,
 	after:  afterY,

@@ -68,6 +68,7 @@ var slidingWindow = algorithm{
 		Spend:  slidingWindowSpend,
 		Script: script(slidingWindowLua, stateLua),
 		Joint:  jointScript,
+		Each:   eachScript,
 	},
 	report: slidingWindowReport,
 	after:  afterZ,

@@ -59,6 +59,7 @@ var tokenBucket = algorithm{
 		Spend:  bucketSpend,
 		Script: script(bucketLua, tokenBucketLua, stateLua),
 		Joint:  jointScript,
+		Each:   eachScript,
 	},
 	burst:  true,
 	report: bucketReport,

@@ -175,6 +175,10 @@ type Rule struct {
 	// this is one. Each key is a KEYS; ARGV and the reply are described in
 	// scripts/joint.lua. The rules are numbered from 1 there. nil if there is none.
 	Joint func(rules []*Rule) string
+	// Each makes the script that makes many calls of this rule at once, each decided on
+	// and charged on its own. ARGV and the reply are described in scripts/each.lua. nil
+	// if there is none.
+	Each func(rule *Rule) string
 }
 
 // Log is the state of one key where that is more than [State] holds. From its End

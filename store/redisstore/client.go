@@ -56,6 +56,15 @@ type budget struct {
 	own bool // end is the store's own timeout, not the caller's deadline
 }
 
+// budget is what a call with ctx has that begins now.
+func (s *Store) budget(ctx context.Context) budget {
+	end := time.Now().Add(s.timeout)
+	if callers, ok := ctx.Deadline(); ok && callers.Before(end) {
+		return budget{Context: ctx, end: callers}
+	}
+	return budget{Context: ctx, end: end, own: true}
+}
+
 // patient is a context whose Done comes before its Deadline.
 type patient struct {
 	context.Context

@@ -1,9 +1,47 @@
 package redisstore
 
-import "github.com/ratelimit-go/ratelimit/store"
+import (
+	"context"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
 
 // RedisKey is the Redis key of key's state.
 func (s *Store) RedisKey(sp *store.Space, key string) string { return s.key(sp, key) }
 
 // CheckVersion is what Check says of a server whose INFO is this.
 func CheckVersion(info string) []string { return checkVersion(parseInfo(info)) }
+
+// TakeEach makes claims of one rule in one batch. alone tells which of those that
+// failed would go on alone.
+func (s *Store) TakeEach(claims []store.Claim) (replies []store.Reply, errs []error, alone []bool) {
+	var batch []*caller
+	for _, c := range claims {
+		batch = append(batch, &caller{budget: s.budget(context.Background()), key: s.key(c.Space, c.Key), limit: c.Limit, n: c.N})
+	}
+	s.takeEach(s.queue(claims[0].Space.Rule).script, batch)
+	for _, c := range batch {
+		err := c.err
+		if c.fault != nil {
+			err = c.fault.error()
+		}
+		replies, errs, alone = append(replies, c.reply), append(errs, err), append(alone, c.alone)
+	}
+	return replies, errs, alone
+}
+
+// Waiting is how many calls of rule wait for a batch.
+func (s *Store) Waiting(rule *store.Rule) int {
+	q := s.queue(rule)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting)
+}
+
+// Flights is how many calls and batches of rule are under way.
+func (s *Store) Flights(rule *store.Rule) int {
+	q := s.queue(rule)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.flights
+}

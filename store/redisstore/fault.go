@@ -97,6 +97,11 @@ func (s *Store) unanswered(err error, sent bool, key string) fault {
 	case !sent, dialing(err):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: true}
 	}
+	return s.unknown(err)
+}
+
+// unknown is the fault of a call that was sent and has no answer.
+func (s *Store) unknown(err error) fault {
 	return fault{
 		class: store.ErrTimeout, err: err,
 		what: fmt.Sprintf("no reply (timeout %v), the outcome is unknown", s.timeout),

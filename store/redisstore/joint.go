@@ -52,7 +52,7 @@ func (s *Store) TakeAll(ctx context.Context, claims []store.Claim, replies []sto
 		}
 		args = append(args, now)
 	}
-	return s.run(ctx, sc, op, args, replies)
+	return s.run(s.budget(ctx), sc, op, args, replies)
 }
 
 // rulesOf is the rules of claims, each once, and the number of each claim's from 1.

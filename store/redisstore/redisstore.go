@@ -77,6 +77,11 @@
 // retries no command of a batch in which one must not be retried. Set its
 // MaxQueuedCommands.
 //
+// # Many callers
+//
+// With hundreds of callers at once, [WithBatching] sends their decisions together, for
+// a fraction of the server's time.
+//
 // # Cluster
 //
 // The key of a state ends in a hash tag made of the user's key alone, so that
@@ -103,6 +108,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -138,6 +145,9 @@ type Store struct {
 	reset   *script
 	scripts sync.Map // of *script by *store.Rule; rules are few and never change
 	joint   sync.Map // of *script by ruleSet
+
+	batching bool
+	queues   sync.Map // of *queue by *store.Rule, if batching
 }
 
 var _ store.Forcer = (*Store)(nil)
@@ -201,6 +211,9 @@ func New(client Client, opts ...Option) (*Store, error) {
 			return nil, err
 		}
 	}
+	if _, single := client.(*redis.Client); s.batching && !single {
+		return nil, fmt.Errorf("%w: batching needs a *redis.Client: a script of many keys cannot run behind a %T", store.ErrInvalidOption, client)
+	}
 	s.prefix += ":" + layout + ":"
 	s.link = newLink(client, s.timeout)
 	return s, nil
@@ -208,32 +221,35 @@ func New(client Client, opts ...Option) (*Store, error) {
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.call(ctx, sp, key, "take", l, n)
+	if s.batching && sp.Rule.Each != nil {
+		return s.takeInBatch(s.budget(ctx), sp, key, l, n)
+	}
+	return s.call(s.budget(ctx), sp, key, "take", l, n)
 }
 
 // TakeUpTo implements [store.Store].
 func (s *Store) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.call(ctx, sp, key, "upto", l, n)
+	return s.call(s.budget(ctx), sp, key, "upto", l, n)
 }
 
 // Force implements [store.Forcer].
 func (s *Store) Force(ctx context.Context, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	return s.call(ctx, sp, key, "charge", l, n, most)
+	return s.call(s.budget(ctx), sp, key, "charge", l, n, most)
 }
 
 // Peek implements [store.Store].
 func (s *Store) Peek(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.call(ctx, sp, key, "peek", l, n)
+	return s.call(s.budget(ctx), sp, key, "peek", l, n)
 }
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
-	_, err := s.call(ctx, sp, key, "refund", l, c.N, c.At, c.Due, c.Rate, c.Period)
+	_, err := s.call(s.budget(ctx), sp, key, "refund", l, c.N, c.At, c.Due, c.Rate, c.Period)
 	return err
 }
 
 // call runs an operation of sp's rule, with the arguments of scripts/driver.lua.
-func (s *Store) call(ctx context.Context, sp *store.Space, key, op string, l store.Limit, n int64, charge ...any) (store.Reply, error) {
+func (s *Store) call(b budget, sp *store.Space, key, op string, l store.Limit, n int64, charge ...any) (store.Reply, error) {
 	sc := s.script(sp.Rule)
 	args := append(make([]any, 0, 14), evalsha, sc.sha, 1, s.key(sp, key), nil, l.Rate, l.Period, l.Burst, n)
 	args = append(args, charge...)
@@ -245,14 +261,14 @@ func (s *Store) call(ctx context.Context, sp *store.Space, key, op string, l sto
 		args = append(args, now)
 	}
 	var reply [1]store.Reply
-	err := s.run(ctx, sc, one(op), args, reply[:])
+	err := s.run(b, sc, one(op), args, reply[:])
 	return reply[0], err
 }
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, sp *store.Space, key string) error {
 	var reply [1]store.Reply
-	return s.run(ctx, s.reset, one("reset"), []any{evalsha, s.reset.sha, 1, s.key(sp, key), nil}, reply[:])
+	return s.run(s.budget(ctx), s.reset, one("reset"), []any{evalsha, s.reset.sha, 1, s.key(sp, key), nil}, reply[:])
 }
 
 // key is the Redis key of key's state. Different user keys have different ones:

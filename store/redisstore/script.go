@@ -55,21 +55,15 @@ const (
 )
 
 // run runs operation op of a script, with args, a whole EVALSHA command but for op
-// at its place opAt, within ctx's deadline and the store's timeout, and puts the
-// decisions that it answers into replies. As long as there is proof that nothing ran,
-// and time, it tries again.
-func (s *Store) run(ctx context.Context, sc *script, op operation, args []any, replies []store.Reply) error {
-	if err := ctx.Err(); err != nil {
+// at its place, within b, and puts the decisions that it answers into replies. As long
+// as there is proof that nothing ran, and time, it tries again.
+func (s *Store) run(b budget, sc *script, op operation, args []any, replies []store.Reply) error {
+	if err := b.Err(); err != nil {
 		return err
-	}
-	own := true
-	end := time.Now().Add(s.timeout)
-	if callers, ok := ctx.Deadline(); ok && callers.Before(end) {
-		own, end = false, callers
 	}
 	var before *fault
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		val, f := s.try(budget{Context: ctx, end: end, own: own}, sc, op, args)
+		val, f := s.try(b, sc, op, args)
 		if f == nil {
 			return parse(val, replies)
 		}
@@ -77,8 +71,8 @@ func (s *Store) run(ctx context.Context, sc *script, op operation, args []any, r
 			f = before // says why, not only that the time for another attempt was too short
 			f.again = false
 		}
-		if !f.again || !rest(ctx, end, pause) {
-			return failure(ctx, *f)
+		if !f.again || !rest(b, pause) {
+			return failure(b, *f)
 		}
 		before, args = f, slices.Clone(args)
 	}
@@ -116,10 +110,10 @@ func (s *Store) send(b budget, op operation, args []any) (any, *fault) {
 	return nil, &f
 }
 
-// rest waits for about d, and reports whether there is still time before end.
-func rest(ctx context.Context, end time.Time, d time.Duration) bool {
+// rest waits for about d, and reports whether there is still time in b.
+func rest(b budget, d time.Duration) bool {
 	d = d/2 + rand.N(d/2+1) // callers that were refused together do not come back together
-	if time.Until(end) <= d {
+	if time.Until(b.end) <= d {
 		return false
 	}
 	timer := time.NewTimer(d)
@@ -127,30 +121,47 @@ func rest(ctx context.Context, end time.Time, d time.Duration) bool {
 	select {
 	case <-timer.C:
 		return true
-	case <-ctx.Done():
+	case <-b.Done():
 		return false
 	}
 }
 
 // parse reads a script's reply, four integers for each decision.
 func parse(val any, replies []store.Reply) error {
-	list, ok := val.([]any)
-	if !ok || len(list) != 4*len(replies) {
-		return fmt.Errorf("%w: reply is %T of %d elements, not a list of %d", store.ErrStore, val, len(list), 4*len(replies))
+	list, err := decisions(val, len(replies))
+	if err != nil {
+		return err
 	}
 	for i := range replies {
-		var v [4]int64
-		for j := range v {
-			if v[j], ok = list[4*i+j].(int64); !ok {
-				return fmt.Errorf("%w: element %d of the reply is %T, not an integer", store.ErrStore, 4*i+j, list[4*i+j])
-			}
+		if replies[i], err = decision(list, i); err != nil {
+			return err
 		}
-		if v[0] != 0 && v[0] != 1 {
-			return fmt.Errorf("%w: decision %d of the reply begins with %d, not with 0 or 1", store.ErrStore, i, v[0])
-		}
-		replies[i] = store.Reply{OK: v[0] == 1, X: v[1], Y: v[2], Z: v[3]}
 	}
 	return nil
+}
+
+// decisions is a script's reply of n decisions.
+func decisions(val any, n int) ([]any, error) {
+	list, ok := val.([]any)
+	if !ok || len(list) != 4*n {
+		return nil, fmt.Errorf("%w: reply is %T of %d elements, not a list of %d", store.ErrStore, val, len(list), 4*n)
+	}
+	return list, nil
+}
+
+// decision is decision i of a script's reply.
+func decision(list []any, i int) (store.Reply, error) {
+	var v [4]int64
+	for j := range v {
+		var ok bool
+		if v[j], ok = list[4*i+j].(int64); !ok {
+			return store.Reply{}, fmt.Errorf("%w: element %d of the reply is %T, not an integer", store.ErrStore, 4*i+j, list[4*i+j])
+		}
+	}
+	if v[0] != 0 && v[0] != 1 {
+		return store.Reply{}, fmt.Errorf("%w: decision %d of the reply begins with %d, not with 0 or 1", store.ErrStore, i, v[0])
+	}
+	return store.Reply{OK: v[0] == 1, X: v[1], Y: v[2], Z: v[3]}, nil
 }
 
 // failure is the error of a call with ctx that ended in f.

@@ -1,0 +1,297 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// maxBatch is the most calls in a script. A server does nothing else while it runs
+// one: with 64 that is about 0.3 ms.
+const maxBatch = 64
+
+// maxFlights is how many calls and batches of a rule are under way at once. With one
+// the server would wait while this process reads a reply and writes the next batch,
+// and few callers would wait for no gain; with many, batches are small.
+const maxFlights = 4
+
+// WithBatching makes Take send the calls of many callers together, in one script for
+// up to 64 of them, whatever their keys and limits: while four calls of an algorithm
+// are under way, others wait for one of them to end, and then go together. Each is
+// decided on as if it were alone, one after the other in the order in which they came.
+//
+// Use it where hundreds of callers ask at once: starting a script costs the server as
+// much as a decision, and a round trip costs both sides more than either. A call that
+// meets fewer than four others costs what it did. One that waits does so for part of a
+// round trip, or for longer behind hundreds of others. Up to four goroutines for each
+// algorithm send the batches, and end when nobody waits.
+//
+// A call whose time is up while it waits leaves, and is charged nothing: that is
+// [store.ErrOverloaded], or the error of its context. One whose time is up while its
+// batch is under way is [store.ErrTimeout], and its charge may stand. A batch whose reply
+// is lost is not sent again, and each of its calls is ErrTimeout. A value that is not
+// ours fails only the calls on its key. Where a server refuses a batch, or calls within
+// it, each of them goes on alone, as without batches. A batch has the time of the call
+// in it that has most, and no caller's context: hooks of the client see none of its
+// values.
+//
+// The client must be a *redis.Client, of Sentinel or not: elsewhere keys are not all on
+// one server, and New returns [store.ErrInvalidOption]. If its server is a node of a
+// cluster, batches are refused, and help nobody.
+//
+// TakeUpTo, TakeAll, Force, Peek, Refund and Reset go alone.
+func WithBatching() Option {
+	return func(s *Store) error {
+		s.batching = true
+		return nil
+	}
+}
+
+// queue is the calls of one rule.
+type queue struct {
+	script  *script
+	mu      sync.Mutex // protects what is below
+	flights int        // calls and batches under way
+	waiting []*caller  // in the order of arrival; none while there is room for a flight
+}
+
+// caller is one who waits. He claims himself when his time is up, and who sends a
+// batch claims him before.
+type caller struct {
+	budget
+	key     any // a string, of Redis
+	limit   store.Limit
+	n       int64
+	claimed atomic.Bool
+	ready   chan struct{} // closed when answer is there
+	answer
+}
+
+// answer is what a batch has brought a caller, in a reply or one of the others.
+type answer struct {
+	reply store.Reply
+	fault *fault
+	err   error
+	alone bool // nothing ran, and he has to ask on his own
+}
+
+func (s *Store) queue(rule *store.Rule) *queue {
+	if q, ok := s.queues.Load(rule); ok {
+		return q.(*queue)
+	}
+	q, _ := s.queues.LoadOrStore(rule, &queue{script: newScript(rule.Each(rule))})
+	return q.(*queue)
+}
+
+// takeInBatch is Take, alone while there is room for a flight. What is proof that a
+// batch did not run makes its callers go on as they would without batches.
+func (s *Store) takeInBatch(b budget, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := b.Err(); err != nil {
+		return store.Reply{}, err
+	}
+	q := s.queue(sp.Rule)
+	if q.begin() {
+		defer s.land(q) // also if the client panics
+		return s.call(b, sp, key, "take", l, n)
+	}
+	c := &caller{budget: b, key: s.key(sp, key), limit: l, n: n, ready: make(chan struct{})}
+	if batch := q.join(c); batch != nil {
+		go s.serve(q, batch)
+	}
+	switch a := s.wait(c); {
+	case a.alone:
+		return s.call(b, sp, key, "take", l, n)
+	case a.fault != nil:
+		return store.Reply{}, failure(b, *a.fault)
+	default:
+		return a.reply, a.err
+	}
+}
+
+// begin begins a flight, if there is room.
+func (q *queue) begin() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.flights >= maxFlights {
+		return false
+	}
+	q.flights++
+	return true
+}
+
+// join puts c into the queue. It returns whom to serve if there is room by now.
+func (q *queue) join(c *caller) []*caller {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = append(q.waiting, c)
+	if q.flights >= maxFlights {
+		return nil
+	}
+	q.flights++
+	return q.next(nil)
+}
+
+// land ends the flight of a call that was made alone, or leaves it to a batch.
+func (s *Store) land(q *queue) {
+	if batch := q.board(nil); batch != nil {
+		go s.serve(q, batch)
+	}
+}
+
+// board is whom the flight takes next. If it is nobody, the flight has ended.
+func (q *queue) board(last []*caller) []*caller {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.next(last)
+}
+
+// next is board, under the lock, in the memory of the last batch.
+func (q *queue) next(last []*caller) []*caller {
+	batch, seen := last[:0], 0
+	for _, c := range q.waiting {
+		if len(batch) == maxBatch {
+			break
+		}
+		seen++
+		if c.claimed.CompareAndSwap(false, true) { // else he has left
+			batch = append(batch, c)
+		}
+	}
+	clear(q.waiting[:seen])
+	q.waiting = q.waiting[seen:]
+	if len(batch) == 0 {
+		q.flights--
+		return nil
+	}
+	return batch
+}
+
+// serve sends batches until nobody waits.
+func (s *Store) serve(q *queue, batch []*caller) {
+	for batch != nil {
+		s.takeEach(q.script, batch)
+		for _, c := range batch {
+			close(c.ready)
+		}
+		batch = q.board(batch)
+	}
+}
+
+// takeEach makes the calls of batch in one script, in one attempt.
+func (s *Store) takeEach(sc *script, batch []*caller) {
+	args, op, err := s.batchArgs(sc, batch)
+	if err != nil {
+		all(batch, answer{err: err})
+		return
+	}
+	val, f := s.try(latest(batch), sc, op, args)
+	if f != nil {
+		// The script fails as a whole only before its first call.
+		var answered redis.Error
+		all(batch, answer{fault: f, alone: f.again || errors.As(f.err, &answered)})
+		return
+	}
+	list, err := decisions(val, len(batch))
+	if err != nil {
+		all(batch, answer{err: err})
+		return
+	}
+	for i, c := range batch {
+		c.answer = answerOf(list, i)
+	}
+}
+
+func all(batch []*caller, a answer) {
+	for _, c := range batch {
+		c.answer = a
+	}
+}
+
+// latest is the budget of a batch: no caller's context, and the latest of their ends.
+func latest(batch []*caller) budget {
+	b := budget{Context: context.Background()}
+	for _, c := range batch {
+		if c.end.After(b.end) {
+			b.end, b.own = c.end, c.own
+		}
+	}
+	return b
+}
+
+// batchArgs is the EVALSHA of scripts/each.lua for batch, and what it is to do.
+func (s *Store) batchArgs(sc *script, batch []*caller) ([]any, operation, error) {
+	args := make([]any, 0, keyArg+len(batch)+7)
+	args = append(args, evalsha, sc.sha, len(batch))
+	for _, c := range batch {
+		args = append(args, c.key)
+	}
+	op := operation{"take", len(args)}
+	args = append(args, nil)
+	for from, to := 0, 0; from < len(batch); from = to {
+		c := batch[from]
+		for to = from; to < len(batch) && batch[to].limit == c.limit && batch[to].n == c.n; {
+			to++
+		}
+		args = append(args, to-from, c.limit.Rate, c.limit.Period, c.limit.Burst, c.n)
+	}
+	if s.clock != nil {
+		now, err := s.now()
+		if err != nil {
+			return nil, op, err
+		}
+		args = append(args, now)
+	}
+	return args, op, nil
+}
+
+// refusal is what a script says of one call that failed.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
+// RedisError makes it a [redis.Error].
+func (refusal) RedisError() {}
+
+// answerOf is decision i of a batch.
+func answerOf(list []any, i int) answer {
+	if text, failed := list[4*i].(string); failed {
+		f := answered(refusal(text), text)
+		return answer{fault: &f, alone: f.again}
+	}
+	reply, err := decision(list, i)
+	return answer{reply: reply, err: err}
+}
+
+// wait returns what a batch has brought c, or what there is to say when his time is
+// up before.
+func (s *Store) wait(c *caller) answer {
+	timer := time.NewTimer(time.Until(c.end))
+	defer timer.Stop()
+	select {
+	case <-c.ready:
+		return c.answer
+	case <-c.Done():
+	case <-timer.C:
+	}
+	if c.claimed.CompareAndSwap(false, true) {
+		return answer{fault: &fault{class: store.ErrOverloaded, what: "nothing was sent", err: errQueued}}
+	}
+	select {
+	case <-c.ready:
+		return c.answer
+	default:
+		f := s.unknown(errUnderWay)
+		return answer{fault: &f}
+	}
+}
+
+var (
+	errQueued   = errors.New("the call waited for others to end")
+	errUnderWay = errors.New("the batch is under way")
+)

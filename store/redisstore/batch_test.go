@@ -1,0 +1,630 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+	"github.com/ratelimit-go/ratelimit/store/storetest"
+)
+
+var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+
+// spy learns the space of a limiter.
+type spy struct {
+	store.Store
+	space *store.Space
+}
+
+func (s *spy) Take(_ context.Context, sp *store.Space, _ string, _ store.Limit, _ int64) (store.Reply, error) {
+	s.space = sp
+	return store.Reply{}, store.ErrStore
+}
+
+func spaceOf(t testing.TB, algorithm string) *store.Space {
+	t.Helper()
+	s := new(spy)
+	lim, err := ratelimit.New(algorithm, s, ratelimit.PerMinute(1))
+	require.NoError(t, err)
+	_, err = lim.Allow(t.Context(), "k")
+	require.ErrorIs(t, err, store.ErrStore)
+	return s.space
+}
+
+// minute is n events a minute, as a store has it.
+func minute(n int64) store.Limit { return store.Limit{Rate: n, Period: 60_000_000, Burst: n} }
+
+// year is n events a year: none comes back while a test runs.
+func year(n int64) store.Limit {
+	return store.Limit{Rate: n, Period: 365 * 24 * 3600 * 1_000_000, Burst: n}
+}
+
+// servers are those on which scripts must do the same.
+func servers(t *testing.T) map[string]*redis.Client {
+	return map[string]*redis.Client{"redis": redistest.Shared(t).Client(t), "miniredis": redistest.Mini(t).Client(t)}
+}
+
+func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
+	for name, client := range servers(t) {
+		for _, algorithm := range algorithms {
+			t.Run(name+" "+algorithm, func(t *testing.T) {
+				now := time.Date(2026, 3, 4, 5, 6, 7, 890_123_000, time.UTC)
+				clock := redisstore.WithClock(func() time.Time { return now })
+				joined := newStore(t, client, clock, redisstore.WithPrefix(t.Name()+"joined"), redisstore.WithBatching())
+				alone := newStore(t, client, clock, redisstore.WithPrefix(t.Name()+"alone"))
+				space, rng := spaceOf(t, algorithm), rand.New(rand.NewPCG(1, 2))
+				admitted, denied := 0, 0
+				for range 60 {
+					now = now.Add(time.Duration(rng.Int64N(int64(12*time.Second))) - 2*time.Second)
+					claims := randomClaims(rng, space)
+					replies, errs, _ := joined.TakeEach(claims)
+					for i, c := range claims {
+						require.NoError(t, errs[i])
+						want, err := alone.Take(t.Context(), space, c.Key, c.Limit, c.N)
+						require.NoError(t, err)
+						require.Equal(t, want, replies[i], "call %d of %d: %+v", i, len(claims), c)
+						if want.OK {
+							admitted++
+						} else {
+							denied++
+						}
+					}
+				}
+				require.Positive(t, admitted)
+				require.Positive(t, denied)
+			})
+		}
+	}
+}
+
+// randomClaims are 1 to 64 calls on few keys, under two limits.
+func randomClaims(rng *rand.Rand, space *store.Space) []store.Claim {
+	claims := make([]store.Claim, 1+rng.IntN(64))
+	for i := range claims {
+		claims[i] = store.Claim{
+			Space: space, Key: fmt.Sprint("key", rng.IntN(8)),
+			Limit: minute(20 + 10*rng.Int64N(2)), N: 1 + rng.Int64N(4)*rng.Int64N(2),
+		}
+	}
+	return claims
+}
+
+// A server's clock that has gone back moves states, also by denials.
+func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
+	for _, algorithm := range algorithms {
+		mini := redistest.Mini(t)
+		joined := newStore(t, mini.Client(t), redisstore.WithPrefix("joined"), redisstore.WithBatching())
+		alone := newStore(t, mini.Client(t), redisstore.WithPrefix("alone"))
+		space, rng := spaceOf(t, algorithm), rand.New(rand.NewPCG(3, 4))
+		for round := range 40 {
+			mini.SetTime(mini.Now().Add(time.Duration(rng.IntN(100)) * time.Second)) // back as often as not
+			claims := randomClaims(rng, space)
+			replies, errs, _ := joined.TakeEach(claims)
+			for i, c := range claims {
+				require.NoError(t, errs[i])
+				want, err := alone.Take(t.Context(), space, c.Key, c.Limit, c.N)
+				require.NoError(t, err)
+				require.Equal(t, want, replies[i], "%s: round %d, call %d", algorithm, round, i)
+			}
+		}
+	}
+}
+
+// alwaysBatched is a store of which every Take goes by the script of batches.
+type alwaysBatched struct{ *redisstore.Store }
+
+func (s alwaysBatched) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := ctx.Err(); err != nil {
+		return store.Reply{}, err
+	}
+	replies, errs, _ := s.TakeEach([]store.Claim{{Space: sp, Key: key, Limit: l, N: n}})
+	return replies[0], errs[0]
+}
+
+func TestConformanceOfBatches(t *testing.T) {
+	open := func(client *redis.Client) storetest.Open {
+		return func(t testing.TB, clock func() time.Time) store.Store {
+			return newStore(t, client, redisstore.WithPrefix(fmt.Sprintf("conformance%d", prefixes.Add(1))),
+				redisstore.WithTimeout(10*time.Second), redisstore.WithClock(clock), redisstore.WithBatching())
+		}
+	}
+	for name, client := range servers(t) {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, open(client), storetest.Traces(6), storetest.ExpiresInRealTime())
+		})
+		t.Run(name+", each call a batch", func(t *testing.T) {
+			storetest.Run(t, func(t testing.TB, clock func() time.Time) store.Store {
+				return alwaysBatched{open(client)(t, clock).(*redisstore.Store)}
+			}, storetest.Traces(6), storetest.ExpiresInRealTime())
+		})
+	}
+}
+
+func TestAValueThatIsNotOursFailsItsOwnCallsOnly(t *testing.T) {
+	for name, client := range servers(t) {
+		s := newStore(t, client, redisstore.WithBatching())
+		for _, algorithm := range algorithms {
+			sp := spaceOf(t, algorithm)
+			claim := func(key string) store.Claim {
+				return store.Claim{Space: sp, Key: key, Limit: minute(2), N: 1}
+			}
+			require.NoError(t, client.HSet(t.Context(), s.RedisKey(sp, "hash"), "field", "x").Err())
+			require.NoError(t, client.Set(t.Context(), s.RedisKey(sp, "text"), "garbage", 0).Err())
+			require.NoError(t, client.RPush(t.Context(), s.RedisKey(sp, "list"), "garbage").Err())
+			var claims []store.Claim
+			for _, key := range []string{"hash", "a", "text", "a", "list", "a", "b", "hash"} {
+				claims = append(claims, claim(key))
+			}
+			replies, errs, alone := s.TakeEach(claims)
+			for i, c := range claims {
+				require.False(t, alone[i])
+				if len(c.Key) == 1 {
+					require.NoError(t, errs[i])
+					require.Equal(t, i != 5, replies[i].OK, "%s %s: call %d", name, algorithm, i)
+					continue
+				}
+				require.ErrorIs(t, errs[i], store.ErrCorrupt, "%s %s: %s", name, algorithm, c.Key)
+				var answer redis.Error
+				require.ErrorAs(t, errs[i], &answer)
+				require.NotContains(t, errs[i].Error(), c.Key)
+				_, err := s.Take(t.Context(), sp, c.Key, c.Limit, 1)
+				require.ErrorIs(t, err, store.ErrStore, "and alone")
+			}
+			require.Equal(t, "x", client.HGet(t.Context(), s.RedisKey(sp, "hash"), "field").Val())
+			require.Equal(t, "garbage", client.Get(t.Context(), s.RedisKey(sp, "text")).Val())
+			require.Equal(t, "garbage", client.LIndex(t.Context(), s.RedisKey(sp, "list"), 0).Val())
+		}
+	}
+}
+
+// A server that refuses writes does so to each call that writes, from the first on,
+// and what it refuses is not written.
+func TestARefusingServerStillDenies(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	for name, refusal := range map[string]struct {
+		class      error
+		alone      bool
+		begin, end func() error
+	}{
+		"no memory": {
+			class: store.ErrOutOfMemory,
+			begin: func() error { return client.ConfigSet(t.Context(), "maxmemory", "1").Err() },
+			end:   func() error { return client.ConfigSet(t.Context(), "maxmemory", "0").Err() },
+		},
+		"a replica": {
+			class: store.ErrUnavailable, alone: true,
+			begin: func() error { return client.ReplicaOf(t.Context(), "127.0.0.1", "1").Err() },
+			end:   func() error { return client.ReplicaOf(t.Context(), "NO", "ONE").Err() },
+		},
+		"too few replicas": {
+			class: store.ErrUnavailable, alone: true,
+			begin: func() error { return client.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err() },
+			end:   func() error { return client.ConfigSet(t.Context(), "min-replicas-to-write", "0").Err() },
+		},
+	} {
+		for _, algorithm := range algorithms {
+			s, sp := newStore(t, client, redisstore.WithPrefix(name), redisstore.WithBatching()), spaceOf(t, algorithm)
+			take := func(keys ...string) ([]store.Reply, []error, []bool) {
+				var claims []store.Claim
+				for _, key := range keys {
+					claims = append(claims, store.Claim{Space: sp, Key: key, Limit: year(2), N: 1})
+				}
+				return s.TakeEach(claims)
+			}
+			take("drained", "drained", "half")
+			require.NoError(t, refusal.begin())
+			replies, errs, alone := take("drained", "half", "drained", "half")
+			require.NoError(t, refusal.end())
+			for i := range 2 {
+				require.NoError(t, errs[2*i], "%s %s", name, algorithm)
+				require.False(t, replies[2*i].OK)
+				require.ErrorIs(t, errs[2*i+1], refusal.class, "%s %s", name, algorithm)
+				require.Equal(t, refusal.alone, alone[2*i+1])
+			}
+			replies, _, _ = take("half", "half", "drained")
+			require.Equal(t, []bool{true, false, false}, []bool{replies[0].OK, replies[1].OK, replies[2].OK})
+		}
+	}
+}
+
+// counts is a hook that counts scripts, and those of several keys.
+type counts struct {
+	tracer
+	scripts, batches, calls atomic.Int64
+}
+
+func (h *counts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" {
+			n := cmd.Args()[2].(int)
+			h.scripts.Add(1)
+			h.calls.Add(int64(n))
+			if n > 1 {
+				h.batches.Add(1)
+			}
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// counted is a client of addr whose scripts are counted.
+func counted(t testing.TB, addr string) (*redis.Client, *counts) {
+	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
+	t.Cleanup(func() { _ = client.Close() })
+	h := new(counts)
+	client.AddHook(h)
+	return client, h
+}
+
+func TestBatchesAdmitTheLimitExactly(t *testing.T) {
+	const callers, calls, most = 64, 60, 50
+	for _, algorithm := range algorithms {
+		for _, keys := range []int{1, 3, 500} {
+			client, seen := counted(t, redistest.Shared(t).Addr())
+			s := newStore(t, client, redisstore.WithPrefix(fmt.Sprint(t.Name(), keys)), redisstore.WithBatching())
+			lim, err := ratelimit.New(algorithm, s, ratelimit.Limit{Rate: most, Period: 10 * 365 * 24 * time.Hour})
+			require.NoError(t, err)
+			allowed, asked := make([]atomic.Int64, keys), make([]atomic.Int64, keys)
+			var workers sync.WaitGroup
+			for i := range callers {
+				workers.Go(func() {
+					rng := rand.New(rand.NewPCG(5, uint64(i)))
+					for range calls {
+						k := rng.IntN(keys)
+						r, err := lim.Allow(context.Background(), fmt.Sprint("k", k))
+						if err != nil {
+							t.Error(err)
+						}
+						asked[k].Add(1)
+						if r.Allowed {
+							allowed[k].Add(1)
+						}
+					}
+				})
+			}
+			workers.Wait()
+			for k := range keys {
+				require.Equal(t, min(asked[k].Load(), most), allowed[k].Load(), "%s, %d keys", algorithm, keys)
+			}
+			require.Positive(t, seen.batches.Load())
+			require.Less(t, seen.scripts.Load(), int64(callers*calls/2))
+		}
+	}
+}
+
+func TestACallThatMeetsNoOtherGoesAlone(t *testing.T) {
+	client, seen := counted(t, redistest.Shared(t).Addr())
+	s, sp := newStore(t, client, redisstore.WithBatching()), spaceOf(t, "token_bucket")
+	_, err := s.Take(t.Context(), sp, "k", year(100), 1)
+	require.NoError(t, err)
+	before := runtime.NumGoroutine()
+	for range 50 {
+		_, err := s.Take(t.Context(), sp, "k", year(100), 1)
+		require.NoError(t, err)
+		require.LessOrEqual(t, runtime.NumGoroutine(), before)
+		require.Zero(t, s.Flights(sp.Rule))
+	}
+	require.EqualValues(t, 51, seen.scripts.Load())
+	require.EqualValues(t, 51, seen.calls.Load())
+}
+
+// held is a store behind a proxy, of which the calls that can be under way are, and
+// whose replies are held.
+type held struct {
+	*redisstore.Store
+	proxy *redistest.Proxy
+	space *store.Space
+	calls sync.WaitGroup
+}
+
+func holdFlights(t *testing.T, server *redistest.Server, opts ...redisstore.Option) *held {
+	t.Helper()
+	proxy := redistest.StartProxy(t, server.Addr())
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr()})
+	t.Cleanup(func() { _ = client.Close() })
+	h := &held{Store: newStore(t, client, append(opts, redisstore.WithBatching())...), proxy: proxy, space: spaceOf(t, "token_bucket")}
+	var warm sync.WaitGroup
+	for range 8 { // both scripts are loaded, and connections made
+		warm.Go(func() { _, _ = h.take(context.Background(), "warm") })
+	}
+	warm.Wait()
+	_, errs, _ := h.TakeEach([]store.Claim{{Space: h.space, Key: "warm", Limit: year(100), N: 1}})
+	require.NoError(t, errs[0])
+	proxy.Hold()
+	t.Cleanup(proxy.Release)
+	for i := range 4 {
+		h.calls.Go(func() { _, _ = h.take(context.Background(), fmt.Sprint("under way", i)) })
+	}
+	require.Eventually(t, func() bool { return h.Flights(h.space.Rule) == 4 }, time.Second, time.Millisecond)
+	t.Cleanup(h.calls.Wait)
+	return h
+}
+
+func (h *held) take(ctx context.Context, key string) (store.Reply, error) {
+	return h.Take(ctx, h.space, key, year(100), 1)
+}
+
+// wait calls take from a goroutine of its own, and returns when it waits for a batch.
+func (h *held) wait(t *testing.T, ctx context.Context, key string) <-chan error {
+	t.Helper()
+	done, before := make(chan error, 1), h.Waiting(h.space.Rule)
+	h.calls.Go(func() {
+		_, err := h.take(ctx, key)
+		done <- err
+	})
+	require.Eventually(t, func() bool { return h.Waiting(h.space.Rule) > before }, time.Second, 100*time.Microsecond)
+	return done
+}
+
+// charged is how many events key has been charged, as the server sees it.
+func charged(t *testing.T, server *redistest.Server, sp *store.Space, key string) int64 {
+	t.Helper()
+	return missing(t, newStore(t, server.Client(t)), sp, key, year(100))
+}
+
+// missing is how many tokens are not there, or not whole yet.
+func missing(t *testing.T, s *redisstore.Store, sp *store.Space, key string, l store.Limit) int64 {
+	t.Helper()
+	r, err := s.Peek(t.Context(), sp, key, l, 1)
+	require.NoError(t, err)
+	if r.Z > 0 {
+		return r.Y + 1
+	}
+	return r.Y
+}
+
+func TestACallThatLeavesTheQueueIsNotCharged(t *testing.T) {
+	server := redistest.Start(t)
+	h := holdFlights(t, server)
+	ctx, cancel := context.WithCancel(t.Context())
+	soon, cancelSoon := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancelSoon()
+	cancelled, late, stays := h.wait(t, ctx, "k"), h.wait(t, soon, "k"), h.wait(t, t.Context(), "k")
+	cancel()
+	require.Equal(t, context.Canceled, <-cancelled)
+	require.Equal(t, context.DeadlineExceeded, <-late)
+	h.proxy.Release()
+	require.NoError(t, <-stays)
+	require.EqualValues(t, 1, charged(t, server, h.space, "k"))
+	h.calls.Wait()
+	require.Eventually(t, func() bool { return h.Flights(h.space.Rule) == 0 }, time.Second, time.Millisecond)
+}
+
+func TestACallWhoseTimeIsUpInTheQueueIsOverloadedAndNotCharged(t *testing.T) {
+	server := redistest.Start(t)
+	h := holdFlights(t, server, redisstore.WithTimeout(200*time.Millisecond))
+	time.Sleep(20 * time.Millisecond) // so that those under way end first
+	var mu sync.Mutex
+	classes := map[string]int{}
+	late := worst(t, 1000, 1, func() time.Duration { // more than some batches hold
+		start := time.Now()
+		_, err := h.take(t.Context(), "k")
+		took := time.Since(start)
+		mu.Lock()
+		defer mu.Unlock()
+		classes[classOf(t, err)]++
+		return took - 200*time.Millisecond
+	})
+	require.Less(t, late, slack)
+	require.Positive(t, classes["overloaded"])
+	// Of the batches that followed, the dial for a new connection may be held too.
+	require.Equal(t, 1000, classes["overloaded"]+classes["timeout"]+classes["unavailable"])
+	require.LessOrEqual(t, charged(t, server, h.space, "k"), int64(classes["timeout"]))
+}
+
+func TestACallThatEndsWhileItsBatchIsUnderWayMayBeCharged(t *testing.T) {
+	server := redistest.Start(t)
+	h := holdFlights(t, server)
+	ctx, cancel := context.WithCancel(t.Context())
+	leaves, stays := h.wait(t, ctx, "k"), h.wait(t, t.Context(), "k")
+	h.proxy.Delay(100 * time.Millisecond) // of the batch's reply
+	h.proxy.Release()
+	require.Eventually(t, func() bool { return charged(t, server, h.space, "k") == 2 }, time.Second, time.Millisecond)
+	cancel()
+	require.Equal(t, context.Canceled, <-leaves)
+	require.NoError(t, <-stays)
+	require.EqualValues(t, 2, charged(t, server, h.space, "k"))
+}
+
+func TestABatchWhoseReplyIsLostRunsOnce(t *testing.T) {
+	server := redistest.Start(t)
+	h := holdFlights(t, server)
+	var all []<-chan error
+	for i := range 20 {
+		all = append(all, h.wait(t, t.Context(), fmt.Sprint("k", i/2)))
+	}
+	h.proxy.DropReplies(1, "evalsha")
+	h.proxy.Release()
+	for _, done := range all {
+		err := <-done
+		require.ErrorIs(t, err, store.ErrTimeout)
+		require.ErrorContains(t, err, "outcome is unknown")
+	}
+	require.Equal(t, 1, h.proxy.Dropped())
+	for i := range 10 {
+		require.EqualValues(t, 2, charged(t, server, h.space, fmt.Sprint("k", i)))
+	}
+}
+
+func TestBatchesOfAFrozenServerReturnInTimeAndLeaveNothing(t *testing.T) {
+	server := redistest.Start(t)
+	for _, contextTimeouts := range []bool{false, true} {
+		client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: contextTimeouts})
+		defer client.Close()
+		sp := spaceOf(t, "token_bucket")
+		s := newStore(t, client, redisstore.WithTimeout(50*time.Millisecond), redisstore.WithBatching())
+		_, err := newStore(t, client).Take(t.Context(), sp, "k", year(100), 1)
+		require.NoError(t, err)
+		before := runtime.NumGoroutine()
+		server.Freeze()
+		late := worst(t, 200, 3, func() time.Duration {
+			start := time.Now()
+			_, err := s.Take(context.Background(), sp, "k", year(100), 1)
+			took := time.Since(start)
+			requireStoreTimeout(t, err)
+			return took - 50*time.Millisecond
+		})
+		t.Logf("at most %v after its timeout", late)
+		require.Less(t, late, slack)
+		late = worst(t, 50, 3, func() time.Duration {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+			defer cancel()
+			start := time.Now()
+			_, err := s.Take(ctx, sp, "k", year(100), 1)
+			if err != context.DeadlineExceeded { //nolint:errorlint // as it is
+				t.Error(err)
+			}
+			return time.Since(start) - 20*time.Millisecond
+		})
+		require.Less(t, late, slack)
+		server.Thaw()
+		requireGoroutines(t, before)
+		require.Zero(t, s.Flights(sp.Rule))
+		require.Zero(t, s.Waiting(sp.Rule))
+		require.Eventually(t, func() bool {
+			_, err := s.Take(context.Background(), sp, "k", year(100), 1)
+			return err == nil
+		}, time.Second, time.Millisecond)
+	}
+}
+
+// Whatever proves that a batch did not run: its calls go on, and each is charged once.
+func TestCallsOfARefusedBatchGoOnAlone(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	node := redistest.StartCluster(t, 1, 0).Masters[0]
+	for name, trouble := range map[string]struct {
+		server *redistest.Server
+		begin  func() error
+		end    func() error
+	}{
+		"a flush of scripts": {
+			server, func() error { return client.ScriptFlush(t.Context()).Err() }, nil,
+		},
+		"too few replicas": {
+			server,
+			func() error { return client.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err() },
+			func() error { return client.ConfigSet(t.Context(), "min-replicas-to-write", "0").Err() },
+		},
+		"a node of a cluster, where keys are in many slots": {
+			node, nil, nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, sp := newStore(t, trouble.server.Client(t), redisstore.WithBatching()), spaceOf(t, "token_bucket")
+			var workers sync.WaitGroup
+			for i := range 64 {
+				workers.Go(func() {
+					for range 40 {
+						if _, err := s.Take(context.Background(), sp, fmt.Sprint("k", i%8), year(100_000), 1); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			for range 5 {
+				if trouble.begin != nil {
+					require.NoError(t, trouble.begin())
+				}
+				time.Sleep(2 * time.Millisecond)
+				if trouble.end != nil {
+					require.NoError(t, trouble.end())
+				}
+			}
+			workers.Wait()
+			for i := range 8 {
+				require.EqualValues(t, 64/8*40, missing(t, s, sp, fmt.Sprint("k", i), year(100_000)))
+			}
+		})
+	}
+}
+
+func TestBatchingNeedsOneServer(t *testing.T) {
+	for name, client := range kinds(t, "127.0.0.1:1", false) {
+		_, err := redisstore.New(client, redisstore.WithBatching())
+		if name == "Client" {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorIs(t, err, store.ErrInvalidOption, name)
+		require.ErrorContains(t, err, "batching", name)
+	}
+	sentinel := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}})
+	defer sentinel.Close()
+	_, err := redisstore.New(sentinel, redisstore.WithBatching())
+	require.NoError(t, err)
+}
+
+func TestARuleWithoutAScriptForBatchesGoesAlone(t *testing.T) {
+	s := newStore(t, redistest.Shared(t).Client(t), redisstore.WithBatching())
+	worst(t, 16, 4, func() time.Duration {
+		if _, err := s.Take(context.Background(), space, "k", limit, 1); err != nil {
+			t.Error(err)
+		}
+		return 0
+	})
+	require.EqualValues(t, 64, used(t, s, "k"))
+}
+
+func TestADoneContextIsNotBatched(t *testing.T) {
+	m := redistest.Mini(t)
+	s, sp := newStore(t, m.Client(t), redisstore.WithBatching()), spaceOf(t, "token_bucket")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := s.Take(ctx, sp, "k", year(1), 1)
+	require.Equal(t, context.Canceled, err)
+	require.Zero(t, m.CommandCount())
+	require.Zero(t, s.Flights(sp.Rule))
+}
+
+func TestABatchWithAClockThatLuaCannotCountIsAnError(t *testing.T) {
+	s := newStore(t, redistest.Mini(t).Client(t), redisstore.WithBatching(), redisstore.WithClock(func() time.Time { return time.Time{} }))
+	_, errs, alone := s.TakeEach([]store.Claim{{Space: spaceOf(t, "token_bucket"), Key: "k", Limit: year(1), N: 1}})
+	require.ErrorIs(t, errs[0], store.ErrStore)
+	require.False(t, alone[0])
+}
+
+func TestACallEndsByItsOwnTimeWhileItsBatchHasMore(t *testing.T) {
+	server := redistest.Start(t)
+	h := holdFlights(t, server, redisstore.WithTimeout(400*time.Millisecond))
+	start := time.Now()
+	first := h.wait(t, t.Context(), "k")
+	time.Sleep(150 * time.Millisecond)
+	second := h.wait(t, t.Context(), "k")
+	h.proxy.Delay(time.Second)
+	h.proxy.Release()
+	err := <-first
+	require.Less(t, time.Since(start), 400*time.Millisecond+slack)
+	require.ErrorIs(t, err, store.ErrTimeout)
+	require.ErrorContains(t, err, "outcome is unknown: the batch is under way")
+	require.ErrorIs(t, <-second, store.ErrTimeout)
+	require.EqualValues(t, 2, charged(t, server, h.space, "k"))
+}
+
+// What a client sends of a batch that was given up is peek: see sending.
+func TestABatchThatWasGivenUpChargesNothing(t *testing.T) {
+	for name, client := range servers(t) {
+		for _, algorithm := range algorithms {
+			rule := spaceOf(t, algorithm).Rule
+			reply, err := client.Eval(t.Context(), rule.Each(rule), []string{t.Name(), t.Name()}, "peek", 2, 7, 60_000_000, 7, 1).Slice()
+			require.NoError(t, err)
+			require.Len(t, reply, 8, name)
+			require.EqualValues(t, 1, reply[0])
+			require.EqualValues(t, 1, reply[4])
+			require.Zero(t, client.Exists(t.Context(), t.Name()).Val())
+		}
+	}
+}
