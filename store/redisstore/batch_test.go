@@ -141,6 +141,9 @@ func TestConformanceOfBatches(t *testing.T) {
 		}
 	}
 	for name, client := range servers(t) {
+		if testing.Short() && name == "miniredis" {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			storetest.Run(t, open(client), storetest.Traces(6), storetest.ExpiresInRealTime())
 		})
