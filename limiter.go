@@ -300,7 +300,8 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 // ends where it takes 100 years to drain, or at 2^31-1 events). In a [SlidingLog] it
 // leaves after a Period. A window counter reads more than its Rate as its Rate, so that a
 // debt ends with the window, or with the next one: for estimates that may be far off
-// use a bucket. A store that cannot force a charge takes as much as fits.
+// use a bucket. A store that cannot force a charge takes as much as fits. Under a limit
+// of Rate 0 nothing is charged, and the Result is its denial.
 func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = lim.decide(ctx, key, n, force, nil, &res)
 	return res, err
@@ -316,7 +317,7 @@ const (
 	force
 )
 
-// decide is AllowN, AllowUpTo or Peek, by the limit given, if that is not nil. It
+// decide is AllowN, AllowUpTo, Peek or Charge, by the limit given, if that is not nil. It
 // fills the caller's Result in place, which is too large to be returned through
 // several levels for nothing.
 func (lim *limiter) decide(ctx context.Context, key string, n int, what operation, given *store.Limit, res *Result) error {
