@@ -153,13 +153,14 @@ func (q *queue) board(last []*caller) []*caller {
 
 // next is board, under the lock, in the memory of the last batch.
 func (q *queue) next(last []*caller) []*caller {
-	batch, seen := last[:0], 0
+	batch, seen, now := last[:0], 0, time.Now()
 	for _, c := range q.waiting {
 		if len(batch) == maxBatch {
 			break
 		}
 		seen++
-		if c.claimed.CompareAndSwap(false, true) { // else he has left
+		// One whose time is up leaves on his own: his timer may be late on a busy machine.
+		if c.end.After(now) && c.claimed.CompareAndSwap(false, true) { // else he has left
 			batch = append(batch, c)
 		}
 	}

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -44,4 +45,23 @@ func (s *Store) Flights(rule *store.Rule) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.flights
+}
+
+// Occupy has as many calls of rule under way as there may be, until it is called back.
+func (s *Store) Occupy(rule *store.Rule) (release func()) {
+	q := s.queue(rule)
+	for q.begin() {
+	}
+	return func() {
+		for range maxFlights {
+			s.land(q)
+		}
+	}
+}
+
+// Boards reports whether a batch takes a caller with this much time left who waits.
+func Boards(left time.Duration) bool {
+	q := &queue{flights: maxFlights}
+	c := &caller{budget: budget{Context: context.Background(), end: time.Now().Add(left)}}
+	return q.join(c) == nil && len(q.board(nil)) == 1 && c.claimed.Load()
 }
