@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -352,7 +354,7 @@ func holdFlights(t *testing.T, server *redistest.Server, opts ...redisstore.Opti
 	for i := range 4 {
 		h.calls.Go(func() { _, _ = h.take(context.Background(), fmt.Sprint("under way", i)) })
 	}
-	require.Eventually(t, func() bool { return h.Flights(h.space.Rule) == 4 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return h.Flights(h.space.Rule) == 4 }, 10*time.Second, time.Millisecond)
 	t.Cleanup(h.calls.Wait)
 	return h
 }
@@ -369,7 +371,7 @@ func (h *held) wait(t *testing.T, ctx context.Context, key string) <-chan error 
 		_, err := h.take(ctx, key)
 		done <- err
 	})
-	require.Eventually(t, func() bool { return h.Waiting(h.space.Rule) > before }, time.Second, 100*time.Microsecond)
+	require.Eventually(t, func() bool { return h.Waiting(h.space.Rule) > before }, 10*time.Second, 100*time.Microsecond)
 	return done
 }
 
@@ -404,7 +406,7 @@ func TestACallThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	require.NoError(t, <-stays)
 	require.EqualValues(t, 1, charged(t, server, h.space, "k"))
 	h.calls.Wait()
-	require.Eventually(t, func() bool { return h.Flights(h.space.Rule) == 0 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return h.Flights(h.space.Rule) == 0 }, 10*time.Second, time.Millisecond)
 }
 
 func TestACallWhoseTimeIsUpInTheQueueIsOverloadedAndNotCharged(t *testing.T) {
@@ -439,18 +441,19 @@ func TestWhereTheServerHangsCallsWaitNoLongerThanTheirTimeAndAreNotCharged(t *te
 	time.Sleep(20 * time.Millisecond) // so that those under way end first
 	var mu sync.Mutex
 	classes := map[string]int{}
-	late := worst(t, 1000, 1, func() time.Duration {
-		start := time.Now()
-		_, err := h.take(t.Context(), "k")
-		took := time.Since(start)
-		mu.Lock()
-		defer mu.Unlock()
-		classes[classOf(t, err)]++
-		return took - 200*time.Millisecond
+	requireInTime(t, "1000 calls", func() time.Duration {
+		return worst(1000, 1, func() time.Duration {
+			start := time.Now()
+			_, err := h.take(t.Context(), "k")
+			took := time.Since(start)
+			mu.Lock()
+			defer mu.Unlock()
+			classes[classOf(t, err)]++
+			return took - 200*time.Millisecond
+		})
 	})
-	require.Less(t, late, slack)
 	// Of the batches that followed, the dial for a new connection may be held too.
-	require.Equal(t, 1000, classes["overloaded"]+classes["timeout"]+classes["unavailable"], classes)
+	require.Subset(t, []string{"overloaded", "timeout", "unavailable"}, slices.Collect(maps.Keys(classes)))
 	require.LessOrEqual(t, charged(t, server, h.space, "k"), int64(classes["timeout"]))
 }
 
@@ -461,7 +464,7 @@ func TestACallThatEndsWhileItsBatchIsUnderWayMayBeCharged(t *testing.T) {
 	leaves, stays := h.wait(t, ctx, "k"), h.wait(t, t.Context(), "k")
 	h.proxy.Delay(100 * time.Millisecond) // of the batch's reply
 	h.proxy.Release()
-	require.Eventually(t, func() bool { return charged(t, server, h.space, "k") == 2 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return charged(t, server, h.space, "k") == 2 }, 10*time.Second, time.Millisecond)
 	cancel()
 	require.Equal(t, context.Canceled, <-leaves)
 	require.NoError(t, <-stays)
@@ -499,26 +502,27 @@ func TestBatchesOfAFrozenServerReturnInTimeAndLeaveNothing(t *testing.T) {
 		require.NoError(t, err)
 		before := runtime.NumGoroutine()
 		server.Freeze()
-		late := worst(t, 200, 3, func() time.Duration {
-			start := time.Now()
-			_, err := s.Take(context.Background(), sp, "k", year(100), 1)
-			took := time.Since(start)
-			requireStoreTimeout(t, err)
-			return took - 50*time.Millisecond
+		requireInTime(t, "the store's timeout", func() time.Duration {
+			return worst(200, 3, func() time.Duration {
+				start := time.Now()
+				_, err := s.Take(context.Background(), sp, "k", year(100), 1)
+				took := time.Since(start)
+				requireStoreTimeout(t, err)
+				return took - 50*time.Millisecond
+			})
 		})
-		t.Logf("at most %v after its timeout", late)
-		require.Less(t, late, slack)
-		late = worst(t, 50, 3, func() time.Duration {
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-			defer cancel()
-			start := time.Now()
-			_, err := s.Take(ctx, sp, "k", year(100), 1)
-			if err != context.DeadlineExceeded { //nolint:errorlint // as it is
-				t.Error(err)
-			}
-			return time.Since(start) - 20*time.Millisecond
+		requireInTime(t, "the caller's deadline", func() time.Duration {
+			return worst(50, 3, func() time.Duration {
+				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+				defer cancel()
+				start := time.Now()
+				_, err := s.Take(ctx, sp, "k", year(100), 1)
+				if err != context.DeadlineExceeded { //nolint:errorlint // as it is
+					t.Error(err)
+				}
+				return time.Since(start) - 20*time.Millisecond
+			})
 		})
-		require.Less(t, late, slack)
 		server.Thaw()
 		requireGoroutines(t, before)
 		require.Zero(t, s.Flights(sp.Rule))
@@ -526,7 +530,7 @@ func TestBatchesOfAFrozenServerReturnInTimeAndLeaveNothing(t *testing.T) {
 		require.Eventually(t, func() bool {
 			_, err := s.Take(context.Background(), sp, "k", year(100), 1)
 			return err == nil
-		}, time.Second, time.Millisecond)
+		}, 10*time.Second, time.Millisecond)
 	}
 }
 
@@ -599,7 +603,7 @@ func TestBatchingNeedsOneServer(t *testing.T) {
 
 func TestARuleWithoutAScriptForBatchesGoesAlone(t *testing.T) {
 	s := newStore(t, redistest.Shared(t).Client(t), redisstore.WithBatching())
-	worst(t, 16, 4, func() time.Duration {
+	worst(16, 4, func() time.Duration {
 		if _, err := s.Take(context.Background(), space, "k", limit, 1); err != nil {
 			t.Error(err)
 		}
@@ -628,19 +632,23 @@ func TestABatchWithAClockThatLuaCannotCountIsAnError(t *testing.T) {
 
 func TestACallEndsByItsOwnTimeWhileItsBatchHasMore(t *testing.T) {
 	server := redistest.Start(t)
-	h := holdFlights(t, server, redisstore.WithTimeout(400*time.Millisecond))
-	start := time.Now()
-	first := h.wait(t, t.Context(), "k")
-	time.Sleep(150 * time.Millisecond)
-	second := h.wait(t, t.Context(), "k")
-	h.proxy.Delay(time.Second)
-	h.proxy.Release()
-	err := <-first
-	require.Less(t, time.Since(start), 400*time.Millisecond+slack)
-	require.ErrorIs(t, err, store.ErrTimeout)
-	require.ErrorContains(t, err, "outcome is unknown: the batch is under way")
-	require.ErrorIs(t, <-second, store.ErrTimeout)
-	require.EqualValues(t, 2, charged(t, server, h.space, "k"))
+	requireInTime(t, "the first", func() time.Duration {
+		h := holdFlights(t, server, redisstore.WithTimeout(400*time.Millisecond))
+		key := h.proxy.Addr() // another one each time
+		start := time.Now()
+		first := h.wait(t, t.Context(), key)
+		time.Sleep(150 * time.Millisecond)
+		second := h.wait(t, t.Context(), key)
+		h.proxy.Delay(time.Second)
+		h.proxy.Release()
+		err := <-first
+		took := time.Since(start)
+		require.ErrorIs(t, err, store.ErrTimeout)
+		require.ErrorContains(t, err, "outcome is unknown: the batch is under way")
+		require.ErrorIs(t, <-second, store.ErrTimeout)
+		require.EqualValues(t, 2, charged(t, server, h.space, key))
+		return took - 400*time.Millisecond
+	})
 }
 
 // What a client sends of a batch that was given up is peek: see sending.

@@ -177,29 +177,33 @@ func TestFrozenServer(t *testing.T) {
 				server.Freeze()
 				defer server.Thaw()
 				for name, s := range stores {
-					late := worst(t, 32, 2, func() time.Duration {
-						start := time.Now()
-						_, err := s.Take(context.Background(), space, "k", limit, 1)
-						took := time.Since(start)
-						requireStoreTimeout(t, err)
-						return took - 50*time.Millisecond
+					requireInTime(t, name+", the store's timeout", func() time.Duration {
+						return worst(32, 2, func() time.Duration {
+							start := time.Now()
+							_, err := s.Take(context.Background(), space, "k", limit, 1)
+							took := time.Since(start)
+							requireStoreTimeout(t, err)
+							return took - 50*time.Millisecond
+						})
 					})
-					t.Logf("%s: at most %v after its timeout", name, late)
-					require.Less(t, late, slack, name)
-
-					ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-					start := time.Now()
-					_, err := s.Take(ctx, space, "k", limit, 1)
-					cancel()
-					require.Less(t, time.Since(start), 20*time.Millisecond+slack, name)
-					require.Equal(t, context.DeadlineExceeded, err, name)
-
-					ctx, cancel = context.WithCancel(context.Background())
-					time.AfterFunc(20*time.Millisecond, cancel)
-					start = time.Now()
-					_, err = s.Take(ctx, space, "k", limit, 1)
-					require.Less(t, time.Since(start), 50*time.Millisecond+slack, name)
-					require.Equal(t, context.Canceled, err, name)
+					requireInTime(t, name+", the caller's deadline", func() time.Duration {
+						ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+						defer cancel()
+						start := time.Now()
+						_, err := s.Take(ctx, space, "k", limit, 1)
+						took := time.Since(start)
+						require.Equal(t, context.DeadlineExceeded, err, name)
+						return took - 20*time.Millisecond
+					})
+					requireInTime(t, name+", the caller's cancel", func() time.Duration {
+						ctx, cancel := context.WithCancel(context.Background())
+						time.AfterFunc(20*time.Millisecond, cancel)
+						start := time.Now()
+						_, err := s.Take(ctx, space, "k", limit, 1)
+						took := time.Since(start)
+						require.Equal(t, context.Canceled, err, name)
+						return took - 20*time.Millisecond
+					})
 				}
 			})
 		}
@@ -218,9 +222,23 @@ func TestFrozenServer(t *testing.T) {
 	require.Greater(t, time.Since(start), 900*time.Millisecond)
 }
 
-// worst runs f from so many callers, rounds times each, and returns the longest.
-func worst(t *testing.T, callers, rounds int, f func() time.Duration) time.Duration {
+// requireInTime asks for calls that are late by less than slack. It tries some times: a
+// busy machine breaks a bound of time now and then, a defect each time. In short mode
+// it reports and no more: CI has the race detector on there.
+func requireInTime(t *testing.T, what string, late func() time.Duration) {
 	t.Helper()
+	for range 5 {
+		d := late()
+		t.Logf("%s: late by at most %v", what, d.Round(time.Microsecond))
+		if d < slack || testing.Short() {
+			return
+		}
+	}
+	t.Fatalf("%s: late by more than %v each time", what, slack)
+}
+
+// worst runs f from so many callers, rounds times each, and returns the longest.
+func worst(callers, rounds int, f func() time.Duration) time.Duration {
 	var mu sync.Mutex
 	var longest time.Duration
 	var wg sync.WaitGroup
@@ -254,7 +272,7 @@ func TestFrozenServerLeavesNoGoroutine(t *testing.T) {
 	require.NoError(t, err)
 	before := runtime.NumGoroutine()
 	server.Freeze()
-	worst(t, 64, 2, func() time.Duration {
+	worst(64, 2, func() time.Duration {
 		_, err := s.Take(context.Background(), space, "k", limit, 1)
 		requireStoreTimeout(t, err)
 		return 0
@@ -264,7 +282,7 @@ func TestFrozenServerLeavesNoGoroutine(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := s.Take(context.Background(), space, "k", limit, 1)
 		return err == nil
-	}, time.Second, time.Millisecond)
+	}, 10*time.Second, time.Millisecond)
 }
 
 // requireGoroutines waits until no more goroutines are left than there were.
@@ -292,7 +310,7 @@ func TestDetachedGoroutinesEndWithTheClientsTimeout(t *testing.T) {
 	require.NoError(t, err)
 	before := runtime.NumGoroutine()
 	server.Freeze()
-	worst(t, 64, 1, func() time.Duration {
+	worst(64, 1, func() time.Duration {
 		_, err := s.Take(context.Background(), space, "k", limit, 1)
 		requireStoreTimeout(t, err)
 		return 0
@@ -319,16 +337,20 @@ func TestPoolExhausted(t *testing.T) {
 		require.NoError(t, err)
 		proxy.Hold()
 		defer proxy.Release()
-		t.Log("late by", worst(t, 64, 2, func() time.Duration { return overtime(t, s) }))
+		requireInTime(t, "64 callers", func() time.Duration {
+			return worst(64, 2, func() time.Duration { return overtime(t, s) })
+		})
 	})
 	t.Run("by a frozen server, 64 callers", func(t *testing.T) {
 		server.Freeze()
 		defer server.Thaw()
-		t.Log("late by", worst(t, 64, 2, func() time.Duration { return overtime(t, s) }))
+		requireInTime(t, "64 callers", func() time.Duration {
+			return worst(64, 2, func() time.Duration { return overtime(t, s) })
+		})
 	})
 	t.Run("but all alive", func(t *testing.T) {
 		s := newStore(t, client)
-		worst(t, 64, 20, func() time.Duration {
+		worst(64, 20, func() time.Duration {
 			if _, err := s.Take(context.Background(), space, "k", limit, 1); err != nil {
 				t.Error(err)
 			}
@@ -358,7 +380,9 @@ func TestServerGone(t *testing.T) {
 			defer client.Close()
 			s, err := redisstore.New(client)
 			require.NoError(t, err)
-			t.Log("late by", worst(t, 64, 2, func() time.Duration { return overtime(t, s) }))
+			requireInTime(t, name, func() time.Duration {
+				return worst(64, 2, func() time.Duration { return overtime(t, s) })
+			})
 			_, err = s.Take(context.Background(), space, "k", limit, 1)
 			t.Log(err)
 		})
@@ -369,15 +393,15 @@ func TestServerGone(t *testing.T) {
 		_, err := newStore(t, server.Client(t)).Take(t.Context(), space, "k", limit, 1)
 		require.NoError(t, err)
 		server.Kill()
-		for range 5 {
-			overtime(t, s)
-		}
+		requireInTime(t, "killed", func() time.Duration {
+			return worst(1, 5, func() time.Duration { return overtime(t, s) })
+		})
 		server.Restart(t)
 		back := time.Now()
 		require.Eventually(t, func() bool {
 			_, err := s.Take(context.Background(), space, "k", limit, 1)
 			return err == nil
-		}, 2*time.Second, 5*time.Millisecond)
+		}, 10*time.Second, 5*time.Millisecond)
 		t.Log("recovered in", time.Since(back))
 	})
 }
@@ -389,9 +413,6 @@ func overtime(t *testing.T, s *redisstore.Store) time.Duration {
 	_, err := s.Take(context.Background(), space, "k", limit, 1)
 	late := time.Since(start) - 50*time.Millisecond
 	requireStoreTimeout(t, err)
-	if late > slack {
-		t.Errorf("late by %v: %v", late, err)
-	}
 	return late
 }
 
