@@ -122,7 +122,7 @@ func checkRole(info map[string]string, single bool) []string {
 		found = append(found, "this is a replica, which refuses to charge (READONLY) or charges what its master never hears of. "+
 			"Connect to the master; with Sentinel, without ReplicaOnly.")
 	}
-	if single && info["redis_mode"] == "cluster" {
+	if single && info["cluster_enabled"] == "1" {
 		found = append(found, "this is a node of a cluster, and the client is not a ClusterClient: keys of other nodes fail (MOVED). "+
 			"Use redis.NewClusterClient.")
 	}

@@ -264,14 +264,14 @@ func TestAnswersInTheLastQuarterCount(t *testing.T) {
 		_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1)
 		require.NoError(t, err)
 	}
-	proxy.Delay(850 * time.Millisecond)
+	proxy.Delay(1700 * time.Millisecond)
 	for name, client := range clients {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var err error
-			_, err = newStore(t, client, redisstore.WithTimeout(time.Second)).Take(t.Context(), space, "k", limit, 1)
+			_, err = newStore(t, client, redisstore.WithTimeout(2*time.Second)).Take(t.Context(), space, "k", limit, 1)
 			require.NoError(t, err)
-			_, err = newStore(t, client, redisstore.WithTimeout(500*time.Millisecond)).Take(t.Context(), space, "k", limit, 1)
+			_, err = newStore(t, client, redisstore.WithTimeout(time.Second)).Take(t.Context(), space, "k", limit, 1)
 			require.ErrorIs(t, err, store.ErrTimeout)
 		})
 	}
@@ -318,6 +318,10 @@ func TestAbandonedCallsThatWaitedChargeNothing(t *testing.T) {
 		loads[name] = start(t, s, "k", 32)
 	}
 	time.Sleep(100 * time.Millisecond)
+	before := map[string]int{} // on a busy machine some time out without a fault
+	for name, l := range loads {
+		before[name] = l.count("timeout")
+	}
 	server.Freeze()
 	time.Sleep(time.Second)
 	for _, l := range loads {
@@ -330,7 +334,7 @@ func TestAbandonedCallsThatWaitedChargeNothing(t *testing.T) {
 		l.report(fmt.Sprintf("frozen for a second, %s: %d charged late,", name, late))
 		require.Positive(t, l.count("timeout"))
 		require.LessOrEqual(t, late, l.count("timeout"), name)
-		// On a busy machine some of what was answered before is too late as well.
-		require.LessOrEqual(t, late, 2*32, "%s: what was under way", name)
+		// An auto-pipeliner has as many again on their way to the server.
+		require.LessOrEqual(t, late, 2*32+before[name], "%s: what was under way", name)
 	}
 }
