@@ -52,6 +52,15 @@ func TestSeveralLimitsAreToldOneByOne(t *testing.T) {
 	}, r.metadata())
 	require.Equal(t, []string{"burst", "daily"}, violated(t, r.denial()))
 
+	// One that was not asked, since the other had denied before.
+	r.result, r.parts = r.parts[0], []ratelimit.Result{r.parts[0], {}}
+	require.Equal(t, metadata.MD{
+		"ratelimit-policy": {list},
+		"ratelimit":        {`"burst";r=0;t=2`},
+		"retry-after":      {"2"},
+	}, r.metadata())
+	require.Equal(t, []string{"burst"}, violated(t, r.denial()))
+
 	// A denial by one of them, of which nothing else is known.
 	r = report{policies: policies, deniedBy: "daily", result: ratelimit.Result{RetryAfter: time.Microsecond}}
 	require.Equal(t, []string{`"daily";r=0;t=1`}, r.metadata()["ratelimit"])
