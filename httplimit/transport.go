@@ -15,10 +15,10 @@ import (
 
 // Transport is an [http.RoundTripper] that keeps our own calls within somebody else's
 // limit: each waits until the limiter admits it. What the other side answers counts too:
-// after 429 and 503 later calls of the same key wait as long as Retry-After says (in
-// seconds or as a date) or, if there is none, RateLimit, RateLimit-Reset or
-// X-RateLimit-Reset, and at most a minute ([WithMaxPause]). It asks nobody again by
-// itself, unless [WithRetries] says so.
+// after 429 and 503 later calls of the same key, and those that wait already, wait as long as
+// Retry-After says (in seconds or as a date) or, if there is none, RateLimit,
+// RateLimit-Reset or X-RateLimit-Reset, and at most a minute ([WithMaxPause]). It asks
+// nobody again by itself, unless [WithRetries] says so.
 //
 // A wait ends with the request's context, and if that has a deadline before the end of
 // the wait it is not begun: the error is [ratelimit.ErrWouldExceedDeadline] (through
@@ -181,19 +181,18 @@ func (t *Transport) keyOf(r *http.Request) (string, error) {
 
 // admit waits until a request of key can be sent.
 func (t *Transport) admit(ctx context.Context, key string) error {
-	if err := t.waitPause(ctx, key); err != nil {
-		return err
-	}
-	r, err := t.charge(ctx, key)
-	if err != nil {
-		return err
-	}
-	if err := t.waitPause(ctx, key); err != nil { // one that has begun meanwhile
-		// An error leaves the charge of what was not sent: it ends by itself.
+	for {
+		if err := t.waitPause(ctx, key); err != nil {
+			return err
+		}
+		r, err := t.charge(ctx, key)
+		if err != nil || t.pauses.left(key) <= 0 {
+			return err
+		}
+		// A pause has begun meanwhile. All that kept its charge until the end of it would be
+		// sent at once then. An error leaves the charge of what was not sent: it ends by itself.
 		_ = t.limiter.Refund(context.WithoutCancel(ctx), key, r, 1)
-		return err
 	}
-	return nil
 }
 
 // charge is the limiter's admission.

@@ -206,6 +206,27 @@ func TestAPauseThatBeginsWhileACallWaitsHoldsForItToo(t *testing.T) {
 	})
 }
 
+func TestCallsThatWaitedThroughAPauseAreNotSentAllAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := memstore.New()
+		require.NoError(t, err)
+		lim, err := ratelimit.NewTokenBucket(s, ratelimit.Limit{Rate: 1, Period: time.Second})
+		require.NoError(t, err)
+		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "30"}}, fine}}
+		tr := transport(t, slow{sup, 500 * time.Millisecond}, lim)
+		var wg sync.WaitGroup
+		for range 10 { // one is sent and refused, while the others wait for the limiter
+			wg.Go(func() { _ = call(t, tr, "http://example.com/") })
+		}
+		wg.Wait()
+		require.Len(t, sup.sent, 10)
+		for i, sent := range sup.sent[1:] {
+			require.GreaterOrEqual(t, sent.Sub(sup.sent[0]), 30*time.Second)
+			require.GreaterOrEqual(t, sent.Sub(sup.sent[i]), time.Second)
+		}
+	})
+}
+
 func TestACallThatIsNotSentAfterAllIsRefunded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "30"}}}}
