@@ -113,10 +113,23 @@ func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, 
 	if err != nil || !counted {
 		return charge{}, err
 	}
-	if err := c.pause(ctx, key); err != nil {
-		return charge{}, err
-	}
 	n := c.cost(ctx, fullMethod, msg)
+	for {
+		if err := c.pause(ctx, key); err != nil {
+			return charge{}, err
+		}
+		ch, err := c.charge(ctx, fullMethod, key, n)
+		if ch.n == 0 || c.pauses == nil || c.pauses.left(key) <= 0 {
+			return ch, err
+		}
+		// A pause has begun meanwhile. All that kept their charge until the end of it would be
+		// sent at once then. An error leaves the charge of what was not sent: it ends by itself.
+		_ = c.limiter.Refund(context.WithoutCancel(ctx), key, ch.result, n)
+	}
+}
+
+// charge asks for n events, of which none cost nothing. It charges none beside an error.
+func (c client) charge(ctx context.Context, fullMethod, key string, n int) (charge, error) {
 	if n == 0 {
 		return charge{key: key}, nil
 	}

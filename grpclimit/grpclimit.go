@@ -199,9 +199,10 @@ func WithoutWaiting() ClientOption {
 
 // WithServerRetryAfter heeds servers: when one ends a call with
 // [codes.ResourceExhausted] or [codes.Unavailable] and says when to come back (RetryInfo in
-// the status, or else retry-after in seconds in the metadata), later calls of the same key
-// wait until then, and after that for the limiter; with [WithoutWaiting] they are refused. A
-// server is believed up to longest, above 0. Calls that are under way go on.
+// the status, or else retry-after in seconds in the metadata), later calls of the same key,
+// and those that wait already, wait until then, and after that for the limiter; with
+// [WithoutWaiting] they are refused. A server is believed up to longest, above 0. Calls that
+// have been sent go on.
 //
 // It remembers 4,096 keys at once. Beyond that it forgets the one that may go on the soonest,
 // of some that it looks at. Interceptors that are given the same option, for unary calls
