@@ -1,6 +1,7 @@
 package httplimit
 
 import (
+	"errors"
 	"math"
 	"net/http"
 	"strconv"
@@ -9,37 +10,40 @@ import (
 )
 
 // maxSeconds is the most that a time.Duration can be.
-const maxSeconds = math.MaxInt64 / int64(time.Second)
+const maxSeconds = uint64(math.MaxInt64 / time.Second)
 
 // comeBack is when h, of a refusal that has arrived now, says to come back: by
-// Retry-After or else the RateLimit fields of any draft or the legacy ones. Times of day
-// are by the Date of the answer, so that our own clock may be wrong.
+// Retry-After or else the RateLimit fields of any draft or the legacy ones, the first of
+// these that can be read. Times of day are by the Date of the answer, so that our own clock
+// may be wrong.
 func comeBack(h http.Header, now time.Time) (d time.Duration, ok bool) {
 	if date, err := http.ParseTime(h.Get("Date")); err == nil {
 		now = date
 	}
-	if text := h.Get(retryAfter); text != "" {
-		if at, err := http.ParseTime(text); err == nil {
-			return max(at.Sub(now), 0), true
-		}
-		return parseSeconds(text)
+	text := h.Get(retryAfter)
+	if at, err := http.ParseTime(text); err == nil {
+		return max(at.Sub(now), 0), true
+	}
+	if d, ok := parseSeconds(text); ok {
+		return d, true
 	}
 	if d, ok := parseRateLimit(strings.Join(h[rateLimit], ",")); ok {
 		return d, true
 	}
-	if text := h.Get(resetField); text != "" {
-		return parseSeconds(text)
+	if d, ok := parseSeconds(h.Get(resetField)); ok {
+		return d, true
 	}
 	return parseReset(h.Get(xReset), now)
 }
 
-// parseSeconds reads a whole number of seconds.
+// parseSeconds reads a whole number of seconds, of which what is too large for a
+// time.Duration is the most that it can be.
 func parseSeconds(text string) (time.Duration, bool) {
-	s, err := strconv.ParseUint(strings.TrimSpace(text), 10, 63)
-	if err != nil {
+	s, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
+	if err != nil && !errors.Is(err, strconv.ErrRange) { // beyond the range s is the largest there is
 		return 0, false
 	}
-	return time.Duration(min(int64(s), maxSeconds)) * time.Second, true
+	return time.Duration(min(s, maxSeconds)) * time.Second, true
 }
 
 // parseReset reads X-RateLimit-Reset, which is Unix seconds at most services and

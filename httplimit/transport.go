@@ -16,7 +16,7 @@ import (
 // Transport is an [http.RoundTripper] that keeps our own calls within somebody else's
 // limit: each waits until the limiter admits it. What the other side answers counts too:
 // after 429 and 503 later calls of the same key, and those that wait already, wait as long as
-// Retry-After says (in seconds or as a date) or, if there is none, RateLimit,
+// Retry-After says (in seconds or as a date) or, if that cannot be read, RateLimit,
 // RateLimit-Reset or X-RateLimit-Reset, and at most a minute ([WithMaxPause]). It asks
 // nobody again by itself, unless [WithRetries] says so.
 //

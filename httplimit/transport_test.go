@@ -115,6 +115,10 @@ func TestLaterCallsWaitAsTheAnswerSays(t *testing.T) {
 		}, 30 * time.Second},
 		{"a date that is over", 429, func() map[string]string { return map[string]string{"Retry-After": date(-time.Hour)} }, 0},
 		{"at most the maximum", 429, func() map[string]string { return map[string]string{"Retry-After": "99999999999999999"} }, time.Minute},
+		{"beyond 64 bits", 429, func() map[string]string { return map[string]string{"Retry-After": "99999999999999999999"} }, time.Minute},
+		{"a date that is far off", 429, func() map[string]string {
+			return map[string]string{"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}
+		}, time.Minute},
 		{"Retry-After wins", 429, func() map[string]string {
 			return map[string]string{"Retry-After": "5", "RateLimit": `"a";r=0;t=30`}
 		}, 5 * time.Second},
@@ -127,6 +131,9 @@ func TestLaterCallsWaitAsTheAnswerSays(t *testing.T) {
 			return map[string]string{"X-RateLimit-Reset": fmt.Sprint(time.Now().Unix() + 30)}
 		}, 30 * time.Second},
 		{"legacy, in seconds from now", 429, func() map[string]string { return map[string]string{"X-RateLimit-Reset": "30"} }, 30 * time.Second},
+		{"what can be read", 429, func() map[string]string {
+			return map[string]string{"Retry-After": "soon", "RateLimit-Reset": "1.5", "X-RateLimit-Reset": "30"}
+		}, 30 * time.Second},
 		{"garbage", 429, func() map[string]string { return map[string]string{"Retry-After": "soon", "RateLimit": `"";;=`} }, 0},
 		{"negative", 429, func() map[string]string { return map[string]string{"Retry-After": "-5"} }, 0},
 		{"nothing", 503, func() map[string]string { return nil }, 0},
