@@ -33,6 +33,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/pause"
 )
 
 // Option sets what is optional about an interceptor of a server or of a client.
@@ -78,8 +79,9 @@ type config struct {
 	headers  bool // of a server
 	messages bool // of a server's streams
 
-	refuse bool    // of a client, in place of waiting
-	pauses *pauses // of a client, nil unless it heeds what servers say
+	refuse  bool          // of a client, in place of waiting
+	pauses  *pause.Set    // of a client, nil unless it heeds what servers say
+	longest time.Duration // of pauses
 }
 
 // newConfig is the defaults, of which headers are a server's.
@@ -208,12 +210,12 @@ func WithoutWaiting() ClientOption {
 // of some that it looks at. Interceptors that are given the same option, for unary calls
 // and for streams, heed what either of them hears.
 func WithServerRetryAfter(longest time.Duration) ClientOption {
-	shared := &pauses{longest: longest, until: make(map[string]time.Time)}
+	shared := new(pause.Set)
 	return clientOption(func(c *config) error {
 		if longest <= 0 {
 			return fmt.Errorf("%w: WithServerRetryAfter(%v)", ratelimit.ErrInvalidOption, longest)
 		}
-		c.pauses = shared
+		c.pauses, c.longest = shared, longest
 		return nil
 	})
 }

@@ -1,7 +1,6 @@
 package grpclimit
 
 import (
-	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -132,16 +131,4 @@ func TestSecondsAreRoundedUp(t *testing.T) {
 	} {
 		require.Equal(t, want, seconds(d), d)
 	}
-}
-
-func TestPausesAreBoundedAndForgetTheSoonest(t *testing.T) {
-	p := &pauses{longest: time.Hour, until: make(map[string]time.Time)}
-	p.add("longest", time.Hour)
-	for i := range 3 * maxPauses {
-		p.add(fmt.Sprint(i), time.Minute)
-	}
-	require.Len(t, p.until, maxPauses)
-	require.EqualValues(t, maxPauses, p.keys.Load())
-	require.Greater(t, p.left("longest"), 50*time.Minute)
-	require.Zero(t, p.left("never seen"))
 }

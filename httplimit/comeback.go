@@ -1,16 +1,12 @@
 package httplimit
 
 import (
-	"errors"
-	"math"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
-)
 
-// maxSeconds is the most that a time.Duration can be.
-const maxSeconds = uint64(math.MaxInt64 / time.Second)
+	"github.com/ratelimit-go/ratelimit/internal/pause"
+)
 
 // comeBack is when h, of a refusal that has arrived now, says to come back: by
 // Retry-After or else the RateLimit fields of any draft or the legacy ones, the first of
@@ -24,32 +20,22 @@ func comeBack(h http.Header, now time.Time) (d time.Duration, ok bool) {
 	if at, err := http.ParseTime(text); err == nil {
 		return max(at.Sub(now), 0), true
 	}
-	if d, ok := parseSeconds(text); ok {
+	if d, ok := pause.ParseSeconds(text); ok {
 		return d, true
 	}
 	if d, ok := parseRateLimit(strings.Join(h[rateLimit], ",")); ok {
 		return d, true
 	}
-	if d, ok := parseSeconds(h.Get(resetField)); ok {
+	if d, ok := pause.ParseSeconds(h.Get(resetField)); ok {
 		return d, true
 	}
 	return parseReset(h.Get(xReset), now)
 }
 
-// parseSeconds reads a whole number of seconds, of which what is too large for a
-// time.Duration is the most that it can be.
-func parseSeconds(text string) (time.Duration, bool) {
-	s, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
-	if err != nil && !errors.Is(err, strconv.ErrRange) { // beyond the range s is the largest there is
-		return 0, false
-	}
-	return time.Duration(min(s, maxSeconds)) * time.Second, true
-}
-
 // parseReset reads X-RateLimit-Reset, which is Unix seconds at most services and
 // seconds from now at some: those of more than ten years are Unix seconds.
 func parseReset(text string, now time.Time) (time.Duration, bool) {
-	d, ok := parseSeconds(text)
+	d, ok := pause.ParseSeconds(text)
 	if ok && d > 10*365*24*time.Hour {
 		d = max(time.Unix(int64(d/time.Second), 0).Sub(now), 0)
 	}
@@ -69,7 +55,7 @@ func parseRateLimit(text string) (longest time.Duration, ok bool) {
 		if values["r"] == "0" {
 			wait = values["t"]
 		}
-		if d, valid := parseSeconds(wait); valid {
+		if d, valid := pause.ParseSeconds(wait); valid {
 			longest, ok = max(longest, d), true
 		}
 	}

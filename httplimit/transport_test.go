@@ -394,24 +394,6 @@ func TestTheKeyOfACallCanBeAnything(t *testing.T) {
 	require.Len(t, sup.sent, 1)
 }
 
-func TestPausesOfManyKeysAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "20"}}}}
-		tr := transport(t, sup, plenty(t), httplimit.WithoutWaiting())
-		url := func(i int) string { return fmt.Sprintf("http://host%d.example/", i) }
-		require.NoError(t, call(t, tr, url(0)))
-		time.Sleep(time.Second)
-		for i := 1; i <= 1024; i++ {
-			require.NoError(t, call(t, tr, url(i)))
-		}
-		require.NoError(t, call(t, tr, url(0)), "the first to end is forgotten")
-		require.ErrorIs(t, call(t, tr, url(1024)), httplimit.ErrLimited)
-		require.ErrorIs(t, call(t, tr, url(0)), httplimit.ErrLimited)
-		time.Sleep(time.Minute)
-		require.NoError(t, call(t, tr, url(5000)))
-	})
-}
-
 func TestWrongArgumentsOfATransportAreErrors(t *testing.T) {
 	lim := plenty(t)
 	for name, err := range map[string]error{
