@@ -153,9 +153,9 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 // report is what to tell about r. Free it.
 func (c *config) report(ctx context.Context, key string, r ratelimit.Result) *report {
 	rep := reports.Get().(*report)
-	rep.result, rep.parts, rep.deniedBy = r, r.Parts(), r.DeniedBy()
+	rep.Result, rep.Parts, rep.DeniedBy = r, r.Parts(), r.DeniedBy()
 	// Policies that cannot be told, as when a limit function fails now, are not.
-	rep.policies, _ = ratelimit.AppendPolicies(ctx, rep.policies, c.limiter, key)
+	rep.Policies, _ = ratelimit.AppendPolicies(ctx, rep.Policies, c.limiter, key)
 	return rep
 }
 
