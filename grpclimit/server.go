@@ -19,7 +19,8 @@ import (
 //   - what [WithKeyError] and [WithLimiterError] say where no decision is known;
 //   - [codes.Canceled] or [codes.DeadlineExceeded] if the call has ended meanwhile.
 //
-// The handler finds its Result by [FromContext]. The interceptor holds nothing but
+// The handler finds its Result by [FromContext]. The Delay of a leaky bucket or a slowdown
+// is not waited for: put a throttle.Waiter around those. The interceptor holds nothing but
 // what l holds. Its errors wrap [ratelimit.ErrInvalidOption]: l, an option or a function is nil.
 func UnaryServerInterceptor(l ratelimit.Limiter, opts ...ServerOption) (grpc.UnaryServerInterceptor, error) {
 	s, err := newServer(l, opts)

@@ -43,8 +43,12 @@ import (
 //
 // A request without refunds and context costs the limiter's decision, an allocation
 // for the key unless that is an IPv4 address, and one in ten requests for the fields:
-// a header that is kept for long keeps some 5 KiB. The middleware keeps nothing that
+// a header that is kept for long keeps some 5 KiB. A limit function is asked a second
+// time, for the policy, unless nothing tells of that. The middleware keeps nothing that
 // grows, starts no goroutine and has nothing to close.
+//
+// The Delay of a leaky bucket or a slowdown is not waited for: put a throttle.Waiter around
+// those that are to hold requests back.
 func Middleware(l ratelimit.Limiter, opts ...Option) func(http.Handler) http.Handler {
 	wrap, err := New(l, opts...)
 	if err != nil {
