@@ -418,10 +418,11 @@ func (r *Result) add(p *Result) {
 }
 
 // worse is the source of a decision that has two parts: a store that did not answer
-// outweighs one that did, and either a limit that needs none.
+// outweighs one that did, most of all if the event is refused for it, and either a limit
+// that needs none.
 func worse(a, b Source) Source {
 	switch {
-	case a == SourceLimit, a == SourceStore && b != SourceLimit:
+	case a == SourceLimit, a == SourceStore && b != SourceLimit, b == SourceFailClosed:
 		return b
 	}
 	return a

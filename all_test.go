@@ -354,6 +354,13 @@ func TestAllOfWrappers(t *testing.T) {
 	require.True(t, r.Allowed)
 	require.Equal(t, ratelimit.SourceFailOpen, r.Source())
 	require.Equal(t, 4, r.Remaining, "what is known")
+	closed, err := ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailClosed())
+	require.NoError(t, err)
+	for _, a := range []*ratelimit.All{all(t, open, closed), all(t, closed, open), all(t, bucket, closed)} {
+		r = allowN(t, a, 1)
+		require.False(t, r.Allowed)
+		require.Equal(t, ratelimit.SourceFailClosed, r.Source(), "refused for an outage, whatever comes first")
+	}
 	flat := all(t, bucket, levels)
 	require.Len(t, allowN(t, flat, 1).Parts(), 3)
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/pause"
 )
 
 // UnaryClientInterceptor returns an interceptor that keeps the calls of a client under a limit,
@@ -113,10 +115,23 @@ func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, 
 	if err != nil || !counted {
 		return charge{}, err
 	}
-	if err := c.pause(ctx, key); err != nil {
-		return charge{}, err
-	}
 	n := c.cost(ctx, fullMethod, msg)
+	for {
+		if err := c.pause(ctx, key); err != nil {
+			return charge{}, err
+		}
+		ch, err := c.charge(ctx, fullMethod, key, n)
+		if ch.n == 0 || c.pauses == nil || c.pauses.Left(key) <= 0 {
+			return ch, err
+		}
+		// A pause has begun meanwhile. All that kept their charge until the end of it would be
+		// sent at once then. An error leaves the charge of what was not sent: it ends by itself.
+		_ = c.limiter.Refund(context.WithoutCancel(ctx), key, ch.result, n)
+	}
+}
+
+// charge asks for n events, of which none cost nothing. It charges none beside an error.
+func (c client) charge(ctx context.Context, fullMethod, key string, n int) (charge, error) {
 	if n == 0 {
 		return charge{key: key}, nil
 	}
@@ -155,20 +170,17 @@ func (c client) pause(ctx context.Context, key string) error {
 	if c.pauses == nil {
 		return nil
 	}
-	for left := c.pauses.left(key); left > 0; left = c.pauses.left(key) {
-		if c.refuse {
+	if c.refuse {
+		if left := c.pauses.Left(key); left > 0 {
 			return refusal(codes.ResourceExhausted, "rate limit: the server asks to come back later", left)
 		}
-		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= left {
-			return errTooLate
-		}
-		timer := time.NewTimer(left)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return status.FromContextError(ctx.Err()).Err()
-		}
+		return nil
+	}
+	switch err := c.pauses.Wait(ctx, key); {
+	case errors.Is(err, ratelimit.ErrWouldExceedDeadline):
+		return errTooLate
+	case err != nil:
+		return status.FromContextError(err).Err()
 	}
 	return nil
 }
@@ -182,9 +194,25 @@ func (c client) heed(key string, err error, mds ...metadata.MD) {
 	if s.Code() != codes.ResourceExhausted && s.Code() != codes.Unavailable {
 		return
 	}
-	if after := retryAfter(s, mds); after > 0 {
-		c.pauses.add(key, after)
+	c.pauses.Add(key, min(retryAfter(s, mds), c.longest)) // none of 0
+}
+
+// retryAfter is how long a server asks to be left alone: RetryInfo of its status, or
+// else retry-after of the metadata in whole seconds, and 0 if it says neither.
+func retryAfter(s *status.Status, mds []metadata.MD) time.Duration {
+	for _, detail := range s.Details() {
+		if info, ok := detail.(*errdetails.RetryInfo); ok && info.GetRetryDelay().IsValid() {
+			return info.GetRetryDelay().AsDuration()
+		}
 	}
+	for _, md := range mds {
+		for _, text := range md.Get(retryAfterHeader) {
+			if after, ok := pause.ParseSeconds(text); ok {
+				return after
+			}
+		}
+	}
+	return 0
 }
 
 // clientStream is a stream of which it matters how it ends.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -177,6 +178,7 @@ func TestAServerThatSaysWhenToComeBackIsHeeded(t *testing.T) {
 		"the status wins":                    {comeBack(codes.ResourceExhausted, 7*time.Second), header("5"), 7 * time.Second},
 		"up to a bound":                      {comeBack(codes.ResourceExhausted, time.Hour), nil, time.Minute},
 		"up to a bound, by metadata":         {status.Error(codes.ResourceExhausted, ""), header(fmt.Sprint(math.MaxInt64)), time.Minute},
+		"beyond 64 bits":                     {status.Error(codes.ResourceExhausted, ""), header("99999999999999999999"), time.Minute},
 		"not with other codes":               {comeBack(codes.NotFound, 7*time.Second), header("5"), 0},
 		"not when all is well":               {nil, header("5"), 0},
 		"not when it says nothing":           {status.Error(codes.ResourceExhausted, ""), nil, 0},
@@ -235,6 +237,36 @@ func TestAPauseEndsWithTheCallAndChargesNothing(t *testing.T) {
 		require.Equal(t, codes.ResourceExhausted, a.code(), "the option is shared")
 		require.Equal(t, 50*time.Second, a.retryInfo())
 		require.Len(t, lim.asked(), 1)
+	})
+}
+
+func TestCallsThatWaitForTheLimiterHeedAPauseAndAreNotSentAllAtOnceAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		unary, err := grpclimit.UnaryClientInterceptor(running(t, ratelimit.PerSecond(1)), grpclimit.WithServerRetryAfter(time.Minute))
+		require.NoError(t, err)
+		var mu sync.Mutex
+		var sent []time.Time
+		server := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+			mu.Lock()
+			sent = append(sent, time.Now())
+			first := len(sent) == 1
+			mu.Unlock()
+			time.Sleep(500 * time.Millisecond)
+			if first {
+				return comeBack(codes.ResourceExhausted, 30*time.Second)
+			}
+			return nil
+		}
+		var wg sync.WaitGroup
+		for range 10 { // one is sent and refused, while the others wait for the limiter
+			wg.Go(func() { _ = unary(t.Context(), unaryCall, nil, nil, nil, server) })
+		}
+		wg.Wait()
+		require.Len(t, sent, 10)
+		for i := range sent[1:] {
+			require.GreaterOrEqual(t, sent[i+1].Sub(sent[0]), 30*time.Second)
+			require.GreaterOrEqual(t, sent[i+1].Sub(sent[i]), time.Second)
+		}
 	})
 }
 

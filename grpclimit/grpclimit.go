@@ -33,6 +33,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/pause"
 )
 
 // Option sets what is optional about an interceptor of a server or of a client.
@@ -78,8 +79,9 @@ type config struct {
 	headers  bool // of a server
 	messages bool // of a server's streams
 
-	refuse bool    // of a client, in place of waiting
-	pauses *pauses // of a client, nil unless it heeds what servers say
+	refuse  bool          // of a client, in place of waiting
+	pauses  *pause.Set    // of a client, nil unless it heeds what servers say
+	longest time.Duration // of pauses
 }
 
 // newConfig is the defaults, of which headers are a server's.
@@ -199,20 +201,21 @@ func WithoutWaiting() ClientOption {
 
 // WithServerRetryAfter heeds servers: when one ends a call with
 // [codes.ResourceExhausted] or [codes.Unavailable] and says when to come back (RetryInfo in
-// the status, or else retry-after in seconds in the metadata), later calls of the same key
-// wait until then, and after that for the limiter; with [WithoutWaiting] they are refused. A
-// server is believed up to longest, above 0. Calls that are under way go on.
+// the status, or else retry-after in seconds in the metadata), later calls of the same key,
+// and those that wait already, wait until then, and after that for the limiter; with
+// [WithoutWaiting] they are refused. A server is believed up to longest, above 0. Calls that
+// have been sent go on.
 //
 // It remembers 4,096 keys at once. Beyond that it forgets the one that may go on the soonest,
 // of some that it looks at. Interceptors that are given the same option, for unary calls
 // and for streams, heed what either of them hears.
 func WithServerRetryAfter(longest time.Duration) ClientOption {
-	shared := &pauses{longest: longest, until: make(map[string]time.Time)}
+	shared := new(pause.Set)
 	return clientOption(func(c *config) error {
 		if longest <= 0 {
 			return fmt.Errorf("%w: WithServerRetryAfter(%v)", ratelimit.ErrInvalidOption, longest)
 		}
-		c.pauses = shared
+		c.pauses, c.longest = shared, longest
 		return nil
 	})
 }

@@ -19,7 +19,8 @@ import (
 //   - what [WithKeyError] and [WithLimiterError] say where no decision is known;
 //   - [codes.Canceled] or [codes.DeadlineExceeded] if the call has ended meanwhile.
 //
-// The handler finds its Result by [FromContext]. The interceptor holds nothing but
+// The handler finds its Result by [FromContext]. The Delay of a leaky bucket or a slowdown
+// is not waited for: put a throttle.Waiter around those. The interceptor holds nothing but
 // what l holds. Its errors wrap [ratelimit.ErrInvalidOption]: l, an option or a function is nil.
 func UnaryServerInterceptor(l ratelimit.Limiter, opts ...ServerOption) (grpc.UnaryServerInterceptor, error) {
 	s, err := newServer(l, opts)
@@ -153,9 +154,9 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 // report is what to tell about r. Free it.
 func (c *config) report(ctx context.Context, key string, r ratelimit.Result) *report {
 	rep := reports.Get().(*report)
-	rep.result, rep.parts, rep.deniedBy = r, r.Parts(), r.DeniedBy()
+	rep.Result, rep.Parts, rep.DeniedBy = r, r.Parts(), r.DeniedBy()
 	// Policies that cannot be told, as when a limit function fails now, are not.
-	rep.policies, _ = ratelimit.AppendPolicies(ctx, rep.policies, c.limiter, key)
+	rep.Policies, _ = ratelimit.AppendPolicies(ctx, rep.Policies, c.limiter, key)
 	return rep
 }
 

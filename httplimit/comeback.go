@@ -1,51 +1,41 @@
 package httplimit
 
 import (
-	"math"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/pause"
 )
 
-// maxSeconds is the most that a time.Duration can be.
-const maxSeconds = math.MaxInt64 / int64(time.Second)
-
 // comeBack is when h, of a refusal that has arrived now, says to come back: by
-// Retry-After or else the RateLimit fields of any draft or the legacy ones. Times of day
-// are by the Date of the answer, so that our own clock may be wrong.
+// Retry-After or else the RateLimit fields of any draft or the legacy ones, the first of
+// these that can be read. Times of day are by the Date of the answer, so that our own clock
+// may be wrong.
 func comeBack(h http.Header, now time.Time) (d time.Duration, ok bool) {
 	if date, err := http.ParseTime(h.Get("Date")); err == nil {
 		now = date
 	}
-	if text := h.Get(retryAfter); text != "" {
-		if at, err := http.ParseTime(text); err == nil {
-			return max(at.Sub(now), 0), true
-		}
-		return parseSeconds(text)
+	text := h.Get(retryAfter)
+	if at, err := http.ParseTime(text); err == nil {
+		return max(at.Sub(now), 0), true
+	}
+	if d, ok := pause.ParseSeconds(text); ok {
+		return d, true
 	}
 	if d, ok := parseRateLimit(strings.Join(h[rateLimit], ",")); ok {
 		return d, true
 	}
-	if text := h.Get(resetField); text != "" {
-		return parseSeconds(text)
+	if d, ok := pause.ParseSeconds(h.Get(resetField)); ok {
+		return d, true
 	}
 	return parseReset(h.Get(xReset), now)
-}
-
-// parseSeconds reads a whole number of seconds.
-func parseSeconds(text string) (time.Duration, bool) {
-	s, err := strconv.ParseUint(strings.TrimSpace(text), 10, 63)
-	if err != nil {
-		return 0, false
-	}
-	return time.Duration(min(int64(s), maxSeconds)) * time.Second, true
 }
 
 // parseReset reads X-RateLimit-Reset, which is Unix seconds at most services and
 // seconds from now at some: those of more than ten years are Unix seconds.
 func parseReset(text string, now time.Time) (time.Duration, bool) {
-	d, ok := parseSeconds(text)
+	d, ok := pause.ParseSeconds(text)
 	if ok && d > 10*365*24*time.Hour {
 		d = max(time.Unix(int64(d/time.Second), 0).Sub(now), 0)
 	}
@@ -65,7 +55,7 @@ func parseRateLimit(text string) (longest time.Duration, ok bool) {
 		if values["r"] == "0" {
 			wait = values["t"]
 		}
-		if d, valid := parseSeconds(wait); valid {
+		if d, valid := pause.ParseSeconds(wait); valid {
 			longest, ok = max(longest, d), true
 		}
 	}

@@ -63,7 +63,13 @@ func watched(w http.ResponseWriter, status *int) http.ResponseWriter {
 			return func(s string) (int, error) { wrote(http.StatusOK); return do(s) }
 		},
 		ReadFrom: func(do httpsnoop.ReadFromFunc) httpsnoop.ReadFromFunc {
-			return func(src io.Reader) (int64, error) { wrote(http.StatusOK); return do(src) }
+			return func(src io.Reader) (int64, error) {
+				n, err := do(src)
+				if n > 0 { // else net/http has written no status yet, and the handler can
+					wrote(http.StatusOK)
+				}
+				return n, err
+			}
 		},
 		Flush: func(do httpsnoop.FlushFunc) httpsnoop.FlushFunc {
 			return func() { wrote(http.StatusOK); do() }

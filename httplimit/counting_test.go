@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -61,6 +62,15 @@ func TestARequestCountsByTheStatusThatWasWritten(t *testing.T) {
 		{name: "a file", handler: func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.(io.ReaderFrom).ReadFrom(strings.NewReader("x"))
 			w.WriteHeader(http.StatusInternalServerError)
+		}},
+		{name: "a copy that fails before its first byte", failed: true, handler: func(w http.ResponseWriter, _ *http.Request) {
+			if _, err := w.(io.ReaderFrom).ReadFrom(iotest.ErrReader(io.ErrUnexpectedEOF)); err != nil {
+				w.WriteHeader(http.StatusBadGateway)
+			}
+		}},
+		{name: "a copy of nothing", failed: true, handler: func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.(io.ReaderFrom).ReadFrom(strings.NewReader(""))
+			w.WriteHeader(http.StatusBadGateway)
 		}},
 		{name: "a panic", failed: true, panics: true, handler: func(http.ResponseWriter, *http.Request) { panic("x") }},
 		{name: "an abort", failed: true, panics: true, handler: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }},

@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/tell"
 )
 
 // Decision is what the middleware knows of a request that was decided on.
@@ -28,7 +29,7 @@ func (d Decision) Limiter() string {
 		return ""
 	}
 	for i := range parts {
-		if known(&parts[i]) && (least < 0 || parts[i].Remaining < parts[least].Remaining) {
+		if tell.Known(&parts[i]) && (least < 0 || parts[i].Remaining < parts[least].Remaining) {
 			least = i
 		}
 	}

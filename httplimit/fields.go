@@ -15,8 +15,9 @@ const maxFields = 11
 type fields struct {
 	text []byte
 	n    int
-	left numeral // how many requests
-	wait numeral // how many seconds
+	left numeral     // how many requests
+	wait numeral     // how many seconds
+	only *policyText // of the policy, if there is one
 	list [maxFields]field
 }
 

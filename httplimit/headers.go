@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/tell"
 )
 
 // HeaderStyle is a way to tell clients of limits, in each answer. All say the same: how
@@ -50,63 +51,30 @@ const (
 	contentType     = "Content-Type"
 )
 
-// told is what an answer tells of its decision.
-type told struct {
-	result   ratelimit.Result   // not by a pointer: escape analysis would have it on the heap
-	parts    []ratelimit.Result // of several limits, else nil
-	deniedBy string
-	policies []ratelimit.Policy
-	only     *policyText // of the policy, if that is one, as soon as it is looked up
-}
-
 // tell adds the fields of styles.
-func (f *fields) tell(styles HeaderStyle, t *told, texts *policyTexts) {
-	if !known(&t.result) {
+func (f *fields) tell(styles HeaderStyle, d *tell.Decision, texts *policyTexts) {
+	if !tell.Known(&d.Result) {
 		return
 	}
-	if len(t.policies) == 1 {
-		t.only = texts.of(&t.policies[0])
+	if len(d.Policies) == 1 {
+		f.only = texts.of(&d.Policies[0])
 	}
 	if styles&Legacy != 0 {
-		f.legacy(t)
+		f.legacy(&d.Result)
 	}
 	if styles&Draft10 != 0 {
-		f.draft10(t, texts)
+		f.draft10(d, texts)
 	}
 	if styles&(Draft7|Draft6) == 0 {
 		return
 	}
 	if styles&Draft7 != 0 {
-		f.draft7(&t.result)
+		f.draft7(&d.Result)
 	}
 	if styles&Draft6 != 0 {
-		f.draft6(&t.result)
+		f.draft6(&d.Result)
 	}
-	f.oldPolicies(t, texts)
-}
-
-// known is whether r says how much of a limit is left. An admission by a limit of 0 is
-// that of a [ratelimit.Static], which has none.
-func known(r *ratelimit.Result) bool {
-	if r.Allowed && r.Limit == 0 {
-		return false
-	}
-	switch r.Source() {
-	case ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceLimit:
-		return false
-	}
-	return true
-}
-
-// until is the time until there is more, or none if that is unknown or never.
-func until(r *ratelimit.Result) (d time.Duration, ok bool) {
-	switch {
-	case r.Allowed:
-		return max(r.ResetAfter, 0), r.ResetAfter != ratelimit.Never
-	case r.RetryAfter == ratelimit.Never:
-		return 0, false
-	}
-	return max(r.RetryAfter, 1), true
+	f.policies(d, func(p *policyText) string { return p.draft6 }, texts)
 }
 
 func (f *fields) integer(n int64) { f.text = strconv.AppendInt(f.text, n, 10) }
@@ -118,16 +86,15 @@ func (f *fields) number(name string, n int64) {
 	f.end(name)
 }
 
-func (f *fields) legacy(t *told) {
-	r := &t.result
-	if t.only != nil && t.only.policy.Quota == r.Limit {
-		f.add(xLimit, t.only.quota)
+func (f *fields) legacy(r *ratelimit.Result) {
+	if f.only != nil && f.only.policy.Quota == r.Limit {
+		f.add(xLimit, f.only.quota)
 	} else {
-		f.number(xLimit, count(r.Limit))
+		f.number(xLimit, tell.Count(r.Limit))
 	}
-	f.repeated(&f.left, count(r.Remaining))
+	f.repeated(&f.left, tell.Count(r.Remaining))
 	f.end(xRemaining)
-	if d, ok := until(r); ok {
+	if d, ok := tell.Until(r); ok {
 		at := time.Now().Add(d)
 		second := at.Unix()
 		if at.Nanosecond() > 0 {
@@ -137,57 +104,50 @@ func (f *fields) legacy(t *told) {
 	}
 }
 
-func (f *fields) draft10(t *told, texts *policyTexts) {
-	if t.only != nil && counts(&t.only.policy) {
-		f.add(rateLimitPolicy, t.only.draft10)
-		f.item(t.only.name, &t.result, true)
+func (f *fields) draft10(d *tell.Decision, texts *policyTexts) {
+	if f.only != nil && tell.Limits(&f.only.policy) {
+		f.add(rateLimitPolicy, f.only.draft10)
+		f.item(f.only.name, d, &d.Result)
 		f.end(rateLimit)
 		return
 	}
-	for i := range t.policies {
-		if counts(&t.policies[i]) {
-			f.comma()
-			f.string(texts.of(&t.policies[i]).draft10)
+	if len(d.Policies) == 0 {
+		f.string(`"default";q=`)
+		f.integer(tell.Count(d.Result.Limit))
+		f.end(rateLimitPolicy)
+		f.item(`"default"`, d, &d.Result)
+		f.end(rateLimit)
+		return
+	}
+	f.policies(d, func(p *policyText) string { return p.draft10 }, texts)
+	for i := range d.Policies {
+		if part, ok := d.Part(i); ok && tell.Limits(&d.Policies[i]) {
+			f.item(texts.of(&d.Policies[i]).name, d, part)
 		}
 	}
-	if len(t.policies) == 0 {
-		f.string(`"default";q=`)
-		f.integer(count(t.result.Limit))
-	}
-	f.end(rateLimitPolicy)
-	f.draft10Limits(t, texts)
 	f.end(rateLimit)
 }
 
-// draft10Limits appends an item for each limit, or for the one of which something is
-// known.
-func (f *fields) draft10Limits(t *told, texts *policyTexts) {
-	switch {
-	case len(t.policies) == 0:
-		f.item(`"default"`, &t.result, true)
-	case len(t.parts) == len(t.policies):
-		never := !t.result.Allowed && t.result.RetryAfter == ratelimit.Never
-		for i := range t.parts {
-			if part := &t.parts[i]; counts(&t.policies[i]) && known(part) {
-				// A limit that has not refused says nothing of the time to come back.
-				timed := part.Allowed == t.result.Allowed && !never
-				f.item(texts.of(&t.policies[i]).name, part, timed)
-			}
+// policies is RateLimit-Policy, an item for each policy.
+func (f *fields) policies(d *tell.Decision, item func(*policyText) string, texts *policyTexts) {
+	for i := range d.Policies {
+		if p := &d.Policies[i]; tell.Limits(p) {
+			f.comma()
+			f.string(item(texts.of(p)))
 		}
-	case t.deniedBy != "":
-		f.item(quoted(t.deniedBy), &t.result, true)
 	}
+	f.end(rateLimitPolicy)
 }
 
-// item appends an item of draft 10.
-func (f *fields) item(name string, r *ratelimit.Result, timed bool) {
+// item appends an item of draft 10, of part of d.
+func (f *fields) item(name string, d *tell.Decision, part *ratelimit.Result) {
 	f.comma()
 	f.string(name)
 	f.string(";r=")
-	f.repeated(&f.left, count(r.Remaining))
-	if d, ok := until(r); ok && timed {
+	f.repeated(&f.left, tell.Count(part.Remaining))
+	if t, ok := d.Time(part); ok {
 		f.string(";t=")
-		f.repeated(&f.wait, seconds(d))
+		f.repeated(&f.wait, tell.Seconds(t))
 	}
 }
 
@@ -200,44 +160,30 @@ func (f *fields) comma() {
 
 func (f *fields) draft7(r *ratelimit.Result) {
 	f.string("limit=")
-	f.integer(count(r.Limit))
+	f.integer(tell.Count(r.Limit))
 	f.string(", remaining=")
-	f.repeated(&f.left, count(r.Remaining))
-	if d, ok := until(r); ok {
+	f.repeated(&f.left, tell.Count(r.Remaining))
+	if d, ok := tell.Until(r); ok {
 		f.string(", reset=")
-		f.repeated(&f.wait, seconds(d))
+		f.repeated(&f.wait, tell.Seconds(d))
 	}
 	f.end(rateLimit)
 }
 
 func (f *fields) draft6(r *ratelimit.Result) {
-	f.number(limitField, count(r.Limit))
-	f.repeated(&f.left, count(r.Remaining))
+	f.number(limitField, tell.Count(r.Limit))
+	f.repeated(&f.left, tell.Count(r.Remaining))
 	f.end(remainingField)
-	if d, ok := until(r); ok {
-		f.repeated(&f.wait, seconds(d))
+	if d, ok := tell.Until(r); ok {
+		f.repeated(&f.wait, tell.Seconds(d))
 		f.end(resetField)
 	}
 }
 
-// oldPolicies is RateLimit-Policy of drafts 6 and 7.
-func (f *fields) oldPolicies(t *told, texts *policyTexts) {
-	for i := range t.policies {
-		if counts(&t.policies[i]) {
-			f.comma()
-			f.string(texts.of(&t.policies[i]).draft6)
-		}
-	}
-	f.end(rateLimitPolicy)
-}
-
-// counts is whether p limits anything.
-func counts(p *ratelimit.Policy) bool { return p.Limit.Rate >= 0 }
-
 // refusal adds the fields of a refusal.
 func (f *fields) refusal(r *ratelimit.Result) {
-	if d, ok := until(r); ok {
-		f.repeated(&f.wait, seconds(d))
+	if d, ok := tell.Until(r); ok {
+		f.repeated(&f.wait, tell.Seconds(d))
 		f.end(retryAfter)
 	}
 	f.add(cacheControl, "no-store")

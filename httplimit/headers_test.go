@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/tell"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -29,11 +30,11 @@ var (
 )
 
 // header is what an answer that tells of t has.
-func header(styles HeaderStyle, t told) http.Header {
+func header(styles HeaderStyle, t tell.Decision) http.Header {
 	var f fields
 	f.tell(styles, &t, new(policyTexts))
-	if !t.result.Allowed {
-		f.refusal(&t.result)
+	if !t.Result.Allowed {
+		f.refusal(&t.Result)
 	}
 	h := make(http.Header)
 	f.set(h, new(supply))
@@ -43,9 +44,9 @@ func header(styles HeaderStyle, t told) http.Header {
 func TestTheStylesSayTheSameInTheirOwnWords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // which begins at 2000-01-01 00:00:00 UTC
 		now := time.Now().Unix()
-		admitted := told{
-			result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: 29*time.Second + time.Microsecond},
-			policies: []ratelimit.Policy{burst},
+		admitted := tell.Decision{
+			Result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: 29*time.Second + time.Microsecond},
+			Policies: []ratelimit.Policy{burst},
 		}
 		for _, c := range []struct {
 			styles HeaderStyle
@@ -93,9 +94,9 @@ func TestTheStylesSayTheSameInTheirOwnWords(t *testing.T) {
 
 func TestARefusalTellsTheTimeToComeBackInEachStyle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := header(Legacy|Draft6|Draft7, told{
-			result:   ratelimit.Result{Limit: 100, RetryAfter: 1500 * time.Millisecond, ResetAfter: time.Minute},
-			policies: []ratelimit.Policy{burst},
+		h := header(Legacy|Draft6|Draft7, tell.Decision{
+			Result:   ratelimit.Result{Limit: 100, RetryAfter: 1500 * time.Millisecond, ResetAfter: time.Minute},
+			Policies: []ratelimit.Policy{burst},
 		})
 		require.Equal(t, "2", h.Get("Retry-After"))
 		require.Equal(t, "2", h.Get("RateLimit-Reset"))
@@ -110,26 +111,26 @@ func TestSeveralLimitsAreSeveralPolicies(t *testing.T) {
 		{Allowed: true, Limit: 100, Remaining: 50, ResetAfter: 30 * time.Second},
 		{Allowed: true, Limit: 1000, Remaining: 7, ResetAfter: 23 * time.Hour},
 	}
-	h := header(Draft10, told{result: admitted[1], parts: admitted, policies: policies})
+	h := header(Draft10, tell.Decision{Result: admitted[1], Parts: admitted, Policies: policies})
 	require.Equal(t, `"burst";q=100;w=60,"daily";q=1000;w=86400`, h.Get("RateLimit-Policy"))
 	require.Equal(t, `"burst";r=50;t=30,"daily";r=7;t=82800`, h.Get("RateLimit"))
 
 	denied := []ratelimit.Result{{Limit: 100, RetryAfter: time.Second, ResetAfter: time.Minute}, admitted[1]}
-	one := told{result: denied[0], parts: denied, deniedBy: "burst", policies: policies}
+	one := tell.Decision{Result: denied[0], Parts: denied, DeniedBy: "burst", Policies: policies}
 	h = header(Draft10, one)
 	require.Equal(t, `"burst";r=0;t=1,"daily";r=7`, h.Get("RateLimit"), "no time is later than Retry-After")
 	require.Equal(t, "1", h.Get("Retry-After"))
 	require.Contains(t, problemOf(one), `"violated-policies":["burst"]`)
 
 	denied[1] = ratelimit.Result{Limit: 1000, RetryAfter: time.Hour, ResetAfter: 23 * time.Hour}
-	both := told{result: denied[1], parts: denied, deniedBy: "daily", policies: policies}
+	both := tell.Decision{Result: denied[1], Parts: denied, DeniedBy: "daily", Policies: policies}
 	h = header(Draft10, both)
 	require.Equal(t, `"burst";r=0;t=1,"daily";r=0;t=3600`, h.Get("RateLimit"))
 	require.Equal(t, "3600", h.Get("Retry-After"))
 	require.Contains(t, problemOf(both), `"violated-policies":["burst","daily"]`)
 
 	denied[1].RetryAfter = ratelimit.Never
-	both.result = denied[1]
+	both.Result = denied[1]
 	h = header(Draft10, both)
 	require.Equal(t, `"burst";r=0,"daily";r=0`, h.Get("RateLimit"), "no waiting helps")
 	require.NotContains(t, h, "Retry-After")
@@ -137,24 +138,26 @@ func TestSeveralLimitsAreSeveralPolicies(t *testing.T) {
 
 func TestOfSeveralLimitsWithoutTheirPartsOnlyTheOneThatDeniedIsTold(t *testing.T) {
 	policies := []ratelimit.Policy{burst, daily}
-	one := told{result: ratelimit.Result{Limit: 1000, RetryAfter: time.Hour}, deniedBy: "daily", policies: policies}
+	one := tell.Decision{Result: ratelimit.Result{Limit: 1000, RetryAfter: time.Hour}, DeniedBy: "daily", Policies: policies}
 	require.Equal(t, `"daily";r=0;t=3600`, header(Draft10, one).Get("RateLimit"))
 	require.Contains(t, problemOf(one), `"violated-policies":["daily"]`)
-	one.deniedBy = ""
+	one.DeniedBy = ""
 	require.NotContains(t, header(Draft10, one), "Ratelimit")
 	require.NotContains(t, problemOf(one), "violated-policies")
+	one = tell.Decision{Result: one.Result, DeniedBy: "local"}
+	require.Contains(t, problemOf(one), `"violated-policies":["local"]`)
 }
 
-func problemOf(t told) string {
+func problemOf(t tell.Decision) string {
 	return string(appendProblem(nil, http.StatusTooManyRequests, &t, new(policyTexts)))
 }
 
 func TestWhatIsNoLimitIsNotTold(t *testing.T) {
 	unlimited := ratelimit.Policy{Name: "unlimited", Limit: ratelimit.Unlimited(), Quota: 1<<31 - 1}
-	h := header(Draft10, told{
-		result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42},
-		parts:    []ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 42}, {Allowed: true, Limit: 1<<31 - 1}},
-		policies: []ratelimit.Policy{burst, unlimited},
+	h := header(Draft10, tell.Decision{
+		Result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42},
+		Parts:    []ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 42}, {Allowed: true, Limit: 1<<31 - 1}},
+		Policies: []ratelimit.Policy{burst, unlimited},
 	})
 	require.Equal(t, `"burst";q=100;w=60`, h.Get("RateLimit-Policy"))
 	require.Equal(t, `"burst";r=42;t=0`, h.Get("RateLimit"))
@@ -173,15 +176,15 @@ func TestWhatIsNoLimitIsNotTold(t *testing.T) {
 }
 
 func TestALimiterThatDescribesNothingHasADefaultPolicy(t *testing.T) {
-	h := header(Draft10, told{result: ratelimit.Result{Allowed: true, Limit: 10, Remaining: 9, ResetAfter: time.Second}})
+	h := header(Draft10, tell.Decision{Result: ratelimit.Result{Allowed: true, Limit: 10, Remaining: 9, ResetAfter: time.Second}})
 	require.Equal(t, `"default";q=10`, h.Get("RateLimit-Policy"))
 	require.Equal(t, `"default";r=9;t=1`, h.Get("RateLimit"))
 }
 
 func TestNumbersAreThoseOfRFC9651(t *testing.T) {
-	h := header(Legacy|Draft10, told{
-		result:   ratelimit.Result{Allowed: true, Limit: 1<<63 - 1, Remaining: -1, ResetAfter: ratelimit.Never},
-		policies: []ratelimit.Policy{{Name: "x", Quota: 1<<63 - 1, Window: time.Millisecond}},
+	h := header(Legacy|Draft10, tell.Decision{
+		Result:   ratelimit.Result{Allowed: true, Limit: 1<<63 - 1, Remaining: -1, ResetAfter: ratelimit.Never},
+		Policies: []ratelimit.Policy{{Name: "x", Quota: 1<<63 - 1, Window: time.Millisecond}},
 	})
 	require.Equal(t, "999999999999999", h.Get("X-RateLimit-Limit"))
 	require.Equal(t, `"x";q=999999999999999;w=1`, h.Get("RateLimit-Policy"))
@@ -196,7 +199,7 @@ func TestFieldsParseAsStructuredFields(t *testing.T) {
 		for _, two := range names {
 			policies := []ratelimit.Policy{policy(one, ratelimit.PerMinute(100)), policy(two, ratelimit.PerDay(0))}
 			parts := []ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 4, ResetAfter: time.Hour}, {Limit: 1000, RetryAfter: time.Minute}}
-			h := header(Draft10, told{result: parts[1], parts: parts, policies: policies})
+			h := header(Draft10, tell.Decision{Result: parts[1], Parts: parts, Policies: policies})
 			checkList(t, h, rateLimitPolicy, []string{one, two}, map[string][2]any{"q": {int64(100), int64(0)}, "w": {int64(60), int64(86400)}})
 			checkList(t, h, rateLimit, []string{one, two}, map[string][2]any{"r": {int64(4), int64(0)}, "t": {nil, int64(60)}})
 		}
@@ -221,11 +224,11 @@ func checkList(t *testing.T, h http.Header, field string, names []string, params
 
 // quotedPlain is quoted without the backslashes.
 func quotedPlain(s string) string {
-	return strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(quoted(s))
+	return strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(string(tell.AppendString(nil, s)))
 }
 
 func TestOlderDraftsParseAsStructuredFieldsToo(t *testing.T) {
-	one := told{result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: time.Minute}, policies: []ratelimit.Policy{burst, daily}}
+	one := tell.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: time.Minute}, Policies: []ratelimit.Policy{burst, daily}}
 	h := header(Draft6|Draft7, one)
 	dict, err := httpsfv.UnmarshalDictionary(h[rateLimit])
 	require.NoError(t, err)
@@ -260,13 +263,13 @@ func TestAPolicyTextIsThatOfThePolicyHoweverManyThereAre(t *testing.T) {
 }
 
 func TestAHandlerCanChangeFieldsWithoutTouchingOthers(t *testing.T) {
-	h := header(Legacy|Draft10, told{result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, policies: []ratelimit.Policy{burst}})
+	h := header(Legacy|Draft10, tell.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, Policies: []ratelimit.Policy{burst}})
 	before := h.Clone()
 	h.Add(xLimit, "more")
 	before.Add(xLimit, "more")
 	h[rateLimitPolicy][0] = "changed"
 	before[rateLimitPolicy][0] = "changed"
 	require.Equal(t, before, h)
-	again := header(Draft10, told{result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, policies: []ratelimit.Policy{burst}})
+	again := header(Draft10, tell.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, Policies: []ratelimit.Policy{burst}})
 	require.Equal(t, `"burst";q=100;w=60`, again.Get(rateLimitPolicy))
 }

@@ -46,3 +46,34 @@ func TestEachOfSeveralLimitsIsTold(t *testing.T) {
 	require.Equal(t, "3599", w.Header().Get("Retry-After"))
 	require.Contains(t, w.Body.String(), `"violated-policies":["3/h"]`)
 }
+
+func TestALimitThatWasNotAskedIsNotTold(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	onItsOwnStore := func(name string, rate int) ratelimit.Limiter {
+		mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
+		require.NoError(t, err)
+		lim, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(rate), ratelimit.WithName(name))
+		require.NoError(t, err)
+		return lim
+	}
+	for _, c := range []struct {
+		first, second       int // rates
+		rateLimit, violated string
+	}{
+		{1, 100, `"first";r=0;t=3600`, `["first"]`},
+		{0, 100, `"first";r=0`, `["first"]`},
+		{9, 1, `"first";r=8,"second";r=0;t=3600`, `["second"]`},
+	} {
+		all, err := ratelimit.NewAll(onItsOwnStore("first", c.first), onItsOwnStore("second", c.second))
+		require.NoError(t, err)
+		h := httplimit.Middleware(all)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		w := httptest.NewRecorder()
+		for range 2 {
+			w = httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		}
+		require.Equal(t, http.StatusTooManyRequests, w.Code)
+		require.Equal(t, c.rateLimit, w.Header().Get("RateLimit"))
+		require.Contains(t, w.Body.String(), `"violated-policies":`+c.violated)
+	}
+}

@@ -31,6 +31,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/tell"
 )
 
 // Middleware returns what puts l in front of a handler. Without options the key is
@@ -42,8 +43,12 @@ import (
 //
 // A request without refunds and context costs the limiter's decision, an allocation
 // for the key unless that is an IPv4 address, and one in ten requests for the fields:
-// a header that is kept for long keeps some 5 KiB. The middleware keeps nothing that
+// a header that is kept for long keeps some 5 KiB. A limit function is asked a second
+// time, for the policy, unless nothing tells of that. The middleware keeps nothing that
 // grows, starts no goroutine and has nothing to close.
+//
+// The Delay of a leaky bucket or a slowdown is not waited for: put a throttle.Waiter around
+// those that are to hold requests back.
 func Middleware(l ratelimit.Limiter, opts ...Option) func(http.Handler) http.Handler {
 	wrap, err := New(l, opts...)
 	if err != nil {
@@ -110,8 +115,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.fail(w, r, h.noIdentity, err)
 		return
 	}
-	var t told
-	t.result, err = h.limiter.AllowN(r.Context(), key, n)
+	var t tell.Decision
+	t.Result, err = h.limiter.AllowN(r.Context(), key, n)
 	switch {
 	case err == nil:
 		h.answer(w, r, key, n, &t)
@@ -153,18 +158,18 @@ type scratch struct {
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // answer tells of the decision, and lets the request pass or refuses it.
-func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n int, t *told) {
-	s, kept := scratches.Get().(*scratch), h.keeps(&t.result)
-	t.parts, t.deniedBy = t.result.Parts(), t.result.DeniedBy()
+func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n int, t *tell.Decision) {
+	s, kept := scratches.Get().(*scratch), h.keeps(&t.Result)
+	t.Parts, t.DeniedBy = t.Result.Parts(), t.Result.DeniedBy()
 	if kept {
-		t.policies = h.policies(r, key, nil)
-	} else if h.styles&withPolicies != 0 || !t.result.Allowed {
-		t.policies = h.policies(r, key, s.policies[:0])
+		t.Policies = h.policies(r, key, nil)
+	} else if h.styles&withPolicies != 0 || !t.Result.Allowed {
+		t.Policies = h.policies(r, key, s.policies[:0])
 	}
 	f := fields{text: s.text[:0]}
 	f.tell(h.styles, t, &h.texts)
-	if !t.result.Allowed {
-		f.refusal(&t.result)
+	if !t.Result.Allowed {
+		f.refusal(&t.Result)
 		if h.denied == nil {
 			h.refuse(w, &f, t, s)
 			return
@@ -174,17 +179,17 @@ func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n i
 	s.text = f.text
 	scratches.Put(s) // before the handler, which may take long
 	if kept {
-		h.decided(w, r, n, Decision{t.result, t.policies, key})
+		h.decided(w, r, n, Decision{t.Result, t.Policies, key})
 		return
 	}
-	h.pass(w, r, key, n, &t.result)
+	h.pass(w, r, key, n, &t.Result)
 }
 
 // refuse writes the problem that t tells of.
-func (h *handler) refuse(w http.ResponseWriter, f *fields, t *told, s *scratch) {
+func (h *handler) refuse(w http.ResponseWriter, f *fields, t *tell.Decision, s *scratch) {
 	f.add(contentType, problemJSON)
 	f.set(w.Header(), &s.supply)
-	code := status(&t.result)
+	code := status(&t.Result)
 	s.text = appendProblem(f.text[:0], code, t, &h.texts)
 	w.WriteHeader(code)
 	_, _ = w.Write(s.text) // the client has gone

@@ -24,6 +24,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
@@ -313,6 +314,23 @@ func TestRequestsAreChargedAgainAsTimePasses(t *testing.T) {
 		require.Equal(t, time.Now().Unix()+2, reset)
 		time.Sleep(1500 * time.Millisecond)
 		require.Equal(t, http.StatusOK, serve(h, get(alice)).StatusCode)
+	})
+}
+
+func TestAWaiterAroundALeakyBucketHoldsRequestsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		bucket, err := ratelimit.NewLeakyBucket(mem, ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 5})
+		require.NoError(t, err)
+		waiter, err := throttle.NewWaiter(bucket, 2*time.Second)
+		require.NoError(t, err)
+		h := protect(t, waiter)
+		began := time.Now()
+		for i := range 4 {
+			require.Equal(t, http.StatusOK, serve(h, get("192.0.2.1:1")).StatusCode)
+			require.Equal(t, time.Duration(i)*time.Second, time.Since(began))
+		}
 	})
 }
 

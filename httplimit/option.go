@@ -29,7 +29,8 @@ func WithKey(k Key) Option {
 }
 
 // WithHeaders tells clients in these styles, in place of [Legacy] and [Draft10]. Without
-// any there are no such fields. Retry-After stands in each refusal, whatever the style.
+// any there are no such fields. Retry-After stands in each refusal, whatever the style,
+// unless no waiting helps.
 func WithHeaders(styles ...HeaderStyle) Option {
 	return func(l *limit) error {
 		l.styles = 0

@@ -3,9 +3,9 @@ package httplimit
 import (
 	"strconv"
 	"sync/atomic"
-	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/tell"
 )
 
 // policyText is what header fields say of a policy.
@@ -34,43 +34,8 @@ func (t *policyTexts) of(p *ratelimit.Policy) *policyText {
 }
 
 func newPolicyText(p ratelimit.Policy) *policyText {
-	quota, window := strconv.FormatInt(count(p.Quota), 10), ""
-	if p.Window > 0 {
-		window = ";w=" + strconv.FormatInt(min(seconds(p.Window), maxInteger), 10)
-	}
-	name := quoted(p.Name)
-	return &policyText{policy: p, quota: quota, name: name, draft10: name + ";q=" + quota + window, draft6: quota + window}
-}
-
-// maxInteger is the largest integer of RFC 9651, of 15 digits.
-const maxInteger = 999_999_999_999_999
-
-// count is n as header fields can say it.
-func count(n int) int64 { return min(max(int64(n), 0), maxInteger) }
-
-// seconds is d in seconds, rounded up.
-func seconds(d time.Duration) int64 {
-	s := int64(d / time.Second)
-	if d%time.Second > 0 {
-		s++
-	}
-	return s
-}
-
-// quoted is name as a string of RFC 9651, which is the same in JSON. What is not
-// printable ASCII is as in a URL.
-func quoted(name string) string {
-	const hex = "0123456789ABCDEF"
-	text := []byte{'"'}
-	for _, c := range []byte(name) {
-		switch {
-		case c < ' ' || c > '~':
-			text = append(text, '%', hex[c>>4], hex[c&15])
-		case c == '"' || c == '\\':
-			text = append(text, '\\', c)
-		default:
-			text = append(text, c)
-		}
-	}
-	return string(append(text, '"'))
+	quota := strconv.FormatInt(tell.Count(p.Quota), 10)
+	name := string(tell.AppendString(nil, p.Name))
+	old := string(tell.AppendQuota(nil, &p))
+	return &policyText{policy: p, quota: quota, name: name, draft10: name + ";q=" + old, draft6: old}
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/tell"
 )
 
 const (
@@ -33,7 +34,7 @@ func status(r *ratelimit.Result) int {
 // the limiter is closed because its store is down ([ratelimit.SourceFailClosed]), and a
 // body by RFC 9457. It is for a [DeniedHandler] that answers some requests itself.
 func WriteProblem(w http.ResponseWriter, d Decision) {
-	t := told{result: d.Result, parts: d.Result.Parts(), deniedBy: d.Result.DeniedBy(), policies: d.Policies}
+	t := tell.Decision{Result: d.Result, Parts: d.Result.Parts(), DeniedBy: d.Result.DeniedBy(), Policies: d.Policies}
 	code := status(&d.Result)
 	w.Header()[contentType] = []string{problemJSON}
 	w.WriteHeader(code)
@@ -50,17 +51,16 @@ func WritePlainText(w http.ResponseWriter, d Decision) {
 var tooManyHead = string(appendHead(nil, quotaExceeded, http.StatusTooManyRequests, "Too many requests."))
 
 // appendProblem appends the body of a refusal.
-func appendProblem(b []byte, code int, t *told, texts *policyTexts) []byte {
+func appendProblem(b []byte, code int, t *tell.Decision, texts *policyTexts) []byte {
 	if code == http.StatusServiceUnavailable {
 		b = appendHead(b, lessCapacity, code, "The service cannot check its limits now.")
 	} else {
 		b = append(b, tooManyHead...)
 	}
-	d, ok := until(&t.result)
-	if ok {
+	if d, ok := tell.Until(&t.Result); ok {
 		b = append(b[:len(b)-1], " Try again in "...) // before the quote
 		start := len(b)
-		b = strconv.AppendInt(b, seconds(d), 10)
+		b = strconv.AppendInt(b, tell.Seconds(d), 10)
 		end := len(b)
 		b = append(b, ` s.","retryAfter":`...)
 		b = append(b, b[start:end]...)
@@ -85,25 +85,21 @@ func appendHead(b []byte, problem string, code int, detail string) []byte {
 }
 
 // appendViolated appends the names of the limits that denied.
-func appendViolated(b []byte, t *told, texts *policyTexts) []byte {
+func appendViolated(b []byte, t *tell.Decision, texts *policyTexts) []byte {
 	const member = `,"violated-policies":[`
 	start := len(b)
 	b = append(b, member...)
-	switch {
-	case len(t.parts) > 0 && len(t.parts) == len(t.policies):
-		for i := range t.parts {
-			if !t.parts[i].Allowed {
-				b = append(b, texts.of(&t.policies[i]).name...)
-				b = append(b, ',')
-			}
+	for i := range t.Policies {
+		if part, ok := t.Part(i); ok && !part.Allowed {
+			b = append(b, texts.of(&t.Policies[i]).name...)
+			b = append(b, ',')
 		}
-	case t.deniedBy != "":
-		b = append(append(b, quoted(t.deniedBy)...), ',')
-	case len(t.policies) == 1:
-		b = append(append(b, texts.of(&t.policies[0]).name...), ',')
 	}
 	if len(b) == start+len(member) {
-		return b[:start]
+		if t.DeniedBy == "" {
+			return b[:start]
+		}
+		b = append(tell.AppendString(b, t.DeniedBy), ',')
 	}
 	b[len(b)-1] = ']' // in place of the last comma
 	return b

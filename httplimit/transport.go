@@ -11,14 +11,15 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/pause"
 )
 
 // Transport is an [http.RoundTripper] that keeps our own calls within somebody else's
 // limit: each waits until the limiter admits it. What the other side answers counts too:
-// after 429 and 503 later calls of the same key wait as long as Retry-After says (in
-// seconds or as a date) or, if there is none, RateLimit, RateLimit-Reset or
-// X-RateLimit-Reset, and at most a minute ([WithMaxPause]). It asks nobody again by
-// itself, unless [WithRetries] says so.
+// after 429 and 503 later calls of the same key, and those that wait already, wait as long as
+// Retry-After says (in seconds or as a date) or, if that cannot be read, RateLimit,
+// RateLimit-Reset or X-RateLimit-Reset, and at most a minute ([WithMaxPause]). It asks
+// nobody again by itself, unless [WithRetries] says so.
 //
 // A wait ends with the request's context, and if that has a deadline before the end of
 // the wait it is not begun: the error is [ratelimit.ErrWouldExceedDeadline] (through
@@ -28,7 +29,8 @@ import (
 // RateLimit fields of other answers do not count: their time is that of the whole quota,
 // and there may be a part of it before.
 //
-// It remembers pauses of at most 1,024 keys; of more it forgets the one that ends first.
+// It remembers pauses of at most 4,096 keys; of more it forgets the one that ends first, of
+// some that it looks at.
 // It starts no goroutine, has nothing to close and is safe for concurrent use. Make it
 // by [NewTransport].
 type Transport struct {
@@ -38,7 +40,7 @@ type Transport struct {
 	denying  bool
 	retries  int
 	maxPause time.Duration
-	pauses   pauses
+	pauses   pause.Set
 }
 
 // ErrLimited says that a [Transport] that does not wait ([WithoutWaiting]) has not sent
@@ -181,19 +183,18 @@ func (t *Transport) keyOf(r *http.Request) (string, error) {
 
 // admit waits until a request of key can be sent.
 func (t *Transport) admit(ctx context.Context, key string) error {
-	if err := t.waitPause(ctx, key); err != nil {
-		return err
-	}
-	r, err := t.charge(ctx, key)
-	if err != nil {
-		return err
-	}
-	if err := t.waitPause(ctx, key); err != nil { // one that has begun meanwhile
-		// An error leaves the charge of what was not sent: it ends by itself.
+	for {
+		if err := t.waitPause(ctx, key); err != nil {
+			return err
+		}
+		r, err := t.charge(ctx, key)
+		if err != nil || t.pauses.Left(key) <= 0 {
+			return err
+		}
+		// A pause has begun meanwhile. All that kept its charge until the end of it would be
+		// sent at once then. An error leaves the charge of what was not sent: it ends by itself.
 		_ = t.limiter.Refund(context.WithoutCancel(ctx), key, r, 1)
-		return err
 	}
-	return nil
 }
 
 // charge is the limiter's admission.
@@ -210,32 +211,13 @@ func (t *Transport) charge(ctx context.Context, key string) (ratelimit.Result, e
 
 // waitPause waits until key has no pause.
 func (t *Transport) waitPause(ctx context.Context, key string) error {
-	for {
-		left := t.pauses.left(key)
-		switch {
-		case left <= 0:
-			return nil
-		case t.denying:
-			return &LimitedError{key, left}
-		}
-		if err := sleep(ctx, left); err != nil {
-			return err
-		}
+	if !t.denying {
+		return t.pauses.Wait(ctx, key)
 	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	if deadline, ok := ctx.Deadline(); ok && d >= time.Until(deadline) {
-		return ratelimit.ErrWouldExceedDeadline
+	if left := t.pauses.Left(key); left > 0 {
+		return &LimitedError{key, left}
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return nil
 }
 
 // heed lets later calls of key wait, if res says so.
@@ -244,9 +226,7 @@ func (t *Transport) heed(key string, res *http.Response) bool {
 		return false
 	}
 	d, ok := comeBack(res.Header, time.Now())
-	if ok && d > 0 {
-		t.pauses.add(key, min(d, t.maxPause))
-	}
+	t.pauses.Add(key, min(d, t.maxPause)) // none of 0
 	return ok
 }
 
@@ -255,7 +235,7 @@ func (t *Transport) again(r *http.Request, res *http.Response, key string) (*htt
 	deadline, limited := r.Context().Deadline()
 	switch {
 	case t.denying,
-		limited && t.pauses.left(key) >= time.Until(deadline),
+		limited && t.pauses.Left(key) >= time.Until(deadline),
 		res.StatusCode == http.StatusServiceUnavailable && !idempotent(r):
 		return nil, false
 	case r.Body == nil || r.Body == http.NoBody:

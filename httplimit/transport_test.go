@@ -115,6 +115,10 @@ func TestLaterCallsWaitAsTheAnswerSays(t *testing.T) {
 		}, 30 * time.Second},
 		{"a date that is over", 429, func() map[string]string { return map[string]string{"Retry-After": date(-time.Hour)} }, 0},
 		{"at most the maximum", 429, func() map[string]string { return map[string]string{"Retry-After": "99999999999999999"} }, time.Minute},
+		{"beyond 64 bits", 429, func() map[string]string { return map[string]string{"Retry-After": "99999999999999999999"} }, time.Minute},
+		{"a date that is far off", 429, func() map[string]string {
+			return map[string]string{"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}
+		}, time.Minute},
 		{"Retry-After wins", 429, func() map[string]string {
 			return map[string]string{"Retry-After": "5", "RateLimit": `"a";r=0;t=30`}
 		}, 5 * time.Second},
@@ -127,6 +131,9 @@ func TestLaterCallsWaitAsTheAnswerSays(t *testing.T) {
 			return map[string]string{"X-RateLimit-Reset": fmt.Sprint(time.Now().Unix() + 30)}
 		}, 30 * time.Second},
 		{"legacy, in seconds from now", 429, func() map[string]string { return map[string]string{"X-RateLimit-Reset": "30"} }, 30 * time.Second},
+		{"what can be read", 429, func() map[string]string {
+			return map[string]string{"Retry-After": "soon", "RateLimit-Reset": "1.5", "X-RateLimit-Reset": "30"}
+		}, 30 * time.Second},
 		{"garbage", 429, func() map[string]string { return map[string]string{"Retry-After": "soon", "RateLimit": `"";;=`} }, 0},
 		{"negative", 429, func() map[string]string { return map[string]string{"Retry-After": "-5"} }, 0},
 		{"nothing", 503, func() map[string]string { return nil }, 0},
@@ -203,6 +210,27 @@ func TestAPauseThatBeginsWhileACallWaitsHoldsForItToo(t *testing.T) {
 		wg.Wait()
 		require.Len(t, sup.sent, 3)
 		require.GreaterOrEqual(t, sup.sent[2].Sub(begin), 100*time.Second)
+	})
+}
+
+func TestCallsThatWaitedThroughAPauseAreNotSentAllAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := memstore.New()
+		require.NoError(t, err)
+		lim, err := ratelimit.NewTokenBucket(s, ratelimit.Limit{Rate: 1, Period: time.Second})
+		require.NoError(t, err)
+		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "30"}}, fine}}
+		tr := transport(t, slow{sup, 500 * time.Millisecond}, lim)
+		var wg sync.WaitGroup
+		for range 10 { // one is sent and refused, while the others wait for the limiter
+			wg.Go(func() { _ = call(t, tr, "http://example.com/") })
+		}
+		wg.Wait()
+		require.Len(t, sup.sent, 10)
+		for i, sent := range sup.sent[1:] {
+			require.GreaterOrEqual(t, sent.Sub(sup.sent[0]), 30*time.Second)
+			require.GreaterOrEqual(t, sent.Sub(sup.sent[i]), time.Second)
+		}
 	})
 }
 
@@ -364,24 +392,6 @@ func TestTheKeyOfACallCanBeAnything(t *testing.T) {
 	require.ErrorIs(t, call(t, tr, "http://example.com/broken"), broken)
 	require.ErrorIs(t, call(t, transport(t, sup, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)), "http://example.com/"), ratelimit.ErrStore)
 	require.Len(t, sup.sent, 1)
-}
-
-func TestPausesOfManyKeysAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "20"}}}}
-		tr := transport(t, sup, plenty(t), httplimit.WithoutWaiting())
-		url := func(i int) string { return fmt.Sprintf("http://host%d.example/", i) }
-		require.NoError(t, call(t, tr, url(0)))
-		time.Sleep(time.Second)
-		for i := 1; i <= 1024; i++ {
-			require.NoError(t, call(t, tr, url(i)))
-		}
-		require.NoError(t, call(t, tr, url(0)), "the first to end is forgotten")
-		require.ErrorIs(t, call(t, tr, url(1024)), httplimit.ErrLimited)
-		require.ErrorIs(t, call(t, tr, url(0)), httplimit.ErrLimited)
-		time.Sleep(time.Minute)
-		require.NoError(t, call(t, tr, url(5000)))
-	})
 }
 
 func TestWrongArgumentsOfATransportAreErrors(t *testing.T) {

@@ -1,0 +1,105 @@
+package tell_test
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/tell"
+)
+
+func policies(names ...string) (all []ratelimit.Policy) {
+	for _, name := range names {
+		all = append(all, ratelimit.Policy{Name: name, Limit: ratelimit.PerMinute(5), Quota: 5, Window: time.Minute})
+	}
+	return all
+}
+
+func TestAPartIsKnownIfItsLimitWasAskedAndItsStoreHasAnswered(t *testing.T) {
+	denied := ratelimit.Result{Limit: 5, RetryAfter: time.Second}
+	open := outage(t, ratelimit.FailOpen())
+	for name, c := range map[string]struct {
+		d     tell.Decision
+		known []bool // of each policy
+	}{
+		"one limit":                        {tell.Decision{Result: denied, Policies: policies("a")}, []bool{true}},
+		"one limit, and its store is down": {tell.Decision{Result: open, Policies: policies("a")}, []bool{false}},
+		"two limits":                       {tell.Decision{Result: denied, Parts: []ratelimit.Result{denied, denied}, Policies: policies("a", "b")}, []bool{true, true}},
+		"the second was not asked":         {tell.Decision{Result: denied, Parts: []ratelimit.Result{denied, {}}, Policies: policies("a", "b")}, []bool{true, false}},
+		"the store of the first is down":   {tell.Decision{Result: denied, Parts: []ratelimit.Result{open, denied}, Policies: policies("a", "b")}, []bool{false, true}},
+		"only who denied is told":          {tell.Decision{Result: denied, DeniedBy: "b", Policies: policies("a", "b")}, []bool{false, true}},
+		"nothing is told":                  {tell.Decision{Result: denied, Policies: policies("", "b")}, []bool{false, false}},
+	} {
+		for i, want := range c.known {
+			_, known := c.d.Part(i)
+			require.Equal(t, want, known, "%s, %d", name, i)
+		}
+	}
+}
+
+// outage is a decision by p.
+func outage(t *testing.T, p ratelimit.FailurePolicy) ratelimit.Result {
+	t.Helper()
+	lim, err := ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), p)
+	require.NoError(t, err)
+	r, err := lim.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	return r
+}
+
+func TestNothingOfAnOutageIsKnown(t *testing.T) {
+	for _, p := range []ratelimit.FailurePolicy{ratelimit.FailOpen(), ratelimit.FailClosed()} {
+		r := outage(t, p)
+		require.False(t, tell.Known(&r))
+	}
+	local := outage(t, ratelimit.FailLocal(ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5}, nil)))
+	require.True(t, tell.Known(&local))
+}
+
+func TestNoTimeIsLaterThanThatToComeBack(t *testing.T) {
+	admitted := ratelimit.Result{Allowed: true, Limit: 5, ResetAfter: time.Hour}
+	denied := ratelimit.Result{Limit: 5, RetryAfter: time.Second, ResetAfter: time.Hour}
+	never := ratelimit.Result{Limit: 5, RetryAfter: ratelimit.Never}
+	for _, c := range []struct {
+		whole, part ratelimit.Result
+		want        time.Duration
+		ok          bool
+	}{
+		{admitted, admitted, time.Hour, true},
+		{denied, denied, time.Second, true},
+		{denied, admitted, 0, false},
+		{never, denied, 0, false},
+		{never, never, 0, false},
+		{ratelimit.Result{}, ratelimit.Result{}, 1, true}, // which is 1 s
+		{ratelimit.Result{Allowed: true, ResetAfter: ratelimit.Never}, admitted, time.Hour, true},
+	} {
+		d := tell.Decision{Result: c.whole}
+		got, ok := d.Time(&c.part)
+		require.Equal(t, c.ok, ok)
+		require.Equal(t, c.want, got)
+	}
+}
+
+func TestSecondsAreRoundedUp(t *testing.T) {
+	for d, want := range map[time.Duration]int64{
+		0: 0, 1: 1, time.Second - 1: 1, time.Second: 1, time.Second + 1: 2, math.MaxInt64: 9223372037,
+	} {
+		require.Equal(t, want, tell.Seconds(d), d)
+	}
+}
+
+func TestNumbersAreThoseOfRFC9651(t *testing.T) {
+	for n, want := range map[int]int64{-1: 0, 0: 0, 7: 7, 1e15 - 1: 1e15 - 1, 1e15: 1e15 - 1, math.MaxInt: 1e15 - 1} {
+		require.Equal(t, want, tell.Count(n))
+	}
+	for want, p := range map[string]ratelimit.Policy{
+		"7;w=2":           {Quota: 7, Window: time.Second + 1},
+		"0":               {Quota: -1, Window: -1},
+		"999999999999999": {Quota: math.MaxInt},
+	} {
+		require.Equal(t, want, string(tell.AppendQuota(nil, &p)))
+	}
+}
