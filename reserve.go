@@ -57,7 +57,7 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 // change nothing; any other is the limiter's, after which the estimate stays charged.
 func (r *Reservation) Settle(ctx context.Context, actual int) error {
 	switch {
-	case r.limiter == nil:
+	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
 		return fmt.Errorf("%w: a Reservation is made by Reserve", ErrInvalidOption)
 	case actual < 0:
 		return fmt.Errorf("%w: an actual cost of %d", ErrInvalidN, actual)
