@@ -136,7 +136,7 @@ func WithBreaker(failures int, probeAfter time.Duration) FailoverOption {
 func NewFailover(l Limiter, p FailurePolicy, opts ...FailoverOption) (*Failover, error) {
 	switch {
 	case isnil.Is(l):
-		return nil, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
+		return nil, errNilLimiter
 	case p.source == SourceStore:
 		return nil, fmt.Errorf("%w: no failure policy", ErrInvalidOption)
 	case p.source == SourceLocal && isnil.Is(p.local):

@@ -159,6 +159,8 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 	}
 	_, _, err := ratelimit.Reserve(t.Context(), nil, "key", 1)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = ratelimit.Charge(t.Context(), (*ratelimit.TokenBucket)(nil), "key", 1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	require.ErrorIs(t, new(ratelimit.Reservation).Settle(t.Context(), 1), ratelimit.ErrInvalidOption)
 	none, _, err := ratelimit.Reserve(t.Context(), ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil), "key", 1)
 	require.NoError(t, err)
