@@ -171,14 +171,14 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	if err := a.check(ctx, key, n); err != nil {
 		return err
 	}
-	parts := charged.parts()
-	if !charged.Allowed || len(parts) != len(a.parts) {
+	d := charged.ofAll()
+	if !charged.Allowed || d == nil || d.denied || len(d.parts) != len(a.parts) {
 		return errNothingCharged
 	}
 	var errs []error
-	for i := len(parts) - 1; i >= 0; i-- { // the last to be charged first
-		if parts[i].Allowed { // or else Charge has met a Rate of 0
-			errs = append(errs, a.parts[i].limiter.Refund(ctx, key, parts[i], n))
+	for i := len(d.parts) - 1; i >= 0; i-- { // the last to be charged first
+		if part := d.parts[i]; part.Allowed { // or else Charge has met a Rate of 0
+			errs = append(errs, a.parts[i].limiter.Refund(ctx, key, part, n))
 		}
 	}
 	return errors.Join(errs...)
@@ -432,7 +432,7 @@ func (r *round) giveBack(ctx context.Context) {
 // result is the whole of results.
 func (r *round) result(ctx context.Context) Result {
 	whole := Result{Allowed: !r.denied, Limit: maxEvents, Remaining: maxEvents}
-	d := &details{parts: r.results, source: SourceLimit}
+	d := &details{parts: r.results, denied: r.denied, source: SourceLimit}
 	worst, known := -1, false
 	for i := range r.results {
 		p := &r.results[i]

@@ -381,6 +381,33 @@ func TestAllTellsWhatIsLeftOfALimitThatWasGivenBack(t *testing.T) {
 	require.Equal(t, 5, r.Parts()[0].Remaining)
 }
 
+// letThrough is a wrapper that turns denials into admissions, as shadow and throttle have.
+type letThrough struct{ ratelimit.Limiter }
+
+func (l letThrough) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r, err := l.Limiter.AllowN(ctx, key, n)
+	r.Allowed = true
+	return r, err
+}
+
+func TestAllGivesNothingBackTwice(t *testing.T) {
+	mem := memory(t, newClock())
+	lim := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(9))
+	inner := onOneKey(t, all(t, lim, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(10))), "key")
+	allowN(t, inner, 5)
+	for _, a := range []ratelimit.Limiter{
+		all(t, inner, ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil)),
+		all(t, letThrough{inner}, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(0))),
+		all(t, inner, letThrough{newLimiter(t, "fixed_window", mem, ratelimit.PerHour(0))}, ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil)),
+	} {
+		l := letThrough{a}
+		r := allowN(t, l, 2)
+		require.Equal(t, 4, peek(t, lim, "key").Remaining, "given back")
+		require.ErrorIs(t, l.Refund(t.Context(), "key", r, 2), ratelimit.ErrInvalidN)
+		require.Equal(t, 4, peek(t, lim, "key").Remaining, "once")
+	}
+}
+
 func TestAllOfStaticAnswers(t *testing.T) {
 	r := allowN(t, all(t, ratelimit.Static(ratelimit.Result{}, nil)), 1)
 	require.False(t, r.Allowed)

@@ -60,6 +60,7 @@ type details struct {
 
 	// Of several limits that decided together.
 	parts    []Result
+	denied   bool // also where a wrapper has let it through: nothing is charged
 	deniedBy string
 }
 
@@ -82,9 +83,17 @@ func (r Result) Parts() []Result {
 
 // parts are those of the [All] that has decided.
 func (r Result) parts() []Result {
+	if d := r.ofAll(); d != nil {
+		return d.parts
+	}
+	return nil
+}
+
+// ofAll is what the [All] that has decided tells, or nil.
+func (r Result) ofAll() *details {
 	for d := r.details; d != nil; d = d.under {
 		if d.parts != nil {
-			return d.parts
+			return d
 		}
 	}
 	return nil
