@@ -49,6 +49,7 @@ func (r Result) Source() Source {
 // has it.
 type details struct {
 	source Source
+	denied bool // by one of parts, also where a wrapper lets it through: nothing is charged
 
 	// Of a Failover: by itself, or nil. It takes its own part off before it hands a
 	// Result on to the limiter that made it, which finds its own in under.
@@ -60,7 +61,6 @@ type details struct {
 
 	// Of several limits that decided together.
 	parts    []Result
-	denied   bool // also where a wrapper has let it through: nothing is charged
 	deniedBy string
 }
 
