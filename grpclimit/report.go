@@ -50,13 +50,14 @@ func (r *report) known() bool {
 	return source != ratelimit.SourceFailOpen && source != ratelimit.SourceFailClosed
 }
 
-// part is the decision of the i-th policy, if that is known.
+// part is the decision of the i-th policy, if that is known: it is not where another has
+// denied before it was asked.
 func (r *report) part(i int) (part ratelimit.Result, ok bool) {
 	switch {
 	case !r.known():
 		return part, false
 	case len(r.parts) == len(r.policies):
-		return r.parts[i], true
+		return r.parts[i], r.parts[i] != ratelimit.Result{}
 	case len(r.policies) == 1:
 		return r.result, true
 	}

@@ -52,6 +52,11 @@ func TestSeveralLimitsAreToldOneByOne(t *testing.T) {
 	}, r.metadata())
 	require.Equal(t, []string{"burst", "daily"}, violated(t, r.denial()))
 
+	// Another store's limit, which was not asked.
+	r.parts[1] = ratelimit.Result{}
+	require.Equal(t, []string{`"burst";r=0;t=2`}, r.metadata()["ratelimit"])
+	require.Equal(t, []string{"burst"}, violated(t, r.denial()))
+
 	// A denial by one of them, of which nothing else is known.
 	r = report{policies: policies, deniedBy: "daily", result: ratelimit.Result{RetryAfter: time.Microsecond}}
 	require.Equal(t, []string{`"daily";r=0;t=1`}, r.metadata()["ratelimit"])

@@ -98,6 +98,10 @@ func known(r *ratelimit.Result) bool {
 	return true
 }
 
+// asked is whether a part of an [ratelimit.All] has decided: after one that denies, those
+// on other stores have not.
+func asked(part *ratelimit.Result) bool { return *part != ratelimit.Result{} }
+
 // until is the time until there is more, or none if that is unknown or never.
 func until(r *ratelimit.Result) (d time.Duration, ok bool) {
 	switch {
@@ -168,7 +172,7 @@ func (f *fields) draft10Limits(t *told, texts *policyTexts) {
 	case len(t.parts) == len(t.policies):
 		never := !t.result.Allowed && t.result.RetryAfter == ratelimit.Never
 		for i := range t.parts {
-			if part := &t.parts[i]; counts(&t.policies[i]) && known(part) {
+			if part := &t.parts[i]; counts(&t.policies[i]) && asked(part) && known(part) {
 				// A limit that has not refused says nothing of the time to come back.
 				timed := part.Allowed == t.result.Allowed && !never
 				f.item(texts.of(&t.policies[i]).name, part, timed)

@@ -46,3 +46,27 @@ func TestEachOfSeveralLimitsIsTold(t *testing.T) {
 	require.Equal(t, "3599", w.Header().Get("Retry-After"))
 	require.Contains(t, w.Body.String(), `"violated-policies":["3/h"]`)
 }
+
+func TestALimitThatWasNotAskedIsNotTold(t *testing.T) {
+	limit := func(l ratelimit.Limit, title string) ratelimit.Limiter {
+		mem, err := memstore.New() // one each, so that they are asked one after the other
+		require.NoError(t, err)
+		lim, err := ratelimit.NewTokenBucket(mem, l, ratelimit.WithTitle(title))
+		require.NoError(t, err)
+		return lim
+	}
+	for _, blocking := range []ratelimit.Limit{{Rate: 1, Period: time.Hour, Burst: 1}, ratelimit.PerDay(0)} {
+		both, err := ratelimit.NewAll(limit(blocking, "user"), limit(ratelimit.PerDay(100), "everybody"))
+		require.NoError(t, err)
+		h := httplimit.Middleware(both)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		w := httptest.NewRecorder()
+		for w.Code != http.StatusTooManyRequests {
+			w = httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		}
+		require.Contains(t, w.Header().Get("RateLimit-Policy"), "everybody")
+		require.Contains(t, w.Header().Get("RateLimit"), `"user";r=0`)
+		require.NotContains(t, w.Header().Get("RateLimit"), "everybody")
+		require.Contains(t, w.Body.String(), `"violated-policies":["user"]`)
+	}
+}

@@ -92,7 +92,7 @@ func appendViolated(b []byte, t *told, texts *policyTexts) []byte {
 	switch {
 	case len(t.parts) > 0 && len(t.parts) == len(t.policies):
 		for i := range t.parts {
-			if !t.parts[i].Allowed {
+			if part := &t.parts[i]; !part.Allowed && asked(part) {
 				b = append(b, texts.of(&t.policies[i]).name...)
 				b = append(b, ',')
 			}
