@@ -411,7 +411,7 @@ func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error
 		return r, err
 	})
 	switch {
-	case err == nil && f.policy.local != nil && r.details != &byLimit:
+	case err == nil && r.Allowed && f.policy.local != nil && r.details != &byLimit:
 		return f.mirror(ctx, key, n, r), nil
 	case err == nil || !errors.Is(err, ErrStore) || f.policy.local == nil:
 		return r, err

@@ -176,6 +176,13 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 	require.Equal(t, ratelimit.SourceLocal, overcharge(t, down, 4).Source())
 	require.Equal(t, 6, peek(t, local, "key").Remaining)
 
+	blocked, err := ratelimit.NewFailover(inMemory(t, "token_bucket", ratelimit.PerHour(0)), ratelimit.FailLocal(local))
+	require.NoError(t, err)
+	denied, err := blocked.Charge(t.Context(), "key", 1)
+	require.NoError(t, err)
+	require.False(t, denied.Allowed)
+	require.Equal(t, 6, peek(t, local, "key").Remaining, "what was charged to nobody is not mirrored")
+
 	// Without a store that forces, as much as fits.
 	plain := newLimiter(t, "token_bucket", withoutJoint{memory(t, newClock())}, ratelimit.PerHour(10))
 	allowN(t, plain, 7)
