@@ -26,16 +26,19 @@ import (
 // fails, stays charged.
 //
 // The [Result] has the least Remaining of all and that one's Limit, the longest
-// RetryAfter of those that deny, and the longest ResetAfter and Delay. It names the
-// limit that denied ([Result.DeniedBy]) and has each limit's own decision
-// ([Result.Parts]). A limit that was not asked, because an earlier one denied or has a
-// Rate of 0, has a zero Result there. RetryAfter is exact where the limits are decided
-// together, nobody else calling; elsewhere the limits not asked may make it longer.
+// RetryAfter of those that deny, the longest ResetAfter, and the longest Delay if all
+// admit. It names the limit that denied ([Result.DeniedBy]) and has each limit's own
+// decision ([Result.Parts]). A limit that was not asked, because an earlier one denied or
+// has a Rate of 0, has a zero Result there; one that was given back is told without the
+// charge, but for a ResetAfter that may be too long. RetryAfter is exact where the limits
+// are decided together, nobody else calling; elsewhere the limits not asked may make it
+// longer.
 //
 // A part that decides on the same key of the same limiter as another is charged n
-// events for each. A decision takes as long as those of its parts, less a lock or a round
-// trip for each but the first, and two allocations. [WithCoalescing] of the parts has
-// no effect in it. Its own memory is nothing per key.
+// events for each, of which Remaining knows nothing: it is what the key has left. A
+// decision takes as long as those of its parts, less a lock or a round trip for each but
+// the first, and two allocations. [WithCoalescing] has no effect on limits that are
+// decided together. Its own memory is nothing per key.
 //
 // It is safe for concurrent use. Make it by [NewAll] or [NewLevels].
 type All struct {
@@ -64,6 +67,9 @@ func NewAll(limiters ...Limiter) (*All, error) {
 			return nil, fmt.Errorf("%w: a limiter is nil", ErrInvalidOption)
 		}
 		if inner, ok := l.(*All); ok {
+			if len(inner.parts) == 0 {
+				return nil, errNoAll
+			}
 			a.parts = append(a.parts, inner.parts...)
 			continue
 		}
@@ -141,17 +147,20 @@ func (a *All) Peek(ctx context.Context, key string) (Result, error) {
 }
 
 // Charge charges n events that have happened already to each limit, in their order,
-// whether they fit or not. After an error the limits before it stay charged.
+// whether they fit or not. A limit of Rate 0 is charged nothing; if all of them are
+// of it, the Result is their denial. After an error the limits before it stay charged.
 func (a *All) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if err := a.check(ctx, key, n); err != nil {
 		return Result{}, err
 	}
-	r := round{parts: a.parts, key: key, n: n, results: make([]Result, len(a.parts))}
+	r := round{parts: a.parts, key: key, n: n, denied: true, results: make([]Result, len(a.parts))}
 	for i := range a.parts {
 		var err error
 		if r.results[i], err = Charge(ctx, a.parts[i].limiter, key, n); err != nil {
 			return Result{}, err
 		}
+		r.decided[i] = true
+		r.denied = r.denied && !r.results[i].Allowed
 	}
 	return r.result(ctx), nil
 }
@@ -162,13 +171,15 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	if err := a.check(ctx, key, n); err != nil {
 		return err
 	}
-	parts := charged.parts()
-	if !charged.Allowed || len(parts) != len(a.parts) {
+	d := charged.ofAll()
+	if !charged.Allowed || d == nil || d.denied || len(d.parts) != len(a.parts) {
 		return errNothingCharged
 	}
 	var errs []error
-	for i := len(parts) - 1; i >= 0; i-- { // the last to be charged first
-		errs = append(errs, a.parts[i].limiter.Refund(ctx, key, parts[i], n))
+	for i := len(d.parts) - 1; i >= 0; i-- { // the last to be charged first
+		if part := d.parts[i]; part.Allowed { // or else Charge has met a Rate of 0
+			errs = append(errs, a.parts[i].limiter.Refund(ctx, key, part, n))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -197,9 +208,11 @@ func (a *All) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]P
 	return all, nil
 }
 
+var errNoAll = fmt.Errorf("%w: an All is made by its constructor", ErrInvalidOption)
+
 func (a *All) check(ctx context.Context, key string, n int) error {
 	if len(a.parts) == 0 {
-		return fmt.Errorf("%w: an All is made by its constructor", ErrInvalidOption)
+		return errNoAll
 	}
 	return checkCall(ctx, key, n)
 }
@@ -220,8 +233,7 @@ func (a *All) decide(ctx context.Context, key string, n int, what operation) (Re
 		switch {
 		case r.decided[i]:
 		case what == peek:
-			r.results[i], err = a.parts[i].limiter.Peek(ctx, key)
-			r.denied = r.denied || !r.results[i].Allowed
+			err = r.peek(ctx, i)
 		default:
 			err = r.charge(ctx, i)
 		}
@@ -301,6 +313,36 @@ func (r *round) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
+// peek asks part i for what charge would be told.
+func (r *round) peek(ctx context.Context, i int) (err error) {
+	p := &r.parts[i]
+	if p.core == nil {
+		r.results[i], err = p.limiter.Peek(ctx, r.key)
+	} else {
+		err = p.core.decide(ctx, r.keys[i], r.n*r.sharing(i), peek, &r.limits[i], &r.results[i])
+	}
+	r.decided[i] = true
+	r.denied = r.denied || !r.results[i].Allowed
+	return err
+}
+
+// sharing is how many parts charge the state of part i, itself one of them, before it
+// or together with it.
+func (r *round) sharing(i int) (parts int) {
+	p := &r.parts[i]
+	for j := range r.parts {
+		q := &r.parts[j]
+		if q.core == nil || r.limits[j].Rate <= 0 || j > i && r.limits[j] != r.limits[i] {
+			continue
+		}
+		oneStore := q.core == p.core || p.joint != nil && q.joint == p.joint
+		if oneStore && r.keys[j] == r.keys[i] && q.core.space.Equal(p.core.space) {
+			parts++
+		}
+	}
+	return parts
+}
+
 // charge decides on part i, and on those after it that can be decided with it.
 func (r *round) charge(ctx context.Context, i int) (err error) {
 	p := &r.parts[i]
@@ -374,47 +416,59 @@ func (r *round) giveBack(ctx context.Context) {
 		if !r.charged[i] || res.details == &byLimit {
 			continue
 		}
-		if p := &r.parts[i]; p.core != nil {
-			_ = p.core.Refund(ctx, r.keys[i], *res, r.n)
+		if p := &r.parts[i]; p.core != nil { // by the limit of the charge, without asking for it anew
+			_ = p.core.store.Refund(ctx, p.core.space, r.keys[i], r.limits[i], res.charge(int64(r.n)))
 		} else {
 			_ = p.limiter.Refund(ctx, r.key, *res, r.n)
 		}
-		*res = Result{Allowed: true, Limit: res.Limit, Remaining: min(res.Limit, res.Remaining+r.n), details: res.details}
+		before := Result{Allowed: true, Limit: res.Limit, Remaining: res.Remaining, details: res.details}
+		if before.Remaining += min(r.n, res.Limit-res.Remaining); before.Remaining < before.Limit {
+			before.ResetAfter = res.ResetAfter
+		}
+		*res = before
 	}
 }
 
 // result is the whole of results.
 func (r *round) result(ctx context.Context) Result {
 	whole := Result{Allowed: !r.denied, Limit: maxEvents, Remaining: maxEvents}
-	d := &details{parts: r.results, source: SourceLimit}
-	worst := -1
+	d := &details{parts: r.results, denied: r.denied, source: SourceLimit}
+	worst, known := -1, false
 	for i := range r.results {
 		p := &r.results[i]
-		if *p == (Result{}) {
-			continue // not asked
+		if !r.decided[i] {
+			continue
 		}
-		whole.add(p)
+		known = whole.add(p) || known
 		d.source = worse(d.source, p.Source())
-		if !p.Allowed && (worst < 0 || p.RetryAfter > r.results[worst].RetryAfter) {
+		if r.denied && !p.Allowed && (worst < 0 || p.RetryAfter > r.results[worst].RetryAfter) {
 			worst = i
 		}
 	}
 	if worst >= 0 {
 		d.deniedBy = r.name(ctx, worst)
 	}
+	if !known && d.source != SourceLimit {
+		whole.Limit, whole.Remaining = 0, 0
+	}
 	whole.details = d
 	return whole
 }
 
-// add makes r what it is with one more limit, that of p.
-func (r *Result) add(p *Result) {
-	known := p.Source() != SourceFailOpen && p.Source() != SourceLimit
+// add makes r what it is with one more limit, that of p, and says whether it is known
+// what that has left.
+func (r *Result) add(p *Result) (known bool) {
+	known = p.Source() != SourceFailOpen && p.Source() != SourceLimit
 	if known && p.Remaining < r.Remaining {
 		r.Limit, r.Remaining = p.Limit, p.Remaining
 	}
-	r.RetryAfter = max(r.RetryAfter, p.RetryAfter)
+	if r.Allowed {
+		r.Delay = max(r.Delay, p.Delay)
+	} else {
+		r.RetryAfter = max(r.RetryAfter, p.RetryAfter)
+	}
 	r.ResetAfter = max(r.ResetAfter, p.ResetAfter)
-	r.Delay = max(r.Delay, p.Delay)
+	return known
 }
 
 // worse is the source of a decision that has two parts: a store that did not answer

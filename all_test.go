@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -307,6 +308,131 @@ func TestAllOfTheSameKeyTwiceChargesTwice(t *testing.T) {
 	}
 }
 
+func TestAllPeeksAsItWouldDecideAlsoOnOneKeyTwice(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		lim := newLimiter(t, algorithm, s, ratelimit.PerHour(7))
+		wide := newLimiter(t, algorithm, s, ratelimit.PerHour(9), ratelimit.WithName("shared"))
+		tight := newLimiter(t, algorithm, s, ratelimit.PerHour(3), ratelimit.WithName("shared"))
+		for _, a := range []ratelimit.Limiter{all(t, lim, onOneKey(t, lim, "key"), lim), all(t, wide, tight)} {
+			for range 3 {
+				told, r := peek(t, a, "key"), allowN(t, a, 1)
+				require.Equal(t, r.Allowed, told.Allowed)
+				if len(r.Parts()) == 3 { // of one limit: the two are decided one after the other
+					require.Equal(t, r.RetryAfter, told.RetryAfter)
+				}
+				c.Advance(time.Second)
+			}
+		}
+	})
+}
+
+func TestAllAsksForKeysAndLimitsOnce(t *testing.T) {
+	keys, limits := 0, 0
+	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{memory(t, newClock())}} {
+		lim := newLimiter(t, "token_bucket", s, ratelimit.PerHour(5), ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) {
+				if limits++; limits > 1 {
+					return ratelimit.Limit{}, errors.New("asked again")
+				}
+				return ratelimit.PerHour(4), nil
+			}))
+		k, err := ratelimit.NewKeyed(lim, func(_ context.Context, key string) (string, error) {
+			keys++
+			return key, nil
+		})
+		require.NoError(t, err)
+		a := all(t, k, ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil))
+		for _, ask := range []func(context.Context, string) (ratelimit.Result, error){a.Peek, a.Allow} {
+			keys, limits = 0, 0
+			r, err := ask(t.Context(), "key")
+			require.NoError(t, err)
+			require.False(t, r.Allowed)
+			require.Equal(t, 1, keys)
+			require.Equal(t, 1, limits)
+		}
+		limits = 0
+		require.Equal(t, 4, peek(t, lim, "key").Remaining, "given back, though the limit is not known any more")
+	}
+}
+
+func TestAllDelaysNothingThatItDenies(t *testing.T) {
+	mem := memory(t, newClock())
+	a := all(t, newLimiter(t, "leaky_bucket", mem, ratelimit.PerHour(5)), newLimiter(t, "fixed_window", mem, ratelimit.PerHour(1)))
+	require.Zero(t, allowN(t, a, 1).Delay)
+	for _, r := range []ratelimit.Result{peek(t, a, "key"), allowN(t, a, 1)} {
+		require.False(t, r.Allowed)
+		require.Zero(t, r.Delay)
+		require.Positive(t, r.Parts()[0].Delay, "that of the queue alone")
+	}
+}
+
+func TestAllTellsWhatIsLeftOfALimitThatWasGivenBack(t *testing.T) {
+	lim := newLimiter(t, "token_bucket", withoutJoint{memory(t, newClock())}, ratelimit.PerHour(5))
+	never := ratelimit.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil)
+	fresh := allowN(t, all(t, lim, never), 1).Parts()[0]
+	require.Equal(t, ratelimit.Result{Allowed: true, Limit: 5, Remaining: 5}, fresh)
+	allowN(t, lim, 3)
+	spent := allowN(t, all(t, lim, never), 1).Parts()[0]
+	require.Equal(t, 2, spent.Remaining)
+	require.GreaterOrEqual(t, spent.ResetAfter, peek(t, lim, "key").ResetAfter, "the key is not as never seen")
+
+	let := ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5, Remaining: 3}, nil) // any number
+	r := allowN(t, all(t, let, never), math.MaxInt)
+	require.Equal(t, 5, r.Parts()[0].Remaining)
+}
+
+// letThrough is a wrapper that turns denials into admissions, as shadow and throttle have.
+type letThrough struct{ ratelimit.Limiter }
+
+func (l letThrough) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r, err := l.Limiter.AllowN(ctx, key, n)
+	r.Allowed = true
+	return r, err
+}
+
+func TestAllGivesNothingBackTwice(t *testing.T) {
+	mem := memory(t, newClock())
+	lim := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(9))
+	inner := onOneKey(t, all(t, lim, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(10))), "key")
+	allowN(t, inner, 5)
+	for _, a := range []ratelimit.Limiter{
+		all(t, inner, ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil)),
+		all(t, letThrough{inner}, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(0))),
+		all(t, inner, letThrough{newLimiter(t, "fixed_window", mem, ratelimit.PerHour(0))}, ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil)),
+	} {
+		l := letThrough{a}
+		r := allowN(t, l, 2)
+		require.Equal(t, 4, peek(t, lim, "key").Remaining, "given back")
+		require.ErrorIs(t, l.Refund(t.Context(), "key", r, 2), ratelimit.ErrInvalidN)
+		require.Equal(t, 4, peek(t, lim, "key").Remaining, "once")
+	}
+}
+
+func TestAllOfStaticAnswers(t *testing.T) {
+	r := allowN(t, all(t, ratelimit.Static(ratelimit.Result{}, nil)), 1)
+	require.False(t, r.Allowed)
+	require.Zero(t, r.Remaining)
+	require.Zero(t, r.Limit)
+}
+
+func TestAllChargesWhatHasARate(t *testing.T) {
+	mem := memory(t, newClock())
+	lim := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5))
+	blocked := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(0))
+	a := all(t, lim, blocked)
+	r := overcharge(t, a, 2)
+	require.Zero(t, r.RetryAfter)
+	require.Empty(t, r.DeniedBy())
+	require.Equal(t, 3, peek(t, lim, "key").Remaining)
+	require.NoError(t, a.Refund(t.Context(), "key", r, 2))
+	require.Equal(t, 5, peek(t, lim, "key").Remaining)
+
+	r, err := all(t, blocked, blocked).Charge(t.Context(), "key", 1)
+	require.NoError(t, err)
+	require.False(t, r.Allowed, "as that of one limit")
+	require.Equal(t, ratelimit.Never, r.RetryAfter)
+}
+
 func TestAllWithoutAStore(t *testing.T) {
 	free := newLimiter(t, "token_bucket", failing{}, ratelimit.Unlimited())
 	blocked := newLimiter(t, "token_bucket", failing{}, ratelimit.PerHour(0), ratelimit.WithName("blocked"))
@@ -361,6 +487,9 @@ func TestAllOfWrappers(t *testing.T) {
 		require.False(t, r.Allowed)
 		require.Equal(t, ratelimit.SourceFailClosed, r.Source(), "refused for an outage, whatever comes first")
 	}
+	r = allowN(t, all(t, open, newLimiter(t, "token_bucket", mem, ratelimit.Unlimited())), 1)
+	require.Equal(t, ratelimit.SourceFailOpen, r.Source())
+	require.Equal(t, []int{0, 0}, []int{r.Limit, r.Remaining}, "nothing is known")
 	flat := all(t, bucket, levels)
 	require.Len(t, allowN(t, flat, 1).Parts(), 3)
 }
@@ -371,7 +500,7 @@ func TestAllChecksItsInput(t *testing.T) {
 	for i := range many {
 		many[i] = lim
 	}
-	for _, limiters := range [][]ratelimit.Limiter{{}, {nil}, {(*ratelimit.TokenBucket)(nil)}, {lim, (*ratelimit.All)(nil)}, many} {
+	for _, limiters := range [][]ratelimit.Limiter{{}, {nil}, {(*ratelimit.TokenBucket)(nil)}, {lim, (*ratelimit.All)(nil)}, {lim, new(ratelimit.All)}, many} {
 		_, err := ratelimit.NewAll(limiters...)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}

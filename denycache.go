@@ -110,7 +110,7 @@ func WithMaxDenialAge(age time.Duration) DenyCacheOption {
 // denied. Its errors are [ErrInvalidOption].
 func NewDenyCache(l Limiter, opts ...DenyCacheOption) (*DenyCache, error) {
 	if isnil.Is(l) {
-		return nil, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
+		return nil, errNilLimiter
 	}
 	if _, keyed := l.(*Keyed); keyed {
 		return nil, fmt.Errorf("%w: a DenyCache around a Keyed, which it must be in", ErrInvalidOption)

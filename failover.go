@@ -136,7 +136,7 @@ func WithBreaker(failures int, probeAfter time.Duration) FailoverOption {
 func NewFailover(l Limiter, p FailurePolicy, opts ...FailoverOption) (*Failover, error) {
 	switch {
 	case isnil.Is(l):
-		return nil, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
+		return nil, errNilLimiter
 	case p.source == SourceStore:
 		return nil, fmt.Errorf("%w: no failure policy", ErrInvalidOption)
 	case p.source == SourceLocal && isnil.Is(p.local):
@@ -411,7 +411,7 @@ func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error
 		return r, err
 	})
 	switch {
-	case err == nil && f.policy.local != nil && r.details != &byLimit:
+	case err == nil && r.Allowed && f.policy.local != nil && r.details != &byLimit:
 		return f.mirror(ctx, key, n, r), nil
 	case err == nil || !errors.Is(err, ErrStore) || f.policy.local == nil:
 		return r, err

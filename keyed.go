@@ -23,7 +23,7 @@ type Keyed struct {
 func NewKeyed(l Limiter, f func(ctx context.Context, key string) (string, error)) (*Keyed, error) {
 	switch {
 	case isnil.Is(l):
-		return nil, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
+		return nil, errNilLimiter
 	case f == nil:
 		return nil, fmt.Errorf("%w: the key function is nil", ErrInvalidOption)
 	}

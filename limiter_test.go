@@ -72,14 +72,22 @@ func onRedis(t testing.TB, client redisstore.Client, opts ...redisstore.Option) 
 // that the test moves.
 func onEach(t *testing.T, l ratelimit.Limit, test func(t *testing.T, lim ratelimit.Limiter, c *clock)) {
 	t.Helper()
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		test(t, newLimiter(t, algorithm, s, l), c)
+	})
+}
+
+// onEachStore is onEach for tests that make their limiters themselves.
+func onEachStore(t *testing.T, test func(t *testing.T, algorithm string, s store.Store, c *clock)) {
+	t.Helper()
 	for _, algorithm := range algorithms {
 		t.Run(algorithm+" in memory", func(t *testing.T) {
 			c := newClock()
-			test(t, newLimiter(t, algorithm, memory(t, c), l), c)
+			test(t, algorithm, memory(t, c), c)
 		})
 		t.Run(algorithm+" on Redis", func(t *testing.T) {
 			c := newClock()
-			test(t, newLimiter(t, algorithm, redisServer(t, redisstore.WithClock(c.Now)), l), c)
+			test(t, algorithm, redisServer(t, redisstore.WithClock(c.Now)), c)
 		})
 	}
 }

@@ -126,6 +126,34 @@ func ExampleReserve() {
 	// false 2m0.6s
 }
 
+// What middleware tells its clients: the name, the quota and the window of each limit
+// that decides on a key.
+func ExampleAppendPolicies() {
+	mem := frozenMemory()
+	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 25}, ratelimit.WithTitle("burst"))
+	if err != nil {
+		panic(err)
+	}
+	daily, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1000))
+	if err != nil {
+		panic(err)
+	}
+	both, err := ratelimit.NewAll(bucket, daily)
+	if err != nil {
+		panic(err)
+	}
+	policies, err := ratelimit.AppendPolicies(context.Background(), nil, both, "user:42")
+	if err != nil {
+		panic(err)
+	}
+	for _, p := range policies {
+		fmt.Printf("%q;q=%d;w=%v\n", p.Name, p.Quota, p.Window.Seconds())
+	}
+	// Output:
+	// "burst";q=25;w=2.5
+	// "1000/d";q=1000;w=86400
+}
+
 func ExampleStatic() {
 	maintenance := ratelimit.Static(ratelimit.Result{RetryAfter: time.Hour}, nil)
 	r, err := maintenance.Allow(context.Background(), "anybody")

@@ -41,7 +41,7 @@ type Reservation struct {
 // by no more than the excess of the reservations that were open in it.
 func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, Result, error) {
 	if isnil.Is(l) {
-		return nil, Result{}, fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
+		return nil, Result{}, errNilLimiter
 	}
 	r, err := l.AllowN(ctx, key, n)
 	if err != nil || !r.Allowed {
@@ -57,7 +57,7 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 // change nothing; any other is the limiter's, after which the estimate stays charged.
 func (r *Reservation) Settle(ctx context.Context, actual int) error {
 	switch {
-	case r.limiter == nil:
+	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
 		return fmt.Errorf("%w: a Reservation is made by Reserve", ErrInvalidOption)
 	case actual < 0:
 		return fmt.Errorf("%w: an actual cost of %d", ErrInvalidN, actual)
@@ -81,6 +81,9 @@ func (r *Reservation) Cancel(ctx context.Context) error { return r.Settle(ctx, 0
 // Charge charges n events of key, which have happened already, to l: whether they fit or
 // not if it is a [Charger], and else as many as fit. It is for limiters around others.
 func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
+	if isnil.Is(l) {
+		return Result{}, errNilLimiter
+	}
 	if c, ok := l.(Charger); ok {
 		return c.Charge(ctx, key, n)
 	}

@@ -2,13 +2,17 @@ package ratelimit_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 func reserve(t *testing.T, l ratelimit.Limiter, n int) *ratelimit.Reservation {
@@ -105,7 +109,7 @@ func TestADebtCanBeRefunded(t *testing.T) {
 }
 
 func TestTheLargestDebtDrainsInAHundredYears(t *testing.T) {
-	for _, l := range []ratelimit.Limit{{Rate: 1, Period: 10 * 365 * 24 * time.Hour}, ratelimit.PerSecond(1), {Rate: 1<<31 - 1, Period: time.Millisecond}} {
+	for _, l := range []ratelimit.Limit{{Rate: 1, Period: 10 * 365 * 24 * time.Hour}, ratelimit.PerSecond(1), {Rate: 1<<31 - 1, Period: time.Minute}} { // TTLs run in real time
 		onEach(t, l, func(t *testing.T, lim ratelimit.Limiter, c *clock) {
 			for range 3 {
 				overcharge(t, lim, 1<<31-1)
@@ -157,7 +161,12 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 	}
 	_, _, err := ratelimit.Reserve(t.Context(), nil, "key", 1)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = ratelimit.Charge(t.Context(), (*ratelimit.TokenBucket)(nil), "key", 1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	require.ErrorIs(t, new(ratelimit.Reservation).Settle(t.Context(), 1), ratelimit.ErrInvalidOption)
+	none, _, err := ratelimit.Reserve(t.Context(), ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil), "key", 1)
+	require.NoError(t, err)
+	require.ErrorIs(t, none.Cancel(t.Context()), ratelimit.ErrInvalidOption, "nothing was reserved")
 
 	down, err := ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailOpen())
 	require.NoError(t, err)
@@ -169,9 +178,63 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 	require.Equal(t, ratelimit.SourceLocal, overcharge(t, down, 4).Source())
 	require.Equal(t, 6, peek(t, local, "key").Remaining)
 
+	blocked, err := ratelimit.NewFailover(inMemory(t, "token_bucket", ratelimit.PerHour(0)), ratelimit.FailLocal(local))
+	require.NoError(t, err)
+	denied, err := blocked.Charge(t.Context(), "key", 1)
+	require.NoError(t, err)
+	require.False(t, denied.Allowed)
+	require.Equal(t, 6, peek(t, local, "key").Remaining, "what was charged to nobody is not mirrored")
+
 	// Without a store that forces, as much as fits.
 	plain := newLimiter(t, "token_bucket", withoutJoint{memory(t, newClock())}, ratelimit.PerHour(10))
 	allowN(t, plain, 7)
 	overcharge(t, plain, 5)
 	require.Equal(t, 0, peek(t, plain, "key").Remaining)
+}
+
+func TestOfManyWhoSettleAtOnceOneDoes(t *testing.T) {
+	onEach(t, ratelimit.PerHour(100), func(t *testing.T, lim ratelimit.Limiter, _ *clock) {
+		r := reserve(t, lim, 30)
+		var settled atomic.Int64
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				switch err := r.Settle(context.Background(), 20); {
+				case err == nil:
+					settled.Add(1)
+				case !errors.Is(err, ratelimit.ErrSettled):
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		require.EqualValues(t, 1, settled.Load())
+		require.Equal(t, 80, peek(t, lim, "key").Remaining)
+	})
+}
+
+func TestAReservationIsSettledAfterAChangeOfTier(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		tier := "free"
+		lim := newLimiter(t, algorithm, s, ratelimit.PerHour(10), ratelimit.WithTiers(
+			func(context.Context, string) (string, error) { return tier, nil },
+			map[string]ratelimit.Limit{
+				"pro": ratelimit.PerHour(20), "daily": ratelimit.PerDay(10),
+				"internal": ratelimit.Unlimited(), "banned": ratelimit.PerHour(0),
+			}))
+		for _, during := range []string{"free", "pro", "daily", "internal", "banned"} {
+			tier = "free"
+			r := reserve(t, lim, 8)
+			tier = during
+			require.NoError(t, r.Settle(t.Context(), 3))
+			tier = "free"
+			require.Equal(t, 7, peek(t, lim, "key").Remaining, "the rest of the estimate is given back: %s", during)
+			require.NoError(t, lim.Reset(t.Context(), "key"))
+		}
+		tier = "internal"
+		r := reserve(t, lim, 8)
+		tier = "free"
+		require.NoError(t, r.Settle(t.Context(), 12))
+		require.Equal(t, 6, peek(t, lim, "key").Remaining, "what was free stays so")
+	})
 }

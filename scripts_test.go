@@ -188,29 +188,36 @@ func TestNoKeyIsLeftWithoutExpiry(t *testing.T) {
 
 // The server's clock goes back by an hour: the state is dated later than now.
 func TestServiceGoesOnAfterTheServersClockHasGoneBack(t *testing.T) {
+	alone := func(_ *testing.T, lim, _ ratelimit.Limiter) ratelimit.Limiter { return lim }
+	together := func(t *testing.T, lim, wide ratelimit.Limiter) ratelimit.Limiter { return all(t, wide, lim) }
 	for _, algorithm := range algorithms {
-		t.Run(algorithm, func(t *testing.T) {
-			mini := redistest.Mini(t)
-			lim := newLimiter(t, algorithm, onRedis(t, mini.Client(t)), ratelimit.PerMinute(60))
-			mini.SetTime(start)
-			require.Equal(t, 60, admitted(t, lim, 100))
-			mini.SetTime(start.Add(-time.Hour))
-
-			peek, err := lim.Peek(t.Context(), "key")
-			require.NoError(t, err)
-			require.Zero(t, admitted(t, lim, 100), "the spend is kept")
-			require.Positive(t, peek.RetryAfter)
-			require.LessOrEqual(t, peek.RetryAfter, 61*time.Second, "and counts from now")
-
-			n := 0
-			for i := range 120 { // ten minutes, each 5 s
-				mini.SetTime(start.Add(-time.Hour + time.Duration(i+1)*5*time.Second))
-				n += admitted(t, lim, 8)
-			}
-			require.GreaterOrEqual(t, n, 480, "%s: admitted in ten minutes at 60 a minute", algorithm)
-			require.LessOrEqual(t, n, 660)
-		})
+		t.Run(algorithm, func(t *testing.T) { serviceGoesOn(t, algorithm, alone) })
+		t.Run(algorithm+" with another", func(t *testing.T) { serviceGoesOn(t, algorithm, together) })
 	}
+}
+
+// serviceGoesOn asks what of makes of two limiters, of which one is wide.
+func serviceGoesOn(t *testing.T, algorithm string, of func(t *testing.T, lim, wide ratelimit.Limiter) ratelimit.Limiter) {
+	mini := redistest.Mini(t)
+	s := onRedis(t, mini.Client(t))
+	lim := of(t, newLimiter(t, algorithm, s, ratelimit.PerMinute(60)), newLimiter(t, algorithm, s, ratelimit.PerDay(10_000)))
+	mini.SetTime(start)
+	require.Equal(t, 60, admitted(t, lim, 100))
+	mini.SetTime(start.Add(-time.Hour))
+
+	peek, err := lim.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	require.Zero(t, admitted(t, lim, 100), "the spend is kept")
+	require.Positive(t, peek.RetryAfter)
+	require.LessOrEqual(t, peek.RetryAfter, 61*time.Second, "and counts from now")
+
+	n := 0
+	for i := range 120 { // ten minutes, each 5 s
+		mini.SetTime(start.Add(-time.Hour + time.Duration(i+1)*5*time.Second))
+		n += admitted(t, lim, 8)
+	}
+	require.GreaterOrEqual(t, n, 480, "%s: admitted in ten minutes at 60 a minute", algorithm)
+	require.LessOrEqual(t, n, 660)
 }
 
 func TestARefundMintsNothingAfterTheServersClockHasGoneBack(t *testing.T) {

@@ -49,6 +49,7 @@ func (r Result) Source() Source {
 // has it.
 type details struct {
 	source Source
+	denied bool // by one of parts, also where a wrapper lets it through: nothing is charged
 
 	// Of a Failover: by itself, or nil. It takes its own part off before it hands a
 	// Result on to the limiter that made it, which finds its own in under.
@@ -82,9 +83,17 @@ func (r Result) Parts() []Result {
 
 // parts are those of the [All] that has decided.
 func (r Result) parts() []Result {
+	if d := r.ofAll(); d != nil {
+		return d.parts
+	}
+	return nil
+}
+
+// ofAll is what the [All] that has decided tells, or nil.
+func (r Result) ofAll() *details {
 	for d := r.details; d != nil; d = d.under {
 		if d.parts != nil {
-			return d.parts
+			return d
 		}
 	}
 	return nil

@@ -65,6 +65,8 @@ func (s static) AppendPolicies(_ context.Context, dst []Policy, _ string) ([]Pol
 	return dst, nil
 }
 
+var errNilLimiter = fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
+
 var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged none", ErrInvalidN)
 
 // checkCall refuses bad input of a method of a [Limiter], and a ctx that has ended.

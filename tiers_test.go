@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 func TestTiers(t *testing.T) {
@@ -22,8 +23,8 @@ func TestTiers(t *testing.T) {
 		}
 		return tier, nil
 	}
-	for _, algorithm := range algorithms {
-		lim := newLimiter(t, algorithm, memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithTiers(of, tiers))
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		lim := newLimiter(t, algorithm, s, ratelimit.PerHour(3), ratelimit.WithTiers(of, tiers))
 		for _, step := range []struct {
 			tier                 string
 			n, limit, left       int
@@ -45,7 +46,7 @@ func TestTiers(t *testing.T) {
 		}
 		_, err := lim.Allow(t.Context(), "nobody")
 		require.ErrorIs(t, err, unknown)
-	}
+	})
 
 	tiers["pro"] = ratelimit.PerHour(0) // is nobody's any more
 	tier = "pro"
@@ -57,4 +58,36 @@ func TestTiers(t *testing.T) {
 	_, err = ratelimit.NewFixedWindow(memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithTiers(of, map[string]ratelimit.Limit{"burst": {Rate: 1, Period: 1e9, Burst: 2}}))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	require.ErrorContains(t, err, `tier "burst"`)
+}
+
+func TestAChangeOfTierKeepsTheSpendAmongSeveralLimitsToo(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		tier := ""
+		user := newLimiter(t, algorithm, s, ratelimit.PerHour(10), ratelimit.WithTiers(
+			func(context.Context, string) (string, error) { return tier, nil },
+			map[string]ratelimit.Limit{
+				"pro": ratelimit.PerHour(20), "daily": ratelimit.PerDay(30),
+				"internal": ratelimit.Unlimited(), "banned": ratelimit.PerHour(0),
+			}))
+		global := newLimiter(t, algorithm, s, ratelimit.PerHour(100))
+		a := all(t, user, global)
+		for _, step := range []struct {
+			tier       string
+			n          int
+			allowed    bool
+			user, rest int // what is left by the user's limit, and of all users'
+		}{
+			{"", 4, true, 6, 96},
+			{"pro", 5, true, 11, 91},
+			{"banned", 1, false, 0, 91},
+			{"internal", 2, true, 1<<31 - 1, 89},
+			{"", 2, false, 1, 89},
+			{"daily", 3, true, 18, 86},
+		} {
+			tier = step.tier
+			require.Equal(t, step.allowed, allowN(t, a, step.n).Allowed, step.tier)
+			require.Equal(t, step.user, peek(t, user, "key").Remaining, step.tier)
+			require.Equal(t, step.rest, peek(t, global, "key").Remaining, step.tier)
+		}
+	})
 }

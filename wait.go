@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // Errors of [Wait], for use with errors.Is.
@@ -21,19 +23,26 @@ var (
 // all ask again at once.
 const maxJitter = 10 * time.Millisecond
 
-// Wait blocks until l admits n events of key, and then for their Delay, which
-// only [LeakyBucket] has. It returns at once with [ErrWouldExceedDeadline] if the
-// permit would come after ctx's deadline, and with [ErrNever] if n can never be
-// admitted. If ctx ends while it waits, it returns ctx's error and gives the
-// permit back, as far as [Limiter.Refund] of l can.
+// leastPause is before a limiter that denies without a RetryAfter is asked again.
+const leastPause = time.Millisecond
+
+// Wait blocks until l admits n events of key, and then for their Delay, which of
+// the five only [LeakyBucket] has. It returns at once with [ErrWouldExceedDeadline] if
+// the permit would come after ctx's deadline, with [ErrNever] if n can never be
+// admitted, and with [ErrInvalidOption] if l is nil. If ctx ends while it waits, it
+// returns ctx's error and gives the permit back, as far as [Limiter.Refund] of l can.
 //
 // Waiters are not served first come first served: each asks again after
-// RetryAfter plus a jitter of a tenth of it, 10 ms at most. Where order matters
-// use a LeakyBucket, whose Delay is a ticket: an admitted event keeps its turn.
+// RetryAfter (1 ms if l gives none) plus a jitter of a tenth of it, 10 ms at most.
+// Where order matters use a LeakyBucket, whose Delay is a ticket: an admitted event
+// keeps its turn.
 //
 // Wait sleeps in real time (or a synctest bubble's), so that l's store must not
 // have a simulated clock that stands still.
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
+	if isnil.Is(l) {
+		return Result{}, errNilLimiter
+	}
 	for {
 		r, err := l.AllowN(ctx, key, n)
 		if err != nil {
@@ -45,7 +54,11 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 		if r.RetryAfter == Never {
 			return Result{}, fmt.Errorf("%w: %d events with a limit of %d", ErrNever, n, r.Limit)
 		}
-		if err := sleep(ctx, r.RetryAfter, rand.N(min(r.RetryAfter/10, maxJitter)+1)); err != nil {
+		retry := r.RetryAfter
+		if retry <= 0 { // none of the five, but Static may
+			retry = leastPause
+		}
+		if err := sleep(ctx, retry, rand.N(min(retry/10, maxJitter)+1)); err != nil {
 			return Result{}, err
 		}
 	}

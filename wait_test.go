@@ -173,3 +173,31 @@ func TestMemoryKeepsTheTimeOfABubble(t *testing.T) {
 		})
 	}
 }
+
+func TestWaitForALimiterThatGivesNoRetryAfterAsksOnceAMillisecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		denying := counting{Limiter: ratelimit.Static(ratelimit.Result{}, nil)}
+		_, err := ratelimit.Wait(ctx, &denying, "key", 1)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.LessOrEqual(t, denying.calls, 20)
+	})
+	for _, none := range []ratelimit.Limiter{nil, (*ratelimit.TokenBucket)(nil)} {
+		_, err := ratelimit.Wait(t.Context(), none, "key", 1)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+}
+
+// counting counts the calls of AllowN, and ends what never ends.
+type counting struct {
+	ratelimit.Limiter
+	calls int
+}
+
+func (c *counting) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if c.calls++; c.calls > 1000 {
+		return ratelimit.Result{}, context.DeadlineExceeded
+	}
+	return c.Limiter.AllowN(ctx, key, n)
+}

@@ -145,7 +145,8 @@ func WithStart(rate int) Option {
 // New returns a limit that moves between floor and ceiling, which have the same Period; the
 // floor's Rate is below the ceiling's, and 0 and more. Where they have a Burst, it moves
 // along with the Rate, in proportion; 0 stands for the Rate, as elsewhere, if one of them
-// has a Burst. The windows refuse a Burst, and do so with each call.
+// has a Burst. What the limiter's algorithm refuses is an error of each call: a Burst in
+// the windows, and a bucket that takes over 100 years to refill.
 //
 // The signal is read by one caller at a time, which waits for it: it should take
 // microseconds. A reading of NaN is none: it changes nothing. Below 0 is as 0, and +Inf

@@ -165,6 +165,8 @@ func (p *parser) pairs(n *yaml.Node, what, want string) []pair {
 		switch {
 		case key.Kind != yaml.ScalarNode || key.Tag == "!!null":
 			p.fail(key, "%s%s: want a name", what, describe(key))
+		case key.Tag == "!!merge":
+			p.fail(key, "%s%s: merge keys are not read", what, quote(key.Value))
 		case twice:
 			p.fail(key, "%s%s stands in line %d already", what, quote(key.Value), line)
 		default:

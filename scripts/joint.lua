@@ -1,5 +1,6 @@
 
--- The driver of several keys: all of them are charged, or none. Each rule stands
+-- The driver of several keys: all of them are charged, or none. (What denies is
+-- written too if the server's clock has gone back: see state.lua.) Each rule stands
 -- before it in a block of its own, and has left its plan and its commit in rules.
 --
 -- KEYS  the keys of the states, all different
@@ -16,7 +17,7 @@ if not callers then
   now = time[1] * 1000000 + time[2]
 end
 
-local replies, planned, all = {}, {}, op ~= 'peek'
+local replies, planned, all = {}, {}, true
 for i, key in ipairs(KEYS) do
   local a = 5 * i - 3
   local limit = { rate = ARGV[a + 1] + 0, period = ARGV[a + 2] + 0, burst = ARGV[a + 3] + 0 }
@@ -25,8 +26,9 @@ for i, key in ipairs(KEYS) do
   planned[i] = p
   all = all and ok
 end
-if all then
-  for i, key in ipairs(KEYS) do
+for i, key in ipairs(KEYS) do
+  local denied = replies[4 * i - 3] == 0 -- so that what is planned charges nothing
+  if planned[i] and (all or denied) and op ~= 'peek' then
     rules[ARGV[5 * i - 3] + 0].commit(key, planned[i])
   end
 end

@@ -59,21 +59,38 @@ func TestASlowdownHandsOnErrorsAndPolicies(t *testing.T) {
 
 func TestEventsBeyondTheFreeOnesAreDelayedStepByStep(t *testing.T) {
 	onEachAlgorithm(t, ratelimit.PerHour(6), func(t *testing.T, lim ratelimit.Limiter) {
-		s := slowdown(t, lim, gentle)
-		for i, want := range []time.Duration{0, 0, 100, 200, 250, 250, 250, 250} { // l denies from the seventh on
-			told := peek(t, s)
-			took, r := allow(t, t.Context(), s)
-			require.Zero(t, took, "it is the caller who sleeps")
-			require.True(t, r.Allowed)
-			require.Zero(t, r.RetryAfter)
-			require.Equal(t, want*time.Millisecond, r.Delay, i)
-			require.Equal(t, r.Delay, told.Delay, "Peek tells the same")
-			require.True(t, told.Allowed)
-			require.Zero(t, told.RetryAfter)
-			require.Equal(t, 6, r.Limit)
-			require.Equal(t, max(0, 5-i), r.Remaining)
-		}
+		began := time.Now()
+		requireSteps(t, lim)
+		require.Zero(t, time.Since(began), "it is the caller who sleeps")
 	})
+}
+
+func TestASlowdownOnRedis(t *testing.T) {
+	for _, algorithm := range algorithms {
+		t.Run(algorithm, func(t *testing.T) {
+			requireSteps(t, onRedis(t, algorithm, ratelimit.Limit{Rate: 6, Period: 3650 * 24 * time.Hour}))
+		})
+	}
+}
+
+// requireSteps lets eight events through, of which lim admits six.
+func requireSteps(t *testing.T, lim ratelimit.Limiter) {
+	t.Helper()
+	s := slowdown(t, lim, gentle)
+	var last ratelimit.Result
+	for i, want := range []time.Duration{0, 0, 100, 200, 250, 250, 250, 250} {
+		told, r := peek(t, s), spend(t, s, 1)
+		require.Zero(t, r.RetryAfter)
+		require.Equal(t, want*time.Millisecond, r.Delay, i)
+		require.Equal(t, r.Delay, told.Delay, "Peek tells the same")
+		require.True(t, told.Allowed)
+		require.Zero(t, told.RetryAfter)
+		require.Equal(t, 6, r.Limit)
+		require.Equal(t, max(0, 5-i), r.Remaining)
+		last = r
+	}
+	require.NoError(t, s.Refund(t.Context(), "key", last, 1), "nothing was charged")
+	require.Zero(t, peek(t, lim).Remaining)
 }
 
 func TestEventsAtOnceAreDelayedAsTheLast(t *testing.T) {

@@ -95,7 +95,7 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 		return nil, fmt.Errorf("%w: the maximum is %v, want above 0", ratelimit.ErrInvalidOption, max)
 	}
 	_, leaky := l.(*ratelimit.LeakyBucket)
-	w := &Waiter{limiter: l, leaky: leaky, max: max, maxWaiting: defaultMaxWaiting}
+	w := &Waiter{limiter: l, leaky: leaky, max: min(max, ratelimit.Never-1), maxWaiting: defaultMaxWaiting}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: a WaiterOption is nil", ratelimit.ErrInvalidOption)

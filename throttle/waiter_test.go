@@ -103,6 +103,18 @@ func TestAWaiterDeniesAtOnceWhatWouldTakeLonger(t *testing.T) {
 	})
 }
 
+func TestTheLongestMaximumDoesNotWaitForWhatNeverComes(t *testing.T) {
+	inBubble(t, "token_bucket", ratelimit.PerHour(0), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, math.MaxInt64)
+		took, r := allow(t, t.Context(), w)
+		require.Zero(t, took)
+		for _, r := range []ratelimit.Result{r, peek(t, w)} {
+			require.False(t, r.Allowed)
+			require.Equal(t, ratelimit.Never, r.RetryAfter)
+		}
+	})
+}
+
 func TestAWaitOfExactlyTheMaximumIsSlept(t *testing.T) {
 	inBubble(t, "token_bucket", ratelimit.Every(time.Minute), func(t *testing.T, lim ratelimit.Limiter) {
 		spend(t, lim, 1)
