@@ -114,6 +114,7 @@ func TestOtherAnswersAreNotSentAgain(t *testing.T) {
 			"OOM command not allowed when used memory > maxmemory":                                       "out of memory",
 			"ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed":           "out of memory",
 			"WRONGTYPE Operation against a key holding the wrong kind of value":                          "corrupt",
+			"ERR Error running script (call to f_1): @user_script:3: WRONGTYPE Operation against a key":  "corrupt",
 			"ERR user_script:1: ratelimit: the value of the key is not a state":                          "corrupt",
 			"ERR Error running script (call to f_1): @user_script:3: ratelimit: the value of the key is": "corrupt",
 			"MISCONF Redis is configured to save RDB snapshots":                                          "unavailable",

@@ -71,13 +71,14 @@ func answered(err error, answer string) fault {
 }
 
 // codeOf is the first word of an answer. Redis before 7 puts that of a command
-// within a script behind words of its own: "ERR Error running script (call to f_…):
-// @user_script:3: -OOM command not allowed".
+// within a script behind words of its own, "ERR Error running script (call to f_…):
+// @user_script:3: ", and before some a minus: "-OOM command not allowed".
 func codeOf(answer string) string {
 	answer = strings.TrimPrefix(answer, "ERR ")
 	if strings.HasPrefix(answer, "Error running script") {
-		_, inner, _ := strings.Cut(answer, ": -")
-		answer = inner
+		_, answer, _ = strings.Cut(answer, "@user_script:")
+		_, answer, _ = strings.Cut(answer, ": ")
+		answer = strings.TrimPrefix(answer, "-")
 	}
 	code, _, _ := strings.Cut(answer, " ")
 	return code
