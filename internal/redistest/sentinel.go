@@ -31,7 +31,7 @@ func StartSentinel(t testing.TB, replicas int, downAfter time.Duration) *Sentine
 	t.Helper()
 	s := &Sentinel{Master: Start(t, "--repl-diskless-sync-delay", "0")}
 	for range replicas {
-		s.Replicas = append(s.Replicas, Start(t, "--replicaof", "127.0.0.1 "+s.Master.port))
+		s.Replicas = append(s.Replicas, Start(t, "--replicaof", "127.0.0.1", s.Master.port))
 	}
 	for _, r := range s.Replicas {
 		eventually(t, 10*time.Second, "replica follows", func(ctx context.Context) bool {
