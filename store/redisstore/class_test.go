@@ -111,16 +111,16 @@ func TestOtherAnswersAreNotSentAgain(t *testing.T) {
 	for name, client := range kinds(t, server.Addr(), false) {
 		s := newStore(t, client)
 		for answer, class := range map[string]string{
-			"OOM command not allowed when used memory > maxmemory":                                       "out of memory",
-			"ERR Error running script (call to f_1): @user_script:1: -OOM command not allowed":           "out of memory",
-			"WRONGTYPE Operation against a key holding the wrong kind of value":                          "corrupt",
-			"ERR Error running script (call to f_1): @user_script:3: WRONGTYPE Operation against a key":  "corrupt",
-			"ERR user_script:1: ratelimit: the value of the key is not a state":                          "corrupt",
-			"ERR Error running script (call to f_1): @user_script:3: ratelimit: the value of the key is": "corrupt",
-			"MISCONF Redis is configured to save RDB snapshots":                                          "unavailable",
-			"NOPERM this user has no permissions":                                                        "no class",
-			"ERR something else about OOM":                                                               "no class",
-			"LOADINGX":                                                                                   "no class",
+			"OOM command not allowed when used memory > maxmemory":                                              "out of memory",
+			"ERR Error running script (call to f_1): @user_script:1: @user_script: 1: -OOM command not allowed": "out of memory",
+			"WRONGTYPE Operation against a key holding the wrong kind of value":                                 "corrupt",
+			"ERR Error running script (call to f_1): @user_script:3: WRONGTYPE Operation against a key":         "corrupt",
+			"ERR user_script:1: ratelimit: the value of the key is not a state":                                 "corrupt",
+			"ERR Error running script (call to f_1): @user_script:3: ratelimit: the value of the key is":        "corrupt",
+			"MISCONF Redis is configured to save RDB snapshots":                                                 "unavailable",
+			"NOPERM this user has no permissions":                                                               "no class",
+			"ERR something else about OOM":                                                                      "no class",
+			"LOADINGX":                                                                                          "no class",
 		} {
 			key := name + answer
 			sp := rule(`redis.call('INCR', KEYS[1]) redis.call('PEXPIRE', KEYS[1], 60000) return redis.error_reply('` + answer + `')`)

@@ -72,12 +72,14 @@ func answered(err error, answer string) fault {
 
 // codeOf is the first word of an answer. Redis before 7 puts that of a command
 // within a script behind words of its own, "ERR Error running script (call to f_…):
-// @user_script:3: ", and before some a minus: "-OOM command not allowed".
+// @user_script:3: ", with some answers once more "@user_script: 3: ", and a minus.
 func codeOf(answer string) string {
 	answer = strings.TrimPrefix(answer, "ERR ")
 	if strings.HasPrefix(answer, "Error running script") {
-		_, answer, _ = strings.Cut(answer, "@user_script:")
-		_, answer, _ = strings.Cut(answer, ": ")
+		_, answer, _ = strings.Cut(answer, "): ")
+		for strings.HasPrefix(answer, "@user_script:") {
+			_, answer, _ = strings.Cut(answer[len("@user_script:"):], ": ")
+		}
 		answer = strings.TrimPrefix(answer, "-")
 	}
 	code, _, _ := strings.Cut(answer, " ")
