@@ -63,8 +63,8 @@ func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 			t.Run(name+" "+algorithm, func(t *testing.T) {
 				now := time.Date(2026, 3, 4, 5, 6, 7, 890_123_000, time.UTC)
 				clock := redisstore.WithClock(func() time.Time { return now })
-				joined := newStore(t, client, clock, redisstore.WithPrefix(t.Name()+"joined"), redisstore.WithBatching())
-				alone := newStore(t, client, clock, redisstore.WithPrefix(t.Name()+"alone"))
+				joined := newStore(t, client, clock, redisstore.WithPrefix(redistest.Prefix(t)+"joined"), redisstore.WithBatching())
+				alone := newStore(t, client, clock, redisstore.WithPrefix(redistest.Prefix(t)+"alone"))
 				space, rng := spaceOf(t, algorithm), rand.New(rand.NewPCG(1, 2))
 				admitted, denied := 0, 0
 				for range 60 {
@@ -278,7 +278,7 @@ func TestBatchesAdmitTheLimitExactly(t *testing.T) {
 	for _, algorithm := range algorithms {
 		for _, keys := range []int{1, 3, 500} {
 			client, seen := counted(t, redistest.Shared(t).Addr())
-			s := newStore(t, client, redisstore.WithPrefix(fmt.Sprint(t.Name(), keys)), redisstore.WithBatching())
+			s := newStore(t, client, redisstore.WithPrefix(fmt.Sprint(redistest.Prefix(t), keys)), redisstore.WithBatching())
 			lim, err := ratelimit.New(algorithm, s, ratelimit.Limit{Rate: most, Period: 10 * 365 * 24 * time.Hour})
 			require.NoError(t, err)
 			allowed, asked := make([]atomic.Int64, keys), make([]atomic.Int64, keys)
