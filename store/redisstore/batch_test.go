@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -198,6 +201,7 @@ func TestAValueThatIsNotOursFailsItsOwnCallsOnly(t *testing.T) {
 func TestARefusingServerStillDenies(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client(t)
+	failToSave(t, client)
 	for name, refusal := range map[string]struct {
 		class      error
 		alone      bool
@@ -217,6 +221,11 @@ func TestARefusingServerStillDenies(t *testing.T) {
 			class: store.ErrUnavailable, alone: true,
 			begin: func() error { return client.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err() },
 			end:   func() error { return client.ConfigSet(t.Context(), "min-replicas-to-write", "0").Err() },
+		},
+		"a disk that fails": {
+			class: store.ErrUnavailable,
+			begin: func() error { return client.ConfigSet(t.Context(), "save", "3600 1").Err() },
+			end:   func() error { return client.ConfigSet(t.Context(), "save", "").Err() },
 		},
 	} {
 		for _, algorithm := range algorithms {
@@ -242,6 +251,18 @@ func TestARefusingServerStillDenies(t *testing.T) {
 			require.Equal(t, []bool{true, false, false}, []bool{replies[0].OK, replies[1].OK, replies[2].OK})
 		}
 	}
+}
+
+// failToSave makes the server's last attempt to save one that has failed. While it is
+// to save at all, it refuses writes (MISCONF).
+func failToSave(t *testing.T, client *redis.Client) {
+	t.Helper()
+	dir := client.ConfigGet(t.Context(), "dir").Val()["dir"]
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "dump.rdb"), 0o700)) // where the file is to be
+	require.NoError(t, client.BgSave(t.Context()).Err())
+	require.Eventually(t, func() bool {
+		return strings.Contains(client.Info(t.Context(), "persistence").Val(), "rdb_last_bgsave_status:err")
+	}, 5*time.Second, time.Millisecond)
 }
 
 // counts is a hook that counts scripts, and those of several keys.
