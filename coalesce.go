@@ -46,10 +46,11 @@ type line struct{ waiting []*caller }
 
 // caller is one who waits. He, or who answers him, claims him first.
 type caller struct {
-	claimed atomic.Bool
-	ready   chan struct{} // closed when the answer is there
-	res     Result
-	err     error
+	claimed  atomic.Bool
+	ready    chan struct{} // closed when the answer is there
+	res      Result
+	err      error
+	panicked any // with what the store has panicked
 }
 
 // allowInLine is Allow on a key for which only one call at a time is under way. The
@@ -92,16 +93,23 @@ func (c *caller) wait(ctx context.Context, res *Result) error {
 		}
 		<-c.ready // the answer is being written
 	}
+	if c.panicked != nil {
+		panic(c.panicked)
+	}
 	*res = c.res
 	return c.err
 }
 
 // answer tells c what was decided, unless he has left.
 func (c *caller) answer(res Result, err error) bool {
+	return c.tell(func() { c.res, c.err = res, err })
+}
+
+func (c *caller) tell(write func()) bool {
 	if !c.claimed.CompareAndSwap(false, true) {
 		return false
 	}
-	c.res, c.err = res, err
+	write()
 	close(c.ready)
 	return true
 }
@@ -146,6 +154,13 @@ func (lim *limiter) serveOnce(k hotKey, waiting []*caller) {
 	if len(waiting) == 0 {
 		return
 	}
+	defer func() { // whoever calls from where a panic is expected is to have it there
+		if p := recover(); p != nil {
+			for _, c := range waiting {
+				c.tell(func() { c.panicked = p })
+			}
+		}
+	}()
 	ctx := context.Background() // none of the callers' own: the store has a timeout
 	r, err := lim.store.TakeUpTo(ctx, lim.space, k.key, k.limit, int64(len(waiting)))
 	if err != nil || !r.OK {

@@ -22,6 +22,7 @@ type slow struct {
 	store.Store
 	calls atomic.Int64
 	fail  atomic.Bool
+	panic atomic.Bool
 }
 
 const roundTrip = time.Millisecond
@@ -40,6 +41,9 @@ func (s *slow) Take(ctx context.Context, sp *store.Space, key string, l store.Li
 func (s *slow) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)
 	time.Sleep(roundTrip)
+	if s.panic.Load() {
+		panic("planted")
+	}
 	if s.fail.Load() {
 		return store.Reply{}, errGone
 	}
@@ -214,6 +218,30 @@ func TestAnErrorReachesAllWhoWait(t *testing.T) {
 		}
 		group.Wait()
 		s.fail.Store(false)
+		require.True(t, allowN(t, lim, 1).Allowed, "the key is not stuck")
+	})
+}
+
+func TestAPanicOfTheStoreReachesAllWhoWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSlow(t)
+		s.panic.Store(true)
+		lim := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithCoalescing())
+		var panicked atomic.Int64
+		var group sync.WaitGroup
+		for range 20 {
+			group.Go(func() {
+				defer func() {
+					if recover() == "planted" {
+						panicked.Add(1)
+					}
+				}()
+				_, _ = lim.Allow(t.Context(), "hot")
+			})
+		}
+		group.Wait()
+		require.EqualValues(t, 19, panicked.Load(), "all but the first")
+		s.panic.Store(false)
 		require.True(t, allowN(t, lim, 1).Allowed, "the key is not stuck")
 	})
 }

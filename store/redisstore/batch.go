@@ -39,7 +39,7 @@ const maxFlights = 4
 // ours fails only the calls on its key. Where a server refuses a batch, or calls within
 // it, each of them goes on alone, as without batches. A batch has the time of the call
 // in it that has most, and no caller's context: hooks of the client see none of its
-// values.
+// values. If a hook panics, so does each call of the batch that has not left.
 //
 // The client must be a *redis.Client, of Sentinel or not: elsewhere keys are not all on
 // one server, and New returns [store.ErrInvalidOption]. If its server is a node of a
@@ -75,10 +75,11 @@ type caller struct {
 
 // answer is what a batch has brought a caller, in a reply or one of the others.
 type answer struct {
-	reply store.Reply
-	fault *fault
-	err   error
-	alone bool // nothing ran, and he has to ask on his own
+	reply    store.Reply
+	fault    *fault
+	err      error
+	panicked any  // with what the client has panicked
+	alone    bool // nothing ran, and he has to ask on his own
 }
 
 func (s *Store) queue(rule *store.Rule) *queue {
@@ -105,6 +106,8 @@ func (s *Store) takeInBatch(b budget, sp *store.Space, key string, l store.Limit
 		go s.serve(q, batch)
 	}
 	switch a := s.wait(c); {
+	case a.panicked != nil:
+		panic(a.panicked)
 	case a.alone:
 		return s.call(b, sp, key, "take", l, n)
 	case a.fault != nil:
@@ -186,6 +189,11 @@ func (s *Store) serve(q *queue, batch []*caller) {
 
 // takeEach makes the calls of batch in one script, in one attempt.
 func (s *Store) takeEach(sc *script, batch []*caller) {
+	defer func() { // whoever calls from where a panic is expected is to have it there
+		if p := recover(); p != nil {
+			all(batch, answer{panicked: p})
+		}
+	}()
 	args, op, err := s.batchArgs(sc, batch)
 	if err != nil {
 		all(batch, answer{err: err})

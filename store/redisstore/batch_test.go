@@ -602,6 +602,61 @@ func TestCallsOfARefusedBatchGoOnAlone(t *testing.T) {
 	}
 }
 
+// fragile is a hook that panics with some commands.
+type fragile struct {
+	tracer
+	commands atomic.Int64
+}
+
+func (h *fragile) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if h.commands.Add(1)%10 == 0 {
+			panic("planted")
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestAPanicOfAHookIsThatOfEachCallAndEndsNothingElse(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: redistest.Shared(t).Addr(), ContextTimeoutEnabled: true})
+	defer client.Close()
+	client.AddHook(new(fragile))
+	s, sp := newStore(t, client, redisstore.WithBatching()), spaceOf(t, "token_bucket")
+	var panicked, admitted atomic.Int64
+	take := func(key string) {
+		defer func() {
+			if p := recover(); p == "planted" {
+				panicked.Add(1)
+			} else if p != nil {
+				panic(p)
+			}
+		}()
+		if _, err := s.Take(context.Background(), sp, key, year(100_000), 1); err != nil {
+			t.Error(err)
+			return
+		}
+		admitted.Add(1)
+	}
+	var callers sync.WaitGroup
+	for i := range 64 {
+		callers.Go(func() {
+			for range 40 {
+				take(fmt.Sprint("k", i%4))
+			}
+		})
+	}
+	callers.Wait()
+	require.EqualValues(t, 64*40, panicked.Load()+admitted.Load())
+	require.Greater(t, panicked.Load(), int64(40), "no batch has panicked")
+	require.Eventually(t, func() bool { return s.Flights(sp.Rule) == 0 }, time.Second, time.Millisecond)
+	require.Zero(t, s.Waiting(sp.Rule))
+	var charged int64
+	for i := range 4 {
+		charged += missing(t, newStore(t, redistest.Shared(t).Client(t)), sp, fmt.Sprint("k", i), year(100_000))
+	}
+	require.Equal(t, admitted.Load(), charged)
+}
+
 func TestBatchingNeedsOneServer(t *testing.T) {
 	for name, client := range kinds(t, "127.0.0.1:1", false) {
 		_, err := redisstore.New(client, redisstore.WithBatching())
