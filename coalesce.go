@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -15,10 +16,11 @@ import (
 //
 // Use it for hot keys on Redis, where the round trip is what a decision costs: one key
 // can then be asked for more often than Redis answers. A call that meets no other on
-// its key costs what it did. One that does waits for the call under way and for its
-// own, so for up to twice the store's timeout, and a goroutine asks for those who
-// wait, which ends with the last of them. A caller whose ctx ends while it waits
-// leaves, and what was admitted for it goes to the next or back.
+// its key costs what it did. One that does waits for those under way and for its own,
+// each of which is two where some are admitted and others are not, so for up to four
+// times the store's timeout. A goroutine asks for those who wait, and ends with the last
+// of them. A caller whose ctx ends while it waits leaves, and what was admitted for it
+// goes to the next or back.
 //
 // AllowN of more than one event, AllowUpTo, Peek, Refund and Reset are not coalesced.
 func WithCoalescing() Option {
@@ -44,10 +46,11 @@ type line struct{ waiting []*caller }
 
 // caller is one who waits. He, or who answers him, claims him first.
 type caller struct {
-	claimed atomic.Bool
-	ready   chan struct{} // closed when the answer is there
-	res     Result
-	err     error
+	claimed  atomic.Bool
+	ready    chan struct{} // closed when the answer is there
+	res      Result
+	err      error
+	panicked any // with what the store has panicked
 }
 
 // allowInLine is Allow on a key for which only one call at a time is under way. The
@@ -64,7 +67,7 @@ func (lim *limiter) allowInLine(ctx context.Context, key string, l store.Limit, 
 	lim.lines.busy[k] = new(line)
 	lim.lines.mu.Unlock()
 	defer func() { // also if the store panics
-		if waiting := lim.nextInLine(k, nil); waiting != nil {
+		if waiting := lim.nextInLine(k); waiting != nil {
 			go lim.serve(k, waiting)
 		}
 	}()
@@ -90,31 +93,37 @@ func (c *caller) wait(ctx context.Context, res *Result) error {
 		}
 		<-c.ready // the answer is being written
 	}
+	if c.panicked != nil {
+		panic(c.panicked)
+	}
 	*res = c.res
 	return c.err
 }
 
 // answer tells c what was decided, unless he has left.
 func (c *caller) answer(res Result, err error) bool {
+	return c.tell(func() { c.res, c.err = res, err })
+}
+
+func (c *caller) tell(write func()) bool {
 	if !c.claimed.CompareAndSwap(false, true) {
 		return false
 	}
-	c.res, c.err = res, err
+	write()
 	close(c.ready)
 	return true
 }
 
-// nextInLine returns who is to be asked for next, first among them those who have
-// come before. If it is nobody, the key is no longer busy.
-func (lim *limiter) nextInLine(k hotKey, before []*caller) []*caller {
+// nextInLine returns who is to be asked for next. If it is nobody, the key is no longer
+// busy.
+func (lim *limiter) nextInLine(k hotKey) []*caller {
 	lim.lines.mu.Lock()
 	defer lim.lines.mu.Unlock()
 	ln := lim.lines.busy[k]
-	next := append(before, ln.waiting...)
+	next := ln.waiting
 	ln.waiting = nil
-	if len(next) == 0 {
+	if next == nil {
 		delete(lim.lines.busy, k)
-		return nil
 	}
 	return next
 }
@@ -122,7 +131,8 @@ func (lim *limiter) nextInLine(k hotKey, before []*caller) []*caller {
 // serve asks for those who wait, until nobody does.
 func (lim *limiter) serve(k hotKey, waiting []*caller) {
 	for waiting != nil {
-		waiting = lim.nextInLine(k, lim.serveOnce(k, present(waiting)))
+		lim.serveOnce(k, present(waiting))
+		waiting = lim.nextInLine(k)
 	}
 }
 
@@ -137,29 +147,33 @@ func present(waiting []*caller) []*caller {
 	return here
 }
 
-// serveOnce asks once for all who wait. Who gets nothing while others do is asked for
-// again, so that his RetryAfter is the store's.
-func (lim *limiter) serveOnce(k hotKey, waiting []*caller) (left []*caller) {
+// serveOnce asks once for all who wait, and where only some of them are admitted once
+// more, for the RetryAfter of the others. To ask for the others again would keep them in
+// line for as long as room comes with each round trip.
+func (lim *limiter) serveOnce(k hotKey, waiting []*caller) {
 	if len(waiting) == 0 {
-		return nil
+		return
 	}
+	defer func() { // whoever calls from where a panic is expected is to have it there
+		if p := recover(); p != nil {
+			for _, c := range waiting {
+				c.tell(func() { c.panicked = p })
+			}
+		}
+	}()
 	ctx := context.Background() // none of the callers' own: the store has a timeout
 	r, err := lim.store.TakeUpTo(ctx, lim.space, k.key, k.limit, int64(len(waiting)))
 	if err != nil || !r.OK {
-		var denial Result
-		if err == nil {
-			lim.fill(&denial, k.limit, r, 1, 0)
-		}
-		for _, c := range waiting {
-			c.answer(denial, err)
-		}
-		return nil
+		lim.refuse(k, waiting, r, err)
+		return
 	}
 	granted := min(int64(len(waiting)), lim.algorithm.rule.Room(k.limit, r))
 	given := int64(0)
 	for i, c := range waiting {
 		if given == granted {
-			return waiting[i:]
+			r, err = lim.store.Peek(ctx, lim.space, k.key, k.limit, 1)
+			lim.refuse(k, waiting[i:], r, err)
+			return
 		}
 		var res Result
 		lim.fill(&res, k.limit, lim.algorithm.after(r, given), 1, 1)
@@ -173,5 +187,20 @@ func (lim *limiter) serveOnce(k hotKey, waiting []*caller) (left []*caller) {
 		// An error leaves them charged, as any call does whose caller has left.
 		_ = lim.store.Refund(ctx, lim.space, k.key, k.limit, all.charge(granted-given))
 	}
-	return nil
+}
+
+// refuse tells all who wait the denial r, or err. There may be room in r that has come
+// after the instant at which they were denied: then they may come back at once.
+func (lim *limiter) refuse(k hotKey, waiting []*caller, r store.Reply, err error) {
+	var denial Result
+	if err == nil {
+		lim.fill(&denial, k.limit, r, 1, 0)
+	}
+	if denial.Allowed {
+		soon := time.Microsecond
+		denial = Result{Limit: denial.Limit, RetryAfter: soon, ResetAfter: max(denial.ResetAfter, soon)}
+	}
+	for _, c := range waiting {
+		c.answer(denial, err)
+	}
 }

@@ -22,6 +22,7 @@ type slow struct {
 	store.Store
 	calls atomic.Int64
 	fail  atomic.Bool
+	panic atomic.Bool
 }
 
 const roundTrip = time.Millisecond
@@ -40,10 +41,19 @@ func (s *slow) Take(ctx context.Context, sp *store.Space, key string, l store.Li
 func (s *slow) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)
 	time.Sleep(roundTrip)
+	if s.panic.Load() {
+		panic("planted")
+	}
 	if s.fail.Load() {
 		return store.Reply{}, errGone
 	}
 	return s.Store.TakeUpTo(ctx, sp, key, l, n)
+}
+
+func (s *slow) Peek(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.calls.Add(1)
+	time.Sleep(roundTrip)
+	return s.Store.Peek(ctx, sp, key, l, n)
 }
 
 func newSlow(t *testing.T) *slow {
@@ -107,7 +117,7 @@ func TestCallersInLineAreServedInTheirOrderByOneCall(t *testing.T) {
 				})
 			}
 			group.Wait()
-			// The first alone, then nine, of whom four are asked for again.
+			// The first alone, then nine, and when the four may come back who were denied.
 			require.EqualValues(t, 3, s.calls.Load(), algorithm)
 			for i, r := range results {
 				want := allowN(t, alone, 1)
@@ -117,6 +127,44 @@ func TestCallersInLineAreServedInTheirOrderByOneCall(t *testing.T) {
 				require.InDelta(t, want.RetryAfter, r.RetryAfter, float64(20*roundTrip))
 				require.InDelta(t, want.Delay, r.Delay, float64(20*roundTrip))
 			}
+		})
+	}
+}
+
+// Where room comes with each round trip there is always somebody to admit, and the
+// others must be denied all the same, not be kept until it is their turn.
+func TestCallersInLineAreDeniedThoughSomeAreAdmittedEachTime(t *testing.T) {
+	const perRoundTrip, calls = 10, 5000
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			lim := newLimiter(t, algorithm, newSlow(t), ratelimit.PerSecond(2000), ratelimit.WithCoalescing())
+			var admitted, denied atomic.Int64
+			var group sync.WaitGroup
+			for i := range calls {
+				group.Go(func() {
+					time.Sleep(time.Duration(i) * roundTrip / perRoundTrip)
+					start := time.Now()
+					switch r, err := lim.Allow(t.Context(), "hot"); {
+					case err != nil:
+						t.Error(err)
+					case r.Allowed:
+						admitted.Add(1)
+					default:
+						denied.Add(1)
+						if r.RetryAfter <= 0 || r.ResetAfter < r.RetryAfter || r.Remaining != 0 || r.Limit != 2000 {
+							t.Errorf("%s: %+v", algorithm, r)
+						}
+					}
+					if took := time.Since(start); took > 4*roundTrip {
+						t.Errorf("%s: call %d took %v", algorithm, i, took)
+					}
+				})
+			}
+			group.Wait()
+			require.Positive(t, denied.Load(), algorithm)
+			// Half a second, of a limit that begins full: no algorithm admits more than its bound.
+			require.LessOrEqual(t, admitted.Load(), int64(2000+2000*6/10), algorithm)
+			require.GreaterOrEqual(t, admitted.Load(), int64(2000), algorithm)
 		})
 	}
 }
@@ -170,6 +218,30 @@ func TestAnErrorReachesAllWhoWait(t *testing.T) {
 		}
 		group.Wait()
 		s.fail.Store(false)
+		require.True(t, allowN(t, lim, 1).Allowed, "the key is not stuck")
+	})
+}
+
+func TestAPanicOfTheStoreReachesAllWhoWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSlow(t)
+		s.panic.Store(true)
+		lim := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithCoalescing())
+		var panicked atomic.Int64
+		var group sync.WaitGroup
+		for range 20 {
+			group.Go(func() {
+				defer func() {
+					if recover() == "planted" {
+						panicked.Add(1)
+					}
+				}()
+				_, _ = lim.Allow(t.Context(), "hot")
+			})
+		}
+		group.Wait()
+		require.EqualValues(t, 19, panicked.Load(), "all but the first")
+		s.panic.Store(false)
 		require.True(t, allowN(t, lim, 1).Allowed, "the key is not stuck")
 	})
 }

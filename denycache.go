@@ -29,6 +29,8 @@ import (
 //
 //   - a Refund, a Reset or another limit by anyone else, or one that failed here and
 //     reached the store later all the same;
+//   - a caller in a line ([WithCoalescing]) who leaves just as he is admitted, since what
+//     goes back then does not come by here;
 //   - a change of the limit while calls of the key are under way, until they are back;
 //   - a step of the store's clock, or its loss or eviction of the key;
 //   - a slower limit than that of the key's last admission, of which RetryAfter may

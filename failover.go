@@ -12,6 +12,7 @@ import (
 	"github.com/sony/gobreaker/v2"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Failover is a Limiter for when the store fails: in place of the error, a policy
@@ -24,7 +25,8 @@ import (
 // A failure is an error that wraps [ErrStore], a lost reply included, of which
 // the charge may stand. Nothing else is one, nor opens the breaker: not a denial,
 // invalid input, an error of a limit function, or the end of the caller's ctx, even
-// while the store hangs. So give the store a timeout that is shorter than the
+// while the store hangs. A corrupt state ([store.ErrCorrupt]) ails one key: the policy
+// answers, and the breaker takes no notice. So give the store a timeout that is shorter than the
 // callers' deadlines; until the breaker opens, and in a probe, a call takes that long.
 //
 // Bounds stand with the policies. Memory: a few hundred bytes, and with FailLocal
@@ -163,7 +165,7 @@ func (f *Failover) newBreaker() *gobreaker.CircuitBreaker[Result] {
 		Timeout:     max(f.pause-1, 1), // it is over when more than that has passed, by 1 ns
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= f.failures },
 		IsExcluded: func(err error) bool {
-			return err != nil && !errors.Is(err, ErrStore) || errors.Is(err, errHandingBack)
+			return err != nil && !errors.Is(err, ErrStore) || errors.Is(err, errHandingBack) || errors.Is(err, store.ErrCorrupt)
 		},
 		OnStateChange: func(_ string, _, to gobreaker.State) { // under the breaker's lock
 			probeAt := time.Duration(0)
@@ -465,6 +467,9 @@ func (f *Failover) refundAnswer(ctx context.Context, key string, charged Result,
 	}
 	if err := f.policy.local.Refund(ctx, key, charged, n); err != nil {
 		return err
+	}
+	if charged.n > 0 { // 0 if it is not one of the five types that has charged
+		n = min(n, int(charged.n))
 	}
 	f.owed.forgive(key, n)
 	return nil

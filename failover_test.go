@@ -20,6 +20,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
@@ -597,6 +598,49 @@ func TestARefundGivesTheLocalLimiterNoMoreThanItWasCharged(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, tt.left, peek.Remaining, "%v of 9", tt.refunds)
 		}
+	})
+}
+
+func TestARefundForgivesNoMoreThanWasCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, n := range []int{1, 5, math.MaxInt} {
+			inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+			lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+			inner.down.Store(true)
+			first := allowN(t, lim, 1)
+			require.Equal(t, 4, admitted(t, lim, 10))
+			require.NoError(t, lim.Refund(t.Context(), "key", first, n))
+			inner.comeBack()
+			require.Equal(t, 10-4, admitted(t, lim, 20), "refunded %d of 1", n)
+		}
+	})
+}
+
+// One bad value is no outage of the store: it has answered, and answers for other keys.
+func TestAKeyWithACorruptStateOpensTheBreakerForNoOther(t *testing.T) {
+	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p ratelimit.FailurePolicy) {
+		corrupt := func(context.Context) error { return store.ErrCorrupt }
+		lim := failover(t, inner, p, ratelimit.WithBreaker(2, time.Minute))
+		for range 10 {
+			inner.before = corrupt
+			require.Equal(t, degraded, source(t, lim))
+			inner.before = nil
+		}
+		other, err := lim.Peek(t.Context(), "other")
+		require.NoError(t, err)
+		require.Equal(t, ratelimit.SourceStore, other.Source())
+
+		inner.down.Store(true)
+		require.Equal(t, degraded, source(t, lim))
+		require.Equal(t, degraded, source(t, lim))
+		inner.down.Store(false)
+		time.Sleep(time.Minute)
+		inner.before = corrupt // in the probe
+		require.Equal(t, degraded, source(t, lim))
+		inner.before = nil
+		other, err = lim.Peek(t.Context(), "other")
+		require.NoError(t, err)
+		require.Equal(t, ratelimit.SourceStore, other.Source(), "the next call is the probe")
 	})
 }
 

@@ -62,7 +62,7 @@ func redisServer(t testing.TB, opts ...redisstore.Option) store.Store {
 // onRedis is a store of the test's own, with time to spare for busy machines.
 func onRedis(t testing.TB, client redisstore.Client, opts ...redisstore.Option) store.Store {
 	t.Helper()
-	opts = append([]redisstore.Option{redisstore.WithPrefix(t.Name()), redisstore.WithTimeout(10 * time.Second)}, opts...)
+	opts = append([]redisstore.Option{redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(10 * time.Second)}, opts...)
 	s, err := redisstore.New(client, opts...)
 	require.NoError(t, err)
 	return s
@@ -501,7 +501,7 @@ func TestARefundDoesNotLengthenTheLifeOfAKey(t *testing.T) {
 	for _, algorithm := range algorithms {
 		lim := newLimiter(t, algorithm, redisServer(t), ratelimit.PerHour(10))
 		first := allowN(t, lim, 4)
-		keys, err := client.Keys(t.Context(), t.Name()+":1:"+algorithm+":*").Result()
+		keys, err := client.Keys(t.Context(), redistest.Prefix(t)+":1:"+algorithm+":*").Result()
 		require.NoError(t, err)
 		require.Len(t, keys, 1)
 		require.NoError(t, client.PExpire(t.Context(), keys[0], time.Minute).Err())

@@ -68,9 +68,9 @@ func TestScriptsLeaveTheSameValuesAndExpiryOnRedisAndMiniredis(t *testing.T) {
 // time passes. Expiry was last set no earlier than written.
 func requireSameValues(t *testing.T, server, mini *redis.Client, written time.Time) {
 	t.Helper()
-	keys, err := server.Keys(t.Context(), t.Name()+"*").Result()
+	keys, err := server.Keys(t.Context(), redistest.Prefix(t)+"*").Result()
 	require.NoError(t, err)
-	others, err := mini.Keys(t.Context(), t.Name()+"*").Result()
+	others, err := mini.Keys(t.Context(), redistest.Prefix(t)+"*").Result()
 	require.NoError(t, err)
 	require.Equal(t, keys, others)
 	for _, key := range keys {
@@ -158,7 +158,7 @@ func TestAnAdmissionRestoresALostExpiry(t *testing.T) {
 
 func onlyKey(t *testing.T, client *redis.Client, pattern string) string {
 	t.Helper()
-	keys, err := client.Keys(t.Context(), t.Name()+pattern).Result()
+	keys, err := client.Keys(t.Context(), redistest.Prefix(t)+pattern).Result()
 	require.NoError(t, err)
 	require.Len(t, keys, 1)
 	return keys[0]

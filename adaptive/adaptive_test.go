@@ -413,7 +413,7 @@ func TestALimiterFollowsAndKeysKeepTheirSpend(t *testing.T) {
 			return s
 		},
 		"on Redis": func(t *testing.T, now func() time.Time) store.Store {
-			s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(t.Name()),
+			s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(redistest.Prefix(t)),
 				redisstore.WithTimeout(10*time.Second), redisstore.WithClock(now))
 			require.NoError(t, err)
 			return s

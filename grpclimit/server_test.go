@@ -375,7 +375,7 @@ func TestHeadersCanBeLeftOut(t *testing.T) {
 }
 
 func TestOfManyCallsAtOnceExactlyTheLimitIsAdmitted(t *testing.T) {
-	onRedis, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(t.Name()), redisstore.WithTimeout(10*time.Second))
+	onRedis, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(10*time.Second))
 	require.NoError(t, err)
 	const limit, callers, each = 100, 32, 20
 	for name, lim := range map[string]ratelimit.Limiter{
@@ -403,7 +403,7 @@ func TestOfManyCallsAtOnceExactlyTheLimitIsAdmitted(t *testing.T) {
 			require.EqualValues(t, limit, svc.calls.Load())
 		})
 	}
-	keys, err := redistest.Shared(t).Client(t).Keys(t.Context(), t.Name()+"*").Result()
+	keys, err := redistest.Shared(t).Client(t).Keys(t.Context(), redistest.Prefix(t)+"*").Result()
 	require.NoError(t, err)
 	require.Len(t, keys, 1)
 	require.NotContains(t, keys[0], "canary")

@@ -17,7 +17,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 func TestADebtIsChargedToTheLimiterWithinOnRedisToo(t *testing.T) {
-	s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(t.Name()), redisstore.WithTimeout(10*time.Second))
+	s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(10*time.Second))
 	require.NoError(t, err)
 	inner, err := ratelimit.NewTokenBucket(s, ratelimit.Limit{Rate: 1, Period: 24 * time.Hour, Burst: 10})
 	require.NoError(t, err)

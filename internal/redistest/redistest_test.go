@@ -45,6 +45,15 @@ func TestSharedIsOneServer(t *testing.T) {
 	require.NoError(t, redistest.Shared(t).Client(t).Ping(t.Context()).Err())
 }
 
+func TestATestThatRunsAgainHasAnotherPrefix(t *testing.T) {
+	type run struct{ testing.TB } // each under the same name
+	first, second := &run{t}, &run{t}
+	prefix := redistest.Prefix(first)
+	require.Contains(t, prefix, t.Name())
+	require.Equal(t, prefix, redistest.Prefix(first))
+	require.NotEqual(t, prefix, redistest.Prefix(second))
+}
+
 func TestServerThatCannotStart(t *testing.T) {
 	_, err := redistest.StartIn(t.TempDir(), "--no-such-option", "1")
 	require.ErrorContains(t, err, "did not come up")

@@ -218,6 +218,34 @@ func Shared(t testing.TB) *Server {
 	return shared.server
 }
 
+// prefixes are those of the tests that run.
+var prefixes struct {
+	sync.Mutex
+	given int
+	of    map[testing.TB]string
+}
+
+// Prefix is what t's keys on a [Shared] server begin with: its name, and a number. A
+// test that runs again (-count) has another, and does not find what it has left there.
+func Prefix(t testing.TB) string {
+	t.Helper()
+	prefixes.Lock()
+	defer prefixes.Unlock()
+	if prefixes.of == nil {
+		prefixes.of = map[testing.TB]string{}
+	}
+	if _, found := prefixes.of[t]; !found {
+		prefixes.given++
+		prefixes.of[t] = fmt.Sprintf("%s-%d", t.Name(), prefixes.given)
+		t.Cleanup(func() {
+			prefixes.Lock()
+			defer prefixes.Unlock()
+			delete(prefixes.of, t)
+		})
+	}
+	return prefixes.of[t]
+}
+
 // eventually fails t unless ok returns true within limit.
 func eventually(t testing.TB, limit time.Duration, what string, ok func(ctx context.Context) bool) {
 	t.Helper()

@@ -36,10 +36,11 @@ const maxFlights = 4
 // [store.ErrOverloaded], or the error of its context. One whose time is up while its
 // batch is under way is [store.ErrTimeout], and its charge may stand. A batch whose reply
 // is lost is not sent again, and each of its calls is ErrTimeout. A value that is not
-// ours fails only the calls on its key. Where a server refuses a batch, or calls within
-// it, each of them goes on alone, as without batches. A batch has the time of the call
-// in it that has most, and no caller's context: hooks of the client see none of its
-// values.
+// ours fails only the calls on its key. Where an answer proves that a batch, or calls
+// within it, did not run, each of them goes on alone, as without batches. A batch has
+// the time of the call in it that has most, and no caller's context: hooks of the client
+// see none of its values. If a hook panics, so does each call of the batch that has not
+// left.
 //
 // The client must be a *redis.Client, of Sentinel or not: elsewhere keys are not all on
 // one server, and New returns [store.ErrInvalidOption]. If its server is a node of a
@@ -75,10 +76,11 @@ type caller struct {
 
 // answer is what a batch has brought a caller, in a reply or one of the others.
 type answer struct {
-	reply store.Reply
-	fault *fault
-	err   error
-	alone bool // nothing ran, and he has to ask on his own
+	reply    store.Reply
+	fault    *fault
+	err      error
+	panicked any  // with what the client has panicked
+	alone    bool // nothing ran, and he has to ask on his own
 }
 
 func (s *Store) queue(rule *store.Rule) *queue {
@@ -105,6 +107,8 @@ func (s *Store) takeInBatch(b budget, sp *store.Space, key string, l store.Limit
 		go s.serve(q, batch)
 	}
 	switch a := s.wait(c); {
+	case a.panicked != nil:
+		panic(a.panicked)
 	case a.alone:
 		return s.call(b, sp, key, "take", l, n)
 	case a.fault != nil:
@@ -186,6 +190,11 @@ func (s *Store) serve(q *queue, batch []*caller) {
 
 // takeEach makes the calls of batch in one script, in one attempt.
 func (s *Store) takeEach(sc *script, batch []*caller) {
+	defer func() { // whoever calls from where a panic is expected is to have it there
+		if p := recover(); p != nil {
+			all(batch, answer{panicked: p})
+		}
+	}()
 	args, op, err := s.batchArgs(sc, batch)
 	if err != nil {
 		all(batch, answer{err: err})
@@ -193,9 +202,7 @@ func (s *Store) takeEach(sc *script, batch []*caller) {
 	}
 	val, f := s.try(latest(batch), sc, op, args)
 	if f != nil {
-		// The script fails as a whole only before its first call.
-		var answered redis.Error
-		all(batch, answer{fault: f, alone: f.again || errors.As(f.err, &answered)})
+		all(batch, answer{fault: f, alone: f.again || refusesBatches(f.err)})
 		return
 	}
 	list, err := decisions(val, len(batch))
@@ -206,6 +213,13 @@ func (s *Store) takeEach(sc *script, batch []*caller) {
 	for i, c := range batch {
 		c.answer = answerOf(list, i)
 	}
+}
+
+// refusesBatches reports whether err is the answer of a server that may do for one key
+// what it does not do for several: they are on different nodes, or not all of them are
+// this user's. It is proof that nothing ran.
+func refusesBatches(err error) bool {
+	return redis.HasErrorPrefix(err, "CROSSSLOT") || redis.HasErrorPrefix(err, "NOPERM")
 }
 
 func all(batch []*caller, a answer) {

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -65,8 +68,8 @@ func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 			t.Run(name+" "+algorithm, func(t *testing.T) {
 				now := time.Date(2026, 3, 4, 5, 6, 7, 890_123_000, time.UTC)
 				clock := redisstore.WithClock(func() time.Time { return now })
-				joined := newStore(t, client, clock, redisstore.WithPrefix(t.Name()+"joined"), redisstore.WithBatching())
-				alone := newStore(t, client, clock, redisstore.WithPrefix(t.Name()+"alone"))
+				joined := newStore(t, client, clock, redisstore.WithPrefix(redistest.Prefix(t)+"joined"), redisstore.WithBatching())
+				alone := newStore(t, client, clock, redisstore.WithPrefix(redistest.Prefix(t)+"alone"))
 				space, rng := spaceOf(t, algorithm), rand.New(rand.NewPCG(1, 2))
 				admitted, denied := 0, 0
 				for range 60 {
@@ -200,6 +203,7 @@ func TestAValueThatIsNotOursFailsItsOwnCallsOnly(t *testing.T) {
 func TestARefusingServerStillDenies(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client(t)
+	failToSave(t, client)
 	for name, refusal := range map[string]struct {
 		class      error
 		alone      bool
@@ -219,6 +223,11 @@ func TestARefusingServerStillDenies(t *testing.T) {
 			class: store.ErrUnavailable, alone: true,
 			begin: func() error { return client.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err() },
 			end:   func() error { return client.ConfigSet(t.Context(), "min-replicas-to-write", "0").Err() },
+		},
+		"a disk that fails": {
+			class: store.ErrUnavailable,
+			begin: func() error { return client.ConfigSet(t.Context(), "save", "3600 1").Err() },
+			end:   func() error { return client.ConfigSet(t.Context(), "save", "").Err() },
 		},
 	} {
 		for _, algorithm := range algorithms {
@@ -244,6 +253,18 @@ func TestARefusingServerStillDenies(t *testing.T) {
 			require.Equal(t, []bool{true, false, false}, []bool{replies[0].OK, replies[1].OK, replies[2].OK})
 		}
 	}
+}
+
+// failToSave makes the server's last attempt to save one that has failed. While it is
+// to save at all, it refuses writes (MISCONF).
+func failToSave(t *testing.T, client *redis.Client) {
+	t.Helper()
+	dir := client.ConfigGet(t.Context(), "dir").Val()["dir"]
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "dump.rdb"), 0o700)) // where the file is to be
+	require.NoError(t, client.BgSave(t.Context()).Err())
+	require.Eventually(t, func() bool {
+		return strings.Contains(client.Info(t.Context(), "persistence").Val(), "rdb_last_bgsave_status:err")
+	}, 5*time.Second, time.Millisecond)
 }
 
 // counts is a hook that counts scripts, and those of several keys.
@@ -280,7 +301,7 @@ func TestBatchesAdmitTheLimitExactly(t *testing.T) {
 	for _, algorithm := range algorithms {
 		for _, keys := range []int{1, 3, 500} {
 			client, seen := counted(t, redistest.Shared(t).Addr())
-			s := newStore(t, client, redisstore.WithPrefix(fmt.Sprint(t.Name(), keys)), redisstore.WithBatching())
+			s := newStore(t, client, redisstore.WithPrefix(fmt.Sprint(redistest.Prefix(t), keys)), redisstore.WithBatching())
 			lim, err := ratelimit.New(algorithm, s, ratelimit.Limit{Rate: most, Period: 10 * 365 * 24 * time.Hour})
 			require.NoError(t, err)
 			allowed, asked := make([]atomic.Int64, keys), make([]atomic.Int64, keys)
@@ -583,6 +604,100 @@ func TestCallsOfARefusedBatchGoOnAlone(t *testing.T) {
 			}
 		})
 	}
+}
+
+// deaf is a hook that has batches run, and answers as a proxy does that has lost the
+// server's answer.
+type deaf struct{ tracer }
+
+type proxyError string
+
+func (e proxyError) Error() string { return string(e) }
+func (proxyError) RedisError()     {}
+
+func (h *deaf) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if cmd.Name() == "evalsha" && cmd.Args()[2] != 1 && err == nil {
+			err = proxyError("ERR upstream failure")
+			cmd.SetErr(err)
+		}
+		return err
+	}
+}
+
+func TestAnAnswerThatProvesNothingEndsABatch(t *testing.T) {
+	server := redistest.Shared(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+	defer client.Close()
+	client.AddHook(new(deaf))
+	s, sp := newStore(t, client, redisstore.WithBatching()), spaceOf(t, "token_bucket")
+	claims := slices.Repeat([]store.Claim{{Space: sp, Key: "k", Limit: year(100), N: 1}}, 3)
+	s.TakeEach(claims) // the script is loaded
+	require.NoError(t, s.Reset(t.Context(), sp, "k"))
+	_, errs, alone := s.TakeEach(claims)
+	for i, err := range errs {
+		require.ErrorIs(t, err, store.ErrStore)
+		require.ErrorContains(t, err, "upstream failure")
+		require.False(t, alone[i], "it may have been charged")
+	}
+	require.EqualValues(t, 3, charged(t, server, sp, "k"))
+}
+
+// fragile is a hook that panics with some scripts.
+type fragile struct {
+	tracer
+	commands atomic.Int64
+}
+
+func (h *fragile) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		// Not in the handshake of a connection, which go-redis would lose.
+		if cmd.Name() == "evalsha" && h.commands.Add(1)%10 == 0 {
+			panic("planted")
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestAPanicOfAHookIsThatOfEachCallAndEndsNothingElse(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: redistest.Shared(t).Addr(), ContextTimeoutEnabled: true})
+	defer client.Close()
+	client.AddHook(new(fragile))
+	s, sp := newStore(t, client, redisstore.WithBatching()), spaceOf(t, "token_bucket")
+	var panicked, admitted atomic.Int64
+	take := func(key string) {
+		defer func() {
+			if p := recover(); p == "planted" {
+				panicked.Add(1)
+			} else if p != nil {
+				panic(p)
+			}
+		}()
+		if _, err := s.Take(context.Background(), sp, key, year(100_000), 1); err != nil {
+			t.Error(err)
+			return
+		}
+		admitted.Add(1)
+	}
+	var callers sync.WaitGroup
+	for i := range 64 {
+		callers.Go(func() {
+			for range 40 {
+				take(fmt.Sprint("k", i%4))
+			}
+		})
+	}
+	callers.Wait()
+	require.EqualValues(t, 64*40, panicked.Load()+admitted.Load())
+	require.Greater(t, panicked.Load(), int64(40), "no batch has panicked")
+	require.Eventually(t, func() bool { return s.Flights(sp.Rule) == 0 }, time.Second, time.Millisecond)
+	require.Zero(t, s.Waiting(sp.Rule))
+	var charged int64
+	for i := range 4 {
+		charged += missing(t, newStore(t, redistest.Shared(t).Client(t)), sp, fmt.Sprint("k", i), year(100_000))
+	}
+	require.Equal(t, admitted.Load(), charged)
 }
 
 func TestBatchingNeedsOneServer(t *testing.T) {

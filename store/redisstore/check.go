@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"strconv"
@@ -247,23 +248,31 @@ func (l *link) settings() []string {
 		"when the server hangs. Set it."
 	switch c := l.client.(type) {
 	case *redis.Client:
-		if !c.Options().ContextTimeoutEnabled {
-			return []string{"client: ContextTimeoutEnabled is false, so that it does not keep to deadlines. The store's calls do, " +
-				"through a clone that has none of the client's hooks (tracing). Set it, and the store uses the client itself."}
+		o := c.Options()
+		found := checkTLS(o.TLSConfig, o.Protocol)
+		if !o.ContextTimeoutEnabled {
+			found = append(found, "client: ContextTimeoutEnabled is false, so that it does not keep to deadlines. The store's calls do, "+
+				"through a clone that has none of the client's hooks (tracing). Set it, and the store uses the client itself.")
 		}
+		return found
 	case *redis.ClusterClient:
 		o := c.Options()
-		if o.ReadOnly { // also with RouteByLatency and RouteRandomly
-			return []string{"client: it reads from replicas (ReadOnly, RouteByLatency or RouteRandomly). Limiters must read what they wrote, " +
-				"so their calls go to masters all the same, at the cost of a goroutine each. Use a client without it."}
+		found := checkTLS(o.TLSConfig, o.Protocol)
+		switch {
+		case o.ReadOnly: // also with RouteByLatency and RouteRandomly
+			found = append(found, "client: it reads from replicas (ReadOnly, RouteByLatency or RouteRandomly). Limiters must read what they wrote, "+
+				"so their calls go to masters all the same, at the cost of a goroutine each. Use a client without it.")
+		case !o.ContextTimeoutEnabled:
+			found = append(found, perCall)
 		}
-		if !o.ContextTimeoutEnabled {
-			return []string{perCall}
-		}
+		return found
 	case *redis.Ring:
-		if !c.Options().ContextTimeoutEnabled {
-			return []string{perCall}
+		o := c.Options()
+		found := checkTLS(o.TLSConfig, o.Protocol)
+		if !o.ContextTimeoutEnabled {
+			found = append(found, perCall)
 		}
+		return found
 	case *redis.AutoPipeliner:
 		if c.Config().MaxQueuedCommands <= 0 {
 			return []string{"client: the AutoPipeliner's MaxQueuedCommands is not set, so that its queue grows without bound when " +
@@ -274,4 +283,15 @@ func (l *link) settings() []string {
 			"costs a goroutine. Hand New the go-redis client itself.", c)}
 	}
 	return nil
+}
+
+// checkTLS looks for what makes go-redis (9.23) wait on a connection that was made ahead of
+// its first command: by RESP3, it takes the session ticket that a server sends after a
+// handshake of TLS 1.3 for the beginning of a push notification, and reads on.
+func checkTLS(config *tls.Config, protocol int) []string {
+	if config == nil || protocol == 2 || config.MaxVersion != 0 && config.MaxVersion < tls.VersionTLS13 {
+		return nil
+	}
+	return []string{"client: with TLS 1.3 and RESP3 the first call on a connection that was made ahead (MinIdleConns, or while " +
+		"the server hung) may wait until its deadline, and fail. Set Protocol to 2."}
 }

@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -58,7 +59,8 @@ func TestCheckSaysWhatIsWrong(t *testing.T) {
 	require.NoError(t, plain.ConfigSet(ctx, "maxmemory-policy", "noeviction").Err())
 	require.Empty(t, found(t, good))
 
-	replica := redistest.Start(t, "--replicaof", strings.ReplaceAll(server.Addr(), ":", " "))
+	host, port, _ := net.SplitHostPort(server.Addr())
+	replica := redistest.Start(t, "--replicaof", host, port)
 	require.Contains(t, found(t, replica.Client(t)), "this is a replica")
 
 	// Clocks.

@@ -147,7 +147,7 @@ func TestGarbageIsCorruptState(t *testing.T) {
 			key := algorithm + what
 			_, err = l.Allow(t.Context(), key)
 			require.NoError(t, err)
-			found, err := client.Keys(t.Context(), "*"+t.Name()+"*"+key+"*").Result()
+			found, err := client.Keys(t.Context(), redistest.Prefix(t)+"*"+key+"*").Result()
 			require.NoError(t, err)
 			require.Len(t, found, 1)
 			require.NoError(t, client.Del(t.Context(), found[0]).Err())

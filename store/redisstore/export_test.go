@@ -13,6 +13,9 @@ func (s *Store) RedisKey(sp *store.Space, key string) string { return s.key(sp, 
 // CheckVersion is what Check says of a server whose INFO is this.
 func CheckVersion(info string) []string { return checkVersion(parseInfo(info)) }
 
+// Settings is what Check says of the client.
+func (s *Store) Settings() []string { return s.link.settings() }
+
 // TakeEach makes claims of one rule in one batch. alone tells which of those that
 // failed would go on alone.
 func (s *Store) TakeEach(claims []store.Claim) (replies []store.Reply, errs []error, alone []bool) {

@@ -77,6 +77,12 @@
 // retries no command of a batch in which one must not be retried. Set its
 // MaxQueuedCommands.
 //
+// Over TLS 1.3 set Protocol to 2 in the client's options. By RESP3, its default, go-redis
+// (9.23) takes what a server sends after a handshake for the beginning of a push
+// notification, so that the first call on a connection that was made ahead of it
+// (MinIdleConns, or while the server hung) may wait until its deadline, and fail as
+// [store.ErrUnavailable].
+//
 // # Many callers
 //
 // With hundreds of callers at once, [WithBatching] sends their decisions together, for

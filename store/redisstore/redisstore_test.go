@@ -49,7 +49,7 @@ func rule(script string) *store.Space {
 func newStore(t testing.TB, client redisstore.Client, opts ...redisstore.Option) *redisstore.Store {
 	t.Helper()
 	// A test machine under load must not look like a slow server.
-	opts = append([]redisstore.Option{redisstore.WithPrefix(t.Name()), redisstore.WithTimeout(5 * time.Second)}, opts...)
+	opts = append([]redisstore.Option{redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(5 * time.Second)}, opts...)
 	s, err := redisstore.New(client, opts...)
 	require.NoError(t, err)
 	return s
@@ -143,7 +143,7 @@ func TestKeysAreEqualIfAndOnlyIfTheirBytesAre(t *testing.T) {
 		}
 	}
 	// So are the other parts of the Redis key.
-	other := newStore(t, redistest.Shared(t).Client(t), redisstore.WithPrefix(t.Name()+"2"))
+	other := newStore(t, redistest.Shared(t).Client(t), redisstore.WithPrefix(redistest.Prefix(t)+"2"))
 	require.EqualValues(t, 0, used(t, other, "a"))
 	r, err := s.Peek(t.Context(), store.NewSpace(counter, "test2"), "a", limit, 1)
 	require.NoError(t, err)
@@ -201,7 +201,7 @@ func TestStoredValueOfTheWrongType(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s := newStore(t, client)
 	ctx := context.Background()
-	require.NoError(t, client.LPush(ctx, t.Name()+":1:counter:test:{=k}", "x").Err())
+	require.NoError(t, client.LPush(ctx, redistest.Prefix(t)+":1:counter:test:{=k}", "x").Err())
 	_, err := s.Take(ctx, space, "k", limit, 1)
 	require.ErrorIs(t, err, store.ErrStore)
 	require.ErrorContains(t, err, "WRONGTYPE")
