@@ -1101,7 +1101,7 @@ func TestEachFaultOfRedisIsAnsweredByThePolicy(t *testing.T) {
 				t.Cleanup(func() { _ = client.Close() })
 				timeout := 200 * time.Millisecond
 				if fault.giveUp != nil {
-					timeout = 10 * time.Second // the caller is the first to give up
+					timeout = 600 * time.Millisecond // the caller is the first to give up
 				}
 				s, err := redisstore.New(client, redisstore.WithTimeout(timeout))
 				require.NoError(t, err)
