@@ -29,8 +29,6 @@ import (
 //
 //   - a Refund, a Reset or another limit by anyone else, or one that failed here and
 //     reached the store later all the same;
-//   - a caller in a line ([WithCoalescing]) who leaves just as he is admitted, since what
-//     goes back then does not come by here;
 //   - a change of the limit while calls of the key are under way, until they are back;
 //   - a step of the store's clock, or its loss or eviction of the key;
 //   - a slower limit than that of the key's last admission, of which RetryAfter may
@@ -46,7 +44,9 @@ import (
 // Denials of RetryAfter Never are not remembered, having no t, and nor are those
 // that the store did not make (see [Result.Source]), or several limits together ([All]):
 // their keys may be those of others, whose refunds it would not see. For the same reason
-// it goes inside a [Keyed] and not around it. Peek always asks the store.
+// it goes inside a [Keyed] and not around it, and with [WithCoalescing] remembers
+// denials of one event only: to others the line may give back what a caller left in it.
+// Peek always asks the store.
 // Errors are the limiter's own.
 //
 // A denied key costs 130 to 220 bytes, whatever its length (the first few hundred up
@@ -61,6 +61,7 @@ import (
 type DenyCache struct {
 	inner   Limiter
 	asking  *limiter // inner if it has a limit function, else nil: it is asked here, once a call
+	inLine  bool     // calls of one event wait in a line of inner's
 	maxKeys int
 	maxAge  time.Duration
 	base    time.Time
@@ -120,6 +121,7 @@ func NewDenyCache(l Limiter, opts ...DenyCacheOption) (*DenyCache, error) {
 	d := &DenyCache{
 		inner:   l,
 		asking:  asksLimits(l),
+		inLine:  hasLines(l),
 		maxKeys: defaultMaxDenials,
 		maxAge:  maxDenial,
 		base:    time.Now(),
@@ -146,6 +148,12 @@ func asksLimits(l Limiter) *limiter {
 		return lim
 	}
 	return nil
+}
+
+// hasLines reports whether l is one of the five types, with [WithCoalescing].
+func hasLines(l Limiter) bool {
+	lim := coreOf(l)
+	return lim != nil && lim.lines != nil
 }
 
 var errNoDenyCache = fmt.Errorf("%w: a DenyCache is made by its constructor", ErrInvalidLimit)
@@ -320,6 +328,7 @@ func (d *DenyCache) learn(q *question, r *Result, err error) {
 			d.forgetOtherLimits(q)
 		}
 	case r.details != nil: // made by a wrapper, or in part
+	case d.inLine && q.n > 1: // a line gives back unseen what its callers left, but denies none of them before
 	case r.RetryAfter > maxDenial || r.ResetAfter > maxDenial || q.n > r.Limit: // Never, or nonsense
 	default:
 		d.remember(q, r, d.now())

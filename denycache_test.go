@@ -1004,3 +1004,42 @@ func BenchmarkDenyCache(b *testing.B) {
 		}
 	}
 }
+
+// farAnswers is a store whose answers to a line take a while.
+type farAnswers struct{ store.Store }
+
+func (s farAnswers) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	r, err := s.Store.TakeUpTo(ctx, sp, key, l, n)
+	time.Sleep(roundTrip)
+	return r, err
+}
+
+func TestADenyCacheAroundALineDeniesNothingThatTheLineGaveBack(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			lim := newLimiter(t, algorithm, farAnswers{newSlow(t)}, ratelimit.PerDay(10), ratelimit.WithCoalescing())
+			d, err := ratelimit.NewDenyCache(lim)
+			require.NoError(t, err)
+			var group sync.WaitGroup
+			for i := range 3 { // one who is served alone, and two who leave while they are being served
+				group.Go(func() {
+					time.Sleep(time.Duration(i))
+					ctx, cancel := context.WithTimeout(t.Context(), roundTrip*5/2)
+					defer cancel()
+					_, err := d.Allow(ctx, "key")
+					require.Equal(t, i > 0, errors.Is(err, context.DeadlineExceeded))
+				})
+			}
+			time.Sleep(roundTrip * 3 / 2)
+			r, err := d.AllowN(t.Context(), "key", 8)
+			require.NoError(t, err)
+			require.False(t, r.Allowed, "three are charged")
+			group.Wait()
+			synctest.Wait()
+			time.Sleep(roundTrip)
+			r, err = d.AllowN(t.Context(), "key", 8)
+			require.NoError(t, err)
+			require.True(t, r.Allowed, algorithm)
+		})
+	}
+}

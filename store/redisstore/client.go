@@ -214,6 +214,19 @@ func deferred(client *redis.AutoPipeliner) process {
 	}
 }
 
+// outcome is how a call of a client has ended.
+type outcome struct {
+	err      error
+	panicked any
+}
+
+func (o outcome) error() error {
+	if o.panicked != nil {
+		panic(o.panicked)
+	}
+	return o.err
+}
+
 // detached is for all others. The goroutine lasts as long as the client's own
 // timeouts; since ctx has ended by then, an abandoned command is not sent if it was
 // still waiting for a connection.
@@ -221,17 +234,20 @@ func detached(client Client, within func(budget) (context.Context, context.Cance
 	return func(b budget, cmd command, sent *sending) error {
 		ctx, cancel := within(b)
 		defer cancel()
-		done := make(chan error, 1)
+		done := make(chan outcome, 1)
 		go func() {
-			err := client.Process(ctx, cmd)
-			if err == nil {
-				err = cmd.Err() // waits, if the client only queued the command
+			var o outcome
+			defer func() { // whoever calls from where a panic is expected is to have it there
+				o.panicked = recover()
+				done <- o
+			}()
+			if o.err = client.Process(ctx, cmd); o.err == nil {
+				o.err = cmd.Err() // waits, if the client only queued the command
 			}
-			done <- err
 		}()
 		select {
-		case err := <-done:
-			return err
+		case o := <-done:
+			return o.error()
 		case <-ctx.Done():
 			if sent.state.Load() != written {
 				return ctx.Err()
@@ -241,8 +257,8 @@ func detached(client Client, within func(budget) (context.Context, context.Cance
 		last, cancel := b.plain()
 		defer cancel()
 		select {
-		case err := <-done:
-			return err
+		case o := <-done:
+			return o.error()
 		case <-last.Done():
 			return last.Err()
 		}

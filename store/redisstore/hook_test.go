@@ -65,3 +65,26 @@ func TestHooksSeeTheCommands(t *testing.T) {
 		}
 	}
 }
+
+// broken is a hook that panics with each script.
+type broken struct{ tracer }
+
+func (*broken) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" {
+			panic("planted")
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestAPanicOfAHookIsThatOfTheCall(t *testing.T) {
+	addr := redistest.Shared(t).Addr()
+	for _, contextTimeouts := range []bool{false, true} {
+		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}, ContextTimeoutEnabled: contextTimeouts})
+		defer ring.Close()
+		ring.AddHook(new(broken))
+		s := newStore(t, ring)
+		require.PanicsWithValue(t, "planted", func() { _, _ = s.Take(t.Context(), space, "k", limit, 1) })
+	}
+}
