@@ -55,10 +55,16 @@ func needBinary(t testing.TB) {
 	if _, err := exec.LookPath("redis-server"); err == nil {
 		return
 	}
+	missing(t, "redis-server")
+}
+
+// missing skips t for want of what, or fails it.
+func missing(t testing.TB, what string) {
+	t.Helper()
 	if os.Getenv("RATELIMIT_REQUIRE_REDIS") == "1" {
-		t.Fatal("redis-server is missing and RATELIMIT_REQUIRE_REDIS=1")
+		t.Fatal(what + " is missing and RATELIMIT_REQUIRE_REDIS=1")
 	}
-	t.Skip("redis-server is missing")
+	t.Skip(what + " is missing")
 }
 
 func start(dir string, args []string) (*Server, error) {

@@ -24,8 +24,8 @@ type TLSServer struct {
 	roots *x509.CertPool
 }
 
-// StartTLS starts a redis-server with a certificate of its own for one test. The
-// binary must be one that was built with TLS.
+// StartTLS starts a redis-server with a certificate of its own for one test. A binary
+// that was built without TLS is as none.
 func StartTLS(t testing.TB) *TLSServer {
 	t.Helper()
 	needBinary(t)
@@ -37,7 +37,13 @@ func StartTLS(t testing.TB) *TLSServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := Start(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no")
+	server, err := start(t.TempDir(), []string{
+		"--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no",
+	})
+	if err != nil {
+		missing(t, "redis-server with TLS: "+err.Error())
+	}
+	t.Cleanup(server.Kill)
 	return &TLSServer{Server: server, port: port, roots: roots}
 }
 
