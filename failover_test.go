@@ -1099,14 +1099,14 @@ func TestEachFaultOfRedisIsAnsweredByThePolicy(t *testing.T) {
 				proxy := redistest.StartProxy(t, server.Addr())
 				client := redis.NewClient(&redis.Options{Addr: proxy.Addr()})
 				t.Cleanup(func() { _ = client.Close() })
-				timeout := 200 * time.Millisecond
-				if fault.giveUp != nil {
-					timeout = 600 * time.Millisecond // the caller is the first to give up
+				timeout, failures, probeAfter := 200*time.Millisecond, 2, 50*time.Millisecond
+				if fault.giveUp != nil { // the caller is the first to give up, as often as would trip it, and for long
+					timeout, failures, probeAfter = 600*time.Millisecond, 3, time.Hour
 				}
 				s, err := redisstore.New(client, redisstore.WithTimeout(timeout))
 				require.NoError(t, err)
 				bare := newLimiter(t, "token_bucket", s, ratelimit.PerHour(10))
-				lim := failover(t, bare, policies(t)[want], ratelimit.WithBreaker(2, 50*time.Millisecond))
+				lim := failover(t, bare, policies(t)[want], ratelimit.WithBreaker(failures, probeAfter))
 				for range 2 { // the script is known, and the local limiter is warm
 					require.Equal(t, ratelimit.SourceStore, source(t, lim))
 				}
@@ -1129,7 +1129,8 @@ func TestEachFaultOfRedisIsAnsweredByThePolicy(t *testing.T) {
 						require.Zero(t, r)
 					}
 					proxy.Release()
-					require.Equal(t, ratelimit.SourceStore, source(t, lim), "it has not tripped")
+					require.Eventually(t, func() bool { return source(t, lim) == ratelimit.SourceStore },
+						10*time.Second, time.Millisecond, "it has tripped")
 					return
 				}
 				require.ErrorIs(t, err, ratelimit.ErrStore, "the fault bites, and without the wrapper it is an error")
