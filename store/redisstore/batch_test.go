@@ -115,7 +115,7 @@ func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
 		alone := newStore(t, mini.Client(t), redisstore.WithPrefix("alone"))
 		space, rng := spaceOf(t, algorithm), rand.New(rand.NewPCG(3, 4))
 		for round := range 40 {
-			mini.SetTime(mini.Now().Add(time.Duration(rng.IntN(100)) * time.Second)) // back as often as not
+			mini.SetTime(mini.Now().Add(time.Duration(rng.Int64N(int64(100 * time.Second))).Truncate(time.Microsecond))) // back as often as not
 			claims := randomClaims(rng, space)
 			replies, errs, _ := joined.TakeEach(claims)
 			for i, c := range claims {
