@@ -203,10 +203,16 @@ func (d *DenyCache) Peek(ctx context.Context, key string) (Result, error) {
 	return d.inner.Peek(ctx, key)
 }
 
-// Charge is the limiter's own.
+// Charge is the limiter's own. It forgets the denial of key if that may have been under
+// another limit.
 func (d *DenyCache) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if d.inner == nil {
 		return Result{}, errNoDenyCache
+	}
+	if d.asking != nil {
+		h := d.seeds.hash(key)
+		d.beginChange(h)
+		defer d.endChange(h)
 	}
 	return Charge(ctx, d.inner, key, n)
 }
