@@ -227,7 +227,7 @@ func (f *Failover) decide(ctx context.Context, key string, n int, charge bool) (
 		return f.answer(ctx, key, n, charge)
 	case err != nil:
 		return Result{}, err
-	case charge && r.Allowed && f.policy.local != nil && r.details != &byLimit:
+	case charge && r.Allowed && f.policy.local != nil && !r.uncounted():
 		return f.mirror(ctx, key, n, r), nil
 	}
 	return r, nil
@@ -413,7 +413,7 @@ func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error
 		return r, err
 	})
 	switch {
-	case err == nil && r.Allowed && f.policy.local != nil && r.details != &byLimit:
+	case err == nil && r.Allowed && f.policy.local != nil && !r.uncounted():
 		return f.mirror(ctx, key, n, r), nil
 	case err == nil || !errors.Is(err, ErrStore) || f.policy.local == nil:
 		return r, err
