@@ -104,7 +104,8 @@ func FailClosed() FailurePolicy { return FailurePolicy{source: SourceFailClosed}
 // local spend as a free burst then. A lost reply makes a key pay twice. What is paid late
 // counts from then on, for up to a Period after local would have forgotten it.
 //
-// A refund of what the store admitted is also given back to local. What local has
+// A refund of what the store admitted is also given back to local: of an admission for
+// which local had less room, what one Refund exceeds the rest by. What local has
 // admitted and has been handed back is refunded to local only.
 //
 // It costs a decision of local, and an allocation, with each admission of the store,
@@ -400,7 +401,7 @@ func (f *Failover) settle(ctx context.Context, key string) error {
 // Charge charges n events that have happened already, whether they fit or not. While
 // the store fails, that is an error that wraps [ErrStore] and charges nobody, but with
 // [FailLocal] the local limiter, from which they are handed back as all that it has
-// admitted.
+// admitted. What is charged past its limit is not handed back.
 func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if err := f.check(ctx, key, n); err != nil {
 		return Result{}, err
