@@ -411,7 +411,10 @@ func (r *round) chargeTogether(ctx context.Context, i int) error {
 		}
 		core.fill(&r.results[j], claims[c].Limit, replies[c], claims[c].N, charged)
 		r.results[j].n = min(r.results[j].n, int32(min(r.n, maxEvents)))
-		if charged > 0 && core.algorithm != &leakyBucket { // the parts before were charged before, so that a Refund of all finds each event once
+		// The parts before are told as if charged before: or else a Refund, which gives
+		// back to each what is still charged, would find the same events twice. A leaky
+		// bucket takes back only its tail, which all of them are.
+		if charged > 0 && core.algorithm != &leakyBucket {
 			claims[c].N -= int64(r.n)
 		}
 		r.decided[j], r.charged[j] = true, !r.denied

@@ -104,9 +104,9 @@ func FailClosed() FailurePolicy { return FailurePolicy{source: SourceFailClosed}
 // local spend as a free burst then. A lost reply makes a key pay twice. What is paid late
 // counts from then on, for up to a Period after local would have forgotten it.
 //
-// A refund of what the store admitted is also given back to local: of an admission for
-// which local had less room, what one Refund exceeds the rest by. What local has
-// admitted and has been handed back is refunded to local only.
+// A refund of what the store admitted is also given back to local. Where local had no
+// room for s of the events, a Refund of n gives it back n-s, and nothing below that. What
+// local has admitted and has been handed back is refunded to local only.
 //
 // It costs a decision of local, and an allocation, with each admission of the store,
 // and a second call of the store where a key owes (up to four where the limiter has
