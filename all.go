@@ -313,8 +313,32 @@ func (r *round) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
-// peek asks part i for what charge would be told.
-func (r *round) peek(ctx context.Context, i int) (err error) {
+// peek asks the parts that charge would decide together with part i. What charge would
+// not have asked, since an earlier one denies, may fail.
+func (r *round) peek(ctx context.Context, i int) error {
+	denied := r.denied
+	for j := i; j < len(r.parts); j++ {
+		if !r.together(i, j) {
+			continue
+		}
+		if err := r.peekAt(ctx, j); err != nil {
+			if denied {
+				return ctx.Err()
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// together is whether part j, which is not before part i, is decided in one call with it.
+func (r *round) together(i, j int) bool {
+	p, q := &r.parts[i], &r.parts[j]
+	return i == j || !r.decided[j] && p.joint != nil && q.joint == p.joint && p.joint.Together(r.keys[i], r.keys[j])
+}
+
+// peekAt asks part i for what charge would be told.
+func (r *round) peekAt(ctx context.Context, i int) (err error) {
 	p := &r.parts[i]
 	if p.core == nil {
 		r.results[i], err = p.limiter.Peek(ctx, r.key)
@@ -365,7 +389,7 @@ func (r *round) chargeTogether(ctx context.Context, i int) error {
 	joint, claims := r.parts[i].joint, r.claims[:0]
 	for j := i; j < len(r.parts); j++ {
 		r.claimOf[j] = 0
-		if !r.decided[j] && r.parts[j].joint == joint && (j == i || joint.Together(r.keys[i], r.keys[j])) {
+		if r.together(i, j) {
 			claims, r.claimOf[j] = r.claim(claims, j)
 		}
 	}
@@ -376,16 +400,24 @@ func (r *round) chargeTogether(ctx context.Context, i int) error {
 	for c := range replies {
 		r.denied = r.denied || !replies[c].OK
 	}
-	for j := i; j < len(r.parts); j++ {
-		if c := r.claimOf[j] - 1; c >= 0 {
-			charged := claims[c].N
-			if r.denied {
-				charged = 0
-			}
-			r.parts[j].core.fill(&r.results[j], claims[c].Limit, replies[c], claims[c].N, charged)
-			r.results[j].n = min(r.results[j].n, int32(min(r.n, maxEvents)))
-			r.decided[j], r.charged[j] = true, !r.denied
+	for j := len(r.parts) - 1; j >= i; j-- {
+		c := r.claimOf[j] - 1
+		if c < 0 {
+			continue
 		}
+		core, charged := r.parts[j].core, claims[c].N
+		if r.denied {
+			charged = 0
+		}
+		core.fill(&r.results[j], claims[c].Limit, replies[c], claims[c].N, charged)
+		r.results[j].n = min(r.results[j].n, int32(min(r.n, maxEvents)))
+		// The parts before are told as if charged before: or else a Refund, which gives
+		// back to each what is still charged, would find the same events twice. A leaky
+		// bucket takes back only its tail, which all of them are.
+		if charged > 0 && core.algorithm != &leakyBucket {
+			claims[c].N -= int64(r.n)
+		}
+		r.decided[j], r.charged[j] = true, !r.denied
 	}
 	return nil
 }
@@ -413,7 +445,7 @@ func (r *round) claim(claims []store.Claim, j int) ([]store.Claim, int) {
 func (r *round) giveBack(ctx context.Context) {
 	for i := len(r.parts) - 1; i >= 0; i-- {
 		res := &r.results[i]
-		if !r.charged[i] || res.details == &byLimit {
+		if !r.charged[i] || res.uncounted() {
 			continue
 		}
 		if p := &r.parts[i]; p.core != nil { // by the limit of the charge, without asking for it anew
@@ -421,12 +453,29 @@ func (r *round) giveBack(ctx context.Context) {
 		} else {
 			_ = p.limiter.Refund(ctx, r.key, *res, r.n)
 		}
-		before := Result{Allowed: true, Limit: res.Limit, Remaining: res.Remaining, details: res.details}
-		if before.Remaining += min(r.n, res.Limit-res.Remaining); before.Remaining < before.Limit {
-			before.ResetAfter = res.ResetAfter
-		}
-		*res = before
+		*res = res.before(r.n)
 	}
+}
+
+// before is r without the n events that it has charged, not to be refunded again.
+func (r *Result) before(n int) Result {
+	d := r.ofAll()
+	if d != nil && d.denied { // and let through
+		n = 0
+	}
+	b := Result{Allowed: true, Limit: r.Limit, Remaining: r.Remaining, details: r.details}
+	if b.Remaining += min(n, r.Limit-r.Remaining); b.Remaining < b.Limit {
+		b.ResetAfter = r.ResetAfter
+	}
+	if d != nil && !d.denied {
+		b.details = &details{source: r.Source(), denied: true, parts: make([]Result, len(d.parts))}
+		for i := range d.parts {
+			if b.details.parts[i] = d.parts[i]; !d.parts[i].uncounted() {
+				b.details.parts[i] = d.parts[i].before(n)
+			}
+		}
+	}
+	return b
 }
 
 // result is the whole of results.

@@ -408,6 +408,57 @@ func TestAllGivesNothingBackTwice(t *testing.T) {
 	}
 }
 
+func TestAllTellsALimitOfSeveralWithoutTheChargeThatItGaveBack(t *testing.T) {
+	mem := memory(t, newClock())
+	inner := all(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9)),
+		newLimiter(t, "token_bucket", mem, ratelimit.PerHour(4), ratelimit.WithTiers(
+			func(context.Context, string) (string, error) { return "free", nil },
+			map[string]ratelimit.Limit{"free": ratelimit.Unlimited()})))
+	denied := ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil)
+	r := allowN(t, all(t, onOneKey(t, inner, "key"), denied), 2)
+	require.Len(t, r.Parts(), 3)
+	require.Equal(t, ratelimit.Result{Allowed: true, Limit: 9, Remaining: 9}, r.Parts()[0])
+	require.Equal(t, ratelimit.SourceLimit, r.Parts()[1].Source())
+	require.ErrorIs(t, inner.Refund(t.Context(), "key", r.Parts()[0], 2), ratelimit.ErrInvalidN)
+
+	through := onOneKey(t, letThrough{inner}, "key")
+	r = allowN(t, all(t, through, denied), 10)
+	require.Equal(t, 9, r.Parts()[0].Remaining, "which was never charged")
+}
+
+func TestARefundToALimitThatWasChargedTwiceGivesBackWhatIsStillCharged(t *testing.T) {
+	c := newClock()
+	for _, s := range []store.Store{memory(t, c), redisServer(t, redisstore.WithClock(c.Now)), withoutJoint{memory(t, c)}} {
+		lim := newLimiter(t, "token_bucket", s, ratelimit.PerHour(10))
+		a := all(t, lim, onOneKey(t, lim, "key"))
+		r := allowN(t, a, 5)
+		require.True(t, r.Allowed)
+		c.Advance(36 * time.Minute) // 4 of the 10 are left
+		require.True(t, allowN(t, lim, 6).Allowed)
+		require.NoError(t, a.Refund(t.Context(), "key", r, 5))
+		require.Equal(t, 4, peek(t, lim, "key").Remaining)
+	}
+}
+
+func TestAllPeeksNoFurtherThanItWouldDecide(t *testing.T) {
+	mem := memory(t, newClock())
+	up := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(9))
+	full := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(2))
+	allowN(t, full, 2)
+	down := ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)
+	for _, a := range []ratelimit.Limiter{
+		all(t, full, down),
+		all(t, up, down, full), // which is asked together with the first
+		all(t, down, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(0))),
+	} {
+		r, told := allowN(t, a, 1), peek(t, a, "key")
+		require.False(t, r.Allowed)
+		require.Equal(t, r.RetryAfter, told.RetryAfter)
+	}
+	_, err := all(t, up, down).Peek(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrStore)
+}
+
 func TestAllOfStaticAnswers(t *testing.T) {
 	r := allowN(t, all(t, ratelimit.Static(ratelimit.Result{}, nil)), 1)
 	require.False(t, r.Allowed)

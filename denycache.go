@@ -44,8 +44,10 @@ import (
 // Denials of RetryAfter Never are not remembered, having no t, and nor are those
 // that the store did not make (see [Result.Source]), or several limits together ([All]):
 // their keys may be those of others, whose refunds it would not see. For the same reason
-// it goes inside a [Keyed] and not around it, and with [WithCoalescing] remembers
-// denials of one event only: to others the line may give back what a caller left in it.
+// it goes inside a [Keyed] and not around it, and with [WithCoalescing], which it sees if l
+// is one of the five algorithms itself, remembers denials of one event only: to others the
+// line may give back what a caller left in it. It goes inside what sleeps, too (throttle's
+// Waiter), which denies one caller and would sleep for another.
 // Peek always asks the store.
 // Errors are the limiter's own.
 //
@@ -203,10 +205,16 @@ func (d *DenyCache) Peek(ctx context.Context, key string) (Result, error) {
 	return d.inner.Peek(ctx, key)
 }
 
-// Charge is the limiter's own.
+// Charge is the limiter's own. It forgets the denial of key if that may have been under
+// another limit.
 func (d *DenyCache) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if d.inner == nil {
 		return Result{}, errNoDenyCache
+	}
+	if d.asking != nil {
+		h := d.seeds.hash(key)
+		d.beginChange(h)
+		defer d.endChange(h)
 	}
 	return Charge(ctx, d.inner, key, n)
 }

@@ -432,6 +432,22 @@ func TestADenialThatMeetsAnAdmissionUnderAnotherLimitIsForgotten(t *testing.T) {
 	}
 }
 
+func TestADenialIsForgottenByAChargeUnderAnotherLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := ratelimit.Limit{Rate: 10, Period: time.Hour}
+		d := newDenyCache(t, inMemory(t, "token_bucket", limit, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })))
+		require.True(t, allowN(t, d, 10).Allowed)
+		require.False(t, allowN(t, d, 1).Allowed)
+		limit.Period = time.Second // which refills the bucket
+		time.Sleep(time.Second)
+		overcharge(t, d, 1)
+		limit.Period = time.Hour
+		require.Equal(t, 9, peek(t, d, "key").Remaining)
+		require.True(t, allowN(t, d, 9).Allowed)
+	})
+}
+
 // answers is a limiter that keeps what the store has denied.
 type answers struct {
 	ratelimit.Limiter

@@ -104,8 +104,9 @@ func FailClosed() FailurePolicy { return FailurePolicy{source: SourceFailClosed}
 // local spend as a free burst then. A lost reply makes a key pay twice. What is paid late
 // counts from then on, for up to a Period after local would have forgotten it.
 //
-// A refund of what the store admitted is also given back to local. What local has
-// admitted and has been handed back is refunded to local only.
+// A refund of what the store admitted is also given back to local. Where local had no
+// room for s of the events, a Refund of n gives it back n-s, and nothing below that. What
+// local has admitted and has been handed back is refunded to local only.
 //
 // It costs a decision of local, and an allocation, with each admission of the store,
 // and a second call of the store where a key owes (up to four where the limiter has
@@ -227,7 +228,7 @@ func (f *Failover) decide(ctx context.Context, key string, n int, charge bool) (
 		return f.answer(ctx, key, n, charge)
 	case err != nil:
 		return Result{}, err
-	case charge && r.Allowed && f.policy.local != nil && r.details != &byLimit:
+	case charge && r.Allowed && f.policy.local != nil && !r.uncounted():
 		return f.mirror(ctx, key, n, r), nil
 	}
 	return r, nil
@@ -400,7 +401,7 @@ func (f *Failover) settle(ctx context.Context, key string) error {
 // Charge charges n events that have happened already, whether they fit or not. While
 // the store fails, that is an error that wraps [ErrStore] and charges nobody, but with
 // [FailLocal] the local limiter, from which they are handed back as all that it has
-// admitted.
+// admitted. What is charged past its limit is not handed back.
 func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if err := f.check(ctx, key, n); err != nil {
 		return Result{}, err
@@ -413,7 +414,7 @@ func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error
 		return r, err
 	})
 	switch {
-	case err == nil && r.Allowed && f.policy.local != nil && r.details != &byLimit:
+	case err == nil && r.Allowed && f.policy.local != nil && !r.uncounted():
 		return f.mirror(ctx, key, n, r), nil
 	case err == nil || !errors.Is(err, ErrStore) || f.policy.local == nil:
 		return r, err

@@ -519,6 +519,16 @@ func TestAnOutageFindsTheLocalLimiterWarm(t *testing.T) {
 	}
 }
 
+func TestWhatSeveralUnlimitedLimitsAdmitIsNotMirrored(t *testing.T) {
+	local := inMemory(t, "token_bucket", ratelimit.PerHour(10))
+	unlimited := all(t, inMemory(t, "token_bucket", ratelimit.Unlimited()), inMemory(t, "sliding_log", ratelimit.Unlimited()))
+	lim := failover(t, unlimited, ratelimit.FailLocal(local))
+	require.NoError(t, lim.Refund(t.Context(), "key", allowN(t, lim, 4), 4))
+	allowN(t, lim, 4)
+	overcharge(t, lim, 4)
+	require.Equal(t, 10, peek(t, local, "key").Remaining)
+}
+
 func TestAChargeThatIsLargerThanTheShareUsesItUp(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {

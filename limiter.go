@@ -440,7 +440,7 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	if err := lim.check(ctx, key, n); err != nil {
 		return err
 	}
-	if charged.details == &byLimit {
+	if charged.uncounted() {
 		return nil
 	}
 	l, err := lim.limitOf(ctx, key)

@@ -88,6 +88,6 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 		return c.Charge(ctx, key, n)
 	}
 	_, r, err := allowUpTo(ctx, l, key, n)
-	r.Allowed = err == nil
+	r.Allowed, r.RetryAfter = err == nil, 0
 	return r, err
 }

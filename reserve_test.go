@@ -188,6 +188,12 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 	allowN(t, plain, 7)
 	overcharge(t, plain, 5)
 	require.Equal(t, 0, peek(t, plain, "key").Remaining)
+	for _, full := range []ratelimit.Limiter{struct{ ratelimit.Limiter }{plain}, ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil)} {
+		charged, err := ratelimit.Charge(t.Context(), full, "key", 5)
+		require.NoError(t, err)
+		require.True(t, charged.Allowed)
+		require.Zero(t, charged.RetryAfter)
+	}
 }
 
 func TestOfManyWhoSettleAtOnceOneDoes(t *testing.T) {

@@ -45,6 +45,9 @@ func (r Result) Source() Source {
 	return r.details.source
 }
 
+// uncounted is whether all limits that had a part in r are Unlimited.
+func (r *Result) uncounted() bool { return r.Source() == SourceLimit }
+
 // details is what wrappers tell in a Result. It is never changed once a Result
 // has it.
 type details struct {

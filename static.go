@@ -35,7 +35,7 @@ func (s static) AllowN(ctx context.Context, key string, n int) (Result, error) {
 
 func (s static) Charge(ctx context.Context, key string, n int) (Result, error) {
 	r, err := s.AllowN(ctx, key, n)
-	r.Allowed = err == nil
+	r.Allowed, r.RetryAfter = err == nil, 0
 	return r, err
 }
 

@@ -34,3 +34,14 @@ func TestADebtIsChargedToTheLimiterWithinOnRedisToo(t *testing.T) {
 	require.Greater(t, r.RetryAfter, 15*24*time.Hour)
 	require.NoError(t, lim.Reset(ctx, "key"))
 }
+
+func TestWhatSeveralUnlimitedLimitsWithinAdmitCanBeRefunded(t *testing.T) {
+	inner, err := ratelimit.NewAll(inMemory(t, ratelimit.Unlimited()), inMemory(t, ratelimit.Unlimited()))
+	require.NoError(t, err)
+	lim, err := accesslist.New(inner)
+	require.NoError(t, err)
+	reservation, r, err := ratelimit.Reserve(t.Context(), lim, "key", 4)
+	require.NoError(t, err)
+	require.Equal(t, ratelimit.SourceLimit, r.Source())
+	require.NoError(t, reservation.Settle(t.Context(), 1))
+}
