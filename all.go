@@ -35,7 +35,8 @@ import (
 // longer.
 //
 // A part that decides on the same key of the same limiter as another is charged n
-// events for each, of which Remaining knows nothing: it is what the key has left. A
+// events for each, of which Remaining knows nothing: it is what the key has left. Peek
+// allows for it where the parts are the five algorithms, or a [Keyed] around one. A
 // decision takes as long as those of its parts, less a lock or a round trip for each but
 // the first, and two allocations. [WithCoalescing] has no effect on limits that are
 // decided together. Its own memory is nothing per key.
