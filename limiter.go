@@ -297,7 +297,8 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 //
 // What is charged past the limit is paid by waiting. In the two buckets it drains as all
 // else, and nothing is admitted until the level is below the Burst again (the level
-// ends where it takes 100 years to drain, or at 2^31-1 events). In a [SlidingLog] it
+// ends where it takes 100 years to drain by today's limit, or at 2^31-1 events; a
+// Charge that finds it there charges nothing, and has nothing to refund). In a [SlidingLog] it
 // leaves after a Period. A window counter reads more than its Rate as its Rate, so that a
 // debt ends with the window, or with the next one: for estimates that may be far off
 // use a bucket. A store that cannot force a charge takes as much as fits. Under a limit
@@ -392,7 +393,7 @@ func (lim *limiter) force(ctx context.Context, key string, l store.Limit, n int6
 // most is the most events that a state can hold.
 func (a *algorithm) most(l store.Limit) int64 {
 	if a.burst {
-		return max(l.Burst, bucketMost(l))
+		return bucketMost(l)
 	}
 	return maxEvents
 }
