@@ -198,7 +198,8 @@ func (t *table) setLog(i int, log store.Log) {
 
 // addToLog adds n events at now to the log of slot i.
 func (t *table) addToLog(i int, l store.Limit, now, n int64) {
-	t.slots[i].put(store.State{At: now, Part: t.logs[i].Add(l, now, n) - now}, l.Rate)
+	end := t.logs[i].Add(l, now, n)
+	t.slots[i].put(store.State{At: end - l.Period, Part: l.Period}, l.Rate)
 }
 
 // place puts s and its log into a free slot, of which there must be one, and
