@@ -18,6 +18,12 @@
 // [TokenBucket] for a sustained rate with bursts, and [LeakyBucket] to pace work
 // at a constant rate.
 //
+// What is built on them are limiters again: [All] for several limits at once, [Keyed]
+// for a limit by another key, [DenyCache] for floods of denied calls on Redis, and
+// [Failover] for an answer while Redis is down. [WithTiers] and [WithLimitFunc] give keys
+// limits of their own, [Reserve] is for costs that are known afterwards, and [Wait]
+// blocks until an event is admitted.
+//
 // Arithmetic is in integers from end to end, time is in whole microseconds, and
 // a denial costs nothing. What a decision costs, and what each algorithm
 // promises at its worst edge, stands with its type.
