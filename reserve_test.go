@@ -161,10 +161,11 @@ func TestADebtUnderASlowerLimitDrainsInAHundredYears(t *testing.T) {
 		l = ratelimit.Every(365 * 24 * time.Hour) // on which 100 events drain in a century
 		if algorithm == "token_bucket" || algorithm == "leaky_bucket" {
 			require.InDelta(t, century, peek(t, lim, "key").ResetAfter, float64(time.Second))
-			overcharge(t, lim, 1) // written as it is read, and no more
+			require.NoError(t, lim.Refund(t.Context(), "key", charged, 10))
+			require.InDelta(t, century/10*9, peek(t, lim, "key").ResetAfter, float64(time.Second))
+			overcharge(t, lim, 11)
 			require.InDelta(t, century, peek(t, lim, "key").ResetAfter, float64(time.Second))
 		}
-		require.NoError(t, lim.Refund(t.Context(), "key", charged, 1<<31-1))
 	})
 }
 
@@ -174,6 +175,13 @@ func TestTheLargestChargeIsGivenBackAlikeOnBothStores(t *testing.T) {
 		if algorithm != "token_bucket" {
 			return
 		}
+		most := newLimiter(t, algorithm, s, ratelimit.Limit{Rate: 1<<31 - 2, Period: time.Minute})
+		all := overcharge(t, most, 1<<31-1)
+		c.Advance(30 * time.Second)
+		allowN(t, most, 1)
+		require.NoError(t, most.Refund(t.Context(), "key", all, 1<<31-1))
+		require.InDelta(t, 1<<31-3, peek(t, most, "key").Remaining, 2)
+
 		l := ratelimit.PerSecond(3)
 		lim := newLimiter(t, algorithm, s, l, ratelimit.WithLimitFunc(
 			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
@@ -184,6 +192,13 @@ func TestTheLargestChargeIsGivenBackAlikeOnBothStores(t *testing.T) {
 		l = ratelimit.PerDay(7)
 		require.NoError(t, lim.Refund(t.Context(), "key", charged, 1<<31-1))
 		require.Equal(t, 6, peek(t, lim, "key").Remaining, "7, less what has drained of the first since")
+
+		l = ratelimit.PerSecond(999_983)
+		overcharge(t, lim, 1<<31-1)
+		c.Advance(time.Microsecond)
+		overcharge(t, lim, 1<<31-1) // a part of an event above
+		l = ratelimit.Every(time.Second / 2)
+		require.Equal(t, (1<<31-1)*time.Second/2, peek(t, lim, "key").ResetAfter)
 	})
 }
 

@@ -66,7 +66,7 @@ if op == 'refund' then
   function refund(key, l, now, c)
     local s
     s, now = read(key, now, true)
-    if s.whole == 0 and s.part == 0 or now - s.at >= life(s) or not giveback(s, l, now, c) then
+    if s.rate == 0 or now - s.at >= life(s) or not giveback(s, l, now, c) then
       return
     elseif s.whole == 0 and s.part == 0 then
       call('DEL', key)
