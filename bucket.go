@@ -27,6 +27,9 @@ func bucketLevel(s store.State, l store.Limit, now int64) (at, whole, part int64
 	}
 	now = max(now, s.At)
 	whole, part = bucketConvert(s, l)
+	if s.Whole >= overdrawn { // no more than today's limit drains in 100 years
+		whole = min(whole, bucketMost(l))
+	}
 	w, p := flow(now-s.At, l.Rate, l.Period)
 	whole, part = subtract(whole, part, w, p, l.Period)
 	return now, whole, part
@@ -129,8 +132,10 @@ func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store
 		return store.State{}
 	}
 	owing := s.Whole & overdrawn
-	s.Whole &^= overdrawn
-	if owing == 0 && s.Whole >= l.Burst {
+	switch {
+	case owing > 0:
+		s.Whole = min(s.Whole-overdrawn, bucketMost(l))
+	case s.Whole >= l.Burst:
 		s.Whole, s.Part = l.Burst, 0
 	}
 	if s.Period != l.Period {
@@ -156,7 +161,7 @@ func bucketOver(next store.State, l store.Limit, most int64) store.State {
 }
 
 // bucketMost is the most that a level may hold: what drains in 100 years, as a full
-// bucket does.
+// bucket does, and so never less than the Burst.
 func bucketMost(l store.Limit) int64 {
 	whole, _ := flow(maxRefill, l.Rate, l.Period)
 	return min(whole, maxEvents)

@@ -356,3 +356,28 @@ func ExampleLimiter_Refund() {
 	// 12 files, remaining 8
 	// 2 of them failed, remaining 10
 }
+
+// A worker asks for as many jobs as it can hold, and takes what fits.
+func ExampleTokenBucket_AllowUpTo() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerDay(25))
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for range 4 {
+		granted, r, err := limiter.AllowUpTo(context.Background(), "jobs", 10)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(granted, "granted, remaining", r.Remaining)
+	}
+	// Output:
+	// 10 granted, remaining 15
+	// 10 granted, remaining 5
+	// 5 granted, remaining 0
+	// 0 granted, remaining 0
+}

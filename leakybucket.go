@@ -87,8 +87,8 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 // leakyBucketRefund gives back only the tail of the queue: c is the tail if it was
 // the last to come, and left no lower level behind than there is.
 func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
-	whole, part := bucketConvert(s, l)
-	w, p := bucketConvert(chargedLevel(c, s), l)
+	_, whole, part := bucketLevel(s, l, s.At)
+	_, w, p := bucketLevel(chargedLevel(c, s), l, c.At)
 	if c.At != s.At || w < whole || w == whole && p < part {
 		return s
 	}

@@ -18,6 +18,12 @@
 // [TokenBucket] for a sustained rate with bursts, and [LeakyBucket] to pace work
 // at a constant rate.
 //
+// What is built on them are limiters again: [All] for several limits at once, [Keyed]
+// for a limit by another key, [DenyCache] for floods of denied calls on Redis, and
+// [Failover] for an answer while Redis is down. [WithTiers] and [WithLimitFunc] give keys
+// limits of their own, [Reserve] is for costs that are known afterwards, and [Wait]
+// blocks until an event is admitted.
+//
 // Arithmetic is in integers from end to end, time is in whole microseconds, and
 // a denial costs nothing. What a decision costs, and what each algorithm
 // promises at its worst edge, stands with its type.
@@ -297,7 +303,8 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 //
 // What is charged past the limit is paid by waiting. In the two buckets it drains as all
 // else, and nothing is admitted until the level is below the Burst again (the level
-// ends where it takes 100 years to drain, or at 2^31-1 events). In a [SlidingLog] it
+// ends where it takes 100 years to drain by today's limit, or at 2^31-1 events; a
+// Charge that finds it there charges nothing, and has nothing to refund). In a [SlidingLog] it
 // leaves after a Period. A window counter reads more than its Rate as its Rate, so that a
 // debt ends with the window, or with the next one: for estimates that may be far off
 // use a bucket. A store that cannot force a charge takes as much as fits. Under a limit
@@ -392,7 +399,7 @@ func (lim *limiter) force(ctx context.Context, key string, l store.Limit, n int6
 // most is the most events that a state can hold.
 func (a *algorithm) most(l store.Limit) int64 {
 	if a.burst {
-		return max(l.Burst, bucketMost(l))
+		return bucketMost(l)
 	}
 	return maxEvents
 }

@@ -415,6 +415,18 @@ func TestALateReadingOfTheClockMintsNothing(t *testing.T) {
 	})
 }
 
+// What has ended counts again for a reading that comes late, and so must not be
+// forgotten by a Refund that comes after the end.
+func TestARefundAfterTheEndMintsNothingForALateReading(t *testing.T) {
+	onEach(t, ratelimit.PerMinute(10), func(t *testing.T, lim ratelimit.Limiter, c *clock) {
+		charged := allowN(t, lim, 10)
+		c.Advance(charged.ResetAfter)
+		require.NoError(t, lim.Refund(t.Context(), "key", charged, 10))
+		c.Advance(-charged.ResetAfter / 2)
+		require.False(t, allowN(t, lim, 10).Allowed)
+	})
+}
+
 func TestALimitThatFlapsAdmitsNoMoreThanTheHigherOne(t *testing.T) {
 	for _, algorithm := range algorithms {
 		c := newClock()

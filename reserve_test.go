@@ -137,6 +137,71 @@ func TestADebtOutlivesAChangeOfTheLimit(t *testing.T) {
 	}
 }
 
+// However slow the limit is that a debt meets, it drains in a hundred years: a time
+// that a Duration can hold.
+func TestADebtUnderASlowerLimitDrainsInAHundredYears(t *testing.T) {
+	const century = 100 * 365 * 24 * time.Hour
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		fast := ratelimit.PerSecond(1_000_000)
+		l := fast
+		lim := newLimiter(t, algorithm, s, l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		charged := overcharge(t, lim, 1<<31-1)
+		for _, l = range []ratelimit.Limit{
+			ratelimit.PerDay(1), ratelimit.PerDay(7), ratelimit.Every(10 * 365 * 24 * time.Hour),
+			{Rate: 1, Period: time.Second + time.Microsecond}, {Rate: 3, Period: 1_000_003 * time.Microsecond},
+		} {
+			for _, r := range []ratelimit.Result{peek(t, lim, "key"), allowN(t, lim, 1)} {
+				require.False(t, r.Allowed, l)
+				require.Positive(t, r.RetryAfter, l)
+				require.LessOrEqual(t, r.RetryAfter, century, l)
+				require.LessOrEqual(t, r.ResetAfter, century, l)
+			}
+		}
+		l = ratelimit.Every(365 * 24 * time.Hour) // on which 100 events drain in a century
+		if algorithm == "token_bucket" || algorithm == "leaky_bucket" {
+			require.InDelta(t, century, peek(t, lim, "key").ResetAfter, float64(time.Second))
+			require.NoError(t, lim.Refund(t.Context(), "key", charged, 10))
+			require.InDelta(t, century/10*9, peek(t, lim, "key").ResetAfter, float64(time.Second))
+			overcharge(t, lim, 11)
+			require.InDelta(t, century, peek(t, lim, "key").ResetAfter, float64(time.Second))
+		}
+	})
+}
+
+// The level that a charge left behind is rounded up: to more than a state holds.
+func TestTheLargestChargeIsGivenBackAlikeOnBothStores(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if algorithm != "token_bucket" {
+			return
+		}
+		most := newLimiter(t, algorithm, s, ratelimit.Limit{Rate: 1<<31 - 2, Period: time.Minute})
+		all := overcharge(t, most, 1<<31-1)
+		c.Advance(30 * time.Second)
+		allowN(t, most, 1)
+		require.NoError(t, most.Refund(t.Context(), "key", all, 1<<31-1))
+		require.InDelta(t, 1<<31-3, peek(t, most, "key").Remaining, 2)
+
+		l := ratelimit.PerSecond(3)
+		lim := newLimiter(t, algorithm, s, l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		charged := overcharge(t, lim, 1<<31-1)
+		l = ratelimit.Limit{Rate: 1<<31 - 1, Period: time.Minute}
+		c.Advance(2 * time.Minute)
+		allowN(t, lim, 1<<30)
+		l = ratelimit.PerDay(7)
+		require.NoError(t, lim.Refund(t.Context(), "key", charged, 1<<31-1))
+		require.Equal(t, 6, peek(t, lim, "key").Remaining, "7, less what has drained of the first since")
+
+		l = ratelimit.PerSecond(999_983)
+		overcharge(t, lim, 1<<31-1)
+		c.Advance(time.Microsecond)
+		overcharge(t, lim, 1<<31-1) // a part of an event above
+		l = ratelimit.Every(time.Second / 2)
+		require.Equal(t, (1<<31-1)*time.Second/2, peek(t, lim, "key").ResetAfter)
+	})
+}
+
 func TestChargeGoesThroughWrappers(t *testing.T) {
 	for _, algorithm := range algorithms {
 		mem := memory(t, newClock())

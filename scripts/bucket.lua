@@ -3,8 +3,9 @@
 -- bucket.go. State: at, the time of the level; whole and part, the level, which is
 -- whole + part/period events and falls by rate/period in one µs.
 -- A level that was charged past the capacity has DEBT added to whole, and is not
--- clamped to the capacity.
+-- clamped to the capacity, but to what drains in 100 years.
 local DEBT = 2 ^ 31
+local CENTURY = 100 * 365 * 24 * 3600 * 1000000 -- µs
 local room, over, giveback, refund
 local chargedlevel, takeback
 
@@ -21,18 +22,16 @@ local function level(s, l, now)
   if whole == 0 and part == 0 then
     return 0, 0
   end
-  if s.rate ~= l.rate or s.period ~= l.period then
-    if now - s.at >= life(s) then
-      return 0, 0
-    end
-    if s.period ~= l.period and part > 0 then
-      whole, part = whole + 1, 0
-    end
+  if (s.rate ~= l.rate or s.period ~= l.period) and now - s.at >= life(s) then
+    return 0, 0
+  end
+  if whole >= l.burst and whole < DEBT then
+    whole, part = l.burst, 0
+  elseif s.period ~= l.period and part > 0 then
+    whole, part = whole + 1, 0
   end
   if whole >= DEBT then
-    whole = whole - DEBT
-  elseif whole >= l.burst then
-    whole, part = l.burst, 0
+    whole = min(whole - DEBT, DEBT - 1, (muldiv(CENTURY, l.rate, l.period)))
   end
   local w, p = muldiv(now - s.at, l.rate, l.period)
   whole, part = whole - w, part - p
@@ -59,6 +58,7 @@ elseif op == 'refund' then
   -- until c.due. It is past the capacity if s is.
   function chargedlevel(c, s)
     local whole, part = muldiv(c.due - c.at, c.rate, c.period)
+    whole = min(whole, DEBT - 1)
     if s.whole >= DEBT then
       whole = whole + DEBT
     end
@@ -82,8 +82,9 @@ elseif op == 'refund' then
       return true
     end
     local owing = s.whole >= DEBT and DEBT or 0
-    s.whole = s.whole - owing
-    if owing == 0 and s.whole >= l.burst then
+    if owing > 0 then
+      s.whole = min(s.whole - DEBT, (muldiv(CENTURY, l.rate, l.period)))
+    elseif s.whole >= l.burst then
       s.whole, s.part = l.burst, 0
     end
     if s.period ~= l.period then

@@ -16,9 +16,6 @@ end
 -- come, and left no lower level behind than there is.
 if op == 'refund' then
   function giveback(s, l, now, c)
-    if s.whole == 0 and s.part == 0 then
-      return false
-    end
     local whole, part = level(s, l, s.at)
     local w, p = level(chargedlevel(c, s), l, c.at)
     return c.at == s.at and (w > whole or w == whole and p >= part) and takeback(s, l, now, c)

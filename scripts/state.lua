@@ -61,12 +61,12 @@ local function commit(key, s)
 end
 
 -- refund gives back what is still charged of c, and lets the key expire when it
--- would have. It moves no state in time.
+-- would have. It moves no state in time, and touches none that has ended.
 if op == 'refund' then
   function refund(key, l, now, c)
     local s
     s, now = read(key, now, true)
-    if not giveback(s, l, now, c) then
+    if s.rate == 0 or now - s.at >= life(s) or not giveback(s, l, now, c) then
       return
     elseif s.whole == 0 and s.part == 0 then
       call('DEL', key)

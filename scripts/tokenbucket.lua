@@ -14,7 +14,5 @@ local function step(s, l, now, n)
 end
 
 if op == 'refund' then
-  function giveback(s, l, now, c)
-    return (s.whole > 0 or s.part > 0) and takeback(s, l, now, c)
-  end
+  giveback = takeback
 end

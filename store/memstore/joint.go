@@ -149,7 +149,7 @@ func (s *Store) charge(held []*table, c *claim, reading int64) []*table {
 		}
 		t.addToLog(i, c.Limit, now, c.N)
 		if c.force {
-			c.reply.X = t.end(i, &s.rules) - c.Limit.Period
+			c.reply.X = t.slots[i].at
 		}
 		return held
 	}

@@ -107,6 +107,26 @@ func TestRefundOfEverythingForgetsTheKey(t *testing.T) {
 	}
 }
 
+func TestALogKeepsItsEndHoweverFarTheClockGoesBack(t *testing.T) {
+	const years = 365 * 24 * 3600 * second
+	c := newClock()
+	s := newStore(t, memstore.WithClock(c.now))
+	sp := store.NewSpace(forward, "")
+	take(t, s, sp, "k", perMinute(10), 1)
+	c.add(-30 * years)
+	take(t, s, sp, "k", perMinute(10), 1) // at the time of the first
+	c.add(29 * years)
+	s.SweepAll()
+	if s.Len() != 1 {
+		t.Errorf("Len %d a year before the end, want 1", s.Len())
+	}
+	c.add(years + 70*second)
+	s.SweepAll()
+	if s.Len() != 0 {
+		t.Errorf("Len %d after the end, want 0", s.Len())
+	}
+}
+
 func TestRefundNeverExtendsALife(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))

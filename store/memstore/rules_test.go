@@ -45,6 +45,22 @@ var sliding = &store.Rule{
 	NewLog: func(store.State) store.Log { return new(plainLog) },
 }
 
+// forward is sliding with a log whose time does not go back, as a Log is to be.
+var forward = &store.Rule{
+	Name:   "forward",
+	Step:   sliding.Step,
+	NewLog: func(store.State) store.Log { return new(forwardLog) },
+}
+
+type forwardLog struct{ plainLog }
+
+func (g *forwardLog) Add(l store.Limit, now, n int64) (end int64) {
+	if len(g.at) > 0 {
+		now = max(now, g.at[len(g.at)-1])
+	}
+	return g.plainLog.Add(l, now, n)
+}
+
 func (g *plainLog) Step(l store.Limit, now, n int64) store.Reply {
 	spent := g.after(now - l.Period)
 	if g.End() <= now {

@@ -198,7 +198,8 @@ func (t *table) setLog(i int, log store.Log) {
 
 // addToLog adds n events at now to the log of slot i.
 func (t *table) addToLog(i int, l store.Limit, now, n int64) {
-	t.slots[i].put(store.State{At: now, Part: t.logs[i].Add(l, now, n) - now}, l.Rate)
+	end := t.logs[i].Add(l, now, n)
+	t.slots[i].put(store.State{At: end - l.Period, Part: l.Period}, l.Rate)
 }
 
 // place puts s and its log into a free slot, of which there must be one, and
@@ -247,7 +248,8 @@ func (t *table) settle(i int) {
 }
 
 // refund gives back what is still charged of c in slot i, and says whether
-// anything is left.
+// anything is left. A state that has ended stays for the sweep, which remembers until
+// when it counted, for a reading of the clock that comes late.
 func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Charge) bool {
 	s := &t.slots[i]
 	if log := t.log(i); log != nil {
@@ -255,7 +257,10 @@ func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c stor
 		s.put(store.State{At: s.at, Part: max(0, log.End()-s.at)}, int64(s.rate))
 		return log.End() != 0
 	}
-	left := rule.Refund(t.state(i, rule, now), l, now, c)
+	if s.end(rule) <= now {
+		return true
+	}
+	left := rule.Refund(s.state(), l, now, c)
 	s.put(left, int64(s.rate))
 	return left.Whole != 0 || left.Part != 0
 }

@@ -110,8 +110,8 @@ func (m *reference) Refund(_ context.Context, sp *store.Space, key string, l sto
 		}
 		return nil
 	}
-	s, found := m.states[a]
-	if !found {
+	s := m.states[a]
+	if m.state(sp, a, now) == (store.State{}) { // one that has ended stays, for a late reading of the clock
 		return nil
 	}
 	s.State = sp.Rule.Refund(s.State, l, now, c)
