@@ -254,6 +254,10 @@ func (l *link) settings() []string {
 			found = append(found, "client: ContextTimeoutEnabled is false, so that it does not keep to deadlines. The store's calls do, "+
 				"through a clone that has none of the client's hooks (tracing). Set it, and the store uses the client itself.")
 		}
+		if o.Addr == failoverClient && o.DialTimeout > mostDialing {
+			found = append(found, fmt.Sprintf("client: DialTimeout is %v. When the host of the master hangs, dials of it hold the pool for as long "+
+				"after Sentinel has named another one. Set 500 ms.", o.DialTimeout))
+		}
 		return found
 	case *redis.ClusterClient:
 		o := c.Options()
@@ -284,6 +288,11 @@ func (l *link) settings() []string {
 	}
 	return nil
 }
+
+const (
+	failoverClient = "FailoverClient" // what go-redis has for the address of a client of Sentinel
+	mostDialing    = time.Second      // for a pool that is to recover within some seconds
+)
 
 // checkTLS looks for what makes go-redis (9.23) wait on a connection that was made ahead of
 // its first command: by RESP3, it takes the session ticket that a server sends after a

@@ -139,3 +139,18 @@ func TestCheckReadsVersionsOfRedisAndValkey(t *testing.T) {
 		require.Contains(t, text, says, info)
 	}
 }
+
+func TestCheckKnowsADialTimeoutThatOutlastsAFailover(t *testing.T) {
+	found := func(dial time.Duration) string {
+		client := redis.NewFailoverClient(&redis.FailoverOptions{
+			MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}, DialTimeout: dial,
+		})
+		defer client.Close()
+		return strings.Join(newStore(t, client).Settings(), "\n")
+	}
+	require.Contains(t, found(0), "DialTimeout is 5s") // go-redis' default
+	require.NotContains(t, found(500*time.Millisecond), "DialTimeout")
+	plain := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer plain.Close()
+	require.NotContains(t, strings.Join(newStore(t, plain).Settings(), "\n"), "DialTimeout")
+}
