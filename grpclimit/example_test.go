@@ -117,7 +117,7 @@ func ExampleUnaryClientInterceptor() {
 func ExampleStreamClientInterceptor() {
 	limit, err := grpclimit.StreamClientInterceptor(
 		ratelimit.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil),
-		grpclimit.WithKey(grpclimit.All(grpclimit.Method, grpclimit.OutgoingMetadata("tenant"))))
+		grpclimit.WithKey(grpclimit.Combined(grpclimit.Method, grpclimit.OutgoingMetadata("tenant"))))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -154,10 +154,10 @@ func User(f func(ctx context.Context) (name string, ok bool)) KeyFunc {
 // Global is one key for all calls.
 func Global(context.Context, string) (string, error) { return "global", nil }
 
-// All is the combination of what all of fs say, such as each method of each user. Each
+// Combined is the combination of what all of fs say, such as each method of each user. Each
 // part has its length before it, so that no two combinations meet. If one has an error,
 // so has All. It is nil if there are none, or one of them is.
-func All(fs ...KeyFunc) KeyFunc {
+func Combined(fs ...KeyFunc) KeyFunc {
 	fs = usable(fs)
 	if fs == nil {
 		return nil

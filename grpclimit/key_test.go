@@ -92,7 +92,7 @@ func TestSeveralValuesOfMetadataAreAnErrorThatEndsTheSearch(t *testing.T) {
 	for _, f := range []grpclimit.KeyFunc{
 		grpclimit.Metadata("x-api-key"),
 		grpclimit.First(grpclimit.Metadata("x-api-key"), grpclimit.PeerIP),
-		grpclimit.All(grpclimit.PeerIP, grpclimit.Metadata("x-api-key")),
+		grpclimit.Combined(grpclimit.PeerIP, grpclimit.Metadata("x-api-key")),
 	} {
 		key, err := f(ctx, unaryCall)
 		require.ErrorIs(t, err, grpclimit.ErrAmbiguousIdentity)
@@ -133,7 +133,7 @@ func TestNoTwoCombinationsMeet(t *testing.T) {
 		for _, name := range names {
 			fs = append(fs, func(context.Context, string) (string, error) { return name, nil })
 		}
-		key, err := grpclimit.All(fs...)(t.Context(), unaryCall)
+		key, err := grpclimit.Combined(fs...)(t.Context(), unaryCall)
 		require.NoError(t, err)
 		return key
 	}
@@ -145,7 +145,7 @@ func TestNoTwoCombinationsMeet(t *testing.T) {
 	}
 	require.Equal(t, "all:3:a:b:1:c", combined("a:b", "c"))
 
-	each, err := grpclimit.All(grpclimit.Method, grpclimit.Global)(t.Context(), "/pkg.Service/Do")
+	each, err := grpclimit.Combined(grpclimit.Method, grpclimit.Global)(t.Context(), "/pkg.Service/Do")
 	require.NoError(t, err)
 	require.Equal(t, "all:22:method:/pkg.Service/Do:6:global", each)
 }

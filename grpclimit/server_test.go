@@ -424,7 +424,7 @@ func TestASecretInMetadataIsNeverTold(t *testing.T) {
 	} {
 		client := dial(t, listen(t, &service{},
 			unaryServer(t, lim, grpclimit.WithKey(key), grpclimit.WithKeyError(log), grpclimit.WithLimiterError(log)),
-			streamServer(t, lim, grpclimit.WithKey(grpclimit.All(key, grpclimit.Method)))))
+			streamServer(t, lim, grpclimit.WithKey(grpclimit.Combined(key, grpclimit.Method)))))
 		var told []string
 		for range 3 {
 			for _, a := range []answer{call(t, client, "x-api-key", canary), call(t, client, "x-api-key", canary, "x-api-key", "other"), streamWith(t, client, canary)} {
