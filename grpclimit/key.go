@@ -130,7 +130,7 @@ func metadataKey(name string, valuesOf func(context.Context, string) []string) K
 }
 
 // Method is the full method of the call, "/package.Service/Method", so that each is
-// limited for all callers together; with [All] for each caller. On a server with
+// limited for all callers together; with [Combined] for each caller. On a server with
 // an UnknownServiceHandler clients choose it freely.
 func Method(_ context.Context, fullMethod string) (string, error) {
 	return "method:" + fullMethod, nil
@@ -156,7 +156,7 @@ func Global(context.Context, string) (string, error) { return "global", nil }
 
 // Combined is the combination of what all of fs say, such as each method of each user. Each
 // part has its length before it, so that no two combinations meet. If one has an error,
-// so has All. It is nil if there are none, or one of them is.
+// so has the combination. It is nil if there are none, or one of them is.
 func Combined(fs ...KeyFunc) KeyFunc {
 	fs = usable(fs)
 	if fs == nil {
