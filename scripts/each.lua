@@ -48,11 +48,12 @@ local function each()
 end
 
 -- miniredis parts what a function that has failed shares with others, but for tables.
--- Servers before 7, and miniredis, tell where in the script an error was met.
+-- Servers before 7, and miniredis, tell where in the script an error was met; all hand
+-- it to pcall as text.
 repeat
   local fine, err = pcall(each)
   if not fine then
-    local text = string.gsub(type(err) == 'table' and err.err or err, '^@?[%w_]*: ?%d+: %-?', '')
+    local text = string.gsub(err, '^@?[%w_]*: ?%d+: %-?', '')
     reply(text, 0, 0, 0)
   end
 until fine
