@@ -220,6 +220,20 @@ func serviceGoesOn(t *testing.T, algorithm string, of func(t *testing.T, lim, wi
 	require.LessOrEqual(t, n, 660)
 }
 
+func TestSeveralLimitsReadTheServersClockToTheMicrosecond(t *testing.T) {
+	mini := redistest.Mini(t)
+	s := onRedis(t, mini.Client(t))
+	lim := all(t, newLimiter(t, "token_bucket", s, ratelimit.PerSecond(1)), newLimiter(t, "token_bucket", s, ratelimit.PerDay(100)))
+	for _, at := range []time.Duration{250 * time.Millisecond, 1250 * time.Millisecond, 2250 * time.Millisecond} {
+		mini.SetTime(start.Add(at - time.Microsecond))
+		if at > time.Second {
+			require.Equal(t, time.Microsecond, allowN(t, lim, 1).RetryAfter)
+		}
+		mini.SetTime(start.Add(at))
+		require.True(t, allowN(t, lim, 1).Allowed, at)
+	}
+}
+
 func TestARefundMintsNothingAfterTheServersClockHasGoneBack(t *testing.T) {
 	for _, algorithm := range algorithms {
 		mini := redistest.Mini(t)
