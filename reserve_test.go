@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -119,6 +120,20 @@ func TestTheLargestDebtDrainsInAHundredYears(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Past the limit by less than an event.
+func TestAPartOfAnEventPastTheLimitIsPaid(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if !strings.HasSuffix(algorithm, "bucket") {
+			return
+		}
+		lim := newLimiter(t, algorithm, s, ratelimit.Limit{Rate: 60, Period: time.Minute, Burst: 10})
+		require.True(t, allowN(t, lim, 4).Allowed)
+		c.Advance(500 * time.Millisecond)
+		overcharge(t, lim, 7) // a level of 10.5
+		require.Equal(t, 1500*time.Millisecond, allowN(t, lim, 1).RetryAfter)
+	})
 }
 
 // A lower Burst clamps what was admitted, and not what was charged past the limit.
