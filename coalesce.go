@@ -46,8 +46,12 @@ type line struct{ waiting []*caller }
 
 // caller is one who waits. He, or who answers him, claims him first.
 type caller struct {
-	claimed  atomic.Bool
-	ready    chan struct{} // closed when the answer is there
+	claimed atomic.Bool
+	ready   chan struct{} // closed when the answer is there
+	answer
+}
+
+type answer struct {
 	res      Result
 	err      error
 	panicked any // with what the store has panicked
@@ -100,16 +104,12 @@ func (c *caller) wait(ctx context.Context, res *Result) error {
 	return c.err
 }
 
-// answer tells c what was decided, unless he has left.
-func (c *caller) answer(res Result, err error) bool {
-	return c.tell(func() { c.res, c.err = res, err })
-}
-
-func (c *caller) tell(write func()) bool {
+// tell gives c his answer, unless he has left.
+func (c *caller) tell(a answer) bool {
 	if !c.claimed.CompareAndSwap(false, true) {
 		return false
 	}
-	write()
+	c.answer = a
 	close(c.ready)
 	return true
 }
@@ -157,7 +157,7 @@ func (lim *limiter) serveOnce(k hotKey, waiting []*caller) {
 	defer func() { // whoever calls from where a panic is expected is to have it there
 		if p := recover(); p != nil {
 			for _, c := range waiting {
-				c.tell(func() { c.panicked = p })
+				c.tell(answer{panicked: p})
 			}
 		}
 	}()
@@ -175,9 +175,9 @@ func (lim *limiter) serveOnce(k hotKey, waiting []*caller) {
 			lim.refuse(k, waiting[i:], r, err)
 			return
 		}
-		var res Result
-		lim.fill(&res, k.limit, lim.algorithm.after(r, given), 1, 1)
-		if c.answer(res, nil) {
+		var a answer
+		lim.fill(&a.res, k.limit, lim.algorithm.after(r, given), 1, 1)
+		if c.tell(a) {
 			given++
 		}
 	}
@@ -201,6 +201,6 @@ func (lim *limiter) refuse(k hotKey, waiting []*caller, r store.Reply, err error
 		denial = Result{Limit: denial.Limit, RetryAfter: soon, ResetAfter: max(denial.ResetAfter, soon)}
 	}
 	for _, c := range waiting {
-		c.answer(denial, err)
+		c.tell(answer{res: denial, err: err})
 	}
 }
