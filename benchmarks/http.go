@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
-	"sync"
 )
 
 const bareHandler = "the handler alone"
@@ -193,18 +192,9 @@ func requests(h http.Handler, clients []string, from, n, want int) error {
 	return nil
 }
 
-// requestsBy is requests by several callers, each of which begins elsewhere.
+// requestsBy is requests by several callers.
 func requestsBy(callers int, h http.Handler, clients []string, from, n, want int) error {
-	errs := make([]error, callers)
-	var wg sync.WaitGroup
-	for c := range callers {
-		wg.Go(func() {
-			share := (c+1)*n/callers - c*n/callers
-			errs[c] = requests(h, clients, from+c*len(clients)/callers, share, want)
-		})
-	}
-	wg.Wait()
-	return firstError(errs)
+	return inShares(callers, n, from, len(clients), func(from, n int) error { return requests(h, clients, from, n, want) })
 }
 
 // together are lists as one, sorted.

@@ -66,15 +66,19 @@ func pass(lim limiter, keys []string, from, n int, want bool) error {
 	return nil
 }
 
-// passes is pass by several callers, each of which begins elsewhere, so that they
-// meet only where there are few keys.
+// passes is pass by several callers.
 func passes(lim limiter, keys []string, from, n, callers int, want bool) error {
+	return inShares(callers, n, from, len(keys), func(from, n int) error { return pass(lim, keys, from, n, want) })
+}
+
+// inShares has each of callers make its share of n calls. Each begins elsewhere among
+// the keys, so that they meet only where there are few.
+func inShares(callers, n, from, keys int, calls func(from, n int) error) error {
 	errs := make([]error, callers)
 	var wg sync.WaitGroup
 	for c := range callers {
 		wg.Go(func() {
-			share := (c+1)*n/callers - c*n/callers
-			errs[c] = pass(lim, keys, from+c*len(keys)/callers, share, want)
+			errs[c] = calls(from+c*keys/callers, (c+1)*n/callers-c*n/callers)
 		})
 	}
 	wg.Wait()
