@@ -25,9 +25,12 @@ import (
 // A failure is an error that wraps [ErrStore], a lost reply included, of which
 // the charge may stand. Nothing else is one, nor opens the breaker: not a denial,
 // invalid input, an error of a limit function, or the end of the caller's ctx, even
-// while the store hangs. A corrupt state ([store.ErrCorrupt]) ails one key: the policy
-// answers, and the breaker takes no notice. So give the store a timeout that is shorter than the
+// while the store hangs. So give the store a timeout that is shorter than the
 // callers' deadlines; until the breaker opens, and in a probe, a call takes that long.
+//
+// Two errors are answered by the policy without the breaker taking notice. A corrupt
+// state ([store.ErrCorrupt]) ails one key. A call that found no room in this process
+// ([store.ErrOverloaded]) says nothing about the store, which goes on to decide on all others.
 //
 // Bounds stand with the policies. Memory: a few hundred bytes, and with FailLocal
 // up to 6 MB for keys that are not handed back yet. It starts no goroutine and has
@@ -54,7 +57,7 @@ const (
 )
 
 var (
-	errOpen = fmt.Errorf("%w: the circuit breaker is open", ErrStore)
+	errOpen = fmt.Errorf("%w: the circuit breaker is open", store.ErrUnavailable)
 	// errHandingBack: another call is at the store to settle what the key owes.
 	errHandingBack = fmt.Errorf("%w: the key is being handed back", ErrStore)
 	// errUnasked: the call came to its decision without the store.
@@ -165,9 +168,7 @@ func (f *Failover) newBreaker() *gobreaker.CircuitBreaker[Result] {
 		MaxRequests: 1,
 		Timeout:     max(f.pause-1, 1), // it is over when more than that has passed, by 1 ns
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= f.failures },
-		IsExcluded: func(err error) bool {
-			return err != nil && !errors.Is(err, ErrStore) || errors.Is(err, errHandingBack) || errors.Is(err, store.ErrCorrupt)
-		},
+		IsExcluded:  func(err error) bool { return err != nil && !ofTheStore(err) },
 		OnStateChange: func(_ string, _, to gobreaker.State) { // under the breaker's lock
 			probeAt := time.Duration(0)
 			if to == gobreaker.StateOpen {
@@ -176,6 +177,13 @@ func (f *Failover) newBreaker() *gobreaker.CircuitBreaker[Result] {
 			f.probeAt.Store(int64(probeAt))
 		},
 	})
+}
+
+// ofTheStore is whether err tells of the store as a whole. A corrupt state does not, nor
+// does a queue of this process that is full: neither is a failure, nor a success.
+func ofTheStore(err error) bool {
+	return errors.Is(err, ErrStore) && !errors.Is(err, errHandingBack) &&
+		!errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrOverloaded)
 }
 
 // now is the time since base.
@@ -399,9 +407,10 @@ func (f *Failover) settle(ctx context.Context, key string) error {
 }
 
 // Charge charges n events that have happened already, whether they fit or not. While
-// the store fails, that is an error that wraps [ErrStore] and charges nobody, but with
-// [FailLocal] the local limiter, from which they are handed back as all that it has
-// admitted. What is charged past its limit is not handed back.
+// the store fails, that is an error that wraps [ErrStore] and charges nobody; while the
+// breaker is open it is [store.ErrUnavailable]. But with [FailLocal] it charges the local
+// limiter, from which they are handed back as all that it has admitted. What is charged
+// past its limit is not handed back.
 func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if err := f.check(ctx, key, n); err != nil {
 		return Result{}, err
@@ -429,8 +438,8 @@ func (f *Failover) Charge(ctx context.Context, key string, n int) (Result, error
 
 // Refund gives back n of the events that charged admitted, to whoever admitted
 // them: the store, the local limiter, or nobody if that was [FailOpen]. It is an
-// error that wraps [ErrStore] if the store fails or the breaker is open; no policy
-// answers in its place.
+// error that wraps [ErrStore] if the store fails, and [store.ErrUnavailable] if the
+// breaker is open; no policy answers in its place.
 func (f *Failover) Refund(ctx context.Context, key string, charged Result, n int) error {
 	if err := f.check(ctx, key, n); err != nil {
 		return err

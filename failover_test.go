@@ -654,6 +654,73 @@ func TestAKeyWithACorruptStateOpensTheBreakerForNoOther(t *testing.T) {
 	})
 }
 
+// A queue of this process that is full says nothing about the store: the policy answers
+// the calls that found no room, however many, and all others are the store's.
+func TestAFullQueueOfThisProcessIsNoOutage(t *testing.T) {
+	full := func(context.Context) error { return fmt.Errorf("%w: no connection was free", store.ErrOverloaded) }
+	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p ratelimit.FailurePolicy) {
+		lim := failover(t, inner, p, ratelimit.WithBreaker(2, time.Minute))
+		for range 10 {
+			inner.before = full
+			require.Equal(t, degraded, source(t, lim))
+			require.ErrorIs(t, lim.Reset(t.Context(), "third"), store.ErrOverloaded)
+			inner.before = nil
+		}
+		require.EqualValues(t, 20, inner.calls.Load(), "each call asks the store")
+		peek := func() ratelimit.Source {
+			r, err := lim.Peek(t.Context(), "other")
+			require.NoError(t, err)
+			return r.Source()
+		}
+		require.Equal(t, ratelimit.SourceStore, peek())
+
+		fail := func() {
+			inner.before = nil
+			inner.down.Store(true)
+			require.Equal(t, degraded, peek())
+			inner.down.Store(false)
+		}
+		fail()
+		inner.before = full
+		require.Equal(t, degraded, peek())
+		fail()
+		calls := inner.calls.Load()
+		require.Equal(t, degraded, peek())
+		require.Equal(t, calls, inner.calls.Load(), "two failures open it, and what came between them was no success")
+
+		time.Sleep(time.Minute)
+		inner.before = full // in the probe
+		require.Equal(t, degraded, peek())
+		inner.before = nil
+		require.Equal(t, ratelimit.SourceStore, peek(), "the next call is the probe")
+		require.Equal(t, ratelimit.SourceStore, peek())
+	})
+}
+
+// What no policy answers is an error while the breaker is open.
+func TestAnOpenBreakerSaysThatTheStoreIsUnavailable(t *testing.T) {
+	withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p ratelimit.FailurePolicy) {
+		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Minute))
+		admitted := allowN(t, lim, 1)
+		inner.down.Store(true)
+		require.NotErrorIs(t, lim.Reset(t.Context(), "key"), store.ErrUnavailable, "this one has asked")
+		require.ErrorIs(t, lim.Reset(t.Context(), "key"), store.ErrUnavailable)
+		require.ErrorIs(t, lim.Refund(t.Context(), "key", admitted, 1), store.ErrUnavailable)
+		if _, err := lim.Charge(t.Context(), "key", 1); err != nil { // FailLocal charges its own
+			require.ErrorIs(t, err, store.ErrUnavailable)
+		}
+		time.Sleep(time.Minute)
+		answer := make(chan struct{})
+		inner.before = func(context.Context) error { <-answer; return nil }
+		var probe sync.WaitGroup
+		probe.Go(func() { _ = lim.Reset(t.Context(), "key") })
+		synctest.Wait()
+		require.ErrorIs(t, lim.Reset(t.Context(), "key"), store.ErrUnavailable, "while another call is the probe")
+		close(answer)
+		probe.Wait()
+	})
+}
+
 // hasty is a limiter whose caller is gone when it has decided.
 type hasty struct {
 	*faulty
