@@ -2,13 +2,9 @@ package redisstore
 
 import (
 	"context"
-	"errors"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Client is what the store needs of a go-redis client: *redis.Client (single or
@@ -96,16 +92,13 @@ func (b budget) plain() (context.Context, context.CancelFunc) {
 type link struct {
 	client  Client
 	process process
-	reload  func()                                  // makes a cluster client ask where the slots are, in the background; nil for other kinds
 	pool    func(key string) (*redis.Client, error) // whose connections key's commands use; nil if nobody knows
-
-	base     time.Time
-	reloaded atomic.Int64 // ns since base; 0: not yet
+	slots   *slots                                  // of a cluster client; nil for other kinds
 }
 
 // newLink finds the cheapest way to run a command on client that keeps to deadlines.
 func newLink(client Client, timeout time.Duration) *link {
-	l := &link{client: client, process: detached(client, budget.plain), base: time.Now()}
+	l := &link{client: client, process: detached(client, budget.plain)}
 	switch c := client.(type) {
 	case *redis.Client:
 		l.process = direct(deadlines(c, timeout))
@@ -121,7 +114,7 @@ func newLink(client Client, timeout time.Duration) *link {
 			l.process = direct(c)
 		}
 		l.pool = func(key string) (*redis.Client, error) { return c.MasterForKey(ended(), key) }
-		l.reload = func() { go reload(c) }
+		l.slots = &slots{client: c}
 	case *redis.Ring:
 		l.process = detached(c, budget.patient)
 		if c.Options().ContextTimeoutEnabled {
@@ -160,39 +153,17 @@ func (l *link) full(key string) bool {
 	return err == nil && int(c.PoolStats().TotalConns) >= c.Options().PoolSize
 }
 
-// How long after a reload of the cluster's slots the next may come: for what is seen
-// when a node fails, and for what is also seen when one is slow.
-const (
-	reloadPause     = 200 * time.Millisecond
-	reloadPauseSlow = time.Second
-)
-
-// reload makes c ask for the slots. ReloadState would too, but one at a time: while
-// one asks a node that hangs, for as long as c's ReadTimeout, all others wait.
-func reload(c *redis.ClusterClient) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_ = c.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil })
+// answered notes that a server has answered a call of key.
+func (l *link) answered(key string) {
+	if l.slots != nil {
+		l.slots.answered(key)
+	}
 }
 
-// changed tells a cluster client that f may mean that the cluster has changed.
-// go-redis itself asks for the slots after MOVED, ASK and READONLY, and otherwise once
-// a minute: after the death of a master it is blind until then.
-func (l *link) changed(f fault) {
-	if l.reload == nil {
-		return
-	}
-	pause := reloadPause
-	switch {
-	case errors.Is(f.class, store.ErrOverloaded), errors.Is(f.class, store.ErrTimeout) && timedOut(f.err):
-		pause = reloadPauseSlow
-	case !errors.Is(f.class, store.ErrUnavailable) && !errors.Is(f.class, store.ErrTimeout):
-		return
-	}
-	now := int64(time.Since(l.base))
-	last := l.reloaded.Load()
-	if (last == 0 || now-last >= int64(pause)) && l.reloaded.CompareAndSwap(last, now) {
-		l.reload()
+// failed notes that a call of key has failed.
+func (l *link) failed(f fault, key string) {
+	if l.slots != nil {
+		l.slots.failed(f, key)
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -84,6 +86,58 @@ func TestLongClusterFailover(t *testing.T) {
 		t.Logf("%s: recovered in %v; %d admitted, %d counted by the new master", name, l.recovered(killed), l.count("ok"), used(t, count, key))
 		require.Less(t, l.recovered(killed), 4*time.Second)
 	}
+}
+
+// The same behind an open circuit breaker, which lets nobody call. When its pause is over
+// the cluster has another master, and the first call is to find it.
+func TestLongClusterFailoverBehindABreaker(t *testing.T) {
+	long(t)
+	const pause = 6 * time.Second
+	cluster := redistest.StartCluster(t, 3, 3)
+	sources := map[string]ratelimit.Source{}
+	lims := map[string]*ratelimit.Failover{}
+	var key string
+	local, err := memstore.New()
+	require.NoError(t, err)
+	for name, client := range map[string]*redis.ClusterClient{"default": cluster.Client(t), "naive": cluster.Client(t)} {
+		process := redisstore.Client(client)
+		if name == "naive" { // not told that anything has changed
+			process = hidden{client}
+		}
+		s, err := redisstore.New(process, redisstore.WithPrefix("k"))
+		require.NoError(t, err)
+		_, err = newStore(t, client).Take(t.Context(), space, "k", limit, 1)
+		require.NoError(t, err)
+		key = keyOf(t, client, s, 0)
+		bucket, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(1_000_000))
+		require.NoError(t, err)
+		share, err := ratelimit.NewTokenBucket(local, ratelimit.PerHour(1_000_000))
+		require.NoError(t, err)
+		lims[name], err = ratelimit.NewFailover(bucket, ratelimit.FailLocal(share), ratelimit.WithBreaker(1, pause))
+		require.NoError(t, err)
+	}
+	ask := func(name string) ratelimit.Source {
+		r, err := lims[name].Peek(t.Context(), key)
+		require.NoError(t, err)
+		return r.Source()
+	}
+	for name := range lims {
+		require.Eventually(t, func() bool { return ask(name) == ratelimit.SourceStore }, 20*time.Second, 10*time.Millisecond)
+	}
+	cluster.Masters[0].Kill()
+	for name := range lims {
+		require.Equal(t, ratelimit.SourceLocal, ask(name))
+	}
+	killed := time.Now()
+	promoted := whenPromoted(cluster.Replicas, killed)
+	t.Logf("a replica was promoted after %v", promoted)
+	require.Less(t, promoted, pause-time.Second)
+	time.Sleep(time.Until(killed.Add(pause)))
+	for name := range lims {
+		sources[name] = ask(name)
+	}
+	require.Equal(t, ratelimit.SourceStore, sources["default"])
+	require.Equal(t, ratelimit.SourceLocal, sources["naive"], "the fault bites")
 }
 
 // The same, with a master that hangs: go-redis' own way of asking for the slots waits
@@ -213,35 +267,118 @@ func TestLongRestartThatLoads(t *testing.T) {
 // The short form of the long tests of clusters: the slots are somewhere else than the
 // client believes, and nobody answers where it asks.
 func TestClusterThatChangedIsAskedForItsSlots(t *testing.T) {
-	live, gone := redistest.StartCluster(t, 1, 0).Masters[0], redistest.Start(t)
+	live, gone := redistest.Start(t), redistest.Start(t)
 	gone.Kill()
 	var master atomic.Pointer[redistest.Server]
 	master.Store(gone)
-	var asked atomic.Int64
-	client := func(count *atomic.Int64) *redis.ClusterClient {
-		c := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			count.Add(1)
-			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: master.Load().Addr()}}}}, nil
-		}})
-		t.Cleanup(func() { _ = c.Close() })
-		return c
-	}
-	s, err := redisstore.New(client(&asked))
+	client, asked := elsewhere(t, &master)
+	s, err := redisstore.New(client)
 	require.NoError(t, err)
-	blind, err := redisstore.New(hidden{client(new(atomic.Int64))})
+	unasked, _ := elsewhere(t, &master)
+	blind, err := redisstore.New(hidden{unasked})
 	require.NoError(t, err)
 	l, naive := start(t, s, "k", 8), start(t, blind, "k", 2)
 	time.Sleep(500 * time.Millisecond)
+	require.Zero(t, l.count("ok"))
+	before, at := asked.Load(), time.Now()
+	time.Sleep(time.Second)
+	often := asked.Load() - before
+	require.LessOrEqual(t, often, int64(time.Since(at)/(200*time.Millisecond))+1, "in %v", time.Since(at))
 	master.Store(live)
 	changed := time.Now()
-	time.Sleep(1500 * time.Millisecond)
+	for l.count("ok") == 0 && time.Since(changed) < 10*time.Second {
+		time.Sleep(time.Millisecond)
+	}
+	found := time.Since(changed)
 	l.end()
 	naive.end()
 	l.report("the master is elsewhere")
-	t.Logf("recovered in %v, asked %d times in 2 s", l.recovered(changed), asked.Load())
-	require.Less(t, l.recovered(changed), time.Second)
+	t.Logf("found in %v, asked %d times in a second", found, often)
+	require.Less(t, found, 2*time.Second, "it asks every 200 ms")
 	require.Zero(t, naive.count("ok"), "the fault bites")
-	require.LessOrEqual(t, asked.Load(), int64(1+2000/200+2))
+}
+
+// elsewhere is a ClusterClient to which the whole cluster is one master, and how often it
+// has asked which one that is.
+func elsewhere(t *testing.T, master *atomic.Pointer[redistest.Server]) (*redis.ClusterClient, *atomic.Int64) {
+	asked := new(atomic.Int64)
+	c := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+		asked.Add(1)
+		return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: master.Load().Addr()}}}}, nil
+	}})
+	t.Cleanup(func() { _ = c.Close() })
+	return c, asked
+}
+
+// Behind an open circuit breaker there are no calls: the slots are asked for all the same,
+// until they are known to be elsewhere.
+func TestSlotsAreAskedForWithoutCalls(t *testing.T) {
+	live, gone := redistest.Start(t), redistest.Start(t)
+	gone.Kill()
+	var master atomic.Pointer[redistest.Server]
+	master.Store(gone)
+	client, asked := elsewhere(t, &master)
+	s, err := redisstore.New(client)
+	require.NoError(t, err)
+	patient := newStore(t, client)
+	_, err = s.Take(t.Context(), space, "k", limit, 1)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	before := asked.Load()
+	require.Eventually(t, func() bool { return asked.Load() >= before+3 }, 10*time.Second, 10*time.Millisecond, "nobody calls")
+	master.Store(live)
+	require.Eventually(t, func() bool {
+		node, err := client.MasterForKey(t.Context(), "k")
+		return err == nil && strings.HasSuffix(live.Addr(), node.Options().Addr) // go-redis leaves 127.0.0.1 out
+	}, 10*time.Second, 10*time.Millisecond)
+	_, err = patient.Take(t.Context(), space, "k", limit, 1)
+	require.NoError(t, err)
+	before = asked.Load()
+	time.Sleep(time.Second)
+	require.LessOrEqual(t, asked.Load(), before+1, "what is known is not asked for")
+}
+
+// The node that failed is back where it was, and so nothing has changed.
+func TestSlotsAreNotAskedForWhenTheNodeIsBack(t *testing.T) {
+	server := redistest.Start(t)
+	var master atomic.Pointer[redistest.Server]
+	master.Store(server)
+	client, asked := elsewhere(t, &master)
+	s, err := redisstore.New(client)
+	require.NoError(t, err)
+	patient := newStore(t, client)
+	_, err = patient.Take(t.Context(), space, "k", limit, 1)
+	require.NoError(t, err)
+	server.Kill()
+	before := asked.Load()
+	_, err = s.Take(t.Context(), space, "k", limit, 1)
+	require.ErrorIs(t, err, store.ErrStore)
+	require.Eventually(t, func() bool { return asked.Load() >= before+3 }, 10*time.Second, 10*time.Millisecond)
+	server.Restart(t)
+	require.Eventually(t, func() bool {
+		_, err := s.Take(t.Context(), space, "k", limit, 1)
+		return err == nil
+	}, 10*time.Second, 10*time.Millisecond)
+	before = asked.Load()
+	time.Sleep(time.Second)
+	require.LessOrEqual(t, asked.Load(), before+1)
+}
+
+// A client that is closed is not kept busy.
+func TestSlotsOfAClosedClientAreNotAskedFor(t *testing.T) {
+	gone := redistest.Start(t)
+	gone.Kill()
+	var master atomic.Pointer[redistest.Server]
+	master.Store(gone)
+	client, asked := elsewhere(t, &master)
+	s, err := redisstore.New(client)
+	require.NoError(t, err)
+	_, err = s.Take(t.Context(), space, "k", limit, 1)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.NoError(t, client.Close())
+	time.Sleep(300 * time.Millisecond)
+	before := asked.Load()
+	time.Sleep(time.Second)
+	require.LessOrEqual(t, asked.Load(), before+1)
 }
 
 // The short form of what the long tests measure: a restart, by each kind of client.

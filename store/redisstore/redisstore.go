@@ -96,7 +96,9 @@
 //
 // When a node cannot be reached, or answers that its state has changed, the store
 // makes a ClusterClient ask for the slots: in a goroutine, at most five times a second,
-// and once a second if calls only time out. Left alone, the client is blind to a
+// and once a second if calls only time out. It goes on, also if nobody calls (as behind an
+// open circuit breaker), until the key has another master, or its master answers, or 30 s
+// have passed since the last failure. Left alone, the client is blind to a
 // failover for up to a minute. An AutoPipeliner of a ClusterClient cannot be told.
 //
 // # What is lost

@@ -95,8 +95,10 @@ func (s *Store) send(b budget, op operation, args []any) (any, *fault) {
 	sent := &sending{op: op.name}
 	args[op.at] = sent
 	cmd := newCommand(b, args)
+	key := args[keyArg].(string)
 	err := s.link.process(b, cmd, sent)
 	if err == nil || errors.Is(err, redis.Nil) {
+		s.link.answered(key)
 		return cmd.Val(), nil
 	}
 	var f fault
@@ -104,9 +106,9 @@ func (s *Store) send(b budget, op operation, args []any) (any, *fault) {
 	if errors.As(err, &answer) {
 		f = answered(err, answer.Error())
 	} else {
-		f = s.unanswered(err, sent.abandon(), args[keyArg].(string))
+		f = s.unanswered(err, sent.abandon(), key)
 	}
-	s.link.changed(f)
+	s.link.failed(f, key)
 	return nil, &f
 }
 
