@@ -1243,6 +1243,28 @@ func TestEachFaultOfRedisIsAnsweredByThePolicy(t *testing.T) {
 	}
 }
 
+// The one connection of the pool hangs, and so nearly all calls find none. It is an outage
+// nevertheless.
+func TestAHangingServerOpensTheBreakerThoughThePoolIsFull(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": server.Addr()}, PoolSize: 1, HeartbeatFrequency: time.Hour})
+	t.Cleanup(func() { _ = client.Close() })
+	s, err := redisstore.New(client)
+	require.NoError(t, err)
+	lim := failover(t, newLimiter(t, "token_bucket", s, ratelimit.PerHour(10)), ratelimit.FailClosed(), ratelimit.WithBreaker(2, time.Hour))
+	server.Freeze()
+	var callers sync.WaitGroup
+	for range 8 {
+		callers.Go(func() {
+			for range 2 {
+				require.Equal(t, ratelimit.SourceFailClosed, source(t, lim))
+			}
+		})
+	}
+	callers.Wait()
+	require.ErrorContains(t, lim.Reset(t.Context(), "key"), "the circuit breaker is open")
+}
+
 func TestAnOutageLeavesNoGoroutine(t *testing.T) {
 	server := redistest.Start(t)
 	s, err := redisstore.New(server.Client(t))

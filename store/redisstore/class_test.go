@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -253,6 +254,49 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 		return time.Since(start)
 	})
 	require.Greater(t, late, 100*time.Millisecond)
+}
+
+// A full pool is busy if calls on it are answered. Otherwise the server hangs, and a
+// circuit breaker is to hear of it.
+func TestAServerThatHangsIsNoBusyPool(t *testing.T) {
+	for name, client := range map[string]func(addr string) redisstore.Client{
+		"Client": func(addr string) redisstore.Client { return redis.NewClient(&redis.Options{Addr: addr, PoolSize: 2}) },
+		"PoolTimeout": func(addr string) redisstore.Client {
+			return redis.NewClient(&redis.Options{Addr: addr, PoolSize: 2, PoolTimeout: 10 * time.Millisecond})
+		},
+		"Ring": func(addr string) redisstore.Client {
+			return redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": addr}, PoolSize: 2, HeartbeatFrequency: time.Hour})
+		},
+		"Ring with deadlines": func(addr string) redisstore.Client {
+			return redis.NewRing(&redis.RingOptions{
+				Addrs: map[string]string{"a": addr}, PoolSize: 2, HeartbeatFrequency: time.Hour, ContextTimeoutEnabled: true,
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			c := client(server.Addr())
+			defer c.(io.Closer).Close()
+			s, err := redisstore.New(c)
+			require.NoError(t, err)
+			server.Freeze()
+			l := run(t, s, 16, 300*time.Millisecond)
+			l.report("never heard of, 16 callers and a pool of 2")
+			require.Zero(t, l.count("overloaded"))
+
+			server.Thaw()
+			require.Eventually(t, func() bool {
+				_, err := s.Take(t.Context(), space, "k", limit, 1)
+				return err == nil
+			}, 10*time.Second, time.Millisecond)
+			server.Freeze()
+			run(t, s, 16, 1200*time.Millisecond)
+			l = run(t, s, 16, 300*time.Millisecond)
+			l.report("silent for more than a second, 16 callers and a pool of 2")
+			require.Zero(t, l.count("overloaded"))
+		})
+	}
 }
 
 // Only the wait for a connection ends before the timeout does.

@@ -94,11 +94,12 @@ type link struct {
 	process process
 	pool    func(key string) (*redis.Client, error) // whose connections key's commands use; nil if nobody knows
 	slots   *slots                                  // of a cluster client; nil for other kinds
+	pulse   pulse
 }
 
 // newLink finds the cheapest way to run a command on client that keeps to deadlines.
 func newLink(client Client, timeout time.Duration) *link {
-	l := &link{client: client, process: detached(client, budget.plain)}
+	l := &link{client: client, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}}
 	switch c := client.(type) {
 	case *redis.Client:
 		l.process = direct(deadlines(c, timeout))
@@ -155,6 +156,7 @@ func (l *link) full(key string) bool {
 
 // answered notes that a server has answered a call of key.
 func (l *link) answered(key string) {
+	l.pulse.beat()
 	if l.slots != nil {
 		l.slots.answered(key)
 	}

@@ -89,6 +89,8 @@ func codeOf(answer string) string {
 // unanswered is the fault of a call of key that ended without a server's answer.
 func (s *Store) unanswered(err error, sent bool, key string) fault {
 	switch {
+	case (busy(err) || !sent && timeUp(err) && s.link.full(key)) && s.silent():
+		return fault{class: store.ErrUnavailable, what: "nothing was sent: all connections wait for a server that does not answer", err: err, again: busy(err)}
 	case busy(err):
 		return fault{class: store.ErrOverloaded, what: "nothing was sent", err: err, again: true}
 	case !sent && errors.Is(err, redis.ErrClosed):

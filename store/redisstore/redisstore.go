@@ -41,7 +41,8 @@
 //   - [store.ErrTimeout]: the command was written and no reply came, in time or at all
 //     (a connection that broke). Whether it ran is unknown; the charge may stand.
 //   - [store.ErrOverloaded]: nothing ran. All connections of the pool were busy, or the
-//     client's queue was full.
+//     client's queue was full, and a server has answered in the last second (or in twice
+//     the timeout, if that is longer). Where none has, it is ErrUnavailable.
 //   - [store.ErrOutOfMemory]: nothing ran. The server is at its maxmemory and evicts
 //     nothing.
 //   - [store.ErrCorrupt]: nothing ran. The key holds something that no limiter wrote.
@@ -49,8 +50,8 @@
 //     password, a missing permission, a server without scripts).
 //
 // While a client dials, its first calls do not yet know why there is no connection:
-// whether it is ErrUnavailable or ErrOverloaded is then told by the size of the pool,
-// and with a server that answers nobody both are seen. An AutoPipeliner does not say
+// whether it is ErrUnavailable or ErrOverloaded is then told by the size of the pool. So
+// for a second after a server has begun to hang both are seen. An AutoPipeliner does not say
 // what it has sent, so nearly all that goes wrong behind one is ErrTimeout.
 //
 // A call runs at most once on the server: a command whose reply was lost is not

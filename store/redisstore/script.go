@@ -104,6 +104,7 @@ func (s *Store) send(b budget, op operation, args []any) (any, *fault) {
 	var f fault
 	var answer redis.Error
 	if errors.As(err, &answer) {
+		s.link.pulse.beat()
 		f = answered(err, answer.Error())
 	} else {
 		f = s.unanswered(err, sent.abandon(), key)
