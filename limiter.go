@@ -261,6 +261,9 @@ func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, e
 	}
 	lim.policy = lim.policyOf(l, lim.integers)
 	lim.space = store.NewSpace(&a.rule, lim.identity())
+	if p, ok := s.(store.Preparer); ok {
+		p.Prepare(&a.rule)
+	}
 	return lim, nil
 }
 

@@ -90,6 +90,14 @@ type Forcer interface {
 	Force(ctx context.Context, sp *Space, key string, l Limit, n, most int64) (Reply, error)
 }
 
+// Preparer is a Store that can use the rules which it will run before it runs them. It is
+// optional. A limiter names its rule when it is made.
+type Preparer interface {
+	Store
+	// Prepare notes rule, and does no I/O.
+	Prepare(rule *Rule)
+}
+
 // Claim is one of several decisions that are made together: on N events of Key.
 type Claim struct {
 	Space *Space

@@ -25,6 +25,7 @@ type Proxy struct {
 	dropped int
 	gate    chan struct{} // closed: replies pass
 	delay   time.Duration // of each reply
+	made    int           // connections
 }
 
 // StartProxy starts a proxy in front of addr, closed with t.
@@ -83,6 +84,22 @@ func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay = d
+}
+
+// Cut closes all connections.
+func (p *Proxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		_ = c.Close()
+	}
+}
+
+// Made is how many connections clients have made.
+func (p *Proxy) Made() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.made
 }
 
 func (p *Proxy) release() {
@@ -176,6 +193,7 @@ func (p *Proxy) chosen(request []byte) bool {
 func (p *Proxy) track(conns ...net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.made++
 	for _, c := range conns {
 		if p.conns == nil {
 			_ = c.Close()

@@ -203,28 +203,45 @@ func serverTime(val any) (time.Time, bool) {
 
 // nodes are the servers behind the client.
 func (l *link) nodes(ctx context.Context) ([]node, error) {
+	switch l.client.(type) {
+	case *redis.Client, *redis.Ring, *redis.ClusterClient:
+	default:
+		return []node{{name: "server", process: l.process}}, nil
+	}
+	clients, err := l.clients(ctx)
+	nodes := make([]node, len(clients))
+	_, cluster := l.client.(*redis.ClusterClient)
+	for i, c := range clients {
+		nodes[i] = node{name: c.Options().Addr, process: direct(c), single: !cluster}
+	}
+	return nodes, err
+}
+
+// clients are those of the servers behind the client, which keep to deadlines; none if
+// it is not known which they are.
+func (l *link) clients(ctx context.Context) ([]*redis.Client, error) {
 	switch c := l.client.(type) {
 	case *redis.Client:
-		return []node{{name: c.Options().Addr, process: direct(deadlines(c, nodeTimeout)), single: true}}, nil
+		return []*redis.Client{deadlines(c, checkTimeout)}, nil
 	case *redis.ClusterClient:
-		return collect(ctx, c.ForEachMaster, false)
+		return collect(ctx, c.ForEachMaster)
 	case *redis.Ring:
-		return collect(ctx, c.ForEachShard, true)
+		return collect(ctx, c.ForEachShard)
 	}
-	return []node{{name: "server", process: l.process}}, nil
+	return nil, nil
 }
 
 // collect lists the clients that each visits. It does not wait for a client that asks
 // a hanging server where the others are.
-func collect(ctx context.Context, each func(context.Context, func(context.Context, *redis.Client) error) error, single bool) ([]node, error) {
+func collect(ctx context.Context, each func(context.Context, func(context.Context, *redis.Client) error) error) ([]*redis.Client, error) {
 	var mu sync.Mutex
-	var nodes []node
+	var clients []*redis.Client
 	done := make(chan error, 1)
 	go func() {
 		done <- each(ctx, func(_ context.Context, c *redis.Client) error {
 			mu.Lock()
 			defer mu.Unlock()
-			nodes = append(nodes, node{name: c.Options().Addr, process: direct(deadlines(c, nodeTimeout)), single: single})
+			clients = append(clients, deadlines(c, checkTimeout))
 			return nil
 		})
 	}()
@@ -239,7 +256,7 @@ func collect(ctx context.Context, each func(context.Context, func(context.Contex
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	return nodes[:len(nodes):len(nodes)], err
+	return clients[:len(clients):len(clients)], err
 }
 
 // settings are findings about the client.

@@ -218,12 +218,38 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 		t.Cleanup(func() { _ = client.Close() })
 		return client
 	}
+	for name, change := range map[string]func(o *redis.Options){
+		"wait until the deadline": func(*redis.Options) {},
+		"PoolTimeout":             func(o *redis.Options) { o.PoolTimeout = 10 * time.Millisecond },
+		"MaxActiveConns":          func(o *redis.Options) { o.PoolSize, o.MaxActiveConns = 64, 2 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := small(change)
+			s, err := redisstore.New(client)
+			require.NoError(t, err)
+			require.Eventually(t, func() bool {
+				_, err := s.Take(t.Context(), space, "k", limit, 1)
+				return err == nil
+			}, 10*time.Second, time.Millisecond)
+			l := run(t, s, 64, 300*time.Millisecond)
+			l.report("a pool of 2, 64 callers: they go together")
+			require.Positive(t, l.count("ok"))
+
+			for range 2 {
+				conn := client.Conn()
+				defer conn.Close()
+				require.NoError(t, conn.Ping(t.Context()).Err())
+			}
+			l = run(t, s, 64, 300*time.Millisecond)
+			l.report("a pool of 2 that somebody else holds")
+			require.Zero(t, l.count("no class"))
+			require.Zero(t, l.count("ok"))
+			require.Greater(t, l.count("overloaded"), l.calls()*3/4)
+		})
+	}
 	for name, client := range map[string]redisstore.Client{
-		"wait until the deadline": small(func(*redis.Options) {}),
-		"PoolTimeout":             small(func(o *redis.Options) { o.PoolTimeout = 10 * time.Millisecond }),
-		"MaxActiveConns":          small(func(o *redis.Options) { o.PoolSize, o.MaxActiveConns = 64, 2 }),
-		"Ring":                    ring(&redis.RingOptions{}),
-		"Ring with deadlines":     ring(&redis.RingOptions{ContextTimeoutEnabled: true}),
+		"Ring":                ring(&redis.RingOptions{}),
+		"Ring with deadlines": ring(&redis.RingOptions{ContextTimeoutEnabled: true}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1)

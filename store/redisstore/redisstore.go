@@ -30,6 +30,11 @@
 // connection by then fails, and leaves the connections to those that have the time
 // to use them.
 //
+// A server that is farther away than nine tenths of the timeout cannot serve: with the
+// default that is 45 ms. [Store.Check] measures the round trip and says so. A new
+// connection takes some round trips more; [Store.Ready] makes connections before the
+// first call.
+//
 // # Errors
 //
 // Every failure but the context's own end wraps [store.ErrStore], and is never a
@@ -69,6 +74,11 @@
 // go-redis gives such a clone none of the hooks: for tracing, set
 // ContextTimeoutEnabled, and the store uses the client itself.
 //
+// Hooks of a client with ContextTimeoutEnabled see a call that goes alone as a command
+// (ProcessHook), with the values of its caller's context. Calls that go together
+// ("Many callers") they see as a pipeline (ProcessPipelineHook), whose context has no
+// caller's values. A PING is one that makes a connection.
+//
 // A ClusterClient or Ring without ContextTimeoutEnabled, a ClusterClient that reads
 // from replicas, the blocking face of an AutoPipeliner, and any client that this
 // package does not know, cost a goroutine for each call under way. One that is
@@ -86,8 +96,24 @@
 //
 // # Many callers
 //
-// With hundreds of callers at once, [WithBatching] sends their decisions together, for
-// a fraction of the server's time.
+// With a *redis.Client, a call goes alone while a connection is free. At most 16
+// connections are used at once, or PoolSize if that is less. Calls beyond them wait for
+// the next connection that comes free, and go together: up to 64 commands in one round
+// trip, each with its own reply. So few connections serve many callers, and few have to
+// be made again when all break.
+//
+// A connection is made in time of its own, a second for each step: it outlives the call
+// that wanted it. Where callers wait, a late reply does not close the connection either.
+// Callers return in time all the same.
+//
+// A call that cannot be answered in time, for all who wait before it, is refused at once:
+// that is [store.ErrOverloaded]. If a connection breaks, each of the up to 64 calls on it
+// is [store.ErrTimeout].
+//
+// With a ClusterClient or Ring each call goes alone.
+//
+// [WithBatching] also decides several calls in one script, for a fraction of the
+// server's time.
 //
 // # Cluster
 //
