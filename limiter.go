@@ -395,7 +395,8 @@ func (lim *limiter) force(ctx context.Context, key string, l store.Limit, n int6
 	most := lim.algorithm.most(l)
 	n = min(n, most)
 	var r store.Reply
-	if s, ok := lim.store.(store.Forcer); ok {
+	s, forces := lim.store.(store.Forcer)
+	if forces {
 		r, err = s.Force(ctx, lim.space, key, l, n, most)
 	} else {
 		r, err = lim.store.TakeUpTo(ctx, lim.space, key, l, n)
@@ -409,6 +410,10 @@ func (lim *limiter) force(ctx context.Context, key string, l store.Limit, n int6
 		n = min(n, max(0, most-spent(r)))
 	}
 	lim.fill(res, l, r, n, n)
+	if n == 0 && forces { // the state was full, and was written all the same: as if its last event were this one
+		res.tell(lim.algorithm.report(l, lim.algorithm.after(r, -1), 1, 1), true, 1, l.Burst)
+		res.Delay = 0
+	}
 	return nil
 }
 
