@@ -136,6 +136,7 @@ type Charge struct {
 	Due    int64 // At + ResetAfter: when the key would have been as never seen
 	Rate   int64 // of the limit under which it was admitted
 	Period int64 // of that limit, µs
+	Over   bool  // whether it left a bucket above its Burst: then no Burst of today cuts it
 	N      int64 // how many of its events to give back, 1 to 2^31-1
 }
 

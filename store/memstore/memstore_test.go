@@ -389,16 +389,32 @@ func TestDeadKeysAreNotEvictedButReplaced(t *testing.T) {
 func TestRotatingKeysResetNobody(t *testing.T) {
 	for _, rule := range []*store.Rule{window, sliding} {
 		for _, maxKeys := range []int{10, 100, 1000} {
-			t.Run(fmt.Sprintf("%s/cap=%d", rule.Name, maxKeys), func(t *testing.T) { flood(t, rule, maxKeys) })
+			t.Run(fmt.Sprintf("%s/cap=%d", rule.Name, maxKeys), func(t *testing.T) { flood(t, rule, maxKeys, nil) })
 		}
 	}
 }
 
-func flood(t *testing.T, rule *store.Rule, maxKeys int) {
+// TestRotatingKeysResetNobodyWithAnySecret forces secrets with which a hash of one
+// multiplication led all new keys to few tables, and so forgot users.
+func TestRotatingKeysResetNobodyWithAnySecret(t *testing.T) {
+	for maxKeys, numbers := range map[int][]int{100: {60, 1901}, 1000: {14, 159, 617, 1249, 1295, 1871, 2028, 2097, 2488}} {
+		for _, number := range numbers {
+			t.Run(fmt.Sprintf("cap=%d/secret=%d", maxKeys, number), func(t *testing.T) {
+				flood(t, window, maxKeys, memstore.SecretOf(number))
+			})
+		}
+	}
+}
+
+// flood floods a store with a secret, nil for one of its own.
+func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret) {
 	const rotating, limit = 100_000 / scale, 100
 	established := max(1, maxKeys/20) // at a tenth, one in 10^8 new keys finds eight of them
 	c := newClock()
 	s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(c.now))
+	if secret != nil {
+		s.Use(secret)
+	}
 	sp, l := store.NewSpace(rule, ""), store.Limit{Rate: limit, Period: 3600 * second, Burst: limit}
 	for u := range established {
 		take(t, s, sp, "user"+strconv.Itoa(u), l, 5)

@@ -279,7 +279,11 @@ func (s *Store) Peek(ctx context.Context, sp *store.Space, key string, l store.L
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
-	_, err := s.call(s.budget(ctx), sp, key, "refund", l, c.N, c.At, c.Due, c.Rate, c.Period)
+	over := 0
+	if c.Over {
+		over = 1
+	}
+	_, err := s.call(s.budget(ctx), sp, key, "refund", l, c.N, c.At, c.Due, c.Rate, c.Period, over)
 	return err
 }
 

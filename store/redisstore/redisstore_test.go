@@ -99,8 +99,8 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 		require.Equal(t, store.Reply{OK: true, X: want, Y: 6, Z: 1}, echo(arg))
 	}
 	for s, want := range map[*redisstore.Store]string{server: "", caller: fmt.Sprint(" ", at.UnixMicro())} {
-		sp := rule(`if table.concat(ARGV, ' ') ~= 'refund 31 41 51 61 71 81 91 101` + want + `' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
-		require.NoError(t, s.Refund(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Charge{N: 61, At: 71, Due: 81, Rate: 91, Period: 101}))
+		sp := rule(`if table.concat(ARGV, ' ') ~= 'refund 31 41 51 61 71 81 91 101 1` + want + `' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
+		require.NoError(t, s.Refund(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Charge{N: 61, At: 71, Due: 81, Rate: 91, Period: 101, Over: true}))
 	}
 }
 

@@ -364,6 +364,16 @@ func (w *watch) AllowUpTo(ctx context.Context, key string, n int) (int, ratelimi
 	return granted, r, err
 }
 
+func (w *watch) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	start := time.Now()
+	r, err := w.Limiter.(ratelimit.Charger).Charge(ctx, key, n)
+	w.check(key)
+	if err == nil {
+		w.end(key, start.Add(r.ResetAfter))
+	}
+	return r, err
+}
+
 func (w *watch) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	r, err := w.Limiter.Peek(ctx, key)
 	w.check(key)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // traceLen is the most calls of a random trace.
@@ -19,11 +20,15 @@ const traceLen = 60
 // horizon is the end of time for traces, Unix µs: the end of 2199.
 var horizon = time.Date(2199, 12, 31, 0, 0, 0, 0, time.UTC).UnixMicro()
 
+// lastDebt is the last instant of a Charge in traces, Unix µs: it may take 100 years to
+// drain, and Lua counts to 2^53 µs, which is in 2255.
+var lastDebt = time.Date(2155, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
+
 // op is one call of a trace. It says all about itself, so that a trace without
 // some of its ops is a trace too.
 type op struct {
 	id    int
-	kind  string // "AllowN", "AllowUpTo", "Peek", "Refund" or "Reset"
+	kind  string // "AllowN", "AllowUpTo", "Charge", "Peek", "Refund" or "Reset"
 	at    int64  // the reading of the clock, Unix µs
 	n     int
 	of    int // Refund: the id of the op whose Result is refunded
@@ -33,7 +38,7 @@ type op struct {
 func (o op) String() string {
 	text := fmt.Sprintf("#%-2d %+d µs  %-10v  %s", o.id, o.at-epoch.UnixMicro(), o.limit, o.kind)
 	switch o.kind {
-	case "AllowN", "AllowUpTo":
+	case "AllowN", "AllowUpTo", "Charge":
 		text += fmt.Sprintf("(%d)", o.n)
 	case "Refund":
 		text += fmt.Sprintf("(#%d, %d)", o.of, o.n)
@@ -53,6 +58,7 @@ type player struct {
 	limit     ratelimit.Limit // WithLimitFunc's answer
 	lim       ratelimit.Limiter
 	reference ratelimit.Limiter // nil if Results are not compared
+	forces    bool              // the store is a store.Forcer
 
 	latest  int64 // reading of the clock
 	results map[int]ratelimit.Result
@@ -72,6 +78,7 @@ func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *playe
 	}
 	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return p.limit, nil })
 	p.lim = b.limiter(a.name, base, limits)
+	_, p.forces = b.store.(store.Forcer)
 	if !s.alone {
 		b.store = newReference(b.read)
 		p.reference = b.limiter(a.name, base, limits)
@@ -144,6 +151,14 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 			p.ids = append(p.ids, o.id)
 		}
 		return err
+	case "Charge":
+		charged, err := judgeCharge(m, l, o.at, int64(o.n), r)
+		if err == nil && charged > 0 {
+			p.charges[o.id] = charge{now, now + r.ResetAfter.Microseconds(), charged, l}
+			p.ids = append(p.ids, o.id)
+		}
+		p.model = m
+		return err
 	case "Peek":
 		return judge(m, l, o.at, 1, r, true)
 	case "Refund":
@@ -169,6 +184,8 @@ func call(lim ratelimit.Limiter, o op, charged ratelimit.Result) (ratelimit.Resu
 	case "AllowUpTo":
 		_, r, err := lim.(upTo).AllowUpTo(ctx, "key", o.n)
 		return r, err
+	case "Charge":
+		return lim.(ratelimit.Charger).Charge(ctx, "key", o.n)
 	case "Peek":
 		return lim.Peek(ctx, "key")
 	case "Refund":
@@ -307,6 +324,11 @@ func (g *generator) next(p *player) op {
 		o.kind = "Refund"
 		o.of = p.ids[len(p.ids)-1-g.IntN(min(len(p.ids), 1+g.IntN(8)))]
 		o.n = g.part(int(p.charges[o.of].n))
+	case x < 43 && p.forces && o.at < lastDebt:
+		o.kind = "Charge"
+		if o.n = g.cost(integers(o.limit).burst); g.IntN(20) == 0 { // more than a state holds
+			o.n = most - g.IntN(2)
+		}
 	default:
 		o.kind = "AllowN"
 		if g.IntN(8) == 0 {
