@@ -31,6 +31,9 @@ const (
 // deadline, or in 5 s. An error, which is ctx's own or wraps [store.ErrStore], means
 // that not all servers could be asked; the findings so far come with it.
 func (s *Store) Check(ctx context.Context) ([]string, error) {
+	if s.link == nil {
+		return nil, errNotMade
+	}
 	limited, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	found := s.link.settings()

@@ -140,8 +140,8 @@ const (
 // command by key into commands of its own making, which it retries.
 const resetScript = `if ARGV[1] == 'reset' then redis.call('UNLINK', KEYS[1]) end return {0, 0, 0, 0}`
 
-// Store keeps state in Redis. It is safe for concurrent use and has nothing to
-// close: the client stays the caller's.
+// Store keeps state in Redis, and is made by [New]. It is safe for concurrent use and
+// has nothing to close: the client stays the caller's.
 type Store struct {
 	link    *link
 	prefix  string // up to the name of the rule
@@ -225,6 +225,9 @@ func New(client Client, opts ...Option) (*Store, error) {
 	return s, nil
 }
 
+// errNotMade is the answer of a Store that has no client.
+var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrStore)
+
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	if s.batching && sp.Rule.Each != nil {
@@ -256,6 +259,9 @@ func (s *Store) Refund(ctx context.Context, sp *store.Space, key string, l store
 
 // call runs an operation of sp's rule, with the arguments of scripts/driver.lua.
 func (s *Store) call(b budget, sp *store.Space, key, op string, l store.Limit, n int64, charge ...any) (store.Reply, error) {
+	if s.link == nil {
+		return store.Reply{}, errNotMade
+	}
 	sc := s.script(sp.Rule)
 	args := append(make([]any, 0, 14), evalsha, sc.sha, 1, s.key(sp, key), nil, l.Rate, l.Period, l.Burst, n)
 	args = append(args, charge...)
@@ -273,6 +279,9 @@ func (s *Store) call(b budget, sp *store.Space, key, op string, l store.Limit, n
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, sp *store.Space, key string) error {
+	if s.link == nil {
+		return errNotMade
+	}
 	var reply [1]store.Reply
 	return s.run(s.budget(ctx), s.reset, one("reset"), []any{evalsha, s.reset.sha, 1, s.key(sp, key), nil}, reply[:])
 }
