@@ -159,10 +159,16 @@ local function append(b, entries, now, events, n)
   return render(b, entries .. entry)
 end
 
--- start writes a log of one entry.
-local function start(key, l, now, n)
-  call('UNLINK', key)
-  call('RPUSH', key, append(block(now, 0, n, 0, now - l.period, l.period), '', now, 0, n))
+-- start writes a log of one entry, in place of one that has ended. A server checks its
+-- memory at the first write of a script, and only if that is one that may need more:
+-- hence RPUSH, here, and LSET, below, come before what forgets.
+local function start(key, ended, l, now, n)
+  local text = append(block(now, 0, n, 0, now - l.period, l.period), '', now, 0, n)
+  call('RPUSH', key, text)
+  if ended then
+    call('UNLINK', key)
+    call('RPUSH', key, text)
+  end
   expire(key, l.period)
 end
 
@@ -173,9 +179,7 @@ local function add(key, log, l, now, n, b, i)
   now = now - tail.shift
   tail.cutoff = max(now - l.period, tail.cutoff)
   tail.period = l.period
-  if b > 0 then
-    call('LPOP', key)
-  elseif log.len == 1 then
+  if log.len == 1 then
     cut = i - 1
   end
   tail.gone = through(tail, cut) - tail.run
@@ -185,6 +189,9 @@ local function add(key, log, l, now, n, b, i)
   else
     call('LSET', key, -1, render(tail, kept))
     call('RPUSH', key, append(block(now, log.total, n, tail.shift, tail.cutoff, l.period), '', now, 0, n))
+  end
+  if b > 0 then
+    call('LPOP', key)
   end
   expire(key, l.period)
 end
@@ -207,7 +214,7 @@ local function plan(key, l, now, callers, n)
   end
   local dead = max(now - tail.shift - l.period, tail.cutoff) -- the latest time that does not count
   if log.newest <= dead or log.newest + tail.period <= now - tail.shift then
-    return fits, now, 0, 0, (fits or force) and { l = l, now = now, n = n }
+    return fits, now, 0, 0, (fits or force) and { ended = true, l = l, now = now, n = n }
   end
   local b, i = after(log, dead)
   local gone = through(log.block(b), i - 1)
@@ -225,7 +232,7 @@ end
 -- commit writes what plan has said.
 local function commit(key, p)
   if not p.log then
-    start(key, p.l, p.now, p.n)
+    start(key, p.ended, p.l, p.now, p.n)
   elseif p.n then
     add(key, p.log, p.l, p.now, p.n, p.b, p.i)
   else
