@@ -127,7 +127,7 @@ const (
 
 	// layout is the version of what the scripts store. It is part of every key,
 	// so that two versions of this library never read each other's state.
-	layout = "1"
+	layout = "2"
 
 	maxPlainKey = 128 // bytes; longer user keys are hashed
 
