@@ -21,10 +21,11 @@ import (
 // events are within the last Period, and some 14 where AllowN admits several at
 // once (n events at once are one entry), so up to Rate times that. In memory one entry
 // costs nothing but the key's 60 bytes, and from the second on there are some 200 more.
-// Nothing is allocated ahead. Refund of an event, however old, changes some 30 blocks of
-// 64 events at most, and keeps a Redis server busy for some 0.1 ms. Of events of the same
-// µs it gives back those of at most 64 calls. Blocks of which all is refunded while newer
-// ones are in use keep 8 bytes in memory and 2 in Redis, until they are a Period old.
+// Nothing is allocated ahead. Refund of an event, however old, changes a block of 64 events
+// for each power of 2 at most: it keeps a Redis server busy for some 0.1 ms, and for up to
+// some 0.5 ms in a log of 1,000,000. Of events of the same µs it gives back those of at most
+// 64 calls. A block of which all is refunded while newer ones are in use keeps 8 bytes in
+// memory and 2 in Redis, until it is a Period old.
 //
 // Use it where the limit is a contract: logins, payments, calls to a supplier
 // that counts exactly. For large Rates, use [SlidingWindow]: it costs two counters.

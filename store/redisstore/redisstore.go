@@ -99,6 +99,16 @@
 // and once a second if calls only time out. Left alone, the client is blind to a
 // failover for up to a minute. An AutoPipeliner of a ClusterClient cannot be told.
 //
+// # Permissions
+//
+// The least that a user of the server needs, here with the default prefix, is
+//
+//	~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim
+//
+// [WithClock] does without time. A ClusterClient also needs +cluster|slots, and a Ring
+// +ping. [Store.Check] names what is missing; it looks at more with +info, and with
+// +config|get where INFO does not tell.
+//
 // # What is lost
 //
 // The state is as durable as the server's writes. Those that a server loses in a
