@@ -513,7 +513,7 @@ func TestARefundDoesNotLengthenTheLifeOfAKey(t *testing.T) {
 	for _, algorithm := range algorithms {
 		lim := newLimiter(t, algorithm, redisServer(t), ratelimit.PerHour(10))
 		first := allowN(t, lim, 4)
-		keys, err := client.Keys(t.Context(), redistest.Prefix(t)+":1:"+algorithm+":*").Result()
+		keys, err := client.Keys(t.Context(), redistest.Prefix(t)+":2:"+algorithm+":*").Result()
 		require.NoError(t, err)
 		require.Len(t, keys, 1)
 		require.NoError(t, client.PExpire(t.Context(), keys[0], time.Minute).Err())

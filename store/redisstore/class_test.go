@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -348,29 +349,81 @@ func TestAnswersInTheLastQuarterCount(t *testing.T) {
 	}
 }
 
+// usedMemory is what the server counts against its maxmemory.
+func usedMemory(t *testing.T, client *redis.Client) int {
+	t.Helper()
+	info, err := client.InfoMap(t.Context(), "memory").Result()
+	require.NoError(t, err)
+	n, err := strconv.Atoi(info["Memory"]["used_memory"])
+	require.NoError(t, err)
+	return n
+}
+
 func TestFullServerIsOutOfMemory(t *testing.T) {
-	server := redistest.Start(t, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
-	client := server.Client(t)
-	s := newStore(t, client)
-	l, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(10))
-	require.NoError(t, err)
-	_, err = l.Allow(t.Context(), "known")
-	require.NoError(t, err)
-	for _, size := range []int{10_000, 1000, 100, 1} {
-		err = nil
-		for i := 0; err == nil; i++ {
-			err = client.Set(t.Context(), fmt.Sprint("filler", size, ":", i), make([]byte, size), 0).Err()
+	client := redistest.Start(t, "--maxmemory-policy", "noeviction").Client(t)
+	now := time.Now()
+	s := newStore(t, client, redisstore.WithClock(func() time.Time { return now }))
+	limiters := map[string]ratelimit.Limiter{}
+	for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"} {
+		l, err := ratelimit.New(algorithm, s, ratelimit.PerHour(200))
+		require.NoError(t, err)
+		limiters[algorithm] = l
+		for key, n := range map[string]int{"spent": 200, "known": 1, "full block": 64, "other": 1} {
+			for range n { // single events, which fill the blocks of a log
+				_, err = l.Allow(t.Context(), key)
+				require.NoError(t, err)
+			}
 		}
-		require.True(t, redis.IsOOMError(err), err)
+		_, err = l.AllowN(t.Context(), "other", 2) // and another kind of block
+		require.NoError(t, err)
+		for i := range 90 { // two blocks, of which the first is about to die
+			if i == 70 {
+				now = now.Add(30 * time.Minute)
+			}
+			_, err = l.Allow(t.Context(), "half dead")
+			require.NoError(t, err)
+		}
+		_, err = l.Allow(t.Context(), "dead")
+		require.NoError(t, err)
+		now = now.Add(-30 * time.Minute)
 	}
-	for range 3 {
-		_, err = l.Allow(t.Context(), "new")
-		require.ErrorIs(t, err, store.ErrOutOfMemory)
+	require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.True(t, redis.IsOOMError(client.Set(t.Context(), "filler", "x", 0).Err()))
+	for algorithm, l := range limiters {
+		before := usedMemory(t, client)
+		refuse := func(what, key string, n int) {
+			for i := range 100 {
+				if what == "new" {
+					key = fmt.Sprint(what, i)
+				}
+				_, err := l.AllowN(t.Context(), key, n)
+				require.ErrorIs(t, err, store.ErrOutOfMemory, "%s: %s", algorithm, what)
+			}
+		}
+		refuse("new", "", 1)
+		refuse("a state to rewrite", "known", 1)
+		refuse("a block to begin", "full block", 1)
+		refuse("a wide block to begin", "full block", 2)
+		refuse("a wide block to rewrite", "other", 2)
+		for key, later := range map[string]time.Duration{"half dead": 61 * time.Minute, "dead": 3 * time.Hour} {
+			now = now.Add(later)
+			refuse(key, key, 1)
+			now = now.Add(-later)
+		}
+		r, err := l.Allow(t.Context(), "spent")
+		require.NoError(t, err, "%s: a denial writes nothing", algorithm)
+		require.False(t, r.Allowed)
+		r, err = l.Peek(t.Context(), "known")
+		require.NoError(t, err)
+		require.Equal(t, 199, r.Remaining, "%s: nothing was charged", algorithm)
+		require.Less(t, usedMemory(t, client), before+40_000, "%s: 700 calls", algorithm) // what clients' buffers may take
+		require.NoError(t, l.Reset(t.Context(), "spent"), "%s: frees memory", algorithm)
 	}
-	t.Log(err)
-	require.NoError(t, client.FlushAll(t.Context()).Err())
-	_, err = l.Allow(t.Context(), "new")
-	require.NoError(t, err)
+	require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "0").Err())
+	for _, l := range limiters {
+		_, err := l.Allow(t.Context(), "new")
+		require.NoError(t, err)
+	}
 }
 
 // What was not sent when its caller went away charges nothing later on.

@@ -146,7 +146,7 @@ func TestLostReplyRunsOnce(t *testing.T) {
 		for _, lost := range []int{1, 3} {
 			key := fmt.Sprint("naive ", name, lost)
 			args := []any{"take", 7, 60_000_000, 1 << 30, 1}
-			redisKey := "lost:1:counter:test:{=" + key + "}"
+			redisKey := "lost:2:counter:test:{=" + key + "}"
 			require.NoError(t, scripter.EvalSha(t.Context(), sha, []string{redisKey}, "peek", 7, 60_000_000, 1<<30, 1).Err())
 			proxy.DropReplies(lost, "evalsha")
 			err := scripter.EvalSha(t.Context(), sha, []string{redisKey}, args...).Err()

@@ -128,6 +128,16 @@
 // have passed since the last failure. Left alone, the client is blind to a
 // failover for up to a minute. An AutoPipeliner of a ClusterClient cannot be told.
 //
+// # Permissions
+//
+// The least that a user of the server needs, here with the default prefix, is
+//
+//	~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim
+//
+// [WithClock] does without time. A ClusterClient also needs +cluster|slots, and a Ring
+// +ping. [Store.Check] names what is missing; it looks at more with +info, and with
+// +config|get where INFO does not tell.
+//
 // # What is lost
 //
 // The state is as durable as the server's writes. Those that a server loses in a
@@ -156,7 +166,7 @@ const (
 
 	// layout is the version of what the scripts store. It is part of every key,
 	// so that two versions of this library never read each other's state.
-	layout = "1"
+	layout = "2"
 
 	maxPlainKey = 128 // bytes; longer user keys are hashed
 
@@ -169,8 +179,8 @@ const (
 // command by key into commands of its own making, which it retries.
 const resetScript = `if ARGV[1] == 'reset' then redis.call('UNLINK', KEYS[1]) end return {0, 0, 0, 0}`
 
-// Store keeps state in Redis. It is safe for concurrent use and has nothing to
-// close: the client stays the caller's.
+// Store keeps state in Redis, and is made by [New]. It is safe for concurrent use and
+// has nothing to close: the client stays the caller's.
 type Store struct {
 	link    *link
 	prefix  string // up to the name of the rule
@@ -254,6 +264,9 @@ func New(client Client, opts ...Option) (*Store, error) {
 	return s, nil
 }
 
+// errNotMade is the answer of a Store that has no client.
+var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrStore)
+
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	if s.batching && sp.Rule.Each != nil {
@@ -289,6 +302,9 @@ func (s *Store) Refund(ctx context.Context, sp *store.Space, key string, l store
 
 // call runs an operation of sp's rule, with the arguments of scripts/driver.lua.
 func (s *Store) call(b budget, sp *store.Space, key, op string, l store.Limit, n int64, charge ...any) (store.Reply, error) {
+	if s.link == nil {
+		return store.Reply{}, errNotMade
+	}
 	sc := s.script(sp.Rule)
 	args := append(make([]any, 0, 14), evalsha, sc.sha, 1, s.key(sp, key), nil, l.Rate, l.Period, l.Burst, n)
 	args = append(args, charge...)
@@ -306,6 +322,9 @@ func (s *Store) call(b budget, sp *store.Space, key, op string, l store.Limit, n
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, sp *store.Space, key string) error {
+	if s.link == nil {
+		return errNotMade
+	}
 	var reply [1]store.Reply
 	return s.run(s.budget(ctx), s.reset, one("reset"), []any{evalsha, s.reset.sha, 1, s.key(sp, key), nil}, reply[:])
 }

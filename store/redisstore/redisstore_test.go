@@ -110,12 +110,12 @@ func TestKeyLayout(t *testing.T) {
 	require.NoError(t, err)
 	long := strings.Repeat("x", 128)
 	for key, want := range map[string]string{
-		"user:1":      "rl:1:counter:test:{=user:1}",
-		"a b\x00\xff": "rl:1:counter:test:{=a b\x00\xff}",
-		long:          "rl:1:counter:test:{=" + long + "}",
-		long + "x":    "rl:1:counter:test:{#" + hexSHA256(long+"x") + "}",
-		"{":           "rl:1:counter:test:{#021fb596db81e6d02bf3d2586ee3981fe519f275c0ac9ca76bbcf2ebb4097d96}",
-		"a}b":         "rl:1:counter:test:{#" + hexSHA256("a}b") + "}",
+		"user:1":      "rl:2:counter:test:{=user:1}",
+		"a b\x00\xff": "rl:2:counter:test:{=a b\x00\xff}",
+		long:          "rl:2:counter:test:{=" + long + "}",
+		long + "x":    "rl:2:counter:test:{#" + hexSHA256(long+"x") + "}",
+		"{":           "rl:2:counter:test:{#021fb596db81e6d02bf3d2586ee3981fe519f275c0ac9ca76bbcf2ebb4097d96}",
+		"a}b":         "rl:2:counter:test:{#" + hexSHA256("a}b") + "}",
 	} {
 		m.FlushAll()
 		_, err := s.Take(t.Context(), space, key, limit, 1)
@@ -201,7 +201,7 @@ func TestStoredValueOfTheWrongType(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s := newStore(t, client)
 	ctx := context.Background()
-	require.NoError(t, client.LPush(ctx, redistest.Prefix(t)+":1:counter:test:{=k}", "x").Err())
+	require.NoError(t, client.LPush(ctx, redistest.Prefix(t)+":2:counter:test:{=k}", "x").Err())
 	_, err := s.Take(ctx, space, "k", limit, 1)
 	require.ErrorIs(t, err, store.ErrStore)
 	require.ErrorContains(t, err, "WRONGTYPE")
