@@ -30,9 +30,12 @@ const (
 // CONFIG GET where INFO does not say enough. On each of them it also runs a script that
 // tries the commands of the limiters' scripts, on two keys of its own that begin with the
 // store's prefix and "check:", and removes them. They tell what the user may not do, and why
-// a server does not write. Check returns by ctx's
-// deadline, or in 5 s. An error, which is ctx's own or wraps [store.ErrStore], means
-// that not all servers could be asked; the findings so far come with it.
+// a server does not write. The least of a few round trips tells what the store's timeout
+// leaves of it.
+//
+// Check returns by ctx's deadline, or in 5 s. An error, which is ctx's own or wraps
+// [store.ErrStore], means that not all servers could be asked; the findings so far come
+// with it.
 func (s *Store) Check(ctx context.Context) ([]string, error) {
 	if s.link == nil {
 		return nil, errNotMade
@@ -105,6 +108,7 @@ func (s *Store) checkNode(ctx context.Context, n node) ([]string, error) {
 		found = append(found, checkEviction(ctx, n, info)...)
 	}
 	found = append(found, s.checkClock(ctx, n)...)
+	found = append(found, s.checkTrip(ctx, n)...)
 	if info["role"] == "slave" { // it would not let the probe write either
 		return found, nil
 	}

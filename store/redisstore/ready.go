@@ -25,6 +25,9 @@ func (s *Store) Prepare(rule *store.Rule) { s.script(rule) }
 // [store.ErrStore]; the store works all the same once its servers do. A user who may not
 // run SCRIPT LOAD has the scripts loaded by the first calls.
 func (s *Store) Ready(ctx context.Context) error {
+	if s.link == nil {
+		return errNotMade
+	}
 	limited, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	clients, err := s.link.clients(limited)

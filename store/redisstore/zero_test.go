@@ -30,6 +30,7 @@ func TestAStoreThatNewHasNotMadeAnswersErrors(t *testing.T) {
 	ask("TakeAll of none", s.TakeAll(ctx, nil, nil))
 	_, err = s.Check(ctx)
 	ask("Check", err)
+	ask("Ready", s.Ready(ctx))
 	require.True(t, s.Together("a", "a"))
 	require.False(t, s.Together("a", "b"))
 }
