@@ -601,13 +601,13 @@ func TestAllChecksItsInput(t *testing.T) {
 
 // Callers of many limits at once, which lock the same tables in different orders.
 func TestAllUnderConcurrency(t *testing.T) {
-	for name, newStore := range map[string]func() store.Store{
-		"memory":    func() store.Store { return newMemory(t) },
-		"tiny caps": func() store.Store { return newMemory(t, memstore.WithMaxKeys(3)) },
-		"Redis":     func() store.Store { return redisServer(t) },
+	for name, newStore := range map[string]func(t testing.TB) store.Store{
+		"memory":    func(t testing.TB) store.Store { return newMemory(t) },
+		"tiny caps": func(t testing.TB) store.Store { return newMemory(t, memstore.WithMaxKeys(3)) },
+		"Redis":     func(t testing.TB) store.Store { return redisServer(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newStore()
+			s := newStore(t)
 			const years, everybody = 24 * time.Hour * 3650, 120
 			user := newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 50, Period: years})
 			global := onOneKey(t, newLimiter(t, "sliding_log", s, ratelimit.Limit{Rate: everybody, Period: years}), "everybody")

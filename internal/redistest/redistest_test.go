@@ -55,6 +55,7 @@ func TestATestThatRunsAgainHasAnotherPrefix(t *testing.T) {
 }
 
 func TestServerThatCannotStart(t *testing.T) {
+	redistest.NeedBinary(t)
 	_, err := redistest.StartIn(t.TempDir(), "--no-such-option", "1")
 	require.ErrorContains(t, err, "did not come up")
 }
