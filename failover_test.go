@@ -128,6 +128,8 @@ func source(t testing.TB, lim ratelimit.Limiter) ratelimit.Source {
 // ---- Construction and input.
 
 func TestAFailoverWithoutItsPartsIsRefused(t *testing.T) {
+	tooMany := math.MaxInt32
+	tooMany++ // below 0 where an int has 32 bits
 	good := inMemory(t, "token_bucket", ratelimit.PerSecond(1))
 	tests := []struct {
 		name string
@@ -142,7 +144,7 @@ func TestAFailoverWithoutItsPartsIsRefused(t *testing.T) {
 		{name: "a local limiter that is a nil pointer", l: good, p: ratelimit.FailLocal((*ratelimit.SlidingLog)(nil))},
 		{name: "a nil option", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{nil}},
 		{name: "no failures", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(0, time.Second)}},
-		{name: "too many failures", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(math.MaxInt, time.Second)}},
+		{name: "too many failures", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(tooMany, time.Second)}},
 		{name: "a probe at once", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(1, 0)}},
 	}
 	for _, tt := range tests {

@@ -597,7 +597,7 @@ func TestALogTakesAtMost12BytesAnEventOnRedis(t *testing.T) {
 		c := newClock()
 		lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerDay(events))
 		for range events {
-			c.Advance(time.Duration(86_400_000_000/events) * time.Microsecond / 2)
+			c.Advance(24 * time.Hour / time.Duration(events) / 2)
 			require.True(t, allowN(t, lim, 1).Allowed)
 		}
 		key := onlyKey(t, client, ":1:sliding_log:*"+fmt.Sprint(events)+"*")

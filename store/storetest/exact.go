@@ -21,7 +21,7 @@ var fill = []struct {
 }{
 	{"all at once", func(k *key, _ ratelimit.Limit, capacity int) { k.take(capacity) }},
 	{"in two parts, a third of a period apart", func(k *key, l ratelimit.Limit, capacity int) {
-		k.take((capacity + 1) / 2)
+		k.take(capacity - capacity/2)
 		k.advance(l.Period / 3)
 		if r := k.peek(); r.Remaining > 0 {
 			k.take(r.Remaining)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -306,13 +307,13 @@ func (g *generator) next(p *player) op {
 	case x < 33 && len(p.ids) > 0:
 		o.kind = "Refund"
 		o.of = p.ids[len(p.ids)-1-g.IntN(min(len(p.ids), 1+g.IntN(8)))]
-		o.n = g.part(int(p.charges[o.of].n))
+		o.n = whole(g.part(p.charges[o.of].n))
 	default:
 		o.kind = "AllowN"
 		if g.IntN(8) == 0 {
 			o.kind = "AllowUpTo"
 		}
-		o.n = g.cost(integers(o.limit).burst)
+		o.n = whole(g.cost(integers(o.limit).burst))
 	}
 	if late := o.at - g.Int64N(1+min(o.limit.Period.Microseconds()*2, o.at/2)); g.IntN(20) == 0 {
 		early := o
@@ -335,37 +336,40 @@ func (g *generator) nextLimit() ratelimit.Limit {
 }
 
 // part is how many of n events to refund: some, all, or more.
-func (g *generator) part(n int) int {
+func (g *generator) part(n int64) int64 {
 	switch g.IntN(4) {
 	case 0:
 		return 1
 	case 1:
 		return n + 1
 	case 2:
-		return 1 + g.IntN(n)
+		return 1 + g.Int64N(n)
 	}
 	return n
 }
 
 // cost is from 1 to 2 above the capacity, and often what is just left or just
 // not.
-func (g *generator) cost(capacity int64) int {
+func (g *generator) cost(capacity int64) int64 {
 	switch g.IntN(9) {
 	case 0, 1, 2:
 		return 1
 	case 3:
-		return 1 + g.IntN(5)
+		return 1 + g.Int64N(5)
 	case 4:
-		return max(1, g.last.Remaining)
+		return max(1, int64(g.last.Remaining))
 	case 5:
-		return g.last.Remaining + 1
+		return int64(g.last.Remaining) + 1
 	case 6:
-		return int(capacity) - 1 + g.IntN(4) + int(max(0, 2-capacity))
+		return capacity - 1 + g.Int64N(4) + max(0, 2-capacity)
 	case 7:
-		return 1 + int(capacity)/(1+g.IntN(10))
+		return 1 + capacity/(1+g.Int64N(10))
 	}
-	return 1 + g.IntN(int(capacity))
+	return 1 + g.Int64N(capacity)
 }
+
+// whole is n, or the largest int where that has 32 bits.
+func whole(n int64) int { return int(min(n, math.MaxInt)) }
 
 // time is the next reading: often the same, often the very edge of something, and
 // now and then years later.
