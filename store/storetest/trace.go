@@ -220,21 +220,25 @@ func changingTracesAgree(t testing.TB, s *suite, a algorithm) { playTraces(t, s,
 
 func playTraces(t testing.TB, s *suite, a algorithm, change bool) {
 	for seed := range uint64(s.traces) {
-		g := newGenerator(s, a, seed, change)
-		p := newPlayer(t, s, a, g.base)
-		var ops []op
-		for len(ops) < traceLen {
-			o := g.next(p)
-			ops = append(ops, o)
-			err := p.play(o)
-			if err == nil {
-				continue
-			}
-			played := len(ops)
-			ops, err = shrink(t, s, a, g.base, ops, err)
-			t.Fatalf("seed %d, %s of %v, %d calls shrunk to %d:\n%s\n%v",
-				seed, a.name, g.base, played, len(ops), lines(ops), err)
+		s.part(t, func(t testing.TB, s *suite) { playTrace(t, s, a, seed, change) })
+	}
+}
+
+func playTrace(t testing.TB, s *suite, a algorithm, seed uint64, change bool) {
+	g := newGenerator(s, a, seed, change)
+	p := newPlayer(t, s, a, g.base)
+	var ops []op
+	for len(ops) < traceLen {
+		o := g.next(p)
+		ops = append(ops, o)
+		err := p.play(o)
+		if err == nil {
+			continue
 		}
+		played := len(ops)
+		ops, err = shrink(t, s, a, g.base, ops, err)
+		t.Fatalf("seed %d, %s of %v, %d calls shrunk to %d:\n%s\n%v",
+			seed, a.name, g.base, played, len(ops), lines(ops), err)
 	}
 }
 
