@@ -8,13 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
 func openReference(_ testing.TB, clock func() time.Time) store.Store { return newReference(clock) }
 
 // On the reference store, only the oracle and the checks can find fault.
-func TestReferenceStore(t *testing.T) { Run(t, openReference) }
+func TestReferenceStore(t *testing.T) { Run(t, openReference, Traces(effort.Of(100, 300))) }
 
 // wrong is the reference store with a planted bug: what is not nil stands in for
 // the method.
