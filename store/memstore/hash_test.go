@@ -17,7 +17,7 @@ var families = []struct {
 }{
 	{"numbers", func(i int) string { return fmt.Sprint(i) }},
 	{"wide numbers", func(i int) string { return fmt.Sprintf("%012d", i) }},
-	{"large numbers", func(i int) string { return fmt.Sprint(1_700_000_000_000 + i) }},
+	{"large numbers", func(i int) string { return fmt.Sprint(1_700_000_000_000 + int64(i)) }},
 	{"two letters", func(i int) string { return string([]byte{'A' + byte(i/32), 'A' + byte(i%32)}) }},
 	{"a prefix of 5", func(i int) string { return fmt.Sprintf("user:%d", i) }},
 	{"a prefix of 14", func(i int) string { return fmt.Sprintf("tenant:7:user:%d", i) }},

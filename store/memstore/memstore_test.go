@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -146,7 +147,8 @@ func TestRefundNeverExtendsALife(t *testing.T) {
 // TestAgainstMaps runs random calls on many keys of two rules beside two plain
 // maps that forget nothing, through growth, splits and sweeps.
 func TestAgainstMaps(t *testing.T) {
-	const keys, calls = 1_000_000 / scale, 2_500_000 / scale
+	const keys = 1_000_000 / scale
+	calls := effort.Of(500_000, 2_500_000) / scale
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
 	windows, logs := store.NewSpace(window, ""), store.NewSpace(sliding, "")
@@ -237,7 +239,8 @@ func (m maps) reset(k int) { delete(m.states, k); delete(m.logs, k) }
 func TestCountsAreExactUnderFire(t *testing.T) {
 	for _, maxKeys := range []int{memstore.DefaultMaxKeys, 5000} {
 		t.Run(fmt.Sprintf("cap=%d", maxKeys), func(t *testing.T) {
-			const workers, rounds, keys, limit = 8, 300, 50, 100
+			const workers, keys, limit = 8, 50, 100
+			rounds := effort.Of(100, 300)
 			c := newClock()
 			s := newStore(t, memstore.WithClock(c.now), memstore.WithMaxKeys(maxKeys))
 			spaces := []*store.Space{store.NewSpace(window, ""), store.NewSpace(sliding, "")}
@@ -444,7 +447,9 @@ func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret)
 }
 
 func TestIdleKeysGoByThemselves(t *testing.T) {
-	const idle, busy, calls = 1_000_000 / scale, 1000, 1_000_000 / scale
+	const busy = 1000
+	idle := effort.Of(250_000, 1_000_000) / scale
+	calls := idle
 	c := newClock()
 	names := keyNames(idle)
 	empty := heap()

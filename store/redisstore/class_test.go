@@ -53,6 +53,7 @@ func classOf(t testing.TB, err error) string {
 // Each code is answered by the server three times, as it would before it runs
 // anything, and then the call is admitted.
 func TestRefusedCallsAreSentAgainWhileThereIsTime(t *testing.T) {
+	t.Parallel()
 	server := redistest.StartCluster(t, 1, 0).Masters[0]
 	plain := server.Client(t)
 	refuse := func(answer string, times int) *store.Space {
@@ -108,6 +109,7 @@ func escape(answer string) string {
 }
 
 func TestOtherAnswersAreNotSentAgain(t *testing.T) {
+	t.Parallel()
 	server := redistest.StartCluster(t, 1, 0).Masters[0]
 	plain := server.Client(t)
 	for name, client := range kinds(t, server.Addr(), false) {
@@ -169,6 +171,7 @@ func TestGarbageIsCorruptState(t *testing.T) {
 // A server that is gone is unavailable on the first call, while the client still
 // dials, and on all that follow.
 func TestNobodyThereIsUnavailable(t *testing.T) {
+	t.Parallel()
 	gone := redistest.Start(t)
 	gone.Kill()
 	loads := map[string]*load{}
@@ -428,6 +431,7 @@ func TestFullServerIsOutOfMemory(t *testing.T) {
 
 // What was not sent when its caller went away charges nothing later on.
 func TestAbandonedCallsThatWaitedChargeNothing(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	loads, stores := map[string]*load{}, map[string]*redisstore.Store{}
 	for name, client := range kinds(t, server.Addr(), false) {

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -39,9 +40,7 @@ func farAway(t *testing.T, change func(*redis.Options)) (*redistest.Proxy, *redi
 
 // A handshake is three round trips and a first call two, which is more than a call's time.
 func TestAServerFarAwayIsReached(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes some seconds")
-	}
+	effort.NeedFull(t)
 	for _, contextTimeouts := range []bool{false, true} {
 		proxy, client := farAway(t, func(o *redis.Options) { o.ContextTimeoutEnabled = contextTimeouts })
 		ring := redis.NewRing(&redis.RingOptions{
@@ -79,9 +78,7 @@ func TestAServerFarAwayIsReached(t *testing.T) {
 }
 
 func TestReadyMakesTheConnections(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes some seconds")
-	}
+	effort.NeedFull(t)
 	proxy, client := farAway(t, nil)
 	s := newStore(t, client, redisstore.WithTimeout(farTimeout))
 	s.Prepare(counter)
@@ -116,9 +113,7 @@ func TestReadyOfAllClients(t *testing.T) {
 // Callers without a pause, all of whose connections break: they are served again, by few
 // new connections. Where each call that fails closes one, nobody ever is.
 func TestAHerdIsServedAfterABreak(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes some seconds")
-	}
+	effort.NeedFull(t)
 	for _, pool := range []int{0, 600} {
 		t.Run(fmt.Sprint("PoolSize ", pool), func(t *testing.T) {
 			proxy, client := farAway(t, func(o *redis.Options) { o.PoolSize = pool })
@@ -238,9 +233,7 @@ func TestAPanicOfAHookIsThatOfAllWhoGoTogether(t *testing.T) {
 
 // A reply that comes too late for its callers does not cost the connection.
 func TestLateRepliesLeaveTheConnections(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a second")
-	}
+	effort.NeedFull(t)
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), PoolSize: 16})
@@ -266,9 +259,7 @@ func TestLateRepliesLeaveTheConnections(t *testing.T) {
 
 // Where more callers wait than get their answer in time, the last of them are told at once.
 func TestMoreThanCanBeServedAreRefusedAtOnce(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a second")
-	}
+	effort.NeedFull(t)
 	_, client := farAway(t, func(o *redis.Options) { o.PoolSize = 1 })
 	s := newStore(t, client, redisstore.WithTimeout(2*farTrip+farTrip/2))
 	require.NoError(t, s.Ready(t.Context()))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -236,21 +237,25 @@ func changingTracesAgree(t testing.TB, s *suite, a algorithm) { playTraces(t, s,
 
 func playTraces(t testing.TB, s *suite, a algorithm, change bool) {
 	for seed := range uint64(s.traces) {
-		g := newGenerator(s, a, seed, change)
-		p := newPlayer(t, s, a, g.base)
-		var ops []op
-		for len(ops) < traceLen {
-			o := g.next(p)
-			ops = append(ops, o)
-			err := p.play(o)
-			if err == nil {
-				continue
-			}
-			played := len(ops)
-			ops, err = shrink(t, s, a, g.base, ops, err)
-			t.Fatalf("seed %d, %s of %v, %d calls shrunk to %d:\n%s\n%v",
-				seed, a.name, g.base, played, len(ops), lines(ops), err)
+		s.part(t, func(t testing.TB, s *suite) { playTrace(t, s, a, seed, change) })
+	}
+}
+
+func playTrace(t testing.TB, s *suite, a algorithm, seed uint64, change bool) {
+	g := newGenerator(s, a, seed, change)
+	p := newPlayer(t, s, a, g.base)
+	var ops []op
+	for len(ops) < traceLen {
+		o := g.next(p)
+		ops = append(ops, o)
+		err := p.play(o)
+		if err == nil {
+			continue
 		}
+		played := len(ops)
+		ops, err = shrink(t, s, a, g.base, ops, err)
+		t.Fatalf("seed %d, %s of %v, %d calls shrunk to %d:\n%s\n%v",
+			seed, a.name, g.base, played, len(ops), lines(ops), err)
 	}
 }
 
@@ -323,10 +328,10 @@ func (g *generator) next(p *player) op {
 	case x < 33 && len(p.ids) > 0:
 		o.kind = "Refund"
 		o.of = p.ids[len(p.ids)-1-g.IntN(min(len(p.ids), 1+g.IntN(8)))]
-		o.n = g.part(int(p.charges[o.of].n))
+		o.n = whole(g.part(p.charges[o.of].n))
 	case x < 43 && p.forces && o.at < lastDebt:
 		o.kind = "Charge"
-		if o.n = g.cost(integers(o.limit).burst); g.IntN(20) == 0 { // more than a state holds
+		if o.n = whole(g.cost(integers(o.limit).burst)); g.IntN(20) == 0 { // more than a state holds
 			o.n = most - g.IntN(2)
 		}
 	default:
@@ -334,7 +339,7 @@ func (g *generator) next(p *player) op {
 		if g.IntN(8) == 0 {
 			o.kind = "AllowUpTo"
 		}
-		o.n = g.cost(integers(o.limit).burst)
+		o.n = whole(g.cost(integers(o.limit).burst))
 	}
 	if late := o.at - g.Int64N(1+min(o.limit.Period.Microseconds()*2, o.at/2)); g.IntN(20) == 0 {
 		early := o
@@ -357,37 +362,40 @@ func (g *generator) nextLimit() ratelimit.Limit {
 }
 
 // part is how many of n events to refund: some, all, or more.
-func (g *generator) part(n int) int {
+func (g *generator) part(n int64) int64 {
 	switch g.IntN(4) {
 	case 0:
 		return 1
 	case 1:
 		return n + 1
 	case 2:
-		return 1 + g.IntN(n)
+		return 1 + g.Int64N(n)
 	}
 	return n
 }
 
 // cost is from 1 to 2 above the capacity, and often what is just left or just
 // not.
-func (g *generator) cost(capacity int64) int {
+func (g *generator) cost(capacity int64) int64 {
 	switch g.IntN(9) {
 	case 0, 1, 2:
 		return 1
 	case 3:
-		return 1 + g.IntN(5)
+		return 1 + g.Int64N(5)
 	case 4:
-		return max(1, g.last.Remaining)
+		return max(1, int64(g.last.Remaining))
 	case 5:
-		return g.last.Remaining + 1
+		return int64(g.last.Remaining) + 1
 	case 6:
-		return int(capacity) - 1 + g.IntN(4) + int(max(0, 2-capacity))
+		return capacity - 1 + g.Int64N(4) + max(0, 2-capacity)
 	case 7:
-		return 1 + int(capacity)/(1+g.IntN(10))
+		return 1 + capacity/(1+g.Int64N(10))
 	}
-	return 1 + g.IntN(int(capacity))
+	return 1 + g.Int64N(capacity)
 }
+
+// whole is n, or the largest int where that has 32 bits.
+func whole(n int64) int { return int(min(n, math.MaxInt)) }
 
 // time is the next reading: often the same, often the very edge of something, and
 // now and then years later.
