@@ -453,6 +453,7 @@ func (m *bucket) fits(l limit, t, n int64) bool {
 func (m *bucket) fresh(l limit, t int64) bool { return m.at(l, t).Sign() == 0 }
 
 func (m *bucket) charge(l limit, t, n int64) int64 {
+	n = min(n, mostDrained(l))
 	fits, level, full := m.fits(l, t, n), m.at(l, t), product(l.burst, l.period)
 	held := new(big.Int).Div(level, big.NewInt(l.period)).Int64()
 	charged := min(n, max(0, mostDrained(l)-held))
