@@ -111,11 +111,29 @@ func bucketSpend(s store.State, end, now int64) int64 {
 // until c.Due. over says whether it was past the capacity.
 func chargedLevel(c store.Charge, over bool) store.State {
 	whole, part := flow(c.Due-c.At, c.Rate, c.Period)
-	whole = min(whole, maxEvents)
+	if whole > maxEvents { // c.Due is rounded up, and no level is above this
+		whole, part = maxEvents, c.Period-1
+	}
 	if over {
 		whole |= overdrawn
 	}
 	return store.State{At: c.At, Period: c.Period, Whole: whole, Part: part}
+}
+
+// leftOf is the level that c left behind, of which it says itself whether it was past the
+// capacity. If it was, and s is not, others have been admitted since: at s.At that level
+// was so far below the Burst that an event fitted, whatever c.Due says of it, since what
+// was charged before c may have been refunded.
+func leftOf(c store.Charge, s store.State, l store.Limit) store.State {
+	left := chargedLevel(c, c.Over)
+	if !c.Over || s.Whole >= overdrawn {
+		return left
+	}
+	_, whole, part := bucketLevel(left, l, s.At)
+	if whole >= l.Burst-1 {
+		whole, part = l.Burst-1, 0
+	}
+	return store.State{At: s.At, Period: l.Period, Whole: whole, Part: part}
 }
 
 // bucketRefund takes from the level what is still charged of c. Events drain in
@@ -128,7 +146,7 @@ func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store
 	if now >= c.Due || c.At > s.At { // a state before the charge is another one
 		return s
 	}
-	_, w, p := bucketLevel(chargedLevel(c, c.Over && !cutSince(s, l, c)), l, now)
+	_, w, p := bucketLevel(leftOf(c, s, l), l, now)
 	if w >= c.N {
 		w, p = c.N, 0
 	}
@@ -150,18 +168,6 @@ func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store
 		s.Whole |= owing
 	}
 	return s
-}
-
-// cutSince says that the level which c left above the capacity is to be read as at most
-// the Burst, as all else is: s is below, so others have been admitted since, but by
-// today's limit what c left was then still above it (1 µs later: c.Due is rounded up).
-// So the limit has changed, and how much of c had drained by then is not known.
-func cutSince(s store.State, l store.Limit, c store.Charge) bool {
-	if s.Whole >= overdrawn || s.At+1 >= c.Due {
-		return false
-	}
-	_, whole, _ := bucketLevel(chargedLevel(c, true), l, s.At+1)
-	return whole >= l.Burst
 }
 
 // overdrawn is added to the Whole of a level that was charged past the capacity, and so is

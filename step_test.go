@@ -1,6 +1,9 @@
 package ratelimit
 
 import (
+	"math"
+	"math/big"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -19,6 +22,7 @@ func FuzzStep(f *testing.F) {
 	f.Add(uint8(1), int64(10), int64(60e6), int64(0), int64(1e6), int64(5e15), int64(10), int64(9), int64(100_000), int64(4))
 	f.Add(uint8(2), int64(2_147_483_647), year, int64(2_147_483_647), year, int64(1), int64(2_147_483_647), int64(12345), int64(77e12), int64(1e9))
 	f.Add(uint8(3), int64(1), 10*year, int64(10), int64(1000), int64(5e15), int64(9), int64(999), int64(1), int64(2))
+	f.Add(uint8(3), int64(-57), int64(59_999_948), int64(-6), int64(999_957), int64(5e15+37), int64(-10), int64(-117), int64(99_862), int64(-108))
 	f.Fuzz(func(t *testing.T, which uint8, rate, period, burst, statePeriod, at, whole, part, after, n int64) {
 		a := []*algorithm{&fixedWindow, &slidingWindow, &tokenBucket, &leakyBucket}[which%4]
 		const most = 1<<31 - 1
@@ -57,6 +61,9 @@ func FuzzStep(f *testing.F) {
 			require.LessOrEqual(t, a.rule.Life(next, l), charged.reset)
 			_, r := a.rule.Step(next, l, at0+charged.reset, l.Burst)
 			require.True(t, r.OK, "as never seen at ResetAfter")
+			if which%4 == 1 { // its true count may be above the Rate, to which decisions read it
+				next.Part = min(next.Part, l.Rate)
+			}
 			life := a.rule.Life(next, l)
 			require.Equal(t, a.rule.Spend(next, at0+life, at0), a.rule.Spend(next, at0+life, at0-l.Period), "a late reading")
 			for _, later := range []int64{0, life / 3, life / 2, life - 1, life} {
@@ -68,11 +75,60 @@ func FuzzStep(f *testing.F) {
 			}
 			return
 		}
+		debt, held := a.rule.Over(next, l, a.most(l)), min(n, a.most(l)-a.spent(r))
+		require.True(t, debt.At == at0 && debt.Period == l.Period && debt.Whole < 1<<32 && debt.Part >= 0 && debt.Part < 1<<49, "%+v", debt)
+		_, owed := a.rule.Step(debt, l, at0, 1)
+		require.False(t, owed.OK)
+		require.Zero(t, a.report(l, owed, 1, 0).remaining)
+		life := a.rule.Life(debt, l)
+		require.LessOrEqual(t, life, max(2*l.Period, maxRefill+l.Period), "the part of an event that is above the most drains too")
+		require.Equal(t, life, a.report(l, owed, 1, 0).reset)
+		if held > 0 {
+			given := a.rule.Refund(debt, l, at0, store.Charge{
+				At: at0, Due: at0 + life, Rate: l.Rate, Period: l.Period, Over: drainsWithin(l, life-1), N: held})
+			_, r := a.rule.Step(given, l, at0, 1)
+			require.Equal(t, v.remaining, a.report(l, r, 1, 0).remaining, "as before the debt: %+v", given)
+		}
 		require.Positive(t, v.retry)
 		require.True(t, fits(v.retry, n), "admitted at RetryAfter %d", v.retry)
 		require.False(t, fits(v.retry-1, n), "and not before")
 		require.True(t, fits(v.reset, l.Burst), "as never seen at ResetAfter %d", v.reset)
 	})
+}
+
+// TestALevelFallsExactly takes products on both sides of 2^64.
+func TestALevelFallsExactly(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	year := int64(365 * 24 * time.Hour / time.Microsecond)
+	check := func(dt, rate, period int64) {
+		t.Helper()
+		whole, part := flow(dt, rate, period)
+		q, r := new(big.Int).DivMod(new(big.Int).Mul(big.NewInt(dt), big.NewInt(rate)), big.NewInt(period), new(big.Int))
+		require.Equal(t, [2]int64{q.Int64(), r.Int64()}, [2]int64{whole, part}, "%d µs of %d/%d µs", dt, rate, period)
+	}
+	for range 1000 {
+		rate := 1<<30 + rng.Int64N(1<<30)
+		just := int64(math.MaxUint64/uint64(rate)) + 1 // the low word of the product is below the rate
+		check(just, rate, 10*year)
+		check(just-1, rate, 10*year)
+		check(rng.Int64N(100*year), rate, 1000+rng.Int64N(10*year))
+	}
+}
+
+// TestTheSpendOfABucketIsItsLevel holds the estimate by which victims are chosen to the
+// level, within an event, with a debt or without.
+func TestTheSpendOfABucketIsItsLevel(t *testing.T) {
+	l := store.Limit{Rate: 3, Period: 1e6, Burst: 10}
+	for _, s := range []store.State{{Whole: 5}, {Whole: 4, Part: 999_999}, {Whole: 30 | overdrawn, Part: 1}, {Part: 1}} {
+		s.At, s.Period = 1e15, l.Period
+		life := bucketLife(s, l)
+		for i := range int64(1000) {
+			now := s.At + life*i/1000
+			_, whole, _ := bucketLevel(s, l, now)
+			spend := bucketSpend(s, s.At+life, now)
+			require.True(t, whole-1 <= spend && spend <= whole+1, "%+v after %d of %d µs: %d, at a level of %d", s, now-s.At, life, spend, whole)
+		}
+	}
 }
 
 // within maps any integer into a range, and those in it to themselves.

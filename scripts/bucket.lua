@@ -58,19 +58,29 @@ elseif op == 'refund' then
   -- until c.due. excess says whether it was past the capacity.
   function chargedlevel(c, excess)
     local whole, part = muldiv(c.due - c.at, c.rate, c.period)
-    whole = min(whole, DEBT - 1)
+    if whole >= DEBT then -- c.due is rounded up, and no level is above this
+      whole, part = DEBT - 1, c.period - 1
+    end
     if excess then
       whole = whole + DEBT
     end
     return { at = c.at, rate = c.rate, period = c.period, whole = whole, part = part }
   end
 
-  -- cutsince says that the level which c left above the capacity is to be read as at
-  -- most the burst, as all else is: s is below, so others have been admitted since, but
-  -- by today's limit what c left was then still above it (1 µs later: c.due is rounded
-  -- up). So the limit has changed, and how much of c had drained by then is not known.
-  local function cutsince(s, l, c)
-    return s.whole < DEBT and level(chargedlevel(c, true), l, s.at + 1) >= l.burst
+  -- leftof is the level that c left behind, of which it says itself whether it was past
+  -- the capacity. If it was, and s is not, others have been admitted since: at s.at that
+  -- level was so far below the burst that an event fitted, whatever c.due says of it,
+  -- since what was charged before c may have been refunded.
+  local function leftof(c, s, l)
+    local left = chargedlevel(c, c.over)
+    if not c.over or s.whole >= DEBT then
+      return left
+    end
+    local whole, part = level(left, l, s.at)
+    if whole >= l.burst - 1 then
+      whole, part = l.burst - 1, 0
+    end
+    return { at = s.at, rate = l.rate, period = l.period, whole = whole, part = part }
   end
 
   -- takeback takes from the level what is still charged of c: of its events what is
@@ -81,7 +91,7 @@ elseif op == 'refund' then
       return false
     end
     local whole, part = level(s, l, now)
-    local w, p = level(chargedlevel(c, c.over and not cutsince(s, l, c)), l, now)
+    local w, p = level(leftof(c, s, l), l, now)
     if w >= c.n then
       w, p = c.n, 0
     end

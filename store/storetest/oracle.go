@@ -453,6 +453,7 @@ func (m *bucket) fits(l limit, t, n int64) bool {
 func (m *bucket) fresh(l limit, t int64) bool { return m.at(l, t).Sign() == 0 }
 
 func (m *bucket) charge(l limit, t, n int64) int64 {
+	n = min(n, mostDrained(l))
 	fits, level, full := m.fits(l, t, n), m.at(l, t), product(l.burst, l.period)
 	held := new(big.Int).Div(level, big.NewInt(l.period)).Int64()
 	charged := min(n, max(0, mostDrained(l)-held))
@@ -473,13 +474,14 @@ func (m *bucket) refund(l limit, t int64, c charge, n int64) {
 		return
 	}
 	behind := bucket{level: product(c.due-c.at, c.limit.rate), time: c.at, rate: c.limit.rate, period: c.limit.period}
-	cut(behind.level, behind.period, most, true)
+	if end := product(most+1, behind.period); behind.level.Cmp(end) >= 0 { // due is rounded up
+		behind.level.Sub(end, big.NewInt(1))
+	}
 	if m.queue && !m.isTail(l, behind) {
 		return
 	}
-	behind.owing = m.stillOwing(l, c, behind)
 	back := product(n, l.period)
-	if left := behind.at(l, t); left.Cmp(back) < 0 {
+	if left := m.leftOf(l, t, c, behind); left.Cmp(back) < 0 {
 		back = left
 	}
 	if m.at(l, t).Cmp(back) <= 0 {
@@ -494,15 +496,18 @@ func (m *bucket) refund(l limit, t int64, c charge, n int64) {
 	m.owing = m.owing && m.level.Cmp(big.NewInt(m.period)) >= 0
 }
 
-// stillOwing says whether c left a level above the capacity that no limit cuts: one that
-// today's would still find above its own, though others have been admitted since, has
-// been left under another.
-func (m *bucket) stillOwing(l limit, c charge, behind bucket) bool {
-	if product(c.due-c.at-1, c.limit.rate).Cmp(product(c.limit.burst, c.limit.period)) < 0 {
-		return false
+// leftOf is what is left at t of the level that c left behind. One above the capacity is
+// cut by no limit, but when others have been admitted since, room for an event was left.
+func (m *bucket) leftOf(l limit, t int64, c charge, behind bucket) *big.Int {
+	behind.owing = product(c.due-c.at-1, c.limit.rate).Cmp(product(c.limit.burst, c.limit.period)) >= 0
+	if behind.owing && !m.owing {
+		behind.level = behind.at(l, m.time)
+		if room := product(l.burst-1, l.period); behind.level.Cmp(room) > 0 {
+			behind.level = room
+		}
+		behind.time, behind.rate, behind.period, behind.owing = m.time, l.rate, l.period, false
 	}
-	behind.owing = true
-	return m.owing || m.time+1 >= c.due || behind.at(l, m.time+1).Cmp(product(l.burst, l.period)) < 0
+	return behind.at(l, t)
 }
 
 // isTail says whether nothing is queued behind the level that a charge left.

@@ -25,6 +25,7 @@ type wrong struct {
 	peek   func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error)
 	refund func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error
 	reset  func(m *reference, sp *store.Space, key string) error
+	force  func(m *reference, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error)
 }
 
 var background = context.Background()
@@ -55,6 +56,24 @@ func (w *wrong) Reset(_ context.Context, sp *store.Space, key string) error {
 		return w.reset(w.reference, sp, key)
 	}
 	return w.reference.Reset(background, sp, key)
+}
+
+func (w *wrong) Force(_ context.Context, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	if w.force != nil {
+		return w.force(w.reference, sp, key, l, n, most)
+	}
+	return w.reference.Force(background, sp, key, l, n, most)
+}
+
+// afterForce changes the state that Force has written.
+func afterForce(f func(*store.State, store.Limit)) func(*reference) store.Store {
+	return func(m *reference) store.Store {
+		return &wrong{reference: m, force: func(m *reference, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
+			r, err := m.Force(background, sp, key, l, n, most)
+			edit(m, sp, key, func(s *store.State) { f(s, l) })
+			return r, err
+		}}
+	}
 }
 
 // clockwork is a reference store whose clock is changed by f.
@@ -167,6 +186,24 @@ var planted = []struct {
 			return m.Refund(background, sp, key, l, c)
 		}}
 	}, "leaky_bucket"},
+	{"a debt ends where the limit is", afterForce(func(s *store.State, l store.Limit) { s.Whole = min(s.Whole, l.Burst) }), "states"},
+	{"a debt overwrites the one before", func(m *reference) store.Store {
+		return &wrong{reference: m, force: func(m *reference, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
+			edit(m, sp, key, func(s *store.State) { s.Whole = min(s.Whole, l.Rate) })
+			return m.Force(background, sp, key, l, n, most)
+		}}
+	}, "fixed_window sliding_window"},
+	{"a Charge is of one event less", func(m *reference) store.Store {
+		return &wrong{reference: m, force: func(m *reference, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
+			return m.Force(background, sp, key, l, max(1, n-1), most)
+		}}
+	}, "all"},
+	{"a debt is refunded as what was within the limit", func(m *reference) store.Store {
+		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+			c.Over = false
+			return m.Refund(background, sp, key, l, c)
+		}}
+	}, "token_bucket leaky_bucket"},
 	{"Reset does nothing", func(m *reference) store.Store {
 		return &wrong{reference: m, reset: func(*reference, *store.Space, string) error { return nil }}
 	}, "all"},
