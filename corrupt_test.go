@@ -107,6 +107,9 @@ func corruptions(reals [][]string, numbers int, put func(name string, blocks ...
 			}
 		}
 	}
+	for range 6 { // by each call: what would last for ever
+		all = append(all, put("a time to come", packed(7.2e15, 1, 315_360_000_000_000, 1<<31-1, 1<<49-1)))
+	}
 	return append(all,
 		planted{"a hash", func(p redis.Pipeliner, key string) { p.HSet(context.Background(), key, "f", "v") }},
 		planted{"a set", func(p redis.Pipeliner, key string) { p.SAdd(context.Background(), key, "m") }},
@@ -151,11 +154,11 @@ func requireResultOrCorrupt(t *testing.T, client *redis.Client, algorithm string
 	values []planted, charged ratelimit.Result, first int,
 ) {
 	t.Helper()
-	ctx, prefix := t.Context(), fmt.Sprint(redistest.Prefix(t), first)
+	ctx, prefix := t.Context(), fmt.Sprint(redistest.Prefix(t), " of ", first)
 	s := onRedis(t, client, append([]redisstore.Option{redisstore.WithPrefix(prefix)}, opts...)...)
 	lim := newLimiter(t, algorithm, s, l).(charger)
 	allowN(t, lim, 1)
-	key := onlyKey(t, client, fmt.Sprint(first, ":*"))
+	key := onlyKey(t, client, fmt.Sprint(" of ", first, ":*"))
 	both := all(t, newLimiter(t, algorithm, s, l), newLimiter(t, algorithm, s, ratelimit.PerDay(1e6), ratelimit.WithName("wide")))
 	calls := []func() (ratelimit.Result, error){
 		func() (ratelimit.Result, error) { return lim.AllowN(ctx, "key", 1) },

@@ -37,11 +37,7 @@ local NARROW, WIDE = 6, 12 -- bytes of an entry
 local SPAN = 2 ^ 48 -- µs that an entry can be later than its base
 local RUN = 2 ^ 48 -- running counts start again at 0 here
 
-local function corrupt()
-  error('ratelimit: the value of the key is not a log')
-end
-
--- parse returns a block, or the last one.
+-- parse returns a block, or the last one. Without a text it fails, as with one that is none.
 local function parse(text, last)
   if text and (not struct or #text >= (last and 72 or 40)) then
     local base, run, gone, width, back, from, first, shift, cutoff, period
@@ -52,14 +48,14 @@ local function parse(text, last)
     end
     local len = from and (#text + 1 - from) / width
     if len and (width == NARROW or width == WIDE) and base > -FAR and base < FAR and run >= 0 and run < RUN and gone >= 0 and gone < RUN
-      and back >= 0 and back < RUN and len <= BLOCK and base % 1 + run % 1 + gone % 1 + back % 1 + len % 1 == 0
+      and back >= 0 and back < RUN and len <= BLOCK and (base + run + gone + back + len) % 1 == 0
       and (not last or len > 0 and first >= 1 and first < RUN and shift > -FAR and shift < FAR and cutoff > -2 * FAR and cutoff < FAR
-      and period >= 1000 and period <= DECADE and first % 1 + shift % 1 + cutoff % 1 + period % 1 == 0) then
+      and period >= 1000 and period <= DECADE and first % 1 + (shift + cutoff + period) % 1 == 0) then
       return { text = text, from = from, len = len, base = base, run = run, gone = gone, width = width, back = back,
         first = first, shift = shift, cutoff = cutoff, period = period }
     end
   end
-  corrupt()
+  error('ratelimit: the value of the key is not a log')
 end
 
 -- render is the text of b with these entries.
@@ -155,15 +151,6 @@ local function holder(log, n)
   return n
 end
 
--- following is the number of the next block after n.
-local function following(log, n)
-  n = n + 1
-  while not log.block(n) do
-    n = n + lowbit(n)
-  end
-  return n
-end
-
 -- later is the first number, above log.first, of which the block begins later than t;
 -- log.last + 1 if none does.
 local function later(log, t)
@@ -181,34 +168,24 @@ end
 -- after returns the block and the entry of the first event later than t, which is
 -- before the newest. The entry is one past the end of a block that has none.
 local function after(log, t)
-  local b, i = holder(log, later(log, t) - 1), 0
+  local b = log.last
+  if log.first < b then
+    b = holder(log, later(log, t) - 1)
+  end
   if b >= log.first then
     local at = log.block(b)
-    i = search(1, at.len, function(j)
+    local i = search(1, at.len, function(j)
       return time(at, j) > t
     end)
     if i <= at.len or b == log.last then
       return b, i
     end
   end
-  return following(log, max(b, log.first)), 1
-end
-
--- back is the back of block n, 0 for the last one, which is none.
-local function back(log, n)
-  return n < log.last and (log.block(n) or corrupt()).back or 0
-end
-
--- missing is how many events were refunded from block b and those after it.
-local function missing(log, b)
-  local sum = 0
-  if b <= log.tail.back then
-    while b < log.last do
-      sum = sum + back(log, b)
-      b = b + lowbit(b)
-    end
+  b = max(b, log.first) + 1 -- the first of the next block
+  while not log.block(b) do
+    b = b + lowbit(b)
   end
-  return sum
+  return b, 1
 end
 
 -- whengone is the time of the event with which need events will have left, where
@@ -216,22 +193,25 @@ end
 -- powers of 2 to the last block before which fewer than need leave, and down again, by
 -- half of a step each time. absent is how many are missing on the way.
 local function whengone(log, b, gone, need)
+  local function back(n) -- 0 for the last block, which has none
+    return n < log.last and (log.block(n) or parse()).back or 0
+  end
   local function fewer(n, absent)
-    return (through(log.block(n) or corrupt(), 0) - gone - absent) % RUN < need
+    return (through(log.block(n) or parse(), 0) - gone - absent) % RUN < need
   end
   local absent, step = 0, lowbit(b)
-  while b + step <= log.last and fewer(b + step, absent + back(log, b)) do
-    b, absent = b + step, absent + back(log, b)
+  while b + step <= log.last and fewer(b + step, absent + back(b)) do
+    b, absent = b + step, absent + back(b)
     step = lowbit(b)
   end
-  local part = back(log, b) -- what is missing from b to b + step - 1
+  local part = back(b) -- what is missing from b to b + step - 1
   while step > 1 do
     step = step / 2
     local n = b + step
     if n <= log.last and log.block(n) then
-      local before = part - back(log, n)
+      local before = part - back(n)
       if fewer(n, absent + before) then
-        b, absent, part = n, absent + before, back(log, n)
+        b, absent, part = n, absent + before, back(n)
       else
         part = before
       end
@@ -243,7 +223,7 @@ local function whengone(log, b, gone, need)
     local events = (through(at, j) - gone - absent) % RUN
     return need <= events and events < RUN / 2
   end)
-  return i <= at.len and time(at, i) or corrupt()
+  return i <= at.len and time(at, i) or parse()
 end
 
 -- expire lets a log live for as long as its newest event counts.
@@ -333,8 +313,11 @@ local function plan(key, l, now, callers, n)
     return fits, now, 0, 0, (fits or force) and { ended = true, l = l, now = now, n = n }
   end
   local b, i = after(log, dead)
-  local gone = through(log.block(b), i - 1)
-  local count, reset = (log.total - gone - missing(log, b)) % RUN, log.newest + tail.shift + l.period - now
+  local gone, missing, from = through(log.block(b), i - 1), 0, b
+  while from <= tail.back and from < log.last do -- refunded from there on
+    missing, from = missing + (log.block(from) or parse()).back, from + lowbit(from)
+  end
+  local count, reset = (log.total - gone - missing) % RUN, log.newest + tail.shift + l.period - now
   if count + n <= l.rate then
     return true, now, count, reset, { log = log, l = l, now = now, n = n, b = b, i = i }
   end
@@ -345,7 +328,7 @@ local function plan(key, l, now, callers, n)
   if fits then
     x = whengone(log, b, gone, count + n - l.rate) + tail.shift + l.period - now
     if x < 1 or x > l.period then
-      corrupt()
+      parse()
     end
   end
   return false, x, count, reset, moved and { log = log, reset = reset }
@@ -371,7 +354,7 @@ elseif op == 'refund' then
   -- count adds n to what is missing from block b, which changed has then.
   local function count(log, changed, b, n)
     while b >= log.first do
-      local at = log.block(b) or corrupt()
+      local at = log.block(b) or parse()
       at.back, changed[b] = at.back + n, true
       b = b - lowbit(b)
     end
