@@ -228,7 +228,7 @@ func (s *suite) run(ctx context.Context, module string, tests step, short bool, 
 	args = append(args, tests.packages...)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "RATELIMIT_REQUIRE_REDIS=1", "GOWORK=off")
+	cmd.Env = append(os.Environ(), "RATELIMIT_REQUIRE_REDIS=1", "RATELIMIT_FULL=1", "GOWORK=off")
 	cmd.WaitDelay = time.Second
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
