@@ -81,7 +81,8 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 		places++
 	}
 	next := store.State{At: now, Period: l.Period, Whole: queue + n, Part: part}
-	return next, store.Reply{OK: places <= l.Burst, X: now, Y: queue, Z: part}
+	ok := places <= l.Burst && (l.Before == 0 || drainsBefore(queue, part, l))
+	return next, store.Reply{OK: ok, X: now, Y: queue, Z: part}
 }
 
 // leakyBucketRefund gives back only the tail of the queue: c is the tail if it was
@@ -97,8 +98,12 @@ func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Charge) 
 
 func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	v := bucketReport(l, r, n, charged)
-	if r.OK {
-		v.delay = drainTime(r.Y, r.Z, l)
+	turn := drainTime(r.Y, r.Z, l)
+	switch {
+	case r.OK:
+		v.delay = turn
+	case l.Before > 0: // there must be room, and the turn near enough
+		v.retry = max(v.retry, turn-(l.Before-1))
 	}
 	return v
 }

@@ -62,7 +62,7 @@ var tokenBucket = algorithm{
 		Each:   eachScript,
 	},
 	burst:  true,
-	report: bucketReport,
+	report: tokenBucketReport,
 	after:  afterY,
 }
 
@@ -74,5 +74,27 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 		tokens--
 	}
 	next := store.State{At: now, Period: l.Period, Whole: missing + n, Part: part}
-	return next, store.Reply{OK: n <= tokens, X: now, Y: missing, Z: part}
+	r := store.Reply{OK: n <= tokens, X: now, Y: missing, Z: part}
+	if !r.OK && l.Before > 0 && n <= l.Burst && drainsBefore(next.Whole-l.Burst, part, l) && bucketHolds(next, l) {
+		r.OK = true
+		next.Whole += overdrawn
+	}
+	return next, r
+}
+
+// tokenBucketReport knows of turns: an event that found too few tokens has its own when
+// they are there.
+func tokenBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
+	v := bucketReport(l, r, n, charged)
+	switch {
+	case l.Before == 0 || n > l.Burst || n <= bucketRoom(l, r):
+	case r.OK:
+		v.delay = drainTime(r.Y+n-l.Burst, r.Z, l)
+	default:
+		v.retry -= l.Before - 1
+		if past := r.Y + n - bucketMost(l); past >= 0 { // no level holds that many
+			v.retry = max(v.retry, drainTime(past, r.Z, l))
+		}
+	}
+	return v
 }
