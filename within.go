@@ -107,8 +107,9 @@ func (a asking) ask(ctx context.Context, l Limiter, key string, n int) (Result, 
 }
 
 // AllowWithin decides on n events whose turn must come within d: see the function
-// [AllowWithin]. What the store admits ahead of its turn, a local limiter ([FailLocal])
-// is charged with only as far as it has room.
+// [AllowWithin]. With [FailLocal], what the store admits ahead of its turn is charged to
+// the local limiter only as far as that has room, and what the local limiter admits ahead
+// of its turn is not handed back.
 func (f *Failover) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
 	return f.decide(ctx, key, n, asking{takeWithin, d})
 }
