@@ -18,7 +18,8 @@ import (
 // (x counts in whole µs, rounded up.)
 //
 // Refund gives an event back only while it is the last of the queue, since the
-// turns behind it are given out already.
+// turns behind it are given out already. So callers who cannot wait for every turn
+// ask by [AllowWithin], which takes none that comes too late.
 //
 // A key costs one level and its time, whatever the Rate: some 60 bytes in memory
 // and some 150 in Redis, until the queue is empty.

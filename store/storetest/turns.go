@@ -218,7 +218,12 @@ func turnsKeepTheBound(t testing.TB, s *suite, a algorithm) {
 		var turns []entry
 		for range 120 {
 			n, d := 1+rng.IntN(max(1, int(exact.burst)/(1+rng.IntN(10)))), rng.Int64N(event*(1+rng.Int64N(20)))
-			r := k.allowWithin(n, time.Duration(d)*microsecond)
+			var r ratelimit.Result
+			if rng.IntN(4) == 0 {
+				r, d = k.allow(n), horizon
+			} else {
+				r = k.allowWithin(n, time.Duration(d)*microsecond)
+			}
 			if r.Delay.Microseconds() > d {
 				t.Fatalf("%v: a turn after %v, within %d µs", l, r.Delay, d)
 			}
