@@ -10,7 +10,8 @@ import (
 
 // Delayer is a [Limiter] that decides on events by when their turn comes. The five
 // types are, and all limiters of this module around others, but for throttle's
-// Slowdown, which admits everything.
+// Slowdown, which admits everything. A type that embeds one, and has an AllowN of its own,
+// needs an AllowWithin of its own.
 type Delayer interface {
 	// AllowWithin decides on n events whose turn must come within d: see the function
 	// [AllowWithin].
