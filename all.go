@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"sync"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -138,13 +139,20 @@ func (a *All) Allow(ctx context.Context, key string) (Result, error) {
 
 // AllowN decides on n events at once: all limits are charged with them, or none is.
 func (a *All) AllowN(ctx context.Context, key string, n int) (Result, error) {
-	return a.decide(ctx, key, n, take)
+	return a.decide(ctx, key, n, asking{what: take})
+}
+
+// AllowWithin decides on n events whose turn must come within d in each limit: see the
+// function [AllowWithin]. The limits that AllowN decides together are decided together
+// here too. Delay is the longest of all.
+func (a *All) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
+	return a.decide(ctx, key, n, asking{takeWithin, d})
 }
 
 // Peek answers what Allow would, and charges nothing. It asks one limit after the
 // other.
 func (a *All) Peek(ctx context.Context, key string) (Result, error) {
-	return a.decide(ctx, key, 1, peek)
+	return a.decide(ctx, key, 1, asking{what: peek})
 }
 
 // Charge charges n events that have happened already to each limit, in their order,
@@ -218,22 +226,22 @@ func (a *All) check(ctx context.Context, key string, n int) error {
 	return checkCall(ctx, key, n)
 }
 
-// decide is AllowN, or Peek.
-func (a *All) decide(ctx context.Context, key string, n int, what operation) (Result, error) {
+// decide is AllowN, AllowWithin or Peek.
+func (a *All) decide(ctx context.Context, key string, n int, how asking) (Result, error) {
 	if err := a.check(ctx, key, n); err != nil {
 		return Result{}, err
 	}
 	r := rounds.Get().(*round)
 	defer r.end()
-	r.begin(a, key, n)
+	r.begin(a, key, n, how)
 	err := r.prepare(ctx)
 	for i := range a.parts {
-		if err != nil || r.denied && what != peek {
+		if err != nil || r.denied && how.what != peek {
 			break
 		}
 		switch {
 		case r.decided[i]:
-		case what == peek:
+		case how.what == peek:
 			err = r.peek(ctx, i)
 		default:
 			err = r.charge(ctx, i)
@@ -253,6 +261,7 @@ type round struct {
 	parts   []allPart
 	key     string
 	n       int
+	how     asking
 	denied  bool     // by one of results
 	results []Result // of each part, zero if it was not asked
 	decided [maxParts]bool
@@ -270,8 +279,8 @@ type round struct {
 
 var rounds = sync.Pool{New: func() any { return new(round) }}
 
-func (r *round) begin(a *All, key string, n int) {
-	r.parts, r.key, r.n = a.parts, key, n
+func (r *round) begin(a *All, key string, n int, how asking) {
+	r.parts, r.key, r.n, r.how = a.parts, key, n, how
 	r.results = make([]Result, len(a.parts))
 }
 
@@ -304,6 +313,9 @@ func (r *round) prepare(ctx context.Context) (err error) {
 		}
 		if r.limits[i], err = p.core.limitOf(ctx, r.keys[i]); err != nil {
 			return err
+		}
+		if r.how.what == takeWithin {
+			r.limits[i].Before = p.core.algorithm.before(r.how.d)
 		}
 		if l := r.limits[i]; l.Rate <= 0 {
 			r.results[i].withoutStore(l)
@@ -373,7 +385,7 @@ func (r *round) charge(ctx context.Context, i int) (err error) {
 	p := &r.parts[i]
 	switch {
 	case p.core == nil:
-		r.results[i], err = p.limiter.AllowN(ctx, r.key, r.n)
+		r.results[i], err = r.how.ask(ctx, p.limiter, r.key, r.n)
 	case p.joint != nil:
 		return r.chargeTogether(ctx, i)
 	default:

@@ -174,6 +174,12 @@ func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store
 // not to be clamped to it. The level itself is below.
 const overdrawn = 1 << 31
 
+// drainsBefore says whether a level drains in less than l.Before µs.
+func drainsBefore(whole, part int64, l store.Limit) bool {
+	w, p := flow(l.Before-1, l.Rate, l.Period)
+	return whole < w || whole == w && part <= p
+}
+
 // bucketOver is a level that may lie past the capacity.
 func bucketOver(next store.State, l store.Limit, most int64) store.State {
 	if next.Whole = min(next.Whole, most); next.Whole >= l.Burst {
@@ -189,6 +195,15 @@ func bucketMost(l store.Limit) int64 {
 	return min(whole, maxEvents)
 }
 
+// bucketHolds says whether a level past the capacity is one that a State may hold.
+func bucketHolds(s store.State, l store.Limit) bool {
+	whole := s.Whole
+	if s.Part > 0 {
+		whole++
+	}
+	return whole <= bucketMost(l)
+}
+
 func bucketRoom(l store.Limit, r store.Reply) int64 {
 	room := l.Burst - r.Y
 	if r.Z > 0 { // an event that has not drained whole keeps its place
@@ -197,12 +212,12 @@ func bucketRoom(l store.Limit, r store.Reply) int64 {
 	return max(0, room)
 }
 
-// bucketReport is the whole report of a token bucket. The reply is now and the
+// bucketReport is what the reports of both buckets share. The reply is now and the
 // level.
 func bucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
-	whole, part := r.Y+charged, r.Z
-	v := verdict{remaining: max(0, bucketRoom(l, r)-charged), reset: drainTime(whole, part, l)}
-	if !r.OK && n <= l.Burst {
+	whole, part, room := r.Y+charged, r.Z, bucketRoom(l, r)
+	v := verdict{remaining: max(0, room-charged), reset: drainTime(whole, part, l)}
+	if !r.OK && n > room && n <= l.Burst {
 		v.retry = drainTime(whole+n-l.Burst, part, l)
 	}
 	return v

@@ -22,7 +22,8 @@ import (
 // of them. A caller whose ctx ends while it waits leaves, and what was admitted for it
 // goes to the next or back.
 //
-// AllowN of more than one event, AllowUpTo, Peek, Refund and Reset are not coalesced.
+// AllowN of more than one event, AllowUpTo, AllowWithin of the buckets, Peek, Refund and
+// Reset are not coalesced.
 func WithCoalescing() Option {
 	return func(lim *limiter) error {
 		lim.lines = &lines{busy: map[hotKey]*line{}}

@@ -209,34 +209,34 @@ func (f *Failover) retryAfter() time.Duration {
 
 // Allow is AllowN of 1.
 func (f *Failover) Allow(ctx context.Context, key string) (Result, error) {
-	return f.decide(ctx, key, 1, true)
+	return f.decide(ctx, key, 1, asking{what: take})
 }
 
 // AllowN decides on n events at once. [Result.Source] says who has decided. What
 // is left of errors are those of invalid input, of limit functions and of the local
 // limiter, and ctx's own.
 func (f *Failover) AllowN(ctx context.Context, key string, n int) (Result, error) {
-	return f.decide(ctx, key, n, true)
+	return f.decide(ctx, key, n, asking{what: take})
 }
 
 // Peek answers what Allow would, and charges nothing but what the key owes to the
 // store after an outage ([FailLocal]).
 func (f *Failover) Peek(ctx context.Context, key string) (Result, error) {
-	return f.decide(ctx, key, 1, false)
+	return f.decide(ctx, key, 1, asking{what: peek})
 }
 
-// decide is AllowN, or without charge Peek.
-func (f *Failover) decide(ctx context.Context, key string, n int, charge bool) (Result, error) {
+// decide is AllowN, AllowWithin or Peek.
+func (f *Failover) decide(ctx context.Context, key string, n int, how asking) (Result, error) {
 	if err := f.check(ctx, key, n); err != nil {
 		return Result{}, err
 	}
-	r, err := f.ask(func() (Result, error) { return f.call(ctx, key, n, charge) })
+	r, err := f.ask(func() (Result, error) { return f.call(ctx, key, n, how) })
 	switch {
 	case errors.Is(err, ErrStore):
-		return f.answer(ctx, key, n, charge)
+		return f.answer(ctx, key, n, how)
 	case err != nil:
 		return Result{}, err
-	case charge && r.Allowed && f.policy.local != nil && !r.uncounted():
+	case how.what != peek && r.Allowed && f.policy.local != nil && !r.uncounted():
 		return f.mirror(ctx, key, n, r), nil
 	}
 	return r, nil
@@ -267,15 +267,11 @@ func (f *Failover) ask(do func() (Result, error)) (Result, error) {
 }
 
 // call is one decision of the limiter, after what the key owes.
-func (f *Failover) call(ctx context.Context, key string, n int, charge bool) (r Result, err error) {
+func (f *Failover) call(ctx context.Context, key string, n int, how asking) (r Result, err error) {
 	if err := f.settle(ctx, key); err != nil {
 		return Result{}, err
 	}
-	if charge {
-		r, err = f.limiter.AllowN(ctx, key, n)
-	} else {
-		r, err = f.limiter.Peek(ctx, key)
-	}
+	r, err = how.ask(ctx, f.limiter, key, n)
 	if err == nil && !asked(r) {
 		err = errUnasked
 	}
@@ -290,25 +286,20 @@ func asked(r Result) bool {
 }
 
 // answer is the policy's.
-func (f *Failover) answer(ctx context.Context, key string, n int, charge bool) (r Result, err error) {
+func (f *Failover) answer(ctx context.Context, key string, n int, how asking) (r Result, err error) {
 	switch f.policy.source {
 	case SourceFailOpen:
 		return Result{Allowed: true, details: f.mark}, nil
 	case SourceFailClosed:
 		return Result{RetryAfter: f.retryAfter(), details: f.mark}, nil
 	}
-	if charge {
-		r, err = f.policy.local.AllowN(ctx, key, n)
-	} else {
-		r, err = f.policy.local.Peek(ctx, key)
-	}
-	if err != nil {
+	if r, err = how.ask(ctx, f.policy.local, key, n); err != nil {
 		return Result{}, err
 	}
 	if r.RetryAfter == Never && r.Limit > 0 { // too large for a share
 		r.RetryAfter = f.retryAfter()
 	}
-	if charge && r.Allowed {
+	if how.what != peek && r.Allowed {
 		f.owed.add(key, n, f.now(), r.ResetAfter)
 	}
 	r.details = f.marked(r.details)

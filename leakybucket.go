@@ -18,7 +18,8 @@ import (
 // (x counts in whole µs, rounded up.)
 //
 // Refund gives an event back only while it is the last of the queue, since the
-// turns behind it are given out already.
+// turns behind it are given out already. So callers who cannot wait for every turn
+// ask by [AllowWithin], which takes none that comes too late.
 //
 // A key costs one level and its time, whatever the Rate: some 60 bytes in memory
 // and some 150 in Redis, until the queue is empty.
@@ -82,7 +83,8 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 		places++
 	}
 	next := store.State{At: now, Period: l.Period, Whole: queue + n, Part: part}
-	return next, store.Reply{OK: places <= l.Burst, X: now, Y: queue, Z: part}
+	ok := places <= l.Burst && (l.Before == 0 || drainsBefore(queue, part, l))
+	return next, store.Reply{OK: ok, X: now, Y: queue, Z: part}
 }
 
 // leakyBucketRefund gives back only the tail of the queue: c is the tail if it was
@@ -98,8 +100,11 @@ func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Charge) 
 
 func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	v := bucketReport(l, r, n, charged)
-	if r.OK {
+	switch {
+	case r.OK:
 		v.delay = drainTime(r.Y, r.Z, l)
+	case l.Before > 0: // there must be room, and the turn near enough
+		v.retry = max(v.retry, drainTime(r.Y, r.Z, l)-(l.Before-1))
 	}
 	return v
 }

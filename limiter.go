@@ -80,7 +80,7 @@ type Result struct {
 	Remaining  int           // events that would be admitted now, 0 to Limit
 	RetryAfter time.Duration // 0 if allowed; the exact wait after which the same call would be; Never if it never would
 	ResetAfter time.Duration // until the key is as if never seen
-	Delay      time.Duration // leaky bucket: how long an admitted event waits for its turn; 0 elsewhere
+	Delay      time.Duration // how long an admitted event waits for its turn: LeakyBucket, AllowWithin; 0 elsewhere
 
 	at      int64 // when the events were charged, Unix µs of the store's clock
 	period  int64 // of the limit under which they were, µs
@@ -341,6 +341,7 @@ const (
 	takeUpTo
 	peek
 	force
+	takeWithin // asked for of limiters; a store is asked to take under a limit with a Before
 )
 
 // decide is AllowN, AllowUpTo, Peek or Charge, by the limit given, if that is not nil. It
@@ -364,7 +365,7 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 		res.withoutStore(l)
 		return nil
 	}
-	if lim.lines != nil && what == take && n == 1 {
+	if lim.lines != nil && what == take && n == 1 && l.Before == 0 {
 		return lim.allowInLine(ctx, key, l, res)
 	}
 	events := min(int64(n), beyond)

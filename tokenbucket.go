@@ -14,6 +14,13 @@ import (
 // Bound: at most Burst + Rate·x/Period events in any interval x: a full bucket
 // and its refill. (x counts in whole µs, rounded up.)
 //
+// [AllowWithin] admits ahead of their turn events whose tokens come soon enough. They
+// count in the bound at their turn: at the decision and its Delay. Refund gives back
+// any of them, also when others have their turn behind them. Those keep it: their turns
+// come no earlier, and the bound is exceeded by no more than was refunded. Until all
+// turns have come, AllowN admits nothing. What is charged ahead is a debt as after
+// [TokenBucket.Charge]: it drains whole, also if the Burst is lowered before.
+//
 // A key costs one level and its time, whatever the Rate: some 60 bytes in memory
 // and some 150 in Redis, until the bucket is full again.
 //
@@ -62,7 +69,7 @@ var tokenBucket = algorithm{
 		Each:   eachScript,
 	},
 	burst:  true,
-	report: bucketReport,
+	report: tokenBucketReport,
 	after:  afterY,
 	spent:  spentY,
 }
@@ -75,5 +82,27 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 		tokens--
 	}
 	next := store.State{At: now, Period: l.Period, Whole: missing + n, Part: part}
-	return next, store.Reply{OK: n <= tokens, X: now, Y: missing, Z: part}
+	r := store.Reply{OK: n <= tokens, X: now, Y: missing, Z: part}
+	if !r.OK && l.Before > 0 && n <= l.Burst && drainsBefore(next.Whole-l.Burst, part, l) && bucketHolds(next, l) {
+		r.OK = true
+		next.Whole += overdrawn
+	}
+	return next, r
+}
+
+// tokenBucketReport knows of turns: an event that found too few tokens has its own when
+// they are there.
+func tokenBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
+	v := bucketReport(l, r, n, charged)
+	switch {
+	case l.Before == 0 || n > l.Burst || n <= bucketRoom(l, r):
+	case r.OK:
+		v.delay = drainTime(r.Y+n-l.Burst, r.Z, l)
+	default:
+		v.retry -= l.Before - 1
+		if past := r.Y + n - bucketMost(l); past >= 0 { // no level holds that many
+			v.retry = max(v.retry, drainTime(past, r.Z, l))
+		}
+	}
+	return v
 }

@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -169,6 +170,16 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resu
 	return by.AllowN(ctx, key, n)
 }
 
+// AllowWithin decides on n events whose turn must come within d, by the lists or by the
+// inner limiter. What the allow list lets through has a Delay of 0.
+func (l *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
+	by, err := l.of(key)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return ratelimit.AllowWithin(ctx, by, key, n, d)
+}
+
 // Peek answers what Allow would, and charges nothing.
 func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	by, err := l.of(key)
@@ -223,6 +234,7 @@ var (
 	_ ratelimit.Limiter   = (*Limiter)(nil)
 	_ ratelimit.Describer = (*Limiter)(nil)
 	_ ratelimit.Charger   = (*Limiter)(nil)
+	_ ratelimit.Delayer   = (*Limiter)(nil)
 )
 
 const maxAddr = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255")

@@ -2,6 +2,7 @@ package config
 
 import (
 	"context"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 )
@@ -16,6 +17,7 @@ type follower struct {
 var (
 	_ ratelimit.Describer = (*follower)(nil)
 	_ ratelimit.Charger   = (*follower)(nil)
+	_ ratelimit.Delayer   = (*follower)(nil)
 )
 
 func (f *follower) stack() *stack          { return (*f.set.now.Load())[f.i] }
@@ -27,6 +29,10 @@ func (f *follower) Allow(ctx context.Context, key string) (ratelimit.Result, err
 
 func (f *follower) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	return f.now().AllowN(ctx, key, n)
+}
+
+func (f *follower) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
+	return ratelimit.AllowWithin(ctx, f.now(), key, n, d)
 }
 
 func (f *follower) Peek(ctx context.Context, key string) (ratelimit.Result, error) {

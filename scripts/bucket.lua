@@ -8,6 +8,7 @@ local DEBT = 2 ^ 31
 local CENTURY = 100 * 365 * 24 * 3600 * 1000000 -- µs
 local room, over, giveback, refund
 local chargedlevel, takeback
+local drainsbefore, holds
 
 -- life is how long the level takes to drain, in µs, rounded up.
 local function life(s)
@@ -44,7 +45,18 @@ local function level(s, l, now)
   return whole, part
 end
 
-if op == 'upto' then
+if op == 'within' then
+  -- drainsbefore is whether a level drains in less than l.before µs.
+  function drainsbefore(whole, part, l)
+    local w, p = muldiv(l.before - 1, l.rate, l.period)
+    return whole < w or whole == w and part <= p
+  end
+
+  -- holds is whether a level past the capacity is one that a state may hold.
+  function holds(whole, part, l)
+    return whole + (part > 0 and 1 or 0) <= min(DEBT - 1, (muldiv(CENTURY, l.rate, l.period)))
+  end
+elseif op == 'upto' then
   function room(l, _, whole, part)
     return max(0, l.burst - whole - (part > 0 and 1 or 0))
   end

@@ -2,26 +2,30 @@
 -- The driver: runs the algorithm above on one key.
 --
 -- KEYS  1 the key of the state
--- ARGV  1 operation: take, upto (take as many of n as fit), charge (take n whether they
---       fit or not), peek or refund
+-- ARGV  1 operation: take, within (take n if their turn comes in time), upto (take as
+--       many of n as fit), charge (take n whether they fit or not), peek or refund
 --       2 rate  3 period in µs  4 burst  5 n
+--       of within: 6 in less than how many µs the turn must come
 --       of charge: 6 the most events that the state may hold
 --       of the charge to refund: 6 at and 7 due in Unix µs, 8 rate, 9 period in µs,
 --       10 1 if it left a bucket above its burst, else 0
 --       the last, after them: the caller's clock in Unix µs; none for the server's
 -- Reply {ok (1 or 0), x, y, z}: store.Reply; what x, y and z mean stands with the
 --       algorithm. A refund replies zeros.
--- Twin  store/memstore: Take, TakeUpTo, Force, Peek and Refund.
+-- Twin  store/memstore: Take (within is that of a Limit with a Before), TakeUpTo, Force,
+--       Peek and Refund.
 local key, n = KEYS[1], ARGV[5] + 0
 local limit = { rate = ARGV[2] + 0, period = ARGV[3] + 0, burst = ARGV[4] + 0 }
-local now = tonumber(ARGV[op == 'refund' and 11 or op == 'charge' and 7 or 6])
+local now = tonumber(ARGV[op == 'refund' and 11 or (op == 'charge' or op == 'within') and 7 or 6])
 local callers = now ~= nil
 if not callers then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 
-if op == 'refund' then
+if op == 'within' then
+  limit.before = ARGV[6] + 0
+elseif op == 'refund' then
   refund(key, limit, now, { at = ARGV[6] + 0, due = ARGV[7] + 0, rate = ARGV[8] + 0, period = ARGV[9] + 0,
     over = ARGV[10] == '1', n = n })
   return { 0, 0, 0, 0 }

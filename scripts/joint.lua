@@ -4,13 +4,14 @@
 -- before it in a block of its own, and has left its plan and its commit in rules.
 --
 -- KEYS  the keys of the states, all different
--- ARGV  1 operation: take or peek
+-- ARGV  1 operation: take, within (take what has its turn in time) or peek
 --       of each key, in their order: the number of its rule, rate, period in µs,
 --       burst, n
+--       of within, of each key: in less than how many µs its turn must come, or 0
 --       the last, after them: the caller's clock in Unix µs; none for the server's
 -- Reply {ok (1 or 0), x, y, z} of each key, one after the other: store.Reply
 -- Twin  store/memstore: TakeAll.
-local now = tonumber(ARGV[2 + 5 * #KEYS])
+local now = tonumber(ARGV[2 + (op == 'within' and 6 or 5) * #KEYS])
 local callers = now ~= nil
 if not callers then
   local time = call('TIME')
@@ -21,6 +22,9 @@ local replies, planned, all = {}, {}, true
 for i, key in ipairs(KEYS) do
   local a = 5 * i - 3
   local limit = { rate = ARGV[a + 1] + 0, period = ARGV[a + 2] + 0, burst = ARGV[a + 3] + 0 }
+  if op == 'within' then
+    limit.before = ARGV[1 + 5 * #KEYS + i] + 0
+  end
   local ok, x, y, z, p = rules[ARGV[a] + 0].plan(key, limit, now, callers, ARGV[a + 4] + 0)
   replies[4 * i - 3], replies[4 * i - 2], replies[4 * i - 1], replies[4 * i] = ok and 1 or 0, x, y, z
   planned[i] = p

@@ -12,6 +12,16 @@ local function step(s, l, now, n)
   return places <= l.burst, now, queue, part, queue + n, part
 end
 
+-- There must be room, and the turn near enough.
+if op == 'within' then
+  local plain = step
+  function step(s, l, now, n)
+    local ok, x, queue, part, whole = plain(s, l, now, n)
+    ok = ok and (l.before == 0 or drainsbefore(queue, part, l))
+    return ok, x, queue, part, whole, part
+  end
+end
+
 -- Only the tail of the queue is given back: c is the tail if it was the last to
 -- come, and left no lower level behind than there is.
 if op == 'refund' then

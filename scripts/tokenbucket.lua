@@ -13,6 +13,19 @@ local function step(s, l, now, n)
   return n <= tokens, now, missing, part, missing + n, part
 end
 
+-- Events that find too few tokens are charged past the capacity if those that are
+-- missing come in time.
+if op == 'within' then
+  local plain = step
+  function step(s, l, now, n)
+    local ok, x, missing, part, whole = plain(s, l, now, n)
+    if not ok and l.before > 0 and n <= l.burst and drainsbefore(whole - l.burst, part, l) and holds(whole, part, l) then
+      ok, whole = true, whole + DEBT
+    end
+    return ok, x, missing, part, whole, part
+  end
+end
+
 if op == 'refund' then
   giveback = takeback
 end

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"sync/atomic"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -131,6 +132,17 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resu
 	return l.answer(ctx, key, r, err)
 }
 
+// AllowWithin decides on n events whose turn must come within d, reports that, and lets
+// them through as AllowN does: those of a key that is not enforced without a Delay.
+func (l *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
+	if err := l.check(ctx, key, n); err != nil {
+		return ratelimit.Result{}, err
+	}
+	r, err := ratelimit.AllowWithin(ctx, l.limiter, key, n, d)
+	l.report(ctx, key, n, r, err)
+	return l.answer(ctx, key, r, err)
+}
+
 // Peek answers what Allow would, charges nothing and reports nothing.
 func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	if err := l.check(ctx, key, 1); err != nil {
@@ -204,6 +216,7 @@ var (
 	_ ratelimit.Limiter   = (*Limiter)(nil)
 	_ ratelimit.Describer = (*Limiter)(nil)
 	_ ratelimit.Charger   = (*Limiter)(nil)
+	_ ratelimit.Delayer   = (*Limiter)(nil)
 )
 
 // offset is where FNV-1a begins.

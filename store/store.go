@@ -111,6 +111,12 @@ type Limit struct {
 	Rate   int64 // events per Period, 1 to 2^31-1
 	Period int64 // µs, 1,000 to 10 years
 	Burst  int64 // the most events at one instant, 1 to 2^31-1; Rate for the window algorithms
+
+	// Before, if it is above 0, is of one call and not of the key: the turn of its events
+	// must come sooner than so many µs from now, up to 100 years and 1 µs. It is 0 where
+	// turns do not matter, and always for windows and logs. A store hands it to the rule,
+	// or to its script, with each Take and Claim: it knows nothing else about it.
+	Before int64
 }
 
 // State is what a key has spent. The zero State is a key never seen, and a

@@ -46,7 +46,8 @@ const maxFlights = 4
 // one server, and New returns [store.ErrInvalidOption]. If its server is a node of a
 // cluster, batches are refused, and help nobody.
 //
-// TakeUpTo, TakeAll, Force, Peek, Refund and Reset go alone.
+// Take of events whose turn must come in time (AllowWithin of package ratelimit) goes
+// alone, and so do TakeUpTo, TakeAll, Force, Peek, Refund and Reset.
 func WithBatching() Option {
 	return func(s *Store) error {
 		s.batching = true

@@ -40,7 +40,7 @@ func (s *Store) TakeAll(ctx context.Context, claims []store.Claim, replies []sto
 		return err
 	}
 	sc := s.jointScript(set)
-	args := make([]any, 0, keyArg+6*len(claims)+2)
+	args := make([]any, 0, keyArg+7*len(claims)+2)
 	args = append(args, evalsha, sc.sha, len(claims))
 	for i := range claims {
 		args = append(args, s.key(claims[i].Space, claims[i].Key))
@@ -50,6 +50,12 @@ func (s *Store) TakeAll(ctx context.Context, claims []store.Claim, replies []sto
 	for i := range claims {
 		l := &claims[i].Limit
 		args = append(args, numbers[i], l.Rate, l.Period, l.Burst, claims[i].N)
+	}
+	if slices.ContainsFunc(claims, func(c store.Claim) bool { return c.Limit.Before > 0 }) {
+		op.name = "within"
+		for i := range claims {
+			args = append(args, claims[i].Limit.Before)
+		}
 	}
 	if s.clock != nil {
 		now, err := s.now()

@@ -269,6 +269,9 @@ var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrSt
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	if l.Before > 0 {
+		return s.call(s.budget(ctx), sp, key, "within", l, n, l.Before)
+	}
 	if s.batching && sp.Rule.Each != nil {
 		return s.takeInBatch(s.budget(ctx), sp, key, l, n)
 	}
@@ -301,13 +304,13 @@ func (s *Store) Refund(ctx context.Context, sp *store.Space, key string, l store
 }
 
 // call runs an operation of sp's rule, with the arguments of scripts/driver.lua.
-func (s *Store) call(b budget, sp *store.Space, key, op string, l store.Limit, n int64, charge ...any) (store.Reply, error) {
+func (s *Store) call(b budget, sp *store.Space, key, op string, l store.Limit, n int64, more ...any) (store.Reply, error) {
 	if s.link == nil {
 		return store.Reply{}, errNotMade
 	}
 	sc := s.script(sp.Rule)
 	args := append(make([]any, 0, 14), evalsha, sc.sha, 1, s.key(sp, key), nil, l.Rate, l.Period, l.Burst, n)
-	args = append(args, charge...)
+	args = append(args, more...)
 	if s.clock != nil {
 		now, err := s.now()
 		if err != nil {

@@ -224,7 +224,8 @@ func denialsOfTraceChangeNothing(t testing.TB, s *suite, a algorithm, seed uint6
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		all = append(all, o)
-		if o.kind != "Peek" && (o.kind != "AllowN" || p.results[o.id].Allowed) {
+		decided := o.kind == "AllowN" || o.kind == "AllowWithin"
+		if o.kind != "Peek" && (!decided || p.results[o.id].Allowed) {
 			fewer = append(fewer, o)
 		}
 	}

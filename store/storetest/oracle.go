@@ -18,6 +18,9 @@ type model interface {
 	seen(reading int64) int64
 	// fits says whether n events would be admitted at t, n from 0.
 	fits(l limit, t, n int64) bool
+	// inTime says whether n events would be admitted at t if their turn had to come within
+	// d µs.
+	inTime(l limit, t, n, d int64) bool
 	// fresh says whether the key is as never seen at t.
 	fresh(l limit, t int64) bool
 	// charge charges n events at t, whether they fit or not, and returns n, or how many
@@ -56,30 +59,51 @@ const most = 1<<31 - 1
 // holds is how many of n events are charged where held are charged already.
 func holds(held, n int64) int64 { return min(n, max(0, most-held)) }
 
-// judge says what is wrong with r, the answer to n events at a reading of the
-// clock, and charges them to m if r is an admission and not a Peek.
-func judge(m model, l limit, reading, n int64, r ratelimit.Result, peek bool) error {
+// question is what was asked for: n events, and if within is set, that their turn comes
+// within d µs.
+type question struct {
+	n      int64
+	within bool
+	d      int64
+	peek   bool
+}
+
+// admitted says whether what was asked for would be admitted at t.
+func (q question) admitted(m model, l limit, t int64) bool {
+	if q.within {
+		return m.inTime(l, t, q.n, q.d)
+	}
+	return m.fits(l, t, q.n)
+}
+
+// judge says what is wrong with r, the answer to q at a reading of the clock, and charges
+// the events to m if r is an admission and not a Peek.
+func judge(m model, l limit, reading int64, q question, r ratelimit.Result) error {
 	now := m.seen(reading)
-	allowed := m.fits(l, now, n)
+	allowed := q.admitted(m, l, now)
 	if r.Allowed != allowed {
 		return fmt.Errorf("Allowed is %v, want %v", r.Allowed, allowed)
 	}
 	if r.Limit != int(l.burst) {
 		return fmt.Errorf("Limit is %d, want %d", r.Limit, l.burst)
 	}
-	if err := judgeRetry(m, l, now, n, r); err != nil {
+	if err := judgeRetry(m, l, now, q, r); err != nil {
 		return err
 	}
+	turn := func(t int64) bool { return m.fits(l, t, q.n) }
+	if m.delays() {
+		turn = func(t int64) bool { return m.fresh(l, t) }
+	}
 	switch {
-	case allowed && m.delays():
-		if err := earliest("Delay", r.Delay, 0, func(d int64) bool { return m.fresh(l, now+d) }); err != nil {
+	case allowed:
+		if err := earliest("Delay", r.Delay, 0, func(d int64) bool { return turn(now + d) }); err != nil {
 			return err
 		}
 	case r.Delay != 0:
 		return fmt.Errorf("Delay is %v, want 0", r.Delay)
 	}
-	if allowed && !peek {
-		m.charge(l, now, n)
+	if allowed && !q.peek {
+		m.charge(l, now, q.n)
 	}
 	if err := judgeRemaining(m, l, now, int64(r.Remaining)); err != nil {
 		return err
@@ -112,18 +136,18 @@ func judgeCharge(m model, l limit, reading, n int64, r ratelimit.Result) (charge
 	return charged, earliest("ResetAfter", r.ResetAfter, 0, func(d int64) bool { return m.fresh(l, now+d) })
 }
 
-func judgeRetry(m model, l limit, now, n int64, r ratelimit.Result) error {
+func judgeRetry(m model, l limit, now int64, q question, r ratelimit.Result) error {
 	switch {
 	case r.Allowed && r.RetryAfter != 0:
 		return fmt.Errorf("RetryAfter is %v, want 0", r.RetryAfter)
 	case r.Allowed:
 		return nil
-	case n > l.burst && r.RetryAfter != ratelimit.Never:
+	case q.n > l.burst && r.RetryAfter != ratelimit.Never:
 		return fmt.Errorf("RetryAfter is %v, want Never", r.RetryAfter)
-	case n > l.burst:
+	case q.n > l.burst:
 		return nil
 	}
-	return earliest("RetryAfter", r.RetryAfter, 1, func(d int64) bool { return m.fits(l, now+d, n) })
+	return earliest("RetryAfter", r.RetryAfter, 1, func(d int64) bool { return q.admitted(m, l, now+d) })
 }
 
 func judgeRemaining(m model, l limit, now, k int64) error {
@@ -200,6 +224,8 @@ func (m *fixedWindow) at(l limit, t int64) int64 { return min(m.held(l, t), l.bu
 
 func (m *fixedWindow) fits(l limit, t, n int64) bool { return m.at(l, t)+n <= l.burst }
 
+func (m *fixedWindow) inTime(l limit, t, n, _ int64) bool { return m.fits(l, t, n) }
+
 func (m *fixedWindow) fresh(l limit, t int64) bool { return m.at(l, t) == 0 }
 
 func (m *fixedWindow) charge(l limit, t, n int64) int64 {
@@ -270,6 +296,8 @@ func (m *slidingWindow) fits(l limit, t, n int64) bool {
 	return sum.Cmp(product(l.burst, l.period)) <= 0
 }
 
+func (m *slidingWindow) inTime(l limit, t, n, _ int64) bool { return m.fits(l, t, n) }
+
 func (m *slidingWindow) fresh(l limit, t int64) bool {
 	prev, cur := m.at(l, t)
 	return prev+cur == 0
@@ -334,6 +362,8 @@ func (m *slidingLog) at(l limit, t int64) int64 {
 }
 
 func (m *slidingLog) fits(l limit, t, n int64) bool { return m.at(l, t)+n <= l.burst }
+
+func (m *slidingLog) inTime(l limit, t, n, _ int64) bool { return m.fits(l, t, n) }
 
 func (m *slidingLog) fresh(l limit, t int64) bool { return m.at(l, t) == 0 }
 
@@ -421,9 +451,12 @@ func (m *bucket) capacity(l limit) int64 {
 	return l.burst
 }
 
+// century is the longest that a level past the burst takes to drain, in µs.
+const century = 100 * 365 * 24 * 3600 * 1e6
+
 // mostDrained is what drains in 100 years, and at most what a state holds.
 func mostDrained(l limit) int64 {
-	whole := product(l.rate, 100*365*24*3600*1e6)
+	whole := product(l.rate, century)
 	if whole.Div(whole, big.NewInt(l.period)); whole.Cmp(big.NewInt(most)) < 0 {
 		return whole.Int64()
 	}
@@ -448,6 +481,18 @@ func (m *bucket) fits(l limit, t, n int64) bool {
 	level := m.at(l, t)
 	level.Add(level, product(n, l.period))
 	return level.Cmp(product(l.burst, l.period)) <= 0
+}
+
+// inTime: of a queue, what is before n events must drain in time, and of tokens, what is
+// missing for them must come.
+func (m *bucket) inTime(l limit, t, n, d int64) bool {
+	level, turn := m.at(l, t), product(d, l.rate)
+	if m.queue {
+		return m.fits(l, t, n) && level.Cmp(turn) <= 0
+	}
+	level.Add(level, product(n, l.period))
+	turn.Add(turn, product(l.burst, l.period))
+	return n <= l.burst && level.Cmp(turn) <= 0 && level.Cmp(product(mostDrained(l), l.period)) <= 0
 }
 
 func (m *bucket) fresh(l limit, t int64) bool { return m.at(l, t).Sign() == 0 }
