@@ -108,9 +108,44 @@ func turns(t testing.TB, s *suite, a algorithm) {
 	}
 	switch a.name {
 	case "leaky_bucket":
+		claimsWithAndWithoutTurns(t, s, a, 3, true, false)
 		turnsOfLeakyBucket(s.bench(t).key(a.name, tenPerMinute))
 	case "token_bucket":
+		claimsWithAndWithoutTurns(t, s, a, 10, false, true)
 		turnsOfTokenBucket(func() *key { return s.bench(t).key(a.name, tenPerMinute) })
+	}
+}
+
+// claimsWithAndWithoutTurns: the Before of a claim is that claim's alone. Of two keys that
+// have spent spent events, one is asked for a turn at any time, and the other for one
+// within 6 minutes, an event's time.
+func claimsWithAndWithoutTurns(t testing.TB, s *suite, a algorithm, spent int, plain, within bool) {
+	b := s.bench(t)
+	joint, ok := b.store.(store.Joint)
+	if !ok || !joint.Together("plain", "within") {
+		return
+	}
+	seen := &tap{Store: b.store}
+	b.store = seen
+	for _, name := range []string{"plain", "within"} {
+		k := b.key(a.name, ratelimit.PerHour(10))
+		k.name = name
+		k.take(spent)
+	}
+	claims := []store.Claim{
+		{Space: seen.space, Key: "plain", Limit: seen.limit, N: 1},
+		{Space: seen.space, Key: "within", Limit: seen.limit, N: 1},
+	}
+	claims[1].Limit.Before = (6 * minute).Microseconds() + 1
+	for range 2 {
+		replies := make([]store.Reply, 2)
+		if err := joint.TakeAll(context.Background(), claims, replies); err != nil {
+			t.Fatal(err)
+		}
+		if replies[0].OK != plain || replies[1].OK != within {
+			t.Fatalf("%d spent, at any time and within 6 minutes: %+v", spent, replies)
+		}
+		claims[0], claims[1], plain, within = claims[1], claims[0], within, plain
 	}
 }
 
