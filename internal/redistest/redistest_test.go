@@ -154,7 +154,9 @@ func TestSentinelsPromoteAReplica(t *testing.T) {
 		return strings.Contains(s.Replicas[0].Client(t).Info(t.Context(), "replication").Val(), "role:master")
 	}, 30*time.Second, 20*time.Millisecond)
 	t.Log("promoted in", time.Since(killed))
-	require.NoError(t, client.Set(t.Context(), "k", 2, 0).Err())
+	require.Eventually(t, func() bool { // the Sentinels tell clients a little later
+		return client.Set(t.Context(), "k", 2, 0).Err() == nil
+	}, 30*time.Second, 20*time.Millisecond)
 }
 
 func TestRestartLoadsWhatWasSaved(t *testing.T) {
