@@ -76,7 +76,11 @@
 //
 // An AutoPipeliner (experimental in go-redis) should be the limiter's own: go-redis
 // retries no command of a batch in which one must not be retried. Set its
-// MaxQueuedCommands.
+// MaxQueuedCommands. One connection that dies unnoticed holds up its batches for the
+// client's ReadTimeout, 5 s unless it is set. The store notices that after twice its own
+// timeout; all calls until then are [store.ErrTimeout]. Until the batch has ended,
+// each call then goes in a pipeline of its own, on another connection and at the cost of a
+// goroutine.
 //
 // Over TLS 1.3 set Protocol to 2 in the client's options. By RESP3, its default, go-redis
 // (9.23) takes what a server sends after a handshake for the beginning of a push
