@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -167,16 +168,26 @@ func TestLongSentinelFailover(t *testing.T) {
 	const downAfter = time.Second
 	for fault, promise := range map[string]time.Duration{
 		"killed": downAfter + 3*time.Second,
-		// Dials of a host that does not even refuse hold the pool for DialTimeout, 5 s.
-		"frozen":                     downAfter + 8*time.Second,
-		"frozen, DialTimeout 500 ms": downAfter + 3*time.Second,
-		"told to fail over":          downAfter + 3*time.Second,
+		// Dials of a host that does not even refuse hold the pool for DialTimeout, 5 s. A
+		// frozen one is such a host when its kernel holds all the connections that it may.
+		"frozen":                      downAfter + 8*time.Second,
+		"frozen, DialTimeout 500 ms":  downAfter + 3*time.Second,
+		"cut off, DialTimeout 500 ms": downAfter + 3*time.Second,
+		"told to fail over":           downAfter + 3*time.Second,
 	} {
 		t.Run(fault, func(t *testing.T) {
 			group := redistest.StartSentinel(t, 2, downAfter)
 			o := &redis.FailoverOptions{MasterName: redistest.MasterName, SentinelAddrs: group.Addrs()}
 			if strings.Contains(fault, "DialTimeout") {
 				o.DialTimeout = 500 * time.Millisecond
+			}
+			var cutOff atomic.Bool
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if cutOff.Load() && addr == group.Master.Addr() {
+					<-ctx.Done() // nobody refuses it either
+					return nil, ctx.Err()
+				}
+				return new(net.Dialer).DialContext(ctx, network, addr)
 			}
 			client := redis.NewFailoverClient(o)
 			defer client.Close()
@@ -191,6 +202,9 @@ func TestLongSentinelFailover(t *testing.T) {
 			case "killed":
 				group.Master.Kill()
 			case "frozen", "frozen, DialTimeout 500 ms":
+				group.Master.Freeze()
+			case "cut off, DialTimeout 500 ms":
+				cutOff.Store(true)
 				group.Master.Freeze()
 			default:
 				sentinel := redis.NewSentinelClient(&redis.Options{Addr: group.Sentinels[0].Addr()})

@@ -106,6 +106,14 @@
 // have passed since the last failure. Left alone, the client is blind to a
 // failover for up to a minute. An AutoPipeliner of a ClusterClient cannot be told.
 //
+// # Sentinel
+//
+// A dial of a host that hangs, or that is cut off, lasts for the client's DialTimeout, 5 s
+// by default. go-redis dials apart from the calls, a dial holds a place in the pool, and
+// that another master was named ends connections, but no dials. So when the host of the
+// master is gone, the next master may be reached a DialTimeout later than it was named. Set
+// 500 ms, as [Store.Check] advises.
+//
 // # What is lost
 //
 // The state is as durable as the server's writes. Those that a server loses in a
