@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -56,7 +57,7 @@ func TestAllDecidesAsItsLimitsDoAloneOrNotAtAll(t *testing.T) {
 	for name, s := range stores {
 		t.Run(name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(7, 7))
-			for round := range 30 {
+			for round := range effort.Of(10, 30) {
 				var parts, alone []ratelimit.Limiter
 				for i := range 1 + rng.IntN(4) {
 					algorithm := algorithms[rng.IntN(len(algorithms))]
@@ -180,6 +181,7 @@ func TestAllPeeksAtEachLimit(t *testing.T) {
 }
 
 func TestAllIsOneScriptOnOneKey(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	cluster := redistest.StartCluster(t, 3, 0)
 	for name, client := range map[string]redis.UniversalClient{"server": server.Client(t), "cluster": cluster.Client(t)} {
@@ -229,6 +231,7 @@ func calls(t *testing.T, client redis.UniversalClient, command string) (n int) {
 }
 
 func TestAllOfDifferentKeysOfAClusterGivesBack(t *testing.T) {
+	t.Parallel()
 	s := onRedis(t, redistest.StartCluster(t, 3, 0).Client(t))
 	user := newLimiter(t, "fixed_window", s, ratelimit.Limit{Rate: 10, Period: 24 * time.Hour * 3650})
 	global := newLimiter(t, "fixed_window", s, ratelimit.Limit{Rate: 3, Period: 24 * time.Hour * 3650})
@@ -601,13 +604,13 @@ func TestAllChecksItsInput(t *testing.T) {
 
 // Callers of many limits at once, which lock the same tables in different orders.
 func TestAllUnderConcurrency(t *testing.T) {
-	for name, newStore := range map[string]func() store.Store{
-		"memory":    func() store.Store { return newMemory(t) },
-		"tiny caps": func() store.Store { return newMemory(t, memstore.WithMaxKeys(3)) },
-		"Redis":     func() store.Store { return redisServer(t) },
+	for name, newStore := range map[string]func(t testing.TB) store.Store{
+		"memory":    func(t testing.TB) store.Store { return newMemory(t) },
+		"tiny caps": func(t testing.TB) store.Store { return newMemory(t, memstore.WithMaxKeys(3)) },
+		"Redis":     func(t testing.TB) store.Store { return redisServer(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newStore()
+			s := newStore(t)
 			const years, everybody = 24 * time.Hour * 3650, 120
 			user := newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 50, Period: years})
 			global := onOneKey(t, newLimiter(t, "sliding_log", s, ratelimit.Limit{Rate: everybody, Period: years}), "everybody")

@@ -108,10 +108,14 @@ func bucketSpend(s store.State, end, now int64) int64 {
 }
 
 // chargedLevel is the level that c left behind, as a state: what drained from then
-// until c.Due. It is past the capacity if s is.
-func chargedLevel(c store.Charge, s store.State) store.State {
+// until c.Due. over says whether it was past the capacity.
+func chargedLevel(c store.Charge, over bool) store.State {
 	whole, part := flow(c.Due-c.At, c.Rate, c.Period)
-	return store.State{At: c.At, Period: c.Period, Whole: min(whole, maxEvents) | s.Whole&overdrawn, Part: part}
+	whole = min(whole, maxEvents)
+	if over {
+		whole |= overdrawn
+	}
+	return store.State{At: c.At, Period: c.Period, Whole: whole, Part: part}
 }
 
 // bucketRefund takes from the level what is still charged of c. Events drain in
@@ -124,7 +128,7 @@ func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store
 	if now >= c.Due || c.At > s.At { // a state before the charge is another one
 		return s
 	}
-	_, w, p := bucketLevel(chargedLevel(c, s), l, now)
+	_, w, p := bucketLevel(chargedLevel(c, c.Over && !cutSince(s, l, c)), l, now)
 	if w >= c.N {
 		w, p = c.N, 0
 	}
@@ -146,6 +150,18 @@ func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store
 		s.Whole |= owing
 	}
 	return s
+}
+
+// cutSince says that the level which c left above the capacity is to be read as at most
+// the Burst, as all else is: s is below, so others have been admitted since, but by
+// today's limit what c left was then still above it (1 µs later: c.Due is rounded up).
+// So the limit has changed, and how much of c had drained by then is not known.
+func cutSince(s store.State, l store.Limit, c store.Charge) bool {
+	if s.Whole >= overdrawn || s.At+1 >= c.Due {
+		return false
+	}
+	_, whole, _ := bucketLevel(chargedLevel(c, true), l, s.At+1)
+	return whole >= l.Burst
 }
 
 // overdrawn is added to the Whole of a level that was charged past the capacity, and so is

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -221,9 +222,9 @@ func TestADenyCacheDeniesNothingThatTheStoreWouldAdmit(t *testing.T) {
 	for _, raising := range []bool{false, true} {
 		for _, algorithm := range algorithms {
 			t.Run(fmt.Sprintf("%s, raising %v", algorithm, raising), func(t *testing.T) {
-				denials := 210_000 // of each algorithm: over 10^6
+				denials := effort.Of(30_000, 210_000) // of each algorithm: over 10^6 in full
 				if raising {
-					denials = 50_000
+					denials = effort.Of(10_000, 50_000)
 				}
 				c := &traffic{algorithm: algorithm, denials: denials, wrap: denyCached(t), raising: raising}
 				c.run(t)
@@ -492,7 +493,7 @@ func TestADenyCacheDeniesNothingThatRedisWouldAdmit(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 3 {
 				wg.Go(func() {
-					for end := time.Now().Add(500 * ms); time.Now().Before(end); {
+					for end := time.Now().Add(time.Duration(effort.Of(250, 500)) * ms); time.Now().Before(end); {
 						n, called := 1+rand.N(3), time.Now()
 						r, err := d.AllowN(t.Context(), "key", n)
 						if err != nil {

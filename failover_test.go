@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -19,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -128,6 +128,8 @@ func source(t testing.TB, lim ratelimit.Limiter) ratelimit.Source {
 // ---- Construction and input.
 
 func TestAFailoverWithoutItsPartsIsRefused(t *testing.T) {
+	tooMany := math.MaxInt32
+	tooMany++ // below 0 where an int has 32 bits
 	good := inMemory(t, "token_bucket", ratelimit.PerSecond(1))
 	tests := []struct {
 		name string
@@ -142,7 +144,7 @@ func TestAFailoverWithoutItsPartsIsRefused(t *testing.T) {
 		{name: "a local limiter that is a nil pointer", l: good, p: ratelimit.FailLocal((*ratelimit.SlidingLog)(nil))},
 		{name: "a nil option", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{nil}},
 		{name: "no failures", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(0, time.Second)}},
-		{name: "too many failures", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(math.MaxInt, time.Second)}},
+		{name: "too many failures", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(tooMany, time.Second)}},
 		{name: "a probe at once", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(1, 0)}},
 	}
 	for _, tt := range tests {
@@ -1169,9 +1171,14 @@ var storeFaults = []fault{
 }
 
 func TestEachFaultOfRedisIsAnsweredByThePolicy(t *testing.T) {
-	for _, fault := range storeFaults {
-		for _, want := range []ratelimit.Source{ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceLocal} {
+	sources := []ratelimit.Source{ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceLocal}
+	for i, fault := range storeFaults {
+		for j, want := range sources {
 			t.Run(fault.name+" "+want.String(), func(t *testing.T) {
+				if i%len(sources) != j { // one policy each will do
+					effort.NeedFull(t)
+				}
+				t.Parallel()
 				server := redistest.Start(t)
 				proxy := redistest.StartProxy(t, server.Addr())
 				client := redis.NewClient(&redis.Options{Addr: proxy.Addr()})
@@ -1301,9 +1308,7 @@ func TestAnOutageLeavesNoGoroutine(t *testing.T) {
 //
 //	RATELIMIT_LONG=1 go test -run TestAFlappingRedis -v .
 func TestAFlappingRedisIsNoOutageOfTheService(t *testing.T) {
-	if os.Getenv("RATELIMIT_LONG") != "1" {
-		t.Skip("RATELIMIT_LONG is not 1")
-	}
+	effort.NeedLong(t)
 	const instances, seconds = 4, 20
 	limit := ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 20}
 	share, err := limit.Share(instances)

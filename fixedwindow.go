@@ -64,9 +64,12 @@ var fixedWindow = algorithm{
 	},
 	report: fixedWindowReport,
 	after:  afterY,
+	spent:  spentY,
 }
 
-// fixedWindowStep replies now, the count, and for how long it counts.
+// fixedWindowStep replies now, the count, and for how long it counts. The count may
+// be above the Rate: what was charged past it, or under a higher one, stays counted, so
+// that a Refund of some of it opens no room.
 func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	r := store.Reply{X: now}
 	if s.Whole > 0 {
@@ -76,7 +79,7 @@ func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, s
 			end = min(end, windowEnd(s.At, s.Period))
 		}
 		if r.X < end {
-			r.Y, r.Z = min(s.Whole, l.Rate), end-r.X
+			r.Y, r.Z = s.Whole, end-r.X
 		}
 	}
 	r.OK = r.Y+n <= l.Rate
@@ -101,7 +104,7 @@ func wholeSpend(s store.State, end, now int64) int64 {
 // windowRoom is that of a fixed window and of a log: r.Y is what counts.
 func windowRoom(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) }
 
-// windowOver is a count that may lie past the Rate, to which it is read.
+// windowOver is a count that may lie past the Rate.
 func windowOver(next store.State, _ store.Limit, most int64) store.State {
 	next.Whole = min(next.Whole, most)
 	return next

@@ -71,6 +71,7 @@ var leakyBucket = algorithm{
 	burst:  true,
 	report: leakyBucketReport,
 	after:  afterY,
+	spent:  spentY,
 }
 
 // leakyBucketStep replies now and the queue.
@@ -88,7 +89,7 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 // the last to come, and left no lower level behind than there is.
 func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
 	_, whole, part := bucketLevel(s, l, s.At)
-	_, w, p := bucketLevel(chargedLevel(c, s), l, c.At)
+	_, w, p := bucketLevel(chargedLevel(c, s.Whole >= overdrawn), l, c.At) // to compare like with like
 	if c.At != s.At || w < whole || w == whole && p < part {
 		return s
 	}

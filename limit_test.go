@@ -482,7 +482,7 @@ func TestAShareIsOneNthOfTheLimit(t *testing.T) {
 			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 		}
 	}
-	for _, n := range []int{11, 1 << 40, math.MaxInt} {
+	for _, n := range []int{11, min(1<<40, math.MaxInt), math.MaxInt} {
 		share, err := ratelimit.Every(year).Share(n)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 		require.Zero(t, share)
@@ -496,7 +496,11 @@ func TestAShareIsOneNthOfTheLimit(t *testing.T) {
 func TestSharesAddUpToTheLimit(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
 	for range 100_000 {
-		limit := ratelimit.Limit{Rate: rnd.IntN(1 << (1 + rnd.IntN(31))), Period: time.Duration(1+rnd.IntN(1_000_000)) * time.Millisecond, Burst: rnd.IntN(1 << (1 + rnd.IntN(31)))}
+		limit := ratelimit.Limit{
+			Rate:   int(rnd.Int64N(1 << (1 + rnd.IntN(31)))),
+			Period: time.Duration(1+rnd.IntN(1_000_000)) * time.Millisecond,
+			Burst:  int(rnd.Int64N(1 << (1 + rnd.IntN(31)))),
+		}
 		n := 1 + rnd.IntN(1<<(1+rnd.IntN(12)))
 		share, err := limit.Share(n)
 		require.NoError(t, err)
@@ -506,7 +510,8 @@ func TestSharesAddUpToTheLimit(t *testing.T) {
 		left := new(big.Int).Mul(big.NewInt(int64(n)*int64(share.Rate)), big.NewInt(int64(limit.Period)))
 		right := new(big.Int).Mul(big.NewInt(int64(limit.Rate)), big.NewInt(int64(share.Period)))
 		require.Zero(t, left.Cmp(right), "1/%d of %v is %v", n, limit, share)
-		require.GreaterOrEqual(t, n*share.Burst, limit.Burst)
-		require.Less(t, n*share.Burst, limit.Burst+n)
+		all := int64(n) * int64(share.Burst)
+		require.GreaterOrEqual(t, all, int64(limit.Burst))
+		require.Less(t, all, int64(limit.Burst)+int64(n))
 	}
 }

@@ -205,6 +205,9 @@ type algorithm struct {
 	report func(l store.Limit, r store.Reply, n, charged int64) verdict
 	// after is what r becomes once n events have been charged.
 	after func(r store.Reply, n int64) store.Reply
+	// spent is how many whole events the state held by r; nil for a log, which has room
+	// for any number.
+	spent func(r store.Reply) int64
 }
 
 // afterY and afterZ are the two after functions: a reply counts spend in Y, or in Z.
@@ -217,6 +220,10 @@ func afterZ(r store.Reply, n int64) store.Reply {
 	r.Z += n
 	return r
 }
+
+// spentY and spentZ are the two spent functions.
+func spentY(r store.Reply) int64 { return r.Y }
+func spentZ(r store.Reply) int64 { return r.Z }
 
 // verdict is what a report knows: an event count, and three durations in µs.
 // Four fields are the most that Go keeps in registers.
@@ -261,6 +268,9 @@ func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, e
 	}
 	lim.policy = lim.policyOf(l, lim.integers)
 	lim.space = store.NewSpace(&a.rule, lim.identity())
+	if p, ok := s.(store.Preparer); ok {
+		p.Prepare(&a.rule)
+	}
 	return lim, nil
 }
 
@@ -301,14 +311,23 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 // exceeds an estimate ([Reserve]). Its Result says Allowed, and can be refunded;
 // Remaining is 0 while the key is past its limit.
 //
-// What is charged past the limit is paid by waiting. In the two buckets it drains as all
-// else, and nothing is admitted until the level is below the Burst again (the level
-// ends where it takes 100 years to drain by today's limit, or at 2^31-1 events; a
-// Charge that finds it there charges nothing, and has nothing to refund). In a [SlidingLog] it
-// leaves after a Period. A window counter reads more than its Rate as its Rate, so that a
-// debt ends with the window, or with the next one: for estimates that may be far off
-// use a bucket. A store that cannot force a charge takes as much as fits. Under a limit
-// of Rate 0 nothing is charged, and the Result is its denial.
+// Later calls wait until what was charged past the limit has gone:
+//
+//   - In the two buckets it drains as all else does, and nothing is admitted until the
+//     level is below the Burst. A level ends at 2^31-1 events, and where it takes 100
+//     years to drain by today's limit.
+//   - In a [SlidingLog] it leaves after a Period.
+//   - A window counts it in full, up to 2^31-1 events, and reads a count above its Rate
+//     as its Rate. So a debt ends with a [FixedWindow]. On the next window of a
+//     [SlidingWindow] it weighs as a full window does, and no more. For estimates that
+//     may be far off use a bucket.
+//
+// Debts of several Charges add up. They can be refunded in any order, as far as they are
+// still charged, also after other admissions. (A [LeakyBucket] refunds its tail only.)
+//
+// A Charge that finds a level or a count at its end charges nothing, and has nothing to
+// refund. A store that cannot force a charge takes as much as fits. Under a limit of
+// Rate 0 nothing is charged, and the Result is its denial.
 func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = lim.decide(ctx, key, n, force, nil, &res)
 	return res, err
@@ -379,7 +398,8 @@ func (lim *limiter) force(ctx context.Context, key string, l store.Limit, n int6
 	most := lim.algorithm.most(l)
 	n = min(n, most)
 	var r store.Reply
-	if s, ok := lim.store.(store.Forcer); ok {
+	s, forces := lim.store.(store.Forcer)
+	if forces {
 		r, err = s.Force(ctx, lim.space, key, l, n, most)
 	} else {
 		r, err = lim.store.TakeUpTo(ctx, lim.space, key, l, n)
@@ -389,10 +409,14 @@ func (lim *limiter) force(ctx context.Context, key string, l store.Limit, n int6
 		return err
 	}
 	r.OK = true
-	if lim.algorithm.burst { // Y is the level: no more than this has been charged
-		n = min(n, max(0, most-r.Y))
+	if spent := lim.algorithm.spent; spent != nil { // no more than this has been charged
+		n = min(n, max(0, most-spent(r)))
 	}
 	lim.fill(res, l, r, n, n)
+	if n == 0 && forces { // the state was full, and was written all the same: as if its last event were this one
+		res.tell(lim.algorithm.report(l, lim.algorithm.after(r, -1), 1, 1), true, 1, l.Burst)
+		res.Delay = 0
+	}
 	return nil
 }
 
@@ -465,11 +489,13 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 
 // charge names n of the events that r admitted.
 func (r *Result) charge(n int64) store.Charge {
+	l, reset := store.Limit{Rate: int64(r.rate), Period: r.period, Burst: int64(r.Limit)}, r.ResetAfter.Microseconds()
 	return store.Charge{
 		At:     r.at,
-		Due:    r.at + r.ResetAfter.Microseconds(),
-		Rate:   int64(r.rate),
-		Period: r.period,
+		Due:    r.at + reset,
+		Rate:   l.Rate,
+		Period: l.Period,
+		Over:   drainsWithin(l, reset-1), // a full bucket would have drained before
 		N:      min(n, int64(r.n)),
 	}
 }

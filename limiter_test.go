@@ -130,6 +130,8 @@ func TestBadLimitsNamesAndStoresAreRefusedByTheConstructors(t *testing.T) {
 	year := 365 * 24 * time.Hour
 	mem := memory(t, newClock())
 	good := ratelimit.PerSecond(1)
+	above := math.MaxInt32
+	above++ // below 0 where an int has 32 bits
 	tests := []struct {
 		name string
 		err  error
@@ -139,14 +141,14 @@ func TestBadLimitsNamesAndStoresAreRefusedByTheConstructors(t *testing.T) {
 		only string // the kinds of algorithms that refuse it; all if empty
 	}{
 		{name: "a negative rate", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.PerSecond(-1)},
-		{name: "a rate above 2^31-1", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.PerSecond(math.MaxInt32 + 1)},
+		{name: "a rate above 2^31-1", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.PerSecond(above)},
 		{name: "no period", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Limit{Rate: 1}},
 		{name: "a negative period", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Every(-time.Second)},
 		{name: "a period below 1 ms", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Every(time.Millisecond - time.Microsecond)},
 		{name: "a period above 10 years", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Every(10*year + time.Microsecond)},
 		{name: "a period of half microseconds", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Every(time.Second + 500)},
 		{name: "a negative burst", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Limit{Rate: 1, Period: time.Second, Burst: -1}},
-		{name: "a burst above 2^31-1", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Limit{Rate: 1, Period: time.Second, Burst: math.MaxInt32 + 1}},
+		{name: "a burst above 2^31-1", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Limit{Rate: 1, Period: time.Second, Burst: above}},
 		{name: "a burst of a window", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 2}, only: "window log"},
 		{name: "over 100 years to refill", err: ratelimit.ErrInvalidLimit, s: mem, l: ratelimit.Limit{Rate: 1, Period: 10 * year, Burst: 11}},
 		{name: "no store", err: ratelimit.ErrInvalidOption, l: good},
@@ -384,7 +386,7 @@ func TestShortPeriodsLimitOnARealServer(t *testing.T) {
 
 func TestADeniedCostSpendsNothing(t *testing.T) {
 	onEach(t, ratelimit.PerHour(3), func(t *testing.T, lim ratelimit.Limiter, _ *clock) {
-		for _, n := range []int{5, 1 << 31, math.MaxInt} {
+		for _, n := range []int{5, min(1<<31, math.MaxInt), math.MaxInt} {
 			r := allowN(t, lim, n)
 			require.Equal(t, ratelimit.Result{Limit: 3, Remaining: 3, RetryAfter: ratelimit.Never}, r)
 		}
@@ -513,7 +515,7 @@ func TestARefundDoesNotLengthenTheLifeOfAKey(t *testing.T) {
 	for _, algorithm := range algorithms {
 		lim := newLimiter(t, algorithm, redisServer(t), ratelimit.PerHour(10))
 		first := allowN(t, lim, 4)
-		keys, err := client.Keys(t.Context(), redistest.Prefix(t)+":1:"+algorithm+":*").Result()
+		keys, err := client.Keys(t.Context(), redistest.Prefix(t)+":2:"+algorithm+":*").Result()
 		require.NoError(t, err)
 		require.Len(t, keys, 1)
 		require.NoError(t, client.PExpire(t.Context(), keys[0], time.Minute).Err())

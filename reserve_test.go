@@ -109,6 +109,121 @@ func TestADebtCanBeRefunded(t *testing.T) {
 	})
 }
 
+// What is charged past the limit adds up, and opens no room for others when it is given
+// back, in whatever order.
+func TestDebtsAddUp(t *testing.T) {
+	onEach(t, ratelimit.PerDay(300), func(t *testing.T, lim ratelimit.Limiter, c *clock) {
+		give := func(charged ratelimit.Result, n int) { require.NoError(t, lim.Refund(t.Context(), "key", charged, n)) }
+		all := allowN(t, lim, 300)
+		a, b := overcharge(t, lim, 8), overcharge(t, lim, 8)
+		give(b, 8)
+		give(a, 8)
+		require.Zero(t, peek(t, lim, "key").Remaining)
+		require.False(t, allowN(t, lim, 1).Allowed)
+		give(all, 1)
+		require.Equal(t, 1, peek(t, lim, "key").Remaining, "and nothing is owed any more")
+		if _, queue := lim.(*ratelimit.LeakyBucket); queue { // which gives back its tail alone
+			return
+		}
+		require.NoError(t, lim.Reset(t.Context(), "key"))
+		all, a, b = allowN(t, lim, 300), overcharge(t, lim, 8), overcharge(t, lim, 20)
+		give(a, 8)
+		give(b, 20)
+		require.Zero(t, peek(t, lim, "key").Remaining)
+		give(all, 300)
+		require.Equal(t, 300, peek(t, lim, "key").Remaining)
+
+		first, second := reserve(t, lim, 150), reserve(t, lim, 150)
+		require.NoError(t, first.Settle(t.Context(), 160))
+		require.NoError(t, second.Settle(t.Context(), 170))
+		give(allowAfterDebt(t, lim, c), 1)
+	})
+}
+
+// allowAfterDebt is what is admitted at RetryAfter, and not before.
+func allowAfterDebt(t *testing.T, lim ratelimit.Limiter, c *clock) ratelimit.Result {
+	t.Helper()
+	r := allowN(t, lim, 1)
+	require.False(t, r.Allowed)
+	c.Advance(r.RetryAfter - time.Microsecond)
+	require.False(t, allowN(t, lim, 1).Allowed)
+	c.Advance(time.Microsecond)
+	r = allowN(t, lim, 1)
+	require.True(t, r.Allowed)
+	return r
+}
+
+// A window reads more than its Rate as its Rate in the window after, too, and keeps the
+// true count for those who give some of it back there.
+func TestTheWindowAfterADebt(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if algorithm != "sliding_window" {
+			return
+		}
+		lim := newLimiter(t, algorithm, s, ratelimit.PerHour(100))
+		give := func(charged ratelimit.Result, n int) { require.NoError(t, lim.Refund(t.Context(), "key", charged, n)) }
+		all, debt := allowN(t, lim, 100), overcharge(t, lim, 60)
+		require.Equal(t, 2*time.Hour, debt.ResetAfter)
+		require.Equal(t, time.Hour+36*time.Second, allowN(t, lim, 1).RetryAfter, "one of the hundred has left then, and not of 160")
+		c.Advance(90 * time.Minute)
+		require.Equal(t, 50, peek(t, lim, "key").Remaining, "half of 100")
+		require.True(t, allowN(t, lim, 10).Allowed)
+		give(debt, 60)
+		require.Equal(t, 40, peek(t, lim, "key").Remaining, "half of 100, and 10")
+		give(all, 50)
+		require.Equal(t, 65, peek(t, lim, "key").Remaining, "half of 50, and 10")
+	})
+}
+
+// The limit changes under a debt, and back.
+func TestAWindowCountsTrulyUnderAnotherLimit(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if !strings.HasSuffix(algorithm, "window") {
+			return
+		}
+		l := ratelimit.PerDay(300)
+		lim := newLimiter(t, algorithm, s, l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		allowN(t, lim, 200)
+		l = ratelimit.PerDay(100)
+		a, b := overcharge(t, lim, 8), overcharge(t, lim, 8)
+		require.Zero(t, a.Remaining)
+		require.NoError(t, lim.Refund(t.Context(), "key", b, 8))
+		require.Zero(t, peek(t, lim, "key").Remaining)
+		l = ratelimit.PerDay(300)
+		require.Equal(t, 92, peek(t, lim, "key").Remaining)
+
+		overcharge(t, lim, 200)
+		l = ratelimit.PerHour(500) // what counts goes into this hour
+		require.Equal(t, 92, peek(t, lim, "key").Remaining)
+		require.True(t, allowN(t, lim, 92).Allowed)
+		a, b = overcharge(t, lim, 5), overcharge(t, lim, 5)
+		require.NoError(t, lim.Refund(t.Context(), "key", a, 5))
+		require.Zero(t, peek(t, lim, "key").Remaining)
+		require.NoError(t, lim.Refund(t.Context(), "key", b, 5))
+		require.Zero(t, peek(t, lim, "key").Remaining)
+	})
+}
+
+// Of what a state cannot hold nothing is charged, and so nothing is given back.
+func TestTheLargestCountOfAWindow(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		if !strings.HasSuffix(algorithm, "window") {
+			return
+		}
+		const most = 1<<31 - 1
+		lim := newLimiter(t, algorithm, s, ratelimit.PerDay(300))
+		allowN(t, lim, 300)
+		debt := overcharge(t, lim, most)
+		none := overcharge(t, lim, 1)
+		require.ErrorIs(t, lim.Refund(t.Context(), "key", none, 1), ratelimit.ErrInvalidN)
+		require.NoError(t, lim.Refund(t.Context(), "key", debt, most))
+		require.Zero(t, peek(t, lim, "key").Remaining, "the 300 are still charged")
+		overcharge(t, lim, 1)
+		require.Zero(t, peek(t, lim, "key").Remaining)
+	})
+}
+
 func TestTheLargestDebtDrainsInAHundredYears(t *testing.T) {
 	for _, l := range []ratelimit.Limit{{Rate: 1, Period: 10 * 365 * 24 * time.Hour}, ratelimit.PerSecond(1), {Rate: 1<<31 - 1, Period: time.Minute}} { // TTLs run in real time
 		onEach(t, l, func(t *testing.T, lim ratelimit.Limiter, c *clock) {
@@ -120,6 +235,62 @@ func TestTheLargestDebtDrainsInAHundredYears(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Of what was charged past the limit as much comes back as is still charged, also after
+// others have been admitted, and no more.
+func TestADebtCanBeRefundedAfterOthersWereAdmitted(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if algorithm != "token_bucket" {
+			return
+		}
+		l := ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 10}
+		lim := newLimiter(t, algorithm, s, l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		has := func(n int) { t.Helper(); require.Equal(t, n, peek(t, lim, "key").Remaining) }
+		give := func(charged ratelimit.Result, n int) {
+			t.Helper()
+			require.NoError(t, lim.Refund(t.Context(), "key", charged, n))
+		}
+		debt := overcharge(t, lim, 30)
+		c.Advance(22 * time.Second)
+		has(2)
+		require.True(t, allowN(t, lim, 1).Allowed)
+		has(1)
+		give(debt, 3)
+		has(4)
+
+		require.NoError(t, lim.Reset(t.Context(), "key"))
+		debt = overcharge(t, lim, 30)
+		c.Advance(22 * time.Second)
+		require.True(t, allowN(t, lim, 1).Allowed)
+		c.Advance(500 * time.Millisecond)
+		give(debt, 30)
+		has(9)
+		require.Equal(t, time.Second, peek(t, lim, "key").ResetAfter, "of whoever was admitted since")
+
+		require.NoError(t, lim.Reset(t.Context(), "key"))
+		a := overcharge(t, lim, 30)
+		b := overcharge(t, lim, 20)
+		c.Advance(43 * time.Second) // 7 of b's are left
+		require.True(t, allowN(t, lim, 2).Allowed)
+		give(a, 30)
+		has(1)
+		give(b, 20)
+		has(8)
+
+		// Under a lower limit, what was charged within the old one is read as at most
+		// the capacity of today's, whoever has charged past it since.
+		require.NoError(t, lim.Reset(t.Context(), "key"))
+		l.Burst = 100
+		within := allowN(t, lim, 100)
+		l.Burst = 10
+		c.Advance(5 * time.Second)
+		has(5)
+		overcharge(t, lim, 50)
+		give(within, 100) // the 5 of it that are left
+		require.Equal(t, 41*time.Second, allowN(t, lim, 1).RetryAfter)
+	})
 }
 
 // Past the limit by less than an event.

@@ -118,14 +118,14 @@ func TestADenialDoesNotTouchTheLog(t *testing.T) {
 	now += l.Period / 2
 	var before []block
 	for b := range len(g.older) + 1 {
-		before = append(before, *g.block(b))
+		before = append(before, *g.block(g.number + int64(b)))
 	}
 	for n := range l.Rate + 2 {
 		g.Step(l, now, n+1)
 	}
 	require.Len(t, g.older, len(before)-1)
 	for i := range before {
-		require.Equal(t, before[i], *g.block(i))
+		require.Equal(t, before[i], *g.block(g.number + int64(i)))
 	}
 }
 
@@ -178,10 +178,145 @@ func TestALogCountsAsAPlainListDoes(t *testing.T) {
 				}
 			}
 			require.Equal(t, count(), g.Spend(now))
-			for b := range len(g.older) + 1 {
-				require.True(t, g.block(b).len() > 0 || len(g.older) == 0)
-				require.LessOrEqual(t, g.block(b).len(), blockLen)
+			for b := g.number; b <= g.last(); b++ {
+				require.True(t, b < g.last() || g.block(b).len() > 0 || len(g.older) == 0)
+				require.True(t, g.block(b) == nil || g.block(b).len() <= blockLen)
 			}
 		}
+	}
+}
+
+// The same, where most of what is admitted is refunded: from the oldest on, from the newest
+// on, all of a part, and anything, so that blocks empty and become one.
+func TestALogCountsWhateverIsRefunded(t *testing.T) {
+	type event struct{ at, n int64 }
+	for seed := range uint64(24) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		l := store.Limit{Rate: 3_000 + rng.Int64N(20_000), Period: 1_000_000}
+		g, now := new(eventLog), int64(5_000_000)
+		var list []event // that are charged; one of each time
+		for range 40 {
+			for range rng.Int64N(l.Rate) { // admits
+				now += 1 + rng.Int64N(2*l.Period/l.Rate)
+				n := int64(1)
+				if rng.IntN(100) < int(seed)-12 {
+					n = 1 + rng.Int64N(5)
+				}
+				if g.Step(l, now, n).OK {
+					g.Add(l, now, n)
+					list = append(list, event{now, n})
+				}
+			}
+			dead, sum := 0, int64(0)
+			for ; dead < len(list) && list[dead].at <= now-l.Period; dead++ {
+			}
+			list = list[dead:]
+			from, to := rng.IntN(len(list)+1), rng.IntN(len(list)+1)
+			from, to = min(from, to), max(from, to)
+			if to == len(list) && rng.IntN(2) == 0 || rng.IntN(5) == 0 {
+				from = 0
+			}
+			order := rng.IntN(3)
+			part := list[from:to]
+			perm := rng.Perm(len(part))
+			for i := range part { // refunds
+				j := []int{i, len(part) - 1 - i, perm[i]}[order]
+				back := part[j].n
+				if rng.IntN(10) == 0 {
+					back = rng.Int64N(part[j].n + 1)
+				}
+				g.Refund(l, now, store.Charge{At: part[j].at, N: back})
+				part[j].n -= back
+			}
+			living := list[:0]
+			for _, e := range list {
+				if e.n > 0 {
+					living = append(living, e)
+					sum += e.n
+				}
+			}
+			list = living
+			require.Equal(t, sum, g.Spend(now))
+			requireDepartures := func() {
+				for range 20 { // what leaves when
+					n := 1 + rng.Int64N(l.Rate)
+					r := g.Step(l, now, n)
+					require.Equal(t, sum+n <= l.Rate, r.OK)
+					if sum > 0 {
+						require.Equal(t, sum, r.Y)
+					}
+					need, i := sum+n-l.Rate, 0
+					if r.OK {
+						continue
+					}
+					for need -= list[0].n; need > 0; need -= list[i].n {
+						i++
+					}
+					require.Equal(t, list[i].at+l.Period-now, r.X)
+				}
+			}
+			requireDepartures()
+			if len(list) > 0 {
+				require.Equal(t, list[len(list)-1].at+l.Period, g.End())
+			}
+			requireBlocks(t, g)
+			now += []int64{0, 1, l.Period / 7, l.Period * 3 / 4, l.Period * 2}[rng.IntN(5)]
+		}
+	}
+}
+
+// requireBlocks checks what is said of the blocks of a log.
+func requireBlocks(t *testing.T, g *eventLog) {
+	t.Helper()
+	if g.empty() {
+		require.Empty(t, g.older)
+		return
+	}
+	blocks, held := 0, 0
+	for n := g.last() - 1; n >= g.number; n-- {
+		b := g.block(n)
+		if b == nil {
+			continue
+		}
+		blocks++
+		held += b.len()
+		require.LessOrEqual(t, b.len(), blockLen)
+		if b.len() == 0 && g.holder(n) == n { // no two halves are empty
+			span := g.following(n) - n
+			other := n ^ span
+			if other >= g.number && other+span <= g.last() && g.block(other) != nil && g.following(other)-other == span {
+				require.NotZero(t, g.block(other).len(), "blocks %d and %d, of %d", n, other, span)
+			}
+		}
+		// back is what is missing from the blocks of its range
+		missing := uint64(0)
+		for p := n; p < n+lowbit(n) && p < g.last(); p = g.following(p) {
+			missing += g.block(g.following(p)).through(0) - g.block(p).through(g.block(p).len())
+		}
+		require.Equal(t, missing%maxRun, b.back%maxRun, "block %d", n)
+	}
+	require.NotZero(t, g.tail.len())
+	require.LessOrEqual(t, blocks, 2*(held+1)+2*64)
+}
+
+// Work is bounded: a refund of any event changes a block for each power of 2.
+func TestARefundChangesFewBlocks(t *testing.T) {
+	g, l, now := logOf(100_000, time.Second)
+	first := now - l.Period + l.Period/100_000
+	for _, at := range []int64{first + 10, first + 20, first + 333_330, first + 500_000, now - 10, now} {
+		before := make([]block, len(g.older))
+		for i, b := range g.older {
+			before[i] = *b
+		}
+		spent := g.Spend(now)
+		g.Refund(l, now, store.Charge{At: at, N: 1})
+		require.Equal(t, spent-1, g.Spend(now))
+		changed := 0
+		for i, b := range g.older {
+			if b.back != before[i].back || b.run != before[i].run || len(b.data) != len(before[i].data) {
+				changed++
+			}
+		}
+		require.LessOrEqual(t, changed, 12, "of %d blocks", len(before))
 	}
 }

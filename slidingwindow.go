@@ -72,11 +72,13 @@ var slidingWindow = algorithm{
 	},
 	report: slidingWindowReport,
 	after:  afterZ,
+	spent:  spentZ,
 }
 
 // slidingWindowStep replies now and the counts of the previous and the current
 // window. Where these were counted in another Period, it replies instead now (of
-// a denial, RetryAfter), -1 - ResetAfter, and the count.
+// a denial, RetryAfter), -1 - ResetAfter, and the count. Counts may be above the Rate,
+// as those of a fixed window. The previous one then weighs as the Rate does.
 func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	r, weighing := store.Reply{X: now}, int64(0)
 	if s.Whole > 0 || s.Part > 0 {
@@ -85,8 +87,8 @@ func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State,
 			return slidingWindowConvert(s, l, r.X, n)
 		}
 		prev, cur, left := roll(s, r.X)
-		r.Y, r.Z = min(prev, l.Rate), min(cur, l.Rate)
-		weighing = weight(r.Y, left, l.Period)
+		r.Y, r.Z = prev, cur
+		weighing = weight(min(prev, l.Rate), left, l.Period)
 	}
 	r.OK = weighing+r.Z+n <= l.Rate
 	return store.State{At: r.X, Period: l.Period, Whole: r.Z + n, Part: r.Y}, r
@@ -98,13 +100,13 @@ func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State,
 // weigh by a Period that is no longer in force.
 func slidingWindowConvert(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	end := min(s.At+slidingWindowLife(s, l), windowEnd(s.At, l.Period))
-	count := min(slidingWindowSpend(s, end, now), l.Rate)
+	count := weightOf(s, l, end, now)
 	r := store.Reply{OK: count+n <= l.Rate, X: now, Y: -1 - max(0, end-now), Z: count}
 	if !r.OK {
 		early, late := now, end // too early, and late enough unless n is above the Rate
 		for late-early > 1 {
 			t := early + (late-early)/2
-			if min(slidingWindowSpend(s, end, t), l.Rate)+n <= l.Rate {
+			if weightOf(s, l, end, t)+n <= l.Rate {
 				late = t
 			} else {
 				early = t
@@ -113,6 +115,16 @@ func slidingWindowConvert(s store.State, l store.Limit, now, n int64) (store.Sta
 		r.X = late - now
 	}
 	return store.State{At: now, Period: l.Period, Whole: count + n}, r
+}
+
+// weightOf is what weighs under l at now of a state that was counted in another Period,
+// and that ends at end.
+func weightOf(s store.State, l store.Limit, end, now int64) int64 {
+	if now >= end {
+		return 0
+	}
+	prev, cur, left := roll(s, max(now, s.At))
+	return cur + weight(min(prev, l.Rate), left, s.Period)
 }
 
 // roll returns the counts of s as the windows lie at now, which is not before
@@ -176,15 +188,15 @@ func slidingWindowRoom(l store.Limit, r store.Reply) int64 {
 	if r.Y <= 0 { // nothing before the current window, or all in one
 		return max(0, l.Rate-r.Z)
 	}
-	return max(0, l.Rate-r.Z-weight(r.Y, windowEnd(r.X, l.Period)-r.X, l.Period))
+	return max(0, l.Rate-r.Z-weight(min(r.Y, l.Rate), windowEnd(r.X, l.Period)-r.X, l.Period))
 }
 
 func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	now, prev, cur := r.X, r.Y, r.Z+charged
 	if r.Y < 0 && charged == 0 { // counted in another Period
-		return verdict{remaining: l.Rate - cur, retry: r.X, reset: -1 - r.Y}
+		return verdict{remaining: max(0, l.Rate-cur), retry: r.X, reset: -1 - r.Y}
 	}
-	prev = max(0, prev)
+	prev = min(max(0, prev), l.Rate)
 	next := windowEnd(now, l.Period) - now // µs until the next window
 	v := verdict{remaining: max(0, l.Rate-cur-weight(prev, next, l.Period))}
 	switch {
@@ -198,7 +210,7 @@ func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) verdict
 	case cur+n <= l.Rate: // in this window, once enough of prev has left
 		v.retry = next - lightEnough(prev, l.Rate-cur-n, l.Period)
 	default: // in the next window, where cur is prev
-		v.retry = next + l.Period - lightEnough(cur, l.Rate-n, l.Period)
+		v.retry = next + l.Period - lightEnough(min(cur, l.Rate), l.Rate-n, l.Period)
 	}
 	return v
 }

@@ -64,6 +64,7 @@ var tokenBucket = algorithm{
 	burst:  true,
 	report: bucketReport,
 	after:  afterY,
+	spent:  spentY,
 }
 
 // tokenBucketStep replies now and the tokens missing.

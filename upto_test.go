@@ -2,6 +2,7 @@ package ratelimit_test
 
 import (
 	"context"
+	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -35,7 +36,7 @@ func TestAllowUpToGrantsWhatFitsAndNoMore(t *testing.T) {
 		for _, algorithm := range algorithms {
 			lim := newLimiter(t, algorithm, s, ratelimit.PerDay(10))
 			for _, step := range []struct{ ask, want, remaining int }{
-				{4, 4, 6}, {1, 1, 5}, {1 << 40, 5, 0}, {3, 0, 0}, {1, 0, 0},
+				{4, 4, 6}, {1, 1, 5}, {min(1<<40, math.MaxInt), 5, 0}, {3, 0, 0}, {1, 0, 0},
 			} {
 				granted, r, err := lim.(allowUpTo).AllowUpTo(t.Context(), "key", step.ask)
 				require.NoError(t, err)

@@ -58,6 +58,8 @@ func TestWhatIsNoRangeOrNoSignalIsRefused(t *testing.T) {
 		require.NoError(t, err)
 		return l
 	}
+	above := math.MaxInt32
+	above++ // below 0 where an int has 32 bits
 	tests := []struct {
 		name           string
 		floor, ceiling ratelimit.Limit
@@ -67,7 +69,7 @@ func TestWhatIsNoRangeOrNoSignalIsRefused(t *testing.T) {
 	}{
 		{"the zero Limit", ratelimit.Limit{}, ceiling, constant(0), nil, ratelimit.ErrInvalidLimit},
 		{"a negative rate", ratelimit.PerSecond(-2), ceiling, constant(0), nil, ratelimit.ErrInvalidLimit},
-		{"a ceiling out of range", floor, ratelimit.PerSecond(math.MaxInt32 + 1), constant(0), nil, ratelimit.ErrInvalidLimit},
+		{"a ceiling out of range", floor, ratelimit.PerSecond(above), constant(0), nil, ratelimit.ErrInvalidLimit},
 		{"unlimited above", floor, ratelimit.Unlimited(), constant(0), nil, ratelimit.ErrInvalidLimit},
 		{"unlimited below", ratelimit.Unlimited(), ceiling, constant(0), nil, ratelimit.ErrInvalidLimit},
 		{"two periods", ratelimit.PerSecond(1), ratelimit.PerMinute(100), constant(0), nil, ratelimit.ErrInvalidLimit},

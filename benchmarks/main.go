@@ -3,7 +3,7 @@
 //
 //	go run . > report.md           # everything: about ten minutes
 //	go run . -quick                # few keys and rounds, for a look: some seconds
-//	go run . -only time,redis      # parts: time, footprint, latency, http, redis
+//	go run . -only time,redis      # parts: time, footprint, latency, http, redis, trouble
 //	go run . -run 'Bucket|go-limiter'
 package main
 
@@ -44,6 +44,9 @@ type bench struct {
 	redisRounds   int
 	redisKeys     int
 	redisShare    int // of the full number of decisions: 1/redisShare
+	troubleRounds int
+	troubleTime   time.Duration // that is measured of each cell
+	busy          int           // processes that spin beside the callers in trouble
 }
 
 // full takes about ten minutes on two cores.
@@ -53,6 +56,7 @@ func full() *bench {
 		keys: []int{1, 10_000, 1_000_000}, allocKeys: 10_000,
 		footprintKeys: []int{600_000, 800_000, 1_000_000, 1_300_000}, gcKeys: 1_000_000, window: 2 * time.Second,
 		latencyPasses: 3, addresses: 10_000, requests: 20_000, redisRounds: 5, redisKeys: 10_000, redisShare: 1,
+		troubleRounds: 3, troubleTime: 2 * time.Second,
 	}
 }
 
@@ -63,12 +67,18 @@ func quick() *bench {
 		keys: []int{1, 1_000}, allocKeys: 1_000,
 		footprintKeys: []int{6_000, 10_000}, gcKeys: 10_000, window: 100 * time.Millisecond,
 		latencyPasses: 1, addresses: 1_000, requests: 1_000, redisRounds: 1, redisKeys: 1_000, redisShare: 20,
+		troubleRounds: 1, troubleTime: 200 * time.Millisecond,
 	}
 }
 
-var parts = []string{"time", "footprint", "latency", "http", "redis"}
+var parts = []string{"time", "footprint", "latency", "http", "redis", "trouble"}
 
 func main() {
+	if os.Getenv(spinning) != "" {
+		for end := time.Now().Add(time.Hour); time.Now().Before(end); {
+		}
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
@@ -82,6 +92,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	isQuick := flags.Bool("quick", false, "few keys and rounds")
 	only := flags.String("only", strings.Join(parts, ","), "the `parts` to measure")
 	rounds := flags.Int("rounds", 0, "rounds of each cell of times; 0 is the default")
+	busy := flags.Int("busy", 0, "processes that spin beside the part trouble")
 	pattern := flags.String("run", "", "a `regexp` of the contestants to measure")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -95,8 +106,9 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 		b = quick()
 	}
 	b.out, b.err, b.start = out, progress, time.Now()
+	b.busy = *busy
 	if *rounds > 0 {
-		b.roundCount, b.redisRounds = *rounds, *rounds
+		b.roundCount, b.redisRounds, b.troubleRounds = *rounds, *rounds, *rounds
 	}
 	return b.measure(ctx, strings.Split(*only, ","), name)
 }
@@ -120,6 +132,7 @@ func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regex
 		{"latency", b.measureLatency},
 		{"http", func([]contestant) error { return b.measureHTTP(matching(middlewares(), name)) }},
 		{"redis", func([]contestant) error { return b.measureRedis(ctx, matching(redisContestants(), name)) }},
+		{"trouble", func([]contestant) error { return b.measureTrouble(ctx) }},
 	} {
 		if !slices.Contains(chosen, step.part) {
 			continue

@@ -55,14 +55,22 @@ elseif op == 'charge' then
   end
 elseif op == 'refund' then
   -- chargedlevel is the level that c left behind, as a state: what drained from then
-  -- until c.due. It is past the capacity if s is.
-  function chargedlevel(c, s)
+  -- until c.due. excess says whether it was past the capacity.
+  function chargedlevel(c, excess)
     local whole, part = muldiv(c.due - c.at, c.rate, c.period)
     whole = min(whole, DEBT - 1)
-    if s.whole >= DEBT then
+    if excess then
       whole = whole + DEBT
     end
     return { at = c.at, rate = c.rate, period = c.period, whole = whole, part = part }
+  end
+
+  -- cutsince says that the level which c left above the capacity is to be read as at
+  -- most the burst, as all else is: s is below, so others have been admitted since, but
+  -- by today's limit what c left was then still above it (1 µs later: c.due is rounded
+  -- up). So the limit has changed, and how much of c had drained by then is not known.
+  local function cutsince(s, l, c)
+    return s.whole < DEBT and level(chargedlevel(c, true), l, s.at + 1) >= l.burst
   end
 
   -- takeback takes from the level what is still charged of c: of its events what is
@@ -73,7 +81,7 @@ elseif op == 'refund' then
       return false
     end
     local whole, part = level(s, l, now)
-    local w, p = level(chargedlevel(c, s), l, now)
+    local w, p = level(chargedlevel(c, c.over and not cutsince(s, l, c)), l, now)
     if w >= c.n then
       w, p = c.n, 0
     end

@@ -32,6 +32,9 @@ if not struct then
   end
 end
 
+-- The longest Period, and how far from 1970 a time may be, in µs: redisstore's maxTime.
+local DECADE, FAR = 3650 * 24 * 3600 * 1000000, 231 * 365 * 24 * 3600 * 1000000
+
 -- muldiv returns the quotient and the remainder of a*b / c for c below 2^50: the
 -- product is never made, but divided piece by piece, in as large pieces as fit. A
 -- quotient above 2^53 is only near, and still above all that it is compared with.

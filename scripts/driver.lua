@@ -6,14 +6,15 @@
 --       fit or not), peek or refund
 --       2 rate  3 period in µs  4 burst  5 n
 --       of charge: 6 the most events that the state may hold
---       of the charge to refund: 6 at and 7 due in Unix µs, 8 rate, 9 period in µs
+--       of the charge to refund: 6 at and 7 due in Unix µs, 8 rate, 9 period in µs,
+--       10 1 if it left a bucket above its burst, else 0
 --       the last, after them: the caller's clock in Unix µs; none for the server's
 -- Reply {ok (1 or 0), x, y, z}: store.Reply; what x, y and z mean stands with the
 --       algorithm. A refund replies zeros.
 -- Twin  store/memstore: Take, TakeUpTo, Force, Peek and Refund.
 local key, n = KEYS[1], ARGV[5] + 0
 local limit = { rate = ARGV[2] + 0, period = ARGV[3] + 0, burst = ARGV[4] + 0 }
-local now = tonumber(ARGV[op == 'refund' and 10 or op == 'charge' and 7 or 6])
+local now = tonumber(ARGV[op == 'refund' and 11 or op == 'charge' and 7 or 6])
 local callers = now ~= nil
 if not callers then
   local time = call('TIME')
@@ -21,7 +22,8 @@ if not callers then
 end
 
 if op == 'refund' then
-  refund(key, limit, now, { at = ARGV[6] + 0, due = ARGV[7] + 0, rate = ARGV[8] + 0, period = ARGV[9] + 0, n = n })
+  refund(key, limit, now, { at = ARGV[6] + 0, due = ARGV[7] + 0, rate = ARGV[8] + 0, period = ARGV[9] + 0,
+    over = ARGV[10] == '1', n = n })
   return { 0, 0, 0, 0 }
 end
 

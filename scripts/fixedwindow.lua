@@ -2,7 +2,8 @@
 -- Fixed window. Twin of fixedwindow.go.
 -- KEYS, ARGV: see driver.lua. State: at, the time of the last admission; whole, the
 -- count of its window.
--- Reply: x now, y the count, z for how long it counts.
+-- Reply: x now, y the count, z for how long it counts. The count may be above the
+-- rate: what was charged past it stays counted.
 local room, over, giveback, refund
 
 local function step(s, l, now, n)
@@ -13,7 +14,7 @@ local function step(s, l, now, n)
       last = min(last, windowend(s.at, s.period))
     end
     if now < last then
-      count, left = min(s.whole, l.rate), last - now
+      count, left = s.whole, last - now
     end
   end
   return count + n <= l.rate, now, count, left, count + n, 0
@@ -28,7 +29,7 @@ if op == 'upto' then
     return max(0, l.rate - count)
   end
 elseif op == 'charge' then
-  function over(whole, _, most) -- it is read as at most the rate
+  function over(whole, _, most)
     return min(whole, most)
   end
 elseif op == 'refund' then

@@ -17,7 +17,7 @@ end
 if op == 'refund' then
   function giveback(s, l, now, c)
     local whole, part = level(s, l, s.at)
-    local w, p = level(chargedlevel(c, s), l, c.at)
+    local w, p = level(chargedlevel(c, s.whole >= DEBT), l, c.at) -- to compare like with like
     return c.at == s.at and (w > whole or w == whole and p >= part) and takeback(s, l, now, c)
   end
 end

@@ -4,12 +4,25 @@
 -- Reply: x now (RetryAfter where it is a denial), y the events in the last
 -- period, z ResetAfter.
 --
--- The value is a list of blocks, oldest first, none of them empty. A block is a head
--- of seven numbers, base, run, gone, width, shift, cutoff and period, and its entries:
--- 6 bytes of time, counted from base, and in a wide block 6 bytes of events: those of
--- the block up to and with the entry; in a narrow one each entry is one event. run is the running count
--- of events before the block, gone the events that were cut from its front.
--- shift, cutoff and period count in the last block only: shift is added to all
+-- The value is a list of blocks, oldest first. A block is a head of five numbers, base,
+-- run, gone, width and back, and its entries: 6 bytes of time, counted from base, and in
+-- a wide block 6 bytes of events: those of the block up to and with the entry; in a narrow
+-- one each entry is one event. run is the running count of all events before the block,
+-- gone the events that were cut from its front.
+--
+-- Blocks have numbers, from 1 on. An event that is refunded is taken out of its block, and
+-- the run of no later block is changed: each of them would have to be. It is counted in
+-- back instead: back of block p is how many events were refunded from the blocks p to
+-- p + lowbit(p) - 1, where lowbit(p) is the largest power of 2 that divides p (P. Fenwick,
+-- 1994). So each event is counted in one block for each power of 2 at most, and what is
+-- missing from a block on is the sum of as many. A block of which nothing is left stays, for
+-- its back. Two of them that are the halves of a larger range, of 2, 4, 8 ... numbers that
+-- begins at a multiple of its length, become one: the first; the other is '' in the list.
+--
+-- The last block is never empty. Four more numbers are in its head, first, shift, cutoff
+-- and period, and what is refunded from it is as if it had never been: its back is
+-- the number of the newest other block from which an event was refunded. first is the
+-- number of the first block in the list. shift is added to all
 -- times (the server's clock has gone back by that much), events up to cutoff were cut
 -- by an admission, and period is that of the last one: the log ends a period after its
 -- newest event, whatever the period is today. Times and cutoff are stored without
@@ -18,34 +31,48 @@
 local room, refund
 
 local BLOCK = 64 -- entries
-local HEAD, HEADBYTES = '>ddddddd', 56
+local HEAD, LAST = '>ddddd', '>ddddddddd'
 local byte, char = string.byte, string.char
 local NARROW, WIDE = 6, 12 -- bytes of an entry
 local SPAN = 2 ^ 48 -- µs that an entry can be later than its base
 local RUN = 2 ^ 48 -- running counts start again at 0 here
 
-local function parse(text)
-  if not struct or #text > HEADBYTES then
-    local base, run, gone, width, shift, cutoff, period, first = unpack(HEAD, text)
-    if (width == NARROW or width == WIDE) and period > 0 then
-      local len = (#text + 1 - first) / width
-      if len >= 1 and len % 1 == 0 then
-        return { text = text, base = base, run = run, gone = gone, width = width, shift = shift, cutoff = cutoff,
-          period = period, first = first, len = len }
-      end
-    end
-  end
+local function corrupt()
   error('ratelimit: the value of the key is not a log')
 end
 
--- render is the text of b with other entries.
+-- parse returns a block, or the last one.
+local function parse(text, last)
+  if text and (not struct or #text >= (last and 72 or 40)) then
+    local base, run, gone, width, back, from, first, shift, cutoff, period
+    if last then
+      base, run, gone, width, back, first, shift, cutoff, period, from = unpack(LAST, text)
+    else
+      base, run, gone, width, back, from = unpack(HEAD, text)
+    end
+    local len = from and (#text + 1 - from) / width
+    if len and (width == NARROW or width == WIDE) and base > -FAR and base < FAR and run >= 0 and run < RUN and gone >= 0 and gone < RUN
+      and back >= 0 and back < RUN and len <= BLOCK and base % 1 + run % 1 + gone % 1 + back % 1 + len % 1 == 0
+      and (not last or len > 0 and first >= 1 and first < RUN and shift > -FAR and shift < FAR and cutoff > -2 * FAR and cutoff < FAR
+      and period >= 1000 and period <= DECADE and first % 1 + shift % 1 + cutoff % 1 + period % 1 == 0) then
+      return { text = text, from = from, len = len, base = base, run = run, gone = gone, width = width, back = back,
+        first = first, shift = shift, cutoff = cutoff, period = period }
+    end
+  end
+  corrupt()
+end
+
+-- render is the text of b with these entries.
 local function render(b, entries)
-  return pack(HEAD, b.base, b.run, b.gone, b.width, b.shift, b.cutoff, b.period) .. entries
+  if b.first then
+    return pack(LAST, b.base, b.run, b.gone, b.width, b.back, b.first, b.shift, b.cutoff, b.period) .. entries
+  end
+  return pack(HEAD, b.base, b.run, b.gone, b.width, b.back) .. entries
 end
 
 -- entries are the bytes of entries from to to of b, none if from is above to.
 local function entries(b, from, to)
-  return string.sub(b.text, b.first + (from - 1) * b.width, b.first + to * b.width - 1)
+  return string.sub(b.text, b.from + (from - 1) * b.width, b.from + to * b.width - 1)
 end
 
 local function uint48(text, p)
@@ -75,7 +102,7 @@ end
 
 -- time is the stored time of entry i of b, 1 to b.len.
 local function time(b, i)
-  return b.base + uint48(b.text, b.first + (i - 1) * b.width)
+  return b.base + uint48(b.text, b.from + (i - 1) * b.width)
 end
 
 -- through is the running count after the first i entries of b.
@@ -83,59 +110,140 @@ local function through(b, i)
   if i == 0 or b.width == NARROW then
     return b.run + b.gone + i
   end
-  return b.run + uint48(b.text, b.first + (i - 1) * WIDE + NARROW)
+  return b.run + uint48(b.text, b.from + (i - 1) * WIDE + NARROW)
 end
 
--- between is how many events lie between two running counts.
-local function between(from, to)
-  return (to - from) % RUN
+local function lowbit(n)
+  local bit = 1
+  while n % (2 * bit) == 0 do
+    bit = 2 * bit
+  end
+  return bit
 end
 
--- open returns the log of a key, nil if it has none. Blocks are numbered from 0.
+-- open returns the log of a key, nil if it has none. Its blocks are those from number
+-- first to last; block(n) is false if n is in the range of a block before it.
 local function open(key)
-  local log = { key = key, len = call('LLEN', key), parsed = {} }
-  if log.len == 0 then
+  local len = call('LLEN', key)
+  if len == 0 then
     return nil
   end
-  function log.block(i)
-    if not log.parsed[i] then
-      log.parsed[i] = parse(call('LINDEX', key, i))
+  local tail = parse(call('LINDEX', key, -1), true)
+  local first, last = tail.first, tail.first + len - 1
+  local blocks = { [last] = tail }
+  local log = { tail = tail, first = first, last = last, blocks = blocks }
+  function log.block(n)
+    local b = blocks[n]
+    if b == nil then
+      local text = call('LINDEX', key, n - first)
+      b = text ~= '' and parse(text)
+      blocks[n] = b
     end
-    return log.parsed[i]
+    return b
   end
-  log.tail = log.block(log.len - 1)
-  log.newest = time(log.tail, log.tail.len)
-  log.total = through(log.tail, log.tail.len)
+  log.newest = time(tail, tail.len)
+  log.total = through(tail, tail.len)
   return log
 end
 
--- after returns the block and the entry of the first event later than t, which is
--- before the newest.
-local function after(log, t)
-  local b = search(1, log.len - 1, function(j)
-    return time(log.block(j), 1) > t
-  end) - 1
-  local i = search(1, log.block(b).len, function(j)
-    return time(log.block(b), j) > t
-  end)
-  if i > log.block(b).len then
-    return b + 1, 1
+-- holder is the number of the block in whose range n is; it is below log.first if that was
+-- forgotten.
+local function holder(log, n)
+  while n >= log.first and not log.block(n) do
+    n = n - lowbit(n)
   end
-  return b, i
+  return n
+end
+
+-- following is the number of the next block after n.
+local function following(log, n)
+  n = n + 1
+  while not log.block(n) do
+    n = n + lowbit(n)
+  end
+  return n
+end
+
+-- later is the first number, above log.first, of which the block begins later than t;
+-- log.last + 1 if none does.
+local function later(log, t)
+  local function begins(n)
+    n = holder(log, n)
+    return n >= log.first and log.block(n).base > t
+  end
+  local before, n = log.first, log.first + 1 -- nearly always it is one of the next
+  while n <= log.last and not begins(n) do
+    before, n = n, 2 * n - log.first
+  end
+  return search(before + 1, min(n - 1, log.last), begins)
+end
+
+-- after returns the block and the entry of the first event later than t, which is
+-- before the newest. The entry is one past the end of a block that has none.
+local function after(log, t)
+  local b, i = holder(log, later(log, t) - 1), 0
+  if b >= log.first then
+    local at = log.block(b)
+    i = search(1, at.len, function(j)
+      return time(at, j) > t
+    end)
+    if i <= at.len or b == log.last then
+      return b, i
+    end
+  end
+  return following(log, max(b, log.first)), 1
+end
+
+-- back is the back of block n, 0 for the last one, which is none.
+local function back(log, n)
+  return n < log.last and (log.block(n) or corrupt()).back or 0
+end
+
+-- missing is how many events were refunded from block b and those after it.
+local function missing(log, b)
+  local sum = 0
+  if b <= log.tail.back then
+    while b < log.last do
+      sum = sum + back(log, b)
+      b = b + lowbit(b)
+    end
+  end
+  return sum
 end
 
 -- whengone is the time of the event with which need events will have left, where
--- gone have left already; the first of the others is in block b.
+-- gone have left already; the first of the others is in block b. It walks up in steps of
+-- powers of 2 to the last block before which fewer than need leave, and down again, by
+-- half of a step each time. absent is how many are missing on the way.
 local function whengone(log, b, gone, need)
-  b = search(b + 1, log.len - 1, function(j)
-    return between(gone, through(log.block(j), 0)) >= need
-  end) - 1
-  local i = search(1, log.block(b).len, function(j)
+  local function fewer(n, absent)
+    return (through(log.block(n) or corrupt(), 0) - gone - absent) % RUN < need
+  end
+  local absent, step = 0, lowbit(b)
+  while b + step <= log.last and fewer(b + step, absent + back(log, b)) do
+    b, absent = b + step, absent + back(log, b)
+    step = lowbit(b)
+  end
+  local part = back(log, b) -- what is missing from b to b + step - 1
+  while step > 1 do
+    step = step / 2
+    local n = b + step
+    if n <= log.last and log.block(n) then
+      local before = part - back(log, n)
+      if fewer(n, absent + before) then
+        b, absent, part = n, absent + before, back(log, n)
+      else
+        part = before
+      end
+    end
+  end
+  local at = log.block(b)
+  local i = search(1, at.len, function(j)
     -- An entry that has left runs behind gone: nearly RUN events between.
-    local events = between(gone, through(log.block(b), j))
+    local events = (through(at, j) - gone - absent) % RUN
     return need <= events and events < RUN / 2
   end)
-  return time(log.block(b), i)
+  return i <= at.len and time(at, i) or corrupt()
 end
 
 -- expire lets a log live for as long as its newest event counts.
@@ -143,10 +251,11 @@ local function expire(key, life)
   call('PEXPIRE', key, format('%.0f', ceil(life / 1000)))
 end
 
--- block returns an empty block for an entry of n events at now.
-local function block(now, run, n, shift, cutoff, period)
-  return { base = now, run = run % RUN, gone = 0, width = n > 1 and WIDE or NARROW,
-    shift = shift, cutoff = cutoff, period = period }
+-- block returns an empty last block for an entry of n events at now, with the rest of its
+-- head from tail.
+local function block(now, run, n, tail)
+  return { base = now, run = run % RUN, gone = 0, width = n > 1 and WIDE or NARROW, back = tail.back,
+    first = tail.first, shift = tail.shift, cutoff = tail.cutoff, period = tail.period }
 end
 
 -- append is the text of b with these entries and one more, of n events at now;
@@ -159,32 +268,46 @@ local function append(b, entries, now, events, n)
   return render(b, entries .. entry)
 end
 
--- start writes a log of one entry.
-local function start(key, l, now, n)
-  call('UNLINK', key)
-  call('RPUSH', key, append(block(now, 0, n, 0, now - l.period, l.period), '', now, 0, n))
+-- start writes a log of one entry, in place of one that has ended. A server checks its
+-- memory at the first write of a script, and only if that is one that may need more:
+-- hence RPUSH, here, and LSET, below, come before what forgets.
+local function start(key, ended, l, now, n)
+  local b = block(now, 0, n, { back = 0, first = 1, shift = 0, cutoff = now - l.period, period = l.period })
+  local text = append(b, '', now, 0, n)
+  call('RPUSH', key, text)
+  if ended then
+    call('UNLINK', key)
+    call('RPUSH', key, text)
+  end
   expire(key, l.period)
 end
 
 -- add charges n events at now, where entry i of block b is the first that counts.
 -- It forgets what does not: one block of several, the entries of a single one.
 local function add(key, log, l, now, n, b, i)
-  local tail, cut = log.tail, 0
+  local tail, cut, forgotten = log.tail, 0, 0
   now = now - tail.shift
   tail.cutoff = max(now - l.period, tail.cutoff)
   tail.period = l.period
-  if b > 0 then
-    call('LPOP', key)
-  elseif log.len == 1 then
+  if log.first == log.last then
     cut = i - 1
   end
+  while log.first + forgotten < b and forgotten < BLOCK and (forgotten == 0 or not log.block(log.first + forgotten)) do
+    forgotten = forgotten + 1 -- with it what is in its range
+  end
+  tail.first = log.first + forgotten
   tail.gone = through(tail, cut) - tail.run
   local kept = entries(tail, cut + 1, tail.len)
   if tail.len - cut < BLOCK and now - tail.base < SPAN and (n == 1 or tail.width == WIDE) then
     call('LSET', key, -1, append(tail, kept, now, log.total - tail.run, n))
   else
+    local new = block(now, log.total, n, tail)
+    tail.first, tail.back = nil, 0
     call('LSET', key, -1, render(tail, kept))
-    call('RPUSH', key, append(block(now, log.total, n, tail.shift, tail.cutoff, l.period), '', now, 0, n))
+    call('RPUSH', key, append(new, '', now, 0, n))
+  end
+  if forgotten > 0 then
+    call('LPOP', key, forgotten)
   end
   expire(key, l.period)
 end
@@ -207,25 +330,31 @@ local function plan(key, l, now, callers, n)
   end
   local dead = max(now - tail.shift - l.period, tail.cutoff) -- the latest time that does not count
   if log.newest <= dead or log.newest + tail.period <= now - tail.shift then
-    return fits, now, 0, 0, (fits or force) and { l = l, now = now, n = n }
+    return fits, now, 0, 0, (fits or force) and { ended = true, l = l, now = now, n = n }
   end
   local b, i = after(log, dead)
   local gone = through(log.block(b), i - 1)
-  local count, reset = between(gone, log.total), log.newest + tail.shift + l.period - now
+  local count, reset = (log.total - gone - missing(log, b)) % RUN, log.newest + tail.shift + l.period - now
   if count + n <= l.rate then
     return true, now, count, reset, { log = log, l = l, now = now, n = n, b = b, i = i }
   end
   if force then
     return false, now, count, reset, { log = log, l = l, now = now, n = n, b = b, i = i }
   end
-  local x = fits and whengone(log, b, gone, count + n - l.rate) + tail.shift + l.period - now or now
+  local x = now
+  if fits then
+    x = whengone(log, b, gone, count + n - l.rate) + tail.shift + l.period - now
+    if x < 1 or x > l.period then
+      corrupt()
+    end
+  end
   return false, x, count, reset, moved and { log = log, reset = reset }
 end
 
 -- commit writes what plan has said.
 local function commit(key, p)
   if not p.log then
-    start(key, p.l, p.now, p.n)
+    start(key, p.ended, p.l, p.now, p.n)
   elseif p.n then
     add(key, p.log, p.l, p.now, p.n, p.b, p.i)
   else
@@ -239,64 +368,125 @@ if op == 'upto' then
     return max(0, l.rate - count)
   end
 elseif op == 'refund' then
-  -- lastuntil returns the block and the entry of the last event up to t, a block of
-  -- -1 if there is none.
-  local function lastuntil(log, t)
-    local b = search(0, log.len - 1, function(j)
-      return time(log.block(j), 1) > t
-    end) - 1
-    return b, b < 0 and 0 or search(1, log.block(b).len, function(j)
-      return time(log.block(b), j) > t
-    end) - 1
+  -- count adds n to what is missing from block b, which changed has then.
+  local function count(log, changed, b, n)
+    while b >= log.first do
+      local at = log.block(b) or corrupt()
+      at.back, changed[b] = at.back + n, true
+      b = b - lowbit(b)
+    end
   end
 
-  -- remove takes at most n events from entry i of block at, and returns how many.
-  local function remove(key, log, at, i, n)
-    local b = log.block(at)
-    local count = between(through(b, i - 1), through(b, i))
-    n = min(n, count)
-    local kept = { entries(b, 1, i - 1) }
-    for j = n == count and i + 1 or i, b.len do
-      kept[#kept + 1] = b.width == NARROW and entries(b, j, j)
-        or string.sub(entries(b, j, j), 1, NARROW) .. bytes48((through(b, j) - b.run - n) % RUN)
+  -- shrink makes the newest block that is not empty the last one, which is: false if there
+  -- is none.
+  local function shrink(log, changed)
+    while log.tail.len == 0 do
+      local old, b = log.tail, holder(log, log.last - 1)
+      if b < log.first then
+        return false
+      end
+      local tail = log.block(b)
+      local n = (through(old, 0) - through(tail, tail.len)) % RUN
+      if n > 0 then
+        count(log, changed, b, -n)
+      end
+      tail.back, tail.first, tail.shift, tail.cutoff, tail.period = min(old.back, b - 1), old.first, old.shift, old.cutoff, old.period
+      changed[log.last], changed[b] = nil, true
+      log.tail, log.last = tail, b
     end
-    for j = at + 1, log.len - 1 do
-      local later = log.block(j)
-      later.run = (later.run - n) % RUN
-      call('LSET', key, j, render(later, entries(later, 1, later.len)))
+    return true
+  end
+
+  -- merge makes block b, which is empty, and what is empty beside it one, and returns its
+  -- number.
+  local function merge(log, changed, b)
+    local function empty(n, span) -- a block of that range
+      local at = n >= log.first and n + span <= log.last and log.block(n)
+      return at and at.len == 0 and (span == 1 or not log.block(n + span / 2))
     end
-    kept = table.concat(kept)
-    call('LSET', key, at, kept == '' and '' or render(b, kept)) -- no block is '', so that LREM finds it
-    if kept == '' then
-      call('LREM', key, 1, '')
-      if at == log.len - 1 and at > 0 then -- shift, cutoff and period go with the last block
-        local tail = log.block(at - 1)
-        tail.shift, tail.cutoff, tail.period = b.shift, b.cutoff, b.period
-        call('LSET', key, -1, render(tail, entries(tail, 1, tail.len)))
+    local span = 1
+    while b % (2 * span) == 0 and b + span < log.last and not log.block(b + span) do
+      span = 2 * span
+    end
+    while empty(b - b % (2 * span), span) and empty(b - b % (2 * span) + span, span) do
+      b = b - b % (2 * span)
+      log.blocks[b + span], changed[b + span] = false, true
+      span = 2 * span
+    end
+    return b
+  end
+
+  -- take takes at most n events of at out of block b, the last ones first, from no more than
+  -- most entries. It returns how many events and entries they were, and whether there may be
+  -- more in the block before.
+  local function take(b, at, n, most)
+    local to = search(1, b.len, function(i)
+      return time(b, i) > at
+    end) - 1
+    local i, events, part = to, 0, ''
+    while i > 0 and events < n and to - i < most and time(b, i) == at do
+      local has = (through(b, i) - through(b, i - 1)) % RUN
+      if has > n - events then
+        has = n - events
+        part = string.sub(entries(b, i, i), 1, NARROW) .. bytes48((through(b, i) - b.run - has) % RUN)
+      end
+      events, i = events + has, i - 1
+    end
+    if events == 0 then
+      return 0, to - i, i == 0
+    end
+    local kept = { entries(b, 1, i), part }
+    if b.width == NARROW then
+      kept[3] = entries(b, to + 1, b.len)
+    else
+      for j = to + 1, b.len do
+        kept[#kept + 1] = string.sub(entries(b, j, j), 1, NARROW) .. bytes48((through(b, j) - b.run - events) % RUN)
       end
     end
-    return n
+    b.text, b.from = table.concat(kept), 1
+    b.len = #b.text / b.width
+    return events, to - i, i == 0
   end
 
   -- Of the entries of one instant, the last one is given back first, and no more than
   -- a block has.
   function refund(key, l, now, c)
-    local left = c.n
-    for _ = 1, BLOCK do
-      local log = open(key)
-      if left == 0 or not log then
-        return
+    local log = open(key)
+    if not log then
+      return
+    end
+    local at = c.at - log.tail.shift
+    local dead = max(max(now - log.tail.shift, log.newest) - l.period, log.tail.cutoff)
+    if at <= dead or at > log.newest or log.newest + log.tail.period <= now - log.tail.shift then
+      return
+    end
+    local changed, left, most, more, last = {}, c.n, BLOCK, true, log.last
+    local b = holder(log, later(log, at) - 1)
+    while more and left > 0 and most > 0 and b >= log.first do
+      local block, events, tried = log.block(b)
+      events, tried, more = take(block, at, left, most)
+      left, most = left - events, most - tried
+      if events > 0 then
+        changed[b] = true
+        if b < log.last then
+          count(log, changed, b, events)
+          log.tail.back, changed[log.last] = max(log.tail.back, b), true
+        end
+        if b == log.last and not shrink(log, changed) then
+          call('DEL', key)
+          return
+        elseif b < log.last and block.len == 0 then
+          b = merge(log, changed, b)
+        end
       end
-      local at = c.at - log.tail.shift
-      local dead = max(max(now - log.tail.shift, log.newest) - l.period, log.tail.cutoff)
-      if at <= dead or at > log.newest or log.newest + log.tail.period <= now - log.tail.shift then
-        return
-      end
-      local b, i = lastuntil(log, at)
-      if b < 0 or time(log.block(b), i) ~= at then
-        return
-      end
-      left = left - remove(key, log, b, i, left)
+      b = holder(log, min(b, log.last + 1) - 1)
+    end
+    for n in pairs(changed) do
+      local block = log.block(n)
+      call('LSET', key, n - log.first, block and render(block, entries(block, 1, block.len)) or '')
+    end
+    if log.last < last then
+      call('LTRIM', key, 0, log.last - log.first)
     end
   end
 end

@@ -4,7 +4,8 @@
 -- count of its window; part, the count of the window before.
 -- Reply: x now, y the count of the previous window, z of the current one; where
 -- these were counted in another period, x now (of a denial, RetryAfter),
--- y -1 - ResetAfter, z the count.
+-- y -1 - ResetAfter, z the count. Counts may be above the rate: what was charged past
+-- it stays counted. The previous one then weighs as the rate does.
 local room, over, giveback, refund
 
 -- roll returns the counts of s as the windows lie at now, which is not before
@@ -37,20 +38,20 @@ end
 -- that is no longer in force.
 local function convert(s, l, now, n)
   local last = min(s.at + life(s), windowend(s.at, l.period))
-  local function spend(t) -- at t, from last on nothing
+  local function weighs(t) -- at t, from last on nothing
     if t >= last then
       return 0
     end
     local prev, cur, left = roll(s, t)
-    return min(cur + weight(prev, left, s.period), l.rate)
+    return cur + weight(min(prev, l.rate), left, s.period)
   end
-  local count = spend(now)
+  local count = weighs(now)
   local ok, x = count + n <= l.rate, now
   if not ok then
     local early, late = now, last -- too early, and late enough unless n is above the rate
     while late - early > 1 do
       local t = early + floor((late - early) / 2)
-      if spend(t) + n <= l.rate then
+      if weighs(t) + n <= l.rate then
         late = t
       else
         early = t
@@ -69,8 +70,7 @@ local function step(s, l, now, n)
     end
     local left
     prev, cur, left = roll(s, now)
-    prev, cur = min(prev, l.rate), min(cur, l.rate)
-    weighing = weight(prev, left, l.period)
+    weighing = weight(min(prev, l.rate), left, l.period)
   end
   return weighing + cur + n <= l.rate, now, prev, cur, cur + n, prev
 end
@@ -78,12 +78,12 @@ end
 if op == 'upto' then
   function room(l, now, prev, cur)
     if prev > 0 then -- below 0 all is in one count
-      cur = cur + weight(prev, windowend(now, l.period) - now, l.period)
+      cur = cur + weight(min(prev, l.rate), windowend(now, l.period) - now, l.period)
     end
     return max(0, l.rate - cur)
   end
 elseif op == 'charge' then
-  function over(whole, _, most) -- it is read as at most the rate
+  function over(whole, _, most)
     return min(whole, most)
   end
 elseif op == 'refund' then

@@ -3,7 +3,8 @@
 -- store.State, and of what store/memstore does around a rule.
 --
 -- They are at, rate, period, whole and part; no key, no spend. Rate and period are
--- those of the limit that it was counted under. Each algorithm defines:
+-- those of the limit that it was counted under. What lies outside the ranges of
+-- store.Limit and store.State is no state. Each algorithm defines:
 --
 --   step(s, l, now, n)      ok, x, y, z of store.Reply, and the whole and the part of
 --                           the state in which n events are charged at now under l
@@ -25,8 +26,8 @@ local function read(key, now, callers)
   if #value == 40 or not struct then
     at, rate, period, whole, part = unpack('>ddddd', value)
   end
-  local sum = part and at + rate + period + whole + part
-  if not (sum and sum % 1 == 0 and sum < 2 ^ 53 and rate > 0 and period > 0 and whole >= 0 and part >= 0) then
+  if not (part and rate >= 1 and rate < 2 ^ 31 and period >= 1000 and period <= DECADE and whole >= 0 and whole < 2 ^ 32
+    and part >= 0 and part < 2 ^ 49 and at > -FAR and at < FAR and at % 1 + rate % 1 + period % 1 + whole % 1 + part % 1 == 0) then
     error('ratelimit: the value of the key is not a state')
   end
   local s = { at = at, rate = rate, period = period, whole = whole, part = part }
@@ -55,9 +56,10 @@ local function plan(key, l, now, callers, n)
   return ok, x, y, z, s.moved and s
 end
 
--- commit writes what plan has said.
+-- commit writes what plan has said. What no rule has written may live for longer than
+-- a server can count.
 local function commit(key, s)
-  call('SET', key, pack('>ddddd', s.at, s.rate, s.period, s.whole, s.part), 'PX', format('%.0f', ceil(life(s) / 1000)))
+  call('SET', key, pack('>ddddd', s.at, s.rate, s.period, s.whole, s.part), 'PX', format('%.0f', ceil(min(life(s), FAR) / 1000)))
 end
 
 -- refund gives back what is still charged of c, and lets the key expire when it

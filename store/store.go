@@ -90,6 +90,14 @@ type Forcer interface {
 	Force(ctx context.Context, sp *Space, key string, l Limit, n, most int64) (Reply, error)
 }
 
+// Preparer is a Store that can use the rules which it will run before it runs them. It is
+// optional. A limiter names its rule when it is made.
+type Preparer interface {
+	Store
+	// Prepare notes rule, and does no I/O.
+	Prepare(rule *Rule)
+}
+
 // Claim is one of several decisions that are made together: on N events of Key.
 type Claim struct {
 	Space *Space
@@ -128,6 +136,7 @@ type Charge struct {
 	Due    int64 // At + ResetAfter: when the key would have been as never seen
 	Rate   int64 // of the limit under which it was admitted
 	Period int64 // of that limit, µs
+	Over   bool  // whether it left a bucket above its Burst: then no Burst of today cuts it
 	N      int64 // how many of its events to give back, 1 to 2^31-1
 }
 

@@ -43,10 +43,12 @@ $`, out.String())
 }
 
 func TestNoServerIsAnError(t *testing.T) {
+	t.Parallel()
 	require.ErrorIs(t, run(t.Context(), io.Discard, nobody(t), ""), ratelimit.ErrStore)
 }
 
 func TestAFailedProcessIsAnErrorThatSaysWhy(t *testing.T) {
+	t.Parallel()
 	_, err := startAll(t.Context(), nobody(t), "key")
 	require.ErrorContains(t, err, "process 1: exit status 1: ")
 	require.ErrorContains(t, err, "process 2: exit status 1: ")

@@ -26,6 +26,7 @@ type Proxy struct {
 	gate    chan struct{}         // closed: replies pass
 	delay   time.Duration         // of each reply
 	muted   map[net.Conn]struct{} // clients' connections; their replies are swallowed
+	made    int                   // connections
 }
 
 // StartProxy starts a proxy in front of addr, closed with t.
@@ -97,6 +98,22 @@ func (p *Proxy) Mute() int {
 		p.muted[c] = struct{}{}
 	}
 	return len(p.conns) / 2 // one to the client, one to the server
+}
+
+// Cut closes all connections.
+func (p *Proxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		_ = c.Close()
+	}
+}
+
+// Made is how many connections clients have made.
+func (p *Proxy) Made() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.made
 }
 
 func (p *Proxy) release() {
@@ -194,6 +211,7 @@ func (p *Proxy) chosen(request []byte) bool {
 func (p *Proxy) track(conns ...net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.made++
 	for _, c := range conns {
 		if p.conns == nil {
 			_ = c.Close()

@@ -55,11 +55,13 @@ func TestATestThatRunsAgainHasAnotherPrefix(t *testing.T) {
 }
 
 func TestServerThatCannotStart(t *testing.T) {
+	redistest.NeedBinary(t)
 	_, err := redistest.StartIn(t.TempDir(), "--no-such-option", "1")
 	require.ErrorContains(t, err, "did not come up")
 }
 
 func TestClusterIsWhole(t *testing.T) {
+	t.Parallel()
 	start := time.Now()
 	c := redistest.StartCluster(t, 3, 3)
 	t.Log("ready in", time.Since(start))
@@ -157,6 +159,7 @@ func TestMiniMovesBothClocks(t *testing.T) {
 }
 
 func TestSentinelsPromoteAReplica(t *testing.T) {
+	t.Parallel()
 	start := time.Now()
 	s := redistest.StartSentinel(t, 1, 500*time.Millisecond)
 	t.Log("ready in", time.Since(start))
@@ -166,7 +169,7 @@ func TestSentinelsPromoteAReplica(t *testing.T) {
 	killed := time.Now()
 	require.Eventually(t, func() bool {
 		return strings.Contains(s.Replicas[0].Client(t).Info(t.Context(), "replication").Val(), "role:master")
-	}, 10*time.Second, 20*time.Millisecond)
+	}, 30*time.Second, 20*time.Millisecond)
 	t.Log("promoted in", time.Since(killed))
 	require.NoError(t, client.Set(t.Context(), "k", 2, 0).Err())
 }

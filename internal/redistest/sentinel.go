@@ -52,6 +52,8 @@ func StartSentinel(t testing.TB, replicas int, downAfter time.Duration) *Sentine
 	return s
 }
 
+// startWatch starts a Sentinel. It tries a failover that came to nothing again after
+// twice its failover-timeout: 2 s.
 func startWatch(t testing.TB, master *Server, downAfter time.Duration) *Server {
 	t.Helper()
 	var err error
@@ -62,7 +64,7 @@ func startWatch(t testing.TB, master *Server, downAfter time.Duration) *Server {
 		}
 		s.config = filepath.Join(s.dir, "sentinel.conf")
 		text := fmt.Sprintf("port %s\nbind 127.0.0.1\ndir %s\nsentinel monitor %s 127.0.0.1 %s %d\n"+
-			"sentinel down-after-milliseconds %s %d\nsentinel failover-timeout %s 5000\n",
+			"sentinel down-after-milliseconds %s %d\nsentinel failover-timeout %s 1000\n",
 			s.port, s.dir, MasterName, master.port, quorum, MasterName, downAfter.Milliseconds(), MasterName)
 		if err = os.WriteFile(s.config, []byte(text), 0o600); err != nil {
 			break

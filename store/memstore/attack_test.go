@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -39,12 +39,15 @@ func TestAttackByRotatingKeysGainsNothing(t *testing.T) {
 		{10_000 / scale, 100_000 / scale, 5},
 	} {
 		for _, algorithm := range fiveAlgorithms {
-			rotating := flood.rotating
-			if os.Getenv("RATELIMIT_LONG") != "" {
+			maxKeys, rotating := flood.maxKeys, flood.rotating
+			switch less := max(1, 5/scale); {
+			case effort.Long():
 				rotating *= 10
+			case !effort.Full():
+				maxKeys, rotating = maxKeys/less, rotating/less
 			}
 			t.Run(fmt.Sprintf("%s/%d a key", algorithm, flood.cost), func(t *testing.T) {
-				attack(t, algorithm, flood.maxKeys, rotating, flood.cost)
+				attack(t, algorithm, maxKeys, rotating, flood.cost)
 			})
 		}
 	}

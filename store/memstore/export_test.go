@@ -2,6 +2,7 @@ package memstore
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"unsafe"
 
 	"github.com/ratelimit-go/ratelimit/store"
@@ -15,6 +16,29 @@ const (
 
 // Sizes returns the size of a slot and of a table's header, in bytes.
 func Sizes() (slotSize, tableSize uintptr) { return unsafe.Sizeof(slot{}), unsafe.Sizeof(table{}) }
+
+// SecretOf is a secret by its number, the same in each run.
+func SecretOf(number int) *Secret {
+	word := rand.New(rand.NewPCG(uint64(number), 26)).Uint64
+	return &Secret{lane{word(), word(), word()}, lane{word(), word(), word()}}
+}
+
+// Secret is what makes hashes.
+type Secret = secret
+
+// Hash is what a store with this secret knows of a key.
+func (s *secret) Hash(sp *store.Space, key string) Hashed { return s.hash(sp, key) }
+
+// Use gives an empty store a secret.
+func (s *Store) Use(secret *Secret) { s.secret = *secret }
+
+// Hashed is a hash.
+type Hashed = hash
+
+func (h hash) Hi() uint64        { return h.hi }
+func (h hash) Lo() uint64        { return h.lo }
+func (h hash) Home(size int) int { return h.home(size) }
+func (h hash) Tag() uint64       { return uint64(h.tag()) }
 
 // Shape is what a call may change of a table.
 type Shape struct {

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -146,7 +147,8 @@ func TestRefundNeverExtendsALife(t *testing.T) {
 // TestAgainstMaps runs random calls on many keys of two rules beside two plain
 // maps that forget nothing, through growth, splits and sweeps.
 func TestAgainstMaps(t *testing.T) {
-	const keys, calls = 1_000_000 / scale, 2_500_000 / scale
+	const keys = 1_000_000 / scale
+	calls := effort.Of(500_000, 2_500_000) / scale
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
 	windows, logs := store.NewSpace(window, ""), store.NewSpace(sliding, "")
@@ -237,7 +239,8 @@ func (m maps) reset(k int) { delete(m.states, k); delete(m.logs, k) }
 func TestCountsAreExactUnderFire(t *testing.T) {
 	for _, maxKeys := range []int{memstore.DefaultMaxKeys, 5000} {
 		t.Run(fmt.Sprintf("cap=%d", maxKeys), func(t *testing.T) {
-			const workers, rounds, keys, limit = 8, 300, 50, 100
+			const workers, keys, limit = 8, 50, 100
+			rounds := effort.Of(100, 300)
 			c := newClock()
 			s := newStore(t, memstore.WithClock(c.now), memstore.WithMaxKeys(maxKeys))
 			spaces := []*store.Space{store.NewSpace(window, ""), store.NewSpace(sliding, "")}
@@ -389,16 +392,32 @@ func TestDeadKeysAreNotEvictedButReplaced(t *testing.T) {
 func TestRotatingKeysResetNobody(t *testing.T) {
 	for _, rule := range []*store.Rule{window, sliding} {
 		for _, maxKeys := range []int{10, 100, 1000} {
-			t.Run(fmt.Sprintf("%s/cap=%d", rule.Name, maxKeys), func(t *testing.T) { flood(t, rule, maxKeys) })
+			t.Run(fmt.Sprintf("%s/cap=%d", rule.Name, maxKeys), func(t *testing.T) { flood(t, rule, maxKeys, nil) })
 		}
 	}
 }
 
-func flood(t *testing.T, rule *store.Rule, maxKeys int) {
+// TestRotatingKeysResetNobodyWithAnySecret forces secrets with which a hash of one
+// multiplication led all new keys to few tables, and so forgot users.
+func TestRotatingKeysResetNobodyWithAnySecret(t *testing.T) {
+	for maxKeys, numbers := range map[int][]int{100: {60, 1901}, 1000: {14, 159, 617, 1249, 1295, 1871, 2028, 2097, 2488}} {
+		for _, number := range numbers {
+			t.Run(fmt.Sprintf("cap=%d/secret=%d", maxKeys, number), func(t *testing.T) {
+				flood(t, window, maxKeys, memstore.SecretOf(number))
+			})
+		}
+	}
+}
+
+// flood floods a store with a secret, nil for one of its own.
+func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret) {
 	const rotating, limit = 100_000 / scale, 100
 	established := max(1, maxKeys/20) // at a tenth, one in 10^8 new keys finds eight of them
 	c := newClock()
 	s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(c.now))
+	if secret != nil {
+		s.Use(secret)
+	}
 	sp, l := store.NewSpace(rule, ""), store.Limit{Rate: limit, Period: 3600 * second, Burst: limit}
 	for u := range established {
 		take(t, s, sp, "user"+strconv.Itoa(u), l, 5)
@@ -428,7 +447,9 @@ func flood(t *testing.T, rule *store.Rule, maxKeys int) {
 }
 
 func TestIdleKeysGoByThemselves(t *testing.T) {
-	const idle, busy, calls = 1_000_000 / scale, 1000, 1_000_000 / scale
+	const busy = 1000
+	idle := effort.Of(250_000, 1_000_000) / scale
+	calls := idle
 	c := newClock()
 	names := keyNames(idle)
 	empty := heap()

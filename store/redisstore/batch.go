@@ -306,7 +306,4 @@ func (s *Store) wait(c *caller) answer {
 	}
 }
 
-var (
-	errQueued   = errors.New("the call waited for others to end")
-	errUnderWay = errors.New("the batch is under way")
-)
+var errUnderWay = errors.New("the batch is under way")

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -72,7 +73,7 @@ func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 				alone := newStore(t, client, clock, redisstore.WithPrefix(redistest.Prefix(t)+"alone"))
 				space, rng := spaceOf(t, algorithm), rand.New(rand.NewPCG(1, 2))
 				admitted, denied := 0, 0
-				for range 60 {
+				for range effort.Of(20, 60) {
 					now = now.Add(time.Duration(rng.Int64N(int64(12*time.Second))) - 2*time.Second)
 					claims := randomClaims(rng, space)
 					replies, errs, _ := joined.TakeEach(claims)
@@ -114,7 +115,7 @@ func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
 		joined := newStore(t, mini.Client(t), redisstore.WithPrefix("joined"), redisstore.WithBatching())
 		alone := newStore(t, mini.Client(t), redisstore.WithPrefix("alone"))
 		space, rng := spaceOf(t, algorithm), rand.New(rand.NewPCG(3, 4))
-		for round := range 40 {
+		for round := range effort.Of(15, 40) {
 			mini.SetTime(mini.Now().Add(time.Duration(rng.Int64N(int64(100 * time.Second))).Truncate(time.Microsecond))) // back as often as not
 			claims := randomClaims(rng, space)
 			replies, errs, _ := joined.TakeEach(claims)
@@ -147,7 +148,7 @@ func TestConformanceOfBatches(t *testing.T) {
 		}
 	}
 	for name, client := range servers(t) {
-		if testing.Short() && name == "miniredis" {
+		if name == "miniredis" && (testing.Short() || !effort.Full()) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -557,6 +558,7 @@ func TestBatchesOfAFrozenServerReturnInTimeAndLeaveNothing(t *testing.T) {
 
 // Whatever proves that a batch did not run: its calls go on, and each is charged once.
 func TestCallsOfARefusedBatchGoOnAlone(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	client := server.Client(t)
 	node := redistest.StartCluster(t, 1, 0).Masters[0]
@@ -746,6 +748,7 @@ func TestABatchWithAClockThatLuaCannotCountIsAnError(t *testing.T) {
 }
 
 func TestACallEndsByItsOwnTimeWhileItsBatchHasMore(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	requireInTime(t, "the first", func() time.Duration {
 		h := holdFlights(t, server, redisstore.WithTimeout(400*time.Millisecond))

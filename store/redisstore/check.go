@@ -26,11 +26,20 @@ const (
 // sentences for a log: what is set, why it matters, what to do. What could not be
 // looked at is a finding as well. None keeps the store from working.
 //
-// The commands are read-only: INFO and TIME, and CONFIG GET where INFO does not say
-// enough, to each master of a cluster and each shard of a ring. Check returns by ctx's
-// deadline, or in 5 s. An error, which is ctx's own or wraps [store.ErrStore], means
-// that not all servers could be asked; the findings so far come with it.
+// It asks each master of a cluster and each shard of a ring, by INFO and TIME, and by
+// CONFIG GET where INFO does not say enough. On each of them it also runs a script that
+// tries the commands of the limiters' scripts, on two keys of its own that begin with the
+// store's prefix and "check:", and removes them. They tell what the user may not do, and why
+// a server does not write. The least of a few round trips tells what the store's timeout
+// leaves of it.
+//
+// Check returns by ctx's deadline, or in 5 s. An error, which is ctx's own or wraps
+// [store.ErrStore], means that not all servers could be asked; the findings so far come
+// with it.
 func (s *Store) Check(ctx context.Context) ([]string, error) {
+	if s.link == nil {
+		return nil, errNotMade
+	}
 	limited, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	found := s.link.settings()
@@ -55,13 +64,21 @@ type node struct {
 	single  bool // the client takes it for the only one
 }
 
-// ask runs a command that changes nothing.
+// ask runs a command without a key.
 func (n node) ask(ctx context.Context, args ...any) (any, error) {
+	return n.run(ctx, command{redis.NewCmd(ctx, args...)})
+}
+
+// askKey runs an EVAL or EVALSHA.
+func (n node) askKey(ctx context.Context, args ...any) (any, error) {
+	return n.run(ctx, newCommand(ctx, args))
+}
+
+func (n node) run(ctx context.Context, cmd command) (any, error) {
 	b := budget{Context: ctx, end: time.Now().Add(nodeTimeout)}
 	if end, ok := ctx.Deadline(); ok && end.Before(b.end) {
 		b.end = end
 	}
-	cmd := command{redis.NewCmd(ctx, args...)}
 	sent := new(sending)
 	sent.state.Store(written) // so that it is waited for
 	if err := n.process(b, cmd, sent); err != nil {
@@ -72,19 +89,31 @@ func (n node) ask(ctx context.Context, args ...any) (any, error) {
 
 func (s *Store) checkNode(ctx context.Context, n node) ([]string, error) {
 	val, err := n.ask(ctx, "info")
-	var answer redis.Error
-	switch {
-	case errors.As(err, &answer):
-		return []string{fmt.Sprintf("version, role and eviction could not be looked at (%v). Allow the user INFO to have them checked.", err)}, nil
+	if unauthenticated(err) {
+		return []string{fmt.Sprintf("the server does not know this user by this password (%v), so that all calls fail. "+
+			"Set Username and Password in the client's options.", err)}, fmt.Errorf("%w: %s: %w", store.ErrStore, n.name, err)
+	}
+	var found []string
+	var info map[string]string
+	switch answer := answerOfServer(err); {
+	case answer != "":
+		found = []string{fmt.Sprintf("version, role and eviction could not be looked at (%v). Allow the user INFO to have them checked.", err)}
 	case err != nil:
 		return nil, fmt.Errorf("%w: %s: %v", store.ErrUnavailable, n.name, err) //nolint:errorlint // no context error may show
+	default:
+		text, _ := val.(string)
+		info = parseInfo(text)
+		found = checkVersion(info)
+		found = append(found, checkRole(info, n.single)...)
+		found = append(found, checkEviction(ctx, n, info)...)
 	}
-	text, _ := val.(string)
-	info := parseInfo(text)
-	found := checkVersion(info)
-	found = append(found, checkRole(info, n.single)...)
-	found = append(found, checkEviction(ctx, n, info)...)
-	return append(found, s.checkClock(ctx, n)...), nil
+	found = append(found, s.checkClock(ctx, n)...)
+	found = append(found, s.checkTrip(ctx, n)...)
+	if info["role"] == "slave" { // it would not let the probe write either
+		return found, nil
+	}
+	sentences, err := s.probe(ctx, n)
+	return append(found, sentences...), err
 }
 
 // parseInfo reads the lines "name:value" of INFO.
@@ -203,28 +232,45 @@ func serverTime(val any) (time.Time, bool) {
 
 // nodes are the servers behind the client.
 func (l *link) nodes(ctx context.Context) ([]node, error) {
+	switch l.client.(type) {
+	case *redis.Client, *redis.Ring, *redis.ClusterClient:
+	default:
+		return []node{{name: "server", process: l.process}}, nil
+	}
+	clients, err := l.clients(ctx)
+	nodes := make([]node, len(clients))
+	_, cluster := l.client.(*redis.ClusterClient)
+	for i, c := range clients {
+		nodes[i] = node{name: c.Options().Addr, process: direct(c), single: !cluster}
+	}
+	return nodes, err
+}
+
+// clients are those of the servers behind the client, which keep to deadlines; none if
+// it is not known which they are.
+func (l *link) clients(ctx context.Context) ([]*redis.Client, error) {
 	switch c := l.client.(type) {
 	case *redis.Client:
-		return []node{{name: c.Options().Addr, process: direct(deadlines(c, nodeTimeout)), single: true}}, nil
+		return []*redis.Client{deadlines(c, checkTimeout)}, nil
 	case *redis.ClusterClient:
-		return collect(ctx, c.ForEachMaster, false)
+		return collect(ctx, c.ForEachMaster)
 	case *redis.Ring:
-		return collect(ctx, c.ForEachShard, true)
+		return collect(ctx, c.ForEachShard)
 	}
-	return []node{{name: "server", process: l.process}}, nil
+	return nil, nil
 }
 
 // collect lists the clients that each visits. It does not wait for a client that asks
 // a hanging server where the others are.
-func collect(ctx context.Context, each func(context.Context, func(context.Context, *redis.Client) error) error, single bool) ([]node, error) {
+func collect(ctx context.Context, each func(context.Context, func(context.Context, *redis.Client) error) error) ([]*redis.Client, error) {
 	var mu sync.Mutex
-	var nodes []node
+	var clients []*redis.Client
 	done := make(chan error, 1)
 	go func() {
 		done <- each(ctx, func(_ context.Context, c *redis.Client) error {
 			mu.Lock()
 			defer mu.Unlock()
-			nodes = append(nodes, node{name: c.Options().Addr, process: direct(deadlines(c, nodeTimeout)), single: single})
+			clients = append(clients, deadlines(c, checkTimeout))
 			return nil
 		})
 	}()
@@ -239,7 +285,7 @@ func collect(ctx context.Context, each func(context.Context, func(context.Contex
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	return nodes[:len(nodes):len(nodes)], err
+	return clients[:len(clients):len(clients)], err
 }
 
 // settings are findings about the client.

@@ -81,6 +81,7 @@ func TestCheckSaysWhatIsWrong(t *testing.T) {
 }
 
 func TestCheckOfACluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 2, 0)
 	require.NoError(t, cluster.Masters[1].Client(t).ConfigSet(t.Context(), "maxmemory-policy", "volatile-lru").Err())
 	text := found(t, cluster.Client(t))
@@ -98,6 +99,7 @@ func TestCheckOfACluster(t *testing.T) {
 }
 
 func TestCheckIsBounded(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 1, 0)
 	server := cluster.Masters[0]
 	for name, client := range kinds(t, server.Addr(), false) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +53,7 @@ func classOf(t testing.TB, err error) string {
 // Each code is answered by the server three times, as it would before it runs
 // anything, and then the call is admitted.
 func TestRefusedCallsAreSentAgainWhileThereIsTime(t *testing.T) {
+	t.Parallel()
 	server := redistest.StartCluster(t, 1, 0).Masters[0]
 	plain := server.Client(t)
 	refuse := func(answer string, times int) *store.Space {
@@ -107,6 +109,7 @@ func escape(answer string) string {
 }
 
 func TestOtherAnswersAreNotSentAgain(t *testing.T) {
+	t.Parallel()
 	server := redistest.StartCluster(t, 1, 0).Masters[0]
 	plain := server.Client(t)
 	for name, client := range kinds(t, server.Addr(), false) {
@@ -168,6 +171,7 @@ func TestGarbageIsCorruptState(t *testing.T) {
 // A server that is gone is unavailable on the first call, while the client still
 // dials, and on all that follow.
 func TestNobodyThereIsUnavailable(t *testing.T) {
+	t.Parallel()
 	gone := redistest.Start(t)
 	gone.Kill()
 	loads := map[string]*load{}
@@ -218,12 +222,38 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 		t.Cleanup(func() { _ = client.Close() })
 		return client
 	}
+	for name, change := range map[string]func(o *redis.Options){
+		"wait until the deadline": func(*redis.Options) {},
+		"PoolTimeout":             func(o *redis.Options) { o.PoolTimeout = 10 * time.Millisecond },
+		"MaxActiveConns":          func(o *redis.Options) { o.PoolSize, o.MaxActiveConns = 64, 2 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := small(change)
+			s, err := redisstore.New(client)
+			require.NoError(t, err)
+			require.Eventually(t, func() bool {
+				_, err := s.Take(t.Context(), space, "k", limit, 1)
+				return err == nil
+			}, 10*time.Second, time.Millisecond)
+			l := run(t, s, 64, 300*time.Millisecond)
+			l.report("a pool of 2, 64 callers: they go together")
+			require.Positive(t, l.count("ok"))
+
+			for range 2 {
+				conn := client.Conn()
+				defer conn.Close()
+				require.NoError(t, conn.Ping(t.Context()).Err())
+			}
+			l = run(t, s, 64, 300*time.Millisecond)
+			l.report("a pool of 2 that somebody else holds")
+			require.Zero(t, l.count("no class"))
+			require.Zero(t, l.count("ok"))
+			require.Greater(t, l.count("overloaded"), l.calls()*3/4)
+		})
+	}
 	for name, client := range map[string]redisstore.Client{
-		"wait until the deadline": small(func(*redis.Options) {}),
-		"PoolTimeout":             small(func(o *redis.Options) { o.PoolTimeout = 10 * time.Millisecond }),
-		"MaxActiveConns":          small(func(o *redis.Options) { o.PoolSize, o.MaxActiveConns = 64, 2 }),
-		"Ring":                    ring(&redis.RingOptions{}),
-		"Ring with deadlines":     ring(&redis.RingOptions{ContextTimeoutEnabled: true}),
+		"Ring":                ring(&redis.RingOptions{}),
+		"Ring with deadlines": ring(&redis.RingOptions{ContextTimeoutEnabled: true}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1)
@@ -322,33 +352,86 @@ func TestAnswersInTheLastQuarterCount(t *testing.T) {
 	}
 }
 
+// usedMemory is what the server counts against its maxmemory.
+func usedMemory(t *testing.T, client *redis.Client) int {
+	t.Helper()
+	info, err := client.InfoMap(t.Context(), "memory").Result()
+	require.NoError(t, err)
+	n, err := strconv.Atoi(info["Memory"]["used_memory"])
+	require.NoError(t, err)
+	return n
+}
+
 func TestFullServerIsOutOfMemory(t *testing.T) {
-	server := redistest.Start(t, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
-	client := server.Client(t)
-	s := newStore(t, client)
-	l, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(10))
-	require.NoError(t, err)
-	_, err = l.Allow(t.Context(), "known")
-	require.NoError(t, err)
-	for _, size := range []int{10_000, 1000, 100, 1} {
-		err = nil
-		for i := 0; err == nil; i++ {
-			err = client.Set(t.Context(), fmt.Sprint("filler", size, ":", i), make([]byte, size), 0).Err()
+	client := redistest.Start(t, "--maxmemory-policy", "noeviction").Client(t)
+	now := time.Now()
+	s := newStore(t, client, redisstore.WithClock(func() time.Time { return now }))
+	limiters := map[string]ratelimit.Limiter{}
+	for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"} {
+		l, err := ratelimit.New(algorithm, s, ratelimit.PerHour(200))
+		require.NoError(t, err)
+		limiters[algorithm] = l
+		for key, n := range map[string]int{"spent": 200, "known": 1, "full block": 64, "other": 1} {
+			for range n { // single events, which fill the blocks of a log
+				_, err = l.Allow(t.Context(), key)
+				require.NoError(t, err)
+			}
 		}
-		require.True(t, redis.IsOOMError(err), err)
+		_, err = l.AllowN(t.Context(), "other", 2) // and another kind of block
+		require.NoError(t, err)
+		for i := range 90 { // two blocks, of which the first is about to die
+			if i == 70 {
+				now = now.Add(30 * time.Minute)
+			}
+			_, err = l.Allow(t.Context(), "half dead")
+			require.NoError(t, err)
+		}
+		_, err = l.Allow(t.Context(), "dead")
+		require.NoError(t, err)
+		now = now.Add(-30 * time.Minute)
 	}
-	for range 3 {
-		_, err = l.Allow(t.Context(), "new")
-		require.ErrorIs(t, err, store.ErrOutOfMemory)
+	require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.True(t, redis.IsOOMError(client.Set(t.Context(), "filler", "x", 0).Err()))
+	for algorithm, l := range limiters {
+		before := usedMemory(t, client)
+		refuse := func(what, key string, n int) {
+			for i := range 100 {
+				if what == "new" {
+					key = fmt.Sprint(what, i)
+				}
+				_, err := l.AllowN(t.Context(), key, n)
+				require.ErrorIs(t, err, store.ErrOutOfMemory, "%s: %s", algorithm, what)
+			}
+		}
+		refuse("new", "", 1)
+		refuse("a state to rewrite", "known", 1)
+		refuse("a block to begin", "full block", 1)
+		refuse("a wide block to begin", "full block", 2)
+		refuse("a wide block to rewrite", "other", 2)
+		for key, later := range map[string]time.Duration{"half dead": 61 * time.Minute, "dead": 3 * time.Hour} {
+			now = now.Add(later)
+			refuse(key, key, 1)
+			now = now.Add(-later)
+		}
+		r, err := l.Allow(t.Context(), "spent")
+		require.NoError(t, err, "%s: a denial writes nothing", algorithm)
+		require.False(t, r.Allowed)
+		r, err = l.Peek(t.Context(), "known")
+		require.NoError(t, err)
+		require.Equal(t, 199, r.Remaining, "%s: nothing was charged", algorithm)
+		require.Less(t, usedMemory(t, client), before+40_000, "%s: 700 calls", algorithm) // what clients' buffers may take
+		require.NoError(t, l.Reset(t.Context(), "spent"), "%s: frees memory", algorithm)
 	}
-	t.Log(err)
-	require.NoError(t, client.FlushAll(t.Context()).Err())
-	_, err = l.Allow(t.Context(), "new")
-	require.NoError(t, err)
+	require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "0").Err())
+	for _, l := range limiters {
+		_, err := l.Allow(t.Context(), "new")
+		require.NoError(t, err)
+	}
 }
 
 // What was not sent when its caller went away charges nothing later on.
 func TestAbandonedCallsThatWaitedChargeNothing(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	loads, stores := map[string]*load{}, map[string]*redisstore.Store{}
 	for name, client := range kinds(t, server.Addr(), false) {

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -83,6 +84,17 @@ func (b budget) patient() (context.Context, context.CancelFunc) {
 	return patient{ctx, b.end}, cancel
 }
 
+// unhurried is patient with a server for as long as [lasting], for a caller who leaves
+// by a timer.
+func (b budget) unhurried() (context.Context, context.CancelFunc) {
+	ctx, cancel := b.patient()
+	end := time.Now().Add(lasting)
+	if b.end.After(end) {
+		end = b.end
+	}
+	return patient{ctx, end}, cancel
+}
+
 // plain is the context of any other client.
 func (b budget) plain() (context.Context, context.CancelFunc) {
 	return context.WithDeadline(b.Context, b.end)
@@ -102,7 +114,7 @@ func newLink(client Client, timeout time.Duration) *link {
 	l := &link{client: client, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}}
 	switch c := client.(type) {
 	case *redis.Client:
-		l.process = direct(deadlines(c, timeout))
+		l.process = newAirline(deadlines(c, max(timeout, lasting)), timeout).process
 		l.pool = func(string) (*redis.Client, error) { return c, nil }
 	case *redis.AutoPipeliner:
 		l.process = newDetour(c, timeout).process
@@ -110,27 +122,27 @@ func newLink(client Client, timeout time.Duration) *link {
 		l.process = detached(c, budget.patient)
 		// With ReadOnly it looks up each command, for up to 5 s whatever the context.
 		if o := c.Options(); o.ContextTimeoutEnabled && !o.ReadOnly {
-			l.process = direct(c)
+			l.process = settled(c)
 		}
 		l.pool = func(key string) (*redis.Client, error) { return c.MasterForKey(ended(), key) }
 		l.slots = &slots{client: c}
 	case *redis.Ring:
 		l.process = detached(c, budget.patient)
 		if c.Options().ContextTimeoutEnabled {
-			l.process = direct(c)
+			l.process = settled(c)
 		}
 		l.pool = c.GetShardClientForKey
 	}
 	return l
 }
 
-// deadlines returns a client that keeps to them. The clone has its own options, the
-// same connections, and none of c's hooks: go-redis has no way to keep them.
-func deadlines(c *redis.Client, timeout time.Duration) *redis.Client {
+// deadlines returns a client that keeps to them, as far as most. The clone has its own
+// options, the same connections, and none of c's hooks: go-redis has no way to keep them.
+func deadlines(c *redis.Client, most time.Duration) *redis.Client {
 	if c.Options().ContextTimeoutEnabled {
 		return c
 	}
-	clone := c.WithTimeout(timeout)
+	clone := c.WithTimeout(most)
 	clone.Options().ContextTimeoutEnabled = true
 	return clone
 }
@@ -173,6 +185,31 @@ func direct(client Client) process {
 		ctx, cancel := b.patient()
 		defer cancel()
 		return client.Process(ctx, cmd)
+	}
+}
+
+// settled is direct as long as no more calls are under way than have had connections
+// before. What may have to make a connection is detached, and has the time that a
+// handshake takes: go-redis closes a connection whose caller's time is up.
+func settled(client Client) process {
+	alone, making := direct(client), detached(client, budget.unhurried)
+	var underway, proven atomic.Int64
+	return func(b budget, cmd command, sent *sending) error {
+		n := underway.Add(1)
+		defer underway.Add(-1)
+		if n <= proven.Load() {
+			err := alone(b, cmd, sent)
+			if !answeredBy(err) {
+				proven.Store(0)
+			}
+			return err
+		}
+		err := making(b, cmd, sent)
+		if answeredBy(err) {
+			for most := proven.Load(); n > most && !proven.CompareAndSwap(most, n); most = proven.Load() {
+			}
+		}
+		return err
 	}
 }
 

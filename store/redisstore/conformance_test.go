@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -16,12 +17,12 @@ import (
 
 func TestConformanceOnRedis(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
-	storetest.Run(t, onServer(client), storetest.Traces(40), storetest.ExpiresInRealTime())
+	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(12, 40)), storetest.ExpiresInRealTime())
 }
 
 func TestConformanceOnMiniredis(t *testing.T) {
 	client := redistest.Mini(t).Client(t)
-	storetest.Run(t, onServer(client), storetest.Traces(12))
+	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(3, 12)))
 }
 
 var prefixes atomic.Int64

@@ -68,3 +68,6 @@ func Boards(left time.Duration) bool {
 	c := &caller{budget: budget{Context: context.Background(), end: time.Now().Add(left)}}
 	return q.join(c) == nil && len(q.board(nil)) == 1 && c.claimed.Load()
 }
+
+// CheckTrip is what Check says of a round trip and a timeout.
+func CheckTrip(trip, timeout time.Duration) []string { return tripFindings(trip, timeout) }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,21 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
-
-// long skips t unless long tests were asked for:
-//
-//	RATELIMIT_LONG=1 go test -v -run Long ./store/redisstore
-func long(t *testing.T) {
-	t.Helper()
-	if os.Getenv("RATELIMIT_LONG") != "1" {
-		t.Skip("RATELIMIT_LONG=1 runs it")
-	}
-}
 
 // hidden is a client of which the store knows nothing but Process.
 type hidden struct{ redisstore.Client }
@@ -48,7 +38,7 @@ func keyOf(t *testing.T, client *redis.ClusterClient, s *redisstore.Store, maste
 
 // A default client of a cluster of which a master is killed.
 func TestLongClusterFailover(t *testing.T) {
-	long(t)
+	effort.NeedLong(t)
 	cluster := redistest.StartCluster(t, 3, 3)
 	loads := map[string]*load{}
 	stores := map[string]*redisstore.Store{}
@@ -92,7 +82,7 @@ func TestLongClusterFailover(t *testing.T) {
 // The same behind an open circuit breaker, which lets nobody call. When its pause is over
 // the cluster has another master, and the first call is to find it.
 func TestLongClusterFailoverBehindABreaker(t *testing.T) {
-	long(t)
+	effort.NeedLong(t)
 	const pause = 6 * time.Second
 	cluster := redistest.StartCluster(t, 3, 3)
 	sources := map[string]ratelimit.Source{}
@@ -144,7 +134,7 @@ func TestLongClusterFailoverBehindABreaker(t *testing.T) {
 // The same, with a master that hangs: go-redis' own way of asking for the slots waits
 // for 5 s when it asks that one.
 func TestLongClusterMasterHangs(t *testing.T) {
-	long(t)
+	effort.NeedLong(t)
 	cluster := redistest.StartCluster(t, 3, 3)
 	client := cluster.Client(t)
 	s, err := redisstore.New(client)
@@ -164,7 +154,7 @@ func TestLongClusterMasterHangs(t *testing.T) {
 }
 
 func TestLongSentinelFailover(t *testing.T) {
-	long(t)
+	effort.NeedLong(t)
 	const downAfter = time.Second
 	for fault, promise := range map[string]time.Duration{
 		"killed": downAfter + 3*time.Second,
@@ -246,7 +236,7 @@ func whenPromoted(replicas []*redistest.Server, at time.Time) time.Duration {
 
 // A server that loads 3 million keys answers LOADING meanwhile.
 func TestLongRestartThatLoads(t *testing.T) {
-	long(t)
+	effort.NeedLong(t)
 	server := redistest.Start(t, "--enable-debug-command", "local")
 	admin := redis.NewClient(&redis.Options{Addr: server.Addr(), ReadTimeout: 2 * time.Minute})
 	defer admin.Close()
@@ -397,6 +387,7 @@ func TestSlotsOfAClosedClientAreNotAskedFor(t *testing.T) {
 
 // The short form of what the long tests measure: a restart, by each kind of client.
 func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	loads := map[string]*load{}
 	for name, client := range kinds(t, server.Addr(), false) {

@@ -88,11 +88,12 @@ func codeOf(answer string) string {
 
 // unanswered is the fault of a call of key that ended without a server's answer.
 func (s *Store) unanswered(err error, sent bool, key string) fault {
+	again := !errors.Is(err, errQueued) // who had to wait has no time left for it
 	switch {
 	case (busy(err) || !sent && timeUp(err) && s.link.full(key)) && s.silent():
-		return fault{class: store.ErrUnavailable, what: "nothing was sent: all connections wait for a server that does not answer", err: err, again: busy(err)}
+		return fault{class: store.ErrUnavailable, what: "nothing was sent: all connections wait for a server that does not answer", err: err, again: busy(err) && again}
 	case busy(err):
-		return fault{class: store.ErrOverloaded, what: "nothing was sent", err: err, again: true}
+		return fault{class: store.ErrOverloaded, what: "nothing was sent", err: err, again: again}
 	case !sent && errors.Is(err, redis.ErrClosed):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err}
 	case !sent && timeUp(err) && s.link.full(key):
@@ -115,7 +116,7 @@ func (s *Store) unknown(err error) fault {
 
 // busy reports whether a client's own queue turned the command away.
 func busy(err error) bool {
-	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
+	return errors.Is(err, errQueued) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
 		errors.Is(err, redis.ErrAutoPipelineQueueFull) || errors.Is(err, redis.ErrAutoPipelineTimeout)
 }
 

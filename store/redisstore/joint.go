@@ -16,6 +16,9 @@ var _ store.Joint = (*Store)(nil)
 // a cluster, a ring, and behind a client that does not say, those of one user key are,
 // since it is their hash tag.
 func (s *Store) Together(key, other string) bool {
+	if s.link == nil {
+		return key == other
+	}
 	_, single := s.link.client.(*redis.Client)
 	return single || key == other
 }
@@ -29,6 +32,9 @@ type ruleSet [maxRules]*store.Rule
 // TakeAll implements [store.Joint]: one script, of all the rules that the claims
 // have.
 func (s *Store) TakeAll(ctx context.Context, claims []store.Claim, replies []store.Reply) error {
+	if s.link == nil {
+		return errNotMade
+	}
 	set, numbers, err := rulesOf(claims)
 	if err != nil {
 		return err

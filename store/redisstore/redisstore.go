@@ -30,6 +30,11 @@
 // connection by then fails, and leaves the connections to those that have the time
 // to use them.
 //
+// A server that is farther away than nine tenths of the timeout cannot serve: with the
+// default that is 45 ms. [Store.Check] measures the round trip and says so. A new
+// connection takes some round trips more; [Store.Ready] makes connections before the
+// first call.
+//
 // # Errors
 //
 // Every failure but the context's own end wraps [store.ErrStore], and is never a
@@ -69,6 +74,11 @@
 // go-redis gives such a clone none of the hooks: for tracing, set
 // ContextTimeoutEnabled, and the store uses the client itself.
 //
+// Hooks of a client with ContextTimeoutEnabled see a call that goes alone as a command
+// (ProcessHook), with the values of its caller's context. Calls that go together
+// ("Many callers") they see as a pipeline (ProcessPipelineHook), whose context has no
+// caller's values. A PING is one that makes a connection.
+//
 // A ClusterClient or Ring without ContextTimeoutEnabled, a ClusterClient that reads
 // from replicas, the blocking face of an AutoPipeliner, and any client that this
 // package does not know, cost a goroutine for each call under way. One that is
@@ -90,8 +100,24 @@
 //
 // # Many callers
 //
-// With hundreds of callers at once, [WithBatching] sends their decisions together, for
-// a fraction of the server's time.
+// With a *redis.Client, a call goes alone while a connection is free. At most 16
+// connections are used at once, or PoolSize if that is less. Calls beyond them wait for
+// the next connection that comes free, and go together: up to 64 commands in one round
+// trip, each with its own reply. So few connections serve many callers, and few have to
+// be made again when all break.
+//
+// A connection is made in time of its own, a second for each step: it outlives the call
+// that wanted it. Where callers wait, a late reply does not close the connection either.
+// Callers return in time all the same.
+//
+// A call that cannot be answered in time, for all who wait before it, is refused at once:
+// that is [store.ErrOverloaded]. If a connection breaks, each of the up to 64 calls on it
+// is [store.ErrTimeout].
+//
+// With a ClusterClient or Ring each call goes alone.
+//
+// [WithBatching] also decides several calls in one script, for a fraction of the
+// server's time.
 //
 // # Cluster
 //
@@ -113,6 +139,16 @@
 // that another master was named ends connections, but no dials. So when the host of the
 // master is gone, the next master may be reached a DialTimeout later than it was named. Set
 // 500 ms, as [Store.Check] advises.
+//
+// # Permissions
+//
+// The least that a user of the server needs, here with the default prefix, is
+//
+//	~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim
+//
+// [WithClock] does without time. A ClusterClient also needs +cluster|slots, and a Ring
+// +ping. [Store.Check] names what is missing; it looks at more with +info, and with
+// +config|get where INFO does not tell.
 //
 // # What is lost
 //
@@ -142,7 +178,7 @@ const (
 
 	// layout is the version of what the scripts store. It is part of every key,
 	// so that two versions of this library never read each other's state.
-	layout = "1"
+	layout = "2"
 
 	maxPlainKey = 128 // bytes; longer user keys are hashed
 
@@ -155,8 +191,8 @@ const (
 // command by key into commands of its own making, which it retries.
 const resetScript = `if ARGV[1] == 'reset' then redis.call('UNLINK', KEYS[1]) end return {0, 0, 0, 0}`
 
-// Store keeps state in Redis. It is safe for concurrent use and has nothing to
-// close: the client stays the caller's.
+// Store keeps state in Redis, and is made by [New]. It is safe for concurrent use and
+// has nothing to close: the client stays the caller's.
 type Store struct {
 	link    *link
 	prefix  string // up to the name of the rule
@@ -240,6 +276,9 @@ func New(client Client, opts ...Option) (*Store, error) {
 	return s, nil
 }
 
+// errNotMade is the answer of a Store that has no client.
+var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrStore)
+
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	if s.batching && sp.Rule.Each != nil {
@@ -265,12 +304,19 @@ func (s *Store) Peek(ctx context.Context, sp *store.Space, key string, l store.L
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
-	_, err := s.call(s.budget(ctx), sp, key, "refund", l, c.N, c.At, c.Due, c.Rate, c.Period)
+	over := 0
+	if c.Over {
+		over = 1
+	}
+	_, err := s.call(s.budget(ctx), sp, key, "refund", l, c.N, c.At, c.Due, c.Rate, c.Period, over)
 	return err
 }
 
 // call runs an operation of sp's rule, with the arguments of scripts/driver.lua.
 func (s *Store) call(b budget, sp *store.Space, key, op string, l store.Limit, n int64, charge ...any) (store.Reply, error) {
+	if s.link == nil {
+		return store.Reply{}, errNotMade
+	}
 	sc := s.script(sp.Rule)
 	args := append(make([]any, 0, 14), evalsha, sc.sha, 1, s.key(sp, key), nil, l.Rate, l.Period, l.Burst, n)
 	args = append(args, charge...)
@@ -288,6 +334,9 @@ func (s *Store) call(b budget, sp *store.Space, key, op string, l store.Limit, n
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, sp *store.Space, key string) error {
+	if s.link == nil {
+		return errNotMade
+	}
 	var reply [1]store.Reply
 	return s.run(s.budget(ctx), s.reset, one("reset"), []any{evalsha, s.reset.sha, 1, s.key(sp, key), nil}, reply[:])
 }

@@ -99,8 +99,8 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 		require.Equal(t, store.Reply{OK: true, X: want, Y: 6, Z: 1}, echo(arg))
 	}
 	for s, want := range map[*redisstore.Store]string{server: "", caller: fmt.Sprint(" ", at.UnixMicro())} {
-		sp := rule(`if table.concat(ARGV, ' ') ~= 'refund 31 41 51 61 71 81 91 101` + want + `' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
-		require.NoError(t, s.Refund(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Charge{N: 61, At: 71, Due: 81, Rate: 91, Period: 101}))
+		sp := rule(`if table.concat(ARGV, ' ') ~= 'refund 31 41 51 61 71 81 91 101 1` + want + `' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
+		require.NoError(t, s.Refund(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Charge{N: 61, At: 71, Due: 81, Rate: 91, Period: 101, Over: true}))
 	}
 }
 
@@ -110,12 +110,12 @@ func TestKeyLayout(t *testing.T) {
 	require.NoError(t, err)
 	long := strings.Repeat("x", 128)
 	for key, want := range map[string]string{
-		"user:1":      "rl:1:counter:test:{=user:1}",
-		"a b\x00\xff": "rl:1:counter:test:{=a b\x00\xff}",
-		long:          "rl:1:counter:test:{=" + long + "}",
-		long + "x":    "rl:1:counter:test:{#" + hexSHA256(long+"x") + "}",
-		"{":           "rl:1:counter:test:{#021fb596db81e6d02bf3d2586ee3981fe519f275c0ac9ca76bbcf2ebb4097d96}",
-		"a}b":         "rl:1:counter:test:{#" + hexSHA256("a}b") + "}",
+		"user:1":      "rl:2:counter:test:{=user:1}",
+		"a b\x00\xff": "rl:2:counter:test:{=a b\x00\xff}",
+		long:          "rl:2:counter:test:{=" + long + "}",
+		long + "x":    "rl:2:counter:test:{#" + hexSHA256(long+"x") + "}",
+		"{":           "rl:2:counter:test:{#021fb596db81e6d02bf3d2586ee3981fe519f275c0ac9ca76bbcf2ebb4097d96}",
+		"a}b":         "rl:2:counter:test:{#" + hexSHA256("a}b") + "}",
 	} {
 		m.FlushAll()
 		_, err := s.Take(t.Context(), space, key, limit, 1)
@@ -201,7 +201,7 @@ func TestStoredValueOfTheWrongType(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s := newStore(t, client)
 	ctx := context.Background()
-	require.NoError(t, client.LPush(ctx, redistest.Prefix(t)+":1:counter:test:{=k}", "x").Err())
+	require.NoError(t, client.LPush(ctx, redistest.Prefix(t)+":2:counter:test:{=k}", "x").Err())
 	_, err := s.Take(ctx, space, "k", limit, 1)
 	require.ErrorIs(t, err, store.ErrStore)
 	require.ErrorContains(t, err, "WRONGTYPE")

@@ -129,6 +129,7 @@ func TestCheckKnowsTheOptionsOverTLSThatMakeCallsWait(t *testing.T) {
 }
 
 func TestAServerThatIsNotTrustedIsUnavailable(t *testing.T) {
+	t.Parallel()
 	options := redistest.StartTLS(t).TLSOptions()
 	options.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12} // the system's roots
 	client := redis.NewClient(options)

@@ -25,27 +25,31 @@ func (a algorithm) bound(l limit, x int64) int64 {
 	return l.rate
 }
 
-// boundHolds takes all it can get, where it can hurt most: at the edges of
-// windows, at RetryAfter, at once and in bits.
 func boundHolds(t testing.TB, s *suite, a algorithm) {
 	for i, l := range s.someLimits(a) {
-		k := s.bench(t).key(a.name, l)
-		rng := rand.New(rand.NewPCG(uint64(i), 3))
-		var admitted []entry
-		for range 40 {
-			admitted = append(admitted, greed(k, rng)...)
-			if next := attack(k, l, rng); next < horizon {
-				k.set(next)
-			}
+		s.part(t, func(t testing.TB, s *suite) { boundOfLimitHolds(t, s, a, i, l) })
+	}
+}
+
+// boundOfLimitHolds takes all it can get, where it can hurt most: at the edges of
+// windows, at RetryAfter, at once and in bits.
+func boundOfLimitHolds(t testing.TB, s *suite, a algorithm, i int, l ratelimit.Limit) {
+	k := s.bench(t).key(a.name, l)
+	rng := rand.New(rand.NewPCG(uint64(i), 3))
+	var admitted []entry
+	for range 40 {
+		admitted = append(admitted, greed(k, rng)...)
+		if next := attack(k, l, rng); next < horizon {
+			k.set(next)
 		}
-		for i, first := range admitted {
-			sum := int64(0)
-			for _, last := range admitted[i:] {
-				sum += last.n
-				x := last.at - first.at + 1
-				if most := a.bound(integers(l), x); sum > most && most > 0 {
-					t.Fatalf("%v admitted %d in %d µs; the bound is %d", l, sum, x, most)
-				}
+	}
+	for i, first := range admitted {
+		sum := int64(0)
+		for _, last := range admitted[i:] {
+			sum += last.n
+			x := last.at - first.at + 1
+			if most := a.bound(integers(l), x); sum > most && most > 0 {
+				t.Fatalf("%v admitted %d in %d µs; the bound is %d", l, sum, x, most)
 			}
 		}
 	}
@@ -90,33 +94,37 @@ func attack(k *key, l ratelimit.Limit, rng *rand.Rand) int64 {
 	return now + k.peek().RetryAfter.Microseconds()
 }
 
-// longRun takes all it can get, up to 400 times, at random distances of whole µs.
 func longRun(t testing.TB, s *suite, a algorithm) {
 	for i, l := range s.someLimits(a) {
-		k := s.bench(t).key(a.name, l)
-		rng := rand.New(rand.NewPCG(uint64(i), 4))
-		exact, m := integers(l), a.newModel()
-		start, sum, due := k.us.Load(), int64(0), int64(0)
-		most := exact.period // µs between two calls
-		if a.bucket {
-			most = drainTime(exact, exact.burst-1) // it is never full again
+		s.part(t, func(t testing.TB, s *suite) { longRunOfLimit(t, s, a, i, l) })
+	}
+}
+
+// longRunOfLimit takes all it can get, up to 400 times, at random distances of whole µs.
+func longRunOfLimit(t testing.TB, s *suite, a algorithm, i int, l ratelimit.Limit) {
+	k := s.bench(t).key(a.name, l)
+	rng := rand.New(rand.NewPCG(uint64(i), 4))
+	exact, m := integers(l), a.newModel()
+	start, sum, due := k.us.Load(), int64(0), int64(0)
+	most := exact.period // µs between two calls
+	if a.bucket {
+		most = drainTime(exact, exact.burst-1) // it is never full again
+	}
+	for range min(400, 2*s.traces) {
+		now := k.us.Load()
+		if r := k.peek(); r.Remaining > 0 {
+			k.take(r.Remaining)
+			sum += int64(r.Remaining)
 		}
-		for range min(400, 2*s.traces) {
-			now := k.us.Load()
-			if r := k.peek(); r.Remaining > 0 {
-				k.take(r.Remaining)
-				sum += int64(r.Remaining)
-			}
-			due += chargeAll(m, exact, now)
-			if a.bucket && most > 0 { // told by one division, from the start
-				due = exact.burst + refilled(exact, now-start)
-			}
-			if sum != due {
-				t.Fatalf("%v admitted %d in %d µs; %d were due", l, sum, now-start, due)
-			}
-			if step := 1 + rng.Int64N(max(1, most)); now+step < horizon {
-				k.set(now + step)
-			}
+		due += chargeAll(m, exact, now)
+		if a.bucket && most > 0 { // told by one division, from the start
+			due = exact.burst + refilled(exact, now-start)
+		}
+		if sum != due {
+			t.Fatalf("%v admitted %d in %d µs; %d were due", l, sum, now-start, due)
+		}
+		if step := 1 + rng.Int64N(max(1, most)); now+step < horizon {
+			k.set(now + step)
 		}
 	}
 }

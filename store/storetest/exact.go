@@ -21,7 +21,7 @@ var fill = []struct {
 }{
 	{"all at once", func(k *key, _ ratelimit.Limit, capacity int) { k.take(capacity) }},
 	{"in two parts, a third of a period apart", func(k *key, l ratelimit.Limit, capacity int) {
-		k.take((capacity + 1) / 2)
+		k.take(capacity - capacity/2)
 		k.advance(l.Period / 3)
 		if r := k.peek(); r.Remaining > 0 {
 			k.take(r.Remaining)
@@ -34,13 +34,16 @@ var fill = []struct {
 	}},
 }
 
-// eachKey calls f for each limit, with a key never seen.
+// eachKey calls f for each limit, with a key never seen. What f finds wrong, it tells
+// k.t.
 func (s *suite) eachKey(t testing.TB, a algorithm, f func(k *key, l ratelimit.Limit, capacity int)) {
 	t.Helper()
 	for _, l := range s.someLimits(a) {
-		k := s.bench(t).key(a.name, l)
-		k.advance(123_456_789 * microsecond)
-		f(k, l, int(integers(l).burst))
+		s.part(t, func(t testing.TB, s *suite) {
+			k := s.bench(t).key(a.name, l)
+			k.advance(123_456_789 * microsecond)
+			f(k, l, int(integers(l).burst))
+		})
 	}
 }
 
@@ -60,7 +63,7 @@ func exactlyTheCapacity(t testing.TB, s *suite, a algorithm) {
 		}
 		for i := range ones {
 			if r := k.take(1); r.Remaining != ones-1-i {
-				t.Fatalf("Remaining is %d, want %d: %+v", r.Remaining, ones-1-i, r)
+				k.t.Fatalf("Remaining is %d, want %d: %+v", r.Remaining, ones-1-i, r)
 			}
 		}
 		for range 3 {
@@ -71,48 +74,52 @@ func exactlyTheCapacity(t testing.TB, s *suite, a algorithm) {
 }
 
 func retryAfterIsExact(t testing.TB, s *suite, a algorithm) {
-	s.eachKey(t, a, func(k *key, l ratelimit.Limit, capacity int) {
+	for _, l := range s.someLimits(a) {
+		capacity := int(integers(l).burst)
 		for _, way := range fill {
 			for _, n := range []int{1, 2, 1 + capacity/2, capacity} {
-				k = k.another()
-				k.at(0)
 				if n > capacity {
 					continue
 				}
-				way.do(k, l, capacity)
-				wait := k.deny(n).RetryAfter
-				if wait <= 0 || wait == ratelimit.Never || wait%microsecond != 0 {
-					t.Fatalf("%v, %s: %d denied: RetryAfter is %v", l, way.name, n, wait)
-				}
-				k.advance(wait - microsecond)
-				if r := k.deny(n); r.RetryAfter != microsecond {
-					t.Fatalf("%v, %s: %d denied, 1 µs before RetryAfter it is %v", l, way.name, n, r.RetryAfter)
-				}
-				k.advance(microsecond)
-				k.take(n)
+				s.part(t, func(t testing.TB, s *suite) {
+					k := s.bench(t).key(a.name, l)
+					way.do(k, l, capacity)
+					wait := k.deny(n).RetryAfter
+					if wait <= 0 || wait == ratelimit.Never || wait%microsecond != 0 {
+						t.Fatalf("%v, %s: %d denied: RetryAfter is %v", l, way.name, n, wait)
+					}
+					k.advance(wait - microsecond)
+					if r := k.deny(n); r.RetryAfter != microsecond {
+						t.Fatalf("%v, %s: %d denied, 1 µs before RetryAfter it is %v", l, way.name, n, r.RetryAfter)
+					}
+					k.advance(microsecond)
+					k.take(n)
+				})
 			}
 		}
-	})
+	}
 }
 
 func resetAfterIsExact(t testing.TB, s *suite, a algorithm) {
-	s.eachKey(t, a, func(k *key, l ratelimit.Limit, capacity int) {
+	for _, l := range s.someLimits(a) {
+		capacity := int(integers(l).burst)
 		for _, way := range fill {
-			k = k.another()
-			unseen := k.another()
-			k.at(0)
-			way.do(k, l, capacity)
-			k.advance(k.peek().ResetAfter - microsecond)
-			if r := k.peek(); r.ResetAfter != microsecond || r == unseen.peek() {
-				t.Fatalf("%v, %s: as never seen 1 µs before ResetAfter: %+v", l, way.name, r)
-			}
-			k.advance(microsecond)
-			if r := k.peek(); r != unseen.peek() {
-				t.Fatalf("%v, %s: not as never seen at ResetAfter: %+v", l, way.name, r)
-			}
-			k.take(capacity)
+			s.part(t, func(t testing.TB, s *suite) {
+				k := s.bench(t).key(a.name, l)
+				unseen := k.another()
+				way.do(k, l, capacity)
+				k.advance(k.peek().ResetAfter - microsecond)
+				if r := k.peek(); r.ResetAfter != microsecond || r == unseen.peek() {
+					t.Fatalf("%v, %s: as never seen 1 µs before ResetAfter: %+v", l, way.name, r)
+				}
+				k.advance(microsecond)
+				if r := k.peek(); r != unseen.peek() {
+					t.Fatalf("%v, %s: not as never seen at ResetAfter: %+v", l, way.name, r)
+				}
+				k.take(capacity)
+			})
 		}
-	})
+	}
 }
 
 func tooManyCostNothing(t testing.TB, s *suite, a algorithm) {
@@ -129,11 +136,11 @@ func tooManyCostNothing(t testing.TB, s *suite, a algorithm) {
 				}
 				r := k.deny(n)
 				if r.RetryAfter != ratelimit.Never || r.Remaining != before.Remaining || r.ResetAfter != before.ResetAfter {
-					t.Fatalf("%v with %d spent, AllowN(%d): %+v after %+v", l, spent, n, r, before)
+					k.t.Fatalf("%v with %d spent, AllowN(%d): %+v after %+v", l, spent, n, r, before)
 				}
 			}
 			if r := k.peek(); r != before {
-				t.Fatalf("%v with %d spent: %+v, before %+v", l, spent, r, before)
+				k.t.Fatalf("%v with %d spent: %+v, before %+v", l, spent, r, before)
 			}
 		}
 	})
@@ -202,29 +209,33 @@ func peekAnswersAsTake(t testing.TB, s *suite, a algorithm) {
 // denied or Peeks: the other calls have the same Results.
 func denialsChangeNothing(t testing.TB, s *suite, a algorithm) {
 	for seed := range uint64(1 + s.traces/3) {
-		g := newGenerator(s, a, seed, seed%2 == 0)
-		p := newPlayer(t, s, a, g.base)
-		p.reference = nil
-		var all, fewer []op
-		for len(all) < traceLen {
-			o := g.next(p)
-			if err := p.play(o); err != nil {
-				t.Fatalf("seed %d: %v", seed, err)
-			}
-			all = append(all, o)
-			if o.kind != "Peek" && (o.kind != "AllowN" || p.results[o.id].Allowed) {
-				fewer = append(fewer, o)
-			}
+		s.part(t, func(t testing.TB, s *suite) { denialsOfTraceChangeNothing(t, s, a, seed) })
+	}
+}
+
+func denialsOfTraceChangeNothing(t testing.TB, s *suite, a algorithm, seed uint64) {
+	g := newGenerator(s, a, seed, seed%2 == 0)
+	p := newPlayer(t, s, a, g.base)
+	p.reference = nil
+	var all, fewer []op
+	for len(all) < traceLen {
+		o := g.next(p)
+		if err := p.play(o); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
 		}
-		q := newPlayer(t, s, a, g.base)
-		for _, o := range fewer {
-			q.clock.set(o.at)
-			q.limit = o.limit
-			r, err := call(q.lim, o, q.results[o.of])
-			if q.results[o.id] = r; err != nil || r != p.results[o.id] {
-				t.Fatalf("seed %d, %v: without the denials %+v, %v; with them %+v\n%s",
-					seed, o, r, err, p.results[o.id], lines(all))
-			}
+		all = append(all, o)
+		if o.kind != "Peek" && (o.kind != "AllowN" || p.results[o.id].Allowed) {
+			fewer = append(fewer, o)
+		}
+	}
+	q := newPlayer(t, s, a, g.base)
+	for _, o := range fewer {
+		q.clock.set(o.at)
+		q.limit = o.limit
+		r, err := call(q.lim, o, q.results[o.of])
+		if q.results[o.id] = r; err != nil || r != p.results[o.id] {
+			t.Fatalf("seed %d, %v: without the denials %+v, %v; with them %+v\n%s",
+				seed, o, r, err, p.results[o.id], lines(all))
 		}
 	}
 }
@@ -236,7 +247,7 @@ func lateReadingsMintNothing(t testing.TB, s *suite, a algorithm) {
 		for _, late := range []time.Duration{microsecond, 50 * time.Millisecond, l.Period, 2*l.Period + microsecond} {
 			k.set(now - late.Microseconds())
 			if r := k.deny(1); r.Remaining != 0 || r.RetryAfter <= 0 || r.RetryAfter == ratelimit.Never {
-				t.Fatalf("%v, %v late: %+v", l, late, r)
+				k.t.Fatalf("%v, %v late: %+v", l, late, r)
 			}
 		}
 		k.set(now)
@@ -251,11 +262,11 @@ func resetForgets(t testing.TB, s *suite, a algorithm) {
 		charged := k.take(capacity)
 		k.reset()
 		if r := k.peek(); r != unseen {
-			t.Fatalf("after Reset %+v, never seen %+v", r, unseen)
+			k.t.Fatalf("after Reset %+v, never seen %+v", r, unseen)
 		}
 		k.refund(charged, capacity) // nothing is charged any more
 		if r := k.peek(); r != unseen {
-			t.Fatalf("after Reset and Refund %+v, never seen %+v", r, unseen)
+			k.t.Fatalf("after Reset and Refund %+v, never seen %+v", r, unseen)
 		}
 		k.take(capacity)
 		k.deny(1)

@@ -20,8 +20,9 @@ type model interface {
 	fits(l limit, t, n int64) bool
 	// fresh says whether the key is as never seen at t.
 	fresh(l limit, t int64) bool
-	// charge admits n events at t, which fit.
-	charge(l limit, t, n int64)
+	// charge charges n events at t, whether they fit or not, and returns n, or how many
+	// of them the state can hold.
+	charge(l limit, t, n int64) (charged int64)
 	// refund gives back what is still charged at t of n events of c.
 	refund(l limit, t int64, c charge, n int64)
 	// ended says whether the state is as never seen from t on, under any limit: from
@@ -48,6 +49,12 @@ type charge struct {
 	at, due, n int64
 	limit      limit
 }
+
+// most is the most events that a state holds.
+const most = 1<<31 - 1
+
+// holds is how many of n events are charged where held are charged already.
+func holds(held, n int64) int64 { return min(n, max(0, most-held)) }
 
 // judge says what is wrong with r, the answer to n events at a reading of the
 // clock, and charges them to m if r is an admission and not a Peek.
@@ -78,6 +85,31 @@ func judge(m model, l limit, reading, n int64, r ratelimit.Result, peek bool) er
 		return err
 	}
 	return earliest("ResetAfter", r.ResetAfter, 0, func(d int64) bool { return m.fresh(l, now+d) })
+}
+
+// judgeCharge says what is wrong with r, the answer to a Charge of n events, and charges
+// them to m. It returns how many were charged.
+func judgeCharge(m model, l limit, reading, n int64, r ratelimit.Result) (charged int64, err error) {
+	now := m.seen(reading)
+	if !r.Allowed || r.Limit != int(l.burst) || r.RetryAfter != 0 {
+		return 0, fmt.Errorf("a Charge is allowed at once, of a Limit of %d", l.burst)
+	}
+	queued := func(d int64) bool { return m.fresh(l, now+d) }
+	if !m.delays() {
+		queued = func(int64) bool { return true }
+	}
+	delay := earliest("Delay", r.Delay, 0, queued)
+	charged = m.charge(l, now, min(n, most))
+	switch {
+	case charged > 0 && delay != nil:
+		return charged, delay
+	case charged == 0 && r.Delay != 0:
+		return charged, fmt.Errorf("Delay is %v, of nothing", r.Delay)
+	}
+	if err := judgeRemaining(m, l, now, int64(r.Remaining)); err != nil {
+		return charged, err
+	}
+	return charged, earliest("ResetAfter", r.ResetAfter, 0, func(d int64) bool { return m.fresh(l, now+d) })
 }
 
 func judgeRetry(m model, l limit, now, n int64, r ratelimit.Result) error {
@@ -154,20 +186,27 @@ func (m *fixedWindow) seen(reading int64) int64 {
 	return max(reading, m.last)
 }
 
-// at is the count in force at t. Counted in another period, it is in force until
-// the window of the last admission ends in either.
-func (m *fixedWindow) at(l limit, t int64) int64 {
+// held is the true count at t. Counted in another period, it is in force until the
+// window of the last admission ends in either.
+func (m *fixedWindow) held(l limit, t int64) int64 {
 	if m.count == 0 || t >= windowEnd(m.last, m.period) || t >= windowEnd(m.last, l.period) {
 		return 0
 	}
-	return min(m.count, l.burst)
+	return m.count
 }
+
+// at is the count as decisions read it.
+func (m *fixedWindow) at(l limit, t int64) int64 { return min(m.held(l, t), l.burst) }
 
 func (m *fixedWindow) fits(l limit, t, n int64) bool { return m.at(l, t)+n <= l.burst }
 
 func (m *fixedWindow) fresh(l limit, t int64) bool { return m.at(l, t) == 0 }
 
-func (m *fixedWindow) charge(l limit, t, n int64) { *m = fixedWindow{t, l.period, m.at(l, t) + n} }
+func (m *fixedWindow) charge(l limit, t, n int64) int64 {
+	held := m.held(l, t)
+	*m = fixedWindow{t, l.period, min(held+n, most)}
+	return holds(held, n)
+}
 
 func (m *fixedWindow) refund(_ limit, _ int64, c charge, n int64) {
 	if m.count > 0 && c.limit.period == m.period && windowStart(c.at, m.period) == windowStart(m.last, m.period) {
@@ -194,10 +233,10 @@ func (m *slidingWindow) seen(reading int64) int64 {
 	return max(reading, m.last)
 }
 
-// at is the two counts as the windows of l lie at t. Counted in another period,
+// held is the two true counts as the windows of l lie at t. Counted in another period,
 // what weighs at t is in the current window, rounded up, and in force until the
 // window of the last admission ends in l's period.
-func (m *slidingWindow) at(l limit, t int64) (prev, cur int64) {
+func (m *slidingWindow) held(l limit, t int64) (prev, cur int64) {
 	if m.prev+m.cur == 0 {
 		return 0, 0
 	}
@@ -208,13 +247,19 @@ func (m *slidingWindow) at(l limit, t int64) (prev, cur int64) {
 		prev, cur = m.cur, 0
 	}
 	if m.period != l.period {
-		weight := product(prev, windowEnd(t, m.period)-t)
+		weight := product(min(prev, l.burst), windowEnd(t, m.period)-t)
 		weight.Add(weight, big.NewInt(m.period-1)).Div(weight, big.NewInt(m.period))
 		prev, cur = 0, cur+weight.Int64()
 		if t >= windowEnd(m.last, l.period) {
 			cur = 0
 		}
 	}
+	return prev, cur
+}
+
+// at is the two counts as decisions read them.
+func (m *slidingWindow) at(l limit, t int64) (prev, cur int64) {
+	prev, cur = m.held(l, t)
 	return min(prev, l.burst), min(cur, l.burst)
 }
 
@@ -230,9 +275,10 @@ func (m *slidingWindow) fresh(l limit, t int64) bool {
 	return prev+cur == 0
 }
 
-func (m *slidingWindow) charge(l limit, t, n int64) {
-	prev, cur := m.at(l, t)
-	*m = slidingWindow{t, l.period, prev, cur + n}
+func (m *slidingWindow) charge(l limit, t, n int64) int64 {
+	prev, cur := m.held(l, t)
+	*m = slidingWindow{t, l.period, prev, min(cur+n, most)}
+	return holds(cur, n)
 }
 
 func (m *slidingWindow) refund(_ limit, _ int64, c charge, n int64) {
@@ -291,7 +337,7 @@ func (m *slidingLog) fits(l limit, t, n int64) bool { return m.at(l, t)+n <= l.b
 
 func (m *slidingLog) fresh(l limit, t int64) bool { return m.at(l, t) == 0 }
 
-func (m *slidingLog) charge(l limit, t, n int64) {
+func (m *slidingLog) charge(l limit, t, n int64) int64 {
 	var living []entry
 	for _, e := range m.entries {
 		if t < e.at+l.period {
@@ -300,6 +346,7 @@ func (m *slidingLog) charge(l limit, t, n int64) {
 	}
 	m.entries = append(living, entry{t, n})
 	m.period = l.period
+	return n
 }
 
 func (m *slidingLog) refund(l limit, t int64, c charge, n int64) {
@@ -329,6 +376,8 @@ type bucket struct {
 	level        *big.Int // in 1/period events, as of time; nil is 0
 	time         int64
 	rate, period int64 // of the limit of the last admission
+
+	owing bool // charged past the capacity, to which the level is not cut then
 }
 
 // end is when the level is 0 under the limit of the last admission.
@@ -345,7 +394,8 @@ func (m *bucket) seen(reading int64) int64 {
 }
 
 // at is the level at t in 1/l.period events. A level of another period is rounded
-// up to whole events. It is at most the burst at first, and falls from there.
+// up to whole events. It is at most the burst at first, or the most that a state holds if
+// it is owing, and falls from there.
 func (m *bucket) at(l limit, t int64) *big.Int {
 	if m.level == nil {
 		return new(big.Int)
@@ -355,14 +405,43 @@ func (m *bucket) at(l limit, t int64) *big.Int {
 		level.Add(level, big.NewInt(m.period-1)).Div(level, big.NewInt(m.period))
 		level.Mul(level, big.NewInt(l.period))
 	}
-	if full := product(l.burst, l.period); level.Cmp(full) > 0 {
-		level = full
-	}
+	cut(level, l.period, m.capacity(l), m.owing)
 	level.Sub(level, product(t-m.time, l.rate))
 	if level.Sign() < 0 {
 		level.SetInt64(0)
 	}
 	return level
+}
+
+// capacity is how many events a level is cut to under l.
+func (m *bucket) capacity(l limit) int64 {
+	if m.owing {
+		return mostDrained(l)
+	}
+	return l.burst
+}
+
+// mostDrained is what drains in 100 years, and at most what a state holds.
+func mostDrained(l limit) int64 {
+	whole := product(l.rate, 100*365*24*3600*1e6)
+	if whole.Div(whole, big.NewInt(l.period)); whole.Cmp(big.NewInt(most)) < 0 {
+		return whole.Int64()
+	}
+	return most
+}
+
+// cut cuts a level in 1/period events to so many whole ones. Of a level that is owing
+// the part of an event stays.
+func cut(level *big.Int, period, events int64, owing bool) {
+	whole, part := new(big.Int).DivMod(level, big.NewInt(period), new(big.Int))
+	if full := big.NewInt(events); whole.Cmp(full) >= 0 {
+		if !owing {
+			part.SetInt64(0)
+		} else if whole.Cmp(full) == 0 {
+			return
+		}
+		level.Add(full.Mul(full, big.NewInt(period)), part)
+	}
 }
 
 func (m *bucket) fits(l limit, t, n int64) bool {
@@ -373,38 +452,62 @@ func (m *bucket) fits(l limit, t, n int64) bool {
 
 func (m *bucket) fresh(l limit, t int64) bool { return m.at(l, t).Sign() == 0 }
 
-func (m *bucket) charge(l limit, t, n int64) {
-	level := m.at(l, t)
-	m.level, m.time, m.rate, m.period = level.Add(level, product(n, l.period)), t, l.rate, l.period
+func (m *bucket) charge(l limit, t, n int64) int64 {
+	fits, level, full := m.fits(l, t, n), m.at(l, t), product(l.burst, l.period)
+	held := new(big.Int).Div(level, big.NewInt(l.period)).Int64()
+	charged := min(n, max(0, mostDrained(l)-held))
+	if fits {
+		charged = n
+	}
+	level.Add(level, product(charged, l.period))
+	m.level, m.time, m.rate, m.period = level, t, l.rate, l.period
+	m.owing = !fits && level.Cmp(full) >= 0
+	return charged
 }
 
 // refund gives back what is left of the level that c left behind, and at most n;
 // of a queue, only its tail. The level stays counted as it was; in another period
 // whole events are given back.
 func (m *bucket) refund(l limit, t int64, c charge, n int64) {
-	behind := bucket{level: product(c.due-c.at, c.limit.rate), time: c.at, rate: c.limit.rate, period: c.limit.period}
-	if m.level == nil || t >= c.due || c.at > m.time || m.queue && !m.isTail(l, behind) {
+	if m.level == nil || t >= c.due || c.at > m.time {
 		return
 	}
+	behind := bucket{level: product(c.due-c.at, c.limit.rate), time: c.at, rate: c.limit.rate, period: c.limit.period}
+	cut(behind.level, behind.period, most, true)
+	if m.queue && !m.isTail(l, behind) {
+		return
+	}
+	behind.owing = m.stillOwing(l, c, behind)
 	back := product(n, l.period)
 	if left := behind.at(l, t); left.Cmp(back) < 0 {
 		back = left
 	}
 	if m.at(l, t).Cmp(back) <= 0 {
-		m.level = nil
+		m.level, m.owing = nil, false
 		return
 	}
-	if full := product(l.burst, m.period); m.level.Cmp(full) > 0 {
-		m.level = full
-	}
+	cut(m.level, m.period, m.capacity(l), m.owing)
 	if m.period != l.period {
 		back.Div(back, big.NewInt(l.period)).Mul(back, big.NewInt(m.period))
 	}
 	m.level.Sub(m.level, back)
+	m.owing = m.owing && m.level.Cmp(big.NewInt(m.period)) >= 0
+}
+
+// stillOwing says whether c left a level above the capacity that no limit cuts: one that
+// today's would still find above its own, though others have been admitted since, has
+// been left under another.
+func (m *bucket) stillOwing(l limit, c charge, behind bucket) bool {
+	if product(c.due-c.at-1, c.limit.rate).Cmp(product(c.limit.burst, c.limit.period)) < 0 {
+		return false
+	}
+	behind.owing = true
+	return m.owing || m.time+1 >= c.due || behind.at(l, m.time+1).Cmp(product(l.burst, l.period)) < 0
 }
 
 // isTail says whether nothing is queued behind the level that a charge left.
 func (m *bucket) isTail(l limit, behind bucket) bool {
+	behind.owing = m.owing
 	return m.time == behind.time && m.at(l, m.time).Cmp(behind.at(l, m.time)) <= 0
 }
 

@@ -8,13 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
 func openReference(_ testing.TB, clock func() time.Time) store.Store { return newReference(clock) }
 
 // On the reference store, only the oracle and the checks can find fault.
-func TestReferenceStore(t *testing.T) { Run(t, openReference) }
+func TestReferenceStore(t *testing.T) { Run(t, openReference, Traces(effort.Of(100, 300))) }
 
 // wrong is the reference store with a planted bug: what is not nil stands in for
 // the method.
@@ -316,4 +317,33 @@ func (s *suite) finds(t *testing.T, a algorithm, checks []check) {
 		t.Errorf("%s: not found", a.name)
 	}
 	t.Logf("%s: found by %d checks:\n%s", a.name, len(found), strings.Join(found, "\n"))
+}
+
+func TestOnlyThePartThatLostStateIsRunAgain(t *testing.T) {
+	var runs [4]int
+	s := newSuite(openReference, ExpiresInRealTime())
+	s.part(t, func(t testing.TB, s *suite) {
+		runs[0]++
+		for i := 1; i < len(runs); i++ {
+			s.part(t, func(t testing.TB, s *suite) {
+				if runs[i]++; runs[i] < i {
+					s.late.Store(true)
+					t.Fatal("lost")
+				}
+			})
+		}
+	})
+	if want := [4]int{1, 1, 2, 3}; runs != want {
+		t.Fatalf("runs %v, want %v", runs, want)
+	}
+
+	message, failed := try(t, func(t testing.TB) {
+		s.part(t, func(t testing.TB, s *suite) {
+			runs[0]++
+			s.part(t, func(t testing.TB, _ *suite) { t.Fatal("wrong, and nothing was lost") })
+		})
+	})
+	if !failed || runs[0] != 2 || !strings.Contains(message, "wrong, and nothing was lost") {
+		t.Fatalf("failed %v after %d runs: %s", failed, runs[0]-1, message)
+	}
 }

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // traceLen is the most calls of a random trace.
@@ -19,11 +21,15 @@ const traceLen = 60
 // horizon is the end of time for traces, Unix µs: the end of 2199.
 var horizon = time.Date(2199, 12, 31, 0, 0, 0, 0, time.UTC).UnixMicro()
 
+// lastDebt is the last instant of a Charge in traces, Unix µs: it may take 100 years to
+// drain, and Lua counts to 2^53 µs, which is in 2255.
+var lastDebt = time.Date(2155, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
+
 // op is one call of a trace. It says all about itself, so that a trace without
 // some of its ops is a trace too.
 type op struct {
 	id    int
-	kind  string // "AllowN", "AllowUpTo", "Peek", "Refund" or "Reset"
+	kind  string // "AllowN", "AllowUpTo", "Charge", "Peek", "Refund" or "Reset"
 	at    int64  // the reading of the clock, Unix µs
 	n     int
 	of    int // Refund: the id of the op whose Result is refunded
@@ -33,7 +39,7 @@ type op struct {
 func (o op) String() string {
 	text := fmt.Sprintf("#%-2d %+d µs  %-10v  %s", o.id, o.at-epoch.UnixMicro(), o.limit, o.kind)
 	switch o.kind {
-	case "AllowN", "AllowUpTo":
+	case "AllowN", "AllowUpTo", "Charge":
 		text += fmt.Sprintf("(%d)", o.n)
 	case "Refund":
 		text += fmt.Sprintf("(#%d, %d)", o.of, o.n)
@@ -53,6 +59,7 @@ type player struct {
 	limit     ratelimit.Limit // WithLimitFunc's answer
 	lim       ratelimit.Limiter
 	reference ratelimit.Limiter // nil if Results are not compared
+	forces    bool              // the store is a store.Forcer
 
 	latest  int64 // reading of the clock
 	results map[int]ratelimit.Result
@@ -72,6 +79,7 @@ func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *playe
 	}
 	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return p.limit, nil })
 	p.lim = b.limiter(a.name, base, limits)
+	_, p.forces = b.store.(store.Forcer)
 	if !s.alone {
 		b.store = newReference(b.read)
 		p.reference = b.limiter(a.name, base, limits)
@@ -144,6 +152,14 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 			p.ids = append(p.ids, o.id)
 		}
 		return err
+	case "Charge":
+		charged, err := judgeCharge(m, l, o.at, int64(o.n), r)
+		if err == nil && charged > 0 {
+			p.charges[o.id] = charge{now, now + r.ResetAfter.Microseconds(), charged, l}
+			p.ids = append(p.ids, o.id)
+		}
+		p.model = m
+		return err
 	case "Peek":
 		return judge(m, l, o.at, 1, r, true)
 	case "Refund":
@@ -169,6 +185,8 @@ func call(lim ratelimit.Limiter, o op, charged ratelimit.Result) (ratelimit.Resu
 	case "AllowUpTo":
 		_, r, err := lim.(upTo).AllowUpTo(ctx, "key", o.n)
 		return r, err
+	case "Charge":
+		return lim.(ratelimit.Charger).Charge(ctx, "key", o.n)
 	case "Peek":
 		return lim.Peek(ctx, "key")
 	case "Refund":
@@ -219,21 +237,25 @@ func changingTracesAgree(t testing.TB, s *suite, a algorithm) { playTraces(t, s,
 
 func playTraces(t testing.TB, s *suite, a algorithm, change bool) {
 	for seed := range uint64(s.traces) {
-		g := newGenerator(s, a, seed, change)
-		p := newPlayer(t, s, a, g.base)
-		var ops []op
-		for len(ops) < traceLen {
-			o := g.next(p)
-			ops = append(ops, o)
-			err := p.play(o)
-			if err == nil {
-				continue
-			}
-			played := len(ops)
-			ops, err = shrink(t, s, a, g.base, ops, err)
-			t.Fatalf("seed %d, %s of %v, %d calls shrunk to %d:\n%s\n%v",
-				seed, a.name, g.base, played, len(ops), lines(ops), err)
+		s.part(t, func(t testing.TB, s *suite) { playTrace(t, s, a, seed, change) })
+	}
+}
+
+func playTrace(t testing.TB, s *suite, a algorithm, seed uint64, change bool) {
+	g := newGenerator(s, a, seed, change)
+	p := newPlayer(t, s, a, g.base)
+	var ops []op
+	for len(ops) < traceLen {
+		o := g.next(p)
+		ops = append(ops, o)
+		err := p.play(o)
+		if err == nil {
+			continue
 		}
+		played := len(ops)
+		ops, err = shrink(t, s, a, g.base, ops, err)
+		t.Fatalf("seed %d, %s of %v, %d calls shrunk to %d:\n%s\n%v",
+			seed, a.name, g.base, played, len(ops), lines(ops), err)
 	}
 }
 
@@ -306,13 +328,18 @@ func (g *generator) next(p *player) op {
 	case x < 33 && len(p.ids) > 0:
 		o.kind = "Refund"
 		o.of = p.ids[len(p.ids)-1-g.IntN(min(len(p.ids), 1+g.IntN(8)))]
-		o.n = g.part(int(p.charges[o.of].n))
+		o.n = whole(g.part(p.charges[o.of].n))
+	case x < 43 && p.forces && o.at < lastDebt:
+		o.kind = "Charge"
+		if o.n = whole(g.cost(integers(o.limit).burst)); g.IntN(20) == 0 { // more than a state holds
+			o.n = most - g.IntN(2)
+		}
 	default:
 		o.kind = "AllowN"
 		if g.IntN(8) == 0 {
 			o.kind = "AllowUpTo"
 		}
-		o.n = g.cost(integers(o.limit).burst)
+		o.n = whole(g.cost(integers(o.limit).burst))
 	}
 	if late := o.at - g.Int64N(1+min(o.limit.Period.Microseconds()*2, o.at/2)); g.IntN(20) == 0 {
 		early := o
@@ -335,37 +362,40 @@ func (g *generator) nextLimit() ratelimit.Limit {
 }
 
 // part is how many of n events to refund: some, all, or more.
-func (g *generator) part(n int) int {
+func (g *generator) part(n int64) int64 {
 	switch g.IntN(4) {
 	case 0:
 		return 1
 	case 1:
 		return n + 1
 	case 2:
-		return 1 + g.IntN(n)
+		return 1 + g.Int64N(n)
 	}
 	return n
 }
 
 // cost is from 1 to 2 above the capacity, and often what is just left or just
 // not.
-func (g *generator) cost(capacity int64) int {
+func (g *generator) cost(capacity int64) int64 {
 	switch g.IntN(9) {
 	case 0, 1, 2:
 		return 1
 	case 3:
-		return 1 + g.IntN(5)
+		return 1 + g.Int64N(5)
 	case 4:
-		return max(1, g.last.Remaining)
+		return max(1, int64(g.last.Remaining))
 	case 5:
-		return g.last.Remaining + 1
+		return int64(g.last.Remaining) + 1
 	case 6:
-		return int(capacity) - 1 + g.IntN(4) + int(max(0, 2-capacity))
+		return capacity - 1 + g.Int64N(4) + max(0, 2-capacity)
 	case 7:
-		return 1 + int(capacity)/(1+g.IntN(10))
+		return 1 + capacity/(1+g.Int64N(10))
 	}
-	return 1 + g.IntN(int(capacity))
+	return 1 + g.Int64N(capacity)
 }
+
+// whole is n, or the largest int where that has 32 bits.
+func whole(n int64) int { return int(min(n, math.MaxInt)) }
 
 // time is the next reading: often the same, often the very edge of something, and
 // now and then years later.

@@ -1,0 +1,44 @@
+// Package effort says how much the tests of this run are to do. The environment does:
+//
+//	                    what a newcomer runs, within a minute on two cores
+//	RATELIMIT_FULL=1    what CI runs: more and longer random traces, slow faults
+//	RATELIMIT_LONG=1    and what takes minutes: failovers, floods of 10 million keys
+//
+// A test that is shorter in a plain run checks the same there, on less. With -short a
+// test promises nothing about time, and runs the fewest traces: for the race detector.
+package effort
+
+import (
+	"os"
+	"testing"
+)
+
+// Full says whether this run is CI's, or a longer one.
+func Full() bool { return os.Getenv("RATELIMIT_FULL") == "1" || Long() }
+
+// Long says whether this run may take as long as it likes.
+func Long() bool { return os.Getenv("RATELIMIT_LONG") == "1" }
+
+// Of is how much of something a test does: plain, or full.
+func Of(plain, full int) int {
+	if Full() {
+		return full
+	}
+	return plain
+}
+
+// NeedFull skips t in a plain run.
+func NeedFull(t testing.TB) {
+	t.Helper()
+	if !Full() {
+		t.Skip("RATELIMIT_FULL=1 runs it")
+	}
+}
+
+// NeedLong skips t unless RATELIMIT_LONG=1.
+func NeedLong(t testing.TB) {
+	t.Helper()
+	if !Long() {
+		t.Skip("RATELIMIT_LONG=1 runs it")
+	}
+}

@@ -1,0 +1,378 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// mostFlights is how many connections a store uses at once. Few connections are soon
+	// made again when they break, and the fewer there are the more calls each trip takes.
+	mostFlights = 16
+
+	// mostTogether is the most calls of a flight. With 64 the server does nothing else for
+	// some 0.5 ms.
+	mostTogether = 64
+
+	// lasting is how long a flight waits for the server, in a handshake as well. Its callers
+	// have left long before.
+	lasting = time.Second
+
+	// crowded is for how long after a call had to wait no call gives up a connection on which
+	// the reply is late: others wait for it.
+	crowded = time.Second
+
+	// rested is after how long unused connections are no longer counted on.
+	rested = time.Minute
+)
+
+// airline carries the calls of a *redis.Client. A call that has a connection to itself goes
+// alone, on its caller's goroutine, by the caller's time. All others are carried: they wait
+// until a connection is free, and then go together, several commands in one round trip,
+// each its own EVALSHA with its own reply.
+//
+// What carries them is a flight, a goroutine with one connection. go-redis closes a
+// connection when the time of the call that uses it is up, in the middle of the handshake
+// too; under a herd, or far from the server, all that is done then is to make connections.
+// So a flight has time of its own, in which connections are made and late replies come in,
+// and callers leave by their own timers.
+type airline struct {
+	client  *redis.Client // keeps to the deadline of a context
+	alone   process
+	timeout time.Duration
+	most    int // flights that callers wait for
+	all     int // flights, with those that all callers have left
+
+	mu      sync.Mutex    // protects what is below
+	flights int           // that callers wait for
+	made    int           // of these, those whose connection has worked before
+	left    int           // flights that all callers have left, and that have not ended
+	ready   int           // connections that worked when they were last used, and are free
+	used    time.Time     // when one last was, about
+	crowd   time.Time     // until when calls are carried, alone or not
+	trip    time.Duration // what a flight takes, about
+	waiting []*passenger  // in the order of arrival
+}
+
+// passenger is a call that is carried. Whoever sets claimed first, the caller who leaves or
+// the flight that boards, has it.
+type passenger struct {
+	budget
+	cmd      command
+	claimed  atomic.Bool
+	done     chan struct{} // closed when err and panicked are there
+	err      error
+	panicked any // with what a hook has panicked
+}
+
+// flight is several calls on one connection. It makes one if there is none; with no
+// calls, it does only that.
+type flight struct {
+	calls []*passenger
+	end   time.Time // of the last of them
+	made  bool      // it has taken one of the ready connections
+	left  bool      // by all callers; protected by airline.mu, as is
+	ended bool
+}
+
+var (
+	errQueued = errors.New("the call waited for others to end")
+	errPanic  = errors.New("a hook panicked")
+)
+
+// newAirline returns the airline of client, which keeps to deadlines.
+func newAirline(client *redis.Client, timeout time.Duration) *airline {
+	size := poolSize(client)
+	return &airline{
+		client: client, alone: direct(client), timeout: timeout,
+		most: min(mostFlights, size), all: min(2*mostFlights, size),
+	}
+}
+
+// poolSize is how many connections c can have.
+func poolSize(c *redis.Client) int {
+	o := c.Options()
+	if o.MaxActiveConns > 0 {
+		return min(o.PoolSize, o.MaxActiveConns)
+	}
+	return o.PoolSize
+}
+
+// process is the [process] of the client.
+func (a *airline) process(b budget, cmd command, sent *sending) error {
+	if !a.begin(b) {
+		return a.carry(b, cmd)
+	}
+	err := errPanic
+	defer func() {
+		if f := a.end(b, err); f != nil {
+			go a.fly(f)
+		}
+	}()
+	err = a.alone(b, cmd, sent)
+	return err
+}
+
+// begin reports whether a call has a connection to itself.
+func (a *airline) begin(b budget) bool {
+	now := b.end.Add(-a.timeout) // or earlier, if the deadline is the caller's
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ready == 0 || a.flights >= a.most || a.crowd.After(now) || now.Sub(a.used) > rested {
+		return false
+	}
+	a.ready--
+	a.made++
+	a.flights++
+	return true
+}
+
+// end ends the flight of a call that went alone.
+func (a *airline) end(b budget, err error) *flight {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.flights--
+	a.made--
+	a.settle(answeredBy(err), true, b.end.Add(-a.timeout))
+	return a.depart()
+}
+
+// answeredBy reports whether err is what a server has answered on a connection that is good.
+func answeredBy(err error) bool {
+	var answer redis.Error
+	return err == nil || errors.As(err, &answer)
+}
+
+// settle notes what has become of a connection. Call it with the lock.
+func (a *airline) settle(good, made bool, now time.Time) {
+	switch {
+	case good:
+		a.ready++
+		a.used = now
+	case made: // what has closed it may have closed all
+		a.ready = 0
+	}
+}
+
+// carry has a flight make the call, and returns by b's end.
+func (a *airline) carry(b budget, cmd command) error {
+	p := &passenger{budget: b, cmd: cmd, done: make(chan struct{})}
+	f, err := a.join(p)
+	if err != nil {
+		return err
+	}
+	if f != nil {
+		go a.fly(f)
+	}
+	timer := time.NewTimer(time.Until(b.end))
+	defer timer.Stop()
+	select {
+	case <-p.done:
+		return p.answer()
+	case <-b.Done():
+	case <-timer.C:
+	}
+	if p.claimed.CompareAndSwap(false, true) {
+		return errQueued
+	}
+	select {
+	case <-p.done:
+		return p.answer()
+	default:
+		return context.DeadlineExceeded
+	}
+}
+
+func (p *passenger) answer() error {
+	if p.panicked != nil {
+		panic(p.panicked)
+	}
+	return p.err
+}
+
+// join puts p into the line, and returns the flight that it makes necessary, if any. Where
+// so many wait that p would not get its answer in time, it is refused at once.
+func (a *airline) join(p *passenger) (*flight, error) {
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if now.Sub(a.used) > rested {
+		a.ready = 0
+	}
+	if a.flights >= a.most {
+		a.crowd = now.Add(crowded)
+		trips := 1 + len(a.waiting)/(a.most*mostTogether)
+		if now.Add(time.Duration(trips) * a.trip).After(p.end) {
+			return nil, errQueued
+		}
+	}
+	a.waiting = append(a.waiting, p)
+	return a.depart(), nil
+}
+
+// depart returns the flight that is to begin now, if any: it takes those who wait. While
+// others fly whose connections work, one without a connection takes nobody: it would be late,
+// and they are soon back. Call it with the lock, after each arrival and each end.
+func (a *airline) depart() *flight {
+	if len(a.waiting) == 0 || a.flights >= a.most || a.flights+a.left >= a.all {
+		return nil
+	}
+	f := &flight{made: a.ready > 0}
+	if f.made || a.made == 0 {
+		if f.calls = a.board(); len(f.calls) == 0 {
+			return nil
+		}
+	}
+	f.end = time.Now().Add(a.timeout)
+	if f.calls != nil {
+		f.end = latestEnd(f.calls)
+	}
+	a.flights++
+	if f.made {
+		a.ready--
+		a.made++
+	}
+	return f
+}
+
+// board takes from the line whom a flight carries. It passes over those who have left, and
+// refuses those who have less time left than it takes, so that it is there for the others.
+func (a *airline) board() []*passenger {
+	var calls []*passenger
+	seen, late := 0, time.Now().Add(a.trip)
+	for _, p := range a.waiting {
+		if len(calls) == mostTogether {
+			break
+		}
+		seen++
+		if !p.claimed.CompareAndSwap(false, true) {
+			continue
+		}
+		if p.end.Before(late) {
+			p.err = errQueued
+			close(p.done)
+			continue
+		}
+		calls = append(calls, p)
+	}
+	clear(a.waiting[:seen])
+	if a.waiting = a.waiting[seen:]; len(a.waiting) == 0 {
+		a.waiting = nil
+	}
+	return calls
+}
+
+func latestEnd(calls []*passenger) time.Time {
+	end := calls[0].end
+	for _, p := range calls[1:] {
+		if p.end.After(end) {
+			end = p.end
+		}
+	}
+	return end
+}
+
+// fly makes the calls of f, and then of the flights that are to follow.
+func (a *airline) fly(f *flight) {
+	for f != nil {
+		f = a.flyOnce(f)
+	}
+}
+
+func (a *airline) flyOnce(f *flight) (next *flight) {
+	begun := time.Now()
+	late := time.AfterFunc(f.end.Sub(begun), func() { a.abandon(f) })
+	good := a.send(f, begun)
+	late.Stop()
+	runtime.Gosched() // callers who come straight back go together again
+	return a.land(f, good, begun)
+}
+
+// abandon ends f for those who wait: its callers have left.
+func (a *airline) abandon(f *flight) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if f.ended {
+		return
+	}
+	f.left = true
+	a.left++
+	a.flights--
+	if f.made {
+		a.made--
+	}
+	if next := a.depart(); next != nil {
+		go a.fly(next)
+	}
+}
+
+// land ends f, and returns the flight that follows.
+func (a *airline) land(f *flight, good bool, begun time.Time) *flight {
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f.ended = true
+	if f.left {
+		a.left--
+	} else {
+		a.flights--
+		if f.made {
+			a.made--
+		}
+	}
+	if good && f.made {
+		// The last quarter of the timeout is kept, so that somebody always has the time.
+		a.trip = min(a.trip+(now.Sub(begun)-a.trip)/4, a.timeout-a.timeout/4)
+	}
+	a.settle(good, f.made, now)
+	return a.depart()
+}
+
+// send makes the calls of f, and reports whether its connection is good.
+func (a *airline) send(f *flight, now time.Time) (good bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			good = false
+			for _, c := range f.calls {
+				c.panicked = p
+			}
+		}
+		for _, c := range f.calls {
+			close(c.done)
+		}
+	}()
+	values := context.Background()
+	if len(f.calls) == 1 { // hooks see the values of a caller's context
+		values = context.WithoutCancel(f.calls[0].Context)
+	}
+	wait := f.end.Sub(now)
+	ctx, cancel := context.WithDeadline(values, f.end.Add(-wait/4))
+	defer cancel()
+	ctx = patient{ctx, now.Add(max(lasting, wait))}
+	switch len(f.calls) {
+	case 0:
+		return answeredBy(a.client.Process(ctx, command{redis.NewCmd(ctx, "ping")}))
+	case 1:
+		c := f.calls[0]
+		c.err = a.client.Process(ctx, c.cmd)
+		return answeredBy(c.err)
+	}
+	conn := a.client.Conn() // a pipeline of the client itself has a pool of its own
+	defer func() { _ = conn.Close() }()
+	pipe := conn.Pipeline()
+	for _, c := range f.calls {
+		_ = pipe.Process(ctx, c.cmd)
+	}
+	_, err := pipe.Exec(ctx)
+	for _, c := range f.calls {
+		c.err = c.cmd.Err()
+		err = c.err // a connection that breaks fails all that follows
+	}
+	return answeredBy(err)
+}

@@ -1,0 +1,285 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// Times here are ten times those of a real network, so that a busy machine does not count.
+const (
+	farTrip    = 150 * time.Millisecond // to the server and back
+	farTimeout = 500 * time.Millisecond // of a call
+)
+
+// farAway returns a proxy of a server that is farTrip away, and a client of it.
+func farAway(t *testing.T, change func(*redis.Options)) (*redistest.Proxy, *redis.Client) {
+	t.Helper()
+	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
+	proxy.Delay(farTrip)
+	o := &redis.Options{Addr: proxy.Addr()}
+	if change != nil {
+		change(o)
+	}
+	client := redis.NewClient(o)
+	t.Cleanup(func() { _ = client.Close() })
+	return proxy, client
+}
+
+// A handshake is three round trips and a first call two, which is more than a call's time.
+func TestAServerFarAwayIsReached(t *testing.T) {
+	effort.NeedFull(t)
+	for _, contextTimeouts := range []bool{false, true} {
+		proxy, client := farAway(t, func(o *redis.Options) { o.ContextTimeoutEnabled = contextTimeouts })
+		ring := redis.NewRing(&redis.RingOptions{
+			Addrs: map[string]string{"a": proxy.Addr()}, ContextTimeoutEnabled: contextTimeouts, HeartbeatFrequency: time.Hour,
+		})
+		t.Cleanup(func() { _ = ring.Close() })
+		for _, c := range []redis.UniversalClient{client, ring} {
+			t.Run(fmt.Sprintf("%T, ContextTimeoutEnabled %t", c, contextTimeouts), func(t *testing.T) {
+				t.Parallel()
+				s := newStore(t, c, redisstore.WithTimeout(farTimeout))
+				var callers sync.WaitGroup
+				for range 100 {
+					callers.Go(func() {
+						for end := time.Now().Add(30 * time.Second); ; {
+							_, err := s.Take(t.Context(), space, "k", limit, 1)
+							if err == nil || time.Now().After(end) {
+								require.NoError(t, err)
+								return
+							}
+						}
+					})
+				}
+				callers.Wait()
+			})
+		}
+	}
+
+	// The fault bites: a handshake that has a call's time is never done.
+	_, client := farAway(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), farTimeout-farTrip)
+		require.Error(t, client.Ping(ctx).Err())
+		cancel()
+	}
+}
+
+func TestReadyMakesTheConnections(t *testing.T) {
+	effort.NeedFull(t)
+	proxy, client := farAway(t, nil)
+	s := newStore(t, client, redisstore.WithTimeout(farTimeout))
+	s.Prepare(counter)
+	require.NoError(t, s.Ready(t.Context()))
+	made := proxy.Made()
+	require.Equal(t, 16, made)
+	l := run(t, s, 100, time.Second)
+	l.report("100 callers after Ready")
+	require.Positive(t, l.count("ok"))
+	require.Equal(t, l.calls(), l.count("ok"))
+	require.Equal(t, made, proxy.Made())
+}
+
+func TestReadyOfAllClients(t *testing.T) {
+	_, proxy := clusterOfOne(t)
+	for name, client := range kinds(t, proxy.Addr(), true) {
+		s := newStore(t, client)
+		s.Prepare(counter)
+		require.NoError(t, s.Ready(t.Context()), name)
+		_, err := s.Take(t.Context(), space, "k", limit, 1)
+		require.NoError(t, err, name)
+	}
+	gone := redistest.Start(t)
+	gone.Kill()
+	s := newStore(t, redis.NewClient(&redis.Options{Addr: gone.Addr()}))
+	require.ErrorIs(t, s.Ready(t.Context()), store.ErrUnavailable)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, s.Ready(ctx), context.Canceled)
+}
+
+// Callers without a pause, all of whose connections break: they are served again, by few
+// new connections. Where each call that fails closes one, nobody ever is.
+func TestAHerdIsServedAfterABreak(t *testing.T) {
+	effort.NeedFull(t)
+	for _, pool := range []int{0, 600} {
+		t.Run(fmt.Sprint("PoolSize ", pool), func(t *testing.T) {
+			proxy, client := farAway(t, func(o *redis.Options) { o.PoolSize = pool })
+			proxy.Delay(farTrip / 2)
+			s := newStore(t, client, redisstore.WithTimeout(farTimeout))
+			require.NoError(t, s.Ready(t.Context()))
+			l := start(t, s, "k", 512)
+			time.Sleep(farTimeout)
+			made := proxy.Made()
+			proxy.Cut()
+			time.Sleep(4 * farTimeout)
+			before, ok := l.calls(), l.count("ok")
+			time.Sleep(2 * farTimeout)
+			l.end()
+			l.report("512 callers")
+			calls, served := l.calls()-before, l.count("ok")-ok
+			t.Logf("from %v after the break on %d of %d calls served; %d new connections", 4*farTimeout, served, calls, proxy.Made()-made)
+			require.Greater(t, served, calls/2)
+			require.LessOrEqual(t, proxy.Made()-made, 4*32, "new connections")
+		})
+	}
+}
+
+// One connection and many callers: each call has its own reply, whatever the others have.
+func TestCallsThatGoTogetherAreDecidedOneByOne(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	for _, contextTimeouts := range []bool{false, true} {
+		client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), PoolSize: 1, ContextTimeoutEnabled: contextTimeouts})
+		defer client.Close()
+		seen := new(pipelines)
+		client.AddHook(seen)
+		s := newStore(t, client)
+		require.NoError(t, client.Set(t.Context(), s.RedisKey(space, "wrong"), "not a number", 0).Err())
+		require.NoError(t, client.ScriptFlush(t.Context()).Err())
+		proxy.Hold()
+		ctx, cancel := context.WithCancel(t.Context())
+		var callers sync.WaitGroup
+		for i := range 200 {
+			callers.Go(func() {
+				switch {
+				case i%10 == 1:
+					_, err := s.Take(t.Context(), rule("return redis.error_reply('OOM planted')"), "k", limit, 1)
+					require.ErrorIs(t, err, store.ErrOutOfMemory)
+				case i%10 == 2:
+					_, err := s.Take(ctx, space, "left", limit, 1)
+					require.ErrorIs(t, err, context.Canceled)
+				default:
+					r, err := s.Take(t.Context(), space, fmt.Sprint(contextTimeouts, i), limit, int64(i+1))
+					require.NoError(t, err)
+					require.Equal(t, store.Reply{OK: true, Z: 7}, r)
+					require.EqualValues(t, i+1, used(t, s, fmt.Sprint(contextTimeouts, i)))
+				}
+			})
+		}
+		time.Sleep(50 * time.Millisecond)
+		cancel()
+		time.Sleep(50 * time.Millisecond)
+		proxy.Release()
+		callers.Wait()
+		require.LessOrEqual(t, used(t, s, "left"), int64(1), "at most the call that was alone was under way")
+		require.Equal(t, contextTimeouts, seen.most.Load() > 1, "hooks of a client that keeps to deadlines see pipelines")
+	}
+}
+
+// pipelines is a hook that looks at how long pipelines are, and panics if it is told to.
+type pipelines struct {
+	tracer
+	most    atomic.Int64
+	planted atomic.Bool
+}
+
+func (p *pipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if strings.HasPrefix(cmds[0].Name(), "eval") {
+			p.most.Store(max(p.most.Load(), int64(len(cmds))))
+			if p.planted.Load() {
+				panic("planted")
+			}
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func TestAPanicOfAHookIsThatOfAllWhoGoTogether(t *testing.T) {
+	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr())
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), PoolSize: 1, ContextTimeoutEnabled: true})
+	defer client.Close()
+	hook := new(pipelines)
+	hook.planted.Store(true)
+	client.AddHook(hook)
+	s := newStore(t, client)
+	_, err := s.Take(t.Context(), space, "k", limit, 1)
+	require.NoError(t, err)
+	proxy.Hold()
+	var callers sync.WaitGroup
+	var panics atomic.Int64
+	for range 20 {
+		callers.Go(func() {
+			defer func() {
+				if recover() == "planted" {
+					panics.Add(1)
+				}
+			}()
+			_, err := s.Take(t.Context(), space, "k", limit, 1)
+			require.NoError(t, err)
+		})
+	}
+	time.Sleep(50 * time.Millisecond)
+	proxy.Release()
+	callers.Wait()
+	require.Positive(t, panics.Load())
+	hook.planted.Store(false)
+	_, err = s.Take(t.Context(), space, "k", limit, 1)
+	require.NoError(t, err)
+}
+
+// A reply that comes too late for its callers does not cost the connection.
+func TestLateRepliesLeaveTheConnections(t *testing.T) {
+	effort.NeedFull(t)
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), PoolSize: 16})
+	defer client.Close()
+	s := newStore(t, client, redisstore.WithTimeout(200*time.Millisecond))
+	require.NoError(t, s.Ready(t.Context()))
+	l := start(t, s, "k", 64)
+	time.Sleep(100 * time.Millisecond)
+	before := proxy.Made()
+	proxy.Hold()
+	time.Sleep(400 * time.Millisecond)
+	require.Positive(t, l.count("timeout"))
+	proxy.Release()
+	time.Sleep(200 * time.Millisecond)
+	ok := l.count("ok")
+	time.Sleep(200 * time.Millisecond)
+	l.end()
+	l.report("64 callers, replies held for twice the timeout")
+	require.Greater(t, l.count("ok"), ok)
+	require.Equal(t, before, proxy.Made())
+	require.LessOrEqual(t, int(used(t, newStore(t, client), "k")), l.calls())
+}
+
+// Where more callers wait than get their answer in time, the last of them are told at once.
+func TestMoreThanCanBeServedAreRefusedAtOnce(t *testing.T) {
+	effort.NeedFull(t)
+	_, client := farAway(t, func(o *redis.Options) { o.PoolSize = 1 })
+	s := newStore(t, client, redisstore.WithTimeout(2*farTrip+farTrip/2))
+	require.NoError(t, s.Ready(t.Context()))
+	for range 4 { // so that it is known what a trip takes
+		run(t, s, 2, farTrip)
+	}
+	var refused atomic.Int64
+	var callers sync.WaitGroup
+	for range 640 { // ten trips
+		callers.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*farTrip+farTrip/2)
+			defer cancel()
+			begun := time.Now()
+			_, err := s.Take(ctx, space, "k", limit, 1)
+			if err != nil && time.Since(begun) < farTrip {
+				require.ErrorIs(t, err, store.ErrOverloaded)
+				refused.Add(1)
+			}
+		})
+	}
+	callers.Wait()
+	require.Positive(t, refused.Load(), "of 640")
+}

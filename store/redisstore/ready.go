@@ -1,0 +1,91 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+var _ store.Preparer = (*Store)(nil)
+
+// Prepare implements [store.Preparer].
+func (s *Store) Prepare(rule *store.Rule) { s.script(rule) }
+
+// Ready makes the connections that many callers at once will use, up to 16 to each
+// server, and has each server load the scripts of the limiters made so far. Call it at
+// the start of a program whose server is some milliseconds away: without it the first
+// calls make the connections, and those that take longer than the timeout fail.
+//
+// It returns by ctx's deadline, or in 5 s. Its error is ctx's own or wraps
+// [store.ErrStore]; the store works all the same once its servers do. A user who may not
+// run SCRIPT LOAD has the scripts loaded by the first calls.
+func (s *Store) Ready(ctx context.Context) error {
+	if s.link == nil {
+		return errNotMade
+	}
+	limited, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	clients, err := s.link.clients(limited)
+	var warm sync.WaitGroup
+	errs := make([]error, len(clients))
+	for i, c := range clients {
+		warm.Go(func() { errs[i] = s.warm(limited, c) })
+	}
+	warm.Wait()
+	if err = errors.Join(append(errs, err)...); err == nil {
+		return nil
+	}
+	if ended := over(ctx); ended != nil {
+		return ended
+	}
+	return fmt.Errorf("%w: %v", store.ErrUnavailable, err) //nolint:errorlint // no context error may show
+}
+
+// warm makes connections of c, all at once so that they are as many, and loads the
+// scripts on the first of them.
+func (s *Store) warm(ctx context.Context, c *redis.Client) error {
+	conns := make([]*redis.Conn, min(mostFlights, poolSize(c)))
+	errs := make([]error, len(conns))
+	var made sync.WaitGroup
+	for i := range conns {
+		conns[i] = c.Conn()
+		made.Go(func() {
+			if i == 0 {
+				errs[i] = s.load(ctx, conns[i])
+			} else {
+				errs[i] = conns[i].Process(ctx, redis.NewCmd(ctx, "ping"))
+			}
+			if answeredBy(errs[i]) {
+				errs[i] = nil
+			}
+		})
+	}
+	made.Wait()
+	for _, conn := range conns {
+		_ = conn.Close()
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%s: %w", c.Options().Addr, err)
+	}
+	return nil
+}
+
+// load loads the scripts that are known by now.
+func (s *Store) load(ctx context.Context, conn *redis.Conn) error {
+	pipe := conn.Pipeline()
+	_ = pipe.Process(ctx, redis.NewCmd(ctx, "script", "load", s.reset.text))
+	s.scripts.Range(func(_, sc any) bool {
+		_ = pipe.Process(ctx, redis.NewCmd(ctx, "script", "load", sc.(*script).text))
+		return true
+	})
+	cmds, err := pipe.Exec(ctx)
+	if n := len(cmds); n > 0 {
+		err = cmds[n-1].Err() // a connection that breaks fails all that follows
+	}
+	return err
+}

@@ -1,0 +1,41 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// tripsMeasured is how many round trips are made to learn what one takes: the least of
+// them, since a first one may make the connection.
+const tripsMeasured = 4
+
+// checkTrip says what the store's timeout means at n's distance.
+func (s *Store) checkTrip(ctx context.Context, n node) []string {
+	var trip time.Duration
+	for i := range tripsMeasured {
+		begun := time.Now()
+		if _, err := n.ask(ctx, "time"); err != nil {
+			return nil // said by checkClock
+		}
+		if took := time.Since(begun); i == 0 || took < trip {
+			trip = took
+		}
+	}
+	return tripFindings(trip, s.timeout)
+}
+
+// tripFindings are those of a round trip and a timeout.
+func tripFindings(trip, timeout time.Duration) []string {
+	about := trip.Round(trip / 10)
+	switch {
+	case trip > timeout*9/10:
+		return []string{fmt.Sprintf("a round trip takes %v, and a call has %v: none is answered in time. "+
+			"Set WithTimeout to at least %v.", about, timeout, (3 * trip).Round(time.Millisecond))}
+	case trip > timeout/2:
+		return []string{fmt.Sprintf("a round trip takes %v, and a call has %v: the first call of a script, which takes two, fails "+
+			"after each restart and failover. Call Ready at the start, or set WithTimeout to at least %v.",
+			about, timeout, (3 * trip).Round(time.Millisecond))}
+	}
+	return nil
+}

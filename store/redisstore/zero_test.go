@@ -1,0 +1,36 @@
+package redisstore_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+func TestAStoreThatNewHasNotMadeAnswersErrors(t *testing.T) {
+	s, ctx := new(redisstore.Store), t.Context()
+	ask := func(n string, err error) {
+		require.ErrorIs(t, err, store.ErrStore, n)
+		require.ErrorContains(t, err, "not made by New", n)
+	}
+	_, err := s.Take(ctx, space, "k", limit, 1)
+	ask("Take", err)
+	_, err = s.TakeUpTo(ctx, space, "k", limit, 1)
+	ask("TakeUpTo", err)
+	_, err = s.Force(ctx, space, "k", limit, 1, 1)
+	ask("Force", err)
+	_, err = s.Peek(ctx, space, "k", limit, 1)
+	ask("Peek", err)
+	ask("Refund", s.Refund(ctx, space, "k", limit, store.Charge{N: 1}))
+	ask("Reset", s.Reset(ctx, space, "k"))
+	joint := &store.Rule{Name: "joint", Joint: func([]*store.Rule) string { return "return {1, 0, 0, 0}" }}
+	ask("TakeAll", s.TakeAll(ctx, []store.Claim{{Space: store.NewSpace(joint, "x"), Key: "k", Limit: limit, N: 1}}, make([]store.Reply, 1)))
+	ask("TakeAll of none", s.TakeAll(ctx, nil, nil))
+	_, err = s.Check(ctx)
+	ask("Check", err)
+	ask("Ready", s.Ready(ctx))
+	require.True(t, s.Together("a", "a"))
+	require.False(t, s.Together("a", "b"))
+}
