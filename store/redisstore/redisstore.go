@@ -134,11 +134,12 @@
 //
 // # Sentinel
 //
-// A dial of a host that hangs, or that is cut off, lasts for the client's DialTimeout, 5 s
-// by default. go-redis dials apart from the calls, a dial holds a place in the pool, and
-// that another master was named ends connections, but no dials. So when the host of the
-// master is gone, the next master may be reached a DialTimeout later than it was named. Set
-// 500 ms, as [Store.Check] advises.
+// A dial of a host that is cut off lasts for the client's DialTimeout, 5 s by default.
+// go-redis dials apart from the calls, and a dial holds a place in the pool, also when
+// another master has been named. So the store lets dials that hang take half of the places
+// at once, and gives out the others one by one: the new master is reached after
+// DialTimeout / (PoolSize / 2), 0.5 s for 20 places. Whoever else uses the client takes all.
+// Set a DialTimeout of 500 ms, as [Store.Check] advises.
 //
 // # Permissions
 //
