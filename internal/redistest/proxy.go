@@ -23,9 +23,10 @@ type Proxy struct {
 	drop    int                   // replies still to lose
 	names   [][]byte              // in lower case; of the commands whose replies are lost
 	dropped int
-	gate    chan struct{} // closed: replies pass
-	delay   time.Duration // of each reply
-	made    int           // connections
+	gate    chan struct{}         // closed: replies pass
+	delay   time.Duration         // of each reply
+	muted   map[net.Conn]struct{} // clients' connections; their replies are swallowed
+	made    int                   // connections
 }
 
 // StartProxy starts a proxy in front of addr, closed with t.
@@ -84,6 +85,19 @@ func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay = d
+}
+
+// Mute swallows all replies on the connections that are open now, for as long as they
+// live, as if they were half-open. Connections that are made later are not touched. It
+// returns how many there are.
+func (p *Proxy) Mute() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.muted = map[net.Conn]struct{}{}
+	for c := range p.conns {
+		p.muted[c] = struct{}{}
+	}
+	return len(p.conns) / 2 // one to the client, one to the server
 }
 
 // Cut closes all connections.
@@ -163,7 +177,11 @@ func (p *Proxy) replies(client, server net.Conn, lose <-chan struct{}) {
 		}
 		p.mu.Lock()
 		gate, delay := p.gate, p.delay
+		_, muted := p.muted[client]
 		p.mu.Unlock()
+		if muted {
+			continue
+		}
 		<-gate
 		time.Sleep(delay)
 		if _, err := client.Write(buf[:n]); err != nil {

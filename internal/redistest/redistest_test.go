@@ -125,6 +125,23 @@ func TestProxyHoldsReplies(t *testing.T) {
 	require.Error(t, client.Ping(t.Context()).Err())
 }
 
+func TestProxyMutesTheConnectionsThereAre(t *testing.T) {
+	server := redistest.Start(t)
+	p := redistest.StartProxy(t, server.Addr())
+	client := func() *redis.Client {
+		c := redis.NewClient(&redis.Options{Addr: p.Addr(), ReadTimeout: 50 * time.Millisecond, MaxRetries: -1})
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	old := client()
+	require.NoError(t, old.Ping(t.Context()).Err())
+	require.Equal(t, 1, p.Mute())
+	require.Error(t, old.Incr(t.Context(), "k").Err())
+	require.Equal(t, "1", server.Client(t).Get(t.Context(), "k").Val(), "committed")
+	require.Eventually(t, func() bool { return client().Ping(t.Context()).Err() == nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return old.Ping(t.Context()).Err() == nil }, 10*time.Second, time.Millisecond, "on another")
+}
+
 func TestMiniMovesBothClocks(t *testing.T) {
 	m := redistest.Mini(t)
 	client := m.Client(t)

@@ -301,8 +301,8 @@ func (l *link) settings() []string {
 				"through a clone that has none of the client's hooks (tracing). Set it, and the store uses the client itself.")
 		}
 		if o.Addr == failoverClient && o.DialTimeout > mostDialing {
-			found = append(found, fmt.Sprintf("client: DialTimeout is %v. When the host of the master hangs, dials of it hold the pool for as long "+
-				"after Sentinel has named another one. Set 500 ms.", o.DialTimeout))
+			found = append(found, fmt.Sprintf("client: DialTimeout is %v. When the host of the master hangs, dials of it hold places in the pool for as long, "+
+				"also when Sentinel has named another one. Set 500 ms.", o.DialTimeout))
 		}
 		return found
 	case *redis.ClusterClient:

@@ -117,9 +117,7 @@ func newLink(client Client, timeout time.Duration) *link {
 		l.process = newAirline(deadlines(c, max(timeout, lasting)), timeout).process
 		l.pool = func(string) (*redis.Client, error) { return c, nil }
 	case *redis.AutoPipeliner:
-		if !c.IsBlocking() {
-			l.process = deferred(c)
-		}
+		l.process = newDetour(c, timeout).process
 	case *redis.ClusterClient:
 		l.process = detached(c, budget.patient)
 		// With ReadOnly it looks up each command, for up to 5 s whatever the context.
@@ -212,15 +210,6 @@ func settled(client Client) process {
 			}
 		}
 		return err
-	}
-}
-
-// deferred is for the asynchronous face of an AutoPipeliner.
-func deferred(client *redis.AutoPipeliner) process {
-	return func(b budget, cmd command, _ *sending) error {
-		ctx, cancel := b.plain()
-		defer cancel()
-		return client.Submit(ctx, cmd).WaitContext(ctx)
 	}
 }
 

@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -157,10 +158,12 @@ func TestLongSentinelFailover(t *testing.T) {
 	const downAfter = time.Second
 	for fault, promise := range map[string]time.Duration{
 		"killed": downAfter + 3*time.Second,
-		// Dials of a host that does not even refuse hold the pool for DialTimeout, 5 s.
-		"frozen":                     downAfter + 8*time.Second,
-		"frozen, DialTimeout 500 ms": downAfter + 3*time.Second,
-		"told to fail over":          downAfter + 3*time.Second,
+		// Dials of a host that does not even refuse last for DialTimeout, 5 s.
+		"frozen":                      downAfter + 4*time.Second,
+		"cut off":                     downAfter + 4*time.Second,
+		"frozen, DialTimeout 500 ms":  downAfter + 3*time.Second,
+		"cut off, DialTimeout 500 ms": downAfter + 3*time.Second,
+		"told to fail over":           downAfter + 3*time.Second,
 	} {
 		t.Run(fault, func(t *testing.T) {
 			group := redistest.StartSentinel(t, 2, downAfter)
@@ -168,19 +171,30 @@ func TestLongSentinelFailover(t *testing.T) {
 			if strings.Contains(fault, "DialTimeout") {
 				o.DialTimeout = 500 * time.Millisecond
 			}
+			var cutOff atomic.Bool
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if cutOff.Load() && addr == group.Master.Addr() {
+					<-ctx.Done() // nobody refuses it either
+					return nil, ctx.Err()
+				}
+				return new(net.Dialer).DialContext(ctx, network, addr)
+			}
 			client := redis.NewFailoverClient(o)
 			defer client.Close()
 			s, err := redisstore.New(client)
 			require.NoError(t, err)
 			fixed, err := redisstore.New(group.Master.Client(t), redisstore.WithPrefix("naive"))
 			require.NoError(t, err)
-			l, naive := start(t, s, "k", 8), start(t, fixed, "k", 2)
+			l, naive := start(t, s, "k", 64), start(t, fixed, "k", 2)
 			time.Sleep(300 * time.Millisecond)
 			at := time.Now()
 			switch fault {
 			case "killed":
 				group.Master.Kill()
 			case "frozen", "frozen, DialTimeout 500 ms":
+				group.Master.Freeze()
+			case "cut off", "cut off, DialTimeout 500 ms":
+				cutOff.Store(true)
 				group.Master.Freeze()
 			default:
 				sentinel := redis.NewSentinelClient(&redis.Options{Addr: group.Sentinels[0].Addr()})
@@ -189,17 +203,23 @@ func TestLongSentinelFailover(t *testing.T) {
 			}
 			promoted := make(chan time.Duration, 1)
 			go func() { promoted <- whenPromoted(group.Replicas, at) }()
-			time.Sleep(8 * time.Second)
+			time.Sleep(100 * time.Millisecond)
+			served := l.count("ok")
+			for l.count("ok") < served+100 && time.Since(at) < 8*time.Second {
+				time.Sleep(time.Millisecond)
+			}
+			again := time.Since(at)
+			time.Sleep(time.Until(at.Add(8 * time.Second)))
 			l.end()
 			naive.end()
 			l.report("master " + fault)
 			if fault != "told to fail over" { // then the old master becomes a replica at its leisure
-				require.Greater(t, naive.recovered(at), 7*time.Second, "the fault bites")
+				require.Greater(t, naive.recovered(at), 5*time.Second, "the fault bites")
 			}
 			t.Logf("a replica was promoted after %v", <-promoted)
 			patient := newStore(t, client, redisstore.WithPrefix("rl"))
-			t.Logf("recovered in %v; %d admitted, %d counted by the new master", l.recovered(at), l.count("ok"), used(t, patient, "k"))
-			require.Less(t, l.recovered(at), promise)
+			t.Logf("served again after %v; %d admitted, %d counted by the new master", again, l.count("ok"), used(t, patient, "k"))
+			require.Less(t, again, promise)
 		})
 	}
 }

@@ -58,6 +58,7 @@ type airline struct {
 	crowd   time.Time     // until when calls are carried, alone or not
 	trip    time.Duration // what a flight takes, about
 	waiting []*passenger  // in the order of arrival
+	dials   dials
 }
 
 // passenger is a call that is carried. Whoever sets claimed first, the caller who leaves or
@@ -92,6 +93,7 @@ func newAirline(client *redis.Client, timeout time.Duration) *airline {
 	return &airline{
 		client: client, alone: direct(client), timeout: timeout,
 		most: min(mostFlights, size), all: min(2*mostFlights, size),
+		dials: newDials(size, client.Options().DialTimeout),
 	}
 }
 
@@ -155,6 +157,7 @@ func (a *airline) settle(good, made bool, now time.Time) {
 	case good:
 		a.ready++
 		a.used = now
+		a.dials.worked()
 	case made: // what has closed it may have closed all
 		a.ready = 0
 	}
@@ -223,13 +226,17 @@ func (a *airline) depart() *flight {
 	if len(a.waiting) == 0 || a.flights >= a.most || a.flights+a.left >= a.all {
 		return nil
 	}
+	now := time.Now()
 	f := &flight{made: a.ready > 0}
+	if !f.made && !a.dials.may(now) && a.client.PoolStats().IdleConns == 0 { // a dial may have ended since
+		return nil
+	}
 	if f.made || a.made == 0 {
 		if f.calls = a.board(); len(f.calls) == 0 {
 			return nil
 		}
 	}
-	f.end = time.Now().Add(a.timeout)
+	f.end = now.Add(a.timeout)
 	if f.calls != nil {
 		f.end = latestEnd(f.calls)
 	}
@@ -237,6 +244,8 @@ func (a *airline) depart() *flight {
 	if f.made {
 		a.ready--
 		a.made++
+	} else {
+		a.dials.begin(now)
 	}
 	return f
 }
@@ -306,6 +315,8 @@ func (a *airline) abandon(f *flight) {
 	a.flights--
 	if f.made {
 		a.made--
+	} else {
+		a.dials.reached()
 	}
 	if next := a.depart(); next != nil {
 		go a.fly(next)

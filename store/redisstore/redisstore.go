@@ -86,7 +86,11 @@
 //
 // An AutoPipeliner (experimental in go-redis) should be the limiter's own: go-redis
 // retries no command of a batch in which one must not be retried. Set its
-// MaxQueuedCommands.
+// MaxQueuedCommands. One connection that dies unnoticed holds up its batches for the
+// client's ReadTimeout, 5 s unless it is set. The store notices that after twice its own
+// timeout; all calls until then are [store.ErrTimeout]. Until the batch has ended,
+// each call then goes in a pipeline of its own, on another connection and at the cost of a
+// goroutine.
 //
 // Over TLS 1.3 set Protocol to 2 in the client's options. By RESP3, its default, go-redis
 // (9.23) takes what a server sends after a handshake for the beginning of a push
@@ -127,6 +131,15 @@
 // open circuit breaker), until the key has another master, or its master answers, or 30 s
 // have passed since the last failure. Left alone, the client is blind to a
 // failover for up to a minute. An AutoPipeliner of a ClusterClient cannot be told.
+//
+// # Sentinel
+//
+// A dial of a host that is cut off lasts for the client's DialTimeout, 5 s by default.
+// go-redis dials apart from the calls, and a dial holds a place in the pool, also when
+// another master has been named. So the store lets dials that hang take half of the places
+// at once, and gives out the others one by one: the new master is reached after
+// DialTimeout / (PoolSize / 2), 0.5 s for 20 places. Whoever else uses the client takes all.
+// Set a DialTimeout of 500 ms, as [Store.Check] advises.
 //
 // # Permissions
 //

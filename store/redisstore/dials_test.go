@@ -1,0 +1,49 @@
+package redisstore_test
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// A dial of a host that is cut off lasts for DialTimeout, 5 s, and holds a place in the
+// pool. When another host is named, as by Sentinel, there is one left to reach it.
+func TestDialsThatHangLeaveRoomForOthers(t *testing.T) {
+	server := redistest.Start(t)
+	var cutOff atomic.Bool
+	var hanging atomic.Int64
+	cutOff.Store(true)
+	client := redis.NewClient(&redis.Options{PoolSize: 20, Dialer: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if cutOff.Load() {
+			hanging.Add(1)
+			defer hanging.Add(-1)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return new(net.Dialer).DialContext(ctx, "tcp", server.Addr())
+	}})
+	defer client.Close()
+	s, err := redisstore.New(client)
+	require.NoError(t, err)
+	l := start(t, s, "k", 64)
+	defer l.end()
+	time.Sleep(700 * time.Millisecond)
+	require.Zero(t, l.count("ok"))
+	require.Positive(t, hanging.Load(), "the fault bites")
+	require.Less(t, hanging.Load(), int64(20))
+	cutOff.Store(false)
+	named := time.Now()
+	for l.count("ok") == 0 && time.Since(named) < 10*time.Second {
+		time.Sleep(time.Millisecond)
+	}
+	t.Logf("%d dials hang; reached after %v", hanging.Load(), time.Since(named))
+	require.Less(t, time.Since(named), 3*time.Second, "a dial each 500 ms")
+}
