@@ -47,3 +47,20 @@ func TestDialsThatHangLeaveRoomForOthers(t *testing.T) {
 	t.Logf("%d dials hang; reached after %v", hanging.Load(), time.Since(named))
 	require.Less(t, time.Since(named), 3*time.Second, "a dial each 500 ms")
 }
+
+// A server that is gone for a while refuses dials at once, and they are no sign of one that hangs.
+func TestRefusedDialsDoNotCountAsHanging(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), DialerRetries: 1, DialTimeout: time.Hour})
+	defer client.Close()
+	s, err := redisstore.New(client)
+	require.NoError(t, err)
+	server.Kill()
+	l := run(t, s, 32, 500*time.Millisecond)
+	require.Zero(t, l.count("ok"))
+	server.Restart(t)
+	require.Eventually(t, func() bool {
+		_, err := s.Take(t.Context(), space, "k", limit, 1)
+		return err == nil
+	}, 30*time.Second, time.Millisecond)
+}

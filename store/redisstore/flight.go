@@ -297,10 +297,10 @@ func (a *airline) fly(f *flight) {
 func (a *airline) flyOnce(f *flight) (next *flight) {
 	begun := time.Now()
 	late := time.AfterFunc(f.end.Sub(begun), func() { a.abandon(f) })
-	good := a.send(f, begun)
+	err := a.send(f, begun)
 	late.Stop()
 	runtime.Gosched() // callers who come straight back go together again
-	return a.land(f, good, begun)
+	return a.land(f, err, begun)
 }
 
 // abandon ends f for those who wait: its callers have left.
@@ -324,8 +324,8 @@ func (a *airline) abandon(f *flight) {
 }
 
 // land ends f, and returns the flight that follows.
-func (a *airline) land(f *flight, good bool, begun time.Time) *flight {
-	now := time.Now()
+func (a *airline) land(f *flight, err error, begun time.Time) *flight {
+	now, good := time.Now(), answeredBy(err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	f.ended = true
@@ -341,15 +341,19 @@ func (a *airline) land(f *flight, good bool, begun time.Time) *flight {
 		// The last quarter of the timeout is kept, so that somebody always has the time.
 		a.trip = min(a.trip+(now.Sub(begun)-a.trip)/4, a.timeout-a.timeout/4)
 	}
+	if !good && !f.made && !f.left && !timeUp(err) { // a dial that is refused does not hang
+		a.dials.reached()
+	}
 	a.settle(good, f.made, now)
 	return a.depart()
 }
 
-// send makes the calls of f, and reports whether its connection is good.
-func (a *airline) send(f *flight, now time.Time) (good bool) {
+// send makes the calls of f. Its error is that of the connection, or what the server has
+// answered last.
+func (a *airline) send(f *flight, now time.Time) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			good = false
+			err = errPanic
 			for _, c := range f.calls {
 				c.panicked = p
 			}
@@ -368,11 +372,11 @@ func (a *airline) send(f *flight, now time.Time) (good bool) {
 	ctx = patient{ctx, now.Add(max(lasting, wait))}
 	switch len(f.calls) {
 	case 0:
-		return answeredBy(a.client.Process(ctx, command{redis.NewCmd(ctx, "ping")}))
+		return a.client.Process(ctx, command{redis.NewCmd(ctx, "ping")})
 	case 1:
 		c := f.calls[0]
 		c.err = a.client.Process(ctx, c.cmd)
-		return answeredBy(c.err)
+		return c.err
 	}
 	conn := a.client.Conn() // a pipeline of the client itself has a pool of its own
 	defer func() { _ = conn.Close() }()
@@ -380,10 +384,10 @@ func (a *airline) send(f *flight, now time.Time) (good bool) {
 	for _, c := range f.calls {
 		_ = pipe.Process(ctx, c.cmd)
 	}
-	_, err := pipe.Exec(ctx)
+	_, err = pipe.Exec(ctx)
 	for _, c := range f.calls {
 		c.err = c.cmd.Err()
 		err = c.err // a connection that breaks fails all that follows
 	}
-	return answeredBy(err)
+	return err
 }
