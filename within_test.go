@@ -494,3 +494,33 @@ func TestTheLongestWaitsDoNotOverflow(t *testing.T) {
 		})
 	}
 }
+
+// shown is a store that shows the limit of its last Take.
+type shown struct {
+	store.Store
+	limit store.Limit
+}
+
+func (s *shown) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.limit = l
+	return s.Store.Take(ctx, sp, key, l, n)
+}
+
+func TestStoresAreToldOfTurnsInWholeMicrosecondsUpTo100Years(t *testing.T) {
+	century := (100 * 365 * 24 * time.Hour).Microseconds()
+	for _, algorithm := range algorithms {
+		s := &shown{Store: memory(t, newClock())}
+		lim := newLimiter(t, algorithm, s, ratelimit.PerDay(100))
+		for d, want := range map[time.Duration]int64{
+			-time.Hour: 1, 0: 1, 999: 1, time.Microsecond: 2, time.Second + 1: 1_000_001, ratelimit.Never: century + 1,
+		} {
+			if !strings.HasSuffix(algorithm, "_bucket") {
+				want = 0
+			}
+			allowWithin(t, lim, 1, d)
+			require.Equal(t, want, s.limit.Before, "%s within %v", algorithm, d)
+		}
+		allowN(t, lim, 1)
+		require.Zero(t, s.limit.Before)
+	}
+}
