@@ -315,7 +315,7 @@ func (a *airline) abandon(f *flight) {
 	a.flights--
 	if f.made {
 		a.made--
-	} else {
+	} else if int(a.client.PoolStats().TotalConns) > a.ready+a.made { // one is in its handshake
 		a.dials.reached()
 	}
 	if next := a.depart(); next != nil {
