@@ -13,11 +13,13 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
+const microseconds = 3600_000_000 // of an hour
+
 // ledger is a bucket in rational numbers that knows whose each event is. They drain in
 // their order.
 type ledger struct {
-	rate, burst int64    // events a second
-	now         *big.Rat // seconds since the start
+	rate, burst int64    // events an hour: servers expire keys in real time
+	now         *big.Rat // hours since the start
 	charges     []*charged
 	flows       []movement
 }
@@ -52,7 +54,7 @@ func (b *ledger) take(events *big.Rat) {
 }
 
 func (b *ledger) advance(d time.Duration) {
-	dt := big.NewRat(d.Microseconds(), 1e6)
+	dt := big.NewRat(d.Microseconds(), microseconds)
 	b.now = new(big.Rat).Add(b.now, dt)
 	b.take(dt.Mul(dt, big.NewRat(b.rate, 1)))
 }
@@ -95,7 +97,7 @@ func (b *ledger) minted() (most *big.Rat) {
 		for _, f := range b.flows[i:] {
 			sum.Add(sum, f.events)
 			x := new(big.Rat).Sub(f.at, b.flows[i].at)
-			may := x.Mul(x.Add(x, big.NewRat(1, 1e6)), big.NewRat(b.rate, 1))
+			may := x.Mul(x.Add(x, big.NewRat(1, microseconds)), big.NewRat(b.rate, 1))
 			if over := new(big.Rat).Sub(sum, may.Add(may, big.NewRat(b.burst, 1))); over.Cmp(most) > 0 {
 				most = over
 			}
@@ -129,10 +131,10 @@ func TestDebtsAreGivenBackAsFarAsTheyAreStillCharged(t *testing.T) {
 		for seed := range uint64(100) {
 			rng := rand.New(rand.NewPCG(seed, 21))
 			b := &ledger{rate: 1 + rng.Int64N(7), burst: 1 + rng.Int64N(20), now: new(big.Rat)}
-			lim := newLimiter(t, algorithm, s, ratelimit.Limit{Rate: int(b.rate), Period: time.Second, Burst: int(b.burst)},
+			lim := newLimiter(t, algorithm, s, ratelimit.Limit{Rate: int(b.rate), Period: time.Hour, Burst: int(b.burst)},
 				ratelimit.WithName(fmt.Sprint("seed ", seed)))
-			level := func() *big.Rat { return big.NewRat(b.rate*peek(t, lim, "key").ResetAfter.Microseconds(), 1e6) }
-			slack := func() float64 { return float64(b.rate*int64(len(b.flows)+2)) / 1e6 }
+			level := func() *big.Rat { return big.NewRat(b.rate*peek(t, lim, "key").ResetAfter.Microseconds(), microseconds) }
+			slack := func() float64 { return float64(b.rate*int64(len(b.flows)+2)) / microseconds }
 			refunds := 0
 			for range 60 {
 				switch rng.IntN(6) {
@@ -177,7 +179,7 @@ func TestDebtsAreGivenBackAsFarAsTheyAreStillCharged(t *testing.T) {
 					b.refund(e, given)
 					refunds++
 				default:
-					d := time.Duration(rng.Int64N(int64(4 * time.Second))).Truncate(time.Microsecond)
+					d := time.Duration(rng.Int64N(int64(4 * time.Hour))).Truncate(time.Microsecond)
 					c.Advance(d)
 					b.advance(d)
 				}
