@@ -93,7 +93,7 @@ func TestSecondsAreRoundedUp(t *testing.T) {
 }
 
 func TestNumbersAreThoseOfRFC9651(t *testing.T) {
-	most := int64(min(math.MaxInt, 1e15-1))
+	var most int64 = min(math.MaxInt, 1e15-1)
 	for n, want := range map[int]int64{-1: 0, 0: 0, 7: 7, int(most - 1): most - 1, int(most): most} {
 		require.Equal(t, want, tell.Count(n))
 	}

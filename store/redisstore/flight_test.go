@@ -154,11 +154,11 @@ func TestCallsThatGoTogetherAreDecidedOneByOne(t *testing.T) {
 		var callers sync.WaitGroup
 		for i := range 200 {
 			callers.Go(func() {
-				switch {
-				case i%10 == 1:
+				switch i % 10 {
+				case 1:
 					_, err := s.Take(t.Context(), rule("return redis.error_reply('OOM planted')"), "k", limit, 1)
 					require.ErrorIs(t, err, store.ErrOutOfMemory)
-				case i%10 == 2:
+				case 2:
 					_, err := s.Take(ctx, space, "left", limit, 1)
 					require.ErrorIs(t, err, context.Canceled)
 				default:

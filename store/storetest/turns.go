@@ -211,7 +211,7 @@ func retryAfterWithinIsExact(t testing.TB, s *suite, a algorithm) {
 			k = k.another()
 			k.at(0).take(capacity)
 			if a.bucket { // further than the capacity, and with a part of an event
-				k.advance(time.Duration(rng.Int64N(int64(drainTime(integers(l), 1)+1))) * microsecond)
+				k.advance(time.Duration(rng.Int64N(drainTime(integers(l), 1)+1)) * microsecond)
 				k.allowWithin(1+rng.IntN(capacity), l.Period*time.Duration(rng.IntN(3)))
 			}
 			now := k.allow(n)
