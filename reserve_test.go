@@ -362,11 +362,13 @@ func TestTheLargestChargeIsGivenBackAlikeOnBothStores(t *testing.T) {
 			return
 		}
 		above := newLimiter(t, algorithm, s, ratelimit.Limit{Rate: 1<<31 - 57, Period: 59_999_948 * time.Microsecond})
-		allowN(t, above, 1<<30)     // which takes a server half a minute to forget
-		c.Advance(time.Microsecond) // a part of an event is left, which stays above the most
-		had := peek(t, above, "key").Remaining
-		require.NoError(t, above.Refund(t.Context(), "key", overcharge(t, above, 1<<31-1), 1<<31-1))
-		require.Equal(t, had, peek(t, above, "key").Remaining)
+		allowN(t, above, 1<<30) // which takes a server half a minute to forget
+		for range 10 {
+			c.Advance(time.Microsecond) // a part of an event is left, which stays above the most
+			had := peek(t, above, "key").Remaining
+			require.NoError(t, above.Refund(t.Context(), "key", overcharge(t, above, 1<<31-1), 1<<31-1))
+			require.Equal(t, had, peek(t, above, "key").Remaining)
+		}
 		if algorithm != "token_bucket" {
 			return
 		}
