@@ -49,8 +49,9 @@ type process func(b budget, cmd command, sent *sending) error
 // budget is the context of the caller and the time that a call has.
 type budget struct {
 	context.Context
-	end time.Time
-	own bool // end is the store's own timeout, not the caller's deadline
+	end   time.Time
+	own   bool // end is the store's own timeout, not the caller's deadline
+	loads bool // the call loads a script: others need it, even if it comes too late for its own caller
 }
 
 // budget is what a call with ctx has that begins now.
@@ -105,6 +106,7 @@ type link struct {
 	client  Client
 	process process
 	pool    func(key string) (*redis.Client, error) // whose connections key's commands use; nil if nobody knows
+	airline *airline                                // of a *redis.Client; nil for other kinds
 	slots   *slots                                  // of a cluster client; nil for other kinds
 	pulse   pulse
 }
@@ -114,7 +116,8 @@ func newLink(client Client, timeout time.Duration) *link {
 	l := &link{client: client, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}}
 	switch c := client.(type) {
 	case *redis.Client:
-		l.process = newAirline(deadlines(c, max(timeout, lasting)), timeout).process
+		l.airline = newAirline(deadlines(c, max(timeout, lasting)), timeout)
+		l.process = l.airline.process
 		l.pool = func(string) (*redis.Client, error) { return c, nil }
 	case *redis.AutoPipeliner:
 		l.process = newDetour(c, timeout).process

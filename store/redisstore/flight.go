@@ -57,6 +57,8 @@ type airline struct {
 	used    time.Time     // when one last was, about
 	crowd   time.Time     // until when calls are carried, alone or not
 	trip    time.Duration // what a flight takes, about
+	last    time.Time     // when a flight departed that was not full
+	timer   bool          // whether depart will be called when those who wait have gathered
 	waiting []*passenger  // in the order of arrival
 	dials   dials
 }
@@ -126,9 +128,10 @@ func (a *airline) begin(b budget) bool {
 	now := b.end.Add(-a.timeout) // or earlier, if the deadline is the caller's
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.ready == 0 || a.flights >= a.most || a.crowd.After(now) || now.Sub(a.used) > rested {
+	if a.ready == 0 || a.flights >= a.most || a.crowd.After(now) || now.Sub(a.used) > rested || a.gathering(now) > 0 {
 		return false
 	}
+	a.last = now
 	a.ready--
 	a.made++
 	a.flights++
@@ -143,6 +146,13 @@ func (a *airline) end(b budget, err error) *flight {
 	a.made--
 	a.settle(answeredBy(err), true, b.end.Add(-a.timeout))
 	return a.depart()
+}
+
+// warmed notes that so many connections are there, and what a round trip takes.
+func (a *airline) warmed(conns int, trip time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ready, a.used, a.trip = conns, time.Now(), min(trip, a.timeout-a.timeout/4)
 }
 
 // answeredBy reports whether err is what a server has answered on a connection that is good.
@@ -211,7 +221,7 @@ func (a *airline) join(p *passenger) (*flight, error) {
 	if a.flights >= a.most {
 		a.crowd = now.Add(crowded)
 		trips := 1 + len(a.waiting)/(a.most*mostTogether)
-		if now.Add(time.Duration(trips) * a.trip).After(p.end) {
+		if !p.loads && now.Add(time.Duration(trips)*a.trip).After(p.end) {
 			return nil, errQueued
 		}
 	}
@@ -228,6 +238,13 @@ func (a *airline) depart() *flight {
 	}
 	now := time.Now()
 	f := &flight{made: a.ready > 0}
+	if d := a.gathering(now); f.made && d > 0 {
+		if !a.timer {
+			a.timer = true
+			time.AfterFunc(d, a.gathered)
+		}
+		return nil
+	}
 	if !f.made && !a.dials.may(now) && a.client.PoolStats().IdleConns == 0 { // a dial may have ended since
 		return nil
 	}
@@ -240,6 +257,9 @@ func (a *airline) depart() *flight {
 	if f.calls != nil {
 		f.end = latestEnd(f.calls)
 	}
+	if len(f.calls) < mostTogether {
+		a.last = now
+	}
 	a.flights++
 	if f.made {
 		a.ready--
@@ -248,6 +268,27 @@ func (a *airline) depart() *flight {
 		a.dials.begin(now)
 	}
 	return f
+}
+
+// gathering is for how long more passengers are waited for. Where a flight takes a large
+// part of the time that calls have, who had to wait for one to land would be late. So
+// flights do not depart one by one until all have gone, but one after the other over the
+// time that one takes. Call it with the lock.
+func (a *airline) gathering(now time.Time) time.Duration {
+	if a.flights == 0 || a.trip < a.timeout/8 || len(a.waiting) >= mostTogether {
+		return 0
+	}
+	return a.trip/time.Duration(a.most) - now.Sub(a.last)
+}
+
+// gathered is called by a timer.
+func (a *airline) gathered() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.timer = false
+	if f := a.depart(); f != nil {
+		go a.fly(f)
+	}
 }
 
 // board takes from the line whom a flight carries. It passes over those who have left, and
@@ -263,7 +304,7 @@ func (a *airline) board() []*passenger {
 		if !p.claimed.CompareAndSwap(false, true) {
 			continue
 		}
-		if p.end.Before(late) {
+		if p.end.Before(late) && !p.loads {
 			p.err = errQueued
 			close(p.done)
 			continue
@@ -337,9 +378,12 @@ func (a *airline) land(f *flight, err error, begun time.Time) *flight {
 			a.made--
 		}
 	}
-	if good && f.made {
+	if took := now.Sub(begun); good && f.made {
+		if a.trip > 0 {
+			took = a.trip + (took-a.trip)/4
+		}
 		// The last quarter of the timeout is kept, so that somebody always has the time.
-		a.trip = min(a.trip+(now.Sub(begun)-a.trip)/4, a.timeout-a.timeout/4)
+		a.trip = min(took, a.timeout-a.timeout/4)
 	}
 	if !good && !f.made && !f.left && !timeUp(err) { // a dial that is refused does not hang
 		a.dials.reached()

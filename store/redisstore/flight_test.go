@@ -92,6 +92,29 @@ func TestReadyMakesTheConnections(t *testing.T) {
 	require.Equal(t, made, proxy.Made())
 }
 
+// Where two round trips do not fit into a call's time, nobody may have to wait for a flight
+// to land, and a script is loaded by a call that comes too late itself.
+func TestManyCallersOfTheFarthestServer(t *testing.T) {
+	effort.NeedFull(t)
+	proxy, client := farAway(t, nil)
+	proxy.Delay(2 * farTimeout / 3)
+	s := newStore(t, client, redisstore.WithTimeout(farTimeout))
+	served := func() (all, ok int) {
+		l := run(t, s, 100, 2*farTimeout)
+		l.report("100 callers")
+		return l.calls(), l.count("ok")
+	}
+	require.Eventually(t, func() bool {
+		_, ok := served()
+		return ok > 0
+	}, time.Minute, time.Millisecond, "a cold start")
+	require.NoError(t, s.Ready(t.Context()))
+	require.Eventually(t, func() bool { // a busy machine takes a part of the time
+		all, ok := served()
+		return ok > all*9/10
+	}, time.Minute, time.Millisecond)
+}
+
 func TestReadyOfAllClients(t *testing.T) {
 	_, proxy := clusterOfOne(t)
 	for name, client := range kinds(t, proxy.Addr(), true) {

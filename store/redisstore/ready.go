@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -66,8 +67,18 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 		})
 	}
 	made.Wait()
+	var trip time.Duration
+	if s.link.airline != nil && errors.Join(errs...) == nil {
+		begun := time.Now()
+		if errs[0] = conns[0].Process(ctx, redis.NewCmd(ctx, "time")); answeredBy(errs[0]) {
+			errs[0], trip = nil, time.Since(begun)
+		}
+	}
 	for _, conn := range conns {
 		_ = conn.Close()
+	}
+	if trip > 0 {
+		s.link.airline.warmed(len(conns), trip)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)

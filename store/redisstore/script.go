@@ -85,6 +85,7 @@ func (s *Store) try(b budget, sc *script, op operation, args []any) (any, *fault
 		// Nothing ran, and EVAL never answers NOSCRIPT.
 		args = slices.Clone(args)
 		args[0], args[1] = eval, sc.text
+		b.loads = true
 		val, f = s.send(b, op, args)
 	}
 	return val, f
