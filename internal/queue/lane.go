@@ -280,6 +280,10 @@ func (ln *lane) learn(gap time.Duration) {
 	if gap <= 0 {
 		return
 	}
+	if ln.flights > 0 && ln.step > 0 { // the times of permits are known to within a trip
+		ln.step = min(max(gap, ln.step-ln.step/8), ln.step+ln.step/8)
+		return
+	}
 	ln.step = gap
 	if ln.gap > 0 {
 		ln.step = min(gap, ln.gap)
