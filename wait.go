@@ -33,9 +33,10 @@ var (
 // knows that its permit comes too late. Else it leaves at the deadline. Refunds and Resets
 // by others do not wake the queue.
 //
-// A [TokenBucket] is asked some milliseconds before the time of the permit, 96 at most,
-// so that none of its rate is lost. The events are charged then, and go at their time: see
-// [AllowWithin]. A [LeakyBucket] gives out turns that come before ctx's deadline, and a
+// A [TokenBucket] is asked before the time of the permit, so that none of its rate is lost:
+// by 6 ms, or by as much as answers are late here, or by a 16th of the time that the queue
+// takes, 96 ms at most. The events are charged then, up to twice as long ahead, and go at
+// their time: see [AllowWithin]. A [LeakyBucket] gives out turns that come before ctx's deadline, and a
 // waiter that has a turn leaves the queue.
 //
 // If ctx ends while it waits, Wait returns ctx's error. A permit that it has goes to the
@@ -99,7 +100,7 @@ func end(ctx context.Context) time.Time {
 // patience is how long ctx leaves for a wait, after an answer that takes trip.
 func patience(ctx context.Context, trip time.Duration) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
-		return max(0, time.Until(deadline)-1-trip)
+		return queue.Patience(time.Until(deadline)-1, trip)
 	}
 	return queue.Forever
 }

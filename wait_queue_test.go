@@ -226,8 +226,8 @@ func TestACancelledWaiterLeavesNoGap(t *testing.T) {
 		f := &far{Limiter: lim, way: 500 * time.Microsecond}
 		ctx, cancel := context.WithCancel(t.Context())
 		var c crowd
-		for i := range 100 { // every other one leaves: in the queue, in a question and with a permit
-			if i%2 == 0 {
+		for i := range 120 { // every other one of 80 leaves: in the queue, in a question and with a permit
+			if i%2 == 0 || i > 80 {
 				c.join(t.Context(), f, i, 1)
 				continue
 			}

@@ -3,7 +3,7 @@
 //
 //	go run . > report.md           # everything: about ten minutes
 //	go run . -quick                # few keys and rounds, for a look: some seconds
-//	go run . -only time,redis      # parts: time, footprint, latency, http, redis
+//	go run . -only time,redis      # parts: time, footprint, latency, http, redis, waiting
 //	go run . -run 'Bucket|go-limiter'
 package main
 
@@ -44,6 +44,8 @@ type bench struct {
 	redisRounds   int
 	redisKeys     int
 	redisShare    int // of the full number of decisions: 1/redisShare
+	queues        []queueCell
+	waitFor       time.Duration // callers that wait again and again
 }
 
 // full takes about ten minutes on two cores.
@@ -53,6 +55,7 @@ func full() *bench {
 		keys: []int{1, 10_000, 1_000_000}, allocKeys: 10_000,
 		footprintKeys: []int{600_000, 800_000, 1_000_000, 1_300_000}, gcKeys: 1_000_000, window: 2 * time.Second,
 		latencyPasses: 3, addresses: 10_000, requests: 20_000, redisRounds: 5, redisKeys: 10_000, redisShare: 1,
+		queues: []queueCell{{10, 100}, {50, 100}, {200, 100}, {1000, 500}}, waitFor: 3 * time.Second,
 	}
 }
 
@@ -63,10 +66,11 @@ func quick() *bench {
 		keys: []int{1, 1_000}, allocKeys: 1_000,
 		footprintKeys: []int{6_000, 10_000}, gcKeys: 10_000, window: 100 * time.Millisecond,
 		latencyPasses: 1, addresses: 1_000, requests: 1_000, redisRounds: 1, redisKeys: 1_000, redisShare: 20,
+		queues: []queueCell{{10, 100}, {100, 500}}, waitFor: 300 * time.Millisecond,
 	}
 }
 
-var parts = []string{"time", "footprint", "latency", "http", "redis"}
+var parts = []string{"time", "footprint", "latency", "http", "redis", "waiting"}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -120,6 +124,7 @@ func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regex
 		{"latency", b.measureLatency},
 		{"http", func([]contestant) error { return b.measureHTTP(matching(middlewares(), name)) }},
 		{"redis", func([]contestant) error { return b.measureRedis(ctx, matching(redisContestants(), name)) }},
+		{"waiting", func([]contestant) error { return b.measureWaiting(ctx) }},
 	} {
 		if !slices.Contains(chosen, step.part) {
 			continue

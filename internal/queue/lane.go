@@ -3,10 +3,11 @@ package queue
 import "time"
 
 const (
-	leastLag    = time.Millisecond
-	mostLag     = 16 * time.Millisecond
-	mostFlights = 64 // questions under way
-	guesses     = 8  // that came true, before the next is a bit bolder: the step may be too long
+	leastLag    = 4 * time.Millisecond
+	mostLag     = 64 * time.Millisecond
+	mostAhead   = 48 * time.Millisecond // of a long queue
+	mostFlights = 64                    // questions under way
+	guesses     = 8                     // that came true, before the next is a bit bolder: the step may be too long
 )
 
 // lane is a queue, and what is known of the limiter's answers. All of it is under the
@@ -105,8 +106,15 @@ func (ln *lane) forget() {
 }
 
 // lead is how long before its time a permit is asked for, so that the answer is there in
-// time.
-func (ln *lane) lead() time.Duration { return ln.lag + ln.lag/2 }
+// time. Those who stand in a long queue will use what is asked for in any case, so that a
+// process that stands still for a while need not cost them any.
+func (ln *lane) lead() time.Duration {
+	ahead := time.Duration(0)
+	if ln.step > 0 && ln.step < mostAhead {
+		ahead = min(time.Duration(min(ln.events, 1<<20))*ln.step/16, mostAhead)
+	}
+	return max(ln.lag+ln.lag/2, ahead)
+}
 
 // insert puts w into the line by the order of arrival: at the end, but for those who have
 // asked and were denied.
@@ -300,7 +308,7 @@ func (ln *lane) lags(q *question, now time.Time) {
 	if !q.at.IsZero() {
 		lag = now.Sub(q.at)
 	}
-	ln.lag = min(max(lag, ln.lag-ln.lag/32, leastLag), mostLag)
+	ln.lag = min(max(lag, ln.lag-ln.lag/128, leastLag), mostLag)
 }
 
 // clamp is t between least and most, and most if it is not known.

@@ -264,6 +264,12 @@ func (w *waiter) plan(now time.Time) (at time.Time, ready bool) {
 	return at, true
 }
 
+// Patience is how far away a turn may be for one who has so much time left, while the
+// answer takes trip.
+func Patience(left, trip time.Duration) time.Duration {
+	return max(0, left-min(trip, left/4))
+}
+
 // patience is how long w can wait from now on.
 func (w *waiter) patience(now time.Time) time.Duration {
 	if w.end.IsZero() {
@@ -289,7 +295,7 @@ func (w *waiter) ask(ctx context.Context, now time.Time) (Decision, error) {
 	left := w.patience(now)
 	if q.sent = now; q.patient {
 		if q.d = left; !w.Timed { // the time of the answer's way counts as well
-			q.d = max(0, left-w.slow)
+			q.d = Patience(left, w.slow)
 		}
 	}
 	q.d = min(q.d, left)
