@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"strings"
 	"sync"
@@ -248,6 +249,21 @@ func TestACancelledWaiterLeavesNoGap(t *testing.T) {
 	})
 }
 
+// The first gives back what the second, who wants more, has counted on to be spent.
+func TestWhatACancelledWaiterGivesBackIsNotWaitedFor(t *testing.T) {
+	inBubble(t, "token_bucket", ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 2}, func(t *testing.T, lim ratelimit.Limiter) {
+		allowN(t, lim, 2)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(99*time.Millisecond, cancel) // it has its permit then, and 1 ms to sleep
+		var c crowd
+		c.join(ctx, lim, 0, 1)
+		c.join(t.Context(), lim, 1, 2)
+		c.wg.Wait()
+		require.ErrorIs(t, c.errs[0], context.Canceled)
+		require.Equal(t, []time.Duration{200 * time.Millisecond}, c.took)
+	})
+}
+
 // The first has a turn in 3 s when it is cancelled; the last of 4 finds the queue full.
 func TestTheTurnOfACancelledWaiterGoesToTheNext(t *testing.T) {
 	inBubble(t, "leaky_bucket", ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 3}, func(t *testing.T, lim ratelimit.Limiter) {
@@ -383,11 +399,15 @@ func TestWhatIsNeverAdmittedHoldsNobodyUp(t *testing.T) {
 			}
 			time.Sleep(50 * time.Millisecond)
 			c.mu.Lock()
-			for i := 1; i < 30; i += 3 {
-				require.ErrorIs(t, c.errs[i], ratelimit.ErrNever, "%s: %d", algorithm, i)
-			}
+			errs := maps.Clone(c.errs)
 			c.mu.Unlock()
+			took, _, err := wait(t, t.Context(), f, 12)
 			c.wg.Wait()
+			require.ErrorIs(t, err, ratelimit.ErrNever, "it is known already")
+			require.Equal(t, 2*f.way, took)
+			for i := 1; i < 30; i += 3 {
+				require.ErrorIs(t, errs[i], ratelimit.ErrNever, "%s: %d", algorithm, i)
+			}
 			require.Len(t, c.served, 20)
 		})
 	}
@@ -422,11 +442,18 @@ func TestALeakyBucketServesCallersWithDeadlinesAtItsRate(t *testing.T) {
 		"itself":  func(l ratelimit.Limiter) ratelimit.Limiter { return l },
 		"wrapped": func(l ratelimit.Limiter) ratelimit.Limiter { return wrapped{l} },
 		"far":     func(l ratelimit.Limiter) ratelimit.Limiter { return &far{Limiter: l, way: 500 * time.Microsecond} },
+		"farther": func(l ratelimit.Limiter) ratelimit.Limiter { return &far{Limiter: l, way: 3 * time.Millisecond} },
 	} {
 		for _, callers := range []int{16, 64} {
 			t.Run(fmt.Sprintf("%s, %d callers", name, callers), func(t *testing.T) {
 				inBubble(t, "leaky_bucket", ratelimit.PerSecond(100), func(t *testing.T, lim ratelimit.Limiter) {
-					lim = wrap(lim)
+					var asked atomic.Int64
+					counting, err := ratelimit.NewKeyed(lim, func(_ context.Context, key string) (string, error) {
+						asked.Add(1)
+						return key, nil
+					})
+					require.NoError(t, err)
+					lim = wrap(counting)
 					var served atomic.Int64
 					var wg sync.WaitGroup
 					began := time.Now()
@@ -447,6 +474,7 @@ func TestALeakyBucketServesCallersWithDeadlinesAtItsRate(t *testing.T) {
 					}
 					wg.Wait()
 					require.GreaterOrEqual(t, served.Load(), int64(285))
+					require.LessOrEqual(t, asked.Load(), 2*served.Load(), "who comes too late need not ask")
 				})
 			})
 		}
@@ -516,15 +544,15 @@ func TestAnErrorAfterWhichTheChargeMayStandEndsOneWait(t *testing.T) {
 	}
 }
 
-// fickle panics when it is asked for the first time.
+// fickle panics when it is asked for the first and for the third time.
 type fickle struct {
 	ratelimit.Limiter
 	asked atomic.Int64
 }
 
 func (f *fickle) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if f.asked.Add(1) == 1 {
-		time.Sleep(time.Second)
+	time.Sleep(time.Second)
+	if asked := f.asked.Add(1); asked == 1 || asked == 3 {
 		panic("of the limiter")
 	}
 	return f.Limiter.AllowN(ctx, key, n)
@@ -533,16 +561,21 @@ func (f *fickle) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 func TestAPanicOfTheLimiterIsTheCallersAloneAndTheOthersGoOn(t *testing.T) {
 	inBubble(t, "token_bucket", ratelimit.PerSecond(10), func(t *testing.T, lim ratelimit.Limiter) {
 		f := &fickle{Limiter: lim}
+		var panics atomic.Int64
 		var wg sync.WaitGroup
-		wg.Go(func() { require.Panics(t, func() { _, _ = ratelimit.Wait(t.Context(), f, "key", 1) }) })
-		synctest.Wait()
-		for range 3 {
+		for range 6 {
 			wg.Go(func() {
+				defer func() {
+					if recover() != nil {
+						panics.Add(1)
+					}
+				}()
 				_, err := ratelimit.Wait(t.Context(), f, "key", 1)
 				require.NoError(t, err)
 			})
 		}
 		wg.Wait()
+		require.EqualValues(t, 2, panics.Load())
 		require.Zero(t, queue.Len())
 	})
 }

@@ -505,10 +505,12 @@ type counted struct {
 	ratelimit.Limiter
 	asked atomic.Int64
 	away  func() error
+	way   time.Duration
 }
 
 func (c *counted) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
 	c.asked.Add(1)
+	time.Sleep(c.way)
 	if c.away != nil {
 		if err := c.away(); err != nil {
 			return ratelimit.Result{}, err
@@ -535,7 +537,7 @@ func TestOneOfManyCallersOfAWaiterAsks(t *testing.T) {
 
 func TestWhoHasNoPlaceDoesNotOvertakeThoseWhoHave(t *testing.T) {
 	inBubble(t, "fixed_window", ratelimit.PerSecond(2), func(t *testing.T, lim ratelimit.Limiter) {
-		w := waiter(t, lim, time.Minute, throttle.WithMaxWaiting(3))
+		w := waiter(t, &counted{Limiter: lim, way: 3 * time.Millisecond}, time.Minute, throttle.WithMaxWaiting(3))
 		spend(t, lim, 2)
 		var admitted, overtook atomic.Int64
 		var wg sync.WaitGroup
@@ -545,7 +547,7 @@ func TestWhoHasNoPlaceDoesNotOvertakeThoseWhoHave(t *testing.T) {
 				require.True(t, r.Allowed)
 				admitted.Add(1)
 			})
-			synctest.Wait()
+			time.Sleep(10 * time.Millisecond) // it is denied, and has a place
 		}
 		for range 2000 {
 			r, err := w.AllowN(t.Context(), "key", 1)
