@@ -245,7 +245,12 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 	case q.due.IsZero():
 	case q.d == 0 || q.patient:
 		permit, exact = clamp(q.due, time.Time{}, now), q.exact
-		if ln.guessed++; !exact && ln.guessed%guesses == 0 {
+		if exact || ln.step == 0 {
+			break
+		}
+		if ln.guessed++; d.Remaining > 0 { // so many have come since
+			ln.step = min(ln.step, now.Sub(ln.prior)/time.Duration(d.Remaining+q.n))
+		} else if ln.guessed%guesses == 0 {
 			ln.step -= ln.step / 4
 		}
 	default: // asked too late
@@ -283,7 +288,7 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 }
 
 // learn takes the lesser of the last two steps: between permits that others took, or that
-// nobody asked for, there are several.
+// nobody asked for, there are several, and windows have permits in heaps.
 func (ln *lane) learn(gap time.Duration) {
 	if gap <= 0 {
 		return
@@ -292,7 +297,6 @@ func (ln *lane) learn(gap time.Duration) {
 		ln.step = min(max(gap, ln.step-ln.step/8), ln.step+ln.step/8)
 		return
 	}
-	ln.step = gap
 	if ln.gap > 0 {
 		ln.step = min(gap, ln.gap)
 	}
