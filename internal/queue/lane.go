@@ -238,6 +238,9 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 			ln.learn(turn.Sub(ln.ticket) / time.Duration(ln.tickets))
 		}
 		ln.ticket, ln.tickets = turn, q.n
+		if next := turn.Add(time.Duration(q.n) * ln.step); !ln.leaky && next.After(ln.turn) {
+			ln.nextTurn(next, now)
+		}
 	}
 	switch {
 	case ln.kind == Early && d.Delay > 0: // its time lies between these two
@@ -341,7 +344,16 @@ func (ln *lane) tell(d *Decision, now time.Time) {
 // nextTurn is for limiters that give out turns: no other comes before t.
 func (ln *lane) nextTurn(t, now time.Time) {
 	ln.turn = t
-	ln.sendAway(t, now)
+	ln.sendAway(t.Add(min(ln.slow, mostLag)), now)
+}
+
+// late is whether the next turn comes too late for end, counting the answer's way.
+func (ln *lane) late(end time.Time) bool {
+	if ln.turn.IsZero() {
+		return false
+	}
+	now := time.Now()
+	return ln.turn.Sub(now) > Patience(end.Sub(now), ln.slow)
 }
 
 // sendOut lets all who want n events or more ask by themselves, since they never can have

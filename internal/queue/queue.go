@@ -122,7 +122,7 @@ func Enter(limiter any, key string, n int, kind Kind, end time.Time) (t Turn, ok
 	defer s.mu.Unlock()
 	ln := s.lane(i, kind)
 	switch {
-	case ln.first != nil, ln.flights > 0 && !ln.several(n, false), !end.IsZero() && ln.turn.After(end):
+	case ln.first != nil, ln.flights > 0 && !ln.several(n, false), !end.IsZero() && ln.late(end):
 		return Turn{}, false
 	case ln.flights > 0:
 		ln.spend(n)

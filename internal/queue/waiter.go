@@ -144,7 +144,7 @@ func (w *waiter) arrive() (Outcome, bool) {
 		if due, known := ln.due(ln.events, w.n, now); known && ln.kind == Early && due.After(t) {
 			t = due
 		}
-		if t.After(w.end) {
+		if t.After(w.end) || !w.Timed && ln.late(w.end) {
 			o := Outcome{Verdict: TooLate, Denial: ln.refused(t, now)}
 			s := ln.shard
 			ln.moved()
