@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/queue"
 )
 
 // Errors of [Wait], for use with errors.Is.
@@ -19,81 +19,164 @@ var (
 	ErrWouldExceedDeadline = fmt.Errorf("ratelimit: the permit would come too late: %w", context.DeadlineExceeded)
 )
 
-// maxJitter is the most that a waiter adds to RetryAfter, so that waiters do not
-// all ask again at once.
-const maxJitter = 10 * time.Millisecond
-
-// leastPause is before a limiter that denies without a RetryAfter is asked again.
-const leastPause = time.Millisecond
-
-// Wait blocks until l admits n events of key, and then for their Delay, which of
-// the five only [LeakyBucket] has. It returns at once with [ErrWouldExceedDeadline] if
-// the permit would come after ctx's deadline, with [ErrNever] if n can never be
-// admitted, and with [ErrInvalidOption] if l is nil. If ctx ends while it waits, it
-// returns ctx's error and gives the permit back, as far as [Limiter.Refund] of l can.
+// Wait blocks until l admits n events of key, and then for their Delay. It returns at once
+// with [ErrWouldExceedDeadline] if the permit would come after ctx's deadline, with
+// [ErrNever] if n can never be admitted, and with [ErrInvalidOption] if l is nil.
 //
-// Waiters are not served first come first served: each asks again after
-// RetryAfter (1 ms if l gives none) plus a jitter of a tenth of it, 10 ms at most.
-// Where order matters use a LeakyBucket, whose Delay is a ticket: an admitted event
-// keeps its turn.
+// In one process the waiters of the same key and limiter stand in a queue, in order of
+// arrival. One of them asks l at a time, or more while the last answer has shown room for
+// them. So a wait costs one call of l, and some more where others take permits too.
+// Between processes there is no order. A waiter for many events holds up those behind it
+// until there is room for all of its events. [Throttle's Waiter] stands in the same queue.
 //
-// Wait sleeps in real time (or a synctest bubble's), so that l's store must not
-// have a simulated clock that stands still.
+// A waiter behind others gets ErrWouldExceedDeadline at once as well, as far as the queue
+// knows that its permit comes too late. Else it leaves at the deadline. Refunds and Resets
+// by others do not wake the queue.
+//
+// A [TokenBucket] is asked before the time of the permit, so that none of its rate is lost:
+// by 6 ms, or by as much as answers are late here, or by a 16th of the time that the queue
+// takes, 96 ms at most. The events are charged then, up to twice as long ahead, and go at
+// their time: see [AllowWithin]. A [LeakyBucket] gives out turns that come before ctx's deadline, and a
+// waiter that has a turn leaves the queue.
+//
+// If ctx ends while it waits, Wait returns ctx's error. A permit that it has goes to the
+// next waiter for as many events, or is given back, as far as [Limiter.Refund] of l can.
+//
+// Errors of l end the wait, but for [store.ErrOverloaded] and [store.ErrUnavailable], after
+// which nothing is charged: Wait asks again after 5 ms, and after twice as long each time up
+// to 1 s. It returns the error when no time is left for that, joined with ctx's error if ctx
+// has ended. So without a deadline it waits for as long as the store is away.
+//
+// Wait sleeps in real time (or a synctest bubble's), so that l's store must not have a
+// simulated clock that stands still. It starts no goroutine.
+//
+// [Throttle's Waiter]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit/throttle#Waiter
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
 	}
-	for {
-		r, err := l.AllowN(ctx, key, n)
-		if err != nil {
-			return Result{}, err
-		}
-		if r.Allowed {
-			return waitTurn(ctx, l, key, n, r)
-		}
-		if r.RetryAfter == Never {
-			return Result{}, fmt.Errorf("%w: %d events with a limit of %d", ErrNever, n, r.Limit)
-		}
-		retry := r.RetryAfter
-		if retry <= 0 { // none of the five, but Static may
-			retry = leastPause
-		}
-		if err := sleep(ctx, retry, rand.N(min(retry/10, maxJitter)+1)); err != nil {
-			return Result{}, err
-		}
+	if err := checkCall(ctx, key, n); err != nil {
+		return Result{}, err
 	}
+	kind := kindOf(l)
+	turn, ok := queue.Enter(inQueue(l), key, n, kind, end(ctx))
+	if !ok {
+		return (&asker{limiter: l, key: key, n: n}).wait(ctx, nil, 0, nil)
+	}
+	var within time.Duration
+	if turn.Tickets {
+		within = patience(ctx, turn.Trip)
+	}
+	r, err := askAlone(ctx, l, key, n, within, &turn)
+	if err != nil || !r.Allowed || r.Delay > 0 {
+		return (&asker{l, key, n, r}).wait(ctx, &turn, within, err)
+	}
+	d := decision(r)
+	turn.Land(&d, true)
+	return r, nil
 }
 
-// waitTurn sleeps the Delay of r, or gives its charge back.
-func waitTurn(ctx context.Context, l Limiter, key string, n int, r Result) (Result, error) {
-	if r.Delay == 0 {
-		return r, nil
-	}
-	err := sleep(ctx, r.Delay, 0)
-	if err == nil {
-		return r, nil
-	}
-	if refund := l.Refund(context.WithoutCancel(ctx), key, r, n); refund != nil {
-		err = errors.Join(err, refund)
-	}
-	return Result{}, err
+// askAlone asks for those before whom nobody waits.
+func askAlone(ctx context.Context, l Limiter, key string, n int, within time.Duration, turn *queue.Turn) (r Result, err error) {
+	returned := false
+	defer func() {
+		if !returned { // l has panicked
+			turn.Land(nil, false)
+		}
+	}()
+	r, err = AllowWithin(ctx, l, key, n, within)
+	returned = true
+	return r, err
 }
 
-// sleep waits for d and, as far as ctx's deadline has room for it, for the jitter.
-func sleep(ctx context.Context, d, jitter time.Duration) error {
+// end is the latest time of a permit, zero if ctx has no deadline.
+func end(ctx context.Context) time.Time {
+	if deadline, ok := ctx.Deadline(); ok { // at which it is too late
+		return deadline.Add(-1)
+	}
+	return time.Time{}
+}
+
+// patience is how long ctx leaves for a wait, after an answer that takes trip.
+func patience(ctx context.Context, trip time.Duration) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
-		left := time.Until(deadline)
-		if d >= left {
-			return ErrWouldExceedDeadline
-		}
-		jitter = min(jitter, left-d-1)
+		return queue.Patience(time.Until(deadline)-1, trip)
 	}
-	timer := time.NewTimer(d + jitter)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
+	return queue.Forever
+}
+
+// inQueue is what has the queue of l's keys: none if it keeps no state.
+func inQueue(l Limiter) any {
+	if _, ok := l.(static); ok {
 		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	}
+	return l
+}
+
+// kindOf is how l admits those who wait, as far as that can be seen.
+func kindOf(l Limiter) queue.Kind {
+	switch l := l.(type) {
+	case *FixedWindow, *SlidingWindow, *SlidingLog:
+		return queue.Plain
+	case *TokenBucket:
+		return queue.Early
+	case *LeakyBucket:
+		return queue.Leaky
+	case *Keyed:
+		return kindOf(l.limiter)
+	case *DenyCache:
+		return kindOf(l.inner)
+	case *Failover:
+		if kind := kindOf(l.limiter); kind != queue.Leaky {
+			return kind
+		}
+		return queue.Tickets // while the store fails, ResetAfter is the local limiter's
+	case Delayer:
+		return queue.Unknown
+	}
+	return queue.Tickets // it says its Delay, if any, when it has admitted
+}
+
+// asker asks l for the waiters of queue.
+type asker struct {
+	limiter Limiter
+	key     string
+	n       int
+	result  Result
+}
+
+// wait waits behind others, or after a's question within d, which was asked in its turn
+// and has been answered by a.result and err.
+func (a *asker) wait(ctx context.Context, turn *queue.Turn, d time.Duration, err error) (Result, error) {
+	w := queue.Waiter{Limiter: inQueue(a.limiter), Key: a.key, N: a.n, Kind: kindOf(a.limiter), Asker: a, End: end(ctx)}
+	switch o := w.Wait(ctx, turn, d, decision(a.result), err); o.Verdict {
+	case queue.TooLate:
+		return Result{}, ErrWouldExceedDeadline
+	case queue.NeverAdmitted:
+		return Result{}, fmt.Errorf("%w: %d events with a limit of %d", ErrNever, a.n, o.Denial.Limit)
+	case queue.Failed:
+		return Result{}, o.Err
+	}
+	return a.result, nil
+}
+
+func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
+	r, err := AllowWithin(ctx, a.limiter, a.key, a.n, d)
+	a.result = r
+	return decision(r), err
+}
+
+func (a *asker) Refund(ctx context.Context) error {
+	return a.limiter.Refund(ctx, a.key, a.result, a.n)
+}
+
+func (a *asker) Permit() any     { return a.result }
+func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
+
+// decision is what a queue needs of r.
+func decision(r Result) queue.Decision {
+	return queue.Decision{
+		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
+		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
 	}
 }

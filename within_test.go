@@ -31,16 +31,16 @@ func allowWithin(t testing.TB, lim ratelimit.Limiter, n int, d time.Duration) ra
 	return r
 }
 
-// far is memory that is a millisecond away, so that others come between a call and a
+// farMemory is memory that is a millisecond away, so that others come between a call and a
 // refund.
-type far struct{ store.Store }
+type farMemory struct{ store.Store }
 
-func (f far) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (f farMemory) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	time.Sleep(time.Millisecond)
 	return f.Store.Take(ctx, sp, key, l, n)
 }
 
-func (f far) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+func (f farMemory) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
 	time.Sleep(time.Millisecond)
 	return f.Store.Refund(ctx, sp, key, l, c)
 }
@@ -85,7 +85,7 @@ func TestCallersWithDeadlinesAreServedAtTheRate(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					mem, err := memstore.New()
 					require.NoError(t, err)
-					lim := newLimiter(t, algorithm, far{mem}, limit)
+					lim := newLimiter(t, algorithm, farMemory{mem}, limit)
 					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 					defer cancel()
 					served := serve(ctx, lim, callers, 100*time.Millisecond)
@@ -98,7 +98,7 @@ func TestCallersWithDeadlinesAreServedAtTheRate(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			mem, err := memstore.New()
 			require.NoError(t, err)
-			lim := undelayed{newLimiter(t, "leaky_bucket", far{mem}, limit)}
+			lim := undelayed{newLimiter(t, "leaky_bucket", farMemory{mem}, limit)}
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 			defer cancel()
 			require.Less(t, serve(ctx, lim, 64, 100*time.Millisecond), int64(60), "of 300")
@@ -297,21 +297,21 @@ func TestBadInputOfAllowWithinIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
 	}
 }
 
-// fickle admits with a Delay, and takes refunds as it likes.
-type fickle struct {
+// fickleTurns admits with a Delay, and takes refunds as it likes.
+type fickleTurns struct {
 	ratelimit.Limiter
 	delay    time.Duration
 	refund   error
 	refunded []context.Context
 }
 
-func (f *fickle) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+func (f *fickleTurns) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	r, err := f.Limiter.AllowN(ctx, key, n)
 	r.Delay = f.delay
 	return r, err
 }
 
-func (f *fickle) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+func (f *fickleTurns) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	f.refunded = append(f.refunded, ctx)
 	if f.refund != nil {
 		return f.refund
@@ -321,7 +321,7 @@ func (f *fickle) Refund(ctx context.Context, key string, charged ratelimit.Resul
 
 func TestALimiterWithoutTurnsIsRefundedWhatComesTooLate(t *testing.T) {
 	inner := inMemory(t, "token_bucket", ratelimit.PerDay(10))
-	f := &fickle{Limiter: inner, delay: 3*time.Second + 1}
+	f := &fickleTurns{Limiter: inner, delay: 3*time.Second + 1}
 	require.True(t, allowWithin(t, f, 2, 3*time.Second+1).Allowed, "in time")
 	require.Empty(t, f.refunded)
 

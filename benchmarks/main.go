@@ -3,7 +3,7 @@
 //
 //	go run . > report.md           # everything: about ten minutes
 //	go run . -quick                # few keys and rounds, for a look: some seconds
-//	go run . -only time,redis      # parts: time, footprint, latency, http, redis, trouble
+//	go run . -only time,redis      # parts: time, footprint, latency, http, redis, trouble, waiting
 //	go run . -run 'Bucket|go-limiter'
 package main
 
@@ -47,6 +47,8 @@ type bench struct {
 	troubleRounds int
 	troubleTime   time.Duration // that is measured of each cell
 	busy          int           // processes that spin beside the callers in trouble
+	queues        []queueCell
+	waitFor       time.Duration // callers that wait again and again
 }
 
 // full takes about ten minutes on two cores.
@@ -57,6 +59,7 @@ func full() *bench {
 		footprintKeys: []int{600_000, 800_000, 1_000_000, 1_300_000}, gcKeys: 1_000_000, window: 2 * time.Second,
 		latencyPasses: 3, addresses: 10_000, requests: 20_000, redisRounds: 5, redisKeys: 10_000, redisShare: 1,
 		troubleRounds: 3, troubleTime: 2 * time.Second,
+		queues: []queueCell{{10, 100}, {50, 100}, {200, 100}, {1000, 500}}, waitFor: 3 * time.Second,
 	}
 }
 
@@ -68,10 +71,11 @@ func quick() *bench {
 		footprintKeys: []int{6_000, 10_000}, gcKeys: 10_000, window: 100 * time.Millisecond,
 		latencyPasses: 1, addresses: 1_000, requests: 1_000, redisRounds: 1, redisKeys: 1_000, redisShare: 20,
 		troubleRounds: 1, troubleTime: 200 * time.Millisecond,
+		queues: []queueCell{{10, 100}, {100, 500}}, waitFor: 300 * time.Millisecond,
 	}
 }
 
-var parts = []string{"time", "footprint", "latency", "http", "redis", "trouble"}
+var parts = []string{"time", "footprint", "latency", "http", "redis", "trouble", "waiting"}
 
 func main() {
 	if os.Getenv(spinning) != "" {
@@ -133,6 +137,7 @@ func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regex
 		{"http", func([]contestant) error { return b.measureHTTP(matching(middlewares(), name)) }},
 		{"redis", func([]contestant) error { return b.measureRedis(ctx, matching(redisContestants(), name)) }},
 		{"trouble", func([]contestant) error { return b.measureTrouble(ctx) }},
+		{"waiting", func([]contestant) error { return b.measureWaiting(ctx) }},
 	} {
 		if !slices.Contains(chosen, step.part) {
 			continue

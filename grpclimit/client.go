@@ -27,7 +27,8 @@ import (
 // sent see [UnaryServerInterceptor].
 //
 // A call is counted when it is made; what gRPC's own retry policy sends again
-// under it is not counted again. Waiters are not served first come first served. Its
+// under it is not counted again. The calls of a key are sent in their order of arrival, as far as
+// this process goes, and wait out those errors of a store that Wait does. Its
 // errors wrap [ratelimit.ErrInvalidOption]: l, an option or a function is nil, or an
 // option is out of range.
 func UnaryClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.UnaryClientInterceptor, error) {

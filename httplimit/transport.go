@@ -15,7 +15,8 @@ import (
 )
 
 // Transport is an [http.RoundTripper] that keeps our own calls within somebody else's
-// limit: each waits until the limiter admits it. What the other side answers counts too:
+// limit: each waits until the limiter admits it, in the order of arrival of its key's calls
+// ([ratelimit.Wait], which says also which errors of a store it waits out). What the other side answers counts too:
 // after 429 and 503 later calls of the same key, and those that wait already, wait as long as
 // Retry-After says (in seconds or as a date) or, if that cannot be read, RateLimit,
 // RateLimit-Reset or X-RateLimit-Reset, and at most a minute ([WithMaxPause]). It asks

@@ -238,8 +238,10 @@ func TestACallThatIsNotSentAfterAllIsRefunded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "30"}}}}
 		lim := &meanwhile{Limiter: plenty(t)}
-		tr := transport(t, sup, lim)
-		lim.do = func() { _ = call(t, tr, "http://example.com/") }
+		tr := transport(t, slow{sup, time.Second}, lim)
+		go func() { _ = call(t, tr, "http://example.com/") }()
+		synctest.Wait()
+		lim.do = func() { time.Sleep(2 * time.Second) } // while the first is answered
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		_, err := tr.RoundTrip(httptest.NewRequest(http.MethodGet, "http://example.com/", nil).WithContext(ctx))

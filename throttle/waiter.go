@@ -9,15 +9,14 @@ package throttle
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/queue"
 )
 
 // Waiter is a [ratelimit.Limiter] whose Allow and AllowN sleep until l admits the
@@ -26,36 +25,43 @@ import (
 // vain. The Result of what has been slept for has Delay 0.
 //
 // Bound: it admits what l admits, when l does. It sleeps at most the maximum, and takes
-// as much longer as its calls of l do: one for the decision, and one after each sleep,
-// of 1 ms at least. At most 1,024 callers sleep at once, or [WithMaxWaiting]; beyond that an
-// event that cannot go now is denied. They are not bounded by key: a key with
-// many callers can take all places, and the others are denied then as without a Waiter.
+// as much longer as its calls of l do. At most 1,024 callers sleep at once, or
+// [WithMaxWaiting]; beyond that an event that cannot go now is denied. They are not bounded
+// by key: a key with many callers can take all places, and the others are denied then as
+// without a Waiter.
+//
+// Those who sleep for the same key of the same l stand in a queue in this process, in order
+// of arrival: the queue of [ratelimit.Wait], which says how they ask. An event that would
+// be admitted now stands behind them too. Refunds and Resets by others do not wake them.
 //
 // The RetryAfter of a denial is l's: the wait after which the event would be admitted
-// without a sleep. It is shorter where l would admit the event now and Delay is too
-// long for the caller: the turn is given back, and RetryAfter is the Delay less the
-// time that the call had for sleeping, 1 µs at least (the whole Delay if all places
-// are taken). A [ratelimit.LeakyBucket] denies by the same rule also while it is full,
-// if it is l itself and not inside another limiter: the turn behind what is in its
-// queue would come after ResetAfter.
+// without a sleep. For an event that stands behind others it is an estimate, and of more
+// than one event without a place to sleep it is that of one event. It is shorter where l
+// would admit the event now and Delay is too long for the caller: RetryAfter is the Delay
+// less the time that the call had for sleeping, 1 µs at least (the whole Delay if all places
+// are taken). A [ratelimit.LeakyBucket] denies by the same rule also while it is full, if it
+// is l itself and not inside another limiter: the turn behind what is in its queue would
+// come after ResetAfter.
 //
-// If ctx ends in a sleep, the error is ctx's, and the permit is given back, as far as
-// Refund of l can. A leaky bucket takes back only its last turn, so that calls that
-// are refused or end while others come can leave gaps in the queue: give it a Burst
-// of which the last turn is within the maximum.
+// If ctx ends in a sleep, the error is ctx's. A permit that the call had goes to the next in
+// the queue who waits for as many events, or is given back, as far as Refund of l can. A
+// leaky bucket takes back only its last turn: calls that end while others come can leave
+// gaps in its queue.
 //
-// Waiters are not served first come first served: each asks again after RetryAfter
-// and a jitter of a tenth of it, 10 ms at most. Refunds and Resets do not wake them.
+// [store.ErrOverloaded] and [store.ErrUnavailable], after which nothing is charged, do not
+// end a sleep: l is asked again after 5 ms, and after twice as long each time up to 1 s. They
+// are the error if no time or no place is left for that. Other errors of l are the call's.
 //
-// It starts no goroutine and has nothing to close; what waits costs its caller's
-// goroutine and a timer. An event that is admitted at once costs nothing more. It
-// sleeps in real time (or a synctest bubble's), so that l's store must not have a
-// simulated clock that stands still.
+// It starts no goroutine and has nothing to close; what waits costs its caller's goroutine
+// and a timer. An event that is admitted at once costs some 100 ns more. It sleeps in real
+// time (or a synctest bubble's), so that l's store must not have a simulated clock that
+// stands still.
 //
 // It is safe for concurrent use. Make it by [NewWaiter].
 type Waiter struct {
 	limiter    ratelimit.Limiter
-	leaky      bool // limiter is a leaky bucket, whose denials are known to become a Delay
+	kind       queue.Kind
+	leaky      bool // kind is that of a leaky bucket, whose denials are known to become a Delay
 	max        time.Duration
 	maxWaiting int64
 	waiting    atomic.Int64
@@ -63,9 +69,8 @@ type Waiter struct {
 
 const (
 	defaultMaxWaiting = 1024
-	maxJitter         = 10 * time.Millisecond
-	leastPause        = time.Millisecond // so that many waiters of a fast limit do not ask without end
 	leastRetryAfter   = time.Microsecond
+	maxKey            = 64 << 10 // bytes
 )
 
 var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidOption)
@@ -94,8 +99,9 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	if max <= 0 {
 		return nil, fmt.Errorf("%w: the maximum is %v, want above 0", ratelimit.ErrInvalidOption, max)
 	}
-	_, leaky := l.(*ratelimit.LeakyBucket)
-	w := &Waiter{limiter: l, leaky: leaky, max: min(max, ratelimit.Never-1), maxWaiting: defaultMaxWaiting}
+	w := &Waiter{limiter: l, max: min(max, queue.Forever), maxWaiting: defaultMaxWaiting}
+	w.kind = kindOf(l)
+	w.leaky = w.kind == queue.Leaky
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: a WaiterOption is nil", ratelimit.ErrInvalidOption)
@@ -115,28 +121,102 @@ func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error
 	return w.AllowN(ctx, key, 1)
 }
 
+// kindOf is how l admits those who wait, as far as that can be seen.
+func kindOf(l ratelimit.Limiter) queue.Kind {
+	switch l.(type) {
+	case *ratelimit.FixedWindow, *ratelimit.SlidingWindow, *ratelimit.SlidingLog:
+		return queue.Plain
+	case *ratelimit.TokenBucket:
+		return queue.Early
+	case *ratelimit.LeakyBucket:
+		return queue.Leaky
+	case ratelimit.Delayer:
+		return queue.Unknown
+	}
+	return queue.Tickets // it says its Delay, if any, when it has admitted
+}
+
 // AllowN decides on n events at once, after a sleep if that helps.
 func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if w.limiter == nil {
+	switch {
+	case w.limiter == nil:
 		return ratelimit.Result{}, errNoConstructor
+	case n <= 0, key == "", len(key) > maxKey, ctx.Err() != nil:
+		return w.limiter.AllowN(ctx, key, n) // which says what is wrong
 	}
-	r, err := w.limiter.AllowN(ctx, key, n)
+	var end time.Time
+	if w.leaky {
+		end = time.Now().Add(w.patience(ctx))
+	}
+	turn, ok := queue.Enter(w.limiter, key, n, w.kind, end)
+	if !ok {
+		return w.standBehind(ctx, key, n)
+	}
+	var within time.Duration
+	if turn.Tickets && w.waiting.Load() < w.maxWaiting {
+		within = w.patience(ctx)
+	}
+	r, err := w.askAlone(ctx, key, n, within, &turn)
+	switch {
+	case err == nil && r.Allowed && r.Delay <= 0:
+		d := decision(r)
+		turn.Land(&d, true)
+		return r, nil
+	case w.takePlace():
+		defer w.waiting.Add(-1)
+		return w.wait(ctx, &asker{w.limiter, key, n, r}, &turn, within, err)
+	}
+	turn.Land(nil, false)
+	switch {
+	case err != nil:
+		return ratelimit.Result{}, err
+	case r.Allowed: // the last place went meanwhile
+		if err := w.giveBack(ctx, key, n, r); err != nil {
+			return ratelimit.Result{}, err // the charge may stand
+		}
+	}
+	return w.denial(r, n, 0), nil
+}
+
+// askAlone asks for those before whom nobody waits.
+func (w *Waiter) askAlone(ctx context.Context, key string, n int, within time.Duration, turn *queue.Turn) (r ratelimit.Result, err error) {
+	returned := false
+	defer func() {
+		if !returned { // the limiter has panicked
+			turn.Land(nil, false)
+		}
+	}()
+	r, err = ratelimit.AllowWithin(ctx, w.limiter, key, n, within)
+	returned = true
+	return r, err
+}
+
+// takePlace is whether there is one.
+func (w *Waiter) takePlace() bool {
+	if w.waiting.Add(1) > w.maxWaiting {
+		w.waiting.Add(-1)
+		return false
+	}
+	return true
+}
+
+// standBehind waits behind others. Who has no place to do so does not ask for what those
+// who have wait for, but only what there is to wait for.
+func (w *Waiter) standBehind(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if w.takePlace() {
+		defer w.waiting.Add(-1)
+		return w.wait(ctx, &asker{limiter: w.limiter, key: key, n: n}, nil, 0, nil)
+	}
+	r, err := w.limiter.Peek(ctx, key)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	if r.Allowed && r.Delay <= 0 {
-		return r, nil
+	denial := w.denial(r, 1, 0)
+	denial.Allowed, denial.Delay = false, 0
+	if n > denial.Limit && denial.Limit > 0 {
+		denial.RetryAfter = ratelimit.Never
 	}
-	patience := w.patience(ctx)
-	if w.due(r) > patience {
-		return w.refuse(ctx, key, n, r, patience)
-	}
-	if w.waiting.Add(1) > w.maxWaiting {
-		w.waiting.Add(-1)
-		return w.refuse(ctx, key, n, r, 0)
-	}
-	defer w.waiting.Add(-1)
-	return w.wait(ctx, key, n, r, patience)
+	return denial, nil
 }
 
 // patience is how long a call may sleep.
@@ -145,6 +225,37 @@ func (w *Waiter) patience(ctx context.Context) time.Duration {
 		return max(0, min(w.max, time.Until(deadline)-1))
 	}
 	return w.max
+}
+
+// wait waits behind others, or after a's question within d, which was asked in its turn and
+// has been answered by a.result and err.
+func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Duration, err error) (ratelimit.Result, error) {
+	patience := w.patience(ctx)
+	o := (&queue.Waiter{
+		Limiter: w.limiter, Key: a.key, N: a.n, Kind: w.kind, Asker: a,
+		End: time.Now().Add(patience), Timed: true,
+	}).Wait(ctx, turn, d, decision(a.result), err)
+	switch {
+	case o.Verdict == queue.Failed:
+		return ratelimit.Result{}, o.Err
+	case o.Verdict == queue.Admitted:
+		a.result.Delay = 0
+		return a.result, nil
+	case !o.Asked: // it stood behind others
+		d := o.Denial
+		if w.leaky {
+			d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
+		}
+		return ratelimit.Result{Limit: d.Limit, RetryAfter: wholeMicros(d.RetryAfter), ResetAfter: wholeMicros(d.ResetAfter)}, nil
+	}
+	r := a.result
+	if !r.Allowed {
+		r.RetryAfter = o.Denial.RetryAfter
+		if r.RetryAfter != ratelimit.Never && r.Remaining >= a.n { // RetryAfter is the Delay less o.Within
+			r.RetryAfter += o.Within - patience
+		}
+	}
+	return w.denial(r, a.n, patience), nil
 }
 
 // due is how long the events of r have to wait, nobody else calling.
@@ -158,56 +269,22 @@ func (w *Waiter) due(r ratelimit.Result) time.Duration {
 	return max(r.RetryAfter, leastRetryAfter)
 }
 
-// wait sleeps until the limiter admits what it has answered r to, and for its Delay.
-func (w *Waiter) wait(ctx context.Context, key string, n int, r ratelimit.Result, patience time.Duration) (ratelimit.Result, error) {
-	end := time.Now().Add(patience)
-	left := patience
-	for !r.Allowed {
-		err := sleep(ctx, pause(r.RetryAfter, left))
-		if err == nil {
-			r, err = w.limiter.AllowN(ctx, key, n)
-		}
-		if err != nil {
-			return ratelimit.Result{}, err
-		}
-		if left = time.Until(end); w.due(r) > max(left, 0) { // late by the calls of l, if left is below 0
-			return w.refuse(ctx, key, n, r, patience)
-		}
-	}
-	if r.Delay > 0 {
-		if err := sleep(ctx, r.Delay); err != nil {
-			return ratelimit.Result{}, errors.Join(err, w.giveBack(ctx, key, n, r))
-		}
-		r.Delay = 0
-	}
-	return r, nil
-}
-
-// refuse denies what r would have to wait for too long, to a caller who could have
-// slept for early.
-func (w *Waiter) refuse(ctx context.Context, key string, n int, r ratelimit.Result, early time.Duration) (ratelimit.Result, error) {
-	denial := w.denial(r, early)
+// denial is r on n events as refused, to a caller who could have slept for early. One that l
+// has admitted is made anew: r could be refunded a second time.
+func (w *Waiter) denial(r ratelimit.Result, n int, early time.Duration) ratelimit.Result {
 	if r.Allowed {
-		if err := w.giveBack(ctx, key, n, r); err != nil {
-			return ratelimit.Result{}, err // the charge may stand
-		}
-	}
-	return denial, nil
-}
-
-// denial is r as refused. One that l has admitted is made anew: r could be refunded a
-// second time.
-func (w *Waiter) denial(r ratelimit.Result, early time.Duration) ratelimit.Result {
-	retry := max(leastRetryAfter, wholeMicros(w.due(r)-early))
-	switch {
-	case r.Allowed:
 		reset := r.ResetAfter
 		if w.leaky { // the events before are gone when its turn comes
 			reset = r.Delay
 		}
-		return ratelimit.Result{Limit: r.Limit, RetryAfter: retry, ResetAfter: reset}
-	case w.leaky:
-		r.RetryAfter = max(r.RetryAfter, retry)
+		return ratelimit.Result{Limit: r.Limit, RetryAfter: max(leastRetryAfter, wholeMicros(r.Delay-early)), ResetAfter: reset}
+	}
+	if r.Remaining >= n { // there is room, but too late
+		r.Remaining = 0
+	}
+	r.RetryAfter = max(r.RetryAfter, leastRetryAfter)
+	if w.leaky && r.RetryAfter != ratelimit.Never {
+		r.RetryAfter = max(r.RetryAfter, wholeMicros(r.ResetAfter-early))
 	}
 	return r
 }
@@ -230,9 +307,9 @@ func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error)
 	switch {
 	case r.Allowed && due <= 0:
 	case due > patience:
-		r = w.denial(r, patience)
+		r = w.denial(r, 1, patience)
 	case w.waiting.Load() >= w.maxWaiting:
-		r = w.denial(r, 0)
+		r = w.denial(r, 1, 0)
 	default:
 		r.Allowed, r.RetryAfter, r.Delay = true, 0, due
 	}
@@ -278,21 +355,32 @@ var (
 	_ ratelimit.Charger   = (*Waiter)(nil)
 )
 
-// pause is the sleep before l is asked again, of the time that is left.
-func pause(retryAfter, left time.Duration) time.Duration {
-	jitter := rand.N(min(max(retryAfter, 0)/10, maxJitter) + 1)
-	return min(max(retryAfter+jitter, leastPause), left)
+// asker asks limiter for those in a queue.
+type asker struct {
+	limiter ratelimit.Limiter
+	key     string
+	n       int
+	result  ratelimit.Result
 }
 
-// sleep waits for d, or for the end of ctx.
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
+	r, err := ratelimit.AllowWithin(ctx, a.limiter, a.key, a.n, d)
+	a.result = r
+	return decision(r), err
+}
+
+func (a *asker) Refund(ctx context.Context) error {
+	return a.limiter.Refund(ctx, a.key, a.result, a.n)
+}
+
+func (a *asker) Permit() any     { return a.result }
+func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
+
+// decision is what a queue needs of r.
+func decision(r ratelimit.Result) queue.Decision {
+	return queue.Decision{
+		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
+		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -128,15 +129,17 @@ func TestAWaitOfExactlyTheMaximumIsSlept(t *testing.T) {
 }
 
 func TestTheMaximumIsOfAllSleepsTogether(t *testing.T) {
-	inBubble(t, "token_bucket", ratelimit.Every(time.Minute), func(t *testing.T, lim ratelimit.Limiter) {
+	inBubble(t, "sliding_log", ratelimit.PerMinute(1), func(t *testing.T, lim ratelimit.Limiter) {
 		spend(t, lim, 1)
 		w := waiter(t, lim, 90*time.Second)
-		time.AfterFunc(time.Minute, func() { spend(t, lim, 1) }) // another is faster
+		time.AfterFunc(31*time.Second, func() { // another event, from which a minute counts again
+			require.NoError(t, lim.Reset(t.Context(), "key"))
+			spend(t, lim, 1)
+		})
 		took, r := allow(t, t.Context(), w)
 		require.False(t, r.Allowed)
-		require.GreaterOrEqual(t, took, time.Minute)
-		require.LessOrEqual(t, took, time.Minute+jitter, "30 s are left, and a minute would be needed")
-		require.InDelta(t, 2*time.Minute-took, r.RetryAfter, float64(time.Microsecond))
+		require.Equal(t, time.Minute, took, "30 s are left, and 31 would be needed")
+		require.Equal(t, 31*time.Second, r.RetryAfter)
 	})
 }
 
@@ -470,4 +473,184 @@ func TestAWaitThatIsCancelledGivesItsTurnBackOnRedis(t *testing.T) {
 	_, r := allow(t, t.Context(), waiter(t, lim, time.Minute))
 	require.False(t, r.Allowed, "its turn is in 24 minutes")
 	require.Equal(t, 6, peek(t, lim).Remaining)
+}
+
+func TestCallersOfAWaiterAreServedInTheOrderOfArrival(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerSecond(5), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, time.Hour)
+		turns := make([]time.Time, 40)
+		var wg sync.WaitGroup
+		for i := range turns {
+			wg.Go(func() {
+				if i%2 == 0 { // both stand in one queue
+					_, r := allow(t, t.Context(), w)
+					require.True(t, r.Allowed)
+				} else {
+					_, err := ratelimit.Wait(t.Context(), lim, "key", 1)
+					require.NoError(t, err)
+				}
+				turns[i] = time.Now()
+			})
+			synctest.Wait()
+		}
+		wg.Wait()
+		for i := range turns[1:] {
+			require.False(t, turns[i+1].Before(turns[i]), i)
+		}
+	})
+}
+
+// counted counts the calls of a limiter that say something to it.
+type counted struct {
+	ratelimit.Limiter
+	asked atomic.Int64
+	away  func() error
+	way   time.Duration
+}
+
+func (c *counted) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
+	c.asked.Add(1)
+	time.Sleep(c.way)
+	if c.away != nil {
+		if err := c.away(); err != nil {
+			return ratelimit.Result{}, err
+		}
+	}
+	return ratelimit.AllowWithin(ctx, c.Limiter, key, n, d)
+}
+
+func TestOneOfManyCallersOfAWaiterAsks(t *testing.T) {
+	inBubble(t, "token_bucket", ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 1}, func(t *testing.T, lim ratelimit.Limiter) {
+		c := &counted{Limiter: lim}
+		w := waiter(t, c, time.Minute)
+		var wg sync.WaitGroup
+		for range 600 {
+			wg.Go(func() {
+				_, r := allow(t, t.Context(), w)
+				require.True(t, r.Allowed)
+			})
+		}
+		wg.Wait()
+		require.LessOrEqual(t, c.asked.Load(), int64(720))
+	})
+}
+
+func TestWhoHasNoPlaceDoesNotOvertakeThoseWhoHave(t *testing.T) {
+	inBubble(t, "fixed_window", ratelimit.PerSecond(2), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, &counted{Limiter: lim, way: 3 * time.Millisecond}, time.Minute, throttle.WithMaxWaiting(3))
+		spend(t, lim, 2)
+		var admitted, overtook atomic.Int64
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				_, r := allow(t, t.Context(), w)
+				require.True(t, r.Allowed)
+				admitted.Add(1)
+			})
+			time.Sleep(10 * time.Millisecond) // it is denied, and has a place
+		}
+		for range 2000 {
+			r, err := w.AllowN(t.Context(), "key", 1)
+			require.NoError(t, err)
+			if r.Allowed && admitted.Load() < 2 {
+				overtook.Add(1)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		wg.Wait()
+		require.Zero(t, overtook.Load())
+		require.EqualValues(t, 3, admitted.Load())
+	})
+}
+
+func TestAnEventThatIsTooLargeForTheQueueIsDeniedForGood(t *testing.T) {
+	inBubble(t, "sliding_log", ratelimit.PerHour(2), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, 2*time.Hour, throttle.WithMaxWaiting(2))
+		spend(t, lim, 2)
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { allow(t, t.Context(), w) })
+			synctest.Wait()
+		}
+		for _, w := range []*throttle.Waiter{w, waiter(t, lim, 2*time.Hour)} { // without a place, and with one
+			took, r, err := timed(func() (ratelimit.Result, error) { return w.AllowN(t.Context(), "key", 3) })
+			require.NoError(t, err)
+			require.Equal(t, ratelimit.Never, r.RetryAfter)
+			require.Zero(t, took)
+		}
+		wg.Wait()
+	})
+}
+
+func TestACallerBehindOthersThatComesTooLateIsDeniedAtOnce(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerHour(1), func(t *testing.T, lim ratelimit.Limiter) {
+		time.Sleep(time.Minute)
+		spend(t, lim, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = waiter(t, lim, 3*time.Hour).Allow(ctx, "key") })
+		synctest.Wait()
+		took, r := allow(t, t.Context(), waiter(t, lim, 10*time.Minute))
+		require.Zero(t, took)
+		require.False(t, r.Allowed)
+		require.Equal(t, 1, r.Limit)
+		require.Greater(t, r.RetryAfter, 30*time.Minute)
+		require.GreaterOrEqual(t, r.ResetAfter, r.RetryAfter-10*time.Minute)
+		cancel()
+		wg.Wait()
+	})
+}
+
+func TestAStoreThatIsAwayForAWhileDoesNotEndASleep(t *testing.T) {
+	inBubble(t, "token_bucket", ratelimit.PerSecond(1), func(t *testing.T, lim ratelimit.Limiter) {
+		back := time.Now().Add(10 * time.Second)
+		c := &counted{Limiter: lim, away: func() error {
+			if time.Now().Before(back) {
+				return store.ErrUnavailable
+			}
+			return nil
+		}}
+		took, r := allow(t, t.Context(), waiter(t, c, time.Minute))
+		require.True(t, r.Allowed)
+		require.GreaterOrEqual(t, took, 10*time.Second)
+		require.LessOrEqual(t, took, 11*time.Second)
+
+		back = time.Now().Add(time.Hour)
+		took, _, err := timed(func() (ratelimit.Result, error) { return waiter(t, c, 5*time.Second).Allow(t.Context(), "key") })
+		require.ErrorIs(t, err, store.ErrUnavailable)
+		require.LessOrEqual(t, took, 5*time.Second)
+
+		full := waiter(t, c, time.Minute, throttle.WithMaxWaiting(1))
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = full.Allow(ctx, "another key") })
+		synctest.Wait()
+		took, _, err = timed(func() (ratelimit.Result, error) { return full.Allow(t.Context(), "key") })
+		require.ErrorIs(t, err, store.ErrUnavailable, "there is no place to wait for it")
+		require.Zero(t, took)
+		cancel()
+		wg.Wait()
+	})
+}
+
+func TestAWaiterAroundALeakyBucketServesItsRateToImpatientCallers(t *testing.T) {
+	inBubble(t, "leaky_bucket", ratelimit.PerSecond(100), func(t *testing.T, lim ratelimit.Limiter) {
+		w := waiter(t, lim, 100*time.Millisecond)
+		var served atomic.Int64
+		var wg sync.WaitGroup
+		began := time.Now()
+		for range 64 {
+			wg.Go(func() {
+				for time.Since(began) < 3*time.Second {
+					if _, r := allow(t, t.Context(), w); r.Allowed {
+						served.Add(1)
+					} else {
+						time.Sleep(time.Millisecond)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.GreaterOrEqual(t, served.Load(), int64(285))
+	})
 }

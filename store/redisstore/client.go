@@ -85,15 +85,12 @@ func (b budget) patient() (context.Context, context.CancelFunc) {
 	return patient{ctx, b.end}, cancel
 }
 
-// unhurried is patient with a server for as long as [lasting], for a caller who leaves
+// unhurried is patient with a server for as long as a flight is, for a caller who leaves
 // by a timer.
 func (b budget) unhurried() (context.Context, context.CancelFunc) {
 	ctx, cancel := b.patient()
-	end := time.Now().Add(lasting)
-	if b.end.After(end) {
-		end = b.end
-	}
-	return patient{ctx, end}, cancel
+	now := time.Now()
+	return patient{ctx, now.Add(max(lasting, lastingTimes*b.end.Sub(now)))}, cancel
 }
 
 // plain is the context of any other client.

@@ -20,9 +20,11 @@ const (
 	// some 0.5 ms.
 	mostTogether = 64
 
-	// lasting is how long a flight waits for the server, in a handshake as well. Its callers
-	// have left long before.
-	lasting = time.Second
+	// A flight waits for the server for as long as lasting, or for so many times what a call
+	// has, if that is longer: a handshake is several round trips. Its callers have left long
+	// before.
+	lasting      = time.Second
+	lastingTimes = 10
 
 	// crowded is for how long after a call had to wait no call gives up a connection on which
 	// the reply is late: others wait for it.
@@ -413,7 +415,7 @@ func (a *airline) send(f *flight, now time.Time) (err error) {
 	wait := f.end.Sub(now)
 	ctx, cancel := context.WithDeadline(values, f.end.Add(-wait/4))
 	defer cancel()
-	ctx = patient{ctx, now.Add(max(lasting, wait))}
+	ctx = patient{ctx, now.Add(max(lasting, lastingTimes*a.timeout))}
 	switch len(f.calls) {
 	case 0:
 		return a.client.Process(ctx, command{redis.NewCmd(ctx, "ping")})
