@@ -94,7 +94,7 @@ func (ln *lane) moved() {
 		ln.first.call()
 	case ln.empty() && s.lanes != nil:
 		delete(s.lanes, ln.id)
-		*ln = lane{}
+		ln.id = id{} // of which nothing is kept
 		s.spare = ln
 	}
 }
