@@ -239,6 +239,38 @@ func ExampleWait_deadline() {
 	// true and the context's error is <nil>
 }
 
+// Callers can wait for 250 ms. Who would have to wait longer learns it at once, and takes
+// no place in the queue.
+func ExampleAllowWithin() {
+	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.PerSecond(10))
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	ctx := context.Background()
+	for range 4 {
+		r, err := ratelimit.AllowWithin(ctx, limiter, "printer", 1, 250*time.Millisecond)
+		switch {
+		case err != nil:
+			log.Fatal(err)
+		case r.Allowed:
+			fmt.Println("print after", r.Delay)
+		default:
+			fmt.Println("busy, ask again after", r.RetryAfter)
+		}
+	}
+	// Output:
+	// print after 0s
+	// print after 100ms
+	// print after 200ms
+	// busy, ask again after 50ms
+}
+
 // Paying users have a limit of their own. The key says who it is; a service would
 // look it up, or find it in ctx.
 func ExampleWithLimitFunc() {

@@ -18,7 +18,8 @@ import (
 // (x counts in whole µs, rounded up.)
 //
 // Refund gives an event back only while it is the last of the queue, since the
-// turns behind it are given out already.
+// turns behind it are given out already. So callers who cannot wait for every turn
+// ask by [AllowWithin], which takes none that comes too late.
 //
 // A key costs one level and its time, whatever the Rate: some 60 bytes in memory
 // and some 150 in Redis, until the queue is empty.
@@ -98,12 +99,11 @@ func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Charge) 
 
 func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	v := bucketReport(l, r, n, charged)
-	turn := drainTime(r.Y, r.Z, l)
 	switch {
 	case r.OK:
-		v.delay = turn
+		v.delay = drainTime(r.Y, r.Z, l)
 	case l.Before > 0: // there must be room, and the turn near enough
-		v.retry = max(v.retry, turn-(l.Before-1))
+		v.retry = max(v.retry, drainTime(r.Y, r.Z, l)-(l.Before-1))
 	}
 	return v
 }

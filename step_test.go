@@ -14,12 +14,15 @@ import (
 // only the states that traces lead to that matter.
 func FuzzStep(f *testing.F) {
 	year := int64(365 * 24 * time.Hour / time.Microsecond)
-	f.Add(uint8(0), int64(3), int64(1e6), int64(3), int64(1e6), int64(5e15), int64(2), int64(0), int64(17), int64(1))
-	f.Add(uint8(1), int64(999_983), int64(86_400e6), int64(0), int64(86_400e6), int64(5e15), int64(999_983), int64(999_983), int64(86_399e6), int64(7))
-	f.Add(uint8(1), int64(10), int64(60e6), int64(0), int64(1e6), int64(5e15), int64(10), int64(9), int64(100_000), int64(4))
-	f.Add(uint8(2), int64(2_147_483_647), year, int64(2_147_483_647), year, int64(1), int64(2_147_483_647), int64(12345), int64(77e12), int64(1e9))
-	f.Add(uint8(3), int64(1), 10*year, int64(10), int64(1000), int64(5e15), int64(9), int64(999), int64(1), int64(2))
-	f.Fuzz(func(t *testing.T, which uint8, rate, period, burst, statePeriod, at, whole, part, after, n int64) {
+	f.Add(uint8(0), int64(3), int64(1e6), int64(3), int64(1e6), int64(5e15), int64(2), int64(0), int64(17), int64(1), int64(0), false)
+	f.Add(uint8(1), int64(999_983), int64(86_400e6), int64(0), int64(86_400e6), int64(5e15), int64(999_983), int64(999_983), int64(86_399e6), int64(7), int64(0), false)
+	f.Add(uint8(1), int64(10), int64(60e6), int64(0), int64(1e6), int64(5e15), int64(10), int64(9), int64(100_000), int64(4), int64(0), false)
+	f.Add(uint8(2), int64(2_147_483_647), year, int64(2_147_483_647), year, int64(1), int64(2_147_483_647), int64(12345), int64(77e12), int64(1e9), int64(0), false)
+	f.Add(uint8(3), int64(1), 10*year, int64(10), int64(1000), int64(5e15), int64(9), int64(999), int64(1), int64(2), int64(0), false)
+	f.Add(uint8(6), int64(10), int64(60e6), int64(10), int64(60e6), int64(5e15), int64(10), int64(7), int64(1), int64(3), int64(30e6), false)
+	f.Add(uint8(2), int64(1), 10*year, int64(1), 10*year, int64(5e15), int64(9), int64(7), int64(1), int64(1), 100*year, true)
+	f.Add(uint8(3), int64(10), int64(60e6), int64(10), int64(60e6), int64(5e15), int64(5), int64(7), int64(1), int64(3), int64(29e6), false)
+	f.Fuzz(func(t *testing.T, which uint8, rate, period, burst, statePeriod, at, whole, part, after, n, before int64, ahead bool) {
 		a := []*algorithm{&fixedWindow, &slidingWindow, &tokenBucket, &leakyBucket}[which%4]
 		const most = 1<<31 - 1
 		l := store.Limit{Rate: within(rate, 1, most), Period: within(period, 1000, 10*year)}
@@ -32,6 +35,10 @@ func FuzzStep(f *testing.F) {
 			if !drainsWithin(l, maxRefill) {
 				t.Skip("a bucket that its constructor refuses")
 			}
+			l.Before = within(before, 0, maxRefill+1)
+			if ahead { // of its turn, or a debt
+				s.Whole |= overdrawn
+			}
 		case which%4 == 1:
 			s.Part = within(part, 0, most)
 		}
@@ -43,25 +50,39 @@ func FuzzStep(f *testing.F) {
 		if s.Whole == 0 && s.Part == 0 {
 			at0 = now
 		}
-		fits := func(later, n int64) bool {
+		admits := func(later, n int64, l store.Limit) bool {
 			_, r := a.rule.Step(s, l, at0+later, n)
 			return r.OK
 		}
-		require.True(t, v.remaining == 0 || fits(0, v.remaining), "Remaining %d", v.remaining)
-		require.False(t, fits(0, v.remaining+1), "Remaining %d", v.remaining)
+		fits := func(later, n int64) bool { return admits(later, n, l) }
+		plain := l
+		plain.Before = 0 // by which Remaining and ResetAfter are told
+		require.True(t, v.remaining == 0 || admits(0, v.remaining, plain), "Remaining %d", v.remaining)
+		require.False(t, admits(0, v.remaining+1, plain), "Remaining %d", v.remaining)
 		if r.OK {
 			require.Equal(t, store.State{At: at0, Period: l.Period, Whole: next.Whole, Part: next.Part}, next)
-			require.True(t, next.Whole >= n && next.Whole <= most && next.Part >= 0 && next.Part < 1<<49, "%+v", next)
+			level := next.Whole &^ overdrawn
+			require.True(t, level >= n && level <= most && next.Part >= 0 && next.Part < 1<<49, "%+v", next)
 			charged := a.report(l, r, n, n)
-			require.Equal(t, v.remaining-n, charged.remaining)
+			require.Equal(t, max(0, v.remaining-n), charged.remaining)
+			require.Equal(t, v.delay, charged.delay)
+			require.True(t, l.Before == 0 || v.delay < l.Before, "a turn after %d µs, within %d", v.delay, l.Before)
+			if next.Whole > level {
+				require.Greater(t, level+min(1, next.Part), l.Burst, "past the capacity")
+				require.LessOrEqual(t, level+min(1, next.Part), bucketMost(l))
+				require.True(t, admits(v.delay, n, plain) && !admits(v.delay-1, n, plain), "its turn comes after Delay %d", v.delay)
+			}
 			require.LessOrEqual(t, a.rule.Life(next, l), charged.reset)
-			_, r := a.rule.Step(next, l, at0+charged.reset, l.Burst)
+			_, r := a.rule.Step(next, plain, at0+charged.reset, l.Burst)
 			require.True(t, r.OK, "as never seen at ResetAfter")
 			life := a.rule.Life(next, l)
 			require.Equal(t, a.rule.Spend(next, at0+life, at0), a.rule.Spend(next, at0+life, at0-l.Period), "a late reading")
 			for _, later := range []int64{0, life / 3, life / 2, life - 1, life} {
-				_, r := a.rule.Step(next, l, at0+later, 1)
-				used := l.Burst - a.report(l, r, 1, 0).remaining
+				_, r := a.rule.Step(next, plain, at0+later, 1)
+				if next.Whole > level { // as far as Remaining knows
+					continue
+				}
+				used := l.Burst - a.report(plain, r, 1, 0).remaining
 				// A bucket's end is rounded up to a µs, in which some events may drain.
 				require.InDelta(t, used, a.rule.Spend(next, at0+life, at0+later), float64(2+l.Rate/l.Period),
 					"in force after %d of %d µs", later, life)
@@ -71,7 +92,7 @@ func FuzzStep(f *testing.F) {
 		require.Positive(t, v.retry)
 		require.True(t, fits(v.retry, n), "admitted at RetryAfter %d", v.retry)
 		require.False(t, fits(v.retry-1, n), "and not before")
-		require.True(t, fits(v.reset, l.Burst), "as never seen at ResetAfter %d", v.reset)
+		require.True(t, admits(v.reset, l.Burst, plain), "as never seen at ResetAfter %d", v.reset)
 	})
 }
 

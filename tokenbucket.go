@@ -14,6 +14,13 @@ import (
 // Bound: at most Burst + Rate·x/Period events in any interval x: a full bucket
 // and its refill. (x counts in whole µs, rounded up.)
 //
+// [AllowWithin] admits ahead of their turn events whose tokens come soon enough. They
+// count in the bound at their turn: at the decision and its Delay. Refund gives back
+// any of them, also when others have their turn behind them. Those keep it: their turns
+// come no earlier, and the bound is exceeded by no more than was refunded. Until all
+// turns have come, AllowN admits nothing. What is charged ahead is a debt as after
+// [TokenBucket.Charge]: it drains whole, also if the Burst is lowered before.
+//
 // A key costs one level and its time, whatever the Rate: some 60 bytes in memory
 // and some 150 in Redis, until the bucket is full again.
 //

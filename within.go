@@ -10,7 +10,8 @@ import (
 
 // Delayer is a [Limiter] that decides on events by when their turn comes. The five
 // types are, and all limiters of this module around others, but for throttle's
-// Slowdown, which admits everything.
+// Slowdown, which admits everything. A type that embeds one, and has an AllowN of its own,
+// needs an AllowWithin of its own.
 type Delayer interface {
 	// AllowWithin decides on n events whose turn must come within d: see the function
 	// [AllowWithin].
@@ -107,8 +108,9 @@ func (a asking) ask(ctx context.Context, l Limiter, key string, n int) (Result, 
 }
 
 // AllowWithin decides on n events whose turn must come within d: see the function
-// [AllowWithin]. What the store admits ahead of its turn, a local limiter ([FailLocal])
-// is charged with only as far as it has room.
+// [AllowWithin]. With [FailLocal], what the store admits ahead of its turn is charged to
+// the local limiter only as far as that has room, and what the local limiter admits ahead
+// of its turn is not handed back.
 func (f *Failover) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
 	return f.decide(ctx, key, n, asking{takeWithin, d})
 }

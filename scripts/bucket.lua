@@ -46,7 +46,7 @@ local function level(s, l, now)
 end
 
 if op == 'within' then
-  -- drainsbefore is whether a level drains in less than l.before µs.
+  -- drainsbefore is whether a level drains in less than l.before µs: none does in 0.
   function drainsbefore(whole, part, l)
     local w, p = muldiv(l.before - 1, l.rate, l.period)
     return whole < w or whole == w and part <= p

@@ -11,7 +11,8 @@
 --       the last, after them: the caller's clock in Unix µs; none for the server's
 -- Reply {ok (1 or 0), x, y, z}: store.Reply; what x, y and z mean stands with the
 --       algorithm. A refund replies zeros.
--- Twin  store/memstore: Take (within is that of a Limit with a Before), TakeUpTo, Force, Peek and Refund.
+-- Twin  store/memstore: Take (within is that of a Limit with a Before), TakeUpTo, Force,
+--       Peek and Refund.
 local key, n = KEYS[1], ARGV[5] + 0
 local limit = { rate = ARGV[2] + 0, period = ARGV[3] + 0, burst = ARGV[4] + 0 }
 local now = tonumber(ARGV[op == 'refund' and 10 or (op == 'charge' or op == 'within') and 7 or 6])

@@ -19,7 +19,7 @@ if op == 'within' then
   local plain = step
   function step(s, l, now, n)
     local ok, x, missing, part, whole = plain(s, l, now, n)
-    if not ok and l.before > 0 and n <= l.burst and drainsbefore(whole - l.burst, part, l) and holds(whole, part, l) then
+    if not ok and n <= l.burst and drainsbefore(whole - l.burst, part, l) and holds(whole, part, l) then
       ok, whole = true, whole + DEBT
     end
     return ok, x, missing, part, whole, part

@@ -128,12 +128,15 @@ func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
 	}
 }
 
-// alwaysBatched is a store of which every Take goes by the script of batches.
+// alwaysBatched is a store of which every Take that can goes by the script of batches.
 type alwaysBatched struct{ *redisstore.Store }
 
 func (s alwaysBatched) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
 	if err := ctx.Err(); err != nil {
 		return store.Reply{}, err
+	}
+	if l.Before > 0 {
+		return s.Store.Take(ctx, sp, key, l, n)
 	}
 	replies, errs, _ := s.TakeEach([]store.Claim{{Space: sp, Key: key, Limit: l, N: n}})
 	return replies[0], errs[0]

@@ -212,7 +212,8 @@ func denialsChangeNothing(t testing.TB, s *suite, a algorithm) {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
 			all = append(all, o)
-			if o.kind != "Peek" && (o.kind != "AllowN" || p.results[o.id].Allowed) {
+			decided := o.kind == "AllowN" || o.kind == "AllowWithin"
+			if o.kind != "Peek" && (!decided || p.results[o.id].Allowed) {
 				fewer = append(fewer, o)
 			}
 		}

@@ -115,7 +115,7 @@ func debts(t testing.TB, s *suite, a algorithm) {
 			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
 		var admissions []ratelimit.Result
 		for i := range traceLen {
-			n, kind := 1+rng.IntN(25), rng.IntN(6)
+			n, kind := 1+rng.IntN(25), rng.IntN(8)
 			if rng.IntN(20) == 0 { // more than drains in 100 years, and than a state holds
 				n = math.MaxInt32 - rng.IntN(2)
 			}
@@ -123,8 +123,9 @@ func debts(t testing.TB, s *suite, a algorithm) {
 			if kind == 0 && len(admissions) > 0 {
 				of = admissions[rng.IntN(len(admissions))]
 			}
-			got, err := debtCall(p.tested, kind, n, of)
-			want, wanted := debtCall(p.reference, kind, n, of)
+			d := time.Duration(rng.Int64N(int64(2 * l.Period)))
+			got, err := debtCall(p.tested, kind, n, d, of)
+			want, wanted := debtCall(p.reference, kind, n, d, of)
 			if err != nil && !errors.Is(err, ratelimit.ErrInvalidN) { // of a charge where no more could be charged
 				t.Fatal(err)
 			}
@@ -142,8 +143,8 @@ func debts(t testing.TB, s *suite, a algorithm) {
 	}
 }
 
-// debtCall refunds n events of of, peeks, charges or asks.
-func debtCall(lim ratelimit.Limiter, kind, n int, of ratelimit.Result) (r ratelimit.Result, err error) {
+// debtCall refunds n events of of, peeks, charges or asks, also within d.
+func debtCall(lim ratelimit.Limiter, kind, n int, d time.Duration, of ratelimit.Result) (r ratelimit.Result, err error) {
 	ctx := context.Background()
 	switch {
 	case kind == 0 && of.Allowed:
@@ -152,6 +153,8 @@ func debtCall(lim ratelimit.Limiter, kind, n int, of ratelimit.Result) (r rateli
 		r, err = lim.Peek(ctx, "key")
 	case kind <= 3:
 		r, err = lim.(ratelimit.Charger).Charge(ctx, "key", n)
+	case kind <= 5:
+		r, err = ratelimit.AllowWithin(ctx, lim, "key", n, d)
 	default:
 		r, err = lim.AllowN(ctx, "key", n)
 	}

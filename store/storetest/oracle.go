@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"fmt"
+	"math"
 	"math/big"
 	"time"
 
@@ -18,9 +19,12 @@ type model interface {
 	seen(reading int64) int64
 	// fits says whether n events would be admitted at t, n from 0.
 	fits(l limit, t, n int64) bool
+	// inTime says whether n events would be admitted at t if their turn had to come within
+	// d µs.
+	inTime(l limit, t, n, d int64) bool
 	// fresh says whether the key is as never seen at t.
 	fresh(l limit, t int64) bool
-	// charge admits n events at t, which fit.
+	// charge admits n events at t, which fit, or have their turn in time.
 	charge(l limit, t, n int64)
 	// refund gives back what is still charged at t of n events of c.
 	refund(l limit, t int64, c charge, n int64)
@@ -49,30 +53,51 @@ type charge struct {
 	limit      limit
 }
 
-// judge says what is wrong with r, the answer to n events at a reading of the
-// clock, and charges them to m if r is an admission and not a Peek.
-func judge(m model, l limit, reading, n int64, r ratelimit.Result, peek bool) error {
+// question is what was asked for: n events, and if within is set, that their turn comes
+// within d µs.
+type question struct {
+	n      int64
+	within bool
+	d      int64
+	peek   bool
+}
+
+// admitted says whether what was asked for would be admitted at t.
+func (q question) admitted(m model, l limit, t int64) bool {
+	if q.within {
+		return m.inTime(l, t, q.n, q.d)
+	}
+	return m.fits(l, t, q.n)
+}
+
+// judge says what is wrong with r, the answer to q at a reading of the clock, and charges
+// the events to m if r is an admission and not a Peek.
+func judge(m model, l limit, reading int64, q question, r ratelimit.Result) error {
 	now := m.seen(reading)
-	allowed := m.fits(l, now, n)
+	allowed := q.admitted(m, l, now)
 	if r.Allowed != allowed {
 		return fmt.Errorf("Allowed is %v, want %v", r.Allowed, allowed)
 	}
 	if r.Limit != int(l.burst) {
 		return fmt.Errorf("Limit is %d, want %d", r.Limit, l.burst)
 	}
-	if err := judgeRetry(m, l, now, n, r); err != nil {
+	if err := judgeRetry(m, l, now, q, r); err != nil {
 		return err
 	}
+	turn := func(t int64) bool { return m.fits(l, t, q.n) }
+	if m.delays() {
+		turn = func(t int64) bool { return m.fresh(l, t) }
+	}
 	switch {
-	case allowed && m.delays():
-		if err := earliest("Delay", r.Delay, 0, func(d int64) bool { return m.fresh(l, now+d) }); err != nil {
+	case allowed:
+		if err := earliest("Delay", r.Delay, 0, func(d int64) bool { return turn(now + d) }); err != nil {
 			return err
 		}
 	case r.Delay != 0:
 		return fmt.Errorf("Delay is %v, want 0", r.Delay)
 	}
-	if allowed && !peek {
-		m.charge(l, now, n)
+	if allowed && !q.peek {
+		m.charge(l, now, q.n)
 	}
 	if err := judgeRemaining(m, l, now, int64(r.Remaining)); err != nil {
 		return err
@@ -80,18 +105,18 @@ func judge(m model, l limit, reading, n int64, r ratelimit.Result, peek bool) er
 	return earliest("ResetAfter", r.ResetAfter, 0, func(d int64) bool { return m.fresh(l, now+d) })
 }
 
-func judgeRetry(m model, l limit, now, n int64, r ratelimit.Result) error {
+func judgeRetry(m model, l limit, now int64, q question, r ratelimit.Result) error {
 	switch {
 	case r.Allowed && r.RetryAfter != 0:
 		return fmt.Errorf("RetryAfter is %v, want 0", r.RetryAfter)
 	case r.Allowed:
 		return nil
-	case n > l.burst && r.RetryAfter != ratelimit.Never:
+	case q.n > l.burst && r.RetryAfter != ratelimit.Never:
 		return fmt.Errorf("RetryAfter is %v, want Never", r.RetryAfter)
-	case n > l.burst:
+	case q.n > l.burst:
 		return nil
 	}
-	return earliest("RetryAfter", r.RetryAfter, 1, func(d int64) bool { return m.fits(l, now+d, n) })
+	return earliest("RetryAfter", r.RetryAfter, 1, func(d int64) bool { return q.admitted(m, l, now+d) })
 }
 
 func judgeRemaining(m model, l limit, now, k int64) error {
@@ -165,6 +190,8 @@ func (m *fixedWindow) at(l limit, t int64) int64 {
 
 func (m *fixedWindow) fits(l limit, t, n int64) bool { return m.at(l, t)+n <= l.burst }
 
+func (m *fixedWindow) inTime(l limit, t, n, _ int64) bool { return m.fits(l, t, n) }
+
 func (m *fixedWindow) fresh(l limit, t int64) bool { return m.at(l, t) == 0 }
 
 func (m *fixedWindow) charge(l limit, t, n int64) { *m = fixedWindow{t, l.period, m.at(l, t) + n} }
@@ -224,6 +251,8 @@ func (m *slidingWindow) fits(l limit, t, n int64) bool {
 	sum.Add(sum, product(cur+n, l.period))
 	return sum.Cmp(product(l.burst, l.period)) <= 0
 }
+
+func (m *slidingWindow) inTime(l limit, t, n, _ int64) bool { return m.fits(l, t, n) }
 
 func (m *slidingWindow) fresh(l limit, t int64) bool {
 	prev, cur := m.at(l, t)
@@ -289,6 +318,8 @@ func (m *slidingLog) at(l limit, t int64) int64 {
 
 func (m *slidingLog) fits(l limit, t, n int64) bool { return m.at(l, t)+n <= l.burst }
 
+func (m *slidingLog) inTime(l limit, t, n, _ int64) bool { return m.fits(l, t, n) }
+
 func (m *slidingLog) fresh(l limit, t int64) bool { return m.at(l, t) == 0 }
 
 func (m *slidingLog) charge(l limit, t, n int64) {
@@ -327,8 +358,35 @@ type bucket struct {
 	queue bool // leaky
 
 	level        *big.Int // in 1/period events, as of time; nil is 0
+	ahead        bool     // it was charged past the burst
 	time         int64
 	rate, period int64 // of the limit of the last admission
+}
+
+// century is the longest that a level past the burst takes to drain, in µs.
+const century = 100 * 365 * 24 * 3600 * 1000000
+
+// most is the most events that a level past the burst may hold.
+func (l limit) most() int64 {
+	most := product(century, l.rate)
+	if most.Div(most, big.NewInt(l.period)); most.Cmp(big.NewInt(math.MaxInt32)) < 0 {
+		return most.Int64()
+	}
+	return math.MaxInt32
+}
+
+// cut is a level in 1/period events as l reads it: the burst at most, or of one that was
+// charged past the burst at most so many whole events.
+func cut(level *big.Int, ahead bool, l limit, period int64) *big.Int {
+	most := product(l.burst, period)
+	if ahead {
+		most = product(l.most(), period)
+		most.Add(most, new(big.Int).Mod(level, big.NewInt(period)))
+	}
+	if level.Cmp(most) > 0 {
+		return most
+	}
+	return level
 }
 
 // end is when the level is 0 under the limit of the last admission.
@@ -345,7 +403,8 @@ func (m *bucket) seen(reading int64) int64 {
 }
 
 // at is the level at t in 1/l.period events. A level of another period is rounded
-// up to whole events. It is at most the burst at first, and falls from there.
+// up to whole events. It is at most the burst at first, if it was not charged past that,
+// and falls from there.
 func (m *bucket) at(l limit, t int64) *big.Int {
 	if m.level == nil {
 		return new(big.Int)
@@ -355,9 +414,7 @@ func (m *bucket) at(l limit, t int64) *big.Int {
 		level.Add(level, big.NewInt(m.period-1)).Div(level, big.NewInt(m.period))
 		level.Mul(level, big.NewInt(l.period))
 	}
-	if full := product(l.burst, l.period); level.Cmp(full) > 0 {
-		level = full
-	}
+	level = cut(level, m.ahead, l, l.period)
 	level.Sub(level, product(t-m.time, l.rate))
 	if level.Sign() < 0 {
 		level.SetInt64(0)
@@ -371,18 +428,31 @@ func (m *bucket) fits(l limit, t, n int64) bool {
 	return level.Cmp(product(l.burst, l.period)) <= 0
 }
 
+// inTime: of a queue, what is before n events must drain in time, and of tokens, what is
+// missing for them must come.
+func (m *bucket) inTime(l limit, t, n, d int64) bool {
+	level, turn := m.at(l, t), product(d, l.rate)
+	if m.queue {
+		return m.fits(l, t, n) && level.Cmp(turn) <= 0
+	}
+	level.Add(level, product(n, l.period))
+	turn.Add(turn, product(l.burst, l.period))
+	return n <= l.burst && level.Cmp(turn) <= 0 && level.Cmp(product(l.most(), l.period)) <= 0
+}
+
 func (m *bucket) fresh(l limit, t int64) bool { return m.at(l, t).Sign() == 0 }
 
 func (m *bucket) charge(l limit, t, n int64) {
 	level := m.at(l, t)
 	m.level, m.time, m.rate, m.period = level.Add(level, product(n, l.period)), t, l.rate, l.period
+	m.ahead = m.level.Cmp(product(l.burst, l.period)) > 0
 }
 
 // refund gives back what is left of the level that c left behind, and at most n;
 // of a queue, only its tail. The level stays counted as it was; in another period
 // whole events are given back.
 func (m *bucket) refund(l limit, t int64, c charge, n int64) {
-	behind := bucket{level: product(c.due-c.at, c.limit.rate), time: c.at, rate: c.limit.rate, period: c.limit.period}
+	behind := bucket{level: product(c.due-c.at, c.limit.rate), ahead: m.ahead, time: c.at, rate: c.limit.rate, period: c.limit.period}
 	if m.level == nil || t >= c.due || c.at > m.time || m.queue && !m.isTail(l, behind) {
 		return
 	}
@@ -394,13 +464,12 @@ func (m *bucket) refund(l limit, t int64, c charge, n int64) {
 		m.level = nil
 		return
 	}
-	if full := product(l.burst, m.period); m.level.Cmp(full) > 0 {
-		m.level = full
-	}
+	m.level = cut(m.level, m.ahead, l, m.period)
 	if m.period != l.period {
 		back.Div(back, big.NewInt(l.period)).Mul(back, big.NewInt(m.period))
 	}
 	m.level.Sub(m.level, back)
+	m.ahead = m.ahead && m.level.Cmp(big.NewInt(m.period)) >= 0
 }
 
 // isTail says whether nothing is queued behind the level that a charge left.

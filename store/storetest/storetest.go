@@ -105,6 +105,9 @@ var checks = []check{
 	{"bad input never reaches the store", badInput},
 	{"a rate of 0 denies everything and never reaches the store", rateOfZero},
 	{"what is charged past the limit counts (store.Forcer)", debts},
+	{"a turn comes in time or is not taken", turns},
+	{"a call that can wait is admitted at RetryAfter and not 1 µs before", retryAfterWithinIsExact},
+	{"no interval has more turns than the bound", turnsKeepTheBound},
 }
 
 // checksOfStores are run once, with all algorithms on one store.
@@ -113,6 +116,7 @@ var checksOfStores = []check{
 	{"limiters of one name share across rates and bursts", namesShare},
 	{"equal keys share a bucket, and only equal ones", keysAreExact},
 	{"several limits are charged together or not at all (store.Joint)", decidedTogether},
+	{"several limits have their turns in time or are not charged (store.Joint)", turnsTogether},
 }
 
 type suite struct {
@@ -271,6 +275,15 @@ func (k *key) allow(n int) ratelimit.Result {
 	return r
 }
 
+func (k *key) allowWithin(n int, d time.Duration) ratelimit.Result {
+	k.t.Helper()
+	r, err := ratelimit.AllowWithin(context.Background(), k.lim, k.name, n, d)
+	if err != nil {
+		k.t.Fatalf("AllowWithin(%d, %v): %v", n, d, err)
+	}
+	return r
+}
+
 func (k *key) peek() ratelimit.Result {
 	k.t.Helper()
 	r, err := k.lim.Peek(context.Background(), k.name)
@@ -362,6 +375,17 @@ func (w *watch) AllowUpTo(ctx context.Context, key string, n int) (int, ratelimi
 		w.end(key, start.Add(r.ResetAfter))
 	}
 	return granted, r, err
+}
+
+// AllowWithin implements [ratelimit.Delayer].
+func (w *watch) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
+	start := time.Now()
+	r, err := ratelimit.AllowWithin(ctx, w.Limiter, key, n, d)
+	w.check(key)
+	if r.Allowed {
+		w.end(key, start.Add(r.ResetAfter))
+	}
+	return r, err
 }
 
 func (w *watch) Peek(ctx context.Context, key string) (ratelimit.Result, error) {

@@ -89,6 +89,18 @@ func withKeys(f func(sp *store.Space, key string) (*store.Space, string)) func(*
 	}
 }
 
+// withTurn is a reference store whose Take is asked by another Before, if by any.
+func withTurn(f func(before int64) int64) func(*reference) store.Store {
+	return func(m *reference) store.Store {
+		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+			if l.Before > 0 {
+				l.Before = f(l.Before)
+			}
+			return m.Take(background, sp, key, l, n)
+		}}
+	}
+}
+
 // edit changes the state of a key, if it has one.
 func edit(m *reference, sp *store.Space, key string, f func(*store.State)) {
 	m.mu.Lock()
@@ -132,6 +144,16 @@ var planted = []struct {
 			return m.Peek(background, sp, key, l, 1)
 		}}
 	}, "all"},
+	{"when the turn comes does not matter", withTurn(func(int64) int64 { return 0 }), "token_bucket leaky_bucket"},
+	{"the turn may come 1 µs late", withTurn(func(before int64) int64 { return before + 1 }), "token_bucket leaky_bucket"},
+	{"the turn must come 1 µs early", withTurn(func(before int64) int64 { return max(before-1, 1) }), "token_bucket leaky_bucket"},
+	{"what is charged ahead of its turn is cut", func(m *reference) store.Store {
+		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+			r, err := m.Take(background, sp, key, l, n)
+			edit(m, sp, key, func(s *store.State) { s.Whole &^= 1 << 31 })
+			return r, err
+		}}
+	}, "token_bucket"},
 	{"a refund forgets when the charge was", func(m *reference) store.Store {
 		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
 			c.At = m.clock().UnixMicro()

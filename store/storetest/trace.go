@@ -23,10 +23,11 @@ var horizon = time.Date(2199, 12, 31, 0, 0, 0, 0, time.UTC).UnixMicro()
 // some of its ops is a trace too.
 type op struct {
 	id    int
-	kind  string // "AllowN", "AllowUpTo", "Peek", "Refund" or "Reset"
+	kind  string // "AllowN", "AllowUpTo", "AllowWithin", "Peek", "Refund" or "Reset"
 	at    int64  // the reading of the clock, Unix µs
 	n     int
-	of    int // Refund: the id of the op whose Result is refunded
+	d     time.Duration // AllowWithin
+	of    int           // Refund: the id of the op whose Result is refunded
 	limit ratelimit.Limit
 }
 
@@ -35,6 +36,8 @@ func (o op) String() string {
 	switch o.kind {
 	case "AllowN", "AllowUpTo":
 		text += fmt.Sprintf("(%d)", o.n)
+	case "AllowWithin":
+		text += fmt.Sprintf("(%d, %v)", o.n, o.d)
 	case "Refund":
 		text += fmt.Sprintf("(#%d, %d)", o.of, o.n)
 	}
@@ -132,20 +135,20 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 	}
 	l, now := integers(o.limit), m.seen(o.at)
 	switch o.kind {
-	case "AllowN", "AllowUpTo":
-		n := int64(o.n)
+	case "AllowN", "AllowUpTo", "AllowWithin":
+		q := question{n: int64(o.n), within: o.kind == "AllowWithin", d: min(max(o.d, 0).Microseconds(), century)}
 		if o.kind == "AllowUpTo" {
-			n = max(1, room(m, l, now, n))
+			q.n = max(1, room(m, l, now, q.n))
 		}
-		err := judge(m, l, o.at, n, r, false)
+		err := judge(m, l, o.at, q, r)
 		if err == nil && r.Allowed {
 			p.model = m
-			p.charges[o.id] = charge{now, now + r.ResetAfter.Microseconds(), n, l}
+			p.charges[o.id] = charge{now, now + r.ResetAfter.Microseconds(), q.n, l}
 			p.ids = append(p.ids, o.id)
 		}
 		return err
 	case "Peek":
-		return judge(m, l, o.at, 1, r, true)
+		return judge(m, l, o.at, question{n: 1, peek: true}, r)
 	case "Refund":
 		c := p.charges[o.of]
 		m.refund(l, now, c, min(int64(o.n), c.n))
@@ -169,6 +172,8 @@ func call(lim ratelimit.Limiter, o op, charged ratelimit.Result) (ratelimit.Resu
 	case "AllowUpTo":
 		_, r, err := lim.(upTo).AllowUpTo(ctx, "key", o.n)
 		return r, err
+	case "AllowWithin":
+		return ratelimit.AllowWithin(ctx, lim, "key", o.n, o.d)
 	case "Peek":
 		return lim.Peek(ctx, "key")
 	case "Refund":
@@ -309,8 +314,11 @@ func (g *generator) next(p *player) op {
 		o.n = g.part(int(p.charges[o.of].n))
 	default:
 		o.kind = "AllowN"
-		if g.IntN(8) == 0 {
+		switch g.IntN(8) {
+		case 0:
 			o.kind = "AllowUpTo"
+		case 1, 2, 3:
+			o.kind, o.d = "AllowWithin", g.patience()
 		}
 		o.n = g.cost(integers(o.limit).burst)
 	}
@@ -365,6 +373,33 @@ func (g *generator) cost(capacity int64) int {
 		return 1 + int(capacity)/(1+g.IntN(10))
 	}
 	return 1 + g.IntN(int(capacity))
+}
+
+// patience is how long the turn of events may take to come: often what is just enough
+// or just not, and rarely whole µs.
+func (g *generator) patience() time.Duration {
+	near := time.Duration(g.Int64N(3)-1) * time.Microsecond
+	event := g.limit.Period / time.Duration(max(1, g.limit.Rate))
+	d := time.Duration(0)
+	switch g.IntN(10) {
+	case 0:
+		return ratelimit.Never
+	case 1:
+		return -event - 1
+	case 2:
+		d = near
+	case 3, 4:
+		d = event*time.Duration(g.IntN(4)) + near
+	case 5, 6:
+		d = g.last.Delay + near
+	case 7:
+		d = min(g.last.RetryAfter, ratelimit.Never/2) + near
+	case 8:
+		d = g.last.ResetAfter/2 + near
+	case 9:
+		d = time.Duration(g.Int64N(int64(2 * g.limit.Period)))
+	}
+	return d + time.Duration(g.IntN(1000))
 }
 
 // time is the next reading: often the same, often the very edge of something, and
