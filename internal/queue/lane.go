@@ -204,6 +204,14 @@ func (ln *lane) several(n int, known bool) bool {
 	return ln.room >= n || ln.early() && known && ln.trip > ln.step
 }
 
+// roomForAll is whether n events more could go at once with all that stand, who are about to.
+func (ln *lane) roomForAll(n int) bool {
+	if ln.kind == Tickets || ln.kind == Unknown && ln.admissions < 2 {
+		return false
+	}
+	return ln.room-ln.events >= n
+}
+
 // spend moves the time of the next event behind n events that are asked for.
 func (ln *lane) spend(n int) {
 	if t, known := ln.due(0, n, ln.base); known && n > ln.room {
