@@ -45,7 +45,8 @@ var (
 // Errors of l end the wait, but for [store.ErrOverloaded] and [store.ErrUnavailable], after
 // which nothing is charged: Wait asks again after 5 ms, and after twice as long each time up
 // to 1 s. It returns the error when no time is left for that, joined with ctx's error if ctx
-// has ended. So without a deadline it waits for as long as the store is away.
+// has ended. So without a deadline it waits for as long as the store is away, for ever if
+// its client is closed.
 //
 // Wait sleeps in real time (or a synctest bubble's), so that l's store must not have a
 // simulated clock that stands still. It starts no goroutine.

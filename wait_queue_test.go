@@ -24,9 +24,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// far is a limiter at a distance: questions and answers take their time. It counts what it
+// remote is a limiter at a distance: questions and answers take their time. It counts what it
 // is asked.
-type far struct {
+type remote struct {
 	ratelimit.Limiter
 	way     time.Duration // one way
 	asked   atomic.Int64
@@ -34,20 +34,20 @@ type far struct {
 	fail    func(asked int64) error // in place of an answer, if not nil
 }
 
-func (f *far) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+func (f *remote) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	return f.do(func() (ratelimit.Result, error) { return f.Limiter.AllowN(ctx, key, n) })
 }
 
-func (f *far) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
+func (f *remote) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
 	return f.do(func() (ratelimit.Result, error) { return ratelimit.AllowWithin(ctx, f.Limiter, key, n, d) })
 }
 
-func (f *far) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+func (f *remote) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	f.refunds.Add(1)
 	return f.Limiter.Refund(ctx, key, charged, n)
 }
 
-func (f *far) do(ask func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+func (f *remote) do(ask func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	asked := f.asked.Add(1)
 	if f.fail != nil {
 		if err := f.fail(asked); err != nil {
@@ -102,7 +102,7 @@ func TestWaitersAreServedInTheOrderOfArrival(t *testing.T) {
 		for _, way := range []time.Duration{0, 2 * time.Millisecond} {
 			t.Run(fmt.Sprint(algorithm, way), func(t *testing.T) {
 				inBubble(t, algorithm, ratelimit.PerSecond(10), func(t *testing.T, lim ratelimit.Limiter) {
-					lim = &far{Limiter: lim, way: way}
+					lim = &remote{Limiter: lim, way: way}
 					var c crowd
 					for i := range 60 {
 						c.join(t.Context(), lim, i, 1)
@@ -139,7 +139,7 @@ func TestAWaitingQueueGetsTheWholeRateForOneQuestionEach(t *testing.T) {
 	}{{100, 0}, {100, 200 * time.Microsecond}, {100, 3 * time.Millisecond}, {500, 0}, {500, 200 * time.Microsecond}, {500, 3 * time.Millisecond}} {
 		t.Run(fmt.Sprintf("%d/s, %v", c.rate, c.way), func(t *testing.T) {
 			inBubble(t, "token_bucket", ratelimit.Limit{Rate: c.rate, Period: time.Second, Burst: 1}, func(t *testing.T, lim ratelimit.Limiter) {
-				f := &far{Limiter: lim, way: c.way}
+				f := &remote{Limiter: lim, way: c.way}
 				itself, err := ratelimit.NewKeyed(lim, func(_ context.Context, key string) (string, error) {
 					f.asked.Add(1)
 					time.Sleep(2 * c.way)
@@ -168,7 +168,7 @@ func TestAWaitingQueueGetsTheWholeRateForOneQuestionEach(t *testing.T) {
 func TestFarAwayAQueueIsAsFastAsTheRoomAllows(t *testing.T) {
 	for _, algorithm := range algorithms[:4] {
 		inBubble(t, algorithm, ratelimit.PerMinute(1000), func(t *testing.T, lim ratelimit.Limiter) {
-			f := &far{Limiter: lim, way: 10 * time.Millisecond}
+			f := &remote{Limiter: lim, way: 10 * time.Millisecond}
 			began := time.Now()
 			var wg sync.WaitGroup
 			for range 500 {
@@ -190,7 +190,7 @@ func TestWaitersOnEachAlgorithmAskLittleMoreThanOnce(t *testing.T) {
 	} {
 		t.Run(algorithm, func(t *testing.T) {
 			inBubble(t, algorithm, ratelimit.PerSecond(20), func(t *testing.T, lim ratelimit.Limiter) {
-				f := &far{Limiter: lim, way: 200 * time.Microsecond}
+				f := &remote{Limiter: lim, way: 200 * time.Microsecond}
 				began := time.Now()
 				var line crowd
 				for i := range 200 {
@@ -210,7 +210,7 @@ func TestAThousandWaitersOnRedisAskOnceEach(t *testing.T) {
 	require.NoError(t, err)
 	lim, err := ratelimit.NewTokenBucket(s, ratelimit.Limit{Rate: 500, Period: time.Second, Burst: 1})
 	require.NoError(t, err)
-	f := &far{Limiter: lim}
+	f := &remote{Limiter: lim}
 	var wg sync.WaitGroup
 	for range 1000 {
 		wg.Go(func() {
@@ -224,7 +224,7 @@ func TestAThousandWaitersOnRedisAskOnceEach(t *testing.T) {
 
 func TestACancelledWaiterLeavesNoGap(t *testing.T) {
 	inBubble(t, "token_bucket", ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 1}, func(t *testing.T, lim ratelimit.Limiter) {
-		f := &far{Limiter: lim, way: 500 * time.Microsecond}
+		f := &remote{Limiter: lim, way: 500 * time.Microsecond}
 		ctx, cancel := context.WithCancel(t.Context())
 		var c crowd
 		for i := range 120 { // every other one of 80 leaves: in the queue, in a question and with a permit
@@ -268,7 +268,7 @@ func TestWhatACancelledWaiterGivesBackIsNotWaitedFor(t *testing.T) {
 func TestTheTurnOfACancelledWaiterGoesToTheNext(t *testing.T) {
 	inBubble(t, "leaky_bucket", ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 3}, func(t *testing.T, lim ratelimit.Limiter) {
 		allowN(t, lim, 2)
-		f := &far{Limiter: lim}
+		f := &remote{Limiter: lim}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var c crowd
@@ -306,7 +306,7 @@ func TestAWaiterBehindOthersIsToldAtOnceThatItIsTooLate(t *testing.T) {
 			inBubble(t, algorithm, ratelimit.Limit{Rate: 1, Period: time.Hour}, func(t *testing.T, lim ratelimit.Limiter) {
 				time.Sleep(time.Minute)
 				allowN(t, lim, 1)
-				f := &far{Limiter: lim}
+				f := &remote{Limiter: lim}
 				ctx, cancel := context.WithCancel(t.Context())
 				var c crowd
 				c.join(ctx, f, 0, 1)
@@ -329,7 +329,7 @@ func TestAWaiterBehindOthersIsToldAtOnceThatItIsTooLate(t *testing.T) {
 func TestAWaiterThatStandsIsToldWhenItIsKnown(t *testing.T) {
 	inBubble(t, "sliding_log", ratelimit.PerHour(1), func(t *testing.T, lim ratelimit.Limiter) {
 		allowN(t, lim, 1)
-		f := &far{Limiter: lim, way: time.Second}
+		f := &remote{Limiter: lim, way: time.Second}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		short, stop := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -388,7 +388,7 @@ func TestAWaiterInTheQueueLeavesAtItsDeadline(t *testing.T) {
 func TestWhatIsNeverAdmittedHoldsNobodyUp(t *testing.T) {
 	for _, algorithm := range algorithms {
 		inBubble(t, algorithm, ratelimit.PerSecond(10), func(t *testing.T, lim ratelimit.Limiter) {
-			f := &far{Limiter: lim, way: time.Millisecond}
+			f := &remote{Limiter: lim, way: time.Millisecond}
 			var c crowd
 			for i := range 30 {
 				n := 1
@@ -441,8 +441,8 @@ func TestALeakyBucketServesCallersWithDeadlinesAtItsRate(t *testing.T) {
 	for name, wrap := range map[string]func(ratelimit.Limiter) ratelimit.Limiter{
 		"itself":  func(l ratelimit.Limiter) ratelimit.Limiter { return l },
 		"wrapped": func(l ratelimit.Limiter) ratelimit.Limiter { return wrapped{l} },
-		"far":     func(l ratelimit.Limiter) ratelimit.Limiter { return &far{Limiter: l, way: 500 * time.Microsecond} },
-		"farther": func(l ratelimit.Limiter) ratelimit.Limiter { return &far{Limiter: l, way: 3 * time.Millisecond} },
+		"far":     func(l ratelimit.Limiter) ratelimit.Limiter { return &remote{Limiter: l, way: 500 * time.Microsecond} },
+		"farther": func(l ratelimit.Limiter) ratelimit.Limiter { return &remote{Limiter: l, way: 3 * time.Millisecond} },
 	} {
 		for _, callers := range []int{16, 64} {
 			t.Run(fmt.Sprintf("%s, %d callers", name, callers), func(t *testing.T) {
@@ -486,7 +486,7 @@ func TestAStoreThatIsAwayForAWhileDoesNotEndAWait(t *testing.T) {
 		for _, algorithm := range algorithms {
 			inBubble(t, algorithm, ratelimit.PerSecond(10), func(t *testing.T, lim ratelimit.Limiter) {
 				away := time.Now().Add(time.Minute)
-				f := &far{Limiter: lim, fail: func(int64) error {
+				f := &remote{Limiter: lim, fail: func(int64) error {
 					if time.Now().Before(away) {
 						return fmt.Errorf("%w: for now", class)
 					}
@@ -508,7 +508,7 @@ func TestAStoreThatIsAwayForAWhileDoesNotEndAWait(t *testing.T) {
 
 func TestTheErrorOfAStoreIsToldWhenPatienceEnds(t *testing.T) {
 	inBubble(t, "token_bucket", ratelimit.PerSecond(10), func(t *testing.T, lim ratelimit.Limiter) {
-		f := &far{Limiter: lim, fail: func(int64) error { return fmt.Errorf("%w: for good", store.ErrUnavailable) }}
+		f := &remote{Limiter: lim, fail: func(int64) error { return fmt.Errorf("%w: for good", store.ErrUnavailable) }}
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		took, _, err := wait(t, ctx, f, 1)
@@ -527,7 +527,7 @@ func TestTheErrorOfAStoreIsToldWhenPatienceEnds(t *testing.T) {
 func TestAnErrorAfterWhichTheChargeMayStandEndsOneWait(t *testing.T) {
 	for _, failure := range []error{store.ErrTimeout, ratelimit.ErrStore, errors.New("of a limit function")} {
 		inBubble(t, "token_bucket", ratelimit.PerSecond(10), func(t *testing.T, lim ratelimit.Limiter) {
-			f := &far{Limiter: lim, way: time.Millisecond, fail: func(asked int64) error {
+			f := &remote{Limiter: lim, way: time.Millisecond, fail: func(asked int64) error {
 				if asked == 1 {
 					return failure
 				}
@@ -544,13 +544,13 @@ func TestAnErrorAfterWhichTheChargeMayStandEndsOneWait(t *testing.T) {
 	}
 }
 
-// fickle panics when it is asked for the first and for the third time.
-type fickle struct {
+// panicky panics when it is asked for the first and for the third time.
+type panicky struct {
 	ratelimit.Limiter
 	asked atomic.Int64
 }
 
-func (f *fickle) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+func (f *panicky) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	time.Sleep(time.Second)
 	if asked := f.asked.Add(1); asked == 1 || asked == 3 {
 		panic("of the limiter")
@@ -560,7 +560,7 @@ func (f *fickle) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 
 func TestAPanicOfTheLimiterIsTheCallersAloneAndTheOthersGoOn(t *testing.T) {
 	inBubble(t, "token_bucket", ratelimit.PerSecond(10), func(t *testing.T, lim ratelimit.Limiter) {
-		f := &fickle{Limiter: lim}
+		f := &panicky{Limiter: lim}
 		var panics atomic.Int64
 		var wg sync.WaitGroup
 		for range 6 {

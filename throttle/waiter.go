@@ -53,7 +53,7 @@ import (
 // are the error if no time or no place is left for that. Other errors of l are the call's.
 //
 // It starts no goroutine and has nothing to close; what waits costs its caller's goroutine
-// and a timer. An event that is admitted at once costs some 100 ns more. It sleeps in real
+// and a timer. An event that is admitted at once costs some 150 ns more. It sleeps in real
 // time (or a synctest bubble's), so that l's store must not have a simulated clock that
 // stands still.
 //

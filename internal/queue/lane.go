@@ -94,7 +94,7 @@ func (ln *lane) moved() {
 		ln.first.call()
 	case ln.empty() && s.lanes != nil:
 		delete(s.lanes, ln.id)
-		*ln = lane{}
+		ln.id = id{} // of which nothing is kept
 		s.spare = ln
 	}
 }
@@ -202,6 +202,14 @@ func (ln *lane) several(n int, known bool) bool {
 		return false
 	}
 	return ln.room >= n || ln.early() && known && ln.trip > ln.step
+}
+
+// roomForAll is whether n events more could go at once with all that stand, who are about to.
+func (ln *lane) roomForAll(n int) bool {
+	if ln.kind == Tickets || ln.kind == Unknown && ln.admissions < 2 {
+		return false
+	}
+	return ln.room-ln.events >= n
 }
 
 // spend moves the time of the next event behind n events that are asked for.

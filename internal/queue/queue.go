@@ -122,9 +122,9 @@ func Enter(limiter any, key string, n int, kind Kind, end time.Time) (t Turn, ok
 	defer s.mu.Unlock()
 	ln := s.lane(i, kind)
 	switch {
-	case ln.first != nil, ln.flights > 0 && !ln.several(n, false), !end.IsZero() && ln.late(end):
+	case ln.first != nil && !ln.roomForAll(n), ln.flights > 0 && !ln.several(n, false), !end.IsZero() && ln.late(end):
 		return Turn{}, false
-	case ln.flights > 0:
+	case ln.flights > 0, ln.first != nil:
 		ln.spend(n)
 	}
 	t.lane, t.seq, t.Tickets, t.Trip = ln, ln.arrival(), ln.kind == Tickets, ln.slow

@@ -249,7 +249,7 @@ func (w *waiter) plan(now time.Time) (at time.Time, ready bool) {
 	case !known:
 		return now, true
 	case ln.early():
-		early, q.d = true, 2*ln.lead()
+		q.d = 2 * ln.lead()
 		at = due.Add(-ln.lead())
 	default:
 		if ln.full.Before(due) {
