@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -188,6 +189,7 @@ func TestCheckNamesThePermissionThatIsMissing(t *testing.T) {
 }
 
 func TestCheckNamesTheNodeOfAClusterThatForbids(t *testing.T) {
+	effort.NeedFull(t)
 	cluster := redistest.StartCluster(t, 2, 0)
 	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs(), ContextTimeoutEnabled: true})
 	defer client.Close()
@@ -262,6 +264,7 @@ func TestCheckFindsAWrongPassword(t *testing.T) {
 }
 
 func TestCheckDisturbsNobody(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
 	defer client.Close()

@@ -73,7 +73,7 @@ func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 				alone := newStore(t, client, clock, redisstore.WithPrefix(redistest.Prefix(t)+"alone"))
 				space, rng := spaceOf(t, algorithm), rand.New(rand.NewPCG(1, 2))
 				admitted, denied := 0, 0
-				for range effort.Of(20, 60) {
+				for range effort.Of(10, 60) {
 					now = now.Add(time.Duration(rng.Int64N(int64(12*time.Second))) - 2*time.Second)
 					claims := randomClaims(rng, space)
 					replies, errs, _ := joined.TakeEach(claims)
@@ -155,12 +155,12 @@ func TestConformanceOfBatches(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			storetest.Run(t, open(client), storetest.Traces(6), storetest.ExpiresInRealTime())
+			storetest.Run(t, open(client), storetest.Traces(effort.Of(2, 6)), storetest.ExpiresInRealTime())
 		})
 		t.Run(name+", each call a batch", func(t *testing.T) {
 			storetest.Run(t, func(t testing.TB, clock func() time.Time) store.Store {
 				return alwaysBatched{open(client)(t, clock).(*redisstore.Store)}
-			}, storetest.Traces(6), storetest.ExpiresInRealTime())
+			}, storetest.Traces(effort.Of(2, 6)), storetest.ExpiresInRealTime())
 		})
 	}
 }

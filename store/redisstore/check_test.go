@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -99,6 +100,7 @@ func TestCheckOfACluster(t *testing.T) {
 }
 
 func TestCheckIsBounded(t *testing.T) {
+	effort.NeedFull(t)
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 1, 0)
 	server := cluster.Masters[0]

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -112,6 +113,7 @@ func escape(answer string) string {
 }
 
 func TestOtherAnswersAreNotSentAgain(t *testing.T) {
+	effort.NeedFull(t)
 	t.Parallel()
 	server := redistest.StartCluster(t, 1, 0).Masters[0]
 	plain := server.Client(t)
@@ -334,6 +336,7 @@ func TestAServerThatHangsIsNoBusyPool(t *testing.T) {
 
 // Only the wait for a connection ends before the timeout does.
 func TestAnswersInTheLastQuarterCount(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	clients := kinds(t, proxy.Addr(), false)

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -32,6 +33,7 @@ func pipeliners(t *testing.T, o *redis.Options, batches *redis.AutoPipelineOptio
 
 // One connection that has died unnoticed holds up go-redis' batches for its ReadTimeout.
 func TestAnAutoPipelinerThatIsHeldUpIsPassed(t *testing.T) {
+	effort.NeedFull(t)
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	loads := map[string]*load{}
@@ -87,6 +89,7 @@ func (b *batches) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 
 // When go-redis has given the connection up, calls go in batches again.
 func TestAnAutoPipelinerIsUsedAgain(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	for name, ap := range pipeliners(t, &redis.Options{Addr: proxy.Addr(), ReadTimeout: 400 * time.Millisecond}, nil) {
@@ -115,6 +118,7 @@ func TestAnAutoPipelinerIsUsedAgain(t *testing.T) {
 }
 
 func TestPastAnAutoPipelinerCallsRunOnceToo(t *testing.T) {
+	effort.NeedFull(t)
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	for name, ap := range pipeliners(t, &redis.Options{Addr: proxy.Addr(), ReadTimeout: 2 * time.Second}, nil) {

@@ -17,6 +17,7 @@ import (
 // A dial of a host that is cut off lasts for DialTimeout, 5 s, and holds a place in the
 // pool. When another host is named, as by Sentinel, there is one left to reach it.
 func TestDialsThatHangLeaveRoomForOthers(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	var cutOff atomic.Bool
 	var hanging atomic.Int64
@@ -50,6 +51,7 @@ func TestDialsThatHangLeaveRoomForOthers(t *testing.T) {
 
 // A server that is gone for a while refuses dials at once, and they are no sign of one that hangs.
 func TestRefusedDialsDoNotCountAsHanging(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), DialerRetries: 1, DialTimeout: time.Hour})
 	defer client.Close()

@@ -323,6 +323,7 @@ func elsewhere(t *testing.T, master *atomic.Pointer[redistest.Server]) (*redis.C
 // Behind an open circuit breaker there are no calls: the slots are asked for all the same,
 // until they are known to be elsewhere.
 func TestSlotsAreAskedForWithoutCalls(t *testing.T) {
+	t.Parallel()
 	live, gone := redistest.Start(t), redistest.Start(t)
 	gone.Kill()
 	var master atomic.Pointer[redistest.Server]
@@ -349,6 +350,7 @@ func TestSlotsAreAskedForWithoutCalls(t *testing.T) {
 
 // The node that failed is back where it was, and so nothing has changed.
 func TestSlotsAreNotAskedForWhenTheNodeIsBack(t *testing.T) {
+	effort.NeedFull(t)
 	server := redistest.Start(t)
 	var master atomic.Pointer[redistest.Server]
 	master.Store(server)
@@ -375,6 +377,7 @@ func TestSlotsAreNotAskedForWhenTheNodeIsBack(t *testing.T) {
 
 // A client that is closed is not kept busy.
 func TestSlotsOfAClosedClientAreNotAskedFor(t *testing.T) {
+	effort.NeedFull(t)
 	gone := redistest.Start(t)
 	gone.Kill()
 	var master atomic.Pointer[redistest.Server]
@@ -393,6 +396,7 @@ func TestSlotsOfAClosedClientAreNotAskedFor(t *testing.T) {
 
 // The short form of what the long tests measure: a restart, by each kind of client.
 func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
+	effort.NeedFull(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	loads := map[string]*load{}

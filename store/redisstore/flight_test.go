@@ -116,6 +116,7 @@ func TestManyCallersOfTheFarthestServer(t *testing.T) {
 }
 
 func TestReadyOfAllClients(t *testing.T) {
+	effort.NeedFull(t)
 	_, proxy := clusterOfOne(t)
 	for name, client := range kinds(t, proxy.Addr(), true) {
 		s := newStore(t, client)

@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"crypto/sha256"
+	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -17,7 +18,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8") // what runs in parallel waits for servers, not for processors
+	os.Exit(redistest.Main(m))
+}
 
 // counter admits while no more than Burst events were charged within Period of the
 // last. It answers what it was given, and is no rate limiter to copy.

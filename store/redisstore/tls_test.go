@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -129,6 +130,7 @@ func TestCheckKnowsTheOptionsOverTLSThatMakeCallsWait(t *testing.T) {
 }
 
 func TestAServerThatIsNotTrustedIsUnavailable(t *testing.T) {
+	effort.NeedFull(t)
 	t.Parallel()
 	options := redistest.StartTLS(t).TLSOptions()
 	options.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12} // the system's roots
