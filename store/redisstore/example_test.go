@@ -55,6 +55,27 @@ func ExampleStore_Check() {
 	}
 }
 
+// At the start of a service whose Redis is some milliseconds away, after its limiters are
+// made: the first requests need not wait for connections.
+func ExampleStore_Ready() {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
+	defer func() { _ = client.Close() }()
+	shared, err := redisstore.New(client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewTokenBucket(shared, ratelimit.PerSecond(100), ratelimit.WithName("api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := shared.Ready(context.Background()); err != nil {
+		log.Print("rate limits: ", err) // calls fail until the server is there
+	}
+	serve(limiter)
+}
+
+func serve(ratelimit.Limiter) {}
+
 // For a service that asks hundreds of times at once: the decisions of many callers, on
 // whatever keys, go to the server together.
 func ExampleWithBatching() {

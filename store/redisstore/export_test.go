@@ -71,3 +71,11 @@ func Boards(left time.Duration) bool {
 
 // CheckTrip is what Check says of a round trip and a timeout.
 func CheckTrip(trip, timeout time.Duration) []string { return tripFindings(trip, timeout) }
+
+// Passengers is how many calls are in the line of a *redis.Client, with those who have left.
+func (s *Store) Passengers() int {
+	a := s.link.airline
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.waiting)
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,9 +60,10 @@ type airline struct {
 	used    time.Time     // when one last was, about
 	crowd   time.Time     // until when calls are carried, alone or not
 	trip    time.Duration // what a flight takes, about
-	last    time.Time     // when a flight departed that was not full
+	departs time.Time     // when the last flight did that was not full
 	timer   bool          // whether depart will be called when those who wait have gathered
 	waiting []*passenger  // in the order of arrival
+	gone    int           // of them, those who have left
 	dials   dials
 }
 
@@ -133,7 +135,7 @@ func (a *airline) begin(b budget) bool {
 	if a.ready == 0 || a.flights >= a.most || a.crowd.After(now) || now.Sub(a.used) > rested || a.gathering(now) > 0 {
 		return false
 	}
-	a.last = now
+	a.departs = now
 	a.ready--
 	a.made++
 	a.flights++
@@ -194,6 +196,7 @@ func (a *airline) carry(b budget, cmd command) error {
 	case <-timer.C:
 	}
 	if p.claimed.CompareAndSwap(false, true) {
+		a.leave()
 		return errQueued
 	}
 	select {
@@ -222,13 +225,24 @@ func (a *airline) join(p *passenger) (*flight, error) {
 	}
 	if a.flights >= a.most {
 		a.crowd = now.Add(crowded)
-		trips := 1 + len(a.waiting)/(a.most*mostTogether)
+		trips := 1 + (len(a.waiting)-a.gone)/(a.most*mostTogether)
 		if !p.loads && now.Add(time.Duration(trips)*a.trip).After(p.end) {
 			return nil, errQueued
 		}
 	}
 	a.waiting = append(a.waiting, p)
 	return a.depart(), nil
+}
+
+// leave notes that somebody has left the line. Now and then it is closed up: where no
+// flight departs for a while, it would only grow.
+func (a *airline) leave() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.gone++; a.gone > mostTogether && a.gone > len(a.waiting)/2 {
+		a.waiting = slices.DeleteFunc(a.waiting, func(p *passenger) bool { return p.claimed.Load() })
+		a.gone = 0
+	}
 }
 
 // depart returns the flight that is to begin now, if any: it takes those who wait. While
@@ -260,7 +274,7 @@ func (a *airline) depart() *flight {
 		f.end = latestEnd(f.calls)
 	}
 	if len(f.calls) < mostTogether {
-		a.last = now
+		a.departs = now
 	}
 	a.flights++
 	if f.made {
@@ -280,7 +294,7 @@ func (a *airline) gathering(now time.Time) time.Duration {
 	if a.flights == 0 || a.trip < a.timeout/8 || len(a.waiting) >= mostTogether {
 		return 0
 	}
-	return a.trip/time.Duration(a.most) - now.Sub(a.last)
+	return a.trip/time.Duration(a.most) - now.Sub(a.departs)
 }
 
 // gathered is called by a timer.
@@ -304,6 +318,7 @@ func (a *airline) board() []*passenger {
 		}
 		seen++
 		if !p.claimed.CompareAndSwap(false, true) {
+			a.gone = max(0, a.gone-1) // or it is about to be counted
 			continue
 		}
 		if p.end.Before(late) && !p.loads {
@@ -315,7 +330,7 @@ func (a *airline) board() []*passenger {
 	}
 	clear(a.waiting[:seen])
 	if a.waiting = a.waiting[seen:]; len(a.waiting) == 0 {
-		a.waiting = nil
+		a.waiting, a.gone = nil, 0
 	}
 	return calls
 }

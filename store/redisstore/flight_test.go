@@ -307,3 +307,59 @@ func TestMoreThanCanBeServedAreRefusedAtOnce(t *testing.T) {
 	callers.Wait()
 	require.Positive(t, refused.Load(), "of 640")
 }
+
+// Where nothing is answered for long, those who have left do not fill memory.
+func TestALineOfThoseWhoHaveLeftIsClosedUp(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), PoolSize: 1})
+	defer client.Close()
+	s, err := redisstore.New(client)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		_, err := s.Take(t.Context(), space, "k", limit, 1)
+		return err == nil
+	}, 10*time.Second, time.Millisecond)
+	proxy.Hold()
+	const callers = 300
+	for range 4 {
+		run(t, s, callers, 10*time.Millisecond)
+	}
+	require.LessOrEqual(t, s.Passengers(), callers)
+	proxy.Release()
+	require.Eventually(t, func() bool {
+		_, err := s.Take(t.Context(), space, "k", limit, 1)
+		return err == nil
+	}, 10*time.Second, time.Millisecond)
+}
+
+// Callers return in time when a server hangs in the middle of a herd: not much later than a
+// timer that was set when they called.
+func TestAHerdReturnsInTime(t *testing.T) {
+	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr()})
+	defer client.Close()
+	s, err := redisstore.New(client)
+	require.NoError(t, err)
+	require.NoError(t, s.Ready(t.Context()))
+	proxy.Delay(time.Millisecond)
+	requireInTime(t, "512 callers, beside timers of the same instant", func() time.Duration {
+		proxy.Release()
+		time.AfterFunc(20*time.Millisecond, proxy.Hold)
+		defer proxy.Release()
+		return worst(512, 4, func() time.Duration {
+			var fired atomic.Int64 // ns since begun
+			begun := time.Now()
+			time.AfterFunc(50*time.Millisecond, func() { fired.Store(int64(time.Since(begun))) })
+			_, _ = s.Take(t.Context(), space, "k", limit, 1)
+			took := time.Since(begun)
+			if took < 50*time.Millisecond {
+				return 0
+			}
+			for fired.Load() == 0 { // a machine that stands still is late for both
+				time.Sleep(time.Millisecond)
+			}
+			return took - time.Duration(fired.Load())
+		})
+	})
+}
