@@ -433,7 +433,7 @@ func (a *airline) send(f *flight, now time.Time) (err error) {
 	ctx = patient{ctx, now.Add(max(lasting, lastingTimes*a.timeout))}
 	switch len(f.calls) {
 	case 0:
-		return a.client.Process(ctx, command{redis.NewCmd(ctx, "ping")})
+		return a.client.Process(ctx, command{redis.NewCmd(ctx, "time")})
 	case 1:
 		c := f.calls[0]
 		c.err = a.client.Process(ctx, c.cmd)

@@ -59,7 +59,7 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 			if i == 0 {
 				errs[i] = s.load(ctx, conns[i])
 			} else {
-				errs[i] = conns[i].Process(ctx, redis.NewCmd(ctx, "ping"))
+				errs[i] = conns[i].Process(ctx, redis.NewCmd(ctx, "time"))
 			}
 			if answeredBy(errs[i]) {
 				errs[i] = nil

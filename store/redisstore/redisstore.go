@@ -77,7 +77,7 @@
 // Hooks of a client with ContextTimeoutEnabled see a call that goes alone as a command
 // (ProcessHook), with the values of its caller's context. Calls that go together
 // ("Many callers") they see as a pipeline (ProcessPipelineHook), whose context has no
-// caller's values. A PING is one that makes a connection.
+// caller's values. A TIME is sent where a connection is made ahead.
 //
 // A ClusterClient or Ring without ContextTimeoutEnabled, a ClusterClient that reads
 // from replicas, the blocking face of an AutoPipeliner, and any client that this
@@ -104,10 +104,11 @@
 // connections are used at once, or PoolSize if that is less. Calls beyond them wait for
 // the next connection that comes free, and go together: up to 64 commands in one round
 // trip, each with its own reply. So few connections serve many callers, and few have to
-// be made again when all break.
+// be made again when all break. Where a round trip takes more than an eighth of the
+// timeout, calls gather for up to a sixteenth of it, so that none waits for a whole one.
 //
-// A connection is made in time of its own, a second for each step: it outlives the call
-// that wanted it. Where callers wait, a late reply does not close the connection either.
+// A connection is made in time of its own, a second or ten times the timeout: it outlives
+// the call that wanted it. Where callers wait, a late reply does not close the connection either.
 // Callers return in time all the same.
 //
 // A call that cannot be answered in time, for all who wait before it, is refused at once:
