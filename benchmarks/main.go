@@ -45,6 +45,9 @@ type bench struct {
 	redisKeys     int
 	redisShare    int // of the full number of decisions: 1/redisShare
 	troubleRounds int
+	herds         []herd
+	coldTrips     []time.Duration
+	coldCallers   []int
 	troubleTime   time.Duration // that is measured of each cell
 	busy          int           // processes that spin beside the callers in trouble
 	queues        []queueCell
@@ -58,7 +61,7 @@ func full() *bench {
 		keys: []int{1, 10_000, 1_000_000}, allocKeys: 10_000,
 		footprintKeys: []int{600_000, 800_000, 1_000_000, 1_300_000}, gcKeys: 1_000_000, window: 2 * time.Second,
 		latencyPasses: 3, addresses: 10_000, requests: 20_000, redisRounds: 5, redisKeys: 10_000, redisShare: 1,
-		troubleRounds: 3, troubleTime: 2 * time.Second,
+		troubleRounds: 3, troubleTime: 2 * time.Second, herds: herds, coldTrips: coldTrips, coldCallers: []int{4, 100},
 		queues: []queueCell{{10, 100}, {50, 100}, {200, 100}, {1000, 500}}, waitFor: 3 * time.Second,
 	}
 }
@@ -70,7 +73,7 @@ func quick() *bench {
 		keys: []int{1, 1_000}, allocKeys: 1_000,
 		footprintKeys: []int{6_000, 10_000}, gcKeys: 10_000, window: 100 * time.Millisecond,
 		latencyPasses: 1, addresses: 1_000, requests: 1_000, redisRounds: 1, redisKeys: 1_000, redisShare: 20,
-		troubleRounds: 1, troubleTime: 200 * time.Millisecond,
+		troubleRounds: 1, troubleTime: 200 * time.Millisecond, herds: herds[len(herds)-2:], coldTrips: coldTrips[:1], coldCallers: []int{4},
 		queues: []queueCell{{10, 100}, {100, 500}}, waitFor: 300 * time.Millisecond,
 	}
 }

@@ -218,8 +218,8 @@ func longest(calls []call) float64 {
 }
 
 func (b *bench) measureHerds(ctx context.Context, addr string) error {
-	names := make([]string, len(herds))
-	for i, h := range herds {
+	names := make([]string, len(b.herds))
+	for i, h := range b.herds {
 		names[i] = h.String()
 	}
 	g := newGrid("All connections broken under load", names)
@@ -227,7 +227,7 @@ func (b *bench) measureHerds(ctx context.Context, addr string) error {
 	g.note = fmt.Sprintf("Decisions and errors a second from 1 s after the break on, the first decision after it, the errors of the first second, "+
 		"the longest call, and the connections made after it, the median of %d interleaved rounds. The first column is how far the server is away. "+
 		"redis_rate on a bare client; both with default settings.", b.troubleRounds)
-	for i, h := range herds {
+	for i, h := range b.herds {
 		var rows [2][]map[string]float64
 		for range b.troubleRounds {
 			for who, p := range []patron{theirs, mine} {
@@ -302,15 +302,15 @@ func (b *bench) runHerd(ctx context.Context, addr string, h herd, who patron) (m
 }
 
 func (b *bench) measureColdStarts(ctx context.Context, addr string) error {
-	for _, callers := range []int{4, 100} {
+	for _, callers := range b.coldCallers {
 		var names []string
-		for _, trip := range coldTrips {
+		for _, trip := range b.coldTrips {
 			names = append(names, trip.String())
 		}
 		g := newGrid(fmt.Sprintf("Cold start, %d callers", callers), names)
 		g.printed = whole
 		g.note = fmt.Sprintf("ms until the first decision, and the errors and decisions of the first and of the second second, the median of %d rounds.", b.troubleRounds)
-		for i, trip := range coldTrips {
+		for i, trip := range b.coldTrips {
 			for _, who := range []patron{theirs, mine, mineReady} {
 				b.progress("trouble: cold start, %v, %d callers, %s", trip, callers, who.name)
 				var rounds []map[string]float64
