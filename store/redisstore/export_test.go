@@ -79,3 +79,14 @@ func (s *Store) Passengers() int {
 	defer a.mu.Unlock()
 	return len(a.waiting)
 }
+
+// Warmed has the store count on so many connections, and on trips that take so long.
+func (s *Store) Warmed(conns int, trip time.Duration) { s.link.airline.warmed(conns, trip) }
+
+// MayDial reports whether a call may begin for which no connection is ready.
+func (s *Store) MayDial() bool {
+	a := s.link.airline
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mayDial(time.Now())
+}

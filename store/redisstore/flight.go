@@ -31,6 +31,9 @@ const (
 	// the reply is late: others wait for it.
 	crowded = time.Second
 
+	// asking is how often those who wait for leave to dial look whether they have it.
+	asking = 10 * time.Millisecond
+
 	// rested is after how long unused connections are no longer counted on.
 	rested = time.Minute
 )
@@ -51,6 +54,7 @@ type airline struct {
 	timeout time.Duration
 	most    int // flights that callers wait for
 	all     int // flights, with those that all callers have left
+	size    int // of the pool
 
 	mu      sync.Mutex    // protects what is below
 	flights int           // that callers wait for
@@ -62,6 +66,7 @@ type airline struct {
 	trip    time.Duration // what a flight takes, about
 	departs time.Time     // when the last flight did that was not full
 	timer   bool          // whether depart will be called when those who wait have gathered
+	asks    bool          // whether it will be because a connection may be made by then
 	waiting []*passenger  // in the order of arrival
 	gone    int           // of them, those who have left
 	dials   dials
@@ -98,7 +103,7 @@ func newAirline(client *redis.Client, timeout time.Duration) *airline {
 	size := poolSize(client)
 	return &airline{
 		client: client, alone: direct(client), timeout: timeout,
-		most: min(mostFlights, size), all: min(2*mostFlights, size),
+		most: min(mostFlights, size), all: min(2*mostFlights, size), size: size,
 		dials: newDials(size, client.Options().DialTimeout),
 	}
 }
@@ -261,7 +266,11 @@ func (a *airline) depart() *flight {
 		}
 		return nil
 	}
-	if !f.made && !a.dials.may(now) && a.client.PoolStats().IdleConns == 0 { // a dial may have ended since
+	if !f.made && !a.mayDial(now) {
+		if !a.asks { // nobody may come or go before then
+			a.asks = true
+			time.AfterFunc(asking, a.askAgain)
+		}
 		return nil
 	}
 	if f.made || a.made == 0 {
@@ -284,6 +293,27 @@ func (a *airline) depart() *flight {
 		a.dials.begin(now)
 	}
 	return f
+}
+
+// mayDial reports whether a flight may begin that has none of the ready connections. A dial
+// may have ended since, and none hangs in a place of the pool that a connection has: what
+// took long then was that others used them all. Call it with the lock.
+func (a *airline) mayDial(now time.Time) bool {
+	if a.dials.may(now) {
+		return true
+	}
+	s := a.client.PoolStats()
+	return s.IdleConns > 0 || a.size-int(s.TotalConns) < a.dials.free
+}
+
+// askAgain is called by a timer.
+func (a *airline) askAgain() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.asks = false
+	if f := a.depart(); f != nil {
+		go a.fly(f)
+	}
 }
 
 // gathering is for how long more passengers are waited for. Where a flight takes a large
@@ -309,6 +339,7 @@ func (a *airline) gathered() {
 
 // board takes from the line whom a flight carries. It passes over those who have left, and
 // refuses those who have less time left than it takes, so that it is there for the others.
+// Where nobody flies it takes them too: what a flight takes may have changed.
 func (a *airline) board() []*passenger {
 	var calls []*passenger
 	seen, late := 0, time.Now().Add(a.trip)
@@ -321,7 +352,7 @@ func (a *airline) board() []*passenger {
 			a.gone = max(0, a.gone-1) // or it is about to be counted
 			continue
 		}
-		if p.end.Before(late) && !p.loads {
+		if p.end.Before(late) && !p.loads && a.made > 0 {
 			p.err = errQueued
 			close(p.done)
 			continue

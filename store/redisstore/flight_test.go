@@ -308,6 +308,16 @@ func TestMoreThanCanBeServedAreRefusedAtOnce(t *testing.T) {
 	require.Positive(t, refused.Load(), "of 640")
 }
 
+// Callers who have less time than trips once took find out that they take less now.
+func TestWhatATripTakesIsLearntAgain(t *testing.T) {
+	s := newStore(t, redistest.Start(t).Client(t))
+	s.Warmed(0, 3*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	_, err := s.Take(ctx, space, "k", limit, 1)
+	require.NoError(t, err)
+}
+
 // Where nothing is answered for long, those who have left do not fill memory.
 func TestALineOfThoseWhoHaveLeftIsClosedUp(t *testing.T) {
 	server := redistest.Start(t)
