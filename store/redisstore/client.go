@@ -113,7 +113,7 @@ func newLink(client Client, timeout time.Duration) *link {
 	l := &link{client: client, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}}
 	switch c := client.(type) {
 	case *redis.Client:
-		l.airline = newAirline(deadlines(c, max(timeout, lasting)), timeout)
+		l.airline = newAirline(deadlines(c, max(timeout, lasting)), timeout, c.Options().ContextTimeoutEnabled)
 		l.process = l.airline.process
 		l.pool = func(string) (*redis.Client, error) { return c, nil }
 	case *redis.AutoPipeliner:

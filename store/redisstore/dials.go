@@ -15,9 +15,13 @@ type dials struct {
 	last time.Time // when one began
 }
 
+// mostDialPause bounds it for clients that dial for very long: what looks like a dial that
+// hangs may be a machine that stands still.
+const mostDialPause = time.Second
+
 func newDials(size int, timeout time.Duration) dials {
 	free := max(1, size/2)
-	return dials{free: free, pause: timeout / time.Duration(max(1, size-free))}
+	return dials{free: free, pause: min(timeout/time.Duration(max(1, size-free)), mostDialPause)}
 }
 
 // may reports whether one may begin.

@@ -52,14 +52,17 @@ type airline struct {
 	client  *redis.Client // keeps to the deadline of a context
 	alone   process
 	timeout time.Duration
-	most    int // flights that callers wait for
-	all     int // flights, with those that all callers have left
-	size    int // of the pool
+	most    int  // flights that callers wait for
+	all     int  // flights, with those that all callers have left
+	size    int  // of the pool
+	hooks   bool // client is the user's own
 
-	mu      sync.Mutex    // protects what is below
-	flights int           // that callers wait for
-	made    int           // of these, those whose connection has worked before
-	left    int           // flights that all callers have left, and that have not ended
+	mu      sync.Mutex // protects what is below
+	flights int        // that callers wait for
+	made    int        // of these, those whose connection has worked before
+	left    int        // flights that all callers have left, and that have not ended
+	reached bool       // a connection has worked before, or it does not matter
+	clones  []*redis.Client
 	ready   int           // connections that worked when they were last used, and are free
 	used    time.Time     // when one last was, about
 	crowd   time.Time     // until when calls are carried, alone or not
@@ -98,12 +101,14 @@ var (
 	errPanic  = errors.New("a hook panicked")
 )
 
-// newAirline returns the airline of client, which keeps to deadlines.
-func newAirline(client *redis.Client, timeout time.Duration) *airline {
+// newAirline returns the airline of client, which keeps to deadlines: the user's own, with
+// its hooks, or a clone.
+func newAirline(client *redis.Client, timeout time.Duration, hooks bool) *airline {
 	size := poolSize(client)
 	return &airline{
 		client: client, alone: direct(client), timeout: timeout,
 		most: min(mostFlights, size), all: min(2*mostFlights, size), size: size,
+		hooks: hooks, reached: !hooks,
 		dials: newDials(size, client.Options().DialTimeout),
 	}
 }
@@ -161,6 +166,7 @@ func (a *airline) end(b budget, err error) *flight {
 func (a *airline) warmed(conns int, trip time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.reached = true
 	a.ready, a.used, a.trip = conns, time.Now(), min(trip, a.timeout-a.timeout/4)
 }
 
@@ -174,6 +180,7 @@ func answeredBy(err error) bool {
 func (a *airline) settle(good, made bool, now time.Time) {
 	switch {
 	case good:
+		a.reached = true
 		a.ready++
 		a.used = now
 		a.dials.worked()
@@ -250,11 +257,12 @@ func (a *airline) leave() {
 	}
 }
 
-// depart returns the flight that is to begin now, if any: it takes those who wait. While
-// others fly whose connections work, one without a connection takes nobody: it would be late,
-// and they are soon back. Call it with the lock, after each arrival and each end.
+// depart returns the flight that is to begin now, if any: it takes those who wait. Call it
+// with the lock, after each arrival and each end.
+//
+// The first connection of a client with hooks is made alone: see [airline.conn].
 func (a *airline) depart() *flight {
-	if len(a.waiting) == 0 || a.flights >= a.most || a.flights+a.left >= a.all {
+	if len(a.waiting) == 0 || a.flights >= a.most || a.flights+a.left >= a.all || !a.reached && a.flights+a.left > 0 {
 		return nil
 	}
 	now := time.Now()
@@ -273,8 +281,8 @@ func (a *airline) depart() *flight {
 		}
 		return nil
 	}
-	if f.made || a.made == 0 {
-		if f.calls = a.board(); len(f.calls) == 0 {
+	if most := f.takes(a); most > 0 {
+		if f.calls = a.board(most); len(f.calls) == 0 {
 			return nil
 		}
 	}
@@ -293,6 +301,19 @@ func (a *airline) depart() *flight {
 		a.dials.begin(now)
 	}
 	return f
+}
+
+// takes is how many calls f can have. While others fly, one that makes a connection has
+// none: it would be late, and they are soon back. Otherwise it has one, for which it is as
+// soon as a call alone would be.
+func (f *flight) takes(a *airline) int {
+	switch {
+	case f.made:
+		return mostTogether
+	case a.made > 0:
+		return 0
+	}
+	return 1
 }
 
 // mayDial reports whether a flight may begin that has none of the ready connections. A dial
@@ -337,14 +358,14 @@ func (a *airline) gathered() {
 	}
 }
 
-// board takes from the line whom a flight carries. It passes over those who have left, and
+// board takes from the line whom a flight carries, most at most. It passes over those who have left, and
 // refuses those who have less time left than it takes, so that it is there for the others.
 // Where nobody flies it takes them too: what a flight takes may have changed.
-func (a *airline) board() []*passenger {
+func (a *airline) board(most int) []*passenger {
 	var calls []*passenger
 	seen, late := 0, time.Now().Add(a.trip)
 	for _, p := range a.waiting {
-		if len(calls) == mostTogether {
+		if len(calls) == most {
 			break
 		}
 		seen++
@@ -440,6 +461,32 @@ func (a *airline) land(f *flight, err error, begun time.Time) *flight {
 	return a.depart()
 }
 
+// conn returns a connection to send several calls over, and what ends its use. (A pipeline of
+// the client itself has a pool of its own.) In a first handshake go-redis (9.23) changes
+// settings that a client shares with each of its Conns, without a lock that both know. So a
+// Conn is of a clone that nobody else uses. A client with hooks has no such clones.
+func (a *airline) conn() (conn *redis.Conn, end func()) {
+	if a.hooks {
+		conn = a.client.Conn()
+		return conn, func() { _ = conn.Close() }
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var clone *redis.Client
+	if n := len(a.clones); n > 0 {
+		clone, a.clones = a.clones[n-1], a.clones[:n-1]
+	} else {
+		clone = a.client.WithTimeout(a.client.Options().ReadTimeout)
+	}
+	conn = clone.Conn()
+	return conn, func() {
+		_ = conn.Close()
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.clones = append(a.clones, clone) // no more than there are flights
+	}
+}
+
 // send makes the calls of f. Its error is that of the connection, or what the server has
 // answered last.
 func (a *airline) send(f *flight, now time.Time) (err error) {
@@ -470,8 +517,8 @@ func (a *airline) send(f *flight, now time.Time) (err error) {
 		c.err = a.client.Process(ctx, c.cmd)
 		return c.err
 	}
-	conn := a.client.Conn() // a pipeline of the client itself has a pool of its own
-	defer func() { _ = conn.Close() }()
+	conn, end := a.conn()
+	defer end()
 	pipe := conn.Pipeline()
 	for _, c := range f.calls {
 		_ = pipe.Process(ctx, c.cmd)

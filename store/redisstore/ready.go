@@ -48,8 +48,12 @@ func (s *Store) Ready(ctx context.Context) error {
 }
 
 // warm makes connections of c, all at once so that they are as many, and loads the
-// scripts on the first of them.
+// scripts on the first of them. One is made before, by the client itself: see
+// [airline.conn].
 func (s *Store) warm(ctx context.Context, c *redis.Client) error {
+	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) {
+		return fmt.Errorf("%s: %w", c.Options().Addr, err)
+	}
 	conns := make([]*redis.Conn, min(mostFlights, poolSize(c)))
 	errs := make([]error, len(conns))
 	var made sync.WaitGroup
