@@ -31,9 +31,6 @@ const (
 	// the reply is late: others wait for it.
 	crowded = time.Second
 
-	// asking is how often those who wait for leave to dial look whether they have it.
-	asking = 10 * time.Millisecond
-
 	// rested is after how long unused connections are no longer counted on.
 	rested = time.Minute
 )
@@ -66,7 +63,6 @@ type airline struct {
 	trip    time.Duration // what a flight takes, about
 	departs time.Time     // when the last flight did that was not full
 	timer   bool          // whether depart will be called when those who wait have gathered
-	asks    bool          // whether it will be because a connection may be made by then
 	waiting []*passenger  // in the order of arrival
 	gone    int           // of them, those who have left
 	dials   dials
@@ -267,10 +263,6 @@ func (a *airline) depart() *flight {
 		return nil
 	}
 	if !f.made && !a.mayDial(now) {
-		if !a.asks { // nobody may come or go before then
-			a.asks = true
-			time.AfterFunc(asking, a.askAgain)
-		}
 		return nil
 	}
 	if f.made || a.made == 0 {
@@ -304,16 +296,6 @@ func (a *airline) mayDial(now time.Time) bool {
 	}
 	s := a.client.PoolStats()
 	return s.IdleConns > 0 || a.size-int(s.TotalConns) < a.dials.free
-}
-
-// askAgain is called by a timer.
-func (a *airline) askAgain() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.asks = false
-	if f := a.depart(); f != nil {
-		go a.fly(f)
-	}
 }
 
 // gathering is for how long more passengers are waited for. Where a flight takes a large
