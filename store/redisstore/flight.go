@@ -324,7 +324,10 @@ func (a *airline) gathered() {
 // Where nobody flies it takes them too: what a flight takes may have changed.
 func (a *airline) board() []*passenger {
 	var calls []*passenger
-	seen, late := 0, time.Now().Add(a.trip)
+	seen, late := 0, time.Now()
+	if a.made > 0 {
+		late = late.Add(a.trip)
+	}
 	for _, p := range a.waiting {
 		if len(calls) == mostTogether {
 			break
@@ -334,7 +337,7 @@ func (a *airline) board() []*passenger {
 			a.gone = max(0, a.gone-1) // or it is about to be counted
 			continue
 		}
-		if p.end.Before(late) && !p.loads && a.made > 0 {
+		if p.end.Before(late) && !p.loads {
 			p.err = errQueued
 			close(p.done)
 			continue
