@@ -31,9 +31,6 @@ const (
 	// the reply is late: others wait for it.
 	crowded = time.Second
 
-	// asking is how often those who wait for leave to dial look whether they have it.
-	asking = 10 * time.Millisecond
-
 	// rested is after how long unused connections are no longer counted on.
 	rested = time.Minute
 )
@@ -69,7 +66,6 @@ type airline struct {
 	trip    time.Duration // what a flight takes, about
 	departs time.Time     // when the last flight did that was not full
 	timer   bool          // whether depart will be called when those who wait have gathered
-	asks    bool          // whether it will be because a connection may be made by then
 	waiting []*passenger  // in the order of arrival
 	gone    int           // of them, those who have left
 	dials   dials
@@ -275,10 +271,6 @@ func (a *airline) depart() *flight {
 		return nil
 	}
 	if !f.made && !a.mayDial(now) {
-		if !a.asks { // nobody may come or go before then
-			a.asks = true
-			time.AfterFunc(asking, a.askAgain)
-		}
 		return nil
 	}
 	if most := f.takes(a); most > 0 {
@@ -327,16 +319,6 @@ func (a *airline) mayDial(now time.Time) bool {
 	return s.IdleConns > 0 || a.size-int(s.TotalConns) < a.dials.free
 }
 
-// askAgain is called by a timer.
-func (a *airline) askAgain() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.asks = false
-	if f := a.depart(); f != nil {
-		go a.fly(f)
-	}
-}
-
 // gathering is for how long more passengers are waited for. Where a flight takes a large
 // part of the time that calls have, who had to wait for one to land would be late. So
 // flights do not depart one by one until all have gone, but one after the other over the
@@ -363,7 +345,10 @@ func (a *airline) gathered() {
 // Where nobody flies it takes them too: what a flight takes may have changed.
 func (a *airline) board(most int) []*passenger {
 	var calls []*passenger
-	seen, late := 0, time.Now().Add(a.trip)
+	seen, late := 0, time.Now()
+	if a.made > 0 {
+		late = late.Add(a.trip)
+	}
 	for _, p := range a.waiting {
 		if len(calls) == most {
 			break
@@ -373,7 +358,7 @@ func (a *airline) board(most int) []*passenger {
 			a.gone = max(0, a.gone-1) // or it is about to be counted
 			continue
 		}
-		if p.end.Before(late) && !p.loads && a.made > 0 {
+		if p.end.Before(late) && !p.loads {
 			p.err = errQueued
 			close(p.done)
 			continue
