@@ -271,8 +271,8 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 	}
 	next := q.number == ln.number+1
 	switch counted := q.n - ln.left; {
-	case ln.leaky && d.ResetAfter > d.Delay: // that is when it has drained
-		ln.step = (d.ResetAfter - d.Delay) / time.Duration(q.n)
+	case ln.leaky && d.ResetAfter > d.Delay: // when it has drained; with others who take turns it is longer
+		ln.step = max(ln.step, (d.ResetAfter-d.Delay)/time.Duration(q.n))
 	case ln.token && d.Delay > 0:
 		ln.step = (d.ResetAfter - d.Delay) / time.Duration(max(d.Limit, 1))
 	case ln.token && d.Remaining < d.Limit:
@@ -285,9 +285,9 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 		}
 	}
 	if charged := d.Limit - d.Remaining; charged > 0 && d.Delay == 0 && d.ResetAfter > 0 {
-		// All that is charged is gone by then: steps are no longer than that on average. Who
-		// guesses longer ones from permits that came in heaps loses some.
-		ln.step = min(ln.step, ln.full.Sub(permit)/time.Duration(charged))
+		// All that is charged is gone at ln.full, so that this is twice the step on average.
+		// Who guesses longer ones from permits that came in heaps loses some.
+		ln.step = min(ln.step, 2*ln.full.Sub(permit)/time.Duration(charged))
 	}
 	ln.number = max(ln.number, q.number)
 	ln.prior, ln.left = permit, d.Remaining
