@@ -57,6 +57,7 @@ type lane struct {
 
 	told   Decision // the last one, for those who are refused without asking
 	toldAt time.Time
+	again  time.Time // when the first was made to ask again
 }
 
 func (ln *lane) begin(i id, s *shard, kind Kind) {
