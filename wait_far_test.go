@@ -108,7 +108,7 @@ func TestPermitsThatComeInHeapsAreNotWaitedForOneHeapEach(t *testing.T) {
 			require.NoError(t, err)
 			all, err := ratelimit.NewAll(lim, other)
 			require.NoError(t, err)
-			require.LessOrEqual(t, waitAll(t, all, 400), 39*time.Second*100/90)
+			require.LessOrEqual(t, waitAll(t, all, 400), 39*time.Second*100/80)
 		})
 	}
 }
