@@ -30,8 +30,9 @@ var (
 // until there is room for all of its events. [Throttle's Waiter] stands in the same queue.
 //
 // A waiter behind others gets ErrWouldExceedDeadline at once as well, as far as the queue
-// knows that its permit comes too late. Else it leaves at the deadline. Refunds and Resets
-// by others do not wake the queue.
+// knows that its permit comes too late. Else it leaves at the deadline. Refunds, Resets and
+// changes of the limit by others do not wake the queue. But one more waiter that arrives,
+// once in a second at most, lets the first ask again.
 //
 // A [TokenBucket] is asked before the time of the permit, so that none of its rate is lost:
 // by 6 ms, or by as much as answers are late here, or by a 16th of the time that the queue

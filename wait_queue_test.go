@@ -685,3 +685,45 @@ func TestAWaitThatIsAdmittedAtOnceAllocatesNothing(t *testing.T) {
 		}
 	}))
 }
+
+// The first would sleep for a day by the answer that it has had. One who arrives when that is
+// old has it ask again.
+func TestANewcomerLetsTheFirstAskAgain(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			s, err := memstore.New()
+			require.NoError(t, err)
+			var raised atomic.Bool
+			f := &remote{Limiter: newLimiter(t, algorithm, s, ratelimit.PerDay(1), ratelimit.WithLimitFunc(
+				func(context.Context, string) (ratelimit.Limit, error) {
+					if raised.Load() {
+						return ratelimit.PerSecond(1000), nil
+					}
+					return ratelimit.PerDay(1), nil
+				}))}
+			allowN(t, f.Limiter, 1)
+			var c crowd
+			c.join(t.Context(), f, 0, 1)
+			time.Sleep(time.Hour)
+			asked := f.asked.Load()
+			for i := range 100 { // within 1 s, who cannot change anything
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				c.join(ctx, f, 1+i, 1)
+				time.Sleep(9 * time.Millisecond)
+			}
+			require.LessOrEqual(t, f.asked.Load(), asked+1, "for all of them")
+			raised.Store(true)
+			require.NoError(t, f.Reset(t.Context(), "key"))
+			time.Sleep(time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			c.join(ctx, f, 101, 1)
+			time.Sleep(time.Second)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			require.Contains(t, c.served, 0, algorithm)
+			require.Contains(t, c.served, 101, algorithm)
+		})
+	}
+}

@@ -32,7 +32,8 @@ import (
 //
 // Those who sleep for the same key of the same l stand in a queue in this process, in order
 // of arrival: the queue of [ratelimit.Wait], which says how they ask. An event that would
-// be admitted now stands behind them too. Refunds and Resets by others do not wake them.
+// be admitted now stands behind them too. Refunds and Resets by others do not wake them, but
+// the next who arrives does: see there.
 //
 // The RetryAfter of a denial is l's: the wait after which the event would be admitted
 // without a sleep. For an event that stands behind others it is an estimate, and of more

@@ -57,6 +57,7 @@ type lane struct {
 
 	told   Decision // the last one, for those who are refused without asking
 	toldAt time.Time
+	again  time.Time // when the first was made to ask again
 }
 
 func (ln *lane) begin(i id, s *shard, kind Kind) {
@@ -271,16 +272,23 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 	}
 	next := q.number == ln.number+1
 	switch counted := q.n - ln.left; {
+	case ln.leaky && d.ResetAfter > d.Delay: // when it has drained; with others who take turns it is longer
+		ln.step = max(ln.step, (d.ResetAfter-d.Delay)/time.Duration(q.n))
 	case ln.token && d.Delay > 0:
 		ln.step = (d.ResetAfter - d.Delay) / time.Duration(max(d.Limit, 1))
 	case ln.token && d.Remaining < d.Limit:
 		ln.step = d.ResetAfter / time.Duration(d.Limit-d.Remaining)
-	case exact && ln.kind != Tickets && !ln.prior.IsZero() && next && counted > 0:
+	case exact && (ln.kind != Tickets || d.Delay == 0) && !ln.prior.IsZero() && next && counted > 0:
 		ln.learn(permit.Sub(ln.prior) / time.Duration(counted))
-	case ln.step == 0 && next && d.Delay == 0 && d.Remaining < q.n:
+	case ln.step == 0 && next && d.Delay == 0 && (d.Remaining < q.n || ln.kind == Tickets):
 		if ln.rushed++; ln.rushed%4 == 0 { // events come faster than one can ask
 			ln.step = ln.trip / 2
 		}
+	}
+	if charged := d.Limit - d.Remaining; charged > 0 && d.Delay == 0 && d.ResetAfter > 0 {
+		// All that is charged is gone at ln.full, so that this is twice the step on average.
+		// Who guesses longer ones from permits that came in heaps loses some.
+		ln.step = min(ln.step, 2*ln.full.Sub(permit)/time.Duration(charged))
 	}
 	ln.number = max(ln.number, q.number)
 	ln.prior, ln.left = permit, d.Remaining

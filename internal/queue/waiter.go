@@ -12,7 +12,8 @@ const (
 	leastPause = time.Millisecond     // before a limiter is asked again that gives no better reason to wait
 	errorPause = 5 * time.Millisecond // after the first error of a wait; each doubles it
 	mostPause  = time.Second
-	handings   = 8 // waiters that are looked at for one who can take a permit
+	stale      = time.Second // what is known, when one more arrives
+	handings   = 8           // waiters that are looked at for one who can take a permit
 )
 
 // Asker asks a limiter for the events of one waiter, and keeps its answer.
@@ -136,6 +137,7 @@ func (w *waiter) arrive() (Outcome, bool) {
 		ln.depart(w.n)
 		return Outcome{}, false
 	}
+	ln.askAgain(now)
 	if !w.end.IsZero() {
 		t := ln.sure
 		if ln.turn.After(t) {
@@ -154,6 +156,19 @@ func (w *waiter) arrive() (Outcome, bool) {
 	}
 	ln.insert(w)
 	return Outcome{}, false
+}
+
+// askAgain lets the first of the line ask at once if it would not for long, and what is known
+// is old: the limit may have changed, or the key been reset.
+func (ln *lane) askAgain(now time.Time) {
+	w := ln.first
+	if w == nil || ln.flights > 0 || now.Sub(ln.toldAt) < stale || now.Sub(ln.again) < stale || w.question.at.Sub(now) < stale {
+		return
+	}
+	w.again, w.refusals = false, 0
+	ln.again = now // which is enough for a while, also if that ends in an error
+	ln.forget()
+	w.call()
 }
 
 // wait is called with the lock, and returns without.
