@@ -84,3 +84,32 @@ func TestAPoolThatOthersUseUpIsNoDialThatHangs(t *testing.T) {
 		require.True(t, s.MayDial())
 	}
 }
+
+// A call that waits for leave to dial gets it in time, also if nobody else comes or goes.
+func TestACallThatMayNotYetDialDoesSoLater(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var cutOff atomic.Bool
+	cutOff.Store(true)
+	client := redis.NewClient(&redis.Options{
+		PoolSize: 4, DialTimeout: 500 * time.Millisecond, DialerRetries: 1,
+		Dialer: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			if cutOff.Load() {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			return new(net.Dialer).DialContext(ctx, "tcp", server.Addr())
+		},
+	})
+	defer client.Close()
+	s := newStore(t, client, redisstore.WithTimeout(10*time.Second))
+	for s.MayDial() {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		_, err := s.Take(ctx, space, "k", limit, 1)
+		require.Error(t, err)
+		cancel()
+	}
+	cutOff.Store(false)
+	_, err := s.Take(t.Context(), space, "k", limit, 1)
+	require.NoError(t, err)
+}

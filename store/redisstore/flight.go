@@ -31,6 +31,12 @@ const (
 	// the reply is late: others wait for it.
 	crowded = time.Second
 
+	// untilDial is after how long those who wait for leave to dial look for it again.
+	untilDial = 10 * time.Millisecond
+
+	// leastDial is what a dial must have had before it is taken for one that hangs.
+	leastDial = 5 * time.Millisecond
+
 	// rested is after how long unused connections are no longer counted on.
 	rested = time.Minute
 )
@@ -65,7 +71,7 @@ type airline struct {
 	crowd   time.Time     // until when calls are carried, alone or not
 	trip    time.Duration // what a flight takes, about
 	departs time.Time     // when the last flight did that was not full
-	timer   bool          // whether depart will be called when those who wait have gathered
+	timer   bool          // whether depart will be called by one
 	waiting []*passenger  // in the order of arrival
 	gone    int           // of them, those who have left
 	dials   dials
@@ -264,13 +270,11 @@ func (a *airline) depart() *flight {
 	now := time.Now()
 	f := &flight{made: a.ready > 0}
 	if d := a.gathering(now); f.made && d > 0 {
-		if !a.timer {
-			a.timer = true
-			time.AfterFunc(d, a.gathered)
-		}
+		a.later(d)
 		return nil
 	}
 	if !f.made && !a.mayDial(now) {
+		a.later(untilDial) // nobody may come or go before
 		return nil
 	}
 	if most := f.takes(a); most > 0 {
@@ -330,14 +334,20 @@ func (a *airline) gathering(now time.Time) time.Duration {
 	return a.trip/time.Duration(a.most) - now.Sub(a.departs)
 }
 
-// gathered is called by a timer.
-func (a *airline) gathered() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.timer = false
-	if f := a.depart(); f != nil {
-		go a.fly(f)
+// later has a flight depart in d, if one can. Call it with the lock.
+func (a *airline) later(d time.Duration) {
+	if a.timer {
+		return
 	}
+	a.timer = true
+	time.AfterFunc(d, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.timer = false
+		if f := a.depart(); f != nil {
+			go a.fly(f)
+		}
+	})
 }
 
 // board takes from the line whom a flight carries, most at most. It passes over those who have left, and
@@ -439,7 +449,7 @@ func (a *airline) land(f *flight, err error, begun time.Time) *flight {
 		// The last quarter of the timeout is kept, so that somebody always has the time.
 		a.trip = min(took, a.timeout-a.timeout/4)
 	}
-	if !good && !f.made && !f.left && !timeUp(err) { // a dial that is refused does not hang
+	if hung := timeUp(err) && f.end.Sub(begun) > leastDial; !good && !f.made && !f.left && !hung {
 		a.dials.reached()
 	}
 	a.settle(good, f.made, now)
