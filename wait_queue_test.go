@@ -146,18 +146,25 @@ func TestAWaitingQueueGetsTheWholeRateForOneQuestionEach(t *testing.T) {
 					return key, nil
 				})
 				require.NoError(t, err)
+				ideal := time.Second * 1000 / time.Duration(c.rate)
 				for _, l := range []ratelimit.Limiter{f, itself} { // a type that is not known, and one that is
-					f.asked.Store(0)
-					var line crowd
-					for i := range 1000 {
-						line.join(t.Context(), l, i, 1)
+					var took time.Duration
+					for range 3 { // those who wake at one instant may run in any order; a defect fails each time
+						f.asked.Store(0)
+						var line crowd
+						for i := range 1000 {
+							line.join(t.Context(), l, i, 1)
+						}
+						began := time.Now()
+						line.wg.Wait()
+						took = time.Since(began)
+						require.Len(t, line.served, 1000)
+						if took <= ideal*100/97 && f.asked.Load() <= 1200 {
+							break
+						}
 					}
-					began := time.Now()
-					line.wg.Wait()
-					ideal := time.Second * 1000 / time.Duration(c.rate)
-					require.LessOrEqual(t, time.Since(began), ideal*100/97)
+					require.LessOrEqual(t, took, ideal*100/97)
 					require.LessOrEqual(t, f.asked.Load(), int64(1200))
-					require.Len(t, line.served, 1000)
 				}
 			})
 		})
