@@ -194,6 +194,7 @@ func TestNoKeyIsLeftWithoutExpiry(t *testing.T) {
 
 // The server's clock goes back by an hour: the state is dated later than now.
 func TestServiceGoesOnAfterTheServersClockHasGoneBack(t *testing.T) {
+	effort.NeedFull(t)
 	alone := func(_ *testing.T, lim, _ ratelimit.Limiter) ratelimit.Limiter { return lim }
 	together := func(t *testing.T, lim, wide ratelimit.Limiter) ratelimit.Limiter { return all(t, wide, lim) }
 	for _, algorithm := range algorithms {
@@ -606,6 +607,7 @@ func TestARefundOfALogTakesNoEntryThatIsNotThere(t *testing.T) {
 // Memory and Redis agree while blocks empty, become one and are forgotten, some hundred at
 // once and from both ends.
 func TestALogOnRedisCountsWhateverIsRefunded(t *testing.T) {
+	effort.NeedFull(t)
 	c, l := newClock(), ratelimit.PerMinute(12_000)
 	client := redistest.Shared(t).Client(t)
 	onRedis := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), l)
@@ -684,6 +686,7 @@ func requireLog(t *testing.T, client *redis.Client, key string) {
 
 // A server does nothing else meanwhile.
 func TestACallOnALargeLogIsAFewCommands(t *testing.T) {
+	effort.NeedFull(t)
 	client := redistest.Start(t).Client(t)
 	c := newClock()
 	lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerDay(12_000))

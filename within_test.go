@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -108,6 +109,7 @@ func TestCallersWithDeadlinesAreServedAtTheRate(t *testing.T) {
 
 // At 100 a second the 100 take a second. Where turns are lost they take half a minute.
 func TestCallersWithDeadlinesAreServedAtTheRateOnRedis(t *testing.T) {
+	effort.NeedFull(t)
 	for _, callers := range []int{16, 64} {
 		lim := newLimiter(t, "leaky_bucket", redisServer(t), ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 100}, ratelimit.WithName(fmt.Sprint(callers)))
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
