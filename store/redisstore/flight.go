@@ -60,20 +60,20 @@ type airline struct {
 	size    int  // of the pool
 	hooks   bool // client is the user's own
 
-	mu      sync.Mutex // protects what is below
-	flights int        // that callers wait for
-	made    int        // of these, those whose connection has worked before
-	left    int        // flights that all callers have left, and that have not ended
-	reached bool       // a connection has worked before, or it does not matter
-	clones  []*redis.Client
-	ready   int           // connections that worked when they were last used, and are free
-	used    time.Time     // when one last was, about
-	crowd   time.Time     // until when calls are carried, alone or not
-	trip    time.Duration // what a flight takes, about
-	departs time.Time     // when the last flight did that was not full
-	timer   bool          // whether depart will be called by one
-	waiting []*passenger  // in the order of arrival
-	gone    int           // of them, those who have left
+	mu      sync.Mutex      // protects what is below
+	flights int             // that callers wait for
+	made    int             // of these, those whose connection has worked before
+	left    int             // flights that all callers have left, and that have not ended
+	reached bool            // a connection has worked before, or it does not matter
+	clones  []*redis.Client // of client, that no flight uses now: see conn
+	ready   int             // connections that worked when they were last used, and are free
+	used    time.Time       // when one last was, about
+	crowd   time.Time       // until when calls are carried, alone or not
+	trip    time.Duration   // what a flight takes, about
+	departs time.Time       // when the last flight did that was not full
+	timer   bool            // whether depart will be called by one
+	waiting []*passenger    // in the order of arrival
+	gone    int             // of them, those who have left
 	dials   dials
 }
 
@@ -158,8 +158,7 @@ func (a *airline) begin(b budget) bool {
 func (a *airline) end(b budget, err error) *flight {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.flights--
-	a.made--
+	a.over(true)
 	a.settle(answeredBy(err), true, b.end.Add(-a.timeout))
 	return a.depart()
 }
@@ -169,13 +168,27 @@ func (a *airline) warmed(conns int, trip time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.reached = true
-	a.ready, a.used, a.trip = conns, time.Now(), min(trip, a.timeout-a.timeout/4)
+	a.ready, a.used, a.trip = conns, time.Now(), a.takenFor(trip)
 }
 
 // answeredBy reports whether err is what a server has answered on a connection that is good.
 func answeredBy(err error) bool {
 	var answer redis.Error
 	return err == nil || errors.As(err, &answer)
+}
+
+// over notes that callers wait for one flight less. Call it with the lock.
+func (a *airline) over(made bool) {
+	a.flights--
+	if made {
+		a.made--
+	}
+}
+
+// takenFor is what a flight of that length is taken for: the last quarter of the timeout is
+// kept, so that somebody always has the time.
+func (a *airline) takenFor(trip time.Duration) time.Duration {
+	return min(trip, a.timeout-a.timeout/4)
 }
 
 // settle notes what has become of a connection. Call it with the lock.
@@ -350,9 +363,10 @@ func (a *airline) later(d time.Duration) {
 	})
 }
 
-// board takes from the line whom a flight carries, most at most. It passes over those who have left, and
-// refuses those who have less time left than it takes, so that it is there for the others.
-// Where nobody flies it takes them too: what a flight takes may have changed.
+// board takes from the line whom a flight carries, no more than most. It passes over those
+// who have left, and refuses those who have less time left than it takes, so that it is there
+// for the others. Where nobody flies, only those are refused whose time is up: what a flight
+// takes may have changed.
 func (a *airline) board(most int) []*passenger {
 	var calls []*passenger
 	seen, late := 0, time.Now()
@@ -417,10 +431,8 @@ func (a *airline) abandon(f *flight) {
 	}
 	f.left = true
 	a.left++
-	a.flights--
-	if f.made {
-		a.made--
-	} else if int(a.client.PoolStats().TotalConns) > a.ready+a.made { // one is in its handshake
+	a.over(f.made)
+	if !f.made && int(a.client.PoolStats().TotalConns) > a.ready+a.made { // one is in its handshake
 		a.dials.reached()
 	}
 	if next := a.depart(); next != nil {
@@ -437,17 +449,13 @@ func (a *airline) land(f *flight, err error, begun time.Time) *flight {
 	if f.left {
 		a.left--
 	} else {
-		a.flights--
-		if f.made {
-			a.made--
-		}
+		a.over(f.made)
 	}
 	if took := now.Sub(begun); good && f.made {
 		if a.trip > 0 {
 			took = a.trip + (took-a.trip)/4
 		}
-		// The last quarter of the timeout is kept, so that somebody always has the time.
-		a.trip = min(took, a.timeout-a.timeout/4)
+		a.trip = a.takenFor(took)
 	}
 	if hung := timeUp(err) && f.end.Sub(begun) > leastDial; !good && !f.made && !f.left && !hung {
 		a.dials.reached()
