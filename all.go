@@ -13,7 +13,7 @@ import (
 )
 
 // All is a [Limiter] of several limits, of which each must admit: 10 per second and
-// 1,000 per hour; one per user and one per address ([NewKeyed]). If any of them denies,
+// 1,000 per hour; one per user and one per address ([NewRekeyed]). If any of them denies,
 // none is charged.
 //
 // Limits of the five algorithms on one store are decided together, at one instant:
@@ -37,7 +37,7 @@ import (
 //
 // A part that decides on the same key of the same limiter as another is charged n
 // events for each, of which Remaining knows nothing: it is what the key has left. Peek
-// allows for it where the parts are the five algorithms, or a [Keyed] around one. A
+// allows for it where the parts are the five algorithms, or a [Rekeyed] around one. A
 // decision takes as long as those of its parts, less a lock or a round trip for each but
 // the first, and two allocations. [WithCoalescing] has no effect on limits that are
 // decided together. Its own memory is nothing per key.
@@ -54,9 +54,9 @@ const maxParts = 16
 // allPart is one of the limits.
 type allPart struct {
 	limiter Limiter
-	keyed   *Keyed      // that limiter is, or nil
+	keyed   *Rekeyed    // that limiter is, or nil
 	core    *limiter    // that limiter is, or keyed's, or nil if it is none of the five
-	joint   store.Joint // core's store, or nil
+	joint   store.Store // core's store, or nil
 }
 
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. An All
@@ -85,14 +85,14 @@ func NewAll(limiters ...Limiter) (*All, error) {
 
 func newAllPart(l Limiter) allPart {
 	p := allPart{limiter: l}
-	if p.keyed, _ = l.(*Keyed); p.keyed != nil {
+	if p.keyed, _ = l.(*Rekeyed); p.keyed != nil {
 		l = p.keyed.limiter
 	}
 	if p.core = coreOf(l); p.core == nil {
 		return p
 	}
-	if joint, ok := p.core.store.(store.Joint); ok && reflect.TypeOf(joint).Comparable() {
-		p.joint = joint
+	if reflect.TypeOf(p.core.store).Comparable() {
+		p.joint = p.core.store
 	}
 	return p
 }
@@ -272,7 +272,7 @@ type round struct {
 	limits [maxParts]store.Limit
 
 	// Of a call of a store.
-	claims  [maxParts]store.Claim
+	claims  [maxParts]store.Request
 	replies [maxParts]store.Reply
 	claimOf [maxParts]int // of each part, from 1; 0 if it has none
 }
@@ -350,6 +350,16 @@ func (r *round) together(i, j int) bool {
 	return i == j || !r.decided[j] && p.joint != nil && q.joint == p.joint && p.joint.Together(r.keys[i], r.keys[j])
 }
 
+// anyTogether is whether a part after part i is decided in one call with it.
+func (r *round) anyTogether(i int) bool {
+	for j := i + 1; j < len(r.parts); j++ {
+		if r.together(i, j) {
+			return true
+		}
+	}
+	return false
+}
+
 // peekAt asks part i for what charge would be told.
 func (r *round) peekAt(ctx context.Context, i int) (err error) {
 	p := &r.parts[i]
@@ -386,7 +396,7 @@ func (r *round) charge(ctx context.Context, i int) (err error) {
 	switch {
 	case p.core == nil:
 		r.results[i], err = r.how.ask(ctx, p.limiter, r.key, r.n)
-	case p.joint != nil:
+	case r.anyTogether(i):
 		return r.chargeTogether(ctx, i)
 	default:
 		err = p.core.decide(ctx, r.keys[i], r.n, take, &r.limits[i], &r.results[i])
@@ -438,10 +448,10 @@ func (r *round) chargeTogether(ctx context.Context, i int) error {
 // claim adds part j to claims, and returns the number of its claim, from 1. That of
 // a part on the same key of the same space is for both; 0 if they differ in the limit, and
 // must be decided one after the other.
-func (r *round) claim(claims []store.Claim, j int) ([]store.Claim, int) {
+func (r *round) claim(claims []store.Request, j int) ([]store.Request, int) {
 	n := min(int64(r.n), beyond)
 	for c := range claims {
-		if claims[c].Key != r.keys[j] || !claims[c].Space.Equal(r.parts[j].core.space) {
+		if claims[c].Key != r.keys[j] || !claims[c].Namespace.Equal(r.parts[j].core.space) {
 			continue
 		}
 		if claims[c].Limit != r.limits[j] {
@@ -450,7 +460,7 @@ func (r *round) claim(claims []store.Claim, j int) ([]store.Claim, int) {
 		claims[c].N = min(claims[c].N+n, beyond)
 		return claims, c + 1
 	}
-	claims = append(claims, store.Claim{Space: r.parts[j].core.space, Key: r.keys[j], Limit: r.limits[j], N: n})
+	claims = append(claims, store.Request{Namespace: r.parts[j].core.space, Key: r.keys[j], Limit: r.limits[j], N: n})
 	return claims, len(claims)
 }
 
@@ -494,7 +504,7 @@ func (r *Result) before(n int) Result {
 // result is the whole of results.
 func (r *round) result(ctx context.Context) Result {
 	whole := Result{Allowed: !r.denied, Limit: maxEvents, Remaining: maxEvents}
-	d := &details{parts: r.results, denied: r.denied, source: SourceLimit}
+	d := &details{parts: r.results, denied: r.denied, source: SourceUnlimited}
 	worst, known := -1, false
 	for i := range r.results {
 		p := &r.results[i]
@@ -510,7 +520,7 @@ func (r *round) result(ctx context.Context) Result {
 	if worst >= 0 {
 		d.deniedBy = r.name(ctx, worst)
 	}
-	if !known && d.source != SourceLimit {
+	if !known && d.source != SourceUnlimited {
 		whole.Limit, whole.Remaining = 0, 0
 	}
 	whole.details = d
@@ -520,7 +530,7 @@ func (r *round) result(ctx context.Context) Result {
 // add makes r what it is with one more limit, that of p, and says whether it is known
 // what that has left.
 func (r *Result) add(p *Result) (known bool) {
-	known = p.Source() != SourceFailOpen && p.Source() != SourceLimit
+	known = p.Source() != SourceFailOpen && p.Source() != SourceUnlimited
 	if known && p.Remaining < r.Remaining {
 		r.Limit, r.Remaining = p.Limit, p.Remaining
 	}
@@ -538,7 +548,7 @@ func (r *Result) add(p *Result) (known bool) {
 // that needs none.
 func worse(a, b Source) Source {
 	switch {
-	case a == SourceLimit, a == SourceStore && b != SourceLimit, b == SourceFailClosed:
+	case a == SourceUnlimited, a == SourceStore && b != SourceUnlimited, b == SourceFailClosed:
 		return b
 	}
 	return a

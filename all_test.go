@@ -33,13 +33,15 @@ func all(t testing.TB, limiters ...ratelimit.Limiter) *ratelimit.All {
 // onOneKey lets l decide on one key, whatever it is asked for.
 func onOneKey(t testing.TB, l ratelimit.Limiter, key string) ratelimit.Limiter {
 	t.Helper()
-	k, err := ratelimit.NewKeyed(l, func(context.Context, string) (string, error) { return key, nil })
+	k, err := ratelimit.NewRekeyed(l, func(context.Context, string) (string, error) { return key, nil })
 	require.NoError(t, err)
 	return k
 }
 
 // withoutJoint is a store that decides on one key at a time.
 type withoutJoint struct{ store.Store }
+
+func (withoutJoint) Together(string, string) bool { return false }
 
 // A model of the specification: each limit is asked alone how many events it has room
 // for, and charged alone if all have room for n.
@@ -296,7 +298,7 @@ func TestAllOfTheSameKeyTwiceChargesTwice(t *testing.T) {
 			require.False(t, allowN(t, a, 1).Allowed)
 			require.Equal(t, 1, r.Parts()[1].Remaining)
 			require.NoError(t, a.Refund(t.Context(), "key", r, 1))
-			if _, together := s.(store.Joint); together || algorithm != "leaky_bucket" { // whose first charge is not the tail
+			if s.Together("k", "k") || algorithm != "leaky_bucket" { // whose first charge is not the tail
 				require.Equal(t, 2, allowN(t, lim, 1).Remaining, algorithm)
 			}
 
@@ -339,7 +341,7 @@ func TestAllAsksForKeysAndLimitsOnce(t *testing.T) {
 				}
 				return ratelimit.PerHour(4), nil
 			}))
-		k, err := ratelimit.NewKeyed(lim, func(_ context.Context, key string) (string, error) {
+		k, err := ratelimit.NewRekeyed(lim, func(_ context.Context, key string) (string, error) {
 			keys++
 			return key, nil
 		})
@@ -421,7 +423,7 @@ func TestAllTellsALimitOfSeveralWithoutTheChargeThatItGaveBack(t *testing.T) {
 	r := allowN(t, all(t, onOneKey(t, inner, "key"), denied), 2)
 	require.Len(t, r.Parts(), 3)
 	require.Equal(t, ratelimit.Result{Allowed: true, Limit: 9, Remaining: 9}, r.Parts()[0])
-	require.Equal(t, ratelimit.SourceLimit, r.Parts()[1].Source())
+	require.Equal(t, ratelimit.SourceUnlimited, r.Parts()[1].Source())
 	require.ErrorIs(t, inner.Refund(t.Context(), "key", r.Parts()[0], 2), ratelimit.ErrInvalidN)
 
 	through := onOneKey(t, letThrough{inner}, "key")
@@ -494,7 +496,7 @@ func TestAllWithoutAStore(t *testing.T) {
 
 	r := allowN(t, all(t, free, free), 100)
 	require.True(t, r.Allowed)
-	require.Equal(t, ratelimit.SourceLimit, r.Source())
+	require.Equal(t, ratelimit.SourceUnlimited, r.Source())
 	require.Equal(t, 1<<31-1, r.Remaining)
 
 	a := all(t, free, lim)
@@ -566,11 +568,11 @@ func TestAllChecksItsInput(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	_, err = new(ratelimit.All).Allow(ctx, "key")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	_, err = new(ratelimit.Keyed).Allow(ctx, "key")
+	_, err = new(ratelimit.Rekeyed).Allow(ctx, "key")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	_, err = ratelimit.NewKeyed(nil, nil)
+	_, err = ratelimit.NewRekeyed(nil, nil)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	_, err = ratelimit.NewKeyed(lim, nil)
+	_, err = ratelimit.NewRekeyed(lim, nil)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 
 	a := all(t, lim, lim)
@@ -582,7 +584,7 @@ func TestAllChecksItsInput(t *testing.T) {
 	require.ErrorIs(t, a.Refund(ctx, "key", allowN(t, lim, 1), 1), ratelimit.ErrInvalidN, "the Result of another limiter")
 
 	wrong := errors.New("no such user")
-	k, err := ratelimit.NewKeyed(lim, func(_ context.Context, key string) (string, error) {
+	k, err := ratelimit.NewRekeyed(lim, func(_ context.Context, key string) (string, error) {
 		if key == "empty" {
 			return "", nil
 		}

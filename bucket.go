@@ -94,10 +94,10 @@ func drainsWithin(l store.Limit, limit int64) bool {
 	return hi < most || hi == most && lo <= least
 }
 
-func bucketLife(s store.State, l store.Limit) int64 { return drainTime(s.Whole&^overdrawn, s.Part, l) }
+func bucketTTL(s store.State, l store.Limit) int64 { return drainTime(s.Whole&^overdrawn, s.Part, l) }
 
-// bucketSpend is what is left of the level: it falls evenly from s.At to end.
-func bucketSpend(s store.State, end, now int64) int64 {
+// bucketUsed is what is left of the level: it falls evenly from s.At to end.
+func bucketUsed(s store.State, end, now int64) int64 {
 	now = max(now, s.At)
 	if now >= end {
 		return 0
@@ -109,7 +109,7 @@ func bucketSpend(s store.State, end, now int64) int64 {
 
 // chargedLevel is the level that c left behind, as a state: what drained from then
 // until c.Due. over says whether it was past the capacity.
-func chargedLevel(c store.Charge, over bool) store.State {
+func chargedLevel(c store.Receipt, over bool) store.State {
 	whole, part := flow(c.Due-c.At, c.Rate, c.Period)
 	if whole > maxEvents { // c.Due is rounded up, and no level is above this
 		whole, part = maxEvents, c.Period-1
@@ -124,9 +124,9 @@ func chargedLevel(c store.Charge, over bool) store.State {
 // capacity. If it was, and s is not, others have been admitted since: at s.At that level
 // was so far below the Burst that an event fitted, whatever c.Due says of it, since what
 // was charged before c may have been refunded.
-func leftOf(c store.Charge, s store.State, l store.Limit) store.State {
-	left := chargedLevel(c, c.Over)
-	if !c.Over || s.Whole >= overdrawn {
+func leftOf(c store.Receipt, s store.State, l store.Limit) store.State {
+	left := chargedLevel(c, c.Overdrawn)
+	if !c.Overdrawn || s.Whole >= overdrawn {
 		return left
 	}
 	_, whole, part := bucketLevel(left, l, s.At)
@@ -141,7 +141,7 @@ func leftOf(c store.Charge, s store.State, l store.Limit) store.State {
 // nothing from c.Due on, and no more than is there. At and Period stay, so that the
 // state lives no longer than before; where today's Period is another one, only whole
 // events are given back.
-func bucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
+func bucketRefund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
 	now, whole, part := bucketLevel(s, l, now)
 	if now >= c.Due || c.At > s.At { // a state before the charge is another one
 		return s
@@ -180,8 +180,8 @@ func drainsBefore(whole, part int64, l store.Limit) bool {
 	return whole < w || whole == w && part <= p
 }
 
-// bucketOver is a level that may lie past the capacity.
-func bucketOver(next store.State, l store.Limit, most int64) store.State {
+// bucketOverdrawn is a level that may lie past the capacity.
+func bucketOverdrawn(next store.State, l store.Limit, most int64) store.State {
 	if next.Whole = min(next.Whole, most); next.Whole >= l.Burst {
 		next.Whole += overdrawn
 	}
@@ -204,7 +204,7 @@ func bucketHolds(s store.State, l store.Limit) bool {
 	return whole <= bucketMost(l)
 }
 
-func bucketRoom(l store.Limit, r store.Reply) int64 {
+func bucketAvailable(l store.Limit, r store.Reply) int64 {
 	room := l.Burst - r.Y
 	if r.Z > 0 { // an event that has not drained whole keeps its place
 		room--
@@ -215,7 +215,7 @@ func bucketRoom(l store.Limit, r store.Reply) int64 {
 // bucketReport is what the reports of both buckets share. The reply is now and the
 // level.
 func bucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
-	whole, part, room := r.Y+charged, r.Z, bucketRoom(l, r)
+	whole, part, room := r.Y+charged, r.Z, bucketAvailable(l, r)
 	v := verdict{remaining: max(0, room-charged), reset: drainTime(whole, part, l)}
 	if !r.OK && n > room && n <= l.Burst {
 		v.retry = drainTime(whole+n-l.Burst, part, l)

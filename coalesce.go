@@ -168,7 +168,7 @@ func (lim *limiter) serveOnce(k hotKey, waiting []*caller) {
 		lim.refuse(k, waiting, r, err)
 		return
 	}
-	granted := min(int64(len(waiting)), lim.algorithm.rule.Room(k.limit, r))
+	granted := min(int64(len(waiting)), lim.algorithm.rule.Available(k.limit, r))
 	given := int64(0)
 	for i, c := range waiting {
 		if given == granted {

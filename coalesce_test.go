@@ -29,16 +29,16 @@ const roundTrip = time.Millisecond
 
 var errGone = fmt.Errorf("%w: gone", store.ErrStore)
 
-func (s *slow) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *slow) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)
 	time.Sleep(roundTrip)
 	if s.fail.Load() {
 		return store.Reply{}, errGone
 	}
-	return s.Store.Take(ctx, sp, key, l, n)
+	return s.Store.Take(ctx, ns, key, l, n)
 }
 
-func (s *slow) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *slow) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)
 	time.Sleep(roundTrip)
 	if s.panic.Load() {
@@ -47,13 +47,13 @@ func (s *slow) TakeUpTo(ctx context.Context, sp *store.Space, key string, l stor
 	if s.fail.Load() {
 		return store.Reply{}, errGone
 	}
-	return s.Store.TakeUpTo(ctx, sp, key, l, n)
+	return s.Store.TakeUpTo(ctx, ns, key, l, n)
 }
 
-func (s *slow) Peek(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *slow) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)
 	time.Sleep(roundTrip)
-	return s.Store.Peek(ctx, sp, key, l, n)
+	return s.Store.Peek(ctx, ns, key, l, n)
 }
 
 func newSlow(t *testing.T) *slow {

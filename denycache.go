@@ -44,7 +44,7 @@ import (
 // Denials of RetryAfter Never are not remembered, having no t, and nor are those
 // that the store did not make (see [Result.Source]), or several limits together ([All]):
 // their keys may be those of others, whose refunds it would not see. For the same reason
-// it goes inside a [Keyed] and not around it, and with [WithCoalescing], which it sees if l
+// it goes inside a [Rekeyed] and not around it, and with [WithCoalescing], which it sees if l
 // is one of the five algorithms itself, remembers denials of one event only: to others the
 // line may give back what a caller left in it. It goes inside what sleeps, too (throttle's
 // Waiter), which denies one caller and would sleep for another.
@@ -117,8 +117,8 @@ func NewDenyCache(l Limiter, opts ...DenyCacheOption) (*DenyCache, error) {
 	if isnil.Is(l) {
 		return nil, errNilLimiter
 	}
-	if _, keyed := l.(*Keyed); keyed {
-		return nil, fmt.Errorf("%w: a DenyCache around a Keyed, which it must be in", ErrInvalidOption)
+	if _, keyed := l.(*Rekeyed); keyed {
+		return nil, fmt.Errorf("%w: a DenyCache around a Rekeyed, which it must be in", ErrInvalidOption)
 	}
 	d := &DenyCache{
 		inner:   l,

@@ -38,33 +38,33 @@ type distant struct {
 	store.Store
 	way   func(ctx context.Context) (there, back time.Duration)
 	calls atomic.Int64
-	space atomic.Pointer[store.Space] // of the last call
+	space atomic.Pointer[store.Namespace] // of the last call
 }
 
-func (s *distant) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *distant) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)
-	s.space.Store(sp)
+	s.space.Store(ns)
 	there, back := s.way(ctx)
 	time.Sleep(there)
 	defer time.Sleep(back)
-	return s.Store.Take(ctx, sp, key, l, n)
+	return s.Store.Take(ctx, ns, key, l, n)
 }
 
 // Refund is decided at another instant than those at which it is sent and answered,
 // so that what happens has an order.
-func (s *distant) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+func (s *distant) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	there, back := s.way(ctx)
 	time.Sleep(there + 1)
 	defer time.Sleep(back + 1)
-	return s.Store.Refund(ctx, sp, key, l, c)
+	return s.Store.Refund(ctx, ns, key, l, c)
 }
 
 // Reset is like Refund.
-func (s *distant) Reset(ctx context.Context, sp *store.Space, key string) error {
+func (s *distant) Reset(ctx context.Context, ns *store.Namespace, key string) error {
 	there, back := s.way(ctx)
 	time.Sleep(there + 1)
 	defer time.Sleep(back + 1)
-	return s.Store.Reset(ctx, sp, key)
+	return s.Store.Reset(ctx, ns, key)
 }
 
 // inMemory is a store in memory, by the bubble's clock, at the distance that a
@@ -1025,8 +1025,8 @@ func BenchmarkDenyCache(b *testing.B) {
 // farAnswers is a store whose answers to a line take a while.
 type farAnswers struct{ store.Store }
 
-func (s farAnswers) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	r, err := s.Store.TakeUpTo(ctx, sp, key, l, n)
+func (s farAnswers) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	r, err := s.Store.TakeUpTo(ctx, ns, key, l, n)
 	time.Sleep(roundTrip)
 	return r, err
 }

@@ -320,7 +320,7 @@ func (f *Failover) marked(d *details) *details {
 // too, as far as it has room for them. Its own errors are no matter: it would only
 // start cold.
 func (f *Failover) mirror(ctx context.Context, key string, n int, r Result) Result {
-	granted, local, err := allowUpTo(lasting(ctx), f.policy.local, key, n)
+	granted, local, err := AllowUpTo(lasting(ctx), f.policy.local, key, n)
 	if err != nil || granted == 0 {
 		return r
 	}
@@ -346,8 +346,8 @@ func lasting(ctx context.Context) context.Context {
 // room for, so that the second try fits unless other calls come between.
 const upToTries = 3
 
-// allowUpTo charges as many of n events as l has room for.
-func allowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
+// AllowUpTo charges as many of n events as l has room for.
+func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if l, ok := l.(interface {
 		AllowUpTo(ctx context.Context, key string, n int) (int, Result, error)
 	}); ok {
@@ -389,7 +389,7 @@ func (f *Failover) settle(ctx context.Context, key string) error {
 	}
 	granted := 0
 	if due > 0 {
-		if granted, _, err = allowUpTo(ctx, f.limiter, key, due); err != nil {
+		if granted, _, err = AllowUpTo(ctx, f.limiter, key, due); err != nil {
 			return err // after a lost reply it may be charged again: rather that than not at all
 		}
 	}

@@ -51,16 +51,16 @@ var fixedWindowLua string
 // count of its window.
 var fixedWindow = algorithm{
 	rule: store.Rule{
-		Name:   "fixed_window",
-		Step:   fixedWindowStep,
-		Room:   windowRoom,
-		Over:   windowOver,
-		Refund: fixedWindowRefund,
-		Life:   func(s store.State, _ store.Limit) int64 { return windowEnd(s.At, s.Period) - s.At },
-		Spend:  wholeSpend,
-		Script: script(fixedWindowLua, stateLua),
-		Joint:  jointScript,
-		Each:   eachScript,
+		Name:        "fixed_window",
+		Step:        fixedWindowStep,
+		Available:   windowAvailable,
+		Overdrawn:   windowOverdrawn,
+		Refund:      fixedWindowRefund,
+		TTL:         func(s store.State, _ store.Limit) int64 { return windowEnd(s.At, s.Period) - s.At },
+		Used:        wholeUsed,
+		Script:      script(fixedWindowLua, stateLua),
+		JointScript: jointScript,
+		BatchScript: batchScript,
 	},
 	report: fixedWindowReport,
 	after:  afterY,
@@ -86,32 +86,32 @@ func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	return store.State{At: r.X, Period: l.Period, Whole: r.Y + n}, r
 }
 
-func fixedWindowRefund(s store.State, _ store.Limit, _ int64, c store.Charge) store.State {
+func fixedWindowRefund(s store.State, _ store.Limit, _ int64, c store.Receipt) store.State {
 	if c.Period == s.Period && windowStart(c.At, s.Period) == windowStart(s.At, s.Period) {
 		s.Whole -= min(c.N, s.Whole)
 	}
 	return s
 }
 
-// wholeSpend is that of a fixed window and of one entry of a log: all, until the end.
-func wholeSpend(s store.State, end, now int64) int64 {
+// wholeUsed is that of a fixed window and of one entry of a log: all, until the end.
+func wholeUsed(s store.State, end, now int64) int64 {
 	if now >= end {
 		return 0
 	}
 	return s.Whole
 }
 
-// windowRoom is that of a fixed window and of a log: r.Y is what counts.
-func windowRoom(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) }
+// windowAvailable is that of a fixed window and of a log: r.Y is what counts.
+func windowAvailable(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) }
 
-// windowOver is a count that may lie past the Rate.
-func windowOver(next store.State, _ store.Limit, most int64) store.State {
+// windowOverdrawn is a count that may lie past the Rate.
+func windowOverdrawn(next store.State, _ store.Limit, most int64) store.State {
 	next.Whole = min(next.Whole, most)
 	return next
 }
 
 func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) verdict {
-	v := verdict{remaining: max(0, windowRoom(l, r)-charged), retry: r.Z, reset: r.Z}
+	v := verdict{remaining: max(0, windowAvailable(l, r)-charged), retry: r.Z, reset: r.Z}
 	if charged > 0 {
 		v.reset = windowEnd(r.X, l.Period) - r.X
 	}

@@ -7,36 +7,36 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
-// Keyed is a [Limiter] that decides on another key than it is asked for: the user's
+// Rekeyed is a [Limiter] that decides on another key than it is asked for: the user's
 // network, his tenant, or one key for all. In an [All] it lets each limit have a key of
 // its own.
 //
-// It is safe for concurrent use if its function is. Make it by [NewKeyed].
-type Keyed struct {
+// It is safe for concurrent use if its function is. Make it by [NewRekeyed].
+type Rekeyed struct {
 	limiter Limiter
 	key     func(ctx context.Context, key string) (string, error)
 }
 
-// NewKeyed returns a limiter that asks l for the key that f makes of ctx and the key.
+// NewRekeyed returns a limiter that asks l for the key that f makes of ctx and the key.
 // An error of f is returned as it is, and nothing is consumed; a key of 0 bytes or
 // over 64 KiB is [ErrInvalidKey]. Its own error is [ErrInvalidOption]: l or f is nil.
-func NewKeyed(l Limiter, f func(ctx context.Context, key string) (string, error)) (*Keyed, error) {
+func NewRekeyed(l Limiter, f func(ctx context.Context, key string) (string, error)) (*Rekeyed, error) {
 	switch {
 	case isnil.Is(l):
 		return nil, errNilLimiter
 	case f == nil:
 		return nil, fmt.Errorf("%w: the key function is nil", ErrInvalidOption)
 	}
-	return &Keyed{l, f}, nil
+	return &Rekeyed{l, f}, nil
 }
 
 // Allow is AllowN of 1.
-func (k *Keyed) Allow(ctx context.Context, key string) (Result, error) {
+func (k *Rekeyed) Allow(ctx context.Context, key string) (Result, error) {
 	return k.AllowN(ctx, key, 1)
 }
 
 // AllowN is the limiter's, on the other key.
-func (k *Keyed) AllowN(ctx context.Context, key string, n int) (Result, error) {
+func (k *Rekeyed) AllowN(ctx context.Context, key string, n int) (Result, error) {
 	other, err := k.of(ctx, key)
 	if err != nil {
 		return Result{}, err
@@ -45,7 +45,7 @@ func (k *Keyed) AllowN(ctx context.Context, key string, n int) (Result, error) {
 }
 
 // Peek is the limiter's, on the other key.
-func (k *Keyed) Peek(ctx context.Context, key string) (Result, error) {
+func (k *Rekeyed) Peek(ctx context.Context, key string) (Result, error) {
 	other, err := k.of(ctx, key)
 	if err != nil {
 		return Result{}, err
@@ -54,7 +54,7 @@ func (k *Keyed) Peek(ctx context.Context, key string) (Result, error) {
 }
 
 // Charge is the limiter's, on the other key.
-func (k *Keyed) Charge(ctx context.Context, key string, n int) (Result, error) {
+func (k *Rekeyed) Charge(ctx context.Context, key string, n int) (Result, error) {
 	other, err := k.of(ctx, key)
 	if err != nil {
 		return Result{}, err
@@ -64,7 +64,7 @@ func (k *Keyed) Charge(ctx context.Context, key string, n int) (Result, error) {
 
 // Refund is the limiter's, on the other key, which must still be the one that was
 // charged.
-func (k *Keyed) Refund(ctx context.Context, key string, charged Result, n int) error {
+func (k *Rekeyed) Refund(ctx context.Context, key string, charged Result, n int) error {
 	other, err := k.of(ctx, key)
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func (k *Keyed) Refund(ctx context.Context, key string, charged Result, n int) e
 }
 
 // Reset is the limiter's, on the other key.
-func (k *Keyed) Reset(ctx context.Context, key string) error {
+func (k *Rekeyed) Reset(ctx context.Context, key string) error {
 	other, err := k.of(ctx, key)
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func (k *Keyed) Reset(ctx context.Context, key string) error {
 }
 
 // AppendPolicies appends those of the other key.
-func (k *Keyed) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
+func (k *Rekeyed) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
 	other, err := k.of(ctx, key)
 	if err != nil {
 		return dst, err
@@ -91,9 +91,9 @@ func (k *Keyed) AppendPolicies(ctx context.Context, dst []Policy, key string) ([
 }
 
 // of is the other key.
-func (k *Keyed) of(ctx context.Context, key string) (string, error) {
+func (k *Rekeyed) of(ctx context.Context, key string) (string, error) {
 	if k.limiter == nil {
-		return "", fmt.Errorf("%w: a Keyed is made by its constructor", ErrInvalidOption)
+		return "", fmt.Errorf("%w: a Rekeyed is made by its constructor", ErrInvalidOption)
 	}
 	if err := checkCall(ctx, key, 1); err != nil {
 		return "", err

@@ -58,16 +58,16 @@ var leakyBucketLua string
 // leakyBucket keeps the queue as the level of bucket.go.
 var leakyBucket = algorithm{
 	rule: store.Rule{
-		Name:   "leaky_bucket",
-		Step:   leakyBucketStep,
-		Room:   bucketRoom,
-		Over:   bucketOver,
-		Refund: leakyBucketRefund,
-		Life:   bucketLife,
-		Spend:  bucketSpend,
-		Script: script(bucketLua, leakyBucketLua, stateLua),
-		Joint:  jointScript,
-		Each:   eachScript,
+		Name:        "leaky_bucket",
+		Step:        leakyBucketStep,
+		Available:   bucketAvailable,
+		Overdrawn:   bucketOverdrawn,
+		Refund:      leakyBucketRefund,
+		TTL:         bucketTTL,
+		Used:        bucketUsed,
+		Script:      script(bucketLua, leakyBucketLua, stateLua),
+		JointScript: jointScript,
+		BatchScript: batchScript,
 	},
 	burst:  true,
 	report: leakyBucketReport,
@@ -89,7 +89,7 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 
 // leakyBucketRefund gives back only the tail of the queue: c is the tail if it was
 // the last to come, and left no lower level behind than there is.
-func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
+func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
 	_, whole, part := bucketLevel(s, l, s.At)
 	_, w, p := bucketLevel(chargedLevel(c, s.Whole >= overdrawn), l, c.At) // to compare like with like
 	if c.At != s.At || w < whole || w == whole && p < part {

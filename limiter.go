@@ -18,7 +18,7 @@
 // [TokenBucket] for a sustained rate with bursts, and [LeakyBucket] to pace work
 // at a constant rate.
 //
-// What is built on them are limiters again: [All] for several limits at once, [Keyed]
+// What is built on them are limiters again: [All] for several limits at once, [Rekeyed]
 // for a limit by another key, [DenyCache] for floods of denied calls on Redis, and
 // [Failover] for an answer while Redis is down. [WithTiers] and [WithLimitFunc] give keys
 // limits of their own, [Reserve] is for costs that are known afterwards, and [Wait]
@@ -130,14 +130,14 @@ func WithName(name string) Option {
 	}
 }
 
-// WithTitle sets what the limiter is called where people read it: the Name of its
+// WithPolicyName sets what the limiter is called where people read it: the Name of its
 // [Policy], [Result.DeniedBy], header fields. Without it that is its name, and without
 // one its limit as text. It has no part in whose spend is whose. The title must not be
 // empty.
-func WithTitle(title string) Option {
+func WithPolicyName(title string) Option {
 	return func(lim *limiter) error {
 		if title == "" {
-			return fmt.Errorf("%w: WithTitle(%q)", ErrInvalidOption, title)
+			return fmt.Errorf("%w: WithPolicyName(%q)", ErrInvalidOption, title)
 		}
 		lim.title = title
 		return nil
@@ -236,9 +236,9 @@ type verdict struct {
 type limiter struct {
 	algorithm *algorithm
 	store     store.Store
-	space     *store.Space
+	space     *store.Namespace
 	name      string
-	title     string // by WithTitle, or else the name, or the limit as text
+	title     string // by WithPolicyName, or else the name, or the limit as text
 	limit     Limit
 	integers  store.Limit // limit as the store reads it
 	policy    Policy      // by limit
@@ -267,10 +267,8 @@ func newLimiter(a *algorithm, s store.Store, l Limit, opts []Option) (limiter, e
 		lim.title = cmp.Or(lim.name, l.String())
 	}
 	lim.policy = lim.policyOf(l, lim.integers)
-	lim.space = store.NewSpace(&a.rule, lim.identity())
-	if p, ok := s.(store.Preparer); ok {
-		p.Prepare(&a.rule)
-	}
+	lim.space = store.NewNamespace(&a.rule, lim.identity())
+	s.Prepare(&a.rule)
 	return lim, nil
 }
 
@@ -301,7 +299,7 @@ func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error
 // fit costs nothing.
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
-	if r.Source() == SourceLimit {
+	if r.Source() == SourceUnlimited {
 		return n, r, err
 	}
 	return int(r.n), r, err
@@ -326,8 +324,7 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 // still charged, also after other admissions. (A [LeakyBucket] refunds its tail only.)
 //
 // A Charge that finds a level or a count at its end charges nothing, and has nothing to
-// refund. A store that cannot force a charge takes as much as fits. Under a limit of
-// Rate 0 nothing is charged, and the Result is its denial.
+// refund. Under a limit of Rate 0 nothing is charged, and the Result is its denial.
 func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = lim.decide(ctx, key, n, force, nil, &res)
 	return res, err
@@ -376,7 +373,7 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 		r, err = lim.store.Take(ctx, lim.space, key, l, events)
 	case takeUpTo:
 		r, err = lim.store.TakeUpTo(ctx, lim.space, key, l, events)
-		events = max(1, min(events, lim.algorithm.rule.Room(l, r)))
+		events = max(1, min(events, lim.algorithm.rule.Available(l, r)))
 	case peek:
 		r, err = lim.store.Peek(ctx, lim.space, key, l, events)
 	case force:
@@ -395,17 +392,10 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 }
 
 // force is decide for events that are charged in any case.
-func (lim *limiter) force(ctx context.Context, key string, l store.Limit, n int64, res *Result) (err error) {
+func (lim *limiter) force(ctx context.Context, key string, l store.Limit, n int64, res *Result) error {
 	most := lim.algorithm.most(l)
 	n = min(n, most)
-	var r store.Reply
-	s, forces := lim.store.(store.Forcer)
-	if forces {
-		r, err = s.Force(ctx, lim.space, key, l, n, most)
-	} else {
-		r, err = lim.store.TakeUpTo(ctx, lim.space, key, l, n)
-		n = min(n, lim.algorithm.rule.Room(l, r))
-	}
+	r, err := lim.store.Overdraw(ctx, lim.space, key, l, n, most)
 	if err != nil {
 		return err
 	}
@@ -414,7 +404,7 @@ func (lim *limiter) force(ctx context.Context, key string, l store.Limit, n int6
 		n = min(n, max(0, most-spent(r)))
 	}
 	lim.fill(res, l, r, n, n)
-	if n == 0 && forces { // the state was full, and was written all the same: as if its last event were this one
+	if n == 0 { // the state was full, and was written all the same: as if its last event were this one
 		res.tell(lim.algorithm.report(l, lim.algorithm.after(r, -1), 1, 1), true, 1, l.Burst)
 		res.Delay = 0
 	}
@@ -489,15 +479,15 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 }
 
 // charge names n of the events that r admitted.
-func (r *Result) charge(n int64) store.Charge {
+func (r *Result) charge(n int64) store.Receipt {
 	l, reset := store.Limit{Rate: int64(r.rate), Period: r.period, Burst: int64(r.Limit)}, r.ResetAfter.Microseconds()
-	return store.Charge{
-		At:     r.at,
-		Due:    r.at + reset,
-		Rate:   l.Rate,
-		Period: l.Period,
-		Over:   drainsWithin(l, reset-1), // a full bucket would have drained before
-		N:      min(n, int64(r.n)),
+	return store.Receipt{
+		At:        r.at,
+		Due:       r.at + reset,
+		Rate:      l.Rate,
+		Period:    l.Period,
+		Overdrawn: drainsWithin(l, reset-1), // a full bucket would have drained before
+		N:         min(n, int64(r.n)),
 	}
 }
 
@@ -567,8 +557,8 @@ var driverLua string
 //go:embed scripts/joint.lua
 var jointLua string
 
-//go:embed scripts/each.lua
-var eachLua string
+//go:embed scripts/batch.lua
+var batchLua string
 
 // script is a whole Redis script: what the scripts share, the parts of the
 // algorithm, and the driver that runs it.
@@ -576,9 +566,9 @@ func script(algorithm ...string) string {
 	return commonLua + strings.Join(algorithm, "") + driverLua
 }
 
-// eachScript is rule's script that makes many calls at once.
-func eachScript(rule *store.Rule) string {
-	return strings.TrimSuffix(rule.Script, driverLua) + eachLua
+// batchScript is rule's script that makes many calls at once.
+func batchScript(rule *store.Rule) string {
+	return strings.TrimSuffix(rule.Script, driverLua) + batchLua
 }
 
 // jointScript is the script that decides on keys of several rules at once.

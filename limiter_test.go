@@ -205,30 +205,43 @@ func TestTheEndsOfTheRangesWork(t *testing.T) {
 // untouched is a store that fails the test when it is called.
 type untouched struct{ t *testing.T }
 
-func (u untouched) Take(context.Context, *store.Space, string, store.Limit, int64) (store.Reply, error) {
+func (u untouched) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	u.t.Error("the store was asked")
 	return store.Reply{}, nil
 }
 
-func (u untouched) TakeUpTo(context.Context, *store.Space, string, store.Limit, int64) (store.Reply, error) {
+func (u untouched) TakeUpTo(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	u.t.Error("the store was asked")
 	return store.Reply{}, nil
 }
 
-func (u untouched) Peek(context.Context, *store.Space, string, store.Limit, int64) (store.Reply, error) {
+func (u untouched) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	u.t.Error("the store was asked")
 	return store.Reply{}, nil
 }
 
-func (u untouched) Refund(context.Context, *store.Space, string, store.Limit, store.Charge) error {
+func (u untouched) Refund(context.Context, *store.Namespace, string, store.Limit, store.Receipt) error {
 	u.t.Error("the store was asked")
 	return nil
 }
 
-func (u untouched) Reset(context.Context, *store.Space, string) error {
+func (u untouched) Reset(context.Context, *store.Namespace, string) error {
 	u.t.Error("the store was asked")
 	return nil
 }
+
+func (u untouched) Overdraw(context.Context, *store.Namespace, string, store.Limit, int64, int64) (store.Reply, error) {
+	u.t.Error("the store was asked")
+	return store.Reply{}, nil
+}
+
+func (u untouched) TakeAll(context.Context, []store.Request, []store.Reply) error {
+	u.t.Error("the store was asked")
+	return nil
+}
+
+func (u untouched) Together(string, string) bool { return true }
+func (u untouched) Prepare(*store.Rule)          {}
 
 func TestBadInputIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
 	done, cancel := context.WithCancel(t.Context())

@@ -297,18 +297,18 @@ type yielding struct {
 	decisions atomic.Int64
 }
 
-func (s *yielding) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *yielding) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.decisions.Add(1)
 	runtime.Gosched()
 	defer runtime.Gosched()
-	return s.Store.Take(ctx, sp, key, l, n)
+	return s.Store.Take(ctx, ns, key, l, n)
 }
 
-func (s *yielding) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *yielding) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.decisions.Add(1)
 	runtime.Gosched()
 	defer runtime.Gosched()
-	return s.Store.TakeUpTo(ctx, sp, key, l, n)
+	return s.Store.TakeUpTo(ctx, ns, key, l, n)
 }
 
 // decisions is how many calls of a history need one.
@@ -414,31 +414,31 @@ func requireFound(t *testing.T, inStore func(store.Store) store.Store, inLimiter
 // looking answers by what it saw before it charged.
 type looking struct{ store.Store }
 
-func (s looking) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	r, err := s.Peek(ctx, sp, key, l, n)
+func (s looking) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	r, err := s.Peek(ctx, ns, key, l, n)
 	if err != nil || !r.OK {
 		return r, err
 	}
-	_, err = s.Store.Take(ctx, sp, key, l, n)
+	_, err = s.Store.Take(ctx, ns, key, l, n)
 	return r, err
 }
 
 // generous admits one event more than the limit.
 type generous struct{ store.Store }
 
-func (s generous) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s generous) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	l.Rate, l.Burst = l.Rate+1, l.Burst+1
-	return s.Store.Take(ctx, sp, key, l, n)
+	return s.Store.Take(ctx, ns, key, l, n)
 }
 
 // repeating is a client that sends again what was carried out.
 type repeating struct{ store.Store }
 
-func (s repeating) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	if r, err := s.Store.Take(ctx, sp, key, l, n); err != nil || !r.OK {
+func (s repeating) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if r, err := s.Store.Take(ctx, ns, key, l, n); err != nil || !r.OK {
 		return r, err
 	}
-	return s.Store.Take(ctx, sp, key, l, n)
+	return s.Store.Take(ctx, ns, key, l, n)
 }
 
 // lagging answers what it would have answered the last time.
@@ -447,8 +447,8 @@ type lagging struct {
 	last sync.Map // of store.Reply by key
 }
 
-func (s *lagging) Peek(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	r, err := s.Store.Peek(ctx, sp, key, l, n)
+func (s *lagging) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	r, err := s.Store.Peek(ctx, ns, key, l, n)
 	if before, found := s.last.Swap(key, r); found {
 		return before.(store.Reply), err
 	}
@@ -458,15 +458,15 @@ func (s *lagging) Peek(ctx context.Context, sp *store.Space, key string, l store
 // keeping gives nothing back.
 type keeping struct{ store.Store }
 
-func (keeping) Refund(context.Context, *store.Space, string, store.Limit, store.Charge) error {
+func (keeping) Refund(context.Context, *store.Namespace, string, store.Limit, store.Receipt) error {
 	return nil
 }
 
 // tardy resets after it has said so.
 type tardy struct{ store.Store }
 
-func (s tardy) Reset(_ context.Context, sp *store.Space, key string) error {
-	time.AfterFunc(100*time.Microsecond, func() { _ = s.Store.Reset(context.Background(), sp, key) })
+func (s tardy) Reset(_ context.Context, ns *store.Namespace, key string) error {
+	time.AfterFunc(100*time.Microsecond, func() { _ = s.Store.Reset(context.Background(), ns, key) })
 	return nil
 }
 

@@ -10,7 +10,7 @@ import (
 // Policy is a limit that a limiter enforces, as clients may be told of it: Quota
 // events per Window.
 type Policy struct {
-	Name  string // by [WithTitle], or else the limiter's [WithName], or its limit as text
+	Name  string // by [WithPolicyName], or else the limiter's [WithName], or its limit as text
 	Limit Limit  // of the key
 	// Quota is the most events that could be admitted at one instant: the Rate, and of
 	// the buckets the Burst. That of Unlimited is 2^31-1.
@@ -95,6 +95,6 @@ var (
 	_ Describer = (*Failover)(nil)
 	_ Describer = (*DenyCache)(nil)
 	_ Describer = (*All)(nil)
-	_ Describer = (*Keyed)(nil)
+	_ Describer = (*Rekeyed)(nil)
 	_ Describer = static{}
 )

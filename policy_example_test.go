@@ -50,7 +50,7 @@ func ExampleNewAll() {
 	if err != nil {
 		panic(err)
 	}
-	company, err := ratelimit.NewKeyed(perCompany, func(_ context.Context, user string) (string, error) {
+	company, err := ratelimit.NewRekeyed(perCompany, func(_ context.Context, user string) (string, error) {
 		_, domain, _ := strings.Cut(user, "@")
 		return domain, nil
 	})
@@ -130,7 +130,7 @@ func ExampleReserve() {
 // that decides on a key.
 func ExampleAppendPolicies() {
 	mem := frozenMemory()
-	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 25}, ratelimit.WithTitle("burst"))
+	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 25}, ratelimit.WithPolicyName("burst"))
 	if err != nil {
 		panic(err)
 	}

@@ -17,6 +17,8 @@ import (
 // failing is a store that must not be asked.
 type failing struct{ store.Store }
 
+func (failing) Prepare(*store.Rule) {}
+
 func TestUnlimitedAdmitsWithoutTheStore(t *testing.T) {
 	ctx := t.Context()
 	for _, algorithm := range algorithms {
@@ -29,7 +31,7 @@ func TestUnlimitedAdmitsWithoutTheStore(t *testing.T) {
 			require.Equal(t, 1<<31-1, r.Limit)
 			require.Equal(t, 1<<31-1, r.Remaining)
 			require.Zero(t, r.RetryAfter+r.ResetAfter+r.Delay)
-			require.Equal(t, ratelimit.SourceLimit, r.Source())
+			require.Equal(t, ratelimit.SourceUnlimited, r.Source())
 			require.NoError(t, lim.Refund(ctx, "key", r, n), "nothing was charged, and nothing is given back")
 		}
 		granted, r, err := lim.(interface {
@@ -138,13 +140,13 @@ func TestThePolicyIsThatOfTheKey(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, ratelimit.Policy{Name: "api", Limit: ratelimit.PerHour(1000), Quota: 1000, Window: time.Hour}, policiesOf(t, lim, "gold")[1])
 	require.Equal(t, ratelimit.Policy{Name: "api", Limit: ratelimit.PerMinute(5), Quota: 5, Window: time.Minute}, policiesOf(t, lim, "any")[1])
-	titled, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(5), ratelimit.WithName("api"), ratelimit.WithTitle("searches"))
+	titled, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(5), ratelimit.WithName("api"), ratelimit.WithPolicyName("searches"))
 	require.NoError(t, err)
 	require.Equal(t, "searches", policiesOf(t, titled, "any")[1].Name)
 	require.Equal(t, "api", titled.Name())
 	require.Equal(t, 4, allow(t, lim, "any").Remaining)
 	require.Equal(t, 3, allow(t, titled, "any").Remaining, "one name, one spend")
-	_, err = ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(5), ratelimit.WithTitle(""))
+	_, err = ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(5), ratelimit.WithPolicyName(""))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	before := make([]ratelimit.Policy, 1)
 	after, err := lim.AppendPolicies(t.Context(), before, "bad")

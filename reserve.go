@@ -87,7 +87,7 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if c, ok := l.(Charger); ok {
 		return c.Charge(ctx, key, n)
 	}
-	_, r, err := allowUpTo(ctx, l, key, n)
+	_, r, err := AllowUpTo(ctx, l, key, n)
 	r.Allowed, r.RetryAfter = err == nil, 0
 	return r, err
 }

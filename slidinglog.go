@@ -60,16 +60,16 @@ var slidingLogLua string
 // Whole, its events. Two are an eventLog.
 var slidingLog = algorithm{
 	rule: store.Rule{
-		Name:   "sliding_log",
-		Step:   entryStep,
-		Room:   windowRoom,
-		Refund: entryRefund,
-		Life:   func(s store.State, _ store.Limit) int64 { return s.Period },
-		Spend:  wholeSpend,
-		NewLog: func(s store.State) store.Log { return newEventLog(s) },
-		Script: script(slidingLogLua),
-		Joint:  jointScript,
-		Each:   eachScript,
+		Name:        "sliding_log",
+		Step:        entryStep,
+		Available:   windowAvailable,
+		Refund:      entryRefund,
+		TTL:         func(s store.State, _ store.Limit) int64 { return s.Period },
+		Used:        wholeUsed,
+		NewLog:      func(s store.State) store.Log { return newEventLog(s) },
+		Script:      script(slidingLogLua),
+		JointScript: jointScript,
+		BatchScript: batchScript,
 	},
 	report: slidingLogReport,
 	after:  afterY,
@@ -94,7 +94,7 @@ func entryStep(s store.State, l store.Limit, now, n int64) (store.State, store.R
 	return store.State{At: r.X, Period: l.Period, Whole: n}, r
 }
 
-func entryRefund(s store.State, l store.Limit, now int64, c store.Charge) store.State {
+func entryRefund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
 	if c.At == s.At && max(now, s.At) < s.At+min(s.Period, l.Period) {
 		s.Whole -= min(c.N, s.Whole)
 	}
@@ -104,7 +104,7 @@ func entryRefund(s store.State, l store.Limit, now int64, c store.Charge) store.
 // slidingLogReport reads a reply of now (of RetryAfter where it is a denial), of
 // the events in the last Period, and of ResetAfter.
 func slidingLogReport(l store.Limit, r store.Reply, _, charged int64) verdict {
-	v := verdict{remaining: max(0, windowRoom(l, r)-charged), retry: r.X, reset: r.Z}
+	v := verdict{remaining: max(0, windowAvailable(l, r)-charged), retry: r.X, reset: r.Z}
 	if charged > 0 {
 		v.reset = l.Period
 	}
@@ -282,7 +282,7 @@ func (g *eventLog) forget(b int64) {
 
 // Refund implements [store.Log]. Of the entries of one instant it takes from the
 // last one first, and from no more than a block has.
-func (g *eventLog) Refund(l store.Limit, now int64, c store.Charge) {
+func (g *eventLog) Refund(l store.Limit, now int64, c store.Receipt) {
 	if g.empty() {
 		return
 	}
@@ -373,8 +373,8 @@ func (g *eventLog) End() int64 {
 	return g.newest + g.period
 }
 
-// Spend implements [store.Log].
-func (g *eventLog) Spend(now int64) int64 {
+// Used implements [store.Log].
+func (g *eventLog) Used(now int64) int64 {
 	dead := max(now-g.period, g.cutoff)
 	if g.empty() || g.newest <= dead {
 		return 0

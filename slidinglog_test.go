@@ -83,7 +83,7 @@ func TestALogEndsByThePeriodOfItsLastAdd(t *testing.T) {
 	require.Equal(t, end, g.End())
 	require.Equal(t, int64(100), g.Step(slower, end-1, 1).Y)
 	require.Equal(t, store.Reply{OK: true, X: end}, g.Step(slower, end, 100))
-	g.Refund(slower, end, store.Charge{At: now, N: 1})
+	g.Refund(slower, end, store.Receipt{At: now, N: 1})
 	g.Add(slower, end, 1)
 	require.Equal(t, int64(1), g.Step(slower, end, 1).Y)
 	require.Equal(t, end+slower.Period, g.End())
@@ -106,10 +106,10 @@ func TestALogOfWhichOnlyTheDeadAreLeftIsOver(t *testing.T) {
 		g.Add(l, at, 1)
 	}
 	end := now + 1_200_000
-	g.Refund(l, end, store.Charge{At: end, N: 1})
-	g.Refund(l, end, store.Charge{At: now + 500_000, N: 30})
+	g.Refund(l, end, store.Receipt{At: end, N: 1})
+	g.Refund(l, end, store.Receipt{At: now + 500_000, N: 30})
 	require.Zero(t, g.End())
-	require.Zero(t, g.Spend(now+900_000))
+	require.Zero(t, g.Used(now+900_000))
 	require.Equal(t, store.Reply{OK: true, X: end}, g.Step(l, end, 200))
 }
 
@@ -173,11 +173,11 @@ func TestALogCountsAsAPlainListDoes(t *testing.T) {
 				e := &list[i]
 				back := 1 + rng.Int64N(max(e.n, 1))
 				if e.n > 0 && e.at > now-l.Period && (i+1 == len(list) || list[i+1].at > e.at) && (i == 0 || list[i-1].at < e.at) {
-					g.Refund(l, now, store.Charge{At: e.at, N: back})
+					g.Refund(l, now, store.Receipt{At: e.at, N: back})
 					e.n -= min(back, e.n)
 				}
 			}
-			require.Equal(t, count(), g.Spend(now))
+			require.Equal(t, count(), g.Used(now))
 			for b := g.number; b <= g.last(); b++ {
 				require.True(t, b < g.last() || g.block(b).len() > 0 || len(g.older) == 0)
 				require.True(t, g.block(b) == nil || g.block(b).len() <= blockLen)
@@ -225,7 +225,7 @@ func TestALogCountsWhateverIsRefunded(t *testing.T) {
 				if rng.IntN(10) == 0 {
 					back = rng.Int64N(part[j].n + 1)
 				}
-				g.Refund(l, now, store.Charge{At: part[j].at, N: back})
+				g.Refund(l, now, store.Receipt{At: part[j].at, N: back})
 				part[j].n -= back
 			}
 			living := list[:0]
@@ -236,7 +236,7 @@ func TestALogCountsWhateverIsRefunded(t *testing.T) {
 				}
 			}
 			list = living
-			require.Equal(t, sum, g.Spend(now))
+			require.Equal(t, sum, g.Used(now))
 			requireDepartures := func() {
 				for range 20 { // what leaves when
 					n := 1 + rng.Int64N(l.Rate)
@@ -308,9 +308,9 @@ func TestARefundChangesFewBlocks(t *testing.T) {
 		for i, b := range g.older {
 			before[i] = *b
 		}
-		spent := g.Spend(now)
-		g.Refund(l, now, store.Charge{At: at, N: 1})
-		require.Equal(t, spent-1, g.Spend(now))
+		spent := g.Used(now)
+		g.Refund(l, now, store.Receipt{At: at, N: 1})
+		require.Equal(t, spent-1, g.Used(now))
 		changed := 0
 		for i, b := range g.older {
 			if b.back != before[i].back || b.run != before[i].run || len(b.data) != len(before[i].data) {

@@ -59,16 +59,16 @@ var slidingWindowLua string
 // count of its window; Part, the count of the window before.
 var slidingWindow = algorithm{
 	rule: store.Rule{
-		Name:   "sliding_window",
-		Step:   slidingWindowStep,
-		Room:   slidingWindowRoom,
-		Over:   windowOver,
-		Refund: slidingWindowRefund,
-		Life:   slidingWindowLife,
-		Spend:  slidingWindowSpend,
-		Script: script(slidingWindowLua, stateLua),
-		Joint:  jointScript,
-		Each:   eachScript,
+		Name:        "sliding_window",
+		Step:        slidingWindowStep,
+		Available:   slidingWindowAvailable,
+		Overdrawn:   windowOverdrawn,
+		Refund:      slidingWindowRefund,
+		TTL:         slidingWindowTTL,
+		Used:        slidingWindowUsed,
+		Script:      script(slidingWindowLua, stateLua),
+		JointScript: jointScript,
+		BatchScript: batchScript,
 	},
 	report: slidingWindowReport,
 	after:  afterZ,
@@ -99,7 +99,7 @@ func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State,
 // written, and ends with it: else a denied key, of which nothing is written, would
 // weigh by a Period that is no longer in force.
 func slidingWindowConvert(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-	end := min(s.At+slidingWindowLife(s, l), windowEnd(s.At, l.Period))
+	end := min(s.At+slidingWindowTTL(s, l), windowEnd(s.At, l.Period))
 	count := weightOf(s, l, end, now)
 	r := store.Reply{OK: count+n <= l.Rate, X: now, Y: -1 - max(0, end-now), Z: count}
 	if !r.OK {
@@ -155,7 +155,7 @@ func weight(prev, left, period int64) int64 {
 	return int64(q)
 }
 
-func slidingWindowRefund(s store.State, _ store.Limit, _ int64, c store.Charge) store.State {
+func slidingWindowRefund(s store.State, _ store.Limit, _ int64, c store.Receipt) store.State {
 	if c.Period != s.Period {
 		return s
 	}
@@ -168,7 +168,7 @@ func slidingWindowRefund(s store.State, _ store.Limit, _ int64, c store.Charge) 
 	return s
 }
 
-func slidingWindowLife(s store.State, _ store.Limit) int64 {
+func slidingWindowTTL(s store.State, _ store.Limit) int64 {
 	life := windowEnd(s.At, s.Period) - s.At
 	if s.Whole > 0 {
 		life += s.Period
@@ -176,7 +176,7 @@ func slidingWindowLife(s store.State, _ store.Limit) int64 {
 	return life
 }
 
-func slidingWindowSpend(s store.State, end, now int64) int64 {
+func slidingWindowUsed(s store.State, end, now int64) int64 {
 	if now >= end {
 		return 0
 	}
@@ -184,7 +184,7 @@ func slidingWindowSpend(s store.State, end, now int64) int64 {
 	return cur + weight(prev, left, s.Period)
 }
 
-func slidingWindowRoom(l store.Limit, r store.Reply) int64 {
+func slidingWindowAvailable(l store.Limit, r store.Reply) int64 {
 	if r.Y <= 0 { // nothing before the current window, or all in one
 		return max(0, l.Rate-r.Z)
 	}

@@ -16,8 +16,8 @@ const (
 	// SourceDenyCache says that the store has denied before, until a time that is yet
 	// to come.
 	SourceDenyCache
-	// SourceLimit says that the limit is [Unlimited], so that no store was asked.
-	SourceLimit
+	// SourceUnlimited says that the limit is [Unlimited], so that no store was asked.
+	SourceUnlimited
 )
 
 func (s Source) String() string {
@@ -30,7 +30,7 @@ func (s Source) String() string {
 		return "local"
 	case SourceDenyCache:
 		return "deny_cache"
-	case SourceLimit:
+	case SourceUnlimited:
 		return "limit"
 	}
 	return "store"
@@ -46,7 +46,7 @@ func (r Result) Source() Source {
 }
 
 // uncounted is whether all limits that had a part in r are Unlimited.
-func (r *Result) uncounted() bool { return r.Source() == SourceLimit }
+func (r *Result) uncounted() bool { return r.Source() == SourceUnlimited }
 
 // details is what wrappers tell in a Result. It is never changed once a Result
 // has it.
@@ -68,7 +68,7 @@ type details struct {
 }
 
 // byLimit is of all Results that Unlimited makes.
-var byLimit = details{source: SourceLimit}
+var byLimit = details{source: SourceUnlimited}
 
 // Parts are the decisions of the single limits where several decided together
 // ([All]), in the order of their policies ([Describer]), and nil elsewhere. The Result

@@ -76,14 +76,14 @@ func FuzzStep(f *testing.F) {
 				require.LessOrEqual(t, level+min(1, next.Part), bucketMost(l))
 				require.True(t, admits(v.delay, n, plain) && !admits(v.delay-1, n, plain), "its turn comes after Delay %d", v.delay)
 			}
-			require.LessOrEqual(t, a.rule.Life(next, l), charged.reset)
+			require.LessOrEqual(t, a.rule.TTL(next, l), charged.reset)
 			_, r := a.rule.Step(next, plain, at0+charged.reset, l.Burst)
 			require.True(t, r.OK, "as never seen at ResetAfter")
 			if which%4 == 1 { // its true count may be above the Rate, to which decisions read it
 				next.Part = min(next.Part, l.Rate)
 			}
-			life := a.rule.Life(next, l)
-			require.Equal(t, a.rule.Spend(next, at0+life, at0), a.rule.Spend(next, at0+life, at0-l.Period), "a late reading")
+			life := a.rule.TTL(next, l)
+			require.Equal(t, a.rule.Used(next, at0+life, at0), a.rule.Used(next, at0+life, at0-l.Period), "a late reading")
 			for _, later := range []int64{0, life / 3, life / 2, life - 1, life} {
 				_, r := a.rule.Step(next, plain, at0+later, 1)
 				if next.Whole > level { // as far as Remaining knows
@@ -91,23 +91,23 @@ func FuzzStep(f *testing.F) {
 				}
 				used := l.Burst - a.report(plain, r, 1, 0).remaining
 				// A bucket's end is rounded up to a µs, in which some events may drain.
-				require.InDelta(t, used, a.rule.Spend(next, at0+life, at0+later), float64(2+l.Rate/l.Period),
+				require.InDelta(t, used, a.rule.Used(next, at0+life, at0+later), float64(2+l.Rate/l.Period),
 					"in force after %d of %d µs", later, life)
 			}
 			return
 		}
 		if l.Before == 0 { // as in a Charge
-			debt, held := a.rule.Over(next, l, a.most(l)), min(n, a.most(l)-a.spent(r))
+			debt, held := a.rule.Overdrawn(next, l, a.most(l)), min(n, a.most(l)-a.spent(r))
 			require.True(t, debt.At == at0 && debt.Period == l.Period && debt.Whole < 1<<32 && debt.Part >= 0 && debt.Part < 1<<49, "%+v", debt)
 			_, owed := a.rule.Step(debt, l, at0, 1)
 			require.False(t, owed.OK)
 			require.Zero(t, a.report(l, owed, 1, 0).remaining)
-			life := a.rule.Life(debt, l)
+			life := a.rule.TTL(debt, l)
 			require.LessOrEqual(t, life, max(2*l.Period, maxRefill+l.Period), "the part of an event that is above the most drains too")
 			require.Equal(t, life, a.report(l, owed, 1, 0).reset)
 			if held > 0 {
-				given := a.rule.Refund(debt, l, at0, store.Charge{
-					At: at0, Due: at0 + life, Rate: l.Rate, Period: l.Period, Over: drainsWithin(l, life-1), N: held})
+				given := a.rule.Refund(debt, l, at0, store.Receipt{
+					At: at0, Due: at0 + life, Rate: l.Rate, Period: l.Period, Overdrawn: drainsWithin(l, life-1), N: held})
 				_, r := a.rule.Step(given, l, at0, 1)
 				require.Equal(t, v.remaining, a.report(l, r, 1, 0).remaining, "as before the debt: %+v", given)
 			}
@@ -144,11 +144,11 @@ func TestTheSpendOfABucketIsItsLevel(t *testing.T) {
 	l := store.Limit{Rate: 3, Period: 1e6, Burst: 10}
 	for _, s := range []store.State{{Whole: 5}, {Whole: 4, Part: 999_999}, {Whole: 30 | overdrawn, Part: 1}, {Part: 1}} {
 		s.At, s.Period = 1e15, l.Period
-		life := bucketLife(s, l)
+		life := bucketTTL(s, l)
 		for i := range int64(1000) {
 			now := s.At + life*i/1000
 			_, whole, _ := bucketLevel(s, l, now)
-			spend := bucketSpend(s, s.At+life, now)
+			spend := bucketUsed(s, s.At+life, now)
 			require.True(t, whole-1 <= spend && spend <= whole+1, "%+v after %d of %d µs: %d, at a level of %d", s, now-s.At, life, spend, whole)
 		}
 	}

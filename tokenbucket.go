@@ -57,16 +57,16 @@ var tokenBucketLua string
 // tokenBucket keeps what is missing from a full bucket as the level of bucket.go.
 var tokenBucket = algorithm{
 	rule: store.Rule{
-		Name:   "token_bucket",
-		Step:   tokenBucketStep,
-		Room:   bucketRoom,
-		Over:   bucketOver,
-		Refund: bucketRefund,
-		Life:   bucketLife,
-		Spend:  bucketSpend,
-		Script: script(bucketLua, tokenBucketLua, stateLua),
-		Joint:  jointScript,
-		Each:   eachScript,
+		Name:        "token_bucket",
+		Step:        tokenBucketStep,
+		Available:   bucketAvailable,
+		Overdrawn:   bucketOverdrawn,
+		Refund:      bucketRefund,
+		TTL:         bucketTTL,
+		Used:        bucketUsed,
+		Script:      script(bucketLua, tokenBucketLua, stateLua),
+		JointScript: jointScript,
+		BatchScript: batchScript,
 	},
 	burst:  true,
 	report: tokenBucketReport,
@@ -95,7 +95,7 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 func tokenBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	v := bucketReport(l, r, n, charged)
 	switch {
-	case l.Before == 0 || n > l.Burst || n <= bucketRoom(l, r):
+	case l.Before == 0 || n > l.Burst || n <= bucketAvailable(l, r):
 	case r.OK:
 		v.delay = drainTime(r.Y+n-l.Burst, r.Z, l)
 	default:

@@ -124,7 +124,7 @@ func kindOf(l Limiter) queue.Kind {
 		return queue.Early
 	case *LeakyBucket:
 		return queue.Leaky
-	case *Keyed:
+	case *Rekeyed:
 		return kindOf(l.limiter)
 	case *DenyCache:
 		return kindOf(l.inner)

@@ -22,11 +22,11 @@ type farStore struct {
 	asked atomic.Int64
 }
 
-func (f *farStore) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (f *farStore) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	f.asked.Add(1)
 	time.Sleep(f.way)
 	defer time.Sleep(f.way)
-	return f.Store.Take(ctx, sp, key, l, n)
+	return f.Store.Take(ctx, ns, key, l, n)
 }
 
 // inFarBubble runs test with a limiter on a store at a distance.

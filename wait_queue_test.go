@@ -140,7 +140,7 @@ func TestAWaitingQueueGetsTheWholeRateForOneQuestionEach(t *testing.T) {
 		t.Run(fmt.Sprintf("%d/s, %v", c.rate, c.way), func(t *testing.T) {
 			inBubble(t, "token_bucket", ratelimit.Limit{Rate: c.rate, Period: time.Second, Burst: 1}, func(t *testing.T, lim ratelimit.Limiter) {
 				f := &remote{Limiter: lim, way: c.way}
-				itself, err := ratelimit.NewKeyed(lim, func(_ context.Context, key string) (string, error) {
+				itself, err := ratelimit.NewRekeyed(lim, func(_ context.Context, key string) (string, error) {
 					f.asked.Add(1)
 					time.Sleep(2 * c.way)
 					return key, nil
@@ -455,7 +455,7 @@ func TestALeakyBucketServesCallersWithDeadlinesAtItsRate(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d callers", name, callers), func(t *testing.T) {
 				inBubble(t, "leaky_bucket", ratelimit.PerSecond(100), func(t *testing.T, lim ratelimit.Limiter) {
 					var asked atomic.Int64
-					counting, err := ratelimit.NewKeyed(lim, func(_ context.Context, key string) (string, error) {
+					counting, err := ratelimit.NewRekeyed(lim, func(_ context.Context, key string) (string, error) {
 						asked.Add(1)
 						return key, nil
 					})

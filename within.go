@@ -116,7 +116,7 @@ func (f *Failover) AllowWithin(ctx context.Context, key string, n int, d time.Du
 }
 
 // AllowWithin is the limiter's, on the other key.
-func (k *Keyed) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
+func (k *Rekeyed) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
 	other, err := k.of(ctx, key)
 	if err != nil {
 		return Result{}, err
@@ -155,6 +155,6 @@ var (
 	_ Delayer = (*Failover)(nil)
 	_ Delayer = (*DenyCache)(nil)
 	_ Delayer = (*All)(nil)
-	_ Delayer = (*Keyed)(nil)
+	_ Delayer = (*Rekeyed)(nil)
 	_ Delayer = static{}
 )

@@ -36,14 +36,14 @@ func allowWithin(t testing.TB, lim ratelimit.Limiter, n int, d time.Duration) ra
 // refund.
 type farMemory struct{ store.Store }
 
-func (f farMemory) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (f farMemory) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	time.Sleep(time.Millisecond)
-	return f.Store.Take(ctx, sp, key, l, n)
+	return f.Store.Take(ctx, ns, key, l, n)
 }
 
-func (f farMemory) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+func (f farMemory) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	time.Sleep(time.Millisecond)
-	return f.Store.Refund(ctx, sp, key, l, c)
+	return f.Store.Refund(ctx, ns, key, l, c)
 }
 
 // serve has callers ask for events within their patience until ctx ends, and sleep what
@@ -191,10 +191,10 @@ func TestAllWrappersPassTheTurnOn(t *testing.T) {
 		"All of others": func(l ratelimit.Limiter) ratelimit.Limiter {
 			return all(t, ratelimit.Static(ratelimit.Result{Allowed: true}, nil), undelayed{l})
 		},
-		"Keyed":          func(l ratelimit.Limiter) ratelimit.Limiter { return onOneKey(t, l, "other") },
-		"All of a Keyed": func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, onOneKey(t, l, "other")) },
-		"DenyCache":      func(l ratelimit.Limiter) ratelimit.Limiter { return newDenyCache(t, l) },
-		"Failover":       func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, ratelimit.FailClosed()) },
+		"Rekeyed":          func(l ratelimit.Limiter) ratelimit.Limiter { return onOneKey(t, l, "other") },
+		"All of a Rekeyed": func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, onOneKey(t, l, "other")) },
+		"DenyCache":        func(l ratelimit.Limiter) ratelimit.Limiter { return newDenyCache(t, l) },
+		"Failover":         func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, ratelimit.FailClosed()) },
 		"Failover to local": func(l ratelimit.Limiter) ratelimit.Limiter {
 			return failover(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailLocal(l))
 		},
@@ -280,7 +280,7 @@ func TestBadInputOfAllowWithinIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
 			{t.Context(), (*ratelimit.TokenBucket)(nil), "key", 1, ratelimit.ErrInvalidOption},
 			{t.Context(), new(ratelimit.TokenBucket), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), new(ratelimit.All), "key", 1, ratelimit.ErrInvalidOption},
-			{t.Context(), new(ratelimit.Keyed), "key", 1, ratelimit.ErrInvalidOption},
+			{t.Context(), new(ratelimit.Rekeyed), "key", 1, ratelimit.ErrInvalidOption},
 			{t.Context(), new(ratelimit.Failover), "key", 1, ratelimit.ErrInvalidOption},
 			{t.Context(), new(ratelimit.DenyCache), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), all(t, lim, lim), "", 1, ratelimit.ErrInvalidKey},
@@ -503,9 +503,9 @@ type shown struct {
 	limit store.Limit
 }
 
-func (s *shown) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *shown) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.limit = l
-	return s.Store.Take(ctx, sp, key, l, n)
+	return s.Store.Take(ctx, ns, key, l, n)
 }
 
 func TestStoresAreToldOfTurnsInWholeMicrosecondsUpTo100Years(t *testing.T) {

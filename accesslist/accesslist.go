@@ -35,7 +35,7 @@ type Lists struct {
 // A key on the deny list has a limit of 0: it is denied with a RetryAfter of
 // [ratelimit.Never], and Limit, Remaining and ResetAfter are 0. A key on the allow list
 // has the limit [ratelimit.Unlimited]: it is let through uncounted, Limit and Remaining
-// are 2^31-1, ResetAfter is 0, and Source is [ratelimit.SourceLimit]. Neither asks the
+// are 2^31-1, ResetAfter is 0, and Source is [ratelimit.SourceUnlimited]. Neither asks the
 // inner limiter, nor changes what it holds of the key, which is in force again
 // when the key leaves the lists. Bad input is an error, and so is a ctx that has ended.
 //
@@ -206,7 +206,7 @@ func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	switch {
 	case l.limiter == nil:
 		return errNoConstructor
-	case charged.Allowed && charged.Source() == ratelimit.SourceLimit: // so that nothing was charged, here or there
+	case charged.Allowed && charged.Source() == ratelimit.SourceUnlimited: // so that nothing was charged, here or there
 		return l.allowed.Refund(ctx, key, charged, n)
 	}
 	return l.limiter.Refund(ctx, key, charged, n)

@@ -42,6 +42,6 @@ func TestWhatSeveralUnlimitedLimitsWithinAdmitCanBeRefunded(t *testing.T) {
 	require.NoError(t, err)
 	reservation, r, err := ratelimit.Reserve(t.Context(), lim, "key", 4)
 	require.NoError(t, err)
-	require.Equal(t, ratelimit.SourceLimit, r.Source())
+	require.Equal(t, ratelimit.SourceUnlimited, r.Source())
 	require.NoError(t, reservation.Settle(t.Context(), 1))
 }

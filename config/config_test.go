@@ -157,7 +157,7 @@ func TestATextInYAMLOrInJSONMakesTheLimitersThatItNames(t *testing.T) {
 				require.Equal(t, 10, admitted(t, api, "free:1", 12))
 				require.Equal(t, 100, admitted(t, api, "whoever:1", 101), "a tier that is not listed")
 				require.Zero(t, admitted(t, api, "banned:1", 1))
-				require.Equal(t, ratelimit.SourceLimit, allow(t, api, "internal:1").Source())
+				require.Equal(t, ratelimit.SourceUnlimited, allow(t, api, "internal:1").Source())
 				_, err := api.Allow(t.Context(), "nobody:1")
 				require.ErrorIs(t, err, errNobody)
 				require.Equal(t, "api 1000/m", policies(t, api, "pro:1"))

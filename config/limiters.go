@@ -260,7 +260,7 @@ func (ls *Limiters) onStore(s *spec) (ratelimit.Limiter, error) {
 		opts = append(opts, ratelimit.WithCoalescing())
 	}
 	lim, err := together(s, func(l ratelimit.Limit) (ratelimit.Limiter, error) {
-		return ratelimit.New(s.algorithm, ls.store, l, append(opts, ratelimit.WithTitle(s.title(l)))...)
+		return ratelimit.New(s.algorithm, ls.store, l, append(opts, ratelimit.WithPolicyName(s.title(l)))...)
 	})
 	if err != nil || !s.denyCache {
 		return lim, err
@@ -285,7 +285,7 @@ func (ls *Limiters) inMemory(s *spec) (ratelimit.Limiter, error) {
 			return nil, err
 		}
 		return ratelimit.New(s.algorithm, ls.local, l,
-			ratelimit.WithName(s.name), ratelimit.WithTitle(s.title(l)), ratelimit.WithLimitFunc(ls.limitFunc(share, tiers)))
+			ratelimit.WithName(s.name), ratelimit.WithPolicyName(s.title(l)), ratelimit.WithLimitFunc(ls.limitFunc(share, tiers)))
 	})
 }
 

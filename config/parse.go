@@ -449,3 +449,5 @@ func (e shortError) Unwrap() error { return e.err }
 
 // nowhere is a store for limiters that are made to see whether they can be.
 type nowhere struct{ store.Store }
+
+func (nowhere) Prepare(*store.Rule) {}

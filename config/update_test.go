@@ -130,11 +130,11 @@ type frail struct {
 	down bool
 }
 
-func (f *frail) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (f *frail) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if f.down {
 		return store.Reply{}, ratelimit.ErrStore
 	}
-	return f.Store.Take(ctx, sp, key, l, n)
+	return f.Store.Take(ctx, ns, key, l, n)
 }
 
 // slow is a store whose calls of Take take a second, and are counted.
@@ -143,10 +143,10 @@ type slow struct {
 	takes atomic.Int32
 }
 
-func (s *slow) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *slow) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.takes.Add(1)
 	time.Sleep(time.Second)
-	return s.Store.Take(ctx, sp, key, l, n)
+	return s.Store.Take(ctx, ns, key, l, n)
 }
 
 func TestCoalescedCallersAskTheStoreTogether(t *testing.T) {

@@ -11,23 +11,32 @@ import (
 // failing is a store that is down.
 type failing struct{}
 
-func (failing) Take(context.Context, *store.Space, string, store.Limit, int64) (store.Reply, error) {
+func (failing) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return store.Reply{}, errDown
 }
 
-func (failing) TakeUpTo(context.Context, *store.Space, string, store.Limit, int64) (store.Reply, error) {
+func (failing) TakeUpTo(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return store.Reply{}, errDown
 }
 
-func (failing) Peek(context.Context, *store.Space, string, store.Limit, int64) (store.Reply, error) {
+func (failing) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return store.Reply{}, errDown
 }
 
-func (failing) Refund(context.Context, *store.Space, string, store.Limit, store.Charge) error {
+func (failing) Overdraw(context.Context, *store.Namespace, string, store.Limit, int64, int64) (store.Reply, error) {
+	return store.Reply{}, errDown
+}
+
+func (failing) TakeAll(context.Context, []store.Request, []store.Reply) error { return errDown }
+
+func (failing) Together(string, string) bool { return true }
+func (failing) Prepare(*store.Rule)          {}
+
+func (failing) Refund(context.Context, *store.Namespace, string, store.Limit, store.Receipt) error {
 	return errDown
 }
 
-func (failing) Reset(context.Context, *store.Space, string) error { return errDown }
+func (failing) Reset(context.Context, *store.Namespace, string) error { return errDown }
 
 var errDown = fmt.Errorf("%w: it is down", ratelimit.ErrStore)
 

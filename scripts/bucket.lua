@@ -6,12 +6,12 @@
 -- clamped to the capacity, but to what drains in 100 years.
 local DEBT = 2 ^ 31
 local CENTURY = 100 * 365 * 24 * 3600 * 1000000 -- µs
-local room, over, giveback, refund
+local available, overdrawn, giveback, refund
 local chargedlevel, takeback
 local drainsbefore, holds
 
 -- life is how long the level takes to drain, in µs, rounded up.
-local function life(s)
+local function ttl(s)
   local q, r = muldiv(s.whole % DEBT, s.period, s.rate)
   return q + ceil((r + s.part) / s.rate)
 end
@@ -23,7 +23,7 @@ local function level(s, l, now)
   if whole == 0 and part == 0 then
     return 0, 0
   end
-  if (s.rate ~= l.rate or s.period ~= l.period) and now - s.at >= life(s) then
+  if (s.rate ~= l.rate or s.period ~= l.period) and now - s.at >= ttl(s) then
     return 0, 0
   end
   if whole >= l.burst and whole < DEBT then
@@ -57,11 +57,11 @@ if op == 'within' then
     return whole + (part > 0 and 1 or 0) <= min(DEBT - 1, (muldiv(CENTURY, l.rate, l.period)))
   end
 elseif op == 'upto' then
-  function room(l, _, whole, part)
+  function available(l, _, whole, part)
     return max(0, l.burst - whole - (part > 0 and 1 or 0))
   end
 elseif op == 'charge' then
-  function over(whole, l, most)
+  function overdrawn(whole, l, most)
     whole = min(whole, most)
     return whole >= l.burst and whole + DEBT or whole
   end

@@ -33,7 +33,7 @@ end
 
 local ok, x, y, z, planned = plan(key, limit, now, callers, n)
 if not ok and n > 1 and op == 'upto' then
-  ok, x, y, z, planned = plan(key, limit, now, callers, max(1, room(limit, x, y, z)))
+  ok, x, y, z, planned = plan(key, limit, now, callers, max(1, available(limit, x, y, z)))
 end
 if planned and op ~= 'peek' then
   commit(key, planned)

@@ -4,7 +4,7 @@
 -- count of its window.
 -- Reply: x now, y the count, z for how long it counts. The count may be above the
 -- rate: what was charged past it stays counted.
-local room, over, giveback, refund
+local available, overdrawn, giveback, refund
 
 local function step(s, l, now, n)
   local count, left = 0, 0
@@ -20,16 +20,16 @@ local function step(s, l, now, n)
   return count + n <= l.rate, now, count, left, count + n, 0
 end
 
-local function life(s)
+local function ttl(s)
   return windowend(s.at, s.period) - s.at
 end
 
 if op == 'upto' then
-  function room(l, _, count)
+  function available(l, _, count)
     return max(0, l.rate - count)
   end
 elseif op == 'charge' then
-  function over(whole, _, most)
+  function overdrawn(whole, _, most)
     return min(whole, most)
   end
 elseif op == 'refund' then

@@ -28,7 +28,7 @@
 -- newest event, whatever the period is today. Times and cutoff are stored without
 -- shift.
 
-local room, refund
+local available, refund
 
 local BLOCK = 64 -- entries
 local HEAD, LAST = '>ddddd', '>ddddddddd'
@@ -347,7 +347,7 @@ local function commit(key, p)
 end
 
 if op == 'upto' then
-  function room(l, _, count)
+  function available(l, _, count)
     return max(0, l.rate - count)
   end
 elseif op == 'refund' then

@@ -6,7 +6,7 @@
 -- these were counted in another period, x now (of a denial, RetryAfter),
 -- y -1 - ResetAfter, z the count. Counts may be above the rate: what was charged past
 -- it stays counted. The previous one then weighs as the rate does.
-local room, over, giveback, refund
+local available, overdrawn, giveback, refund
 
 -- roll returns the counts of s as the windows lie at now, which is not before
 -- s.at, and how many µs are left of the current one.
@@ -28,7 +28,7 @@ local function weight(prev, left, period)
 end
 
 -- life is for how long after s.at the state matters.
-local function life(s)
+local function ttl(s)
   return windowend(s.at, s.period) - s.at + (s.whole > 0 and s.period or 0)
 end
 
@@ -37,7 +37,7 @@ end
 -- with it: else a denied key, of which nothing is written, would weigh by a period
 -- that is no longer in force.
 local function convert(s, l, now, n)
-  local last = min(s.at + life(s), windowend(s.at, l.period))
+  local last = min(s.at + ttl(s), windowend(s.at, l.period))
   local function weighs(t) -- at t, from last on nothing
     if t >= last then
       return 0
@@ -76,14 +76,14 @@ local function step(s, l, now, n)
 end
 
 if op == 'upto' then
-  function room(l, now, prev, cur)
+  function available(l, now, prev, cur)
     if prev > 0 then -- below 0 all is in one count
       cur = cur + weight(min(prev, l.rate), windowend(now, l.period) - now, l.period)
     end
     return max(0, l.rate - cur)
   end
 elseif op == 'charge' then
-  function over(whole, _, most)
+  function overdrawn(whole, _, most)
     return min(whole, most)
   end
 elseif op == 'refund' then

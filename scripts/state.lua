@@ -8,9 +8,9 @@
 --
 --   step(s, l, now, n)      ok, x, y, z of store.Reply, and the whole and the part of
 --                           the state in which n events are charged at now under l
---   life(s)                 for how long after s.at the state matters, in µs
---   room(l, x, y, z)        how many events step would have admitted
---   over(whole, l, most)    the whole of a state that is charged past the limit
+--   ttl(s)                     for how long after s.at the state matters, in µs
+--   available(l, x, y, z)      how many events step would have admitted
+--   overdrawn(whole, l, most)  the whole of a state that is charged past the limit
 --   giveback(s, l, now, c)  takes from s what is still charged of c: true if it has
 
 -- read returns the state of a key, and the time of the decision. Stored time is
@@ -47,7 +47,7 @@ local function plan(key, l, now, callers, n)
   s, now = read(key, now, callers)
   local ok, x, y, z, whole, part = step(s, l, now, n)
   if not ok and op == 'charge' then
-    x, whole = now, over(whole, l, ARGV[6] + 0)
+    x, whole = now, overdrawn(whole, l, ARGV[6] + 0)
   end
   if ok or op == 'charge' then
     s.at, s.rate, s.period, s.whole, s.part = now, l.rate, l.period, whole, part
@@ -59,7 +59,7 @@ end
 -- commit writes what plan has said. What no rule has written may live for longer than
 -- a server can count.
 local function commit(key, s)
-  call('SET', key, pack('>ddddd', s.at, s.rate, s.period, s.whole, s.part), 'PX', format('%.0f', ceil(min(life(s), FAR) / 1000)))
+  call('SET', key, pack('>ddddd', s.at, s.rate, s.period, s.whole, s.part), 'PX', format('%.0f', ceil(min(ttl(s), FAR) / 1000)))
 end
 
 -- refund gives back what is still charged of c, and lets the key expire when it
@@ -68,7 +68,7 @@ if op == 'refund' then
   function refund(key, l, now, c)
     local s
     s, now = read(key, now, true)
-    if s.rate == 0 or now - s.at >= life(s) or not giveback(s, l, now, c) then
+    if s.rate == 0 or now - s.at >= ttl(s) or not giveback(s, l, now, c) then
       return
     elseif s.whole == 0 and s.part == 0 then
       call('DEL', key)

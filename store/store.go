@@ -49,61 +49,52 @@ var (
 
 // Store keeps the state of keys and runs rules on it. Its methods are safe for
 // concurrent use, and each is atomic: no other call on the same key of the same
-// space happens between its reading and its writing.
+// namespace happens between its reading and its writing.
+//
+// A store that is embedded in another one, to count its calls say, keeps all of its
+// methods: none is optional.
 //
 // The arguments have been checked: n is at least 1 and at most 2^31, l is valid,
 // key is not empty. Errors wrap [ErrStore], or are ctx's own.
 type Store interface {
 	// Take decides on n events under l and, if they are admitted, charges them.
-	Take(ctx context.Context, sp *Space, key string, l Limit, n int64) (Reply, error)
-	// TakeUpTo is Take of as many of n events as fit, which are the rule's Room in the
+	Take(ctx context.Context, ns *Namespace, key string, l Limit, n int64) (Reply, error)
+	// TakeUpTo is Take of as many of n events as fit, which are the rule's Available in the
 	// reply, at most n; where none does, it answers as Take of one.
-	TakeUpTo(ctx context.Context, sp *Space, key string, l Limit, n int64) (Reply, error)
+	TakeUpTo(ctx context.Context, ns *Namespace, key string, l Limit, n int64) (Reply, error)
 	// Peek answers what Take would, and changes nothing.
-	Peek(ctx context.Context, sp *Space, key string, l Limit, n int64) (Reply, error)
+	Peek(ctx context.Context, ns *Namespace, key string, l Limit, n int64) (Reply, error)
 	// Refund gives back what is still charged of c.
-	Refund(ctx context.Context, sp *Space, key string, l Limit, c Charge) error
+	Refund(ctx context.Context, ns *Namespace, key string, l Limit, c Receipt) error
+	// Overdraw charges n events, whether they fit or not, and replies what Take would
+	// have, which is OK if they fitted. most is the most events that the state may hold
+	// then, at most 2^31-1: see Overdrawn of [Rule].
+	Overdraw(ctx context.Context, ns *Namespace, key string, l Limit, n, most int64) (Reply, error)
 	// Reset forgets key.
-	Reset(ctx context.Context, sp *Space, key string) error
-}
+	Reset(ctx context.Context, ns *Namespace, key string) error
 
-// Joint is a Store that can decide on several keys at once. It is optional: without
-// it, limits that are decided together are charged one after the other, and given
-// back if one of them denies.
-type Joint interface {
-	Store
-	// Together reports whether TakeAll can decide on both keys in one call.
+	// Together reports whether TakeAll can decide on both keys in one call. A store that
+	// decides on one key at a time answers false. Limits are then charged one after the
+	// other, and given back if one of them denies.
 	Together(key, other string) bool
-	// TakeAll decides on each of the claims, which are of different keys or spaces, as
-	// Take would, and charges all of them if all are OK, and otherwise none: at one
-	// instant, between which and the reading no other call happens. It puts the replies
-	// into replies, which is as long as claims; on an error they mean nothing.
-	TakeAll(ctx context.Context, claims []Claim, replies []Reply) error
-}
+	// TakeAll decides on each of the requests as Take would, and charges all of them if
+	// all are OK, and otherwise none. It does so at one instant: no other call happens
+	// between its reading and its writing. The requests are of different keys or
+	// namespaces, and of keys that are Together. It puts the replies into replies, which is
+	// as long as requests. On an error they mean nothing.
+	TakeAll(ctx context.Context, requests []Request, replies []Reply) error
 
-// Forcer is a Store that can charge events whether they fit or not. It is optional:
-// without it a debt ends where the limit is.
-type Forcer interface {
-	Store
-	// Force charges n events and replies what Take would have, which is OK if they
-	// fitted. most is the most events that the state may hold then, at most 2^31-1.
-	Force(ctx context.Context, sp *Space, key string, l Limit, n, most int64) (Reply, error)
-}
-
-// Preparer is a Store that can use the rules which it will run before it runs them. It is
-// optional. A limiter names its rule when it is made.
-type Preparer interface {
-	Store
-	// Prepare notes rule, and does no I/O.
+	// Prepare tells the store of a rule that it will run. Each limiter does so when it is
+	// made. A store that need not know does nothing. It does no I/O.
 	Prepare(rule *Rule)
 }
 
-// Claim is one of several decisions that are made together: on N events of Key.
-type Claim struct {
-	Space *Space
-	Key   string
-	Limit Limit
-	N     int64
+// Request is one of several decisions that are made together: on N events of Key.
+type Request struct {
+	Namespace *Namespace
+	Key       string
+	Limit     Limit
+	N         int64
 }
 
 // Limit is a limit in integers, valid and with its Burst filled in.
@@ -115,7 +106,7 @@ type Limit struct {
 	// Before, if it is above 0, is of one call and not of the key: the turn of its events
 	// must come sooner than so many µs from now, up to 100 years and 1 µs. It is 0 where
 	// turns do not matter, and always for windows and logs. A store hands it to the rule,
-	// or to its script, with each Take and Claim: it knows nothing else about it.
+	// or to its script, with each Take and Request: it knows nothing else about it.
 	Before int64
 }
 
@@ -136,14 +127,14 @@ type Reply struct {
 	X, Y, Z int64
 }
 
-// Charge names an admission of the past, to give back some of it.
-type Charge struct {
-	At     int64 // when it was admitted, Unix µs of the store's clock
-	Due    int64 // At + ResetAfter: when the key would have been as never seen
-	Rate   int64 // of the limit under which it was admitted
-	Period int64 // of that limit, µs
-	Over   bool  // whether it left a bucket above its Burst: then no Burst of today cuts it
-	N      int64 // how many of its events to give back, 1 to 2^31-1
+// Receipt names an admission of the past, to give back some of it.
+type Receipt struct {
+	At        int64 // when it was admitted, Unix µs of the store's clock
+	Due       int64 // At + ResetAfter: when the key would have been as never seen
+	Rate      int64 // of the limit under which it was admitted
+	Period    int64 // of that limit, µs
+	Overdrawn bool  // whether it left a bucket above its Burst: then no Burst of today cuts it
+	N         int64 // how many of its events to give back, 1 to 2^31-1
 }
 
 // Rule is an algorithm. Its functions are pure: they read no clock, take no
@@ -158,42 +149,42 @@ type Rule struct {
 	// Step decides on n events at now, and returns the state in which they are
 	// charged. The caller keeps that state if and only if the reply is OK.
 	Step func(s State, l Limit, now, n int64) (State, Reply)
-	// Room is how many events would have been admitted by the decision that r is, 0
+	// Available is how many events would have been admitted by the decision that r is, 0
 	// or more.
-	Room func(l Limit, r Reply) int64
-	// Over returns next, the state that Step has returned for a decision that was not
+	Available func(l Limit, r Reply) int64
+	// Overdrawn returns next, the state that Step has returned for a decision that was not
 	// OK, as it is to be kept if the events are charged all the same: with at most most
 	// of them. Logs have none: what is charged is added to the log.
-	Over func(next State, l Limit, most int64) State
+	Overdrawn func(next State, l Limit, most int64) State
 	// Refund returns s without what is still charged of c, At and Period as they
 	// are. It is called on a State that was kept, never on a zero one.
-	Refund func(s State, l Limit, now int64, c Charge) State
-	// Life is for how long after s.At the state matters, in µs, where l has the Rate
-	// and the Period that it was counted under. From s.At + Life on the store takes
+	Refund func(s State, l Limit, now int64, c Receipt) State
+	// TTL is for how long after s.At the state matters, in µs, where l has the Rate
+	// and the Period that it was counted under. From s.At + TTL on the store takes
 	// it as never seen: today's limit may differ, by which it would last longer.
-	Life func(s State, l Limit) int64
-	// Spend is how many events of s are in force at now, given the instant end
+	TTL func(s State, l Limit) int64
+	// Used is how many events of s are in force at now, given the instant end
 	// from which on none is.
-	Spend func(s State, end, now int64) int64
+	Used func(s State, end, now int64) int64
 
 	// NewLog, if not nil, makes a log that begins as s, for what a State cannot
 	// hold. Step says that it takes one by admitting events with the zero State: the
 	// store then adds them to a new log, and asks it from then on in place of Step,
-	// Refund, Life and Spend.
+	// Refund, TTL and Used.
 	NewLog func(s State) Log
 
 	// Script is the same rule in Lua, with its driver: a whole Redis script.
 	// KEYS[1] is the key of the state; ARGV and the reply are described in
 	// scripts/driver.lua.
 	Script string
-	// Joint makes the script that decides on keys of several rules at once, of which
+	// JointScript makes the script that decides on keys of several rules at once, of which
 	// this is one. Each key is a KEYS; ARGV and the reply are described in
 	// scripts/joint.lua. The rules are numbered from 1 there. nil if there is none.
-	Joint func(rules []*Rule) string
-	// Each makes the script that makes many calls of this rule at once, each decided on
-	// and charged on its own. ARGV and the reply are described in scripts/each.lua. nil
+	JointScript func(rules []*Rule) string
+	// BatchScript makes the script that makes many calls of this rule at once, each decided on
+	// and charged on its own. ARGV and the reply are described in scripts/batch.lua. nil
 	// if there is none.
-	Each func(rule *Rule) string
+	BatchScript func(rule *Rule) string
 }
 
 // Log is the state of one key where that is more than [State] holds. From its End
@@ -206,34 +197,34 @@ type Log interface {
 	// new End.
 	Add(l Limit, now, n int64) (end int64)
 	// Refund gives back what is still charged of c.
-	Refund(l Limit, now int64, c Charge)
+	Refund(l Limit, now int64, c Receipt)
 	// End is the instant from which on the log may be forgotten, Unix µs, for
 	// the Period of the last Add; 0 if nothing is charged.
 	End() int64
-	// Spend is how many events are in force at now.
-	Spend(now int64) int64
+	// Used is how many events are in force at now.
+	Used(now int64) int64
 }
 
-// Space is where the keys of one limiter live: two spaces of one store never
+// Namespace is where the keys of one limiter live: two namespaces of one store never
 // touch each other's state unless their rule and name are equal.
-type Space struct {
+type Namespace struct {
 	Rule *Rule
 	Name string // unique to the algorithm, its Period and the limiter's name
 
 	id [2]uint64
 }
 
-// NewSpace returns the space of rule with this name.
-func NewSpace(rule *Rule, name string) *Space {
+// NewNamespace returns the namespace of rule with this name.
+func NewNamespace(rule *Rule, name string) *Namespace {
 	sum := sha256.Sum256([]byte(rule.Name + "\x00" + name))
-	return &Space{Rule: rule, Name: name, id: [2]uint64{
+	return &Namespace{Rule: rule, Name: name, id: [2]uint64{
 		binary.BigEndian.Uint64(sum[:8]), binary.BigEndian.Uint64(sum[8:16]),
 	}}
 }
 
-// Equal reports whether the spaces keep the same state for equal keys.
-func (sp *Space) Equal(other *Space) bool { return sp.id == other.id }
+// Equal reports whether the namespaces keep the same state for equal keys.
+func (ns *Namespace) Equal(other *Namespace) bool { return ns.id == other.id }
 
-// ID is a hash of the rule's name and of Name, equal for equal spaces. A store
+// ID is a hash of the rule's name and of Name, equal for equal namespaces. A store
 // that hashes keys mixes it in.
-func (sp *Space) ID() (hi, lo uint64) { return sp.id[0], sp.id[1] }
+func (ns *Namespace) ID() (hi, lo uint64) { return ns.id[0], ns.id[1] }

@@ -101,7 +101,7 @@ func (s *Slowdown) delayed(r ratelimit.Result, spent int) ratelimit.Result {
 	switch {
 	case !r.Allowed:
 		r.Delay = s.slow.Max
-	case r.Limit == 0 || r.Source() == ratelimit.SourceLimit: // let through uncounted
+	case r.Limit == 0 || r.Source() == ratelimit.SourceUnlimited: // let through uncounted
 		r.Delay = 0
 	default:
 		r.Delay = s.slow.delay(spent)

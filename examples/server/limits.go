@@ -96,7 +96,7 @@ func loginLimits(s store.Store) (ratelimit.Limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	keyed, err := ratelimit.NewKeyed(perAddress, func(_ context.Context, key string) (string, error) {
+	keyed, err := ratelimit.NewRekeyed(perAddress, func(_ context.Context, key string) (string, error) {
 		ip, _, _ := strings.Cut(key, " ") // of an attempt
 		return ip, nil
 	})

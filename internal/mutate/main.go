@@ -51,7 +51,7 @@ var files = []string{
 	"scripts/bucket.lua",
 	"scripts/common.lua",
 	"scripts/driver.lua",
-	"scripts/each.lua",
+	"scripts/batch.lua",
 	"scripts/fixedwindow.lua",
 	"scripts/joint.lua",
 	"scripts/leakybucket.lua",

@@ -48,7 +48,7 @@ func Known(r *ratelimit.Result) bool {
 		return false
 	}
 	switch r.Source() {
-	case ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceLimit:
+	case ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceUnlimited:
 		return false
 	}
 	return true

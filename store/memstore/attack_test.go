@@ -18,8 +18,8 @@ var fiveAlgorithms = []string{"fixed_window", "sliding_window", "sliding_log", "
 
 const (
 	siegeLimit = 100 // events a day: of the minute that an attack takes, a bucket refills none
-	oldSpend   = 10  // of an established user before the attack, more than of a rotating key
-	oldAsks    = 20  // of an established user during it, about: with oldSpend well below the limit
+	oldUsed    = 10  // of an established user before the attack, more than of a rotating key
+	oldAsks    = 20  // of an established user during it, about: with oldUsed well below the limit
 	newAsks    = 3   // of a new user
 )
 
@@ -150,7 +150,7 @@ func newSiege(t *testing.T, s store.Store, c *clock, algorithm string, maxKeys, 
 // beginning of the attack.
 func (g *siege) fill() {
 	for u := range g.users {
-		for range oldSpend {
+		for range oldUsed {
 			g.visit(u)
 		}
 	}
@@ -234,9 +234,11 @@ type naiveStore struct {
 	born        int
 }
 
-func (s *naiveStore) Take(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *naiveStore) Prepare(*store.Rule) {}
+
+func (s *naiveStore) Take(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	state, known := s.states[key]
-	next, r := sp.Rule.Step(state, l, s.clock.µs.Load(), n)
+	next, r := ns.Rule.Step(state, l, s.clock.µs.Load(), n)
 	if !r.OK {
 		return r, nil
 	}
@@ -247,8 +249,8 @@ func (s *naiveStore) Take(_ context.Context, sp *store.Space, key string, l stor
 	return r, nil
 }
 
-func (s *naiveStore) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	_, r := sp.Rule.Step(s.states[key], l, s.clock.µs.Load(), n)
+func (s *naiveStore) Peek(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	_, r := ns.Rule.Step(s.states[key], l, s.clock.µs.Load(), n)
 	return r, nil
 }
 

@@ -19,15 +19,15 @@ func BenchmarkTake(b *testing.B) {
 		rand.Shuffle(n, func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 		b.Run(fmt.Sprintf("keys=%d", n), func(b *testing.B) {
 			s := newStore(b)
-			sp, ctx := store.NewSpace(window, "b"), context.Background()
+			ns, ctx := store.NewNamespace(window, "b"), context.Background()
 			for _, key := range keys {
-				s.Take(ctx, sp, key, plenty, 1)
+				s.Take(ctx, ns, key, plenty, 1)
 			}
 			rand.Shuffle(n, func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				s.Take(ctx, sp, keys[i], plenty, 1)
+				s.Take(ctx, ns, keys[i], plenty, 1)
 				if i++; i == n {
 					i = 0
 				}
@@ -35,14 +35,14 @@ func BenchmarkTake(b *testing.B) {
 		})
 		b.Run(fmt.Sprintf("keys=%d/parallel", n), func(b *testing.B) {
 			s := newStore(b)
-			sp, ctx := store.NewSpace(window, "b"), context.Background()
+			ns, ctx := store.NewNamespace(window, "b"), context.Background()
 			for _, key := range keys {
-				s.Take(ctx, sp, key, plenty, 1)
+				s.Take(ctx, ns, key, plenty, 1)
 			}
 			b.ResetTimer()
 			b.RunParallel(func(pb *testing.PB) {
 				for i := rand.IntN(n); pb.Next(); {
-					s.Take(ctx, sp, keys[i], plenty, 1)
+					s.Take(ctx, ns, keys[i], plenty, 1)
 					if i++; i == n {
 						i = 0
 					}
@@ -56,11 +56,11 @@ func BenchmarkTake(b *testing.B) {
 func BenchmarkNewKey(b *testing.B) {
 	const n = 1_000_000
 	keys := keyNames(n)
-	sp, ctx := store.NewSpace(window, "b"), context.Background()
+	ns, ctx := store.NewNamespace(window, "b"), context.Background()
 	for range b.N {
 		s := newStore(b)
 		for _, key := range keys {
-			s.Take(ctx, sp, key, plenty, 1)
+			s.Take(ctx, ns, key, plenty, 1)
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/key")
@@ -70,12 +70,12 @@ func BenchmarkNewKey(b *testing.B) {
 func BenchmarkMemory(b *testing.B) {
 	for _, n := range []int{1_000, 10_000, 100_000, 600_000, 800_000, 1_000_000, 1_300_000, 1_700_000, 2_000_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			sp, ctx := store.NewSpace(window, "b"), context.Background()
+			ns, ctx := store.NewNamespace(window, "b"), context.Background()
 			for range b.N {
 				before := heap()
 				s := newStore(b)
 				for i := range n {
-					s.Take(ctx, sp, "user:"+strconv.Itoa(i), plenty, 1)
+					s.Take(ctx, ns, "user:"+strconv.Itoa(i), plenty, 1)
 				}
 				b.ReportMetric(float64(heap()-before)/float64(n), "B/key")
 				start := time.Now()

@@ -27,7 +27,7 @@ func SecretOf(number int) *Secret {
 type Secret = secret
 
 // Hash is what a store with this secret knows of a key.
-func (s *secret) Hash(sp *store.Space, key string) Hashed { return s.hash(sp, key) }
+func (s *secret) Hash(ns *store.Namespace, key string) Hashed { return s.hash(ns, key) }
 
 // Use gives an empty store a secret.
 func (s *Store) Use(secret *Secret) { s.secret = *secret }
@@ -58,7 +58,9 @@ func (s *Store) Shapes() (shapes map[any]Shape, hand any) {
 }
 
 // TableOf is the table of a key.
-func (s *Store) TableOf(sp *store.Space, key string) any { return s.root.leaf(s.secret.hash(sp, key)) }
+func (s *Store) TableOf(ns *store.Namespace, key string) any {
+	return s.root.leaf(s.secret.hash(ns, key))
+}
 
 // Next is the table after t in the ring.
 func (*Store) Next(t any) any { return t.(*table).next.Load() }

@@ -28,11 +28,11 @@ func newSecret() secret {
 	}
 }
 
-// hash returns the hash of key in sp. (Two calls of hash/maphash take 11 ns for a
+// hash returns the hash of key in ns. (Two calls of hash/maphash take 11 ns for a
 // key of 17 bytes; this takes 5.)
-func (s *secret) hash(sp *store.Space, key string) hash {
+func (s *secret) hash(ns *store.Namespace, key string) hash {
 	p, length := []byte(key), uint64(len(key))
-	hi, lo := sp.ID()
+	hi, lo := ns.ID()
 	hi, lo = hi^s.hi.start, lo^s.lo.start
 	for len(p) > 16 {
 		x, y := binary.LittleEndian.Uint64(p), binary.LittleEndian.Uint64(p[8:])

@@ -71,7 +71,7 @@ var uses = []struct {
 // average, add up to some 63, and to 180 or more once in 10^12 times.
 func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 	const keys, cells, secrets = 1024, 64, 2500 / scale
-	sp := store.NewSpace(&store.Rule{Name: "any"}, "")
+	ns := store.NewNamespace(&store.Rule{Name: "any"}, "")
 	for _, family := range families {
 		seen := map[string]bool{}
 		var names [keys]string
@@ -87,7 +87,7 @@ func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 			secret := memstore.SecretOf(number)
 			var counts [16][cells]int
 			for _, name := range names {
-				h := secret.Hash(sp, name)
+				h := secret.Hash(ns, name)
 				for u := range uses {
 					counts[u][uses[u].of(h)]++
 				}
@@ -113,13 +113,13 @@ func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 // TestEachByteOfAKeyCounts changes one byte of a key, each in turn and to each other
 // value, and the key's length.
 func TestEachByteOfAKeyCounts(t *testing.T) {
-	sp := store.NewSpace(&store.Rule{Name: "any"}, "")
+	ns := store.NewNamespace(&store.Rule{Name: "any"}, "")
 	for number := range max(1, 5/scale) {
 		secret := memstore.SecretOf(number)
 		var shorter memstore.Hashed
 		for length := 1; length <= 100; length++ {
 			key := []byte(strings.Repeat("x", length))
-			whole := secret.Hash(sp, string(key))
+			whole := secret.Hash(ns, string(key))
 			if whole.Hi() == shorter.Hi() || whole.Lo() == shorter.Lo() {
 				t.Fatalf("secret %d: a key of %d bytes is as one of %d", number, length-1, length)
 			}
@@ -127,7 +127,7 @@ func TestEachByteOfAKeyCounts(t *testing.T) {
 			for i := range key {
 				for other := range 256 {
 					key[i] = byte(other)
-					if h := secret.Hash(sp, string(key)); other != 'x' && (h.Hi() == whole.Hi() || h.Lo() == whole.Lo()) {
+					if h := secret.Hash(ns, string(key)); other != 'x' && (h.Hi() == whole.Hi() || h.Lo() == whole.Lo()) {
 						t.Fatalf("secret %d: byte %d of a key of %d bytes does not count", number, i, length)
 					}
 				}

@@ -8,30 +8,31 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-var _ store.Joint = (*Store)(nil)
+// Prepare implements [store.Store]: there is nothing to prepare.
+func (s *Store) Prepare(*store.Rule) {}
 
-// Together implements [store.Joint]: all keys are in one memory.
+// Together implements [store.Store]: all keys are in one memory.
 func (s *Store) Together(string, string) bool { return true }
 
-// TakeAll implements [store.Joint]. It holds the locks of all tables that have a key
-// of a claim. Nobody else waits for a table while he holds one, but for another
+// TakeAll implements [store.Store]. It holds the locks of all tables that have a key
+// of a request. No other call waits for a table while it holds one, but for another
 // TakeAll, and all of them lock in the order of the tables.
-func (s *Store) TakeAll(_ context.Context, claims []store.Claim, replies []store.Reply) error {
+func (s *Store) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) error {
 	var few [8]claim // on the stack
 	list := few[:0]
-	for i := range claims {
-		list = append(list, claim{Claim: &claims[i], reply: &replies[i], hash: s.secret.hash(claims[i].Space, claims[i].Key)})
+	for i := range requests {
+		list = append(list, claim{Request: &requests[i], reply: &replies[i], hash: s.secret.hash(requests[i].Namespace, requests[i].Key)})
 	}
 	return s.takeAll(list)
 }
 
-// takeAll decides on claims of different keys.
+// takeAll decides on requests of different keys.
 func (s *Store) takeAll(list []claim) error {
 	if s.maxKeys == 0 {
 		return errNotMade
 	}
 	for i := range list { // before anything is charged
-		if _, ok := s.rules.number(list[i].Space.Rule); !ok {
+		if _, ok := s.rules.number(list[i].Namespace.Rule); !ok {
 			return errTooManyRules
 		}
 	}
@@ -48,9 +49,9 @@ func (s *Store) takeAll(list []claim) error {
 	return nil
 }
 
-// claim is a claim with what came of it.
+// claim is a Request with what came of it.
 type claim struct {
-	*store.Claim
+	*store.Request
 	hash  hash
 	reply *store.Reply
 	next  store.State // in which it is charged; zero if that is for a log to do
@@ -58,7 +59,7 @@ type claim struct {
 	most  int64       // events at most
 }
 
-// lockAll locks the tables of all claims, which are sorted.
+// lockAll locks the tables of all requests, which are sorted.
 func (s *Store) lockAll(held []*table, list []claim) []*table {
 	for i := range list {
 		if n := len(held); n == 0 || !held[n-1].covers(list[i].hash) {
@@ -103,7 +104,7 @@ func decideAll(held []*table, list []claim, reading int64) bool {
 		if log := t.log(slot); log != nil {
 			*c.reply = log.Step(c.Limit, now, c.N)
 		} else {
-			c.next, *c.reply = c.Space.Rule.Step(t.state(slot, c.Space.Rule, now), c.Limit, now, c.N)
+			c.next, *c.reply = c.Namespace.Rule.Step(t.state(slot, c.Namespace.Rule, now), c.Limit, now, c.N)
 			if c.force && !c.reply.OK {
 				c.reply.X, c.next = c.next.At, c.over()
 			}
@@ -115,16 +116,16 @@ func decideAll(held []*table, list []claim, reading int64) bool {
 
 // over is the state in which a claim is charged that is not OK.
 func (c *claim) over() store.State {
-	if c.Space.Rule.Over == nil {
+	if c.Namespace.Rule.Overdrawn == nil {
 		return store.State{} // for a log
 	}
-	return c.Space.Rule.Over(c.next, c.Limit, c.most)
+	return c.Namespace.Rule.Overdrawn(c.next, c.Limit, c.most)
 }
 
 // charge keeps what decideAll has decided on c. It returns the tables that are held
 // then: one that was full has split.
 func (s *Store) charge(held []*table, c *claim, reading int64) []*table {
-	rule := c.Space.Rule
+	rule := c.Namespace.Rule
 	for {
 		t := tableOf(held, c.hash)
 		now := max(reading, t.horizon)

@@ -129,16 +129,16 @@ func (s *Store) Evicted() uint64 { return s.evicted.Load() }
 
 // TakeUpTo implements [store.Store]. It is Take of -n: a function of its own around
 // both would cost each decision 4 ns.
-func (s *Store) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.Take(ctx, sp, key, l, -n)
+func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.Take(ctx, ns, key, l, -n)
 }
 
 // Take implements [store.Store].
-func (s *Store) Take(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
 	}
-	rule, h, reading := sp.Rule, s.secret.hash(sp, key), s.now()
+	rule, h, reading := ns.Rule, s.secret.hash(ns, key), s.now()
 	for {
 		t := s.root.leaf(h)
 		t.mu.Lock()
@@ -193,31 +193,31 @@ func (s *Store) Take(_ context.Context, sp *store.Space, key string, l store.Lim
 	}
 }
 
-// Force implements [store.Forcer].
-func (s *Store) Force(_ context.Context, sp *store.Space, key string, l store.Limit, n, most int64) (r store.Reply, err error) {
+// Overdraw implements [store.Store].
+func (s *Store) Overdraw(_ context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (r store.Reply, err error) {
 	c := claim{
-		Claim: &store.Claim{Space: sp, Key: key, Limit: l, N: n},
-		reply: &r, hash: s.secret.hash(sp, key), force: true, most: most,
+		Request: &store.Request{Namespace: ns, Key: key, Limit: l, N: n},
+		reply:   &r, hash: s.secret.hash(ns, key), force: true, most: most,
 	}
 	return r, s.takeAll([]claim{c})
 }
 
 // Peek implements [store.Store].
-func (s *Store) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *Store) Peek(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
 	}
-	reading, h := s.now(), s.secret.hash(sp, key)
+	reading, h := s.now(), s.secret.hash(ns, key)
 	t := s.lock(h)
 	defer t.mu.Unlock()
-	return t.peek(t.find(h), sp.Rule, l, max(reading, t.horizon), n), nil
+	return t.peek(t.find(h), ns.Rule, l, max(reading, t.horizon), n), nil
 }
 
 // fitting is how many of n events fit, 1 if none does.
 func (t *table) fitting(i int, rule *store.Rule, l store.Limit, now, n int64) int64 {
 	if n > 1 {
 		if r := t.peek(i, rule, l, now, n); !r.OK {
-			return max(1, rule.Room(l, r))
+			return max(1, rule.Available(l, r))
 		}
 	}
 	return n
@@ -233,25 +233,25 @@ func (t *table) peek(i int, rule *store.Rule, l store.Limit, now, n int64) store
 }
 
 // Refund implements [store.Store].
-func (s *Store) Refund(_ context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+func (s *Store) Refund(_ context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	if s.maxKeys == 0 {
 		return errNotMade
 	}
-	reading, h := s.now(), s.secret.hash(sp, key)
+	reading, h := s.now(), s.secret.hash(ns, key)
 	t := s.lock(h)
 	defer t.mu.Unlock()
-	if i := t.find(h); i >= 0 && !t.refund(i, sp.Rule, l, max(reading, t.horizon), c) {
+	if i := t.find(h); i >= 0 && !t.refund(i, ns.Rule, l, max(reading, t.horizon), c) {
 		s.forget(t, i)
 	}
 	return nil
 }
 
 // Reset implements [store.Store].
-func (s *Store) Reset(_ context.Context, sp *store.Space, key string) error {
+func (s *Store) Reset(_ context.Context, ns *store.Namespace, key string) error {
 	if s.maxKeys == 0 {
 		return errNotMade
 	}
-	h := s.secret.hash(sp, key)
+	h := s.secret.hash(ns, key)
 	t := s.lock(h)
 	defer t.mu.Unlock()
 	if i := t.find(h); i >= 0 {

@@ -37,11 +37,11 @@ func TestOptions(t *testing.T) {
 
 func TestStoreNotMadeByNewFails(t *testing.T) {
 	var s memstore.Store
-	sp := store.NewSpace(window, "")
-	_, take := s.Take(ctx, sp, "k", plenty, 1)
-	_, peek := s.Peek(ctx, sp, "k", plenty, 1)
-	refund := s.Refund(ctx, sp, "k", plenty, store.Charge{N: 1})
-	for _, err := range []error{take, peek, refund, s.Reset(ctx, sp, "k")} {
+	ns := store.NewNamespace(window, "")
+	_, take := s.Take(ctx, ns, "k", plenty, 1)
+	_, peek := s.Peek(ctx, ns, "k", plenty, 1)
+	refund := s.Refund(ctx, ns, "k", plenty, store.Receipt{N: 1})
+	for _, err := range []error{take, peek, refund, s.Reset(ctx, ns, "k")} {
 		if !errors.Is(err, store.ErrStore) {
 			t.Errorf("error %v, want ErrStore", err)
 		}
@@ -50,12 +50,12 @@ func TestStoreNotMadeByNewFails(t *testing.T) {
 
 func TestSpacesAreApart(t *testing.T) {
 	s := newStore(t)
-	a, b := store.NewSpace(window, "a"), store.NewSpace(window, "b")
+	a, b := store.NewNamespace(window, "a"), store.NewNamespace(window, "b")
 	take(t, s, a, "k", plenty, 5)
 	if r := take(t, s, b, "k", plenty, 1); r.X != 0 {
 		t.Errorf("another space sees %d events, want 0", r.X)
 	}
-	if r := take(t, s, store.NewSpace(window, "a"), "k", plenty, 1); r.X != 5 {
+	if r := take(t, s, store.NewNamespace(window, "a"), "k", plenty, 1); r.X != 5 {
 		t.Errorf("an equal space sees %d events, want 5", r.X)
 	}
 }
@@ -69,13 +69,13 @@ func TestStateOfEveryRangeComesBack(t *testing.T) {
 			got = s
 			return want, store.Reply{OK: true}
 		},
-		Life: func(store.State, store.Limit) int64 { return 1 },
+		TTL: func(store.State, store.Limit) int64 { return 1 },
 	}
 	s := newStore(t)
-	sp := store.NewSpace(echo, "")
-	take(t, s, store.NewSpace(window, ""), "other", plenty, 1) // so that echo is not rule 0
-	take(t, s, sp, "k", plenty, 1)
-	take(t, s, sp, "k", plenty, 1)
+	ns := store.NewNamespace(echo, "")
+	take(t, s, store.NewNamespace(window, ""), "other", plenty, 1) // so that echo is not rule 0
+	take(t, s, ns, "k", plenty, 1)
+	take(t, s, ns, "k", plenty, 1)
 	if got != want {
 		t.Errorf("state %+v, want %+v", got, want)
 	}
@@ -84,8 +84,8 @@ func TestStateOfEveryRangeComesBack(t *testing.T) {
 func TestDenialOfAnUnknownKeyKeepsNothing(t *testing.T) {
 	for _, rule := range []*store.Rule{window, sliding} {
 		s := newStore(t)
-		sp := store.NewSpace(rule, "")
-		if r := take(t, s, sp, "k", perMinute(10), 11); r.OK || s.Len() != 0 {
+		ns := store.NewNamespace(rule, "")
+		if r := take(t, s, ns, "k", perMinute(10), 11); r.OK || s.Len() != 0 {
 			t.Errorf("%s: OK %v, Len %d, want a denial and no key", rule.Name, r.OK, s.Len())
 		}
 	}
@@ -95,10 +95,10 @@ func TestRefundOfEverythingForgetsTheKey(t *testing.T) {
 	for _, rule := range []*store.Rule{window, sliding} {
 		c := newClock()
 		s := newStore(t, memstore.WithClock(c.now))
-		sp, l := store.NewSpace(rule, ""), perMinute(10)
-		take(t, s, sp, "k", l, 3)
+		ns, l := store.NewNamespace(rule, ""), perMinute(10)
+		take(t, s, ns, "k", l, 3)
 		for _, left := range []int{1, 1, 0} {
-			if err := s.Refund(ctx, sp, "k", l, store.Charge{At: c.µs.Load(), N: 1}); err != nil {
+			if err := s.Refund(ctx, ns, "k", l, store.Receipt{At: c.µs.Load(), N: 1}); err != nil {
 				t.Fatal(err)
 			}
 			if s.Len() != left {
@@ -112,10 +112,10 @@ func TestALogKeepsItsEndHoweverFarTheClockGoesBack(t *testing.T) {
 	const years = 365 * 24 * 3600 * second
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
-	sp := store.NewSpace(forward, "")
-	take(t, s, sp, "k", perMinute(10), 1)
+	ns := store.NewNamespace(forward, "")
+	take(t, s, ns, "k", perMinute(10), 1)
 	c.add(-30 * years)
-	take(t, s, sp, "k", perMinute(10), 1) // at the time of the first
+	take(t, s, ns, "k", perMinute(10), 1) // at the time of the first
 	c.add(29 * years)
 	s.SweepAll()
 	if s.Len() != 1 {
@@ -132,9 +132,9 @@ func TestRefundNeverExtendsALife(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
 	longer := *window // as if under a limit of another Period
-	longer.Life = func(store.State, store.Limit) int64 { return 3600 * second }
-	take(t, s, store.NewSpace(window, ""), "k", perMinute(10), 3)
-	if err := s.Refund(ctx, store.NewSpace(&longer, ""), "k", plenty, store.Charge{At: c.µs.Load(), N: 1}); err != nil {
+	longer.TTL = func(store.State, store.Limit) int64 { return 3600 * second }
+	take(t, s, store.NewNamespace(window, ""), "k", perMinute(10), 3)
+	if err := s.Refund(ctx, store.NewNamespace(&longer, ""), "k", plenty, store.Receipt{At: c.µs.Load(), N: 1}); err != nil {
 		t.Fatal(err)
 	}
 	c.add(70 * second)
@@ -151,7 +151,7 @@ func TestAgainstMaps(t *testing.T) {
 	calls := effort.Of(500_000, 2_500_000) / scale
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
-	windows, logs := store.NewSpace(window, ""), store.NewSpace(sliding, "")
+	windows, logs := store.NewNamespace(window, ""), store.NewNamespace(sliding, "")
 	model := maps{states: map[int]store.State{}, logs: map[int]*plainLog{}}
 	limits := []store.Limit{perMinute(3), {Rate: 5, Period: 3600 * second, Burst: 5}, {Rate: 2, Period: second, Burst: 2}}
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -160,29 +160,29 @@ func TestAgainstMaps(t *testing.T) {
 		if i%2 == 0 {
 			k %= 1000 // these are met often
 		}
-		key, l, sp := strconv.Itoa(k), limits[k%3], windows
+		key, l, ns := strconv.Itoa(k), limits[k%3], windows
 		if k%5 == 0 {
-			sp = logs
+			ns = logs
 		}
 		now, n := c.µs.Load(), 1+rng.Int64N(3)
 		switch what := rng.IntN(20); {
 		case what < 14:
-			want := model.step(sp.Rule, k, l, now, n, true)
-			if got := take(t, s, sp, key, l, n); got != want {
+			want := model.step(ns.Rule, k, l, now, n, true)
+			if got := take(t, s, ns, key, l, n); got != want {
 				t.Fatalf("call %d: Take(%s, %d) = %+v, want %+v", i, key, n, got, want)
 			}
 		case what < 17:
-			want := model.step(sp.Rule, k, l, now, n, false)
-			if got, _ := s.Peek(ctx, sp, key, l, n); got != want {
+			want := model.step(ns.Rule, k, l, now, n, false)
+			if got, _ := s.Peek(ctx, ns, key, l, n); got != want {
 				t.Fatalf("call %d: Peek(%s, %d) = %+v, want %+v", i, key, n, got, want)
 			}
 		case what < 19:
-			charge := store.Charge{At: now - rng.Int64N(2)*second, N: n}
-			model.refund(sp.Rule, k, l, now, charge)
-			s.Refund(ctx, sp, key, l, charge)
+			charge := store.Receipt{At: now - rng.Int64N(2)*second, N: n}
+			model.refund(ns.Rule, k, l, now, charge)
+			s.Refund(ctx, ns, key, l, charge)
 		default:
 			model.reset(k)
-			s.Reset(ctx, sp, key)
+			s.Reset(ctx, ns, key)
 		}
 		switch {
 		case i == calls/2: // everybody leaves
@@ -224,7 +224,7 @@ func (m maps) step(rule *store.Rule, k int, l store.Limit, now, n int64, charge 
 	return r
 }
 
-func (m maps) refund(rule *store.Rule, k int, l store.Limit, now int64, c store.Charge) {
+func (m maps) refund(rule *store.Rule, k int, l store.Limit, now int64, c store.Receipt) {
 	if rule == window {
 		m.states[k] = window.Refund(m.states[k], l, now, c)
 	} else if g := m.logs[k]; g != nil {
@@ -243,11 +243,11 @@ func TestCountsAreExactUnderFire(t *testing.T) {
 			rounds := effort.Of(100, 300)
 			c := newClock()
 			s := newStore(t, memstore.WithClock(c.now), memstore.WithMaxKeys(maxKeys))
-			spaces := []*store.Space{store.NewSpace(window, ""), store.NewSpace(sliding, "")}
+			spaces := []*store.Namespace{store.NewNamespace(window, ""), store.NewNamespace(sliding, "")}
 			l := store.Limit{Rate: limit, Period: 10 * 365 * 24 * 3600 * second, Burst: limit}
-			for _, sp := range spaces {
+			for _, ns := range spaces {
 				for k := range keys { // spend enough that the cap spares them
-					take(t, s, sp, strconv.Itoa(k), l, 10)
+					take(t, s, ns, strconv.Itoa(k), l, 10)
 				}
 			}
 			var admitted [2][keys]atomic.Int64
@@ -255,18 +255,18 @@ func TestCountsAreExactUnderFire(t *testing.T) {
 			for w := range workers {
 				group.Go(func() {
 					for i := range rounds {
-						for j, sp := range spaces {
+						for j, ns := range spaces {
 							for k := range keys {
-								if r, _ := s.Take(ctx, sp, strconv.Itoa(k), l, 1); r.OK {
+								if r, _ := s.Take(ctx, ns, strconv.Itoa(k), l, 1); r.OK {
 									admitted[j][k].Add(1)
 								}
 							}
 							passing := fmt.Sprint(w, "/", i)
 							for k := range 40 / scale * 5 {
-								s.Take(ctx, sp, passing+strconv.Itoa(k), perMinute(5), 1)
+								s.Take(ctx, ns, passing+strconv.Itoa(k), perMinute(5), 1)
 							}
-							s.Reset(ctx, sp, passing+"3")
-							s.Peek(ctx, sp, passing+"4", perMinute(5), 1)
+							s.Reset(ctx, ns, passing+"3")
+							s.Peek(ctx, ns, passing+"4", perMinute(5), 1)
 						}
 						c.add(second / 20)
 						if s.Len() > maxKeys {
@@ -289,12 +289,12 @@ func TestCountsAreExactUnderFire(t *testing.T) {
 }
 
 func TestCapIsExact(t *testing.T) {
-	sp := store.NewSpace(window, "")
+	ns := store.NewNamespace(window, "")
 	for _, maxKeys := range []int{1, 2, 10, 63, 64, 100, 1000, 3000} {
 		c := newClock()
 		s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(c.now))
 		for i := range 3 * maxKeys {
-			take(t, s, sp, strconv.Itoa(i), plenty, 1)
+			take(t, s, ns, strconv.Itoa(i), plenty, 1)
 			if want := min(i+1, maxKeys); s.Len() != want || s.Evicted() != uint64(i+1-want) {
 				t.Fatalf("cap %d, %d keys: Len %d, Evicted %d", maxKeys, i+1, s.Len(), s.Evicted())
 			}
@@ -304,7 +304,7 @@ func TestCapIsExact(t *testing.T) {
 }
 
 func TestCapIsExactInParallel(t *testing.T) {
-	sp := store.NewSpace(window, "")
+	ns := store.NewNamespace(window, "")
 	for _, maxKeys := range []int{1, 10, 70, 2000} {
 		const workers, each = 8, 20_000 / scale
 		s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(newClock().now))
@@ -312,7 +312,7 @@ func TestCapIsExactInParallel(t *testing.T) {
 		for w := range workers {
 			group.Go(func() {
 				for i := range each {
-					s.Take(ctx, sp, fmt.Sprint(w, "/", i), plenty, 1)
+					s.Take(ctx, ns, fmt.Sprint(w, "/", i), plenty, 1)
 					if n := s.Len(); n > maxKeys {
 						t.Errorf("Len %d, cap %d", n, maxKeys)
 					}
@@ -333,20 +333,20 @@ func TestFullStoreWithAnEmptyTable(t *testing.T) {
 	const maxKeys = 64 // the least that has two tables
 	c := newClock()
 	s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(c.now))
-	sp := store.NewSpace(window, "")
+	ns := store.NewNamespace(window, "")
 	var here, there []string
 	for i := range 1000 {
-		if key := strconv.Itoa(i); s.TableOf(sp, key) == s.TableOf(sp, "0") {
+		if key := strconv.Itoa(i); s.TableOf(ns, key) == s.TableOf(ns, "0") {
 			here = append(here, key)
 		} else {
 			there = append(there, key)
 		}
 	}
 	for _, key := range here[:maxKeys] {
-		take(t, s, sp, key, plenty, 1)
+		take(t, s, ns, key, plenty, 1)
 	}
 	for i, key := range there[:5] {
-		take(t, s, sp, key, plenty, 1)
+		take(t, s, ns, key, plenty, 1)
 		if s.Len() != maxKeys || s.Evicted() != uint64(i+1) {
 			t.Errorf("%d keys too many: Len %d, Evicted %d", i+1, s.Len(), s.Evicted())
 		}
@@ -356,17 +356,17 @@ func TestFullStoreWithAnEmptyTable(t *testing.T) {
 
 func TestVictimsAreJudgedByTheirOwnRule(t *testing.T) {
 	dear := *window
-	dear.Spend = func(store.State, int64, int64) int64 { return 1 << 40 }
+	dear.Used = func(store.State, int64, int64) int64 { return 1 << 40 }
 	s := newStore(t, memstore.WithMaxKeys(8), memstore.WithClock(newClock().now))
-	cheap, sp := store.NewSpace(window, "cheap"), store.NewSpace(&dear, "dear")
+	cheap, ns := store.NewNamespace(window, "cheap"), store.NewNamespace(&dear, "dear")
 	take(t, s, cheap, "first", plenty, 1)
 	for range 2 {
-		take(t, s, sp, "k", plenty, 1)
+		take(t, s, ns, "k", plenty, 1)
 	}
 	for i := range 100 {
 		take(t, s, cheap, strconv.Itoa(i), plenty, 1000)
 	}
-	if r, _ := s.Peek(ctx, sp, "k", plenty, 1); r.X != 2 {
+	if r, _ := s.Peek(ctx, ns, "k", plenty, 1); r.X != 2 {
 		t.Errorf("spent %d, want 2", r.X)
 	}
 }
@@ -374,13 +374,13 @@ func TestVictimsAreJudgedByTheirOwnRule(t *testing.T) {
 func TestDeadKeysAreNotEvictedButReplaced(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithMaxKeys(10), memstore.WithClock(c.now))
-	sp := store.NewSpace(window, "")
+	ns := store.NewNamespace(window, "")
 	for i := range 10 {
-		take(t, s, sp, strconv.Itoa(i), perMinute(5), 5)
+		take(t, s, ns, strconv.Itoa(i), perMinute(5), 5)
 	}
 	c.add(60 * second) // within the grace: they are still there
 	for i := range 3 {
-		take(t, s, sp, "new"+strconv.Itoa(i), perMinute(5), 1)
+		take(t, s, ns, "new"+strconv.Itoa(i), perMinute(5), 1)
 	}
 	if s.Len() != 10 || s.Evicted() != 0 {
 		t.Errorf("Len %d, Evicted %d, want 10 and 0", s.Len(), s.Evicted())
@@ -418,17 +418,17 @@ func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret)
 	if secret != nil {
 		s.Use(secret)
 	}
-	sp, l := store.NewSpace(rule, ""), store.Limit{Rate: limit, Period: 3600 * second, Burst: limit}
+	ns, l := store.NewNamespace(rule, ""), store.Limit{Rate: limit, Period: 3600 * second, Burst: limit}
 	for u := range established {
-		take(t, s, sp, "user"+strconv.Itoa(u), l, 5)
+		take(t, s, ns, "user"+strconv.Itoa(u), l, 5)
 	}
-	take(t, s, sp, "attacker", l, 5)
+	take(t, s, ns, "attacker", l, 5)
 	admitted, newcomers := 5, 0
 	for i := range rotating {
-		if i%10 == 0 && take(t, s, sp, "attacker", l, 1).OK {
+		if i%10 == 0 && take(t, s, ns, "attacker", l, 1).OK {
 			admitted++
 		}
-		if take(t, s, sp, strconv.Itoa(i), l, 1).OK {
+		if take(t, s, ns, strconv.Itoa(i), l, 1).OK {
 			newcomers++
 		}
 		c.add(1)
@@ -440,7 +440,7 @@ func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret)
 		t.Errorf("%d of %d new keys admitted", newcomers, rotating)
 	}
 	for u := range established {
-		if r, _ := s.Peek(ctx, sp, "user"+strconv.Itoa(u), l, 1); r.X != 5 {
+		if r, _ := s.Peek(ctx, ns, "user"+strconv.Itoa(u), l, 1); r.X != 5 {
 			t.Errorf("user %d has spent %d, want 5", u, r.X)
 		}
 	}
@@ -454,14 +454,14 @@ func TestIdleKeysGoByThemselves(t *testing.T) {
 	names := keyNames(idle)
 	empty := heap()
 	s := newStore(t, memstore.WithClock(c.now))
-	sp := store.NewSpace(window, "")
+	ns := store.NewNamespace(window, "")
 	for _, key := range names {
-		take(t, s, sp, key, perMinute(5), 1)
+		take(t, s, ns, key, perMinute(5), 1)
 	}
 	peak := heap() - empty
 	c.add(3600 * second)
 	for i := range calls {
-		take(t, s, sp, names[i%busy], plenty, 1)
+		take(t, s, ns, names[i%busy], plenty, 1)
 	}
 	if left := heap() - empty; s.Len() > idle/10 || left > peak/10 {
 		t.Errorf("%d of %d keys and %d of %d bytes are left", s.Len(), idle, left, peak)
@@ -473,17 +473,17 @@ func TestIdleKeysGoByThemselves(t *testing.T) {
 // TestDeadStaysDead takes the clock back after a state was dropped: the time it
 // was in force must not come again.
 func TestDeadStaysDead(t *testing.T) {
-	sp, l := store.NewSpace(window, ""), perMinute(5)
+	ns, l := store.NewNamespace(window, ""), perMinute(5)
 	for name, drop := range map[string]func(*memstore.Store){
 		"sweep": (*memstore.Store).SweepAll,
 		"growth": func(s *memstore.Store) {
 			for i := range 100_000 / scale {
-				take(t, s, sp, "g"+strconv.Itoa(i), plenty, 1)
+				take(t, s, ns, "g"+strconv.Itoa(i), plenty, 1)
 			}
 		},
 		"idle": func(s *memstore.Store) {
 			for range 100_000 {
-				take(t, s, sp, "busy", plenty, 1)
+				take(t, s, ns, "busy", plenty, 1)
 			}
 		},
 	} {
@@ -492,13 +492,13 @@ func TestDeadStaysDead(t *testing.T) {
 			start := c.µs.Load()
 			s := newStore(t, memstore.WithClock(c.now))
 			for i := range 100 {
-				take(t, s, sp, strconv.Itoa(i), l, 5)
+				take(t, s, ns, strconv.Itoa(i), l, 5)
 			}
 			c.add(63 * second)
 			drop(s)
 			c.µs.Store(start + second)
 			for i := range 100 {
-				if r, _ := s.Peek(ctx, sp, strconv.Itoa(i), l, 1); r.X == 0 && r.Y < start+60*second {
+				if r, _ := s.Peek(ctx, ns, strconv.Itoa(i), l, 1); r.X == 0 && r.Y < start+60*second {
 					t.Fatalf("key %d has spent %d at %v", i, r.X, time.Duration(r.Y-start)*1000)
 				}
 			}
@@ -510,12 +510,12 @@ func TestDeadVictimStaysDead(t *testing.T) {
 	c := newClock()
 	start := c.µs.Load()
 	s := newStore(t, memstore.WithClock(c.now), memstore.WithMaxKeys(1))
-	sp, l := store.NewSpace(window, ""), perMinute(5)
-	take(t, s, sp, "a", l, 5)
+	ns, l := store.NewNamespace(window, ""), perMinute(5)
+	take(t, s, ns, "a", l, 5)
 	c.add(60 * second)
-	take(t, s, sp, "b", l, 5)
+	take(t, s, ns, "b", l, 5)
 	c.µs.Store(start)
-	if r, _ := s.Peek(ctx, sp, "a", l, 1); r.Y < start+60*second {
+	if r, _ := s.Peek(ctx, ns, "a", l, 1); r.Y < start+60*second {
 		t.Errorf("decided at %v, want a minute or more", time.Duration(r.Y-start)*1000)
 	}
 }
@@ -532,23 +532,23 @@ func TestEndedStateReadsAsNeverSeen(t *testing.T) {
 		for _, swept := range []bool{false, true} {
 			c := newClock()
 			s := newStore(t, memstore.WithClock(c.now))
-			sp := store.NewSpace(rule, "")
-			take(t, s, sp, "k", perMinute(5), 5)
+			ns := store.NewNamespace(rule, "")
+			take(t, s, ns, "k", perMinute(5), 5)
 			c.add(60*second - 1)
-			if r, _ := s.Peek(ctx, sp, "k", longer, 1); r.X != 5 {
+			if r, _ := s.Peek(ctx, ns, "k", longer, 1); r.X != 5 {
 				t.Errorf("%s: %d events before the end, want 5", rule.Name, r.X)
 			}
 			c.add(3*second + 1)
 			if swept {
 				s.SweepAll()
 			}
-			if r, _ := s.Peek(ctx, sp, "k", longer, 1); r.X != 0 {
+			if r, _ := s.Peek(ctx, ns, "k", longer, 1); r.X != 0 {
 				t.Errorf("%s, swept %v: Peek sees %d events, want 0", rule.Name, swept, r.X)
 			}
-			if r := take(t, s, sp, "k", longer, 1); r.X != 0 {
+			if r := take(t, s, ns, "k", longer, 1); r.X != 0 {
 				t.Errorf("%s, swept %v: Take sees %d events, want 0", rule.Name, swept, r.X)
 			}
-			if r := take(t, s, sp, "k", longer, 1); r.X != 1 {
+			if r := take(t, s, ns, "k", longer, 1); r.X != 1 {
 				t.Errorf("%s, swept %v: then %d events, want 1", rule.Name, swept, r.X)
 			}
 		}
@@ -558,8 +558,8 @@ func TestEndedStateReadsAsNeverSeen(t *testing.T) {
 func TestStateIsKeptForTheGrace(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
-	sp := store.NewSpace(window, "")
-	take(t, s, sp, "k", perMinute(5), 1)
+	ns := store.NewNamespace(window, "")
+	take(t, s, ns, "k", perMinute(5), 1)
 	c.add(61 * second)
 	s.SweepAll()
 	if s.Len() != 1 {
@@ -575,14 +575,14 @@ func TestStateIsKeptForTheGrace(t *testing.T) {
 func TestPeekChangesNothing(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
-	sp := store.NewSpace(window, "")
+	ns := store.NewNamespace(window, "")
 	for i := range 5000 {
-		take(t, s, sp, strconv.Itoa(i), perMinute(5), 1)
+		take(t, s, ns, strconv.Itoa(i), perMinute(5), 1)
 	}
 	before, hand := s.Shapes()
 	c.add(3600 * second)
 	for i := range 10_000 {
-		s.Peek(ctx, sp, strconv.Itoa(i), perMinute(5), 1)
+		s.Peek(ctx, ns, strconv.Itoa(i), perMinute(5), 1)
 	}
 	after, handAfter := s.Shapes()
 	if hand != handAfter {
@@ -600,7 +600,7 @@ func TestPeekChangesNothing(t *testing.T) {
 func TestWorkPerCall(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
-	sp := store.NewSpace(window, "")
+	ns := store.NewNamespace(window, "")
 	rng := rand.New(rand.NewPCG(3, 4))
 	before, hand := s.Shapes()
 	most := 0
@@ -608,7 +608,7 @@ func TestWorkPerCall(t *testing.T) {
 		if i == 30_000/scale {
 			c.add(3600 * second)
 		}
-		s.Take(ctx, sp, strconv.Itoa(rng.IntN(40_000)), perMinute(5), 1)
+		s.Take(ctx, ns, strconv.Itoa(rng.IntN(40_000)), perMinute(5), 1)
 		after, next := s.Shapes()
 		moved, swept := 0, 0
 		if next != hand {
@@ -640,14 +640,14 @@ func TestSizes(t *testing.T) {
 
 func TestKnownKeysAllocateNothing(t *testing.T) {
 	s := newStore(t)
-	sp, once := store.NewSpace(window, ""), perMinute(1)
-	take(t, s, sp, "known", plenty, 1000)
-	take(t, s, sp, "spent", plenty, 1)
+	ns, once := store.NewNamespace(window, ""), perMinute(1)
+	take(t, s, ns, "known", plenty, 1000)
+	take(t, s, ns, "spent", plenty, 1)
 	for name, call := range map[string]func(){
-		"Take":   func() { s.Take(ctx, sp, "known", plenty, 1) },
-		"denied": func() { s.Take(ctx, sp, "spent", once, 1) },
-		"Peek":   func() { s.Peek(ctx, sp, "known", plenty, 1) },
-		"Refund": func() { s.Refund(ctx, sp, "known", plenty, store.Charge{At: time.Now().UnixMicro(), N: 1}) },
+		"Take":   func() { s.Take(ctx, ns, "known", plenty, 1) },
+		"denied": func() { s.Take(ctx, ns, "spent", once, 1) },
+		"Peek":   func() { s.Peek(ctx, ns, "known", plenty, 1) },
+		"Refund": func() { s.Refund(ctx, ns, "known", plenty, store.Receipt{At: time.Now().UnixMicro(), N: 1}) },
 	} {
 		if n := testing.AllocsPerRun(500, call); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
@@ -659,7 +659,7 @@ func TestNoGoroutines(t *testing.T) {
 	before := runtime.NumGoroutine()
 	s := newStore(t)
 	for i := range 10_000 {
-		take(t, s, store.NewSpace(window, ""), strconv.Itoa(i), plenty, 1)
+		take(t, s, store.NewNamespace(window, ""), strconv.Itoa(i), plenty, 1)
 	}
 	if after := runtime.NumGoroutine(); after > before {
 		t.Errorf("%d goroutines before, %d after", before, after)
@@ -669,13 +669,13 @@ func TestNoGoroutines(t *testing.T) {
 func TestClockOfABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore(t)
-		sp, l := store.NewSpace(window, ""), perMinute(5)
+		ns, l := store.NewNamespace(window, ""), perMinute(5)
 		for range 3 {
-			if r := take(t, s, sp, "k", l, 5); !r.OK || r.Y != time.Now().UnixMicro() {
+			if r := take(t, s, ns, "k", l, 5); !r.OK || r.Y != time.Now().UnixMicro() {
 				t.Errorf("%+v, want OK at %d", r, time.Now().UnixMicro())
 			}
 			time.Sleep(time.Minute - time.Microsecond)
-			if take(t, s, sp, "k", l, 1).OK {
+			if take(t, s, ns, "k", l, 1).OK {
 				t.Error("admitted before the minute is over")
 			}
 			time.Sleep(time.Microsecond)
@@ -691,13 +691,13 @@ func TestPanicOfTheClockLeavesNoLock(t *testing.T) {
 		}
 		return time.Now()
 	}))
-	sp := store.NewSpace(window, "")
+	ns := store.NewNamespace(window, "")
 	func() {
 		defer func() { _ = recover() }()
-		s.Take(ctx, sp, "k", plenty, 1)
+		s.Take(ctx, ns, "k", plenty, 1)
 	}()
 	fail = false
-	if !take(t, s, sp, "k", plenty, 1).OK {
+	if !take(t, s, ns, "k", plenty, 1).OK {
 		t.Error("denied")
 	}
 }
@@ -706,10 +706,10 @@ func TestTooManyRules(t *testing.T) {
 	s := newStore(t)
 	for i := range 1 << 15 {
 		rule := *window
-		take(t, s, store.NewSpace(&rule, ""), strconv.Itoa(i), plenty, 1)
+		take(t, s, store.NewNamespace(&rule, ""), strconv.Itoa(i), plenty, 1)
 	}
 	rule := *window
-	if _, err := s.Take(ctx, store.NewSpace(&rule, ""), "one more", plenty, 1); !errors.Is(err, store.ErrStore) {
+	if _, err := s.Take(ctx, store.NewNamespace(&rule, ""), "one more", plenty, 1); !errors.Is(err, store.ErrStore) {
 		t.Errorf("error %v, want ErrStore", err)
 	}
 	check(t, s)
@@ -729,9 +729,9 @@ func (c *clock) add(d int64)    { c.µs.Add(d) }
 
 func perMinute(n int64) store.Limit { return store.Limit{Rate: n, Period: 60 * second, Burst: n} }
 
-func take(tb testing.TB, s *memstore.Store, sp *store.Space, key string, l store.Limit, n int64) store.Reply {
+func take(tb testing.TB, s *memstore.Store, ns *store.Namespace, key string, l store.Limit, n int64) store.Reply {
 	tb.Helper()
-	r, err := s.Take(ctx, sp, key, l, n)
+	r, err := s.Take(ctx, ns, key, l, n)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -20,14 +20,14 @@ var window = &store.Rule{
 		s.Period, s.Whole = l.Period, s.Whole+n
 		return s, r
 	},
-	Refund: func(s store.State, _ store.Limit, _ int64, c store.Charge) store.State {
+	Refund: func(s store.State, _ store.Limit, _ int64, c store.Receipt) store.State {
 		if c.At >= s.At && c.At < s.At+s.Period {
 			s.Whole = max(s.Whole-c.N, 0)
 		}
 		return s
 	},
-	Life:  func(s store.State, _ store.Limit) int64 { return s.Period },
-	Spend: func(s store.State, _, _ int64) int64 { return s.Whole },
+	TTL:  func(s store.State, _ store.Limit) int64 { return s.Period },
+	Used: func(s store.State, _, _ int64) int64 { return s.Whole },
 }
 
 // plainLog is a sliding log. Its Reply is that of window.
@@ -77,7 +77,7 @@ func (g *plainLog) Add(l store.Limit, now, n int64) (end int64) {
 	return g.End()
 }
 
-func (g *plainLog) Refund(_ store.Limit, _ int64, c store.Charge) {
+func (g *plainLog) Refund(_ store.Limit, _ int64, c store.Receipt) {
 	for i, at := range g.at {
 		if at == c.At {
 			back := min(g.n[i], c.N)
@@ -96,7 +96,7 @@ func (g *plainLog) End() int64 {
 	return 0
 }
 
-func (g *plainLog) Spend(now int64) int64 { return g.after(now - g.period) }
+func (g *plainLog) Used(now int64) int64 { return g.after(now - g.period) }
 
 func (g *plainLog) after(t int64) (n int64) {
 	for i, at := range g.at {

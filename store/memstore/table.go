@@ -93,7 +93,7 @@ func (s *slot) countedUnder(l store.Limit) bool {
 
 // end is the instant, in Unix µs, from which on the state is as never seen.
 func (s *slot) end(rule *store.Rule) int64 {
-	return s.at + rule.Life(s.state(), store.Limit{Rate: int64(s.rate), Period: int64(s.period)})
+	return s.at + rule.TTL(s.state(), store.Limit{Rate: int64(s.rate), Period: int64(s.period)})
 }
 
 // unlessEnded is the state, but the zero one if it has ended, whether it was dropped
@@ -172,10 +172,10 @@ func (t *table) spend(i int, rules *rules, now int64) (events, end int64) {
 		return 0, end
 	}
 	if log := t.log(i); log != nil {
-		return log.Spend(now), end
+		return log.Used(now), end
 	}
 	s := &t.slots[i]
-	return rules.get(s.rule()).Spend(s.state(), end, now), end
+	return rules.get(s.rule()).Used(s.state(), end, now), end
 }
 
 // log is the log beside slot i, nil if there is none.
@@ -250,7 +250,7 @@ func (t *table) settle(i int) {
 // refund gives back what is still charged of c in slot i, and says whether
 // anything is left. A state that has ended stays for the sweep, which remembers until
 // when it counted, for a reading of the clock that comes late.
-func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Charge) bool {
+func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Receipt) bool {
 	s := &t.slots[i]
 	if log := t.log(i); log != nil {
 		log.Refund(l, now, c)

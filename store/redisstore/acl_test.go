@@ -140,8 +140,8 @@ func TestTheLeastPermissionsAreEnough(t *testing.T) {
 			require.NoError(t, l.Reset(ctx, "k"), name)
 		}
 		if i == 1 {
-			_, errs, _ := s.TakeEach([]store.Claim{
-				{Space: batched(t), Key: "a", Limit: limit, N: 1}, {Space: batched(t), Key: "b", Limit: limit, N: 1},
+			_, errs, _ := s.TakeEach([]store.Request{
+				{Namespace: batched(t), Key: "a", Limit: limit, N: 1}, {Namespace: batched(t), Key: "b", Limit: limit, N: 1},
 			})
 			require.Equal(t, []error{nil, nil}, errs)
 		}
@@ -156,9 +156,9 @@ func TestTheLeastPermissionsAreEnough(t *testing.T) {
 }
 
 // batched is a space whose rule can be asked for many keys at once.
-func batched(t *testing.T) *store.Space {
+func batched(t *testing.T) *store.Namespace {
 	t.Helper()
-	return store.NewSpace(&store.Rule{Name: "each", Each: func(*store.Rule) string {
+	return store.NewNamespace(&store.Rule{Name: "each", BatchScript: func(*store.Rule) string {
 		return "local r = {} for i, key in ipairs(KEYS) do redis.call('SET', key, 1, 'PX', 1000) for j = 1, 4 do r[#r + 1] = 1 end end return r"
 	}}, "test")
 }

@@ -88,22 +88,22 @@ func (s *Store) queue(rule *store.Rule) *queue {
 	if q, ok := s.queues.Load(rule); ok {
 		return q.(*queue)
 	}
-	q, _ := s.queues.LoadOrStore(rule, &queue{script: newScript(rule.Each(rule))})
+	q, _ := s.queues.LoadOrStore(rule, &queue{script: newScript(rule.BatchScript(rule))})
 	return q.(*queue)
 }
 
 // takeInBatch is Take, alone while there is room for a flight. What is proof that a
 // batch did not run makes its callers go on as they would without batches.
-func (s *Store) takeInBatch(b budget, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *Store) takeInBatch(b budget, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if err := b.Err(); err != nil {
 		return store.Reply{}, err
 	}
-	q := s.queue(sp.Rule)
+	q := s.queue(ns.Rule)
 	if q.begin() {
 		defer s.land(q) // also if the client panics
-		return s.call(b, sp, key, "take", l, n)
+		return s.call(b, ns, key, "take", l, n)
 	}
-	c := &caller{budget: b, key: s.key(sp, key), limit: l, n: n, ready: make(chan struct{})}
+	c := &caller{budget: b, key: s.key(ns, key), limit: l, n: n, ready: make(chan struct{})}
 	if batch := q.join(c); batch != nil {
 		go s.serve(q, batch)
 	}
@@ -111,7 +111,7 @@ func (s *Store) takeInBatch(b budget, sp *store.Space, key string, l store.Limit
 	case a.panicked != nil:
 		panic(a.panicked)
 	case a.alone:
-		return s.call(b, sp, key, "take", l, n)
+		return s.call(b, ns, key, "take", l, n)
 	case a.fault != nil:
 		return store.Reply{}, failure(b, *a.fault)
 	default:
@@ -240,7 +240,7 @@ func latest(batch []*caller) budget {
 	return b
 }
 
-// batchArgs is the EVALSHA of scripts/each.lua for batch, and what it is to do.
+// batchArgs is the EVALSHA of scripts/batch.lua for batch, and what it is to do.
 func (s *Store) batchArgs(sc *script, batch []*caller) ([]any, operation, error) {
 	args := make([]any, 0, keyArg+len(batch)+7)
 	args = append(args, evalsha, sc.sha, len(batch))

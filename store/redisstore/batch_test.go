@@ -32,15 +32,17 @@ var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "toke
 // spy learns the space of a limiter.
 type spy struct {
 	store.Store
-	space *store.Space
+	space *store.Namespace
 }
 
-func (s *spy) Take(_ context.Context, sp *store.Space, _ string, _ store.Limit, _ int64) (store.Reply, error) {
-	s.space = sp
+func (*spy) Prepare(*store.Rule) {}
+
+func (s *spy) Take(_ context.Context, ns *store.Namespace, _ string, _ store.Limit, _ int64) (store.Reply, error) {
+	s.space = ns
 	return store.Reply{}, store.ErrStore
 }
 
-func spaceOf(t testing.TB, algorithm string) *store.Space {
+func spaceOf(t testing.TB, algorithm string) *store.Namespace {
 	t.Helper()
 	s := new(spy)
 	lim, err := ratelimit.New(algorithm, s, ratelimit.PerMinute(1))
@@ -97,11 +99,11 @@ func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 }
 
 // randomClaims are 1 to 64 calls on few keys, under two limits.
-func randomClaims(rng *rand.Rand, space *store.Space) []store.Claim {
-	claims := make([]store.Claim, 1+rng.IntN(64))
+func randomClaims(rng *rand.Rand, space *store.Namespace) []store.Request {
+	claims := make([]store.Request, 1+rng.IntN(64))
 	for i := range claims {
-		claims[i] = store.Claim{
-			Space: space, Key: fmt.Sprint("key", rng.IntN(8)),
+		claims[i] = store.Request{
+			Namespace: space, Key: fmt.Sprint("key", rng.IntN(8)),
 			Limit: minute(20 + 10*rng.Int64N(2)), N: 1 + rng.Int64N(4)*rng.Int64N(2),
 		}
 	}
@@ -132,14 +134,14 @@ func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
 // alwaysBatched is a store of which every Take that can goes by the script of batches.
 type alwaysBatched struct{ *redisstore.Store }
 
-func (s alwaysBatched) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s alwaysBatched) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if err := ctx.Err(); err != nil {
 		return store.Reply{}, err
 	}
 	if l.Before > 0 {
-		return s.Store.Take(ctx, sp, key, l, n)
+		return s.Store.Take(ctx, ns, key, l, n)
 	}
-	replies, errs, _ := s.TakeEach([]store.Claim{{Space: sp, Key: key, Limit: l, N: n}})
+	replies, errs, _ := s.TakeEach([]store.Request{{Namespace: ns, Key: key, Limit: l, N: n}})
 	return replies[0], errs[0]
 }
 
@@ -169,14 +171,14 @@ func TestAValueThatIsNotOursFailsItsOwnCallsOnly(t *testing.T) {
 	for name, client := range servers(t) {
 		s := newStore(t, client, redisstore.WithBatching())
 		for _, algorithm := range algorithms {
-			sp := spaceOf(t, algorithm)
-			claim := func(key string) store.Claim {
-				return store.Claim{Space: sp, Key: key, Limit: minute(2), N: 1}
+			ns := spaceOf(t, algorithm)
+			claim := func(key string) store.Request {
+				return store.Request{Namespace: ns, Key: key, Limit: minute(2), N: 1}
 			}
-			require.NoError(t, client.HSet(t.Context(), s.RedisKey(sp, "hash"), "field", "x").Err())
-			require.NoError(t, client.Set(t.Context(), s.RedisKey(sp, "text"), "garbage", 0).Err())
-			require.NoError(t, client.RPush(t.Context(), s.RedisKey(sp, "list"), "garbage").Err())
-			var claims []store.Claim
+			require.NoError(t, client.HSet(t.Context(), s.RedisKey(ns, "hash"), "field", "x").Err())
+			require.NoError(t, client.Set(t.Context(), s.RedisKey(ns, "text"), "garbage", 0).Err())
+			require.NoError(t, client.RPush(t.Context(), s.RedisKey(ns, "list"), "garbage").Err())
+			var claims []store.Request
 			for _, key := range []string{"hash", "a", "text", "a", "list", "a", "b", "hash"} {
 				claims = append(claims, claim(key))
 			}
@@ -192,12 +194,12 @@ func TestAValueThatIsNotOursFailsItsOwnCallsOnly(t *testing.T) {
 				var answer redis.Error
 				require.ErrorAs(t, errs[i], &answer)
 				require.NotContains(t, errs[i].Error(), c.Key)
-				_, err := s.Take(t.Context(), sp, c.Key, c.Limit, 1)
+				_, err := s.Take(t.Context(), ns, c.Key, c.Limit, 1)
 				require.ErrorIs(t, err, store.ErrStore, "and alone")
 			}
-			require.Equal(t, "x", client.HGet(t.Context(), s.RedisKey(sp, "hash"), "field").Val())
-			require.Equal(t, "garbage", client.Get(t.Context(), s.RedisKey(sp, "text")).Val())
-			require.Equal(t, "garbage", client.LIndex(t.Context(), s.RedisKey(sp, "list"), 0).Val())
+			require.Equal(t, "x", client.HGet(t.Context(), s.RedisKey(ns, "hash"), "field").Val())
+			require.Equal(t, "garbage", client.Get(t.Context(), s.RedisKey(ns, "text")).Val())
+			require.Equal(t, "garbage", client.LIndex(t.Context(), s.RedisKey(ns, "list"), 0).Val())
 		}
 	}
 }
@@ -235,11 +237,11 @@ func TestARefusingServerStillDenies(t *testing.T) {
 		},
 	} {
 		for _, algorithm := range algorithms {
-			s, sp := newStore(t, client, redisstore.WithPrefix(name), redisstore.WithBatching()), spaceOf(t, algorithm)
+			s, ns := newStore(t, client, redisstore.WithPrefix(name), redisstore.WithBatching()), spaceOf(t, algorithm)
 			take := func(keys ...string) ([]store.Reply, []error, []bool) {
-				var claims []store.Claim
+				var claims []store.Request
 				for _, key := range keys {
-					claims = append(claims, store.Claim{Space: sp, Key: key, Limit: year(2), N: 1})
+					claims = append(claims, store.Request{Namespace: ns, Key: key, Limit: year(2), N: 1})
 				}
 				return s.TakeEach(claims)
 			}
@@ -338,15 +340,15 @@ func TestBatchesAdmitTheLimitExactly(t *testing.T) {
 
 func TestACallThatMeetsNoOtherGoesAlone(t *testing.T) {
 	client, seen := counted(t, redistest.Shared(t).Addr())
-	s, sp := newStore(t, client, redisstore.WithBatching()), spaceOf(t, "token_bucket")
-	_, err := s.Take(t.Context(), sp, "k", year(100), 1)
+	s, ns := newStore(t, client, redisstore.WithBatching()), spaceOf(t, "token_bucket")
+	_, err := s.Take(t.Context(), ns, "k", year(100), 1)
 	require.NoError(t, err)
 	before := runtime.NumGoroutine()
 	for range 50 {
-		_, err := s.Take(t.Context(), sp, "k", year(100), 1)
+		_, err := s.Take(t.Context(), ns, "k", year(100), 1)
 		require.NoError(t, err)
 		require.LessOrEqual(t, runtime.NumGoroutine(), before)
-		require.Zero(t, s.Flights(sp.Rule))
+		require.Zero(t, s.Flights(ns.Rule))
 	}
 	require.EqualValues(t, 51, seen.scripts.Load())
 	require.EqualValues(t, 51, seen.calls.Load())
@@ -357,7 +359,7 @@ func TestACallThatMeetsNoOtherGoesAlone(t *testing.T) {
 type held struct {
 	*redisstore.Store
 	proxy *redistest.Proxy
-	space *store.Space
+	space *store.Namespace
 	calls sync.WaitGroup
 }
 
@@ -372,7 +374,7 @@ func holdFlights(t *testing.T, server *redistest.Server, opts ...redisstore.Opti
 		warm.Go(func() { _, _ = h.take(context.Background(), "warm") })
 	}
 	warm.Wait()
-	_, errs, _ := h.TakeEach([]store.Claim{{Space: h.space, Key: "warm", Limit: year(100), N: 1}})
+	_, errs, _ := h.TakeEach([]store.Request{{Namespace: h.space, Key: "warm", Limit: year(100), N: 1}})
 	require.NoError(t, errs[0])
 	proxy.Hold()
 	t.Cleanup(proxy.Release)
@@ -401,15 +403,15 @@ func (h *held) wait(t *testing.T, ctx context.Context, key string) <-chan error 
 }
 
 // charged is how many events key has been charged, as the server sees it.
-func charged(t *testing.T, server *redistest.Server, sp *store.Space, key string) int64 {
+func charged(t *testing.T, server *redistest.Server, ns *store.Namespace, key string) int64 {
 	t.Helper()
-	return missing(t, newStore(t, server.Client(t)), sp, key, year(100))
+	return missing(t, newStore(t, server.Client(t)), ns, key, year(100))
 }
 
 // missing is how many tokens are not there, or not whole yet.
-func missing(t *testing.T, s *redisstore.Store, sp *store.Space, key string, l store.Limit) int64 {
+func missing(t *testing.T, s *redisstore.Store, ns *store.Namespace, key string, l store.Limit) int64 {
 	t.Helper()
-	r, err := s.Peek(t.Context(), sp, key, l, 1)
+	r, err := s.Peek(t.Context(), ns, key, l, 1)
 	require.NoError(t, err)
 	if r.Z > 0 {
 		return r.Y + 1
@@ -437,12 +439,12 @@ func TestACallThatLeavesTheQueueIsNotCharged(t *testing.T) {
 func TestACallWhoseTimeIsUpInTheQueueIsOverloadedAndNotCharged(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, server.Client(t), redisstore.WithBatching(), redisstore.WithTimeout(50*time.Millisecond))
-	sp := spaceOf(t, "token_bucket")
-	release := s.Occupy(sp.Rule)
+	ns := spaceOf(t, "token_bucket")
+	release := s.Occupy(ns.Rule)
 	var calls sync.WaitGroup
 	for range 1000 { // more than some batches hold
 		calls.Go(func() {
-			_, err := s.Take(context.Background(), sp, "k", year(100), 1)
+			_, err := s.Take(context.Background(), ns, "k", year(100), 1)
 			if !errors.Is(err, store.ErrOverloaded) {
 				t.Errorf("not overloaded: %v", err)
 			}
@@ -450,9 +452,9 @@ func TestACallWhoseTimeIsUpInTheQueueIsOverloadedAndNotCharged(t *testing.T) {
 	}
 	calls.Wait()
 	release()
-	require.Zero(t, s.Flights(sp.Rule))
-	require.Zero(t, s.Waiting(sp.Rule))
-	require.Zero(t, charged(t, server, sp, "k"))
+	require.Zero(t, s.Flights(ns.Rule))
+	require.Zero(t, s.Waiting(ns.Rule))
+	require.Zero(t, charged(t, server, ns, "k"))
 }
 
 func TestABatchTakesNobodyWhoseTimeIsUp(t *testing.T) {
@@ -521,16 +523,16 @@ func TestBatchesOfAFrozenServerReturnInTimeAndLeaveNothing(t *testing.T) {
 	for _, contextTimeouts := range []bool{false, true} {
 		client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: contextTimeouts})
 		defer client.Close()
-		sp := spaceOf(t, "token_bucket")
+		ns := spaceOf(t, "token_bucket")
 		s := newStore(t, client, redisstore.WithTimeout(50*time.Millisecond), redisstore.WithBatching())
-		_, err := newStore(t, client).Take(t.Context(), sp, "k", year(100), 1)
+		_, err := newStore(t, client).Take(t.Context(), ns, "k", year(100), 1)
 		require.NoError(t, err)
 		before := runtime.NumGoroutine()
 		server.Freeze()
 		requireInTime(t, "the store's timeout", func() time.Duration {
 			return worst(200, 3, func() time.Duration {
 				start := time.Now()
-				_, err := s.Take(context.Background(), sp, "k", year(100), 1)
+				_, err := s.Take(context.Background(), ns, "k", year(100), 1)
 				took := time.Since(start)
 				requireStoreTimeout(t, err)
 				return took - 50*time.Millisecond
@@ -541,7 +543,7 @@ func TestBatchesOfAFrozenServerReturnInTimeAndLeaveNothing(t *testing.T) {
 				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 				defer cancel()
 				start := time.Now()
-				_, err := s.Take(ctx, sp, "k", year(100), 1)
+				_, err := s.Take(ctx, ns, "k", year(100), 1)
 				if err != context.DeadlineExceeded { //nolint:errorlint // as it is
 					t.Error(err)
 				}
@@ -550,10 +552,10 @@ func TestBatchesOfAFrozenServerReturnInTimeAndLeaveNothing(t *testing.T) {
 		})
 		server.Thaw()
 		requireGoroutines(t, before)
-		require.Zero(t, s.Flights(sp.Rule))
-		require.Zero(t, s.Waiting(sp.Rule))
+		require.Zero(t, s.Flights(ns.Rule))
+		require.Zero(t, s.Waiting(ns.Rule))
 		require.Eventually(t, func() bool {
-			_, err := s.Take(context.Background(), sp, "k", year(100), 1)
+			_, err := s.Take(context.Background(), ns, "k", year(100), 1)
 			return err == nil
 		}, 10*time.Second, time.Millisecond)
 	}
@@ -583,12 +585,12 @@ func TestCallsOfARefusedBatchGoOnAlone(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, sp := newStore(t, trouble.server.Client(t), redisstore.WithBatching()), spaceOf(t, "token_bucket")
+			s, ns := newStore(t, trouble.server.Client(t), redisstore.WithBatching()), spaceOf(t, "token_bucket")
 			var workers sync.WaitGroup
 			for i := range 64 {
 				workers.Go(func() {
 					for range 40 {
-						if _, err := s.Take(context.Background(), sp, fmt.Sprint("k", i%8), year(100_000), 1); err != nil {
+						if _, err := s.Take(context.Background(), ns, fmt.Sprint("k", i%8), year(100_000), 1); err != nil {
 							t.Error(err)
 						}
 					}
@@ -605,7 +607,7 @@ func TestCallsOfARefusedBatchGoOnAlone(t *testing.T) {
 			}
 			workers.Wait()
 			for i := range 8 {
-				require.EqualValues(t, 64/8*40, missing(t, s, sp, fmt.Sprint("k", i), year(100_000)))
+				require.EqualValues(t, 64/8*40, missing(t, s, ns, fmt.Sprint("k", i), year(100_000)))
 			}
 		})
 	}
@@ -636,17 +638,17 @@ func TestAnAnswerThatProvesNothingEndsABatch(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
 	defer client.Close()
 	client.AddHook(new(deaf))
-	s, sp := newStore(t, client, redisstore.WithBatching()), spaceOf(t, "token_bucket")
-	claims := slices.Repeat([]store.Claim{{Space: sp, Key: "k", Limit: year(100), N: 1}}, 3)
+	s, ns := newStore(t, client, redisstore.WithBatching()), spaceOf(t, "token_bucket")
+	claims := slices.Repeat([]store.Request{{Namespace: ns, Key: "k", Limit: year(100), N: 1}}, 3)
 	s.TakeEach(claims) // the script is loaded
-	require.NoError(t, s.Reset(t.Context(), sp, "k"))
+	require.NoError(t, s.Reset(t.Context(), ns, "k"))
 	_, errs, alone := s.TakeEach(claims)
 	for i, err := range errs {
 		require.ErrorIs(t, err, store.ErrStore)
 		require.ErrorContains(t, err, "upstream failure")
 		require.False(t, alone[i], "it may have been charged")
 	}
-	require.EqualValues(t, 3, charged(t, server, sp, "k"))
+	require.EqualValues(t, 3, charged(t, server, ns, "k"))
 }
 
 // fragile is a hook that panics with some scripts.
@@ -669,7 +671,7 @@ func TestAPanicOfAHookIsThatOfEachCallAndEndsNothingElse(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: redistest.Shared(t).Addr(), ContextTimeoutEnabled: true})
 	defer client.Close()
 	client.AddHook(new(fragile))
-	s, sp := newStore(t, client, redisstore.WithBatching()), spaceOf(t, "token_bucket")
+	s, ns := newStore(t, client, redisstore.WithBatching()), spaceOf(t, "token_bucket")
 	var panicked, admitted atomic.Int64
 	take := func(key string) {
 		defer func() {
@@ -679,7 +681,7 @@ func TestAPanicOfAHookIsThatOfEachCallAndEndsNothingElse(t *testing.T) {
 				panic(p)
 			}
 		}()
-		if _, err := s.Take(context.Background(), sp, key, year(100_000), 1); err != nil {
+		if _, err := s.Take(context.Background(), ns, key, year(100_000), 1); err != nil {
 			t.Error(err)
 			return
 		}
@@ -696,11 +698,11 @@ func TestAPanicOfAHookIsThatOfEachCallAndEndsNothingElse(t *testing.T) {
 	callers.Wait()
 	require.EqualValues(t, 64*40, panicked.Load()+admitted.Load())
 	require.Greater(t, panicked.Load(), int64(40), "no batch has panicked")
-	require.Eventually(t, func() bool { return s.Flights(sp.Rule) == 0 }, time.Second, time.Millisecond)
-	require.Zero(t, s.Waiting(sp.Rule))
+	require.Eventually(t, func() bool { return s.Flights(ns.Rule) == 0 }, time.Second, time.Millisecond)
+	require.Zero(t, s.Waiting(ns.Rule))
 	var charged int64
 	for i := range 4 {
-		charged += missing(t, newStore(t, redistest.Shared(t).Client(t)), sp, fmt.Sprint("k", i), year(100_000))
+		charged += missing(t, newStore(t, redistest.Shared(t).Client(t)), ns, fmt.Sprint("k", i), year(100_000))
 	}
 	require.Equal(t, admitted.Load(), charged)
 }
@@ -734,18 +736,18 @@ func TestARuleWithoutAScriptForBatchesGoesAlone(t *testing.T) {
 
 func TestADoneContextIsNotBatched(t *testing.T) {
 	m := redistest.Mini(t)
-	s, sp := newStore(t, m.Client(t), redisstore.WithBatching()), spaceOf(t, "token_bucket")
+	s, ns := newStore(t, m.Client(t), redisstore.WithBatching()), spaceOf(t, "token_bucket")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := s.Take(ctx, sp, "k", year(1), 1)
+	_, err := s.Take(ctx, ns, "k", year(1), 1)
 	require.Equal(t, context.Canceled, err)
 	require.Zero(t, m.CommandCount())
-	require.Zero(t, s.Flights(sp.Rule))
+	require.Zero(t, s.Flights(ns.Rule))
 }
 
 func TestABatchWithAClockThatLuaCannotCountIsAnError(t *testing.T) {
 	s := newStore(t, redistest.Mini(t).Client(t), redisstore.WithBatching(), redisstore.WithClock(func() time.Time { return time.Time{} }))
-	_, errs, alone := s.TakeEach([]store.Claim{{Space: spaceOf(t, "token_bucket"), Key: "k", Limit: year(1), N: 1}})
+	_, errs, alone := s.TakeEach([]store.Request{{Namespace: spaceOf(t, "token_bucket"), Key: "k", Limit: year(1), N: 1}})
 	require.ErrorIs(t, errs[0], store.ErrStore)
 	require.False(t, alone[0])
 }
@@ -777,7 +779,7 @@ func TestABatchThatWasGivenUpChargesNothing(t *testing.T) {
 	for name, client := range servers(t) {
 		for _, algorithm := range algorithms {
 			rule := spaceOf(t, algorithm).Rule
-			reply, err := client.Eval(t.Context(), rule.Each(rule), []string{t.Name(), t.Name()}, "peek", 2, 7, 60_000_000, 7, 1).Slice()
+			reply, err := client.Eval(t.Context(), rule.BatchScript(rule), []string{t.Name(), t.Name()}, "peek", 2, 7, 60_000_000, 7, 1).Slice()
 			require.NoError(t, err)
 			require.Len(t, reply, 8, name)
 			require.EqualValues(t, 1, reply[0])

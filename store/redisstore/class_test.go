@@ -57,7 +57,7 @@ func TestRefusedCallsAreSentAgainWhileThereIsTime(t *testing.T) {
 	t.Parallel()
 	server := redistest.StartCluster(t, 1, 0).Masters[0]
 	plain := server.Client(t)
-	refuse := func(answer string, times int) *store.Space {
+	refuse := func(answer string, times int) *store.Namespace {
 		return rule(fmt.Sprintf(`local n = redis.call('INCR', KEYS[1]) redis.call('PEXPIRE', KEYS[1], 60000)
 			if n <= %d then return redis.error_reply('%s') end return {1, n, 0, 0}`, times, answer))
 	}
@@ -132,10 +132,10 @@ func TestOtherAnswersAreNotSentAgain(t *testing.T) {
 			"LOADINGX":                                                                                          "no class",
 		} {
 			key := name + answer
-			sp := rule(`redis.call('INCR', KEYS[1]) redis.call('PEXPIRE', KEYS[1], 60000) return redis.error_reply('` + answer + `')`)
-			_, err := s.Take(t.Context(), sp, key, limit, 1)
+			ns := rule(`redis.call('INCR', KEYS[1]) redis.call('PEXPIRE', KEYS[1], 60000) return redis.error_reply('` + answer + `')`)
+			_, err := s.Take(t.Context(), ns, key, limit, 1)
 			require.Equal(t, class, classOf(t, err), answer)
-			runs, err := plain.Get(t.Context(), s.RedisKey(sp, key)).Int()
+			runs, err := plain.Get(t.Context(), s.RedisKey(ns, key)).Int()
 			require.NoError(t, err)
 			require.Equal(t, 1, runs, key)
 		}

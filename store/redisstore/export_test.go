@@ -8,7 +8,7 @@ import (
 )
 
 // RedisKey is the Redis key of key's state.
-func (s *Store) RedisKey(sp *store.Space, key string) string { return s.key(sp, key) }
+func (s *Store) RedisKey(ns *store.Namespace, key string) string { return s.key(ns, key) }
 
 // CheckVersion is what Check says of a server whose INFO is this.
 func CheckVersion(info string) []string { return checkVersion(parseInfo(info)) }
@@ -18,12 +18,12 @@ func (s *Store) Settings() []string { return s.link.settings() }
 
 // TakeEach makes claims of one rule in one batch. alone tells which of those that
 // failed would go on alone.
-func (s *Store) TakeEach(claims []store.Claim) (replies []store.Reply, errs []error, alone []bool) {
+func (s *Store) TakeEach(claims []store.Request) (replies []store.Reply, errs []error, alone []bool) {
 	var batch []*caller
 	for _, c := range claims {
-		batch = append(batch, &caller{budget: s.budget(context.Background()), key: s.key(c.Space, c.Key), limit: c.Limit, n: c.N})
+		batch = append(batch, &caller{budget: s.budget(context.Background()), key: s.key(c.Namespace, c.Key), limit: c.Limit, n: c.N})
 	}
-	s.takeEach(s.queue(claims[0].Space.Rule).script, batch)
+	s.takeEach(s.queue(claims[0].Namespace.Rule).script, batch)
 	for _, c := range batch {
 		err := c.err
 		if c.fault != nil {

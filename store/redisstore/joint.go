@@ -10,9 +10,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-var _ store.Joint = (*Store)(nil)
-
-// Together implements [store.Joint]. On a server of its own all keys are together. On
+// Together implements [store.Store]. On a server of its own all keys are together. On
 // a cluster, a ring, and behind a client that does not say, those of one user key are,
 // since it is their hash tag.
 func (s *Store) Together(key, other string) bool {
@@ -29,32 +27,32 @@ const maxRules = 8
 // ruleSet is the rules of a script, in its order.
 type ruleSet [maxRules]*store.Rule
 
-// TakeAll implements [store.Joint]: one script, of all the rules that the claims
+// TakeAll implements [store.Store]: one script, of all the rules that the requests
 // have.
-func (s *Store) TakeAll(ctx context.Context, claims []store.Claim, replies []store.Reply) error {
+func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	if s.link == nil {
 		return errNotMade
 	}
-	set, numbers, err := rulesOf(claims)
+	set, numbers, err := rulesOf(requests)
 	if err != nil {
 		return err
 	}
 	sc := s.jointScript(set)
-	args := make([]any, 0, keyArg+7*len(claims)+2)
-	args = append(args, evalsha, sc.sha, len(claims))
-	for i := range claims {
-		args = append(args, s.key(claims[i].Space, claims[i].Key))
+	args := make([]any, 0, keyArg+7*len(requests)+2)
+	args = append(args, evalsha, sc.sha, len(requests))
+	for i := range requests {
+		args = append(args, s.key(requests[i].Namespace, requests[i].Key))
 	}
 	op := operation{"take", len(args)}
 	args = append(args, nil)
-	for i := range claims {
-		l := &claims[i].Limit
-		args = append(args, numbers[i], l.Rate, l.Period, l.Burst, claims[i].N)
+	for i := range requests {
+		l := &requests[i].Limit
+		args = append(args, numbers[i], l.Rate, l.Period, l.Burst, requests[i].N)
 	}
-	if slices.ContainsFunc(claims, func(c store.Claim) bool { return c.Limit.Before > 0 }) {
+	if slices.ContainsFunc(requests, func(r store.Request) bool { return r.Limit.Before > 0 }) {
 		op.name = "within"
-		for i := range claims {
-			args = append(args, claims[i].Limit.Before)
+		for i := range requests {
+			args = append(args, requests[i].Limit.Before)
 		}
 	}
 	if s.clock != nil {
@@ -67,15 +65,15 @@ func (s *Store) TakeAll(ctx context.Context, claims []store.Claim, replies []sto
 	return s.run(s.budget(ctx), sc, op, args, replies)
 }
 
-// rulesOf is the rules of claims, each once, and the number of each claim's from 1.
-func rulesOf(claims []store.Claim) (set ruleSet, numbers []int, err error) {
-	numbers = make([]int, len(claims))
+// rulesOf is the rules of requests, each once, and the number of each request's from 1.
+func rulesOf(requests []store.Request) (set ruleSet, numbers []int, err error) {
+	numbers = make([]int, len(requests))
 	used := set[:0]
-	for i := range claims {
-		rule := claims[i].Space.Rule
+	for i := range requests {
+		rule := requests[i].Namespace.Rule
 		n := slices.Index(used, rule)
 		if n < 0 {
-			if n = len(used); n == maxRules || rule.Joint == nil {
+			if n = len(used); n == maxRules || rule.JointScript == nil {
 				return set, nil, fmt.Errorf("%w: no script for these rules together", store.ErrStore)
 			}
 			used = append(used, rule)
@@ -91,6 +89,6 @@ func (s *Store) jointScript(set ruleSet) *script {
 		return sc.(*script)
 	}
 	rules := slices.DeleteFunc(set[:], func(r *store.Rule) bool { return r == nil })
-	sc, _ := s.joint.LoadOrStore(set, newScript(rules[0].Joint(slices.Clone(rules))))
+	sc, _ := s.joint.LoadOrStore(set, newScript(rules[0].JointScript(slices.Clone(rules))))
 	return sc.(*script)
 }

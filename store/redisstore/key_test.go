@@ -26,8 +26,8 @@ func FuzzRedisKey(f *testing.F) {
 		if strings.ContainsAny(name1+name2, "{}") {
 			t.Skip("the root package refuses such names")
 		}
-		one := store.NewSpace(&store.Rule{Name: "rule"}, name1)
-		two := store.NewSpace(&store.Rule{Name: "rule"}, name2)
+		one := store.NewNamespace(&store.Rule{Name: "rule"}, name1)
+		two := store.NewNamespace(&store.Rule{Name: "rule"}, name2)
 		require.Equal(t, name1 == name2 && key1 == key2, s.RedisKey(one, key1) == s.RedisKey(two, key2))
 		require.Equal(t, tag(s.RedisKey(one, key1)), tag(s.RedisKey(two, key1)))
 		require.Equal(t, key1 == key2, tag(s.RedisKey(one, key1)) == tag(s.RedisKey(one, key2)))

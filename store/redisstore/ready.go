@@ -12,9 +12,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-var _ store.Preparer = (*Store)(nil)
-
-// Prepare implements [store.Preparer].
+// Prepare implements [store.Store].
 func (s *Store) Prepare(rule *store.Rule) { s.script(rule) }
 
 // Ready makes the connections that many callers at once will use, up to 16 to each

@@ -209,8 +209,6 @@ type Store struct {
 	queues   sync.Map // of *queue by *store.Rule, if batching
 }
 
-var _ store.Forcer = (*Store)(nil)
-
 // Option is an optional setting of [New].
 type Option func(*Store) error
 
@@ -282,48 +280,48 @@ func New(client Client, opts ...Option) (*Store, error) {
 var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrStore)
 
 // Take implements [store.Store].
-func (s *Store) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if l.Before > 0 {
-		return s.call(s.budget(ctx), sp, key, "within", l, n, l.Before)
+		return s.call(s.budget(ctx), ns, key, "within", l, n, l.Before)
 	}
-	if s.batching && sp.Rule.Each != nil {
-		return s.takeInBatch(s.budget(ctx), sp, key, l, n)
+	if s.batching && ns.Rule.BatchScript != nil {
+		return s.takeInBatch(s.budget(ctx), ns, key, l, n)
 	}
-	return s.call(s.budget(ctx), sp, key, "take", l, n)
+	return s.call(s.budget(ctx), ns, key, "take", l, n)
 }
 
 // TakeUpTo implements [store.Store].
-func (s *Store) TakeUpTo(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.call(s.budget(ctx), sp, key, "upto", l, n)
+func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.call(s.budget(ctx), ns, key, "upto", l, n)
 }
 
-// Force implements [store.Forcer].
-func (s *Store) Force(ctx context.Context, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	return s.call(s.budget(ctx), sp, key, "charge", l, n, most)
+// Overdraw implements [store.Store].
+func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	return s.call(s.budget(ctx), ns, key, "charge", l, n, most)
 }
 
 // Peek implements [store.Store].
-func (s *Store) Peek(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.call(s.budget(ctx), sp, key, "peek", l, n)
+func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.call(s.budget(ctx), ns, key, "peek", l, n)
 }
 
 // Refund implements [store.Store].
-func (s *Store) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	over := 0
-	if c.Over {
+	if c.Overdrawn {
 		over = 1
 	}
-	_, err := s.call(s.budget(ctx), sp, key, "refund", l, c.N, c.At, c.Due, c.Rate, c.Period, over)
+	_, err := s.call(s.budget(ctx), ns, key, "refund", l, c.N, c.At, c.Due, c.Rate, c.Period, over)
 	return err
 }
 
-// call runs an operation of sp's rule, with the arguments of scripts/driver.lua.
-func (s *Store) call(b budget, sp *store.Space, key, op string, l store.Limit, n int64, more ...any) (store.Reply, error) {
+// call runs an operation of ns's rule, with the arguments of scripts/driver.lua.
+func (s *Store) call(b budget, ns *store.Namespace, key, op string, l store.Limit, n int64, more ...any) (store.Reply, error) {
 	if s.link == nil {
 		return store.Reply{}, errNotMade
 	}
-	sc := s.script(sp.Rule)
-	args := append(make([]any, 0, 14), evalsha, sc.sha, 1, s.key(sp, key), nil, l.Rate, l.Period, l.Burst, n)
+	sc := s.script(ns.Rule)
+	args := append(make([]any, 0, 14), evalsha, sc.sha, 1, s.key(ns, key), nil, l.Rate, l.Period, l.Burst, n)
 	args = append(args, more...)
 	if s.clock != nil {
 		now, err := s.now()
@@ -338,23 +336,23 @@ func (s *Store) call(b budget, sp *store.Space, key, op string, l store.Limit, n
 }
 
 // Reset implements [store.Store].
-func (s *Store) Reset(ctx context.Context, sp *store.Space, key string) error {
+func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
 	if s.link == nil {
 		return errNotMade
 	}
 	var reply [1]store.Reply
-	return s.run(s.budget(ctx), s.reset, one("reset"), []any{evalsha, s.reset.sha, 1, s.key(sp, key), nil}, reply[:])
+	return s.run(s.budget(ctx), s.reset, one("reset"), []any{evalsha, s.reset.sha, 1, s.key(ns, key), nil}, reply[:])
 }
 
 // key is the Redis key of key's state. Different user keys have different ones:
 // neither names nor plain keys have braces, and '=' and '#' keep plain and hashed
 // keys apart.
-func (s *Store) key(sp *store.Space, key string) string {
+func (s *Store) key(ns *store.Namespace, key string) string {
 	if len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
 		sum := sha256.Sum256([]byte(key))
-		return s.prefix + sp.Rule.Name + ":" + sp.Name + ":{#" + hex.EncodeToString(sum[:]) + "}"
+		return s.prefix + ns.Rule.Name + ":" + ns.Name + ":{#" + hex.EncodeToString(sum[:]) + "}"
 	}
-	return s.prefix + sp.Rule.Name + ":" + sp.Name + ":{=" + key + "}"
+	return s.prefix + ns.Rule.Name + ":" + ns.Name + ":{=" + key + "}"
 }
 
 // now is the caller's clock in Unix µs.

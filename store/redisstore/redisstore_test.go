@@ -41,13 +41,13 @@ return {ok and 1 or 0, used, tonumber(ARGV[6]) or 0, tonumber(ARGV[2])}
 `}
 
 var (
-	space = store.NewSpace(counter, "test")
+	space = store.NewNamespace(counter, "test")
 	limit = store.Limit{Rate: 7, Period: 60_000_000, Burst: 1 << 30}
 )
 
 // rule is a rule of which only the script matters.
-func rule(script string) *store.Space {
-	return store.NewSpace(&store.Rule{Name: "script", Script: script}, "test")
+func rule(script string) *store.Namespace {
+	return store.NewNamespace(&store.Rule{Name: "script", Script: script}, "test")
 }
 
 func newStore(t testing.TB, client redisstore.Client, opts ...redisstore.Option) *redisstore.Store {
@@ -86,7 +86,7 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, store.Reply{OK: false, X: 3, Y: 0, Z: 7}, r)
 
-	require.NoError(t, server.Refund(ctx, space, "k", limit, store.Charge{At: 1, Due: 2, N: 2}))
+	require.NoError(t, server.Refund(ctx, space, "k", limit, store.Receipt{At: 1, Due: 2, N: 2}))
 	require.EqualValues(t, 1, used(t, server, "k"))
 	require.NoError(t, server.Reset(ctx, space, "k"))
 	require.EqualValues(t, 0, used(t, server, "k"))
@@ -94,8 +94,8 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 
 	// Every argument at its place.
 	echo := func(arg int) store.Reply {
-		sp := rule("return {1, tonumber(ARGV[" + string(rune('0'+arg)) + "]), #ARGV, #KEYS}")
-		r, err := caller.Take(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, 61)
+		ns := rule("return {1, tonumber(ARGV[" + string(rune('0'+arg)) + "]), #ARGV, #KEYS}")
+		r, err := caller.Take(ctx, ns, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, 61)
 		require.NoError(t, err)
 		return r
 	}
@@ -103,8 +103,8 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 		require.Equal(t, store.Reply{OK: true, X: want, Y: 6, Z: 1}, echo(arg))
 	}
 	for s, want := range map[*redisstore.Store]string{server: "", caller: fmt.Sprint(" ", at.UnixMicro())} {
-		sp := rule(`if table.concat(ARGV, ' ') ~= 'refund 31 41 51 61 71 81 91 101 1` + want + `' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
-		require.NoError(t, s.Refund(ctx, sp, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Charge{N: 61, At: 71, Due: 81, Rate: 91, Period: 101, Over: true}))
+		ns := rule(`if table.concat(ARGV, ' ') ~= 'refund 31 41 51 61 71 81 91 101 1` + want + `' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)
+		require.NoError(t, s.Refund(ctx, ns, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, store.Receipt{N: 61, At: 71, Due: 81, Rate: 91, Period: 101, Overdrawn: true}))
 	}
 }
 
@@ -149,7 +149,7 @@ func TestKeysAreEqualIfAndOnlyIfTheirBytesAre(t *testing.T) {
 	// So are the other parts of the Redis key.
 	other := newStore(t, redistest.Shared(t).Client(t), redisstore.WithPrefix(redistest.Prefix(t)+"2"))
 	require.EqualValues(t, 0, used(t, other, "a"))
-	r, err := s.Peek(t.Context(), store.NewSpace(counter, "test2"), "a", limit, 1)
+	r, err := s.Peek(t.Context(), store.NewNamespace(counter, "test2"), "a", limit, 1)
 	require.NoError(t, err)
 	require.EqualValues(t, 0, r.X)
 }
@@ -211,7 +211,7 @@ func TestStoredValueOfTheWrongType(t *testing.T) {
 	require.ErrorContains(t, err, "WRONGTYPE")
 	_, err = s.Peek(ctx, space, "k", limit, 1)
 	require.ErrorIs(t, err, store.ErrStore)
-	require.ErrorIs(t, s.Refund(ctx, space, "k", limit, store.Charge{N: 1}), store.ErrStore)
+	require.ErrorIs(t, s.Refund(ctx, space, "k", limit, store.Receipt{N: 1}), store.ErrStore)
 	require.NoError(t, s.Reset(ctx, space, "k"))
 	require.EqualValues(t, 0, used(t, s, "k"))
 }
@@ -227,7 +227,7 @@ func TestDoneContextSendsNothing(t *testing.T) {
 	defer cancel()
 	_, err = s.Peek(past, space, "k", limit, 1)
 	require.Equal(t, context.DeadlineExceeded, err)
-	require.Equal(t, context.Canceled, s.Refund(ctx, space, "k", limit, store.Charge{N: 1}))
+	require.Equal(t, context.Canceled, s.Refund(ctx, space, "k", limit, store.Receipt{N: 1}))
 	require.Equal(t, context.Canceled, s.Reset(ctx, space, "k"))
 	require.Zero(t, m.CommandCount())
 }
@@ -246,6 +246,6 @@ func TestAClockThatLuaCannotCountIsAnError(t *testing.T) {
 		s := newStore(t, client, redisstore.WithClock(func() time.Time { return at }))
 		_, err := s.Take(t.Context(), space, "k", limit, 1)
 		require.ErrorIs(t, err, store.ErrStore)
-		require.ErrorIs(t, s.Refund(t.Context(), space, "k", limit, store.Charge{N: 1}), store.ErrStore)
+		require.ErrorIs(t, s.Refund(t.Context(), space, "k", limit, store.Receipt{N: 1}), store.ErrStore)
 	}
 }

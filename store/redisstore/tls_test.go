@@ -35,13 +35,13 @@ func overTLS(t *testing.T, server *redistest.TLSServer, test func(t *testing.T, 
 
 func TestOverTLSTheLimitIsExact(t *testing.T) {
 	overTLS(t, redistest.StartTLS(t), func(t *testing.T, client *redis.Client, opts ...redisstore.Option) {
-		s, sp := newStore(t, client, opts...), spaceOf(t, "token_bucket")
+		s, ns := newStore(t, client, opts...), spaceOf(t, "token_bucket")
 		var admitted atomic.Int64
 		var callers sync.WaitGroup
 		for range 32 {
 			callers.Go(func() {
 				for range 20 {
-					r, err := s.Take(context.Background(), sp, "k", year(500), 1)
+					r, err := s.Take(context.Background(), ns, "k", year(500), 1)
 					if err != nil {
 						t.Error(err)
 					}
@@ -60,8 +60,8 @@ func TestOverTLSCallsOfAFrozenServerReturnInTime(t *testing.T) {
 	const timeout = 50 * time.Millisecond
 	server := redistest.StartTLS(t)
 	overTLS(t, server, func(t *testing.T, client *redis.Client, opts ...redisstore.Option) {
-		sp := spaceOf(t, "token_bucket")
-		_, err := newStore(t, client).Take(t.Context(), sp, "k", year(100), 1)
+		ns := spaceOf(t, "token_bucket")
+		_, err := newStore(t, client).Take(t.Context(), ns, "k", year(100), 1)
 		require.NoError(t, err)
 		s, err := redisstore.New(client, append(opts, redisstore.WithTimeout(timeout))...)
 		require.NoError(t, err)
@@ -69,7 +69,7 @@ func TestOverTLSCallsOfAFrozenServerReturnInTime(t *testing.T) {
 		requireInTime(t, "the store's timeout", func() time.Duration {
 			return worst(16, 3, func() time.Duration {
 				start := time.Now()
-				_, err := s.Take(context.Background(), sp, "k", year(100), 1)
+				_, err := s.Take(context.Background(), ns, "k", year(100), 1)
 				took := time.Since(start)
 				requireStoreTimeout(t, err)
 				return took - timeout
@@ -77,7 +77,7 @@ func TestOverTLSCallsOfAFrozenServerReturnInTime(t *testing.T) {
 		})
 		server.Thaw()
 		require.Eventually(t, func() bool {
-			_, err := s.Take(context.Background(), sp, "k", year(100), 1)
+			_, err := s.Take(context.Background(), ns, "k", year(100), 1)
 			return err == nil
 		}, 5*time.Second, time.Millisecond)
 	})

@@ -19,14 +19,14 @@ func TestAStoreThatNewHasNotMadeAnswersErrors(t *testing.T) {
 	ask("Take", err)
 	_, err = s.TakeUpTo(ctx, space, "k", limit, 1)
 	ask("TakeUpTo", err)
-	_, err = s.Force(ctx, space, "k", limit, 1, 1)
+	_, err = s.Overdraw(ctx, space, "k", limit, 1, 1)
 	ask("Force", err)
 	_, err = s.Peek(ctx, space, "k", limit, 1)
 	ask("Peek", err)
-	ask("Refund", s.Refund(ctx, space, "k", limit, store.Charge{N: 1}))
+	ask("Refund", s.Refund(ctx, space, "k", limit, store.Receipt{N: 1}))
 	ask("Reset", s.Reset(ctx, space, "k"))
-	joint := &store.Rule{Name: "joint", Joint: func([]*store.Rule) string { return "return {1, 0, 0, 0}" }}
-	ask("TakeAll", s.TakeAll(ctx, []store.Claim{{Space: store.NewSpace(joint, "x"), Key: "k", Limit: limit, N: 1}}, make([]store.Reply, 1)))
+	joint := &store.Rule{Name: "joint", JointScript: func([]*store.Rule) string { return "return {1, 0, 0, 0}" }}
+	ask("TakeAll", s.TakeAll(ctx, []store.Request{{Namespace: store.NewNamespace(joint, "x"), Key: "k", Limit: limit, N: 1}}, make([]store.Reply, 1)))
 	ask("TakeAll of none", s.TakeAll(ctx, nil, nil))
 	_, err = s.Check(ctx)
 	ask("Check", err)

@@ -150,28 +150,28 @@ func tooManyCostNothing(t testing.TB, s *suite, a algorithm) {
 type tap struct {
 	store.Store
 	calls int
-	space *store.Space
+	space *store.Namespace
 	limit store.Limit
 }
 
-func (p *tap) Take(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	p.calls, p.space, p.limit = p.calls+1, sp, l
-	return p.Store.Take(ctx, sp, key, l, n)
+func (p *tap) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	p.calls, p.space, p.limit = p.calls+1, ns, l
+	return p.Store.Take(ctx, ns, key, l, n)
 }
 
-func (p *tap) Peek(ctx context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	p.calls, p.space, p.limit = p.calls+1, sp, l
-	return p.Store.Peek(ctx, sp, key, l, n)
+func (p *tap) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	p.calls, p.space, p.limit = p.calls+1, ns, l
+	return p.Store.Peek(ctx, ns, key, l, n)
 }
 
-func (p *tap) Refund(ctx context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+func (p *tap) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	p.calls++
-	return p.Store.Refund(ctx, sp, key, l, c)
+	return p.Store.Refund(ctx, ns, key, l, c)
 }
 
-func (p *tap) Reset(ctx context.Context, sp *store.Space, key string) error {
+func (p *tap) Reset(ctx context.Context, ns *store.Namespace, key string) error {
 	p.calls++
-	return p.Store.Reset(ctx, sp, key)
+	return p.Store.Reset(ctx, ns, key)
 }
 
 func peekAnswersAsTake(t testing.TB, s *suite, a algorithm) {

@@ -10,11 +10,10 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// What a store may be beyond the least: store.Joint and store.Forcer. Limits have long
-// Periods, of which no real time uses up anything.
+// Several limits at once, and debts. Limits have long Periods, of which no real time uses
+// up anything.
 
 // pair is a limiter on the store under test and its like on the reference store.
 type pair struct{ tested, reference ratelimit.Limiter }
@@ -38,13 +37,13 @@ func pairs(t testing.TB, b *bench, algorithm string, l ratelimit.Limit, opts ...
 	return pair{tested, reference}
 }
 
-// decidedTogether is a check of store.Joint: what a call of several limits charges, and
+// decidedTogether is a check: what a call of several limits charges, and
 // the Result of each, is what they would have said alone, or nothing.
 func decidedTogether(t testing.TB, s *suite, _ algorithm) {
 	for seed := range uint64(20) {
 		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 1))
-		if _, ok := b.store.(store.Joint); !ok {
-			return
+		if !b.store.Together("key", "key") {
+			return // one after the other, as tests of All have it
 		}
 		var parts []pair
 		var tested []ratelimit.Limiter
@@ -102,14 +101,11 @@ func decideTogether(all *ratelimit.All, parts []pair, n int) error {
 	return nil
 }
 
-// debts is a check of store.Forcer: what is charged past the limit counts as it does
+// debts is a check: what is charged past the limit counts as it does
 // on the reference store.
 func debts(t testing.TB, s *suite, a algorithm) {
 	for seed := range uint64(20) {
 		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 2))
-		if _, ok := b.store.(store.Forcer); !ok {
-			return
-		}
 		l := limitOf(rng)
 		p := pairs(t, b, a.name, l, ratelimit.WithName("n"), ratelimit.WithLimitFunc(
 			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))

@@ -2,6 +2,8 @@ package storetest
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -24,35 +26,35 @@ type counted struct {
 	limit store.Limit
 }
 
-// address is the place of a key: spaces of equal rule and name are one.
-type address struct{ rule, space, key string }
+// address is the place of a key: namespaces of equal rule and name are one.
+type address struct{ rule, namespace, key string }
 
 func newReference(clock func() time.Time) *reference {
 	return &reference{clock: clock, states: map[address]counted{}, logs: map[address]store.Log{}}
 }
 
-func addressOf(sp *store.Space, key string) address { return address{sp.Rule.Name, sp.Name, key} }
+func addressOf(ns *store.Namespace, key string) address { return address{ns.Rule.Name, ns.Name, key} }
 
-func (m *reference) Take(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (m *reference) Take(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.takeLocked(sp, addressOf(sp, key), l, m.clock().UnixMicro(), n), nil
+	return m.takeLocked(ns, addressOf(ns, key), l, m.clock().UnixMicro(), n), nil
 }
 
-func (m *reference) TakeUpTo(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (m *reference) TakeUpTo(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a, now := addressOf(sp, key), m.clock().UnixMicro()
-	r := m.takeLocked(sp, a, l, now, n)
+	a, now := addressOf(ns, key), m.clock().UnixMicro()
+	r := m.takeLocked(ns, a, l, now, n)
 	if !r.OK && n > 1 {
-		r = m.takeLocked(sp, a, l, now, max(1, sp.Rule.Room(l, r)))
+		r = m.takeLocked(ns, a, l, now, max(1, ns.Rule.Available(l, r)))
 	}
 	return r, nil
 }
 
-func (m *reference) takeLocked(sp *store.Space, a address, l store.Limit, now, n int64) store.Reply {
-	if sp.Rule.NewLog != nil {
-		log := m.log(sp, a)
+func (m *reference) takeLocked(ns *store.Namespace, a address, l store.Limit, now, n int64) store.Reply {
+	if ns.Rule.NewLog != nil {
+		log := m.log(ns, a)
 		r := log.Step(l, now, n)
 		if r.OK {
 			log.Add(l, now, n)
@@ -60,50 +62,61 @@ func (m *reference) takeLocked(sp *store.Space, a address, l store.Limit, now, n
 		}
 		return r
 	}
-	s, r := sp.Rule.Step(m.state(sp, a, now), l, now, n)
+	s, r := ns.Rule.Step(m.state(ns, a, now), l, now, n)
 	if r.OK {
 		m.states[a] = counted{s, l}
 	}
 	return r
 }
 
-// Force implements [store.Forcer].
-func (m *reference) Force(_ context.Context, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
+// Overdraw implements [store.Store].
+func (m *reference) Overdraw(_ context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a, now := addressOf(sp, key), m.clock().UnixMicro()
-	if sp.Rule.NewLog != nil {
-		log := m.log(sp, a)
+	a, now := addressOf(ns, key), m.clock().UnixMicro()
+	if ns.Rule.NewLog != nil {
+		log := m.log(ns, a)
 		r := log.Step(l, now, n)
 		r.X = log.Add(l, now, n) - l.Period
 		m.logs[a] = log
 		return r, nil
 	}
-	s, r := sp.Rule.Step(m.state(sp, a, now), l, now, n)
+	s, r := ns.Rule.Step(m.state(ns, a, now), l, now, n)
 	if !r.OK {
-		r.X, s = s.At, sp.Rule.Over(s, l, most)
+		r.X, s = s.At, ns.Rule.Overdrawn(s, l, most)
 	}
 	m.states[a] = counted{s, l}
 	return r, nil
 }
 
-func (m *reference) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+// Together implements [store.Store]: the reference decides on one key at a time.
+func (m *reference) Together(string, string) bool { return false }
+
+// TakeAll is not called, since no keys are together.
+func (m *reference) TakeAll(context.Context, []store.Request, []store.Reply) error {
+	return fmt.Errorf("%w: %w", store.ErrStore, errors.ErrUnsupported)
+}
+
+// Prepare implements [store.Store].
+func (m *reference) Prepare(*store.Rule) {}
+
+func (m *reference) Peek(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a, now := addressOf(sp, key), m.clock().UnixMicro()
-	if sp.Rule.NewLog != nil {
-		return m.log(sp, a).Step(l, now, n), nil
+	a, now := addressOf(ns, key), m.clock().UnixMicro()
+	if ns.Rule.NewLog != nil {
+		return m.log(ns, a).Step(l, now, n), nil
 	}
-	_, r := sp.Rule.Step(m.state(sp, a, now), l, now, n)
+	_, r := ns.Rule.Step(m.state(ns, a, now), l, now, n)
 	return r, nil
 }
 
-func (m *reference) Refund(_ context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+func (m *reference) Refund(_ context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a, now := addressOf(sp, key), m.clock().UnixMicro()
-	if sp.Rule.NewLog != nil {
-		log := m.log(sp, a)
+	a, now := addressOf(ns, key), m.clock().UnixMicro()
+	if ns.Rule.NewLog != nil {
+		log := m.log(ns, a)
 		log.Refund(l, now, c)
 		if log.End() == 0 {
 			delete(m.logs, a)
@@ -111,10 +124,10 @@ func (m *reference) Refund(_ context.Context, sp *store.Space, key string, l sto
 		return nil
 	}
 	s := m.states[a]
-	if m.state(sp, a, now) == (store.State{}) { // one that has ended stays, for a late reading of the clock
+	if m.state(ns, a, now) == (store.State{}) { // one that has ended stays, for a late reading of the clock
 		return nil
 	}
-	s.State = sp.Rule.Refund(s.State, l, now, c)
+	s.State = ns.Rule.Refund(s.State, l, now, c)
 	if s.Whole == 0 && s.Part == 0 {
 		delete(m.states, a)
 		return nil
@@ -123,27 +136,27 @@ func (m *reference) Refund(_ context.Context, sp *store.Space, key string, l sto
 	return nil
 }
 
-func (m *reference) Reset(_ context.Context, sp *store.Space, key string) error {
+func (m *reference) Reset(_ context.Context, ns *store.Namespace, key string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := addressOf(sp, key)
+	a := addressOf(ns, key)
 	delete(m.states, a)
 	delete(m.logs, a)
 	return nil
 }
 
 // state returns the state at a, the zero State if it has ended.
-func (m *reference) state(sp *store.Space, a address, now int64) store.State {
-	if s, found := m.states[a]; found && (s.Whole > 0 || s.Part > 0) && now < s.At+sp.Rule.Life(s.State, s.limit) {
+func (m *reference) state(ns *store.Namespace, a address, now int64) store.State {
+	if s, found := m.states[a]; found && (s.Whole > 0 || s.Part > 0) && now < s.At+ns.Rule.TTL(s.State, s.limit) {
 		return s.State
 	}
 	return store.State{}
 }
 
 // log returns the log at a, a new one if there is none.
-func (m *reference) log(sp *store.Space, a address) store.Log {
+func (m *reference) log(ns *store.Namespace, a address) store.Log {
 	if log := m.logs[a]; log != nil {
 		return log
 	}
-	return sp.Rule.NewLog(store.State{})
+	return ns.Rule.NewLog(store.State{})
 }

@@ -104,7 +104,7 @@ var checks = []check{
 	{"what goroutines refund is there again, exactly", concurrentRefunds},
 	{"bad input never reaches the store", badInput},
 	{"a rate of 0 denies everything and never reaches the store", rateOfZero},
-	{"what is charged past the limit counts (store.Forcer)", debts},
+	{"what is charged past the limit counts", debts},
 	{"a turn comes in time or is not taken", turns},
 	{"a call that can wait is admitted at RetryAfter and not 1 µs before", retryAfterWithinIsExact},
 	{"no interval has more turns than the bound", turnsKeepTheBound},
@@ -115,8 +115,8 @@ var checksOfStores = []check{
 	{"different limiters never share a key", limitersAreApart},
 	{"limiters of one name share across rates and bursts", namesShare},
 	{"equal keys share a bucket, and only equal ones", keysAreExact},
-	{"several limits are charged together or not at all (store.Joint)", decidedTogether},
-	{"several limits have their turns in time or are not charged (store.Joint)", turnsTogether},
+	{"several limits are charged together or not at all", decidedTogether},
+	{"several limits have their turns in time or are not charged", turnsTogether},
 }
 
 type suite struct {

@@ -21,56 +21,56 @@ func TestReferenceStore(t *testing.T) { Run(t, openReference, Traces(effort.Of(1
 // the method.
 type wrong struct {
 	*reference
-	take   func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error)
-	peek   func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error)
-	refund func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error
-	reset  func(m *reference, sp *store.Space, key string) error
-	force  func(m *reference, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error)
+	take   func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error)
+	peek   func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error)
+	refund func(m *reference, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error
+	reset  func(m *reference, ns *store.Namespace, key string) error
+	force  func(m *reference, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error)
 }
 
 var background = context.Background()
 
-func (w *wrong) Take(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (w *wrong) Take(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if w.take != nil {
-		return w.take(w.reference, sp, key, l, n)
+		return w.take(w.reference, ns, key, l, n)
 	}
-	return w.reference.Take(background, sp, key, l, n)
+	return w.reference.Take(background, ns, key, l, n)
 }
 
-func (w *wrong) Peek(_ context.Context, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+func (w *wrong) Peek(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if w.peek != nil {
-		return w.peek(w.reference, sp, key, l, n)
+		return w.peek(w.reference, ns, key, l, n)
 	}
-	return w.reference.Peek(background, sp, key, l, n)
+	return w.reference.Peek(background, ns, key, l, n)
 }
 
-func (w *wrong) Refund(_ context.Context, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+func (w *wrong) Refund(_ context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	if w.refund != nil {
-		return w.refund(w.reference, sp, key, l, c)
+		return w.refund(w.reference, ns, key, l, c)
 	}
-	return w.reference.Refund(background, sp, key, l, c)
+	return w.reference.Refund(background, ns, key, l, c)
 }
 
-func (w *wrong) Reset(_ context.Context, sp *store.Space, key string) error {
+func (w *wrong) Reset(_ context.Context, ns *store.Namespace, key string) error {
 	if w.reset != nil {
-		return w.reset(w.reference, sp, key)
+		return w.reset(w.reference, ns, key)
 	}
-	return w.reference.Reset(background, sp, key)
+	return w.reference.Reset(background, ns, key)
 }
 
-func (w *wrong) Force(_ context.Context, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
+func (w *wrong) Overdraw(_ context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 	if w.force != nil {
-		return w.force(w.reference, sp, key, l, n, most)
+		return w.force(w.reference, ns, key, l, n, most)
 	}
-	return w.reference.Force(background, sp, key, l, n, most)
+	return w.reference.Overdraw(background, ns, key, l, n, most)
 }
 
-// afterForce changes the state that Force has written.
-func afterForce(f func(*store.State, store.Limit)) func(*reference) store.Store {
+// afterOverdraw changes the state that Force has written.
+func afterOverdraw(f func(*store.State, store.Limit)) func(*reference) store.Store {
 	return func(m *reference) store.Store {
-		return &wrong{reference: m, force: func(m *reference, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
-			r, err := m.Force(background, sp, key, l, n, most)
-			edit(m, sp, key, func(s *store.State) { f(s, l) })
+		return &wrong{reference: m, force: func(m *reference, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+			r, err := m.Overdraw(background, ns, key, l, n, most)
+			edit(m, ns, key, func(s *store.State) { f(s, l) })
 			return r, err
 		}}
 	}
@@ -86,24 +86,24 @@ func clockwork(f func(time.Time) time.Time) func(*reference) store.Store {
 }
 
 // withKeys is a reference store in which keys and spaces are changed by f.
-func withKeys(f func(sp *store.Space, key string) (*store.Space, string)) func(*reference) store.Store {
+func withKeys(f func(ns *store.Namespace, key string) (*store.Namespace, string)) func(*reference) store.Store {
 	return func(m *reference) store.Store {
 		return &wrong{reference: m,
-			take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-				sp, key = f(sp, key)
-				return m.Take(background, sp, key, l, n)
+			take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+				ns, key = f(ns, key)
+				return m.Take(background, ns, key, l, n)
 			},
-			peek: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-				sp, key = f(sp, key)
-				return m.Peek(background, sp, key, l, n)
+			peek: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+				ns, key = f(ns, key)
+				return m.Peek(background, ns, key, l, n)
 			},
-			refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
-				sp, key = f(sp, key)
-				return m.Refund(background, sp, key, l, c)
+			refund: func(m *reference, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+				ns, key = f(ns, key)
+				return m.Refund(background, ns, key, l, c)
 			},
-			reset: func(m *reference, sp *store.Space, key string) error {
-				sp, key = f(sp, key)
-				return m.Reset(background, sp, key)
+			reset: func(m *reference, ns *store.Namespace, key string) error {
+				ns, key = f(ns, key)
+				return m.Reset(background, ns, key)
 			},
 		}
 	}
@@ -112,20 +112,20 @@ func withKeys(f func(sp *store.Space, key string) (*store.Space, string)) func(*
 // withTurn is a reference store whose Take is asked by another Before, if by any.
 func withTurn(f func(before int64) int64) func(*reference) store.Store {
 	return func(m *reference) store.Store {
-		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 			if l.Before > 0 {
 				l.Before = f(l.Before)
 			}
-			return m.Take(background, sp, key, l, n)
+			return m.Take(background, ns, key, l, n)
 		}}
 	}
 }
 
 // edit changes the state of a key, if it has one.
-func edit(m *reference, sp *store.Space, key string, f func(*store.State)) {
+func edit(m *reference, ns *store.Namespace, key string, f func(*store.State)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := addressOf(sp, key)
+	a := addressOf(ns, key)
 	if s, found := m.states[a]; found {
 		f(&s.State)
 		m.states[a] = s
@@ -148,10 +148,10 @@ var planted = []struct {
 	{"the clock is rounded up", clockwork(func(t time.Time) time.Time { return t.Add(999 * time.Nanosecond) }), "fixed_window sliding_window"}, // elsewhere every instant is as good as the next
 	{"the clock counts milliseconds", clockwork(func(t time.Time) time.Time { return t.Truncate(time.Millisecond) }), "all"},
 	{"a denial is charged", func(m *reference) store.Store {
-		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-			r, err := m.Take(background, sp, key, l, n)
+		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+			r, err := m.Take(background, ns, key, l, n)
 			if !r.OK && n < l.Burst {
-				_, _ = m.Take(background, sp, key, l, 1)
+				_, _ = m.Take(background, ns, key, l, 1)
 			}
 			return r, err
 		}}
@@ -160,74 +160,74 @@ var planted = []struct {
 		return &wrong{reference: m, peek: (*reference).take}
 	}, "all"},
 	{"Peek is of one event", func(m *reference) store.Store {
-		return &wrong{reference: m, peek: func(m *reference, sp *store.Space, key string, l store.Limit, _ int64) (store.Reply, error) {
-			return m.Peek(background, sp, key, l, 1)
+		return &wrong{reference: m, peek: func(m *reference, ns *store.Namespace, key string, l store.Limit, _ int64) (store.Reply, error) {
+			return m.Peek(background, ns, key, l, 1)
 		}}
 	}, "all"},
 	{"when the turn comes does not matter", withTurn(func(int64) int64 { return 0 }), "token_bucket leaky_bucket"},
 	{"the turn may come 1 µs late", withTurn(func(before int64) int64 { return before + 1 }), "token_bucket leaky_bucket"},
 	{"the turn must come 1 µs early", withTurn(func(before int64) int64 { return max(before-1, 1) }), "token_bucket leaky_bucket"},
 	{"what is charged ahead of its turn is cut", func(m *reference) store.Store {
-		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-			r, err := m.Take(background, sp, key, l, n)
-			edit(m, sp, key, func(s *store.State) { s.Whole &^= 1 << 31 })
+		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+			r, err := m.Take(background, ns, key, l, n)
+			edit(m, ns, key, func(s *store.State) { s.Whole &^= 1 << 31 })
 			return r, err
 		}}
 	}, "token_bucket"},
 	{"a refund forgets when the charge was", func(m *reference) store.Store {
-		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+		return &wrong{reference: m, refund: func(m *reference, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 			c.At = m.clock().UnixMicro()
 			c.Due = c.At + l.Period
-			edit(m, sp, key, func(s *store.State) { c.At = s.At })
-			return m.Refund(background, sp, key, l, c)
+			edit(m, ns, key, func(s *store.State) { c.At = s.At })
+			return m.Refund(background, ns, key, l, c)
 		}}
 	}, "all"},
 	{"a refund gives back one more", func(m *reference) store.Store {
-		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+		return &wrong{reference: m, refund: func(m *reference, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 			c.N++
-			return m.Refund(background, sp, key, l, c)
+			return m.Refund(background, ns, key, l, c)
 		}}
 	}, "all"},
 	{"a refund gives back all", func(m *reference) store.Store {
-		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, _ store.Limit, _ store.Charge) error {
-			return m.Reset(background, sp, key)
+		return &wrong{reference: m, refund: func(m *reference, ns *store.Namespace, key string, _ store.Limit, _ store.Receipt) error {
+			return m.Reset(background, ns, key)
 		}}
 	}, "all"},
 	{"a refund does nothing", func(m *reference) store.Store {
-		return &wrong{reference: m, refund: func(*reference, *store.Space, string, store.Limit, store.Charge) error { return nil }}
+		return &wrong{reference: m, refund: func(*reference, *store.Namespace, string, store.Limit, store.Receipt) error { return nil }}
 	}, "all"},
 	{"a refund after the fact is paid in full", func(m *reference) store.Store {
-		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
+		return &wrong{reference: m, refund: func(m *reference, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 			c.Due += 100 * l.Period
-			return m.Refund(background, sp, key, l, c)
+			return m.Refund(background, ns, key, l, c)
 		}}
 	}, "token_bucket leaky_bucket"},
 	{"a refund is of any place in the queue", func(m *reference) store.Store {
-		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
-			edit(m, sp, key, func(s *store.State) { c.At, c.Due = s.At, c.Due+100*l.Period })
-			return m.Refund(background, sp, key, l, c)
+		return &wrong{reference: m, refund: func(m *reference, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+			edit(m, ns, key, func(s *store.State) { c.At, c.Due = s.At, c.Due+100*l.Period })
+			return m.Refund(background, ns, key, l, c)
 		}}
 	}, "leaky_bucket"},
-	{"a debt ends where the limit is", afterForce(func(s *store.State, l store.Limit) { s.Whole = min(s.Whole, l.Burst) }), "states"},
+	{"a debt ends where the limit is", afterOverdraw(func(s *store.State, l store.Limit) { s.Whole = min(s.Whole, l.Burst) }), "states"},
 	{"a debt overwrites the one before", func(m *reference) store.Store {
-		return &wrong{reference: m, force: func(m *reference, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
-			edit(m, sp, key, func(s *store.State) { s.Whole = min(s.Whole, l.Rate) })
-			return m.Force(background, sp, key, l, n, most)
+		return &wrong{reference: m, force: func(m *reference, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+			edit(m, ns, key, func(s *store.State) { s.Whole = min(s.Whole, l.Rate) })
+			return m.Overdraw(background, ns, key, l, n, most)
 		}}
 	}, "fixed_window sliding_window"},
 	{"a Charge is of one event less", func(m *reference) store.Store {
-		return &wrong{reference: m, force: func(m *reference, sp *store.Space, key string, l store.Limit, n, most int64) (store.Reply, error) {
-			return m.Force(background, sp, key, l, max(1, n-1), most)
+		return &wrong{reference: m, force: func(m *reference, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+			return m.Overdraw(background, ns, key, l, max(1, n-1), most)
 		}}
 	}, "all"},
 	{"a debt is refunded as what was within the limit", func(m *reference) store.Store {
-		return &wrong{reference: m, refund: func(m *reference, sp *store.Space, key string, l store.Limit, c store.Charge) error {
-			c.Over = false
-			return m.Refund(background, sp, key, l, c)
+		return &wrong{reference: m, refund: func(m *reference, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+			c.Overdrawn = false
+			return m.Refund(background, ns, key, l, c)
 		}}
 	}, "token_bucket leaky_bucket"},
 	{"Reset does nothing", func(m *reference) store.Store {
-		return &wrong{reference: m, reset: func(*reference, *store.Space, string) error { return nil }}
+		return &wrong{reference: m, reset: func(*reference, *store.Namespace, string) error { return nil }}
 	}, "all"},
 	{"the level is kept as a float64", afterTake(func(s *store.State, _ store.Limit) {
 		level := float64(s.Whole) + float64(s.Part)/float64(s.Period)
@@ -245,86 +245,86 @@ var planted = []struct {
 		}
 	}), "states"},
 	{"a late reading rewinds the state", func(m *reference) store.Store {
-		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 			now := m.clock().UnixMicro()
-			edit(m, sp, key, func(s *store.State) { s.At = min(s.At, now) })
-			return m.Take(background, sp, key, l, n)
+			edit(m, ns, key, func(s *store.State) { s.At = min(s.At, now) })
+			return m.Take(background, ns, key, l, n)
 		}}
 	}, "states"},
 	{"a late reading finds a key never seen", func(m *reference) store.Store {
-		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 			now := m.clock().UnixMicro()
-			edit(m, sp, key, func(s *store.State) {
+			edit(m, ns, key, func(s *store.State) {
 				if s.At > now {
 					*s = store.State{}
 				}
 			})
-			return m.Take(background, sp, key, l, n)
+			return m.Take(background, ns, key, l, n)
 		}}
 	}, "states"},
 	{"two calls read before either writes", func(m *reference) store.Store {
-		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-			r, err := m.Peek(background, sp, key, l, n)
+		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+			r, err := m.Peek(background, ns, key, l, n)
 			if !r.OK {
 				return r, err
 			}
 			runtime.Gosched()
 			l.Burst, l.Rate = 2*l.Burst, 2*l.Rate
-			_, err = m.Take(background, sp, key, l, n)
+			_, err = m.Take(background, ns, key, l, n)
 			return r, err
 		}}
 	}, "all"},
 	{"a lost update", func(m *reference) store.Store {
-		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
+		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 			m.mu.Lock()
-			before := m.states[addressOf(sp, key)]
+			before := m.states[addressOf(ns, key)]
 			m.mu.Unlock()
 			now := m.clock().UnixMicro()
 			runtime.Gosched()
-			after, r := sp.Rule.Step(before.State, l, now, n)
+			after, r := ns.Rule.Step(before.State, l, now, n)
 			if r.OK {
 				m.mu.Lock()
-				m.states[addressOf(sp, key)] = counted{after, l}
+				m.states[addressOf(ns, key)] = counted{after, l}
 				m.mu.Unlock()
 			}
 			return r, nil
 		}}
 	}, "states"},
-	{"keys end at a zero byte", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
+	{"keys end at a zero byte", withKeys(func(ns *store.Namespace, key string) (*store.Namespace, string) {
 		head, _, _ := strings.Cut(key, "\x00")
-		return sp, head
+		return ns, head
 	}), "stores"},
-	{"keys are cut after 128 bytes", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
-		return sp, key[:min(128, len(key))]
+	{"keys are cut after 128 bytes", withKeys(func(ns *store.Namespace, key string) (*store.Namespace, string) {
+		return ns, key[:min(128, len(key))]
 	}), "stores"},
-	{"keys are made valid UTF-8", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
-		return sp, strings.ToValidUTF8(key, "\ufffd")
+	{"keys are made valid UTF-8", withKeys(func(ns *store.Namespace, key string) (*store.Namespace, string) {
+		return ns, strings.ToValidUTF8(key, "\ufffd")
 	}), "stores"},
-	{"keys lose their braces", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
-		return sp, strings.Trim(key, "{}")
+	{"keys lose their braces", withKeys(func(ns *store.Namespace, key string) (*store.Namespace, string) {
+		return ns, strings.Trim(key, "{}")
 	}), "stores"},
-	{"keys lose their spaces", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
-		return sp, strings.TrimSpace(key)
+	{"keys lose their spaces", withKeys(func(ns *store.Namespace, key string) (*store.Namespace, string) {
+		return ns, strings.TrimSpace(key)
 	}), "stores"},
-	{"space and key run together", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
-		return store.NewSpace(sp.Rule, ""), sp.Rule.Name + strings.TrimRight(sp.Name, ":") + ":" + key
+	{"space and key run together", withKeys(func(ns *store.Namespace, key string) (*store.Namespace, string) {
+		return store.NewNamespace(ns.Rule, ""), ns.Rule.Name + strings.TrimRight(ns.Name, ":") + ":" + key
 	}), "stores"},
-	{"the space is forgotten", withKeys(func(sp *store.Space, key string) (*store.Space, string) {
-		return store.NewSpace(sp.Rule, ""), key
+	{"the space is forgotten", withKeys(func(ns *store.Namespace, key string) (*store.Namespace, string) {
+		return store.NewNamespace(ns.Rule, ""), key
 	}), "stores"},
 }
 
-func (m *reference) take(sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-	return m.Take(background, sp, key, l, n)
+func (m *reference) take(ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	return m.Take(background, ns, key, l, n)
 }
 
 // afterTake changes the state that Take has written.
 func afterTake(f func(*store.State, store.Limit)) func(*reference) store.Store {
 	return func(m *reference) store.Store {
-		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-			r, err := m.Take(background, sp, key, l, n)
+		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+			r, err := m.Take(background, ns, key, l, n)
 			if r.OK {
-				edit(m, sp, key, func(s *store.State) { f(s, l) })
+				edit(m, ns, key, func(s *store.State) { f(s, l) })
 			}
 			return r, err
 		}}
@@ -334,9 +334,9 @@ func afterTake(f func(*store.State, store.Limit)) func(*reference) store.Store {
 // beforeTake changes the state that Take will find.
 func beforeTake(f func(*store.State, store.Limit)) func(*reference) store.Store {
 	return func(m *reference) store.Store {
-		return &wrong{reference: m, take: func(m *reference, sp *store.Space, key string, l store.Limit, n int64) (store.Reply, error) {
-			edit(m, sp, key, func(s *store.State) { f(s, l) })
-			return m.Take(background, sp, key, l, n)
+		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+			edit(m, ns, key, func(s *store.State) { f(s, l) })
+			return m.Take(background, ns, key, l, n)
 		}}
 	}
 }

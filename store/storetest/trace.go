@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // traceLen is the most calls of a random trace.
@@ -62,7 +61,6 @@ type player struct {
 	limit     ratelimit.Limit // WithLimitFunc's answer
 	lim       ratelimit.Limiter
 	reference ratelimit.Limiter // nil if Results are not compared
-	forces    bool              // the store is a store.Forcer
 
 	latest  int64 // reading of the clock
 	results map[int]ratelimit.Result
@@ -82,7 +80,6 @@ func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *playe
 	}
 	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return p.limit, nil })
 	p.lim = b.limiter(a.name, base, limits)
-	_, p.forces = b.store.(store.Forcer)
 	if !s.alone {
 		b.store = newReference(b.read)
 		p.reference = b.limiter(a.name, base, limits)
@@ -334,7 +331,7 @@ func (g *generator) next(p *player) op {
 		o.kind = "Refund"
 		o.of = p.ids[len(p.ids)-1-g.IntN(min(len(p.ids), 1+g.IntN(8)))]
 		o.n = whole(g.part(p.charges[o.of].n))
-	case x < 43 && p.forces && o.at < lastDebt:
+	case x < 43 && o.at < lastDebt:
 		o.kind = "Charge"
 		if o.n = whole(g.cost(integers(o.limit).burst)); g.IntN(20) == 0 { // more than a state holds
 			o.n = most - g.IntN(2)

@@ -108,21 +108,20 @@ func turns(t testing.TB, s *suite, a algorithm) {
 	}
 	switch a.name {
 	case "leaky_bucket":
-		claimsWithAndWithoutTurns(t, s, a, 3, true, false)
+		requestsWithAndWithoutTurns(t, s, a, 3, true, false)
 		turnsOfLeakyBucket(s.bench(t).key(a.name, tenPerMinute))
 	case "token_bucket":
-		claimsWithAndWithoutTurns(t, s, a, 10, false, true)
+		requestsWithAndWithoutTurns(t, s, a, 10, false, true)
 		turnsOfTokenBucket(func() *key { return s.bench(t).key(a.name, tenPerMinute) })
 	}
 }
 
-// claimsWithAndWithoutTurns: the Before of a claim is that claim's alone. Of two keys that
+// requestsWithAndWithoutTurns: the Before of a request is that request's alone. Of two keys that
 // have spent spent events, one is asked for a turn at any time, and the other for one
 // within 6 minutes, an event's time.
-func claimsWithAndWithoutTurns(t testing.TB, s *suite, a algorithm, spent int, plain, within bool) {
+func requestsWithAndWithoutTurns(t testing.TB, s *suite, a algorithm, spent int, plain, within bool) {
 	b := s.bench(t)
-	joint, ok := b.store.(store.Joint)
-	if !ok || !joint.Together("plain", "within") {
+	if !b.store.Together("plain", "within") {
 		return
 	}
 	seen := &tap{Store: b.store}
@@ -132,20 +131,20 @@ func claimsWithAndWithoutTurns(t testing.TB, s *suite, a algorithm, spent int, p
 		k.name = name
 		k.take(spent)
 	}
-	claims := []store.Claim{
-		{Space: seen.space, Key: "plain", Limit: seen.limit, N: 1},
-		{Space: seen.space, Key: "within", Limit: seen.limit, N: 1},
+	requests := []store.Request{
+		{Namespace: seen.space, Key: "plain", Limit: seen.limit, N: 1},
+		{Namespace: seen.space, Key: "within", Limit: seen.limit, N: 1},
 	}
-	claims[1].Limit.Before = (6 * minute).Microseconds() + 1
+	requests[1].Limit.Before = (6 * minute).Microseconds() + 1
 	for range 2 {
 		replies := make([]store.Reply, 2)
-		if err := joint.TakeAll(context.Background(), claims, replies); err != nil {
+		if err := b.store.TakeAll(context.Background(), requests, replies); err != nil {
 			t.Fatal(err)
 		}
 		if replies[0].OK != plain || replies[1].OK != within {
 			t.Fatalf("%d spent, at any time and within 6 minutes: %+v", spent, replies)
 		}
-		claims[0], claims[1], plain, within = claims[1], claims[0], within, plain
+		requests[0], requests[1], plain, within = requests[1], requests[0], within, plain
 	}
 }
 
@@ -294,7 +293,7 @@ func turnsKeepTheBound(t testing.TB, s *suite, a algorithm) {
 func turnsTogether(t testing.TB, s *suite, _ algorithm) {
 	for seed := range uint64(20) {
 		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 7))
-		if _, ok := b.store.(store.Joint); !ok {
+		if !b.store.Together("key", "key") {
 			return
 		}
 		var tested, reference []ratelimit.Limiter
