@@ -18,6 +18,9 @@ const (
 	SourceDenyCache
 	// SourceUnlimited says that the limit is [Unlimited], so that no store was asked.
 	SourceUnlimited
+	// SourceList says that the key is on a list (package accesslist), so that no limit
+	// was asked.
+	SourceList
 )
 
 func (s Source) String() string {
@@ -31,7 +34,9 @@ func (s Source) String() string {
 	case SourceDenyCache:
 		return "deny_cache"
 	case SourceUnlimited:
-		return "limit"
+		return "unlimited"
+	case SourceList:
+		return "list"
 	}
 	return "store"
 }
@@ -43,6 +48,18 @@ func (r Result) Source() Source {
 		return SourceStore
 	}
 	return r.details.source
+}
+
+// Counted reports whether Limit and Remaining tell what is left of a limit. They do not
+// where no limit has counted the events: those of [SourceFailOpen], [SourceFailClosed],
+// [SourceUnlimited] and [SourceList], and an admission with a Limit of 0, such as that of
+// a [Static].
+func (r Result) Counted() bool {
+	switch r.Source() {
+	case SourceFailOpen, SourceFailClosed, SourceUnlimited, SourceList:
+		return false
+	}
+	return !r.Allowed || r.Limit > 0
 }
 
 // uncounted is whether all limits that had a part in r are Unlimited.

@@ -44,7 +44,7 @@ func (r *report) free() {
 
 // metadata is the headers, nil if there is nothing to say.
 func (r *report) metadata() metadata.MD {
-	if len(r.Policies) == 0 && r.Result.Limit > 0 && tell.Known(&r.Result) {
+	if len(r.Policies) == 0 && r.Result.Limit > 0 && r.Result.Counted() {
 		r.Policies = append(r.Policies, ratelimit.Policy{Name: unnamed, Quota: r.Result.Limit})
 	}
 	md := make(metadata.MD, 3)

@@ -5,7 +5,6 @@ import (
 	"net/http"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/tell"
 )
 
 // Decision is what the middleware knows of a request that was decided on.
@@ -29,7 +28,7 @@ func (d Decision) Limiter() string {
 		return ""
 	}
 	for i := range parts {
-		if tell.Known(&parts[i]) && (least < 0 || parts[i].Remaining < parts[least].Remaining) {
+		if parts[i].Counted() && (least < 0 || parts[i].Remaining < parts[least].Remaining) {
 			least = i
 		}
 	}

@@ -53,7 +53,7 @@ const (
 
 // tell adds the fields of styles.
 func (f *fields) tell(styles HeaderStyle, d *tell.Decision, texts *policyTexts) {
-	if !tell.Known(&d.Result) {
+	if !d.Result.Counted() {
 		return
 	}
 	if len(d.Policies) == 1 {

@@ -23,9 +23,9 @@ func (d *Decision) Part(i int) (part *ratelimit.Result, ok bool) {
 	switch {
 	case len(d.Parts) == len(d.Policies):
 		part = &d.Parts[i]
-		return part, *part != (ratelimit.Result{}) && Known(part)
+		return part, *part != (ratelimit.Result{}) && part.Counted()
 	case len(d.Policies) == 1, d.DeniedBy != "" && d.DeniedBy == d.Policies[i].Name:
-		return &d.Result, Known(&d.Result)
+		return &d.Result, d.Result.Counted()
 	}
 	return nil, false // somebody has decided for several, and does not say what each of them did
 }
@@ -39,19 +39,6 @@ func (d *Decision) Time(part *ratelimit.Result) (t time.Duration, ok bool) {
 		return 0, false
 	}
 	return Until(part)
-}
-
-// Known is whether r says how much of a limit is left. An admission by a limit of 0 is
-// that of a [ratelimit.Static], which has none.
-func Known(r *ratelimit.Result) bool {
-	if r.Allowed && r.Limit == 0 {
-		return false
-	}
-	switch r.Source() {
-	case ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceUnlimited:
-		return false
-	}
-	return true
 }
 
 // Until is the time until there is more, above 0 after a denial, or none if that is unknown

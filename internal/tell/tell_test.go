@@ -54,10 +54,10 @@ func outage(t *testing.T, p ratelimit.FailurePolicy) ratelimit.Result {
 func TestNothingOfAnOutageIsKnown(t *testing.T) {
 	for _, p := range []ratelimit.FailurePolicy{ratelimit.FailOpen(), ratelimit.FailClosed()} {
 		r := outage(t, p)
-		require.False(t, tell.Known(&r))
+		require.False(t, r.Counted())
 	}
 	local := outage(t, ratelimit.FailLocal(ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5}, nil)))
-	require.True(t, tell.Known(&local))
+	require.True(t, local.Counted())
 }
 
 func TestNoTimeIsLaterThanThatToComeBack(t *testing.T) {
