@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -517,7 +518,7 @@ func TestAllOfWrappers(t *testing.T) {
 	mem := memory(t, newClock())
 	levels, err := ratelimit.NewLevels("sliding_window", mem, ratelimit.PerMinute(5), ratelimit.PerHour(9))
 	require.NoError(t, err)
-	safe, err := ratelimit.NewFailover(levels, ratelimit.FailOpen())
+	safe, err := fallback.New(levels, fallback.Open())
 	require.NoError(t, err)
 	bucket := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(7))
 	a := all(t, bucket, safe)
@@ -530,13 +531,13 @@ func TestAllOfWrappers(t *testing.T) {
 	require.Equal(t, "5/m", r.DeniedBy())
 	require.Equal(t, 6, allowN(t, bucket, 0+1).Remaining+1, "1 of 7 is charged, and now 2")
 
-	open, err := ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailOpen())
+	open, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
 	require.NoError(t, err)
 	r = allowN(t, all(t, bucket, open), 1)
 	require.True(t, r.Allowed)
 	require.Equal(t, ratelimit.SourceFailOpen, r.Source())
 	require.Equal(t, 4, r.Remaining, "what is known")
-	closed, err := ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailClosed())
+	closed, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Closed())
 	require.NoError(t, err)
 	for _, a := range []*ratelimit.All{all(t, open, closed), all(t, closed, open), all(t, bucket, closed)} {
 		r = allowN(t, a, 1)
@@ -567,9 +568,9 @@ func TestAllChecksItsInput(t *testing.T) {
 	_, err = ratelimit.NewLevels("token_bucket", memory(t, newClock()), ratelimit.PerHour(1), ratelimit.Limit{})
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	_, err = new(ratelimit.All).Allow(ctx, "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	_, err = new(ratelimit.Rekeyed).Allow(ctx, "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	_, err = ratelimit.NewRekeyed(nil, nil)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	_, err = ratelimit.NewRekeyed(lim, nil)

@@ -9,32 +9,14 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// WithCoalescing asks the store once for many callers: while a call of Allow on a
-// key is under way, others on the same key wait, and are then decided together by
-// one call that admits as many of them as fit, in the order in which they came. Each
-// gets the Result that it would have got alone, one after the other at that instant.
-//
-// Use it for hot keys on Redis, where the round trip is what a decision costs: one key
-// can then be asked for more often than Redis answers. A call that meets no other on
-// its key costs what it did. One that does waits for those under way and for its own,
-// each of which is two where some are admitted and others are not, so for up to four
-// times the store's timeout. A goroutine asks for those who wait, and ends with the last
-// of them. A caller whose ctx ends while it waits leaves, and what was admitted for it
-// goes to the next or back.
-//
-// AllowN of more than one event, AllowUpTo, AllowWithin of the buckets, Peek, Refund and
-// Reset are not coalesced.
-func WithCoalescing() Option {
-	return func(lim *limiter) error {
-		lim.lines = &lines{busy: map[hotKey]*line{}}
-		return nil
-	}
-}
+// coalescer is a store before another one, for [WithCoalescing]. While a call of Take is
+// under way for a key, others on that key wait. One TakeUpTo decides on all of them.
+type coalescer struct {
+	store.Store
+	algorithm *algorithm
 
-// lines are the keys on which a call is under way.
-type lines struct {
-	mu   sync.Mutex // protects all below, and what is in the lines
-	busy map[hotKey]*line
+	mu    sync.Mutex       // protects calls and the waiters in it; never held over a call
+	calls map[hotKey]*call // that are under way
 }
 
 type hotKey struct {
@@ -42,166 +24,156 @@ type hotKey struct {
 	limit store.Limit
 }
 
-// line is who waits for the call under way on a key to end, in the order of arrival.
-type line struct{ waiting []*caller }
+// call is a call of the store that is under way, with those that wait for the next one, in
+// the order of their arrival.
+type call struct{ waiters []*waiter }
 
-// caller is one who waits. He, or who answers him, claims him first.
-type caller struct {
-	claimed atomic.Bool
-	ready   chan struct{} // closed when the answer is there
+// waiter is a call of Take waiting for its answer. Whichever side sets done first, the
+// waiter leaving or the sender answering, decides which it is.
+type waiter struct {
+	done  atomic.Bool
+	ready chan struct{} // closed when the answer is there
 	answer
 }
 
 type answer struct {
-	res      Result
+	reply    store.Reply
 	err      error
 	panicked any // with what the store has panicked
 }
 
-// allowInLine is Allow on a key for which only one call at a time is under way. The
-// first to come asks for himself.
-func (lim *limiter) allowInLine(ctx context.Context, key string, l store.Limit, res *Result) error {
-	k := hotKey{key, l}
-	lim.lines.mu.Lock()
-	if ln, busy := lim.lines.busy[k]; busy {
-		c := &caller{ready: make(chan struct{})}
-		ln.waiting = append(ln.waiting, c)
-		lim.lines.mu.Unlock()
-		return c.wait(ctx, res)
+// Take implements [store.Store]. Only single events without a Before are coalesced.
+func (c *coalescer) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if n != 1 || l.Before > 0 {
+		return c.Store.Take(ctx, ns, key, l, n)
 	}
-	lim.lines.busy[k] = new(line)
-	lim.lines.mu.Unlock()
+	k := hotKey{key, l}
+	c.mu.Lock()
+	if underWay, ok := c.calls[k]; ok {
+		w := &waiter{ready: make(chan struct{})}
+		underWay.waiters = append(underWay.waiters, w)
+		c.mu.Unlock()
+		return w.wait(ctx)
+	}
+	c.calls[k] = new(call)
+	c.mu.Unlock()
 	defer func() { // also if the store panics
-		if waiting := lim.nextInLine(k); waiting != nil {
-			go lim.serve(k, waiting)
+		if waiters := c.next(k); waiters != nil {
+			go c.decideAll(ns, k, waiters)
 		}
 	}()
-	r, err := lim.store.Take(ctx, lim.space, key, l, 1)
-	if err != nil {
-		return err
-	}
-	charged := int64(0)
-	if r.OK {
-		charged = 1
-	}
-	lim.fill(res, l, r, 1, charged)
-	return nil
+	return c.Store.Take(ctx, ns, key, l, 1)
 }
 
-// wait returns c's answer, or leaves when ctx ends.
-func (c *caller) wait(ctx context.Context, res *Result) error {
-	select {
-	case <-c.ready:
-	case <-ctx.Done():
-		if c.claimed.CompareAndSwap(false, true) {
-			return ctx.Err()
+// next returns those that wait for the next call on k. If there are none, no call is under
+// way any more.
+func (c *coalescer) next(k hotKey) []*waiter {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	waiters := c.calls[k].waiters
+	if c.calls[k].waiters = nil; waiters == nil {
+		delete(c.calls, k)
+	}
+	return waiters
+}
+
+// decideAll decides on waiters, and on those that come meanwhile, until none is left.
+func (c *coalescer) decideAll(ns *store.Namespace, k hotKey, waiters []*waiter) {
+	for waiters != nil {
+		c.decide(ns, k, present(waiters))
+		waiters = c.next(k)
+	}
+}
+
+// decide decides on all waiters by one call of the store, and where only some of them are
+// admitted by a second, for the RetryAfter of the others. To ask for the others again would
+// keep them waiting for as long as room comes with each round trip.
+func (c *coalescer) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
+	if len(waiters) == 0 {
+		return
+	}
+	defer func() { // callers expect a panic of the store where they call
+		if p := recover(); p != nil {
+			answerAll(waiters, answer{panicked: p})
 		}
-		<-c.ready // the answer is being written
+	}()
+	ctx := context.Background() // no waiter's own: the store has a timeout
+	r, err := c.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))
+	if err != nil || !r.OK {
+		answerAll(waiters, answer{reply: r, err: err})
+		return
 	}
-	if c.panicked != nil {
-		panic(c.panicked)
+	granted, given := min(int64(len(waiters)), c.algorithm.rule.Available(k.limit, r)), int64(0)
+	for i, w := range waiters {
+		if given == granted {
+			denial, err := c.Peek(ctx, ns, k.key, k.limit, 1)
+			denial.OK = false
+			answerAll(waiters[i:], answer{reply: denial, err: err})
+			return
+		}
+		if w.answerWith(answer{reply: c.algorithm.after(r, given)}) {
+			given++
+		}
 	}
-	*res = c.res
-	return c.err
-}
-
-// tell gives c his answer, unless he has left.
-func (c *caller) tell(a answer) bool {
-	if !c.claimed.CompareAndSwap(false, true) {
-		return false
-	}
-	c.answer = a
-	close(c.ready)
-	return true
-}
-
-// nextInLine returns who is to be asked for next. If it is nobody, the key is no longer
-// busy.
-func (lim *limiter) nextInLine(k hotKey) []*caller {
-	lim.lines.mu.Lock()
-	defer lim.lines.mu.Unlock()
-	ln := lim.lines.busy[k]
-	next := ln.waiting
-	ln.waiting = nil
-	if next == nil {
-		delete(lim.lines.busy, k)
-	}
-	return next
-}
-
-// serve asks for those who wait, until nobody does.
-func (lim *limiter) serve(k hotKey, waiting []*caller) {
-	for waiting != nil {
-		lim.serveOnce(k, present(waiting))
-		waiting = lim.nextInLine(k)
+	if given < granted { // some have left
+		v := c.algorithm.report(k.limit, r, granted, granted)
+		// An error leaves them charged, as any call does whose caller has left.
+		_ = c.Refund(ctx, ns, k.key, k.limit, receipt(k.limit, r.X, v.reset, granted-given))
 	}
 }
 
-// present are those who have not left.
-func present(waiting []*caller) []*caller {
-	here := waiting[:0]
-	for _, c := range waiting {
-		if !c.claimed.Load() {
-			here = append(here, c)
+// present are the waiters that have not left.
+func present(waiters []*waiter) []*waiter {
+	here := waiters[:0]
+	for _, w := range waiters {
+		if !w.done.Load() {
+			here = append(here, w)
 		}
 	}
 	return here
 }
 
-// serveOnce asks once for all who wait, and where only some of them are admitted once
-// more, for the RetryAfter of the others. To ask for the others again would keep them in
-// line for as long as room comes with each round trip.
-func (lim *limiter) serveOnce(k hotKey, waiting []*caller) {
-	if len(waiting) == 0 {
-		return
-	}
-	defer func() { // whoever calls from where a panic is expected is to have it there
-		if p := recover(); p != nil {
-			for _, c := range waiting {
-				c.tell(answer{panicked: p})
-			}
+// wait returns the answer, or leaves when ctx ends.
+func (w *waiter) wait(ctx context.Context) (store.Reply, error) {
+	select {
+	case <-w.ready:
+	case <-ctx.Done():
+		if w.done.CompareAndSwap(false, true) {
+			return store.Reply{}, ctx.Err()
 		}
-	}()
-	ctx := context.Background() // none of the callers' own: the store has a timeout
-	r, err := lim.store.TakeUpTo(ctx, lim.space, k.key, k.limit, int64(len(waiting)))
-	if err != nil || !r.OK {
-		lim.refuse(k, waiting, r, err)
-		return
+		<-w.ready // the answer is being written
 	}
-	granted := min(int64(len(waiting)), lim.algorithm.rule.Available(k.limit, r))
-	given := int64(0)
-	for i, c := range waiting {
-		if given == granted {
-			r, err = lim.store.Peek(ctx, lim.space, k.key, k.limit, 1)
-			lim.refuse(k, waiting[i:], r, err)
-			return
-		}
-		var a answer
-		lim.fill(&a.res, k.limit, lim.algorithm.after(r, given), 1, 1)
-		if c.tell(a) {
-			given++
-		}
+	if w.panicked != nil {
+		panic(w.panicked)
 	}
-	if given < granted { // somebody has left
-		var all Result
-		lim.fill(&all, k.limit, r, granted, granted)
-		// An error leaves them charged, as any call does whose caller has left.
-		_ = lim.store.Refund(ctx, lim.space, k.key, k.limit, all.charge(granted-given))
+	return w.reply, w.err
+}
+
+// answerWith answers w, unless it has left.
+func (w *waiter) answerWith(a answer) bool {
+	if !w.done.CompareAndSwap(false, true) {
+		return false
+	}
+	w.answer = a
+	close(w.ready)
+	return true
+}
+
+func answerAll(waiters []*waiter, a answer) {
+	for _, w := range waiters {
+		w.answerWith(a)
 	}
 }
 
-// refuse tells all who wait the denial r, or err. There may be room in r that has come
-// after the instant at which they were denied: then they may come back at once.
-func (lim *limiter) refuse(k hotKey, waiting []*caller, r store.Reply, err error) {
-	var denial Result
-	if err == nil {
-		lim.fill(&denial, k.limit, r, 1, 0)
+// cameTooLate makes res the denial of a waiter that came too late for the room which others
+// took, if r shows that room has come since: it can come back at once.
+func (lim *limiter) cameTooLate(res *Result, l store.Limit, r store.Reply, n int64) bool {
+	if r.OK || l.Before > 0 || n > lim.algorithm.rule.Available(l, r) {
+		return false
 	}
-	if denial.Allowed {
-		soon := time.Microsecond
-		denial = Result{Limit: denial.Limit, RetryAfter: soon, ResetAfter: max(denial.ResetAfter, soon)}
-	}
-	for _, c := range waiting {
-		c.tell(answer{res: denial, err: err})
-	}
+	const soon = time.Microsecond
+	r.OK = true // as it was, for the report
+	lim.result(res, l, r, n, 0)
+	*res = Result{Limit: res.Limit, RetryAfter: soon, ResetAfter: max(res.ResetAfter, soon)}
+	return true
 }

@@ -19,10 +19,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 func newDenyCache(t testing.TB, l ratelimit.Limiter, opts ...ratelimit.DenyCacheOption) *ratelimit.DenyCache {
@@ -700,17 +704,19 @@ func TestOnlyTheStoresOwnDenialsWithAnEndAreRemembered(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
 	bucket := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(2))
-	inner := newDenyCache(t, bucket)
-	d := newDenyCache(t, inner)
+	d := newDenyCache(t, bucket)
 
 	require.Equal(t, ratelimit.Never, allowN(t, d, 3).RetryAfter)
 	require.Zero(t, d.Len(), "it has no end")
 	require.True(t, allowN(t, d, 2).Allowed)
 	require.Zero(t, d.Len(), "it is no denial")
-	require.Equal(t, ratelimit.SourceStore, allowN(t, inner, 1).Source())
-	require.Equal(t, ratelimit.SourceDenyCache, allowN(t, d, 1).Source())
-	require.Zero(t, d.Len(), "another cache has denied it")
-	require.Equal(t, 1, inner.Len())
+	require.Equal(t, ratelimit.SourceStore, allowN(t, d, 1).Source())
+	require.Equal(t, 1, d.Len())
+	known := allowN(t, d, 1)
+	require.Equal(t, ratelimit.SourceDenyCache, known.Source())
+	outer := newDenyCache(t, &stub{r: known})
+	require.Equal(t, known, allowN(t, outer, 1))
+	require.Zero(t, outer.Len(), "another cache has denied it")
 
 	none := newDenyCache(t, newLimiter(t, "token_bucket", untouched{t}, ratelimit.PerHour(0)))
 	require.Equal(t, ratelimit.Result{RetryAfter: ratelimit.Never}, allowN(t, none, 1))
@@ -952,15 +958,21 @@ func TestDenialsThatHaveEndedLeaveAndGiveTheirMemoryBack(t *testing.T) {
 
 func TestADenyCacheKnowsItsKeys(t *testing.T) {
 	lim := inMemory(t, "fixed_window", ratelimit.PerHour(1))
-	_, err := ratelimit.NewDenyCache(onOneKey(t, lim, "everybody"))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-
-	// Of several limits nothing is remembered: another key's refund makes room.
-	d := newDenyCache(t, all(t, onOneKey(t, lim, "everybody")))
-	r := allow(t, d, "ann")
-	require.False(t, allow(t, d, "bob").Allowed)
-	require.NoError(t, d.Refund(t.Context(), "ann", r, 1))
-	require.True(t, allow(t, d, "bob").Allowed)
+	waiter, err := throttle.NewWaiter(lim, time.Second)
+	require.NoError(t, err)
+	slowdown, err := throttle.NewSlowdown(lim, throttle.Slow{Step: time.Second, Max: time.Second})
+	require.NoError(t, err)
+	listed, err := accesslist.New(lim)
+	require.NoError(t, err)
+	tried, err := shadow.New(lim, func(context.Context, string, int, ratelimit.Result, error) {})
+	require.NoError(t, err)
+	for _, around := range []ratelimit.Limiter{
+		onOneKey(t, lim, "everybody"), all(t, lim), newDenyCache(t, lim), failover(t, lim, fallback.Open()),
+		waiter, slowdown, listed, tried,
+	} {
+		_, err := ratelimit.NewDenyCache(around)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T: its denials can end unseen", around)
+	}
 }
 
 // heap is the bytes in use.

@@ -25,11 +25,11 @@ type FixedWindow struct{ limiter }
 // NewFixedWindow returns a limiter that counts in windows of l.Period. l has no
 // Burst. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
 func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error) {
-	lim, err := newLimiter(&fixedWindow, s, l, opts)
-	if err != nil {
+	w := new(FixedWindow)
+	if err := w.build(w, &fixedWindow, s, l, opts); err != nil {
 		return nil, err
 	}
-	return &FixedWindow{lim}, nil
+	return w, nil
 }
 
 // Allow is AllowN of 1.

@@ -33,11 +33,11 @@ type LeakyBucket struct{ limiter }
 // [ErrInvalidLimit], also for a queue that takes over 100 years to drain, and
 // [ErrInvalidOption].
 func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error) {
-	lim, err := newLimiter(&leakyBucket, s, l, opts)
-	if err != nil {
+	b := new(LeakyBucket)
+	if err := b.build(b, &leakyBucket, s, l, opts); err != nil {
 		return nil, err
 	}
-	return &LeakyBucket{lim}, nil
+	return b, nil
 }
 
 // Allow is AllowN of 1.
@@ -73,6 +73,7 @@ var leakyBucket = algorithm{
 	report: leakyBucketReport,
 	after:  afterY,
 	spent:  spentY,
+	tail:   true,
 }
 
 // leakyBucketStep replies now and the queue.

@@ -125,7 +125,7 @@ func (l Limit) String() string {
 // [ErrInvalidLimit] for any other. The zero Limit is not valid: a field that may
 // be unset wants the JSON option omitzero.
 func (l Limit) MarshalText() ([]byte, error) {
-	if err := l.validate(); err != nil && l != Unlimited() {
+	if err := l.Validate(); err != nil {
 		return nil, err
 	}
 	return []byte(l.String()), nil
@@ -161,7 +161,7 @@ func (l Limit) Share(n int) (Limit, error) {
 	if l == Unlimited() {
 		return l, nil
 	}
-	if err := l.validate(); err != nil {
+	if err := l.Validate(); err != nil {
 		return Limit{}, err
 	}
 	share := Limit{Rate: l.Rate / n, Period: l.Period, Burst: l.Burst / n}
@@ -177,16 +177,33 @@ func (l Limit) Share(n int) (Limit, error) {
 	return share, nil
 }
 
-// validate is nil or an error that wraps ErrInvalidLimit. What an algorithm asks
-// of a limit beyond the ranges is the algorithm's to check.
-func (l Limit) validate() error {
+// Validate returns nil if l is [Unlimited] or within the ranges of [Limit], and an error
+// that wraps [ErrInvalidLimit] if not. What an algorithm asks beyond that is checked by its
+// constructor, and by [Limit.ValidateFor].
+func (l Limit) Validate() error {
+	if l == Unlimited() {
+		return nil
+	}
 	if err := l.check(); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidLimit, err)
 	}
 	return nil
 }
 
-// check is validate without the prefix.
+// ValidateFor returns nil if a limiter of that algorithm, one of [Algorithms], can keep l,
+// and otherwise the error of its constructor: windows and logs have no Burst, and a bucket
+// refills in at most 100 years. An unknown algorithm is [ErrInvalidOption].
+func (l Limit) ValidateFor(algorithm string) error {
+	for i := range makers {
+		if a := makers[i].algorithm; a.rule.Name == algorithm {
+			_, err := a.integers(l)
+			return err
+		}
+	}
+	return errNoAlgorithm(algorithm)
+}
+
+// check is Validate of a limit that is not Unlimited, without the prefix.
 func (l Limit) check() error {
 	switch {
 	case l.Rate < 0 || l.Rate > maxEvents:

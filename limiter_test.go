@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -29,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+var algorithms = ratelimit.Algorithms()
 
 // start is a round time, so that windows begin there.
 var start = time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
@@ -97,6 +98,22 @@ func newLimiter(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit
 	lim, err := ratelimit.New(algorithm, s, l, opts...)
 	require.NoError(t, err)
 	return lim
+}
+
+// inMemory is a limiter on a store of its own, by the time of the test.
+func inMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	t.Helper()
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	return newLimiter(t, algorithm, mem, l, opts...)
+}
+
+// failover is a limiter around l with a policy for when the store fails.
+func failover(t testing.TB, l ratelimit.Limiter, p fallback.Policy, opts ...fallback.Option) *fallback.Limiter {
+	t.Helper()
+	f, err := fallback.New(l, p, opts...)
+	require.NoError(t, err)
+	return f
 }
 
 func allow(t testing.TB, lim ratelimit.Limiter, key string) ratelimit.Result {

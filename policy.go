@@ -64,7 +64,7 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 
 // policyOf is the policy by limit l, which is integers to the store.
 func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
-	p := Policy{Name: lim.title, Limit: l, Quota: int(integers.Burst), Window: l.Period}
+	p := Policy{Name: lim.policyName, Limit: l, Quota: int(integers.Burst), Window: l.Period}
 	switch {
 	case l == Unlimited():
 		p.Quota, p.Window = maxEvents, 0
@@ -76,25 +76,4 @@ func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
 	return p
 }
 
-// AppendPolicies appends the policies of the limiter whose store may fail.
-func (f *Failover) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
-	return AppendPolicies(ctx, dst, f.limiter, key)
-}
-
-// AppendPolicies appends the policies of the limiter that is asked.
-func (d *DenyCache) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
-	return AppendPolicies(ctx, dst, d.inner, key)
-}
-
-var (
-	_ Describer = (*FixedWindow)(nil)
-	_ Describer = (*SlidingWindow)(nil)
-	_ Describer = (*SlidingLog)(nil)
-	_ Describer = (*TokenBucket)(nil)
-	_ Describer = (*LeakyBucket)(nil)
-	_ Describer = (*Failover)(nil)
-	_ Describer = (*DenyCache)(nil)
-	_ Describer = (*All)(nil)
-	_ Describer = (*Rekeyed)(nil)
-	_ Describer = static{}
-)
+var _ Describer = (*limiter)(nil)

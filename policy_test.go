@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -83,7 +84,7 @@ func TestUnlimitedHasAText(t *testing.T) {
 func TestFailoverOfUnlimitedAsksNobody(t *testing.T) {
 	lim, err := ratelimit.NewTokenBucket(failing{}, ratelimit.Unlimited())
 	require.NoError(t, err)
-	f, err := ratelimit.NewFailover(lim, ratelimit.FailLocal(ratelimit.Static(ratelimit.Result{}, errors.New("asked"))))
+	f, err := fallback.New(lim, fallback.Local(ratelimit.Static(ratelimit.Result{}, errors.New("asked"))))
 	require.NoError(t, err)
 	r, err := f.Allow(t.Context(), "key")
 	require.NoError(t, err)
@@ -114,7 +115,7 @@ func TestPolicies(t *testing.T) {
 			require.Equal(t, []ratelimit.Policy{{}, want}, policiesOf(t, lim, "key"), "%s %s", algorithm, text)
 			cached, err := ratelimit.NewDenyCache(lim)
 			require.NoError(t, err)
-			f, err := ratelimit.NewFailover(cached, ratelimit.FailOpen())
+			f, err := fallback.New(cached, fallback.Open())
 			require.NoError(t, err)
 			require.Equal(t, []ratelimit.Policy{{}, want}, policiesOf(t, f, "key"))
 		}

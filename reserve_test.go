@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -408,7 +409,7 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 		cached, err := ratelimit.NewDenyCache(lim)
 		require.NoError(t, err)
 		a := all(t, onOneKey(t, cached, "key"), newLimiter(t, algorithm, mem, ratelimit.PerDay(100)))
-		f, err := ratelimit.NewFailover(a, ratelimit.FailLocal(local))
+		f, err := fallback.New(a, fallback.Local(local))
 		require.NoError(t, err)
 		require.NoError(t, reserve(t, f, 4).Settle(t.Context(), 13))
 		require.False(t, allowN(t, f, 1).Allowed)
@@ -429,17 +430,17 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, none.Cancel(t.Context()), ratelimit.ErrInvalidOption, "nothing was reserved")
 
-	down, err := ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailOpen())
+	down, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
 	require.NoError(t, err)
 	_, err = down.Charge(t.Context(), "key", 1)
 	require.ErrorIs(t, err, ratelimit.ErrStore)
 	local := inMemory(t, "token_bucket", ratelimit.PerHour(10))
-	down, err = ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailLocal(local))
+	down, err = fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Local(local))
 	require.NoError(t, err)
 	require.Equal(t, ratelimit.SourceLocal, overcharge(t, down, 4).Source())
 	require.Equal(t, 6, peek(t, local, "key").Remaining)
 
-	blocked, err := ratelimit.NewFailover(inMemory(t, "token_bucket", ratelimit.PerHour(0)), ratelimit.FailLocal(local))
+	blocked, err := fallback.New(inMemory(t, "token_bucket", ratelimit.PerHour(0)), fallback.Local(local))
 	require.NoError(t, err)
 	denied, err := blocked.Charge(t.Context(), "key", 1)
 	require.NoError(t, err)

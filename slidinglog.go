@@ -34,11 +34,11 @@ type SlidingLog struct{ limiter }
 // NewSlidingLog returns a limiter that keeps the events of the last l.Period. l
 // has no Burst. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
 func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) {
-	lim, err := newLimiter(&slidingLog, s, l, opts)
-	if err != nil {
+	g := new(SlidingLog)
+	if err := g.build(g, &slidingLog, s, l, opts); err != nil {
 		return nil, err
 	}
-	return &SlidingLog{lim}, nil
+	return g, nil
 }
 
 // Allow is AllowN of 1.

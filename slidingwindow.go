@@ -33,11 +33,11 @@ type SlidingWindow struct{ limiter }
 // NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has
 // no Burst. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
 func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, error) {
-	lim, err := newLimiter(&slidingWindow, s, l, opts)
-	if err != nil {
+	w := new(SlidingWindow)
+	if err := w.build(w, &slidingWindow, s, l, opts); err != nil {
 		return nil, err
 	}
-	return &SlidingWindow{lim}, nil
+	return w, nil
 }
 
 // Allow is AllowN of 1.

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"time"
 )
 
 // Static is a limiter that always answers r and err, for tests and as a switch:
@@ -27,7 +28,7 @@ func (s static) Allow(ctx context.Context, key string) (Result, error) {
 }
 
 func (s static) AllowN(ctx context.Context, key string, n int) (Result, error) {
-	if err := checkCall(ctx, key, n); err != nil {
+	if err := CheckCall(ctx, key, n); err != nil {
 		return Result{}, err
 	}
 	return s.result, s.err
@@ -44,7 +45,7 @@ func (s static) Peek(ctx context.Context, key string) (Result, error) {
 }
 
 func (s static) Refund(ctx context.Context, key string, charged Result, n int) error {
-	if err := checkCall(ctx, key, n); err != nil {
+	if err := CheckCall(ctx, key, n); err != nil {
 		return err
 	}
 	if !charged.Allowed {
@@ -54,7 +55,7 @@ func (s static) Refund(ctx context.Context, key string, charged Result, n int) e
 }
 
 func (s static) Reset(ctx context.Context, key string) error {
-	if err := checkCall(ctx, key, 1); err != nil {
+	if err := CheckCall(ctx, key, 1); err != nil {
 		return err
 	}
 	return s.err
@@ -69,13 +70,16 @@ var errNilLimiter = fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 
 var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged none", ErrInvalidN)
 
-// checkCall refuses bad input of a method of a [Limiter], and a ctx that has ended.
-func checkCall(ctx context.Context, key string, n int) error {
-	switch {
-	case n <= 0:
-		return fmt.Errorf("%w: %d", ErrInvalidN, n)
-	case key == "" || len(key) > maxKey:
-		return fmt.Errorf("%w: %d bytes: 1 to %d are allowed", ErrInvalidKey, len(key), maxKey)
+func (s static) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
+	r, err := s.AllowN(ctx, key, n)
+	if err != nil || r.inTime(d) {
+		return r, err
 	}
-	return ctx.Err()
+	return r.tooLate(n, d), nil
 }
+
+var (
+	_ Describer = static{}
+	_ Charger   = static{}
+	_ Delayer   = static{}
+)

@@ -32,11 +32,11 @@ type TokenBucket struct{ limiter }
 // to l.Burst (0 means l.Rate). Its errors are [ErrInvalidLimit], also for a
 // bucket that takes over 100 years to refill, and [ErrInvalidOption].
 func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error) {
-	lim, err := newLimiter(&tokenBucket, s, l, opts)
-	if err != nil {
+	b := new(TokenBucket)
+	if err := b.build(b, &tokenBucket, s, l, opts); err != nil {
 		return nil, err
 	}
-	return &TokenBucket{lim}, nil
+	return b, nil
 }
 
 // Allow is AllowN of 1.

@@ -57,7 +57,7 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
 	}
-	if err := checkCall(ctx, key, n); err != nil {
+	if err := CheckCall(ctx, key, n); err != nil {
 		return Result{}, err
 	}
 	kind := kindOf(l)
@@ -117,26 +117,8 @@ func inQueue(l Limiter) any {
 
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l Limiter) queue.Kind {
-	switch l := l.(type) {
-	case *FixedWindow, *SlidingWindow, *SlidingLog:
-		return queue.Plain
-	case *TokenBucket:
-		return queue.Early
-	case *LeakyBucket:
-		return queue.Leaky
-	case *Rekeyed:
-		return kindOf(l.limiter)
-	case *DenyCache:
-		return kindOf(l.inner)
-	case *Failover:
-		if kind := kindOf(l.limiter); kind != queue.Leaky {
-			return kind
-		}
-		return queue.Tickets // while the store fails, ResetAfter is the local limiter's
-	case Delayer:
-		return queue.Unknown
-	}
-	return queue.Tickets // it says its Delay, if any, when it has admitted
+	_, delays := l.(Delayer)
+	return queue.KindOf(AlgorithmOf(l), delays)
 }
 
 // asker asks l for the waiters of queue.
@@ -180,5 +162,6 @@ func decision(r Result) queue.Decision {
 	return queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
+		Elsewhere: r.Source() != SourceStore,
 	}
 }

@@ -107,54 +107,9 @@ func (a asking) ask(ctx context.Context, l Limiter, key string, n int) (Result, 
 	return l.AllowN(ctx, key, n)
 }
 
-// AllowWithin decides on n events whose turn must come within d: see the function
-// [AllowWithin]. With [FailLocal], what the store admits ahead of its turn is charged to
-// the local limiter only as far as that has room, and what the local limiter admits ahead
-// of its turn is not handed back.
-func (f *Failover) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
-	return f.decide(ctx, key, n, asking{takeWithin, d})
-}
+var _ Delayer = (*limiter)(nil)
 
-// AllowWithin is the limiter's, on the other key.
-func (k *Rekeyed) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
-	other, err := k.of(ctx, key)
-	if err != nil {
-		return Result{}, err
-	}
-	return AllowWithin(ctx, k.limiter, other, n, d)
+// wholeMicroseconds is d rounded up.
+func wholeMicroseconds(d time.Duration) time.Duration {
+	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
 }
-
-// AllowWithin is the limiter's own: it is always asked, and its denials are not
-// remembered.
-func (d *DenyCache) AllowWithin(ctx context.Context, key string, n int, within time.Duration) (Result, error) {
-	if d.inner == nil {
-		return Result{}, errNoDenyCache
-	}
-	if d.asking != nil { // by another limit than that of a denial it may make room, as AllowN may
-		h := d.seeds.hash(key)
-		d.beginChange(h)
-		defer d.endChange(h)
-	}
-	return AllowWithin(ctx, d.inner, key, n, within)
-}
-
-func (s static) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
-	r, err := s.AllowN(ctx, key, n)
-	if err != nil || r.inTime(d) {
-		return r, err
-	}
-	return r.tooLate(n, d), nil
-}
-
-var (
-	_ Delayer = (*FixedWindow)(nil)
-	_ Delayer = (*SlidingWindow)(nil)
-	_ Delayer = (*SlidingLog)(nil)
-	_ Delayer = (*TokenBucket)(nil)
-	_ Delayer = (*LeakyBucket)(nil)
-	_ Delayer = (*Failover)(nil)
-	_ Delayer = (*DenyCache)(nil)
-	_ Delayer = (*All)(nil)
-	_ Delayer = (*Rekeyed)(nil)
-	_ Delayer = static{}
-)

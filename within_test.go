@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -194,9 +195,9 @@ func TestAllWrappersPassTheTurnOn(t *testing.T) {
 		"Rekeyed":          func(l ratelimit.Limiter) ratelimit.Limiter { return onOneKey(t, l, "other") },
 		"All of a Rekeyed": func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, onOneKey(t, l, "other")) },
 		"DenyCache":        func(l ratelimit.Limiter) ratelimit.Limiter { return newDenyCache(t, l) },
-		"Failover":         func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, ratelimit.FailClosed()) },
+		"Failover":         func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, fallback.Closed()) },
 		"Failover to local": func(l ratelimit.Limiter) ratelimit.Limiter {
-			return failover(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailLocal(l))
+			return failover(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Local(l))
 		},
 		"without a Delayer": func(l ratelimit.Limiter) ratelimit.Limiter { return undelayed{l} },
 		"a denied part":     func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, l, deny) },
@@ -279,9 +280,9 @@ func TestBadInputOfAllowWithinIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
 			{t.Context(), nil, "key", 1, ratelimit.ErrInvalidOption},
 			{t.Context(), (*ratelimit.TokenBucket)(nil), "key", 1, ratelimit.ErrInvalidOption},
 			{t.Context(), new(ratelimit.TokenBucket), "key", 1, ratelimit.ErrInvalidLimit},
-			{t.Context(), new(ratelimit.All), "key", 1, ratelimit.ErrInvalidOption},
-			{t.Context(), new(ratelimit.Rekeyed), "key", 1, ratelimit.ErrInvalidOption},
-			{t.Context(), new(ratelimit.Failover), "key", 1, ratelimit.ErrInvalidOption},
+			{t.Context(), new(ratelimit.All), "key", 1, ratelimit.ErrInvalidLimit},
+			{t.Context(), new(ratelimit.Rekeyed), "key", 1, ratelimit.ErrInvalidLimit},
+			{t.Context(), new(fallback.Limiter), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), new(ratelimit.DenyCache), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), all(t, lim, lim), "", 1, ratelimit.ErrInvalidKey},
 			{ended, ratelimit.Static(ratelimit.Result{Allowed: true}, nil), "key", 1, context.Canceled},
@@ -442,17 +443,6 @@ func TestADenyCacheForgetsADenialUnderAnotherLimit(t *testing.T) {
 		require.True(t, allowWithin(t, lim, 1, 0).Allowed)
 		limit = slow
 		require.True(t, allowN(t, lim, 1).Allowed)
-	})
-}
-
-func TestAnOutageIsAnsweredByThePolicyToThoseWhoWaitToo(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, source ratelimit.Source, p ratelimit.FailurePolicy) {
-		lim := failover(t, inner, p)
-		require.Equal(t, ratelimit.SourceStore, allowWithin(t, lim, 1, time.Minute).Source())
-		inner.down.Store(true)
-		r := allowWithin(t, lim, 1, time.Minute)
-		require.Equal(t, source, r.Source())
-		require.Equal(t, source != ratelimit.SourceFailClosed, r.Allowed)
 	})
 }
 

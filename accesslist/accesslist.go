@@ -12,6 +12,7 @@ package accesslist
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/netip"
 	"strings"
 	"sync/atomic"
@@ -19,7 +20,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/internal/order"
 )
 
 // Lists are the two lists of a Limiter. A key on both is denied, whichever entry is
@@ -35,7 +36,7 @@ type Lists struct {
 // A key on the deny list has a limit of 0: it is denied with a RetryAfter of
 // [ratelimit.Never], and Limit, Remaining and ResetAfter are 0. A key on the allow list
 // has the limit [ratelimit.Unlimited]: it is let through uncounted, Limit and Remaining
-// are 2^31-1, ResetAfter is 0, and Source is [ratelimit.SourceUnlimited]. Neither asks the
+// are 2^31-1, and ResetAfter is 0. Source is [ratelimit.SourceList]. Neither asks the
 // inner limiter, nor changes what it holds of the key, which is in force again
 // when the key leaves the lists. Bad input is an error, and so is a ctx that has ended.
 //
@@ -55,12 +56,16 @@ type Lists struct {
 // It is safe for concurrent use, starts no goroutine and has nothing to close. Make it
 // by [New].
 type Limiter struct {
+	place
+
 	limiter ratelimit.Limiter
-	allowed ratelimit.Limiter // of Unlimited
-	denied  ratelimit.Limiter // of a Rate of 0
+	allowed ratelimit.Result // of a key on the allow list
+	denied  ratelimit.Result // of a key on the deny list
 	addr    func(key string) (netip.Addr, bool)
 	lists   atomic.Pointer[Lists]
 }
+
+type place = order.Answers // see package order
 
 // Option sets what is optional about a Limiter.
 type Option func(*Limiter) error
@@ -94,9 +99,9 @@ func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
 	}
 	lim := &Limiter{limiter: l, addr: addrOf}
 	lim.lists.Store(new(Lists))
-	if err := lim.makeConstants(); err != nil {
-		return nil, err
-	}
+	mark := ratelimit.NewMark(lim, ratelimit.SourceList, nil)
+	lim.allowed = ratelimit.Result{Allowed: true, Limit: math.MaxInt32, Remaining: math.MaxInt32}.With(mark)
+	lim.denied = ratelimit.Result{RetryAfter: ratelimit.Never}.With(mark)
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -106,20 +111,6 @@ func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
 		}
 	}
 	return lim, nil
-}
-
-// makeConstants makes the limiters of the lists, of limits that admit all or nothing
-// without asking the store.
-func (l *Limiter) makeConstants() error {
-	unasked, err := memstore.New()
-	if err != nil {
-		return err
-	}
-	if l.allowed, err = ratelimit.NewFixedWindow(unasked, ratelimit.Unlimited()); err != nil {
-		return err
-	}
-	l.denied, err = ratelimit.NewFixedWindow(unasked, ratelimit.PerSecond(0))
-	return err
 }
 
 // Replace puts lists in the place of both lists.
@@ -133,13 +124,19 @@ func (l *Limiter) Lists() Lists {
 	return Lists{}
 }
 
-var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidOption)
+var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidLimit)
 
-// of is the limiter that decides on key.
-func (l *Limiter) of(key string) (ratelimit.Limiter, error) {
-	if l.limiter == nil {
-		return nil, errNoConstructor
-	}
+// verdict is what the lists say of a key.
+type verdict uint8
+
+const (
+	unlisted verdict = iota
+	onAllowList
+	onDenyList
+)
+
+// of is the verdict on key.
+func (l *Limiter) of(key string) verdict {
 	lists := l.lists.Load()
 	var a netip.Addr
 	if lists.Deny.hasPrefixes() || lists.Allow.hasPrefixes() {
@@ -149,11 +146,29 @@ func (l *Limiter) of(key string) (ratelimit.Limiter, error) {
 	}
 	switch {
 	case lists.Deny.has(key, a):
-		return l.denied, nil
+		return onDenyList
 	case lists.Allow.has(key, a):
-		return l.allowed, nil
+		return onAllowList
 	}
-	return l.limiter, nil
+	return unlisted
+}
+
+// decide answers for a key on a list; listed is false if key is on none.
+func (l *Limiter) decide(ctx context.Context, key string, n int) (r ratelimit.Result, listed bool, err error) {
+	if l.limiter == nil {
+		return r, true, errNoConstructor
+	}
+	v := l.of(key)
+	if v == unlisted {
+		return r, false, nil
+	}
+	if err := ratelimit.CheckCall(ctx, key, n); err != nil {
+		return r, true, err
+	}
+	if v == onDenyList {
+		return l.denied, true, nil
+	}
+	return l.allowed, true, nil
 }
 
 // Allow is AllowN of 1.
@@ -163,51 +178,60 @@ func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, erro
 
 // AllowN decides on n events at once, by the lists or by the inner limiter.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	by, err := l.of(key)
-	if err != nil {
-		return ratelimit.Result{}, err
+	if r, listed, err := l.decide(ctx, key, n); listed {
+		return r, err
 	}
-	return by.AllowN(ctx, key, n)
+	return l.limiter.AllowN(ctx, key, n)
+}
+
+// AllowUpTo admits as many of n events as fit: all if the key is on the allow list, and
+// none if it is on the deny list.
+func (l *Limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
+	r, listed, err := l.decide(ctx, key, n)
+	switch {
+	case !listed:
+		return ratelimit.AllowUpTo(ctx, l.limiter, key, n)
+	case r.Allowed:
+		granted = n
+	}
+	return granted, r, err
 }
 
 // AllowWithin decides on n events whose turn must come within d, by the lists or by the
 // inner limiter. What the allow list lets through has a Delay of 0.
 func (l *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
-	by, err := l.of(key)
-	if err != nil {
-		return ratelimit.Result{}, err
+	if r, listed, err := l.decide(ctx, key, n); listed {
+		return r, err
 	}
-	return ratelimit.AllowWithin(ctx, by, key, n, d)
+	return ratelimit.AllowWithin(ctx, l.limiter, key, n, d)
 }
 
 // Peek answers what Allow would, and charges nothing.
 func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
-	by, err := l.of(key)
-	if err != nil {
-		return ratelimit.Result{}, err
+	if r, listed, err := l.decide(ctx, key, 1); listed {
+		return r, err
 	}
-	return by.Peek(ctx, key)
+	return l.limiter.Peek(ctx, key)
 }
 
-// Charge charges n events that have happened already to the inner limiter, and those of
-// a key on a list to nobody.
+// Charge charges n events that have happened already to the inner limiter. Those of a key
+// on a list are not charged.
 func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	by, err := l.of(key)
-	if err != nil {
-		return ratelimit.Result{}, err
+	if r, listed, err := l.decide(ctx, key, n); listed {
+		return r, err
 	}
-	return ratelimit.Charge(ctx, by, key, n)
+	return ratelimit.Charge(ctx, l.limiter, key, n)
 }
 
-// Refund gives back n of the events that charged admitted, to whoever admitted them: to
-// the inner limiter, also if the key is on a list by now, or to nobody if that was the
-// allow list, also if it is on none: then it is no error and does nothing.
+// Refund gives back n of the events that charged admitted to the inner limiter, also if
+// the key is on a list by now. What the allow list let through was charged to none, also
+// if the key is on no list by now: then it is no error and does nothing.
 func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	switch {
-	case l.limiter == nil:
+	if l.limiter == nil {
 		return errNoConstructor
-	case charged.Allowed && charged.Source() == ratelimit.SourceUnlimited: // so that nothing was charged, here or there
-		return l.allowed.Refund(ctx, key, charged, n)
+	}
+	if charged.Allowed && charged.Source() == ratelimit.SourceList {
+		return ratelimit.CheckCall(ctx, key, n)
 	}
 	return l.limiter.Refund(ctx, key, charged, n)
 }
@@ -220,15 +244,31 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	return l.limiter.Reset(ctx, key)
 }
 
-// AppendPolicies appends the policies of the inner limiter, or of a key on a list one
-// with the limit "unlimited" or "0/s".
+// AppendPolicies appends the policies of the inner limiter. For a key on the allow list it
+// appends one with the limit "unlimited", and for one on the deny list one with "0/s".
 func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	by, err := l.of(key)
-	if err != nil {
-		return dst, err
+	if l.limiter == nil {
+		return dst, errNoConstructor
 	}
-	return ratelimit.AppendPolicies(ctx, dst, by, key)
+	switch l.of(key) {
+	case onAllowList:
+		return append(dst, allowPolicy), nil
+	case onDenyList:
+		return append(dst, denyPolicy), nil
+	}
+	return ratelimit.AppendPolicies(ctx, dst, l.limiter, key)
 }
+
+// The policies of the lists, named after their limits.
+var (
+	allowPolicy = ratelimit.Policy{
+		Name: ratelimit.Unlimited().String(), Limit: ratelimit.Unlimited(), Quota: math.MaxInt32,
+	}
+	denyPolicy = ratelimit.Policy{Name: ratelimit.PerSecond(0).String(), Limit: ratelimit.PerSecond(0)}
+)
+
+// Unwrap returns the inner limiter.
+func (l *Limiter) Unwrap() ratelimit.Limiter { return l.limiter }
 
 var (
 	_ ratelimit.Limiter   = (*Limiter)(nil)

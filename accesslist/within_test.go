@@ -29,5 +29,5 @@ func TestListsGoBeforeTurns(t *testing.T) {
 	require.False(t, within("key", 59*time.Minute).Allowed)
 	require.InDelta(t, time.Hour, within("key", time.Hour).Delay, float64(time.Minute))
 	_, err = ratelimit.AllowWithin(t.Context(), new(accesslist.Limiter), "key", 1, time.Hour)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }

@@ -198,7 +198,7 @@ func (l *Limit) apply(opts []Option) error {
 // checkRange says whether there is a way from floor to ceiling.
 func checkRange(floor, ceiling ratelimit.Limit) error {
 	for _, end := range []ratelimit.Limit{floor, ceiling} {
-		if _, err := end.Share(1); err != nil { // all of it, if it is valid
+		if err := end.Validate(); err != nil {
 			return err
 		}
 	}

@@ -114,8 +114,7 @@ func (s *spec) fail(err error) error {
 
 // check is what the algorithm says of a limit.
 func (s *spec) check(l ratelimit.Limit) error {
-	_, err := ratelimit.New(s.algorithm, nowhere{}, l)
-	return err
+	return l.ValidateFor(s.algorithm)
 }
 
 // checkShares is what the algorithm says of the shares of instances, first of the

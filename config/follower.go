@@ -55,28 +55,26 @@ func (f *follower) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, k
 	return ratelimit.AppendPolicies(ctx, dst, f.now(), key)
 }
 
+// Unwrap returns the limiter by the text that is in force, nil while there is none yet.
+func (f *follower) Unwrap() ratelimit.Limiter {
+	now := *f.set.now.Load()
+	if f.i >= len(now) || now[f.i] == nil {
+		return nil
+	}
+	return f.part(now[f.i])
+}
+
 // limiter is the follower that users have.
 type limiter struct{ follower }
 
-// Refund gives back to whoever has admitted, by whatever text: what a failure policy has
-// let through was never charged to the store.
+// Refund gives back to the limiter that has admitted, by whatever text: what a failure
+// policy has let through was never charged to the store.
 func (l *limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	st := l.stack()
-	if f := st.failovers[policyOf(charged.Source())]; f != nil {
-		return f.Refund(ctx, key, charged, n)
+	for _, f := range st.fallbacks {
+		if _, _, ok := charged.Of(f); ok {
+			return f.Refund(ctx, key, charged, n)
+		}
 	}
 	return st.whole().Refund(ctx, key, charged, n)
-}
-
-// policyOf is the policy that has made a Result, or "".
-func policyOf(s ratelimit.Source) failure {
-	switch s {
-	case ratelimit.SourceFailOpen:
-		return failOpen
-	case ratelimit.SourceFailClosed:
-		return failClosed
-	case ratelimit.SourceLocal:
-		return failLocal
-	}
-	return ""
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -189,14 +190,14 @@ type stack struct {
 	spec   *spec
 	shared ratelimit.Limiter // on the store
 	local  ratelimit.Limiter // of the last text with on_failure: local, or nil
-	// failovers are those of all texts so far. They stay, since each knows about its
+	// fallbacks are those of all texts so far. They stay, since each knows about its
 	// breaker and what its local limiter owes, and refunds what it has admitted itself.
-	failovers map[failure]*ratelimit.Failover
+	fallbacks map[failure]*fallback.Limiter
 }
 
 // whole is what callers ask.
 func (st *stack) whole() ratelimit.Limiter {
-	if f := st.failovers[st.spec.onFailure]; f != nil {
+	if f := st.fallbacks[st.spec.onFailure]; f != nil {
 		return f
 	}
 	return st.shared
@@ -211,23 +212,23 @@ func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) 
 	if s.tiers != nil && ls.tierOf == nil {
 		return nil, fmt.Errorf("%w: it has tiers, and Build has no WithTierFunc", ratelimit.ErrInvalidOption)
 	}
-	st = &stack{spec: s, failovers: map[failure]*ratelimit.Failover{}}
+	st = &stack{spec: s, fallbacks: map[failure]*fallback.Limiter{}}
 	if before != nil {
 		if s.equal(before.spec) {
 			return before, nil
 		}
-		st.local, st.failovers = before.local, maps.Clone(before.failovers)
+		st.local, st.fallbacks = before.local, maps.Clone(before.fallbacks)
 	}
 	if st.shared, err = ls.onStore(s); err != nil {
 		return nil, err
 	}
 	if s.onFailure == failLocal {
-		if st.local, err = ls.inMemory(s); err != nil {
+		if st.local, err = ratelimit.Share(st.shared, ls.local, s.instances); err != nil {
 			return nil, err
 		}
 	}
-	if s.onFailure != failError && st.failovers[s.onFailure] == nil {
-		st.failovers[s.onFailure], err = ratelimit.NewFailover(&follower{ls, i, (*stack).onStore}, ls.policy(s.onFailure, i))
+	if s.onFailure != failError && st.fallbacks[s.onFailure] == nil {
+		st.fallbacks[s.onFailure], err = fallback.New(&follower{ls, i, (*stack).onStore}, ls.policy(s.onFailure, i))
 	}
 	return st, err
 }
@@ -240,27 +241,27 @@ func (s *spec) equal(other *spec) bool {
 }
 
 // policy is what limiter i does while the store fails.
-func (ls *Limiters) policy(f failure, i int) ratelimit.FailurePolicy {
+func (ls *Limiters) policy(f failure, i int) fallback.Policy {
 	switch f {
 	case failOpen:
-		return ratelimit.FailOpen()
+		return fallback.Open()
 	case failClosed:
-		return ratelimit.FailClosed()
+		return fallback.Closed()
 	}
-	return ratelimit.FailLocal(&follower{ls, i, (*stack).inMemory})
+	return fallback.Local(&follower{ls, i, (*stack).inMemory})
 }
 
 // onStore is the limiter on the store.
 func (ls *Limiters) onStore(s *spec) (ratelimit.Limiter, error) {
 	opts := []ratelimit.Option{ratelimit.WithName(s.name)}
 	if s.tiers != nil {
-		opts = append(opts, ratelimit.WithLimitFunc(ls.limitFunc(ratelimit.Limit{}, s.tiers)))
+		opts = append(opts, ratelimit.WithTiers(ls.tierOf, s.tiers))
 	}
 	if s.coalescing {
 		opts = append(opts, ratelimit.WithCoalescing())
 	}
 	lim, err := together(s, func(l ratelimit.Limit) (ratelimit.Limiter, error) {
-		return ratelimit.New(s.algorithm, ls.store, l, append(opts, ratelimit.WithPolicyName(s.title(l)))...)
+		return ratelimit.New(s.algorithm, ls.store, l, append(opts, ratelimit.WithPolicyName(s.policyName(l)))...)
 	})
 	if err != nil || !s.denyCache {
 		return lim, err
@@ -268,52 +269,14 @@ func (ls *Limiters) onStore(s *spec) (ratelimit.Limiter, error) {
 	return ratelimit.NewDenyCache(lim)
 }
 
-// inMemory is the limiter of this process' share. Its identity is by the whole limit
-// and not by the share, whose Period is another one for some rates.
-func (ls *Limiters) inMemory(s *spec) (ratelimit.Limiter, error) {
-	tiers := make(map[string]ratelimit.Limit, len(s.tiers))
-	for tier, l := range s.tiers {
-		share, err := l.Share(s.instances)
-		if err != nil {
-			return nil, err
-		}
-		tiers[tier] = share
-	}
-	return together(s, func(l ratelimit.Limit) (ratelimit.Limiter, error) {
-		share, err := l.Share(s.instances)
-		if err != nil {
-			return nil, err
-		}
-		return ratelimit.New(s.algorithm, ls.local, l,
-			ratelimit.WithName(s.name), ratelimit.WithPolicyName(s.title(l)), ratelimit.WithLimitFunc(ls.limitFunc(share, tiers)))
-	})
-}
-
-// title is what l is called: the limiter's name, and the Period if it has several, such
+// policyName is what l is called: the limiter's name, and the Period if it has several, such
 // as "login/15m".
-func (s *spec) title(l ratelimit.Limit) string {
+func (s *spec) policyName(l ratelimit.Limit) string {
 	if !s.several || l == ratelimit.Unlimited() {
 		return s.name
 	}
 	_, period, _ := strings.Cut(ratelimit.Limit{Period: l.Period}.String(), "/")
 	return s.name + "/" + period
-}
-
-// limitFunc is the limit of a key's tier, and otherwise rest.
-func (ls *Limiters) limitFunc(rest ratelimit.Limit, tiers map[string]ratelimit.Limit) func(context.Context, string) (ratelimit.Limit, error) {
-	if len(tiers) == 0 {
-		return func(context.Context, string) (ratelimit.Limit, error) { return rest, nil }
-	}
-	return func(ctx context.Context, key string) (ratelimit.Limit, error) {
-		tier, err := ls.tierOf(ctx, key)
-		if err != nil {
-			return ratelimit.Limit{}, err
-		}
-		if l, found := tiers[tier]; found {
-			return l, nil
-		}
-		return rest, nil
-	}
 }
 
 // together makes a limiter of each of the limits, and one of all.

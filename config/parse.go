@@ -15,7 +15,6 @@ import (
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/store"
 )
 
 const (
@@ -229,8 +228,8 @@ func (p *parser) name(n *yaml.Node, what string) {
 	if len(n.Value) > maxName {
 		p.fail(n, "%sthe name has %d bytes, over %d", what, len(n.Value), maxName)
 	}
-	if _, err := ratelimit.New("fixed_window", nowhere{}, ratelimit.PerSecond(1), ratelimit.WithName(n.Value)); err != nil {
-		p.fail(n, "%s%w", what, shortened(err, n.Value))
+	if n.Value == "" || strings.ContainsAny(n.Value, "{}") {
+		p.fail(n, "%s%w: a name is not empty and has no braces", what, ratelimit.ErrInvalidOption)
 	}
 }
 
@@ -262,7 +261,7 @@ func (r *reader) algorithm() {
 	if !ok {
 		return
 	}
-	if _, err := ratelimit.New(name, nowhere{}, ratelimit.PerSecond(1)); err != nil {
+	if err := ratelimit.PerSecond(1).ValidateFor(name); err != nil {
 		r.fail(f.value, "%salgorithm: %w", r.what, shortened(err, name))
 		return
 	}
@@ -446,8 +445,3 @@ type shortError struct {
 
 func (e shortError) Error() string { return e.text }
 func (e shortError) Unwrap() error { return e.err }
-
-// nowhere is a store for limiters that are made to see whether they can be.
-type nowhere struct{ store.Store }
-
-func (nowhere) Prepare(*store.Rule) {}

@@ -15,7 +15,7 @@ import (
 //
 //   - [codes.ResourceExhausted] with QuotaFailure, which names the policies that denied
 //     ([ratelimit.Describer]), and RetryInfo, which has the exact wait, unless no waiting helps;
-//   - [codes.Unavailable] with RetryInfo if the limiter is closed by an outage ([ratelimit.FailClosed]);
+//   - [codes.Unavailable] with RetryInfo if the limiter is closed by an outage ([fallback.Closed]);
 //   - what [WithKeyError] and [WithLimiterError] say where no decision is known;
 //   - [codes.Canceled] or [codes.DeadlineExceeded] if the call has ended meanwhile.
 //

@@ -201,7 +201,7 @@ func TestAnOutageIsUnavailableAndTheErrorIsNotTold(t *testing.T) {
 		require.NotContains(t, a.status.String(), "redis")
 	}
 
-	closed, err := ratelimit.NewFailover(broken, ratelimit.FailClosed())
+	closed, err := fallback.New(broken, fallback.Closed())
 	require.NoError(t, err)
 	client = dial(t, listen(t, &service{}, unaryServer(t, closed)))
 	a := call(t, client)
@@ -211,7 +211,7 @@ func TestAnOutageIsUnavailableAndTheErrorIsNotTold(t *testing.T) {
 	require.Equal(t, []string{"1"}, a.header["retry-after"])
 	require.Empty(t, a.header["ratelimit"], "nothing is known")
 
-	open, err := ratelimit.NewFailover(bucketOn(t, failing{}, ratelimit.PerHour(3)), ratelimit.FailOpen())
+	open, err := fallback.New(bucketOn(t, failing{}, ratelimit.PerHour(3)), fallback.Open())
 	require.NoError(t, err)
 	client = dial(t, listen(t, &service{}, unaryServer(t, open)))
 	a = call(t, client)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -225,19 +226,19 @@ func TestSkippedRequestsPassWithoutADecision(t *testing.T) {
 
 func TestAnOutageIsAnsweredByTheFailurePolicyOrTheErrorHandler(t *testing.T) {
 	down := ratelimit.Static(ratelimit.Result{}, store.ErrUnavailable)
-	failover := func(p ratelimit.FailurePolicy) ratelimit.Limiter {
-		lim, err := ratelimit.NewFailover(down, p)
+	failover := func(p fallback.Policy) ratelimit.Limiter {
+		lim, err := fallback.New(down, p)
 		require.NoError(t, err)
 		return lim
 	}
 	local := window(t, memory(t), ratelimit.PerHour(1))
 
-	res := serve(protect(t, failover(ratelimit.FailOpen())), get(alice))
+	res := serve(protect(t, failover(fallback.Open())), get(alice))
 	require.Equal(t, http.StatusOK, res.StatusCode)
 	require.Empty(t, res.Header.Get("X-RateLimit-Limit"), "nothing is known")
 	require.Empty(t, res.Header.Get("RateLimit"))
 
-	res = serve(protect(t, failover(ratelimit.FailClosed())), get(alice))
+	res = serve(protect(t, failover(fallback.Closed())), get(alice))
 	require.Equal(t, http.StatusServiceUnavailable, res.StatusCode)
 	require.Equal(t, "1", res.Header.Get("Retry-After"))
 	require.Equal(t, "no-store", res.Header.Get("Cache-Control"))
@@ -246,7 +247,7 @@ func TestAnOutageIsAnsweredByTheFailurePolicyOrTheErrorHandler(t *testing.T) {
 		"title":"Service Unavailable","status":503,"retryAfter":1,
 		"detail":"The service cannot check its limits now. Try again in 1 s."}`, body(t, res))
 
-	h := protect(t, failover(ratelimit.FailLocal(local)))
+	h := protect(t, failover(fallback.Local(local)))
 	require.Equal(t, http.StatusOK, serve(h, get(alice)).StatusCode)
 	require.Equal(t, http.StatusTooManyRequests, serve(h, get(alice)).StatusCode)
 

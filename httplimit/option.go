@@ -111,7 +111,7 @@ func WithIdentityHandler(h ErrorHandler) Option {
 // if that is only that the client has gone.
 //
 // 503 is the default since to let everything pass would be an outage of the limit that
-// nobody chose or sees. Who prefers that wraps the limiter in a [ratelimit.Failover],
+// nobody chose or sees. Who prefers that wraps the limiter in a [fallback.Limiter],
 // which has an answer for each outage, and spares the store.
 func WithErrorHandler(h ErrorHandler) Option {
 	return func(l *limit) error {

@@ -5,7 +5,6 @@ package shadow
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/order"
 )
 
 // Report is told of each decision of Allow and AllowN before its caller is: what the
@@ -45,12 +45,16 @@ type Report func(ctx context.Context, key string, n int, r ratelimit.Result, err
 // the report. It is safe for concurrent use, starts no goroutine and has nothing to close.
 // Make it by [New].
 type Limiter struct {
+	place
+
 	limiter ratelimit.Limiter
-	valid   ratelimit.Limiter // refuses bad input, and else does nothing
+	passed  *ratelimit.Mark // on what was let through and never charged
 	report  Report
 	seed    uint64        // the hash of the salt
 	percent atomic.Uint64 // the bits of a float64, 0 to 100
 }
+
+type place = order.Answers // see package order
 
 // Option sets what is optional about a Limiter.
 type Option func(*Limiter) error
@@ -80,7 +84,8 @@ func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
 	case report == nil:
 		return nil, fmt.Errorf("%w: the report is nil", ratelimit.ErrInvalidOption)
 	}
-	lim := &Limiter{limiter: l, valid: ratelimit.Static(ratelimit.Result{}, nil), report: report, seed: offset}
+	lim := &Limiter{limiter: l, report: report, seed: offset}
+	lim.passed = ratelimit.NewMark(lim, ratelimit.SourceStore, nil)
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -114,7 +119,7 @@ func (l *Limiter) Enforced(key string) bool {
 	return float64(mix(hash(l.seed, key))>>11) < percent/100*(1<<53) // 53 bits, which a float64 holds exactly
 }
 
-var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidOption)
+var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidLimit)
 
 // Allow is AllowN of 1.
 func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
@@ -157,16 +162,18 @@ func (l *Limiter) check(ctx context.Context, key string, n int) error {
 	if l.limiter == nil {
 		return errNoConstructor
 	}
-	_, err := l.valid.AllowN(ctx, key, n)
-	return err
+	return ratelimit.CheckCall(ctx, key, n)
 }
 
 // answer is what the caller gets of the limiter's r and err, of which r is zero beside
 // an error.
 func (l *Limiter) answer(ctx context.Context, key string, r ratelimit.Result, err error) (ratelimit.Result, error) {
-	gone := err != nil && ctx.Err() != nil // who is gone needs no answer
+	gone := err != nil && ctx.Err() != nil // the caller is, and needs no answer
 	if gone || l.Enforced(key) {
 		return r, err
+	}
+	if err != nil || !r.Allowed {
+		r = r.With(l.passed)
 	}
 	r.Allowed, r.RetryAfter, r.Delay = true, 0, 0
 	return r, nil
@@ -189,11 +196,10 @@ func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	if l.limiter == nil {
 		return errNoConstructor
 	}
-	err := l.limiter.Refund(ctx, key, charged, n)
-	if n > 0 && charged.Allowed && errors.Is(err, ratelimit.ErrInvalidN) { // let through, and never charged
-		return nil
+	if _, _, passed := charged.Of(l); passed {
+		return ratelimit.CheckCall(ctx, key, n)
 	}
-	return err
+	return l.limiter.Refund(ctx, key, charged, n)
 }
 
 // Reset forgets key at the limiter.

@@ -38,6 +38,6 @@ func TestTurnsAreReportedAndOfEnforcedKeysKept(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
 		require.Empty(t, list.list)
 		_, err = ratelimit.AllowWithin(context.Background(), new(shadow.Limiter), "key", 1, time.Hour)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	}
 }

@@ -31,6 +31,6 @@ func TestADebtIsChargedToTheLimiterWithin(t *testing.T) {
 	}
 	for _, zero := range []ratelimit.Charger{new(throttle.Waiter), new(throttle.Slowdown)} {
 		_, err := zero.Charge(context.Background(), "key", 1)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	}
 }

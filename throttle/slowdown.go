@@ -2,13 +2,13 @@ package throttle
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/order"
 )
 
 // Slow says how a [Slowdown] delays.
@@ -32,7 +32,7 @@ type Slow struct {
 //
 // l must have a higher limit than Free, of Free + Max/Step or more for all steps to be
 // taken. Where l denies, which costs nothing there, the event goes through with the delay Max.
-// What l lets through uncounted ([ratelimit.Unlimited], [ratelimit.FailOpen]) is not
+// What l lets through uncounted ([ratelimit.Unlimited], [fallback.Open]) is not
 // delayed. A Delay of l's own is replaced. RetryAfter is always 0.
 //
 // Bound: c callers of a key who sleep each Delay before their next call get, in any
@@ -46,9 +46,14 @@ type Slow struct {
 // A decision costs a few ns more than l's. It is safe for concurrent use. Make it by
 // [NewSlowdown].
 type Slowdown struct {
+	place
+
 	limiter ratelimit.Limiter
 	slow    Slow
+	passed  *ratelimit.Mark // on what the limiter has denied, and never charged
 }
+
+type place = order.Answers // see package order
 
 // NewSlowdown returns a limiter that delays by s what l counts. Its error is
 // [ratelimit.ErrInvalidOption]: l is nil, or a field of s is out of range.
@@ -63,7 +68,9 @@ func NewSlowdown(l ratelimit.Limiter, s Slow) (*Slowdown, error) {
 	case s.Max <= 0 || s.Max%time.Microsecond != 0:
 		return nil, fmt.Errorf("%w: a maximum of %v, want whole µs above 0", ratelimit.ErrInvalidOption, s.Max)
 	}
-	return &Slowdown{limiter: l, slow: s}, nil
+	slowdown := &Slowdown{limiter: l, slow: s}
+	slowdown.passed = ratelimit.NewMark(slowdown, ratelimit.SourceStore, nil)
+	return slowdown, nil
 }
 
 // Allow is AllowN of 1.
@@ -100,8 +107,9 @@ func (s *Slowdown) Peek(ctx context.Context, key string) (ratelimit.Result, erro
 func (s *Slowdown) delayed(r ratelimit.Result, spent int) ratelimit.Result {
 	switch {
 	case !r.Allowed:
+		r = r.With(s.passed)
 		r.Delay = s.slow.Max
-	case r.Limit == 0 || r.Source() == ratelimit.SourceUnlimited: // let through uncounted
+	case !r.Counted():
 		r.Delay = 0
 	default:
 		r.Delay = s.slow.delay(spent)
@@ -137,11 +145,10 @@ func (s *Slowdown) Refund(ctx context.Context, key string, charged ratelimit.Res
 	if s.limiter == nil {
 		return errNoConstructor
 	}
-	err := s.limiter.Refund(ctx, key, charged, n)
-	if n > 0 && charged.Allowed && errors.Is(err, ratelimit.ErrInvalidN) { // l had denied it
-		return nil
+	if _, _, passed := charged.Of(s); passed {
+		return ratelimit.CheckCall(ctx, key, n)
 	}
-	return err
+	return s.limiter.Refund(ctx, key, charged, n)
 }
 
 // Reset forgets key at l.

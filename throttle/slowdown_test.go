@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -148,7 +149,7 @@ func TestARefundGivesBackWhatTheLimiterHasCharged(t *testing.T) {
 }
 
 func TestWhatIsNotCountedIsNotDelayed(t *testing.T) {
-	open, err := ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), ratelimit.FailOpen())
+	open, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
 	require.NoError(t, err)
 	for _, lim := range []ratelimit.Limiter{open, inMemory(t, "token_bucket", ratelimit.Unlimited())} {
 		s := slowdown(t, lim, throttle.Slow{Step: time.Second, Max: time.Minute})

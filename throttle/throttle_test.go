@@ -153,13 +153,13 @@ func aZeroValueIsAnError(t *testing.T, l interface {
 	t.Helper()
 	ctx := t.Context()
 	_, err := l.Allow(ctx, "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	_, err = l.Peek(ctx, "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorIs(t, l.Refund(ctx, "key", ratelimit.Result{}, 1), ratelimit.ErrInvalidOption)
-	require.ErrorIs(t, l.Reset(ctx, "key"), ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	require.ErrorIs(t, l.Refund(ctx, "key", ratelimit.Result{}, 1), ratelimit.ErrInvalidLimit)
+	require.ErrorIs(t, l.Reset(ctx, "key"), ratelimit.ErrInvalidLimit)
 	_, err = l.AppendPolicies(ctx, nil, "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
 // errorsAreTheLimiters checks that each method hands on what its counterpart says.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/order"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 )
 
@@ -40,9 +41,8 @@ import (
 // than one event without a place to sleep it is that of one event. It is shorter where l
 // would admit the event now and Delay is too long for the caller: RetryAfter is the Delay
 // less the time that the call had for sleeping, 1 µs at least (the whole Delay if all places
-// are taken). A [ratelimit.LeakyBucket] denies by the same rule also while it is full, if it
-// is l itself and not inside another limiter: the turn behind what is in its queue would
-// come after ResetAfter.
+// are taken). A [ratelimit.LeakyBucket] denies by the same rule also while it is full: the
+// turn behind what is in its queue would come after ResetAfter.
 //
 // If ctx ends in a sleep, the error is ctx's. A permit that the call had goes to the next in
 // the queue who waits for as many events, or is given back, as far as Refund of l can. A
@@ -60,13 +60,17 @@ import (
 //
 // It is safe for concurrent use. Make it by [NewWaiter].
 type Waiter struct {
+	sleeps
+
 	limiter    ratelimit.Limiter
-	kind       queue.Kind
-	leaky      bool // kind is that of a leaky bucket, whose denials are known to become a Delay
+	kind       queue.Kind // of limiter, if that is no wrapper
+	wrapper    bool       // limiter is one: what it wraps may change
 	max        time.Duration
 	maxWaiting int64
 	waiting    atomic.Int64
 }
+
+type sleeps = order.Sleeps // see package order
 
 const (
 	defaultMaxWaiting = 1024
@@ -74,7 +78,7 @@ const (
 	maxKey            = 64 << 10 // bytes
 )
 
-var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidOption)
+var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidLimit)
 
 // WaiterOption sets what is optional about a Waiter.
 type WaiterOption func(*Waiter) error
@@ -102,7 +106,7 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	}
 	w := &Waiter{limiter: l, max: min(max, queue.Forever), maxWaiting: defaultMaxWaiting}
 	w.kind = kindOf(l)
-	w.leaky = w.kind == queue.Leaky
+	_, w.wrapper = l.(interface{ Unwrap() ratelimit.Limiter })
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: a WaiterOption is nil", ratelimit.ErrInvalidOption)
@@ -124,17 +128,22 @@ func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error
 
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l ratelimit.Limiter) queue.Kind {
-	switch l.(type) {
-	case *ratelimit.FixedWindow, *ratelimit.SlidingWindow, *ratelimit.SlidingLog:
-		return queue.Plain
-	case *ratelimit.TokenBucket:
-		return queue.Early
-	case *ratelimit.LeakyBucket:
-		return queue.Leaky
-	case ratelimit.Delayer:
-		return queue.Unknown
+	_, delays := l.(ratelimit.Delayer)
+	return queue.KindOf(ratelimit.AlgorithmOf(l), delays)
+}
+
+// kindNow is the kind of the limiter. That of a leaky bucket is known to turn denials into
+// a Delay.
+func (w *Waiter) kindNow() queue.Kind {
+	if w.wrapper {
+		return kindOf(w.limiter)
 	}
-	return queue.Tickets // it says its Delay, if any, when it has admitted
+	return w.kind
+}
+
+// leaky is whether r is a leaky bucket's.
+func (w *Waiter) leaky(r *ratelimit.Result) bool {
+	return w.kindNow() == queue.Leaky && r.Source() == ratelimit.SourceStore
 }
 
 // AllowN decides on n events at once, after a sleep if that helps.
@@ -145,11 +154,12 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	case n <= 0, key == "", len(key) > maxKey, ctx.Err() != nil:
 		return w.limiter.AllowN(ctx, key, n) // which says what is wrong
 	}
+	kind := w.kindNow()
 	var end time.Time
-	if w.leaky {
+	if kind == queue.Leaky {
 		end = time.Now().Add(w.patience(ctx))
 	}
-	turn, ok := queue.Enter(w.limiter, key, n, w.kind, end)
+	turn, ok := queue.Enter(w.limiter, key, n, kind, end)
 	if !ok {
 		return w.standBehind(ctx, key, n)
 	}
@@ -232,8 +242,9 @@ func (w *Waiter) patience(ctx context.Context) time.Duration {
 // has been answered by a.result and err.
 func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Duration, err error) (ratelimit.Result, error) {
 	patience := w.patience(ctx)
+	kind := w.kindNow()
 	o := (&queue.Waiter{
-		Limiter: w.limiter, Key: a.key, N: a.n, Kind: w.kind, Asker: a,
+		Limiter: w.limiter, Key: a.key, N: a.n, Kind: kind, Asker: a,
 		End: time.Now().Add(patience), Timed: true,
 	}).Wait(ctx, turn, d, decision(a.result), err)
 	switch {
@@ -244,7 +255,7 @@ func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Du
 		return a.result, nil
 	case !o.Asked: // it stood behind others
 		d := o.Denial
-		if w.leaky {
+		if kind == queue.Leaky {
 			d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
 		}
 		return ratelimit.Result{Limit: d.Limit, RetryAfter: wholeMicros(d.RetryAfter), ResetAfter: wholeMicros(d.ResetAfter)}, nil
@@ -264,7 +275,7 @@ func (w *Waiter) due(r ratelimit.Result) time.Duration {
 	switch {
 	case r.Allowed:
 		return r.Delay
-	case w.leaky:
+	case w.leaky(&r):
 		return max(r.RetryAfter, r.ResetAfter)
 	}
 	return max(r.RetryAfter, leastRetryAfter)
@@ -275,7 +286,7 @@ func (w *Waiter) due(r ratelimit.Result) time.Duration {
 func (w *Waiter) denial(r ratelimit.Result, n int, early time.Duration) ratelimit.Result {
 	if r.Allowed {
 		reset := r.ResetAfter
-		if w.leaky { // the events before are gone when its turn comes
+		if w.leaky(&r) { // the events before are gone when its turn comes
 			reset = r.Delay
 		}
 		return ratelimit.Result{Limit: r.Limit, RetryAfter: max(leastRetryAfter, wholeMicros(r.Delay-early)), ResetAfter: reset}
@@ -284,7 +295,7 @@ func (w *Waiter) denial(r ratelimit.Result, n int, early time.Duration) ratelimi
 		r.Remaining = 0
 	}
 	r.RetryAfter = max(r.RetryAfter, leastRetryAfter)
-	if w.leaky && r.RetryAfter != ratelimit.Never {
+	if w.leaky(&r) && r.RetryAfter != ratelimit.Never {
 		r.RetryAfter = max(r.RetryAfter, wholeMicros(r.ResetAfter-early))
 	}
 	return r
@@ -292,6 +303,15 @@ func (w *Waiter) denial(r ratelimit.Result, n int, early time.Duration) ratelimi
 
 func (w *Waiter) giveBack(ctx context.Context, key string, n int, r ratelimit.Result) error {
 	return w.limiter.Refund(context.WithoutCancel(ctx), key, r, n)
+}
+
+// AllowWithin is l's own, for callers who sleep the Delay themselves: see
+// [ratelimit.AllowWithin]. It does not sleep, and takes no place of those who do.
+func (w *Waiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
+	if w.limiter == nil {
+		return ratelimit.Result{}, errNoConstructor
+	}
+	return ratelimit.AllowWithin(ctx, w.limiter, key, n, d)
 }
 
 // Peek answers what Allow would, at once: if that would sleep and then admit, nobody
@@ -354,6 +374,7 @@ var (
 	_ ratelimit.Limiter   = (*Waiter)(nil)
 	_ ratelimit.Describer = (*Waiter)(nil)
 	_ ratelimit.Charger   = (*Waiter)(nil)
+	_ ratelimit.Delayer   = (*Waiter)(nil)
 )
 
 // asker asks limiter for those in a queue.
@@ -382,6 +403,7 @@ func decision(r ratelimit.Result) queue.Decision {
 	return queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
+		Elsewhere: r.Source() != ratelimit.SourceStore,
 	}
 }
 

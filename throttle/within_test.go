@@ -26,7 +26,7 @@ func TestAWaiterPassesTurnsOnAndSleepsForNone(t *testing.T) {
 		require.Equal(t, 100*time.Millisecond, allowWithin(t, w, 1, 300*time.Millisecond).RetryAfter)
 		require.Zero(t, time.Since(began))
 		_, err := ratelimit.AllowWithin(t.Context(), new(throttle.Waiter), "key", 1, 0)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	})
 }
 

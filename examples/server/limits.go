@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -158,7 +159,7 @@ func (s *stores) limiter(build func(store.Store) (ratelimit.Limiter, error), c *
 	if err != nil {
 		return nil, err
 	}
-	failover, err := ratelimit.NewFailover(storeErrors{shared, c}, ratelimit.FailLocal(local))
+	failover, err := fallback.New(storeErrors{shared, c}, fallback.Local(local))
 	if err != nil {
 		return nil, err
 	}

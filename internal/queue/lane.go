@@ -272,7 +272,7 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 	}
 	next := q.number == ln.number+1
 	switch counted := q.n - ln.left; {
-	case ln.leaky && d.ResetAfter > d.Delay: // when it has drained; with others who take turns it is longer
+	case ln.leaky && d.ResetAfter > d.Delay && !d.Elsewhere: // when it has drained; with others who take turns it is longer
 		ln.step = max(ln.step, (d.ResetAfter-d.Delay)/time.Duration(q.n))
 	case ln.token && d.Delay > 0:
 		ln.step = (d.ResetAfter - d.Delay) / time.Duration(max(d.Limit, 1))
@@ -349,7 +349,7 @@ func clamp(t, least, most time.Time) time.Time {
 // out at once.
 func (ln *lane) tell(d *Decision, now time.Time) {
 	ln.told, ln.toldAt, ln.full = *d, now, now.Add(d.ResetAfter)
-	if ln.leaky {
+	if ln.leaky && !d.Elsewhere {
 		ln.nextTurn(ln.full, now)
 	}
 	if ln.limit = d.Limit; d.Limit > 0 && ln.largest > d.Limit {

@@ -20,6 +20,7 @@ type Decision struct {
 	RetryAfter       time.Duration
 	ResetAfter       time.Duration
 	Delay            time.Duration
+	Elsewhere        bool // another limiter than usual has decided
 }
 
 // Never is the RetryAfter of events that no waiting will admit.
@@ -44,6 +45,22 @@ const (
 	// answer.
 	Leaky
 )
+
+// KindOf is the Kind of limiters of an algorithm by its name, or "" if that is not known.
+// delays is whether they have AllowWithin.
+func KindOf(algorithm string, delays bool) Kind {
+	switch {
+	case algorithm == "token_bucket":
+		return Early
+	case algorithm == "leaky_bucket":
+		return Leaky
+	case algorithm != "":
+		return Plain
+	case delays:
+		return Unknown
+	}
+	return Tickets // it says its Delay, if any, when it has admitted
+}
 
 type id struct {
 	limiter any

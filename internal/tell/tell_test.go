@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/tell"
 )
 
@@ -21,7 +22,7 @@ func policies(names ...string) (all []ratelimit.Policy) {
 
 func TestAPartIsKnownIfItsLimitWasAskedAndItsStoreHasAnswered(t *testing.T) {
 	denied := ratelimit.Result{Limit: 5, RetryAfter: time.Second}
-	open := outage(t, ratelimit.FailOpen())
+	open := outage(t, fallback.Open())
 	for name, c := range map[string]struct {
 		d     tell.Decision
 		known []bool // of each policy
@@ -42,9 +43,9 @@ func TestAPartIsKnownIfItsLimitWasAskedAndItsStoreHasAnswered(t *testing.T) {
 }
 
 // outage is a decision by p.
-func outage(t *testing.T, p ratelimit.FailurePolicy) ratelimit.Result {
+func outage(t *testing.T, p fallback.Policy) ratelimit.Result {
 	t.Helper()
-	lim, err := ratelimit.NewFailover(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), p)
+	lim, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), p)
 	require.NoError(t, err)
 	r, err := lim.Allow(t.Context(), "key")
 	require.NoError(t, err)
@@ -52,11 +53,11 @@ func outage(t *testing.T, p ratelimit.FailurePolicy) ratelimit.Result {
 }
 
 func TestNothingOfAnOutageIsKnown(t *testing.T) {
-	for _, p := range []ratelimit.FailurePolicy{ratelimit.FailOpen(), ratelimit.FailClosed()} {
+	for _, p := range []fallback.Policy{fallback.Open(), fallback.Closed()} {
 		r := outage(t, p)
 		require.False(t, r.Counted())
 	}
-	local := outage(t, ratelimit.FailLocal(ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5}, nil)))
+	local := outage(t, fallback.Local(ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5}, nil)))
 	require.True(t, local.Counted())
 }
 

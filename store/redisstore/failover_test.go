@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -86,7 +87,7 @@ func TestLongClusterFailoverBehindABreaker(t *testing.T) {
 	const pause = 6 * time.Second
 	cluster := redistest.StartCluster(t, 3, 3)
 	sources := map[string]ratelimit.Source{}
-	lims := map[string]*ratelimit.Failover{}
+	lims := map[string]*fallback.Limiter{}
 	var key string
 	local, err := memstore.New()
 	require.NoError(t, err)
@@ -104,7 +105,7 @@ func TestLongClusterFailoverBehindABreaker(t *testing.T) {
 		require.NoError(t, err)
 		share, err := ratelimit.NewTokenBucket(local, ratelimit.PerHour(1_000_000))
 		require.NoError(t, err)
-		lims[name], err = ratelimit.NewFailover(bucket, ratelimit.FailLocal(share), ratelimit.WithBreaker(1, pause))
+		lims[name], err = fallback.New(bucket, fallback.Local(share), fallback.WithBreaker(1, pause))
 		require.NoError(t, err)
 	}
 	ask := func(name string) ratelimit.Source {

@@ -1,4 +1,4 @@
-package ratelimit_test
+package fallback_test
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -90,25 +91,25 @@ func inMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelim
 	return newLimiter(t, algorithm, mem, l, opts...)
 }
 
-func failover(t testing.TB, l ratelimit.Limiter, p ratelimit.FailurePolicy, opts ...ratelimit.FailoverOption) *ratelimit.Failover {
+func failover(t testing.TB, l ratelimit.Limiter, p fallback.Policy, opts ...fallback.Option) *fallback.Limiter {
 	t.Helper()
-	f, err := ratelimit.NewFailover(l, p, opts...)
+	f, err := fallback.New(l, p, opts...)
 	require.NoError(t, err)
 	return f
 }
 
 // policies are the three, the local limiter admitting 2 events a minute.
-func policies(t testing.TB) map[ratelimit.Source]ratelimit.FailurePolicy {
-	return map[ratelimit.Source]ratelimit.FailurePolicy{
-		ratelimit.SourceFailOpen:   ratelimit.FailOpen(),
-		ratelimit.SourceFailClosed: ratelimit.FailClosed(),
-		ratelimit.SourceLocal:      ratelimit.FailLocal(inMemory(t, "fixed_window", ratelimit.PerMinute(2))),
+func policies(t testing.TB) map[ratelimit.Source]fallback.Policy {
+	return map[ratelimit.Source]fallback.Policy{
+		ratelimit.SourceFailOpen:   fallback.Open(),
+		ratelimit.SourceFailClosed: fallback.Closed(),
+		ratelimit.SourceLocal:      fallback.Local(inMemory(t, "fixed_window", ratelimit.PerMinute(2))),
 	}
 }
 
 // withFaulty runs a test in a bubble for each policy, with a bucket of 10 an hour
 // whose store the test makes fail.
-func withFaulty(t *testing.T, test func(t *testing.T, inner *faulty, source ratelimit.Source, p ratelimit.FailurePolicy)) {
+func withFaulty(t *testing.T, test func(t *testing.T, inner *faulty, source ratelimit.Source, p fallback.Policy)) {
 	t.Helper()
 	for _, source := range []ratelimit.Source{ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceLocal} {
 		t.Run(source.String(), func(t *testing.T) {
@@ -134,34 +135,34 @@ func TestAFailoverWithoutItsPartsIsRefused(t *testing.T) {
 	tests := []struct {
 		name string
 		l    ratelimit.Limiter
-		p    ratelimit.FailurePolicy
-		opts []ratelimit.FailoverOption
+		p    fallback.Policy
+		opts []fallback.Option
 	}{
-		{name: "no limiter", p: ratelimit.FailOpen()},
-		{name: "a limiter that is a nil pointer", l: (*ratelimit.TokenBucket)(nil), p: ratelimit.FailOpen()},
+		{name: "no limiter", p: fallback.Open()},
+		{name: "a limiter that is a nil pointer", l: (*ratelimit.TokenBucket)(nil), p: fallback.Open()},
 		{name: "no policy", l: good},
-		{name: "no local limiter", l: good, p: ratelimit.FailLocal(nil)},
-		{name: "a local limiter that is a nil pointer", l: good, p: ratelimit.FailLocal((*ratelimit.SlidingLog)(nil))},
-		{name: "a nil option", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{nil}},
-		{name: "no failures", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(0, time.Second)}},
-		{name: "too many failures", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(tooMany, time.Second)}},
-		{name: "a probe at once", l: good, p: ratelimit.FailOpen(), opts: []ratelimit.FailoverOption{ratelimit.WithBreaker(1, 0)}},
+		{name: "no local limiter", l: good, p: fallback.Local(nil)},
+		{name: "a local limiter that is a nil pointer", l: good, p: fallback.Local((*ratelimit.SlidingLog)(nil))},
+		{name: "a nil option", l: good, p: fallback.Open(), opts: []fallback.Option{nil}},
+		{name: "no failures", l: good, p: fallback.Open(), opts: []fallback.Option{fallback.WithBreaker(0, time.Second)}},
+		{name: "too many failures", l: good, p: fallback.Open(), opts: []fallback.Option{fallback.WithBreaker(tooMany, time.Second)}},
+		{name: "a probe at once", l: good, p: fallback.Open(), opts: []fallback.Option{fallback.WithBreaker(1, 0)}},
 	}
 	for _, tt := range tests {
-		f, err := ratelimit.NewFailover(tt.l, tt.p, tt.opts...)
+		f, err := fallback.New(tt.l, tt.p, tt.opts...)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, tt.name)
 		require.Nil(t, f, tt.name)
 	}
-	var zero ratelimit.Failover
+	var zero fallback.Limiter
 	_, err := zero.Allow(t.Context(), "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
 func TestBadInputIsAnErrorInAnOutageToo(t *testing.T) {
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p ratelimit.FailurePolicy) {
-		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Second))
+	withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p fallback.Policy) {
+		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Second))
 		admitted := allowN(t, lim, 1)
 		inner.down.Store(true)
 		allowN(t, lim, 1)
@@ -187,7 +188,7 @@ func TestBadInputIsAnErrorInAnOutageToo(t *testing.T) {
 // ---- The breaker.
 
 func TestTheFirstFailuresAreAnsweredByThePolicyAndThenTheStoreIsLeftAlone(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p ratelimit.FailurePolicy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Policy) {
 		lim := failover(t, inner, p)
 		require.Equal(t, ratelimit.SourceStore, source(t, lim))
 		inner.down.Store(true)
@@ -206,8 +207,8 @@ func TestTheFirstFailuresAreAnsweredByThePolicyAndThenTheStoreIsLeftAlone(t *tes
 }
 
 func TestAProbeASecondAsksAFailingStore(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p ratelimit.FailurePolicy) {
-		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Second))
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Policy) {
+		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Second))
 		inner.down.Store(true)
 		for i := range 4 {
 			for range 10 {
@@ -227,8 +228,8 @@ func TestAProbeASecondAsksAFailingStore(t *testing.T) {
 }
 
 func TestOneOf1000CallersIsTheProbe(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p ratelimit.FailurePolicy) {
-		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Second))
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Policy) {
+		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Second))
 		inner.down.Store(true)
 		allowN(t, lim, 1)
 		time.Sleep(time.Second)
@@ -301,8 +302,8 @@ func TestWhatIsNotTheStoresFaultNeverTrips(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p ratelimit.FailurePolicy) {
-				lim := failover(t, inner, p, ratelimit.WithBreaker(2, time.Minute))
+			withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p fallback.Policy) {
+				lim := failover(t, inner, p, fallback.WithBreaker(2, time.Minute))
 				makeCall := func() {
 					switch want := tt.call(t, lim, inner); {
 					case errors.Is(want, context.Canceled):
@@ -346,8 +347,8 @@ func TestWhatIsNotTheStoresFaultNeverTrips(t *testing.T) {
 }
 
 func TestAProbeThatEndsWithItsCallerLeavesTheProbeToTheNextOne(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p ratelimit.FailurePolicy) {
-		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Second))
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Policy) {
+		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Second))
 		inner.down.Store(true)
 		allowN(t, lim, 1)
 		time.Sleep(time.Second)
@@ -380,7 +381,7 @@ func TestADecisionThatDidNotNeedTheStoreDoesNotCloseTheBreaker(t *testing.T) {
 				}
 				return ratelimit.Limit{}, nil
 			}))
-		lim := failover(t, inner, ratelimit.FailClosed(), ratelimit.WithBreaker(2, time.Second))
+		lim := failover(t, inner, fallback.Closed(), fallback.WithBreaker(2, time.Second))
 		down.Store(true)
 		require.Equal(t, ratelimit.SourceFailClosed, source(t, lim))
 		require.Equal(t, ratelimit.SourceFailClosed, source(t, lim))
@@ -397,7 +398,7 @@ func TestADecisionThatDidNotNeedTheStoreDoesNotCloseTheBreaker(t *testing.T) {
 // ---- The policies.
 
 func TestFailOpenAdmitsAndKnowsNothingElse(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, policy ratelimit.Source, p ratelimit.FailurePolicy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, policy ratelimit.Source, p fallback.Policy) {
 		if policy != ratelimit.SourceFailOpen {
 			return
 		}
@@ -419,7 +420,7 @@ func TestFailOpenAdmitsAndKnowsNothingElse(t *testing.T) {
 func TestFailClosedSaysWhenTheNextProbeIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, ratelimit.FailClosed(), ratelimit.WithBreaker(2, 10*time.Second))
+		lim := failover(t, inner, fallback.Closed(), fallback.WithBreaker(2, 10*time.Second))
 		inner.down.Store(true)
 		refused := func(want time.Duration) {
 			t.Helper()
@@ -447,9 +448,9 @@ func TestFailClosedSaysWhenTheNextProbeIs(t *testing.T) {
 func TestWaitWaitsForTheProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		share := ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(2)))
-		for _, p := range []ratelimit.FailurePolicy{ratelimit.FailClosed(), share} {
-			lim := failover(t, inner, p, ratelimit.WithBreaker(1, 5*time.Second))
+		share := fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(2)))
+		for _, p := range []fallback.Policy{fallback.Closed(), share} {
+			lim := failover(t, inner, p, fallback.WithBreaker(1, 5*time.Second))
 			inner.down.Store(true)
 			allowN(t, lim, 3)
 			inner.down.Store(false)
@@ -467,7 +468,7 @@ func TestTheLocalLimiterDecidesInAnOutage(t *testing.T) {
 			limit := ratelimit.PerMinute(4)
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerMinute(8))}
 			twin := inMemory(t, algorithm, limit)
-			lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, algorithm, limit)))
+			lim := failover(t, inner, fallback.Local(inMemory(t, algorithm, limit)))
 			inner.down.Store(true)
 			for i := range 7 {
 				want, got := allowN(t, twin, 1), allowN(t, lim, 1)
@@ -485,7 +486,7 @@ func TestTheLocalLimiterDecidesInAnOutage(t *testing.T) {
 func TestARateOf0IsStillNeverInAnOutage(t *testing.T) {
 	inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerMinute(8))}
 	inner.down.Store(true)
-	lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerMinute(0))))
+	lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerMinute(0))))
 	require.Equal(t, ratelimit.Never, allowN(t, lim, 1).RetryAfter)
 }
 
@@ -493,7 +494,7 @@ func TestErrorsOfTheLocalLimiterAreErrors(t *testing.T) {
 	inner, local := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerMinute(8))}, &faulty{}
 	local.down.Store(true)
 	inner.down.Store(true)
-	lim := failover(t, inner, ratelimit.FailLocal(local))
+	lim := failover(t, inner, fallback.Local(local))
 	r, err := lim.Allow(t.Context(), "key")
 	require.ErrorIs(t, err, ratelimit.ErrStore)
 	require.Zero(t, r)
@@ -508,7 +509,7 @@ func TestAnOutageFindsTheLocalLimiterWarm(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(100))}
-			lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, algorithm, ratelimit.PerHour(10))))
+			lim := failover(t, inner, fallback.Local(inMemory(t, algorithm, ratelimit.PerHour(10))))
 			for range 6 {
 				allowN(t, lim, 1)
 			}
@@ -524,7 +525,7 @@ func TestAnOutageFindsTheLocalLimiterWarm(t *testing.T) {
 func TestWhatSeveralUnlimitedLimitsAdmitIsNotMirrored(t *testing.T) {
 	local := inMemory(t, "token_bucket", ratelimit.PerHour(10))
 	unlimited := all(t, inMemory(t, "token_bucket", ratelimit.Unlimited()), inMemory(t, "sliding_log", ratelimit.Unlimited()))
-	lim := failover(t, unlimited, ratelimit.FailLocal(local))
+	lim := failover(t, unlimited, fallback.Local(local))
 	require.NoError(t, lim.Refund(t.Context(), "key", allowN(t, lim, 4), 4))
 	allowN(t, lim, 4)
 	overcharge(t, lim, 4)
@@ -535,7 +536,7 @@ func TestAChargeThatIsLargerThanTheShareUsesItUp(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(100))}
-			lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, algorithm, ratelimit.PerHour(10))))
+			lim := failover(t, inner, fallback.Local(inMemory(t, algorithm, ratelimit.PerHour(10))))
 			allowN(t, lim, 3)
 			allowN(t, lim, 40)
 			inner.down.Store(true)
@@ -551,7 +552,7 @@ func TestARefundGoesToWhoeverAdmitted(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}
 			local := inMemory(t, algorithm, ratelimit.PerHour(5))
-			lim := failover(t, inner, ratelimit.FailLocal(local), ratelimit.WithBreaker(1, time.Second))
+			lim := failover(t, inner, fallback.Local(local), fallback.WithBreaker(1, time.Second))
 			left := func(l ratelimit.Limiter, want int) {
 				t.Helper()
 				peek, err := l.Peek(t.Context(), "key")
@@ -591,7 +592,7 @@ func TestARefundGivesTheLocalLimiterNoMoreThanItWasCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
 		local := inMemory(t, "token_bucket", ratelimit.PerHour(5))
-		lim := failover(t, inner, ratelimit.FailLocal(local))
+		lim := failover(t, inner, fallback.Local(local))
 		for _, tt := range []struct {
 			refunds []int
 			left    int
@@ -617,7 +618,7 @@ func TestARefundForgivesNoMoreThanWasCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, n := range []int{1, 5, math.MaxInt} {
 			inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-			lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+			lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
 			inner.down.Store(true)
 			first := allowN(t, lim, 1)
 			require.Equal(t, 4, admitted(t, lim, 10))
@@ -630,9 +631,9 @@ func TestARefundForgivesNoMoreThanWasCharged(t *testing.T) {
 
 // One bad value is no outage of the store: it has answered, and answers for other keys.
 func TestAKeyWithACorruptStateOpensTheBreakerForNoOther(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p ratelimit.FailurePolicy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p fallback.Policy) {
 		corrupt := func(context.Context) error { return store.ErrCorrupt }
-		lim := failover(t, inner, p, ratelimit.WithBreaker(2, time.Minute))
+		lim := failover(t, inner, p, fallback.WithBreaker(2, time.Minute))
 		for range 10 {
 			inner.before = corrupt
 			require.Equal(t, degraded, source(t, lim))
@@ -660,8 +661,8 @@ func TestAKeyWithACorruptStateOpensTheBreakerForNoOther(t *testing.T) {
 // the calls that found no room, however many, and all others are the store's.
 func TestAFullQueueOfThisProcessIsNoOutage(t *testing.T) {
 	full := func(context.Context) error { return fmt.Errorf("%w: no connection was free", store.ErrOverloaded) }
-	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p ratelimit.FailurePolicy) {
-		lim := failover(t, inner, p, ratelimit.WithBreaker(2, time.Minute))
+	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p fallback.Policy) {
+		lim := failover(t, inner, p, fallback.WithBreaker(2, time.Minute))
 		for range 10 {
 			inner.before = full
 			require.Equal(t, degraded, source(t, lim))
@@ -701,8 +702,8 @@ func TestAFullQueueOfThisProcessIsNoOutage(t *testing.T) {
 
 // What no policy answers is an error while the breaker is open.
 func TestAnOpenBreakerSaysThatTheStoreIsUnavailable(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p ratelimit.FailurePolicy) {
-		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Minute))
+	withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p fallback.Policy) {
+		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Minute))
 		admitted := allowN(t, lim, 1)
 		inner.down.Store(true)
 		require.NotErrorIs(t, lim.Reset(t.Context(), "key"), store.ErrUnavailable, "this one has asked")
@@ -745,7 +746,7 @@ func TestWhatTheStoreHasDoneIsMirroredEvenIfTheCallerIsGone(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
 		local := inMemory(t, "token_bucket", ratelimit.PerHour(5))
 		h := &hasty{inner, cancel}
-		lim := failover(t, h, ratelimit.FailLocal(local))
+		lim := failover(t, h, fallback.Local(local))
 		left := func() int {
 			peek, err := local.Peek(t.Context(), "key")
 			require.NoError(t, err)
@@ -762,16 +763,16 @@ func TestWhatTheStoreHasDoneIsMirroredEvenIfTheCallerIsGone(t *testing.T) {
 	})
 }
 
-// The first one's fallback is a Failover too, each with its own part in a Result.
+// The first one's fallback has a fallback too, each with its own part in a Result.
 func TestFailoversNest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
 		second := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
 		third := inMemory(t, "token_bucket", ratelimit.PerHour(10))
 		for name, lim := range map[string]ratelimit.Limiter{
-			"on the right": failover(t, first, ratelimit.FailLocal(failover(t, second, ratelimit.FailLocal(third)))),
-			"on the left":  failover(t, failover(t, first, ratelimit.FailLocal(second)), ratelimit.FailLocal(third)),
-			"without end":  failover(t, failover(t, first, ratelimit.FailLocal(second)), ratelimit.FailOpen()),
+			"on the right": failover(t, first, fallback.Local(failover(t, second, fallback.Local(third)))),
+			"on the left":  failover(t, failover(t, first, fallback.Local(second)), fallback.Local(third)),
+			"without end":  failover(t, failover(t, first, fallback.Local(second)), fallback.Open()),
 		} {
 			for _, down := range [][2]bool{{false, false}, {true, false}, {true, true}} {
 				first.down.Store(down[0])
@@ -793,7 +794,7 @@ func TestFailoversNest(t *testing.T) {
 func TestResetForgetsAKeyOnBothSides(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
 		allowN(t, lim, 5)
 		inner.down.Store(true)
 		require.Zero(t, admitted(t, lim, 1))
@@ -834,7 +835,7 @@ func TestWhatWasAdmittedLocallyIsChargedToTheStoreBeforeTheNextDecision(t *testi
 				partial := &upTo{faulty: inner}
 				for _, l := range []ratelimit.Limiter{inner, partial} {
 					require.NoError(t, inner.Limiter.Reset(t.Context(), "key"))
-					lim := failover(t, l, ratelimit.FailLocal(inMemory(t, algorithm, ratelimit.PerHour(5))))
+					lim := failover(t, l, fallback.Local(inMemory(t, algorithm, ratelimit.PerHour(5))))
 					inner.down.Store(true)
 					require.Equal(t, 5, admitted(t, lim, 10))
 					partial.asked = nil
@@ -857,7 +858,7 @@ func TestWhatWasAdmittedLocallyIsChargedToTheStoreBeforeTheNextDecision(t *testi
 func TestWhatTheStoreHasNoRoomForStaysOwedForAsLongAsItIsHeldLocally(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "fixed_window", ratelimit.PerMinute(10))}
-		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "fixed_window", ratelimit.Limit{Rate: 5, Period: 2 * time.Minute})))
+		lim := failover(t, inner, fallback.Local(inMemory(t, "fixed_window", ratelimit.Limit{Rate: 5, Period: 2 * time.Minute})))
 		inner.down.Store(true)
 		require.Equal(t, 5, admitted(t, lim, 10))
 		allowN(t, inner.Limiter, 8)
@@ -884,7 +885,7 @@ func TestWhatTheStoreHasNoRoomForStaysOwedForAsLongAsItIsHeldLocally(t *testing.
 func TestAPeekAfterAnOutageKnowsWhatIsOwed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
 		inner.down.Store(true)
 		require.Equal(t, 5, admitted(t, lim, 10))
 		inner.comeBack()
@@ -900,7 +901,7 @@ func TestWhatHasDecayedLocallyIsNotOwed(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}
-			lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, algorithm, ratelimit.PerMinute(5))))
+			lim := failover(t, inner, fallback.Local(inMemory(t, algorithm, ratelimit.PerMinute(5))))
 			inner.down.Store(true)
 			require.Equal(t, 5, admitted(t, lim, 10))
 			time.Sleep(3 * time.Minute)
@@ -914,7 +915,7 @@ func TestWhatHasDecayedLocallyIsNotOwed(t *testing.T) {
 func TestOnlyWhatIsInForceIsOwedAndOnlyOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerMinute(5))))
+		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerMinute(5))))
 		inner.down.Store(true)
 		require.Equal(t, 5, admitted(t, lim, 10))
 		time.Sleep(29 * time.Second)
@@ -926,7 +927,7 @@ func TestOnlyWhatIsInForceIsOwedAndOnlyOnce(t *testing.T) {
 func TestOnlyWhatWasAdmittedLocallyIsOwed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
 		require.Equal(t, 3, admitted(t, lim, 3))
 		inner.down.Store(true)
 		require.Equal(t, 1, admitted(t, lim, 1))
@@ -943,7 +944,7 @@ func TestOnlyWhatWasAdmittedLocallyIsOwed(t *testing.T) {
 func TestADebtThatCouldNotBePaidIsStillOwed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
 		inner.down.Store(true)
 		require.Equal(t, 3, admitted(t, lim, 3))
 		inner.comeBack()
@@ -962,7 +963,7 @@ func TestADebtThatCouldNotBePaidIsStillOwed(t *testing.T) {
 func TestWhileAKeyIsHandedBackItsOtherCallsStayLocal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
-		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(50))))
+		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(50))))
 		inner.down.Store(true)
 		require.Equal(t, 20, admitted(t, lim, 20))
 		inner.comeBack()
@@ -991,7 +992,7 @@ func TestWhileAKeyIsHandedBackItsOtherCallsStayLocal(t *testing.T) {
 func TestTheKeysThatOweTheMostAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, ratelimit.FailLocal(inMemory(t, "token_bucket", ratelimit.PerHour(10))), ratelimit.WithBreaker(1, time.Second))
+		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(10))), fallback.WithBreaker(1, time.Second))
 		inner.down.Store(true)
 		const heavy, light = 100, 80_000
 		for i := range heavy {
@@ -1070,7 +1071,7 @@ func TestAcrossOutagesOneInstanceKeepsToOneLimit(t *testing.T) {
 			for name, make := range map[string]func(inner, local ratelimit.Limiter) ratelimit.Limiter{
 				"naive": func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFailover{inner, local} },
 				"failover": func(inner, local ratelimit.Limiter) ratelimit.Limiter {
-					return failover(t, inner, ratelimit.FailLocal(local), ratelimit.WithBreaker(1+int(seed%3), 50*time.Millisecond))
+					return failover(t, inner, fallback.Local(local), fallback.WithBreaker(1+int(seed%3), 50*time.Millisecond))
 				},
 			} {
 				synctest.Test(t, func(t *testing.T) {
@@ -1129,7 +1130,7 @@ func TestAFlappingStoreIsNotALimitForEachOfItsStates(t *testing.T) {
 	}
 	due := 20 * limit.Rate
 	got := run(func(inner, local ratelimit.Limiter) ratelimit.Limiter {
-		return failover(t, inner, ratelimit.FailLocal(local), ratelimit.WithBreaker(1, 10*time.Millisecond))
+		return failover(t, inner, fallback.Local(local), fallback.WithBreaker(1, 10*time.Millisecond))
 	})
 	ignorant := run(func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFailover{inner, local} })
 	t.Logf("%d admitted of %d; %d without warm start and handing back", got, due, ignorant)
@@ -1190,7 +1191,7 @@ func TestEachFaultOfRedisIsAnsweredByThePolicy(t *testing.T) {
 				s, err := redisstore.New(client, redisstore.WithTimeout(timeout))
 				require.NoError(t, err)
 				bare := newLimiter(t, "token_bucket", s, ratelimit.PerHour(10))
-				lim := failover(t, bare, policies(t)[want], ratelimit.WithBreaker(failures, probeAfter))
+				lim := failover(t, bare, policies(t)[want], fallback.WithBreaker(failures, probeAfter))
 				for range 2 { // the script is known, and the local limiter is warm
 					require.Equal(t, ratelimit.SourceStore, source(t, lim))
 				}
@@ -1258,7 +1259,7 @@ func TestAHangingServerOpensTheBreakerThoughThePoolIsFull(t *testing.T) {
 	t.Cleanup(func() { _ = client.Close() })
 	s, err := redisstore.New(client)
 	require.NoError(t, err)
-	lim := failover(t, newLimiter(t, "token_bucket", s, ratelimit.PerHour(10)), ratelimit.FailClosed(), ratelimit.WithBreaker(2, time.Hour))
+	lim := failover(t, newLimiter(t, "token_bucket", s, ratelimit.PerHour(10)), fallback.Closed(), fallback.WithBreaker(2, time.Hour))
 	server.Freeze()
 	var callers sync.WaitGroup
 	for range 8 {
@@ -1280,7 +1281,7 @@ func TestAnOutageLeavesNoGoroutine(t *testing.T) {
 	require.True(t, allowN(t, bucket, 1).Allowed)
 	before := runtime.NumGoroutine()
 	for _, p := range policies(t) {
-		lim := failover(t, bucket, p, ratelimit.WithBreaker(2, 10*time.Millisecond))
+		lim := failover(t, bucket, p, fallback.WithBreaker(2, 10*time.Millisecond))
 		server.Freeze()
 		var callers sync.WaitGroup
 		for range 32 {
@@ -1340,7 +1341,7 @@ func TestAFlappingRedisIsNoOutageOfTheService(t *testing.T) {
 		s, err := redisstore.New(server.Client(t))
 		require.NoError(t, err)
 		lim := failover(t, newLimiter(t, "token_bucket", s, limit),
-			ratelimit.FailLocal(inMemory(t, "token_bucket", share)), ratelimit.WithBreaker(2, 20*time.Millisecond))
+			fallback.Local(inMemory(t, "token_bucket", share)), fallback.WithBreaker(2, 20*time.Millisecond))
 		for range 4 {
 			callers.Go(func() {
 				for time.Since(began) < seconds*time.Second {
@@ -1379,7 +1380,7 @@ func TestAFlappingRedisIsNoOutageOfTheService(t *testing.T) {
 func TestAnAnswerInAnOutageAllocatesNothing(t *testing.T) {
 	for want, p := range policies(t) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(1))}
-		lim := failover(t, inner, p, ratelimit.WithBreaker(1, time.Hour))
+		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Hour))
 		healthy := testing.AllocsPerRun(1000, func() { _, _ = lim.Allow(t.Context(), "key") })
 		require.Zero(t, healthy, "%v, a denial of the store", want)
 		inner.down.Store(true)
@@ -1398,21 +1399,39 @@ func BenchmarkFailover(b *testing.B) {
 	b.Run("bare", func(b *testing.B) { benchmarkAllow(b, bucket(), []string{"user:42"}, true) })
 	for _, tt := range []struct {
 		name   string
-		policy ratelimit.FailurePolicy
+		policy fallback.Policy
 	}{
-		{"open", ratelimit.FailOpen()},
-		{"closed", ratelimit.FailClosed()},
-		{"local", ratelimit.FailLocal(bucket())},
+		{"open", fallback.Open()},
+		{"closed", fallback.Closed()},
+		{"local", fallback.Local(bucket())},
 	} {
 		inner := &faulty{Limiter: bucket()}
 		b.Run(tt.name+"/healthy", func(b *testing.B) {
 			benchmarkAllow(b, failover(b, bucket(), tt.policy), []string{"user:42"}, true)
 		})
 		b.Run(tt.name+"/outage", func(b *testing.B) {
-			lim := failover(b, inner, tt.policy, ratelimit.WithBreaker(1, time.Hour))
+			lim := failover(b, inner, tt.policy, fallback.WithBreaker(1, time.Hour))
 			inner.down.Store(true)
 			allow(b, lim, "user:42")
 			benchmarkAllow(b, lim, []string{"user:42"}, tt.name != "closed")
 		})
 	}
+}
+
+func allowWithin(t testing.TB, lim ratelimit.Delayer) ratelimit.Result {
+	t.Helper()
+	r, err := lim.AllowWithin(t.Context(), "key", 1, time.Minute)
+	require.NoError(t, err)
+	return r
+}
+
+func TestAnOutageIsAnsweredByThePolicyToThoseWhoWaitToo(t *testing.T) {
+	withFaulty(t, func(t *testing.T, inner *faulty, source ratelimit.Source, p fallback.Policy) {
+		lim := failover(t, inner, p)
+		require.Equal(t, ratelimit.SourceStore, allowWithin(t, lim).Source())
+		inner.down.Store(true)
+		r := allowWithin(t, lim)
+		require.Equal(t, source, r.Source())
+		require.Equal(t, source != ratelimit.SourceFailClosed, r.Allowed)
+	})
 }

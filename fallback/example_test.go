@@ -1,4 +1,4 @@
-package ratelimit_test
+package fallback_test
 
 import (
 	"context"
@@ -9,13 +9,14 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 // Three instances of a service share a limit on Redis. While an instance does not
 // reach it, here since nothing listens there, it takes its third of the limit.
-func ExampleNewFailover() {
+func ExampleNew() {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer func() { _ = client.Close() }()
 	shared, err := redisstore.New(client)
@@ -40,7 +41,7 @@ func ExampleNewFailover() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewFailover(onRedis, ratelimit.FailLocal(local))
+	limiter, err := fallback.New(onRedis, fallback.Local(local))
 	if err != nil {
 		log.Fatal(err)
 	}

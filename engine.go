@@ -1,0 +1,388 @@
+package ratelimit
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// algorithm is one of the five: the rule that stores run, and the report that
+// makes a Result of their replies.
+type algorithm struct {
+	rule store.Rule
+	// burst says that limits have a Burst of their own; elsewhere the capacity is
+	// the Rate.
+	burst bool
+	// report tells what r means: charged of its n events were charged, all or
+	// none.
+	report func(l store.Limit, r store.Reply, n, charged int64) verdict
+	// after is what r becomes once n events have been charged.
+	after func(r store.Reply, n int64) store.Reply
+	// spent is how many whole events the state held by r; nil for a log, which has room
+	// for any number.
+	spent func(r store.Reply) int64
+	// tail says that Refund gives back only the last events that were charged.
+	tail bool
+}
+
+// afterY and afterZ are the two after functions: a reply counts spend in Y, or in Z.
+func afterY(r store.Reply, n int64) store.Reply {
+	r.Y += n
+	return r
+}
+
+func afterZ(r store.Reply, n int64) store.Reply {
+	r.Z += n
+	return r
+}
+
+// spentY and spentZ are the two spent functions.
+func spentY(r store.Reply) int64 { return r.Y }
+func spentZ(r store.Reply) int64 { return r.Z }
+
+// verdict is what a report knows: an event count, and three durations in µs.
+// Four fields are the most that Go keeps in registers.
+type verdict struct {
+	remaining, retry, reset, delay int64
+}
+
+// limiter is what the five types have in common, and all of them but their
+// names: a type differs from the others in its algorithm.
+type limiter struct {
+	self       Limiter // the type that it is embedded in, as users hold it
+	algorithm  *algorithm
+	store      store.Store
+	front      store.Store // what is asked for events: store, or coalescer before it
+	coalescer  *coalescer  // nil unless calls are coalesced
+	namespace  *store.Namespace
+	name       string
+	policyName string // by WithPolicyName, or else the name, or the limit as text
+	limit      Limit
+	integers   store.Limit // limit as the store reads it
+	policy     Policy      // by limit
+	limitFunc  func(ctx context.Context, key string) (Limit, error)
+	tiers      map[string]Limit // that limitFunc chooses from, if it is known
+}
+
+// build makes lim, which is embedded in self, a limiter.
+func (lim *limiter) build(self Limiter, a *algorithm, s store.Store, l Limit, opts []Option) (err error) {
+	if isnil.Is(s) {
+		return fmt.Errorf("%w: the store is nil", ErrInvalidOption)
+	}
+	*lim = limiter{algorithm: a, limit: l, store: s, front: s}
+	if lim.integers, err = a.integers(l); err != nil {
+		return err
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			return fmt.Errorf("%w: an Option is nil", ErrInvalidOption)
+		}
+		if err := opt(lim); err != nil {
+			return err
+		}
+	}
+	lim.policyName = cmp.Or(lim.policyName, lim.name, l.String())
+	lim.policy = lim.policyOf(l, lim.integers)
+	lim.namespace = store.NewNamespace(&a.rule, lim.identity())
+	s.Prepare(&a.rule)
+	lim.self = self
+	return nil
+}
+
+// core is how a limiter is found in what users hold: see coreOf.
+func (lim *limiter) core() *limiter { return lim }
+
+// coreOf is the limiter of l if l is one of the five types. It is nil for types that embed
+// one of them: those may have an AllowN of their own.
+func coreOf(l Limiter) *limiter {
+	if c, ok := l.(interface{ core() *limiter }); ok {
+		if lim := c.core(); lim.self == l {
+			return lim
+		}
+	}
+	return nil
+}
+
+// identity names the limiter's namespace: the Period, and the name or else the rate
+// and burst. No name can be taken for a rate, which has no "=".
+func (lim *limiter) identity() string {
+	period := strconv.FormatInt(lim.integers.Period, 10)
+	if lim.name != "" {
+		return period + ":=" + lim.name
+	}
+	return fmt.Sprintf("%s:%d,%d", period, lim.integers.Rate, lim.integers.Burst)
+}
+
+// Limit returns the constructor's limit.
+func (lim *limiter) Limit() Limit { return lim.limit }
+
+// Name returns the name given by [WithName], "" if none.
+func (lim *limiter) Name() string { return lim.name }
+
+// Peek answers what Allow would, and charges nothing.
+func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error) {
+	err = lim.decide(ctx, key, 1, peek, nil, &res)
+	return res, err
+}
+
+// AllowUpTo admits as many of n events as fit: granted of them, 0 to n. Its Result is
+// that of AllowN(granted), and where nothing is granted that of Allow. What does not
+// fit costs nothing.
+func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
+	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
+	if r.Source() == SourceUnlimited {
+		return n, r, err
+	}
+	return r.Charged(), r, err
+}
+
+// Charge charges n events that have happened already, whether they fit or not: what
+// exceeds an estimate ([Reserve]). Its Result says Allowed, and can be refunded;
+// Remaining is 0 while the key is past its limit.
+//
+// Later calls wait until what was charged past the limit has gone:
+//
+//   - In the two buckets it drains as all else does, and nothing is admitted until the
+//     level is below the Burst. A level ends at 2^31-1 events, and where it takes 100
+//     years to drain by today's limit.
+//   - In a [SlidingLog] it leaves after a Period.
+//   - A window counts it in full, up to 2^31-1 events, and reads a count above its Rate
+//     as its Rate. So a debt ends with a [FixedWindow]. On the next window of a
+//     [SlidingWindow] it weighs as a full window does, and no more. For estimates that
+//     may be far off use a bucket.
+//
+// Debts of several Charges add up. They can be refunded in any order, as far as they are
+// still charged, also after other admissions. (A [LeakyBucket] refunds its tail only.)
+//
+// A Charge that finds a level or a count at its end charges nothing, and has nothing to
+// refund. Under a limit of Rate 0 nothing is charged, and the Result is its denial.
+func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
+	err = lim.decide(ctx, key, n, overdraw, nil, &res)
+	return res, err
+}
+
+// operation is what a limiter asks its store for.
+type operation uint8
+
+const (
+	take operation = iota
+	takeUpTo
+	peek
+	overdraw
+	takeWithin // asked for of limiters; a store is asked to take under a limit with a Before
+)
+
+// decide is AllowN, AllowUpTo, Peek or Charge, by the limit given, if that is not nil. It
+// fills the caller's Result in place, which is too large to be returned through
+// several levels for nothing.
+func (lim *limiter) decide(ctx context.Context, key string, n int, what operation, given *store.Limit, res *Result) error {
+	if err := lim.check(ctx, key, n); err != nil {
+		return err
+	}
+	l := lim.integers
+	switch {
+	case given != nil:
+		l = *given
+	case lim.limitFunc != nil:
+		var err error
+		if l, err = lim.limitOf(ctx, key); err != nil {
+			return err
+		}
+	}
+	if l.Rate <= 0 {
+		res.withoutStore(l)
+		return nil
+	}
+	events := min(int64(n), beyond)
+	var r store.Reply
+	var err error
+	switch what {
+	case take:
+		r, err = lim.front.Take(ctx, lim.namespace, key, l, events)
+	case takeUpTo:
+		r, err = lim.store.TakeUpTo(ctx, lim.namespace, key, l, events)
+		events = max(1, min(events, lim.algorithm.rule.Available(l, r)))
+	case peek:
+		r, err = lim.store.Peek(ctx, lim.namespace, key, l, events)
+	case overdraw:
+		return lim.overdraw(ctx, key, l, events, res)
+	}
+	if err != nil {
+		return err
+	}
+	charged := events
+	if !r.OK || what == peek {
+		charged = 0
+	}
+	if lim.coalescer != nil && what == take && lim.cameTooLate(res, l, r, events) {
+		return nil
+	}
+	res.report(lim.algorithm.report(l, r, events, charged), r.OK, events, l.Burst)
+	res.addReceipt(l, r.X, charged)
+	return nil
+}
+
+// overdraw is decide for events that are charged in any case.
+func (lim *limiter) overdraw(ctx context.Context, key string, l store.Limit, n int64, res *Result) error {
+	most := lim.algorithm.most(l)
+	n = min(n, most)
+	r, err := lim.store.Overdraw(ctx, lim.namespace, key, l, n, most)
+	if err != nil {
+		return err
+	}
+	r.OK = true
+	if spent := lim.algorithm.spent; spent != nil { // no more than this has been charged
+		n = min(n, max(0, most-spent(r)))
+	}
+	lim.result(res, l, r, n, n)
+	if n == 0 { // the state was full, and was written all the same: as if its last event were this one
+		res.report(lim.algorithm.report(l, lim.algorithm.after(r, -1), 1, 1), true, 1, l.Burst)
+		res.Delay = 0
+	}
+	return nil
+}
+
+// most is the most events that a state can hold.
+func (a *algorithm) most(l store.Limit) int64 {
+	if a.burst {
+		return bucketMost(l)
+	}
+	return maxEvents
+}
+
+// withoutStore is the decision by a Rate of 0, or of Unlimited.
+func (r *Result) withoutStore(l store.Limit) {
+	if l.Rate == 0 {
+		r.RetryAfter = Never
+		return
+	}
+	r.Allowed, r.Limit, r.Remaining, r.mark = true, maxEvents, maxEvents, &byUnlimited
+}
+
+// result makes res of a reply on n events, of which charged were charged.
+func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged int64) {
+	res.report(lim.algorithm.report(l, r, n, charged), r.OK, n, l.Burst)
+	res.addReceipt(l, r.X, charged)
+}
+
+// report fills what users see. (It and addReceipt are small, to be inlined.)
+func (r *Result) report(v verdict, ok bool, n, capacity int64) {
+	r.Allowed = ok
+	r.Limit = int(capacity)
+	r.Remaining = int(v.remaining)
+	if !ok {
+		r.RetryAfter = time.Duration(v.retry) * time.Microsecond
+		if n > capacity {
+			r.RetryAfter = Never
+		}
+	}
+	r.ResetAfter = time.Duration(v.reset) * time.Microsecond
+	r.Delay = time.Duration(v.delay) * time.Microsecond
+}
+
+// addReceipt fills what a Refund needs of an admission.
+func (r *Result) addReceipt(l store.Limit, at, charged int64) {
+	if charged > 0 {
+		r.at, r.period, r.n, r.rate = at, l.Period, int32(charged), int32(l.Rate)
+	}
+}
+
+// Refund gives back n of the events that charged admitted, as far as they are
+// still charged.
+func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n int) error {
+	if err := lim.check(ctx, key, n); err != nil {
+		return err
+	}
+	if charged.Allowed && charged.uncounted() {
+		return nil
+	}
+	l, err := lim.limitOf(ctx, key)
+	if err != nil {
+		return err
+	}
+	if charged.n == 0 {
+		return errNothingCharged
+	}
+	if l.Rate <= 0 { // for now: by the limit of the charge, so that it is not lost
+		l = store.Limit{Rate: int64(charged.rate), Period: charged.period, Burst: min(max(int64(charged.Limit), 1), maxEvents)}
+	}
+	return lim.store.Refund(ctx, lim.namespace, key, l, charged.receipt(int64(n)))
+}
+
+// receipt names n of the events that r admitted.
+func (r *Result) receipt(n int64) store.Receipt {
+	l := store.Limit{Rate: int64(r.rate), Period: r.period, Burst: int64(r.Limit)}
+	return receipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
+}
+
+// receipt names n events that were charged at at, in µs, after which the key was to be as
+// never seen in reset µs.
+func receipt(l store.Limit, at, reset, n int64) store.Receipt {
+	return store.Receipt{
+		At:        at,
+		Due:       at + reset,
+		Rate:      l.Rate,
+		Period:    l.Period,
+		Overdrawn: drainsWithin(l, reset-1), // a full bucket would have drained before
+		N:         n,
+	}
+}
+
+// Reset forgets key, as if it had never been seen.
+func (lim *limiter) Reset(ctx context.Context, key string) error {
+	if err := lim.check(ctx, key, 1); err != nil {
+		return err
+	}
+	return lim.store.Reset(ctx, lim.namespace, key)
+}
+
+var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ErrInvalidLimit)
+
+// check refuses bad input before the store sees it.
+func (lim *limiter) check(ctx context.Context, key string, n int) error {
+	if lim.store == nil {
+		return errNoConstructor
+	}
+	return CheckCall(ctx, key, n)
+}
+
+// limitOf is the limit of a key, as the store reads it.
+func (lim *limiter) limitOf(ctx context.Context, key string) (store.Limit, error) {
+	if lim.limitFunc == nil {
+		return lim.integers, nil
+	}
+	l, err := lim.limitFunc(ctx, key)
+	if err != nil {
+		return store.Limit{}, err
+	}
+	if l == (Limit{}) || l == lim.limit {
+		return lim.integers, nil
+	}
+	return lim.algorithm.integers(l)
+}
+
+// integers checks l for this algorithm and returns it as stores read it.
+func (a *algorithm) integers(l Limit) (store.Limit, error) {
+	if l == Unlimited() {
+		return store.Limit{Rate: -1}, nil
+	}
+	if err := l.Validate(); err != nil {
+		return store.Limit{}, err
+	}
+	if !a.burst && l.Burst != 0 {
+		return store.Limit{}, fmt.Errorf("%w: %v: a %s has no burst", ErrInvalidLimit, l, a.rule.Name)
+	}
+	i := store.Limit{Rate: int64(l.Rate), Period: l.Period.Microseconds(), Burst: int64(l.Burst)}
+	if i.Burst == 0 || i.Rate == 0 {
+		i.Burst = i.Rate
+	}
+	if a.burst && i.Rate > 0 && !drainsWithin(i, maxRefill) {
+		return store.Limit{}, fmt.Errorf("%w: %v: the bucket takes over 100 years to refill", ErrInvalidLimit, l)
+	}
+	return i, nil
+}

@@ -1,0 +1,131 @@
+package fallback
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+)
+
+// errHandingBack: another call is at the store to settle what the key owes.
+var errHandingBack = fmt.Errorf("%w: the key is being handed back", ratelimit.ErrStore)
+
+// maxDebts is how many keys are remembered at once, some 6 MB.
+const maxDebts = 1 << 16
+
+// debts are the events that the local limiter has admitted, key by key, until the
+// store is charged with them.
+type debts struct {
+	seeds keyhash.Seeds
+	keys  atomic.Int64 // len(byKey), so that without debts nobody takes the lock
+
+	mu    sync.Mutex // of what follows; never held during a call of a limiter
+	byKey map[keyhash.Hash]debt
+	until time.Duration // the latest of all
+}
+
+// debt is what a key owes.
+type debt struct {
+	events   int
+	until    time.Duration // from then on the local limiter has forgotten them
+	settling bool          // a call is at the store for them
+}
+
+// add remembers n events of key, admitted now, of which the local limiter knows for
+// the time life. (What of them is still in force is asked when they are settled:
+// concurrent calls come here in another order than they were decided in.)
+func (d *debts) add(key string, n int, now, life time.Duration) {
+	id := d.seeds.Hash(key)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.byKey == nil {
+		d.byKey = make(map[keyhash.Hash]debt)
+	}
+	owed, found := d.byKey[id]
+	if !found && len(d.byKey) >= maxDebts {
+		d.dropLeast(now)
+	}
+	if now >= owed.until {
+		owed.events = 0
+	}
+	owed.events += min(n, math.MaxInt32-owed.events)
+	owed.until = max(owed.until, now+min(life, math.MaxInt64-now))
+	d.until = max(d.until, owed.until)
+	d.byKey[id] = owed
+	d.keys.Store(int64(len(d.byKey)))
+}
+
+// dropLeast makes room by the key that owes the least of some. Without the lock.
+func (d *debts) dropLeast(now time.Duration) {
+	const sampled = 8 // as many as memstore looks at
+	var victim keyhash.Hash
+	least, seen := math.MaxInt, 0
+	for id, owed := range d.byKey { // in no particular order
+		if now >= owed.until {
+			owed.events = 0
+		}
+		if owed.events < least {
+			victim, least = id, owed.events
+		}
+		if seen++; seen == sampled {
+			break
+		}
+	}
+	delete(d.byKey, victim)
+}
+
+// take is what key owes, for the caller to settle; or errHandingBack if another
+// call is about it.
+func (d *debts) take(key string, now time.Duration) (events int, err error) {
+	id := d.seeds.Hash(key)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now >= d.until { // all have decayed
+		d.byKey = nil
+		d.keys.Store(0)
+		return 0, nil
+	}
+	owed, found := d.byKey[id]
+	if !found {
+		return 0, nil
+	}
+	if owed.settling {
+		return 0, errHandingBack
+	}
+	owed.settling = true
+	d.byKey[id] = owed
+	return owed.events, nil
+}
+
+// settle ends what take began: paid events of key are no longer owed.
+func (d *debts) settle(key string, paid int) {
+	d.change(key, func(owed *debt) { owed.settling, owed.events = false, owed.events-paid })
+}
+
+// forgive takes n events off what key owes.
+func (d *debts) forgive(key string, n int) {
+	if d.keys.Load() == 0 {
+		return
+	}
+	d.change(key, func(owed *debt) { owed.events -= n })
+}
+
+// change changes what key owes, if anything, and forgets the key when that is paid.
+func (d *debts) change(key string, by func(*debt)) {
+	id := d.seeds.Hash(key)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	owed, found := d.byKey[id]
+	if !found {
+		return
+	}
+	by(&owed)
+	if d.byKey[id] = owed; owed.events <= 0 && !owed.settling {
+		delete(d.byKey, id)
+	}
+	d.keys.Store(int64(len(d.byKey)))
+}

@@ -1,0 +1,601 @@
+// Package fallback answers for a limiter while its store fails: it lets events through,
+// refuses them, or lets a local limiter decide.
+//
+//	limiter, err := fallback.New(bucket, fallback.LocalShare(4)) // of 4 instances
+//
+// Which of the three is right depends on what the limit protects. Use [Open] where an
+// outage of the store must not become one of the service, [Closed] where an event too many
+// costs more than a refusal, and [LocalShare] or [Local] where the limit should roughly
+// hold all the same.
+package fallback
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+	"github.com/ratelimit-go/ratelimit/internal/order"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// Limiter wraps a [ratelimit.Limiter] and answers in its place while its store fails, by a
+// [Policy]. [ratelimit.Result.Source] says so. After some failures in a row a circuit
+// breaker opens, and from then on the store is left alone: an answer takes some 100 ns.
+// After each second one call, the probe, goes to the store ([WithBreaker]). The probe that
+// succeeds closes the breaker.
+//
+// A failure is an error that wraps [ratelimit.ErrStore]. A lost reply is one too: its
+// charge may stand. Nothing else is one, nor opens the breaker: not a denial, invalid
+// input, an error of a limit function, or the end of the caller's ctx, even while the
+// store hangs. So give the store a timeout that is shorter than the callers' deadlines.
+// Until the breaker opens, and in a probe, a call takes that long.
+//
+// Two errors are answered by the policy and are no failures. A corrupt state
+// ([store.ErrCorrupt]) concerns one key. A call that found no room in this process
+// ([store.ErrOverloaded]) says nothing about the store, which goes on to decide on others.
+//
+// Bounds stand with the policies. Memory: a few hundred bytes, and with a local limiter
+// up to 6 MB for keys that are not handed back yet. It starts no goroutine and has
+// nothing to close. Its time is the process's own.
+//
+// It goes around a [ratelimit.DenyCache], and around a [ratelimit.All] as a whole.
+// It is safe for concurrent use. Make it by [New].
+type Limiter struct {
+	limiter  ratelimit.Limiter
+	source   ratelimit.Source // of the policy
+	local    ratelimit.Limiter
+	failures uint32
+	pause    time.Duration // from opening to the probe
+
+	breaker *gobreaker.CircuitBreaker[ratelimit.Result]
+	base    time.Time    // of the times below, which are monotonic
+	probeAt atomic.Int64 // ns since base; 0 unless the breaker is open
+	mark    *ratelimit.Mark
+	owed    debts
+}
+
+const (
+	defaultFailures = 5
+	defaultPause    = time.Second
+	leastRetryAfter = time.Second
+)
+
+var (
+	errNoConstructor = fmt.Errorf("%w: a fallback.Limiter is made by New", ratelimit.ErrInvalidLimit)
+	errOpen          = fmt.Errorf("%w: the circuit breaker is open", store.ErrUnavailable)
+	// errUnasked: the call came to its decision without the store.
+	errUnasked        = errors.New("fallback: the store was not asked")
+	errNothingCharged = fmt.Errorf("%w: the Result to refund has charged none", ratelimit.ErrInvalidN)
+)
+
+// Policy is what a [Limiter] answers while the store fails. Policies are made by [Open],
+// [Closed], [Local] and [LocalShare].
+type Policy struct {
+	source ratelimit.Source
+	local  ratelimit.Limiter
+	share  bool // local is to be one of so many
+	shares int
+}
+
+// Open lets every event through, with no bound, and whatever the limit of its key, even 0.
+// The Results have [ratelimit.SourceFailOpen] and, since the key's state is not known, no
+// other field but Allowed. To Refund one is no error and does nothing.
+func Open() Policy { return Policy{source: ratelimit.SourceFailOpen} }
+
+// Closed refuses every event. The Results have [ratelimit.SourceFailClosed] and a
+// RetryAfter, which is the time until the breaker's next probe and at least 1 s. Limit,
+// Remaining and ResetAfter are 0, since they are not known.
+func Closed() Policy { return Policy{source: ratelimit.SourceFailClosed} }
+
+// Local lets l decide, which is a limiter of this process alone, such as one in memory.
+// Its Results have [ratelimit.SourceLocal]. Where n instances share a store, give each a
+// share of 1/n: most callers want [LocalShare], which makes that limiter.
+//
+// Bound: l's own, for each instance that does not reach the store, on top of
+// what the store's limiter admits to the others. So n instances with shares of 1/n
+// admit in any interval, whichever of them reaches the store and when, at most twice
+// what the limit's own bound says (and see [ratelimit.Limit.Share] about n bursts). One
+// instance whose local limiter has the limit of the store's keeps to one limit's
+// bound across outages, give or take an event for each of them and for each call
+// under way, as long as the store loses nothing. Two things see to that:
+//
+//   - A warm start: l is charged with what the store admits here (as far as
+//     it has room), so that an outage finds it with this instance's own spend.
+//   - No free burst after it: what l has admitted to a key in the outage, and
+//     still holds against it, is charged to the store by the key's next call, before
+//     that call is decided. What the store has no room for stays owed for as long as
+//     l holds it, and is tried again with each call. Of a key that owes, one
+//     call at a time goes to the store, and l answers the others.
+//
+// Each instance hands back what it has admitted itself, so that what the others
+// owe comes with their next calls of the key. It remembers 65,536 keys; beyond
+// that it forgets those that owe the least of some that it looks at, which have their
+// local spend as a free burst then. A lost reply makes a key pay twice. What is paid late
+// counts from then on, for up to a Period after l would have forgotten it.
+//
+// A refund of what the store admitted is also given back to l. Where l had no
+// room for s of the events, a Refund of n gives it back n-s, and nothing below that. What
+// l has admitted and has been handed back is refunded to l only.
+//
+// It costs a decision of l, and an allocation, with each admission of the store,
+// and a second call of the store where a key owes (up to four where the limiter has
+// no AllowUpTo method: see [ratelimit.AllowUpTo]). An event that is too large for l may
+// fit the store, so that its RetryAfter is the time to the next probe, not
+// [ratelimit.Never].
+func Local(l ratelimit.Limiter) Policy {
+	return Policy{source: ratelimit.SourceLocal, local: l}
+}
+
+// LocalShare is [Local] with a limiter that [New] makes in memory by [ratelimit.Share]: of
+// the same algorithm, with 1/n of each limit, those of tiers and of a limit function
+// included. n is the number of instances that share the store, 1 or more.
+func LocalShare(n int) Policy {
+	return Policy{source: ratelimit.SourceLocal, share: true, shares: n}
+}
+
+// Option sets what is optional about a Limiter.
+type Option func(*Limiter) error
+
+// WithBreaker opens the circuit breaker after so many failures in a row, 1 to
+// 2^31-1, and lets a probe through when it has been open for probeAfter, above 0,
+// and as long again after each probe that fails. Without it they are 5 and 1 s.
+func WithBreaker(failures int, probeAfter time.Duration) Option {
+	return func(f *Limiter) error {
+		if failures < 1 || failures > math.MaxInt32 || probeAfter <= 0 {
+			return fmt.Errorf("%w: WithBreaker(%d, %v)", ratelimit.ErrInvalidOption, failures, probeAfter)
+		}
+		f.failures, f.pause = uint32(failures), probeAfter
+		return nil
+	}
+}
+
+// New returns a limiter that decides as l does, and as p says while l's store fails.
+//
+// Its errors are [ratelimit.ErrInvalidOption]: l, the local limiter or an option is nil, p
+// is not made by its constructor, an option is out of range, [ratelimit.Share] does not
+// know l, or l is a shadow, an accesslist or one of package throttle, which go around a
+// fallback: they answer for the store themselves. With LocalShare it is
+// [ratelimit.ErrInvalidLimit] if a limit has no such share.
+func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
+	switch {
+	case isnil.Is(l):
+		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
+	case answers(l):
+		return nil, fmt.Errorf("%w: a fallback around a %T, which goes around it", ratelimit.ErrInvalidOption, l)
+	case p.source == ratelimit.SourceStore:
+		return nil, fmt.Errorf("%w: no failure policy", ratelimit.ErrInvalidOption)
+	}
+	f := &Limiter{limiter: l, source: p.source, failures: defaultFailures, pause: defaultPause, base: time.Now()}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(f); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	if f.local, err = p.limiter(l); err != nil {
+		return nil, err
+	}
+	f.mark = ratelimit.NewMark(f, p.source, new(answered))
+	f.owed.seeds = keyhash.New()
+	f.breaker = f.newBreaker()
+	return f, nil
+}
+
+// answers is whether l, or what it wraps, answers in place of a store.
+func answers(l ratelimit.Limiter) bool {
+	if order.DoesAnswer(l) {
+		return true
+	}
+	w, ok := l.(interface{ Unwrap() ratelimit.Limiter })
+	return ok && answers(w.Unwrap())
+}
+
+// limiter is the local limiter of the policy, nil if it has none.
+func (p Policy) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
+	switch {
+	case p.source != ratelimit.SourceLocal:
+		return nil, nil
+	case !p.share && isnil.Is(p.local):
+		return nil, fmt.Errorf("%w: the local limiter is nil", ratelimit.ErrInvalidOption)
+	case !p.share:
+		return p.local, nil
+	}
+	mem, err := memstore.New()
+	if err != nil {
+		return nil, err
+	}
+	return ratelimit.Share(l, mem, p.shares)
+}
+
+func (f *Limiter) newBreaker() *gobreaker.CircuitBreaker[ratelimit.Result] {
+	return gobreaker.NewCircuitBreaker[ratelimit.Result](gobreaker.Settings{
+		MaxRequests: 1,
+		Timeout:     max(f.pause-1, 1), // it is over when more than that has passed, by 1 ns
+		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= f.failures },
+		IsExcluded:  func(err error) bool { return err != nil && !ofTheStore(err) },
+		OnStateChange: func(_ string, _, to gobreaker.State) { // under the breaker's lock
+			probeAt := time.Duration(0)
+			if to == gobreaker.StateOpen {
+				probeAt = f.now() + f.pause
+			}
+			f.probeAt.Store(int64(probeAt))
+		},
+	})
+}
+
+// ofTheStore is whether err tells of the store as a whole. A corrupt state does not, nor
+// does a queue of this process that is full: neither is a failure, nor a success.
+func ofTheStore(err error) bool {
+	return errors.Is(err, ratelimit.ErrStore) && !errors.Is(err, errHandingBack) &&
+		!errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrOverloaded)
+}
+
+// State is what the circuit breaker of a [Limiter] does with calls.
+type State uint8
+
+const (
+	// StateClosed lets all calls go to the store.
+	StateClosed State = iota
+	// StateOpen lets none go to the store.
+	StateOpen
+	// StateHalfOpen lets one call at a time go to the store: the probe.
+	StateHalfOpen
+)
+
+// String is "closed", "open" or "half_open".
+func (s State) String() string {
+	switch s {
+	case StateClosed:
+		return "closed"
+	case StateOpen:
+		return "open"
+	}
+	return "half_open"
+}
+
+// State is what the circuit breaker does with a call now.
+func (f *Limiter) State() State {
+	if f.breaker == nil {
+		return StateClosed
+	}
+	switch f.breaker.State() {
+	case gobreaker.StateClosed:
+		return StateClosed
+	case gobreaker.StateOpen:
+		return StateOpen
+	}
+	return StateHalfOpen
+}
+
+// Unwrap returns the limiter whose store may fail.
+func (f *Limiter) Unwrap() ratelimit.Limiter { return f.limiter }
+
+// now is the time since base.
+func (f *Limiter) now() time.Duration { return time.Since(f.base) }
+
+// untilProbe is how long the breaker stays open, 0 if it is not.
+func (f *Limiter) untilProbe() time.Duration {
+	at := f.probeAt.Load()
+	if at == 0 {
+		return 0
+	}
+	return max(0, time.Duration(at)-f.now())
+}
+
+// retryAfter is the time until the store may be asked again, in whole µs.
+func (f *Limiter) retryAfter() time.Duration {
+	until := f.untilProbe()
+	if rest := until % time.Microsecond; rest > 0 {
+		until += time.Microsecond - rest
+	}
+	return max(until, leastRetryAfter)
+}
+
+// question is what a call asks of a limiter.
+type question struct {
+	key    string
+	n      int
+	method method
+	within time.Duration
+}
+
+type method uint8
+
+const (
+	allow method = iota
+	allowWithin
+	peek // of one event
+)
+
+func (q question) ask(ctx context.Context, l ratelimit.Limiter) (ratelimit.Result, error) {
+	switch q.method {
+	case peek:
+		return l.Peek(ctx, q.key)
+	case allowWithin:
+		return ratelimit.AllowWithin(ctx, l, q.key, q.n, q.within)
+	}
+	return l.AllowN(ctx, q.key, q.n)
+}
+
+// Allow is AllowN of 1.
+func (f *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return f.decide(ctx, question{key: key, n: 1})
+}
+
+// AllowN decides on n events at once. [ratelimit.Result.Source] says which limiter has
+// decided. What is left of errors are those of invalid input, of limit functions and of
+// the local limiter, and ctx's own.
+func (f *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	return f.decide(ctx, question{key: key, n: n})
+}
+
+// AllowWithin decides on n events whose turn must come within d: see the function
+// [ratelimit.AllowWithin]. With a local limiter, what the store admits ahead of its turn is
+// charged to the local one only as far as that has room, and what the local one admits
+// ahead of its turn is not handed back.
+func (f *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
+	return f.decide(ctx, question{key, n, allowWithin, d})
+}
+
+// Peek answers what Allow would, and charges nothing but what the key owes to the
+// store after an outage ([Local]).
+func (f *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
+	return f.decide(ctx, question{key: key, n: 1, method: peek})
+}
+
+func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, error) {
+	if err := f.check(ctx, q.key, q.n); err != nil {
+		return ratelimit.Result{}, err
+	}
+	r, err := f.call(func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
+	switch {
+	case errors.Is(err, ratelimit.ErrStore):
+		return f.answer(ctx, q)
+	case err != nil:
+		return ratelimit.Result{}, err
+	case q.method != peek:
+		return f.mirror(ctx, q.key, q.n, r), nil
+	}
+	return r, nil
+}
+
+// check refuses bad input, also while the limiter is not asked.
+func (f *Limiter) check(ctx context.Context, key string, n int) error {
+	if f.limiter == nil {
+		return errNoConstructor
+	}
+	return ratelimit.CheckCall(ctx, key, n)
+}
+
+// call lets do call the limiter, if the breaker is closed or do is the probe.
+func (f *Limiter) call(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+	if f.untilProbe() > 0 { // the breaker would say the same, behind its lock
+		return ratelimit.Result{}, errOpen
+	}
+	r, err := f.breaker.Execute(do)
+	switch {
+	case err == nil:
+	case errors.Is(err, errUnasked):
+		err = nil
+	case errors.Is(err, gobreaker.ErrOpenState), errors.Is(err, gobreaker.ErrTooManyRequests):
+		err = errOpen
+	}
+	return r, err
+}
+
+// askStore is one decision of the limiter, after what the key owes.
+func (f *Limiter) askStore(ctx context.Context, q question) (r ratelimit.Result, err error) {
+	if err := f.settle(ctx, q.key); err != nil {
+		return ratelimit.Result{}, err
+	}
+	r, err = q.ask(ctx, f.limiter)
+	return r, unasked(r, err)
+}
+
+// unasked is err, or errUnasked if the store had no part in r, so that the breaker learns
+// nothing from it.
+func unasked(r ratelimit.Result, err error) error {
+	if err == nil && r.Source() != ratelimit.SourceStore {
+		return errUnasked
+	}
+	return err
+}
+
+// answered is the note on Results that the policy has made.
+type answered struct{ _ byte }
+
+// answer is the policy's.
+func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, err error) {
+	switch f.source {
+	case ratelimit.SourceFailOpen:
+		return ratelimit.Result{Allowed: true}.With(f.mark), nil
+	case ratelimit.SourceFailClosed:
+		return ratelimit.Result{RetryAfter: f.retryAfter()}.With(f.mark), nil
+	}
+	if r, err = q.ask(ctx, f.local); err != nil {
+		return ratelimit.Result{}, err
+	}
+	if r.RetryAfter == ratelimit.Never && r.Limit > 0 { // too large for a share
+		r.RetryAfter = f.retryAfter()
+	}
+	if q.method != peek && r.Allowed {
+		f.owed.add(q.key, q.n, f.now(), r.ResetAfter)
+	}
+	return r.With(f.mark), nil
+}
+
+// mirrored is the note on admissions of the store that were charged to the local limiter
+// too.
+type mirrored struct {
+	mark  ratelimit.Mark // that it is the note of: one allocation for both
+	local ratelimit.Result
+	short int // events that local lacks
+}
+
+// mirror charges n events, which the store has decided on as r, to the local limiter
+// too, as far as it has room for them. Its own errors are no matter: it would only
+// start cold.
+func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Result) ratelimit.Result {
+	if f.local == nil || !r.Allowed || uncounted(r) {
+		return r
+	}
+	granted, local, err := ratelimit.AllowUpTo(lasting(ctx), f.local, key, n)
+	if err != nil || granted == 0 {
+		return r
+	}
+	m := &mirrored{local: local, short: n - granted}
+	m.mark = *ratelimit.NewMark(f, ratelimit.SourceStore, m)
+	return r.With(&m.mark)
+}
+
+// uncounted is whether no limit counts r.
+func uncounted(r ratelimit.Result) bool {
+	s := r.Source()
+	return s == ratelimit.SourceUnlimited || s == ratelimit.SourceList
+}
+
+// lasting is ctx, without its end if that has come: what the store has done is not
+// to be forgotten for it.
+func lasting(ctx context.Context) context.Context {
+	if ctx.Err() != nil {
+		return context.WithoutCancel(ctx)
+	}
+	return ctx
+}
+
+// settle charges to the limiter what the local one has admitted to key in its
+// place and still holds against it. Of what it holds the store may know a part from
+// before, so that at worst the key pays some of it twice, and never more than it has
+// spent locally.
+func (f *Limiter) settle(ctx context.Context, key string) error {
+	if f.owed.keys.Load() == 0 {
+		return nil
+	}
+	events, err := f.owed.take(key, f.now())
+	if events == 0 || err != nil {
+		return err
+	}
+	paid := 0
+	defer func() { f.owed.settle(key, paid) }()
+
+	due := events
+	if p, err := f.local.Peek(ctx, key); err == nil {
+		due = min(due, p.Limit-p.Remaining)
+	}
+	granted := 0
+	if due > 0 {
+		if granted, _, err = ratelimit.AllowUpTo(ctx, f.limiter, key, due); err != nil {
+			return err // after a lost reply it may be charged again: rather that than not at all
+		}
+	}
+	paid = events - due + granted
+	return nil
+}
+
+// Charge charges n events that have happened already, whether they fit or not. While
+// the store fails, that is an error that wraps [ratelimit.ErrStore] and charges nobody;
+// while the breaker is open it is [store.ErrUnavailable]. But with [Local] it charges the
+// local limiter, from which they are handed back as all that it has admitted. What is
+// charged past its limit is not handed back.
+func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if err := f.check(ctx, key, n); err != nil {
+		return ratelimit.Result{}, err
+	}
+	r, err := f.call(func() (ratelimit.Result, error) {
+		r, err := ratelimit.Charge(ctx, f.limiter, key, n)
+		return r, unasked(r, err)
+	})
+	switch {
+	case err == nil:
+		return f.mirror(ctx, key, n, r), nil
+	case !errors.Is(err, ratelimit.ErrStore) || f.local == nil:
+		return r, err
+	}
+	if r, err = ratelimit.Charge(ctx, f.local, key, n); err != nil {
+		return ratelimit.Result{}, err
+	}
+	f.owed.add(key, n, f.now(), r.ResetAfter)
+	return r.With(f.mark), nil
+}
+
+// Refund gives back n of the events that charged admitted, to the limiter that admitted
+// them: the store's, the local one, or none if that was [Open]. It is an error that wraps
+// [ratelimit.ErrStore] if the store fails, and [store.ErrUnavailable] if the breaker is
+// open; no policy answers in its place.
+func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	if err := f.check(ctx, key, n); err != nil {
+		return err
+	}
+	if !charged.Allowed {
+		return errNothingCharged
+	}
+	under, note, _ := charged.Of(f)
+	if _, ok := note.(*answered); ok {
+		return f.refundAnswer(ctx, key, under, n)
+	}
+	_, err := f.call(func() (ratelimit.Result, error) {
+		return ratelimit.Result{}, f.limiter.Refund(ctx, key, under, n)
+	})
+	if err != nil {
+		return err
+	}
+	if m, ok := note.(*mirrored); ok && n > m.short { // what the local limiter lacks is refunded first
+		_ = f.local.Refund(lasting(ctx), key, m.local, n-m.short)
+	}
+	return nil
+}
+
+// refundAnswer gives back what the policy admitted.
+func (f *Limiter) refundAnswer(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	if f.local == nil {
+		return nil
+	}
+	if err := f.local.Refund(ctx, key, charged, n); err != nil {
+		return err
+	}
+	if c := charged.Charged(); c > 0 { // 0 if the local limiter does not say
+		n = min(n, c)
+	}
+	f.owed.forgive(key, n)
+	return nil
+}
+
+// Reset forgets key at the store and at the local limiter, also at the one if the
+// other fails: then it is an error.
+func (f *Limiter) Reset(ctx context.Context, key string) error {
+	if err := f.check(ctx, key, 1); err != nil {
+		return err
+	}
+	_, err := f.call(func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
+	if f.local != nil { // which holds nothing then, so that nothing is owed
+		err = errors.Join(err, f.local.Reset(ctx, key))
+	}
+	return err
+}
+
+// AppendPolicies appends the policies of the limiter whose store may fail.
+func (f *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	if f.limiter == nil {
+		return dst, errNoConstructor
+	}
+	return ratelimit.AppendPolicies(ctx, dst, f.limiter, key)
+}
+
+var (
+	_ ratelimit.Limiter   = (*Limiter)(nil)
+	_ ratelimit.Describer = (*Limiter)(nil)
+	_ ratelimit.Charger   = (*Limiter)(nil)
+	_ ratelimit.Delayer   = (*Limiter)(nil)
+)

@@ -1,0 +1,108 @@
+package fallback_test
+
+import (
+	"context"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+var algorithms = ratelimit.Algorithms()
+
+func newLimiter(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	t.Helper()
+	lim, err := ratelimit.New(algorithm, s, l, opts...)
+	require.NoError(t, err)
+	return lim
+}
+
+func allowN(t testing.TB, lim ratelimit.Limiter, n int) ratelimit.Result {
+	t.Helper()
+	r, err := lim.AllowN(t.Context(), "key", n)
+	require.NoError(t, err)
+	return r
+}
+
+// admitted is how many of some tries lim admits at one instant.
+func admitted(t testing.TB, lim ratelimit.Limiter, tries int) (n int) {
+	t.Helper()
+	for range tries {
+		if allowN(t, lim, 1).Allowed {
+			n++
+		}
+	}
+	return n
+}
+
+func allow(t testing.TB, lim ratelimit.Limiter, key string) ratelimit.Result {
+	t.Helper()
+	r, err := lim.Allow(t.Context(), key)
+	require.NoError(t, err)
+	return r
+}
+
+// wait is how long Wait takes.
+func wait(t *testing.T, ctx context.Context, lim ratelimit.Limiter, n int) (time.Duration, ratelimit.Result, error) {
+	t.Helper()
+	began := time.Now()
+	r, err := ratelimit.Wait(ctx, lim, "key", n)
+	return time.Since(began), r, err
+}
+
+func all(t testing.TB, limiters ...ratelimit.Limiter) *ratelimit.All {
+	t.Helper()
+	a, err := ratelimit.NewAll(limiters...)
+	require.NoError(t, err)
+	return a
+}
+
+func overcharge(t *testing.T, l ratelimit.Limiter, n int) ratelimit.Result {
+	t.Helper()
+	r, err := l.(ratelimit.Charger).Charge(t.Context(), "key", n)
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	return r
+}
+
+func peek(t testing.TB, lim ratelimit.Limiter, key string) ratelimit.Result {
+	t.Helper()
+	r, err := lim.Peek(t.Context(), key)
+	require.NoError(t, err)
+	return r
+}
+
+func benchmarkAllow(b *testing.B, lim ratelimit.Limiter, keys []string, allowed bool) {
+	ctx := b.Context()
+	decide := func(more func(i int) bool, first int) {
+		for i, k := 0, first; more(i); i++ {
+			if r, err := lim.Allow(ctx, keys[k]); err != nil || r.Allowed != allowed {
+				b.Error("not as benchmarked")
+				return
+			}
+			if k++; k == len(keys) {
+				k = 0
+			}
+		}
+	}
+	b.Run("serial", func(b *testing.B) {
+		b.ReportAllocs()
+		decide(func(i int) bool { return i < b.N }, 0)
+	})
+	b.Run("parallel", func(b *testing.B) {
+		b.ReportAllocs()
+		var workers atomic.Int64
+		b.RunParallel(func(pb *testing.PB) {
+			// Each begins elsewhere, so that they meet only where there is one key.
+			decide(func(int) bool { return pb.Next() }, int(workers.Add(1))*len(keys)/7%len(keys))
+		})
+	})
+}

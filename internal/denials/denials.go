@@ -1,0 +1,248 @@
+// Package denials remembers which keys a store has denied, and until when, for a DenyCache.
+package denials
+
+import (
+	"math"
+	"math/bits"
+	"sync"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+const (
+	perShard   = 256  // so many are looked through at once, and up to twice that
+	minMarks   = 1024 // so that a change rarely meets a call on another key
+	maxDrift   = 1000 // one part in so many between this clock and the store's
+	sweepEvery = time.Second
+)
+
+// Table remembers denials. Its time is this process's monotonic clock.
+type Table struct {
+	maxKeys int
+	maxAge  time.Duration
+	base    time.Time
+	seeds   keyhash.Seeds
+	shards  []shard      // 2^k
+	marks   []changeMark // 2^k, at least as many: mark i belongs to shard i mod len(shards)
+}
+
+// New returns a table of at most maxKeys keys, each for at most maxAge.
+func New(maxKeys int, maxAge time.Duration) *Table {
+	shards := 1 << (bits.Len(uint(max(1, maxKeys/perShard))) - 1)
+	return &Table{
+		maxKeys: maxKeys, maxAge: maxAge, base: time.Now(), seeds: keyhash.New(),
+		shards: make([]shard, shards),
+		marks:  make([]changeMark, max(shards, minMarks)),
+	}
+}
+
+// Len is the number of keys remembered now, of which some may have ended.
+func (t *Table) Len() (n int) {
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.mu.Lock()
+		n += len(s.denials)
+		s.mu.Unlock()
+	}
+	return n
+}
+
+// Question is a call on N events that is not known to be denied, as it stood when it was
+// sent.
+type Question struct {
+	N     int
+	Limit store.Limit // zero if it is always the same
+
+	key     keyhash.Hash
+	sent    time.Duration // the clock before sending
+	changes uint32        // of the key's mark before sending
+}
+
+// Denial is an answer of the store, as it is told at a later time.
+type Denial struct {
+	Capacity, Remaining    int
+	RetryAfter, ResetAfter time.Duration
+}
+
+// now is this process's monotonic clock.
+func (t *Table) now() time.Duration { return time.Since(t.base) }
+
+func (t *Table) shard(k keyhash.Hash) *shard     { return &t.shards[k.Lo&uint64(len(t.shards)-1)] }
+func (t *Table) mark(k keyhash.Hash) *changeMark { return &t.marks[k.Lo&uint64(len(t.marks)-1)] }
+
+// changeMark keeps a denial that was under way during a change of its key from
+// being remembered. Keys may share one: the denial of another is lost then, which
+// costs a round trip. It is protected by its shard's lock.
+type changeMark struct {
+	changes uint32 // that have ended
+	pending int32  // that are under way
+}
+
+// denial is an answer of the store. Its times are those of now.
+type denial struct {
+	until     time.Duration // when it ends
+	retryAt   time.Duration // at or after its end
+	resetAt   time.Duration // at or after retryAt
+	limit     store.Limit   // under which it was made, zero if that is always the same
+	n         int           // the events denied; more of them are denied too
+	capacity  int           // the Result's Limit
+	remaining int           // below n
+}
+
+// at is the denial of n events as it stands at now.
+func (e *denial) at(now time.Duration) Denial {
+	return Denial{e.capacity, e.remaining, wholeMicroseconds(e.retryAt - now), wholeMicroseconds(e.resetAt - now)}
+}
+
+// wholeMicroseconds is d rounded up.
+func wholeMicroseconds(d time.Duration) time.Duration {
+	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
+}
+
+// Recall answers q, which is about key, if it is known to be denied, and otherwise makes it
+// ready to be sent.
+func (t *Table) Recall(key string, q *Question) (Denial, bool) {
+	q.key, q.sent = t.seeds.Hash(key), t.now()
+	s := t.shard(q.key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if q.sent >= s.sweepAt {
+		s.sweep(q.sent)
+	}
+	if e, ok := s.denials[q.key]; ok {
+		switch {
+		case e.limit != q.Limit:
+			delete(s.denials, q.key)
+		case e.n <= q.N && q.sent < e.until:
+			return e.at(q.sent), true
+		}
+	}
+	q.changes = t.mark(q.key).changes
+	return Denial{}, false
+}
+
+// Remember keeps d, the answer to q that has just come, unless its key has changed since q
+// was sent, or it has ended.
+func (t *Table) Remember(q *Question, d Denial) {
+	now := t.now()
+	e := denial{
+		until:    q.sent + min(d.RetryAfter-d.RetryAfter/maxDrift-time.Microsecond, t.maxAge),
+		retryAt:  now + d.RetryAfter,
+		resetAt:  now + max(d.ResetAfter, d.RetryAfter),
+		limit:    q.Limit,
+		n:        q.N,
+		capacity: d.Capacity, remaining: d.Remaining,
+	}
+	s := t.shard(q.key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := t.mark(q.key)
+	if e.until <= now || m.pending > 0 || m.changes != q.changes {
+		return
+	}
+	s.put(q.key, e, now, t.maxKeys/len(t.shards))
+}
+
+// ForgetOtherLimits drops a denial under another limit than that by which q has
+// been admitted, and such denials under way: the admission may have made room
+// under the other limit, by refilling at its own rate what it found.
+func (t *Table) ForgetOtherLimits(q *Question) {
+	s := t.shard(q.key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.mark(q.key).changes++
+	if e, ok := s.denials[q.key]; ok && e.limit != q.Limit {
+		delete(s.denials, q.key)
+	}
+}
+
+// Change is a change of a key's state under way, by which a denial may end.
+type Change struct {
+	table *Table
+	key   keyhash.Hash
+}
+
+// BeginChange drops the denial of key, and keeps out others until [Change.End].
+func (t *Table) BeginChange(key string) Change {
+	k := t.seeds.Hash(key)
+	s := t.shard(k)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.mark(k).pending++
+	delete(s.denials, k)
+	return Change{t, k}
+}
+
+// End says that the change has been made, or has failed.
+func (c Change) End() {
+	s := c.table.shard(c.key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := c.table.mark(c.key)
+	m.pending--
+	m.changes++
+}
+
+// shard is some of the keys.
+type shard struct {
+	mu      sync.Mutex // held for all below and the shard's marks, never over a call
+	denials map[keyhash.Hash]denial
+	most    int           // that denials has held: its memory
+	sweepAt time.Duration // when denials that have ended are looked for
+
+	_ [32]byte // shards do not share a cache line
+}
+
+// put makes e the denial of k, unless one of fewer events is in force, which says
+// more. Where there are limit keys it takes the place of another.
+func (s *shard) put(k keyhash.Hash, e denial, now time.Duration, limit int) {
+	old, ok := s.denials[k]
+	switch {
+	case ok && now < old.until && (old.n < e.n || old.n == e.n && old.until >= e.until):
+		return
+	case !ok && len(s.denials) >= limit:
+		s.evict(now)
+	case s.denials == nil:
+		s.denials, s.sweepAt = make(map[keyhash.Hash]denial), now+sweepEvery
+	}
+	s.denials[k] = e
+	s.most = max(s.most, len(s.denials))
+}
+
+// evict drops one that has ended, or that ends first, of the first eight that a
+// map's iteration comes upon.
+func (s *shard) evict(now time.Duration) {
+	var victim keyhash.Hash
+	seen, end := 0, time.Duration(math.MaxInt64)
+	for k, e := range s.denials {
+		if e.until < end {
+			victim, end = k, e.until
+		}
+		if seen++; seen == 8 || end <= now {
+			break
+		}
+	}
+	delete(s.denials, victim)
+}
+
+// sweep drops what has ended, and gives memory back that a former flood has left.
+func (s *shard) sweep(now time.Duration) {
+	for k, e := range s.denials {
+		if e.until <= now {
+			delete(s.denials, k)
+		}
+	}
+	s.sweepAt = now + sweepEvery
+	switch live := len(s.denials); {
+	case live == 0:
+		s.denials, s.most, s.sweepAt = nil, 0, math.MaxInt64
+	case live <= s.most/4: // maps do not shrink
+		rest := make(map[keyhash.Hash]denial, live)
+		for k, e := range s.denials {
+			rest[k] = e
+		}
+		s.denials, s.most = rest, live
+	}
+}

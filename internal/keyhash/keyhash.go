@@ -1,0 +1,19 @@
+// Package keyhash makes hashes that stand for keys in what wrappers remember: a key's own
+// bytes may be many, and belong to the caller.
+package keyhash
+
+import "hash/maphash"
+
+// Hash is 128 bits of a key, so that no two keys meet.
+type Hash struct{ Hi, Lo uint64 }
+
+// Seeds make the hashes of one wrapper its own. The zero Seeds cannot be used.
+type Seeds struct{ hi, lo maphash.Seed }
+
+// New returns random Seeds.
+func New() Seeds { return Seeds{maphash.MakeSeed(), maphash.MakeSeed()} }
+
+// Hash returns the hash of key.
+func (s Seeds) Hash(key string) Hash {
+	return Hash{maphash.String(s.hi, key), maphash.String(s.lo, key)}
+}

@@ -1,0 +1,222 @@
+package ratelimit
+
+import (
+	"strconv"
+	"time"
+)
+
+// Result is a decision. Its durations are whole microseconds, rounded up.
+// Results can be compared with ==.
+type Result struct {
+	Allowed    bool
+	Limit      int           // the most events that could be admitted at one instant (rate, or burst)
+	Remaining  int           // events that would be admitted now, 0 to Limit
+	RetryAfter time.Duration // 0 if allowed; the exact wait after which the same call would be; Never if it never would
+	ResetAfter time.Duration // until the key is as if never seen
+	Delay      time.Duration // how long an admitted event waits for its turn: LeakyBucket, AllowWithin; 0 elsewhere
+
+	at      int64 // when the events were charged, Unix µs of the store's clock
+	period  int64 // of the limit under which they were, µs
+	n, rate int32 // how many were charged, 0 if none; the Rate of that limit
+
+	mark *Mark // nil unless a wrapper had a part in it
+}
+
+// Charged is how many events the Result has charged, and so how many a Refund can give
+// back. It is 0 for a denial, for a Peek and for events that were let through uncounted,
+// and for the Results of limiters that are not built on this package.
+func (r Result) Charged() int {
+	if j := r.joined(); j != nil {
+		return j.charged
+	}
+	return int(r.n)
+}
+
+// Counted reports whether Limit and Remaining tell what is left of a limit. They do not
+// where no limit has counted the events: those of [SourceFailOpen], [SourceFailClosed] and
+// [SourceUnlimited], and an admission by a list or with a Limit of 0, such as that of a
+// [Static].
+func (r Result) Counted() bool {
+	switch r.Source() {
+	case SourceFailOpen, SourceFailClosed, SourceUnlimited:
+		return false
+	case SourceList:
+		return !r.Allowed
+	}
+	return !r.Allowed || r.Limit > 0
+}
+
+// Parts are the decisions of the single limits where several decided together
+// ([All]), in the order of their policies ([Describer]), and nil elsewhere. The Result
+// itself has the least Remaining of them, and the longest RetryAfter and ResetAfter.
+// The slice must not be changed.
+func (r Result) Parts() []Result {
+	parts := r.parts()
+	for i := range parts {
+		if parts[i].parts() != nil {
+			return flat(nil, parts)
+		}
+	}
+	return parts
+}
+
+// flat appends parts to dst, and in place of those that have parts these.
+func flat(dst, parts []Result) []Result {
+	for _, p := range parts {
+		if inner := p.parts(); inner != nil {
+			dst = flat(dst, inner)
+		} else {
+			dst = append(dst, p)
+		}
+	}
+	return dst
+}
+
+// parts are those of the [All] that has decided.
+func (r Result) parts() []Result {
+	if j := r.joined(); j != nil {
+		return j.parts
+	}
+	return nil
+}
+
+// DeniedBy is the name (see [Policy]) of the limit that denied, where several decided
+// together: of those that did, the one with the longest RetryAfter. It is "" for an
+// admission, and for the decision of one limit.
+func (r Result) DeniedBy() string {
+	if j := r.joined(); j != nil {
+		return j.deniedBy
+	}
+	return ""
+}
+
+// Source says what made a [Result]: the limiter's store, or in its place a wrapper.
+type Source uint8
+
+const (
+	// SourceStore is the limiter's own store: every Result of the five algorithms.
+	SourceStore Source = iota
+	// SourceFailOpen says that the store failed, and the event was let through
+	// uncounted.
+	SourceFailOpen
+	// SourceFailClosed says that the store failed, and the event was refused.
+	SourceFailClosed
+	// SourceLocal says that the store failed, and a local limiter decided.
+	SourceLocal
+	// SourceDenyCache says that the store has denied before, until a time that is yet
+	// to come.
+	SourceDenyCache
+	// SourceUnlimited says that the limit is [Unlimited], so that no store was asked.
+	SourceUnlimited
+	// SourceZeroRate says that the limit has a Rate of 0, which denies everything, so that
+	// no store was asked.
+	SourceZeroRate
+	// SourceList says that the key is on a list (package accesslist), so that no limit
+	// was asked.
+	SourceList
+)
+
+var sourceNames = [...]string{
+	"store", "fail_open", "fail_closed", "local", "deny_cache", "unlimited", "zero_rate", "list",
+}
+
+// String is the Source in lower case, such as "fail_open", for logs and labels.
+func (s Source) String() string {
+	if int(s) < len(sourceNames) {
+		return sourceNames[s]
+	}
+	return "source(" + strconv.Itoa(int(s)) + ")"
+}
+
+// Source says what made the Result. One of package fallback says that the store did not
+// answer: SourceFailOpen, SourceFailClosed and SourceLocal.
+func (r Result) Source() Source {
+	for m := r.mark; m != nil; m = m.under {
+		if m.source != SourceStore {
+			return m.source
+		}
+	}
+	if r.mark == nil && !r.Allowed && r.Limit == 0 && r.RetryAfter == Never { // what a Rate of 0 says
+		return SourceZeroRate
+	}
+	return SourceStore
+}
+
+// Mark is a note that a wrapper leaves on the Results that it hands on, so that it knows
+// them again in its Refund. Make it by [NewMark], put it on by [Result.With], and find
+// it by [Result.Of].
+//
+// A wrapper that leaves the same note on many Results makes one Mark for all of them.
+type Mark struct {
+	owner  any
+	source Source
+	note   any
+	under  *Mark // what the Result had before
+}
+
+// NewMark returns the mark of a wrapper, which is owner. source is what [Result.Source]
+// says from then on, or SourceStore to leave that as it is. note is what owner wants to
+// find again. owner is a pointer, so that it can be compared, and not nil.
+func NewMark(owner any, source Source, note any) *Mark {
+	return &Mark{owner: owner, source: source, note: note}
+}
+
+// With returns r with the mark m on it, above those that it has. It allocates only if r
+// has one.
+func (r Result) With(m *Mark) Result {
+	if r.mark != nil && m != nil {
+		above := *m
+		above.under = r.mark
+		m = &above
+	}
+	if m != nil {
+		r.mark = m
+	}
+	return r
+}
+
+// Of finds the mark of owner on r: ok is whether there is one. under is r as it was before
+// owner has marked it, for the Refund of the limiter inside, and note is that of the mark.
+// Without a mark of owner, under is r.
+func (r Result) Of(owner any) (under Result, note any, ok bool) {
+	for m := r.mark; m != nil; m = m.under {
+		if m.owner != nil && m.owner == owner {
+			r.mark = m.under
+			return r, m.note, true
+		}
+	}
+	return r, nil, false
+}
+
+// joined is the note of an [All]. It is never changed once a Result has it.
+type joined struct {
+	mark     Mark // that it is the note of: one allocation for both
+	parts    []Result
+	charged  int    // events, of each part
+	deniedBy string // the name of a part
+}
+
+// markOf is j's mark, of this source.
+func (j *joined) markOf(source Source) *Mark {
+	j.mark = Mark{source: source, note: j}
+	return &j.mark
+}
+
+// joined is that of the All that has decided, or nil.
+func (r Result) joined() *joined {
+	for m := r.mark; m != nil; m = m.under {
+		if j, ok := m.note.(*joined); ok {
+			return j
+		}
+	}
+	return nil
+}
+
+// byUnlimited is on all Results that Unlimited makes.
+var byUnlimited = Mark{source: SourceUnlimited}
+
+// uncounted is whether r has charged nobody since no limit counts it.
+func (r *Result) uncounted() bool {
+	s := r.Source()
+	return s == SourceUnlimited || s == SourceList
+}

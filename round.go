@@ -1,0 +1,392 @@
+package ratelimit
+
+import (
+	"context"
+	"sync"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// round is one decision of an [All] on its way.
+type round struct {
+	key     string
+	n       int
+	how     asking
+	denied  bool     // by one of the parts
+	entries []entry  // one for each part, in their order
+	results []Result // of the entries, in the same order; they are handed on
+
+	// Of one call of a store.
+	group    []*entry
+	requests []store.Request
+	replies  [maxParts]store.Reply
+
+	arrays struct { // of the slices above, but for results
+		entries  [maxParts]entry
+		group    [maxParts]*entry
+		requests [maxParts]store.Request
+	}
+}
+
+// entry is what a round knows of a part.
+type entry struct {
+	*part
+	result  *Result     // zero until decided
+	key     string      // of the core
+	limit   store.Limit // of the core
+	decided bool
+	charged bool
+	request int // in the round's requests, of those in its group; -1 if it has none there
+}
+
+var rounds = sync.Pool{New: func() any { return new(round) }}
+
+// begin returns a round that is to end.
+func begin(a *All, key string, n int, how asking) *round {
+	r := rounds.Get().(*round)
+	r.key, r.n, r.how, r.denied = key, n, how, false
+	r.results = make([]Result, len(a.parts))
+	r.entries = r.arrays.entries[:len(a.parts)]
+	for i := range r.entries {
+		r.entries[i] = entry{part: &a.parts[i], result: &r.results[i]}
+	}
+	return r
+}
+
+// end lets go of what the round refers to.
+func (r *round) end() {
+	clear(r.entries)
+	clear(r.arrays.group[:len(r.entries)])
+	clear(r.arrays.requests[:len(r.entries)])
+	r.key, r.results = "", nil
+	rounds.Put(r)
+}
+
+// decide asks the parts one group after the other, until one denies.
+func (r *round) decide(ctx context.Context) error {
+	if err := r.prepare(ctx); err != nil {
+		return err
+	}
+	for i := range r.entries {
+		if r.entries[i].decided {
+			continue
+		}
+		if r.denied && r.how.what != peek {
+			break
+		}
+		var err error
+		switch r.groupFrom(i); {
+		case r.how.what == peek:
+			err = r.peek(ctx)
+		case len(r.group) == 1:
+			err = r.charge(ctx, r.group[0])
+		default:
+			err = r.chargeTogether(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prepare finds the key and the limit of each part with a core, and decides those
+// that need no store.
+func (r *round) prepare(ctx context.Context) (err error) {
+	for i := range r.entries {
+		e := &r.entries[i]
+		if e.core == nil {
+			continue
+		}
+		if e.key = r.key; e.rekeyed != nil {
+			if e.key, err = e.rekeyed.key(ctx, r.key); err != nil {
+				return err
+			}
+		}
+		if err = e.core.check(ctx, e.key, r.n); err != nil {
+			return err
+		}
+		if e.limit, err = e.core.limitOf(ctx, e.key); err != nil {
+			return err
+		}
+		if r.how.what == takeWithin {
+			e.limit.Before = e.core.algorithm.before(r.how.d)
+		}
+		if e.limit.Rate <= 0 {
+			e.result.withoutStore(e.limit)
+			e.decided = true
+			r.denied = r.denied || e.limit.Rate == 0
+		}
+	}
+	return nil
+}
+
+// groupFrom makes group the entry i, and those after it that its store can decide in the
+// same call.
+func (r *round) groupFrom(i int) {
+	first := &r.entries[i]
+	r.group = append(r.arrays.group[:0], first)
+	if first.store == nil {
+		return
+	}
+	for j := i + 1; j < len(r.entries); j++ {
+		if e := &r.entries[j]; !e.decided && e.store == first.store && first.store.Together(first.key, e.key) {
+			r.group = append(r.group, e)
+		}
+	}
+}
+
+// peek asks the group. What charge would not have asked, since an earlier part denies, may
+// fail.
+func (r *round) peek(ctx context.Context) error {
+	denied := r.denied
+	for _, e := range r.group {
+		if err := r.peekAt(ctx, e); err != nil {
+			if denied {
+				return ctx.Err()
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// peekAt asks a part for what charge would be told.
+func (r *round) peekAt(ctx context.Context, e *entry) (err error) {
+	if e.core == nil {
+		*e.result, err = e.limiter.Peek(ctx, r.key)
+	} else {
+		err = e.core.decide(ctx, e.key, r.n*r.sharing(e), peek, &e.limit, e.result)
+	}
+	e.decided = true
+	r.denied = r.denied || !e.result.Allowed
+	return err
+}
+
+// sharing is how many parts charge the state of e's, itself one of them, before it
+// or together with it.
+func (r *round) sharing(e *entry) (parts int) {
+	before := true
+	for i := range r.entries {
+		other := &r.entries[i]
+		if other.core != nil && other.limit.Rate > 0 && (before || other.limit == e.limit) && other.sameState(e) {
+			parts++
+		}
+		before = before && other != e
+	}
+	return parts
+}
+
+// sameState is whether both charge the same key of the same namespace.
+func (e *entry) sameState(other *entry) bool {
+	oneStore := e.core == other.core || e.store != nil && e.store == other.store
+	return oneStore && e.key == other.key && e.core.namespace.Equal(other.core.namespace)
+}
+
+// charge decides on one part.
+func (r *round) charge(ctx context.Context, e *entry) (err error) {
+	if e.core == nil {
+		*e.result, err = r.how.ask(ctx, e.limiter, r.key, r.n)
+	} else {
+		err = e.core.decide(ctx, e.key, r.n, take, &e.limit, e.result)
+	}
+	e.decided, e.charged = err == nil, err == nil && e.result.Allowed
+	r.denied = err == nil && !e.result.Allowed
+	return err
+}
+
+// chargeTogether decides on the group by one call of its store.
+func (r *round) chargeTogether(ctx context.Context) error {
+	r.requests = r.arrays.requests[:0]
+	for _, e := range r.group {
+		e.request = r.requestOf(e)
+	}
+	replies := r.replies[:len(r.requests)]
+	if err := r.group[0].store.TakeAll(ctx, r.requests, replies); err != nil {
+		return err
+	}
+	for i := range replies {
+		r.denied = r.denied || !replies[i].OK
+	}
+	for i := len(r.group) - 1; i >= 0; i-- {
+		if e := r.group[i]; e.request >= 0 {
+			r.read(e, &r.requests[e.request], replies[e.request])
+		}
+	}
+	return nil
+}
+
+// requestOf is the place of e's request in requests. Parts on the same key of the same
+// namespace have one for all; -1 if they differ in the limit, and must be decided one
+// after the other.
+func (r *round) requestOf(e *entry) int {
+	n := min(int64(r.n), beyond)
+	for i := range r.requests {
+		req := &r.requests[i]
+		if req.Key != e.key || !req.Namespace.Equal(e.core.namespace) {
+			continue
+		}
+		if req.Limit != e.limit {
+			return -1
+		}
+		req.N = min(req.N+n, beyond)
+		return i
+	}
+	r.requests = append(r.requests, store.Request{Namespace: e.core.namespace, Key: e.key, Limit: e.limit, N: n})
+	return len(r.requests) - 1
+}
+
+// read makes e's result of the reply to its request. Parts with one request are read from
+// the last to the first.
+func (r *round) read(e *entry, req *store.Request, reply store.Reply) {
+	charged := req.N
+	if r.denied {
+		charged = 0
+	}
+	e.core.result(e.result, req.Limit, reply, req.N, charged)
+	e.result.n = min(e.result.n, int32(min(r.n, maxEvents)))
+	// The parts before are told as if charged before: or else a Refund, which gives
+	// back to each what is still charged, would find the same events twice. Where only the
+	// tail is taken back, all of them are the tail.
+	if charged > 0 && !e.core.algorithm.tail {
+		req.N -= int64(r.n)
+	}
+	e.decided, e.charged = true, !r.denied
+}
+
+// overdraw charges each part.
+func (r *round) overdraw(ctx context.Context) (err error) {
+	r.denied = true
+	for i := range r.entries {
+		e := &r.entries[i]
+		if *e.result, err = Charge(ctx, e.limiter, r.key, r.n); err != nil {
+			return err
+		}
+		e.decided = true
+		r.denied = r.denied && !e.result.Allowed
+	}
+	return nil
+}
+
+// giveBack refunds what was charged before a part denied or failed.
+func (r *round) giveBack(ctx context.Context) {
+	for i := len(r.entries) - 1; i >= 0; i-- {
+		e := &r.entries[i]
+		if !e.charged || e.result.uncounted() {
+			continue
+		}
+		if e.core != nil { // by the limit of the charge, without asking for it anew
+			_ = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.result.receipt(int64(r.n)))
+		} else {
+			_ = e.limiter.Refund(ctx, r.key, *e.result, r.n)
+		}
+		*e.result = e.result.before(r.n)
+	}
+}
+
+// before is r without the n events that it has charged, not to be refunded again.
+func (r *Result) before(n int) Result {
+	j := r.joined()
+	if j != nil && j.charged == 0 { // denied, and let through
+		n = 0
+	}
+	b := Result{Allowed: true, Limit: r.Limit, Remaining: r.Remaining, mark: r.mark}
+	if b.Remaining += min(n, r.Limit-r.Remaining); b.Remaining < b.Limit {
+		b.ResetAfter = r.ResetAfter
+	}
+	if j != nil && j.charged > 0 {
+		parts := make([]Result, len(j.parts))
+		for i := range j.parts {
+			if parts[i] = j.parts[i]; !parts[i].uncounted() {
+				parts[i] = j.parts[i].before(n)
+			}
+		}
+		b.mark = (&joined{parts: parts}).markOf(r.Source())
+	}
+	return b
+}
+
+// result is the whole of results.
+func (r *round) result(ctx context.Context) Result {
+	whole := Result{Allowed: !r.denied, Limit: maxEvents, Remaining: maxEvents}
+	source, worst, known := SourceUnlimited, -1, false
+	for i := range r.entries {
+		if !r.entries[i].decided {
+			continue
+		}
+		p := &r.results[i]
+		known = whole.add(p) || known
+		source = worse(source, p.Source())
+		if r.denied && !p.Allowed && (worst < 0 || p.RetryAfter > r.results[worst].RetryAfter) {
+			worst = i
+		}
+	}
+	if !known && source != SourceUnlimited {
+		whole.Limit, whole.Remaining = 0, 0
+	}
+	j := &joined{parts: r.results}
+	if worst >= 0 {
+		j.deniedBy = r.name(ctx, worst)
+	}
+	if !r.denied && r.how.what != peek {
+		j.charged = r.n
+	}
+	whole.mark = j.markOf(source)
+	return whole
+}
+
+// add makes r what it is with one more limit, that of p, and says whether it is known
+// what that has left.
+func (r *Result) add(p *Result) (known bool) {
+	known = p.Source() != SourceFailOpen && !p.uncounted()
+	if known && p.Remaining < r.Remaining {
+		r.Limit, r.Remaining = p.Limit, p.Remaining
+	}
+	if r.Allowed {
+		r.Delay = max(r.Delay, p.Delay)
+	} else {
+		r.RetryAfter = max(r.RetryAfter, p.RetryAfter)
+	}
+	r.ResetAfter = max(r.ResetAfter, p.ResetAfter)
+	return known
+}
+
+// worse is the source of a decision that has two parts: a store that did not answer
+// outweighs one that did, most of all if the event is refused for it, and either a limit
+// that needs none.
+func worse(a, b Source) Source {
+	if b.weight() > a.weight() {
+		return b
+	}
+	return a
+}
+
+func (s Source) weight() int {
+	switch s {
+	case SourceUnlimited, SourceList:
+		return 0
+	case SourceZeroRate:
+		return 1
+	case SourceStore:
+		return 2
+	case SourceFailClosed:
+		return 4
+	}
+	return 3
+}
+
+// name is that of part i.
+func (r *round) name(ctx context.Context, i int) string {
+	e := &r.entries[i]
+	if e.core != nil {
+		return e.core.policyName
+	}
+	if name := e.result.DeniedBy(); name != "" {
+		return name
+	}
+	policies, err := AppendPolicies(ctx, nil, e.limiter, r.key)
+	if err != nil || len(policies) == 0 {
+		return ""
+	}
+	return policies[0].Name
+}
