@@ -38,7 +38,7 @@ type Log struct {
 
 // New returns a log that begins with the entry of s: s.Whole events at s.At, if there are
 // any.
-func New(s store.State) *Log {
+func New(s store.State) store.Log {
 	g := new(Log)
 	if s.Whole > 0 {
 		g.Add(store.Limit{Period: s.Period}, s.At, s.Whole)
@@ -105,29 +105,31 @@ func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
 func (g *Log) Add(l store.Limit, now, n int64) (end int64) {
 	if g.empty() {
 		g.cutoff = now - l.Period
-		g.startAgain(now, n)
 	} else {
 		now = max(now, g.newest)
 		g.cutoff = max(now-l.Period, g.cutoff)
 		if g.newest+g.period <= now { // ended, whatever today's Period is
 			g.cutoff = max(g.newest, g.cutoff)
 		}
-		g.trim(now, n)
-		if !g.tail.fits(now, n) {
-			g.nextBlock(now, n)
-		}
+		g.trim()
 	}
-	g.tail.add(now, n)
-	g.newest, g.period = now, l.Period
-	g.total += uint64(n)
+	g.append(now, n)
+	g.period = l.Period
 	return now + l.Period
 }
 
-// startAgain makes g empty, and ready for n events at now.
-func (g *Log) startAgain(now, n int64) {
-	g.tail.begin(now, 0, n)
-	g.older, g.spare, g.first = nil, nil, 0 // lets go of their memory
-	g.number, g.refunded, g.total = 1, 0, 0
+// append makes n events at now, which is not before newest, the last entry.
+func (g *Log) append(now, n int64) {
+	if g.empty() {
+		g.tail.begin(now, 0, n)
+		g.older, g.spare, g.first = nil, nil, 0 // lets go of their memory
+		g.number, g.refunded, g.total = 1, 0, 0
+	} else if !g.tail.fits(now, n) {
+		g.nextBlock(now, n)
+	}
+	g.tail.add(now, n)
+	g.newest = now
+	g.total += uint64(n)
 }
 
 // nextBlock makes an empty block the newest, ready for n events at now.
@@ -143,11 +145,10 @@ func (g *Log) nextBlock(now, n int64) {
 }
 
 // trim forgets what is not later than cutoff: at most one block of several, the
-// entries of a single one, and all at once where nothing lives, where the log is then
-// ready for n events at now.
-func (g *Log) trim(now, n int64) {
+// entries of a single one, and all at once where nothing lives.
+func (g *Log) trim() {
 	if g.newest <= g.cutoff {
-		g.startAgain(now, n)
+		g.tail.data = g.tail.data[:0] // it is empty, and begins again with what is added
 		return
 	}
 	b, i := g.firstAfter(g.cutoff)
