@@ -25,9 +25,9 @@
 // A value ends: a State at At + TTL, by the limit under which it was counted, and a Log at
 // its End. A Refund may bring the end forward and never puts it off. From then on the
 // store must take the key as never seen, whether it still has the value or not, since
-// today's limit may be another one. So the value may be dropped then, and at once if
-// Whole and Part of the State are 0, or End of the Log. A store that drops a value sooner
-// gives the key a whole limit again.
+// today's limit may be another one. So the value may be dropped then. It must be dropped
+// where a Refund leaves nothing: Whole and Part of the State are 0, or End of the Log is. A
+// store that drops a value sooner gives the key a whole limit again.
 //
 // Time is read once for each call, from one clock for all callers of a key. A reading may
 // come late: rules and logs count it as the time of the value. If the clock itself
