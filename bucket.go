@@ -80,11 +80,14 @@ func subtract(whole, part, w, p, period int64) (int64, int64) {
 func drainTime(whole, part int64, l store.Limit) int64 {
 	hi, lo := bits.Mul64(uint64(whole), uint64(l.Period))
 	lo, carry := bits.Add64(lo, uint64(part), 0)
-	q, r := bits.Div64(hi+carry, lo, uint64(l.Rate))
+	if hi += carry; hi >= uint64(l.Rate) { // a level that no limit has left, in a store of bytes
+		return 1 << 62
+	}
+	q, r := bits.Div64(hi, lo, uint64(l.Rate))
 	if r > 0 {
 		q++
 	}
-	return int64(q)
+	return int64(min(q, 1<<62))
 }
 
 // drainsWithin says whether a full bucket drains in at most limit µs.

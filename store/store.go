@@ -6,7 +6,36 @@
 // the state to the code (memstore), and the same transition told in Lua for
 // stores that take the code to the state (redisstore). A [Store] runs rules and
 // knows nothing else about them. To write a third store, implement [Store] and
-// pass package storetest.
+// pass package storetest. Its reference.go is a store to begin with: it keeps bytes.
+//
+// # What a store keeps
+//
+// For each key of each [Namespace] a store keeps one value. It keeps nothing for a key that
+// was never seen. The value is one of two:
+//
+//   - a [State], and the Rate and the Period of the [Limit] under which it was counted. The
+//     Period is the State's own. [AppendState] and [ParseState] are their bytes.
+//   - a [Log], if the [Rule] has a NewLog. Its bytes are from AppendBinary, for ParseLog. A
+//     store may also keep the first entry of a log as a State, as memstore does. Or it
+//     keeps a log from the first event on, and makes it of the zero State.
+//
+// A value is written when a decision is OK, or by an Overdraw or a Refund. A denial writes
+// nothing, and does not keep a value for longer.
+//
+// A value ends: a State at At + TTL, by the limit under which it was counted, and a Log at
+// its End. A Refund may bring the end forward and never puts it off. From then on the
+// store must take the key as never seen, whether it still has the value or not, since
+// today's limit may be another one. So the value may be dropped then. It must be dropped
+// where a Refund leaves nothing: Whole and Part of the State are 0, or End of the Log is. A
+// store that drops a value sooner gives the key a whole limit again.
+//
+// Time is read once for each call, from one clock for all callers of a key. A reading may
+// come late: rules and logs count it as the time of the value. If the clock itself
+// is set back, no event would leave until it is there again. A store whose clock can be
+// set back re-anchors instead: where At of a State is later than now, the next Take or
+// Overdraw makes it now, and writes that even if it denies. The spend stays, and goes
+// on to age from now. A Log cannot be re-anchored. memstore has a clock that is never set
+// back, and redisstore does this in its scripts.
 package store
 
 import (
@@ -67,8 +96,9 @@ type Store interface {
 	// Refund gives back what is still charged of c.
 	Refund(ctx context.Context, ns *Namespace, key string, l Limit, c Receipt) error
 	// Overdraw charges n events, whether they fit or not, and replies what Take would
-	// have, which is OK if they fitted. most is the most events that the state may hold
-	// then, at most 2^31-1: see Overdrawn of [Rule].
+	// have, which is OK if they fitted. X of the reply is when they were charged, OK or not:
+	// At of the new state, or the new End of a log less the Period. most is the most events
+	// that the state may hold then, at most 2^31-1: see Overdrawn of [Rule].
 	Overdraw(ctx context.Context, ns *Namespace, key string, l Limit, n, most int64) (Reply, error)
 	// Reset forgets key.
 	Reset(ctx context.Context, ns *Namespace, key string) error
@@ -114,8 +144,8 @@ type Limit struct {
 // State of which Whole and Part are 0 means the same. What the fields mean is
 // the rule's own; the ranges below always hold, so that a store can pack them.
 type State struct {
-	At     int64 // the time of the state, Unix µs
-	Period int64 // the Period that it was counted in, µs, below 2^49
+	At     int64 // the time of the state, Unix µs, -2^60 to 2^60
+	Period int64 // the Period of the limit that it was counted under, µs, 1,000 to 10 years
 	Whole  int64 // events spent, 0 to 2^32-1
 	Part   int64 // the rest of the spend, in the rule's own unit, 0 to 2^49-1
 }
@@ -172,6 +202,10 @@ type Rule struct {
 	// store then adds them to a new log, and asks it from then on in place of Step,
 	// Refund, TTL and Used.
 	NewLog func(s State) Log
+	// ParseLog returns the log of which b is what AppendBinary has appended. Its error is
+	// [ErrCorrupt], of anything else and of numbers out of range. It keeps no part of b. nil
+	// if NewLog is.
+	ParseLog func(b []byte) (Log, error)
 
 	// Script is the same rule in Lua, with its driver: a whole Redis script.
 	// KEYS[1] is the key of the state; ARGV and the reply are described in
@@ -203,6 +237,9 @@ type Log interface {
 	End() int64
 	// Used is how many events are in force at now.
 	Used(now int64) int64
+	// AppendBinary appends the log as bytes to b, for ParseLog of its [Rule]. The error is
+	// always nil in the logs of package ratelimit.
+	AppendBinary(b []byte) ([]byte, error)
 }
 
 // Namespace is where the keys of one limiter live: two namespaces of one store never

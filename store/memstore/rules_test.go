@@ -1,6 +1,10 @@
 package memstore_test
 
-import "github.com/ratelimit-go/ratelimit/store"
+import (
+	"errors"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
 
 const second = int64(1e6) // µs
 
@@ -97,6 +101,9 @@ func (g *plainLog) End() int64 {
 }
 
 func (g *plainLog) Used(now int64) int64 { return g.after(now - g.period) }
+
+// AppendBinary is not called: memstore keeps logs as they are.
+func (g *plainLog) AppendBinary([]byte) ([]byte, error) { return nil, errors.ErrUnsupported }
 
 func (g *plainLog) after(t int64) (n int64) {
 	for i, at := range g.at {

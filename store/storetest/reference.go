@@ -2,161 +2,209 @@ package storetest
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"encoding/binary"
 	"sync"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// reference is the smallest whole store: a map and a mutex. It drops nothing but
-// what is reset or refunded to nothing.
+// reference is a whole store: a map of bytes, a mutex and a clock. Copy it to begin a store
+// of your own. A database takes the place of the map, one transaction for each call that of
+// the mutex, and if it lets keys expire, end says when.
 type reference struct {
 	clock func() time.Time
 
-	mu     sync.Mutex // guards all below
-	states map[address]counted
-	logs   map[address]store.Log
+	mu     sync.Mutex        // guards values, and is held for the whole of a call
+	values map[string][]byte // by address
 }
-
-// counted is a state, and the limit under which it was counted.
-type counted struct {
-	store.State
-	limit store.Limit
-}
-
-// address is the place of a key: namespaces of equal rule and name are one.
-type address struct{ rule, namespace, key string }
 
 func newReference(clock func() time.Time) *reference {
-	return &reference{clock: clock, states: map[address]counted{}, logs: map[address]store.Log{}}
+	return &reference{clock: clock, values: map[string][]byte{}}
 }
 
-func addressOf(ns *store.Namespace, key string) address { return address{ns.Rule.Name, ns.Name, key} }
+// address is where the value of a key is. Namespaces that are equal have the same ID, of
+// 16 bytes.
+func address(ns *store.Namespace, key string) string {
+	hi, lo := ns.ID()
+	id := binary.BigEndian.AppendUint64(nil, hi)
+	return string(binary.BigEndian.AppendUint64(id, lo)) + key
+}
 
+// value is what is kept of a key. The zero value is that of one never seen.
+type value struct {
+	state store.State
+	limit store.Limit // under which state was counted
+	log   store.Log   // nil if the rule needs none
+}
+
+// parse returns the value of which b is the bytes, a new one if b is nil.
+func parse(rule *store.Rule, b []byte) (v value, err error) {
+	switch {
+	case rule.NewLog != nil && b == nil:
+		v.log = rule.NewLog(store.State{})
+	case rule.NewLog != nil:
+		v.log, err = rule.ParseLog(b)
+	case b != nil:
+		v.state, v.limit, err = store.ParseState(b)
+	}
+	return v, err
+}
+
+func (v value) bytes() ([]byte, error) {
+	if v.log != nil {
+		return v.log.AppendBinary(nil)
+	}
+	return store.AppendState(nil, v.state, v.limit), nil
+}
+
+// end is when v may be dropped, Unix µs: from then on the key is as never seen. It is 0 if
+// nothing is charged.
+func (v value) end(rule *store.Rule) int64 {
+	switch {
+	case v.log != nil:
+		return v.log.End()
+	case v.state.Whole == 0 && v.state.Part == 0:
+		return 0
+	}
+	return v.state.At + rule.TTL(v.state, v.limit)
+}
+
+// get returns the value of a key, a new one if it has ended.
+func (m *reference) get(ns *store.Namespace, key string, now int64) (value, error) {
+	v, err := parse(ns.Rule, m.values[address(ns, key)])
+	if err == nil && v.end(ns.Rule) <= now {
+		return parse(ns.Rule, nil)
+	}
+	return v, err
+}
+
+// put keeps what step has returned.
+func (m *reference) put(ns *store.Namespace, key string, next []byte) {
+	if next != nil {
+		m.values[address(ns, key)] = next
+	}
+}
+
+// now reads the clock, once for each call.
+func (m *reference) now() int64 { return m.clock().UnixMicro() }
+
+// step decides on n events. Where they are charged, it returns the value in which they are:
+// if the reply is OK, or if most is above 0, as Overdraw has it.
+func (m *reference) step(ns *store.Namespace, key string, l store.Limit, now, n, most int64) (next []byte, r store.Reply, err error) {
+	v, err := m.get(ns, key, now)
+	if err != nil {
+		return nil, r, err
+	}
+	state := v.state
+	if v.log != nil {
+		r = v.log.Step(l, now, n)
+	} else {
+		state, r = ns.Rule.Step(v.state, l, now, n)
+	}
+	switch {
+	case !r.OK && most == 0:
+		return nil, r, nil
+	case v.log != nil:
+		r.X = v.log.Add(l, now, n) - l.Period
+	case !r.OK:
+		r.X, state = state.At, ns.Rule.Overdrawn(state, l, most)
+	}
+	next, err = value{state, l, v.log}.bytes()
+	return next, r, err
+}
+
+// Take implements [store.Store].
 func (m *reference) Take(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.takeLocked(ns, addressOf(ns, key), l, m.clock().UnixMicro(), n), nil
+	next, r, err := m.step(ns, key, l, m.now(), n, 0)
+	m.put(ns, key, next)
+	return r, err
 }
 
+// TakeUpTo implements [store.Store].
 func (m *reference) TakeUpTo(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a, now := addressOf(ns, key), m.clock().UnixMicro()
-	r := m.takeLocked(ns, a, l, now, n)
-	if !r.OK && n > 1 {
-		r = m.takeLocked(ns, a, l, now, max(1, ns.Rule.Available(l, r)))
+	now := m.now()
+	next, r, err := m.step(ns, key, l, now, n, 0)
+	if err == nil && !r.OK && n > 1 {
+		next, r, err = m.step(ns, key, l, now, max(1, ns.Rule.Available(l, r)), 0)
 	}
-	return r, nil
+	m.put(ns, key, next)
+	return r, err
 }
 
-func (m *reference) takeLocked(ns *store.Namespace, a address, l store.Limit, now, n int64) store.Reply {
-	if ns.Rule.NewLog != nil {
-		log := m.log(ns, a)
-		r := log.Step(l, now, n)
-		if r.OK {
-			log.Add(l, now, n)
-			m.logs[a] = log
-		}
-		return r
-	}
-	s, r := ns.Rule.Step(m.state(ns, a, now), l, now, n)
-	if r.OK {
-		m.states[a] = counted{s, l}
-	}
-	return r
+// Peek implements [store.Store].
+func (m *reference) Peek(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, r, err := m.step(ns, key, l, m.now(), n, 0)
+	return r, err
 }
 
 // Overdraw implements [store.Store].
 func (m *reference) Overdraw(_ context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a, now := addressOf(ns, key), m.clock().UnixMicro()
-	if ns.Rule.NewLog != nil {
-		log := m.log(ns, a)
-		r := log.Step(l, now, n)
-		r.X = log.Add(l, now, n) - l.Period
-		m.logs[a] = log
-		return r, nil
-	}
-	s, r := ns.Rule.Step(m.state(ns, a, now), l, now, n)
-	if !r.OK {
-		r.X, s = s.At, ns.Rule.Overdrawn(s, l, most)
-	}
-	m.states[a] = counted{s, l}
-	return r, nil
+	next, r, err := m.step(ns, key, l, m.now(), n, most)
+	m.put(ns, key, next)
+	return r, err
 }
 
-// Together implements [store.Store]: the reference decides on one key at a time.
-func (m *reference) Together(string, string) bool { return false }
-
-// TakeAll is not called, since no keys are together.
-func (m *reference) TakeAll(context.Context, []store.Request, []store.Reply) error {
-	return fmt.Errorf("%w: %w", store.ErrStore, errors.ErrUnsupported)
-}
-
-// Prepare implements [store.Store].
-func (m *reference) Prepare(*store.Rule) {}
-
-func (m *reference) Peek(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	a, now := addressOf(ns, key), m.clock().UnixMicro()
-	if ns.Rule.NewLog != nil {
-		return m.log(ns, a).Step(l, now, n), nil
-	}
-	_, r := ns.Rule.Step(m.state(ns, a, now), l, now, n)
-	return r, nil
-}
-
+// Refund implements [store.Store].
 func (m *reference) Refund(_ context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a, now := addressOf(ns, key), m.clock().UnixMicro()
-	if ns.Rule.NewLog != nil {
-		log := m.log(ns, a)
-		log.Refund(l, now, c)
-		if log.End() == 0 {
-			delete(m.logs, a)
-		}
+	now := m.now()
+	v, err := m.get(ns, key, now)
+	if err != nil || v.end(ns.Rule) == 0 { // nothing is charged
+		return err
+	}
+	if v.log != nil {
+		v.log.Refund(l, now, c)
+	} else {
+		v.state = ns.Rule.Refund(v.state, l, now, c)
+	}
+	if v.end(ns.Rule) == 0 {
+		delete(m.values, address(ns, key))
 		return nil
 	}
-	s := m.states[a]
-	if m.state(ns, a, now) == (store.State{}) { // one that has ended stays, for a late reading of the clock
-		return nil
-	}
-	s.State = ns.Rule.Refund(s.State, l, now, c)
-	if s.Whole == 0 && s.Part == 0 {
-		delete(m.states, a)
-		return nil
-	}
-	m.states[a] = s
-	return nil
+	next, err := v.bytes()
+	m.put(ns, key, next)
+	return err
 }
 
+// Reset implements [store.Store].
 func (m *reference) Reset(_ context.Context, ns *store.Namespace, key string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := addressOf(ns, key)
-	delete(m.states, a)
-	delete(m.logs, a)
+	delete(m.values, address(ns, key))
 	return nil
 }
 
-// state returns the state at a, the zero State if it has ended.
-func (m *reference) state(ns *store.Namespace, a address, now int64) store.State {
-	if s, found := m.states[a]; found && (s.Whole > 0 || s.Part > 0) && now < s.At+ns.Rule.TTL(s.State, s.limit) {
-		return s.State
+// Together implements [store.Store]: all keys are in one map.
+func (m *reference) Together(string, string) bool { return true }
+
+// TakeAll implements [store.Store].
+func (m *reference) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) (err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now, all, next := m.now(), true, make([][]byte, len(requests))
+	for i, q := range requests {
+		if next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, now, q.N, 0); err != nil {
+			return err
+		}
+		all = all && replies[i].OK
 	}
-	return store.State{}
+	for i, q := range requests {
+		if all {
+			m.put(q.Namespace, q.Key, next[i])
+		}
+	}
+	return nil
 }
 
-// log returns the log at a, a new one if there is none.
-func (m *reference) log(ns *store.Namespace, a address) store.Log {
-	if log := m.logs[a]; log != nil {
-		return log
-	}
-	return ns.Rule.NewLog(store.State{})
-}
+// Prepare implements [store.Store]: there is nothing to prepare.
+func (m *reference) Prepare(*store.Rule) {}

@@ -125,10 +125,9 @@ func withTurn(f func(before int64) int64) func(*reference) store.Store {
 func edit(m *reference, ns *store.Namespace, key string, f func(*store.State)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := addressOf(ns, key)
-	if s, found := m.states[a]; found {
-		f(&s.State)
-		m.states[a] = s
+	if s, l, err := store.ParseState(m.values[address(ns, key)]); err == nil {
+		f(&s)
+		m.values[address(ns, key)] = store.AppendState(nil, s, l)
 	}
 }
 
@@ -277,19 +276,15 @@ var planted = []struct {
 	{"a lost update", func(m *reference) store.Store {
 		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 			m.mu.Lock()
-			before := m.states[addressOf(ns, key)]
+			next, r, err := m.step(ns, key, l, m.now(), n, 0)
 			m.mu.Unlock()
-			now := m.clock().UnixMicro()
 			runtime.Gosched()
-			after, r := ns.Rule.Step(before.State, l, now, n)
-			if r.OK {
-				m.mu.Lock()
-				m.states[addressOf(ns, key)] = counted{after, l}
-				m.mu.Unlock()
-			}
-			return r, nil
+			m.mu.Lock()
+			m.put(ns, key, next)
+			m.mu.Unlock()
+			return r, err
 		}}
-	}, "states"},
+	}, "all"},
 	{"keys end at a zero byte", withKeys(func(ns *store.Namespace, key string) (*store.Namespace, string) {
 		head, _, _ := strings.Cut(key, "\x00")
 		return ns, head

@@ -1,4 +1,4 @@
-package ratelimit
+package eventlog
 
 import (
 	"math/rand/v2"
@@ -12,13 +12,13 @@ import (
 )
 
 // The structure of a log. Its decisions are compared with an exact oracle by the
-// conformance suite.
+// conformance suite of stores.
 
 // logOf returns a log of events of cost 1, evenly spread over the last period, and
 // its time.
-func logOf(events int, period time.Duration) (*eventLog, store.Limit, int64) {
+func logOf(events int, period time.Duration) (*Log, store.Limit, int64) {
 	l := store.Limit{Rate: int64(events), Burst: int64(events), Period: period.Microseconds()}
-	g, now := new(eventLog), int64(1_767_225_600_000_000)
+	g, now := new(Log), int64(1_767_225_600_000_000)
 	for range events {
 		now += l.Period / int64(events)
 		g.Add(l, now, 1)
@@ -29,7 +29,7 @@ func logOf(events int, period time.Duration) (*eventLog, store.Limit, int64) {
 func TestALogTakesAtMost9BytesAnEventInMemory(t *testing.T) {
 	for _, events := range []int{1_000, 100_000} {
 		const logs = 20
-		held := make([]*eventLog, logs)
+		held := make([]*Log, logs)
 		before := heap()
 		for i := range held {
 			held[i], _, _ = logOf(events, 10*365*24*time.Hour)
@@ -50,7 +50,7 @@ func heap() int64 {
 }
 
 func TestALargeLimitAllocatesNothingAhead(t *testing.T) {
-	g := new(eventLog)
+	g := new(Log)
 	g.Add(store.Limit{Rate: 1 << 30, Burst: 1 << 30, Period: 1e6}, 1, 1)
 	require.LessOrEqual(t, cap(g.tail.data), 8*narrow)
 }
@@ -100,7 +100,7 @@ func TestALogThatEndsAllocatesNothingWhenItStartsAgain(t *testing.T) {
 
 func TestALogOfWhichOnlyTheDeadAreLeftIsOver(t *testing.T) {
 	l := store.Limit{Rate: 200, Burst: 200, Period: 1_000_000}
-	g, now := new(eventLog), int64(5_000_000)
+	g, now := new(Log), int64(5_000_000)
 	for i := range int64(71) { // two blocks: 40 at 0 s, 30 at 0.5 s, 1 at 1.2 s
 		at := now + max(min(i-39, 1), 0)*500_000 + max(i-69, 0)*700_000
 		g.Add(l, at, 1)
@@ -136,7 +136,7 @@ func TestALogCountsAsAPlainListDoes(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		l := store.Limit{Rate: 2_000, Burst: 2_000, Period: 1_000_000}
-		g, now := new(eventLog), int64(5_000_000)
+		g, now := new(Log), int64(5_000_000)
 		var list []event
 		count := func() (sum int64) {
 			for _, e := range list {
@@ -193,7 +193,7 @@ func TestALogCountsWhateverIsRefunded(t *testing.T) {
 	for seed := range uint64(24) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		l := store.Limit{Rate: 3_000 + rng.Int64N(20_000), Period: 1_000_000}
-		g, now := new(eventLog), int64(5_000_000)
+		g, now := new(Log), int64(5_000_000)
 		var list []event // that are charged; one of each time
 		for range 40 {
 			for range rng.Int64N(l.Rate) { // admits
@@ -266,7 +266,7 @@ func TestALogCountsWhateverIsRefunded(t *testing.T) {
 }
 
 // requireBlocks checks what is said of the blocks of a log.
-func requireBlocks(t *testing.T, g *eventLog) {
+func requireBlocks(t *testing.T, g *Log) {
 	t.Helper()
 	if g.empty() {
 		require.Empty(t, g.older)

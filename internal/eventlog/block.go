@@ -1,0 +1,125 @@
+package eventlog
+
+import (
+	"encoding/binary"
+	"slices"
+	"sort"
+)
+
+const (
+	blockLen = 64 // entries of a block
+
+	// An entry is 6 bytes of time, counted from the block's base, and in a wide
+	// block 6 bytes of events: those of the block up to and with it. In a narrow
+	// one each entry is one event.
+	narrow, wide = 6, 12
+	maxOffset    = 1 << 48 // µs, some 8.9 years
+	maxRun       = 1 << 48 // running counts start again at 0 here
+)
+
+// block is a run of entries.
+type block struct {
+	base  int64  // origin of the entries' times, Unix µs
+	run   uint64 // the running count of events before the block
+	gone  uint64 // events of the block that were cut from its front
+	back  uint64 // see Log
+	width int    // narrow or wide
+	data  []byte // the entries, big endian
+}
+
+// begin makes b an empty block for an entry of n events at base. It keeps its
+// memory.
+func (b *block) begin(base int64, run uint64, n int64) {
+	*b = block{base: base, run: run, width: narrow, data: b.data[:0]}
+	if n > 1 {
+		b.width = wide
+	}
+}
+
+// eventsBetween is how many events lie between two running counts.
+func eventsBetween(from, to uint64) int64 { return int64((to - from) % maxRun) }
+
+func (b *block) len() int {
+	if b.width == wide { // division by a constant is a fast one
+		return len(b.data) / wide
+	}
+	return len(b.data) / narrow
+}
+
+func (b *block) full() bool { return len(b.data) == blockLen*b.width }
+
+// time is the time of entry i.
+func (b *block) time(i int) int64 { return b.base + int64(uint48(b.data[i*b.width:])) }
+
+// through is the running count after the first i entries.
+func (b *block) through(i int) uint64 {
+	if i == 0 || b.width == narrow {
+		return b.run + b.gone + uint64(i)
+	}
+	return b.run + uint48(b.data[(i-1)*wide+narrow:])
+}
+
+// after returns the first entry later than t, b.len() if there is none.
+func (b *block) after(t int64) int {
+	return sort.Search(b.len(), func(i int) bool { return b.time(i) > t })
+}
+
+// fits says whether n events at t can be an entry of b.
+func (b *block) fits(t, n int64) bool {
+	return !b.full() && t-b.base < maxOffset && (n == 1 || b.width == wide)
+}
+
+func (b *block) add(t, n int64) {
+	if len(b.data) == cap(b.data) { // 4 entries, 8, 16, 32, 64
+		b.data = slices.Grow(b.data, max(4*b.width, len(b.data)))
+	}
+	b.data = appendUint48(b.data, uint64(t-b.base))
+	if b.width == wide {
+		before := b.through(len(b.data)/wide) - b.run
+		b.data = appendUint48(b.data, before+uint64(n))
+	}
+}
+
+// cut drops the first n entries.
+func (b *block) cut(n int) {
+	b.gone = b.through(n) - b.run
+	b.data = b.data[:copy(b.data, b.data[n*b.width:])]
+}
+
+// take takes at most n events of the instant at out of b, the last ones first, from no
+// more than most entries. It returns how many events and entries they were, and whether
+// there may be more in the block before.
+func (b *block) take(at, n int64, most int) (events int64, tried int, more bool) {
+	to := b.after(at)
+	i, kept := to, to // entries up to kept stay, the last of them in part
+	for i > 0 && events < n && to-i < most && b.time(i-1) == at {
+		has := eventsBetween(b.through(i-1), b.through(i))
+		if kept = i - 1; has > n-events {
+			has, kept = n-events, i
+			putUint48(b.data[(i-1)*wide+narrow:], b.through(i)-b.run-uint64(has))
+		}
+		events += has
+		i--
+	}
+	if b.width == wide {
+		for j := to; j < b.len(); j++ {
+			putUint48(b.data[j*wide+narrow:], b.through(j+1)-b.run-uint64(events))
+		}
+	}
+	b.data = slices.Delete(b.data, kept*b.width, to*b.width)
+	return events, to - i, i == 0
+}
+
+func uint48(p []byte) uint64 {
+	return uint64(binary.BigEndian.Uint16(p))<<32 | uint64(binary.BigEndian.Uint32(p[2:]))
+}
+
+func putUint48(p []byte, v uint64) {
+	binary.BigEndian.PutUint16(p, uint16(v>>32))
+	binary.BigEndian.PutUint32(p[2:], uint32(v))
+}
+
+func appendUint48(p []byte, v uint64) []byte {
+	p = binary.BigEndian.AppendUint16(p, uint16(v>>32))
+	return binary.BigEndian.AppendUint32(p, uint32(v))
+}

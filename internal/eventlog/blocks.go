@@ -1,0 +1,82 @@
+package eventlog
+
+import "sort"
+
+// last is the number of the newest block.
+func (g *Log) last() int64 { return g.number + int64(len(g.older)) }
+
+// block is the block of this number, nil if that is in the range of one before it.
+func (g *Log) block(n int64) *block {
+	if i := n - g.number; i < int64(len(g.older)) {
+		return g.older[i]
+	}
+	return &g.tail
+}
+
+// lowbit is the largest power of 2 that divides n.
+func lowbit(n int64) int64 { return n & -n }
+
+// holder is the number of the block in whose range n is; it is below g.number if that was
+// forgotten.
+func (g *Log) holder(n int64) int64 {
+	for n >= g.number && g.block(n) == nil {
+		n -= lowbit(n)
+	}
+	return n
+}
+
+// following is the number of the next block after n.
+func (g *Log) following(n int64) int64 {
+	for n++; g.block(n) == nil; {
+		n += lowbit(n)
+	}
+	return n
+}
+
+// later is the first number, above g.number, of which the block begins later than t;
+// g.last()+1 if none does.
+func (g *Log) later(t int64) int64 {
+	return g.number + 1 + int64(sort.Search(len(g.older), func(i int) bool {
+		n := g.holder(g.number + 1 + int64(i))
+		return n >= g.number && g.block(n).base > t
+	}))
+}
+
+// firstAfter returns the block and the entry of the first event later than t,
+// which is before the newest and not before cutoff. The entry is one past the end of a
+// block that has none.
+func (g *Log) firstAfter(t int64) (b int64, i int) {
+	// Nearly always it is one of the next after those that had died before.
+	if oldest := g.block(g.number); oldest != nil {
+		for i, most := g.first, min(g.first+4, oldest.len()); i < most; i++ {
+			if oldest.time(i) > t {
+				return g.number, i
+			}
+		}
+	}
+	b = g.holder(g.later(t) - 1)
+	if b >= g.number {
+		if i = g.block(b).after(t); i < g.block(b).len() || b == g.last() {
+			return b, i
+		}
+	}
+	return g.following(max(b, g.number)), 0
+}
+
+// back is the back of block n, 0 for the newest, which has none.
+func (g *Log) back(n int64) uint64 {
+	if n < g.last() {
+		return g.block(n).back
+	}
+	return 0
+}
+
+// missing is how many events were refunded from block b and those after it.
+func (g *Log) missing(b int64) (sum uint64) {
+	if b <= g.refunded {
+		for last := g.last(); b < last; b += lowbit(b) {
+			sum += g.block(b).back
+		}
+	}
+	return sum
+}

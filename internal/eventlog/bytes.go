@@ -1,0 +1,114 @@
+package eventlog
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// form is the first byte of a log in bytes. A form that differs gets another number; a state
+// in bytes has 1, see [store.AppendState].
+const form = 2
+
+// Ranges of what is parsed.
+const (
+	minPeriod = 1_000
+	maxPeriod = 10 * 365 * 24 * 3600 * 1e6
+	maxTime   = 1 << 60    // µs: durations can be added without an overflow
+	maxEvents = maxRun / 2 // of a log: see whenGone
+)
+
+// AppendBinary implements [store.Log]. What it appends is
+//
+//	byte 2     the form
+//	uvarint    the Period of the last Add, µs
+//	varint     the time of the first entry, Unix µs; 0 if there is none
+//
+// and for each entry, oldest first,
+//
+//	uvarint    2·d of one event, or 2·d + 1 of several; d is the µs since the entry before
+//	uvarint    of several: how many
+//
+// with the varints of encoding/binary. An event takes 3 bytes if it comes within a second of
+// the one before, and 4 within two minutes. Entries that were cut are left out.
+func (g *Log) AppendBinary(b []byte) ([]byte, error) {
+	b = append(b, form)
+	b = binary.AppendUvarint(b, uint64(g.period))
+	if g.empty() || g.newest <= g.cutoff {
+		return binary.AppendVarint(b, 0), nil
+	}
+	n, i := g.firstAfter(g.cutoff)
+	before := g.block(n).time(i)
+	b = binary.AppendVarint(b, before)
+	for ; n <= g.last(); n, i = g.following(n), 0 {
+		for at := g.block(n); i < at.len(); i++ {
+			b = appendEntry(b, at.time(i)-before, eventsBetween(at.through(i), at.through(i+1)))
+			before = at.time(i)
+		}
+	}
+	return b, nil
+}
+
+func appendEntry(b []byte, d, events int64) []byte {
+	if events == 1 {
+		return binary.AppendUvarint(b, uint64(d)<<1)
+	}
+	b = binary.AppendUvarint(b, uint64(d)<<1|1)
+	return binary.AppendUvarint(b, uint64(events))
+}
+
+// Parse returns the log that [Log.AppendBinary] has made bytes of. Its error is
+// [store.ErrCorrupt], of anything else and of numbers out of range.
+func Parse(b []byte) (store.Log, error) {
+	g := new(Log)
+	if !g.parse(b) {
+		return nil, fmt.Errorf("%w: %d bytes are not a log: %.64x", store.ErrCorrupt, len(b), b)
+	}
+	return g, nil
+}
+
+// parse fills g, which is empty.
+func (g *Log) parse(b []byte) (ok bool) {
+	if len(b) == 0 || b[0] != form {
+		return false
+	}
+	b = b[1:]
+	period, size := binary.Uvarint(b)
+	if size <= 0 || period < minPeriod || period > maxPeriod {
+		return false
+	}
+	b = b[size:]
+	now, size := binary.Varint(b)
+	if size <= 0 || now < -maxTime || now > maxTime {
+		return false
+	}
+	g.period, g.cutoff = int64(period), now-1 // what was cut is not among the entries
+	for b = b[size:]; len(b) > 0; {
+		var d, events int64
+		if d, events, b = parseEntry(b); events == 0 || d > maxTime-now || events > maxEvents-int64(g.total) {
+			return false
+		}
+		now += d
+		g.append(now, events)
+	}
+	return true
+}
+
+// parseEntry returns an entry and the bytes behind it; no events if b does not begin with one.
+func parseEntry(b []byte) (d, events int64, rest []byte) {
+	head, size := binary.Uvarint(b)
+	if size <= 0 {
+		return 0, 0, nil
+	}
+	d, events, b = int64(head>>1), 1, b[size:]
+	if head&1 == 0 {
+		return d, events, b
+	}
+	several, size := binary.Uvarint(b)
+	if size <= 0 || several > math.MaxInt32 {
+		return 0, 0, nil
+	}
+	return d, int64(several), b[size:]
+}

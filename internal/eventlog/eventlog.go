@@ -1,0 +1,202 @@
+// Package eventlog keeps the exact times of the events of one key, for the sliding log.
+package eventlog
+
+import (
+	"sort"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// Log is a [store.Log]: blocks of entries, oldest first. An entry is a time and the
+// running count of events up to it. So the number of events between two entries is a
+// subtraction, and each search is binary. What has died goes with its block, at most one
+// block a call. The zero Log is empty.
+//
+// Blocks have numbers. An event that is refunded is taken out of its block, and no later
+// running count is changed: each would have to be. It is counted in back instead. The back
+// of block p is how many events were refunded from the blocks p to p + lowbit(p) - 1 (P.
+// Fenwick, "A New Data Structure for Cumulative Frequency Tables", 1994). So each event is
+// counted in one block for each power of 2 at most, and what is missing from a block on is
+// the sum of as many.
+//
+// A block of which nothing is left stays, for its back. Two of them that are the halves of
+// a larger range become one, the first, and the other is nil. Such a range has 2, 4, 8 ...
+// numbers and begins at a multiple of its length. The newest block is never empty, and
+// what is refunded from it is as if it had never been.
+type Log struct {
+	tail     block    // the newest
+	older    []*block // those before it
+	spare    *block   // one that was dropped, for the next that is needed
+	number   int64    // of the oldest block, from 1 on
+	refunded int64    // the number of the newest older block from which was refunded
+	first    int      // entries of the oldest block that are not later than cutoff, or fewer
+	newest   int64    // time of the last entry, Unix µs; 0 if there is none
+	total    uint64   // the running count of all events
+	cutoff   int64    // events up to here, Unix µs, were cut by an Add, whatever the Period is now
+	period   int64    // µs, of the last Add
+}
+
+// New returns a log that begins with the entry of s: s.Whole events at s.At, if there are
+// any.
+func New(s store.State) store.Log {
+	g := new(Log)
+	if s.Whole > 0 {
+		g.Add(store.Limit{Period: s.Period}, s.At, s.Whole)
+	}
+	return g
+}
+
+// Step implements [store.Log].
+func (g *Log) Step(l store.Limit, now, n int64) store.Reply {
+	r := store.Reply{OK: n <= l.Rate, X: now}
+	if g.empty() {
+		return r
+	}
+	r.X = max(now, g.newest)
+	dead := max(r.X-l.Period, g.cutoff) // the latest time that does not count
+	if g.newest <= dead || g.newest+g.period <= r.X {
+		return r
+	}
+	b, i := g.firstAfter(dead)
+	gone := g.block(b).through(i)
+	r.Y, r.Z = eventsBetween(gone, g.total-g.missing(b)), g.newest+l.Period-r.X
+	if r.OK = r.Y+n <= l.Rate; !r.OK && n <= l.Rate {
+		r.X = g.whenGone(b, gone, r.Y+n-l.Rate) + l.Period - r.X
+	}
+	return r
+}
+
+// whenGone is the time of the event with which need events will have left, where gone
+// have left already; the first of the others is in block b. It walks up in steps of powers
+// of 2 to the last block before which fewer than need leave, and down again, by half of a
+// step each time. absent is how many are missing on the way.
+func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
+	last, absent := g.last(), uint64(0)
+	fewer := func(n int64, absent uint64) bool {
+		return eventsBetween(gone+absent, g.block(n).through(0)) < need
+	}
+	step := lowbit(b)
+	for b+step <= last && fewer(b+step, absent+g.back(b)) {
+		b, absent = b+step, absent+g.back(b)
+		step = lowbit(b)
+	}
+	part := g.back(b) // what is missing from b to b+step-1
+	for step /= 2; step > 0; step /= 2 {
+		n := b + step
+		if n > last || g.block(n) == nil {
+			continue
+		}
+		if before := part - g.back(n); fewer(n, absent+before) {
+			b, absent, part = n, absent+before, g.back(n)
+		} else {
+			part = before
+		}
+	}
+	at := g.block(b)
+	i := sort.Search(at.len(), func(i int) bool {
+		// An entry that has left runs behind gone: nearly maxRun events between.
+		events := eventsBetween(gone+absent, at.through(i+1))
+		return need <= events && events < maxRun/2
+	})
+	return at.time(i)
+}
+
+// Add implements [store.Log].
+func (g *Log) Add(l store.Limit, now, n int64) (end int64) {
+	if g.empty() {
+		g.cutoff = now - l.Period
+	} else {
+		now = max(now, g.newest)
+		g.cutoff = max(now-l.Period, g.cutoff)
+		if g.newest+g.period <= now { // ended, whatever today's Period is
+			g.cutoff = max(g.newest, g.cutoff)
+		}
+		g.trim()
+	}
+	g.append(now, n)
+	g.period = l.Period
+	return now + l.Period
+}
+
+// append makes n events at now, which is not before newest, the last entry.
+func (g *Log) append(now, n int64) {
+	if g.empty() {
+		g.tail.begin(now, 0, n)
+		g.older, g.spare, g.first = nil, nil, 0 // lets go of their memory
+		g.number, g.refunded, g.total = 1, 0, 0
+	} else if !g.tail.fits(now, n) {
+		g.nextBlock(now, n)
+	}
+	g.tail.add(now, n)
+	g.newest = now
+	g.total += uint64(n)
+}
+
+// nextBlock makes an empty block the newest, ready for n events at now.
+func (g *Log) nextBlock(now, n int64) {
+	full := g.spare
+	if full == nil {
+		full = new(block)
+	}
+	g.spare = nil
+	*full, g.tail = g.tail, block{data: full.data}
+	g.older = append(g.older, full)
+	g.tail.begin(now, g.total, n)
+}
+
+// trim forgets what is not later than cutoff: at most one block of several, the
+// entries of a single one, and all at once where nothing lives.
+func (g *Log) trim() {
+	if g.newest <= g.cutoff {
+		g.tail.data = g.tail.data[:0] // it is empty, and begins again with what is added
+		return
+	}
+	b, i := g.firstAfter(g.cutoff)
+	switch {
+	case b > g.number:
+		g.forget(b)
+		if b == g.number {
+			g.first = i
+		}
+	case len(g.older) > 0:
+		g.first = i
+	case i > 0:
+		g.tail.cut(i)
+		g.first = 0
+	}
+}
+
+// forget drops the oldest block, and of what is in its range up to b as much as a block
+// has entries.
+func (g *Log) forget(b int64) {
+	if old := g.older[0]; old != nil {
+		g.spare = old
+	}
+	n := 0
+	for ; g.number+int64(n) < b && n < blockLen && (n == 0 || g.older[n] == nil); n++ {
+		g.older[n] = nil
+	}
+	g.older, g.first = g.older[n:], 0
+	g.number += int64(n)
+}
+
+// End implements [store.Log].
+func (g *Log) End() int64 {
+	if g.empty() || g.newest <= g.cutoff {
+		return 0
+	}
+	return g.newest + g.period
+}
+
+// Used implements [store.Log].
+func (g *Log) Used(now int64) int64 {
+	dead := max(now-g.period, g.cutoff)
+	if g.empty() || g.newest <= dead {
+		return 0
+	}
+	b, i := g.firstAfter(dead)
+	return eventsBetween(g.block(b).through(i), g.total-g.missing(b))
+}
+
+// empty says that there is no entry. Only the newest block can be so, if it is alone.
+func (g *Log) empty() bool { return len(g.tail.data) == 0 }

@@ -1,0 +1,88 @@
+package eventlog
+
+import "github.com/ratelimit-go/ratelimit/store"
+
+// Refund implements [store.Log]. Of the entries of one instant it takes from the
+// last one first, and from no more than a block has.
+func (g *Log) Refund(l store.Limit, now int64, c store.Receipt) {
+	if g.empty() {
+		return
+	}
+	now = max(now, g.newest)
+	if c.At <= max(now-l.Period, g.cutoff) || c.At > g.newest || g.End() <= now {
+		return
+	}
+	left, most, more := c.N, blockLen, true
+	for b := g.holder(g.later(c.At) - 1); more && left > 0 && most > 0 && b >= g.number; {
+		var events int64
+		var tried int
+		events, tried, more = g.block(b).take(c.At, left, most)
+		left, most = left-events, most-tried
+		switch {
+		case events == 0:
+		case b == g.last():
+			if !g.shrink() {
+				return
+			}
+		default:
+			g.count(b, uint64(events))
+			g.refunded = max(g.refunded, b)
+			if g.block(b).len() == 0 {
+				b = g.merge(b)
+			}
+		}
+		b = g.holder(min(b, g.last()+1) - 1)
+	}
+	g.first = 0
+	g.newest, g.total = g.tail.time(g.tail.len()-1), g.tail.through(g.tail.len())
+}
+
+// count adds n to what is missing from block b.
+func (g *Log) count(b int64, n uint64) {
+	for ; b >= g.number; b -= lowbit(b) {
+		g.block(b).back += n
+	}
+}
+
+// shrink makes the newest block that is not empty the last one, which is: false if there is
+// none.
+func (g *Log) shrink() bool {
+	for g.tail.len() == 0 {
+		b := g.holder(g.last() - 1)
+		if b < g.number {
+			g.older = nil
+			return false
+		}
+		tail := g.block(b)
+		if n := eventsBetween(tail.through(tail.len()), g.tail.through(0)); n > 0 {
+			g.count(b, -uint64(n))
+		}
+		g.tail = *tail
+		g.tail.back, g.refunded = 0, min(g.refunded, b-1)
+		clear(g.older[b-g.number:])
+		g.older = g.older[:b-g.number]
+	}
+	return true
+}
+
+// merge makes block b, which is empty, and what is empty beside it one, and returns its
+// number.
+func (g *Log) merge(b int64) int64 {
+	empty := func(n, span int64) bool { // a block of that range
+		if n < g.number || n+span > g.last() {
+			return false
+		}
+		at := g.block(n)
+		return at != nil && at.len() == 0 && (span == 1 || g.block(n+span/2) == nil)
+	}
+	span := int64(1)
+	for b%(2*span) == 0 && b+span < g.last() && g.block(b+span) == nil {
+		span *= 2
+	}
+	for start := b - b%(2*span); empty(start, span) && empty(start+span, span); start = b - b%(2*span) {
+		g.older[start+span-g.number] = nil
+		b = start
+		span *= 2
+	}
+	return b
+}
