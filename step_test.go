@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"math"
 	"math/big"
+	"math/bits"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -119,7 +120,8 @@ func FuzzStep(f *testing.F) {
 	})
 }
 
-// TestALevelFallsExactly takes products on both sides of 2^64.
+// TestALevelFallsExactly takes products on both sides of 2^64, and so many events that
+// no level is left: of a fast limit and a key that was idle for long.
 func TestALevelFallsExactly(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	year := int64(365 * 24 * time.Hour / time.Microsecond)
@@ -127,6 +129,10 @@ func TestALevelFallsExactly(t *testing.T) {
 		t.Helper()
 		whole, part := flow(dt, rate, period)
 		q, r := new(big.Int).DivMod(new(big.Int).Mul(big.NewInt(dt), big.NewInt(rate)), big.NewInt(period), new(big.Int))
+		if !q.IsInt64() {
+			q.SetInt64(math.MaxInt64)
+			r.SetInt64(part)
+		}
 		require.Equal(t, [2]int64{q.Int64(), r.Int64()}, [2]int64{whole, part}, "%d µs of %d/%d µs", dt, rate, period)
 	}
 	for range 1000 {
@@ -135,6 +141,11 @@ func TestALevelFallsExactly(t *testing.T) {
 		check(just, rate, 10*year)
 		check(just-1, rate, 10*year)
 		check(rng.Int64N(100*year), rate, 1000+rng.Int64N(10*year))
+
+		short := 1000 + rng.Int64N(1000)
+		many, _ := bits.Div64(uint64(short), 0, uint64(rate)) // µs in which some 2^64 events drain
+		check(int64(many), rate, short)
+		check(int64(many)+1, rate, short)
 	}
 }
 

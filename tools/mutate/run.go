@@ -281,8 +281,10 @@ func copyModule(to, root string) error {
 		}
 		target := filepath.Join(to, rel)
 		switch {
-		case d.IsDir() && d.Name() == ".git":
+		case d.Name() == ".git" && d.IsDir():
 			return fs.SkipDir
+		case d.Name() == ".git": // a file in a worktree
+			return nil
 		case d.IsDir():
 			return os.MkdirAll(target, 0o700)
 		case !d.Type().IsRegular():

@@ -1,10 +1,14 @@
 package main
 
 import (
+	_ "embed"
 	"fmt"
-	"os"
+	"slices"
 	"strings"
 )
+
+//go:embed equivalent.txt
+var equivalentText string
 
 // equivalents are the entries of equivalent.txt: mutants that behave as the
 // original does, so that no test can kill them.
@@ -13,14 +17,6 @@ import (
 // spaces, and below them an indented reason for all of these. Lines that begin with
 // # are comments.
 type equivalents []string
-
-func readEquivalents(name string) (equivalents, error) {
-	text, err := os.ReadFile(name)
-	if err != nil {
-		return nil, err
-	}
-	return parseEquivalents(string(text))
-}
 
 func parseEquivalents(text string) (equivalents, error) {
 	var all equivalents
@@ -50,7 +46,7 @@ func parseEquivalents(text string) (equivalents, error) {
 // file that are of no mutant.
 func (e equivalents) mark(file string, mutants []*mutant) (stale []string) {
 	for _, entry := range e {
-		if !strings.HasPrefix(entry, file+" ") && !strings.HasPrefix(entry, file+":") {
+		if entryFile(entry) != file {
 			continue
 		}
 		found := false
@@ -65,3 +61,16 @@ func (e equivalents) mark(file string, mutants []*mutant) (stale []string) {
 	}
 	return stale
 }
+
+// astray are the entries for other files than these.
+func (e equivalents) astray(files []string) (stale []string) {
+	for _, entry := range e {
+		if !slices.Contains(files, entryFile(entry)) {
+			stale = append(stale, entry)
+		}
+	}
+	return stale
+}
+
+// entryFile is the file that an entry is for.
+func entryFile(entry string) string { return entry[:strings.IndexAny(entry, " :")] }

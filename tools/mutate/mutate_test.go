@@ -131,13 +131,44 @@ func TestTextThatIsNotLuaIsRefused(t *testing.T) {
 	}
 }
 
+func TestFilesWithATransitionAreFound(t *testing.T) {
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"a.go": "var a = algorithm{rule: store.Rule{}}", "b.go": "func b(s store.State)", "c.go": "var s store.Store",
+		"a_test.go": "store.State{}", "sub/a.go": "store.State{}", "scripts/a.lua": "", "scripts/d.lua": "",
+		"internal/eventlog/log.go": "", "internal/eventlog/log_test.go": "", "internal/other/o.go": "store.State{}",
+	} {
+		name = filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, err := filesOf(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	requireEqual(t, []string{"a.go", "b.go", "internal/eventlog/log.go", "scripts/a.lua", "scripts/d.lua"}, files)
+	if _, err := filesOf(t.TempDir()); err == nil {
+		t.Fatal("a directory without algorithms is taken")
+	}
+}
+
 // The module's own files: whole ones break in at least ten ways each, mutants of Go
 // are Go, and the list of equivalents is of mutants that exist.
 func TestTheModulesFilesBreak(t *testing.T) {
-	root := filepath.Join("..", "..")
-	listed, err := readEquivalents("equivalent.txt")
+	listed, err := parseEquivalents(equivalentText)
 	if err != nil {
 		t.Fatal(err)
+	}
+	files, err := filesOf(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stale := listed.astray(files); len(stale) > 0 {
+		t.Errorf("equivalent.txt: no such files: %q", stale)
 	}
 	for _, file := range files {
 		mutants, err := mutantsOf(root, file)
@@ -196,6 +227,7 @@ b.lua f: y < 1
 	}
 	requireEqual(t, []string{"a.go: const size = 65"}, listed.mark("a.go", mutants))
 	requireEqual(t, []fate{equivalent, untested}, []fate{mutants[0].fate, mutants[1].fate})
+	requireEqual(t, []string{"b.lua f: y < 1"}, listed.astray([]string{"a.go"}))
 
 	for _, bad := range []string{"\treason\n", "an entry without a colon\n\treason\n"} {
 		if _, err := parseEquivalents(bad); err == nil {
@@ -290,7 +322,7 @@ func TestAStepCanBeExactlySomeTests(t *testing.T) {
 
 func TestACopyHasAllButTheHistory(t *testing.T) {
 	from, to := t.TempDir(), t.TempDir()
-	for _, name := range []string{"go.mod", "a/testdata/x", ".ci/y", ".git/z"} {
+	for _, name := range []string{"go.mod", "a/testdata/x", ".ci/y", ".git/z", "a/.git"} {
 		if err := os.MkdirAll(filepath.Join(from, filepath.Dir(name)), 0o700); err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,3 @@
+module github.com/ratelimit-go/ratelimit/tools/release
+
+go 1.26.0

@@ -1,0 +1,204 @@
+// Package release tests what a release brings to strangers: it commits the tree to a
+// repository of its own, tags it as a release does, and fetches from there.
+package release
+
+import (
+	"bytes"
+	"encoding/json"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const root = "github.com/ratelimit-go/ratelimit"
+
+// unreleased is what modules that are for the tree alone require of root.
+const unreleased = "v0.0.0"
+
+// Each module for strangers has a program in testdata. It is built with the oldest root
+// that the module allows, with the root of the tree, and with one whose internal packages
+// have all moved, as those of a later release may.
+func TestStrangersCanUseEachModule(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds gRPC")
+	}
+	r := newRepository(t)
+	for dir, oldest := range modules(t) {
+		patches := oldest[:strings.LastIndex(oldest, ".")+1]
+		now, later := patches+"1000", patches+"1001"
+		r.tagOldest(t, oldest)
+		r.tag(t, r.tree, now)
+		r.tag(t, r.tree, path.Join(dir, now))
+		r.tag(t, r.later, later)
+
+		module := path.Join(root, dir)
+		for name, version := range map[string]string{"the oldest root": oldest, "this root": now, "a later root": later} {
+			if version == unreleased {
+				continue
+			}
+			t.Run(path.Base(module)+" with "+name, func(t *testing.T) {
+				s := place{t.TempDir(), r.strangers}
+				copyFile(t, filepath.Join(s.dir, "main.go"), filepath.Join("testdata", path.Base(module), "main.go"))
+				s.run(t, "go", "mod", "init", "example.com/stranger")
+				if module != root {
+					s.run(t, "go", "get", module+"@"+now)
+				}
+				if version != oldest {
+					s.run(t, "go", "get", root+"@"+version)
+				}
+				s.run(t, "go", "mod", "tidy")
+				if got := s.run(t, "go", "list", "-m", "-f", "{{.Version}}", root); got != version {
+					t.Fatalf("this is root %s, not %s", got, version)
+				}
+				s.run(t, "go", "run", ".")
+			})
+		}
+	}
+}
+
+// modules are the modules of the tree that are for strangers, by directory, each with
+// the oldest root that it allows.
+func modules(t *testing.T) map[string]string {
+	found := map[string]string{".": unreleased}
+	for file := range strings.FieldsSeq(here.run(t, "git", "ls-files", "--cached", "--others", "--exclude-standard", "*/go.mod")) {
+		var mod struct {
+			Require []struct{ Path, Version string }
+		}
+		if err := json.Unmarshal([]byte(here.run(t, "go", "mod", "edit", "-json", file)), &mod); err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range mod.Require {
+			if m.Path == root && m.Version != unreleased {
+				found[path.Dir(file)] = m.Version
+			}
+		}
+	}
+	return found
+}
+
+// repository is a git repository with two commits.
+type repository struct {
+	git       []string // the environment of git
+	tree      string   // the commit of the tree
+	later     string   // and of the tree with its internal packages moved
+	strangers []string // the environment of those who take it for the one at GitHub
+}
+
+func newRepository(t *testing.T) *repository {
+	dir := t.TempDir()
+	bare, config := filepath.Join(dir, "git"), filepath.Join(dir, "gitconfig")
+	text := "[user]\nname = release\nemail = release@example.com\n[url \"file://" + bare + "\"]\ninsteadOf = https://" + root + "\n"
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cache, proxies := here.run(t, "go", "env", "GOMODCACHE"), here.run(t, "go", "env", "GOPROXY")
+	r := &repository{
+		git: []string{"GIT_CONFIG_GLOBAL=" + config, "GIT_DIR=" + bare, "GIT_WORK_TREE=."},
+		strangers: []string{
+			"GIT_CONFIG_GLOBAL=" + config,
+			"GOPATH=" + filepath.Join(dir, "go"),
+			"GOMODCACHE=" + filepath.Join(dir, "go", "mod"),
+			"GOPROXY=file://" + cache + "/cache/download," + proxies, // what the tree needs is there already
+			"GOPRIVATE=" + root,
+			"GOFLAGS=-modcacherw -trimpath", // so that it can be removed, and builds be found again
+			"GOWORK=off",
+		},
+	}
+	here.run(t, "git", "init", "-q", "--bare", bare)
+	r.tree = r.commit(t, here.dir)
+
+	later := place{filepath.Join(dir, "later"), r.git}
+	if err := os.Mkdir(later.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	later.run(t, "git", "checkout", "-q", "-f", r.tree)
+	moveInternal(t, later.dir)
+	r.later = r.commit(t, later.dir)
+	return r
+}
+
+// commit commits all files in dir.
+func (r *repository) commit(t *testing.T, dir string) string {
+	g := place{dir, r.git}
+	g.run(t, "git", "add", "-A")
+	g.run(t, "git", "commit", "-q", "-m", "release")
+	return g.run(t, "git", "rev-parse", "HEAD")
+}
+
+func (r *repository) tag(t *testing.T, commit, name string) {
+	place{here.dir, r.git}.run(t, "git", "tag", "-f", name, commit)
+}
+
+// tagOldest sets the tag of a root that may be released: it is that one then.
+func (r *repository) tagOldest(t *testing.T, name string) {
+	if here.run(t, "git", "tag", "--list", name) == "" {
+		r.tag(t, r.tree, name)
+		return
+	}
+	from := here.run(t, "git", "rev-parse", "--path-format=absolute", "--git-common-dir")
+	place{here.dir, r.git}.run(t, "git", "fetch", "-q", "--no-tags", from, "refs/tags/"+name+":refs/tags/"+name)
+}
+
+// moveInternal moves the packages in internal to internal/moved.
+func moveInternal(t *testing.T, dir string) {
+	internal, aside := filepath.Join(dir, "internal"), filepath.Join(dir, "moved")
+	err := os.Rename(internal, aside)
+	if err == nil {
+		err = os.Mkdir(internal, 0o700)
+	}
+	if err == nil {
+		err = os.Rename(aside, filepath.Join(internal, "moved"))
+	}
+	if err == nil {
+		err = filepath.WalkDir(dir, func(file string, _ fs.DirEntry, err error) error {
+			if err != nil || filepath.Ext(file) != ".go" {
+				return err
+			}
+			src, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			src = bytes.ReplaceAll(src, []byte(root+"/internal/"), []byte(root+"/internal/moved/"))
+			return os.WriteFile(file, src, 0o600)
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func copyFile(t *testing.T, to, from string) {
+	text, err := os.ReadFile(from)
+	if err == nil {
+		err = os.WriteFile(to, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// place is where commands run, and what is added to their environment.
+type place struct {
+	dir string
+	env []string
+}
+
+var here = place{dir: filepath.Join("..", "..")}
+
+// run returns what the command prints, without space around it.
+func (p place) run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Dir, cmd.Env = p.dir, append(os.Environ(), p.env...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s%s", cmd, err, out, stderr.Bytes())
+	}
+	return strings.TrimSpace(string(out))
+}
