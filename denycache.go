@@ -115,7 +115,7 @@ func NewDenyCache(l Limiter, opts ...DenyCacheOption) (*DenyCache, error) {
 	}
 	d := &DenyCache{limiter: l, maxKeys: defaultMaxDenials, maxAge: maxDenial}
 	if core := coreOf(l); core != nil {
-		d.coalesced = core.coalescer != nil
+		d.coalesced = core.coalesced
 		if core.limitFunc != nil {
 			d.asking = core
 		}

@@ -57,8 +57,8 @@ type limiter struct {
 	self       Limiter // the type that it is embedded in, as users hold it
 	algorithm  *algorithm
 	store      store.Store
-	front      store.Store // what is asked for events: store, or coalescer before it
-	coalescer  *coalescer  // nil unless calls are coalesced
+	front      store.Store // what is asked for events: store, or a coalescing one before it
+	coalesced  bool        // front is that
 	namespace  *store.Namespace
 	name       string
 	policyName string // by WithPolicyName, or else the name, or the limit as text
@@ -219,7 +219,7 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 	if !r.OK || what == peek {
 		charged = 0
 	}
-	if lim.coalescer != nil && what == take && lim.cameTooLate(res, l, r, events) {
+	if lim.coalesced && what == take && lim.cameTooLate(res, l, r, events) {
 		return nil
 	}
 	res.report(lim.algorithm.report(l, r, events, charged), r.OK, events, l.Burst)
@@ -253,6 +253,24 @@ func (a *algorithm) most(l store.Limit) int64 {
 		return bucketMost(l)
 	}
 	return maxEvents
+}
+
+// receipt names n of the events that were charged by the admission r.
+func (a *algorithm) receipt(l store.Limit, r store.Reply, charged, n int64) store.Receipt {
+	return receipt(l, r.X, a.report(l, r, charged, charged).reset, n)
+}
+
+// cameTooLate makes res the denial of a coalesced call that came too late for the room
+// which others took, if r shows that room has come since: it can come back at once.
+func (lim *limiter) cameTooLate(res *Result, l store.Limit, r store.Reply, n int64) bool {
+	if r.OK || l.Before > 0 || n > lim.algorithm.rule.Available(l, r) {
+		return false
+	}
+	const soon = time.Microsecond
+	r.OK = true // as it was, for the report
+	lim.result(res, l, r, n, 0)
+	*res = Result{Limit: res.Limit, RetryAfter: soon, ResetAfter: max(res.ResetAfter, soon)}
+	return true
 }
 
 // withoutStore is the decision by a Rate of 0, or of Unlimited.

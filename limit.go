@@ -1,21 +1,17 @@
 package ratelimit
 
 import (
-	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/limittext"
 )
 
 const (
 	day = 24 * time.Hour
 
 	minPeriod = time.Millisecond
-	maxPeriod = 10 * 365 * day // 10 years of 365 days
-
-	maxLimitText = 128 // bytes; the longest canonical text has 47
-	maxQuoted    = 48  // bytes of a refused text that an error repeats
+	maxPeriod = limittext.MaxPeriod
 
 	unlimited = "unlimited"
 )
@@ -98,9 +94,16 @@ func Every(d time.Duration) Limit { return Limit{Rate: 1, Period: d} }
 // error that wraps [ErrInvalidLimit], quotes the beginning of the text and says
 // what is wrong with it.
 func ParseLimit(s string) (Limit, error) {
-	l, err := parseLimit(s)
+	if s == unlimited {
+		return Unlimited(), nil
+	}
+	rate, period, burst, err := limittext.Parse(s)
+	l := Limit{rate, period, burst}
+	if err == nil {
+		err = l.check()
+	}
 	if err != nil {
-		return Limit{}, fmt.Errorf("%w: %s: %w", ErrInvalidLimit, quote(s), err)
+		return Limit{}, fmt.Errorf("%w: %s: %w", ErrInvalidLimit, limittext.Quote(s), err)
 	}
 	return l, nil
 }
@@ -114,11 +117,7 @@ func (l Limit) String() string {
 	if l == Unlimited() {
 		return unlimited
 	}
-	text := strconv.Itoa(l.Rate) + "/" + formatPeriod(l.Period)
-	if l.Burst != 0 {
-		text += " burst " + strconv.Itoa(l.Burst)
-	}
-	return text
+	return limittext.Format(l.Rate, l.Period, l.Burst)
 }
 
 // MarshalText is String for a valid limit, and an error that wraps
@@ -216,161 +215,4 @@ func (l Limit) check() error {
 		return fmt.Errorf("burst %d is not from 0 to %d", l.Burst, maxEvents)
 	}
 	return nil
-}
-
-// parseLimit is ParseLimit with the bare reason for an error.
-func parseLimit(s string) (Limit, error) {
-	if s == unlimited {
-		return Unlimited(), nil
-	}
-	if len(s) > maxLimitText {
-		return Limit{}, fmt.Errorf("%d bytes are more than %d", len(s), maxLimitText)
-	}
-	events, rest, found := strings.Cut(s, "/")
-	if !found {
-		return Limit{}, errors.New(`no "/" between rate and period`)
-	}
-	period, burst, hasBurst := strings.Cut(rest, " burst")
-
-	var l Limit
-	var err error
-	if l.Rate, err = parseEvents("rate", strings.TrimSuffix(events, " ")); err != nil {
-		return Limit{}, err
-	}
-	if l.Period, err = parsePeriod(strings.TrimPrefix(period, " ")); err != nil {
-		return Limit{}, err
-	}
-	if hasBurst {
-		if l.Burst, err = parseBurst(burst); err != nil {
-			return Limit{}, err
-		}
-	}
-	return l, l.check()
-}
-
-// parseEvents reads a number of events; what is its name in errors.
-func parseEvents(what, digits string) (int, error) {
-	n, err := strconv.ParseUint(digits, 10, 31)
-	if errors.Is(err, strconv.ErrRange) {
-		return 0, fmt.Errorf("%s %s is over %d", what, quote(digits), maxEvents)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("%s %s is not made of digits", what, quote(digits))
-	}
-	return int(n), nil
-}
-
-// parseBurst reads what follows the word burst.
-func parseBurst(s string) (int, error) {
-	digits, found := strings.CutPrefix(s, " ")
-	if !found {
-		return 0, errors.New("burst wants a space and a number after it")
-	}
-	n, err := parseEvents("burst", digits)
-	if err == nil && n == 0 {
-		return 0, errors.New("burst is 0: leave it out for a burst of the rate")
-	}
-	return n, err
-}
-
-// parsePeriod reads a unit, a count and a unit, or a duration.
-func parsePeriod(s string) (time.Duration, error) {
-	if unit := unitNamed(s); unit != 0 {
-		return unit, nil
-	}
-	digits, name := cutDigits(s)
-	unit := unitNamed(strings.TrimPrefix(name, " "))
-	switch {
-	case digits != "" && unit != 0:
-		count, err := strconv.ParseInt(digits, 10, 64)
-		if err != nil || count > int64(maxPeriod/unit) { // before the product, which could overflow
-			return 0, fmt.Errorf("period %s is over 10 years", quote(s))
-		}
-		return time.Duration(count) * unit, nil
-	case digits != "" || strings.HasPrefix(s, "."):
-		return parseDuration(s)
-	}
-	return 0, fmt.Errorf("unit %s is not ms, s, m, h, d or a word for one of them", quote(s))
-}
-
-// parseDuration is time.ParseDuration without its rounding.
-func parseDuration(s string) (time.Duration, error) {
-	d, err := time.ParseDuration(s)
-	if err != nil {
-		return 0, fmt.Errorf("period %s is not a count and a unit, nor a duration of at most 10 years", quote(s))
-	}
-	if finerThanNanosecond(s) {
-		return 0, fmt.Errorf("period %s is not a whole number of microseconds", quote(s))
-	}
-	return d, nil
-}
-
-// finerThanNanosecond reports whether a number in s has decimals below 1 ns,
-// which time.ParseDuration has read and dropped.
-func finerThanNanosecond(s string) bool {
-	for _, tail := range strings.Split(s, ".")[1:] {
-		decimals, rest := cutDigits(tail)
-		if next := strings.IndexAny(rest, "0123456789"); next >= 0 {
-			rest = rest[:next]
-		}
-		unit, _ := time.ParseDuration("1" + rest)
-		for range strings.TrimRight(decimals, "0") {
-			if unit%10 != 0 {
-				return true
-			}
-			unit /= 10
-		}
-	}
-	return false
-}
-
-// unitNamed is the length of a unit, and 0 for a name of none.
-func unitNamed(name string) time.Duration {
-	switch name {
-	case "ms", "millisecond", "milliseconds":
-		return time.Millisecond
-	case "s", "second", "seconds", "sec", "secs":
-		return time.Second
-	case "m", "minute", "minutes", "min", "mins":
-		return time.Minute
-	case "h", "hour", "hours", "hr", "hrs":
-		return time.Hour
-	case "d", "day", "days":
-		return day
-	}
-	return 0
-}
-
-// formatPeriod is a period as String shows it: in days if it is whole days,
-// otherwise as package time has it, less the zero minutes and seconds at the
-// end; and a single unit goes without its 1.
-func formatPeriod(d time.Duration) string {
-	text := d.String()
-	if d != 0 && d%day == 0 {
-		text = strconv.FormatInt(int64(d/day), 10) + "d"
-	}
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	if unit, found := strings.CutPrefix(text, "1"); found && unitNamed(unit) != 0 {
-		return unit
-	}
-	return text
-}
-
-// cutDigits cuts s after the decimal digits that it begins with.
-func cutDigits(s string) (digits, rest string) {
-	rest = strings.TrimLeft(s, "0123456789")
-	return s[:len(s)-len(rest)], rest
-}
-
-// quote is s as a Go string, cut short if it is long.
-func quote(s string) string {
-	if len(s) > maxQuoted {
-		return strconv.Quote(s[:maxQuoted]) + "..."
-	}
-	return strconv.Quote(s)
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+
+	"github.com/ratelimit-go/ratelimit/internal/coalesce"
 )
 
 // Option sets what is optional about a limiter.
@@ -106,8 +108,8 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 // Reset are not coalesced.
 func WithCoalescing() Option {
 	return func(lim *limiter) error {
-		lim.coalescer = &coalescer{Store: lim.store, algorithm: lim.algorithm, calls: map[hotKey]*call{}}
-		lim.front = lim.coalescer
+		lim.coalesced = true
+		lim.front = coalesce.New(lim.store, coalesce.Algorithm{After: lim.algorithm.after, Receipt: lim.algorithm.receipt})
 		return nil
 	}
 }

@@ -1,22 +1,35 @@
-package ratelimit
+// Package coalesce asks a store once for many callers.
+package coalesce
 
 import (
 	"context"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// coalescer is a store before another one, for [WithCoalescing]. While a call of Take is
-// under way for a key, others on that key wait. One TakeUpTo decides on all of them.
-type coalescer struct {
+// Store is a store before another one. While a call of Take is under way for a key, others
+// on that key wait. One TakeUpTo decides on all of them. It is for one namespace.
+type Store struct {
 	store.Store
-	algorithm *algorithm
+	algorithm Algorithm
 
 	mu    sync.Mutex       // protects calls and the waiters in it; never held over a call
 	calls map[hotKey]*call // that are under way
+}
+
+// Algorithm is what a Store must know of replies.
+type Algorithm struct {
+	// After is what r becomes once n events have been charged.
+	After func(r store.Reply, n int64) store.Reply
+	// Receipt names n of the charged events of the admission that r is.
+	Receipt func(l store.Limit, r store.Reply, charged, n int64) store.Receipt
+}
+
+// New returns a Store before s.
+func New(s store.Store, a Algorithm) *Store {
+	return &Store{Store: s, algorithm: a, calls: map[hotKey]*call{}}
 }
 
 type hotKey struct {
@@ -43,52 +56,52 @@ type answer struct {
 }
 
 // Take implements [store.Store]. Only single events without a Before are coalesced.
-func (c *coalescer) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if n != 1 || l.Before > 0 {
-		return c.Store.Take(ctx, ns, key, l, n)
+		return s.Store.Take(ctx, ns, key, l, n)
 	}
 	k := hotKey{key, l}
-	c.mu.Lock()
-	if underWay, ok := c.calls[k]; ok {
+	s.mu.Lock()
+	if underWay, ok := s.calls[k]; ok {
 		w := &waiter{ready: make(chan struct{})}
 		underWay.waiters = append(underWay.waiters, w)
-		c.mu.Unlock()
+		s.mu.Unlock()
 		return w.wait(ctx)
 	}
-	c.calls[k] = new(call)
-	c.mu.Unlock()
+	s.calls[k] = new(call)
+	s.mu.Unlock()
 	defer func() { // also if the store panics
-		if waiters := c.next(k); waiters != nil {
-			go c.decideAll(ns, k, waiters)
+		if waiters := s.next(k); waiters != nil {
+			go s.decideAll(ns, k, waiters)
 		}
 	}()
-	return c.Store.Take(ctx, ns, key, l, 1)
+	return s.Store.Take(ctx, ns, key, l, 1)
 }
 
 // next returns those that wait for the next call on k. If there are none, no call is under
 // way any more.
-func (c *coalescer) next(k hotKey) []*waiter {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	waiters := c.calls[k].waiters
-	if c.calls[k].waiters = nil; waiters == nil {
-		delete(c.calls, k)
+func (s *Store) next(k hotKey) []*waiter {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	waiters := s.calls[k].waiters
+	if s.calls[k].waiters = nil; waiters == nil {
+		delete(s.calls, k)
 	}
 	return waiters
 }
 
 // decideAll decides on waiters, and on those that come meanwhile, until none is left.
-func (c *coalescer) decideAll(ns *store.Namespace, k hotKey, waiters []*waiter) {
+func (s *Store) decideAll(ns *store.Namespace, k hotKey, waiters []*waiter) {
 	for waiters != nil {
-		c.decide(ns, k, present(waiters))
-		waiters = c.next(k)
+		s.decide(ns, k, present(waiters))
+		waiters = s.next(k)
 	}
 }
 
 // decide decides on all waiters by one call of the store, and where only some of them are
 // admitted by a second, for the RetryAfter of the others. To ask for the others again would
 // keep them waiting for as long as room comes with each round trip.
-func (c *coalescer) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
+func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 	if len(waiters) == 0 {
 		return
 	}
@@ -98,27 +111,26 @@ func (c *coalescer) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 		}
 	}()
 	ctx := context.Background() // no waiter's own: the store has a timeout
-	r, err := c.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))
+	r, err := s.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))
 	if err != nil || !r.OK {
 		answerAll(waiters, answer{reply: r, err: err})
 		return
 	}
-	granted, given := min(int64(len(waiters)), c.algorithm.rule.Available(k.limit, r)), int64(0)
+	granted, given := min(int64(len(waiters)), ns.Rule.Available(k.limit, r)), int64(0)
 	for i, w := range waiters {
 		if given == granted {
-			denial, err := c.Peek(ctx, ns, k.key, k.limit, 1)
+			denial, err := s.Peek(ctx, ns, k.key, k.limit, 1)
 			denial.OK = false
 			answerAll(waiters[i:], answer{reply: denial, err: err})
 			return
 		}
-		if w.answerWith(answer{reply: c.algorithm.after(r, given)}) {
+		if w.answerWith(answer{reply: s.algorithm.After(r, given)}) {
 			given++
 		}
 	}
 	if given < granted { // some have left
-		v := c.algorithm.report(k.limit, r, granted, granted)
 		// An error leaves them charged, as any call does whose caller has left.
-		_ = c.Refund(ctx, ns, k.key, k.limit, receipt(k.limit, r.X, v.reset, granted-given))
+		_ = s.Refund(ctx, ns, k.key, k.limit, s.algorithm.Receipt(k.limit, r, granted, granted-given))
 	}
 }
 
@@ -163,17 +175,4 @@ func answerAll(waiters []*waiter, a answer) {
 	for _, w := range waiters {
 		w.answerWith(a)
 	}
-}
-
-// cameTooLate makes res the denial of a waiter that came too late for the room which others
-// took, if r shows that room has come since: it can come back at once.
-func (lim *limiter) cameTooLate(res *Result, l store.Limit, r store.Reply, n int64) bool {
-	if r.OK || l.Before > 0 || n > lim.algorithm.rule.Available(l, r) {
-		return false
-	}
-	const soon = time.Microsecond
-	r.OK = true // as it was, for the report
-	lim.result(res, l, r, n, 0)
-	*res = Result{Limit: res.Limit, RetryAfter: soon, ResetAfter: max(res.ResetAfter, soon)}
-	return true
 }

@@ -1,0 +1,180 @@
+// Package limittext reads and writes limits as text: the grammar of ratelimit.ParseLimit.
+package limittext
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	day = 24 * time.Hour
+
+	// MaxPeriod is 10 years of 365 days.
+	MaxPeriod = 10 * 365 * day
+
+	maxText   = 128 // bytes; the longest canonical text has 47
+	maxQuoted = 48  // bytes of a refused text that an error repeats
+)
+
+// Parse reads a limit, other than "unlimited". Its error is the bare reason. It refuses
+// what it cannot read exactly, and leaves it to the caller to check the ranges.
+func Parse(s string) (rate int, period time.Duration, burst int, err error) {
+	if len(s) > maxText {
+		return 0, 0, 0, fmt.Errorf("%d bytes are more than %d", len(s), maxText)
+	}
+	events, rest, found := strings.Cut(s, "/")
+	if !found {
+		return 0, 0, 0, errors.New(`no "/" between rate and period`)
+	}
+	periodText, burstText, hasBurst := strings.Cut(rest, " burst")
+	if rate, err = parseEvents("rate", strings.TrimSuffix(events, " ")); err != nil {
+		return 0, 0, 0, err
+	}
+	if period, err = parsePeriod(strings.TrimPrefix(periodText, " ")); err != nil {
+		return 0, 0, 0, err
+	}
+	if hasBurst {
+		burst, err = parseBurst(burstText)
+	}
+	return rate, period, burst, err
+}
+
+// Format is a limit in its canonical form.
+func Format(rate int, period time.Duration, burst int) string {
+	text := strconv.Itoa(rate) + "/" + formatPeriod(period)
+	if burst != 0 {
+		text += " burst " + strconv.Itoa(burst)
+	}
+	return text
+}
+
+// parseEvents reads a number of events; what is its name in errors.
+func parseEvents(what, digits string) (int, error) {
+	n, err := strconv.ParseUint(digits, 10, 31)
+	if errors.Is(err, strconv.ErrRange) {
+		return 0, fmt.Errorf("%s %s is over %d", what, Quote(digits), math.MaxInt32)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s %s is not made of digits", what, Quote(digits))
+	}
+	return int(n), nil
+}
+
+// parseBurst reads what follows the word burst.
+func parseBurst(s string) (int, error) {
+	digits, found := strings.CutPrefix(s, " ")
+	if !found {
+		return 0, errors.New("burst wants a space and a number after it")
+	}
+	n, err := parseEvents("burst", digits)
+	if err == nil && n == 0 {
+		return 0, errors.New("burst is 0: leave it out for a burst of the rate")
+	}
+	return n, err
+}
+
+// parsePeriod reads a unit, a count and a unit, or a duration.
+func parsePeriod(s string) (time.Duration, error) {
+	if unit := unitNamed(s); unit != 0 {
+		return unit, nil
+	}
+	digits, name := cutDigits(s)
+	unit := unitNamed(strings.TrimPrefix(name, " "))
+	switch {
+	case digits != "" && unit != 0:
+		count, err := strconv.ParseInt(digits, 10, 64)
+		if err != nil || count > int64(MaxPeriod/unit) { // before the product, which could overflow
+			return 0, fmt.Errorf("period %s is over 10 years", Quote(s))
+		}
+		return time.Duration(count) * unit, nil
+	case digits != "" || strings.HasPrefix(s, "."):
+		return parseDuration(s)
+	}
+	return 0, fmt.Errorf("unit %s is not ms, s, m, h, d or a word for one of them", Quote(s))
+}
+
+// parseDuration is time.ParseDuration without its rounding.
+func parseDuration(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		return 0, fmt.Errorf("period %s is not a count and a unit, nor a duration of at most 10 years", Quote(s))
+	}
+	if finerThanNanosecond(s) {
+		return 0, fmt.Errorf("period %s is not a whole number of microseconds", Quote(s))
+	}
+	return d, nil
+}
+
+// finerThanNanosecond reports whether a number in s has decimals below 1 ns,
+// which time.ParseDuration has read and dropped.
+func finerThanNanosecond(s string) bool {
+	for _, tail := range strings.Split(s, ".")[1:] {
+		decimals, rest := cutDigits(tail)
+		if next := strings.IndexAny(rest, "0123456789"); next >= 0 {
+			rest = rest[:next]
+		}
+		unit, _ := time.ParseDuration("1" + rest)
+		for range strings.TrimRight(decimals, "0") {
+			if unit%10 != 0 {
+				return true
+			}
+			unit /= 10
+		}
+	}
+	return false
+}
+
+// unitNamed is the length of a unit, and 0 for a name of none.
+func unitNamed(name string) time.Duration {
+	switch name {
+	case "ms", "millisecond", "milliseconds":
+		return time.Millisecond
+	case "s", "second", "seconds", "sec", "secs":
+		return time.Second
+	case "m", "minute", "minutes", "min", "mins":
+		return time.Minute
+	case "h", "hour", "hours", "hr", "hrs":
+		return time.Hour
+	case "d", "day", "days":
+		return day
+	}
+	return 0
+}
+
+// formatPeriod is a period as String shows it: in days if it is whole days,
+// otherwise as package time has it, less the zero minutes and seconds at the
+// end; and a single unit goes without its 1.
+func formatPeriod(d time.Duration) string {
+	text := d.String()
+	if d != 0 && d%day == 0 {
+		text = strconv.FormatInt(int64(d/day), 10) + "d"
+	}
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	if unit, found := strings.CutPrefix(text, "1"); found && unitNamed(unit) != 0 {
+		return unit
+	}
+	return text
+}
+
+// cutDigits cuts s after the decimal digits that it begins with.
+func cutDigits(s string) (digits, rest string) {
+	rest = strings.TrimLeft(s, "0123456789")
+	return s[:len(s)-len(rest)], rest
+}
+
+// Quote is s as a Go string, cut short if it is long.
+func Quote(s string) string {
+	if len(s) > maxQuoted {
+		return strconv.Quote(s[:maxQuoted]) + "..."
+	}
+	return strconv.Quote(s)
+}
