@@ -138,15 +138,7 @@ func (a *All) Peek(ctx context.Context, key string) (Result, error) {
 // whether they fit or not. A limit of Rate 0 is charged nothing; if all of them are
 // of it, the Result is their denial. After an error the limits before it stay charged.
 func (a *All) Charge(ctx context.Context, key string, n int) (Result, error) {
-	if err := a.check(ctx, key, n); err != nil {
-		return Result{}, err
-	}
-	r := begin(a, key, n, asking{what: overdraw})
-	defer r.end()
-	if err := r.overdraw(ctx); err != nil {
-		return Result{}, err
-	}
-	return r.result(ctx), nil
+	return a.decide(ctx, key, n, asking{what: overdraw})
 }
 
 // Refund gives back n of the events that charged admitted, to each limit. Its
@@ -201,7 +193,7 @@ func (a *All) check(ctx context.Context, key string, n int) error {
 	return CheckCall(ctx, key, n)
 }
 
-// decide is AllowN, AllowWithin or Peek.
+// decide is AllowN, AllowWithin, Peek or Charge.
 func (a *All) decide(ctx context.Context, key string, n int, how asking) (Result, error) {
 	if err := a.check(ctx, key, n); err != nil {
 		return Result{}, err

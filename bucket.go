@@ -2,9 +2,8 @@ package ratelimit
 
 import (
 	_ "embed"
-	"math"
-	"math/bits"
 
+	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -52,17 +51,7 @@ func bucketConvert(s store.State, l store.Limit) (whole, part int64) {
 }
 
 // flow is how many events drain in dt µs, as whole + part/period.
-func flow(dt, rate, period int64) (whole, part int64) {
-	hi, lo := bits.Mul64(uint64(dt), uint64(rate))
-	if hi == 0 && lo < uint64(period) { // often, and a division is slow
-		return 0, int64(lo)
-	}
-	if hi >= uint64(period) { // over 2^64 events
-		return math.MaxInt64, 0
-	}
-	q, r := bits.Div64(hi, lo, uint64(period))
-	return int64(min(q, math.MaxInt64)), int64(r)
-}
+func flow(dt, rate, period int64) (whole, part int64) { return exact.MulDiv(dt, rate, period) }
 
 // subtract is (whole + part/period) - (w + p/period), at least 0.
 func subtract(whole, part, w, p, period int64) (int64, int64) {
@@ -78,23 +67,12 @@ func subtract(whole, part, w, p, period int64) (int64, int64) {
 
 // drainTime is how long a level takes to drain, in µs, rounded up.
 func drainTime(whole, part int64, l store.Limit) int64 {
-	hi, lo := bits.Mul64(uint64(whole), uint64(l.Period))
-	lo, carry := bits.Add64(lo, uint64(part), 0)
-	if hi += carry; hi >= uint64(l.Rate) { // a level that no limit has left, in a store of bytes
-		return 1 << 62
-	}
-	q, r := bits.Div64(hi, lo, uint64(l.Rate))
-	if r > 0 {
-		q++
-	}
-	return int64(min(q, 1<<62))
+	return exact.MulDivUp(whole, l.Period, part, l.Rate)
 }
 
 // drainsWithin says whether a full bucket drains in at most limit µs.
 func drainsWithin(l store.Limit, limit int64) bool {
-	hi, lo := bits.Mul64(uint64(l.Burst), uint64(l.Period))
-	most, least := bits.Mul64(uint64(l.Rate), uint64(limit))
-	return hi < most || hi == most && lo <= least
+	return exact.AtMost(l.Burst, l.Period, l.Rate, limit)
 }
 
 func bucketTTL(s store.State, l store.Limit) int64 { return drainTime(s.Whole&^overdrawn, s.Part, l) }
@@ -105,9 +83,8 @@ func bucketUsed(s store.State, end, now int64) int64 {
 	if now >= end {
 		return 0
 	}
-	hi, lo := bits.Mul64(uint64(s.Whole&^overdrawn+1), uint64(end-now))
-	q, _ := bits.Div64(hi, lo, uint64(end-s.At))
-	return int64(q)
+	left, _ := exact.MulDiv(s.Whole&^overdrawn+1, end-now, end-s.At)
+	return left
 }
 
 // chargedLevel is the level that c left behind, as a state: what drained from then

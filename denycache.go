@@ -270,12 +270,7 @@ func (d *DenyCache) AppendPolicies(ctx context.Context, dst []Policy, key string
 func (d *DenyCache) Unwrap() Limiter { return d.limiter }
 
 // Len is the number of keys remembered now, of which some may have ended.
-func (d *DenyCache) Len() int {
-	if d.denials == nil {
-		return 0
-	}
-	return d.denials.Len()
-}
+func (d *DenyCache) Len() int { return d.denials.Len() }
 
 var (
 	_ Limiter   = (*DenyCache)(nil)

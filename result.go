@@ -158,6 +158,7 @@ type Mark struct {
 // says from then on, or SourceStore to leave that as it is. note is what owner wants to
 // find again. owner is a pointer, so that it can be compared, and not nil.
 func NewMark(owner any, source Source, note any) *Mark {
+	source = min(source, SourceList) // the last one there is
 	return &Mark{owner: owner, source: source, note: note}
 }
 

@@ -64,6 +64,9 @@ func (r *round) end() {
 
 // decide asks the parts one group after the other, until one denies.
 func (r *round) decide(ctx context.Context) error {
+	if r.how.what == overdraw {
+		return r.overdraw(ctx)
+	}
 	if err := r.prepare(ctx); err != nil {
 		return err
 	}
@@ -254,7 +257,7 @@ func (r *round) read(e *entry, req *store.Request, reply store.Reply) {
 	e.decided, e.charged = true, !r.denied
 }
 
-// overdraw charges each part.
+// overdraw charges each part. What it has charged is not given back.
 func (r *round) overdraw(ctx context.Context) (err error) {
 	r.denied = true
 	for i := range r.entries {
@@ -316,7 +319,9 @@ func (r *round) result(ctx context.Context) Result {
 		}
 		p := &r.results[i]
 		known = whole.add(p) || known
-		source = worse(source, p.Source())
+		if s := p.Source(); weights[s] > weights[source] {
+			source = s
+		}
 		if r.denied && !p.Allowed && (worst < 0 || p.RetryAfter > r.results[worst].RetryAfter) {
 			worst = i
 		}
@@ -351,28 +356,11 @@ func (r *Result) add(p *Result) (known bool) {
 	return known
 }
 
-// worse is the source of a decision that has two parts: a store that did not answer
-// outweighs one that did, most of all if the event is refused for it, and either a limit
-// that needs none.
-func worse(a, b Source) Source {
-	if b.weight() > a.weight() {
-		return b
-	}
-	return a
-}
-
-func (s Source) weight() int {
-	switch s {
-	case SourceUnlimited, SourceList:
-		return 0
-	case SourceZeroRate:
-		return 1
-	case SourceStore:
-		return 2
-	case SourceFailClosed:
-		return 4
-	}
-	return 3
+// weights says which source stands for several: a store that did not answer outweighs one
+// that did, most of all if the event is refused for it, and either a limit that needs none.
+var weights = [...]uint8{
+	SourceUnlimited: 0, SourceList: 0, SourceZeroRate: 1, SourceStore: 2,
+	SourceFailOpen: 3, SourceLocal: 3, SourceDenyCache: 3, SourceFailClosed: 4,
 }
 
 // name is that of part i.

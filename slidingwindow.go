@@ -3,8 +3,8 @@ package ratelimit
 import (
 	"context"
 	_ "embed"
-	"math/bits"
 
+	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -147,12 +147,7 @@ func weight(prev, left, period int64) int64 {
 	if prev == 0 {
 		return 0
 	}
-	hi, lo := bits.Mul64(uint64(prev), uint64(left))
-	q, r := bits.Div64(hi, lo, uint64(period))
-	if r > 0 {
-		q++
-	}
-	return int64(q)
+	return exact.MulDivUp(prev, left, 0, period)
 }
 
 func slidingWindowRefund(s store.State, _ store.Limit, _ int64, c store.Receipt) store.State {
@@ -219,7 +214,6 @@ func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) verdict
 // at most room: the greatest left with prev·left <= room·period. prev is above
 // room.
 func lightEnough(prev, room, period int64) int64 {
-	hi, lo := bits.Mul64(uint64(room), uint64(period))
-	left, _ := bits.Div64(hi, lo, uint64(prev))
-	return int64(left)
+	left, _ := exact.MulDiv(room, period, prev)
+	return left
 }

@@ -38,8 +38,12 @@ func New(maxKeys int, maxAge time.Duration) *Table {
 	}
 }
 
-// Len is the number of keys remembered now, of which some may have ended.
+// Len is the number of keys remembered now, of which some may have ended. A nil Table has
+// none.
 func (t *Table) Len() (n int) {
+	if t == nil {
+		return 0
+	}
 	for i := range t.shards {
 		s := &t.shards[i]
 		s.mu.Lock()

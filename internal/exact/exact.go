@@ -1,0 +1,41 @@
+// Package exact multiplies and divides integers without rounding on the way. It is the twin
+// of muldiv in scripts/common.lua.
+package exact
+
+import (
+	"math"
+	"math/bits"
+)
+
+// MulDiv returns a·b/c, rounded down, and the remainder. All are 0 or more, and c is above
+// 0. A quotient beyond int64 is the largest one, with some remainder.
+func MulDiv(a, b, c int64) (q, r int64) {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	switch {
+	case hi == 0 && lo < uint64(c): // often, and a division is slow
+		return 0, int64(lo)
+	case hi >= uint64(c): // over 2^64
+		return math.MaxInt64, 0
+	}
+	quo, rem := bits.Div64(hi, lo, uint64(c))
+	return int64(min(quo, math.MaxInt64)), int64(rem)
+}
+
+// MulDivUp returns (a·b+d)/c, rounded up. All are 0 or more, c is above 0, and the quotient
+// is an int64.
+func MulDivUp(a, b, d, c int64) int64 {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	lo, carry := bits.Add64(lo, uint64(d), 0)
+	q, r := bits.Div64(hi+carry, lo, uint64(c))
+	if r > 0 {
+		q++
+	}
+	return int64(q)
+}
+
+// AtMost reports whether a·b is at most c·d. All are 0 or more.
+func AtMost(a, b, c, d int64) bool {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	most, least := bits.Mul64(uint64(c), uint64(d))
+	return hi < most || hi == most && lo <= least
+}
