@@ -174,6 +174,9 @@ func (a *All) Reset(ctx context.Context, key string) error {
 
 // AppendPolicies appends the policies of all limits, in their order.
 func (a *All) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
+	if len(a.parts) == 0 {
+		return dst, errNoAll
+	}
 	all := dst
 	for i := range a.parts {
 		var err error

@@ -19,14 +19,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/accesslist"
-	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
-	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
-	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 func newDenyCache(t testing.TB, l ratelimit.Limiter, opts ...ratelimit.DenyCacheOption) *ratelimit.DenyCache {
@@ -956,24 +952,6 @@ func TestDenialsThatHaveEndedLeaveAndGiveTheirMemoryBack(t *testing.T) {
 	})
 }
 
-func TestADenyCacheKnowsItsKeys(t *testing.T) {
-	lim := inMemory(t, "fixed_window", ratelimit.PerHour(1))
-	waiter, err := throttle.NewWaiter(lim, time.Second)
-	require.NoError(t, err)
-	slowdown, err := throttle.NewSlowdown(lim, throttle.Slow{Step: time.Second, Max: time.Second})
-	require.NoError(t, err)
-	listed, err := accesslist.New(lim)
-	require.NoError(t, err)
-	tried, err := shadow.New(lim, func(context.Context, string, int, ratelimit.Result, error) {})
-	require.NoError(t, err)
-	for _, around := range []ratelimit.Limiter{
-		onOneKey(t, lim, "everybody"), all(t, lim), newDenyCache(t, lim), failover(t, lim, fallback.Open()),
-		waiter, slowdown, listed, tried,
-	} {
-		_, err := ratelimit.NewDenyCache(around)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T: its denials can end unseen", around)
-	}
-}
 
 // heap is the bytes in use.
 func heap() int {

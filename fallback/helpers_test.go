@@ -2,6 +2,7 @@ package fallback_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -105,4 +106,17 @@ func benchmarkAllow(b *testing.B, lim ratelimit.Limiter, keys []string, allowed 
 			decide(func(int) bool { return pb.Next() }, int(workers.Add(1))*len(keys)/7%len(keys))
 		})
 	})
+}
+
+// broken is a store that is down.
+type broken struct{ store.Store }
+
+func (broken) Prepare(*store.Rule) {}
+
+func (broken) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, fmt.Errorf("%w: on purpose", ratelimit.ErrStore)
+}
+
+func (broken) TakeUpTo(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, fmt.Errorf("%w: on purpose", ratelimit.ErrStore)
 }

@@ -1,0 +1,86 @@
+package fallback_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+)
+
+func TestALocalShareIsMadeOfTheLimiterItself(t *testing.T) {
+	tiers := ratelimit.WithTiers(func(_ context.Context, key string) (string, error) { return key, nil },
+		map[string]ratelimit.Limit{"paid": ratelimit.PerHour(400)})
+	for _, algorithm := range algorithms {
+		inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(40), tiers)}
+		_, err := fallback.New(inner, fallback.LocalShare(4))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "of a limiter that is not known")
+
+		synctest.Test(t, func(t *testing.T) {
+			lim := failover(t, down(t, algorithm, ratelimit.PerHour(40), tiers), fallback.LocalShare(4))
+			for key, want := range map[string]int{"free": 10, "paid": 100} {
+				n := 0
+				for range 200 {
+					r, err := lim.Allow(t.Context(), key)
+					require.NoError(t, err)
+					require.Equal(t, ratelimit.SourceLocal, r.Source())
+					if r.Allowed {
+						n++
+					}
+				}
+				require.Equal(t, want, n, "%s, %s", algorithm, key)
+			}
+		})
+		for _, n := range []int{0, -1} {
+			_, err = fallback.New(inMemory(t, algorithm, ratelimit.PerHour(40)), fallback.LocalShare(n))
+			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+		}
+	}
+}
+
+// down is a limiter on a store that is down.
+func down(t *testing.T, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	t.Helper()
+	return newLimiter(t, algorithm, broken{}, l, opts...)
+}
+
+func TestTheStateOfTheBreakerCanBeAsked(t *testing.T) {
+	require.Equal(t, fallback.StateClosed, new(fallback.Limiter).State())
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.Open(), fallback.WithBreaker(2, time.Second))
+		require.Equal(t, fallback.StateClosed, lim.State())
+		inner.down.Store(true)
+		allow(t, lim, "key")
+		require.Equal(t, "closed", lim.State().String(), "one failure is not enough")
+		allow(t, lim, "key")
+		require.Equal(t, "open", lim.State().String())
+		time.Sleep(time.Second)
+		require.Equal(t, "half_open", lim.State().String())
+		inner.down.Store(false)
+		allow(t, lim, "key")
+		require.Equal(t, fallback.StateClosed, lim.State())
+	})
+}
+
+// The breaker learns from what the store says alone.
+func TestWhatNeedsNoStoreClosesNoBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := ratelimit.PerHour(0)
+		lim := failover(t, newLimiter(t, "token_bucket", broken{}, ratelimit.PerHour(5), ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })), fallback.Open(), fallback.WithBreaker(2, time.Second))
+		for _, limit = range []ratelimit.Limit{ratelimit.PerHour(5), ratelimit.PerHour(0), ratelimit.Unlimited(), ratelimit.PerHour(5)} {
+			allow(t, lim, "key")
+		}
+		require.Equal(t, fallback.StateOpen, lim.State(), "two failures in a row")
+		time.Sleep(time.Second)
+		for _, limit = range []ratelimit.Limit{ratelimit.PerHour(0), ratelimit.Unlimited()} {
+			allow(t, lim, "key")
+			require.Equal(t, fallback.StateHalfOpen, lim.State())
+		}
+	})
+}

@@ -1,0 +1,137 @@
+package ratelimit_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+)
+
+func TestAMarkIsFoundByItsOwnerAndTakenOff(t *testing.T) {
+	type wrapper struct{ _ int }
+	inner, outer, stranger := new(wrapper), new(wrapper), new(wrapper)
+	note := "of outer"
+	plain := allow(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), "key")
+	first := ratelimit.NewMark(inner, ratelimit.SourceLocal, nil)
+	second := ratelimit.NewMark(outer, ratelimit.SourceStore, &note)
+
+	r := plain.With(first).With(second)
+	require.Equal(t, ratelimit.SourceLocal, r.Source(), "SourceStore leaves it as it is")
+	under, found, ok := r.Of(outer)
+	require.True(t, ok)
+	require.Same(t, &note, found)
+	require.Equal(t, plain.With(first), under)
+	under, found, ok = r.Of(inner)
+	require.True(t, ok, "also below another one")
+	require.Nil(t, found)
+	require.Equal(t, plain, under)
+	for _, owner := range []any{stranger, nil, "outer"} {
+		under, _, ok = r.Of(owner)
+		require.False(t, ok)
+		require.Equal(t, r, under)
+	}
+	require.Equal(t, plain, plain.With(nil))
+	require.True(t, plain.With(first) == plain.With(first), "Results stay comparable")
+	require.False(t, plain.With(first) == plain)
+	require.Equal(t, ratelimit.SourceList, plain.With(ratelimit.NewMark(inner, 200, nil)).Source(), "there is no such source")
+	require.Equal(t, "source(200)", ratelimit.Source(200).String())
+}
+
+func TestAMarkOnAPlainResultAllocatesNothing(t *testing.T) {
+	owner := new(int)
+	m := ratelimit.NewMark(owner, ratelimit.SourceStore, nil)
+	plain := ratelimit.Result{Allowed: true}
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		if _, _, ok := plain.With(m).Of(owner); !ok {
+			t.Fail()
+		}
+	}))
+}
+
+func TestAResultSaysHowMuchItHasCharged(t *testing.T) {
+	bucket := inMemory(t, "token_bucket", ratelimit.PerHour(5))
+	unlimited := inMemory(t, "token_bucket", ratelimit.Unlimited())
+	both := all(t, bucket, unlimited)
+	require.Equal(t, 2, allowN(t, bucket, 2).Charged())
+	require.Equal(t, 2, allowN(t, both, 2).Charged(), "of each limit")
+	require.Zero(t, allowN(t, unlimited, 2).Charged())
+	require.Zero(t, allowN(t, all(t, unlimited), 2).Parts()[0].Charged())
+	require.Zero(t, peek(t, bucket, "key").Charged())
+	require.Zero(t, peek(t, both, "key").Charged())
+	require.Zero(t, allowN(t, bucket, 2).Charged(), "a denial")
+	require.Zero(t, allowN(t, both, 2).Charged(), "a denial")
+	open := failover(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
+	require.Zero(t, allowN(t, open, 2).Charged())
+	local := failover(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+	require.Equal(t, 3, allowN(t, local, 3).Charged())
+}
+
+func TestAResultSaysWhetherALimitHasCounted(t *testing.T) {
+	down := ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)
+	for name, c := range map[string]struct {
+		lim     ratelimit.Limiter
+		source  ratelimit.Source
+		counted bool
+	}{
+		"a bucket":           {inMemory(t, "token_bucket", ratelimit.PerHour(5)), ratelimit.SourceStore, true},
+		"a rate of 0":        {inMemory(t, "token_bucket", ratelimit.PerHour(0)), ratelimit.SourceZeroRate, true},
+		"several, one of 0":  {all(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), inMemory(t, "sliding_log", ratelimit.PerHour(0))), ratelimit.SourceZeroRate, true},
+		"unlimited":          {inMemory(t, "token_bucket", ratelimit.Unlimited()), ratelimit.SourceUnlimited, false},
+		"open":               {failover(t, down, fallback.Open()), ratelimit.SourceFailOpen, false},
+		"closed":             {failover(t, down, fallback.Closed()), ratelimit.SourceFailClosed, false},
+		"local":              {failover(t, down, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5)))), ratelimit.SourceLocal, true},
+		"an answer":          {ratelimit.Static(ratelimit.Result{Allowed: true}, nil), ratelimit.SourceStore, false},
+		"one with a limit":   {ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5}, nil), ratelimit.SourceStore, true},
+		"a denial, likewise": {ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil), ratelimit.SourceStore, true},
+	} {
+		r := allow(t, c.lim, "key")
+		require.Equal(t, c.source, r.Source(), name)
+		require.Equal(t, c.counted, r.Counted(), name)
+	}
+	require.Equal(t, ratelimit.Result{RetryAfter: ratelimit.Never}, allow(t, inMemory(t, "token_bucket", ratelimit.PerHour(0)), "key"),
+		"a Rate of 0 needs no mark")
+}
+
+// fallbackOfTheirOwn is what a third party can write: it lets events through when its
+// limiter fails, and knows them again.
+type fallbackOfTheirOwn struct {
+	ratelimit.Limiter
+	mark *ratelimit.Mark
+}
+
+func (f *fallbackOfTheirOwn) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if err := ratelimit.CheckCall(ctx, key, n); err != nil {
+		return ratelimit.Result{}, err
+	}
+	r, err := f.Limiter.AllowN(ctx, key, n)
+	if err != nil {
+		return ratelimit.Result{Allowed: true}.With(f.mark), nil
+	}
+	return r, nil
+}
+
+func (f *fallbackOfTheirOwn) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	if _, _, mine := charged.Of(f); mine {
+		return nil
+	}
+	return f.Limiter.Refund(ctx, key, charged, n)
+}
+
+func TestAThirdPartyCanWriteAFallback(t *testing.T) {
+	bucket := inMemory(t, "token_bucket", ratelimit.PerHour(5))
+	theirs := &fallbackOfTheirOwn{Limiter: bucket}
+	theirs.mark = ratelimit.NewMark(theirs, ratelimit.SourceFailOpen, nil)
+	whole := all(t, theirs, inMemory(t, "sliding_log", ratelimit.PerHour(9)))
+	for _, inside := range []ratelimit.Limiter{bucket, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)} {
+		theirs.Limiter = inside
+		r := allowN(t, whole, 3)
+		require.True(t, r.Allowed)
+		require.Equal(t, inside != bucket, r.Source() == ratelimit.SourceFailOpen)
+		require.NoError(t, whole.Refund(t.Context(), "key", r, 3))
+	}
+	require.Equal(t, 5, peek(t, bucket, "key").Remaining)
+}

@@ -1,0 +1,238 @@
+package ratelimit_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/shadow"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
+)
+
+// around are all wrappers of one limiter in this module, by their types.
+func around(t *testing.T, l ratelimit.Limiter) map[string]ratelimit.Limiter {
+	t.Helper()
+	waiter, err := throttle.NewWaiter(l, time.Second)
+	require.NoError(t, err)
+	slowdown, err := throttle.NewSlowdown(l, throttle.Slow{Step: time.Second, Max: time.Second})
+	require.NoError(t, err)
+	listed, err := accesslist.New(l)
+	require.NoError(t, err)
+	tried, err := shadow.New(l, func(context.Context, string, int, ratelimit.Result, error) {})
+	require.NoError(t, err)
+	wrappers := map[string]ratelimit.Limiter{
+		"Waiter": waiter, "Slowdown": slowdown, "accesslist": listed, "shadow": tried,
+		"Rekeyed": onOneKey(t, l, "everybody"), "All": all(t, l), "fallback": failover(t, l, fallback.Open()),
+	}
+	if cache, err := ratelimit.NewDenyCache(l); err == nil {
+		wrappers["DenyCache"] = cache
+	}
+	return wrappers
+}
+
+func TestWrappersInAnOrderThatCannotWorkAreRefused(t *testing.T) {
+	inside := around(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)))
+	for name, may := range map[string]struct{ inCache, inFallback, inAll bool }{
+		"Waiter": {}, "Slowdown": {inAll: true}, "accesslist": {inAll: true}, "shadow": {inAll: true},
+		"Rekeyed": {inFallback: true, inAll: true}, "All": {inFallback: true, inAll: true},
+		"fallback": {inFallback: true, inAll: true}, "DenyCache": {inFallback: true, inAll: true},
+	} {
+		_, err := ratelimit.NewDenyCache(inside[name])
+		require.Equal(t, may.inCache, err == nil, "a DenyCache around %s", name)
+		_, err = fallback.New(inside[name], fallback.Open())
+		require.Equal(t, may.inFallback, err == nil, "a fallback around %s", name)
+		_, err = fallback.New(onOneKey(t, inside[name], "key"), fallback.Open())
+		require.Equal(t, may.inFallback, err == nil, "a fallback around %s under another key", name)
+		_, err = ratelimit.NewAll(inside[name])
+		require.Equal(t, may.inAll, err == nil, "an All around %s", name)
+	}
+	_, err := fallback.New(inside["shadow"], fallback.Open())
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorContains(t, err, "*shadow.Limiter")
+}
+
+// A store that embeds another one, as one that counts its calls does, decides on several
+// limits at once as that does.
+func TestAStoreInsideAnotherLosesNothing(t *testing.T) {
+	counting := &tally{Store: memory(t, newClock())}
+	lim := all(t, newLimiter(t, "token_bucket", counting, ratelimit.PerHour(1000)), newLimiter(t, "sliding_log", counting, ratelimit.PerHour(1000)))
+	for range 100 {
+		require.True(t, allow(t, lim, "key").Allowed)
+	}
+	require.Equal(t, 100, counting.together)
+	require.Zero(t, counting.alone)
+	overcharge(t, lim, 5000)
+	require.Positive(t, allow(t, lim, "key").RetryAfter)
+}
+
+type tally struct {
+	store.Store
+	alone, together int
+}
+
+func (c *tally) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	c.alone++
+	return c.Store.Take(ctx, ns, key, l, n)
+}
+
+func (c *tally) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	c.together++
+	return c.Store.TakeAll(ctx, requests, replies)
+}
+
+// strict embeds one of the five types and has an AllowN of its own.
+type strict struct{ *ratelimit.TokenBucket }
+
+func (s strict) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if n > 1 {
+		return ratelimit.Result{}, nil
+	}
+	return s.TokenBucket.AllowN(ctx, key, n)
+}
+
+func TestATypeThatEmbedsALimiterIsAskedItself(t *testing.T) {
+	bucket, err := ratelimit.NewTokenBucket(memory(t, newClock()), ratelimit.PerHour(5))
+	require.NoError(t, err)
+	lim := strict{bucket}
+	require.True(t, allowN(t, all(t, bucket), 2).Allowed)
+	require.False(t, allowN(t, all(t, lim), 2).Allowed)
+	require.Equal(t, "token_bucket", ratelimit.AlgorithmOf(bucket))
+	require.Empty(t, ratelimit.AlgorithmOf(lim))
+	_, err = ratelimit.Share(lim, memory(t, newClock()), 2)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
+func TestTheAlgorithmIsKnownThroughWrappers(t *testing.T) {
+	for _, algorithm := range ratelimit.Algorithms() {
+		l := inMemory(t, algorithm, ratelimit.PerHour(5))
+		require.Equal(t, algorithm, ratelimit.AlgorithmOf(l))
+		for name, w := range around(t, l) {
+			want := ""
+			switch name {
+			case "Rekeyed", "DenyCache", "fallback", "accesslist":
+				want = algorithm
+			}
+			require.Equal(t, want, ratelimit.AlgorithmOf(w), name)
+		}
+		require.Equal(t, algorithm, ratelimit.AlgorithmOf(around(t, onOneKey(t, l, "key"))["fallback"]))
+	}
+	require.Empty(t, ratelimit.AlgorithmOf(nil))
+}
+
+func TestAWaiterKnowsALeakyBucketInsideOthers(t *testing.T) {
+	bucket := newLimiter(t, "leaky_bucket", memory(t, newClock()), ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 3})
+	for name, l := range around(t, bucket) {
+		if ratelimit.AlgorithmOf(l) == "" {
+			continue
+		}
+		w, err := throttle.NewWaiter(l, time.Millisecond)
+		require.NoError(t, err)
+		require.True(t, allowN(t, w, 3).Allowed)
+		denied := allowN(t, w, 1)
+		require.False(t, denied.Allowed, name)
+		require.Equal(t, 299*time.Millisecond, denied.RetryAfter, "%s: the turn behind three others, less what can be slept", name)
+		require.NoError(t, l.Reset(t.Context(), "key"))
+	}
+}
+
+func TestZeroValuesAnswerByOneRule(t *testing.T) {
+	ctx := t.Context()
+	for _, l := range []ratelimit.Limiter{
+		new(ratelimit.FixedWindow), new(ratelimit.SlidingWindow), new(ratelimit.SlidingLog), new(ratelimit.TokenBucket),
+		new(ratelimit.LeakyBucket), new(ratelimit.All), new(ratelimit.Rekeyed), new(ratelimit.DenyCache), new(fallback.Limiter),
+		new(throttle.Waiter), new(throttle.Slowdown), new(accesslist.Limiter), new(shadow.Limiter),
+	} {
+		_, allowed := l.Allow(ctx, "key")
+		_, allowedN := l.AllowN(ctx, "key", 2)
+		_, peeked := l.Peek(ctx, "key")
+		_, charged := ratelimit.Charge(ctx, l, "key", 1)
+		_, within := ratelimit.AllowWithin(ctx, l, "key", 1, time.Second)
+		_, _, upTo := ratelimit.AllowUpTo(ctx, l, "key", 2)
+		_, policies := ratelimit.AppendPolicies(ctx, nil, l, "key")
+		_, waited := ratelimit.Wait(ctx, l, "key", 1)
+		for what, err := range map[string]error{
+			"Allow": allowed, "AllowN": allowedN, "Peek": peeked, "Charge": charged, "AllowWithin": within, "AllowUpTo": upTo,
+			"AppendPolicies": policies, "Wait": waited, "Refund": l.Refund(ctx, "key", ratelimit.Result{Allowed: true}, 1), "Reset": l.Reset(ctx, "key"),
+		} {
+			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, "%T.%s", l, what)
+		}
+		require.Empty(t, ratelimit.AlgorithmOf(l))
+	}
+}
+
+func TestAShareIsAnNthOfEachLimit(t *testing.T) {
+	tier := "free"
+	bucket, err := ratelimit.NewTokenBucket(memory(t, newClock()), ratelimit.PerHour(8), ratelimit.WithName("api"), ratelimit.WithTiers(
+		func(context.Context, string) (string, error) { return tier, nil },
+		map[string]ratelimit.Limit{"paid": ratelimit.PerHour(40), "none": ratelimit.PerHour(0), "all": ratelimit.Unlimited()}))
+	require.NoError(t, err)
+	cache, err := ratelimit.NewDenyCache(bucket)
+	require.NoError(t, err)
+	window := inMemory(t, "sliding_window", ratelimit.PerHour(7))
+	l := all(t, onOneKey(t, cache, "everybody"), window)
+
+	mem, err := memstore.New(memstore.WithClock(newClock().Now))
+	require.NoError(t, err)
+	share, err := ratelimit.Share(l, mem, 4)
+	require.NoError(t, err)
+	for name, want := range map[string]int{"free": 2, "paid": 7, "none": 0, "all": 7} {
+		tier = name
+		require.NoError(t, share.Reset(t.Context(), "key"))
+		require.Equal(t, want, admitted(t, share, 50), name)
+	}
+	policies, err := ratelimit.AppendPolicies(t.Context(), nil, share, "key")
+	require.NoError(t, err)
+	require.Equal(t, "api", policies[0].Name)
+
+	for n, want := range map[int]error{0: ratelimit.ErrInvalidLimit, -1: ratelimit.ErrInvalidLimit} {
+		_, err := ratelimit.Share(l, mem, n)
+		require.ErrorIs(t, err, want)
+	}
+	decade := inMemory(t, "token_bucket", ratelimit.Limit{Rate: 1, Period: 10 * 365 * 24 * time.Hour})
+	_, err = ratelimit.Share(decade, mem, 2)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, "a Period over 10 years")
+	for _, foreign := range []ratelimit.Limiter{nil, ratelimit.Static(ratelimit.Result{}, nil), new(ratelimit.TokenBucket), around(t, window)["shadow"]} {
+		_, err = ratelimit.Share(foreign, mem, 2)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	failing, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(8), ratelimit.WithLimitFunc(
+		func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, fmt.Errorf("no such user") }))
+	require.NoError(t, err)
+	share, err = ratelimit.Share(failing, mem, 2)
+	require.NoError(t, err)
+	_, err = share.Allow(t.Context(), "key")
+	require.ErrorContains(t, err, "no such user")
+}
+
+func TestLimitsAreValidatedAsByTheConstructors(t *testing.T) {
+	mem := memory(t, newClock())
+	for _, l := range []ratelimit.Limit{
+		{}, ratelimit.PerSecond(-1), ratelimit.PerSecond(5), ratelimit.Unlimited(), {Rate: 5, Period: time.Second, Burst: 9},
+		{Rate: 1, Period: 365 * 24 * time.Hour, Burst: 101}, {Rate: 1, Period: 1}, {Rate: -1, Period: time.Second},
+	} {
+		valid := false
+		for _, algorithm := range ratelimit.Algorithms() {
+			_, want := ratelimit.New(algorithm, mem, l)
+			require.Equal(t, want, l.ValidateFor(algorithm), "%s of %v", algorithm, l)
+			valid = valid || want == nil
+		}
+		if valid {
+			require.NoError(t, l.Validate())
+		}
+	}
+	require.ErrorIs(t, ratelimit.Limit{}.Validate(), ratelimit.ErrInvalidLimit)
+	require.NoError(t, ratelimit.Limit{Rate: 1, Period: 365 * 24 * time.Hour, Burst: 101}.Validate(), "a bucket's constructor says more")
+	err := ratelimit.PerSecond(1).ValidateFor("bucket")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	for _, algorithm := range ratelimit.Algorithms() {
+		require.ErrorContains(t, err, algorithm)
+	}
+}
