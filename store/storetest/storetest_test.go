@@ -154,6 +154,7 @@ type wrong struct {
 	refund func(m *reference, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error
 	reset  func(m *reference, ns *store.Namespace, key string) error
 	force  func(m *reference, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error)
+	all    func(m *reference, requests []store.Request, replies []store.Reply) error
 }
 
 var background = context.Background()
@@ -191,6 +192,13 @@ func (w *wrong) Overdraw(_ context.Context, ns *store.Namespace, key string, l s
 		return w.force(w.reference, ns, key, l, n, most)
 	}
 	return w.reference.Overdraw(background, ns, key, l, n, most)
+}
+
+func (w *wrong) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) error {
+	if w.all != nil {
+		return w.all(w.reference, requests, replies)
+	}
+	return w.reference.TakeAll(background, requests, replies)
 }
 
 // afterOverdraw changes the state that Force has written.
@@ -413,6 +421,24 @@ var planted = []struct {
 			return r, err
 		}}
 	}, "all"},
+	{"of several keys, those that fit are charged", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) (err error) {
+			for i, q := range requests {
+				if replies[i], err = m.take(q.Namespace, q.Key, q.Limit, q.N); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}
+	}, "stores"},
+	{"of several requests, all have the first one's turn", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			for i := range requests {
+				requests[i].Limit.Before = requests[0].Limit.Before
+			}
+			return m.TakeAll(background, requests, replies)
+		}}
+	}, "token_bucket leaky_bucket"},
 	{"keys end at a zero byte", withKeys(func(ns *store.Namespace, key string) (*store.Namespace, string) {
 		head, _, _ := strings.Cut(key, "\x00")
 		return ns, head
