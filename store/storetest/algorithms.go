@@ -13,8 +13,8 @@ import (
 // with its model, in a file of its own, and its name here.
 var algorithms = []algorithm{fixedWindow, slidingWindow, slidingLog, tokenBucket, leakyBucket}
 
-// algorithm is all that the suite knows of one. Each check takes what it needs from here, and
-// what it does not find there it asks ratelimit.New.
+// algorithm is all that the suite knows of one. Whether a limit is taken it asks
+// ratelimit.New.
 type algorithm struct {
 	name     string       // as in ratelimit.New
 	newModel func() model // what it promises about a key
@@ -151,8 +151,8 @@ func asks(calls ...ask) func(k *tiers) {
 	}
 }
 
-// turnsDoNotMatter to windows and logs, of 10 events: AllowWithin is AllowN. three and one are
-// when so many are admitted of which 8 and 10 were spent.
+// turnsDoNotMatter is a story of windows and logs: AllowWithin is AllowN. three is the
+// RetryAfter of 3 events where 8 are spent, and one that of 1 where all 10 are.
 func turnsDoNotMatter(three, one time.Duration) func(k *tiers) {
 	return asks(
 		ask{n: 8},

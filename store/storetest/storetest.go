@@ -49,8 +49,8 @@ func Traces(n int) Option { return func(s *suite) { s.traces = n } }
 func ExpiresInRealTime() Option { return func(s *suite) { s.realTime = true } }
 
 // Without leaves out algorithms, by their names as in [ratelimit.New], for a store that cannot
-// keep them: one that has no place for a log leaves out "sliding_log". A name that there is
-// not fails the test.
+// keep them: one that has no place for a log leaves out "sliding_log". An unknown
+// name fails the test.
 func Without(names ...string) Option {
 	return func(s *suite) { s.without = append(s.without, names...) }
 }
