@@ -952,7 +952,6 @@ func TestDenialsThatHaveEndedLeaveAndGiveTheirMemoryBack(t *testing.T) {
 	})
 }
 
-
 // heap is the bytes in use.
 func heap() int {
 	var m runtime.MemStats

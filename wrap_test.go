@@ -204,7 +204,9 @@ func TestAShareIsAnNthOfEachLimit(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
 	failing, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(8), ratelimit.WithLimitFunc(
-		func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, fmt.Errorf("no such user") }))
+		func(context.Context, string) (ratelimit.Limit, error) {
+			return ratelimit.Limit{}, fmt.Errorf("no such user")
+		}))
 	require.NoError(t, err)
 	share, err = ratelimit.Share(failing, mem, 2)
 	require.NoError(t, err)

@@ -10,9 +10,9 @@ import (
 // log, 2. A form that differs gets another number.
 const formState = 1
 
-// AppendState appends s, counted under l, to b, for [ParseState] to read. They are some 20
-// bytes: the byte 1, s.At as a varint, and l.Rate, s.Period, s.Whole and s.Part as
-// uvarints. See encoding/binary for both.
+// AppendState appends s, which was counted under l, to b, for [ParseState]. It appends some
+// 20 bytes: the byte 1, s.At as a varint, and l.Rate, s.Period, s.Whole and s.Part as
+// uvarints, both as in encoding/binary.
 func AppendState(b []byte, s State, l Limit) []byte {
 	b = append(b, formState)
 	b = binary.AppendVarint(b, s.At)
@@ -22,9 +22,9 @@ func AppendState(b []byte, s State, l Limit) []byte {
 	return b
 }
 
-// ParseState returns the state that [AppendState] has made bytes of. The limit has the Rate and
-// the Period that the state was counted under, as TTL of its [Rule] wants them. Its error is
-// [ErrCorrupt], of anything else and of numbers out of range.
+// ParseState is the inverse of [AppendState]. Of the limit that the state was counted under
+// it returns the Rate and the Period, which TTL of its [Rule] needs. Bytes that are not a
+// state, and numbers out of range, are [ErrCorrupt].
 func ParseState(b []byte) (State, Limit, error) {
 	s, l, ok := parseState(b)
 	if !ok {

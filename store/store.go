@@ -13,11 +13,11 @@
 // For each key of each [Namespace] a store keeps one value. It keeps nothing for a key that
 // was never seen. The value is one of two:
 //
-//   - a [State], and the Rate and the Period of the [Limit] under which it was counted. The
-//     Period is the State's own. [AppendState] and [ParseState] are their bytes.
-//   - a [Log], if the [Rule] has a NewLog. Its bytes are from AppendBinary, for ParseLog. A
-//     store may also keep the first entry of a log as a State, as memstore does. Or it
-//     keeps a log from the first event on, and makes it of the zero State.
+//   - a [State], with the Rate and the Period of the [Limit] under which it was counted. The
+//     Period is also the State's own. [AppendState] and [ParseState] turn them into bytes.
+//   - a [Log], if the [Rule] has a NewLog. AppendBinary and ParseLog turn it into bytes. A
+//     store keeps a log from the first event on, made by NewLog of the zero State. Or it
+//     keeps a State until Step asks for a log, as memstore does.
 //
 // A value is written when a decision is OK, or by an Overdraw or a Refund. A denial writes
 // nothing, and does not keep a value for longer.
@@ -31,11 +31,11 @@
 //
 // Time is read once for each call, from one clock for all callers of a key. A reading may
 // come late: rules and logs count it as the time of the value. If the clock itself
-// is set back, no event would leave until it is there again. A store whose clock can be
-// set back re-anchors instead: where At of a State is later than now, the next Take or
-// Overdraw makes it now, and writes that even if it denies. The spend stays, and goes
-// on to age from now. A Log cannot be re-anchored. memstore has a clock that is never set
-// back, and redisstore does this in its scripts.
+// is set back, no event leaves until the clock has caught up. A store whose clock can be
+// set back re-anchors instead: if At of a State is later than now, the next Take or
+// Overdraw sets it to now, and writes that even if it denies. The spend stays, and ages
+// from now on. A Log cannot be re-anchored. The clock of memstore is never set back, and
+// redisstore re-anchors in its scripts, logs included.
 package store
 
 import (
@@ -202,9 +202,8 @@ type Rule struct {
 	// store then adds them to a new log, and asks it from then on in place of Step,
 	// Refund, TTL and Used.
 	NewLog func(s State) Log
-	// ParseLog returns the log of which b is what AppendBinary has appended. Its error is
-	// [ErrCorrupt], of anything else and of numbers out of range. It keeps no part of b. nil
-	// if NewLog is.
+	// ParseLog is the inverse of AppendBinary of the rule's logs. Bytes that are not a log,
+	// and numbers out of range, are [ErrCorrupt]. It does not keep b. It is nil if NewLog is.
 	ParseLog func(b []byte) (Log, error)
 
 	// Script is the same rule in Lua, with its driver: a whole Redis script.

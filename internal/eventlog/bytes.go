@@ -59,8 +59,8 @@ func appendEntry(b []byte, d, events int64) []byte {
 	return binary.AppendUvarint(b, uint64(events))
 }
 
-// Parse returns the log that [Log.AppendBinary] has made bytes of. Its error is
-// [store.ErrCorrupt], of anything else and of numbers out of range.
+// Parse is the inverse of [Log.AppendBinary]. Bytes that are not a log, and numbers out of
+// range, are [store.ErrCorrupt].
 func Parse(b []byte) (store.Log, error) {
 	g := new(Log)
 	if !g.parse(b) {

@@ -19,10 +19,10 @@ import (
 // counted in one block for each power of 2 at most, and what is missing from a block on is
 // the sum of as many.
 //
-// A block of which nothing is left stays, for its back. Two of them that are the halves of
-// a larger range become one, the first, and the other is nil. Such a range has 2, 4, 8 ...
+// An older block that is empty stays, for its back. Two of them that are the halves of a
+// larger range become one, the first, and the other is nil. Such a range has 2, 4, 8 ...
 // numbers and begins at a multiple of its length. The newest block is never empty, and
-// what is refunded from it is as if it had never been.
+// what is refunded from it leaves no trace.
 type Log struct {
 	tail     block    // the newest
 	older    []*block // those before it

@@ -8,23 +8,6 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// bound is the most events that a admits in any half-open interval of x µs, which
-// the docs of the five types promise. x is at most a period for the fixed window
-// and the log; 0 means that nothing is promised.
-func (a algorithm) bound(l limit, x int64) int64 {
-	switch {
-	case a.bucket: // burst + rate·(x+1)/period
-		return l.burst + refilled(l, x+1)
-	case a.name == "sliding_window": // rate·(1 + x/period)
-		return l.rate + refilled(l, x)
-	case x > l.period:
-		return 0
-	case a.name == "fixed_window":
-		return 2 * l.rate
-	}
-	return l.rate
-}
-
 func boundHolds(t testing.TB, s *suite, a algorithm) {
 	for i, l := range s.someLimits(a) {
 		s.part(t, func(t testing.TB, s *suite) { boundOfLimitHolds(t, s, a, i, l) })
@@ -107,7 +90,7 @@ func longRunOfLimit(t testing.TB, s *suite, a algorithm, i int, l ratelimit.Limi
 	exact, m := integers(l), a.newModel()
 	start, sum, due := k.us.Load(), int64(0), int64(0)
 	most := exact.period // µs between two calls
-	if a.bucket {
+	if a.due != nil {
 		most = drainTime(exact, exact.burst-1) // it is never full again
 	}
 	for range min(400, 2*s.traces) {
@@ -117,8 +100,8 @@ func longRunOfLimit(t testing.TB, s *suite, a algorithm, i int, l ratelimit.Limi
 			sum += int64(r.Remaining)
 		}
 		due += chargeAll(m, exact, now)
-		if a.bucket && most > 0 { // told by one division, from the start
-			due = exact.burst + refilled(exact, now-start)
+		if a.due != nil && most > 0 { // told by one division, from the start
+			due = a.due(exact, now-start)
 		}
 		if sum != due {
 			t.Fatalf("%v admitted %d in %d µs; %d were due", l, sum, now-start, due)

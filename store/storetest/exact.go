@@ -11,8 +11,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-const microsecond = time.Microsecond
-
 // fill spends all that a key has, in ways of different age and size. Each is
 // called on a key never seen.
 var fill = []struct {

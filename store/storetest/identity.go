@@ -21,14 +21,15 @@ func limitersAreApart(t testing.TB, s *suite, _ algorithm) {
 		key  *key
 	}
 	var limiters []one
-	for _, a := range algorithms {
+	for _, a := range s.algorithms {
 		limits := []ratelimit.Limit{
 			ratelimit.PerHour(10), ratelimit.PerHour(11), ratelimit.PerHour(101), ratelimit.PerDay(10),
 			{Rate: 10, Period: time.Hour + microsecond},
 		}
-		if a.bucket {
-			limits = append(limits, ratelimit.Limit{Rate: 10, Period: time.Hour, Burst: 11},
-				ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 10})
+		for _, l := range []ratelimit.Limit{{Rate: 10, Period: time.Hour, Burst: 11}, {Rate: 1, Period: time.Hour, Burst: 10}} {
+			if a.takes(l) {
+				limits = append(limits, l)
+			}
 		}
 		for _, l := range limits {
 			limiters = append(limiters, one{fmt.Sprint(a.name, " ", l), b.key(a.name, l)})
@@ -49,7 +50,7 @@ func limitersAreApart(t testing.TB, s *suite, _ algorithm) {
 }
 
 func namesShare(t testing.TB, s *suite, _ algorithm) {
-	for _, a := range algorithms {
+	for _, a := range s.algorithms {
 		b := s.bench(t)
 		first := b.key(a.name, ratelimit.PerHour(10), ratelimit.WithName("shared"))
 		second := b.key(a.name, ratelimit.PerHour(20), ratelimit.WithName("shared"))
@@ -94,7 +95,7 @@ func keysAreExact(t testing.TB, s *suite, _ algorithm) {
 	for i := range 100 {
 		keys = append(keys, fmt.Sprint("user:", i))
 	}
-	for _, a := range algorithms {
+	for _, a := range s.algorithms {
 		k := s.bench(t).key(a.name, ratelimit.PerHour(1000))
 		for i, name := range keys {
 			k.name = name

@@ -74,7 +74,6 @@ func badCalls(k *key, charged, denied, peeked ratelimit.Result) {
 // badLimits are refused by the constructor.
 func badLimits(b *bench, a algorithm) {
 	b.t.Helper()
-	const year = 365 * 24 * time.Hour
 	tooMany := math.MaxInt32
 	tooMany++ // below 0 where int has 32 bits
 	limits := []ratelimit.Limit{
@@ -85,18 +84,10 @@ func badLimits(b *bench, a algorithm) {
 		{Rate: 1, Period: time.Second, Burst: tooMany},
 		{Rate: 1, Period: time.Millisecond - microsecond},
 		{Rate: 1, Period: time.Millisecond + 1},
-		{Rate: 1, Period: 10*year + microsecond},
+		{Rate: 1, Period: 3650*day + microsecond},
 		{Rate: 1, Period: -time.Second},
 	}
-	if a.bucket {
-		limits = append(limits,
-			ratelimit.Limit{Rate: 1, Period: 10 * year, Burst: 11},
-			ratelimit.Limit{Rate: 1, Period: year, Burst: math.MaxInt32},
-			ratelimit.Limit{Rate: 2, Period: year, Burst: 1 << 20})
-	} else {
-		limits = append(limits, ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1})
-	}
-	for _, l := range limits {
+	for _, l := range append(limits, a.refused...) {
 		lim, err := ratelimit.New(a.name, b.store, l)
 		expect(b.t, l.String(), err, ratelimit.ErrInvalidLimit)
 		if lim != nil {

@@ -48,7 +48,7 @@ func decidedTogether(t testing.TB, s *suite, _ algorithm) {
 		var parts []pair
 		var tested []ratelimit.Limiter
 		for i := range 1 + rng.IntN(5) {
-			p := pairs(t, b, algorithms[rng.IntN(len(algorithms))].name, limitOf(rng), ratelimit.WithName(fmt.Sprint(i)))
+			p := pairs(t, b, s.algorithms[rng.IntN(len(s.algorithms))].name, limitOf(rng), ratelimit.WithName(fmt.Sprint(i)))
 			parts, tested = append(parts, p), append(tested, p.tested)
 		}
 		all, err := ratelimit.NewAll(tested...)

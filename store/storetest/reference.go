@@ -10,8 +10,8 @@ import (
 )
 
 // reference is a whole store: a map of bytes, a mutex and a clock. Copy it to begin a store
-// of your own. A database takes the place of the map, one transaction for each call that of
-// the mutex, and if it lets keys expire, end says when.
+// of your own. There a database takes the place of the map, and a transaction around each
+// call the place of the mutex. If the database lets keys expire, end says when.
 type reference struct {
 	clock func() time.Time
 
@@ -38,7 +38,7 @@ type value struct {
 	log   store.Log   // nil if the rule needs none
 }
 
-// parse returns the value of which b is the bytes, a new one if b is nil.
+// parse is the inverse of bytes. The value is a new one if b is nil.
 func parse(rule *store.Rule, b []byte) (v value, err error) {
 	switch {
 	case rule.NewLog != nil && b == nil:
@@ -79,7 +79,7 @@ func (m *reference) get(ns *store.Namespace, key string, now int64) (value, erro
 	return v, err
 }
 
-// put keeps what step has returned.
+// put keeps what step has returned, if anything.
 func (m *reference) put(ns *store.Namespace, key string, next []byte) {
 	if next != nil {
 		m.values[address(ns, key)] = next
@@ -89,8 +89,9 @@ func (m *reference) put(ns *store.Namespace, key string, next []byte) {
 // now reads the clock, once for each call.
 func (m *reference) now() int64 { return m.clock().UnixMicro() }
 
-// step decides on n events. Where they are charged, it returns the value in which they are:
-// if the reply is OK, or if most is above 0, as Overdraw has it.
+// step decides on n events, and returns the value in which they are charged, to be put. It
+// returns none if the reply is not OK. Where most is above 0 it is an Overdraw, and charges
+// them all the same.
 func (m *reference) step(ns *store.Namespace, key string, l store.Limit, now, n, most int64) (next []byte, r store.Reply, err error) {
 	v, err := m.get(ns, key, now)
 	if err != nil {

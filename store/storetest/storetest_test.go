@@ -1,13 +1,16 @@
 package storetest
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -16,6 +19,131 @@ func openReference(_ testing.TB, clock func() time.Time) store.Store { return ne
 
 // On the reference store, only the oracle and the checks can find fault.
 func TestReferenceStore(t *testing.T) { Run(t, openReference, Traces(effort.Of(100, 300))) }
+
+// An algorithm of which no more is known than its promise is checked all the same.
+func TestStoriesAreOptional(t *testing.T) {
+	for _, a := range algorithms {
+		plain := algorithm{name: a.name, newModel: a.newModel, limits: tried, bound: a.bound}
+		s := newSuite(openReference, Traces(9))
+		s.algorithms = []algorithm{plain}
+		for _, c := range checks {
+			t.Run(a.name+"/"+c.name, func(t *testing.T) { s.run(t, plain, c) })
+		}
+		for _, c := range checksOfStores {
+			t.Run(a.name+"/"+c.name, func(t *testing.T) { s.run(t, algorithm{}, c) })
+		}
+	}
+}
+
+// withoutLogs is a store that has no place for logs.
+type withoutLogs struct{ *reference }
+
+var errLog = errors.New("a log")
+
+func (w withoutLogs) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if ns.Rule.NewLog != nil {
+		return store.Reply{}, errLog
+	}
+	return w.reference.Take(ctx, ns, key, l, n)
+}
+
+func (w withoutLogs) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	for _, q := range requests {
+		if q.Namespace.Rule.NewLog != nil {
+			return errLog
+		}
+	}
+	return w.reference.TakeAll(ctx, requests, replies)
+}
+
+func TestAStoreCanDoWithoutAnAlgorithm(t *testing.T) {
+	Run(t, func(_ testing.TB, clock func() time.Time) store.Store { return withoutLogs{newReference(clock)} },
+		Traces(9), Without("sliding_log"))
+}
+
+func TestWithoutIsOfAlgorithmsThatThereAre(t *testing.T) {
+	var all []string
+	for _, a := range algorithms {
+		all = append(all, a.name)
+	}
+	for _, names := range [][]string{{"sliding_lag"}, {""}, all} {
+		if err := newSuite(openReference, Without(names...)).leaveOut(); err == nil {
+			t.Errorf("Without(%q) is taken", names)
+		}
+	}
+	s := newSuite(openReference, Without(all[1:4]...), Without(all[4]))
+	if err := s.leaveOut(); err != nil || len(s.algorithms) != 1 || s.algorithms[0].name != all[0] {
+		t.Errorf("%v, %d are left", err, len(s.algorithms))
+	}
+}
+
+// FuzzReference puts bytes in the place of a value. Whatever they are, calls fail with
+// ErrCorrupt or answer, and after Reset the key is as never seen.
+func FuzzReference(f *testing.F) {
+	clock := newClock()
+	m := newReference(clock.read)
+	l := ratelimit.PerMinute(10)
+	for _, a := range algorithms {
+		lim, err := ratelimit.New(a.name, m, l)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for range 3 {
+			if _, err := lim.AllowN(background, "key", 3); err != nil {
+				f.Fatal(err)
+			}
+			clock.advance(time.Second)
+		}
+	}
+	for _, b := range m.values {
+		f.Add(b)
+	}
+	f.Add(store.AppendState(nil, store.State{At: clock.us.Load(), Period: 3650 * 24 * 3600 * 1e6, Whole: 1<<32 - 1, Part: 1<<49 - 1}, store.Limit{Rate: 1}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, a := range algorithms {
+			clock := newClock()
+			m := newReference(clock.read)
+			seen := &tap{Store: m}
+			lim, err := ratelimit.New(a.name, seen, l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			charged, err := lim.AllowN(background, "key", 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			plant := func() { m.values[address(seen.space, "key")] = bytes.Clone(b) }
+			expect := func(r ratelimit.Result, err error) {
+				t.Helper()
+				if err != nil && !errors.Is(err, store.ErrCorrupt) {
+					t.Fatalf("%s: %v", a.name, err)
+				}
+				if err == nil && (r.Limit != 10 || r.Remaining < 0 || r.Remaining > 10) {
+					t.Fatalf("%s: %+v", a.name, r)
+				}
+			}
+			for range 2 {
+				plant()
+				expect(lim.Peek(background, "key"))
+				expect(lim.AllowN(background, "key", 2))
+				plant()
+				expect(lim.(ratelimit.Charger).Charge(background, "key", 2))
+				plant()
+				if err := lim.Refund(background, "key", charged, 2); err != nil {
+					expect(ratelimit.Result{}, err)
+				}
+				expect(lim.Peek(background, "key"))
+				clock.advance(time.Hour)
+			}
+			if err := lim.Reset(background, "key"); err != nil {
+				t.Fatal(err)
+			}
+			if r, err := lim.Peek(background, "key"); r.Remaining != 10 || err != nil {
+				t.Fatalf("%s: %+v, %v", a.name, r, err)
+			}
+		}
+	})
+}
 
 // wrong is the reference store with a planted bug: what is not nil stands in for
 // the method.
@@ -26,6 +154,7 @@ type wrong struct {
 	refund func(m *reference, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error
 	reset  func(m *reference, ns *store.Namespace, key string) error
 	force  func(m *reference, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error)
+	all    func(m *reference, requests []store.Request, replies []store.Reply) error
 }
 
 var background = context.Background()
@@ -63,6 +192,13 @@ func (w *wrong) Overdraw(_ context.Context, ns *store.Namespace, key string, l s
 		return w.force(w.reference, ns, key, l, n, most)
 	}
 	return w.reference.Overdraw(background, ns, key, l, n, most)
+}
+
+func (w *wrong) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) error {
+	if w.all != nil {
+		return w.all(w.reference, requests, replies)
+	}
+	return w.reference.TakeAll(background, requests, replies)
 }
 
 // afterOverdraw changes the state that Force has written.
@@ -285,6 +421,24 @@ var planted = []struct {
 			return r, err
 		}}
 	}, "all"},
+	{"of several keys, those that fit are charged", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) (err error) {
+			for i, q := range requests {
+				if replies[i], err = m.take(q.Namespace, q.Key, q.Limit, q.N); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}
+	}, "stores"},
+	{"of several requests, all have the first one's turn", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			for i := range requests {
+				requests[i].Limit.Before = requests[0].Limit.Before
+			}
+			return m.TakeAll(background, requests, replies)
+		}}
+	}, "token_bucket leaky_bucket"},
 	{"keys end at a zero byte", withKeys(func(ns *store.Namespace, key string) (*store.Namespace, string) {
 		head, _, _ := strings.Cut(key, "\x00")
 		return ns, head

@@ -1,0 +1,173 @@
+package storetest
+
+import (
+	"context"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// algorithms are those that the suite is run with. To add one, write what is known of it,
+// with its model, in a file of its own, and its name here.
+var algorithms = []algorithm{fixedWindow, slidingWindow, slidingLog, tokenBucket, leakyBucket}
+
+// algorithm is all that the suite knows of one. Whether a limit is taken it asks
+// ratelimit.New.
+type algorithm struct {
+	name     string       // as in ratelimit.New
+	newModel func() model // what it promises about a key
+
+	limits  []ratelimit.Limit // to try it with; see tried
+	refused []ratelimit.Limit // by its constructor, beside those that no algorithm takes
+
+	// bound is the most events that are admitted in any half-open interval of x µs, as its doc
+	// promises. 0 means that nothing is promised of so long an interval.
+	bound func(l limit, x int64) int64
+	// due, if not nil, is what is admitted in us µs of a key never seen, to a caller who takes
+	// all there is and does so before it would be full again.
+	due func(l limit, us int64) int64
+
+	stories []story
+}
+
+// takes says whether its constructor takes l.
+func (a algorithm) takes(l ratelimit.Limit) bool {
+	_, err := ratelimit.New(a.name, newReference(time.Now), l)
+	return err == nil
+}
+
+// tried are the limits that algorithms are tried with: primes, the largest, the smallest, and
+// rates that no unit of time divides.
+var tried = []ratelimit.Limit{
+	{Rate: 3, Period: time.Second},
+	{Rate: 7, Period: time.Minute},
+	{Rate: 10, Period: time.Minute},
+	{Rate: 1000003, Period: time.Hour},
+	{Rate: 1000000, Period: time.Second},
+	{Rate: 999983, Period: day},
+	{Rate: math.MaxInt32, Period: 365 * day},
+	{Rate: math.MaxInt32, Period: 3650 * day},
+	{Rate: math.MaxInt32, Period: time.Millisecond},
+	{Rate: 1, Period: time.Millisecond},
+	{Rate: 2, Period: 1500 * time.Microsecond},
+	{Rate: 1, Period: 3650 * day},
+	{Rate: 13, Period: 1000003 * time.Microsecond},
+	{Rate: 1, Period: time.Hour},
+	{Rate: 100, Period: 90 * time.Minute},
+}
+
+const (
+	microsecond = time.Microsecond
+	second      = time.Second
+	minute      = time.Minute
+	day         = 24 * time.Hour
+)
+
+// withBursts are the limits with the smallest Bursts, the largest, and some between. Those
+// that an algorithm does not take are left out when it is tried.
+func withBursts(limits []ratelimit.Limit) (all []ratelimit.Limit) {
+	for _, l := range limits {
+		for _, l.Burst = range []int{0, 1, 2, 20, 1 << 20, math.MaxInt32} {
+			all = append(all, l)
+		}
+	}
+	return all
+}
+
+// withBurst is refused by an algorithm that has no Burst.
+var withBurst = ratelimit.Limit{Rate: 1, Period: second, Burst: 1}
+
+// tenPerMinute is the limit of most of what is worked out by hand: a bucket of it holds 10
+// and drains one event in 6 s.
+var tenPerMinute = ratelimit.PerMinute(10)
+
+// story is what happens to a key never seen, of which every figure was worked out by hand. It
+// begins at the epoch, which is the beginning of a minute, an hour and a day.
+type story struct {
+	what  string
+	limit ratelimit.Limit
+	tell  func(k *tiers)
+}
+
+// storiesHold is a check.
+func storiesHold(t testing.TB, s *suite, a algorithm) {
+	for _, c := range a.stories {
+		s.part(t, func(t testing.TB, s *suite) {
+			if messages, failed := try(t, func(t testing.TB) { c.tell(newTiers(t, s, a, c.limit)) }); failed {
+				t.Fatalf("%s: %s", c.what, messages)
+			}
+		})
+	}
+}
+
+// tiers is a key whose limit can be changed.
+type tiers struct {
+	*key
+	limit ratelimit.Limit // WithLimitFunc's answer
+	err   error
+}
+
+func newTiers(t testing.TB, s *suite, a algorithm, l ratelimit.Limit) *tiers {
+	t.Helper()
+	k := new(tiers)
+	k.key = s.bench(t).key(a.name, l, ratelimit.WithLimitFunc(
+		func(context.Context, string) (ratelimit.Limit, error) { return k.limit, k.err }))
+	return k
+}
+
+// at sets the clock.
+func (k *tiers) at(d time.Duration) *tiers {
+	k.key.at(d)
+	return k
+}
+
+// to changes the limit; the zero one is the first.
+func (k *tiers) to(l ratelimit.Limit) *tiers {
+	k.limit = l
+	return k
+}
+
+// ask is a call of AllowWithin and what it answers.
+type ask struct {
+	at    time.Duration // of the epoch
+	n     int
+	d     time.Duration
+	delay time.Duration // of an admission
+	retry time.Duration // of a denial; 0 if it is none
+}
+
+// asks is a story of calls.
+func asks(calls ...ask) func(k *tiers) {
+	return func(k *tiers) {
+		k.t.Helper()
+		for i, c := range calls {
+			r := k.at(c.at).allowWithin(c.n, c.d)
+			if r.Allowed != (c.retry == 0) || r.RetryAfter != c.retry || r.Delay != c.delay {
+				k.t.Fatalf("call %d, %+v: %+v", i, c, r)
+			}
+		}
+	}
+}
+
+// turnsDoNotMatter is a story of windows and logs: AllowWithin is AllowN. three is the
+// RetryAfter of 3 events where 8 are spent, and one that of 1 where all 10 are.
+func turnsDoNotMatter(three, one time.Duration) func(k *tiers) {
+	return asks(
+		ask{n: 8},
+		ask{n: 3, d: ratelimit.Never, retry: three},
+		ask{n: 2, d: minute},
+		ask{n: 1, d: -1, retry: one},
+		ask{n: 11, d: minute, retry: ratelimit.Never},
+	)
+}
+
+// refundOfWhatHasExpired is a story of windows and logs.
+var refundOfWhatHasExpired = story{"what has expired is not given back under a slower limit", tenPerMinute, func(k *tiers) {
+	charged := k.at(0).take(5)
+	k.at(10 * minute).take(3)
+	k.to(ratelimit.PerHour(10)).take(1)
+	k.refund(charged, 5)
+	k.has(6)
+}}
