@@ -52,14 +52,14 @@ func middlewares() []middlewareContestant {
 		},
 		ourMiddleware("httplimit", ourFields),
 		ourMiddleware("httplimit, X-RateLimit alone", threeFields, httplimit.WithHeaders(httplimit.Legacy)),
-		ourMiddleware("httplimit, without headers", nil, httplimit.WithHeaders()),
+		ourMiddleware("httplimit, without headers", nil, httplimit.WithoutHeaders()),
 		fixed,
 		httprateWithChi, httprateAlone, tollboothHandler, ululeMiddleware, throttledHTTP,
 	}
 }
 
 // ourMiddleware is httplimit around a sliding window, as in its documentation.
-func ourMiddleware(name string, fields []string, opts ...httplimit.Option) middlewareContestant {
+func ourMiddleware(name string, fields []string, opts ...httplimit.ServerOption) middlewareContestant {
 	return middlewareContestant{
 		name: name, ours: true,
 		admitted: fields, refused: together(fields, ourRefusal),

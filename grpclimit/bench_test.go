@@ -38,7 +38,7 @@ func BenchmarkInterceptor(b *testing.B) {
 		{"allowed", ratelimit.PerSecond(1e9), nil},
 		{"allowed, no headers", ratelimit.PerSecond(1e9), []grpclimit.ServerOption{grpclimit.WithoutHeaders()}},
 		{"allowed, no headers, API key", ratelimit.PerSecond(1e9), []grpclimit.ServerOption{
-			grpclimit.WithoutHeaders(), grpclimit.WithKey(grpclimit.Metadata("x-api-key"))}},
+			grpclimit.WithoutHeaders(), grpclimit.WithKey(grpclimit.APIKey("x-api-key"))}},
 		{"denied", ratelimit.PerDay(1), nil},
 		{"denied, no headers", ratelimit.PerDay(1), []grpclimit.ServerOption{grpclimit.WithoutHeaders()}},
 	} {

@@ -15,21 +15,21 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/pause"
+	"github.com/ratelimit-go/ratelimit/grpclimit/internal/cooldown"
+	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
 )
 
-// UnaryClientInterceptor returns an interceptor that keeps the calls of a client under a limit,
-// such as that of somebody else's server. Each call waits until l admits it ([ratelimit.Wait]),
-// as long as its ctx lasts; the ones that would have to wait beyond its deadline are
-// [codes.DeadlineExceeded] at once, and those that no waiting will admit
-// [codes.ResourceExhausted]. With [WithoutWaiting] nothing waits. For what else can keep a call from being
-// sent see [UnaryServerInterceptor].
+// UnaryClientInterceptor returns an interceptor that keeps the calls of a client under a
+// limit, such as that of somebody else's service. Each waits until the limiter admits it
+// ([ratelimit.Wait]), as long as its context lasts. A call that would have to wait beyond its
+// deadline is [codes.DeadlineExceeded] at once, and one that no waiting will admit is
+// [codes.ResourceExhausted]. With [WithoutWaiting] nothing waits. Other statuses are those of
+// [UnaryServerInterceptor].
 //
-// A call is counted when it is made; what gRPC's own retry policy sends again
-// under it is not counted again. The calls of a key are sent in their order of arrival, as far as
-// this process goes, and wait out those errors of a store that Wait does. Its
-// errors wrap [ratelimit.ErrInvalidOption]: l, an option or a function is nil, or an
+// A call is counted when it is made. What gRPC's own retry policy sends again is not counted
+// again. With [WithMaxPause] the client heeds the server.
+//
+// Its errors wrap [ratelimit.ErrInvalidOption]: l, an option or a function is nil, or an
 // option is out of range.
 func UnaryClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.UnaryClientInterceptor, error) {
 	c, err := newClient(l, opts)
@@ -39,8 +39,8 @@ func UnaryClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.Una
 	return c.unary, nil
 }
 
-// StreamClientInterceptor is [UnaryClientInterceptor] for streams: the opening of each
-// is counted, and what is sent in it is not.
+// StreamClientInterceptor is [UnaryClientInterceptor] for streams. The opening of each is
+// counted, and messages are not.
 func StreamClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.StreamClientInterceptor, error) {
 	c, err := newClient(l, opts)
 	if err != nil {
@@ -49,11 +49,11 @@ func StreamClientInterceptor(l ratelimit.Limiter, opts ...ClientOption) (grpc.St
 	return c.stream, nil
 }
 
-// client is the interceptors of a client.
+// client has the interceptors of a client.
 type client struct{ *config }
 
 func newClient(l ratelimit.Limiter, opts []ClientOption) (client, error) {
-	c, err := newConfig(l, Global)
+	c, err := newConfig(l, Global())
 	if err != nil {
 		return client{}, err
 	}
@@ -73,11 +73,11 @@ func (c client) unary(ctx context.Context, fullMethod string, req, reply any, cc
 	if err != nil {
 		return err
 	}
-	if ch.key == "" {
+	if ch.Key == "" {
 		return invoker(ctx, fullMethod, req, reply, cc, opts...)
 	}
 	var said []metadata.MD
-	if c.pauses != nil {
+	if c.cooldowns != nil {
 		said = make([]metadata.MD, 2)
 		opts = append(slices.Clip(opts), grpc.Header(&said[0]), grpc.Trailer(&said[1]))
 	}
@@ -85,7 +85,7 @@ func (c client) unary(ctx context.Context, fullMethod string, req, reply any, cc
 	defer func() { c.settle(ctx, ch, code) }()
 	err = invoker(ctx, fullMethod, req, reply, cc, opts...)
 	code = codeOf(err)
-	c.heed(ch.key, err, said...)
+	c.heed(ch.Key, err, said...)
 	return err
 }
 
@@ -95,15 +95,15 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 		return nil, err
 	}
 	stream, err := streamer(ctx, desc, cc, fullMethod, opts...)
-	if ch.key == "" {
+	if ch.Key == "" {
 		return stream, err
 	}
 	if err != nil {
-		c.heed(ch.key, err)
+		c.heed(ch.Key, err)
 		c.settle(ctx, ch, codeOf(err))
 		return nil, err
 	}
-	if c.pauses == nil && len(c.refundOn) == 0 {
+	if c.cooldowns == nil && c.refund == nil {
 		return stream, nil
 	}
 	return &clientStream{ClientStream: stream, client: c, charge: ch, single: !desc.ServerStreams}, nil
@@ -118,23 +118,23 @@ func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, 
 	}
 	n := c.cost(ctx, fullMethod, msg)
 	for {
-		if err := c.pause(ctx, key); err != nil {
+		if err := c.waitCooldown(ctx, key); err != nil {
 			return charge{}, err
 		}
 		ch, err := c.charge(ctx, fullMethod, key, n)
-		if ch.n == 0 || c.pauses == nil || c.pauses.Left(key) <= 0 {
+		if ch.n == 0 || c.cooldowns == nil || c.cooldowns.Left(key) <= 0 {
 			return ch, err
 		}
-		// A pause has begun meanwhile. All that kept their charge until the end of it would be
-		// sent at once then. An error leaves the charge of what was not sent: it ends by itself.
-		_ = c.limiter.Refund(context.WithoutCancel(ctx), key, ch.result, n)
+		// A cooldown has begun meanwhile. Calls that keep their charge until its end would all be
+		// sent at once then. An error leaves the charge of a call that was not sent.
+		_ = c.limiter.Refund(context.WithoutCancel(ctx), key, ch.Result, n)
 	}
 }
 
-// charge asks for n events, of which none cost nothing. It charges none beside an error.
+// charge asks for n events, none if n is 0. Nothing is charged beside an error.
 func (c client) charge(ctx context.Context, fullMethod, key string, n int) (charge, error) {
 	if n == 0 {
-		return charge{key: key}, nil
+		return charge{Decision: Decision{Key: key}}, nil
 	}
 	r, err := c.ask(ctx, key, n)
 	switch {
@@ -143,16 +143,16 @@ func (c client) charge(ctx context.Context, fullMethod, key string, n int) (char
 	case errors.Is(err, ratelimit.ErrNever):
 		return charge{}, c.denied(ctx, key, ratelimit.Result{RetryAfter: ratelimit.Never})
 	case err != nil:
-		return charge{key: key}, c.limiterFailed(ctx, fullMethod, err)
+		return charge{Decision: Decision{Key: key}}, c.limiterFailed(ctx, fullMethod, err)
 	case !r.Allowed:
 		return charge{}, c.denied(ctx, key, r)
 	}
-	return charge{key, n, r}, nil
+	return charge{Decision{Result: r, Key: key}, n}, nil
 }
 
 var errTooLate = status.Error(codes.DeadlineExceeded, "rate limit: the call would have its turn after its deadline")
 
-// ask is one decision, or as many as it takes.
+// ask makes one decision, or as many as waiting takes.
 func (c client) ask(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if c.refuse {
 		return c.limiter.AllowN(ctx, key, n)
@@ -161,23 +161,23 @@ func (c client) ask(ctx context.Context, key string, n int) (ratelimit.Result, e
 }
 
 func (c client) denied(ctx context.Context, key string, r ratelimit.Result) error {
-	rep := c.report(ctx, key, r)
-	defer rep.free()
-	return rep.denial()
+	a := c.answer(ctx, key, r, false)
+	defer a.free()
+	return denial(&a.Decision).Err()
 }
 
-// pause waits as long as the server has asked to leave it alone.
-func (c client) pause(ctx context.Context, key string) error {
-	if c.pauses == nil {
+// waitCooldown waits as long as the server has asked to leave it alone.
+func (c client) waitCooldown(ctx context.Context, key string) error {
+	if c.cooldowns == nil {
 		return nil
 	}
 	if c.refuse {
-		if left := c.pauses.Left(key); left > 0 {
-			return refusal(codes.ResourceExhausted, "rate limit: the server asks to come back later", left)
+		if left := c.cooldowns.Left(key); left > 0 {
+			return refusal(codes.ResourceExhausted, "rate limit: the server asks to come back later", left).Err()
 		}
 		return nil
 	}
-	switch err := c.pauses.Wait(ctx, key); {
+	switch err := c.cooldowns.Wait(ctx, key); {
 	case errors.Is(err, ratelimit.ErrWouldExceedDeadline):
 		return errTooLate
 	case err != nil:
@@ -186,19 +186,19 @@ func (c client) pause(ctx context.Context, key string) error {
 	return nil
 }
 
-// heed remembers when the server that ended a call with err wants the next one.
+// heed begins a cooldown of key if the server that ended a call with err says so.
 func (c client) heed(key string, err error, mds ...metadata.MD) {
-	if c.pauses == nil || err == nil {
+	if c.cooldowns == nil || err == nil {
 		return
 	}
 	s, _ := status.FromError(err)
 	if s.Code() != codes.ResourceExhausted && s.Code() != codes.Unavailable {
 		return
 	}
-	c.pauses.Add(key, min(retryAfter(s, mds), c.longest)) // none of 0
+	c.cooldowns.Add(key, min(retryAfter(s, mds), c.maxPause)) // none of 0
 }
 
-// retryAfter is how long a server asks to be left alone: RetryInfo of its status, or
+// retryAfter returns how long a server asks to be left alone: RetryInfo of its status, or
 // else retry-after of the metadata in whole seconds, and 0 if it says neither.
 func retryAfter(s *status.Status, mds []metadata.MD) time.Duration {
 	for _, detail := range s.Details() {
@@ -208,7 +208,7 @@ func retryAfter(s *status.Status, mds []metadata.MD) time.Duration {
 	}
 	for _, md := range mds {
 		for _, text := range md.Get(retryAfterHeader) {
-			if after, ok := pause.ParseSeconds(text); ok {
+			if after, ok := cooldown.ParseSeconds(text); ok {
 				return after
 			}
 		}
@@ -240,9 +240,9 @@ func (s *clientStream) end(err error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		code = codeOf(err)
 	}
-	if code != codes.OK && s.client.pauses != nil {
+	if code != codes.OK && s.client.cooldowns != nil {
 		header, _ := s.Header() // there since the stream has ended
-		s.client.heed(s.charge.key, err, header, s.Trailer())
+		s.client.heed(s.charge.Key, err, header, s.Trailer())
 	}
 	s.client.settle(s.Context(), s.charge, code)
 }

@@ -143,12 +143,12 @@ func TestAnOutageOfTheLimiterIsTheClientsToJudge(t *testing.T) {
 	require.Equal(t, codes.Unavailable, a.code())
 	require.Zero(t, c.sent)
 
-	c = newClient(t, broken, grpclimit.WithLimiterError(func(context.Context, string, error) error { return nil }))
+	c = newClient(t, broken, grpclimit.WithErrorHandler(func(context.Context, string, error) error { return nil }))
 	_, a = c.call(t.Context())
 	require.Equal(t, codes.OK, a.code())
 	require.Equal(t, 1, c.sent)
 
-	c = newClient(t, broken, grpclimit.WithKey(grpclimit.OutgoingMetadata("tenant")))
+	c = newClient(t, broken, grpclimit.WithKey(grpclimit.OutgoingAPIKey("tenant")))
 	_, a = c.call(t.Context())
 	require.Equal(t, codes.InvalidArgument, a.code())
 }
@@ -188,7 +188,7 @@ func TestAServerThatSaysWhenToComeBackIsHeeded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				key := grpclimit.WithKey(grpclimit.User(user))
-				heeding := newClient(t, everything(), key, grpclimit.WithServerRetryAfter(time.Minute))
+				heeding := newClient(t, everything(), key, grpclimit.WithMaxPause(time.Minute))
 				deaf := newClient(t, everything(), key)
 				ann := context.WithValue(t.Context(), userKey{}, "ann")
 				for _, client := range []*client{heeding, deaf} {
@@ -215,7 +215,7 @@ func TestAServerThatSaysWhenToComeBackIsHeeded(t *testing.T) {
 func TestAPauseEndsWithTheCallAndChargesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lim := &recorder{Limiter: everything()}
-		shared := grpclimit.WithServerRetryAfter(time.Hour)
+		shared := grpclimit.WithMaxPause(time.Hour)
 		c, refusing := newClient(t, lim, shared), newClient(t, lim, shared, grpclimit.WithoutWaiting())
 		c.answer = comeBack(codes.ResourceExhausted, time.Minute)
 		c.call(t.Context())
@@ -242,7 +242,7 @@ func TestAPauseEndsWithTheCallAndChargesNothing(t *testing.T) {
 
 func TestCallsThatWaitForTheLimiterHeedAPauseAndAreNotSentAllAtOnceAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		unary, err := grpclimit.UnaryClientInterceptor(running(t, ratelimit.PerSecond(1)), grpclimit.WithServerRetryAfter(time.Minute))
+		unary, err := grpclimit.UnaryClientInterceptor(running(t, ratelimit.PerSecond(1)), grpclimit.WithMaxPause(time.Minute))
 		require.NoError(t, err)
 		var mu sync.Mutex
 		var sent []time.Time
@@ -272,7 +272,7 @@ func TestCallsThatWaitForTheLimiterHeedAPauseAndAreNotSentAllAtOnceAfterIt(t *te
 
 func TestAShorterPauseDoesNotEndALongerOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newClient(t, everything(), grpclimit.WithServerRetryAfter(time.Hour))
+		c := newClient(t, everything(), grpclimit.WithMaxPause(time.Hour))
 		later := make(chan struct{})
 		go func() { // under way since before the first pause
 			defer close(later)
@@ -292,7 +292,7 @@ func TestAShorterPauseDoesNotEndALongerOne(t *testing.T) {
 
 func TestFailedCallsOfAClientAreGivenBackIfTheyAreMeantTo(t *testing.T) {
 	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(10))}
-	c := newClient(t, lim, grpclimit.WithRefundOn(codes.Unavailable, codes.Internal))
+	c := newClient(t, lim, endsWith(codes.Unavailable, codes.Internal))
 	for i, err := range []error{status.Error(codes.Unavailable, ""), nil, status.Error(codes.NotFound, "")} {
 		c.answer = err
 		c.call(t.Context())
@@ -337,7 +337,7 @@ func TestAStreamThatFailsIsGivenBackOnce(t *testing.T) {
 		return <-end
 	}}
 	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(10))}
-	c := dialStreams(t, svc, lim, grpclimit.WithRefundOn(codes.Unavailable))
+	c := dialStreams(t, svc, lim, endsWith(codes.Unavailable))
 	for i, err := range []error{status.Error(codes.Unavailable, ""), nil, status.Error(codes.NotFound, "")} {
 		end <- err
 		stream, err := c.FullDuplexCall(t.Context())
@@ -352,7 +352,7 @@ func TestAStreamThatFailsIsGivenBackOnce(t *testing.T) {
 
 func TestAStreamOfOneAnswerEndsWithIt(t *testing.T) {
 	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(10))}
-	c := dialStreams(t, &service{}, lim, grpclimit.WithRefundOn(codes.OK))
+	c := dialStreams(t, &service{}, lim, endsWith(codes.OK))
 	stream, err := c.StreamingInputCall(t.Context())
 	require.NoError(t, err)
 	_, err = stream.CloseAndRecv()
@@ -362,8 +362,8 @@ func TestAStreamOfOneAnswerEndsWithIt(t *testing.T) {
 
 func TestAStreamThatCannotBeOpenedIsGivenBackAndHeeded(t *testing.T) {
 	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(10))}
-	i, err := grpclimit.StreamClientInterceptor(lim, grpclimit.WithRefundOn(codes.Unavailable),
-		grpclimit.WithServerRetryAfter(time.Hour), grpclimit.WithoutWaiting())
+	i, err := grpclimit.StreamClientInterceptor(lim, endsWith(codes.Unavailable),
+		grpclimit.WithMaxPause(time.Hour), grpclimit.WithoutWaiting())
 	require.NoError(t, err)
 	for _, want := range []codes.Code{codes.Unavailable, codes.ResourceExhausted} {
 		_, err = i(t.Context(), &grpc.StreamDesc{}, nil, duplexCall, func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -379,7 +379,7 @@ func TestAClientHeedsTheLimiterOfAServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			lim, svc := bucket(t, ratelimit.PerHour(1)), &service{}
 			addr := listen(t, svc, unaryServer(t, lim, opts...), streamServer(t, lim, opts...))
-			both := []grpclimit.ClientOption{grpclimit.WithServerRetryAfter(2 * time.Hour), grpclimit.WithoutWaiting()}
+			both := []grpclimit.ClientOption{grpclimit.WithMaxPause(2 * time.Hour), grpclimit.WithoutWaiting()}
 			unary, err := grpclimit.UnaryClientInterceptor(everything(), both...)
 			require.NoError(t, err)
 			stream, err := grpclimit.StreamClientInterceptor(everything(), both...)

@@ -31,7 +31,7 @@ func ExampleUnaryServerInterceptor() {
 		log.Fatal(err)
 	}
 	limit, err := grpclimit.UnaryServerInterceptor(limiter,
-		grpclimit.WithKey(grpclimit.First(grpclimit.Metadata("x-api-key"), grpclimit.PeerIP)))
+		grpclimit.WithKey(grpclimit.First(grpclimit.APIKey("x-api-key"), grpclimit.PeerIP())))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func ExampleUnaryClientInterceptor() {
 func ExampleStreamClientInterceptor() {
 	limit, err := grpclimit.StreamClientInterceptor(
 		ratelimit.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil),
-		grpclimit.WithKey(grpclimit.Combined(grpclimit.Method, grpclimit.OutgoingMetadata("tenant"))))
+		grpclimit.WithKey(grpclimit.Combined(grpclimit.Route(), grpclimit.OutgoingAPIKey("tenant"))))
 	if err != nil {
 		log.Fatal(err)
 	}

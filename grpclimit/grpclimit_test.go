@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
-	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,12 +21,9 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
-
-func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 const (
 	unaryCall  = "/grpc.testing.TestService/UnaryCall"
@@ -226,21 +223,29 @@ func TestWhatIsNilOrOutOfRangeIsRefusedByTheConstructor(t *testing.T) {
 	everything := ratelimit.Static(ratelimit.Result{Allowed: true}, nil)
 	both := map[string]grpclimit.Option{
 		"an option":                nilOption,
-		"WithKey":                  grpclimit.WithKey(nil),
+		"the zero Key":             grpclimit.WithKey(grpclimit.Key{}),
 		"WithCost":                 grpclimit.WithCost(nil),
 		"WithSkip":                 grpclimit.WithSkip(nil),
-		"WithKeyError":             grpclimit.WithKeyError(nil),
-		"WithLimiterError":         grpclimit.WithLimiterError(nil),
-		"WithRefundOn":             grpclimit.WithRefundOn(),
+		"WithKeyErrorHandler":      grpclimit.WithKeyErrorHandler(nil),
+		"WithErrorHandler":         grpclimit.WithErrorHandler(nil),
+		"WithRefund":               grpclimit.WithRefund(nil),
 		"Combined of none":         grpclimit.WithKey(grpclimit.Combined()),
-		"Combined with a nil":      grpclimit.WithKey(grpclimit.Combined(grpclimit.Method, nil)),
+		"Combined of the zero Key": grpclimit.WithKey(grpclimit.Combined(grpclimit.Route(), grpclimit.Key{})),
 		"First of none":            grpclimit.WithKey(grpclimit.First()),
-		"a part that is unusable":  grpclimit.WithKey(grpclimit.First(grpclimit.PeerIP, grpclimit.Combined(grpclimit.Metadata("")))),
+		"a part that is unusable":  grpclimit.WithKey(grpclimit.First(grpclimit.PeerIP(), grpclimit.Combined(grpclimit.APIKey("")))),
 		"User of nil":              grpclimit.WithKey(grpclimit.User(nil)),
-		"metadata without a name":  grpclimit.WithKey(grpclimit.Metadata("")),
-		"a name that gRPC refuses": grpclimit.WithKey(grpclimit.OutgoingMetadata("x key")),
-		"a prefix of 31 bits":      grpclimit.WithKey(grpclimit.PeerPrefix(31)),
-		"a prefix of 65 bits":      grpclimit.WithKey(grpclimit.PeerPrefix(65)),
+		"KeyFunc of nil":           grpclimit.WithKey(grpclimit.KeyFunc("name", nil)),
+		"a name that is empty":     grpclimit.WithKey(grpclimit.KeyFunc("", nobody)),
+		"a name with a colon":      grpclimit.WithKey(grpclimit.KeyFunc("a:b", nobody)),
+		"a hexadecimal name":       grpclimit.WithKey(grpclimit.KeyFunc("2001", nobody)),
+		"KnownKeys of nil":         grpclimit.WithKey(grpclimit.APIKey("x", grpclimit.KnownKeys(nil))),
+		"a short secret":           grpclimit.WithKey(grpclimit.APIKey("x", grpclimit.HashedWith([]byte("short")))),
+		"a nil APIKeyOption":       grpclimit.WithKey(grpclimit.APIKey("x", nil)),
+		"a nil IPOption":           grpclimit.WithKey(grpclimit.PeerIP(nil)),
+		"metadata without a name":  grpclimit.WithKey(grpclimit.APIKey("")),
+		"a name that gRPC refuses": grpclimit.WithKey(grpclimit.OutgoingAPIKey("x key")),
+		"a prefix of 31 bits":      grpclimit.WithKey(grpclimit.PeerIP(grpclimit.IPv6Prefix(31))),
+		"a prefix of 65 bits":      grpclimit.WithKey(grpclimit.PeerIP(grpclimit.IPv6Prefix(65))),
 	}
 	for name, opt := range both {
 		t.Run(name, func(t *testing.T) {
@@ -254,14 +259,23 @@ func TestWhatIsNilOrOutOfRangeIsRefusedByTheConstructor(t *testing.T) {
 			require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
 		}
 	}
-	for _, longest := range []time.Duration{0, -1} {
-		_, err := grpclimit.UnaryClientInterceptor(everything, grpclimit.WithServerRetryAfter(longest))
+	_, err := grpclimit.UnaryServerInterceptor(everything, grpclimit.WithDeniedHandler(nil))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	for _, d := range []time.Duration{0, -1} {
+		_, err := grpclimit.UnaryClientInterceptor(everything, grpclimit.WithMaxPause(d))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
 	for _, err := range construct(everything, nil, nil) {
 		require.NoError(t, err)
 	}
 }
+
+// endsWith refunds calls that end with one of these codes.
+func endsWith(these ...codes.Code) grpclimit.Option {
+	return grpclimit.WithRefund(func(code codes.Code) bool { return slices.Contains(these, code) })
+}
+
+func nobody(context.Context, string) (string, error) { return "", nil }
 
 func construct(l ratelimit.Limiter, server []grpclimit.ServerOption, client []grpclimit.ClientOption) []error {
 	_, unaryServer := grpclimit.UnaryServerInterceptor(l, server...)

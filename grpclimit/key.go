@@ -2,210 +2,191 @@ package grpclimit
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"strconv"
 	"strings"
 
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
+	"github.com/ratelimit-go/ratelimit"
 )
 
-// KeyFunc names who a call is counted against. Keys of different kinds never meet:
-// those of this package begin with their kind ("ip:", "user:"). An error refuses the
-// call, or becomes what [WithKeyError] says; it wraps [ErrNoIdentity] if the
-// function does not apply to the call, so that [First] asks the next one. It must be
-// safe for concurrent use.
-//
-// Functions that are made of something unusable are nil, which [WithKey] refuses when
-// the interceptor is made.
-type KeyFunc func(ctx context.Context, fullMethod string) (string, error)
-
-// Errors of key functions, for use with errors.Is. Texts name no value.
+// Errors of key functions, for use with errors.Is. Their texts hold no values.
 var (
-	// ErrNoIdentity: a call says nothing of what a key function looks for.
+	// ErrNoIdentity: the call has nothing of what a Key looks for.
 	ErrNoIdentity = errors.New("grpclimit: no identity")
-	// ErrAmbiguousIdentity: a call says several values where one was looked for.
+	// ErrAmbiguousIdentity: the call has several values where a Key looks for one.
 	ErrAmbiguousIdentity = errors.New("grpclimit: more than one identity")
 )
 
-const (
-	widestPrefix    = 32 // bits, what a provider has
-	narrowestPrefix = 64 // bits, a single network
-)
-
-// PeerIP is the address of whoever has opened the connection: an IPv4 address,
-// or the /64 network of an IPv6 address, since whoever has one address of it has all. (See
-// [PeerPrefix] for wider ones.) IPv4 in IPv6 is IPv4, and zones do not count. A peer without an
-// address, at a Unix socket, has no identity.
+// Key says which calls are counted together: those for which it makes the same key.
+// The kind of a Key is part of the key, so that keys of different kinds are never equal:
 //
-// Behind a proxy that is the proxy. Metadata such as x-forwarded-for says nothing that
-// a client could not have written itself; use [User] if your proxy vouches for it.
-func PeerIP(ctx context.Context, _ string) (string, error) {
-	return peerKey(ctx, narrowestPrefix)
-}
-
-// PeerPrefix is [PeerIP] with IPv6 addresses grouped by so many bits, 32 to 64. It is
-// nil if bits is none of these.
-func PeerPrefix(bits int) KeyFunc {
-	if bits < widestPrefix || bits > narrowestPrefix {
-		return nil
-	}
-	return func(ctx context.Context, _ string) (string, error) { return peerKey(ctx, bits) }
-}
-
-func peerKey(ctx context.Context, bits int) (string, error) {
-	p, ok := peer.FromContext(ctx)
-	if !ok || p.Addr == nil {
-		return "", fmt.Errorf("%w: no peer", ErrNoIdentity)
-	}
-	ip := addrOf(p.Addr).Unmap().WithZone("")
-	switch {
-	case !ip.IsValid():
-		return "", fmt.Errorf("%w: the peer has no IP address", ErrNoIdentity)
-	case ip.Is4():
-		return "ip:" + ip.String(), nil
-	}
-	network, err := ip.Prefix(bits)
-	if err != nil {
-		return "", fmt.Errorf("%w: %w", ErrNoIdentity, err)
-	}
-	return "ip:" + network.String(), nil
-}
-
-// addrOf is the address of a, invalid if it has none.
-func addrOf(a net.Addr) netip.Addr {
-	if tcp, ok := a.(*net.TCPAddr); ok {
-		return tcp.AddrPort().Addr()
-	}
-	text := a.String()
-	if ap, err := netip.ParseAddrPort(text); err == nil {
-		return ap.Addr()
-	}
-	ip, err := netip.ParseAddr(text)
-	if err != nil {
-		return netip.Addr{}
-	}
-	return ip
-}
-
-// Metadata is what the call that a server received says in its metadata, such as an API key.
-// It is taken for a secret: the key has its SHA-256. No value, or an empty one, is no
-// identity, and several are [ErrAmbiguousIdentity], since another part of the server may
-// believe another one of them. It is not verified here: put what authenticates before
-// the limiter, or clients invent a new identity for each call.
+//	PeerIP     192.0.2.1 or 2001:db8::/64
+//	APIKey     apikey:x-api-key:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0
+//	User       user:ann
+//	Route      route:/package.Service/Method
+//	Global     global
+//	KeyFunc    its name, a colon, and what its function returns
+//	Combined   combined:9:192.0.2.1,8:user:ann,
+//	First      that of the Key that applies
 //
-// Upper case in the name is lower case. Metadata is nil if the name is not one
-// that gRPC allows.
-func Metadata(name string) KeyFunc {
-	return metadataKey(name, metadata.ValueFromIncomingContext)
+// Package httplimit makes the same keys. A limiter behind both counts each client once.
+//
+// A call whose key is not known is not counted: [WithKeyErrorHandler] answers it. The
+// error is [ErrNoIdentity], [ErrAmbiguousIdentity], one of a function's own, or
+// [ratelimit.ErrInvalidKey] for a key over 64 KiB. A panic is not recovered: nothing is
+// charged, and the server handles it like a panic of a handler. A gRPC server ends, unless
+// an interceptor before this one recovers.
+//
+// Invalid arguments of a constructor are an error of the interceptors' constructors, and of
+// each call of [Key.Of]. A Key is safe for concurrent use. The zero Key is invalid.
+type Key struct {
+	kind string // what the text begins with; "" if of returns all of it
+	of   func(ctx context.Context, fullMethod string) (string, error)
+	err  error
 }
 
-// OutgoingMetadata is [Metadata] of a call that a client is about to send.
-func OutgoingMetadata(name string) KeyFunc {
-	return metadataKey(name, metadata.ValueFromOutgoingContext)
-}
-
-func metadataKey(name string, valuesOf func(context.Context, string) []string) KeyFunc {
-	name = strings.ToLower(name)
-	if strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" && name != ":authority" || name == "" {
-		return nil
+// Of returns the key of the call of fullMethod whose context ctx is. Its errors are those of
+// the Key, and [ratelimit.ErrInvalidOption] for an invalid one.
+func (k Key) Of(ctx context.Context, fullMethod string) (string, error) {
+	if err := k.check(); err != nil {
+		return "", err
 	}
-	prefix := "metadata:" + name + ":"
-	return func(ctx context.Context, _ string) (string, error) {
-		values := valuesOf(ctx, name)
-		switch {
-		case len(values) > 1:
-			return "", fmt.Errorf("%w: %d values of metadata %s", ErrAmbiguousIdentity, len(values), name)
-		case len(values) == 0 || values[0] == "":
-			return "", fmt.Errorf("%w: no metadata %s", ErrNoIdentity, name)
-		}
-		hash := sha256.Sum256([]byte(values[0]))
-		return prefix + hex.EncodeToString(hash[:]), nil
+	return k.text(ctx, fullMethod)
+}
+
+// text is Of for a valid Key.
+func (k *Key) text(ctx context.Context, fullMethod string) (string, error) {
+	text, err := k.of(ctx, fullMethod)
+	if err == nil && k.kind != "" {
+		text = k.kind + text
 	}
+	return text, err
 }
 
-// Method is the full method of the call, "/package.Service/Method", so that each is
-// limited for all callers together; with [Combined] for each caller. On a server with
-// an UnknownServiceHandler clients choose it freely.
-func Method(_ context.Context, fullMethod string) (string, error) {
-	return "method:" + fullMethod, nil
+// check returns the error of an invalid Key.
+func (k *Key) check() error {
+	if k.err == nil && k.of == nil {
+		return fmt.Errorf("%w: the zero Key", ratelimit.ErrInvalidOption)
+	}
+	return k.err
 }
 
-// User is who f says, from what an interceptor before this one has put into ctx. An
-// empty name, or false, is no identity. User is nil if f is.
-func User(f func(ctx context.Context) (name string, ok bool)) KeyFunc {
+// invalid is the Key that a constructor makes of an invalid argument.
+func invalid(format string, args ...any) Key {
+	return Key{err: fmt.Errorf("%w: "+format, append([]any{ratelimit.ErrInvalidOption}, args...)...)}
+}
+
+// KeyFunc makes a Key of f. An empty text is [ErrNoIdentity], which f itself returns, or
+// wraps, for a call that it does not apply to. f must be safe for concurrent use.
+//
+// The name is the kind of the keys. Keys with one name are of one kind, whatever made
+// them: KeyFunc("user", f) and [User] count the same users. The name is not empty, has no
+// colon, and is not a hexadecimal number, which IPv6 addresses begin with.
+//
+// A client that can choose its key freely has as many limits as it likes.
+func KeyFunc(name string, f func(ctx context.Context, fullMethod string) (string, error)) Key {
+	if strings.Contains(name, ":") || strings.Trim(name, "0123456789abcdefABCDEF") == "" {
+		return invalid("KeyFunc(%q, f): a name is not empty, has no colon and is not hexadecimal", name)
+	}
 	if f == nil {
-		return nil
+		return invalid("KeyFunc(%q, nil)", name)
 	}
-	return func(ctx context.Context, _ string) (string, error) {
-		name, ok := f(ctx)
-		if !ok || name == "" {
-			return "", fmt.Errorf("%w: no user", ErrNoIdentity)
+	return Key{kind: name + ":", of: func(ctx context.Context, fullMethod string) (string, error) {
+		text, err := f(ctx, fullMethod)
+		if err == nil && text == "" {
+			err = ErrNoIdentity
 		}
-		return "user:" + name, nil
+		return text, err
+	}}
+}
+
+// User is the authenticated user that f finds in the call's context, where an interceptor
+// before this one has put it. "" is [ErrNoIdentity]. The name is part of the key as it is,
+// so return an id and no secret. f must be safe for concurrent use.
+func User(f func(ctx context.Context) string) Key {
+	if f == nil {
+		return invalid("User(nil)")
 	}
+	return KeyFunc("user", func(ctx context.Context, _ string) (string, error) { return f(ctx), nil })
+}
+
+// Route is the full method of the call, "/package.Service/Method".
+//
+// On a server with an UnknownServiceHandler a client chooses it freely. Alone, Route limits
+// each method for all clients together; with [Combined], for each client.
+func Route() Key {
+	return Key{kind: "route:", of: func(_ context.Context, fullMethod string) (string, error) {
+		if fullMethod == "" {
+			return "", ErrNoIdentity
+		}
+		return fullMethod, nil
+	}}
 }
 
 // Global is one key for all calls.
-func Global(context.Context, string) (string, error) { return "global", nil }
+func Global() Key {
+	return Key{of: func(context.Context, string) (string, error) { return "global", nil }}
+}
 
-// Combined is the combination of what all of fs say, such as each method of each user. Each
-// part has its length before it, so that no two combinations meet. If one has an error,
-// so has the combination. It is nil if there are none, or one of them is.
-func Combined(fs ...KeyFunc) KeyFunc {
-	fs = usable(fs)
-	if fs == nil {
-		return nil
+// Combined is the combination of keys in their order, such as each route of each user. It
+// makes netstrings of them, so that two combinations are never equal. The first error of
+// one of them is the error of the combination. There must be at least one.
+func Combined(keys ...Key) Key {
+	keys, err := checked("Combined", keys)
+	if err != nil {
+		return Key{err: err}
 	}
-	return func(ctx context.Context, fullMethod string) (string, error) {
-		key := append(make([]byte, 0, 128), "all"...)
-		for _, f := range fs {
-			part, err := f(ctx, fullMethod)
+	return Key{of: func(ctx context.Context, fullMethod string) (string, error) {
+		var room [128]byte
+		text := append(room[:0], "combined:"...)
+		for i := range keys {
+			k := &keys[i]
+			part, err := k.of(ctx, fullMethod)
 			if err != nil {
 				return "", err
 			}
-			key = append(key, ':')
-			key = strconv.AppendInt(key, int64(len(part)), 10)
-			key = append(key, ':')
-			key = append(key, part...)
+			text = strconv.AppendInt(text, int64(len(k.kind)+len(part)), 10)
+			text = append(text, ':')
+			text = append(text, k.kind...)
+			text = append(text, part...)
+			text = append(text, ',')
 		}
-		return string(key), nil
-	}
+		return string(text), nil
+	}}
 }
 
-// First is what the first of fs says that applies: the user, or else his address.
-// Errors other than [ErrNoIdentity] end the search. It is nil if there are none, or
-// one of them is.
+// First is the first of keys that applies, such as
 //
-// Functions of your own should begin their keys with a prefix of their own too.
-func First(fs ...KeyFunc) KeyFunc {
-	fs = usable(fs)
-	if fs == nil {
-		return nil
+//	First(APIKey("x-api-key", KnownKeys(issued)), User(login), PeerIP())
+//
+// A Key applies unless its error is [ErrNoIdentity]. Another error ends the search: a
+// client that cannot be identified now is not somebody else. There must be at least one.
+func First(keys ...Key) Key {
+	keys, err := checked("First", keys)
+	if err != nil {
+		return Key{err: err}
 	}
-	return func(ctx context.Context, fullMethod string) (key string, err error) {
-		for _, f := range fs {
-			if key, err = f(ctx, fullMethod); !errors.Is(err, ErrNoIdentity) {
-				break
+	return Key{of: func(ctx context.Context, fullMethod string) (string, error) {
+		for i := range keys {
+			text, err := keys[i].text(ctx, fullMethod)
+			if !errors.Is(err, ErrNoIdentity) {
+				return text, err
 			}
 		}
-		return key, err
-	}
+		return "", ErrNoIdentity
+	}}
 }
 
-// usable is a copy of fs, nil if it is empty or has a nil.
-func usable(fs []KeyFunc) []KeyFunc {
-	var all []KeyFunc
-	for _, f := range fs {
-		if f == nil {
-			return nil
-		}
-		all = append(all, f)
+// checked returns a copy of keys, or the error of an invalid one.
+func checked(constructor string, keys []Key) ([]Key, error) {
+	if len(keys) == 0 {
+		return nil, invalid("%s: no keys", constructor).err
 	}
-	return all
+	for i := range keys {
+		if err := keys[i].check(); err != nil {
+			return nil, err
+		}
+	}
+	return append([]Key(nil), keys...), nil
 }

@@ -7,21 +7,29 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
 )
 
-// UnaryServerInterceptor returns an interceptor that asks l before each unary call.
-// A call that is not admitted does not reach its handler. Its status is
+// UnaryServerInterceptor returns an interceptor that puts l in front of unary calls. A call
+// that l denies does not reach its handler. The status is
 //
 //   - [codes.ResourceExhausted] with QuotaFailure, which names the policies that denied
-//     ([ratelimit.Describer]), and RetryInfo, which has the exact wait, unless no waiting helps;
-//   - [codes.Unavailable] with RetryInfo if the limiter is closed by an outage ([fallback.Closed]);
-//   - what [WithKeyError] and [WithLimiterError] say where no decision is known;
+//     ([ratelimit.Describer]), and RetryInfo, unless no waiting helps;
+//   - [codes.Unavailable] with RetryInfo if the limiter is closed by an outage ([ratelimit.SourceFailClosed]);
+//   - what [WithKeyErrorHandler] and [WithErrorHandler] say where no decision is known, and
+//     otherwise [ErrorStatus];
 //   - [codes.Canceled] or [codes.DeadlineExceeded] if the call has ended meanwhile.
 //
-// The handler finds its Result by [FromContext]. The Delay of a leaky bucket or a slowdown
-// is not waited for: put a throttle.Waiter around those. The interceptor holds nothing but
-// what l holds. Its errors wrap [ratelimit.ErrInvalidOption]: l, an option or a function is nil.
+// The header metadata of an answer has ratelimit-policy and ratelimit of
+// draft-ietf-httpapi-ratelimit-headers-10, and retry-after in a denial. Where an interceptor
+// before this one has sent the headers, they are left out.
+//
+// The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
+// is to hold calls back. The interceptor keeps nothing that grows, starts no goroutine and has
+// nothing to close.
+//
+// Its errors wrap [ratelimit.ErrInvalidOption]: l, an option or a function is nil, or an
+// option is out of range.
 func UnaryServerInterceptor(l ratelimit.Limiter, opts ...ServerOption) (grpc.UnaryServerInterceptor, error) {
 	s, err := newServer(l, opts)
 	if err != nil {
@@ -30,8 +38,8 @@ func UnaryServerInterceptor(l ratelimit.Limiter, opts ...ServerOption) (grpc.Una
 	return s.unary, nil
 }
 
-// StreamServerInterceptor returns an interceptor that asks l before each stream, once
-// unless [WithMessages] counts messages too. For the rest see [UnaryServerInterceptor].
+// StreamServerInterceptor is [UnaryServerInterceptor] for streams. The opening of each is
+// counted, and with [WithMessages] each message that it receives.
 func StreamServerInterceptor(l ratelimit.Limiter, opts ...ServerOption) (grpc.StreamServerInterceptor, error) {
 	s, err := newServer(l, opts)
 	if err != nil {
@@ -40,25 +48,11 @@ func StreamServerInterceptor(l ratelimit.Limiter, opts ...ServerOption) (grpc.St
 	return s.stream, nil
 }
 
-// resultKey is what a call's context has its Result by.
-type resultKey struct{}
-
-// FromContext returns the Result of the call, or of the opening of the stream, that a
-// handler has ctx from; and false if no limiter has decided on it. Of several
-// interceptors it is the innermost one's.
-func FromContext(ctx context.Context) (ratelimit.Result, bool) {
-	r, ok := ctx.Value(resultKey{}).(*ratelimit.Result)
-	if !ok {
-		return ratelimit.Result{}, false
-	}
-	return *r, true
-}
-
-// server is the interceptors of a server.
+// server has the interceptors of a server.
 type server struct{ *config }
 
 func newServer(l ratelimit.Limiter, opts []ServerOption) (server, error) {
-	c, err := newConfig(l, PeerIP)
+	c, err := newConfig(l, PeerIP())
 	if err != nil {
 		return server{}, err
 	}
@@ -115,15 +109,16 @@ func (s server) run(ctx context.Context, ch charge, handler func(context.Context
 	code := codes.Internal // of a handler that panics
 	defer func() { s.settle(ctx, ch, code) }()
 	inner := ctx
-	if ch.n > 0 {
-		inner = context.WithValue(ctx, resultKey{}, &ch.result)
+	if s.inContext && ch.Key != "" {
+		inner = context.WithValue(ctx, decisionKey{}, &ch.Decision)
 	}
 	err := handler(inner)
 	code = codeOf(err)
 	return err
 }
 
-// decide asks the limiter about a call or a message. The error is the call's.
+// decide asks the limiter about a call or a message. The error is the call's. Without a key
+// in the answer no decision was made.
 func (s server) decide(ctx context.Context, fullMethod, key string, msg any, headers bool) (charge, error) {
 	n := s.cost(ctx, fullMethod, msg)
 	if n == 0 {
@@ -133,34 +128,30 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 	if err != nil {
 		return charge{}, s.limiterFailed(ctx, fullMethod, err)
 	}
-	if r.Allowed && !headers {
-		return charge{key, n, r}, nil
+	if r.Allowed && !headers && !s.inContext {
+		return charge{Decision{Result: r, Key: key}, n}, nil
 	}
-	rep := s.report(ctx, key, r)
-	defer rep.free()
+	a := s.answer(ctx, key, r, s.inContext || !r.Allowed && s.denied != nil)
+	defer a.free()
+	d := Decision{Result: r, Key: key}
+	if a.kept {
+		d.Policies = a.Policies
+	}
 	if headers {
-		if md := rep.metadata(); md != nil {
-			// It fails where an interceptor before this one has sent the headers. The
-			// decision stands without them.
-			_ = grpc.SetHeader(ctx, md)
+		if md := a.metadata(); md != nil {
+			_ = grpc.SetHeader(ctx, md) // an error: headers have been sent; the decision stands
 		}
 	}
-	if !r.Allowed {
-		return charge{}, rep.denial()
+	switch {
+	case r.Allowed:
+		return charge{d, n}, nil
+	case s.denied != nil:
+		return charge{Decision: d}, s.denied(ctx, fullMethod, d)
 	}
-	return charge{key, n, r}, nil
+	return charge{}, denial(&a.Decision).Err()
 }
 
-// report is what to tell about r. Free it.
-func (c *config) report(ctx context.Context, key string, r ratelimit.Result) *report {
-	rep := reports.Get().(*report)
-	rep.Result, rep.Parts, rep.DeniedBy = r, r.Parts(), r.DeniedBy()
-	// Policies that cannot be told, as when a limit function fails now, are not.
-	rep.Policies, _ = ratelimit.AppendPolicies(ctx, rep.Policies, c.limiter, key)
-	return rep
-}
-
-// serverStream is a stream whose handler finds its Result, and whose messages may count.
+// serverStream is a stream whose handler finds its decision, and whose messages may count.
 type serverStream struct {
 	grpc.ServerStream
 	ctx             context.Context
@@ -168,7 +159,7 @@ type serverStream struct {
 	key, fullMethod string
 }
 
-// Context is the stream's, with its Result.
+// Context returns the stream's context, with its decision.
 func (s *serverStream) Context() context.Context { return s.ctx }
 
 // RecvMsg receives the next message, and asks the limiter whether it may.

@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -98,10 +98,10 @@ func TestMessagesCountIfTheyAreMeantTo(t *testing.T) {
 	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(6))}
 	var keys atomic.Int64
 	client := dial(t, listen(t, &service{}, streamServer(t, lim, grpclimit.WithMessages(),
-		grpclimit.WithKey(func(context.Context, string) (string, error) {
+		grpclimit.WithKey(grpclimit.KeyFunc("key", func(context.Context, string) (string, error) {
 			keys.Add(1)
-			return "key", nil
-		}),
+			return "one", nil
+		})),
 		grpclimit.WithCost(func(_ context.Context, _ string, msg any) int {
 			if _, ok := msg.(*pb.StreamingOutputCallRequest); ok {
 				return 2
@@ -125,14 +125,14 @@ func TestTheOpeningOfAStreamCountsBesidesItsMessages(t *testing.T) {
 	require.Equal(t, []int{1, 1, 1, 1}, lim.costs)
 }
 
-func TestAHandlerFindsItsResult(t *testing.T) {
-	seen := make(chan ratelimit.Result, 2)
+func TestAHandlerFindsTheDecisionOnRequest(t *testing.T) {
+	seen := make(chan grpclimit.Decision, 2)
 	find := func(ctx context.Context) error {
-		r, ok := grpclimit.FromContext(ctx)
+		d, ok := grpclimit.FromContext(ctx)
 		if !ok {
-			return errors.New("no Result")
+			return errors.New("no decision")
 		}
-		seen <- r
+		seen <- d
 		return nil
 	}
 	svc := &service{
@@ -142,11 +142,23 @@ func TestAHandlerFindsItsResult(t *testing.T) {
 		},
 	}
 	lim := bucket(t, ratelimit.PerHour(5))
+	for _, headers := range [][]grpclimit.ServerOption{nil, {grpclimit.WithoutHeaders()}} {
+		opts := append(headers, grpclimit.WithContext())
+		lim := bucket(t, ratelimit.PerHour(5), ratelimit.WithName("search"))
+		client := dial(t, listen(t, svc, unaryServer(t, lim, opts...), streamServer(t, lim, opts...)))
+		require.Equal(t, codes.OK, call(t, client).code())
+		require.Equal(t, codes.OK, converse(t, client, 0).code())
+		for _, remaining := range []int{4, 3} {
+			d := <-seen
+			require.Equal(t, remaining, d.Result.Remaining)
+			require.Equal(t, "127.0.0.1", d.Key)
+			require.Equal(t, "search", d.Limiter())
+			require.Equal(t, ratelimit.PerHour(5), d.Policies[0].Limit)
+		}
+	}
 	client := dial(t, listen(t, svc, unaryServer(t, lim), streamServer(t, lim)))
-	require.Equal(t, codes.OK, call(t, client).code())
-	require.Equal(t, codes.OK, converse(t, client, 0).code())
-	require.Equal(t, 4, (<-seen).Remaining)
-	require.Equal(t, 3, (<-seen).Remaining)
+	require.Equal(t, codes.Unknown, call(t, client).code(), "not without the option")
+	require.Equal(t, codes.Unknown, converse(t, client, 0).code())
 
 	_, ok := grpclimit.FromContext(t.Context())
 	require.False(t, ok)
@@ -154,8 +166,8 @@ func TestAHandlerFindsItsResult(t *testing.T) {
 
 func TestEachIdentityHasALimitOfItsOwnAndNobodyHasNone(t *testing.T) {
 	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(1))}
-	client := dial(t, listen(t, &service{}, unaryServer(t, lim, grpclimit.WithKey(grpclimit.Metadata("x-api-key"))),
-		streamServer(t, lim, grpclimit.WithKey(grpclimit.Metadata("x-api-key")))))
+	client := dial(t, listen(t, &service{}, unaryServer(t, lim, grpclimit.WithKey(grpclimit.APIKey("x-api-key"))),
+		streamServer(t, lim, grpclimit.WithKey(grpclimit.APIKey("x-api-key")))))
 	for _, who := range []string{"one", "two"} {
 		require.Equal(t, codes.OK, call(t, client, "x-api-key", who).code())
 		require.Equal(t, codes.ResourceExhausted, call(t, client, "x-api-key", who).code())
@@ -170,16 +182,81 @@ func TestEachIdentityHasALimitOfItsOwnAndNobodyHasNone(t *testing.T) {
 
 func TestAKeyThatIsTooLongIsTheCallersFault(t *testing.T) {
 	for _, name := range []string{strings.Repeat("x", 1<<16+1), ""} {
-		f := func(context.Context, string) (string, error) { return name, nil }
-		client := dial(t, listen(t, &service{}, unaryServer(t, bucket(t, ratelimit.PerHour(1)), grpclimit.WithKey(f))))
+		k := grpclimit.User(func(context.Context) string { return name })
+		client := dial(t, listen(t, &service{}, unaryServer(t, bucket(t, ratelimit.PerHour(1)), grpclimit.WithKey(k))))
 		require.Equal(t, codes.InvalidArgument, call(t, client).code())
 	}
 }
 
+func TestAnErrorOfAKeyFunctionIsAnsweredByItsKind(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want codes.Code
+	}{
+		{grpclimit.ErrNoIdentity, codes.InvalidArgument},
+		{grpclimit.ErrAmbiguousIdentity, codes.InvalidArgument},
+		{ratelimit.ErrInvalidKey, codes.InvalidArgument},
+		{ratelimit.ErrInvalidOption, codes.Internal},
+		{errors.New("session store is down"), codes.Unavailable},
+	} {
+		lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(1))}
+		k := grpclimit.KeyFunc("session", func(context.Context, string) (string, error) { return "ann", c.err })
+		client := dial(t, listen(t, &service{}, unaryServer(t, lim, grpclimit.WithKey(k))))
+		a := call(t, client)
+		require.Equal(t, c.want, a.code(), c.err)
+		require.NotContains(t, a.status.Message(), c.err.Error())
+		require.Empty(t, lim.asked(), "not counted")
+	}
+}
+
+func TestAPanicOfAKeyFunctionGoesOnAndChargesNothing(t *testing.T) {
+	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(1))}
+	i, err := grpclimit.UnaryServerInterceptor(lim,
+		grpclimit.WithKey(grpclimit.KeyFunc("session", func(context.Context, string) (string, error) { panic("boom") })),
+		grpclimit.WithKeyErrorHandler(func(context.Context, string, error) error { panic("not an error") }))
+	require.NoError(t, err)
+	require.PanicsWithValue(t, "boom", func() { _, _ = i(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: unaryCall}, nil) })
+	require.Empty(t, lim.asked(), "not counted")
+}
+
+func TestADenialCanBeAnythingOrLetThrough(t *testing.T) {
+	svc := &service{duplex: func(stream grpc.BidiStreamingServer[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse]) error {
+		d, ok := grpclimit.FromContext(stream.Context())
+		require.True(t, ok)
+		require.False(t, d.Result.Allowed)
+		return echo(stream)
+	}}
+	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(1))}
+	key := grpclimit.WithKey(grpclimit.Global())
+	handler := grpclimit.WithDeniedHandler(func(_ context.Context, fullMethod string, d grpclimit.Decision) error {
+		require.Equal(t, "global", d.Key)
+		require.Equal(t, "1/h", d.Limiter())
+		if fullMethod == duplexCall {
+			return nil
+		}
+		return status.Error(codes.Aborted, grpclimit.DeniedStatus(d).Message())
+	})
+	client := dial(t, listen(t, svc, unaryServer(t, lim, key, handler), streamServer(t, lim, key, handler, grpclimit.WithContext(), grpclimit.WithRefund(grpclimit.Successful))))
+	require.Equal(t, codes.OK, call(t, client).code())
+	a := call(t, client)
+	require.Equal(t, codes.Aborted, a.code())
+	require.Equal(t, "rate limit exceeded", a.status.Message())
+	require.Equal(t, []string{"3600"}, a.header["retry-after"])
+	require.Equal(t, codes.OK, converse(t, client, 1).code(), "nil lets it through")
+	require.Zero(t, lim.refunded(), "it was not charged")
+}
+
+func TestTheStatusOfADenialIsTheStandardOne(t *testing.T) {
+	lim := bucket(t, ratelimit.PerHour(0))
+	own := grpclimit.WithDeniedHandler(func(_ context.Context, _ string, d grpclimit.Decision) error { return grpclimit.DeniedStatus(d).Err() })
+	standard := call(t, dial(t, listen(t, &service{}, unaryServer(t, lim))))
+	require.Equal(t, standard.status.Proto().String(), call(t, dial(t, listen(t, &service{}, unaryServer(t, lim, own)))).status.Proto().String())
+}
+
 func TestWhatBecomesOfACallWithoutAnIdentityCanBeChanged(t *testing.T) {
 	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(1))}
-	client := dial(t, listen(t, &service{}, unaryServer(t, lim, grpclimit.WithKey(grpclimit.Metadata("x-api-key")),
-		grpclimit.WithKeyError(func(_ context.Context, fullMethod string, err error) error {
+	client := dial(t, listen(t, &service{}, unaryServer(t, lim, grpclimit.WithKey(grpclimit.APIKey("x-api-key")),
+		grpclimit.WithKeyErrorHandler(func(_ context.Context, fullMethod string, err error) error {
 			if errors.Is(err, grpclimit.ErrNoIdentity) && fullMethod == unaryCall {
 				return status.Error(codes.Unauthenticated, "who are you?")
 			}
@@ -219,7 +296,7 @@ func TestAnOutageIsUnavailableAndTheErrorIsNotTold(t *testing.T) {
 	require.Equal(t, []string{`"3/h";q=3;w=3600`}, a.header["ratelimit-policy"])
 	require.Empty(t, a.header["ratelimit"])
 
-	client = dial(t, listen(t, &service{}, unaryServer(t, broken, grpclimit.WithLimiterError(
+	client = dial(t, listen(t, &service{}, unaryServer(t, broken, grpclimit.WithErrorHandler(
 		func(_ context.Context, _ string, err error) error {
 			require.ErrorIs(t, err, ratelimit.ErrStore)
 			return nil
@@ -235,7 +312,7 @@ func TestTheEndOfTheCallIsNotAnOutage(t *testing.T) {
 		got.Store(status.Code(err))
 		return resp, err
 	}
-	never := grpclimit.WithLimiterError(func(context.Context, string, error) error { panic("not an error of the limiter") })
+	never := grpclimit.WithErrorHandler(func(context.Context, string, error) error { panic("not an error of the limiter") })
 	client := dial(t, listen(t, &service{}, grpc.ChainUnaryInterceptor(spy), unaryServer(t, hanging, never)))
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -249,7 +326,7 @@ func TestTheEndOfTheCallIsNotAnOutage(t *testing.T) {
 
 	ctx, cancel = context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	i, err := grpclimit.UnaryServerInterceptor(hanging, never, grpclimit.WithKey(grpclimit.Global))
+	i, err := grpclimit.UnaryServerInterceptor(hanging, never, grpclimit.WithKey(grpclimit.Global()))
 	require.NoError(t, err)
 	_, err = i(ctx, nil, &grpc.UnaryServerInfo{FullMethod: unaryCall}, nil)
 	require.Equal(t, codes.DeadlineExceeded, status.Code(err))
@@ -294,7 +371,7 @@ func TestCostsSkipsAndWhatIsFree(t *testing.T) {
 	require.Empty(t, a.header["ratelimit"])
 	require.Len(t, lim.asked(), 2, "what is free is not asked about")
 	cost.Store(-1)
-	require.Equal(t, codes.Unavailable, call(t, client).code())
+	require.Equal(t, codes.Internal, call(t, client).code())
 }
 
 func TestASkippedStreamAndItsMessagesAreLeftAlone(t *testing.T) {
@@ -316,7 +393,7 @@ func TestFailedCallsAreGivenBackIfTheyAreMeantTo(t *testing.T) {
 		},
 	}
 	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(100))}
-	refund := grpclimit.WithRefundOn(codes.Internal, codes.Unavailable)
+	refund := endsWith(codes.Internal, codes.Unavailable)
 	client := dial(t, listen(t, svc, unaryServer(t, lim, refund), streamServer(t, lim, refund)))
 	want := 0
 	for code, back := range map[codes.Code]bool{codes.OK: false, codes.NotFound: false, codes.Internal: true, codes.Unavailable: true} {
@@ -340,7 +417,7 @@ func TestAPanicIsGivenBackAndGoesOn(t *testing.T) {
 	}
 	lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(100))}
 	client := dial(t, listen(t, &service{unary: func(context.Context) error { panic("boom") }},
-		grpc.ChainUnaryInterceptor(recovering), unaryServer(t, lim, grpclimit.WithRefundOn(codes.Internal))))
+		grpc.ChainUnaryInterceptor(recovering), unaryServer(t, lim, endsWith(codes.Internal))))
 	a := call(t, client)
 	require.Equal(t, codes.Aborted, a.code())
 	require.Equal(t, "boom", a.status.Message())
@@ -355,7 +432,7 @@ func TestACancelledCallIsGivenBackToo(t *testing.T) {
 		<-server.Done()
 		return server.Err() // not a status: gRPC makes one of it
 	}}
-	client := dial(t, listen(t, svc, unaryServer(t, lim, grpclimit.WithRefundOn(codes.Canceled))))
+	client := dial(t, listen(t, svc, unaryServer(t, lim, endsWith(codes.Canceled))))
 	_, err := client.UnaryCall(ctx, &pb.SimpleRequest{})
 	require.Equal(t, codes.Canceled, status.Code(err))
 	require.Eventually(t, func() bool { return lim.refunded() == 1 }, 10*time.Second, time.Millisecond)
@@ -375,7 +452,8 @@ func TestHeadersCanBeLeftOut(t *testing.T) {
 }
 
 func TestOfManyCallsAtOnceExactlyTheLimitIsAdmitted(t *testing.T) {
-	onRedis, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(10*time.Second))
+	server := startRedis(t)
+	onRedis, err := redisstore.New(server, redisstore.WithTimeout(10*time.Second))
 	require.NoError(t, err)
 	const limit, callers, each = 100, 32, 20
 	for name, lim := range map[string]ratelimit.Limiter{
@@ -384,7 +462,7 @@ func TestOfManyCallsAtOnceExactlyTheLimitIsAdmitted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			svc := &service{}
-			client := dial(t, listen(t, svc, unaryServer(t, lim, grpclimit.WithKey(grpclimit.Metadata("x-api-key")))))
+			client := dial(t, listen(t, svc, unaryServer(t, lim, grpclimit.WithKey(grpclimit.APIKey("x-api-key")))))
 			var mu sync.Mutex
 			answers := map[codes.Code]int{}
 			var wg sync.WaitGroup
@@ -403,7 +481,7 @@ func TestOfManyCallsAtOnceExactlyTheLimitIsAdmitted(t *testing.T) {
 			require.EqualValues(t, limit, svc.calls.Load())
 		})
 	}
-	keys, err := redistest.Shared(t).Client(t).Keys(t.Context(), redistest.Prefix(t)+"*").Result()
+	keys, err := server.Keys(t.Context(), "*").Result()
 	require.NoError(t, err)
 	require.Len(t, keys, 1)
 	require.NotContains(t, keys[0], "canary")
@@ -416,15 +494,15 @@ func TestASecretInMetadataIsNeverTold(t *testing.T) {
 		logged = append(logged, err.Error())
 		return status.Error(codes.Unavailable, err.Error()) // as a careless handler would
 	}
-	key := grpclimit.First(grpclimit.Metadata("x-api-key"), grpclimit.PeerIP)
+	key := grpclimit.First(grpclimit.APIKey("x-api-key"), grpclimit.PeerIP())
 	for _, lim := range []*recorder{
 		{Limiter: bucket(t, ratelimit.PerHour(1))},
 		{Limiter: bucketOn(t, failing{}, ratelimit.PerHour(1))},
 		{Limiter: ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil)},
 	} {
 		client := dial(t, listen(t, &service{},
-			unaryServer(t, lim, grpclimit.WithKey(key), grpclimit.WithKeyError(log), grpclimit.WithLimiterError(log)),
-			streamServer(t, lim, grpclimit.WithKey(grpclimit.Combined(key, grpclimit.Method)))))
+			unaryServer(t, lim, grpclimit.WithKey(key), grpclimit.WithKeyErrorHandler(log), grpclimit.WithErrorHandler(log)),
+			streamServer(t, lim, grpclimit.WithKey(grpclimit.Combined(key, grpclimit.Route())))))
 		var told []string
 		for range 3 {
 			for _, a := range []answer{call(t, client, "x-api-key", canary), call(t, client, "x-api-key", canary, "x-api-key", "other"), streamWith(t, client, canary)} {
@@ -437,7 +515,7 @@ func TestASecretInMetadataIsNeverTold(t *testing.T) {
 			require.NotContains(t, text, canary[:6])
 		}
 		for _, text := range told {
-			require.NotContains(t, text, "metadata:x-api-key", "nor is the key told")
+			require.NotContains(t, text, "apikey:", "nor is the key told")
 		}
 	}
 	require.NotEmpty(t, logged)

@@ -15,26 +15,24 @@ import (
 type APIKeyOption func(*apiKey) error
 
 type apiKey struct {
-	header string // canonical
+	field  string // canonical
+	kind   string // apikey:x-api-key:
 	known  func(r *http.Request, key string) bool
 	secret []byte // of the HMAC; nil: SHA-256
 }
 
-// KnownKeys says which API keys count: those of which f is true. Any other is as none,
-// so that [First] goes on to what comes next. f must be safe for concurrent use.
+// KnownKeys makes only the API keys count for which f returns true. Any other one is
+// [ErrNoIdentity], so that [First] goes on. f must be safe for concurrent use.
 func KnownKeys(f func(r *http.Request, key string) bool) APIKeyOption {
 	return func(a *apiKey) error {
-		if f == nil {
-			return fmt.Errorf("%w: KnownKeys(nil)", ratelimit.ErrInvalidOption)
-		}
 		a.known = f
-		return nil
+		return given(f != nil, "KnownKeys")
 	}
 }
 
-// HashedWith makes the hash an HMAC-SHA-256 by secret, of 16 bytes and more, which all
-// instances that share a store must have in common. Whoever reads the store cannot find
-// out API keys by trying then, even if those are short.
+// HashedWith makes the hash an HMAC-SHA-256 by secret, of at least 16 bytes. All servers
+// that share a store need the same secret. A reader of the store cannot then find API keys
+// by trying, even short ones.
 func HashedWith(secret []byte) APIKeyOption {
 	return func(a *apiKey) error {
 		if len(secret) < 16 {
@@ -45,35 +43,44 @@ func HashedWith(secret []byte) APIKeyOption {
 	}
 }
 
-// APIKey is the API key in a header field such as X-API-Key, or that after the scheme
-// in Authorization. Of several fields it is the first, as of [http.Header.Get]. It is
-// never part of a key itself, only as its SHA-256 in base64 ([HashedWith]: HMAC).
+// APIKey is the API key in the header field of that name, such as X-API-Key. Of
+// Authorization it is what follows the scheme. It is a secret: the key has only its SHA-256
+// in base64, or the HMAC of [HashedWith].
 //
-// A client that invents a new API key with each request has a new bucket with each. So
-// let the middleware stand behind the authentication, or say by [KnownKeys] which keys
-// count.
+// No value or an empty one is [ErrNoIdentity]. Several are [ErrAmbiguousIdentity], since
+// another part of the server may believe another one of them.
 //
-// From the hash nobody can tell the tier of its owner: for [ratelimit.WithTiers] take
-// [User], or put the tier into the request's context.
-func APIKey(header string, opts ...APIKeyOption) Key {
-	if header == "" || strings.ContainsAny(header, ": \t\r\n") {
-		return invalid("APIKey(%q): no name of a header field", header)
+// A client that invents an API key with each request has a new limit with each. So put
+// authentication in front of the limiter, or say with [KnownKeys] which ones count.
+//
+// The hash does not reveal the tier of its owner: for [ratelimit.WithTiers] use [User], or
+// put the tier into the request's context.
+func APIKey(name string, opts ...APIKeyOption) Key {
+	if name == "" || strings.ContainsAny(name, ": \t\r\n") {
+		return invalid("APIKey(%q): not the name of a header field", name)
 	}
-	a := &apiKey{header: http.CanonicalHeaderKey(header)}
+	a := &apiKey{field: http.CanonicalHeaderKey(name), kind: "apikey:" + strings.ToLower(name) + ":"}
 	for _, opt := range opts {
 		if opt == nil {
-			return invalid("APIKey(%q): an APIKeyOption is nil", header)
+			return invalid("APIKey(%q): an APIKeyOption is nil", name)
 		}
 		if err := opt(a); err != nil {
 			return Key{err: err}
 		}
 	}
-	return Key{name: a.header, of: a.of}
+	return Key{of: a.of}
 }
 
 func (a *apiKey) of(r *http.Request) (string, error) {
-	key := r.Header.Get(a.header)
-	if a.header == "Authorization" { // whose scheme is in any case, with any spaces
+	values := r.Header[a.field]
+	switch {
+	case len(values) == 0:
+		return "", ErrNoIdentity
+	case len(values) > 1:
+		return "", ErrAmbiguousIdentity
+	}
+	key := values[0]
+	if a.field == "Authorization" { // its scheme is in any case, before any number of spaces
 		_, key, _ = strings.Cut(strings.TrimLeft(key, " "), " ")
 		key = strings.Trim(key, " ")
 	}
@@ -85,10 +92,12 @@ func (a *apiKey) of(r *http.Request) (string, error) {
 
 func (a *apiKey) hash(key string) string {
 	sum := sha256.Sum256([]byte(key))
+	hash := sum[:]
 	if a.secret != nil {
 		mac := hmac.New(sha256.New, a.secret)
 		mac.Write([]byte(key))
-		mac.Sum(sum[:0])
+		hash = mac.Sum(nil)
 	}
-	return base64.RawURLEncoding.EncodeToString(sum[:])
+	var room [128]byte
+	return string(base64.RawURLEncoding.AppendEncode(append(room[:0], a.kind...), hash))
 }

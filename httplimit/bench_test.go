@@ -23,7 +23,7 @@ func (w *emptied) WriteHeader(int)             {}
 // and back, without net/http's part of it.
 func BenchmarkMiddleware(b *testing.B) {
 	nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
-	ours := func(limit ratelimit.Limit, opts ...httplimit.Option) http.Handler {
+	ours := func(limit ratelimit.Limit, opts ...httplimit.ServerOption) http.Handler {
 		mem, err := memstore.New()
 		require.NoError(b, err)
 		lim, err := ratelimit.NewSlidingWindow(mem, limit)
@@ -40,7 +40,7 @@ func BenchmarkMiddleware(b *testing.B) {
 		{"headers=default", ours(much), "192.0.2.1:1234"},
 		{"headers=default/ipv6", ours(much), "[2001:db8::1]:1234"},
 		{"headers=legacy", ours(much, httplimit.WithHeaders(httplimit.Legacy)), "192.0.2.1:1234"},
-		{"headers=none", ours(much, httplimit.WithHeaders()), "192.0.2.1:1234"},
+		{"headers=none", ours(much, httplimit.WithoutHeaders()), "192.0.2.1:1234"},
 		{"context", ours(much, httplimit.WithContext()), "192.0.2.1:1234"},
 		{"refund", ours(much, httplimit.WithRefund(httplimit.Failed)), "192.0.2.1:1234"},
 		{"denied", ours(little), "192.0.2.1:1234"},

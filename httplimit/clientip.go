@@ -13,79 +13,83 @@ const (
 	forwardedFor    = "X-Forwarded-For"
 	maxForwarded    = 4 << 10 // bytes of X-Forwarded-For that are read, from the right
 	maxHops         = 32      // and hops
-	defaultIPv6Bits = 64      // what a customer gets at least
+	defaultIPv6Bits = 64      // the least that a customer gets
 )
 
-// IPOption sets what is optional about a [ClientIP].
-type IPOption func(*clientIP) error
+// IPOption sets what is optional about a [PeerIP] or a [ClientIP].
+type IPOption func(*ipKey) error
 
-type clientIP struct {
-	trusted []netip.Prefix // IPv4 ones not as IPv6
+type ipKey struct {
 	bits    int            // of IPv6 addresses that make a group
+	trusted []netip.Prefix // IPv4 ones not as IPv6
 }
 
-// TrustedProxies are the networks of the proxies and load balancers in front of this
-// server, as "10.0.0.0/8", "2001:db8::/32" or single addresses. Only what these have
-// written into X-Forwarded-For is believed. A network of all addresses is refused: with
-// it each client could call itself what it likes.
-func TrustedProxies(networks ...string) IPOption {
-	return func(c *clientIP) error {
-		for _, text := range networks {
-			network, err := parseNetwork(text)
-			if err != nil {
-				return fmt.Errorf("%w: TrustedProxies: %w", ratelimit.ErrInvalidOption, err)
-			}
-			if network.Bits() == 0 {
-				return fmt.Errorf("%w: TrustedProxies(%q) trusts everybody", ratelimit.ErrInvalidOption, text)
-			}
-			c.trusted = append(c.trusted, network)
-		}
-		return nil
-	}
-}
-
-// IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64, in place of 64. One
-// customer has at least a /64 and often a /56 or a /48, all addresses of which he can
-// use.
+// IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. One
+// customer has at least a /64, often a /56 or a /48, and can use all its addresses.
 func IPv6Prefix(bits int) IPOption {
-	return func(c *clientIP) error {
+	return func(k *ipKey) error {
 		if bits < 32 || bits > 64 {
 			return fmt.Errorf("%w: IPv6Prefix(%d): 32 to 64", ratelimit.ErrInvalidOption, bits)
 		}
-		c.bits = bits
+		k.bits = bits
 		return nil
 	}
 }
 
-// ClientIP is the address of the client: an IPv4 address such as "192.0.2.1", or a
-// network of IPv6 addresses such as "2001:db8::/64" ([IPv6Prefix]). IPv4 addresses
-// written as IPv6 are IPv4 ones, and zones do not count.
+// PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
+// a network of IPv6 addresses such as "2001:db8::/64" ([IPv6Prefix]). IPv4 addresses
+// written as IPv6 are IPv4 ones, and zones do not count. It is that of
+// [http.Request.RemoteAddr].
 //
-// It is that of [http.Request.RemoteAddr]. If that is one of the [TrustedProxies], it
-// is the first address of X-Forwarded-For, read from the right, that is none of them. At
-// most 4 KiB and 32 hops are read, of all fields of that name together. Where these
-// end, or with something that is no address, it is the last trusted address before. A
-// client can write what it likes into the left part of X-Forwarded-For, and no other
-// field is believed at all.
+// Behind a proxy that is the address of the proxy: use [ClientIP]. A peer without an IP
+// address, such as at a Unix socket, is [ErrNoIdentity].
+func PeerIP(opts ...IPOption) Key {
+	return newIPKey("PeerIP", &ipKey{bits: defaultIPv6Bits}, opts)
+}
+
+// ClientIP is the address of a client behind trusted proxies, and otherwise what [PeerIP]
+// is. The proxies are networks or single addresses, such as "10.0.0.0/8" or
+// "2001:db8::7". There must be at least one, and none may be a network of all addresses.
 //
-// A RemoteAddr that is no address, such as that of a Unix socket, is [ErrNoIdentity].
-func ClientIP(opts ...IPOption) Key {
-	c := &clientIP{bits: defaultIPv6Bits}
+// If the peer is trusted, the client is the first address of X-Forwarded-For, read from
+// the right, that is not. At most 4 KiB and 32 hops are read, of all fields of that name
+// together. Where these end, or at what is not an address, it is the last trusted address
+// before. A client can write what it likes into the left part of X-Forwarded-For. No
+// other field is believed.
+func ClientIP(proxies []string, opts ...IPOption) Key {
+	k := &ipKey{bits: defaultIPv6Bits}
+	for _, text := range proxies {
+		network, err := parseNetwork(text)
+		if err != nil {
+			return invalid("ClientIP: %w", err)
+		}
+		if network.Bits() == 0 {
+			return invalid("ClientIP: %q trusts everybody", text)
+		}
+		k.trusted = append(k.trusted, network)
+	}
+	if len(k.trusted) == 0 {
+		return invalid("ClientIP: no proxies: use PeerIP")
+	}
+	return newIPKey("ClientIP", k, opts)
+}
+
+func newIPKey(constructor string, k *ipKey, opts []IPOption) Key {
 	for _, opt := range opts {
 		if opt == nil {
-			return invalid("ClientIP: an IPOption is nil")
+			return invalid("%s: an IPOption is nil", constructor)
 		}
-		if err := opt(c); err != nil {
+		if err := opt(k); err != nil {
 			return Key{err: err}
 		}
 	}
-	return Key{name: "ip", of: c.of}
+	return Key{of: k.of}
 }
 
-var errNoAddress = fmt.Errorf("%w: RemoteAddr is no address", ErrNoIdentity)
+var errNoAddress = fmt.Errorf("%w: RemoteAddr is not an IP address", ErrNoIdentity)
 
-func (c *clientIP) of(r *http.Request) (string, error) {
-	if len(c.trusted) == 0 {
+func (k *ipKey) of(r *http.Request) (string, error) {
+	if len(k.trusted) == 0 {
 		if host, ok := ipv4Host(r.RemoteAddr); ok {
 			return host, nil
 		}
@@ -95,12 +99,12 @@ func (c *clientIP) of(r *http.Request) (string, error) {
 		return "", errNoAddress
 	}
 	addr := peer
-	if len(c.trusted) > 0 && c.trusts(peer) {
-		addr = c.client(peer, r.Header[forwardedFor])
+	if k.trusts(peer) {
+		addr = k.client(peer, r.Header[forwardedFor])
 	}
 	switch {
 	case !addr.Is4():
-		network, _ := addr.Prefix(c.bits) // no error: an IPv6 address has that many bits
+		network, _ := addr.Prefix(k.bits) // no error: an IPv6 address has that many bits
 		var room [48]byte
 		return string(network.AppendTo(room[:0])), nil
 	case addr == peer && text != "":
@@ -109,8 +113,8 @@ func (c *clientIP) of(r *http.Request) (string, error) {
 	return addr.String(), nil
 }
 
-// client is the first address of lines, from the right, that is not trusted.
-func (c *clientIP) client(peer netip.Addr, lines []string) netip.Addr {
+// client returns the first address of lines, from the right, that is not trusted.
+func (k *ipKey) client(peer netip.Addr, lines []string) netip.Addr {
 	last, room, hops := peer, maxForwarded, maxHops
 	for i := len(lines) - 1; i >= 0; i-- {
 		line, more := lines[i], true
@@ -129,7 +133,7 @@ func (c *clientIP) client(peer netip.Addr, lines []string) netip.Addr {
 			if !ok {
 				return last
 			}
-			if last = addr; !c.trusts(addr) {
+			if last = addr; !k.trusts(addr) {
 				return addr
 			}
 			line = line[:max(0, cut)]
@@ -138,8 +142,8 @@ func (c *clientIP) client(peer netip.Addr, lines []string) netip.Addr {
 	return last
 }
 
-func (c *clientIP) trusts(addr netip.Addr) bool {
-	for _, network := range c.trusted {
+func (k *ipKey) trusts(addr netip.Addr) bool {
+	for _, network := range k.trusted {
 		if network.Contains(addr) {
 			return true
 		}
@@ -148,7 +152,7 @@ func (c *clientIP) trusts(addr netip.Addr) bool {
 }
 
 // parseAddr reads "192.0.2.1", "2001:db8::1" and "[2001:db8::1]", the first and last
-// also with a port. text is a part of s, if that is an IPv4 address in its one form.
+// also with a port. text is the address as a part of s, if it is IPv4 in canonical form.
 func parseAddr(s string) (addr netip.Addr, text string, ok bool) {
 	host, port := s, ""
 	if strings.HasPrefix(s, "[") {
@@ -173,8 +177,8 @@ func parseAddr(s string) (addr netip.Addr, text string, ok bool) {
 	return addr.WithZone("").Unmap(), "", true
 }
 
-// ipv4Host is the host of s, if that is an IPv4 address in its one form with a port. It
-// says what parseAddr says of most addresses, in half the time.
+// ipv4Host returns the host of s, if that is an IPv4 address in canonical form with a port.
+// It is parseAddr for most addresses, in half the time.
 func ipv4Host(s string) (host string, ok bool) {
 	value, digits, dots := 0, 0, 0
 	for i, c := range []byte(s) {
@@ -195,7 +199,7 @@ func ipv4Host(s string) (host string, ok bool) {
 	return "", false
 }
 
-// isPort is whether s is "", or a colon and digits.
+// isPort reports whether s is "", or a colon and digits.
 func isPort(s string) bool {
 	if s == "" {
 		return true

@@ -48,7 +48,7 @@ func ExampleFirst() {
 	key := httplimit.First(
 		httplimit.APIKey("X-API-Key", httplimit.KnownKeys(func(_ *http.Request, key string) bool { return issued[key] })),
 		httplimit.User(func(r *http.Request) string { user, _, _ := r.BasicAuth(); return user }),
-		httplimit.ClientIP(httplimit.TrustedProxies("10.0.0.0/8"), httplimit.IPv6Prefix(56)),
+		httplimit.ClientIP([]string{"10.0.0.0/8"}, httplimit.IPv6Prefix(56)),
 	)
 
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -60,9 +60,9 @@ func ExampleFirst() {
 	r.Header.Set("X-API-Key", "secret-of-acme")
 	fmt.Println(key.Of(r))
 	// Output:
-	// ip:2001:db8:1::/56 <nil>
+	// 2001:db8:1::/56 <nil>
 	// user:ann <nil>
-	// X-Api-Key:o1CqNLr-tUMlRM7QTKQ0OypG0jnOuPD0up5xp9MH_rI <nil>
+	// apikey:x-api-key:o1CqNLr-tUMlRM7QTKQ0OypG0jnOuPD0up5xp9MH_rI <nil>
 }
 
 // Each route has a limit of its own, and those who pay have more of the first.
@@ -72,9 +72,9 @@ func ExampleWithKey_routesAndTiers() {
 		log.Fatal(err)
 	}
 	user := httplimit.User(func(r *http.Request) string { user, _, _ := r.BasicAuth(); return user })
-	paying := map[string]bool{"ann": true}
-	tier := func(_ context.Context, user string) (ratelimit.Limit, error) {
-		if paying[user] {
+	paying := map[string]bool{"user:ann": true}
+	tier := func(_ context.Context, key string) (ratelimit.Limit, error) {
+		if paying[key] {
 			return ratelimit.PerHour(1000), nil
 		}
 		return ratelimit.Limit{}, nil // the constructor's

@@ -55,7 +55,7 @@ func (f *fields) begin() int {
 	return f.list[f.n-1].end
 }
 
-// end ends the value of the field name. A field that has no value is none.
+// end ends the value of the field name. A field without a value is left out.
 func (f *fields) end(name string) {
 	if len(f.text) > f.begin() {
 		f.list[f.n] = field{name: name, end: len(f.text)}
@@ -69,7 +69,7 @@ func (f *fields) add(name, value string) {
 	f.n++
 }
 
-// set puts all into h, in place of what has the same names.
+// set puts all into h. They replace fields of the same names.
 func (f *fields) set(h http.Header, from *supply) {
 	if f.n == 0 {
 		return

@@ -5,17 +5,17 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/tell"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
-// HeaderStyle is a way to tell clients of limits, in each answer. All say the same: how
-// many requests are left, and the seconds until the key is as if never seen or, in a
-// refusal, until the same request will be admitted. These are rounded up, and left out
-// if no waiting helps.
+// HeaderStyle is a way to report limits in the header of each answer. All styles say how
+// many requests are left, and the seconds until the key's state is fully reset or, in a
+// refusal, until the same request would be admitted. The seconds are rounded up, and left
+// out if no waiting helps.
 type HeaderStyle uint8
 
-// The header styles. Draft10 has the names of the fields of Draft6 and Draft7 for
-// values of another syntax, so that it excludes these.
+// The header styles. Draft10 excludes Draft6 and Draft7, whose fields have the same names
+// and another syntax.
 const (
 	// Legacy is X-RateLimit-Limit, X-RateLimit-Remaining, and X-RateLimit-Reset in
 	// Unix seconds.
@@ -51,8 +51,8 @@ const (
 	contentType     = "Content-Type"
 )
 
-// tell adds the fields of styles.
-func (f *fields) tell(styles HeaderStyle, d *tell.Decision, texts *policyTexts) {
+// report adds the fields of styles.
+func (f *fields) report(styles HeaderStyle, d *report.Decision, texts *policyTexts) {
 	if !d.Result.Counted() {
 		return
 	}
@@ -90,11 +90,11 @@ func (f *fields) legacy(r *ratelimit.Result) {
 	if f.only != nil && f.only.policy.Quota == r.Limit {
 		f.add(xLimit, f.only.quota)
 	} else {
-		f.number(xLimit, tell.Count(r.Limit))
+		f.number(xLimit, report.Count(r.Limit))
 	}
-	f.repeated(&f.left, tell.Count(r.Remaining))
+	f.repeated(&f.left, report.Count(r.Remaining))
 	f.end(xRemaining)
-	if d, ok := tell.Until(r); ok {
+	if d, ok := report.Until(r); ok {
 		at := time.Now().Add(d)
 		second := at.Unix()
 		if at.Nanosecond() > 0 {
@@ -104,8 +104,8 @@ func (f *fields) legacy(r *ratelimit.Result) {
 	}
 }
 
-func (f *fields) draft10(d *tell.Decision, texts *policyTexts) {
-	if f.only != nil && tell.Limits(&f.only.policy) {
+func (f *fields) draft10(d *report.Decision, texts *policyTexts) {
+	if f.only != nil && report.Limits(&f.only.policy) {
 		f.add(rateLimitPolicy, f.only.draft10)
 		f.item(f.only.name, d, &d.Result)
 		f.end(rateLimit)
@@ -113,7 +113,7 @@ func (f *fields) draft10(d *tell.Decision, texts *policyTexts) {
 	}
 	if len(d.Policies) == 0 {
 		f.string(`"default";q=`)
-		f.integer(tell.Count(d.Result.Limit))
+		f.integer(report.Count(d.Result.Limit))
 		f.end(rateLimitPolicy)
 		f.item(`"default"`, d, &d.Result)
 		f.end(rateLimit)
@@ -121,7 +121,7 @@ func (f *fields) draft10(d *tell.Decision, texts *policyTexts) {
 	}
 	f.policies(d, func(p *policyText) string { return p.draft10 }, texts)
 	for i := range d.Policies {
-		if part, ok := d.Part(i); ok && tell.Limits(&d.Policies[i]) {
+		if part, ok := d.Part(i); ok && report.Limits(&d.Policies[i]) {
 			f.item(texts.of(&d.Policies[i]).name, d, part)
 		}
 	}
@@ -129,9 +129,9 @@ func (f *fields) draft10(d *tell.Decision, texts *policyTexts) {
 }
 
 // policies is RateLimit-Policy, an item for each policy.
-func (f *fields) policies(d *tell.Decision, item func(*policyText) string, texts *policyTexts) {
+func (f *fields) policies(d *report.Decision, item func(*policyText) string, texts *policyTexts) {
 	for i := range d.Policies {
-		if p := &d.Policies[i]; tell.Limits(p) {
+		if p := &d.Policies[i]; report.Limits(p) {
 			f.comma()
 			f.string(item(texts.of(p)))
 		}
@@ -140,14 +140,14 @@ func (f *fields) policies(d *tell.Decision, item func(*policyText) string, texts
 }
 
 // item appends an item of draft 10, of part of d.
-func (f *fields) item(name string, d *tell.Decision, part *ratelimit.Result) {
+func (f *fields) item(name string, d *report.Decision, part *ratelimit.Result) {
 	f.comma()
 	f.string(name)
 	f.string(";r=")
-	f.repeated(&f.left, tell.Count(part.Remaining))
+	f.repeated(&f.left, report.Count(part.Remaining))
 	if t, ok := d.Time(part); ok {
 		f.string(";t=")
-		f.repeated(&f.wait, tell.Seconds(t))
+		f.repeated(&f.wait, report.Seconds(t))
 	}
 }
 
@@ -160,30 +160,30 @@ func (f *fields) comma() {
 
 func (f *fields) draft7(r *ratelimit.Result) {
 	f.string("limit=")
-	f.integer(tell.Count(r.Limit))
+	f.integer(report.Count(r.Limit))
 	f.string(", remaining=")
-	f.repeated(&f.left, tell.Count(r.Remaining))
-	if d, ok := tell.Until(r); ok {
+	f.repeated(&f.left, report.Count(r.Remaining))
+	if d, ok := report.Until(r); ok {
 		f.string(", reset=")
-		f.repeated(&f.wait, tell.Seconds(d))
+		f.repeated(&f.wait, report.Seconds(d))
 	}
 	f.end(rateLimit)
 }
 
 func (f *fields) draft6(r *ratelimit.Result) {
-	f.number(limitField, tell.Count(r.Limit))
-	f.repeated(&f.left, tell.Count(r.Remaining))
+	f.number(limitField, report.Count(r.Limit))
+	f.repeated(&f.left, report.Count(r.Remaining))
 	f.end(remainingField)
-	if d, ok := tell.Until(r); ok {
-		f.repeated(&f.wait, tell.Seconds(d))
+	if d, ok := report.Until(r); ok {
+		f.repeated(&f.wait, report.Seconds(d))
 		f.end(resetField)
 	}
 }
 
 // refusal adds the fields of a refusal.
 func (f *fields) refusal(r *ratelimit.Result) {
-	if d, ok := tell.Until(r); ok {
-		f.repeated(&f.wait, tell.Seconds(d))
+	if d, ok := report.Until(r); ok {
+		f.repeated(&f.wait, report.Seconds(d))
 		f.end(retryAfter)
 	}
 	f.add(cacheControl, "no-store")

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/tell"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -32,9 +32,9 @@ var (
 )
 
 // header is what an answer that tells of t has.
-func header(styles HeaderStyle, t tell.Decision) http.Header {
+func header(styles HeaderStyle, t report.Decision) http.Header {
 	var f fields
-	f.tell(styles, &t, new(policyTexts))
+	f.report(styles, &t, new(policyTexts))
 	if !t.Result.Allowed {
 		f.refusal(&t.Result)
 	}
@@ -46,7 +46,7 @@ func header(styles HeaderStyle, t tell.Decision) http.Header {
 func TestTheStylesSayTheSameInTheirOwnWords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // which begins at 2000-01-01 00:00:00 UTC
 		now := time.Now().Unix()
-		admitted := tell.Decision{
+		admitted := report.Decision{
 			Result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: 29*time.Second + time.Microsecond},
 			Policies: []ratelimit.Policy{burst},
 		}
@@ -96,7 +96,7 @@ func TestTheStylesSayTheSameInTheirOwnWords(t *testing.T) {
 
 func TestARefusalTellsTheTimeToComeBackInEachStyle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := header(Legacy|Draft6|Draft7, tell.Decision{
+		h := header(Legacy|Draft6|Draft7, report.Decision{
 			Result:   ratelimit.Result{Limit: 100, RetryAfter: 1500 * time.Millisecond, ResetAfter: time.Minute},
 			Policies: []ratelimit.Policy{burst},
 		})
@@ -113,19 +113,19 @@ func TestSeveralLimitsAreSeveralPolicies(t *testing.T) {
 		{Allowed: true, Limit: 100, Remaining: 50, ResetAfter: 30 * time.Second},
 		{Allowed: true, Limit: 1000, Remaining: 7, ResetAfter: 23 * time.Hour},
 	}
-	h := header(Draft10, tell.Decision{Result: admitted[1], Parts: admitted, Policies: policies})
+	h := header(Draft10, report.Decision{Result: admitted[1], Parts: admitted, Policies: policies})
 	require.Equal(t, `"burst";q=100;w=60,"daily";q=1000;w=86400`, h.Get("RateLimit-Policy"))
 	require.Equal(t, `"burst";r=50;t=30,"daily";r=7;t=82800`, h.Get("RateLimit"))
 
 	denied := []ratelimit.Result{{Limit: 100, RetryAfter: time.Second, ResetAfter: time.Minute}, admitted[1]}
-	one := tell.Decision{Result: denied[0], Parts: denied, DeniedBy: "burst", Policies: policies}
+	one := report.Decision{Result: denied[0], Parts: denied, DeniedBy: "burst", Policies: policies}
 	h = header(Draft10, one)
 	require.Equal(t, `"burst";r=0;t=1,"daily";r=7`, h.Get("RateLimit"), "no time is later than Retry-After")
 	require.Equal(t, "1", h.Get("Retry-After"))
 	require.Contains(t, problemOf(one), `"violated-policies":["burst"]`)
 
 	denied[1] = ratelimit.Result{Limit: 1000, RetryAfter: time.Hour, ResetAfter: 23 * time.Hour}
-	both := tell.Decision{Result: denied[1], Parts: denied, DeniedBy: "daily", Policies: policies}
+	both := report.Decision{Result: denied[1], Parts: denied, DeniedBy: "daily", Policies: policies}
 	h = header(Draft10, both)
 	require.Equal(t, `"burst";r=0;t=1,"daily";r=0;t=3600`, h.Get("RateLimit"))
 	require.Equal(t, "3600", h.Get("Retry-After"))
@@ -140,23 +140,23 @@ func TestSeveralLimitsAreSeveralPolicies(t *testing.T) {
 
 func TestOfSeveralLimitsWithoutTheirPartsOnlyTheOneThatDeniedIsTold(t *testing.T) {
 	policies := []ratelimit.Policy{burst, daily}
-	one := tell.Decision{Result: ratelimit.Result{Limit: 1000, RetryAfter: time.Hour}, DeniedBy: "daily", Policies: policies}
+	one := report.Decision{Result: ratelimit.Result{Limit: 1000, RetryAfter: time.Hour}, DeniedBy: "daily", Policies: policies}
 	require.Equal(t, `"daily";r=0;t=3600`, header(Draft10, one).Get("RateLimit"))
 	require.Contains(t, problemOf(one), `"violated-policies":["daily"]`)
 	one.DeniedBy = ""
 	require.NotContains(t, header(Draft10, one), "Ratelimit")
 	require.NotContains(t, problemOf(one), "violated-policies")
-	one = tell.Decision{Result: one.Result, DeniedBy: "local"}
+	one = report.Decision{Result: one.Result, DeniedBy: "local"}
 	require.Contains(t, problemOf(one), `"violated-policies":["local"]`)
 }
 
-func problemOf(t tell.Decision) string {
+func problemOf(t report.Decision) string {
 	return string(appendProblem(nil, http.StatusTooManyRequests, &t, new(policyTexts)))
 }
 
 func TestWhatIsNoLimitIsNotTold(t *testing.T) {
 	unlimited := ratelimit.Policy{Name: "unlimited", Limit: ratelimit.Unlimited(), Quota: 1<<31 - 1}
-	h := header(Draft10, tell.Decision{
+	h := header(Draft10, report.Decision{
 		Result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42},
 		Parts:    []ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 42}, {Allowed: true, Limit: 1<<31 - 1}},
 		Policies: []ratelimit.Policy{burst, unlimited},
@@ -178,13 +178,13 @@ func TestWhatIsNoLimitIsNotTold(t *testing.T) {
 }
 
 func TestALimiterThatDescribesNothingHasADefaultPolicy(t *testing.T) {
-	h := header(Draft10, tell.Decision{Result: ratelimit.Result{Allowed: true, Limit: 10, Remaining: 9, ResetAfter: time.Second}})
+	h := header(Draft10, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 10, Remaining: 9, ResetAfter: time.Second}})
 	require.Equal(t, `"default";q=10`, h.Get("RateLimit-Policy"))
 	require.Equal(t, `"default";r=9;t=1`, h.Get("RateLimit"))
 }
 
 func TestNumbersAreThoseOfRFC9651(t *testing.T) {
-	h := header(Legacy|Draft10, tell.Decision{
+	h := header(Legacy|Draft10, report.Decision{
 		Result:   ratelimit.Result{Allowed: true, Limit: math.MaxInt, Remaining: -1, ResetAfter: ratelimit.Never},
 		Policies: []ratelimit.Policy{{Name: "x", Quota: math.MaxInt, Window: time.Millisecond}},
 	})
@@ -202,7 +202,7 @@ func TestFieldsParseAsStructuredFields(t *testing.T) {
 		for _, two := range names {
 			policies := []ratelimit.Policy{policy(one, ratelimit.PerMinute(100)), policy(two, ratelimit.PerDay(0))}
 			parts := []ratelimit.Result{{Allowed: true, Limit: 100, Remaining: 4, ResetAfter: time.Hour}, {Limit: 1000, RetryAfter: time.Minute}}
-			h := header(Draft10, tell.Decision{Result: parts[1], Parts: parts, Policies: policies})
+			h := header(Draft10, report.Decision{Result: parts[1], Parts: parts, Policies: policies})
 			checkList(t, h, rateLimitPolicy, []string{one, two}, map[string][2]any{"q": {int64(100), int64(0)}, "w": {int64(60), int64(86400)}})
 			checkList(t, h, rateLimit, []string{one, two}, map[string][2]any{"r": {int64(4), int64(0)}, "t": {nil, int64(60)}})
 		}
@@ -227,11 +227,11 @@ func checkList(t *testing.T, h http.Header, field string, names []string, params
 
 // quotedPlain is quoted without the backslashes.
 func quotedPlain(s string) string {
-	return strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(string(tell.AppendString(nil, s)))
+	return strings.NewReplacer(`\"`, `"`, `\\`, `\`).Replace(string(report.AppendString(nil, s)))
 }
 
 func TestOlderDraftsParseAsStructuredFieldsToo(t *testing.T) {
-	one := tell.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: time.Minute}, Policies: []ratelimit.Policy{burst, daily}}
+	one := report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42, ResetAfter: time.Minute}, Policies: []ratelimit.Policy{burst, daily}}
 	h := header(Draft6|Draft7, one)
 	dict, err := httpsfv.UnmarshalDictionary(h[rateLimit])
 	require.NoError(t, err)
@@ -266,13 +266,13 @@ func TestAPolicyTextIsThatOfThePolicyHoweverManyThereAre(t *testing.T) {
 }
 
 func TestAHandlerCanChangeFieldsWithoutTouchingOthers(t *testing.T) {
-	h := header(Legacy|Draft10, tell.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, Policies: []ratelimit.Policy{burst}})
+	h := header(Legacy|Draft10, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, Policies: []ratelimit.Policy{burst}})
 	before := h.Clone()
 	h.Add(xLimit, "more")
 	before.Add(xLimit, "more")
 	h[rateLimitPolicy][0] = "changed"
 	before[rateLimitPolicy][0] = "changed"
 	require.Equal(t, before, h)
-	again := header(Draft10, tell.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, Policies: []ratelimit.Policy{burst}})
+	again := header(Draft10, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42}, Policies: []ratelimit.Policy{burst}})
 	require.Equal(t, `"burst";q=100;w=60`, again.Get(rateLimitPolicy))
 }

@@ -74,8 +74,8 @@ func TestASecretIsNowhereButInItsRequest(t *testing.T) {
 	down := ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)
 	keys := map[string]httplimit.Key{
 		"alone":    httplimit.APIKey("X-API-Key"),
-		"first":    httplimit.First(httplimit.APIKey("X-API-Key"), httplimit.ClientIP()),
-		"combined": httplimit.Combined(httplimit.APIKey("X-API-Key"), httplimit.ClientIP()),
+		"first":    httplimit.First(httplimit.APIKey("X-API-Key"), httplimit.PeerIP()),
+		"combined": httplimit.Combined(httplimit.APIKey("X-API-Key"), httplimit.PeerIP()),
 		"bearer":   httplimit.APIKey("Authorization"),
 		"hmac":     httplimit.APIKey("X-API-Key", httplimit.HashedWith([]byte("0123456789abcdef"))),
 		"unknown":  httplimit.APIKey("X-API-Key", httplimit.KnownKeys(func(*http.Request, string) bool { return false })),

@@ -1,25 +1,24 @@
-// Package httplimit keeps HTTP requests within the limits of a [ratelimit.Limiter], as
-// middleware of net/http:
+// Package httplimit keeps the requests of an HTTP server, and those that a client makes,
+// within the limits of a [ratelimit.Limiter]:
 //
-//	mem, err := memstore.New()
-//	...
-//	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100))
+//	perClient, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100))
 //	...
 //	mux := http.NewServeMux()
 //	mux.HandleFunc("GET /search", search)
-//	log.Fatal(http.ListenAndServe(":8080", httplimit.Middleware(limiter)(mux)))
+//	log.Fatal(http.ListenAndServe(":8080", httplimit.Middleware(perClient)(mux)))
 //
-// Each client, by its address, can do 100 requests a minute here, and reads in each
-// answer how many are left. The 101st gets status 429 and is told when to come back.
+// Each client, by its address, can do 100 requests a minute here. Each answer reports how
+// many are left. The 101st request gets status 429 and is told when to come back.
 //
-// Behind a proxy say [WithKey] of a [ClientIP] with [TrustedProxies], or all clients
-// share the bucket of the proxy. For keys by API key, user, or route see [Key]; for
-// costs, for requests that do not count and for what a refusal looks like see [Option].
-// For several limits at once use one limiter of them, so that one request is charged to
-// all or none and the answer tells of each; of two middlewares around each other the
-// inner one's fields are seen.
+// A [Key] says which requests are counted together. Behind a proxy use [ClientIP], or all
+// clients share the limit of the proxy. Keys are never reported to clients.
 //
-// Our own calls to a service with a limit of its own go through a [Transport].
+// For several limits at once use one limiter of them, such as a [ratelimit.All]. It charges a
+// request to all or none, and the answer reports each. Of two middlewares around each
+// other only the inner one's fields are seen.
+//
+// A client of somebody else's service waits for its turn: see [Transport]. Package
+// grpclimit is the same for gRPC, and makes the same keys.
 package httplimit
 
 import (
@@ -31,25 +30,31 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/tell"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
-// Middleware returns what puts l in front of a handler. Without options the key is
-// ClientIP(), the fields are [Legacy] and [Draft10], and a refusal is status 429 with a
-// problem by RFC 9457 (503 if the limiter is closed because its store is down).
+// Middleware returns a function that puts l in front of a handler. A request that l denies
+// does not reach the handler. The answer is
 //
-// A wrong argument, such as a nil limiter, makes it answer 500 to each request, and say
-// why in the server's ErrorLog at the first. [New] has an error for it.
+//   - 429 with a problem of RFC 9457, which names the policies that denied
+//     ([ratelimit.Describer]), and Retry-After, unless no waiting helps;
+//   - 503 with Retry-After if the limiter is closed by an outage ([ratelimit.SourceFailClosed]);
+//   - what [WithKeyErrorHandler] and [WithErrorHandler] say where no decision is known, and
+//     otherwise what [WriteError] says;
+//   - 499, for logs, if the client has gone meanwhile.
 //
-// A request without refunds and context costs the limiter's decision, an allocation
-// for the key unless that is an IPv4 address, and one in ten requests for the fields:
-// a header that is kept for long keeps some 5 KiB. A limit function is asked a second
-// time, for the policy, unless nothing tells of that. The middleware keeps nothing that
-// grows, starts no goroutine and has nothing to close.
+// An invalid argument, such as a nil limiter, makes the middleware answer 500 to each
+// request. The first time, the server's ErrorLog says why. [New] returns the error.
 //
-// The Delay of a leaky bucket or a slowdown is not waited for: put a throttle.Waiter around
-// those that are to hold requests back.
-func Middleware(l ratelimit.Limiter, opts ...Option) func(http.Handler) http.Handler {
+// Without [WithRefund] and [WithContext] a request costs the limiter's decision, one
+// allocation for the key unless it is an IPv4 address, and one in ten requests for the
+// header fields. A header that is kept for long keeps some 5 KiB. A limit function is
+// called a second time for the policy, unless nothing reports it. The middleware keeps nothing
+// that grows, starts no goroutine and has nothing to close.
+//
+// The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
+// is to hold requests back.
+func Middleware(l ratelimit.Limiter, opts ...ServerOption) func(http.Handler) http.Handler {
 	wrap, err := New(l, opts...)
 	if err != nil {
 		return func(http.Handler) http.Handler { return &misconfigured{err: err} }
@@ -57,82 +62,74 @@ func Middleware(l ratelimit.Limiter, opts ...Option) func(http.Handler) http.Han
 	return wrap
 }
 
-// New is [Middleware] with an error, [ratelimit.ErrInvalidOption], if l, an option or
-// what is given to one is nil or out of range.
-func New(l ratelimit.Limiter, opts ...Option) (func(http.Handler) http.Handler, error) {
-	if isnil.Is(l) {
-		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
+// New is [Middleware] with an error. It wraps [ratelimit.ErrInvalidOption]: l, an option or
+// a function is nil, or an option is out of range.
+func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Handler, error) {
+	c, err := newConfig(l, PeerIP())
+	if err != nil {
+		return nil, err
 	}
-	lim := &limit{limiter: l, key: ClientIP(), styles: defaultStyles}
 	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		if isnil.Is(opt) {
+			return nil, errNilOption
 		}
-		if err := opt(lim); err != nil {
+		if err := opt.server(c); err != nil {
 			return nil, err
 		}
 	}
+	m := &middleware{config: *c}
 	return func(next http.Handler) http.Handler {
 		if next == nil {
 			return &misconfigured{err: fmt.Errorf("%w: the handler is nil", ratelimit.ErrInvalidOption)}
 		}
-		return &handler{lim, next}
+		return &handler{m, next}
 	}, nil
 }
 
-// limit is the limiter and how it is used.
-type limit struct {
-	limiter    ratelimit.Limiter
-	key        Key
-	styles     HeaderStyle
-	skip       func(*http.Request) bool // these and what follows nil unless set
-	cost       func(*http.Request) int
-	refund     func(status int) bool
-	denied     DeniedHandler
-	noIdentity ErrorHandler
-	failed     ErrorHandler
-	inContext  bool
-	texts      policyTexts
+// middleware is what all handlers of one New have in common.
+type middleware struct {
+	config
+	texts policyTexts
 }
 
 type handler struct {
-	*limit
+	*middleware
 	next http.Handler
 }
 
 // ServeHTTP decides on r.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	n := 0
-	if h.skip == nil || !h.skip(r) {
-		n = h.costs(r)
-	}
+	n := h.costs(r)
 	if n == 0 {
 		h.next.ServeHTTP(w, r)
 		return
 	}
-	key, err := h.key.of(r)
+	key, err := h.key.text(r)
 	if err != nil {
-		h.fail(w, r, h.noIdentity, err)
+		h.fail(w, r, h.keyFailed, err)
 		return
 	}
-	var t tell.Decision
-	t.Result, err = h.limiter.AllowN(r.Context(), key, n)
+	var d report.Decision
+	d.Result, err = h.limiter.AllowN(r.Context(), key, n)
 	switch {
 	case err == nil:
-		h.answer(w, r, key, n, &t)
+		h.answer(w, r, key, n, &d)
 	case errors.Is(err, ratelimit.ErrInvalidKey):
-		h.fail(w, r, h.noIdentity, err)
+		h.fail(w, r, h.keyFailed, err)
 	default:
 		h.fail(w, r, h.failed, err)
 	}
 }
 
-// costs is what r is charged.
-func (h *handler) costs(r *http.Request) int {
-	if h.cost == nil {
-		return 1
+// costs returns what r is charged, 0 if it is skipped.
+func (c *config) costs(r *http.Request) int {
+	switch {
+	case c.skip != nil && c.skip(r):
+		return 0
+	case c.cost != nil:
+		return c.cost(r)
 	}
-	return h.cost(r)
+	return 1
 }
 
 // fail answers where there is no decision.
@@ -147,8 +144,8 @@ func (h *handler) fail(w http.ResponseWriter, r *http.Request, by ErrorHandler, 
 	}
 }
 
-// scratch is what an answer needs until its header is set and cannot keep on the stack,
-// since it is handed on to interfaces, and of what its header is made.
+// scratch is memory for one answer until its header is set. It cannot be on the stack,
+// since it is passed to interfaces.
 type scratch struct {
 	policies [4]ratelimit.Policy
 	text     []byte
@@ -157,21 +154,21 @@ type scratch struct {
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
-// answer tells of the decision, and lets the request pass or refuses it.
-func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n int, t *tell.Decision) {
-	s, kept := scratches.Get().(*scratch), h.keeps(&t.Result)
-	t.Parts, t.DeniedBy = t.Result.Parts(), t.Result.DeniedBy()
+// answer reports the decision, and lets the request through or refuses it.
+func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n int, d *report.Decision) {
+	s, kept := scratches.Get().(*scratch), h.keeps(&d.Result)
+	d.Parts, d.DeniedBy = d.Result.Parts(), d.Result.DeniedBy()
 	if kept {
-		t.Policies = h.policies(r, key, nil)
-	} else if h.styles&withPolicies != 0 || !t.Result.Allowed {
-		t.Policies = h.policies(r, key, s.policies[:0])
+		d.Policies = h.policies(r, key, nil)
+	} else if h.styles&withPolicies != 0 || !d.Result.Allowed {
+		d.Policies = h.policies(r, key, s.policies[:0])
 	}
 	f := fields{text: s.text[:0]}
-	f.tell(h.styles, t, &h.texts)
-	if !t.Result.Allowed {
-		f.refusal(&t.Result)
+	f.report(h.styles, d, &h.texts)
+	if !d.Result.Allowed {
+		f.refusal(&d.Result)
 		if h.denied == nil {
-			h.refuse(w, &f, t, s)
+			h.refuse(w, &f, d, s)
 			return
 		}
 	}
@@ -179,30 +176,30 @@ func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n i
 	s.text = f.text
 	scratches.Put(s) // before the handler, which may take long
 	if kept {
-		h.decided(w, r, n, Decision{t.Result, t.Policies, key})
+		h.decided(w, r, n, Decision{d.Result, d.Policies, key})
 		return
 	}
-	h.pass(w, r, key, n, &t.Result)
+	h.pass(w, r, key, n, &d.Result)
 }
 
-// refuse writes the problem that t tells of.
-func (h *handler) refuse(w http.ResponseWriter, f *fields, t *tell.Decision, s *scratch) {
+// refuse writes the problem of d.
+func (h *handler) refuse(w http.ResponseWriter, f *fields, d *report.Decision, s *scratch) {
 	f.add(contentType, problemJSON)
 	f.set(w.Header(), &s.supply)
-	code := status(&t.Result)
-	s.text = appendProblem(f.text[:0], code, t, &h.texts)
+	code := status(&d.Result)
+	s.text = appendProblem(f.text[:0], code, d, &h.texts)
 	w.WriteHeader(code)
-	_, _ = w.Write(s.text) // the client has gone
+	_, _ = w.Write(s.text) // an error: the client has gone
 	scratches.Put(s)
 }
 
-// keeps is whether the policies outlive the header.
+// keeps reports whether the policies outlive the header.
 func (h *handler) keeps(r *ratelimit.Result) bool {
 	return h.inContext || !r.Allowed && h.denied != nil
 }
 
-// policies are those of key. They are not worth an error: a limit function that has
-// failed now has decided before.
+// policies returns those of key, and none after an error: a limit function that fails now
+// has answered before, so that the decision stands.
 func (h *handler) policies(r *http.Request, key string, dst []ratelimit.Policy) []ratelimit.Policy {
 	policies, err := ratelimit.AppendPolicies(r.Context(), dst, h.limiter, key)
 	if err != nil {
@@ -211,7 +208,7 @@ func (h *handler) policies(r *http.Request, key string, dst []ratelimit.Policy) 
 	return policies
 }
 
-// decided calls the handler that is due and wants to know of the decision.
+// decided calls the handler that is due, which gets the decision.
 func (h *handler) decided(w http.ResponseWriter, r *http.Request, n int, d Decision) {
 	if h.inContext {
 		r = withDecision(r, d)
@@ -223,16 +220,16 @@ func (h *handler) decided(w http.ResponseWriter, r *http.Request, n int, d Decis
 	h.denied(w, r, h.next, d)
 }
 
-// pass calls the handler that is protected.
+// pass calls the protected handler.
 func (h *handler) pass(w http.ResponseWriter, r *http.Request, key string, n int, res *ratelimit.Result) {
 	if h.refund != nil {
-		h.count(w, r, h.next, charge{key, *res, n})
+		h.refunding(w, r, h.next, charge{key, *res, n})
 		return
 	}
 	h.next.ServeHTTP(w, r)
 }
 
-// misconfigured answers in place of a middleware that is none.
+// misconfigured answers where there is no middleware because of err.
 type misconfigured struct {
 	err  error
 	once sync.Once

@@ -64,7 +64,7 @@ func window(t testing.TB, s store.Store, l ratelimit.Limit, opts ...ratelimit.Op
 var ok = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "welcome") })
 
 // protect puts lim in front of ok.
-func protect(t testing.TB, lim ratelimit.Limiter, opts ...httplimit.Option) http.Handler {
+func protect(t testing.TB, lim ratelimit.Limiter, opts ...httplimit.ServerOption) http.Handler {
 	t.Helper()
 	wrap, err := httplimit.New(lim, opts...)
 	require.NoError(t, err)
@@ -339,23 +339,24 @@ func TestWrongArgumentsAreErrorsOfNewAndAnswersOfMiddleware(t *testing.T) {
 	lim := window(t, memory(t), ratelimit.PerHour(1))
 	for name, c := range map[string]struct {
 		lim  ratelimit.Limiter
-		opts []httplimit.Option
+		opts []httplimit.ServerOption
 	}{
 		"no limiter":                    {nil, nil},
 		"a limiter that is a nil":       {(*ratelimit.TokenBucket)(nil), nil},
-		"a nil option":                  {lim, []httplimit.Option{nil}},
-		"a nil cost":                    {lim, []httplimit.Option{httplimit.WithCost(nil)}},
-		"a nil skip":                    {lim, []httplimit.Option{httplimit.WithSkip(nil)}},
-		"a nil refund":                  {lim, []httplimit.Option{httplimit.WithRefund(nil)}},
-		"a nil denied handler":          {lim, []httplimit.Option{httplimit.WithDeniedHandler(nil)}},
-		"a nil identity handler":        {lim, []httplimit.Option{httplimit.WithIdentityHandler(nil)}},
-		"a nil error handler":           {lim, []httplimit.Option{httplimit.WithErrorHandler(nil)}},
-		"an unknown style":              {lim, []httplimit.Option{httplimit.WithHeaders(1 << 7)}},
-		"two drafts of one name":        {lim, []httplimit.Option{httplimit.WithHeaders(httplimit.Draft10, httplimit.Draft6)}},
-		"the zero Key":                  {lim, []httplimit.Option{httplimit.WithKey(httplimit.Key{})}},
-		"a Key with a wrong argument":   {lim, []httplimit.Option{httplimit.WithKey(httplimit.User(nil))}},
-		"a Key of a key that is wrong":  {lim, []httplimit.Option{httplimit.WithKey(httplimit.First(httplimit.User(nil)))}},
-		"and combined of what is wrong": {lim, []httplimit.Option{httplimit.WithKey(httplimit.Combined(httplimit.Key{}))}},
+		"a nil option":                  {lim, []httplimit.ServerOption{nil}},
+		"a nil cost":                    {lim, []httplimit.ServerOption{httplimit.WithCost(nil)}},
+		"a nil skip":                    {lim, []httplimit.ServerOption{httplimit.WithSkip(nil)}},
+		"a nil refund":                  {lim, []httplimit.ServerOption{httplimit.WithRefund(nil)}},
+		"a nil denied handler":          {lim, []httplimit.ServerOption{httplimit.WithDeniedHandler(nil)}},
+		"a nil key error handler":       {lim, []httplimit.ServerOption{httplimit.WithKeyErrorHandler(nil)}},
+		"a nil error handler":           {lim, []httplimit.ServerOption{httplimit.WithErrorHandler(nil)}},
+		"no style":                      {lim, []httplimit.ServerOption{httplimit.WithHeaders()}},
+		"an unknown style":              {lim, []httplimit.ServerOption{httplimit.WithHeaders(1 << 7)}},
+		"two drafts of one name":        {lim, []httplimit.ServerOption{httplimit.WithHeaders(httplimit.Draft10, httplimit.Draft6)}},
+		"the zero Key":                  {lim, []httplimit.ServerOption{httplimit.WithKey(httplimit.Key{})}},
+		"a Key with a wrong argument":   {lim, []httplimit.ServerOption{httplimit.WithKey(httplimit.User(nil))}},
+		"a Key of a key that is wrong":  {lim, []httplimit.ServerOption{httplimit.WithKey(httplimit.First(httplimit.User(nil)))}},
+		"and combined of what is wrong": {lim, []httplimit.ServerOption{httplimit.WithKey(httplimit.Combined(httplimit.Key{}))}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := httplimit.New(c.lim, c.opts...)
@@ -387,7 +388,7 @@ func TestAKeyTooLongIsNoIdentity(t *testing.T) {
 	lim := window(t, memory(t), ratelimit.PerHour(1))
 	require.Equal(t, http.StatusBadRequest, serve(protect(t, lim, httplimit.WithKey(long)), get(alice)).StatusCode)
 	var told error
-	serve(protect(t, lim, httplimit.WithKey(long), httplimit.WithIdentityHandler(
+	serve(protect(t, lim, httplimit.WithKey(long), httplimit.WithKeyErrorHandler(
 		func(_ http.ResponseWriter, _ *http.Request, _ http.Handler, err error) { told = err })), get(alice))
 	require.ErrorIs(t, told, ratelimit.ErrInvalidKey)
 }

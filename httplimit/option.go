@@ -3,136 +3,242 @@ package httplimit
 import (
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
-// Option sets what is optional about the middleware.
-type Option func(*limit) error
-
-// DeniedHandler answers a request that is over the limit. The header fields are set
-// already, those of the styles and Retry-After, and Cache-Control: no-store, which a
-// handler that answers something else than a refusal may change. next is the handler
-// that the middleware protects.
-type DeniedHandler func(w http.ResponseWriter, r *http.Request, next http.Handler, d Decision)
-
-// ErrorHandler answers a request on which there is no decision. next is the handler
-// that the middleware protects: next.ServeHTTP(w, r) lets the request pass.
-type ErrorHandler func(w http.ResponseWriter, r *http.Request, next http.Handler, err error)
-
-// WithKey says whose bucket a request is charged to, in place of ClientIP().
-func WithKey(k Key) Option {
-	return func(l *limit) error {
-		l.key = k
-		return k.check()
-	}
+// Option sets what is optional about the middleware and about a [Transport]. Where options
+// contradict each other, the last one counts.
+type Option interface {
+	ServerOption
+	ClientOption
 }
 
-// WithHeaders tells clients in these styles, in place of [Legacy] and [Draft10]. Without
-// any there are no such fields. Retry-After stands in each refusal, whatever the style,
-// unless no waiting helps.
-func WithHeaders(styles ...HeaderStyle) Option {
-	return func(l *limit) error {
-		l.styles = 0
+// ServerOption sets what is optional about the middleware.
+type ServerOption interface{ server(*config) error }
+
+// ClientOption sets what is optional about a [Transport].
+type ClientOption interface{ client(*config) error }
+
+type (
+	option       func(*config) error
+	serverOption func(*config) error
+	clientOption func(*config) error
+)
+
+func (o option) server(c *config) error       { return o(c) }
+func (o option) client(c *config) error       { return o(c) }
+func (o serverOption) server(c *config) error { return o(c) }
+func (o clientOption) client(c *config) error { return o(c) }
+
+// DeniedHandler answers a request that the limiter has denied. The header fields are set
+// already: those of the styles, Retry-After, and Cache-Control: no-store. A handler that
+// serves something else than a refusal may change them. next is the protected handler.
+// [WriteProblem] is the default.
+type DeniedHandler func(w http.ResponseWriter, r *http.Request, next http.Handler, d Decision)
+
+// ErrorHandler answers a request on which no decision is known. next is the protected
+// handler: next.ServeHTTP(w, r) lets the request through uncounted. Do not quote err, which
+// may name keys. [WriteError] is the default.
+type ErrorHandler func(w http.ResponseWriter, r *http.Request, next http.Handler, err error)
+
+// config is what the middleware and a Transport have in common, and what one of them has.
+type config struct {
+	limiter ratelimit.Limiter
+	key     Key
+	cost    func(*http.Request) int  // nil: 1
+	skip    func(*http.Request) bool // nil unless set
+
+	styles    HeaderStyle // of the middleware
+	denied    DeniedHandler
+	keyFailed ErrorHandler
+	failed    ErrorHandler
+	refund    func(status int) bool
+	inContext bool
+
+	refuse   bool          // of a Transport, instead of waiting
+	maxPause time.Duration // too
+	retries  int           // too
+}
+
+func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
+	if isnil.Is(l) {
+		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
+	}
+	return &config{limiter: l, key: key, styles: defaultStyles, maxPause: time.Minute}, nil
+}
+
+var errNilOption = fmt.Errorf("%w: an option is nil", ratelimit.ErrInvalidOption)
+
+// given returns an error unless ok.
+func given(ok bool, name string) error {
+	if !ok {
+		return fmt.Errorf("%w: %s(nil)", ratelimit.ErrInvalidOption, name)
+	}
+	return nil
+}
+
+// WithKey sets which requests are counted together. The default of the middleware is
+// [PeerIP]; that of a [Transport] is the host and port of the URL.
+func WithKey(k Key) Option {
+	return option(func(c *config) error {
+		c.key = k
+		return k.check()
+	})
+}
+
+// WithCost charges f(r) events for a request. The default is 1. A cost of 0 skips the
+// limiter, and a negative one is [ratelimit.ErrInvalidN]. A cost above the limit is never
+// admitted, so bound what clients can choose. f must be safe for concurrent use.
+func WithCost(f func(r *http.Request) int) Option {
+	return option(func(c *config) error {
+		c.cost = f
+		return given(f != nil, "WithCost")
+	})
+}
+
+// WithSkip bypasses the limiter for requests for which f returns true: health checks,
+// internal networks. There is no key, no decision and no header field for them. f must be
+// safe for concurrent use.
+func WithSkip(f func(r *http.Request) bool) Option {
+	return option(func(c *config) error {
+		c.skip = f
+		return given(f != nil, "WithSkip")
+	})
+}
+
+// WithKeyErrorHandler lets h answer requests whose key is not known; see [Key] for the
+// errors. The default is [WriteError].
+func WithKeyErrorHandler(h ErrorHandler) ServerOption {
+	return serverOption(func(c *config) error {
+		c.keyFailed = h
+		return given(h != nil, "WithKeyErrorHandler")
+	})
+}
+
+// WithErrorHandler lets h answer requests when the limiter has an error, such as
+// [ratelimit.ErrStore]. The default is [WriteError]. A client that has gone is not such an
+// error.
+//
+// A handler that calls next fails open. A fallback around the limiter does that too, has
+// other answers to an outage, and spares the store.
+func WithErrorHandler(h ErrorHandler) ServerOption {
+	return serverOption(func(c *config) error {
+		c.failed = h
+		return given(h != nil, "WithErrorHandler")
+	})
+}
+
+// WithDeniedHandler lets h answer requests that the limiter denies. The default is
+// [WriteProblem].
+func WithDeniedHandler(h DeniedHandler) ServerOption {
+	return serverOption(func(c *config) error {
+		c.denied = h
+		return given(h != nil, "WithDeniedHandler")
+	})
+}
+
+// WithPlainText answers denied requests with a line of plain text: [WritePlainText].
+func WithPlainText() ServerOption {
+	return WithDeniedHandler(func(w http.ResponseWriter, _ *http.Request, _ http.Handler, d Decision) { WritePlainText(w, d) })
+}
+
+// WithRefund gives back what a request was charged if f returns true for the status of its
+// answer. WithRefund([Failed]) counts only what succeeds; WithRefund([Successful]) counts
+// only failures, such as guesses at a password.
+//
+// A request is charged before it is served, so that many at once cannot exceed the limit.
+// It is refunded when the handler has returned, even if the client has gone. The answer's
+// fields are those before the refund. An error of the refund is dropped, and the charge
+// stands.
+//
+// The status is the one written: 200 if the handler wrote none, 101 for a connection that it
+// took over (hijacked), and 500 if it panicked first. The handler gets another
+// ResponseWriter, with the same optional methods, at the price of some allocations.
+func WithRefund(f func(status int) bool) ServerOption {
+	return serverOption(func(c *config) error {
+		c.refund = f
+		return given(f != nil, "WithRefund")
+	})
+}
+
+// WithHeaders selects the header styles. The default is [Legacy] and [Draft10]. There must
+// be at least one; see [WithoutHeaders].
+func WithHeaders(styles ...HeaderStyle) ServerOption {
+	return serverOption(func(c *config) error {
+		c.styles = 0
 		for _, s := range styles {
 			if s > Legacy|Draft10|Draft7|Draft6 {
 				return fmt.Errorf("%w: WithHeaders(%d): no such style", ratelimit.ErrInvalidOption, s)
 			}
-			l.styles |= s
+			c.styles |= s
 		}
-		if l.styles&Draft10 != 0 && l.styles&(Draft7|Draft6) != 0 {
+		if c.styles == 0 {
+			return fmt.Errorf("%w: WithHeaders without a style", ratelimit.ErrInvalidOption)
+		}
+		if c.styles&Draft10 != 0 && c.styles&(Draft7|Draft6) != 0 {
 			return fmt.Errorf("%w: WithHeaders: Draft10 and an older draft have fields of one name", ratelimit.ErrInvalidOption)
 		}
 		return nil
-	}
+	})
 }
 
-// WithCost charges f(r) events for a request in place of 1: more for what costs more.
-// It is free, and not decided on, if that is 0. Below 0 is [ratelimit.ErrInvalidN].
-func WithCost(f func(r *http.Request) int) Option {
-	return func(l *limit) error {
-		l.cost = f
-		return given(f != nil, "WithCost")
-	}
-}
-
-// WithSkip lets requests pass for which f is true, without a decision: health checks,
-// internal networks, lists of friends.
-func WithSkip(f func(r *http.Request) bool) Option {
-	return func(l *limit) error {
-		l.skip = f
-		return given(f != nil, "WithSkip")
-	}
-}
-
-// WithRefund gives back what a request was charged if f is true of the status that it
-// got: WithRefund([Failed]) counts only what went well, and WithRefund([Successful]) only
-// what failed, such as logins.
-//
-// It is charged before, so that many at once do not pass the limit, and refunded when
-// the handler has returned, also if the client has gone by then. The status is the one
-// that was written: 200 if the handler wrote none, 101 of a connection that it took over
-// (hijacked) without writing one, and 500 if it panicked before it wrote one. A refund
-// that fails leaves the charge. The fields of the answer tell of before the refund.
-//
-// It costs some allocations: the handler's ResponseWriter is another then, with the same
-// optional methods.
-func WithRefund(f func(status int) bool) Option {
-	return func(l *limit) error {
-		l.refund = f
-		return given(f != nil, "WithRefund")
-	}
-}
-
-// WithDeniedHandler refuses requests by h in place of a problem by RFC 9457.
-func WithDeniedHandler(h DeniedHandler) Option {
-	return func(l *limit) error {
-		l.denied = h
-		return given(h != nil, "WithDeniedHandler")
-	}
-}
-
-// WithPlainText refuses requests with a line of plain text in place of a problem by RFC
-// 9457.
-func WithPlainText() Option {
-	return WithDeniedHandler(func(w http.ResponseWriter, _ *http.Request, _ http.Handler, d Decision) { WritePlainText(w, d) })
-}
-
-// WithIdentityHandler answers by h, in place of 400, requests that do not show who they
-// are from: err is that of the [Key], or [ratelimit.ErrInvalidKey].
-func WithIdentityHandler(h ErrorHandler) Option {
-	return func(l *limit) error {
-		l.noIdentity = h
-		return given(h != nil, "WithIdentityHandler")
-	}
-}
-
-// WithErrorHandler answers by h, in place of 503, when the limiter has an error. Not so
-// if that is only that the client has gone.
-//
-// 503 is the default since to let everything pass would be an outage of the limit that
-// nobody chose or sees. Who prefers that wraps the limiter in a [fallback.Limiter],
-// which has an answer for each outage, and spares the store.
-func WithErrorHandler(h ErrorHandler) Option {
-	return func(l *limit) error {
-		l.failed = h
-		return given(h != nil, "WithErrorHandler")
-	}
-}
-
-// WithContext gives handlers the decision in the context of their request, for
-// [FromContext]. It costs some 600 bytes in three allocations with each request,
-// since net/http has to copy it.
-func WithContext() Option {
-	return func(l *limit) error {
-		l.inContext = true
+// WithoutHeaders leaves out the header fields that report the limits. A refusal still says
+// when to come back, in Retry-After. It saves time, and the second call of a limit function
+// that reports its policy.
+func WithoutHeaders() ServerOption {
+	return serverOption(func(c *config) error {
+		c.styles = 0
 		return nil
-	}
+	})
 }
 
-func given(ok bool, option string) error {
-	if !ok {
-		return fmt.Errorf("%w: %s(nil)", ratelimit.ErrInvalidOption, option)
-	}
-	return nil
+// WithContext puts the [Decision] into the context that the handler gets, for
+// [FromContext]. It costs some 600 bytes in three allocations a request, since net/http
+// has to copy the request.
+func WithContext() ServerOption {
+	return serverOption(func(c *config) error {
+		c.inContext = true
+		return nil
+	})
+}
+
+// WithoutWaiting refuses a request that cannot be sent now with [ErrLimited] instead of
+// waiting. The Delay of a leaky bucket is no reason to refuse, and is not waited for.
+func WithoutWaiting() ClientOption {
+	return clientOption(func(c *config) error {
+		c.refuse = true
+		return nil
+	})
+}
+
+// WithMaxPause sets the longest time, above 0, for which a server can make later requests
+// wait. The default is a minute. After it the client asks again.
+func WithMaxPause(d time.Duration) ClientOption {
+	return clientOption(func(c *config) error {
+		if d <= 0 {
+			return fmt.Errorf("%w: WithMaxPause(%v)", ratelimit.ErrInvalidOption, d)
+		}
+		c.maxPause = d
+		return nil
+	})
+}
+
+// WithRetries sends a request again up to n times, 0 to 100, when the answer says when to
+// come back. That is after 429, and after 503 if the method is idempotent or the request
+// has an Idempotency-Key. The default is 0.
+//
+// Each time is charged and waits like the first. A request is not sent again if its body
+// cannot be had again ([http.Request.GetBody]), or if the pause is longer than its context
+// lasts: the answer is returned then. With [WithoutWaiting] there are no retries.
+func WithRetries(n int) ClientOption {
+	return clientOption(func(c *config) error {
+		if n < 0 || n > 100 {
+			return fmt.Errorf("%w: WithRetries(%d): 0 to 100", ratelimit.ErrInvalidOption, n)
+		}
+		c.retries = n
+		return nil
+	})
 }

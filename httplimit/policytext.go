@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/tell"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
 // policyText is what header fields say of a policy.
@@ -17,9 +17,8 @@ type policyText struct {
 	draft6  string // 1000;w=86400
 }
 
-// policyTexts are those in use lately, so that a text is made once and not with each
-// request. Policies with the same place drive each other out, which costs no more than
-// to make the text again.
+// policyTexts are those used lately, so that a text is not made anew for each request.
+// Policies with the same place replace each other, which costs a text, no more.
 type policyTexts [64]atomic.Pointer[policyText]
 
 func (t *policyTexts) of(p *ratelimit.Policy) *policyText {
@@ -34,8 +33,8 @@ func (t *policyTexts) of(p *ratelimit.Policy) *policyText {
 }
 
 func newPolicyText(p ratelimit.Policy) *policyText {
-	quota := strconv.FormatInt(tell.Count(p.Quota), 10)
-	name := string(tell.AppendString(nil, p.Name))
-	old := string(tell.AppendQuota(nil, &p))
+	quota := strconv.FormatInt(report.Count(p.Quota), 10)
+	name := string(report.AppendString(nil, p.Name))
+	old := string(report.AppendQuota(nil, &p))
 	return &policyText{policy: p, quota: quota, name: name, draft10: name + ";q=" + old, draft6: old}
 }

@@ -7,7 +7,7 @@ import (
 	"strconv"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/tell"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
 const (
@@ -16,13 +16,12 @@ const (
 	quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 	lessCapacity  = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 
-	// clientClosedRequest is what logs show for a client that has gone. Nobody else
-	// reads it.
+	// clientClosedRequest is for logs: the client that has gone does not read it.
 	clientClosedRequest = 499
 )
 
-// status is that of a refusal: 503 if the limiter is closed because its store is down,
-// else 429.
+// status returns that of a refusal: 503 if the limiter is closed because its store is down,
+// and otherwise 429.
 func status(r *ratelimit.Result) int {
 	if r.Source() == ratelimit.SourceFailClosed {
 		return http.StatusServiceUnavailable
@@ -30,18 +29,18 @@ func status(r *ratelimit.Result) int {
 	return http.StatusTooManyRequests
 }
 
-// WriteProblem writes a refusal as the middleware does by default: status 429, or 503 if
-// the limiter is closed because its store is down ([ratelimit.SourceFailClosed]), and a
-// body by RFC 9457. It is for a [DeniedHandler] that answers some requests itself.
+// WriteProblem writes a refusal as the middleware does by default, for a [DeniedHandler]
+// that answers some requests itself. The status is 429, or 503 if the limiter is closed by
+// an outage ([ratelimit.SourceFailClosed]), and the body is that of RFC 9457.
 func WriteProblem(w http.ResponseWriter, d Decision) {
-	t := tell.Decision{Result: d.Result, Parts: d.Result.Parts(), DeniedBy: d.Result.DeniedBy(), Policies: d.Policies}
+	all := report.Decision{Result: d.Result, Parts: d.Result.Parts(), DeniedBy: d.Result.DeniedBy(), Policies: d.Policies}
 	code := status(&d.Result)
 	w.Header()[contentType] = []string{problemJSON}
 	w.WriteHeader(code)
-	_, _ = w.Write(appendProblem(nil, code, &t, new(policyTexts))) // the client has gone
+	_, _ = w.Write(appendProblem(nil, code, &all, new(policyTexts))) // an error: the client has gone
 }
 
-// WritePlainText is [WriteProblem] with a line of plain text in place of the body.
+// WritePlainText is [WriteProblem] with a line of plain text as the body.
 func WritePlainText(w http.ResponseWriter, d Decision) {
 	code := status(&d.Result)
 	http.Error(w, http.StatusText(code), code)
@@ -51,22 +50,22 @@ func WritePlainText(w http.ResponseWriter, d Decision) {
 var tooManyHead = string(appendHead(nil, quotaExceeded, http.StatusTooManyRequests, "Too many requests."))
 
 // appendProblem appends the body of a refusal.
-func appendProblem(b []byte, code int, t *tell.Decision, texts *policyTexts) []byte {
+func appendProblem(b []byte, code int, d *report.Decision, texts *policyTexts) []byte {
 	if code == http.StatusServiceUnavailable {
 		b = appendHead(b, lessCapacity, code, "The service cannot check its limits now.")
 	} else {
 		b = append(b, tooManyHead...)
 	}
-	if d, ok := tell.Until(&t.Result); ok {
+	if wait, ok := report.Until(&d.Result); ok {
 		b = append(b[:len(b)-1], " Try again in "...) // before the quote
 		start := len(b)
-		b = strconv.AppendInt(b, tell.Seconds(d), 10)
+		b = strconv.AppendInt(b, report.Seconds(wait), 10)
 		end := len(b)
 		b = append(b, ` s.","retryAfter":`...)
 		b = append(b, b[start:end]...)
 	}
 	if code == http.StatusTooManyRequests {
-		b = appendViolated(b, t, texts)
+		b = appendViolated(b, d, texts)
 	}
 	return append(b, '}')
 }
@@ -85,36 +84,36 @@ func appendHead(b []byte, problem string, code int, detail string) []byte {
 }
 
 // appendViolated appends the names of the limits that denied.
-func appendViolated(b []byte, t *tell.Decision, texts *policyTexts) []byte {
+func appendViolated(b []byte, d *report.Decision, texts *policyTexts) []byte {
 	const member = `,"violated-policies":[`
 	start := len(b)
 	b = append(b, member...)
-	for i := range t.Policies {
-		if part, ok := t.Part(i); ok && !part.Allowed {
-			b = append(b, texts.of(&t.Policies[i]).name...)
+	for i := range d.Policies {
+		if part, ok := d.Part(i); ok && !part.Allowed {
+			b = append(b, texts.of(&d.Policies[i]).name...)
 			b = append(b, ',')
 		}
 	}
 	if len(b) == start+len(member) {
-		if t.DeniedBy == "" {
+		if d.DeniedBy == "" {
 			return b[:start]
 		}
-		b = append(tell.AppendString(b, t.DeniedBy), ',')
+		b = append(report.AppendString(b, d.DeniedBy), ',')
 	}
 	b[len(b)-1] = ']' // in place of the last comma
 	return b
 }
 
-// WriteError is what the middleware does by default where there is no decision, for an
-// [ErrorHandler] that handles some errors itself: status 400 if the request does not show
-// who it is from ([ErrNoIdentity], [ratelimit.ErrInvalidKey]), 500 if the middleware or
-// its limiter is not set up correctly, and else 503. The body is by RFC 9457 and does not
-// have err's text.
+// WriteError writes what the middleware does by default where no decision is known, for an
+// [ErrorHandler] that handles some errors itself. The status is 400 for a request that
+// cannot be identified ([ErrNoIdentity], [ErrAmbiguousIdentity], [ratelimit.ErrInvalidKey]),
+// 500 for an error of the configuration ([ratelimit.ErrInvalidOption], ErrInvalidLimit,
+// ErrInvalidN), and otherwise 503. The body is that of RFC 9457, without err's text.
 func WriteError(w http.ResponseWriter, err error) {
 	problem, code, detail := "about:blank", http.StatusInternalServerError, "The limits of this service are not set up correctly."
 	switch {
-	case errors.Is(err, ErrNoIdentity), errors.Is(err, ratelimit.ErrInvalidKey):
-		code, detail = http.StatusBadRequest, "The request does not show who it is from."
+	case errors.Is(err, ErrNoIdentity), errors.Is(err, ErrAmbiguousIdentity), errors.Is(err, ratelimit.ErrInvalidKey):
+		code, detail = http.StatusBadRequest, "The client cannot be identified."
 	case errors.Is(err, ratelimit.ErrInvalidOption), errors.Is(err, ratelimit.ErrInvalidLimit), errors.Is(err, ratelimit.ErrInvalidN):
 	default:
 		problem, code, detail = lessCapacity, http.StatusServiceUnavailable, "The service cannot check its limits now."
@@ -123,10 +122,10 @@ func WriteError(w http.ResponseWriter, err error) {
 	h[contentType] = []string{problemJSON}
 	h[cacheControl] = []string{"no-store"}
 	w.WriteHeader(code)
-	_, _ = w.Write(append(appendHead(nil, problem, code, detail), '}')) // the client has gone
+	_, _ = w.Write(append(appendHead(nil, problem, code, detail), '}')) // an error: the client has gone
 }
 
-// hasGone is whether err is only that the client of r has gone.
+// hasGone reports whether err is only that the client of r has gone.
 func hasGone(r *http.Request, err error) bool {
 	return errors.Is(err, context.Canceled) && r.Context().Err() != nil
 }

@@ -10,45 +10,39 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/cooldown"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/pause"
 )
 
-// Transport is an [http.RoundTripper] that keeps our own calls within somebody else's
-// limit: each waits until the limiter admits it, in the order of arrival of its key's calls
-// ([ratelimit.Wait], which says also which errors of a store it waits out). What the other side answers counts too:
-// after 429 and 503 later calls of the same key, and those that wait already, wait as long as
-// Retry-After says (in seconds or as a date) or, if that cannot be read, RateLimit,
-// RateLimit-Reset or X-RateLimit-Reset, and at most a minute ([WithMaxPause]). It asks
-// nobody again by itself, unless [WithRetries] says so.
+// Transport is an [http.RoundTripper] that keeps the requests of a client under a limit, such
+// as that of somebody else's service. Each waits until the limiter admits it
+// ([ratelimit.Wait]), as long as its context lasts. A request that would have to wait beyond
+// its deadline is [ratelimit.ErrWouldExceedDeadline] at once. With [WithoutWaiting] nothing
+// waits. [http.Client] returns these errors inside a *url.Error, and its Timeout counts while
+// a request waits.
 //
-// A wait ends with the request's context, and if that has a deadline before the end of
-// the wait it is not begun: the error is [ratelimit.ErrWouldExceedDeadline] (through
-// [http.Client] inside a *url.Error, as all errors). [http.Client.Timeout] counts while
-// it waits.
+// A Transport heeds the server. After 429 and 503 later requests of the same key, and those
+// that wait already, wait as long as Retry-After says, in seconds or as a date. If that
+// cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. A server is
+// believed up to a minute ([WithMaxPause]). RateLimit fields of other answers do not count:
+// theirs is the time of the whole quota.
 //
-// RateLimit fields of other answers do not count: their time is that of the whole quota,
-// and there may be a part of it before.
+// Nothing is sent again unless [WithRetries] says so. The pauses of at most 4,096 keys are
+// remembered. Beyond that the one that ends soonest is forgotten, of some that are looked at.
 //
-// It remembers pauses of at most 4,096 keys; of more it forgets the one that ends first, of
-// some that it looks at.
-// It starts no goroutine, has nothing to close and is safe for concurrent use. Make it
-// by [NewTransport].
+// A Transport starts no goroutine, has nothing to close and is safe for concurrent use. Make
+// it by [NewTransport].
 type Transport struct {
-	base     http.RoundTripper
-	limiter  ratelimit.Limiter
-	key      func(*http.Request) (string, error)
-	denying  bool
-	retries  int
-	maxPause time.Duration
-	pauses   pause.Set
+	config
+	base      http.RoundTripper
+	cooldowns cooldown.Set
 }
 
 // ErrLimited says that a [Transport] that does not wait ([WithoutWaiting]) has not sent
 // a request. It is a [*LimitedError].
 var ErrLimited = errors.New("httplimit: over the limit")
 
-// LimitedError is [ErrLimited], with the time after which the request can be sent.
+// LimitedError is [ErrLimited] with the time after which the request can be sent.
 type LimitedError struct {
 	Key        string
 	RetryAfter time.Duration // above 0; [ratelimit.Never] if it never can
@@ -61,65 +55,16 @@ func (e *LimitedError) Error() string {
 	return fmt.Sprintf("%v: %q has room in %v", ErrLimited, e.Key, e.RetryAfter)
 }
 
-// Is is whether target is [ErrLimited].
+// Is reports whether target is [ErrLimited].
 func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 
-// TransportOption sets what is optional about a [Transport].
-type TransportOption func(*Transport) error
-
-// WithTransportKey says which requests share a limit, in place of those to the same
-// host and port: f is the key in the limiter. An error of f is that of the request,
-// which is not sent. f must not put secrets into keys, which errors tell.
-func WithTransportKey(f func(r *http.Request) (string, error)) TransportOption {
-	return func(t *Transport) error {
-		t.key = f
-		return given(f != nil, "WithTransportKey")
-	}
-}
-
-// WithoutWaiting fails with [ErrLimited], in place of waiting, if a request cannot be
-// sent now. The Delay of a leaky bucket is no reason, and is not waited for.
-func WithoutWaiting() TransportOption {
-	return func(t *Transport) error {
-		t.denying = true
-		return nil
-	}
-}
-
-// WithMaxPause is the most that an answer can make later calls wait, above 0, in place
-// of a minute. After it they ask again.
-func WithMaxPause(d time.Duration) TransportOption {
-	return func(t *Transport) error {
-		if d <= 0 {
-			return fmt.Errorf("%w: WithMaxPause(%v)", ratelimit.ErrInvalidOption, d)
-		}
-		t.maxPause = d
-		return nil
-	}
-}
-
-// WithRetries sends a request up to n times more, 0 to 100, where the answer says when to
-// come back: after 429, and after 503 if the method is idempotent or the request has an
-// Idempotency-Key. Each time is charged and waits as the first. A request is not sent
-// again if its body cannot be had again ([http.Request.GetBody]). With [WithoutWaiting]
-// there are no retries, and an answer whose pause is longer than the context has time is
-// returned as it is.
-func WithRetries(n int) TransportOption {
-	return func(t *Transport) error {
-		if n < 0 || n > 100 {
-			return fmt.Errorf("%w: WithRetries(%d): 0 to 100", ratelimit.ErrInvalidOption, n)
-		}
-		t.retries = n
-		return nil
-	}
-}
-
-// NewTransport returns a Transport that sends through base, [http.DefaultTransport] if
-// that is nil, what l admits. Its error is [ratelimit.ErrInvalidOption]: l or what is
-// given to an option is nil or out of range.
-func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...TransportOption) (*Transport, error) {
-	if isnil.Is(l) {
-		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
+// NewTransport returns a Transport that sends what l admits through base, or through
+// [http.DefaultTransport] if base is nil. Its errors wrap [ratelimit.ErrInvalidOption]: l, an
+// option or a function is nil, or an option is out of range.
+func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOption) (*Transport, error) {
+	c, err := newConfig(l, Key{kind: "host:", of: host})
+	if err != nil {
+		return nil, err
 	}
 	if base == nil {
 		base = http.DefaultTransport
@@ -127,19 +72,18 @@ func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...Transport
 	if isnil.Is(base) {
 		return nil, fmt.Errorf("%w: the RoundTripper is nil", ratelimit.ErrInvalidOption)
 	}
-	t := &Transport{base: base, limiter: l, key: host, maxPause: time.Minute}
 	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: a TransportOption is nil", ratelimit.ErrInvalidOption)
+		if isnil.Is(opt) {
+			return nil, errNilOption
 		}
-		if err := opt(t); err != nil {
+		if err := opt.client(c); err != nil {
 			return nil, err
 		}
 	}
-	return t, nil
+	return &Transport{config: *c, base: base}, nil
 }
 
-// host is the host and port that r goes to.
+// host returns the host and port that r goes to.
 func host(r *http.Request) (string, error) {
 	if r.URL == nil || r.URL.Host == "" {
 		return "", fmt.Errorf("%w: the request has no host", ErrNoIdentity)
@@ -151,12 +95,20 @@ func host(r *http.Request) (string, error) {
 	return name, nil
 }
 
-// RoundTrip sends r when there is room for it.
+// RoundTrip sends r when the limiter admits it. An error of the key is returned as it is.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	key, err := t.keyOf(r)
+	if t.limiter == nil {
+		closeBody(r)
+		return nil, fmt.Errorf("%w: the zero Transport", ratelimit.ErrInvalidOption)
+	}
+	n := t.costs(r)
+	if n == 0 {
+		return t.base.RoundTrip(r)
+	}
+	key, err := t.key.text(r)
 	for try := 0; ; try++ {
 		if err == nil {
-			err = t.admit(r.Context(), key)
+			err = t.admit(r.Context(), key, n)
 		}
 		if err != nil {
 			closeBody(r)
@@ -175,68 +127,61 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-func (t *Transport) keyOf(r *http.Request) (string, error) {
-	if t.limiter == nil {
-		return "", fmt.Errorf("%w: a Transport is made by its constructor", ratelimit.ErrInvalidOption)
-	}
-	return t.key(r)
-}
-
-// admit waits until a request of key can be sent.
-func (t *Transport) admit(ctx context.Context, key string) error {
+// admit waits until n events of key are admitted.
+func (t *Transport) admit(ctx context.Context, key string, n int) error {
 	for {
-		if err := t.waitPause(ctx, key); err != nil {
+		if err := t.waitCooldown(ctx, key); err != nil {
 			return err
 		}
-		r, err := t.charge(ctx, key)
-		if err != nil || t.pauses.Left(key) <= 0 {
+		r, err := t.charge(ctx, key, n)
+		if err != nil || t.cooldowns.Left(key) <= 0 {
 			return err
 		}
-		// A pause has begun meanwhile. All that kept its charge until the end of it would be
-		// sent at once then. An error leaves the charge of what was not sent: it ends by itself.
-		_ = t.limiter.Refund(context.WithoutCancel(ctx), key, r, 1)
+		// A cooldown has begun meanwhile. Requests that keep their charge until its end would all
+		// be sent at once then. An error leaves the charge of a request that was not sent.
+		_ = t.limiter.Refund(context.WithoutCancel(ctx), key, r, n)
 	}
 }
 
 // charge is the limiter's admission.
-func (t *Transport) charge(ctx context.Context, key string) (ratelimit.Result, error) {
-	if !t.denying {
-		return ratelimit.Wait(ctx, t.limiter, key, 1)
+func (t *Transport) charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if !t.refuse {
+		return ratelimit.Wait(ctx, t.limiter, key, n)
 	}
-	r, err := t.limiter.Allow(ctx, key)
+	r, err := t.limiter.AllowN(ctx, key, n)
 	if err == nil && !r.Allowed {
 		err = &LimitedError{key, r.RetryAfter}
 	}
 	return r, err
 }
 
-// waitPause waits until key has no pause.
-func (t *Transport) waitPause(ctx context.Context, key string) error {
-	if !t.denying {
-		return t.pauses.Wait(ctx, key)
+// waitCooldown waits until key has no cooldown.
+func (t *Transport) waitCooldown(ctx context.Context, key string) error {
+	if !t.refuse {
+		return t.cooldowns.Wait(ctx, key)
 	}
-	if left := t.pauses.Left(key); left > 0 {
+	if left := t.cooldowns.Left(key); left > 0 {
 		return &LimitedError{key, left}
 	}
 	return nil
 }
 
-// heed lets later calls of key wait, if res says so.
+// heed begins a cooldown of key if res says so, and reports whether res says when to come back.
 func (t *Transport) heed(key string, res *http.Response) bool {
 	if res.StatusCode != http.StatusTooManyRequests && res.StatusCode != http.StatusServiceUnavailable {
 		return false
 	}
-	d, ok := comeBack(res.Header, time.Now())
-	t.pauses.Add(key, min(d, t.maxPause)) // none of 0
+	d, ok := parseRetryAfter(res.Header, time.Now())
+	t.cooldowns.Add(key, min(d, t.maxPause)) // none of 0
 	return ok
 }
 
-// again is r to be sent once more after res, if it can be.
+// again returns r to be sent once more after res, if it can be.
 func (t *Transport) again(r *http.Request, res *http.Response, key string) (*http.Request, bool) {
 	deadline, limited := r.Context().Deadline()
 	switch {
-	case t.denying,
-		limited && t.pauses.Left(key) >= time.Until(deadline),
+	case t.refuse,
+		limited && t.cooldowns.Left(key) >= time.Until(deadline),
 		res.StatusCode == http.StatusServiceUnavailable && !idempotent(r):
 		return nil, false
 	case r.Body == nil || r.Body == http.NoBody:
@@ -261,13 +206,13 @@ func idempotent(r *http.Request) bool {
 	return r.Header.Get("Idempotency-Key") != ""
 }
 
-// drain reads what is left of a short answer, so that its connection can be used again.
+// drain reads the rest of a short answer, so that its connection can be used again.
 func drain(res *http.Response) {
 	_, _ = io.CopyN(io.Discard, res.Body, 64<<10)
 	_ = res.Body.Close()
 }
 
-// closeBody does what a RoundTripper must also for a request that is not sent.
+// closeBody does what a RoundTripper must do for a request that is not sent, too.
 func closeBody(r *http.Request) {
 	if r.Body != nil {
 		_ = r.Body.Close()

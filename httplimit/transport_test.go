@@ -61,7 +61,7 @@ func plenty(t testing.TB) ratelimit.Limiter {
 	return window(t, memory(t), ratelimit.PerDay(1<<30))
 }
 
-func transport(t testing.TB, base http.RoundTripper, lim ratelimit.Limiter, opts ...httplimit.TransportOption) *httplimit.Transport {
+func transport(t testing.TB, base http.RoundTripper, lim ratelimit.Limiter, opts ...httplimit.ClientOption) *httplimit.Transport {
 	t.Helper()
 	tr, err := httplimit.NewTransport(base, lim, opts...)
 	require.NoError(t, err)
@@ -246,7 +246,7 @@ func TestACallThatIsNotSentAfterAllIsRefunded(t *testing.T) {
 		defer cancel()
 		_, err := tr.RoundTrip(httptest.NewRequest(http.MethodGet, "http://example.com/", nil).WithContext(ctx))
 		require.ErrorIs(t, err, ratelimit.ErrWouldExceedDeadline)
-		p, err := lim.Peek(t.Context(), "example.com:80")
+		p, err := lim.Peek(t.Context(), "host:example.com:80")
 		require.NoError(t, err)
 		require.Equal(t, 1, p.Limit-p.Remaining)
 	})
@@ -290,15 +290,15 @@ func TestWithoutWaitingACallFailsAndSaysForHowLong(t *testing.T) {
 		err := call(t, tr, "https://example.com/")
 		require.ErrorIs(t, err, httplimit.ErrLimited)
 		require.ErrorAs(t, err, &limited)
-		require.Equal(t, &httplimit.LimitedError{Key: "example.com:443", RetryAfter: 7 * time.Second}, limited)
-		require.EqualError(t, err, `httplimit: over the limit: "example.com:443" has room in 7s`)
+		require.Equal(t, &httplimit.LimitedError{Key: "host:example.com:443", RetryAfter: 7 * time.Second}, limited)
+		require.EqualError(t, err, `httplimit: over the limit: "host:example.com:443" has room in 7s`)
 		time.Sleep(7 * time.Second)
 		require.ErrorAs(t, call(t, tr, "https://example.com/"), &limited)
 		require.Equal(t, time.Minute, limited.RetryAfter, "that of the limiter, whose clock stands still here")
 		require.Len(t, sup.sent, 2)
 
 		closed := transport(t, sup, window(t, memory(t), ratelimit.PerMinute(0)), httplimit.WithoutWaiting())
-		require.EqualError(t, call(t, closed, "http://example.com"), `httplimit: over the limit: "example.com:80" never has room`)
+		require.EqualError(t, call(t, closed, "http://example.com"), `httplimit: over the limit: "host:example.com:80" never has room`)
 	})
 }
 
@@ -348,7 +348,7 @@ func TestARefusedCallIsSentAgainOnRequest(t *testing.T) {
 				for _, body := range sup.bodies {
 					require.Equal(t, "order", body)
 				}
-				p, err := lim.Peek(t.Context(), "example.com:80")
+				p, err := lim.Peek(t.Context(), "host:example.com:80")
 				require.NoError(t, err)
 				require.Equal(t, c.sent, p.Limit-p.Remaining, "each is charged")
 			})
@@ -381,12 +381,12 @@ func TestTheKeyOfACallCanBeAnything(t *testing.T) {
 	broken := errors.New("no account")
 	sup := &supplier{answers: []answer{fine}}
 	lim := plenty(t)
-	tr := transport(t, sup, lim, httplimit.WithTransportKey(func(r *http.Request) (string, error) {
+	tr := transport(t, sup, lim, httplimit.WithKey(httplimit.KeyFunc("account", func(r *http.Request) (string, error) {
 		if r.URL.Path == "/broken" {
 			return "", broken
 		}
-		return "account:7", nil
-	}))
+		return "7", nil
+	})))
 	require.NoError(t, call(t, tr, "http://example.com/"))
 	p, err := lim.Peek(t.Context(), "account:7")
 	require.NoError(t, err)
@@ -396,6 +396,22 @@ func TestTheKeyOfACallCanBeAnything(t *testing.T) {
 	require.Len(t, sup.sent, 1)
 }
 
+func TestARequestCanCostMoreOrNothingToATransport(t *testing.T) {
+	sup := &supplier{answers: []answer{fine}}
+	lim := window(t, memory(t), ratelimit.PerHour(5))
+	tr := transport(t, sup, lim, httplimit.WithoutWaiting(),
+		httplimit.WithSkip(func(r *http.Request) bool { return r.URL.Path == "/skipped" }),
+		httplimit.WithCost(func(r *http.Request) int { return len(r.URL.Path) - len("/") }))
+	require.NoError(t, call(t, tr, "http://example.com/1234"))
+	require.ErrorIs(t, call(t, tr, "http://example.com/1234"), httplimit.ErrLimited)
+	require.NoError(t, call(t, tr, "http://example.com/"))
+	require.NoError(t, call(t, tr, "http://example.com/skipped"))
+	require.Len(t, sup.sent, 3)
+	p, err := lim.Peek(t.Context(), "host:example.com:80")
+	require.NoError(t, err)
+	require.Equal(t, 4, p.Limit-p.Remaining)
+}
+
 func TestWrongArgumentsOfATransportAreErrors(t *testing.T) {
 	lim := plenty(t)
 	for name, err := range map[string]error{
@@ -403,7 +419,9 @@ func TestWrongArgumentsOfATransportAreErrors(t *testing.T) {
 		"a nil limiter":      last(httplimit.NewTransport(nil, (*ratelimit.TokenBucket)(nil))),
 		"a nil RoundTripper": last(httplimit.NewTransport((*http.Transport)(nil), lim)),
 		"a nil option":       last(httplimit.NewTransport(nil, lim, nil)),
-		"a nil key":          last(httplimit.NewTransport(nil, lim, httplimit.WithTransportKey(nil))),
+		"an invalid Key":     last(httplimit.NewTransport(nil, lim, httplimit.WithKey(httplimit.Key{}))),
+		"a nil cost":         last(httplimit.NewTransport(nil, lim, httplimit.WithCost(nil))),
+		"a nil skip":         last(httplimit.NewTransport(nil, lim, httplimit.WithSkip(nil))),
 		"no pause":           last(httplimit.NewTransport(nil, lim, httplimit.WithMaxPause(0))),
 		"negative retries":   last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(-1))),
 		"too many retries":   last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(101))),

@@ -46,7 +46,7 @@ func hello(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") }
 // route and set the request's pattern.
 func Example_chi() {
 	r := chi.NewRouter()
-	byRoute := httplimit.WithKey(httplimit.Combined(httplimit.ClientIP(), httplimit.Route()))
+	byRoute := httplimit.WithKey(httplimit.Combined(httplimit.PeerIP(), httplimit.Route()))
 	r.With(httplimit.Middleware(perDay(2), byRoute)).Get("/users/{id}", hello)
 	knock(r)
 	// Output:
@@ -64,7 +64,7 @@ func Example_gorilla() {
 		return "", httplimit.ErrNoIdentity
 	})
 	r := mux.NewRouter()
-	r.Use(mux.MiddlewareFunc(httplimit.Middleware(perDay(2), httplimit.WithKey(httplimit.Combined(httplimit.ClientIP(), route)))))
+	r.Use(mux.MiddlewareFunc(httplimit.Middleware(perDay(2), httplimit.WithKey(httplimit.Combined(httplimit.PeerIP(), route)))))
 	r.HandleFunc("/users/{id}", hello)
 	knock(r)
 	// Output:

@@ -41,19 +41,18 @@ var (
 	loginsPerAddress = ratelimit.Limit{Rate: 20, Period: 15 * time.Minute}
 )
 
-// address is the client's. Behind a load balancer it must say whose X-Forwarded-For to
-// believe: ClientIP(httplimit.TrustedProxies("10.0.0.0/8")).
-var address = httplimit.ClientIP()
+// address is that of the client. Behind a load balancer it is
+// httplimit.ClientIP([]string{"10.0.0.0/8"}), which reads X-Forwarded-For.
+var address = httplimit.PeerIP()
 
-// client is the key of a request: "user:customer-1" by the API key or, also for an
-// API key that nobody was given, "ip:192.0.2.1". The API key itself is a secret, and
-// stays out of the store.
+// client is the key of a request: "user:customer-1" by the API key, and "192.0.2.1" without
+// one or with an unknown one. The API key itself is a secret, and stays out of the store.
 var client = httplimit.First(
 	httplimit.User(func(r *http.Request) string { return customers[r.Header.Get("X-API-Key")] }),
 	address,
 )
 
-// attempt is the key of a login: "192.0.2.1 demo".
+// attempt is the key of a login: "attempt:192.0.2.1 demo".
 var attempt = httplimit.KeyFunc("attempt", func(r *http.Request) (string, error) {
 	ip, err := address.Of(r)
 	user := r.PostFormValue("user")
@@ -98,7 +97,7 @@ func loginLimits(s store.Store) (ratelimit.Limiter, error) {
 		return nil, err
 	}
 	keyed, err := ratelimit.NewRekeyed(perAddress, func(_ context.Context, key string) (string, error) {
-		ip, _, _ := strings.Cut(key, " ") // of an attempt
+		ip, _, _ := strings.Cut(strings.TrimPrefix(key, "attempt:"), " ")
 		return ip, nil
 	})
 	if err != nil {

@@ -21,16 +21,23 @@ func MulDiv(a, b, c int64) (q, r int64) {
 	return int64(min(quo, math.MaxInt64)), int64(rem)
 }
 
-// MulDivUp returns (a·b+d)/c, rounded up. All are 0 or more, c is above 0, and the quotient
-// is an int64.
+// Most is the largest quotient of MulDivUp: some 146,000 years in µs, to which a time can
+// still be added.
+const Most = 1 << 62
+
+// MulDivUp returns (a·b+d)/c, rounded up, or Most if it is more. All are 0 or more, and c is
+// above 0.
 func MulDivUp(a, b, d, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	lo, carry := bits.Add64(lo, uint64(d), 0)
-	q, r := bits.Div64(hi+carry, lo, uint64(c))
+	if hi += carry; hi >= uint64(c) {
+		return Most
+	}
+	q, r := bits.Div64(hi, lo, uint64(c))
 	if r > 0 {
 		q++
 	}
-	return int64(q)
+	return int64(min(q, Most))
 }
 
 // AtMost reports whether a·b is at most c·d. All are 0 or more.

@@ -1,4 +1,4 @@
-package tell_test
+package report_test
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
-	"github.com/ratelimit-go/ratelimit/internal/tell"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
 func policies(names ...string) (all []ratelimit.Policy) {
@@ -24,16 +24,16 @@ func TestAPartIsKnownIfItsLimitWasAskedAndItsStoreHasAnswered(t *testing.T) {
 	denied := ratelimit.Result{Limit: 5, RetryAfter: time.Second}
 	open := outage(t, fallback.Open())
 	for name, c := range map[string]struct {
-		d     tell.Decision
+		d     report.Decision
 		known []bool // of each policy
 	}{
-		"one limit":                        {tell.Decision{Result: denied, Policies: policies("a")}, []bool{true}},
-		"one limit, and its store is down": {tell.Decision{Result: open, Policies: policies("a")}, []bool{false}},
-		"two limits":                       {tell.Decision{Result: denied, Parts: []ratelimit.Result{denied, denied}, Policies: policies("a", "b")}, []bool{true, true}},
-		"the second was not asked":         {tell.Decision{Result: denied, Parts: []ratelimit.Result{denied, {}}, Policies: policies("a", "b")}, []bool{true, false}},
-		"the store of the first is down":   {tell.Decision{Result: denied, Parts: []ratelimit.Result{open, denied}, Policies: policies("a", "b")}, []bool{false, true}},
-		"only who denied is told":          {tell.Decision{Result: denied, DeniedBy: "b", Policies: policies("a", "b")}, []bool{false, true}},
-		"nothing is told":                  {tell.Decision{Result: denied, Policies: policies("", "b")}, []bool{false, false}},
+		"one limit":                        {report.Decision{Result: denied, Policies: policies("a")}, []bool{true}},
+		"one limit, and its store is down": {report.Decision{Result: open, Policies: policies("a")}, []bool{false}},
+		"two limits":                       {report.Decision{Result: denied, Parts: []ratelimit.Result{denied, denied}, Policies: policies("a", "b")}, []bool{true, true}},
+		"the second was not asked":         {report.Decision{Result: denied, Parts: []ratelimit.Result{denied, {}}, Policies: policies("a", "b")}, []bool{true, false}},
+		"the store of the first is down":   {report.Decision{Result: denied, Parts: []ratelimit.Result{open, denied}, Policies: policies("a", "b")}, []bool{false, true}},
+		"only who denied is known":         {report.Decision{Result: denied, DeniedBy: "b", Policies: policies("a", "b")}, []bool{false, true}},
+		"nothing is known":                 {report.Decision{Result: denied, Policies: policies("", "b")}, []bool{false, false}},
 	} {
 		for i, want := range c.known {
 			_, known := c.d.Part(i)
@@ -78,7 +78,7 @@ func TestNoTimeIsLaterThanThatToComeBack(t *testing.T) {
 		{ratelimit.Result{}, ratelimit.Result{}, 1, true}, // which is 1 s
 		{ratelimit.Result{Allowed: true, ResetAfter: ratelimit.Never}, admitted, time.Hour, true},
 	} {
-		d := tell.Decision{Result: c.whole}
+		d := report.Decision{Result: c.whole}
 		got, ok := d.Time(&c.part)
 		require.Equal(t, c.ok, ok)
 		require.Equal(t, c.want, got)
@@ -89,23 +89,23 @@ func TestSecondsAreRoundedUp(t *testing.T) {
 	for d, want := range map[time.Duration]int64{
 		0: 0, 1: 1, time.Second - 1: 1, time.Second: 1, time.Second + 1: 2, math.MaxInt64: 9223372037,
 	} {
-		require.Equal(t, want, tell.Seconds(d), d)
+		require.Equal(t, want, report.Seconds(d), d)
 	}
 }
 
 func TestNumbersAreThoseOfRFC9651(t *testing.T) {
 	var most int64 = min(math.MaxInt, 1e15-1)
 	for n, want := range map[int]int64{-1: 0, 0: 0, 7: 7, int(most - 1): most - 1, int(most): most} {
-		require.Equal(t, want, tell.Count(n))
+		require.Equal(t, want, report.Count(n))
 	}
 	for _, n := range []int{min(1e15, math.MaxInt), math.MaxInt} {
-		require.Equal(t, most, tell.Count(n))
+		require.Equal(t, most, report.Count(n))
 	}
 	for want, p := range map[string]ratelimit.Policy{
 		"7;w=2":          {Quota: 7, Window: time.Second + 1},
 		"0":              {Quota: -1, Window: -1},
 		fmt.Sprint(most): {Quota: math.MaxInt},
 	} {
-		require.Equal(t, want, string(tell.AppendQuota(nil, &p)))
+		require.Equal(t, want, string(report.AppendQuota(nil, &p)))
 	}
 }

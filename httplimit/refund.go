@@ -12,10 +12,10 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Failed is whether status is that of an error: 400 and above. See [WithRefund].
+// Failed reports whether status is an error: 400 and above. See [WithRefund].
 func Failed(status int) bool { return status >= http.StatusBadRequest }
 
-// Successful is whether status is that of no error: below 400. See [WithRefund].
+// Successful reports whether status is below 400. See [WithRefund].
 func Successful(status int) bool { return !Failed(status) }
 
 // charge is what a request was charged.
@@ -25,8 +25,8 @@ type charge struct {
 	n      int
 }
 
-// count lets next answer, and gives the charge back if its status is not to count.
-func (l *limit) count(w http.ResponseWriter, r *http.Request, next http.Handler, c charge) {
+// refunding lets next answer, and refunds the charge if its status says so.
+func (m *middleware) refunding(w http.ResponseWriter, r *http.Request, next http.Handler, c charge) {
 	status, returned := 0, false
 	defer func() { // also when next panics, which goes on
 		switch {
@@ -35,17 +35,17 @@ func (l *limit) count(w http.ResponseWriter, r *http.Request, next http.Handler,
 		case status == 0:
 			status = http.StatusInternalServerError
 		}
-		if l.refund(status) {
+		if m.refund(status) {
 			// An error leaves the charge: the answer has been written.
-			_ = l.limiter.Refund(context.WithoutCancel(r.Context()), c.key, c.result, c.n)
+			_ = m.limiter.Refund(context.WithoutCancel(r.Context()), c.key, c.result, c.n)
 		}
 	}()
 	next.ServeHTTP(watched(w, &status), r)
 	returned = true
 }
 
-// watched is w with the same optional methods. It keeps the status that is written, the
-// first that is not only information.
+// watched returns w with the same optional methods. It sets status to the first one written
+// that is not informational.
 func watched(w http.ResponseWriter, status *int) http.ResponseWriter {
 	wrote := func(code int) {
 		if *status == 0 && (code >= http.StatusOK || code == http.StatusSwitchingProtocols) {
@@ -54,7 +54,7 @@ func watched(w http.ResponseWriter, status *int) http.ResponseWriter {
 	}
 	return httpsnoop.Wrap(w, httpsnoop.Hooks{
 		WriteHeader: func(do httpsnoop.WriteHeaderFunc) httpsnoop.WriteHeaderFunc {
-			return func(code int) { do(code); wrote(code) } // in this order: net/http panics on codes that are none
+			return func(code int) { do(code); wrote(code) } // in this order: net/http panics on invalid codes
 		},
 		Write: func(do httpsnoop.WriteFunc) httpsnoop.WriteFunc {
 			return func(b []byte) (int, error) { wrote(http.StatusOK); return do(b) }
@@ -81,7 +81,7 @@ func watched(w http.ResponseWriter, status *int) http.ResponseWriter {
 	})
 }
 
-// hijacked tells wrote of a connection that was taken over.
+// hijacked calls wrote for a connection that was taken over.
 func hijacked(wrote func(int)) func(httpsnoop.HijackFunc) httpsnoop.HijackFunc {
 	return func(do httpsnoop.HijackFunc) httpsnoop.HijackFunc {
 		return func() (net.Conn, *bufio.ReadWriter, error) {

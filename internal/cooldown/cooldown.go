@@ -1,6 +1,6 @@
-// Package pause remembers which keys a client must leave alone, and until when, since the
-// other side has said so.
-package pause
+// Package cooldown remembers which keys a client must leave alone, and until when, because
+// the server has said so.
+package cooldown
 
 import (
 	"context"
@@ -16,20 +16,20 @@ import (
 )
 
 const (
-	most    = 4096 // keys
-	sampled = 8    // keys that are looked at when there are too many
+	maxKeys = 4096
+	sampled = 8 // keys that are looked at when there are too many
 )
 
-// Set is the pauses of keys, of 4,096 at most: beyond that it forgets the one that ends
-// the soonest of some that it looks at. It is safe for concurrent use. The zero Set has none.
+// Set is the cooldowns of at most 4,096 keys. Beyond that it forgets the one that ends
+// soonest of some that it looks at. It is safe for concurrent use. The zero Set is empty.
 type Set struct {
-	keys atomic.Int64 // len(until), so that nobody takes the lock without need
+	keys atomic.Int64 // len(until), so that an empty set takes no lock
 
 	mu    sync.Mutex // of until; never held while waiting
 	until map[string]time.Time
 }
 
-// Left is how long key must be left alone yet, at most 0 if it need not.
+// Left returns how long key must still be left alone, at most 0 if it need not be.
 func (s *Set) Left(key string) time.Duration {
 	if s.keys.Load() == 0 {
 		return 0
@@ -48,7 +48,7 @@ func (s *Set) Left(key string) time.Duration {
 	return left
 }
 
-// Add lets key pause for d. It makes no pause shorter.
+// Add begins a cooldown of d for key. It never shortens one.
 func (s *Set) Add(key string, d time.Duration) {
 	if d <= 0 {
 		return
@@ -60,7 +60,7 @@ func (s *Set) Add(key string, d time.Duration) {
 		s.until = make(map[string]time.Time)
 	}
 	before, found := s.until[key]
-	if !found && len(s.until) >= most {
+	if !found && len(s.until) >= maxKeys {
 		s.drop()
 	}
 	if until.After(before) {
@@ -85,8 +85,8 @@ func (s *Set) drop() {
 	delete(s.until, victim)
 }
 
-// Wait waits until key has no pause. A wait beyond the deadline of ctx is not begun, and is
-// [ratelimit.ErrWouldExceedDeadline]; else the error is that of ctx.
+// Wait waits until key has no cooldown. A wait beyond the deadline of ctx is not begun: the
+// error is [ratelimit.ErrWouldExceedDeadline]. Otherwise the error is that of ctx.
 func (s *Set) Wait(ctx context.Context, key string) error {
 	for left := s.Left(key); left > 0; left = s.Left(key) {
 		if deadline, ok := ctx.Deadline(); ok && left >= time.Until(deadline) {
@@ -103,14 +103,14 @@ func (s *Set) Wait(ctx context.Context, key string) error {
 	return nil
 }
 
-// maxSeconds is the most that a time.Duration can be.
+// maxSeconds is the most that a time.Duration can hold.
 const maxSeconds = uint64(math.MaxInt64 / time.Second)
 
-// ParseSeconds reads a whole number of seconds, such as that of Retry-After. What is too
-// large for a time.Duration is the most that it can be.
+// ParseSeconds reads a whole number of seconds, such as that of Retry-After. More than a
+// time.Duration can hold is read as the most that it can.
 func ParseSeconds(text string) (d time.Duration, ok bool) {
 	s, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
-	if err != nil && !errors.Is(err, strconv.ErrRange) { // beyond the range s is the largest there is
+	if err != nil && !errors.Is(err, strconv.ErrRange) { // beyond the range s is the largest uint64
 		return 0, false
 	}
 	return time.Duration(min(s, maxSeconds)) * time.Second, true

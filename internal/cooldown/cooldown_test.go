@@ -1,4 +1,4 @@
-package pause
+package cooldown
 
 import (
 	"context"
@@ -13,22 +13,22 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-func TestPausesAreBoundedAndForgetTheSoonest(t *testing.T) {
+func TestCooldownsAreBoundedAndForgetTheSoonest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s Set
 		require.Zero(t, s.Left("never seen"))
 		s.Add("longest", time.Hour)
-		for i := range 3 * most {
+		for i := range 3 * maxKeys {
 			s.Add(fmt.Sprint(i), time.Minute)
 		}
-		require.Len(t, s.until, most)
-		require.EqualValues(t, most, s.keys.Load())
+		require.Len(t, s.until, maxKeys)
+		require.EqualValues(t, maxKeys, s.keys.Load())
 		require.Equal(t, time.Hour, s.Left("longest"))
 		require.Zero(t, s.Left("never seen"))
 	})
 }
 
-func TestAPauseIsMadeNoShorterAndIsForgottenWhenItIsOver(t *testing.T) {
+func TestACooldownIsMadeNoShorterAndIsForgottenWhenItIsOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s Set
 		s.Add("key", time.Minute)
@@ -45,7 +45,7 @@ func TestAPauseIsMadeNoShorterAndIsForgottenWhenItIsOver(t *testing.T) {
 	})
 }
 
-func TestAWaitEndsWithThePauseOrTheContext(t *testing.T) {
+func TestAWaitEndsWithTheCooldownOrTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s Set
 		require.NoError(t, s.Wait(t.Context(), "key"))

@@ -1,6 +1,6 @@
-// Package tell is what a server tells its callers of a decision, in header fields of HTTP
-// and in metadata of gRPC, and in the numbers and strings of RFC 9651 that stand there.
-package tell
+// Package report is what a server says of a decision in header fields of HTTP and in
+// metadata of gRPC. Numbers and strings are those of RFC 9651.
+package report
 
 import (
 	"strconv"
@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Decision is a Result, and what is known of the limits that have made it.
+// Decision is a Result and what is known of the limits behind it.
 type Decision struct {
 	Result   ratelimit.Result
 	Parts    []ratelimit.Result // of Result
@@ -17,8 +17,8 @@ type Decision struct {
 	Policies []ratelimit.Policy
 }
 
-// Part is the decision by the i-th policy, if that is known. That of a limit that was not
-// asked, because another one had denied before, is zero, and not known.
+// Part returns the decision of the i-th policy, if it is known. A limit that was not asked,
+// because another one had denied before, has a zero Result.
 func (d *Decision) Part(i int) (part *ratelimit.Result, ok bool) {
 	switch {
 	case len(d.Parts) == len(d.Policies):
@@ -27,12 +27,11 @@ func (d *Decision) Part(i int) (part *ratelimit.Result, ok bool) {
 	case len(d.Policies) == 1, d.DeniedBy != "" && d.DeniedBy == d.Policies[i].Name:
 		return &d.Result, d.Result.Counted()
 	}
-	return nil, false // somebody has decided for several, and does not say what each of them did
+	return nil, false // the limiter does not say what each of its limits did
 }
 
-// Time is what to tell of the time of part, which is d.Result or one of its parts: a limit
-// that has not refused says nothing of the time to come back, and where no waiting helps
-// there is none.
+// Time returns the time to report of part, which is d.Result or one of its parts. A limit
+// that has not denied has no say in the time to come back, and where no waiting helps there is none.
 func (d *Decision) Time(part *ratelimit.Result) (t time.Duration, ok bool) {
 	r := &d.Result
 	if part.Allowed != r.Allowed || !r.Allowed && r.RetryAfter == ratelimit.Never {
@@ -41,8 +40,8 @@ func (d *Decision) Time(part *ratelimit.Result) (t time.Duration, ok bool) {
 	return Until(part)
 }
 
-// Until is the time until there is more, above 0 after a denial, or none if that is unknown
-// or never.
+// Until returns the time until there is more, above 0 after a denial. There is none if that
+// is unknown or never.
 func Until(r *ratelimit.Result) (d time.Duration, ok bool) {
 	switch {
 	case r.Allowed:
@@ -53,16 +52,40 @@ func Until(r *ratelimit.Result) (d time.Duration, ok bool) {
 	return max(r.RetryAfter, 1), true
 }
 
-// Limits is whether p limits anything.
+// Limiter returns the name of the policy that decided: the one that denied or, of an
+// admission, the one with the least left. It is "" if that is not known.
+func Limiter(r *ratelimit.Result, policies []ratelimit.Policy) string {
+	if name := r.DeniedBy(); name != "" {
+		return name
+	}
+	if len(policies) == 1 {
+		return policies[0].Name
+	}
+	parts, least := r.Parts(), -1
+	if len(parts) != len(policies) {
+		return ""
+	}
+	for i := range parts {
+		if parts[i].Counted() && (least < 0 || parts[i].Remaining < parts[least].Remaining) {
+			least = i
+		}
+	}
+	if least < 0 {
+		return ""
+	}
+	return policies[least].Name
+}
+
+// Limits reports whether p limits anything.
 func Limits(p *ratelimit.Policy) bool { return p.Limit.Rate >= 0 }
 
 // maxInteger is the largest integer of RFC 9651, of 15 digits.
 const maxInteger = 999_999_999_999_999
 
-// Count is n as a field can say it.
+// Count returns n as a field can have it.
 func Count(n int) int64 { return min(max(int64(n), 0), maxInteger) }
 
-// Seconds is d in whole seconds, rounded up.
+// Seconds returns d in whole seconds, rounded up.
 func Seconds(d time.Duration) int64 {
 	s := int64(d / time.Second)
 	if d%time.Second > 0 {
@@ -72,7 +95,7 @@ func Seconds(d time.Duration) int64 {
 }
 
 // AppendString appends s as a string of RFC 9651, which is the same in JSON. What is not
-// printable ASCII is as in a URL.
+// printable ASCII is percent-encoded.
 func AppendString(b []byte, s string) []byte {
 	const hex = "0123456789ABCDEF"
 	b = append(b, '"')
@@ -89,8 +112,8 @@ func AppendString(b []byte, s string) []byte {
 	return append(b, '"')
 }
 
-// AppendQuota appends 1000;w=86400: of draft 10 what follows the name, but for its ;q=, and
-// of the drafts before it all that there is.
+// AppendQuota appends 1000;w=86400, which follows the name and ;q= in draft 10 and stands
+// alone in the drafts before it.
 func AppendQuota(b []byte, p *ratelimit.Policy) []byte {
 	b = strconv.AppendInt(b, Count(p.Quota), 10)
 	if p.Window > 0 {

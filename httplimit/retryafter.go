@@ -5,14 +5,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit/internal/pause"
+	"github.com/ratelimit-go/ratelimit/internal/cooldown"
 )
 
-// comeBack is when h, of a refusal that has arrived now, says to come back: by
-// Retry-After or else the RateLimit fields of any draft or the legacy ones, the first of
-// these that can be read. Times of day are by the Date of the answer, so that our own clock
-// may be wrong.
-func comeBack(h http.Header, now time.Time) (d time.Duration, ok bool) {
+// parseRetryAfter returns when h, of a refusal that arrived at now, says to come back. It
+// reads Retry-After, the RateLimit fields of any draft and the legacy ones, and takes the
+// first that is valid. Times of day are relative to the answer's Date, so that the local
+// clock may be wrong.
+func parseRetryAfter(h http.Header, now time.Time) (d time.Duration, ok bool) {
 	if date, err := http.ParseTime(h.Get("Date")); err == nil {
 		now = date
 	}
@@ -20,13 +20,13 @@ func comeBack(h http.Header, now time.Time) (d time.Duration, ok bool) {
 	if at, err := http.ParseTime(text); err == nil {
 		return max(at.Sub(now), 0), true
 	}
-	if d, ok := pause.ParseSeconds(text); ok {
+	if d, ok := cooldown.ParseSeconds(text); ok {
 		return d, true
 	}
 	if d, ok := parseRateLimit(strings.Join(h[rateLimit], ",")); ok {
 		return d, true
 	}
-	if d, ok := pause.ParseSeconds(h.Get(resetField)); ok {
+	if d, ok := cooldown.ParseSeconds(h.Get(resetField)); ok {
 		return d, true
 	}
 	return parseReset(h.Get(xReset), now)
@@ -35,7 +35,7 @@ func comeBack(h http.Header, now time.Time) (d time.Duration, ok bool) {
 // parseReset reads X-RateLimit-Reset, which is Unix seconds at most services and
 // seconds from now at some: those of more than ten years are Unix seconds.
 func parseReset(text string, now time.Time) (time.Duration, bool) {
-	d, ok := pause.ParseSeconds(text)
+	d, ok := cooldown.ParseSeconds(text)
 	if ok && d > 10*365*24*time.Hour {
 		d = max(time.Unix(int64(d/time.Second), 0).Sub(now), 0)
 	}
@@ -43,7 +43,7 @@ func parseReset(text string, now time.Time) (time.Duration, bool) {
 }
 
 // parseRateLimit reads a RateLimit field: the longest t of the items of draft 10 with
-// nothing left, or reset of draft 7. What else stands there is not looked at.
+// nothing left, or reset of draft 7. Everything else is ignored.
 func parseRateLimit(text string) (longest time.Duration, ok bool) {
 	for _, item := range split(text, ',') {
 		values := make(map[string]string)
@@ -55,14 +55,14 @@ func parseRateLimit(text string) (longest time.Duration, ok bool) {
 		if values["r"] == "0" {
 			wait = values["t"]
 		}
-		if d, valid := pause.ParseSeconds(wait); valid {
+		if d, valid := cooldown.ParseSeconds(wait); valid {
 			longest, ok = max(longest, d), true
 		}
 	}
 	return longest, ok
 }
 
-// split splits text at a separator, but for those in strings.
+// split splits text at separators outside of strings.
 func split(text string, separator byte) (parts []string) {
 	within, start := false, 0
 	for i := 0; i < len(text); i++ {

@@ -21,10 +21,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// spent is how many events of alice's 100 are charged.
-func spent(t testing.TB, lim ratelimit.Limiter) int {
+// spent returns how many events of key are charged.
+func spent(t testing.TB, lim ratelimit.Limiter, key string) int {
 	t.Helper()
-	r, err := lim.Peek(context.Background(), "192.0.2.1")
+	r, err := lim.Peek(context.Background(), key)
 	require.NoError(t, err)
 	return r.Limit - r.Remaining
 }
@@ -96,20 +96,18 @@ func TestARequestCountsByTheStatusThatWasWritten(t *testing.T) {
 			for option, refunded := range map[string]bool{"failed": c.failed, "successful": !c.failed} {
 				lim := window(t, memory(t), ratelimit.PerHour(100))
 				refund := map[string]func(int) bool{"failed": httplimit.Failed, "successful": httplimit.Successful}[option]
-				err := overLoopback(t, httplimit.Middleware(lim, httplimit.WithRefund(refund), httplimit.WithKey(aliceKey),
+				err := overLoopback(t, httplimit.Middleware(lim, httplimit.WithRefund(refund), httplimit.WithKey(httplimit.Global()),
 					httplimit.WithCost(func(*http.Request) int { return 3 }))(c.handler))
 				require.Equal(t, c.panics, err != nil, "the client sees what it would without us")
 				want := 3
 				if refunded {
 					want = 0
 				}
-				require.Equal(t, want, spent(t, lim), option)
+				require.Equal(t, want, spent(t, lim, "global"), option)
 			}
 		})
 	}
 }
-
-var aliceKey = httplimit.User(func(*http.Request) string { return "192.0.2.1" })
 
 // overLoopback is a request to h by a real server, and the end of h.
 func overLoopback(t testing.TB, h http.Handler) error {
@@ -138,12 +136,12 @@ func TestARefundIsMadeAlsoIfTheClientHasGone(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			h := httplimit.Middleware(lim, httplimit.WithRefund(httplimit.Failed))(
 				http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-					require.Equal(t, 1, spent(t, lim), "charged before")
+					require.Equal(t, 1, spent(t, lim, "192.0.2.1"), "charged before")
 					cancel()
 					w.WriteHeader(http.StatusBadGateway)
 				}))
 			serve(h, get(alice).WithContext(ctx))
-			require.Equal(t, 0, spent(t, lim))
+			require.Equal(t, 0, spent(t, lim, "192.0.2.1"))
 		})
 	}
 }
@@ -167,7 +165,7 @@ func TestRequestsUnderWayAreChargedUntilTheyEnd(t *testing.T) {
 			}
 		}
 		require.Equal(t, 3, refused)
-		require.Equal(t, 0, spent(t, lim))
+		require.Equal(t, 0, spent(t, lim, "192.0.2.1"))
 	})
 }
 

@@ -1,0 +1,119 @@
+// Code generated from internal/cooldown by go generate ./internal/copies; DO NOT EDIT.
+
+// Package cooldown remembers which keys a client must leave alone, and until when, because
+// the server has said so.
+package cooldown
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+const (
+	maxKeys = 4096
+	sampled = 8 // keys that are looked at when there are too many
+)
+
+// Set is the cooldowns of at most 4,096 keys. Beyond that it forgets the one that ends
+// soonest of some that it looks at. It is safe for concurrent use. The zero Set is empty.
+type Set struct {
+	keys atomic.Int64 // len(until), so that an empty set takes no lock
+
+	mu    sync.Mutex // of until; never held while waiting
+	until map[string]time.Time
+}
+
+// Left returns how long key must still be left alone, at most 0 if it need not be.
+func (s *Set) Left(key string) time.Duration {
+	if s.keys.Load() == 0 {
+		return 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	until, found := s.until[key]
+	if !found {
+		return 0
+	}
+	left := time.Until(until)
+	if left <= 0 {
+		delete(s.until, key)
+		s.keys.Store(int64(len(s.until)))
+	}
+	return left
+}
+
+// Add begins a cooldown of d for key. It never shortens one.
+func (s *Set) Add(key string, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	until := time.Now().Add(d)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.until == nil {
+		s.until = make(map[string]time.Time)
+	}
+	before, found := s.until[key]
+	if !found && len(s.until) >= maxKeys {
+		s.drop()
+	}
+	if until.After(before) {
+		s.until[key] = until
+	}
+	s.keys.Store(int64(len(s.until)))
+}
+
+// drop makes room. Call it with the lock.
+func (s *Set) drop() {
+	var victim string
+	var soonest time.Time
+	seen := 0
+	for key, until := range s.until { // in no particular order
+		if seen == 0 || until.Before(soonest) {
+			victim, soonest = key, until
+		}
+		if seen++; seen == sampled {
+			break
+		}
+	}
+	delete(s.until, victim)
+}
+
+// Wait waits until key has no cooldown. A wait beyond the deadline of ctx is not begun: the
+// error is [ratelimit.ErrWouldExceedDeadline]. Otherwise the error is that of ctx.
+func (s *Set) Wait(ctx context.Context, key string) error {
+	for left := s.Left(key); left > 0; left = s.Left(key) {
+		if deadline, ok := ctx.Deadline(); ok && left >= time.Until(deadline) {
+			return ratelimit.ErrWouldExceedDeadline
+		}
+		timer := time.NewTimer(left)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// maxSeconds is the most that a time.Duration can hold.
+const maxSeconds = uint64(math.MaxInt64 / time.Second)
+
+// ParseSeconds reads a whole number of seconds, such as that of Retry-After. More than a
+// time.Duration can hold is read as the most that it can.
+func ParseSeconds(text string) (d time.Duration, ok bool) {
+	s, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
+	if err != nil && !errors.Is(err, strconv.ErrRange) { // beyond the range s is the largest uint64
+		return 0, false
+	}
+	return time.Duration(min(s, maxSeconds)) * time.Second, true
+}

@@ -1,0 +1,113 @@
+package grpclimit
+
+import (
+	"context"
+	"strconv"
+	"sync"
+
+	"google.golang.org/grpc/metadata"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/grpclimit/internal/report"
+)
+
+// Keys of the metadata that a server sends with each call that it has decided on.
+const (
+	policyHeader     = "ratelimit-policy"
+	limitHeader      = "ratelimit"
+	retryAfterHeader = "retry-after"
+)
+
+// unnamed is the name of a policy that the limiter does not describe.
+const unnamed = "default"
+
+// answer is what is reported about one decision, and memory for it.
+type answer struct {
+	report.Decision
+	kept bool // Policies outlive the answer
+	text []byte
+}
+
+var answers = sync.Pool{New: func() any { return new(answer) }}
+
+// answer returns what to report about r. Free it.
+func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, keep bool) *answer {
+	a := answers.Get().(*answer)
+	a.Result, a.Parts, a.DeniedBy, a.kept = r, r.Parts(), r.DeniedBy(), keep
+	if keep {
+		a.Policies = nil
+	}
+	// Policies that fail are left out: a limit function that fails now has answered before.
+	a.Policies, _ = ratelimit.AppendPolicies(ctx, a.Policies, c.limiter, key)
+	return a
+}
+
+// free makes a available again.
+func (a *answer) free() {
+	if a.kept {
+		a.Policies = nil
+	}
+	clear(a.Policies)
+	*a = answer{Decision: report.Decision{Policies: a.Policies[:0]}, text: a.text[:0]}
+	answers.Put(a)
+}
+
+// metadata returns the headers, nil if there is nothing to report.
+func (a *answer) metadata() metadata.MD {
+	if len(a.Policies) == 0 && a.Result.Limit > 0 && a.Result.Counted() {
+		a.Policies = append(a.Policies, ratelimit.Policy{Name: unnamed, Quota: a.Result.Limit})
+	}
+	md := make(metadata.MD, 3)
+	values := make([]string, 3)
+	add := func(i int, key, value string) {
+		if values[i] = value; value != "" {
+			md[key] = values[i : i+1 : i+1]
+		}
+	}
+	add(0, policyHeader, a.policyList())
+	add(1, limitHeader, a.limitList())
+	if wait, ok := report.Until(&a.Result); ok && !a.Result.Allowed {
+		add(2, retryAfterHeader, strconv.FormatInt(report.Seconds(wait), 10))
+	}
+	if len(md) == 0 {
+		return nil
+	}
+	return md
+}
+
+// policyList is `"burst";q=100;w=60,"daily";q=1000;w=86400`.
+func (a *answer) policyList() string {
+	a.text = a.text[:0]
+	for i := range a.Policies {
+		if p := &a.Policies[i]; report.Limits(p) {
+			a.item(p)
+			a.text = report.AppendQuota(append(a.text, ";q="...), p)
+		}
+	}
+	return string(a.text)
+}
+
+// limitList is `"burst";r=50;t=30,"daily";r=900;t=40000`.
+func (a *answer) limitList() string {
+	a.text = a.text[:0]
+	for i := range a.Policies {
+		part, ok := a.Part(i)
+		if !ok || !report.Limits(&a.Policies[i]) {
+			continue
+		}
+		a.item(&a.Policies[i])
+		a.text = strconv.AppendInt(append(a.text, ";r="...), report.Count(part.Remaining), 10)
+		if t, ok := a.Time(part); ok {
+			a.text = strconv.AppendInt(append(a.text, ";t="...), report.Seconds(t), 10)
+		}
+	}
+	return string(a.text)
+}
+
+// item begins the next item of a list, that of p.
+func (a *answer) item(p *ratelimit.Policy) {
+	if len(a.text) > 0 {
+		a.text = append(a.text, ',')
+	}
+	a.text = report.AppendString(a.text, p.Name)
+}

@@ -1,0 +1,250 @@
+package grpclimit
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/grpclimit/internal/cooldown"
+	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
+)
+
+// Option sets what is optional about an interceptor of a server or of a client. Where
+// options contradict each other, the last one counts.
+type Option interface {
+	ServerOption
+	ClientOption
+}
+
+// ServerOption sets what is optional about an interceptor of a server.
+type ServerOption interface{ server(*config) error }
+
+// ClientOption sets what is optional about an interceptor of a client.
+type ClientOption interface{ client(*config) error }
+
+type (
+	option       func(*config) error
+	serverOption func(*config) error
+	clientOption func(*config) error
+)
+
+func (o option) server(c *config) error       { return o(c) }
+func (o option) client(c *config) error       { return o(c) }
+func (o serverOption) server(c *config) error { return o(c) }
+func (o clientOption) client(c *config) error { return o(c) }
+
+// DeniedHandler answers a call that the limiter has denied. The error that it returns is the
+// call's, and should be made by package status; nil lets the call through. The header
+// metadata is set already. [DeniedStatus] is the default.
+type DeniedHandler func(ctx context.Context, fullMethod string, d Decision) error
+
+// ErrorHandler answers a call on which no decision is known. The error that it returns is the
+// call's, and should be made by package status; nil lets the call through uncounted. Do
+// not quote err, which may name keys. [ErrorStatus] is the default.
+type ErrorHandler func(ctx context.Context, fullMethod string, err error) error
+
+// config is what the four interceptors have in common, and what some of them have.
+type config struct {
+	limiter   ratelimit.Limiter
+	key       Key
+	cost      func(ctx context.Context, fullMethod string, msg any) int
+	skip      func(ctx context.Context, fullMethod string) bool
+	keyFailed ErrorHandler
+	failed    ErrorHandler
+	refund    func(codes.Code) bool // nil unless set
+
+	denied    DeniedHandler // of a server, nil unless set
+	headers   bool          // of a server
+	inContext bool          // of a server
+	messages  bool          // of a server's streams
+
+	refuse    bool          // of a client, instead of waiting
+	cooldowns *cooldown.Set // of a client, nil unless it heeds servers
+	maxPause  time.Duration // of cooldowns
+}
+
+func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
+	if isnil.Is(l) {
+		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
+	}
+	standard := func(_ context.Context, _ string, err error) error { return ErrorStatus(err).Err() }
+	return &config{
+		limiter:   l,
+		key:       key,
+		cost:      func(context.Context, string, any) int { return 1 },
+		skip:      func(context.Context, string) bool { return false },
+		keyFailed: standard,
+		failed:    standard,
+		headers:   true,
+	}, nil
+}
+
+var errNilOption = fmt.Errorf("%w: an option is nil", ratelimit.ErrInvalidOption)
+
+// given returns an error unless ok.
+func given(ok bool, name string) error {
+	if !ok {
+		return fmt.Errorf("%w: %s(nil)", ratelimit.ErrInvalidOption, name)
+	}
+	return nil
+}
+
+// WithKey sets which calls are counted together. The default of a server is [PeerIP]; that
+// of a client is [Global].
+func WithKey(k Key) Option {
+	return option(func(c *config) error {
+		c.key = k
+		return k.check()
+	})
+}
+
+// WithCost charges f(ctx, fullMethod, msg) events for a call. The default is 1. A cost of 0
+// skips the limiter, and a negative one is [ratelimit.ErrInvalidN]. A cost above the limit
+// is never admitted, so bound what clients can choose. f must be safe for concurrent use.
+//
+// msg is the request of a unary call, nil at the opening of a stream, and each message
+// received where [WithMessages] counts them.
+func WithCost(f func(ctx context.Context, fullMethod string, msg any) int) Option {
+	return option(func(c *config) error {
+		c.cost = f
+		return given(f != nil, "WithCost")
+	})
+}
+
+// WithSkip bypasses the limiter for calls for which f returns true, such as those of
+// [HealthAndReflection]. There is no key, no decision and no metadata for them. f must be
+// safe for concurrent use.
+func WithSkip(f func(ctx context.Context, fullMethod string) bool) Option {
+	return option(func(c *config) error {
+		c.skip = f
+		return given(f != nil, "WithSkip")
+	})
+}
+
+// HealthAndReflection is true for the methods of grpc.health.v1 and grpc.reflection,
+// for [WithSkip].
+func HealthAndReflection(_ context.Context, fullMethod string) bool {
+	return strings.HasPrefix(fullMethod, "/grpc.health.v1.Health/") ||
+		strings.HasPrefix(fullMethod, "/grpc.reflection.")
+}
+
+// WithKeyErrorHandler lets h answer calls whose key is not known; see [Key] for the errors.
+// The default is [ErrorStatus].
+func WithKeyErrorHandler(h ErrorHandler) Option {
+	return option(func(c *config) error {
+		c.keyFailed = h
+		return given(h != nil, "WithKeyErrorHandler")
+	})
+}
+
+// WithErrorHandler lets h answer calls when the limiter has an error, such as
+// [ratelimit.ErrStore]. The default is [ErrorStatus]. The end of the call's own context is
+// not such an error: that is [codes.Canceled] or [codes.DeadlineExceeded].
+//
+// A handler that returns nil fails open. A fallback around the limiter does that too, has
+// other answers to an outage, and spares the store.
+func WithErrorHandler(h ErrorHandler) Option {
+	return option(func(c *config) error {
+		c.failed = h
+		return given(h != nil, "WithErrorHandler")
+	})
+}
+
+// WithDeniedHandler lets h answer calls that the limiter denies. The default is
+// [DeniedStatus].
+func WithDeniedHandler(h DeniedHandler) ServerOption {
+	return serverOption(func(c *config) error {
+		c.denied = h
+		return given(h != nil, "WithDeniedHandler")
+	})
+}
+
+// WithRefund gives back what a call was charged if f returns true for the code that it ends
+// with. WithRefund([Failed]) counts only what succeeds; WithRefund([Successful]) counts only
+// failures, such as guesses at a password.
+//
+// A call is charged before it is served, so that many at once cannot exceed the limit. It is
+// refunded when the handler has returned, even if the client has gone. The metadata is that
+// before the refund. An error of the refund is dropped, and the charge stands. The refund's
+// context does not end, so give the store a timeout.
+//
+// A handler that panics ends with [codes.Internal]. Of a stream the opening is refunded, and
+// messages ([WithMessages]) are not. A client's stream ends when RecvMsg says so: one that
+// is abandoned before is not refunded.
+func WithRefund(f func(code codes.Code) bool) Option {
+	return option(func(c *config) error {
+		c.refund = f
+		return given(f != nil, "WithRefund")
+	})
+}
+
+// Failed reports whether code is not [codes.OK]. See [WithRefund].
+func Failed(code codes.Code) bool { return code != codes.OK }
+
+// Successful reports whether code is [codes.OK]. See [WithRefund].
+func Successful(code codes.Code) bool { return !Failed(code) }
+
+// WithoutHeaders leaves out the metadata that reports the limits: ratelimit-policy, ratelimit
+// and retry-after. A refusal still says when to come back, in RetryInfo. It saves time, and
+// the second call of a limit function that reports its policy.
+func WithoutHeaders() ServerOption {
+	return serverOption(func(c *config) error {
+		c.headers = false
+		return nil
+	})
+}
+
+// WithContext puts the [Decision] into the context that the handler gets, for [FromContext].
+// It costs some allocations a call.
+func WithContext() ServerOption {
+	return serverOption(func(c *config) error {
+		c.inContext = true
+		return nil
+	})
+}
+
+// WithMessages counts each message that a stream receives, besides its opening, which
+// [WithCost] can make free. A denial is an error of RecvMsg, for the handler to return. It is
+// reported in the status alone, since headers may have been sent. The key of a stream is
+// made once. On unary calls the option has no effect.
+func WithMessages() ServerOption {
+	return serverOption(func(c *config) error {
+		c.messages = true
+		return nil
+	})
+}
+
+// WithoutWaiting refuses a call that cannot be made now with [codes.ResourceExhausted]
+// instead of waiting. There is no round trip.
+func WithoutWaiting() ClientOption {
+	return clientOption(func(c *config) error {
+		c.refuse = true
+		return nil
+	})
+}
+
+// WithMaxPause sets the longest time, above 0, for which a server can make later calls wait.
+// Without it servers are not heeded, which saves allocations.
+//
+// A server is heeded when it ends a call with [codes.ResourceExhausted] or
+// [codes.Unavailable] and says when to come back, in RetryInfo or in retry-after in seconds.
+// Later calls of the same key, and those that wait already, wait until then, and after that
+// for the limiter. With [WithoutWaiting] they are refused.
+//
+// The pauses of at most 4,096 keys are remembered. Beyond that the one that ends soonest is
+// forgotten, of some that are looked at. Interceptors that are given the same option, for
+// unary calls and for streams, share their pauses.
+func WithMaxPause(d time.Duration) ClientOption {
+	shared := new(cooldown.Set)
+	return clientOption(func(c *config) error {
+		if d <= 0 {
+			return fmt.Errorf("%w: WithMaxPause(%v)", ratelimit.ErrInvalidOption, d)
+		}
+		c.cooldowns, c.maxPause = shared, d
+		return nil
+	})
+}

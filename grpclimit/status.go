@@ -1,0 +1,89 @@
+package grpclimit
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/grpclimit/internal/report"
+)
+
+// The texts of the statuses are constant: those of errors may name keys.
+var (
+	unidentified  = status.New(codes.InvalidArgument, "rate limit: the client cannot be identified")
+	misconfigured = status.New(codes.Internal, "rate limit: not set up correctly")
+	unavailable   = status.New(codes.Unavailable, "rate limit: no decision is known")
+)
+
+// ErrorStatus returns the status of a call on which no decision is known, as the
+// interceptors answer it by default, for an [ErrorHandler] that handles some errors itself. It
+// is [codes.InvalidArgument] for a call that cannot be identified ([ErrNoIdentity],
+// [ErrAmbiguousIdentity], [ratelimit.ErrInvalidKey]), [codes.Internal] for an error of the
+// configuration ([ratelimit.ErrInvalidOption], ErrInvalidLimit, ErrInvalidN), and otherwise
+// [codes.Unavailable]. It does not have err's text.
+func ErrorStatus(err error) *status.Status {
+	switch {
+	case errors.Is(err, ErrNoIdentity), errors.Is(err, ErrAmbiguousIdentity), errors.Is(err, ratelimit.ErrInvalidKey):
+		return unidentified
+	case errors.Is(err, ratelimit.ErrInvalidOption), errors.Is(err, ratelimit.ErrInvalidLimit), errors.Is(err, ratelimit.ErrInvalidN):
+		return misconfigured
+	}
+	return unavailable
+}
+
+// DeniedStatus returns the status of a denied call, as the interceptors answer it by default,
+// for a [DeniedHandler] that answers some calls itself. It is [codes.ResourceExhausted] with
+// QuotaFailure and RetryInfo, or [codes.Unavailable] with RetryInfo if the limiter is closed
+// by an outage ([ratelimit.SourceFailClosed]).
+func DeniedStatus(d Decision) *status.Status {
+	return denial(&report.Decision{Result: d.Result, Parts: d.Result.Parts(), DeniedBy: d.Result.DeniedBy(), Policies: d.Policies})
+}
+
+// denial returns the status of a denied call.
+func denial(d *report.Decision) *status.Status {
+	if d.Result.Source() == ratelimit.SourceFailClosed {
+		return refusal(codes.Unavailable, "rate limit: closed, no decision is known", d.Result.RetryAfter)
+	}
+	failure := new(errdetails.QuotaFailure)
+	for i := range d.Policies {
+		if part, ok := d.Part(i); ok && !part.Allowed {
+			failure.Violations = append(failure.Violations, violation(&d.Policies[i]))
+		}
+	}
+	if len(failure.Violations) == 0 {
+		failure.Violations = []*errdetails.QuotaFailure_Violation{{QuotaId: unnamed, Description: "rate limit exceeded"}}
+	}
+	return refusal(codes.ResourceExhausted, "rate limit exceeded", d.Result.RetryAfter, failure)
+}
+
+// violation names p. Its subject stays empty, since that would be the key.
+func violation(p *ratelimit.Policy) *errdetails.QuotaFailure_Violation {
+	v := &errdetails.QuotaFailure_Violation{
+		QuotaId:     strings.ToValidUTF8(p.Name, "\uFFFD"), // as protobuf wants it
+		QuotaValue:  int64(p.Quota),
+		Description: "rate limit exceeded",
+	}
+	if p.Limit != (ratelimit.Limit{}) {
+		v.Description += ": " + p.Limit.String()
+	}
+	return v
+}
+
+// refusal returns a status with details, and with RetryInfo unless no waiting helps.
+func refusal(code codes.Code, message string, retryAfter time.Duration, details ...protoadapt.MessageV1) *status.Status {
+	s := status.New(code, message)
+	if retryAfter != ratelimit.Never {
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
+	}
+	if detailed, err := s.WithDetails(details...); err == nil {
+		return detailed
+	}
+	return s
+}

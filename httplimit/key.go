@@ -1,0 +1,211 @@
+package httplimit
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// Errors of key functions, for use with errors.Is. Their texts hold no values.
+var (
+	// ErrNoIdentity: the request has nothing of what a Key looks for.
+	ErrNoIdentity = errors.New("httplimit: no identity")
+	// ErrAmbiguousIdentity: the request has several values where a Key looks for one.
+	ErrAmbiguousIdentity = errors.New("httplimit: more than one identity")
+)
+
+// Key says which requests are counted together: those for which it makes the same key.
+// The kind of a Key is part of the key, so that keys of different kinds are never equal:
+//
+//	PeerIP, ClientIP   192.0.2.1 or 2001:db8::/64
+//	APIKey             apikey:x-api-key:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0
+//	User               user:ann
+//	Route              route:GET /users/{id}
+//	Method             method:GET
+//	Global             global
+//	KeyFunc            its name, a colon, and what its function returns
+//	Combined           combined:9:192.0.2.1,8:user:ann,
+//	First              that of the Key that applies
+//
+// Package grpclimit makes the same keys. A limiter behind both counts each client once.
+//
+// A request whose key is not known is not counted: [WithKeyErrorHandler] answers it. The
+// error is [ErrNoIdentity], [ErrAmbiguousIdentity], one of a function's own, or
+// [ratelimit.ErrInvalidKey] for a key over 64 KiB. A panic is not recovered: nothing is
+// charged, and the server handles it like a panic of the protected handler.
+//
+// Invalid arguments of a constructor are an error of [New] and [NewTransport], and of each
+// call of [Key.Of]. A Key is safe for concurrent use. The zero Key is invalid.
+type Key struct {
+	kind string // what the text begins with; "" if of returns all of it
+	of   func(r *http.Request) (string, error)
+	err  error
+}
+
+// Of returns the key of r. Its errors are those of the Key, and [ratelimit.ErrInvalidOption]
+// for an invalid one.
+func (k Key) Of(r *http.Request) (string, error) {
+	if err := k.check(); err != nil {
+		return "", err
+	}
+	return k.text(r)
+}
+
+// text is Of for a valid Key.
+func (k *Key) text(r *http.Request) (string, error) {
+	text, err := k.of(r)
+	if err == nil && k.kind != "" {
+		text = k.kind + text
+	}
+	return text, err
+}
+
+// check returns the error of an invalid Key.
+func (k *Key) check() error {
+	if k.err == nil && k.of == nil {
+		return fmt.Errorf("%w: the zero Key", ratelimit.ErrInvalidOption)
+	}
+	return k.err
+}
+
+// invalid is the Key that a constructor makes of an invalid argument.
+func invalid(format string, args ...any) Key {
+	return Key{err: fmt.Errorf("%w: "+format, append([]any{ratelimit.ErrInvalidOption}, args...)...)}
+}
+
+// KeyFunc makes a Key of f. An empty text is [ErrNoIdentity], which f itself returns, or
+// wraps, for a request that it does not apply to. f must be safe for concurrent use.
+//
+// The name is the kind of the keys. Keys with one name are of one kind, whatever made
+// them: KeyFunc("user", f) and [User] count the same users. The name is not empty, has no
+// colon, and is not a hexadecimal number, which IPv6 addresses begin with.
+//
+// A client that can choose its key freely has as many limits as it likes.
+func KeyFunc(name string, f func(r *http.Request) (string, error)) Key {
+	if strings.Contains(name, ":") || strings.Trim(name, "0123456789abcdefABCDEF") == "" {
+		return invalid("KeyFunc(%q, f): a name is not empty, has no colon and is not hexadecimal", name)
+	}
+	if f == nil {
+		return invalid("KeyFunc(%q, nil)", name)
+	}
+	return Key{kind: name + ":", of: func(r *http.Request) (string, error) {
+		text, err := f(r)
+		if err == nil && text == "" {
+			err = ErrNoIdentity
+		}
+		return text, err
+	}}
+}
+
+// User is the authenticated user that f finds in a session, a token, or the request's
+// context. "" is [ErrNoIdentity]. The name is part of the key as it is, so return an id and
+// no secret. f must be safe for concurrent use.
+func User(f func(r *http.Request) string) Key {
+	if f == nil {
+		return invalid("User(nil)")
+	}
+	return KeyFunc("user", func(r *http.Request) (string, error) { return f(r), nil })
+}
+
+var errNoPattern = fmt.Errorf("%w: no pattern has matched: put the middleware around handlers, not around the mux", ErrNoIdentity)
+
+// Route is the pattern of [http.ServeMux] that the request matched, such as
+// "GET /users/{id}". Other routers that set [http.Request.Pattern] will do.
+//
+// The mux sets the pattern, so put the middleware around handlers of the mux, not around
+// the mux. Without a pattern the error is [ErrNoIdentity]. Alone, Route limits each route
+// for all clients together; with [Combined], for each client.
+func Route() Key {
+	return Key{kind: "route:", of: func(r *http.Request) (string, error) {
+		if r.Pattern == "" {
+			return "", errNoPattern
+		}
+		return r.Pattern, nil
+	}}
+}
+
+// Method is the request's method. Methods that net/http does not define are all "other",
+// since a client can invent any number of them.
+func Method() Key {
+	return Key{kind: "method:", of: func(r *http.Request) (string, error) {
+		switch r.Method {
+		case "":
+			return http.MethodGet, nil
+		case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
+			http.MethodDelete, http.MethodConnect, http.MethodOptions, http.MethodTrace:
+			return r.Method, nil
+		}
+		return "other", nil
+	}}
+}
+
+// Global is one key for all requests.
+func Global() Key {
+	return Key{of: func(*http.Request) (string, error) { return "global", nil }}
+}
+
+// Combined is the combination of keys in their order, such as each route of each user. It
+// makes netstrings of them, so that two combinations are never equal. The first error of
+// one of them is the error of the combination. There must be at least one.
+func Combined(keys ...Key) Key {
+	keys, err := checked("Combined", keys)
+	if err != nil {
+		return Key{err: err}
+	}
+	return Key{of: func(r *http.Request) (string, error) {
+		var room [128]byte
+		text := append(room[:0], "combined:"...)
+		for i := range keys {
+			k := &keys[i]
+			part, err := k.of(r)
+			if err != nil {
+				return "", err
+			}
+			text = strconv.AppendInt(text, int64(len(k.kind)+len(part)), 10)
+			text = append(text, ':')
+			text = append(text, k.kind...)
+			text = append(text, part...)
+			text = append(text, ',')
+		}
+		return string(text), nil
+	}}
+}
+
+// First is the first of keys that applies, such as
+//
+//	First(APIKey("X-API-Key", KnownKeys(issued)), User(login), PeerIP())
+//
+// A Key applies unless its error is [ErrNoIdentity]. Another error ends the search: a
+// client that cannot be identified now is not somebody else. There must be at least one.
+func First(keys ...Key) Key {
+	keys, err := checked("First", keys)
+	if err != nil {
+		return Key{err: err}
+	}
+	return Key{of: func(r *http.Request) (string, error) {
+		for i := range keys {
+			text, err := keys[i].text(r)
+			if !errors.Is(err, ErrNoIdentity) {
+				return text, err
+			}
+		}
+		return "", ErrNoIdentity
+	}}
+}
+
+// checked returns a copy of keys, or the error of an invalid one.
+func checked(constructor string, keys []Key) ([]Key, error) {
+	if len(keys) == 0 {
+		return nil, invalid("%s: no keys", constructor).err
+	}
+	for i := range keys {
+		if err := keys[i].check(); err != nil {
+			return nil, err
+		}
+	}
+	return append([]Key(nil), keys...), nil
+}

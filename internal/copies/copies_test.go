@@ -1,0 +1,80 @@
+package copies_test
+
+import (
+	"errors"
+	"flag"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	root   = "../.."
+	module = "github.com/ratelimit-go/ratelimit"
+	header = "// Code generated from internal/%s by go generate ./internal/copies; DO NOT EDIT.\n\n"
+)
+
+var update = flag.Bool("update", false, "write the copies instead of comparing them")
+
+func TestGrpclimitHasTheCopies(t *testing.T) {
+	for _, name := range []string{"cooldown", "isnil", "report"} {
+		original, err := os.ReadFile(filepath.Join(root, "internal", name, name+".go"))
+		require.NoError(t, err)
+		want := strings.Replace(header, "%s", name, 1) + string(original)
+		file := filepath.Join(root, "grpclimit", "internal", name, name+".go")
+		if *update {
+			require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+			require.NoError(t, os.WriteFile(file, []byte(want), 0o644))
+		}
+		got, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			t.Skip("the module of grpclimit is not beside this one")
+		}
+		require.NoError(t, err)
+		require.Equal(t, want, string(got), "run go generate ./internal/copies")
+	}
+}
+
+// A newer root and an older module did not compile together when one imported the other's
+// internal packages.
+func TestOtherModulesImportNothingInternalOfThisOne(t *testing.T) {
+	for _, dir := range modules(t) {
+		own, err := filepath.Rel(root, dir)
+		require.NoError(t, err)
+		err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || filepath.Ext(path) != ".go" {
+				return err
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+			require.NoError(t, err)
+			for _, spec := range file.Imports {
+				imported, err := strconv.Unquote(spec.Path.Value)
+				require.NoError(t, err)
+				internal := strings.HasPrefix(imported, module+"/") && strings.Contains(imported, "/internal/")
+				require.False(t, internal && !strings.HasPrefix(imported, module+"/"+filepath.ToSlash(own)+"/"), "%s imports %s", path, imported)
+			}
+			return nil
+		})
+		require.NoError(t, err)
+	}
+}
+
+// modules returns the directories of the other modules of this repository.
+func modules(t *testing.T) (dirs []string) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Name() == "go.mod" && filepath.Dir(path) != filepath.Clean(root) {
+			dirs = append(dirs, filepath.Dir(path))
+		}
+		return err
+	})
+	require.NoError(t, err)
+	return dirs
+}
