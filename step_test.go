@@ -222,6 +222,15 @@ func TestADebtOfLessThanAnEventIsNone(t *testing.T) {
 	require.Equal(t, store.State{At: s.At, Period: s.Period, Part: 1}, bucketRefund(s, l, s.At, c))
 }
 
+func TestARefundOfAllLeavesNoState(t *testing.T) {
+	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
+	c := store.Receipt{At: 1e15, Due: 1e15 + 5e6, Rate: 1, Period: 1e6, N: 5}
+	for _, whole := range []int64{5, 4} { // of 4, another refund has left
+		s := store.State{At: c.At, Period: l.Period, Whole: whole}
+		require.Zero(t, bucketRefund(s, l, s.At, c), "of %d", whole)
+	}
+}
+
 func TestALevelHoldsWhatDrainsIn100Years(t *testing.T) {
 	l := store.Limit{Rate: 1, Period: maxRefill / 20, Burst: 10}
 	for s, want := range map[store.State]bool{
