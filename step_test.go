@@ -150,7 +150,7 @@ func TestALevelFallsExactly(t *testing.T) {
 }
 
 // TestTheSpendOfABucketIsItsLevel holds the estimate by which victims are chosen to the
-// level, within an event, with a debt or without.
+// level, at most an event above it, with a debt or without.
 func TestTheSpendOfABucketIsItsLevel(t *testing.T) {
 	l := store.Limit{Rate: 3, Period: 1e6, Burst: 10}
 	for _, s := range []store.State{{Whole: 5}, {Whole: 4, Part: 999_999}, {Whole: 30 | overdrawn, Part: 1}, {Part: 1}} {
@@ -160,8 +160,86 @@ func TestTheSpendOfABucketIsItsLevel(t *testing.T) {
 			now := s.At + life*i/1000
 			_, whole, _ := bucketLevel(s, l, now)
 			spend := bucketUsed(s, s.At+life, now)
-			require.True(t, whole-1 <= spend && spend <= whole+1, "%+v after %d of %d µs: %d, at a level of %d", s, now-s.At, life, spend, whole)
+			require.True(t, whole <= spend && spend <= whole+1, "%+v after %d of %d µs: %d, at a level of %d", s, now-s.At, life, spend, whole)
 		}
+		require.Zero(t, bucketUsed(s, s.At+life, s.At+life), "at the end of %+v", s)
+	}
+}
+
+// TestADrainTimeIsExact takes levels whose parts carry into the high word.
+func TestADrainTimeIsExact(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	const period = int64(10 * 365 * 24 * time.Hour / time.Microsecond)
+	for hi := range int64(1000) {
+		// whole·period + part is hi·2^64.
+		whole, part := bits.Div64(uint64(hi), 0, uint64(period))
+		for _, part := range []int64{max(0, int64(part)-1), int64(part), min(int64(part)+1, period-1)} {
+			l := store.Limit{Rate: hi + 1 + rng.Int64N(1<<30), Period: period}
+			n := new(big.Int).Mul(new(big.Int).SetUint64(whole), big.NewInt(period))
+			n.Add(n, big.NewInt(part+l.Rate-1)).Div(n, big.NewInt(l.Rate))
+			require.Equal(t, n.Int64(), drainTime(int64(whole), part, l), "%d and %d/%d events at %d", whole, part, period, l.Rate)
+		}
+	}
+}
+
+func TestAChargeLeftAtMostTheMostEventsBehind(t *testing.T) {
+	for _, tt := range []struct{ rate, whole, part int64 }{
+		{maxEvents - 1, maxEvents - 1, 0},
+		{maxEvents, maxEvents, 0},
+		{maxEvents + 1, maxEvents, 999},
+	} {
+		c := store.Receipt{At: 1e15, Due: 1e15 + 1000, Rate: tt.rate, Period: 1000}
+		require.Equal(t, store.State{At: c.At, Period: 1000, Whole: tt.whole, Part: tt.part}, chargedLevel(c, false))
+		require.Equal(t, store.State{At: c.At, Period: 1000, Whole: tt.whole + overdrawn, Part: tt.part}, chargedLevel(c, true))
+	}
+}
+
+// TestWhatADebtLeftLetTheNextEventIn has a debt of 12 events, of which one drains each
+// second, and a state that another event has made since.
+func TestWhatADebtLeftLetTheNextEventIn(t *testing.T) {
+	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
+	c := store.Receipt{At: 1e15, Due: 1e15 + 12e6, Rate: 1, Period: 1e6, Overdrawn: true, N: 12}
+	for after, want := range map[int64]store.State{
+		1_000_000: {Whole: 9},
+		2_500_000: {Whole: 9},
+		3_000_000: {Whole: 9},
+		3_250_000: {Whole: 8, Part: 750_000},
+	} {
+		s := store.State{At: c.At + after, Period: l.Period, Whole: 5}
+		want.At, want.Period = s.At, s.Period
+		require.Equal(t, want, leftOf(c, s, l), "after %d µs", after)
+		s.Whole += overdrawn
+		require.Equal(t, chargedLevel(c, true), leftOf(c, s, l), "the debt lasts")
+	}
+	c.Overdrawn = false
+	require.Equal(t, chargedLevel(c, false), leftOf(c, store.State{At: c.At + 1e6, Period: l.Period, Whole: 5}, l))
+}
+
+func TestADebtOfLessThanAnEventIsNone(t *testing.T) {
+	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
+	c := store.Receipt{At: 1e15, Due: 1e15 + 12e6, Rate: 1, Period: 1e6, Overdrawn: true, N: 12}
+	s := store.State{At: c.At, Period: l.Period, Whole: 12 + overdrawn, Part: 1}
+	require.Equal(t, store.State{At: s.At, Period: s.Period, Part: 1}, bucketRefund(s, l, s.At, c))
+}
+
+func TestARefundOfAllLeavesNoState(t *testing.T) {
+	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
+	c := store.Receipt{At: 1e15, Due: 1e15 + 5e6, Rate: 1, Period: 1e6, N: 5}
+	for _, whole := range []int64{5, 4} { // of 4, another refund has left
+		s := store.State{At: c.At, Period: l.Period, Whole: whole}
+		require.Zero(t, bucketRefund(s, l, s.At, c), "of %d", whole)
+	}
+}
+
+func TestALevelHoldsWhatDrainsIn100Years(t *testing.T) {
+	l := store.Limit{Rate: 1, Period: maxRefill / 20, Burst: 10}
+	for s, want := range map[store.State]bool{
+		{Whole: 20}:          true,
+		{Whole: 19, Part: 1}: true,
+		{Whole: 20, Part: 1}: false,
+		{Whole: 21}:          false,
+	} {
+		require.Equal(t, want, bucketHolds(s, l), "%+v", s)
 	}
 }
 
