@@ -10,7 +10,7 @@ local available, overdrawn, giveback, refund
 local chargedlevel, takeback
 local drainsbefore, holds
 
--- life is how long the level takes to drain, in µs, rounded up.
+-- ttl is how long the level takes to drain, in µs, rounded up.
 local function ttl(s)
   local q, r = muldiv(s.whole % DEBT, s.period, s.rate)
   return q + ceil((r + s.part) / s.rate)

@@ -27,7 +27,7 @@ local function weight(prev, left, period)
   return r > 0 and q + 1 or q
 end
 
--- life is for how long after s.at the state matters.
+-- ttl is for how long after s.at the state matters.
 local function ttl(s)
   return windowend(s.at, s.period) - s.at + (s.whole > 0 and s.period or 0)
 end
