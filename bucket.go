@@ -184,18 +184,24 @@ func bucketHolds(s store.State, l store.Limit) bool {
 	return whole <= bucketMost(l)
 }
 
+// bucketReply reads a reply of either bucket: the time of the decision, and the level
+// before it.
+func bucketReply(r store.Reply) (now, whole, part int64) { return r.X, r.Y, r.Z }
+
 func bucketAvailable(l store.Limit, r store.Reply) int64 {
-	room := l.Burst - r.Y
-	if r.Z > 0 { // an event that has not drained whole keeps its place
+	_, whole, part := bucketReply(r)
+	room := l.Burst - whole
+	if part > 0 { // an event that has not drained whole keeps its place
 		room--
 	}
 	return max(0, room)
 }
 
-// bucketReport is what the reports of both buckets share. The reply is now and the
-// level.
+// bucketReport is what the reports of both buckets share.
 func bucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
-	whole, part, room := r.Y+charged, r.Z, bucketAvailable(l, r)
+	_, whole, part := bucketReply(r)
+	room := bucketAvailable(l, r)
+	whole += charged
 	v := verdict{remaining: max(0, room-charged), reset: drainTime(whole, part, l)}
 	if !r.OK && n > room && n <= l.Burst {
 		v.retry = drainTime(whole+n-l.Burst, part, l)

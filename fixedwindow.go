@@ -101,8 +101,15 @@ func wholeUsed(s store.State, end, now int64) int64 {
 	return s.Whole
 }
 
-// windowAvailable is that of a fixed window and of a log: r.Y is what counts.
-func windowAvailable(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) }
+// windowReply reads a reply of a fixed window: the time of the decision, the count before
+// it, and for how long, in µs, that counts. A log's has the count at the same place.
+func windowReply(r store.Reply) (now, count, left int64) { return r.X, r.Y, r.Z }
+
+// windowAvailable is that of a fixed window and of a log.
+func windowAvailable(l store.Limit, r store.Reply) int64 {
+	_, count, _ := windowReply(r)
+	return max(0, l.Rate-count)
+}
 
 // windowOverdrawn is a count that may lie past the Rate.
 func windowOverdrawn(next store.State, _ store.Limit, most int64) store.State {
@@ -111,9 +118,10 @@ func windowOverdrawn(next store.State, _ store.Limit, most int64) store.State {
 }
 
 func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) verdict {
-	v := verdict{remaining: max(0, windowAvailable(l, r)-charged), retry: r.Z, reset: r.Z}
+	now, _, left := windowReply(r)
+	v := verdict{remaining: max(0, windowAvailable(l, r)-charged), retry: left, reset: left}
 	if charged > 0 {
-		v.reset = windowEnd(r.X, l.Period) - r.X
+		v.reset = windowEnd(now, l.Period) - now
 	}
 	return v
 }

@@ -101,11 +101,12 @@ func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Receipt)
 
 func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	v := bucketReport(l, r, n, charged)
+	_, queue, part := bucketReply(r)
 	switch {
 	case r.OK:
-		v.delay = drainTime(r.Y, r.Z, l)
+		v.delay = drainTime(queue, part, l)
 	case l.Before > 0: // there must be room, and the turn near enough
-		v.retry = max(v.retry, drainTime(r.Y, r.Z, l)-(l.Before-1))
+		v.retry = max(v.retry, drainTime(queue, part, l)-(l.Before-1))
 	}
 	return v
 }

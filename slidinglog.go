@@ -101,7 +101,8 @@ func slidingLogRefund(s store.State, l store.Limit, now int64, c store.Receipt) 
 }
 
 func slidingLogReport(l store.Limit, r store.Reply, _, charged int64) verdict {
-	v := verdict{remaining: max(0, windowAvailable(l, r)-charged), retry: r.X, reset: r.Z}
+	retry, _, reset := windowReply(r)
+	v := verdict{remaining: max(0, windowAvailable(l, r)-charged), retry: retry, reset: reset}
 	if charged > 0 {
 		v.reset = l.Period
 	}

@@ -179,19 +179,23 @@ func slidingWindowUsed(s store.State, end, now int64) int64 {
 	return cur + weight(prev, left, s.Period)
 }
 
+// slidingWindowReply reads a reply: the time of the decision, and the counts of the previous
+// and the current window before it. If they were counted in another Period, all is in cur.
+func slidingWindowReply(r store.Reply) (now, prev, cur int64, converted bool) {
+	return r.X, max(0, r.Y), r.Z, r.Y < 0
+}
+
 func slidingWindowAvailable(l store.Limit, r store.Reply) int64 {
-	if r.Y <= 0 { // nothing before the current window, or all in one
-		return max(0, l.Rate-r.Z)
-	}
-	return max(0, l.Rate-r.Z-weight(min(r.Y, l.Rate), windowEnd(r.X, l.Period)-r.X, l.Period))
+	now, prev, cur, _ := slidingWindowReply(r)
+	return max(0, l.Rate-cur-weight(min(prev, l.Rate), windowEnd(now, l.Period)-now, l.Period))
 }
 
 func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) verdict {
-	now, prev, cur := r.X, r.Y, r.Z+charged
-	if r.Y < 0 && charged == 0 { // counted in another Period
+	now, prev, cur, converted := slidingWindowReply(r)
+	if converted && charged == 0 {
 		return verdict{remaining: max(0, l.Rate-cur), retry: r.X, reset: -1 - r.Y}
 	}
-	prev = min(max(0, prev), l.Rate)
+	prev, cur = min(prev, l.Rate), cur+charged
 	next := windowEnd(now, l.Period) - now // µs until the next window
 	v := verdict{remaining: max(0, l.Rate-cur-weight(prev, next, l.Period))}
 	switch {

@@ -94,14 +94,15 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 // they are there.
 func tokenBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	v := bucketReport(l, r, n, charged)
+	_, missing, part := bucketReply(r)
 	switch {
 	case l.Before == 0 || n > l.Burst || n <= bucketAvailable(l, r):
 	case r.OK:
-		v.delay = drainTime(r.Y+n-l.Burst, r.Z, l)
+		v.delay = drainTime(missing+n-l.Burst, part, l)
 	default:
 		v.retry -= l.Before - 1
-		if past := r.Y + n - bucketMost(l); past >= 0 { // no level holds that many
-			v.retry = max(v.retry, drainTime(past, r.Z, l))
+		if past := missing + n - bucketMost(l); past >= 0 { // no level holds that many
+			v.retry = max(v.retry, drainTime(past, part, l))
 		}
 	}
 	return v
