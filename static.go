@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"context"
 	"fmt"
-	"time"
 )
 
 // Static is a limiter that always answers r and err, for tests and as a switch:
@@ -34,12 +33,6 @@ func (s static) AllowN(ctx context.Context, key string, n int) (Result, error) {
 	return s.result, s.err
 }
 
-func (s static) Charge(ctx context.Context, key string, n int) (Result, error) {
-	r, err := s.AllowN(ctx, key, n)
-	r.Allowed, r.RetryAfter = err == nil, 0
-	return r, err
-}
-
 func (s static) Peek(ctx context.Context, key string) (Result, error) {
 	return s.AllowN(ctx, key, 1)
 }
@@ -61,25 +54,6 @@ func (s static) Reset(ctx context.Context, key string) error {
 	return s.err
 }
 
-// AppendPolicies appends nothing: a static answer has no limit.
-func (s static) AppendPolicies(_ context.Context, dst []Policy, _ string) ([]Policy, error) {
-	return dst, nil
-}
-
 var errNilLimiter = fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 
 var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged none", ErrInvalidN)
-
-func (s static) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
-	r, err := s.AllowN(ctx, key, n)
-	if err != nil || r.inTime(d) {
-		return r, err
-	}
-	return r.tooLate(n, d), nil
-}
-
-var (
-	_ Describer = static{}
-	_ Charger   = static{}
-	_ Delayer   = static{}
-)

@@ -128,7 +128,7 @@ func source(t testing.TB, lim ratelimit.Limiter) ratelimit.Source {
 
 // ---- Construction and input.
 
-func TestAFailoverWithoutItsPartsIsRefused(t *testing.T) {
+func TestAFallbackWithoutItsPartsIsRefused(t *testing.T) {
 	tooMany := math.MaxInt32
 	tooMany++ // below 0 where an int has 32 bits
 	good := inMemory(t, "token_bucket", ratelimit.PerSecond(1))
@@ -709,7 +709,7 @@ func TestAnOpenBreakerSaysThatTheStoreIsUnavailable(t *testing.T) {
 		require.NotErrorIs(t, lim.Reset(t.Context(), "key"), store.ErrUnavailable, "this one has asked")
 		require.ErrorIs(t, lim.Reset(t.Context(), "key"), store.ErrUnavailable)
 		require.ErrorIs(t, lim.Refund(t.Context(), "key", admitted, 1), store.ErrUnavailable)
-		if _, err := lim.Charge(t.Context(), "key", 1); err != nil { // FailLocal charges its own
+		if _, err := lim.Charge(t.Context(), "key", 1); err != nil { // Local charges its own
 			require.ErrorIs(t, err, store.ErrUnavailable)
 		}
 		time.Sleep(time.Minute)
@@ -764,7 +764,7 @@ func TestWhatTheStoreHasDoneIsMirroredEvenIfTheCallerIsGone(t *testing.T) {
 }
 
 // The first one's fallback has a fallback too, each with its own part in a Result.
-func TestFailoversNest(t *testing.T) {
+func TestFallbacksNest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
 		second := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
@@ -1047,12 +1047,12 @@ func excess(algorithm string, l ratelimit.Limit, events []event) (most float64) 
 }
 
 // naive is a failover without a warm start and without handing back.
-type naiveFailover struct {
+type naiveFallback struct {
 	ratelimit.Limiter
 	local ratelimit.Limiter
 }
 
-func (n naiveFailover) AllowN(ctx context.Context, key string, events int) (ratelimit.Result, error) {
+func (n naiveFallback) AllowN(ctx context.Context, key string, events int) (ratelimit.Result, error) {
 	r, err := n.Limiter.AllowN(ctx, key, events)
 	if err != nil {
 		return n.local.AllowN(ctx, key, events)
@@ -1069,7 +1069,7 @@ func TestAcrossOutagesOneInstanceKeepsToOneLimit(t *testing.T) {
 		worst := map[string]float64{}
 		for seed := range uint64(30) {
 			for name, make := range map[string]func(inner, local ratelimit.Limiter) ratelimit.Limiter{
-				"naive": func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFailover{inner, local} },
+				"naive": func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFallback{inner, local} },
 				"failover": func(inner, local ratelimit.Limiter) ratelimit.Limiter {
 					return failover(t, inner, fallback.Local(local), fallback.WithBreaker(1+int(seed%3), 50*time.Millisecond))
 				},
@@ -1132,7 +1132,7 @@ func TestAFlappingStoreIsNotALimitForEachOfItsStates(t *testing.T) {
 	got := run(func(inner, local ratelimit.Limiter) ratelimit.Limiter {
 		return failover(t, inner, fallback.Local(local), fallback.WithBreaker(1, 10*time.Millisecond))
 	})
-	ignorant := run(func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFailover{inner, local} })
+	ignorant := run(func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFallback{inner, local} })
 	t.Logf("%d admitted of %d; %d without warm start and handing back", got, due, ignorant)
 	require.LessOrEqual(t, got, due+due/4)
 	require.GreaterOrEqual(t, got, due-due/10)
@@ -1389,11 +1389,11 @@ func TestAnAnswerInAnOutageAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkFailover measures what the wrapper adds to a limiter in memory
+// BenchmarkFallback measures what the wrapper adds to a limiter in memory
 // (healthy, to be compared with bare), and a call while the breaker is open.
 //
-//	go test -run '^$' -bench Failover -benchmem .
-func BenchmarkFailover(b *testing.B) {
+//	go test -run '^$' -bench Fallback -benchmem ./fallback
+func BenchmarkFallback(b *testing.B) {
 	limit := ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond}
 	bucket := func() ratelimit.Limiter { return inMemory(b, "token_bucket", limit) }
 	b.Run("bare", func(b *testing.B) { benchmarkAllow(b, bucket(), []string{"user:42"}, true) })
