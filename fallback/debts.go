@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 )
 
-// errHandingBack: another call is at the store to settle what the key owes.
+// errHandingBack: another call is at the store to hand back what the key owes.
 var errHandingBack = fmt.Errorf("%w: the key is being handed back", ratelimit.ErrStore)
 
 // maxDebts is how many keys are remembered at once, some 6 MB.
@@ -30,13 +30,13 @@ type debts struct {
 
 // debt is what a key owes.
 type debt struct {
-	events   int
-	until    time.Duration // from then on the local limiter has forgotten them
-	settling bool          // a call is at the store for them
+	events  int
+	until   time.Duration // from then on the local limiter has forgotten them
+	handing bool          // a call is at the store for them
 }
 
 // add remembers n events of key, admitted now, of which the local limiter knows for
-// the time life. (What of them is still in force is asked when they are settled:
+// the time life. (What of them is still in force is asked when they are handed back:
 // concurrent calls come here in another order than they were decided in.)
 func (d *debts) add(key string, n int, now, life time.Duration) {
 	id := d.seeds.Hash(key)
@@ -78,7 +78,7 @@ func (d *debts) dropLeast(now time.Duration) {
 	delete(d.byKey, victim)
 }
 
-// take is what key owes, for the caller to settle; or errHandingBack if another
+// take is what key owes, for the caller to hand back; or errHandingBack if another
 // call is about it.
 func (d *debts) take(key string, now time.Duration) (events int, err error) {
 	id := d.seeds.Hash(key)
@@ -93,17 +93,17 @@ func (d *debts) take(key string, now time.Duration) (events int, err error) {
 	if !found {
 		return 0, nil
 	}
-	if owed.settling {
+	if owed.handing {
 		return 0, errHandingBack
 	}
-	owed.settling = true
+	owed.handing = true
 	d.byKey[id] = owed
 	return owed.events, nil
 }
 
-// settle ends what take began: paid events of key are no longer owed.
-func (d *debts) settle(key string, paid int) {
-	d.change(key, func(owed *debt) { owed.settling, owed.events = false, owed.events-paid })
+// paid ends what take began: so many events of key are no longer owed.
+func (d *debts) paid(key string, events int) {
+	d.change(key, func(owed *debt) { owed.handing, owed.events = false, owed.events-events })
 }
 
 // forgive takes n events off what key owes.
@@ -124,7 +124,7 @@ func (d *debts) change(key string, by func(*debt)) {
 		return
 	}
 	by(&owed)
-	if d.byKey[id] = owed; owed.events <= 0 && !owed.settling {
+	if d.byKey[id] = owed; owed.events <= 0 && !owed.handing {
 		delete(d.byKey, id)
 	}
 	d.keys.Store(int64(len(d.byKey)))

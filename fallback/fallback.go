@@ -397,7 +397,7 @@ func (f *Limiter) call(do func() (ratelimit.Result, error)) (ratelimit.Result, e
 
 // askStore is one decision of the limiter, after what the key owes.
 func (f *Limiter) askStore(ctx context.Context, q question) (r ratelimit.Result, err error) {
-	if err := f.settle(ctx, q.key); err != nil {
+	if err := f.handBack(ctx, q.key); err != nil {
 		return ratelimit.Result{}, err
 	}
 	r, err = q.ask(ctx, f.limiter)
@@ -475,11 +475,11 @@ func lasting(ctx context.Context) context.Context {
 	return ctx
 }
 
-// settle charges to the limiter what the local one has admitted to key in its
+// handBack charges to the limiter what the local one has admitted to key in its
 // place and still holds against it. Of what it holds the store may know a part from
 // before, so that at worst the key pays some of it twice, and never more than it has
 // spent locally.
-func (f *Limiter) settle(ctx context.Context, key string) error {
+func (f *Limiter) handBack(ctx context.Context, key string) error {
 	if f.owed.keys.Load() == 0 {
 		return nil
 	}
@@ -488,7 +488,7 @@ func (f *Limiter) settle(ctx context.Context, key string) error {
 		return err
 	}
 	paid := 0
-	defer func() { f.owed.settle(key, paid) }()
+	defer func() { f.owed.paid(key, paid) }()
 
 	due := events
 	if p, err := f.local.Peek(ctx, key); err == nil {

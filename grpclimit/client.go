@@ -82,7 +82,7 @@ func (c client) unary(ctx context.Context, fullMethod string, req, reply any, cc
 		opts = append(slices.Clip(opts), grpc.Header(&said[0]), grpc.Trailer(&said[1]))
 	}
 	code := codes.Internal // of an invoker that panics
-	defer func() { c.settle(ctx, ch, code) }()
+	defer func() { c.refundBy(ctx, ch, code) }()
 	err = invoker(ctx, fullMethod, req, reply, cc, opts...)
 	code = codeOf(err)
 	c.heed(ch.Key, err, said...)
@@ -100,7 +100,7 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 	}
 	if err != nil {
 		c.heed(ch.Key, err)
-		c.settle(ctx, ch, codeOf(err))
+		c.refundBy(ctx, ch, codeOf(err))
 		return nil, err
 	}
 	if c.cooldowns == nil && c.refund == nil {
@@ -244,5 +244,5 @@ func (s *clientStream) end(err error) {
 		header, _ := s.Header() // there since the stream has ended
 		s.client.heed(s.charge.Key, err, header, s.Trailer())
 	}
-	s.client.settle(s.Context(), s.charge, code)
+	s.client.refundBy(s.Context(), s.charge, code)
 }

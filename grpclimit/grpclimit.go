@@ -66,8 +66,8 @@ func (c *config) handled(ctx context.Context, fullMethod string, err error, hand
 	return handler(ctx, fullMethod, err)
 }
 
-// settle gives back what was charged for a call that ended with code, if it is to be.
-func (c *config) settle(ctx context.Context, ch charge, code codes.Code) {
+// refundBy gives back what was charged for a call that ended with code, if it is to be.
+func (c *config) refundBy(ctx context.Context, ch charge, code codes.Code) {
 	if ch.n == 0 || c.refund == nil || !c.refund(code) {
 		return
 	}

@@ -64,16 +64,13 @@ type Option func(*Store) error
 // is about 1 GB.
 //
 // At the cap a new key takes the place of the one with the least spend in force
-// among up to eight, which is as if never seen from then on. To the process that
-// promises its memory, and to a user that he is admitted, whoever floods the store: a
-// key that is forgotten is one whose limit is whole again. To the owner of a limit it
-// promises that a key which has soon spent more than the keys of a flood keeps
-// what it has spent, so that an attacker who rotates keys evicts those and not his
-// own counter: while at most a tenth of all keys have spent more than the flood's
-// do, one new key in 10^8 finds eight of them. It does not promise it of a key that
-// has spent no more than they. An attacker who has each of thousands of fresh keys
-// spend five events can so get back an event of a key of which he uses less than five
-// meanwhile. Choose a cap above the number of keys that you expect in one Period of
+// among up to eight, which is forgotten: its limit is whole again. So memory is bounded,
+// and users are admitted during a flood of keys. A key that has soon spent more than the
+// keys of a flood keeps what it has spent, so that attackers who rotate keys evict those
+// and not their own counters. While at most a tenth of all keys have spent more than the
+// flood's do, one new key in 10^8 finds eight of them. A key that has spent no more than
+// the flood's is not protected: thousands of fresh keys that spend five events each can
+// get back an event of a key that spends less than five meanwhile. Choose a cap above the number of keys that you expect in one Period of
 // your limits, and watch [Store.Evicted]: above 0, keys are being forgotten early.
 func WithMaxKeys(n int) Option {
 	return func(s *Store) error {

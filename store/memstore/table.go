@@ -220,11 +220,11 @@ func (t *table) place(s slot, log store.Log) int {
 func (t *table) remove(i int) {
 	t.clear(i)
 	for i = t.after(i); t.tags[i] != 0; i = t.after(i) {
-		t.settle(i)
+		t.moveHome(i)
 	}
 }
 
-// clear empties slot i. The slots up to the next empty one must settle then, in
+// clear empties slot i. The slots up to the next empty one must move home then, in
 // their order.
 func (t *table) clear(i int) {
 	t.slots[i] = slot{}
@@ -235,8 +235,8 @@ func (t *table) clear(i int) {
 	t.n--
 }
 
-// settle moves slot i to the first empty one between its home and itself.
-func (t *table) settle(i int) {
+// moveHome moves slot i to the first empty one between its home and itself.
+func (t *table) moveHome(i int) {
 	for j := t.slots[i].hash.home(len(t.slots)); j != i; j = t.after(j) {
 		if t.tags[j] == 0 {
 			s, log := t.slots[i], t.log(i)
@@ -308,7 +308,7 @@ func (t *table) drop(rules *rules, now int64) (dropped int) {
 			t.clear(i)
 			dropped++
 		default:
-			t.settle(i)
+			t.moveHome(i)
 		}
 	}
 	return dropped

@@ -18,15 +18,15 @@ const maxBatch = 64
 
 // maxFlights is how many calls and batches of a rule are under way at once. With one
 // the server would wait while this process reads a reply and writes the next batch,
-// and few callers would wait for no gain; with many, batches are small.
+// and few waiters would wait for no gain; with many, batches are small.
 const maxFlights = 4
 
-// WithBatching makes Take send the calls of many callers together, in one script for
+// WithBatching makes Take send the calls of many waiters together, in one script for
 // up to 64 of them, whatever their keys and limits: while four calls of an algorithm
 // are under way, others wait for one of them to end, and then go together. Each is
 // decided on as if it were alone, one after the other in the order in which they came.
 //
-// Use it where hundreds of callers ask at once: starting a script costs the server as
+// Use it where hundreds of waiters ask at once: starting a script costs the server as
 // much as a decision, and a round trip costs both sides more than either. A call that
 // meets fewer than four others costs what it did. One that waits does so for part of a
 // round trip, or for longer behind hundreds of others. Up to four goroutines for each
@@ -38,7 +38,7 @@ const maxFlights = 4
 // is lost is not sent again, and each of its calls is ErrTimeout. A value that is not
 // ours fails only the calls on its key. Where an answer proves that a batch, or calls
 // within it, did not run, each of them goes on alone, as without batches. A batch has
-// the time of the call in it that has most, and no caller's context: hooks of the client
+// the time of the call in it that has most, and no waiter's context: hooks of the client
 // see none of its values. If a hook panics, so does each call of the batch that has not
 // left.
 //
@@ -60,28 +60,28 @@ type queue struct {
 	script  *script
 	mu      sync.Mutex // protects what is below
 	flights int        // calls and batches under way
-	waiting []*caller  // in the order of arrival; none while there is room for a flight
+	waiting []*waiter  // in the order of arrival; none while there is room for a flight
 }
 
-// caller is one who waits. He claims himself when his time is up, and who sends a
-// batch claims him before.
-type caller struct {
+// waiter is a call waiting for its answer. Whichever side sets done first, the waiter when
+// its time is up or the sender of a batch, decides which it is.
+type waiter struct {
 	budget
 	key     any // a string, of Redis
 	limit   store.Limit
 	n       int64
-	claimed atomic.Bool
+	done atomic.Bool
 	ready   chan struct{} // closed when answer is there
 	answer
 }
 
-// answer is what a batch has brought a caller, in a reply or one of the others.
+// answer is what a batch has brought a waiter, in a reply or one of the others.
 type answer struct {
 	reply    store.Reply
 	fault    *fault
 	err      error
 	panicked any  // with what the client has panicked
-	alone    bool // nothing ran, and he has to ask on his own
+	alone    bool // nothing ran, and the call has to go on its own
 }
 
 func (s *Store) queue(rule *store.Rule) *queue {
@@ -93,7 +93,7 @@ func (s *Store) queue(rule *store.Rule) *queue {
 }
 
 // takeInBatch is Take, alone while there is room for a flight. What is proof that a
-// batch did not run makes its callers go on as they would without batches.
+// batch did not run makes its waiters go on as they would without batches.
 func (s *Store) takeInBatch(b budget, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if err := b.Err(); err != nil {
 		return store.Reply{}, err
@@ -103,7 +103,7 @@ func (s *Store) takeInBatch(b budget, ns *store.Namespace, key string, l store.L
 		defer s.land(q) // also if the client panics
 		return s.call(b, ns, key, "take", l, n)
 	}
-	c := &caller{budget: b, key: s.key(ns, key), limit: l, n: n, ready: make(chan struct{})}
+	c := &waiter{budget: b, key: s.key(ns, key), limit: l, n: n, ready: make(chan struct{})}
 	if batch := q.join(c); batch != nil {
 		go s.serve(q, batch)
 	}
@@ -131,7 +131,7 @@ func (q *queue) begin() bool {
 }
 
 // join puts c into the queue. It returns whom to serve if there is room by now.
-func (q *queue) join(c *caller) []*caller {
+func (q *queue) join(c *waiter) []*waiter {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting = append(q.waiting, c)
@@ -150,22 +150,22 @@ func (s *Store) land(q *queue) {
 }
 
 // board is whom the flight takes next. If it is nobody, the flight has ended.
-func (q *queue) board(last []*caller) []*caller {
+func (q *queue) board(last []*waiter) []*waiter {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.next(last)
 }
 
 // next is board, under the lock, in the memory of the last batch.
-func (q *queue) next(last []*caller) []*caller {
+func (q *queue) next(last []*waiter) []*waiter {
 	batch, seen, now := last[:0], 0, time.Now()
 	for _, c := range q.waiting {
 		if len(batch) == maxBatch {
 			break
 		}
 		seen++
-		// One whose time is up leaves on his own: his timer may be late on a busy machine.
-		if c.end.After(now) && c.claimed.CompareAndSwap(false, true) { // else he has left
+		// A waiter whose time is up leaves by itself: its timer may be late on a busy machine.
+		if c.end.After(now) && c.done.CompareAndSwap(false, true) { // else it has left
 			batch = append(batch, c)
 		}
 	}
@@ -179,7 +179,7 @@ func (q *queue) next(last []*caller) []*caller {
 }
 
 // serve sends batches until nobody waits.
-func (s *Store) serve(q *queue, batch []*caller) {
+func (s *Store) serve(q *queue, batch []*waiter) {
 	for batch != nil {
 		s.takeEach(q.script, batch)
 		for _, c := range batch {
@@ -190,7 +190,7 @@ func (s *Store) serve(q *queue, batch []*caller) {
 }
 
 // takeEach makes the calls of batch in one script, in one attempt.
-func (s *Store) takeEach(sc *script, batch []*caller) {
+func (s *Store) takeEach(sc *script, batch []*waiter) {
 	defer func() { // whoever calls from where a panic is expected is to have it there
 		if p := recover(); p != nil {
 			all(batch, answer{panicked: p})
@@ -223,14 +223,14 @@ func refusesBatches(err error) bool {
 	return redis.HasErrorPrefix(err, "CROSSSLOT") || redis.HasErrorPrefix(err, "NOPERM")
 }
 
-func all(batch []*caller, a answer) {
+func all(batch []*waiter, a answer) {
 	for _, c := range batch {
 		c.answer = a
 	}
 }
 
-// latest is the budget of a batch: no caller's context, and the latest of their ends.
-func latest(batch []*caller) budget {
+// latest is the budget of a batch: no waiter's context, and the latest of their ends.
+func latest(batch []*waiter) budget {
 	b := budget{Context: context.Background()}
 	for _, c := range batch {
 		if c.end.After(b.end) {
@@ -241,7 +241,7 @@ func latest(batch []*caller) budget {
 }
 
 // batchArgs is the EVALSHA of scripts/batch.lua for batch, and what it is to do.
-func (s *Store) batchArgs(sc *script, batch []*caller) ([]any, operation, error) {
+func (s *Store) batchArgs(sc *script, batch []*waiter) ([]any, operation, error) {
 	args := make([]any, 0, keyArg+len(batch)+7)
 	args = append(args, evalsha, sc.sha, len(batch))
 	for _, c := range batch {
@@ -284,9 +284,9 @@ func answerOf(list []any, i int) answer {
 	return answer{reply: reply, err: err}
 }
 
-// wait returns what a batch has brought c, or what there is to say when his time is
+// wait returns what a batch has brought c, or what there is to say when its time is
 // up before.
-func (s *Store) wait(c *caller) answer {
+func (s *Store) wait(c *waiter) answer {
 	timer := time.NewTimer(time.Until(c.end))
 	defer timer.Stop()
 	select {
@@ -295,7 +295,7 @@ func (s *Store) wait(c *caller) answer {
 	case <-c.Done():
 	case <-timer.C:
 	}
-	if c.claimed.CompareAndSwap(false, true) {
+	if c.done.CompareAndSwap(false, true) {
 		return answer{fault: &fault{class: store.ErrOverloaded, what: "nothing was sent", err: errQueued}}
 	}
 	select {
