@@ -18,15 +18,15 @@ const maxBatch = 64
 
 // maxFlights is how many calls and batches of a rule are under way at once. With one
 // the server would wait while this process reads a reply and writes the next batch,
-// and few waiters would wait for no gain; with many, batches are small.
+// and few callers would wait for no gain; with many, batches are small.
 const maxFlights = 4
 
-// WithBatching makes Take send the calls of many waiters together, in one script for
+// WithBatching makes Take send the calls of many callers together, in one script for
 // up to 64 of them, whatever their keys and limits: while four calls of an algorithm
 // are under way, others wait for one of them to end, and then go together. Each is
 // decided on as if it were alone, one after the other in the order in which they came.
 //
-// Use it where hundreds of waiters ask at once: starting a script costs the server as
+// Use it where hundreds of callers ask at once: starting a script costs the server as
 // much as a decision, and a round trip costs both sides more than either. A call that
 // meets fewer than four others costs what it did. One that waits does so for part of a
 // round trip, or for longer behind hundreds of others. Up to four goroutines for each
@@ -67,11 +67,11 @@ type queue struct {
 // its time is up or the sender of a batch, decides which it is.
 type waiter struct {
 	budget
-	key     any // a string, of Redis
-	limit   store.Limit
-	n       int64
-	done atomic.Bool
-	ready   chan struct{} // closed when answer is there
+	key   any // a string, of Redis
+	limit store.Limit
+	n     int64
+	done  atomic.Bool
+	ready chan struct{} // closed when answer is there
 	answer
 }
 

@@ -19,9 +19,9 @@ func (s *Store) Settings() []string { return s.link.settings() }
 // TakeEach makes claims of one rule in one batch. alone tells which of those that
 // failed would go on alone.
 func (s *Store) TakeEach(claims []store.Request) (replies []store.Reply, errs []error, alone []bool) {
-	var batch []*caller
+	var batch []*waiter
 	for _, c := range claims {
-		batch = append(batch, &caller{budget: s.budget(context.Background()), key: s.key(c.Namespace, c.Key), limit: c.Limit, n: c.N})
+		batch = append(batch, &waiter{budget: s.budget(context.Background()), key: s.key(c.Namespace, c.Key), limit: c.Limit, n: c.N})
 	}
 	s.takeEach(s.queue(claims[0].Namespace.Rule).script, batch)
 	for _, c := range batch {
@@ -65,8 +65,8 @@ func (s *Store) Occupy(rule *store.Rule) (release func()) {
 // Boards reports whether a batch takes a caller with this much time left who waits.
 func Boards(left time.Duration) bool {
 	q := &queue{flights: maxFlights}
-	c := &caller{budget: budget{Context: context.Background(), end: time.Now().Add(left)}}
-	return q.join(c) == nil && len(q.board(nil)) == 1 && c.claimed.Load()
+	c := &waiter{budget: budget{Context: context.Background(), end: time.Now().Add(left)}}
+	return q.join(c) == nil && len(q.board(nil)) == 1 && c.done.Load()
 }
 
 // CheckTrip is what Check says of a round trip and a timeout.
