@@ -33,7 +33,7 @@ type lane struct {
 	leaky bool // it is a leaky bucket: the next turn is when it is empty
 	tried bool // to be admitted early, in vain
 
-	// What the answers have told.
+	// What the answers have said.
 	known      bool          // base is
 	base       time.Time     // when the time of the next event begins to count
 	room       int           // events that could go at base already
@@ -55,9 +55,9 @@ type lane struct {
 	trip       time.Duration // of a question and its answer
 	slow       time.Duration // the longest trip of late
 
-	told   Decision // the last one, for those who are refused without asking
-	toldAt time.Time
-	again  time.Time // when the first was made to ask again
+	latest   Decision // for waiters that are refused without asking
+	latestAt time.Time
+	again    time.Time // when the first was made to ask again
 }
 
 func (ln *lane) begin(i id, s *shard, kind Kind) {
@@ -235,7 +235,7 @@ type question struct {
 
 // admitted learns from an admission.
 func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
-	ln.tell(d, now)
+	ln.remember(d, now)
 	ln.sure = time.Time{}
 	ln.admissions++
 	if d.Delay > 0 && q.d > 0 && !q.patient && ln.kind == Unknown {
@@ -345,10 +345,10 @@ func clamp(t, least, most time.Time) time.Time {
 	return t
 }
 
-// tell remembers what was told. Whoever wants more than can ever be admitted may find that
-// out at once.
-func (ln *lane) tell(d *Decision, now time.Time) {
-	ln.told, ln.toldAt, ln.full = *d, now, now.Add(d.ResetAfter)
+// remember keeps the latest decision. Waiters that want more than can ever be admitted
+// may find that out at once.
+func (ln *lane) remember(d *Decision, now time.Time) {
+	ln.latest, ln.latestAt, ln.full = *d, now, now.Add(d.ResetAfter)
 	if ln.leaky && !d.Elsewhere {
 		ln.nextTurn(ln.full, now)
 	}
@@ -403,7 +403,7 @@ func (ln *lane) sendAway(t, now time.Time) {
 		case w.end.IsZero():
 		case w.end.Before(t):
 			ln.remove(w)
-			w.late, w.told = true, ln.refused(t, now)
+			w.late, w.denial = true, ln.refused(t, now)
 			w.call()
 		case ln.soonest.IsZero() || w.end.Before(ln.soonest):
 			ln.soonest = w.end
@@ -412,9 +412,9 @@ func (ln *lane) sendAway(t, now time.Time) {
 	}
 }
 
-// refused is the denial of those who would be due at t, made of what was last told.
+// refused is the denial of those who would be due at t, made of the latest decision.
 func (ln *lane) refused(t, now time.Time) Decision {
 	retry := max(t.Sub(now), time.Microsecond)
-	reset := ln.told.ResetAfter - now.Sub(ln.toldAt)
-	return Decision{Limit: ln.told.Limit, RetryAfter: retry, ResetAfter: max(reset, retry)}
+	reset := ln.latest.ResetAfter - now.Sub(ln.latestAt)
+	return Decision{Limit: ln.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry)}
 }

@@ -77,8 +77,8 @@ type waiter struct {
 	prev, next *waiter
 	stands     bool
 	alone      bool // asks beside the line
-	late       bool // told is why
-	told       Decision
+	late       bool // denial is why
+	denial     Decision
 	refusals   int // in a row
 	again      bool
 	permit     any // of one who has left
@@ -162,7 +162,7 @@ func (w *waiter) arrive() (Outcome, bool) {
 // is old: the limit may have changed, or the key been reset.
 func (ln *lane) askAgain(now time.Time) {
 	w := ln.first
-	if w == nil || ln.flights > 0 || now.Sub(ln.toldAt) < stale || now.Sub(ln.again) < stale || w.question.at.Sub(now) < stale {
+	if w == nil || ln.flights > 0 || now.Sub(ln.latestAt) < stale || now.Sub(ln.again) < stale || w.question.at.Sub(now) < stale {
 		return
 	}
 	w.again, w.refusals = false, 0
@@ -184,7 +184,7 @@ func (w *waiter) wait(ctx context.Context) Outcome {
 			return w.sleep(ctx)
 		case w.late:
 			s.mu.Unlock()
-			return w.tooLate(w.told, false)
+			return w.tooLate(w.denial, false)
 		case ctx.Err() != nil:
 			w.leave()
 			s.mu.Unlock()
@@ -343,7 +343,7 @@ func (w *waiter) answered(ctx context.Context, d Decision, err error) (Outcome, 
 		}
 		o = Outcome{Verdict: Admitted, Denial: d, Asked: true}
 	case d.RetryAfter == Never:
-		ln.tell(&d, now)
+		ln.remember(&d, now)
 		ln.sendOut(w.n)
 		o = Outcome{Verdict: NeverAdmitted, Denial: d, Asked: true}
 	default:
@@ -390,7 +390,7 @@ func (w *waiter) denied(d *Decision, now time.Time) bool {
 	ln, q := w.lane, &w.question
 	w.err, w.pause = nil, 0
 	w.refusals++
-	ln.tell(d, now)
+	ln.remember(d, now)
 	ln.room, ln.number = 0, max(ln.number, q.number)
 	if d.Remaining >= w.n && (ln.kind == Unknown || ln.kind == Tickets) {
 		// There is room for it: its turn is too far away.
