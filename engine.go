@@ -273,41 +273,10 @@ func (lim *limiter) cameTooLate(res *Result, l store.Limit, r store.Reply, n int
 	return true
 }
 
-// withoutStore is the decision by a Rate of 0, or of Unlimited.
-func (r *Result) withoutStore(l store.Limit) {
-	if l.Rate == 0 {
-		r.RetryAfter = Never
-		return
-	}
-	r.Allowed, r.Limit, r.Remaining, r.mark = true, maxEvents, maxEvents, &byUnlimited
-}
-
 // result makes res of a reply on n events, of which charged were charged.
 func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged int64) {
 	res.report(lim.algorithm.report(l, r, n, charged), r.OK, n, l.Burst)
 	res.addReceipt(l, r.X, charged)
-}
-
-// report fills what users see. (It and addReceipt are small, to be inlined.)
-func (r *Result) report(v verdict, ok bool, n, capacity int64) {
-	r.Allowed = ok
-	r.Limit = int(capacity)
-	r.Remaining = int(v.remaining)
-	if !ok {
-		r.RetryAfter = time.Duration(v.retry) * time.Microsecond
-		if n > capacity {
-			r.RetryAfter = Never
-		}
-	}
-	r.ResetAfter = time.Duration(v.reset) * time.Microsecond
-	r.Delay = time.Duration(v.delay) * time.Microsecond
-}
-
-// addReceipt fills what a Refund needs of an admission.
-func (r *Result) addReceipt(l store.Limit, at, charged int64) {
-	if charged > 0 {
-		r.at, r.period, r.n, r.rate = at, l.Period, int32(charged), int32(l.Rate)
-	}
 }
 
 // Refund gives back n of the events that charged admitted, as far as they are
@@ -330,25 +299,6 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 		l = store.Limit{Rate: int64(charged.rate), Period: charged.period, Burst: min(max(int64(charged.Limit), 1), maxEvents)}
 	}
 	return lim.store.Refund(ctx, lim.namespace, key, l, charged.receipt(int64(n)))
-}
-
-// receipt names n of the events that r admitted.
-func (r *Result) receipt(n int64) store.Receipt {
-	l := store.Limit{Rate: int64(r.rate), Period: r.period, Burst: int64(r.Limit)}
-	return receipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
-}
-
-// receipt names n events that were charged at at, in µs, after which the key was to be as
-// never seen in reset µs.
-func receipt(l store.Limit, at, reset, n int64) store.Receipt {
-	return store.Receipt{
-		At:        at,
-		Due:       at + reset,
-		Rate:      l.Rate,
-		Period:    l.Period,
-		Overdrawn: drainsWithin(l, reset-1), // a full bucket would have drained before
-		N:         n,
-	}
 }
 
 // Reset forgets key, as if it had never been seen.

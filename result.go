@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"strconv"
 	"time"
+
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Result is a decision. Its durations are whole microseconds, rounded up.
@@ -220,4 +222,54 @@ var byUnlimited = Mark{source: SourceUnlimited}
 func (r *Result) uncounted() bool {
 	s := r.Source()
 	return s == SourceUnlimited || s == SourceList
+}
+
+// withoutStore is the decision by a Rate of 0, or of Unlimited.
+func (r *Result) withoutStore(l store.Limit) {
+	if l.Rate == 0 {
+		r.RetryAfter = Never
+		return
+	}
+	r.Allowed, r.Limit, r.Remaining, r.mark = true, maxEvents, maxEvents, &byUnlimited
+}
+
+// report fills what users see. (It and addReceipt are small, to be inlined.)
+func (r *Result) report(v verdict, ok bool, n, capacity int64) {
+	r.Allowed = ok
+	r.Limit = int(capacity)
+	r.Remaining = int(v.remaining)
+	if !ok {
+		r.RetryAfter = time.Duration(v.retry) * time.Microsecond
+		if n > capacity {
+			r.RetryAfter = Never
+		}
+	}
+	r.ResetAfter = time.Duration(v.reset) * time.Microsecond
+	r.Delay = time.Duration(v.delay) * time.Microsecond
+}
+
+// addReceipt fills what a Refund needs of an admission.
+func (r *Result) addReceipt(l store.Limit, at, charged int64) {
+	if charged > 0 {
+		r.at, r.period, r.n, r.rate = at, l.Period, int32(charged), int32(l.Rate)
+	}
+}
+
+// receipt names n of the events that r admitted.
+func (r *Result) receipt(n int64) store.Receipt {
+	l := store.Limit{Rate: int64(r.rate), Period: r.period, Burst: int64(r.Limit)}
+	return receipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
+}
+
+// receipt names n events that were charged at at, in µs, after which the key was to be as
+// never seen in reset µs.
+func receipt(l store.Limit, at, reset, n int64) store.Receipt {
+	return store.Receipt{
+		At:        at,
+		Due:       at + reset,
+		Rate:      l.Rate,
+		Period:    l.Period,
+		Overdrawn: drainsWithin(l, reset-1), // a full bucket would have drained before
+		N:         n,
+	}
 }
