@@ -20,23 +20,27 @@
 //
 // # Wrappers
 //
-// What is built on limiters is a limiter again. From the outside in:
+// What is built on a limiter is a limiter again. From the outside in:
 //
-//	shadow           what is enforced     shadow.New
-//	accesslist       who is exempt        accesslist.New
-//	throttle.Waiter  who waits            throttle.NewWaiter
-//	Rekeyed          which key            NewRekeyed
-//	fallback         if the store fails   fallback.New
-//	DenyCache        what need not be asked   NewDenyCache
-//	TokenBucket, …   the decision
+//	shadow             what is enforced        shadow.New
+//	└ accesslist       which keys are exempt   accesslist.New
+//	  └ Waiter         who waits               throttle.NewWaiter
+//	    └ Rekeyed      which key               NewRekeyed
+//	      └ fallback   if the store fails      fallback.New
+//	        └ DenyCache   what is not asked    NewDenyCache
+//	          └ TokenBucket, …   the decision
 //
-// With several limits, fallback is around all of them, and Rekeyed around each:
+// With several limits the middle is another one:
 //
-//	shadow(accesslist(throttle.Waiter(fallback(All(Rekeyed(A), Rekeyed(B), C)))))
+//	└ fallback     if the store fails
+//	  └ All        all must admit          NewAll
+//	    ├ Rekeyed  which key
+//	    │ └ TokenBucket, …
+//	    └ SlidingWindow, …
 //
-// Leave out what you do not need. Constructors refuse the orders that cannot work: a
-// DenyCache goes around one of the five algorithms, and a fallback or an All has no
-// Waiter inside.
+// Leave out what you do not need. Constructors refuse what cannot work: a DenyCache goes
+// around one limit alone, a fallback has no Waiter, shadow or accesslist inside, and an All
+// no Waiter.
 //
 // [WithTiers] and [WithLimitFunc] give keys limits of their own, [Reserve] is for costs
 // that are known afterwards, and [Wait] blocks until an event is admitted.

@@ -147,7 +147,11 @@ func weight(prev, left, period int64) int64 {
 	if prev == 0 {
 		return 0
 	}
-	return exact.MulDivUp(prev, left, 0, period)
+	whole, part := exact.MulDiv(prev, left, period)
+	if part > 0 {
+		whole++
+	}
+	return whole
 }
 
 func slidingWindowRefund(s store.State, _ store.Limit, _ int64, c store.Receipt) store.State {
