@@ -77,8 +77,8 @@ func invalid(format string, args ...any) Key {
 	return Key{err: fmt.Errorf("%w: "+format, append([]any{ratelimit.ErrInvalidOption}, args...)...)}
 }
 
-// KeyFunc makes a Key of f. An empty text is [ErrNoIdentity], which f itself returns, or
-// wraps, for a call that it does not apply to. f must be safe for concurrent use.
+// KeyFunc makes a Key of f. For a call that it does not apply to, f returns
+// [ErrNoIdentity] or wraps it. An empty text is that error too. f must be safe for concurrent use.
 //
 // The name is the kind of the keys. Keys with one name are of one kind, whatever made
 // them: KeyFunc("user", f) and [User] count the same users. The name is not empty, has no

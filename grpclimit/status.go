@@ -22,8 +22,8 @@ var (
 	unavailable   = status.New(codes.Unavailable, "rate limit: no decision is known")
 )
 
-// ErrorStatus returns the status of a call on which no decision is known, as the
-// interceptors answer it by default, for an [ErrorHandler] that handles some errors itself. It
+// ErrorStatus returns the status by which the interceptors answer, by default, a call on which
+// no decision is known. It is for an [ErrorHandler] that handles some errors itself. It
 // is [codes.InvalidArgument] for a call that cannot be identified ([ErrNoIdentity],
 // [ErrAmbiguousIdentity], [ratelimit.ErrInvalidKey]), [codes.Internal] for an error of the
 // configuration ([ratelimit.ErrInvalidOption], ErrInvalidLimit, ErrInvalidN), and otherwise

@@ -9,8 +9,8 @@ import (
 )
 
 // HeaderStyle is a way to report limits in the header of each answer. All styles say how
-// many requests are left, and the seconds until the key's state is fully reset or, in a
-// refusal, until the same request would be admitted. The seconds are rounded up, and left
+// many requests are left, and the seconds until the key's state is fully reset. In a refusal
+// these are the seconds until the same request would be admitted. They are rounded up, and left
 // out if no waiting helps.
 type HeaderStyle uint8
 

@@ -19,7 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// These tests are within the package, to tell of several limits without a limiter that
+// These tests are within the package, to report several limits without a limiter that
 // keeps them.
 
 func policy(name string, l ratelimit.Limit) ratelimit.Policy {
@@ -31,7 +31,7 @@ var (
 	daily = policy("daily", ratelimit.PerDay(1000))
 )
 
-// header is what an answer that tells of t has.
+// header returns what an answer that reports t has.
 func header(styles HeaderStyle, t report.Decision) http.Header {
 	var f fields
 	f.report(styles, &t, new(policyTexts))
@@ -94,7 +94,19 @@ func TestTheStylesSayTheSameInTheirOwnWords(t *testing.T) {
 	})
 }
 
-func TestARefusalTellsTheTimeToComeBackInEachStyle(t *testing.T) {
+func TestEachDraftHasThePolicies(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	lim, err := ratelimit.NewFixedWindow(mem, ratelimit.PerMinute(100))
+	require.NoError(t, err)
+	for style, want := range map[HeaderStyle]string{Draft10: `"100/m";q=100;w=60`, Draft7: "100;w=60", Draft6: "100;w=60", Legacy: ""} {
+		w := httptest.NewRecorder()
+		Middleware(lim, WithHeaders(style))(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		require.Equal(t, want, w.Header().Get("RateLimit-Policy"), style)
+	}
+}
+
+func TestARefusalHasTheTimeToComeBackInEachStyle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := header(Legacy|Draft6|Draft7, report.Decision{
 			Result:   ratelimit.Result{Limit: 100, RetryAfter: 1500 * time.Millisecond, ResetAfter: time.Minute},
@@ -105,6 +117,30 @@ func TestARefusalTellsTheTimeToComeBackInEachStyle(t *testing.T) {
 		require.Equal(t, "limit=100, remaining=0, reset=2", h.Get("RateLimit"))
 		require.Equal(t, strconv.FormatInt(time.Now().Unix()+2, 10), h.Get("X-RateLimit-Reset"))
 	})
+}
+
+func TestTheLegacyResetIsRoundedUpToAWholeSecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for d, want := range map[time.Duration]int64{0: 0, 1: 1, time.Second - 1: 1, time.Second: 1, time.Second + 1: 2} {
+			h := header(Legacy, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 5, ResetAfter: d}})
+			require.Equal(t, strconv.FormatInt(time.Now().Unix()+want, 10), h.Get("X-RateLimit-Reset"), d)
+		}
+	})
+}
+
+func TestTheLegacyLimitIsThatOfTheDecision(t *testing.T) {
+	local := report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 25, Remaining: 24}, Policies: []ratelimit.Policy{burst}}
+	require.Equal(t, "25", header(Legacy, local).Get("X-RateLimit-Limit"), "not that of the policy")
+}
+
+func TestNoStyleHasATimeWhereNoWaitingHelps(t *testing.T) {
+	never := report.Decision{Result: ratelimit.Result{Limit: 100, Remaining: 42, RetryAfter: ratelimit.Never}, Policies: []ratelimit.Policy{burst}}
+	h := header(Legacy|Draft7|Draft6, never)
+	require.Equal(t, "limit=100, remaining=42", h.Get("RateLimit"))
+	for _, field := range []string{xReset, resetField, retryAfter} {
+		require.NotContains(t, h, field)
+	}
+	require.Equal(t, `"burst";r=42`, header(Draft10, never).Get("RateLimit"))
 }
 
 func TestSeveralLimitsAreSeveralPolicies(t *testing.T) {
@@ -138,7 +174,7 @@ func TestSeveralLimitsAreSeveralPolicies(t *testing.T) {
 	require.NotContains(t, h, "Retry-After")
 }
 
-func TestOfSeveralLimitsWithoutTheirPartsOnlyTheOneThatDeniedIsTold(t *testing.T) {
+func TestOfSeveralLimitsWithoutTheirPartsOnlyTheOneThatDeniedIsReported(t *testing.T) {
 	policies := []ratelimit.Policy{burst, daily}
 	one := report.Decision{Result: ratelimit.Result{Limit: 1000, RetryAfter: time.Hour}, DeniedBy: "daily", Policies: policies}
 	require.Equal(t, `"daily";r=0;t=3600`, header(Draft10, one).Get("RateLimit"))
@@ -154,7 +190,7 @@ func problemOf(t report.Decision) string {
 	return string(appendProblem(nil, http.StatusTooManyRequests, &t, new(policyTexts)))
 }
 
-func TestWhatIsNoLimitIsNotTold(t *testing.T) {
+func TestWhatIsNoLimitIsNotReported(t *testing.T) {
 	unlimited := ratelimit.Policy{Name: "unlimited", Limit: ratelimit.Unlimited(), Quota: 1<<31 - 1}
 	h := header(Draft10, report.Decision{
 		Result:   ratelimit.Result{Allowed: true, Limit: 100, Remaining: 42},
@@ -163,6 +199,10 @@ func TestWhatIsNoLimitIsNotTold(t *testing.T) {
 	})
 	require.Equal(t, `"burst";q=100;w=60`, h.Get("RateLimit-Policy"))
 	require.Equal(t, `"burst";r=42;t=0`, h.Get("RateLimit"))
+
+	h = header(Draft10|Draft7, report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 5, Remaining: 4}, Policies: []ratelimit.Policy{unlimited}})
+	require.NotContains(t, h, rateLimitPolicy)
+	require.NotContains(t, header(Draft10, report.Decision{Result: ratelimit.Result{Allowed: true}, Policies: []ratelimit.Policy{unlimited}}), rateLimit)
 
 	mem, err := memstore.New()
 	require.NoError(t, err)
