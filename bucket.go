@@ -184,12 +184,12 @@ func bucketHolds(s store.State, l store.Limit) bool {
 	return whole <= bucketMost(l)
 }
 
-// bucketReply reads a reply of either bucket: the time of the decision, and the level
-// before it.
-func bucketReply(r store.Reply) (now, whole, part int64) { return r.X, r.Y, r.Z }
+// bucketReply reads a reply of either bucket: the level before the decision. (X is its
+// time, as in all admissions.)
+func bucketReply(r store.Reply) (whole, part int64) { return r.Y, r.Z }
 
 func bucketAvailable(l store.Limit, r store.Reply) int64 {
-	_, whole, part := bucketReply(r)
+	whole, part := bucketReply(r)
 	room := l.Burst - whole
 	if part > 0 { // an event that has not drained whole keeps its place
 		room--
@@ -199,7 +199,7 @@ func bucketAvailable(l store.Limit, r store.Reply) int64 {
 
 // bucketReport is what the reports of both buckets share.
 func bucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
-	_, whole, part := bucketReply(r)
+	whole, part := bucketReply(r)
 	room := bucketAvailable(l, r)
 	whole += charged
 	v := verdict{remaining: max(0, room-charged), reset: drainTime(whole, part, l)}

@@ -101,7 +101,7 @@ func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Receipt)
 
 func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	v := bucketReport(l, r, n, charged)
-	_, queue, part := bucketReply(r)
+	queue, part := bucketReply(r)
 	switch {
 	case r.OK:
 		v.delay = drainTime(queue, part, l)

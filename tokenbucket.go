@@ -94,7 +94,7 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 // they are there.
 func tokenBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
 	v := bucketReport(l, r, n, charged)
-	_, missing, part := bucketReply(r)
+	missing, part := bucketReply(r)
 	switch {
 	case l.Before == 0 || n > l.Burst || n <= bucketAvailable(l, r):
 	case r.OK:

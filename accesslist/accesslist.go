@@ -56,7 +56,7 @@ type Lists struct {
 // It is safe for concurrent use, starts no goroutine and has nothing to close. Make it
 // by [New].
 type Limiter struct {
-	place
+	place //nolint:unused // package order looks for it
 
 	limiter ratelimit.Limiter
 	allowed ratelimit.Result // of a key on the allow list
@@ -65,7 +65,7 @@ type Limiter struct {
 	lists   atomic.Pointer[Lists]
 }
 
-type place = order.Answers // see package order
+type place = order.Answers //nolint:unused // likewise
 
 // Option sets what is optional about a Limiter.
 type Option func(*Limiter) error

@@ -45,7 +45,7 @@ type Report func(ctx context.Context, key string, n int, r ratelimit.Result, err
 // the report. It is safe for concurrent use, starts no goroutine and has nothing to close.
 // Make it by [New].
 type Limiter struct {
-	place
+	place //nolint:unused // package order looks for it
 
 	limiter ratelimit.Limiter
 	passed  *ratelimit.Mark // on what was let through and never charged
@@ -54,7 +54,7 @@ type Limiter struct {
 	percent atomic.Uint64 // the bits of a float64, 0 to 100
 }
 
-type place = order.Answers // see package order
+type place = order.Answers //nolint:unused // likewise
 
 // Option sets what is optional about a Limiter.
 type Option func(*Limiter) error

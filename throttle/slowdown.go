@@ -46,14 +46,14 @@ type Slow struct {
 // A decision costs a few ns more than l's. It is safe for concurrent use. Make it by
 // [NewSlowdown].
 type Slowdown struct {
-	place
+	place //nolint:unused // package order looks for it
 
 	limiter ratelimit.Limiter
 	slow    Slow
 	passed  *ratelimit.Mark // on what the limiter has denied, and never charged
 }
 
-type place = order.Answers // see package order
+type place = order.Answers //nolint:unused // likewise
 
 // NewSlowdown returns a limiter that delays by s what l counts. Its error is
 // [ratelimit.ErrInvalidOption]: l is nil, or a field of s is out of range.
