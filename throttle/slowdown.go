@@ -145,7 +145,7 @@ func (s *Slowdown) Refund(ctx context.Context, key string, charged ratelimit.Res
 	if s.limiter == nil {
 		return errNoConstructor
 	}
-	if _, _, passed := charged.Of(s); passed {
+	if _, _, passed := charged.Of(s); passed && charged.Allowed { // or else AllowWithin has denied it for its Delay
 		return ratelimit.CheckCall(ctx, key, n)
 	}
 	return s.limiter.Refund(ctx, key, charged, n)

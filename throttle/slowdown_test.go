@@ -206,3 +206,12 @@ func TestCallersWhoSleepAreHeldToTheBound(t *testing.T) {
 		})
 	}
 }
+
+func TestAnEventThatASlowdownHasDeniedForItsDelayHasNothingToRefund(t *testing.T) {
+	s := slowdown(t, inMemory(t, "token_bucket", ratelimit.PerHour(1)), gentle)
+	spend(t, s, 1)
+	late, err := ratelimit.AllowWithin(t.Context(), s, "key", 1, 0)
+	require.NoError(t, err)
+	require.False(t, late.Allowed)
+	require.ErrorIs(t, s.Refund(t.Context(), "key", late, 1), ratelimit.ErrInvalidN)
+}
