@@ -109,7 +109,7 @@ func (s *Slowdown) delayed(r ratelimit.Result, spent int) ratelimit.Result {
 	case !r.Allowed:
 		r = r.With(s.passed)
 		r.Delay = s.slow.Max
-	case !r.Counted():
+	case r.Limit == 0, r.Source() == ratelimit.SourceUnlimited, r.Source() == ratelimit.SourceList: // let through uncounted
 		r.Delay = 0
 	default:
 		r.Delay = s.slow.delay(spent)

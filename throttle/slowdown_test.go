@@ -215,3 +215,11 @@ func TestAnEventThatASlowdownHasDeniedForItsDelayHasNothingToRefund(t *testing.T
 	require.False(t, late.Allowed)
 	require.ErrorIs(t, s.Refund(t.Context(), "key", late, 1), ratelimit.ErrInvalidN)
 }
+
+func TestOneOfSeveralLimitsThatIsOpenDoesNotEndTheDelay(t *testing.T) {
+	open, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
+	require.NoError(t, err)
+	both, err := ratelimit.NewAll(open, inMemory(t, "token_bucket", ratelimit.PerHour(5)))
+	require.NoError(t, err)
+	require.Equal(t, gentle.Step, spend(t, slowdown(t, both, gentle), 3).Delay)
+}
