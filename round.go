@@ -326,7 +326,7 @@ func (r *round) result(ctx context.Context) Result {
 			worst = i
 		}
 	}
-	if !known && source != SourceUnlimited {
+	if !known && source == SourceFailOpen {
 		whole.Limit, whole.Remaining = 0, 0
 	}
 	j := &joined{parts: r.results}
@@ -359,8 +359,8 @@ func (r *Result) add(p *Result) (known bool) {
 // weights says which source stands for several: a store that did not answer outweighs one
 // that did, most of all if the event is refused for it, and either a limit that needs none.
 var weights = [...]uint8{
-	SourceUnlimited: 0, SourceList: 0, SourceZeroRate: 1, SourceStore: 2,
-	SourceFailOpen: 3, SourceLocal: 3, SourceDenyCache: 3, SourceFailClosed: 4,
+	SourceUnlimited: 0, SourceList: 1, SourceZeroRate: 2, SourceStore: 3,
+	SourceFailOpen: 4, SourceLocal: 4, SourceDenyCache: 4, SourceFailClosed: 5,
 }
 
 // name is that of part i.
