@@ -101,3 +101,19 @@ func TestAPeekThatTheStoreHasNotAnsweredClosesNoBreaker(t *testing.T) {
 		require.Equal(t, fallback.StateHalfOpen, lim.State())
 	})
 }
+
+// What no limit has counted is given back without the store.
+func TestARefundOfWhatNoLimitHasCountedClosesNoBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := ratelimit.Unlimited()
+		lim := failover(t, newLimiter(t, "token_bucket", broken{}, ratelimit.PerHour(5), ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })), fallback.Open(), fallback.WithBreaker(1, time.Second))
+		free := allow(t, lim, "key")
+		limit = ratelimit.PerHour(5)
+		allow(t, lim, "key")
+		require.Equal(t, fallback.StateOpen, lim.State())
+		time.Sleep(time.Second)
+		require.NoError(t, lim.Refund(t.Context(), "key", free, 1))
+		require.Equal(t, fallback.StateHalfOpen, lim.State())
+	})
+}
