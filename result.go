@@ -218,10 +218,11 @@ func (r Result) joined() *joined {
 // byUnlimited is on all Results that Unlimited makes.
 var byUnlimited = Mark{source: SourceUnlimited}
 
-// uncounted is whether r has charged nobody since no limit counts it.
+// uncounted is whether r has charged nobody since no limit counts it. A list that denies is
+// a limit of 0.
 func (r *Result) uncounted() bool {
 	s := r.Source()
-	return s == SourceUnlimited || s == SourceList
+	return s == SourceUnlimited || s == SourceList && r.Limit > 0
 }
 
 // withoutStore is the decision by a Rate of 0, or of Unlimited.

@@ -36,7 +36,8 @@ type entry struct {
 	limit   store.Limit // of the core
 	decided bool
 	charged bool
-	request int // in the round's requests, of those in its group; -1 if it has none there
+	failed  bool // to be peeked at, so that its zero result has no source
+	request int  // in the round's requests, of those in its group; -1 if it has none there
 }
 
 var rounds = sync.Pool{New: func() any { return new(round) }}
@@ -161,7 +162,7 @@ func (r *round) peekAt(ctx context.Context, e *entry) (err error) {
 	} else {
 		err = e.core.decide(ctx, e.key, r.n*r.sharing(e), peek, &e.limit, e.result)
 	}
-	e.decided = true
+	e.decided, e.failed = true, err != nil
 	r.denied = r.denied || !e.result.Allowed
 	return err
 }
@@ -319,14 +320,14 @@ func (r *round) result(ctx context.Context) Result {
 		}
 		p := &r.results[i]
 		known = whole.add(p) || known
-		if s := p.Source(); weights[s] > weights[source] {
+		if s := p.Source(); !r.entries[i].failed && weights[s] > weights[source] {
 			source = s
 		}
 		if r.denied && !p.Allowed && (worst < 0 || p.RetryAfter > r.results[worst].RetryAfter) {
 			worst = i
 		}
 	}
-	if !known && source != SourceUnlimited {
+	if !known && source == SourceFailOpen {
 		whole.Limit, whole.Remaining = 0, 0
 	}
 	j := &joined{parts: r.results}
@@ -359,8 +360,8 @@ func (r *Result) add(p *Result) (known bool) {
 // weights says which source stands for several: a store that did not answer outweighs one
 // that did, most of all if the event is refused for it, and either a limit that needs none.
 var weights = [...]uint8{
-	SourceUnlimited: 0, SourceList: 0, SourceZeroRate: 1, SourceStore: 2,
-	SourceFailOpen: 3, SourceLocal: 3, SourceDenyCache: 3, SourceFailClosed: 4,
+	SourceUnlimited: 0, SourceList: 1, SourceZeroRate: 2, SourceStore: 3,
+	SourceFailOpen: 4, SourceLocal: 4, SourceDenyCache: 4, SourceFailClosed: 5,
 }
 
 // name is that of part i.

@@ -324,3 +324,29 @@ func BenchmarkLookUp(b *testing.B) {
 		}
 	}
 }
+
+func TestAnAllSaysOfAListWhatTheListSays(t *testing.T) {
+	list, err := accesslist.NewList("=key")
+	require.NoError(t, err)
+	bucket := inMemory(t, ratelimit.PerHour(5))
+	both := func(lists accesslist.Lists) ratelimit.Limiter {
+		a, err := ratelimit.NewAll(limiter(t, bucket, lists), bucket)
+		require.NoError(t, err)
+		return a
+	}
+	denied := both(accesslist.Lists{Deny: list})
+	r := allow(t, denied, "key")
+	require.False(t, r.Allowed)
+	require.Zero(t, r.Limit)
+	require.Zero(t, r.Remaining)
+	require.Equal(t, ratelimit.SourceList, r.Source())
+	require.Zero(t, peek(t, denied, "key").Remaining, "of a Peek, which asks the bucket too")
+	allowed := both(accesslist.Lists{Allow: list})
+	require.Equal(t, 4, allow(t, allowed, "key").Remaining)
+	only, err := ratelimit.NewAll(limiter(t, bucket, accesslist.Lists{Allow: list}))
+	require.NoError(t, err)
+	r = allow(t, only, "key")
+	require.Equal(t, math.MaxInt32, r.Remaining)
+	require.Equal(t, ratelimit.SourceList, r.Source())
+	require.False(t, r.Counted())
+}

@@ -546,7 +546,7 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 		return f.refundAnswer(ctx, key, under, n)
 	}
 	_, err := f.call(func() (ratelimit.Result, error) {
-		return ratelimit.Result{}, f.limiter.Refund(ctx, key, under, n)
+		return ratelimit.Result{}, unasked(under, f.limiter.Refund(ctx, key, under, n))
 	})
 	if err != nil {
 		return err

@@ -84,3 +84,36 @@ func TestWhatNeedsNoStoreClosesNoBreaker(t *testing.T) {
 		}
 	})
 }
+
+// A limit of 0 denies without the store, and the Peek of an All asks the others all the same.
+func TestAPeekThatTheStoreHasNotAnsweredClosesNoBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := ratelimit.PerHour(5)
+		first := inMemory(t, "token_bucket", ratelimit.PerHour(5), ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+		lim := failover(t, all(t, first, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)),
+			fallback.Open(), fallback.WithBreaker(1, time.Second))
+		allow(t, lim, "key")
+		require.Equal(t, fallback.StateOpen, lim.State())
+		time.Sleep(time.Second)
+		limit = ratelimit.PerHour(0)
+		require.Equal(t, ratelimit.SourceZeroRate, peek(t, lim, "key").Source())
+		require.Equal(t, fallback.StateHalfOpen, lim.State())
+	})
+}
+
+// What no limit has counted is given back without the store.
+func TestARefundOfWhatNoLimitHasCountedClosesNoBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := ratelimit.Unlimited()
+		lim := failover(t, newLimiter(t, "token_bucket", broken{}, ratelimit.PerHour(5), ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })), fallback.Open(), fallback.WithBreaker(1, time.Second))
+		free := allow(t, lim, "key")
+		limit = ratelimit.PerHour(5)
+		allow(t, lim, "key")
+		require.Equal(t, fallback.StateOpen, lim.State())
+		time.Sleep(time.Second)
+		require.NoError(t, lim.Refund(t.Context(), "key", free, 1))
+		require.Equal(t, fallback.StateHalfOpen, lim.State())
+	})
+}

@@ -109,7 +109,7 @@ func (s *Slowdown) delayed(r ratelimit.Result, spent int) ratelimit.Result {
 	case !r.Allowed:
 		r = r.With(s.passed)
 		r.Delay = s.slow.Max
-	case !r.Counted():
+	case r.Limit == 0, r.Source() == ratelimit.SourceUnlimited, r.Source() == ratelimit.SourceList: // let through uncounted
 		r.Delay = 0
 	default:
 		r.Delay = s.slow.delay(spent)
@@ -145,7 +145,7 @@ func (s *Slowdown) Refund(ctx context.Context, key string, charged ratelimit.Res
 	if s.limiter == nil {
 		return errNoConstructor
 	}
-	if _, _, passed := charged.Of(s); passed {
+	if _, _, passed := charged.Of(s); passed && charged.Allowed { // or else AllowWithin has denied it for its Delay
 		return ratelimit.CheckCall(ctx, key, n)
 	}
 	return s.limiter.Refund(ctx, key, charged, n)

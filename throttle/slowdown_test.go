@@ -206,3 +206,20 @@ func TestCallersWhoSleepAreHeldToTheBound(t *testing.T) {
 		})
 	}
 }
+
+func TestAnEventThatASlowdownHasDeniedForItsDelayHasNothingToRefund(t *testing.T) {
+	s := slowdown(t, inMemory(t, "token_bucket", ratelimit.PerHour(1)), gentle)
+	spend(t, s, 1)
+	late, err := ratelimit.AllowWithin(t.Context(), s, "key", 1, 0)
+	require.NoError(t, err)
+	require.False(t, late.Allowed)
+	require.ErrorIs(t, s.Refund(t.Context(), "key", late, 1), ratelimit.ErrInvalidN)
+}
+
+func TestOneOfSeveralLimitsThatIsOpenDoesNotEndTheDelay(t *testing.T) {
+	open, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
+	require.NoError(t, err)
+	both, err := ratelimit.NewAll(open, inMemory(t, "token_bucket", ratelimit.PerHour(5)))
+	require.NoError(t, err)
+	require.Equal(t, gentle.Step, spend(t, slowdown(t, both, gentle), 3).Delay)
+}
