@@ -182,8 +182,9 @@ func TestCallersWhoSleepAreHeldToTheBound(t *testing.T) {
 	slow := throttle.Slow{Free: 5, Step: time.Second, Max: 10 * time.Second}
 	for _, algorithm := range algorithms {
 		l, refilled := ratelimit.PerMinute(limit), 0
-		if algorithm == "token_bucket" || algorithm == "leaky_bucket" {
-			l, refilled = ratelimit.Limit{Rate: rate, Period: time.Minute, Burst: limit}, rate
+		bucket := ratelimit.Limit{Rate: rate, Period: time.Minute, Burst: limit}
+		if bucket.ValidateFor(algorithm) == nil {
+			l, refilled = bucket, rate
 		}
 		inBubble(t, algorithm, l, func(t *testing.T, lim ratelimit.Limiter) {
 			s := slowdown(t, lim, slow)

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+var algorithms = ratelimit.Algorithms()
 
 // onEachAlgorithm runs test in a bubble for each algorithm, with a limiter whose clock
 // is the bubble's.
