@@ -182,9 +182,8 @@ func TestCallersWhoSleepAreHeldToTheBound(t *testing.T) {
 	slow := throttle.Slow{Free: 5, Step: time.Second, Max: 10 * time.Second}
 	for _, algorithm := range algorithms {
 		l, refilled := ratelimit.PerMinute(limit), 0
-		bucket := ratelimit.Limit{Rate: rate, Period: time.Minute, Burst: limit}
-		if bucket.ValidateFor(algorithm) == nil {
-			l, refilled = bucket, rate
+		if hasBurst(algorithm) {
+			l, refilled = ratelimit.Limit{Rate: rate, Period: time.Minute, Burst: limit}, rate
 		}
 		inBubble(t, algorithm, l, func(t *testing.T, lim ratelimit.Limiter) {
 			s := slowdown(t, lim, slow)

@@ -30,6 +30,11 @@ func onEachAlgorithm(t *testing.T, l ratelimit.Limit, test func(t *testing.T, li
 	}
 }
 
+// hasBurst is whether an algorithm takes a Burst: those do whose spend drains, as a bucket's.
+func hasBurst(algorithm string) bool {
+	return ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 2}.ValidateFor(algorithm) == nil
+}
+
 func inBubble(t *testing.T, algorithm string, l ratelimit.Limit, test func(t *testing.T, lim ratelimit.Limiter)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { test(t, inMemory(t, algorithm, l)) })
