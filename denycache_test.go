@@ -96,7 +96,7 @@ const ms = time.Millisecond
 
 // smallLimit has waits of some ms, so that many of them end.
 func smallLimit(algorithm string) ratelimit.Limit {
-	if strings.HasSuffix(algorithm, "bucket") {
+	if hasBurst(algorithm) {
 		return ratelimit.Limit{Rate: 20, Period: 50 * time.Millisecond, Burst: 12}
 	}
 	return ratelimit.Limit{Rate: 20, Period: 20 * time.Millisecond}

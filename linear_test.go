@@ -7,7 +7,6 @@ import (
 	mathrand "math/rand/v2"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -37,7 +36,7 @@ const (
 // years have an edge in December 2029.
 func standing(algorithm string) ratelimit.Limit {
 	year := 365 * 24 * time.Hour
-	if strings.HasSuffix(algorithm, "_bucket") {
+	if hasBurst(algorithm) {
 		return ratelimit.Limit{Rate: 1, Period: year, Burst: linearCapacity}
 	}
 	return ratelimit.Limit{Rate: linearCapacity, Period: 10 * year}

@@ -106,7 +106,7 @@ func TestPolicies(t *testing.T) {
 		l, err := ratelimit.ParseLimit(text)
 		require.NoError(t, err)
 		for _, algorithm := range algorithms {
-			if l.Burst > 0 && algorithm != "token_bucket" && algorithm != "leaky_bucket" {
+			if l.Burst > 0 && !hasBurst(algorithm) {
 				continue
 			}
 			lim, err := ratelimit.New(algorithm, memory(t, newClock()), l)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -229,10 +228,10 @@ func TestAllWrappersPassTheTurnOn(t *testing.T) {
 				require.Equal(t, 10*time.Second, r.Delay, name)
 				require.NoError(t, lim.Refund(ctx, "key", r, 1))
 				require.Equal(t, 10*time.Second, allowWithin(t, lim, 1, 10*time.Second).Delay, name)
-			case algorithm == "token_bucket" && (name == "without a Delayer" || name == "All of others"):
+			case hasBurst(algorithm) && (name == "without a Delayer" || name == "All of others"):
 				require.True(t, allowWithin(t, lim, 10, time.Hour).Allowed)
 				require.Equal(t, 6*time.Second, allowWithin(t, lim, 1, time.Hour).RetryAfter, "as AllowN")
-			case algorithm == "token_bucket":
+			case hasBurst(algorithm):
 				require.True(t, allowWithin(t, lim, 10, 0).Allowed)
 				r := allowWithin(t, lim, 2, 10*time.Second)
 				require.False(t, r.Allowed, name)
@@ -394,8 +393,8 @@ func TestPartsOnOneStateHaveTheirTurnsTogether(t *testing.T) {
 		lim := all(t, inner, inner) // charged twice
 		require.True(t, allowWithin(t, lim, 5, 0).Allowed)
 		r := allowWithin(t, lim, 1, time.Minute)
-		switch algorithm {
-		case "token_bucket":
+		switch {
+		case hasBurst(algorithm) && algorithm != "leaky_bucket":
 			require.Equal(t, 12*time.Second, r.Delay)
 			require.Equal(t, 6*time.Second, r.Parts()[0].Delay)
 			require.Equal(t, 7*time.Second, allowWithin(t, lim, 1, 17*time.Second).RetryAfter)
@@ -467,7 +466,7 @@ func TestTheLongestWaitsDoNotOverflow(t *testing.T) {
 		{Rate: math.MaxInt32, Period: time.Hour}, {Rate: 1, Period: time.Second, Burst: math.MaxInt32}, {Rate: 1000003, Period: time.Hour},
 	} {
 		onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
-			if l.Burst > 0 && !strings.HasSuffix(algorithm, "_bucket") {
+			if l.Burst > 0 && !hasBurst(algorithm) {
 				return
 			}
 			lim := newLimiter(t, algorithm, s, l)
@@ -506,7 +505,7 @@ func TestStoresAreToldOfTurnsInWholeMicrosecondsUpTo100Years(t *testing.T) {
 		for d, want := range map[time.Duration]int64{
 			-time.Hour: 1, 0: 1, 999: 1, time.Microsecond: 2, time.Second + 1: 1_000_001, ratelimit.Never: century + 1,
 		} {
-			if !strings.HasSuffix(algorithm, "_bucket") {
+			if !hasBurst(algorithm) {
 				want = 0
 			}
 			allowWithin(t, lim, 1, d)

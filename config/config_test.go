@@ -236,9 +236,9 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		},
 		{name: "no algorithm", text: "limiters:\n  a:\n    limit: 1/s\n", err: `2:3: limiter "a": no algorithm`},
 		{
-			name: "an unknown algorithm", text: "limiters:\n  a:\n    algorithm: gcra\n    limit: 1/s\n", is: ratelimit.ErrInvalidOption,
+			name: "an unknown algorithm", text: "limiters:\n  a:\n    algorithm: bucket\n    limit: 1/s\n", is: ratelimit.ErrInvalidOption,
 			err: `3:16: limiter "a": algorithm: ` + ratelimit.ErrInvalidOption.Error() +
-				`: no algorithm "gcra": it is one of fixed_window, sliding_window, sliding_log, token_bucket, leaky_bucket`,
+				`: no algorithm "bucket": it is one of ` + strings.Join(ratelimit.Algorithms(), ", "),
 		},
 		{name: "an algorithm of the wrong type", text: "limiters:\n  a:\n    algorithm: [x]\n    limit: 1/s\n", err: `3:16: limiter "a": algorithm: a list of 1: want its name`},
 		{name: "no limit", text: a, err: `2:3: limiter "a": no limit`},

@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+var algorithms = ratelimit.Algorithms()
 
 func onEachAlgorithm(t *testing.T, l ratelimit.Limit, test func(t *testing.T, lim ratelimit.Limiter)) {
 	t.Helper()

@@ -182,7 +182,7 @@ func TestCallersWhoSleepAreHeldToTheBound(t *testing.T) {
 	slow := throttle.Slow{Free: 5, Step: time.Second, Max: 10 * time.Second}
 	for _, algorithm := range algorithms {
 		l, refilled := ratelimit.PerMinute(limit), 0
-		if algorithm == "token_bucket" || algorithm == "leaky_bucket" {
+		if hasBurst(algorithm) {
 			l, refilled = ratelimit.Limit{Rate: rate, Period: time.Minute, Burst: limit}, rate
 		}
 		inBubble(t, algorithm, l, func(t *testing.T, lim ratelimit.Limiter) {

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+var algorithms = ratelimit.Algorithms()
 
 // onEachAlgorithm runs test in a bubble for each algorithm, with a limiter whose clock
 // is the bubble's.
@@ -28,6 +28,11 @@ func onEachAlgorithm(t *testing.T, l ratelimit.Limit, test func(t *testing.T, li
 	for _, algorithm := range algorithms {
 		t.Run(algorithm, func(t *testing.T) { inBubble(t, algorithm, l, test) })
 	}
+}
+
+// hasBurst is whether an algorithm takes a Burst: those do whose spend drains, as a bucket's.
+func hasBurst(algorithm string) bool {
+	return ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 2}.ValidateFor(algorithm) == nil
 }
 
 func inBubble(t *testing.T, algorithm string, l ratelimit.Limit, test func(t *testing.T, lim ratelimit.Limiter)) {

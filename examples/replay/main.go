@@ -82,7 +82,7 @@ func (o *options) flags(stderr io.Writer) *flag.FlagSet {
 	flags := flag.NewFlagSet("replay", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&o.algorithm, "algorithm", "token_bucket",
-		"`name`: fixed_window, sliding_window, sliding_log, token_bucket or leaky_bucket")
+		"`name`, one of "+strings.Join(ratelimit.Algorithms(), ", "))
 	flags.TextVar(&o.limit, "limit", ratelimit.PerMinute(60),
 		"`limit` of each client, such as 100/s, 5/15m or \"10/m burst 20\"")
 	flags.IntVar(&o.top, "top", 10, "print the `n` clients that are denied most")

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
 )
 
 // sample has requests of 3 clients in one minute, some of them out of order, and
@@ -121,7 +123,7 @@ func TestTopIsTheLongestListThatIsPrinted(t *testing.T) {
 }
 
 func TestEveryAlgorithmReplays(t *testing.T) {
-	for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"} {
+	for _, algorithm := range ratelimit.Algorithms() {
 		got := replayed(t, strings.NewReader(sample), "-limit", "2/m", "-algorithm", algorithm)
 		require.Zero(t, got.code)
 		require.Contains(t, got.stdout, "3 denied (37.50 %), of 2 clients", algorithm)

@@ -17,7 +17,7 @@ const maxBody = 4 << 10 // bytes
 // The one user of the example.
 const demoUser, demoPassword = "demo", "demo-password"
 
-var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+var algorithms = ratelimit.Algorithms()
 
 // route is what is answered, and how often.
 type route struct {

@@ -47,16 +47,18 @@ const (
 )
 
 // KindOf is the Kind of limiters of an algorithm by its name, or "" if that is not known.
-// delays is whether they have AllowWithin.
+// delays is whether they have AllowWithin. An algorithm that has no name here works as well:
+// what it does costs some questions to find out.
 func KindOf(algorithm string, delays bool) Kind {
-	switch {
-	case algorithm == "token_bucket":
-		return Early
-	case algorithm == "leaky_bucket":
-		return Leaky
-	case algorithm != "":
+	switch algorithm {
+	case "fixed_window", "sliding_window", "sliding_log":
 		return Plain
-	case delays:
+	case "token_bucket":
+		return Early
+	case "leaky_bucket":
+		return Leaky
+	}
+	if delays {
 		return Unknown
 	}
 	return Tickets // it says its Delay, if any, when it has admitted

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-var fiveAlgorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+var algorithms = ratelimit.Algorithms()
 
 const (
 	siegeLimit = 100 // events a day: of the minute that an attack takes, a bucket refills none
@@ -38,7 +38,7 @@ func TestAttackByRotatingKeysGainsNothing(t *testing.T) {
 		{10_000 / scale, 100_000 / scale, 2},
 		{10_000 / scale, 100_000 / scale, 5},
 	} {
-		for _, algorithm := range fiveAlgorithms {
+		for _, algorithm := range algorithms {
 			maxKeys, rotating := flood.maxKeys, flood.rotating
 			switch less := max(1, 5/scale); {
 			case effort.Long():

@@ -78,7 +78,7 @@ type fire struct {
 func newFire(t *testing.T, s *memstore.Store, c *clock) *fire {
 	t.Helper()
 	f := &fire{t: t, s: s, clock: c}
-	for _, algorithm := range fiveAlgorithms {
+	for _, algorithm := range algorithms {
 		lim, err := ratelimit.New(algorithm, s, ratelimit.Limit{Rate: fireLimit, Period: 10 * 365 * 24 * time.Hour})
 		passer, err2 := ratelimit.New(algorithm, s, ratelimit.PerSecond(passLimit))
 		if err != nil || err2 != nil {

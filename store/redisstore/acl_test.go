@@ -88,7 +88,7 @@ func TestTheLeastPermissionsAreEnough(t *testing.T) {
 		return s
 	}
 	for i, s := range []*redisstore.Store{open(), open(redisstore.WithClock(func() time.Time { return now }), redisstore.WithBatching())} {
-		for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"} {
+		for _, algorithm := range ratelimit.Algorithms() {
 			ctx, name := t.Context(), fmt.Sprint(algorithm, i)
 			l, err := ratelimit.New(algorithm, s, ratelimit.PerHour(300), ratelimit.WithName(name))
 			require.NoError(t, err)

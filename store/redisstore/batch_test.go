@@ -27,7 +27,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/storetest"
 )
 
-var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+var algorithms = ratelimit.Algorithms()
 
 // spy learns the space of a limiter.
 type spy struct {

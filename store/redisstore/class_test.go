@@ -149,7 +149,7 @@ func TestGarbageIsCorruptState(t *testing.T) {
 		"a text": func(key string) error { return client.Set(t.Context(), key, "garbage", time.Minute).Err() },
 		"a list": func(key string) error { return client.LPush(t.Context(), key, "x").Err() },
 	}
-	for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"} {
+	for _, algorithm := range ratelimit.Algorithms() {
 		for what, put := range plant {
 			l, err := ratelimit.New(algorithm, s, ratelimit.PerHour(10))
 			require.NoError(t, err)
@@ -373,7 +373,7 @@ func TestFullServerIsOutOfMemory(t *testing.T) {
 	now := time.Now()
 	s := newStore(t, client, redisstore.WithClock(func() time.Time { return now }))
 	limiters := map[string]ratelimit.Limiter{}
-	for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"} {
+	for _, algorithm := range ratelimit.Algorithms() {
 		l, err := ratelimit.New(algorithm, s, ratelimit.PerHour(200))
 		require.NoError(t, err)
 		limiters[algorithm] = l
