@@ -238,3 +238,20 @@ func TestLimitsAreValidatedAsByTheConstructors(t *testing.T) {
 		require.ErrorContains(t, err, algorithm)
 	}
 }
+
+// described is a store that can be compared by its type, and not by what it holds.
+type described struct {
+	store.Store
+	about any
+}
+
+func TestAStoreThatCannotBeComparedIsAskedForOneLimitAfterTheOther(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	s := described{mem, []string{"here"}}
+	a, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(5))
+	require.NoError(t, err)
+	b, err := ratelimit.NewFixedWindow(s, ratelimit.PerHour(5))
+	require.NoError(t, err)
+	require.Equal(t, 4, allow(t, all(t, a, b), "key").Remaining)
+}
