@@ -255,3 +255,16 @@ func TestAStoreThatCannotBeComparedIsAskedForOneLimitAfterTheOther(t *testing.T)
 	require.NoError(t, err)
 	require.Equal(t, 4, allow(t, all(t, a, b), "key").Remaining)
 }
+
+func TestNoLimiterHasNoShareAndNoAlgorithm(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	for _, none := range []ratelimit.Limiter{
+		nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.All)(nil), (*ratelimit.Rekeyed)(nil), (*ratelimit.DenyCache)(nil),
+		new(ratelimit.Rekeyed), new(ratelimit.TokenBucket), new(ratelimit.DenyCache),
+	} {
+		_, err = ratelimit.Share(none, mem, 2)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", none)
+		require.Empty(t, ratelimit.AlgorithmOf(none), "%T", none)
+	}
+}
