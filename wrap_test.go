@@ -268,3 +268,17 @@ func TestNoLimiterHasNoShareAndNoAlgorithm(t *testing.T) {
 		require.Empty(t, ratelimit.AlgorithmOf(none), "%T", none)
 	}
 }
+
+func TestACopyOfALimiterIsOneOfTheFiveToo(t *testing.T) {
+	limit := ratelimit.PerHour(1)
+	original := inMemory(t, "token_bucket", limit, ratelimit.WithLimitFunc(
+		func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+	limiter := *original.(*ratelimit.TokenBucket)
+	require.Equal(t, "token_bucket", ratelimit.AlgorithmOf(&limiter))
+	cache, err := ratelimit.NewDenyCache(&limiter)
+	require.NoError(t, err)
+	require.True(t, allow(t, cache, "key").Allowed)
+	require.False(t, allow(t, cache, "key").Allowed)
+	limit = ratelimit.PerHour(10)
+	require.True(t, allow(t, cache, "key").Allowed, "under another limit")
+}
