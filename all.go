@@ -89,7 +89,7 @@ func newPart(l Limiter) part {
 	if p.rekeyed, _ = l.(*Rekeyed); p.rekeyed != nil {
 		l = p.rekeyed.limiter
 	}
-	if p.core = coreOf(l); p.core != nil && reflect.TypeOf(p.core.store).Comparable() {
+	if p.core = coreOf(l); p.core != nil && reflect.ValueOf(p.core.store).Comparable() {
 		p.store = p.core.store
 	}
 	return p

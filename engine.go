@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"reflect"
 	"strconv"
 	"time"
 
@@ -101,7 +102,7 @@ func (lim *limiter) core() *limiter { return lim }
 // one of them: those may have an AllowN of their own.
 func coreOf(l Limiter) *limiter {
 	if c, ok := l.(interface{ core() *limiter }); ok {
-		if lim := c.core(); lim.self == l {
+		if lim := c.core(); reflect.TypeOf(lim.self) == reflect.TypeOf(l) { // not ==: l may be a copy
 			return lim
 		}
 	}

@@ -164,7 +164,7 @@ func errNoAlgorithm(name string) error {
 // It looks through limiters that have a method Unwrap() Limiter: [Rekeyed], [DenyCache],
 // and those of the packages fallback and accesslist. It returns "" for other limiters.
 func AlgorithmOf(l Limiter) string {
-	for l != nil {
+	for !isnil.Is(l) {
 		if lim := coreOf(l); lim != nil {
 			return lim.algorithm.rule.Name
 		}

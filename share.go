@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -18,6 +19,9 @@ import (
 // limit of l or of its tiers has no such share. Of limits that a function gives, that is
 // an error of the call.
 func Share(l Limiter, s store.Store, n int) (Limiter, error) {
+	if isnil.Is(l) {
+		return nil, errNilLimiter
+	}
 	switch l := l.(type) {
 	case *All:
 		parts := make([]Limiter, len(l.parts))

@@ -238,3 +238,47 @@ func TestLimitsAreValidatedAsByTheConstructors(t *testing.T) {
 		require.ErrorContains(t, err, algorithm)
 	}
 }
+
+// described is a store that can be compared by its type, and not by what it holds.
+type described struct {
+	store.Store
+	about any
+}
+
+func TestAStoreThatCannotBeComparedIsAskedForOneLimitAfterTheOther(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	s := described{mem, []string{"here"}}
+	a, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(5))
+	require.NoError(t, err)
+	b, err := ratelimit.NewFixedWindow(s, ratelimit.PerHour(5))
+	require.NoError(t, err)
+	require.Equal(t, 4, allow(t, all(t, a, b), "key").Remaining)
+}
+
+func TestNoLimiterHasNoShareAndNoAlgorithm(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	for _, none := range []ratelimit.Limiter{
+		nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.All)(nil), (*ratelimit.Rekeyed)(nil), (*ratelimit.DenyCache)(nil),
+		new(ratelimit.Rekeyed), new(ratelimit.TokenBucket), new(ratelimit.DenyCache),
+	} {
+		_, err = ratelimit.Share(none, mem, 2)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", none)
+		require.Empty(t, ratelimit.AlgorithmOf(none), "%T", none)
+	}
+}
+
+func TestACopyOfALimiterIsOneOfTheFiveToo(t *testing.T) {
+	limit := ratelimit.PerHour(1)
+	original := inMemory(t, "token_bucket", limit, ratelimit.WithLimitFunc(
+		func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+	limiter := *original.(*ratelimit.TokenBucket)
+	require.Equal(t, "token_bucket", ratelimit.AlgorithmOf(&limiter))
+	cache, err := ratelimit.NewDenyCache(&limiter)
+	require.NoError(t, err)
+	require.True(t, allow(t, cache, "key").Allowed)
+	require.False(t, allow(t, cache, "key").Allowed)
+	limit = ratelimit.PerHour(10)
+	require.True(t, allow(t, cache, "key").Allowed, "under another limit")
+}
