@@ -134,11 +134,9 @@ func NewDenyCache(l Limiter, opts ...DenyCacheOption) (*DenyCache, error) {
 
 // wraps is whether l is a limiter around others, as far as it says so.
 func wraps(l Limiter) bool {
-	if _, several := l.(*All); several || order.DoesAnswer(l) {
-		return true
-	}
-	_, ok := l.(interface{ Unwrap() Limiter })
-	return ok
+	_, several := l.(*All)
+	_, one := l.(interface{ Unwrap() Limiter })
+	return several || one || order.DoesAnswer(l)
 }
 
 var errNoDenyCache = fmt.Errorf("%w: a DenyCache is made by its constructor", ErrInvalidLimit)
@@ -164,7 +162,10 @@ func (d *DenyCache) AllowN(ctx context.Context, key string, n int) (res Result, 
 		}
 	}
 	if known, ok := d.denials.Recall(key, &q); ok {
-		return denied(n, known), nil
+		return Result{
+			Limit: known.Capacity, Remaining: known.Remaining,
+			RetryAfter: known.RetryAfter, ResetAfter: known.ResetAfter, mark: &byDenyCache,
+		}, nil
 	}
 	if d.asking == nil {
 		res, err = d.limiter.AllowN(ctx, key, n)
@@ -176,18 +177,6 @@ func (d *DenyCache) AllowN(ctx context.Context, key string, n int) (res Result, 
 }
 
 var byDenyCache = Mark{source: SourceDenyCache}
-
-// denied is the denial of n events that is known.
-func denied(n int, known denials.Denial) Result {
-	r := Result{
-		Limit: known.Capacity, Remaining: known.Remaining,
-		RetryAfter: known.RetryAfter, ResetAfter: known.ResetAfter, mark: &byDenyCache,
-	}
-	if n > r.Limit {
-		r.RetryAfter = Never
-	}
-	return r
-}
 
 // learn remembers a denial, and what it makes of an admission under a limit that
 // may have changed.

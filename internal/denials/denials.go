@@ -16,6 +16,8 @@ const (
 	minMarks   = 1024 // so that a change rarely meets a call on another key
 	maxDrift   = 1000 // one part in so many between this clock and the store's
 	sweepEvery = time.Second
+
+	never time.Duration = math.MaxInt64
 )
 
 // Table remembers denials. Its time is this process's monotonic clock.
@@ -95,9 +97,13 @@ type denial struct {
 	remaining int           // below n
 }
 
-// at is the denial of n events as it stands at now.
-func (e *denial) at(now time.Duration) Denial {
-	return Denial{e.capacity, e.remaining, wholeMicroseconds(e.retryAt - now), wholeMicroseconds(e.resetAt - now)}
+// of is the denial of n events as it stands at now.
+func (e *denial) of(n int, now time.Duration) Denial {
+	d := Denial{e.capacity, e.remaining, wholeMicroseconds(e.retryAt - now), wholeMicroseconds(e.resetAt - now)}
+	if n > e.capacity {
+		d.RetryAfter = never
+	}
+	return d
 }
 
 // wholeMicroseconds is d rounded up.
@@ -120,7 +126,7 @@ func (t *Table) Recall(key string, q *Question) (Denial, bool) {
 		case e.limit != q.Limit:
 			delete(s.denials, q.key)
 		case e.n <= q.N && q.sent < e.until:
-			return e.at(q.sent), true
+			return e.of(q.N, q.sent), true
 		}
 	}
 	q.changes = t.mark(q.key).changes
