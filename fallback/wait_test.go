@@ -2,10 +2,12 @@ package fallback_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -18,23 +20,27 @@ import (
 func TestWaitersOfALeakyBucketWaitForTheLocalLimiterInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 20}
-		inner := &faulty{Limiter: inMemory(t, "leaky_bucket", limit)}
-		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", limit)), fallback.WithBreaker(1, time.Hour))
-		waiter, err := throttle.NewWaiter(lim, 300*time.Millisecond)
+		lim := failover(t, down(t, "leaky_bucket", limit), fallback.Local(inMemory(t, "token_bucket", limit)), fallback.WithBreaker(1, time.Hour))
+		waiter, err := throttle.NewWaiter(lim, 1500*time.Millisecond)
 		require.NoError(t, err)
-		inner.down.Store(true)
 		require.Equal(t, 20, admitted(t, lim, 30))
 
 		began := time.Now()
-		for range 5 {
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-			_, err := ratelimit.Wait(ctx, lim, "key", 1)
-			cancel()
-			require.NoError(t, err)
-			r, err := waiter.Allow(t.Context(), "key")
-			require.NoError(t, err)
-			require.True(t, r.Allowed)
+		var all sync.WaitGroup
+		for range 5 { // each stands behind others, and none is told that its turn comes when the bucket is full
+			all.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+				defer cancel()
+				_, err := ratelimit.Wait(ctx, lim, "key", 1)
+				assert.NoError(t, err)
+			})
+			all.Go(func() {
+				r, err := waiter.Allow(t.Context(), "key")
+				assert.NoError(t, err)
+				assert.True(t, r.Allowed)
+			})
 		}
-		require.InDelta(t, time.Second, time.Since(began), float64(20*time.Millisecond), "ten events")
+		all.Wait()
+		require.InDelta(t, time.Second, time.Since(began), float64(100*time.Millisecond), "ten events")
 	})
 }
