@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"sync"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -412,4 +413,63 @@ func ExampleTokenBucket_AllowUpTo() {
 	// 10 granted, remaining 5
 	// 5 granted, remaining 0
 	// 0 granted, remaining 0
+}
+
+// lenient is a limiter around another one, which lets the first denied event of a key
+// through.
+type lenient struct {
+	ratelimit.Limiter
+	seen sync.Map
+	mark *ratelimit.Mark
+}
+
+func newLenient(l ratelimit.Limiter) *lenient {
+	lim := &lenient{Limiter: l}
+	lim.mark = ratelimit.NewMark(lim, ratelimit.SourceStore, nil)
+	return lim
+}
+
+func (l *lenient) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return l.AllowN(ctx, key, 1)
+}
+
+func (l *lenient) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r, err := l.Limiter.AllowN(ctx, key, n)
+	if err != nil || r.Allowed {
+		return r, err
+	}
+	if _, again := l.seen.LoadOrStore(key, true); !again {
+		r.Allowed, r.RetryAfter = true, 0
+		r = r.With(l.mark) // nothing was charged for it
+	}
+	return r, nil
+}
+
+func (l *lenient) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	if _, _, mine := charged.Of(l); mine {
+		return nil
+	}
+	return l.Limiter.Refund(ctx, key, charged, n)
+}
+
+// A limiter of one's own around another one marks what it makes of a Result, and knows it
+// again in Refund.
+func ExampleMark() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	window, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, ctx := newLenient(window), context.Background()
+	for range 3 {
+		r, err := limiter.Allow(ctx, "user:42")
+		fmt.Println(r.Allowed, r.Charged(), err)
+	}
+	// Output:
+	// true 1 <nil>
+	// true 0 <nil>
+	// false 0 <nil>
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
-	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -24,24 +23,11 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	limit := ratelimit.Limit{Rate: 90, Period: time.Minute, Burst: 6}
-	onRedis, err := ratelimit.NewTokenBucket(shared, limit)
+	bucket, err := ratelimit.NewTokenBucket(shared, limit, ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
-
-	mem, err := memstore.New()
-	if err != nil {
-		log.Fatal(err)
-	}
-	share, err := limit.Share(3)
-	if err != nil {
-		log.Fatal(err)
-	}
-	local, err := ratelimit.NewTokenBucket(mem, share)
-	if err != nil {
-		log.Fatal(err)
-	}
-	limiter, err := fallback.New(onRedis, fallback.Local(local))
+	limiter, err := fallback.New(bucket, fallback.LocalShare(3))
 	if err != nil {
 		log.Fatal(err)
 	}
