@@ -126,7 +126,7 @@ func Closed() Policy { return Policy{source: ratelimit.SourceFailClosed} }
 // room for s of the events, a Refund of n gives it back n-s, and nothing below that. What
 // l has admitted and has been handed back is refunded to l only.
 //
-// It costs a decision of l, and an allocation, with each admission of the store,
+// It costs a decision of l, and one or two allocations, with each admission of the store,
 // and a second call of the store where a key owes (up to four where the limiter has
 // no AllowUpTo method: see [ratelimit.AllowUpTo]). An event that is too large for l may
 // fit the store, so that its RetryAfter is the time to the next probe, not
