@@ -158,11 +158,13 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n int, d *report.Decision) {
 	s, kept := scratches.Get().(*scratch), h.keeps(&d.Result)
 	d.Parts, d.DeniedBy = d.Result.Parts(), d.Result.DeniedBy()
+	d.Bucket = h.styles != 0 && d.Result.Allowed && d.Result.Remaining == 0 && report.IsBucket(h.limiter)
 	if kept {
 		d.Policies = h.policies(r, key, nil)
-	} else if h.styles&withPolicies != 0 || !d.Result.Allowed {
+	} else if h.styles&withPolicies != 0 || !d.Result.Allowed || d.Bucket {
 		d.Policies = h.policies(r, key, s.policies[:0])
 	}
+	d.Follow()
 	f := fields{text: s.text[:0]}
 	f.report(h.styles, d, &h.texts)
 	if !d.Result.Allowed {

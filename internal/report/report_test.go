@@ -79,7 +79,7 @@ func TestNoTimeIsLaterThanThatToComeBack(t *testing.T) {
 		{ratelimit.Result{Allowed: true, ResetAfter: ratelimit.Never}, admitted, time.Hour, true},
 	} {
 		d := report.Decision{Result: c.whole}
-		got, ok := d.Time(&c.part)
+		got, ok := d.Time(&c.part, nil)
 		require.Equal(t, c.ok, ok)
 		require.Equal(t, c.want, got)
 	}
