@@ -23,7 +23,8 @@ import (
 //
 // A Transport heeds the server. After 429 and 503 later requests of the same key, and those
 // that wait already, wait as long as Retry-After says, in seconds or as a date. If that
-// cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. A server is
+// cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. No field of more than
+// 4 KiB is read. A server is
 // believed up to a minute ([WithMaxPause]). RateLimit fields of other answers do not count:
 // theirs is the time of the whole quota.
 //

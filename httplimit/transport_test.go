@@ -125,6 +125,13 @@ func TestLaterCallsWaitAsTheAnswerSays(t *testing.T) {
 		{"draft 10", 429, func() map[string]string {
 			return map[string]string{"RateLimit": `"a,;r=0;t=50\"";r=0;t=10, "b";r=7;t=55,"c";t=30;r=0`}
 		}, 30 * time.Second},
+		{"draft 10 in 4 KiB", 429, func() map[string]string {
+			return map[string]string{"RateLimit": strings.Repeat(`"a";r=0;t=30,`, 4<<10/13)}
+		}, 30 * time.Second},
+		{"a field of 8 MiB is not read", 429, func() map[string]string {
+			return map[string]string{"Retry-After": strings.Repeat("9", 8<<20), "RateLimit": strings.Repeat(`"a";r=0;t=30,`, 8<<20/13),
+				"RateLimit-Reset": strings.Repeat("9", 8<<20), "X-RateLimit-Reset": strings.Repeat("9", 8<<20)}
+		}, 0},
 		{"draft 7", 429, func() map[string]string { return map[string]string{"RateLimit": "limit=9, remaining=0, reset=30"} }, 30 * time.Second},
 		{"draft 6", 429, func() map[string]string { return map[string]string{"RateLimit-Reset": "30"} }, 30 * time.Second},
 		{"legacy", 429, func() map[string]string {
