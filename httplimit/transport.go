@@ -24,9 +24,8 @@ import (
 // A Transport heeds the server. After 429 and 503 later requests of the same key, and those
 // that wait already, wait as long as Retry-After says, in seconds or as a date. If that
 // cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. No field of more than
-// 4 KiB is read. A server is
-// believed up to a minute ([WithMaxPause]). RateLimit fields of other answers do not count:
-// theirs is the time of the whole quota.
+// 4 KiB is read. A server is believed up to a minute ([WithMaxPause]). RateLimit fields of
+// other answers do not count: theirs is the time of the whole quota.
 //
 // Nothing is sent again unless [WithRetries] says so. The pauses of at most 4,096 keys are
 // remembered. Beyond that the one that ends soonest is forgotten, of some that are looked at.
@@ -38,6 +37,9 @@ type Transport struct {
 	base      http.RoundTripper
 	cooldowns cooldown.Set
 }
+
+// maxDrain is how long a retry waits for the rest of a refusal.
+const maxDrain = 100 * time.Millisecond
 
 // ErrLimited says that a [Transport] that does not wait ([WithoutWaiting]) has not sent
 // a request. It is a [*LimitedError].
@@ -207,8 +209,11 @@ func idempotent(r *http.Request) bool {
 	return r.Header.Get("Idempotency-Key") != ""
 }
 
-// drain reads the rest of a short answer, so that its connection can be used again.
+// drain reads the rest of a short answer, so that its connection can be used again. A rest
+// that takes long is not worth it.
 func drain(res *http.Response) {
+	timer := time.AfterFunc(maxDrain, func() { _ = res.Body.Close() }) // which ends a Read of net/http's
+	defer timer.Stop()
 	_, _ = io.CopyN(io.Discard, res.Body, 64<<10)
 	_ = res.Body.Close()
 }

@@ -363,6 +363,52 @@ func TestARefusedCallIsSentAgainOnRequest(t *testing.T) {
 	}
 }
 
+func TestARefusalThatTricklesHoldsNoRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "10"}}, fine}}
+		body := &trickle{done: make(chan struct{})}
+		tr := transport(t, withBody{sup, body}, plenty(t), httplimit.WithRetries(1))
+		require.NoError(t, call(t, tr, "http://example.com/"))
+		require.Len(t, sup.sent, 2)
+		require.Equal(t, 10*time.Second, sup.sent[1].Sub(sup.sent[0]))
+	})
+}
+
+// withBody gives refusals that body.
+type withBody struct {
+	http.RoundTripper
+	body io.ReadCloser
+}
+
+func (b withBody) RoundTrip(r *http.Request) (*http.Response, error) {
+	res, err := b.RoundTripper.RoundTrip(r)
+	if err == nil && res.StatusCode == http.StatusTooManyRequests {
+		res.Body = b.body
+	}
+	return res, err
+}
+
+// trickle is a body of a byte a second, until it is closed. As net/http's it can be closed
+// during a Read.
+type trickle struct {
+	once sync.Once
+	done chan struct{}
+}
+
+func (b *trickle) Read(p []byte) (int, error) {
+	select {
+	case <-b.done:
+		return 0, http.ErrBodyReadAfterClose
+	case <-time.After(time.Second):
+		return copy(p, "x"), nil
+	}
+}
+
+func (b *trickle) Close() error {
+	b.once.Do(func() { close(b.done) })
+	return nil
+}
+
 func TestByItselfNothingIsSentAgain(t *testing.T) {
 	sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "0"}}, fine}}
 	require.NoError(t, call(t, transport(t, sup, plenty(t)), "http://example.com/"))
