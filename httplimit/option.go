@@ -230,9 +230,11 @@ func WithMaxPause(d time.Duration) ClientOption {
 // come back. That is after 429, and after 503 if the method is idempotent or the request
 // has an Idempotency-Key. The default is 0.
 //
-// Each time is charged and waits like the first. A request is not sent again if its body
-// cannot be had again ([http.Request.GetBody]), or if the pause is longer than its context
-// lasts: the answer is returned then. With [WithoutWaiting] there are no retries.
+// Each time is charged and waits like the first. Where the answer says to come back at once,
+// the pause is a tenth of a second before the first retry, and doubles with each, up to
+// [WithMaxPause]. A request is not sent again if its body cannot be had again
+// ([http.Request.GetBody]), or if the pause is longer than its context lasts: the answer is
+// returned then. With [WithoutWaiting] there are no retries.
 func WithRetries(n int) ClientOption {
 	return clientOption(func(c *config) error {
 		if n < 0 || n > 100 {

@@ -38,6 +38,10 @@ type Transport struct {
 	cooldowns cooldown.Set
 }
 
+// leastPause is that before the first retry if the server says that it need not wait, or until a
+// date that is over. It doubles with each retry.
+const leastPause = 100 * time.Millisecond
+
 // maxDrain is how long a retry waits for the rest of a refusal.
 const maxDrain = 100 * time.Millisecond
 
@@ -118,7 +122,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		res, err := t.base.RoundTrip(r)
-		if err != nil || !t.heed(key, res) || try == t.retries {
+		if err != nil || !t.heed(key, res, try) || try == t.retries {
 			return res, err
 		}
 		again, ok := t.again(r, res, key)
@@ -127,6 +131,14 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		drain(res)
 		r = again
+	}
+}
+
+// CloseIdleConnections closes those of the RoundTripper that sends, if that can:
+// [http.Client.CloseIdleConnections].
+func (t *Transport) CloseIdleConnections() {
+	if base, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		base.CloseIdleConnections()
 	}
 }
 
@@ -169,12 +181,16 @@ func (t *Transport) waitCooldown(ctx context.Context, key string) error {
 	return nil
 }
 
-// heed begins a cooldown of key if res says so, and reports whether res says when to come back.
-func (t *Transport) heed(key string, res *http.Response) bool {
+// heed begins a cooldown of key if res, of that try, says so. It reports whether res says when
+// to come back.
+func (t *Transport) heed(key string, res *http.Response, try int) bool {
 	if res.StatusCode != http.StatusTooManyRequests && res.StatusCode != http.StatusServiceUnavailable {
 		return false
 	}
 	d, ok := parseRetryAfter(res.Header, time.Now())
+	if ok && d == 0 && !t.refuse && try < t.retries {
+		d = leastPause << min(try, 20) // some 29 h
+	}
 	t.cooldowns.Add(key, min(d, t.maxPause)) // none of 0
 	return ok
 }

@@ -409,6 +409,40 @@ func (b *trickle) Close() error {
 	return nil
 }
 
+func TestAServerThatSaysNowIsAskedEverMoreSlowly(t *testing.T) {
+	for name, after := range map[string]string{"now": "0", "a date that is over": "Sat, 01 Jan 2000 00:00:00 GMT"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": after}}}}
+				tr := transport(t, sup, plenty(t), httplimit.WithRetries(100), httplimit.WithMaxPause(5*time.Second))
+				require.NoError(t, call(t, tr, "http://example.com/"))
+				require.Len(t, sup.sent, 101)
+				pause := 100 * time.Millisecond
+				for i := range 100 {
+					require.Equal(t, pause, sup.sent[i+1].Sub(sup.sent[i]), i)
+					pause = min(2*pause, 5*time.Second)
+				}
+			})
+		})
+	}
+}
+
+func TestIdleConnectionsOfTheBaseAreClosed(t *testing.T) {
+	base := &idle{}
+	client := http.Client{Transport: transport(t, base, plenty(t))}
+	client.CloseIdleConnections()
+	require.True(t, base.closed)
+	transport(t, &supplier{}, plenty(t)).CloseIdleConnections() // of a base that has none
+	new(httplimit.Transport).CloseIdleConnections()
+}
+
+type idle struct {
+	supplier
+	closed bool
+}
+
+func (i *idle) CloseIdleConnections() { i.closed = true }
+
 func TestByItselfNothingIsSentAgain(t *testing.T) {
 	sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "0"}}, fine}}
 	require.NoError(t, call(t, transport(t, sup, plenty(t)), "http://example.com/"))
