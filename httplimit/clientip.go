@@ -22,7 +22,11 @@ type IPOption func(*ipKey) error
 type ipKey struct {
 	bits    int            // of IPv6 addresses that make a group
 	trusted []netip.Prefix // IPv4 ones not as IPv6
+	notice  notice         // that there seems to be a proxy, and none is trusted
 }
+
+const notTrusted = "httplimit: a request has X-Forwarded-For, which PeerIP does not read: " +
+	"behind a proxy all clients share one limit, use ClientIP"
 
 // IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. One
 // customer has at least a /64, often a /56 or a /48, and can use all its addresses.
@@ -41,8 +45,9 @@ func IPv6Prefix(bits int) IPOption {
 // written as IPv6 are IPv4 ones, and zones do not count. It is that of
 // [http.Request.RemoteAddr].
 //
-// Behind a proxy that is the address of the proxy: use [ClientIP]. A peer without an IP
-// address, such as at a Unix socket, is [ErrNoIdentity].
+// Behind a proxy that is the address of the proxy: use [ClientIP]. The first request with
+// X-Forwarded-For makes the server's ErrorLog say so. A peer without an IP address, such as at
+// a Unix socket, is [ErrNoIdentity].
 func PeerIP(opts ...IPOption) Key {
 	return newIPKey("PeerIP", &ipKey{bits: defaultIPv6Bits}, opts)
 }
@@ -90,6 +95,9 @@ var errNoAddress = fmt.Errorf("%w: RemoteAddr is not an IP address", ErrNoIdenti
 
 func (k *ipKey) of(r *http.Request) (string, error) {
 	if len(k.trusted) == 0 {
+		if len(r.Header[forwardedFor]) > 0 {
+			k.notice.say(r, notTrusted)
+		}
 		if host, ok := ipv4Host(r.RemoteAddr); ok {
 			return host, nil
 		}

@@ -1,6 +1,11 @@
 package httplimit_test
 
 import (
+	"bytes"
+	"context"
+	"log"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
@@ -73,6 +78,36 @@ func TestOnlyForwardedForIsBelieved(t *testing.T) {
 		r.Header.Set(field, "198.51.100.7")
 	}
 	require.Equal(t, "10.0.0.1", keyOf(t, httplimit.ClientIP([]string{"10.0.0.0/8"}), r))
+}
+
+func TestWhatPointsToAWrongKeyIsSaidOnceInTheServersLog(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		key   httplimit.Key
+		field string // of the request
+		want  string
+	}{
+		{"PeerIP behind a proxy", httplimit.PeerIP(), "X-Forwarded-For",
+			"httplimit: a request has X-Forwarded-For, which PeerIP does not read: behind a proxy all clients share one limit, use ClientIP\n"},
+		{"within another Key", httplimit.Combined(httplimit.Method(), httplimit.PeerIP()), "X-Forwarded-For",
+			"httplimit: a request has X-Forwarded-For, which PeerIP does not read: behind a proxy all clients share one limit, use ClientIP\n"},
+		{"PeerIP without a proxy", httplimit.PeerIP(), "Accept", ""},
+		{"ClientIP", httplimit.ClientIP([]string{"10.0.0.0/8"}), "X-Forwarded-For", ""},
+		{"Route outside of the mux", httplimit.Route(), "Accept",
+			"httplimit: no identity: no pattern has matched: put the middleware around handlers, not around the mux\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var said bytes.Buffer
+			server := &http.Server{ErrorLog: log.New(&said, "", 0)}
+			h := protect(t, plenty(t), httplimit.WithKey(c.key))
+			for range 3 {
+				r := get("192.0.2.1:1")
+				r.Header.Set(c.field, "198.51.100.7")
+				h.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), http.ServerContextKey, server)))
+			}
+			require.Equal(t, c.want, said.String())
+		})
+	}
 }
 
 func TestIPv6AddressesAreGroupedAsWished(t *testing.T) {

@@ -117,11 +117,14 @@ var errNoPattern = fmt.Errorf("%w: no pattern has matched: put the middleware ar
 // "GET /users/{id}". Other routers that set [http.Request.Pattern] will do.
 //
 // The mux sets the pattern, so put the middleware around handlers of the mux, not around
-// the mux. Without a pattern the error is [ErrNoIdentity]. Alone, Route limits each route
-// for all clients together; with [Combined], for each client.
+// the mux. Without a pattern the error is [ErrNoIdentity], and the first time the server's
+// ErrorLog says why. Alone, Route limits each route for all clients together; with
+// [Combined], for each client.
 func Route() Key {
+	var outside notice
 	return Key{kind: "route:", of: func(r *http.Request) (string, error) {
 		if r.Pattern == "" {
+			outside.say(r, errNoPattern.Error())
 			return "", errNoPattern
 		}
 		return r.Pattern, nil

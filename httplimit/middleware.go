@@ -233,18 +233,26 @@ func (h *handler) pass(w http.ResponseWriter, r *http.Request, key string, n int
 
 // misconfigured answers where there is no middleware because of err.
 type misconfigured struct {
-	err  error
-	once sync.Once
+	err    error
+	notice notice
 }
 
 func (m *misconfigured) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	m.once.Do(func() {
+	m.notice.say(r, "httplimit: "+m.err.Error())
+	WriteError(w, m.err)
+}
+
+// notice is what the operator should know. It is said once.
+type notice struct{ once sync.Once }
+
+// say writes text into the log of the server that serves r.
+func (n *notice) say(r *http.Request, text string) {
+	n.once.Do(func() {
 		server, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
 		if ok && server.ErrorLog != nil {
-			server.ErrorLog.Printf("httplimit: %v", m.err)
+			server.ErrorLog.Print(text)
 			return
 		}
-		log.Printf("httplimit: %v", m.err)
+		log.Print(text)
 	})
-	WriteError(w, m.err)
 }
