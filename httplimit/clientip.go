@@ -42,8 +42,8 @@ func IPv6Prefix(bits int) IPOption {
 
 // PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
 // a network of IPv6 addresses such as "2001:db8::/64" ([IPv6Prefix]). IPv4 addresses
-// written as IPv6 are IPv4 ones, and zones do not count. It is that of
-// [http.Request.RemoteAddr].
+// written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do not count. It is
+// that of [http.Request.RemoteAddr].
 //
 // Behind a proxy that is the address of the proxy: use [ClientIP]. The first request with
 // X-Forwarded-For makes the server's ErrorLog say so. A peer without an IP address, such as at
@@ -182,7 +182,20 @@ func parseAddr(s string) (addr netip.Addr, text string, ok bool) {
 	if addr.Is4() {
 		return addr, host, true
 	}
-	return addr.WithZone("").Unmap(), "", true
+	return unmapped(addr), "", true
+}
+
+var nat64 = netip.MustParsePrefix("64:ff9b::/96") // of RFC 6052
+
+// unmapped returns addr without its zone, and as IPv4 if it is an IPv4 address written as
+// IPv6: ::ffff:192.0.2.1, or 64:ff9b::192.0.2.1 by NAT64.
+func unmapped(addr netip.Addr) netip.Addr {
+	addr = addr.WithZone("").Unmap()
+	if nat64.Contains(addr) {
+		b := addr.As16()
+		return netip.AddrFrom4([4]byte(b[12:]))
+	}
+	return addr
 }
 
 // ipv4Host returns the host of s, if that is an IPv4 address in canonical form with a port.
@@ -230,18 +243,18 @@ func parseNetwork(s string) (netip.Prefix, error) {
 		if err != nil {
 			return netip.Prefix{}, err
 		}
-		addr = addr.WithZone("").Unmap()
+		addr = unmapped(addr)
 		return netip.PrefixFrom(addr, addr.BitLen()), nil
 	}
 	network, err := netip.ParsePrefix(s)
 	if err != nil {
 		return netip.Prefix{}, err
 	}
-	if addr := network.Addr(); addr.Is4In6() { // addresses are compared as IPv4
+	if addr := unmapped(network.Addr()); addr.Is4() && !network.Addr().Is4() { // addresses are compared as IPv4
 		if network.Bits() < 96 {
 			return netip.Prefix{}, fmt.Errorf("%q: more than the IPv4 addresses", s)
 		}
-		network = netip.PrefixFrom(addr.Unmap(), network.Bits()-96)
+		network = netip.PrefixFrom(addr, network.Bits()-96)
 	}
 	return network, nil
 }

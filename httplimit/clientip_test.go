@@ -16,7 +16,7 @@ import (
 )
 
 func TestTheClientIsThePeerOrTheFirstThatIsNotTrusted(t *testing.T) {
-	trusting := httplimit.ClientIP([]string{"10.0.0.0/8", "::ffff:172.16.0.0/108", "2001:db8:1::/48", "203.0.113.9"})
+	trusting := httplimit.ClientIP([]string{"10.0.0.0/8", "::ffff:172.16.0.0/108", "2001:db8:1::/48", "203.0.113.9", "64:ff9b::192.168.0.0/112", "64:ff9b::203.0.113.10"})
 	hops := func(n int, rest string) []string {
 		return []string{rest + strings.Repeat(",10.1.1.1", n)}
 	}
@@ -38,6 +38,12 @@ func TestTheClientIsThePeerOrTheFirstThatIsNotTrusted(t *testing.T) {
 		{"with ports and brackets", "10.0.0.1:1", []string{"198.51.100.7:80 ,\t[2001:db8:1::1]:99, [2001:db8:1::2]"}, "198.51.100.7"},
 		{"an IPv6 client", "10.0.0.1:1", []string{"2001:db8:2:3:4::5"}, "2001:db8:2:3::/64"},
 		{"an IPv4 client as IPv6", "10.0.0.1:1", []string{"::ffff:198.51.100.7"}, "198.51.100.7"},
+		{"an IPv4 client by NAT64", "10.0.0.1:1", []string{"64:ff9b::198.51.100.7"}, "198.51.100.7"},
+		{"an IPv4 peer by NAT64", "[64:ff9b::192.0.2.1]:1", nil, "192.0.2.1"},
+		{"a proxy by NAT64", "[64:ff9b::10.0.0.1]:1", []string{"198.51.100.7"}, "198.51.100.7"},
+		{"trusted by NAT64", "192.168.3.4:1", []string{"198.51.100.7"}, "198.51.100.7"},
+		{"trusted by NAT64, a single one", "203.0.113.10:1", []string{"198.51.100.7"}, "198.51.100.7"},
+		{"beside NAT64", "[64:ff9b::1:c000:201]:1", nil, "64:ff9b::/64"},
 		{"all trusted", "10.0.0.1:1", []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
 		{"nothing forwarded", "10.0.0.1:1", nil, "10.0.0.1"},
 		{"an empty field", "10.0.0.1:1", []string{""}, "10.0.0.1"},
@@ -123,6 +129,7 @@ func FuzzForwardedFor(f *testing.F) {
 	f.Add("10.0.0.1:1", "1.1.1.1, 198.51.100.7, 10.0.0.2", "10.0.0.3")
 	f.Add("192.0.2.1:1", "198.51.100.7", "")
 	f.Add("[2001:db8::1]:1", "2001:db8::2, unknown", "[2001:db8::3]:80")
+	f.Add("[64:ff9b::10.0.0.1]:1", "64:ff9b::198.51.100.7", "64:ff9b::10.0.0.2")
 	f.Add("10.0.0.1:1", ",,,", "::ffff:10.0.0.9")
 	trusted := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}
 	k := httplimit.ClientIP([]string{"10.0.0.0/8", "2001:db8::/32"})
@@ -156,7 +163,7 @@ func FuzzForwardedFor(f *testing.F) {
 func address(hop string) (netip.Addr, bool) {
 	hop = strings.Trim(hop, " \t")
 	if ap, err := netip.ParseAddrPort(hop); err == nil {
-		return ap.Addr().WithZone("").Unmap(), true
+		return plain(ap.Addr()), true
 	}
 	if len(hop) > 2 && hop[0] == '[' && hop[len(hop)-1] == ']' {
 		hop = hop[1 : len(hop)-1]
@@ -166,7 +173,16 @@ func address(hop string) (netip.Addr, bool) {
 		hop, _, _ = strings.Cut(hop, ":")
 	}
 	addr, err := netip.ParseAddr(hop)
-	return addr.WithZone("").Unmap(), err == nil
+	return plain(addr), err == nil
+}
+
+// plain is addr without zone, and as IPv4 if it can be.
+func plain(addr netip.Addr) netip.Addr {
+	if text := addr.WithZone("").StringExpanded(); strings.HasPrefix(text, "0064:ff9b:0000:0000:0000:0000:") {
+		b := addr.As16()
+		return netip.AddrFrom4([4]byte(b[12:]))
+	}
+	return addr.WithZone("").Unmap()
 }
 
 func group(addr netip.Addr) string {
