@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -22,6 +23,7 @@ type IPOption func(*ipKey) error
 type ipKey struct {
 	bits    int            // of IPv6 addresses that make a group
 	trusted []netip.Prefix // IPv4 ones not as IPv6
+	unix    bool           // whether peers at a Unix socket are trusted
 	notice  notice         // that there seems to be a proxy, and none is trusted
 }
 
@@ -53,17 +55,22 @@ func PeerIP(opts ...IPOption) Key {
 }
 
 // ClientIP is the address of a client behind trusted proxies, and otherwise what [PeerIP]
-// is. The proxies are networks or single addresses, such as "10.0.0.0/8" or
-// "2001:db8::7". There must be at least one, and none may be a network of all addresses.
+// is. The proxies are networks or single addresses, such as "10.0.0.0/8" or "2001:db8::7", or
+// "unix" for all peers at a Unix socket. There must be at least one, and none may be a
+// network of all addresses.
 //
 // If the peer is trusted, the client is the first address of X-Forwarded-For, read from
 // the right, that is not. At most 4 KiB and 32 hops are read, of all fields of that name
 // together. Where these end, or at what is not an address, it is the last trusted address
-// before. A client can write what it likes into the left part of X-Forwarded-For. No
+// before, and [ErrNoIdentity] if there is none. A client can write what it likes into the left part of X-Forwarded-For. No
 // other field is believed.
 func ClientIP(proxies []string, opts ...IPOption) Key {
 	k := &ipKey{bits: defaultIPv6Bits}
 	for _, text := range proxies {
+		if text == "unix" {
+			k.unix = true
+			continue
+		}
 		network, err := parseNetwork(text)
 		if err != nil {
 			return invalid("ClientIP: %w", err)
@@ -73,7 +80,7 @@ func ClientIP(proxies []string, opts ...IPOption) Key {
 		}
 		k.trusted = append(k.trusted, network)
 	}
-	if len(k.trusted) == 0 {
+	if len(proxies) == 0 {
 		return invalid("ClientIP: no proxies: use PeerIP")
 	}
 	return newIPKey("ClientIP", k, opts)
@@ -94,7 +101,7 @@ func newIPKey(constructor string, k *ipKey, opts []IPOption) Key {
 var errNoAddress = fmt.Errorf("%w: RemoteAddr is not an IP address", ErrNoIdentity)
 
 func (k *ipKey) of(r *http.Request) (string, error) {
-	if len(k.trusted) == 0 {
+	if len(k.trusted) == 0 && !k.unix {
 		if len(r.Header[forwardedFor]) > 0 {
 			k.notice.say(r, notTrusted)
 		}
@@ -103,14 +110,13 @@ func (k *ipKey) of(r *http.Request) (string, error) {
 		}
 	}
 	peer, text, ok := parseAddr(r.RemoteAddr)
-	if !ok {
-		return "", errNoAddress
-	}
-	addr := peer
-	if k.trusts(peer) {
+	addr := peer // invalid unless ok
+	if ok && k.trusts(peer) || !ok && k.unix && atUnixSocket(r) {
 		addr = k.client(peer, r.Header[forwardedFor])
 	}
 	switch {
+	case !addr.IsValid():
+		return "", errNoAddress
 	case !addr.Is4():
 		network, _ := addr.Prefix(k.bits) // no error: an IPv6 address has that many bits
 		var room [48]byte
@@ -119,6 +125,13 @@ func (k *ipKey) of(r *http.Request) (string, error) {
 		return text, nil
 	}
 	return addr.String(), nil
+}
+
+// atUnixSocket reports whether the server got r at a Unix socket. RemoteAddr does not say:
+// it is what the peer's socket is called.
+func atUnixSocket(r *http.Request) bool {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return ok && local.Network() == "unix"
 }
 
 // client returns the first address of lines, from the right, that is not trusted.

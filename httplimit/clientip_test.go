@@ -3,10 +3,15 @@ package httplimit_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -76,6 +81,53 @@ func TestTheClientIsThePeerOrTheFirstThatIsNotTrusted(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestAProxyOnAUnixSocketCanBeTrusted(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Skip(err)
+	}
+	trusting := httplimit.ClientIP([]string{"unix", "10.0.0.0/8"})
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, err := httplimit.ClientIP([]string{"10.0.0.0/8"}).Of(r)
+		if !errors.Is(err, httplimit.ErrNoIdentity) {
+			fmt.Fprint(w, "trusted unasked")
+			return
+		}
+		key, err := trusting.Of(r)
+		fmt.Fprint(w, key, err)
+	})}
+	go func() { _ = server.Serve(listener) }()
+	defer server.Close()
+	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	defer client.CloseIdleConnections()
+	const none = "httplimit: no identity: RemoteAddr is not an IP address"
+	for forwarded, want := range map[string]string{
+		"198.51.100.7":                   "198.51.100.7<nil>",
+		"1.1.1.1, 198.51.100.7,10.0.0.2": "198.51.100.7<nil>",
+		"2001:db8:2:3::4":                "2001:db8:2:3::/64<nil>",
+		"":                               none,
+		"unknown":                        none,
+		"unix":                           none,
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://proxy/", nil)
+		require.NoError(t, err)
+		r.Header.Set("X-Forwarded-For", forwarded)
+		res, err := client.Do(r)
+		require.NoError(t, err)
+		b, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+		require.Equal(t, want, string(b), forwarded)
+	}
+	r := get("@") // by TCP, of a middleware that has changed RemoteAddr
+	r.Header.Set("X-Forwarded-For", "198.51.100.7")
+	_, err = trusting.Of(r)
+	require.ErrorIs(t, err, httplimit.ErrNoIdentity)
 }
 
 func TestOnlyForwardedForIsBelieved(t *testing.T) {
