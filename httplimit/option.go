@@ -155,7 +155,10 @@ func WithPlainText() ServerOption {
 // stands.
 //
 // The status is the one written: 200 if the handler wrote none, 101 for a connection that it
-// took over (hijacked), and 500 if it panicked first. The handler gets another
+// took over (hijacked), and 500 if it panicked first. In place of 400 and above it is 499 if the
+// client has hung up before the handler returned. An f that is true for 499 lets a client
+// that always hangs up make any number of requests. Behind a [net/http/httputil.ReverseProxy]
+// each would be a 502. Failed and Successful are false for it. The handler gets another
 // ResponseWriter, with the same optional methods, at the price of some allocations.
 func WithRefund(f func(status int) bool) ServerOption {
 	return serverOption(func(c *config) error {
