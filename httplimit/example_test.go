@@ -41,13 +41,23 @@ func ExampleMiddleware() {
 	// 429 left: 0 "2/h";q=2;w=3600
 }
 
+// login is what a middleware before the limit's puts into the context, once it has checked
+// who the user is. A name that the client only claims, such as that of an unchecked
+// Request.BasicAuth, would let it spend the limits of others, or have any number of its own.
+type login struct{}
+
+func currentUser(r *http.Request) string {
+	user, _ := r.Context().Value(login{}).(string)
+	return user
+}
+
 // Behind a load balancer whose network is 10.0.0.0/8 a client is known by its API key,
 // by its login or else by its address, and each has its own limit.
 func ExampleFirst() {
 	issued := map[string]bool{"secret-of-acme": true}
 	key := httplimit.First(
 		httplimit.APIKey("X-API-Key", httplimit.KnownKeys(func(_ *http.Request, key string) bool { return issued[key] })),
-		httplimit.User(func(r *http.Request) string { user, _, _ := r.BasicAuth(); return user }),
+		httplimit.User(currentUser),
 		httplimit.ClientIP([]string{"10.0.0.0/8"}, httplimit.IPv6Prefix(56)),
 	)
 
@@ -55,11 +65,14 @@ func ExampleFirst() {
 	r.RemoteAddr = "10.0.0.7:4242"
 	r.Header.Set("X-Forwarded-For", "192.0.2.66, 2001:db8:1:2:3::4")
 	fmt.Println(key.Of(r))
-	r.SetBasicAuth("ann", "…")
+	r.SetBasicAuth("ann", "a guess") // which nobody has checked
+	fmt.Println(key.Of(r))
+	r = r.WithContext(context.WithValue(r.Context(), login{}, "ann"))
 	fmt.Println(key.Of(r))
 	r.Header.Set("X-API-Key", "secret-of-acme")
 	fmt.Println(key.Of(r))
 	// Output:
+	// 2001:db8:1::/56 <nil>
 	// 2001:db8:1::/56 <nil>
 	// user:ann <nil>
 	// apikey:x-api-key:o1CqNLr-tUMlRM7QTKQ0OypG0jnOuPD0up5xp9MH_rI <nil>
@@ -71,7 +84,7 @@ func ExampleWithKey_routesAndTiers() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	user := httplimit.User(func(r *http.Request) string { user, _, _ := r.BasicAuth(); return user })
+	user := httplimit.User(currentUser)
 	paying := map[string]bool{"user:ann": true}
 	tier := func(_ context.Context, key string) (ratelimit.Limit, error) {
 		if paying[key] {
@@ -100,9 +113,8 @@ func ExampleWithKey_routesAndTiers() {
 		httptest.NewRequest(http.MethodGet, "/healthz", nil),
 	} {
 		for _, name := range []string{"ann", "bob"} {
-			r.SetBasicAuth(name, "…")
 			w := httptest.NewRecorder()
-			mux.ServeHTTP(w, r)
+			mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), login{}, name)))
 			fmt.Println(r.URL.Path, name, "has", w.Header()["Ratelimit-Policy"])
 		}
 	}

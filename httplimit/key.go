@@ -103,7 +103,9 @@ func KeyFunc(name string, f func(r *http.Request) (string, error)) Key {
 
 // User is the authenticated user that f finds in a session, a token, or the request's
 // context. "" is [ErrNoIdentity]. The name is part of the key as it is, so return an id and
-// no secret. f must be safe for concurrent use.
+// no secret. It must have been checked: who can claim to be anybody, as by
+// [http.Request.BasicAuth], spends the limits of others, or has any number of its own. f must
+// be safe for concurrent use.
 func User(f func(r *http.Request) string) Key {
 	if f == nil {
 		return invalid("User(nil)")
