@@ -7,6 +7,8 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -49,6 +51,80 @@ type login struct{}
 func currentUser(r *http.Request) string {
 	user, _ := r.Context().Value(login{}).(string)
 	return user
+}
+
+// A proxy with a limit of its own, in front of a backend that limits too. A ReverseProxy adds
+// the backend's fields to those that are there, so that clients would read two limits. Of the
+// backend's refusals Retry-After stays.
+func ExampleMiddleware_reverseProxy() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter := func(name string, rate int) ratelimit.Limiter {
+		l, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(rate), ratelimit.WithName(name))
+		if err != nil {
+			log.Fatal(err)
+		}
+		return l
+	}
+	backend := httptest.NewServer(httplimit.Middleware(limiter("backend", 1000))(http.NotFoundHandler()))
+	defer backend.Close()
+	target, err := url.Parse(backend.URL)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
+	proxy.ModifyResponse = func(res *http.Response) error {
+		for _, field := range []string{"RateLimit", "RateLimit-Policy", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"} {
+			res.Header.Del(field)
+		}
+		return nil
+	}
+	handler := httplimit.Middleware(limiter("proxy", 10))(proxy)
+
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	fmt.Println(w.Code, w.Header().Values("RateLimit-Policy"), w.Header().Values("X-RateLimit-Limit"))
+	// Output: 404 ["proxy";q=10;w=3600] [10]
+}
+
+// Scripts of another origin (CORS) read the limits, and a refusal too. The handler for it is
+// around the middleware, so that preflights are not counted.
+func ExampleMiddleware_crossOrigin() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(1), ratelimit.WithName("api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limited := httplimit.Middleware(limiter)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Access-Control-Allow-Origin", "https://app.example.com")
+		w.Header().Set("Access-Control-Expose-Headers", "RateLimit, RateLimit-Policy, Retry-After")
+		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		limited.ServeHTTP(w, r)
+	})
+
+	for _, method := range []string{http.MethodOptions, http.MethodGet, http.MethodGet} {
+		r := httptest.NewRequest(method, "/", nil)
+		if method == http.MethodOptions {
+			r.Header.Set("Access-Control-Request-Method", http.MethodGet)
+		}
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		fmt.Println(method, w.Code, w.Header().Get("Access-Control-Allow-Origin"), w.Header()["Ratelimit-Policy"])
+	}
+	// Output:
+	// OPTIONS 204 https://app.example.com []
+	// GET 200 https://app.example.com ["api";q=1;w=3600]
+	// GET 429 https://app.example.com ["api";q=1;w=3600]
 }
 
 // Behind a load balancer whose network is 10.0.0.0/8 a client is known by its API key,

@@ -15,7 +15,12 @@
 //
 // For several limits at once use one limiter of them, such as a [ratelimit.All]. It charges a
 // request to all or none, and the answer reports each. Of two middlewares around each
-// other only the inner one's fields are seen.
+// other only the inner one's fields are seen. A [net/http/httputil.ReverseProxy] behind the
+// middleware adds those of a backend that limits too: an example removes them.
+//
+// What answers browsers of other origins (CORS) goes around the middleware, or else their
+// scripts cannot read a refusal, and each preflight is counted. Scripts read only the fields that
+// Access-Control-Expose-Headers names.
 //
 // A client of somebody else's service waits for its turn: see [Transport]. Package
 // grpclimit is the same for gRPC, and makes the same keys.
