@@ -9,9 +9,11 @@ import (
 
 // Decision is what an interceptor knows of a call that the limiter has decided on.
 type Decision struct {
-	Result   ratelimit.Result
-	Policies []ratelimit.Policy // of Key, if the limiter is a [ratelimit.Describer]
-	Key      string             // see [Key]; API keys are hashed
+	Result ratelimit.Result
+	// Policies are those of Key, if the limiter is a [ratelimit.Describer]. While a local
+	// limiter decides in an outage ([ratelimit.SourceLocal]) their quotas are that one's.
+	Policies []ratelimit.Policy
+	Key      string // see [Key]; API keys are hashed
 }
 
 // Limiter returns the name of the limit that decided (see [ratelimit.Policy]): the one that

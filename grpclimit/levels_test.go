@@ -29,3 +29,14 @@ func TestEachOfSeveralLimitsIsToldOverLoopback(t *testing.T) {
 	require.Equal(t, time.Second, a.retryInfo())
 	require.Equal(t, []string{"2/s"}, a.quotas())
 }
+
+func TestAtNothingLeftTheTimeIsThatToTheNextPlace(t *testing.T) {
+	mem, err := memstore.New(memstore.WithClock(func() time.Time { return start }))
+	require.NoError(t, err)
+	lim, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(2))
+	require.NoError(t, err)
+	client := dial(t, listen(t, &service{}, unaryServer(t, lim)))
+	require.Equal(t, []string{`"2/m";r=1;t=30`}, call(t, client).header["ratelimit"])
+	require.Equal(t, []string{`"2/m";r=0;t=30`}, call(t, client).header["ratelimit"])
+	require.Equal(t, []string{`"2/m";r=0;t=30`}, call(t, client).header["ratelimit"])
+}

@@ -39,6 +39,8 @@ func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, kee
 	}
 	// Policies that fail are left out: a limit function that fails now has answered before.
 	a.Policies, _ = ratelimit.AppendPolicies(ctx, a.Policies, c.limiter, key)
+	a.Bucket = r.Allowed && r.Remaining == 0 && report.IsBucket(c.limiter)
+	a.Follow()
 	return a
 }
 
@@ -97,7 +99,7 @@ func (a *answer) limitList() string {
 		}
 		a.item(&a.Policies[i])
 		a.text = strconv.AppendInt(append(a.text, ";r="...), report.Count(part.Remaining), 10)
-		if t, ok := a.Time(part); ok {
+		if t, ok := a.Time(part, &a.Policies[i]); ok {
 			a.text = strconv.AppendInt(append(a.text, ";t="...), report.Seconds(t), 10)
 		}
 	}

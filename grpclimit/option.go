@@ -172,7 +172,10 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 // before the refund. An error of the refund is dropped, and the charge stands. The refund's
 // context does not end, so give the store a timeout.
 //
-// A handler that panics ends with [codes.Internal]. Of a stream the opening is refunded, and
+// A handler that panics ends with [codes.Internal]. On a server the code of an error is
+// [codes.Canceled] if the client has cancelled the call before, or its deadline was over. An f
+// that is true for it lets a client that always cancels make any number of calls. Failed and
+// Successful are false for it. Of a stream the opening is refunded, and
 // messages ([WithMessages]) are not. A client's stream ends when RecvMsg says so: one that
 // is abandoned before is not refunded.
 func WithRefund(f func(code codes.Code) bool) Option {
@@ -182,11 +185,12 @@ func WithRefund(f func(code codes.Code) bool) Option {
 	})
 }
 
-// Failed reports whether code is not [codes.OK]. See [WithRefund].
-func Failed(code codes.Code) bool { return code != codes.OK }
+// Failed reports whether code is an error, but not [codes.Canceled], which the client has
+// caused. See [WithRefund].
+func Failed(code codes.Code) bool { return code != codes.OK && code != codes.Canceled }
 
 // Successful reports whether code is [codes.OK]. See [WithRefund].
-func Successful(code codes.Code) bool { return !Failed(code) }
+func Successful(code codes.Code) bool { return code == codes.OK }
 
 // WithoutHeaders leaves out the metadata that reports the limits: ratelimit-policy, ratelimit
 // and retry-after. A refusal still says when to come back, in RetryInfo. It saves time, and

@@ -32,8 +32,8 @@ func IPv6Prefix(bits int) IPOption {
 
 // PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
 // a network of IPv6 addresses such as "2001:db8::/64" ([IPv6Prefix]). IPv4 addresses
-// written as IPv6 are IPv4 ones, and zones do not count. It is that of
-// [peer.FromContext].
+// written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do not count. It is
+// that of [peer.FromContext].
 //
 // Behind a proxy that is the address of the proxy. Metadata such as x-forwarded-for is
 // not read: a client can write what it likes there. Use [User] or [KeyFunc] if your proxy
@@ -58,7 +58,7 @@ func (k *ipKey) of(ctx context.Context, _ string) (string, error) {
 	if !ok || p.Addr == nil {
 		return "", errNoAddress
 	}
-	addr := addrOf(p.Addr).Unmap().WithZone("")
+	addr := unmapped(addrOf(p.Addr))
 	switch {
 	case !addr.IsValid():
 		return "", errNoAddress
@@ -67,6 +67,19 @@ func (k *ipKey) of(ctx context.Context, _ string) (string, error) {
 	}
 	network, _ := addr.Prefix(k.bits) // no error: an IPv6 address has that many bits
 	return network.String(), nil
+}
+
+var nat64 = netip.MustParsePrefix("64:ff9b::/96") // of RFC 6052
+
+// unmapped returns addr without its zone, and as IPv4 if it is an IPv4 address written as
+// IPv6: ::ffff:192.0.2.1, or 64:ff9b::192.0.2.1 by NAT64.
+func unmapped(addr netip.Addr) netip.Addr {
+	addr = addr.WithZone("").Unmap()
+	if nat64.Contains(addr) {
+		b := addr.As16()
+		return netip.AddrFrom4([4]byte(b[12:]))
+	}
+	return addr
 }
 
 // addrOf returns the address of a, invalid if it has none.

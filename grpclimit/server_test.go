@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -437,6 +438,34 @@ func TestACancelledCallIsGivenBackToo(t *testing.T) {
 	_, err := client.UnaryCall(ctx, &pb.SimpleRequest{})
 	require.Equal(t, codes.Canceled, status.Code(err))
 	require.Eventually(t, func() bool { return lim.refunded() == 1 }, 10*time.Second, time.Millisecond)
+}
+
+func TestACallThatItsClientHasEndedIsNeitherFailedNorSuccessful(t *testing.T) {
+	for name, end := range map[string]func(context.Context) (context.Context, context.CancelFunc){
+		"cancelled": context.WithCancel,
+		"a deadline that the client chose": func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, time.Hour)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				for _, f := range []func(codes.Code) bool{grpclimit.Failed, grpclimit.Successful} {
+					lim := &recorder{Limiter: bucket(t, ratelimit.PerHour(100))}
+					unary, err := grpclimit.UnaryServerInterceptor(lim, grpclimit.WithKey(grpclimit.Global()), grpclimit.WithRefund(f))
+					require.NoError(t, err)
+					ctx, cancel := end(t.Context())
+					defer cancel()
+					_, err = unary(ctx, nil, &grpc.UnaryServerInfo{FullMethod: unaryCall}, func(ctx context.Context, _ any) (any, error) {
+						time.AfterFunc(2*time.Hour, cancel)
+						<-ctx.Done()
+						return nil, status.Error(codes.Unavailable, "of a backend")
+					})
+					require.Equal(t, codes.Unavailable, status.Code(err))
+					require.Zero(t, lim.refunded())
+				}
+			})
+		})
+	}
 }
 
 func TestHeadersCanBeLeftOut(t *testing.T) {

@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -22,7 +23,12 @@ type IPOption func(*ipKey) error
 type ipKey struct {
 	bits    int            // of IPv6 addresses that make a group
 	trusted []netip.Prefix // IPv4 ones not as IPv6
+	unix    bool           // whether peers at a Unix socket are trusted
+	notice  notice         // that there seems to be a proxy, and none is trusted
 }
+
+const notTrusted = "httplimit: a request has X-Forwarded-For, which PeerIP does not read: " +
+	"behind a proxy all clients share one limit, use ClientIP"
 
 // IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. One
 // customer has at least a /64, often a /56 or a /48, and can use all its addresses.
@@ -38,27 +44,33 @@ func IPv6Prefix(bits int) IPOption {
 
 // PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
 // a network of IPv6 addresses such as "2001:db8::/64" ([IPv6Prefix]). IPv4 addresses
-// written as IPv6 are IPv4 ones, and zones do not count. It is that of
-// [http.Request.RemoteAddr].
+// written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do not count. It is
+// that of [http.Request.RemoteAddr].
 //
-// Behind a proxy that is the address of the proxy: use [ClientIP]. A peer without an IP
-// address, such as at a Unix socket, is [ErrNoIdentity].
+// Behind a proxy that is the address of the proxy: use [ClientIP]. The first request with
+// X-Forwarded-For makes the server's ErrorLog say so. A peer without an IP address, such as at
+// a Unix socket, is [ErrNoIdentity].
 func PeerIP(opts ...IPOption) Key {
 	return newIPKey("PeerIP", &ipKey{bits: defaultIPv6Bits}, opts)
 }
 
 // ClientIP is the address of a client behind trusted proxies, and otherwise what [PeerIP]
-// is. The proxies are networks or single addresses, such as "10.0.0.0/8" or
-// "2001:db8::7". There must be at least one, and none may be a network of all addresses.
+// is. The proxies are networks or single addresses, such as "10.0.0.0/8" or "2001:db8::7", or
+// "unix" for all peers at a Unix socket. There must be at least one, and none may be a
+// network of all addresses.
 //
 // If the peer is trusted, the client is the first address of X-Forwarded-For, read from
 // the right, that is not. At most 4 KiB and 32 hops are read, of all fields of that name
 // together. Where these end, or at what is not an address, it is the last trusted address
-// before. A client can write what it likes into the left part of X-Forwarded-For. No
+// before, and [ErrNoIdentity] if there is none. A client can write what it likes into the left part of X-Forwarded-For. No
 // other field is believed.
 func ClientIP(proxies []string, opts ...IPOption) Key {
 	k := &ipKey{bits: defaultIPv6Bits}
 	for _, text := range proxies {
+		if text == "unix" {
+			k.unix = true
+			continue
+		}
 		network, err := parseNetwork(text)
 		if err != nil {
 			return invalid("ClientIP: %w", err)
@@ -68,7 +80,7 @@ func ClientIP(proxies []string, opts ...IPOption) Key {
 		}
 		k.trusted = append(k.trusted, network)
 	}
-	if len(k.trusted) == 0 {
+	if len(proxies) == 0 {
 		return invalid("ClientIP: no proxies: use PeerIP")
 	}
 	return newIPKey("ClientIP", k, opts)
@@ -89,20 +101,22 @@ func newIPKey(constructor string, k *ipKey, opts []IPOption) Key {
 var errNoAddress = fmt.Errorf("%w: RemoteAddr is not an IP address", ErrNoIdentity)
 
 func (k *ipKey) of(r *http.Request) (string, error) {
-	if len(k.trusted) == 0 {
+	if len(k.trusted) == 0 && !k.unix {
+		if len(r.Header[forwardedFor]) > 0 {
+			k.notice.say(r, notTrusted)
+		}
 		if host, ok := ipv4Host(r.RemoteAddr); ok {
 			return host, nil
 		}
 	}
 	peer, text, ok := parseAddr(r.RemoteAddr)
-	if !ok {
-		return "", errNoAddress
-	}
-	addr := peer
-	if k.trusts(peer) {
+	addr := peer // invalid unless ok
+	if ok && k.trusts(peer) || !ok && k.unix && atUnixSocket(r) {
 		addr = k.client(peer, r.Header[forwardedFor])
 	}
 	switch {
+	case !addr.IsValid():
+		return "", errNoAddress
 	case !addr.Is4():
 		network, _ := addr.Prefix(k.bits) // no error: an IPv6 address has that many bits
 		var room [48]byte
@@ -111,6 +125,13 @@ func (k *ipKey) of(r *http.Request) (string, error) {
 		return text, nil
 	}
 	return addr.String(), nil
+}
+
+// atUnixSocket reports whether the server got r at a Unix socket. RemoteAddr does not say:
+// it is what the peer's socket is called.
+func atUnixSocket(r *http.Request) bool {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return ok && local.Network() == "unix"
 }
 
 // client returns the first address of lines, from the right, that is not trusted.
@@ -174,7 +195,20 @@ func parseAddr(s string) (addr netip.Addr, text string, ok bool) {
 	if addr.Is4() {
 		return addr, host, true
 	}
-	return addr.WithZone("").Unmap(), "", true
+	return unmapped(addr), "", true
+}
+
+var nat64 = netip.MustParsePrefix("64:ff9b::/96") // of RFC 6052
+
+// unmapped returns addr without its zone, and as IPv4 if it is an IPv4 address written as
+// IPv6: ::ffff:192.0.2.1, or 64:ff9b::192.0.2.1 by NAT64.
+func unmapped(addr netip.Addr) netip.Addr {
+	addr = addr.WithZone("").Unmap()
+	if nat64.Contains(addr) {
+		b := addr.As16()
+		return netip.AddrFrom4([4]byte(b[12:]))
+	}
+	return addr
 }
 
 // ipv4Host returns the host of s, if that is an IPv4 address in canonical form with a port.
@@ -222,18 +256,18 @@ func parseNetwork(s string) (netip.Prefix, error) {
 		if err != nil {
 			return netip.Prefix{}, err
 		}
-		addr = addr.WithZone("").Unmap()
+		addr = unmapped(addr)
 		return netip.PrefixFrom(addr, addr.BitLen()), nil
 	}
 	network, err := netip.ParsePrefix(s)
 	if err != nil {
 		return netip.Prefix{}, err
 	}
-	if addr := network.Addr(); addr.Is4In6() { // addresses are compared as IPv4
+	if addr := unmapped(network.Addr()); addr.Is4() && !network.Addr().Is4() { // addresses are compared as IPv4
 		if network.Bits() < 96 {
 			return netip.Prefix{}, fmt.Errorf("%q: more than the IPv4 addresses", s)
 		}
-		network = netip.PrefixFrom(addr.Unmap(), network.Bits()-96)
+		network = netip.PrefixFrom(addr, network.Bits()-96)
 	}
 	return network, nil
 }

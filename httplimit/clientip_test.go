@@ -1,7 +1,17 @@
 package httplimit_test
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -11,7 +21,7 @@ import (
 )
 
 func TestTheClientIsThePeerOrTheFirstThatIsNotTrusted(t *testing.T) {
-	trusting := httplimit.ClientIP([]string{"10.0.0.0/8", "::ffff:172.16.0.0/108", "2001:db8:1::/48", "203.0.113.9"})
+	trusting := httplimit.ClientIP([]string{"10.0.0.0/8", "::ffff:172.16.0.0/108", "2001:db8:1::/48", "203.0.113.9", "64:ff9b::192.168.0.0/112", "64:ff9b::203.0.113.10"})
 	hops := func(n int, rest string) []string {
 		return []string{rest + strings.Repeat(",10.1.1.1", n)}
 	}
@@ -33,6 +43,12 @@ func TestTheClientIsThePeerOrTheFirstThatIsNotTrusted(t *testing.T) {
 		{"with ports and brackets", "10.0.0.1:1", []string{"198.51.100.7:80 ,\t[2001:db8:1::1]:99, [2001:db8:1::2]"}, "198.51.100.7"},
 		{"an IPv6 client", "10.0.0.1:1", []string{"2001:db8:2:3:4::5"}, "2001:db8:2:3::/64"},
 		{"an IPv4 client as IPv6", "10.0.0.1:1", []string{"::ffff:198.51.100.7"}, "198.51.100.7"},
+		{"an IPv4 client by NAT64", "10.0.0.1:1", []string{"64:ff9b::198.51.100.7"}, "198.51.100.7"},
+		{"an IPv4 peer by NAT64", "[64:ff9b::192.0.2.1]:1", nil, "192.0.2.1"},
+		{"a proxy by NAT64", "[64:ff9b::10.0.0.1]:1", []string{"198.51.100.7"}, "198.51.100.7"},
+		{"trusted by NAT64", "192.168.3.4:1", []string{"198.51.100.7"}, "198.51.100.7"},
+		{"trusted by NAT64, a single one", "203.0.113.10:1", []string{"198.51.100.7"}, "198.51.100.7"},
+		{"beside NAT64", "[64:ff9b::1:c000:201]:1", nil, "64:ff9b::/64"},
 		{"all trusted", "10.0.0.1:1", []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
 		{"nothing forwarded", "10.0.0.1:1", nil, "10.0.0.1"},
 		{"an empty field", "10.0.0.1:1", []string{""}, "10.0.0.1"},
@@ -67,12 +83,89 @@ func TestTheClientIsThePeerOrTheFirstThatIsNotTrusted(t *testing.T) {
 	}
 }
 
+func TestAProxyOnAUnixSocketCanBeTrusted(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Skip(err)
+	}
+	trusting := httplimit.ClientIP([]string{"unix", "10.0.0.0/8"})
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, err := httplimit.ClientIP([]string{"10.0.0.0/8"}).Of(r)
+		if !errors.Is(err, httplimit.ErrNoIdentity) {
+			fmt.Fprint(w, "trusted unasked")
+			return
+		}
+		key, err := trusting.Of(r)
+		fmt.Fprint(w, key, err)
+	})}
+	go func() { _ = server.Serve(listener) }()
+	defer server.Close()
+	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	defer client.CloseIdleConnections()
+	const none = "httplimit: no identity: RemoteAddr is not an IP address"
+	for forwarded, want := range map[string]string{
+		"198.51.100.7":                   "198.51.100.7<nil>",
+		"1.1.1.1, 198.51.100.7,10.0.0.2": "198.51.100.7<nil>",
+		"2001:db8:2:3::4":                "2001:db8:2:3::/64<nil>",
+		"":                               none,
+		"unknown":                        none,
+		"unix":                           none,
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://proxy/", nil)
+		require.NoError(t, err)
+		r.Header.Set("X-Forwarded-For", forwarded)
+		res, err := client.Do(r)
+		require.NoError(t, err)
+		b, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+		require.Equal(t, want, string(b), forwarded)
+	}
+	r := get("@") // by TCP, of a middleware that has changed RemoteAddr
+	r.Header.Set("X-Forwarded-For", "198.51.100.7")
+	_, err = trusting.Of(r)
+	require.ErrorIs(t, err, httplimit.ErrNoIdentity)
+}
+
 func TestOnlyForwardedForIsBelieved(t *testing.T) {
 	r := get("10.0.0.1:1")
 	for _, field := range []string{"X-Real-IP", "True-Client-IP", "CF-Connecting-IP", "Forwarded", "X-Client-IP"} {
 		r.Header.Set(field, "198.51.100.7")
 	}
 	require.Equal(t, "10.0.0.1", keyOf(t, httplimit.ClientIP([]string{"10.0.0.0/8"}), r))
+}
+
+func TestWhatPointsToAWrongKeyIsSaidOnceInTheServersLog(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		key   httplimit.Key
+		field string // of the request
+		want  string
+	}{
+		{"PeerIP behind a proxy", httplimit.PeerIP(), "X-Forwarded-For",
+			"httplimit: a request has X-Forwarded-For, which PeerIP does not read: behind a proxy all clients share one limit, use ClientIP\n"},
+		{"within another Key", httplimit.Combined(httplimit.Method(), httplimit.PeerIP()), "X-Forwarded-For",
+			"httplimit: a request has X-Forwarded-For, which PeerIP does not read: behind a proxy all clients share one limit, use ClientIP\n"},
+		{"PeerIP without a proxy", httplimit.PeerIP(), "Accept", ""},
+		{"ClientIP", httplimit.ClientIP([]string{"10.0.0.0/8"}), "X-Forwarded-For", ""},
+		{"Route outside of the mux", httplimit.Route(), "Accept",
+			"httplimit: no identity: no pattern has matched: put the middleware around handlers, not around the mux\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var said bytes.Buffer
+			server := &http.Server{ErrorLog: log.New(&said, "", 0)}
+			h := protect(t, plenty(t), httplimit.WithKey(c.key))
+			for range 3 {
+				r := get("192.0.2.1:1")
+				r.Header.Set(c.field, "198.51.100.7")
+				h.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), http.ServerContextKey, server)))
+			}
+			require.Equal(t, c.want, said.String())
+		})
+	}
 }
 
 func TestIPv6AddressesAreGroupedAsWished(t *testing.T) {
@@ -88,6 +181,7 @@ func FuzzForwardedFor(f *testing.F) {
 	f.Add("10.0.0.1:1", "1.1.1.1, 198.51.100.7, 10.0.0.2", "10.0.0.3")
 	f.Add("192.0.2.1:1", "198.51.100.7", "")
 	f.Add("[2001:db8::1]:1", "2001:db8::2, unknown", "[2001:db8::3]:80")
+	f.Add("[64:ff9b::10.0.0.1]:1", "64:ff9b::198.51.100.7", "64:ff9b::10.0.0.2")
 	f.Add("10.0.0.1:1", ",,,", "::ffff:10.0.0.9")
 	trusted := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}
 	k := httplimit.ClientIP([]string{"10.0.0.0/8", "2001:db8::/32"})
@@ -121,7 +215,7 @@ func FuzzForwardedFor(f *testing.F) {
 func address(hop string) (netip.Addr, bool) {
 	hop = strings.Trim(hop, " \t")
 	if ap, err := netip.ParseAddrPort(hop); err == nil {
-		return ap.Addr().WithZone("").Unmap(), true
+		return plain(ap.Addr()), true
 	}
 	if len(hop) > 2 && hop[0] == '[' && hop[len(hop)-1] == ']' {
 		hop = hop[1 : len(hop)-1]
@@ -131,7 +225,16 @@ func address(hop string) (netip.Addr, bool) {
 		hop, _, _ = strings.Cut(hop, ":")
 	}
 	addr, err := netip.ParseAddr(hop)
-	return addr.WithZone("").Unmap(), err == nil
+	return plain(addr), err == nil
+}
+
+// plain is addr without zone, and as IPv4 if it can be.
+func plain(addr netip.Addr) netip.Addr {
+	if text := addr.WithZone("").StringExpanded(); strings.HasPrefix(text, "0064:ff9b:0000:0000:0000:0000:") {
+		b := addr.As16()
+		return netip.AddrFrom4([4]byte(b[12:]))
+	}
+	return addr.WithZone("").Unmap()
 }
 
 func group(addr netip.Addr) string {

@@ -7,6 +7,8 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -41,13 +43,97 @@ func ExampleMiddleware() {
 	// 429 left: 0 "2/h";q=2;w=3600
 }
 
+// login is what a middleware before the limit's puts into the context, once it has checked
+// who the user is. A name that the client only claims, such as that of an unchecked
+// Request.BasicAuth, would let it spend the limits of others, or have any number of its own.
+type login struct{}
+
+func currentUser(r *http.Request) string {
+	user, _ := r.Context().Value(login{}).(string)
+	return user
+}
+
+// A proxy with a limit of its own, in front of a backend that limits too. A ReverseProxy adds
+// the backend's fields to those that are there, so that clients would read two limits. Of the
+// backend's refusals Retry-After stays.
+func ExampleMiddleware_reverseProxy() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter := func(name string, rate int) ratelimit.Limiter {
+		l, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(rate), ratelimit.WithName(name))
+		if err != nil {
+			log.Fatal(err)
+		}
+		return l
+	}
+	backend := httptest.NewServer(httplimit.Middleware(limiter("backend", 1000))(http.NotFoundHandler()))
+	defer backend.Close()
+	target, err := url.Parse(backend.URL)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
+	proxy.ModifyResponse = func(res *http.Response) error {
+		for _, field := range []string{"RateLimit", "RateLimit-Policy", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"} {
+			res.Header.Del(field)
+		}
+		return nil
+	}
+	handler := httplimit.Middleware(limiter("proxy", 10))(proxy)
+
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	fmt.Println(w.Code, w.Header().Values("RateLimit-Policy"), w.Header().Values("X-RateLimit-Limit"))
+	// Output: 404 ["proxy";q=10;w=3600] [10]
+}
+
+// Scripts of another origin (CORS) read the limits, and a refusal too. The handler for it is
+// around the middleware, so that preflights are not counted.
+func ExampleMiddleware_crossOrigin() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(1), ratelimit.WithName("api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limited := httplimit.Middleware(limiter)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Access-Control-Allow-Origin", "https://app.example.com")
+		w.Header().Set("Access-Control-Expose-Headers", "RateLimit, RateLimit-Policy, Retry-After")
+		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		limited.ServeHTTP(w, r)
+	})
+
+	for _, method := range []string{http.MethodOptions, http.MethodGet, http.MethodGet} {
+		r := httptest.NewRequest(method, "/", nil)
+		if method == http.MethodOptions {
+			r.Header.Set("Access-Control-Request-Method", http.MethodGet)
+		}
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		fmt.Println(method, w.Code, w.Header().Get("Access-Control-Allow-Origin"), w.Header()["Ratelimit-Policy"])
+	}
+	// Output:
+	// OPTIONS 204 https://app.example.com []
+	// GET 200 https://app.example.com ["api";q=1;w=3600]
+	// GET 429 https://app.example.com ["api";q=1;w=3600]
+}
+
 // Behind a load balancer whose network is 10.0.0.0/8 a client is known by its API key,
 // by its login or else by its address, and each has its own limit.
 func ExampleFirst() {
 	issued := map[string]bool{"secret-of-acme": true}
 	key := httplimit.First(
 		httplimit.APIKey("X-API-Key", httplimit.KnownKeys(func(_ *http.Request, key string) bool { return issued[key] })),
-		httplimit.User(func(r *http.Request) string { user, _, _ := r.BasicAuth(); return user }),
+		httplimit.User(currentUser),
 		httplimit.ClientIP([]string{"10.0.0.0/8"}, httplimit.IPv6Prefix(56)),
 	)
 
@@ -55,11 +141,14 @@ func ExampleFirst() {
 	r.RemoteAddr = "10.0.0.7:4242"
 	r.Header.Set("X-Forwarded-For", "192.0.2.66, 2001:db8:1:2:3::4")
 	fmt.Println(key.Of(r))
-	r.SetBasicAuth("ann", "…")
+	r.SetBasicAuth("ann", "a guess") // which nobody has checked
+	fmt.Println(key.Of(r))
+	r = r.WithContext(context.WithValue(r.Context(), login{}, "ann"))
 	fmt.Println(key.Of(r))
 	r.Header.Set("X-API-Key", "secret-of-acme")
 	fmt.Println(key.Of(r))
 	// Output:
+	// 2001:db8:1::/56 <nil>
 	// 2001:db8:1::/56 <nil>
 	// user:ann <nil>
 	// apikey:x-api-key:o1CqNLr-tUMlRM7QTKQ0OypG0jnOuPD0up5xp9MH_rI <nil>
@@ -71,7 +160,7 @@ func ExampleWithKey_routesAndTiers() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	user := httplimit.User(func(r *http.Request) string { user, _, _ := r.BasicAuth(); return user })
+	user := httplimit.User(currentUser)
 	paying := map[string]bool{"user:ann": true}
 	tier := func(_ context.Context, key string) (ratelimit.Limit, error) {
 		if paying[key] {
@@ -100,9 +189,8 @@ func ExampleWithKey_routesAndTiers() {
 		httptest.NewRequest(http.MethodGet, "/healthz", nil),
 	} {
 		for _, name := range []string{"ann", "bob"} {
-			r.SetBasicAuth(name, "…")
 			w := httptest.NewRecorder()
-			mux.ServeHTTP(w, r)
+			mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), login{}, name)))
 			fmt.Println(r.URL.Path, name, "has", w.Header()["Ratelimit-Policy"])
 		}
 	}

@@ -9,9 +9,13 @@ import (
 )
 
 // HeaderStyle is a way to report limits in the header of each answer. All styles say how
-// many requests are left, and the seconds until the key's state is fully reset. In a refusal
-// these are the seconds until the same request would be admitted. They are rounded up, and left
-// out if no waiting helps.
+// many requests are left, and the seconds until the key's state is fully reset. If none is left,
+// these are the seconds until the next one is, where the limiter says so: the fixed window
+// and the buckets do. In a refusal they are the seconds until the same request would be
+// admitted. They are rounded up, and left out if no waiting helps.
+//
+// Of several limits Draft10 reports each. The other styles have room for one: the one that
+// denied longest or, of an admission, the one with the least left.
 type HeaderStyle uint8
 
 // The header styles. Draft10 excludes Draft6 and Draft7, whose fields have the same names
@@ -59,8 +63,10 @@ func (f *fields) report(styles HeaderStyle, d *report.Decision, texts *policyTex
 	if len(d.Policies) == 1 {
 		f.only = texts.of(&d.Policies[0])
 	}
+	one, p := d.One()
+	t, timed := d.Time(one, p)
 	if styles&Legacy != 0 {
-		f.legacy(&d.Result)
+		f.legacy(one, t, timed)
 	}
 	if styles&Draft10 != 0 {
 		f.draft10(d, texts)
@@ -69,10 +75,10 @@ func (f *fields) report(styles HeaderStyle, d *report.Decision, texts *policyTex
 		return
 	}
 	if styles&Draft7 != 0 {
-		f.draft7(&d.Result)
+		f.draft7(one, t, timed)
 	}
 	if styles&Draft6 != 0 {
-		f.draft6(&d.Result)
+		f.draft6(one, t, timed)
 	}
 	f.policies(d, func(p *policyText) string { return p.draft6 }, texts)
 }
@@ -86,7 +92,7 @@ func (f *fields) number(name string, n int64) {
 	f.end(name)
 }
 
-func (f *fields) legacy(r *ratelimit.Result) {
+func (f *fields) legacy(r *ratelimit.Result, t time.Duration, timed bool) {
 	if f.only != nil && f.only.policy.Quota == r.Limit {
 		f.add(xLimit, f.only.quota)
 	} else {
@@ -94,8 +100,8 @@ func (f *fields) legacy(r *ratelimit.Result) {
 	}
 	f.repeated(&f.left, report.Count(r.Remaining))
 	f.end(xRemaining)
-	if d, ok := report.Until(r); ok {
-		at := time.Now().Add(d)
+	if timed {
+		at := time.Now().Add(t)
 		second := at.Unix()
 		if at.Nanosecond() > 0 {
 			second++
@@ -107,7 +113,7 @@ func (f *fields) legacy(r *ratelimit.Result) {
 func (f *fields) draft10(d *report.Decision, texts *policyTexts) {
 	if f.only != nil && report.Limits(&f.only.policy) {
 		f.add(rateLimitPolicy, f.only.draft10)
-		f.item(f.only.name, d, &d.Result)
+		f.item(f.only.name, d, &d.Result, &d.Policies[0])
 		f.end(rateLimit)
 		return
 	}
@@ -115,14 +121,14 @@ func (f *fields) draft10(d *report.Decision, texts *policyTexts) {
 		f.string(`"default";q=`)
 		f.integer(report.Count(d.Result.Limit))
 		f.end(rateLimitPolicy)
-		f.item(`"default"`, d, &d.Result)
+		f.item(`"default"`, d, &d.Result, nil)
 		f.end(rateLimit)
 		return
 	}
 	f.policies(d, func(p *policyText) string { return p.draft10 }, texts)
 	for i := range d.Policies {
 		if part, ok := d.Part(i); ok && report.Limits(&d.Policies[i]) {
-			f.item(texts.of(&d.Policies[i]).name, d, part)
+			f.item(texts.of(&d.Policies[i]).name, d, part, &d.Policies[i])
 		}
 	}
 	f.end(rateLimit)
@@ -139,13 +145,13 @@ func (f *fields) policies(d *report.Decision, item func(*policyText) string, tex
 	f.end(rateLimitPolicy)
 }
 
-// item appends an item of draft 10, of part of d.
-func (f *fields) item(name string, d *report.Decision, part *ratelimit.Result) {
+// item appends an item of draft 10, of part of d and its policy, if that is known.
+func (f *fields) item(name string, d *report.Decision, part *ratelimit.Result, p *ratelimit.Policy) {
 	f.comma()
 	f.string(name)
 	f.string(";r=")
 	f.repeated(&f.left, report.Count(part.Remaining))
-	if t, ok := d.Time(part); ok {
+	if t, ok := d.Time(part, p); ok {
 		f.string(";t=")
 		f.repeated(&f.wait, report.Seconds(t))
 	}
@@ -158,24 +164,24 @@ func (f *fields) comma() {
 	}
 }
 
-func (f *fields) draft7(r *ratelimit.Result) {
+func (f *fields) draft7(r *ratelimit.Result, t time.Duration, timed bool) {
 	f.string("limit=")
 	f.integer(report.Count(r.Limit))
 	f.string(", remaining=")
 	f.repeated(&f.left, report.Count(r.Remaining))
-	if d, ok := report.Until(r); ok {
+	if timed {
 		f.string(", reset=")
-		f.repeated(&f.wait, report.Seconds(d))
+		f.repeated(&f.wait, report.Seconds(t))
 	}
 	f.end(rateLimit)
 }
 
-func (f *fields) draft6(r *ratelimit.Result) {
+func (f *fields) draft6(r *ratelimit.Result, t time.Duration, timed bool) {
 	f.number(limitField, report.Count(r.Limit))
 	f.repeated(&f.left, report.Count(r.Remaining))
 	f.end(remainingField)
-	if d, ok := report.Until(r); ok {
-		f.repeated(&f.wait, report.Seconds(d))
+	if timed {
+		f.repeated(&f.wait, report.Seconds(t))
 		f.end(resetField)
 	}
 }

@@ -174,6 +174,23 @@ func TestSeveralLimitsAreSeveralPolicies(t *testing.T) {
 	require.NotContains(t, h, "Retry-After")
 }
 
+func TestOfADenialTheOneLimitIsThatWhichDeniedLongest(t *testing.T) {
+	parts := []ratelimit.Result{ // of a cost of 5
+		{Limit: 100, Remaining: 1, RetryAfter: time.Second, ResetAfter: time.Minute},
+		{Limit: 1000, Remaining: 4, RetryAfter: time.Hour, ResetAfter: 23 * time.Hour},
+		{Allowed: true, Limit: 10, Remaining: 0, ResetAfter: time.Hour}, // of a limiter that is not ours
+	}
+	whole := ratelimit.Result{Limit: 10, RetryAfter: time.Hour, ResetAfter: 23 * time.Hour}
+	d := report.Decision{Result: whole, Parts: parts, DeniedBy: "daily", Policies: []ratelimit.Policy{burst, daily, burst}}
+	h := header(Legacy|Draft7|Draft6, d)
+	require.Equal(t, "1000", h.Get("X-RateLimit-Limit"))
+	require.Equal(t, "4", h.Get("X-RateLimit-Remaining"))
+	require.Equal(t, "limit=1000, remaining=4, reset=3600", h.Get("RateLimit"))
+	require.Equal(t, "1000", h.Get("RateLimit-Limit"))
+	require.Equal(t, "4", h.Get("RateLimit-Remaining"))
+	require.Equal(t, "3600", h.Get("Retry-After"))
+}
+
 func TestOfSeveralLimitsWithoutTheirPartsOnlyTheOneThatDeniedIsReported(t *testing.T) {
 	policies := []ratelimit.Policy{burst, daily}
 	one := report.Decision{Result: ratelimit.Result{Limit: 1000, RetryAfter: time.Hour}, DeniedBy: "daily", Policies: policies}

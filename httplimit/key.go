@@ -103,7 +103,9 @@ func KeyFunc(name string, f func(r *http.Request) (string, error)) Key {
 
 // User is the authenticated user that f finds in a session, a token, or the request's
 // context. "" is [ErrNoIdentity]. The name is part of the key as it is, so return an id and
-// no secret. f must be safe for concurrent use.
+// no secret. It must have been checked: who can claim to be anybody, as by
+// [http.Request.BasicAuth], spends the limits of others, or has any number of its own. f must
+// be safe for concurrent use.
 func User(f func(r *http.Request) string) Key {
 	if f == nil {
 		return invalid("User(nil)")
@@ -117,11 +119,14 @@ var errNoPattern = fmt.Errorf("%w: no pattern has matched: put the middleware ar
 // "GET /users/{id}". Other routers that set [http.Request.Pattern] will do.
 //
 // The mux sets the pattern, so put the middleware around handlers of the mux, not around
-// the mux. Without a pattern the error is [ErrNoIdentity]. Alone, Route limits each route
-// for all clients together; with [Combined], for each client.
+// the mux. Without a pattern the error is [ErrNoIdentity], and the first time the server's
+// ErrorLog says why. Alone, Route limits each route for all clients together; with
+// [Combined], for each client.
 func Route() Key {
+	var outside notice
 	return Key{kind: "route:", of: func(r *http.Request) (string, error) {
 		if r.Pattern == "" {
+			outside.say(r, errNoPattern.Error())
 			return "", errNoPattern
 		}
 		return r.Pattern, nil

@@ -1,14 +1,17 @@
 package httplimit_test
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -76,4 +79,97 @@ func TestALimitThatWasNotAskedIsNotTold(t *testing.T) {
 		require.Equal(t, c.rateLimit, w.Header().Get("RateLimit"))
 		require.Contains(t, w.Body.String(), `"violated-policies":`+c.violated)
 	}
+}
+
+func TestFieldsWithRoomForOneLimitAreOfOneLimit(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		algorithm string
+		levels    []ratelimit.Limit
+		reset     string // at Remaining 0
+	}{
+		{"fixed_window", []ratelimit.Limit{ratelimit.PerSecond(2), ratelimit.PerHour(1000)}, "1"},
+		{"sliding_window", []ratelimit.Limit{ratelimit.PerSecond(2), ratelimit.PerHour(1000)}, "2"},
+		{"fixed_window", []ratelimit.Limit{ratelimit.PerSecond(9), ratelimit.PerHour(2)}, "3600"},
+		{"fixed_window", []ratelimit.Limit{ratelimit.PerSecond(2), ratelimit.PerHour(2)}, "3600"}, // the longer of two that are used up
+		{"token_bucket", []ratelimit.Limit{{Rate: 60, Period: time.Minute, Burst: 2}, ratelimit.PerHour(1000)}, "1"},
+	} {
+		mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
+		require.NoError(t, err)
+		levels, err := ratelimit.NewLevels(c.algorithm, mem, c.levels...)
+		require.NoError(t, err)
+		for _, style := range []httplimit.HeaderStyle{httplimit.Draft6, httplimit.Draft7, httplimit.Legacy} {
+			require.NoError(t, levels.Reset(t.Context(), "192.0.2.1"))
+			h := httplimit.Middleware(levels, httplimit.WithHeaders(style))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			var w *httptest.ResponseRecorder
+			sent := time.Now()
+			for range 2 {
+				w = httptest.NewRecorder()
+				h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+				require.Equal(t, http.StatusOK, w.Code)
+			}
+			switch style {
+			case httplimit.Draft6:
+				require.Equal(t, []string{"2", "0", c.reset}, []string{w.Header().Get("RateLimit-Limit"), w.Header().Get("RateLimit-Remaining"), w.Header().Get("RateLimit-Reset")})
+			case httplimit.Draft7:
+				require.Equal(t, "limit=2, remaining=0, reset="+c.reset, w.Header().Get("RateLimit"))
+			case httplimit.Legacy:
+				reset, err := time.ParseDuration(c.reset + "s")
+				require.NoError(t, err)
+				unix, err := strconv.ParseInt(w.Header().Get("X-RateLimit-Reset"), 10, 64)
+				require.NoError(t, err)
+				require.WithinDuration(t, sent.Add(reset), time.Unix(unix, 0), time.Minute)
+			}
+		}
+	}
+}
+
+func TestAtNothingLeftTheTimeIsThatToTheNextPlace(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, algorithm := range []string{"fixed_window", "token_bucket", "leaky_bucket"} {
+		for _, l := range []ratelimit.Limit{ratelimit.PerMinute(7), ratelimit.PerHour(60), ratelimit.PerSecond(3)} {
+			mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
+			require.NoError(t, err)
+			lim, err := ratelimit.New(algorithm, mem, l)
+			require.NoError(t, err)
+			h := httplimit.Middleware(lim, httplimit.WithHeaders(httplimit.Legacy, httplimit.Draft6))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			w := httptest.NewRecorder()
+			for range l.Rate {
+				w = httptest.NewRecorder()
+				h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+			}
+			require.Equal(t, http.StatusOK, w.Code)
+			said := w.Header().Get("RateLimit-Reset")
+			w = httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+			require.Equal(t, http.StatusTooManyRequests, w.Code)
+			require.Equal(t, w.Header().Get("Retry-After"), said, "%s of %v", algorithm, l)
+		}
+	}
+}
+
+func TestWhileALocalShareDecidesThePolicyIsTheShares(t *testing.T) {
+	mem, err := memstore.New(memstore.WithClock(func() time.Time { return start }))
+	require.NoError(t, err)
+	local, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(10))
+	require.NoError(t, err)
+	down := unreachable{window(t, memory(t), ratelimit.PerHour(100), ratelimit.WithName("api"))}
+	lim, err := fallback.New(down, fallback.Local(local))
+	require.NoError(t, err)
+	w := httptest.NewRecorder()
+	protect(t, lim).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	require.Equal(t, `"api";q=10`, w.Header().Get("RateLimit-Policy"), "its window is not known")
+	require.Equal(t, `"api";r=9;t=3600`, w.Header().Get("RateLimit"))
+	require.Equal(t, "10", w.Header().Get("X-RateLimit-Limit"))
+}
+
+// unreachable is a limiter whose store fails. It describes itself as before.
+type unreachable struct{ ratelimit.Limiter }
+
+func (unreachable) AllowN(context.Context, string, int) (ratelimit.Result, error) {
+	return ratelimit.Result{}, ratelimit.ErrStore
+}
+
+func (l unreachable) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	return ratelimit.AppendPolicies(ctx, dst, l.Limiter, key)
 }

@@ -15,7 +15,12 @@
 //
 // For several limits at once use one limiter of them, such as a [ratelimit.All]. It charges a
 // request to all or none, and the answer reports each. Of two middlewares around each
-// other only the inner one's fields are seen.
+// other only the inner one's fields are seen. A [net/http/httputil.ReverseProxy] behind the
+// middleware adds those of a backend that limits too: an example removes them.
+//
+// What answers browsers of other origins (CORS) goes around the middleware, or else their
+// scripts cannot read a refusal, and each preflight is counted. Scripts read only the fields that
+// Access-Control-Expose-Headers names.
 //
 // A client of somebody else's service waits for its turn: see [Transport]. Package
 // grpclimit is the same for gRPC, and makes the same keys.
@@ -158,11 +163,13 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n int, d *report.Decision) {
 	s, kept := scratches.Get().(*scratch), h.keeps(&d.Result)
 	d.Parts, d.DeniedBy = d.Result.Parts(), d.Result.DeniedBy()
+	d.Bucket = h.styles != 0 && d.Result.Allowed && d.Result.Remaining == 0 && report.IsBucket(h.limiter)
 	if kept {
 		d.Policies = h.policies(r, key, nil)
-	} else if h.styles&withPolicies != 0 || !d.Result.Allowed {
+	} else if h.styles&withPolicies != 0 || !d.Result.Allowed || d.Bucket {
 		d.Policies = h.policies(r, key, s.policies[:0])
 	}
+	d.Follow()
 	f := fields{text: s.text[:0]}
 	f.report(h.styles, d, &h.texts)
 	if !d.Result.Allowed {
@@ -231,18 +238,26 @@ func (h *handler) pass(w http.ResponseWriter, r *http.Request, key string, n int
 
 // misconfigured answers where there is no middleware because of err.
 type misconfigured struct {
-	err  error
-	once sync.Once
+	err    error
+	notice notice
 }
 
 func (m *misconfigured) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	m.once.Do(func() {
+	m.notice.say(r, "httplimit: "+m.err.Error())
+	WriteError(w, m.err)
+}
+
+// notice is what the operator should know. It is said once.
+type notice struct{ once sync.Once }
+
+// say writes text into the log of the server that serves r.
+func (n *notice) say(r *http.Request, text string) {
+	n.once.Do(func() {
 		server, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
 		if ok && server.ErrorLog != nil {
-			server.ErrorLog.Printf("httplimit: %v", m.err)
+			server.ErrorLog.Print(text)
 			return
 		}
-		log.Printf("httplimit: %v", m.err)
+		log.Print(text)
 	})
-	WriteError(w, m.err)
 }

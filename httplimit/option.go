@@ -155,7 +155,10 @@ func WithPlainText() ServerOption {
 // stands.
 //
 // The status is the one written: 200 if the handler wrote none, 101 for a connection that it
-// took over (hijacked), and 500 if it panicked first. The handler gets another
+// took over (hijacked), and 500 if it panicked first. In place of 400 and above it is 499 if the
+// client has hung up before the handler returned. An f that is true for 499 lets a client
+// that always hangs up make any number of requests. Behind a [net/http/httputil.ReverseProxy]
+// each would be a 502. Failed and Successful are false for it. The handler gets another
 // ResponseWriter, with the same optional methods, at the price of some allocations.
 func WithRefund(f func(status int) bool) ServerOption {
 	return serverOption(func(c *config) error {
@@ -230,9 +233,11 @@ func WithMaxPause(d time.Duration) ClientOption {
 // come back. That is after 429, and after 503 if the method is idempotent or the request
 // has an Idempotency-Key. The default is 0.
 //
-// Each time is charged and waits like the first. A request is not sent again if its body
-// cannot be had again ([http.Request.GetBody]), or if the pause is longer than its context
-// lasts: the answer is returned then. With [WithoutWaiting] there are no retries.
+// Each time is charged and waits like the first. Where the answer says to come back at once,
+// the pause is a tenth of a second before the first retry, and doubles with each, up to
+// [WithMaxPause]. A request is not sent again if its body cannot be had again
+// ([http.Request.GetBody]), or if the pause is longer than its context lasts: the answer is
+// returned then. With [WithoutWaiting] there are no retries.
 func WithRetries(n int) ClientOption {
 	return clientOption(func(c *config) error {
 		if n < 0 || n > 100 {

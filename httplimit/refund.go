@@ -3,6 +3,7 @@ package httplimit
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -12,11 +13,12 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Failed reports whether status is an error: 400 and above. See [WithRefund].
-func Failed(status int) bool { return status >= http.StatusBadRequest }
+// Failed reports whether status is an error: 400 and above. It is not 499, which the client has
+// caused by hanging up. See [WithRefund].
+func Failed(status int) bool { return !Successful(status) && status != clientClosedRequest }
 
 // Successful reports whether status is below 400. See [WithRefund].
-func Successful(status int) bool { return !Failed(status) }
+func Successful(status int) bool { return status < http.StatusBadRequest }
 
 // charge is what a request was charged.
 type charge struct {
@@ -34,6 +36,9 @@ func (m *middleware) refunding(w http.ResponseWriter, r *http.Request, next http
 			status = http.StatusOK // as net/http will write
 		case status == 0:
 			status = http.StatusInternalServerError
+		}
+		if !Successful(status) && errors.Is(r.Context().Err(), context.Canceled) {
+			status = clientClosedRequest
 		}
 		if m.refund(status) {
 			// An error leaves the charge: the answer has been written.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -134,17 +135,56 @@ func TestARefundIsMadeAlsoIfTheClientHasGone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			lim := window(t, s, ratelimit.PerHour(100))
 			ctx, cancel := context.WithCancel(t.Context())
-			h := httplimit.Middleware(lim, httplimit.WithRefund(httplimit.Failed))(
+			h := httplimit.Middleware(lim, httplimit.WithRefund(func(status int) bool { return status == http.StatusNoContent }))(
 				http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					require.Equal(t, 1, spent(t, lim, "192.0.2.1"), "charged before")
 					cancel()
-					w.WriteHeader(http.StatusBadGateway)
+					w.WriteHeader(http.StatusNoContent)
 				}))
 			serve(h, get(alice).WithContext(ctx))
 			require.Equal(t, 0, spent(t, lim, "192.0.2.1"))
 		})
 	}
 }
+
+func TestAClientThatHangsUpOnAReverseProxyIsNotRefunded(t *testing.T) {
+	for name, c := range map[string]struct {
+		refund func(int) bool
+		want   int // requests that reach the backend
+	}{
+		"Failed":            {httplimit.Failed, 5},
+		"Successful":        {httplimit.Successful, 5},
+		"all errors":        {func(status int) bool { return status >= 400 }, 100},
+		"those of a server": {func(status int) bool { return status >= 500 }, 5},
+	} {
+		reached, hangUp := 0, func() {}
+		proxy := &httputil.ReverseProxy{
+			Rewrite:  func(r *httputil.ProxyRequest) { r.Out.URL.Host = "backend" },
+			ErrorLog: quiet,
+			Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+				reached++
+				hangUp()
+				return nil, r.Context().Err()
+			}),
+		}
+		h := httplimit.Middleware(window(t, memory(t), ratelimit.PerHour(5)), httplimit.WithRefund(c.refund))(proxy)
+		for range 100 {
+			ctx, cancel := context.WithCancel(t.Context())
+			hangUp = cancel
+			serve(h, get(alice).WithContext(ctx))
+		}
+		require.Equal(t, c.want, reached, name)
+	}
+}
+
+func TestWhoHasHungUpIsNeitherFailedNorSuccessful(t *testing.T) {
+	require.False(t, httplimit.Failed(499))
+	require.False(t, httplimit.Successful(499))
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 func TestRequestsUnderWayAreChargedUntilTheyEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

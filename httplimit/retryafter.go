@@ -8,28 +8,51 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/cooldown"
 )
 
+// maxField is how many bytes of a field are read. A longer one counts as none: its end could be
+// in the middle of a number.
+const maxField = 4 << 10
+
+// value returns the field name of h.
+func value(h http.Header, name string) string {
+	if text := h.Get(name); len(text) <= maxField {
+		return text
+	}
+	return ""
+}
+
+// list returns the fields of that name, joined.
+func list(h http.Header, name string) string {
+	size := 0
+	for _, line := range h[name] {
+		if size += len(line) + 1; size > maxField {
+			return ""
+		}
+	}
+	return strings.Join(h[name], ",")
+}
+
 // parseRetryAfter returns when h, of a refusal that arrived at now, says to come back. It
 // reads Retry-After, the RateLimit fields of any draft and the legacy ones, and takes the
 // first that is valid. Times of day are relative to the answer's Date, so that the local
 // clock may be wrong.
 func parseRetryAfter(h http.Header, now time.Time) (d time.Duration, ok bool) {
-	if date, err := http.ParseTime(h.Get("Date")); err == nil {
+	if date, err := http.ParseTime(value(h, "Date")); err == nil {
 		now = date
 	}
-	text := h.Get(retryAfter)
+	text := value(h, retryAfter)
 	if at, err := http.ParseTime(text); err == nil {
 		return max(at.Sub(now), 0), true
 	}
 	if d, ok := cooldown.ParseSeconds(text); ok {
 		return d, true
 	}
-	if d, ok := parseRateLimit(strings.Join(h[rateLimit], ",")); ok {
+	if d, ok := parseRateLimit(list(h, rateLimit)); ok {
 		return d, true
 	}
-	if d, ok := cooldown.ParseSeconds(h.Get(resetField)); ok {
+	if d, ok := cooldown.ParseSeconds(value(h, resetField)); ok {
 		return d, true
 	}
-	return parseReset(h.Get(xReset), now)
+	return parseReset(value(h, xReset), now)
 }
 
 // parseReset reads X-RateLimit-Reset, which is Unix seconds at most services and

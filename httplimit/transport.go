@@ -23,9 +23,9 @@ import (
 //
 // A Transport heeds the server. After 429 and 503 later requests of the same key, and those
 // that wait already, wait as long as Retry-After says, in seconds or as a date. If that
-// cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. A server is
-// believed up to a minute ([WithMaxPause]). RateLimit fields of other answers do not count:
-// theirs is the time of the whole quota.
+// cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. No field of more than
+// 4 KiB is read. A server is believed up to a minute ([WithMaxPause]). RateLimit fields of
+// other answers do not count: theirs is the time of the whole quota.
 //
 // Nothing is sent again unless [WithRetries] says so. The pauses of at most 4,096 keys are
 // remembered. Beyond that the one that ends soonest is forgotten, of some that are looked at.
@@ -37,6 +37,13 @@ type Transport struct {
 	base      http.RoundTripper
 	cooldowns cooldown.Set
 }
+
+// leastPause is that before the first retry if the server says that it need not wait, or until a
+// date that is over. It doubles with each retry.
+const leastPause = 100 * time.Millisecond
+
+// maxDrain is how long a retry waits for the rest of a refusal.
+const maxDrain = 100 * time.Millisecond
 
 // ErrLimited says that a [Transport] that does not wait ([WithoutWaiting]) has not sent
 // a request. It is a [*LimitedError].
@@ -115,7 +122,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		res, err := t.base.RoundTrip(r)
-		if err != nil || !t.heed(key, res) || try == t.retries {
+		if err != nil || !t.heed(key, res, try) || try == t.retries {
 			return res, err
 		}
 		again, ok := t.again(r, res, key)
@@ -124,6 +131,14 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		drain(res)
 		r = again
+	}
+}
+
+// CloseIdleConnections closes those of the RoundTripper that sends, if that can:
+// [http.Client.CloseIdleConnections].
+func (t *Transport) CloseIdleConnections() {
+	if base, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		base.CloseIdleConnections()
 	}
 }
 
@@ -166,12 +181,16 @@ func (t *Transport) waitCooldown(ctx context.Context, key string) error {
 	return nil
 }
 
-// heed begins a cooldown of key if res says so, and reports whether res says when to come back.
-func (t *Transport) heed(key string, res *http.Response) bool {
+// heed begins a cooldown of key if res, of that try, says so. It reports whether res says when
+// to come back.
+func (t *Transport) heed(key string, res *http.Response, try int) bool {
 	if res.StatusCode != http.StatusTooManyRequests && res.StatusCode != http.StatusServiceUnavailable {
 		return false
 	}
 	d, ok := parseRetryAfter(res.Header, time.Now())
+	if ok && d == 0 && !t.refuse && try < t.retries {
+		d = leastPause << min(try, 20) // some 29 h
+	}
 	t.cooldowns.Add(key, min(d, t.maxPause)) // none of 0
 	return ok
 }
@@ -206,8 +225,11 @@ func idempotent(r *http.Request) bool {
 	return r.Header.Get("Idempotency-Key") != ""
 }
 
-// drain reads the rest of a short answer, so that its connection can be used again.
+// drain reads the rest of a short answer, so that its connection can be used again. A rest
+// that takes long is not worth it.
 func drain(res *http.Response) {
+	timer := time.AfterFunc(maxDrain, func() { _ = res.Body.Close() }) // which ends a Read of net/http's
+	defer timer.Stop()
 	_, _ = io.CopyN(io.Discard, res.Body, 64<<10)
 	_ = res.Body.Close()
 }

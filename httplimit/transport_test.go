@@ -125,6 +125,13 @@ func TestLaterCallsWaitAsTheAnswerSays(t *testing.T) {
 		{"draft 10", 429, func() map[string]string {
 			return map[string]string{"RateLimit": `"a,;r=0;t=50\"";r=0;t=10, "b";r=7;t=55,"c";t=30;r=0`}
 		}, 30 * time.Second},
+		{"draft 10 in 4 KiB", 429, func() map[string]string {
+			return map[string]string{"RateLimit": strings.Repeat(`"a";r=0;t=30,`, 4<<10/13)}
+		}, 30 * time.Second},
+		{"a field of 8 MiB is not read", 429, func() map[string]string {
+			return map[string]string{"Retry-After": strings.Repeat("9", 8<<20), "RateLimit": strings.Repeat(`"a";r=0;t=30,`, 8<<20/13),
+				"RateLimit-Reset": strings.Repeat("9", 8<<20), "X-RateLimit-Reset": strings.Repeat("9", 8<<20)}
+		}, 0},
 		{"draft 7", 429, func() map[string]string { return map[string]string{"RateLimit": "limit=9, remaining=0, reset=30"} }, 30 * time.Second},
 		{"draft 6", 429, func() map[string]string { return map[string]string{"RateLimit-Reset": "30"} }, 30 * time.Second},
 		{"legacy", 429, func() map[string]string {
@@ -355,6 +362,86 @@ func TestARefusedCallIsSentAgainOnRequest(t *testing.T) {
 		})
 	}
 }
+
+func TestARefusalThatTricklesHoldsNoRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "10"}}, fine}}
+		body := &trickle{done: make(chan struct{})}
+		tr := transport(t, withBody{sup, body}, plenty(t), httplimit.WithRetries(1))
+		require.NoError(t, call(t, tr, "http://example.com/"))
+		require.Len(t, sup.sent, 2)
+		require.Equal(t, 10*time.Second, sup.sent[1].Sub(sup.sent[0]))
+	})
+}
+
+// withBody gives refusals that body.
+type withBody struct {
+	http.RoundTripper
+	body io.ReadCloser
+}
+
+func (b withBody) RoundTrip(r *http.Request) (*http.Response, error) {
+	res, err := b.RoundTripper.RoundTrip(r)
+	if err == nil && res.StatusCode == http.StatusTooManyRequests {
+		res.Body = b.body
+	}
+	return res, err
+}
+
+// trickle is a body of a byte a second, until it is closed. As net/http's it can be closed
+// during a Read.
+type trickle struct {
+	once sync.Once
+	done chan struct{}
+}
+
+func (b *trickle) Read(p []byte) (int, error) {
+	select {
+	case <-b.done:
+		return 0, http.ErrBodyReadAfterClose
+	case <-time.After(time.Second):
+		return copy(p, "x"), nil
+	}
+}
+
+func (b *trickle) Close() error {
+	b.once.Do(func() { close(b.done) })
+	return nil
+}
+
+func TestAServerThatSaysNowIsAskedEverMoreSlowly(t *testing.T) {
+	for name, after := range map[string]string{"now": "0", "a date that is over": "Sat, 01 Jan 2000 00:00:00 GMT"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": after}}}}
+				tr := transport(t, sup, plenty(t), httplimit.WithRetries(100), httplimit.WithMaxPause(5*time.Second))
+				require.NoError(t, call(t, tr, "http://example.com/"))
+				require.Len(t, sup.sent, 101)
+				pause := 100 * time.Millisecond
+				for i := range 100 {
+					require.Equal(t, pause, sup.sent[i+1].Sub(sup.sent[i]), i)
+					pause = min(2*pause, 5*time.Second)
+				}
+			})
+		})
+	}
+}
+
+func TestIdleConnectionsOfTheBaseAreClosed(t *testing.T) {
+	base := &idle{}
+	client := http.Client{Transport: transport(t, base, plenty(t))}
+	client.CloseIdleConnections()
+	require.True(t, base.closed)
+	transport(t, &supplier{}, plenty(t)).CloseIdleConnections() // of a base that has none
+	new(httplimit.Transport).CloseIdleConnections()
+}
+
+type idle struct {
+	supplier
+	closed bool
+}
+
+func (i *idle) CloseIdleConnections() { i.closed = true }
 
 func TestByItselfNothingIsSentAgain(t *testing.T) {
 	sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "0"}}, fine}}

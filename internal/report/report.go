@@ -15,6 +15,66 @@ type Decision struct {
 	Parts    []ratelimit.Result // of Result
 	DeniedBy string             // of Result
 	Policies []ratelimit.Policy
+	Bucket   bool // whether the limit is a bucket's: see [IsBucket]
+}
+
+// IsBucket reports whether l is known to be one of the buckets. Those in an All are not.
+func IsBucket(l ratelimit.Limiter) bool {
+	switch ratelimit.AlgorithmOf(l) {
+	case "token_bucket", "leaky_bucket":
+		return true
+	}
+	return false
+}
+
+// Follow makes the policies those of the local limiter, if one decided while the store
+// failed: their quotas are those of the Result, and their windows are not known.
+func (d *Decision) Follow() {
+	if d.Result.Source() != ratelimit.SourceLocal {
+		return
+	}
+	for i := range d.Policies {
+		p := &d.Policies[i]
+		if part, ok := d.Part(i); ok && part.Limit != p.Quota {
+			p.Quota, p.Window = part.Limit, 0
+		}
+	}
+}
+
+// One returns the decision of one limit, and its policy, nil if that is not known. It is the
+// limit that denied with the longest RetryAfter or, of an admission, the one with the least left,
+// and of several such ones that with the longest time.
+func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
+	one = &d.Result
+	if len(d.Policies) == 1 {
+		p = &d.Policies[0]
+	}
+	found := false
+	for i := range d.Parts {
+		part := &d.Parts[i]
+		if part.Allowed != d.Result.Allowed || *part == (ratelimit.Result{}) || !part.Counted() {
+			continue
+		}
+		var policy *ratelimit.Policy
+		if len(d.Policies) == len(d.Parts) {
+			policy = &d.Policies[i]
+		}
+		if !found || d.tighter(part, policy, one, p) {
+			one, p, found = part, policy, true
+		}
+	}
+	return one, p
+}
+
+// tighter reports whether part, of policy p, is to be reported before other, of policy o.
+func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *ratelimit.Result, o *ratelimit.Policy) bool {
+	switch {
+	case !part.Allowed:
+		return part.RetryAfter > other.RetryAfter
+	case part.Remaining != other.Remaining:
+		return part.Remaining < other.Remaining
+	}
+	return d.admitted(part, p) > d.admitted(other, o)
 }
 
 // Part returns the decision of the i-th policy, if it is known. A limit that was not asked,
@@ -30,18 +90,36 @@ func (d *Decision) Part(i int) (part *ratelimit.Result, ok bool) {
 	return nil, false // the limiter does not say what each of its limits did
 }
 
-// Time returns the time to report of part, which is d.Result or one of its parts. A limit
-// that has not denied has no say in the time to come back, and where no waiting helps there is none.
-func (d *Decision) Time(part *ratelimit.Result) (t time.Duration, ok bool) {
+// Time returns the time to report of part, which is d.Result or one of its parts, and of
+// its policy p, which may be nil. A limit that has not denied has no say in the time to come
+// back, and where no waiting helps there is none.
+func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Duration, ok bool) {
 	r := &d.Result
-	if part.Allowed != r.Allowed || !r.Allowed && r.RetryAfter == ratelimit.Never {
+	switch {
+	case part.Allowed != r.Allowed, !r.Allowed && r.RetryAfter == ratelimit.Never:
 		return 0, false
+	case !part.Allowed:
+		return Until(part)
 	}
-	return Until(part)
+	t = d.admitted(part, p)
+	return t, t != ratelimit.Never
 }
 
-// Until returns the time until there is more, above 0 after a denial. There is none if that
-// is unknown or never.
+// admitted is the time to report of an admission: with nothing left that to the next place,
+// where the Result holds it, and otherwise that to the full reset. A window's ResetAfter is
+// both, or the next place is not known. A bucket has room for one event when all but
+// Quota-1 have drained.
+func (d *Decision) admitted(part *ratelimit.Result, p *ratelimit.Policy) time.Duration {
+	reset := max(part.ResetAfter, 0)
+	if part.Remaining > 0 || p == nil || !d.Bucket && p.Limit.Burst == 0 || // windows have no Burst
+		p.Quota < 1 || p.Quota != part.Limit || part.Source() != ratelimit.SourceStore || reset == ratelimit.Never {
+		return reset
+	}
+	return max(reset-p.Window+p.Window/time.Duration(p.Quota), 1)
+}
+
+// Until returns the time until there is more of all limits, above 0 after a denial. There is
+// none if that is unknown or never.
 func Until(r *ratelimit.Result) (d time.Duration, ok bool) {
 	switch {
 	case r.Allowed:
@@ -58,22 +136,11 @@ func Limiter(r *ratelimit.Result, policies []ratelimit.Policy) string {
 	if name := r.DeniedBy(); name != "" {
 		return name
 	}
-	if len(policies) == 1 {
-		return policies[0].Name
+	d := Decision{Result: *r, Parts: r.Parts(), Policies: policies}
+	if _, p := d.One(); p != nil {
+		return p.Name
 	}
-	parts, least := r.Parts(), -1
-	if len(parts) != len(policies) {
-		return ""
-	}
-	for i := range parts {
-		if parts[i].Counted() && (least < 0 || parts[i].Remaining < parts[least].Remaining) {
-			least = i
-		}
-	}
-	if least < 0 {
-		return ""
-	}
-	return policies[least].Name
+	return ""
 }
 
 // Limits reports whether p limits anything.

@@ -79,9 +79,69 @@ func TestNoTimeIsLaterThanThatToComeBack(t *testing.T) {
 		{ratelimit.Result{Allowed: true, ResetAfter: ratelimit.Never}, admitted, time.Hour, true},
 	} {
 		d := report.Decision{Result: c.whole}
-		got, ok := d.Time(&c.part)
+		got, ok := d.Time(&c.part, nil)
 		require.Equal(t, c.ok, ok)
 		require.Equal(t, c.want, got)
+	}
+}
+
+func TestOneIsTheLimitThatDecided(t *testing.T) {
+	left := func(n int, reset time.Duration) ratelimit.Result {
+		return ratelimit.Result{Allowed: true, Limit: 5, Remaining: n, ResetAfter: reset}
+	}
+	denied := func(after time.Duration) ratelimit.Result {
+		return ratelimit.Result{Limit: 5, RetryAfter: after, ResetAfter: time.Hour}
+	}
+	open := outage(t, fallback.Open())
+	for name, c := range map[string]struct {
+		whole ratelimit.Result
+		parts []ratelimit.Result
+		want  int // of parts; -1: the whole
+	}{
+		"no parts":                         {left(3, time.Second), nil, -1},
+		"the least left":                   {left(1, time.Hour), []ratelimit.Result{left(3, time.Hour), left(1, time.Second), left(2, time.Minute)}, 1},
+		"of equal ones the longest time":   {left(1, time.Hour), []ratelimit.Result{left(1, time.Second), left(1, time.Hour)}, 1},
+		"not one whose store is down":      {left(3, time.Hour), []ratelimit.Result{open, left(3, time.Hour)}, 1},
+		"the longest denial":               {denied(time.Hour), []ratelimit.Result{denied(time.Second), denied(time.Hour), left(0, time.Minute)}, 1},
+		"a denial for ever":                {denied(ratelimit.Never), []ratelimit.Result{denied(ratelimit.Never), denied(time.Hour)}, 0},
+		"not one that was not asked":       {denied(time.Hour), []ratelimit.Result{{}, denied(time.Hour)}, 1},
+		"nothing is known of any of these": {left(3, time.Hour), []ratelimit.Result{open, open}, -1},
+	} {
+		all := policies("a", "b", "c")[:len(c.parts)]
+		for _, known := range [][]ratelimit.Policy{all, nil} {
+			d := report.Decision{Result: c.whole, Parts: c.parts, Policies: known}
+			one, p := d.One()
+			if c.want < 0 {
+				require.Same(t, &d.Result, one, name)
+				require.Nil(t, p, name)
+				continue
+			}
+			require.Same(t, &d.Parts[c.want], one, name)
+			if known == nil {
+				require.Nil(t, p, name)
+			} else {
+				require.Same(t, &known[c.want], p, name)
+			}
+		}
+	}
+}
+
+func TestInAnOutageThePoliciesHaveTheQuotasOfTheLocalLimits(t *testing.T) {
+	local := outage(t, fallback.Local(ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 2}, nil)))
+	for name, c := range map[string]struct {
+		d    report.Decision
+		want string // of each policy
+	}{
+		"one limit":             {report.Decision{Result: local, Policies: policies("a")}, "2"},
+		"two":                   {report.Decision{Result: local, Parts: []ratelimit.Result{{Allowed: true, Limit: 2}, {Allowed: true, Limit: 2}}, Policies: policies("a", "b")}, "2"},
+		"the same quota":        {report.Decision{Result: local, Parts: []ratelimit.Result{{Allowed: true, Limit: 5}}, Policies: policies("a")}, "5;w=60"},
+		"the store has decided": {report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 2}, Policies: policies("a")}, "5;w=60"},
+		"nothing is known":      {report.Decision{Result: local, Policies: policies("a", "b")}, "5;w=60"},
+	} {
+		c.d.Follow()
+		for i := range c.d.Policies {
+			require.Equal(t, c.want, string(report.AppendQuota(nil, &c.d.Policies[i])), name)
+		}
 	}
 }
 
