@@ -133,6 +133,9 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 // A Result from before such a change is better not refunded after it: Refund answers
 // [ratelimit.ErrInvalidN], or gives back up to n events of the new count.
 //
+// What on_failure: local has admitted in an outage is charged to the store under the next
+// text too. Until then, or until it no longer counts, its key stays with local.
+//
 // A name that is not in c is an error if its limiter has been returned, since whoever
 // has it goes on asking: a program that needs a limiter would not start with c either.
 // All others go, and new ones come.
@@ -195,16 +198,19 @@ type stack struct {
 	fallbacks map[failure]*fallback.Limiter
 }
 
-// whole is what callers ask.
-func (st *stack) whole() ratelimit.Limiter {
+// whole is what callers ask about key.
+func (st *stack) whole(key string) ratelimit.Limiter {
+	if f := st.fallbacks[failLocal]; f != nil && f.Owes(key) {
+		return f // whatever the text says now: no other one charges the store with that
+	}
 	if f := st.fallbacks[st.spec.onFailure]; f != nil {
 		return f
 	}
 	return st.shared
 }
 
-func (st *stack) onStore() ratelimit.Limiter  { return st.shared }
-func (st *stack) inMemory() ratelimit.Limiter { return st.local }
+func (st *stack) onStore(string) ratelimit.Limiter  { return st.shared }
+func (st *stack) inMemory(string) ratelimit.Limiter { return st.local }
 
 // stack makes the limiter i of the next text, before being what it is by this one, or
 // nil.

@@ -215,6 +215,58 @@ func TestTheDebtsOfAnOutageOutliveUpdates(t *testing.T) {
 	})
 }
 
+func TestWhatLocalHasAdmittedIsOwedUnderTheNextPolicyToo(t *testing.T) {
+	const text = "algorithm: sliding_window, limit: 10/h"
+	for _, next := range []string{"closed", "open", "error"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &frail{Store: memory(t)}
+			ls := build(t, s, one(text+", on_failure: local, instances: 1"))
+			l := limiter(t, ls, "a")
+			s.down = true
+			require.Equal(t, 10, admitted(t, l, "key", 11))
+
+			update(t, ls, one(text+", on_failure: "+next))
+			require.Zero(t, admitted(t, l, "key", 10), next)
+			if r, err := l.Allow(t.Context(), "other"); next == "error" {
+				require.ErrorIs(t, err, ratelimit.ErrStore)
+			} else {
+				require.Equal(t, "fail_"+next, r.Source().String(), "who owes nothing follows at once")
+			}
+
+			s.down = false
+			time.Sleep(2 * time.Second)
+			require.Zero(t, admitted(t, l, "key", 10), next)
+			s.down = true
+			if next == "closed" {
+				require.Equal(t, ratelimit.SourceFailClosed, allow(t, l, "key").Source(), "it has paid")
+			}
+		})
+	}
+}
+
+func TestResetForgetsWhatLocalHasAdmittedUnderTheNextPolicyToo(t *testing.T) {
+	const text = "algorithm: sliding_window, limit: 10/h"
+	for _, next := range []string{"closed", "open", "error"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &frail{Store: memory(t)}
+			ls := build(t, s, one(text+", on_failure: local, instances: 1"))
+			l := limiter(t, ls, "a")
+			require.Equal(t, 4, admitted(t, l, "key", 4), "which are charged to the local limiter too")
+			update(t, ls, one(text+", on_failure: "+next))
+			require.NoError(t, l.Reset(t.Context(), "key"))
+			update(t, ls, one(text+", on_failure: local, instances: 1"))
+			s.down = true
+			require.Equal(t, 10, admitted(t, l, "key", 11), next)
+
+			update(t, ls, one(text+", on_failure: "+next))
+			s.down = false
+			time.Sleep(2 * time.Second)
+			require.NoError(t, l.Reset(t.Context(), "key"))
+			require.Equal(t, 10, admitted(t, l, "key", 11), next)
+		})
+	}
+}
+
 // ---- Concurrency.
 
 func TestEachDecisionIsByOneTextWhileUpdatesGoOn(t *testing.T) {

@@ -279,6 +279,11 @@ func (f *Limiter) State() State {
 	return StateHalfOpen
 }
 
+// Owes reports whether the local limiter has admitted events of key that the store is yet
+// to be charged with ([Local]). Whoever goes on to another policy asks this limiter about
+// key until it does not, or those events are forgotten.
+func (f *Limiter) Owes(key string) bool { return f.owed.owes(key, f.now()) }
+
 // Unwrap returns the limiter whose store may fail.
 func (f *Limiter) Unwrap() ratelimit.Limiter { return f.limiter }
 

@@ -882,6 +882,28 @@ func TestWhatTheStoreHasNoRoomForStaysOwedForAsLongAsItIsHeldLocally(t *testing.
 	})
 }
 
+func TestAKeyOwesUntilTheStoreIsChargedOrTheLocalLimiterHasForgotten(t *testing.T) {
+	require.False(t, new(fallback.Limiter).Owes("key"))
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		allowN(t, lim, 1)
+		require.False(t, lim.Owes("key"), "the store has admitted it")
+		inner.down.Store(true)
+		allowN(t, lim, 1)
+		require.True(t, lim.Owes("key"))
+		require.False(t, lim.Owes("other"))
+		inner.comeBack()
+		peek(t, lim, "key")
+		require.False(t, lim.Owes("key"))
+
+		inner.down.Store(true)
+		allowN(t, lim, 1)
+		time.Sleep(time.Hour)
+		require.False(t, lim.Owes("key"))
+	})
+}
+
 func TestAPeekAfterAnOutageKnowsWhatIsOwed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
