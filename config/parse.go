@@ -74,14 +74,14 @@ func (p *parser) document(text []byte) *yaml.Node {
 	}
 	var first, second yaml.Node
 	if err := loader.Load(&first); err != nil || len(first.Content) == 0 {
-		p.failSyntax(err)
+		p.failSyntax(text, err)
 		return nil
 	}
 	switch err := loader.Load(&second); {
 	case err == nil:
 		p.fail(&second, "a second document begins: a text has one")
 	case !errors.Is(err, io.EOF):
-		p.failSyntax(err)
+		p.failSyntax(text, err)
 	}
 	p.refuseReferences(first.Content[0])
 	if len(p.errs) > 0 {
@@ -114,19 +114,27 @@ func (p *parser) unreadable(text []byte) bool {
 	return false
 }
 
-// failSyntax notes an error of the library.
-func (p *parser) failSyntax(err error) {
+// failSyntax notes an error of the library about text.
+func (p *parser) failSyntax(text []byte, err error) {
 	var at *yaml.LoadError
 	switch {
 	case err == nil || errors.Is(err, io.EOF):
 		p.failAt(1, 1, errors.New("the text is empty"))
 	case !errors.As(err, &at):
 		p.failAt(1, 1, err)
+	case isTab(text, at.Mark.Index):
+		p.failAt(at.Mark.Line, at.Mark.Column, errors.New("a tab: YAML is indented by spaces"))
 	case at.ContextMsg != "":
 		p.failAt(at.Mark.Line, at.Mark.Column, fmt.Errorf("%s: %s", at.ContextMsg, at.Message))
 	default:
 		p.failAt(at.Mark.Line, at.Mark.Column, errors.New(at.Message))
 	}
+}
+
+// isTab is whether the character i of text is a tab, the byte order mark not counted.
+func isTab(text []byte, i int) bool {
+	characters := []rune(strings.TrimPrefix(string(text), "\uFEFF"))
+	return i < len(characters) && characters[i] == '\t'
 }
 
 // refuseReferences notes what makes a text mean something else than it seems to, or
