@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -369,6 +370,45 @@ func TestATextOfAliasesThatWouldGrowIsRefusedAtItsFirstAnchor(t *testing.T) {
 	_, err := config.Parse([]byte(text))
 	require.ErrorContains(t, err, "config: 1:4: anchor \"&a\": anchors are not read\n")
 	require.ErrorContains(t, err, "config: 2:8: alias \"*a\": aliases are not read\n")
+}
+
+// crowds are texts of 1 MiB that took the library up to 7 s and 1.9 GiB.
+var crowds = map[string]string{
+	"names of nothing":    "{" + strings.Repeat(":,", 1<<19-1) + "}",
+	"pairs in a list":     "[" + strings.Repeat(":,", 1<<19-1) + "]",
+	"names":               "{" + strings.Repeat("a,", 1<<19-1) + "}",
+	"lists":               "[" + strings.Repeat("[],", 1<<18) + "]",
+	"quoted names":        "[" + strings.Repeat(`"a":b,`, 1<<17) + "]",
+	"numbers that fail":   "[" + strings.Repeat("1_,", 1<<18) + "]",
+	"aliases":             "[&a a," + strings.Repeat("*a,", 1<<18) + "]",
+	"directives":          strings.Repeat("%TAG !a! x\n", 1<<16) + "---\na\n",
+	"comments":            strings.Repeat("- #\n", 1<<18),
+	"names in lines":      strings.Repeat(":\n", 1<<19),
+	"items in lines":      strings.Repeat("-\n", 1<<19),
+	"what is good so far": "limiters: {" + strings.Repeat("a: {algorithm: fixed_window, limit: 1/s},", 1<<14) + "}",
+}
+
+func TestATextOfMoreSignsThanAnybodyWritesIsRefusedUnread(t *testing.T) {
+	for name, text := range crowds {
+		text := []byte(text)
+		require.LessOrEqual(t, len(text), 1<<20)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := config.Parse(text)
+		runtime.ReadMemStats(&after)
+		require.ErrorContains(t, err, "config: 1:1: the text has ", name)
+		require.ErrorContains(t, err, " of the signs ,:-?[{#%&*!, over 65536", name)
+		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20), name)
+	}
+}
+
+func TestATextOfManyLimitersIsRead(t *testing.T) {
+	var text strings.Builder
+	text.WriteString("limiters:\n")
+	for i := range 8000 {
+		fmt.Fprintf(&text, "  limiter_%d:\n    algorithm: fixed_window\n    limit: 10/s\n    deny_cache: true\n    tiers: {free: 1/s}\n", i)
+	}
+	require.Len(t, build(t, memory(t), text.String()).Names(), 8000)
 }
 
 func TestBuildRefusesWhatItCannotUse(t *testing.T) {

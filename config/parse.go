@@ -19,12 +19,17 @@ import (
 
 const (
 	maxText   = 1 << 20 // bytes
+	maxSigns  = 1 << 16 // bytes of signs
 	maxDepth  = 16      // of nesting; what is good has 4
 	maxErrors = 20
 	maxQuoted = 48  // bytes of a text that an error repeats
 	maxName   = 256 // bytes
 	maxLimits = 16  // as many as an All takes
 )
+
+// signs are the bytes of which each node of a text, each directive and each comment needs
+// one. A node can take the library 4 KiB.
+const signs = ",:-?[{#%&*!"
 
 // parser reads one text, and gathers what is wrong with it.
 type parser struct {
@@ -64,7 +69,7 @@ func (p *parser) document(text []byte) *yaml.Node {
 		p.failAt(1, 1, fmt.Errorf("the text has %d bytes, over %d", len(text), maxText))
 		return nil
 	}
-	if p.unreadable(text) {
+	if p.crowded(text) || p.unreadable(text) {
 		return nil
 	}
 	loader, err := yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
@@ -88,6 +93,21 @@ func (p *parser) document(text []byte) *yaml.Node {
 		return nil
 	}
 	return first.Content[0]
+}
+
+// crowded notes a text of more signs than anybody writes. It would be refused later too, and
+// take seconds and gigabytes until then.
+func (p *parser) crowded(text []byte) bool {
+	n := 0
+	for _, c := range text {
+		if strings.IndexByte(signs, c) >= 0 {
+			n++
+		}
+	}
+	if n > maxSigns {
+		p.failAt(1, 1, fmt.Errorf("the text has %d of the signs %s, over %d", n, signs, maxSigns))
+	}
+	return n > maxSigns
 }
 
 // unreadable notes the first character that YAML does not allow, where it is: the
