@@ -295,6 +295,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 			err: `2:2: limiter "` + strings.Repeat("n", 48) + `"...: the name has 257 bytes, over 256`},
 		{name: "an anchor", text: a + "    limit: &l 1/s\n", err: `4:12: anchor "&l": anchors are not read`},
 		{name: "a tag", text: a + "    limit: !!str 1/s\n", err: `4:12: tag "!!str": tags are not read`},
+		{name: "a directive about tags", text: "%YAML 1.1\n%TAG !a! x\n---\n" + a, err: "2:1: directive %TAG: tags are not read"},
 		{name: "a merge key", text: a + "    <<: {limit: 1/s}\n    limit: 1/s\n", err: `4:5: limiter "a": "<<": merge keys are not read`},
 		{name: "a merge key among names", text: "limiters:\n  <<: {algorithm: fixed_window, limit: 1/s}\n", err: `2:3: limiters: "<<": merge keys are not read`},
 		{name: "an alias of nothing", text: a + "    limit: *l\n", err: "4:12: unknown anchor 'l' referenced"},
