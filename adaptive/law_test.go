@@ -70,9 +70,12 @@ func queue(capacity, wanted, noise float64) func(*rand.Rand) server {
 type law func(load, rate float64) float64
 
 // shipped is the law of package adaptive. It runs in a bubble of synctest.
-func shipped(t *testing.T) law {
+func shipped(t *testing.T) law { return between(t, lowest, highest) }
+
+// between is the law of package adaptive in another range.
+func between(t *testing.T, floor, ceiling int) law {
 	load := 0.
-	l, err := adaptive.New(ratelimit.PerSecond(lowest), ratelimit.PerSecond(highest), func() float64 { return load })
+	l, err := adaptive.New(ratelimit.PerSecond(floor), ratelimit.PerSecond(ceiling), func() float64 { return load })
 	require.NoError(t, err)
 	return func(now, _ float64) float64 {
 		load = now
@@ -224,6 +227,79 @@ func TestWithNoiseInTheLoopItMovesNoFurtherThanStated(t *testing.T) {
 				require.LessOrEqual(t, m.turns, tt.turns)
 				require.LessOrEqual(t, m.spread, tt.spread)
 			})
+		})
+	}
+}
+
+// phase is a time in which a server has one capacity, and what came of it.
+type phase struct {
+	good  float64 // events answered in time, of a second
+	least float64 // the smallest rate, by the capacity
+	back  float64 // seconds until the rate stays within a third of the capacity
+}
+
+// drops is a queue without a bound in front of a server whose capacity changes each minute,
+// under a law that begins at twice the first capacity. The load is how many are in flight,
+// by those that there should be; answers after more than a second are too late.
+func drops(l law, wanted, noise float64, rng *rand.Rand, capacities ...float64) (phases []phase) {
+	const steps = 50 // in an interval
+	rate, backlog := 2*capacities[0], 0.
+	for _, capacity := range capacities {
+		p := phase{least: math.Inf(1)}
+		for n := 1; n <= 120; n++ {
+			came := rate * interval.Seconds() / steps * (1 + noise*rng.NormFloat64())
+			can := capacity * interval.Seconds() / steps
+			for range steps {
+				backlog = max(0, backlog+came-can)
+				if backlog < capacity {
+					p.good += min(came, can) / 60
+				}
+			}
+			use := min(0.99, came/can)
+			rate = max(10, l((backlog+20*use+use*use/(1-use))/wanted, rate))
+			p.least = min(p.least, rate/capacity)
+			if rate < capacity*2/3 || rate > capacity*4/3 {
+				p.back = float64(n) * interval.Seconds()
+			}
+		}
+		phases = append(phases, p)
+	}
+	return phases
+}
+
+func TestAfterADropItStaysNearTheCapacity(t *testing.T) {
+	tests := []struct {
+		wanted, noise float64
+		good          [3]float64 // at least, of the capacities 1000, 400 and 1000
+	}{
+		// Without noise a step more or less decides about a phase.
+		{50, 0, [3]float64{750, 280, 800}},
+		{100, 0, [3]float64{750, 260, 800}},
+		{200, 0, [3]float64{750, 240, 800}},
+		// With steps down while the load was falling it reached so much.
+		{50, 0.05, [3]float64{681, 259, 772}},
+		{100, 0.05, [3]float64{691, 257, 799}},
+		{200, 0.05, [3]float64{710, 249, 835}},
+	}
+	for _, tt := range tests {
+		synctest.Test(t, func(t *testing.T) {
+			const runs = 20
+			var mean [3]phase
+			for seed := range uint64(runs) {
+				for i, p := range drops(between(t, 10, 2000), tt.wanted, tt.noise, rand.New(rand.NewPCG(seed, 2)), 1000, 400, 1000) {
+					mean[i].good += p.good / runs
+					mean[i].least += p.least / runs
+					mean[i].back += p.back / runs
+				}
+			}
+			for i, p := range mean {
+				t.Logf("%v wanted, noise %v: %3.0f/s in time, least %.2f, back in %4.1f s", tt.wanted, tt.noise, p.good, p.least, p.back)
+				require.GreaterOrEqual(t, p.good, tt.good[i])
+				require.LessOrEqual(t, p.back, 15., "seconds")
+				if i < 2 { // the last begins below
+					require.GreaterOrEqual(t, p.least, 2./3)
+				}
+			}
 		})
 	}
 }

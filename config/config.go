@@ -47,7 +47,9 @@ type Config struct {
 	specs []*spec // in the order of the text
 }
 
-// Parse reads a text in YAML or JSON, in UTF-8, of at most 1 MiB.
+// Parse reads a text in YAML or JSON, in UTF-8, of at most 1 MiB. It has at most 65,536 of
+// the signs , : - ? [ { # % & * and ! wherever they stand, which is enough for 8,000
+// limiters. More are refused before they are read: to read them could take gigabytes.
 //
 // Its error tells of all that is wrong, or of the first 20 places, each as an
 // [*Error] with line and column (errors.As finds the first; all are joined in the

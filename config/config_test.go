@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -294,11 +295,16 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 			err: `2:2: limiter "` + strings.Repeat("n", 48) + `"...: the name has 257 bytes, over 256`},
 		{name: "an anchor", text: a + "    limit: &l 1/s\n", err: `4:12: anchor "&l": anchors are not read`},
 		{name: "a tag", text: a + "    limit: !!str 1/s\n", err: `4:12: tag "!!str": tags are not read`},
+		{name: "a directive about tags", text: "%YAML 1.1\n%TAG !a! x\n---\n" + a, err: "2:1: directive %TAG: tags are not read"},
 		{name: "a merge key", text: a + "    <<: {limit: 1/s}\n    limit: 1/s\n", err: `4:5: limiter "a": "<<": merge keys are not read`},
 		{name: "a merge key among names", text: "limiters:\n  <<: {algorithm: fixed_window, limit: 1/s}\n", err: `2:3: limiters: "<<": merge keys are not read`},
 		{name: "an alias of nothing", text: a + "    limit: *l\n", err: "4:12: unknown anchor 'l' referenced"},
 		{name: "a colon too many", text: a + "    limit: 1/s: 2\n", err: "4:15: mapping values are not allowed in this context"},
-		{name: "a tab", text: a + "\tlimit: 1/s\n", err: "4:1: while scanning a plain scalar: found a tab character that violates indentation"},
+		{name: "a tab", text: a + "\tlimit: 1/s\n", err: "4:1: a tab: YAML is indented by spaces"},
+		{name: "a tab before the first field", text: "limiters:\n  ä:\n\talgorithm: fixed_window\n", err: "3:1: a tab: YAML is indented by spaces"},
+		{name: "a tab after spaces", text: "\ufefflimiters:\r\n  \ta:\r\n", err: "2:3: a tab: YAML is indented by spaces"},
+		{name: "a tab after a dash", text: a + "    limits:\n    -\t- 1/s\n", err: "5:6: a tab: YAML is indented by spaces"},
+		{name: "a character that begins nothing", text: a + "    limit: @1/s\n", err: "4:12: while scanning for the next token: found character that cannot start any token"},
 		{name: "an open list", text: a + "    limits: [1/s,\n", err: "5:1: while parsing a flow node: did not find expected node content"},
 		{name: "a wrong second document", text: a + "    limit: 1/s\n---\n]\n", err: "6:1: while parsing a block node: did not find expected node content"},
 		{name: "a zero byte", text: "limiters:\n  ä: \x00\n", err: "2:6: character U+0000 is not allowed"},
@@ -365,6 +371,45 @@ func TestATextOfAliasesThatWouldGrowIsRefusedAtItsFirstAnchor(t *testing.T) {
 	_, err := config.Parse([]byte(text))
 	require.ErrorContains(t, err, "config: 1:4: anchor \"&a\": anchors are not read\n")
 	require.ErrorContains(t, err, "config: 2:8: alias \"*a\": aliases are not read\n")
+}
+
+// crowds are texts of 1 MiB that took the library up to 7 s and 1.9 GiB.
+var crowds = map[string]string{
+	"names of nothing":    "{" + strings.Repeat(":,", 1<<19-1) + "}",
+	"pairs in a list":     "[" + strings.Repeat(":,", 1<<19-1) + "]",
+	"names":               "{" + strings.Repeat("a,", 1<<19-1) + "}",
+	"lists":               "[" + strings.Repeat("[],", 1<<18) + "]",
+	"quoted names":        "[" + strings.Repeat(`"a":b,`, 1<<17) + "]",
+	"numbers that fail":   "[" + strings.Repeat("1_,", 1<<18) + "]",
+	"aliases":             "[&a a," + strings.Repeat("*a,", 1<<18) + "]",
+	"directives":          strings.Repeat("%TAG !a! x\n", 1<<16) + "---\na\n",
+	"comments":            strings.Repeat("- #\n", 1<<18),
+	"names in lines":      strings.Repeat(":\n", 1<<19),
+	"items in lines":      strings.Repeat("-\n", 1<<19),
+	"what is good so far": "limiters: {" + strings.Repeat("a: {algorithm: fixed_window, limit: 1/s},", 1<<14) + "}",
+}
+
+func TestATextOfMoreSignsThanAnybodyWritesIsRefusedUnread(t *testing.T) {
+	for name, text := range crowds {
+		text := []byte(text)
+		require.LessOrEqual(t, len(text), 1<<20)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := config.Parse(text)
+		runtime.ReadMemStats(&after)
+		require.ErrorContains(t, err, "config: 1:1: the text has ", name)
+		require.ErrorContains(t, err, " of the signs ,:-?[{#%&*!, over 65536", name)
+		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20), name)
+	}
+}
+
+func TestATextOfManyLimitersIsRead(t *testing.T) {
+	var text strings.Builder
+	text.WriteString("limiters:\n")
+	for i := range 8000 {
+		fmt.Fprintf(&text, "  limiter_%d:\n    algorithm: fixed_window\n    limit: 10/s\n    deny_cache: true\n    tiers: {free: 1/s}\n", i)
+	}
+	require.Len(t, build(t, memory(t), text.String()).Names(), 8000)
 }
 
 func TestBuildRefusesWhatItCannotUse(t *testing.T) {

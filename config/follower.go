@@ -11,7 +11,7 @@ import (
 type follower struct {
 	set  *Limiters
 	i    int
-	part func(*stack) ratelimit.Limiter
+	part func(st *stack, key string) ratelimit.Limiter
 }
 
 var (
@@ -20,39 +20,40 @@ var (
 	_ ratelimit.Delayer   = (*follower)(nil)
 )
 
-func (f *follower) stack() *stack          { return (*f.set.now.Load())[f.i] }
-func (f *follower) now() ratelimit.Limiter { return f.part(f.stack()) }
+func (f *follower) stack() *stack { return (*f.set.now.Load())[f.i] }
+
+func (f *follower) now(key string) ratelimit.Limiter { return f.part(f.stack(), key) }
 
 func (f *follower) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return f.now().Allow(ctx, key)
+	return f.now(key).Allow(ctx, key)
 }
 
 func (f *follower) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	return f.now().AllowN(ctx, key, n)
+	return f.now(key).AllowN(ctx, key, n)
 }
 
 func (f *follower) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
-	return ratelimit.AllowWithin(ctx, f.now(), key, n, d)
+	return ratelimit.AllowWithin(ctx, f.now(key), key, n, d)
 }
 
 func (f *follower) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
-	return f.now().Peek(ctx, key)
+	return f.now(key).Peek(ctx, key)
 }
 
 func (f *follower) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	return f.now().Refund(ctx, key, charged, n)
+	return f.now(key).Refund(ctx, key, charged, n)
 }
 
 func (f *follower) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	return ratelimit.Charge(ctx, f.now(), key, n)
+	return ratelimit.Charge(ctx, f.now(key), key, n)
 }
 
 func (f *follower) Reset(ctx context.Context, key string) error {
-	return f.now().Reset(ctx, key)
+	return f.now(key).Reset(ctx, key)
 }
 
 func (f *follower) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	return ratelimit.AppendPolicies(ctx, dst, f.now(), key)
+	return ratelimit.AppendPolicies(ctx, dst, f.now(key), key)
 }
 
 // Unwrap returns the limiter by the text that is in force, nil while there is none yet.
@@ -61,7 +62,7 @@ func (f *follower) Unwrap() ratelimit.Limiter {
 	if f.i >= len(now) || now[f.i] == nil {
 		return nil
 	}
-	return f.part(now[f.i])
+	return f.part(now[f.i], "")
 }
 
 // limiter is the follower that users have.
@@ -76,5 +77,14 @@ func (l *limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 			return f.Refund(ctx, key, charged, n)
 		}
 	}
-	return st.whole().Refund(ctx, key, charged, n)
+	return st.whole(key).Refund(ctx, key, charged, n)
+}
+
+// Reset reaches what a former text has admitted locally, too.
+func (l *limiter) Reset(ctx context.Context, key string) error {
+	st := l.stack()
+	if f := st.fallbacks[failLocal]; f != nil {
+		return f.Reset(ctx, key)
+	}
+	return st.whole(key).Reset(ctx, key)
 }

@@ -130,8 +130,10 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 // moment, and processes of one store that follow at different times count apart until the
 // last has followed. (The Period of a tier is no part of that. To be unlimited is a Period
 // of its own: whoever returns from it finds the former count, as far as it still counts.)
-// A Result from before such a change is better not refunded after it: Refund answers
-// [ratelimit.ErrInvalidN], or gives back up to n events of the new count.
+// A Refund of a Result from before an Update gives back to the counts that were charged.
+//
+// What on_failure: local has admitted in an outage is charged to the store under the next
+// text too. Until then, or until it no longer counts, its key stays with local.
 //
 // A name that is not in c is an error if its limiter has been returned, since whoever
 // has it goes on asking: a program that needs a limiter would not start with c either.
@@ -188,23 +190,26 @@ func (ls *Limiters) missing(c *Config) error {
 // stack is what one text makes of one limiter. It never changes.
 type stack struct {
 	spec   *spec
-	shared ratelimit.Limiter // on the store
-	local  ratelimit.Limiter // of the last text with on_failure: local, or nil
+	shared *limits // on the store
+	local  *limits // of the last text with on_failure: local, or nil
 	// fallbacks are those of all texts so far. They stay, since each knows about its
 	// breaker and what its local limiter owes, and refunds what it has admitted itself.
 	fallbacks map[failure]*fallback.Limiter
 }
 
-// whole is what callers ask.
-func (st *stack) whole() ratelimit.Limiter {
+// whole is what callers ask about key.
+func (st *stack) whole(key string) ratelimit.Limiter {
+	if f := st.fallbacks[failLocal]; f != nil && f.Owes(key) {
+		return f // whatever the text says now: no other one charges the store with that
+	}
 	if f := st.fallbacks[st.spec.onFailure]; f != nil {
 		return f
 	}
 	return st.shared
 }
 
-func (st *stack) onStore() ratelimit.Limiter  { return st.shared }
-func (st *stack) inMemory() ratelimit.Limiter { return st.local }
+func (st *stack) onStore(string) ratelimit.Limiter  { return st.shared }
+func (st *stack) inMemory(string) ratelimit.Limiter { return st.local }
 
 // stack makes the limiter i of the next text, before being what it is by this one, or
 // nil.
@@ -223,7 +228,7 @@ func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) 
 		return nil, err
 	}
 	if s.onFailure == failLocal {
-		if st.local, err = ratelimit.Share(st.shared, ls.local, s.instances); err != nil {
+		if st.local, err = ls.inMemory(s, st.shared); err != nil {
 			return nil, err
 		}
 	}
@@ -251,8 +256,8 @@ func (ls *Limiters) policy(f failure, i int) fallback.Policy {
 	return fallback.Local(&follower{ls, i, (*stack).inMemory})
 }
 
-// onStore is the limiter on the store.
-func (ls *Limiters) onStore(s *spec) (ratelimit.Limiter, error) {
+// onStore are the limits on the store.
+func (ls *Limiters) onStore(s *spec) (*limits, error) {
 	opts := []ratelimit.Option{ratelimit.WithName(s.name)}
 	if s.tiers != nil {
 		opts = append(opts, ratelimit.WithTiers(ls.tierOf, s.tiers))
@@ -260,13 +265,21 @@ func (ls *Limiters) onStore(s *spec) (ratelimit.Limiter, error) {
 	if s.coalescing {
 		opts = append(opts, ratelimit.WithCoalescing())
 	}
-	lim, err := together(s, func(l ratelimit.Limit) (ratelimit.Limiter, error) {
-		return ratelimit.New(s.algorithm, ls.store, l, append(opts, ratelimit.WithPolicyName(s.policyName(l)))...)
+	return ls.newLimits(s, func(i int) (ratelimit.Limiter, error) {
+		l := s.limits[i]
+		lim, err := ratelimit.New(s.algorithm, ls.store, l, append(opts, ratelimit.WithPolicyName(s.policyName(l)))...)
+		if err != nil || !s.denyCache {
+			return lim, err
+		}
+		return ratelimit.NewDenyCache(lim)
 	})
-	if err != nil || !s.denyCache {
-		return lim, err
-	}
-	return ratelimit.NewDenyCache(lim)
+}
+
+// inMemory are the shares of the limits on the store.
+func (ls *Limiters) inMemory(s *spec, shared *limits) (*limits, error) {
+	return ls.newLimits(s, func(i int) (ratelimit.Limiter, error) {
+		return ratelimit.Share(shared.parts[i], ls.local, s.instances)
+	})
 }
 
 // policyName is what l is called: the limiter's name, and the Period if it has several, such
@@ -277,20 +290,4 @@ func (s *spec) policyName(l ratelimit.Limit) string {
 	}
 	_, period, _ := strings.Cut(ratelimit.Limit{Period: l.Period}.String(), "/")
 	return s.name + "/" + period
-}
-
-// together makes a limiter of each of the limits, and one of all.
-func together(s *spec, one func(ratelimit.Limit) (ratelimit.Limiter, error)) (ratelimit.Limiter, error) {
-	if !s.several {
-		return one(s.limits[0])
-	}
-	var all []ratelimit.Limiter
-	for _, l := range s.limits {
-		lim, err := one(l)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, lim)
-	}
-	return ratelimit.NewAll(all...)
 }

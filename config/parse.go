@@ -19,12 +19,17 @@ import (
 
 const (
 	maxText   = 1 << 20 // bytes
+	maxSigns  = 1 << 16 // bytes of signs
 	maxDepth  = 16      // of nesting; what is good has 4
 	maxErrors = 20
 	maxQuoted = 48  // bytes of a text that an error repeats
 	maxName   = 256 // bytes
 	maxLimits = 16  // as many as an All takes
 )
+
+// signs are the bytes of which each node of a text, each directive and each comment needs
+// one. A node can take the library 4 KiB.
+const signs = ",:-?[{#%&*!"
 
 // parser reads one text, and gathers what is wrong with it.
 type parser struct {
@@ -64,7 +69,7 @@ func (p *parser) document(text []byte) *yaml.Node {
 		p.failAt(1, 1, fmt.Errorf("the text has %d bytes, over %d", len(text), maxText))
 		return nil
 	}
-	if p.unreadable(text) {
+	if p.crowded(text) || p.unreadable(text) {
 		return nil
 	}
 	loader, err := yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
@@ -74,14 +79,14 @@ func (p *parser) document(text []byte) *yaml.Node {
 	}
 	var first, second yaml.Node
 	if err := loader.Load(&first); err != nil || len(first.Content) == 0 {
-		p.failSyntax(err)
+		p.failSyntax(text, err)
 		return nil
 	}
 	switch err := loader.Load(&second); {
 	case err == nil:
 		p.fail(&second, "a second document begins: a text has one")
 	case !errors.Is(err, io.EOF):
-		p.failSyntax(err)
+		p.failSyntax(text, err)
 	}
 	p.refuseReferences(first.Content[0])
 	if len(p.errs) > 0 {
@@ -90,8 +95,24 @@ func (p *parser) document(text []byte) *yaml.Node {
 	return first.Content[0]
 }
 
+// crowded notes a text of more signs than anybody writes. It would be refused later too, and
+// take seconds and gigabytes until then.
+func (p *parser) crowded(text []byte) bool {
+	n := 0
+	for _, c := range text {
+		if strings.IndexByte(signs, c) >= 0 {
+			n++
+		}
+	}
+	if n > maxSigns {
+		p.failAt(1, 1, fmt.Errorf("the text has %d of the signs %s, over %d", n, signs, maxSigns))
+	}
+	return n > maxSigns
+}
+
 // unreadable notes the first character that YAML does not allow, where it is: the
-// library does not say.
+// library does not say. It notes the first %TAG too: a text of these takes the library a
+// time that grows with the square of their number.
 func (p *parser) unreadable(text []byte) bool {
 	line, column := 1, 1
 	for i := 0; i < len(text); {
@@ -102,6 +123,9 @@ func (p *parser) unreadable(text []byte) bool {
 			return true
 		case r < ' ' && r != '\t' && r != '\n' && r != '\r', r == '\uFFFE', r == '\uFFFF':
 			p.failAt(line, column, fmt.Errorf("character %U is not allowed", r))
+			return true
+		case column == 1 && bytes.HasPrefix(text[i:], []byte("%TAG")):
+			p.failAt(line, column, errors.New("directive %TAG: tags are not read"))
 			return true
 		case r == '\n' || r == '\r' && !bytes.HasPrefix(text[i+1:], []byte("\n")), r == '\u0085', r == '\u2028', r == '\u2029':
 			line, column = line+1, 1
@@ -114,19 +138,27 @@ func (p *parser) unreadable(text []byte) bool {
 	return false
 }
 
-// failSyntax notes an error of the library.
-func (p *parser) failSyntax(err error) {
+// failSyntax notes an error of the library about text.
+func (p *parser) failSyntax(text []byte, err error) {
 	var at *yaml.LoadError
 	switch {
 	case err == nil || errors.Is(err, io.EOF):
 		p.failAt(1, 1, errors.New("the text is empty"))
 	case !errors.As(err, &at):
 		p.failAt(1, 1, err)
+	case isTab(text, at.Mark.Index):
+		p.failAt(at.Mark.Line, at.Mark.Column, errors.New("a tab: YAML is indented by spaces"))
 	case at.ContextMsg != "":
 		p.failAt(at.Mark.Line, at.Mark.Column, fmt.Errorf("%s: %s", at.ContextMsg, at.Message))
 	default:
 		p.failAt(at.Mark.Line, at.Mark.Column, errors.New(at.Message))
 	}
+}
+
+// isTab is whether the character i of text is a tab, the byte order mark not counted.
+func isTab(text []byte, i int) bool {
+	characters := []rune(strings.TrimPrefix(string(text), "\uFEFF"))
+	return i < len(characters) && characters[i] == '\t'
 }
 
 // refuseReferences notes what makes a text mean something else than it seems to, or

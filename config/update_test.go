@@ -122,6 +122,40 @@ func TestADeniedKeyOfADenyCacheIsFreeAtOnceWhenItsLimitIsRaised(t *testing.T) {
 	require.Equal(t, 3, admitted(t, l, "key", 4))
 }
 
+func TestARefundAfterAnUpdateReachesTheCountsThatWereCharged(t *testing.T) {
+	// 4 events are charged by the first text and refunded under the second.
+	const window = "algorithm: fixed_window, "
+	for name, tt := range map[string]struct{ before, after string }{
+		"one more behind":    {window + "limit: 10/d", window + "limits: [10/d, 20/30d]"},
+		"one more in front":  {window + "limits: [10/d, 30/60d]", window + "limits: [20/30d, 10/d, 30/60d]"},
+		"another order":      {window + "limits: [10/d, 20/30d]", window + "limits: [20/30d, 10/d]"},
+		"one less":           {window + "limits: [10/d, 20/30d]", window + "limit: 10/d, deny_cache: true"},
+		"another in between": {window + "limits: [10/d, 20/30d]", window + "limits: [10/d, 15/7d]"},
+		"another algorithm":  {window + "limit: 10/d", "algorithm: sliding_log, limits: [10/d, 20/30d]"},
+		"another rate":       {window + "limit: 9/d, deny_cache: true", window + "limit: 10/d, deny_cache: true"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onEach(t, func(t *testing.T, s store.Store) {
+				ls := build(t, s, one(tt.before))
+				l := limiter(t, ls, "a")
+				r, err := l.AllowN(t.Context(), "key", 4)
+				require.NoError(t, err)
+				update(t, ls, one(tt.after))
+				for allow(t, l, "key").Allowed { // and a denial, of which a deny cache knows
+				}
+				require.NoError(t, l.Refund(t.Context(), "key", r, 4))
+				if name != "another algorithm" {
+					require.Equal(t, 4, admitted(t, l, "key", 20))
+				}
+				update(t, ls, one(tt.before))
+				if name == "another algorithm" {
+					require.Equal(t, 10, admitted(t, l, "key", 20))
+				}
+			})
+		})
+	}
+}
+
 // ---- While the store fails.
 
 // frail is a store that can be made to fail.
@@ -212,6 +246,82 @@ func TestTheDebtsOfAnOutageOutliveUpdates(t *testing.T) {
 		s.down = false
 		time.Sleep(2 * time.Second)
 		require.Equal(t, 4, admitted(t, l, "key", 8), "4 of 8 were let through in the outage and kept")
+	})
+}
+
+func TestWhatLocalHasAdmittedIsOwedUnderTheNextPolicyToo(t *testing.T) {
+	const text = "algorithm: sliding_window, limit: 10/h"
+	for _, next := range []string{"closed", "open", "error"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &frail{Store: memory(t)}
+			ls := build(t, s, one(text+", on_failure: local, instances: 1"))
+			l := limiter(t, ls, "a")
+			s.down = true
+			require.Equal(t, 10, admitted(t, l, "key", 11))
+
+			update(t, ls, one(text+", on_failure: "+next))
+			require.Zero(t, admitted(t, l, "key", 10), next)
+			if r, err := l.Allow(t.Context(), "other"); next == "error" {
+				require.ErrorIs(t, err, ratelimit.ErrStore)
+			} else {
+				require.Equal(t, "fail_"+next, r.Source().String(), "who owes nothing follows at once")
+			}
+
+			s.down = false
+			time.Sleep(2 * time.Second)
+			require.Zero(t, admitted(t, l, "key", 10), next)
+			s.down = true
+			if next == "closed" {
+				require.Equal(t, ratelimit.SourceFailClosed, allow(t, l, "key").Source(), "it has paid")
+			}
+		})
+	}
+}
+
+func TestResetForgetsWhatLocalHasAdmittedUnderTheNextPolicyToo(t *testing.T) {
+	const text = "algorithm: sliding_window, limit: 10/h"
+	for _, next := range []string{"closed", "open", "error"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &frail{Store: memory(t)}
+			ls := build(t, s, one(text+", on_failure: local, instances: 1"))
+			l := limiter(t, ls, "a")
+			require.Equal(t, 4, admitted(t, l, "key", 4), "which are charged to the local limiter too")
+			update(t, ls, one(text+", on_failure: "+next))
+			require.NoError(t, l.Reset(t.Context(), "key"))
+			update(t, ls, one(text+", on_failure: local, instances: 1"))
+			s.down = true
+			require.Equal(t, 10, admitted(t, l, "key", 11), next)
+
+			update(t, ls, one(text+", on_failure: "+next))
+			s.down = false
+			time.Sleep(2 * time.Second)
+			require.NoError(t, l.Reset(t.Context(), "key"))
+			require.Equal(t, 10, admitted(t, l, "key", 11), next)
+		})
+	}
+}
+
+func TestALocalRefundAfterAnUpdateReachesTheCountsThatWereCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &frail{Store: memory(t)}
+		text := func(limits string) string {
+			return one("algorithm: fixed_window, limits: " + limits + ", on_failure: local, instances: 1")
+		}
+		ls := build(t, s, text("[10/d, 20/30d]"))
+		l := limiter(t, ls, "a")
+		both, err := l.AllowN(t.Context(), "key", 3)
+		require.NoError(t, err)
+		s.down = true
+		local, err := l.AllowN(t.Context(), "key", 4)
+		require.NoError(t, err)
+		update(t, ls, text("[15/7d, 20/30d, 10/d]"))
+		require.NoError(t, l.Refund(t.Context(), "key", local, 4))
+		require.Equal(t, 7, admitted(t, l, "key", 20), "3 are the store's")
+
+		s.down = false
+		time.Sleep(2 * time.Second)
+		require.NoError(t, l.Refund(t.Context(), "key", both, 3))
+		require.Equal(t, 3, admitted(t, l, "key", 20))
 	})
 }
 

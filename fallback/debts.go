@@ -78,6 +78,18 @@ func (d *debts) dropLeast(now time.Duration) {
 	delete(d.byKey, victim)
 }
 
+// owes is whether key owes anything, as far as is known without the local limiter.
+func (d *debts) owes(key string, now time.Duration) bool {
+	if d.keys.Load() == 0 {
+		return false
+	}
+	id := d.seeds.Hash(key)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	owed, found := d.byKey[id]
+	return found && now < owed.until
+}
+
 // take is what key owes, for the caller to hand back; or errHandingBack if another
 // call is about it.
 func (d *debts) take(key string, now time.Duration) (events int, err error) {

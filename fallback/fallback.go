@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -278,6 +279,11 @@ func (f *Limiter) State() State {
 	}
 	return StateHalfOpen
 }
+
+// Owes reports whether the local limiter has admitted events of key that the store is yet
+// to be charged with ([Local]). Whoever goes on to another policy asks this limiter about
+// key until it does not, or those events are forgotten.
+func (f *Limiter) Owes(key string) bool { return f.owed.owes(key, f.now()) }
 
 // Unwrap returns the limiter whose store may fail.
 func (f *Limiter) Unwrap() ratelimit.Limiter { return f.limiter }
@@ -545,16 +551,34 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	if _, ok := note.(*answered); ok {
 		return f.refundAnswer(ctx, key, under, n)
 	}
-	_, err := f.call(func() (ratelimit.Result, error) {
-		return ratelimit.Result{}, unasked(under, f.limiter.Refund(ctx, key, under, n))
-	})
-	if err != nil {
+	if err := f.refundStore(ctx, key, under, n); err != nil {
 		return err
 	}
 	if m, ok := note.(*mirrored); ok && n > m.short { // what the local limiter lacks is refunded first
 		_ = f.local.Refund(lasting(ctx), key, m.local, n-m.short)
 	}
 	return nil
+}
+
+// refundStore gives back what the limiter admitted.
+func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	if free(charged) { // which an open breaker does not keep from being given back
+		return f.limiter.Refund(ctx, key, charged, n)
+	}
+	_, err := f.call(func() (ratelimit.Result, error) {
+		return ratelimit.Result{}, unasked(charged, f.limiter.Refund(ctx, key, charged, n))
+	})
+	return err
+}
+
+// free is whether no limit was charged for r, so that a Refund needs no store.
+func free(r ratelimit.Result) bool {
+	parts := r.Parts()
+	if parts == nil {
+		parts = []ratelimit.Result{r}
+	}
+	return r.Source() != ratelimit.SourceStore &&
+		!slices.ContainsFunc(parts, func(p ratelimit.Result) bool { return p.Charged() > 0 })
 }
 
 // refundAnswer gives back what the policy admitted.

@@ -617,14 +617,19 @@ func TestARefundGivesTheLocalLimiterNoMoreThanItWasCharged(t *testing.T) {
 func TestARefundForgivesNoMoreThanWasCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, n := range []int{1, 5, math.MaxInt} {
-			inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-			lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
-			inner.down.Store(true)
-			first := allowN(t, lim, 1)
-			require.Equal(t, 4, admitted(t, lim, 10))
-			require.NoError(t, lim.Refund(t.Context(), "key", first, n))
-			inner.comeBack()
-			require.Equal(t, 10-4, admitted(t, lim, 20), "refunded %d of 1", n)
+			for _, local := range []ratelimit.Limiter{
+				inMemory(t, "token_bucket", ratelimit.PerHour(5)),
+				all(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), inMemory(t, "fixed_window", ratelimit.PerDay(5))),
+			} {
+				inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+				lim := failover(t, inner, fallback.Local(local))
+				inner.down.Store(true)
+				first := allowN(t, lim, 1)
+				require.Equal(t, 4, admitted(t, lim, 10))
+				require.NoError(t, lim.Refund(t.Context(), "key", first, n))
+				inner.comeBack()
+				require.Equal(t, 10-4, admitted(t, lim, 20), "refunded %d of 1, %T", n, local)
+			}
 		}
 	})
 }
@@ -791,6 +796,26 @@ func TestFallbacksNest(t *testing.T) {
 	})
 }
 
+func TestToRefundWhatFailOpenHasLetThroughNeedsNoStoreInside(t *testing.T) {
+	for _, around := range []func(...ratelimit.Limiter) ratelimit.Limiter{
+		func(l ...ratelimit.Limiter) ratelimit.Limiter { return l[0] },
+		func(l ...ratelimit.Limiter) ratelimit.Limiter { return all(t, l...) },
+	} {
+		withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p fallback.Policy) {
+			open := failover(t, inner, fallback.Open(), fallback.WithBreaker(1, time.Second))
+			lim := failover(t, around(open), p, fallback.WithBreaker(1, time.Second))
+			charged := allow(t, lim, "key")
+			inner.down.Store(true)
+			free := allow(t, lim, "key")
+			require.Equal(t, ratelimit.SourceFailOpen, free.Source())
+			require.ErrorIs(t, lim.Refund(t.Context(), "key", charged, 1), ratelimit.ErrStore)
+			require.Equal(t, fallback.StateOpen, lim.State())
+			require.NoError(t, lim.Refund(t.Context(), "key", free, 1))
+			require.ErrorIs(t, lim.Refund(t.Context(), "key", charged, 1), store.ErrUnavailable)
+		})
+	}
+}
+
 func TestResetForgetsAKeyOnBothSides(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
@@ -879,6 +904,28 @@ func TestWhatTheStoreHasNoRoomForStaysOwedForAsLongAsItIsHeldLocally(t *testing.
 		require.Zero(t, admitted(t, lim, 10), "nothing can be paid")
 		time.Sleep(2 * time.Minute)
 		require.Equal(t, 10, admitted(t, lim, 20), "nor is it owed any more")
+	})
+}
+
+func TestAKeyOwesUntilTheStoreIsChargedOrTheLocalLimiterHasForgotten(t *testing.T) {
+	require.False(t, new(fallback.Limiter).Owes("key"))
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		allowN(t, lim, 1)
+		require.False(t, lim.Owes("key"), "the store has admitted it")
+		inner.down.Store(true)
+		allowN(t, lim, 1)
+		require.True(t, lim.Owes("key"))
+		require.False(t, lim.Owes("other"))
+		inner.comeBack()
+		peek(t, lim, "key")
+		require.False(t, lim.Owes("key"))
+
+		inner.down.Store(true)
+		allowN(t, lim, 1)
+		time.Sleep(time.Hour)
+		require.False(t, lim.Owes("key"))
 	})
 }
 

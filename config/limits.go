@@ -1,0 +1,105 @@
+package config
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// limits are those of one text, on one store. They mark what they have charged, so that the
+// limits of another text know where to give it back. They never change.
+type limits struct {
+	ratelimit.Limiter // all of them: the one, or an All
+	spec              *spec
+	parts             []ratelimit.Limiter // each alone, as in spec.limits
+	owner             *Limiters
+	mark              *ratelimit.Mark // owner's, on what these have charged
+}
+
+// newLimits makes a limiter of each of the limits, by their places in s, and one of all.
+func (ls *Limiters) newLimits(s *spec, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
+	l := &limits{spec: s, owner: ls}
+	for i := range s.limits {
+		part, err := one(i)
+		if err != nil {
+			return nil, err
+		}
+		l.parts = append(l.parts, part)
+	}
+	l.Limiter = l.parts[0]
+	if s.several {
+		all, err := ratelimit.NewAll(l.parts...)
+		if err != nil {
+			return nil, err
+		}
+		l.Limiter = all
+	}
+	l.mark = ratelimit.NewMark(ls, ratelimit.SourceStore, l)
+	return l, nil
+}
+
+// signed is r with the mark if it has charged anything. (What has not is left as it is: its
+// Source is found by what it lacks.)
+func (l *limits) signed(r ratelimit.Result, err error) (ratelimit.Result, error) {
+	if r.Charged() > 0 {
+		r = r.With(l.mark)
+	}
+	return r, err
+}
+
+func (l *limits) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return l.signed(l.Limiter.Allow(ctx, key))
+}
+
+func (l *limits) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	return l.signed(l.Limiter.AllowN(ctx, key, n))
+}
+
+func (l *limits) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
+	return l.signed(ratelimit.AllowWithin(ctx, l.Limiter, key, n, d))
+}
+
+func (l *limits) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	return l.signed(ratelimit.Charge(ctx, l.Limiter, key, n))
+}
+
+func (l *limits) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	return ratelimit.AppendPolicies(ctx, dst, l.Limiter, key)
+}
+
+// Unwrap returns the limiter of all of them.
+func (l *limits) Unwrap() ratelimit.Limiter { return l.Limiter }
+
+// Refund gives back to each count that was charged, whatever its place is by now.
+func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	under, note, _ := charged.Of(l.owner)
+	former, _ := note.(*limits)
+	if former == nil || former == l {
+		return l.Limiter.Refund(ctx, key, under, n)
+	}
+	parts := under.Parts()
+	if parts == nil {
+		parts = []ratelimit.Result{under}
+	}
+	var errs []error
+	for i, part := range parts {
+		if part.Allowed { // or else Charge has met a Rate of 0
+			errs = append(errs, l.counter(former, i).Refund(ctx, key, part, n))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// counter is the limiter of l that has the count of former's limit i, or if there is none
+// that limit's own: its count may be wanted again.
+func (l *limits) counter(former *limits, i int) ratelimit.Limiter {
+	if l.spec.algorithm == former.spec.algorithm {
+		if same := slices.Index(l.spec.periods(), former.spec.limits[i].Period); same >= 0 {
+			return l.parts[same]
+		}
+	}
+	return former.parts[i]
+}
