@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	_ "embed"
+	"math/bits"
 
 	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -147,11 +148,12 @@ func weight(prev, left, period int64) int64 {
 	if prev == 0 {
 		return 0
 	}
-	whole, part := exact.MulDiv(prev, left, period)
+	hi, lo := bits.Mul64(uint64(prev), uint64(left)) // not exact.MulDiv: a call less in each decision
+	whole, part := bits.Div64(hi, lo, uint64(period))
 	if part > 0 {
 		whole++
 	}
-	return whole
+	return int64(whole)
 }
 
 func slidingWindowRefund(s store.State, _ store.Limit, _ int64, c store.Receipt) store.State {
