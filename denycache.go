@@ -161,11 +161,11 @@ func (d *DenyCache) AllowN(ctx context.Context, key string, n int) (res Result, 
 			return Result{}, err
 		}
 	}
-	if known, ok := d.denials.Recall(key, &q); ok {
-		return Result{
-			Limit: known.Capacity, Remaining: known.Remaining,
-			RetryAfter: known.RetryAfter, ResetAfter: known.ResetAfter, mark: &byDenyCache,
-		}, nil
+	if d.denials.Recall(key, &q, func(known denials.Denial) {
+		res.Limit, res.Remaining, res.mark = known.Capacity, known.Remaining, &byDenyCache
+		res.RetryAfter, res.ResetAfter = known.RetryAfter, known.ResetAfter
+	}) {
+		return res, nil
 	}
 	if d.asking == nil {
 		res, err = d.limiter.AllowN(ctx, key, n)
