@@ -58,9 +58,10 @@ type Limiter struct {
 	pause    time.Duration // from opening to the probe
 
 	breaker *gobreaker.CircuitBreaker[ratelimit.Result]
-	base    time.Time    // of the times below, which are monotonic
-	probeAt atomic.Int64 // ns since base; 0 unless the breaker is open
-	mark    *ratelimit.Mark
+	base    time.Time        // of the times below, which are monotonic
+	probeAt atomic.Int64     // ns since base; 0 unless the breaker is open
+	mark    *ratelimit.Mark  // on what the policy answers
+	made    ratelimit.Result // by the policy without a local limiter, but for RetryAfter
 	owed    debts
 }
 
@@ -189,6 +190,7 @@ func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
 		return nil, err
 	}
 	f.mark = ratelimit.NewMark(f, p.source, new(answered))
+	f.made = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.With(f.mark)
 	f.owed.seeds = keyhash.New()
 	f.breaker = f.newBreaker()
 	return f, nil
@@ -426,9 +428,11 @@ type answered struct{ _ byte }
 func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, err error) {
 	switch f.source {
 	case ratelimit.SourceFailOpen:
-		return ratelimit.Result{Allowed: true}.With(f.mark), nil
+		return f.made, nil
 	case ratelimit.SourceFailClosed:
-		return ratelimit.Result{RetryAfter: f.retryAfter()}.With(f.mark), nil
+		r = f.made
+		r.RetryAfter = f.retryAfter()
+		return r, nil
 	}
 	if r, err = q.ask(ctx, f.local); err != nil {
 		return ratelimit.Result{}, err
