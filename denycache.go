@@ -10,54 +10,42 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/order"
 )
 
-// DenyCache is a [Limiter] that remembers denials: once the store has denied n
-// events until a time t, the same and larger calls of that key are denied in this
-// process until t, without a round trip. All else goes to the store. A flood
-// against one key costs the store a call or two per RetryAfter, whatever its rate.
+// DenyCache wraps a [Limiter] and remembers its denials. Once the store has denied n events
+// of a key until a time t, the same and larger calls of that key are denied in this process
+// until t, without a round trip. All other calls go to the store. A flood against one key
+// costs the store a call or two per RetryAfter, whatever its rate.
 //
-// Bound: it denies nothing that the store would admit. The store denied at or after
-// the moment at which the request was sent, so that RetryAfter counted from there is
-// over before t, less 1 µs, to which stores truncate their time, and less a thousandth
-// of RetryAfter, for the clocks of two machines, each of which may gain or lose 500 µs
-// a second, as much as NTP corrects. Before t a key gets room for that many events
-// only by a Refund, a Reset or another limit. Those of this DenyCache drop what it
-// knows of the key and what calls under way will tell of it; to see the limits of a
-// limit function, l must be one of the five algorithms itself. It can deny too much,
-// until t at most or by [WithMaxDenialAge], after
+// Use it around a limiter on Redis. On memory it saves nothing. It goes around one of the
+// five algorithms, and inside all other wrappers.
 //
-//   - a Refund, a Reset or another limit by anyone else, or one that failed here and
-//     reached the store later all the same;
+// Bound: it denies nothing that the store would admit. RetryAfter is taken as shorter by
+// 1 µs and by a thousandth: NTP lets a clock gain or lose 500 µs a second, and there are two.
+// Before t a key gets room only by a Refund, a Reset or another limit. Those made through
+// this DenyCache end the denial. It can deny too much, until t at most or by
+// [WithMaxDenialAge], after
+//
+//   - a Refund, a Reset or another limit by others, or one that failed here and reached
+//     the store later;
 //   - a change of the limit while calls of the key are under way, until they are back;
 //   - a step of the store's clock, or its loss or eviction of the key;
-//   - a slower limit than that of the key's last admission, of which RetryAfter may
-//     be too long: see [WithLimitFunc].
+//   - a change to a slower limit, for which RetryAfter may be too long: see [WithLimitFunc].
 //
-// A local denial has the [Source] SourceDenyCache, and Limit, Remaining and
-// ResetAfter as the store told them, ResetAfter less the time since. Remaining may
-// have changed, and is below n all the same. RetryAfter runs from the store's
-// answer, so that it is too long by the time that the answer took: the call that the
-// store denied would be admitted then (nobody else calling), and a larger one may have
-// to wait longer. It is Never for n above Limit.
+// A local denial has the [Source] SourceDenyCache, and the Limit and Remaining of the
+// store's denial. RetryAfter runs from the store's answer, so it is too long by the time
+// that the answer took. A larger call than the one that the store denied may have to wait
+// longer. RetryAfter is Never for n above Limit.
 //
-// Denials of RetryAfter Never are not remembered, having no t, and nor are those
-// that the store did not make (see [Result.Source]), or several limits together ([All]):
-// their keys may be those of others, whose refunds it would not see. For the same reason
-// it goes inside a [Rekeyed] and not around it, and with [WithCoalescing], which it sees if l
-// is one of the five algorithms itself, remembers denials of one event only: to others the
-// line may give back what a caller left in it. It goes inside what sleeps, too (throttle's
-// Waiter), which denies one caller and would sleep for another.
-// Peek always asks the store.
-// Errors are the limiter's own.
+// A denial without an end (Never) is not remembered. With [WithCoalescing] only denials of
+// one event are. Peek and AllowWithin always ask the store. Errors are those of the wrapped
+// limiter.
 //
-// A denied key costs 130 to 220 bytes, whatever its length (the first few hundred up
-// to 900), and there are at most 65,536 of them or [WithMaxDenials]. They leave as other
-// keys are decided on, some time after they have ended: there is no goroutine and
-// nothing to close. A local denial takes some 100 ns and allocates nothing; a call that
-// goes on to the store takes as much longer.
+// A denied key costs 130 to 220 bytes, whatever its length, and the first few hundred up to
+// 900. There are at most 65,536 of them, or [WithMaxDenials]. They go as other keys are
+// decided on: there is no goroutine and nothing to close. A local denial takes some 100 ns
+// and allocates nothing. A call that goes on to the store takes as much longer.
 //
-// Use it around a limiter on Redis. On memory it saves nothing. Time is this
-// process's monotonic clock, so that the store's must be a clock that runs as fast,
-// not one of a simulation.
+// Time is this process's monotonic clock. The store's clock must run as fast: it cannot be
+// that of a simulation.
 type DenyCache struct {
 	limiter   Limiter
 	asking    *limiter // limiter if it has a limit function, else nil: it is asked here, once a call
