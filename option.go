@@ -15,7 +15,8 @@ type Option func(*limiter) error
 // WithName gives the limiter a namespace of its own in its store. Limiters of
 // the same algorithm and Period that share a name share their keys' spend, and
 // the spend stays when Rate or Burst change. Without it the Rate and Burst are
-// part of the namespace, so that limiters of different limits never share.
+// part of the namespace, so that limiters of different limits never share. Two limiters
+// of the same algorithm and limit on one store share their counts unless they are named.
 //
 // The name must not be empty or contain braces, which Redis reads as hash tags.
 func WithName(name string) Option {
