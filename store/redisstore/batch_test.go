@@ -756,13 +756,13 @@ func TestACallEndsByItsOwnTimeWhileItsBatchHasMore(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	requireInTime(t, "the first", func() time.Duration {
-		h := holdFlights(t, server, redisstore.WithTimeout(400*time.Millisecond))
+		h := holdFlights(t, server, redisstore.WithTimeout(1200*time.Millisecond))
 		key := h.proxy.Addr() // another one each time
 		start := time.Now()
 		first := h.wait(t, t.Context(), key)
-		time.Sleep(150 * time.Millisecond)
+		time.Sleep(400 * time.Millisecond)
 		second := h.wait(t, t.Context(), key)
-		h.proxy.Delay(time.Second)
+		h.proxy.Delay(3 * time.Second)
 		h.proxy.Release()
 		err := <-first
 		took := time.Since(start)
@@ -770,7 +770,7 @@ func TestACallEndsByItsOwnTimeWhileItsBatchHasMore(t *testing.T) {
 		require.ErrorContains(t, err, "outcome is unknown: the batch is under way")
 		require.ErrorIs(t, <-second, store.ErrTimeout)
 		require.EqualValues(t, 2, charged(t, server, h.space, key))
-		return took - 400*time.Millisecond
+		return took - 1200*time.Millisecond
 	})
 }
 
