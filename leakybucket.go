@@ -88,12 +88,13 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	return next, store.Reply{OK: ok, X: now, Y: queue, Z: part}
 }
 
-// leakyBucketRefund gives back only the tail of the queue: c is the tail if it was
-// the last to come, and left no lower level behind than there is.
+// leakyBucketRefund gives back only the tail of the queue: c is the tail if no more is
+// there than what is left of the level that it left behind. What came behind it and was
+// given back leaves no trace but the time of the state.
 func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
 	_, whole, part := bucketLevel(s, l, s.At)
-	_, w, p := bucketLevel(chargedLevel(c, s.Whole >= overdrawn), l, c.At) // to compare like with like
-	if c.At != s.At || w < whole || w == whole && p < part {
+	_, w, p := bucketLevel(chargedLevel(c, c.Overdrawn || s.Whole >= overdrawn), l, s.At) // to compare like with like
+	if w < whole || w == whole && p < part {
 		return s
 	}
 	return bucketRefund(s, l, now, c)

@@ -22,12 +22,13 @@ if op == 'within' then
   end
 end
 
--- Only the tail of the queue is given back: c is the tail if it was the last to
--- come, and left no lower level behind than there is.
+-- Only the tail of the queue is given back: c is the tail if no more is there than what
+-- is left of the level that it left behind.
 if op == 'refund' then
   function giveback(s, l, now, c)
     local whole, part = level(s, l, s.at)
-    local w, p = level(chargedlevel(c, s.whole >= DEBT), l, c.at) -- to compare like with like
-    return c.at == s.at and (w > whole or w == whole and p >= part) and takeback(s, l, now, c)
+    local behind = chargedlevel(c, c.over or s.whole >= DEBT)
+    local w, p = level(behind, l, max(c.at, s.at)) -- to compare like with like
+    return (w > whole or w == whole and p >= part) and takeback(s, l, now, c)
   end
 end

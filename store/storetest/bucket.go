@@ -178,7 +178,7 @@ func (m *bucketModel) refund(l limit, t int64, c charge, n int64) {
 	if end := product(most+1, behind.period); behind.level.Cmp(end) >= 0 { // due is rounded up
 		behind.level.Sub(end, big.NewInt(1))
 	}
-	if m.queue && !m.isTail(l, behind) {
+	if m.queue && !m.isTail(l, c, behind) {
 		return
 	}
 	back := product(n, l.period)
@@ -200,7 +200,7 @@ func (m *bucketModel) refund(l limit, t int64, c charge, n int64) {
 // leftOf is what is left at t of the level that c left behind. One above the capacity is
 // cut by no limit, but when others have been admitted since, room for an event was left.
 func (m *bucketModel) leftOf(l limit, t int64, c charge, behind bucketModel) *big.Int {
-	behind.owing = product(c.due-c.at-1, c.limit.rate).Cmp(product(c.limit.burst, c.limit.period)) >= 0
+	behind.owing = c.overdrawn()
 	if behind.owing && !m.owing {
 		behind.level = behind.at(l, m.time)
 		if room := product(l.burst-1, l.period); behind.level.Cmp(room) > 0 {
@@ -211,10 +211,15 @@ func (m *bucketModel) leftOf(l limit, t int64, c charge, behind bucketModel) *bi
 	return behind.at(l, t)
 }
 
+// overdrawn says whether c left a level above the capacity behind.
+func (c charge) overdrawn() bool {
+	return product(c.due-c.at-1, c.limit.rate).Cmp(product(c.limit.burst, c.limit.period)) >= 0
+}
+
 // isTail says whether nothing is queued behind the level that a charge left.
-func (m *bucketModel) isTail(l limit, behind bucketModel) bool {
-	behind.owing = m.owing
-	return m.time == behind.time && m.at(l, m.time).Cmp(behind.at(l, m.time)) <= 0
+func (m *bucketModel) isTail(l limit, c charge, behind bucketModel) bool {
+	behind.owing = m.owing || c.overdrawn()
+	return m.at(l, m.time).Cmp(behind.at(l, m.time)) <= 0
 }
 
 func (m *bucketModel) ended(t int64) bool { return m.level == nil || t >= m.end() }

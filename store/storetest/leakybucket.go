@@ -34,6 +34,18 @@ var leakyBucket = algorithm{
 			k.refund(tail, 2)
 			k.has(0)
 		}},
+		{"what was behind and was given back leaves no trace", tenPerMinute, func(k *tiers) {
+			first := k.at(0).take(3)
+			k.refund(k.at(second).take(2), 2)
+			k.refund(first, 3)
+			k.has(10)
+		}},
+		{"what is behind and was given back in part is behind", tenPerMinute, func(k *tiers) {
+			first := k.at(0).take(3)
+			k.refund(k.at(6*second).take(2), 1)
+			k.refund(first, 3)
+			k.has(7)
+		}},
 		{"the next event takes the turn that was given back", tenPerMinute, func(k *tiers) {
 			k.at(0).take(3)
 			k.refund(k.at(second).take(2), 2)
