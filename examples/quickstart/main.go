@@ -1,9 +1,9 @@
-// Quickstart sends the same events through all five algorithms, each with a limit
-// of 5 a second, and prints which of them are admitted. It needs no server and
+// Quickstart sends the same requests through all five algorithms, each with a limit
+// of 5 a second, and prints which of them are allowed. It needs no server and
 // takes no time, since its clock is simulated.
 //
-// Look at 1.00 s, where one window ends and the next begins, at what comes after
-// it in each column, and at the counts in the last two lines of the table.
+// Look at 1.0 s, where one window ends and the next begins, at what comes after
+// it in each line, and at the counts in the last two columns.
 package main
 
 import (
@@ -39,7 +39,7 @@ func run(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "Limit %v, + admitted, . denied\n\n", limit)
+	fmt.Fprintf(w, "%d requests at a limit of %v, + allowed, . denied\n\n", len(rows), limit)
 	printTable(w, algorithms, rows)
 	fmt.Fprintln(w, explanation)
 	return nil
@@ -88,43 +88,33 @@ func simulate(ctx context.Context, algorithms []string, limit ratelimit.Limit, t
 	return rows, nil
 }
 
+// printTable prints a line for each algorithm, and what it says of each event, from left
+// to right. Above is the time of the events at which it says anything new.
 func printTable(w io.Writer, algorithms []string, rows []row) {
-	printLine(w, "", algorithms)
-	for _, r := range rows {
-		printLine(w, fmt.Sprintf("%.2f s", r.at.Seconds()), marks(r))
+	heads := map[time.Duration]string{
+		900 * time.Millisecond: "0.9 s", time.Second: "1.0 s", 1100 * time.Millisecond: "1.1 s", 2 * time.Second: "2.0 s",
 	}
-	for _, span := range []time.Duration{200 * time.Millisecond, time.Second} {
-		most := make([]string, len(algorithms))
-		for i := range most {
-			most[i] = fmt.Sprint(busiest(departures(rows, i), span))
+	times := ""
+	for i, r := range rows {
+		times += strings.Repeat(" ", max(0, 2*i-len(times))) + heads[r.at]
+	}
+	fmt.Fprintf(w, "%-16s%-46sin 200ms  in 1s\n", "", times)
+	for i, name := range algorithms {
+		marks := ""
+		for _, r := range rows {
+			marks += mark(r.results[i]) + " "
 		}
-		printLine(w, "in "+span.String(), most)
+		most := departures(rows, i)
+		fmt.Fprintf(w, "%-16s%-46s%-10d%d\n", name, marks, busiest(most, 200*time.Millisecond), busiest(most, time.Second))
 	}
 }
 
-func printLine(w io.Writer, head string, cells []string) {
-	line := fmt.Sprintf("%-10s", head)
-	for _, cell := range cells {
-		line += fmt.Sprintf("%-16s", cell)
+// mark shows a result as an admission or a denial.
+func mark(r ratelimit.Result) string {
+	if r.Allowed {
+		return "+"
 	}
-	fmt.Fprintln(w, strings.TrimRight(line, " "))
-}
-
-// marks shows each result as an admission or a denial, and the Delay where there
-// is one: the event was admitted to the queue and has its turn then.
-func marks(r row) []string {
-	cells := make([]string, len(r.results))
-	for i, result := range r.results {
-		switch {
-		case !result.Allowed:
-			cells[i] = "."
-		case result.Delay > 0:
-			cells[i] = fmt.Sprintf("+ in %v", result.Delay)
-		default:
-			cells[i] = "+"
-		}
-	}
-	return cells
+	return "."
 }
 
 // departures are the times at which algorithm i lets events go.
@@ -151,11 +141,11 @@ func busiest(times []time.Duration, span time.Duration) int {
 }
 
 const explanation = `
-The last two lines are the most events that went through within any 200 ms, and
-within any second, at their time or after their delay.
+The last two columns are the most requests that went through within any 200 ms, and
+within any second. Those of leaky_bucket go when their Delay is over.
 
-fixed_window    counts anew from 1.00 s on: a double burst, then nothing until 2.00 s
-sliding_window  lets the burst before 1.00 s fade: a place each 200 ms, here from 1.20 s
-sliding_log     forgets an event after exactly 1 s, the first at 1.90 s: 5 in any second
+fixed_window    counts anew from 1.0 s on: a double burst, then nothing until 2.0 s
+sliding_window  lets the burst before 1.0 s fade: a place each 200 ms, here from 1.2 s
+sliding_log     forgets a request after exactly 1 s, the first at 1.9 s: 5 in any second
 token_bucket    begins with 5 tokens and gains one each 200 ms: a burst, then the rate
-leaky_bucket    admits the same events, and lets one go each 200 ms from the first on`
+leaky_bucket    admits the same requests, and lets one go each 200 ms from the first on`

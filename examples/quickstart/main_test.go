@@ -8,40 +8,23 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const golden = `Limit 5/s, + admitted, . denied
+const golden = `20 requests at a limit of 5/s, + allowed, . denied
 
-          fixed_window    sliding_window  sliding_log     token_bucket    leaky_bucket
-0.90 s    +               +               +               +               +
-0.92 s    +               +               +               +               + in 180ms
-0.94 s    +               +               +               +               + in 360ms
-0.96 s    +               +               +               +               + in 540ms
-0.98 s    +               +               +               +               + in 720ms
-1.00 s    +               .               .               .               .
-1.02 s    +               .               .               .               .
-1.04 s    +               .               .               .               .
-1.06 s    +               .               .               .               .
-1.08 s    +               .               .               .               .
-1.10 s    .               .               .               +               + in 800ms
-1.20 s    .               +               .               .               .
-1.30 s    .               .               .               +               + in 800ms
-1.40 s    .               +               .               .               .
-1.50 s    .               .               .               +               + in 800ms
-1.60 s    .               +               .               .               .
-1.70 s    .               .               .               +               + in 800ms
-1.80 s    .               +               .               .               .
-1.90 s    .               .               +               +               + in 800ms
-2.00 s    +               +               +               .               .
-in 200ms  10              5               5               5               1
-in 1s     10              9               5               9               5
+                0.9 s     1.0 s     1.1 s             2.0 s   in 200ms  in 1s
+fixed_window    + + + + + + + + + + . . . . . . . . . +       10        10
+sliding_window  + + + + + . . . . . . + . + . + . + . +       5         9
+sliding_log     + + + + + . . . . . . . . . . . . . + +       5         5
+token_bucket    + + + + + . . . . . + . + . + . + . + .       5         9
+leaky_bucket    + + + + + . . . . . + . + . + . + . + .       1         5
 
-The last two lines are the most events that went through within any 200 ms, and
-within any second, at their time or after their delay.
+The last two columns are the most requests that went through within any 200 ms, and
+within any second. Those of leaky_bucket go when their Delay is over.
 
-fixed_window    counts anew from 1.00 s on: a double burst, then nothing until 2.00 s
-sliding_window  lets the burst before 1.00 s fade: a place each 200 ms, here from 1.20 s
-sliding_log     forgets an event after exactly 1 s, the first at 1.90 s: 5 in any second
+fixed_window    counts anew from 1.0 s on: a double burst, then nothing until 2.0 s
+sliding_window  lets the burst before 1.0 s fade: a place each 200 ms, here from 1.2 s
+sliding_log     forgets a request after exactly 1 s, the first at 1.9 s: 5 in any second
 token_bucket    begins with 5 tokens and gains one each 200 ms: a burst, then the rate
-leaky_bucket    admits the same events, and lets one go each 200 ms from the first on
+leaky_bucket    admits the same requests, and lets one go each 200 ms from the first on
 `
 
 func TestOutput(t *testing.T) {
