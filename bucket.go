@@ -100,10 +100,10 @@ func chargedLevel(c store.Receipt, over bool) store.State {
 	return store.State{At: c.At, Period: c.Period, Whole: whole, Part: part}
 }
 
-// leftOf is the level that c left behind, of which it says itself whether it was past the
-// capacity. If it was, and s is not, others have been admitted since: at s.At that level
-// was so far below the Burst that an event fitted, whatever c.Due says of it, since what
-// was charged before c may have been refunded.
+// leftOf is the level that c left behind. c says itself whether it was past the capacity. If
+// it was, and s is not, others have been admitted since. At s.At the level was then so far
+// below the Burst that an event fitted. c.Due may say otherwise, since what was charged
+// before c may have been refunded.
 func leftOf(c store.Receipt, s store.State, l store.Limit) store.State {
 	left := chargedLevel(c, c.Overdrawn)
 	if !c.Overdrawn || s.Whole >= overdrawn {
@@ -116,11 +116,10 @@ func leftOf(c store.Receipt, s store.State, l store.Limit) store.State {
 	return store.State{At: s.At, Period: l.Period, Whole: whole, Part: part}
 }
 
-// bucketRefund takes from the level what is still charged of c. Events drain in
-// their order, so that of c's what is left now of the level that it left behind,
-// nothing from c.Due on, and no more than is there. At and Period stay, so that the
-// state lives no longer than before; where today's Period is another one, only whole
-// events are given back.
+// bucketRefund takes from the level what is still charged of c. Events drain in their order.
+// So that is what is left now of the level that c left behind. It is nothing from c.Due on,
+// and no more than is there. At and Period stay, so that the state lives no longer than
+// before. Where today's Period is another one, only whole events are given back.
 func bucketRefund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
 	now, whole, part := bucketLevel(s, l, now)
 	if now >= c.Due || c.At > s.At { // a state before the charge is another one
@@ -150,8 +149,8 @@ func bucketRefund(s store.State, l store.Limit, now int64, c store.Receipt) stor
 	return s
 }
 
-// overdrawn is added to the Whole of a level that was charged past the capacity, and so is
-// not to be clamped to it. The level itself is below.
+// overdrawn is added to the Whole of a level that was charged past the capacity, so that it
+// is not clamped to the capacity. The level itself is below it.
 const overdrawn = 1 << 31
 
 // drainsBefore says whether a level drains in less than l.Before µs.
@@ -168,8 +167,8 @@ func bucketOverdrawn(next store.State, l store.Limit, most int64) store.State {
 	return next
 }
 
-// bucketMost is the most that a level may hold: what drains in 100 years, as a full
-// bucket does, and so never less than the Burst.
+// bucketMost is the most that a level may hold: what drains in 100 years. A full bucket does,
+// so that it is never less than the Burst.
 func bucketMost(l store.Limit) int64 {
 	whole, _ := flow(maxRefill, l.Rate, l.Period)
 	return min(whole, maxEvents)

@@ -131,9 +131,8 @@ func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error
 	return res, err
 }
 
-// AllowUpTo admits as many of n events as fit: granted of them, 0 to n. Its Result is
-// that of AllowN(granted), and where nothing is granted that of Allow. What does not
-// fit costs nothing.
+// AllowUpTo admits as many of n events as fit: granted of them, 0 to n. What does not fit
+// costs nothing. The Result is that of AllowN(granted), or that of Allow if nothing is granted.
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
 	if r.Source() == SourceUnlimited {
@@ -142,25 +141,25 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 	return r.Charged(), r, err
 }
 
-// Charge charges n events that have happened already, whether they fit or not: what
-// exceeds an estimate ([Reserve]). Its Result says Allowed, and can be refunded;
-// Remaining is 0 while the key is past its limit.
+// Charge charges n events that have happened already, whether they fit or not, such as what
+// exceeds an estimate ([Reserve]). Its Result says Allowed, and can be refunded. Remaining is 0
+// while the key is beyond its limit.
 //
-// Later calls wait until what was charged past the limit has gone:
+// Later calls wait until the debt has drained:
 //
 //   - In the two buckets it drains as all else does, and nothing is admitted until the
-//     level is below the Burst. A level ends at 2^31-1 events, and where it takes 100
-//     years to drain by today's limit.
+//     level is below the Burst. A level is at most 2^31-1 events, and at most what drains in
+//     100 years by today's limit.
 //   - In a [SlidingLog] it leaves after a Period.
 //   - A window counts it in full, up to 2^31-1 events, and reads a count above its Rate
 //     as its Rate. So a debt ends with a [FixedWindow]. On the next window of a
 //     [SlidingWindow] it weighs as a full window does, and no more. For estimates that
 //     may be far off use a bucket.
 //
-// Debts of several Charges add up. They can be refunded in any order, as far as they are
-// still charged, also after other admissions. (A [LeakyBucket] refunds its tail only.)
+// Several debts add up. They can be refunded in any order while they are still charged, also
+// after other admissions. (A [LeakyBucket] refunds its tail only.)
 //
-// A Charge that finds a level or a count at its end charges nothing, and has nothing to
+// A Charge to a level or a count that is at its most charges nothing, and has nothing to
 // refund. Under a limit of Rate 0 nothing is charged, and the Result is its denial.
 func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = lim.decide(ctx, key, n, overdraw, nil, &res)
@@ -261,8 +260,8 @@ func (a *algorithm) receipt(l store.Limit, r store.Reply, charged, n int64) stor
 	return receipt(l, r.X, a.report(l, r, charged, charged).reset, n)
 }
 
-// cameTooLate makes res the denial of a coalesced call that came too late for the room
-// which others took, if r shows that room has come since: it can come back at once.
+// cameTooLate makes res the denial of a coalesced call that came too late for the room that
+// others took. It does so if r shows that room has come since: the call can come back at once.
 func (lim *limiter) cameTooLate(res *Result, l store.Limit, r store.Reply, n int64) bool {
 	if r.OK || l.Before > 0 || n > lim.algorithm.rule.Available(l, r) {
 		return false

@@ -7,19 +7,18 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// FixedWindow counts the events of each window of Period, the windows being
-// aligned to the Unix epoch in UTC: with a Period of an hour, a count starts
-// again at each full hour. It admits n events if count + n <= Rate.
+// FixedWindow counts the events of each window of Period. Windows are aligned to the Unix
+// epoch in UTC: with a Period of an hour, the count starts again at each full hour. It
+// admits n events if count + n <= Rate.
 //
-// Bound: at most Rate events in each window, and so at most 2·Rate within one
-// Period that lies across an edge: the end of one window and the beginning of
-// the next can both be full.
+// Bound: at most Rate events in each window. Within a Period across an edge it is at most
+// 2·Rate: the end of one window and the beginning of the next can both be full.
 //
-// A key costs one counter, whatever the Rate: some 60 bytes in memory and some
-// 150 in Redis, from its first event in a window until the window ends.
+// A key costs one counter, whatever the Rate. That is some 60 bytes in memory and some 150
+// in Redis, until the window ends.
 //
-// Use it for quotas that people can follow ("1,000 a day, from midnight UTC").
-// Where the double burst at the edge hurts, use [SlidingWindow] at the same cost.
+// Use it for quotas that people can follow ("1,000 a day, from midnight UTC"). Where the
+// double burst at the edge hurts, use [SlidingWindow] at the same cost.
 type FixedWindow struct{ limiter }
 
 // NewFixedWindow returns a limiter that counts in windows of l.Period. l has no

@@ -7,22 +7,22 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// LeakyBucket is a queue of Burst places that drains at Rate events each Period.
-// It admits n events if there is room for all of them, and Delay says how long
-// they wait for their turn: until what was in the queue before them has drained.
-// A caller who ignores Delay has a meter that admits what a [TokenBucket] would;
-// one who sleeps it, or uses [Wait], has a constant rate of output.
+// LeakyBucket is a queue of Burst places that drains at Rate events each Period. It admits n
+// events if there is room for all of them. Delay says how long they wait for their turn,
+// until what was in the queue before them has drained. A caller who sleeps it, or uses
+// [Wait], has a constant rate of output. A caller who ignores it has a meter that admits
+// what a [TokenBucket] would.
 //
-// Bound: at most Burst + Rate·x/Period events admitted in any interval x, and with
-// Delay one event each Period/Rate: n events at once have one turn, as long as n.
-// (x counts in whole µs, rounded up.)
+// Bound: at most Burst + Rate·x/Period events admitted in any interval x. With Delay it is
+// one event each Period/Rate: n events at once have one turn, as long as n. (x counts in
+// whole µs, rounded up.)
 //
-// Refund gives an event back only while it is the last of the queue, since the
-// turns behind it are given out already. So callers who cannot wait for every turn
-// ask by [AllowWithin], which takes none that comes too late.
+// Refund gives an event back only while it is the last of the queue, since later turns are
+// given out already. So callers who cannot wait for every turn ask by [AllowWithin], which
+// takes none that comes too late.
 //
-// A key costs one level and its time, whatever the Rate: some 60 bytes in memory
-// and some 150 in Redis, until the queue is empty.
+// A key costs one level and its time, whatever the Rate. That is some 60 bytes in memory and
+// some 150 in Redis, until the queue is empty.
 //
 // Use it to call something that wants a steady pace. Where bursts are welcome, use
 // [TokenBucket].
@@ -88,9 +88,9 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	return next, store.Reply{OK: ok, X: now, Y: queue, Z: part}
 }
 
-// leakyBucketRefund gives back only the tail of the queue: c is the tail if no more is
-// there than what is left of the level that it left behind. What came behind it and was
-// given back leaves no trace but the time of the state.
+// leakyBucketRefund gives back only the tail of the queue. The charge c is the tail if no more
+// is there than what is left of the level behind c. What came later and was given back leaves
+// no trace but the time of the state.
 func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
 	_, whole, part := bucketLevel(s, l, s.At)
 	_, w, p := bucketLevel(chargedLevel(c, c.Overdrawn || s.Whole >= overdrawn), l, s.At) // to compare like with like

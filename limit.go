@@ -16,15 +16,12 @@ const (
 	unlimited = "unlimited"
 )
 
-// Limit is how many events are admitted in how much time: Rate events per
-// Period. Limits are comparable with ==. The zero Limit is not valid, since it
-// has no Period.
+// Limit is how many events are admitted in how much time: Rate events per Period. Limits
+// are comparable with ==. The zero Limit is not valid, since it has no Period.
 //
-// A Limit prints as the text that [ParseLimit] reads, such as "100/s" or
-// "5/15m", and is written and read as that text by encoding/json, flag.TextVar
-// and everything else that knows encoding.TextMarshaler. Ranges are checked
-// where a limit is used, read or marshaled, with an error that wraps
-// [ErrInvalidLimit].
+// A Limit prints as the text that [ParseLimit] reads, such as "100/s" or "5/15m". So do
+// encoding/json, flag.TextVar and everything else that knows encoding.TextMarshaler. Ranges
+// are checked where a limit is used, read or marshaled. The error wraps [ErrInvalidLimit].
 type Limit struct {
 	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything. (That of
 	// Unlimited is -1.)
@@ -82,17 +79,14 @@ func Every(d time.Duration) Limit { return Limit{Rate: 1, Period: d} }
 // and duration is a text of [time.ParseDuration] without a sign. All is lower
 // case, as in package time.
 //
-// One space may stand between two parts, as in "5 / 15 minutes", and must stand
-// before and after the word burst. There is no other white space, and none at
-// the ends. The text "unlimited" is [Unlimited]. A rate of 0 is a limit that denies
-// everything. A burst of 0 is
-// refused, since [Limit] takes it for the rate and a reader for no burst at all:
-// leave it out.
+// One space may stand between two parts, as in "5 / 15 minutes". One must stand before and
+// after the word burst. There is no other white space, and none at the ends. The text
+// "unlimited" is [Unlimited]. A rate of 0 is a limit that denies everything. A burst of 0 is
+// refused: [Limit] takes it for the rate, and a reader for no burst at all.
 //
-// Nothing is rounded and nothing ignored. Any other text, one of more than 128
-// bytes, and a limit outside the ranges of [Limit] give the zero Limit and an
-// error that wraps [ErrInvalidLimit], quotes the beginning of the text and says
-// what is wrong with it.
+// Nothing is rounded and nothing ignored. Any other text gives the zero Limit and an error.
+// So does one of more than 128 bytes, or a limit outside the ranges of [Limit]. The error
+// wraps [ErrInvalidLimit], quotes the beginning of the text and says what is wrong.
 func ParseLimit(s string) (Limit, error) {
 	if s == unlimited {
 		return Unlimited(), nil
@@ -140,19 +134,19 @@ func (l *Limit) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Share is the part of l that each of n instances takes when they limit on their
-// own, such as while they do not reach a store that they share: all together
-// admit in the long run what l does. n is 1 and more. If n divides the Rate, a
-// share has Rate/n; else it has the same Rate in a Period n times as long, so
-// that nothing is rounded. A Burst is divided and rounded up, to at least 1.
+// Share is the part of l for each of n instances, 1 and more, that limit on their own. They
+// may do so while their shared store cannot be reached. In the long run all together admit
+// what l does.
 //
-// At one instant n shares admit Burst in sum, and up to n-1 events more where
-// rounding up adds them. Without a Burst they admit Rate in sum if n divides it,
-// and otherwise n·Rate, a whole Rate each: a limit for buckets is better given
-// its Burst before it is shared.
+// If n divides the Rate, a share has Rate/n. Otherwise it has the same Rate in a Period n
+// times as long, so that nothing is rounded. A Burst is divided and rounded up, to at least 1.
 //
-// The errors wrap [ErrInvalidLimit]: l is not valid, n is below 1, or the share's
-// Period is over 10 years.
+// At one instant n shares admit Burst in sum, and up to n-1 events more where rounding up adds
+// them. Without a Burst they admit Rate in sum if n divides it, and otherwise n·Rate, a whole
+// Rate each. So give a bucket's limit its Burst before it is shared.
+//
+// The errors wrap [ErrInvalidLimit]: l is not valid, n is below 1, or the share's Period is
+// over 10 years.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {
 		return Limit{}, fmt.Errorf("%w: 1/%d of %v", ErrInvalidLimit, n, l)
@@ -176,9 +170,8 @@ func (l Limit) Share(n int) (Limit, error) {
 	return share, nil
 }
 
-// Validate returns nil if l is [Unlimited] or within the ranges of [Limit], and an error
-// that wraps [ErrInvalidLimit] if not. What an algorithm asks beyond that is checked by its
-// constructor, and by [Limit.ValidateFor].
+// Validate returns nil if l is [Unlimited] or within the ranges of [Limit]. Otherwise the error
+// wraps [ErrInvalidLimit]. An algorithm may ask for more: see [Limit.ValidateFor].
 func (l Limit) Validate() error {
 	if l == Unlimited() {
 		return nil
@@ -189,9 +182,10 @@ func (l Limit) Validate() error {
 	return nil
 }
 
-// ValidateFor returns nil if a limiter of that algorithm, one of [Algorithms], can keep l,
-// and otherwise the error of its constructor: windows and logs have no Burst, and a bucket
-// refills in at most 100 years. An unknown algorithm is [ErrInvalidOption].
+// ValidateFor returns nil if a limiter of that algorithm, one of [Algorithms], can keep l.
+// Otherwise it returns the error of the algorithm's constructor: windows and logs have no
+// Burst, and a bucket refills in at most 100 years. An unknown algorithm is
+// [ErrInvalidOption].
 func (l Limit) ValidateFor(algorithm string) error {
 	for i := range makers {
 		if a := makers[i].algorithm; a.rule.Name == algorithm {

@@ -12,11 +12,11 @@ import (
 // Option sets what is optional about a limiter.
 type Option func(*limiter) error
 
-// WithName gives the limiter a namespace of its own in its store. Limiters of
-// the same algorithm and Period that share a name share their keys' spend, and
-// the spend stays when Rate or Burst change. Without it the Rate and Burst are
-// part of the namespace, so that limiters of different limits never share. Two limiters
-// of the same algorithm and limit on one store share their counts unless they are named.
+// WithName gives the limiter a namespace of its own in its store. Name every limiter.
+//
+// Limiters of the same algorithm, Period and name share their keys' counts, and keep them
+// when Rate or Burst change. Without a name, Rate and Burst take its place: two unnamed
+// limiters of the same algorithm and limit on one store share their counts.
 //
 // The name must not be empty or contain braces, which Redis reads as hash tags.
 func WithName(name string) Option {
@@ -29,10 +29,9 @@ func WithName(name string) Option {
 	}
 }
 
-// WithPolicyName sets what the limiter is called where people read it: the Name of its
-// [Policy], [Result.DeniedBy], header fields. Without it that is its name, and without
-// one its limit as text. It has no part in whose spend is whose. The name must not be
-// empty.
+// WithPolicyName sets the name that people read: the Name of the limiter's [Policy],
+// [Result.DeniedBy], header fields. The default is the limiter's name, or its limit as text.
+// It changes nothing about what is counted where. The name must not be empty.
 func WithPolicyName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" {
@@ -43,17 +42,18 @@ func WithPolicyName(name string) Option {
 	}
 }
 
-// WithLimitFunc asks f for the limit of each key on each call: tiers, limits per
-// user, limits that follow load. The zero Limit means the constructor's; an
-// invalid one is [ErrInvalidLimit] for that call, and an error of f is returned
-// as it is; nothing is consumed then. f must be safe for concurrent use.
+// WithLimitFunc asks f for the limit of each key on each call: limits per user, limits that
+// follow load. The zero Limit means the constructor's. An invalid one is [ErrInvalidLimit]
+// for that call, and an error of f is returned as it is. Nothing is charged then. f must be
+// safe for concurrent use.
 //
-// A key keeps its spend when its limit changes: it is read as at most the new
-// capacity, so that a change is never a free burst above the new limit and never
-// locks a key out for longer than a full refill. It keeps it for the ResetAfter of
-// its last admission: from then on the key is as never seen, even if by a slower
-// limit of today it would last longer, and so RetryAfter may be too long until then.
-// What the window counters have counted in another Period ends with today's window.
+// A key keeps its count when its limit changes. The count is read as at most the new
+// capacity. So a change is never a free burst above the new limit, and never locks a key out
+// for longer than a full refill.
+//
+// A count is kept for the ResetAfter of its last admission. By a slower limit of today it
+// would count longer, so that RetryAfter may be too long. What the window counters have
+// counted in another Period ends with today's window.
 func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Option {
 	return func(lim *limiter) error {
 		if f == nil {
@@ -64,14 +64,16 @@ func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Optio
 	}
 }
 
-// WithTiers gives each key the limit of its tier: of, which is asked on each call,
-// names the tier of a key, and tiers has their limits, [Unlimited] and a Rate of 0
-// included, which need no store. A tier that tiers does not have, such as "", has the
-// constructor's limit; an error of of is returned as it is, and nothing is consumed. A
-// change of tier keeps the spend, as [WithLimitFunc] says, whose place it takes.
+// WithTiers gives each key the limit of its tier. The function of is asked on each call for the
+// tier of the key. The map tiers has the limits: [Unlimited] and a Rate of 0 are allowed, and
+// need no store.
 //
-// Its errors are [ErrInvalidOption] (of is nil) and [ErrInvalidLimit] (a tier's limit is
-// none for this algorithm).
+// A tier that is not in the map, such as "", has the constructor's limit. An error of the
+// function is returned as it is, and nothing is charged. A key that changes its tier keeps
+// its count. WithTiers takes the place of [WithLimitFunc].
+//
+// Its errors are [ErrInvalidOption] (the function is nil) and [ErrInvalidLimit] (the algorithm
+// cannot keep the limit of a tier).
 func WithTiers(of func(ctx context.Context, key string) (tier string, err error), tiers map[string]Limit) Option {
 	return func(lim *limiter) error {
 		if of == nil {
@@ -92,18 +94,17 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 	}
 }
 
-// WithCoalescing asks the store once for many callers: while a call of Allow on a
-// key is under way, others on the same key wait, and are then decided together by
-// one call that admits as many of them as fit, in the order in which they came. Each
-// gets the Result that it would have got alone, one after the other at that instant.
+// WithCoalescing asks the store once for many callers. While a call of Allow on a key is under
+// way, others on the same key wait. They are then decided by one call, which admits as many of
+// them as fit, in order of arrival. Each gets the Result that it would have got alone.
 //
-// Use it for hot keys on Redis, where the round trip is what a decision costs: one key
-// can then be asked for more often than Redis answers. A call that meets no other on
-// its key costs what it did. One that does waits for those under way and for its own,
-// each of which is two where some are admitted and others are not, so for up to four
-// times the store's timeout. A goroutine asks for those who wait, and ends with the last
-// of them. A caller whose ctx ends while it waits leaves, and what was admitted for it
-// goes to the next or back.
+// Use it for hot keys on Redis, where a decision costs a round trip. A key can then be asked
+// for more often than Redis answers. A call that meets no other on its key costs what it did.
+//
+// A call that does meet others waits for those under way and for its own. Each of them is two
+// calls of the store if some events are admitted and others are not. So it waits for up to
+// four times the store's timeout. A goroutine asks for the callers who wait, and ends with the
+// last of them. If a caller's ctx ends while it waits, its permit goes to the next one or back.
 //
 // AllowN of more than one event, AllowUpTo, AllowWithin of the buckets, Peek, Refund and
 // Reset are not coalesced.

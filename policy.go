@@ -31,8 +31,8 @@ type Describer interface {
 	AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error)
 }
 
-// AppendPolicies appends what l says of key as a [Describer], and nothing if it is
-// none. It is for limiters around others.
+// AppendPolicies appends what l says of key if it is a [Describer], and otherwise nothing. It
+// is for limiters around others.
 func AppendPolicies(ctx context.Context, dst []Policy, l Limiter, key string) ([]Policy, error) {
 	if d, ok := l.(Describer); ok {
 		return d.AppendPolicies(ctx, dst, key)

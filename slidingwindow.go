@@ -9,26 +9,25 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// SlidingWindow counts in two windows of Period, the current one and the one
-// before, aligned to the Unix epoch in UTC. It takes the events of the previous
-// window as spread evenly, so that at a time e into the current window the part
-// (Period-e)/Period of them still counts. It admits n events if
+// SlidingWindow counts in two windows of Period, the current one and the one before. They
+// are aligned to the Unix epoch in UTC. It supposes that the events of the previous window
+// came evenly. At a time e into the current window, (Period-e)/Period of them still count.
+// It admits n events if
 //
 //	prev·(Period-e) + (cur+n)·Period <= Rate·Period
 //
-// in integers, without rounding. (The formula is the one that Cloudflare
-// described in "How we built rate limiting capable of scaling to millions of
-// domains", 2017.)
+// in integers, without rounding. The formula is Cloudflare's ("How we built rate limiting
+// capable of scaling to millions of domains", 2017).
 //
-// Bound: at most Rate·(1 + x/Period) events in any interval x. The estimate errs
-// both ways when traffic comes in bursts: where the events of the previous window
-// came at its end, nearly 2·Rate can fall into one true Period.
+// Bound: at most Rate·(1 + x/Period) events in any interval x. The estimate errs both ways
+// when traffic comes in bursts. If the events of the previous window came at its end, nearly
+// 2·Rate can fall into one true Period.
 //
-// A key costs two counters, whatever the Rate: some 60 bytes in memory and some
-// 150 in Redis, for up to two Periods after its last event.
+// A key costs two counters, whatever the Rate. That is some 60 bytes in memory and some 150
+// in Redis, for up to two Periods after its last event.
 //
-// Use it as the default for limits on requests. Where the limit must hold in
-// every true Period, use [SlidingLog], which keeps every event.
+// Use it as the default for limits on requests. Where the limit must hold in every true
+// Period, use [SlidingLog], which keeps every event.
 type SlidingWindow struct{ limiter }
 
 // NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has
@@ -95,10 +94,10 @@ func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State,
 	return store.State{At: r.X, Period: l.Period, Whole: r.Z + n, Part: r.Y}, r
 }
 
-// slidingWindowConvert is the step of a state that was counted in another Period.
-// What still weighs goes into the window of today's Period in which it was
-// written, and ends with it: else a denied key, of which nothing is written, would
-// weigh by a Period that is no longer in force.
+// slidingWindowConvert is the step of a state that was counted in another Period. What
+// still weighs goes into the window of today's Period in which it was written, and ends
+// with it. Otherwise a denied key would weigh by a Period that is no longer in force, since
+// a denial writes nothing.
 func slidingWindowConvert(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	end := min(s.At+slidingWindowTTL(s, l), windowEnd(s.At, l.Period))
 	count := weightOf(s, l, end, now)
@@ -128,8 +127,8 @@ func weightOf(s store.State, l store.Limit, end, now int64) int64 {
 	return cur + weight(min(prev, l.Rate), left, s.Period)
 }
 
-// roll returns the counts of s as the windows lie at now, which is not before
-// s.At, and how many µs are left of the current one.
+// roll returns the counts of s as the windows lie at now, and how many µs are left of the
+// current one. now is not before s.At.
 func roll(s store.State, now int64) (prev, cur, left int64) {
 	since := now - windowStart(s.At, s.Period)
 	switch {
@@ -141,9 +140,9 @@ func roll(s store.State, now int64) (prev, cur, left int64) {
 	return 0, 0, 0
 }
 
-// weight is how many of prev events still count when left µs are left of the
-// current window, rounded up: since the other terms are whole numbers, comparing the
-// rounded weight decides as comparing the products does.
+// weight is how many of prev events still count when left µs are left of the current window,
+// rounded up. All other terms are whole numbers, so that the rounded weight decides as the
+// exact one.
 func weight(prev, left, period int64) int64 {
 	if prev == 0 {
 		return 0
@@ -220,9 +219,8 @@ func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) verdict
 	return v
 }
 
-// lightEnough is the longest rest of a window, in µs, in which prev events weigh
-// at most room: the greatest left with prev·left <= room·period. prev is above
-// room.
+// lightEnough is the longest rest of a window, in µs, in which prev events weigh at most room.
+// It is the greatest left with prev·left <= room·period. prev is above room.
 func lightEnough(prev, room, period int64) int64 {
 	left, _ := exact.MulDiv(room, period, prev)
 	return left

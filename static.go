@@ -5,11 +5,11 @@ import (
 	"fmt"
 )
 
-// Static is a limiter that always answers r and err, for tests and as a switch:
-// Static(Result{Allowed: true}, nil) lets everything through, and
-// Static(Result{RetryAfter: time.Minute}, nil) nothing. Beside an error the Result is
-// zero, as with every Limiter. Bad input is refused and the end of ctx told as
-// elsewhere; it keeps no state, so that Refund and Reset do nothing.
+// Static is a limiter that always answers r and err, for tests and as a switch.
+// Static(Result{Allowed: true}, nil) admits everything, and
+// Static(Result{RetryAfter: time.Minute}, nil) nothing. Beside an error the Result is zero, as
+// with every Limiter. Bad input and the end of ctx are errors, as elsewhere. It keeps no
+// state: Refund and Reset do nothing.
 func Static(r Result, err error) Limiter {
 	if err != nil {
 		r = Result{}

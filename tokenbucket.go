@@ -7,25 +7,24 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// TokenBucket holds up to Burst tokens. It starts full and is refilled
-// continuously at Rate tokens each Period; an event takes a token, n events take
-// n, and they are admitted if there are that many.
+// TokenBucket holds up to Burst tokens. It starts full, and is refilled continuously at Rate
+// tokens each Period. An event takes a token. It admits n events if there are n tokens.
 //
-// Bound: at most Burst + Rate·x/Period events in any interval x: a full bucket
-// and its refill. (x counts in whole µs, rounded up.)
+// Bound: at most Burst + Rate·x/Period events in any interval x: a full bucket and its
+// refill. (x counts in whole µs, rounded up.)
 //
-// [AllowWithin] admits ahead of their turn events whose tokens come soon enough. They
-// count in the bound at their turn: at the decision and its Delay. Refund gives back
-// any of them, also when others have their turn behind them. Those keep it: their turns
-// come no earlier, and the bound is exceeded by no more than was refunded. Until all
-// turns have come, AllowN admits nothing. What is charged ahead is a debt as after
-// [TokenBucket.Charge]: it drains whole, also if the Burst is lowered before.
+// [AllowWithin] admits events ahead of their turn, if their tokens come soon enough. They
+// count in the bound at their turn, which is the time of the decision and the Delay. Until
+// all turns have come, AllowN admits nothing. Refund gives back any of them, and the others
+// keep their turns, so that the bound is exceeded by no more than was refunded. What is
+// charged ahead is a debt, as after [TokenBucket.Charge]: it drains whole, also if the Burst
+// is lowered before.
 //
-// A key costs one level and its time, whatever the Rate: some 60 bytes in memory
-// and some 150 in Redis, until the bucket is full again.
+// A key costs one level and its time, whatever the Rate. That is some 60 bytes in memory and
+// some 150 in Redis, until the bucket is full again.
 //
-// Use it for a sustained rate that allows bursts: APIs, and everything with
-// costs. Where admitted events must be spread out, use [LeakyBucket].
+// Use it for a sustained rate that allows bursts: APIs, and everything with costs. Where
+// admitted events must be spread out, use [LeakyBucket].
 type TokenBucket struct{ limiter }
 
 // NewTokenBucket returns a limiter that refills l.Rate tokens each l.Period, up

@@ -20,37 +20,36 @@ var (
 )
 
 // Wait blocks until l admits n events of key, and then for their Delay. It returns at once
-// with [ErrWouldExceedDeadline] if the permit would come after ctx's deadline, with
-// [ErrNever] if n can never be admitted, and with [ErrInvalidOption] if l is nil.
+// with [ErrWouldExceedDeadline] if that would come after ctx's deadline, and with [ErrNever] if
+// n can never be admitted. A nil l is [ErrInvalidOption].
 //
 // In one process the waiters of the same key and limiter stand in a queue, in order of
 // arrival. One of them asks l at a time, or more while the last answer has shown room for
-// them. So a wait costs one call of l, and some more where others take permits too.
-// Between processes there is no order. A waiter for many events holds up those behind it
-// until there is room for all of its events. [Throttle's Waiter] stands in the same queue.
+// them. So a wait costs about one call of l. Between processes there is no order. A waiter for
+// many events holds up those behind it until there is room for all of its events. [Throttle's
+// Waiter] stands in the same queue.
 //
-// A waiter behind others gets ErrWouldExceedDeadline at once as well, as far as the queue
-// knows that its permit comes too late. Else it leaves at the deadline. Refunds, Resets and
-// changes of the limit by others do not wake the queue. But one more waiter that arrives,
-// once in a second at most, lets the first ask again.
+// A waiter behind others also gets ErrWouldExceedDeadline at once, if the queue knows that its
+// permit comes too late. Otherwise it leaves at the deadline. Refunds, Resets and changes of
+// the limit do not wake the queue. But a waiter that arrives lets the first ask again, once in
+// a second at most.
 //
-// A [TokenBucket] is asked before the time of the permit, so that none of its rate is lost:
-// by 6 ms, or by as much as answers are late here, or by a 16th of the time that the queue
-// takes, 96 ms at most. The events are charged then, up to twice as long ahead, and go at
-// their time: see [AllowWithin]. A [LeakyBucket] gives out turns that come before ctx's deadline, and a
-// waiter that has a turn leaves the queue.
+// A [TokenBucket] is asked some milliseconds before the time of the permit, so that none of
+// its rate is lost. The events are charged then, and go at their time: see [AllowWithin]. A
+// [LeakyBucket] gives out turns that come before ctx's deadline, and a waiter that has a turn
+// leaves the queue.
 //
-// If ctx ends while it waits, Wait returns ctx's error. A permit that it has goes to the
-// next waiter for as many events, or is given back, as far as [Limiter.Refund] of l can.
+// If ctx ends while it waits, Wait returns ctx's error. A permit that it has goes to the next
+// waiter for as many events, or is given back if Refund of l can.
 //
-// Errors of l end the wait, but for [store.ErrOverloaded] and [store.ErrUnavailable], after
-// which nothing is charged: Wait asks again after 5 ms, and after twice as long each time up
-// to 1 s. It returns the error when no time is left for that, joined with ctx's error if ctx
-// has ended. So without a deadline it waits for as long as the store is away, for ever if
-// its client is closed.
+// Errors of l end the wait, with two exceptions, after which nothing is charged:
+// [store.ErrOverloaded] and [store.ErrUnavailable]. Wait asks again after 5 ms, and after twice
+// as long each time, up to 1 s. It returns the error when no time is left for that, joined with
+// ctx's error if ctx has ended. So without a deadline it waits for as long as the store is
+// away, and for ever if the store's client is closed.
 //
-// Wait sleeps in real time (or a synctest bubble's), so that l's store must not have a
-// simulated clock that stands still. It starts no goroutine.
+// Wait sleeps in real time (or a synctest bubble's). So l's store must not have a simulated
+// clock that stands still. It starts no goroutine.
 //
 // [Throttle's Waiter]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit/throttle#Waiter
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
