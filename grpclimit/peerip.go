@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/clientaddr"
 )
 
 const defaultIPv6Bits = 64 // the least that a customer gets
@@ -48,17 +49,13 @@ func PeerIP(opts ...IPOption) Key {
 			return Key{err: err}
 		}
 	}
-	return Key{of: k.of}
+	return Key{of: k.of, addr: peerAddr}
 }
 
 var errNoAddress = fmt.Errorf("%w: the peer has no IP address", ErrNoIdentity)
 
 func (k *ipKey) of(ctx context.Context, _ string) (string, error) {
-	p, ok := peer.FromContext(ctx)
-	if !ok || p.Addr == nil {
-		return "", errNoAddress
-	}
-	addr := unmapped(addrOf(p.Addr))
+	addr := peerAddr(ctx)
 	switch {
 	case !addr.IsValid():
 		return "", errNoAddress
@@ -69,17 +66,13 @@ func (k *ipKey) of(ctx context.Context, _ string) (string, error) {
 	return network.String(), nil
 }
 
-var nat64 = netip.MustParsePrefix("64:ff9b::/96") // of RFC 6052
-
-// unmapped returns addr without its zone, and as IPv4 if it is an IPv4 address written as
-// IPv6: ::ffff:192.0.2.1, or 64:ff9b::192.0.2.1 by NAT64.
-func unmapped(addr netip.Addr) netip.Addr {
-	addr = addr.WithZone("").Unmap()
-	if nat64.Contains(addr) {
-		b := addr.As16()
-		return netip.AddrFrom4([4]byte(b[12:]))
+// peerAddr returns the address that opened the connection, invalid if there is none.
+func peerAddr(ctx context.Context) netip.Addr {
+	p, ok := peer.FromContext(ctx)
+	if !ok || p.Addr == nil {
+		return netip.Addr{}
 	}
-	return addr
+	return clientaddr.Unmap(addrOf(p.Addr))
 }
 
 // addrOf returns the address of a, invalid if it has none.

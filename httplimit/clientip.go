@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/clientaddr"
 )
 
 const (
@@ -95,25 +96,19 @@ func newIPKey(constructor string, k *ipKey, opts []IPOption) Key {
 			return Key{err: err}
 		}
 	}
-	return Key{of: k.of}
+	return Key{of: k.of, addr: k.addr}
 }
 
 var errNoAddress = fmt.Errorf("%w: RemoteAddr is not an IP address", ErrNoIdentity)
 
 func (k *ipKey) of(r *http.Request) (string, error) {
+	k.warn(r)
 	if len(k.trusted) == 0 && !k.unix {
-		if len(r.Header[forwardedFor]) > 0 {
-			k.notice.say(r, notTrusted)
-		}
 		if host, ok := ipv4Host(r.RemoteAddr); ok {
 			return host, nil
 		}
 	}
-	peer, text, ok := parseAddr(r.RemoteAddr)
-	addr := peer // invalid unless ok
-	if ok && k.trusts(peer) || !ok && k.unix && atUnixSocket(r) {
-		addr = k.client(peer, r.Header[forwardedFor])
-	}
+	addr, text := k.find(r)
 	switch {
 	case !addr.IsValid():
 		return "", errNoAddress
@@ -121,10 +116,37 @@ func (k *ipKey) of(r *http.Request) (string, error) {
 		network, _ := addr.Prefix(k.bits) // no error: an IPv6 address has that many bits
 		var room [48]byte
 		return string(network.AppendTo(room[:0])), nil
-	case addr == peer && text != "":
+	case text != "":
 		return text, nil
 	}
 	return addr.String(), nil
+}
+
+// addr returns the whole address, invalid if there is none.
+func (k *ipKey) addr(r *http.Request) netip.Addr {
+	k.warn(r)
+	addr, _ := k.find(r)
+	return addr
+}
+
+// warn says so if there seems to be a proxy, and none is trusted.
+func (k *ipKey) warn(r *http.Request) {
+	if len(k.trusted) == 0 && !k.unix && len(r.Header[forwardedFor]) > 0 {
+		k.notice.say(r, notTrusted)
+	}
+}
+
+// find returns the address of the client, invalid if there is none. text is the address as a
+// part of RemoteAddr, if it is there in canonical form.
+func (k *ipKey) find(r *http.Request) (addr netip.Addr, text string) {
+	peer, text, ok := parseAddr(r.RemoteAddr)
+	if ok && !k.trusts(peer) || !ok && !(k.unix && atUnixSocket(r)) {
+		return peer, text // invalid unless ok
+	}
+	if addr = k.client(peer, r.Header[forwardedFor]); addr != peer {
+		text = ""
+	}
+	return addr, text
 }
 
 // atUnixSocket reports whether the server got r at a Unix socket. RemoteAddr does not say:
@@ -195,20 +217,7 @@ func parseAddr(s string) (addr netip.Addr, text string, ok bool) {
 	if addr.Is4() {
 		return addr, host, true
 	}
-	return unmapped(addr), "", true
-}
-
-var nat64 = netip.MustParsePrefix("64:ff9b::/96") // of RFC 6052
-
-// unmapped returns addr without its zone, and as IPv4 if it is an IPv4 address written as
-// IPv6: ::ffff:192.0.2.1, or 64:ff9b::192.0.2.1 by NAT64.
-func unmapped(addr netip.Addr) netip.Addr {
-	addr = addr.WithZone("").Unmap()
-	if nat64.Contains(addr) {
-		b := addr.As16()
-		return netip.AddrFrom4([4]byte(b[12:]))
-	}
-	return addr
+	return clientaddr.Unmap(addr), "", true
 }
 
 // ipv4Host returns the host of s, if that is an IPv4 address in canonical form with a port.
@@ -256,14 +265,14 @@ func parseNetwork(s string) (netip.Prefix, error) {
 		if err != nil {
 			return netip.Prefix{}, err
 		}
-		addr = unmapped(addr)
+		addr = clientaddr.Unmap(addr)
 		return netip.PrefixFrom(addr, addr.BitLen()), nil
 	}
 	network, err := netip.ParsePrefix(s)
 	if err != nil {
 		return netip.Prefix{}, err
 	}
-	if addr := unmapped(network.Addr()); addr.Is4() && !network.Addr().Is4() { // addresses are compared as IPv4
+	if addr := clientaddr.Unmap(network.Addr()); addr.Is4() && !network.Addr().Is4() { // addresses are compared as IPv4
 		if network.Bits() < 96 {
 			return netip.Prefix{}, fmt.Errorf("%q: more than the IPv4 addresses", s)
 		}

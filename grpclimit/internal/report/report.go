@@ -29,6 +29,23 @@ func IsBucket(l ratelimit.Limiter) bool {
 	return false
 }
 
+// ByList reports whether a list of clients has denied. That is no limit, and waiting does not
+// help.
+func (d *Decision) ByList() bool {
+	if d.Result.Allowed {
+		return false
+	}
+	for i := range d.Parts {
+		if part := &d.Parts[i]; !part.Allowed && part.Source() == ratelimit.SourceList {
+			return true
+		}
+	}
+	return d.Result.Source() == ratelimit.SourceList
+}
+
+// Told reports whether there are numbers to report: those of a limit that has counted.
+func (d *Decision) Told() bool { return d.Result.Counted() && !d.ByList() }
+
 // Follow makes the policies those of the local limiter, if one decided while the store
 // failed: their quotas are those of the Result, and their windows are not known.
 func (d *Decision) Follow() {
