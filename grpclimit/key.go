@@ -22,14 +22,14 @@ var (
 // Key says which calls are counted together: those for which it makes the same key.
 // The kind of a Key is part of the key, so that keys of different kinds are never equal:
 //
-//	PeerIP     192.0.2.1 or 2001:db8::/64
-//	APIKey     apikey:x-api-key:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0
-//	User       user:ann
-//	Route      route:/package.Service/Method
-//	Global     global
-//	KeyFunc    its name, a colon, and what its function returns
-//	Combined   combined:9:192.0.2.1,8:user:ann,
-//	First      that of the Key that applies
+//	PeerIP, ClientIP   192.0.2.1 or 2001:db8::/64
+//	APIKey             apikey:x-api-key:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0
+//	User               user:ann
+//	Route              route:/package.Service/Method
+//	Global             global
+//	KeyFunc            its name, a colon, and what its function returns
+//	Combined           combined:9:192.0.2.1,8:user:ann,
+//	First              that of the Key that applies
 //
 // Package httplimit makes the same keys. A limiter behind both counts each client once.
 //

@@ -105,20 +105,19 @@ func WithKey(k Key) Option {
 }
 
 // WithClientAddr sets where the address of the client comes from that limiters inside get, such
-// as those of package accesslist. k is a [PeerIP], or has one inside. The default is that of
-// the interceptor's own Key. It is needed where that has none, as with
+// as those of package accesslist. k is a [PeerIP] or a [ClientIP], or has one inside. The
+// default is that of the interceptor's own Key. It is needed where that has none, as with
 //
-//	WithKey(User(login)), WithClientAddr(PeerIP())
+//	WithKey(User(login)), WithClientAddr(ClientIP([]string{"10.0.0.0/8"}))
 //
-// An address in the call's context by [clientaddr.NewContext] counts more. Behind a proxy let
-// an interceptor before this one put it there.
+// An address in the call's context by [clientaddr.NewContext] counts more.
 func WithClientAddr(k Key) ServerOption {
 	return serverOption(func(c *config) error {
 		if err := k.check(); err != nil {
 			return err
 		}
 		if c.addr = k.addr; c.addr == nil {
-			return fmt.Errorf("%w: WithClientAddr: no PeerIP is in the Key", ratelimit.ErrInvalidOption)
+			return fmt.Errorf("%w: WithClientAddr: neither a PeerIP nor a ClientIP is in the Key", ratelimit.ErrInvalidOption)
 		}
 		return nil
 	})
