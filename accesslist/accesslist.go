@@ -9,7 +9,8 @@
 //	limiter.Replace(accesslist.Lists{Deny: newer}) // while it is in use
 //
 // Behind the middleware of package httplimit or an interceptor of grpclimit, prefixes are
-// compared with the address of the client, whatever the key is.
+// compared with the address of the client, whatever the key is. A client that is denied gets
+// status 403, or PermissionDenied.
 package accesslist
 
 import (
@@ -45,13 +46,14 @@ type Lists struct {
 // when the key leaves the lists. Bad input is an error, and so is a ctx that has ended.
 //
 // Prefixes are compared with the address of the client. That is the one in ctx (package
-// clientaddr), which middlewares hand on. Without one it is the key itself, if that is an
-// address as [netip.ParseAddr] reads it, or a network. Zones do not count, and IPv4 addresses
-// written as IPv6 are IPv4 ones ([clientaddr.Unmap]). A network is on a list if one of the
-// prefixes holds all of it. [WithAddr] finds addresses in another way.
+// clientaddr), which middlewares put there, whatever the key is. Without one it is the key
+// itself, if that is an address as [netip.ParseAddr] reads it, or a network. Zones do not
+// count, and IPv4 addresses written as IPv6 are IPv4 ones ([clientaddr.Unmap]). A network is
+// on a list if one prefix of the list holds all of it. [WithAddr] finds the address in another
+// way.
 //
-// Where a list has prefixes and the address is not known, the error is [ErrNoAddr], and
-// nothing is consumed. So it is where a list has only a part of the network that is the key.
+// The error is [ErrNoAddr], and nothing is consumed, if a list has prefixes and the address is
+// not known. It is that too if a prefix holds only a part of the network that is the key.
 //
 // Bound: what the inner limiter admits, and without bound what the allow list does.
 // Replace is in force for every call that begins after it: the two lists
@@ -86,7 +88,7 @@ func WithLists(lists Lists) Option {
 	}
 }
 
-// WithAddr asks f for the address of the client, in place of ctx and the key. The zero Addr
+// WithAddr asks f for the address of the client, instead of ctx and the key. The zero Addr
 // says that prefixes do not apply to this key, and an error of f is returned as it is. f is
 // called by each method but Refund and Reset while a list has prefixes, and must be safe for
 // concurrent use.

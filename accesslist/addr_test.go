@@ -97,7 +97,9 @@ func TestAnAddressThatDecidesNothingIsNotNeeded(t *testing.T) {
 
 func TestAFunctionFindsTheAddressOfAKey(t *testing.T) {
 	errUnknown := errors.New("no such device")
+	asks := 0
 	find := accesslist.WithAddr(func(_ context.Context, key string) (netip.Addr, error) {
+		asks++
 		switch key {
 		case "device:1":
 			return netip.MustParseAddr("64:ff9b::192.0.2.7"), nil
@@ -108,12 +110,14 @@ func TestAFunctionFindsTheAddressOfAKey(t *testing.T) {
 		}
 		return netip.Addr{}, errUnknown
 	})
-	lim := limiter(t, asked(), accesslist.Lists{Deny: list(t, "192.0.2.0/24")}, find)
+	lim := limiter(t, asked(), accesslist.Lists{Deny: list(t, "192.0.2.0/24"), Allow: list(t, "198.51.100.1")}, find)
 	ctx := client(t.Context(), "192.0.2.1") // which the function does not read
 	for key, want := range map[string]error{"device:1": nil, "device:2": errAsked, "device:offline": errAsked, "192.0.2.1": errUnknown} {
 		r, err := lim.Allow(ctx, key)
 		require.ErrorIs(t, err, want, key)
 		require.False(t, r.Allowed)
+		require.Equal(t, 1, asks)
+		asks = 0
 	}
 }
 

@@ -1,9 +1,9 @@
-// Package clientaddr hands the IP address of a client on to limiters that decide by it, such
-// as those of package accesslist. Keys do not do: one may be a network, a user or a hash.
+// Package clientaddr carries the IP address of a client, in a context, to limiters that decide
+// by it, such as those of package accesslist. Keys need not say it: a key can be a network, a
+// user or a hash.
 //
-// The middleware of package httplimit and the interceptors of grpclimit hand on the address
-// that their Key finds. Where neither knows it, as behind a proxy of another kind, say it in
-// front of them:
+// The middleware of package httplimit and the interceptors of grpclimit put in the address
+// that their Key finds. Code in front of them can put in another one:
 //
 //	ctx = clientaddr.NewContext(ctx, addr)
 package clientaddr
@@ -15,20 +15,20 @@ import (
 
 type contextKey struct{}
 
-// NewContext returns a context with the address of the client. It counts more than what
-// middlewares find. The zero Addr says that the address is not known.
+// NewContext returns a context with the address of the client. It overrides what middlewares
+// find, inside and outside of this call. The zero Addr says that the address is not known.
 func NewContext(ctx context.Context, addr netip.Addr) context.Context {
 	return context.WithValue(ctx, contextKey{}, addr)
 }
 
-// NewContextFunc returns a context whose address is find(arg), unless it has one by
-// [NewContext]. It is for middlewares: find is called by [FromContext], each time, and
-// returns the zero Addr if it finds none. find must be safe for concurrent use.
+// NewContextFunc returns a context whose address is find(arg), unless [NewContext] has set
+// one. It is for middlewares: each [FromContext] calls find, which returns the zero Addr if it
+// finds none and is safe for concurrent use. It costs one allocation.
 func NewContextFunc[T any](ctx context.Context, arg T, find func(arg T) netip.Addr) context.Context {
 	return &found[T]{ctx, arg, find}
 }
 
-// found is a context that finds the address when it is asked, at the price of one allocation.
+// found is a context that finds the address when it is asked for it.
 type found[T any] struct {
 	context.Context
 	arg  T

@@ -35,7 +35,7 @@ func TestTheAddressOfAContext(t *testing.T) {
 	require.Equal(t, "192.0.2.2", from(said(said(none, "192.0.2.1"), "192.0.2.2")))
 	require.Equal(t, "192.0.2.3", from(found(none, "192.0.2.3")))
 	require.Equal(t, "192.0.2.4", from(found(found(none, "192.0.2.3"), "192.0.2.4")), "the innermost")
-	require.Equal(t, "192.0.2.1", from(found(said(none, "192.0.2.1"), "192.0.2.3")), "what was said counts more than what is found")
+	require.Equal(t, "192.0.2.1", from(found(said(none, "192.0.2.1"), "192.0.2.3")), "what was said overrides what is found")
 	require.Equal(t, "192.0.2.1", from(found(found(said(none, "192.0.2.1"), "192.0.2.3"), "192.0.2.4")))
 	require.Equal(t, "192.0.2.1", from(said(found(none, "192.0.2.3"), "192.0.2.1")))
 	require.Empty(t, from(found(found(none, "192.0.2.3"), "")), "a middleware that finds none does not fall back to another one's")

@@ -46,8 +46,8 @@ func TestAtNothingLeftTheTimeIsThatToTheNextPlace(t *testing.T) {
 	require.Equal(t, []string{`"2/m";r=0;t=30`}, call(t, client).header["ratelimit"])
 }
 
-// Of parts of all kinds only those are told that have counted.
-func TestOfMixedPartsOnlyThoseThatCountedAreTold(t *testing.T) {
+// Of parts of all kinds only those are reported that have counted.
+func TestOfMixedPartsOnlyThoseThatCountedAreReported(t *testing.T) {
 	mem, err := memstore.New(memstore.WithClock(func() time.Time { return start }))
 	require.NoError(t, err)
 	named := func(name string, l ratelimit.Limit) ratelimit.Limiter {
@@ -89,6 +89,28 @@ func TestOfMixedPartsOnlyThoseThatCountedAreTold(t *testing.T) {
 			require.Equal(t, c.numbers, grpclimit.Metadata(d)["ratelimit"])
 		}
 	}
+}
+
+func TestMetadataIsOfALaterResult(t *testing.T) {
+	lim := bucket(t, ratelimit.PerMinute(60))
+	local, err := fallback.New(bucketOn(t, failing{}, ratelimit.PerHour(100)), fallback.Local(bucket(t, ratelimit.PerHour(2))))
+	require.NoError(t, err)
+	client := dial(t, listen(t, &service{}, unaryServer(t, lim, grpclimit.WithContext()),
+		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			d, _ := grpclimit.FromContext(ctx)
+			d.Result, err = lim.AllowN(ctx, d.Key, 59)
+			require.NoError(t, err)
+			require.Equal(t, []string{`"60/m";r=0;t=1`}, grpclimit.Metadata(d)["ratelimit"], "the next place, not the reset")
+
+			before := d.Policies[0]
+			d.Result, err = local.Allow(ctx, d.Key)
+			require.NoError(t, err)
+			require.Equal(t, []string{`"60/m";q=2`}, grpclimit.Metadata(d)["ratelimit-policy"])
+			require.Equal(t, before, d.Policies[0], "which is the handler's")
+			require.Equal(t, 2, grpclimit.NewDecision(ctx, local, d.Key, d.Result).Policies[0].Quota)
+			return handler(ctx, req)
+		})))
+	require.Equal(t, codes.OK, call(t, client).code())
 }
 
 func TestMetadataIsWhatAnInterceptorSends(t *testing.T) {

@@ -149,7 +149,7 @@ func TestAnAddressThatNoKeyHasIsAnError(t *testing.T) {
 }
 
 // Of two interceptors each has the address that it finds, but for one that has none, and what
-// was said counts more than what is found. A handler has the inner one's.
+// was said overrides what is found. A handler has the inner one's.
 func TestInterceptorsAroundEachOtherHaveTheirOwnAddresses(t *testing.T) {
 	saying := grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		return handler(clientaddr.NewContext(ctx, netip.MustParseAddr("203.0.113.66")), req)

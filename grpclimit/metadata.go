@@ -75,7 +75,7 @@ func (a *answer) metadata() metadata.MD {
 			md[key] = values[i : i+1 : i+1]
 		}
 	}
-	if a.Told() {
+	if a.Counted() {
 		add(0, policyHeader, a.policyList())
 		add(1, limitHeader, a.limitList())
 	}

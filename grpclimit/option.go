@@ -110,7 +110,7 @@ func WithKey(k Key) Option {
 //
 //	WithKey(User(login)), WithClientAddr(ClientIP([]string{"10.0.0.0/8"}))
 //
-// An address in the call's context by [clientaddr.NewContext] counts more.
+// It is overridden by an address that [clientaddr.NewContext] has put into the call's context.
 func WithClientAddr(k Key) ServerOption {
 	return serverOption(func(c *config) error {
 		if err := k.check(); err != nil {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -201,6 +202,43 @@ func ExampleWithKey_routesAndTiers() {
 	// /export bob has ["export";q=2;w=86400]
 	// /healthz ann has []
 	// /healthz bob has []
+}
+
+// Users are limited by their names, and a network is denied to all users. The
+// server is behind a load balancer in 10.0.0.0/8.
+func ExampleWithClientAddr() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	perUser, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(100), ratelimit.WithName("user"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	deny, err := accesslist.NewList("2001:db8::/32")
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := accesslist.New(perUser, accesslist.WithLists(accesslist.Lists{Deny: deny}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := httplimit.Middleware(limiter,
+		httplimit.WithKey(httplimit.User(currentUser)),
+		httplimit.WithClientAddr(httplimit.ClientIP([]string{"10.0.0.0/8"})),
+	)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+
+	for _, client := range []string{"192.0.2.1", "2001:db8::1"} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.RemoteAddr = "10.0.0.7:4242"
+		r.Header.Set("X-Forwarded-For", client)
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), login{}, "ann")))
+		fmt.Println(client, w.Code, w.Header()["Ratelimit"])
+	}
+	// Output:
+	// 192.0.2.1 200 ["user";r=99;t=36]
+	// 2001:db8::1 403 []
 }
 
 // The tiers of API keys are kept by their hashes, which are the keys of the limiter.

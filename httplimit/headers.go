@@ -15,6 +15,9 @@ import (
 // and the buckets do. In a refusal they are the seconds until the same request would be
 // admitted. They are rounded up, and left out if no waiting helps.
 //
+// Events that no limit has counted are not reported, such as those that a list lets through or
+// an outage. Neither is a denial by a list, nor the limit [ratelimit.Unlimited].
+//
 // Of several limits Draft10 reports each. The other styles have room for one: the one that
 // denied longest or, of an admission, the one with the least left.
 type HeaderStyle uint8
@@ -86,7 +89,7 @@ const (
 
 // report adds the fields of styles.
 func (f *fields) report(styles HeaderStyle, d *report.Decision, texts *policyTexts) {
-	if !d.Told() {
+	if !d.Counted() {
 		return
 	}
 	if len(d.Policies) == 1 {

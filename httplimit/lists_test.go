@@ -184,7 +184,7 @@ func TestAnAddressThatIsNotFoundIsAnError(t *testing.T) {
 	require.Equal(t, http.StatusInternalServerError, w.Code)
 }
 
-func TestAnAddressThatWasSaidCountsMoreThanOneThatIsFound(t *testing.T) {
+func TestAnAddressThatWasSaidOverridesOneThatIsFound(t *testing.T) {
 	lim := listed(t, accesslist.Lists{Deny: list(t, "203.0.113.66")})
 	for _, opts := range [][]httplimit.ServerOption{nil, {httplimit.WithKey(user)}, {httplimit.WithKey(user), httplimit.WithClientAddr(clientIP)}} {
 		h := protect(t, lim, opts...)

@@ -106,6 +106,18 @@ func TestTheNumbersOfALaterResultAreSet(t *testing.T) {
 	require.Equal(t, "0", w.Header().Get("X-RateLimit-Remaining"))
 }
 
+func TestTheDecisionOfAHandlerIsNotChanged(t *testing.T) {
+	local, err := fallback.New(unreachable{window(t, memory(t), ratelimit.PerHour(100))}, fallback.Local(window(t, memory(t), ratelimit.PerHour(2))))
+	require.NoError(t, err)
+	r, err := local.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	policy := ratelimit.Policy{Name: "api", Limit: ratelimit.PerHour(100), Quota: 100, Window: time.Hour}
+	d, h := httplimit.Decision{Result: r, Policies: []ratelimit.Policy{policy}}, make(http.Header)
+	httplimit.SetHeaders(h, d)
+	require.Equal(t, `"api";q=2`, h.Get("RateLimit-Policy"))
+	require.Equal(t, policy, d.Policies[0])
+}
+
 func protectWith(t *testing.T, lim ratelimit.Limiter, h http.HandlerFunc) http.Handler {
 	t.Helper()
 	wrap, err := httplimit.New(lim, httplimit.WithContext())
@@ -113,8 +125,8 @@ func protectWith(t *testing.T, lim ratelimit.Limiter, h http.HandlerFunc) http.H
 	return wrap(h)
 }
 
-// Of parts of all kinds only those are told that have counted.
-func TestOfMixedPartsOnlyThoseThatCountedAreTold(t *testing.T) {
+// Of parts of all kinds only those are reported that have counted.
+func TestOfMixedPartsOnlyThoseThatCountedAreReported(t *testing.T) {
 	mem, err := memstore.New(memstore.WithClock(func() time.Time { return start }))
 	require.NoError(t, err)
 	unlimited := window(t, mem, ratelimit.Unlimited(), ratelimit.WithName("unlimited"))

@@ -41,8 +41,8 @@ func (d *Decision) ByList() bool {
 	return d.Result.Source() == ratelimit.SourceList
 }
 
-// Told reports whether there are numbers to report: those of a limit that has counted.
-func (d *Decision) Told() bool { return d.Result.Counted() && !d.ByList() }
+// Counted reports whether there are numbers to report: those of limits, and not of a list.
+func (d *Decision) Counted() bool { return d.Result.Counted() && !d.ByList() }
 
 // Follow makes the policies those of the local limiter, if one decided while the store
 // failed: their quotas are those of the Result, and their windows are not known.

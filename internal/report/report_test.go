@@ -176,8 +176,8 @@ func TestADenialByAListIsOneWhereverItIs(t *testing.T) {
 	limit := ratelimit.Result{Limit: 5, RetryAfter: time.Second}
 	admitted := ratelimit.Result{Allowed: true, Limit: 5, Remaining: 4}
 	for name, c := range map[string]struct {
-		d          report.Decision
-		list, told bool
+		d             report.Decision
+		list, counted bool
 	}{
 		"a list":                 {report.Decision{Result: list}, true, false},
 		"a limit":                {report.Decision{Result: limit}, false, true},
@@ -188,6 +188,6 @@ func TestADenialByAListIsOneWhereverItIs(t *testing.T) {
 		"a limit besides a list": {report.Decision{Result: limit, Parts: []ratelimit.Result{exempt, limit, {}}}, false, true},
 	} {
 		require.Equal(t, c.list, c.d.ByList(), name)
-		require.Equal(t, c.told, c.d.Told(), name)
+		require.Equal(t, c.counted, c.d.Counted(), name)
 	}
 }
