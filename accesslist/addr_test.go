@@ -5,9 +5,13 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -206,4 +210,33 @@ func allowFrom(t *testing.T, l ratelimit.Limiter, addr string) ratelimit.Result 
 	r, err := l.Allow(client(t.Context(), addr), "user:ann")
 	require.NoError(t, err)
 	return r
+}
+
+// Waiters of one key can come from different addresses.
+func TestAWaiterIsDecidedOnByItsOwnAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim := limiter(t, inMemory(t, ratelimit.PerSecond(1)), accesslist.Lists{Deny: list(t, "192.0.2.1"), Allow: list(t, "192.0.2.2")})
+		var wg sync.WaitGroup
+		var denied, exempt, admitted atomic.Int32
+		for i := range 12 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * 100 * time.Millisecond)
+				addr := []string{"198.51.100.1", "192.0.2.1", "198.51.100.2", "192.0.2.2"}[i%4]
+				r, err := ratelimit.Wait(client(t.Context(), addr), lim, "user:ann", 1)
+				switch {
+				case errors.Is(err, ratelimit.ErrNever):
+					denied.Add(1)
+					assert.Equal(t, "192.0.2.1", addr)
+				case r.Source() == ratelimit.SourceList:
+					exempt.Add(1)
+					assert.Equal(t, "192.0.2.2", addr)
+				default:
+					admitted.Add(1)
+					assert.NoError(t, err)
+				}
+			})
+		}
+		wg.Wait()
+		require.Equal(t, []int32{3, 3, 6}, []int32{denied.Load(), exempt.Load(), admitted.Load()})
+	})
 }
