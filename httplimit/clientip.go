@@ -123,7 +123,11 @@ func (k *ipKey) warn(r *http.Request) {
 // part of RemoteAddr, if it is there in canonical form.
 func (k *ipKey) find(r *http.Request) (addr netip.Addr, text string) {
 	peer, text, ok := clientip.ParseAddr(r.RemoteAddr)
-	if ok && !k.proxies.Trust(peer) || !ok && !(k.proxies.Unix && atUnixSocket(r)) {
+	trusted := k.proxies.Trust(peer)
+	if !ok {
+		trusted = k.proxies.Unix && atUnixSocket(r)
+	}
+	if !trusted {
 		return peer, text // invalid unless ok
 	}
 	if addr = k.proxies.Client(peer, r.Header[forwardedFor]); addr != peer {
