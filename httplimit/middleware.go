@@ -60,9 +60,9 @@ import (
 //
 // Without [WithRefund] and [WithContext] a request costs the limiter's decision, an
 // allocation for that context, one for the key unless it is an IPv4 address, and one in ten
-// requests for the header fields. A header that is kept for long keeps some 5 KiB. A limit function is
-// called a second time for the policy, unless nothing reports it. The middleware keeps nothing
-// that grows, starts no goroutine and has nothing to close.
+// requests for the header fields. A header that is kept for long keeps some 5 KiB. A limit
+// function is called a second time for the policy, unless nothing reports it. The middleware
+// keeps nothing that grows, starts no goroutine and has nothing to close.
 //
 // The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
 // is to hold requests back.
