@@ -30,9 +30,12 @@ func NewDecision(ctx context.Context, l ratelimit.Limiter, key string, r ratelim
 // report returns what is to be reported of d.
 func (d *Decision) report() report.Decision {
 	all := report.Decision{
-		Result: d.Result, Parts: d.Result.Parts(), DeniedBy: d.Result.DeniedBy(), Policies: slices.Clone(d.Policies), Bucket: d.bucket,
+		Result: d.Result, Parts: d.Result.Parts(), DeniedBy: d.Result.DeniedBy(), Policies: d.Policies, Bucket: d.bucket,
 	}
-	all.Follow()
+	if d.Result.Source() == ratelimit.SourceLocal {
+		all.Policies = slices.Clone(d.Policies) // Follow changes them
+		all.Follow()
+	}
 	return all
 }
 
