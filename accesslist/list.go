@@ -11,6 +11,7 @@ import (
 	"github.com/gaissmai/bart"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/clientaddr"
 )
 
 // List is a set of exact keys and of IP prefixes. It is never changed once it is made,
@@ -21,7 +22,8 @@ import (
 //	=user:42          the key behind the "=", byte for byte: 1 byte to 64 KiB
 //	192.0.2.0/24      an IP prefix, without bits set behind its length
 //	2001:db8::1       an address: a prefix of its whole length
-//	::ffff:192.0.2.1  an IPv4 address: mapped ones, and prefixes of them, are IPv4's
+//	::ffff:192.0.2.1  an IPv4 address: mapped ones and those of NAT64 (64:ff9b::/96),
+//	                  and prefixes of them, are IPv4's
 //
 // An IPv6 prefix holds no IPv4 address, not even ::/0. Zones are refused: the
 // addresses of a prefix are those of every zone.
@@ -113,23 +115,32 @@ func parsePrefix(text string) (netip.Prefix, error) {
 		if a.Zone() != "" {
 			return netip.Prefix{}, errors.New("an address with a zone")
 		}
-		a = a.Unmap()
+		a = clientaddr.Unmap(a)
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	p, err := netip.ParsePrefix(text) // which refuses zones
 	if err != nil {
 		return netip.Prefix{}, err
 	}
-	if p.Addr().Is4In6() {
-		if p.Bits() < 96 {
-			return netip.Prefix{}, errors.New("a prefix of more than the mapped IPv4 addresses: they begin at /96")
-		}
-		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	if p, err = unmapped(p); err != nil {
+		return netip.Prefix{}, err
 	}
 	if whole := p.Masked(); p != whole { // a mistyped length would let a whole network in, or lock it out
 		return netip.Prefix{}, fmt.Errorf("bits are set behind the length: %v or %v/%d?", whole, p.Addr(), p.Addr().BitLen())
 	}
 	return p, nil
+}
+
+// unmapped is p as a prefix of IPv4 addresses, if it is one written as IPv6.
+func unmapped(p netip.Prefix) (netip.Prefix, error) {
+	a := clientaddr.Unmap(p.Addr())
+	if !a.Is4() || p.Addr().Is4() {
+		return p, nil
+	}
+	if p.Bits() < 96 {
+		return netip.Prefix{}, errors.New("a prefix of more than the mapped IPv4 addresses: they begin at /96")
+	}
+	return netip.PrefixFrom(a, p.Bits()-96), nil
 }
 
 // Len is the number of different keys and prefixes.
@@ -140,15 +151,27 @@ func (l *List) Len() int {
 	return len(l.keys) + l.prefixes.Size()
 }
 
-// has is whether the list holds key, or a, which may be the zero Addr.
-func (l *List) has(key string, a netip.Addr) bool {
+// hasKey is whether the list holds key.
+func (l *List) hasKey(key string) bool {
 	if l == nil {
 		return false
 	}
-	if _, found := l.keys[key]; found {
-		return true
+	_, found := l.keys[key]
+	return found
+}
+
+// hasNetwork is whether a prefix of the list holds all of p, which may be the zero Prefix. If
+// some hold only a part of it, that is not known.
+func (l *List) hasNetwork(p netip.Prefix) (bool, error) {
+	switch {
+	case p.IsSingleIP():
+		return l.prefixes.Contains(p.Addr()), nil
+	case l.prefixes.LookupPrefix(p):
+		return true, nil
+	case l.prefixes.OverlapsPrefix(p):
+		return false, ErrNoAddr
 	}
-	return a.IsValid() && l.prefixes.Contains(a)
+	return false, nil
 }
 
 // hasPrefixes is whether addresses matter.

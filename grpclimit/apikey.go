@@ -56,32 +56,56 @@ func HashedWith(secret []byte) APIKeyOption {
 // A client that invents an API key with each call has a new limit with each. So put
 // authentication in front of the limiter, or say with [KnownKeys] which ones count.
 //
-// The hash does not reveal the tier of its owner: for [ratelimit.WithTiers] use [User], or
-// put the tier into the call's context.
+// The hash does not reveal the tier of its owner. For [ratelimit.WithTiers] keep a table by
+// [HashedAPIKey], or put the tier into the call's context.
 func APIKey(name string, opts ...APIKeyOption) Key {
-	return newAPIKey(name, metadata.ValueFromIncomingContext, opts)
+	return apiKeyIn(metadata.ValueFromIncomingContext, name, opts)
 }
 
 // OutgoingAPIKey is [APIKey] of a call that a client is about to make.
 func OutgoingAPIKey(name string, opts ...APIKeyOption) Key {
-	return newAPIKey(name, metadata.ValueFromOutgoingContext, opts)
+	return apiKeyIn(metadata.ValueFromOutgoingContext, name, opts)
 }
 
-func newAPIKey(name string, values func(context.Context, string) []string, opts []APIKeyOption) Key {
+// HashedAPIKey returns the key that [APIKey] with this name and these options makes of an API
+// key: apikey:x-api-key: and its hash. It is for tables of the keys that you have issued, such
+// as their tiers for [ratelimit.WithTiers], or to reset one. Its errors are
+// [ratelimit.ErrInvalidOption], and [ErrNoIdentity] for an empty key.
+func HashedAPIKey(name, key string, opts ...APIKeyOption) (string, error) {
+	a, err := newAPIKey(name, opts)
+	switch {
+	case err != nil:
+		return "", err
+	case key == "":
+		return "", ErrNoIdentity
+	}
+	return a.hash(key), nil
+}
+
+func apiKeyIn(values func(context.Context, string) []string, name string, opts []APIKeyOption) Key {
+	a, err := newAPIKey(name, opts)
+	if err != nil {
+		return Key{err: err}
+	}
+	a.values = values
+	return Key{of: a.of}
+}
+
+func newAPIKey(name string, opts []APIKeyOption) (*apiKey, error) {
 	name = strings.ToLower(name)
 	if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
-		return invalid("APIKey(%q): not a name of metadata", name)
+		return nil, invalid("APIKey(%q): not a name of metadata", name).err
 	}
-	a := &apiKey{name: name, kind: "apikey:" + name + ":", values: values}
+	a := &apiKey{name: name, kind: "apikey:" + name + ":"}
 	for _, opt := range opts {
 		if opt == nil {
-			return invalid("APIKey(%q): an APIKeyOption is nil", name)
+			return nil, invalid("APIKey(%q): an APIKeyOption is nil", name).err
 		}
 		if err := opt(a); err != nil {
-			return Key{err: err}
+			return nil, err
 		}
 	}
-	return Key{of: a.of}
+	return a, nil
 }
 
 func (a *apiKey) of(ctx context.Context, _ string) (string, error) {

@@ -26,8 +26,9 @@ type pair struct {
 }
 
 var (
-	secret = []byte("0123456789abcdef")
-	users  = pair{
+	proxies = []string{"127.0.0.0/8", "::1"}
+	secret  = []byte("0123456789abcdef")
+	users   = pair{
 		httplimit.User(func(r *http.Request) string { return r.Header.Get("Test-User") }),
 		grpclimit.User(user),
 	}
@@ -39,6 +40,7 @@ var (
 	pairs = map[string]pair{
 		"the default":         {httplimit.PeerIP(), grpclimit.PeerIP()},
 		"no proxy in between": {httplimit.ClientIP([]string{"10.0.0.0/8"}), grpclimit.PeerIP()},
+		"proxies":             {httplimit.ClientIP(proxies), grpclimit.ClientIP(proxies)},
 		"a prefix":            {httplimit.PeerIP(httplimit.IPv6Prefix(48)), grpclimit.PeerIP(grpclimit.IPv6Prefix(48))},
 		"an API key":          apiKeys,
 		"a bearer token":      {httplimit.APIKey("Authorization"), grpclimit.APIKey("Authorization")},
@@ -128,6 +130,7 @@ func servers(t *testing.T, host string, lim ratelimit.Limiter, keys pair) (overH
 		require.NoError(t, err)
 		r.Header.Set("Test-User", user)
 		r.Header.Set("X-API-Key", "key of "+user)
+		r.Header.Set("X-Forwarded-For", forwarded)
 		r.Header.Set("Authorization", "Bearer key of "+user)
 		res, err := server.Client().Do(r)
 		require.NoError(t, err)
@@ -135,9 +138,40 @@ func servers(t *testing.T, host string, lim ratelimit.Limiter, keys pair) (overH
 		return res.StatusCode
 	}
 	overGRPC = func(user string) codes.Code {
-		return call(t, client, "test-user", user, "x-api-key", "key of "+user, "authorization", "bearer key of "+user).code()
+		return call(t, client, "test-user", user, "x-api-key", "key of "+user, "x-forwarded-for", forwarded, "authorization", "bearer key of "+user).code()
 	}
 	return overHTTP, overGRPC
+}
+
+const forwarded = "192.0.2.1, 2001:db8:1:2::3, 127.0.0.2"
+
+func TestTheHashOfAnAPIKeyIsTheSameInBothPackages(t *testing.T) {
+	for name, secret := range map[string][]byte{"x-api-key": nil, "X-API-Key": secret, "Authorization": nil} {
+		var overHTTP []httplimit.APIKeyOption
+		var overGRPC []grpclimit.APIKeyOption
+		if secret != nil {
+			overHTTP, overGRPC = append(overHTTP, httplimit.HashedWith(secret)), append(overGRPC, grpclimit.HashedWith(secret))
+		}
+		want, err := grpclimit.APIKey(name, overGRPC...).Of(metadata.NewIncomingContext(t.Context(),
+			metadata.Pairs("x-api-key", "abc", "authorization", "Bearer abc")), unaryCall)
+		require.NoError(t, err)
+		got, err := grpclimit.HashedAPIKey(name, "abc", overGRPC...)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		got, err = httplimit.HashedAPIKey(name, "abc", overHTTP...)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	_, err := grpclimit.HashedAPIKey("x-api-key", "")
+	require.ErrorIs(t, err, grpclimit.ErrNoIdentity)
+	for _, f := range []func() (string, error){
+		func() (string, error) { return grpclimit.HashedAPIKey("", "abc") },
+		func() (string, error) { return grpclimit.HashedAPIKey("x", "abc", nil) },
+		func() (string, error) { return grpclimit.HashedAPIKey("x", "abc", grpclimit.HashedWith(nil)) },
+	} {
+		_, err := f()
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
 }
 
 func listenOn(t *testing.T, host string) net.Listener {

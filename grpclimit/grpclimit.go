@@ -11,8 +11,8 @@
 // answer reports how many are left. The 101st call is [codes.ResourceExhausted] and is told
 // when to come back.
 //
-// A [Key] says which calls are counted together. Behind a proxy all clients share the
-// limit of the proxy: use a [User] or an [APIKey] there. Keys are never reported to clients.
+// A [Key] says which calls are counted together. Behind a proxy use [ClientIP], or all
+// clients share the limit of the proxy. Keys are never reported to clients.
 //
 // For several limits at once use one limiter of them, such as a [ratelimit.All]. It charges a
 // call to all or none, and the answer reports each.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 
@@ -21,14 +22,14 @@ var (
 // Key says which calls are counted together: those for which it makes the same key.
 // The kind of a Key is part of the key, so that keys of different kinds are never equal:
 //
-//	PeerIP     192.0.2.1 or 2001:db8::/64
-//	APIKey     apikey:x-api-key:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0
-//	User       user:ann
-//	Route      route:/package.Service/Method
-//	Global     global
-//	KeyFunc    its name, a colon, and what its function returns
-//	Combined   combined:9:192.0.2.1,8:user:ann,
-//	First      that of the Key that applies
+//	PeerIP, ClientIP   192.0.2.1 or 2001:db8::/64
+//	APIKey             apikey:x-api-key:ungWv48Bz-pBQUDeXa4iI7ADYaOWF3qctBD_YfIAFa0
+//	User               user:ann
+//	Route              route:/package.Service/Method
+//	Global             global
+//	KeyFunc            its name, a colon, and what its function returns
+//	Combined           combined:9:192.0.2.1,8:user:ann,
+//	First              that of the Key that applies
 //
 // Package httplimit makes the same keys. A limiter behind both counts each client once.
 //
@@ -43,6 +44,7 @@ var (
 type Key struct {
 	kind string // what the text begins with; "" if of returns all of it
 	of   func(ctx context.Context, fullMethod string) (string, error)
+	addr func(ctx context.Context) netip.Addr // of the client; nil if the Key does not know it
 	err  error
 }
 
@@ -137,7 +139,7 @@ func Combined(keys ...Key) Key {
 	if err != nil {
 		return Key{err: err}
 	}
-	return Key{of: func(ctx context.Context, fullMethod string) (string, error) {
+	return Key{addr: clientAddrOf(keys), of: func(ctx context.Context, fullMethod string) (string, error) {
 		var room [128]byte
 		text := append(room[:0], "combined:"...)
 		for i := range keys {
@@ -167,7 +169,7 @@ func First(keys ...Key) Key {
 	if err != nil {
 		return Key{err: err}
 	}
-	return Key{of: func(ctx context.Context, fullMethod string) (string, error) {
+	return Key{addr: clientAddrOf(keys), of: func(ctx context.Context, fullMethod string) (string, error) {
 		for i := range keys {
 			text, err := keys[i].text(ctx, fullMethod)
 			if !errors.Is(err, ErrNoIdentity) {
@@ -176,6 +178,16 @@ func First(keys ...Key) Key {
 		}
 		return "", ErrNoIdentity
 	}}
+}
+
+// clientAddrOf returns what finds the address of a client: that of the first key that has it.
+func clientAddrOf(keys []Key) func(ctx context.Context) netip.Addr {
+	for i := range keys {
+		if keys[i].addr != nil {
+			return keys[i].addr
+		}
+	}
+	return nil
 }
 
 // checked returns a copy of keys, or the error of an invalid one.

@@ -2,6 +2,7 @@ package grpclimit_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
+	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
 )
 
@@ -58,6 +60,37 @@ func TestAPeerWithoutAnAddressHasNoIdentity(t *testing.T) {
 	} {
 		_, err := grpclimit.PeerIP().Of(ctx, unaryCall)
 		require.ErrorIs(t, err, grpclimit.ErrNoIdentity)
+	}
+}
+
+func TestTheClientIsTheFirstThatIsNotTrusted(t *testing.T) {
+	trusting := grpclimit.ClientIP([]string{"10.0.0.0/8", "unix", "2001:db8:1::/48"}, grpclimit.IPv6Prefix(48))
+	for _, c := range []struct {
+		peer      net.Addr
+		forwarded []string
+		want      string
+	}{
+		{addr("192.0.2.1:1"), []string{"198.51.100.7"}, "192.0.2.1"},
+		{addr("10.0.0.1:1"), []string{"198.51.100.7"}, "198.51.100.7"},
+		{addr("[64:ff9b::10.0.0.1]:1"), []string{"64:ff9b::198.51.100.7"}, "198.51.100.7"},
+		{addr("[2001:db8:1::2]:1"), []string{"1.1.1.1", "2001:db8:2:3:4::5", "10.0.0.2"}, "2001:db8:2::/48"},
+		{addr("10.0.0.1:1"), nil, "10.0.0.1"},
+		{addr("10.0.0.1:1"), []string{"198.51.100.7, unknown"}, "10.0.0.1"},
+		{&net.UnixAddr{Name: "@", Net: "unix"}, []string{"198.51.100.7, 10.0.0.1"}, "198.51.100.7"},
+		{&net.UnixAddr{Name: "@", Net: "unix"}, nil, ""},
+		{addr("bufconn"), []string{"198.51.100.7"}, ""},
+	} {
+		md := metadata.MD{"x-forwarded-for": c.forwarded}
+		key, err := trusting.Of(metadata.NewIncomingContext(from(t, c.peer), md), unaryCall)
+		require.Equal(t, c.want, key)
+		require.Equal(t, c.want == "", errors.Is(err, grpclimit.ErrNoIdentity))
+	}
+	for _, k := range []grpclimit.Key{
+		grpclimit.ClientIP(nil), grpclimit.ClientIP([]string{"0.0.0.0/0"}), grpclimit.ClientIP([]string{"proxy"}),
+		grpclimit.ClientIP([]string{"unix"}, nil), grpclimit.ClientIP([]string{"unix"}, grpclimit.IPv6Prefix(65)),
+	} {
+		_, err := k.Of(t.Context(), unaryCall)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
 }
 

@@ -39,9 +39,18 @@ func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, kee
 	}
 	// Policies that fail are left out: a limit function that fails now has answered before.
 	a.Policies, _ = ratelimit.AppendPolicies(ctx, a.Policies, c.limiter, key)
-	a.Bucket = r.Allowed && r.Remaining == 0 && report.IsBucket(c.limiter)
+	a.Bucket = (keep || r.Allowed && r.Remaining == 0) && report.IsBucket(c.limiter)
 	a.Follow()
 	return a
+}
+
+// Metadata returns what the interceptors send of d in the header, for [grpc.SetHeader] and
+// [grpc.SetTrailer]: ratelimit-policy, ratelimit and, of a denial, retry-after. It is nil if
+// there is nothing to report. It is for handlers without an interceptor, and for what has
+// changed since, as after [ratelimit.Reservation.Settle].
+func Metadata(d Decision) metadata.MD {
+	a := answer{Decision: d.report()}
+	return a.metadata()
 }
 
 // free makes a available again.
@@ -56,7 +65,7 @@ func (a *answer) free() {
 
 // metadata returns the headers, nil if there is nothing to report.
 func (a *answer) metadata() metadata.MD {
-	if len(a.Policies) == 0 && a.Result.Limit > 0 && a.Result.Counted() {
+	if len(a.Policies) == 0 && a.Result.Limit > 0 {
 		a.Policies = append(a.Policies, ratelimit.Policy{Name: unnamed, Quota: a.Result.Limit})
 	}
 	md := make(metadata.MD, 3)
@@ -66,8 +75,10 @@ func (a *answer) metadata() metadata.MD {
 			md[key] = values[i : i+1 : i+1]
 		}
 	}
-	add(0, policyHeader, a.policyList())
-	add(1, limitHeader, a.limitList())
+	if a.Counted() {
+		add(0, policyHeader, a.policyList())
+		add(1, limitHeader, a.limitList())
+	}
 	if wait, ok := report.Until(&a.Result); ok && !a.Result.Allowed {
 		add(2, retryAfterHeader, strconv.FormatInt(report.Seconds(wait), 10))
 	}

@@ -3,6 +3,7 @@ package grpclimit
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -57,10 +58,11 @@ type config struct {
 	failed    ErrorHandler
 	refund    func(codes.Code) bool // nil unless set
 
-	denied    DeniedHandler // of a server, nil unless set
-	headers   bool          // of a server
-	inContext bool          // of a server
-	messages  bool          // of a server's streams
+	addr      func(ctx context.Context) netip.Addr // of a server; nil: that of key, if it has one
+	denied    DeniedHandler                        // of a server, nil unless set
+	headers   bool                                 // of a server
+	inContext bool                                 // of a server
+	messages  bool                                 // of a server's streams
 
 	refuse    bool          // of a client, instead of waiting
 	cooldowns *cooldown.Set // of a client, nil unless it heeds servers
@@ -99,6 +101,26 @@ func WithKey(k Key) Option {
 	return option(func(c *config) error {
 		c.key = k
 		return k.check()
+	})
+}
+
+// WithClientAddr sets where the address of the client comes from that limiters such as those
+// of package accesslist ask for. k is a [PeerIP] or a [ClientIP], or a [First] or [Combined] with
+// one inside: the first one counts. The default is that of the interceptor's own Key. It is needed
+// where that has none, as with
+//
+//	WithKey(User(login)), WithClientAddr(ClientIP([]string{"10.0.0.0/8"}))
+//
+// It is overridden by an address that [clientaddr.NewContext] has put into the call's context.
+func WithClientAddr(k Key) ServerOption {
+	return serverOption(func(c *config) error {
+		if err := k.check(); err != nil {
+			return err
+		}
+		if c.addr = k.addr; c.addr == nil {
+			return fmt.Errorf("%w: WithClientAddr: neither a PeerIP nor a ClientIP is in the Key", ratelimit.ErrInvalidOption)
+		}
+		return nil
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
 )
 
@@ -15,6 +16,7 @@ import (
 //
 //   - [codes.ResourceExhausted] with QuotaFailure, which names the policies that denied
 //     ([ratelimit.Describer]), and RetryInfo, unless no waiting helps;
+//   - [codes.PermissionDenied] without metadata if a list denies ([ratelimit.SourceList]);
 //   - [codes.Unavailable] with RetryInfo if the limiter is closed by an outage ([ratelimit.SourceFailClosed]);
 //   - what [WithKeyErrorHandler] and [WithErrorHandler] say where no decision is known, and
 //     otherwise [ErrorStatus];
@@ -23,6 +25,9 @@ import (
 // The header metadata of an answer has ratelimit-policy and ratelimit of
 // draft-ietf-httpapi-ratelimit-headers-10, and retry-after in a denial. Where an interceptor
 // before this one has sent the headers, they are left out.
+//
+// The limiter, and the handler, get a context with the address of the client (package
+// clientaddr), which the Key or [WithClientAddr] finds when it is asked for.
 //
 // The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
 // is to hold calls back. The interceptor keeps nothing that grows, starts no goroutine and has
@@ -64,7 +69,18 @@ func newServer(l ratelimit.Limiter, opts []ServerOption) (server, error) {
 			return server{}, err
 		}
 	}
+	if c.addr == nil {
+		c.addr = c.key.addr
+	}
 	return server{c}, nil
+}
+
+// context returns ctx with the address of the client, if that is known.
+func (s server) context(ctx context.Context) context.Context {
+	if s.addr == nil {
+		return ctx
+	}
+	return clientaddr.NewContextFunc(ctx, ctx, s.addr)
 }
 
 func (s server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
@@ -75,6 +91,7 @@ func (s server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	if !counted {
 		return handler(ctx, req)
 	}
+	ctx = s.context(ctx)
 	ch, err := s.decide(ctx, info.FullMethod, key, req, s.headers)
 	if err != nil {
 		return nil, err
@@ -95,6 +112,7 @@ func (s server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServe
 	if !counted {
 		return handler(srv, stream)
 	}
+	ctx = s.context(ctx)
 	ch, err := s.decide(ctx, info.FullMethod, key, nil, s.headers)
 	if err != nil {
 		return err
@@ -140,7 +158,7 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 	defer a.free()
 	d := Decision{Result: r, Key: key}
 	if a.kept {
-		d.Policies = a.Policies
+		d.Policies, d.bucket = a.Policies, a.Bucket
 	}
 	if headers {
 		if md := a.metadata(); md != nil {

@@ -19,6 +19,7 @@ import (
 var (
 	unidentified  = status.New(codes.InvalidArgument, "rate limit: the client cannot be identified")
 	misconfigured = status.New(codes.Internal, "rate limit: not set up correctly")
+	notAdmitted   = status.New(codes.PermissionDenied, "rate limit: the client is not admitted")
 	unavailable   = status.New(codes.Unavailable, "rate limit: no decision is known")
 )
 
@@ -40,15 +41,20 @@ func ErrorStatus(err error) *status.Status {
 
 // DeniedStatus returns the status of a denied call, as the interceptors answer it by default,
 // for a [DeniedHandler] that answers some calls itself. It is [codes.ResourceExhausted] with
-// QuotaFailure and RetryInfo, or [codes.Unavailable] with RetryInfo if the limiter is closed
+// QuotaFailure and RetryInfo, [codes.PermissionDenied] if a list denies
+// ([ratelimit.SourceList]), or [codes.Unavailable] with RetryInfo if the limiter is closed
 // by an outage ([ratelimit.SourceFailClosed]).
 func DeniedStatus(d Decision) *status.Status {
-	return denial(&report.Decision{Result: d.Result, Parts: d.Result.Parts(), DeniedBy: d.Result.DeniedBy(), Policies: d.Policies})
+	all := d.report()
+	return denial(&all)
 }
 
 // denial returns the status of a denied call.
 func denial(d *report.Decision) *status.Status {
-	if d.Result.Source() == ratelimit.SourceFailClosed {
+	switch {
+	case d.ByList():
+		return notAdmitted
+	case d.Result.Source() == ratelimit.SourceFailClosed:
 		return refusal(codes.Unavailable, "rate limit: closed, no decision is known", d.Result.RetryAfter)
 	}
 	failure := new(errdetails.QuotaFailure)

@@ -53,22 +53,45 @@ func HashedWith(secret []byte) APIKeyOption {
 // A client that invents an API key with each request has a new limit with each. So put
 // authentication in front of the limiter, or say with [KnownKeys] which ones count.
 //
-// The hash does not reveal the tier of its owner: for [ratelimit.WithTiers] use [User], or
-// put the tier into the request's context.
+// The hash does not reveal the tier of its owner. For [ratelimit.WithTiers] keep a table by
+// [HashedAPIKey], or put the tier into the request's context.
 func APIKey(name string, opts ...APIKeyOption) Key {
+	a, err := newAPIKey(name, opts)
+	if err != nil {
+		return Key{err: err}
+	}
+	return Key{of: a.of}
+}
+
+// HashedAPIKey returns the key that [APIKey] with this name and these options makes of an API
+// key: apikey:x-api-key: and its hash. It is for tables of the keys that you have issued, such
+// as their tiers for [ratelimit.WithTiers], or to reset one. Its errors are
+// [ratelimit.ErrInvalidOption], and [ErrNoIdentity] for an empty key.
+func HashedAPIKey(name, key string, opts ...APIKeyOption) (string, error) {
+	a, err := newAPIKey(name, opts)
+	switch {
+	case err != nil:
+		return "", err
+	case key == "":
+		return "", ErrNoIdentity
+	}
+	return a.hash(key), nil
+}
+
+func newAPIKey(name string, opts []APIKeyOption) (*apiKey, error) {
 	if name == "" || strings.ContainsAny(name, ": \t\r\n") {
-		return invalid("APIKey(%q): not the name of a header field", name)
+		return nil, invalid("APIKey(%q): not the name of a header field", name).err
 	}
 	a := &apiKey{field: http.CanonicalHeaderKey(name), kind: "apikey:" + strings.ToLower(name) + ":"}
 	for _, opt := range opts {
 		if opt == nil {
-			return invalid("APIKey(%q): an APIKeyOption is nil", name)
+			return nil, invalid("APIKey(%q): an APIKeyOption is nil", name).err
 		}
 		if err := opt(a); err != nil {
-			return Key{err: err}
+			return nil, err
 		}
 	}
-	return Key{of: a.of}
+	return a, nil
 }
 
 func (a *apiKey) of(r *http.Request) (string, error) {

@@ -2,7 +2,7 @@ package httplimit
 
 import (
 	"context"
-	"net/http"
+	"slices"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/report"
@@ -15,6 +15,28 @@ type Decision struct {
 	// limiter decides in an outage ([ratelimit.SourceLocal]) their quotas are that one's.
 	Policies []ratelimit.Policy
 	Key      string // see [Key]; API keys are hashed
+	bucket   bool   // whether the limit is known to be a bucket
+}
+
+// NewDecision returns the decision r that l has made of key, with the policies of l. It is for
+// [SetHeaders], [WriteProblem] and [WritePlainText] without the middleware.
+func NewDecision(ctx context.Context, l ratelimit.Limiter, key string, r ratelimit.Result) Decision {
+	policies, _ := ratelimit.AppendPolicies(ctx, nil, l, key) // an error: the decision stands without them
+	d := Decision{Result: r, Policies: policies, Key: key, bucket: report.IsBucket(l)}
+	d.Policies = d.report().Policies
+	return d
+}
+
+// report returns what is to be reported of d.
+func (d *Decision) report() report.Decision {
+	all := report.Decision{
+		Result: d.Result, Parts: d.Result.Parts(), DeniedBy: d.Result.DeniedBy(), Policies: d.Policies, Bucket: d.bucket,
+	}
+	if d.Result.Source() == ratelimit.SourceLocal {
+		all.Policies = slices.Clone(d.Policies) // Follow changes them
+		all.Follow()
+	}
+	return all
 }
 
 // Limiter returns the name of the limit that decided (see [ratelimit.Policy]): the one that
@@ -44,9 +66,4 @@ func (c *decisionContext) Value(key any) any {
 		return &c.decision
 	}
 	return c.Context.Value(key)
-}
-
-// withDecision returns r with d in its context.
-func withDecision(r *http.Request, d Decision) *http.Request {
-	return r.WithContext(&decisionContext{r.Context(), d})
 }

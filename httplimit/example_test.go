@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -201,6 +202,114 @@ func ExampleWithKey_routesAndTiers() {
 	// /export bob has ["export";q=2;w=86400]
 	// /healthz ann has []
 	// /healthz bob has []
+}
+
+// Users are limited by their names, and a network is denied to all users. The
+// server is behind a load balancer in 10.0.0.0/8.
+func ExampleWithClientAddr() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	perUser, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(100), ratelimit.WithName("user"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	deny, err := accesslist.NewList("2001:db8::/32")
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := accesslist.New(perUser, accesslist.WithLists(accesslist.Lists{Deny: deny}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := httplimit.Middleware(limiter,
+		httplimit.WithKey(httplimit.User(currentUser)),
+		httplimit.WithClientAddr(httplimit.ClientIP([]string{"10.0.0.0/8"})),
+	)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+
+	for _, client := range []string{"192.0.2.1", "2001:db8::1"} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.RemoteAddr = "10.0.0.7:4242"
+		r.Header.Set("X-Forwarded-For", client)
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), login{}, "ann")))
+		fmt.Println(client, w.Code, w.Header()["Ratelimit"])
+	}
+	// Output:
+	// 192.0.2.1 200 ["user";r=99;t=36]
+	// 2001:db8::1 403 []
+}
+
+// The tiers of API keys are kept by their hashes, which are the keys of the limiter.
+func ExampleHashedAPIKey() {
+	issued := map[string]string{"secret-of-acme": "paying", "secret-of-ann": "free"} // tiers
+	tiers := make(map[string]string)
+	for key, tier := range issued {
+		hashed, err := httplimit.HashedAPIKey("X-API-Key", key)
+		if err != nil {
+			log.Fatal(err)
+		}
+		tiers[hashed] = tier
+	}
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(10), ratelimit.WithName("api"), ratelimit.WithTiers(
+		func(_ context.Context, key string) (string, error) { return tiers[key], nil },
+		map[string]ratelimit.Limit{"paying": ratelimit.PerHour(1000), "free": ratelimit.PerHour(100)}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	known := httplimit.KnownKeys(func(_ *http.Request, key string) bool { return issued[key] != "" })
+	handler := httplimit.Middleware(limiter, httplimit.WithKey(httplimit.First(
+		httplimit.APIKey("X-API-Key", known), httplimit.PeerIP())))(http.NotFoundHandler())
+
+	for _, key := range []string{"secret-of-acme", "secret-of-ann", "invented"} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Header.Set("X-API-Key", key)
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		fmt.Println(key, w.Header().Get("RateLimit-Policy"))
+	}
+	// Output:
+	// secret-of-acme "api";q=1000;w=3600
+	// secret-of-ann "api";q=100;w=3600
+	// invented "api";q=10;w=3600
+}
+
+// What an answer costs is known at its end, and so is what is left. It follows the body.
+func ExampleSetHeaders() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	tokens, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(3600), ratelimit.WithName("tokens"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, key := r.Context(), "user:ann"
+		n, _ := fmt.Fprint(w, "a long answer")
+		result, err := ratelimit.Charge(ctx, tokens, key, n)
+		if err != nil {
+			return
+		}
+		trailer := make(http.Header)
+		httplimit.SetHeaders(trailer, httplimit.NewDecision(ctx, tokens, key, result), httplimit.Draft10)
+		for name, values := range trailer {
+			w.Header()[http.TrailerPrefix+name] = values
+		}
+	})
+
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	fmt.Println(w.Body)
+	fmt.Println(w.Result().Trailer.Get("RateLimit-Policy"), w.Result().Trailer.Get("RateLimit"))
+	// Output:
+	// a long answer
+	// "tokens";q=3600;w=3600 "tokens";r=3587;t=13
 }
 
 // A request over the limit gets the last answer again, if there is one.

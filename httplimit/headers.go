@@ -1,6 +1,7 @@
 package httplimit
 
 import (
+	"net/http"
 	"strconv"
 	"time"
 
@@ -13,6 +14,9 @@ import (
 // these are the seconds until the next one is, where the limiter says so: the fixed window
 // and the buckets do. In a refusal they are the seconds until the same request would be
 // admitted. They are rounded up, and left out if no waiting helps.
+//
+// Events that no limit has counted are not reported, such as those that a list lets through or
+// an outage. Neither is a denial by a list, nor the limit [ratelimit.Unlimited].
 //
 // Of several limits Draft10 reports each. The other styles have room for one: the one that
 // denied longest or, of an admission, the one with the least left.
@@ -40,6 +44,34 @@ const (
 	withPolicies  = Draft10 | Draft7 | Draft6
 )
 
+// SetHeaders sets the fields of h that the middleware writes of d, in these styles or else in
+// [Legacy] and [Draft10]. Those of a denial include Retry-After and Cache-Control. With
+// Draft10 the older drafts are left out.
+//
+// It is for handlers without the middleware, for trailers, and for what has changed since, as
+// after [ratelimit.Reservation.Settle].
+func SetHeaders(h http.Header, d Decision, styles ...HeaderStyle) {
+	all, chosen := d.report(), HeaderStyle(0)
+	for _, s := range styles {
+		chosen |= s
+	}
+	switch {
+	case len(styles) == 0:
+		chosen = defaultStyles
+	case chosen&Draft10 != 0:
+		chosen &^= Draft7 | Draft6
+	}
+	s := scratches.Get().(*scratch)
+	f := fields{text: s.text[:0]}
+	f.report(chosen, &all, new(policyTexts))
+	if !d.Result.Allowed {
+		f.refusal(&d.Result)
+	}
+	f.set(h, &s.supply)
+	s.text = f.text
+	scratches.Put(s)
+}
+
 // Names of header fields, in the form that net/http keeps them.
 const (
 	xLimit          = "X-Ratelimit-Limit"
@@ -57,7 +89,7 @@ const (
 
 // report adds the fields of styles.
 func (f *fields) report(styles HeaderStyle, d *report.Decision, texts *policyTexts) {
-	if !d.Result.Counted() {
+	if !d.Counted() {
 		return
 	}
 	if len(d.Policies) == 1 {

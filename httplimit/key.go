@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
 
@@ -43,6 +44,7 @@ var (
 type Key struct {
 	kind string // what the text begins with; "" if of returns all of it
 	of   func(r *http.Request) (string, error)
+	addr func(r *http.Request) netip.Addr // of the client; nil if the Key does not know it
 	err  error
 }
 
@@ -161,7 +163,7 @@ func Combined(keys ...Key) Key {
 	if err != nil {
 		return Key{err: err}
 	}
-	return Key{of: func(r *http.Request) (string, error) {
+	return Key{addr: clientAddrOf(keys), of: func(r *http.Request) (string, error) {
 		var room [128]byte
 		text := append(room[:0], "combined:"...)
 		for i := range keys {
@@ -191,7 +193,7 @@ func First(keys ...Key) Key {
 	if err != nil {
 		return Key{err: err}
 	}
-	return Key{of: func(r *http.Request) (string, error) {
+	return Key{addr: clientAddrOf(keys), of: func(r *http.Request) (string, error) {
 		for i := range keys {
 			text, err := keys[i].text(r)
 			if !errors.Is(err, ErrNoIdentity) {
@@ -200,6 +202,16 @@ func First(keys ...Key) Key {
 		}
 		return "", ErrNoIdentity
 	}}
+}
+
+// clientAddrOf returns what finds the address of a client: that of the first key that has it.
+func clientAddrOf(keys []Key) func(r *http.Request) netip.Addr {
+	for i := range keys {
+		if keys[i].addr != nil {
+			return keys[i].addr
+		}
+	}
+	return nil
 }
 
 // checked returns a copy of keys, or the error of an invalid one.

@@ -157,6 +157,27 @@ func TestAPIKeysAreHashed(t *testing.T) {
 	require.NotEqual(t, one, plain)
 }
 
+func TestAHashedAPIKeyIsThatOfARequest(t *testing.T) {
+	const canary = "canary-0123456789abcdef"
+	secret := httplimit.HashedWith([]byte("0123456789abcdef"))
+	for _, opts := range [][]httplimit.APIKeyOption{nil, {secret}} {
+		hashed, err := httplimit.HashedAPIKey("x-api-key", canary, opts...)
+		require.NoError(t, err)
+		require.Equal(t, keyOf(t, httplimit.APIKey("X-API-Key", opts...), with(get(alice), "X-API-Key", canary)), hashed)
+		hashed, err = httplimit.HashedAPIKey("Authorization", canary, opts...)
+		require.NoError(t, err)
+		require.Equal(t, keyOf(t, httplimit.APIKey("Authorization", opts...), with(get(alice), "Authorization", "Bearer "+canary)), hashed)
+	}
+	_, err := httplimit.HashedAPIKey("X-API-Key", "")
+	require.ErrorIs(t, err, httplimit.ErrNoIdentity)
+	for _, name := range []string{"", "X API"} {
+		_, err = httplimit.HashedAPIKey(name, canary)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	_, err = httplimit.HashedAPIKey("X-API-Key", canary, nil)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
 func TestSeveralAPIKeysAreAnErrorThatEndsTheSearch(t *testing.T) {
 	r := with(get(alice), "X-API-Key", canary)
 	r.Header.Add("X-API-Key", canary+"2")

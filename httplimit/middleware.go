@@ -27,6 +27,7 @@
 package httplimit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log"
@@ -34,6 +35,7 @@ import (
 	"sync"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/report"
 )
@@ -43,19 +45,24 @@ import (
 //
 //   - 429 with a problem of RFC 9457, which names the policies that denied
 //     ([ratelimit.Describer]), and Retry-After, unless no waiting helps;
+//   - 403 with a problem and no such field if a list denies ([ratelimit.SourceList]);
 //   - 503 with Retry-After if the limiter is closed by an outage ([ratelimit.SourceFailClosed]);
 //   - what [WithKeyErrorHandler] and [WithErrorHandler] say where no decision is known, and
 //     otherwise what [WriteError] says;
 //   - 499, for logs, if the client has gone meanwhile.
 //
 // An invalid argument, such as a nil limiter, makes the middleware answer 500 to each
-// request. The first time, the server's ErrorLog says why. [New] returns the error.
+// request. The first time, the server's ErrorLog says why, as it does of an
+// [ratelimit.ErrInvalidOption] of the limiter. [New] returns the error of an argument.
 //
-// Without [WithRefund] and [WithContext] a request costs the limiter's decision, one
-// allocation for the key unless it is an IPv4 address, and one in ten requests for the
-// header fields. A header that is kept for long keeps some 5 KiB. A limit function is
-// called a second time for the policy, unless nothing reports it. The middleware keeps nothing
-// that grows, starts no goroutine and has nothing to close.
+// The limiter gets a context with the address of the client (package clientaddr), which the Key
+// or [WithClientAddr] finds when it is asked for.
+//
+// Without [WithRefund] and [WithContext] a request costs the limiter's decision, an
+// allocation for that context, one for the key unless it is an IPv4 address, and one in ten
+// requests for the header fields. A header that is kept for long keeps some 5 KiB. A limit
+// function is called a second time for the policy, unless nothing reports it. The middleware
+// keeps nothing that grows, starts no goroutine and has nothing to close.
 //
 // The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
 // is to hold requests back.
@@ -82,6 +89,9 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 			return nil, err
 		}
 	}
+	if c.addr == nil {
+		c.addr = c.key.addr
+	}
 	m := &middleware{config: *c}
 	return func(next http.Handler) http.Handler {
 		if next == nil {
@@ -94,7 +104,8 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 // middleware is what all handlers of one New have in common.
 type middleware struct {
 	config
-	texts policyTexts
+	texts  policyTexts
+	notice notice // what is not set up correctly
 }
 
 type handler struct {
@@ -115,15 +126,24 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var d report.Decision
-	d.Result, err = h.limiter.AllowN(r.Context(), key, n)
+	ctx := h.context(r)
+	d.Result, err = h.limiter.AllowN(ctx, key, n)
 	switch {
 	case err == nil:
-		h.answer(w, r, key, n, &d)
+		h.answer(ctx, w, r, key, n, &d)
 	case errors.Is(err, ratelimit.ErrInvalidKey):
 		h.fail(w, r, h.keyFailed, err)
 	default:
 		h.fail(w, r, h.failed, err)
 	}
+}
+
+// context returns that of r, with the address of the client if that is known.
+func (c *config) context(r *http.Request) context.Context {
+	if c.addr == nil {
+		return r.Context()
+	}
+	return clientaddr.NewContextFunc(r.Context(), r, c.addr)
 }
 
 // costs returns what r is charged, 0 if it is skipped.
@@ -145,6 +165,9 @@ func (h *handler) fail(w http.ResponseWriter, r *http.Request, by ErrorHandler, 
 	case by != nil:
 		by(w, r, h.next, err)
 	default:
+		if errors.Is(err, ratelimit.ErrInvalidOption) {
+			h.notice.say(r, "httplimit: "+err.Error())
+		}
 		WriteError(w, err)
 	}
 }
@@ -160,14 +183,14 @@ type scratch struct {
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // answer reports the decision, and lets the request through or refuses it.
-func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n int, d *report.Decision) {
+func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, n int, d *report.Decision) {
 	s, kept := scratches.Get().(*scratch), h.keeps(&d.Result)
 	d.Parts, d.DeniedBy = d.Result.Parts(), d.Result.DeniedBy()
-	d.Bucket = h.styles != 0 && d.Result.Allowed && d.Result.Remaining == 0 && report.IsBucket(h.limiter)
+	d.Bucket = (kept || h.styles != 0 && d.Result.Allowed && d.Result.Remaining == 0) && report.IsBucket(h.limiter)
 	if kept {
-		d.Policies = h.policies(r, key, nil)
+		d.Policies = h.policies(ctx, key, nil)
 	} else if h.styles&withPolicies != 0 || !d.Result.Allowed || d.Bucket {
-		d.Policies = h.policies(r, key, s.policies[:0])
+		d.Policies = h.policies(ctx, key, s.policies[:0])
 	}
 	d.Follow()
 	f := fields{text: s.text[:0]}
@@ -183,7 +206,7 @@ func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n i
 	s.text = f.text
 	scratches.Put(s) // before the handler, which may take long
 	if kept {
-		h.decided(w, r, n, Decision{d.Result, d.Policies, key})
+		h.decided(ctx, w, r, n, Decision{d.Result, d.Policies, key, d.Bucket})
 		return
 	}
 	h.pass(w, r, key, n, &d.Result)
@@ -193,7 +216,7 @@ func (h *handler) answer(w http.ResponseWriter, r *http.Request, key string, n i
 func (h *handler) refuse(w http.ResponseWriter, f *fields, d *report.Decision, s *scratch) {
 	f.add(contentType, problemJSON)
 	f.set(w.Header(), &s.supply)
-	code := status(&d.Result)
+	code := status(d)
 	s.text = appendProblem(f.text[:0], code, d, &h.texts)
 	w.WriteHeader(code)
 	_, _ = w.Write(s.text) // an error: the client has gone
@@ -207,8 +230,8 @@ func (h *handler) keeps(r *ratelimit.Result) bool {
 
 // policies returns those of key, and none after an error: a limit function that fails now
 // has answered before, so that the decision stands.
-func (h *handler) policies(r *http.Request, key string, dst []ratelimit.Policy) []ratelimit.Policy {
-	policies, err := ratelimit.AppendPolicies(r.Context(), dst, h.limiter, key)
+func (h *handler) policies(ctx context.Context, key string, dst []ratelimit.Policy) []ratelimit.Policy {
+	policies, err := ratelimit.AppendPolicies(ctx, dst, h.limiter, key)
 	if err != nil {
 		return nil
 	}
@@ -216,9 +239,9 @@ func (h *handler) policies(r *http.Request, key string, dst []ratelimit.Policy) 
 }
 
 // decided calls the handler that is due, which gets the decision.
-func (h *handler) decided(w http.ResponseWriter, r *http.Request, n int, d Decision) {
+func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Request, n int, d Decision) {
 	if h.inContext {
-		r = withDecision(r, d)
+		r = r.WithContext(&decisionContext{ctx, d})
 	}
 	if d.Result.Allowed {
 		h.pass(w, r, d.Key, n, &d.Result)

@@ -3,6 +3,7 @@ package httplimit
 import (
 	"fmt"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -51,7 +52,8 @@ type config struct {
 	cost    func(*http.Request) int  // nil: 1
 	skip    func(*http.Request) bool // nil unless set
 
-	styles    HeaderStyle // of the middleware
+	addr      func(*http.Request) netip.Addr // of the middleware; nil: that of key, if it has one
+	styles    HeaderStyle                    // of the middleware
 	denied    DeniedHandler
 	keyFailed ErrorHandler
 	failed    ErrorHandler
@@ -86,6 +88,27 @@ func WithKey(k Key) Option {
 	return option(func(c *config) error {
 		c.key = k
 		return k.check()
+	})
+}
+
+// WithClientAddr sets where the address of the client comes from that limiters such as those
+// of package accesslist ask for. k is a [PeerIP] or a [ClientIP], or a [First] or [Combined] with
+// one inside: the first one counts. The default is that of the middleware's own Key. It is needed
+// where that has none, as with
+//
+//	WithKey(User(login)), WithClientAddr(ClientIP([]string{"10.0.0.0/8"}))
+//
+// It is overridden by an address that [clientaddr.NewContext] has put into the request's
+// context.
+func WithClientAddr(k Key) ServerOption {
+	return serverOption(func(c *config) error {
+		if err := k.check(); err != nil {
+			return err
+		}
+		if c.addr = k.addr; c.addr == nil {
+			return fmt.Errorf("%w: WithClientAddr: neither a PeerIP nor a ClientIP is in the Key", ratelimit.ErrInvalidOption)
+		}
+		return nil
 	})
 }
 
@@ -199,8 +222,8 @@ func WithoutHeaders() ServerOption {
 }
 
 // WithContext puts the [Decision] into the context that the handler gets, for
-// [FromContext]. It costs some 600 bytes in three allocations a request, since net/http
-// has to copy the request.
+// [FromContext], and the address of the client, for [clientaddr.FromContext]. It costs some
+// 600 bytes in three allocations a request, since net/http has to copy the request.
 func WithContext() ServerOption {
 	return serverOption(func(c *config) error {
 		c.inContext = true

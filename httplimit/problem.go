@@ -20,21 +20,25 @@ const (
 	clientClosedRequest = 499
 )
 
-// status returns that of a refusal: 503 if the limiter is closed because its store is down,
-// and otherwise 429.
-func status(r *ratelimit.Result) int {
-	if r.Source() == ratelimit.SourceFailClosed {
+// status returns that of a refusal: 403 by a list, 503 if the limiter is closed because its
+// store is down, and otherwise 429.
+func status(d *report.Decision) int {
+	switch {
+	case d.ByList():
+		return http.StatusForbidden
+	case d.Result.Source() == ratelimit.SourceFailClosed:
 		return http.StatusServiceUnavailable
 	}
 	return http.StatusTooManyRequests
 }
 
 // WriteProblem writes a refusal as the middleware does by default, for a [DeniedHandler]
-// that answers some requests itself. The status is 429, or 503 if the limiter is closed by
-// an outage ([ratelimit.SourceFailClosed]), and the body is that of RFC 9457.
+// that answers some requests itself. The status is 429, or 403 if a list denies
+// ([ratelimit.SourceList]), or 503 if the limiter is closed by an outage
+// ([ratelimit.SourceFailClosed]). The body is that of RFC 9457.
 func WriteProblem(w http.ResponseWriter, d Decision) {
-	all := report.Decision{Result: d.Result, Parts: d.Result.Parts(), DeniedBy: d.Result.DeniedBy(), Policies: d.Policies}
-	code := status(&d.Result)
+	all := d.report()
+	code := status(&all)
 	w.Header()[contentType] = []string{problemJSON}
 	w.WriteHeader(code)
 	_, _ = w.Write(appendProblem(nil, code, &all, new(policyTexts))) // an error: the client has gone
@@ -42,7 +46,8 @@ func WriteProblem(w http.ResponseWriter, d Decision) {
 
 // WritePlainText is [WriteProblem] with a line of plain text as the body.
 func WritePlainText(w http.ResponseWriter, d Decision) {
-	code := status(&d.Result)
+	all := d.report()
+	code := status(&all)
 	http.Error(w, http.StatusText(code), code)
 }
 
@@ -51,9 +56,12 @@ var tooManyHead = string(appendHead(nil, quotaExceeded, http.StatusTooManyReques
 
 // appendProblem appends the body of a refusal.
 func appendProblem(b []byte, code int, d *report.Decision, texts *policyTexts) []byte {
-	if code == http.StatusServiceUnavailable {
+	switch code {
+	case http.StatusForbidden:
+		return append(appendHead(b, "about:blank", code, "The client is not admitted."), '}')
+	case http.StatusServiceUnavailable:
 		b = appendHead(b, lessCapacity, code, "The service cannot check its limits now.")
-	} else {
+	default:
 		b = append(b, tooManyHead...)
 	}
 	if wait, ok := report.Until(&d.Result); ok {

@@ -24,7 +24,7 @@ const (
 var update = flag.Bool("update", false, "write the copies instead of comparing them")
 
 func TestGrpclimitHasTheCopies(t *testing.T) {
-	for _, name := range []string{"cooldown", "isnil", "report"} {
+	for _, name := range []string{"clientip", "cooldown", "isnil", "report"} {
 		original, err := os.ReadFile(filepath.Join(root, "internal", name, name+".go"))
 		require.NoError(t, err)
 		want := strings.Replace(header, "%s", name, 1) + string(original)

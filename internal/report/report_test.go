@@ -169,3 +169,25 @@ func TestNumbersAreThoseOfRFC9651(t *testing.T) {
 		require.Equal(t, want, string(report.AppendQuota(nil, &p)))
 	}
 }
+
+func TestADenialByAListIsOneWhereverItIs(t *testing.T) {
+	list := ratelimit.Result{RetryAfter: ratelimit.Never}.With(ratelimit.NewMark(t, ratelimit.SourceList, nil))
+	exempt := ratelimit.Result{Allowed: true, Limit: math.MaxInt32}.With(ratelimit.NewMark(t, ratelimit.SourceList, nil))
+	limit := ratelimit.Result{Limit: 5, RetryAfter: time.Second}
+	admitted := ratelimit.Result{Allowed: true, Limit: 5, Remaining: 4}
+	for name, c := range map[string]struct {
+		d             report.Decision
+		list, counted bool
+	}{
+		"a list":                 {report.Decision{Result: list}, true, false},
+		"a limit":                {report.Decision{Result: limit}, false, true},
+		"nothing":                {report.Decision{Result: admitted}, false, true},
+		"a list that lets pass":  {report.Decision{Result: exempt}, false, false},
+		"one of several":         {report.Decision{Result: limit, Parts: []ratelimit.Result{admitted, list}}, true, false},
+		"besides a limit":        {report.Decision{Result: limit, Parts: []ratelimit.Result{limit, list}}, true, false},
+		"a limit besides a list": {report.Decision{Result: limit, Parts: []ratelimit.Result{exempt, limit, {}}}, false, true},
+	} {
+		require.Equal(t, c.list, c.d.ByList(), name)
+		require.Equal(t, c.counted, c.d.Counted(), name)
+	}
+}

@@ -29,6 +29,23 @@ func IsBucket(l ratelimit.Limiter) bool {
 	return false
 }
 
+// ByList reports whether a list of clients has denied. That is no limit, and waiting does not
+// help.
+func (d *Decision) ByList() bool {
+	if d.Result.Allowed {
+		return false
+	}
+	for i := range d.Parts {
+		if part := &d.Parts[i]; !part.Allowed && part.Source() == ratelimit.SourceList {
+			return true
+		}
+	}
+	return d.Result.Source() == ratelimit.SourceList
+}
+
+// Counted reports whether there are numbers to report: those of limits, and not of a list.
+func (d *Decision) Counted() bool { return d.Result.Counted() && !d.ByList() }
+
 // Follow makes the policies those of the local limiter, if one decided while the store
 // failed: their quotas are those of the Result, and their windows are not known.
 func (d *Decision) Follow() {

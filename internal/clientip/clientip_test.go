@@ -1,4 +1,4 @@
-package httplimit
+package clientip
 
 import (
 	"math/rand/v2"
@@ -9,9 +9,9 @@ import (
 
 func TestTheShortWayToAnIPv4AddressFindsWhatTheLongOneDoes(t *testing.T) {
 	check := func(s string) (short bool) {
-		host, ok := ipv4Host(s)
+		host, ok := ParseIPv4Host(s)
 		if ok {
-			addr, text, long := parseAddr(s)
+			addr, text, long := ParseAddr(s)
 			require.True(t, long && addr.Is4(), "%q", s)
 			require.Equal(t, text, host, "%q", s)
 		}

@@ -1,0 +1,74 @@
+// Package clientaddr carries the IP address of a client, in a context, to limiters that decide
+// by it, such as those of package accesslist. Keys need not say it: a key can be a network, a
+// user or a hash.
+//
+// The middleware of package httplimit and the interceptors of grpclimit put in the address
+// that their Key finds. Code in front of them can put in another one:
+//
+//	ctx = clientaddr.NewContext(ctx, addr)
+package clientaddr
+
+import (
+	"context"
+	"net/netip"
+)
+
+type contextKey struct{}
+
+// NewContext returns a context with the address of the client. It overrides what middlewares
+// find, inside and outside of this call. The zero Addr says that the address is not known.
+func NewContext(ctx context.Context, addr netip.Addr) context.Context {
+	return context.WithValue(ctx, contextKey{}, addr)
+}
+
+// NewContextFunc returns a context whose address is find(arg), unless [NewContext] has set
+// one. It is for middlewares: each [FromContext] calls find, which returns the zero Addr if it
+// finds none and is safe for concurrent use. It costs one allocation.
+func NewContextFunc[T any](ctx context.Context, arg T, find func(arg T) netip.Addr) context.Context {
+	return &found[T]{ctx, arg, find}
+}
+
+// found is a context that finds the address when it is asked for it.
+type found[T any] struct {
+	context.Context
+	arg  T
+	find func(T) netip.Addr
+}
+
+type finder interface{ addr() netip.Addr }
+
+func (f *found[T]) addr() netip.Addr { return f.find(f.arg) }
+
+func (f *found[T]) Value(key any) any {
+	v := f.Context.Value(key)
+	if key == (contextKey{}) {
+		if _, said := v.(netip.Addr); !said {
+			return f
+		}
+	}
+	return v
+}
+
+// FromContext returns the address of the client as [Unmap] does, and whether it is known.
+func FromContext(ctx context.Context) (addr netip.Addr, ok bool) {
+	switch v := ctx.Value(contextKey{}).(type) {
+	case netip.Addr:
+		addr = v
+	case finder:
+		addr = v.addr()
+	}
+	return Unmap(addr), addr.IsValid()
+}
+
+var nat64 = netip.MustParsePrefix("64:ff9b::/96") // of RFC 6052
+
+// Unmap returns addr without its zone, and as IPv4 if it is an IPv4 address written as
+// IPv6: ::ffff:192.0.2.1, or 64:ff9b::192.0.2.1 by NAT64.
+func Unmap(addr netip.Addr) netip.Addr {
+	addr = addr.WithZone("").Unmap()
+	if nat64.Contains(addr) {
+		b := addr.As16()
+		return netip.AddrFrom4([4]byte(b[12:]))
+	}
+	return addr
+}
