@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -54,14 +55,20 @@ const maxParts = 16
 // part is one of the limits.
 type part struct {
 	limiter Limiter
-	rekeyed *Rekeyed    // that limiter is, or nil
-	core    *limiter    // that limiter is, or rekeyed's, or nil if it is none of the five
+	rekeyed []*Rekeyed  // on the way from limiter to core
+	core    *limiter    // nil if it is none of the five that decides
 	store   store.Store // core's, or nil if it cannot be compared with others
 }
 
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
-// flattened. Its error is [ErrInvalidOption]: there are none or too many, one is nil, or
-// one sleeps, as throttle's Waiter does: that goes around an All.
+// flattened. Its error is [ErrInvalidOption]:
+//
+//   - there are none or too many, or one is nil;
+//   - one sleeps, as throttle's Waiter does: that goes around an All;
+//   - two count in one place ([WithName]) under different keys, by [Rekeyed], so that a key
+//     of one could use up another key of the other. Give each a name of its own.
+//
+// The last two are also found inside of limiters that have a method Unwrap() Limiter.
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
@@ -81,18 +88,76 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	if len(a.parts) == 0 || len(a.parts) > maxParts {
 		return nil, fmt.Errorf("%w: %d limiters, want 1 to %d", ErrInvalidOption, len(a.parts), maxParts)
 	}
+	if err := oneKeyEach(appendCores(nil, a, nil)); err != nil {
+		return nil, err
+	}
 	return a, nil
 }
 
 func newPart(l Limiter) part {
-	p := part{limiter: l}
-	if p.rekeyed, _ = l.(*Rekeyed); p.rekeyed != nil {
-		l = p.rekeyed.limiter
+	p, inner := part{limiter: l}, l
+	for k, ok := l.(*Rekeyed); ok; k, ok = inner.(*Rekeyed) {
+		p.rekeyed, inner = append(p.rekeyed, k), k.limiter
 	}
-	if p.core = coreOf(l); p.core != nil && reflect.ValueOf(p.core.store).Comparable() {
-		p.store = p.core.store
-	}
+	p.setCore(coreOf(inner))
 	return p
+}
+
+func (p *part) setCore(core *limiter) {
+	if p.core = core; core != nil && reflect.ValueOf(core.store).Comparable() {
+		p.store = core.store
+	}
+}
+
+// sameSpace is whether both count in the same namespace.
+func (p *part) sameSpace(other *part) bool {
+	oneStore := p.core == other.core || p.store != nil && p.store == other.store
+	return oneStore && p.core.namespace.Equal(other.core.namespace)
+}
+
+// appendCores appends a part for each core inside of l, to which those rekeyed lead.
+func appendCores(dst []part, l Limiter, rekeyed []*Rekeyed) []part {
+	switch l := l.(type) {
+	case *All:
+		for i := range l.parts {
+			dst = appendCores(dst, l.parts[i].limiter, rekeyed)
+		}
+		return dst
+	case *Rekeyed:
+		rekeyed = append(slices.Clip(rekeyed), l)
+	}
+	if core := coreOf(l); core != nil {
+		p := part{limiter: l, rekeyed: rekeyed}
+		p.setCore(core)
+		return append(dst, p)
+	}
+	if inner := inside(l); inner != nil {
+		return appendCores(dst, inner, rekeyed)
+	}
+	return dst
+}
+
+// inside is the limiter that l wraps, nil if l does not say.
+func inside(l Limiter) Limiter {
+	if w, ok := l.(interface{ Unwrap() Limiter }); ok {
+		if l = w.Unwrap(); !isnil.Is(l) {
+			return l
+		}
+	}
+	return nil
+}
+
+// oneKeyEach refuses cores that are one and asked for different keys.
+func oneKeyEach(cores []part) error {
+	for i := range cores {
+		for j := range cores[:i] {
+			if p := &cores[i]; p.sameSpace(&cores[j]) && !slices.Equal(p.rekeyed, cores[j].rekeyed) {
+				return fmt.Errorf("%w: two limits of an All, %q and %q, are one under different keys: name them by WithName",
+					ErrInvalidOption, cores[j].core.policyName, p.core.policyName)
+			}
+		}
+	}
+	return nil
 }
 
 // NewLevels returns one limiter of several limits on the same keys, by the

@@ -319,7 +319,7 @@ func TestAllPeeksAsItWouldDecideAlsoOnOneKeyTwice(t *testing.T) {
 		lim := newLimiter(t, algorithm, s, ratelimit.PerHour(7))
 		wide := newLimiter(t, algorithm, s, ratelimit.PerHour(9), ratelimit.WithName("shared"))
 		tight := newLimiter(t, algorithm, s, ratelimit.PerHour(3), ratelimit.WithName("shared"))
-		for _, a := range []ratelimit.Limiter{all(t, lim, onOneKey(t, lim, "key"), lim), all(t, wide, tight)} {
+		for _, a := range []ratelimit.Limiter{all(t, lim, lim, lim), all(t, wide, tight)} {
 			for range 3 {
 				told, r := peek(t, a, "key"), allowN(t, a, 1)
 				require.Equal(t, r.Allowed, told.Allowed)
@@ -436,7 +436,7 @@ func TestARefundToALimitThatWasChargedTwiceGivesBackWhatIsStillCharged(t *testin
 	c := newClock()
 	for _, s := range []store.Store{memory(t, c), redisServer(t, redisstore.WithClock(c.Now)), withoutJoint{memory(t, c)}} {
 		lim := newLimiter(t, "token_bucket", s, ratelimit.PerHour(10))
-		a := all(t, lim, onOneKey(t, lim, "key"))
+		a := all(t, lim, lim)
 		r := allowN(t, a, 5)
 		require.True(t, r.Allowed)
 		c.Advance(36 * time.Minute) // 4 of the 10 are left
@@ -551,6 +551,61 @@ func TestAllOfWrappers(t *testing.T) {
 	require.Len(t, allowN(t, flat, 1).Parts(), 3)
 }
 
+// What counts in one place under two keys lets a key of the one use up a key of the other.
+func TestAllRefusesOneLimitUnderDifferentKeys(t *testing.T) {
+	mem := memory(t, newClock())
+	bucket := func(opts ...ratelimit.Option) ratelimit.Limiter {
+		return newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), opts...)
+	}
+	cached, err := ratelimit.NewDenyCache(bucket())
+	require.NoError(t, err)
+	same := onOneKey(t, bucket(), "tenant")
+	other := newLimiter(t, "sliding_log", mem, ratelimit.PerHour(7))
+	for name, parts := range map[string][]ratelimit.Limiter{
+		"a Rekeyed and none":              {bucket(), onOneKey(t, bucket(), "tenant")},
+		"two":                             {onOneKey(t, bucket(), "user"), other, onOneKey(t, bucket(), "tenant")},
+		"one in another":                  {same, onOneKey(t, same, "user")},
+		"inside of a DenyCache":           {bucket(), onOneKey(t, cached, "tenant")},
+		"around a fallback":               {bucket(), onOneKey(t, failover(t, bucket(), fallback.Open()), "tenant")},
+		"inside of a fallback":            {failover(t, same, fallback.Open()), bucket()},
+		"inside of a list":                {bucket(), around(t, same)["accesslist"]},
+		"a nested All":                    {all(t, bucket(), other), same},
+		"an All under another key":        {bucket(), onOneKey(t, all(t, bucket(), other), "tenant")},
+		"an All under another key, twice": {onOneKey(t, all(t, other, bucket()), "a"), onOneKey(t, all(t, bucket(), other), "b")},
+		"of one name":                     {bucket(ratelimit.WithName("x")), onOneKey(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9), ratelimit.WithName("x")), "tenant")},
+	} {
+		_, err := ratelimit.NewAll(parts...)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+		require.ErrorContains(t, err, "WithName", name)
+	}
+	for name, parts := range map[string][]ratelimit.Limiter{
+		"named":                    {bucket(ratelimit.WithName("user")), onOneKey(t, bucket(ratelimit.WithName("tenant")), "tenant")},
+		"one named":                {bucket(), onOneKey(t, bucket(ratelimit.WithName("tenant")), "tenant")},
+		"two stores":               {bucket(), onOneKey(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), "tenant")},
+		"twice under one key":      {bucket(), bucket()},
+		"twice under one other":    {same, same, failover(t, same, fallback.Open())},
+		"of different limits":      {bucket(), onOneKey(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(6)), "tenant")},
+		"of different algorithms":  {bucket(), onOneKey(t, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(5)), "tenant")},
+		"a Rekeyed of two, nested": {onOneKey(t, all(t, bucket(), other), "tenant")},
+	} {
+		_, err := ratelimit.NewAll(parts...)
+		require.NoError(t, err, name)
+	}
+}
+
+// A Rekeyed inside of another one is decided on together with the others, too.
+func TestAllLooksThroughRekeyedsInOneAnother(t *testing.T) {
+	counting := &tally{Store: memory(t, newClock())}
+	user := newLimiter(t, "token_bucket", counting, ratelimit.PerHour(9))
+	tenant := newLimiter(t, "token_bucket", counting, ratelimit.PerHour(5), ratelimit.WithName("tenant"))
+	twice := onOneKey(t, onOneKey(t, tenant, "tenant"), "of the other one")
+	require.Equal(t, 3, allowN(t, all(t, user, twice), 2).Remaining)
+	require.Equal(t, 1, counting.together)
+	require.Equal(t, 3, peek(t, tenant, "tenant").Remaining)
+	_, err := all(t, user, onOneKey(t, twice, "")).Allow(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+}
+
 func TestAllChecksItsInput(t *testing.T) {
 	ctx, lim := t.Context(), newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
 	many := make([]ratelimit.Limiter, 17)
@@ -585,7 +640,8 @@ func TestAllChecksItsInput(t *testing.T) {
 	require.ErrorIs(t, a.Refund(ctx, "key", allowN(t, lim, 1), 1), ratelimit.ErrInvalidN, "the Result of another limiter")
 
 	wrong := errors.New("no such user")
-	k, err := ratelimit.NewRekeyed(lim, func(_ context.Context, key string) (string, error) {
+	named := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5), ratelimit.WithName("named"))
+	k, err := ratelimit.NewRekeyed(named, func(_ context.Context, key string) (string, error) {
 		if key == "empty" {
 			return "", nil
 		}

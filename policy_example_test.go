@@ -38,7 +38,7 @@ func ExampleNewLevels() {
 	// false 0 2/s 1s
 }
 
-// A limit per user and one for all users of his company: both admit, or none is
+// A limit per user and one for all users of a company: both admit, or none is
 // charged.
 func ExampleNewAll() {
 	mem := frozenMemory()
@@ -130,11 +130,11 @@ func ExampleReserve() {
 // that decides on a key.
 func ExampleAppendPolicies() {
 	mem := frozenMemory()
-	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 25}, ratelimit.WithPolicyName("burst"))
+	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 25}, ratelimit.WithName("burst"))
 	if err != nil {
 		panic(err)
 	}
-	daily, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1000))
+	daily, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1000), ratelimit.WithName("daily"))
 	if err != nil {
 		panic(err)
 	}
@@ -151,7 +151,7 @@ func ExampleAppendPolicies() {
 	}
 	// Output:
 	// "burst";q=25;w=2.5
-	// "1000/d";q=1000;w=86400
+	// "daily";q=1000;w=86400
 }
 
 func ExampleStatic() {

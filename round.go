@@ -102,8 +102,9 @@ func (r *round) prepare(ctx context.Context) (err error) {
 		if e.core == nil {
 			continue
 		}
-		if e.key = r.key; e.rekeyed != nil {
-			if e.key, err = e.rekeyed.key(ctx, r.key); err != nil {
+		e.key = r.key
+		for _, k := range e.rekeyed {
+			if e.key, err = k.of(ctx, e.key); err != nil {
 				return err
 			}
 		}
@@ -183,8 +184,7 @@ func (r *round) sharing(e *entry) (parts int) {
 
 // sameState is whether both charge the same key of the same namespace.
 func (e *entry) sameState(other *entry) bool {
-	oneStore := e.core == other.core || e.store != nil && e.store == other.store
-	return oneStore && e.key == other.key && e.core.namespace.Equal(other.core.namespace)
+	return e.key == other.key && e.sameSpace(other.part)
 }
 
 // charge decides on one part.
