@@ -75,8 +75,8 @@ func NewAll(limiters ...Limiter) (*All, error) {
 		switch inner, isAll := l.(*All); {
 		case isnil.Is(l):
 			return nil, errNilLimiter
-		case order.DoesSleep(l):
-			return nil, fmt.Errorf("%w: an All around a %T, which goes around it", ErrInvalidOption, l)
+		case sleeper(l) != nil:
+			return nil, fmt.Errorf("%w: an All around a %T, which goes around it", ErrInvalidOption, sleeper(l))
 		case isAll && len(inner.parts) == 0:
 			return nil, fmt.Errorf("%w: an All that is not made by its constructor", ErrInvalidOption)
 		case isAll:
@@ -145,6 +145,14 @@ func inside(l Limiter) Limiter {
 		}
 	}
 	return nil
+}
+
+// sleeper is the limiter that sleeps, l or one inside of it, or nil.
+func sleeper(l Limiter) Limiter {
+	for l != nil && !order.DoesSleep(l) {
+		l = inside(l)
+	}
+	return l
 }
 
 // oneKeyEach refuses cores that are one and asked for different keys.
