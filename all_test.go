@@ -16,9 +16,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -604,6 +606,78 @@ func TestAllLooksThroughRekeyedsInOneAnother(t *testing.T) {
 	require.Equal(t, 3, peek(t, tenant, "tenant").Remaining)
 	_, err := all(t, user, onOneKey(t, twice, "")).Allow(t.Context(), "key")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+}
+
+// away is a store that does not answer.
+type away struct{ store.Store }
+
+func (away) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrUnavailable
+}
+
+func (away) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrUnavailable
+}
+
+func (away) TakeAll(context.Context, []store.Request, []store.Reply) error {
+	return store.ErrUnavailable
+}
+
+// Each of several limits has its part at the place of its policy, whatever stands around
+// them, and whether they were asked or not.
+func TestAllHasPartsInTheOrderOfPolicies(t *testing.T) {
+	mem := memory(t, newClock())
+	levels := func(s store.Store) ratelimit.Limiter {
+		l, err := ratelimit.NewLevels("fixed_window", s, ratelimit.PerHour(11), ratelimit.PerDay(12))
+		require.NoError(t, err)
+		return l
+	}
+	tried, err := shadow.New(levels(away{mem}), func(context.Context, string, int, ratelimit.Result, error) {})
+	require.NoError(t, err)
+	list, err := accesslist.NewList("=key")
+	require.NoError(t, err)
+	listed := func(lists accesslist.Lists) ratelimit.Limiter {
+		l, err := accesslist.New(levels(mem), accesslist.WithLists(lists))
+		require.NoError(t, err)
+		return l
+	}
+	severals := around(t, levels(mem))
+	delete(severals, "Waiter") // which goes around
+	for name, l := range map[string]ratelimit.Limiter{
+		"a fallback that lets through": failover(t, levels(away{mem}), fallback.Open()),
+		"a fallback that refuses":      failover(t, levels(away{mem}), fallback.Closed()),
+		"a fallback with one for both": failover(t, levels(away{mem}), fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(7)))),
+		"a shadow without a store":     tried,
+		"a list that lets through":     listed(accesslist.Lists{Allow: list}),
+		"a list that refuses":          listed(accesslist.Lists{Deny: list}),
+		"a Rekeyed around a fallback":  onOneKey(t, failover(t, levels(away{mem}), fallback.Open()), "key"),
+		"an All around a nested one":   all(t, onOneKey(t, levels(mem), "key")),
+	} {
+		severals[name] = l
+	}
+	last := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), ratelimit.WithName("last"))
+	first := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithName("first"))
+	zero := inMemory(t, "token_bucket", ratelimit.PerHour(0))
+	for name, several := range severals {
+		for what, a := range map[string]ratelimit.Limiter{
+			"asked":               all(t, first, several, last),
+			"not asked":           all(t, zero, first, several, last),
+			"not asked, rekeyed":  all(t, zero, onOneKey(t, all(t, first, several), "key"), last),
+			"asked again, nested": all(t, first, onOneKey(t, all(t, several, last), "key")),
+		} {
+			policies := policiesOf(t, a, "key")[1:]
+			told, r := peek(t, a, "key"), allowN(t, a, 1)
+			require.Len(t, r.Parts(), len(policies), "%s, %s", name, what)
+			require.Len(t, told.Parts(), len(policies), "a Peek of %s, %s", name, what)
+			if r.Allowed {
+				require.Equal(t, "last", policies[len(policies)-1].Name)
+				require.Equal(t, 5, r.Parts()[len(policies)-1].Limit, "%s, %s", name, what)
+				require.NoError(t, a.Refund(t.Context(), "key", r, 1), "%s, %s", name, what)
+			}
+			require.Equal(t, 5, peek(t, last, "key").Remaining, "%s, %s", name, what)
+			require.Equal(t, 3, peek(t, first, "key").Remaining, "%s, %s", name, what)
+		}
+	}
 }
 
 func TestAllChecksItsInput(t *testing.T) {

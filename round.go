@@ -312,6 +312,7 @@ func (r *Result) before(n int) Result {
 
 // result is the whole of results.
 func (r *round) result(ctx context.Context) Result {
+	r.spread(ctx)
 	whole := Result{Allowed: !r.denied, Limit: maxEvents, Remaining: maxEvents}
 	source, worst, known := SourceUnlimited, -1, false
 	for i := range r.entries {
@@ -339,6 +340,32 @@ func (r *round) result(ctx context.Context) Result {
 	}
 	whole.mark = j.markOf(source)
 	return whole
+}
+
+// spread gives each part as many results as it has policies, so that [Result.Parts] are in
+// their order. What was not asked, or has answered for several limits at once, has one.
+func (r *round) spread(ctx context.Context) {
+	for i := range r.entries {
+		e := &r.entries[i]
+		if e.core != nil || e.result.parts() != nil || isOne(e.limiter) {
+			continue
+		}
+		policies, err := AppendPolicies(ctx, nil, e.limiter, r.key)
+		if err != nil || len(policies) < 2 {
+			continue
+		}
+		j := &joined{parts: make([]Result, len(policies)), charged: e.result.Charged(), deniedBy: e.result.DeniedBy()}
+		j.parts[0] = *e.result
+		*e.result = e.result.With(j.markOf(e.result.Source()))
+	}
+}
+
+// isOne is whether one of the five types is all that l has inside.
+func isOne(l Limiter) bool {
+	for l != nil && coreOf(l) == nil {
+		l = inside(l)
+	}
+	return l != nil
 }
 
 // add makes r what it is with one more limit, that of p, and says whether it is known
