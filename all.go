@@ -29,11 +29,12 @@ import (
 //
 // The [Result] has the least Remaining of all and that one's Limit, the longest
 // RetryAfter of those that deny, the longest ResetAfter, and the longest Delay if all
-// admit. It names the limit that denied ([Result.DeniedBy]) and has each limit's own
-// decision ([Result.Parts]). A limit that was not asked, because an earlier one denied or
+// admit. What is not counted ([Result.Counted]) has no say in Limit, Remaining and
+// ResetAfter. The Result names the limit that denied ([Result.DeniedBy]) and has its Source,
+// and it has each limit's own decision ([Result.Parts]). A limit that was not asked, because an earlier one denied or
 // has a Rate of 0, has a zero Result there. So have all but the first of several for which a
-// wrapper had one answer, as a fallback has. A limit that was given back is told without the
-// charge, but for a ResetAfter that may be too long. RetryAfter is exact where the limits
+// wrapper had one answer, as a fallback has. A limit that was given back is told without what
+// its Result had charged, but for a ResetAfter that may be too long. RetryAfter is exact where the limits
 // are decided together, nobody else calling; elsewhere the limits not asked may make it
 // longer.
 //

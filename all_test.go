@@ -24,6 +24,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 func all(t testing.TB, limiters ...ratelimit.Limiter) *ratelimit.All {
@@ -386,7 +387,96 @@ func TestAllTellsWhatIsLeftOfALimitThatWasGivenBack(t *testing.T) {
 
 	let := ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5, Remaining: 3}, nil) // any number
 	r := allowN(t, all(t, let, never), math.MaxInt)
-	require.Equal(t, 5, r.Parts()[0].Remaining)
+	require.Equal(t, 3, r.Parts()[0].Remaining, "which charges nobody")
+	full := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
+	allowN(t, full, 5)
+	slow, err := throttle.NewSlowdown(full, throttle.Slow{Step: time.Second, Max: time.Second})
+	require.NoError(t, err)
+	r = allowN(t, all(t, slow, never), 1)
+	require.True(t, r.Parts()[0].Allowed)
+	require.Zero(t, r.Parts()[0].Remaining, "which was let through, and never charged")
+}
+
+// deaf does not give back.
+type deaf struct{ ratelimit.Limiter }
+
+func (deaf) Refund(context.Context, string, ratelimit.Result, int) error { return errGone }
+
+func TestAllTellsWhatStaysCharged(t *testing.T) {
+	lim := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
+	r := allowN(t, all(t, deaf{lim}, ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil)), 2)
+	require.False(t, r.Allowed)
+	require.Equal(t, 3, r.Parts()[0].Remaining)
+	require.Equal(t, 3, peek(t, lim, "key").Remaining)
+}
+
+func TestTheSourceOfADenialIsThatOfTheLimitThatDenied(t *testing.T) {
+	full := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
+	allowN(t, full, 5)
+	for name, c := range map[string]struct {
+		a    ratelimit.Limiter
+		want ratelimit.Source
+	}{
+		"after one that fails open":             {all(t, failover(t, awayLimit(t), fallback.Open()), full), ratelimit.SourceStore},
+		"before one that fails open":            {all(t, full, failover(t, awayLimit(t), fallback.Open())), ratelimit.SourceStore},
+		"after a local one that admits":         {all(t, failover(t, awayLimit(t), fallback.LocalShare(1)), full), ratelimit.SourceStore},
+		"for longer than one of an outage":      {all(t, failover(t, awayLimit(t), fallback.Open()), full, failover(t, awayLimit(t), fallback.Closed())), ratelimit.SourceStore},
+		"an outage, after one of the store":     {all(t, failover(t, awayLimit(t), fallback.Open()), failover(t, awayLimit(t), fallback.Closed()), full), ratelimit.SourceFailClosed},
+		"a Rate of 0, after an outage":          {all(t, failover(t, awayLimit(t), fallback.Open()), inMemory(t, "token_bucket", ratelimit.PerHour(0))), ratelimit.SourceZeroRate},
+		"a Rate of 0, which decides for itself": {all(t, full, inMemory(t, "token_bucket", ratelimit.PerHour(0))), ratelimit.SourceZeroRate},
+	} {
+		require.Equal(t, c.want, allowN(t, c.a, 1).Source(), name)
+		if c.want != ratelimit.SourceFailClosed { // a Peek asks the full one as well
+			require.Equal(t, c.want, peek(t, c.a, "key").Source(), "a Peek: %s", name)
+		}
+	}
+}
+
+// awayLimit is a limit on a store that does not answer.
+func awayLimit(t *testing.T) ratelimit.Limiter {
+	return newLimiter(t, "token_bucket", away{memory(t, newClock())}, ratelimit.PerHour(4))
+}
+
+func TestWhatIsNotCountedHasNoSayInTheWhole(t *testing.T) {
+	mem := memory(t, newClock())
+	lim := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9))
+	whole := ratelimit.Result{Allowed: true, Limit: 9, Remaining: 8, ResetAfter: time.Hour / 9}
+	free := newLimiter(t, "token_bucket", mem, ratelimit.Unlimited())
+	list, err := accesslist.NewList("=key")
+	require.NoError(t, err)
+	listed, err := accesslist.New(lim, accesslist.WithLists(accesslist.Lists{Allow: list}))
+	require.NoError(t, err)
+	closed := failover(t, awayLimit(t), fallback.Closed())
+	for name, uncounted := range map[string]ratelimit.Limiter{
+		"a switch":            ratelimit.Static(ratelimit.Result{Allowed: true}, nil),
+		"one with a time":     ratelimit.Static(ratelimit.Result{Allowed: true, ResetAfter: 2 * time.Hour}, nil),
+		"one that fails open": failover(t, awayLimit(t), fallback.Open()),
+		"one without a limit": free,
+		"a list":              listed,
+	} {
+		for _, a := range []ratelimit.Limiter{all(t, uncounted, lim), all(t, lim, uncounted)} {
+			r := allowN(t, a, 1)
+			require.Equal(t, whole, ratelimit.Result{Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining, ResetAfter: r.ResetAfter}, name)
+			require.NoError(t, a.Refund(t.Context(), "key", r, 1))
+		}
+	}
+	r := allowN(t, all(t, lim, closed), 1)
+	require.Equal(t, []int{9, 9}, []int{r.Limit, r.Remaining}, "of a denial, too")
+	for name, nothing := range map[string]ratelimit.Limiter{
+		"an outage":  all(t, closed, free),
+		"two":        all(t, failover(t, awayLimit(t), fallback.Open()), closed),
+		"a switch":   all(t, ratelimit.Static(ratelimit.Result{Allowed: true}, nil), free),
+		"one itself": all(t, ratelimit.Static(ratelimit.Result{Allowed: true, ResetAfter: time.Hour}, nil)),
+	} {
+		r := allowN(t, nothing, 1)
+		require.False(t, r.Counted() && r.Allowed)
+		require.Equal(t, []int{0, 0}, []int{r.Limit, r.Remaining}, name)
+		require.Zero(t, r.ResetAfter, name)
+	}
+	for _, unlimited := range []ratelimit.Limiter{all(t, free, listed), all(t, listed), all(t, free)} {
+		r := allowN(t, unlimited, 1)
+		require.Equal(t, []int{math.MaxInt32, math.MaxInt32}, []int{r.Limit, r.Remaining})
+	}
 }
 
 // letThrough is a wrapper that turns denials into admissions, as shadow and throttle have.

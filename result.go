@@ -199,6 +199,22 @@ type joined struct {
 	deniedBy string // the name of a part
 }
 
+// sum gives r what its parts leave: Limit and Remaining of the counted one with the least
+// left, and the longest ResetAfter of all that are counted.
+func (r *Result) sum(parts []Result) {
+	known := false
+	for i := range parts {
+		p := &parts[i]
+		if *p == (Result{}) || !p.Counted() {
+			continue
+		}
+		if !known || p.Remaining < r.Remaining {
+			r.Limit, r.Remaining, known = p.Limit, p.Remaining, true
+		}
+		r.ResetAfter = max(r.ResetAfter, p.ResetAfter)
+	}
+}
+
 // markOf is j's mark, of this source.
 func (j *joined) markOf(source Source) *Mark {
 	j.mark = Mark{source: source, note: j}
@@ -217,6 +233,43 @@ func (r Result) joined() *joined {
 
 // byUnlimited is on all Results that Unlimited makes.
 var byUnlimited = Mark{source: SourceUnlimited}
+
+// without is r, which has admitted a call for so many events, as it would be if n of them
+// were given back at once. ResetAfter may be too long.
+func (r Result) without(n, events int) Result {
+	charged := r.Charged()
+	if n = min(n, charged); n <= 0 {
+		return r
+	}
+	if j := r.joined(); j != nil {
+		less := &joined{parts: make([]Result, len(j.parts)), charged: charged - n}
+		for i := range j.parts {
+			less.parts[i] = j.parts[i].without(n, events)
+		}
+		r.mark, r.ResetAfter = r.mark.with(less), 0
+		r.sum(less.parts)
+		return r
+	}
+	r.Remaining += min(n, r.Limit-r.Remaining)
+	if r.n -= int32(n); r.n == 0 { // so that it is not given back twice
+		r.at, r.period, r.rate = 0, 0, 0
+		if r.Remaining == r.Limit {
+			r.ResetAfter = 0
+		}
+	}
+	return r
+}
+
+// with is m with j in place of the note of the All.
+func (m *Mark) with(j *joined) *Mark {
+	above := *m
+	if _, ok := m.note.(*joined); ok {
+		j.mark, j.mark.note = above, j
+		return &j.mark
+	}
+	above.under = m.under.with(j)
+	return &above
+}
 
 // uncounted is whether r has charged nobody since no limit counts it. A list that denies is
 // a limit of 0.

@@ -279,65 +279,47 @@ func (r *round) giveBack(ctx context.Context) {
 		if !e.charged || e.result.uncounted() {
 			continue
 		}
+		var err error
 		if e.core != nil { // by the limit of the charge, without asking for it anew
-			_ = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.result.receipt(int64(r.n)))
+			err = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.result.receipt(int64(r.n)))
 		} else {
-			_ = e.limiter.Refund(ctx, r.key, *e.result, r.n)
+			err = e.limiter.Refund(ctx, r.key, *e.result, r.n)
 		}
-		*e.result = e.result.before(r.n)
-	}
-}
-
-// before is r without the n events that it has charged, not to be refunded again.
-func (r *Result) before(n int) Result {
-	j := r.joined()
-	if j != nil && j.charged == 0 { // denied, and let through
-		n = 0
-	}
-	b := Result{Allowed: true, Limit: r.Limit, Remaining: r.Remaining, mark: r.mark}
-	if b.Remaining += min(n, r.Limit-r.Remaining); b.Remaining < b.Limit {
-		b.ResetAfter = r.ResetAfter
-	}
-	if j != nil && j.charged > 0 {
-		parts := make([]Result, len(j.parts))
-		for i := range j.parts {
-			if parts[i] = j.parts[i]; !parts[i].uncounted() {
-				parts[i] = j.parts[i].before(n)
-			}
+		if err == nil {
+			*e.result = e.result.without(r.n, r.n)
 		}
-		b.mark = (&joined{parts: parts}).markOf(r.Source())
 	}
-	return b
 }
 
 // result is the whole of results.
 func (r *round) result(ctx context.Context) Result {
 	r.spread(ctx)
-	whole := Result{Allowed: !r.denied, Limit: maxEvents, Remaining: maxEvents}
-	source, worst, known := SourceUnlimited, -1, false
+	whole, source, worst := Result{Allowed: !r.denied}, SourceUnlimited, -1
 	for i := range r.entries {
-		if !r.entries[i].decided {
+		if !r.entries[i].decided || r.entries[i].failed {
 			continue
 		}
 		p := &r.results[i]
-		known = whole.add(p) || known
-		if s := p.Source(); !r.entries[i].failed && weights[s] > weights[source] {
+		if whole.Allowed {
+			whole.Delay = max(whole.Delay, p.Delay)
+		} else if !p.Allowed && (worst < 0 || p.RetryAfter > whole.RetryAfter) {
+			whole.RetryAfter, worst = p.RetryAfter, i
+		}
+		if s := p.Source(); weights[s] > weights[source] {
 			source = s
 		}
-		if r.denied && !p.Allowed && (worst < 0 || p.RetryAfter > r.results[worst].RetryAfter) {
-			worst = i
-		}
-	}
-	if !known && source == SourceFailOpen {
-		whole.Limit, whole.Remaining = 0, 0
 	}
 	j := &joined{parts: r.results}
 	if worst >= 0 {
-		j.deniedBy = r.name(ctx, worst)
+		source, j.deniedBy = r.results[worst].Source(), r.name(ctx, worst)
 	}
 	if !r.denied && r.how.what != peek {
 		j.charged = r.n
 	}
+	if source == SourceUnlimited || source == SourceList && whole.Allowed { // as long as nothing is counted
+		whole.Limit, whole.Remaining = maxEvents, maxEvents
+	}
+	whole.sum(j.parts)
 	whole.mark = j.markOf(source)
 	return whole
 }
@@ -368,27 +350,11 @@ func isOne(l Limiter) bool {
 	return l != nil
 }
 
-// add makes r what it is with one more limit, that of p, and says whether it is known
-// what that has left.
-func (r *Result) add(p *Result) (known bool) {
-	known = p.Source() != SourceFailOpen && !p.uncounted()
-	if known && p.Remaining < r.Remaining {
-		r.Limit, r.Remaining = p.Limit, p.Remaining
-	}
-	if r.Allowed {
-		r.Delay = max(r.Delay, p.Delay)
-	} else {
-		r.RetryAfter = max(r.RetryAfter, p.RetryAfter)
-	}
-	r.ResetAfter = max(r.ResetAfter, p.ResetAfter)
-	return known
-}
-
-// weights says which source stands for several: a store that did not answer outweighs one
-// that did, most of all if the event is refused for it, and either a limit that needs none.
+// weights says which source stands for several that admit: a store that did not answer
+// outweighs one that did, and either a limit that needs none.
 var weights = [...]uint8{
 	SourceUnlimited: 0, SourceList: 1, SourceZeroRate: 2, SourceStore: 3,
-	SourceFailOpen: 4, SourceLocal: 4, SourceDenyCache: 4, SourceFailClosed: 5,
+	SourceFailOpen: 4, SourceFailClosed: 4, SourceLocal: 4, SourceDenyCache: 4,
 }
 
 // name is that of part i.
