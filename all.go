@@ -14,8 +14,8 @@ import (
 )
 
 // All is a [Limiter] of several limits, of which each must admit: 10 per second and
-// 1,000 per hour; one per user and one per address ([NewRekeyed]). If any of them denies,
-// none is charged.
+// 1,000 per hour; one per user and one per address ([NewRekeyed]); one of requests and one
+// of what they cost ([PerCall]). If any of them denies, none is charged.
 //
 // Limits of the five algorithms on one store are decided together, at one instant:
 // in memory under the locks of their keys, on Redis by one script in one round trip.
@@ -30,18 +30,19 @@ import (
 // The [Result] has the least Remaining of all and that one's Limit, the longest
 // RetryAfter of those that deny, the longest ResetAfter, and the longest Delay if all
 // admit. What is not counted ([Result.Counted]) has no say in Limit, Remaining and
-// ResetAfter. The Result names the limit that denied ([Result.DeniedBy]) and has its Source,
-// and it has each limit's own decision ([Result.Parts]). A limit that was not asked, because an earlier one denied or
-// has a Rate of 0, has a zero Result there. So have all but the first of several for which a
-// wrapper had one answer, as a fallback has. A limit that was given back is told without what
-// its Result had charged, but for a ResetAfter that may be too long. RetryAfter is exact where the limits
-// are decided together, nobody else calling; elsewhere the limits not asked may make it
-// longer.
+// ResetAfter. RetryAfter is exact where the limits are decided together, nobody else
+// calling; elsewhere the limits not asked may make it longer.
+//
+// A denial names the limit that denied ([Result.DeniedBy]) and has its Source. Each limit's
+// own decision is in [Result.Parts]. A limit that was not asked, because an earlier one
+// denied or has a Rate of 0, has a zero Result there. So have all but the first of several
+// limits for which a wrapper had one answer, as a fallback has. A limit that was given back
+// is told without what its Result had charged, but its ResetAfter may be too long.
 //
 // A part that decides on the same key of the same limiter as another is charged n
 // events for each, of which Remaining knows nothing: it is what the key has left. Peek
-// allows for it where the parts are the five algorithms, or a [Rekeyed] around one. A
-// decision takes as long as those of its parts, less a lock or a round trip for each but
+// allows for it where the parts are the five algorithms, also inside of [Rekeyed] and
+// [PerCall]. A decision takes as long as those of its parts, less a lock or a round trip for each but
 // the first, and two allocations. [WithCoalescing] has no effect on limits that are
 // decided together. Its own memory is nothing per key.
 //
@@ -58,6 +59,7 @@ const maxParts = 16
 type part struct {
 	limiter Limiter
 	rekeyed []*Rekeyed  // on the way from limiter to core
+	perCall bool        // so is one: each call is one event
 	core    *limiter    // nil if it is none of the five that decides
 	store   store.Store // core's, or nil if it cannot be compared with others
 }
@@ -97,11 +99,18 @@ func NewAll(limiters ...Limiter) (*All, error) {
 }
 
 func newPart(l Limiter) part {
-	p, inner := part{limiter: l}, l
-	for k, ok := l.(*Rekeyed); ok; k, ok = inner.(*Rekeyed) {
-		p.rekeyed, inner = append(p.rekeyed, k), k.limiter
+	var p part
+	switch w := l.(type) {
+	case *Rekeyed:
+		p = newPart(w.limiter)
+		p.rekeyed = slices.Insert(p.rekeyed, 0, w)
+	case *perCall:
+		p = newPart(w.limiter)
+		p.perCall = true
+	default:
+		p.setCore(coreOf(l))
 	}
-	p.setCore(coreOf(inner))
+	p.limiter = l
 	return p
 }
 
@@ -228,9 +237,11 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	}
 	var errs []error
 	for i := len(j.parts) - 1; i >= 0; i-- { // the last to be charged first
-		if part := j.parts[i]; part.Allowed { // or else Charge has met a Rate of 0
-			errs = append(errs, a.parts[i].limiter.Refund(ctx, key, part, n))
+		part, fewer := j.parts[i], n < j.charged
+		if !part.Allowed || fewer && a.parts[i].perCall { // Charge has met a Rate of 0; the call stands
+			continue
 		}
+		errs = append(errs, a.parts[i].limiter.Refund(ctx, key, part, n))
 	}
 	return errors.Join(errs...)
 }

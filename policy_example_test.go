@@ -73,6 +73,37 @@ func ExampleNewAll() {
 	// bob@example.com false company 3 1
 }
 
+// Requests and the tokens that they cost: a call is charged to both limits, or to none.
+func ExamplePerCall() {
+	mem := frozenMemory()
+	requests, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(60), ratelimit.WithName("requests"))
+	if err != nil {
+		panic(err)
+	}
+	tokens, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(2000), ratelimit.WithName("tokens"))
+	if err != nil {
+		panic(err)
+	}
+	perCall, err := ratelimit.PerCall(requests)
+	if err != nil {
+		panic(err)
+	}
+	limiter, err := ratelimit.NewAll(perCall, tokens)
+	if err != nil {
+		panic(err)
+	}
+	for range 2 {
+		r, err := limiter.AllowN(context.Background(), "user:42", 1200)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(r.Allowed, r.DeniedBy(), r.Parts()[0].Remaining, r.Parts()[1].Remaining)
+	}
+	// Output:
+	// true  59 800
+	// false tokens 59 800
+}
+
 func ExampleWithTiers() {
 	tierOf := func(_ context.Context, key string) (string, error) {
 		plan, _, _ := strings.Cut(key, ":")

@@ -234,10 +234,24 @@ func (r Result) joined() *joined {
 // byUnlimited is on all Results that Unlimited makes.
 var byUnlimited = Mark{source: SourceUnlimited}
 
+// room is how many events fit, by the denial r: Remaining of those that deny.
+func (r *Result) room() int {
+	room, known := r.Remaining, false
+	for _, p := range r.Parts() {
+		if p.RetryAfter > 0 && (!known || p.Remaining < room) {
+			room, known = p.Remaining, true
+		}
+	}
+	return room
+}
+
 // without is r, which has admitted a call for so many events, as it would be if n of them
 // were given back at once. ResetAfter may be too long.
 func (r Result) without(n, events int) Result {
 	charged := r.Charged()
+	if charged < events && n < events { // PerCall gives all back or none
+		return r
+	}
 	if n = min(n, charged); n <= 0 {
 		return r
 	}

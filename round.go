@@ -32,6 +32,7 @@ type round struct {
 type entry struct {
 	*part
 	result  *Result     // zero until decided
+	n       int         // events to charge to the core
 	key     string      // of the core
 	limit   store.Limit // of the core
 	decided bool
@@ -102,13 +103,16 @@ func (r *round) prepare(ctx context.Context) (err error) {
 		if e.core == nil {
 			continue
 		}
+		if e.n = r.n; e.perCall {
+			e.n = 1
+		}
 		e.key = r.key
 		for _, k := range e.rekeyed {
 			if e.key, err = k.of(ctx, e.key); err != nil {
 				return err
 			}
 		}
-		if err = e.core.check(ctx, e.key, r.n); err != nil {
+		if err = e.core.check(ctx, e.key, e.n); err != nil {
 			return err
 		}
 		if e.limit, err = e.core.limitOf(ctx, e.key); err != nil {
@@ -192,7 +196,7 @@ func (r *round) charge(ctx context.Context, e *entry) (err error) {
 	if e.core == nil {
 		*e.result, err = r.how.ask(ctx, e.limiter, r.key, r.n)
 	} else {
-		err = e.core.decide(ctx, e.key, r.n, take, &e.limit, e.result)
+		err = e.core.decide(ctx, e.key, e.n, take, &e.limit, e.result)
 	}
 	e.decided, e.charged = err == nil, err == nil && e.result.Allowed
 	r.denied = err == nil && !e.result.Allowed
@@ -224,7 +228,7 @@ func (r *round) chargeTogether(ctx context.Context) error {
 // namespace have one for all; -1 if they differ in the limit, and must be decided one
 // after the other.
 func (r *round) requestOf(e *entry) int {
-	n := min(int64(r.n), beyond)
+	n := min(int64(e.n), beyond)
 	for i := range r.requests {
 		req := &r.requests[i]
 		if req.Key != e.key || !req.Namespace.Equal(e.core.namespace) {
@@ -248,12 +252,12 @@ func (r *round) read(e *entry, req *store.Request, reply store.Reply) {
 		charged = 0
 	}
 	e.core.result(e.result, req.Limit, reply, req.N, charged)
-	e.result.n = min(e.result.n, int32(min(r.n, maxEvents)))
+	e.result.n = min(e.result.n, int32(min(e.n, maxEvents)))
 	// The parts before are told as if charged before: or else a Refund, which gives
 	// back to each what is still charged, would find the same events twice. Where only the
 	// tail is taken back, all of them are the tail.
 	if charged > 0 && !e.core.algorithm.tail {
-		req.N -= int64(r.n)
+		req.N -= int64(e.n)
 	}
 	e.decided, e.charged = true, !r.denied
 }

@@ -32,6 +32,12 @@ func Share(l Limiter, s store.Store, n int) (Limiter, error) {
 			}
 		}
 		return NewAll(parts...)
+	case *perCall:
+		inner, err := Share(l.limiter, s, n)
+		if err != nil {
+			return nil, err
+		}
+		return PerCall(inner)
 	case *Rekeyed:
 		inner, err := Share(l.limiter, s, n)
 		if err != nil {
