@@ -144,9 +144,11 @@ func ExampleReserve() {
 		return // come back after r.RetryAfter
 	}
 	fmt.Println("reserved, left:", r.Remaining)
-	if err := reservation.Settle(ctx, 1200); err != nil { // 900 more than estimated
+	r, err = reservation.Settle(ctx, 1200) // 900 more than estimated
+	if err != nil {
 		panic(err)
 	}
+	fmt.Println("settled, left:", r.Remaining)
 	r, err = tokens.Allow(ctx, "user:42")
 	if err != nil {
 		panic(err)
@@ -154,6 +156,7 @@ func ExampleReserve() {
 	fmt.Println(r.Allowed, r.RetryAfter)
 	// Output:
 	// reserved, left: 700
+	// settled, left: 0
 	// false 2m0.6s
 }
 
