@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"fmt"
 	"strconv"
 	"time"
 
@@ -22,6 +23,40 @@ type Result struct {
 	n, rate int32 // how many were charged, 0 if none; the Rate of that limit
 
 	mark *Mark // nil unless a wrapper had a part in it
+}
+
+// String is the Result in short, for logs and the messages of tests:
+//
+//	allowed, 7 of 10 left, reset in 2.5s
+//	denied by "per_user" (local), retry after 1.2s
+//
+// The form may change.
+func (r Result) String() string {
+	s := "denied"
+	if r.Allowed {
+		s = "allowed"
+	}
+	if name := r.DeniedBy(); name != "" {
+		s += " by " + strconv.Quote(name)
+	}
+	if source := r.Source(); source != SourceStore {
+		s += " (" + source.String() + ")"
+	}
+	if r.Counted() && (r.Allowed || r.Remaining > 0) {
+		s += fmt.Sprintf(", %d of %d left", r.Remaining, r.Limit)
+	}
+	switch {
+	case r.Allowed && r.Delay > 0:
+		s += ", delayed by " + r.Delay.String()
+	case r.RetryAfter == Never:
+		s += ", never admitted"
+	case r.RetryAfter > 0:
+		s += ", retry after " + r.RetryAfter.String()
+	}
+	if r.Allowed && r.ResetAfter > 0 {
+		s += ", reset in " + r.ResetAfter.String()
+	}
+	return s
 }
 
 // Charged is how many events the Result has charged, and so how many a Refund can give
