@@ -120,6 +120,14 @@ func (p *part) setCore(core *limiter) {
 	}
 }
 
+// events is how many a call for n events charges to the core.
+func (p *part) events(n int) int {
+	if p.perCall {
+		return 1
+	}
+	return n
+}
+
 // sameSpace is whether both count in the same namespace.
 func (p *part) sameSpace(other *part) bool {
 	oneStore := p.core == other.core || p.store != nil && p.store == other.store

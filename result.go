@@ -73,8 +73,10 @@ func (r Result) Charged() int {
 // where no limit has counted the events: those of [SourceFailOpen], [SourceFailClosed] and
 // [SourceUnlimited], and an admission by a list or with a Limit of 0, such as that of a
 // [Static].
-func (r Result) Counted() bool {
-	switch r.Source() {
+func (r Result) Counted() bool { return r.counted() }
+
+func (r *Result) counted() bool {
+	switch r.source() {
 	case SourceFailOpen, SourceFailClosed, SourceUnlimited:
 		return false
 	case SourceList:
@@ -167,7 +169,9 @@ func (s Source) String() string {
 
 // Source says what made the Result. One of package fallback says that the store did not
 // answer: SourceFailOpen, SourceFailClosed and SourceLocal.
-func (r Result) Source() Source {
+func (r Result) Source() Source { return r.source() }
+
+func (r *Result) source() Source {
 	for m := r.mark; m != nil; m = m.under {
 		if m.source != SourceStore {
 			return m.source
@@ -240,7 +244,7 @@ func (r *Result) sum(parts []Result) {
 	known := false
 	for i := range parts {
 		p := &parts[i]
-		if *p == (Result{}) || !p.Counted() {
+		if !p.Allowed && *p == (Result{}) || !p.counted() {
 			continue
 		}
 		if !known || p.Remaining < r.Remaining {
@@ -323,7 +327,7 @@ func (m *Mark) with(j *joined) *Mark {
 // uncounted is whether r has charged nobody since no limit counts it. A list that denies is
 // a limit of 0.
 func (r *Result) uncounted() bool {
-	s := r.Source()
+	s := r.source()
 	return s == SourceUnlimited || s == SourceList && r.Limit > 0
 }
 

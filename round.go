@@ -32,7 +32,6 @@ type round struct {
 type entry struct {
 	*part
 	result  *Result     // zero until decided
-	n       int         // events to charge to the core
 	key     string      // of the core
 	limit   store.Limit // of the core
 	decided bool
@@ -103,16 +102,13 @@ func (r *round) prepare(ctx context.Context) (err error) {
 		if e.core == nil {
 			continue
 		}
-		if e.n = r.n; e.perCall {
-			e.n = 1
-		}
 		e.key = r.key
 		for _, k := range e.rekeyed {
 			if e.key, err = k.of(ctx, e.key); err != nil {
 				return err
 			}
 		}
-		if err = e.core.check(ctx, e.key, e.n); err != nil {
+		if err = e.core.check(ctx, e.key, r.n); err != nil {
 			return err
 		}
 		if e.limit, err = e.core.limitOf(ctx, e.key); err != nil {
@@ -196,7 +192,7 @@ func (r *round) charge(ctx context.Context, e *entry) (err error) {
 	if e.core == nil {
 		*e.result, err = r.how.ask(ctx, e.limiter, r.key, r.n)
 	} else {
-		err = e.core.decide(ctx, e.key, e.n, take, &e.limit, e.result)
+		err = e.core.decide(ctx, e.key, e.events(r.n), take, &e.limit, e.result)
 	}
 	e.decided, e.charged = err == nil, err == nil && e.result.Allowed
 	r.denied = err == nil && !e.result.Allowed
@@ -228,7 +224,7 @@ func (r *round) chargeTogether(ctx context.Context) error {
 // namespace have one for all; -1 if they differ in the limit, and must be decided one
 // after the other.
 func (r *round) requestOf(e *entry) int {
-	n := min(int64(e.n), beyond)
+	n := min(int64(e.events(r.n)), beyond)
 	for i := range r.requests {
 		req := &r.requests[i]
 		if req.Key != e.key || !req.Namespace.Equal(e.core.namespace) {
@@ -252,12 +248,12 @@ func (r *round) read(e *entry, req *store.Request, reply store.Reply) {
 		charged = 0
 	}
 	e.core.result(e.result, req.Limit, reply, req.N, charged)
-	e.result.n = min(e.result.n, int32(min(e.n, maxEvents)))
+	e.result.n = min(e.result.n, int32(min(e.events(r.n), maxEvents)))
 	// The parts before are told as if charged before: or else a Refund, which gives
 	// back to each what is still charged, would find the same events twice. Where only the
 	// tail is taken back, all of them are the tail.
 	if charged > 0 && !e.core.algorithm.tail {
-		req.N -= int64(e.n)
+		req.N -= int64(e.events(r.n))
 	}
 	e.decided, e.charged = true, !r.denied
 }
@@ -297,25 +293,27 @@ func (r *round) giveBack(ctx context.Context) {
 
 // result is the whole of results.
 func (r *round) result(ctx context.Context) Result {
-	r.spread(ctx)
 	whole, source, worst := Result{Allowed: !r.denied}, SourceUnlimited, -1
 	for i := range r.entries {
-		if !r.entries[i].decided || r.entries[i].failed {
+		e, p := &r.entries[i], &r.results[i]
+		if e.core == nil {
+			r.spread(ctx, e)
+		}
+		if !e.decided || e.failed {
 			continue
 		}
-		p := &r.results[i]
 		if whole.Allowed {
 			whole.Delay = max(whole.Delay, p.Delay)
 		} else if !p.Allowed && (worst < 0 || p.RetryAfter > whole.RetryAfter) {
 			whole.RetryAfter, worst = p.RetryAfter, i
 		}
-		if s := p.Source(); weights[s] > weights[source] {
+		if s := p.source(); weights[s] > weights[source] {
 			source = s
 		}
 	}
 	j := &joined{parts: r.results}
 	if worst >= 0 {
-		source, j.deniedBy = r.results[worst].Source(), r.name(ctx, worst)
+		source, j.deniedBy = r.results[worst].source(), r.name(ctx, worst)
 	}
 	if !r.denied && r.how.what != peek {
 		j.charged = r.n
@@ -328,22 +326,19 @@ func (r *round) result(ctx context.Context) Result {
 	return whole
 }
 
-// spread gives each part as many results as it has policies, so that [Result.Parts] are in
-// their order. What was not asked, or has answered for several limits at once, has one.
-func (r *round) spread(ctx context.Context) {
-	for i := range r.entries {
-		e := &r.entries[i]
-		if e.core != nil || e.result.parts() != nil || isOne(e.limiter) {
-			continue
-		}
-		policies, err := AppendPolicies(ctx, nil, e.limiter, r.key)
-		if err != nil || len(policies) < 2 {
-			continue
-		}
-		j := &joined{parts: make([]Result, len(policies)), charged: e.result.Charged(), deniedBy: e.result.DeniedBy()}
-		j.parts[0] = *e.result
-		*e.result = e.result.With(j.markOf(e.result.Source()))
+// spread gives e as many results as it has policies, so that [Result.Parts] are in their
+// order. What was not asked, or has answered for several limits at once, has one.
+func (r *round) spread(ctx context.Context, e *entry) {
+	if e.result.parts() != nil || isOne(e.limiter) {
+		return
 	}
+	policies, err := AppendPolicies(ctx, nil, e.limiter, r.key)
+	if err != nil || len(policies) < 2 {
+		return
+	}
+	j := &joined{parts: make([]Result, len(policies)), charged: e.result.Charged()}
+	j.parts[0] = *e.result
+	*e.result = e.result.With(j.markOf(e.result.Source()))
 }
 
 // isOne is whether one of the five types is all that l has inside.
