@@ -178,14 +178,16 @@ func sleeper(l Limiter) Limiter {
 func oneKeyEach(cores []part) error {
 	for i := range cores {
 		for j := range cores[:i] {
-			if p := &cores[i]; p.sameSpace(&cores[j]) && !slices.Equal(p.rekeyed, cores[j].rekeyed) {
+			if p, q := &cores[j], &cores[i]; p.sameSpace(q) && !slices.EqualFunc(p.rekeyed, q.rekeyed, sameKey) {
 				return fmt.Errorf("%w: two limits of an All, %q and %q, are one under different keys: name them by WithName",
-					ErrInvalidOption, cores[j].core.policyName, p.core.policyName)
+					ErrInvalidOption, p.core.policyName, q.core.policyName)
 			}
 		}
 	}
 	return nil
 }
+
+func sameKey(k, other *Rekeyed) bool { return k.key == other.key }
 
 // NewLevels returns one limiter of several limits on the same keys, by the
 // algorithm's name as in [New]: NewLevels("sliding_window", s, PerSecond(10),

@@ -671,17 +671,26 @@ func TestAllRefusesOneLimitUnderDifferentKeys(t *testing.T) {
 		require.ErrorContains(t, err, "WithName", name)
 	}
 	for name, parts := range map[string][]ratelimit.Limiter{
-		"named":                    {bucket(ratelimit.WithName("user")), onOneKey(t, bucket(ratelimit.WithName("tenant")), "tenant")},
-		"one named":                {bucket(), onOneKey(t, bucket(ratelimit.WithName("tenant")), "tenant")},
-		"two stores":               {bucket(), onOneKey(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), "tenant")},
-		"twice under one key":      {bucket(), bucket()},
-		"twice under one other":    {same, same, failover(t, same, fallback.Open())},
-		"of different limits":      {bucket(), onOneKey(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(6)), "tenant")},
-		"of different algorithms":  {bucket(), onOneKey(t, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(5)), "tenant")},
-		"a Rekeyed of two, nested": {onOneKey(t, all(t, bucket(), other), "tenant")},
+		"named":                      {bucket(ratelimit.WithName("user")), onOneKey(t, bucket(ratelimit.WithName("tenant")), "tenant")},
+		"one named":                  {bucket(), onOneKey(t, bucket(ratelimit.WithName("tenant")), "tenant")},
+		"two stores":                 {bucket(), onOneKey(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), "tenant")},
+		"twice under one key":        {bucket(), bucket()},
+		"twice under one other":      {same, same, failover(t, same, fallback.Open())},
+		"of different limits":        {bucket(), onOneKey(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(6)), "tenant")},
+		"of different algorithms":    {bucket(), onOneKey(t, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(5)), "tenant")},
+		"twice, once with each call": {perCall(t, same), same},
+		"a Rekeyed of two, nested":   {onOneKey(t, all(t, bucket(), other), "tenant")},
 	} {
-		_, err := ratelimit.NewAll(parts...)
+		a, err := ratelimit.NewAll(parts...)
 		require.NoError(t, err, name)
+		_, err = ratelimit.Share(a, mem, 2)
+		switch name {
+		case "twice under one other": // a fallback has no share
+		case "two stores": // which are one then
+			require.ErrorContains(t, err, "WithName")
+		default:
+			require.NoError(t, err, "a share of %s", name)
+		}
 	}
 }
 

@@ -22,7 +22,8 @@ import (
 // back its one event, and one of fewer events nothing. Charge charges nothing, since it is for
 // what a call has cost beyond its estimate: its Result says Allowed and no more.
 //
-// A call of n > 1 events takes an allocation. In an All it does not.
+// A call of n > 1 events takes an allocation. In an All it does not. After an outage a
+// fallback charges l for one call, whatever its local limiter has admitted meanwhile.
 //
 // The error is [ErrInvalidOption]: l is nil.
 func PerCall(l Limiter) (Limiter, error) {

@@ -43,7 +43,7 @@ func Share(l Limiter, s store.Store, n int) (Limiter, error) {
 		if err != nil {
 			return nil, err
 		}
-		return NewRekeyed(inner, l.key)
+		return &Rekeyed{inner, l.key}, nil
 	case *DenyCache:
 		return Share(l.limiter, s, n)
 	}
