@@ -643,21 +643,24 @@ func TestAllOfWrappers(t *testing.T) {
 	require.Len(t, allowN(t, flat, 1).Parts(), 3)
 }
 
+// opened says what it wraps.
+type opened struct{ ratelimit.Limiter }
+
+func (o opened) Unwrap() ratelimit.Limiter { return o.Limiter }
+
 // What counts in one place under two keys lets a key of the one use up a key of the other.
 func TestAllRefusesOneLimitUnderDifferentKeys(t *testing.T) {
 	mem := memory(t, newClock())
 	bucket := func(opts ...ratelimit.Option) ratelimit.Limiter {
 		return newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), opts...)
 	}
-	cached, err := ratelimit.NewDenyCache(bucket())
-	require.NoError(t, err)
 	same := onOneKey(t, bucket(), "tenant")
 	other := newLimiter(t, "sliding_log", mem, ratelimit.PerHour(7))
 	for name, parts := range map[string][]ratelimit.Limiter{
 		"a Rekeyed and none":              {bucket(), onOneKey(t, bucket(), "tenant")},
 		"two":                             {onOneKey(t, bucket(), "user"), other, onOneKey(t, bucket(), "tenant")},
 		"one in another":                  {same, onOneKey(t, same, "user")},
-		"inside of a DenyCache":           {bucket(), onOneKey(t, cached, "tenant")},
+		"inside of one with an Unwrap":    {bucket(), onOneKey(t, opened{bucket()}, "tenant")},
 		"around a fallback":               {bucket(), onOneKey(t, failover(t, bucket(), fallback.Open()), "tenant")},
 		"inside of a fallback":            {failover(t, same, fallback.Open()), bucket()},
 		"inside of a list":                {bucket(), around(t, same)["accesslist"]},
