@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -13,8 +14,8 @@ import (
 )
 
 // All is a [Limiter] of several limits, of which each must admit: 10 per second and
-// 1,000 per hour; one per user and one per address ([NewRekeyed]). If any of them denies,
-// none is charged.
+// 1,000 per hour; one per user and one per address ([NewRekeyed]); one of requests and one
+// of what they cost ([PerCall]). If any of them denies, none is charged.
 //
 // Limits of the five algorithms on one store are decided together, at one instant:
 // in memory under the locks of their keys, on Redis by one script in one round trip.
@@ -28,17 +29,20 @@ import (
 //
 // The [Result] has the least Remaining of all and that one's Limit, the longest
 // RetryAfter of those that deny, the longest ResetAfter, and the longest Delay if all
-// admit. It names the limit that denied ([Result.DeniedBy]) and has each limit's own
-// decision ([Result.Parts]). A limit that was not asked, because an earlier one denied or
-// has a Rate of 0, has a zero Result there; one that was given back is told without the
-// charge, but for a ResetAfter that may be too long. RetryAfter is exact where the limits
-// are decided together, nobody else calling; elsewhere the limits not asked may make it
-// longer.
+// admit. What is not counted ([Result.Counted]) has no say in Limit, Remaining and
+// ResetAfter. RetryAfter is exact where the limits are decided together, nobody else
+// calling; elsewhere the limits not asked may make it longer.
+//
+// A denial names the limit that denied ([Result.DeniedBy]) and has its Source. Each limit's
+// own decision is in [Result.Parts]. A limit that was not asked, because an earlier one
+// denied or has a Rate of 0, has a zero Result there. So have all but the first of several
+// limits for which a wrapper had one answer, as a fallback has. A limit that was given back
+// is told without what its Result had charged, but its ResetAfter may be too long.
 //
 // A part that decides on the same key of the same limiter as another is charged n
 // events for each, of which Remaining knows nothing: it is what the key has left. Peek
-// allows for it where the parts are the five algorithms, or a [Rekeyed] around one. A
-// decision takes as long as those of its parts, less a lock or a round trip for each but
+// allows for it where the parts are the five algorithms, also inside of [Rekeyed] and
+// [PerCall]. A decision takes as long as those of its parts, less a lock or a round trip for each but
 // the first, and two allocations. [WithCoalescing] has no effect on limits that are
 // decided together. Its own memory is nothing per key.
 //
@@ -54,22 +58,29 @@ const maxParts = 16
 // part is one of the limits.
 type part struct {
 	limiter Limiter
-	rekeyed *Rekeyed    // that limiter is, or nil
-	core    *limiter    // that limiter is, or rekeyed's, or nil if it is none of the five
+	rekeyed []*Rekeyed  // on the way from limiter to core
+	perCall bool        // so is one: each call is one event
+	core    *limiter    // nil if it is none of the five that decides
 	store   store.Store // core's, or nil if it cannot be compared with others
 }
 
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
-// flattened. Its error is [ErrInvalidOption]: there are none or too many, one is nil, or
-// one sleeps, as throttle's Waiter does: that goes around an All.
+// flattened. Its error is [ErrInvalidOption]:
+//
+//   - there are none or too many, or one is nil;
+//   - one sleeps, as throttle's Waiter does: that goes around an All;
+//   - two count in one place ([WithName]) under different keys, by [Rekeyed], so that a key
+//     of one could use up another key of the other. Give each a name of its own.
+//
+// The last two are also found inside of limiters that have a method Unwrap() Limiter.
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
 		switch inner, isAll := l.(*All); {
 		case isnil.Is(l):
 			return nil, errNilLimiter
-		case order.DoesSleep(l):
-			return nil, fmt.Errorf("%w: an All around a %T, which goes around it", ErrInvalidOption, l)
+		case sleeper(l) != nil:
+			return nil, fmt.Errorf("%w: an All around a %T, which goes around it", ErrInvalidOption, sleeper(l))
 		case isAll && len(inner.parts) == 0:
 			return nil, fmt.Errorf("%w: an All that is not made by its constructor", ErrInvalidOption)
 		case isAll:
@@ -81,19 +92,102 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	if len(a.parts) == 0 || len(a.parts) > maxParts {
 		return nil, fmt.Errorf("%w: %d limiters, want 1 to %d", ErrInvalidOption, len(a.parts), maxParts)
 	}
+	if err := oneKeyEach(appendCores(nil, a, nil)); err != nil {
+		return nil, err
+	}
 	return a, nil
 }
 
 func newPart(l Limiter) part {
-	p := part{limiter: l}
-	if p.rekeyed, _ = l.(*Rekeyed); p.rekeyed != nil {
-		l = p.rekeyed.limiter
+	var p part
+	switch w := l.(type) {
+	case *Rekeyed:
+		p = newPart(w.limiter)
+		p.rekeyed = slices.Insert(p.rekeyed, 0, w)
+	case *perCall:
+		p = newPart(w.limiter)
+		p.perCall = true
+	default:
+		p.setCore(coreOf(l))
 	}
-	if p.core = coreOf(l); p.core != nil && reflect.ValueOf(p.core.store).Comparable() {
-		p.store = p.core.store
-	}
+	p.limiter = l
 	return p
 }
+
+func (p *part) setCore(core *limiter) {
+	if p.core = core; core != nil && reflect.ValueOf(core.store).Comparable() {
+		p.store = core.store
+	}
+}
+
+// events is how many a call for n events charges to the core.
+func (p *part) events(n int) int {
+	if p.perCall {
+		return 1
+	}
+	return n
+}
+
+// sameSpace is whether both count in the same namespace.
+func (p *part) sameSpace(other *part) bool {
+	oneStore := p.core == other.core || p.store != nil && p.store == other.store
+	return oneStore && p.core.namespace.Equal(other.core.namespace)
+}
+
+// appendCores appends a part for each core inside of l, to which those rekeyed lead.
+func appendCores(dst []part, l Limiter, rekeyed []*Rekeyed) []part {
+	switch l := l.(type) {
+	case *All:
+		for i := range l.parts {
+			dst = appendCores(dst, l.parts[i].limiter, rekeyed)
+		}
+		return dst
+	case *Rekeyed:
+		rekeyed = append(slices.Clip(rekeyed), l)
+	}
+	if core := coreOf(l); core != nil {
+		p := part{limiter: l, rekeyed: rekeyed}
+		p.setCore(core)
+		return append(dst, p)
+	}
+	if inner := inside(l); inner != nil {
+		return appendCores(dst, inner, rekeyed)
+	}
+	return dst
+}
+
+// inside is the limiter that l wraps, nil if l does not say.
+func inside(l Limiter) Limiter {
+	if w, ok := l.(interface{ Unwrap() Limiter }); ok {
+		if l = w.Unwrap(); !isnil.Is(l) {
+			return l
+		}
+	}
+	return nil
+}
+
+// sleeper is the limiter that sleeps, l or one inside of it, or nil.
+func sleeper(l Limiter) Limiter {
+	for l != nil && !order.DoesSleep(l) {
+		l = inside(l)
+	}
+	return l
+}
+
+// oneKeyEach refuses cores that are one and asked for different keys.
+func oneKeyEach(cores []part) error {
+	for i := range cores {
+		for j := range cores[:i] {
+			if p, q := &cores[j], &cores[i]; p.sameSpace(q) && !slices.EqualFunc(p.rekeyed, q.rekeyed, sameKey) {
+				return fmt.Errorf("%w: two limits of an All, %q and %q, are one under different keys: name them by WithName",
+					ErrInvalidOption, p.core.policyName, q.core.policyName)
+			}
+		}
+	}
+	return nil
+}
+
+func sameKey(k, other *Rekeyed) bool { return k.key == other.key }
 
 // NewLevels returns one limiter of several limits on the same keys, by the
 // algorithm's name as in [New]: NewLevels("sliding_window", s, PerSecond(10),
@@ -153,9 +247,11 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	}
 	var errs []error
 	for i := len(j.parts) - 1; i >= 0; i-- { // the last to be charged first
-		if part := j.parts[i]; part.Allowed { // or else Charge has met a Rate of 0
-			errs = append(errs, a.parts[i].limiter.Refund(ctx, key, part, n))
+		part, fewer := j.parts[i], n < j.charged
+		if !part.Allowed || fewer && a.parts[i].perCall { // Charge has met a Rate of 0; the call stands
+			continue
 		}
+		errs = append(errs, a.parts[i].limiter.Refund(ctx, key, part, n))
 	}
 	return errors.Join(errs...)
 }

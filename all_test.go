@@ -16,12 +16,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 func all(t testing.TB, limiters ...ratelimit.Limiter) *ratelimit.All {
@@ -319,7 +322,7 @@ func TestAllPeeksAsItWouldDecideAlsoOnOneKeyTwice(t *testing.T) {
 		lim := newLimiter(t, algorithm, s, ratelimit.PerHour(7))
 		wide := newLimiter(t, algorithm, s, ratelimit.PerHour(9), ratelimit.WithName("shared"))
 		tight := newLimiter(t, algorithm, s, ratelimit.PerHour(3), ratelimit.WithName("shared"))
-		for _, a := range []ratelimit.Limiter{all(t, lim, onOneKey(t, lim, "key"), lim), all(t, wide, tight)} {
+		for _, a := range []ratelimit.Limiter{all(t, lim, lim, lim), all(t, wide, tight)} {
 			for range 3 {
 				told, r := peek(t, a, "key"), allowN(t, a, 1)
 				require.Equal(t, r.Allowed, told.Allowed)
@@ -384,7 +387,96 @@ func TestAllTellsWhatIsLeftOfALimitThatWasGivenBack(t *testing.T) {
 
 	let := ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5, Remaining: 3}, nil) // any number
 	r := allowN(t, all(t, let, never), math.MaxInt)
-	require.Equal(t, 5, r.Parts()[0].Remaining)
+	require.Equal(t, 3, r.Parts()[0].Remaining, "which charges nobody")
+	full := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
+	allowN(t, full, 5)
+	slow, err := throttle.NewSlowdown(full, throttle.Slow{Step: time.Second, Max: time.Second})
+	require.NoError(t, err)
+	r = allowN(t, all(t, slow, never), 1)
+	require.True(t, r.Parts()[0].Allowed)
+	require.Zero(t, r.Parts()[0].Remaining, "which was let through, and never charged")
+}
+
+// deaf does not give back.
+type deaf struct{ ratelimit.Limiter }
+
+func (deaf) Refund(context.Context, string, ratelimit.Result, int) error { return errGone }
+
+func TestAllTellsWhatStaysCharged(t *testing.T) {
+	lim := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
+	r := allowN(t, all(t, deaf{lim}, ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil)), 2)
+	require.False(t, r.Allowed)
+	require.Equal(t, 3, r.Parts()[0].Remaining)
+	require.Equal(t, 3, peek(t, lim, "key").Remaining)
+}
+
+func TestTheSourceOfADenialIsThatOfTheLimitThatDenied(t *testing.T) {
+	full := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
+	allowN(t, full, 5)
+	for name, c := range map[string]struct {
+		a    ratelimit.Limiter
+		want ratelimit.Source
+	}{
+		"after one that fails open":             {all(t, failover(t, awayLimit(t), fallback.Open()), full), ratelimit.SourceStore},
+		"before one that fails open":            {all(t, full, failover(t, awayLimit(t), fallback.Open())), ratelimit.SourceStore},
+		"after a local one that admits":         {all(t, failover(t, awayLimit(t), fallback.LocalShare(1)), full), ratelimit.SourceStore},
+		"for longer than one of an outage":      {all(t, failover(t, awayLimit(t), fallback.Open()), full, failover(t, awayLimit(t), fallback.Closed())), ratelimit.SourceStore},
+		"an outage, after one of the store":     {all(t, failover(t, awayLimit(t), fallback.Open()), failover(t, awayLimit(t), fallback.Closed()), full), ratelimit.SourceFailClosed},
+		"a Rate of 0, after an outage":          {all(t, failover(t, awayLimit(t), fallback.Open()), inMemory(t, "token_bucket", ratelimit.PerHour(0))), ratelimit.SourceZeroRate},
+		"a Rate of 0, which decides for itself": {all(t, full, inMemory(t, "token_bucket", ratelimit.PerHour(0))), ratelimit.SourceZeroRate},
+	} {
+		require.Equal(t, c.want, allowN(t, c.a, 1).Source(), name)
+		if c.want != ratelimit.SourceFailClosed { // a Peek asks the full one as well
+			require.Equal(t, c.want, peek(t, c.a, "key").Source(), "a Peek: %s", name)
+		}
+	}
+}
+
+// awayLimit is a limit on a store that does not answer.
+func awayLimit(t *testing.T) ratelimit.Limiter {
+	return newLimiter(t, "token_bucket", away{memory(t, newClock())}, ratelimit.PerHour(4))
+}
+
+func TestWhatIsNotCountedHasNoSayInTheWhole(t *testing.T) {
+	mem := memory(t, newClock())
+	lim := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9))
+	whole := ratelimit.Result{Allowed: true, Limit: 9, Remaining: 8, ResetAfter: time.Hour / 9}
+	free := newLimiter(t, "token_bucket", mem, ratelimit.Unlimited())
+	list, err := accesslist.NewList("=key")
+	require.NoError(t, err)
+	listed, err := accesslist.New(lim, accesslist.WithLists(accesslist.Lists{Allow: list}))
+	require.NoError(t, err)
+	closed := failover(t, awayLimit(t), fallback.Closed())
+	for name, uncounted := range map[string]ratelimit.Limiter{
+		"a switch":            ratelimit.Static(ratelimit.Result{Allowed: true}, nil),
+		"one with a time":     ratelimit.Static(ratelimit.Result{Allowed: true, ResetAfter: 2 * time.Hour}, nil),
+		"one that fails open": failover(t, awayLimit(t), fallback.Open()),
+		"one without a limit": free,
+		"a list":              listed,
+	} {
+		for _, a := range []ratelimit.Limiter{all(t, uncounted, lim), all(t, lim, uncounted)} {
+			r := allowN(t, a, 1)
+			require.Equal(t, whole, ratelimit.Result{Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining, ResetAfter: r.ResetAfter}, name)
+			require.NoError(t, a.Refund(t.Context(), "key", r, 1))
+		}
+	}
+	r := allowN(t, all(t, lim, closed), 1)
+	require.Equal(t, []int{9, 9}, []int{r.Limit, r.Remaining}, "of a denial, too")
+	for name, nothing := range map[string]ratelimit.Limiter{
+		"an outage":  all(t, closed, free),
+		"two":        all(t, failover(t, awayLimit(t), fallback.Open()), closed),
+		"a switch":   all(t, ratelimit.Static(ratelimit.Result{Allowed: true}, nil), free),
+		"one itself": all(t, ratelimit.Static(ratelimit.Result{Allowed: true, ResetAfter: time.Hour}, nil)),
+	} {
+		r := allowN(t, nothing, 1)
+		require.False(t, r.Counted() && r.Allowed)
+		require.Equal(t, []int{0, 0}, []int{r.Limit, r.Remaining}, name)
+		require.Zero(t, r.ResetAfter, name)
+	}
+	for _, unlimited := range []ratelimit.Limiter{all(t, free, listed), all(t, listed), all(t, free)} {
+		r := allowN(t, unlimited, 1)
+		require.Equal(t, []int{math.MaxInt32, math.MaxInt32}, []int{r.Limit, r.Remaining})
+	}
 }
 
 // letThrough is a wrapper that turns denials into admissions, as shadow and throttle have.
@@ -436,7 +528,7 @@ func TestARefundToALimitThatWasChargedTwiceGivesBackWhatIsStillCharged(t *testin
 	c := newClock()
 	for _, s := range []store.Store{memory(t, c), redisServer(t, redisstore.WithClock(c.Now)), withoutJoint{memory(t, c)}} {
 		lim := newLimiter(t, "token_bucket", s, ratelimit.PerHour(10))
-		a := all(t, lim, onOneKey(t, lim, "key"))
+		a := all(t, lim, lim)
 		r := allowN(t, a, 5)
 		require.True(t, r.Allowed)
 		c.Advance(36 * time.Minute) // 4 of the 10 are left
@@ -551,6 +643,145 @@ func TestAllOfWrappers(t *testing.T) {
 	require.Len(t, allowN(t, flat, 1).Parts(), 3)
 }
 
+// opened says what it wraps.
+type opened struct{ ratelimit.Limiter }
+
+func (o opened) Unwrap() ratelimit.Limiter { return o.Limiter }
+
+// What counts in one place under two keys lets a key of the one use up a key of the other.
+func TestAllRefusesOneLimitUnderDifferentKeys(t *testing.T) {
+	mem := memory(t, newClock())
+	bucket := func(opts ...ratelimit.Option) ratelimit.Limiter {
+		return newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), opts...)
+	}
+	same := onOneKey(t, bucket(), "tenant")
+	other := newLimiter(t, "sliding_log", mem, ratelimit.PerHour(7))
+	for name, parts := range map[string][]ratelimit.Limiter{
+		"a Rekeyed and none":              {bucket(), onOneKey(t, bucket(), "tenant")},
+		"two":                             {onOneKey(t, bucket(), "user"), other, onOneKey(t, bucket(), "tenant")},
+		"one in another":                  {same, onOneKey(t, same, "user")},
+		"inside of one with an Unwrap":    {bucket(), onOneKey(t, opened{bucket()}, "tenant")},
+		"around a fallback":               {bucket(), onOneKey(t, failover(t, bucket(), fallback.Open()), "tenant")},
+		"inside of a fallback":            {failover(t, same, fallback.Open()), bucket()},
+		"inside of a list":                {bucket(), around(t, same)["accesslist"]},
+		"a nested All":                    {all(t, bucket(), other), same},
+		"an All under another key":        {bucket(), onOneKey(t, all(t, bucket(), other), "tenant")},
+		"an All under another key, twice": {onOneKey(t, all(t, other, bucket()), "a"), onOneKey(t, all(t, bucket(), other), "b")},
+		"of one name":                     {bucket(ratelimit.WithName("x")), onOneKey(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9), ratelimit.WithName("x")), "tenant")},
+	} {
+		_, err := ratelimit.NewAll(parts...)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+		require.ErrorContains(t, err, "WithName", name)
+	}
+	for name, parts := range map[string][]ratelimit.Limiter{
+		"named":                      {bucket(ratelimit.WithName("user")), onOneKey(t, bucket(ratelimit.WithName("tenant")), "tenant")},
+		"one named":                  {bucket(), onOneKey(t, bucket(ratelimit.WithName("tenant")), "tenant")},
+		"two stores":                 {bucket(), onOneKey(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), "tenant")},
+		"twice under one key":        {bucket(), bucket()},
+		"twice under one other":      {same, same, failover(t, same, fallback.Open())},
+		"of different limits":        {bucket(), onOneKey(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(6)), "tenant")},
+		"of different algorithms":    {bucket(), onOneKey(t, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(5)), "tenant")},
+		"twice, once with each call": {perCall(t, same), same},
+		"a Rekeyed of two, nested":   {onOneKey(t, all(t, bucket(), other), "tenant")},
+	} {
+		a, err := ratelimit.NewAll(parts...)
+		require.NoError(t, err, name)
+		_, err = ratelimit.Share(a, mem, 2)
+		switch name {
+		case "twice under one other": // a fallback has no share
+		case "two stores": // which are one then
+			require.ErrorContains(t, err, "WithName")
+		default:
+			require.NoError(t, err, "a share of %s", name)
+		}
+	}
+}
+
+// A Rekeyed inside of another one is decided on together with the others, too.
+func TestAllLooksThroughRekeyedsInOneAnother(t *testing.T) {
+	counting := &tally{Store: memory(t, newClock())}
+	user := newLimiter(t, "token_bucket", counting, ratelimit.PerHour(9))
+	tenant := newLimiter(t, "token_bucket", counting, ratelimit.PerHour(5), ratelimit.WithName("tenant"))
+	twice := onOneKey(t, onOneKey(t, tenant, "tenant"), "of the other one")
+	require.Equal(t, 3, allowN(t, all(t, user, twice), 2).Remaining)
+	require.Equal(t, 1, counting.together)
+	require.Equal(t, 3, peek(t, tenant, "tenant").Remaining)
+	_, err := all(t, user, onOneKey(t, twice, "")).Allow(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+}
+
+// away is a store that does not answer.
+type away struct{ store.Store }
+
+func (away) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrUnavailable
+}
+
+func (away) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrUnavailable
+}
+
+func (away) TakeAll(context.Context, []store.Request, []store.Reply) error {
+	return store.ErrUnavailable
+}
+
+// Each of several limits has its part at the place of its policy, whatever stands around
+// them, and whether they were asked or not.
+func TestAllHasPartsInTheOrderOfPolicies(t *testing.T) {
+	mem := memory(t, newClock())
+	levels := func(s store.Store) ratelimit.Limiter {
+		l, err := ratelimit.NewLevels("fixed_window", s, ratelimit.PerHour(11), ratelimit.PerDay(12))
+		require.NoError(t, err)
+		return l
+	}
+	tried, err := shadow.New(levels(away{mem}), func(context.Context, string, int, ratelimit.Result, error) {})
+	require.NoError(t, err)
+	list, err := accesslist.NewList("=key")
+	require.NoError(t, err)
+	listed := func(lists accesslist.Lists) ratelimit.Limiter {
+		l, err := accesslist.New(levels(mem), accesslist.WithLists(lists))
+		require.NoError(t, err)
+		return l
+	}
+	severals := around(t, levels(mem))
+	delete(severals, "Waiter") // which goes around
+	for name, l := range map[string]ratelimit.Limiter{
+		"a fallback that lets through": failover(t, levels(away{mem}), fallback.Open()),
+		"a fallback that refuses":      failover(t, levels(away{mem}), fallback.Closed()),
+		"a fallback with one for both": failover(t, levels(away{mem}), fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(7)))),
+		"a shadow without a store":     tried,
+		"a list that lets through":     listed(accesslist.Lists{Allow: list}),
+		"a list that refuses":          listed(accesslist.Lists{Deny: list}),
+		"a Rekeyed around a fallback":  onOneKey(t, failover(t, levels(away{mem}), fallback.Open()), "key"),
+		"an All around a nested one":   all(t, onOneKey(t, levels(mem), "key")),
+	} {
+		severals[name] = l
+	}
+	last := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), ratelimit.WithName("last"))
+	first := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithName("first"))
+	zero := inMemory(t, "token_bucket", ratelimit.PerHour(0))
+	for name, several := range severals {
+		for what, a := range map[string]ratelimit.Limiter{
+			"asked":               all(t, first, several, last),
+			"not asked":           all(t, zero, first, several, last),
+			"not asked, rekeyed":  all(t, zero, onOneKey(t, all(t, first, several), "key"), last),
+			"asked again, nested": all(t, first, onOneKey(t, all(t, several, last), "key")),
+		} {
+			policies := policiesOf(t, a, "key")[1:]
+			told, r := peek(t, a, "key"), allowN(t, a, 1)
+			require.Len(t, r.Parts(), len(policies), "%s, %s", name, what)
+			require.Len(t, told.Parts(), len(policies), "a Peek of %s, %s", name, what)
+			if r.Allowed {
+				require.Equal(t, "last", policies[len(policies)-1].Name)
+				require.Equal(t, 5, r.Parts()[len(policies)-1].Limit, "%s, %s", name, what)
+				require.NoError(t, a.Refund(t.Context(), "key", r, 1), "%s, %s", name, what)
+			}
+			require.Equal(t, 5, peek(t, last, "key").Remaining, "%s, %s", name, what)
+			require.Equal(t, 3, peek(t, first, "key").Remaining, "%s, %s", name, what)
+		}
+	}
+}
+
 func TestAllChecksItsInput(t *testing.T) {
 	ctx, lim := t.Context(), newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
 	many := make([]ratelimit.Limiter, 17)
@@ -585,7 +816,8 @@ func TestAllChecksItsInput(t *testing.T) {
 	require.ErrorIs(t, a.Refund(ctx, "key", allowN(t, lim, 1), 1), ratelimit.ErrInvalidN, "the Result of another limiter")
 
 	wrong := errors.New("no such user")
-	k, err := ratelimit.NewRekeyed(lim, func(_ context.Context, key string) (string, error) {
+	named := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5), ratelimit.WithName("named"))
+	k, err := ratelimit.NewRekeyed(named, func(_ context.Context, key string) (string, error) {
 		if key == "empty" {
 			return "", nil
 		}

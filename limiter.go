@@ -36,6 +36,8 @@
 //	  └ All        all must admit          NewAll
 //	    ├ Rekeyed  which key
 //	    │ └ TokenBucket, …
+//	    ├ PerCall  what each call costs one of
+//	    │ └ TokenBucket, …
 //	    └ SlidingWindow, …
 //
 // Leave out what you do not need. Constructors refuse what cannot work: a DenyCache goes
@@ -216,7 +218,7 @@ func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, 
 		if r.Allowed {
 			return n, r, nil
 		}
-		if n = min(n, r.Remaining); n == 0 {
+		if n = min(n, r.room()); n == 0 {
 			break
 		}
 	}

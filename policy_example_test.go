@@ -38,7 +38,7 @@ func ExampleNewLevels() {
 	// false 0 2/s 1s
 }
 
-// A limit per user and one for all users of his company: both admit, or none is
+// A limit per user and one for all users of a company: both admit, or none is
 // charged.
 func ExampleNewAll() {
 	mem := frozenMemory()
@@ -71,6 +71,37 @@ func ExampleNewAll() {
 	// Output:
 	// ann@example.com true  0 1
 	// bob@example.com false company 3 1
+}
+
+// Requests and the tokens that they cost: a call is charged to both limits, or to none.
+func ExamplePerCall() {
+	mem := frozenMemory()
+	requests, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(60), ratelimit.WithName("requests"))
+	if err != nil {
+		panic(err)
+	}
+	tokens, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(2000), ratelimit.WithName("tokens"))
+	if err != nil {
+		panic(err)
+	}
+	perCall, err := ratelimit.PerCall(requests)
+	if err != nil {
+		panic(err)
+	}
+	limiter, err := ratelimit.NewAll(perCall, tokens)
+	if err != nil {
+		panic(err)
+	}
+	for range 2 {
+		r, err := limiter.AllowN(context.Background(), "user:42", 1200)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(r.Allowed, r.DeniedBy(), r.Parts()[0].Remaining, r.Parts()[1].Remaining)
+	}
+	// Output:
+	// true  59 800
+	// false tokens 59 800
 }
 
 func ExampleWithTiers() {
@@ -113,9 +144,11 @@ func ExampleReserve() {
 		return // come back after r.RetryAfter
 	}
 	fmt.Println("reserved, left:", r.Remaining)
-	if err := reservation.Settle(ctx, 1200); err != nil { // 900 more than estimated
+	r, err = reservation.Settle(ctx, 1200) // 900 more than estimated
+	if err != nil {
 		panic(err)
 	}
+	fmt.Println("settled, left:", r.Remaining)
 	r, err = tokens.Allow(ctx, "user:42")
 	if err != nil {
 		panic(err)
@@ -123,6 +156,7 @@ func ExampleReserve() {
 	fmt.Println(r.Allowed, r.RetryAfter)
 	// Output:
 	// reserved, left: 700
+	// settled, left: 0
 	// false 2m0.6s
 }
 
@@ -130,11 +164,11 @@ func ExampleReserve() {
 // that decides on a key.
 func ExampleAppendPolicies() {
 	mem := frozenMemory()
-	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 25}, ratelimit.WithPolicyName("burst"))
+	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 25}, ratelimit.WithName("burst"))
 	if err != nil {
 		panic(err)
 	}
-	daily, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1000))
+	daily, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1000), ratelimit.WithName("daily"))
 	if err != nil {
 		panic(err)
 	}
@@ -151,7 +185,7 @@ func ExampleAppendPolicies() {
 	}
 	// Output:
 	// "burst";q=25;w=2.5
-	// "1000/d";q=1000;w=86400
+	// "daily";q=1000;w=86400
 }
 
 func ExampleStatic() {

@@ -15,7 +15,7 @@ import (
 // It is safe for concurrent use if its function is. Make it by [NewRekeyed].
 type Rekeyed struct {
 	limiter Limiter
-	key     func(ctx context.Context, key string) (string, error)
+	key     *func(ctx context.Context, key string) (string, error) // the same in a [Share]
 }
 
 // NewRekeyed returns a limiter that asks l for the key that f makes of ctx and the key.
@@ -28,7 +28,7 @@ func NewRekeyed(l Limiter, f func(ctx context.Context, key string) (string, erro
 	case f == nil:
 		return nil, fmt.Errorf("%w: the key function is nil", ErrInvalidOption)
 	}
-	return &Rekeyed{l, f}, nil
+	return &Rekeyed{l, &f}, nil
 }
 
 // Allow is AllowN of 1.
@@ -108,7 +108,7 @@ func (r *Rekeyed) of(ctx context.Context, key string) (string, error) {
 	if err := CheckCall(ctx, key, 1); err != nil {
 		return "", err
 	}
-	return r.key(ctx, key)
+	return (*r.key)(ctx, key)
 }
 
 // Unwrap returns the limiter that decides on the other key.

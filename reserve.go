@@ -55,28 +55,34 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 // does so also when ctx has ended, within the store's own timeout. Of errors, [ErrSettled]
 // says that it has been settled before, [ErrInvalidN] that actual is below 0, both of which
 // change nothing; any other is the limiter's, after which the estimate stays charged.
-func (r *Reservation) Settle(ctx context.Context, actual int) error {
+//
+// The Result is that of the [Charge] if there is an excess. Otherwise the store is not asked
+// for one: it is the Result of Reserve, as it would have been for actual events at that
+// instant, but for a ResetAfter that may be too long.
+func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
 	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
-		return fmt.Errorf("%w: a Reservation is made by Reserve", ErrInvalidOption)
+		return Result{}, fmt.Errorf("%w: a Reservation is made by Reserve", ErrInvalidOption)
 	case actual < 0:
-		return fmt.Errorf("%w: an actual cost of %d", ErrInvalidN, actual)
+		return Result{}, fmt.Errorf("%w: an actual cost of %d", ErrInvalidN, actual)
 	case !r.settled.CompareAndSwap(false, true):
-		return ErrSettled
+		return Result{}, ErrSettled
 	}
 	ctx = context.WithoutCancel(ctx)
-	switch excess := actual - r.reserved; {
-	case excess < 0:
-		return r.limiter.Refund(ctx, r.key, r.charged, -excess)
-	case excess > 0:
-		_, err := Charge(ctx, r.limiter, r.key, excess)
-		return err
+	rest := r.reserved - actual
+	switch {
+	case rest < 0:
+		return Charge(ctx, r.limiter, r.key, -rest)
+	case rest > 0:
+		if err := r.limiter.Refund(ctx, r.key, r.charged, rest); err != nil {
+			return Result{}, err
+		}
 	}
-	return nil
+	return r.charged.without(rest, r.reserved), nil
 }
 
 // Cancel is Settle of 0: nothing was used.
-func (r *Reservation) Cancel(ctx context.Context) error { return r.Settle(ctx, 0) }
+func (r *Reservation) Cancel(ctx context.Context) (Result, error) { return r.Settle(ctx, 0) }
 
 // Charge charges n events of key, which have happened already, to l: whether they fit or
 // not if it is a [Charger], and else as many as fit. It is for limiters around others.

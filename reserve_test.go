@@ -25,6 +25,13 @@ func reserve(t *testing.T, l ratelimit.Limiter, n int) *ratelimit.Reservation {
 	return r
 }
 
+func settle(t *testing.T, r *ratelimit.Reservation, actual int) ratelimit.Result {
+	t.Helper()
+	settled, err := r.Settle(t.Context(), actual)
+	require.NoError(t, err)
+	return settled
+}
+
 func overcharge(t *testing.T, l ratelimit.Limiter, n int) ratelimit.Result {
 	t.Helper()
 	r, err := l.(ratelimit.Charger).Charge(t.Context(), "key", n)
@@ -36,15 +43,17 @@ func overcharge(t *testing.T, l ratelimit.Limiter, n int) ratelimit.Result {
 func TestAReservationIsSettledByTheActual(t *testing.T) {
 	onEach(t, ratelimit.PerHour(100), func(t *testing.T, lim ratelimit.Limiter, _ *clock) {
 		r := reserve(t, lim, 30)
-		require.NoError(t, r.Settle(t.Context(), 10))
+		settle(t, r, 10)
 		require.Equal(t, 90, peek(t, lim, "key").Remaining, "the rest is given back")
-		require.ErrorIs(t, r.Settle(t.Context(), 10), ratelimit.ErrSettled)
-		require.ErrorIs(t, r.Cancel(t.Context()), ratelimit.ErrSettled)
+		_, err := r.Settle(t.Context(), 10)
+		require.ErrorIs(t, err, ratelimit.ErrSettled)
+		_, err = r.Cancel(t.Context())
+		require.ErrorIs(t, err, ratelimit.ErrSettled)
 		require.Equal(t, 90, peek(t, lim, "key").Remaining)
 
-		require.NoError(t, reserve(t, lim, 10).Settle(t.Context(), 35))
+		settle(t, reserve(t, lim, 10), 35)
 		require.Equal(t, 55, peek(t, lim, "key").Remaining, "the excess is charged")
-		require.NoError(t, reserve(t, lim, 55).Settle(t.Context(), 55))
+		settle(t, reserve(t, lim, 55), 55)
 		require.Equal(t, 0, peek(t, lim, "key").Remaining)
 		none, res, err := ratelimit.Reserve(t.Context(), lim, "key", 1)
 		require.NoError(t, err)
@@ -59,9 +68,11 @@ func TestACancelledReservationChargesNothing(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		r, _, err := ratelimit.Reserve(ctx, lim, "key", 30)
 		require.NoError(t, err)
-		require.ErrorIs(t, r.Settle(ctx, -1), ratelimit.ErrInvalidN)
+		_, err = r.Settle(ctx, -1)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
 		cancel()
-		require.NoError(t, r.Cancel(ctx), "also when the caller has gone")
+		_, err = r.Cancel(ctx)
+		require.NoError(t, err, "also when the caller has gone")
 		require.Equal(t, 100, peek(t, lim, "key").Remaining)
 		_ = reserve(t, lim, 30) // never settled
 		require.Equal(t, 70, peek(t, lim, "key").Remaining)
@@ -72,7 +83,7 @@ func TestACancelledReservationChargesNothing(t *testing.T) {
 // limit's Burst changes, and a log's events leave a Period later.
 func TestADebtIsPaidByWaiting(t *testing.T) {
 	onEach(t, ratelimit.PerHour(60), func(t *testing.T, lim ratelimit.Limiter, c *clock) {
-		require.NoError(t, reserve(t, lim, 10).Settle(t.Context(), 300))
+		settle(t, reserve(t, lim, 10), 300)
 		r := allowN(t, lim, 1)
 		require.False(t, r.Allowed)
 		require.Equal(t, 0, r.Remaining)
@@ -132,8 +143,8 @@ func TestDebtsAddUp(t *testing.T) {
 		require.Equal(t, 300, peek(t, lim, "key").Remaining)
 
 		first, second := reserve(t, lim, 150), reserve(t, lim, 150)
-		require.NoError(t, first.Settle(t.Context(), 160))
-		require.NoError(t, second.Settle(t.Context(), 170))
+		settle(t, first, 160)
+		settle(t, second, 170)
 		give(allowAfterDebt(t, lim, c), 1)
 	})
 }
@@ -408,7 +419,7 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 		a := all(t, onOneKey(t, cached, "key"), newLimiter(t, algorithm, mem, ratelimit.PerDay(100)))
 		f, err := fallback.New(a, fallback.Local(local))
 		require.NoError(t, err)
-		require.NoError(t, reserve(t, f, 4).Settle(t.Context(), 13))
+		settle(t, reserve(t, f, 4), 13)
 		require.False(t, allowN(t, f, 1).Allowed)
 		require.Equal(t, 0, peek(t, lim, "key").Remaining)
 		require.Equal(t, 0, peek(t, local, "key").Remaining, "the mirror is full too")
@@ -422,10 +433,12 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	_, err = ratelimit.Charge(t.Context(), (*ratelimit.TokenBucket)(nil), "key", 1)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorIs(t, new(ratelimit.Reservation).Settle(t.Context(), 1), ratelimit.ErrInvalidOption)
+	_, err = new(ratelimit.Reservation).Settle(t.Context(), 1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	none, _, err := ratelimit.Reserve(t.Context(), ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil), "key", 1)
 	require.NoError(t, err)
-	require.ErrorIs(t, none.Cancel(t.Context()), ratelimit.ErrInvalidOption, "nothing was reserved")
+	_, err = none.Cancel(t.Context())
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "nothing was reserved")
 
 	down, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
 	require.NoError(t, err)
@@ -457,6 +470,82 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 	}
 }
 
+// What Settle answers is what a call for the actual cost would have answered.
+func TestTheResultOfSettleIsThatOfTheActual(t *testing.T) {
+	for _, algorithm := range algorithms {
+		mem := memory(t, newClock())
+		lim := newLimiter(t, algorithm, mem, ratelimit.PerHour(100))
+		safe := failover(t, newLimiter(t, algorithm, mem, ratelimit.PerHour(101)), fallback.LocalShare(1))
+		calls := newLimiter(t, algorithm, mem, ratelimit.PerHour(3), ratelimit.WithName("calls"))
+		a := all(t, perCall(t, calls), newLimiter(t, algorithm, mem, ratelimit.PerHour(40), ratelimit.WithName("a")))
+		free := ratelimit.Static(ratelimit.Result{Allowed: true}, nil)
+		wide := newLimiter(t, algorithm, mem, ratelimit.PerHour(102))
+		for name, l := range map[string]ratelimit.Limiter{
+			"one": lim, "a fallback": safe, "PerCall": perCall(t, calls), "All": a, "All in a fallback": failover(t, a, fallback.Open()),
+			"All in an All": all(t, onOneKey(t, a, "key"), free, wide),
+		} {
+			for _, actual := range []int{30, 10, 0} {
+				require.NoError(t, l.Reset(t.Context(), "key"))
+				r := settle(t, reserve(t, l, 30), actual)
+				require.NoError(t, l.Reset(t.Context(), "key"))
+				want := ratelimit.Result{Allowed: true, Limit: r.Limit, Remaining: r.Limit} // of 0
+				if actual > 0 {
+					want = allowN(t, l, actual)
+				}
+				require.Equal(t, visible(want), visible(r), "%s: %s of %d", algorithm, name, actual)
+				require.Equal(t, want.Charged(), r.Charged(), "%s: %s of %d", algorithm, name, actual)
+				require.Len(t, r.Parts(), len(allowN(t, l, 1).Parts()))
+				for i, part := range want.Parts() {
+					require.Equal(t, visible(part), visible(r.Parts()[i]), "%s: %s of %d", algorithm, name, actual)
+				}
+			}
+			require.NoError(t, l.Reset(t.Context(), "key"))
+			r := settle(t, reserve(t, l, 30), 10)
+			require.Positive(t, r.Charged())
+			require.NoError(t, l.Refund(t.Context(), "key", r, 30), "%s: what is charged is still to be refunded", name)
+			back := peek(t, l, "key")
+			require.Equal(t, back.Limit, back.Remaining, "%s: %s", algorithm, name)
+		}
+	}
+	over := settle(t, reserve(t, inMemory(t, "sliding_log", ratelimit.PerHour(100)), 10), 12)
+	require.Equal(t, []int{88, 2}, []int{over.Remaining, over.Charged()}, "of the Charge")
+	broken := deaf{inMemory(t, "token_bucket", ratelimit.PerHour(9))}
+	r, err := reserve(t, broken, 5).Settle(t.Context(), 3)
+	require.ErrorIs(t, err, errGone)
+	require.Zero(t, r)
+}
+
+// noting leaves a note on the Results of a limiter.
+type noting struct {
+	ratelimit.Limiter
+	mark *ratelimit.Mark
+}
+
+func (l *noting) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r, err := l.Limiter.AllowN(ctx, key, n)
+	return r.With(l.mark), err
+}
+
+func TestTheResultOfSettleKeepsTheNotesOfWrappers(t *testing.T) {
+	lim := inMemory(t, "token_bucket", ratelimit.PerHour(9))
+	for _, inner := range []ratelimit.Limiter{lim, all(t, lim), onOneKey(t, all(t, lim, lim), "key")} {
+		l := &noting{Limiter: inner}
+		l.mark = ratelimit.NewMark(l, ratelimit.SourceLocal, "note")
+		r := settle(t, reserve(t, l, 3), 1)
+		under, note, ok := r.Of(l)
+		require.True(t, ok)
+		require.Equal(t, "note", note)
+		require.Equal(t, ratelimit.SourceLocal, r.Source())
+		require.NoError(t, inner.Refund(t.Context(), "key", under, 1))
+		require.Equal(t, 9, peek(t, inner, "key").Remaining)
+	}
+}
+
+// visible is what can be read of r, but for a ResetAfter that may be too long.
+func visible(r ratelimit.Result) ratelimit.Result {
+	return ratelimit.Result{Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining, RetryAfter: r.RetryAfter, Delay: r.Delay}
+}
+
 func TestOfManyWhoSettleAtOnceOneDoes(t *testing.T) {
 	onEach(t, ratelimit.PerHour(100), func(t *testing.T, lim ratelimit.Limiter, _ *clock) {
 		r := reserve(t, lim, 30)
@@ -464,7 +553,7 @@ func TestOfManyWhoSettleAtOnceOneDoes(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {
-				switch err := r.Settle(context.Background(), 20); {
+				switch _, err := r.Settle(context.Background(), 20); {
 				case err == nil:
 					settled.Add(1)
 				case !errors.Is(err, ratelimit.ErrSettled):
@@ -491,7 +580,7 @@ func TestAReservationIsSettledAfterAChangeOfTier(t *testing.T) {
 			tier = "free"
 			r := reserve(t, lim, 8)
 			tier = during
-			require.NoError(t, r.Settle(t.Context(), 3))
+			settle(t, r, 3)
 			tier = "free"
 			require.Equal(t, 7, peek(t, lim, "key").Remaining, "the rest of the estimate is given back: %s", during)
 			require.NoError(t, lim.Reset(t.Context(), "key"))
@@ -499,7 +588,7 @@ func TestAReservationIsSettledAfterAChangeOfTier(t *testing.T) {
 		tier = "internal"
 		r := reserve(t, lim, 8)
 		tier = "free"
-		require.NoError(t, r.Settle(t.Context(), 12))
+		settle(t, r, 12)
 		require.Equal(t, 6, peek(t, lim, "key").Remaining, "what was free stays so")
 	})
 }

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"fmt"
 	"strconv"
 	"time"
 
@@ -24,6 +25,40 @@ type Result struct {
 	mark *Mark // nil unless a wrapper had a part in it
 }
 
+// String is the Result in short, for logs and the messages of tests:
+//
+//	allowed, 7 of 10 left, reset in 2.5s
+//	denied by "per_user" (local), retry after 1.2s
+//
+// The form may change.
+func (r Result) String() string {
+	s := "denied"
+	if r.Allowed {
+		s = "allowed"
+	}
+	if name := r.DeniedBy(); name != "" {
+		s += " by " + strconv.Quote(name)
+	}
+	if source := r.Source(); source != SourceStore {
+		s += " (" + source.String() + ")"
+	}
+	if r.Counted() && (r.Allowed || r.Remaining > 0) {
+		s += fmt.Sprintf(", %d of %d left", r.Remaining, r.Limit)
+	}
+	switch {
+	case r.Allowed && r.Delay > 0:
+		s += ", delayed by " + r.Delay.String()
+	case r.RetryAfter == Never:
+		s += ", never admitted"
+	case r.RetryAfter > 0:
+		s += ", retry after " + r.RetryAfter.String()
+	}
+	if r.Allowed && r.ResetAfter > 0 {
+		s += ", reset in " + r.ResetAfter.String()
+	}
+	return s
+}
+
 // Charged is how many events the Result has charged, and so how many a Refund can give
 // back. It is 0 for a denial, for a Peek and for events that were let through uncounted,
 // and for the Results of limiters that are not built on this package.
@@ -38,8 +73,10 @@ func (r Result) Charged() int {
 // where no limit has counted the events: those of [SourceFailOpen], [SourceFailClosed] and
 // [SourceUnlimited], and an admission by a list or with a Limit of 0, such as that of a
 // [Static].
-func (r Result) Counted() bool {
-	switch r.Source() {
+func (r Result) Counted() bool { return r.counted() }
+
+func (r *Result) counted() bool {
+	switch r.source() {
 	case SourceFailOpen, SourceFailClosed, SourceUnlimited:
 		return false
 	case SourceList:
@@ -132,7 +169,9 @@ func (s Source) String() string {
 
 // Source says what made the Result. One of package fallback says that the store did not
 // answer: SourceFailOpen, SourceFailClosed and SourceLocal.
-func (r Result) Source() Source {
+func (r Result) Source() Source { return r.source() }
+
+func (r *Result) source() Source {
 	for m := r.mark; m != nil; m = m.under {
 		if m.source != SourceStore {
 			return m.source
@@ -199,6 +238,22 @@ type joined struct {
 	deniedBy string // the name of a part
 }
 
+// sum gives r what its parts leave: Limit and Remaining of the counted one with the least
+// left, and the longest ResetAfter of all that are counted.
+func (r *Result) sum(parts []Result) {
+	known := false
+	for i := range parts {
+		p := &parts[i]
+		if !p.Allowed && *p == (Result{}) || !p.counted() {
+			continue
+		}
+		if !known || p.Remaining < r.Remaining {
+			r.Limit, r.Remaining, known = p.Limit, p.Remaining, true
+		}
+		r.ResetAfter = max(r.ResetAfter, p.ResetAfter)
+	}
+}
+
 // markOf is j's mark, of this source.
 func (j *joined) markOf(source Source) *Mark {
 	j.mark = Mark{source: source, note: j}
@@ -218,10 +273,61 @@ func (r Result) joined() *joined {
 // byUnlimited is on all Results that Unlimited makes.
 var byUnlimited = Mark{source: SourceUnlimited}
 
+// room is how many events fit, by the denial r: Remaining of those that deny.
+func (r *Result) room() int {
+	room, known := r.Remaining, false
+	for _, p := range r.Parts() {
+		if p.RetryAfter > 0 && (!known || p.Remaining < room) {
+			room, known = p.Remaining, true
+		}
+	}
+	return room
+}
+
+// without is r, which has admitted a call for so many events, as it would be if n of them
+// were given back at once. ResetAfter may be too long.
+func (r Result) without(n, events int) Result {
+	charged := r.Charged()
+	if charged < events && n < events { // PerCall gives all back or none
+		return r
+	}
+	if n = min(n, charged); n <= 0 {
+		return r
+	}
+	if j := r.joined(); j != nil {
+		less := &joined{parts: make([]Result, len(j.parts)), charged: charged - n}
+		for i := range j.parts {
+			less.parts[i] = j.parts[i].without(n, events)
+		}
+		r.mark, r.ResetAfter = r.mark.with(less), 0
+		r.sum(less.parts)
+		return r
+	}
+	r.Remaining += min(n, r.Limit-r.Remaining)
+	if r.n -= int32(n); r.n == 0 { // so that it is not given back twice
+		r.at, r.period, r.rate = 0, 0, 0
+		if r.Remaining == r.Limit {
+			r.ResetAfter = 0
+		}
+	}
+	return r
+}
+
+// with is m with j in place of the note of the All.
+func (m *Mark) with(j *joined) *Mark {
+	above := *m
+	if _, ok := m.note.(*joined); ok {
+		j.mark, j.mark.note = above, j
+		return &j.mark
+	}
+	above.under = m.under.with(j)
+	return &above
+}
+
 // uncounted is whether r has charged nobody since no limit counts it. A list that denies is
 // a limit of 0.
 func (r *Result) uncounted() bool {
-	s := r.Source()
+	s := r.source()
 	return s == SourceUnlimited || s == SourceList && r.Limit > 0
 }
 

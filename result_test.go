@@ -2,6 +2,7 @@ package ratelimit_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -95,6 +96,34 @@ func TestAResultSaysWhetherALimitHasCounted(t *testing.T) {
 	}
 	require.Equal(t, ratelimit.Result{RetryAfter: ratelimit.Never}, allow(t, inMemory(t, "token_bucket", ratelimit.PerHour(0)), "key"),
 		"a Rate of 0 needs no mark")
+}
+
+func TestAResultIsALineOfALog(t *testing.T) {
+	down := ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)
+	mem := memory(t, newClock())
+	bucket := newLimiter(t, "token_bucket", mem, ratelimit.PerSecond(10))
+	user := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(2), ratelimit.WithName("per_user"))
+	leaky := newLimiter(t, "leaky_bucket", mem, ratelimit.PerSecond(10))
+	allowN(t, leaky, 1)
+	for want, r := range map[string]ratelimit.Result{
+		"denied":                                {},
+		"allowed":                               {Allowed: true},
+		"allowed, 7 of 10 left, reset in 300ms": allowN(t, bucket, 3),
+		"denied, 7 of 10 left, retry after 100ms":                   allowN(t, bucket, 8),
+		"denied, 7 of 10 left, never admitted":                      allowN(t, bucket, 11),
+		"allowed, 8 of 10 left, delayed by 100ms, reset in 200ms":   allowN(t, leaky, 1),
+		"denied (zero_rate), never admitted":                        allowN(t, newLimiter(t, "token_bucket", mem, ratelimit.PerSecond(0)), 1),
+		"allowed (unlimited)":                                       allowN(t, newLimiter(t, "token_bucket", mem, ratelimit.Unlimited()), 1),
+		"allowed (fail_open)":                                       allowN(t, failover(t, down, fallback.Open()), 1),
+		"denied (fail_closed), retry after 1s":                      allowN(t, failover(t, down, fallback.Closed()), 1),
+		"allowed, 1 of 2 left, reset in 1h0m0s":                     allowN(t, all(t, bucket, user), 1),
+		`denied by "per_user", 1 of 2 left, never admitted`:         allowN(t, all(t, bucket, user), 3),
+		`denied by "per_user" (local), 1 of 2 left, retry after 1s`: allowN(t, failover(t, down, fallback.Local(all(t, bucket, user))), 3),
+		"allowed, -1 of 3 left, reset in 2562047h47m16.854775807s":  {Allowed: true, Limit: 3, Remaining: -1, ResetAfter: ratelimit.Never, RetryAfter: -1},
+	} {
+		require.Equal(t, want, r.String())
+		require.Equal(t, want, fmt.Sprint(r))
+	}
 }
 
 // fallbackOfTheirOwn is what a third party can write: it lets events through when its

@@ -102,8 +102,9 @@ func (r *round) prepare(ctx context.Context) (err error) {
 		if e.core == nil {
 			continue
 		}
-		if e.key = r.key; e.rekeyed != nil {
-			if e.key, err = e.rekeyed.key(ctx, r.key); err != nil {
+		e.key = r.key
+		for _, k := range e.rekeyed {
+			if e.key, err = k.of(ctx, e.key); err != nil {
 				return err
 			}
 		}
@@ -183,8 +184,7 @@ func (r *round) sharing(e *entry) (parts int) {
 
 // sameState is whether both charge the same key of the same namespace.
 func (e *entry) sameState(other *entry) bool {
-	oneStore := e.core == other.core || e.store != nil && e.store == other.store
-	return oneStore && e.key == other.key && e.core.namespace.Equal(other.core.namespace)
+	return e.key == other.key && e.sameSpace(other.part)
 }
 
 // charge decides on one part.
@@ -192,7 +192,7 @@ func (r *round) charge(ctx context.Context, e *entry) (err error) {
 	if e.core == nil {
 		*e.result, err = r.how.ask(ctx, e.limiter, r.key, r.n)
 	} else {
-		err = e.core.decide(ctx, e.key, r.n, take, &e.limit, e.result)
+		err = e.core.decide(ctx, e.key, e.events(r.n), take, &e.limit, e.result)
 	}
 	e.decided, e.charged = err == nil, err == nil && e.result.Allowed
 	r.denied = err == nil && !e.result.Allowed
@@ -224,7 +224,7 @@ func (r *round) chargeTogether(ctx context.Context) error {
 // namespace have one for all; -1 if they differ in the limit, and must be decided one
 // after the other.
 func (r *round) requestOf(e *entry) int {
-	n := min(int64(r.n), beyond)
+	n := min(int64(e.events(r.n)), beyond)
 	for i := range r.requests {
 		req := &r.requests[i]
 		if req.Key != e.key || !req.Namespace.Equal(e.core.namespace) {
@@ -248,12 +248,12 @@ func (r *round) read(e *entry, req *store.Request, reply store.Reply) {
 		charged = 0
 	}
 	e.core.result(e.result, req.Limit, reply, req.N, charged)
-	e.result.n = min(e.result.n, int32(min(r.n, maxEvents)))
+	e.result.n = min(e.result.n, int32(min(e.events(r.n), maxEvents)))
 	// The parts before are told as if charged before: or else a Refund, which gives
 	// back to each what is still charged, would find the same events twice. Where only the
 	// tail is taken back, all of them are the tail.
 	if charged > 0 && !e.core.algorithm.tail {
-		req.N -= int64(r.n)
+		req.N -= int64(e.events(r.n))
 	}
 	e.decided, e.charged = true, !r.denied
 }
@@ -279,89 +279,81 @@ func (r *round) giveBack(ctx context.Context) {
 		if !e.charged || e.result.uncounted() {
 			continue
 		}
+		var err error
 		if e.core != nil { // by the limit of the charge, without asking for it anew
-			_ = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.result.receipt(int64(r.n)))
+			err = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.result.receipt(int64(r.n)))
 		} else {
-			_ = e.limiter.Refund(ctx, r.key, *e.result, r.n)
+			err = e.limiter.Refund(ctx, r.key, *e.result, r.n)
 		}
-		*e.result = e.result.before(r.n)
-	}
-}
-
-// before is r without the n events that it has charged, not to be refunded again.
-func (r *Result) before(n int) Result {
-	j := r.joined()
-	if j != nil && j.charged == 0 { // denied, and let through
-		n = 0
-	}
-	b := Result{Allowed: true, Limit: r.Limit, Remaining: r.Remaining, mark: r.mark}
-	if b.Remaining += min(n, r.Limit-r.Remaining); b.Remaining < b.Limit {
-		b.ResetAfter = r.ResetAfter
-	}
-	if j != nil && j.charged > 0 {
-		parts := make([]Result, len(j.parts))
-		for i := range j.parts {
-			if parts[i] = j.parts[i]; !parts[i].uncounted() {
-				parts[i] = j.parts[i].before(n)
-			}
+		if err == nil {
+			*e.result = e.result.without(r.n, r.n)
 		}
-		b.mark = (&joined{parts: parts}).markOf(r.Source())
 	}
-	return b
 }
 
 // result is the whole of results.
 func (r *round) result(ctx context.Context) Result {
-	whole := Result{Allowed: !r.denied, Limit: maxEvents, Remaining: maxEvents}
-	source, worst, known := SourceUnlimited, -1, false
+	whole, source, worst := Result{Allowed: !r.denied}, SourceUnlimited, -1
 	for i := range r.entries {
-		if !r.entries[i].decided {
+		e, p := &r.entries[i], &r.results[i]
+		if e.core == nil {
+			r.spread(ctx, e)
+		}
+		if !e.decided || e.failed {
 			continue
 		}
-		p := &r.results[i]
-		known = whole.add(p) || known
-		if s := p.Source(); !r.entries[i].failed && weights[s] > weights[source] {
+		if whole.Allowed {
+			whole.Delay = max(whole.Delay, p.Delay)
+		} else if !p.Allowed && (worst < 0 || p.RetryAfter > whole.RetryAfter) {
+			whole.RetryAfter, worst = p.RetryAfter, i
+		}
+		if s := p.source(); weights[s] > weights[source] {
 			source = s
 		}
-		if r.denied && !p.Allowed && (worst < 0 || p.RetryAfter > r.results[worst].RetryAfter) {
-			worst = i
-		}
-	}
-	if !known && source == SourceFailOpen {
-		whole.Limit, whole.Remaining = 0, 0
 	}
 	j := &joined{parts: r.results}
 	if worst >= 0 {
-		j.deniedBy = r.name(ctx, worst)
+		source, j.deniedBy = r.results[worst].source(), r.name(ctx, worst)
 	}
 	if !r.denied && r.how.what != peek {
 		j.charged = r.n
 	}
+	if source == SourceUnlimited || source == SourceList && whole.Allowed { // as long as nothing is counted
+		whole.Limit, whole.Remaining = maxEvents, maxEvents
+	}
+	whole.sum(j.parts)
 	whole.mark = j.markOf(source)
 	return whole
 }
 
-// add makes r what it is with one more limit, that of p, and says whether it is known
-// what that has left.
-func (r *Result) add(p *Result) (known bool) {
-	known = p.Source() != SourceFailOpen && !p.uncounted()
-	if known && p.Remaining < r.Remaining {
-		r.Limit, r.Remaining = p.Limit, p.Remaining
+// spread gives e as many results as it has policies, so that [Result.Parts] are in their
+// order. What was not asked, or has answered for several limits at once, has one.
+func (r *round) spread(ctx context.Context, e *entry) {
+	if e.result.parts() != nil || isOne(e.limiter) {
+		return
 	}
-	if r.Allowed {
-		r.Delay = max(r.Delay, p.Delay)
-	} else {
-		r.RetryAfter = max(r.RetryAfter, p.RetryAfter)
+	policies, err := AppendPolicies(ctx, nil, e.limiter, r.key)
+	if err != nil || len(policies) < 2 {
+		return
 	}
-	r.ResetAfter = max(r.ResetAfter, p.ResetAfter)
-	return known
+	j := &joined{parts: make([]Result, len(policies)), charged: e.result.Charged()}
+	j.parts[0] = *e.result
+	*e.result = e.result.With(j.markOf(e.result.Source()))
 }
 
-// weights says which source stands for several: a store that did not answer outweighs one
-// that did, most of all if the event is refused for it, and either a limit that needs none.
+// isOne is whether one of the five types is all that l has inside.
+func isOne(l Limiter) bool {
+	for l != nil && coreOf(l) == nil {
+		l = inside(l)
+	}
+	return l != nil
+}
+
+// weights says which source stands for several that admit: a store that did not answer
+// outweighs one that did, and either a limit that needs none.
 var weights = [...]uint8{
 	SourceUnlimited: 0, SourceList: 1, SourceZeroRate: 2, SourceStore: 3,
-	SourceFailOpen: 4, SourceLocal: 4, SourceDenyCache: 4, SourceFailClosed: 5,
+	SourceFailOpen: 4, SourceFailClosed: 4, SourceLocal: 4, SourceDenyCache: 4,
 }
 
 // name is that of part i.

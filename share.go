@@ -32,12 +32,18 @@ func Share(l Limiter, s store.Store, n int) (Limiter, error) {
 			}
 		}
 		return NewAll(parts...)
+	case *perCall:
+		inner, err := Share(l.limiter, s, n)
+		if err != nil {
+			return nil, err
+		}
+		return PerCall(inner)
 	case *Rekeyed:
 		inner, err := Share(l.limiter, s, n)
 		if err != nil {
 			return nil, err
 		}
-		return NewRekeyed(inner, l.key)
+		return &Rekeyed{inner, l.key}, nil
 	case *DenyCache:
 		return Share(l.limiter, s, n)
 	}

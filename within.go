@@ -62,8 +62,8 @@ func (r *Result) inTime(d time.Duration) bool { return !r.Allowed || r.Delay <= 
 
 // tooLate is the denial of n events whose turn, by r, comes later than d.
 func (r *Result) tooLate(n int, d time.Duration) Result {
-	denial := r.before(n)
-	denial.Allowed, denial.RetryAfter = false, wholeMicroseconds(r.Delay-max(d, 0))
+	denial := r.without(n, n)
+	denial.Allowed, denial.Delay, denial.RetryAfter = false, 0, wholeMicroseconds(r.Delay-max(d, 0))
 	return denial
 }
 

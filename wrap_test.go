@@ -53,6 +53,10 @@ func TestWrappersInAnOrderThatCannotWorkAreRefused(t *testing.T) {
 		require.Equal(t, may.inFallback, err == nil, "a fallback around %s under another key", name)
 		_, err = ratelimit.NewAll(inside[name])
 		require.Equal(t, may.inAll, err == nil, "an All around %s", name)
+		listed, err := accesslist.New(inside[name])
+		require.NoError(t, err)
+		_, err = ratelimit.NewAll(onOneKey(t, listed, "key"))
+		require.Equal(t, may.inAll, err == nil, "an All around %s two layers down", name)
 	}
 	_, err := fallback.New(inside["shadow"], fallback.Open())
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)

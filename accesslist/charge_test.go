@@ -27,7 +27,8 @@ func TestADebtIsChargedToTheLimiterWithinOnRedisToo(t *testing.T) {
 	reservation, r, err := ratelimit.Reserve(ctx, lim, "key", 4)
 	require.NoError(t, err)
 	require.Equal(t, 6, r.Remaining)
-	require.NoError(t, reservation.Settle(ctx, 25))
+	_, err = reservation.Settle(ctx, 25)
+	require.NoError(t, err)
 	r, err = inner.Allow(ctx, "key")
 	require.NoError(t, err)
 	require.False(t, r.Allowed)
@@ -43,5 +44,6 @@ func TestWhatSeveralUnlimitedLimitsWithinAdmitCanBeRefunded(t *testing.T) {
 	reservation, r, err := ratelimit.Reserve(t.Context(), lim, "key", 4)
 	require.NoError(t, err)
 	require.Equal(t, ratelimit.SourceUnlimited, r.Source())
-	require.NoError(t, reservation.Settle(t.Context(), 1))
+	_, err = reservation.Settle(t.Context(), 1)
+	require.NoError(t, err)
 }

@@ -24,7 +24,8 @@ func TestADebtIsChargedToTheLimiterWithin(t *testing.T) {
 	for key, lim := range map[string]ratelimit.Limiter{"waiter": waiter, "slowdown": slowdown} {
 		reservation, _, err := ratelimit.Reserve(context.Background(), lim, key, 4)
 		require.NoError(t, err)
-		require.NoError(t, reservation.Settle(context.Background(), 25))
+		_, err = reservation.Settle(context.Background(), 25)
+		require.NoError(t, err)
 		r, err := inner.Allow(context.Background(), key)
 		require.NoError(t, err)
 		require.Greater(t, r.RetryAfter, 15*24*time.Hour, key)
