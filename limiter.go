@@ -27,7 +27,7 @@
 //	  └ Waiter         who waits               throttle.NewWaiter
 //	    └ Rekeyed      which key               NewRekeyed
 //	      └ fallback   if the store fails      fallback.New
-//	        └ DenyCache   what is not asked    NewDenyCache
+//	        └ denycache   what is not asked    denycache.New
 //	          └ TokenBucket, …   the decision
 //
 // With several limits the middle is another one:
@@ -38,7 +38,7 @@
 //	    │ └ TokenBucket, …
 //	    └ SlidingWindow, …
 //
-// Leave out what you do not need. Constructors refuse what cannot work: a DenyCache goes
+// Leave out what you do not need. Constructors refuse what cannot work: a denycache goes
 // around one limit alone, a fallback has no Waiter, shadow or accesslist inside, and an All
 // no Waiter.
 //
@@ -158,23 +158,6 @@ func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, err
 
 func errNoAlgorithm(name string) error {
 	return fmt.Errorf("%w: no algorithm %q: it is one of %s", ErrInvalidOption, name, strings.Join(Algorithms(), ", "))
-}
-
-// AlgorithmOf returns the name of the algorithm that decides for l, as [New] knows it.
-// It looks through limiters that have a method Unwrap() Limiter: [Rekeyed], [DenyCache],
-// and those of the packages fallback and accesslist. It returns "" for other limiters.
-func AlgorithmOf(l Limiter) string {
-	for !isnil.Is(l) {
-		if lim := coreOf(l); lim != nil {
-			return lim.algorithm.rule.Name
-		}
-		w, ok := l.(interface{ Unwrap() Limiter })
-		if !ok {
-			break
-		}
-		l = w.Unwrap()
-	}
-	return ""
 }
 
 // CheckCall returns the error with which a [Limiter] answers bad input before it decides:

@@ -118,7 +118,7 @@ func inQueue(l Limiter) any {
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l Limiter) queue.Kind {
 	_, delays := l.(Delayer)
-	return queue.KindOf(AlgorithmOf(l), delays)
+	return queue.KindOf(algorithmOf(l), delays)
 }
 
 // asker asks l for the waiters of queue.

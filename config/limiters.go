@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -271,7 +272,7 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 		if err != nil || !s.denyCache {
 			return lim, err
 		}
-		return ratelimit.NewDenyCache(lim)
+		return denycache.New(lim)
 	})
 }
 

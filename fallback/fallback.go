@@ -48,7 +48,7 @@ import (
 // up to 6 MB for keys that are not handed back yet. It starts no goroutine and has
 // nothing to close. Its time is the process's own.
 //
-// It goes around a [ratelimit.DenyCache], and around a [ratelimit.All] as a whole.
+// It goes around a denycache, and around a [ratelimit.All] as a whole.
 // It is safe for concurrent use. Make it by [New].
 type Limiter struct {
 	limiter  ratelimit.Limiter

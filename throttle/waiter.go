@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/order"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
@@ -129,7 +130,7 @@ func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l ratelimit.Limiter) queue.Kind {
 	_, delays := l.(ratelimit.Delayer)
-	return queue.KindOf(ratelimit.AlgorithmOf(l), delays)
+	return queue.KindOf(five.AlgorithmOf(l), delays)
 }
 
 // kindNow is the kind of the limiter. That of a leaky bucket is known to turn denials into

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
@@ -160,7 +161,7 @@ func TestCallersThatWaitGetWhatTheLimiterAdmitsAndNoneSleepsLonger(t *testing.T)
 		}
 		wg.Wait()
 		want := 0 // the window is full until 10 s, the log as well; the queue is 10 s long
-		if _, queue := lim.(*ratelimit.LeakyBucket); !queue && hasBurst(ratelimit.AlgorithmOf(lim)) {
+		if _, queue := lim.(*ratelimit.LeakyBucket); !queue && hasBurst(five.AlgorithmOf(lim)) {
 			want = 5
 		}
 		require.EqualValues(t, want, admitted.Load())
