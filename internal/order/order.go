@@ -2,7 +2,12 @@
 // by what it embeds, so that constructors see it without importing it.
 package order
 
-import "reflect"
+import (
+	"reflect"
+	"slices"
+
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
+)
 
 // Answers is embedded in a wrapper that answers for the limiter inside, whatever that
 // decides. Inside a fallback it would hide failures of the store, or be overruled by it.
@@ -15,16 +20,43 @@ type Sleeps struct{ Answers }
 
 func (Sleeps) sleeps() {}
 
-// DoesAnswer reports whether l embeds Answers or Sleeps.
-func DoesAnswer(l any) bool {
-	_, ok := l.(interface{ answers() })
-	return ok
+// Parts is embedded in a limiter around several others, which are L.
+type Parts[L any] struct{ all []L }
+
+// NewParts returns the Parts that are all.
+func NewParts[L any](all []L) Parts[L] { return Parts[L]{slices.Clone(all)} }
+
+func (p Parts[L]) parts() []L { return p.all }
+
+// Answering returns what embeds Answers or Sleeps: l, or what is found in it through methods
+// Unwrap() L and through Parts.
+func Answering[L any](l L) (found L, ok bool) {
+	return find(l, func(l any) bool { _, ok := l.(interface{ answers() }); return ok })
 }
 
-// DoesSleep reports whether l embeds Sleeps.
-func DoesSleep(l any) bool {
-	_, ok := l.(interface{ sleeps() })
-	return ok
+// Sleeping returns what embeds Sleeps, as Answering does.
+func Sleeping[L any](l L) (found L, ok bool) {
+	return find(l, func(l any) bool { _, ok := l.(interface{ sleeps() }); return ok })
+}
+
+func find[L any](l L, is func(l any) bool) (found L, ok bool) {
+	if isnil.Is(l) {
+		return found, false
+	}
+	if is(l) {
+		return l, true
+	}
+	switch around := any(l).(type) {
+	case interface{ Unwrap() L }:
+		return find(around.Unwrap(), is)
+	case interface{ parts() []L }:
+		for _, part := range around.parts() {
+			if found, ok = find(part, is); ok {
+				break
+			}
+		}
+	}
+	return found, ok
 }
 
 // Remembers is embedded in a wrapper that answers as the limiter inside would, only sooner.
