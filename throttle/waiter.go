@@ -59,6 +59,10 @@ import (
 // time (or a synctest bubble's), so that l's store must not have a simulated clock that
 // stands still.
 //
+// A denial has the source and the parts of l's. That of an event that stands behind others
+// has those of the last denial in its queue. AllowUpTo, AllowWithin, Peek and Charge never
+// sleep.
+//
 // It is safe for concurrent use. Make it by [NewWaiter].
 type Waiter struct {
 	sleeps
@@ -259,7 +263,12 @@ func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Du
 		if kind == queue.Leaky {
 			d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
 		}
-		return ratelimit.Result{Limit: d.Limit, RetryAfter: wholeMicros(d.RetryAfter), ResetAfter: wholeMicros(d.ResetAfter)}, nil
+		r, told := d.Told.(ratelimit.Result)
+		if !told {
+			r.Limit = d.Limit
+		}
+		r.Remaining, r.RetryAfter, r.ResetAfter = 0, wholeMicros(d.RetryAfter), wholeMicros(d.ResetAfter)
+		return r, nil
 	}
 	r := a.result
 	if !r.Allowed {
@@ -282,15 +291,18 @@ func (w *Waiter) due(r ratelimit.Result) time.Duration {
 	return max(r.RetryAfter, leastRetryAfter)
 }
 
-// denial is r on n events as refused, to a caller who could have slept for early. One that l
-// has admitted is made anew: r could be refunded a second time.
+// denial is r on n events as refused, to a caller who could have slept for early. What l has
+// admitted has been given back.
 func (w *Waiter) denial(r ratelimit.Result, n int, early time.Duration) ratelimit.Result {
 	if r.Allowed {
 		reset := r.ResetAfter
 		if w.leaky(&r) { // the events before are gone when its turn comes
 			reset = r.Delay
 		}
-		return ratelimit.Result{Limit: r.Limit, RetryAfter: max(leastRetryAfter, wholeMicros(r.Delay-early)), ResetAfter: reset}
+		retry := max(leastRetryAfter, wholeMicros(r.Delay-early))
+		r = withoutCharge(r, n)
+		r.Allowed, r.Remaining, r.RetryAfter, r.ResetAfter, r.Delay = false, 0, retry, reset, 0
+		return r
 	}
 	if r.Remaining >= n { // there is room, but too late
 		r.Remaining = 0
@@ -298,6 +310,25 @@ func (w *Waiter) denial(r ratelimit.Result, n int, early time.Duration) ratelimi
 	r.RetryAfter = max(r.RetryAfter, leastRetryAfter)
 	if w.leaky(&r) && r.RetryAfter != ratelimit.Never {
 		r.RetryAfter = max(r.RetryAfter, wholeMicros(r.ResetAfter-early))
+	}
+	return r
+}
+
+// decided is a limiter that has decided already.
+type decided struct {
+	ratelimit.Limiter
+	result ratelimit.Result
+}
+
+func (d decided) AllowN(context.Context, string, int) (ratelimit.Result, error) { return d.result, nil }
+
+func (d decided) Refund(context.Context, string, ratelimit.Result, int) error { return nil }
+
+// withoutCharge is r, an admission of n events that were given back, as what cannot be
+// refunded again.
+func withoutCharge(r ratelimit.Result, n int) ratelimit.Result {
+	if r.Charged() > 0 { // and else it is a Peek's
+		r, _ = ratelimit.AllowWithin(context.Background(), decided{result: r}, "", n, 0)
 	}
 	return r
 }
@@ -313,6 +344,15 @@ func (w *Waiter) AllowWithin(ctx context.Context, key string, n int, d time.Dura
 		return ratelimit.Result{}, errNoConstructor
 	}
 	return ratelimit.AllowWithin(ctx, w.limiter, key, n, d)
+}
+
+// AllowUpTo admits as many of n events as l has room for now: granted of them, 0 to n. It does
+// not sleep. Delay is l's, for the caller to sleep.
+func (w *Waiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
+	if w.limiter == nil {
+		return 0, ratelimit.Result{}, errNoConstructor
+	}
+	return ratelimit.AllowUpTo(ctx, w.limiter, key, n)
 }
 
 // Peek answers what Allow would, at once: if that would sleep and then admit, nobody
@@ -401,11 +441,15 @@ func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 
 // decision is what a queue needs of r.
 func decision(r ratelimit.Result) queue.Decision {
-	return queue.Decision{
+	d := queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
 		Elsewhere: r.Source() != ratelimit.SourceStore,
 	}
+	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // or else r says no more than d
+		d.Told = r
+	}
+	return d
 }
 
 // wholeMicros rounds d up to whole µs.

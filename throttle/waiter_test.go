@@ -14,8 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -653,5 +655,127 @@ func TestAWaiterAroundALeakyBucketServesItsRateToImpatientCallers(t *testing.T) 
 		}
 		wg.Wait()
 		require.GreaterOrEqual(t, served.Load(), int64(285))
+	})
+}
+
+// A denial that a Waiter makes itself, since no patience or no place is left, says as much
+// as the limiter's own.
+func TestADenialNamesTheLimitAndItsSourceWhoeverMakesIt(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	gone, err := ratelimit.New("token_bucket", failing{mem}, ratelimit.PerHour(1), ratelimit.WithName("far"))
+	require.NoError(t, err)
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			mem, err := memstore.New()
+			require.NoError(t, err)
+			named := func(name string, l ratelimit.Limit) ratelimit.Limiter {
+				lim, err := ratelimit.New(algorithm, mem, l, ratelimit.WithName(name))
+				require.NoError(t, err)
+				return lim
+			}
+			both, err := ratelimit.NewAll(named("small", ratelimit.PerHour(1)), named("large", ratelimit.PerMinute(1000)))
+			require.NoError(t, err)
+			lim, err := fallback.New(gone, fallback.Local(both))
+			require.NoError(t, err)
+			spend(t, lim, 1)
+			behind, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			patient, full := waiter(t, lim, 3*time.Hour, throttle.WithMaxWaiting(1)), waiter(t, lim, 3*time.Hour, throttle.WithMaxWaiting(1))
+			requireNamed := func(how string, r ratelimit.Result) {
+				t.Helper()
+				require.False(t, r.Allowed, how)
+				require.Positive(t, r.RetryAfter, how)
+				require.Equal(t, ratelimit.SourceLocal, r.Source(), how)
+				require.Len(t, r.Parts(), 2, how)
+				require.Equal(t, 1, r.Limit, how)
+				require.Zero(t, r.Charged(), how)
+				require.ErrorIs(t, patient.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidN, how)
+				if algorithm != "leaky_bucket" { // whose turn would be given, only too late
+					require.Equal(t, "small", r.DeniedBy(), how)
+				}
+			}
+			_, r := allow(t, t.Context(), waiter(t, lim, time.Minute))
+			requireNamed("the first in the queue", r)
+			requireNamed("a Peek", peek(t, waiter(t, lim, time.Minute)))
+			for range 2 { // the first of which is admitted
+				wg.Go(func() { _, _ = full.Allow(behind, "another key") })
+			}
+			synctest.Wait()
+			require.Equal(t, 1, full.Waiting())
+			wg.Go(func() { _, _ = patient.Allow(behind, "key") })
+			synctest.Wait()
+			took, r := allow(t, t.Context(), waiter(t, lim, time.Minute))
+			require.Zero(t, took)
+			requireNamed("behind others, too late", r)
+			took, r = allow(t, t.Context(), full)
+			require.Zero(t, took)
+			requireNamed("without a place", r)
+			cancel()
+			wg.Wait()
+		})
+	}
+}
+
+// failing is a store that is down.
+type failing struct{ store.Store }
+
+func (failing) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrUnavailable
+}
+
+func (failing) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrUnavailable
+}
+
+// A leaky bucket's turn that comes too late, or finds no place, is given back.
+func TestATurnThatIsGivenBackSaysWhatTheLimitsAre(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := inMemory(t, "leaky_bucket", ratelimit.PerHour(5))
+		b := inMemory(t, "leaky_bucket", ratelimit.PerDay(200))
+		both, err := ratelimit.NewAll(a, b)
+		require.NoError(t, err)
+		full := waiter(t, struct{ ratelimit.Limiter }{both}, time.Hour, throttle.WithMaxWaiting(1))
+		spend(t, both, 1)
+		var wg sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		wg.Go(func() { _, _ = full.Allow(ctx, "another key") })
+		wg.Go(func() { _, _ = full.Allow(ctx, "another key") })
+		synctest.Wait()
+		require.Equal(t, 1, full.Waiting())
+		r := peek(t, full)
+		require.False(t, r.Allowed)
+		require.Equal(t, 12*time.Minute, r.RetryAfter)
+		require.Len(t, r.Parts(), 2)
+		_, r = allow(t, t.Context(), full)
+		require.False(t, r.Allowed)
+		require.Equal(t, 12*time.Minute, r.RetryAfter)
+		require.Len(t, r.Parts(), 2)
+		require.Equal(t, 4, r.Parts()[0].Remaining)
+		require.Zero(t, r.Charged())
+		require.Equal(t, 4, peek(t, both).Remaining)
+		cancel()
+		wg.Wait()
+	})
+}
+
+func TestAllowUpToNeverSleeps(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerHour(5), func(t *testing.T, lim ratelimit.Limiter) {
+		began := time.Now()
+		w := waiter(t, lim, 10*time.Hour)
+		spend(t, lim, 2)
+		granted, r, err := ratelimit.AllowUpTo(t.Context(), w, "key", 5)
+		require.NoError(t, err)
+		require.Equal(t, 3, granted)
+		require.Zero(t, r.Remaining)
+		granted, r, err = ratelimit.AllowUpTo(t.Context(), w, "key", 5)
+		require.NoError(t, err)
+		require.Zero(t, granted)
+		require.False(t, r.Allowed)
+		granted, r, err = ratelimit.AllowUpTo(t.Context(), slowdown(t, lim, throttle.Slow{Step: time.Hour, Max: time.Hour}), "key", 5)
+		require.NoError(t, err)
+		require.Equal(t, 5, granted)
+		require.Equal(t, time.Hour, r.Delay)
+		require.Zero(t, time.Since(began))
 	})
 }

@@ -95,7 +95,7 @@ func (ln *lane) moved() {
 		ln.first.call()
 	case ln.empty() && s.lanes != nil:
 		delete(s.lanes, ln.id)
-		ln.id = id{} // of which nothing is kept
+		ln.id, ln.latest = id{}, Decision{} // of which nothing is kept
 		s.spare = ln
 	}
 }
@@ -348,7 +348,11 @@ func clamp(t, least, most time.Time) time.Time {
 // remember keeps the latest decision. Waiters that want more than can ever be admitted
 // may find that out at once.
 func (ln *lane) remember(d *Decision, now time.Time) {
+	told := ln.latest.Told
 	ln.latest, ln.latestAt, ln.full = *d, now, now.Add(d.ResetAfter)
+	if d.Allowed { // the last denial is still the one that says why
+		ln.latest.Told = told
+	}
 	if ln.leaky && !d.Elsewhere {
 		ln.nextTurn(ln.full, now)
 	}
@@ -416,5 +420,5 @@ func (ln *lane) sendAway(t, now time.Time) {
 func (ln *lane) refused(t, now time.Time) Decision {
 	retry := max(t.Sub(now), time.Microsecond)
 	reset := ln.latest.ResetAfter - now.Sub(ln.latestAt)
-	return Decision{Limit: ln.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry)}
+	return Decision{Limit: ln.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: ln.latest.Told}
 }

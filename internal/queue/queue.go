@@ -21,6 +21,7 @@ type Decision struct {
 	ResetAfter       time.Duration
 	Delay            time.Duration
 	Elsewhere        bool // another limiter than usual has decided
+	Told             any  // of a denial: what more those are to be told who are refused without asking
 }
 
 // Never is the RetryAfter of events that no waiting will admit.
