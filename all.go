@@ -44,11 +44,11 @@ import (
 //
 // It is safe for concurrent use. Make it by [NewAll] or [NewLevels].
 type All struct {
-	inside // package order looks for it
-	parts  []part
+	contents // package order looks for it
+	parts    []part
 }
 
-type inside = order.Parts[Limiter]
+type contents = order.Parts[Limiter]
 
 // maxParts is how many limits an All has at most: a script decides on all of them,
 // while the server does nothing else.
@@ -66,14 +66,13 @@ type part struct {
 // flattened. Its error is [ErrInvalidOption]: there are none or too many, one is nil, or
 // one sleeps, as throttle's Waiter does: that goes around an All.
 func NewAll(limiters ...Limiter) (*All, error) {
-	a := &All{inside: order.NewParts(limiters)}
+	a := &All{contents: order.NewParts(limiters)}
 	for _, l := range limiters {
-		sleeper, sleeps := order.Sleeping(l)
 		switch inner, isAll := l.(*All); {
 		case isnil.Is(l):
 			return nil, errNilLimiter
-		case sleeps:
-			return nil, fmt.Errorf("%w: an All around a %T: put the %[2]T around the All", ErrInvalidOption, sleeper)
+		case order.DoesSleep(l):
+			return nil, fmt.Errorf("%w: an All around a %T, which goes around it", ErrInvalidOption, l)
 		case isAll && len(inner.parts) == 0:
 			return nil, fmt.Errorf("%w: an All that is not made by its constructor", ErrInvalidOption)
 		case isAll:

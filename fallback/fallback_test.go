@@ -1525,11 +1525,6 @@ func TestWhatSleepsOrAnswersForItsStoreIsRefusedHoweverDeepItIs(t *testing.T) {
 			require.ErrorContains(t, err, text)
 		}
 	}
-	for _, l := range []ratelimit.Limiter{waiter, rekeyed(waiter), foreign{waiter}} {
-		_, err := ratelimit.NewAll(other, l)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-		require.ErrorContains(t, err, "put the *throttle.Waiter around")
-	}
 	_, err = fallback.New(all(t, rekeyed(bucket), foreign{other}), fallback.Local(rekeyed(all(t, bucket, other))))
 	require.NoError(t, err)
 }

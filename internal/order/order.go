@@ -20,6 +20,12 @@ type Sleeps struct{ Answers }
 
 func (Sleeps) sleeps() {}
 
+// DoesSleep reports whether l embeds Sleeps.
+func DoesSleep(l any) bool {
+	_, ok := l.(interface{ sleeps() })
+	return ok
+}
+
 // Parts is embedded in a limiter around several others, which are L.
 type Parts[L any] struct{ all []L }
 
@@ -31,27 +37,17 @@ func (p Parts[L]) parts() []L { return p.all }
 // Answering returns what embeds Answers or Sleeps: l, or what is found in it through methods
 // Unwrap() L and through Parts.
 func Answering[L any](l L) (found L, ok bool) {
-	return find(l, func(l any) bool { _, ok := l.(interface{ answers() }); return ok })
-}
-
-// Sleeping returns what embeds Sleeps, as Answering does.
-func Sleeping[L any](l L) (found L, ok bool) {
-	return find(l, func(l any) bool { _, ok := l.(interface{ sleeps() }); return ok })
-}
-
-func find[L any](l L, is func(l any) bool) (found L, ok bool) {
 	if isnil.Is(l) {
 		return found, false
 	}
-	if is(l) {
+	switch in := any(l).(type) {
+	case interface{ answers() }:
 		return l, true
-	}
-	switch around := any(l).(type) {
 	case interface{ Unwrap() L }:
-		return find(around.Unwrap(), is)
+		return Answering(in.Unwrap())
 	case interface{ parts() []L }:
-		for _, part := range around.parts() {
-			if found, ok = find(part, is); ok {
+		for _, part := range in.parts() {
+			if found, ok = Answering(part); ok {
 				break
 			}
 		}
