@@ -131,7 +131,7 @@ func TestTheAlgorithmIsKnownThroughWrappers(t *testing.T) {
 		for name, w := range around(t, l) {
 			want := ""
 			switch name {
-			case "Rekeyed", "denycache", "fallback", "accesslist":
+			case "Rekeyed", "denycache", "fallback", "accesslist", "shadow":
 				want = algorithm
 			}
 			require.Equal(t, want, five.AlgorithmOf(w), name)
@@ -146,6 +146,9 @@ func TestAWaiterKnowsALeakyBucketInsideOthers(t *testing.T) {
 	for name, l := range around(t, bucket) {
 		if five.AlgorithmOf(l) == "" {
 			continue
+		}
+		if tried, ok := l.(*shadow.Limiter); ok {
+			require.NoError(t, tried.SetEnforcement(100))
 		}
 		w, err := throttle.NewWaiter(l, time.Millisecond)
 		require.NoError(t, err)
