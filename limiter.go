@@ -180,9 +180,9 @@ const upToTries = 3
 // AllowUpTo admits as many of n events as l has room for: granted of them, 0 to n. Its
 // Result is that of AllowN(granted), and where nothing is granted that of Allow.
 //
-// The five types decide at once, and do not sleep: they have a method of that name, as have
-// some limiters around them. Any other limiter is asked for n events, and then up to twice
-// for as many as it has said to have room for.
+// The five types decide at once, by their method of that name. So do other limiters that have
+// one: throttle's do not sleep in it. Any other limiter is asked for n events, and then up to
+// twice for as many as it has said to have room for.
 func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if isnil.Is(l) {
 		return 0, Result{}, errNilLimiter

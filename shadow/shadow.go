@@ -177,7 +177,7 @@ func (l *Limiter) answer(ctx context.Context, key string, r ratelimit.Result, er
 	case gone || l.Enforced(key):
 		return r, err
 	case err != nil || !r.Allowed:
-		return l.passed, nil
+		return l.passed, nil //nolint:nilerr // it is in the report
 	}
 	t := &trial{charged: r}
 	t.mark = *ratelimit.NewMark(l, ratelimit.SourceStore, t)

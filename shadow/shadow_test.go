@@ -22,6 +22,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/shadow"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -445,6 +446,40 @@ func TestAShadowIsLookedThrough(t *testing.T) {
 	inner := inMemory(t, "token_bucket", ratelimit.PerHour(2))
 	lim, _ := limiter(t, inner)
 	require.Same(t, inner, lim.Unwrap())
+}
+
+// far is a store at a distance.
+type far struct{ store.Store }
+
+const roundTrip = 10 * time.Millisecond
+
+func (s far) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	time.Sleep(roundTrip)
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+// Nobody stands in a queue for what is not enforced, though the limiter inside is full.
+func TestThoseWhoAreLetThroughDoNotWaitForOneAnother(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			mem, err := memstore.New()
+			require.NoError(t, err)
+			inner, err := ratelimit.New(algorithm, far{mem}, ratelimit.PerHour(5))
+			require.NoError(t, err)
+			lim, _ := limiter(t, inner)
+			began := time.Now()
+			var wg sync.WaitGroup
+			for range 200 {
+				wg.Go(func() {
+					r, err := ratelimit.Wait(t.Context(), lim, "key", 1)
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+				})
+			}
+			wg.Wait()
+			require.LessOrEqual(t, time.Since(began), 8*roundTrip, algorithm)
+		})
+	}
 }
 
 // ---- The report.

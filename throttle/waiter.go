@@ -444,7 +444,7 @@ func decision(r ratelimit.Result) queue.Decision {
 	d := queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
-		Elsewhere: r.Source() != ratelimit.SourceStore,
+		Elsewhere: r.Source() != ratelimit.SourceStore, Free: r.Allowed && !r.Counted(),
 	}
 	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // or else r says no more than d
 		d.Told = r

@@ -32,6 +32,7 @@ type lane struct {
 	token bool // it is a token bucket: ResetAfter tells the step
 	leaky bool // it is a leaky bucket: the next turn is when it is empty
 	tried bool // to be admitted early, in vain
+	free  bool // the last answer was: others need not wait for the next
 
 	// What the answers have said.
 	known      bool          // base is
@@ -197,6 +198,8 @@ func (ln *lane) several(n int, known bool) bool {
 	switch {
 	case ln.flights >= mostFlights:
 		return false
+	case ln.free:
+		return true
 	case ln.kind == Tickets:
 		return ln.room >= n && ln.step > 0 && ln.trip > ln.step
 	case ln.kind == Unknown && ln.admissions < 2: // it may give out turns
@@ -207,7 +210,10 @@ func (ln *lane) several(n int, known bool) bool {
 
 // roomForAll is whether n events more could go at once with all that stand, who are about to.
 func (ln *lane) roomForAll(n int) bool {
-	if ln.kind == Tickets || ln.kind == Unknown && ln.admissions < 2 {
+	switch {
+	case ln.free:
+		return true
+	case ln.kind == Tickets, ln.kind == Unknown && ln.admissions < 2:
 		return false
 	}
 	return ln.room-ln.events >= n
@@ -350,6 +356,7 @@ func clamp(t, least, most time.Time) time.Time {
 func (ln *lane) remember(d *Decision, now time.Time) {
 	told := ln.latest.Told
 	ln.latest, ln.latestAt, ln.full = *d, now, now.Add(d.ResetAfter)
+	ln.free = d.Free
 	if d.Allowed { // the last denial is still the one that says why
 		ln.latest.Told = told
 	}
