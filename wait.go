@@ -162,6 +162,6 @@ func decision(r Result) queue.Decision {
 	return queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
-		Elsewhere: r.Source() != SourceStore, Free: r.Allowed && !r.Counted(),
+		Elsewhere: r.Source() != SourceStore, Free: r.Allowed && r.Limit == 0,
 	}
 }

@@ -20,7 +20,7 @@ import (
 // logged, by package log. What waits when the process ends is lost.
 type Report func(ctx context.Context, key string, n int, r ratelimit.Result, err error)
 
-// maxWaiting is how many decisions wait for a Report, of some 170 bytes each.
+// maxWaiting is how many decisions wait for a Report, of 136 bytes each.
 const maxWaiting = 1024
 
 // decision is what a Report is told.

@@ -37,7 +37,7 @@ import (
 //
 // Over the limiter's decision it costs a hash of the key, some ns and one for each byte, some
 // 100 ns to hand the decision to the goroutine of the [Report], and an allocation if it was
-// admitted and is not enforced. The decisions that wait take 170 KB. The goroutine ends when
+// admitted and is not enforced. The decisions that wait take 140 KB. The goroutine ends when
 // none waits, and there is nothing to close.
 //
 // It is safe for concurrent use. Make it by [New].

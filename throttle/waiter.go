@@ -251,7 +251,7 @@ func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Du
 	o := (&queue.Waiter{
 		Limiter: w.limiter, Key: a.key, N: a.n, Kind: kind, Asker: a,
 		End: time.Now().Add(patience), Timed: true,
-	}).Wait(ctx, turn, d, decision(a.result), err)
+	}).Wait(ctx, turn, d, told(a.result), err)
 	switch {
 	case o.Verdict == queue.Failed:
 		return ratelimit.Result{}, o.Err
@@ -263,8 +263,8 @@ func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Du
 		if kind == queue.Leaky {
 			d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
 		}
-		r, told := d.Told.(ratelimit.Result)
-		if !told {
+		r, ok := d.Told.(ratelimit.Result)
+		if !ok {
 			r.Limit = d.Limit
 		}
 		r.Remaining, r.RetryAfter, r.ResetAfter = 0, wholeMicros(d.RetryAfter), wholeMicros(d.ResetAfter)
@@ -429,7 +429,7 @@ type asker struct {
 func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
 	r, err := ratelimit.AllowWithin(ctx, a.limiter, a.key, a.n, d)
 	a.result = r
-	return decision(r), err
+	return told(r), err
 }
 
 func (a *asker) Refund(ctx context.Context) error {
@@ -441,11 +441,16 @@ func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 
 // decision is what a queue needs of r.
 func decision(r ratelimit.Result) queue.Decision {
-	d := queue.Decision{
+	return queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
-		Elsewhere: r.Source() != ratelimit.SourceStore, Free: r.Allowed && !r.Counted(),
+		Elsewhere: r.Source() != ratelimit.SourceStore, Free: r.Allowed && r.Limit == 0,
 	}
+}
+
+// told is decision with what else a denial says.
+func told(r ratelimit.Result) queue.Decision {
+	d := decision(r)
 	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // or else r says no more than d
 		d.Told = r
 	}
