@@ -184,7 +184,7 @@ func (d *Limiter) learn(q *denials.Question, r *ratelimit.Result, err error) {
 			d.denials.ForgetOtherLimits(q)
 		}
 	case d.coalesced && q.N > 1: // what coalesced callers left is given back unseen, but denies no single event
-	case r.RetryAfter > maxDenial || r.ResetAfter > maxDenial || q.N > r.Limit: // Never, or nonsense
+	case r.RetryAfter > maxDenial || r.ResetAfter > maxDenial: // Never, or nonsense
 	default:
 		d.denials.Remember(q, denials.Denial{
 			Capacity: r.Limit, Remaining: r.Remaining, RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter,

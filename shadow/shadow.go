@@ -35,10 +35,10 @@ import (
 // higher percentage adds keys and drops none. Keys are spread by a 64-bit hash that is not made
 // to withstand those who choose their own keys to be outside the share.
 //
-// Over the limiter's decision it costs a hash of the key, some ns and one for each byte, some
-// 100 ns to hand the decision to the goroutine of the [Report], and an allocation if it was
-// admitted and is not enforced. The decisions that wait take 140 KB. The goroutine ends when
-// none waits, and there is nothing to close.
+// Over the limiter's decision it costs a hash of the key, 1 ns a byte, and some 100 ns to hand
+// the decision to the goroutine of the [Report]. An admission that is not enforced costs an
+// allocation. The decisions that wait take 140 KB. The goroutine ends when none waits, and
+// there is nothing to close.
 //
 // It is safe for concurrent use. Make it by [New].
 type Limiter struct {

@@ -711,6 +711,21 @@ func TestADenialNamesTheLimitAndItsSourceWhoeverMakesIt(t *testing.T) {
 			took, r = allow(t, t.Context(), full)
 			require.Zero(t, took)
 			requireNamed("without a place", r)
+			if algorithm == "sliding_log" { // the one in front is denied once more, at its time
+				time.Sleep(30 * time.Minute)
+				require.NoError(t, both.Reset(t.Context(), "key"))
+				spend(t, both, 1)
+				time.Sleep(31 * time.Minute)
+				_, r = allow(t, t.Context(), waiter(t, lim, time.Minute))
+				requireNamed("behind others, later", r)
+			}
+			if algorithm == "token_bucket" { // the one in front is admitted, and another stands behind it
+				wg.Go(func() { _, _ = waiter(t, lim, 3*time.Hour).Allow(behind, "key") })
+				time.Sleep(61 * time.Minute)
+				took, r = allow(t, t.Context(), waiter(t, lim, time.Minute))
+				require.Zero(t, took)
+				requireNamed("behind others, after an admission", r)
+			}
 			cancel()
 			wg.Wait()
 		})
@@ -757,6 +772,65 @@ func TestATurnThatIsGivenBackSaysWhatTheLimitsAre(t *testing.T) {
 		cancel()
 		wg.Wait()
 	})
+}
+
+// farAway is a store far enough away for two calls to be under way at once.
+type farAway struct{ store.Store }
+
+func (s farAway) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	time.Sleep(time.Millisecond)
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+func TestATurnWhosePlaceHasGoneMeanwhileIsNoChargeAnyMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		gone, err := ratelimit.New("leaky_bucket", failing{mem}, ratelimit.PerHour(5))
+		require.NoError(t, err)
+		local, err := ratelimit.New("leaky_bucket", farAway{mem}, ratelimit.PerHour(5))
+		require.NoError(t, err)
+		lim, err := fallback.New(gone, fallback.Local(local))
+		require.NoError(t, err)
+		w := waiter(t, lim, time.Hour, throttle.WithMaxWaiting(1))
+		keys := []string{"a", "b"}
+		var wg sync.WaitGroup
+		results := make([]ratelimit.Result, len(keys))
+		for _, key := range keys {
+			_, err := lim.Allow(t.Context(), key)
+			require.NoError(t, err)
+		}
+		for i, key := range keys {
+			wg.Go(func() { results[i], _ = w.Allow(t.Context(), key) })
+		}
+		wg.Wait()
+		denied := 0
+		for i, r := range results {
+			if r.Allowed {
+				continue
+			}
+			denied++
+			require.Equal(t, ratelimit.SourceLocal, r.Source())
+			require.Positive(t, r.RetryAfter)
+			require.Zero(t, r.Charged())
+			require.ErrorIs(t, w.Refund(t.Context(), keys[i], r, 1), ratelimit.ErrInvalidN)
+			require.ErrorIs(t, local.Refund(t.Context(), keys[i], r, 1), ratelimit.ErrInvalidN)
+		}
+		require.Equal(t, 1, denied)
+	})
+}
+
+func TestASlowdownChargesAsManyAsFit(t *testing.T) {
+	lim := inMemory(t, "sliding_log", ratelimit.PerHour(5))
+	s := slowdown(t, lim, throttle.Slow{Free: 10, Step: time.Second, Max: time.Minute})
+	spend(t, lim, 2)
+	granted, r, err := ratelimit.AllowUpTo(t.Context(), s, "key", 5)
+	require.NoError(t, err)
+	require.Equal(t, 5, granted)
+	require.Equal(t, time.Minute, r.Delay, "the limiter has denied two of them")
+	require.Zero(t, peek(t, lim).Remaining)
+	require.NoError(t, s.Refund(t.Context(), "key", r, 5))
+	require.Equal(t, 3, peek(t, lim).Remaining)
 }
 
 func TestAllowUpToNeverSleeps(t *testing.T) {
