@@ -48,8 +48,11 @@ import (
 //
 // It is safe for concurrent use. Make it by [NewAll] or [NewLevels].
 type All struct {
-	parts []part
+	contents // package order looks for it
+	parts    []part
 }
+
+type contents = order.Parts[Limiter]
 
 // maxParts is how many limits an All has at most: a script decides on all of them,
 // while the server does nothing else.
@@ -74,7 +77,7 @@ type part struct {
 //
 // The last two are also found inside of limiters that have a method Unwrap() Limiter.
 func NewAll(limiters ...Limiter) (*All, error) {
-	a := new(All)
+	a := &All{contents: order.NewParts(limiters)}
 	for _, l := range limiters {
 		switch inner, isAll := l.(*All); {
 		case isnil.Is(l):

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -107,6 +108,48 @@ func coreOf(l Limiter) *limiter {
 		}
 	}
 	return nil
+}
+
+// init lets other packages of this module ask what only this one knows.
+func init() {
+	five.AlgorithmOf = func(l any) string {
+		lim, _ := l.(Limiter)
+		return algorithmOf(lim)
+	}
+	five.Of = func(l any) *five.Limiter {
+		outer, _ := l.(Limiter)
+		lim := coreOf(outer)
+		if lim == nil {
+			return nil
+		}
+		one := &five.Limiter{Coalesced: lim.coalesced, AllowBy: lim.allowBy}
+		if lim.limitFunc != nil {
+			one.LimitOf = lim.limitOf
+		}
+		return one
+	}
+}
+
+// algorithmOf is the name of the algorithm that decides for l, also inside of others that
+// have a method Unwrap, and "" if that is not known.
+func algorithmOf(l Limiter) string {
+	for !isnil.Is(l) {
+		if lim := coreOf(l); lim != nil {
+			return lim.algorithm.rule.Name
+		}
+		w, ok := l.(interface{ Unwrap() Limiter })
+		if !ok {
+			break
+		}
+		l = w.Unwrap()
+	}
+	return ""
+}
+
+// allowBy is AllowN by a limit of limitOf.
+func (lim *limiter) allowBy(ctx context.Context, key string, n int, by store.Limit) (res Result, err error) {
+	err = lim.decide(ctx, key, n, take, &by, &res)
+	return res, err
 }
 
 // identity names the limiter's namespace: the Period, and the name or else the rate

@@ -27,7 +27,7 @@
 //	  └ Waiter         who waits               throttle.NewWaiter
 //	    └ Rekeyed      which key               NewRekeyed
 //	      └ fallback   if the store fails      fallback.New
-//	        └ DenyCache   what is not asked    NewDenyCache
+//	        └ denycache   what is not asked    denycache.New
 //	          └ TokenBucket, …   the decision
 //
 // With several limits the middle is another one:
@@ -40,7 +40,7 @@
 //	    │ └ TokenBucket, …
 //	    └ SlidingWindow, …
 //
-// Leave out what you do not need. Constructors refuse what cannot work: a DenyCache goes
+// Leave out what you do not need. Constructors refuse what cannot work: a denycache goes
 // around one limit alone, a fallback has no Waiter, shadow or accesslist inside, and an All
 // no Waiter.
 //
@@ -162,23 +162,6 @@ func errNoAlgorithm(name string) error {
 	return fmt.Errorf("%w: no algorithm %q: it is one of %s", ErrInvalidOption, name, strings.Join(Algorithms(), ", "))
 }
 
-// AlgorithmOf returns the name of the algorithm that decides for l, as [New] knows it.
-// It looks through limiters that have a method Unwrap() Limiter: [Rekeyed], [DenyCache],
-// and those of the packages fallback and accesslist. It returns "" for other limiters.
-func AlgorithmOf(l Limiter) string {
-	for !isnil.Is(l) {
-		if lim := coreOf(l); lim != nil {
-			return lim.algorithm.rule.Name
-		}
-		w, ok := l.(interface{ Unwrap() Limiter })
-		if !ok {
-			break
-		}
-		l = w.Unwrap()
-	}
-	return ""
-}
-
 // CheckCall returns the error with which a [Limiter] answers bad input before it decides:
 // [ErrInvalidN] for n below 1, [ErrInvalidKey] for a key of 0 or over 64 Ki bytes, or ctx's
 // own error if ctx is done. It is for limiters around others.
@@ -199,8 +182,9 @@ const upToTries = 3
 // AllowUpTo admits as many of n events as l has room for: granted of them, 0 to n. Its
 // Result is that of AllowN(granted), and where nothing is granted that of Allow.
 //
-// The five types decide at once, by their method of that name. Any other limiter is
-// asked for n events, and then up to twice for as many as it has said to have room for.
+// The five types decide at once, by their method of that name. So do other limiters that have
+// one: throttle's do not sleep in it. Any other limiter is asked for n events, and then up to
+// twice for as many as it has said to have room for.
 func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if isnil.Is(l) {
 		return 0, Result{}, errNilLimiter

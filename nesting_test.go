@@ -15,6 +15,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/shadow"
@@ -77,6 +78,13 @@ func (b both) down() outcome {
 	}
 	return b.other.down()
 }
+
+// once is a PerCall. What has happened already is of calls that it has charged.
+type once struct{ model }
+
+func (o once) fits(int) bool       { return o.model.fits(1) }
+func (o once) charge(int) func()   { return o.model.charge(1) }
+func (o once) overdraw(int) func() { return func() {} }
 
 // unenforced is a shadow or a Slowdown: it charges what the limiter admits, and admits all.
 type unenforced struct {
@@ -232,6 +240,7 @@ func wrappers(t testing.TB) []wrapper {
 			x.Limiter, err = ratelimit.NewRekeyed(x.Limiter, func(_ context.Context, key string) (string, error) { return "re:" + key, nil })
 			return err
 		}},
+		modelled(plain("PerCall", ratelimit.PerCall), func(m model) model { return once{m} }),
 		plain("All of one", func(l ratelimit.Limiter) (*ratelimit.All, error) { return ratelimit.NewAll(l) }),
 		{"All, first", func(t testing.TB, x *nesting) (err error) {
 			other := x.core(t, 7)
@@ -245,7 +254,7 @@ func wrappers(t testing.TB) []wrapper {
 			x.model, x.cores = both{other.counter, x.model}, append(x.cores, other)
 			return err
 		}},
-		modelled(plain("DenyCache", func(l ratelimit.Limiter) (*ratelimit.DenyCache, error) { return ratelimit.NewDenyCache(l) }), answering(unknown)),
+		modelled(plain("denycache", func(l ratelimit.Limiter) (*denycache.Limiter, error) { return denycache.New(l) }), answering(unknown)),
 		modelled(plain("fallback open", inCase(fallback.Open())), answering(admits)),
 		modelled(plain("fallback closed", inCase(fallback.Closed())), answering(denies)),
 		plain("accesslist", listing(accesslist.Lists{})),
@@ -273,7 +282,7 @@ func refuses(outer string, inside []string) bool {
 		})
 	}
 	switch kind, _, _ := strings.Cut(outer, " "); kind {
-	case "DenyCache": // their denials end in ways that it does not see
+	case "denycache": // their denials end in ways that it does not see
 		return len(inside) > 0
 	case "fallback": // they answer for the store, or sleep
 		return has("accesslist", "shadow", "Waiter", "Slowdown")

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -113,7 +114,7 @@ func TestPolicies(t *testing.T) {
 			require.NoError(t, err)
 			want.Limit, want.Name = l, text
 			require.Equal(t, []ratelimit.Policy{{}, want}, policiesOf(t, lim, "key"), "%s %s", algorithm, text)
-			cached, err := ratelimit.NewDenyCache(lim)
+			cached, err := denycache.New(lim)
 			require.NoError(t, err)
 			f, err := fallback.New(cached, fallback.Open())
 			require.NoError(t, err)

@@ -12,7 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -87,7 +89,7 @@ func TestADebtIsPaidByWaiting(t *testing.T) {
 		r := allowN(t, lim, 1)
 		require.False(t, r.Allowed)
 		require.Equal(t, 0, r.Remaining)
-		if hasBurst(ratelimit.AlgorithmOf(lim)) {
+		if hasBurst(five.AlgorithmOf(lim)) {
 			require.Equal(t, 241*time.Minute, r.RetryAfter)
 			require.Equal(t, 300*time.Minute, r.ResetAfter)
 		} else {
@@ -414,7 +416,7 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 		mem := memory(t, newClock())
 		lim := newLimiter(t, algorithm, mem, ratelimit.PerHour(10))
 		local := newLimiter(t, algorithm, mem, ratelimit.PerHour(11))
-		cached, err := ratelimit.NewDenyCache(lim)
+		cached, err := denycache.New(lim)
 		require.NoError(t, err)
 		a := all(t, onOneKey(t, cached, "key"), newLimiter(t, algorithm, mem, ratelimit.PerDay(100)))
 		f, err := fallback.New(a, fallback.Local(local))

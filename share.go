@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/order"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -14,7 +15,7 @@ import (
 // caches are left out, since s is expected to be in memory. Its Limit and its policies'
 // names are those of l.
 //
-// l is one of the five algorithms, or a [Rekeyed], a [DenyCache] or an [All] around them.
+// l is one of the five algorithms, or a [Rekeyed], an [All] or a denycache around them.
 // Otherwise the error is [ErrInvalidOption]. It is [ErrInvalidLimit] if n is below 1, or a
 // limit of l or of its tiers has no such share. Of limits that a function gives, that is
 // an error of the call.
@@ -44,8 +45,10 @@ func Share(l Limiter, s store.Store, n int) (Limiter, error) {
 			return nil, err
 		}
 		return &Rekeyed{inner, l.key}, nil
-	case *DenyCache:
-		return Share(l.limiter, s, n)
+	case interface{ Unwrap() Limiter }:
+		if order.DoesRemember(l) {
+			return Share(l.Unwrap(), s, n)
+		}
 	}
 	if lim := coreOf(l); lim != nil {
 		return lim.share(s, n)

@@ -117,7 +117,7 @@ func inQueue(l Limiter) any {
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l Limiter) queue.Kind {
 	_, delays := l.(Delayer)
-	return queue.KindOf(AlgorithmOf(l), delays)
+	return queue.KindOf(algorithmOf(l), delays)
 }
 
 // asker asks l for the waiters of queue.
@@ -161,6 +161,6 @@ func decision(r Result) queue.Decision {
 	return queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
-		Elsewhere: r.Source() != SourceStore,
+		Elsewhere: r.Source() != SourceStore, Free: r.Allowed && r.Limit == 0,
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
@@ -193,7 +194,7 @@ func TestAllWrappersPassTheTurnOn(t *testing.T) {
 		},
 		"Rekeyed":          func(l ratelimit.Limiter) ratelimit.Limiter { return onOneKey(t, l, "other") },
 		"All of a Rekeyed": func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, onOneKey(t, l, "other")) },
-		"DenyCache":        func(l ratelimit.Limiter) ratelimit.Limiter { return newDenyCache(t, l) },
+		"denycache":        func(l ratelimit.Limiter) ratelimit.Limiter { return newDenyCache(t, l) },
 		"Failover":         func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, fallback.Closed()) },
 		"Failover to local": func(l ratelimit.Limiter) ratelimit.Limiter {
 			return failover(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Local(l))
@@ -282,7 +283,7 @@ func TestBadInputOfAllowWithinIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
 			{t.Context(), new(ratelimit.All), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), new(ratelimit.Rekeyed), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), new(fallback.Limiter), "key", 1, ratelimit.ErrInvalidLimit},
-			{t.Context(), new(ratelimit.DenyCache), "key", 1, ratelimit.ErrInvalidLimit},
+			{t.Context(), new(denycache.Limiter), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), all(t, lim, lim), "", 1, ratelimit.ErrInvalidKey},
 			{ended, ratelimit.Static(ratelimit.Result{Allowed: true}, nil), "key", 1, context.Canceled},
 		} {
@@ -403,45 +404,6 @@ func TestPartsOnOneStateHaveTheirTurnsTogether(t *testing.T) {
 		default:
 			require.False(t, r.Allowed)
 		}
-	})
-}
-
-func TestADenyCacheAsksForTurnsThoughItKnowsADenial(t *testing.T) {
-	limit := ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 2}
-	for name, opts := range map[string][]ratelimit.Option{
-		"one limit": nil,
-		"a limit function": {ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
-			return limit, nil
-		})},
-	} {
-		inner := inMemory(t, "token_bucket", limit, opts...)
-		lim := newDenyCache(t, inner)
-		allowN(t, lim, 2)
-		allowN(t, lim, 1)
-		require.Equal(t, ratelimit.SourceDenyCache, allowN(t, lim, 1).Source(), name)
-		r := allowWithin(t, lim, 1, time.Hour)
-		require.True(t, r.Allowed, name)
-		require.InDelta(t, time.Hour, r.Delay, float64(time.Minute))
-		require.False(t, allowN(t, lim, 1).Allowed)
-		require.False(t, allowWithin(t, lim, 1, time.Hour).Allowed)
-	}
-}
-
-// A denial under a limit that is no longer in force must not outlive what an admission
-// under another has made of the key.
-func TestADenyCacheForgetsADenialUnderAnotherLimit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		limit := ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 10}
-		slow := limit
-		inner := inMemory(t, "token_bucket", limit, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
-		lim := newDenyCache(t, inner)
-		allowN(t, lim, 10)
-		require.False(t, allowN(t, lim, 1).Allowed)
-		limit = ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 10}
-		time.Sleep(500 * time.Millisecond)
-		require.True(t, allowWithin(t, lim, 1, 0).Allowed)
-		limit = slow
-		require.True(t, allowN(t, lim, 1).Allowed)
 	})
 }
 

@@ -10,12 +10,21 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
+
+func newDenyCache(t testing.TB, l ratelimit.Limiter) *denycache.Limiter {
+	t.Helper()
+	d, err := denycache.New(l)
+	require.NoError(t, err)
+	return d
+}
 
 // around are all wrappers of one limiter in this module, by their types.
 func around(t *testing.T, l ratelimit.Limiter) map[string]ratelimit.Limiter {
@@ -32,8 +41,8 @@ func around(t *testing.T, l ratelimit.Limiter) map[string]ratelimit.Limiter {
 		"Waiter": waiter, "Slowdown": slowdown, "accesslist": listed, "shadow": tried,
 		"Rekeyed": onOneKey(t, l, "everybody"), "All": all(t, l), "fallback": failover(t, l, fallback.Open()),
 	}
-	if cache, err := ratelimit.NewDenyCache(l); err == nil {
-		wrappers["DenyCache"] = cache
+	if cache, err := denycache.New(l); err == nil {
+		wrappers["denycache"] = cache
 	}
 	return wrappers
 }
@@ -43,10 +52,10 @@ func TestWrappersInAnOrderThatCannotWorkAreRefused(t *testing.T) {
 	for name, may := range map[string]struct{ inCache, inFallback, inAll bool }{
 		"Waiter": {}, "Slowdown": {inAll: true}, "accesslist": {inAll: true}, "shadow": {inAll: true},
 		"Rekeyed": {inFallback: true, inAll: true}, "All": {inFallback: true, inAll: true},
-		"fallback": {inFallback: true, inAll: true}, "DenyCache": {inFallback: true, inAll: true},
+		"fallback": {inFallback: true, inAll: true}, "denycache": {inFallback: true, inAll: true},
 	} {
-		_, err := ratelimit.NewDenyCache(inside[name])
-		require.Equal(t, may.inCache, err == nil, "a DenyCache around %s", name)
+		_, err := denycache.New(inside[name])
+		require.Equal(t, may.inCache, err == nil, "a denycache around %s", name)
 		_, err = fallback.New(inside[name], fallback.Open())
 		require.Equal(t, may.inFallback, err == nil, "a fallback around %s", name)
 		_, err = fallback.New(onOneKey(t, inside[name], "key"), fallback.Open())
@@ -108,34 +117,42 @@ func TestATypeThatEmbedsALimiterIsAskedItself(t *testing.T) {
 	lim := strict{bucket}
 	require.True(t, allowN(t, all(t, bucket), 2).Allowed)
 	require.False(t, allowN(t, all(t, lim), 2).Allowed)
-	require.Equal(t, "token_bucket", ratelimit.AlgorithmOf(bucket))
-	require.Empty(t, ratelimit.AlgorithmOf(lim))
-	_, err = ratelimit.Share(lim, memory(t, newClock()), 2)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.Equal(t, "token_bucket", five.AlgorithmOf(bucket))
+	require.Empty(t, five.AlgorithmOf(lim))
+	cached := newDenyCache(t, bucket)
+	_, err = ratelimit.Share(cached, memory(t, newClock()), 2)
+	require.NoError(t, err)
+	for _, l := range []ratelimit.Limiter{lim, struct{ *denycache.Limiter }{cached}} {
+		_, err = ratelimit.Share(l, memory(t, newClock()), 2)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)
+	}
 }
 
 func TestTheAlgorithmIsKnownThroughWrappers(t *testing.T) {
 	for _, algorithm := range ratelimit.Algorithms() {
 		l := inMemory(t, algorithm, ratelimit.PerHour(5))
-		require.Equal(t, algorithm, ratelimit.AlgorithmOf(l))
+		require.Equal(t, algorithm, five.AlgorithmOf(l))
 		for name, w := range around(t, l) {
 			want := ""
 			switch name {
-			case "Rekeyed", "DenyCache", "fallback", "accesslist":
+			case "Rekeyed", "denycache", "fallback", "accesslist", "shadow":
 				want = algorithm
 			}
-			require.Equal(t, want, ratelimit.AlgorithmOf(w), name)
+			require.Equal(t, want, five.AlgorithmOf(w), name)
 		}
-		require.Equal(t, algorithm, ratelimit.AlgorithmOf(around(t, onOneKey(t, l, "key"))["fallback"]))
+		require.Equal(t, algorithm, five.AlgorithmOf(around(t, onOneKey(t, l, "key"))["fallback"]))
 	}
-	require.Empty(t, ratelimit.AlgorithmOf(nil))
+	require.Empty(t, five.AlgorithmOf(nil))
 }
 
 func TestAWaiterKnowsALeakyBucketInsideOthers(t *testing.T) {
 	bucket := newLimiter(t, "leaky_bucket", memory(t, newClock()), ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 3})
 	for name, l := range around(t, bucket) {
-		if ratelimit.AlgorithmOf(l) == "" {
+		if five.AlgorithmOf(l) == "" {
 			continue
+		}
+		if tried, ok := l.(*shadow.Limiter); ok {
+			require.NoError(t, tried.SetEnforcement(100))
 		}
 		w, err := throttle.NewWaiter(l, time.Millisecond)
 		require.NoError(t, err)
@@ -151,7 +168,7 @@ func TestZeroValuesAnswerByOneRule(t *testing.T) {
 	ctx := t.Context()
 	for _, l := range []ratelimit.Limiter{
 		new(ratelimit.FixedWindow), new(ratelimit.SlidingWindow), new(ratelimit.SlidingLog), new(ratelimit.TokenBucket),
-		new(ratelimit.LeakyBucket), new(ratelimit.All), new(ratelimit.Rekeyed), new(ratelimit.DenyCache), new(fallback.Limiter),
+		new(ratelimit.LeakyBucket), new(ratelimit.All), new(ratelimit.Rekeyed), new(denycache.Limiter), new(fallback.Limiter),
 		new(throttle.Waiter), new(throttle.Slowdown), new(accesslist.Limiter), new(shadow.Limiter),
 	} {
 		_, allowed := l.Allow(ctx, "key")
@@ -168,7 +185,7 @@ func TestZeroValuesAnswerByOneRule(t *testing.T) {
 		} {
 			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, "%T.%s", l, what)
 		}
-		require.Empty(t, ratelimit.AlgorithmOf(l))
+		require.Empty(t, five.AlgorithmOf(l))
 	}
 }
 
@@ -178,7 +195,7 @@ func TestAShareIsAnNthOfEachLimit(t *testing.T) {
 		func(context.Context, string) (string, error) { return tier, nil },
 		map[string]ratelimit.Limit{"paid": ratelimit.PerHour(40), "none": ratelimit.PerHour(0), "all": ratelimit.Unlimited()}))
 	require.NoError(t, err)
-	cache, err := ratelimit.NewDenyCache(bucket)
+	cache, err := denycache.New(bucket)
 	require.NoError(t, err)
 	window := inMemory(t, "sliding_window", ratelimit.PerHour(7))
 	l := all(t, onOneKey(t, cache, "everybody"), window)
@@ -264,12 +281,12 @@ func TestNoLimiterHasNoShareAndNoAlgorithm(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
 	for _, none := range []ratelimit.Limiter{
-		nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.All)(nil), (*ratelimit.Rekeyed)(nil), (*ratelimit.DenyCache)(nil),
-		new(ratelimit.Rekeyed), new(ratelimit.TokenBucket), new(ratelimit.DenyCache),
+		nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.All)(nil), (*ratelimit.Rekeyed)(nil), (*denycache.Limiter)(nil),
+		new(ratelimit.Rekeyed), new(ratelimit.TokenBucket), new(denycache.Limiter),
 	} {
 		_, err = ratelimit.Share(none, mem, 2)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", none)
-		require.Empty(t, ratelimit.AlgorithmOf(none), "%T", none)
+		require.Empty(t, five.AlgorithmOf(none), "%T", none)
 	}
 }
 
@@ -278,8 +295,8 @@ func TestACopyOfALimiterIsOneOfTheFiveToo(t *testing.T) {
 	original := inMemory(t, "token_bucket", limit, ratelimit.WithLimitFunc(
 		func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
 	limiter := *original.(*ratelimit.TokenBucket)
-	require.Equal(t, "token_bucket", ratelimit.AlgorithmOf(&limiter))
-	cache, err := ratelimit.NewDenyCache(&limiter)
+	require.Equal(t, "token_bucket", five.AlgorithmOf(&limiter))
+	cache, err := denycache.New(&limiter)
 	require.NoError(t, err)
 	require.True(t, allow(t, cache, "key").Allowed)
 	require.False(t, allow(t, cache, "key").Allowed)

@@ -17,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
+	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 )
 
@@ -188,7 +189,7 @@ func TestAnAllHandsTheAddressOnAndGivesBackWhatAnUnknownOneLeaves(t *testing.T) 
 }
 
 func TestAFallbackWithinHasTheAddressToo(t *testing.T) {
-	cached, err := ratelimit.NewDenyCache(inMemory(t, ratelimit.PerHour(1)))
+	cached, err := denycache.New(inMemory(t, ratelimit.PerHour(1)))
 	require.NoError(t, err)
 	open, err := fallback.New(cached, fallback.Open())
 	require.NoError(t, err)

@@ -17,7 +17,7 @@
 //	    limit: 10/s burst 20
 //	    on_failure: local       # or open, closed; error, if it is left out
 //	    instances: 4            # that share the limit: each takes a 1/4 while the store fails
-//	    deny_cache: true        # ratelimit.NewDenyCache
+//	    deny_cache: true        # denycache.New
 //	    coalescing: true        # ratelimit.WithCoalescing
 //
 // A limiter has an algorithm, and a limit or limits; all else is optional. Limits are

@@ -2,6 +2,7 @@ package config
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -80,11 +81,21 @@ func (l *limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	return st.whole(key).Refund(ctx, key, charged, n)
 }
 
-// Reset reaches what a former text has admitted locally, too.
+// Reset reaches what former texts have counted, on the store and locally, too.
 func (l *limiter) Reset(ctx context.Context, key string) error {
-	st := l.stack()
-	if f := st.fallbacks[failLocal]; f != nil {
-		return f.Reset(ctx, key)
+	if err := ratelimit.CheckCall(ctx, key, 1); err != nil {
+		return err
 	}
-	return st.whole(key).Reset(ctx, key)
+	st := l.stack()
+	whole := st.whole(key)
+	if f := st.fallbacks[failLocal]; f != nil {
+		whole = f
+	}
+	errs := []error{whole.Reset(ctx, key)}
+	for _, part := range st.counts {
+		if !st.shared.has(part) && !st.local.has(part) {
+			errs = append(errs, part.Reset(ctx, key))
+		}
+	}
+	return errors.Join(errs...)
 }

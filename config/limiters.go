@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -130,7 +131,8 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 // moment, and processes of one store that follow at different times count apart until the
 // last has followed. (The Period of a tier is no part of that. To be unlimited is a Period
 // of its own: whoever returns from it finds the former count, as far as it still counts.)
-// A Refund of a Result from before an Update gives back to the counts that were charged.
+// A Refund of a Result from before an Update gives back to the counts that were charged. A
+// Reset reaches those of all texts so far, with a call of the store for each.
 //
 // What on_failure: local has admitted in an outage is charged to the store under the next
 // text too. Until then, or until it no longer counts, its key stays with local.
@@ -195,6 +197,8 @@ type stack struct {
 	// fallbacks are those of all texts so far. They stay, since each knows about its
 	// breaker and what its local limiter owes, and refunds what it has admitted itself.
 	fallbacks map[failure]*fallback.Limiter
+	// counts are those of all texts so far, for Reset. The next text may want any again.
+	counts map[count]ratelimit.Limiter
 }
 
 // whole is what callers ask about key.
@@ -217,20 +221,22 @@ func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) 
 	if s.tiers != nil && ls.tierOf == nil {
 		return nil, fmt.Errorf("%w: it has tiers, and Build has no WithTierFunc", ratelimit.ErrInvalidOption)
 	}
-	st = &stack{spec: s, fallbacks: map[failure]*fallback.Limiter{}}
+	st = &stack{spec: s, fallbacks: map[failure]*fallback.Limiter{}, counts: map[count]ratelimit.Limiter{}}
 	if before != nil {
 		if s.equal(before.spec) {
 			return before, nil
 		}
-		st.local, st.fallbacks = before.local, maps.Clone(before.fallbacks)
+		st.local, st.fallbacks, st.counts = before.local, maps.Clone(before.fallbacks), maps.Clone(before.counts)
 	}
 	if st.shared, err = ls.onStore(s); err != nil {
 		return nil, err
 	}
+	st.shared.addTo(st.counts, false)
 	if s.onFailure == failLocal {
 		if st.local, err = ls.inMemory(s, st.shared); err != nil {
 			return nil, err
 		}
+		st.local.addTo(st.counts, true)
 	}
 	if s.onFailure != failError && st.fallbacks[s.onFailure] == nil {
 		st.fallbacks[s.onFailure], err = fallback.New(&follower{ls, i, (*stack).onStore}, ls.policy(s.onFailure, i))
@@ -271,7 +277,7 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 		if err != nil || !s.denyCache {
 			return lim, err
 		}
-		return ratelimit.NewDenyCache(lim)
+		return denycache.New(lim)
 	})
 }
 

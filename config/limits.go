@@ -93,6 +93,23 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 	return errors.Join(errs...)
 }
 
+// count is what the spend of a name's keys belongs to.
+type count struct {
+	algorithm string
+	period    time.Duration
+	local     bool // or on the store
+}
+
+// addTo makes the limiters of l those of their counts.
+func (l *limits) addTo(counts map[count]ratelimit.Limiter, local bool) {
+	for i, part := range l.parts {
+		counts[count{l.spec.algorithm, l.spec.limits[i].Period, local}] = part
+	}
+}
+
+// has is whether part is one of l's, which may be nil.
+func (l *limits) has(part ratelimit.Limiter) bool { return l != nil && slices.Contains(l.parts, part) }
+
 // counter is the limiter of l that has the count of former's limit i, or if there is none
 // that limit's own: its count may be wanted again.
 func (l *limits) counter(former *limits, i int) ratelimit.Limiter {

@@ -161,7 +161,13 @@ func TestARefundAfterAnUpdateReachesTheCountsThatWereCharged(t *testing.T) {
 // frail is a store that can be made to fail.
 type frail struct {
 	store.Store
-	down bool
+	down   bool
+	resets int
+}
+
+func (f *frail) Reset(ctx context.Context, ns *store.Namespace, key string) error {
+	f.resets++
+	return f.Store.Reset(ctx, ns, key)
 }
 
 func (f *frail) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
@@ -299,6 +305,51 @@ func TestResetForgetsWhatLocalHasAdmittedUnderTheNextPolicyToo(t *testing.T) {
 			require.Equal(t, 10, admitted(t, l, "key", 11), next)
 		})
 	}
+}
+
+// An Update that takes a limit away leaves its count, and the next one may want it again.
+func TestResetReachesTheCountsOfFormerTexts(t *testing.T) {
+	const day, both, log = "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limits: [10/d, 20/2d]", "algorithm: sliding_log, limit: 15/7d"
+	onEach(t, func(t *testing.T, s store.Store) {
+		ls := build(t, s, one(both))
+		l := limiter(t, ls, "a")
+		require.Equal(t, 10, admitted(t, l, "key", 11))
+		require.Equal(t, 10, admitted(t, l, "other", 11))
+		update(t, ls, one(log+", on_failure: closed"))
+		require.Equal(t, 15, admitted(t, l, "key", 16))
+		update(t, ls, one(day+", deny_cache: true"))
+		require.NoError(t, l.Reset(t.Context(), "key"))
+		require.Equal(t, 10, admitted(t, l, "key", 11))
+		update(t, ls, one(log))
+		require.Equal(t, 15, admitted(t, l, "key", 16))
+		require.NoError(t, l.Reset(t.Context(), "key"))
+		update(t, ls, one(both))
+		require.Equal(t, 10, admitted(t, l, "key", 11))
+		require.Zero(t, admitted(t, l, "other", 11), "which was not reset")
+		require.ErrorIs(t, l.Reset(t.Context(), ""), ratelimit.ErrInvalidKey)
+	})
+}
+
+func TestResetReachesWhatLocalCountedByFormerTexts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &frail{Store: memory(t)}
+		const day, week = "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 15/7d"
+		const local = ", on_failure: local, instances: 1"
+		ls := build(t, s, one(day+local))
+		l := limiter(t, ls, "a")
+		require.Equal(t, 4, admitted(t, l, "key", 4))
+		s.down = true
+		require.Equal(t, 6, admitted(t, l, "key", 11))
+		update(t, ls, one(week+", on_failure: closed"))
+		update(t, ls, one(week+local))
+		require.Equal(t, 15, admitted(t, l, "key", 16))
+		s.down = false
+		time.Sleep(2 * time.Second)
+		require.NoError(t, l.Reset(t.Context(), "key"))
+		require.Equal(t, 2, s.resets, "of each count once")
+		update(t, ls, one(day+local))
+		require.Equal(t, 10, admitted(t, l, "key", 11), "nothing is owed")
+	})
 }
 
 func TestALocalRefundAfterAnUpdateReachesTheCountsThatWereCharged(t *testing.T) {

@@ -48,7 +48,7 @@ import (
 // up to 6 MB for keys that are not handed back yet. It starts no goroutine and has
 // nothing to close. Its time is the process's own.
 //
-// It goes around a [ratelimit.DenyCache], and around a [ratelimit.All] as a whole.
+// It goes around a denycache, and around a [ratelimit.All] as a whole.
 // It is safe for concurrent use. Make it by [New].
 type Limiter struct {
 	limiter  ratelimit.Limiter
@@ -163,18 +163,24 @@ func WithBreaker(failures int, probeAfter time.Duration) Option {
 // New returns a limiter that decides as l does, and as p says while l's store fails.
 //
 // Its errors are [ratelimit.ErrInvalidOption]: l, the local limiter or an option is nil, p
-// is not made by its constructor, an option is out of range, [ratelimit.Share] does not
-// know l, or l is a shadow, an accesslist or one of package throttle, which go around a
-// fallback: they answer for the store themselves. With LocalShare it is
-// [ratelimit.ErrInvalidLimit] if a limit has no such share.
+// is not made by its constructor, an option is out of range, or [ratelimit.Share] does not
+// know l. With LocalShare it is [ratelimit.ErrInvalidLimit] if a limit has no such share.
+//
+// A shadow, an accesslist and what package throttle has go around a fallback, and are
+// refused in l and in the local limiter: they answer for the store themselves, or sleep
+// while they hold the breaker. New finds them also in an All, and in wrappers that have a
+// method Unwrap() ratelimit.Limiter. Give such a method to your own.
 func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
 	switch {
 	case isnil.Is(l):
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
-	case answers(l):
-		return nil, fmt.Errorf("%w: a fallback around a %T, which goes around it", ratelimit.ErrInvalidOption, l)
 	case p.source == ratelimit.SourceStore:
 		return nil, fmt.Errorf("%w: no failure policy", ratelimit.ErrInvalidOption)
+	}
+	for _, inside := range []ratelimit.Limiter{l, p.local} {
+		if out, ok := order.Answering(inside); ok {
+			return nil, fmt.Errorf("%w: a %T in a fallback: put the %[2]T around the fallback", ratelimit.ErrInvalidOption, out)
+		}
 	}
 	f := &Limiter{limiter: l, source: p.source, failures: defaultFailures, pause: defaultPause, base: time.Now()}
 	for _, opt := range opts {
@@ -194,15 +200,6 @@ func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
 	f.owed.seeds = keyhash.New()
 	f.breaker = f.newBreaker()
 	return f, nil
-}
-
-// answers is whether l, or what it wraps, answers in place of a store.
-func answers(l ratelimit.Limiter) bool {
-	if order.DoesAnswer(l) {
-		return true
-	}
-	w, ok := l.(interface{ Unwrap() ratelimit.Limiter })
-	return ok && answers(w.Unwrap())
 }
 
 // limiter is the local limiter of the policy, nil if it has none.

@@ -18,12 +18,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 // faulty is a limiter whose store fails on demand. It counts the calls that reach
@@ -1481,4 +1484,47 @@ func TestAnOutageIsAnsweredByThePolicyToThoseWhoWaitToo(t *testing.T) {
 		require.Equal(t, source, r.Source())
 		require.Equal(t, source != ratelimit.SourceFailClosed, r.Allowed)
 	})
+}
+
+// foreign is a wrapper of a third party.
+type foreign struct{ ratelimit.Limiter }
+
+func (f foreign) Unwrap() ratelimit.Limiter { return f.Limiter }
+
+// A probe that sleeps keeps the breaker half open: every other key was refused for 29 s. What
+// answers for its store would hide the failures, and Open would overrule a deny list.
+func TestWhatSleepsOrAnswersForItsStoreIsRefusedHoweverDeepItIs(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	bucket, other := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5)), newLimiter(t, "sliding_log", mem, ratelimit.PerHour(7))
+	waiter, err := throttle.NewWaiter(bucket, time.Minute)
+	require.NoError(t, err)
+	slowdown, err := throttle.NewSlowdown(bucket, throttle.Slow{Step: time.Second, Max: time.Second})
+	require.NoError(t, err)
+	tried, err := shadow.New(bucket, func(context.Context, string, int, ratelimit.Result, error) {})
+	require.NoError(t, err)
+	listed, err := accesslist.New(bucket)
+	require.NoError(t, err)
+	rekeyed := func(l ratelimit.Limiter) ratelimit.Limiter {
+		r, err := ratelimit.NewRekeyed(l, func(_ context.Context, key string) (string, error) { return key, nil })
+		require.NoError(t, err)
+		return r
+	}
+	for _, inside := range []ratelimit.Limiter{waiter, slowdown, tried, listed} {
+		text := fmt.Sprintf("put the %T around", inside)
+		deep := []ratelimit.Limiter{inside, rekeyed(inside), foreign{inside}, foreign{rekeyed(inside)}}
+		if inside != ratelimit.Limiter(waiter) {
+			deep = append(deep, all(t, other, inside), foreign{all(t, other, all(t, rekeyed(inside)))})
+		}
+		for _, l := range deep {
+			_, err := fallback.New(l, fallback.Open())
+			require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)
+			require.ErrorContains(t, err, text)
+			_, err = fallback.New(bucket, fallback.Local(l))
+			require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)
+			require.ErrorContains(t, err, text)
+		}
+	}
+	_, err = fallback.New(all(t, rekeyed(bucket), foreign{other}), fallback.Local(rekeyed(all(t, bucket, other))))
+	require.NoError(t, err)
 }

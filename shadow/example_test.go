@@ -21,12 +21,13 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	reported := make(chan string, 10)
 	report := func(_ context.Context, key string, n int, r ratelimit.Result, err error) {
 		switch {
 		case err != nil:
-			fmt.Println("no decision on", key, err)
+			reported <- fmt.Sprint("no decision on ", key, err)
 		case !r.Allowed:
-			fmt.Printf("%d of %s would be over the limit of %d\n", n, key, r.Limit)
+			reported <- fmt.Sprintf("%d of %s would be over the limit of %d", n, key, r.Limit)
 		}
 	}
 	limiter, err := shadow.New(window, report)
@@ -37,22 +38,21 @@ func ExampleNew() {
 	ctx := context.Background()
 	for range 3 {
 		r, err := limiter.Allow(ctx, "user:42")
-		fmt.Println(r.Allowed, r.Remaining, err)
+		fmt.Println(r.Allowed, err)
 	}
+	fmt.Println(<-reported)
 	for _, percent := range []float64{5, 100} {
 		if err := limiter.SetEnforcement(percent); err != nil {
 			log.Fatal(err)
 		}
 		r, err := limiter.Allow(ctx, "user:42")
-		fmt.Println(percent, r.Allowed, r.Remaining, err)
+		fmt.Println(percent, r.Allowed, err)
 	}
 	// Output:
-	// true 1 <nil>
-	// true 0 <nil>
+	// true <nil>
+	// true <nil>
+	// true <nil>
 	// 1 of user:42 would be over the limit of 2
-	// true 0 <nil>
-	// 1 of user:42 would be over the limit of 2
-	// 5 true 0 <nil>
-	// 1 of user:42 would be over the limit of 2
-	// 100 false 0 <nil>
+	// 5 true <nil>
+	// 100 false <nil>
 }

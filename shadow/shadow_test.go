@@ -3,15 +3,26 @@ package shadow_test
 import (
 	"context"
 	"fmt"
+	"log"
 	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/shadow"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -20,7 +31,9 @@ var algorithms = ratelimit.Algorithms()
 func onEachAlgorithm(t *testing.T, l ratelimit.Limit, test func(t *testing.T, lim ratelimit.Limiter)) {
 	t.Helper()
 	for _, algorithm := range algorithms {
-		t.Run(algorithm, func(t *testing.T) { test(t, inMemory(t, algorithm, l)) })
+		t.Run(algorithm, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { test(t, inMemory(t, algorithm, l)) })
+		})
 	}
 }
 
@@ -42,7 +55,7 @@ type told struct {
 	err error
 }
 
-// reports are the calls of a report.
+// reports are the calls of a report, in a bubble: it is told by a goroutine.
 type reports struct {
 	mu   sync.Mutex
 	list []told
@@ -54,12 +67,21 @@ func (r *reports) add(ctx context.Context, key string, n int, res ratelimit.Resu
 	r.list = append(r.list, told{ctx, key, n, res, err})
 }
 
+// all are those since the last call.
+func (r *reports) all() []told {
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer func() { r.list = nil }()
+	return r.list
+}
+
 // take is the one report since the last take.
 func (r *reports) take(t *testing.T) told {
 	t.Helper()
-	require.Len(t, r.list, 1)
-	defer func() { r.list = nil }()
-	return r.list[0]
+	all := r.all()
+	require.Len(t, all, 1)
+	return all[0]
 }
 
 func limiter(t testing.TB, l ratelimit.Limiter, opts ...shadow.Option) (*shadow.Limiter, *reports) {
@@ -128,16 +150,14 @@ func TestWhatIsDeniedIsReportedAndLetThrough(t *testing.T) {
 			require.Equal(t, "key", told.key)
 			require.Equal(t, 1, told.n)
 
-			want := told.r
-			want.Allowed, want.RetryAfter, want.Delay = true, 0, 0
-			under, _, passed := r.Of(lim)
-			require.Equal(t, i >= 2, passed)
-			require.Equal(t, want, under)
-			p := peek(t, lim)
-			require.True(t, p.Allowed)
-			require.Zero(t, p.RetryAfter+p.Delay)
-			require.Equal(t, r.Remaining, p.Remaining)
-			require.Empty(t, reports.list, "Peek is not reported")
+			require.Equal(t, max(0, 1-i), told.r.Remaining)
+			for _, r := range []ratelimit.Result{r, peek(t, lim)} {
+				under, _, _ := r.Of(lim)
+				require.Equal(t, ratelimit.Result{Allowed: true}, under, "nothing of the trial shows")
+				require.False(t, r.Counted())
+				require.Zero(t, r.Charged())
+			}
+			require.Empty(t, reports.all(), "Peek is not reported")
 		}
 		allowN(t, lim, 7)
 		told := reports.take(t)
@@ -147,56 +167,62 @@ func TestWhatIsDeniedIsReportedAndLetThrough(t *testing.T) {
 }
 
 func TestTheTurnsOfALeakyBucketAreNotWaitedFor(t *testing.T) {
-	lim, reports := limiter(t, inMemory(t, "leaky_bucket", ratelimit.PerHour(2)))
-	allowN(t, lim, 1)
-	reports.take(t)
-	require.Zero(t, allowN(t, lim, 1).Delay)
-	require.Positive(t, reports.take(t).r.Delay)
-	require.NoError(t, lim.SetEnforcement(100))
-	require.NoError(t, lim.Reset(t.Context(), "key"))
-	allowN(t, lim, 1)
-	require.Positive(t, allowN(t, lim, 1).Delay)
+	synctest.Test(t, func(t *testing.T) {
+		lim, reports := limiter(t, inMemory(t, "leaky_bucket", ratelimit.PerHour(2)))
+		allowN(t, lim, 1)
+		reports.take(t)
+		require.Zero(t, allowN(t, lim, 1).Delay)
+		require.Positive(t, reports.take(t).r.Delay)
+		require.NoError(t, lim.SetEnforcement(100))
+		require.NoError(t, lim.Reset(t.Context(), "key"))
+		allowN(t, lim, 1)
+		require.Positive(t, allowN(t, lim, 1).Delay)
+	})
 }
 
 func TestErrorsAreReportedAndTheEventPasses(t *testing.T) {
-	lim, reports := limiter(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore))
-	r := allowN(t, lim, 3)
-	under, _, _ := r.Of(lim)
-	require.Equal(t, ratelimit.Result{Allowed: true}, under)
-	require.NoError(t, lim.Refund(t.Context(), "key", r, 3), "nothing was charged")
-	told := reports.take(t)
-	require.ErrorIs(t, told.err, ratelimit.ErrStore)
-	require.Zero(t, told.r)
-	require.Equal(t, 3, told.n)
-	require.Equal(t, r, peek(t, lim))
-	require.ErrorIs(t, lim.Reset(t.Context(), "key"), ratelimit.ErrStore)
+	synctest.Test(t, func(t *testing.T) {
+		lim, reports := limiter(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore))
+		r := allowN(t, lim, 3)
+		under, _, _ := r.Of(lim)
+		require.Equal(t, ratelimit.Result{Allowed: true}, under)
+		require.NoError(t, lim.Refund(t.Context(), "key", r, 3), "nothing was charged")
+		told := reports.take(t)
+		require.ErrorIs(t, told.err, ratelimit.ErrStore)
+		require.Zero(t, told.r)
+		require.Equal(t, 3, told.n)
+		require.Equal(t, r, peek(t, lim))
+		require.ErrorIs(t, lim.Reset(t.Context(), "key"), ratelimit.ErrStore)
 
-	require.NoError(t, lim.SetEnforcement(100))
-	r, err := lim.Allow(t.Context(), "key")
-	require.ErrorIs(t, err, ratelimit.ErrStore)
-	require.Zero(t, r)
-	require.ErrorIs(t, reports.take(t).err, ratelimit.ErrStore)
-	_, err = lim.Peek(t.Context(), "key")
-	require.ErrorIs(t, err, ratelimit.ErrStore)
+		require.NoError(t, lim.SetEnforcement(100))
+		r, err := lim.Allow(t.Context(), "key")
+		require.ErrorIs(t, err, ratelimit.ErrStore)
+		require.Zero(t, r)
+		require.ErrorIs(t, reports.take(t).err, ratelimit.ErrStore)
+		_, err = lim.Peek(t.Context(), "key")
+		require.ErrorIs(t, err, ratelimit.ErrStore)
+	})
 }
 
 func TestBadInputIsAnErrorAndNotReported(t *testing.T) {
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	lim, reports := limiter(t, inMemory(t, "token_bucket", ratelimit.PerHour(1)))
-	for range 2 {
-		_, err := lim.AllowN(t.Context(), "key", 0)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
-		_, err = lim.Allow(t.Context(), "")
-		require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
-		_, err = lim.Peek(t.Context(), "")
-		require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
-		_, err = lim.Allow(ended, "key")
-		require.ErrorIs(t, err, context.Canceled)
-		require.ErrorIs(t, lim.Reset(t.Context(), ""), ratelimit.ErrInvalidKey)
-		require.Empty(t, reports.list)
-		require.NoError(t, lim.SetEnforcement(100))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		lim, reports := limiter(t, inMemory(t, "token_bucket", ratelimit.PerHour(1)))
+		for range 2 {
+			_, err := lim.AllowN(t.Context(), "key", 0)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+			_, err = lim.Allow(t.Context(), "")
+			require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+			_, err = lim.Peek(t.Context(), "")
+			require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+			_, err = lim.Allow(ended, "key")
+			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorIs(t, lim.Reset(t.Context(), ""), ratelimit.ErrInvalidKey)
+			require.Empty(t, reports.all())
+			require.NoError(t, lim.SetEnforcement(100))
+		}
+	})
 }
 
 // ending ends the caller's context during each decision.
@@ -211,12 +237,14 @@ func (e ending) AllowN(ctx context.Context, _ string, _ int) (ratelimit.Result, 
 }
 
 func TestACallerWhoIsGoneIsToldSo(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	lim, reports := limiter(t, ending{cancel: cancel})
-	r, err := lim.Allow(ctx, "key")
-	require.ErrorIs(t, err, context.Canceled)
-	require.Zero(t, r)
-	require.ErrorIs(t, reports.take(t).err, context.Canceled)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		lim, reports := limiter(t, ending{cancel: cancel})
+		r, err := lim.Allow(ctx, "key")
+		require.ErrorIs(t, err, context.Canceled)
+		require.Zero(t, r)
+		require.ErrorIs(t, reports.take(t).err, context.Canceled)
+	})
 }
 
 func TestARefundGivesBackWhatWasCharged(t *testing.T) {
@@ -242,15 +270,17 @@ func TestARefundGivesBackWhatWasCharged(t *testing.T) {
 }
 
 func TestEnforcedKeysGetTheDecision(t *testing.T) {
-	lim, reports := limiter(t, inMemory(t, "token_bucket", ratelimit.PerHour(1)), shadow.WithEnforcement(100))
-	allowN(t, lim, 1)
-	reports.take(t)
-	r := allowN(t, lim, 1)
-	require.False(t, r.Allowed)
-	require.Equal(t, reports.take(t).r, r)
-	require.False(t, peek(t, lim).Allowed)
-	require.NoError(t, lim.Reset(t.Context(), "key"))
-	require.True(t, peek(t, lim).Allowed)
+	synctest.Test(t, func(t *testing.T) {
+		lim, reports := limiter(t, inMemory(t, "token_bucket", ratelimit.PerHour(1)), shadow.WithEnforcement(100))
+		allowN(t, lim, 1)
+		reports.take(t)
+		r := allowN(t, lim, 1)
+		require.False(t, r.Allowed)
+		require.Equal(t, reports.take(t).r, r)
+		require.False(t, peek(t, lim).Allowed)
+		require.NoError(t, lim.Reset(t.Context(), "key"))
+		require.True(t, peek(t, lim).Allowed)
+	})
 }
 
 func TestTheShareIsChangedAtRunTime(t *testing.T) {
@@ -368,53 +398,211 @@ func TestAnotherSaltIsAnotherShare(t *testing.T) {
 	require.InDelta(t, keys/100, both, 5*math.Sqrt(keys/100), "a tenth of a tenth")
 }
 
-func TestPoliciesAreTheLimiters(t *testing.T) {
+func TestPoliciesOfAKeyThatIsNotEnforcedAreUnlimited(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	inner, err := ratelimit.NewLevels("token_bucket", mem, ratelimit.PerHour(2), ratelimit.PerDay(9))
+	require.NoError(t, err)
+	lim, _ := limiter(t, inner)
+	before := make([]ratelimit.Policy, 1, 8)
+	want, err := ratelimit.AppendPolicies(t.Context(), before, inner, "key")
+	require.NoError(t, err)
+	require.Len(t, want, 3)
+	want = slices.Clone(want)
+	for _, enforced := range []bool{false, true} {
+		got, err := ratelimit.AppendPolicies(t.Context(), before, lim, "key")
+		require.NoError(t, err)
+		if !enforced {
+			unlimited := ratelimit.Policy{Limit: ratelimit.Unlimited(), Quota: math.MaxInt32}
+			first, second := unlimited, unlimited
+			first.Name, second.Name = "2/h", "9/d"
+			require.Equal(t, []ratelimit.Policy{{}, first, second}, got)
+		} else {
+			require.Equal(t, want, got)
+		}
+		require.NoError(t, lim.SetEnforcement(100))
+	}
+}
+
+// Clients of a trial read of no limit.
+func TestATrialDoesNotShowInHeaderFields(t *testing.T) {
+	lim, _ := limiter(t, inMemory(t, "token_bucket", ratelimit.PerHour(2)))
+	middleware, err := httplimit.New(lim)
+	require.NoError(t, err)
+	h := middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	serve := func() http.Header {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		return w.Header()
+	}
+	for range 4 {
+		require.Empty(t, serve())
+	}
+	require.NoError(t, lim.SetEnforcement(100))
+	require.NotEmpty(t, serve())
+}
+
+func TestAShadowIsLookedThrough(t *testing.T) {
 	inner := inMemory(t, "token_bucket", ratelimit.PerHour(2))
 	lim, _ := limiter(t, inner)
-	want, err := ratelimit.AppendPolicies(t.Context(), make([]ratelimit.Policy, 1), inner, "key")
-	require.NoError(t, err)
-	require.Len(t, want, 2)
-	got, err := ratelimit.AppendPolicies(t.Context(), make([]ratelimit.Policy, 1), lim, "key")
-	require.NoError(t, err)
-	require.Equal(t, want, got)
+	require.Same(t, inner, lim.Unwrap())
+}
+
+// far is a store at a distance.
+type far struct{ store.Store }
+
+const roundTrip = 10 * time.Millisecond
+
+func (s far) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	time.Sleep(roundTrip)
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+// Nobody stands in a queue for what is not enforced, though the limiter inside is full.
+func TestThoseWhoAreLetThroughDoNotWaitForOneAnother(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			mem, err := memstore.New()
+			require.NoError(t, err)
+			inner, err := ratelimit.New(algorithm, far{mem}, ratelimit.PerHour(5))
+			require.NoError(t, err)
+			lim, _ := limiter(t, inner)
+			began := time.Now()
+			var wg sync.WaitGroup
+			for range 200 {
+				wg.Go(func() {
+					r, err := ratelimit.Wait(t.Context(), lim, "key", 1)
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+				})
+			}
+			wg.Wait()
+			require.LessOrEqual(t, time.Since(began), 8*roundTrip, algorithm)
+		})
+	}
+}
+
+// ---- The report.
+
+func TestAReportThatPanicsHarmsNoRequestAndIsLoggedOnce(t *testing.T) {
+	var text strings.Builder
+	log.SetOutput(&text)
+	defer log.SetOutput(os.Stderr)
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		lim, err := shadow.New(inMemory(t, "token_bucket", ratelimit.PerHour(2)), func(context.Context, string, int, ratelimit.Result, error) {
+			if calls++; calls == 3 {
+				runtime.Goexit() // as a test that fails does
+			}
+			panic("planted")
+		})
+		require.NoError(t, err)
+		for range 5 {
+			require.True(t, allowN(t, lim, 1).Allowed)
+		}
+		synctest.Wait()
+		require.Equal(t, 5, calls)
+	})
+	require.Equal(t, 1, strings.Count(text.String(), "shadow: a report panicked: planted"))
+}
+
+func TestAReportThatBlocksHarmsNoRequestAndWhatIsDroppedIsCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		var order []int
+		lim, err := shadow.New(inMemory(t, "token_bucket", ratelimit.PerHour(2)), func(_ context.Context, _ string, n int, _ ratelimit.Result, _ error) {
+			<-release
+			order = append(order, n)
+		})
+		require.NoError(t, err)
+		allowN(t, lim, 1)
+		synctest.Wait() // it is being reported
+		const waiting = 1024
+		for i := range waiting + 50 {
+			require.True(t, allowN(t, lim, 2+i).Allowed)
+		}
+		require.EqualValues(t, 50, lim.Dropped())
+		close(release)
+		synctest.Wait()
+		want := make([]int, waiting+1)
+		for i := range want {
+			want[i] = 1 + i
+		}
+		require.Equal(t, want, order)
+		allowN(t, lim, 7)
+		synctest.Wait()
+		require.Equal(t, 7, order[len(order)-1])
+		require.EqualValues(t, 50, lim.Dropped())
+	}) // and no goroutine is left: a bubble waits for all
+}
+
+type named struct{}
+
+func TestAReportHasTheCallersValuesAndOutlivesTheCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim, reports := limiter(t, inMemory(t, "token_bucket", ratelimit.PerHour(2)))
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), named{}, "trace"))
+		_, err := lim.Allow(ctx, "key")
+		require.NoError(t, err)
+		cancel()
+		told := reports.take(t)
+		require.Equal(t, "trace", told.ctx.Value(named{}))
+		require.NoError(t, told.ctx.Err())
+	})
 }
 
 func TestTheShareChangesWhileCallersDecide(t *testing.T) {
-	var denied atomic.Int64
-	lim, err := shadow.New(inMemory(t, "token_bucket", ratelimit.PerHour(100)), func(_ context.Context, _ string, _ int, r ratelimit.Result, _ error) {
-		if !r.Allowed {
-			denied.Add(1)
-		}
-	})
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for range 500 {
-				if _, err := lim.Allow(t.Context(), "key"); err != nil {
-					t.Error(err)
-				}
+	synctest.Test(t, func(t *testing.T) {
+		var denied atomic.Int64
+		lim, err := shadow.New(inMemory(t, "token_bucket", ratelimit.PerHour(100)), func(_ context.Context, _ string, _ int, r ratelimit.Result, _ error) {
+			if !r.Allowed {
+				denied.Add(1)
 			}
 		})
-	}
-	for i := range 500 {
-		require.NoError(t, lim.SetEnforcement(float64(i%101)))
-	}
-	wg.Wait()
-	require.EqualValues(t, 1900, denied.Load(), "what is charged is as without a shadow")
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range 500 {
+					if _, err := lim.Allow(t.Context(), "key"); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		for i := range 500 {
+			require.NoError(t, lim.SetEnforcement(float64(i%101)))
+		}
+		wg.Wait()
+		synctest.Wait()
+		require.EqualValues(t, 1900, denied.Load()+lim.Dropped(), "what is charged is as without a shadow")
+	})
 }
 
+// BenchmarkAllow measures a decision alone and in shadow, enforced and not. Decisions follow
+// each other at once, or with time for the report between.
 func BenchmarkAllow(b *testing.B) {
-	inner := ratelimit.Static(ratelimit.Result{}, nil)
-	lim, err := shadow.New(inner, none, shadow.WithEnforcement(50))
-	require.NoError(b, err)
-	for name, l := range map[string]ratelimit.Limiter{"static": inner, "in shadow": lim} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			ctx := b.Context()
-			for b.Loop() {
-				_, _ = l.Allow(ctx, "user:1234567890ab")
+	for name, inner := range map[string]ratelimit.Limiter{
+		"denied":   ratelimit.Static(ratelimit.Result{}, nil),
+		"admitted": inMemory(b, "token_bucket", ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond}),
+	} {
+		let, err := shadow.New(inner, none, shadow.WithEnforcement(1e-9))
+		require.NoError(b, err)
+		enforced, err := shadow.New(inner, none, shadow.WithEnforcement(100))
+		require.NoError(b, err)
+		for where, l := range map[string]ratelimit.Limiter{"alone": inner, "let through": let, "enforced": enforced} {
+			for _, pause := range []bool{false, true} {
+				b.Run(fmt.Sprintf("%s/%s/pause=%v", name, where, pause), func(b *testing.B) {
+					b.ReportAllocs()
+					ctx := b.Context()
+					for b.Loop() {
+						_, _ = l.Allow(ctx, "user:1234567890ab")
+						if pause {
+							runtime.Gosched()
+						}
+					}
+				})
 			}
-		})
+		}
 	}
 }

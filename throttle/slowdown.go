@@ -90,6 +90,22 @@ func (s *Slowdown) AllowN(ctx context.Context, key string, n int) (ratelimit.Res
 	return s.delayed(r, r.Limit-r.Remaining), nil
 }
 
+// AllowUpTo lets all of n events through, and charges as many as l has room for. If those are
+// not all, Delay is the Max. It does not sleep.
+func (s *Slowdown) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
+	if s.limiter == nil {
+		return 0, ratelimit.Result{}, errNoConstructor
+	}
+	granted, r, err = ratelimit.AllowUpTo(ctx, s.limiter, key, n)
+	if err != nil {
+		return 0, ratelimit.Result{}, err
+	}
+	if r = s.delayed(r, r.Limit-r.Remaining); granted < n {
+		r.Delay = s.slow.Max
+	}
+	return n, r, nil
+}
+
 // Peek answers what Allow would, and charges nothing.
 func (s *Slowdown) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	if s.limiter == nil {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/order"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
@@ -57,6 +58,10 @@ import (
 // and a timer. An event that is admitted at once costs some 150 ns more. It sleeps in real
 // time (or a synctest bubble's), so that l's store must not have a simulated clock that
 // stands still.
+//
+// A denial has the source and the parts of l's. That of an event that stands behind others
+// has those of the last denial in its queue. AllowUpTo, AllowWithin, Peek and Charge never
+// sleep.
 //
 // It is safe for concurrent use. Make it by [NewWaiter].
 type Waiter struct {
@@ -129,7 +134,7 @@ func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l ratelimit.Limiter) queue.Kind {
 	_, delays := l.(ratelimit.Delayer)
-	return queue.KindOf(ratelimit.AlgorithmOf(l), delays)
+	return queue.KindOf(five.AlgorithmOf(l), delays)
 }
 
 // kindNow is the kind of the limiter. That of a leaky bucket is known to turn denials into
@@ -246,7 +251,7 @@ func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Du
 	o := (&queue.Waiter{
 		Limiter: w.limiter, Key: a.key, N: a.n, Kind: kind, Asker: a,
 		End: time.Now().Add(patience), Timed: true,
-	}).Wait(ctx, turn, d, decision(a.result), err)
+	}).Wait(ctx, turn, d, told(a.result), err)
 	switch {
 	case o.Verdict == queue.Failed:
 		return ratelimit.Result{}, o.Err
@@ -258,7 +263,12 @@ func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Du
 		if kind == queue.Leaky {
 			d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
 		}
-		return ratelimit.Result{Limit: d.Limit, RetryAfter: wholeMicros(d.RetryAfter), ResetAfter: wholeMicros(d.ResetAfter)}, nil
+		r, ok := d.Told.(ratelimit.Result)
+		if !ok {
+			r.Limit = d.Limit
+		}
+		r.Remaining, r.RetryAfter, r.ResetAfter = 0, wholeMicros(d.RetryAfter), wholeMicros(d.ResetAfter)
+		return r, nil
 	}
 	r := a.result
 	if !r.Allowed {
@@ -281,15 +291,18 @@ func (w *Waiter) due(r ratelimit.Result) time.Duration {
 	return max(r.RetryAfter, leastRetryAfter)
 }
 
-// denial is r on n events as refused, to a caller who could have slept for early. One that l
-// has admitted is made anew: r could be refunded a second time.
+// denial is r on n events as refused, to a caller who could have slept for early. What l has
+// admitted has been given back.
 func (w *Waiter) denial(r ratelimit.Result, n int, early time.Duration) ratelimit.Result {
 	if r.Allowed {
 		reset := r.ResetAfter
 		if w.leaky(&r) { // the events before are gone when its turn comes
 			reset = r.Delay
 		}
-		return ratelimit.Result{Limit: r.Limit, RetryAfter: max(leastRetryAfter, wholeMicros(r.Delay-early)), ResetAfter: reset}
+		retry := max(leastRetryAfter, wholeMicros(r.Delay-early))
+		r = withoutCharge(r, n)
+		r.Allowed, r.Remaining, r.RetryAfter, r.ResetAfter, r.Delay = false, 0, retry, reset, 0
+		return r
 	}
 	if r.Remaining >= n { // there is room, but too late
 		r.Remaining = 0
@@ -297,6 +310,25 @@ func (w *Waiter) denial(r ratelimit.Result, n int, early time.Duration) ratelimi
 	r.RetryAfter = max(r.RetryAfter, leastRetryAfter)
 	if w.leaky(&r) && r.RetryAfter != ratelimit.Never {
 		r.RetryAfter = max(r.RetryAfter, wholeMicros(r.ResetAfter-early))
+	}
+	return r
+}
+
+// decided is a limiter that has decided already.
+type decided struct {
+	ratelimit.Limiter
+	result ratelimit.Result
+}
+
+func (d decided) AllowN(context.Context, string, int) (ratelimit.Result, error) { return d.result, nil }
+
+func (d decided) Refund(context.Context, string, ratelimit.Result, int) error { return nil }
+
+// withoutCharge is r, an admission of n events that were given back, as what cannot be
+// refunded again.
+func withoutCharge(r ratelimit.Result, n int) ratelimit.Result {
+	if r.Charged() > 0 { // and else it is a Peek's
+		r, _ = ratelimit.AllowWithin(context.Background(), decided{result: r}, "", n, 0)
 	}
 	return r
 }
@@ -312,6 +344,15 @@ func (w *Waiter) AllowWithin(ctx context.Context, key string, n int, d time.Dura
 		return ratelimit.Result{}, errNoConstructor
 	}
 	return ratelimit.AllowWithin(ctx, w.limiter, key, n, d)
+}
+
+// AllowUpTo admits as many of n events as l has room for now: granted of them, 0 to n. It does
+// not sleep. Delay is l's, for the caller to sleep.
+func (w *Waiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
+	if w.limiter == nil {
+		return 0, ratelimit.Result{}, errNoConstructor
+	}
+	return ratelimit.AllowUpTo(ctx, w.limiter, key, n)
 }
 
 // Peek answers what Allow would, at once: if that would sleep and then admit, nobody
@@ -388,7 +429,7 @@ type asker struct {
 func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
 	r, err := ratelimit.AllowWithin(ctx, a.limiter, a.key, a.n, d)
 	a.result = r
-	return decision(r), err
+	return told(r), err
 }
 
 func (a *asker) Refund(ctx context.Context) error {
@@ -403,8 +444,17 @@ func decision(r ratelimit.Result) queue.Decision {
 	return queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
-		Elsewhere: r.Source() != ratelimit.SourceStore,
+		Elsewhere: r.Source() != ratelimit.SourceStore, Free: r.Allowed && r.Limit == 0,
 	}
+}
+
+// told is decision with what else a denial says.
+func told(r ratelimit.Result) queue.Decision {
+	d := decision(r)
+	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // or else r says no more than d
+		d.Told = r
+	}
+	return d
 }
 
 // wholeMicros rounds d up to whole µs.

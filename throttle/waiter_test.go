@@ -14,7 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -160,7 +163,7 @@ func TestCallersThatWaitGetWhatTheLimiterAdmitsAndNoneSleepsLonger(t *testing.T)
 		}
 		wg.Wait()
 		want := 0 // the window is full until 10 s, the log as well; the queue is 10 s long
-		if _, queue := lim.(*ratelimit.LeakyBucket); !queue && hasBurst(ratelimit.AlgorithmOf(lim)) {
+		if _, queue := lim.(*ratelimit.LeakyBucket); !queue && hasBurst(five.AlgorithmOf(lim)) {
 			want = 5
 		}
 		require.EqualValues(t, want, admitted.Load())
@@ -652,5 +655,201 @@ func TestAWaiterAroundALeakyBucketServesItsRateToImpatientCallers(t *testing.T) 
 		}
 		wg.Wait()
 		require.GreaterOrEqual(t, served.Load(), int64(285))
+	})
+}
+
+// A denial that a Waiter makes itself, since no patience or no place is left, says as much
+// as the limiter's own.
+func TestADenialNamesTheLimitAndItsSourceWhoeverMakesIt(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	gone, err := ratelimit.New("token_bucket", failing{mem}, ratelimit.PerHour(1), ratelimit.WithName("far"))
+	require.NoError(t, err)
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			mem, err := memstore.New()
+			require.NoError(t, err)
+			named := func(name string, l ratelimit.Limit) ratelimit.Limiter {
+				lim, err := ratelimit.New(algorithm, mem, l, ratelimit.WithName(name))
+				require.NoError(t, err)
+				return lim
+			}
+			both, err := ratelimit.NewAll(named("small", ratelimit.PerHour(1)), named("large", ratelimit.PerMinute(1000)))
+			require.NoError(t, err)
+			lim, err := fallback.New(gone, fallback.Local(both))
+			require.NoError(t, err)
+			spend(t, lim, 1)
+			behind, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			patient, full := waiter(t, lim, 3*time.Hour, throttle.WithMaxWaiting(1)), waiter(t, lim, 3*time.Hour, throttle.WithMaxWaiting(1))
+			requireNamed := func(how string, r ratelimit.Result) {
+				t.Helper()
+				require.False(t, r.Allowed, how)
+				require.Positive(t, r.RetryAfter, how)
+				require.Equal(t, ratelimit.SourceLocal, r.Source(), how)
+				require.Len(t, r.Parts(), 2, how)
+				require.Equal(t, 1, r.Limit, how)
+				require.Zero(t, r.Charged(), how)
+				require.ErrorIs(t, patient.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidN, how)
+				if algorithm != "leaky_bucket" { // whose turn would be given, only too late
+					require.Equal(t, "small", r.DeniedBy(), how)
+				}
+			}
+			_, r := allow(t, t.Context(), waiter(t, lim, time.Minute))
+			requireNamed("the first in the queue", r)
+			requireNamed("a Peek", peek(t, waiter(t, lim, time.Minute)))
+			for range 2 { // the first of which is admitted
+				wg.Go(func() { _, _ = full.Allow(behind, "another key") })
+			}
+			synctest.Wait()
+			require.Equal(t, 1, full.Waiting())
+			wg.Go(func() { _, _ = patient.Allow(behind, "key") })
+			synctest.Wait()
+			took, r := allow(t, t.Context(), waiter(t, lim, time.Minute))
+			require.Zero(t, took)
+			requireNamed("behind others, too late", r)
+			took, r = allow(t, t.Context(), full)
+			require.Zero(t, took)
+			requireNamed("without a place", r)
+			if algorithm == "sliding_log" { // the one in front is denied once more, at its time
+				time.Sleep(30 * time.Minute)
+				require.NoError(t, both.Reset(t.Context(), "key"))
+				spend(t, both, 1)
+				time.Sleep(31 * time.Minute)
+				_, r = allow(t, t.Context(), waiter(t, lim, time.Minute))
+				requireNamed("behind others, later", r)
+			}
+			if algorithm == "token_bucket" { // the one in front is admitted, and another stands behind it
+				wg.Go(func() { _, _ = waiter(t, lim, 3*time.Hour).Allow(behind, "key") })
+				time.Sleep(61 * time.Minute)
+				took, r = allow(t, t.Context(), waiter(t, lim, time.Minute))
+				require.Zero(t, took)
+				requireNamed("behind others, after an admission", r)
+			}
+			cancel()
+			wg.Wait()
+		})
+	}
+}
+
+// failing is a store that is down.
+type failing struct{ store.Store }
+
+func (failing) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrUnavailable
+}
+
+func (failing) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrUnavailable
+}
+
+// A leaky bucket's turn that comes too late, or finds no place, is given back.
+func TestATurnThatIsGivenBackSaysWhatTheLimitsAre(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := inMemory(t, "leaky_bucket", ratelimit.PerHour(5))
+		b := inMemory(t, "leaky_bucket", ratelimit.PerDay(200))
+		both, err := ratelimit.NewAll(a, b)
+		require.NoError(t, err)
+		full := waiter(t, struct{ ratelimit.Limiter }{both}, time.Hour, throttle.WithMaxWaiting(1))
+		spend(t, both, 1)
+		var wg sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		wg.Go(func() { _, _ = full.Allow(ctx, "another key") })
+		wg.Go(func() { _, _ = full.Allow(ctx, "another key") })
+		synctest.Wait()
+		require.Equal(t, 1, full.Waiting())
+		r := peek(t, full)
+		require.False(t, r.Allowed)
+		require.Equal(t, 12*time.Minute, r.RetryAfter)
+		require.Len(t, r.Parts(), 2)
+		_, r = allow(t, t.Context(), full)
+		require.False(t, r.Allowed)
+		require.Equal(t, 12*time.Minute, r.RetryAfter)
+		require.Len(t, r.Parts(), 2)
+		require.Equal(t, 4, r.Parts()[0].Remaining)
+		require.Zero(t, r.Charged())
+		require.Equal(t, 4, peek(t, both).Remaining)
+		cancel()
+		wg.Wait()
+	})
+}
+
+// farAway is a store far enough away for two calls to be under way at once.
+type farAway struct{ store.Store }
+
+func (s farAway) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	time.Sleep(time.Millisecond)
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+func TestATurnWhosePlaceHasGoneMeanwhileIsNoChargeAnyMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, err := memstore.New()
+		require.NoError(t, err)
+		gone, err := ratelimit.New("leaky_bucket", failing{mem}, ratelimit.PerHour(5))
+		require.NoError(t, err)
+		local, err := ratelimit.New("leaky_bucket", farAway{mem}, ratelimit.PerHour(5))
+		require.NoError(t, err)
+		lim, err := fallback.New(gone, fallback.Local(local))
+		require.NoError(t, err)
+		w := waiter(t, lim, time.Hour, throttle.WithMaxWaiting(1))
+		keys := []string{"a", "b"}
+		var wg sync.WaitGroup
+		results := make([]ratelimit.Result, len(keys))
+		for _, key := range keys {
+			_, err := lim.Allow(t.Context(), key)
+			require.NoError(t, err)
+		}
+		for i, key := range keys {
+			wg.Go(func() { results[i], _ = w.Allow(t.Context(), key) })
+		}
+		wg.Wait()
+		denied := 0
+		for i, r := range results {
+			if r.Allowed {
+				continue
+			}
+			denied++
+			require.Equal(t, ratelimit.SourceLocal, r.Source())
+			require.Positive(t, r.RetryAfter)
+			require.Zero(t, r.Charged())
+			require.ErrorIs(t, w.Refund(t.Context(), keys[i], r, 1), ratelimit.ErrInvalidN)
+			require.ErrorIs(t, local.Refund(t.Context(), keys[i], r, 1), ratelimit.ErrInvalidN)
+		}
+		require.Equal(t, 1, denied)
+	})
+}
+
+func TestASlowdownChargesAsManyAsFit(t *testing.T) {
+	lim := inMemory(t, "sliding_log", ratelimit.PerHour(5))
+	s := slowdown(t, lim, throttle.Slow{Free: 10, Step: time.Second, Max: time.Minute})
+	spend(t, lim, 2)
+	granted, r, err := ratelimit.AllowUpTo(t.Context(), s, "key", 5)
+	require.NoError(t, err)
+	require.Equal(t, 5, granted)
+	require.Equal(t, time.Minute, r.Delay, "the limiter has denied two of them")
+	require.Zero(t, peek(t, lim).Remaining)
+	require.NoError(t, s.Refund(t.Context(), "key", r, 5))
+	require.Equal(t, 3, peek(t, lim).Remaining)
+}
+
+func TestAllowUpToNeverSleeps(t *testing.T) {
+	onEachAlgorithm(t, ratelimit.PerHour(5), func(t *testing.T, lim ratelimit.Limiter) {
+		began := time.Now()
+		w := waiter(t, lim, 10*time.Hour)
+		spend(t, lim, 2)
+		granted, r, err := ratelimit.AllowUpTo(t.Context(), w, "key", 5)
+		require.NoError(t, err)
+		require.Equal(t, 3, granted)
+		require.Zero(t, r.Remaining)
+		granted, r, err = ratelimit.AllowUpTo(t.Context(), w, "key", 5)
+		require.NoError(t, err)
+		require.Zero(t, granted)
+		require.False(t, r.Allowed)
+		granted, r, err = ratelimit.AllowUpTo(t.Context(), slowdown(t, lim, throttle.Slow{Step: time.Hour, Max: time.Hour}), "key", 5)
+		require.NoError(t, err)
+		require.Equal(t, 5, granted)
+		require.Equal(t, time.Hour, r.Delay)
+		require.Zero(t, time.Since(began))
 	})
 }

@@ -89,6 +89,9 @@ func (d decisions) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, k
 	return ratelimit.AppendPolicies(ctx, dst, d.Limiter, key)
 }
 
+// Unwrap lets constructors see what is inside.
+func (d decisions) Unwrap() ratelimit.Limiter { return d.Limiter }
+
 // storeErrors is a limiter on Redis whose errors are counted, before the failover around
 // it has an answer for them.
 type storeErrors struct {
@@ -109,3 +112,6 @@ func (s storeErrors) AllowN(ctx context.Context, key string, n int) (ratelimit.R
 func (s storeErrors) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	return ratelimit.AppendPolicies(ctx, dst, s.Limiter, key)
 }
+
+// Unwrap lets constructors see what is inside: a fallback refuses what must go around it.
+func (s storeErrors) Unwrap() ratelimit.Limiter { return s.Limiter }

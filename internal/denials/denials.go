@@ -1,4 +1,5 @@
-// Package denials remembers which keys a store has denied, and until when, for a DenyCache.
+// Package denials remembers which keys a store has denied, and until when, for package
+// denycache.
 package denials
 
 import (

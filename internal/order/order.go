@@ -2,6 +2,13 @@
 // by what it embeds, so that constructors see it without importing it.
 package order
 
+import (
+	"reflect"
+	"slices"
+
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
+)
+
 // Answers is embedded in a wrapper that answers for the limiter inside, whatever that
 // decides. Inside a fallback it would hide failures of the store, or be overruled by it.
 type Answers struct{}
@@ -13,14 +20,52 @@ type Sleeps struct{ Answers }
 
 func (Sleeps) sleeps() {}
 
-// DoesAnswer reports whether l embeds Answers or Sleeps.
-func DoesAnswer(l any) bool {
-	_, ok := l.(interface{ answers() })
-	return ok
-}
-
 // DoesSleep reports whether l embeds Sleeps.
 func DoesSleep(l any) bool {
 	_, ok := l.(interface{ sleeps() })
 	return ok
+}
+
+// Parts is embedded in a limiter around several others, which are L.
+type Parts[L any] struct{ all []L }
+
+// NewParts returns the Parts that are all.
+func NewParts[L any](all []L) Parts[L] { return Parts[L]{slices.Clone(all)} }
+
+func (p Parts[L]) parts() []L { return p.all }
+
+// Answering returns what embeds Answers or Sleeps: l, or what is found in it through methods
+// Unwrap() L and through Parts.
+func Answering[L any](l L) (found L, ok bool) {
+	if isnil.Is(l) {
+		return found, false
+	}
+	switch in := any(l).(type) {
+	case interface{ answers() }:
+		return l, true
+	case interface{ Unwrap() L }:
+		return Answering(in.Unwrap())
+	case interface{ parts() []L }:
+		for _, part := range in.parts() {
+			if found, ok = Answering(part); ok {
+				break
+			}
+		}
+	}
+	return found, ok
+}
+
+// Remembers is embedded in a wrapper that answers as the limiter inside would, only sooner.
+type Remembers struct{ self any }
+
+// NewRemembers returns the Remembers of self.
+func NewRemembers(self any) Remembers { return Remembers{self} }
+
+func (r Remembers) remembers() any { return r.self }
+
+// DoesRemember reports whether l embeds Remembers. A type that embeds l in turn does not: it
+// may answer otherwise.
+func DoesRemember(l any) bool {
+	r, ok := l.(interface{ remembers() any })
+	return ok && reflect.TypeOf(r.remembers()) == reflect.TypeOf(l)
 }

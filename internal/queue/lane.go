@@ -32,6 +32,7 @@ type lane struct {
 	token bool // it is a token bucket: ResetAfter tells the step
 	leaky bool // it is a leaky bucket: the next turn is when it is empty
 	tried bool // to be admitted early, in vain
+	free  bool // the last answer was: others need not wait for the next
 
 	// What the answers have said.
 	known      bool          // base is
@@ -95,7 +96,7 @@ func (ln *lane) moved() {
 		ln.first.call()
 	case ln.empty() && s.lanes != nil:
 		delete(s.lanes, ln.id)
-		ln.id = id{} // of which nothing is kept
+		ln.id, ln.latest = id{}, Decision{} // of which nothing is kept
 		s.spare = ln
 	}
 }
@@ -197,6 +198,8 @@ func (ln *lane) several(n int, known bool) bool {
 	switch {
 	case ln.flights >= mostFlights:
 		return false
+	case ln.free:
+		return true
 	case ln.kind == Tickets:
 		return ln.room >= n && ln.step > 0 && ln.trip > ln.step
 	case ln.kind == Unknown && ln.admissions < 2: // it may give out turns
@@ -207,7 +210,10 @@ func (ln *lane) several(n int, known bool) bool {
 
 // roomForAll is whether n events more could go at once with all that stand, who are about to.
 func (ln *lane) roomForAll(n int) bool {
-	if ln.kind == Tickets || ln.kind == Unknown && ln.admissions < 2 {
+	switch {
+	case ln.free:
+		return true
+	case ln.kind == Tickets, ln.kind == Unknown && ln.admissions < 2:
 		return false
 	}
 	return ln.room-ln.events >= n
@@ -348,7 +354,12 @@ func clamp(t, least, most time.Time) time.Time {
 // remember keeps the latest decision. Waiters that want more than can ever be admitted
 // may find that out at once.
 func (ln *lane) remember(d *Decision, now time.Time) {
+	told := ln.latest.Told
 	ln.latest, ln.latestAt, ln.full = *d, now, now.Add(d.ResetAfter)
+	ln.free = d.Free
+	if d.Allowed { // the last denial is still the one that says why
+		ln.latest.Told = told
+	}
 	if ln.leaky && !d.Elsewhere {
 		ln.nextTurn(ln.full, now)
 	}
@@ -416,5 +427,5 @@ func (ln *lane) sendAway(t, now time.Time) {
 func (ln *lane) refused(t, now time.Time) Decision {
 	retry := max(t.Sub(now), time.Microsecond)
 	reset := ln.latest.ResetAfter - now.Sub(ln.latestAt)
-	return Decision{Limit: ln.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry)}
+	return Decision{Limit: ln.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: ln.latest.Told}
 }

@@ -21,6 +21,8 @@ type Decision struct {
 	ResetAfter       time.Duration
 	Delay            time.Duration
 	Elsewhere        bool // another limiter than usual has decided
+	Free             bool // admitted, and no limit is known to count it
+	Told             any  // of a denial: what more those are to be told who are refused without asking
 }
 
 // Never is the RetryAfter of events that no waiting will admit.

@@ -259,9 +259,7 @@ func (w *waiter) plan(now time.Time) (at time.Time, ready bool) {
 	switch {
 	case ln.flights > 0 && !ln.several(w.n, known):
 		return time.Time{}, false
-	case ln.room >= w.n:
-		return now, true
-	case !known:
+	case ln.free, ln.room >= w.n, !known:
 		return now, true
 	case ln.early():
 		q.d = 2 * ln.lead()

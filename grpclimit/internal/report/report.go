@@ -20,13 +20,20 @@ type Decision struct {
 	Bucket   bool // whether the limit is a bucket's: see [IsBucket]
 }
 
-// IsBucket reports whether l is known to be one of the buckets. Those in an All are not.
+// IsBucket reports whether l is known to be one of the buckets, also inside of others that
+// have a method Unwrap. Those in an All are not.
 func IsBucket(l ratelimit.Limiter) bool {
-	switch ratelimit.AlgorithmOf(l) {
-	case "token_bucket", "leaky_bucket":
-		return true
+	for {
+		switch l.(type) {
+		case *ratelimit.TokenBucket, *ratelimit.LeakyBucket:
+			return true
+		}
+		w, ok := l.(interface{ Unwrap() ratelimit.Limiter })
+		if !ok {
+			return false
+		}
+		l = w.Unwrap()
 	}
-	return false
 }
 
 // ByList reports whether a list of clients has denied. That is no limit, and waiting does not

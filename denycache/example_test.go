@@ -1,4 +1,4 @@
-package ratelimit_test
+package denycache_test
 
 import (
 	"context"
@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // Once the store has denied, it is not asked again until the key may have room. In
 // production it is a redisstore.Store; the rest is the same.
-func ExampleNewDenyCache() {
+func ExampleNew() {
 	st, err := memstore.New()
 	if err != nil {
 		log.Fatal(err)
@@ -21,7 +22,7 @@ func ExampleNewDenyCache() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	cached, err := ratelimit.NewDenyCache(limiter, ratelimit.WithMaxDenialAge(time.Minute))
+	cached, err := denycache.New(limiter, denycache.WithMaxAge(time.Minute))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package ratelimit_test
+package denycache_test
 
 import (
 	"context"
@@ -19,15 +19,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/config"
+	"github.com/ratelimit-go/ratelimit/denycache"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-func newDenyCache(t testing.TB, l ratelimit.Limiter, opts ...ratelimit.DenyCacheOption) *ratelimit.DenyCache {
+func newDenyCache(t testing.TB, l ratelimit.Limiter, opts ...denycache.Option) *denycache.Limiter {
 	t.Helper()
-	d, err := ratelimit.NewDenyCache(l, opts...)
+	d, err := denycache.New(l, opts...)
 	require.NoError(t, err)
 	return d
 }
@@ -268,7 +273,7 @@ func newNaive(l ratelimit.Limiter, fault string) *naive {
 var localDenial = sync.OnceValue(func() ratelimit.Result {
 	mem, _ := memstore.New()
 	l, _ := ratelimit.NewTokenBucket(mem, ratelimit.PerDay(1))
-	d, _ := ratelimit.NewDenyCache(l)
+	d, _ := denycache.New(l)
 	var r ratelimit.Result
 	for range 3 {
 		r, _ = d.Allow(context.Background(), "key")
@@ -436,47 +441,41 @@ func TestADenialThatMeetsAnAdmissionUnderAnotherLimitIsForgotten(t *testing.T) {
 func TestADenialIsForgottenByAChargeUnderAnotherLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.Limit{Rate: 10, Period: time.Hour}
-		d := newDenyCache(t, inMemory(t, "token_bucket", limit, ratelimit.WithLimitFunc(
+		d := newDenyCache(t, newLimiter(t, "token_bucket", memory(t), limit, ratelimit.WithLimitFunc(
 			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })))
 		require.True(t, allowN(t, d, 10).Allowed)
 		require.False(t, allowN(t, d, 1).Allowed)
 		limit.Period = time.Second // which refills the bucket
 		time.Sleep(time.Second)
-		overcharge(t, d, 1)
+		_, err := d.Charge(t.Context(), "key", 1)
+		require.NoError(t, err)
 		limit.Period = time.Hour
-		require.Equal(t, 9, peek(t, d, "key").Remaining)
+		require.Equal(t, 9, peek(t, d).Remaining)
 		require.True(t, allowN(t, d, 9).Allowed)
 	})
 }
 
-// answers is a limiter that keeps what the store has denied.
-type answers struct {
-	ratelimit.Limiter
+// proofs are what the store has denied, as its callers were told.
+type proofs struct {
 	mu     sync.Mutex
-	denied []denied
+	denied []told
 }
 
-type denied struct {
-	n     int
-	until time.Time // that at least
+type told struct {
+	n  int
+	at time.Time
+	d  time.Duration // for which it is denied at least
 }
 
-func (a *answers) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	sent := time.Now()
-	r, err := a.Limiter.AllowN(ctx, key, n)
-	if err == nil && !r.Allowed {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.denied = append(a.denied, denied{n, sent.Add(r.RetryAfter)})
-	}
-	return r, err
+func (p *proofs) add(n int, at time.Time, d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.denied = append(p.denied, told{n, at, d})
 }
 
-// prove says whether n events were denied at the time.
-func (a *answers) prove(at time.Time, n int) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return slices.ContainsFunc(a.denied, func(d denied) bool { return d.n <= n && at.Before(d.until) })
+// of says whether n events were denied at the time. All calls have returned by then.
+func (p *proofs) of(n int, at time.Time) bool {
+	return slices.ContainsFunc(p.denied, func(d told) bool { return d.n <= n && at.Before(d.at.Add(d.d)) })
 }
 
 // A server cannot be asked what it would have said at the instant of a local
@@ -485,11 +484,11 @@ func (a *answers) prove(at time.Time, n int) bool {
 func TestADenyCacheDeniesNothingThatRedisWouldAdmit(t *testing.T) {
 	for _, algorithm := range algorithms {
 		t.Run(algorithm, func(t *testing.T) {
-			far := &distant{Store: redisServer(t), way: func(context.Context) (there, back time.Duration) { return 0, 0 }}
-			told := &answers{Limiter: newLimiter(t, algorithm, far, ratelimit.Limit{Rate: 20, Period: 100 * ms})}
+			far := &distant{Store: onRedis(t, redistest.Shared(t).Client(t)), way: func(context.Context) (there, back time.Duration) { return 0, 0 }}
 			integers := store.Limit{Rate: 20, Period: 100_000, Burst: 20}
-			d := newDenyCache(t, told)
-			var local, later atomic.Int64
+			d := newDenyCache(t, newLimiter(t, algorithm, far, ratelimit.Limit{Rate: 20, Period: 100 * ms}))
+			var proven, questioned proofs
+			var local atomic.Int64
 			var wg sync.WaitGroup
 			for range 3 {
 				wg.Go(func() {
@@ -499,22 +498,27 @@ func TestADenyCacheDeniesNothingThatRedisWouldAdmit(t *testing.T) {
 						if err != nil {
 							t.Error(err)
 						}
-						if r.Source() == ratelimit.SourceStore {
+						switch {
+						case r.Source() != ratelimit.SourceStore:
+							local.Add(1)
+						case r.Allowed:
+							continue
+						default:
+							proven.add(n, called, r.RetryAfter)
 							continue
 						}
-						local.Add(1)
 						if truth, err := far.Peek(t.Context(), far.space.Load(), "key", integers, int64(n)); err == nil && !truth.OK {
 							continue
 						}
-						later.Add(1)
-						if !told.prove(called, n) {
-							t.Errorf("%d events were denied, and nothing proves it", n)
-						}
+						questioned.add(n, called, 0)
 					}
 				})
 			}
 			wg.Wait()
-			t.Logf("%d local denials; just after %d of them Redis admitted, none too early", local.Load(), later.Load())
+			for _, q := range questioned.denied {
+				require.True(t, proven.of(q.n, q.at), "%d events were denied, and nothing proves it", q.n)
+			}
+			t.Logf("%d local denials; just after %d of them Redis admitted, none too early", local.Load(), len(questioned.denied))
 			require.Positive(t, local.Load())
 		})
 	}
@@ -667,7 +671,7 @@ func TestADenialThatHasEndedOnItsWayIsNotRemembered(t *testing.T) {
 func TestADenialIsRememberedNoLongerThanItsAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		far := distantMemory(t)
-		d := newDenyCache(t, newLimiter(t, "fixed_window", far, ratelimit.PerDay(1)), ratelimit.WithMaxDenialAge(time.Second))
+		d := newDenyCache(t, newLimiter(t, "fixed_window", far, ratelimit.PerDay(1)), denycache.WithMaxAge(time.Second))
 		allow(t, d, "key")
 		allow(t, d, "key")
 		time.Sleep(time.Second - 1)
@@ -682,14 +686,15 @@ func TestADenialIsRememberedNoLongerThanItsAge(t *testing.T) {
 // Waiters ask again when the first of them may have been admitted.
 func TestWaitWaitsThroughADenyCache(t *testing.T) {
 	for _, algorithm := range algorithms {
-		inBubble(t, algorithm, ratelimit.PerSecond(10), func(t *testing.T, lim ratelimit.Limiter) {
-			d := newDenyCache(t, lim)
+		synctest.Test(t, func(t *testing.T) {
+			d := newDenyCache(t, newLimiter(t, algorithm, memory(t), ratelimit.PerSecond(10)))
 			require.True(t, allowN(t, d, 10).Allowed)
 			require.False(t, allowN(t, d, 1).Allowed)
-			took, r, err := wait(t, t.Context(), d, 10)
+			began := time.Now()
+			r, err := ratelimit.Wait(t.Context(), d, "key", 10)
 			require.NoError(t, err)
 			require.True(t, r.Allowed)
-			require.LessOrEqual(t, took, 2500*ms)
+			require.LessOrEqual(t, time.Since(began), 2500*ms)
 		})
 	}
 }
@@ -708,65 +713,37 @@ func TestOnlyTheStoresOwnDenialsWithAnEndAreRemembered(t *testing.T) {
 	require.Zero(t, d.Len(), "it is no denial")
 	require.Equal(t, ratelimit.SourceStore, allowN(t, d, 1).Source())
 	require.Equal(t, 1, d.Len())
-	known := allowN(t, d, 1)
-	require.Equal(t, ratelimit.SourceDenyCache, known.Source())
-	outer := newDenyCache(t, &stub{r: known})
-	require.Equal(t, known, allowN(t, outer, 1))
-	require.Zero(t, outer.Len(), "another cache has denied it")
+	require.Equal(t, ratelimit.SourceDenyCache, allowN(t, d, 1).Source())
 
-	none := newDenyCache(t, newLimiter(t, "token_bucket", untouched{t}, ratelimit.PerHour(0)))
+	none := newDenyCache(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(0)))
 	require.Equal(t, ratelimit.Result{RetryAfter: ratelimit.Never}, allowN(t, none, 1))
 	require.Zero(t, none.Len())
 }
 
-// stub is a limiter of somebody else's.
-type stub struct {
-	ratelimit.Limiter
-	r   ratelimit.Result
-	err error
-}
-
-func (s *stub) AllowN(context.Context, string, int) (ratelimit.Result, error) { return s.r, s.err }
-
-func TestNonsenseOfAnotherLimiterIsPassedOnAndForgotten(t *testing.T) {
+func TestNonsenseOfAStoreIsPassedOnAndForgotten(t *testing.T) {
 	failure := errors.New("no answer")
-	tests := []stub{
-		{err: failure},
-		{r: ratelimit.Result{Limit: 5, RetryAfter: time.Hour, ResetAfter: time.Hour}, err: failure},
-		{r: ratelimit.Result{Limit: 5}},
-		{r: ratelimit.Result{Limit: 5, RetryAfter: -time.Hour}},
-		{r: ratelimit.Result{Limit: 5, RetryAfter: ratelimit.Never - 1}},
-		{r: ratelimit.Result{Limit: 5, RetryAfter: time.Hour, ResetAfter: ratelimit.Never}},
-		{r: ratelimit.Result{Limit: 0, RetryAfter: time.Hour}},
-	}
-	for _, s := range tests {
-		d := newDenyCache(t, &s)
+	var reply store.Reply
+	var err error
+	lim := newLimiter(t, "fixed_window", stub{memory(t), func(string, int64) (store.Reply, error) { return reply, err }}, ratelimit.PerDay(1))
+	d := newDenyCache(t, lim)
+	for _, tt := range []struct {
+		left time.Duration
+		err  error
+	}{
+		{err: failure}, {left: time.Hour, err: failure}, {left: 0}, {left: -time.Hour}, {left: ratelimit.Never},
+	} {
+		reply, err = denial(tt.left), tt.err
+		want, _ := lim.Allow(t.Context(), "key")
 		for range 2 {
-			r, err := d.Allow(t.Context(), "key")
-			require.Equal(t, s.r, r)
-			require.Equal(t, s.err, err)
+			got, err := d.Allow(t.Context(), "key")
+			require.Equal(t, want, got, tt.left)
+			require.Equal(t, tt.err, err)
 		}
-		require.Zero(t, d.Len())
+		require.Zero(t, d.Len(), tt.left)
 	}
-	d := newDenyCache(t, &stub{r: ratelimit.Result{Limit: 1, RetryAfter: time.Hour}})
+	reply, err = denial(time.Hour), nil
 	allow(t, d, "key")
-	r := allow(t, d, "key")
-	require.Equal(t, ratelimit.SourceDenyCache, r.Source())
-	require.GreaterOrEqual(t, r.ResetAfter, r.RetryAfter)
-}
-
-// A type that embeds an algorithm has an AllowN of its own.
-type doubled struct{ *ratelimit.TokenBucket }
-
-func (d doubled) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	return d.TokenBucket.AllowN(ctx, key, 2*n)
-}
-
-func TestATypeThatEmbedsAnAlgorithmKeepsItsOwnMethods(t *testing.T) {
-	bucket, err := ratelimit.NewTokenBucket(memory(t, newClock()), ratelimit.PerHour(10), ratelimit.WithLimitFunc(
-		func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil }))
-	require.NoError(t, err)
-	require.Equal(t, 4, allowN(t, newDenyCache(t, doubled{bucket}), 3).Remaining)
+	require.Equal(t, ratelimit.SourceDenyCache, allow(t, d, "key").Source())
 }
 
 func TestALimitFunctionIsAskedOnceACallAndItsLimitDecides(t *testing.T) {
@@ -794,33 +771,112 @@ func TestALimitFunctionIsAskedOnceACallAndItsLimitDecides(t *testing.T) {
 	}
 }
 
+func TestADenyCacheAsksForTurnsThoughItKnowsADenial(t *testing.T) {
+	limit := ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 2}
+	for name, opts := range map[string][]ratelimit.Option{
+		"one limit": nil,
+		"a limit function": {ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			return limit, nil
+		})},
+	} {
+		inner := newLimiter(t, "token_bucket", memory(t), limit, opts...)
+		lim := newDenyCache(t, inner)
+		allowN(t, lim, 2)
+		allowN(t, lim, 1)
+		require.Equal(t, ratelimit.SourceDenyCache, allowN(t, lim, 1).Source(), name)
+		r := allowWithin(t, lim, 1, time.Hour)
+		require.True(t, r.Allowed, name)
+		require.InDelta(t, time.Hour, r.Delay, float64(time.Minute))
+		require.False(t, allowN(t, lim, 1).Allowed)
+		require.False(t, allowWithin(t, lim, 1, time.Hour).Allowed)
+	}
+}
+
+// A denial under a limit that is no longer in force must not outlive what an admission
+// under another has made of the key.
+func TestADenyCacheForgetsADenialUnderAnotherLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 10}
+		slow := limit
+		inner := newLimiter(t, "token_bucket", memory(t), limit, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+		lim := newDenyCache(t, inner)
+		allowN(t, lim, 10)
+		require.False(t, allowN(t, lim, 1).Allowed)
+		limit = ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 10}
+		time.Sleep(500 * time.Millisecond)
+		require.True(t, allowWithin(t, lim, 1, 0).Allowed)
+		limit = slow
+		require.True(t, allowN(t, lim, 1).Allowed)
+	})
+}
+
 // ---- Construction and input.
 
 func TestBadDenyCachesAreRefused(t *testing.T) {
-	lim := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerSecond(1))
+	lim := newLimiter(t, "token_bucket", memory(t), ratelimit.PerSecond(1))
 	tests := []struct {
 		name string
 		l    ratelimit.Limiter
-		opt  []ratelimit.DenyCacheOption
+		opt  []denycache.Option
 	}{
 		{"no limiter", nil, nil},
 		{"a nil pointer", (*ratelimit.TokenBucket)(nil), nil},
-		{"a nil option", lim, []ratelimit.DenyCacheOption{nil}},
-		{"no entry", lim, []ratelimit.DenyCacheOption{ratelimit.WithMaxDenials(0)}},
-		{"too many", lim, []ratelimit.DenyCacheOption{ratelimit.WithMaxDenials(1<<24 + 1)}},
-		{"no age", lim, []ratelimit.DenyCacheOption{ratelimit.WithMaxDenialAge(0)}},
-		{"below a microsecond", lim, []ratelimit.DenyCacheOption{ratelimit.WithMaxDenialAge(999)}},
+		{"a nil option", lim, []denycache.Option{nil}},
+		{"no entry", lim, []denycache.Option{denycache.WithMaxKeys(0)}},
+		{"too many", lim, []denycache.Option{denycache.WithMaxKeys(1<<24 + 1)}},
+		{"no age", lim, []denycache.Option{denycache.WithMaxAge(0)}},
+		{"below a microsecond", lim, []denycache.Option{denycache.WithMaxAge(999)}},
 	}
 	for _, tt := range tests {
-		d, err := ratelimit.NewDenyCache(tt.l, tt.opt...)
+		d, err := denycache.New(tt.l, tt.opt...)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, tt.name)
 		require.Nil(t, d, tt.name)
 	}
-	newDenyCache(t, lim, ratelimit.WithMaxDenials(1<<24), ratelimit.WithMaxDenialAge(math.MaxInt64))
+	newDenyCache(t, lim, denycache.WithMaxKeys(1<<24), denycache.WithMaxAge(math.MaxInt64))
+}
+
+// doubled is a type of somebody else's, with an AllowN of its own.
+type doubled struct{ *ratelimit.TokenBucket }
+
+func (d doubled) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	return d.TokenBucket.AllowN(ctx, key, 2*n)
+}
+
+func TestADenyCacheAroundWhatIsNoneOfTheFiveIsRefused(t *testing.T) {
+	bucket, err := ratelimit.NewTokenBucket(memory(t), ratelimit.PerHour(10))
+	require.NoError(t, err)
+	same := func(_ context.Context, key string) (string, error) { return key, nil }
+	rekeyed, err := ratelimit.NewRekeyed(bucket, same)
+	require.NoError(t, err)
+	all, err := ratelimit.NewAll(bucket)
+	require.NoError(t, err)
+	open, err := fallback.New(bucket, fallback.Open())
+	require.NoError(t, err)
+	listed, err := accesslist.New(bucket)
+	require.NoError(t, err)
+	tried, err := shadow.New(bucket, func(context.Context, string, int, ratelimit.Result, error) {})
+	require.NoError(t, err)
+	c, err := config.Parse([]byte("limiters: {a: {algorithm: token_bucket, limit: 1/h}}"))
+	require.NoError(t, err)
+	limiters, err := c.Build(memory(t))
+	require.NoError(t, err)
+	configured, err := limiters.Limiter("a")
+	require.NoError(t, err)
+	for _, l := range []ratelimit.Limiter{
+		rekeyed, all, open, listed, tried, configured, newDenyCache(t, bucket), doubled{bucket},
+		struct{ ratelimit.Limiter }{bucket}, ratelimit.Static(ratelimit.Result{}, nil), new(ratelimit.TokenBucket),
+	} {
+		_, err := denycache.New(l)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)
+		require.ErrorContains(t, err, fmt.Sprintf("a denycache around a %T: put it around one of the five", l))
+	}
+	for _, algorithm := range algorithms {
+		newDenyCache(t, newLimiter(t, algorithm, memory(t), ratelimit.PerHour(10)))
+	}
 }
 
 func TestTheZeroDenyCacheAnswersWithAnError(t *testing.T) {
-	var d ratelimit.DenyCache
+	var d denycache.Limiter
 	_, err := d.Allow(t.Context(), "key")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	_, err = d.Peek(t.Context(), "key")
@@ -867,8 +923,7 @@ func TestBadInputOfADeniedKeyHasTheLimitersErrors(t *testing.T) {
 }
 
 func TestPeekAsksTheStore(t *testing.T) {
-	c := newClock()
-	mem := memory(t, c)
+	mem := memory(t, stopped)
 	d := newDenyCache(t, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(1)))
 	for range 3 {
 		allow(t, d, "key")
@@ -887,7 +942,7 @@ func TestPeekAsksTheStore(t *testing.T) {
 
 func TestADenyCacheHoldsNoMoreKeysThanItsBound(t *testing.T) {
 	for _, most := range []int{1, 3, 1000, 1 << 14} {
-		d := newDenyCache(t, newLimiter(t, "fixed_window", memory(t, newClock()), ratelimit.PerDay(1)), ratelimit.WithMaxDenials(most))
+		d := newDenyCache(t, newLimiter(t, "fixed_window", memory(t, stopped), ratelimit.PerDay(1)), denycache.WithMaxKeys(most))
 		held := 0
 		for i := range 3 * most {
 			key := strconv.Itoa(i)
@@ -903,27 +958,17 @@ func TestADenyCacheHoldsNoMoreKeysThanItsBound(t *testing.T) {
 	}
 }
 
-// patient is a limiter that denies an event for a minute, or for a day if its key
-// begins with a 1.
-type patient struct{ ratelimit.Limiter }
-
-func (patient) AllowN(_ context.Context, key string, n int) (ratelimit.Result, error) {
-	switch {
-	case n > 1:
-		return ratelimit.Result{Limit: 1, RetryAfter: ratelimit.Never}, nil
-	case key[0] == '1':
-		return ratelimit.Result{Limit: 1, RetryAfter: 24 * time.Hour}, nil
+// patient denies an event for a minute, or for a day if its key begins with a 1.
+func patient(key string, _ int64) (store.Reply, error) {
+	if key[0] == '1' {
+		return denial(24 * time.Hour), nil
 	}
-	return ratelimit.Result{Limit: 1, RetryAfter: time.Minute}, nil
-}
-
-func (p patient) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return p.AllowN(ctx, key, 1)
+	return denial(time.Minute), nil
 }
 
 func TestDenialsThatHaveEndedLeaveAndGiveTheirMemoryBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDenyCache(t, patient{})
+		d := newDenyCache(t, newLimiter(t, "fixed_window", stub{memory(t), patient}, ratelimit.PerDay(1)))
 		empty := heap()
 		const keys = 60_000
 		touch := func() { // each shard
@@ -1011,20 +1056,11 @@ func BenchmarkDenyCache(b *testing.B) {
 	}
 }
 
-// farAnswers is a store whose answers to a line take a while.
-type farAnswers struct{ store.Store }
-
-func (s farAnswers) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	r, err := s.Store.TakeUpTo(ctx, ns, key, l, n)
-	time.Sleep(roundTrip)
-	return r, err
-}
-
 func TestADenyCacheAroundALineDeniesNothingThatTheLineGaveBack(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
-			lim := newLimiter(t, algorithm, farAnswers{newSlow(t)}, ratelimit.PerDay(10), ratelimit.WithCoalescing())
-			d, err := ratelimit.NewDenyCache(lim)
+			lim := newLimiter(t, algorithm, slow{memory(t)}, ratelimit.PerDay(10), ratelimit.WithCoalescing())
+			d, err := denycache.New(lim)
 			require.NoError(t, err)
 			var group sync.WaitGroup
 			for i := range 3 { // one who is served alone, and two who leave while they are being served

@@ -1,0 +1,163 @@
+package denycache_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+var algorithms = ratelimit.Algorithms()
+
+// stopped is a clock that stands still, for windows that must not end.
+var stopped = memstore.WithClock(func() time.Time { return time.Unix(0, 0) })
+
+func memory(t testing.TB, opts ...memstore.Option) store.Store {
+	t.Helper()
+	s, err := memstore.New(opts...)
+	require.NoError(t, err)
+	return s
+}
+
+func onRedis(t testing.TB, client redisstore.Client) store.Store {
+	t.Helper()
+	s, err := redisstore.New(client, redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(10*time.Second))
+	require.NoError(t, err)
+	return s
+}
+
+// hasBurst is whether an algorithm takes a Burst.
+func hasBurst(algorithm string) bool {
+	return ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 2}.ValidateFor(algorithm) == nil
+}
+
+func newLimiter(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	t.Helper()
+	lim, err := ratelimit.New(algorithm, s, l, opts...)
+	require.NoError(t, err)
+	return lim
+}
+
+func allow(t testing.TB, lim ratelimit.Limiter, key string) ratelimit.Result {
+	t.Helper()
+	r, err := lim.Allow(t.Context(), key)
+	require.NoError(t, err)
+	return r
+}
+
+func allowN(t testing.TB, lim ratelimit.Limiter, n int) ratelimit.Result {
+	t.Helper()
+	r, err := lim.AllowN(t.Context(), "key", n)
+	require.NoError(t, err)
+	return r
+}
+
+func allowWithin(t testing.TB, lim ratelimit.Limiter, n int, d time.Duration) ratelimit.Result {
+	t.Helper()
+	r, err := ratelimit.AllowWithin(t.Context(), lim, "key", n, d)
+	require.NoError(t, err)
+	return r
+}
+
+func peek(t testing.TB, lim ratelimit.Limiter) ratelimit.Result {
+	t.Helper()
+	r, err := lim.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	return r
+}
+
+// stub is a store with an answer of the test's own to Take.
+type stub struct {
+	store.Store
+	answer func(key string, n int64) (store.Reply, error)
+}
+
+func (s stub) Take(_ context.Context, _ *store.Namespace, key string, _ store.Limit, n int64) (store.Reply, error) {
+	return s.answer(key, n)
+}
+
+// denial is a fixed window's reply at its limit of 1, which it will be for left.
+func denial(left time.Duration) store.Reply {
+	return store.Reply{X: time.Now().UnixMicro(), Y: 1, Z: left.Microseconds()}
+}
+
+// slow is a store as far away as a server, whose answers to a line take a while.
+type slow struct{ store.Store }
+
+const roundTrip = time.Millisecond
+
+func (s slow) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	time.Sleep(roundTrip)
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+func (s slow) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	time.Sleep(roundTrip)
+	r, err := s.Store.TakeUpTo(ctx, ns, key, l, n)
+	time.Sleep(roundTrip)
+	return r, err
+}
+
+func benchmarkAllow(b *testing.B, lim ratelimit.Limiter, keys []string, allowed bool) {
+	ctx := b.Context()
+	decide := func(more func(i int) bool, first int) {
+		for i, k := 0, first; more(i); i++ {
+			if r, err := lim.Allow(ctx, keys[k]); err != nil || r.Allowed != allowed {
+				b.Error("not as benchmarked")
+				return
+			}
+			if k++; k == len(keys) {
+				k = 0
+			}
+		}
+	}
+	b.Run("serial", func(b *testing.B) {
+		b.ReportAllocs()
+		decide(func(i int) bool { return i < b.N }, 0)
+	})
+	b.Run("parallel", func(b *testing.B) {
+		b.ReportAllocs()
+		var workers atomic.Int64
+		b.RunParallel(func(pb *testing.PB) {
+			// Each begins elsewhere, so that they meet only where there is one key.
+			decide(func(int) bool { return pb.Next() }, int(workers.Add(1))*len(keys)/7%len(keys))
+		})
+	})
+}
+
+// seenKeys returns n keys in random order, of which lim has admitted one event each.
+func seenKeys(b *testing.B, lim ratelimit.Limiter, n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("user:%012d", i)
+	}
+	rand.Shuffle(n, func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	var wg sync.WaitGroup
+	const callers = 32
+	for c := range callers {
+		wg.Go(func() {
+			for i := c; i < n; i += callers {
+				if _, err := lim.Allow(b.Context(), keys[i]); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return keys
+}

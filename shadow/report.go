@@ -1,0 +1,104 @@
+package shadow
+
+import (
+	"context"
+	"log"
+	"runtime/debug"
+	"sync"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// Report is told of each decision of Allow, AllowN and AllowWithin: what the limiter has
+// answered, whether that is enforced or not. Where it has denied n events of key, r.Allowed
+// is false. err is its error, and then r is zero. ctx has the values of the caller's, and
+// does not end.
+//
+// It is called soon after the decision, in a goroutine of the Limiter's own, for one decision
+// at a time and in their order. The caller does not wait for it. While it is busy up to 1,024
+// decisions wait, and [Limiter.Dropped] counts those that find no place. Its first panic is
+// logged, by package log. What waits when the process ends is lost.
+type Report func(ctx context.Context, key string, n int, r ratelimit.Result, err error)
+
+// maxWaiting is how many decisions wait for a Report, of 136 bytes each.
+const maxWaiting = 1024
+
+// decision is what a Report is told.
+type decision struct {
+	ctx    context.Context
+	key    string
+	n      int
+	result ratelimit.Result
+	err    error
+}
+
+// reports are the decisions that wait for a Report, and the goroutine that tells it of them.
+type reports struct {
+	report   Report
+	panicked sync.Once
+
+	mu          sync.Mutex // of what follows; never held during a report
+	ring        []decision // of maxWaiting, nil before the first
+	first, size int        // those that wait
+	running     bool       // the goroutine is
+	dropped     int64
+}
+
+// add lets d wait for the report.
+func (q *reports) add(d decision) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch q.size {
+	case maxWaiting:
+		q.dropped++
+		return
+	case 0:
+		if q.ring == nil {
+			q.ring = make([]decision, maxWaiting)
+		}
+	}
+	q.ring[(q.first+q.size)%maxWaiting] = d
+	q.size++
+	if !q.running {
+		q.running = true
+		go q.run()
+	}
+}
+
+// next takes the first that waits. If there is none, the goroutine is to end.
+func (q *reports) next() (d decision, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.size == 0 {
+		q.running = false
+		return decision{}, false
+	}
+	d, q.ring[q.first] = q.ring[q.first], decision{}
+	q.first, q.size = (q.first+1)%maxWaiting, q.size-1
+	return d, true
+}
+
+// run reports until nothing waits.
+func (q *reports) run() {
+	ended := false
+	defer func() {
+		if p := recover(); p != nil {
+			q.panicked.Do(func() { log.Printf("shadow: a report panicked: %v\n%s", p, debug.Stack()) })
+		}
+		if !ended { // by a panic, or by runtime.Goexit, as a test that fails does
+			go q.run()
+		}
+	}()
+	for d, ok := q.next(); ok; d, ok = q.next() {
+		q.report(context.WithoutCancel(d.ctx), d.key, d.n, d.result, d.err)
+	}
+	ended = true
+}
+
+// Dropped is how many decisions were not reported, because so many others waited for the
+// Report.
+func (l *Limiter) Dropped() int64 {
+	l.reports.mu.Lock()
+	defer l.reports.mu.Unlock()
+	return l.reports.dropped
+}
