@@ -53,7 +53,7 @@ type Lists struct {
 // way.
 //
 // The error is [ErrNoAddr], and nothing is consumed, if a list has prefixes and the address is
-// not known. It is that too if a prefix holds only a part of the network that is the key.
+// not known. It is the error too if the key is a network, and a prefix holds only a part of it.
 //
 // Bound: what the inner limiter admits, and without bound what the allow list does.
 // Replace is in force for every call that begins after it: the two lists

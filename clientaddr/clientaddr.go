@@ -49,7 +49,8 @@ func (f *found[T]) Value(key any) any {
 	return v
 }
 
-// FromContext returns the address of the client as [Unmap] does, and whether it is known.
+// FromContext returns the address of the client as [Unmap] does, and whether it is known. Call
+// it while the request is served: that is where middlewares find the address.
 func FromContext(ctx context.Context) (addr netip.Addr, ok bool) {
 	switch v := ctx.Value(contextKey{}).(type) {
 	case netip.Addr:
