@@ -79,11 +79,12 @@ type part struct {
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := &All{contents: order.NewParts(limiters)}
 	for _, l := range limiters {
+		sleeper, sleeps := order.Sleeping(l)
 		switch inner, isAll := l.(*All); {
 		case isnil.Is(l):
 			return nil, errNilLimiter
-		case sleeper(l) != nil:
-			return nil, fmt.Errorf("%w: an All around a %T, which goes around it", ErrInvalidOption, sleeper(l))
+		case sleeps:
+			return nil, fmt.Errorf("%w: an All around a %T, which goes around it", ErrInvalidOption, sleeper)
 		case isAll && len(inner.parts) == 0:
 			return nil, fmt.Errorf("%w: an All that is not made by its constructor", ErrInvalidOption)
 		case isAll:
@@ -167,14 +168,6 @@ func inside(l Limiter) Limiter {
 		}
 	}
 	return nil
-}
-
-// sleeper is the limiter that sleeps, l or one inside of it, or nil.
-func sleeper(l Limiter) Limiter {
-	for l != nil && !order.DoesSleep(l) {
-		l = inside(l)
-	}
-	return l
 }
 
 // oneKeyEach refuses cores that are one and asked for different keys.

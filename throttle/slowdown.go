@@ -56,11 +56,15 @@ type Slowdown struct {
 type place = order.Answers //nolint:unused // likewise
 
 // NewSlowdown returns a limiter that delays by s what l counts. Its error is
-// [ratelimit.ErrInvalidOption]: l is nil, or a field of s is out of range.
+// [ratelimit.ErrInvalidOption]: l is nil, a field of s is out of range, or l is a [Waiter],
+// also inside of others, which goes around a Slowdown.
 func NewSlowdown(l ratelimit.Limiter, s Slow) (*Slowdown, error) {
+	sleeper, sleeps := order.Sleeping(l)
 	switch {
 	case isnil.Is(l):
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
+	case sleeps:
+		return nil, fmt.Errorf("%w: a Slowdown around a %T, which goes around it", ratelimit.ErrInvalidOption, sleeper)
 	case s.Free < 0 || s.Free > math.MaxInt32:
 		return nil, fmt.Errorf("%w: %d free events, want 0 to %d", ratelimit.ErrInvalidOption, s.Free, math.MaxInt32)
 	case s.Step <= 0 || s.Step%time.Microsecond != 0:
@@ -88,22 +92,6 @@ func (s *Slowdown) AllowN(ctx context.Context, key string, n int) (ratelimit.Res
 		return ratelimit.Result{}, err
 	}
 	return s.delayed(r, r.Limit-r.Remaining), nil
-}
-
-// AllowUpTo lets all of n events through, and charges as many as l has room for. If those are
-// not all, Delay is the Max. It does not sleep.
-func (s *Slowdown) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
-	if s.limiter == nil {
-		return 0, ratelimit.Result{}, errNoConstructor
-	}
-	granted, r, err = ratelimit.AllowUpTo(ctx, s.limiter, key, n)
-	if err != nil {
-		return 0, ratelimit.Result{}, err
-	}
-	if r = s.delayed(r, r.Limit-r.Remaining); granted < n {
-		r.Delay = s.slow.Max
-	}
-	return n, r, nil
 }
 
 // Peek answers what Allow would, and charges nothing.

@@ -820,19 +820,6 @@ func TestATurnWhosePlaceHasGoneMeanwhileIsNoChargeAnyMore(t *testing.T) {
 	})
 }
 
-func TestASlowdownChargesAsManyAsFit(t *testing.T) {
-	lim := inMemory(t, "sliding_log", ratelimit.PerHour(5))
-	s := slowdown(t, lim, throttle.Slow{Free: 10, Step: time.Second, Max: time.Minute})
-	spend(t, lim, 2)
-	granted, r, err := ratelimit.AllowUpTo(t.Context(), s, "key", 5)
-	require.NoError(t, err)
-	require.Equal(t, 5, granted)
-	require.Equal(t, time.Minute, r.Delay, "the limiter has denied two of them")
-	require.Zero(t, peek(t, lim).Remaining)
-	require.NoError(t, s.Refund(t.Context(), "key", r, 5))
-	require.Equal(t, 3, peek(t, lim).Remaining)
-}
-
 func TestAllowUpToNeverSleeps(t *testing.T) {
 	onEachAlgorithm(t, ratelimit.PerHour(5), func(t *testing.T, lim ratelimit.Limiter) {
 		began := time.Now()

@@ -20,10 +20,18 @@ type Sleeps struct{ Answers }
 
 func (Sleeps) sleeps() {}
 
-// DoesSleep reports whether l embeds Sleeps.
-func DoesSleep(l any) bool {
-	_, ok := l.(interface{ sleeps() })
-	return ok
+// Sleeping returns what embeds Sleeps: l, or what is found in it through methods Unwrap() L.
+func Sleeping[L any](l L) (found L, ok bool) {
+	if isnil.Is(l) {
+		return found, false
+	}
+	switch in := any(l).(type) {
+	case interface{ sleeps() }:
+		return l, true
+	case interface{ Unwrap() L }:
+		return Sleeping(in.Unwrap())
+	}
+	return found, false
 }
 
 // Parts is embedded in a limiter around several others, which are L.
