@@ -360,6 +360,10 @@ func TestAllAsksForKeysAndLimitsOnce(t *testing.T) {
 			require.Equal(t, 1, limits)
 		}
 		limits = 0
+		require.True(t, allowN(t, all(t, failover(t, k, fallback.Open())), 1).Allowed)
+		require.Equal(t, 1, limits, "also inside of others, as long as each has one policy")
+		require.NoError(t, lim.Reset(t.Context(), "key"))
+		limits = 0
 		require.Equal(t, 4, peek(t, lim, "key").Remaining, "given back, though the limit is not known any more")
 	}
 }

@@ -47,6 +47,9 @@
 // [WithTiers] and [WithLimitFunc] give keys limits of their own, [Reserve] is for costs
 // that are known afterwards, and [Wait] blocks until an event is admitted.
 //
+// Name the limiters that share a store ([WithName]): two equal ones without names are one,
+// and an All refuses them under different keys.
+//
 // Arithmetic is in integers from end to end, time is in whole microseconds, and
 // a denial costs nothing. What a decision costs, and what each algorithm
 // promises at its worst edge, stands with its type.

@@ -36,8 +36,7 @@ type entry struct {
 	limit   store.Limit // of the core
 	decided bool
 	charged bool
-	failed  bool // to be peeked at, so that its zero result has no source
-	request int  // in the round's requests, of those in its group; -1 if it has none there
+	request int // in the round's requests, of those in its group; -1 if it has none there
 }
 
 var rounds = sync.Pool{New: func() any { return new(round) }}
@@ -163,7 +162,7 @@ func (r *round) peekAt(ctx context.Context, e *entry) (err error) {
 	} else {
 		err = e.core.decide(ctx, e.key, r.n*r.sharing(e), peek, &e.limit, e.result)
 	}
-	e.decided, e.failed = true, err != nil
+	e.decided = true
 	r.denied = r.denied || !e.result.Allowed
 	return err
 }
@@ -299,7 +298,7 @@ func (r *round) result(ctx context.Context) Result {
 		if e.core == nil {
 			r.spread(ctx, e)
 		}
-		if !e.decided || e.failed {
+		if !e.decided {
 			continue
 		}
 		if whole.Allowed {
@@ -341,7 +340,7 @@ func (r *round) spread(ctx context.Context, e *entry) {
 	*e.result = e.result.With(j.markOf(e.result.Source()))
 }
 
-// isOne is whether one of the five types is all that l has inside.
+// isOne is whether l is one limit, and so has one policy, as far as can be seen.
 func isOne(l Limiter) bool {
 	for l != nil && coreOf(l) == nil {
 		l = inside(l)
