@@ -467,7 +467,7 @@ func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Res
 	return r.With(&m.mark)
 }
 
-// uncounted is whether no limit counts r.
+// uncounted is whether no limit counts r, so that it pays no debt.
 func uncounted(r ratelimit.Result) bool {
 	s := r.Source()
 	return s == ratelimit.SourceUnlimited || s == ratelimit.SourceList
@@ -499,12 +499,19 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 
 	due := events
 	if p, err := f.local.Peek(ctx, key); err == nil {
+		if uncounted(p) || p.Limit == 0 { // by the limit of the moment, which may not stay
+			return nil
+		}
 		due = min(due, p.Limit-p.Remaining)
 	}
 	granted := 0
 	if due > 0 {
-		if granted, _, err = ratelimit.AllowUpTo(ctx, f.limiter, key, due); err != nil {
+		var r ratelimit.Result
+		if granted, r, err = ratelimit.AllowUpTo(ctx, f.limiter, key, due); err != nil {
 			return err // after a lost reply it may be charged again: rather that than not at all
+		}
+		if uncounted(r) {
+			granted = 0
 		}
 	}
 	paid = events - due + granted

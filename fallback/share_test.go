@@ -117,3 +117,33 @@ func TestARefundOfWhatNoLimitHasCountedClosesNoBreaker(t *testing.T) {
 		require.Equal(t, fallback.StateHalfOpen, lim.State())
 	})
 }
+
+// A key that is unlimited or has a limit of 0 for a while, when the store is back, still owes
+// what it has had in the outage.
+func TestADebtIsNotPaidByALimitThatCountsNothing(t *testing.T) {
+	for _, algorithm := range algorithms {
+		for _, meanwhile := range []ratelimit.Limit{ratelimit.Unlimited(), ratelimit.PerDay(0)} {
+			for _, alike := range []bool{true, false} { // whether the local limit changes too
+				synctest.Test(t, func(t *testing.T) {
+					limit := ratelimit.PerDay(10)
+					changes := []ratelimit.Option{ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })}
+					inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerDay(10), changes...)}
+					if !alike {
+						changes = nil
+					}
+					lim := failover(t, inner, fallback.Local(inMemory(t, algorithm, ratelimit.PerDay(10), changes...)))
+					inner.down.Store(true)
+					require.Equal(t, 10, admitted(t, lim, 11))
+					inner.down.Store(false)
+					time.Sleep(2 * time.Second)
+					limit = meanwhile
+					require.Equal(t, meanwhile == ratelimit.Unlimited(), allow(t, lim, "key").Allowed)
+					require.True(t, lim.Owes("key"))
+					limit = ratelimit.PerDay(10)
+					require.Zero(t, admitted(t, lim, 1), "%s, %v meanwhile", algorithm, meanwhile)
+					require.False(t, lim.Owes("key"))
+				})
+			}
+		}
+	}
+}
