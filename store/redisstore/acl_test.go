@@ -151,7 +151,7 @@ func TestTheLeastPermissionsAreEnough(t *testing.T) {
 	for _, name := range leastCommands() {
 		require.Contains(t, stats, "cmdstat_"+name+":", "it is not needed")
 	}
-	require.Contains(t, found(t, client, redisstore.WithPrefix("rl")), "could not be looked at")
+	require.Contains(t, found(t, client, redisstore.WithPrefix("rl")), "could not be checked")
 	require.NotContains(t, found(t, client, redisstore.WithPrefix("rl")), "may not")
 }
 
