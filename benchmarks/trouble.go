@@ -22,7 +22,7 @@ import (
 // spinning, in the environment, makes this program do nothing but spin.
 const spinning = "RATELIMIT_BENCHMARKS_SPIN"
 
-// herd is callers on a server that is a round trip away, all of whose connections break.
+// herd is callers of a server that is a round trip away. All their connections break.
 type herd struct {
 	trip      time.Duration
 	callers   int
@@ -56,7 +56,7 @@ var herds = []herd{
 // coldTrips are the distances of the cells that begin without a connection.
 var coldTrips = []time.Duration{8 * time.Millisecond, 20 * time.Millisecond, 30 * time.Millisecond, 40 * time.Millisecond}
 
-// patron is one of those who decide in this part: by a client with default settings.
+// patron is a contestant of this part: it decides by a client with default settings.
 type patron struct {
 	name  string
 	open  func(*redis.Client) (decide func(ctx context.Context, key string) error, ready func(context.Context) error, err error)
@@ -85,7 +85,7 @@ var mine = patron{name: "TokenBucket", open: func(client *redis.Client) (func(co
 
 var mineReady = patron{name: "TokenBucket, after Ready", open: mine.open, ready: true}
 
-// measureTrouble writes how callers fare whose connections break, or who have none yet.
+// measureTrouble writes what callers get whose connections break, or who have none yet.
 func (b *bench) measureTrouble(ctx context.Context) error {
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		fmt.Fprintln(b.out, "\nTrouble was not measured: there is no redis-server on the PATH.")
@@ -162,7 +162,7 @@ func gather(callers int, pause time.Duration, decide func(context.Context, strin
 				err := decide(context.Background(), strconv.Itoa((i+n*callers)%10_000))
 				c.calls[i] = append(c.calls[i], call{begun, time.Now(), err})
 				if err != nil && time.Since(begun) < time.Millisecond {
-					time.Sleep(time.Millisecond) // a refusal at once is no reason to spin
+					time.Sleep(time.Millisecond) // to not spin if refused at once
 				}
 				time.Sleep(pause)
 			}
@@ -178,7 +178,7 @@ func (c *crowd) end() []call {
 	return slices.Concat(c.calls...)
 }
 
-// tally is what calls came to between two times.
+// tally is the calls of a time span, by their outcome.
 type tally struct{ good, failed float64 }
 
 func count(calls []call, from, to time.Time) tally {
@@ -196,7 +196,8 @@ func count(calls []call, from, to time.Time) tally {
 	return t
 }
 
-// firstGood is how long after since the first call ended well that began then; NaN if none did.
+// firstGood is the time from since to the first call that began then and ended well, or
+// NaN if none did.
 func firstGood(calls []call, since time.Time) float64 {
 	first := math.NaN()
 	for _, c := range calls {
@@ -250,7 +251,7 @@ func (b *bench) measureHerds(ctx context.Context, addr string) error {
 	return nil
 }
 
-// median is the middle of a figure over rounds.
+// median is the median of a figure over rounds.
 func median(rounds []map[string]float64, name string) float64 {
 	var all []float64
 	for _, r := range rounds {
@@ -364,7 +365,7 @@ func (b *bench) runCold(ctx context.Context, addr string, h herd, who patron) (m
 	}, nil
 }
 
-// measureNear is many callers on this machine, with default settings.
+// measureNear measures many callers on this machine, with default settings.
 func (b *bench) measureNear(ctx context.Context, addr string) error {
 	g := newGrid("On the same machine, default settings, 10,000 keys", []string{"32 callers", "512 callers"})
 	g.printed = whole
