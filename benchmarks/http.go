@@ -85,7 +85,7 @@ func withoutBare(all []middlewareContestant, g *grid) {
 	if bare < 0 {
 		return
 	}
-	g.note = fmt.Sprintf("Each less the first row, which is the handler without middleware. httprate %s, chi %s, tollbooth %s, ulule %s, throttled %s.",
+	g.note = fmt.Sprintf("The first row is the handler without middleware, and is subtracted from the others. httprate %s, chi %s, tollbooth %s, ulule %s, throttled %s.",
 		version("github.com/go-chi/httprate"), version("github.com/go-chi/chi/v5"), version(tollboothBuckets.module),
 		version(ululeMemory.module), version(throttledMemory.module))
 	for _, cells := range g.cells {

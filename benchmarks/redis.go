@@ -101,8 +101,8 @@ func (b *bench) redisOutcome(ctx context.Context, addr string, all []redisContes
 		return err
 	}
 	times := newGrid(fmt.Sprintf("Redis %s, every call %s, µs per decision", server, what), redisNames(all))
-	times.note = fmt.Sprintf("%s keys, %d connections each. %s. throttled is not measured on one key: it takes minutes until "+
-		"512 callers have swapped in turn.", grouped(w.keys), redisPool, redisVersions(all))
+	times.note = fmt.Sprintf("%s keys, %d connections each. %s. On one key throttled is not measured: 512 callers take minutes "+
+		"to swap one after the other.", grouped(w.keys), redisPool, redisVersions(all))
 	keys := shuffled(w.keys)
 	if err := b.redisTimes(addr, all, keys, w, cells, times); err != nil {
 		return err

@@ -225,9 +225,9 @@ func (b *bench) measureHerds(ctx context.Context, addr string) error {
 	}
 	g := newGrid("All connections broken under load", names)
 	g.printed = whole
-	g.note = fmt.Sprintf("Decisions and errors a second from 1 s after the break on, the first decision after it, the errors of the first second, "+
-		"the longest call, and the connections made after it, the median of %d interleaved rounds. The first column is how far the server is away. "+
-		"redis_rate on a bare client; both with default settings.", b.troubleRounds)
+	g.note = fmt.Sprintf("Decisions and errors a second count from 1 s after the break on. The others are the first decision after it, the errors of the first second, "+
+		"the longest call, and the connections made after it. Each is the median of %d interleaved rounds. The first column is the server's distance. "+
+		"redis_rate has a bare client; both have default settings.", b.troubleRounds)
 	for i, h := range b.herds {
 		var rows [2][]map[string]float64
 		for range b.troubleRounds {
@@ -310,7 +310,7 @@ func (b *bench) measureColdStarts(ctx context.Context, addr string) error {
 		}
 		g := newGrid(fmt.Sprintf("Cold start, %d callers", callers), names)
 		g.printed = whole
-		g.note = fmt.Sprintf("ms until the first decision, and the errors and decisions of the first and of the second second, the median of %d rounds.", b.troubleRounds)
+		g.note = fmt.Sprintf("The ms until the first decision, and the errors and decisions of the first and the second second: the median of %d rounds.", b.troubleRounds)
 		for i, trip := range b.coldTrips {
 			for _, who := range []patron{theirs, mine, mineReady} {
 				b.progress("trouble: cold start, %v, %d callers, %s", trip, callers, who.name)

@@ -135,7 +135,7 @@ func (b *bench) waitingQueues(ctx context.Context, room *waitingRoom) error {
 	}
 	g := newGrid("Waiting: so many callers at once, a burst of 1", rows)
 	g.printed = twoDecimals
-	g.note = "The rate is that of the limit from the first turn to the last. Out of order is who was overtaken by more than 5 who had come 1 ms later, or more."
+	g.note = "The rate counts from the first turn to the last. Out of order are callers overtaken by more than 5 that had come at least 1 ms later."
 	for row, run := range runs {
 		if err := run(g, row); err != nil {
 			return err
@@ -319,7 +319,7 @@ func (b *bench) waitingDeadlines(ctx context.Context, room *waitingRoom) error {
 	}
 	g := newGrid(fmt.Sprintf("Waiting: a leaky bucket of %d/s, burst %d, whose callers have %v", perSecond, perSecond, patience), rows)
 	g.printed = twoDecimals
-	g.note = fmt.Sprintf("Who is told that its turn would come too late comes back after %v. Late are those whose deadline ended while they stood in the queue.", pause)
+	g.note = fmt.Sprintf("A caller whose turn would come too late comes back after %v. Late are callers whose deadline ended while they were in the queue.", pause)
 	for row, c := range cells {
 		lim, err := ratelimit.NewLeakyBucket(c.store, ratelimit.PerSecond(perSecond), ratelimit.WithName(rand.Text()))
 		if err != nil {
