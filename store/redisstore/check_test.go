@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// found is what Check says, in one text.
+// found is what Check reports, as one text.
 func found(t testing.TB, client redisstore.Client, opts ...redisstore.Option) string {
 	t.Helper()
 	list, err := newStore(t, client, opts...).Check(t.Context())
