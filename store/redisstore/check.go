@@ -142,7 +142,7 @@ func checkVersion(info map[string]string) []string {
 	if a > least[0] || a == least[0] && b >= least[1] {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s %s is too old: the scripts need %d.%d, and may fail or decide wrongly. Upgrade it.",
+	return []string{fmt.Sprintf("%s %s is too old: the scripts need %d.%d or later, and may fail or decide wrongly. Upgrade it.",
 		name, version, least[0], least[1])}
 }
 
