@@ -12,6 +12,15 @@ import (
 // Sentinel), *redis.ClusterClient, *redis.Ring, *redis.AutoPipeliner and
 // redis.UniversalClient implement it. So does a redis.Pipeliner, but it runs nothing
 // until Exec, so every call fails.
+//
+// Some clients cost a goroutine for each call under way: a ClusterClient or Ring without
+// ContextTimeoutEnabled, a ClusterClient that reads from replicas, the blocking mode of
+// an AutoPipeliner, and any client that this package does not know. The goroutine of an
+// abandoned call ends when the client gives up.
+//
+// Hooks of a *redis.Client with ContextTimeoutEnabled see a call that goes alone as a
+// command, with the values of its caller's context. They see calls that go together as a
+// pipeline, without such values.
 type Client interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }

@@ -11,9 +11,8 @@
 // # Timeouts
 //
 // A call returns within the store's timeout ([WithTimeout], 50 ms by default) or by its
-// context's deadline, whichever is nearer. This holds even if the server hangs. A
-// cancelled context may end a call only at the timeout: a *redis.Client does not
-// interrupt a read.
+// context's deadline, whichever is nearer, even if the server hangs. A cancelled context
+// may end a call only at the timeout: a *redis.Client does not interrupt a read.
 //
 // The round trip must take less than nine tenths of the timeout. [Store.Check] measures
 // it, and [Store.Ready] makes connections before the first call.
@@ -59,7 +58,8 @@
 //	~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim
 //
 // [WithClock] does without time. A ClusterClient also needs +cluster|slots, and a Ring
-// +ping. [Store.Check] reports what is missing. It also uses +info and +config|get.
+// +ping. [Store.Check] reports what is missing. It also uses +info and +config|get if
+// allowed.
 package redisstore
 
 import (
@@ -135,6 +135,8 @@ func WithPrefix(prefix string) Option {
 
 // WithTimeout sets how long a call may take, including the wait for a connection. It must
 // be positive; the default is 50 ms. A nearer deadline of the call's context comes first.
+// The last quarter of the timeout is kept for the server: a call that has no connection
+// by then fails.
 func WithTimeout(d time.Duration) Option {
 	return func(s *Store) error {
 		if d <= 0 {
