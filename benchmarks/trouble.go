@@ -310,7 +310,7 @@ func (b *bench) measureColdStarts(ctx context.Context, addr string) error {
 		}
 		g := newGrid(fmt.Sprintf("Cold start, %d callers", callers), names)
 		g.printed = whole
-		g.note = fmt.Sprintf("The ms until the first decision, and the errors and decisions of the first and the second second: the median of %d rounds.", b.troubleRounds)
+		g.note = fmt.Sprintf("The ms until the first decision. Errors and decisions are those of the first and the second second. Each is the median of %d rounds.", b.troubleRounds)
 		for i, trip := range b.coldTrips {
 			for _, who := range []patron{theirs, mine, mineReady} {
 				b.progress("trouble: cold start, %v, %d callers, %s", trip, callers, who.name)

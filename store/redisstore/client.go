@@ -13,10 +13,13 @@ import (
 // redis.UniversalClient implement it. So does a redis.Pipeliner, but it runs nothing
 // until Exec, so every call fails.
 //
-// Some clients cost a goroutine for each call under way: a ClusterClient or Ring without
-// ContextTimeoutEnabled, a ClusterClient that reads from replicas, the blocking mode of
-// an AutoPipeliner, and any client that this package does not know. The goroutine of an
-// abandoned call ends when the client gives up.
+// These clients cost a goroutine for each call under way. That of an abandoned call ends
+// when the client gives up.
+//
+//   - a ClusterClient or Ring without ContextTimeoutEnabled
+//   - a ClusterClient that reads from replicas
+//   - an AutoPipeliner in its blocking mode
+//   - any client that this package does not know
 //
 // Hooks of a *redis.Client with ContextTimeoutEnabled see a call that goes alone as a
 // command, with the values of its caller's context. They see calls that go together as a
