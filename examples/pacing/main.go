@@ -1,6 +1,6 @@
-// Pacing sends jobs to a supplier that allows 20 a second, from several workers that do
-// not know of each other. A leaky bucket and [ratelimit.Wait] turn the rate into a pace:
-// one job every 50 ms, whichever worker sends it.
+// Pacing sends jobs to a supplier that allows 20 a second. Several workers send them, and
+// do not know of each other. A leaky bucket and [ratelimit.Wait] turn the rate into a
+// pace: one job every 50 ms, whichever worker sends it.
 //
 // Look at the times: they are 50 ms apart from the first job to the last, with no burst
 // at the beginning. A token bucket would send all jobs at once.

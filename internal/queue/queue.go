@@ -154,8 +154,8 @@ func Enter(limiter any, key string, n int, kind Kind, end time.Time) (t Turn, ok
 	return t, true
 }
 
-// Land ends t: its question was answered by an admission. If known is false, the answer
-// says nothing about the limit. Only the first call counts.
+// Land ends t. Its question was answered by an admission or, if known is false, in a way
+// that says nothing about the limit. Only the first call counts.
 func (t *Turn) Land(d *Decision, known bool) {
 	ln := t.lane
 	if ln == nil {

@@ -34,7 +34,7 @@ type Waiter struct {
 	N       int
 	Kind    Kind
 	Asker   Asker
-	End     time.Time // the latest turn; zero if there is no limit
+	End     time.Time // the latest turn; zero if any will do
 	Timed   bool      // ctx may last longer than End
 }
 

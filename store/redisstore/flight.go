@@ -42,9 +42,9 @@ const (
 )
 
 // airline carries the calls of a *redis.Client. While a connection is free, a call goes
-// alone, on its caller's goroutine. All other calls are carried. They wait for a
-// connection, and then go together in one round trip; each is its own EVALSHA with its
-// own reply.
+// alone, on its caller's goroutine and in its caller's time. All other calls are carried.
+// They wait for a connection, and then go together in one round trip; each is its own
+// EVALSHA with its own reply.
 //
 // They are carried by a flight, a goroutine with one connection. go-redis closes a
 // connection when the time of its call is up, even in the middle of a handshake. Under
@@ -326,8 +326,8 @@ func (f *flight) takes(a *airline) int {
 }
 
 // mayDial reports whether a flight may begin without a ready connection. A dial may have
-// ended since. No dial hangs in a place of the pool that holds a connection: it only took
-// long because all connections were in use. Call it with the lock held.
+// ended since. Nor does a dial hang in a place of the pool that holds a connection: there
+// it was slow because others used all connections. Call it with the lock held.
 func (a *airline) mayDial(now time.Time) bool {
 	if a.dials.may(now) {
 		return true
