@@ -1,13 +1,13 @@
-// Package adaptive has a limit that follows a load signal between a floor and a ceiling:
-// what the process can bear rather than what somebody once guessed.
+// Package adaptive has a limit that follows a load signal between a floor and a ceiling.
+// It admits what the process can bear now, not what was once guessed.
 //
 //	limit, err := adaptive.New(ratelimit.PerSecond(100), ratelimit.PerSecond(2000), adaptive.CPU())
 //	...
 //	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(2000),
 //		ratelimit.WithName("api"), ratelimit.WithLimitFunc(limit.ForKey))
 //
-// The signal is any func() float64. Ready ones are [CPU], [SchedulerLatency] and
-// [InFlight].
+// The signal is any func() float64. [CPU], [SchedulerLatency] and [InFlight] are ready to
+// use.
 package adaptive
 
 import (
@@ -21,54 +21,40 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Limit is a limit that follows a load. Give its [Limit.ForKey] to
-// [ratelimit.WithLimitFunc].
+// Limit is a limit that follows a load. Make it with [New], and give its [Limit.ForKey]
+// to [ratelimit.WithLimitFunc].
 //
-// The load is 0 for idle and 1 for fully loaded, and may be above. It is read once an
-// interval ([WithInterval]). Two readings in a row above the band ([WithBand]) shrink the
-// Rate by a fifth, two below it grow it by a twentieth ([WithSteps]), and by one event at
-// least; then the count of readings begins anew. A reading inside the band leaves the Rate
-// as it is and ends a row, and so does one above it, if the load has fallen twice in a row
-// by a fiftieth or more.
+// The load is 0 for idle and 1 for fully loaded, and may be above 1. It is read once an
+// interval ([WithInterval]). After two readings in a row above the band ([WithBand]) the
+// Rate shrinks by a fifth. After two below it, the Rate grows by a twentieth
+// ([WithSteps]). A step is at least one event, and two new readings must follow before
+// the next. A reading inside the band changes nothing and ends a row. So does a reading
+// above the band, if the load has fallen twice in a row by a fiftieth or more.
 //
-// Bounds: the Rate is never below the floor's or above the ceiling's, and one reading alone
-// moves nothing. The way from the ceiling to the floor takes some 2·ln(ceiling/floor)/0.22
-// readings at which the load does not fall, and back 2·ln(ceiling/floor)/0.049: 22 and 98,
-// which are 11 s and 49 s, if the ceiling is ten times the floor. A Rate below 20 goes by
-// one event, which is more than a twentieth, and may leap over the band: give a small limit
-// a longer Period.
+// Bound: the Rate is never below the floor's or above the ceiling's, and no single
+// reading changes it. From the ceiling to the floor takes about 2·ln(ceiling/floor)/0.22
+// readings at which the load does not fall. The way back takes about
+// 2·ln(ceiling/floor)/0.049. For a ceiling of ten times the floor that is 22 and 98
+// readings, or 11 s and 49 s.
 //
-// Why steps in proportion: where the load is in proportion to the Rate, a step that is
-// narrower than the band cannot leap over it, wherever floor and ceiling are. An additive
-// increase depends on how far they are apart (by a twentieth of it the limit went up and
-// down for ever), and a step as large as the distance to the band follows all noise. Why
-// two readings: the second shows what the last step has done, and single spikes are
-// dropped, which a moving average remembers. On average over eight models of servers the
-// limit turned 2.5 times in 100 readings and moved by 9 %; with an average in place of the
-// two readings 3.5 times and 9 %, by AIMD 5 to 46 times and 19 to 147 % (go test -v -run
-// Steadier ./adaptive). Where a load climbs much more steeply than the Rate, as that of a
-// noisy queue at its end, the limit keeps moving, in the model by a third: a wider band and
-// smaller steps calm it.
+// A change of the limit leaves the limiter's identity and the spend of its keys as they
+// are. A key at once has the room of the new limit, less what it has spent. Shrinking can
+// deny a key that had room, for at most a full refill. Growing gives no free burst above
+// the new limit. A RetryAfter is computed with the limit at its call. All keys have the
+// same limit; for tiers, scale [Limit.Current] in a function of your own.
 //
-// Why no step down while the load falls: a backlog is there long after the Rate is low
-// enough. In models of a queue that loses 60 % of its capacity the limit stays above 72 %
-// of what is left, and is back at it within 5 s. Without this it fell to 22 %, and took up
-// to 36 s (go test -v -run Drop ./adaptive).
+// While callers ask for less than the limit, the load is low and the limit grows to the
+// ceiling. So a sudden flood meets the ceiling, for as long as the way down takes.
+// Processes that share a store each have a limit of their own, by their own load.
 //
-// A change leaves the limiter's identity and the spend of its keys as they are. A key has
-// at once the room of the new limit, less what it has spent: shrinking can deny a key that
-// had room, for a full refill at most, and growing is no free burst above the new limit. A
-// RetryAfter is that of the limit at its call. All keys have the same limit; for tiers, let
-// a function of one's own scale [Limit.Current].
+// If the load climbs much more steeply than the Rate, as in a queue near saturation, the
+// limit keeps moving. A wider band and smaller steps calm it. Below a Rate of 20 a step is
+// one event, which is more than a twentieth. It may jump over the band, so give a small
+// limit a longer Period.
 //
-// While callers ask for less than the limit the load is low, and the limit grows to the
-// ceiling: so the ceiling is what a sudden flood meets, for as long as the way down takes.
-// Where processes share a store, each has a limit of its own, by its own load.
-//
-// It starts no goroutine and has nothing to close: the caller whose turn has come reads the
-// signal, and the others go on with the limit as it stands, by a reading of the clock and
-// two atomic loads: some 30 ns. Memory: some 200 bytes, whatever the number of keys. It is
-// safe for concurrent use. Make it by [New].
+// A Limit is safe for concurrent use. It starts no goroutine and has nothing to close.
+// One caller per interval reads the signal. The others use the limit as it stands, which
+// costs about 30 ns. A Limit takes about 200 bytes, whatever the number of keys.
 type Limit struct {
 	floor, ceiling ratelimit.Limit
 	signal         func() float64
@@ -78,10 +64,10 @@ type Limit struct {
 	start          int
 
 	base  time.Time     // of due; monotonic
-	due   atomic.Int64  // ns since base from which the signal is read again
+	due   atomic.Int64  // ns since base, from which on the signal is read again
 	state atomic.Uint64 // Rate and Burst, 32 bits each
 
-	mu    sync.Mutex // held while the signal is read; covers what follows
+	mu    sync.Mutex // held while the signal is read; protects all below
 	run   int        // readings in a row below the band; negative: above it
 	load  float64    // of the last reading
 	falls int        // readings in a row at which it was lower than before
@@ -95,15 +81,15 @@ const (
 	defaultLow, defaultHigh = 0.6, 0.8
 	defaultDown, defaultUp  = 0.2, 0.05
 
-	agreement = 2       // readings in a row that make a step, or keep from one
-	falling   = 1. / 50 // the part of itself that a falling load loses at least
+	agreement = 2       // readings in a row that make a step, or prevent one
+	falling   = 1. / 50 // the least part of itself by which a load must fall to count as falling
 )
 
-// Option sets what is optional about a Limit.
+// Option is an optional setting of [New].
 type Option func(*Limit) error
 
 // WithBand sets the band of loads in which the limit stays: above high it shrinks, below
-// low it grows. 0 < low < high, both finite. Without it they are 0.6 and 0.8.
+// low it grows. It must be that 0 < low < high, both finite. The default is 0.6 to 0.8.
 func WithBand(low, high float64) Option {
 	return func(l *Limit) error {
 		if !(0 < low && low < high && high <= math.MaxFloat64) {
@@ -114,9 +100,9 @@ func WithBand(low, high float64) Option {
 	}
 }
 
-// WithSteps sets by which part of itself the Rate shrinks in a step, and by which it grows.
-// Both are above 0, and no step leaps over the band: 1-down is at least low/high, and 1+up
-// at most high/low. Without it they are 0.2 and 0.05.
+// WithSteps sets the parts by which the Rate shrinks and grows in a step. Both must be
+// above 0. No step may jump over the band: 1-down must be at least low/high, and 1+up at
+// most high/low. The defaults are 0.2 and 0.05.
 func WithSteps(down, up float64) Option {
 	return func(l *Limit) error {
 		if !(down > 0 && up > 0) {
@@ -127,9 +113,9 @@ func WithSteps(down, up float64) Option {
 	}
 }
 
-// WithInterval sets how often the signal is read at most: 1 ms to 1 h. It is read by the
-// first call that comes when so much time has passed since the last reading began. It
-// should be longer than the load takes to follow the limit. Without it it is 500 ms.
+// WithInterval sets how often the signal is read at most, 1 ms to 1 h. The default is 500
+// ms. The first call after an interval reads it. The interval should be longer than the
+// load takes to follow the limit.
 func WithInterval(d time.Duration) Option {
 	return func(l *Limit) error {
 		if d < minInterval || d > maxInterval {
@@ -140,8 +126,8 @@ func WithInterval(d time.Duration) Option {
 	}
 }
 
-// WithStart sets the Rate to begin with, from the floor's to the ceiling's. Without it it
-// is the ceiling's.
+// WithStart sets the first Rate, from the floor's to the ceiling's. The default is the
+// ceiling's.
 func WithStart(rate int) Option {
 	return func(l *Limit) error {
 		if rate < l.floor.Rate || rate > l.ceiling.Rate {
@@ -152,19 +138,19 @@ func WithStart(rate int) Option {
 	}
 }
 
-// New returns a limit that moves between floor and ceiling, which have the same Period; the
-// floor's Rate is below the ceiling's, and 0 and more. Where they have a Burst, it moves
-// along with the Rate, in proportion; 0 stands for the Rate, as elsewhere, if one of them
-// has a Burst. What the limiter's algorithm refuses is an error of each call: a Burst in
-// the windows, and a bucket that takes over 100 years to refill.
+// New returns a limit that moves between floor and ceiling. They must have the same
+// Period, and the floor's Rate must be at least 0 and below the ceiling's. If either has
+// a Burst, the Burst moves in proportion to the Rate; a Burst of 0 then means the Rate.
+// If the limiter's algorithm refuses the limit, each call fails: windows refuse a Burst,
+// and a bucket must refill within 100 years.
 //
-// The signal is read by one caller at a time, which waits for it: it should take
-// microseconds. A reading of NaN is none: it changes nothing. Below 0 is as 0, and +Inf
-// above any band. If signal panics, so does the call that has read it; it counts as NaN,
-// and is read again after the interval.
+// One caller at a time reads the signal and waits for it, so it should take microseconds.
+// A reading of NaN changes nothing. One below 0 counts as 0, and +Inf is above any band.
+// If signal panics, so does the call that reads it. The panic counts as NaN, and the
+// signal is read again after the interval.
 //
-// Errors wrap [ratelimit.ErrInvalidLimit] (of floor and ceiling, Unlimited included) or
-// [ratelimit.ErrInvalidOption].
+// Errors wrap [ratelimit.ErrInvalidLimit] or [ratelimit.ErrInvalidOption]. Unlimited is
+// an invalid floor or ceiling.
 func New(floor, ceiling ratelimit.Limit, signal func() float64, opts ...Option) (*Limit, error) {
 	if err := checkRange(floor, ceiling); err != nil {
 		return nil, err
@@ -197,15 +183,16 @@ func (l *Limit) apply(opts []Option) error {
 			return err
 		}
 	}
-	// The products, not the quotients: 0.8·0.75 is nearer to 0.6 than 0.6/0.8 to 0.75.
+	// This compares products, since 0.8·0.75 is nearer to 0.6 than the quotient 0.6/0.8
+	// to 0.75.
 	if l.high*(1-l.down) < l.low*(1-1e-9) || l.low*(1+l.up) > l.high*(1+1e-9) {
-		return fmt.Errorf("%w: steps of -%v and +%v leap over the band from %v to %v",
+		return fmt.Errorf("%w: steps of -%v and +%v jump over the band from %v to %v",
 			ratelimit.ErrInvalidOption, l.down, l.up, l.low, l.high)
 	}
 	return nil
 }
 
-// checkRange says whether there is a way from floor to ceiling.
+// checkRange reports whether a limit can move from floor to ceiling.
 func checkRange(floor, ceiling ratelimit.Limit) error {
 	for _, end := range []ratelimit.Limit{floor, ceiling} {
 		if err := end.Validate(); err != nil {
@@ -218,7 +205,7 @@ func checkRange(floor, ceiling ratelimit.Limit) error {
 	case floor.Period != ceiling.Period:
 		return fmt.Errorf("%w: from %v to %v: the periods differ", ratelimit.ErrInvalidLimit, floor, ceiling)
 	case floor.Rate >= ceiling.Rate || capacity(floor) > capacity(ceiling):
-		return fmt.Errorf("%w: from %v to %v: that is not up", ratelimit.ErrInvalidLimit, floor, ceiling)
+		return fmt.Errorf("%w: from %v to %v: the floor is not below the ceiling", ratelimit.ErrInvalidLimit, floor, ceiling)
 	}
 	return nil
 }
@@ -233,9 +220,9 @@ func capacity(l ratelimit.Limit) int {
 
 var errNoConstructor = fmt.Errorf("%w: an adaptive limit is made by New", ratelimit.ErrInvalidLimit)
 
-// ForKey is [Limit.Current] as [ratelimit.WithLimitFunc] wants it. It is the same for every
-// key. It is an error, which wraps [ratelimit.ErrInvalidLimit], only of a Limit that New
-// has not made.
+// ForKey is [Limit.Current] in the form that [ratelimit.WithLimitFunc] needs. It is the
+// same for every key. It returns an error only for a Limit not made by New, which wraps
+// [ratelimit.ErrInvalidLimit].
 func (l *Limit) ForKey(context.Context, string) (ratelimit.Limit, error) {
 	if l == nil || l.signal == nil {
 		return ratelimit.Limit{}, errNoConstructor
@@ -243,9 +230,9 @@ func (l *Limit) ForKey(context.Context, string) (ratelimit.Limit, error) {
 	return l.Current(), nil
 }
 
-// Current is the limit of now. It reads the signal first if that is due. However long the
-// last call is past, it is one reading, and at most one step. That of a Limit that New has
-// not made is the zero Limit.
+// Current returns the limit of now, and reads the signal first if that is due. It makes
+// at most one reading and one step, however long ago the last call was. For a Limit not
+// made by New it returns the zero Limit.
 func (l *Limit) Current() ratelimit.Limit {
 	if l == nil || l.signal == nil {
 		return ratelimit.Limit{}
@@ -257,7 +244,7 @@ func (l *Limit) Current() ratelimit.Limit {
 	return ratelimit.Limit{Rate: int(s >> 32), Period: l.floor.Period, Burst: int(s & math.MaxUint32)}
 }
 
-// read reads the signal, unless another caller does or has just done so.
+// read reads the signal, unless another caller is reading it or has just read it.
 func (l *Limit) read(now int64) {
 	if !l.mu.TryLock() {
 		return
@@ -266,7 +253,7 @@ func (l *Limit) read(now int64) {
 	if now < l.due.Load() {
 		return
 	}
-	// Before the reading: so one that panics is not read again by each call.
+	// This is set before the reading, so that calls do not repeat a reading that panics.
 	l.due.Store(now + int64(l.interval))
 	if load := l.signal(); !math.IsNaN(load) {
 		l.follow(load)
@@ -274,6 +261,22 @@ func (l *Limit) read(now int64) {
 }
 
 // follow counts a reading, and makes a step if it is the second on its side.
+//
+// Steps are in proportion to the Rate. If the load is too, a step that is narrower than
+// the band cannot jump over it, wherever floor and ceiling are. An additive step depends
+// on their distance: with a twentieth of it the limit oscillated for ever. A step as
+// large as the distance to the band follows all noise.
+//
+// Two readings are needed because the second shows what the last step has done. They drop
+// single spikes, which a moving average remembers. Over eight models of servers the limit
+// turned 2.5 times in 100 readings and moved by 9 % on average. With a moving average it
+// turned 3.5 times and moved by 9 %. With AIMD it turned 5 to 46 times and moved by 19 to
+// 147 % (go test -v -run Steadier ./adaptive).
+//
+// There is no step down while the load falls, because a backlog outlasts a Rate that is
+// already low enough. In models of a queue that loses 60 % of its capacity, the limit
+// stays above 72 % of what is left, and is back at it within 5 s. Without this rule it
+// fell to 22 %, and took up to 36 s (go test -v -run Drop ./adaptive).
 func (l *Limit) follow(load float64) {
 	if load < l.load*(1-falling) {
 		l.falls++
@@ -282,7 +285,7 @@ func (l *Limit) follow(load float64) {
 	}
 	l.load = load
 	switch {
-	case load > l.high && l.falls >= agreement: // it is on its way
+	case load > l.high && l.falls >= agreement: // it is already falling
 		l.run = 0
 	case load > l.high:
 		l.run = min(l.run, 0) - 1
@@ -307,7 +310,7 @@ func part(rate int, of float64) int {
 	return int(min(max(1, float64(rate)*of), math.MaxInt32))
 }
 
-// set makes rate the current one, and the Burst that goes with it.
+// set makes rate the current one, with the Burst in proportion.
 func (l *Limit) set(rate int) {
 	burst := int64(l.floor.Burst)
 	if rise := int64(l.ceiling.Burst) - burst; rise > 0 { // the product is below 2^62

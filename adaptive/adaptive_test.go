@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 const interval = 500 * time.Millisecond // the default
 
-// The range of most tests.
+// The range in most tests.
 var (
 	floor   = ratelimit.PerSecond(100)
 	ceiling = ratelimit.PerSecond(1000)
@@ -41,7 +41,7 @@ func newLimit(t testing.TB, signal func() float64, opts ...adaptive.Option) *ada
 
 func constant(load float64) func() float64 { return func() float64 { return load } }
 
-// after is the Rate when l has been asked once in each of so many intervals.
+// after is the Rate when l has been asked once in each of this many intervals.
 func after(l *adaptive.Limit, readings int) int {
 	for range readings {
 		time.Sleep(interval)
@@ -252,7 +252,7 @@ func TestTheBurstMovesWithTheRateInProportion(t *testing.T) {
 					require.LessOrEqual(t, l.Current().Burst, before.Burst)
 					before = l.Current()
 				}
-				// A floor without a Burst has its Rate for one, written out, if the ceiling has one.
+				// If only the ceiling has a Burst, the floor's is its Rate.
 				end := tt.floor
 				if tt.between.Burst > 0 && end.Burst == 0 {
 					end.Burst = end.Rate
@@ -432,9 +432,9 @@ func TestALimiterFollowsAndKeysKeepTheirSpend(t *testing.T) {
 	}
 }
 
-// follows spends 60 of 100, shrinks the limit to 10, at which the key has no room, and grows it again: the
-// store's clock stands, so that all are one instant. The interval is real, and waited for by
-// asking.
+// follows spends 60 of 100, shrinks the limit to 10, at which the key has no room, and
+// grows it again. The store's clock stands still, so all of it happens at one instant.
+// The interval is real: the test asks until it has passed.
 func follows(t *testing.T, algorithm string, st store.Store) {
 	var load atomic.Uint64
 	read := make(chan struct{}, 1)
@@ -479,7 +479,7 @@ func follows(t *testing.T, algorithm string, st store.Store) {
 
 // ---- Recorded signals.
 
-// course is how a Limit went through a signal.
+// course is how a Limit followed a signal.
 type course struct {
 	rates   []int
 	changes int

@@ -7,36 +7,36 @@ import (
 	"time"
 )
 
-// CPU returns a signal: the processor time, of user and of system, that this process has
-// taken since the last reading, as a part of what GOMAXPROCS processors have to give. The
-// first reading counts from the call of CPU. A reading takes a system call: about a
-// microsecond.
+// CPU returns a signal: the processor time, user and system, that this process has used
+// since the last reading. It is a part of the time of GOMAXPROCS processors. The first
+// reading counts from the call of CPU. A reading is a system call of about a microsecond.
 //
-// It is the process's own time as the operating system counts it (getrusage, and
-// GetProcessTimes on Windows; elsewhere, such as js and plan9, all readings are NaN, which
-// are none). The runtime's /cpu/classes metrics would be the same everywhere, but they move
-// only when a garbage collection ends: a busy loop of two seconds has read as 0.
+// The time is the operating system's: getrusage, or GetProcessTimes on Windows. On other
+// systems, such as js and plan9, all readings are NaN and change nothing.
 //
-// What it does not see: other processes and virtual machines that take the processor away,
-// and a container's throttling. A process starved by them takes little, and seems idle:
-// then use [SchedulerLatency], or the larger of both. GOMAXPROCS follows a container's
-// limit, but is a whole number, on most machines 2 and more: of a limit of 0.5 processors a
-// full load reads as 0.25, and the band wants to be as much lower ([WithBand]).
+// CPU does not see a container's throttling, nor other processes and virtual machines
+// that take the processor. A process starved by them uses little and seems idle. Then use
+// [SchedulerLatency], or the larger of both. GOMAXPROCS follows a container's limit, but
+// is a whole number, on most machines at least 2. With a limit of 0.5 processors a full
+// load reads as 0.25, so lower the band as much ([WithBand]).
 //
-// Each reading begins a new mean: let one Limit have it. It is safe for concurrent use.
+// Each reading begins a new mean, so use one signal per Limit. It is safe for concurrent
+// use.
 func CPU() func() float64 {
 	c := &cpu{used: cpuTime, now: time.Now, procs: func() int { return runtime.GOMAXPROCS(0) }}
 	c.load()
 	return c.load
 }
 
-// cpu makes a share of an ever growing processor time.
+// cpu turns a growing processor time into a load. It does not use the runtime's
+// /cpu/classes metrics, which move only when a garbage collection ends. A busy loop of
+// two seconds has read as 0.
 type cpu struct {
 	used  func() (time.Duration, error)
 	now   func() time.Time
 	procs func() int
 
-	mu   sync.Mutex // covers all below, and the order of readings
+	mu   sync.Mutex // protects all below, and orders the readings
 	took time.Duration
 	at   time.Time // zero before the first reading
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// cpuTime is the processor time that this process has taken.
+// cpuTime returns the processor time that this process has used.
 func cpuTime() (time.Duration, error) {
 	self, err := syscall.GetCurrentProcess()
 	if err != nil {
@@ -18,7 +18,7 @@ func cpuTime() (time.Duration, error) {
 	return duration(kernel) + duration(user), nil
 }
 
-// duration is a Filetime that is none, but a number of 100 ns.
+// duration converts a Filetime that counts 100 ns and is not a date.
 func duration(t syscall.Filetime) time.Duration {
 	return time.Duration(int64(t.HighDateTime)<<32|int64(t.LowDateTime)) * 100
 }

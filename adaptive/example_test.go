@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// The limit follows a load. In production it is adaptive.CPU() or another signal, read twice a
-// second; here it is overload all the time, and read more often.
+// The limit follows a load. In production that is adaptive.CPU() or another signal, read
+// twice a second. Here it is overload all the time, and read more often.
 func ExampleNew() {
 	overload := func() float64 { return 0.95 }
 	limit, err := adaptive.New(ratelimit.PerMinute(100), ratelimit.PerMinute(1000), overload,

@@ -13,9 +13,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/adaptive"
 )
 
-// The loop is closed here: a model of a server whose load depends on what the limit lets
-// through, which depends on the load. Demand is above all limits. The models share nothing
-// with the code but the band.
+// Here the loop is closed: in a model of a server, the load depends on what the limit
+// admits, which depends on the load. Demand is above all limits. The models share only
+// the band with the code.
 
 const (
 	low, high         = 0.6, 0.8
@@ -23,10 +23,10 @@ const (
 	readings, settled = 300, 200     // readings of a run, and those before its tail
 )
 
-// server is a model: the load of an interval in which rate events are let through.
+// server is a model: the load of an interval in which rate events are admitted.
 type server func(rate float64) float64
 
-// processor has a load in proportion to the rate of lag intervals ago, and noise with a
+// processor has a load in proportion to the rate of lag intervals ago, with noise of this
 // standard deviation.
 func processor(capacity float64, lag int, noise float64) func(*rand.Rand) server {
 	return func(rng *rand.Rand) server {
@@ -52,8 +52,9 @@ func failing(capacity, noise float64) func(*rand.Rand) server {
 	}
 }
 
-// queue has a load of what is in flight: a backlog, which grows while more comes in than goes
-// out, until it is three times as long as wanted, and requests of a service that queues.
+// queue has the load of a service that queues: the requests in flight, most of them a
+// backlog. The backlog grows while more comes in than goes out, until it is three times
+// as long as wanted.
 func queue(capacity, wanted, noise float64) func(*rand.Rand) server {
 	return func(rng *rand.Rand) server {
 		backlog := 0.
@@ -66,7 +67,7 @@ func queue(capacity, wanted, noise float64) func(*rand.Rand) server {
 	}
 }
 
-// law is what makes the next rate of a load.
+// law computes the next rate from a load.
 type law func(load, rate float64) float64
 
 // shipped is the law of package adaptive. It runs in a bubble of synctest.
@@ -84,7 +85,7 @@ func between(t *testing.T, floor, ceiling int) law {
 	}
 }
 
-// smoothed is an exponential moving average of loads, of which the newest counts for part.
+// smoothed is an exponential moving average of loads, in which the newest has this part.
 func smoothed(part float64, next law) law {
 	mean := math.NaN()
 	return func(load, rate float64) float64 {
@@ -122,7 +123,8 @@ func multiplicative(grow, shrink float64) law {
 	}
 }
 
-// proportional goes at once to where the load would be in the middle of the band.
+// proportional goes at once to the rate at which the load would be in the middle of the
+// band.
 func proportional(load, rate float64) float64 {
 	if load < low || load > high {
 		rate *= min(1.25, max(0.5, (low+high)/2/max(load, 0.01)))
@@ -169,7 +171,7 @@ func loop(l law, s server) (r run) {
 	return r
 }
 
-// mean is of several runs; the spread by its logarithm.
+// mean is the mean of several runs. That of the spread is by its logarithm.
 func mean(law func() law, model func(*rand.Rand) server) (m run) {
 	const runs = 10
 	for seed := range uint64(runs) {
@@ -231,16 +233,16 @@ func TestWithNoiseInTheLoopItMovesNoFurtherThanStated(t *testing.T) {
 	}
 }
 
-// phase is a time in which a server has one capacity, and what came of it.
+// phase is a time in which a server has one capacity, and its results.
 type phase struct {
 	good  float64 // events answered in time, of a second
 	least float64 // the smallest rate, by the capacity
 	back  float64 // seconds until the rate stays within a third of the capacity
 }
 
-// drops is a queue without a bound in front of a server whose capacity changes each minute,
-// under a law that begins at twice the first capacity. The load is how many are in flight,
-// by those that there should be; answers after more than a second are too late.
+// drops is a queue without a bound in front of a server whose capacity changes each
+// minute. The law begins at twice the first capacity. The load is the number in flight,
+// divided by how many there should be. Answers after more than a second are too late.
 func drops(l law, wanted, noise float64, rng *rand.Rand, capacities ...float64) (phases []phase) {
 	const steps = 50 // in an interval
 	rate, backlog := 2*capacities[0], 0.
@@ -272,11 +274,11 @@ func TestAfterADropItStaysNearTheCapacity(t *testing.T) {
 		wanted, noise float64
 		good          [3]float64 // at least, of the capacities 1000, 400 and 1000
 	}{
-		// Without noise a step more or less decides about a phase.
+		// Without noise a single step can change a phase.
 		{50, 0, [3]float64{750, 280, 800}},
 		{100, 0, [3]float64{750, 260, 800}},
 		{200, 0, [3]float64{750, 240, 800}},
-		// With steps down while the load was falling it reached so much.
+		// This is what it reached with steps down while the load was falling.
 		{50, 0.05, [3]float64{681, 259, 772}},
 		{100, 0.05, [3]float64{691, 257, 799}},
 		{200, 0.05, [3]float64{710, 249, 835}},

@@ -10,20 +10,21 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// SchedulerLatency returns a signal of how long goroutines that could run have waited for a
-// processor since the last reading: the 99th percentile, as a part of full, which is the
-// wait that counts as a full load, above 0 (1 to 10 ms for a service with a user in front
-// of it). It is 0 where none has waited. The first reading counts from the call of
-// SchedulerLatency.
+// SchedulerLatency returns a signal of how long runnable goroutines have waited for a
+// processor since the last reading. It is the 99th percentile as a part of full, the wait
+// that counts as a full load. The first reading counts from the call of SchedulerLatency.
+// The signal is 0 if no goroutine has waited.
 //
-// It sees what [CPU] does not, since goroutines wait as well while another process has the
-// processor. It has no unit of its own, so try which full fits; and it climbs steeply near
-// a full processor: a wide band ([WithBand]) suits it.
+// For a service with users in front of it, full is 1 to 10 ms. It must be above 0;
+// otherwise the error wraps [ratelimit.ErrInvalidOption]. Try which full fits. The signal
+// climbs steeply near a full processor, so a wide band ([WithBand]) suits it. It sees
+// what [CPU] does not, because goroutines also wait while another process has the
+// processor.
 //
-// It is the runtime's /sched/latencies:seconds. Its buckets are some 20 % wide, and the
-// percentile is the upper end of one. A reading takes some microseconds, which allocate
-// nothing after the first. Each begins a new percentile: let one Limit have it. It is safe
-// for concurrent use. The error wraps [ratelimit.ErrInvalidOption].
+// It reads the runtime's /sched/latencies:seconds. The buckets are about 20 % wide, and
+// the percentile is the upper end of one. A reading takes some microseconds, and only the
+// first allocates. Each reading begins a new percentile, so use one signal per Limit. It
+// is safe for concurrent use.
 func SchedulerLatency(full time.Duration) (func() float64, error) {
 	if full <= 0 {
 		return nil, fmt.Errorf("%w: SchedulerLatency(%v): above 0", ratelimit.ErrInvalidOption, full)
@@ -33,15 +34,15 @@ func SchedulerLatency(full time.Duration) (func() float64, error) {
 	return func() float64 { return w.percentile() / full.Seconds() }, nil
 }
 
-// waits reads how long goroutines have waited.
+// waits measures how long goroutines have waited.
 type waits struct {
-	mu     sync.Mutex       // covers all below
+	mu     sync.Mutex       // protects all below
 	sample []metrics.Sample // of one
 	before []uint64         // the counts of the last reading
 }
 
-// percentile is the 99th of the waits since the last reading, in seconds, and NaN if this
-// runtime does not count them.
+// percentile is the 99th of the waits since the last reading, in seconds. It is NaN if
+// this runtime does not count them.
 func (w *waits) percentile() float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -58,14 +59,15 @@ func (w *waits) percentile() float64 {
 	return p
 }
 
-// percentile99 is the end of the bucket in which the 99th percentile of the counts since
-// before lies; of the last bucket, which has no end, the beginning; and 0 of no counts.
+// percentile99 returns the end of the bucket that contains the 99th percentile of the
+// counts since before. The last bucket has no end, so it returns its beginning. Without
+// counts it returns 0.
 func percentile99(h *metrics.Float64Histogram, before []uint64) float64 {
 	var all uint64
 	for i, n := range h.Counts {
 		all += n - before[i]
 	}
-	above := all / 100 // how many may be beyond it
+	above := all / 100 // how many may be above it
 	for i := len(h.Counts) - 1; i >= 0; i-- {
 		n := h.Counts[i] - before[i]
 		switch {

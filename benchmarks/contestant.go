@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// contestant is a rate limiter that keeps its keys in memory, and how it is opened
-// for a workload.
+// contestant is a rate limiter that keeps its keys in memory, and how to open it for a
+// workload.
 type contestant struct {
-	name      string // as the tables have it
+	name      string // as in the tables
 	module    string // whose version the report prints
 	algorithm string
 	ours      bool
-	forgets   bool // idle keys go by themselves, so that it is worth waiting for
+	forgets   bool // idle keys leave by themselves, so it is worth waiting for
 	open      func(workload) (limiter, error)
 }
 
-// limiter is an open contestant. Each decision costs every contestant the same
-// indirect call; what a library answers beside "allowed" is computed and dropped.
+// limiter is an open contestant. Each decision costs every contestant the same indirect
+// call. What a library answers besides "allowed" is computed and dropped.
 type limiter struct {
 	decide func(key string) (allowed bool, err error)
 	close  func()
@@ -31,7 +31,7 @@ type workload struct {
 	window  time.Duration // of a brief workload
 }
 
-// outcome says how the decisions on keys that have been seen once end.
+// outcome is how the decisions on keys that were seen once end.
 type outcome int
 
 const (
@@ -45,19 +45,19 @@ const year = 365 * 24 * time.Hour
 // quota is a limit in terms that every contestant can express.
 type quota struct {
 	events int           // that a new key is admitted at once
-	each   time.Duration // until a bucket that is not full has room for one event more
-	window time.Duration // of the algorithms that count in windows, for events
+	each   time.Duration // until a bucket that is not full has room for one more event
+	window time.Duration // for the events, in algorithms that count in windows
 }
 
-// quota is the limit of a workload. The periods are long, so that a key is still
-// known, and is not as good as new, when its turn comes again.
+// quota is the limit of a workload. The periods are long, so that a key is still known,
+// and not yet fresh, when its turn comes again.
 func (w workload) quota() quota {
 	switch w.outcome {
 	case denied:
 		return quota{events: 1, each: year, window: year}
 	case brief:
 		return quota{events: 100_000, each: w.window, window: w.window}
-	default: // a bucket refills in 95 years; in nanoseconds that still fits 64 bits
+	default: // a bucket refills in 95 years, which in nanoseconds fits 64 bits
 		return quota{events: 20_000_000, each: 150 * time.Second, window: year}
 	}
 }
@@ -69,7 +69,7 @@ func contestants() []contestant {
 		httprateCounter, tollboothBuckets, slidingWindowMap)
 }
 
-// matching are those of all whose names match.
+// matching returns those of all whose names match.
 func matching[C interface{ label() string }](all []C, name *regexp.Regexp) []C {
 	var chosen []C
 	for _, c := range all {
@@ -82,7 +82,7 @@ func matching[C interface{ label() string }](all []C, name *regexp.Regexp) []C {
 
 func (c contestant) label() string { return c.name }
 
-// version is that of a module in this program, "" if there is none.
+// version returns the version of a module in this program, or "" if it has none.
 func version(module string) string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// far is a TCP proxy that puts a server a round trip away: each reply comes so much
-// later, without slowing the next one down. It can break all connections at once.
+// far is a TCP proxy that puts a server a round trip away. It delays each reply, without
+// slowing the next one down. It can break all connections at once.
 type far struct {
 	target   string
 	trip     time.Duration
@@ -26,7 +26,7 @@ type far struct {
 	conns map[net.Conn]struct{} // nil once closed
 }
 
-// startFar starts a proxy, one that speaks TLS to its clients if encrypted.
+// startFar starts a proxy. If encrypted, it speaks TLS to its clients.
 func startFar(ctx context.Context, target string, trip time.Duration, encrypted bool) (*far, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -145,7 +145,7 @@ func (p *far) close() {
 	p.conns = nil
 }
 
-// selfSigned is a certificate for the loopback address that nobody has to trust.
+// selfSigned returns a certificate for the loopback address, signed by itself.
 func selfSigned() (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-const activeKeys = 1000 // of those that have gone idle, which stay in use
+const activeKeys = 1000 // keys that stay in use when the others have gone idle
 
-// measureFootprint writes what keys cost in memory, each contestant alone: no other
-// is open, and the harness holds no key.
+// measureFootprint writes what keys cost in memory. Each contestant is measured alone: no
+// other is open, and the harness holds no key.
 func (b *bench) measureFootprint(all []contestant) error {
 	g, empty := newGrid("Memory", names(all)), collections()
 	g.note = fmt.Sprintf("Bytes per key include the key; the worst of %s keys. The collection of an empty process takes %s ms (least) and %s ms (median).",
@@ -66,8 +66,8 @@ func (b *bench) bytesPerKey(g *grid, row int, c contestant, n, length int) (floa
 	return bytes, nil
 }
 
-// collections is how long each of five forced collections takes, in ms, the
-// shortest first.
+// collections is how long each of five forced collections takes, in ms, the shortest
+// first.
 func collections() []float64 {
 	var ms []float64
 	for range 5 {
@@ -79,8 +79,9 @@ func collections() []float64 {
 	return ms
 }
 
-// idle is the heap that is left, in percent of its peak, when keys have gone idle
-// and a thousand of them were used again, in as many decisions as there were keys.
+// idle is the heap that is left when keys have gone idle, in percent of its peak. Before
+// it is measured, a thousand of the keys are used again, in as many decisions as there
+// were keys.
 func (b *bench) idle(c contestant) (float64, error) {
 	settle()
 	before := heap()
@@ -89,7 +90,7 @@ func (b *bench) idle(c contestant) (float64, error) {
 		return 0, err
 	}
 	defer lim.close()
-	// From the start of a window, so that none goes idle before all are there.
+	// Begin at the start of a window, so that no key goes idle before all are there.
 	time.Sleep(time.Until(time.Now().Truncate(b.window).Add(b.window)))
 	if err := fill(lim, 0, b.gcKeys, shortKey); err != nil {
 		return 0, err
@@ -154,8 +155,8 @@ func (b *bench) many(g *grid, row int, c contestant, few, many int) error {
 	return nil
 }
 
-// sampled is the ns of a decision on keys that are drawn from n, the least of
-// batches that share no keys, so that each finds the caches as a service would.
+// sampled is the ns of a decision on keys drawn from n. It is the least of batches that
+// share no keys, so that each batch finds the caches as a service would.
 func (b *bench) sampled(lim limiter, n, keys int) (float64, error) {
 	const stride = 7_368_787 // a prime: all keys are different
 	list, first := make([]string, keys), rand.IntN(n)

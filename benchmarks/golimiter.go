@@ -6,13 +6,13 @@ import (
 	"github.com/sethvargo/go-limiter/memorystore"
 )
 
-// goLimiter is github.com/sethvargo/go-limiter's memory store: a bucket that is
-// refilled at the ticks of an interval that starts with the key, so a fixed window
-// of its own for each key. It answers limit, remaining and the time of the reset;
-// no RetryAfter, and a window for ResetAfter. A goroutine sweeps idle keys.
+// goLimiter is github.com/sethvargo/go-limiter's memory store. Its bucket is refilled at
+// the ticks of an interval that starts with the key, so it is a fixed window per key. It
+// answers limit, remaining and the time of the reset. It has no RetryAfter, and a window
+// for ResetAfter. A goroutine sweeps idle keys.
 //
-// At a tick it refills by interval/tokens, in ns: a bucket of 10^9 tokens a second
-// gets one token back each second. The window here is a year, without a tick.
+// At a tick it refills by interval/tokens, in ns: a bucket of 10^9 tokens a second gets
+// one token back each second. The window here is a year, without a tick.
 var goLimiter = contestant{
 	name: "go-limiter", module: "github.com/sethvargo/go-limiter", algorithm: "fixed window", forgets: true,
 	open: func(w workload) (limiter, error) {

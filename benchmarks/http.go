@@ -62,8 +62,8 @@ func (b *bench) measureAddresses(all []middlewareContestant, w workload, times *
 	})
 }
 
-// requestRounds is rounds with a collection before each batch: middleware allocates, and
-// what a batch leaves is not the next one's.
+// requestRounds is rounds with a collection before each batch. Middleware allocates, and
+// one batch must not pay for what another has left.
 func (b *bench) requestRounds(all []middlewareContestant, w workload, g *grid, how string, batch func(i, round int) error) {
 	cell := fmt.Sprintf("%s addresses %s", grouped(w.keys), how)
 	if w.keys == 1 {
@@ -79,13 +79,13 @@ func (b *bench) requestRounds(all []middlewareContestant, w workload, g *grid, h
 	}
 }
 
-// withoutBare takes the bare handler's times from those of the others.
+// withoutBare subtracts the bare handler's times from those of the others.
 func withoutBare(all []middlewareContestant, g *grid) {
 	bare := slices.IndexFunc(all, func(c middlewareContestant) bool { return c.bare })
 	if bare < 0 {
 		return
 	}
-	g.note = fmt.Sprintf("Each less the first row, which is the handler without middleware. httprate %s, chi %s, tollbooth %s, ulule %s, throttled %s.",
+	g.note = fmt.Sprintf("The first row is the handler without middleware, and is subtracted from the others. httprate %s, chi %s, tollbooth %s, ulule %s, throttled %s.",
 		version("github.com/go-chi/httprate"), version("github.com/go-chi/chi/v5"), version(tollboothBuckets.module),
 		version(ululeMemory.module), version(throttledMemory.module))
 	for _, cells := range g.cells {
@@ -97,8 +97,7 @@ func withoutBare(all []middlewareContestant, g *grid) {
 	}
 }
 
-// openMiddlewares puts each contestant around the handler, and has it see each client
-// once.
+// openMiddlewares puts each contestant around the handler, and shows it each client once.
 func openMiddlewares(all []middlewareContestant, w workload) ([]http.Handler, error) {
 	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	var handlers []http.Handler
@@ -127,14 +126,14 @@ func wanted(c middlewareContestant, w workload) int {
 	return http.StatusOK
 }
 
-// Ports of the clients: new connections, and thus other strings, than those that were
-// seen first.
+// Ports of the clients. They make new connections, and thus other strings than those seen
+// first.
 const (
 	firstPort    = "50001"
 	measuredPort = "50002"
 )
 
-// addresses are those of n IPv4 clients with a port, in random order.
+// addresses returns the addresses of n IPv4 clients with a port, in random order.
 func addresses(n int, port string) []string {
 	list := make([]string, n)
 	for j, i := range rand.New(rand.NewPCG(1, 2)).Perm(n) {
@@ -143,7 +142,7 @@ func addresses(n int, port string) []string {
 	return list
 }
 
-// answer is a ResponseWriter that is used again and again. It keeps the status alone.
+// answer is a ResponseWriter that is reused. It keeps only the status.
 type answer struct {
 	header http.Header
 	status int
@@ -160,7 +159,8 @@ func (a *answer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// newRequest is a request in a context like that of net/http's server, and what ends it.
+// newRequest returns a request in a context like that of net/http's server, and a
+// function that ends it.
 func newRequest() (r *http.Request, end func(), err error) {
 	ctx := context.WithValue(context.Background(), http.ServerContextKey, &http.Server{})
 	ctx = context.WithValue(ctx, http.LocalAddrContextKey, &net.TCPAddr{})
@@ -169,8 +169,8 @@ func newRequest() (r *http.Request, end func(), err error) {
 	return r, end, err
 }
 
-// requests has h answer n requests from the clients, the one at index from on first, and
-// fails at the first answer that has another status.
+// requests sends h n requests from the clients, beginning with the client at index from.
+// It fails at the first answer with another status than want.
 func requests(h http.Handler, clients []string, from, n, want int) error {
 	r, end, err := newRequest()
 	if err != nil {
@@ -197,7 +197,7 @@ func requestsBy(callers int, h http.Handler, clients []string, from, n, want int
 	return inShares(callers, n, from, len(clients), func(from, n int) error { return requests(h, clients, from, n, want) })
 }
 
-// together are lists as one, sorted.
+// together returns the lists as one, sorted.
 func together(lists ...[]string) []string {
 	all := slices.Concat(lists...)
 	slices.Sort(all)

@@ -12,9 +12,9 @@ const (
 	longKey  = 200 // bytes
 )
 
-// key is the i-th key, of at least length bytes: "user:000000000042", with zeros in
-// front up to the length. It is a new string each time, as in a service that reads
-// its keys from requests.
+// key returns the i-th key, of at least length bytes: "user:000000000042", with leading
+// zeros up to the length. It is a new string each time, as in a service that reads its
+// keys from requests.
 func key(i, length int) string {
 	var digits [20]byte
 	n := strconv.AppendInt(digits[:0], int64(i), 10)
@@ -28,8 +28,8 @@ func key(i, length int) string {
 
 var zeros = strings.Repeat("0", longKey)
 
-// shuffled returns the keys 0 to n-1 in random order. They are made in that order,
-// so that reading them costs every contestant little.
+// shuffled returns the keys 0 to n-1 in random order. They are made in that order, so
+// that every contestant reads them cheaply.
 func shuffled(n int) []string {
 	keys := make([]string, n)
 	for j, i := range rand.New(rand.NewPCG(1, 2)).Perm(n) {
@@ -38,9 +38,9 @@ func shuffled(n int) []string {
 	return keys
 }
 
-// fill has lim see each of the keys first to n-1 once. The strings are others than
-// those of any later decision: a map that finds the very same string does not
-// compare it, which no service will see.
+// fill shows lim each of the keys first to n-1 once. Later decisions use other strings: a
+// map that finds the very same string does not compare it, which does not happen in a
+// service.
 func fill(lim limiter, first, n, length int) error {
 	for i := first; i < n; i++ {
 		ok, err := lim.decide(key(i, length))
@@ -51,8 +51,8 @@ func fill(lim limiter, first, n, length int) error {
 	return nil
 }
 
-// pass makes n decisions on keys, from the one at index on, and fails at the first
-// that does not end as it should.
+// pass makes n decisions on keys, beginning at index from. It fails at the first decision
+// that is not want.
 func pass(lim limiter, keys []string, from, n int, want bool) error {
 	k := from % len(keys)
 	for range n {
@@ -71,8 +71,8 @@ func passes(lim limiter, keys []string, from, n, callers int, want bool) error {
 	return inShares(callers, n, from, len(keys), func(from, n int) error { return pass(lim, keys, from, n, want) })
 }
 
-// inShares has each of callers make its share of n calls. Each begins elsewhere among
-// the keys, so that they meet only where there are few.
+// inShares makes n calls by several callers, each of which makes its share. They begin at
+// different keys, so that they only meet if there are few keys.
 func inShares(callers, n, from, keys int, calls func(from, n int) error) error {
 	errs := make([]error, callers)
 	var wg sync.WaitGroup

@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// clockOnly decides nothing: what the harness itself adds to a latency.
+// clockOnly decides nothing: it shows what the harness itself adds to a latency.
 var clockOnly = contestant{name: "nothing but the clock", open: func(workload) (limiter, error) {
 	return limiter{func(string) (bool, error) { return true, nil }, nothing}, nil
 }}
 
-// measureLatency writes quantiles of the time of a single decision while keys come
-// and go: every other decision is on a new key, the rest on keys that came before,
-// and a key of which nothing is heard is idle after some seconds. The garbage
-// collector runs as it does in a service.
+// measureLatency writes quantiles of the time of a single decision while keys come and
+// go. Every other decision is on a new key, and the rest are on earlier ones. A key that
+// is not used is idle after some seconds. The garbage collector runs as it does in a
+// service.
 func (b *bench) measureLatency(all []contestant) error {
 	all = append([]contestant{clockOnly}, all...)
 	g := newGrid("Latency of a decision at "+grouped(b.gcKeys)+" keys that come and go, µs", names(all))
@@ -57,8 +57,8 @@ func (b *bench) latency(g *grid, row int, c contestant) error {
 	return nil
 }
 
-// turnover times len(ns) decisions, half of them on new keys, the first of which is
-// next. The keys are made outside of what is timed.
+// turnover times len(ns) decisions. Half of them are on new keys, beginning with next.
+// Making the keys is not timed.
 func turnover(lim limiter, next int, ns []uint32) error {
 	known := next
 	for i := range ns {

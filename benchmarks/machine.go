@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// describe writes where and when this was measured, and who takes part.
+// describe writes where and when this was measured, and the contestants.
 func describe(w io.Writer, all []contestant) {
 	fmt.Fprintf(w, "Measured on %s: %s, %d cores, %s/%s, %s.\n",
 		time.Now().UTC().Format(time.DateOnly), processor(), runtime.GOMAXPROCS(0),
@@ -24,7 +24,7 @@ func describe(w io.Writer, all []contestant) {
 	}
 }
 
-// processor is the model's name, where the system tells it (Linux).
+// processor is the model's name, if the system provides it (Linux).
 func processor() string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

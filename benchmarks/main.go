@@ -1,5 +1,5 @@
-// Command benchmarks measures this library beside its peers, the same work through
-// each, and prints a report in Markdown. README.md says what is compared and how.
+// Command benchmarks measures this library beside its peers, with the same work for each,
+// and prints a report in Markdown. README.md says what is compared and how.
 //
 //	go run . > report.md           # everything: about ten minutes
 //	go run . -quick                # few keys and rounds, for a look: some seconds
@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// manyKeys is where a batch no longer visits every key.
+// manyKeys is the number of keys from which on a batch does not visit every key.
 const manyKeys = 100_000
 
 // bench is how much is measured, and where the report goes.
@@ -34,7 +34,7 @@ type bench struct {
 	batch         int           // decisions in a round
 	manyBatch     int           // the same from manyKeys keys on
 	keys          []int         // of the cells of times
-	allocKeys     int           // the one of them at which allocations are counted
+	allocKeys     int           // the number of them for which allocations are counted
 	footprintKeys []int         // filled for bytes per key
 	gcKeys        int           // one of those, for collections, idling and latency
 	window        time.Duration // after which their keys begin to go idle
@@ -48,10 +48,10 @@ type bench struct {
 	herds         []herd
 	coldTrips     []time.Duration
 	coldCallers   []int
-	troubleTime   time.Duration // that is measured of each cell
+	troubleTime   time.Duration // measured in each cell
 	busy          int           // processes that spin beside the callers in trouble
 	queues        []queueCell
-	waitFor       time.Duration // callers that wait again and again
+	waitFor       time.Duration // for callers that wait again and again
 }
 
 // full takes about ten minutes on two cores.
@@ -66,7 +66,7 @@ func full() *bench {
 	}
 }
 
-// quick proves that everything runs. Its figures mean little.
+// quick shows that everything runs. Its figures mean little.
 func quick() *bench {
 	return &bench{
 		roundCount: 2, batch: 2_000, manyBatch: 2_000,
@@ -156,7 +156,7 @@ func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regex
 	return nil
 }
 
-// report writes tables that are complete.
+// report writes finished tables.
 func (b *bench) report(grids ...*grid) {
 	for _, g := range grids {
 		g.write(b.out)

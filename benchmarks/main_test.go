@@ -17,8 +17,8 @@ import (
 
 const testKeys = 50
 
-// outcomes has lim see each key once, which it admits, and then decide on each
-// three times, alone and by several callers.
+// outcomes shows lim each key once, which it admits. Then lim decides on each three
+// times, alone and by several callers.
 func outcomes(t *testing.T, lim limiter, w workload) {
 	t.Helper()
 	defer lim.close()

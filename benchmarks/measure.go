@@ -11,7 +11,7 @@ import (
 
 var errOutcome = errors.New("not as measured")
 
-// check says what is wrong with a decision, if anything.
+// check returns what is wrong with a decision, if anything.
 func check(ok bool, err error, want bool) error {
 	if err != nil {
 		return err
@@ -38,7 +38,7 @@ func timed(n int, f func() error) (float64, error) {
 	return float64(time.Since(start).Nanoseconds()) / float64(n), err
 }
 
-// allocating is how many decisions allocations are counted of.
+// allocating is the number of decisions for which allocations are counted.
 const allocating = 1000
 
 // allocated is how many allocations a decision makes on known keys.
@@ -46,7 +46,8 @@ func allocated(lim limiter, keys []string, want bool) (float64, error) {
 	return allocations(func() error { return pass(lim, keys, 0, allocating, want) })
 }
 
-// allocations is how many f makes for each of its decisions, which are allocating many.
+// allocations is how many allocations f makes for each of its decisions, of which there
+// must be allocating.
 func allocations(f func() error) (float64, error) {
 	var before, after runtime.MemStats
 	if err := f(); err != nil { // warms up
@@ -58,8 +59,8 @@ func allocations(f func() error) (float64, error) {
 	return float64(after.Mallocs-before.Mallocs) / allocating, err
 }
 
-// settle collects all that is dead, with what finalizers and goroutines that were
-// told to stop still hold.
+// settle collects all garbage, including what finalizers and stopped goroutines still
+// hold.
 func settle() {
 	for range 3 {
 		runtime.GC()
@@ -76,8 +77,8 @@ func heap() float64 {
 	return float64(m.HeapAlloc)
 }
 
-// withoutGC collects, and then keeps the collector from running during f, so that
-// nobody pays for the heap of another.
+// withoutGC collects garbage, and then turns the collector off during f, so that no
+// contestant pays for another's heap.
 func withoutGC(f func() error) error {
 	settle()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))

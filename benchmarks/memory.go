@@ -74,9 +74,9 @@ func (b *bench) measureKeys(all []contestant, w workload, times *grid) error {
 	})
 }
 
-// rounds runs a batch of n decisions of each contestant, in rotated order, as often
-// as there are rounds, and keeps the least ns per decision. Each batch begins where
-// the last one of the same contestant ended, step keys further on.
+// rounds runs a batch of n decisions of each contestant, in rotated order, once a round.
+// It keeps the least ns per decision. Each batch begins step keys after the end of the
+// same contestant's last one.
 func (b *bench) rounds(all []contestant, open []limiter, g *grid, cell string, n, step int, batch func(limiter, int) error) {
 	for round := range b.roundCount {
 		for i := range all {
@@ -87,7 +87,7 @@ func (b *bench) rounds(all []contestant, open []limiter, g *grid, cell string, n
 	}
 }
 
-// openAll opens the contestants, and has each see all keys once.
+// openAll opens the contestants, and shows each of them all keys once.
 func openAll(all []contestant, w workload) ([]limiter, error) {
 	var open []limiter
 	for _, c := range all {

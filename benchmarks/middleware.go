@@ -20,9 +20,9 @@ import (
 
 // middlewareContestant is HTTP middleware that keeps its keys in memory.
 type middlewareContestant struct {
-	name     string // as the tables have it
+	name     string // as in the tables
 	ours     bool
-	bare     bool // no middleware at all, which is what the others' figures are less
+	bare     bool // no middleware; its time is subtracted from the others'
 	oneKey   bool // whatever the client
 	admitted []string
 	refused  []string // the names of the fields that it sends, sorted
@@ -39,7 +39,7 @@ var (
 	httpError   = []string{"Content-Type", "X-Content-Type-Options"} // of http.Error
 )
 
-// middlewares are all that are measured, the bare handler first, then ours.
+// middlewares returns all that are measured, the bare handler first, then ours.
 func middlewares() []middlewareContestant {
 	fixed := ourMiddleware("httplimit, fixed key", ourFields, httplimit.WithKey(httplimit.Global()))
 	fixed.oneKey = true
@@ -79,9 +79,8 @@ func ourMiddleware(name string, fields []string, opts ...httplimit.ServerOption)
 
 var httprateRefusal = together(threeFields, httpError, []string{"Retry-After"})
 
-// httprateWithChi is github.com/go-chi/httprate as its README has it: chi finds the
-// client's address and puts it into the request's context, of which LimitBy makes the
-// key.
+// httprateWithChi is github.com/go-chi/httprate as in its README. chi finds the client's
+// address and puts it into the request's context. LimitBy makes the key from it.
 var httprateWithChi = middlewareContestant{
 	name: "httprate, key by chi", admitted: threeFields, refused: httprateRefusal,
 	open: func(w workload) (func(http.Handler) http.Handler, error) {
@@ -93,8 +92,8 @@ var httprateWithChi = middlewareContestant{
 	},
 }
 
-// httprateAlone makes the key of RemoteAddr itself, as httprate's LimitByIP does, which
-// is deprecated and the faster way.
+// httprateAlone makes the key of RemoteAddr itself, as httprate's LimitByIP does. That is
+// deprecated, and faster.
 var httprateAlone = middlewareContestant{
 	name: "httprate, key by RemoteAddr", admitted: threeFields, refused: httprateRefusal,
 	open: func(w workload) (func(http.Handler) http.Handler, error) {
@@ -137,8 +136,8 @@ var ululeMiddleware = middlewareContestant{
 }
 
 // throttledHTTP is github.com/throttled/throttled's HTTPRateLimiterCtx, by address, on
-// its memory store without a cap, as in throttled.go. There is why lost swaps may be
-// many.
+// its memory store without a cap, as in throttled.go. That file also says why many swaps
+// may be lost.
 var throttledHTTP = middlewareContestant{
 	name: "throttled", admitted: threeFields, refused: together(threeFields, httpError, []string{"Retry-After"}),
 	open: func(w workload) (func(http.Handler) http.Handler, error) {

@@ -2,7 +2,7 @@ package main
 
 import "sync"
 
-// mutexMap gives a limiter without keys one instance per key, as its users do: a
+// mutexMap gives a limiter without keys one instance per key, as its users do. It is a
 // map under a mutex, which is released before the instance decides.
 type mutexMap[L any] struct {
 	mu   sync.Mutex

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// algorithms by the names that ratelimit.New knows, and those in the tables.
+// algorithms are the names for ratelimit.New, with those in the tables.
 var algorithms = [][2]string{
 	{"fixed_window", "FixedWindow"},
 	{"sliding_window", "SlidingWindow"},
@@ -21,8 +21,8 @@ var algorithms = [][2]string{
 	{"leaky_bucket", "LeakyBucket"},
 }
 
-// ours are the five algorithms of this library on its memory store, through the
-// Limiter interface, each decision a whole Result.
+// ours returns the five algorithms of this library on its memory store, through the
+// Limiter interface. Each decision is a complete Result.
 func ours() []contestant {
 	var all []contestant
 	for _, a := range algorithms {
@@ -40,8 +40,8 @@ func ours() []contestant {
 	return all
 }
 
-// oursOnRedis are the same five on Redis. Waiting among 512 callers may take longer
-// than the 50 ms that a decision has by default.
+// oursOnRedis returns the same five on Redis. Among 512 callers a decision may wait
+// longer than its default timeout of 50 ms.
 func oursOnRedis() []redisContestant {
 	var all []redisContestant
 	for _, a := range algorithms {
@@ -108,8 +108,8 @@ func openOurs(algorithm string, s store.Store, w workload, opts ...ratelimit.Opt
 	}, nil
 }
 
-// ourLimit is the quota of w. A log of a whole year would be measured growing, so
-// its Period is 100 µs for each key: events leave it as fast as they come.
+// ourLimit is the quota of w. A log of a whole year would still be growing while it is
+// measured. So its Period is 100 µs for each key: events leave as fast as they come.
 func ourLimit(algorithm string, w workload) ratelimit.Limit {
 	q := w.quota()
 	switch {

@@ -13,23 +13,22 @@ import (
 )
 
 const (
-	redisTimeout = 10 * time.Second // for all; none is meant to happen
+	redisTimeout = 10 * time.Second // for all; no call should reach it
 	redisPool    = 64               // connections of each contestant
-	redisCounted = 1000             // decisions of which commands are counted
+	redisCounted = 1000             // decisions whose commands are counted
 	redisSeenBy  = 32               // callers that show a contestant its keys
 )
 
 // redisContestant is a rate limiter that keeps its keys on Redis. Each gets a plain
-// client of its own with equal options; another kind of client can be put around it
-// in open.
+// client of its own with equal options. open can wrap it in another kind of client.
 type redisContestant struct {
 	name   string
 	module string
 	ours   bool
 	floor  bool // decides nothing
 
-	pipelined bool // on go-redis' auto-pipeliner, with which plain clients are not compared
-	swaps     bool // by compare and swap: of many callers on one key one gets through at a time
+	pipelined bool // uses go-redis' auto-pipeliner, and is not compared with plain clients
+	swaps     bool // by compare and swap: on one key, one of many callers succeeds at a time
 
 	open func(*redis.Client, workload) (limiter, error)
 }
@@ -70,7 +69,7 @@ func (c redisCell) String() string {
 
 var redisCells = []redisCell{{1, 2_000, false}, {32, 12_000, false}, {512, 20_000, false}, {512, 20_000, true}}
 
-// measureRedis writes µs per decision, and what the server sees of it.
+// measureRedis writes µs per decision, and what it costs the server.
 func (b *bench) measureRedis(ctx context.Context, all []redisContestant) error {
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		fmt.Fprintln(b.out, "\nRedis was not measured: there is no redis-server on the PATH.")
@@ -89,7 +88,7 @@ func (b *bench) measureRedis(ctx context.Context, all []redisContestant) error {
 	return nil
 }
 
-// redisOutcome measures the cells of one outcome on an empty server, all contestants
+// redisOutcome measures the cells of one outcome on an empty server, with all contestants
 // open.
 func (b *bench) redisOutcome(ctx context.Context, addr string, all []redisContestant, w workload) error {
 	what, cells := "admitted", redisCells
@@ -102,8 +101,8 @@ func (b *bench) redisOutcome(ctx context.Context, addr string, all []redisContes
 		return err
 	}
 	times := newGrid(fmt.Sprintf("Redis %s, every call %s, µs per decision", server, what), redisNames(all))
-	times.note = fmt.Sprintf("%s keys, %d connections each. %s. throttled is not measured on one key: it takes minutes until "+
-		"512 callers have swapped in turn.", grouped(w.keys), redisPool, redisVersions(all))
+	times.note = fmt.Sprintf("%s keys, %d connections each. %s. On one key throttled is not measured: 512 callers take minutes "+
+		"to swap one after the other.", grouped(w.keys), redisPool, redisVersions(all))
 	keys := shuffled(w.keys)
 	if err := b.redisTimes(addr, all, keys, w, cells, times); err != nil {
 		return err
@@ -165,8 +164,8 @@ func (b *bench) redisRound(all []redisContestant, open []limiter, keys []string,
 	}
 }
 
-// redisOptions are those of contestant i. Each has a database of its own, since some
-// of them would use the same keys.
+// redisOptions returns the options of contestant i. Each has a database of its own, since
+// some of them would use the same keys.
 func redisOptions(addr string, i int) *redis.Options {
 	return &redis.Options{
 		Addr: addr, DB: i, PoolSize: redisPool, PoolTimeout: redisTimeout,
@@ -174,9 +173,9 @@ func redisOptions(addr string, i int) *redis.Options {
 	}
 }
 
-// countCommands sets commands and round trips per decision on keys that c has seen,
-// as they go over the wire of a client of its own, and the µs for which they keep
-// the server busy, as it says itself.
+// countCommands sets commands and round trips per decision, on keys that c has seen. It
+// counts them on the wire of a client of its own. It also sets the µs for which they keep
+// the server busy, as the server reports it.
 func countCommands(ctx context.Context, addr string, c redisContestant, keys []string, w workload, row int, g *grid) error {
 	sent := &traffic{commands: map[string]float64{}}
 	options := redisOptions(addr, row)
@@ -209,7 +208,7 @@ func countCommands(ctx context.Context, addr string, c redisContestant, keys []s
 	for name, n := range commands {
 		total += n
 		calls, µs := after[name].calls-before[name].calls, after[name].µs-before[name].µs
-		busy += n * µs / calls // those that scripts call are counted under the same names
+		busy += n * µs / calls // commands that scripts call are counted under the same names
 	}
 	g.set("commands", row, total/redisCounted, nil)
 	g.set("round trips", row, trips/redisCounted, nil)

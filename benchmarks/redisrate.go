@@ -7,10 +7,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// redisRate is github.com/go-redis/redis_rate: GCRA in floating point in one
-// script on the server's time. Its Result has Limit, Allowed, Remaining, RetryAfter
-// and ResetAfter; no refund and no peek. An event above the burst gets a RetryAfter
-// that does not come true.
+// redisRate is github.com/go-redis/redis_rate: GCRA in floating point in one script on
+// the server's time. Its Result has Limit, Allowed, Remaining, RetryAfter and ResetAfter.
+// It has no refund and no peek. For an event above the burst its RetryAfter is wrong.
 var redisRate = redisContestant{
 	name: "redis_rate", module: "github.com/go-redis/redis_rate/v10",
 	open: func(client *redis.Client, w workload) (limiter, error) {
@@ -18,7 +17,7 @@ var redisRate = redisContestant{
 	},
 }
 
-// redisRatePipelined is the same on go-redis' auto-pipeliner, the face that blocks.
+// redisRatePipelined is the same on go-redis' auto-pipeliner, in its blocking mode.
 var redisRatePipelined = redisContestant{
 	name: "redis_rate, auto-pipelined", pipelined: true,
 	open: func(client *redis.Client, w workload) (limiter, error) {

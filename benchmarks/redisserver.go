@@ -13,8 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// startRedis starts a server on the loopback interface that keeps nothing on disk.
-// It ends with stop, or with ctx.
+// startRedis starts a server on the loopback interface that keeps nothing on disk. It
+// ends with stop, or with ctx.
 func startRedis(ctx context.Context) (addr string, stop func(), err error) {
 	port, err := freePort(ctx)
 	if err != nil {

@@ -3,8 +3,8 @@ package main
 import "github.com/RussellLuo/slidingwindow"
 
 // slidingWindowMap is github.com/RussellLuo/slidingwindow: a sliding window of two
-// counters without keys, here one per key in a mutex map as for x/time/rate.
-// Nothing is ever forgotten. Allow answers a bool and nothing else.
+// counters without keys. There is one per key in a mutex map, as for x/time/rate. Keys
+// are never forgotten. Allow answers a bool and nothing else.
 var slidingWindowMap = contestant{
 	name: "slidingwindow, mutex map", module: "github.com/RussellLuo/slidingwindow", algorithm: "sliding window",
 	open: func(w workload) (limiter, error) {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// grid is a table of figures: a row for each contestant, a column for each cell. A
-// figure that is not known is NaN.
+// grid is a table of figures: a row for each contestant, a column for each cell. An
+// unknown figure is NaN.
 type grid struct {
 	title   string
 	note    string
@@ -47,8 +47,7 @@ func (g *grid) moveLast(name string) {
 	}
 }
 
-// set puts a figure in its place. A measurement that failed leaves a dash there,
-// and its error below the table.
+// set sets a figure. A failed measurement leaves a dash, and its error below the table.
 func (g *grid) set(column string, row int, x float64, err error) {
 	if err != nil {
 		x = math.Inf(1)
@@ -57,7 +56,7 @@ func (g *grid) set(column string, row int, x float64, err error) {
 	g.column(column)[row] = x
 }
 
-// least is set where x is less than what stands there. Once failed, always failed.
+// least sets a figure if x is less than what is there. A failed figure stays failed.
 func (g *grid) least(column string, row int, x float64, err error) {
 	old := g.column(column)[row]
 	if !math.IsInf(old, 1) && (err != nil || !(x >= old)) {
@@ -103,7 +102,7 @@ func whole(x float64) string { return strconv.FormatFloat(x, 'f', 0, 64) }
 
 func twoDecimals(x float64) string { return strconv.FormatFloat(x, 'f', 2, 64) }
 
-// short has one decimal, if it says anything.
+// short formats x with one decimal, if that is significant.
 func short(x float64) string {
 	return strings.TrimSuffix(strconv.FormatFloat(x, 'f', 1, 64), ".0")
 }

@@ -9,13 +9,13 @@ import (
 	"github.com/throttled/throttled/v2/store/memstore"
 )
 
-// throttledMemory is github.com/throttled/throttled: GCRA over a store with get
-// and compare-and-swap. Its Result has the Limit, Remaining, RetryAfter and
-// ResetAfter that ours has; no Delay, no refund. The memory store is the one
-// without a cap, which is the faster one and never forgets.
+// throttledMemory is github.com/throttled/throttled: GCRA over a store with get and
+// compare-and-swap. Its Result has our Limit, Remaining, RetryAfter and ResetAfter. It
+// has no Delay and no refund. The memory store is the one without a cap, which is faster
+// and never forgets.
 //
-// After ten lost swaps a call is an error, which many callers on one key do meet.
-// The limit is raised here, or the cell of one key in parallel could fail.
+// After ten lost swaps a call is an error, and many callers on one key do reach that.
+// Here the limit is higher, because otherwise the cell of one key in parallel could fail.
 var throttledMemory = contestant{
 	name: "throttled", module: "github.com/throttled/throttled/v2", algorithm: "GCRA",
 	open: func(w workload) (limiter, error) {

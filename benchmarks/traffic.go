@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// traffic counts what a client writes to its connections: commands by name, and
-// writes, each of which waits for its replies where there is one caller.
+// traffic counts what a client writes to its connections: commands by name, and writes.
+// With a single caller each write waits for its replies.
 type traffic struct {
 	mu       sync.Mutex
 	writes   float64
@@ -21,7 +21,7 @@ func (t *traffic) dial(ctx context.Context, network, addr string) (net.Conn, err
 	return countedConn{conn, t}, err
 }
 
-// reset returns what was counted, and begins again.
+// reset returns the counts, and begins again.
 func (t *traffic) reset() (commands map[string]float64, writes float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -30,8 +30,7 @@ func (t *traffic) reset() (commands map[string]float64, writes float64) {
 	return commands, writes
 }
 
-// countedConn reports each write, which holds whole commands as long as they are
-// small.
+// countedConn reports each write, which holds whole commands as long as they are small.
 type countedConn struct {
 	net.Conn
 	traffic *traffic
@@ -47,8 +46,8 @@ func (c countedConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// commandNames finds the commands in p: after "*", the number of words, and "$", the
-// length of the first one, comes the name. No key or script here has such lines.
+// commandNames finds the commands in p. The name comes after "*", the number of words,
+// and "$", the length of the first one. No key or script here has such lines.
 func commandNames(p []byte) []string {
 	var names []string
 	lines := bytes.Split(p, []byte("\r\n"))

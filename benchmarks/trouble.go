@@ -22,7 +22,7 @@ import (
 // spinning, in the environment, makes this program do nothing but spin.
 const spinning = "RATELIMIT_BENCHMARKS_SPIN"
 
-// herd is callers on a server that is a round trip away, all of whose connections break.
+// herd is callers of a server that is a round trip away. All their connections break.
 type herd struct {
 	trip      time.Duration
 	callers   int
@@ -56,7 +56,7 @@ var herds = []herd{
 // coldTrips are the distances of the cells that begin without a connection.
 var coldTrips = []time.Duration{8 * time.Millisecond, 20 * time.Millisecond, 30 * time.Millisecond, 40 * time.Millisecond}
 
-// patron is one of those who decide in this part: by a client with default settings.
+// patron is a contestant of this part: it decides by a client with default settings.
 type patron struct {
 	name  string
 	open  func(*redis.Client) (decide func(ctx context.Context, key string) error, ready func(context.Context) error, err error)
@@ -85,7 +85,7 @@ var mine = patron{name: "TokenBucket", open: func(client *redis.Client) (func(co
 
 var mineReady = patron{name: "TokenBucket, after Ready", open: mine.open, ready: true}
 
-// measureTrouble writes how callers fare whose connections break, or who have none yet.
+// measureTrouble writes what callers get whose connections break, or who have none yet.
 func (b *bench) measureTrouble(ctx context.Context) error {
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		fmt.Fprintln(b.out, "\nTrouble was not measured: there is no redis-server on the PATH.")
@@ -162,7 +162,7 @@ func gather(callers int, pause time.Duration, decide func(context.Context, strin
 				err := decide(context.Background(), strconv.Itoa((i+n*callers)%10_000))
 				c.calls[i] = append(c.calls[i], call{begun, time.Now(), err})
 				if err != nil && time.Since(begun) < time.Millisecond {
-					time.Sleep(time.Millisecond) // a refusal at once is no reason to spin
+					time.Sleep(time.Millisecond) // to not spin if refused at once
 				}
 				time.Sleep(pause)
 			}
@@ -178,7 +178,7 @@ func (c *crowd) end() []call {
 	return slices.Concat(c.calls...)
 }
 
-// tally is what calls came to between two times.
+// tally is the calls of a time span, by their outcome.
 type tally struct{ good, failed float64 }
 
 func count(calls []call, from, to time.Time) tally {
@@ -196,7 +196,8 @@ func count(calls []call, from, to time.Time) tally {
 	return t
 }
 
-// firstGood is how long after since the first call ended well that began then; NaN if none did.
+// firstGood is the time from since to the first call that began then and ended well, or
+// NaN if none did.
 func firstGood(calls []call, since time.Time) float64 {
 	first := math.NaN()
 	for _, c := range calls {
@@ -224,9 +225,9 @@ func (b *bench) measureHerds(ctx context.Context, addr string) error {
 	}
 	g := newGrid("All connections broken under load", names)
 	g.printed = whole
-	g.note = fmt.Sprintf("Decisions and errors a second from 1 s after the break on, the first decision after it, the errors of the first second, "+
-		"the longest call, and the connections made after it, the median of %d interleaved rounds. The first column is how far the server is away. "+
-		"redis_rate on a bare client; both with default settings.", b.troubleRounds)
+	g.note = fmt.Sprintf("Decisions and errors a second count from 1 s after the break on. The others are the first decision after it, the errors of the first second, "+
+		"the longest call, and the connections made after it. Each is the median of %d interleaved rounds. The first column is the server's distance. "+
+		"redis_rate has a bare client; both have default settings.", b.troubleRounds)
 	for i, h := range b.herds {
 		var rows [2][]map[string]float64
 		for range b.troubleRounds {
@@ -250,7 +251,7 @@ func (b *bench) measureHerds(ctx context.Context, addr string) error {
 	return nil
 }
 
-// median is the middle of a figure over rounds.
+// median is the median of a figure over rounds.
 func median(rounds []map[string]float64, name string) float64 {
 	var all []float64
 	for _, r := range rounds {
@@ -309,7 +310,7 @@ func (b *bench) measureColdStarts(ctx context.Context, addr string) error {
 		}
 		g := newGrid(fmt.Sprintf("Cold start, %d callers", callers), names)
 		g.printed = whole
-		g.note = fmt.Sprintf("ms until the first decision, and the errors and decisions of the first and of the second second, the median of %d rounds.", b.troubleRounds)
+		g.note = fmt.Sprintf("The ms until the first decision. Errors and decisions are those of the first and the second second. Each is the median of %d rounds.", b.troubleRounds)
 		for i, trip := range b.coldTrips {
 			for _, who := range []patron{theirs, mine, mineReady} {
 				b.progress("trouble: cold start, %v, %d callers, %s", trip, callers, who.name)
@@ -364,7 +365,7 @@ func (b *bench) runCold(ctx context.Context, addr string, h herd, who patron) (m
 	}, nil
 }
 
-// measureNear is many callers on this machine, with default settings.
+// measureNear measures many callers on this machine, with default settings.
 func (b *bench) measureNear(ctx context.Context, addr string) error {
 	g := newGrid("On the same machine, default settings, 10,000 keys", []string{"32 callers", "512 callers"})
 	g.printed = whole

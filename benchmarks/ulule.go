@@ -9,10 +9,10 @@ import (
 	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
 )
 
-// ululeMemory is github.com/ulule/limiter: a window per key that starts with the
-// first event. It answers Limit, Remaining, Reset in whole seconds and Reached;
-// no RetryAfter. A denied call is counted. A goroutine cleans idle keys, every 30 s
-// by default.
+// ululeMemory is github.com/ulule/limiter: a window per key that starts with the first
+// event. It answers Limit, Remaining, Reset in whole seconds and Reached. It has no
+// RetryAfter. It counts a denied call. A goroutine cleans idle keys, every 30 s by
+// default.
 var ululeMemory = contestant{
 	name: "ulule", module: "github.com/ulule/limiter/v3", algorithm: "fixed window", forgets: true,
 	open: func(w workload) (limiter, error) {
@@ -45,7 +45,7 @@ func openUlule(s ulule.Store, w workload) limiter {
 			r, err := lim.Get(ctx, key)
 			return !r.Reached, err
 		},
-		// Its goroutine is stopped by a finalizer, in a later collection.
+		// A finalizer stops its goroutine, in a later collection.
 		close: nothing,
 	}
 }

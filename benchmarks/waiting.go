@@ -21,10 +21,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// waitKey is what all wait for.
+// waitKey is the key that all wait for.
 const waitKey = "key"
 
-// waiting is a limiter that callers can wait for, at so many events a second with a
+// waiting is a limiter that callers can wait for, with this many events a second and a
 // burst of 1.
 type waiting struct {
 	name  string
@@ -67,7 +67,7 @@ func waitFor(s store.Store, perSecond int) (func(context.Context) error, error) 
 	}, nil
 }
 
-// measureWaiting writes what waiters get, and what they ask for it.
+// measureWaiting writes what waiters get, and how many questions it takes.
 func (b *bench) measureWaiting(ctx context.Context) error {
 	room := &waitingRoom{}
 	if _, err := exec.LookPath("redis-server"); err == nil {
@@ -119,7 +119,7 @@ func (w *waitingRoom) scripts(ctx context.Context) (float64, error) {
 // queueCell is a number of waiters that come at once, each for one turn.
 type queueCell struct{ waiters, perSecond int }
 
-// waitingQueues measures queues of which nobody comes back.
+// waitingQueues measures queues in which each caller takes one turn.
 func (b *bench) waitingQueues(ctx context.Context, room *waitingRoom) error {
 	b.progress("waiting: queues")
 	var rows []string
@@ -135,7 +135,7 @@ func (b *bench) waitingQueues(ctx context.Context, room *waitingRoom) error {
 	}
 	g := newGrid("Waiting: so many callers at once, a burst of 1", rows)
 	g.printed = twoDecimals
-	g.note = "The rate is that of the limit from the first turn to the last. Out of order is who was overtaken by more than 5 who had come 1 ms later, or more."
+	g.note = "The rate counts from the first turn to the last. Out of order are callers overtaken by more than 5 that had come at least 1 ms later."
 	for row, run := range runs {
 		if err := run(g, row); err != nil {
 			return err
@@ -193,7 +193,7 @@ func queueRun(ctx context.Context, room *waitingRoom, w waiting, c queueCell, g 
 	return nil
 }
 
-// turn is one that a caller had at an instant, having come before.
+// turn is a caller's turn: when the caller came, and when it had the turn.
 type turn struct{ came, at time.Time }
 
 func waitsOf(turns []turn) (list []time.Duration) {
@@ -203,8 +203,8 @@ func waitsOf(turns []turn) (list []time.Duration) {
 	return list
 }
 
-// outOfOrder is how many of turns, as they were had, came after more than 5 of those who had
-// come at least 1 ms later.
+// outOfOrder is how many of turns, in their order, came after more than 5 callers that
+// had arrived at least 1 ms later.
 func outOfOrder(turns []turn) (n int) {
 	for i, t := range turns {
 		overtaken := 0
@@ -227,7 +227,7 @@ func perTurn(w waiting, commands float64, turns int) float64 {
 	return commands / float64(turns)
 }
 
-// setWaits sets ms.
+// setWaits sets the waits, in ms.
 func setWaits(g *grid, row int, waits []time.Duration) {
 	slices.Sort(waits)
 	at := func(p float64) float64 {
@@ -238,7 +238,7 @@ func setWaits(g *grid, row int, waits []time.Duration) {
 	g.set("longest, ms", row, at(1), nil)
 }
 
-// waitingCallers measures callers that come back for the next turn at once.
+// waitingCallers measures callers that come back at once for the next turn.
 func (b *bench) waitingCallers(ctx context.Context, room *waitingRoom) error {
 	const callers, perSecond = 50, 100
 	b.progress("waiting: callers that come back")
@@ -319,7 +319,7 @@ func (b *bench) waitingDeadlines(ctx context.Context, room *waitingRoom) error {
 	}
 	g := newGrid(fmt.Sprintf("Waiting: a leaky bucket of %d/s, burst %d, whose callers have %v", perSecond, perSecond, patience), rows)
 	g.printed = twoDecimals
-	g.note = fmt.Sprintf("Who is told that its turn would come too late comes back after %v. Late are those whose deadline ended while they stood in the queue.", pause)
+	g.note = fmt.Sprintf("A caller whose turn would come too late comes back after %v. Late are callers whose deadline ended while they were in the queue.", pause)
 	for row, c := range cells {
 		lim, err := ratelimit.NewLeakyBucket(c.store, ratelimit.PerSecond(perSecond), ratelimit.WithName(rand.Text()))
 		if err != nil {

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// golang.org/x/time/rate is a token bucket in floating point without keys. Its
-// users put one Limiter per key into a map; the two usual maps are here. Nothing
-// is ever forgotten. Allow answers a bool: no Remaining, RetryAfter or ResetAfter.
+// golang.org/x/time/rate is a token bucket in floating point without keys. Its users put
+// one Limiter per key into a map; here are the two usual maps. Keys are never forgotten.
+// Allow answers a bool: there is no Remaining, RetryAfter or ResetAfter.
 //
 // rate.Inf, which skips the bucket, is not used.
 var (

@@ -1,19 +1,19 @@
 
--- The driver of many calls at once: each is decided on and charged on its own, in
--- their order, as if it were alone. It stands in the place of driver.lua.
+-- The driver of many calls at once: each is decided and charged on its own, in their
+-- order. It replaces driver.lua.
 --
 -- KEYS  the keys of the states; one may come several times
 -- ARGV  1 operation: take or peek
---       of each run of calls that differ in nothing but the key: how many they are,
---       rate, period in µs, burst, n
+--       of each run of calls that differ only in the key: how many they are, rate,
+--       period in µs, burst, n
 --       the last, after them: the caller's clock in Unix µs; none for the server's
 -- Reply {ok (1 or 0), x, y, z} of each call, one after the other: store.Reply; of one
---       that failed, {what the error says, 0, 0, 0}
+--       that failed, {the text of the error, 0, 0, 0}
 -- Twin  store/memstore: Take, one after the other.
 --
--- A call that fails has written nothing, and the others go on: what ails one key, a
--- value that is not ours, does not concern them, and what ails the server (a replica,
--- no memory) meets each call that writes, and none that denies.
+-- A call that fails has written nothing, and the others go on. A value that is not ours
+-- concerns only its own key. A fault of the server, such as a replica or no memory, meets
+-- each call that writes, and none that denies.
 local now = tonumber(ARGV[#ARGV % 5 == 2 and #ARGV])
 local callers = now ~= nil
 if not callers then
@@ -47,9 +47,9 @@ local function each()
   end
 end
 
--- miniredis parts what a function that has failed shares with others, but for tables.
--- Servers before 7, and miniredis, tell where in the script an error was met; all hand
--- it to pcall as text.
+-- A function that fails in miniredis loses the variables that it shares with others, but
+-- not tables. All servers give pcall the error as text. Servers before 7, and miniredis,
+-- put the place in the script before it.
 repeat
   local fine, err = pcall(each)
   if not fine then

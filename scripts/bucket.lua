@@ -1,9 +1,10 @@
 
 -- The level of a bucket, shared by the token bucket and the leaky bucket. Twin of
--- bucket.go. State: at, the time of the level; whole and part, the level, which is
+-- bucket.go.
+-- State: at, the time of the level; whole and part, the level, which is
 -- whole + part/period events and falls by rate/period in one µs.
--- A level that was charged past the capacity has DEBT added to whole, and is not
--- clamped to the capacity, but to what drains in 100 years.
+-- A level that was charged past the capacity has DEBT added to whole. It is clamped not
+-- to the capacity, but to what drains in 100 years.
 local DEBT = 2 ^ 31
 local CENTURY = 100 * 365 * 24 * 3600 * 1000000 -- µs
 local available, overdrawn, giveback, refund
@@ -16,7 +17,7 @@ local function ttl(s)
   return q + ceil((r + s.part) / s.rate)
 end
 
--- level is the level of s at now under l: 0 if it had drained by the limit that it
+-- level is the level of s at now under l. It is 0 if it had drained by the limit that it
 -- was counted under.
 local function level(s, l, now)
   local whole, part = s.whole, s.part
@@ -46,13 +47,13 @@ local function level(s, l, now)
 end
 
 if op == 'within' then
-  -- drainsbefore is whether a level drains in less than l.before µs: none does in 0.
+  -- drainsbefore reports whether a level drains in less than l.before µs. None does in 0.
   function drainsbefore(whole, part, l)
     local w, p = muldiv(l.before - 1, l.rate, l.period)
     return whole < w or whole == w and part <= p
   end
 
-  -- holds is whether a level past the capacity is one that a state may hold.
+  -- holds reports whether a state may hold this level past the capacity.
   function holds(whole, part, l)
     return whole + (part > 0 and 1 or 0) <= min(DEBT - 1, (muldiv(CENTURY, l.rate, l.period)))
   end
@@ -67,7 +68,7 @@ elseif op == 'charge' then
   end
 elseif op == 'refund' then
   -- chargedlevel is the level that c left behind, as a state: what drained from then
-  -- until c.due. excess says whether it was past the capacity.
+  -- until c.due. excess tells whether it was past the capacity.
   function chargedlevel(c, excess)
     local whole, part = muldiv(c.due - c.at, c.rate, c.period)
     if whole >= DEBT then -- c.due is rounded up, and no level is above this
@@ -79,10 +80,10 @@ elseif op == 'refund' then
     return { at = c.at, rate = c.rate, period = c.period, whole = whole, part = part }
   end
 
-  -- leftof is the level that c left behind, of which it says itself whether it was past
-  -- the capacity. If it was, and s is not, others have been admitted since: at s.at that
-  -- level was so far below the burst that an event fitted, whatever c.due says of it,
-  -- since what was charged before c may have been refunded.
+  -- leftof is the level that c left behind; c.over tells whether it was past the
+  -- capacity. If it was and s is not, others have been admitted since. So at s.at that
+  -- level was low enough for an event to fit, whatever c.due says: what was charged
+  -- before c may have been refunded.
   local function leftof(c, s, l)
     local left = chargedlevel(c, c.over)
     if not c.over or s.whole >= DEBT then
@@ -95,11 +96,11 @@ elseif op == 'refund' then
     return { at = s.at, rate = l.rate, period = l.period, whole = whole, part = part }
   end
 
-  -- takeback takes from the level what is still charged of c: of its events what is
-  -- left now of the level that it left behind, nothing from c.due on, and no more than
-  -- is there; in another period, whole events.
+  -- takeback takes from the level what is still charged of c: what is left now of the
+  -- level that c left behind, at most c's events. From c.due on that is nothing, and it
+  -- is never more than is there. In another period it is whole events.
   function takeback(s, l, now, c)
-    if now >= c.due or c.at > s.at then -- a state before the charge is another one
+    if now >= c.due or c.at > s.at then -- a state before the charge is a different one
       return false
     end
     local whole, part = level(s, l, now)

@@ -7,13 +7,13 @@
 --       2 rate  3 period in µs  4 burst  5 n
 --       of within: 6 in less than how many µs the turn must come
 --       of charge: 6 the most events that the state may hold
---       of the charge to refund: 6 at and 7 due in Unix µs, 8 rate, 9 period in µs,
+--       of refund: of the charge, 6 at and 7 due in Unix µs, 8 rate, 9 period in µs,
 --       10 1 if it left a bucket above its burst, else 0
 --       the last, after them: the caller's clock in Unix µs; none for the server's
--- Reply {ok (1 or 0), x, y, z}: store.Reply; what x, y and z mean stands with the
---       algorithm. A refund replies zeros.
--- Twin  store/memstore: Take (within is that of a Limit with a Before), TakeUpTo, Force,
---       Peek and Refund.
+-- Reply {ok (1 or 0), x, y, z}: store.Reply; the algorithm defines x, y and z. A refund
+--       replies zeros.
+-- Twin  store/memstore: Take (within is that of a Limit with a Before), TakeUpTo,
+--       Overdraw, Peek and Refund.
 local key, n = KEYS[1], ARGV[5] + 0
 local limit = { rate = ARGV[2] + 0, period = ARGV[3] + 0, burst = ARGV[4] + 0 }
 local now = tonumber(ARGV[op == 'refund' and 11 or (op == 'charge' or op == 'within') and 7 or 6])

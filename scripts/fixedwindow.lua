@@ -2,7 +2,7 @@
 -- Fixed window. Twin of fixedwindow.go.
 -- KEYS, ARGV: see driver.lua. State: at, the time of the last admission; whole, the
 -- count of its window.
--- Reply: x now, y the count, z for how long it counts. The count may be above the
+-- Reply: x now, y the count, z how long it counts, in µs. The count may be above the
 -- rate: what was charged past it stays counted.
 local available, overdrawn, giveback, refund
 
@@ -10,7 +10,7 @@ local function step(s, l, now, n)
   local count, left = 0, 0
   if s.whole > 0 then
     local last = windowend(s.at, l.period)
-    if s.period ~= l.period then -- it counts until its window ends in either
+    if s.period ~= l.period then -- it counts until its window ends in either period
       last = min(last, windowend(s.at, s.period))
     end
     if now < last then

@@ -1,10 +1,10 @@
 
--- The driver of several keys: all of them are charged, or none. (What denies is
--- written too if the server's clock has gone back: see state.lua.) Each rule stands
--- before it in a block of its own, and has left its plan and its commit in rules.
+-- The driver of several keys: all of them are charged, or none. A denied key is written
+-- too if the server's clock has gone back: see state.lua. Each rule comes before the
+-- driver, in a block of its own, and has put its plan and its commit into rules.
 --
 -- KEYS  the keys of the states, all different
--- ARGV  1 operation: take, within (take what has its turn in time) or peek
+-- ARGV  1 operation: take, within (take if each turn comes in time) or peek
 --       of each key, in their order: the number of its rule, rate, period in µs,
 --       burst, n
 --       of within, of each key: in less than how many µs its turn must come, or 0
@@ -31,7 +31,7 @@ for i, key in ipairs(KEYS) do
   all = all and ok
 end
 for i, key in ipairs(KEYS) do
-  local denied = replies[4 * i - 3] == 0 -- so that what is planned charges nothing
+  local denied = replies[4 * i - 3] == 0 -- the plan of a denied key charges nothing
   if planned[i] and (all or denied) and op ~= 'peek' then
     rules[ARGV[5 * i - 3] + 0].commit(key, planned[i])
   end

@@ -6,7 +6,7 @@
 local function step(s, l, now, n)
   local queue, part = level(s, l, now)
   local places = queue + n
-  if part > 0 then -- an event that has not drained whole keeps its place
+  if part > 0 then -- an event keeps its place until all of it has drained
     places = places + 1
   end
   return places <= l.burst, now, queue, part, queue + n, part
@@ -22,13 +22,13 @@ if op == 'within' then
   end
 end
 
--- Only the tail of the queue is given back: c is the tail if no more is there than what
--- is left of the level that it left behind.
+-- Only the tail of the queue is given back. c is the tail if the queue holds no more than
+-- what is left of the level that c left behind.
 if op == 'refund' then
   function giveback(s, l, now, c)
     local whole, part = level(s, l, s.at)
     local behind = chargedlevel(c, c.over or s.whole >= DEBT)
-    local w, p = level(behind, l, max(c.at, s.at)) -- to compare like with like
+    local w, p = level(behind, l, max(c.at, s.at)) -- both at the same time
     return (w > whole or w == whole and p >= part) and takeback(s, l, now, c)
   end
 end

@@ -1,32 +1,35 @@
 
 -- Sliding log. Twin of slidinglog.go.
 -- KEYS, ARGV: see driver.lua.
--- Reply: x now (RetryAfter where it is a denial), y the events in the last
--- period, z ResetAfter.
+-- Reply: x now, or RetryAfter of a denial; y the events in the last period; z ResetAfter.
 --
 -- The value is a list of blocks, oldest first. A block is a head of five numbers, base,
--- run, gone, width and back, and its entries: 6 bytes of time, counted from base, and in
--- a wide block 6 bytes of events: those of the block up to and with the entry; in a narrow
--- one each entry is one event. run is the running count of all events before the block,
--- gone the events that were cut from its front.
+-- run, gone, width and back, and its entries. An entry begins with 6 bytes of time,
+-- counted from base. In a wide block 6 bytes of events follow: those of the block up to
+-- and including the entry. In a narrow block each entry is one event. run is the running
+-- count of all events before the block. gone is how many events were cut from its front.
 --
--- Blocks have numbers, from 1 on. An event that is refunded is taken out of its block, and
--- the run of no later block is changed: each of them would have to be. It is counted in
--- back instead: back of block p is how many events were refunded from the blocks p to
--- p + lowbit(p) - 1, where lowbit(p) is the largest power of 2 that divides p (P. Fenwick,
--- 1994). So each event is counted in one block for each power of 2 at most, and what is
--- missing from a block on is the sum of as many. A block of which nothing is left stays, for
--- its back. Two of them that are the halves of a larger range, of 2, 4, 8 ... numbers that
--- begins at a multiple of its length, become one: the first; the other is '' in the list.
+-- Blocks have numbers, from 1 on. A refunded event is removed from its block, and no
+-- later run is changed: there could be many. It is counted in back instead. The back of
+-- block p is how many events were refunded from the blocks p to p + lowbit(p) - 1, where
+-- lowbit(p) is the largest power of 2 that divides p (P. Fenwick, 1994). Each refund is
+-- counted in at most one block for each power of 2. The events missing from a block on
+-- are the sum of as many numbers. A block of which nothing is left stays, for its back.
+-- If two of them are the halves of a larger range, the first stands for both, and the
+-- other is '' in the list. Such a range has 2, 4, 8 ... numbers and begins at a multiple
+-- of its length.
 --
--- The last block is never empty. Four more numbers are in its head, first, shift, cutoff
--- and period, and what is refunded from it is as if it had never been: its back is
--- the number of the newest other block from which an event was refunded. first is the
--- number of the first block in the list. shift is added to all
--- times (the server's clock has gone back by that much), events up to cutoff were cut
--- by an admission, and period is that of the last one: the log ends a period after its
--- newest event, whatever the period is today. Times and cutoff are stored without
--- shift.
+-- The last block is never empty, and a refund from it leaves no trace. So its back has
+-- another meaning: the number of the newest other block with a refund. Its head has four
+-- more numbers: first, shift, cutoff and period.
+--
+-- first   the number of the first block in the list
+-- shift   added to all times: the server's clock has gone back by that much
+-- cutoff  events up to here were cut by an admission
+-- period  that of the last admission
+--
+-- The log ends a period after its newest event, whatever the period is today. Times and
+-- cutoff are stored without shift.
 
 local available, refund
 
@@ -34,10 +37,10 @@ local BLOCK = 64 -- entries
 local HEAD, LAST = '>ddddd', '>ddddddddd'
 local byte, char = string.byte, string.char
 local NARROW, WIDE = 6, 12 -- bytes of an entry
-local SPAN = 2 ^ 48 -- µs that an entry can be later than its base
-local RUN = 2 ^ 48 -- running counts start again at 0 here
+local SPAN = 2 ^ 48 -- an entry is less than so many µs after its base
+local RUN = 2 ^ 48 -- where running counts start again at 0
 
--- parse returns a block, or the last one. Without a text it fails, as with one that is none.
+-- parse returns a block, or the last one. It fails if text is nil or not a block.
 local function parse(text, last)
   if text and (not struct or #text >= (last and 72 or 40)) then
     local base, run, gone, width, back, from, first, shift, cutoff, period
@@ -66,7 +69,7 @@ local function render(b, entries)
   return pack(HEAD, b.base, b.run, b.gone, b.width, b.back) .. entries
 end
 
--- entries are the bytes of entries from to to of b, none if from is above to.
+-- entries returns the bytes of entries from to to of b; none if from is above to.
 local function entries(b, from, to)
   return string.sub(b.text, b.from + (from - 1) * b.width, b.from + to * b.width - 1)
 end
@@ -82,8 +85,8 @@ local function bytes48(v)
   return char(floor(high / 65536), floor(high / 256) % 256, high % 256, floor(low / 65536), floor(low / 256) % 256, low % 256)
 end
 
--- search returns the first i of from to to for which yes(i), to + 1 if none;
--- where it is so for one i, it is so for all later ones.
+-- search returns the first i of from to to for which yes(i), or to + 1 if there is none.
+-- yes must stay true once it is.
 local function search(from, to, yes)
   while from <= to do
     local middle = floor((from + to) / 2)
@@ -117,8 +120,8 @@ local function lowbit(n)
   return bit
 end
 
--- open returns the log of a key, nil if it has none. Its blocks are those from number
--- first to last; block(n) is false if n is in the range of a block before it.
+-- open returns the log of a key, or nil if it has none. Its blocks have the numbers first
+-- to last. block(n) is false if an earlier block has n in its range.
 local function open(key)
   local len = call('LLEN', key)
   if len == 0 then
@@ -142,8 +145,8 @@ local function open(key)
   return log
 end
 
--- holder is the number of the block in whose range n is; it is below log.first if that was
--- forgotten.
+-- holder is the number of the block whose range contains n. It is below log.first if that
+-- was forgotten.
 local function holder(log, n)
   while n >= log.first and not log.block(n) do
     n = n - lowbit(n)
@@ -151,22 +154,22 @@ local function holder(log, n)
   return n
 end
 
--- later is the first number, above log.first, of which the block begins later than t;
--- log.last + 1 if none does.
+-- later is the first number, above log.first, of a block that begins later than t, or
+-- log.last + 1 if there is none.
 local function later(log, t)
   local function begins(n)
     n = holder(log, n)
     return n >= log.first and log.block(n).base > t
   end
-  local before, n = log.first, log.first + 1 -- nearly always it is one of the next
+  local before, n = log.first, log.first + 1 -- it is nearly always one of the next
   while n <= log.last and not begins(n) do
     before, n = n, 2 * n - log.first
   end
   return search(before + 1, min(n - 1, log.last), begins)
 end
 
--- after returns the block and the entry of the first event later than t, which is
--- before the newest. The entry is one past the end of a block that has none.
+-- after returns the block and the entry of the first event later than t. t is before the
+-- newest event. If the block has no such entry, it returns one past its end.
 local function after(log, t)
   local b = log.last
   if log.first < b then
@@ -188,10 +191,10 @@ local function after(log, t)
   return b, 1
 end
 
--- whengone is the time of the event with which need events will have left, where
--- gone have left already; the first of the others is in block b. It walks up in steps of
--- powers of 2 to the last block before which fewer than need leave, and down again, by
--- half of a step each time. absent is how many are missing on the way.
+-- whengone returns the time at which need events will have left. gone of them have left
+-- already, and the next one is in block b. It walks up in steps of powers of 2 to the
+-- last block before which fewer than need leave. Then it walks down by half a step each
+-- time. absent is how many are missing on the way.
 local function whengone(log, b, gone, need)
   local function back(n) -- 0 for the last block, which has none
     return n < log.last and (log.block(n) or parse()).back or 0
@@ -204,7 +207,7 @@ local function whengone(log, b, gone, need)
     b, absent = b + step, absent + back(b)
     step = lowbit(b)
   end
-  local part = back(b) -- what is missing from b to b + step - 1
+  local part = back(b) -- missing from b to b + step - 1
   while step > 1 do
     step = step / 2
     local n = b + step
@@ -219,27 +222,27 @@ local function whengone(log, b, gone, need)
   end
   local at = log.block(b)
   local i = search(1, at.len, function(j)
-    -- An entry that has left runs behind gone: nearly RUN events between.
+    -- An entry that has left is behind gone: nearly RUN events lie between.
     local events = (through(at, j) - gone - absent) % RUN
     return need <= events and events < RUN / 2
   end)
   return i <= at.len and time(at, i) or parse()
 end
 
--- expire lets a log live for as long as its newest event counts.
+-- expire makes a log expire when its newest event no longer counts.
 local function expire(key, life)
   call('PEXPIRE', key, format('%.0f', ceil(life / 1000)))
 end
 
--- block returns an empty last block for an entry of n events at now, with the rest of its
--- head from tail.
+-- block returns an empty last block for an entry of n events at now. It takes the rest of
+-- its head from tail.
 local function block(now, run, n, tail)
   return { base = now, run = run % RUN, gone = 0, width = n > 1 and WIDE or NARROW, back = tail.back,
     first = tail.first, shift = tail.shift, cutoff = tail.cutoff, period = tail.period }
 end
 
--- append is the text of b with these entries and one more, of n events at now;
--- events are those of the block before it.
+-- append is the text of b with these entries and one more, of n events at now. events are
+-- those of the block before it.
 local function append(b, entries, now, events, n)
   local entry = bytes48(now - b.base)
   if b.width == WIDE then
@@ -248,9 +251,9 @@ local function append(b, entries, now, events, n)
   return render(b, entries .. entry)
 end
 
--- start writes a log of one entry, in place of one that has ended. A server checks its
--- memory at the first write of a script, and only if that is one that may need more:
--- hence RPUSH, here, and LSET, below, come before what forgets.
+-- start writes a log of one entry, and replaces one that has ended. A server checks its
+-- memory at the first write of a script, and only if that write may need more. So RPUSH
+-- here, and LSET below, come before what forgets.
 local function start(key, ended, l, now, n)
   local b = block(now, 0, n, { back = 0, first = 1, shift = 0, cutoff = now - l.period, period = l.period })
   local text = append(b, '', now, 0, n)
@@ -262,8 +265,8 @@ local function start(key, ended, l, now, n)
   expire(key, l.period)
 end
 
--- add charges n events at now, where entry i of block b is the first that counts.
--- It forgets what does not: one block of several, the entries of a single one.
+-- add charges n events at now. Entry i of block b is the first that counts. add forgets
+-- what no longer does: one block of several, or the entries of a single one.
 local function add(key, log, l, now, n, b, i)
   local tail, cut, forgotten = log.tail, 0, 0
   now = now - tail.shift
@@ -273,7 +276,7 @@ local function add(key, log, l, now, n, b, i)
     cut = i - 1
   end
   while log.first + forgotten < b and forgotten < BLOCK and (forgotten == 0 or not log.block(log.first + forgotten)) do
-    forgotten = forgotten + 1 -- with it what is in its range
+    forgotten = forgotten + 1 -- and what is in its range
   end
   tail.first = log.first + forgotten
   tail.gone = through(tail, cut) - tail.run
@@ -292,8 +295,8 @@ local function add(key, log, l, now, n, b, i)
   expire(key, l.period)
 end
 
--- plan decides on n events of a key. It returns the reply, and what commit has to
--- write, or nil: n events at now, or, without n, a tail that the server's clock has
+-- plan decides on n events of a key. It returns the reply, and what commit has to write
+-- or nil. That is n events at now or, without n, a tail that the server's clock has
 -- moved.
 local function plan(key, l, now, callers, n)
   local log, fits, force = open(key), n <= l.rate, op == 'charge'
@@ -314,7 +317,7 @@ local function plan(key, l, now, callers, n)
   end
   local b, i = after(log, dead)
   local gone, missing, from = through(log.block(b), i - 1), 0, b
-  while from <= tail.back and from < log.last do -- refunded from there on
+  while from <= tail.back and from < log.last do -- there are refunds from there on
     missing, from = missing + (log.block(from) or parse()).back, from + lowbit(from)
   end
   local count, reset = (log.total - gone - missing) % RUN, log.newest + tail.shift + l.period - now
@@ -334,7 +337,7 @@ local function plan(key, l, now, callers, n)
   return false, x, count, reset, moved and { log = log, reset = reset }
 end
 
--- commit writes what plan has said.
+-- commit writes what plan returned.
 local function commit(key, p)
   if not p.log then
     start(key, p.ended, p.l, p.now, p.n)
@@ -351,7 +354,8 @@ if op == 'upto' then
     return max(0, l.rate - count)
   end
 elseif op == 'refund' then
-  -- count adds n to what is missing from block b, which changed has then.
+  -- count adds n to what is missing from block b, and to changed the blocks that it
+  -- changes.
   local function count(log, changed, b, n)
     while b >= log.first do
       local at = log.block(b) or parse()
@@ -360,8 +364,8 @@ elseif op == 'refund' then
     end
   end
 
-  -- shrink makes the newest block that is not empty the last one, which is: false if there
-  -- is none.
+  -- shrink drops empty blocks from the end, so that the last one has entries. It returns
+  -- false if none has.
   local function shrink(log, changed)
     while log.tail.len == 0 do
       local old, b = log.tail, holder(log, log.last - 1)
@@ -380,10 +384,10 @@ elseif op == 'refund' then
     return true
   end
 
-  -- merge makes block b, which is empty, and what is empty beside it one, and returns its
-  -- number.
+  -- merge joins block b, which is empty, with empty neighbors, and returns the number of
+  -- the joined block.
   local function merge(log, changed, b)
-    local function empty(n, span) -- a block of that range
+    local function empty(n, span) -- whether there is an empty block of that range
       local at = n >= log.first and n + span <= log.last and log.block(n)
       return at and at.len == 0 and (span == 1 or not log.block(n + span / 2))
     end
@@ -399,9 +403,9 @@ elseif op == 'refund' then
     return b
   end
 
-  -- take takes at most n events of at out of block b, the last ones first, from no more than
-  -- most entries. It returns how many events and entries they were, and whether there may be
-  -- more in the block before.
+  -- take removes at most n events of at from block b, the last ones first, and looks at
+  -- no more than most entries. It returns how many events it removed, how many entries it
+  -- looked at, and whether the block before may have more.
   local function take(b, at, n, most)
     local to = search(1, b.len, function(i)
       return time(b, i) > at
@@ -431,8 +435,8 @@ elseif op == 'refund' then
     return events, to - i, i == 0
   end
 
-  -- Of the entries of one instant, the last one is given back first, and no more than
-  -- a block has.
+  -- The last entry of an instant is given back first, and no more entries than a block
+  -- has.
   function refund(key, l, now, c)
     local log = open(key)
     if not log then

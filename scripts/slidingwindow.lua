@@ -2,14 +2,15 @@
 -- Sliding window counter. Twin of slidingwindow.go.
 -- KEYS, ARGV: see driver.lua. State: at, the time of the last admission; whole, the
 -- count of its window; part, the count of the window before.
--- Reply: x now, y the count of the previous window, z of the current one; where
--- these were counted in another period, x now (of a denial, RetryAfter),
--- y -1 - ResetAfter, z the count. Counts may be above the rate: what was charged past
--- it stays counted. The previous one then weighs as the rate does.
+-- Reply: x now, y the count of the previous window, z of the current one. If these were
+-- counted in another period: x now, or RetryAfter of a denial; y -1 - ResetAfter; z the count.
+--
+-- Counts may be above the rate: what was charged past it stays counted. The previous one
+-- then weighs as the rate does.
 local available, overdrawn, giveback, refund
 
--- roll returns the counts of s as the windows lie at now, which is not before
--- s.at, and how many µs are left of the current one.
+-- roll returns the counts of s in the windows of now, and how many µs are left of the
+-- current one. now is not before s.at.
 local function roll(s, now)
   local since = now - windowend(s.at, s.period) + s.period
   if since < s.period then
@@ -20,25 +21,25 @@ local function roll(s, now)
   return 0, 0, 0
 end
 
--- weight is how many of prev events still count when left µs are left of the
--- current window, rounded up.
+-- weight is how many of prev events still count if left µs are left of the current
+-- window, rounded up.
 local function weight(prev, left, period)
   local q, r = muldiv(prev, left, period)
   return r > 0 and q + 1 or q
 end
 
--- ttl is for how long after s.at the state matters.
+-- ttl is how long after s.at the state matters, in µs.
 local function ttl(s)
   return windowend(s.at, s.period) - s.at + (s.whole > 0 and s.period or 0)
 end
 
--- convert is the step of a state that was counted in another period. What still
--- weighs goes into the window of today's period in which it was written, and ends
--- with it: else a denied key, of which nothing is written, would weigh by a period
--- that is no longer in force.
+-- convert is the step of a state that was counted in another period. What still weighs
+-- goes into the window of today's period in which it was written, and ends with it.
+-- Otherwise a denied key, which is not written, would weigh by a period that is no longer
+-- in force.
 local function convert(s, l, now, n)
   local last = min(s.at + ttl(s), windowend(s.at, l.period))
-  local function weighs(t) -- at t, from last on nothing
+  local function weighs(t) -- at t; nothing from last on
     if t >= last then
       return 0
     end
@@ -77,7 +78,7 @@ end
 
 if op == 'upto' then
   function available(l, now, prev, cur)
-    if prev > 0 then -- below 0 all is in one count
+    if prev > 0 then -- below 0 there is a single count
       cur = cur + weight(min(prev, l.rate), windowend(now, l.period) - now, l.period)
     end
     return max(0, l.rate - cur)

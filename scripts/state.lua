@@ -2,21 +2,21 @@
 -- The state of one key, for the four algorithms whose state is five numbers. Twin of
 -- store.State, and of what store/memstore does around a rule.
 --
--- They are at, rate, period, whole and part; no key, no spend. Rate and period are
--- those of the limit that it was counted under. What lies outside the ranges of
--- store.Limit and store.State is no state. Each algorithm defines:
+-- The numbers are at, rate, period, whole and part. Without a key nothing is spent. Rate
+-- and period are those of the limit that the state was counted under. Numbers outside the
+-- ranges of store.Limit and store.State are not a state. Each algorithm defines:
 --
---   step(s, l, now, n)      ok, x, y, z of store.Reply, and the whole and the part of
---                           the state in which n events are charged at now under l
---   ttl(s)                     for how long after s.at the state matters, in µs
+--   step(s, l, now, n)         ok, x, y, z of store.Reply, and the whole and the part of
+--                              the state in which n events are charged at now under l
+--   ttl(s)                     how long after s.at the state matters, in µs
 --   available(l, x, y, z)      how many events step would have admitted
 --   overdrawn(whole, l, most)  the whole of a state that is charged past the limit
---   giveback(s, l, now, c)  takes from s what is still charged of c: true if it has
+--   giveback(s, l, now, c)     takes from s what is still charged of c: true if it has
 
--- read returns the state of a key, and the time of the decision. Stored time is
--- never later than that: under a caller's clock, which others may be ahead of, the
--- decision moves to the stored time; after the server's own clock has gone back,
--- the state moves to now, with its spend, and says so in moved.
+-- read returns the state of a key, and the time of the decision. Stored time is never
+-- later than that. Under a caller's clock, which others may be ahead of, the decision
+-- moves to the stored time. If the server's own clock has gone back, the state moves to
+-- now with its spend, and moved says so.
 local function read(key, now, callers)
   local value = call('GET', key)
   if not value then
@@ -40,8 +40,8 @@ local function read(key, now, callers)
   return s, now
 end
 
--- plan runs step on a key. It returns the reply, and the state that commit has to
--- write, or nil.
+-- plan runs step on a key. It returns the reply, and the state that commit has to write
+-- or nil.
 local function plan(key, l, now, callers, n)
   local s
   s, now = read(key, now, callers)
@@ -56,14 +56,14 @@ local function plan(key, l, now, callers, n)
   return ok, x, y, z, s.moved and s
 end
 
--- commit writes what plan has said. What no rule has written may live for longer than
+-- commit writes what plan returned. A value that no rule has written may live longer than
 -- a server can count.
 local function commit(key, s)
   call('SET', key, pack('>ddddd', s.at, s.rate, s.period, s.whole, s.part), 'PX', format('%.0f', ceil(min(ttl(s), FAR) / 1000)))
 end
 
--- refund gives back what is still charged of c, and lets the key expire when it
--- would have. It moves no state in time, and touches none that has ended.
+-- refund gives back what is still charged of c. The key expires when it would have.
+-- refund moves no state in time, and leaves an ended one alone.
 if op == 'refund' then
   function refund(key, l, now, c)
     local s

@@ -13,8 +13,8 @@ local function step(s, l, now, n)
   return n <= tokens, now, missing, part, missing + n, part
 end
 
--- Events that find too few tokens are charged past the capacity if those that are
--- missing come in time.
+-- If there are too few tokens, the events are charged past the capacity if the missing
+-- tokens come in time.
 if op == 'within' then
   local plain = step
   function step(s, l, now, n)

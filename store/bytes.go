@@ -6,13 +6,13 @@ import (
 	"math"
 )
 
-// formState is the first byte of a state in bytes. Package internal/eventlog has that of a
-// log, 2. A form that differs gets another number.
+// formState is the first byte of a state in bytes. That of a log is 2; see
+// internal/eventlog. A new form needs another number.
 const formState = 1
 
-// AppendState appends s, which was counted under l, to b, for [ParseState]. It appends some
-// 20 bytes: the byte 1, s.At as a varint, and l.Rate, s.Period, s.Whole and s.Part as
-// uvarints, both as in encoding/binary.
+// AppendState appends s, counted under l, to b, for [ParseState]. It appends about 20
+// bytes: the byte 1, s.At as a varint, and l.Rate, s.Period, s.Whole and s.Part as
+// uvarints. Package encoding/binary defines both forms.
 func AppendState(b []byte, s State, l Limit) []byte {
 	b = append(b, formState)
 	b = binary.AppendVarint(b, s.At)
@@ -22,9 +22,9 @@ func AppendState(b []byte, s State, l Limit) []byte {
 	return b
 }
 
-// ParseState is the inverse of [AppendState]. Of the limit that the state was counted under
-// it returns the Rate and the Period, which TTL of its [Rule] needs. Bytes that are not a
-// state, and numbers out of range, are [ErrCorrupt].
+// ParseState is the inverse of [AppendState]. The Limit it returns has only the Rate and
+// the Period under which the state was counted, as TTL of its [Rule] needs. The error is
+// [ErrCorrupt] for bytes that are not a state and for numbers out of range.
 func ParseState(b []byte) (State, Limit, error) {
 	s, l, ok := parseState(b)
 	if !ok {

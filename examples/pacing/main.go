@@ -1,9 +1,9 @@
-// Pacing sends jobs to a supplier that allows 20 a second, from several workers
-// that do not know of each other. A leaky bucket and [ratelimit.Wait] turn the
-// rate into a pace: a job each 50 ms, whoever sends it.
+// Pacing sends jobs to a supplier that allows 20 a second. Several workers send them, and
+// do not know of each other. A leaky bucket and [ratelimit.Wait] turn the rate into a
+// pace: one job every 50 ms, whichever worker sends it.
 //
-// Look at the times: they are 50 ms apart from the first job to the last, with no
-// burst at the beginning. A token bucket would send all jobs at once.
+// Look at the times: they are 50 ms apart from the first job to the last, with no burst
+// at the beginning. A token bucket would send all jobs at once.
 package main
 
 import (
@@ -41,8 +41,8 @@ func run(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The queue has 20 places, as Burst is not set. Each worker takes one of them
-	// at most, since it waits for its turn before it asks for another.
+	// The queue has 20 places, as Burst is not set. A worker waits for its turn before it
+	// asks for another, so it takes at most one place.
 	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.PerSecond(20))
 	if err != nil {
 		return err
@@ -58,8 +58,8 @@ func run(ctx context.Context, w io.Writer) error {
 	})
 }
 
-// work does the jobs with send, at the pace of limiter. The first error ends it,
-// also for the workers that wait for their turn.
+// work does the jobs with send, at the pace of limiter. The first error ends it, even for
+// workers that wait for their turn.
 func work(ctx context.Context, limiter ratelimit.Limiter, send sender) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Which worker sends which job is left to the scheduler; when a job is sent is not.
+// The scheduler chooses which worker sends which job, but not when a job is sent.
 
 func TestRunPrintsAJobEach50Milliseconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -104,7 +104,7 @@ func newLimiter(t *testing.T) ratelimit.Limiter {
 	return limiter
 }
 
-// sendLog notes what was sent, and when after the beginning.
+// sendLog records what was sent, and how long after the beginning.
 type sendLog struct {
 	began time.Time
 	mu    sync.Mutex // protects the fields below

@@ -1,9 +1,9 @@
-// Redis shares one limit between two processes: 100 events an hour, whoever asks.
-// It starts itself twice; each of the two tries 100 events, both at once.
+// Redis shares one limit between two processes: 100 events an hour for both together. It
+// starts itself twice, and each of the two tries 100 events at the same time.
 //
-// Look at the sum: how many each process was admitted differs from run to run,
-// and together they are 100. Without REDIS_ADDR (host:port) it uses an imitation
-// of Redis inside its own process.
+// Look at the sum: how many each process was admitted differs from run to run, and
+// together they are 100. Without REDIS_ADDR (host:port) it uses an imitation of Redis
+// inside its own process.
 package main
 
 import (
@@ -44,7 +44,7 @@ func main() {
 	}
 }
 
-// run is the program: the started processes have a key, the one that starts them
+// run is the program. The processes that it starts have a key; the one that starts them
 // has none.
 func run(ctx context.Context, w io.Writer, addr, key string) error {
 	if key != "" {
@@ -61,10 +61,10 @@ func run(ctx context.Context, w io.Writer, addr, key string) error {
 	return parent(ctx, w, addr)
 }
 
-// newLimiter is the same in each process. What they share is on the server, under
-// the algorithm, the limit and the key.
+// newLimiter is the same in each process. They share the count on the server, under the
+// algorithm, the limit and the key.
 func newLimiter(client *redis.Client) (*ratelimit.SlidingLog, error) {
-	// A demonstration would rather wait than fail. A service keeps the 50 ms.
+	// A demonstration should wait rather than fail. A service keeps the default of 50 ms.
 	shared, err := redisstore.New(client, redisstore.WithTimeout(2*time.Second))
 	if err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func child(ctx context.Context, w io.Writer, addr, key string) (err error) {
 	return err
 }
 
-// parent starts the processes, and adds up what they were admitted.
+// parent starts the processes, and adds up how many events they were admitted.
 func parent(ctx context.Context, w io.Writer, addr string) (err error) {
 	client := redis.NewClient(&redis.Options{Addr: addr})
 	defer func() { err = errors.Join(err, client.Close()) }()
@@ -103,20 +103,20 @@ func parent(ctx context.Context, w io.Writer, addr string) (err error) {
 		return err
 	}
 
-	key := "example-" + rand.Text() // of this run alone
+	key := "example-" + rand.Text() // for this run only
 	if _, err := limiter.Peek(ctx, key); err != nil {
 		return err // one clear error if there is no server
 	}
 	admitted, err := startAll(ctx, addr, key)
-	// Leave nothing on the server, also after Ctrl-C.
+	// Leave nothing on the server, even after Ctrl-C.
 	if err := errors.Join(err, limiter.Reset(context.WithoutCancel(ctx), key)); err != nil {
 		return err
 	}
 	return printSum(w, admitted, limiter.Limit())
 }
 
-// startAll runs this program as several processes at once, and returns how many
-// events each was admitted.
+// startAll runs this program as several processes at once. It returns how many events
+// each was admitted.
 func startAll(ctx context.Context, addr, key string) ([]int, error) {
 	admitted, errs := make([]int, processes), make([]error, processes)
 	var group sync.WaitGroup

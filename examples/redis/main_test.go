@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 )
 
-// TestMain makes the test binary the program where parent starts it as such.
+// TestMain makes the test binary the program if parent has started it as such.
 func TestMain(m *testing.M) {
 	if os.Getenv(keyVariable) != "" {
 		main()
@@ -62,7 +62,7 @@ func TestAnyOtherSumIsAnError(t *testing.T) {
 	require.NoError(t, printSum(io.Discard, []int{100, 0}, ratelimit.PerHour(100)))
 }
 
-// nobody is an address at which no server listens.
+// nobody returns an address at which no server listens.
 func nobody(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -1,12 +1,11 @@
-// Replay says what a limit would have done to the traffic of the past. It reads an
-// access log in the common or the combined format, plain or gzip, asks a limiter
-// about each request at the log's own time, and prints how many requests and whose
-// it would have denied.
+// Replay shows what a limit would have done to past traffic. It reads an access log in
+// the common or the combined format, plain or gzip, and asks a limiter about each request
+// at the log's own time. It prints how many requests it would have denied, and whose.
 //
 //	replay -algorithm token_bucket -limit "10/m burst 20" access.log.gz
 //
-// Look at newReplay, where the time of the line that was read becomes the store's
-// clock: days of traffic pass in a second, and decide as they would have then.
+// Look at newReplay: it makes the time of the current line the store's clock. Days of
+// traffic pass in a second, with the decisions that they would have had then.
 package main
 
 import (
@@ -30,7 +29,7 @@ import (
 )
 
 const (
-	maxLine   = 64 << 10 // bytes of a line that are looked at
+	maxLine   = 64 << 10 // bytes of a line that are read
 	maxClient = 255      // bytes of a client's address or host name
 	maxShown  = 3        // unreadable lines that are shown
 	reach     = 1 << 14  // lines by which a request may be out of order
@@ -40,15 +39,15 @@ func main() {
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run is the program, and returns its exit code: 1 after an error, 2 for arguments
-// that it cannot use.
+// run is the program. It returns the exit code: 1 after an error, 2 for arguments that it
+// cannot use.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	var o options
 	flags := o.flags(stderr)
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return 0
 	} else if err != nil {
-		return 2 // flags has said it
+		return 2 // flags has printed the error
 	}
 	o.files = flags.Args()
 	r, err := newReplay(o, stderr)
@@ -58,7 +57,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return 2
 	}
 	err = r.readFile(ctx, flags.Arg(0), stdin)
-	if err == nil || r.lines > 0 { // what was read counts, also before an error
+	if err == nil || r.lines > 0 { // report what was read, even before an error
 		_, writing := io.WriteString(stdout, r.report())
 		err = errors.Join(err, writing)
 	}
@@ -99,7 +98,7 @@ type replay struct {
 	options
 	stderr  io.Writer
 	limiter ratelimit.Limiter
-	now     time.Time // of the request in hand
+	now     time.Time // of the current request
 	waiting []request // to be put in order
 
 	lines, unreadable         int
@@ -166,8 +165,7 @@ func (r *replay) read(ctx context.Context, log io.Reader) error {
 	return nil
 }
 
-// unzip returns what log has to say, and sees by the first two bytes whether it is
-// gzip.
+// unzip returns the text of log. It sees by the first two bytes whether log is gzip.
 func unzip(log io.Reader) (*bufio.Reader, error) {
 	in := bufio.NewReaderSize(log, maxLine)
 	if magic, err := in.Peek(2); string(magic) != "\x1f\x8b" {
@@ -183,8 +181,8 @@ func unzip(log io.Reader) (*bufio.Reader, error) {
 	return bufio.NewReaderSize(unzipped, maxLine), nil
 }
 
-// readLine returns the next line without its end, and of a long one the first
-// maxLine bytes. A last line may lack its end, unless it breaks off by an error.
+// readLine returns the next line without its end, or the first maxLine bytes of a longer
+// one. The last line may lack its end, unless an error cuts it off.
 func readLine(in *bufio.Reader) (string, error) {
 	line, err := in.ReadSlice('\n')
 	text := string(bytes.TrimRight(line, "\r\n"))
@@ -192,12 +190,12 @@ func readLine(in *bufio.Reader) (string, error) {
 		_, err = in.ReadSlice('\n')
 	}
 	if errors.Is(err, io.EOF) && len(line) > 0 {
-		err = nil // it comes again with the next call
+		err = nil // the next call gets it again
 	}
 	return text, err
 }
 
-// line takes up a line.
+// line reads a line and its request.
 func (r *replay) line(ctx context.Context, line string) error {
 	r.lines++
 	if r.progress > 0 && r.lines%r.progress == 0 {
@@ -225,13 +223,13 @@ func (r *replay) complain(line string, err error) {
 	}
 }
 
-// decide asks the limiter about the n earliest requests that wait.
+// decide asks the limiter about the n earliest waiting requests.
 //
-// Servers write a line when they have answered, and many stamp it with the time
-// when the request came, so that lines are a little out of order. Sorting twice as
-// many as are decided puts in order those that are out of it by up to reach lines.
-// One that comes still later is decided at the latest time that its client's state
-// depends on, since the time of a key never goes back; that denies more, not less.
+// Servers write a line after the answer, and many stamp it with the time of the request,
+// so lines are slightly out of order. Sorting twice as many requests as are decided
+// orders those that are out of order by at most reach lines. A later one is decided at
+// the latest time that its client's state depends on, since the time of a key never goes
+// back. That denies more, not less.
 func (r *replay) decide(ctx context.Context, n int) error {
 	slices.SortStableFunc(r.waiting, func(a, b request) int { return a.at.Compare(b.at) })
 	for _, q := range r.waiting[:n] {
@@ -270,7 +268,7 @@ func (r *replay) count(q request, result ratelimit.Result) {
 	r.requests++
 }
 
-// report is what the program prints.
+// report is the program's output.
 func (r *replay) report() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %v\n", r.algorithm, r.limit)
@@ -298,7 +296,7 @@ func (r *replay) report() string {
 	return b.String()
 }
 
-// deniedMost returns the clients that were denied, most often first.
+// deniedMost returns the clients that were denied, those denied most first.
 func (r *replay) deniedMost() []string {
 	var clients []string
 	for client, count := range r.clients {
@@ -314,17 +312,16 @@ func (r *replay) deniedMost() []string {
 
 func stamp(t time.Time) string { return t.Format(time.DateTime) }
 
-// parseLine reads whose request a line is and when it came:
+// parseLine returns the client of a line, and the time of its request:
 //
 //	192.0.2.1 - frank [17/May/2015:10:05:03 +0000] "GET /a HTTP/1.1" 200 2326 ...
 //
-// The request in quotation marks comes from the client, and is left alone: whatever
-// is in there, a request was made. Before it only the user is the client's to
-// choose, and servers escape quotation marks in it, so that nobody can put another
-// time in front of the request.
+// The request in quotation marks comes from the client, and is not parsed: whatever it
+// contains, a request was made. Before it, the client chooses only the user name. Servers
+// escape quotation marks in that, so a client cannot put another time before the request.
 //
-// One client may own many IPv6 addresses: a limit that means it would take the
-// first 64 bits as the key.
+// One client may own many IPv6 addresses. A limit for such clients would use the first 64
+// bits as the key.
 func parseLine(line string) (client string, at time.Time, err error) {
 	client, rest, _ := strings.Cut(line, " ")
 	if !isClient(client) {
@@ -339,7 +336,7 @@ func parseLine(line string) (client string, at time.Time, err error) {
 	if !ok {
 		return "", time.Time{}, errors.New("the time is not like 17/May/2015:10:05:03 +0000")
 	}
-	return strings.Clone(client), at, nil // without the line
+	return strings.Clone(client), at, nil // keeps nothing of the line
 }
 
 // isClient reports whether s can be an IP address or a host name.
@@ -355,15 +352,15 @@ func isClient(s string) bool {
 	return 0 < len(s) && len(s) <= maxClient
 }
 
-// parseTime reads a time in the one form that logs have, and is strict about it. A
-// leap second, 60, is the second after.
+// parseTime reads a time in the one form that logs have, strictly. A leap second, 60, is
+// the second after.
 func parseTime(s string) (time.Time, bool) {
 	if !looksLikeTime(s) {
 		return time.Time{}, false
 	}
 	const months = "JanFebMarAprMayJunJulAugSepOctNovDec"
-	month := strings.Index(months, s[3:6]) // "anF" is none
-	if month%3 != 0 {                      // -1 too
+	month := strings.Index(months, s[3:6]) // "anF" is no month
+	if month%3 != 0 {                      // also refuses -1
 		return time.Time{}, false
 	}
 	number := func(from, to int) int { n, _ := strconv.Atoi(s[from:to]); return n }

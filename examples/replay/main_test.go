@@ -20,8 +20,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// sample has requests of 3 clients in one minute, some of them out of order, and
-// two lines that are none.
+// sample has requests of 3 clients in one minute, some of them out of order, and two
+// unreadable lines.
 const sample = `192.0.2.1 - - [17/May/2015:10:05:00 +0000] "GET / HTTP/1.1" 200 10
 192.0.2.1 - - [17/May/2015:10:05:01 +0000] "GET /a HTTP/1.1" 200 10 "http://example.com/" "Mozilla/5.0 (X11)"
 2001:db8::1 - frank [17/May/2015:12:05:02 +0200] "GET /\"quoted\" HTTP/1.1" 404 -
@@ -48,7 +48,7 @@ const sampleComplaints = `replay: line 6: it does not begin with a client's addr
 replay: line 8: it does not begin with a client's address: ""
 `
 
-// result is what a run of the program leaves behind.
+// result is what a run of the program printed and returned.
 type result struct {
 	code           int
 	stdout, stderr string
@@ -150,7 +150,7 @@ func TestATextThatIsNoLogIsAnError(t *testing.T) {
 }
 
 func TestATruncatedGzipIsAnErrorAfterTheResultSoFar(t *testing.T) {
-	// Of lines that do not compress, several come out of any half.
+	// Half of a file still yields several lines if they do not compress.
 	var log strings.Builder
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -247,7 +247,8 @@ func TestAnOutputThatFailsIsAnError(t *testing.T) {
 }
 
 func TestRequestsUpToReachLinesOutOfOrderAreDecidedInOrder(t *testing.T) {
-	// One request a second, each run of lines backwards: in order none is denied.
+	// One request a second, with each run of lines backwards: put in order, none is
+	// denied.
 	logOf := func(run int) string {
 		start := time.Date(2015, 5, 17, 10, 5, 0, 0, time.UTC)
 		var log strings.Builder
@@ -275,7 +276,7 @@ func TestALongLineIsReadAsFarAsItMatters(t *testing.T) {
 			require.Contains(t, got.stdout, fmt.Sprintf("%9d requests of 3 clients", 8*strings.Count(log, "host.example")+1))
 		}
 	}
-	// A line that does not begin like one is unreadable, and shown in part.
+	// A line with a wrong beginning is unreadable, and shown in part.
 	got := replayed(t, strings.NewReader(sample+strings.Repeat("a", 5<<20)+"\n"))
 	require.Contains(t, got.stdout, "3 lines that could not be read")
 	require.Less(t, len(got.stderr), 1000)
@@ -387,7 +388,7 @@ func FuzzParseLine(f *testing.F) {
 		require.True(t, strings.HasPrefix(line, client+" "))
 		require.NotContains(t, client, " ")
 
-		// What was read as the time is what package time reads, leap seconds apart.
+		// What was read as the time is what package time reads, except for leap seconds.
 		before, _, _ := strings.Cut(line, `] "`)
 		text := before[len(before)-len(layout):]
 		leap := strings.Contains(text, ":60 ")

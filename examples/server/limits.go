@@ -17,8 +17,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// customers are those that have been given an API key. A real service has them in its
-// database, by the hash of the key.
+// customers are those with an API key. A real service has them in its database, by the
+// hash of the key.
 var customers = map[string]string{
 	"demo-free": "customer-1",
 	"demo-pro":  "customer-2",
@@ -31,22 +31,22 @@ var tierOf = map[string]string{
 }
 
 var (
-	anonymous = ratelimit.PerMinute(60) // and address
+	anonymous = ratelimit.PerMinute(60) // per address
 	tiers     = map[string]ratelimit.Limit{
 		"free": ratelimit.PerMinute(100),
 		"pro":  ratelimit.PerMinute(1000),
 	}
-	searches         = ratelimit.PerMinute(20) // of any client, within its tier's
+	searches         = ratelimit.PerMinute(20) // of any client, besides its tier's limit
 	logins           = ratelimit.Limit{Rate: 5, Period: 15 * time.Minute}
 	loginsPerAddress = ratelimit.Limit{Rate: 20, Period: 15 * time.Minute}
 )
 
-// address is that of the client. Behind a load balancer it is
+// address is the client's. Behind a load balancer use
 // httplimit.ClientIP([]string{"10.0.0.0/8"}), which reads X-Forwarded-For.
 var address = httplimit.PeerIP()
 
-// client is the key of a request: "user:customer-1" by the API key, and "192.0.2.1" without
-// one or with an unknown one. The API key itself is a secret, and stays out of the store.
+// client is the key of a request. With a known API key it is "user:customer-1", and
+// otherwise "192.0.2.1". The API key itself is a secret, and stays out of the store.
 var client = httplimit.First(
 	httplimit.User(func(r *http.Request) string { return customers[r.Header.Get("X-API-Key")] }),
 	address,
@@ -62,7 +62,7 @@ var attempt = httplimit.KeyFunc("attempt", func(r *http.Request) (string, error)
 	return ip + " " + strings.ToLower(user), nil
 })
 
-// clientLimits are by the tier of the client.
+// clientLimits returns the limits of clients, by their tier.
 func clientLimits(s store.Store) (ratelimit.Limiter, error) {
 	tier := func(_ context.Context, key string) (string, error) {
 		return tierOf[strings.TrimPrefix(key, "user:")], nil // "" is anonymous
@@ -70,8 +70,8 @@ func clientLimits(s store.Store) (ratelimit.Limiter, error) {
 	return ratelimit.NewSlidingWindow(s, anonymous, ratelimit.WithName("client"), ratelimit.WithTiers(tier, tiers))
 }
 
-// searchLimits are the client's and those of searches: a search that one of them denies
-// is charged to neither.
+// searchLimits returns the limits of searches: the client's and one for searches. A
+// search that one of them denies is charged to neither.
 func searchLimits(s store.Store) (ratelimit.Limiter, error) {
 	all, err := clientLimits(s)
 	if err != nil {
@@ -84,9 +84,10 @@ func searchLimits(s store.Store) (ratelimit.Limiter, error) {
 	return ratelimit.NewAll(all, search)
 }
 
-// loginLimits are on guesses of a password: a few per user and address, so that nobody
-// can lock out a user who is elsewhere, and some more per address, whatever the user. They
-// hold in any 15 minutes, exactly, which is what a log is for.
+// loginLimits returns the limits of password guesses. There are a few per user and
+// address, so that a guesser cannot lock out a user who is elsewhere. There are some more
+// per address, whatever the user. They hold in any 15 minutes, exactly, so they use a
+// log.
 func loginLimits(s store.Store) (ratelimit.Limiter, error) {
 	perUser, err := ratelimit.NewSlidingLog(s, logins, ratelimit.WithName("login"))
 	if err != nil {
@@ -113,7 +114,7 @@ type stores struct {
 	client *redis.Client
 }
 
-// newStores connects to nothing: a server that starts while Redis is down serves.
+// newStores does not connect: the server also starts while Redis is down.
 func newStores(cfg config) (*stores, error) {
 	var inMemory []memstore.Option
 	var onRedis []redisstore.Option
@@ -143,9 +144,9 @@ func (s *stores) close() error {
 	return s.client.Close()
 }
 
-// limiter is that of build, in memory or on Redis, counted by c. While Redis fails the
-// one in memory decides in its place. Of n servers each would give it a share of 1/n
-// ([ratelimit.Limit.Share]).
+// limiter returns build's limiter, in memory or on Redis, counted by c. While Redis
+// fails, the one in memory decides instead. With n servers, give each of them a share of
+// 1/n ([ratelimit.Limit.Share]).
 func (s *stores) limiter(build func(store.Store) (ratelimit.Limiter, error), c *counters) (ratelimit.Limiter, error) {
 	local, err := build(s.memory)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Server is a small API with limits: each client has its tier's, two routes have one of
-// their own, and the answers tell of them. It runs in memory or, with REDIS_ADDR
-// (host:port), shares its limits with all that use the same Redis, and goes on alone
-// while that is down. LISTEN is where it listens, ":8080" if that is not set.
+// Server is a small API with limits: each client has its tier's, and two routes have one
+// of their own. The answers report them. It runs in memory or, with REDIS_ADDR
+// (host:port), shares its limits with all servers on the same Redis. While Redis is down
+// it goes on alone. LISTEN is its address, ":8080" by default.
 //
 //	go run ./examples/server
 //	curl -i localhost:8080/v1/algorithms
@@ -9,8 +9,8 @@
 //	curl -i -d user=demo -d password=guess localhost:8080/v1/login
 //	curl localhost:8080/metrics
 //
-// Look at limits.go, which says who may do what how often, and at newServer, which puts
-// that in front of the routes. Kill Redis, and see in /metrics who decides then.
+// Look at limits.go, which has the limits, and at newServer, which puts them in front of
+// the routes. Kill Redis, and see in /metrics who decides then.
 package main
 
 import (
@@ -30,9 +30,9 @@ import (
 type config struct {
 	listen    string        // host:port
 	redisAddr string        // host:port; "" is limits in memory
-	grace     time.Duration // that requests under way have when the server ends
+	grace     time.Duration // for requests under way when the server ends
 
-	// What tests set; the program leaves it to the stores.
+	// Tests set these; the program leaves them to the stores.
 	clock        func() time.Time
 	redisTimeout time.Duration
 }
@@ -62,8 +62,8 @@ func listenAndRun(ctx context.Context, cfg config) error {
 	return run(ctx, listener, cfg)
 }
 
-// run serves until ctx is done, and returns when all that it has started has ended:
-// nil if the requests under way were answered in time.
+// run serves until ctx is done, and returns when all that it started has ended. It
+// returns nil if the requests under way were answered in time.
 func run(ctx context.Context, listener net.Listener, cfg config) error {
 	handler, closeStores, err := newServer(cfg)
 	if err != nil {
@@ -92,7 +92,7 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, gra
 	defer cancel()
 	err := server.Shutdown(timed)
 	if err != nil {
-		err = errors.Join(err, server.Close()) // what has had its time
+		err = errors.Join(err, server.Close()) // closes what has used up its time
 	}
 	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
 		err = errors.Join(err, ended)

@@ -29,8 +29,8 @@ import (
 
 const callers = 50
 
-// onEachStore runs a test in memory and on Redis. Time stands still in the stores, so
-// that no window ends in a test, and Redis may take its time, so that none falls back.
+// onEachStore runs a test in memory and on Redis. Time stands still in the stores, so no
+// window ends in a test. Redis has a long timeout, so no call falls back.
 func onEachStore(t *testing.T, test func(t *testing.T, s *service)) {
 	t.Helper()
 	at := time.Now()
@@ -46,12 +46,12 @@ func onEachStore(t *testing.T, test func(t *testing.T, s *service)) {
 	})
 }
 
-// service is a server that runs, and its client.
+// service is a running server, and its client.
 type service struct {
 	url    string
 	client *http.Client
 	cancel context.CancelFunc
-	end    func() error // waits for run's
+	end    func() error // waits for the return of run
 }
 
 // start runs a server until the end of the test, or until it is cancelled.
@@ -85,7 +85,7 @@ func newClient(t *testing.T, dialer *net.Dialer) *http.Client {
 	return &http.Client{Transport: transport, Timeout: time.Minute}
 }
 
-// answer is what a request got.
+// answer is the answer to a request.
 type answer struct {
 	status int
 	header http.Header
@@ -172,7 +172,8 @@ func count(answers []answer, status int) int {
 	return n
 }
 
-// requireSplit fails unless admitted answers have status ok, and all others are refused.
+// requireSplit requires that admitted answers have status ok, and that all others are
+// refused.
 func requireSplit(t *testing.T, answers []answer, ok, admitted int) {
 	t.Helper()
 	require.Equal(t, admitted, count(answers, ok))
@@ -226,13 +227,13 @@ func TestASearchIsWithinItsOwnLimitAndTheClients(t *testing.T) {
 			}
 		}
 		list := func() *http.Request { return s.get("/v1/algorithms", "") }
-		requireSplit(t, s.drive(t, 2*callers, list), http.StatusOK, 40) // searches that were denied have cost nothing
+		requireSplit(t, s.drive(t, 2*callers, list), http.StatusOK, 40) // denied searches have cost nothing
 
 		requireSplit(t, s.drive(t, 2*callers, search("demo-pro")), http.StatusOK, 20) // of another client
 
 		free := func() *http.Request { return s.get("/v1/algorithms", "demo-free") }
 		requireSplit(t, s.drive(t, 95, free), http.StatusOK, 95)
-		requireSplit(t, s.drive(t, callers, search("demo-free")), http.StatusOK, 5) // what the client's has left
+		requireSplit(t, s.drive(t, callers, search("demo-free")), http.StatusOK, 5) // what is left of the client's limit
 	})
 }
 
@@ -267,7 +268,7 @@ func TestNobodyIsLockedOutFromElsewhere(t *testing.T) {
 	}
 	onEachStore(t, func(t *testing.T, s *service) {
 		requireSplit(t, s.drive(t, callers, func() *http.Request { return s.login(demoUser, "guess") }), http.StatusUnauthorized, 5)
-		s.client.CloseIdleConnections() // the server's end would wait for one that was never used
+		s.client.CloseIdleConnections() // the server's end would wait for a connection that was never used
 		s.client = newClient(t, &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}})
 		require.Equal(t, http.StatusOK, s.one(t, s.login(demoUser, demoPassword)).status)
 	})
@@ -429,7 +430,7 @@ func (s *service) halfALogin(t *testing.T) (*io.PipeWriter, <-chan outcome) {
 	return writer, got
 }
 
-// waitUntilClosed returns when the server takes no connections any more.
+// waitUntilClosed returns when the server accepts no more connections.
 func (s *service) waitUntilClosed(t *testing.T) {
 	t.Helper()
 	for t.Context().Err() == nil {
@@ -469,7 +470,7 @@ func TestTheEnvironmentIsTheConfiguration(t *testing.T) {
 }
 
 func TestNothingIsLeftAfterTheEnd(t *testing.T) {
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which closes connections that were forgotten
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // a collection closes forgotten connections
 	server := redistest.Start(t)
 	asking := server.Client(t)
 	require.NoError(t, asking.Ping(t.Context()).Err())
@@ -487,14 +488,14 @@ func TestNothingIsLeftAfterTheEnd(t *testing.T) {
 		if !left() {
 			return
 		}
-		time.Sleep(10 * time.Millisecond) // connections end in their own goroutines, and on Redis when it sees to them
+		time.Sleep(10 * time.Millisecond) // connections end in their own goroutines, and on Redis some time later
 	}
 	t.Log(asking.ClientList(t.Context()).Val())
 	stacks := make([]byte, 1<<20)
 	t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
 }
 
-// limitIn is what the fields of an answer say of a limit.
+// limitIn is what the fields of an answer say about a limit.
 type limitIn struct {
 	name                string
 	quota, window, left int

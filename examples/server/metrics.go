@@ -9,17 +9,17 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// counters are what is counted of a route.
+// counters count the decisions of a route.
 type counters struct {
 	allowed, blocked, local, storeErrors atomic.Int64
 }
 
-// counts are counters as they stand.
+// counts are the values of counters.
 type counts struct {
 	Allowed     int64 `json:"allowed"`
 	Blocked     int64 `json:"blocked"`
 	Local       int64 `json:"local"`        // of these, decided in memory because Redis failed
-	StoreErrors int64 `json:"store_errors"` // calls that Redis failed; it is spared them while it is known to be down
+	StoreErrors int64 `json:"store_errors"` // calls that Redis failed; there are none while it is known to be down
 }
 
 func (c *counters) counts() counts {
@@ -33,12 +33,12 @@ func (c *counts) add(more counts) {
 	c.StoreErrors += more.StoreErrors
 }
 
-// metrics are the counters of all routes, which must be added before the first request.
+// metrics are the counters of all routes. Routes must be added before the first request.
 type metrics struct {
 	routes map[string]*counters // by pattern
 }
 
-// report is what /metrics answers.
+// report is the answer of /metrics.
 type report struct {
 	counts
 	Routes map[string]counts `json:"routes"`
@@ -71,7 +71,7 @@ type decisions struct {
 func (d decisions) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	r, err := d.Limiter.AllowN(ctx, key, n)
 	switch {
-	case err != nil: // such as that the client has gone
+	case err != nil: // for example because the client has gone
 		return r, err
 	case r.Allowed:
 		d.count.allowed.Add(1)
@@ -84,7 +84,7 @@ func (d decisions) AllowN(ctx context.Context, key string, n int) (ratelimit.Res
 	return r, nil
 }
 
-// AppendPolicies lets the middleware tell clients of the limits.
+// AppendPolicies lets the middleware report the limits to clients.
 func (d decisions) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	return ratelimit.AppendPolicies(ctx, dst, d.Limiter, key)
 }
@@ -92,14 +92,14 @@ func (d decisions) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, k
 // Unwrap lets constructors see what is inside.
 func (d decisions) Unwrap() ratelimit.Limiter { return d.Limiter }
 
-// storeErrors is a limiter on Redis whose errors are counted, before the failover around
-// it has an answer for them.
+// storeErrors is a limiter on Redis whose errors are counted, before the fallback around
+// it handles them.
 type storeErrors struct {
 	ratelimit.Limiter
 	count *counters
 }
 
-// AllowN is the limiter's.
+// AllowN asks the limiter, and counts its errors.
 func (s storeErrors) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	r, err := s.Limiter.AllowN(ctx, key, n)
 	if errors.Is(err, ratelimit.ErrStore) {
@@ -108,7 +108,7 @@ func (s storeErrors) AllowN(ctx context.Context, key string, n int) (ratelimit.R
 	return r, err
 }
 
-// AppendPolicies lets the middleware tell clients of the limits.
+// AppendPolicies lets the middleware report the limits to clients.
 func (s storeErrors) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	return ratelimit.AppendPolicies(ctx, dst, s.Limiter, key)
 }

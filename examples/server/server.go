@@ -19,7 +19,7 @@ const demoUser, demoPassword = "demo", "demo-password"
 
 var algorithms = ratelimit.Algorithms()
 
-// route is what is answered, and how often.
+// route is a handler, with its limits.
 type route struct {
 	pattern string
 	limits  func(store.Store) (ratelimit.Limiter, error)
@@ -33,7 +33,7 @@ var routes = []route{
 	{"POST /v1/login", loginLimits, attempt, login},
 }
 
-// newServer returns the handler of all routes, and what closes its stores.
+// newServer returns the handler of all routes, and a function that closes its stores.
 func newServer(cfg config) (http.Handler, func() error, error) {
 	s, err := newStores(cfg)
 	if err != nil {
@@ -41,7 +41,7 @@ func newServer(cfg config) (http.Handler, func() error, error) {
 	}
 	m := &metrics{routes: make(map[string]*counters)}
 	mux := http.NewServeMux()
-	// Outside the limits. Metrics are for an address that the public does not reach.
+	// These have no limits. Serve metrics on an address that the public does not reach.
 	mux.HandleFunc("GET /health", health)
 	mux.Handle("GET /metrics", m)
 	for _, r := range routes {
@@ -52,7 +52,7 @@ func newServer(cfg config) (http.Handler, func() error, error) {
 	return http.MaxBytesHandler(mux, maxBody), s.close, nil
 }
 
-// add puts r with its limits into mux.
+// add adds r with its limits to mux.
 func (r route) add(mux *http.ServeMux, s *stores, c *counters) error {
 	limiter, err := s.limiter(r.limits, c)
 	if err != nil {

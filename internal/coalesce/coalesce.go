@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Store is a store before another one. While a call of Take is under way for a key, others
-// on that key wait. One TakeUpTo decides on all of them. It is for one namespace.
+// Store wraps a store. While a Take of a key is under way, others on that key wait, and
+// then one TakeUpTo decides on all of them. It is for one namespace.
 type Store struct {
 	store.Store
 	algorithm Algorithm
@@ -23,11 +23,11 @@ type Store struct {
 type Algorithm struct {
 	// After is what r becomes once n events have been charged.
 	After func(r store.Reply, n int64) store.Reply
-	// Receipt names n of the charged events of the admission that r is.
+	// Receipt identifies n of the charged events of the admission with reply r.
 	Receipt func(l store.Limit, r store.Reply, charged, n int64) store.Receipt
 }
 
-// New returns a Store before s.
+// New returns a Store that asks s.
 func New(s store.Store, a Algorithm) *Store {
 	return &Store{Store: s, algorithm: a, calls: map[hotKey]*call{}}
 }
@@ -37,8 +37,8 @@ type hotKey struct {
 	limit store.Limit
 }
 
-// call is a call of the store that is under way, with those that wait for the next one, in
-// the order of their arrival.
+// call is a call of the store under way. Its waiters wait for the next one, in order of
+// arrival.
 type call struct{ waiters []*waiter }
 
 // waiter is a call of Take waiting for its answer. Whichever side sets done first, the
@@ -52,7 +52,7 @@ type waiter struct {
 type answer struct {
 	reply    store.Reply
 	err      error
-	panicked any // with what the store has panicked
+	panicked any // the value that the store panicked with
 }
 
 // Take implements [store.Store]. Only single events without a Before are coalesced.
@@ -78,7 +78,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	return s.Store.Take(ctx, ns, key, l, 1)
 }
 
-// next returns those that wait for the next call on k. If there are none, no call is under
+// next returns the waiters for the next call on k. If there are none, no call is under
 // way any more.
 func (s *Store) next(k hotKey) []*waiter {
 	s.mu.Lock()
@@ -98,19 +98,19 @@ func (s *Store) decideAll(ns *store.Namespace, k hotKey, waiters []*waiter) {
 	}
 }
 
-// decide decides on all waiters by one call of the store, and where only some of them are
-// admitted by a second, for the RetryAfter of the others. To ask for the others again would
-// keep them waiting for as long as room comes with each round trip.
+// decide decides on all waiters by one call of the store. If only some are admitted, a
+// second call finds the RetryAfter of the others. To try them again instead would keep
+// them waiting while each round trip finds a little room.
 func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 	if len(waiters) == 0 {
 		return
 	}
-	defer func() { // callers expect a panic of the store where they call
+	defer func() { // a panic belongs on the callers' goroutines, which may expect it
 		if p := recover(); p != nil {
 			answerAll(waiters, answer{panicked: p})
 		}
 	}()
-	ctx := context.Background() // no waiter's own: the store has a timeout
+	ctx := context.Background() // not a waiter's: the store has its own timeout
 	r, err := s.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))
 	if err != nil || !r.OK {
 		answerAll(waiters, answer{reply: r, err: err})
@@ -129,12 +129,12 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 		}
 	}
 	if given < granted { // some have left
-		// An error leaves them charged, as any call does whose caller has left.
+		// After an error they stay charged, as after any call whose caller has left.
 		_ = s.Refund(ctx, ns, k.key, k.limit, s.algorithm.Receipt(k.limit, r, granted, granted-given))
 	}
 }
 
-// present are the waiters that have not left.
+// present returns the waiters that have not left.
 func present(waiters []*waiter) []*waiter {
 	here := waiters[:0]
 	for _, w := range waiters {

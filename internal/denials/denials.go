@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	perShard   = 256  // so many are looked through at once, and up to twice that
+	perShard   = 256  // at most so many, or twice that, are searched at once
 	minMarks   = 1024 // so that a change rarely meets a call on another key
-	maxDrift   = 1000 // one part in so many between this clock and the store's
+	maxDrift   = 1000 // this clock and the store's may differ by one part in so many
 	sweepEvery = time.Second
 
 	never time.Duration = math.MaxInt64
@@ -41,7 +41,7 @@ func New(maxKeys int, maxAge time.Duration) *Table {
 	}
 }
 
-// Len is the number of keys remembered now, of which some may have ended. A nil Table has
+// Len is the number of keys remembered now. Some of them may have ended. A nil Table has
 // none.
 func (t *Table) Len() (n int) {
 	if t == nil {
@@ -56,8 +56,8 @@ func (t *Table) Len() (n int) {
 	return n
 }
 
-// Question is a call on N events that is not known to be denied, as it stood when it was
-// sent.
+// Question is a call on N events that is not known to be denied, with its key's state
+// when it was sent.
 type Question struct {
 	N     int
 	Limit store.Limit // zero if it is always the same
@@ -67,7 +67,7 @@ type Question struct {
 	changes uint32        // of the key's mark before sending
 }
 
-// Denial is an answer of the store, as it is told at a later time.
+// Denial is an answer of the store, as it is repeated at a later time.
 type Denial struct {
 	Capacity, Remaining    int
 	RetryAfter, ResetAfter time.Duration
@@ -79,9 +79,9 @@ func (t *Table) now() time.Duration { return time.Since(t.base) }
 func (t *Table) shard(k keyhash.Hash) *shard     { return &t.shards[k.Lo&uint64(len(t.shards)-1)] }
 func (t *Table) mark(k keyhash.Hash) *changeMark { return &t.marks[k.Lo&uint64(len(t.marks)-1)] }
 
-// changeMark keeps a denial that was under way during a change of its key from
-// being remembered. Keys may share one: the denial of another is lost then, which
-// costs a round trip. It is protected by its shard's lock.
+// changeMark keeps a denial from being remembered if its key changed while it was under
+// way. Keys may share a mark. The denial of another key is then lost, which costs a round
+// trip. The shard's lock protects it.
 type changeMark struct {
 	changes uint32 // that have ended
 	pending int32  // that are under way
@@ -92,7 +92,7 @@ type denial struct {
 	until     time.Duration // when it ends
 	retryAt   time.Duration // at or after its end
 	resetAt   time.Duration // at or after retryAt
-	limit     store.Limit   // under which it was made, zero if that is always the same
+	limit     store.Limit   // under which it was made; zero if that is always the same
 	n         int           // the events denied; more of them are denied too
 	capacity  int           // the Result's Limit
 	remaining int           // below n
@@ -107,14 +107,14 @@ func (e *denial) of(n int, now time.Duration) Denial {
 	return d
 }
 
-// wholeMicroseconds is d rounded up.
+// wholeMicroseconds rounds d up.
 func wholeMicroseconds(d time.Duration) time.Duration {
 	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
 }
 
-// Recall answers q, which is about key, if it is known to be denied, and otherwise makes it
-// ready to be sent. answer is called under a lock: a Result that is filled there and copied
-// after it costs 8 ns less than one that is filled just before it is copied.
+// Recall answers q, which is about key, if it is known to be denied. Otherwise it
+// prepares q to be sent. answer is called with a lock held: filling a Result there and
+// copying it later costs 8 ns less than filling it just before the copy.
 func (t *Table) Recall(key string, q *Question, answer func(Denial)) bool {
 	q.key, q.sent = t.seeds.Hash(key), t.now()
 	s := t.shard(q.key)
@@ -136,8 +136,8 @@ func (t *Table) Recall(key string, q *Question, answer func(Denial)) bool {
 	return false
 }
 
-// Remember keeps d, the answer to q that has just come, unless its key has changed since q
-// was sent, or it has ended.
+// Remember keeps d, the answer to q that has just come. It drops d if the key has changed
+// since q was sent, or if d has ended.
 func (t *Table) Remember(q *Question, d Denial) {
 	now := t.now()
 	e := denial{
@@ -158,9 +158,9 @@ func (t *Table) Remember(q *Question, d Denial) {
 	s.put(q.key, e, now, t.maxKeys/len(t.shards))
 }
 
-// ForgetOtherLimits drops a denial under another limit than that by which q has
-// been admitted, and such denials under way: the admission may have made room
-// under the other limit, by refilling at its own rate what it found.
+// ForgetOtherLimits drops a denial under another limit than the one that admitted q, and
+// such denials under way. The admission refilled the key at its own rate, which may have
+// made room under the other limit.
 func (t *Table) ForgetOtherLimits(q *Question) {
 	s := t.shard(q.key)
 	s.mu.Lock()
@@ -171,13 +171,14 @@ func (t *Table) ForgetOtherLimits(q *Question) {
 	}
 }
 
-// Change is a change of a key's state under way, by which a denial may end.
+// Change is a change of a key's state under way, which may end a denial.
 type Change struct {
 	table *Table
 	key   keyhash.Hash
 }
 
-// BeginChange drops the denial of key, and keeps out others until [Change.End].
+// BeginChange drops the denial of key, and lets no other be remembered until
+// [Change.End].
 func (t *Table) BeginChange(key string) Change {
 	k := t.seeds.Hash(key)
 	s := t.shard(k)
@@ -188,7 +189,7 @@ func (t *Table) BeginChange(key string) Change {
 	return Change{t, k}
 }
 
-// End says that the change has been made, or has failed.
+// End means that the change has been made, or has failed.
 func (c Change) End() {
 	s := c.table.shard(c.key)
 	s.mu.Lock()
@@ -198,18 +199,18 @@ func (c Change) End() {
 	m.changes++
 }
 
-// shard is some of the keys.
+// shard holds some of the keys.
 type shard struct {
-	mu      sync.Mutex // held for all below and the shard's marks, never over a call
+	mu      sync.Mutex // protects all below and the shard's marks; never held over a call
 	denials map[keyhash.Hash]denial
-	most    int           // that denials has held: its memory
-	sweepAt time.Duration // when denials that have ended are looked for
+	most    int           // the most that denials has held, for which it has memory
+	sweepAt time.Duration // when to drop denials that have ended
 
-	_ [32]byte // shards do not share a cache line
+	_ [32]byte // so that shards do not share a cache line
 }
 
-// put makes e the denial of k, unless one of fewer events is in force, which says
-// more. Where there are limit keys it takes the place of another.
+// put makes e the denial of k, unless one of fewer events is in force, which covers more.
+// At limit keys it replaces another.
 func (s *shard) put(k keyhash.Hash, e denial, now time.Duration, limit int) {
 	old, ok := s.denials[k]
 	switch {
@@ -224,8 +225,8 @@ func (s *shard) put(k keyhash.Hash, e denial, now time.Duration, limit int) {
 	s.most = max(s.most, len(s.denials))
 }
 
-// evict drops one that has ended, or that ends first, of the first eight that a
-// map's iteration comes upon.
+// evict drops one of the first eight denials of a map's iteration: one that has ended, or
+// the one that ends first.
 func (s *shard) evict(now time.Duration) {
 	var victim keyhash.Hash
 	seen, end := 0, time.Duration(math.MaxInt64)
@@ -240,7 +241,8 @@ func (s *shard) evict(now time.Duration) {
 	delete(s.denials, victim)
 }
 
-// sweep drops what has ended, and gives memory back that a former flood has left.
+// sweep drops the denials that have ended, and frees the memory that a past flood has
+// left.
 func (s *shard) sweep(now time.Duration) {
 	for k, e := range s.denials {
 		if e.until <= now {

@@ -1,11 +1,11 @@
-// Package effort says how much the tests of this run are to do. The environment does:
+// Package effort says how much the tests of this run should do. The environment decides:
 //
 //	                    what a newcomer runs, within a minute on two cores
 //	RATELIMIT_FULL=1    what CI runs: more and longer random traces, slow faults
 //	RATELIMIT_LONG=1    and what takes minutes: failovers, floods of 10 million keys
 //
-// A test that is shorter in a plain run checks the same there, on less. With -short a
-// test promises nothing about time, and runs the fewest traces: for the race detector.
+// A test that is shorter in a plain run checks the same, on less. With -short a test
+// promises nothing about time, and runs the fewest traces: for the race detector.
 package effort
 
 import (
@@ -13,13 +13,13 @@ import (
 	"testing"
 )
 
-// Full says whether this run is CI's, or a longer one.
+// Full reports whether this run is CI's, or a longer one.
 func Full() bool { return os.Getenv("RATELIMIT_FULL") == "1" || Long() }
 
-// Long says whether this run may take as long as it likes.
+// Long reports whether this run may take as long as it likes.
 func Long() bool { return os.Getenv("RATELIMIT_LONG") == "1" }
 
-// Of is how much of something a test does: plain, or full.
+// Of returns how much of something a test does: plain, or full.
 func Of(plain, full int) int {
 	if Full() {
 		return full

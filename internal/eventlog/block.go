@@ -7,14 +7,14 @@ import (
 )
 
 const (
-	blockLen = 64 // entries of a block
+	blockLen = 64 // entries in a block
 
-	// An entry is 6 bytes of time, counted from the block's base, and in a wide
-	// block 6 bytes of events: those of the block up to and with it. In a narrow
-	// one each entry is one event.
+	// An entry begins with 6 bytes of time, counted from the block's base. In a wide
+	// block 6 bytes of events follow: those of the block up to and including it. In a
+	// narrow block each entry is one event.
 	narrow, wide = 6, 12
-	maxOffset    = 1 << 48 // µs, some 8.9 years
-	maxRun       = 1 << 48 // running counts start again at 0 here
+	maxOffset    = 1 << 48 // µs, about 8.9 years
+	maxRun       = 1 << 48 // where running counts start again at 0
 )
 
 // block is a run of entries.
@@ -27,8 +27,7 @@ type block struct {
 	data  []byte // the entries, big endian
 }
 
-// begin makes b an empty block for an entry of n events at base. It keeps its
-// memory.
+// begin makes b an empty block for an entry of n events at base. It keeps its memory.
 func (b *block) begin(base int64, run uint64, n int64) {
 	*b = block{base: base, run: run, width: narrow, data: b.data[:0]}
 	if n > 1 {
@@ -40,7 +39,7 @@ func (b *block) begin(base int64, run uint64, n int64) {
 func eventsBetween(from, to uint64) int64 { return int64((to - from) % maxRun) }
 
 func (b *block) len() int {
-	if b.width == wide { // division by a constant is a fast one
+	if b.width == wide { // division by a constant is fast
 		return len(b.data) / wide
 	}
 	return len(b.data) / narrow
@@ -59,12 +58,12 @@ func (b *block) through(i int) uint64 {
 	return b.run + uint48(b.data[(i-1)*wide+narrow:])
 }
 
-// after returns the first entry later than t, b.len() if there is none.
+// after returns the first entry later than t, or b.len() if there is none.
 func (b *block) after(t int64) int {
 	return sort.Search(b.len(), func(i int) bool { return b.time(i) > t })
 }
 
-// fits says whether n events at t can be an entry of b.
+// fits reports whether n events at t can be an entry of b.
 func (b *block) fits(t, n int64) bool {
 	return !b.full() && t-b.base < maxOffset && (n == 1 || b.width == wide)
 }
@@ -86,9 +85,9 @@ func (b *block) cut(n int) {
 	b.data = b.data[:copy(b.data, b.data[n*b.width:])]
 }
 
-// take takes at most n events of the instant at out of b, the last ones first, from no
-// more than most entries. It returns how many events and entries they were, and whether
-// there may be more in the block before.
+// take removes at most n events of the instant at from b, the last ones first, and looks
+// at no more than most entries. It returns how many events it removed, how many entries
+// it looked at, and whether the block before may have more.
 func (b *block) take(at, n int64, most int) (events int64, tried int, more bool) {
 	to := b.after(at)
 	i, kept := to, to // entries up to kept stay, the last of them in part

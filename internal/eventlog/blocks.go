@@ -5,7 +5,7 @@ import "sort"
 // last is the number of the newest block.
 func (g *Log) last() int64 { return g.number + int64(len(g.older)) }
 
-// block is the block of this number, nil if that is in the range of one before it.
+// block returns the block of this number, or nil if an earlier block has it in its range.
 func (g *Log) block(n int64) *block {
 	if i := n - g.number; i < int64(len(g.older)) {
 		return g.older[i]
@@ -16,8 +16,8 @@ func (g *Log) block(n int64) *block {
 // lowbit is the largest power of 2 that divides n.
 func lowbit(n int64) int64 { return n & -n }
 
-// holder is the number of the block in whose range n is; it is below g.number if that was
-// forgotten.
+// holder is the number of the block whose range contains n. It is below g.number if that
+// was forgotten.
 func (g *Log) holder(n int64) int64 {
 	for n >= g.number && g.block(n) == nil {
 		n -= lowbit(n)
@@ -33,8 +33,8 @@ func (g *Log) following(n int64) int64 {
 	return n
 }
 
-// later is the first number, above g.number, of which the block begins later than t;
-// g.last()+1 if none does.
+// later is the first number, above g.number, of a block that begins later than t, or
+// g.last()+1 if there is none.
 func (g *Log) later(t int64) int64 {
 	return g.number + 1 + int64(sort.Search(len(g.older), func(i int) bool {
 		n := g.holder(g.number + 1 + int64(i))
@@ -42,11 +42,11 @@ func (g *Log) later(t int64) int64 {
 	}))
 }
 
-// firstAfter returns the block and the entry of the first event later than t,
-// which is before the newest and not before cutoff. The entry is one past the end of a
-// block that has none.
+// firstAfter returns the block and the entry of the first event later than t. t is before
+// the newest event and not before cutoff. If the block has no such entry, i is one past
+// its end.
 func (g *Log) firstAfter(t int64) (b int64, i int) {
-	// Nearly always it is one of the next after those that had died before.
+	// It is nearly always one of the first after the dead ones.
 	if oldest := g.block(g.number); oldest != nil {
 		for i, most := g.first, min(g.first+4, oldest.len()); i < most; i++ {
 			if oldest.time(i) > t {
@@ -63,7 +63,7 @@ func (g *Log) firstAfter(t int64) (b int64, i int) {
 	return g.following(max(b, g.number)), 0
 }
 
-// back is the back of block n, 0 for the newest, which has none.
+// back is the back of block n. It is 0 for the newest, which has none.
 func (g *Log) back(n int64) uint64 {
 	if n < g.last() {
 		return g.block(n).back

@@ -8,8 +8,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// form is the first byte of a log in bytes. A form that differs gets another number; a state
-// in bytes has 1, see [store.AppendState].
+// form is the first byte of a log in bytes. That of a state is 1; see
+// [store.AppendState]. A new form needs another number.
 const form = 2
 
 // Ranges of what is parsed.
@@ -17,10 +17,10 @@ const (
 	minPeriod = 1_000
 	maxPeriod = 10 * 365 * 24 * 3600 * 1e6
 	maxTime   = 1 << 60    // µs: durations can be added without an overflow
-	maxEvents = maxRun / 2 // of a log: see whenGone
+	maxEvents = maxRun / 2 // in a log: see whenGone
 )
 
-// AppendBinary implements [store.Log]. What it appends is
+// AppendBinary implements [store.Log]. It appends
 //
 //	byte 2     the form
 //	uvarint    the Period of the last Add, µs
@@ -31,8 +31,8 @@ const (
 //	uvarint    2·d of one event, or 2·d + 1 of several; d is the µs since the entry before
 //	uvarint    of several: how many
 //
-// with the varints of encoding/binary. An event takes 3 bytes if it comes within a second of
-// the one before, and 4 within two minutes. Entries that were cut are left out.
+// with the varints of encoding/binary. An event takes 3 bytes if it comes within a second
+// of the one before, and 4 within two minutes. Entries that were cut are left out.
 func (g *Log) AppendBinary(b []byte) ([]byte, error) {
 	b = append(b, form)
 	b = binary.AppendUvarint(b, uint64(g.period))
@@ -59,8 +59,8 @@ func appendEntry(b []byte, d, events int64) []byte {
 	return binary.AppendUvarint(b, uint64(events))
 }
 
-// Parse is the inverse of [Log.AppendBinary]. Bytes that are not a log, and numbers out of
-// range, are [store.ErrCorrupt].
+// Parse is the inverse of [Log.AppendBinary]. The error is [store.ErrCorrupt] for bytes
+// that are not a log and for numbers out of range.
 func Parse(b []byte) (store.Log, error) {
 	g := new(Log)
 	if !g.parse(b) {
@@ -84,7 +84,7 @@ func (g *Log) parse(b []byte) (ok bool) {
 	if size <= 0 || now < -maxTime || now > maxTime {
 		return false
 	}
-	g.period, g.cutoff = int64(period), now-1 // what was cut is not among the entries
+	g.period, g.cutoff = int64(period), now-1 // the entries hold nothing that was cut
 	for b = b[size:]; len(b) > 0; {
 		var d, events int64
 		if d, events, b = parseEntry(b); events == 0 || d > maxTime-now || events > maxEvents-int64(g.total) {
@@ -96,7 +96,8 @@ func (g *Log) parse(b []byte) (ok bool) {
 	return true
 }
 
-// parseEntry returns an entry and the bytes behind it; no events if b does not begin with one.
+// parseEntry returns an entry and the bytes after it. events is 0 if b does not begin
+// with an entry.
 func parseEntry(b []byte) (d, events int64, rest []byte) {
 	head, size := binary.Uvarint(b)
 	if size <= 0 {

@@ -39,8 +39,8 @@ func TestTheFormOfALog(t *testing.T) {
 	require.Equal(t, []byte{2, 0xc0, 0x84, 0x3d, 0}, bytesOf(t, g), "no entries")
 }
 
-// Two logs that are asked the same answer the same, one of which becomes bytes and a log
-// again before each call.
+// Two logs get the same calls and give the same answers. One of them becomes bytes and a
+// log again before each call.
 func TestALogOfBytesIsTheSame(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 2))
@@ -113,7 +113,8 @@ func TestWhatIsNoLogIsCorrupt(t *testing.T) {
 	require.Equal(t, int64(64)+l.Period-65, g.Step(l, 65, 1).X)
 }
 
-// Whatever the bytes are, a log of them can be used, and its bytes are those of an equal one.
+// Whatever the bytes are, a log of them can be used, and its bytes are those of an equal
+// one.
 func FuzzParse(f *testing.F) {
 	l := store.Limit{Rate: 300, Period: 1_000_000}
 	for events := range int64(3) {

@@ -9,35 +9,34 @@ import (
 
 // Log is a [store.Log]: blocks of entries, oldest first. An entry is a time and the
 // running count of events up to it. So the number of events between two entries is a
-// subtraction, and each search is binary. What has died goes with its block, at most one
+// subtraction, and each search is binary. Dead entries go with their block, at most one
 // block a call. The zero Log is empty.
 //
-// Blocks have numbers. An event that is refunded is taken out of its block, and no later
-// running count is changed: each would have to be. It is counted in back instead. The back
-// of block p is how many events were refunded from the blocks p to p + lowbit(p) - 1 (P.
-// Fenwick, "A New Data Structure for Cumulative Frequency Tables", 1994). So each event is
-// counted in one block for each power of 2 at most, and what is missing from a block on is
-// the sum of as many.
+// Blocks have numbers. A refunded event is removed from its block, and no later running
+// count is changed: there could be many. It is counted in back instead. The back of block
+// p is how many events were refunded from the blocks p to p + lowbit(p) - 1. Each refund
+// is counted in at most one block for each power of 2. The events missing from a block on
+// are the sum of as many numbers. See P. Fenwick, "A New Data Structure for Cumulative
+// Frequency Tables", 1994.
 //
-// An older block that is empty stays, for its back. Two of them that are the halves of a
-// larger range become one, the first, and the other is nil. Such a range has 2, 4, 8 ...
-// numbers and begins at a multiple of its length. The newest block is never empty, and
-// what is refunded from it leaves no trace.
+// An older block that is empty stays, for its back. If two of them are the halves of a
+// larger range, the first stands for both, and the other is nil. Such a range has 2, 4, 8
+// ... numbers and begins at a multiple of its length. The newest block is never empty,
+// and a refund from it leaves no trace.
 type Log struct {
 	tail     block    // the newest
 	older    []*block // those before it
-	spare    *block   // one that was dropped, for the next that is needed
+	spare    *block   // a dropped block, to be used again
 	number   int64    // of the oldest block, from 1 on
-	refunded int64    // the number of the newest older block from which was refunded
+	refunded int64    // the number of the newest older block with a refund
 	first    int      // entries of the oldest block that are not later than cutoff, or fewer
 	newest   int64    // time of the last entry, Unix µs; 0 if there is none
 	total    uint64   // the running count of all events
 	cutoff   int64    // events up to here, Unix µs, were cut by an Add, whatever the Period is now
-	period   int64    // µs, of the last Add
+	period   int64    // of the last Add, µs
 }
 
-// New returns a log that begins with the entry of s: s.Whole events at s.At, if there are
-// any.
+// New returns a log that begins with the entry of s: s.Whole events at s.At, if any.
 func New(s store.State) store.Log {
 	g := new(Log)
 	if s.Whole > 0 {
@@ -66,10 +65,10 @@ func (g *Log) Step(l store.Limit, now, n int64) store.Reply {
 	return r
 }
 
-// whenGone is the time of the event with which need events will have left, where gone
-// have left already; the first of the others is in block b. It walks up in steps of powers
-// of 2 to the last block before which fewer than need leave, and down again, by half of a
-// step each time. absent is how many are missing on the way.
+// whenGone returns the time at which need events will have left. gone of them have left
+// already, and the next one is in block b. It walks up in steps of powers of 2 to the
+// last block before which fewer than need leave. Then it walks down by half a step each
+// time. absent is how many are missing on the way.
 func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
 	last, absent := g.last(), uint64(0)
 	fewer := func(n int64, absent uint64) bool {
@@ -80,7 +79,7 @@ func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
 		b, absent = b+step, absent+g.back(b)
 		step = lowbit(b)
 	}
-	part := g.back(b) // what is missing from b to b+step-1
+	part := g.back(b) // missing from b to b+step-1
 	for step /= 2; step > 0; step /= 2 {
 		n := b + step
 		if n > last || g.block(n) == nil {
@@ -94,7 +93,7 @@ func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
 	}
 	at := g.block(b)
 	i := sort.Search(at.len(), func(i int) bool {
-		// An entry that has left runs behind gone: nearly maxRun events between.
+		// An entry that has left is behind gone: nearly maxRun events lie between.
 		events := eventsBetween(gone+absent, at.through(i+1))
 		return need <= events && events < maxRun/2
 	})
@@ -118,11 +117,11 @@ func (g *Log) Add(l store.Limit, now, n int64) (end int64) {
 	return now + l.Period
 }
 
-// append makes n events at now, which is not before newest, the last entry.
+// append makes n events at now the last entry. now is not before newest.
 func (g *Log) append(now, n int64) {
 	if g.empty() {
 		g.tail.begin(now, 0, n)
-		g.older, g.spare, g.first = nil, nil, 0 // lets go of their memory
+		g.older, g.spare, g.first = nil, nil, 0 // frees their memory
 		g.number, g.refunded, g.total = 1, 0, 0
 	} else if !g.tail.fits(now, n) {
 		g.nextBlock(now, n)
@@ -144,11 +143,11 @@ func (g *Log) nextBlock(now, n int64) {
 	g.tail.begin(now, g.total, n)
 }
 
-// trim forgets what is not later than cutoff: at most one block of several, the
-// entries of a single one, and all at once where nothing lives.
+// trim forgets what is not later than cutoff: at most one block of several, or the
+// entries of a single one. If nothing is alive, it forgets everything.
 func (g *Log) trim() {
 	if g.newest <= g.cutoff {
-		g.tail.data = g.tail.data[:0] // it is empty, and begins again with what is added
+		g.tail.data = g.tail.data[:0] // it is empty, and begins again with the next Add
 		return
 	}
 	b, i := g.firstAfter(g.cutoff)
@@ -166,8 +165,8 @@ func (g *Log) trim() {
 	}
 }
 
-// forget drops the oldest block, and of what is in its range up to b as much as a block
-// has entries.
+// forget drops the oldest block. It also drops what is in its range up to b, but no more
+// than a block has entries.
 func (g *Log) forget(b int64) {
 	if old := g.older[0]; old != nil {
 		g.spare = old
@@ -198,5 +197,6 @@ func (g *Log) Used(now int64) int64 {
 	return eventsBetween(g.block(b).through(i), g.total-g.missing(b))
 }
 
-// empty says that there is no entry. Only the newest block can be so, if it is alone.
+// empty reports whether there is no entry. Only the newest block can be empty, if it is
+// alone.
 func (g *Log) empty() bool { return len(g.tail.data) == 0 }

@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// The structure of a log. Its decisions are compared with an exact oracle by the
-// conformance suite of stores.
+// The structure of a log. The conformance suite of stores compares its decisions with an
+// exact oracle.
 
 // logOf returns a log of events of cost 1, evenly spread over the last period, and
 // its time.
@@ -129,8 +129,8 @@ func TestADenialDoesNotTouchTheLog(t *testing.T) {
 	}
 }
 
-// A log beside a plain list of (time, count), over entries of mixed costs that
-// spread over many blocks.
+// A log and a plain list of (time, count) agree, over entries of mixed costs in many
+// blocks.
 func TestALogCountsAsAPlainListDoes(t *testing.T) {
 	type event struct{ at, n int64 }
 	for seed := range uint64(20) {
@@ -186,8 +186,8 @@ func TestALogCountsAsAPlainListDoes(t *testing.T) {
 	}
 }
 
-// The same, where most of what is admitted is refunded: from the oldest on, from the newest
-// on, all of a part, and anything, so that blocks empty and become one.
+// The same with refunds of most of what is admitted: from the oldest on, from the newest
+// on, all of a part, and anything. So blocks become empty and are joined.
 func TestALogCountsWhateverIsRefunded(t *testing.T) {
 	type event struct{ at, n int64 }
 	for seed := range uint64(24) {
@@ -265,7 +265,7 @@ func TestALogCountsWhateverIsRefunded(t *testing.T) {
 	}
 }
 
-// requireBlocks checks what is said of the blocks of a log.
+// requireBlocks checks what the doc of Log says of its blocks.
 func requireBlocks(t *testing.T, g *Log) {
 	t.Helper()
 	if g.empty() {
@@ -299,7 +299,7 @@ func requireBlocks(t *testing.T, g *Log) {
 	require.LessOrEqual(t, blocks, 2*(held+1)+2*64)
 }
 
-// Work is bounded: a refund of any event changes a block for each power of 2.
+// Work is bounded: a refund of any event changes at most a block for each power of 2.
 func TestARefundChangesFewBlocks(t *testing.T) {
 	g, l, now := logOf(100_000, time.Second)
 	first := now - l.Period + l.Period/100_000

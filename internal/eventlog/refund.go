@@ -2,8 +2,8 @@ package eventlog
 
 import "github.com/ratelimit-go/ratelimit/store"
 
-// Refund implements [store.Log]. Of the entries of one instant it takes from the
-// last one first, and from no more than a block has.
+// Refund implements [store.Log]. It takes from the last entry of an instant first, and
+// from no more entries than a block has.
 func (g *Log) Refund(l store.Limit, now int64, c store.Receipt) {
 	if g.empty() {
 		return
@@ -44,8 +44,8 @@ func (g *Log) count(b int64, n uint64) {
 	}
 }
 
-// shrink makes the newest block that is not empty the last one, which is: false if there is
-// none.
+// shrink drops empty blocks from the end, so that the newest one has entries. It returns
+// false if none has.
 func (g *Log) shrink() bool {
 	for g.tail.len() == 0 {
 		b := g.holder(g.last() - 1)
@@ -65,10 +65,10 @@ func (g *Log) shrink() bool {
 	return true
 }
 
-// merge makes block b, which is empty, and what is empty beside it one, and returns its
-// number.
+// merge joins block b, which is empty, with empty neighbors, and returns the number of
+// the joined block.
 func (g *Log) merge(b int64) int64 {
-	empty := func(n, span int64) bool { // a block of that range
+	empty := func(n, span int64) bool { // reports whether there is an empty block of that range
 		if n < g.number || n+span > g.last() {
 			return false
 		}

@@ -20,8 +20,8 @@ const (
 	maxQuoted = 48  // bytes of a refused text that an error repeats
 )
 
-// Parse reads a limit, other than "unlimited". Its error is the bare reason. It refuses
-// what it cannot read exactly, and leaves it to the caller to check the ranges.
+// Parse reads a limit, other than "unlimited". It refuses what it cannot read exactly,
+// and leaves the ranges to the caller. Its error is the bare reason.
 func Parse(s string) (rate int, period time.Duration, burst int, err error) {
 	if len(s) > maxText {
 		return 0, 0, 0, fmt.Errorf("%d bytes are more than %d", len(s), maxText)
@@ -43,7 +43,7 @@ func Parse(s string) (rate int, period time.Duration, burst int, err error) {
 	return rate, period, burst, err
 }
 
-// Format is a limit in its canonical form.
+// Format returns a limit in its canonical form.
 func Format(rate int, period time.Duration, burst int) string {
 	text := strconv.Itoa(rate) + "/" + formatPeriod(period)
 	if burst != 0 {
@@ -109,8 +109,8 @@ func parseDuration(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// finerThanNanosecond reports whether a number in s has decimals below 1 ns,
-// which time.ParseDuration has read and dropped.
+// finerThanNanosecond reports whether a number in s has decimals below 1 ns, which
+// time.ParseDuration drops.
 func finerThanNanosecond(s string) bool {
 	for _, tail := range strings.Split(s, ".")[1:] {
 		decimals, rest := cutDigits(tail)
@@ -128,7 +128,7 @@ func finerThanNanosecond(s string) bool {
 	return false
 }
 
-// unitNamed is the length of a unit, and 0 for a name of none.
+// unitNamed is the length of a unit, or 0 if there is no such unit.
 func unitNamed(name string) time.Duration {
 	switch name {
 	case "ms", "millisecond", "milliseconds":
@@ -145,9 +145,9 @@ func unitNamed(name string) time.Duration {
 	return 0
 }
 
-// formatPeriod is a period as String shows it: in days if it is whole days,
-// otherwise as package time has it, less the zero minutes and seconds at the
-// end; and a single unit goes without its 1.
+// formatPeriod is a period as String shows it, in days if it is whole days. Otherwise it
+// is as package time has it, without zero minutes and seconds at the end. A single unit
+// goes without its 1.
 func formatPeriod(d time.Duration) string {
 	text := d.String()
 	if d != 0 && d%day == 0 {
@@ -171,7 +171,7 @@ func cutDigits(s string) (digits, rest string) {
 	return s[:len(s)-len(rest)], rest
 }
 
-// Quote is s as a Go string, cut short if it is long.
+// Quote returns s as a Go string, cut short if it is long.
 func Quote(s string) string {
 	if len(s) > maxQuoted {
 		return strconv.Quote(s[:maxQuoted]) + "..."

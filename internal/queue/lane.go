@@ -5,54 +5,54 @@ import "time"
 const (
 	leastLag    = 4 * time.Millisecond
 	mostLag     = 64 * time.Millisecond
-	mostAhead   = 48 * time.Millisecond // of a long queue
+	mostAhead   = 48 * time.Millisecond // for a long queue
 	mostFlights = 64                    // questions under way
-	guesses     = 8                     // that came true, before the next is a bit bolder: the step may be too long
+	guesses     = 8                     // that came true before the next one is slightly bolder: the step may be too long
 )
 
-// lane is a queue, and what is known of the limiter's answers. All of it is under the
-// shard's lock.
+// lane is a queue, with what is known of the limiter's answers. The shard's lock protects
+// all of it.
 type lane struct {
 	id    id
 	shard *shard
 
-	first, last *waiter // who stands, in order of arrival
+	first, last *waiter // the line, in order of arrival
 	standing    int
-	events      int       // of all who stand
-	soonest     time.Time // no deadline of those who stand is before it; zero if none has one
-	largest     int       // nobody who stands wants more events
+	events      int       // of all in the line
+	soonest     time.Time // no deadline in the line is before it; zero if none has one
+	largest     int       // no waiter in the line wants more events
 	seq         uint64
 
 	flights, flying int    // questions under way, and their events
 	departures      uint64 // questions
 	landings        uint64 // answers
-	holders         int    // who have left the line with a permit whose time is to come
+	holders         int    // waiters that have left the line with a permit whose time is to come
 
 	kind  Kind
-	token bool // it is a token bucket: ResetAfter tells the step
-	leaky bool // it is a leaky bucket: the next turn is when it is empty
-	tried bool // to be admitted early, in vain
-	free  bool // the last answer was: others need not wait for the next
+	token bool // a token bucket: ResetAfter gives the step
+	leaky bool // a leaky bucket: the next turn is when it is empty
+	tried bool // an early admission was tried, in vain
+	free  bool // the last answer admitted everything: others need not wait for the next
 
-	// What the answers have said.
-	known      bool          // base is
+	// What the answers have shown.
+	known      bool          // base is set
 	base       time.Time     // when the time of the next event begins to count
 	room       int           // events that could go at base already
-	step       time.Duration // from one event to the next; 0 if that is not known
+	step       time.Duration // from one event to the next; 0 if not known
 	gap        time.Duration // the last step that was seen
-	ticket     time.Time     // the last turn that was given out, of so many events; zero if there was none
+	ticket     time.Time     // the last turn given out, for so many events; zero if there was none
 	tickets    int
-	number     uint64 // of the question to which it was the answer
+	number     uint64 // of the question that ticket answered
 	rushed     int    // admissions that did not wait
 	admissions int
 	guessed    int       // steps that came true
 	prior      time.Time // the last permit, and how many events it left; zero if there was none
 	left       int
-	full       time.Time // from then on all can go, nobody else calling
-	sure       time.Time // the first of the line cannot go before; zero if that is not known
-	turn       time.Time // of a leaky bucket, the turn of the next event; zero if that is not known
+	full       time.Time // from then on all can go, if there are no other callers
+	sure       time.Time // the first in the line cannot go before; zero if not known
+	turn       time.Time // of a leaky bucket, the turn of the next event; zero if not known
 	limit      int
-	lag        time.Duration // by how much an answer comes after the instant for which it was asked
+	lag        time.Duration // how long after the time asked for the answer comes
 	trip       time.Duration // of a question and its answer
 	slow       time.Duration // the longest trip of late
 
@@ -88,7 +88,7 @@ func (ln *lane) land(n int) {
 
 func (ln *lane) empty() bool { return ln.flights == 0 && ln.first == nil && ln.holders == 0 }
 
-// moved is called after each change: it wakes the first of the line, or removes the lane.
+// moved is called after each change. It wakes the first in the line, or removes the lane.
 func (ln *lane) moved() {
 	s := ln.shard
 	switch {
@@ -96,7 +96,7 @@ func (ln *lane) moved() {
 		ln.first.call()
 	case ln.empty() && s.lanes != nil:
 		delete(s.lanes, ln.id)
-		ln.id, ln.latest = id{}, Decision{} // of which nothing is kept
+		ln.id, ln.latest = id{}, Decision{} // so that it keeps nothing alive
 		s.spare = ln
 	}
 }
@@ -108,8 +108,8 @@ func (ln *lane) forget() {
 }
 
 // lead is how long before its time a permit is asked for, so that the answer is there in
-// time. Those who stand in a long queue will use what is asked for in any case, so that a
-// process that stands still for a while need not cost them any.
+// time. A long queue will use its permits in any case, so it asks further ahead. Then a
+// process that stops for a moment need not lose any.
 func (ln *lane) lead() time.Duration {
 	ahead := time.Duration(0)
 	if ln.step > 0 && ln.step < mostAhead {
@@ -118,8 +118,8 @@ func (ln *lane) lead() time.Duration {
 	return max(ln.lag+ln.lag/2, ahead)
 }
 
-// insert puts w into the line by the order of arrival: at the end, but for those who have
-// asked and were denied.
+// insert puts w into the line by order of arrival. That is the end, except for waiters
+// that have asked and were denied.
 func (ln *lane) insert(w *waiter) {
 	before := ln.last
 	if ln.first != nil && w.seq < ln.last.seq {
@@ -147,7 +147,7 @@ func (ln *lane) insert(w *waiter) {
 	}
 }
 
-// after is who stands behind w: the first of ln if w is nil.
+// after is the waiter behind w, or the first of ln if w is nil.
 func (w *waiter) after(ln *lane) *waiter {
 	if w == nil {
 		return ln.first
@@ -186,13 +186,13 @@ func (ln *lane) due(others, n int, now time.Time) (t time.Time, known bool) {
 	return ln.base.Add(time.Duration(need) * ln.step), true
 }
 
-// early is whether permits are asked for ahead of their time, if only to see whether that
-// does.
+// early reports whether permits are asked for ahead of their time, if only to see whether
+// that works.
 func (ln *lane) early() bool { return ln.kind == Early || ln.kind == Unknown && !ln.tried }
 
-// several is whether n events can be asked for while other questions are under way: where one
-// after the other would take longer than the limiter does. The order in which questions
-// arrive is not quite that in which they are sent, so that turns are asked for one by one as
+// several reports whether n events can be asked for while other questions are under way:
+// if one after the other would take longer than the limiter does. Questions may not
+// arrive in quite the order in which they are sent. So turns are asked for one by one as
 // far as that is fast enough.
 func (ln *lane) several(n int, known bool) bool {
 	switch {
@@ -208,7 +208,8 @@ func (ln *lane) several(n int, known bool) bool {
 	return ln.room >= n || ln.early() && known && ln.trip > ln.step
 }
 
-// roomForAll is whether n events more could go at once with all that stand, who are about to.
+// roomForAll reports whether n more events could go at once, besides all that are in the
+// line.
 func (ln *lane) roomForAll(n int) bool {
 	switch {
 	case ln.free:
@@ -227,16 +228,16 @@ func (ln *lane) spend(n int) {
 	ln.room = max(0, ln.room-n)
 }
 
-// question is what is asked, and why then.
+// question is what is asked, and why at that time.
 type question struct {
 	n       int
-	d       time.Duration // within which the turn is to come
+	d       time.Duration // the turn is to come within it
 	patient bool          // d is the time that the waiter has
-	due     time.Time     // when the events are due, as far as is known; zero if nothing is
-	exact   bool          // due is what a denial has said, not a guess
+	due     time.Time     // when the events are due, as far as is known; zero if not known
+	exact   bool          // due comes from a denial, and is not a guess
 
 	number, landings uint64    // of the lane, when it was asked
-	at, sent         time.Time // when it was to be sent, zero if at once, and when it was
+	at, sent         time.Time // when it should be sent, zero if at once, and when it was
 }
 
 // admitted learns from an admission.
@@ -258,7 +259,7 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 		}
 	}
 	switch {
-	case ln.kind == Early && d.Delay > 0: // its time lies between these two
+	case ln.kind == Early && d.Delay > 0: // its time is between these two
 		permit, exact = clamp(q.due, q.sent.Add(d.Delay), now.Add(d.Delay)), true
 	case q.due.IsZero():
 	case q.d == 0 || q.patient:
@@ -266,7 +267,7 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 		if exact || ln.step == 0 {
 			break
 		}
-		if ln.guessed++; d.Remaining > 0 { // so many have come since
+		if ln.guessed++; d.Remaining > 0 { // that many have come since
 			ln.step = min(ln.step, now.Sub(ln.prior)/time.Duration(d.Remaining+q.n))
 		} else if ln.guessed%guesses == 0 {
 			ln.step -= ln.step / 4
@@ -278,7 +279,7 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 	}
 	next := q.number == ln.number+1
 	switch counted := q.n - ln.left; {
-	case ln.leaky && d.ResetAfter > d.Delay && !d.Elsewhere: // when it has drained; with others who take turns it is longer
+	case ln.leaky && d.ResetAfter > d.Delay && !d.Elsewhere: // when it has drained; later if others take turns too
 		ln.step = max(ln.step, (d.ResetAfter-d.Delay)/time.Duration(q.n))
 	case ln.token && d.Delay > 0:
 		ln.step = (d.ResetAfter - d.Delay) / time.Duration(max(d.Limit, 1))
@@ -287,13 +288,13 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 	case exact && (ln.kind != Tickets || d.Delay == 0) && !ln.prior.IsZero() && next && counted > 0:
 		ln.learn(permit.Sub(ln.prior) / time.Duration(counted))
 	case ln.step == 0 && next && d.Delay == 0 && (d.Remaining < q.n || ln.kind == Tickets):
-		if ln.rushed++; ln.rushed%4 == 0 { // events come faster than one can ask
+		if ln.rushed++; ln.rushed%4 == 0 { // events come faster than questions can be sent
 			ln.step = ln.trip / 2
 		}
 	}
 	if charged := d.Limit - d.Remaining; charged > 0 && d.Delay == 0 && d.ResetAfter > 0 {
-		// All that is charged is gone at ln.full, so that this is twice the step on average.
-		// Who guesses longer ones from permits that came in heaps loses some.
+		// All that is charged is gone at ln.full, so this is twice the step on average. A
+		// longer guess, from permits that came in batches, would lose some.
 		ln.step = min(ln.step, 2*ln.full.Sub(permit)/time.Duration(charged))
 	}
 	ln.number = max(ln.number, q.number)
@@ -302,8 +303,8 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 	if d.Remaining > 0 {
 		ln.base = now
 	}
-	// It is not known which of those under way came before, nor, if an answer to a later
-	// question was faster, whether this one is still true.
+	// It is not known which of those under way came before. Nor is it known whether this
+	// answer is still true, if a later question was answered faster.
 	room := ln.room
 	ln.room = d.Remaining
 	ln.spend(ln.flying)
@@ -312,8 +313,8 @@ func (ln *lane) admitted(d *Decision, q *question, now time.Time) {
 	}
 }
 
-// learn takes the lesser of the last two steps: between permits that others took, or that
-// nobody asked for, there are several, and windows have permits in heaps.
+// learn takes the lesser of the last two steps. A longer gap may hold permits that others
+// took, or that were not asked for, and windows give permits in batches.
 func (ln *lane) learn(gap time.Duration) {
 	if gap <= 0 {
 		return
@@ -340,7 +341,7 @@ func (ln *lane) lags(q *question, now time.Time) {
 	ln.lag = min(max(lag, ln.lag-ln.lag/128, leastLag), mostLag)
 }
 
-// clamp is t between least and most, and most if it is not known.
+// clamp is t between least and most, or most if t is not known.
 func clamp(t, least, most time.Time) time.Time {
 	switch {
 	case t.IsZero(), t.After(most):
@@ -352,7 +353,7 @@ func clamp(t, least, most time.Time) time.Time {
 }
 
 // remember keeps the latest decision. Waiters that want more than can ever be admitted
-// may find that out at once.
+// learn it at once.
 func (ln *lane) remember(d *Decision, now time.Time) {
 	told := ln.latest.Told
 	ln.latest, ln.latestAt, ln.full = *d, now, now.Add(d.ResetAfter)
@@ -368,13 +369,13 @@ func (ln *lane) remember(d *Decision, now time.Time) {
 	}
 }
 
-// nextTurn is for limiters that give out turns: no other comes before t.
+// nextTurn is for limiters that give out turns: no other turn comes before t.
 func (ln *lane) nextTurn(t, now time.Time) {
 	ln.turn = t
 	ln.sendAway(t.Add(min(ln.slow, mostLag)), now)
 }
 
-// late is whether the next turn comes too late for end, counting the answer's way.
+// late reports whether the next turn comes too late for end, including the answer's way.
 func (ln *lane) late(end time.Time) bool {
 	if ln.turn.IsZero() {
 		return false
@@ -383,8 +384,8 @@ func (ln *lane) late(end time.Time) bool {
 	return ln.turn.Sub(now) > Patience(end.Sub(now), ln.slow)
 }
 
-// sendOut lets all who want n events or more ask by themselves, since they never can have
-// them.
+// sendOut lets waiters that want n events or more ask by themselves, since they can never
+// have them.
 func (ln *lane) sendOut(n int) {
 	ln.largest = 0
 	for w := ln.first; w != nil; {
@@ -401,7 +402,7 @@ func (ln *lane) sendOut(n int) {
 	}
 }
 
-// sendAway sends those away whose deadline is before t, at which the first of the line can
+// sendAway refuses the waiters whose deadline is before t, when the first in the line can
 // go at the earliest.
 func (ln *lane) sendAway(t, now time.Time) {
 	if ln.soonest.IsZero() || !ln.soonest.Before(t) {
@@ -423,7 +424,7 @@ func (ln *lane) sendAway(t, now time.Time) {
 	}
 }
 
-// refused is the denial of those who would be due at t, made of the latest decision.
+// refused is the denial of waiters that would be due at t, made from the latest decision.
 func (ln *lane) refused(t, now time.Time) Decision {
 	retry := max(t.Sub(now), time.Microsecond)
 	reset := ln.latest.ResetAfter - now.Sub(ln.latestAt)

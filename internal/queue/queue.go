@@ -1,9 +1,9 @@
-// Package queue lets the waiters of a key stand in a queue, in order of arrival, so that
-// only the first of them asks the limiter.
+// Package queue keeps the waiters of a key in a queue, in order of arrival, so that only
+// the first of them asks the limiter.
 //
-// A lane is the queue of one key of one limiter in this process. It exists while somebody
-// asks or waits in it. It learns from answers when the next events will be admitted, so that
-// most questions are answered with an admission.
+// A lane is the queue of one key of one limiter in this process. It exists while a call
+// asks or waits in it. It learns from answers when the next events will be admitted, so
+// that most questions are answered with an admission.
 package queue
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Decision is a limiter's answer, as far as a lane needs it.
+// Decision is the part of a limiter's answer that a lane needs.
 type Decision struct {
 	Allowed          bool
 	Limit, Remaining int
@@ -25,32 +25,33 @@ type Decision struct {
 	Told             any  // of a denial: what more those are to be told who are refused without asking
 }
 
-// Never is the RetryAfter of events that no waiting will admit.
+// Never is the RetryAfter of events that are never admitted, however long the wait.
 const Never time.Duration = 1<<63 - 1
 
 // Forever is a patience without end.
 const Forever = 100 * 365 * 24 * time.Hour
 
-// Kind is how a limiter admits what has to wait.
+// Kind is how a limiter admits events that have to wait.
 type Kind uint8
 
 const (
-	// Unknown is found out by asking.
+	// Unknown is learned by asking.
 	Unknown Kind = iota
 	// Plain admits events when their time has come, and not before.
 	Plain
-	// Early admits events some time before their time, and Delay is the rest of it.
+	// Early admits events some time before their time. Delay is the time that remains.
 	Early
-	// Tickets admits events into a queue of its own, and Delay is their turn.
+	// Tickets admits events into a queue of the limiter's own. Delay is the time until
+	// their turn.
 	Tickets
 	// Leaky is Tickets of a leaky bucket: no turn comes before the ResetAfter of the last
 	// answer.
 	Leaky
 )
 
-// KindOf is the Kind of limiters of an algorithm by its name, or "" if that is not known.
-// delays is whether they have AllowWithin. An algorithm that has no name here works as well:
-// what it does costs some questions to find out.
+// KindOf returns the Kind of limiters by their algorithm's name, or "" if that is not
+// known. delays reports whether they have AllowWithin. Other algorithms work as well, but
+// some questions are needed to learn their Kind.
 func KindOf(algorithm string, delays bool) Kind {
 	switch algorithm {
 	case "fixed_window", "sliding_window", "sliding_log":
@@ -63,7 +64,7 @@ func KindOf(algorithm string, delays bool) Kind {
 	if delays {
 		return Unknown
 	}
-	return Tickets // it says its Delay, if any, when it has admitted
+	return Tickets // an admission has its Delay, if any
 }
 
 type id struct {
@@ -71,11 +72,12 @@ type id struct {
 	key     string
 }
 
-// shardCount spreads keys over locks, so that they rarely share one.
+// shardCount is how many locks the keys are spread over, so that two calls rarely share
+// one.
 const shardCount = 64
 
 type shard struct {
-	mu    sync.Mutex // protects all below, and all that is in the lanes
+	mu    sync.Mutex // protects all below, and the lanes
 	lanes map[id]*lane
 	spare *lane     // the last one that was removed
 	_     [5]uint64 // so that no two shards share a cache line
@@ -86,8 +88,8 @@ var (
 	shards [shardCount]shard
 )
 
-// shardOf is where the lane of i is, or nil if i cannot be the key of a map. (A limiter
-// that contains NaN is not even equal to itself.)
+// shardOf returns the shard of i's lane, or nil if i cannot be a map key. A limiter that
+// contains NaN is not even equal to itself.
 func shardOf(i id) *shard {
 	if i.limiter == nil || !comparable(i.limiter) || i != i { //nolint:gocritic,staticcheck // NaN
 		return nil
@@ -100,7 +102,7 @@ func comparable(limiter any) bool {
 	return v.Kind() == reflect.Pointer || v.Comparable()
 }
 
-// lane is the lane of i, which is made if there is none. Call it with the lock.
+// lane returns the lane of i, and makes it if there is none. Call it with the lock held.
 func (s *shard) lane(i id, kind Kind) *lane {
 	if ln := s.lanes[i]; ln != nil {
 		return ln
@@ -117,8 +119,8 @@ func (s *shard) lane(i id, kind Kind) *lane {
 	return ln
 }
 
-// Turn is a question that may be asked at once, since nobody stands before it. It ends with
-// Land, or with Wait. The zero Turn is none.
+// Turn is a question that may be asked at once, because the line is empty. It ends with
+// Land or with Wait. The zero Turn is not a question.
 type Turn struct {
 	lane             *lane
 	seq              uint64
@@ -129,9 +131,9 @@ type Turn struct {
 	Trip time.Duration
 }
 
-// Enter returns a Turn if n events of key need not stand behind others, and ok is false
-// if they must, or would come after end if that is not zero. limiter is what makes the key
-// the limiter's own; nil stands for one that has no queue.
+// Enter returns a Turn if n events of key need not queue. ok is false if they must, or if
+// end is not zero and they would come after it. The queue belongs to limiter and key. A
+// nil limiter has no queue.
 func Enter(limiter any, key string, n int, kind Kind, end time.Time) (t Turn, ok bool) {
 	t = Turn{n: n, Tickets: kind >= Tickets}
 	i := id{limiter, key}
@@ -154,8 +156,8 @@ func Enter(limiter any, key string, n int, kind Kind, end time.Time) (t Turn, ok
 	return t, true
 }
 
-// Land tells that the question of t has been answered by an admission or, if known is
-// false, in a way that says nothing of the limit. Only the first call counts.
+// Land ends t. Its question was answered by an admission or, if known is false, in a way
+// that says nothing about the limit. Only the first call counts.
 func (t *Turn) Land(d *Decision, known bool) {
 	ln := t.lane
 	if ln == nil {
@@ -167,7 +169,7 @@ func (t *Turn) Land(d *Decision, known bool) {
 	defer s.mu.Unlock()
 	ln.land(t.n)
 	switch {
-	case ln.empty(): // nobody is there to know it
+	case ln.empty(): // no waiter needs to know it
 	case known && d.Allowed:
 		now := time.Now()
 		ln.admitted(d, &question{n: t.n, sent: now, number: t.number, landings: t.landings}, now)

@@ -9,32 +9,32 @@ import (
 )
 
 const (
-	leastPause = time.Millisecond     // before a limiter is asked again that gives no better reason to wait
-	errorPause = 5 * time.Millisecond // after the first error of a wait; each doubles it
+	leastPause = time.Millisecond     // before asking again, if the limiter gives no better time
+	errorPause = 5 * time.Millisecond // after the first error of a wait; each further one doubles it
 	mostPause  = time.Second
-	stale      = time.Second // what is known, when one more arrives
-	handings   = 8           // waiters that are looked at for one who can take a permit
+	stale      = time.Second // the age at which knowledge is checked when a waiter arrives
+	handings   = 8           // waiters that are tried for one that can take a permit
 )
 
 // Asker asks a limiter for the events of one waiter, and keeps its answer.
 type Asker interface {
 	// Ask asks for the events, whose turn must come within d.
 	Ask(ctx context.Context, d time.Duration) (Decision, error)
-	// Refund gives back what the last Ask has charged, or Take has brought.
+	// Refund gives back what the last Ask has charged, or what Take has received.
 	Refund(ctx context.Context) error
 	// Permit is what Refund would give back, for another waiter's Take.
 	Permit() any
 	Take(permit any)
 }
 
-// Waiter is what waits.
+// Waiter is a call that waits.
 type Waiter struct {
-	Limiter any // as of Enter
+	Limiter any // as for Enter
 	Key     string
 	N       int
 	Kind    Kind
 	Asker   Asker
-	End     time.Time // the latest turn; zero if there is no such
+	End     time.Time // the latest turn; zero if any will do
 	Timed   bool      // ctx may last longer than End
 }
 
@@ -42,20 +42,21 @@ type Waiter struct {
 type Verdict uint8
 
 const (
-	// Admitted has slept until its turn.
+	// Admitted means that the waiter has slept until its turn.
 	Admitted Verdict = iota
-	// TooLate has no charge: the turn would come after End.
+	// TooLate means that nothing is charged: the turn would come after End.
 	TooLate
-	// NeverAdmitted has no charge either.
+	// NeverAdmitted means that nothing is charged: the events can never be admitted.
 	NeverAdmitted
-	// Failed has an error.
+	// Failed comes with an error.
 	Failed
 )
 
 // Outcome is a Verdict, with a denial or an error.
 type Outcome struct {
 	Verdict Verdict
-	// Denial is the limiter's, or for those who did not ask made of its last answer.
+	// Denial is the limiter's. If the waiter did not ask, it is made from the limiter's
+	// last answer.
 	Denial Decision
 	Asked  bool          // the Denial is the limiter's answer to the last Ask,
 	Within time.Duration // within this
@@ -69,19 +70,19 @@ type waiter struct {
 	end      time.Time
 	lane     *lane
 	seq      uint64
-	wake     chan struct{} // of one place
+	wake     chan struct{} // of capacity 1
 	question question      // the last one
-	slow     time.Duration // the time that its answer will take, as far as is known
+	slow     time.Duration // how long its answer will take, as far as is known
 
-	// All below is under the shard's lock.
+	// The shard's lock protects all below.
 	prev, next *waiter
 	stands     bool
-	alone      bool // asks beside the line
-	late       bool // denial is why
+	alone      bool // it asks outside the line
+	late       bool // refused; denial says why
 	denial     Decision
 	refusals   int // in a row
 	again      bool
-	permit     any // of one who has left
+	permit     any // of a waiter that has left
 	due        time.Time
 
 	pause time.Duration // after an error, err
@@ -96,9 +97,9 @@ func (w *waiter) call() {
 	}
 }
 
-// Wait sleeps until w has its turn, or will not have it. It continues a Turn, whose
-// question was asked within d and answered by first or by err; or, if that is nil, it
-// begins at the end of the line.
+// Wait sleeps until w has its turn, or will not get one. It continues a Turn, whose
+// question was asked within d and answered by first or by err. If t is nil, it begins at
+// the end of the line.
 func (w *Waiter) Wait(ctx context.Context, t *Turn, d time.Duration, first Decision, err error) Outcome {
 	c := &waiter{Waiter: w, n: w.N, end: w.End, wake: make(chan struct{}, 1)}
 	i := id{w.Limiter, w.Key}
@@ -128,8 +129,8 @@ func (w *Waiter) Wait(ctx context.Context, t *Turn, d time.Duration, first Decis
 	return c.wait(ctx)
 }
 
-// arrive stands at the end of the line, unless that would be in vain. It is called with the
-// lock, and gives it back if the wait has ended.
+// arrive joins the end of the line, unless that would be in vain. It is called with the
+// lock held, and unlocks if the wait has ended.
 func (w *waiter) arrive() (Outcome, bool) {
 	ln, now := w.lane, time.Now()
 	if ln.limit > 0 && w.n > ln.limit {
@@ -158,20 +159,20 @@ func (w *waiter) arrive() (Outcome, bool) {
 	return Outcome{}, false
 }
 
-// askAgain lets the first of the line ask at once if it would not for long, and what is known
-// is old: the limit may have changed, or the key been reset.
+// askAgain lets the first in the line ask at once, if it would not ask for long and what
+// is known is old. The limit may have changed, or the key may have been reset.
 func (ln *lane) askAgain(now time.Time) {
 	w := ln.first
 	if w == nil || ln.flights > 0 || now.Sub(ln.latestAt) < stale || now.Sub(ln.again) < stale || w.question.at.Sub(now) < stale {
 		return
 	}
 	w.again, w.refusals = false, 0
-	ln.again = now // which is enough for a while, also if that ends in an error
+	ln.again = now // once is enough for a while, even if it fails
 	ln.forget()
 	w.call()
 }
 
-// wait is called with the lock, and returns without.
+// wait is called with the lock held, and returns without.
 func (w *waiter) wait(ctx context.Context) Outcome {
 	ln, s := w.lane, w.lane.shard
 	var timer *time.Timer
@@ -237,7 +238,7 @@ func (w *waiter) wait(ctx context.Context) Outcome {
 	}
 }
 
-// plan is when w asks next, if that is known, and what: w.question.
+// plan is when w asks next, if that is known. It sets w.question.
 func (w *waiter) plan(now time.Time) (at time.Time, ready bool) {
 	ln := w.lane
 	switch {
@@ -270,15 +271,15 @@ func (w *waiter) plan(now time.Time) (at time.Time, ready bool) {
 		}
 		at = due
 	}
-	if !w.end.IsZero() && at.After(w.end) { // as far as is guessed: ask, to know it
+	if !w.end.IsZero() && at.After(w.end) { // that is a guess: ask, to know it
 		return now, true
 	}
 	q.due, q.at = due, at
 	return at, true
 }
 
-// Patience is how far away a turn may be for one who has so much time left, while the
-// answer takes trip.
+// Patience is how far away a turn may be for a caller with this time left, if the answer
+// takes trip.
 func Patience(left, trip time.Duration) time.Duration {
 	return max(0, left-min(trip, left/4))
 }
@@ -291,7 +292,7 @@ func (w *waiter) patience(now time.Time) time.Duration {
 	return max(0, w.end.Sub(now))
 }
 
-// ask asks the limiter. If that panics, the others go on.
+// ask asks the limiter. If that panics, the other waiters go on.
 func (w *waiter) ask(ctx context.Context, now time.Time) (Decision, error) {
 	returned := false
 	defer func() {
@@ -307,7 +308,7 @@ func (w *waiter) ask(ctx context.Context, now time.Time) (Decision, error) {
 	q := &w.question
 	left := w.patience(now)
 	if q.sent = now; q.patient {
-		if q.d = left; !w.Timed { // the time of the answer's way counts as well
+		if q.d = left; !w.Timed { // the time that the answer takes counts as well
 			q.d = Patience(left, w.slow)
 		}
 	}
@@ -317,8 +318,8 @@ func (w *waiter) ask(ctx context.Context, now time.Time) (Decision, error) {
 	return d, err
 }
 
-// answered is called with the lock when the question has been answered. If the wait has
-// ended, it gives the lock back; else w stands in the line again.
+// answered handles the answer to w's question. It is called with the lock held. If the
+// wait has ended, it unlocks; otherwise w is in the line again.
 func (w *waiter) answered(ctx context.Context, d Decision, err error) (Outcome, bool) {
 	ln, s, q, now := w.lane, w.lane.shard, &w.question, time.Now()
 	ln.land(w.n)
@@ -357,7 +358,7 @@ func (w *waiter) answered(ctx context.Context, d Decision, err error) (Outcome, 
 	return o, true
 }
 
-// failed is whether w stays in spite of err: nothing was charged, and there is time.
+// failed reports whether w stays in spite of err: nothing was charged, and there is time.
 func (w *waiter) failed(ctx context.Context, err error, now time.Time) bool {
 	w.lane.forget()
 	w.err = nil
@@ -375,7 +376,7 @@ func (w *waiter) failed(ctx context.Context, err error, now time.Time) bool {
 	return true
 }
 
-// comeBack stands again, to ask q.
+// comeBack puts w into the line again, to ask q.
 func (w *waiter) comeBack(q question) {
 	w.question, w.again = q, true
 	w.lane.insert(w)
@@ -383,7 +384,7 @@ func (w *waiter) comeBack(q question) {
 	w.call() // if it is not the first, it waits until it is
 }
 
-// denied is whether w stays after a denial, since its turn can come in time.
+// denied reports whether w stays after a denial, because its turn can still come in time.
 func (w *waiter) denied(d *Decision, now time.Time) bool {
 	ln, q := w.lane, &w.question
 	w.err, w.pause = nil, 0
@@ -391,7 +392,7 @@ func (w *waiter) denied(d *Decision, now time.Time) bool {
 	ln.remember(d, now)
 	ln.room, ln.number = 0, max(ln.number, q.number)
 	if d.Remaining >= w.n && (ln.kind == Unknown || ln.kind == Tickets) {
-		// There is room for it: its turn is too far away.
+		// The events would fit: only their turn is too far away.
 		ln.kind = Tickets
 		if q.patient {
 			ln.nextTurn(now.Add(min(d.RetryAfter, Forever)+q.d), now)
@@ -401,7 +402,7 @@ func (w *waiter) denied(d *Decision, now time.Time) bool {
 		return true
 	}
 	retry := min(d.RetryAfter, Forever)
-	if retry <= 0 { // none of the five, but Static may
+	if retry <= 0 { // none of the five algorithms, but Static may
 		retry = leastPause
 	}
 	if ln.kind == Early {
@@ -424,9 +425,9 @@ func (w *waiter) denied(d *Decision, now time.Time) bool {
 	try := ln.kind == Early
 	if ln.kind == Unknown {
 		switch {
-		case q.d > 0 && !q.patient: // it was tried
+		case q.d > 0 && !q.patient: // it was already tried
 			ln.tried = true
-		case w.refusals > 1: // that RetryAfter is not exact, or others were faster
+		case w.refusals > 1: // RetryAfter is not exact, or others were faster
 			next.patient = true
 		case !ln.tried && ln.first != nil:
 			try = true
@@ -441,7 +442,7 @@ func (w *waiter) denied(d *Decision, now time.Time) bool {
 	return true
 }
 
-// tooLate is the end of a wait without a charge.
+// tooLate ends a wait without a charge.
 func (w *waiter) tooLate(d Decision, asked bool) Outcome {
 	if w.err != nil {
 		return Outcome{Verdict: Failed, Err: w.err}
@@ -461,7 +462,7 @@ func (w *waiter) leave() {
 		if !first {
 			return
 		}
-		if next != nil && next.n == w.n && !next.again { // as w would have been
+		if next != nil && next.n == w.n && !next.again { // then it takes w's place
 			next.question, next.again = w.question, w.again
 		} else {
 			ln.sure = time.Time{}
@@ -470,7 +471,7 @@ func (w *waiter) leave() {
 	ln.moved()
 }
 
-// finish sleeps until the turn of one who was admitted.
+// finish sleeps until the turn of an admitted waiter.
 func (w *waiter) finish(ctx context.Context, o Outcome) Outcome {
 	if o.Verdict != Admitted || o.Denial.Delay <= 0 {
 		return o
@@ -496,7 +497,7 @@ func (w *waiter) sleep(ctx context.Context) Outcome {
 	select {
 	case <-timer.C:
 	case <-ctx.Done():
-		if time.Now().Before(w.due) { // or else the turn has come first
+		if time.Now().Before(w.due) { // otherwise the turn came first
 			return Outcome{Verdict: Failed, Err: join(ctx.Err(), w.handBack(ctx))}
 		}
 	}
@@ -508,7 +509,7 @@ func (w *waiter) sleep(ctx context.Context) Outcome {
 	return Outcome{}
 }
 
-// handBack gives the permit to one who waits for as many events, or else back.
+// handBack hands the permit to a waiter that waits for as many events, or refunds it.
 func (w *waiter) handBack(ctx context.Context) error {
 	s := w.lane.shard
 	if w.hand() {
@@ -529,7 +530,7 @@ func (w *waiter) handBack(ctx context.Context) error {
 	return err
 }
 
-// hand gives w's permit to a waiter in the line.
+// hand hands w's permit to a waiter in the line.
 func (w *waiter) hand() bool {
 	ln, s := w.lane, w.lane.shard
 	s.mu.Lock()
@@ -551,7 +552,7 @@ func (w *waiter) hand() bool {
 	return false
 }
 
-// returned lets the first of the line ask for n events earlier.
+// returned lets the first in the line ask for n events earlier.
 func (ln *lane) returned(n int) {
 	if n == 0 {
 		return
@@ -566,7 +567,7 @@ func (ln *lane) returned(n int) {
 	}
 }
 
-// join is err, and the other error if there is one.
+// join is err, joined with the other error if there is one.
 func join(err, other error) error {
 	if other == nil {
 		return err

@@ -15,12 +15,12 @@ const slots = 16384
 
 // Cluster is a Redis Cluster of real servers with a node timeout of 1 s.
 type Cluster struct {
-	Masters  []*Server // in the order of their slots, which are shared out evenly
-	Replicas []*Server // the i-th follows the master i modulo their number
+	Masters  []*Server // in the order of their slots, which are divided evenly
+	Replicas []*Server // replica i follows master i modulo the number of masters
 }
 
-// StartCluster starts a cluster of this many masters and replicas in all, and
-// returns when every node has seen it complete: about 2 s for 3 and 3.
+// StartCluster starts a cluster of this many masters and replicas in all. It returns when
+// every node has seen it complete: about 2 s for 3 and 3.
 func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 	t.Helper()
 	needBinary(t)
@@ -106,7 +106,7 @@ func (c *Cluster) Client(t testing.TB) *redis.ClusterClient {
 	return client
 }
 
-// Addrs are the addresses of all nodes, masters first.
+// Addrs returns the addresses of all nodes, masters first.
 func (c *Cluster) Addrs() []string {
 	addrs := make([]string, 0, len(c.Masters)+len(c.Replicas))
 	for _, s := range c.Masters {

@@ -3,5 +3,5 @@ package redistest
 // StartIn is Start without a test to fail.
 func StartIn(dir string, args ...string) (*Server, error) { return start(dir, args) }
 
-// NeedBinary skips t, or fails it, where redis-server is missing.
+// NeedBinary skips t, or fails it, if redis-server is missing.
 var NeedBinary = needBinary

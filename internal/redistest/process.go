@@ -5,8 +5,7 @@ import (
 	"os/exec"
 )
 
-// process is a child process that does not outlive this one where the system
-// offers that (Linux).
+// process is a child process. On Linux it does not outlive this one.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process has ended

@@ -9,10 +9,9 @@ import (
 	"time"
 )
 
-// Proxy is a TCP proxy in front of a server that loses or holds replies on
-// purpose. It sees requests as the chunks in which a client writes them: each
-// client connection must have one request in flight at a time, as a go-redis
-// client has outside pipelines.
+// Proxy is a TCP proxy in front of a server that loses or holds replies on purpose. It
+// takes each chunk that a client writes for a request. So each client connection must
+// have one request in flight at a time, as in go-redis outside pipelines.
 type Proxy struct {
 	target   string
 	listener net.Listener
@@ -21,11 +20,11 @@ type Proxy struct {
 	mu      sync.Mutex
 	conns   map[net.Conn]struct{} // nil once closed
 	drop    int                   // replies still to lose
-	names   [][]byte              // in lower case; of the commands whose replies are lost
+	names   [][]byte              // of the commands whose replies are lost, in lower case
 	dropped int
 	gate    chan struct{}         // closed: replies pass
 	delay   time.Duration         // of each reply
-	muted   map[net.Conn]struct{} // clients' connections; their replies are swallowed
+	muted   map[net.Conn]struct{} // clients' connections whose replies are swallowed
 	made    int                   // connections
 }
 
@@ -46,9 +45,9 @@ func StartProxy(t testing.TB, addr string) *Proxy {
 // Addr is the proxy's host:port.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// DropReplies loses the next n replies to commands of these names, and to no
-// others: the server gets the request and answers it, then the client's connection
-// is closed without the reply. So what is lost has been committed, exactly n times.
+// DropReplies loses the next n replies to commands of these names, and no others. The
+// server gets the request and answers it. Then the client's connection is closed without
+// the reply. So exactly n commands run whose replies are lost.
 func (p *Proxy) DropReplies(n int, names ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,23 +72,23 @@ func (p *Proxy) Hold() {
 	p.gate = make(chan struct{})
 }
 
-// Release lets the replies that were held pass, and all that follow.
+// Release lets the held replies pass, and all that follow.
 func (p *Proxy) Release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.release()
 }
 
-// Delay makes each reply come so much later.
+// Delay delays each reply by d.
 func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay = d
 }
 
-// Mute swallows all replies on the connections that are open now, for as long as they
-// live, as if they were half-open. Connections that are made later are not touched. It
-// returns how many there are.
+// Mute swallows all replies on the connections that are open now, as long as they live,
+// like half-open connections. Later connections are not affected. It returns how many
+// there are.
 func (p *Proxy) Mute() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,7 +137,7 @@ func (p *Proxy) accept() {
 		if !p.track(client, server) {
 			return
 		}
-		lose := make(chan struct{}, 1) // the reply that comes next is to be lost
+		lose := make(chan struct{}, 1) // the next reply is to be lost
 		p.done.Go(func() { defer p.untrack(client, server); p.requests(client, server, lose) })
 		p.done.Go(func() { defer p.untrack(client, server); p.replies(client, server, lose) })
 	}

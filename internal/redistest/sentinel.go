@@ -17,16 +17,16 @@ const MasterName = "mymaster"
 
 const quorum = 2
 
-// Sentinel is a master, its replicas, and three Sentinels that watch over them.
+// Sentinel is a master, its replicas, and three Sentinels that watch them.
 type Sentinel struct {
 	Master    *Server // at the start
 	Replicas  []*Server
 	Sentinels []*Server
 }
 
-// StartSentinel starts a master with this many replicas, and three Sentinels that
-// take a server for dead when it has not answered for downAfter. It returns when all
-// of them know each other: about 3 s.
+// StartSentinel starts a master with this many replicas, and three Sentinels. They regard
+// a server as dead when it has not answered for downAfter. It returns when all of them
+// know each other: about 3 s.
 func StartSentinel(t testing.TB, replicas int, downAfter time.Duration) *Sentinel {
 	t.Helper()
 	s := &Sentinel{Master: Start(t, "--repl-diskless-sync-delay", "0")}
@@ -52,8 +52,8 @@ func StartSentinel(t testing.TB, replicas int, downAfter time.Duration) *Sentine
 	return s
 }
 
-// startWatch starts a Sentinel. It tries a failover that came to nothing again after
-// twice its failover-timeout: 2 s.
+// startWatch starts a Sentinel. It repeats a failed failover after twice its
+// failover-timeout: 2 s.
 func startWatch(t testing.TB, master *Server, downAfter time.Duration) *Server {
 	t.Helper()
 	var err error
@@ -78,14 +78,14 @@ func startWatch(t testing.TB, master *Server, downAfter time.Duration) *Server {
 	return nil
 }
 
-// linkStatus is whether a replica hears its master: "up" or "down".
+// linkStatus is the state of a replica's link to its master: "up" or "down".
 func linkStatus(ctx context.Context, s *Server) string {
 	client := redis.NewClient(&redis.Options{Addr: s.Addr()})
 	defer func() { _ = client.Close() }()
 	return client.InfoMap(ctx, "replication").Item("Replication", "master_link_status")
 }
 
-// Addrs are the addresses of the Sentinels.
+// Addrs returns the addresses of the Sentinels.
 func (s *Sentinel) Addrs() []string {
 	addrs := make([]string, len(s.Sentinels))
 	for i, watch := range s.Sentinels {
@@ -94,8 +94,8 @@ func (s *Sentinel) Addrs() []string {
 	return addrs
 }
 
-// Client returns a client of the master, whichever server that is, with go-redis'
-// default options, closed with t.
+// Client returns a client of the current master with go-redis' default options, closed
+// with t.
 func (s *Sentinel) Client(t testing.TB) *redis.Client {
 	t.Helper()
 	c := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: MasterName, SentinelAddrs: s.Addrs()})

@@ -1,10 +1,9 @@
-// Package redistest runs real Redis servers, clusters and Sentinels for tests,
-// breaks them on purpose, and puts proxies that lose replies in front of them.
-// Everything listens on the loopback interface only, and ends with the test that
-// started it.
+// Package redistest runs real Redis servers, clusters and Sentinels for tests, and breaks
+// them on purpose. It can put proxies that lose replies in front of them. Everything
+// listens on the loopback interface only, and ends with the test that started it.
 //
-// A test that needs redis-server is skipped where the binary is missing, unless
-// RATELIMIT_REQUIRE_REDIS=1 is set: then it fails.
+// A test that needs redis-server is skipped if the binary is missing. With
+// RATELIMIT_REQUIRE_REDIS=1 it fails instead.
 package redistest
 
 import (
@@ -34,7 +33,7 @@ type Server struct {
 	port   string
 	dir    string
 	args   []string
-	config string // if it is not empty, that of a Sentinel, for it to rewrite
+	config string // of a Sentinel, which rewrites it; "" for others
 	proc   *process
 }
 
@@ -58,7 +57,7 @@ func needBinary(t testing.TB) {
 	missing(t, "redis-server")
 }
 
-// missing skips t for want of what, or fails it.
+// missing skips t because what is missing, or fails it.
 func missing(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv("RATELIMIT_REQUIRE_REDIS") == "1" {
@@ -97,7 +96,7 @@ func (s *Server) run() error {
 	}
 	s.proc = proc
 
-	// On a port that another server took first, that one answers.
+	// If another server took the port first, that one answers.
 	mine := "process_id:" + strconv.Itoa(proc.pid()) + "\r"
 	for limit := time.Now().Add(startTimeout); time.Now().Before(limit) && !proc.ended(); time.Sleep(5 * time.Millisecond) {
 		if info, err := s.ask("INFO server", time.Second); err == nil && strings.Contains(info, mine) {
@@ -109,8 +108,8 @@ func (s *Server) run() error {
 	return fmt.Errorf("redis-server on port %s did not come up: %s", s.port, text)
 }
 
-// ask sends an inline command on a connection of its own and returns what comes
-// first of the reply.
+// ask sends an inline command on a connection of its own and returns the beginning of the
+// reply.
 func (s *Server) ask(command string, timeout time.Duration) (string, error) {
 	conn, err := net.DialTimeout("tcp", s.Addr(), timeout)
 	if err != nil {
@@ -137,8 +136,8 @@ func (s *Server) Client(t testing.TB) *redis.Client {
 	return c
 }
 
-// Freeze stops the process (SIGSTOP) and returns once it no longer answers. Its
-// kernel goes on accepting connections and bytes.
+// Freeze stops the process (SIGSTOP) and returns once it no longer answers. Its kernel
+// still accepts connections and bytes.
 func (s *Server) Freeze() {
 	s.proc.signal(syscall.SIGSTOP)
 	for range 100 {
@@ -149,14 +148,14 @@ func (s *Server) Freeze() {
 	panic("redistest: server answers after SIGSTOP")
 }
 
-// Thaw lets a frozen server go on.
+// Thaw continues a frozen server.
 func (s *Server) Thaw() { s.proc.signal(syscall.SIGCONT) }
 
 // Kill ends the process at once (SIGKILL). All data is lost.
 func (s *Server) Kill() { s.proc.kill() }
 
 // Restart kills the process if it runs, and starts one on the same port. It is empty,
-// unless SAVE has written a file: then Restart returns while that is being loaded.
+// unless SAVE has written a file. Then Restart returns while the file is being loaded.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
 	s.Kill()
@@ -200,9 +199,9 @@ func Main(m *testing.M) int {
 	return m.Run()
 }
 
-// Shared returns the one server that all tests of this binary share, started by
-// the first of them. They must not disturb each other: use a prefix per test, and
-// neither FLUSHALL nor faults. The binary needs [Main].
+// Shared returns the one server that all tests of this binary share. The first of them
+// starts it. They must not disturb each other: use a prefix per test, and neither
+// FLUSHALL nor faults. The binary needs [Main].
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	needBinary(t)
@@ -231,8 +230,8 @@ var prefixes struct {
 	of    map[testing.TB]string
 }
 
-// Prefix is what t's keys on a [Shared] server begin with: its name, and a number. A
-// test that runs again (-count) has another, and does not find what it has left there.
+// Prefix returns what t's keys on a [Shared] server begin with: its name and a number. A
+// test that runs again (-count) gets another, so it does not find its old keys.
 func Prefix(t testing.TB) string {
 	t.Helper()
 	prefixes.Lock()

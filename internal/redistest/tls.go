@@ -17,7 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// TLSServer is a Server that has a second port, where it speaks TLS.
+// TLSServer is a Server with a second port for TLS.
 type TLSServer struct {
 	*Server
 	port  string
@@ -25,7 +25,7 @@ type TLSServer struct {
 }
 
 // StartTLS starts a redis-server with a certificate of its own for one test. A binary
-// that was built without TLS is as none.
+// that was built without TLS counts as missing.
 func StartTLS(t testing.TB) *TLSServer {
 	t.Helper()
 	needBinary(t)
@@ -47,7 +47,7 @@ func StartTLS(t testing.TB) *TLSServer {
 	return &TLSServer{Server: server, port: port, roots: roots}
 }
 
-// TLSOptions are those of a client that trusts s, and go-redis' defaults.
+// TLSOptions returns the options of a client that trusts s, with go-redis' defaults.
 func (s *TLSServer) TLSOptions() *redis.Options {
 	return &redis.Options{
 		Addr:      "127.0.0.1:" + s.port,
@@ -55,7 +55,7 @@ func (s *TLSServer) TLSOptions() *redis.Options {
 	}
 }
 
-// certificate writes a certificate of the loopback address, good for an hour, and its
+// certificate writes a certificate of the loopback address, valid for an hour, and its
 // key to files in dir. It is its own root.
 func certificate(dir string) (certFile, keyFile string, roots *x509.CertPool, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

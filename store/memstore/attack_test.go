@@ -17,21 +17,22 @@ import (
 var algorithms = ratelimit.Algorithms()
 
 const (
-	siegeLimit = 100 // events a day: of the minute that an attack takes, a bucket refills none
-	oldUsed    = 10  // of an established user before the attack, more than of a rotating key
-	oldAsks    = 20  // of an established user during it, about: with oldUsed well below the limit
-	newAsks    = 3   // of a new user
+	siegeLimit = 100 // events a day: a bucket refills none in the minute of an attack
+	oldUsed    = 10  // by an established user before the attack, more than by a rotating key
+	oldAsks    = 20  // by an established user during it, about: with oldUsed well below the limit
+	newAsks    = 3   // by a new user
 )
 
-// TestAttackByRotatingKeysGainsNothing floods a store at its cap with keys that
-// are used once, ten times as many as it holds. The attacker tries his one real key all the while, users who came before
-// him go on, and others arrive. With 10,000,000 keys for each algorithm, a minute:
+// TestAttackByRotatingKeysGainsNothing floods a store at its cap with keys that are used
+// once, ten times as many as it holds. All the while the attacker tries one real key,
+// earlier users go on, and others arrive. With 10,000,000 keys for each algorithm it
+// takes a minute:
 //
 //	RATELIMIT_LONG=1 go test -run Attack -v ./store/memstore
 //
-// A key of the flood that has spent as much as a user is as good as he is, so
-// this holds for keys, the attacker's too, that have soon spent more than each of
-// the flood's.
+// A key of the flood that has spent as much as a user's key is kept as well as that. So
+// this holds for keys that have soon spent more than each of the flood's. The attacker's
+// is one of them.
 func TestAttackByRotatingKeysGainsNothing(t *testing.T) {
 	for _, flood := range []struct{ maxKeys, rotating, cost int }{
 		{100_000 / scale, 1_000_000 / scale, 1},
@@ -92,7 +93,7 @@ func attack(t *testing.T, algorithm string, maxKeys, rotating, cost int) {
 	check(t, s)
 }
 
-// TestAttackSucceedsWhereVictimsGoByAge shows that the flood bites: the same
+// TestAttackSucceedsWhereVictimsGoByAge shows that the flood bites: it runs the same
 // attack on stores that evict without asking what a key has spent.
 func TestAttackSucceedsWhereVictimsGoByAge(t *testing.T) {
 	const maxKeys, rotating = 1000, 20_000
@@ -114,7 +115,7 @@ func TestAttackSucceedsWhereVictimsGoByAge(t *testing.T) {
 	}
 }
 
-// siege is one attack on one limiter, and what its parties get.
+// siege is one attack on one limiter, and its results.
 type siege struct {
 	t       *testing.T
 	lim     ratelimit.Limiter
@@ -159,7 +160,7 @@ func (g *siege) fill() {
 	}
 }
 
-// flood has the keys rotate, and says how long a decision took.
+// flood rotates the keys, and returns how long a decision took.
 func (g *siege) flood() time.Duration {
 	before, start := g.decisions(), time.Now()
 	for range g.rotating {
@@ -168,7 +169,7 @@ func (g *siege) flood() time.Duration {
 	return time.Since(start) / time.Duration(g.decisions()-before)
 }
 
-// round is one rotating key, and now and then somebody else.
+// round is one rotating key, and now and then a user.
 func (g *siege) round() {
 	i := g.rounds
 	g.rounds++
@@ -185,7 +186,7 @@ func (g *siege) round() {
 	g.watch()
 }
 
-// visit has an established user ask for an event.
+// visit lets an established user ask for an event.
 func (g *siege) visit(u int) {
 	if g.ask(&g.established, g.users[u], 1) {
 		g.spent[u]++
@@ -212,8 +213,8 @@ func (g *siege) decisions() int {
 // attackerShare is what the attacker's own key was admitted, in limits.
 func (g *siege) attackerShare() float64 { return float64(g.attacker.admitted) / siegeLimit }
 
-// forgotten is how many of the established users have, with what they may still
-// spend, more than their limit.
+// forgotten is how many of the established users have more than their limit, with what
+// they may still spend.
 func (g *siege) forgotten() (n int) {
 	for u, key := range g.users {
 		if r, err := g.lim.Peek(ctx, key); err != nil || g.spent[u]+r.Remaining > siegeLimit {
@@ -223,8 +224,8 @@ func (g *siege) forgotten() (n int) {
 	return n
 }
 
-// naiveStore is a capped map for rules without logs. When it is full, victim
-// chooses whom the nth key replaces.
+// naiveStore is a capped map for rules without logs. When it is full, victim chooses the
+// key that the nth key replaces.
 type naiveStore struct {
 	store.Store // nil: there is no Refund and no Reset
 	clock       *clock

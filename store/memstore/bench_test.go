@@ -52,7 +52,7 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// BenchmarkNewKey is the cost of a key never seen, growth and splits included.
+// BenchmarkNewKey is the cost of a new key, growth and splits included.
 func BenchmarkNewKey(b *testing.B) {
 	const n = 1_000_000
 	keys := keyNames(n)

@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// One store serves any number of limiters. They share nothing unless they are
-// alike.
+// One store serves any number of limiters. Limiters share a count only if they have the
+// same algorithm, limit and name.
 func ExampleNew() {
 	mem, err := memstore.New(memstore.WithMaxKeys(1_000_000)) // some 65 MB
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// The constants of which tests make use.
+// Constants that tests use.
 const (
 	MaxSlots       = maxSlots
 	DefaultMaxKeys = defaultMaxKeys
@@ -17,7 +17,7 @@ const (
 // Sizes returns the size of a slot and of a table's header, in bytes.
 func Sizes() (slotSize, tableSize uintptr) { return unsafe.Sizeof(slot{}), unsafe.Sizeof(table{}) }
 
-// SecretOf is a secret by its number, the same in each run.
+// SecretOf returns a secret by its number, the same in each run.
 func SecretOf(number int) *Secret {
 	word := rand.New(rand.NewPCG(uint64(number), 26)).Uint64
 	return &Secret{lane{word(), word(), word()}, lane{word(), word(), word()}}
@@ -26,7 +26,7 @@ func SecretOf(number int) *Secret {
 // Secret is what makes hashes.
 type Secret = secret
 
-// Hash is what a store with this secret knows of a key.
+// Hash is the hash of a key in a store with this secret.
 func (s *secret) Hash(ns *store.Namespace, key string) Hashed { return s.hash(ns, key) }
 
 // Use gives an empty store a secret.
@@ -47,8 +47,8 @@ type Shape struct {
 	Keys  int
 }
 
-// Shapes returns the shapes of all tables by their place in the ring, and the
-// table to be swept next.
+// Shapes returns the shapes of all tables by their place in the ring, and the table to
+// sweep next.
 func (s *Store) Shapes() (shapes map[any]Shape, hand any) {
 	shapes = map[any]Shape{}
 	for _, t := range s.tables() {
@@ -74,15 +74,15 @@ func (s *Store) tables() []*table {
 	return tables
 }
 
-// SweepAll has a turn of the sweep made at every table.
+// SweepAll sweeps every table.
 func (s *Store) SweepAll() {
 	for range s.tables() {
 		s.sweepNext(s.now())
 	}
 }
 
-// Check returns an error if the tables are not in order: every slot in its table
-// and found there, the counts right, the tables a partition of all hashes.
+// Check returns an error if the tables are not in order. Every slot is in its table and
+// can be found there. The counts are right. The tables are a partition of all hashes.
 func (s *Store) Check() error {
 	var keys int
 	covered := 0.0

@@ -8,17 +8,17 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// hash is what a store knows of a key: 128 bits, so that two keys never meet.
-// Among 16 million the odds are below 1 in 2^75.
+// hash is what a store keeps of a key: 128 bits, so that no two keys share one. Among 16
+// million keys the odds are below 1 in 2^75.
 type hash struct{ hi, lo uint64 }
 
-// secret is what makes the hashes of a store its own. Who does not know it can
-// neither find two keys of one hash nor fill one table.
+// secret makes the hashes of a store its own. Without it, an attacker can neither find
+// two keys of one hash nor fill one table.
 type secret struct{ hi, lo lane }
 
-// lane makes one half of a hash, as wyhash does. Its step takes 16 bytes: each half
-// is masked by a secret word, they are multiplied, and the halves of the product are
-// folded. The two lanes share nothing but the key.
+// lane makes one half of a hash, as wyhash does. Its step takes 16 bytes. It masks each
+// half with a secret word, multiplies them, and folds the halves of the product. The two
+// lanes share nothing but the key.
 type lane struct{ start, middle, last uint64 }
 
 func newSecret() secret {
@@ -28,8 +28,8 @@ func newSecret() secret {
 	}
 }
 
-// hash returns the hash of key in ns. (Two calls of hash/maphash take 11 ns for a
-// key of 17 bytes; this takes 5.)
+// hash returns the hash of key in ns. For a key of 17 bytes it takes 5 ns; two calls of
+// hash/maphash take 11.
 func (s *secret) hash(ns *store.Namespace, key string) hash {
 	p, length := []byte(key), uint64(len(key))
 	hi, lo := ns.ID()
@@ -43,15 +43,15 @@ func (s *secret) hash(ns *store.Namespace, key string) hash {
 	return hash{s.hi.finish(hi^x, y, length), s.lo.finish(lo^y, x, length)}
 }
 
-// finish multiplies twice. After one multiplication alone, keys that differ in few
-// digits differ in few patterns: with one secret of 20, the bits that choose a table
-// and a slot were uneven.
+// finish multiplies twice. After a single multiplication, keys that differ in few digits
+// differ in few patterns. With one secret of 20, the bits that choose a table and a slot
+// were then uneven.
 func (l *lane) finish(x, y, length uint64) uint64 {
 	hi, lo := bits.Mul64(x, y^l.last)
 	return fold(lo^l.start^length, hi^l.middle)
 }
 
-// ends is the at most 16 bytes of p in two words.
+// ends returns the up to 16 bytes of p as two words.
 func ends(p []byte) (x, y uint64) {
 	switch n := len(p); {
 	case n >= 8:
@@ -69,8 +69,8 @@ func fold(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-// home is the slot of size where a hash is looked for first. It takes other bits
-// than the tree of tables and the tag do.
+// home is the first slot to search for h in a table of this size. It uses other bits than
+// the tree of tables and the tag do.
 func (h hash) home(size int) int {
 	i, _ := bits.Mul64(h.lo, uint64(size))
 	return int(i)

@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// families are keys as programs make them: key is number i of one, and differs from the
-// others in few bytes.
+// families are keys as programs make them: key returns number i of one, which differs
+// from the others in few bytes.
 var families = []struct {
 	name string
 	key  func(i int) string
@@ -37,7 +37,7 @@ var families = []struct {
 	{"one byte, repeated", func(i int) string { return strings.Repeat(string([]byte{byte(i)}), 1+i/256*8) }},
 }
 
-// fewBits is n bytes of which one bit is set, or two.
+// fewBits returns n bytes with one or two bits set.
 func fewBits(n, i int) string {
 	b, bits := make([]byte, n), 8*n
 	b[i%bits/8] ^= 1 << (i % 8)
@@ -48,7 +48,7 @@ func fewBits(n, i int) string {
 	return string(b)
 }
 
-// uses are what tables make of a hash: each a number below 64.
+// uses are what tables read from a hash: each a number below 64.
 var uses = []struct {
 	name string
 	of   func(h memstore.Hashed) uint64
@@ -67,8 +67,8 @@ var uses = []struct {
 }
 
 // TestKeysSpreadEvenlyWithEverySecret counts the keys of each family in the 64 cells of
-// each use. Of even ones, the squares of what is above and below average, over the
-// average, add up to some 63, and to 180 or more once in 10^12 times.
+// each use. It adds up the squares of the deviations from the average, over the average.
+// For even cells the sum is about 63, and 180 or more once in 10^12 times.
 func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 	const keys, cells, secrets = 1024, 64, 2500 / scale
 	ns := store.NewNamespace(&store.Rule{Name: "any"}, "")

@@ -11,12 +11,12 @@ import (
 // Prepare implements [store.Store]: there is nothing to prepare.
 func (s *Store) Prepare(*store.Rule) {}
 
-// Together implements [store.Store]: all keys are in one memory.
+// Together implements [store.Store]. All keys are in one memory.
 func (s *Store) Together(string, string) bool { return true }
 
-// TakeAll implements [store.Store]. It holds the locks of all tables that have a key
-// of a request. No other call waits for a table while it holds one, but for another
-// TakeAll, and all of them lock in the order of the tables.
+// TakeAll implements [store.Store]. It holds the locks of all tables that have a key of a
+// request. Only TakeAll waits for a table while it holds another, and it always locks
+// tables in their order, so there is no deadlock.
 func (s *Store) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) error {
 	var few [8]claim // on the stack
 	list := few[:0]
@@ -49,14 +49,14 @@ func (s *Store) takeAll(list []claim) error {
 	return nil
 }
 
-// claim is a Request with what came of it.
+// claim is a Request with its outcome.
 type claim struct {
 	*store.Request
 	hash  hash
 	reply *store.Reply
-	next  store.State // in which it is charged; zero if that is for a log to do
-	force bool        // it is charged even if it is not OK, and holds
-	most  int64       // events at most
+	next  store.State // with the events charged; zero if a log charges them
+	force bool        // charged even if it is not OK
+	most  int64       // with force: the most events that the state may then hold
 }
 
 // lockAll locks the tables of all requests, which are sorted.
@@ -69,7 +69,7 @@ func (s *Store) lockAll(held []*table, list []claim) []*table {
 	return held
 }
 
-// unlockAll also does the sweeping that is due.
+// unlockAll unlocks the tables, and does the sweeping that is due.
 func (s *Store) unlockAll(held []*table, reading int64) {
 	due := false
 	for _, t := range held {
@@ -79,22 +79,22 @@ func (s *Store) unlockAll(held []*table, reading int64) {
 	if due {
 		s.sweepNext(reading)
 	}
-	for s.keys.Load() > s.maxKeys { // charge may have gone beyond
+	for s.keys.Load() > s.maxKeys { // charge may have gone beyond the cap
 		s.evictBeyond(hash{}, reading)
 	}
 }
 
-// tableOf is that of h among those that are held.
+// tableOf returns the one of held that covers h.
 func tableOf(held []*table, h hash) *table {
 	for _, t := range held {
 		if t.covers(h) {
 			return t
 		}
 	}
-	return nil // not with the tables that lockAll has locked
+	return nil // never: lockAll has locked the table of each request
 }
 
-// decideAll decides on each claim, and says whether all are OK.
+// decideAll decides on each claim, and reports whether all are OK.
 func decideAll(held []*table, list []claim, reading int64) bool {
 	all := true
 	for i := range list {
@@ -114,7 +114,7 @@ func decideAll(held []*table, list []claim, reading int64) bool {
 	return all
 }
 
-// over is the state in which a claim is charged that is not OK.
+// over is the state to keep for a claim that is charged although it is not OK.
 func (c *claim) over() store.State {
 	if c.Namespace.Rule.Overdrawn == nil {
 		return store.State{} // for a log
@@ -122,15 +122,15 @@ func (c *claim) over() store.State {
 	return c.Namespace.Rule.Overdrawn(c.next, c.Limit, c.most)
 }
 
-// charge keeps what decideAll has decided on c. It returns the tables that are held
-// then: one that was full has split.
+// charge writes what decideAll has decided on c. It returns the tables that are now held:
+// a full one has split.
 func (s *Store) charge(held []*table, c *claim, reading int64) []*table {
 	rule := c.Namespace.Rule
 	for {
 		t := tableOf(held, c.hash)
 		now := max(reading, t.horizon)
 		i := t.find(c.hash)
-		if i < 0 { // new, or the claim before it had to evict it
+		if i < 0 { // new, or evicted for the claim before it
 			var out outcome
 			if i, out = s.insert(t, c.hash, rule, now); out == tableSplit {
 				held = append(held, t.next.Load())

@@ -2,30 +2,26 @@
 //
 //	st, err := memstore.New()
 //
-// A key costs 56 to 61 bytes, whatever its length, since only a seeded 128-bit hash
-// of it is kept: 48 bytes and a tag in a table that is 80 to 94 % full. A key of a
-// sliding log with several events in force adds a log, of some 200 bytes and 7 an
-// event. A decision on a known key allocates nothing but the growth of a log, and no
-// call, however many keys are held, moves more than the 512 slots of one table or
-// sweeps more than those of another.
+// A key costs 56 to 61 bytes, whatever its length, since only a seeded 128-bit hash of it
+// is kept. A key of a sliding log with several events in force also costs about 200 bytes
+// for the log, and 7 for each event. A decision on a known key allocates nothing unless
+// its log grows. No call sweeps or moves more than one table of 512 slots, however many
+// keys there are.
 //
-// Keys that have gone idle leave by themselves while other keys are decided on:
-// there is no goroutine and nothing to close. The number of keys is capped; see
-// [WithMaxKeys].
+// Idle keys are dropped while other keys are decided on: there is no goroutine and
+// nothing to close. The number of keys is capped; see [WithMaxKeys].
 //
-// A key is locked with the others of its table, from 64 tables in a small store to
-// one for some 400 keys in a large one, so that callers on many processors seldom
-// meet. On a single hot key they do: one decision after the other holds the lock, for
-// some 20 of its 60 ns, and the cache lines of the table and the key travel from
-// processor to processor. So one key's decisions do not become faster by more callers:
-// on two processors there are as many a second as on one. If one key must take
-// more than some 10 million decisions a second, give each part of the callers a key of
-// its own, and its share of the limit.
+// Callers of different keys seldom meet. A lock protects a table of keys; a small store
+// has 64 tables, and a large one has one for about 400 keys. Callers of one hot key do
+// meet: each decision holds the lock for about 20 of its 60 ns. More callers or
+// processors do not make the decisions on one key faster. If a key must take more than
+// about 10 million decisions a second, split the callers into parts. Give each part its
+// own key and its share of the limit.
 //
-// Time is the process's monotonic clock, set on Unix time when the store is
-// made and read once per decision: later steps of the wall clock change nothing.
-// A process starts empty, and two processes share nothing; package redisstore is
-// for limits that they share.
+// Time is the process's monotonic clock, set to Unix time when the store is made and read
+// once per decision. Later steps of the wall clock change nothing. A process starts
+// empty, and two processes share nothing; use package redisstore for limits that they
+// share.
 package memstore
 
 import (
@@ -39,9 +35,8 @@ import (
 
 const defaultMaxKeys = 1 << 24
 
-// Store is a [store.Store] in memory, made by [New]. It is safe for concurrent
-// use, and its methods return no errors but for a Store not made by New and for
-// a 32,769th rule.
+// Store is a [store.Store] in memory, made by [New]. It is safe for concurrent use. Its
+// methods return errors only for a Store not made by New and for a 32,769th rule.
 type Store struct {
 	root    node
 	secret  secret
@@ -51,27 +46,29 @@ type Store struct {
 	maxKeys int64
 	rules   rules
 
-	_       [64]byte // the fields above are only read, and by every call
+	_       [64]byte // the fields above are read by every call, and never written
 	keys    atomic.Int64
 	evicted atomic.Uint64
-	hand    atomic.Pointer[table] // the table to be swept next
+	hand    atomic.Pointer[table] // the table to sweep next
 }
 
 // Option configures a [Store].
 type Option func(*Store) error
 
-// WithMaxKeys caps the number of keys at n, 1 or more, instead of 16,777,216, which
-// is about 1 GB.
-//
-// At the cap a new key takes the place of the one with the least spend in force
-// among up to eight, which is forgotten: its limit is whole again. So memory is bounded,
-// and users are admitted during a flood of keys. A key that has soon spent more than the
-// keys of a flood keeps what it has spent, so that attackers who rotate keys evict those
-// and not their own counters. While at most a tenth of all keys have spent more than the
-// flood's do, one new key in 10^8 finds eight of them. A key that has spent no more than
-// the flood's is not protected: thousands of fresh keys that spend five events each can
-// get back an event of a key that spends less than five meanwhile. Choose a cap above the number of keys that you expect in one Period of
+// WithMaxKeys caps the number of keys at n, 1 or more. The default is 16,777,216, which
+// is about 1 GB. Choose a cap above the number of keys that you expect in one Period of
 // your limits, and watch [Store.Evicted]: above 0, keys are being forgotten early.
+//
+// At the cap a new key replaces one of up to eight others: the one with the least spend
+// in force. That key is forgotten, so its limit is whole again. Memory is bounded, and
+// users are still admitted during a flood of keys.
+//
+// A key that has spent more than the keys of a flood keeps its spend. So attackers who
+// rotate keys evict those, and not their own counters. If at most a tenth of all keys
+// have spent more than the flood's, only one new key in 10^8 finds eight of them. A key
+// that has spent no more than the flood's is not protected. For example, thousands of
+// fresh keys that spend five events each can give an event back to a key that spends less
+// than five meanwhile.
 func WithMaxKeys(n int) Option {
 	return func(s *Store) error {
 		if n < 1 {
@@ -82,11 +79,10 @@ func WithMaxKeys(n int) Option {
 	}
 }
 
-// WithClock makes now the store's clock, for replay and simulation. The time of
-// a key never goes back: a reading that comes late counts as the latest that the
-// key's state depends on. One that comes over 2 s late may count as later still, if
-// keys that had ended were dropped meanwhile, so feed a log in the order of its
-// times.
+// WithClock makes now the store's clock, for replay and simulation. Feed a log in the
+// order of its times. The time of a key never goes back: a late reading counts as the
+// latest time that the key's state depends on. A reading more than 2 s late may count as
+// later still, if keys that had ended were dropped meanwhile.
 func WithClock(now func() time.Time) Option {
 	return func(s *Store) error {
 		if now == nil {
@@ -118,14 +114,14 @@ func New(opts ...Option) (*Store, error) {
 	return s, nil
 }
 
-// Len is the number of keys held now, of which some may have gone idle.
+// Len returns the number of keys held now. Some of them may be idle.
 func (s *Store) Len() int { return int(s.keys.Load()) }
 
-// Evicted is how many keys with spend in force gave way to others at the cap.
+// Evicted returns how many keys with spend in force were replaced by others at the cap.
 func (s *Store) Evicted() uint64 { return s.evicted.Load() }
 
-// TakeUpTo implements [store.Store]. It is Take of -n: a function of its own around
-// both would cost each decision 4 ns.
+// TakeUpTo implements [store.Store]. It is Take of -n: a function shared by both would
+// cost each decision 4 ns.
 func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	return s.Take(ctx, ns, key, l, -n)
 }
@@ -210,7 +206,7 @@ func (s *Store) Peek(_ context.Context, ns *store.Namespace, key string, l store
 	return t.peek(t.find(h), ns.Rule, l, max(reading, t.horizon), n), nil
 }
 
-// fitting is how many of n events fit, 1 if none does.
+// fitting is how many of n events fit, or 1 if none does.
 func (t *table) fitting(i int, rule *store.Rule, l store.Limit, now, n int64) int64 {
 	if n > 1 {
 		if r := t.peek(i, rule, l, now, n); !r.OK {
@@ -220,7 +216,8 @@ func (t *table) fitting(i int, rule *store.Rule, l store.Limit, now, n int64) in
 	return n
 }
 
-// peek is the decision on n events of the key at i, -1 if t does not hold it.
+// peek is the decision on n events of the key in slot i; i is -1 if t does not hold the
+// key.
 func (t *table) peek(i int, rule *store.Rule, l store.Limit, now, n int64) store.Reply {
 	if log := t.log(i); log != nil {
 		return log.Step(l, now, n)
@@ -262,18 +259,18 @@ var (
 	errTooManyRules = fmt.Errorf("%w: memstore: more than %d rules", store.ErrStore, maxRules)
 )
 
-// outcome is how take ended. Unless it has decided, nothing was charged.
+// outcome is how Take ended. Nothing was charged unless it is decided or sweepDue.
 type outcome uint8
 
 const (
 	decided      outcome = iota
-	sweepDue             // decided, and some table is to be swept
-	tableSplit           // the key may belong to another table now
-	storeFull            // and the key's table has none to give way
-	tooManyRules         // to be numbered
+	sweepDue             // decided, and a table is due for a sweep
+	tableSplit           // the key may now belong to another table
+	storeFull            // and the key's table has no key to evict
+	tooManyRules         // the store cannot number another rule
 )
 
-// takeNew is Take of a key that t, which is locked, does not hold.
+// takeNew is Take of a key that t does not hold. t is locked.
 func (s *Store) takeNew(t *table, h hash, rule *store.Rule, l store.Limit, now, n int64) (store.Reply, outcome) {
 	state, r := rule.Step(store.State{}, l, now, n)
 	if !r.OK {
@@ -295,9 +292,8 @@ func (s *Store) takeNew(t *table, h hash, rule *store.Rule, l store.Limit, now, 
 	return r, t.tick()
 }
 
-// now reads the clock, in Unix µs. It is read before the lock of a table is taken:
-// one that comes late to the lock counts as the time of the state that it finds
-// there.
+// now reads the clock, in Unix µs. It is read before a table is locked. A call that then
+// waits for the lock uses the time of the state if that is later.
 func (s *Store) now() int64 {
 	if s.clock != nil {
 		return s.clock()

@@ -144,8 +144,8 @@ func TestRefundNeverExtendsALife(t *testing.T) {
 	}
 }
 
-// TestAgainstMaps runs random calls on many keys of two rules beside two plain
-// maps that forget nothing, through growth, splits and sweeps.
+// TestAgainstMaps runs random calls on many keys of two rules, and on two plain maps that
+// forget nothing, through growth, splits and sweeps.
 func TestAgainstMaps(t *testing.T) {
 	const keys = 1_000_000 / scale
 	calls := effort.Of(500_000, 2_500_000) / scale
@@ -185,7 +185,7 @@ func TestAgainstMaps(t *testing.T) {
 			s.Reset(ctx, ns, key)
 		}
 		switch {
-		case i == calls/2: // everybody leaves
+		case i == calls/2: // all keys end
 			c.add(2 * 3600 * second)
 		case i%16 == 0:
 			c.add(rng.Int64N(scale * second / 1000))
@@ -327,8 +327,7 @@ func TestCapIsExactInParallel(t *testing.T) {
 	}
 }
 
-// TestFullStoreWithAnEmptyTable has the newcomer's table hold nobody who could
-// give way.
+// TestFullStoreWithAnEmptyTable adds a key whose table has no key to evict.
 func TestFullStoreWithAnEmptyTable(t *testing.T) {
 	const maxKeys = 64 // the least that has two tables
 	c := newClock()
@@ -387,8 +386,8 @@ func TestDeadKeysAreNotEvictedButReplaced(t *testing.T) {
 	}
 }
 
-// TestRotatingKeysResetNobody floods a store at its cap with new keys: those who
-// have spent more than the flood's keys keep their state, the attacker too.
+// TestRotatingKeysResetNobody floods a store at its cap with new keys. Keys that have
+// spent more than the flood's keep their state, the attacker's too.
 func TestRotatingKeysResetNobody(t *testing.T) {
 	for _, rule := range []*store.Rule{window, sliding} {
 		for _, maxKeys := range []int{10, 100, 1000} {
@@ -397,8 +396,8 @@ func TestRotatingKeysResetNobody(t *testing.T) {
 	}
 }
 
-// TestRotatingKeysResetNobodyWithAnySecret forces secrets with which a hash of one
-// multiplication led all new keys to few tables, and so forgot users.
+// TestRotatingKeysResetNobodyWithAnySecret forces certain secrets. With them, a hash of
+// one multiplication led all new keys to few tables, which then forgot users.
 func TestRotatingKeysResetNobodyWithAnySecret(t *testing.T) {
 	for maxKeys, numbers := range map[int][]int{100: {60, 1901}, 1000: {14, 159, 617, 1249, 1295, 1871, 2028, 2097, 2488}} {
 		for _, number := range numbers {
@@ -409,7 +408,7 @@ func TestRotatingKeysResetNobodyWithAnySecret(t *testing.T) {
 	}
 }
 
-// flood floods a store with a secret, nil for one of its own.
+// flood floods a store with this secret; nil is one of its own.
 func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret) {
 	const rotating, limit = 100_000 / scale, 100
 	established := max(1, maxKeys/20) // at a tenth, one in 10^8 new keys finds eight of them
@@ -470,7 +469,7 @@ func TestIdleKeysGoByThemselves(t *testing.T) {
 	runtime.KeepAlive(names)
 }
 
-// TestDeadStaysDead takes the clock back after a state was dropped: the time it
+// TestDeadStaysDead sets the clock back after a state was dropped. The time in which it
 // was in force must not come again.
 func TestDeadStaysDead(t *testing.T) {
 	ns, l := store.NewNamespace(window, ""), perMinute(5)
@@ -520,8 +519,8 @@ func TestDeadVictimStaysDead(t *testing.T) {
 	}
 }
 
-// TestEndedStateReadsAsNeverSeen has a rule that would still count an ended
-// state, as one may under another limit: a sweep must not be what decides.
+// TestEndedStateReadsAsNeverSeen has a rule that would still count an ended state, as one
+// may under another limit. A sweep must not decide.
 func TestEndedStateReadsAsNeverSeen(t *testing.T) {
 	hoarder := *window
 	hoarder.Step = func(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
@@ -719,7 +718,7 @@ func TestTooManyRules(t *testing.T) {
 	check(t, s)
 }
 
-// clock is one that tests set, in Unix µs, at the beginning of a minute.
+// clock is set by tests, in Unix µs, and begins at the beginning of a minute.
 type clock struct{ µs atomic.Int64 }
 
 func newClock() *clock {

@@ -8,7 +8,7 @@ import (
 
 const second = int64(1e6) // µs
 
-// plenty is a limit that nobody reaches.
+// plenty is a limit that is never reached.
 var plenty = store.Limit{Rate: 1 << 30, Period: 3600 * second, Burst: 1 << 30}
 
 // window is a fixed window, the simplest rule there is. Reply.X is what had been
@@ -49,7 +49,8 @@ var sliding = &store.Rule{
 	NewLog: func(store.State) store.Log { return new(plainLog) },
 }
 
-// forward is sliding with a log whose time does not go back, as a Log is to be.
+// forward is sliding with a log whose time does not go back, as the contract of Log
+// wants.
 var forward = &store.Rule{
 	Name:   "forward",
 	Step:   sliding.Step,

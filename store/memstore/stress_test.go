@@ -18,17 +18,16 @@ const (
 	passLimit = 5   // of a passing key, per second
 )
 
-// TestStressLeavesEveryCountExact has goroutines hammer some keys by all five
-// algorithms while others make keys that pass: tables grow and split, their keys
-// are reset and refunded, die and are swept, so that tables shrink, or, at a cap, are
-// evicted all the time. Then the hammered keys are reset under the same fire, and
-// it begins again.
+// TestStressLeavesEveryCountExact hammers some keys from many goroutines by all five
+// algorithms, while others make passing keys. Tables grow and split. Keys are reset,
+// refunded, and swept when they end, so that tables shrink. At a cap they are evicted all
+// the time. Then the hammered keys are reset under the same fire, and it begins again.
 func TestStressLeavesEveryCountExact(t *testing.T) {
 	for _, v := range []struct {
 		name               string
 		maxKeys, passing   int
 		jump               int64 // of the clock, between two waves of passing keys
-		manyKeys, evicting int   // without so many the test would not be what it says
+		manyKeys, evicting int   // with fewer the test would not test what its name says
 	}{
 		{"passing keys die", memstore.DefaultMaxKeys, 80_000, 10 * second, 50_000, 0},
 		{"passing keys are evicted", 5000, 40_000, 0, 5000, 100_000},
@@ -101,8 +100,8 @@ type account struct {
 	lim       ratelimit.Limiter
 	name, key string
 
-	// refunds has nearly every event given back. A leaky bucket takes back only
-	// the tail of its queue, so there the callers go in turn.
+	// refunds means that nearly every event is given back. A leaky bucket takes back only
+	// the tail of its queue, so its callers take turns.
 	refunds, inTurn bool
 	turn            sync.Mutex
 
@@ -178,7 +177,7 @@ func (f *fire) hammer(a *account, i int) {
 	}
 }
 
-// wave has n keys pass, by four goroutines.
+// wave makes n keys pass, by four goroutines.
 func (f *fire) wave(n int) {
 	var group sync.WaitGroup
 	for range 4 {
@@ -217,8 +216,8 @@ func (f *fire) pass(i int64) {
 	}
 }
 
-// settleAccounts compares the books with what the store says, now that nobody
-// calls, and spends what is left.
+// settleAccounts compares the books with the store, now that there are no calls, and
+// spends what is left.
 func (f *fire) settleAccounts() {
 	f.t.Helper()
 	for _, a := range f.accounts {
@@ -262,7 +261,7 @@ func (f *fire) note(err error) {
 	}
 }
 
-// fault reports the first few of what may be a great many.
+// fault reports only the first few: there may be a great many.
 func (f *fire) fault(format string, args ...any) {
 	f.t.Helper()
 	if f.faults.Add(1) <= 10 {

@@ -12,52 +12,51 @@ import (
 )
 
 const (
-	// maxSlots is the size of a full table, and so the most slots that one call
-	// sweeps, and the most that it moves.
+	// maxSlots is the size of a full table. It is the most slots that one call sweeps,
+	// and the most that it moves.
 	maxSlots = 512
 
 	minSlots = 8
 
-	// A table has a turn of the sweep made every so many decisions.
+	// sweepEvery is how many decisions a table takes between two sweeps of some table.
 	sweepEvery = 128
 
-	// grace is for how long a state is kept that no longer matters, in µs: a
-	// bucket that is full again after each event is not rebuilt each time.
+	// grace is how long a state is kept after its end, in µs. Without it, a bucket that
+	// refills after each event would be rebuilt each time.
 	grace = 2e6
 )
 
-// table is a piece of the store: a hash table of its own, with linear probing
-// and no tombstones, for the keys whose hashes begin with prefix. The allocator gives
-// it 128 bytes, aligned, so that two tables share no cache line.
+// table is a part of the store: a hash table with linear probing and no tombstones, for
+// the keys whose hashes begin with prefix. The allocator gives it 128 aligned bytes, so
+// no two tables share a cache line.
 type table struct {
-	mu      sync.Mutex // protects all below but next
+	mu      sync.Mutex // protects all below except next
 	depth   uint8      // bits of prefix
 	ticks   uint8
 	n       int32  // slots in use
-	prefix  uint64 // the first bits of the hashes that are kept here
+	prefix  uint64 // the first bits of the hashes kept here
 	slots   []slot
-	horizon int64 // Unix µs; all states that were dropped as dead were dead by then
+	horizon int64 // Unix µs; all states dropped so far had ended by then
 
-	// A tag for each slot, 0 if the slot is empty, and behind the last one the
-	// first again, so that group at a time can be read from any place. What is looked
-	// for in the tags is found without a look at the slots, which are seldom in
-	// the processor's cache.
+	// tags has a tag for each slot, 0 if the slot is empty. The first ones are repeated
+	// after the last, so that group tags can be read at any place. A search reads tags
+	// first, because the slots are seldom in the processor's cache.
 	tags []uint8
 
 	logs []store.Log // parallel to slots; nil until a rule needs it
-	node *node       // of which the table is a leaf
+	node *node       // the table is a leaf of it
 	next atomic.Pointer[table]
 }
 
-// group is how many tags are looked at together: those of a word.
+// group is how many tags are compared at once: those in one word.
 const group = 8
 
-// noTags are those of a table without slots, never written.
+// noTags are the tags of a table without slots. They are never written.
 var noTags = make([]uint8, group)
 
-// slot is the state of one key, or zero if it is empty. It has no pointers, so
-// the garbage collector does not look at it. Where there is a log beside it, it keeps
-// only when that is to end: part µs after at.
+// slot is the state of one key, or zero if it is empty. It has no pointers, so the
+// garbage collector does not scan it. If the key has a log, the slot only keeps the log's
+// end: part µs after at.
 type slot struct {
 	hash     hash
 	at       int64
@@ -77,7 +76,7 @@ func (s *slot) state() store.State {
 	return store.State{At: s.at, Period: int64(s.period), Whole: int64(s.whole), Part: int64(s.partRule & partMask)}
 }
 
-// put sets the state, which was counted under a limit of this rate.
+// put sets the state, counted under a limit of this rate.
 func (s *slot) put(st store.State, rate int64) {
 	s.at = st.At
 	s.period = uint64(st.Period)
@@ -86,19 +85,19 @@ func (s *slot) put(st store.State, rate int64) {
 	s.rate = uint32(rate)
 }
 
-// countedUnder says whether the state was counted under l, or another Burst of it.
+// countedUnder reports whether the state was counted under l, perhaps with another Burst.
 func (s *slot) countedUnder(l store.Limit) bool {
 	return int64(s.rate) == l.Rate && int64(s.period) == l.Period
 }
 
-// end is the instant, in Unix µs, from which on the state is as never seen.
+// end is the instant, in Unix µs, from which on the key is treated as new.
 func (s *slot) end(rule *store.Rule) int64 {
 	return s.at + rule.TTL(s.state(), store.Limit{Rate: int64(s.rate), Period: int64(s.period)})
 }
 
-// unlessEnded is the state, but the zero one if it has ended, whether it was dropped
-// or not: where its limit is no longer the same it might still count, and when a
-// sweep comes must decide nothing.
+// unlessEnded is the state, or the zero one if it has ended. An ended state may still be
+// there until a sweep, and under another limit it might still count. The time of a sweep
+// must decide nothing.
 func (s *slot) unlessEnded(rule *store.Rule, now int64) store.State {
 	if s.end(rule) <= now {
 		return store.State{}
@@ -115,8 +114,8 @@ func (t *table) find(h hash) int {
 	wanted := uint64(h.tag()) * low
 	for i := h.home(len(t.slots)); ; i = t.wrap(i + group) {
 		tags := binary.LittleEndian.Uint64(t.tags[i:])
-		// A byte of x that is 0 has its high bit set in (x - low) &^ x. So may one
-		// above it that is 1, and then the hashes differ.
+		// A byte of x that is 0 has its high bit set in (x - low) &^ x. A byte of 1 above
+		// it may have it set too; then the hashes differ.
 		x := tags ^ wanted
 		for found := (x - low) &^ x & high; found != 0; found &= found - 1 {
 			if j := t.wrap(i + bits.TrailingZeros64(found)/8); t.slots[j].hash == h {
@@ -132,7 +131,7 @@ func (t *table) find(h hash) int {
 // after is the slot after i.
 func (t *table) after(i int) int { return t.wrap(i + 1) }
 
-// wrap is slot i, where the first comes after the last.
+// wrap is slot i, where the first follows the last.
 func (t *table) wrap(i int) int {
 	if i < len(t.slots) {
 		return i
@@ -148,7 +147,7 @@ func (t *table) setTag(i int, tag uint8) {
 	}
 }
 
-// state is the state in slot i, the zero State if i is -1 or it has ended.
+// state is the state in slot i. It is the zero State if i is -1 or the state has ended.
 func (t *table) state(i int, rule *store.Rule, now int64) store.State {
 	if i < 0 {
 		return store.State{}
@@ -165,7 +164,7 @@ func (t *table) end(i int, rules *rules) int64 {
 	return s.end(rules.get(s.rule()))
 }
 
-// spend is how many events of slot i are in force, and until when any is.
+// spend is how many events of slot i are in force, and when the last of them ends.
 func (t *table) spend(i int, rules *rules, now int64) (events, end int64) {
 	end = t.end(i, rules)
 	if end <= now {
@@ -178,7 +177,7 @@ func (t *table) spend(i int, rules *rules, now int64) (events, end int64) {
 	return rules.get(s.rule()).Used(s.state(), end, now), end
 }
 
-// log is the log beside slot i, nil if there is none.
+// log is the log of slot i, or nil.
 func (t *table) log(i int) store.Log {
 	if t.logs == nil || i < 0 {
 		return nil
@@ -202,8 +201,8 @@ func (t *table) addToLog(i int, l store.Limit, now, n int64) {
 	t.slots[i].put(store.State{At: end - l.Period, Part: l.Period}, l.Rate)
 }
 
-// place puts s and its log into a free slot, of which there must be one, and
-// returns its index.
+// place puts s and its log into a free slot, and returns its index. t must have a free
+// slot.
 func (t *table) place(s slot, log store.Log) int {
 	i := s.hash.home(len(t.slots))
 	for t.tags[i] != 0 {
@@ -224,7 +223,7 @@ func (t *table) remove(i int) {
 	}
 }
 
-// clear empties slot i. The slots up to the next empty one must move home then, in
+// clear empties slot i. Afterwards the slots up to the next empty one must move home, in
 // their order.
 func (t *table) clear(i int) {
 	t.slots[i] = slot{}
@@ -235,7 +234,7 @@ func (t *table) clear(i int) {
 	t.n--
 }
 
-// moveHome moves slot i to the first empty one between its home and itself.
+// moveHome moves slot i to the first empty slot between its home and itself.
 func (t *table) moveHome(i int) {
 	for j := t.slots[i].hash.home(len(t.slots)); j != i; j = t.after(j) {
 		if t.tags[j] == 0 {
@@ -247,9 +246,9 @@ func (t *table) moveHome(i int) {
 	}
 }
 
-// refund gives back what is still charged of c in slot i, and says whether
-// anything is left. A state that has ended stays for the sweep, which remembers until
-// when it counted, for a reading of the clock that comes late.
+// refund gives back what is still charged of c in slot i, and reports whether anything is
+// left. A state that has ended stays for the sweep. The sweep records its end in horizon,
+// for late readings of the clock.
 func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Receipt) bool {
 	s := &t.slots[i]
 	if log := t.log(i); log != nil {
@@ -265,7 +264,7 @@ func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c stor
 	return left.Whole != 0 || left.Part != 0
 }
 
-// tick counts a decision.
+// tick counts a decision, and returns whether a sweep is due.
 func (t *table) tick() outcome {
 	if t.ticks++; t.ticks%sweepEvery == 0 {
 		return sweepDue
@@ -273,12 +272,12 @@ func (t *table) tick() outcome {
 	return decided
 }
 
-// full says that t must not take another key as it is. One slot at least stays
-// empty, at which every probe ends.
+// full reports whether t must change before it takes another key. At least one slot stays
+// empty, because an empty slot ends every search.
 func (t *table) full() bool { return len(t.slots)-int(t.n) <= 1+len(t.slots)/16 }
 
-// sweep drops the dead, says how many they were, and gives back memory of which
-// less than a fifth is used.
+// sweep drops the dead and returns how many they were. It also frees memory if less than
+// a fifth of it is used.
 func (t *table) sweep(rules *rules, now int64) (dropped int) {
 	dropped = t.drop(rules, now)
 	if size := max(int(t.n)*3/2, minSlots); t.n == 0 {
@@ -289,14 +288,14 @@ func (t *table) sweep(rules *rules, now int64) (dropped int) {
 	return dropped
 }
 
-// drop removes the states that have been dead for the grace, and says how many.
+// drop removes the states that ended longer ago than grace, and returns how many.
 func (t *table) drop(rules *rules, now int64) (dropped int) {
 	first := t.firstDead(rules, now)
 	if first < 0 {
 		return 0
 	}
-	// From an empty slot on, each run of slots is met at its beginning, so one
-	// pass closes all the gaps.
+	// Starting at an empty slot, the pass meets each run of slots at its beginning, so
+	// one pass closes all the gaps.
 	for t.tags[first] != 0 {
 		first = t.after(first)
 	}
@@ -314,7 +313,7 @@ func (t *table) drop(rules *rules, now int64) (dropped int) {
 	return dropped
 }
 
-// firstDead is a slot that drop would remove, or -1.
+// firstDead is the first slot that drop would remove, or -1.
 func (t *table) firstDead(rules *rules, now int64) int {
 	for i := range t.slots {
 		if t.tags[i] != 0 && t.dead(i, rules, now) {
@@ -324,13 +323,13 @@ func (t *table) firstDead(rules *rules, now int64) int {
 	return -1
 }
 
-// dead says whether slot i has been as never seen for the grace. (Its time comes
-// first: it is cheap to look at.)
+// dead reports whether slot i ended longer ago than grace. Its time is compared first
+// because that is cheap.
 func (t *table) dead(i int, rules *rules, now int64) bool {
 	return t.slots[i].at <= now-grace && t.end(i, rules) <= now-grace
 }
 
-// resize moves everything to size slots or a few more.
+// resize moves everything to size slots or slightly more.
 func (t *table) resize(size int) {
 	slots, logs := t.slots, t.logs
 	t.allocate(size)
@@ -339,9 +338,9 @@ func (t *table) resize(size int) {
 	}
 }
 
-// allocate makes t empty with size slots or a few more.
+// allocate makes t empty, with size slots or slightly more.
 func (t *table) allocate(size int) {
-	// Grow rounds up to what the allocator would set aside anyway.
+	// Grow rounds up to what the allocator would use anyway.
 	slots := slices.Grow([]slot(nil), min(max(size, minSlots), maxSlots))
 	t.slots, t.logs, t.n = slots[:min(cap(slots), maxSlots)], nil, 0
 	t.tags = make([]uint8, len(t.slots)+group)

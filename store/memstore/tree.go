@@ -10,32 +10,32 @@ import (
 )
 
 const (
-	nodeBits = 6 // of a hash that a node tells apart
+	nodeBits = 6 // bits of the hash that one node reads
 	fanout   = 1 << nodeBits
 
-	// A full store has this many keys per table on average, or more: enough for
-	// a table to choose a victim from its own.
+	// A full store has on average at least this many keys per table, so that a table can
+	// choose a victim among its own.
 	minKeysPerTable = 32
 
-	// sampled is among how many keys a victim is chosen.
+	// sampled is the number of keys from which a victim is chosen.
 	sampled = 8
 )
 
-// node is an inner node of the tree that leads from a hash to its table, by
-// nodeBits from the top at each level. A table that shares no entry splits into
-// two under a new node; a table that covers several gives the upper half of them
-// to the new one. So the tree grows leaf by leaf, and no call copies a directory.
+// node is an inner node of the tree that leads from a hash to its table. Each level reads
+// nodeBits of the hash, from the top.
 //
-// The entries of a table are written only under its lock.
+// A table with a single entry splits into two under a new node. A table with several
+// entries gives the upper half of them to the new table. So the tree grows leaf by leaf,
+// and no call copies a directory. The entries of a table are written only under its lock.
 type node struct {
 	entries [fanout]struct {
 		table atomic.Pointer[table]
-		node  atomic.Pointer[node] // if not nil, it has taken the table's place
+		node  atomic.Pointer[node] // if not nil, it replaces the table
 	}
 }
 
-// plant makes the first tables and links them in a ring. There are fewer under a
-// small cap, and a single one under a cap too small for it ever to split.
+// plant makes the first tables and links them in a ring. A small cap gets fewer. A cap
+// too small for a table ever to split gets one.
 func (s *Store) plant() {
 	depth := uint8(0)
 	for depth < nodeBits && minKeysPerTable<<(depth+1) <= s.maxKeys {
@@ -55,14 +55,14 @@ func (s *Store) plant() {
 
 // enter stores t in its entries.
 func (n *node) enter(t *table) {
-	used := (int(t.depth)-1)%nodeBits + 1 // bits of the prefix that are this node's
+	used := (int(t.depth)-1)%nodeBits + 1 // bits of the prefix that this node reads
 	from := t.prefix << (nodeBits - used) % fanout
 	for i := range uint64(fanout >> used) {
 		n.entries[from+i].table.Store(t)
 	}
 }
 
-// lock returns the table of h, locked.
+// lock locks the table of h and returns it.
 func (s *Store) lock(h hash) *table {
 	for {
 		t := s.root.leaf(h)
@@ -87,10 +87,10 @@ func (n *node) leaf(h hash) *table {
 
 func (t *table) covers(h hash) bool { return h.hi>>(64-t.depth) == t.prefix }
 
-// split moves half of t, which is locked, to a new table, which is t's next then and
-// locked too.
+// split moves half of t to a new table, which becomes t's next. Both are locked: t by the
+// caller, the new one by split.
 func (t *table) split() {
-	if t.depth%nodeBits == 0 { // one entry is all it has
+	if t.depth%nodeBits == 0 { // it has only one entry
 		below := new(node)
 		for i := range below.entries {
 			below.entries[i].table.Store(t)
@@ -101,14 +101,14 @@ func (t *table) split() {
 	t.depth++
 	t.prefix <<= 1
 	upper := &table{depth: t.depth, prefix: t.prefix + 1, node: t.node, horizon: t.horizon}
-	upper.mu.Lock() // before anybody can see it
+	upper.mu.Lock() // before others can see it
 	t.shareWith(upper)
 	upper.next.Store(t.next.Load())
 	t.next.Store(upper)
 	t.node.enter(upper)
 }
 
-// shareWith moves to upper what it covers.
+// shareWith moves the keys that upper covers to upper.
 func (t *table) shareWith(upper *table) {
 	slots, logs := t.slots, t.logs
 	n, moving := int(t.n), 0
@@ -128,8 +128,8 @@ func (t *table) shareWith(upper *table) {
 	}
 }
 
-// insert returns a new slot for h in t, which is locked, or -1 and what to do
-// first. After a tableSplit t's next is locked too.
+// insert returns a new slot for h in t, which is locked. If it returns -1, the outcome
+// says what to do first. After tableSplit, t's next is locked too.
 func (s *Store) insert(t *table, h hash, rule *store.Rule, now int64) (int, outcome) {
 	if _, ok := s.rules.number(rule); !ok {
 		return -1, tooManyRules
@@ -148,15 +148,16 @@ func (s *Store) insert(t *table, h hash, rule *store.Rule, now int64) (int, outc
 	return s.placeNew(t, h, rule), decided
 }
 
-// placeNew puts h into a free slot of t, as a state of rule, which has its number.
+// placeNew puts h into a free slot of t, as a state of rule. The rule must have its
+// number.
 func (s *Store) placeNew(t *table, h hash, rule *store.Rule) int {
 	number, _ := s.rules.number(rule)
 	return t.place(slot{hash: h, partRule: number << partBits}, nil)
 }
 
-// makeRoom drops the dead of t, or makes it larger if they are few. A table that
-// is as large as can be splits instead: then makeRoom returns false, since t may not
-// be the right one any more, and t's next is locked too.
+// makeRoom drops the dead of t, or makes t larger if they are few. A table of the largest
+// size splits instead. makeRoom then returns false, since t may no longer be the table of
+// the key, and t's next is locked too.
 func (s *Store) makeRoom(t *table, now int64) bool {
 	size := len(t.slots)
 	dropped := t.drop(&s.rules, now)
@@ -172,7 +173,7 @@ func (s *Store) makeRoom(t *table, now int64) bool {
 	return false
 }
 
-// reserve counts one key more, if the cap allows it.
+// reserve counts one more key, if the cap allows it.
 func (s *Store) reserve() bool {
 	for {
 		n := s.keys.Load()
@@ -191,8 +192,9 @@ func (s *Store) forget(t *table, i int) {
 	s.keys.Add(-1)
 }
 
-// evict removes from t, which is locked and not empty, the key with the least
-// spend in force of some that a random h points at. The key still counts.
+// evict removes a key from t, which is locked and not empty. It samples keys from the
+// home of h on, which is random, and removes the one with the least spend in force. The
+// count of keys stays.
 func (s *Store) evict(t *table, h hash, now int64) {
 	victim, least, soonest := -1, int64(math.MaxInt64), int64(math.MaxInt64)
 	i := h.home(len(t.slots))
@@ -214,9 +216,9 @@ func (s *Store) evict(t *table, h hash, now int64) {
 	t.remove(victim)
 }
 
-// evictBeyond evicts a key from the first table that has one, that of h the last. It
-// is not far: tables that have come from splits hold hundreds of keys each when
-// the store is full, and without splits there are no more than fanout.
+// evictBeyond evicts a key from the first table that has one, and tries the table of h
+// last. That table is near: in a full store, tables that come from splits hold hundreds
+// of keys each, and without splits there are no more than fanout.
 func (s *Store) evictBeyond(h hash, now int64) {
 	own := s.root.leaf(h)
 	for t := own.next.Load(); !s.evictFrom(t, h, now) && t != own; {
@@ -224,7 +226,7 @@ func (s *Store) evictBeyond(h hash, now int64) {
 	}
 }
 
-// evictFrom makes sure that the store has room, and says whether it could.
+// evictFrom makes sure that the store has room, and reports whether it does.
 func (s *Store) evictFrom(t *table, h hash, now int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -239,8 +241,8 @@ func (s *Store) evictFrom(t *table, h hash, now int64) bool {
 	return true
 }
 
-// sweepNext sweeps one table and moves the hand on. A table in use is left for
-// the next round.
+// sweepNext sweeps one table and advances the hand. A table in use waits for the next
+// round.
 func (s *Store) sweepNext(now int64) {
 	t := s.hand.Load()
 	if !s.hand.CompareAndSwap(t, t.next.Load()) || !t.mu.TryLock() {
@@ -260,7 +262,7 @@ type rules struct {
 
 func (r *rules) get(number uint64) *store.Rule { return (*r.list.Load())[number] }
 
-// number returns the number of rule, a new one if it has none yet.
+// number returns the number of rule, and gives it one if it has none yet.
 func (r *rules) number(rule *store.Rule) (uint64, bool) {
 	if list := r.list.Load(); list != nil {
 		if i := slices.Index(*list, rule); i >= 0 {
@@ -280,7 +282,7 @@ func (r *rules) add(rule *store.Rule) (uint64, bool) {
 	i := slices.Index(list, rule)
 	if i < 0 && len(list) < maxRules {
 		i = len(list)
-		list = append(list, rule) // behind the end of the lists that others may be reading
+		list = append(list, rule) // after the end of the lists that others may be reading
 		r.list.Store(&list)
 	}
 	return uint64(i), i >= 0

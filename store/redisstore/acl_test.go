@@ -21,10 +21,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// leastACL is what the package documentation says that a user needs.
+// leastACL is the least that a user needs, as in the package documentation.
 const leastACL = "~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim"
 
-// leastCommands are those of leastACL.
+// leastCommands returns the commands of leastACL.
 func leastCommands() (names []string) {
 	for _, word := range strings.Fields(leastACL) {
 		if name, ok := strings.CutPrefix(word, "+"); ok {
@@ -75,8 +75,8 @@ func TestTheDocumentedPermissionsAreThoseOfTheScripts(t *testing.T) {
 	require.ElementsMatch(t, run, commands(probe, `\n(?:if .* then )?try\('([A-Z]+)'`))
 }
 
-// Each operation of each algorithm runs under exactly these permissions, and all of them are
-// made use of.
+// Each operation of each algorithm runs with exactly these permissions, and needs all of
+// them.
 func TestTheLeastPermissionsAreEnough(t *testing.T) {
 	server := redistest.Start(t)
 	client, plain := userOf(t, server, leastACL), server.Client(t)
@@ -151,11 +151,11 @@ func TestTheLeastPermissionsAreEnough(t *testing.T) {
 	for _, name := range leastCommands() {
 		require.Contains(t, stats, "cmdstat_"+name+":", "it is not needed")
 	}
-	require.Contains(t, found(t, client, redisstore.WithPrefix("rl")), "could not be looked at")
+	require.Contains(t, found(t, client, redisstore.WithPrefix("rl")), "could not be checked")
 	require.NotContains(t, found(t, client, redisstore.WithPrefix("rl")), "may not")
 }
 
-// batched is a space whose rule can be asked for many keys at once.
+// batched returns a namespace whose rule has a script for many keys.
 func batched(t *testing.T) *store.Namespace {
 	t.Helper()
 	return store.NewNamespace(&store.Rule{Name: "each", BatchScript: func(*store.Rule) string {
@@ -170,7 +170,7 @@ func TestCheckNamesThePermissionThatIsMissing(t *testing.T) {
 		client := userOf(t, server, leastACL+" +info -"+name)
 		text := found(t, client, rl)
 		require.Regexp(t, `: (scripts of this user|this user) may not run `+strings.ToUpper(name)+` \(.*Allow \+`+name+`\.$`, text)
-		if name == "time" { // which Check itself asks for, too
+		if name == "time" { // Check itself asks for it too
 			require.NotContains(t, found(t, client, rl, redisstore.WithClock(time.Now)), "may not")
 			continue
 		}
@@ -227,7 +227,7 @@ func TestARingNeedsPing(t *testing.T) {
 		ContextTimeoutEnabled: true,
 	})
 	defer ring.Close()
-	time.Sleep(100 * time.Millisecond) // three heartbeats that fail make it leave a shard
+	time.Sleep(100 * time.Millisecond) // after three failed heartbeats it leaves a shard
 	require.Empty(t, found(t, ring, redisstore.WithPrefix("rl")))
 }
 
@@ -278,7 +278,7 @@ func TestCheckDisturbsNobody(t *testing.T) {
 	}
 	require.EqualValues(t, 3, used(t, s, "k"))
 	require.EqualValues(t, 1, client.DBSize(t.Context()).Val())
-	// What may not be removed goes by itself.
+	// Keys that may not be removed expire.
 	user := userOf(t, server, "~* +evalsha +eval +time +get +set +pexpire +llen +lindex +lset +rpush +lpop +ltrim")
 	require.Contains(t, found(t, user), "may not run DEL, UNLINK")
 	require.Eventually(t, func() bool { return client.DBSize(t.Context()).Val() == 1 }, 10*time.Second, 10*time.Millisecond)

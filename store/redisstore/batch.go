@@ -12,42 +12,43 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// maxBatch is the most calls in a script. A server does nothing else while it runs
-// one: with 64 that is about 0.3 ms.
+// maxBatch is the most calls in a script. A server does nothing else while it runs a
+// script, which is about 0.3 ms for 64 calls.
 const maxBatch = 64
 
-// maxFlights is how many calls and batches of a rule are under way at once. With one
-// the server would wait while this process reads a reply and writes the next batch,
-// and few callers would wait for no gain; with many, batches are small.
+// maxFlights is how many calls and batches of a rule are under way at once. With one the
+// server would wait while this process reads a reply and writes the next batch. With
+// many, batches are small.
 const maxFlights = 4
 
-// WithBatching makes Take send the calls of many callers together, in one script for
-// up to 64 of them, whatever their keys and limits: while four calls of an algorithm
-// are under way, others wait for one of them to end, and then go together. Each is
-// decided on as if it were alone, one after the other in the order in which they came.
+// WithBatching makes Take decide many calls in one script: up to 64, whatever their keys
+// and limits. While four calls of an algorithm are under way, others wait for one of them
+// to end, and then go together. Each is decided on as if it were alone, in the order of
+// arrival.
 //
-// Use it where hundreds of callers ask at once: starting a script costs the server as
-// much as a decision, and a round trip costs both sides more than either. A call that
-// meets fewer than four others costs what it did. One that waits does so for part of a
-// round trip, or for longer behind hundreds of others. Up to four goroutines for each
-// algorithm send the batches, and end when nobody waits.
+// Use it if hundreds of callers ask at once. Starting a script costs the server as much
+// as a decision, and a round trip costs both sides more than either. A call that meets
+// fewer than four others costs the same as without batching. A waiting call waits for
+// part of a round trip, or longer behind hundreds of others. Up to four goroutines for
+// each algorithm send the batches. They end when no call waits.
 //
-// A call whose time is up while it waits leaves, and is charged nothing: that is
-// [store.ErrOverloaded], or the error of its context. One whose time is up while its
-// batch is under way is [store.ErrTimeout], and its charge may stand. A batch whose reply
-// is lost is not sent again, and each of its calls is ErrTimeout. A value that is not
-// ours fails only the calls on its key. Where an answer proves that a batch, or calls
-// within it, did not run, each of them goes on alone, as without batches. A batch has
-// the time of the call in it that has most, and no waiter's context: hooks of the client
-// see none of its values. If a hook panics, so does each call of the batch that has not
-// left.
+// A call whose time is up while it waits leaves uncharged, with [store.ErrOverloaded] or
+// the error of its context. If its time is up while its batch is under way, it fails with
+// [store.ErrTimeout] and may be charged. A batch whose reply is lost is not sent again:
+// each of its calls fails with ErrTimeout. A value that is not ours fails only the calls
+// on its key. If an answer proves that a batch, or some of its calls, did not run, those
+// calls go on alone.
 //
-// The client must be a *redis.Client, of Sentinel or not: elsewhere keys are not all on
-// one server, and New returns [store.ErrInvalidOption]. If its server is a node of a
-// cluster, batches are refused, and help nobody.
+// A batch has the time of its most patient call, and no caller's context: hooks of the
+// client see none of its values. If a hook panics, so does each call of the batch that
+// has not left.
 //
-// Take of events whose turn must come in time (AllowWithin of package ratelimit) goes
-// alone, and so do TakeUpTo, TakeAll, Force, Peek, Refund and Reset.
+// The client must be a *redis.Client, with Sentinel or without: only then are all keys on
+// one server. For others New returns [store.ErrInvalidOption]. A cluster node refuses
+// batches, so do not use this option with one.
+//
+// These calls always go alone: TakeUpTo, TakeAll, Overdraw, Peek, Refund, Reset, and Take
+// of events whose turn must come in time (AllowWithin of package ratelimit).
 func WithBatching() Option {
 	return func(s *Store) error {
 		s.batching = true
@@ -55,33 +56,33 @@ func WithBatching() Option {
 	}
 }
 
-// queue is the calls of one rule.
+// queue holds the waiting calls of one rule.
 type queue struct {
 	script  *script
 	mu      sync.Mutex // protects what is below
 	flights int        // calls and batches under way
-	waiting []*waiter  // in the order of arrival; none while there is room for a flight
+	waiting []*waiter  // in the order of arrival; empty while there is room for a flight
 }
 
 // waiter is a call waiting for its answer. Whichever side sets done first, the waiter when
 // its time is up or the sender of a batch, decides which it is.
 type waiter struct {
 	budget
-	key   any // a string, of Redis
+	key   any // a string, the Redis key
 	limit store.Limit
 	n     int64
 	done  atomic.Bool
-	ready chan struct{} // closed when answer is there
+	ready chan struct{} // closed when answer is set
 	answer
 }
 
-// answer is what a batch has brought a waiter, in a reply or one of the others.
+// answer is the result of a waiter's call: a reply, or one of the other fields.
 type answer struct {
 	reply    store.Reply
 	fault    *fault
 	err      error
-	panicked any  // with what the client has panicked
-	alone    bool // nothing ran, and the call has to go on its own
+	panicked any  // the value that the client panicked with
+	alone    bool // nothing ran, and the call has to go alone
 }
 
 func (s *Store) queue(rule *store.Rule) *queue {
@@ -92,8 +93,9 @@ func (s *Store) queue(rule *store.Rule) *queue {
 	return q.(*queue)
 }
 
-// takeInBatch is Take, alone while there is room for a flight. What is proof that a
-// batch did not run makes its waiters go on as they would without batches.
+// takeInBatch is Take. The call goes alone while there is room for a flight, and
+// otherwise waits for a batch. If there is proof that the batch did not run, it goes on
+// alone.
 func (s *Store) takeInBatch(b budget, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if err := b.Err(); err != nil {
 		return store.Reply{}, err
@@ -130,7 +132,8 @@ func (q *queue) begin() bool {
 	return true
 }
 
-// join puts c into the queue. It returns whom to serve if there is room by now.
+// join puts c into the queue. If there is room for a flight by now, it returns the batch
+// to serve.
 func (q *queue) join(c *waiter) []*waiter {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -142,21 +145,21 @@ func (q *queue) join(c *waiter) []*waiter {
 	return q.next(nil)
 }
 
-// land ends the flight of a call that was made alone, or leaves it to a batch.
+// land ends the flight of a call that went alone, or hands it to a batch.
 func (s *Store) land(q *queue) {
 	if batch := q.board(nil); batch != nil {
 		go s.serve(q, batch)
 	}
 }
 
-// board is whom the flight takes next. If it is nobody, the flight has ended.
+// board returns the next batch of the flight. If it is empty, the flight has ended.
 func (q *queue) board(last []*waiter) []*waiter {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.next(last)
 }
 
-// next is board, under the lock, in the memory of the last batch.
+// next is board, with the lock held. It reuses the memory of the last batch.
 func (q *queue) next(last []*waiter) []*waiter {
 	batch, seen, now := last[:0], 0, time.Now()
 	for _, c := range q.waiting {
@@ -164,7 +167,8 @@ func (q *queue) next(last []*waiter) []*waiter {
 			break
 		}
 		seen++
-		// A waiter whose time is up leaves by itself: its timer may be late on a busy machine.
+		// A waiter whose time is up is not taken: its timer may be late on a busy
+		// machine.
 		if c.end.After(now) && c.done.CompareAndSwap(false, true) { // else it has left
 			batch = append(batch, c)
 		}
@@ -178,7 +182,7 @@ func (q *queue) next(last []*waiter) []*waiter {
 	return batch
 }
 
-// serve sends batches until nobody waits.
+// serve sends batches until no call waits.
 func (s *Store) serve(q *queue, batch []*waiter) {
 	for batch != nil {
 		s.takeEach(q.script, batch)
@@ -191,7 +195,7 @@ func (s *Store) serve(q *queue, batch []*waiter) {
 
 // takeEach makes the calls of batch in one script, in one attempt.
 func (s *Store) takeEach(sc *script, batch []*waiter) {
-	defer func() { // whoever calls from where a panic is expected is to have it there
+	defer func() { // a panic belongs on the callers' goroutines, which may expect it
 		if p := recover(); p != nil {
 			all(batch, answer{panicked: p})
 		}
@@ -216,9 +220,9 @@ func (s *Store) takeEach(sc *script, batch []*waiter) {
 	}
 }
 
-// refusesBatches reports whether err is the answer of a server that may do for one key
-// what it does not do for several: they are on different nodes, or not all of them are
-// this user's. It is proof that nothing ran.
+// refusesBatches reports whether err is the answer of a server that may accept one key
+// but not several. Either they are on different nodes, or the user may not use all of
+// them. It proves that nothing ran.
 func refusesBatches(err error) bool {
 	return redis.HasErrorPrefix(err, "CROSSSLOT") || redis.HasErrorPrefix(err, "NOPERM")
 }
@@ -240,7 +244,7 @@ func latest(batch []*waiter) budget {
 	return b
 }
 
-// batchArgs is the EVALSHA of scripts/batch.lua for batch, and what it is to do.
+// batchArgs returns the EVALSHA of scripts/batch.lua for batch, and its operation.
 func (s *Store) batchArgs(sc *script, batch []*waiter) ([]any, operation, error) {
 	args := make([]any, 0, keyArg+len(batch)+7)
 	args = append(args, evalsha, sc.sha, len(batch))
@@ -266,7 +270,7 @@ func (s *Store) batchArgs(sc *script, batch []*waiter) ([]any, operation, error)
 	return args, op, nil
 }
 
-// refusal is what a script says of one call that failed.
+// refusal is the error of one call in a script's reply.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
@@ -284,8 +288,7 @@ func answerOf(list []any, i int) answer {
 	return answer{reply: reply, err: err}
 }
 
-// wait returns what a batch has brought c, or what there is to say when its time is
-// up before.
+// wait returns the answer of c's batch, or the error if c's time is up first.
 func (s *Store) wait(c *waiter) answer {
 	timer := time.NewTimer(time.Until(c.end))
 	defer timer.Stop()

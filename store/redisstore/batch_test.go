@@ -29,7 +29,7 @@ import (
 
 var algorithms = ratelimit.Algorithms()
 
-// spy learns the space of a limiter.
+// spy learns the namespace of a limiter.
 type spy struct {
 	store.Store
 	space *store.Namespace
@@ -52,7 +52,7 @@ func spaceOf(t testing.TB, algorithm string) *store.Namespace {
 	return s.space
 }
 
-// minute is n events a minute, as a store has it.
+// minute is n events a minute, as a store.Limit.
 func minute(n int64) store.Limit { return store.Limit{Rate: n, Period: 60_000_000, Burst: n} }
 
 // year is n events a year: none comes back while a test runs.
@@ -60,7 +60,7 @@ func year(n int64) store.Limit {
 	return store.Limit{Rate: n, Period: 365 * 24 * 3600 * 1_000_000, Burst: n}
 }
 
-// servers are those on which scripts must do the same.
+// servers returns the servers on which scripts must do the same.
 func servers(t *testing.T) map[string]*redis.Client {
 	return map[string]*redis.Client{"redis": redistest.Shared(t).Client(t), "miniredis": redistest.Mini(t).Client(t)}
 }
@@ -98,7 +98,7 @@ func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// randomClaims are 1 to 64 calls on few keys, under two limits.
+// randomClaims returns 1 to 64 calls on few keys, under two limits.
 func randomClaims(rng *rand.Rand, space *store.Namespace) []store.Request {
 	claims := make([]store.Request, 1+rng.IntN(64))
 	for i := range claims {
@@ -110,7 +110,7 @@ func randomClaims(rng *rand.Rand, space *store.Namespace) []store.Request {
 	return claims
 }
 
-// A server's clock that has gone back moves states, also by denials.
+// A server's clock that has gone back moves states, even by denials.
 func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
 	for _, algorithm := range algorithms {
 		mini := redistest.Mini(t)
@@ -131,7 +131,7 @@ func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
 	}
 }
 
-// alwaysBatched is a store of which every Take that can goes by the script of batches.
+// alwaysBatched is a store that sends every Take that it can by the script of batches.
 type alwaysBatched struct{ *redisstore.Store }
 
 func (s alwaysBatched) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
@@ -204,8 +204,8 @@ func TestAValueThatIsNotOursFailsItsOwnCallsOnly(t *testing.T) {
 	}
 }
 
-// A server that refuses writes does so to each call that writes, from the first on,
-// and what it refuses is not written.
+// A server that refuses writes refuses each call that writes, from the first on. What it
+// refuses is not written.
 func TestARefusingServerStillDenies(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client(t)
@@ -261,12 +261,12 @@ func TestARefusingServerStillDenies(t *testing.T) {
 	}
 }
 
-// failToSave makes the server's last attempt to save one that has failed. While it is
-// to save at all, it refuses writes (MISCONF).
+// failToSave makes the server's last save fail. While saving is configured, the server
+// then refuses writes (MISCONF).
 func failToSave(t *testing.T, client *redis.Client) {
 	t.Helper()
 	dir := client.ConfigGet(t.Context(), "dir").Val()["dir"]
-	require.NoError(t, os.Mkdir(filepath.Join(dir, "dump.rdb"), 0o700)) // where the file is to be
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "dump.rdb"), 0o700)) // in the place of the file
 	require.NoError(t, client.BgSave(t.Context()).Err())
 	require.Eventually(t, func() bool {
 		return strings.Contains(client.Info(t.Context(), "persistence").Val(), "rdb_last_bgsave_status:err")
@@ -293,7 +293,7 @@ func (h *counts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// counted is a client of addr whose scripts are counted.
+// counted returns a client of addr whose scripts are counted.
 func counted(t testing.TB, addr string) (*redis.Client, *counts) {
 	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 	t.Cleanup(func() { _ = client.Close() })
@@ -357,8 +357,8 @@ func TestACallThatMeetsNoOtherGoesAlone(t *testing.T) {
 	require.EqualValues(t, 51, seen.calls.Load())
 }
 
-// held is a store behind a proxy, of which the calls that can be under way are, and
-// whose replies are held.
+// held is a store behind a proxy that holds replies. As many calls are under way as can
+// be.
 type held struct {
 	*redisstore.Store
 	proxy *redistest.Proxy
@@ -373,7 +373,7 @@ func holdFlights(t *testing.T, server *redistest.Server, opts ...redisstore.Opti
 	t.Cleanup(func() { _ = client.Close() })
 	h := &held{Store: newStore(t, client, append(opts, redisstore.WithBatching())...), proxy: proxy, space: spaceOf(t, "token_bucket")}
 	var warm sync.WaitGroup
-	for range 8 { // both scripts are loaded, and connections made
+	for range 8 { // loads both scripts, and makes connections
 		warm.Go(func() { _, _ = h.take(context.Background(), "warm") })
 	}
 	warm.Wait()
@@ -393,7 +393,7 @@ func (h *held) take(ctx context.Context, key string) (store.Reply, error) {
 	return h.Take(ctx, h.space, key, year(100), 1)
 }
 
-// wait calls take from a goroutine of its own, and returns when it waits for a batch.
+// wait calls take from a goroutine of its own, and returns when that waits for a batch.
 func (h *held) wait(t *testing.T, ctx context.Context, key string) <-chan error {
 	t.Helper()
 	done, before := make(chan error, 1), h.Waiting(h.space.Rule)
@@ -411,7 +411,7 @@ func charged(t *testing.T, server *redistest.Server, ns *store.Namespace, key st
 	return missing(t, newStore(t, server.Client(t)), ns, key, year(100))
 }
 
-// missing is how many tokens are not there, or not whole yet.
+// missing is how many tokens are missing, or not whole yet.
 func missing(t *testing.T, s *redisstore.Store, ns *store.Namespace, key string, l store.Limit) int64 {
 	t.Helper()
 	r, err := s.Peek(t.Context(), ns, key, l, 1)
@@ -462,7 +462,7 @@ func TestACallWhoseTimeIsUpInTheQueueIsOverloadedAndNotCharged(t *testing.T) {
 
 func TestABatchTakesNobodyWhoseTimeIsUp(t *testing.T) {
 	require.True(t, redisstore.Boards(time.Hour))
-	require.False(t, redisstore.Boards(-time.Microsecond)) // though his timer has not fired yet
+	require.False(t, redisstore.Boards(-time.Microsecond)) // though its timer has not fired yet
 }
 
 func TestWhereTheServerHangsCallsWaitNoLongerThanTheirTimeAndAreNotCharged(t *testing.T) {
@@ -482,7 +482,7 @@ func TestWhereTheServerHangsCallsWaitNoLongerThanTheirTimeAndAreNotCharged(t *te
 			return took - 200*time.Millisecond
 		})
 	})
-	// Of the batches that followed, the dial for a new connection may be held too.
+	// The dial for a new connection of the batches that followed may be held too.
 	require.Subset(t, []string{"overloaded", "timeout", "unavailable"}, slices.Collect(maps.Keys(classes)))
 	require.LessOrEqual(t, charged(t, server, h.space, "k"), int64(classes["timeout"]))
 }
@@ -564,7 +564,8 @@ func TestBatchesOfAFrozenServerReturnInTimeAndLeaveNothing(t *testing.T) {
 	}
 }
 
-// Whatever proves that a batch did not run: its calls go on, and each is charged once.
+// Anything that proves that a batch did not run lets its calls go on, and each is charged
+// once.
 func TestCallsOfARefusedBatchGoOnAlone(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -616,7 +617,7 @@ func TestCallsOfARefusedBatchGoOnAlone(t *testing.T) {
 	}
 }
 
-// deaf is a hook that has batches run, and answers as a proxy does that has lost the
+// deaf is a hook that lets batches run. It then answers like a proxy that has lost the
 // server's answer.
 type deaf struct{ tracer }
 
@@ -760,7 +761,7 @@ func TestACallEndsByItsOwnTimeWhileItsBatchHasMore(t *testing.T) {
 	server := redistest.Start(t)
 	requireInTime(t, "the first", func() time.Duration {
 		h := holdFlights(t, server, redisstore.WithTimeout(1200*time.Millisecond))
-		key := h.proxy.Addr() // another one each time
+		key := h.proxy.Addr() // a different one each time
 		start := time.Now()
 		first := h.wait(t, t.Context(), key)
 		time.Sleep(400 * time.Millisecond)
@@ -777,7 +778,7 @@ func TestACallEndsByItsOwnTimeWhileItsBatchHasMore(t *testing.T) {
 	})
 }
 
-// What a client sends of a batch that was given up is peek: see sending.
+// A client sends an abandoned batch as peek: see sending.
 func TestABatchThatWasGivenUpChargesNothing(t *testing.T) {
 	for name, client := range servers(t) {
 		for _, algorithm := range algorithms {

@@ -17,25 +17,25 @@ import (
 
 const (
 	checkTimeout = 5 * time.Second        // of a whole Check, if its context has no nearer deadline
-	nodeTimeout  = time.Second            // of each of its commands
-	clockSlack   = 100 * time.Millisecond // by which clocks may differ
+	nodeTimeout  = time.Second            // of each command in it
+	clockSlack   = 100 * time.Millisecond // the difference of clocks that is accepted
 )
 
-// Check looks for settings of the client and of its servers under which limits do
-// not hold, or calls fail or cost more than they need to. Each finding is one or two
-// sentences for a log: what is set, why it matters, what to do. What could not be
-// looked at is a finding as well. None keeps the store from working.
+// Check looks for settings of the client and its servers under which limits do not hold,
+// or calls fail or cost more than they need to. Each finding is one or two sentences for
+// a log: what is set, why it matters, and what to do. A setting that could not be checked
+// is a finding as well. The store keeps working with any of them.
 //
-// It asks each master of a cluster and each shard of a ring, by INFO and TIME, and by
-// CONFIG GET where INFO does not say enough. On each of them it also runs a script that
-// tries the commands of the limiters' scripts, on two keys of its own that begin with the
-// store's prefix and "check:", and removes them. They tell what the user may not do, and why
-// a server does not write. The least of a few round trips tells what the store's timeout
-// leaves of it.
+// Check asks each master of a cluster and each shard of a ring, by INFO and TIME. It uses
+// CONFIG GET if INFO does not say enough. On each server it also runs a script that tries
+// the commands of the limiters' scripts. The script uses two keys that begin with the
+// store's prefix and "check:", and removes them. It finds commands that the user may not
+// run, and why a server does not write. The fastest of a few round trips is compared with
+// the store's timeout.
 //
-// Check returns by ctx's deadline, or in 5 s. An error, which is ctx's own or wraps
-// [store.ErrStore], means that not all servers could be asked; the findings so far come
-// with it.
+// Check returns by ctx's deadline, or within 5 s. An error means that not all servers
+// could be asked; the findings so far come with it. It is ctx's own or wraps
+// [store.ErrStore].
 func (s *Store) Check(ctx context.Context) ([]string, error) {
 	if s.link == nil {
 		return nil, errNotMade
@@ -57,11 +57,11 @@ func (s *Store) Check(ctx context.Context) ([]string, error) {
 	return found, err
 }
 
-// node is one server to look at.
+// node is one server to check.
 type node struct {
 	name    string
 	process process
-	single  bool // the client takes it for the only one
+	single  bool // the client expects no other
 }
 
 // ask runs a command without a key.
@@ -80,7 +80,7 @@ func (n node) run(ctx context.Context, cmd command) (any, error) {
 		b.end = end
 	}
 	sent := new(sending)
-	sent.state.Store(written) // so that it is waited for
+	sent.state.Store(written) // so that the call waits for its answer
 	if err := n.process(b, cmd, sent); err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func (s *Store) checkNode(ctx context.Context, n node) ([]string, error) {
 	var info map[string]string
 	switch answer := answerOfServer(err); {
 	case answer != "":
-		found = []string{fmt.Sprintf("version, role and eviction could not be looked at (%v). Allow the user INFO to have them checked.", err)}
+		found = []string{fmt.Sprintf("version, role and eviction could not be checked (%v). Allow the user to run INFO.", err)}
 	case err != nil:
 		return nil, fmt.Errorf("%w: %s: %v", store.ErrUnavailable, n.name, err) //nolint:errorlint // no context error may show
 	default:
@@ -109,7 +109,7 @@ func (s *Store) checkNode(ctx context.Context, n node) ([]string, error) {
 	}
 	found = append(found, s.checkClock(ctx, n)...)
 	found = append(found, s.checkTrip(ctx, n)...)
-	if info["role"] == "slave" { // it would not let the probe write either
+	if info["role"] == "slave" { // it would not let the probe write
 		return found, nil
 	}
 	sentences, err := s.probe(ctx, n)
@@ -129,7 +129,7 @@ func parseInfo(text string) map[string]string {
 
 func checkVersion(info map[string]string) []string {
 	name, version, least := "Redis", info["redis_version"], [2]int{6, 2}
-	if v := info["valkey_version"]; v != "" { // it also says which Redis it is compatible with
+	if v := info["valkey_version"]; v != "" { // Valkey also names a Redis version that it is compatible with
 		name, version, least = "Valkey", v, [2]int{7, 2}
 	}
 	major, rest, _ := strings.Cut(version, ".")
@@ -137,19 +137,19 @@ func checkVersion(info map[string]string) []string {
 	a, err := strconv.Atoi(major)
 	b, err2 := strconv.Atoi(minor)
 	if err != nil || err2 != nil {
-		return []string{fmt.Sprintf("the version could not be looked at (%q). The scripts need Redis 6.2 or Valkey 7.2.", version)}
+		return []string{fmt.Sprintf("the version could not be checked (%q). The scripts need Redis 6.2 or Valkey 7.2.", version)}
 	}
 	if a > least[0] || a == least[0] && b >= least[1] {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s %s is too old: the scripts are made for %d.%d and later, and may fail or decide wrongly. Upgrade it.",
+	return []string{fmt.Sprintf("%s %s is too old: the scripts need %d.%d or later, and may fail or decide wrongly. Upgrade it.",
 		name, version, least[0], least[1])}
 }
 
 func checkRole(info map[string]string, single bool) []string {
 	var found []string
 	if info["role"] == "slave" {
-		found = append(found, "this is a replica, which refuses to charge (READONLY) or charges what its master never hears of. "+
+		found = append(found, "this is a replica, which refuses to charge (READONLY) or charges without its master's knowledge. "+
 			"Connect to the master; with Sentinel, without ReplicaOnly.")
 	}
 	if single && info["cluster_enabled"] == "1" {
@@ -164,7 +164,7 @@ func checkEviction(ctx context.Context, n node, info map[string]string) []string
 	if !ok {
 		val, err := n.ask(ctx, "config", "get", "maxmemory-policy")
 		if policy, ok = setting(val, "maxmemory-policy"); !ok {
-			return []string{fmt.Sprintf("maxmemory-policy could not be looked at (%v). Make sure that it is noeviction.", err)}
+			return []string{fmt.Sprintf("maxmemory-policy could not be checked (%v). Make sure that it is noeviction.", err)}
 		}
 	}
 	if policy == "noeviction" {
@@ -175,10 +175,10 @@ func checkEviction(ctx context.Context, n node, info map[string]string) []string
 		when = "No maxmemory is set yet; once there is one and memory is full"
 	}
 	return []string{fmt.Sprintf("maxmemory-policy is %s. %s, the server drops keys of limiters, all of which have a TTL, and "+
-		"each key that it drops starts again with its whole limit. Set noeviction, on a server of the limiters' own.", policy, when)}
+		"each key that it drops starts again with its whole limit. Set noeviction, on a server for limiters only.", policy, when)}
 }
 
-// setting is the value of name in the reply of CONFIG GET, a map or a list.
+// setting returns the value of name in the reply of CONFIG GET, which is a map or a list.
 func setting(val any, name string) (string, bool) {
 	switch v := val.(type) {
 	case map[any]any:
@@ -193,8 +193,8 @@ func setting(val any, name string) (string, bool) {
 	return "", false
 }
 
-// checkClock compares the server's clock with the one that the caller lives by. The
-// server read its own at some time between two readings of the other.
+// checkClock compares the server's clock with this process's, or with that of WithClock.
+// The server reads its own at some time between two readings of the other.
 func (s *Store) checkClock(ctx context.Context, n node) []string {
 	now := time.Now
 	if s.clock != nil {
@@ -205,7 +205,7 @@ func (s *Store) checkClock(ctx context.Context, n node) []string {
 	after := now()
 	at, ok := serverTime(val)
 	if !ok {
-		return []string{fmt.Sprintf("the clock could not be looked at (%v).", err)}
+		return []string{fmt.Sprintf("the clock could not be checked (%v).", err)}
 	}
 	ahead := max(at.Sub(after), 0) - max(before.Sub(at), 0)
 	if ahead.Abs() <= clockSlack {
@@ -246,8 +246,8 @@ func (l *link) nodes(ctx context.Context) ([]node, error) {
 	return nodes, err
 }
 
-// clients are those of the servers behind the client, which keep to deadlines; none if
-// it is not known which they are.
+// clients returns a client for each server behind l.client. They keep to deadlines. It
+// returns none if the servers are not known.
 func (l *link) clients(ctx context.Context) ([]*redis.Client, error) {
 	switch c := l.client.(type) {
 	case *redis.Client:
@@ -260,8 +260,8 @@ func (l *link) clients(ctx context.Context) ([]*redis.Client, error) {
 	return nil, nil
 }
 
-// collect lists the clients that each visits. It does not wait for a client that asks
-// a hanging server where the others are.
+// collect lists the clients that each visits. It does not wait for a client that asks a
+// hanging server where the others are.
 func collect(ctx context.Context, each func(context.Context, func(context.Context, *redis.Client) error) error) ([]*redis.Client, error) {
 	var mu sync.Mutex
 	var clients []*redis.Client
@@ -288,21 +288,21 @@ func collect(ctx context.Context, each func(context.Context, func(context.Contex
 	return clients[:len(clients):len(clients)], err
 }
 
-// settings are findings about the client.
+// settings returns the findings about the client.
 func (l *link) settings() []string {
-	const perCall = "client: ContextTimeoutEnabled is false, so that each call costs a goroutine, which stays for up to ReadTimeout " +
-		"when the server hangs. Set it."
+	const perCall = "client: ContextTimeoutEnabled is false, so each call costs a goroutine, which stays for up to ReadTimeout " +
+		"if the server hangs. Set it."
 	switch c := l.client.(type) {
 	case *redis.Client:
 		o := c.Options()
 		found := checkTLS(o.TLSConfig, o.Protocol)
 		if !o.ContextTimeoutEnabled {
-			found = append(found, "client: ContextTimeoutEnabled is false, so that it does not keep to deadlines. The store's calls do, "+
-				"through a clone that has none of the client's hooks (tracing). Set it, and the store uses the client itself.")
+			found = append(found, "client: ContextTimeoutEnabled is false, so it does not keep to deadlines. The store uses a clone that does, "+
+				"without the client's hooks (tracing). Set it, and the store uses the client itself.")
 		}
 		if o.Addr == failoverClient && o.DialTimeout > mostDialing {
-			found = append(found, fmt.Sprintf("client: DialTimeout is %v. When the host of the master hangs, dials of it hold places in the pool for as long, "+
-				"also when Sentinel has named another one. Set 500 ms.", o.DialTimeout))
+			found = append(found, fmt.Sprintf("client: DialTimeout is %v. If the master's host hangs, its dials hold places in the pool for as long, "+
+				"even if Sentinel has named another master. Set 500 ms.", o.DialTimeout))
 		}
 		return found
 	case *redis.ClusterClient:
@@ -311,7 +311,7 @@ func (l *link) settings() []string {
 		switch {
 		case o.ReadOnly: // also with RouteByLatency and RouteRandomly
 			found = append(found, "client: it reads from replicas (ReadOnly, RouteByLatency or RouteRandomly). Limiters must read what they wrote, "+
-				"so their calls go to masters all the same, at the cost of a goroutine each. Use a client without it.")
+				"so their calls go to masters anyway, at the cost of a goroutine each. Use a client without it.")
 		case !o.ContextTimeoutEnabled:
 			found = append(found, perCall)
 		}
@@ -325,24 +325,25 @@ func (l *link) settings() []string {
 		return found
 	case *redis.AutoPipeliner:
 		if c.Config().MaxQueuedCommands <= 0 {
-			return []string{"client: the AutoPipeliner's MaxQueuedCommands is not set, so that its queue grows without bound when " +
+			return []string{"client: the AutoPipeliner's MaxQueuedCommands is not set, so its queue grows without bound if " +
 				"the server hangs. Set it."}
 		}
 	default:
-		return []string{fmt.Sprintf("client: a %T is not known to this package. Its settings could not be looked at, and each call "+
+		return []string{fmt.Sprintf("client: a %T is not known to this package. Its settings could not be checked, and each call "+
 			"costs a goroutine. Hand New the go-redis client itself.", c)}
 	}
 	return nil
 }
 
 const (
-	failoverClient = "FailoverClient" // what go-redis has for the address of a client of Sentinel
-	mostDialing    = time.Second      // for a pool that is to recover within some seconds
+	failoverClient = "FailoverClient" // the address that go-redis gives a client of Sentinel
+	mostDialing    = time.Second      // lets a pool recover within some seconds
 )
 
-// checkTLS looks for what makes go-redis (9.23) wait on a connection that was made ahead of
-// its first command: by RESP3, it takes the session ticket that a server sends after a
-// handshake of TLS 1.3 for the beginning of a push notification, and reads on.
+// checkTLS looks for settings that make go-redis (9.23) hang on a new connection. After a
+// handshake of TLS 1.3 a server sends a session ticket. If the connection was made before
+// its first command, a client of RESP3 takes the ticket for the beginning of a push
+// notification, and reads on.
 func checkTLS(config *tls.Config, protocol int) []string {
 	if config == nil || protocol == 2 || config.MaxVersion != 0 && config.MaxVersion < tls.VersionTLS13 {
 		return nil

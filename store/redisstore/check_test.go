@@ -17,7 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// found is what Check says, in one text.
+// found is what Check reports, as one text.
 func found(t testing.TB, client redisstore.Client, opts ...redisstore.Option) string {
 	t.Helper()
 	list, err := newStore(t, client, opts...).Check(t.Context())
@@ -78,7 +78,7 @@ func TestCheckSaysWhatIsWrong(t *testing.T) {
 	require.NoError(t, plain.Do(ctx, "ACL", "SETUSER", "limiter", "on", "nopass", "~*", "+eval", "+evalsha", "+get", "+set", "+hello", "+client").Err())
 	user := redis.NewClient(&redis.Options{Addr: server.Addr(), Username: "limiter", Password: "x", ContextTimeoutEnabled: true})
 	defer user.Close()
-	require.Contains(t, found(t, user), "could not be looked at (NOPERM")
+	require.Contains(t, found(t, user), "could not be checked (NOPERM")
 }
 
 func TestCheckOfACluster(t *testing.T) {
@@ -134,7 +134,7 @@ func TestCheckReadsVersionsOfRedisAndValkey(t *testing.T) {
 		"redis_version:6.0.16": "too old", "redis_version:5.0": "too old", "redis_version:4.9.9": "too old",
 		"redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.0.1": "",
 		"redis_version:7.2.4\r\nvalkey_version:7.1.0":                       "too old",
-		"redis_version:unstable":                                            "could not be looked at", "": "could not be looked at",
+		"redis_version:unstable":                                            "could not be checked", "": "could not be checked",
 	} {
 		text := strings.Join(redisstore.CheckVersion(info), " ")
 		if says == "" {

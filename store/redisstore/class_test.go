@@ -22,7 +22,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// classes are all of the store's classes of errors, by their names in logs.
+// classes returns all of the store's classes of errors, by their names in logs.
 func classes() map[string]error {
 	return map[string]error{
 		"unavailable": store.ErrUnavailable, "timeout": store.ErrTimeout, "overloaded": store.ErrOverloaded,
@@ -51,8 +51,8 @@ func classOf(t testing.TB, err error) string {
 	return found
 }
 
-// Each code is answered by the server three times, as it would before it runs
-// anything, and then the call is admitted.
+// The server answers with each code three times, as it would before it runs anything.
+// Then the call is admitted.
 func TestRefusedCallsAreSentAgainWhileThereIsTime(t *testing.T) {
 	t.Parallel()
 	server := redistest.StartCluster(t, 1, 0).Masters[0]
@@ -173,8 +173,8 @@ func TestGarbageIsCorruptState(t *testing.T) {
 	}
 }
 
-// A server that is gone is unavailable on the first call, while the client still
-// dials, and on all that follow.
+// A server that is gone is unavailable on the first call, while the client still dials,
+// and on all that follow.
 func TestNobodyThereIsUnavailable(t *testing.T) {
 	t.Parallel()
 	gone := redistest.Start(t)
@@ -187,12 +187,12 @@ func TestNobodyThereIsUnavailable(t *testing.T) {
 			loads[fmt.Sprintf("%s, ContextTimeoutEnabled %t", name, contextTimeouts)] = start(t, s, "k", 8)
 		}
 	}
-	time.Sleep(700 * time.Millisecond) // go-redis dials for half a second before it says why
+	time.Sleep(700 * time.Millisecond) // go-redis dials for half a second before it gives a reason
 	for name, l := range loads {
 		l.end()
 		l.report("nobody listens, " + name)
 		if strings.Contains(name, "AutoPipeliner") || strings.Contains(name, "blocking") {
-			require.Zero(t, l.count("ok")) // it does not say what it has sent
+			require.Zero(t, l.count("ok")) // it does not report what it has sent
 			continue
 		}
 		require.Equal(t, l.calls(), l.count("unavailable"), name)
@@ -279,7 +279,7 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 		})
 	}
 
-	// The fault bites: the client's own command waits for as long as PoolTimeout.
+	// The fault bites: the client's own command waits as long as PoolTimeout.
 	naive := small(func(o *redis.Options) { o.ReadTimeout = time.Second })
 	late := worst(64, 1, func() time.Duration {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -292,7 +292,7 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 }
 
 // A full pool is busy if calls on it are answered. Otherwise the server hangs, and a
-// circuit breaker is to hear of it.
+// circuit breaker must learn of it.
 func TestAServerThatHangsIsNoBusyPool(t *testing.T) {
 	for name, client := range map[string]func(addr string) redisstore.Client{
 		"Client": func(addr string) redisstore.Client { return redis.NewClient(&redis.Options{Addr: addr, PoolSize: 2}) },
@@ -385,7 +385,7 @@ func TestFullServerIsOutOfMemory(t *testing.T) {
 		}
 		_, err = l.AllowN(t.Context(), "other", 2) // and another kind of block
 		require.NoError(t, err)
-		for i := range 90 { // two blocks, of which the first is about to die
+		for i := range 90 { // two blocks; the first is about to die
 			if i == 70 {
 				now = now.Add(30 * time.Minute)
 			}
@@ -425,7 +425,7 @@ func TestFullServerIsOutOfMemory(t *testing.T) {
 		r, err = l.Peek(t.Context(), "known")
 		require.NoError(t, err)
 		require.Equal(t, 199, r.Remaining, "%s: nothing was charged", algorithm)
-		require.Less(t, usedMemory(t, client), before+40_000, "%s: 700 calls", algorithm) // what clients' buffers may take
+		require.Less(t, usedMemory(t, client), before+40_000, "%s: 700 calls", algorithm) // room for clients' buffers
 		require.NoError(t, l.Reset(t.Context(), "spent"), "%s: frees memory", algorithm)
 	}
 	require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "0").Err())
@@ -435,7 +435,7 @@ func TestFullServerIsOutOfMemory(t *testing.T) {
 	}
 }
 
-// What was not sent when its caller went away charges nothing later on.
+// A call that was not sent before its caller left charges nothing later on.
 func TestAbandonedCallsThatWaitedChargeNothing(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

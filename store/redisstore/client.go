@@ -8,10 +8,22 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Client is what the store needs of a go-redis client: *redis.Client (single or
+// Client is what the store needs of a go-redis client. *redis.Client (single or
 // Sentinel), *redis.ClusterClient, *redis.Ring, *redis.AutoPipeliner and
-// redis.UniversalClient have it. A redis.Pipeliner has it too, but runs nothing
-// until Exec, so that every call fails.
+// redis.UniversalClient implement it. So does a redis.Pipeliner, but it runs nothing
+// until Exec, so every call fails.
+//
+// These clients cost a goroutine for each call under way. That of an abandoned call ends
+// when the client gives up.
+//
+//   - a ClusterClient or Ring without ContextTimeoutEnabled
+//   - a ClusterClient that reads from replicas
+//   - an AutoPipeliner in its blocking mode
+//   - any client that this package does not know
+//
+// Hooks of a *redis.Client with ContextTimeoutEnabled see a call that goes alone as a
+// command, with the values of its caller's context. They see calls that go together as a
+// pipeline, without such values.
 type Client interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
@@ -24,9 +36,9 @@ var (
 	_ Client = redis.UniversalClient(nil)
 )
 
-// command is a command that no client sends twice. By default go-redis sends a
-// command again, up to three times, when its reply is lost. It is one pointer, so
-// that it costs nothing as a redis.Cmder.
+// command is a command that no client sends twice. By default go-redis sends a command up
+// to three more times if its reply is lost. As a single pointer, a command costs nothing
+// as a redis.Cmder.
 type command struct{ *redis.Cmd }
 
 // NoRetry tells go-redis not to send the command again.
@@ -38,23 +50,23 @@ func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)
 func newCommand(ctx context.Context, args []any) command {
 	cmd := redis.NewCmd(ctx, args...)
 	cmd.SetFirstKeyPos(keyArg)
-	cmd.SetStepCount(1) // a ClusterClient asks the server for COMMAND if it is unknown
+	cmd.SetStepCount(1) // for an unknown count a ClusterClient would send COMMAND
 	return command{cmd}
 }
 
-// process runs cmd and returns by b's end. If it returns an error, the client may
-// still own cmd and its arguments: they must not be read or used again.
+// process runs cmd and returns by b's end. If it returns an error, the client may still
+// own cmd and its arguments: do not read or use them again.
 type process func(b budget, cmd command, sent *sending) error
 
-// budget is the context of the caller and the time that a call has.
+// budget is the caller's context and the time that a call has.
 type budget struct {
 	context.Context
 	end   time.Time
 	own   bool // end is the store's own timeout, not the caller's deadline
-	loads bool // the call loads a script: others need it, even if it comes too late for its own caller
+	loads bool // the call loads a script, which others need even if it is too late for its caller
 }
 
-// budget is what a call with ctx has that begins now.
+// budget returns the budget of a call with ctx that begins now.
 func (s *Store) budget(ctx context.Context) budget {
 	end := time.Now().Add(s.timeout)
 	if callers, ok := ctx.Deadline(); ok && callers.Before(end) {
@@ -71,11 +83,11 @@ type patient struct {
 
 func (p patient) Deadline() (time.Time, bool) { return p.end, true }
 
-// patient returns the context of a go-redis client, which waits for a connection until
+// patient returns the context for a go-redis client, which waits for a connection until
 // Done and for a server until Deadline. The last quarter of the store's own timeout is
-// kept for the server: a call that gets a connection too late for the answer would
-// time out and take the connection with it, and when many callers wait for few
-// connections, all that is done then is to make new ones.
+// kept for the server. Otherwise a call that gets its connection too late would time out
+// and close it. If many callers wait for few connections, the client would then do
+// nothing but make new ones.
 func (b budget) patient() (context.Context, context.CancelFunc) {
 	until := b.end
 	if b.own {
@@ -85,15 +97,15 @@ func (b budget) patient() (context.Context, context.CancelFunc) {
 	return patient{ctx, b.end}, cancel
 }
 
-// unhurried is patient with a server for as long as a flight is, for a caller who leaves
-// by a timer.
+// unhurried is patient, but gives the server as much time as a flight does. Its caller
+// leaves by a timer.
 func (b budget) unhurried() (context.Context, context.CancelFunc) {
 	ctx, cancel := b.patient()
 	now := time.Now()
 	return patient{ctx, now.Add(max(lasting, lastingTimes*b.end.Sub(now)))}, cancel
 }
 
-// plain is the context of any other client.
+// plain returns the context for any other client.
 func (b budget) plain() (context.Context, context.CancelFunc) {
 	return context.WithDeadline(b.Context, b.end)
 }
@@ -102,13 +114,13 @@ func (b budget) plain() (context.Context, context.CancelFunc) {
 type link struct {
 	client  Client
 	process process
-	pool    func(key string) (*redis.Client, error) // whose connections key's commands use; nil if nobody knows
+	pool    func(key string) (*redis.Client, error) // the client whose connections key's commands use; nil if it is not known
 	airline *airline                                // of a *redis.Client; nil for other kinds
 	slots   *slots                                  // of a cluster client; nil for other kinds
 	pulse   pulse
 }
 
-// newLink finds the cheapest way to run a command on client that keeps to deadlines.
+// newLink finds the cheapest way to run commands on client that keeps to deadlines.
 func newLink(client Client, timeout time.Duration) *link {
 	l := &link{client: client, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}}
 	switch c := client.(type) {
@@ -120,7 +132,8 @@ func newLink(client Client, timeout time.Duration) *link {
 		l.process = newDetour(c, timeout).process
 	case *redis.ClusterClient:
 		l.process = detached(c, budget.patient)
-		// With ReadOnly it looks up each command, for up to 5 s whatever the context.
+		// With ReadOnly the client looks up each command, for up to 5 s whatever the
+		// context.
 		if o := c.Options(); o.ContextTimeoutEnabled && !o.ReadOnly {
 			l.process = settled(c)
 		}
@@ -136,7 +149,7 @@ func newLink(client Client, timeout time.Duration) *link {
 	return l
 }
 
-// deadlines returns a client that keeps to them, as far as most. The clone has its own
+// deadlines returns a clone of c that keeps to deadlines, of at most most. It has its own
 // options, the same connections, and none of c's hooks: go-redis has no way to keep them.
 func deadlines(c *redis.Client, most time.Duration) *redis.Client {
 	if c.Options().ContextTimeoutEnabled {
@@ -147,15 +160,16 @@ func deadlines(c *redis.Client, most time.Duration) *redis.Client {
 	return clone
 }
 
-// ended is a context that has ended: what takes it does no I/O.
+// ended is a context that has ended: a call that takes it does no I/O.
 func ended() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }
 
-// full reports whether all connections that key's commands may use are taken. A call
-// that waited in vain has then waited for one of them, and otherwise for a new one.
+// full reports whether all connections that key's commands may use are taken. If so, a
+// call whose wait was in vain has waited for one of them. If not, it has waited for a new
+// one.
 func (l *link) full(key string) bool {
 	if l.pool == nil {
 		return false
@@ -188,9 +202,10 @@ func direct(client Client) process {
 	}
 }
 
-// settled is direct as long as no more calls are under way than have had connections
-// before. What may have to make a connection is detached, and has the time that a
-// handshake takes: go-redis closes a connection whose caller's time is up.
+// settled is direct while no more calls are under way than have had connections before.
+// Calls that may have to make a connection are detached, and have the time that a
+// handshake takes. Otherwise go-redis would close the connection when the caller's time
+// is up.
 func settled(client Client) process {
 	alone, making := direct(client), detached(client, budget.unhurried)
 	var underway, proven atomic.Int64
@@ -226,9 +241,9 @@ func (o outcome) error() error {
 	return o.err
 }
 
-// detached is for all others. The goroutine lasts as long as the client's own
-// timeouts; since ctx has ended by then, an abandoned command is not sent if it was
-// still waiting for a connection.
+// detached is for all other clients. The goroutine lasts as long as the client's own
+// timeouts. By then ctx has ended, so an abandoned command that still waits for a
+// connection is not sent.
 func detached(client Client, within func(budget) (context.Context, context.CancelFunc)) process {
 	return func(b budget, cmd command, sent *sending) error {
 		ctx, cancel := within(b)
@@ -236,7 +251,7 @@ func detached(client Client, within func(budget) (context.Context, context.Cance
 		done := make(chan outcome, 1)
 		go func() {
 			var o outcome
-			defer func() { // whoever calls from where a panic is expected is to have it there
+			defer func() { // a panic belongs on the caller's goroutine, which may expect it
 				o.panicked = recover()
 				done <- o
 			}()
@@ -252,7 +267,7 @@ func detached(client Client, within func(budget) (context.Context, context.Cance
 				return ctx.Err()
 			}
 		}
-		// Only the wait for a connection is over.
+		// Only the time to wait for a connection is over.
 		last, cancel := b.plain()
 		defer cancel()
 		select {

@@ -21,7 +21,7 @@ func TestConformanceOnRedis(t *testing.T) {
 	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(12, 40)), storetest.ExpiresInRealTime())
 }
 
-// In a plain run miniredis stands in for a redis-server that is missing.
+// In a plain run miniredis replaces a missing redis-server.
 func TestConformanceOnMiniredis(t *testing.T) {
 	if _, err := exec.LookPath("redis-server"); err == nil {
 		effort.NeedFull(t)
@@ -32,7 +32,7 @@ func TestConformanceOnMiniredis(t *testing.T) {
 
 var prefixes atomic.Int64
 
-// onServer opens stores on one server, each of a prefix of its own.
+// onServer opens stores on one server, each with its own prefix.
 func onServer(client redis.UniversalClient) storetest.Open {
 	return func(t testing.TB, clock func() time.Time) store.Store {
 		s, err := redisstore.New(client,

@@ -9,22 +9,24 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// detour is the way past an AutoPipeliner that is held up. Unless told otherwise it has one
-// batch under way, for which it waits as long as the client's ReadTimeout, 5 s: one
-// connection that has died unnoticed holds up all calls. So when a call is late by as much
-// again as it may take, those that follow go past the queue, each on another connection,
-// until that call has come to its end. (Sooner, a slow server would lose its batches.)
+// detour is the way past an AutoPipeliner that is blocked. By default a pipeliner has one
+// batch under way, and waits for it as long as the client's ReadTimeout, 5 s. So one
+// connection that has died unnoticed blocks all calls.
+//
+// A call is late after twice the time that it may take. From then on new calls go past
+// the queue, each on another connection, until the late call has ended. If they did so
+// sooner, a slow server would lose its batches.
 type detour struct {
 	client  *redis.AutoPipeliner
 	timeout time.Duration
 	past    process
-	gone    context.Context          // has ended: to look without waiting
-	late    atomic.Pointer[lateCall] // the first that is; nil if none is
+	gone    context.Context          // a context that has ended, to look without waiting
+	late    atomic.Pointer[lateCall] // the first late call, or nil
 }
 
 // lateCall is a call that its caller has left and that has not ended.
 type lateCall struct {
-	held  time.Time // from then on others go past it
+	held  time.Time // when others begin to go past it
 	ended func() bool
 }
 
@@ -53,8 +55,8 @@ func (d *detour) process(b budget, cmd command, sent *sending) error {
 	return err
 }
 
-// deferred is for the asynchronous face, which needs no goroutine. It returns how to look
-// whether the call has ended, if its time was up.
+// deferred is for the asynchronous mode, which needs no goroutine. If the call's time is
+// up, it returns a function that reports whether the call has ended.
 func (d *detour) deferred(b budget, cmd command, _ *sending) (ended func() bool, err error) {
 	ctx, cancel := b.plain()
 	defer cancel()
@@ -66,7 +68,7 @@ func (d *detour) deferred(b budget, cmd command, _ *sending) (ended func() bool,
 	return func() bool { return !errors.Is(future.WaitContext(d.gone), context.Canceled) }, err
 }
 
-// blocking is for the other.
+// blocking is for the blocking mode.
 func (d *detour) blocking(b budget, cmd command, sent *sending) (ended func() bool, err error) {
 	w := &watched{Client: d.client}
 	err = detached(w, budget.plain)(b, cmd, sent)
@@ -76,7 +78,7 @@ func (d *detour) blocking(b budget, cmd command, sent *sending) (ended func() bo
 	return w.ended.Load, err
 }
 
-// watched is a client that says when it has made its one call.
+// watched is a client that reports when it has made its one call.
 type watched struct {
 	Client
 	ended atomic.Bool
@@ -87,7 +89,7 @@ func (w *watched) Process(ctx context.Context, cmd redis.Cmder) error {
 	return w.Client.Process(ctx, cmd)
 }
 
-// alone is an AutoPipeliner whose commands go each in a pipeline of its own.
+// alone is an AutoPipeliner that sends each command in a pipeline of its own.
 type alone struct{ *redis.AutoPipeliner }
 
 func (a alone) Process(ctx context.Context, cmd redis.Cmder) error {

@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// pipeliners are both faces of an AutoPipeliner, of a client each.
+// pipeliners returns both modes of an AutoPipeliner, each on its own client.
 func pipeliners(t *testing.T, o *redis.Options, batches *redis.AutoPipelineOptions) map[string]*redis.AutoPipeliner {
 	t.Helper()
 	client := func() *redis.Client {
@@ -31,7 +31,7 @@ func pipeliners(t *testing.T, o *redis.Options, batches *redis.AutoPipelineOptio
 	return map[string]*redis.AutoPipeliner{"blocking": blocking, "async": async}
 }
 
-// One connection that has died unnoticed holds up go-redis' batches for its ReadTimeout.
+// One connection that has died unnoticed blocks go-redis' batches for its ReadTimeout.
 func TestAnAutoPipelinerThatIsHeldUpIsPassed(t *testing.T) {
 	effort.NeedFull(t)
 	server := redistest.Start(t)
@@ -69,7 +69,7 @@ func TestAnAutoPipelinerThatIsHeldUpIsPassed(t *testing.T) {
 	require.Equal(t, ok["blocking, naive"], loads["blocking, naive"].count("ok"), "the fault bites")
 }
 
-// batches is a hook that notes the longest batch.
+// batches is a hook that records the longest batch.
 type batches struct {
 	redis.Hook
 	longest atomic.Int64

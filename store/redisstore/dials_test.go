@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// A dial of a host that is cut off lasts for DialTimeout, 5 s, and holds a place in the
-// pool. When another host is named, as by Sentinel, there is one left to reach it.
+// A dial of an unreachable host lasts for DialTimeout, 5 s, and holds a place in the
+// pool. If another host is named, as by Sentinel, a place is left to reach it.
 func TestDialsThatHangLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -49,7 +49,8 @@ func TestDialsThatHangLeaveRoomForOthers(t *testing.T) {
 	require.Less(t, time.Since(named), 3*time.Second, "a dial each 500 ms")
 }
 
-// A server that is gone for a while refuses dials at once, and they are no sign of one that hangs.
+// A server that is gone for a while refuses dials at once. They do not count as hanging
+// dials.
 func TestRefusedDialsDoNotCountAsHanging(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -67,7 +68,7 @@ func TestRefusedDialsDoNotCountAsHanging(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 }
 
-// Where others have all connections, a call waits for them, and no dial hangs.
+// If others have all connections, a call waits for them, and no dial hangs.
 func TestAPoolThatOthersUseUpIsNoDialThatHangs(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: redistest.Start(t).Addr(), PoolSize: 1})
@@ -85,7 +86,7 @@ func TestAPoolThatOthersUseUpIsNoDialThatHangs(t *testing.T) {
 	}
 }
 
-// A call that waits for leave to dial gets it in time, also if nobody else comes or goes.
+// A call that may not dial yet does so in time, even without other calls.
 func TestACallThatMayNotYetDialDoesSoLater(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

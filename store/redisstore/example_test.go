@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// The client is the caller's, of any kind, and stays so. An error means that no
+// The client is the caller's, of any kind, and stays open. An error means that no
 // decision is known.
 func ExampleNew() {
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
@@ -36,7 +36,7 @@ func ExampleNew() {
 	}
 }
 
-// At the start of a service, for its log. No finding is a reason not to start.
+// Call Check at the start of a service, for its log. No finding is a reason not to start.
 func ExampleStore_Check() {
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
 	defer func() { _ = client.Close() }()
@@ -55,8 +55,8 @@ func ExampleStore_Check() {
 	}
 }
 
-// At the start of a service whose Redis is some milliseconds away, after its limiters are
-// made: the first requests need not wait for connections.
+// Call Ready at the start of a service whose Redis is some milliseconds away, after its
+// limiters are made. Then the first requests need not wait for connections.
 func ExampleStore_Ready() {
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
 	defer func() { _ = client.Close() }()
@@ -76,8 +76,8 @@ func ExampleStore_Ready() {
 
 func serve(ratelimit.Limiter) {}
 
-// For a service that asks hundreds of times at once: the decisions of many callers, on
-// whatever keys, go to the server together.
+// WithBatching is for a service that asks hundreds of times at once. The decisions of
+// many callers, on any keys, go to the server together.
 func ExampleWithBatching() {
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
 	defer func() { _ = client.Close() }()
@@ -91,7 +91,7 @@ func ExampleWithBatching() {
 	}
 	fmt.Println(limiter.Limit())
 
-	// Keys of a cluster are on many servers.
+	// The keys of a cluster are on many servers.
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"localhost:7000"}})
 	defer func() { _ = cluster.Close() }()
 	_, err = redisstore.New(cluster, redisstore.WithBatching())

@@ -21,10 +21,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// hidden is a client of which the store knows nothing but Process.
+// hidden is a client of which the store only knows Process.
 type hidden struct{ redisstore.Client }
 
-// keyOf is a key of which a master of 3 has the slot.
+// keyOf returns a key whose slot belongs to this one of 3 masters.
 func keyOf(t *testing.T, client *redis.ClusterClient, s *redisstore.Store, master int) string {
 	t.Helper()
 	for _, key := range strings.Split("a b c d e f g h i j k l m n o p q r s t u v w x y z", " ") {
@@ -37,7 +37,7 @@ func keyOf(t *testing.T, client *redis.ClusterClient, s *redisstore.Store, maste
 	return ""
 }
 
-// A default client of a cluster of which a master is killed.
+// A master of a cluster is killed, behind a default client.
 func TestLongClusterFailover(t *testing.T) {
 	effort.NeedLong(t)
 	cluster := redistest.StartCluster(t, 3, 3)
@@ -80,8 +80,8 @@ func TestLongClusterFailover(t *testing.T) {
 	}
 }
 
-// The same behind an open circuit breaker, which lets nobody call. When its pause is over
-// the cluster has another master, and the first call is to find it.
+// The same behind an open circuit breaker, which blocks all calls. When its pause is over
+// the cluster has another master, and the first call must find it.
 func TestLongClusterFailoverBehindABreaker(t *testing.T) {
 	effort.NeedLong(t)
 	const pause = 6 * time.Second
@@ -132,8 +132,8 @@ func TestLongClusterFailoverBehindABreaker(t *testing.T) {
 	require.Equal(t, ratelimit.SourceLocal, sources["naive"], "the fault bites")
 }
 
-// The same, with a master that hangs: go-redis' own way of asking for the slots waits
-// for 5 s when it asks that one.
+// The same with a master that hangs. If go-redis itself asks that master for the slots,
+// it waits for 5 s.
 func TestLongClusterMasterHangs(t *testing.T) {
 	effort.NeedLong(t)
 	cluster := redistest.StartCluster(t, 3, 3)
@@ -159,7 +159,7 @@ func TestLongSentinelFailover(t *testing.T) {
 	const downAfter = time.Second
 	for fault, promise := range map[string]time.Duration{
 		"killed": downAfter + 3*time.Second,
-		// Dials of a host that does not even refuse last for DialTimeout, 5 s.
+		// A dial of a host that does not even refuse lasts for DialTimeout, 5 s.
 		"frozen":                      downAfter + 4*time.Second,
 		"cut off":                     downAfter + 4*time.Second,
 		"frozen, DialTimeout 500 ms":  downAfter + 3*time.Second,
@@ -175,7 +175,7 @@ func TestLongSentinelFailover(t *testing.T) {
 			var cutOff atomic.Bool
 			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 				if cutOff.Load() && addr == group.Master.Addr() {
-					<-ctx.Done() // nobody refuses it either
+					<-ctx.Done() // it is not refused either
 					return nil, ctx.Err()
 				}
 				return new(net.Dialer).DialContext(ctx, network, addr)
@@ -214,7 +214,7 @@ func TestLongSentinelFailover(t *testing.T) {
 			l.end()
 			naive.end()
 			l.report("master " + fault)
-			if fault != "told to fail over" { // then the old master becomes a replica at its leisure
+			if fault != "told to fail over" { // then the old master becomes a replica at its own pace
 				require.Greater(t, naive.recovered(at), 5*time.Second, "the fault bites")
 			}
 			t.Logf("a replica was promoted after %v", <-promoted)
@@ -225,7 +225,7 @@ func TestLongSentinelFailover(t *testing.T) {
 	}
 }
 
-// whenPromoted is how long after at one of the replicas has become a master.
+// whenPromoted is how long after at one of the replicas became a master.
 func whenPromoted(replicas []*redistest.Server, at time.Time) time.Duration {
 	for time.Since(at) < 7*time.Second {
 		for _, r := range replicas {
@@ -268,15 +268,15 @@ func TestLongRestartThatLoads(t *testing.T) {
 	require.EqualValues(t, 0, r.X)
 	l.report("loading 3 million keys")
 	t.Logf("a call with a minute waited for %v; the others recovered in %v", took.Round(time.Millisecond), l.recovered(up))
-	// A server that loads looks at its clients now and then: many answers come late.
+	// A server that loads serves its clients now and then: many answers come late.
 	require.Equal(t, l.calls(), l.count("ok")+l.count("unavailable")+l.count("timeout"))
 	require.Positive(t, l.count("unavailable")+l.count("timeout"))
 	require.Less(t, l.recovered(up)-took, 200*time.Millisecond)
 	require.EqualValues(t, l.count("ok"), used(t, newStore(t, server.Client(t), redisstore.WithPrefix("rl")), "short"))
 }
 
-// The short form of the long tests of clusters: the slots are somewhere else than the
-// client believes, and nobody answers where it asks.
+// The short form of the long tests of clusters: the slots have moved, and the client gets
+// no answer where it asks.
 func TestClusterThatChangedIsAskedForItsSlots(t *testing.T) {
 	live, gone := redistest.Start(t), redistest.Start(t)
 	gone.Kill()
@@ -309,8 +309,8 @@ func TestClusterThatChangedIsAskedForItsSlots(t *testing.T) {
 	require.Zero(t, naive.count("ok"), "the fault bites")
 }
 
-// elsewhere is a ClusterClient to which the whole cluster is one master, and how often it
-// has asked which one that is.
+// elsewhere returns a ClusterClient for which the whole cluster is one master, and how
+// often it has asked for the master.
 func elsewhere(t *testing.T, master *atomic.Pointer[redistest.Server]) (*redis.ClusterClient, *atomic.Int64) {
 	asked := new(atomic.Int64)
 	c := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
@@ -321,8 +321,8 @@ func elsewhere(t *testing.T, master *atomic.Pointer[redistest.Server]) (*redis.C
 	return c, asked
 }
 
-// Behind an open circuit breaker there are no calls: the slots are asked for all the same,
-// until they are known to be elsewhere.
+// Behind an open circuit breaker there are no calls. The slots are still asked for, until
+// they are known to be elsewhere.
 func TestSlotsAreAskedForWithoutCalls(t *testing.T) {
 	t.Parallel()
 	live, gone := redistest.Start(t), redistest.Start(t)
@@ -376,7 +376,7 @@ func TestSlotsAreNotAskedForWhenTheNodeIsBack(t *testing.T) {
 	require.LessOrEqual(t, asked.Load(), before+1)
 }
 
-// A client that is closed is not kept busy.
+// A closed client is not asked for slots.
 func TestSlotsOfAClosedClientAreNotAskedFor(t *testing.T) {
 	effort.NeedFull(t)
 	gone := redistest.Start(t)
@@ -426,7 +426,7 @@ func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
 	}
 }
 
-// An evicting server forgets who has spent what, and Check says so beforehand.
+// An evicting server forgets what keys have spent, and Check warns of it.
 func TestEvictionResetsLimits(t *testing.T) {
 	server := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru")
 	client := server.Client(t)

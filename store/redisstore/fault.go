@@ -14,20 +14,20 @@ import (
 
 // fault is a failed call, as the caller sees it.
 type fault struct {
-	class error  // of package store
-	what  string // that is known besides err, or ""
+	class error  // one of package store's
+	what  string // what is known besides err, or ""
 	err   error  // the client's
-	again bool   // nothing ran, and soon it may
+	again bool   // nothing ran, and another attempt may succeed
 }
 
-// Error of a fault is fit to be the answer of a call.
+// error is the fault as the error of a call.
 func (f fault) error() error {
 	what := f.what
 	if what != "" {
 		what += ": "
 	}
 	if timeUp(f.err) {
-		// Not the caller's context ended, so its errors must not show.
+		// It was not the caller's context that ended, so its errors must not show.
 		return fmt.Errorf("%w: %s%v", f.class, what, f.err) //nolint:errorlint // on purpose
 	}
 	return fmt.Errorf("%w: %s%w", f.class, what, f.err)
@@ -38,15 +38,15 @@ func timeUp(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// timedOut reports whether err is the end of somebody's time, a context's or a socket's.
+// timedOut reports whether err is a timeout, of a context or of a socket.
 func timedOut(err error) bool {
 	var n net.Error
 	return timeUp(err) || errors.As(err, &n) && n.Timeout()
 }
 
-// refused reports whether code is the answer of a server that cannot work now and has changed
-// nothing. What a script meets at its first write (READONLY, NOREPLICAS) is such an
-// answer, since nothing is written before it.
+// refused reports whether code is the answer of a server that cannot work now and has
+// changed nothing. READONLY and NOREPLICAS count too: a script gets them at its first
+// write, so nothing is written before.
 func refused(code string) bool {
 	switch code {
 	case "LOADING", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "BUSY", "MOVED", "ASK":
@@ -55,7 +55,7 @@ func refused(code string) bool {
 	return false
 }
 
-// answered is the fault of a server's answer.
+// answered returns the fault of a server's answer.
 func answered(err error, answer string) fault {
 	switch code := codeOf(answer); {
 	case refused(code), strings.Contains(answer, "max number of clients"):
@@ -70,9 +70,9 @@ func answered(err error, answer string) fault {
 	return fault{class: store.ErrStore, err: err}
 }
 
-// codeOf is the first word of an answer. Redis before 7 puts that of a command
-// within a script behind words of its own, "ERR Error running script (call to f_…):
-// @user_script:3: ", with some answers once more "@user_script: 3: ", and a minus.
+// codeOf returns the first word of an answer. For a command within a script, Redis before
+// 7 puts a prefix before it: "ERR Error running script (call to f_…): @user_script:3: ".
+// Some answers then have "@user_script: 3: " once more, and a minus.
 func codeOf(answer string) string {
 	answer = strings.TrimPrefix(answer, "ERR ")
 	if strings.HasPrefix(answer, "Error running script") {
@@ -86,9 +86,9 @@ func codeOf(answer string) string {
 	return code
 }
 
-// unanswered is the fault of a call of key that ended without a server's answer.
+// unanswered returns the fault of a call of key that ended without a server's answer.
 func (s *Store) unanswered(err error, sent bool, key string) fault {
-	again := !errors.Is(err, errQueued) // who had to wait has no time left for it
+	again := !errors.Is(err, errQueued) // a call that had to wait has no time for another attempt
 	switch {
 	case (busy(err) || !sent && timeUp(err) && s.link.full(key)) && s.silent():
 		return fault{class: store.ErrUnavailable, what: "nothing was sent: all connections wait for a server that does not answer", err: err, again: busy(err) && again}
@@ -106,7 +106,7 @@ func (s *Store) unanswered(err error, sent bool, key string) fault {
 	return s.unknown(err)
 }
 
-// unknown is the fault of a call that was sent and has no answer.
+// unknown returns the fault of a call that was sent and has no answer.
 func (s *Store) unknown(err error) fault {
 	return fault{
 		class: store.ErrTimeout, err: err,
@@ -114,14 +114,14 @@ func (s *Store) unknown(err error) fault {
 	}
 }
 
-// busy reports whether a client's own queue turned the command away.
+// busy reports whether the client's own queue rejected the command.
 func busy(err error) bool {
 	return errors.Is(err, errQueued) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
 		errors.Is(err, redis.ErrAutoPipelineQueueFull) || errors.Is(err, redis.ErrAutoPipelineTimeout)
 }
 
-// dialing reports whether there was no connection to send on. An AutoPipeliner asks
-// for a command's bytes before it has one.
+// dialing reports whether there was no connection to send on. An AutoPipeliner asks for a
+// command's bytes before it has one.
 func dialing(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "dial"

@@ -72,8 +72,8 @@ func TestScriptFlushUnderLoad(t *testing.T) {
 	t.Logf("%d calls, %d flushes", callers*calls, flushes)
 }
 
-// kinds are the client kinds that reach one server at addr, none of which shares
-// connections with another.
+// kinds returns the client kinds that reach one server at addr. They share no
+// connections.
 func kinds(t *testing.T, addr string, contextTimeouts bool) map[string]redisstore.Client {
 	t.Helper()
 	single := func() *redis.Client {
@@ -101,8 +101,8 @@ func kinds(t *testing.T, addr string, contextTimeouts bool) map[string]redisstor
 	}
 }
 
-// clusterOfOne returns a server that is a whole cluster, and a proxy that it
-// announces as its address, so that all clients go through the proxy.
+// clusterOfOne returns a server that is a whole cluster, and a proxy. The server
+// announces the proxy as its address, so all clients use it.
 func clusterOfOne(t *testing.T) (*redistest.Server, *redistest.Proxy) {
 	server := redistest.StartCluster(t, 1, 0).Masters[0]
 	proxy := redistest.StartProxy(t, server.Addr())
@@ -213,7 +213,7 @@ func TestFrozenServer(t *testing.T) {
 							return slack // a busy machine fires the store's timer with the caller's
 						}
 						require.Equal(t, context.Canceled, err, name)
-						return took - 50*time.Millisecond // go-redis reads on for as long as it would have
+						return took - 50*time.Millisecond // go-redis would have read on for as long
 					})
 				}
 			})
@@ -233,9 +233,9 @@ func TestFrozenServer(t *testing.T) {
 	require.Greater(t, time.Since(start), 900*time.Millisecond)
 }
 
-// requireInTime asks for calls that are late by less than slack. It tries some times: a
-// busy machine breaks a bound of time now and then, a defect each time. In short mode
-// it reports and no more: CI has the race detector on there.
+// requireInTime requires calls that are late by less than slack. It tries several times:
+// a busy machine breaks a bound of time now and then, and a defect each time. In short
+// mode it only reports, because CI then has the race detector on.
 func requireInTime(t *testing.T, what string, late func() time.Duration) {
 	t.Helper()
 	for range 5 {
@@ -248,7 +248,7 @@ func requireInTime(t *testing.T, what string, late func() time.Duration) {
 	t.Fatalf("%s: late by more than %v each time", what, slack)
 }
 
-// worst runs f from so many callers, rounds times each, and returns the longest.
+// worst runs f from this many callers, rounds times each, and returns the longest.
 func worst(callers, rounds int, f func() time.Duration) time.Duration {
 	var mu sync.Mutex
 	var longest time.Duration
@@ -417,7 +417,7 @@ func TestServerGone(t *testing.T) {
 	})
 }
 
-// overtime makes a call of s, which must fail, and returns by how much it outlasted
+// overtime makes a call of s, which must fail. It returns by how much the call exceeded
 // the store's default timeout.
 func overtime(t *testing.T, s *redisstore.Store) time.Duration {
 	start := time.Now()

@@ -13,50 +13,50 @@ import (
 )
 
 const (
-	// mostFlights is how many connections a store uses at once. Few connections are soon
-	// made again when they break, and the fewer there are the more calls each trip takes.
+	// mostFlights is how many connections a store uses at once. A few connections are
+	// soon made again when they break. The fewer there are, the more calls share a trip.
 	mostFlights = 16
 
-	// mostTogether is the most calls of a flight. With 64 the server does nothing else for
-	// some 0.5 ms.
+	// mostTogether is the most calls of a flight. With 64 the server does nothing else
+	// for about 0.5 ms.
 	mostTogether = 64
 
-	// A flight waits for the server for as long as lasting, or for so many times what a call
-	// has, if that is longer: a handshake is several round trips. Its callers have left long
-	// before.
+	// A flight waits for the server for lasting, or for a multiple of the time that a
+	// call has, if that is longer: a handshake takes several round trips. Its callers
+	// have left long before.
 	lasting      = time.Second
 	lastingTimes = 10
 
-	// crowded is for how long after a call had to wait no call gives up a connection on which
-	// the reply is late: others wait for it.
+	// crowded is the time after a call had to wait in which no call closes a connection
+	// because of a late reply: others wait for it.
 	crowded = time.Second
 
-	// untilDial is after how long those who wait for leave to dial look for it again.
+	// untilDial is the interval at which calls that may not dial yet look again.
 	untilDial = 10 * time.Millisecond
 
-	// leastDial is what a dial must have had before it is taken for one that hangs.
+	// leastDial is the time after which a dial may be taken for a hanging one.
 	leastDial = 5 * time.Millisecond
 
-	// rested is after how long unused connections are no longer counted on.
+	// rested is the time after which unused connections are no longer relied on.
 	rested = time.Minute
 )
 
-// airline carries the calls of a *redis.Client. A call that has a connection to itself goes
-// alone, on its caller's goroutine, by the caller's time. All others are carried: they wait
-// until a connection is free, and then go together, several commands in one round trip,
-// each its own EVALSHA with its own reply.
+// airline carries the calls of a *redis.Client. While a connection is free, a call goes
+// alone, on its caller's goroutine and in its caller's time. All other calls are carried.
+// They wait for a connection, and then go together in one round trip; each is its own
+// EVALSHA with its own reply.
 //
-// What carries them is a flight, a goroutine with one connection. go-redis closes a
-// connection when the time of the call that uses it is up, in the middle of the handshake
-// too; under a herd, or far from the server, all that is done then is to make connections.
-// So a flight has time of its own, in which connections are made and late replies come in,
-// and callers leave by their own timers.
+// They are carried by a flight, a goroutine with one connection. go-redis closes a
+// connection when the time of its call is up, even in the middle of a handshake. Under
+// many callers, or far from the server, it would then do nothing but make connections. So
+// a flight has its own time, in which connections are made and late replies arrive.
+// Callers leave by their own timers.
 type airline struct {
-	client  *redis.Client // keeps to the deadline of a context
+	client  *redis.Client // keeps to a context's deadline
 	alone   process
 	timeout time.Duration
-	most    int  // flights that callers wait for
-	all     int  // flights, with those that all callers have left
+	most    int  // the most flights that callers wait for
+	all     int  // the most flights, including those that all callers have left
 	size    int  // of the pool
 	hooks   bool // client is the user's own
 
@@ -65,36 +65,36 @@ type airline struct {
 	made    int             // of these, those whose connection has worked before
 	left    int             // flights that all callers have left, and that have not ended
 	reached bool            // a connection has worked before, or it does not matter
-	clones  []*redis.Client // of client, that no flight uses now: see conn
-	ready   int             // connections that worked when they were last used, and are free
-	used    time.Time       // when one last was, about
-	crowd   time.Time       // until when calls are carried, alone or not
-	trip    time.Duration   // what a flight takes, about
-	departs time.Time       // when the last flight did that was not full
-	timer   bool            // whether depart will be called by one
+	clones  []*redis.Client // of client, not used by a flight now: see conn
+	ready   int             // free connections that worked when they were last used
+	used    time.Time       // when one was last used, about
+	crowd   time.Time       // until then all calls are carried
+	trip    time.Duration   // the length of a flight, about
+	departs time.Time       // when the last flight began that was not full
+	timer   bool            // a timer is set that calls depart
 	waiting []*passenger    // in the order of arrival
-	gone    int             // of them, those who have left
+	gone    int             // those of waiting that have left
 	dials   dials
 }
 
-// passenger is a call that is carried. Whoever sets claimed first, the caller who leaves or
-// the flight that boards, has it.
+// passenger is a call that is carried. Whichever side sets claimed first has it: the
+// caller who leaves, or the flight that boards.
 type passenger struct {
 	budget
 	cmd      command
 	claimed  atomic.Bool
-	done     chan struct{} // closed when err and panicked are there
+	done     chan struct{} // closed when err and panicked are set
 	err      error
-	panicked any // with what a hook has panicked
+	panicked any // the value that a hook panicked with
 }
 
-// flight is several calls on one connection. It makes one if there is none; with no
-// calls, it does only that.
+// flight is several calls on one connection. It makes the connection if there is none.
+// Without calls, it does only that.
 type flight struct {
 	calls []*passenger
 	end   time.Time // of the last of them
 	made  bool      // it has taken one of the ready connections
-	left  bool      // by all callers; protected by airline.mu, as is
+	left  bool      // all callers have left; protected by airline.mu, as is
 	ended bool
 }
 
@@ -103,8 +103,8 @@ var (
 	errPanic  = errors.New("a hook panicked")
 )
 
-// newAirline returns the airline of client, which keeps to deadlines: the user's own, with
-// its hooks, or a clone.
+// newAirline returns the airline of client, which keeps to deadlines. client is the
+// user's own with its hooks, or a clone.
 func newAirline(client *redis.Client, timeout time.Duration, hooks bool) *airline {
 	size := poolSize(client)
 	return &airline{
@@ -163,7 +163,7 @@ func (a *airline) end(b budget, err error) *flight {
 	return a.depart()
 }
 
-// warmed notes that so many connections are there, and what a round trip takes.
+// warmed notes how many connections there are, and what a round trip takes.
 func (a *airline) warmed(conns int, trip time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -171,13 +171,13 @@ func (a *airline) warmed(conns int, trip time.Duration) {
 	a.ready, a.used, a.trip = conns, time.Now(), a.takenFor(trip)
 }
 
-// answeredBy reports whether err is what a server has answered on a connection that is good.
+// answeredBy reports whether err is a server's answer on a good connection.
 func answeredBy(err error) bool {
 	var answer redis.Error
 	return err == nil || errors.As(err, &answer)
 }
 
-// over notes that callers wait for one flight less. Call it with the lock.
+// over notes that callers wait for one flight less. Call it with the lock held.
 func (a *airline) over(made bool) {
 	a.flights--
 	if made {
@@ -185,13 +185,13 @@ func (a *airline) over(made bool) {
 	}
 }
 
-// takenFor is what a flight of that length is taken for: the last quarter of the timeout is
-// kept, so that somebody always has the time.
+// takenFor caps the estimate of a flight's length. The last quarter of the timeout is
+// left out, so that some calls always have the time.
 func (a *airline) takenFor(trip time.Duration) time.Duration {
 	return min(trip, a.timeout-a.timeout/4)
 }
 
-// settle notes what has become of a connection. Call it with the lock.
+// settle notes how the use of a connection ended. Call it with the lock held.
 func (a *airline) settle(good, made bool, now time.Time) {
 	switch {
 	case good:
@@ -199,12 +199,12 @@ func (a *airline) settle(good, made bool, now time.Time) {
 		a.ready++
 		a.used = now
 		a.dials.worked()
-	case made: // what has closed it may have closed all
+	case made: // whatever closed it may have closed all of them
 		a.ready = 0
 	}
 }
 
-// carry has a flight make the call, and returns by b's end.
+// carry makes the call by a flight, and returns by b's end.
 func (a *airline) carry(b budget, cmd command) error {
 	p := &passenger{budget: b, cmd: cmd, done: make(chan struct{})}
 	f, err := a.join(p)
@@ -241,8 +241,8 @@ func (p *passenger) answer() error {
 	return p.err
 }
 
-// join puts p into the line, and returns the flight that it makes necessary, if any. Where
-// so many wait that p would not get its answer in time, it is refused at once.
+// join puts p into the line. If that makes a flight necessary, it returns the flight. It
+// refuses p at once if so many wait that p would not be answered in time.
 func (a *airline) join(p *passenger) (*flight, error) {
 	now := time.Now()
 	a.mu.Lock()
@@ -261,8 +261,8 @@ func (a *airline) join(p *passenger) (*flight, error) {
 	return a.depart(), nil
 }
 
-// leave notes that somebody has left the line. Now and then it is closed up: where no
-// flight departs for a while, it would only grow.
+// leave notes that a call has left the line. Now and then it removes those that have
+// left, because the line would only grow while no flight departs.
 func (a *airline) leave() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -272,8 +272,8 @@ func (a *airline) leave() {
 	}
 }
 
-// depart returns the flight that is to begin now, if any: it takes those who wait. Call it
-// with the lock, after each arrival and each end.
+// depart returns the flight that is to begin now, with its calls, or nil. Call it with
+// the lock held, after each arrival and each end.
 //
 // The first connection of a client with hooks is made alone: see [airline.conn].
 func (a *airline) depart() *flight {
@@ -287,7 +287,7 @@ func (a *airline) depart() *flight {
 		return nil
 	}
 	if !f.made && !a.mayDial(now) {
-		a.later(untilDial) // nobody may come or go before
+		a.later(untilDial) // there may be no arrival or end before
 		return nil
 	}
 	if most := f.takes(a); most > 0 {
@@ -312,9 +312,9 @@ func (a *airline) depart() *flight {
 	return f
 }
 
-// takes is how many calls f can have. While others fly, one that makes a connection has
-// none: it would be late, and they are soon back. Otherwise it has one, for which it is as
-// soon as a call alone would be.
+// takes is how many calls f can carry. A flight that makes a connection takes none while
+// others fly: it would be late, and the others are soon back. Otherwise it takes one,
+// which is as fast as a call alone.
 func (f *flight) takes(a *airline) int {
 	switch {
 	case f.made:
@@ -325,9 +325,9 @@ func (f *flight) takes(a *airline) int {
 	return 1
 }
 
-// mayDial reports whether a flight may begin that has none of the ready connections. A dial
-// may have ended since, and none hangs in a place of the pool that a connection has: what
-// took long then was that others used them all. Call it with the lock.
+// mayDial reports whether a flight may begin without a ready connection. A dial may have
+// ended since. Nor does a dial hang in a place of the pool that holds a connection: there
+// it was slow because others used all connections. Call it with the lock held.
 func (a *airline) mayDial(now time.Time) bool {
 	if a.dials.may(now) {
 		return true
@@ -336,10 +336,10 @@ func (a *airline) mayDial(now time.Time) bool {
 	return s.IdleConns > 0 || a.size-int(s.TotalConns) < a.dials.free
 }
 
-// gathering is for how long more passengers are waited for. Where a flight takes a large
-// part of the time that calls have, who had to wait for one to land would be late. So
-// flights do not depart one by one until all have gone, but one after the other over the
-// time that one takes. Call it with the lock.
+// gathering is how long to wait for more passengers. If a flight takes a large part of
+// the time that calls have, a call that waits for one to land would be late. So flights
+// do not depart one by one until all have gone. They are spread over the time that one
+// takes. Call it with the lock held.
 func (a *airline) gathering(now time.Time) time.Duration {
 	if a.flights == 0 || a.trip < a.timeout/8 || len(a.waiting) >= mostTogether {
 		return 0
@@ -347,7 +347,7 @@ func (a *airline) gathering(now time.Time) time.Duration {
 	return a.trip/time.Duration(a.most) - now.Sub(a.departs)
 }
 
-// later has a flight depart in d, if one can. Call it with the lock.
+// later calls depart in d. Call it with the lock held.
 func (a *airline) later(d time.Duration) {
 	if a.timer {
 		return
@@ -363,10 +363,10 @@ func (a *airline) later(d time.Duration) {
 	})
 }
 
-// board takes from the line whom a flight carries, no more than most. It passes over those
-// who have left, and refuses those who have less time left than it takes, so that it is there
-// for the others. Where nobody flies, only those are refused whose time is up: what a flight
-// takes may have changed.
+// board removes from the line the passengers of a flight, at most most. It skips those
+// that have left. It refuses those that have less time left than a flight takes, to have
+// room for the others. If no flight is under way, it refuses only those whose time is up:
+// the length of a flight may have changed.
 func (a *airline) board(most int) []*passenger {
 	var calls []*passenger
 	seen, late := 0, time.Now()
@@ -379,7 +379,7 @@ func (a *airline) board(most int) []*passenger {
 		}
 		seen++
 		if !p.claimed.CompareAndSwap(false, true) {
-			a.gone = max(0, a.gone-1) // or it is about to be counted
+			a.gone = max(0, a.gone-1) // or leave is about to count it
 			continue
 		}
 		if p.end.Before(late) && !p.loads {
@@ -406,7 +406,7 @@ func latestEnd(calls []*passenger) time.Time {
 	return end
 }
 
-// fly makes the calls of f, and then of the flights that are to follow.
+// fly makes the calls of f, and then those of the flights that follow.
 func (a *airline) fly(f *flight) {
 	for f != nil {
 		f = a.flyOnce(f)
@@ -418,11 +418,11 @@ func (a *airline) flyOnce(f *flight) (next *flight) {
 	late := time.AfterFunc(f.end.Sub(begun), func() { a.abandon(f) })
 	err := a.send(f, begun)
 	late.Stop()
-	runtime.Gosched() // callers who come straight back go together again
+	runtime.Gosched() // callers that return at once then go together again
 	return a.land(f, err, begun)
 }
 
-// abandon ends f for those who wait: its callers have left.
+// abandon ends f for the line: its callers have left.
 func (a *airline) abandon(f *flight) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -432,7 +432,7 @@ func (a *airline) abandon(f *flight) {
 	f.left = true
 	a.left++
 	a.over(f.made)
-	if !f.made && int(a.client.PoolStats().TotalConns) > a.ready+a.made { // one is in its handshake
+	if !f.made && int(a.client.PoolStats().TotalConns) > a.ready+a.made { // a handshake is under way
 		a.dials.reached()
 	}
 	if next := a.depart(); next != nil {
@@ -464,10 +464,11 @@ func (a *airline) land(f *flight, err error, begun time.Time) *flight {
 	return a.depart()
 }
 
-// conn returns a connection to send several calls over, and what ends its use. (A pipeline of
-// the client itself has a pool of its own.) In a first handshake go-redis (9.23) changes
-// settings that a client shares with each of its Conns, without a lock that both know. So a
-// Conn is of a clone that nobody else uses. A client with hooks has no such clones.
+// conn returns a connection to send several calls over, and a function that ends its use.
+// A pipeline of the client itself would have a pool of its own. In a first handshake
+// go-redis (9.23) changes settings that a client shares with its Conns, without a common
+// lock. So each Conn belongs to a clone that nothing else uses. A client with hooks has
+// no such clones.
 func (a *airline) conn() (conn *redis.Conn, end func()) {
 	if a.hooks {
 		conn = a.client.Conn()
@@ -486,12 +487,12 @@ func (a *airline) conn() (conn *redis.Conn, end func()) {
 		_ = conn.Close()
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.clones = append(a.clones, clone) // no more than there are flights
+		a.clones = append(a.clones, clone) // there are no more clones than flights
 	}
 }
 
-// send makes the calls of f. Its error is that of the connection, or what the server has
-// answered last.
+// send makes the calls of f. It returns the error of the connection, or the server's last
+// answer.
 func (a *airline) send(f *flight, now time.Time) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -529,7 +530,7 @@ func (a *airline) send(f *flight, now time.Time) (err error) {
 	_, err = pipe.Exec(ctx)
 	for _, c := range f.calls {
 		c.err = c.cmd.Err()
-		err = c.err // a connection that breaks fails all that follows
+		err = c.err // if a connection breaks, all the following calls fail too
 	}
 	return err
 }

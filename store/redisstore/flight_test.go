@@ -68,7 +68,7 @@ func TestAServerFarAwayIsReached(t *testing.T) {
 		}
 	}
 
-	// The fault bites: a handshake that has a call's time is never done.
+	// The fault bites: a handshake that only has a call's time never ends.
 	_, client := farAway(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 	for range 5 {
 		ctx, cancel := context.WithTimeout(t.Context(), farTimeout-farTrip)
@@ -92,8 +92,8 @@ func TestReadyMakesTheConnections(t *testing.T) {
 	require.Equal(t, made, proxy.Made())
 }
 
-// Where two round trips do not fit into a call's time, nobody may have to wait for a flight
-// to land, and a script is loaded by a call that comes too late itself.
+// If two round trips do not fit into a call's time, no call may have to wait for a flight
+// to land. A call that is itself too late loads the script.
 func TestManyCallersOfTheFarthestServer(t *testing.T) {
 	effort.NeedFull(t)
 	proxy, client := farAway(t, nil)
@@ -134,8 +134,8 @@ func TestReadyOfAllClients(t *testing.T) {
 	require.ErrorIs(t, s.Ready(ctx), context.Canceled)
 }
 
-// Callers without a pause, all of whose connections break: they are served again, by few
-// new connections. Where each call that fails closes one, nobody ever is.
+// Callers without a pause lose all their connections, and are served again by few new
+// ones. If each failed call closed a connection, they never would be.
 func TestAHerdIsServedAfterABreak(t *testing.T) {
 	effort.NeedFull(t)
 	for _, pool := range []int{0, 600} {
@@ -203,7 +203,7 @@ func TestCallsThatGoTogetherAreDecidedOneByOne(t *testing.T) {
 	}
 }
 
-// pipelines is a hook that looks at how long pipelines are, and panics if it is told to.
+// pipelines is a hook that records how long pipelines are. It panics if it is told to.
 type pipelines struct {
 	tracer
 	most    atomic.Int64
@@ -281,13 +281,14 @@ func TestLateRepliesLeaveTheConnections(t *testing.T) {
 	require.LessOrEqual(t, int(used(t, newStore(t, client), "k")), l.calls())
 }
 
-// Where more callers wait than get their answer in time, the last of them are told at once.
+// If more callers wait than can be answered in time, the last of them are refused at
+// once.
 func TestMoreThanCanBeServedAreRefusedAtOnce(t *testing.T) {
 	effort.NeedFull(t)
 	_, client := farAway(t, func(o *redis.Options) { o.PoolSize = 1 })
 	s := newStore(t, client, redisstore.WithTimeout(2*farTrip+farTrip/2))
 	require.NoError(t, s.Ready(t.Context()))
-	for range 4 { // so that it is known what a trip takes
+	for range 4 { // so that the length of a trip is known
 		run(t, s, 2, farTrip)
 	}
 	var refused atomic.Int64
@@ -308,7 +309,7 @@ func TestMoreThanCanBeServedAreRefusedAtOnce(t *testing.T) {
 	require.Positive(t, refused.Load(), "of 640")
 }
 
-// Callers who have less time than trips once took find out that they take less now.
+// Callers with less time than trips once took find out that trips are shorter now.
 func TestWhatATripTakesIsLearntAgain(t *testing.T) {
 	s := newStore(t, redistest.Start(t).Client(t))
 	s.Warmed(0, 3*time.Second)
@@ -318,7 +319,7 @@ func TestWhatATripTakesIsLearntAgain(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Where nothing is answered for long, those who have left do not fill memory.
+// While nothing is answered for long, calls that have left do not fill memory.
 func TestALineOfThoseWhoHaveLeftIsClosedUp(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
@@ -343,7 +344,7 @@ func TestALineOfThoseWhoHaveLeftIsClosedUp(t *testing.T) {
 	}, 10*time.Second, time.Millisecond)
 }
 
-// Callers return in time when a server hangs in the middle of a herd: not much later than a
+// Callers return in time if a server hangs while many of them wait: not much later than a
 // timer that was set when they called.
 func TestAHerdReturnsInTime(t *testing.T) {
 	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
@@ -366,7 +367,7 @@ func TestAHerdReturnsInTime(t *testing.T) {
 			if took < 50*time.Millisecond {
 				return 0
 			}
-			for fired.Load() == 0 { // a machine that stands still is late for both
+			for fired.Load() == 0 { // a machine that stops is late for both
 				time.Sleep(time.Millisecond)
 			}
 			return took - time.Duration(fired.Load())

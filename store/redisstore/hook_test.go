@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 )
 
-// tracer is a hook as tracing libraries have them: it prints commands.
+// tracer is a hook like those of tracing libraries: it prints commands.
 type tracer struct {
 	seen  atomic.Int64
 	print atomic.Pointer[string]
@@ -55,7 +55,8 @@ func TestHooksSeeTheCommands(t *testing.T) {
 			require.NoError(t, err)
 			name := fmt.Sprintf("%T, ContextTimeoutEnabled %t", c, contextTimeouts)
 			if c == redis.UniversalClient(client) && !contextTimeouts {
-				// As the documentation of the package says: mend it there if this fails.
+				// The documentation of the package says so: correct it there if this
+				// fails.
 				require.Zero(t, before.seen.Load()+after.seen.Load(), name)
 				continue
 			}

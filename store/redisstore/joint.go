@@ -10,9 +10,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Together implements [store.Store]. On a server of its own all keys are together. On
-// a cluster, a ring, and behind a client that does not say, those of one user key are,
-// since it is their hash tag.
+// Together implements [store.Store]. On a single server all keys are together. Keys of
+// one user key always are, because it is their hash tag. On a cluster, a ring, and behind
+// an unknown client, no others are.
 func (s *Store) Together(key, other string) bool {
 	if s.link == nil {
 		return key == other
@@ -21,14 +21,14 @@ func (s *Store) Together(key, other string) bool {
 	return single || key == other
 }
 
-// maxRules is how many different rules a script of several can have.
+// maxRules is the most different rules in one script.
 const maxRules = 8
 
 // ruleSet is the rules of a script, in its order.
 type ruleSet [maxRules]*store.Rule
 
-// TakeAll implements [store.Store]: one script, of all the rules that the requests
-// have.
+// TakeAll implements [store.Store]. It runs one script with all the rules of the
+// requests.
 func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	if s.link == nil {
 		return errNotMade
@@ -65,7 +65,8 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	return s.run(s.budget(ctx), sc, op, args, replies)
 }
 
-// rulesOf is the rules of requests, each once, and the number of each request's from 1.
+// rulesOf returns the rules of requests, each once, and for each request the number of
+// its rule, from 1.
 func rulesOf(requests []store.Request) (set ruleSet, numbers []int, err error) {
 	numbers = make([]int, len(requests))
 	used := set[:0]
@@ -83,7 +84,7 @@ func rulesOf(requests []store.Request) (set ruleSet, numbers []int, err error) {
 	return set, numbers, nil
 }
 
-// jointScript is the script of the rules in set.
+// jointScript returns the script of the rules in set.
 func (s *Store) jointScript(set ruleSet) *script {
 	if sc, ok := s.joint.Load(set); ok {
 		return sc.(*script)

@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// FuzzRedisKey: equal bytes, equal key, and only then; and the hash tag, what
-// stands between the first pair of braces, depends on the user's key alone.
+// FuzzRedisKey checks that equal bytes, and only they, have equal keys. The hash tag is
+// between the first pair of braces, and depends on the user's key alone.
 func FuzzRedisKey(f *testing.F) {
 	long := strings.Repeat("k", 129)
 	f.Add("a", "b", "a:b", "c")

@@ -97,8 +97,8 @@ func (l *load) late() time.Duration {
 	return max(0, l.slowest)
 }
 
-// recovered is for how long calls failed after a fault at since: until there was no
-// failure for a second.
+// recovered is how long calls failed after a fault at since: until there was no failure
+// for a second.
 func (l *load) recovered(since time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()

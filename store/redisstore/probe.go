@@ -11,9 +11,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// probeScript runs each command that scripts of this library run, once, on two keys of its
-// own, which it removes; they expire after a second where it may not. ARGV[1] is 'time' if
-// scripts read the server's clock. It replies each command that failed and why.
+// probeScript runs each command of this library's scripts once, on two keys of its own.
+// It removes them, and they expire after a second if it may not. ARGV[1] is 'time' if
+// scripts read the server's clock. It replies each command that failed, and why.
 const probeScript = `
 local text, list, failed = KEYS[1], KEYS[2], {}
 local function try(...)
@@ -39,11 +39,11 @@ redis.pcall('DEL', list)
 redis.pcall('LPOP', list, '2')
 return failed`
 
-// probe runs probeScript on n, and says what keeps scripts from running, or from writing.
+// probe runs probeScript on n, and reports what keeps scripts from running or writing.
 func (s *Store) probe(ctx context.Context, n node) ([]string, error) {
 	text, ok := s.probeKey(n)
 	if !ok {
-		return nil, nil // no key is n's
+		return nil, nil // n has no keys
 	}
 	sc, clock := newScript(probeScript), "time"
 	if s.clock != nil {
@@ -59,7 +59,7 @@ func (s *Store) probe(ctx context.Context, n node) ([]string, error) {
 		case answer != "" && forbidden(answer):
 			found = append(found, s.forbiddenHere(args[0].(string), answer))
 		case codeOf(answer) == "NOSCRIPT" && len(found) > 0: // EVAL is forbidden
-		case codeOf(answer) == "MOVED" || codeOf(answer) == "ASK": // said of the client, or between two states of a cluster
+		case codeOf(answer) == "MOVED" || codeOf(answer) == "ASK": // because of the client, or while the cluster changes
 		case answer != "":
 			found = append(found, fmt.Sprintf("scripts do not run (%s). Until they do, calls fail.", answer))
 		default:
@@ -69,8 +69,8 @@ func (s *Store) probe(ctx context.Context, n node) ([]string, error) {
 	return append(found, checkFailed(failed)...), nil
 }
 
-// probeKey is a key that n has the place for, if there is one. The other that the probe
-// needs begins with it, and so has the same tag.
+// probeKey returns a key that belongs to n, if there is one. The probe's other key begins
+// with it, and so has the same tag.
 func (s *Store) probeKey(n node) (string, bool) {
 	const tries = 1 << 14 // as many as there are slots
 	for i := range tries {
@@ -85,7 +85,8 @@ func (s *Store) probeKey(n node) (string, bool) {
 	return "", false
 }
 
-// checkFailed tells what commands fail in a script: pairs of a command and its answer.
+// checkFailed reports the commands that fail in a script: pairs of a command and its
+// answer.
 func checkFailed(failed []any) []string {
 	var refused, names, allow []string
 	why := ""
@@ -98,29 +99,29 @@ func checkFailed(failed []any) []string {
 			refused = append(refused, fmt.Sprintf("the server refuses %s (%s). While it does, admissions fail. %s", name, answer, remedy(codeOf(answer))))
 		}
 	}
-	if len(names) > 0 { // of what may not be run, others fail
+	if len(names) > 0 { // a forbidden command makes others fail
 		return []string{fmt.Sprintf("scripts of this user may not run %s (%s), and calls fail. Allow %s.",
 			strings.Join(names, ", "), why, strings.Join(allow, " "))}
 	}
 	return refused
 }
 
-// remedy is what to do about a refusal.
+// remedy says what to do about a refusal.
 func remedy(code string) string {
 	switch code {
 	case "NOREPLICAS":
 		return "Start the replicas that min-replicas-to-write asks for, or lower it."
 	case "OOM":
-		return "Give it more memory, or its other data a place of their own."
+		return "Give it more memory, or move its other data to another server."
 	case "MISCONF":
-		return "See why it cannot save, or set stop-writes-on-bgsave-error to no."
+		return "Find out why it cannot save, or set stop-writes-on-bgsave-error to no."
 	case "READONLY":
 		return "Connect to the master."
 	}
-	return "See to it that it runs."
+	return "Make sure that it runs."
 }
 
-// forbiddenHere tells of a command, eval or evalsha, that an access list forbids.
+// forbiddenHere reports a command, eval or evalsha, that an access list forbids.
 func (s *Store) forbiddenHere(command, answer string) string {
 	if strings.Contains(answer, "access") {
 		prefix := strings.TrimSuffix(s.prefix, layout+":")
@@ -129,20 +130,20 @@ func (s *Store) forbiddenHere(command, answer string) string {
 	return fmt.Sprintf("this user may not run %s (%s), and calls fail. Allow +%s.", strings.ToUpper(command), answer, command)
 }
 
-// forbidden reports whether an answer is that of an access list. Redis 7.0 has words of its
-// own for a command within a script, and Redis 7.2 others.
+// forbidden reports whether an access list gave the answer. Redis 7.0 and 7.2 word it
+// differently for a command within a script.
 func forbidden(answer string) bool {
 	return codeOf(answer) == "NOPERM" || strings.Contains(answer, "ACL failure in script") ||
 		strings.Contains(answer, "The user executing the script can't")
 }
 
-// unauthenticated reports whether err is the answer to a wrong password, or to none.
+// unauthenticated reports whether err is the answer to a wrong or missing password.
 func unauthenticated(err error) bool {
 	answer := answerOfServer(err)
 	return strings.Contains(answer, "WRONGPASS") || strings.Contains(answer, "NOAUTH") || strings.Contains(answer, "invalid password")
 }
 
-// answerOfServer is the text of err if it is what a server has answered, or "".
+// answerOfServer is the text of err if it is a server's answer, and "" otherwise.
 func answerOfServer(err error) string {
 	var answer redis.Error
 	if errors.As(err, &answer) && !errors.Is(err, redis.Nil) {

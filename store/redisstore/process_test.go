@@ -27,7 +27,8 @@ const (
 	perHour   = 500
 )
 
-// allow is one decision of a child: the names of the algorithms, and of a naive one.
+// allow returns the decisions of a child, by the names of the algorithms, and a naive
+// one.
 func allow(client *redis.Client) (map[string]func(ctx context.Context) (bool, error), error) {
 	calls := map[string]func(ctx context.Context) (bool, error){
 		"naive": func(ctx context.Context) (bool, error) { // looks, then counts

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// pulse is when a server was last heard. It tells a pool of which all connections are busy
-// from one of which all hang.
+// pulse is when a server last answered. It distinguishes a pool whose connections are all
+// busy from one whose connections all hang.
 type pulse struct {
 	base time.Time
 	last atomic.Int64 // ns since base; 0: never
@@ -21,10 +21,10 @@ func (p *pulse) silent(d time.Duration) bool {
 	return last == 0 || time.Since(p.base)-time.Duration(last) > d
 }
 
-// leastSilence is after how long without an answer nobody is taken for busy any more. A
-// server that stands still for a moment (a fork, a slow command) is.
+// leastSilence is the time without an answer after which a server no longer counts as
+// busy. It is longer than a server may stop for a moment, to fork or for a slow command.
 const leastSilence = time.Second
 
-// silent reports whether the servers have not answered for so long that calls which wait
-// for a connection wait for a server.
+// silent reports whether the servers have been silent for so long that a call which waits
+// for a connection is really waiting for a server.
 func (s *Store) silent() bool { return s.link.pulse.silent(max(leastSilence, 2*s.timeout)) }

@@ -16,13 +16,13 @@ import (
 func (s *Store) Prepare(rule *store.Rule) { s.script(rule) }
 
 // Ready makes the connections that many callers at once will use, up to 16 to each
-// server, and has each server load the scripts of the limiters made so far. Call it at
-// the start of a program whose server is some milliseconds away: without it the first
+// server. It also has each server load the scripts of the limiters made so far. Call it
+// at the start of a program whose server is some milliseconds away. Without it the first
 // calls make the connections, and those that take longer than the timeout fail.
 //
-// It returns by ctx's deadline, or in 5 s. Its error is ctx's own or wraps
-// [store.ErrStore]; the store works all the same once its servers do. A user who may not
-// run SCRIPT LOAD has the scripts loaded by the first calls.
+// Ready returns by ctx's deadline, or within 5 s. Its error is ctx's own or wraps
+// [store.ErrStore]. The store still works after an error, once its servers do. If the
+// user may not run SCRIPT LOAD, the first calls load the scripts.
 func (s *Store) Ready(ctx context.Context) error {
 	if s.link == nil {
 		return errNotMade
@@ -45,8 +45,8 @@ func (s *Store) Ready(ctx context.Context) error {
 	return fmt.Errorf("%w: %v", store.ErrUnavailable, err) //nolint:errorlint // no context error may show
 }
 
-// warm makes connections of c, all at once so that they are as many, and loads the
-// scripts on the first of them. One is made before, by the client itself: see
+// warm makes connections of c and loads the scripts on the first of them. It makes them
+// all at once, so that none is reused. The client itself makes one before: see
 // [airline.conn].
 func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) {
@@ -98,7 +98,7 @@ func (s *Store) load(ctx context.Context, conn *redis.Conn) error {
 	})
 	cmds, err := pipe.Exec(ctx)
 	if n := len(cmds); n > 0 {
-		err = cmds[n-1].Err() // a connection that breaks fails all that follows
+		err = cmds[n-1].Err() // if a connection breaks, all the following commands fail too
 	}
 	return err
 }

@@ -1,162 +1,65 @@
-// Package redisstore keeps the state of rate limiters in Redis, so that any
-// number of processes share it. It works with every kind of go-redis client:
-// single, Sentinel, Cluster, Ring and auto-pipelined.
+// Package redisstore keeps the state of rate limiters in Redis, so that any number of
+// processes share it. It works with every go-redis client: single, Sentinel, Cluster,
+// Ring and auto-pipelined. The least versions are Redis 6.2 and Valkey 7.2. The guide for
+// operators is docs/redis.md in the repository.
 //
-// A decision is one EVALSHA on one key in one round trip, and so is one of several limits
-// (All of package ratelimit) on as many keys, if they are on one server. The script is sent in
-// full only when the server does not have it (NOSCRIPT), which is once per
-// server and again after a SCRIPT FLUSH, a restart or a failover. Every key
-// carries its own TTL, so idle keys go by themselves. The least versions are
-// Redis 6.2 and Valkey 7.2.
-//
-// # Time
-//
-// The time of a decision is the server's TIME, read inside the script, so the
-// callers' clocks do not matter. [WithClock] puts the caller's clock in its
-// place, for servers that refuse TIME in scripts and for tests. Stored time never
-// goes back there: a caller whose clock is ahead by s delays the others by at
-// most s. Keys still expire by the server's clock, so a caller whose clock stands
-// still or runs slow loses state early.
+// A decision is one EVALSHA in one round trip. So is a decision of several limits (All of
+// package ratelimit) if their keys are on one server. Decisions use the server's clock.
+// Every key has a TTL, so idle keys expire. Writes that a server loses in a crash,
+// failover or eviction are events that may be admitted again.
 //
 // # Timeouts
 //
-// A call returns within the store's timeout ([WithTimeout], 50 ms), or by the
-// deadline of its context if that is nearer, even if the server hangs and whatever
-// timeouts the client has. The context's own end is answered with ctx.Err(). A context
-// that is cancelled without a deadline may end a call as late as the timeout does: a
-// *redis.Client does not look up from a socket.
+// A call returns within the store's timeout ([WithTimeout], 50 ms by default) or by its
+// context's deadline, whichever is nearer, even if the server hangs. A cancelled context
+// may end a call only at the timeout: a *redis.Client does not interrupt a read.
 //
-// The last quarter of the store's timeout is the server's: a call that still has no
-// connection by then fails, and leaves the connections to those that have the time
-// to use them.
-//
-// A server that is farther away than nine tenths of the timeout cannot serve: with the
-// default that is 45 ms. [Store.Check] measures the round trip and says so. A new
-// connection takes some round trips more; [Store.Ready] makes connections before the
-// first call.
+// The round trip must take less than nine tenths of the timeout. [Store.Check] measures
+// it, and [Store.Ready] makes connections before the first call.
 //
 // # Errors
 //
-// Every failure but the context's own end wraps [store.ErrStore], and is never a
-// context error. Its class says what is known:
+// If the context ends, the error is ctx.Err(). Every other error wraps [store.ErrStore].
+// Its class says what is known:
 //
-//   - [store.ErrUnavailable]: nothing ran. No connection could be made, or the server
-//     refused until the time was up (LOADING, READONLY, CLUSTERDOWN, MASTERDOWN,
-//     TRYAGAIN, NOREPLICAS, BUSY, too many clients), or it refuses writes (MISCONF).
-//   - [store.ErrTimeout]: the command was written and no reply came, in time or at all
-//     (a connection that broke). Whether it ran is unknown; the charge may stand.
-//   - [store.ErrOverloaded]: nothing ran. All connections of the pool were busy, or the
-//     client's queue was full, and a server has answered in the last second (or in twice
-//     the timeout, if that is longer). Where none has, it is ErrUnavailable.
+//   - [store.ErrUnavailable]: nothing ran. There was no connection, or the server refused
+//     (for example LOADING, READONLY, CLUSTERDOWN or MISCONF).
+//   - [store.ErrTimeout]: no reply came. The call may have run, and its events may be
+//     charged. Behind an AutoPipeliner nearly all failures are of this class.
+//   - [store.ErrOverloaded]: nothing ran. The connections or the client's queue were
+//     busy, although a server has answered lately.
 //   - [store.ErrOutOfMemory]: nothing ran. The server is at its maxmemory and evicts
 //     nothing.
-//   - [store.ErrCorrupt]: nothing ran. The key holds something that no limiter wrote.
-//   - none of them: nothing ran, and nothing will until somebody mends it (a wrong
-//     password, a missing permission, a server without scripts).
+//   - [store.ErrCorrupt]: nothing ran. The key holds a value that no limiter wrote.
+//   - none of them: nothing ran, and the setup needs repair, for example a wrong
+//     password.
 //
-// While a client dials, its first calls do not yet know why there is no connection:
-// whether it is ErrUnavailable or ErrOverloaded is then told by the size of the pool. So
-// for a second after a server has begun to hang both are seen. An AutoPipeliner does not say
-// what it has sent, so nearly all that goes wrong behind one is ErrTimeout.
-//
-// A call runs at most once on the server: a command whose reply was lost is not
-// sent again, although the client would do so with its own commands. What proves that
-// nothing ran (NOSCRIPT, the refusals above, a connection that could not be made) is
-// followed by another attempt, after 1 to 32 ms, for as long as there is time.
-//
-// A call that was given up while it waited in a client charges nothing when it is
-// sent at last: it has become a Peek.
+// A call runs at most once on the server: a command whose reply is lost is not sent
+// again. If it is certain that nothing ran, the store tries again after 1 to 32 ms, while
+// there is time.
 //
 // # Clients
 //
-// A *redis.Client whose ContextTimeoutEnabled is false does not keep to deadlines, so
-// the store uses a clone of it (WithTimeout) that does and shares its connections.
-// go-redis gives such a clone none of the hooks: for tracing, set
-// ContextTimeoutEnabled, and the store uses the client itself.
+// The store uses at most 16 connections of a *redis.Client at once. Further calls wait
+// for one, and then go together, up to 64 in one round trip. [WithBatching] decides them
+// in one script.
 //
-// Hooks of a client with ContextTimeoutEnabled see a call that goes alone as a command
-// (ProcessHook), with the values of its caller's context. Calls that go together
-// ("Many callers") they see as a pipeline (ProcessPipelineHook), whose context has no
-// caller's values. A TIME is sent where a connection is made ahead.
-//
-// A ClusterClient or Ring without ContextTimeoutEnabled, a ClusterClient that reads
-// from replicas, the blocking face of an AutoPipeliner, and any client that this
-// package does not know, cost a goroutine for each call under way. One that is
-// abandoned ends when the client gives up.
-//
-// An AutoPipeliner (experimental in go-redis) should be the limiter's own: go-redis
-// retries no command of a batch in which one must not be retried. Set its
-// MaxQueuedCommands. One connection that dies unnoticed holds up its batches for the
-// client's ReadTimeout, 5 s unless it is set. The store notices that after twice its own
-// timeout; all calls until then are [store.ErrTimeout]. Until the batch has ended,
-// each call then goes in a pipeline of its own, on another connection and at the cost of a
-// goroutine.
-//
-// Over TLS 1.3 set Protocol to 2 in the client's options. By RESP3, its default, go-redis
-// (9.23) takes what a server sends after a handshake for the beginning of a push
-// notification, so that the first call on a connection that was made ahead of it
-// (MinIdleConns, or while the server hung) may wait until its deadline, and fail as
-// [store.ErrUnavailable].
-//
-// # Many callers
-//
-// With a *redis.Client, a call goes alone while a connection is free. At most 16
-// connections are used at once, or PoolSize if that is less. Calls beyond them wait for
-// the next connection that comes free, and go together: up to 64 commands in one round
-// trip, each with its own reply. So few connections serve many callers, and few have to
-// be made again when all break. Where a round trip takes more than an eighth of the
-// timeout, calls gather for up to a sixteenth of it, so that none waits for a whole one.
-//
-// A connection is made in time of its own, a second or ten times the timeout: it outlives
-// the call that wanted it. Where callers wait, a late reply does not close the connection either.
-// Callers return in time all the same.
-//
-// A call that cannot be answered in time, for all who wait before it, is refused at once:
-// that is [store.ErrOverloaded]. If a connection breaks, each of the up to 64 calls on it
-// is [store.ErrTimeout].
-//
-// With a ClusterClient or Ring each call goes alone.
-//
-// [WithBatching] also decides several calls in one script, for a fraction of the
-// server's time.
-//
-// # Cluster
-//
-// The key of a state ends in a hash tag made of the user's key alone, so that
-// several limits of one user share a slot. User keys with braces, or longer than
-// 128 bytes, appear as a SHA-256: no user key sets the tag of another.
-//
-// When a node cannot be reached, or answers that its state has changed, the store
-// makes a ClusterClient ask for the slots: in a goroutine, at most five times a second,
-// and once a second if calls only time out. It goes on, also if nobody calls (as behind an
-// open circuit breaker), until the key has another master, or its master answers, or 30 s
-// have passed since the last failure. Left alone, the client is blind to a
-// failover for up to a minute. An AutoPipeliner of a ClusterClient cannot be told.
-//
-// # Sentinel
-//
-// A dial of a host that is cut off lasts for the client's DialTimeout, 5 s by default.
-// go-redis dials apart from the calls, and a dial holds a place in the pool, also when
-// another master has been named. So the store lets dials that hang take half of the places
-// at once, and gives out the others one by one: the new master is reached after
-// DialTimeout / (PoolSize / 2), 0.5 s for 20 places. Whoever else uses the client takes all.
-// Set a DialTimeout of 500 ms, as [Store.Check] advises.
+// Set ContextTimeoutEnabled in the client's options. Without it, a *redis.Client is used
+// without its hooks (tracing), and a ClusterClient or Ring costs a goroutine for each
+// call. Over TLS 1.3 set Protocol to 2, or a call on a new connection may hang until its
+// deadline. With Sentinel set a DialTimeout of 500 ms. An AutoPipeliner should be used by
+// the limiter alone; set its MaxQueuedCommands. [Store.Check] finds most of these
+// settings.
 //
 // # Permissions
 //
-// The least that a user of the server needs, here with the default prefix, is
+// With the default prefix, a user needs at least
 //
 //	~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim
 //
 // [WithClock] does without time. A ClusterClient also needs +cluster|slots, and a Ring
-// +ping. [Store.Check] names what is missing; it looks at more with +info, and with
-// +config|get where INFO does not tell.
-//
-// # What is lost
-//
-// The state is as durable as the server's writes. Those that a server loses in a
-// crash, a failover or an eviction under maxmemory are events that may be admitted
-// again.
+// +ping. [Store.Check] reports what is missing. It also uses +info and +config|get if
+// allowed.
 package redisstore
 
 import (
@@ -178,23 +81,27 @@ const (
 	defaultPrefix  = "rl"
 	defaultTimeout = 50 * time.Millisecond
 
-	// layout is the version of what the scripts store. It is part of every key,
-	// so that two versions of this library never read each other's state.
+	// layout is the version of what the scripts store. It is part of every key, so two
+	// versions of this library never read each other's state.
 	layout = "2"
 
 	maxPlainKey = 128 // bytes; longer user keys are hashed
 
-	// maxTime is how far from 1970 the clock may be, in µs: 231 years. Lua's integers
-	// are exact to 285, and states lie some years ahead.
+	// maxTime is how far from 1970 the clock may be, in µs: 231 years. Lua's integers are
+	// exact to 285, and states lie some years ahead.
 	maxTime = 231 * 365 * 24 * 3600 * 1e6
 )
 
-// resetScript is UNLINK as a script, because a ClusterClient splits the plain
-// command by key into commands of its own making, which it retries.
+// resetScript is UNLINK as a script. A ClusterClient would split the plain command by key
+// into new commands, and retry those.
 const resetScript = `if ARGV[1] == 'reset' then redis.call('UNLINK', KEYS[1]) end return {0, 0, 0, 0}`
 
-// Store keeps state in Redis, and is made by [New]. It is safe for concurrent use and
-// has nothing to close: the client stays the caller's.
+// Store keeps state in Redis. It is made by [New] and safe for concurrent use. There is
+// nothing to close: the client stays the caller's.
+//
+// The Redis key of a state ends in a hash tag made of the user's key alone, so several
+// limits of one user share a slot. User keys with braces, or longer than 128 bytes,
+// appear as a SHA-256, so no user key can set the tag of another.
 type Store struct {
 	link    *link
 	prefix  string // up to the name of the rule
@@ -212,10 +119,10 @@ type Store struct {
 // Option is an optional setting of [New].
 type Option func(*Store) error
 
-// WithPrefix sets what every key starts with, "rl" by default. Two stores on one
-// server share the state of equal limiters if and only if their prefixes are
-// equal, provided that no prefix continues another with a colon ("a" and "a:1:b"
-// could meet). Braces are [store.ErrInvalidOption]: the hash tag is the user's key.
+// WithPrefix sets the beginning of every key, "rl" by default. Two stores on one server
+// share the state of equal limiters if and only if their prefixes are equal. No prefix
+// should continue another with a colon: keys of "a" and "a:1:b" could meet. A prefix with
+// a brace is [store.ErrInvalidOption], because the hash tag must be the user's key.
 func WithPrefix(prefix string) Option {
 	return func(s *Store) error {
 		if strings.ContainsAny(prefix, "{}") {
@@ -226,9 +133,10 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
-// WithTimeout sets how long a call may take, 50 ms by default, the wait for a
-// connection included. A nearer deadline of the call's context comes first. It
-// must be positive.
+// WithTimeout sets how long a call may take, including the wait for a connection. It must
+// be positive; the default is 50 ms. A nearer deadline of the call's context comes first.
+// The last quarter of the timeout is kept for the server: a call that has no connection
+// by then fails.
 func WithTimeout(d time.Duration) Option {
 	return func(s *Store) error {
 		if d <= 0 {
@@ -239,9 +147,13 @@ func WithTimeout(d time.Duration) Option {
 	}
 }
 
-// WithClock makes the caller's clock the time of decisions, in place of the
-// server's. All stores with the same prefix must agree on one or the other. A
-// reading outside the years 1740 to 2199 is [store.ErrStore].
+// WithClock makes decisions use now instead of the server's clock, for tests and for
+// servers that refuse TIME in scripts. All stores with the same prefix must use a clock
+// of the same kind. A reading outside the years 1740 to 2199 is [store.ErrStore].
+//
+// Stored time never goes back: a caller whose clock is ahead by s delays the others by at
+// most s. Keys still expire by the server's clock, so state is lost early if the caller's
+// clock is slow or stands still.
 func WithClock(now func() time.Time) Option {
 	return func(s *Store) error {
 		if now == nil {
@@ -252,9 +164,8 @@ func WithClock(now func() time.Time) Option {
 	}
 }
 
-// New returns a store that uses client. It does no I/O: a server that cannot be
-// reached shows in the first call, or in [Store.Check]. A nil client is
-// [store.ErrInvalidOption].
+// New returns a store that uses client. It does no I/O: an unreachable server shows in
+// the first call, or in [Store.Check]. A nil client is [store.ErrInvalidOption].
 func New(client Client, opts ...Option) (*Store, error) {
 	if isnil.Is(client) {
 		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)
@@ -276,7 +187,7 @@ func New(client Client, opts ...Option) (*Store, error) {
 	return s, nil
 }
 
-// errNotMade is the answer of a Store that has no client.
+// errNotMade is the error of a Store without a client.
 var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrStore)
 
 // Take implements [store.Store].
@@ -344,9 +255,8 @@ func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) erro
 	return s.run(s.budget(ctx), s.reset, one("reset"), []any{evalsha, s.reset.sha, 1, s.key(ns, key), nil}, reply[:])
 }
 
-// key is the Redis key of key's state. Different user keys have different ones:
-// neither names nor plain keys have braces, and '=' and '#' keep plain and hashed
-// keys apart.
+// key returns the Redis key of key's state. Different user keys have different ones.
+// Names and plain keys have no braces, and '=' and '#' keep plain and hashed keys apart.
 func (s *Store) key(ns *store.Namespace, key string) string {
 	if len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
 		sum := sha256.Sum256([]byte(key))
@@ -355,7 +265,7 @@ func (s *Store) key(ns *store.Namespace, key string) string {
 	return s.prefix + ns.Rule.Name + ":" + ns.Name + ":{=" + key + "}"
 }
 
-// now is the caller's clock in Unix µs.
+// now reads the caller's clock, in Unix µs.
 func (s *Store) now() (int64, error) {
 	t := s.clock()
 	if us := t.UnixMicro(); us > -maxTime && us < maxTime {

@@ -19,12 +19,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "8") // what runs in parallel waits for servers, not for processors
+	_ = flag.Set("test.parallel", "8") // parallel tests wait for servers, not for processors
 	os.Exit(redistest.Main(m))
 }
 
-// counter admits while no more than Burst events were charged within Period of the
-// last. It answers what it was given, and is no rate limiter to copy.
+// counter admits while no more than Burst events were charged within Period of the last.
+// It answers what it was given. Do not copy it as a rate limiter.
 var counter = &store.Rule{Name: "counter", Script: `
 local used = tonumber(redis.call('GET', KEYS[1]) or '0')
 local n = tonumber(ARGV[5])
@@ -59,7 +59,7 @@ func newStore(t testing.TB, client redisstore.Client, opts ...redisstore.Option)
 	return s
 }
 
-// used is how many events key has been charged in space.
+// used is how many events key has been charged in the namespace.
 func used(t testing.TB, s store.Store, key string) int64 {
 	t.Helper()
 	r, err := s.Peek(t.Context(), space, key, limit, 1)
@@ -92,7 +92,7 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 	require.EqualValues(t, 0, used(t, server, "k"))
 	require.NoError(t, server.Reset(ctx, space, "never seen"))
 
-	// Every argument at its place.
+	// Every argument in its place.
 	echo := func(arg int) store.Reply {
 		ns := rule("return {1, tonumber(ARGV[" + string(rune('0'+arg)) + "]), #ARGV, #KEYS}")
 		r, err := caller.Take(ctx, ns, "k", store.Limit{Rate: 31, Period: 41, Burst: 51}, 61)
@@ -176,7 +176,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		_, err := redisstore.New(nothing)
 		require.ErrorIs(t, err, store.ErrInvalidOption, "%T", nothing)
 	}
-	_, err := redisstore.New(client) // nobody listens there: New does no I/O
+	_, err := redisstore.New(client) // no server listens there: New does no I/O
 	require.NoError(t, err)
 }
 

@@ -22,7 +22,7 @@ const (
 	keyArg = 3 // where the first key stands in an EVALSHA
 )
 
-// operation is what a script is to do, and where that stands in its EVALSHA.
+// operation is what a script is to do, and its place in the EVALSHA.
 type operation struct {
 	name string
 	at   int
@@ -31,7 +31,7 @@ type operation struct {
 // one is an operation on one key.
 func one(name string) operation { return operation{name, keyArg + 1} }
 
-// script is a script and its name on the server, both boxed once for all calls.
+// script is a script and its name on the server, each boxed once for all calls.
 type script struct{ text, sha any }
 
 func newScript(text string) *script {
@@ -47,16 +47,16 @@ func (s *Store) script(rule *store.Rule) *script {
 	return sc.(*script)
 }
 
-// The pause before a call that was refused is sent again; it doubles each time.
-// The first is some round trips long, the last leaves a server that loads in peace.
+// The pause before a refused call is sent again doubles each time. The first is some
+// round trips long, and the last does not disturb a server that loads.
 const (
 	firstPause = time.Millisecond
 	lastPause  = 32 * time.Millisecond
 )
 
-// run runs operation op of a script, with args, a whole EVALSHA command but for op
-// at its place, within b, and puts the decisions that it answers into replies. As long
-// as there is proof that nothing ran, and time, it tries again.
+// run runs operation op of a script within b, and puts its decisions into replies. args
+// is a whole EVALSHA command, in which run sets op. While there is proof that nothing
+// ran, and time, it tries again.
 func (s *Store) run(b budget, sc *script, op operation, args []any, replies []store.Reply) error {
 	if err := b.Err(); err != nil {
 		return err
@@ -68,7 +68,7 @@ func (s *Store) run(b budget, sc *script, op operation, args []any, replies []st
 			return parse(val, replies)
 		}
 		if before != nil && timeUp(f.err) && errors.Is(f.class, store.ErrUnavailable) {
-			f = before // says why, not only that the time for another attempt was too short
+			f = before // it gives the reason, not only that time was short
 			f.again = false
 		}
 		if !f.again || !rest(b, pause) {
@@ -91,7 +91,7 @@ func (s *Store) try(b budget, sc *script, op operation, args []any) (any, *fault
 	return val, f
 }
 
-// send sends one command. If it fails the client may keep args.
+// send sends one command. If it fails, the client may keep args.
 func (s *Store) send(b budget, op operation, args []any) (any, *fault) {
 	sent := &sending{op: op.name}
 	args[op.at] = sent
@@ -116,7 +116,7 @@ func (s *Store) send(b budget, op operation, args []any) (any, *fault) {
 
 // rest waits for about d, and reports whether there is still time in b.
 func rest(b budget, d time.Duration) bool {
-	d = d/2 + rand.N(d/2+1) // callers that were refused together do not come back together
+	d = d/2 + rand.N(d/2+1) // so that callers refused together do not return together
 	if time.Until(b.end) <= d {
 		return false
 	}
@@ -144,7 +144,7 @@ func parse(val any, replies []store.Reply) error {
 	return nil
 }
 
-// decisions is a script's reply of n decisions.
+// decisions returns the elements of a script's reply, which has n decisions.
 func decisions(val any, n int) ([]any, error) {
 	list, ok := val.([]any)
 	if !ok || len(list) != 4*n {
@@ -153,7 +153,7 @@ func decisions(val any, n int) ([]any, error) {
 	return list, nil
 }
 
-// decision is decision i of a script's reply.
+// decision returns decision i of a script's reply.
 func decision(list []any, i int) (store.Reply, error) {
 	var v [4]int64
 	for j := range v {
@@ -176,7 +176,7 @@ func failure(ctx context.Context, f fault) error {
 	return f.error()
 }
 
-// over is ctx's error, also if a socket's timer was faster than ctx's own.
+// over is ctx's error, even if a socket's timer ran out before ctx's own.
 func over(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// How long after the cluster's slots were asked for they are asked for again: for what
-	// is seen when a node fails, and for what is also seen when one is slow.
+	// The pauses before the slots are asked for again: after a fault that means a failed
+	// node, and after one that a slow node causes too.
 	slotsPause     = 200 * time.Millisecond
 	slotsPauseSlow = time.Second
 
-	// slotsPatience is for how long after the last failure: by default, a cluster replaces
-	// a master after some 20 s.
+	// slotsPatience is how long to ask after the last failure. By default a cluster
+	// replaces a master after about 20 s.
 	slotsPatience = 30 * time.Second
 
 	slotsTimeout = time.Second // for one answer, if the client keeps to deadlines
@@ -27,26 +27,27 @@ const (
 )
 
 // slots makes a ClusterClient ask where its slots are while a node fails. go-redis itself
-// asks after MOVED, ASK and READONLY, and otherwise once a minute: after the death of a
-// master it is blind until then. Since nobody calls behind an open circuit breaker, one
-// failure is enough to ask until there is another master, or the old one answers.
+// asks after MOVED, ASK and READONLY, and otherwise once a minute. After the death of a
+// master it is blind until then. There may be no further calls, behind an open circuit
+// breaker for example. So after one failure slots asks until there is another master, or
+// the old one answers.
 type slots struct {
 	client  *redis.ClusterClient
 	failing atomic.Bool // whether there is a failure to remember
 
 	mu    sync.Mutex // protects what follows; never held during I/O
 	key   string     // of the latest call that failed
-	addr  string     // of the node that it went to
-	until time.Time  // to ask again and again
+	addr  string     // of the node that got it
+	until time.Time  // when to stop asking
 	pause time.Duration
-	asked time.Time // last
+	asked time.Time // when the slots were last asked for
 	due   time.Time // when the timer ends; zero if it is not set
 	timer *time.Timer
 
-	asking int // how many ask now
+	asking int // requests for the slots under way
 }
 
-// suspect is how soon f makes it worth asking where the slots are, 0 if it does not.
+// suspect is how soon f justifies asking for the slots, or 0 if it does not.
 func suspect(f fault) time.Duration {
 	switch {
 	case errors.Is(f.class, store.ErrOverloaded), errors.Is(f.class, store.ErrTimeout) && timedOut(f.err):
@@ -72,7 +73,8 @@ func (s *slots) failed(f fault, key string) {
 	s.schedule(now)
 }
 
-// schedule sets the timer, if that makes it end sooner. Call it with the lock.
+// schedule sets the timer for the next asking, unless it already ends sooner. Call it
+// with the lock held.
 func (s *slots) schedule(now time.Time) {
 	due := s.asked.Add(s.pause)
 	if due.Before(now) {
@@ -101,7 +103,7 @@ func (s *slots) answered(key string) {
 	}
 }
 
-// rest ends the asking. Call it with the lock.
+// rest ends the asking. Call it with the lock held.
 func (s *slots) rest() {
 	s.failing.Store(false)
 	s.until, s.due = time.Time{}, time.Time{}
@@ -110,9 +112,9 @@ func (s *slots) rest() {
 	}
 }
 
-// ask asks for the slots, and for as long as that may bring news sets the timer again. It
-// does not wait for those that ask already: one may be at a node that hangs, for as long
-// as the client's ReadTimeout. (So does ReloadState, and all that ask behind it.)
+// ask asks for the slots, and sets the timer again while that may bring news. It does not
+// wait for requests under way: one may hang at a node for as long as the client's
+// ReadTimeout. ReloadState does wait, and so do all requests behind it.
 func (s *slots) ask() {
 	now := time.Now()
 	s.mu.Lock()
@@ -150,7 +152,7 @@ func (s *slots) ask() {
 	}
 }
 
-// master is the address of the node that the client takes for the master of key.
+// master is the address of the node that the client regards as the master of key.
 func (s *slots) master(key string) string {
 	c, err := s.client.MasterForKey(ended(), key)
 	if err != nil {

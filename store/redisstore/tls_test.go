@@ -18,8 +18,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// overTLS runs a test over TLS, by a client that does not keep to deadlines by itself and
-// one that does, with batches and without.
+// overTLS runs a test over TLS, with batches and without. It uses a client that does not
+// keep to deadlines by itself and one that does.
 func overTLS(t *testing.T, server *redistest.TLSServer, test func(t *testing.T, client *redis.Client, opts ...redisstore.Option)) {
 	t.Helper()
 	for name, contextTimeouts := range map[string]bool{"a clone": false, "ContextTimeoutEnabled": true} {
@@ -83,7 +83,7 @@ func TestOverTLSCallsOfAFrozenServerReturnInTime(t *testing.T) {
 	})
 }
 
-// By RESP3 some fail, or all, in some of the runs.
+// With RESP3 some fail, or all, in some of the runs.
 func TestOverTLSConnectionsMadeAheadCanBeUsed(t *testing.T) {
 	const ahead = 20
 	server := redistest.StartTLS(t)

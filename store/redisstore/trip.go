@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// tripsMeasured is how many round trips are made to learn what one takes: the least of
-// them, since a first one may make the connection.
+// tripsMeasured is how many round trips are made to measure one. The fastest counts,
+// since the first may make the connection.
 const tripsMeasured = 4
 
-// checkTrip says what the store's timeout means at n's distance.
+// checkTrip compares the round trip to n with the store's timeout.
 func (s *Store) checkTrip(ctx context.Context, n node) []string {
 	var trip time.Duration
 	for i := range tripsMeasured {
 		begun := time.Now()
 		if _, err := n.ask(ctx, "time"); err != nil {
-			return nil // said by checkClock
+			return nil // checkClock reports it
 		}
 		if took := time.Since(begun); i == 0 || took < trip {
 			trip = took
@@ -25,7 +25,7 @@ func (s *Store) checkTrip(ctx context.Context, n node) []string {
 	return tripFindings(trip, s.timeout)
 }
 
-// tripFindings are those of a round trip and a timeout.
+// tripFindings returns the findings about a round trip and a timeout.
 func tripFindings(trip, timeout time.Duration) []string {
 	about := trip.Round(trip / 10)
 	switch {

@@ -9,37 +9,37 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// algorithms are those that the suite is run with. To add one, write what is known of it,
-// with its model, in a file of its own, and its name here.
+// algorithms are those that the suite runs. To add one, describe it with its model in a
+// file of its own, and add its name here.
 var algorithms = []algorithm{fixedWindow, slidingWindow, slidingLog, tokenBucket, leakyBucket}
 
-// algorithm is all that the suite knows of one. Whether a limit is taken it asks
-// ratelimit.New.
+// algorithm is all that the suite knows of one. ratelimit.New decides whether a limit is
+// accepted.
 type algorithm struct {
 	name     string       // as in ratelimit.New
-	newModel func() model // what it promises about a key
+	newModel func() model // its promise about a key
 
 	limits  []ratelimit.Limit // to try it with; see tried
-	refused []ratelimit.Limit // by its constructor, beside those that no algorithm takes
+	refused []ratelimit.Limit // by its constructor, besides those that no algorithm accepts
 
-	// bound is the most events that are admitted in any half-open interval of x µs, as its doc
-	// promises. 0 means that nothing is promised of so long an interval.
+	// bound is the most events that are admitted in any half-open interval of x µs, as
+	// its doc promises. 0 means no promise for so long an interval.
 	bound func(l limit, x int64) int64
-	// due, if not nil, is what is admitted in us µs of a key never seen, to a caller who takes
-	// all there is and does so before it would be full again.
+	// due, if not nil, is how many events of a new key are admitted in us µs, to a caller
+	// who always takes all there is before the key is full again.
 	due func(l limit, us int64) int64
 
 	stories []story
 }
 
-// takes says whether its constructor takes l.
+// takes reports whether the constructor accepts l.
 func (a algorithm) takes(l ratelimit.Limit) bool {
 	_, err := ratelimit.New(a.name, newReference(time.Now), l)
 	return err == nil
 }
 
-// tried are the limits that algorithms are tried with: primes, the largest, the smallest, and
-// rates that no unit of time divides.
+// tried are the limits for all algorithms: primes, the largest, the smallest, and rates
+// that no unit of time divides.
 var tried = []ratelimit.Limit{
 	{Rate: 3, Period: time.Second},
 	{Rate: 7, Period: time.Minute},
@@ -65,8 +65,8 @@ const (
 	day         = 24 * time.Hour
 )
 
-// withBursts are the limits with the smallest Bursts, the largest, and some between. Those
-// that an algorithm does not take are left out when it is tried.
+// withBursts returns the limits with the smallest Bursts, the largest, and some between.
+// Those that an algorithm does not accept are left out later.
 func withBursts(limits []ratelimit.Limit) (all []ratelimit.Limit) {
 	for _, l := range limits {
 		for _, l.Burst = range []int{0, 1, 2, 20, 1 << 20, math.MaxInt32} {
@@ -79,12 +79,12 @@ func withBursts(limits []ratelimit.Limit) (all []ratelimit.Limit) {
 // withBurst is refused by an algorithm that has no Burst.
 var withBurst = ratelimit.Limit{Rate: 1, Period: second, Burst: 1}
 
-// tenPerMinute is the limit of most of what is worked out by hand: a bucket of it holds 10
-// and drains one event in 6 s.
+// tenPerMinute is the limit of most hand-worked cases: its bucket holds 10 and drains one
+// event in 6 s.
 var tenPerMinute = ratelimit.PerMinute(10)
 
-// story is what happens to a key never seen, of which every figure was worked out by hand. It
-// begins at the epoch, which is the beginning of a minute, an hour and a day.
+// story is a hand-worked case: calls on a new key, with every figure worked out by hand.
+// It begins at the epoch, which is the beginning of a minute, an hour and a day.
 type story struct {
 	what  string
 	limit ratelimit.Limit
@@ -105,7 +105,7 @@ func storiesHold(t testing.TB, s *suite, a algorithm) {
 // tiers is a key whose limit can be changed.
 type tiers struct {
 	*key
-	limit ratelimit.Limit // WithLimitFunc's answer
+	limit ratelimit.Limit // what WithLimitFunc returns
 	err   error
 }
 
@@ -123,19 +123,19 @@ func (k *tiers) at(d time.Duration) *tiers {
 	return k
 }
 
-// to changes the limit; the zero one is the first.
+// to changes the limit; the zero one is the constructor's.
 func (k *tiers) to(l ratelimit.Limit) *tiers {
 	k.limit = l
 	return k
 }
 
-// ask is a call of AllowWithin and what it answers.
+// ask is a call of AllowWithin and its answer.
 type ask struct {
-	at    time.Duration // of the epoch
+	at    time.Duration // since the epoch
 	n     int
 	d     time.Duration
 	delay time.Duration // of an admission
-	retry time.Duration // of a denial; 0 if it is none
+	retry time.Duration // of a denial; 0 if admitted
 }
 
 // asks is a story of calls.
@@ -152,7 +152,7 @@ func asks(calls ...ask) func(k *tiers) {
 }
 
 // turnsDoNotMatter is a story of windows and logs: AllowWithin is AllowN. three is the
-// RetryAfter of 3 events where 8 are spent, and one that of 1 where all 10 are.
+// RetryAfter of 3 events if 8 are spent. one is the RetryAfter of 1 event if all 10 are.
 func turnsDoNotMatter(three, one time.Duration) func(k *tiers) {
 	return asks(
 		ask{n: 8},

@@ -14,8 +14,8 @@ func boundHolds(t testing.TB, s *suite, a algorithm) {
 	}
 }
 
-// boundOfLimitHolds takes all it can get, where it can hurt most: at the edges of
-// windows, at RetryAfter, at once and in bits.
+// boundOfLimitHolds takes all it can get when it hurts most: at the edges of windows, at
+// RetryAfter, at once and in bits.
 func boundOfLimitHolds(t testing.TB, s *suite, a algorithm, i int, l ratelimit.Limit) {
 	k := s.bench(t).key(a.name, l)
 	rng := rand.New(rand.NewPCG(uint64(i), 3))
@@ -60,7 +60,7 @@ func greed(k *key, rng *rand.Rand) []entry {
 	return nil
 }
 
-// attack is the next time to be greedy.
+// attack returns the next time to be greedy.
 func attack(k *key, l ratelimit.Limit, rng *rand.Rand) int64 {
 	now, period := k.us.Load(), l.Period.Microseconds()
 	edge := windowStart(now, period) + period
@@ -100,7 +100,7 @@ func longRunOfLimit(t testing.TB, s *suite, a algorithm, i int, l ratelimit.Limi
 			sum += int64(r.Remaining)
 		}
 		due += chargeAll(m, exact, now)
-		if a.due != nil && most > 0 { // told by one division, from the start
+		if a.due != nil && most > 0 { // one division from the start gives the sum
 			due = a.due(exact, now-start)
 		}
 		if sum != due {
@@ -112,7 +112,7 @@ func longRunOfLimit(t testing.TB, s *suite, a algorithm, i int, l ratelimit.Limi
 	}
 }
 
-// chargeAll charges as many events to m at now as fit, and returns how many.
+// chargeAll charges m at now with as many events as fit, and returns how many.
 func chargeAll(m model, l limit, now int64) int64 {
 	sum := int64(0)
 	for n := int64(1) << 31; n > 0; n /= 2 {
@@ -130,7 +130,7 @@ func refilled(l limit, us int64) int64 {
 	return sum.Div(sum, big.NewInt(l.period)).Int64()
 }
 
-// drainTime is the whole µs in which n events of a bucket of l drain.
+// drainTime is how long n events of a bucket of l take to drain, in whole µs.
 func drainTime(l limit, n int64) int64 {
 	time := product(n, l.period)
 	return time.Div(time, big.NewInt(l.rate)).Int64()

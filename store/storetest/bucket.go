@@ -26,8 +26,8 @@ func bucketBound(l limit, x int64) int64 { return l.burst + refilled(l, x+1) }
 // bucketDue is burst + rate·us/period.
 func bucketDue(l limit, us int64) int64 { return l.burst + refilled(l, us) }
 
-// threePer100s drains an event in 33,333,333 1/3 µs: after 33,333,333 of them the
-// smallest part that there is, a 100,000,000th of an event, is left.
+// threePer100s drains an event in 33,333,333 1/3 µs. After 33,333,333 of them the
+// smallest part that there is remains: a 100,000,000th of an event.
 var threePer100s = ratelimit.Limit{Rate: 3, Period: 100 * second}
 
 var theLastPart = story{"the smallest part of an event holds its place, and can be given back", threePer100s, func(k *tiers) {
@@ -54,8 +54,8 @@ var refundOfWhatDrainedFaster = story{"what has drained under a faster limit is 
 	k.has(0)
 }}
 
-// bucketModel: a level that rises with each event and falls by rate each period; what
-// the token bucket is short of, and what the leaky bucket's queue holds.
+// bucketModel is a level that rises with each event and falls by rate each period. It is
+// what the token bucket lacks, and what the leaky bucket's queue holds.
 type bucketModel struct {
 	queue bool // leaky
 
@@ -63,7 +63,7 @@ type bucketModel struct {
 	time         int64
 	rate, period int64 // of the limit of the last admission
 
-	owing bool // charged past the capacity, to which the level is not cut then
+	owing bool // charged past the capacity, so that the level is not cut to it
 }
 
 // end is when the level is 0 under the limit of the last admission.
@@ -79,9 +79,9 @@ func (m *bucketModel) seen(reading int64) int64 {
 	return max(reading, m.time)
 }
 
-// at is the level at t in 1/l.period events. A level of another period is rounded
-// up to whole events. It is at most the burst at first, or the most that a state holds if
-// it is owing, and falls from there.
+// at is the level at t in 1/l.period events. A level of another period is rounded up to
+// whole events. It starts at no more than the burst, or what a state holds if it is
+// owing, and falls from there.
 func (m *bucketModel) at(l limit, t int64) *big.Int {
 	if m.level == nil {
 		return new(big.Int)
@@ -110,7 +110,7 @@ func (m *bucketModel) capacity(l limit) int64 {
 // century is the longest that a level past the burst takes to drain, in µs.
 const century = 100 * 365 * 24 * 3600 * 1e6
 
-// mostDrained is what drains in 100 years, and at most what a state holds.
+// mostDrained is how many events drain in 100 years, at most what a state holds.
 func mostDrained(l limit) int64 {
 	whole := product(l.rate, century)
 	if whole.Div(whole, big.NewInt(l.period)); whole.Cmp(big.NewInt(most)) < 0 {
@@ -119,8 +119,8 @@ func mostDrained(l limit) int64 {
 	return most
 }
 
-// cut cuts a level in 1/period events to so many whole ones. Of a level that is owing
-// the part of an event stays.
+// cut cuts a level in 1/period events to that many whole events. A level that is owing
+// keeps its part of an event.
 func cut(level *big.Int, period, events int64, owing bool) {
 	whole, part := new(big.Int).DivMod(level, big.NewInt(period), new(big.Int))
 	if full := big.NewInt(events); whole.Cmp(full) >= 0 {
@@ -139,8 +139,8 @@ func (m *bucketModel) fits(l limit, t, n int64) bool {
 	return level.Cmp(product(l.burst, l.period)) <= 0
 }
 
-// inTime: of a queue, what is before n events must drain in time, and of tokens, what is
-// missing for them must come.
+// inTime: a queue must drain in time what is before n events. A token bucket must get in
+// time the tokens that are missing.
 func (m *bucketModel) inTime(l limit, t, n, d int64) bool {
 	level, turn := m.at(l, t), product(d, l.rate)
 	if m.queue {
@@ -167,9 +167,9 @@ func (m *bucketModel) charge(l limit, t, n int64) int64 {
 	return charged
 }
 
-// refund gives back what is left of the level that c left behind, and at most n;
-// of a queue, only its tail. The level stays counted as it was; in another period
-// whole events are given back.
+// refund gives back what is left of the level that c left behind, at most n. Of a queue
+// it gives back only the tail. The level stays counted as it was. In another period, it
+// gives back whole events.
 func (m *bucketModel) refund(l limit, t int64, c charge, n int64) {
 	if m.level == nil || t >= c.due || c.at > m.time {
 		return
@@ -197,8 +197,8 @@ func (m *bucketModel) refund(l limit, t int64, c charge, n int64) {
 	m.owing = m.owing && m.level.Cmp(big.NewInt(m.period)) >= 0
 }
 
-// leftOf is what is left at t of the level that c left behind. One above the capacity is
-// cut by no limit, but when others have been admitted since, room for an event was left.
+// leftOf is what is left at t of the level that c left behind. No limit cuts one above
+// the capacity. If others have been admitted since, there was room for an event.
 func (m *bucketModel) leftOf(l limit, t int64, c charge, behind bucketModel) *big.Int {
 	behind.owing = c.overdrawn()
 	if behind.owing && !m.owing {
@@ -211,12 +211,12 @@ func (m *bucketModel) leftOf(l limit, t int64, c charge, behind bucketModel) *bi
 	return behind.at(l, t)
 }
 
-// overdrawn says whether c left a level above the capacity behind.
+// overdrawn reports whether c left a level above the capacity.
 func (c charge) overdrawn() bool {
 	return product(c.due-c.at-1, c.limit.rate).Cmp(product(c.limit.burst, c.limit.period)) >= 0
 }
 
-// isTail says whether nothing is queued behind the level that a charge left.
+// isTail reports whether nothing is queued behind the level that a charge left.
 func (m *bucketModel) isTail(l limit, c charge, behind bucketModel) bool {
 	behind.owing = m.owing || c.overdrawn()
 	return m.at(l, m.time).Cmp(behind.at(l, m.time)) <= 0

@@ -69,7 +69,7 @@ func concurrentRefunds(t testing.TB, s *suite, a algorithm) {
 			}
 			kept.Add(3)
 			if queue || (g+i)%4 == 0 {
-				continue // a queue gives back only its tail, and nobody knows whose that is
+				continue // a queue gives back only its tail, and it is not known whose that is
 			}
 			if k.lim.Refund(context.Background(), k.name, r, 2) != nil {
 				failed.Add(1)

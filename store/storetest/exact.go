@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// fill spends all that a key has, in ways of different age and size. Each is
-// called on a key never seen.
+// fill spends all that a key has, in ways of different age and size. Each is called on a
+// new key.
 var fill = []struct {
 	name string
 	do   func(k *key, l ratelimit.Limit, capacity int)
@@ -32,8 +32,7 @@ var fill = []struct {
 	}},
 }
 
-// eachKey calls f for each limit, with a key never seen. What f finds wrong, it tells
-// k.t.
+// eachKey calls f for each limit, with a new key. f reports to k.t.
 func (s *suite) eachKey(t testing.TB, a algorithm, f func(k *key, l ratelimit.Limit, capacity int)) {
 	t.Helper()
 	for _, l := range s.someLimits(a) {
@@ -45,7 +44,7 @@ func (s *suite) eachKey(t testing.TB, a algorithm, f func(k *key, l ratelimit.Li
 	}
 }
 
-// another is a key of the same limiter that has never been seen.
+// another is a new key of the same limiter.
 func (k *key) another() *key {
 	other := *k
 	other.name += "'"
@@ -144,7 +143,7 @@ func tooManyCostNothing(t testing.TB, s *suite, a algorithm) {
 	})
 }
 
-// tap is a store that shows what it is asked, and counts.
+// tap is a store that records and counts its calls.
 type tap struct {
 	store.Store
 	calls int
@@ -203,8 +202,8 @@ func peekAnswersAsTake(t testing.TB, s *suite, a algorithm) {
 	}
 }
 
-// denialsChangeNothing plays traces with all calls and without those that were
-// denied or Peeks: the other calls have the same Results.
+// denialsChangeNothing plays traces with all calls, and without Peeks and denied calls.
+// The other calls have the same Results.
 func denialsChangeNothing(t testing.TB, s *suite, a algorithm) {
 	for seed := range uint64(1 + s.traces/3) {
 		s.part(t, func(t testing.TB, s *suite) { denialsOfTraceChangeNothing(t, s, a, seed) })
@@ -256,14 +255,14 @@ func lateReadingsMintNothing(t testing.TB, s *suite, a algorithm) {
 
 func resetForgets(t testing.TB, s *suite, a algorithm) {
 	s.eachKey(t, a, func(k *key, _ ratelimit.Limit, capacity int) {
-		k.reset() // of a key never seen
+		k.reset() // of a new key
 		unseen := k.another().peek()
 		charged := k.take(capacity)
 		k.reset()
 		if r := k.peek(); r != unseen {
 			k.t.Fatalf("after Reset %+v, never seen %+v", r, unseen)
 		}
-		k.refund(charged, capacity) // nothing is charged any more
+		k.refund(charged, capacity) // nothing is still charged
 		if r := k.peek(); r != unseen {
 			k.t.Fatalf("after Reset and Refund %+v, never seen %+v", r, unseen)
 		}

@@ -27,7 +27,7 @@ var fixedWindow = algorithm{
 	},
 }
 
-// windowModel: a count in the window of the last admission.
+// windowModel is a count in the window of the last admission.
 type windowModel struct {
 	last, period int64 // of the last admission
 	count        int64
@@ -40,8 +40,8 @@ func (m *windowModel) seen(reading int64) int64 {
 	return max(reading, m.last)
 }
 
-// held is the true count at t. Counted in another period, it is in force until the
-// window of the last admission ends in either.
+// held is the true count at t. A count of another period is in force until the window of
+// the last admission ends in either.
 func (m *windowModel) held(l limit, t int64) int64 {
 	if m.count == 0 || t >= windowEnd(m.last, m.period) || t >= windowEnd(m.last, l.period) {
 		return 0

@@ -9,13 +9,13 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// What is worked out by hand for all algorithms alike, under a limit of 10 a minute. What is an
-// algorithm's own stands in its stories.
+// The hand-worked cases that are the same for all algorithms, under a limit of 10 a
+// minute. An algorithm's own are its stories.
 
-// refunds: each part is of a key never seen.
+// refunds checks Refund; each part has a new key.
 func refunds(t testing.TB, s *suite, a algorithm) {
 	part := func() *key { return s.bench(t).key(a.name, tenPerMinute) }
-	k := part() // all of it, and it is as if it had not happened
+	k := part() // all of it: the key is fresh again
 	unseen := k.peek()
 	k.refund(k.take(3), 3)
 	if r := k.peek(); r != unseen {
@@ -51,7 +51,7 @@ func refunds(t testing.TB, s *suite, a algorithm) {
 		k.t.Fatalf("ResetAfter went from %v to %v by a refund", before, after)
 	}
 
-	k = part() // long after, nothing is charged any more
+	k = part() // long after, nothing is still charged
 	charged = k.at(0).take(10)
 	k.at(time.Hour).take(10)
 	k.refund(charged, 10)
@@ -60,7 +60,7 @@ func refunds(t testing.TB, s *suite, a algorithm) {
 	k.has(10)
 }
 
-// limitChanges: each part is of a key never seen.
+// limitChanges checks changes of the limit; each part has a new key.
 func limitChanges(t testing.TB, s *suite, a algorithm) {
 	part := func() *tiers { return newTiers(t, s, a, tenPerMinute) }
 	limitFuncAnswers(part())
@@ -69,14 +69,14 @@ func limitChanges(t testing.TB, s *suite, a algorithm) {
 	periodChanges(part())
 
 	for _, l := range []ratelimit.Limit{ratelimit.PerDay(10), {Rate: 10, Period: 3650 * day}} {
-		k := newTiers(t, s, a, l) // a full refill after it has changed, all is there
+		k := newTiers(t, s, a, l) // a full refill after the change, all is there
 		k.at(0).take(10)
 		k.at(second).to(tenPerMinute).has(0)
 		k.at(2*minute + second).has(10)
 	}
 }
 
-// limitFuncAnswers: what the function returns is the limit, or the error.
+// limitFuncAnswers checks that the limit, or the error, is what the function returns.
 func limitFuncAnswers(k *tiers) {
 	k.take(6)
 	k.to(ratelimit.PerMinute(20)).has(14)
@@ -99,7 +99,7 @@ func limitFuncAnswers(k *tiers) {
 	k.has(4)
 }
 
-// limitFlaps: without an admission, the limit may change as often as it likes.
+// limitFlaps checks that without an admission the limit may change any number of times.
 func limitFlaps(k *tiers) {
 	k.take(6)
 	for range 20 {
@@ -116,7 +116,7 @@ func limitFlaps(k *tiers) {
 	k.deny(1)
 }
 
-// limitFalls: spend above the capacity is read as the capacity.
+// limitFalls checks that spend above the capacity counts as the capacity.
 func limitFalls(t testing.TB, k *tiers) {
 	t.Helper()
 	k.to(ratelimit.PerMinute(1000)).take(1000)
@@ -129,8 +129,7 @@ func limitFalls(t testing.TB, k *tiers) {
 	k.deny(1)
 }
 
-// periodChanges: whole events that have just been spent are spent in every
-// period.
+// periodChanges checks that whole events, just spent, stay spent in every period.
 func periodChanges(k *tiers) {
 	k.at(0).take(6)
 	for _, l := range []ratelimit.Limit{ratelimit.PerHour(10), ratelimit.PerSecond(10), ratelimit.PerDay(10), tenPerMinute} {
@@ -145,7 +144,8 @@ func periodChanges(k *tiers) {
 	}
 }
 
-// refundsAfterChange: what has expired or drained does not come back under another limit.
+// refundsAfterChange checks that what has expired or drained does not return under
+// another limit.
 func refundsAfterChange(t testing.TB, s *suite, a algorithm) {
 	k := newTiers(t, s, a, tenPerMinute)
 	charged := k.at(0).take(5)

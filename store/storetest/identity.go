@@ -12,8 +12,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// limitersAreApart exhausts a key of each limiter in turn, which those before it have
-// left alone.
+// limitersAreApart exhausts a key of each limiter in turn. Those before have not touched
+// it.
 func limitersAreApart(t testing.TB, s *suite, _ algorithm) {
 	b := s.bench(t)
 	type one struct {
@@ -68,7 +68,7 @@ func namesShare(t testing.TB, s *suite, _ algorithm) {
 	}
 }
 
-// lookAlikes are keys of which each is another.
+// lookAlikes are keys that look alike, all of them different.
 func lookAlikes() []string {
 	long := strings.Repeat("k", 129)
 	huge := strings.Repeat("K", 65536)
@@ -89,7 +89,7 @@ func lookAlikes() []string {
 	}
 }
 
-// keysAreExact spends another number of events of each key, and then finds it.
+// keysAreExact spends a different number of events of each key, and then finds it.
 func keysAreExact(t testing.TB, s *suite, _ algorithm) {
 	keys := lookAlikes()
 	for i := range 100 {
@@ -102,7 +102,7 @@ func keysAreExact(t testing.TB, s *suite, _ algorithm) {
 			k.take(i + 1)
 		}
 		for i, name := range keys {
-			k.name = string([]byte(name)) // equal bytes elsewhere
+			k.name = string([]byte(name)) // equal bytes elsewhere in memory
 			if r := k.peek(); r.Remaining != 1000-(i+1) {
 				t.Fatalf("%s, key %.40q of %d bytes: Remaining is %d, want %d", a.name, name, len(name), r.Remaining, 1000-(i+1))
 			}

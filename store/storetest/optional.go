@@ -12,18 +12,19 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Several limits at once, and debts. Limits have long Periods, of which no real time uses
-// up anything.
+// Several limits at once, and debts. The limits have long Periods, so real time uses up
+// nothing.
 
-// pair is a limiter on the store under test and its like on the reference store.
+// pair is a limiter on the store under test, and its equal on the reference store.
 type pair struct{ tested, reference ratelimit.Limiter }
 
-// limitOf is a limit of some hours.
+// limitOf returns a limit of some hours.
 func limitOf(rng *rand.Rand) ratelimit.Limit {
 	return ratelimit.Limit{Rate: 1 + rng.IntN(20), Period: time.Duration(1+rng.IntN(7)) * 53 * time.Minute}
 }
 
-// pairs returns limiters on both stores, which are not watched: their Periods are long.
+// pairs returns limiters on both stores. They are not watched, because their Periods are
+// long.
 func pairs(t testing.TB, b *bench, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) pair {
 	t.Helper()
 	tested, err := ratelimit.New(algorithm, b.store, l, opts...)
@@ -37,13 +38,13 @@ func pairs(t testing.TB, b *bench, algorithm string, l ratelimit.Limit, opts ...
 	return pair{tested, reference}
 }
 
-// decidedTogether is a check: what a call of several limits charges, and
-// the Result of each, is what they would have said alone, or nothing.
+// decidedTogether is a check: a call of several limits charges each as a call of its own
+// would, or none. Each Result is that limit's own.
 func decidedTogether(t testing.TB, s *suite, _ algorithm) {
 	for seed := range uint64(20) {
 		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 1))
 		if !b.store.Together("key", "key") {
-			return // one after the other, as tests of All have it
+			return // one after the other, which the tests of All cover
 		}
 		var parts []pair
 		var tested []ratelimit.Limiter
@@ -64,7 +65,7 @@ func decidedTogether(t testing.TB, s *suite, _ algorithm) {
 	}
 }
 
-// decideTogether asks all, and its parts alone, for n events.
+// decideTogether asks all for n events, and each of its parts alone.
 func decideTogether(all *ratelimit.All, parts []pair, n int) error {
 	ctx, fits := context.Background(), true
 	for _, p := range parts {
@@ -101,8 +102,7 @@ func decideTogether(all *ratelimit.All, parts []pair, n int) error {
 	return nil
 }
 
-// debts is a check: what is charged past the limit counts as it does
-// on the reference store.
+// debts is a check: what is charged past the limit counts as on the reference store.
 func debts(t testing.TB, s *suite, a algorithm) {
 	for seed := range uint64(20) {
 		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 2))
@@ -112,7 +112,7 @@ func debts(t testing.TB, s *suite, a algorithm) {
 		var admissions []ratelimit.Result
 		for i := range traceLen {
 			n, kind := 1+rng.IntN(25), rng.IntN(8)
-			if rng.IntN(20) == 0 { // more than drains in 100 years, and than a state holds
+			if rng.IntN(20) == 0 { // more than drains in 100 years, and more than a state holds
 				n = math.MaxInt32 - rng.IntN(2)
 			}
 			var of ratelimit.Result
@@ -122,7 +122,7 @@ func debts(t testing.TB, s *suite, a algorithm) {
 			d := time.Duration(rng.Int64N(int64(2 * l.Period)))
 			got, err := debtCall(p.tested, kind, n, d, of)
 			want, wanted := debtCall(p.reference, kind, n, d, of)
-			if err != nil && !errors.Is(err, ratelimit.ErrInvalidN) { // of a charge where no more could be charged
+			if err != nil && !errors.Is(err, ratelimit.ErrInvalidN) { // of a charge when no more could be charged
 				t.Fatal(err)
 			}
 			if got != want || (err == nil) != (wanted == nil) {
@@ -139,7 +139,7 @@ func debts(t testing.TB, s *suite, a algorithm) {
 	}
 }
 
-// debtCall refunds n events of of, peeks, charges or asks, also within d.
+// debtCall refunds n events of of, or peeks at, charges or asks for n, perhaps within d.
 func debtCall(lim ratelimit.Limiter, kind, n int, d time.Duration, of ratelimit.Result) (r ratelimit.Result, err error) {
 	ctx := context.Background()
 	switch {

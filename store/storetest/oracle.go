@@ -8,30 +8,29 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// model is what an algorithm promises about one key. It answers two questions,
-// in exact arithmetic: would n events be admitted at an instant, and is the key
-// then as never seen? Everything that a Result says follows from these two, by
-// its definition; see [judge]. Times are Unix µs.
+// model is what an algorithm promises about one key. It answers two questions in exact
+// arithmetic. Would n events be admitted at an instant? Is the key fresh then? Everything
+// in a Result follows from these two by its definition; see [judge]. Times are Unix µs.
 type model interface {
-	// seen is the time that a reading of the clock counts as: no earlier than the
-	// time of the state.
+	// seen is the time that a reading of the clock counts as: no earlier than that of the
+	// state.
 	seen(reading int64) int64
-	// fits says whether n events would be admitted at t, n from 0.
+	// fits reports whether n events would be admitted at t, n from 0.
 	fits(l limit, t, n int64) bool
-	// inTime says whether n events would be admitted at t if their turn had to come within
-	// d µs.
+	// inTime reports whether n events would be admitted at t if their turn had to come
+	// within d µs.
 	inTime(l limit, t, n, d int64) bool
-	// fresh says whether the key is as never seen at t.
+	// fresh reports whether the key is like a new one at t.
 	fresh(l limit, t int64) bool
-	// charge charges n events at t, whether they fit or not, and returns n, or how many
-	// of them the state can hold.
+	// charge charges n events at t, whether they fit or not. It returns n, or fewer if
+	// the state cannot hold as many.
 	charge(l limit, t, n int64) (charged int64)
 	// refund gives back what is still charged at t of n events of c.
 	refund(l limit, t int64, c charge, n int64)
-	// ended says whether the state is as never seen from t on, under any limit: from
-	// ResetAfter on, as it was when the state was written.
+	// ended reports whether the key is fresh from t on under any limit: from ResetAfter
+	// on, as it was when the state was written.
 	ended(t int64) bool
-	// delays says whether an admitted event waits until the key would be fresh.
+	// delays reports whether an admitted event waits until the key would be fresh.
 	delays() bool
 }
 
@@ -46,8 +45,8 @@ func integers(l ratelimit.Limit) limit {
 	return i
 }
 
-// charge is an admission of the past: n events under limit, at the instant at. due
-// is at + ResetAfter.
+// charge is a past admission: n events under limit, at the instant at. due is at +
+// ResetAfter.
 type charge struct {
 	at, due, n int64
 	limit      limit
@@ -56,11 +55,11 @@ type charge struct {
 // most is the most events that a state holds.
 const most = 1<<31 - 1
 
-// holds is how many of n events are charged where held are charged already.
+// holds is how many of n events are charged if held are charged already.
 func holds(held, n int64) int64 { return min(n, max(0, most-held)) }
 
-// question is what was asked for: n events, and if within is set, that their turn comes
-// within d µs.
+// question is a request: n events, and if within is set, that their turn comes within d
+// µs.
 type question struct {
 	n      int64
 	within bool
@@ -68,7 +67,7 @@ type question struct {
 	peek   bool
 }
 
-// admitted says whether what was asked for would be admitted at t.
+// admitted reports whether the request would be admitted at t.
 func (q question) admitted(m model, l limit, t int64) bool {
 	if q.within {
 		return m.inTime(l, t, q.n, q.d)
@@ -76,8 +75,8 @@ func (q question) admitted(m model, l limit, t int64) bool {
 	return m.fits(l, t, q.n)
 }
 
-// judge says what is wrong with r, the answer to q at a reading of the clock, and charges
-// the events to m if r is an admission and not a Peek.
+// judge returns what is wrong with r, the answer to q at a reading of the clock. If r is
+// an admission and not a Peek, it charges the events to m.
 func judge(m model, l limit, reading int64, q question, r ratelimit.Result) error {
 	now := m.seen(reading)
 	allowed := q.admitted(m, l, now)
@@ -111,8 +110,8 @@ func judge(m model, l limit, reading int64, q question, r ratelimit.Result) erro
 	return earliest("ResetAfter", r.ResetAfter, 0, func(d int64) bool { return m.fresh(l, now+d) })
 }
 
-// judgeCharge says what is wrong with r, the answer to a Charge of n events, and charges
-// them to m. It returns how many were charged.
+// judgeCharge returns what is wrong with r, the answer to a Charge of n events, and
+// charges them to m. It also returns how many were charged.
 func judgeCharge(m model, l limit, reading, n int64, r ratelimit.Result) (charged int64, err error) {
 	now := m.seen(reading)
 	if !r.Allowed || r.Limit != int(l.burst) || r.RetryAfter != 0 {
@@ -169,8 +168,8 @@ func room(m model, l limit, now, n int64) int64 {
 	return k
 }
 
-// earliest says what is wrong with d, which shall be the first whole µs from low
-// on at which ok holds. ok goes on to hold.
+// earliest returns what is wrong with d. d must be the first whole µs from low on at
+// which ok holds; ok then holds for good.
 func earliest(name string, d time.Duration, low int64, ok func(us int64) bool) error {
 	us := d.Microseconds()
 	if d%time.Microsecond == 0 && us >= low && ok(us) && (us == low || !ok(us-1)) {
@@ -191,7 +190,7 @@ func earliest(name string, d time.Duration, low int64, ok func(us int64) bool) e
 	return fmt.Errorf("%s is %d µs, want %d µs", name, us, high)
 }
 
-// windowStart is the start of the window of period in which t lies, t after 1970.
+// windowStart is the start of the window of period that contains t, t after 1970.
 func windowStart(t, period int64) int64 { return t - t%period }
 
 // windowEnd is its end.

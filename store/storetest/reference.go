@@ -9,13 +9,13 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// reference is a whole store: a map of bytes, a mutex and a clock. Copy it to begin a store
-// of your own. There a database takes the place of the map, and a transaction around each
-// call the place of the mutex. If the database lets keys expire, end says when.
+// reference is a complete store: a map of bytes, a mutex and a clock. Copy it to begin a
+// store of your own. Replace the map with a database, and the mutex with a transaction
+// around each call. If the database lets keys expire, end says when.
 type reference struct {
 	clock func() time.Time
 
-	mu     sync.Mutex        // guards values, and is held for the whole of a call
+	mu     sync.Mutex        // protects values; held during each call
 	values map[string][]byte // by address
 }
 
@@ -23,22 +23,21 @@ func newReference(clock func() time.Time) *reference {
 	return &reference{clock: clock, values: map[string][]byte{}}
 }
 
-// address is where the value of a key is. Namespaces that are equal have the same ID, of
-// 16 bytes.
+// address is where the value of a key is. Equal namespaces have the same ID, of 16 bytes.
 func address(ns *store.Namespace, key string) string {
 	hi, lo := ns.ID()
 	id := binary.BigEndian.AppendUint64(nil, hi)
 	return string(binary.BigEndian.AppendUint64(id, lo)) + key
 }
 
-// value is what is kept of a key. The zero value is that of one never seen.
+// value is what is kept of a key. The zero value is that of a new key.
 type value struct {
 	state store.State
 	limit store.Limit // under which state was counted
 	log   store.Log   // nil if the rule needs none
 }
 
-// parse is the inverse of bytes. The value is a new one if b is nil.
+// parse is the inverse of bytes. It returns a new value if b is nil.
 func parse(rule *store.Rule, b []byte) (v value, err error) {
 	switch {
 	case rule.NewLog != nil && b == nil:
@@ -58,8 +57,8 @@ func (v value) bytes() ([]byte, error) {
 	return store.AppendState(nil, v.state, v.limit), nil
 }
 
-// end is when v may be dropped, Unix µs: from then on the key is as never seen. It is 0 if
-// nothing is charged.
+// end is when v may be dropped, in Unix µs: from then on the key counts as new. It is 0
+// if nothing is charged.
 func (v value) end(rule *store.Rule) int64 {
 	switch {
 	case v.log != nil:
@@ -70,7 +69,7 @@ func (v value) end(rule *store.Rule) int64 {
 	return v.state.At + rule.TTL(v.state, v.limit)
 }
 
-// get returns the value of a key, a new one if it has ended.
+// get returns the value of a key, or a new one if it has ended.
 func (m *reference) get(ns *store.Namespace, key string, now int64) (value, error) {
 	v, err := parse(ns.Rule, m.values[address(ns, key)])
 	if err == nil && v.end(ns.Rule) <= now {
@@ -89,9 +88,9 @@ func (m *reference) put(ns *store.Namespace, key string, next []byte) {
 // now reads the clock, once for each call.
 func (m *reference) now() int64 { return m.clock().UnixMicro() }
 
-// step decides on n events, and returns the value in which they are charged, to be put. It
-// returns none if the reply is not OK. Where most is above 0 it is an Overdraw, and charges
-// them all the same.
+// step decides on n events, and returns the value with the events charged, for put. It
+// returns nil if the reply is not OK. If most is above 0 it is an Overdraw, and charges
+// the events anyway.
 func (m *reference) step(ns *store.Namespace, key string, l store.Limit, now, n, most int64) (next []byte, r store.Reply, err error) {
 	v, err := m.get(ns, key, now)
 	if err != nil {
@@ -185,7 +184,7 @@ func (m *reference) Reset(_ context.Context, ns *store.Namespace, key string) er
 	return nil
 }
 
-// Together implements [store.Store]: all keys are in one map.
+// Together implements [store.Store]. All keys are in one map.
 func (m *reference) Together(string, string) bool { return true }
 
 // TakeAll implements [store.Store].

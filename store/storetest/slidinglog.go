@@ -18,7 +18,7 @@ var slidingLog = algorithm{
 			first, other := k.at(0).take(3), k.at(10*second).take(4)
 			k.at(20*second).refund(other, 4)
 			k.has(7)
-			k.refund(other, 4) // the entry is gone, and the other is not its own
+			k.refund(other, 4) // its entry is gone, and the one that is left is not its own
 			k.has(7)
 			k.at(minute - microsecond).has(7)
 			k.at(minute).take(10)
@@ -30,7 +30,7 @@ var slidingLog = algorithm{
 	},
 }
 
-// logModel: every admission, oldest first.
+// logModel keeps every admission, oldest first.
 type logModel struct {
 	entries []entry
 	period  int64 // of the last admission

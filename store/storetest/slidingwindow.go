@@ -21,7 +21,7 @@ var slidingWindow = algorithm{
 			k.at(90 * second).has(7) // they weigh half
 			k.at(95 * second).take(3)
 			k.at(2 * minute).take(2)
-			k.refund(charged, 6) // its window has no weight any more; that of the 3 has all
+			k.refund(charged, 6) // its window has no weight any more; that of the 3 has full weight
 			k.has(5)
 		}},
 		refundOfWhatHasExpired,
@@ -30,7 +30,7 @@ var slidingWindow = algorithm{
 	},
 }
 
-// slidingModel: counts in the window of the last admission and the one before.
+// slidingModel counts in the window of the last admission and the one before.
 type slidingModel struct {
 	last, period int64 // of the last admission
 	prev, cur    int64
@@ -43,9 +43,9 @@ func (m *slidingModel) seen(reading int64) int64 {
 	return max(reading, m.last)
 }
 
-// held is the two true counts as the windows of l lie at t. Counted in another period,
-// what weighs at t is in the current window, rounded up, and in force until the
-// window of the last admission ends in l's period.
+// held is the two true counts in the windows of l at t. Counted in another period, what
+// weighs at t is in the current window, rounded up. It is in force until the window of
+// the last admission ends in l's period.
 func (m *slidingModel) held(l limit, t int64) (prev, cur int64) {
 	if m.prev+m.cur == 0 {
 		return 0, 0

@@ -1,6 +1,6 @@
-// Package storetest is the conformance suite of stores. A store that passes it
-// decides as the laws of package ratelimit say, for every algorithm, under every
-// limit, and as all other stores do:
+// Package storetest is the conformance suite for stores. A store that passes it decides
+// as the laws of package ratelimit say, for every algorithm and every limit, and as all
+// other stores do:
 //
 //	func TestConformance(t *testing.T) {
 //		storetest.Run(t, func(t testing.TB, clock func() time.Time) store.Store {
@@ -8,10 +8,10 @@
 //		})
 //	}
 //
-// Decisions are compared with an oracle that is slow and plain: it knows what
-// each algorithm promises, and not how the library computes it. They are also
-// compared, to the last field, with those of a reference store, which keeps bytes in a map.
-// It is in reference.go, to be copied as the beginning of a store.
+// The suite compares decisions with a slow and plain oracle, which knows what each
+// algorithm promises and not how the library computes it. It also compares them, in every
+// field, with a reference store, which keeps bytes in a map. Copy it from reference.go to
+// begin a store of your own.
 package storetest
 
 import (
@@ -30,26 +30,25 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Open returns an empty store that reads the time from clock and nowhere else.
-// It is called many times, and releases what it needs to with t.Cleanup. Stores
-// on one server are empty if they have different prefixes.
+// Open returns an empty store that reads the time only from clock. It is called many
+// times, and releases resources with t.Cleanup. Stores on one server are empty if they
+// have different prefixes.
 type Open func(t testing.TB, clock func() time.Time) store.Store
 
-// Option sets what is optional about [Run].
+// Option is an optional setting of [Run].
 type Option func(*suite)
 
-// Traces sets how many random traces of each kind are run for each algorithm, 300
-// by default. A trace has up to 60 calls.
+// Traces sets how many random traces of each kind are run for each algorithm. The default
+// is 300. A trace has up to 60 calls.
 func Traces(n int) Option { return func(s *suite) { s.traces = n } }
 
-// ExpiresInRealTime says that the store forgets keys by a clock of its own that
-// cannot be set, such as that of a server with TTLs. Then only windows of a minute
-// and more are used, and a check that fails after state may have expired under it
-// is run again.
+// ExpiresInRealTime is for a store that forgets keys by a clock of its own that cannot be
+// set, such as a server with TTLs. The suite then uses only windows of a minute and more.
+// If a check fails after that clock may have expired state, it is run again.
 func ExpiresInRealTime() Option { return func(s *suite) { s.realTime = true } }
 
-// Without leaves out algorithms, by their names as in [ratelimit.New], for a store that cannot
-// keep them: one that has no place for a log leaves out "sliding_log". An unknown
+// Without leaves out algorithms that the store cannot keep, by their names as in
+// [ratelimit.New]. A store with no place for a log leaves out "sliding_log". An unknown
 // name fails the test.
 func Without(names ...string) Option {
 	return func(s *suite) { s.without = append(s.without, names...) }
@@ -73,7 +72,7 @@ func Run(t *testing.T, open Open, opts ...Option) {
 	}
 }
 
-// check is one sentence about a store, and its proof.
+// check is a statement about stores, and its test.
 type check struct {
 	name string
 	run  func(t testing.TB, s *suite, a algorithm)
@@ -162,17 +161,17 @@ func (s *suite) run(t testing.TB, a algorithm, c check) {
 	s.part(t, func(t testing.TB, s *suite) { c.run(t, s, a) })
 }
 
-// part runs f, a check or a part of one, and again where the store may have lost state
-// to its own clock. State that has 1 µs to live is there for the next millisecond: the
-// less a part has of that, the sooner it can be decided on a busy machine. A part
-// stands on its own: it uses its t and s, and stores and keys that it has made.
+// part runs f, a check or a part of one. It runs f again if the store may have lost state
+// to its own clock. State with 1 µs to live is kept for the next millisecond. A short
+// part can be decided sooner on a busy machine. Each part stands on its own: it uses its
+// t and s, and only stores and keys that it has made.
 func (s *suite) part(t testing.TB, f func(t testing.TB, s *suite)) {
 	t.Helper()
 	if !s.realTime {
 		f(t, s)
 		return
 	}
-	const attempts, patience = 10, 20 * time.Second // a busy server loses state for as long as it is busy
+	const attempts, patience = 10, 20 * time.Second // a busy server loses state while it is busy
 	began := time.Now()
 	for i := 1; ; i++ {
 		this := *s
@@ -229,12 +228,12 @@ func (a *attempt) Fatalf(format string, args ...any) {
 
 func (a *attempt) Fatal(args ...any) { a.Fatalf("%s", fmt.Sprintln(args...)) }
 
-// epoch is where the suite's time starts: the beginning of a minute, an hour and
-// a day in UTC.
+// epoch is when the suite's time starts: the beginning of a minute, an hour and a day in
+// UTC.
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// clock is a clock that is set by hand. Its readings are never whole
-// microseconds, which a store drops.
+// clock is a clock that is set by hand. Its readings are never whole microseconds; a
+// store drops the rest.
 type clock struct{ us atomic.Int64 }
 
 func newClock() *clock {
@@ -261,7 +260,7 @@ func (s *suite) bench(t testing.TB) *bench {
 	return &bench{clock: c, t: t, suite: s, store: s.open(t, c.read)}
 }
 
-// limiter returns a limiter on the store of b. It must be a valid one.
+// limiter returns a limiter on the store of b. l must be valid.
 func (b *bench) limiter(algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
 	b.t.Helper()
 	lim, err := ratelimit.New(algorithm, b.store, l, opts...)
@@ -274,7 +273,7 @@ func (b *bench) limiter(algorithm string, l ratelimit.Limit, opts ...ratelimit.O
 	return lim
 }
 
-// key is one key of one limiter, whose calls must not fail.
+// key is one key of one limiter. Its calls must not fail.
 type key struct {
 	*bench
 	lim  ratelimit.Limiter
@@ -330,7 +329,7 @@ func (k *key) take(n int) ratelimit.Result {
 	return r
 }
 
-// deny tries n events in vain.
+// deny expects n events to be denied.
 func (k *key) deny(n int) ratelimit.Result {
 	k.t.Helper()
 	r := k.allow(n)
@@ -362,7 +361,7 @@ func (k *key) has(n int) {
 	}
 }
 
-// resetsAfter expects all to be there after d.
+// resetsAfter expects the key to be fully reset after d.
 func (k *key) resetsAfter(d time.Duration) {
 	k.t.Helper()
 	if r := k.peek(); r.ResetAfter != d {
@@ -370,8 +369,8 @@ func (k *key) resetsAfter(d time.Duration) {
 	}
 }
 
-// watch is a limiter that notices when the store may have forgotten a key that is
-// in force by the suite's clock.
+// watch is a limiter that notices if the store may have forgotten a key that is in force
+// by the suite's clock.
 type watch struct {
 	ratelimit.Limiter
 	late *atomic.Bool

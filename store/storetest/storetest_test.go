@@ -17,10 +17,10 @@ import (
 
 func openReference(_ testing.TB, clock func() time.Time) store.Store { return newReference(clock) }
 
-// On the reference store, only the oracle and the checks can find fault.
+// On the reference store, only the oracle and the checks can find faults.
 func TestReferenceStore(t *testing.T) { Run(t, openReference, Traces(effort.Of(100, 300))) }
 
-// An algorithm of which no more is known than its promise is checked all the same.
+// An algorithm is checked even if only its promise is known.
 func TestStoriesAreOptional(t *testing.T) {
 	for _, a := range algorithms {
 		plain := algorithm{name: a.name, newModel: a.newModel, limits: tried, bound: a.bound}
@@ -77,8 +77,8 @@ func TestWithoutIsOfAlgorithmsThatThereAre(t *testing.T) {
 	}
 }
 
-// FuzzReference puts bytes in the place of a value. Whatever they are, calls fail with
-// ErrCorrupt or answer, and after Reset the key is as never seen.
+// FuzzReference replaces a value with bytes. Whatever they are, calls fail with
+// ErrCorrupt or answer, and after Reset the key is new.
 func FuzzReference(f *testing.F) {
 	clock := newClock()
 	m := newReference(clock.read)
@@ -145,8 +145,8 @@ func FuzzReference(f *testing.F) {
 	})
 }
 
-// wrong is the reference store with a planted bug: what is not nil stands in for
-// the method.
+// wrong is the reference store with a planted bug: a field that is not nil replaces the
+// method.
 type wrong struct {
 	*reference
 	take   func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error)
@@ -201,7 +201,7 @@ func (w *wrong) TakeAll(_ context.Context, requests []store.Request, replies []s
 	return w.reference.TakeAll(background, requests, replies)
 }
 
-// afterOverdraw changes the state that Force has written.
+// afterOverdraw changes the state that Overdraw has written.
 func afterOverdraw(f func(*store.State, store.Limit)) func(*reference) store.Store {
 	return func(m *reference) store.Store {
 		return &wrong{reference: m, force: func(m *reference, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
@@ -221,7 +221,7 @@ func clockwork(f func(time.Time) time.Time) func(*reference) store.Store {
 	}
 }
 
-// withKeys is a reference store in which keys and spaces are changed by f.
+// withKeys is a reference store in which f changes keys and namespaces.
 func withKeys(f func(ns *store.Namespace, key string) (*store.Namespace, string)) func(*reference) store.Store {
 	return func(m *reference) store.Store {
 		return &wrong{reference: m,
@@ -245,7 +245,7 @@ func withKeys(f func(ns *store.Namespace, key string) (*store.Namespace, string)
 	}
 }
 
-// withTurn is a reference store whose Take is asked by another Before, if by any.
+// withTurn is a reference store whose Take gets another Before, if it has one.
 func withTurn(f func(before int64) int64) func(*reference) store.Store {
 	return func(m *reference) store.Store {
 		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
@@ -267,8 +267,8 @@ func edit(m *reference, ns *store.Namespace, key string, f func(*store.State)) {
 	}
 }
 
-// planted are bugs, each seen in some rate limiter, and where they can show. The
-// log has its state to itself, so some cannot be planted there.
+// planted are bugs that were each seen in some rate limiter, and where they can show.
+// Some cannot be planted in the log, which keeps its state to itself.
 var planted = []struct {
 	name string
 	open func(m *reference) store.Store
@@ -490,8 +490,8 @@ func beforeTake(f func(*store.State, store.Limit)) func(*reference) store.Store 
 	}
 }
 
-// Each planted bug is found in each algorithm that can have it, by the oracle and
-// the checks alone: Results are not compared with the reference store's.
+// Each planted bug is found in each algorithm that can have it. The oracle and the checks
+// find it alone, without comparing Results with the reference store's.
 func TestPlantedBugsAreFound(t *testing.T) {
 	for _, bug := range planted {
 		t.Run(bug.name, func(t *testing.T) {
@@ -512,7 +512,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 	}
 }
 
-// finds expects one of the checks at least to fail.
+// finds expects at least one of the checks to fail.
 func (s *suite) finds(t *testing.T, a algorithm, checks []check) {
 	t.Helper()
 	var found []string

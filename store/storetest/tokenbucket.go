@@ -16,7 +16,7 @@ var tokenBucket = algorithm{
 		{"a refund is of what is not refilled", tenPerMinute, func(k *tiers) {
 			first, last := k.at(0).take(4), k.take(4) // drained after 24 s and after 48 s
 			k.at(12 * second).has(4)
-			k.refund(first, 4) // 2 of them are refilled already
+			k.refund(first, 4) // 2 of them are already refilled
 			k.has(6)
 			k.refund(last, 4) // none of them is
 			k.has(10)
@@ -56,7 +56,7 @@ var tokenBucket = algorithm{
 		{"tokens come in time", tenPerMinute, asks(
 			ask{n: 10, d: 0},
 			ask{n: 1, d: 0, retry: 6 * second},
-			ask{n: 1, d: 6*second - 1, retry: microsecond}, // of which 999 ns are no whole µs
+			ask{n: 1, d: 6*second - 1, retry: microsecond}, // 999 ns of it are no whole µs
 			ask{n: 1, d: 6 * second, delay: 6 * second},
 			ask{n: 1, d: 6 * second, retry: 6 * second},
 			ask{n: 2, d: 18*second + 999, delay: 18 * second}, // 13 charged

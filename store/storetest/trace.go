@@ -20,12 +20,12 @@ const traceLen = 60
 // horizon is the end of time for traces, Unix µs: the end of 2199.
 var horizon = time.Date(2199, 12, 31, 0, 0, 0, 0, time.UTC).UnixMicro()
 
-// lastDebt is the last instant of a Charge in traces, Unix µs: it may take 100 years to
-// drain, and Lua counts to 2^53 µs, which is in 2255.
+// lastDebt is the last instant of a Charge in traces, Unix µs. A debt may take 100 years
+// to drain, and Lua counts to 2^53 µs, which is in 2255.
 var lastDebt = time.Date(2155, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
-// op is one call of a trace. It says all about itself, so that a trace without
-// some of its ops is a trace too.
+// op is one call of a trace. It is complete in itself, so a trace without some of its ops
+// is still a trace.
 type op struct {
 	id    int
 	kind  string // "AllowN", "AllowUpTo", "AllowWithin", "Charge", "Peek", "Refund" or "Reset"
@@ -49,8 +49,8 @@ func (o op) String() string {
 	return text
 }
 
-// errUnspecified ends a trace whose next answer depends on when a store drops
-// state that it may drop.
+// errUnspecified ends a trace if its next answer depends on when a store drops state that
+// it may drop.
 var errUnspecified = errors.New("unspecified")
 
 // player plays a trace on a store, on the reference store and on the oracle.
@@ -58,7 +58,7 @@ type player struct {
 	newModel  func() model
 	model     model
 	clock     *clock
-	limit     ratelimit.Limit // WithLimitFunc's answer
+	limit     ratelimit.Limit // what WithLimitFunc returns
 	lim       ratelimit.Limiter
 	reference ratelimit.Limiter // nil if Results are not compared
 
@@ -87,8 +87,8 @@ func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *playe
 	return p
 }
 
-// unspecified says whether o comes late, when a state that it would find may have
-// been dropped.
+// unspecified reports whether o comes late, when the state that it needs may have been
+// dropped.
 func (p *player) unspecified(o op) bool {
 	l, m := integers(o.limit), p.model
 	if o.limit.Rate == 0 {
@@ -98,7 +98,7 @@ func (p *player) unspecified(o op) bool {
 	return now < p.latest && m.ended(p.latest) && !m.fresh(l, now)
 }
 
-// play calls o and says what is wrong with its answer.
+// play calls o and returns what is wrong with its answer.
 func (p *player) play(o op) error {
 	if p.unspecified(o) && o.kind != "Reset" {
 		return errUnspecified
@@ -126,7 +126,7 @@ func (p *player) play(o op) error {
 	return nil
 }
 
-// judge is the oracle's word on r.
+// judge compares r with the oracle.
 func (p *player) judge(o op, r ratelimit.Result) error {
 	if o.limit.Rate == 0 && o.kind != "Reset" {
 		if want := (ratelimit.Result{RetryAfter: ratelimit.Never}); r != want && o.kind != "Refund" {
@@ -171,12 +171,13 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 	return nil
 }
 
-// upTo is what the five types have beside Limiter.
+// upTo has what the five types have besides Limiter.
 type upTo interface {
 	AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error)
 }
 
-// call calls o, and charged is what it refunds. It leaves out what is no charge.
+// call calls o; charged is the Result that it refunds. It ignores the error of a refund of a
+// denied Result.
 func call(lim ratelimit.Limiter, o op, charged ratelimit.Result) (ratelimit.Result, error) {
 	ctx := context.Background()
 	switch o.kind {
@@ -203,7 +204,7 @@ func call(lim ratelimit.Limiter, o op, charged ratelimit.Result) (ratelimit.Resu
 	return ratelimit.Result{}, fmt.Errorf("no op %q", o.kind)
 }
 
-// replay plays ops from the start, and returns how many went well.
+// replay plays ops from the start, and returns how many succeeded.
 func replay(t testing.TB, s *suite, a algorithm, base ratelimit.Limit, ops []op) (int, error) {
 	t.Helper()
 	p := newPlayer(t, s, a, base)
@@ -218,7 +219,7 @@ func replay(t testing.TB, s *suite, a algorithm, base ratelimit.Limit, ops []op)
 	return len(ops), nil
 }
 
-// shrink drops ops from a trace that fails, as long as it does.
+// shrink drops ops from a failing trace for as long as it still fails.
 func shrink(t testing.TB, s *suite, a algorithm, base ratelimit.Limit, ops []op, err error) ([]op, error) {
 	t.Helper()
 	for i := len(ops) - 1; i >= 0; i-- {
@@ -269,11 +270,11 @@ func lines(ops []op) string {
 	return b.String()
 }
 
-// generator makes traces up, each from its seed.
+// generator makes up traces, each from its seed.
 type generator struct {
 	*rand.Rand
 	base   ratelimit.Limit
-	limits []ratelimit.Limit // that WithLimitFunc gives, one after the other
+	limits []ratelimit.Limit // what WithLimitFunc returns, one after the other
 	limit  ratelimit.Limit
 	last   ratelimit.Result
 	nextID int
@@ -294,7 +295,7 @@ func newGenerator(s *suite, a algorithm, seed uint64, change bool) *generator {
 	return g
 }
 
-// variant is a limit near the base, or any other.
+// variant returns a limit near the base, or any other.
 func (g *generator) variant(pool []ratelimit.Limit) ratelimit.Limit {
 	l := g.base
 	some := func(n int) int {
@@ -317,7 +318,7 @@ func (g *generator) variant(pool []ratelimit.Limit) ratelimit.Limit {
 	return l
 }
 
-// next makes up the next op, knowing what p has seen.
+// next makes up the next op, from what p has seen.
 func (g *generator) next(p *player) op {
 	g.nextID++
 	o := op{id: g.nextID, limit: g.nextLimit(), at: g.time(p), n: 1}
@@ -379,8 +380,7 @@ func (g *generator) part(n int64) int64 {
 	return n
 }
 
-// cost is from 1 to 2 above the capacity, and often what is just left or just
-// not.
+// cost is from 1 to 2 above the capacity. Often it is just what is left, or one more.
 func (g *generator) cost(capacity int64) int64 {
 	switch g.IntN(9) {
 	case 0, 1, 2:
@@ -399,11 +399,11 @@ func (g *generator) cost(capacity int64) int64 {
 	return 1 + g.Int64N(capacity)
 }
 
-// whole is n, or the largest int where that has 32 bits.
+// whole is n, or the largest int if int has 32 bits.
 func whole(n int64) int { return int(min(n, math.MaxInt)) }
 
-// patience is how long the turn of events may take to come: often what is just enough
-// or just not, and rarely whole µs.
+// patience is how long the turn of events may take to come. Often it is just enough or
+// just not, and rarely whole µs.
 func (g *generator) patience() time.Duration {
 	near := time.Duration(g.Int64N(3)-1) * time.Microsecond
 	event := g.limit.Period / time.Duration(max(1, g.limit.Rate))
@@ -429,7 +429,7 @@ func (g *generator) patience() time.Duration {
 	return d + time.Duration(g.IntN(1000))
 }
 
-// time is the next reading: often the same, often the very edge of something, and
+// time returns the next reading. Often it is the same or the very edge of something, and
 // now and then years later.
 func (g *generator) time(p *player) int64 {
 	now := max(p.latest, epoch.UnixMicro())
@@ -472,7 +472,7 @@ func (g *generator) time(p *player) int64 {
 	return now + step
 }
 
-// limits are those of a that the store can be tried with.
+// limits are the limits of a that the store can be tried with.
 func (s *suite) limits(a algorithm) (valid []ratelimit.Limit) {
 	for _, l := range a.limits {
 		if s.valid(a, l) {
@@ -482,8 +482,8 @@ func (s *suite) limits(a algorithm) (valid []ratelimit.Limit) {
 	return valid
 }
 
-// someLimits are those of [suite.limits], or an even choice of them for a suite of
-// few traces.
+// someLimits are those of [suite.limits], or an even choice of them if the suite has few
+// traces.
 func (s *suite) someLimits(a algorithm) []ratelimit.Limit {
 	all := s.limits(a)
 	most := max(6, s.traces/3)
@@ -497,7 +497,7 @@ func (s *suite) someLimits(a algorithm) []ratelimit.Limit {
 	return some
 }
 
-// valid says whether a takes l, and the store can be tried with it.
+// valid reports whether a accepts l and the store can be tried with it.
 func (s *suite) valid(a algorithm, l ratelimit.Limit) bool {
 	return l.Rate > 0 && (!s.realTime || l.Period >= time.Minute) && a.takes(l)
 }

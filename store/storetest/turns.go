@@ -12,12 +12,12 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Events whose turn must come in time: ratelimit.AllowWithin, which the store meets as a
+// Events whose turn must come in time: ratelimit.AllowWithin. The store sees a
 // store.Limit with a Before.
 
-// turnsOfRequests: the turn of each of several requests is its own. Of two keys that have spent
-// the same, one is asked for a turn at any time, and the other for one within 6 minutes,
-// an event's time.
+// turnsOfRequests checks that each of several requests has its own turn. Two keys have
+// spent the same. One is asked for a turn at any time, and the other for one within 6
+// minutes, an event's time.
 func turnsOfRequests(t testing.TB, s *suite, a algorithm) {
 	for _, spent := range []int{3, 10} {
 		b := s.bench(t)
@@ -62,7 +62,7 @@ func turnsOfRequests(t testing.TB, s *suite, a algorithm) {
 	}
 }
 
-// retryAfterWithinIsExact denies calls that can wait for less than it takes.
+// retryAfterWithinIsExact denies calls that cannot wait long enough.
 func retryAfterWithinIsExact(t testing.TB, s *suite, a algorithm) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	s.eachKey(t, a, func(k *key, l ratelimit.Limit, capacity int) {
@@ -96,12 +96,13 @@ func retryAfterWithinIsExact(t testing.TB, s *suite, a algorithm) {
 	})
 }
 
-// horizonAfter is how long traces go on at most.
+// horizonAfter is the longest that traces go on.
 func horizonAfter(k *key) time.Duration {
 	return min(time.Duration(horizon-k.us.Load())*microsecond, 90*365*24*time.Hour)
 }
 
-// turnsKeepTheBound takes all it can get within random times. An event counts at its turn.
+// turnsKeepTheBound takes all it can get within random times. An event counts at its
+// turn.
 func turnsKeepTheBound(t testing.TB, s *suite, a algorithm) {
 	for i, l := range s.someLimits(a) {
 		k := s.bench(t).key(a.name, l)
@@ -147,8 +148,8 @@ func turnsKeepTheBound(t testing.TB, s *suite, a algorithm) {
 	}
 }
 
-// turnsTogether: several limits answer on the store under test as on the reference store,
-// and admit what each of them would admit alone.
+// turnsTogether checks that several limits answer on the store under test as on the
+// reference store. They admit what each of them would admit alone.
 func turnsTogether(t testing.TB, s *suite, _ algorithm) {
 	for seed := range uint64(20) {
 		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 7))
@@ -174,8 +175,9 @@ func turnsTogether(t testing.TB, s *suite, _ algorithm) {
 	}
 }
 
-// haveTurnsTogether asks all for n events within d, and its parts alone, of which those
-// that are charged in vain are given back: each is the tail of its queue.
+// haveTurnsTogether asks all, and each of its parts alone, for n events within d. It
+// gives back the events that parts are charged in vain, each of which is the tail of its
+// queue.
 func haveTurnsTogether(all *ratelimit.All, alone []ratelimit.Limiter, n int, d time.Duration) error {
 	ctx := context.Background()
 	got, err := all.AllowWithin(ctx, "key", n, d)

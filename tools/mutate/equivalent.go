@@ -10,12 +10,12 @@ import (
 //go:embed equivalent.txt
 var equivalentText string
 
-// equivalents are the entries of equivalent.txt: mutants that behave as the
-// original does, so that no test can kill them.
+// equivalents are the entries of equivalent.txt: mutants that behave like the original,
+// so no test can kill them.
 //
-// The file has paragraphs of entries, "file function: mutated line" with single
-// spaces, and below them an indented reason for all of these. Lines that begin with
-// # are comments.
+// The file has paragraphs of entries, "file function: mutated line" with single spaces.
+// Below the entries of a paragraph stands an indented reason for all of them. Lines that
+// begin with # are comments.
 type equivalents []string
 
 func parseEquivalents(text string) (equivalents, error) {
@@ -42,8 +42,8 @@ func parseEquivalents(text string) (equivalents, error) {
 	return all, nil
 }
 
-// mark marks the mutants of a file that are listed, and returns the entries for the
-// file that are of no mutant.
+// mark marks the mutants of a file that are listed. It returns the entries for the file
+// that match no mutant.
 func (e equivalents) mark(file string, mutants []*mutant) (stale []string) {
 	for _, entry := range e {
 		if entryFile(entry) != file {
@@ -62,7 +62,7 @@ func (e equivalents) mark(file string, mutants []*mutant) (stale []string) {
 	return stale
 }
 
-// astray are the entries for other files than these.
+// astray returns the entries for other files than these.
 func (e equivalents) astray(files []string) (stale []string) {
 	for _, entry := range e {
 		if !slices.Contains(files, entryFile(entry)) {
@@ -72,5 +72,5 @@ func (e equivalents) astray(files []string) (stale []string) {
 	return stale
 }
 
-// entryFile is the file that an entry is for.
+// entryFile is the file of an entry.
 func entryFile(entry string) string { return entry[:strings.IndexAny(entry, " :")] }

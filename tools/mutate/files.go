@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// patterns are of the files that are broken, relative to the module. Of the Go files
-// at its root only those are that have a transition.
+// patterns are the files to break, relative to the module. Of the Go files at its root,
+// only those with a transition are broken.
 var patterns = []string{"*.go", "internal/eventlog/*.go", "internal/exact/*.go", "scripts/*.lua"}
 
-// transition is what only files with a transition or a rule have.
+// transition matches only files with a transition or a rule.
 var transition = regexp.MustCompile(`\bstore\.(State\b|Rule\{)`)
 
-// filesOf are the files that are broken of the module in root.
+// filesOf returns the files to break in the module in root.
 func filesOf(root string) ([]string, error) {
 	var files []string
 	for _, pattern := range patterns {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// goTokens are the tokens that are replaced, and by what.
+// goTokens are the tokens that are replaced, with their replacements.
 var goTokens = map[token.Token]string{
 	token.LSS: "<=", token.LEQ: "<", token.GTR: ">=", token.GEQ: ">", token.EQL: "!=", token.NEQ: "==",
 	token.ADD: "-", token.SUB: "+", token.MUL: "/", token.QUO: "*", token.REM: "*",
@@ -21,7 +21,7 @@ var goNames = map[string]string{"true": "false", "false": "true"}
 
 var goCalls = map[string]string{"min": "max", "max": "min"}
 
-// goEdits breaks Go: everything but the imports and the constructors for users.
+// goEdits breaks Go: everything except the imports and the constructors for users.
 func goEdits(src []byte) ([]edit, error) {
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, "", src, parser.SkipObjectResolution)

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// luaOps are the operators that are replaced, and by what; luaNames the same for
-// words, and luaMath for fields of math.
+// luaOps are the operators that are replaced, with their replacements. luaNames are the
+// same for words, and luaMath for fields of math.
 var (
 	luaOps = map[string]string{
 		"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "~=", "~=": "==",
@@ -20,8 +20,7 @@ var (
 	luaMath  = map[string]string{"min": "max", "max": "min", "ceil": "floor", "floor": "ceil"}
 )
 
-// luaLexeme is one lexeme of Lua 5.1: space or comment, word, number, string,
-// operator.
+// luaLexeme is one lexeme of Lua 5.1: space or comment, word, number, string, operator.
 var luaLexeme = regexp.MustCompile(`\A(?:` + strings.Join([]string{
 	`(\s+|--\[\[(?s:.*?)\]\]|--.*)`,
 	`([A-Za-z_]\w*)`,
@@ -33,7 +32,7 @@ var luaLexeme = regexp.MustCompile(`\A(?:` + strings.Join([]string{
 type luaKind int
 
 const (
-	luaWord luaKind = 2 + iota // the groups of luaLexeme but the first
+	luaWord luaKind = 2 + iota // the groups of luaLexeme after the first
 	luaNumber
 	luaString
 	luaOp
@@ -65,8 +64,8 @@ func luaTokens(src []byte) ([]luaToken, error) {
 	return tokens, nil
 }
 
-// luaEdits breaks Lua so that it still is Lua: Redis would refuse anything else,
-// and any test would notice.
+// luaEdits breaks Lua so that it is still Lua. Redis would refuse anything else, and any
+// test would notice.
 func luaEdits(src []byte) ([]edit, error) {
 	tokens, err := luaTokens(src)
 	if err != nil {
@@ -103,8 +102,9 @@ func luaEdits(src []byte) ([]edit, error) {
 	return edits, nil
 }
 
-// luaFunction says whether token i begins or ends a function of the script, and
-// which one it is in from there on. What is at the start of a line is the script's.
+// luaFunction reports whether token i begins or ends a function of the script, and which
+// function the script is in from there on. A function of the script begins at the start
+// of a line.
 func luaFunction(src []byte, tokens []luaToken, i int) (name string, ok bool) {
 	t := tokens[i]
 	if t.at > 0 && src[t.at-1] != '\n' {
@@ -119,7 +119,7 @@ func luaFunction(src []byte, tokens []luaToken, i int) (name string, ok bool) {
 	return "", t.text == "end"
 }
 
-// endsOperand says whether an operator after t has t, or what t ends, to its left.
+// endsOperand reports whether an operator after t has t, or what t ends, to its left.
 func endsOperand(t luaToken) bool {
 	switch t.kind {
 	case luaOp:
@@ -137,13 +137,13 @@ var luaKeyword = map[string]bool{
 	"return": true, "then": true, "true": true, "until": true, "while": true,
 }
 
-// luaStatement returns the last token of the call or assignment that is the lines
-// from token i on, 0 if there is none or if it has a function in it.
+// luaStatement returns the last token of the call or assignment on the lines from token i
+// on. It returns 0 if there is none, or if it contains a function.
 func luaStatement(src []byte, tokens []luaToken, i int) (last int) {
 	newLine := func(i int) bool {
 		return i == 0 || i == len(tokens) || bytes.ContainsRune(src[tokens[i-1].end():tokens[i].at], '\n')
 	}
-	continues := func(i int) bool { // the expression that token i-1 is of, over the end of the line
+	continues := func(i int) bool { // whether the expression with token i-1 continues over the end of the line
 		return tokens[i-1].kind == luaOp && !endsOperand(tokens[i-1]) ||
 			i < len(tokens) && (tokens[i].kind == luaOp || tokens[i].text == "and" || tokens[i].text == "or")
 	}

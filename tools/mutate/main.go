@@ -1,5 +1,5 @@
-// Mutate checks the test suite: it breaks the algorithms on purpose, one token at
-// a time, and reports each mutant that no test notices.
+// Mutate checks the test suite: it breaks the algorithms on purpose, one token at a time,
+// and reports each mutant that no test notices.
 //
 //	go run .                                # everything
 //	go run . -only scripts/tokenbucket.lua  # one file
@@ -7,24 +7,22 @@
 //	go run . -max 20                        # a sample of each file
 //	go run . -list                          # run nothing
 //
-// It breaks the Go transitions and their twins in Lua: comparisons, arithmetic,
-// logic, integers, min and max, ceil and floor, whole statements, fields of
-// literals. Each mutant is tried in a copy of the module, with redis-server
-// required and the tests in full. It is killed if a test fails, crashes or exceeds
-// the timeout. One that does not compile is invalid and counts as nothing.
+// It breaks the Go transitions and their twins in Lua: comparisons, arithmetic, logic,
+// integers, min and max, ceil and floor, whole statements, fields of literals. Files are
+// found by pattern: see files.go. Each mutant is tried in a copy of the module, with
+// redis-server required and all tests. It is killed if a test fails, crashes or exceeds
+// the timeout. A mutant that does not compile is invalid and does not count.
 //
-// Which files are broken is found by pattern: see files.go.
-//
-// A mutant that no test can kill, since it behaves as the original, is listed in
+// A mutant that behaves like the original cannot be killed. It is listed in
 // equivalent.txt with the reason, and not run.
 //
-// The exit code is 1 if a mutant survives or an entry of equivalent.txt is out of
-// date, 2 if the check could not be made: because the suite fails as it is, above
-// all.
+// The exit code is 1 if a mutant survives or an entry of equivalent.txt is out of date.
+// It is 2 if the check was not possible, most likely because the suite fails without a
+// mutant.
 //
-// There are some 2,300 mutants. One that dies takes 1 to 3 s, one that survives as
-// long as the suite; -max 20 takes a quarter of an hour on two idle cores, and all
-// five times as long.
+// There are about 2,300 mutants. One that is killed takes 1 to 3 s, and one that survives
+// takes as long as the suite. On two idle cores -max 20 takes a quarter of an hour, and
+// all mutants five times as long.
 package main
 
 import (
@@ -44,7 +42,7 @@ import (
 // root is the module that is broken.
 var root = filepath.Join("..", "..")
 
-// maxMemory, in bytes, is for each process: a mutant may never stop to allocate.
+// maxMemory, in bytes, is for each process: a mutant may allocate without end.
 const maxMemory = 4 << 30
 
 var errSurvivors = errors.New("mutate: the suite misses mutants, or equivalent.txt is out of date")
@@ -121,7 +119,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return nil
 	}
 	err = s.try(ctx, root, rep.pending(*all), *jobs)
-	if err == nil || s.done > 0 { // what is known by now is worth a report
+	if err == nil || s.done > 0 { // report what is known so far
 		rep.print(out)
 	}
 	if err != nil {
@@ -133,7 +131,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return nil
 }
 
-// selected says whether only names the file, and which line of it, 0 for all.
+// selected reports whether only names the file, and which line of it; 0 is all.
 func selected(file, only string) (line int, ok bool) {
 	if only == "" {
 		return 0, true

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// fate is what became of a mutant.
+// fate is the outcome of a mutant.
 type fate int
 
 const (
@@ -25,11 +25,11 @@ func (f fate) String() string {
 	return [fates]string{"untested", "killed", "survived", "equivalent", "invalid"}[f]
 }
 
-// edit puts a text in the place of the bytes from and up to to of a source.
+// edit replaces the bytes from from up to to of a source with a text.
 type edit struct {
 	from, to int
 	text     string
-	function string // that it is in; empty outside of all
+	function string // the function that contains it; "" outside of all
 }
 
 // mutant is a source file with one edit.
@@ -45,7 +45,8 @@ type mutant struct {
 	killer string // the test that failed
 }
 
-// entry is the mutant in equivalent.txt: it survives changes elsewhere in the file.
+// entry is the mutant's entry in equivalent.txt. Changes elsewhere in the file do not
+// change it.
 func (m *mutant) entry() string {
 	if m.function == "" {
 		return m.file + ": " + m.mutated
@@ -57,12 +58,12 @@ func (m *mutant) String() string {
 	return fmt.Sprintf("%s:%d %s\n\t- %s\n\t+ %s", m.file, m.line, m.function, m.original, m.mutated)
 }
 
-// apply is src with the edit.
+// apply returns src with the edit.
 func (e edit) apply(src []byte) []byte {
 	return slices.Concat(src[:e.from], []byte(e.text), src[e.to:])
 }
 
-// mutantsOf are the mutants of a file of the module in root, from its beginning.
+// mutantsOf returns the mutants of a file of the module in root, in order.
 func mutantsOf(root, file string) ([]*mutant, error) {
 	src, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(file)))
 	if err != nil {

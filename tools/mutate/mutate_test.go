@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// mutatedLines are the lines of all mutants of a source, each as "function: line".
+// mutatedLines returns the lines of all mutants of a source, each as "function: line".
 func mutatedLines(t *testing.T, file, src string) []string {
 	t.Helper()
 	root := t.TempDir()
@@ -156,8 +156,8 @@ func TestFilesWithATransitionAreFound(t *testing.T) {
 	}
 }
 
-// The module's own files: whole ones break in at least ten ways each, mutants of Go
-// are Go, and the list of equivalents is of mutants that exist.
+// The module's own files break in at least ten ways each. Mutants of Go are Go. Each
+// entry of the list of equivalents is a mutant.
 func TestTheModulesFilesBreak(t *testing.T) {
 	listed, err := parseEquivalents(equivalentText)
 	if err != nil {

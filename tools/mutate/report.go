@@ -18,8 +18,8 @@ type fileReport struct {
 	leftOut int
 }
 
-// add takes the mutants of a file: of one line unless that is 0, and at most limit
-// of them unless that is 0, at even distances.
+// add adds the mutants of a file. If line is not 0, it adds only those of that line. If
+// limit is not 0, it adds at most that many, at even distances.
 func (r *report) add(name string, mutants []*mutant, line, limit int) {
 	f := fileReport{name: name}
 	for _, m := range mutants {
@@ -37,7 +37,7 @@ func (r *report) add(name string, mutants []*mutant, line, limit int) {
 	r.files = append(r.files, f)
 }
 
-// pending are the mutants to run.
+// pending returns the mutants to run.
 func (r *report) pending(all bool) []*mutant {
 	var pending []*mutant
 	for _, f := range r.files {
@@ -50,7 +50,7 @@ func (r *report) pending(all bool) []*mutant {
 	return pending
 }
 
-// failed says whether there is anything to mend.
+// failed reports whether there is anything to repair.
 func (r *report) failed() bool {
 	for _, f := range r.files {
 		for _, m := range f.mutants {

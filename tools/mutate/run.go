@@ -20,13 +20,13 @@ import (
 // suite is the tests, and how to run them.
 type suite struct {
 	steps   []step
-	quick   bool // the tests of likely are run first
+	quick   bool // the tests of likely run first
 	short   bool
 	timeout time.Duration
 	verbose bool
 
 	mu      sync.Mutex
-	killers map[string][]test // by mutated file, the last first
+	killers map[string][]test // by mutated file, the latest first
 	flaky   []test
 	done    int // mutants
 }
@@ -37,8 +37,8 @@ type step struct {
 	packages []string
 }
 
-// everything is the tests that the algorithms can fail. The others of the stores
-// are about clients, tables and time, and some of them want a machine that is idle.
+// everything is the tests that a broken algorithm can fail. The other tests of the stores
+// are about clients, tables and time, and some of them need an idle machine.
 var everything = []step{
 	{"", []string{".", "./internal/eventlog", "./internal/exact"}},
 	{"Conformance|TestABatch|TestBatchesAdmit|TestAValueThatIsNotOurs", []string{"./store/..."}},
@@ -65,8 +65,8 @@ func exactly(tests ...test) step {
 	return s
 }
 
-// likely are tests that kill most mutants of a file with -short in a second or two,
-// by its extension. Where they are missing, the check is only slower.
+// likely are tests that kill most mutants of a file with -short in a second or two, by
+// the file's extension. Without them the check is only slower.
 var likely = map[string]test{
 	".go":  {"./store/memstore", "TestConformance"},
 	".lua": {"./store/redisstore", "TestConformanceOnRedis"},
@@ -77,8 +77,8 @@ const (
 	quickTimeout = 30 * time.Second
 )
 
-// try sets the fate of the mutants, jobs at a time, each in a copy of the module in
-// root.
+// try sets the fate of the mutants, jobs at a time. Each is tried in a copy of the module
+// in root.
 func (s *suite) try(ctx context.Context, root string, mutants []*mutant, jobs int) error {
 	dir, err := os.MkdirTemp("", "mutate")
 	if err != nil {
@@ -107,8 +107,8 @@ func (s *suite) try(ctx context.Context, root string, mutants []*mutant, jobs in
 	return context.Cause(ctx)
 }
 
-// work copies the module, makes sure that the suite passes there, and tries mutants
-// of the queue until it is empty.
+// work copies the module and makes sure that the suite passes there. Then it tries
+// mutants of the queue until it is empty.
 func (s *suite) work(ctx context.Context, root, module string, queue <-chan *mutant, total int) error {
 	if err := copyModule(module, root); err != nil {
 		return err
@@ -138,7 +138,7 @@ func (s *suite) work(ctx context.Context, root, module string, queue <-chan *mut
 	return nil
 }
 
-// tryOne sets the fate of m in a copy of the module, and leaves that as it was.
+// tryOne sets the fate of m in a copy of the module, and restores the copy.
 func (s *suite) tryOne(ctx context.Context, module string, m *mutant) error {
 	path := filepath.Join(module, filepath.FromSlash(m.file))
 	src, err := os.ReadFile(path)
@@ -159,8 +159,8 @@ func (s *suite) tryOne(ctx context.Context, module string, m *mutant) error {
 	return nil
 }
 
-// hunt runs the tests that are likely to fail, or have just done so for another
-// mutant of the file, and then the suite.
+// hunt runs the tests that are likely to fail, or that have just failed for another
+// mutant of the file. Then it runs the suite.
 func (s *suite) hunt(ctx context.Context, module, file string) (result, error) {
 	if s.quick {
 		s.mu.Lock()
@@ -180,9 +180,8 @@ func (s *suite) hunt(ctx context.Context, module, file string) (result, error) {
 	return r, err
 }
 
-// whole runs the suite. A test that fails is run again alone: if it passes then, it
-// is flaky, and the suite is run without it from then on. A mutant is not killed by
-// a busy machine.
+// whole runs the suite. It runs a test that fails again alone. If the test then passes it
+// is flaky, and the suite goes on without it. So a busy machine does not kill a mutant.
 func (s *suite) whole(ctx context.Context, module string) (result, error) {
 	for i := 0; i < len(s.steps); {
 		r, err := s.run(ctx, module, s.steps[i], s.short, s.timeout)
@@ -207,10 +206,10 @@ func (s *suite) whole(ctx context.Context, module string) (result, error) {
 	return result{fate: survived}, nil
 }
 
-// result is how the suite ended, passed being survived.
+// result is how the suite ended; survived means that it passed.
 type result struct {
 	fate   fate
-	killer test // the one that failed; none if it is not known
+	killer test // the one that failed; zero if it is not known
 	output string
 }
 
@@ -246,7 +245,7 @@ func (s *suite) run(ctx context.Context, module string, tests step, short bool, 
 	return r, nil
 }
 
-// judge reads the output of a go test -json that failed. Of several tests it takes
+// judge reads the output of a go test -json that failed. Of several failed tests it takes
 // the innermost that failed first.
 func judge(out []byte) result {
 	var r result
@@ -283,7 +282,7 @@ func copyModule(to, root string) error {
 		switch {
 		case d.Name() == ".git" && d.IsDir():
 			return fs.SkipDir
-		case d.Name() == ".git": // a file in a worktree
+		case d.Name() == ".git": // a file, not a directory, in a worktree
 			return nil
 		case d.IsDir():
 			return os.MkdirAll(target, 0o700)

@@ -1,5 +1,5 @@
-// Package release tests what a release brings to strangers: it commits the tree to a
-// repository of its own, tags it as a release does, and fetches from there.
+// Package release tests what strangers get from a release: it commits the tree to a
+// repository of its own, tags it as a release does, and fetches modules from there.
 package release
 
 import (
@@ -16,12 +16,12 @@ import (
 
 const root = "github.com/ratelimit-go/ratelimit"
 
-// unreleased is what modules that are for the tree alone require of root.
+// unreleased is the version of root that modules require which are only for the tree.
 const unreleased = "v0.0.0"
 
-// Each module for strangers has a program in testdata. It is built with the oldest root
-// that the module allows, with the root of the tree, and with one whose internal packages
-// have all moved, as those of a later release may.
+// Each module for strangers has a program in testdata. It is built with three roots: the
+// oldest that the module allows, that of the tree, and one whose internal packages have
+// all moved, as in a later release.
 func TestStrangersCanUseEachModule(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds gRPC")
@@ -60,7 +60,7 @@ func TestStrangersCanUseEachModule(t *testing.T) {
 	}
 }
 
-// modules are the modules of the tree that are for strangers, by directory, each with
+// modules returns the modules of the tree that are for strangers, by directory, each with
 // the oldest root that it allows.
 func modules(t *testing.T) map[string]string {
 	found := map[string]string{".": unreleased}
@@ -84,8 +84,8 @@ func modules(t *testing.T) map[string]string {
 type repository struct {
 	git       []string // the environment of git
 	tree      string   // the commit of the tree
-	later     string   // and of the tree with its internal packages moved
-	strangers []string // the environment of those who take it for the one at GitHub
+	later     string   // the commit of the tree with its internal packages moved
+	strangers []string // the environment of strangers, who take it for the repository at GitHub
 }
 
 func newRepository(t *testing.T) *repository {
@@ -102,9 +102,9 @@ func newRepository(t *testing.T) *repository {
 			"GIT_CONFIG_GLOBAL=" + config,
 			"GOPATH=" + filepath.Join(dir, "go"),
 			"GOMODCACHE=" + filepath.Join(dir, "go", "mod"),
-			"GOPROXY=file://" + cache + "/cache/download," + proxies, // what the tree needs is there already
+			"GOPROXY=file://" + cache + "/cache/download," + proxies, // the cache already has what the tree needs
 			"GOPRIVATE=" + root,
-			"GOFLAGS=-modcacherw -trimpath", // so that it can be removed, and builds be found again
+			"GOFLAGS=-modcacherw -trimpath", // so that the cache can be removed, and builds are found again
 			"GOWORK=off",
 		},
 	}
@@ -133,7 +133,8 @@ func (r *repository) tag(t *testing.T, commit, name string) {
 	place{here.dir, r.git}.run(t, "git", "tag", "-f", name, commit)
 }
 
-// tagOldest sets the tag of a root that may be released: it is that one then.
+// tagOldest sets the tag of the oldest root. If that is not released yet, it is the root of
+// the tree.
 func (r *repository) tagOldest(t *testing.T, name string) {
 	if here.run(t, "git", "tag", "--list", name) == "" {
 		r.tag(t, r.tree, name)
@@ -181,7 +182,7 @@ func copyFile(t *testing.T, to, from string) {
 	}
 }
 
-// place is where commands run, and what is added to their environment.
+// place is a directory for commands, with additions to their environment.
 type place struct {
 	dir string
 	env []string
@@ -189,7 +190,7 @@ type place struct {
 
 var here = place{dir: filepath.Join("..", "..")}
 
-// run returns what the command prints, without space around it.
+// run returns what the command prints, without surrounding space.
 func (p place) run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
