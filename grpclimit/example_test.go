@@ -20,6 +20,45 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
+// A server that limits all of its calls, and a client that waits for its turn.
+func Example() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	perClient, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100), ratelimit.WithName("client"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	key := grpclimit.WithKey(grpclimit.First(grpclimit.APIKey("x-api-key"), grpclimit.PeerIP()))
+	unary, err := grpclimit.UnaryServerInterceptor(perClient, key, grpclimit.WithSkip(grpclimit.HealthAndReflection))
+	if err != nil {
+		log.Fatal(err)
+	}
+	stream, err := grpclimit.StreamServerInterceptor(perClient, key)
+	if err != nil {
+		log.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(stream))
+	defer server.Stop()
+
+	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.PerSecond(20), ratelimit.WithName("supplier"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit, err := grpclimit.UnaryClientInterceptor(limiter, grpclimit.WithMaxPause(time.Minute))
+	if err != nil {
+		log.Fatal(err)
+	}
+	conn, err := grpc.NewClient("localhost:50051", grpc.WithUnaryInterceptor(limit),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		log.Fatal(err)
+	}
+	_ = conn.Close()
+	// Output:
+}
+
 // A server with two calls a day for each API key, or else for each address.
 func ExampleUnaryServerInterceptor() {
 	mem, err := memstore.New()
