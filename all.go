@@ -13,38 +13,39 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// All is a [Limiter] of several limits, of which each must admit: 10 per second and
-// 1,000 per hour; one per user and one per address ([NewRekeyed]); one of requests and one
-// of what they cost ([PerCall]). If any of them denies, none is charged.
+// All is a [Limiter] of several limits that must all admit: 10 per second and 1,000 per hour,
+// one per user and one per address ([NewRekeyed]), requests and their costs ([PerCall]). If
+// any of them denies, none is charged.
 //
-// Limits of the five algorithms on one store are decided together, at one instant:
-// in memory under the locks of their keys, on Redis by one script in one round trip.
-// On a cluster or a ring these are the limits that decide on the same key. All
-// others (on other stores, other keys of a cluster, other Limiters) are charged one
-// after the other, in the order in which they were given, and given back when a later
-// one denies. Bound: until then, for as long as those calls take, others see up to n
-// events too few; a [LeakyBucket] may have given out turns behind them, and takes no
-// refund of earlier events after them; and what cannot be given back, since its store
-// fails, stays charged.
+// Limits of the five algorithms on one store are decided together, at one instant. In memory
+// that is under the locks of their keys, and on Redis one script in one round trip. On a
+// cluster or a ring it holds for the limits that decide on the same key. All others are
+// charged in the order in which they were given, and given back when a later one denies.
 //
-// The [Result] has the least Remaining of all and that one's Limit, the longest
-// RetryAfter of those that deny, the longest ResetAfter, and the longest Delay if all
-// admit. What is not counted ([Result.Counted]) has no say in Limit, Remaining and
-// ResetAfter. RetryAfter is exact where the limits are decided together, nobody else
-// calling; elsewhere the limits not asked may make it longer.
+// Bound: while limits are charged in order, others see up to n events too few. A [LeakyBucket]
+// may then have given out turns behind them, and takes no refund of earlier events. What cannot
+// be given back, since its store fails, stays charged. Limits that are decided together have
+// no such time.
 //
-// A denial names the limit that denied ([Result.DeniedBy]) and has its Source. Each limit's
-// own decision is in [Result.Parts]. A limit that was not asked, because an earlier one
-// denied or has a Rate of 0, has a zero Result there. So have all but the first of several
-// limits for which a wrapper had one answer, as a fallback has. A limit that was given back
-// is told without what its Result had charged, but its ResetAfter may be too long.
+// The [Result] has the Limit and Remaining of the limit with the least Remaining, and the
+// longest ResetAfter. It has the longest RetryAfter of those that deny, or the longest Delay if
+// all admit. What is not counted ([Result.Counted]) has no say in Limit, Remaining and
+// ResetAfter. RetryAfter is exact where the limits are decided together. Elsewhere the limits
+// that were not asked may make the wait longer.
 //
-// A part that decides on the same key of the same limiter as another is charged n
-// events for each, of which Remaining knows nothing: it is what the key has left. Peek
-// allows for it where the parts are the five algorithms, also inside of [Rekeyed] and
-// [PerCall]. A decision takes as long as those of its parts, less a lock or a round trip for each but
-// the first, and two allocations. [WithCoalescing] has no effect on limits that are
-// decided together. Its own memory is nothing per key.
+// A denial names the limit that denied ([Result.DeniedBy]) and has its Source. [Result.Parts]
+// has each limit's own decision. A limit that was not asked, since an earlier one denied, has a
+// zero Result there. So have all but the first of several limits for which a wrapper had one
+// answer, as a fallback has. A limit that was given back is told without the charge, but its
+// ResetAfter may be too long.
+//
+// Two parts that decide on the same key of the same limiter charge it n events each, while
+// Remaining is what the key has left. Peek allows for it where the parts are the five
+// algorithms, also inside [Rekeyed] and [PerCall].
+//
+// A decision takes as long as those of its parts, less a lock or a round trip for each but the
+// first, and two allocations. An All keeps nothing per key. [WithCoalescing] has no effect on
+// limits that are decided together.
 //
 // It is safe for concurrent use. Make it by [NewAll] or [NewLevels].
 type All struct {

@@ -130,8 +130,8 @@ func init() {
 	}
 }
 
-// algorithmOf is the name of the algorithm that decides for l, also inside of others that
-// have a method Unwrap, and "" if that is not known.
+// algorithmOf is the name of the algorithm that decides for l, and "" if that is not known. It
+// looks through limiters that have a method Unwrap.
 func algorithmOf(l Limiter) string {
 	for !isnil.Is(l) {
 		if lim := coreOf(l); lim != nil {

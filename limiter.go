@@ -1,10 +1,9 @@
-// Package ratelimit decides whether an event may happen now: five algorithms
-// behind one [Limiter] interface, each on an in-memory store or on Redis, with
-// the same decisions on both.
+// Package ratelimit decides whether an event may happen now. It has five algorithms behind
+// one [Limiter] interface, each in memory or on Redis, with the same decisions on both.
 //
 //	mem, err := memstore.New()
 //	...
-//	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(10))
+//	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100), ratelimit.WithName("api"))
 //	...
 //	r, err := limiter.Allow(ctx, "user:42")
 //	switch {
@@ -12,11 +11,13 @@
 //	case !r.Allowed: // come back after r.RetryAfter
 //	}
 //
-// Use [FixedWindow] if a counter that starts again with each minute or hour is
-// what your users expect, [SlidingWindow] for the same without the double burst
-// at the edge, [SlidingLog] where the limit must hold in every window exactly,
-// [TokenBucket] for a sustained rate with bursts, and [LeakyBucket] to pace work
-// at a constant rate.
+// Use [SlidingWindow] if you have no reason for another algorithm:
+//
+//   - [FixedWindow] where users should be able to follow it: the count starts again with each
+//     minute or hour.
+//   - [SlidingLog] where the limit must hold in every period, exactly.
+//   - [TokenBucket] for a steady rate with bursts, and for costs.
+//   - [LeakyBucket] to send at a steady pace.
 //
 // # Wrappers
 //
@@ -85,12 +86,12 @@ type Limiter interface {
 	// Peek answers what Allow would, and charges nothing. Its Remaining and
 	// ResetAfter are the key's as it stands.
 	Peek(ctx context.Context, key string) (Result, error)
-	// Refund gives back n of the events that charged admitted, as far as they are
-	// still charged: what has been refilled, drained or has left the window since
-	// (to within 1 µs) does not come back a second time. Refund each event once: a
-	// second Refund of the same events takes those of other calls.
+	// Refund gives back n of the events that charged admitted, if they are still
+	// charged. What has been refilled, drained or has left the window since (to within
+	// 1 µs) does not come back a second time. Refund each event once: a second Refund
+	// of the same events takes those of other calls.
 	Refund(ctx context.Context, key string, charged Result, n int) error
-	// Reset forgets key, as if it had never been seen.
+	// Reset forgets the state of key.
 	Reset(ctx context.Context, key string) error
 }
 
@@ -180,8 +181,8 @@ func CheckCall(ctx context.Context, key string, n int) error {
 	return ctx.Err()
 }
 
-// upToTries is how often AllowUpTo asks: a denial says how many events there is
-// room for, so that the second try fits unless other calls come between.
+// upToTries is how often AllowUpTo asks. A denial says how many events there is room for.
+// So the second try fits, unless other calls come between.
 const upToTries = 3
 
 // AllowUpTo admits as many of n events as l has room for: granted of them, 0 to n. Its

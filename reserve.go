@@ -30,15 +30,15 @@ type Reservation struct {
 	settled  atomic.Bool
 }
 
-// Reserve asks l for n events now, for work of which the cost is only known
-// afterwards: the tokens of a language model, the bytes of an upload, the rows of a
-// query. If they are admitted it returns a Reservation, to be settled when the cost is
-// known; if they are denied it is nil, and the Result says when to come again.
+// Reserve asks l for n events now, as an estimate. It is for costs that are known afterwards:
+// the tokens of a language model, the bytes of an upload, the rows of a query. If they are admitted, it
+// returns a Reservation to settle. If they are denied, that is nil, and the Result says when
+// to come again.
 //
-// Bound: a limit admits estimates. What turns out to exceed them is charged
-// afterwards, past the limit if need be, and is paid by waiting: see
-// [TokenBucket.Charge]. So with a bucket the actual costs of any interval exceed its bound
-// by no more than the excess of the reservations that were open in it.
+// Bound: a limit admits estimates. What exceeds them is charged afterwards, beyond the limit if
+// need be, and later calls wait until that debt has drained: see [TokenBucket.Charge]. With a
+// bucket the actual costs of an interval exceed its bound by no more than the excess of the
+// reservations that were open in it.
 func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, Result, error) {
 	if isnil.Is(l) {
 		return nil, Result{}, errNilLimiter
@@ -50,15 +50,15 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 	return &Reservation{limiter: l, key: key, reserved: n, charged: r}, r, nil
 }
 
-// Settle tells the actual cost, 0 or more events: what was reserved beyond it is given
-// back, as far as it is still charged, and what exceeds the estimate is charged. It
-// does so also when ctx has ended, within the store's own timeout. Of errors, [ErrSettled]
-// says that it has been settled before, [ErrInvalidN] that actual is below 0, both of which
-// change nothing; any other is the limiter's, after which the estimate stays charged.
+// Settle replaces the estimate by the actual cost, 0 or more events. It gives back what was
+// too much and is still charged, or charges what was too little. It does so also when ctx has
+// ended, within the store's own timeout.
 //
-// The Result is that of the [Charge] if there is an excess. Otherwise the store is not asked
-// for one: it is the Result of Reserve, as it would have been for actual events at that
-// instant, but for a ResetAfter that may be too long.
+// [ErrSettled] says that it has been settled before, and [ErrInvalidN] that actual is below 0.
+// Both change nothing. After any other error the estimate stays charged.
+//
+// The Result is that of the [Charge] if the estimate was too low. Otherwise it is the Result of
+// Reserve for the actual cost: it is of that instant, and its ResetAfter may be too long.
 func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
 	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
@@ -84,8 +84,8 @@ func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 // Cancel is Settle of 0: nothing was used.
 func (r *Reservation) Cancel(ctx context.Context) (Result, error) { return r.Settle(ctx, 0) }
 
-// Charge charges n events of key, which have happened already, to l: whether they fit or
-// not if it is a [Charger], and else as many as fit. It is for limiters around others.
+// Charge charges n events of key, which have happened already, to l. If l is a [Charger] it
+// charges all of them, whether they fit or not. Otherwise it charges as many as fit.
 func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter

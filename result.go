@@ -59,9 +59,9 @@ func (r Result) String() string {
 	return s
 }
 
-// Charged is how many events the Result has charged, and so how many a Refund can give
-// back. It is 0 for a denial, for a Peek and for events that were let through uncounted,
-// and for the Results of limiters that are not built on this package.
+// Charged is how many events the Result has charged, and so how many a Refund can give back.
+// It is 0 for a denial, for a Peek, and for events that were admitted uncounted. It is also 0
+// for the Results of limiters that are not built on this package.
 func (r Result) Charged() int {
 	if j := r.joined(); j != nil {
 		return j.charged
@@ -69,10 +69,10 @@ func (r Result) Charged() int {
 	return int(r.n)
 }
 
-// Counted reports whether Limit and Remaining tell what is left of a limit. They do not
-// where no limit has counted the events: those of [SourceFailOpen], [SourceFailClosed] and
-// [SourceUnlimited], and an admission by a list or with a Limit of 0, such as that of a
-// [Static].
+// Counted reports whether Limit and Remaining say what is left of a limit. It is false where no
+// limit has counted the events: for [SourceFailOpen], [SourceFailClosed] and
+// [SourceUnlimited], and for admissions by a list. An admission with a Limit of 0, such as
+// that of a [Static], is not counted either.
 func (r Result) Counted() bool { return r.counted() }
 
 func (r *Result) counted() bool {
@@ -195,9 +195,9 @@ type Mark struct {
 	under  *Mark // what the Result had before
 }
 
-// NewMark returns the mark of a wrapper, which is owner. source is what [Result.Source]
-// says from then on, or SourceStore to leave that as it is. note is what owner wants to
-// find again. owner is a pointer, so that it can be compared, and not nil.
+// NewMark returns the mark of a wrapper, owner, which is a pointer and not nil. source is what
+// [Result.Source] says from then on. SourceStore leaves it as it is. note is what owner wants to
+// find again.
 func NewMark(owner any, source Source, note any) *Mark {
 	source = min(source, SourceList) // the last one there is
 	return &Mark{owner: owner, source: source, note: note}
@@ -217,9 +217,8 @@ func (r Result) With(m *Mark) Result {
 	return r
 }
 
-// Of finds the mark of owner on r: ok is whether there is one. under is r as it was before
-// owner has marked it, for the Refund of the limiter inside, and note is that of the mark.
-// Without a mark of owner, under is r.
+// Of finds the mark of owner on r. ok is whether there is one, and note is its note. under is r
+// without it, for the Refund of the limiter inside. If there is no mark, under is r.
 func (r Result) Of(owner any) (under Result, note any, ok bool) {
 	for m := r.mark; m != nil; m = m.under {
 		if m.owner != nil && m.owner == owner {

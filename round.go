@@ -220,7 +220,7 @@ func (r *round) chargeTogether(ctx context.Context) error {
 }
 
 // requestOf is the place of e's request in requests. Parts on the same key of the same
-// namespace have one for all; -1 if they differ in the limit, and must be decided one
+// namespace share one. It is -1 if they differ in the limit, so that they must be decided one
 // after the other.
 func (r *round) requestOf(e *entry) int {
 	n := min(int64(e.events(r.n)), beyond)
