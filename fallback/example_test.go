@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -40,4 +41,47 @@ func ExampleNew() {
 	// true 1 local <nil>
 	// true 0 local <nil>
 	// false 0 local <nil>
+}
+
+// A service that is not to be harder to reach than Redis admits everything meanwhile, and
+// one that protects something refuses everything.
+func ExampleOpen() {
+	down, err := ratelimit.NewTokenBucket(broken{}, ratelimit.PerSecond(10), ratelimit.WithName("api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, policy := range []fallback.Policy{fallback.Open(), fallback.Closed()} {
+		limiter, err := fallback.New(down, policy)
+		if err != nil {
+			log.Fatal(err)
+		}
+		r, err := limiter.Allow(context.Background(), "user:42")
+		fmt.Println(r.Allowed, r.Source(), r.RetryAfter, err)
+	}
+	// Output:
+	// true fail_open 0s <nil>
+	// false fail_closed 1s <nil>
+}
+
+// The local limiter can be any, such as a stricter one.
+func ExampleLocal() {
+	down, err := ratelimit.NewTokenBucket(broken{}, ratelimit.PerSecond(10), ratelimit.WithName("api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	strict, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(2), ratelimit.WithName("api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := fallback.New(down, fallback.Local(strict))
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := limiter.AllowN(context.Background(), "user:42", 2)
+	fmt.Println(r.Allowed, r.Remaining, r.Source(), err)
+	// Output: true 0 local <nil>
 }

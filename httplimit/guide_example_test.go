@@ -1,0 +1,103 @@
+package httplimit_test
+
+import (
+	"fmt"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// perHour is a limiter in memory.
+func perHour(n int) ratelimit.Limiter {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(n), ratelimit.WithName("example"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	return limiter
+}
+
+// show prints the status of each request.
+func show(handler http.Handler, requests ...*http.Request) {
+	for _, r := range requests {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		fmt.Print(w.Code, " ")
+	}
+	fmt.Println()
+}
+
+var page = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+
+// Behind trusted proxies the client's address is in X-Forwarded-For. What a client writes
+// there itself does not count: it is read from the right, up to the first address that is no
+// proxy's.
+func ExampleClientIP_trustedProxies() {
+	limit := httplimit.Middleware(perHour(1), httplimit.WithKey(httplimit.ClientIP([]string{"10.0.0.0/8"})))
+	from := func(forwarded string) *http.Request {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.RemoteAddr = "10.1.2.3:4567" // the proxy
+		r.Header.Set("X-Forwarded-For", forwarded)
+		return r
+	}
+	show(limit(page), from("192.0.2.1"), from("192.0.2.2"), from("203.0.113.9, 192.0.2.1"))
+	// Output: 200 200 429
+}
+
+// Each API key that has been issued has a limit of its own. The key itself is hashed before
+// it is stored.
+func ExampleAPIKey() {
+	issued := map[string]bool{"key-of-ann": true, "key-of-bob": true}
+	key := httplimit.APIKey("X-API-Key", httplimit.KnownKeys(func(_ *http.Request, key string) bool { return issued[key] }))
+	limit := httplimit.Middleware(perHour(1), httplimit.WithKey(key))
+	with := func(key string) *http.Request {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Header.Set("X-API-Key", key)
+		return r
+	}
+	show(limit(page), with("key-of-ann"), with("key-of-ann"), with("key-of-bob"), with("invented"))
+	// Output: 200 429 200 400
+}
+
+// Each route has a limit for each client. The middleware goes around handlers of the mux,
+// since the mux finds the route.
+func ExampleRoute() {
+	limit := httplimit.Middleware(perHour(1),
+		httplimit.WithKey(httplimit.Combined(httplimit.Route(), httplimit.PeerIP())))
+	mux := http.NewServeMux()
+	mux.Handle("GET /users/{id}", limit(page))
+	mux.Handle("GET /search", limit(page))
+	get := func(path string) *http.Request { return httptest.NewRequest(http.MethodGet, path, nil) }
+	show(mux, get("/users/1"), get("/users/2"), get("/search"))
+	// Output: 200 429 200
+}
+
+// An upload costs one event for each KiB.
+func ExampleWithCost() {
+	limit := httplimit.Middleware(perHour(10), httplimit.WithCost(func(r *http.Request) int {
+		return 1 + int(max(0, r.ContentLength)/1024)
+	}))
+	upload := func(bytes int) *http.Request {
+		return httptest.NewRequest(http.MethodPost, "/", strings.NewReader(strings.Repeat("x", bytes)))
+	}
+	show(limit(page), upload(100), upload(8192), upload(100))
+	// Output: 200 200 429
+}
+
+// Health checks are not limited.
+func ExampleWithSkip() {
+	limit := httplimit.Middleware(perHour(1), httplimit.WithSkip(func(r *http.Request) bool {
+		return r.URL.Path == "/healthz"
+	}))
+	get := func(path string) *http.Request { return httptest.NewRequest(http.MethodGet, path, nil) }
+	show(limit(page), get("/"), get("/healthz"), get("/healthz"), get("/"))
+	// Output: 200 200 200 429
+}
