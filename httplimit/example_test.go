@@ -291,9 +291,19 @@ func ExampleSetHeaders() {
 	}
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, key := r.Context(), "user:ann"
-		n, _ := fmt.Fprint(w, "a long answer")
-		result, err := ratelimit.Charge(ctx, tokens, key, n)
+		reserved, result, err := ratelimit.Reserve(ctx, tokens, key, 100) // an estimate
 		if err != nil {
+			httplimit.WriteError(w, err)
+			return
+		}
+		if !result.Allowed {
+			d := httplimit.NewDecision(ctx, tokens, key, result)
+			httplimit.SetHeaders(w.Header(), d)
+			httplimit.WriteProblem(w, d)
+			return
+		}
+		n, _ := fmt.Fprint(w, "a long answer")
+		if result, err = reserved.Settle(ctx, n); err != nil {
 			return
 		}
 		trailer := make(http.Header)
