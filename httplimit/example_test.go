@@ -291,7 +291,7 @@ func ExampleSetHeaders() {
 	}
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, key := r.Context(), "user:ann"
-		reserved, result, err := ratelimit.Reserve(ctx, tokens, key, 100) // an estimate
+		reserved, result, err := ratelimit.Reserve(ctx, tokens, key, 10) // an estimate
 		if err != nil {
 			httplimit.WriteError(w, err)
 			return
