@@ -86,6 +86,9 @@ func TestDocumentsShowWhatCompiles(t *testing.T) {
 			}
 		}
 	}
+	if testing.Short() {
+		return // building them takes seconds
+	}
 	for _, b := range programs {
 		b.build(t, strings.NewReplacer())
 	}
@@ -121,6 +124,9 @@ func (b block) build(t *testing.T, addresses *strings.Replacer) (path string) {
 // TestDocumentsPrintWhatTheySay runs each program that is followed by a console, and the
 // commands of the console.
 func TestDocumentsPrintWhatTheySay(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds and runs programs")
+	}
 	for _, page := range pages(t) {
 		var program block
 		for _, b := range blocks(t, page) {
