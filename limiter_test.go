@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -609,28 +607,7 @@ func TestTimeBefore1970PassesToo(t *testing.T) {
 	}
 }
 
-// ---- The README's program, what a program links, and what a decision allocates.
-
-func TestTheProgramOfTheREADMERuns(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	_, program, _ := strings.Cut(string(readme), "```go\n")
-	program, _, _ = strings.Cut(program, "```")
-	file := filepath.Join(t.TempDir(), "main.go")
-	require.NoError(t, os.WriteFile(file, []byte(program), 0o600))
-	out, err := exec.CommandContext(t.Context(), "go", "run", file).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	require.Equal(t, "true 9 0s <nil>\n", string(out))
-}
-
-func TestAProgramWithoutRedisLinksOnlyTheStandardLibraryAndABreakerWithoutDependencies(t *testing.T) {
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}",
-		".", "./store/memstore").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	for path := range strings.FieldsSeq(string(out)) {
-		require.True(t, strings.HasPrefix(path, "github.com/ratelimit-go/ratelimit") || path == "github.com/sony/gobreaker/v2", path)
-	}
-}
+// ---- What a decision allocates.
 
 func TestADecisionInMemoryAllocatesNothing(t *testing.T) {
 	mem, err := memstore.New()
