@@ -136,14 +136,13 @@ func (l *Limit) UnmarshalText(text []byte) error {
 
 // Share is the part of l for each of n instances, 1 and more, that limit on their own. They
 // may do so while their shared store cannot be reached. In the long run all together admit
-// what l does.
+// no more than l does.
 //
-// If n divides the Rate, a share has Rate/n. Otherwise it has the same Rate in a Period n
-// times as long, so that nothing is rounded. A Burst is divided and rounded up, to at least 1.
-//
-// At one instant n shares admit Burst in sum, and up to n-1 events more where rounding up adds
-// them. Without a Burst they admit Rate in sum if n divides it, and otherwise n·Rate, a whole
-// Rate each. So give a bucket's limit its Burst before it is shared.
+// With a Burst the rate is divided exactly: a share has Rate/n, or the same Rate in a Period n
+// times as long. The Burst is divided and rounded up, to at least 1, so that n shares may
+// admit up to n-1 events more at one instant. Without a Burst a share has Rate/n, rounded
+// down. If the Rate is below n, it is one event in n/Rate Periods, rounded up, so that n
+// shares may admit n events at one instant.
 //
 // The errors wrap [ErrInvalidLimit]: l is not valid, n is below 1, or the share's Period is
 // over 10 years.
@@ -157,13 +156,17 @@ func (l Limit) Share(n int) (Limit, error) {
 	if err := l.Validate(); err != nil {
 		return Limit{}, err
 	}
-	share := Limit{Rate: l.Rate / n, Period: l.Period, Burst: l.Burst / n}
-	if l.Rate%n != 0 {
-		if time.Duration(n) > maxPeriod/l.Period { // before the product, which could overflow
-			return Limit{}, fmt.Errorf("%w: 1/%d of %v has a period over 10 years", ErrInvalidLimit, n, l)
-		}
-		share.Rate, share.Period = l.Rate, l.Period*time.Duration(n)
+	share, times := Limit{Rate: l.Rate / n, Period: l.Period, Burst: l.Burst / n}, 1
+	switch {
+	case l.Burst > 0 && l.Rate%n != 0:
+		share.Rate, times = l.Rate, n
+	case l.Rate > 0 && share.Rate == 0:
+		share.Rate, times = 1, 1+(n-1)/l.Rate
 	}
+	if time.Duration(times) > maxPeriod/l.Period { // before the product, which could overflow
+		return Limit{}, fmt.Errorf("%w: 1/%d of %v has a period over 10 years", ErrInvalidLimit, n, l)
+	}
+	share.Period *= time.Duration(times)
 	if l.Burst%n != 0 {
 		share.Burst++
 	}

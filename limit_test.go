@@ -462,8 +462,10 @@ func TestAShareIsOneNthOfTheLimit(t *testing.T) {
 		{ratelimit.PerSecond(100), 1, ratelimit.PerSecond(100)},
 		{ratelimit.PerSecond(100), 4, ratelimit.PerSecond(25)},
 		{ratelimit.PerSecond(100), 100, ratelimit.PerSecond(1)},
-		{ratelimit.PerSecond(100), 3, ratelimit.Limit{Rate: 100, Period: 3 * time.Second}},
-		{ratelimit.PerSecond(100), 200, ratelimit.Limit{Rate: 100, Period: 200 * time.Second}},
+		{ratelimit.PerSecond(100), 3, ratelimit.PerSecond(33)},
+		{ratelimit.PerSecond(100), 200, ratelimit.Every(2 * time.Second)},
+		{ratelimit.PerSecond(100), 101, ratelimit.Every(2 * time.Second)},
+		{ratelimit.PerSecond(2), 5, ratelimit.Every(3 * time.Second)},
 		{ratelimit.PerSecond(0), 3, ratelimit.PerSecond(0)},
 		{ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 20}, 5, ratelimit.Limit{Rate: 2, Period: time.Second, Burst: 4}},
 		{ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 20}, 3, ratelimit.Limit{Rate: 10, Period: 3 * time.Second, Burst: 7}},
@@ -491,15 +493,15 @@ func TestAShareIsOneNthOfTheLimit(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
-// All shares together have exactly the limit's rate, and its burst but for what is
-// rounded up.
+// All shares together have exactly the limit's rate and its burst, but for what is rounded up.
+// Without a burst they have no more than the limit's rate, and more than half of it.
 func TestSharesAddUpToTheLimit(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
 	for range 100_000 {
 		limit := ratelimit.Limit{
 			Rate:   int(rnd.Int64N(1 << (1 + rnd.IntN(31)))),
 			Period: time.Duration(1+rnd.IntN(1_000_000)) * time.Millisecond,
-			Burst:  int(rnd.Int64N(1 << (1 + rnd.IntN(31)))),
+			Burst:  int(rnd.Int64N(1<<(1+rnd.IntN(31)))) * rnd.IntN(2),
 		}
 		n := 1 + rnd.IntN(1<<(1+rnd.IntN(12)))
 		share, err := limit.Share(n)
@@ -509,6 +511,12 @@ func TestSharesAddUpToTheLimit(t *testing.T) {
 		// n·share.Rate/share.Period = limit.Rate/limit.Period
 		left := new(big.Int).Mul(big.NewInt(int64(n)*int64(share.Rate)), big.NewInt(int64(limit.Period)))
 		right := new(big.Int).Mul(big.NewInt(int64(limit.Rate)), big.NewInt(int64(share.Period)))
+		if limit.Burst == 0 {
+			require.LessOrEqual(t, left.Cmp(right), 0, "1/%d of %v is %v", n, limit, share)
+			require.GreaterOrEqual(t, left.Mul(left, big.NewInt(2)).Cmp(right), 0, "1/%d of %v is %v", n, limit, share)
+			require.True(t, share.Rate*n <= max(limit.Rate, n))
+			continue
+		}
 		require.Zero(t, left.Cmp(right), "1/%d of %v is %v", n, limit, share)
 		all := int64(n) * int64(share.Burst)
 		require.GreaterOrEqual(t, all, int64(limit.Burst))

@@ -60,6 +60,9 @@ func Share(l Limiter, s store.Store, n int) (Limiter, error) {
 // another Period for some rates.
 func (lim *limiter) share(s store.Store, n int) (Limiter, error) {
 	of := func(l Limit) (Limit, error) {
+		if lim.algorithm.burst && l.Burst == 0 && l.Rate > 0 { // or else a share is rounded down
+			l.Burst = l.Rate
+		}
 		l, err := l.Share(n)
 		if err == nil {
 			_, err = lim.algorithm.integers(l)
@@ -83,7 +86,7 @@ func (lim *limiter) share(s store.Store, n int) (Limiter, error) {
 		if err != nil || l == (Limit{}) {
 			return own, err
 		}
-		return l.Share(n)
+		return of(l)
 	})}
 	if lim.name != "" {
 		opts = append(opts, WithName(lim.name))

@@ -204,7 +204,7 @@ func TestAShareIsAnNthOfEachLimit(t *testing.T) {
 	require.NoError(t, err)
 	share, err := ratelimit.Share(l, mem, 4)
 	require.NoError(t, err)
-	for name, want := range map[string]int{"free": 2, "paid": 7, "none": 0, "all": 7} {
+	for name, want := range map[string]int{"free": 1, "paid": 1, "none": 0, "all": 1} {
 		tier = name
 		require.NoError(t, share.Reset(t.Context(), "key"))
 		require.Equal(t, want, admitted(t, share, 50), name)

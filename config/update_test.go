@@ -227,8 +227,8 @@ func TestWhileTheStoreFailsThePolicyOfTheTextInForceAnswers(t *testing.T) {
 		require.Equal(t, ratelimit.SourceLocal, allow(t, l, "other").Source())
 		require.Equal(t, 2, admitted(t, l, "key", 3))
 		require.Equal(t, 1, admitted(t, l, "free:1", 3))
-		update(t, ls, one(text+", on_failure: local, instances: 3"))
-		require.Equal(t, 6, admitted(t, l, "key", 8), "a share of 8/3d, of which 2 are spent")
+		update(t, ls, one(text+", on_failure: local, instances: 1"))
+		require.Equal(t, 6, admitted(t, l, "key", 8), "a share of 8/d, with 2 spent")
 
 		s.down = false
 		time.Sleep(2 * time.Second)
