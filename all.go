@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -186,18 +187,25 @@ func oneKeyEach(cores []part) error {
 
 func sameKey(k, other *Rekeyed) bool { return k.key == other.key }
 
-// NewLevels returns one limiter of several limits on the same keys, by the
-// algorithm's name as in [New]: NewLevels("sliding_window", s, PerSecond(10),
-// PerMinute(100), PerHour(1000)). Its errors are those of New and of NewAll. To give
-// the levels options make them by New, and an All of them.
-func NewLevels(algorithm string, s store.Store, levels ...Limit) (*All, error) {
-	limiters := make([]Limiter, 0, len(levels))
-	for _, l := range levels {
-		lim, err := New(algorithm, s, l)
-		if err != nil {
+// NewLevels returns one limiter of several limits on the same keys, by the algorithm's name as
+// in [New] and the limiter's as in [WithName]:
+//
+//	NewLevels("sliding_window", s, "api", PerSecond(10), PerMinute(100), PerHour(1000))
+//
+// The policies are named "api/s", "api/m" and "api/h". The errors are those of New and NewAll,
+// and [ErrInvalidOption] if two levels have one Period. To give the levels options make them
+// by New, and an All of them.
+func NewLevels(algorithm string, s store.Store, name string, levels ...Limit) (*All, error) {
+	limiters := make([]Limiter, len(levels))
+	for i, l := range levels {
+		if slices.ContainsFunc(levels[:i], func(other Limit) bool { return other.Period == l.Period }) {
+			return nil, fmt.Errorf("%w: two levels have the period %v", ErrInvalidOption, l.Period)
+		}
+		_, period, _ := strings.Cut(Limit{Period: l.Period}.String(), "/")
+		var err error
+		if limiters[i], err = New(algorithm, s, l, WithName(name), WithPolicyName(name+"/"+period)); err != nil {
 			return nil, err
 		}
-		limiters = append(limiters, lim)
 	}
 	return NewAll(limiters...)
 }

@@ -169,7 +169,7 @@ func TestAllSaysWhichLimitDenied(t *testing.T) {
 }
 
 func TestAllPeeksAtEachLimit(t *testing.T) {
-	a, err := ratelimit.NewLevels("token_bucket", memory(t, newClock()), ratelimit.PerSecond(2), ratelimit.PerHour(3))
+	a, err := ratelimit.NewLevels("token_bucket", memory(t, newClock()), "api", ratelimit.PerSecond(2), ratelimit.PerHour(3))
 	require.NoError(t, err)
 	for range 3 {
 		r, err := a.Peek(t.Context(), "key")
@@ -181,7 +181,7 @@ func TestAllPeeksAtEachLimit(t *testing.T) {
 	require.True(t, allowN(t, a, 2).Allowed)
 	r, err := a.Peek(t.Context(), "key")
 	require.NoError(t, err)
-	require.Equal(t, "2/s", r.DeniedBy())
+	require.Equal(t, "api/s", r.DeniedBy())
 	require.Len(t, r.Parts(), 2)
 	require.Equal(t, 1, r.Parts()[1].Remaining)
 }
@@ -612,7 +612,7 @@ func TestAllWithoutAStore(t *testing.T) {
 
 func TestAllOfWrappers(t *testing.T) {
 	mem := memory(t, newClock())
-	levels, err := ratelimit.NewLevels("sliding_window", mem, ratelimit.PerMinute(5), ratelimit.PerHour(9))
+	levels, err := ratelimit.NewLevels("sliding_window", mem, "api", ratelimit.PerMinute(5), ratelimit.PerHour(9))
 	require.NoError(t, err)
 	safe, err := fallback.New(levels, fallback.Open())
 	require.NoError(t, err)
@@ -624,7 +624,7 @@ func TestAllOfWrappers(t *testing.T) {
 	require.Len(t, policiesOf(t, a, "key"), 1+3)
 	require.NoError(t, a.Refund(t.Context(), "key", r, 1))
 	r = allowN(t, a, 5)
-	require.Equal(t, "5/m", r.DeniedBy())
+	require.Equal(t, "api/m", r.DeniedBy())
 	require.Equal(t, 6, allowN(t, bucket, 0+1).Remaining+1, "1 of 7 is charged, and now 2")
 
 	open, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
@@ -734,7 +734,7 @@ func (away) TakeAll(context.Context, []store.Request, []store.Reply) error {
 func TestAllHasPartsInTheOrderOfPolicies(t *testing.T) {
 	mem := memory(t, newClock())
 	levels := func(s store.Store) ratelimit.Limiter {
-		l, err := ratelimit.NewLevels("fixed_window", s, ratelimit.PerHour(11), ratelimit.PerDay(12))
+		l, err := ratelimit.NewLevels("fixed_window", s, "api", ratelimit.PerHour(11), ratelimit.PerDay(12))
 		require.NoError(t, err)
 		return l
 	}
@@ -796,11 +796,15 @@ func TestAllChecksItsInput(t *testing.T) {
 		_, err := ratelimit.NewAll(limiters...)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
-	_, err := ratelimit.NewLevels("token_bucket", memory(t, newClock()))
+	_, err := ratelimit.NewLevels("token_bucket", memory(t, newClock()), "api")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	_, err = ratelimit.NewLevels("bucket", memory(t, newClock()), ratelimit.PerHour(1))
+	_, err = ratelimit.NewLevels("bucket", memory(t, newClock()), "api", ratelimit.PerHour(1))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	_, err = ratelimit.NewLevels("token_bucket", memory(t, newClock()), ratelimit.PerHour(1), ratelimit.Limit{})
+	_, err = ratelimit.NewLevels("token_bucket", memory(t, newClock()), "", ratelimit.PerHour(1))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "no name")
+	_, err = ratelimit.NewLevels("token_bucket", memory(t, newClock()), "api", ratelimit.PerHour(1), ratelimit.PerDay(2), ratelimit.PerHour(2))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "two of one period would count in one place")
+	_, err = ratelimit.NewLevels("token_bucket", memory(t, newClock()), "api", ratelimit.PerHour(1), ratelimit.Limit{})
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	_, err = new(ratelimit.All).Allow(ctx, "key")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)

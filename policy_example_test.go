@@ -21,7 +21,7 @@ func frozenMemory() *memstore.Store {
 }
 
 func ExampleNewLevels() {
-	levels, err := ratelimit.NewLevels("fixed_window", frozenMemory(), ratelimit.PerSecond(2), ratelimit.PerHour(1000))
+	levels, err := ratelimit.NewLevels("fixed_window", frozenMemory(), "api", ratelimit.PerSecond(2), ratelimit.PerHour(1000))
 	if err != nil {
 		panic(err)
 	}
@@ -35,7 +35,7 @@ func ExampleNewLevels() {
 	// Output:
 	// true 1  0s
 	// true 0  0s
-	// false 0 2/s 1s
+	// false 0 api/s 1s
 }
 
 // A limit per user and one for all users of a company: both admit, or none is

@@ -20,7 +20,7 @@ func TestEachOfSeveralLimitsIsTold(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
 	require.NoError(t, err)
-	levels, err := ratelimit.NewLevels("fixed_window", mem, ratelimit.PerSecond(2), ratelimit.PerHour(3))
+	levels, err := ratelimit.NewLevels("fixed_window", mem, "api", ratelimit.PerSecond(2), ratelimit.PerHour(3))
 	require.NoError(t, err)
 	h := httplimit.Middleware(levels)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	ask := func() *httptest.ResponseRecorder {
@@ -31,23 +31,23 @@ func TestEachOfSeveralLimitsIsTold(t *testing.T) {
 
 	w := ask()
 	require.Equal(t, http.StatusOK, w.Code)
-	require.Equal(t, `"2/s";q=2;w=1,"3/h";q=3;w=3600`, w.Header().Get("RateLimit-Policy"))
-	require.Equal(t, `"2/s";r=1;t=1,"3/h";r=2;t=3600`, w.Header().Get("RateLimit"))
+	require.Equal(t, `"api/s";q=2;w=1,"api/h";q=3;w=3600`, w.Header().Get("RateLimit-Policy"))
+	require.Equal(t, `"api/s";r=1;t=1,"api/h";r=2;t=3600`, w.Header().Get("RateLimit"))
 	require.Equal(t, "1", w.Header().Get("X-RateLimit-Remaining"))
 
 	require.Equal(t, http.StatusOK, ask().Code)
 	w = ask()
 	require.Equal(t, http.StatusTooManyRequests, w.Code)
 	require.Equal(t, "1", w.Header().Get("Retry-After"))
-	require.Equal(t, `"2/s";r=0;t=1,"3/h";r=1`, w.Header().Get("RateLimit"), "the hour has room, and was not charged")
-	require.Contains(t, w.Body.String(), `"violated-policies":["2/s"]`)
+	require.Equal(t, `"api/s";r=0;t=1,"api/h";r=1`, w.Header().Get("RateLimit"), "the hour has room, and was not charged")
+	require.Contains(t, w.Body.String(), `"violated-policies":["api/s"]`)
 
 	now = now.Add(time.Second)
 	require.Equal(t, http.StatusOK, ask().Code)
 	w = ask()
 	require.Equal(t, http.StatusTooManyRequests, w.Code)
 	require.Equal(t, "3599", w.Header().Get("Retry-After"))
-	require.Contains(t, w.Body.String(), `"violated-policies":["3/h"]`)
+	require.Contains(t, w.Body.String(), `"violated-policies":["api/h"]`)
 }
 
 func TestALimitThatWasNotAskedIsNotTold(t *testing.T) {
@@ -96,7 +96,7 @@ func TestFieldsWithRoomForOneLimitAreOfOneLimit(t *testing.T) {
 	} {
 		mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
 		require.NoError(t, err)
-		levels, err := ratelimit.NewLevels(c.algorithm, mem, c.levels...)
+		levels, err := ratelimit.NewLevels(c.algorithm, mem, "api", c.levels...)
 		require.NoError(t, err)
 		for _, style := range []httplimit.HeaderStyle{httplimit.Draft6, httplimit.Draft7, httplimit.Legacy} {
 			require.NoError(t, levels.Reset(t.Context(), "192.0.2.1"))

@@ -74,7 +74,7 @@ func bucket(t *testing.T, l ratelimit.Limit) ratelimit.Limiter {
 
 func levels(t *testing.T, limits ...ratelimit.Limit) ratelimit.Limiter {
 	t.Helper()
-	lim, err := ratelimit.NewLevels("fixed_window", memory(t), limits...)
+	lim, err := ratelimit.NewLevels("fixed_window", memory(t), "api", limits...)
 	require.NoError(t, err)
 	return lim
 }

@@ -16,7 +16,7 @@ import (
 func TestATrialBesideARealLimitDoesNotShow(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
-	trial, err := ratelimit.NewLevels("fixed_window", mem, ratelimit.PerHour(2), ratelimit.PerMinute(1))
+	trial, err := ratelimit.NewLevels("fixed_window", mem, "api", ratelimit.PerHour(2), ratelimit.PerMinute(1))
 	require.NoError(t, err)
 	lim, _ := limiter(t, trial)
 	real := inMemory(t, "token_bucket", ratelimit.PerHour(100))

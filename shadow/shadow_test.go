@@ -401,7 +401,7 @@ func TestAnotherSaltIsAnotherShare(t *testing.T) {
 func TestPoliciesOfAKeyThatIsNotEnforcedAreUnlimited(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
-	inner, err := ratelimit.NewLevels("token_bucket", mem, ratelimit.PerHour(2), ratelimit.PerDay(9))
+	inner, err := ratelimit.NewLevels("token_bucket", mem, "api", ratelimit.PerHour(2), ratelimit.PerDay(9))
 	require.NoError(t, err)
 	lim, _ := limiter(t, inner)
 	before := make([]ratelimit.Policy, 1, 8)
@@ -415,7 +415,7 @@ func TestPoliciesOfAKeyThatIsNotEnforcedAreUnlimited(t *testing.T) {
 		if !enforced {
 			unlimited := ratelimit.Policy{Limit: ratelimit.Unlimited(), Quota: math.MaxInt32}
 			first, second := unlimited, unlimited
-			first.Name, second.Name = "2/h", "9/d"
+			first.Name, second.Name = "api/h", "api/d"
 			require.Equal(t, []ratelimit.Policy{{}, first, second}, got)
 		} else {
 			require.Equal(t, want, got)
