@@ -208,8 +208,8 @@ func TestThePoliciesAreThoseInForceOnTheKey(t *testing.T) {
 	}
 }
 
-// Each key is on the one list or on the other, whichever of two pairs is in force: a
-// call that saw half a pair would find it on none.
+// Each key is on one of the two lists, whichever of two pairs is in force. A call that saw half
+// a pair would find it on no list.
 func TestReplaceWhileReading(t *testing.T) {
 	x, y := list(t, "192.0.2.0/24", "=a"), list(t, "198.51.100.0/24", "=b")
 	pairs := []accesslist.Lists{{Allow: x, Deny: y}, {Allow: y, Deny: x}}
@@ -266,9 +266,9 @@ func many(b *testing.B, n int) *accesslist.List {
 	return list(b, entries...)
 }
 
-// BenchmarkLookUp is a call of Allow whose limiter answers without a store, without lists
-// and behind a deny list of some 100,000 prefixes; and of the latter the look-up alone, of
-// an address that is parsed already.
+// BenchmarkLookUp measures a call of Allow whose limiter answers without a store: without lists,
+// and behind a deny list of some 100,000 prefixes. For that list it also measures the look-up
+// alone, of an address that is parsed already.
 func BenchmarkLookUp(b *testing.B) {
 	deny := many(b, 100_000)
 	answer := ratelimit.Static(ratelimit.Result{Allowed: true}, nil)

@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 )
 
-// List is a set of exact keys and of IP prefixes. It is never changed once it is made,
-// by [NewList] or [ParseList]. A nil List, as the zero one, is empty.
+// List is a set of exact keys and of IP prefixes. Make it by [NewList] or [ParseList]. It never
+// changes after that. A nil or zero List is empty.
 //
 // An entry is
 //
@@ -25,12 +25,11 @@ import (
 //	::ffff:192.0.2.1  an IPv4 address: mapped ones and those of NAT64 (64:ff9b::/96),
 //	                  and prefixes of them, are IPv4's
 //
-// An IPv6 prefix holds no IPv4 address, not even ::/0. Zones are refused: the
-// addresses of a prefix are those of every zone.
+// An IPv6 prefix holds no IPv4 address, not even ::/0. Zones are refused: the addresses of a
+// prefix are those of every zone. Entries given twice, or inside others, do no harm.
 //
-// A prefix costs some 60 bytes where they are far from each other, and less where they
-// are near; a key costs its own length and some 30 bytes. Entries given twice, or inside
-// others, do no harm.
+// A prefix costs some 60 bytes if prefixes are far from each other, and less if they are near.
+// A key costs its own length and some 30 bytes.
 type List struct {
 	keys     map[string]struct{}
 	prefixes bart.Lite
@@ -38,8 +37,8 @@ type List struct {
 
 const maxKey = 64 << 10 // bytes
 
-// NewList returns the list of these entries. Its error is
-// [ratelimit.ErrInvalidOption], and names the first entry that is wrong, counted from 1.
+// NewList returns the list of these entries. Its error is [ratelimit.ErrInvalidOption], and
+// names the first invalid entry, counted from 1.
 func NewList(entries ...string) (*List, error) {
 	l := new(List)
 	for i, entry := range entries {
@@ -50,10 +49,12 @@ func NewList(entries ...string) (*List, error) {
 	return l, nil
 }
 
-// ParseList reads a list of one entry a line. Space around entries, empty lines and what
-// follows a "#" are skipped, but not in the lines of keys, which are all theirs (a key that
-// begins or ends with space needs [NewList]). Its error is [ratelimit.ErrInvalidOption],
-// and names the first line that is wrong, counted from 1, or it is that of r.
+// ParseList reads a list with one entry a line. Space around entries, empty lines and what
+// follows a "#" are skipped. In the line of a key a "#" is part of the key. A key that
+// begins or ends with space needs [NewList].
+//
+// Its error is that of r, or [ratelimit.ErrInvalidOption]. It names the first invalid line,
+// counted from 1.
 func ParseList(r io.Reader) (*List, error) {
 	l := new(List)
 	lines := bufio.NewScanner(r)
@@ -77,7 +78,7 @@ func ParseList(r io.Reader) (*List, error) {
 	return l, nil
 }
 
-// entryOf is the entry of a line, "" if it has none.
+// entryOf returns the entry of a line, "" if it has none.
 func entryOf(line string) string {
 	line = strings.TrimSpace(line)
 	if !strings.HasPrefix(line, "=") {
@@ -101,11 +102,11 @@ func (l *List) add(entry string) error {
 	if l.keys == nil {
 		l.keys = make(map[string]struct{})
 	}
-	l.keys[strings.Clone(key)] = struct{}{} // not the whole text that it was cut from
+	l.keys[strings.Clone(key)] = struct{}{} // do not keep the whole text that it was cut from
 	return nil
 }
 
-// parsePrefix is the prefix of a text, or the whole length of an address.
+// parsePrefix returns the prefix of a text, or an address as a prefix of its whole length.
 func parsePrefix(text string) (netip.Prefix, error) {
 	if !strings.Contains(text, "/") {
 		a, err := netip.ParseAddr(text)
@@ -131,7 +132,7 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// unmapped is p as a prefix of IPv4 addresses, if it is one written as IPv6.
+// unmapped returns p as a prefix of IPv4 addresses, if it is one written as IPv6.
 func unmapped(p netip.Prefix) (netip.Prefix, error) {
 	a := clientaddr.Unmap(p.Addr())
 	if !a.Is4() || p.Addr().Is4() {
@@ -143,7 +144,7 @@ func unmapped(p netip.Prefix) (netip.Prefix, error) {
 	return netip.PrefixFrom(a, p.Bits()-96), nil
 }
 
-// Len is the number of different keys and prefixes.
+// Len returns the number of different keys and prefixes.
 func (l *List) Len() int {
 	if l == nil {
 		return 0
@@ -151,7 +152,7 @@ func (l *List) Len() int {
 	return len(l.keys) + l.prefixes.Size()
 }
 
-// hasKey is whether the list holds key.
+// hasKey reports whether the list holds key.
 func (l *List) hasKey(key string) bool {
 	if l == nil {
 		return false
@@ -160,8 +161,8 @@ func (l *List) hasKey(key string) bool {
 	return found
 }
 
-// hasNetwork is whether a prefix of the list holds all of p, which may be the zero Prefix. If
-// some hold only a part of it, that is not known.
+// hasNetwork reports whether a prefix of the list holds all of p, which may be the zero
+// Prefix. If prefixes hold only a part of it, the error is ErrNoAddr.
 func (l *List) hasNetwork(p netip.Prefix) (bool, error) {
 	switch {
 	case p.IsSingleIP():
@@ -174,5 +175,5 @@ func (l *List) hasNetwork(p netip.Prefix) (bool, error) {
 	return false, nil
 }
 
-// hasPrefixes is whether addresses matter.
+// hasPrefixes reports whether addresses matter.
 func (l *List) hasPrefixes() bool { return l != nil && l.prefixes.Size() > 0 }

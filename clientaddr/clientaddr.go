@@ -1,6 +1,6 @@
-// Package clientaddr carries the IP address of a client, in a context, to limiters that decide
-// by it, such as those of package accesslist. Keys need not say it: a key can be a network, a
-// user or a hash.
+// Package clientaddr carries the IP address of a client in a context, to limiters that
+// decide by it, such as those of package accesslist. The key need not be the address: it
+// can be a network, a user or a hash.
 //
 // The middleware of package httplimit and the interceptors of grpclimit put in the address
 // that their Key finds. Code in front of them can put in another one:
@@ -22,13 +22,14 @@ func NewContext(ctx context.Context, addr netip.Addr) context.Context {
 }
 
 // NewContextFunc returns a context whose address is find(arg), unless [NewContext] has set
-// one. It is for middlewares: each [FromContext] calls find, which returns the zero Addr if it
-// finds none and is safe for concurrent use. It costs one allocation.
+// one. It is for middlewares, and costs one allocation. Each [FromContext] calls find,
+// which returns the zero Addr if it finds none. The function must be safe for concurrent
+// use.
 func NewContextFunc[T any](ctx context.Context, arg T, find func(arg T) netip.Addr) context.Context {
 	return &found[T]{ctx, arg, find}
 }
 
-// found is a context that finds the address when it is asked for it.
+// found is a context that finds the address when asked for it.
 type found[T any] struct {
 	context.Context
 	arg  T
@@ -49,8 +50,8 @@ func (f *found[T]) Value(key any) any {
 	return v
 }
 
-// FromContext returns the address of the client as [Unmap] does, and whether it is known. Call
-// it while the request is served: that is where middlewares find the address.
+// FromContext returns the address of the client as [Unmap] does, and whether it is known.
+// Call it while the request is served, since middlewares find the address only then.
 func FromContext(ctx context.Context) (addr netip.Addr, ok bool) {
 	switch v := ctx.Value(contextKey{}).(type) {
 	case netip.Addr:
@@ -63,8 +64,8 @@ func FromContext(ctx context.Context) (addr netip.Addr, ok bool) {
 
 var nat64 = netip.MustParsePrefix("64:ff9b::/96") // of RFC 6052
 
-// Unmap returns addr without its zone, and as IPv4 if it is an IPv4 address written as
-// IPv6: ::ffff:192.0.2.1, or 64:ff9b::192.0.2.1 by NAT64.
+// Unmap returns addr without its zone. It returns an IPv4 address written as IPv6 as IPv4,
+// whether ::ffff:192.0.2.1 or 64:ff9b::192.0.2.1 (NAT64).
 func Unmap(addr netip.Addr) netip.Addr {
 	addr = addr.WithZone("").Unmap()
 	if nat64.Contains(addr) {

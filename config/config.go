@@ -1,11 +1,11 @@
-// Package config makes limiters of a text in YAML or JSON, so that operators change
-// limits without code, at run time too.
+// Package config makes limiters from a text in YAML or JSON. Operators can then change limits
+// without code, even at run time.
 //
 //	limiters:
 //	  api:                      # its name: ratelimit.WithName("api")
 //	    algorithm: sliding_window
-//	    limit: 100/m            # of tiers that are not listed, too
-//	    tiers:                  # which tier a key has, the program says: WithTierFunc
+//	    limit: 100/m            # also for tiers that are not listed
+//	    tiers:                  # the program says which tier a key has: WithTierFunc
 //	      free: 10/m
 //	      internal: unlimited
 //	      banned: 0/m
@@ -15,21 +15,20 @@
 //	  search:
 //	    algorithm: token_bucket
 //	    limit: 10/s burst 20
-//	    on_failure: local       # or open, closed; error, if it is left out
-//	    instances: 4            # that share the limit: each takes a 1/4 while the store fails
+//	    on_failure: local       # or open, closed, error; the default is error
+//	    instances: 4            # each takes 1/4 of the limit while the store fails
 //	    deny_cache: true        # denycache.New
 //	    coalescing: true        # ratelimit.WithCoalescing
 //
-// A limiter has an algorithm, and a limit or limits; all else is optional. Limits are
-// what [ratelimit.ParseLimit] reads, and algorithms what [ratelimit.New] knows. Names
-// and tiers are taken as they are written, quoted or not. A name has 1 to 256 bytes and
-// no braces.
+// A limiter has an algorithm, and a limit or limits. All else is optional. Limits are read by
+// [ratelimit.ParseLimit], and algorithms are those of [ratelimit.New]. Names and tiers are
+// taken as they are written, quoted or not. A name has 1 to 256 bytes and no braces.
 //
-// [Parse] checks a text completely, [Config.Build] makes the limiters on a store, and
+// [Parse] checks a text completely, and [Config.Build] makes the limiters on a store.
 // [Limiters.Update] lets them follow another text while they are in use.
 //
-// JSON is read as the YAML that it is, with one exception: a character beyond U+FFFF
-// must stand in the text itself, not as a pair of \u escapes.
+// JSON is read as YAML, with one exception. A character beyond U+FFFF must stand in the text
+// itself, not as a pair of \u escapes.
 package config
 
 import (
@@ -41,23 +40,23 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Config is a text that has been read and found good. It never changes, and can be
-// built more than once. Make it by [Parse].
+// Config is a text that has been read and is valid. It never changes, and can be built more
+// than once. Make it by [Parse].
 type Config struct {
 	specs []*spec // in the order of the text
 }
 
-// Parse reads a text in YAML or JSON, in UTF-8, of at most 1 MiB. It has at most 65,536 of
-// the signs , : - ? [ { # % & * and ! wherever they stand, which is enough for 8,000
-// limiters. More are refused before they are read: to read them could take gigabytes.
+// Parse reads a text in YAML or JSON, in UTF-8, of at most 1 MiB. It can have at most
+// 65,536 of the signs , : - ? [ { # % & * and ! wherever they stand. That is enough for
+// 8,000 limiters. A text with more is refused unread: reading it could take gigabytes.
 //
-// Its error tells of all that is wrong, or of the first 20 places, each as an
-// [*Error] with line and column (errors.As finds the first; all are joined in the
-// order of the text). Those about limits wrap [ratelimit.ErrInvalidLimit], and those
-// about names and algorithms [ratelimit.ErrInvalidOption]. After an error of syntax
-// nothing else is checked. Wrong are also fields that are not known, names that come
-// twice, an empty text and a second document, and all of YAML that only hides
-// what is meant: anchors, aliases, tags, merge keys.
+// The error lists all that is wrong, or the first 20 places. Each is an [*Error] with line
+// and column. They are joined in the order of the text, and errors.As finds the first.
+// Those about limits wrap [ratelimit.ErrInvalidLimit]. Those about names and algorithms
+// wrap [ratelimit.ErrInvalidOption]. After a syntax error nothing else is checked.
+//
+// Unknown fields, names that come twice, an empty text and a second document are errors. So
+// is all of YAML that only hides what is meant: anchors, aliases, tags and merge keys.
 func Parse(text []byte) (*Config, error) {
 	p := &parser{}
 	if root := p.document(text); root != nil {
@@ -69,15 +68,15 @@ func Parse(text []byte) (*Config, error) {
 	return &Config{p.specs}, nil
 }
 
-// Error is what is wrong at one place of a text.
+// Error says what is wrong at one place of a text.
 type Error struct {
 	Line   int // from 1
 	Column int // in characters, from 1
 	Err    error
 }
 
-// Error is the place and what is wrong there, such as
-// `config: 3:12: limiter "api": limit: …`.
+// Error returns the place and what is wrong there, such as `config: 3:12: limiter "api":
+// limit: …`.
 func (e *Error) Error() string {
 	return fmt.Sprintf("config: %d:%d: %v", e.Line, e.Column, e.Err)
 }
@@ -85,7 +84,7 @@ func (e *Error) Error() string {
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// spec is what a text says of one limiter.
+// spec is what a text says about one limiter.
 type spec struct {
 	line, column int // of the name
 
@@ -99,7 +98,7 @@ type spec struct {
 	coalescing      bool
 }
 
-// failure is what on_failure says.
+// failure is a value of on_failure.
 type failure string
 
 const (
@@ -109,17 +108,17 @@ const (
 	failLocal  failure = "local"
 )
 
-// fail is an error about the limiter, at its name.
+// fail returns an error about the limiter, at its name.
 func (s *spec) fail(err error) error {
 	return &Error{s.line, s.column, fmt.Errorf("limiter %s: %w", quote(s.name), err)}
 }
 
-// check is what the algorithm says of a limit.
+// check returns the error of the algorithm for a limit, if it has one.
 func (s *spec) check(l ratelimit.Limit) error {
 	return l.ValidateFor(s.algorithm)
 }
 
-// checkShares is what the algorithm says of the shares of instances, first of the
+// checkShares returns the first error of the algorithm for the shares of instances: of the
 // limits, then of the tiers.
 func (s *spec) checkShares() error {
 	all := slices.Clone(s.limits)
@@ -138,7 +137,7 @@ func (s *spec) checkShares() error {
 	return nil
 }
 
-// periods are those of limits, which are part of their identity.
+// periods returns the Periods of the limits, which are part of their identity.
 func (s *spec) periods() []time.Duration {
 	periods := make([]time.Duration, len(s.limits))
 	for i, l := range s.limits {

@@ -224,9 +224,9 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "no limiters", text: "limiters:\n", err: "1:10: limiters: nothing: want a limiter for each name"},
 		{name: "empty limiters", text: "limiters: {}\n", err: "1:11: limiters: an empty mapping: want a limiter for each name"},
 		{name: "two documents", text: a + "    limit: 1/s\n---\n" + a, err: "5:1: a second document begins: a text has one"},
-		{name: "a limiter twice", text: a + "    limit: 1/s\n  a:\n    algorithm: x\n", err: `5:3: limiters: "a" stands in line 2 already`},
-		{name: "a field twice", text: a + "    limit: 1/s\n    limit: 2/s\n", err: `5:5: limiter "a": "limit" stands in line 4 already`},
-		{name: "a tier twice", text: a + "    limit: 1/s\n    tiers: {x: 1/s, x: 2/s}\n", err: `5:21: limiter "a": tiers: "x" stands in line 5 already`},
+		{name: "a limiter twice", text: a + "    limit: 1/s\n  a:\n    algorithm: x\n", err: `5:3: limiters: "a" is already in line 2`},
+		{name: "a field twice", text: a + "    limit: 1/s\n    limit: 2/s\n", err: `5:5: limiter "a": "limit" is already in line 4`},
+		{name: "a tier twice", text: a + "    limit: 1/s\n    tiers: {x: 1/s, x: 2/s}\n", err: `5:21: limiter "a": tiers: "x" is already in line 5`},
 		{name: "a limiter of nothing", text: "limiters:\n  a:\n", err: `2:5: limiter "a": nothing: want a mapping with the fields algorithm and limit`},
 		{name: "a limiter of text", text: "limiters:\n  a: 5/s\n", err: `2:6: limiter "a": "5/s": want a mapping with the fields algorithm and limit`},
 		{name: "a limiter without a name", text: "limiters:\n  : {limit: 1/s}\n", err: "2:3: limiters: nothing: want a name"},
@@ -359,7 +359,7 @@ func TestOfManyErrorsTheFirstTwentyAreTold(t *testing.T) {
 	_, err := config.Parse([]byte("limiters:\n" + strings.Repeat("  a: 1\n", 1000)))
 	lines := strings.Split(err.Error(), "\n")
 	require.Len(t, lines, 21)
-	require.Equal(t, `config: 22:3: 980 more errors from here on, the first: limiters: "a" stands in line 2 already`, lines[20])
+	require.Equal(t, `config: 22:3: 980 more errors from here on, the first: limiters: "a" is already in line 2`, lines[20])
 }
 
 func TestATextOfAliasesThatWouldGrowIsRefusedAtItsFirstAnchor(t *testing.T) {
@@ -426,7 +426,7 @@ func TestBuildRefusesWhatItCannotUse(t *testing.T) {
 	require.Contains(t, build(good, mem, config.WithTierFunc(nil)), "WithTierFunc(nil)")
 	require.Contains(t, build(new(config.Config), mem), "made by Parse")
 	require.Contains(t, build(nil, mem), "made by Parse")
-	require.Equal(t, `config: 3:3: limiter "api": `+ratelimit.ErrInvalidOption.Error()+`: it has tiers, and Build has no WithTierFunc`, build(good, mem))
+	require.Equal(t, `config: 3:3: limiter "api": `+ratelimit.ErrInvalidOption.Error()+`: it has tiers, but Build was given no WithTierFunc`, build(good, mem))
 }
 
 func TestTheLimitersOfNoBuildAnswerErrors(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// follower is a part of the limiter i, by the text that is in force when it is asked.
+// follower is a part of limiter i, by the text that is in force when it is called.
 type follower struct {
 	set  *Limiters
 	i    int
@@ -57,7 +57,7 @@ func (f *follower) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, k
 	return ratelimit.AppendPolicies(ctx, dst, f.now(key), key)
 }
 
-// Unwrap returns the limiter by the text that is in force, nil while there is none yet.
+// Unwrap returns the limiter by the text in force, or nil while there is no such text.
 func (f *follower) Unwrap() ratelimit.Limiter {
 	now := *f.set.now.Load()
 	if f.i >= len(now) || now[f.i] == nil {
@@ -66,10 +66,10 @@ func (f *follower) Unwrap() ratelimit.Limiter {
 	return f.part(now[f.i], "")
 }
 
-// limiter is the follower that users have.
+// limiter is the follower that callers get.
 type limiter struct{ follower }
 
-// Refund gives back to the limiter that has admitted, by whatever text: what a failure
+// Refund gives back to the limiter that has admitted, by whatever text. What a failure
 // policy has let through was never charged to the store.
 func (l *limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	st := l.stack()
@@ -81,7 +81,7 @@ func (l *limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	return st.whole(key).Refund(ctx, key, charged, n)
 }
 
-// Reset reaches what former texts have counted, on the store and locally, too.
+// Reset also reaches what former texts have counted, on the store and locally.
 func (l *limiter) Reset(ctx context.Context, key string) error {
 	if err := ratelimit.CheckCall(ctx, key, 1); err != nil {
 		return err

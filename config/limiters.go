@@ -19,15 +19,15 @@ import (
 )
 
 // Limiters are the limiters of a text, on one store. They follow the text given to
-// [Limiters.Update]. All methods are safe for concurrent use; there is no goroutine
-// and nothing to close. Make them by [Config.Build].
+// [Limiters.Update]. All methods are safe for concurrent use. There is no goroutine and
+// nothing to close. Make them by [Config.Build].
 type Limiters struct {
 	store  store.Store
 	local  store.Store // of local limiters
 	tierOf func(ctx context.Context, key string) (string, error)
 
 	mu    sync.Mutex     // protects what follows, and orders Updates
-	index map[string]int // of all names there ever were, in now
+	index map[string]int // in now, of all names there ever were
 	taken map[string]ratelimit.Limiter
 
 	// now is what every decision reads, so that a text takes effect on all limiters at
@@ -35,13 +35,12 @@ type Limiters struct {
 	now atomic.Pointer[[]*stack]
 }
 
-// Option sets what is optional about Limiters.
+// Option configures [Limiters].
 type Option func(*Limiters) error
 
-// WithTierFunc asks f which tier a key has, on each call of a limiter with tiers. A
-// tier that the text does not list, "" included, has the limiter's own limit. An error
-// of f is returned as it is, and nothing is consumed. f must be safe for concurrent
-// use.
+// WithTierFunc asks f for the tier of a key, on each call of a limiter with tiers. A tier
+// that the text does not list has the limiter's own limit, and so has "". An error of f is
+// returned as it is, and nothing is consumed. The function must be safe for concurrent use.
 func WithTierFunc(f func(ctx context.Context, key string) (string, error)) Option {
 	return func(ls *Limiters) error {
 		if f == nil {
@@ -52,11 +51,11 @@ func WithTierFunc(f func(ctx context.Context, key string) (string, error)) Optio
 	}
 }
 
-// Build makes the limiters of c on s. What local limiters count while s fails is
-// kept in memory (see [memstore.New] for its bounds).
+// Build makes the limiters of c on s. What local limiters count while s fails is kept in
+// memory: see [memstore.New] for its bounds.
 //
-// Errors wrap [ratelimit.ErrInvalidOption]: s is nil, c is not made by Parse, an
-// option is nil, or there are tiers but no [WithTierFunc].
+// Errors wrap [ratelimit.ErrInvalidOption]: s or an option is nil, c is not made by Parse,
+// or there are tiers but no [WithTierFunc].
 func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
 	local, err := memstore.New()
 	if err != nil {
@@ -80,7 +79,7 @@ func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
 
 var errNotBuilt = fmt.Errorf("%w: Limiters are made by Build", ratelimit.ErrInvalidOption)
 
-// Names are the names of the limiters, sorted.
+// Names returns the names of the limiters, sorted.
 func (ls *Limiters) Names() []string {
 	if ls == nil {
 		return nil
@@ -97,12 +96,12 @@ func (ls *Limiters) Names() []string {
 	return names
 }
 
-// Limiter returns the limiter of this name, which is also a [ratelimit.Describer].
-// It is always the same one, and follows all Updates. Without such a name the error
-// is [ratelimit.ErrInvalidOption]. Ask once, not for each decision: it takes a lock.
+// Limiter returns the limiter of this name, which is also a [ratelimit.Describer]. It is
+// always the same one, and follows all Updates. Ask once, not for each decision: it takes a
+// lock. Without such a name the error is [ratelimit.ErrInvalidOption].
 //
-// [ratelimit.NewAll] cannot decide it together with others at one instant, and asks
-// one after the other: limits that belong together are better listed as limits.
+// [ratelimit.NewAll] cannot decide it together with others at one instant, and asks one
+// after the other. Limits that belong together are better listed under limits.
 func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 	if ls == nil || ls.now.Load() == nil {
 		return nil, errNotBuilt
@@ -119,27 +118,28 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 	return ls.taken[name], nil
 }
 
-// Update replaces all limits by those of c, at one instant: each decision is by the
-// one text or by the other, and no call waits for it. The limiters that [Limiters.Limiter]
-// has returned follow.
+// Update replaces all limits by those of c, at one instant. Each decision follows one text or the
+// other, and no call waits for it. The limiters that [Limiters.Limiter] has returned follow.
 //
-// The spend of keys stays when a rate or a burst changes, when tiers, instances,
-// on_failure, deny_cache or coalescing do, and that of each Period that remains when
-// limits come or go: a key's spend is read as at most the new capacity, as under
-// [ratelimit.WithLimitFunc]. Another algorithm or another Period of a limit begins a new count,
-// in which all keys are as never seen: so each key may spend one capacity more at that
-// moment, and processes of one store that follow at different times count apart until the
-// last has followed. (The Period of a tier is no part of that. To be unlimited is a Period
-// of its own: whoever returns from it finds the former count, as far as it still counts.)
+// Keys keep their spend when a rate, a burst, tiers, instances, on_failure, deny_cache or
+// coalescing change. When limits come or go, they keep that of each Period that remains. A
+// key's spend is read as at most the new capacity, as under [ratelimit.WithLimitFunc].
+//
+// Another algorithm or another Period of a limit begins a new count, in which keys have spent
+// nothing. So each key may spend one capacity more at that moment. Processes that share a store
+// and update at different times count apart until the last has updated. The Period of a tier
+// does not matter here. Unlimited is a Period of its own: a limit that changes back from it finds
+// its former count, as far as it still counts.
+//
 // A Refund of a Result from before an Update gives back to the counts that were charged. A
 // Reset reaches those of all texts so far, with a call of the store for each.
 //
 // What on_failure: local has admitted in an outage is charged to the store under the next
 // text too. Until then, or until it no longer counts, its key stays with local.
 //
-// A name that is not in c is an error if its limiter has been returned, since whoever
-// has it goes on asking: a program that needs a limiter would not start with c either.
-// All others go, and new ones come.
+// A name that is not in c is an error if its limiter has been returned. Its callers go on
+// asking, and a program that needs it would not start with c either. All others go, and new
+// ones come.
 //
 // On an error nothing has changed. Errors are those of [Config.Build].
 func (ls *Limiters) Update(c *Config) error {
@@ -177,12 +177,12 @@ func (ls *Limiters) Update(c *Config) error {
 	return nil
 }
 
-// missing is an error for each limiter in use that c does not have.
+// missing returns an error for each limiter in use that c does not have.
 func (ls *Limiters) missing(c *Config) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(ls.taken)) {
 		if !slices.ContainsFunc(c.specs, func(s *spec) bool { return s.name == name }) {
-			errs = append(errs, fmt.Errorf("%w: limiter %s is in use, and missing in the new configuration",
+			errs = append(errs, fmt.Errorf("%w: limiter %s is in use, but missing from the new configuration",
 				ratelimit.ErrInvalidOption, quote(name)))
 		}
 	}
@@ -194,17 +194,17 @@ type stack struct {
 	spec   *spec
 	shared *limits // on the store
 	local  *limits // of the last text with on_failure: local, or nil
-	// fallbacks are those of all texts so far. They stay, since each knows about its
-	// breaker and what its local limiter owes, and refunds what it has admitted itself.
+	// fallbacks are those of all texts so far. They stay: each has its breaker, knows what
+	// its local limiter owes, and refunds what it has admitted itself.
 	fallbacks map[failure]*fallback.Limiter
-	// counts are those of all texts so far, for Reset. The next text may want any again.
+	// counts are those of all texts so far, for Reset. The next text may need any again.
 	counts map[count]ratelimit.Limiter
 }
 
-// whole is what callers ask about key.
+// whole returns the limiter that callers ask about key.
 func (st *stack) whole(key string) ratelimit.Limiter {
 	if f := st.fallbacks[failLocal]; f != nil && f.Owes(key) {
-		return f // whatever the text says now: no other one charges the store with that
+		return f // whatever the text says now: no other limiter charges the store with that
 	}
 	if f := st.fallbacks[st.spec.onFailure]; f != nil {
 		return f
@@ -215,11 +215,11 @@ func (st *stack) whole(key string) ratelimit.Limiter {
 func (st *stack) onStore(string) ratelimit.Limiter  { return st.shared }
 func (st *stack) inMemory(string) ratelimit.Limiter { return st.local }
 
-// stack makes the limiter i of the next text, before being what it is by this one, or
-// nil.
+// stack makes limiter i by s. What it is by the text in force is before, or nil if it is
+// new.
 func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) {
 	if s.tiers != nil && ls.tierOf == nil {
-		return nil, fmt.Errorf("%w: it has tiers, and Build has no WithTierFunc", ratelimit.ErrInvalidOption)
+		return nil, fmt.Errorf("%w: it has tiers, but Build was given no WithTierFunc", ratelimit.ErrInvalidOption)
 	}
 	st = &stack{spec: s, fallbacks: map[failure]*fallback.Limiter{}, counts: map[count]ratelimit.Limiter{}}
 	if before != nil {
@@ -244,14 +244,14 @@ func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) 
 	return st, err
 }
 
-// equal reports whether both say the same, in whatever line.
+// equal reports whether both say the same, whatever their lines.
 func (s *spec) equal(other *spec) bool {
 	moved := *s
 	moved.line, moved.column = other.line, other.column
 	return reflect.DeepEqual(&moved, other)
 }
 
-// policy is what limiter i does while the store fails.
+// policy returns what limiter i does while the store fails.
 func (ls *Limiters) policy(f failure, i int) fallback.Policy {
 	switch f {
 	case failOpen:
@@ -262,7 +262,7 @@ func (ls *Limiters) policy(f failure, i int) fallback.Policy {
 	return fallback.Local(&follower{ls, i, (*stack).inMemory})
 }
 
-// onStore are the limits on the store.
+// onStore makes the limits on the store.
 func (ls *Limiters) onStore(s *spec) (*limits, error) {
 	opts := []ratelimit.Option{ratelimit.WithName(s.name)}
 	if s.tiers != nil {
@@ -281,15 +281,15 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 	})
 }
 
-// inMemory are the shares of the limits on the store.
+// inMemory makes the shares of the limits on the store.
 func (ls *Limiters) inMemory(s *spec, shared *limits) (*limits, error) {
 	return ls.newLimits(s, func(i int) (ratelimit.Limiter, error) {
 		return ratelimit.Share(shared.parts[i], ls.local, s.instances)
 	})
 }
 
-// policyName is what l is called: the limiter's name, and the Period if it has several, such
-// as "login/15m".
+// policyName returns the name of the policy of l. It is the limiter's name, followed by the
+// Period if it has several limits, such as "login/15m".
 func (s *spec) policyName(l ratelimit.Limit) string {
 	if !s.several || l == ratelimit.Unlimited() {
 		return s.name

@@ -12,14 +12,14 @@ import (
 // limits are those of one text, on one store. They mark what they have charged, so that the
 // limits of another text know where to give it back. They never change.
 type limits struct {
-	ratelimit.Limiter // all of them: the one, or an All
+	ratelimit.Limiter // all limits: the one, or an All
 	spec              *spec
 	parts             []ratelimit.Limiter // each alone, as in spec.limits
 	owner             *Limiters
 	mark              *ratelimit.Mark // owner's, on what these have charged
 }
 
-// newLimits makes a limiter of each of the limits, by their places in s, and one of all.
+// newLimits makes a limiter of each limit, by its place in s, and one of all.
 func (ls *Limiters) newLimits(s *spec, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
 	l := &limits{spec: s, owner: ls}
 	for i := range s.limits {
@@ -41,8 +41,8 @@ func (ls *Limiters) newLimits(s *spec, one func(i int) (ratelimit.Limiter, error
 	return l, nil
 }
 
-// signed is r with the mark if it has charged anything. (What has not is left as it is: its
-// Source is found by what it lacks.)
+// signed returns r with the mark if it has charged anything. A Result that has charged
+// nothing stays as it is: its Source is found by what it lacks.
 func (l *limits) signed(r ratelimit.Result, err error) (ratelimit.Result, error) {
 	if r.Charged() > 0 {
 		r = r.With(l.mark)
@@ -73,7 +73,7 @@ func (l *limits) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key
 // Unwrap returns the limiter of all of them.
 func (l *limits) Unwrap() ratelimit.Limiter { return l.Limiter }
 
-// Refund gives back to each count that was charged, whatever its place is by now.
+// Refund gives back to each count that was charged, whatever its place is now.
 func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	under, note, _ := charged.Of(l.owner)
 	former, _ := note.(*limits)
@@ -86,14 +86,14 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 	}
 	var errs []error
 	for i, part := range parts {
-		if part.Allowed { // or else Charge has met a Rate of 0
+		if part.Allowed { // otherwise Charge has met a Rate of 0
 			errs = append(errs, l.counter(former, i).Refund(ctx, key, part, n))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// count is what the spend of a name's keys belongs to.
+// count identifies what the spend of a name's keys belongs to.
 type count struct {
 	algorithm string
 	period    time.Duration
@@ -107,11 +107,11 @@ func (l *limits) addTo(counts map[count]ratelimit.Limiter, local bool) {
 	}
 }
 
-// has is whether part is one of l's, which may be nil.
+// has reports whether part is one of l's. A nil l has none.
 func (l *limits) has(part ratelimit.Limiter) bool { return l != nil && slices.Contains(l.parts, part) }
 
-// counter is the limiter of l that has the count of former's limit i, or if there is none
-// that limit's own: its count may be wanted again.
+// counter returns the limiter of l that has the count of former's limit i. If there is no
+// such limiter it returns that limit's own, whose count may be needed again.
 func (l *limits) counter(former *limits, i int) ratelimit.Limiter {
 	if l.spec.algorithm == former.spec.algorithm {
 		if same := slices.Index(l.spec.periods(), former.spec.limits[i].Period); same >= 0 {

@@ -20,18 +20,18 @@ import (
 const (
 	maxText   = 1 << 20 // bytes
 	maxSigns  = 1 << 16 // bytes of signs
-	maxDepth  = 16      // of nesting; what is good has 4
+	maxDepth  = 16      // of nesting; a valid text has 4
 	maxErrors = 20
 	maxQuoted = 48  // bytes of a text that an error repeats
 	maxName   = 256 // bytes
 	maxLimits = 16  // as many as an All takes
 )
 
-// signs are the bytes of which each node of a text, each directive and each comment needs
-// one. A node can take the library 4 KiB.
+// signs are the bytes that structure a text: each node, directive and comment needs one. A
+// node can take the library 4 KiB.
 const signs = ",:-?[{#%&*!"
 
-// parser reads one text, and gathers what is wrong with it.
+// parser reads one text, and collects what is wrong with it.
 type parser struct {
 	specs []*spec
 	errs  []*Error
@@ -46,7 +46,7 @@ func (p *parser) failAt(line, column int, err error) {
 	p.errs = append(p.errs, &Error{max(line, 1), max(column, 1), err})
 }
 
-// err is all that is wrong, in the order of the text.
+// err returns all that is wrong, in the order of the text.
 func (p *parser) err() error {
 	slices.SortStableFunc(p.errs, func(a, b *Error) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
@@ -63,7 +63,7 @@ func (p *parser) err() error {
 	return errors.Join(errs...)
 }
 
-// document is the root of the text's one document, or nil if that has no good syntax.
+// document returns the root of the text's one document, or nil if the text cannot be read.
 func (p *parser) document(text []byte) *yaml.Node {
 	if len(text) > maxText {
 		p.failAt(1, 1, fmt.Errorf("the text has %d bytes, over %d", len(text), maxText))
@@ -95,8 +95,8 @@ func (p *parser) document(text []byte) *yaml.Node {
 	return first.Content[0]
 }
 
-// crowded notes a text of more signs than anybody writes. It would be refused later too, and
-// take seconds and gigabytes until then.
+// crowded notes a text with more signs than any real one. It would be refused later too,
+// after seconds and gigabytes.
 func (p *parser) crowded(text []byte) bool {
 	n := 0
 	for _, c := range text {
@@ -110,9 +110,9 @@ func (p *parser) crowded(text []byte) bool {
 	return n > maxSigns
 }
 
-// unreadable notes the first character that YAML does not allow, where it is: the
-// library does not say. It notes the first %TAG too: a text of these takes the library a
-// time that grows with the square of their number.
+// unreadable notes the first character that YAML does not allow, and where it is, which the
+// library does not say. It also notes the first %TAG. The time that the library takes for
+// these grows with the square of their number.
 func (p *parser) unreadable(text []byte) bool {
 	line, column := 1, 1
 	for i := 0; i < len(text); {
@@ -155,14 +155,15 @@ func (p *parser) failSyntax(text []byte, err error) {
 	}
 }
 
-// isTab is whether the character i of text is a tab, the byte order mark not counted.
+// isTab reports whether the character i of text is a tab. The byte order mark does not
+// count.
 func isTab(text []byte, i int) bool {
 	characters := []rune(strings.TrimPrefix(string(text), "\uFEFF"))
 	return i < len(characters) && characters[i] == '\t'
 }
 
-// refuseReferences notes what makes a text mean something else than it seems to, or
-// grow when it is read. The depth is bounded by the loader.
+// refuseReferences notes what makes a text mean something else than it seems to, or grow
+// when it is read. The loader bounds the depth.
 func (p *parser) refuseReferences(n *yaml.Node) {
 	switch {
 	case n.Kind == yaml.AliasNode:
@@ -178,11 +179,11 @@ func (p *parser) refuseReferences(n *yaml.Node) {
 	}
 }
 
-// pair is a key of a mapping and what it says.
+// pair is a key of a mapping and its value.
 type pair struct{ key, value *yaml.Node }
 
-// pairs are those of the mapping n, without those whose key is wrong. what begins
-// errors.
+// pairs returns those of the mapping n, without those whose key is wrong. Errors begin with
+// what.
 func (p *parser) pairs(n *yaml.Node, what, want string) []pair {
 	if n.Kind != yaml.MappingNode || len(n.Content) == 0 {
 		p.fail(n, "%s%s: want %s", what, describe(n), want)
@@ -199,7 +200,7 @@ func (p *parser) pairs(n *yaml.Node, what, want string) []pair {
 		case key.Tag == "!!merge":
 			p.fail(key, "%s%s: merge keys are not read", what, quote(key.Value))
 		case twice:
-			p.fail(key, "%s%s stands in line %d already", what, quote(key.Value), line)
+			p.fail(key, "%s%s is already in line %d", what, quote(key.Value), line)
 		default:
 			lines[key.Value] = key.Line
 			pairs = append(pairs, pair{key, n.Content[i+1]})
@@ -208,7 +209,7 @@ func (p *parser) pairs(n *yaml.Node, what, want string) []pair {
 	return pairs
 }
 
-// fields are the pairs of a mapping whose keys are known.
+// fields returns the pairs of the mapping n whose keys are known.
 func (p *parser) fields(n *yaml.Node, what, want string, known ...string) map[string]pair {
 	fields := map[string]pair{}
 	for _, f := range p.pairs(n, what, want) {
@@ -274,7 +275,7 @@ type reader struct {
 	fields map[string]pair
 }
 
-// text is a field's text, if it has the field and that is one.
+// text returns the text of a field, if it is one.
 func (r *reader) text(n *yaml.Node, field, want string) (string, bool) {
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!str" {
 		r.fail(n, "%s%s: %s: want %s", r.what, field, describe(n), want)
@@ -300,7 +301,7 @@ func (r *reader) algorithm() {
 	r.spec.algorithm = name
 }
 
-// limit reads a limit, and checks it by the algorithm if that is known.
+// limit reads a limit, and checks it with the algorithm if that is known.
 func (r *reader) limit(n *yaml.Node, field string) (l ratelimit.Limit, ok bool) {
 	text, ok := r.text(n, field, "a limit such as 100/m")
 	if !ok {
@@ -373,7 +374,7 @@ func (r *reader) denyCacheAndCoalescing() {
 	r.spec.coalescing = r.flag("coalescing")
 }
 
-// flag is a field that is true or false, and has no use with several limits.
+// flag reads a field that is true or false, and has no use with several limits.
 func (r *reader) flag(field string) bool {
 	f, found := r.fields[field]
 	if !found {
@@ -390,8 +391,8 @@ func (r *reader) flag(field string) bool {
 	return on
 }
 
-// onFailure reads on_failure and instances; good says that the limiter has no errors
-// so far, so that its shares can be checked.
+// onFailure reads on_failure and instances. If good is true the limiter has no errors so
+// far, so that its shares can be checked.
 func (r *reader) onFailure(good bool) {
 	if f, found := r.fields["on_failure"]; found {
 		const want = "open, closed, local or error"
@@ -431,7 +432,7 @@ func (r *reader) instances(n *yaml.Node, good bool) {
 	}
 }
 
-// later is the one of two nodes that stands below or behind the other.
+// later returns the one of two nodes that stands below or behind the other.
 func later(a, b *yaml.Node) *yaml.Node {
 	if a.Line > b.Line || a.Line == b.Line && a.Column > b.Column {
 		return a
@@ -439,7 +440,7 @@ func later(a, b *yaml.Node) *yaml.Node {
 	return b
 }
 
-// describe tells what a node is that should be something else.
+// describe says what a node is that should be something else.
 func describe(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode && len(n.Content) == 0:
@@ -454,7 +455,7 @@ func describe(n *yaml.Node) string {
 	return quote(n.Value)
 }
 
-// quote is s as a Go string, cut short if it is long.
+// quote returns s as a Go string, cut short if it is long.
 func quote(s string) string {
 	if len(s) > maxQuoted {
 		return strconv.Quote(s[:maxQuoted]) + "..."
@@ -462,7 +463,7 @@ func quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// shortened is err without a long text that it repeats in full.
+// shortened returns err with a long text that it repeats cut short.
 func shortened(err error, text string) error {
 	if len(text) <= maxQuoted {
 		return err

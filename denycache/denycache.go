@@ -1,4 +1,4 @@
-// Package denycache spares a store the calls of keys that it has denied already.
+// Package denycache spares a store the calls for keys that it has already denied.
 //
 //	limiter, err := denycache.New(bucket) // on Redis
 package denycache
@@ -17,17 +17,17 @@ import (
 )
 
 // Limiter wraps a [ratelimit.Limiter] and remembers its denials. Once the store has denied n
-// events of a key until a time t, the same and larger calls of that key are denied in this
-// process until t, without a round trip. All other calls go to the store. A flood against
-// one key costs the store a call or two per RetryAfter, whatever its rate.
+// events of a key until a time t, calls of that key for n or more are denied in this process.
+// That lasts until t and takes no round trip. All other calls go to the store. So a flood
+// against one key costs the store a call or two per RetryAfter, whatever its rate.
 //
 // Use it around a limiter on Redis. On memory it saves nothing. It goes around one of the
 // five algorithms, and inside all other wrappers.
 //
 // Bound: it denies nothing that the store would admit. RetryAfter is taken as shorter by
-// 1 µs and by a thousandth: NTP lets a clock gain or lose 500 µs a second, and there are two.
+// 1 µs and by a thousandth: NTP lets each of two clocks gain or lose 500 µs a second.
 // Before t a key gets room only by a Refund, a Reset or another limit. Those made through
-// this Limiter end the denial. It can deny too much, until t at most or by [WithMaxAge],
+// this Limiter end the denial. It can deny too much, until t at most or for [WithMaxAge],
 // after
 //
 //   - a Refund, a Reset or another limit by others, or one that failed here and reached
@@ -47,22 +47,22 @@ import (
 // the wrapped limiter.
 //
 // A denied key costs 130 to 220 bytes, whatever its length, and the first few hundred up to
-// 900. There are at most 65,536 of them, or [WithMaxKeys]. They go as other keys are
-// decided on: there is no goroutine and nothing to close. A local denial takes some 100 ns
+// 900. There are at most 65,536 of them, or [WithMaxKeys]. They are removed as other keys
+// are decided on: there is no goroutine and nothing to close. A local denial takes some 100 ns
 // and allocates nothing. A call that goes on to the store takes as much longer.
 //
-// Time is this process's monotonic clock. The store's clock must run as fast: it cannot be
-// that of a simulation.
+// Time is this process's monotonic clock. The store's clock must run as fast, so it cannot be
+// a simulated one.
 //
 // It is safe for concurrent use. Make it by [New].
 type Limiter struct {
 	place // package order looks for it
 
 	limiter   ratelimit.Limiter
-	limitOf   func(ctx context.Context, key string) (store.Limit, error) // the limit function, asked here once a call, or nil
+	limitOf   func(ctx context.Context, key string) (store.Limit, error) // the limit function, called once for each call, or nil
 	allowBy   allowBy
-	coalesced bool             // single events of limiter are
-	denied    ratelimit.Result // with the mark of a local denial: to copy it costs less than With
+	coalesced bool             // whether limiter coalesces single events
+	denied    ratelimit.Result // with the mark of a local denial: a copy costs less than With
 	maxKeys   int
 	maxAge    time.Duration
 	denials   *denials.Table
@@ -70,7 +70,7 @@ type Limiter struct {
 
 type place = order.Remembers
 
-// allowBy is AllowN of the limiter by a limit of limitOf.
+// allowBy is AllowN of the limiter under a limit from limitOf.
 type allowBy = func(ctx context.Context, key string, n int, by store.Limit) (ratelimit.Result, error)
 
 const (
@@ -82,9 +82,9 @@ const (
 // Option configures a [Limiter].
 type Option func(*Limiter) error
 
-// WithMaxKeys bounds the keys that are remembered to n, 1 to 16,777,216,
-// instead of 65,536 (which are 9 to 14 MB). Beyond that one that has ended goes, or
-// the one that ends first of some: its next call asks the store again.
+// WithMaxKeys bounds the keys that are remembered to n, 1 to 16,777,216. The default is
+// 65,536, which take 9 to 14 MB. Beyond n a denial that has ended is removed, or the one of
+// a few that ends first. The next call of its key asks the store again.
 func WithMaxKeys(n int) Option {
 	return func(d *Limiter) error {
 		if n < 1 || n > maxMaxKeys {
@@ -95,9 +95,9 @@ func WithMaxKeys(n int) Option {
 	}
 }
 
-// WithMaxAge asks the store again age after it has denied, 1 µs or more,
-// even if RetryAfter is longer. That bounds how long a Refund or a Reset by another
-// process goes unnoticed, at the price of a call per age and denied key.
+// WithMaxAge asks the store again age after it has denied, 1 µs or more, even if RetryAfter
+// is longer. That bounds how long a Refund or a Reset by another process goes unnoticed. It
+// costs a call per age and denied key.
 func WithMaxAge(age time.Duration) Option {
 	return func(d *Limiter) error {
 		if age < time.Microsecond {
@@ -108,10 +108,12 @@ func WithMaxAge(age time.Duration) Option {
 	}
 }
 
-// New returns a limiter that asks l only what it does not know to be denied. l is one of the
-// five types: the denials of other limiters can end in ways that are not seen here. Those
-// limiters go around a denycache.Limiter. Errors are [ratelimit.ErrInvalidOption]: l is nil
-// or another limiter, an option is nil or out of range.
+// New returns a limiter that asks l only what it does not know to be denied. The type of l
+// must be one of the five algorithms, since denials of other limiters can end in ways that
+// are not seen here. Put those limiters around a denycache.Limiter.
+//
+// It returns [ratelimit.ErrInvalidOption] if l is nil or another limiter, or an option is
+// nil or out of range.
 func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
@@ -144,8 +146,8 @@ func (d *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, erro
 	return d.AllowN(ctx, key, 1)
 }
 
-// AllowN denies n events that are known to be denied, and asks the limiter
-// otherwise.
+// AllowN denies n events that are known to be denied, and asks the limiter about all
+// others.
 func (d *Limiter) AllowN(ctx context.Context, key string, n int) (res ratelimit.Result, err error) {
 	if d.limiter == nil {
 		return ratelimit.Result{}, errNoConstructor
@@ -175,8 +177,7 @@ func (d *Limiter) AllowN(ctx context.Context, key string, n int) (res ratelimit.
 	return res, err
 }
 
-// learn remembers a denial, and what it makes of an admission under a limit that
-// may have changed.
+// learn remembers a denial. After anything else it forgets denials under other limits.
 func (d *Limiter) learn(q *denials.Question, r *ratelimit.Result, err error) {
 	switch {
 	case err != nil || r.Allowed:
@@ -192,19 +193,18 @@ func (d *Limiter) learn(q *denials.Question, r *ratelimit.Result, err error) {
 	}
 }
 
-// AllowWithin is the limiter's own: it is always asked, and its denials are not
-// remembered.
+// AllowWithin always asks the limiter, and does not remember its denials.
 func (d *Limiter) AllowWithin(ctx context.Context, key string, n int, within time.Duration) (ratelimit.Result, error) {
 	if d.limiter == nil {
 		return ratelimit.Result{}, errNoConstructor
 	}
-	if d.limitOf != nil { // by another limit than that of a denial it may make room, as AllowN may
+	if d.limitOf != nil { // under another limit than a denial's it may make room, as AllowN may
 		defer d.denials.BeginChange(key).End()
 	}
 	return ratelimit.AllowWithin(ctx, d.limiter, key, n, within)
 }
 
-// Peek is the limiter's own.
+// Peek always asks the limiter.
 func (d *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	if d.limiter == nil {
 		return ratelimit.Result{}, errNoConstructor
@@ -212,7 +212,7 @@ func (d *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error
 	return d.limiter.Peek(ctx, key)
 }
 
-// Charge is the limiter's own. It forgets the denial of key if that may have been under
+// Charge charges the limiter. It forgets the denial of key if that may have been under
 // another limit.
 func (d *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if d.limiter == nil {
@@ -224,8 +224,8 @@ func (d *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	return ratelimit.Charge(ctx, d.limiter, key, n)
 }
 
-// Refund is the limiter's own, and forgets the denial of key. A local denial has
-// charged nothing: [ratelimit.ErrInvalidN].
+// Refund gives back to the limiter, and forgets the denial of key. For a local denial,
+// which has charged nothing, the error is [ratelimit.ErrInvalidN].
 func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if d.limiter == nil {
 		return errNoConstructor
@@ -234,7 +234,7 @@ func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	return d.limiter.Refund(ctx, key, charged, n)
 }
 
-// Reset is the limiter's own, and forgets the denial of key.
+// Reset forgets key at the limiter, and the denial of key.
 func (d *Limiter) Reset(ctx context.Context, key string) error {
 	if d.limiter == nil {
 		return errNoConstructor
@@ -243,7 +243,7 @@ func (d *Limiter) Reset(ctx context.Context, key string) error {
 	return d.limiter.Reset(ctx, key)
 }
 
-// AppendPolicies appends the policies of the limiter that is asked.
+// AppendPolicies appends the policies of the wrapped limiter.
 func (d *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if d.limiter == nil {
 		return dst, errNoConstructor
@@ -251,10 +251,10 @@ func (d *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 	return ratelimit.AppendPolicies(ctx, dst, d.limiter, key)
 }
 
-// Unwrap returns the limiter that is asked.
+// Unwrap returns the wrapped limiter.
 func (d *Limiter) Unwrap() ratelimit.Limiter { return d.limiter }
 
-// Len is the number of keys remembered now, of which some may have ended.
+// Len returns the number of keys remembered now. Some of their denials may have ended.
 func (d *Limiter) Len() int { return d.denials.Len() }
 
 var (

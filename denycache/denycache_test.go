@@ -835,7 +835,7 @@ func TestBadDenyCachesAreRefused(t *testing.T) {
 	newDenyCache(t, lim, denycache.WithMaxKeys(1<<24), denycache.WithMaxAge(math.MaxInt64))
 }
 
-// doubled is a type of somebody else's, with an AllowN of its own.
+// doubled is a third party's type, with an AllowN of its own.
 type doubled struct{ *ratelimit.TokenBucket }
 
 func (d doubled) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {

@@ -11,19 +11,19 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 )
 
-// errHandingBack: another call is at the store to hand back what the key owes.
+// errHandingBack means that another call is handing back what the key owes.
 var errHandingBack = fmt.Errorf("%w: the key is being handed back", ratelimit.ErrStore)
 
-// maxDebts is how many keys are remembered at once, some 6 MB.
+// maxDebts is how many keys are remembered at once. They take some 6 MB.
 const maxDebts = 1 << 16
 
-// debts are the events that the local limiter has admitted, key by key, until the
-// store is charged with them.
+// debts holds the events that the local limiter has admitted, key by key, until the store
+// is charged with them.
 type debts struct {
 	seeds keyhash.Seeds
-	keys  atomic.Int64 // len(byKey), so that without debts nobody takes the lock
+	keys  atomic.Int64 // len(byKey), so that no call takes the lock without debts
 
-	mu    sync.Mutex // of what follows; never held during a call of a limiter
+	mu    sync.Mutex // protects what follows; never held during a call of a limiter
 	byKey map[keyhash.Hash]debt
 	until time.Duration // the latest of all
 }
@@ -35,9 +35,9 @@ type debt struct {
 	handing bool          // a call is at the store for them
 }
 
-// add remembers n events of key, admitted now, of which the local limiter knows for
-// the time life. (What of them is still in force is asked when they are handed back:
-// concurrent calls come here in another order than they were decided in.)
+// add remembers n events of key, admitted now, which the local limiter holds for the time
+// life. How many of them still count is asked when they are handed back. It is not kept
+// here, since concurrent calls arrive in another order than they were decided in.
 func (d *debts) add(key string, n int, now, life time.Duration) {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
@@ -59,7 +59,7 @@ func (d *debts) add(key string, n int, now, life time.Duration) {
 	d.keys.Store(int64(len(d.byKey)))
 }
 
-// dropLeast makes room by the key that owes the least of some. Without the lock.
+// dropLeast makes room by the key that owes the least of a few. It takes no lock.
 func (d *debts) dropLeast(now time.Duration) {
 	const sampled = 8 // as many as memstore looks at
 	var victim keyhash.Hash
@@ -78,7 +78,7 @@ func (d *debts) dropLeast(now time.Duration) {
 	delete(d.byKey, victim)
 }
 
-// owes is whether key owes anything, as far as is known without the local limiter.
+// owes reports whether key owes anything, as far as is known without the local limiter.
 func (d *debts) owes(key string, now time.Duration) bool {
 	if d.keys.Load() == 0 {
 		return false
@@ -90,8 +90,8 @@ func (d *debts) owes(key string, now time.Duration) bool {
 	return found && now < owed.until
 }
 
-// take is what key owes, for the caller to hand back; or errHandingBack if another
-// call is about it.
+// take returns what key owes, for the caller to hand back. It returns errHandingBack if
+// another call is doing so.
 func (d *debts) take(key string, now time.Duration) (events int, err error) {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
@@ -113,12 +113,12 @@ func (d *debts) take(key string, now time.Duration) (events int, err error) {
 	return owed.events, nil
 }
 
-// paid ends what take began: so many events of key are no longer owed.
+// paid ends what take began: this many events of key are no longer owed.
 func (d *debts) paid(key string, events int) {
 	d.change(key, func(owed *debt) { owed.handing, owed.events = false, owed.events-events })
 }
 
-// forgive takes n events off what key owes.
+// forgive reduces what key owes by n events.
 func (d *debts) forgive(key string, n int) {
 	if d.keys.Load() == 0 {
 		return
@@ -126,7 +126,7 @@ func (d *debts) forgive(key string, n int) {
 	d.change(key, func(owed *debt) { owed.events -= n })
 }
 
-// change changes what key owes, if anything, and forgets the key when that is paid.
+// change changes what key owes, if anything, and forgets the key when nothing is left.
 func (d *debts) change(key string, by func(*debt)) {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()

@@ -1,11 +1,11 @@
-// Package fallback answers for a limiter while its store fails: it lets events through,
-// refuses them, or lets a local limiter decide.
+// Package fallback decides while the store of a limiter fails: it lets events through,
+// refuses them, or asks a local limiter.
 //
 //	limiter, err := fallback.New(bucket, fallback.LocalShare(4)) // of 4 instances
 //
-// Which of the three is right depends on what the limit protects. Use [Open] where an
-// outage of the store must not become one of the service, [Closed] where an event too many
-// costs more than a refusal, and [LocalShare] or [Local] where the limit should roughly
+// The right [Policy] depends on what the limit protects. Use [Open] where an outage of the
+// store must not become an outage of the service. Use [Closed] where one event too many
+// costs more than a refusal. Use [LocalShare] or [Local] where the limit should roughly
 // hold all the same.
 package fallback
 
@@ -28,31 +28,34 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Limiter wraps a [ratelimit.Limiter] and answers in its place while its store fails, by a
-// [Policy]. [ratelimit.Result.Source] says so. After some failures in a row a circuit
-// breaker opens, and from then on the store is left alone: an answer takes some 100 ns.
-// After each second one call, the probe, goes to the store ([WithBreaker]). The probe that
-// succeeds closes the breaker.
-//
-// A failure is an error that wraps [ratelimit.ErrStore]. A lost reply is one too: its
-// charge may stand. Nothing else is one, nor opens the breaker: not a denial, invalid
-// input, an error of a limit function, or the end of the caller's ctx, even while the
-// store hangs. So give the store a timeout that is shorter than the callers' deadlines.
-// Until the breaker opens, and in a probe, a call takes that long.
-//
-// Two errors are answered by the policy and are no failures. A corrupt state
-// ([store.ErrCorrupt]) concerns one key. A call that found no room in this process
-// ([store.ErrOverloaded]) says nothing about the store, which goes on to decide on others.
-//
-// Bounds stand with the policies. Memory: a few hundred bytes, and with a local limiter
-// up to 6 MB for keys that are not handed back yet. It starts no goroutine and has
-// nothing to close. Its time is the process's own.
+// Limiter wraps a [ratelimit.Limiter] and answers by a [Policy] while its store fails.
+// [ratelimit.Result.Source] tells such answers from those of the store. After 5 failures in
+// a row a circuit breaker opens, and calls no longer go to the store: an answer then takes
+// some 100 ns. Every second, one call goes to the store as a probe. A probe that succeeds
+// closes the breaker. [WithBreaker] sets other numbers.
 //
 // It goes around a denycache, and around a [ratelimit.All] as a whole.
+//
+// Bound: that of the policy. See [Open], [Closed] and [Local].
+//
+// A failure is an error that wraps [ratelimit.ErrStore]. A lost reply is one too, and its
+// charge may stand. Denials, invalid input and errors of a limit function are not failures.
+// Nor is the end of the caller's ctx, even while the store hangs. So give the store a
+// timeout that is shorter than the callers' deadlines. Until the breaker opens, and in a
+// probe, a call takes that long.
+//
+// Two errors are answered by the policy but are not failures. [store.ErrCorrupt] concerns
+// one key only. [store.ErrOverloaded] means that a call found no room in this process. That
+// says nothing about the store, which still decides the other calls.
+//
+// It takes a few hundred bytes. A local limiter adds up to 6 MB for keys that are not
+// handed back yet. It starts no goroutine, has nothing to close, and uses the process's own
+// clock.
+//
 // It is safe for concurrent use. Make it by [New].
 type Limiter struct {
 	limiter  ratelimit.Limiter
-	source   ratelimit.Source // of the policy
+	source   ratelimit.Source // the policy's
 	local    ratelimit.Limiter
 	failures uint32
 	pause    time.Duration // from opening to the probe
@@ -60,8 +63,8 @@ type Limiter struct {
 	breaker *gobreaker.CircuitBreaker[ratelimit.Result]
 	base    time.Time        // of the times below, which are monotonic
 	probeAt atomic.Int64     // ns since base; 0 unless the breaker is open
-	mark    *ratelimit.Mark  // on what the policy answers
-	made    ratelimit.Result // by the policy without a local limiter, but for RetryAfter
+	mark    *ratelimit.Mark  // on the policy's answers
+	made    ratelimit.Result // the policy's answer without a local limiter, except RetryAfter
 	owed    debts
 }
 
@@ -74,82 +77,82 @@ const (
 var (
 	errNoConstructor = fmt.Errorf("%w: a fallback.Limiter is made by New", ratelimit.ErrInvalidLimit)
 	errOpen          = fmt.Errorf("%w: the circuit breaker is open", store.ErrUnavailable)
-	// errUnasked: the call came to its decision without the store.
+	// errUnasked means that the call was decided without the store.
 	errUnasked        = errors.New("fallback: the store was not asked")
-	errNothingCharged = fmt.Errorf("%w: the Result to refund has charged none", ratelimit.ErrInvalidN)
+	errNothingCharged = fmt.Errorf("%w: the Result to refund has charged nothing", ratelimit.ErrInvalidN)
 )
 
-// Policy is what a [Limiter] answers while the store fails. Policies are made by [Open],
-// [Closed], [Local] and [LocalShare].
+// Policy is what a [Limiter] answers while the store fails. Make one by [Open], [Closed],
+// [Local] or [LocalShare].
 type Policy struct {
 	source ratelimit.Source
 	local  ratelimit.Limiter
-	share  bool // local is to be one of so many
+	share  bool // local will be a share of 1/shares
 	shares int
 }
 
-// Open lets every event through, with no bound, and whatever the limit of its key, even 0.
-// The Results have [ratelimit.SourceFailOpen] and, since the key's state is not known, no
-// other field but Allowed. To Refund one is no error and does nothing.
+// Open lets every event through without a bound, even if the key has a limit of 0. Its
+// Results have [ratelimit.SourceFailOpen] and Allowed. All other fields are zero, since the
+// key's state is not known. Refunding such a Result is no error and does nothing.
 func Open() Policy { return Policy{source: ratelimit.SourceFailOpen} }
 
-// Closed refuses every event. The Results have [ratelimit.SourceFailClosed] and a
-// RetryAfter, which is the time until the breaker's next probe and at least 1 s. Limit,
-// Remaining and ResetAfter are 0, since they are not known.
+// Closed refuses every event. Its Results have [ratelimit.SourceFailClosed]. RetryAfter is
+// the time until the breaker's next probe, and at least 1 s. Limit, Remaining and
+// ResetAfter are 0, since they are not known.
 func Closed() Policy { return Policy{source: ratelimit.SourceFailClosed} }
 
-// Local lets l decide, which is a limiter of this process alone, such as one in memory.
-// Its Results have [ratelimit.SourceLocal]. Where n instances share a store, give each a
-// share of 1/n: most callers want [LocalShare], which makes that limiter.
+// Local lets l decide, a limiter of this process alone, such as one in memory. Its Results
+// have [ratelimit.SourceLocal]. If n instances share a store, give each a share of 1/n.
+// Most callers want [LocalShare], which makes that limiter.
 //
-// Bound: l's own, for each instance that does not reach the store, on top of
-// what the store's limiter admits to the others. So n instances with shares of 1/n
-// admit in any interval, whichever of them reaches the store and when, at most twice
-// what the limit's own bound says (and see [ratelimit.Limit.Share] about n bursts). One
-// instance whose local limiter has the limit of the store's keeps to one limit's
-// bound across outages, give or take an event for each of them and for each call
-// under way, as long as the store loses nothing. Two things see to that:
+// Bound: l's own for each instance that cannot reach the store, on top of what the store
+// admits to the others. With shares of 1/n that is at most twice the limit's own bound. It
+// holds in any interval, whichever instances reach the store and when. About n bursts, see
+// [ratelimit.Limit.Share].
 //
-//   - A warm start: l is charged with what the store admits here (as far as
-//     it has room), so that an outage finds it with this instance's own spend.
-//   - No free burst after it: what l has admitted to a key in the outage, and
-//     still holds against it, is charged to the store by the key's next call, before
-//     that call is decided. What the store has no room for stays owed for as long as
-//     l holds it, and is tried again with each call. Of a key that owes, one
-//     call at a time goes to the store, and l answers the others.
+// A single instance can have a local limiter with the store's limit. Then both together keep to
+// the bound of one limit across outages, to within one event for each outage and each call under
+// way. That holds as long as the store loses nothing. Two things see to it:
 //
-// Each instance hands back what it has admitted itself, so that what the others
-// owe comes with their next calls of the key. It remembers 65,536 keys; beyond
-// that it forgets those that owe the least of some that it looks at, which have their
-// local spend as a free burst then. A lost reply makes a key pay twice. What is paid late
-// counts from then on, for up to a Period after l would have forgotten it.
+//   - A warm start: l is also charged with what the store admits here, as far as it has
+//     room. So an outage finds it with this instance's own spend.
+//   - No free burst after the outage: the key's next call first hands back what l has
+//     admitted. It charges the store with as much of that as l still holds against the key.
+//     What the store has no room for stays owed as long as l holds it, and each call tries
+//     again. While a key owes, one call at a time goes to the store, and l answers the
+//     others.
 //
-// A refund of what the store admitted is also given back to l. Where l had no
-// room for s of the events, a Refund of n gives it back n-s, and nothing below that. What
-// l has admitted and has been handed back is refunded to l only.
+// Each instance hands back what it has admitted itself. What other instances owe comes with
+// their next calls of the key. It remembers 65,536 keys. Beyond that it forgets the key
+// that owes the least of a few, and that key's local spend becomes a free burst. After a
+// lost reply a key pays twice. What is paid late counts from then on, for up to a Period
+// after l would have forgotten it.
 //
-// It costs a decision of l, and one or two allocations, with each admission of the store,
-// and a second call of the store where a key owes (up to four where the limiter has
-// no AllowUpTo method: see [ratelimit.AllowUpTo]). An event that is too large for l may
-// fit the store, so that its RetryAfter is the time to the next probe, not
-// [ratelimit.Never].
+// A refund of what the store admitted is also given back to l. If l had no room for s of the
+// events, it gets n-s of a Refund of n, if that is above 0. What l has admitted and handed back
+// is refunded to l only.
+//
+// Each admission by the store also costs a decision of l, and one or two allocations. A key
+// that owes costs a second call of the store. That is up to four calls if the limiter has
+// no AllowUpTo method: see [ratelimit.AllowUpTo]. An event that is too large for l may fit
+// the store. So its RetryAfter is the time to the next probe, not [ratelimit.Never].
 func Local(l ratelimit.Limiter) Policy {
 	return Policy{source: ratelimit.SourceLocal, local: l}
 }
 
-// LocalShare is [Local] with a limiter that [New] makes in memory by [ratelimit.Share]: of
-// the same algorithm, with 1/n of each limit, those of tiers and of a limit function
-// included. n is the number of instances that share the store, 1 or more.
+// LocalShare is [Local] with a limiter in memory, which [New] makes by [ratelimit.Share].
+// It has the same algorithm and 1/n of each limit, including those of tiers and of a limit
+// function. The number of instances that share the store is n, 1 or more.
 func LocalShare(n int) Policy {
 	return Policy{source: ratelimit.SourceLocal, share: true, shares: n}
 }
 
-// Option sets what is optional about a Limiter.
+// Option configures a [Limiter].
 type Option func(*Limiter) error
 
-// WithBreaker opens the circuit breaker after so many failures in a row, 1 to
-// 2^31-1, and lets a probe through when it has been open for probeAfter, above 0,
-// and as long again after each probe that fails. Without it they are 5 and 1 s.
+// WithBreaker opens the circuit breaker after this many failures in a row, 1 to 2^31-1. A
+// probe follows when it has been open for probeAfter, above 0, and as long again after each
+// probe that fails. The defaults are 5 and 1 s.
 func WithBreaker(failures int, probeAfter time.Duration) Option {
 	return func(f *Limiter) error {
 		if failures < 1 || failures > math.MaxInt32 || probeAfter <= 0 {
@@ -162,14 +165,15 @@ func WithBreaker(failures int, probeAfter time.Duration) Option {
 
 // New returns a limiter that decides as l does, and as p says while l's store fails.
 //
-// Its errors are [ratelimit.ErrInvalidOption]: l, the local limiter or an option is nil, p
-// is not made by its constructor, an option is out of range, or [ratelimit.Share] does not
-// know l. With LocalShare it is [ratelimit.ErrInvalidLimit] if a limit has no such share.
+// It returns [ratelimit.ErrInvalidOption] if l, the local limiter or an option is nil, or
+// an option is out of range. The same goes for a p not made by its constructor, and with
+// LocalShare for an l that [ratelimit.Share] does not know. If a limit has no such share,
+// the error is [ratelimit.ErrInvalidLimit].
 //
-// A shadow, an accesslist and what package throttle has go around a fallback, and are
-// refused in l and in the local limiter: they answer for the store themselves, or sleep
-// while they hold the breaker. New finds them also in an All, and in wrappers that have a
-// method Unwrap() ratelimit.Limiter. Give such a method to your own.
+// A shadow, an accesslist and the limiters of package throttle go around a fallback. New
+// refuses them in l and in the local limiter: they answer for the store themselves, or
+// sleep while they hold the breaker. It also finds them in an All, and in wrappers that
+// have a method Unwrap() ratelimit.Limiter. Give such a method to your own.
 func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
 	switch {
 	case isnil.Is(l):
@@ -202,7 +206,7 @@ func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
 	return f, nil
 }
 
-// limiter is the local limiter of the policy, nil if it has none.
+// limiter returns the local limiter of the policy, or nil if it has none.
 func (p Policy) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
 	switch {
 	case p.source != ratelimit.SourceLocal:
@@ -222,7 +226,7 @@ func (p Policy) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
 func (f *Limiter) newBreaker() *gobreaker.CircuitBreaker[ratelimit.Result] {
 	return gobreaker.NewCircuitBreaker[ratelimit.Result](gobreaker.Settings{
 		MaxRequests: 1,
-		Timeout:     max(f.pause-1, 1), // it is over when more than that has passed, by 1 ns
+		Timeout:     max(f.pause-1, 1), // it ends when more than that has passed, by 1 ns
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= f.failures },
 		IsExcluded:  func(err error) bool { return err != nil && !ofTheStore(err) },
 		OnStateChange: func(_ string, _, to gobreaker.State) { // under the breaker's lock
@@ -235,8 +239,8 @@ func (f *Limiter) newBreaker() *gobreaker.CircuitBreaker[ratelimit.Result] {
 	})
 }
 
-// ofTheStore is whether err tells of the store as a whole. A corrupt state does not, nor
-// does a queue of this process that is full: neither is a failure, nor a success.
+// ofTheStore reports whether err concerns the store as a whole. A corrupt state does not,
+// nor does a full queue of this process: neither is a failure or a success.
 func ofTheStore(err error) bool {
 	return errors.Is(err, ratelimit.ErrStore) && !errors.Is(err, errHandingBack) &&
 		!errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrOverloaded)
@@ -248,13 +252,13 @@ type State uint8
 const (
 	// StateClosed lets all calls go to the store.
 	StateClosed State = iota
-	// StateOpen lets none go to the store.
+	// StateOpen lets no call go to the store.
 	StateOpen
 	// StateHalfOpen lets one call at a time go to the store: the probe.
 	StateHalfOpen
 )
 
-// String is "closed", "open" or "half_open".
+// String returns "closed", "open" or "half_open".
 func (s State) String() string {
 	switch s {
 	case StateClosed:
@@ -265,7 +269,7 @@ func (s State) String() string {
 	return "half_open"
 }
 
-// State is what the circuit breaker does with a call now.
+// State returns the state of the circuit breaker.
 func (f *Limiter) State() State {
 	if f.breaker == nil {
 		return StateClosed
@@ -280,17 +284,17 @@ func (f *Limiter) State() State {
 }
 
 // Owes reports whether the local limiter has admitted events of key that the store is yet
-// to be charged with ([Local]). Whoever goes on to another policy asks this limiter about
-// key until it does not, or those events are forgotten.
+// to be charged with ([Local]). A program that changes to another policy should ask this
+// limiter about key until Owes is false. Otherwise those events are forgotten.
 func (f *Limiter) Owes(key string) bool { return f.owed.owes(key, f.now()) }
 
-// Unwrap returns the limiter whose store may fail.
+// Unwrap returns the wrapped limiter.
 func (f *Limiter) Unwrap() ratelimit.Limiter { return f.limiter }
 
-// now is the time since base.
+// now returns the time since base.
 func (f *Limiter) now() time.Duration { return time.Since(f.base) }
 
-// untilProbe is how long the breaker stays open, 0 if it is not.
+// untilProbe returns how long the breaker stays open, 0 if it is not.
 func (f *Limiter) untilProbe() time.Duration {
 	at := f.probeAt.Load()
 	if at == 0 {
@@ -299,7 +303,7 @@ func (f *Limiter) untilProbe() time.Duration {
 	return max(0, time.Duration(at)-f.now())
 }
 
-// retryAfter is the time until the store may be asked again, in whole µs.
+// retryAfter returns the time until the store may be asked again, in whole µs.
 func (f *Limiter) retryAfter() time.Duration {
 	until := f.untilProbe()
 	if rest := until % time.Microsecond; rest > 0 {
@@ -340,22 +344,22 @@ func (f *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, erro
 }
 
 // AllowN decides on n events at once. [ratelimit.Result.Source] says which limiter has
-// decided. What is left of errors are those of invalid input, of limit functions and of
-// the local limiter, and ctx's own.
+// decided. Errors are those of invalid input, of limit functions, of the local limiter, and
+// ctx's own.
 func (f *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	return f.decide(ctx, question{key: key, n: n})
 }
 
-// AllowWithin decides on n events whose turn must come within d: see the function
+// AllowWithin decides on n events whose turn must come within d: see
 // [ratelimit.AllowWithin]. With a local limiter, what the store admits ahead of its turn is
-// charged to the local one only as far as that has room, and what the local one admits
-// ahead of its turn is not handed back.
+// charged to the local one only as far as that has room. What the local one admits ahead of
+// its turn is not handed back.
 func (f *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
 	return f.decide(ctx, question{key, n, allowWithin, d})
 }
 
-// Peek answers what Allow would, and charges nothing but what the key owes to the
-// store after an outage ([Local]).
+// Peek returns what Allow would. It charges only what the key owes to the store after an
+// outage ([Local]).
 func (f *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	return f.decide(ctx, question{key: key, n: 1, method: peek})
 }
@@ -376,7 +380,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	return r, nil
 }
 
-// check refuses bad input, also while the limiter is not asked.
+// check refuses invalid input, even if the limiter will not be asked.
 func (f *Limiter) check(ctx context.Context, key string, n int) error {
 	if f.limiter == nil {
 		return errNoConstructor
@@ -384,7 +388,7 @@ func (f *Limiter) check(ctx context.Context, key string, n int) error {
 	return ratelimit.CheckCall(ctx, key, n)
 }
 
-// call lets do call the limiter, if the breaker is closed or do is the probe.
+// call runs do, which calls the limiter, if the breaker is closed or do is the probe.
 func (f *Limiter) call(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	if f.untilProbe() > 0 { // the breaker would say the same, behind its lock
 		return ratelimit.Result{}, errOpen
@@ -400,7 +404,7 @@ func (f *Limiter) call(do func() (ratelimit.Result, error)) (ratelimit.Result, e
 	return r, err
 }
 
-// askStore is one decision of the limiter, after what the key owes.
+// askStore hands back what the key owes, and then asks the limiter.
 func (f *Limiter) askStore(ctx context.Context, q question) (r ratelimit.Result, err error) {
 	if err := f.handBack(ctx, q.key); err != nil {
 		return ratelimit.Result{}, err
@@ -409,8 +413,8 @@ func (f *Limiter) askStore(ctx context.Context, q question) (r ratelimit.Result,
 	return r, unasked(r, err)
 }
 
-// unasked is err, or errUnasked if the store had no part in r, so that the breaker learns
-// nothing from it.
+// unasked returns err, or errUnasked if the store had no part in r, so that the breaker
+// learns nothing from it.
 func unasked(r ratelimit.Result, err error) error {
 	if err == nil && r.Source() != ratelimit.SourceStore {
 		return errUnasked
@@ -421,7 +425,7 @@ func unasked(r ratelimit.Result, err error) error {
 // answered is the note on Results that the policy has made.
 type answered struct{ _ byte }
 
-// answer is the policy's.
+// answer decides by the policy.
 func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, err error) {
 	switch f.source {
 	case ratelimit.SourceFailOpen:
@@ -443,17 +447,16 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 	return r.With(f.mark), nil
 }
 
-// mirrored is the note on admissions of the store that were charged to the local limiter
-// too.
+// mirrored is the note on admissions of the store that the local limiter was also charged
+// with.
 type mirrored struct {
-	mark  ratelimit.Mark // that it is the note of: one allocation for both
+	mark  ratelimit.Mark // whose note it is: one allocation for both
 	local ratelimit.Result
-	short int // events that local lacks
+	short int // events that local was not charged with
 }
 
-// mirror charges n events, which the store has decided on as r, to the local limiter
-// too, as far as it has room for them. Its own errors are no matter: it would only
-// start cold.
+// mirror charges n events, which the store has decided on as r, to the local limiter too,
+// as far as it has room. Errors are ignored: the local limiter would only start cold.
 func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Result) ratelimit.Result {
 	if f.local == nil || !r.Allowed || uncounted(r) {
 		return r
@@ -467,14 +470,14 @@ func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Res
 	return r.With(&m.mark)
 }
 
-// uncounted is whether no limit counts r, so that it pays no debt.
+// uncounted reports whether no limit counts r, so that it pays no debt.
 func uncounted(r ratelimit.Result) bool {
 	s := r.Source()
 	return s == ratelimit.SourceUnlimited || s == ratelimit.SourceList
 }
 
-// lasting is ctx, without its end if that has come: what the store has done is not
-// to be forgotten for it.
+// lasting returns ctx, without its end if that has come: what the store has done must be
+// recorded even then.
 func lasting(ctx context.Context) context.Context {
 	if ctx.Err() != nil {
 		return context.WithoutCancel(ctx)
@@ -482,10 +485,9 @@ func lasting(ctx context.Context) context.Context {
 	return ctx
 }
 
-// handBack charges to the limiter what the local one has admitted to key in its
-// place and still holds against it. Of what it holds the store may know a part from
-// before, so that at worst the key pays some of it twice, and never more than it has
-// spent locally.
+// handBack charges the limiter with what the local one has admitted to key in its place and
+// still holds against it. The store may know a part of that already. So at worst the key
+// pays that part twice, and never more than it has spent locally.
 func (f *Limiter) handBack(ctx context.Context, key string) error {
 	if f.owed.keys.Load() == 0 {
 		return nil
@@ -499,7 +501,7 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 
 	due := events
 	if p, err := f.local.Peek(ctx, key); err == nil {
-		if uncounted(p) || p.Limit == 0 { // by the limit of the moment, which may not stay
+		if uncounted(p) || p.Limit == 0 { // by the current limit, which may change
 			return nil
 		}
 		due = min(due, p.Limit-p.Remaining)
@@ -508,7 +510,7 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	if due > 0 {
 		var r ratelimit.Result
 		if granted, r, err = ratelimit.AllowUpTo(ctx, f.limiter, key, due); err != nil {
-			return err // after a lost reply it may be charged again: rather that than not at all
+			return err // after a lost reply it may be charged again, which is better than not at all
 		}
 		if uncounted(r) {
 			granted = 0
@@ -518,11 +520,12 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	return nil
 }
 
-// Charge charges n events that have happened already, whether they fit or not. While
-// the store fails, that is an error that wraps [ratelimit.ErrStore] and charges nobody;
-// while the breaker is open it is [store.ErrUnavailable]. But with [Local] it charges the
-// local limiter, from which they are handed back as all that it has admitted. What is
-// charged past its limit is not handed back.
+// Charge charges n events that have happened already, whether they fit or not. While the
+// store fails it charges nothing, and the error wraps [ratelimit.ErrStore]. While the
+// breaker is open the error is [store.ErrUnavailable].
+//
+// With [Local] it charges the local limiter instead. These events are handed back like
+// those that it has admitted, but not what goes beyond its limit.
 func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if err := f.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
@@ -545,9 +548,9 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 }
 
 // Refund gives back n of the events that charged admitted, to the limiter that admitted
-// them: the store's, the local one, or none if that was [Open]. It is an error that wraps
-// [ratelimit.ErrStore] if the store fails, and [store.ErrUnavailable] if the breaker is
-// open; no policy answers in its place.
+// them. It does nothing if that was [Open]. The policy does not answer for the store here.
+// If the store fails the error wraps [ratelimit.ErrStore], and while the breaker is open it
+// is [store.ErrUnavailable].
 func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if err := f.check(ctx, key, n); err != nil {
 		return err
@@ -562,7 +565,7 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	if err := f.refundStore(ctx, key, under, n); err != nil {
 		return err
 	}
-	if m, ok := note.(*mirrored); ok && n > m.short { // what the local limiter lacks is refunded first
+	if m, ok := note.(*mirrored); ok && n > m.short { // what the local limiter was not charged with is refunded first
 		_ = f.local.Refund(lasting(ctx), key, m.local, n-m.short)
 	}
 	return nil
@@ -570,7 +573,7 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 
 // refundStore gives back what the limiter admitted.
 func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if free(charged) { // which an open breaker does not keep from being given back
+	if free(charged) { // which needs no store, so that an open breaker does not matter
 		return f.limiter.Refund(ctx, key, charged, n)
 	}
 	_, err := f.call(func() (ratelimit.Result, error) {
@@ -579,7 +582,7 @@ func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit
 	return err
 }
 
-// free is whether no limit was charged for r, so that a Refund needs no store.
+// free reports whether no limit was charged for r, so that a Refund needs no store.
 func free(r ratelimit.Result) bool {
 	parts := r.Parts()
 	if parts == nil {
@@ -604,20 +607,20 @@ func (f *Limiter) refundAnswer(ctx context.Context, key string, charged ratelimi
 	return nil
 }
 
-// Reset forgets key at the store and at the local limiter, also at the one if the
-// other fails: then it is an error.
+// Reset forgets key at the store and at the local limiter. If one of them fails, the other
+// is still reset, and the error is returned.
 func (f *Limiter) Reset(ctx context.Context, key string) error {
 	if err := f.check(ctx, key, 1); err != nil {
 		return err
 	}
 	_, err := f.call(func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
-	if f.local != nil { // which holds nothing then, so that nothing is owed
+	if f.local != nil { // which then holds nothing, so nothing is owed
 		err = errors.Join(err, f.local.Reset(ctx, key))
 	}
 	return err
 }
 
-// AppendPolicies appends the policies of the limiter whose store may fail.
+// AppendPolicies appends the policies of the wrapped limiter.
 func (f *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if f.limiter == nil {
 		return dst, errNoConstructor

@@ -665,8 +665,8 @@ func TestAKeyWithACorruptStateOpensTheBreakerForNoOther(t *testing.T) {
 	})
 }
 
-// A queue of this process that is full says nothing about the store: the policy answers
-// the calls that found no room, however many, and all others are the store's.
+// A full queue of this process says nothing about the store. The policy answers the calls that
+// found no room, however many, and the store decides all others.
 func TestAFullQueueOfThisProcessIsNoOutage(t *testing.T) {
 	full := func(context.Context) error { return fmt.Errorf("%w: no connection was free", store.ErrOverloaded) }
 	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p fallback.Policy) {
@@ -1110,9 +1110,9 @@ func (n naiveFallback) AllowN(ctx context.Context, key string, events int) (rate
 	return r, nil
 }
 
-// An instance of its own, with the whole limit as its fallback, in outages of any
-// length at any time: all that was admitted, by whomever, keeps to the bound of one
-// limiter, give or take an event for each outage.
+// A single instance has the whole limit as its fallback, in outages of any length at any time.
+// All that the store and the fallback admit keeps to the bound of one limiter, to one event for
+// each outage.
 func TestAcrossOutagesOneInstanceKeepsToOneLimit(t *testing.T) {
 	limit := ratelimit.Limit{Rate: 20, Period: time.Second}
 	for _, algorithm := range algorithms {

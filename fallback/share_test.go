@@ -118,8 +118,8 @@ func TestARefundOfWhatNoLimitHasCountedClosesNoBreaker(t *testing.T) {
 	})
 }
 
-// A key that is unlimited or has a limit of 0 for a while, when the store is back, still owes
-// what it has had in the outage.
+// A key can be unlimited or have a limit of 0 for a while when the store is back. It still owes
+// what it was admitted in the outage.
 func TestADebtIsNotPaidByALimitThatCountsNothing(t *testing.T) {
 	for _, algorithm := range algorithms {
 		for _, meanwhile := range []ratelimit.Limit{ratelimit.Unlimited(), ratelimit.PerDay(0)} {

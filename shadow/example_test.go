@@ -10,8 +10,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// A new limit is tried out: what it would deny is told and let through, until it is
-// enforced, first for a few of the keys and in the end for all of them.
+// A new limit is tried out: what it would deny is reported and let through. Then it is enforced,
+// first for a few of the keys and in the end for all of them.
 func ExampleNew() {
 	mem, err := memstore.New()
 	if err != nil {

@@ -9,21 +9,20 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Report is told of each decision of Allow, AllowN and AllowWithin: what the limiter has
-// answered, whether that is enforced or not. Where it has denied n events of key, r.Allowed
-// is false. err is its error, and then r is zero. ctx has the values of the caller's, and
-// does not end.
+// Report is called for each decision of Allow, AllowN and AllowWithin, enforced or not. If
+// the limiter denied n events of key, r.Allowed is false. If it failed, err is its error
+// and r is zero. The values of ctx are the caller's, and it does not end.
 //
-// It is called soon after the decision, in a goroutine of the Limiter's own, for one decision
-// at a time and in their order. The caller does not wait for it. While it is busy up to 1,024
-// decisions wait, and [Limiter.Dropped] counts those that find no place. Its first panic is
-// logged, by package log. What waits when the process ends is lost.
+// Report is called soon after the decision, in a goroutine of the [Limiter]: for one
+// decision at a time, and in their order. The caller does not wait for it. While it is busy
+// up to 1,024 decisions wait, and [Limiter.Dropped] counts those that find no place. Its
+// first panic is logged, by package log. What waits when the process ends is lost.
 type Report func(ctx context.Context, key string, n int, r ratelimit.Result, err error)
 
-// maxWaiting is how many decisions wait for a Report, of 136 bytes each.
+// maxWaiting is how many decisions wait for a Report. Each takes 136 bytes.
 const maxWaiting = 1024
 
-// decision is what a Report is told.
+// decision holds the arguments of a Report.
 type decision struct {
 	ctx    context.Context
 	key    string
@@ -32,19 +31,19 @@ type decision struct {
 	err    error
 }
 
-// reports are the decisions that wait for a Report, and the goroutine that tells it of them.
+// reports holds the decisions that wait for a Report, and runs the goroutine that calls it.
 type reports struct {
 	report   Report
 	panicked sync.Once
 
-	mu          sync.Mutex // of what follows; never held during a report
+	mu          sync.Mutex // protects what follows; never held during a report
 	ring        []decision // of maxWaiting, nil before the first
-	first, size int        // those that wait
-	running     bool       // the goroutine is
+	first, size int        // the decisions that wait
+	running     bool       // whether the goroutine runs
 	dropped     int64
 }
 
-// add lets d wait for the report.
+// add queues d for the report.
 func (q *reports) add(d decision) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -65,7 +64,7 @@ func (q *reports) add(d decision) {
 	}
 }
 
-// next takes the first that waits. If there is none, the goroutine is to end.
+// next removes the first decision that waits. If there is none, the goroutine must end.
 func (q *reports) next() (d decision, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -95,8 +94,8 @@ func (q *reports) run() {
 	ended = true
 }
 
-// Dropped is how many decisions were not reported, because so many others waited for the
-// Report.
+// Dropped returns how many decisions were not reported because too many others waited for
+// the Report.
 func (l *Limiter) Dropped() int64 {
 	l.reports.mu.Lock()
 	defer l.reports.mu.Unlock()

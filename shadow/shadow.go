@@ -1,6 +1,5 @@
-// Package shadow tries a limit out on live traffic: it decides and reports, and lets
-// everything through, or all but a share of the keys, for which it is in force
-// already.
+// Package shadow tries a limit out on live traffic. It decides, reports the decision, and
+// lets everything through. For a share of the keys the limit can be in force already.
 package shadow
 
 import (
@@ -15,55 +14,55 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/order"
 )
 
-// Limiter is a [ratelimit.Limiter] that reports what another one decides, and lets
-// the event through, whatever that is. With [WithEnforcement] it does so with a share of
-// the keys only, and the others get the decision itself.
+// Limiter wraps a [ratelimit.Limiter], reports what that decides, and lets the event
+// through all the same. With [WithEnforcement] a share of the keys gets the decision
+// itself.
 //
-// What it lets through is not counted ([ratelimit.Result.Counted]): Allowed is true, all other
-// fields are 0, and the policies are unlimited. So callers and clients see nothing of a limit
-// that is not enforced. What the limiter has decided, or its error, is in the report alone.
-// Bad input is an error all the same, and so is the end of ctx.
+// What is let through is not counted ([ratelimit.Result.Counted]): Allowed is true, all
+// other fields are 0, and the policies are unlimited. So callers and clients see nothing of
+// a limit that is not enforced. The decision or its error is in the [Report] alone. Invalid
+// input is an error all the same, and so is the end of ctx.
 //
-// The limiter is charged as if it were enforced: a denial costs nothing. So a client
-// that the limit would have slowed down goes on at its own rate, and its
-// share of denials is larger than it would be if it had been told of the first one.
+// Bound: on keys that are enforced, what the limiter admits. There is none on the others.
 //
-// Bound: on keys that are enforced what the limiter admits, and none on the others.
+// The limiter is charged as if it were enforced: a denial costs nothing. But a client that
+// the limit would have slowed down goes on at its own rate. So its share of denials is
+// larger than under an enforced limit.
 //
-// Whether a key is enforced depends on the key, the percentage and the salt alone: it is
-// the same in each process, after a restart, and in later versions of this package. A
-// higher percentage adds keys and drops none. Keys are spread by a 64-bit hash that is not made
-// to withstand those who choose their own keys to be outside the share.
+// Whether a key is enforced depends only on the key, the percentage and the salt. It is the
+// same in each process, after a restart, and in later versions of this package. A higher
+// percentage adds keys and drops none. Keys are spread by a 64-bit hash. It does not
+// withstand clients that choose their own keys to be outside the share.
 //
-// Over the limiter's decision it costs a hash of the key, 1 ns a byte, and some 100 ns to hand
-// the decision to the goroutine of the [Report]. An admission that is not enforced costs an
-// allocation. The decisions that wait take 140 KB. The goroutine ends when none waits, and
-// there is nothing to close.
+// Each decision costs a hash of the key, 1 ns a byte. Handing it to the goroutine of the
+// [Report] costs some 100 ns. An admission that is not enforced costs an allocation. Decisions
+// that wait for the Report take 140 KB. The goroutine ends when none waits, and there is
+// nothing to close.
 //
 // It is safe for concurrent use. Make it by [New].
 type Limiter struct {
 	place //nolint:unused // package order looks for it
 
 	limiter ratelimit.Limiter
-	passed  ratelimit.Result // what is let through and was never charged
+	passed  ratelimit.Result // for what is let through and was never charged
 	reports reports
 	seed    uint64        // the hash of the salt
 	percent atomic.Uint64 // the bits of a float64, 0 to 100
 }
 
-type place = order.Answers //nolint:unused // likewise
+type place = order.Answers //nolint:unused // see package order
 
-// Option sets what is optional about a Limiter.
+// Option configures a [Limiter].
 type Option func(*Limiter) error
 
-// WithEnforcement enforces the decisions on this percentage of all keys, 0 to 100, which
-// is exact to 10⁻¹³. Without it no key is enforced.
+// WithEnforcement enforces the decisions on this percentage of all keys, 0 to 100. It is
+// exact to 10⁻¹³. Without it no key is enforced.
 func WithEnforcement(percent float64) Option {
 	return func(l *Limiter) error { return l.SetEnforcement(percent) }
 }
 
-// WithSalt makes the choice of keys another one. Limiters of the same salt, and those
-// without, which is the salt "", enforce the same keys.
+// WithSalt changes which keys are enforced. Limiters with the same salt enforce the same
+// keys. The default is "".
 func WithSalt(salt string) Option {
 	return func(l *Limiter) error {
 		l.seed = hash(offset, salt)
@@ -71,8 +70,8 @@ func WithSalt(salt string) Option {
 	}
 }
 
-// New returns a limiter that tells report what l decides. Its error is
-// [ratelimit.ErrInvalidOption]: l, report or an option is nil, or an option is out of
+// New returns a limiter that reports what l decides. It returns
+// [ratelimit.ErrInvalidOption] if l, report or an option is nil, or an option is out of
 // range.
 func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
 	switch {
@@ -95,8 +94,9 @@ func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
 	return lim, nil
 }
 
-// SetEnforcement changes the percentage of enforced keys, 0 to 100, while the limiter is
-// in use. Out of range it is [ratelimit.ErrInvalidOption], and nothing changes.
+// SetEnforcement changes the percentage of enforced keys, 0 to 100, while the limiter is in
+// use. If it is out of range the error is [ratelimit.ErrInvalidOption], and nothing
+// changes.
 func (l *Limiter) SetEnforcement(percent float64) error {
 	if !(percent >= 0 && percent <= 100) { // NaN is neither
 		return fmt.Errorf("%w: %v percent of the keys, want 0 to 100", ratelimit.ErrInvalidOption, percent)
@@ -105,10 +105,10 @@ func (l *Limiter) SetEnforcement(percent float64) error {
 	return nil
 }
 
-// Enforcement is the percentage of enforced keys.
+// Enforcement returns the percentage of enforced keys.
 func (l *Limiter) Enforcement() float64 { return math.Float64frombits(l.percent.Load()) }
 
-// Enforced is whether decisions on key are enforced, as of now.
+// Enforced reports whether decisions on key are enforced now.
 func (l *Limiter) Enforced(key string) bool {
 	percent := l.Enforcement()
 	if percent == 0 {
@@ -124,8 +124,8 @@ func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, erro
 	return l.AllowN(ctx, key, 1)
 }
 
-// AllowN decides on n events at once, reports that, and lets them through or, of a key
-// that is enforced, answers what was decided.
+// AllowN decides on n events at once and reports that. It returns the decision if key is
+// enforced, and otherwise lets the events through.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if err := l.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
@@ -135,8 +135,8 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resu
 	return l.answer(ctx, key, r, err)
 }
 
-// AllowWithin decides on n events whose turn must come within d, reports that, and lets
-// them through as AllowN does: those of a key that is not enforced without a Delay.
+// AllowWithin decides on n events whose turn must come within d, and goes on as AllowN
+// does. Events of a key that is not enforced have no Delay.
 func (l *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
 	if err := l.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
@@ -146,7 +146,7 @@ func (l *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Dur
 	return l.answer(ctx, key, r, err)
 }
 
-// Peek answers what Allow would, charges nothing and reports nothing.
+// Peek returns what Allow would. It charges nothing and reports nothing.
 func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	if err := l.check(ctx, key, 1); err != nil {
 		return ratelimit.Result{}, err
@@ -155,7 +155,7 @@ func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error
 	return l.answer(ctx, key, r, err)
 }
 
-// check refuses what the limiter is not asked, nor the report told.
+// check refuses calls that reach neither the limiter nor the report.
 func (l *Limiter) check(ctx context.Context, key string, n int) error {
 	if l.limiter == nil {
 		return errNoConstructor
@@ -163,16 +163,16 @@ func (l *Limiter) check(ctx context.Context, key string, n int) error {
 	return ratelimit.CheckCall(ctx, key, n)
 }
 
-// trial is the note on what was let through and charged.
+// trial is the note on Results that were let through and charged.
 type trial struct {
-	mark    ratelimit.Mark // that it is the note of: one allocation for both
+	mark    ratelimit.Mark // whose note it is: one allocation for both
 	charged ratelimit.Result
 }
 
-// answer is what the caller gets of the limiter's r and err, of which r is zero beside
-// an error.
+// answer returns what the caller gets when the limiter has answered r and err. Beside an
+// error r is zero.
 func (l *Limiter) answer(ctx context.Context, key string, r ratelimit.Result, err error) (ratelimit.Result, error) {
-	gone := err != nil && ctx.Err() != nil // the caller is, and needs no answer
+	gone := err != nil && ctx.Err() != nil // then the caller needs no answer
 	switch {
 	case gone || l.Enforced(key):
 		return r, err
@@ -184,8 +184,8 @@ func (l *Limiter) answer(ctx context.Context, key string, r ratelimit.Result, er
 	return ratelimit.Result{Allowed: true}.With(&t.mark), nil
 }
 
-// Charge charges n events that have happened already, and reports nothing. A key that is
-// not enforced has no use for the limiter's error.
+// Charge charges n events that have happened already, and reports nothing. Errors of the
+// limiter are returned only if key is enforced.
 func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if err := l.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
@@ -195,8 +195,8 @@ func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 }
 
 // Refund gives back n of the events that charged let through, as far as the limiter has
-// charged them: of what it would have denied, and of its errors, Refund is no error and does
-// nothing. Errors of the limiter's Refund are returned on all keys.
+// charged them. It is no error and does nothing for events that the limiter denied or
+// failed on. Errors of the limiter's Refund are returned for all keys.
 func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if l.limiter == nil {
 		return errNoConstructor
@@ -235,7 +235,7 @@ func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 	return all, nil
 }
 
-// Unwrap returns the limiter that is tried out.
+// Unwrap returns the wrapped limiter.
 func (l *Limiter) Unwrap() ratelimit.Limiter { return l.limiter }
 
 var (
@@ -248,7 +248,7 @@ var (
 // offset is where FNV-1a begins.
 const offset uint64 = 14695981039346656037
 
-// hash goes on with FNV-1a (Fowler, Noll, Vo), 64 bits, from h.
+// hash continues FNV-1a (Fowler, Noll, Vo) from h, in 64 bits.
 func hash(h uint64, s string) uint64 {
 	for i := range len(s) {
 		h = (h ^ uint64(s[i])) * 1099511628211
@@ -256,8 +256,8 @@ func hash(h uint64, s string) uint64 {
 	return h
 }
 
-// mix is the finalizer of MurmurHash3 (Appleby). Without it the high bits of FNV-1a
-// hardly know the last bytes of a key, and user:1 to user:9 would share their lot.
+// mix is the finalizer of MurmurHash3 (Appleby). Without it the last bytes of a key hardly
+// change the high bits of FNV-1a, and user:1 to user:9 would be enforced together.
 func mix(h uint64) uint64 {
 	h = (h ^ h>>33) * 0xff51afd7ed558ccd
 	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53

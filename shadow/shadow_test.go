@@ -458,7 +458,7 @@ func (s far) Take(ctx context.Context, ns *store.Namespace, key string, l store.
 	return s.Store.Take(ctx, ns, key, l, n)
 }
 
-// Nobody stands in a queue for what is not enforced, though the limiter inside is full.
+// No call stands in a queue for what is not enforced, even if the limiter inside is full.
 func TestThoseWhoAreLetThroughDoNotWaitForOneAnother(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {

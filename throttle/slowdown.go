@@ -18,32 +18,31 @@ type Slow struct {
 	Max  time.Duration // the longest delay: 1 µs or more, whole µs
 }
 
-// Slowdown is a [ratelimit.Limiter] that denies nothing, and delays what a key does
-// beyond a number of free events: the n-th event beyond by min(n·Step, Max). How far
-// an event is beyond is told by l, which counts: the spend, Limit less Remaining. So a
-// key becomes fast again as l gives room back, at l's rate or with its next window.
-// Several events at once are delayed as the last of them.
+// Slowdown wraps a [ratelimit.Limiter] l and delays events instead of denying them: l only
+// counts. A key's spend is Limit less Remaining. Its first [Slow].Free events are not delayed,
+// and the n-th event beyond them by min(n·Step, Max). A key becomes fast again as l gives room
+// back, at l's rate or with its next window. Several events at once are delayed like the last
+// of them.
 //
-// The time is in [ratelimit.Result]'s Delay, and it is the caller who sleeps it, or
-// [ratelimit.Wait], or a [Waiter] around, which bounds how many do at once. The
-// Slowdown itself does not sleep, so that one decision serves callers who block and
-// callers who schedule, and ctx is in the hands of whoever sleeps. A caller
-// who ignores Delay is not slowed down.
+// The Slowdown itself does not sleep: the caller sleeps the Delay of the
+// [ratelimit.Result]. So it serves callers that block and callers that schedule.
+// [ratelimit.Wait] sleeps it, and so does a [Waiter] around the Slowdown, which bounds how
+// many sleep at once. A caller that ignores Delay is not slowed down.
 //
-// l must have a higher limit than Free, of Free + Max/Step or more for all steps to be
-// taken. Where l denies, which costs nothing there, the event goes through with the delay Max.
-// What l lets through uncounted ([ratelimit.Unlimited], [fallback.Open]) is not
-// delayed. A Delay of l's own is replaced. RetryAfter is always 0.
+// Bound: c callers of a key that sleep each Delay before their next call get at most
+// a + c·(1 + x/Max) events in any interval x. Here a is what l would admit there if its
+// capacity were Free + ⌈Max/Step⌉ - 1. That capacity is the Rate of a window and the Burst
+// of a bucket, at l's Rate. Without a bound on the callers, the events have no bound.
 //
-// Bound: c callers of a key who sleep each Delay before their next call get, in any
-// interval x, what l would admit if its capacity were Free + ⌈Max/Step⌉ - 1 (of the
-// windows this is the Rate, of the buckets the Burst, at l's Rate), and beyond that
-// c·(1 + x/Max) events. Without a bound on the callers there is none on the events.
+// The limit of l must be above Free, and Free + Max/Step or more for all steps to be taken.
+// An event that l denies goes through with the delay Max, and l charges nothing for it. What l
+// lets through uncounted ([ratelimit.Unlimited], [fallback.Open]) is not delayed. A Delay
+// of l's own is replaced. RetryAfter is always 0.
 //
-// Errors are l's, and the event has not gone through then. Refund gives back what l
-// has charged; that of an event which l denied is no error and does nothing.
+// Errors are those of l, and the event has not gone through then. Refund gives back what l
+// has charged. For an event that l denied it is no error and does nothing.
 //
-// A decision costs a few ns more than l's. It is safe for concurrent use. Make it by
+// A decision takes a few ns more than one of l. It is safe for concurrent use. Make it by
 // [NewSlowdown].
 type Slowdown struct {
 	place //nolint:unused // package order looks for it
@@ -53,18 +52,18 @@ type Slowdown struct {
 	passed  *ratelimit.Mark // on what the limiter has denied, and never charged
 }
 
-type place = order.Answers //nolint:unused // likewise
+type place = order.Answers //nolint:unused // see package order
 
-// NewSlowdown returns a limiter that delays by s what l counts. Its error is
-// [ratelimit.ErrInvalidOption]: l is nil, a field of s is out of range, or l is a [Waiter],
-// also inside of others, which goes around a Slowdown.
+// NewSlowdown returns a limiter that delays by s what l counts. It returns
+// [ratelimit.ErrInvalidOption] if l is nil or a field of s is out of range. The same goes
+// for a [Waiter] in l, however deep: it goes around a Slowdown.
 func NewSlowdown(l ratelimit.Limiter, s Slow) (*Slowdown, error) {
 	sleeper, sleeps := order.Sleeping(l)
 	switch {
 	case isnil.Is(l):
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	case sleeps:
-		return nil, fmt.Errorf("%w: a Slowdown around a %T, which goes around it", ratelimit.ErrInvalidOption, sleeper)
+		return nil, fmt.Errorf("%w: a Slowdown around a %T: put the %[2]T around the Slowdown", ratelimit.ErrInvalidOption, sleeper)
 	case s.Free < 0 || s.Free > math.MaxInt32:
 		return nil, fmt.Errorf("%w: %d free events, want 0 to %d", ratelimit.ErrInvalidOption, s.Free, math.MaxInt32)
 	case s.Step <= 0 || s.Step%time.Microsecond != 0:
@@ -94,7 +93,7 @@ func (s *Slowdown) AllowN(ctx context.Context, key string, n int) (ratelimit.Res
 	return s.delayed(r, r.Limit-r.Remaining), nil
 }
 
-// Peek answers what Allow would, and charges nothing.
+// Peek returns what Allow would, and charges nothing.
 func (s *Slowdown) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	if s.limiter == nil {
 		return ratelimit.Result{}, errNoConstructor
@@ -106,7 +105,7 @@ func (s *Slowdown) Peek(ctx context.Context, key string) (ratelimit.Result, erro
 	return s.delayed(r, r.Limit-r.Remaining+1), nil
 }
 
-// delayed is l's decision r, let through with the delay of the event that is l's
+// delayed returns l's decision r as let through, with the delay of the event that is l's
 // spent-th.
 func (s *Slowdown) delayed(r ratelimit.Result, spent int) ratelimit.Result {
 	switch {
@@ -122,7 +121,7 @@ func (s *Slowdown) delayed(r ratelimit.Result, spent int) ratelimit.Result {
 	return r
 }
 
-// delay is that of the spent-th event.
+// delay returns the delay of the spent-th event.
 func (s Slow) delay(spent int) time.Duration {
 	excess := int64(spent) - int64(s.Free)
 	switch {
@@ -134,8 +133,7 @@ func (s Slow) delay(spent int) time.Duration {
 	return time.Duration(excess) * s.Step
 }
 
-// Charge charges n events that have happened already to the limiter, and sleeps for
-// none of them.
+// Charge charges l with n events that have happened already, and does not sleep.
 func (s *Slowdown) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if s.limiter == nil {
 		return ratelimit.Result{}, errNoConstructor
@@ -143,13 +141,12 @@ func (s *Slowdown) Charge(ctx context.Context, key string, n int) (ratelimit.Res
 	return ratelimit.Charge(ctx, s.limiter, key, n)
 }
 
-// Refund gives back n of the events that charged let through, as far as l has
-// charged them.
+// Refund gives back n of the events that charged let through, as far as l has charged them.
 func (s *Slowdown) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if s.limiter == nil {
 		return errNoConstructor
 	}
-	if _, _, passed := charged.Of(s); passed && charged.Allowed { // or else AllowWithin has denied it for its Delay
+	if _, _, passed := charged.Of(s); passed && charged.Allowed { // otherwise AllowWithin has denied it for its Delay
 		return ratelimit.CheckCall(ctx, key, n)
 	}
 	return s.limiter.Refund(ctx, key, charged, n)
@@ -163,7 +160,8 @@ func (s *Slowdown) Reset(ctx context.Context, key string) error {
 	return s.limiter.Reset(ctx, key)
 }
 
-// AppendPolicies appends the policies of l, which it counts by and does not enforce.
+// AppendPolicies appends the policies of l. The Slowdown counts by them and does not
+// enforce them.
 func (s *Slowdown) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if s.limiter == nil {
 		return dst, errNoConstructor

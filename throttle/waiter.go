@@ -1,10 +1,9 @@
-// Package throttle slows callers down in place of refusing them: limiters around
-// others.
+// Package throttle slows callers down instead of refusing them.
 //
-// Use [Waiter] to hold an event back until the limiter admits it, for a bounded time
-// and with a bounded number of callers at once, and [Slowdown] to let everything
-// through, later and later the more a key does. [ratelimit.Wait] is a Waiter for
-// as long as its caller's context lasts, without a bound on the callers.
+// Use [Waiter] to hold an event back until the limiter admits it. It bounds how long calls
+// wait, and how many wait at once. Use [Slowdown] to let everything through, later and
+// later the more a key does. [ratelimit.Wait] is a Waiter for as long as its caller's
+// context lasts, without a bound on the callers.
 package throttle
 
 import (
@@ -21,46 +20,46 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 )
 
-// Waiter is a [ratelimit.Limiter] whose Allow and AllowN sleep until l admits the
-// event, and then for its Delay, but no longer than a maximum in all, or than to the
-// deadline of ctx. Where that is not enough they deny at once, without sleeping in
-// vain. The Result of what has been slept for has Delay 0.
+// Waiter wraps a [ratelimit.Limiter] l and holds events back until l admits them. Allow and
+// AllowN sleep until then, and for the Delay that l gives. They sleep no longer than a
+// maximum in all, and not past the deadline of ctx. If that is not enough they deny at
+// once, without sleeping in vain. Delay is 0 in a Result that has been slept for.
 //
-// Bound: it admits what l admits, when l does. It sleeps at most the maximum, and takes
-// as much longer as its calls of l do. At most 1,024 callers sleep at once, or
-// [WithMaxWaiting]; beyond that an event that cannot go now is denied. They are not bounded
-// by key: a key with many callers can take all places, and the others are denied then as
-// without a Waiter.
+// Bound: it admits what l admits, when l does. It sleeps at most the maximum, plus the time
+// that its calls of l take. At most 1,024 callers sleep at once, or [WithMaxWaiting].
+// Beyond that an event that cannot go now is denied. There is no such bound by key: a key
+// with many callers can take all places. Other keys are then denied as without a Waiter.
 //
-// Those who sleep for the same key of the same l stand in a queue in this process, in order
-// of arrival: the queue of [ratelimit.Wait], which says how they ask. An event that would
-// be admitted now stands behind them too. Refunds and Resets by others do not wake them, but
-// the next who arrives does: see there.
+// Callers that wait for the same key of the same l stand in a queue in this process, in
+// order of arrival. An event that would be admitted now stands behind them too. Refunds and
+// Resets by others do not wake them, but the next caller that arrives does. It is the queue
+// of [ratelimit.Wait], which says how they ask.
 //
 // The RetryAfter of a denial is l's: the wait after which the event would be admitted
-// without a sleep. For an event that stands behind others it is an estimate, and of more
-// than one event without a place to sleep it is that of one event. It is shorter where l
-// would admit the event now and Delay is too long for the caller: RetryAfter is the Delay
-// less the time that the call had for sleeping, 1 µs at least (the whole Delay if all places
-// are taken). A [ratelimit.LeakyBucket] denies by the same rule also while it is full: the
-// turn behind what is in its queue would come after ResetAfter.
+// without a sleep. For an event that stands behind others it is an estimate. For several
+// events without a place to sleep, it is that of one event. It is shorter where l would
+// admit the event now, but Delay is too long for the caller. RetryAfter is then the Delay
+// less the time that the call had for sleeping, and at least 1 µs. If all places are taken,
+// it is the whole Delay. A full [ratelimit.LeakyBucket] denies by the same rule: the turn
+// behind its queue would come after ResetAfter.
 //
-// If ctx ends in a sleep, the error is ctx's. A permit that the call had goes to the next in
-// the queue who waits for as many events, or is given back, as far as Refund of l can. A
-// leaky bucket takes back only its last turn: calls that end while others come can leave
-// gaps in its queue.
+// If ctx ends in a sleep, the error is ctx's. A permit that the call had goes to the next
+// in the queue that waits for as many events. Otherwise it is given back, as far as Refund
+// of l can. A leaky bucket takes back only its last turn. So calls that end while others
+// come can leave gaps in its queue.
 //
-// [store.ErrOverloaded] and [store.ErrUnavailable], after which nothing is charged, do not
-// end a sleep: l is asked again after 5 ms, and after twice as long each time up to 1 s. They
-// are the error if no time or no place is left for that. Other errors of l are the call's.
+// After [store.ErrOverloaded] and [store.ErrUnavailable] nothing is charged, and they do
+// not end a sleep. The next question follows after 5 ms, and then after twice as long each
+// time, up to 1 s. If no time or no place is left for that, they are the error. Other
+// errors of l are the call's.
 //
-// It starts no goroutine and has nothing to close; what waits costs its caller's goroutine
-// and a timer. An event that is admitted at once costs some 150 ns more. It sleeps in real
-// time (or a synctest bubble's), so that l's store must not have a simulated clock that
+// It starts no goroutine and has nothing to close. A call that waits holds its goroutine
+// and a timer. An event that is admitted at once takes some 150 ns more. It sleeps in real
+// time, or in that of a synctest bubble. So l's store must not have a simulated clock that
 // stands still.
 //
-// A denial has the source and the parts of l's. That of an event that stands behind others
-// has those of the last denial in its queue. AllowUpTo, AllowWithin, Peek and Charge never
+// A denial has the Source and the Parts of l's. An event that stands behind others has
+// those of the last denial in its queue. AllowUpTo, AllowWithin, Peek and Charge never
 // sleep.
 //
 // It is safe for concurrent use. Make it by [NewWaiter].
@@ -69,7 +68,7 @@ type Waiter struct {
 
 	limiter    ratelimit.Limiter
 	kind       queue.Kind // of limiter, if that is no wrapper
-	wrapper    bool       // limiter is one: what it wraps may change
+	wrapper    bool       // whether limiter is one: what it wraps may change
 	max        time.Duration
 	maxWaiting int64
 	waiting    atomic.Int64
@@ -85,10 +84,10 @@ const (
 
 var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidLimit)
 
-// WaiterOption sets what is optional about a Waiter.
+// WaiterOption configures a [Waiter].
 type WaiterOption func(*Waiter) error
 
-// WithMaxWaiting bounds the callers that sleep at once to n, 1 to 2^31-1, in place of
+// WithMaxWaiting bounds the callers that sleep at once to n, 1 to 2^31-1. The default is
 // 1,024.
 func WithMaxWaiting(n int) WaiterOption {
 	return func(w *Waiter) error {
@@ -100,8 +99,9 @@ func WithMaxWaiting(n int) WaiterOption {
 	}
 }
 
-// NewWaiter returns a limiter that decides as l does after up to max, which is above
-// 0. Its error is [ratelimit.ErrInvalidOption].
+// NewWaiter returns a limiter that decides as l does, after a sleep of up to max, which is
+// above 0. It returns [ratelimit.ErrInvalidOption] if l or an option is nil, or max or an
+// option is out of range.
 func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*Waiter, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
@@ -123,7 +123,7 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	return w, nil
 }
 
-// Waiting is how many callers sleep now.
+// Waiting returns how many callers sleep now.
 func (w *Waiter) Waiting() int { return int(w.waiting.Load()) }
 
 // Allow is AllowN of 1.
@@ -131,14 +131,14 @@ func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error
 	return w.AllowN(ctx, key, 1)
 }
 
-// kindOf is how l admits those who wait, as far as that can be seen.
+// kindOf returns how l admits events that have to wait, as far as that can be seen.
 func kindOf(l ratelimit.Limiter) queue.Kind {
 	_, delays := l.(ratelimit.Delayer)
 	return queue.KindOf(five.AlgorithmOf(l), delays)
 }
 
-// kindNow is the kind of the limiter. That of a leaky bucket is known to turn denials into
-// a Delay.
+// kindNow returns the kind of the limiter. A leaky bucket is known to turn denials into a
+// Delay.
 func (w *Waiter) kindNow() queue.Kind {
 	if w.wrapper {
 		return kindOf(w.limiter)
@@ -146,7 +146,7 @@ func (w *Waiter) kindNow() queue.Kind {
 	return w.kind
 }
 
-// leaky is whether r is a leaky bucket's.
+// leaky reports whether r is a leaky bucket's.
 func (w *Waiter) leaky(r *ratelimit.Result) bool {
 	return w.kindNow() == queue.Leaky && r.Source() == ratelimit.SourceStore
 }
@@ -186,7 +186,7 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	switch {
 	case err != nil:
 		return ratelimit.Result{}, err
-	case r.Allowed: // the last place went meanwhile
+	case r.Allowed: // the last place was taken meanwhile
 		if err := w.giveBack(ctx, key, n, r); err != nil {
 			return ratelimit.Result{}, err // the charge may stand
 		}
@@ -194,7 +194,7 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	return w.denial(r, n, 0), nil
 }
 
-// askAlone asks for those before whom nobody waits.
+// askAlone asks for an event that no other waits before.
 func (w *Waiter) askAlone(ctx context.Context, key string, n int, within time.Duration, turn *queue.Turn) (r ratelimit.Result, err error) {
 	returned := false
 	defer func() {
@@ -207,7 +207,7 @@ func (w *Waiter) askAlone(ctx context.Context, key string, n int, within time.Du
 	return r, err
 }
 
-// takePlace is whether there is one.
+// takePlace takes a place to sleep, and reports whether there was one.
 func (w *Waiter) takePlace() bool {
 	if w.waiting.Add(1) > w.maxWaiting {
 		w.waiting.Add(-1)
@@ -216,8 +216,8 @@ func (w *Waiter) takePlace() bool {
 	return true
 }
 
-// standBehind waits behind others. Who has no place to do so does not ask for what those
-// who have wait for, but only what there is to wait for.
+// standBehind waits behind others. Without a place it must not ask for the events that they
+// wait for. It only looks, to say how long the wait would be.
 func (w *Waiter) standBehind(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if w.takePlace() {
 		defer w.waiting.Add(-1)
@@ -235,16 +235,16 @@ func (w *Waiter) standBehind(ctx context.Context, key string, n int) (ratelimit.
 	return denial, nil
 }
 
-// patience is how long a call may sleep.
+// patience returns how long a call may sleep.
 func (w *Waiter) patience(ctx context.Context) time.Duration {
-	if deadline, ok := ctx.Deadline(); ok { // at which it is too late
+	if deadline, ok := ctx.Deadline(); ok { // at the deadline itself it is too late
 		return max(0, min(w.max, time.Until(deadline)-1))
 	}
 	return w.max
 }
 
-// wait waits behind others, or after a's question within d, which was asked in its turn and
-// has been answered by a.result and err.
+// wait waits behind others, or goes on from a question that a has asked in its turn. That
+// was within d, and a.result and err are the answer.
 func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Duration, err error) (ratelimit.Result, error) {
 	patience := w.patience(ctx)
 	kind := w.kindNow()
@@ -280,7 +280,7 @@ func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Du
 	return w.denial(r, a.n, patience), nil
 }
 
-// due is how long the events of r have to wait, nobody else calling.
+// due returns how long the events of r have to wait if no other caller comes.
 func (w *Waiter) due(r ratelimit.Result) time.Duration {
 	switch {
 	case r.Allowed:
@@ -291,8 +291,8 @@ func (w *Waiter) due(r ratelimit.Result) time.Duration {
 	return max(r.RetryAfter, leastRetryAfter)
 }
 
-// denial is r on n events as refused, to a caller who could have slept for early. What l has
-// admitted has been given back.
+// denial returns r on n events as refused, to a caller that could have slept for early.
+// What l has admitted has been given back already.
 func (w *Waiter) denial(r ratelimit.Result, n int, early time.Duration) ratelimit.Result {
 	if r.Allowed {
 		reset := r.ResetAfter
@@ -324,10 +324,10 @@ func (d decided) AllowN(context.Context, string, int) (ratelimit.Result, error) 
 
 func (d decided) Refund(context.Context, string, ratelimit.Result, int) error { return nil }
 
-// withoutCharge is r, an admission of n events that were given back, as what cannot be
-// refunded again.
+// withoutCharge returns r, an admission of n events that were given back, as a Result that
+// cannot be refunded again.
 func withoutCharge(r ratelimit.Result, n int) ratelimit.Result {
-	if r.Charged() > 0 { // and else it is a Peek's
+	if r.Charged() > 0 { // otherwise it is a Peek's
 		r, _ = ratelimit.AllowWithin(context.Background(), decided{result: r}, "", n, 0)
 	}
 	return r
@@ -337,8 +337,8 @@ func (w *Waiter) giveBack(ctx context.Context, key string, n int, r ratelimit.Re
 	return w.limiter.Refund(context.WithoutCancel(ctx), key, r, n)
 }
 
-// AllowWithin is l's own, for callers who sleep the Delay themselves: see
-// [ratelimit.AllowWithin]. It does not sleep, and takes no place of those who do.
+// AllowWithin is l's own, for callers that sleep the Delay themselves: see
+// [ratelimit.AllowWithin]. It does not sleep, and takes no place from those that do.
 func (w *Waiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
 	if w.limiter == nil {
 		return ratelimit.Result{}, errNoConstructor
@@ -346,8 +346,8 @@ func (w *Waiter) AllowWithin(ctx context.Context, key string, n int, d time.Dura
 	return ratelimit.AllowWithin(ctx, w.limiter, key, n, d)
 }
 
-// AllowUpTo admits as many of n events as l has room for now: granted of them, 0 to n. It does
-// not sleep. Delay is l's, for the caller to sleep.
+// AllowUpTo admits as many of n events as l has room for now, and returns how many: 0 to n.
+// It does not sleep. Delay is l's, for the caller to sleep.
 func (w *Waiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
 	if w.limiter == nil {
 		return 0, ratelimit.Result{}, errNoConstructor
@@ -355,8 +355,8 @@ func (w *Waiter) AllowUpTo(ctx context.Context, key string, n int) (granted int,
 	return ratelimit.AllowUpTo(ctx, w.limiter, key, n)
 }
 
-// Peek answers what Allow would, at once: if that would sleep and then admit, nobody
-// else calling, Allowed is true and Delay the sleep. It charges nothing.
+// Peek returns what Allow would, at once, and charges nothing. If Allow would sleep and
+// then admit, Allowed is true and Delay is the sleep, as long as no other caller comes.
 func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	if w.limiter == nil {
 		return ratelimit.Result{}, errNoConstructor
@@ -378,8 +378,7 @@ func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error)
 	return r, nil
 }
 
-// Charge charges n events that have happened already to the limiter, and sleeps for
-// none of them.
+// Charge charges l with n events that have happened already, and does not sleep.
 func (w *Waiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if w.limiter == nil {
 		return ratelimit.Result{}, errNoConstructor
@@ -395,7 +394,7 @@ func (w *Waiter) Refund(ctx context.Context, key string, charged ratelimit.Resul
 	return w.limiter.Refund(ctx, key, charged, n)
 }
 
-// Reset forgets key at l. Who sleeps for it sleeps on.
+// Reset forgets key at l. Callers that sleep for it sleep on.
 func (w *Waiter) Reset(ctx context.Context, key string) error {
 	if w.limiter == nil {
 		return errNoConstructor
@@ -418,7 +417,7 @@ var (
 	_ ratelimit.Delayer   = (*Waiter)(nil)
 )
 
-// asker asks limiter for those in a queue.
+// asker asks the limiter for a call in a queue.
 type asker struct {
 	limiter ratelimit.Limiter
 	key     string
@@ -439,7 +438,7 @@ func (a *asker) Refund(ctx context.Context) error {
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 
-// decision is what a queue needs of r.
+// decision returns what a queue needs of r.
 func decision(r ratelimit.Result) queue.Decision {
 	return queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
@@ -448,10 +447,10 @@ func decision(r ratelimit.Result) queue.Decision {
 	}
 }
 
-// told is decision with what else a denial says.
+// told returns the decision with what else a denial says.
 func told(r ratelimit.Result) queue.Decision {
 	d := decision(r)
-	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // or else r says no more than d
+	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // otherwise r says no more than d
 		d.Told = r
 	}
 	return d

@@ -258,8 +258,8 @@ func TestATurnThatWouldComeTooLateIsGivenBackAndRetryAfterIsExact(t *testing.T) 
 	}
 }
 
-// That l is a leaky bucket is not seen through another limiter: its denial says
-// nothing of the turn, which is behind a minute of sleep another minute away.
+// A leaky bucket is not seen through another limiter. Its denial says nothing of the turn,
+// which is another minute away behind a minute of sleep.
 func TestATurnThatComesTooLateAfterASleepIsInTimeForANewCall(t *testing.T) {
 	inBubble(t, "leaky_bucket", ratelimit.Limit{Rate: 1, Period: time.Minute, Burst: 2}, func(t *testing.T, lim ratelimit.Limiter) {
 		w := waiter(t, &broken{Limiter: lim}, 90*time.Second)

@@ -30,7 +30,7 @@ func TestAWaiterPassesTurnsOnAndSleepsForNone(t *testing.T) {
 	})
 }
 
-// A Slowdown denies nobody but those who say how long they can wait.
+// A Slowdown denies only callers that say how long they can wait.
 func TestASlowdownGivesBackWhatComesTooLate(t *testing.T) {
 	inner := inMemory(t, "token_bucket", ratelimit.PerDay(10))
 	lim, err := throttle.NewSlowdown(inner, throttle.Slow{Free: 2, Step: time.Second, Max: time.Minute})

@@ -1,9 +1,9 @@
-// Quickstart sends the same requests through all five algorithms, each with a limit
-// of 5 a second, and prints which of them are allowed. It needs no server and
-// takes no time, since its clock is simulated.
+// Quickstart sends the same requests through all five algorithms, each with a limit of 5 a
+// second. It prints which of them are allowed. It needs no server and takes no time, since
+// its clock is simulated.
 //
-// Look at 1.0 s, where one window ends and the next begins, at what comes after
-// it in each line, and at the counts in the last two columns.
+// Look at 1.0 s, where one window ends and the next begins. Then look at what follows in
+// each line, and at the counts in the last two columns.
 package main
 
 import (
@@ -25,7 +25,7 @@ func main() {
 	}
 }
 
-// row is an event at a time since the start, and what each algorithm says of it.
+// row is an event at a time since the start, and what each algorithm says about it.
 type row struct {
 	at      time.Duration
 	results []ratelimit.Result
@@ -45,8 +45,8 @@ func run(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// traffic is 10 events, one each 20 ms, across the edge of two windows, and then
-// one each 100 ms.
+// traffic returns the times of 10 events across the edge of two windows, 20 ms apart.
+// Events 100 ms apart follow.
 func traffic() []time.Duration {
 	var times []time.Duration
 	for at := 900 * time.Millisecond; at < 1100*time.Millisecond; at += 20 * time.Millisecond {
@@ -88,8 +88,8 @@ func simulate(ctx context.Context, algorithms []string, limit ratelimit.Limit, t
 	return rows, nil
 }
 
-// printTable prints a line for each algorithm, and what it says of each event, from left
-// to right. Above is the time of the events at which it says anything new.
+// printTable prints a line for each algorithm, with what it says about each event, from
+// left to right. Above them are the times of the events at which something changes.
 func printTable(w io.Writer, algorithms []string, rows []row) {
 	heads := map[time.Duration]string{
 		900 * time.Millisecond: "0.9 s", time.Second: "1.0 s", 1100 * time.Millisecond: "1.1 s", 2 * time.Second: "2.0 s",
@@ -117,7 +117,7 @@ func mark(r ratelimit.Result) string {
 	return "."
 }
 
-// departures are the times at which algorithm i lets events go.
+// departures returns the times at which algorithm i lets events go.
 func departures(rows []row, i int) []time.Duration {
 	var times []time.Duration
 	for _, r := range rows {
@@ -128,7 +128,7 @@ func departures(rows []row, i int) []time.Duration {
 	return times
 }
 
-// busiest is the most events in any span of that length. The times ascend.
+// busiest returns the most events in any span of this length. The times ascend.
 func busiest(times []time.Duration, span time.Duration) int {
 	most, first := 0, 0
 	for last, at := range times {

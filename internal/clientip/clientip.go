@@ -1,4 +1,4 @@
-// Package clientip reads who a client is from what trusted proxies say.
+// Package clientip finds the address of a client from what trusted proxies say.
 package clientip
 
 import (
@@ -15,14 +15,14 @@ const (
 	maxHops      = 32      // and hops
 )
 
-// Proxies are those that are trusted. The zero Proxies are none.
+// Proxies are the trusted proxies. The zero Proxies trusts no proxy.
 type Proxies struct {
 	networks []netip.Prefix // IPv4 ones not as IPv6
 	Unix     bool           // whether peers at a Unix socket are trusted
 }
 
-// ParseProxies reads networks and single addresses, and "unix". There must be at least one,
-// and none may be a network of all addresses.
+// ParseProxies reads networks, single addresses and "unix". There must be at least one, and
+// no network of all addresses.
 func ParseProxies(texts []string) (Proxies, error) {
 	var p Proxies
 	for _, text := range texts {
@@ -48,9 +48,9 @@ func ParseProxies(texts []string) (Proxies, error) {
 // None reports whether no proxy is trusted.
 func (p *Proxies) None() bool { return len(p.networks) == 0 && !p.Unix }
 
-// Client returns the first address of lines, the values of X-Forwarded-For, from the right, that
-// is not trusted. Where they end, or at what is not an address, it is the last one before, and
-// peer if there is none.
+// Client reads lines, the values of X-Forwarded-For, from the right. It returns the first
+// address that is not trusted. Where the lines end, or at what is not an address, it
+// returns the last address before, or peer.
 func (p *Proxies) Client(peer netip.Addr, lines []string) netip.Addr {
 	last, room, hops := peer, maxForwarded, maxHops
 	for i := len(lines) - 1; i >= 0; i-- {
@@ -79,7 +79,7 @@ func (p *Proxies) Client(peer netip.Addr, lines []string) netip.Addr {
 	return last
 }
 
-// Trust reports whether addr is that of a proxy.
+// Trust reports whether addr belongs to a trusted proxy.
 func (p *Proxies) Trust(addr netip.Addr) bool {
 	for _, network := range p.networks {
 		if network.Contains(addr) {
@@ -89,8 +89,8 @@ func (p *Proxies) Trust(addr netip.Addr) bool {
 	return false
 }
 
-// ParseAddr reads "192.0.2.1", "2001:db8::1" and "[2001:db8::1]", the first and last
-// also with a port. text is the address as a part of s, if it is IPv4 in canonical form.
+// ParseAddr reads "192.0.2.1", "2001:db8::1" and "[2001:db8::1]", the first and last also
+// with a port. If the address is IPv4 in canonical form, text is that part of s.
 func ParseAddr(s string) (addr netip.Addr, text string, ok bool) {
 	host, port := s, ""
 	if strings.HasPrefix(s, "[") {
@@ -115,14 +115,14 @@ func ParseAddr(s string) (addr netip.Addr, text string, ok bool) {
 	return clientaddr.Unmap(addr), "", true
 }
 
-// ParseIPv4Host returns the host of s, if that is an IPv4 address in canonical form with a port.
-// It is ParseAddr for most addresses, in half the time.
+// ParseIPv4Host returns the host of s, if that is an IPv4 address in canonical form with a
+// port. It replaces ParseAddr for most addresses, in half the time.
 func ParseIPv4Host(s string) (host string, ok bool) {
 	value, digits, dots := 0, 0, 0
 	for i, c := range []byte(s) {
 		switch {
 		case c >= '0' && c <= '9':
-			if value = 10*value + int(c-'0'); value > 255 || digits > 0 && value < 10 { // as 0 in front has it
+			if value = 10*value + int(c-'0'); value > 255 || digits > 0 && value < 10 { // as with a leading 0
 				return "", false
 			}
 			digits++

@@ -1,6 +1,6 @@
 // Code generated from internal/report by go generate ./internal/copies; DO NOT EDIT.
 
-// Package report is what a server says of a decision in header fields of HTTP and in
+// Package report writes what a server says about a decision in header fields of HTTP and in
 // metadata of gRPC. Numbers and strings are those of RFC 9651.
 package report
 
@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Decision is a Result and what is known of the limits behind it.
+// Decision is a Result with what is known about the limits behind it.
 type Decision struct {
 	Result   ratelimit.Result
 	Parts    []ratelimit.Result // of Result
@@ -20,8 +20,8 @@ type Decision struct {
 	Bucket   bool // whether the limit is a bucket's: see [IsBucket]
 }
 
-// IsBucket reports whether l is known to be one of the buckets, also inside of others that
-// have a method Unwrap. Those in an All are not.
+// IsBucket reports whether l is known to be a bucket. It looks inside wrappers that have a
+// method Unwrap, but not inside an All.
 func IsBucket(l ratelimit.Limiter) bool {
 	for {
 		switch l.(type) {
@@ -36,8 +36,8 @@ func IsBucket(l ratelimit.Limiter) bool {
 	}
 }
 
-// ByList reports whether a list of clients has denied. That is no limit, and waiting does not
-// help.
+// ByList reports whether a list of clients has denied. A list is not a limit, and waiting
+// does not help.
 func (d *Decision) ByList() bool {
 	if d.Result.Allowed {
 		return false
@@ -50,11 +50,11 @@ func (d *Decision) ByList() bool {
 	return d.Result.Source() == ratelimit.SourceList
 }
 
-// Counted reports whether there are numbers to report: those of limits, and not of a list.
+// Counted reports whether there are numbers to report: those of limits, not of a list.
 func (d *Decision) Counted() bool { return d.Result.Counted() && !d.ByList() }
 
-// Follow makes the policies those of the local limiter, if one decided while the store
-// failed: their quotas are those of the Result, and their windows are not known.
+// Follow changes the policies if a local limiter decided while the store failed. Their
+// quotas become those of the Result, and their windows are not known.
 func (d *Decision) Follow() {
 	if d.Result.Source() != ratelimit.SourceLocal {
 		return
@@ -67,9 +67,10 @@ func (d *Decision) Follow() {
 	}
 }
 
-// One returns the decision of one limit, and its policy, nil if that is not known. It is the
-// limit that denied with the longest RetryAfter or, of an admission, the one with the least left,
-// and of several such ones that with the longest time.
+// One returns the decision of one limit, and its policy, or nil if that is not known. After
+// a denial it is the limit that denied with the longest RetryAfter. After an admission it
+// is the limit with the least left. Among several of those it is the one with the longest
+// time.
 func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
 	one = &d.Result
 	if len(d.Policies) == 1 {
@@ -92,7 +93,7 @@ func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
 	return one, p
 }
 
-// tighter reports whether part, of policy p, is to be reported before other, of policy o.
+// tighter reports whether part, of policy p, comes before other, of policy o.
 func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *ratelimit.Result, o *ratelimit.Policy) bool {
 	switch {
 	case !part.Allowed:
@@ -104,7 +105,7 @@ func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *r
 }
 
 // Part returns the decision of the i-th policy, if it is known. A limit that was not asked,
-// because another one had denied before, has a zero Result.
+// because another one had denied first, has a zero Result.
 func (d *Decision) Part(i int) (part *ratelimit.Result, ok bool) {
 	switch {
 	case len(d.Parts) == len(d.Policies):
@@ -116,9 +117,9 @@ func (d *Decision) Part(i int) (part *ratelimit.Result, ok bool) {
 	return nil, false // the limiter does not say what each of its limits did
 }
 
-// Time returns the time to report of part, which is d.Result or one of its parts, and of
-// its policy p, which may be nil. A limit that has not denied has no say in the time to come
-// back, and where no waiting helps there is none.
+// Time returns the time to report for part and its policy p, which may be nil. The part is
+// d.Result or one of its parts. A limit that has not denied does not affect the time to
+// come back. If waiting does not help, ok is false.
 func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Duration, ok bool) {
 	r := &d.Result
 	switch {
@@ -131,10 +132,10 @@ func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Dur
 	return t, t != ratelimit.Never
 }
 
-// admitted is the time to report of an admission: with nothing left that to the next place,
-// where the Result holds it, and otherwise that to the full reset. A window's ResetAfter is
-// both, or the next place is not known. A bucket has room for one event when all but
-// Quota-1 have drained.
+// admitted returns the time to report after an admission. If nothing is left and the Result
+// holds the time to the next place, it is that. Otherwise it is the time to the full reset.
+// A window's ResetAfter is both, or the next place is not known. A bucket has room for one
+// event when all but Quota-1 have drained.
 func (d *Decision) admitted(part *ratelimit.Result, p *ratelimit.Policy) time.Duration {
 	reset := max(part.ResetAfter, 0)
 	if part.Remaining > 0 || p == nil || !d.Bucket && p.Limit.Burst == 0 || // windows have no Burst
@@ -144,8 +145,8 @@ func (d *Decision) admitted(part *ratelimit.Result, p *ratelimit.Policy) time.Du
 	return max(reset-p.Window+p.Window/time.Duration(p.Quota), 1)
 }
 
-// Until returns the time until there is more of all limits, above 0 after a denial. There is
-// none if that is unknown or never.
+// Until returns the time until there is more of all limits, above 0 after a denial. If that
+// is unknown or never, ok is false.
 func Until(r *ratelimit.Result) (d time.Duration, ok bool) {
 	switch {
 	case r.Allowed:
@@ -156,8 +157,9 @@ func Until(r *ratelimit.Result) (d time.Duration, ok bool) {
 	return max(r.RetryAfter, 1), true
 }
 
-// Limiter returns the name of the policy that decided: the one that denied or, of an
-// admission, the one with the least left. It is "" if that is not known.
+// Limiter returns the name of the policy that decided, or "" if it is not known. After a
+// denial that is the policy that denied, and after an admission the one with the least
+// left.
 func Limiter(r *ratelimit.Result, policies []ratelimit.Policy) string {
 	if name := r.DeniedBy(); name != "" {
 		return name
@@ -175,7 +177,7 @@ func Limits(p *ratelimit.Policy) bool { return p.Limit.Rate >= 0 }
 // maxInteger is the largest integer of RFC 9651, of 15 digits.
 const maxInteger = 999_999_999_999_999
 
-// Count returns n as a field can have it.
+// Count returns n within the range of a field.
 func Count(n int) int64 { return min(max(int64(n), 0), maxInteger) }
 
 // Seconds returns d in whole seconds, rounded up.
@@ -187,8 +189,8 @@ func Seconds(d time.Duration) int64 {
 	return s
 }
 
-// AppendString appends s as a string of RFC 9651, which is the same in JSON. What is not
-// printable ASCII is percent-encoded.
+// AppendString appends s as a string of RFC 9651, which is the same in JSON. Bytes that are
+// not printable ASCII are percent-encoded.
 func AppendString(b []byte, s string) []byte {
 	const hex = "0123456789ABCDEF"
 	b = append(b, '"')
@@ -205,8 +207,8 @@ func AppendString(b []byte, s string) []byte {
 	return append(b, '"')
 }
 
-// AppendQuota appends 1000;w=86400, which follows the name and ;q= in draft 10 and stands
-// alone in the drafts before it.
+// AppendQuota appends 1000;w=86400. In draft 10 that follows the name and ;q=, and in
+// earlier drafts it stands alone.
 func AppendQuota(b []byte, p *ratelimit.Policy) []byte {
 	b = strconv.AppendInt(b, Count(p.Quota), 10)
 	if p.Window > 0 {
