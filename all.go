@@ -86,7 +86,7 @@ func NewAll(limiters ...Limiter) (*All, error) {
 		case isnil.Is(l):
 			return nil, errNilLimiter
 		case sleeps:
-			return nil, fmt.Errorf("%w: an All around a %T, which goes around it", ErrInvalidOption, sleeper)
+			return nil, fmt.Errorf("%w: an All around a %T: put the %[2]T around the All", ErrInvalidOption, sleeper)
 		case isAll && len(inner.parts) == 0:
 			return nil, fmt.Errorf("%w: an All that is not made by its constructor", ErrInvalidOption)
 		case isAll:

@@ -20,7 +20,7 @@ import (
 // Its Results count calls, so that Remaining is how many more calls there is room for.
 // [AllowUpTo] of n events grants all of them or none. A Refund of all events of a call gives
 // back its one event, and one of fewer events nothing. Charge charges nothing, since it is for
-// what a call has cost beyond its estimate: its Result says Allowed and no more.
+// what a call has cost beyond its estimate: it asks by Peek for what is left.
 //
 // A call of n > 1 events takes an allocation. In an All it does not. After an outage a
 // fallback charges l for one call, whatever its local limiter has admitted meanwhile.
@@ -71,12 +71,17 @@ func (p *perCall) Peek(ctx context.Context, key string) (Result, error) {
 	return p.limiter.Peek(ctx, key)
 }
 
-// Charge charges nothing: the call has been charged when it was admitted.
+// Charge charges nothing: the call has been charged when it was admitted. It says what is left.
 func (p *perCall) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if err := CheckCall(ctx, key, n); err != nil {
 		return Result{}, err
 	}
-	return p.marked(Result{Allowed: true}, math.MaxInt), nil // which no Refund reaches
+	r, err := p.limiter.Peek(ctx, key)
+	if err != nil {
+		return Result{}, err
+	}
+	r.Allowed, r.RetryAfter = true, 0
+	return p.marked(r, math.MaxInt), nil // which no Refund reaches
 }
 
 // Refund gives back the event of a call if n are all that the call was for.

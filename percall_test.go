@@ -194,7 +194,7 @@ func TestPerCallAloneChargesOneEvent(t *testing.T) {
 		require.Equal(t, 1, within.Charged())
 		left := peek(t, lim, "key").Remaining
 		r = overcharge(t, l, 50)
-		require.Equal(t, []int{0, 0}, []int{r.Charged(), r.Limit})
+		require.Equal(t, []int{0, left}, []int{r.Charged(), r.Remaining})
 		require.NoError(t, l.Refund(ctx, "key", r, 50))
 		require.Equal(t, left, peek(t, lim, "key").Remaining)
 		require.True(t, allowN(t, l, left).Allowed)

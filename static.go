@@ -56,4 +56,4 @@ func (s static) Reset(ctx context.Context, key string) error {
 
 var errNilLimiter = fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 
-var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged none", ErrInvalidN)
+var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged nothing", ErrInvalidN)

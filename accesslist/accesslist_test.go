@@ -213,19 +213,26 @@ func TestThePoliciesAreThoseInForceOnTheKey(t *testing.T) {
 func TestReplaceWhileReading(t *testing.T) {
 	x, y := list(t, "192.0.2.0/24", "=a"), list(t, "198.51.100.0/24", "=b")
 	pairs := []accesslist.Lists{{Allow: x, Deny: y}, {Allow: y, Deny: x}}
-	lim := limiter(t, asked(), pairs[0])
+	lim := limiter(t, asked(), pairs[0], accesslist.WithAddr(func(_ context.Context, key string) (netip.Addr, error) {
+		addr, _ := netip.ParseAddr(key) // "a" and "b" have none
+		return addr, nil
+	}))
 	var stop atomic.Bool
-	var wg sync.WaitGroup
+	var wg, ready sync.WaitGroup
+	ready.Add(4)
 	for _, key := range []string{"192.0.2.1", "198.51.100.1", "a", "b"} {
 		wg.Go(func() {
-			for !stop.Load() {
+			for first := true; !stop.Load(); first = false {
 				if _, err := lim.Allow(t.Context(), key); err != nil {
 					t.Error(err)
-					return
+				}
+				if first {
+					ready.Done()
 				}
 			}
 		})
 	}
+	ready.Wait()
 	for i := range 20_000 {
 		lim.Replace(pairs[i%2])
 	}
