@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // A decision about a key. An error is not a denial.
@@ -153,4 +155,45 @@ func ExampleAllowUpTo() {
 	// Output:
 	// send 60 <nil>
 	// send 40 <nil>
+}
+
+// Two routes have a limit in common, also while Redis is down: their local limiters count in
+// one memory.
+func ExampleShare() {
+	shared := frozenMemory() // on Redis
+	general, err := ratelimit.NewTokenBucket(shared, ratelimit.PerMinute(100), ratelimit.WithName("general"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	search, err := ratelimit.NewTokenBucket(shared, ratelimit.PerMinute(10), ratelimit.WithName("search"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	both, err := ratelimit.NewAll(general, search)
+	if err != nil {
+		log.Fatal(err)
+	}
+	local, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	share := func(l ratelimit.Limiter) ratelimit.Limiter {
+		of, err := ratelimit.Share(l, local, 3) // of 3 instances
+		if err != nil {
+			log.Fatal(err)
+		}
+		limiter, err := fallback.New(l, fallback.Local(of))
+		if err != nil {
+			log.Fatal(err)
+		}
+		return limiter
+	}
+	home, searches := share(general), share(both)
+	for _, limiter := range []ratelimit.Limiter{home, searches} {
+		r, err := limiter.AllowN(context.Background(), "user:42", 10)
+		fmt.Println(r.Allowed, r.Remaining, err)
+	}
+	// Output:
+	// true 90 <nil>
+	// true 0 <nil>
 }

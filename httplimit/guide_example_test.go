@@ -1,11 +1,13 @@
 package httplimit_test
 
 import (
+	"context"
 	"fmt"
 	"log"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
@@ -100,4 +102,48 @@ func ExampleWithSkip() {
 	get := func(path string) *http.Request { return httptest.NewRequest(http.MethodGet, path, nil) }
 	show(limit(page), get("/"), get("/healthz"), get("/healthz"), get("/"))
 	// Output: 200 200 200 429
+}
+
+// Two requests a second to each host, and five to all hosts together. With a Burst of 1 each
+// bucket sends at even distances, also inside of an All.
+func ExampleNewTransport_perHostAndInAll() {
+	store, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	perHost, err := ratelimit.NewLeakyBucket(store, ratelimit.Limit{Rate: 2, Period: time.Second, Burst: 1},
+		ratelimit.WithName("host"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	five, err := ratelimit.NewLeakyBucket(store, ratelimit.Limit{Rate: 5, Period: time.Second, Burst: 1},
+		ratelimit.WithName("all hosts"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	allHosts, err := ratelimit.NewRekeyed(five, func(context.Context, string) (string, error) { return "all", nil })
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewAll(perHost, allHosts)
+	if err != nil {
+		log.Fatal(err)
+	}
+	transport, err := httplimit.NewTransport(http.DefaultTransport, limiter, httplimit.WithRetries(3))
+	if err != nil {
+		log.Fatal(err)
+	}
+	client := &http.Client{Transport: transport, Timeout: 20 * time.Second}
+	server := httptest.NewServer(page)
+	defer server.Close()
+	began := time.Now()
+	for range 3 {
+		answer, err := client.Get(server.URL)
+		if err != nil {
+			log.Fatal(err)
+		}
+		_ = answer.Body.Close()
+	}
+	fmt.Println("3 requests take a second:", time.Since(began) >= time.Second)
+	// Output: 3 requests take a second: true
 }

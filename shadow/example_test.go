@@ -56,3 +56,31 @@ func ExampleNew() {
 	// 5 true <nil>
 	// 100 false <nil>
 }
+
+// A limit is in force for one key in ten, and its denials go to the log for all of them.
+func ExampleWithEnforcement() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	strict, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(2), ratelimit.WithName("strict"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	trial, err := shadow.New(strict, func(_ context.Context, key string, n int, r ratelimit.Result, err error) {
+		if err == nil && !r.Allowed {
+			log.Printf("the new limit would deny %s: %v", key, r)
+		}
+	}, shadow.WithEnforcement(10))
+	if err != nil {
+		log.Fatal(err)
+	}
+	enforced := 0
+	for i := range 10_000 {
+		if trial.Enforced(fmt.Sprint("user:", i)) {
+			enforced++
+		}
+	}
+	fmt.Println("about a tenth:", enforced > 900 && enforced < 1100)
+	// Output: about a tenth: true
+}
