@@ -21,7 +21,7 @@ func ExampleNewFixedWindow() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerMinute(100))
+	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerMinute(100), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func ExampleNewSlidingWindow() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100))
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func ExampleNewSlidingLog() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingLog(mem, ratelimit.PerMinute(3))
+	limiter, err := ratelimit.NewSlidingLog(mem, ratelimit.PerMinute(3), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func ExampleNewTokenBucket() {
 		log.Fatal(err)
 	}
 	limit := ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 50}
-	limiter, err := ratelimit.NewTokenBucket(mem, limit)
+	limiter, err := ratelimit.NewTokenBucket(mem, limit, ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func ExampleNewLeakyBucket() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 3})
+	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 3}, ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func ExampleWait() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.Every(5*time.Millisecond))
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.Every(5*time.Millisecond), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func ExampleWait_deadline() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(1))
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(1), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func ExampleAllowWithin() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.PerSecond(10))
+	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.PerSecond(10), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -338,7 +338,7 @@ func ExampleLimiter_Peek() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingLog(mem, ratelimit.PerDay(20))
+	limiter, err := ratelimit.NewSlidingLog(mem, ratelimit.PerDay(20), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -365,7 +365,7 @@ func ExampleLimiter_Refund() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingLog(mem, ratelimit.PerDay(20))
+	limiter, err := ratelimit.NewSlidingLog(mem, ratelimit.PerDay(20), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -396,7 +396,7 @@ func ExampleTokenBucket_AllowUpTo() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerDay(25))
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerDay(25), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -459,7 +459,7 @@ func ExampleMark() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	window, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1))
+	window, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -132,7 +132,7 @@ func ExampleWithTiers() {
 // Tokens of a language model: the answer's length is known when it is there.
 func ExampleReserve() {
 	ctx := context.Background()
-	tokens, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.Limit{Rate: 100, Period: time.Minute, Burst: 1000})
+	tokens, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.Limit{Rate: 100, Period: time.Minute, Burst: 1000}, ratelimit.WithName("api"))
 	if err != nil {
 		panic(err)
 	}

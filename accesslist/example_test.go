@@ -18,7 +18,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(100))
+	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(100), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -18,7 +18,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewTokenBucket(st, ratelimit.PerDay(2))
+	limiter, err := ratelimit.NewTokenBucket(st, ratelimit.PerDay(2), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -95,7 +95,7 @@ func ExampleStreamServerInterceptor() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(1))
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(1), ratelimit.WithName("example"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func ExampleUnaryClientInterceptor() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.Limit{Rate: 2, Period: time.Minute, Burst: 1})
+	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.Limit{Rate: 2, Period: time.Minute, Burst: 1}, ratelimit.WithName("example"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -25,7 +25,7 @@ func ExampleMiddleware() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(2))
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(2), ratelimit.WithName("web"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -39,9 +39,9 @@ func ExampleMiddleware() {
 		fmt.Println(w.Code, "left:", w.Header().Get("X-RateLimit-Remaining"), w.Header().Get("RateLimit-Policy"))
 	}
 	// Output:
-	// 200 left: 1 "2/h";q=2;w=3600
-	// 200 left: 0 "2/h";q=2;w=3600
-	// 429 left: 0 "2/h";q=2;w=3600
+	// 200 left: 1 "web";q=2;w=3600
+	// 200 left: 0 "web";q=2;w=3600
+	// 429 left: 0 "web";q=2;w=3600
 }
 
 // login is what a middleware before the limit's puts into the context, once it has checked
@@ -328,7 +328,7 @@ func ExampleWithDeniedHandler() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1))
+	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1), ratelimit.WithName("web"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -371,7 +371,7 @@ func ExampleWithRefund() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(10))
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(10), ratelimit.WithName("web"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -429,7 +429,7 @@ func ExampleNewTransport() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(10))
+	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(10), ratelimit.WithName("web"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 // Package httplimit keeps the requests of an HTTP server, and those that a client makes,
 // within the limits of a [ratelimit.Limiter]:
 //
-//	perClient, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100))
+//	perClient, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100), ratelimit.WithName("client"))
 //	...
 //	mux := http.NewServeMux()
 //	mux.HandleFunc("GET /search", search)

@@ -17,7 +17,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	window, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(2))
+	window, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(2), ratelimit.WithName("trial"))
 	if err != nil {
 		log.Fatal(err)
 	}

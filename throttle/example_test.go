@@ -18,7 +18,7 @@ func ExampleNewWaiter() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 50, Period: time.Second, Burst: 1})
+	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 50, Period: time.Second, Burst: 1}, ratelimit.WithName("jobs"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func ExampleNewSlowdown() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	count, err := ratelimit.NewSlidingLog(mem, ratelimit.PerHour(1000))
+	count, err := ratelimit.NewSlidingLog(mem, ratelimit.PerHour(1000), ratelimit.WithName("jobs"))
 	if err != nil {
 		log.Fatal(err)
 	}

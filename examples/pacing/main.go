@@ -43,7 +43,7 @@ func run(ctx context.Context, w io.Writer) error {
 	}
 	// The queue has 20 places, as Burst is not set. A worker waits for its turn before it
 	// asks for another, so it takes at most one place.
-	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.PerSecond(20))
+	limiter, err := ratelimit.NewLeakyBucket(mem, ratelimit.PerSecond(20), ratelimit.WithName("supplier"))
 	if err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func newLimiter(client *redis.Client) (*ratelimit.SlidingLog, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ratelimit.NewSlidingLog(shared, ratelimit.PerHour(100))
+	return ratelimit.NewSlidingLog(shared, ratelimit.PerHour(100), ratelimit.WithName("redis-example"))
 }
 
 // child tries its events, and prints how many were admitted.

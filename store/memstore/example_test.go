@@ -16,7 +16,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(2))
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(2), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -22,7 +22,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewTokenBucket(shared, ratelimit.PerSecond(10))
+	limiter, err := ratelimit.NewTokenBucket(shared, ratelimit.PerSecond(10), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func ExampleWithBatching() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewTokenBucket(shared, ratelimit.PerSecond(100))
+	limiter, err := ratelimit.NewTokenBucket(shared, ratelimit.PerSecond(100), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
