@@ -502,7 +502,7 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 		if uncounted(p) || p.Limit == 0 { // by the limit of the moment, which may not stay
 			return nil
 		}
-		due = min(due, p.Limit-p.Remaining)
+		due = min(due, held(p))
 	}
 	granted := 0
 	if due > 0 {
@@ -516,6 +516,18 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	}
 	paid = events - due + granted
 	return nil
+}
+
+// held is how many events a local limiter holds against a key, by its Peek p: of several
+// limits the one that holds the most.
+func held(p ratelimit.Result) int {
+	most := p.Limit - p.Remaining
+	for _, part := range p.Parts() {
+		if part.Counted() {
+			most = max(most, part.Limit-part.Remaining)
+		}
+	}
+	return most
 }
 
 // Charge charges n events that have happened already, whether they fit or not. While
