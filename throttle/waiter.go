@@ -46,7 +46,8 @@ import (
 // turn behind what is in its queue would come after ResetAfter.
 //
 // If ctx ends in a sleep, the error is ctx's. A permit that the call had goes to the next in
-// the queue who waits for as many events, or is given back, as far as Refund of l can. A
+// the queue who waits for as many events, or is given back, as far as Refund of l can: only
+// given back where ctx has a say (see there). A
 // leaky bucket takes back only its last turn: calls that end while others come can leave
 // gaps in its queue.
 //
@@ -436,6 +437,7 @@ func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
+func (a *asker) Hands() bool     { return five.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 
