@@ -3,16 +3,18 @@ package shadow
 import (
 	"context"
 	"log"
+	"net/netip"
 	"runtime/debug"
 	"sync"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/clientaddr"
 )
 
 // Report is told of each decision of Allow, AllowN and AllowWithin: what the limiter has
 // answered, whether that is enforced or not. Where it has denied n events of key, r.Allowed
-// is false. err is its error, and then r is zero. ctx has the values of the caller's, and
-// does not end.
+// is false. err is its error, and then r is zero. ctx has the values of the caller's, with
+// the address of the client (package clientaddr), and does not end.
 //
 // It is called soon after the decision, in a goroutine of the Limiter's own, for one decision
 // at a time and in their order. The caller does not wait for it. While it is busy up to 1,024
@@ -20,7 +22,7 @@ import (
 // logged, by package log. What waits when the process ends is lost.
 type Report func(ctx context.Context, key string, n int, r ratelimit.Result, err error)
 
-// maxWaiting is how many decisions wait for a Report, of 136 bytes each.
+// maxWaiting is how many decisions wait for a Report, of 160 bytes each.
 const maxWaiting = 1024
 
 // decision is what a Report is told.
@@ -30,6 +32,7 @@ type decision struct {
 	n      int
 	result ratelimit.Result
 	err    error
+	client netip.Addr // zero until add
 }
 
 // reports are the decisions that wait for a Report, and the goroutine that tells it of them.
@@ -46,6 +49,7 @@ type reports struct {
 
 // add lets d wait for the report.
 func (q *reports) add(d decision) {
+	d.client, _ = clientaddr.FromContext(d.ctx) // which reads the request: not while others write to it
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch q.size {
@@ -90,7 +94,8 @@ func (q *reports) run() {
 		}
 	}()
 	for d, ok := q.next(); ok; d, ok = q.next() {
-		q.report(context.WithoutCancel(d.ctx), d.key, d.n, d.result, d.err)
+		ctx := clientaddr.NewContext(context.WithoutCancel(d.ctx), d.client)
+		q.report(ctx, d.key, d.n, d.result, d.err)
 	}
 	ended = true
 }
