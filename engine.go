@@ -5,11 +5,13 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/order"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -116,6 +118,10 @@ func init() {
 		lim, _ := l.(Limiter)
 		return algorithmOf(lim)
 	}
+	five.ByKey = func(l any) bool {
+		lim, _ := l.(Limiter)
+		return byKey(lim)
+	}
 	five.Of = func(l any) *five.Limiter {
 		outer, _ := l.(Limiter)
 		lim := coreOf(outer)
@@ -144,6 +150,25 @@ func algorithmOf(l Limiter) string {
 		l = w.Unwrap()
 	}
 	return ""
+}
+
+// byKey is whether l decides by the key alone, and not by ctx, as far as can be seen. What
+// answers for others may be a list of addresses.
+func byKey(l Limiter) bool {
+	if _, answers := order.Answering(l); answers {
+		return false
+	}
+	switch l := l.(type) {
+	case *Rekeyed:
+		return false
+	case *All:
+		return !slices.ContainsFunc(l.parts, func(p part) bool { return !byKey(p.limiter) })
+	}
+	if lim := coreOf(l); lim != nil {
+		return lim.limitFunc == nil
+	}
+	inner := inside(l)
+	return inner == nil || byKey(inner)
 }
 
 // allowBy is AllowN by a limit of limitOf.

@@ -162,6 +162,27 @@ func (u *unreliable) TakeAll(ctx context.Context, requests []store.Request, repl
 	return u.Store.TakeAll(ctx, requests, replies)
 }
 
+func (u *unreliable) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := u.err(); err != nil {
+		return store.Reply{}, err
+	}
+	return u.Store.TakeUpTo(ctx, ns, key, l, n)
+}
+
+func (u *unreliable) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := u.err(); err != nil {
+		return store.Reply{}, err
+	}
+	return u.Store.Peek(ctx, ns, key, l, n)
+}
+
+func (u *unreliable) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	if err := u.err(); err != nil {
+		return err
+	}
+	return u.Store.Refund(ctx, ns, key, l, c)
+}
+
 // nesting is limiters around each other, and their model.
 type nesting struct {
 	ratelimit.Limiter
@@ -415,7 +436,7 @@ func (x *nesting) run(t *testing.T, rng *rand.Rand) {
 			if err != nil {
 				require.ErrorIs(t, err, ratelimit.ErrStore, told())
 				got = fails
-			} else if r.Allowed {
+			} else if x.check(t, r, told); r.Allowed {
 				got = admits
 			}
 			require.Equal(t, want, got, told())
@@ -448,6 +469,11 @@ func (x *nesting) check(t *testing.T, r ratelimit.Result, told func() string) {
 	require.NoError(t, err, told())
 	if parts := r.Parts(); parts != nil {
 		require.Len(t, parts, len(policies), told())
+		for i, part := range parts {
+			if part != (ratelimit.Result{}) && part.Counted() {
+				require.Equal(t, policies[i].Quota, part.Limit, "%s: part %d", told(), i)
+			}
+		}
 		if by := r.DeniedBy(); by != "" {
 			i := slices.IndexFunc(policies, func(p ratelimit.Policy) bool { return p.Name == by })
 			require.NotEqual(t, -1, i, told())
@@ -464,5 +490,80 @@ func (x *nesting) same(t *testing.T, told func() string) {
 		r, err := c.limiter.Peek(t.Context(), c.key)
 		require.NoError(t, err, told())
 		require.Equal(t, max(0, c.counter.limit-c.counter.used), r.Remaining, "%s: of %d", told(), c.counter.limit)
+	}
+}
+
+// TestNestingsKeepToOneLimitAcrossOutages has a local fallback inside of nestings, and others
+// inside of it. The store comes and goes. It forgets nothing, so that each of the five admits
+// its limit once.
+func TestNestingsKeepToOneLimitAcrossOutages(t *testing.T) {
+	all := wrappers(t)
+	inner := []string{"denycache", "Rekeyed", "All of one", "All, first", "All, second"}
+	outer := []string{"Rekeyed", "All of one", "All, first", "All, second", "PerCall", "accesslist", "shadow, enforced"}
+	rng := rand.New(rand.NewPCG(3, 4))
+	for id := range effort.Of(2_000, 20_000) {
+		algorithm := algorithms[id%len(algorithms)]
+		x := &nesting{id: id, algorithm: algorithm, store: &unreliable{Store: memory(t, newClock())}}
+		x.cores = []nested{x.core(t, 10)}
+		x.Limiter, x.model = x.cores[0].limiter, x.cores[0].counter
+		wrap := func(names []string) {
+			for range rng.IntN(3) {
+				name := names[rng.IntN(len(names))]
+				w := all[slices.IndexFunc(all, func(w wrapper) bool { return w.name == name })]
+				if !refuses(name, x.names) {
+					require.NoError(t, w.wrap(t, x))
+					x.names = append([]string{name}, x.names...)
+				}
+			}
+		}
+		wrap(inner)
+		f, err := fallback.New(x.Limiter, fallback.LocalShare(1), fallback.WithBreaker(math.MaxInt32, time.Hour))
+		require.NoError(t, err)
+		x.Limiter, x.names = f, append([]string{"fallback local"}, x.names...)
+		wrap(outer)
+		x.comeAndGo(t, rng)
+	}
+}
+
+// comeAndGo has the limiter decide while its store comes and goes.
+func (x *nesting) comeAndGo(t *testing.T, rng *rand.Rand) {
+	ctx, said := t.Context(), []string{}
+	var admitted []ratelimit.Result
+	var undo []func()
+	for range 40 {
+		switch last := len(admitted) - 1; rng.IntN(8) {
+		case 0:
+			x.store.down.Store(!x.store.down.Load())
+			said = append(said, fmt.Sprint("down: ", x.store.down.Load()))
+		case 1:
+			_, _ = x.Peek(ctx, "key") // an error, where no fallback is around the limit
+			said = append(said, "Peek")
+		case 2:
+			if last < 0 {
+				break
+			}
+			if err := x.Refund(ctx, "key", admitted[last], 4); err == nil {
+				undo[last]()
+				said = append(said, "Refund")
+			}
+			admitted, undo = admitted[:last], undo[:last]
+		default:
+			n := 1 + rng.IntN(4)
+			if r, err := x.AllowN(ctx, "key", n); err == nil && r.Allowed {
+				admitted, undo = append(admitted, r), append(undo, x.charge(n))
+				said = append(said, fmt.Sprintf("AllowN(%d): %v", n, r))
+			}
+		}
+		for _, c := range x.cores {
+			require.LessOrEqual(t, c.counter.used, c.counter.limit, "%s of %q: %v", x.algorithm, x.names, said)
+		}
+	}
+	x.store.down.Store(false)
+	_, err := x.Peek(ctx, "key") // what is owed is handed back
+	require.NoError(t, err)
+	for _, c := range x.cores {
+		r, err := c.limiter.Peek(ctx, c.key)
+		require.NoError(t, err)
+		require.LessOrEqual(t, r.Remaining, c.counter.limit-c.counter.used, "%s of %q: %v", x.algorithm, x.names, said)
 	}
 }

@@ -484,7 +484,7 @@ func TestTheResultOfSettleIsThatOfTheActual(t *testing.T) {
 		wide := newLimiter(t, algorithm, mem, ratelimit.PerHour(102))
 		for name, l := range map[string]ratelimit.Limiter{
 			"one": lim, "a fallback": safe, "PerCall": perCall(t, calls), "All": a, "All in a fallback": failover(t, a, fallback.Open()),
-			"All in an All": all(t, onOneKey(t, a, "key"), free, wide),
+			"All in an All": all(t, onOneKey(t, a, "key"), free, wide), "PerCall of an All": perCall(t, all(t, calls, wide)),
 		} {
 			for _, actual := range []int{30, 10, 0} {
 				require.NoError(t, l.Reset(t.Context(), "key"))

@@ -290,11 +290,12 @@ func (r Result) without(n, events int) Result {
 	if charged < events && n < events { // PerCall gives all back or none
 		return r
 	}
-	if n = min(n, charged); n <= 0 {
+	back := min(n, charged)
+	if back <= 0 {
 		return r
 	}
 	if j := r.joined(); j != nil {
-		less := &joined{parts: make([]Result, len(j.parts)), charged: charged - n}
+		less := &joined{parts: make([]Result, len(j.parts)), charged: charged - back}
 		for i := range j.parts {
 			less.parts[i] = j.parts[i].without(n, events)
 		}
@@ -302,8 +303,8 @@ func (r Result) without(n, events int) Result {
 		r.sum(less.parts)
 		return r
 	}
-	r.Remaining += min(n, r.Limit-r.Remaining)
-	if r.n -= int32(n); r.n == 0 { // so that it is not given back twice
+	r.Remaining += min(back, r.Limit-r.Remaining)
+	if r.n -= int32(back); r.n == 0 { // so that it is not given back twice
 		r.at, r.period, r.rate = 0, 0, 0
 		if r.Remaining == r.Limit {
 			r.ResetAfter = 0

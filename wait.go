@@ -40,7 +40,8 @@ var (
 // leaves the queue.
 //
 // If ctx ends while it waits, Wait returns ctx's error. A permit that it has goes to the next
-// waiter for as many events, or is given back if Refund of l can.
+// waiter for as many events, or is given back if Refund of l can. Where ctx has a say, as in a
+// [Rekeyed], a limit function or an accesslist, it is only given back.
 //
 // Errors of l end the wait, with two exceptions, after which nothing is charged:
 // [store.ErrOverloaded] and [store.ErrUnavailable]. Wait asks again after 5 ms, and after twice
@@ -153,6 +154,7 @@ func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
+func (a *asker) Hands() bool     { return byKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 

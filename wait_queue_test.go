@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -285,6 +287,41 @@ func TestTheTurnOfACancelledWaiterGoesToTheNext(t *testing.T) {
 		require.Equal(t, []time.Duration{2 * time.Second}, c.took)
 		require.Zero(t, f.refunds.Load())
 	})
+}
+
+// The first leaves while it has its permit, 2 ms ahead of its time.
+func TestWhereTheContextHasASayAPermitIsNotHandedOn(t *testing.T) {
+	type who struct{}
+	for _, name := range []string{"Rekeyed", "All", "fallback"} {
+		inBubble(t, "token_bucket", ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1}, func(t *testing.T, lim ratelimit.Limiter) {
+			perCaller, err := ratelimit.NewRekeyed(lim, func(ctx context.Context, _ string) (string, error) {
+				return ctx.Value(who{}).(string), nil
+			})
+			require.NoError(t, err)
+			queued := map[string]ratelimit.Limiter{
+				"Rekeyed": perCaller, "All": all(t, perCaller), "fallback": failover(t, perCaller, fallback.Open()),
+			}[name]
+			ann, ben := context.WithValue(t.Context(), who{}, "ann"), context.WithValue(t.Context(), who{}, "ben")
+			_, err = ratelimit.Wait(ann, queued, "key", 1)
+			require.NoError(t, err)
+			ann, cancel := context.WithCancel(ann)
+			var c crowd
+			c.join(ann, queued, 0, 1)
+			c.join(ben, queued, 1, 1)
+			time.Sleep(998 * time.Millisecond)
+			cancel()
+			c.wg.Wait()
+			require.ErrorIs(t, c.errs[0], context.Canceled)
+			require.Zero(t, peek(t, lim, "ben").Remaining, name)
+			time.Sleep(2 * time.Millisecond)
+			require.Equal(t, 1, peek(t, lim, "ann").Remaining, name)
+		})
+	}
+	tiered := inMemory(t, "token_bucket", ratelimit.PerHour(1), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+		return ratelimit.Limit{}, nil
+	}))
+	require.False(t, five.ByKey(tiered))
+	require.True(t, five.ByKey(failover(t, all(t, inMemory(t, "token_bucket", ratelimit.PerHour(1))), fallback.Open())))
 }
 
 func TestAQueueOfTheDeadIsSoonGone(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 // keys are of each kind that middlewares make.
@@ -240,4 +241,43 @@ func TestAWaiterIsDecidedOnByItsOwnAddress(t *testing.T) {
 		wg.Wait()
 		require.Equal(t, []int32{3, 3, 6}, []int32{denied.Load(), exempt.Load(), admitted.Load()})
 	})
+}
+
+// The first leaves while it has its permit, some milliseconds ahead of its time.
+func TestAPermitIsNotHandedToAnotherAddress(t *testing.T) {
+	for name, queued := range map[string]func(l ratelimit.Limiter) func(ctx context.Context) (ratelimit.Result, error){
+		"Wait": func(l ratelimit.Limiter) func(ctx context.Context) (ratelimit.Result, error) {
+			return func(ctx context.Context) (ratelimit.Result, error) { return ratelimit.Wait(ctx, l, "user:ann", 1) }
+		},
+		"Waiter": func(l ratelimit.Limiter) func(ctx context.Context) (ratelimit.Result, error) {
+			w, err := throttle.NewWaiter(l, time.Minute)
+			require.NoError(t, err)
+			return func(ctx context.Context) (ratelimit.Result, error) { return w.Allow(ctx, "user:ann") }
+		},
+	} {
+		for before := time.Millisecond; before < 10*time.Millisecond; before += time.Millisecond {
+			synctest.Test(t, func(t *testing.T) {
+				bucket := inMemory(t, ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1})
+				wait := queued(limiter(t, bucket, accesslist.Lists{Deny: list(t, "192.0.2.1")}))
+				_, err := wait(client(t.Context(), "198.51.100.1"))
+				require.NoError(t, err)
+				ctx, cancel := context.WithTimeout(client(t.Context(), "198.51.100.1"), time.Minute)
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					_, err := wait(ctx)
+					assert.ErrorIs(t, err, context.Canceled)
+				})
+				synctest.Wait()
+				wg.Go(func() {
+					r, _ := wait(client(t.Context(), "192.0.2.1"))
+					assert.False(t, r.Allowed, "%s, %v before", name, before)
+				})
+				time.Sleep(time.Second - before)
+				cancel()
+				wg.Wait()
+				time.Sleep(before)
+				require.Equal(t, 1, peek(t, bucket, "user:ann").Remaining, "given back")
+			})
+		}
+	}
 }

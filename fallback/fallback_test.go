@@ -962,6 +962,28 @@ func TestWhatHasDecayedLocallyIsNotOwed(t *testing.T) {
 	}
 }
 
+func TestOfSeveralLimitsWhatAnyOfThemHoldsIsOwed(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			levels := all(t, inMemory(t, algorithm, ratelimit.PerSecond(10)), inMemory(t, algorithm, ratelimit.PerDay(100)))
+			inner := &faulty{Limiter: levels}
+			lim := failover(t, inner, fallback.Local(all(t,
+				inMemory(t, algorithm, ratelimit.PerSecond(10)), inMemory(t, algorithm, ratelimit.PerDay(100)))))
+			admittedIn := func(seconds int) (n int) {
+				for range seconds {
+					n += admitted(t, lim, 20)
+					time.Sleep(2 * time.Second) // in which a sliding window forgets
+				}
+				return n
+			}
+			inner.down.Store(true)
+			require.Equal(t, 80, admittedIn(8), algorithm)
+			inner.comeBack()
+			require.Equal(t, 20, admittedIn(20), algorithm)
+		})
+	}
+}
+
 func TestOnlyWhatIsInForceIsOwedAndOnlyOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}

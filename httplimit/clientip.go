@@ -21,11 +21,14 @@ type IPOption func(*ipKey) error
 type ipKey struct {
 	bits    int              // of IPv6 addresses that make a group
 	proxies clientip.Proxies // that are trusted
-	notice  notice           // that there seems to be a proxy, and none is trusted
+	notice  notice           // that there seems to be a proxy that is not trusted
 }
 
 const notTrusted = "httplimit: a request has X-Forwarded-For, which PeerIP does not read: " +
 	"behind a proxy all clients share one limit, use ClientIP"
+
+const unknownProxy = "httplimit: a request with X-Forwarded-For comes from none of the proxies of ClientIP: " +
+	"if it is from a proxy, all clients behind that share one limit"
 
 // IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. One
 // customer has at least a /64, often a /56 or a /48, and can use all its addresses.
@@ -59,8 +62,11 @@ func PeerIP(opts ...IPOption) Key {
 // If the peer is trusted, the client is the first address of X-Forwarded-For, read from
 // the right, that is not. At most 4 KiB and 32 hops are read, of all fields of that name
 // together. Where these end, or at what is not an address, it is the last trusted address
-// before, and [ErrNoIdentity] if there is none. A client can write what it likes into the left part of X-Forwarded-For. No
-// other field is believed.
+// before, and [ErrNoIdentity] if there is none. A client can write what it likes into the left
+// part of X-Forwarded-For. No other field is believed.
+//
+// The first X-Forwarded-For from a peer that is not trusted is said in the server's ErrorLog. It
+// may be of a proxy that is missing from the list, or of a client that forges it.
 func ClientIP(proxies []string, opts ...IPOption) Key {
 	trusted, err := clientip.ParseProxies(proxies)
 	if err != nil {
@@ -128,6 +134,9 @@ func (k *ipKey) find(r *http.Request) (addr netip.Addr, text string) {
 		trusted = k.proxies.Unix && atUnixSocket(r)
 	}
 	if !trusted {
+		if !k.proxies.None() && len(r.Header[forwardedFor]) > 0 {
+			k.notice.say(r, unknownProxy)
+		}
 		return peer, text // invalid unless ok
 	}
 	if addr = k.proxies.Client(peer, r.Header[forwardedFor]); addr != peer {

@@ -265,3 +265,26 @@ func TestADenialByAListCanBeAnsweredInOtherWays(t *testing.T) {
 	})).ServeHTTP(w, get("192.0.2.1:1234"))
 	require.Equal(t, http.StatusNotFound, w.Code)
 }
+
+func TestARefundKnowsTheAddressOfTheClient(t *testing.T) {
+	for _, opts := range [][]httplimit.ServerOption{nil, {httplimit.WithContext()}} {
+		inner := window(t, memory(t), ratelimit.PerHour(5))
+		perAddr, err := ratelimit.NewRekeyed(inner, func(ctx context.Context, _ string) (string, error) {
+			addr, ok := clientaddr.FromContext(ctx)
+			if !ok {
+				return "", accesslist.ErrNoAddr
+			}
+			return addr.String(), nil
+		})
+		require.NoError(t, err)
+		handler := httplimit.Middleware(perAddr, append(opts, httplimit.WithRefund(httplimit.Failed))...)(
+			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				require.Equal(t, 1, spent(t, inner, "192.0.2.1"))
+				w.WriteHeader(http.StatusInternalServerError)
+			}))
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.RemoteAddr = "192.0.2.1:1234"
+		handler.ServeHTTP(httptest.NewRecorder(), r)
+		require.Zero(t, spent(t, inner, "192.0.2.1"))
+	}
+}

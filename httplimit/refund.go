@@ -42,7 +42,7 @@ func (m *middleware) refunding(w http.ResponseWriter, r *http.Request, next http
 		}
 		if m.refund(status) {
 			// An error leaves the charge: the answer has been written.
-			_ = m.limiter.Refund(context.WithoutCancel(r.Context()), c.key, c.result, c.n)
+			_ = m.limiter.Refund(context.WithoutCancel(m.context(r)), c.key, c.result, c.n)
 		}
 	}()
 	next.ServeHTTP(watched(w, &status), r)

@@ -3,15 +3,24 @@ package shadow
 import (
 	"context"
 	"log"
+	"net/netip"
 	"runtime/debug"
 	"sync"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/clientaddr"
 )
 
+<<<<<<< HEAD
 // Report is called for each decision of Allow, AllowN and AllowWithin, enforced or not. If
 // the limiter denied n events of key, r.Allowed is false. If it failed, err is its error
 // and r is zero. The values of ctx are the caller's, and it does not end.
+=======
+// Report is told of each decision of Allow, AllowN and AllowWithin: what the limiter has
+// answered, whether that is enforced or not. Where it has denied n events of key, r.Allowed
+// is false. err is its error, and then r is zero. ctx has the values of the caller's, with
+// the address of the client (package clientaddr), and does not end.
+>>>>>>> k
 //
 // Report is called soon after the decision, in a goroutine of the [Limiter]: for one
 // decision at a time, and in their order. The caller does not wait for it. While it is busy
@@ -19,7 +28,11 @@ import (
 // first panic is logged, by package log. What waits when the process ends is lost.
 type Report func(ctx context.Context, key string, n int, r ratelimit.Result, err error)
 
+<<<<<<< HEAD
 // maxWaiting is how many decisions wait for a Report. Each takes 136 bytes.
+=======
+// maxWaiting is how many decisions wait for a Report, of 160 bytes each.
+>>>>>>> k
 const maxWaiting = 1024
 
 // decision holds the arguments of a Report.
@@ -29,6 +42,7 @@ type decision struct {
 	n      int
 	result ratelimit.Result
 	err    error
+	client netip.Addr // zero until add
 }
 
 // reports holds the decisions that wait for a Report, and runs the goroutine that calls it.
@@ -45,6 +59,7 @@ type reports struct {
 
 // add queues d for the report.
 func (q *reports) add(d decision) {
+	d.client, _ = clientaddr.FromContext(d.ctx) // which reads the request: not while others write to it
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch q.size {
@@ -89,7 +104,8 @@ func (q *reports) run() {
 		}
 	}()
 	for d, ok := q.next(); ok; d, ok = q.next() {
-		q.report(context.WithoutCancel(d.ctx), d.key, d.n, d.result, d.err)
+		ctx := clientaddr.NewContext(context.WithoutCancel(d.ctx), d.client)
+		q.report(ctx, d.key, d.n, d.result, d.err)
 	}
 	ended = true
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"runtime"
 	"slices"
@@ -20,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -548,6 +550,28 @@ func TestAReportHasTheCallersValuesAndOutlivesTheCaller(t *testing.T) {
 		told := reports.take(t)
 		require.Equal(t, "trace", told.ctx.Value(named{}))
 		require.NoError(t, told.ctx.Err())
+	})
+}
+
+// A middleware finds the address in the request, which the handler may change meanwhile.
+func TestAReportHasTheAddressThatWasFoundByTheDecision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim, reports := limiter(t, inMemory(t, "token_bucket", ratelimit.PerHour(2)))
+		request := []string{"192.0.2.1", "unix", "192.0.2.2"}
+		for i := range request {
+			ctx := clientaddr.NewContextFunc(t.Context(), &request[i], func(from *string) netip.Addr {
+				addr, _ := netip.ParseAddr(*from)
+				return addr
+			})
+			_, err := lim.AllowWithin(ctx, "key", 1, 0)
+			require.NoError(t, err)
+			found, known := clientaddr.FromContext(ctx)
+			request[i] = "192.0.2.66"
+			told := reports.take(t)
+			addr, ok := clientaddr.FromContext(told.ctx)
+			require.Equal(t, known, ok)
+			require.Equal(t, found, addr)
+		}
 	})
 }
 

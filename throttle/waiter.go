@@ -44,9 +44,9 @@ import (
 // behind its queue would come after ResetAfter.
 //
 // If ctx ends in a sleep, the error is ctx's. A permit that the call had goes to the next
-// in the queue that waits for as many events. Otherwise it is given back, as far as Refund
-// of l can. A leaky bucket takes back only its last turn. So calls that end while others
-// come can leave gaps in its queue.
+// in the queue that waits for as many events. Otherwise, or where ctx has a say (see there),
+// it is given back, as far as Refund of l can. A leaky bucket takes back only its last turn.
+// So calls that end while others come can leave gaps in its queue.
 //
 // After [store.ErrOverloaded] and [store.ErrUnavailable] nothing is charged, and they do
 // not end a sleep. The next question follows after 5 ms, and then after twice as long each
@@ -435,6 +435,7 @@ func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
+func (a *asker) Hands() bool     { return five.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 

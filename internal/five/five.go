@@ -12,6 +12,10 @@ import (
 // if that is not known. It looks through limiters that have a method Unwrap.
 var AlgorithmOf func(l any) string
 
+// ByKey reports whether the ratelimit.Limiter l decides by the key alone, and not by the
+// context, as far as can be seen. It looks through limiters as AlgorithmOf does.
+var ByKey func(l any) bool
+
 // Of returns l as one of the five types, nil if it is none.
 var Of func(l any) *Limiter
 

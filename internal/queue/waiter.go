@@ -25,6 +25,9 @@ type Asker interface {
 	// Permit is what Refund would give back, for another waiter's Take.
 	Permit() any
 	Take(permit any)
+	// Hands reports whether the limiter decides by the key alone, so that another waiter may
+	// have the permit.
+	Hands() bool
 }
 
 // Waiter is a call that waits.
@@ -509,10 +512,11 @@ func (w *waiter) sleep(ctx context.Context) Outcome {
 	return Outcome{}
 }
 
-// handBack hands the permit to a waiter that waits for as many events, or refunds it.
+// handBack hands the permit to a waiter that waits for as many events, if that may have it, or
+// refunds it.
 func (w *waiter) handBack(ctx context.Context) error {
 	s := w.lane.shard
-	if w.hand() {
+	if w.Asker.Hands() && w.hand() {
 		return nil
 	}
 	returned := 0
