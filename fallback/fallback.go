@@ -520,14 +520,6 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	return nil
 }
 
-<<<<<<< HEAD
-// Charge charges n events that have happened already, whether they fit or not. While the
-// store fails it charges nothing, and the error wraps [ratelimit.ErrStore]. While the
-// breaker is open the error is [store.ErrUnavailable].
-//
-// With [Local] it charges the local limiter instead. These events are handed back like
-// those that it has admitted, but not what goes beyond its limit.
-=======
 // held is how many events a local limiter holds against a key, by its Peek p: of several
 // limits the one that holds the most.
 func held(p ratelimit.Result) int {
@@ -540,12 +532,12 @@ func held(p ratelimit.Result) int {
 	return most
 }
 
-// Charge charges n events that have happened already, whether they fit or not. While
-// the store fails, that is an error that wraps [ratelimit.ErrStore] and charges nobody;
-// while the breaker is open it is [store.ErrUnavailable]. But with [Local] it charges the
-// local limiter, from which they are handed back as all that it has admitted. What is
-// charged past its limit is not handed back.
->>>>>>> k
+// Charge charges n events that have happened already, whether they fit or not. While the
+// store fails it charges nothing, and the error wraps [ratelimit.ErrStore]. While the
+// breaker is open the error is [store.ErrUnavailable].
+//
+// With [Local] it charges the local limiter instead. These events are handed back like
+// those that it has admitted, but not what goes beyond its limit.
 func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if err := f.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err

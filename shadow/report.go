@@ -11,16 +11,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 )
 
-<<<<<<< HEAD
 // Report is called for each decision of Allow, AllowN and AllowWithin, enforced or not. If
 // the limiter denied n events of key, r.Allowed is false. If it failed, err is its error
-// and r is zero. The values of ctx are the caller's, and it does not end.
-=======
-// Report is told of each decision of Allow, AllowN and AllowWithin: what the limiter has
-// answered, whether that is enforced or not. Where it has denied n events of key, r.Allowed
-// is false. err is its error, and then r is zero. ctx has the values of the caller's, with
-// the address of the client (package clientaddr), and does not end.
->>>>>>> k
+// and r is zero. ctx has the caller's values, with the address of the client (package
+// clientaddr), and does not end.
 //
 // Report is called soon after the decision, in a goroutine of the [Limiter]: for one
 // decision at a time, and in their order. The caller does not wait for it. While it is busy
@@ -28,11 +22,7 @@ import (
 // first panic is logged, by package log. What waits when the process ends is lost.
 type Report func(ctx context.Context, key string, n int, r ratelimit.Result, err error)
 
-<<<<<<< HEAD
-// maxWaiting is how many decisions wait for a Report. Each takes 136 bytes.
-=======
-// maxWaiting is how many decisions wait for a Report, of 160 bytes each.
->>>>>>> k
+// maxWaiting is how many decisions wait for a Report. Each takes 160 bytes.
 const maxWaiting = 1024
 
 // decision holds the arguments of a Report.

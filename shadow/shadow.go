@@ -34,17 +34,10 @@ import (
 // percentage adds keys and drops none. Keys are spread by a 64-bit hash. It does not
 // withstand clients that choose their own keys to be outside the share.
 //
-<<<<<<< HEAD
 // Each decision costs a hash of the key, 1 ns a byte. Handing it to the goroutine of the
 // [Report] costs some 100 ns. An admission that is not enforced costs an allocation. Decisions
-// that wait for the Report take 140 KB. The goroutine ends when none waits, and there is
+// that wait for the Report take 165 KB. The goroutine ends when none waits, and there is
 // nothing to close.
-=======
-// Over the limiter's decision it costs a hash of the key, 1 ns a byte, and some 100 ns to hand
-// the decision to the goroutine of the [Report]. An admission that is not enforced costs an
-// allocation. The decisions that wait take 165 KB. The goroutine ends when none waits, and
-// there is nothing to close.
->>>>>>> k
 //
 // It is safe for concurrent use. Make it by [New].
 type Limiter struct {
