@@ -30,7 +30,9 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	key := grpclimit.WithKey(grpclimit.First(grpclimit.APIKey("x-api-key"), grpclimit.PeerIP()))
+	issued := func(_ context.Context, key string) bool { return key == "key-of-ann" }
+	key := grpclimit.WithKey(grpclimit.First(
+		grpclimit.APIKey("x-api-key", grpclimit.KnownKeys(issued)), grpclimit.PeerIP()))
 	unary, err := grpclimit.UnaryServerInterceptor(perClient, key, grpclimit.WithSkip(grpclimit.HealthAndReflection))
 	if err != nil {
 		log.Fatal(err)
