@@ -19,7 +19,8 @@ import (
 //
 // Refund gives an event back only while it is the last of the queue, since later turns are
 // given out already. So callers who cannot wait for every turn ask by [AllowWithin], which
-// takes none that comes too late.
+// takes none that comes too late. Refund a charge at once: if it is given back in parts,
+// with others admitted between them, a turn may be given out twice.
 //
 // A key costs one level and its time, whatever the Rate. That is some 60 bytes in memory and
 // some 150 in Redis, until the queue is empty.
