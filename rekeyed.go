@@ -12,6 +12,9 @@ import (
 // network or tenant, or one key for all. In an [All] it lets each limit have a key of
 // its own.
 //
+// Inside a fallback the other key should depend on the key alone, and not on ctx: a fallback
+// knows what a key owes by the key that it is asked for.
+//
 // It is safe for concurrent use if its function is. Make it by [NewRekeyed].
 type Rekeyed struct {
 	limiter Limiter
@@ -19,8 +22,8 @@ type Rekeyed struct {
 }
 
 // NewRekeyed returns a limiter that asks l for the key that f makes of ctx and the key.
-// An error of f is returned as it is, and nothing is consumed; a key of 0 bytes or
-// over 64 KiB is [ErrInvalidKey]. Its own error is [ErrInvalidOption]: l or f is nil.
+// An error of f is returned as it is, and nothing is charged. A key of 0 bytes or over 64 KiB
+// is [ErrInvalidKey]. NewRekeyed's own error is [ErrInvalidOption]: l or f is nil.
 func NewRekeyed(l Limiter, f func(ctx context.Context, key string) (string, error)) (*Rekeyed, error) {
 	switch {
 	case isnil.Is(l):
