@@ -19,9 +19,9 @@ const root = "github.com/ratelimit-go/ratelimit"
 // unreleased is the version of root that modules require which are only for the tree.
 const unreleased = "v0.0.0"
 
-// Each module for strangers has a program in testdata. It is built with three roots: the
-// oldest that the module allows, that of the tree, and one whose internal packages have
-// all moved, as in a later release.
+// Each module for strangers has a program in testdata. That of a command runs it as a tool of
+// its module. The program is built with three roots: the oldest that the module allows, that
+// of the tree, and one whose internal packages have all moved, as in a later release.
 func TestStrangersCanUseEachModule(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds gRPC")
@@ -40,11 +40,15 @@ func TestStrangersCanUseEachModule(t *testing.T) {
 			if version == unreleased {
 				continue
 			}
-			t.Run(path.Base(module)+" with "+name, func(t *testing.T) {
+			program := strings.ReplaceAll(strings.Replace(dir, ".", path.Base(root), 1), "/", "-")
+			t.Run(program+" with "+name, func(t *testing.T) {
 				s := place{t.TempDir(), r.strangers}
-				copyFile(t, filepath.Join(s.dir, "main.go"), filepath.Join("testdata", path.Base(module), "main.go"))
+				copyFile(t, filepath.Join(s.dir, "main.go"), filepath.Join("testdata", program, "main.go"))
 				s.run(t, "go", "mod", "init", "example.com/stranger")
-				if module != root {
+				switch {
+				case strings.HasPrefix(dir, "cmd/"):
+					s.run(t, "go", "get", "-tool", module+"@"+now)
+				case module != root:
 					s.run(t, "go", "get", module+"@"+now)
 				}
 				if version != oldest {

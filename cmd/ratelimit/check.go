@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/ratelimit-go/ratelimit/config"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+const checkText = `limits.yaml...
+
+Check reads configuration files, in YAML or JSON, as package config does. It prints what is
+wrong, with line and column, or the names of the limiters. The exit code is 1 if something is
+wrong. The file - is standard input.
+`
+
+// check is the command.
+func (p *program) check(_ context.Context, args []string) error {
+	flags := p.newFlags("check", checkText)
+	if err := p.parse(flags, args); err != nil {
+		return err
+	}
+	if flags.NArg() == 0 {
+		return p.misuse(flags, errors.New("which file?"))
+	}
+	var failed error
+	for _, name := range flags.Args() {
+		text, err := p.readFile(name)
+		if err != nil {
+			return err
+		}
+		if !p.checkText(name, text) {
+			failed = errFindings
+		}
+	}
+	return failed
+}
+
+func (p *program) readFile(name string) ([]byte, error) {
+	if name == "-" {
+		return io.ReadAll(p.stdin)
+	}
+	return os.ReadFile(name)
+}
+
+// checkText prints what is wrong in a text, or what is in it, and reports whether it is good.
+func (p *program) checkText(name string, text []byte) bool {
+	c, err := config.Parse(text)
+	if err != nil {
+		for _, err := range split(err) {
+			fmt.Fprintln(p.stdout, located(name, err))
+		}
+		return false
+	}
+	names, err := limiterNames(c)
+	if err != nil {
+		fmt.Fprintf(p.stdout, "%s: %v\n", name, err)
+		return false
+	}
+	fmt.Fprintf(p.stdout, "%s: limiters %s\n", name, strings.Join(names, ", "))
+	return true
+}
+
+func limiterNames(c *config.Config) ([]string, error) {
+	mem, err := memstore.New()
+	if err != nil {
+		return nil, err
+	}
+	noTier := func(context.Context, string) (string, error) { return "", nil }
+	limiters, err := c.Build(mem, config.WithTierFunc(noTier))
+	if err != nil {
+		return nil, err
+	}
+	return limiters.Names(), nil
+}
+
+// split returns the errors that were joined.
+func split(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return []error{err}
+}
+
+// located is an error with its place in the form that editors know.
+func located(name string, err error) string {
+	if at, ok := errors.AsType[*config.Error](err); ok {
+		return fmt.Sprintf("%s:%d:%d: %v", name, at.Line, at.Column, at.Err)
+	}
+	return fmt.Sprintf("%s: %v", name, err)
+}

@@ -1,0 +1,340 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/clientaddr"
+)
+
+// maxKey is how many bytes of a key are kept. Longer ones are told apart by these.
+const maxKey = 255
+
+// kinds are the keys that are made of a known field, in any form.
+var kinds = []string{"ip", "ip64", "user", "path"}
+
+// event is a request of a log: whose, and when.
+type event struct {
+	key string // "" if the line has none, such as that of an anonymous user
+	at  int64  // Unix µs
+}
+
+// form says how lines are read.
+type form struct {
+	key, format, line, layout string
+
+	// field returns the text of a field of a line, and that of its time.
+	field func(line, name string) (value, at string, err error)
+}
+
+func (f *form) flags(flags *flag.FlagSet) {
+	flags.StringVar(&f.key, "key", "", "`field` of the key: ip, ip64 (IPv6 by its first 64 bits), user, path, or any other (default ip, and key with -line)")
+	flags.StringVar(&f.format, "format", "combined", "`form` of the lines: combined (also the common format), or json, an object a line")
+	flags.StringVar(&f.line, "line", "", "a `regexp` for other lines, with groups (?P<key>…) and (?P<time>…)")
+	flags.StringVar(&f.layout, "layout", "", "the time's `layout` as in Go's package time, if it is an unusual one")
+}
+
+// prepare checks the flags.
+func (f *form) prepare() error {
+	switch {
+	case f.line != "":
+		return f.prepareLine()
+	case f.format == "combined":
+		f.field = combinedField
+	case f.format == "json":
+		f.field = jsonField
+	default:
+		return fmt.Errorf("no format %q: it is combined or json", f.format)
+	}
+	if f.key == "" {
+		f.key = "ip"
+	}
+	if f.format == "combined" && !slices.Contains(kinds, f.key) {
+		return fmt.Errorf("no field %q in the combined format: it has ip, ip64, user and path", f.key)
+	}
+	return nil
+}
+
+func (f *form) prepareLine() error {
+	re, err := regexp.Compile(f.line)
+	if err != nil {
+		return err
+	}
+	at, key := re.SubexpIndex("time"), re.SubexpIndex(f.fieldName())
+	if key < 0 && (f.key == "" || slices.Contains(kinds, f.key)) {
+		key = re.SubexpIndex("key")
+	}
+	if at < 0 || key < 0 {
+		return fmt.Errorf("-line has no group named time, or none named %s: %s", cmp.Or(f.key, "key"), f.line)
+	}
+	f.field = func(line, _ string) (value, stamp string, err error) {
+		m := re.FindStringSubmatchIndex(line)
+		if m == nil || m[2*at] < 0 {
+			return "", "", errors.New("it does not match -line")
+		}
+		if m[2*key] >= 0 {
+			value = line[m[2*key]:m[2*key+1]]
+		}
+		return value, line[m[2*at]:m[2*at+1]], nil
+	}
+	return nil
+}
+
+// parse reads a line.
+func (f *form) parse(line string) (event, error) {
+	value, stamp, err := f.field(line, f.fieldName())
+	if err != nil {
+		return event{}, err
+	}
+	at, err := f.time(stamp)
+	if err != nil {
+		return event{}, err
+	}
+	if value == "-" {
+		value = ""
+	}
+	key := keyOf(f.key, value)
+	return event{strings.Clone(key[:min(len(key), maxKey)]), at.UnixMicro()}, nil // keeps nothing of the line
+}
+
+// fieldName is the field that has the key.
+func (f *form) fieldName() string {
+	if f.key == "ip64" {
+		return "ip"
+	}
+	return f.key
+}
+
+// noun is what a report calls a key.
+func (f *form) noun() string {
+	switch f.key {
+	case "ip", "ip64":
+		return "client"
+	case "user", "path":
+		return f.key
+	}
+	return "key"
+}
+
+// several is n with the noun.
+func (f *form) several(n int) string {
+	if n == 1 {
+		return "1 " + f.noun()
+	}
+	return fmt.Sprintf("%d %ss", n, f.noun())
+}
+
+// keyOf returns the key that a field's value stands for.
+func keyOf(kind, value string) string {
+	switch kind {
+	case "ip", "ip64":
+		addr, err := netip.ParseAddr(value)
+		if err != nil {
+			return value // a host name
+		}
+		addr = clientaddr.Unmap(addr)
+		if kind == "ip64" && addr.Is6() {
+			return netip.PrefixFrom(addr, 64).Masked().String()
+		}
+		return addr.String()
+	case "path":
+		value, _, _ = strings.Cut(value, "?")
+	}
+	return value
+}
+
+// combinedField reads a line of the common or the combined format:
+//
+//	192.0.2.1 - frank [17/May/2015:10:05:03 +0000] "GET /a HTTP/1.1" 200 2326 ...
+//
+// The request comes from the client: whatever it contains, a request was made. Before it, the
+// client chooses only the user name. Servers escape quotation marks in that, so a client
+// cannot put another time before the request.
+func combinedField(line, name string) (value, at string, err error) {
+	client, rest, _ := strings.Cut(line, " ")
+	if !isClient(client) {
+		return "", "", errors.New("it does not begin with a client's address")
+	}
+	before, request, found := strings.Cut(rest, `] "`)
+	i := strings.LastIndex(before, "[")
+	if !found || i < 0 {
+		return "", "", errors.New("no time in brackets before a request")
+	}
+	switch name {
+	case "user":
+		_, value, _ = strings.Cut(before[:i], " ")
+		value = strings.TrimSuffix(value, " ")
+	case "path":
+		request, _, _ = strings.Cut(request, `" `)
+		_, value, _ = strings.Cut(request, " ")
+		value, _, _ = strings.Cut(value, " ")
+	default:
+		value = client
+	}
+	return value, before[i+1:], nil
+}
+
+// isClient reports whether s can be an IP address or a host name.
+func isClient(s string) bool {
+	for _, c := range []byte(s) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
+		case strings.IndexByte(".:-_%", c) >= 0:
+		default:
+			return false
+		}
+	}
+	return 0 < len(s) && len(s) <= maxKey
+}
+
+// aliases are the names that servers give to a field of JSON. The first that is there counts.
+var aliases = map[string][]string{
+	"ip":   {"ip", "client_ip", "remote_ip", "remote_addr", "clientip", "request.client_ip", "request.remote_ip"},
+	"user": {"user", "remote_user", "user_id"},
+	"path": {"path", "uri", "request_uri", "url", "request.uri"},
+	"time": {"time", "timestamp", "ts", "@timestamp", "time_local", "time_iso8601"},
+}
+
+// jsonField reads an object. A field of an inner object has a name with dots.
+func jsonField(line, name string) (value, at string, err error) {
+	var object map[string]any
+	d := json.NewDecoder(strings.NewReader(line))
+	d.UseNumber()
+	if err := d.Decode(&object); err != nil {
+		return "", "", errors.New("it is not a JSON object")
+	}
+	if at = lookUp(object, "time"); at == "" {
+		return "", "", fmt.Errorf("it has no field named %s", strings.Join(aliases["time"], ", "))
+	}
+	return lookUp(object, name), at, nil
+}
+
+func lookUp(object map[string]any, name string) string {
+	names, found := aliases[name]
+	if !found {
+		names = []string{name}
+	}
+	for _, name := range names {
+		if value := inner(object, name); value != nil {
+			return fmt.Sprint(value)
+		}
+	}
+	return ""
+}
+
+func inner(object map[string]any, name string) any {
+	if value, found := object[name]; found {
+		return value
+	}
+	name, rest, dotted := strings.Cut(name, ".")
+	if object, ok := object[name].(map[string]any); ok && dotted {
+		return inner(object, rest)
+	}
+	return nil
+}
+
+// layouts are the forms of time that are known beside those of numbers.
+var layouts = []string{time.RFC3339, time.DateTime, "2006/01/02 15:04:05", "2006-01-02T15:04:05", time.RFC1123, time.ANSIC}
+
+// time reads a time in one of the known forms, or that of -layout.
+func (f *form) time(text string) (time.Time, error) {
+	if f.layout != "" {
+		return time.Parse(f.layout, text)
+	}
+	if at, ok := parseTime(text); ok {
+		return at, nil
+	}
+	if f.field == nil || f.format == "combined" && f.line == "" {
+		return time.Time{}, errors.New("the time is not like 17/May/2015:10:05:03 +0000")
+	}
+	if at, ok := parseUnix(text); ok {
+		return at, nil
+	}
+	for _, layout := range layouts {
+		if at, err := time.Parse(layout, text); err == nil {
+			return at, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("no known form of time: %.40q", text)
+}
+
+// parseUnix reads Unix seconds, with a fraction or without, ms, µs or ns. Their size tells
+// which, from 1973 to 5138.
+func parseUnix(text string) (time.Time, bool) {
+	seconds, err := strconv.ParseFloat(text, 64)
+	if err != nil || seconds < 0 || seconds >= 1e20 {
+		return time.Time{}, false
+	}
+	if whole, err := strconv.ParseInt(text, 10, 64); err == nil {
+		switch {
+		case whole >= 1e17:
+			return time.Unix(0, whole), true
+		case whole >= 1e14:
+			return time.UnixMicro(whole), true
+		case whole >= 1e11:
+			return time.UnixMilli(whole), true
+		}
+		return time.Unix(whole, 0), true
+	}
+	return time.UnixMicro(int64(seconds*1e6 + 0.5)), seconds < 1e11 // a double has 1 µs until 2106
+}
+
+// parseTime reads a time in the one form that logs have, strictly. A leap second, 60, is
+// the second after.
+func parseTime(s string) (time.Time, bool) {
+	if !looksLikeTime(s) {
+		return time.Time{}, false
+	}
+	const months = "JanFebMarAprMayJunJulAugSepOctNovDec"
+	month := strings.Index(months, s[3:6]) // "anF" is no month
+	if month%3 != 0 {                      // also refuses -1
+		return time.Time{}, false
+	}
+	number := func(from, to int) int { n, _ := strconv.Atoi(s[from:to]); return n }
+	day, hour, minute, second := number(0, 2), number(12, 14), number(15, 17), number(18, 20)
+	zoneHour, zoneMinute := number(22, 24), number(24, 26)
+	date := time.Date(number(7, 11), time.Month(1+month/3), day, 0, 0, 0, 0, time.UTC)
+	if date.Day() != day || hour > 23 || minute > 59 || second > 60 || zoneHour > 23 || zoneMinute > 59 {
+		return time.Time{}, false
+	}
+	sinceMidnight := time.Duration(hour*3600+minute*60+second) * time.Second
+	zone := time.Duration(zoneHour*60+zoneMinute) * time.Minute
+	if s[21] == '-' {
+		zone = -zone
+	}
+	return date.Add(sinceMidnight - zone), true
+}
+
+// looksLikeTime reports whether s has digits and separators where a time has them.
+func looksLikeTime(s string) bool {
+	const form = "00/Mmm/0000:00:00:00 +0000"
+	if len(s) != len(form) {
+		return false
+	}
+	for i, c := range []byte(form) {
+		switch c {
+		case '0':
+			if s[i] < '0' || s[i] > '9' {
+				return false
+			}
+		case '/', ':', ' ':
+			if s[i] != c {
+				return false
+			}
+		case '+':
+			if s[i] != '+' && s[i] != '-' {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,20 @@
+module github.com/ratelimit-go/ratelimit/cmd/ratelimit
+
+go 1.26.0
+
+require (
+	github.com/ratelimit-go/ratelimit v0.1.0
+	github.com/redis/go-redis/v9 v9.23.0
+	github.com/stretchr/testify v1.12.1
+)
+
+require (
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	github.com/sony/gobreaker/v2 v2.4.0 // indirect
+	go.uber.org/atomic v1.12.0 // indirect
+	go.yaml.in/yaml/v3 v3.0.5 // indirect
+	go.yaml.in/yaml/v4 v4.0.0 // indirect
+	golang.org/x/sys v0.48.0 // indirect
+)
+
+replace github.com/ratelimit-go/ratelimit => ../../

@@ -1,0 +1,299 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// How package redisstore makes its keys: prefix, layout, algorithm, Period in µs, name or
+// limit, and the user's key.
+const (
+	layout      = "2"
+	maxPlainKey = 128 // bytes; longer user keys are hashed
+)
+
+const (
+	maxRate    = 1<<31 - 1
+	redisLimit = 5 * time.Second // for a call of Redis
+)
+
+const keyText = `[flags] user:42
+
+Key lists the limiters on Redis that hold state of a key: what the key has spent, when it
+is whole again, and when Redis forgets it. It walks through all keys of the server by SCAN.
+The spend is what the limiter itself would say, under the limit that it was counted under.
+"?" stands for what Redis does not know: the rate of a named sliding log.
+`
+
+// held is the state that a limiter holds of a key.
+type held struct {
+	redisKey  string
+	algorithm string
+	name      string          // "" if it has none
+	made      ratelimit.Limit // with the Period, and without a name the limit, that it was made with
+	limit     ratelimit.Limit // that the state was counted under; Rate 0 if it is not known
+	spent     int
+	reset     time.Duration
+	ttl       time.Duration
+	err       error // the state cannot be read
+}
+
+// key is the command.
+func (p *program) key(ctx context.Context, args []string) error {
+	flags := p.newFlags("key", keyText)
+	address := flags.String("redis", "localhost:6379", "`address` of the server, or a URL such as rediss://user:password@host:6379/0; any node of a cluster")
+	prefix := flags.String("prefix", "rl", "the store's `prefix`: redisstore.WithPrefix")
+	reset := flags.Bool("reset", false, "forget the key in all of the limiters, after they are listed")
+	if err := p.parse(flags, args); err != nil {
+		return err
+	}
+	if flags.NArg() != 1 || flags.Arg(0) == "" {
+		return p.misuse(flags, errors.New("which key? It takes one"))
+	}
+	options, err := redisOptions(*address)
+	if err != nil {
+		return p.misuse(flags, err)
+	}
+	client, done, err := connect(ctx, options, flags.Arg(0))
+	defer func() { _ = done() }()
+	if err != nil {
+		return err
+	}
+	found, err := find(ctx, client, *prefix, flags.Arg(0))
+	if err != nil {
+		return err
+	}
+	if err := printHeld(p.stdout, flags.Arg(0), found); err != nil || !*reset || len(found) == 0 {
+		return err
+	}
+	return forget(ctx, p.stdout, client, found)
+}
+
+func redisOptions(address string) (*redis.Options, error) {
+	if strings.Contains(address, "://") {
+		return redis.ParseURL(address)
+	}
+	return &redis.Options{Addr: address}, nil
+}
+
+// connect returns a client of the server, or of that node of a cluster which has the key. Call
+// done after use.
+func connect(ctx context.Context, o *redis.Options, key string) (client *redis.Client, done func() error, err error) {
+	logging.Disable() // errors are returned
+	o.ContextTimeoutEnabled, o.MaxRetries, o.DialerRetries = true, -1, 1
+	client = redis.NewClient(o)
+	info, err := client.Info(ctx, "cluster").Result()
+	if refused := redis.Error(nil); errors.As(err, &refused) {
+		return client, client.Close, nil // this user may not ask: taken as a single server
+	}
+	if err != nil || !strings.Contains(info, "cluster_enabled:1") {
+		return client, client.Close, err
+	}
+	_ = client.Close()
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{o.Addr}, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig, ContextTimeoutEnabled: true,
+	})
+	client, err = cluster.MasterForKey(ctx, tag(key))
+	return client, cluster.Close, err
+}
+
+// tag is the end of each Redis key of a user's key.
+func tag(key string) string {
+	if len(key) > maxPlainKey || strings.ContainsAny(key, "{}") {
+		sum := sha256.Sum256([]byte(key))
+		return "{#" + hex.EncodeToString(sum[:]) + "}"
+	}
+	return "{=" + key + "}"
+}
+
+// keyPattern matches the Redis keys of a user's key.
+func keyPattern(prefix, key string) string {
+	literal := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
+	return literal.Replace(prefix) + ":" + layout + ":*:" + literal.Replace(tag(key))
+}
+
+// find returns what limiters hold of key, in the order of their Redis keys.
+func find(ctx context.Context, client *redis.Client, prefix, key string) ([]held, error) {
+	st, err := redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithTimeout(redisLimit))
+	if err != nil {
+		return nil, err
+	}
+	var keys []string
+	scan := client.Scan(ctx, 0, keyPattern(prefix, key), 1000).Iterator()
+	for scan.Next(ctx) {
+		keys = append(keys, scan.Val())
+	}
+	if err := scan.Err(); err != nil {
+		return nil, err
+	}
+	slices.Sort(keys)
+	var all []held
+	for _, redisKey := range slices.Compact(keys) { // SCAN may return a key twice
+		if h, ok := parseKey(redisKey, prefix, key); ok {
+			h.err = h.read(ctx, client, st, key)
+			if !errors.Is(h.err, redis.Nil) { // it has ended meanwhile
+				all = append(all, h)
+			}
+		}
+	}
+	return all, nil
+}
+
+// parseKey reads a Redis key, such as "rl:2:token_bucket:60000000:=api:{=user:42}". That of a
+// limiter without a name has its rate and burst: "rl:2:token_bucket:60000000:100,100:…".
+func parseKey(redisKey, prefix, key string) (h held, ok bool) {
+	text, began := strings.CutPrefix(redisKey, prefix+":"+layout+":")
+	text, ended := strings.CutSuffix(text, ":"+tag(key))
+	parts := strings.SplitN(text, ":", 3)
+	if !began || !ended || len(parts) < 3 || !slices.Contains(ratelimit.Algorithms(), parts[0]) {
+		return held{}, false
+	}
+	period, err := strconv.ParseInt(parts[1], 10, 64) // µs
+	if err != nil {
+		return held{}, false
+	}
+	h.redisKey, h.algorithm = redisKey, parts[0]
+	h.made = ratelimit.Limit{Rate: 1, Period: time.Duration(period) * time.Microsecond}
+	if name, named := strings.CutPrefix(parts[2], "="); named {
+		h.name, h.limit = name, ratelimit.Limit{Period: h.made.Period}
+		return h, true
+	}
+	rate, burst, _ := strings.Cut(parts[2], ",")
+	var errRate, errBurst error
+	h.made.Rate, errRate = strconv.Atoi(rate)
+	h.made.Burst, errBurst = strconv.Atoi(burst)
+	if h.made.Burst == h.made.Rate { // also of windows and logs, which have none
+		h.made.Burst = 0
+	}
+	h.limit = h.made
+	return h, errRate == nil && errBurst == nil
+}
+
+// read reads the state, as the limiter itself would.
+func (h *held) read(ctx context.Context, client *redis.Client, st *redisstore.Store, key string) error {
+	var err error
+	if h.ttl, err = client.PTTL(ctx, h.redisKey).Result(); err != nil {
+		return err
+	}
+	if err = h.readLimit(ctx, client); err != nil {
+		return err
+	}
+	wide := h.wide()
+	options := []ratelimit.Option{ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return wide, nil })}
+	if h.name != "" {
+		options = append(options, ratelimit.WithName(h.name))
+	}
+	l, err := ratelimit.New(h.algorithm, st, h.made, options...)
+	if err != nil {
+		return err
+	}
+	r, err := l.Peek(ctx, key)
+	h.spent, h.reset = r.Limit-r.Remaining, r.ResetAfter
+	return err
+}
+
+// readLimit reads under which limit the state was counted. A state is five doubles: the time,
+// the Rate, the Period, and what is spent. A log does not have the Rate.
+func (h *held) readLimit(ctx context.Context, client *redis.Client) error {
+	if h.algorithm == "sliding_log" {
+		return nil
+	}
+	value, err := client.Get(ctx, h.redisKey).Bytes()
+	if err != nil {
+		return err
+	}
+	var state [5]float64
+	n, err := binary.Decode(value, binary.BigEndian, &state)
+	counted := ratelimit.Limit{Rate: int(state[1]), Period: time.Duration(state[2]) * time.Microsecond}
+	if err != nil || n != len(value) || counted.Validate() != nil || counted.Rate < 1 {
+		return errors.New("the value is not a state")
+	}
+	if counted.Rate != h.limit.Rate || counted.Period != h.limit.Period { // named, or by a limit function
+		h.limit = counted
+	}
+	return nil
+}
+
+// wide is a limit that is as fast, and under which all of the spend shows: the Burst is not
+// stored.
+func (h *held) wide() ratelimit.Limit {
+	wide := h.limit
+	switch h.algorithm {
+	case "sliding_log":
+		wide.Rate = maxRate
+	case "token_bucket", "leaky_bucket":
+		for wide.Burst = maxRate; wide.Burst > 1 && wide.ValidateFor(h.algorithm) != nil; {
+			wide.Burst /= 2
+		}
+	}
+	return wide
+}
+
+func printHeld(out io.Writer, key string, all []held) error {
+	if len(all) == 0 {
+		_, err := fmt.Fprintf(out, "no limiter holds %s\n", printable(key))
+		return err
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "limiter\talgorithm\tlimit\tspent\twhole again in\texpires in")
+	for _, h := range all {
+		fmt.Fprintf(w, "%s\t%s\t%s\t", printable(cmp.Or(h.name, "(no name)")), h.algorithm, h.limitText())
+		if h.err != nil {
+			fmt.Fprintf(w, "?\t?\t%s\n", ttlText(h.ttl))
+			continue
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\n", h.spent, h.reset.Round(time.Millisecond), ttlText(h.ttl))
+	}
+	err := w.Flush()
+	for _, h := range all {
+		if h.err != nil {
+			fmt.Fprintf(out, "%s: %v\n", printable(h.redisKey), h.err)
+		}
+	}
+	return err
+}
+
+// limitText is the limit that the state was counted under.
+func (h *held) limitText() string {
+	if h.limit.Rate == 0 {
+		return "?" + strings.TrimPrefix(ratelimit.Every(h.limit.Period).String(), "1")
+	}
+	return h.limit.String()
+}
+
+func ttlText(ttl time.Duration) string {
+	if ttl < 0 {
+		return "never"
+	}
+	return ttl.String()
+}
+
+// forget removes the states.
+func forget(ctx context.Context, out io.Writer, client *redis.Client, all []held) error {
+	var keys []string
+	for _, h := range all {
+		keys = append(keys, h.redisKey)
+	}
+	if err := client.Unlink(ctx, keys...).Err(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "forgotten by %d limiters\n", len(keys))
+	return err
+}

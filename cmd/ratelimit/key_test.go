@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// startRedis starts a redis-server, which ends with the test.
+func startRedis(t *testing.T, args ...string) *redis.Client {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		if os.Getenv("RATELIMIT_REQUIRE_REDIS") == "1" {
+			t.Fatal("redis-server is missing and RATELIMIT_REQUIRE_REDIS=1")
+		}
+		t.Skip("redis-server is missing")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := l.Addr().String()
+	require.NoError(t, l.Close())
+	_, port, err := net.SplitHostPort(address)
+	require.NoError(t, err)
+	args = append([]string{"--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", ""}, args...)
+	cmd := exec.Command("redis-server", args...)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+	client := redis.NewClient(&redis.Options{Addr: address})
+	t.Cleanup(func() { _ = client.Close() })
+	require.Eventually(t, func() bool { return client.Ping(context.Background()).Err() == nil }, 10*time.Second, 5*time.Millisecond)
+	return client
+}
+
+func newStore(t *testing.T, client redisstore.Client, prefix string) store.Store {
+	t.Helper()
+	st, err := redisstore.New(client, redisstore.WithPrefix(prefix), redisstore.WithTimeout(5*time.Second))
+	require.NoError(t, err)
+	return st
+}
+
+// charge charges n events of key to a limiter without looking whether they fit.
+func charge(t *testing.T, st store.Store, algorithm, limit, name, key string, n int) {
+	t.Helper()
+	l, err := ratelimit.ParseLimit(limit)
+	require.NoError(t, err)
+	var options []ratelimit.Option
+	if name != "" {
+		options = append(options, ratelimit.WithName(name))
+	}
+	limiter, err := ratelimit.New(algorithm, st, l, options...)
+	require.NoError(t, err)
+	_, err = ratelimit.Charge(t.Context(), limiter, key, n)
+	require.NoError(t, err)
+}
+
+// columns are the words of the lines of text, with # in place of times.
+func columns(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(regexp.MustCompile(`(\d+h)?(\d+m)?\d[\d.]*m?s\b`).ReplaceAllString(text, "#")) {
+		b.WriteString(strings.Join(strings.Fields(line), " ") + "\n")
+	}
+	return b.String()
+}
+
+const listed = `limiter algorithm limit spent whole again in expires in
+(no name) fixed_window 20/h 3 # #
+pages leaky_bucket 10/m 4 # #
+api sliding_log ?/h 5 # #
+api:v2 sliding_window 100/h 60 # #
+(no name) token_bucket 10/h burst 50 30 # #
+costs token_bucket 10/h 30 # #
+`
+
+func chargeAll(t *testing.T, st store.Store, key string) {
+	charge(t, st, "fixed_window", "20/h", "", key, 3)
+	charge(t, st, "leaky_bucket", "10/m", "pages", key, 4)
+	charge(t, st, "sliding_log", "100/h", "api", key, 2)
+	charge(t, st, "sliding_log", "100/h", "api", key, 3)
+	charge(t, st, "sliding_window", "100/h", "api:v2", key, 60)
+	charge(t, st, "token_bucket", "10/h burst 50", "", key, 30)
+	charge(t, st, "token_bucket", "10/h burst 50", "costs", key, 30)
+}
+
+func TestKeyListsTheLimitersThatHoldAKeyAndForgetsIt(t *testing.T) {
+	client := startRedis(t)
+	address := client.Options().Addr
+	for prefix, keys := range map[string][]string{
+		"rl":      {"user:42", "a*b", "a*[b]?\\", "{x}", strings.Repeat("a", 200), "x:{=y"},
+		"my*app:": {"user:42"},
+	} {
+		for _, key := range keys {
+			st := newStore(t, client, prefix)
+			chargeAll(t, st, key)
+			charge(t, st, "fixed_window", "20/h", "", key+"0", 1)       // of another key
+			charge(t, st, "fixed_window", "20/h", "", "tenant:"+key, 1) // one that ends as it does
+			if pattern := strings.ReplaceAll(key, "*", "XY"); pattern != key {
+				charge(t, st, "fixed_window", "20/h", "", pattern, 1)
+			}
+			charge(t, newStore(t, client, "other"), "fixed_window", "20/h", "", key, 1)
+			before := client.DBSize(t.Context()).Val()
+
+			args := []string{"key", "-redis", address, "-prefix", prefix, key}
+			got := command(t, nil, args...)
+			require.Equal(t, result{0, listed, ""}, result{got.code, columns(got.stdout), got.stderr}, key)
+			require.Equal(t, before, client.DBSize(t.Context()).Val(), "a list changes nothing")
+
+			args = append([]string{"key", "-reset"}, args[1:]...)
+			got = command(t, nil, args...)
+			require.Equal(t, result{0, listed + "forgotten by 6 limiters\n", ""}, result{got.code, columns(got.stdout), got.stderr})
+			require.Equal(t, before-6, client.DBSize(t.Context()).Val())
+			got = command(t, nil, args...)
+			require.Equal(t, result{0, "no limiter holds " + printable(key) + "\n", ""}, got)
+		}
+	}
+}
+
+func TestKeySaysWhenItIsWholeAgain(t *testing.T) {
+	client := startRedis(t)
+	charge(t, newStore(t, client, "rl"), "token_bucket", "10/h", "costs", "user:42", 5)
+	got := command(t, nil, "key", "-redis", "redis://"+client.Options().Addr+"/0", "user:42")
+	require.Regexp(t, `\ncosts +token_bucket +10/h +5 +(30m0s|29m5\S*s) +(30m0s|29m5\S*s)\n$`, got.stdout)
+}
+
+// A limit function gives a key another limit than that of the limiter.
+func TestKeyShowsTheLimitThatTheKeyWasCountedUnder(t *testing.T) {
+	client := startRedis(t)
+	of := func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.PerDay(7), nil }
+	l, err := ratelimit.NewSlidingWindow(newStore(t, client, "rl"), ratelimit.PerHour(1), ratelimit.WithName("api"), ratelimit.WithLimitFunc(of))
+	require.NoError(t, err)
+	_, err = l.AllowN(t.Context(), "user:42", 6)
+	require.NoError(t, err)
+	got := command(t, nil, "key", "-redis", client.Options().Addr, "user:42")
+	require.Contains(t, columns(got.stdout), "\napi sliding_window 7/d 6 # #\n")
+}
+
+func TestKeyShowsWhatItCannotRead(t *testing.T) {
+	client := startRedis(t)
+	address := client.Options().Addr
+	charge(t, newStore(t, client, "rl"), "token_bucket", "10/h", "costs", "user:42", 5)
+	for key, value := range map[string]string{
+		"rl:2:token_bucket:1000000:=a:{=user:42}":   "text",
+		"rl:2:fixed_window:1000000:=b:{=user:42}":   strings.Repeat("\xff", 40),
+		"rl:2:sliding_log:1000000:=c:{=user:42}":    "text",
+		"rl:2:sliding_window:1000:1,1:{=user:42}":   "",
+		"rl:2:none:1000000:=a:{=user:42}":           "not ours",
+		"rl:2:token_bucket:soon:=a:{=user:42}":      "not ours",
+		"rl:2:token_bucket:1000000:1;1:{=user:42}":  "not ours",
+		"rl:2:token_bucket:1000000:1,1x:{=user:42}": "not ours",
+	} {
+		require.NoError(t, client.Set(t.Context(), key, value, 0).Err())
+	}
+	got := command(t, nil, "key", "-redis", address, "-reset", "user:42")
+	require.Zero(t, got.code, got.stderr)
+	text := columns(got.stdout)
+	require.Equal(t, 1+5+4+1, strings.Count(text, "\n"), text)
+	require.Contains(t, text, "\ncosts token_bucket 10/h 5 # #\n")
+	require.Contains(t, text, "\na token_bucket ?/s ? ? never\n")
+	require.Contains(t, text, "\nrl:2:token_bucket:1000000:=a:{=user:42}: the value is not a state\n")
+	require.Contains(t, text, "\nforgotten by 5 limiters\n")
+	require.EqualValues(t, 4, client.DBSize(t.Context()).Val())
+}
+
+func TestKeyFindsTheNodeOfACluster(t *testing.T) {
+	client := startRedis(t, "--cluster-enabled", "yes")
+	require.NoError(t, client.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
+	require.Eventually(t, func() bool {
+		return strings.Contains(client.ClusterInfo(t.Context()).Val(), "cluster_state:ok")
+	}, 20*time.Second, 10*time.Millisecond)
+	address := client.Options().Addr
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{address}})
+	defer cluster.Close()
+	chargeAll(t, newStore(t, cluster, "rl"), "user:42")
+	got := command(t, nil, "key", "-redis", address, "-reset", "user:42")
+	require.Equal(t, listed+"forgotten by 6 limiters\n", columns(got.stdout), got.stderr)
+}
+
+func TestKeyFailsWithoutAServer(t *testing.T) {
+	got := command(t, nil, "key", "-redis", "127.0.0.1:1", "user:42")
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.stderr, "connection refused")
+	client := startRedis(t)
+	got = command(t, nil, "key", "-redis", client.Options().Addr, "-prefix", "{", "user:42")
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.stderr, "brace")
+}

@@ -1,0 +1,270 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+)
+
+const (
+	maxLine = 64 << 10 // bytes of a line that are read
+	reach   = 1 << 14  // lines by which an event may be out of order
+	tick    = 1 << 19  // lines between two signs of progress
+)
+
+// logs are the files that a command reads, and what was found in them.
+type logs struct {
+	form
+	program *program
+	sources []*source
+	last    int64 // the time of the last event, Unix µs
+
+	Lines      int `json:"lines"`
+	Unreadable int `json:"unreadable_lines"`
+	WithoutKey int `json:"lines_without_key"`
+	Late       int `json:"late_lines"`
+
+	Requests int       `json:"requests"`
+	From     time.Time `json:"from,omitzero"`
+	To       time.Time `json:"to,omitzero"`
+}
+
+// each calls do with the events of all files, in the order of their times. So it does not
+// matter in which order the files are given, or whether several servers wrote them.
+func (l *logs) each(files []string, do func(event) error) error {
+	defer l.close()
+	if err := l.open(files); err != nil {
+		return err
+	}
+	from, err := l.earliest()
+	for from != nil && err == nil {
+		if err = do(l.next(from)); err == nil {
+			from, err = l.earliest()
+		}
+	}
+	l.endProgress()
+	if err == nil && l.Unreadable > 0 && l.Unreadable == l.Lines {
+		err = errors.New("no line could be read: is the form another one?")
+	}
+	return err
+}
+
+func (l *logs) open(files []string) error {
+	if len(files) == 0 {
+		files = []string{"-"}
+	}
+	for _, name := range files {
+		s := &source{logs: l, name: name}
+		l.sources = append(l.sources, s)
+		if err := s.open(l.program.stdin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *logs) close() {
+	for _, s := range l.sources {
+		if s.file != nil {
+			_ = s.file.Close() // it was only read
+		}
+	}
+}
+
+// earliest returns the source with the earliest event, or nil at the end of all.
+func (l *logs) earliest() (*source, error) {
+	var first *source
+	for _, s := range l.sources {
+		if err := s.fill(); err != nil {
+			return nil, err
+		}
+		if s.ready > 0 && (first == nil || s.waiting[0].at < first.waiting[0].at) {
+			first = s
+		}
+	}
+	return first, nil
+}
+
+// next takes the event that a source has ready. One that is out of order by more than reach
+// lines happens at the time of the event before it.
+func (l *logs) next(s *source) event {
+	e := s.waiting[0]
+	s.waiting, s.ready = s.waiting[1:], s.ready-1
+	if l.Requests == 0 {
+		l.From, l.last = time.UnixMicro(e.at).UTC(), e.at
+	}
+	if e.at < l.last {
+		e.at = l.last
+		l.Late++
+	}
+	l.last, l.To = e.at, time.UnixMicro(e.at).UTC()
+	l.Requests++
+	return e
+}
+
+func (l *logs) showProgress() {
+	if l.program.progress && l.Lines%tick == 0 {
+		fmt.Fprintf(l.program.stderr, "\r%d lines, up to %s", l.Lines, l.To.Format(time.DateTime))
+	}
+}
+
+func (l *logs) endProgress() {
+	if l.program.progress && l.Lines >= tick {
+		fmt.Fprintf(l.program.stderr, "\r\x1b[K") // clears the line
+	}
+}
+
+// summary is the part of a report about what was read, with the number of keys.
+func (l *logs) summary(w io.Writer, keys int, more bool) {
+	about := ""
+	if more {
+		about = "more than "
+	}
+	fmt.Fprintf(w, "%9d requests of %s%s", l.Requests, about, l.several(keys))
+	if l.Requests > 0 {
+		fmt.Fprintf(w, ", %s to %s UTC", l.From.Format(time.DateTime), l.To.Format(time.DateTime))
+	}
+	fmt.Fprintln(w)
+}
+
+// remarks are the lines of a report about lines that need a word.
+func (l *logs) remarks(w io.Writer) {
+	for _, remark := range []struct {
+		n    int
+		text string
+	}{
+		{l.Unreadable, "lines that could not be read"},
+		{l.WithoutKey, "lines without a key, left out"},
+		{l.Late, fmt.Sprintf("lines more than %d lines late, taken as a little later than they were", reach)},
+	} {
+		if remark.n > 0 {
+			fmt.Fprintf(w, "%9d %s\n", remark.n, remark.text)
+		}
+	}
+}
+
+// source is a file, plain or gzip.
+//
+// Servers write a line after the answer, and many stamp it with the time of the request, so
+// lines are slightly out of order. Sorting twice as many events as are handed on orders those
+// that are out of order by at most reach lines.
+type source struct {
+	logs    *logs
+	name    string
+	file    *os.File // nil for standard input
+	in      *bufio.Reader
+	lines   int
+	buffer  []event
+	waiting []event // the rest of buffer
+	ready   int     // how many of waiting are in order
+	err     error   // what ended the file, io.EOF if nothing was wrong
+}
+
+func (s *source) open(stdin io.Reader) (err error) {
+	log := stdin
+	if s.name == "-" {
+		s.name = "standard input"
+	} else {
+		if s.file, err = os.Open(s.name); err != nil {
+			return err
+		}
+		log = s.file
+	}
+	if s.in, err = unzip(log); err != nil {
+		return s.failed(err)
+	}
+	return nil
+}
+
+// unzip returns the text of a log. It sees by the first two bytes whether the log is gzip.
+func unzip(log io.Reader) (*bufio.Reader, error) {
+	in := bufio.NewReaderSize(log, maxLine)
+	if magic, err := in.Peek(2); string(magic) != "\x1f\x8b" {
+		if errors.Is(err, io.EOF) {
+			err = nil // an empty file, or one of a single byte
+		}
+		return in, err
+	}
+	unzipped, err := gzip.NewReader(in)
+	if err != nil {
+		return nil, err
+	}
+	return bufio.NewReaderSize(unzipped, maxLine), nil
+}
+
+// fill reads until an event is ready, or the file has ended. Events before an error are
+// handed on first.
+func (s *source) fill() error {
+	if s.ready > 0 {
+		return nil
+	}
+	s.buffer = append(s.buffer[:0], s.waiting...)
+	for s.err == nil && len(s.buffer) < 2*reach {
+		s.err = s.read()
+	}
+	slices.SortStableFunc(s.buffer, func(a, b event) int { return cmp.Compare(a.at, b.at) })
+	s.waiting, s.ready = s.buffer, reach
+	if s.err != nil {
+		s.ready = len(s.waiting)
+	}
+	if s.ready > 0 || errors.Is(s.err, io.EOF) {
+		return nil
+	}
+	return s.failed(s.err)
+}
+
+func (s *source) failed(err error) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) { // a plain file cannot end so
+		return fmt.Errorf("%s: the gzip file is truncated: it breaks off after line %d", s.name, s.lines)
+	}
+	return fmt.Errorf("%s: after line %d: %w", s.name, s.lines, err)
+}
+
+// read reads a line and its event.
+func (s *source) read() error {
+	line, err := readLine(s.in)
+	if err != nil {
+		return err
+	}
+	s.lines++
+	s.logs.Lines++
+	s.logs.showProgress()
+	e, err := s.logs.parse(line)
+	switch {
+	case err != nil:
+		s.complain(line, err)
+	case e.key == "":
+		s.logs.WithoutKey++
+	default:
+		s.buffer = append(s.buffer, e)
+	}
+	return nil
+}
+
+// complain shows the first line that cannot be read. The report says how many there are.
+func (s *source) complain(line string, err error) {
+	if s.logs.Unreadable++; s.logs.Unreadable == 1 {
+		fmt.Fprintf(s.logs.program.stderr, "ratelimit: %s:%d: %v: %.80q\n", s.name, s.lines, err, line)
+	}
+}
+
+// readLine returns the next line without its end, or the first maxLine bytes of a longer one.
+// The last line may lack its end, unless an error cuts it off.
+func readLine(in *bufio.Reader) (string, error) {
+	line, err := in.ReadSlice('\n')
+	text := string(bytes.TrimRight(line, "\r\n"))
+	for errors.Is(err, bufio.ErrBufferFull) {
+		_, err = in.ReadSlice('\n')
+	}
+	if errors.Is(err, io.EOF) && len(line) > 0 {
+		err = nil // the next call gets it again
+	}
+	return text, err
+}

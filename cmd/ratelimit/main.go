@@ -1,0 +1,124 @@
+// Ratelimit tries limits on the traffic of the past, checks configuration files, and shows
+// what Redis keeps of a key. See [README.md].
+//
+// [README.md]: https://github.com/ratelimit-go/ratelimit/tree/main/cmd/ratelimit
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+const usage = `Ratelimit tries limits on past traffic, and looks after those in use.
+
+usage: ratelimit <command> [flags] [arguments]
+
+	replay   who would have been denied by a limit, from an access log
+	suggest  the limits that all but a few clients of a log keep to
+	check    what is wrong in a configuration file
+	key      which limiters on Redis hold a key; forgets it on request
+
+"ratelimit <command> -h" lists the flags of a command.
+The exit code is 0, 1 if a check or the command itself fails, or 2 for wrong usage.
+`
+
+func main() {
+	p := &program{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, progress: isTerminal(os.Stderr)}
+	os.Exit(p.run(context.Background(), os.Args[1:]))
+}
+
+// program is a run of the command.
+type program struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	progress       bool // show on stderr how far a log was read
+}
+
+// errUsage says that the arguments are wrong. The reason has been printed.
+var errUsage = errors.New("usage")
+
+// errFindings says that a check has failed. The findings have been printed.
+var errFindings = errors.New("findings")
+
+// run returns the exit code.
+func (p *program) run(ctx context.Context, args []string) int {
+	commands := map[string]func(context.Context, []string) error{
+		"replay": p.replay, "suggest": p.suggest, "check": p.check, "key": p.key,
+	}
+	name := ""
+	if len(args) > 0 {
+		name = args[0]
+	}
+	command, found := commands[name]
+	if !found {
+		return p.help(name)
+	}
+	err := command(ctx, args[1:])
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+		return 0
+	case errors.Is(err, errUsage):
+		return 2
+	case !errors.Is(err, errFindings):
+		fmt.Fprintf(p.stderr, "ratelimit: %v\n", err)
+	}
+	return 1
+}
+
+// help answers what is not a command. It returns the exit code.
+func (p *program) help(name string) int {
+	switch name {
+	case "help", "-h", "-help", "--help":
+		fmt.Fprintf(p.stdout, "%s", usage)
+		return 0
+	case "":
+	default:
+		fmt.Fprintf(p.stderr, "ratelimit: no command %q\n\n", name)
+	}
+	fmt.Fprintf(p.stderr, "%s", usage)
+	return 2
+}
+
+// newFlags returns the flags of a command. The text describes it, and begins with its
+// arguments.
+func (p *program) newFlags(name, text string) *flag.FlagSet {
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	flags.SetOutput(p.stderr)
+	flags.Usage = func() {
+		fmt.Fprintf(p.stderr, "usage: ratelimit %s %s\n", name, text)
+		flags.PrintDefaults()
+	}
+	return flags
+}
+
+// parse reads the flags. They come before all other arguments.
+func (p *program) parse(flags *flag.FlagSet, args []string) error {
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return err
+	} else if err != nil {
+		return errUsage // flags has printed the error
+	}
+	for _, arg := range flags.Args() {
+		if len(arg) > 1 && arg[0] == '-' {
+			return p.misuse(flags, fmt.Errorf("%s comes after %s: flags come first", arg, flags.Arg(0)))
+		}
+	}
+	return nil
+}
+
+// misuse prints what is wrong about the arguments, and returns errUsage.
+func (p *program) misuse(flags *flag.FlagSet, err error) error {
+	fmt.Fprintf(p.stderr, "ratelimit %s: %s\n", flags.Name(), strings.TrimPrefix(err.Error(), "ratelimit: "))
+	flags.Usage()
+	return errUsage
+}
+
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}

@@ -1,0 +1,340 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+const (
+	maxCounted = 1 << 20 // keys that have a count of their own: some 200 MB
+	maxStored  = 1 << 22 // keys of the limiters: some 250 MB
+)
+
+// replay asks limiters about the requests of a log, at the log's own time.
+type replay struct {
+	logs
+	algorithm string
+	limits    limits
+	top       int
+	out       string
+
+	now     time.Time // of the current request
+	store   *memstore.Store
+	limiter ratelimit.Limiter
+
+	denied, delayed int
+	longest         time.Duration // Delay
+	byLimit         []int         // requests denied, by limit
+	keys            map[string]*tally
+	maxKeys         int // maxCounted
+	uncounted       int // requests of keys beyond maxKeys
+}
+
+// tally counts the requests of a key.
+type tally struct {
+	requests, denied int
+	byLimit          []int // nil while nothing is denied
+}
+
+// limits is a flag that can be given several times.
+type limits []ratelimit.Limit
+
+func (ls *limits) String() string {
+	var texts []string
+	for _, l := range *ls {
+		texts = append(texts, l.String())
+	}
+	return strings.Join(texts, " and ")
+}
+
+// Set implements [flag.Value].
+func (ls *limits) Set(text string) error {
+	l, err := ratelimit.ParseLimit(text)
+	if err == nil && slices.Contains(*ls, l) {
+		err = fmt.Errorf("%v was given before", l)
+	}
+	*ls = append(*ls, l)
+	return err
+}
+
+const replayText = `[flags] [access log, plain or gzip; standard input if none or -]...
+
+Replay says who would have been denied by the limits, and how often. Several limits must
+all admit a request. A limiter of this library decides on each request, at the log's own
+time. Lines may be out of order by 16,384; files may be given in any order.
+
+Memory is bounded, to about 1 GB. At most 1,048,576 keys have a row of their own; further ones
+are decided on, and counted together. 4,194,304 keys are kept by the limiters, those with the
+most spend.
+`
+
+// replay is the command.
+func (p *program) replay(ctx context.Context, args []string) error {
+	r := &replay{keys: make(map[string]*tally), maxKeys: maxCounted}
+	r.program = p
+	flags := p.newFlags("replay", replayText)
+	r.flags(flags)
+	if err := p.parse(flags, args); err != nil {
+		return err
+	}
+	if err := r.prepare(); err != nil {
+		return p.misuse(flags, err)
+	}
+	err := r.each(flags.Args(), func(e event) error { return r.decide(ctx, e) })
+	if err != nil && r.Lines == 0 {
+		return err
+	}
+	return errors.Join(err, r.print(p.stdout)) // what was read, even before an error
+}
+
+func (r *replay) flags(flags *flag.FlagSet) {
+	flags.Var(&r.limits, "limit", "`limit` of each key, such as 100/s, 5/15m or \"10/m burst 20\"; several must all admit")
+	flags.StringVar(&r.algorithm, "algorithm", "sliding_window", "`name`, one of "+strings.Join(ratelimit.Algorithms(), ", "))
+	r.form.flags(flags)
+	flags.StringVar(&r.out, "out", "text", "`form` of the report: text, json or csv")
+	flags.IntVar(&r.top, "top", 10, "list the `n` keys that are denied most, -1 for all")
+}
+
+// prepare makes the limiter, whose time is that of the requests.
+func (r *replay) prepare() error {
+	if len(r.limits) == 0 {
+		return errors.New("which -limit?")
+	}
+	if !slices.Contains([]string{"text", "json", "csv"}, r.out) {
+		return fmt.Errorf("no output %q: it is text, json or csv", r.out)
+	}
+	if err := r.form.prepare(); err != nil {
+		return err
+	}
+	var err error
+	if r.store, err = memstore.New(memstore.WithMaxKeys(maxStored), memstore.WithClock(func() time.Time { return r.now })); err != nil {
+		return err
+	}
+	parts := make([]ratelimit.Limiter, len(r.limits))
+	for i, l := range r.limits {
+		if parts[i], err = ratelimit.New(r.algorithm, r.store, l, ratelimit.WithName(l.String())); err != nil {
+			return err
+		}
+	}
+	r.byLimit = make([]int, len(parts))
+	r.limiter = parts[0]
+	if len(parts) > 1 {
+		r.limiter, err = ratelimit.NewAll(parts...)
+	}
+	return err
+}
+
+func (r *replay) decide(ctx context.Context, e event) error {
+	r.now = time.UnixMicro(e.at)
+	result, err := r.limiter.Allow(ctx, e.key)
+	if err != nil {
+		return err
+	}
+	if result.Delay > 0 {
+		r.delayed++
+		r.longest = max(r.longest, result.Delay)
+	}
+	t := r.tallyOf(e.key)
+	t.requests++
+	if !result.Allowed {
+		r.denied++
+		t.deny(result, r.byLimit)
+	}
+	return nil
+}
+
+func (r *replay) tallyOf(key string) *tally {
+	t := r.keys[key]
+	switch {
+	case t != nil:
+	case len(r.keys) < r.maxKeys:
+		t = new(tally)
+		r.keys[key] = t
+	default:
+		r.uncounted++
+		return new(tally)
+	}
+	return t
+}
+
+// deny counts a denial, also in total, by the limits that denied.
+func (t *tally) deny(result ratelimit.Result, total []int) {
+	if t.byLimit == nil {
+		t.byLimit = make([]int, len(total))
+	}
+	t.denied++
+	parts := result.Parts()
+	for i := range total {
+		if parts == nil || !parts[i].Allowed {
+			total[i]++
+			t.byLimit[i]++
+		}
+	}
+}
+
+// deniedMost returns the keys that were denied, those denied most first.
+func (r *replay) deniedMost() []string {
+	var keys []string
+	for key, t := range r.keys {
+		if t.denied > 0 {
+			keys = append(keys, key)
+		}
+	}
+	slices.SortFunc(keys, func(a, b string) int {
+		return cmp.Or(cmp.Compare(r.keys[b].denied, r.keys[a].denied), cmp.Compare(a, b))
+	})
+	return keys
+}
+
+// print prints the report.
+func (r *replay) print(w io.Writer) error {
+	denied := r.deniedMost()
+	top := denied
+	if r.top >= 0 {
+		top = denied[:min(r.top, len(denied))]
+	}
+	switch r.out {
+	case "json":
+		return r.printJSON(w, len(denied), top)
+	case "csv":
+		return r.printCSV(w, top)
+	}
+	var b strings.Builder
+	r.printText(&b, len(denied), top)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (r *replay) printText(w io.Writer, keys int, top []string) {
+	fmt.Fprintf(w, "%s, %v\n", r.algorithm, &r.limits)
+	r.summary(w, len(r.keys), r.uncounted > 0)
+	fmt.Fprintf(w, "%9d denied (%.2f %%), of %s\n", r.denied, percent(r.denied, r.Requests), r.several(keys))
+	for i, n := range r.byLimit {
+		if len(r.limits) > 1 {
+			fmt.Fprintf(w, "%9d by %v\n", n, r.limits[i])
+		}
+	}
+	if r.delayed > 0 {
+		fmt.Fprintf(w, "%9d delayed, for up to %v\n", r.delayed, r.longest)
+	}
+	r.remarks(w)
+	if r.uncounted > 0 {
+		fmt.Fprintf(w, "%9d requests beyond the first %s, without a row\n", r.uncounted, r.several(r.maxKeys))
+	}
+	if n := r.store.Evicted(); n > 0 {
+		fmt.Fprintf(w, "%9d times a %s was forgotten early: more than %d in the store\n", n, r.noun(), maxStored)
+	}
+	r.printTop(w, top)
+}
+
+func (r *replay) printTop(w io.Writer, top []string) {
+	if len(top) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\n%9s", "denied")
+	for _, l := range r.limits {
+		if len(r.limits) > 1 {
+			fmt.Fprintf(w, " %9s", "by "+l.String())
+		}
+	}
+	fmt.Fprintf(w, " %9s  %s\n", "requests", r.noun())
+	for _, key := range top {
+		t := r.keys[key]
+		fmt.Fprintf(w, "%9d", t.denied)
+		for i, n := range t.byLimit {
+			if len(r.limits) > 1 {
+				fmt.Fprintf(w, " %*d", max(9, len("by "+r.limits[i].String())), n)
+			}
+		}
+		fmt.Fprintf(w, " %9d  %s\n", t.requests, printable(key))
+	}
+}
+
+// deniedKey is a key in the report as JSON.
+type deniedKey struct {
+	Key      string         `json:"key"`
+	Requests int            `json:"requests"`
+	Denied   int            `json:"denied"`
+	ByLimit  map[string]int `json:"denied_by"`
+}
+
+func (r *replay) printJSON(w io.Writer, keys int, top []string) error {
+	report := struct {
+		Algorithm string `json:"algorithm"`
+		*logs
+		Keys       int            `json:"keys"`
+		Uncounted  int            `json:"requests_of_further_keys"`
+		Forgotten  uint64         `json:"forgotten_early"`
+		Denied     int            `json:"denied"`
+		ByLimit    map[string]int `json:"denied_by"`
+		DeniedKeys int            `json:"denied_keys"`
+		Delayed    int            `json:"delayed"`
+		Longest    float64        `json:"longest_delay_seconds"`
+		Top        []deniedKey    `json:"top"`
+	}{
+		r.algorithm, &r.logs, len(r.keys), r.uncounted, r.store.Evicted(), r.denied, r.named(r.byLimit),
+		keys, r.delayed, r.longest.Seconds(), []deniedKey{},
+	}
+	for _, key := range top {
+		t := r.keys[key]
+		report.Top = append(report.Top, deniedKey{key, t.requests, t.denied, r.named(t.byLimit)})
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(report)
+}
+
+// named returns counts by the texts of their limits.
+func (r *replay) named(counts []int) map[string]int {
+	return maps.Collect(func(yield func(string, int) bool) {
+		for i, n := range counts {
+			if !yield(r.limits[i].String(), n) {
+				return
+			}
+		}
+	})
+}
+
+func (r *replay) printCSV(w io.Writer, top []string) error {
+	out := csv.NewWriter(w)
+	row := []string{"key", "requests", "denied"}
+	for _, l := range r.limits {
+		row = append(row, "denied by "+l.String())
+	}
+	_ = out.Write(row) // Error has the error
+	for _, key := range top {
+		t := r.keys[key]
+		row = append(row[:0], key, strconv.Itoa(t.requests), strconv.Itoa(t.denied))
+		for _, n := range t.byLimit {
+			row = append(row, strconv.Itoa(n))
+		}
+		_ = out.Write(row)
+	}
+	out.Flush()
+	return out.Error()
+}
+
+func percent(n, of int) float64 { return 100 * float64(n) / float64(max(1, of)) }
+
+// printable is key without what a terminal would obey.
+func printable(key string) string {
+	if quoted := strconv.Quote(key); quoted != `"`+key+`"` {
+		return quoted
+	}
+	return key
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+func TestReportsOfReplay(t *testing.T) {
+	log, err := os.ReadFile("testdata/access.log")
+	require.NoError(t, err)
+	for name, args := range map[string]string{
+		"replay.txt":        "-limit 5/m",
+		"replay-two.txt":    "-limit 1/s -limit 5/m -top 2",
+		"replay-two.json":   "-limit 1/s -limit 5/m -top 2 -out json",
+		"replay-two.csv":    "-limit 1/s -limit 5/m -top -1 -out csv",
+		"replay-leaky.txt":  "-limit 5/m -algorithm leaky_bucket -top 0",
+		"replay-path.txt":   "-limit 2/m -key path",
+		"replay-nobody.txt": "-limit 2/m -key user",
+	} {
+		got := command(t, strings.NewReader(string(log)), append([]string{"replay"}, strings.Fields(args)...)...)
+		require.Zero(t, got.code)
+		require.Empty(t, got.stderr)
+		golden(t, name, got.stdout)
+	}
+}
+
+func TestEveryAlgorithmReplays(t *testing.T) {
+	for _, algorithm := range ratelimit.Algorithms() {
+		got := command(t, strings.NewReader(sample), "replay", "-limit", "2/m", "-algorithm", algorithm)
+		require.Zero(t, got.code)
+		require.Contains(t, got.stdout, "3 denied (37.50 %), of 2 clients", algorithm)
+	}
+}
+
+func TestTopIsTheLongestListThatIsPrinted(t *testing.T) {
+	for top, rows := range map[string]int{"0": 0, "1": 1, "2": 2, "3": 2, "-1": 2} {
+		got := command(t, strings.NewReader(sample), "replay", "-limit", "2/m", "-top", top)
+		_, list, _ := strings.Cut(got.stdout, "client\n")
+		require.Equal(t, rows, strings.Count(list, "\n"), "top %s", top)
+	}
+}
+
+// What two sliding logs deny, by hand: all events of the last Period that were admitted by
+// both. A limit denies if its own Period is full.
+func TestReplayOfTwoLimitsDeniesWhatAModelDenies(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	var log strings.Builder
+	admitted, at := map[string][]time.Time{}, start
+	within := func(client string, period time.Duration) (n int) {
+		for _, then := range admitted[client] {
+			if at.Sub(then) < period {
+				n++
+			}
+		}
+		return n
+	}
+	var denied, bySecond, byMinute int
+	for range 3000 {
+		at = at.Add(time.Duration(random.IntN(3)) * time.Second)
+		client := fmt.Sprintf("192.0.2.%d", random.IntN(9))
+		log.WriteString(line(client, at))
+		full10, full60 := within(client, 10*time.Second) >= 3, within(client, time.Minute) >= 7
+		switch {
+		case full10 && full60:
+			bySecond, byMinute, denied = bySecond+1, byMinute+1, denied+1
+		case full10:
+			bySecond, denied = bySecond+1, denied+1
+		case full60:
+			byMinute, denied = byMinute+1, denied+1
+		default:
+			admitted[client] = append(admitted[client], at)
+		}
+	}
+	got := command(t, strings.NewReader(log.String()), "replay", "-algorithm", "sliding_log", "-limit", "3/10s", "-limit", "7/m")
+	require.Contains(t, got.stdout, fmt.Sprintf("%9d denied", denied))
+	require.Contains(t, got.stdout, fmt.Sprintf("%9d by 3/10s\n%9d by 7/m\n", bySecond, byMinute))
+	require.Greater(t, bySecond+byMinute, denied, "some are denied by both")
+}
+
+func TestKeysBeyondTheBoundAreDecidedOnWithoutARow(t *testing.T) {
+	r := &replay{keys: make(map[string]*tally), maxKeys: 2, algorithm: "sliding_window", out: "text", top: -1}
+	r.program = &program{stdin: strings.NewReader(strings.Repeat(longLog(4), 2))}
+	r.format = "combined"
+	require.NoError(t, r.limits.Set("1/h"))
+	require.NoError(t, r.prepare())
+	require.NoError(t, r.each(nil, func(e event) error { return r.decide(t.Context(), e) }))
+	var out strings.Builder
+	require.NoError(t, r.print(&out))
+	require.Equal(t, `sliding_window, 1/h
+        8 requests of more than 2 clients, 2015-05-17 10:05:00 to 2015-05-17 10:05:00 UTC
+        4 denied (50.00 %), of 2 clients
+        4 requests beyond the first 2 clients, without a row
+
+   denied  requests  client
+        1         2  192.0.2.0
+        1         2  192.0.2.1
+`, out.String())
+}
+
+func TestAKeyDoesNotReachTheTerminal(t *testing.T) {
+	log := strings.Repeat(`{"time":1,"name":"\u001b[31mred \"x\""}`+"\n", 2)
+	got := command(t, strings.NewReader(log), "replay", "-format", "json", "-key", "name", "-limit", "1/h")
+	require.Zero(t, got.code)
+	require.Contains(t, got.stdout, `        1         2  "\x1b[31mred \"x\""`+"\n")
+}

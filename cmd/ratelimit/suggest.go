@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// maxWindow is how many events of the longest period are kept. If there are more, that period
+// is given up. They take 16 bytes each, and as much again before room is made.
+const maxWindow = 1 << 23
+
+// suggest finds the most events of each key in any Period.
+type suggest struct {
+	logs
+	quantile float64
+	periods  periods
+
+	keys      map[string]int32 // their numbers
+	maxKeys   int              // maxCounted
+	uncounted int              // events of keys beyond maxKeys
+	windows   []*window        // by Period, the shortest first
+	events    []counted        // of the longest Period
+	dropped   int              // events before these
+	tooMany   []time.Duration  // Periods that were given up
+	maxEvents int              // maxWindow
+}
+
+// counted is an event of a numbered key.
+type counted struct {
+	at  int64
+	key int32
+}
+
+// window counts the events of the last Period, by key.
+type window struct {
+	period  time.Duration
+	first   int // the number of its oldest event
+	current []int32
+	most    []int32
+}
+
+// periods is a flag.
+type periods []time.Duration
+
+func (ps *periods) String() string {
+	var texts []string
+	for _, p := range *ps {
+		texts = append(texts, periodText(p))
+	}
+	return strings.Join(texts, ",")
+}
+
+// Set implements [flag.Value].
+func (ps *periods) Set(text string) error {
+	*ps = nil
+	for text := range strings.SplitSeq(text, ",") {
+		l, err := ratelimit.ParseLimit("1/" + text)
+		if err != nil {
+			return fmt.Errorf("no period: %q", text)
+		}
+		*ps = append(*ps, l.Period)
+	}
+	slices.Sort(*ps)
+	*ps = slices.Compact(*ps)
+	return nil
+}
+
+const suggestText = `[flags] [access log, plain or gzip; standard input if none or -]...
+
+Suggest says how many requests clients make at most in any second, minute and hour, and
+which limit all but a few of them keep to. For each client it finds the most requests
+within any such period. That is the least limit of a sliding log that would have denied it
+nothing. Try it by replay, which also says how many requests it denies.
+
+Memory is bounded. 1,048,576 keys are counted, and the requests of further ones left out. A
+period with 8,388,608 requests in it is given up, after they have taken 256 MB.
+`
+
+// suggest is the command.
+func (p *program) suggest(_ context.Context, args []string) error {
+	s := &suggest{
+		periods: periods{time.Second, time.Minute, time.Hour}, keys: make(map[string]int32), maxKeys: maxCounted, maxEvents: maxWindow,
+	}
+	s.program = p
+	flags := p.newFlags("suggest", suggestText)
+	s.flags(flags)
+	if err := p.parse(flags, args); err != nil {
+		return err
+	}
+	if err := s.prepare(); err != nil {
+		return p.misuse(flags, err)
+	}
+	err := s.each(flags.Args(), s.count)
+	if err != nil && s.Lines == 0 {
+		return err
+	}
+	var b strings.Builder
+	s.print(&b)
+	_, writing := io.WriteString(p.stdout, b.String())
+	return errors.Join(err, writing)
+}
+
+func (s *suggest) flags(flags *flag.FlagSet) {
+	flags.Float64Var(&s.quantile, "quantile", 0.99, "the `share` of the clients that are denied nothing, above 0 to 1")
+	flags.Var(&s.periods, "periods", "periods of the limits, with `commas`")
+	s.form.flags(flags)
+}
+
+func (s *suggest) prepare() error {
+	if !(s.quantile > 0 && s.quantile <= 1) {
+		return fmt.Errorf("-quantile %v is not above 0 and at most 1", s.quantile)
+	}
+	for _, p := range s.periods {
+		s.windows = append(s.windows, &window{period: p})
+	}
+	return s.form.prepare()
+}
+
+// count counts an event. Events come in the order of their times.
+func (s *suggest) count(e event) error {
+	key, found := s.keys[e.key]
+	if !found {
+		if len(s.keys) == s.maxKeys {
+			s.uncounted++
+			return nil
+		}
+		key = int32(len(s.keys))
+		s.keys[e.key] = key
+		for _, w := range s.windows {
+			w.current, w.most = append(w.current, 0), append(w.most, 0)
+		}
+	}
+	s.events = append(s.events, counted{e.at, key})
+	for _, w := range s.windows {
+		s.advance(w, e.at)
+		w.current[key]++
+		w.most[key] = max(w.most[key], w.current[key])
+	}
+	s.forget()
+	return nil
+}
+
+// advance takes from w what is no longer in its Period at now. An event counts in a sliding
+// log while less than a Period has passed.
+func (s *suggest) advance(w *window, now int64) {
+	for s.events[w.first-s.dropped].at <= now-w.period.Microseconds() {
+		w.current[s.events[w.first-s.dropped].key]--
+		w.first++
+	}
+}
+
+// forget drops events that no window needs. The rest moves down only if it is at most half.
+func (s *suggest) forget() {
+	for len(s.windows) > 0 {
+		longest := s.windows[len(s.windows)-1]
+		old := longest.first - s.dropped
+		if len(s.events)-old < s.maxEvents {
+			break
+		}
+		s.tooMany = append(s.tooMany, longest.period)
+		s.windows = s.windows[:len(s.windows)-1]
+	}
+	old := len(s.events)
+	if n := len(s.windows); n > 0 {
+		old = s.windows[n-1].first - s.dropped
+	}
+	if old < len(s.events)/2 || old < 1024 && len(s.windows) > 0 {
+		return
+	}
+	s.events = append(s.events[:0], s.events[old:]...)
+	s.dropped += old
+}
+
+func (s *suggest) print(w io.Writer) {
+	s.summary(w, len(s.keys), s.uncounted > 0)
+	s.remarks(w)
+	if s.uncounted > 0 {
+		fmt.Fprintf(w, "%9d requests beyond the first %s, left out\n", s.uncounted, s.several(s.maxKeys))
+	}
+	for _, p := range s.tooMany {
+		fmt.Fprintf(w, "period %s was given up: %d requests were in it\n", periodText(p), s.maxEvents)
+	}
+	if len(s.keys) == 0 || len(s.windows) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "\nMost requests of a %s in any period, and the limit for %v %% of them:\n\n", s.noun(), 100*s.quantile)
+	fmt.Fprintf(w, "%8s %8s %8s %8s %8s  %-14s %s\n", "period", "50 %", "90 %", "99 %", "most", "limit", "denies something to")
+	for _, win := range s.windows {
+		most := slices.Sorted(slices.Values(win.most))
+		least := quantile(most, s.quantile)
+		above, _ := slices.BinarySearch(most, least+1)
+		limit := ratelimit.Limit{Rate: int(least), Period: win.period}.String()
+		fmt.Fprintf(w, "%8s %8d %8d %8d %8d  %-14s %s (%.2f %%)\n", periodText(win.period),
+			quantile(most, 0.5), quantile(most, 0.9), quantile(most, 0.99), most[len(most)-1],
+			limit, s.several(len(most)-above), percent(len(most)-above, len(most)))
+	}
+}
+
+// periodText is d in the units of limits: 1s, 15m, 1d.
+func periodText(d time.Duration) string {
+	text := strings.TrimPrefix(ratelimit.Every(d).String(), "1/")
+	if text[0] < '0' || text[0] > '9' { // "m" for a minute
+		text = "1" + text
+	}
+	return text
+}
+
+// quantile returns the least of the sorted values that a share q of them does not exceed.
+func quantile(sorted []int32, q float64) int32 {
+	return sorted[max(1, int(math.Ceil(q*float64(len(sorted)))))-1]
+}
