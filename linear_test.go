@@ -70,16 +70,19 @@ type answer struct {
 	granted, remaining int
 }
 
-// account is the model's state of a key: the events spent, and the id of the call that
-// was admitted last.
-type account struct{ events, last int }
+// account is the model's state of a key: the events spent, the id of the call that was
+// admitted last, and whether there was a Reset.
+type account struct {
+	events, last int
+	reset        bool
+}
 
 // after is what the account may be after a call with this answer: nothing if it does
 // not answer so.
 func (s account) after(a act, got answer, tailOnly bool) []any {
 	switch a.verb {
 	case askReset:
-		return []any{account{}}
+		return []any{account{reset: true}}
 	case askRefund:
 		return s.refunded(a, tailOnly)
 	}
@@ -99,7 +102,7 @@ func (s account) decided(a act) (account, answer) {
 	case granted == 0, granted < a.n && a.verb != askUpTo:
 		return s, answer{remaining: room}
 	}
-	next := account{events: s.events + granted, last: a.id}
+	next := account{events: s.events + granted, last: a.id, reset: s.reset}
 	return next, answer{allowed: true, granted: granted, remaining: room - granted}
 }
 
@@ -107,8 +110,10 @@ func (s account) decided(a act) (account, answer) {
 // last, and what came in the same µs if nothing is left behind it. The model does not
 // know of µs, so there both may be.
 func (s account) refunded(a act, tailOnly bool) []any {
-	less := account{events: s.events - min(a.n, s.events), last: s.last}
+	less := account{events: s.events - min(a.n, s.events), last: s.last, reset: s.reset}
 	switch {
+	case s.reset: // what was charged before it is gone, if that can still be told by its time
+		return []any{s, less}
 	case !tailOnly || a.of == s.last:
 		return []any{less}
 	case a.spent < s.events:
