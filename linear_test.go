@@ -71,10 +71,10 @@ type answer struct {
 }
 
 // account is the model's state of a key: the events spent, the id of the call that was
-// admitted last, and whether there was a Reset.
+// admitted last, and whether there was a Reset or a Refund.
 type account struct {
-	events, last int
-	reset        bool
+	events, last    int
+	reset, refunded bool
 }
 
 // after is what the account may be after a call with this answer: nothing if it does
@@ -84,17 +84,24 @@ func (s account) after(a act, got answer, tailOnly bool) []any {
 	case askReset:
 		return []any{account{reset: true}}
 	case askRefund:
-		return s.refunded(a, tailOnly)
+		return s.giveBack(a, tailOnly)
 	}
-	next, want := s.decided(a)
-	if got != want {
-		return nil
+	for short := range 2 {
+		if next, want := s.decided(a, short); got == want {
+			return []any{next}
+		}
+		if !s.refunded || tailOnly { // of a queue the model knows less anyway
+			break
+		}
 	}
-	return []any{next}
+	return nil
 }
 
-func (s account) decided(a act) (account, answer) {
-	room := linearCapacity - s.events
+// decided is what the account becomes, and the answer. A call whose reading of the clock is
+// from before a Refund may find an event short: a bucket counts as refunded what was still
+// charged at the Refund's own reading, and so a part of an event more at an earlier one.
+func (s account) decided(a act, short int) (account, answer) {
+	room := max(0, linearCapacity-s.events-short)
 	granted := min(a.n, room)
 	switch {
 	case a.verb == askPeek:
@@ -102,15 +109,17 @@ func (s account) decided(a act) (account, answer) {
 	case granted == 0, granted < a.n && a.verb != askUpTo:
 		return s, answer{remaining: room}
 	}
-	next := account{events: s.events + granted, last: a.id, reset: s.reset}
+	next := s
+	next.events, next.last = s.events+granted, a.id
 	return next, answer{allowed: true, granted: granted, remaining: room - granted}
 }
 
-// refunded is the account after a Refund. A queue gives back its tail only: what came
+// giveBack is the account after a Refund. A queue gives back its tail only: what came
 // last, and what came in the same µs if nothing is left behind it. The model does not
 // know of µs, so there both may be.
-func (s account) refunded(a act, tailOnly bool) []any {
-	less := account{events: s.events - min(a.n, s.events), last: s.last, reset: s.reset}
+func (s account) giveBack(a act, tailOnly bool) []any {
+	less := s
+	less.events, less.refunded = s.events-min(a.n, s.events), true
 	switch {
 	case s.reset: // what was charged before it is gone, if that can still be told by its time
 		return []any{s, less}
