@@ -136,18 +136,22 @@ func init() {
 	}
 }
 
-// algorithmOf is the name of the algorithm that decides for l, and "" if that is not known. It
-// looks through limiters that have a method Unwrap.
-func algorithmOf(l Limiter) string {
+// deciding is the limiter of the five that decides for l: that of l, or of what is inside of
+// others that have a method Unwrap. It is nil if none is known.
+func deciding(l Limiter) *limiter {
 	for !isnil.Is(l) {
 		if lim := coreOf(l); lim != nil {
-			return lim.algorithm.rule.Name
+			return lim
 		}
-		w, ok := l.(interface{ Unwrap() Limiter })
-		if !ok {
-			break
-		}
-		l = w.Unwrap()
+		l = inside(l)
+	}
+	return nil
+}
+
+// algorithmOf is the name of the algorithm that decides for l, and "" if that is not known.
+func algorithmOf(l Limiter) string {
+	if lim := deciding(l); lim != nil {
+		return lim.algorithm.rule.Name
 	}
 	return ""
 }

@@ -328,7 +328,7 @@ func (r *round) result(ctx context.Context) Result {
 // spread gives e as many results as it has policies, so that [Result.Parts] are in their
 // order. What was not asked, or has answered for several limits at once, has one.
 func (r *round) spread(ctx context.Context, e *entry) {
-	if e.result.parts() != nil || isOne(e.limiter) {
+	if e.result.parts() != nil || deciding(e.limiter) != nil { // which is one limit, and has one policy
 		return
 	}
 	policies, err := AppendPolicies(ctx, nil, e.limiter, r.key)
@@ -338,14 +338,6 @@ func (r *round) spread(ctx context.Context, e *entry) {
 	j := &joined{parts: make([]Result, len(policies)), charged: e.result.Charged()}
 	j.parts[0] = *e.result
 	*e.result = e.result.With(j.markOf(e.result.Source()))
-}
-
-// isOne is whether l is one limit, and so has one policy, as far as can be seen.
-func isOne(l Limiter) bool {
-	for l != nil && coreOf(l) == nil {
-		l = inside(l)
-	}
-	return l != nil
 }
 
 // weights says which source stands for several that admit: a store that did not answer

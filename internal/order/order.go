@@ -20,20 +20,6 @@ type Sleeps struct{ Answers }
 
 func (Sleeps) sleeps() {}
 
-// Sleeping returns what embeds Sleeps: l, or what is found in it through methods Unwrap() L.
-func Sleeping[L any](l L) (found L, ok bool) {
-	if isnil.Is(l) {
-		return found, false
-	}
-	switch in := any(l).(type) {
-	case interface{ sleeps() }:
-		return l, true
-	case interface{ Unwrap() L }:
-		return Sleeping(in.Unwrap())
-	}
-	return found, false
-}
-
 // Parts is embedded in a limiter around several others, which are L.
 type Parts[L any] struct{ all []L }
 
@@ -44,18 +30,25 @@ func (p Parts[L]) parts() []L { return p.all }
 
 // Answering returns what embeds Answers or Sleeps: l, or what is found in it through methods
 // Unwrap() L and through Parts.
-func Answering[L any](l L) (found L, ok bool) {
+func Answering[L any](l L) (found L, ok bool) { return find[interface{ answers() }](l) }
+
+// Sleeping returns what embeds Sleeps, as Answering does.
+func Sleeping[L any](l L) (found L, ok bool) { return find[interface{ sleeps() }](l) }
+
+// find returns the outermost that is a Kind.
+func find[Kind, L any](l L) (found L, ok bool) {
 	if isnil.Is(l) {
 		return found, false
 	}
-	switch in := any(l).(type) {
-	case interface{ answers() }:
+	if _, ok = any(l).(Kind); ok {
 		return l, true
+	}
+	switch in := any(l).(type) {
 	case interface{ Unwrap() L }:
-		return Answering(in.Unwrap())
+		return find[Kind](in.Unwrap())
 	case interface{ parts() []L }:
 		for _, part := range in.parts() {
-			if found, ok = Answering(part); ok {
+			if found, ok = find[Kind](part); ok {
 				break
 			}
 		}
