@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/limittext"
 	"github.com/ratelimit-go/ratelimit/internal/order"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -201,9 +201,9 @@ func NewLevels(algorithm string, s store.Store, name string, levels ...Limit) (*
 		if slices.ContainsFunc(levels[:i], func(other Limit) bool { return other.Period == l.Period }) {
 			return nil, fmt.Errorf("%w: two levels have the period %v", ErrInvalidOption, l.Period)
 		}
-		_, period, _ := strings.Cut(Limit{Period: l.Period}.String(), "/")
+		policy := name + "/" + limittext.FormatPeriod(l.Period)
 		var err error
-		if limiters[i], err = New(algorithm, s, l, WithName(name), WithPolicyName(name+"/"+period)); err != nil {
+		if limiters[i], err = New(algorithm, s, l, WithName(name), WithPolicyName(policy)); err != nil {
 			return nil, err
 		}
 	}

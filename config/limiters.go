@@ -7,13 +7,13 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/limittext"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -294,6 +294,5 @@ func (s *spec) policyName(l ratelimit.Limit) string {
 	if !s.several || l == ratelimit.Unlimited() {
 		return s.name
 	}
-	_, period, _ := strings.Cut(ratelimit.Limit{Period: l.Period}.String(), "/")
-	return s.name + "/" + period
+	return s.name + "/" + limittext.FormatPeriod(l.Period)
 }

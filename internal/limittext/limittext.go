@@ -45,7 +45,7 @@ func Parse(s string) (rate int, period time.Duration, burst int, err error) {
 
 // Format returns a limit in its canonical form.
 func Format(rate int, period time.Duration, burst int) string {
-	text := strconv.Itoa(rate) + "/" + formatPeriod(period)
+	text := strconv.Itoa(rate) + "/" + FormatPeriod(period)
 	if burst != 0 {
 		text += " burst " + strconv.Itoa(burst)
 	}
@@ -145,10 +145,10 @@ func unitNamed(name string) time.Duration {
 	return 0
 }
 
-// formatPeriod is a period as String shows it, in days if it is whole days. Otherwise it
+// FormatPeriod is a period as String shows it, in days if it is whole days. Otherwise it
 // is as package time has it, without zero minutes and seconds at the end. A single unit
 // goes without its 1.
-func formatPeriod(d time.Duration) string {
+func FormatPeriod(d time.Duration) string {
 	text := d.String()
 	if d != 0 && d%day == 0 {
 		text = strconv.FormatInt(int64(d/day), 10) + "d"
