@@ -91,10 +91,10 @@ func WithKey(k Key) Option {
 	})
 }
 
-// WithClientAddr sets where the address of the client comes from that limiters such as those
-// of package accesslist ask for. k is a [PeerIP] or a [ClientIP], or a [First] or [Combined] with
-// one inside: the first one counts. The default is that of the middleware's own Key. It is needed
-// where that has none, as with
+// WithClientAddr sets where limiters that decide by the client's address find it, such as those
+// of package accesslist. k is a [PeerIP] or a [ClientIP], or has one inside of a [First] or
+// [Combined]. The first one counts. The default is that of the middleware's own Key. It is
+// needed where that has none, as with
 //
 //	WithKey(User(login)), WithClientAddr(ClientIP([]string{"10.0.0.0/8"}))
 //
