@@ -23,6 +23,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/config"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/bench"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/shadow"
@@ -1046,11 +1047,11 @@ func BenchmarkDenyCache(b *testing.B) {
 				if who != "direct" {
 					lim = newDenyCache(b, lim)
 				}
-				seen := seenKeys(b, lim, keys)
+				seen := bench.SeenKeys(b, lim, keys)
 				for _, key := range seen {
 					allow(b, lim, key)
 				}
-				benchmarkAllow(b, lim, seen, who != "denied")
+				bench.Allow(b, lim, seen, who != "denied")
 			})
 		}
 	}

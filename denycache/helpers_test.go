@@ -2,11 +2,7 @@ package denycache_test
 
 import (
 	"context"
-	"fmt"
-	"math/rand/v2"
 	"os"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -110,54 +106,4 @@ func (s slow) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l s
 	r, err := s.Store.TakeUpTo(ctx, ns, key, l, n)
 	time.Sleep(roundTrip)
 	return r, err
-}
-
-func benchmarkAllow(b *testing.B, lim ratelimit.Limiter, keys []string, allowed bool) {
-	ctx := b.Context()
-	decide := func(more func(i int) bool, first int) {
-		for i, k := 0, first; more(i); i++ {
-			if r, err := lim.Allow(ctx, keys[k]); err != nil || r.Allowed != allowed {
-				b.Error("not as benchmarked")
-				return
-			}
-			if k++; k == len(keys) {
-				k = 0
-			}
-		}
-	}
-	b.Run("serial", func(b *testing.B) {
-		b.ReportAllocs()
-		decide(func(i int) bool { return i < b.N }, 0)
-	})
-	b.Run("parallel", func(b *testing.B) {
-		b.ReportAllocs()
-		var workers atomic.Int64
-		b.RunParallel(func(pb *testing.PB) {
-			// Each begins elsewhere, so that they meet only where there is one key.
-			decide(func(int) bool { return pb.Next() }, int(workers.Add(1))*len(keys)/7%len(keys))
-		})
-	})
-}
-
-// seenKeys returns n keys in random order, of which lim has admitted one event each.
-func seenKeys(b *testing.B, lim ratelimit.Limiter, n int) []string {
-	keys := make([]string, n)
-	for i := range keys {
-		keys[i] = fmt.Sprintf("user:%012d", i)
-	}
-	rand.Shuffle(n, func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
-	var wg sync.WaitGroup
-	const callers = 32
-	for c := range callers {
-		wg.Go(func() {
-			for i := c; i < n; i += callers {
-				if _, err := lim.Allow(b.Context(), keys[i]); err != nil {
-					b.Error(err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return keys
 }

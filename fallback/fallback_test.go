@@ -20,6 +20,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/bench"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/shadow"
@@ -1468,7 +1469,7 @@ func TestAnAnswerInAnOutageAllocatesNothing(t *testing.T) {
 func BenchmarkFallback(b *testing.B) {
 	limit := ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond}
 	bucket := func() ratelimit.Limiter { return inMemory(b, "token_bucket", limit) }
-	b.Run("bare", func(b *testing.B) { benchmarkAllow(b, bucket(), []string{"user:42"}, true) })
+	b.Run("bare", func(b *testing.B) { bench.Allow(b, bucket(), []string{"user:42"}, true) })
 	for _, tt := range []struct {
 		name   string
 		policy fallback.Policy
@@ -1479,13 +1480,13 @@ func BenchmarkFallback(b *testing.B) {
 	} {
 		inner := &faulty{Limiter: bucket()}
 		b.Run(tt.name+"/healthy", func(b *testing.B) {
-			benchmarkAllow(b, failover(b, bucket(), tt.policy), []string{"user:42"}, true)
+			bench.Allow(b, failover(b, bucket(), tt.policy), []string{"user:42"}, true)
 		})
 		b.Run(tt.name+"/outage", func(b *testing.B) {
 			lim := failover(b, inner, tt.policy, fallback.WithBreaker(1, time.Hour))
 			inner.down.Store(true)
 			allow(b, lim, "user:42")
-			benchmarkAllow(b, lim, []string{"user:42"}, tt.name != "closed")
+			bench.Allow(b, lim, []string{"user:42"}, tt.name != "closed")
 		})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,33 +78,6 @@ func peek(t testing.TB, lim ratelimit.Limiter, key string) ratelimit.Result {
 	r, err := lim.Peek(t.Context(), key)
 	require.NoError(t, err)
 	return r
-}
-
-func benchmarkAllow(b *testing.B, lim ratelimit.Limiter, keys []string, allowed bool) {
-	ctx := b.Context()
-	decide := func(more func(i int) bool, first int) {
-		for i, k := 0, first; more(i); i++ {
-			if r, err := lim.Allow(ctx, keys[k]); err != nil || r.Allowed != allowed {
-				b.Error("not as benchmarked")
-				return
-			}
-			if k++; k == len(keys) {
-				k = 0
-			}
-		}
-	}
-	b.Run("serial", func(b *testing.B) {
-		b.ReportAllocs()
-		decide(func(i int) bool { return i < b.N }, 0)
-	})
-	b.Run("parallel", func(b *testing.B) {
-		b.ReportAllocs()
-		var workers atomic.Int64
-		b.RunParallel(func(pb *testing.PB) {
-			// Each begins elsewhere, so that they meet only where there is one key.
-			decide(func(int) bool { return pb.Next() }, int(workers.Add(1))*len(keys)/7%len(keys))
-		})
-	})
 }
 
 // broken is a store that is down.
