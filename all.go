@@ -62,11 +62,19 @@ const maxParts = 16
 
 // part is one of the limits.
 type part struct {
-	limiter Limiter
-	rekeyed []*Rekeyed  // on the way from limiter to core
-	perCall bool        // so is one: each call is one event
-	core    *limiter    // nil if it is none of the five that decides
-	store   store.Store // core's, or nil if it cannot be compared with others
+	limiter   Limiter
+	rekeyed   []*Rekeyed  // on the way from limiter to core
+	observers []onTheWay  // so are these
+	perCall   bool        // so is one: each call is one event
+	core      *limiter    // nil if it is none of the five that decides
+	store     store.Store // core's, or nil if it cannot be compared with others
+}
+
+// onTheWay is an observer, with what stands between it and the whole.
+type onTheWay struct {
+	*observed
+	rekeyed int // so many of the part's
+	perCall bool
 }
 
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
@@ -110,9 +118,18 @@ func newPart(l Limiter) part {
 	case *Rekeyed:
 		p = newPart(w.limiter)
 		p.rekeyed = slices.Insert(p.rekeyed, 0, w)
+		for i := range p.observers {
+			p.observers[i].rekeyed++
+		}
 	case *perCall:
 		p = newPart(w.limiter)
 		p.perCall = true
+		for i := range p.observers {
+			p.observers[i].perCall = true
+		}
+	case *observed:
+		p = newPart(w.limiter)
+		p.observers = slices.Insert(p.observers, 0, onTheWay{observed: w})
 	default:
 		p.setCore(coreOf(l))
 	}
@@ -308,6 +325,7 @@ func (a *All) decide(ctx context.Context, key string, n int, how asking) (Result
 	if err != nil || r.denied {
 		r.giveBack(context.WithoutCancel(ctx))
 	}
+	r.tell(ctx)
 	if err != nil {
 		return Result{}, err
 	}

@@ -55,3 +55,31 @@ func BenchmarkAllow(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkObserve measures what an Observer adds to a decision of a token bucket in memory, on
+// one key. Read it as differences to "none" of the same run, the least of several:
+//
+//	go test -run '^$' -bench Observe -count 10 .
+func BenchmarkObserve(b *testing.B) {
+	plain := func() ratelimit.Limiter {
+		return inMemory(b, "token_bucket", ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond})
+	}
+	for _, c := range []struct {
+		name     string
+		observer ratelimit.Observer
+		opts     []ratelimit.ObserveOption
+	}{
+		{name: "none"},
+		{name: "nil"},
+		{name: "hook", observer: saying(func() {})},
+		{name: "hook with latency", observer: saying(func() {}), opts: []ratelimit.ObserveOption{ratelimit.WithLatency()}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			l := plain()
+			if c.name != "none" {
+				l = observe(b, l, c.observer, c.opts...)
+			}
+			bench.Allow(b, l, []string{"user:42"}, true)
+		})
+	}
+}

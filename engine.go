@@ -124,11 +124,15 @@ func init() {
 	}
 	five.Of = func(l any) *five.Limiter {
 		outer, _ := l.(Limiter)
-		lim := coreOf(outer)
-		if lim == nil {
+		p := newPart(outer)
+		lim := p.core
+		if lim == nil || p.perCall || len(p.rekeyed) > 0 {
 			return nil
 		}
 		one := &five.Limiter{Coalesced: lim.coalesced, AllowBy: lim.allowBy}
+		if len(p.observers) > 0 {
+			one.AllowBy = p.allowBy
+		}
 		if lim.limitFunc != nil {
 			one.LimitOf = lim.limitOf
 		}
@@ -179,6 +183,16 @@ func byKey(l Limiter) bool {
 func (lim *limiter) allowBy(ctx context.Context, key string, n int, by store.Limit) (res Result, err error) {
 	err = lim.decide(ctx, key, n, take, &by, &res)
 	return res, err
+}
+
+// allowBy is allowBy of the core, of which the observers are told.
+func (p *part) allowBy(ctx context.Context, key string, n int, by store.Limit) (Result, error) {
+	since := p.now()
+	r, err := p.core.allowBy(ctx, key, n, by)
+	for _, o := range p.observers {
+		o.tell(ctx, key, n, r, err, since)
+	}
+	return r, err
 }
 
 // identity names the limiter's namespace: the Period, and the name or else the rate

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -15,6 +16,8 @@ type round struct {
 	denied  bool     // by one of the parts
 	entries []entry  // one for each part, in their order
 	results []Result // of the entries, in the same order; they are handed on
+	told    []toTell // whose entries have been asked
+	since   time.Time
 
 	// Of one call of a store.
 	group    []*entry
@@ -35,16 +38,24 @@ type entry struct {
 	key     string      // of the core
 	limit   store.Limit // of the core
 	decided bool
+	err     error // of the call that was to decide it
 	charged bool
 	request int // in the round's requests, of those in its group; -1 if it has none there
 }
 
 var rounds = sync.Pool{New: func() any { return new(round) }}
 
+// toTell is an observer that is to be told of an entry.
+type toTell struct {
+	observer *onTheWay
+	entry    *entry
+	key      string
+}
+
 // begin returns a round that is to end.
 func begin(a *All, key string, n int, how asking) *round {
 	r := rounds.Get().(*round)
-	r.key, r.n, r.how, r.denied = key, n, how, false
+	r.key, r.n, r.how, r.denied, r.since = key, n, how, false, time.Time{}
 	r.results = make([]Result, len(a.parts))
 	r.entries = r.arrays.entries[:len(a.parts)]
 	for i := range r.entries {
@@ -56,9 +67,10 @@ func begin(a *All, key string, n int, how asking) *round {
 // end lets go of what the round refers to.
 func (r *round) end() {
 	clear(r.entries)
+	clear(r.told)
 	clear(r.arrays.group[:len(r.entries)])
 	clear(r.arrays.requests[:len(r.entries)])
-	r.key, r.results = "", nil
+	r.key, r.results, r.told = "", nil, r.told[:0]
 	rounds.Put(r)
 }
 
@@ -67,8 +79,11 @@ func (r *round) decide(ctx context.Context) error {
 	if r.how.what == overdraw {
 		return r.overdraw(ctx)
 	}
-	if err := r.prepare(ctx); err != nil {
-		return err
+	for i := range r.entries {
+		e := &r.entries[i]
+		if e.err = r.prepare(ctx, e); e.err != nil {
+			return e.err
+		}
 	}
 	for i := range r.entries {
 		if r.entries[i].decided {
@@ -87,42 +102,76 @@ func (r *round) decide(ctx context.Context) error {
 			err = r.chargeTogether(ctx)
 		}
 		if err != nil {
+			r.fail(err)
 			return err
 		}
 	}
 	return nil
 }
 
-// prepare finds the key and the limit of each part with a core, and decides those
-// that need no store.
-func (r *round) prepare(ctx context.Context) (err error) {
-	for i := range r.entries {
-		e := &r.entries[i]
-		if e.core == nil {
-			continue
-		}
-		e.key = r.key
-		for _, k := range e.rekeyed {
-			if e.key, err = k.of(ctx, e.key); err != nil {
-				return err
-			}
-		}
-		if err = e.core.check(ctx, e.key, r.n); err != nil {
-			return err
-		}
-		if e.limit, err = e.core.limitOf(ctx, e.key); err != nil {
-			return err
-		}
-		if r.how.what == takeWithin {
-			e.limit.Before = e.core.algorithm.before(r.how.d)
-		}
-		if e.limit.Rate <= 0 {
-			e.result.withoutStore(e.limit)
-			e.decided = true
-			r.denied = r.denied || e.limit.Rate == 0
+// fail tells the group that it is not decided.
+func (r *round) fail(err error) {
+	for _, e := range r.group {
+		if !e.decided && e.request >= 0 {
+			e.err = err
 		}
 	}
+}
+
+// prepare finds the key and the limit of a part with a core, and decides it if that needs no
+// store.
+func (r *round) prepare(ctx context.Context, e *entry) (err error) {
+	if e.core == nil {
+		return nil
+	}
+	e.key = r.key
+	for i, k := range e.rekeyed {
+		r.pass(e, i)
+		if e.key, err = k.of(ctx, e.key); err != nil {
+			return err
+		}
+	}
+	r.pass(e, len(e.rekeyed))
+	if err = e.core.check(ctx, e.key, r.n); err != nil {
+		return err
+	}
+	if e.limit, err = e.core.limitOf(ctx, e.key); err != nil {
+		return err
+	}
+	if r.how.what == takeWithin {
+		e.limit.Before = e.core.algorithm.before(r.how.d)
+	}
+	if e.limit.Rate <= 0 {
+		e.result.withoutStore(e.limit)
+		e.decided = true
+		r.denied = r.denied || e.limit.Rate == 0
+	}
 	return nil
+}
+
+// pass remembers the observers that are asked for e's key as it is behind so many Rekeyed.
+func (r *round) pass(e *entry, rekeyed int) {
+	for i := range e.observers {
+		if o := &e.observers[i]; o.rekeyed == rekeyed && r.how.what != peek {
+			r.told = append(r.told, toTell{o, e, e.key})
+			if r.since.IsZero() {
+				r.since = e.now()
+			}
+		}
+	}
+}
+
+// tell tells the observers of the parts that were asked what these have decided.
+func (r *round) tell(ctx context.Context) {
+	for i := range r.told {
+		t, n := &r.told[i], r.n
+		if t.observer.perCall {
+			n = 1
+		}
+		if e := t.entry; e.decided || e.err != nil {
+			t.observer.tell(ctx, t.key, n, *e.result, e.err, r.since)
+		}
+	}
 }
 
 // groupFrom makes group the entry i, and those after it that its store can decide in the

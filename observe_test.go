@@ -1,0 +1,413 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/denycache"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// decided is what an Observer is told of.
+type decided struct {
+	Key  string
+	N    int
+	R    ratelimit.Result
+	Err  error
+	Took time.Duration
+}
+
+// recorder is an Observer that remembers.
+type recorder struct {
+	mu   sync.Mutex
+	told []decided
+}
+
+func (r *recorder) Decided(_ context.Context, key string, n int, res ratelimit.Result, err error, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.told = append(r.told, decided{key, n, res, err, took})
+}
+
+// take is what was told since the last take.
+func (r *recorder) take() []decided {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	told := r.told
+	r.told = nil
+	return told
+}
+
+func observe(t testing.TB, l ratelimit.Limiter, o ratelimit.Observer, opts ...ratelimit.ObserveOption) ratelimit.Limiter {
+	t.Helper()
+	l, err := ratelimit.Observe(l, o, opts...)
+	require.NoError(t, err)
+	return l
+}
+
+func TestAnObserverIsToldOfEachDecision(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		var o recorder
+		ctx, l := t.Context(), observe(t, newLimiter(t, algorithm, s, ratelimit.PerHour(10)), &o)
+
+		r, err := l.Allow(ctx, "a")
+		require.Equal(t, []decided{{"a", 1, r, err, 0}}, o.take())
+		r, err = l.AllowN(ctx, "a", 2)
+		require.Equal(t, []decided{{"a", 2, r, err, 0}}, o.take())
+		r, err = ratelimit.AllowWithin(ctx, l, "a", 2, time.Hour)
+		require.Equal(t, []decided{{"a", 2, r, err, 0}}, o.take())
+		granted, r, err := ratelimit.AllowUpTo(ctx, l, "a", 9)
+		require.Equal(t, 5, granted)
+		require.Equal(t, []decided{{"a", 9, r, err, 0}}, o.take())
+		require.Equal(t, 5, r.Charged())
+		r, err = l.Allow(ctx, "a")
+		require.False(t, r.Allowed)
+		require.Equal(t, []decided{{"a", 1, r, err, 0}}, o.take())
+		r, err = ratelimit.Charge(ctx, l, "a", 3)
+		require.Equal(t, []decided{{"a", 3, r, err, 0}}, o.take())
+
+		reservation, r, err := ratelimit.Reserve(ctx, l, "b", 4)
+		require.Equal(t, []decided{{"b", 4, r, err, 0}}, o.take())
+		_, err = reservation.Settle(ctx, 6)
+		require.NoError(t, err)
+		told := o.take()
+		require.Len(t, told, 1)
+		require.Equal(t, 2, told[0].N, "the Charge of what the estimate was short of")
+
+		_, err = l.AllowN(ctx, "a", 0)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+		require.Equal(t, []decided{{"a", 0, ratelimit.Result{}, err, 0}}, o.take())
+
+		_, err = l.Peek(ctx, "a")
+		require.NoError(t, err)
+		require.NoError(t, l.Refund(ctx, "b", r, 1))
+		require.NoError(t, l.Reset(ctx, "a"))
+		require.Empty(t, o.take(), "they decide nothing")
+	})
+}
+
+func TestAnObserverIsToldOfWhatAWaitAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var o recorder
+		l := observe(t, inMemory(t, "sliding_log", ratelimit.PerSecond(1)), &o)
+		allow(t, l, "key")
+		start := time.Now()
+		_, err := ratelimit.Wait(t.Context(), l, "key", 1)
+		require.NoError(t, err)
+		require.Equal(t, time.Second, time.Since(start).Round(time.Millisecond))
+		told := o.take()
+		require.Len(t, told, 3, "one before, a denial and an admission")
+		require.Equal(t, []bool{true, false, true}, []bool{told[0].R.Allowed, told[1].R.Allowed, told[2].R.Allowed})
+	})
+}
+
+func TestAnObserverIsToldHowLongADecisionTook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var o, other recorder
+		slow := slowly{inMemory(t, "token_bucket", ratelimit.PerHour(10)), time.Millisecond}
+		allow(t, observe(t, slow, &o, ratelimit.WithLatency()), "key")
+		require.Equal(t, time.Millisecond, o.take()[0].Took)
+		allow(t, observe(t, slow, &o), "key")
+		require.Zero(t, o.take()[0].Took)
+
+		core := inMemory(t, "token_bucket", ratelimit.PerHour(10))
+		a := all(t, observe(t, core, &o, ratelimit.WithLatency()), slow, observe(t, slow, &other))
+		allow(t, a, "key")
+		require.Equal(t, 2*time.Millisecond, o.take()[0].Took, "of the whole")
+		require.Zero(t, other.take()[0].Took)
+	})
+}
+
+// slowly takes its time.
+type slowly struct {
+	ratelimit.Limiter
+	d time.Duration
+}
+
+func (s slowly) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	time.Sleep(s.d)
+	return s.Limiter.AllowN(ctx, key, n)
+}
+
+func TestObserveOfNothing(t *testing.T) {
+	l := inMemory(t, "token_bucket", ratelimit.PerHour(10))
+	require.Same(t, l, observe(t, l, nil))
+	require.Same(t, l, observe(t, l, (*recorder)(nil)))
+	require.Same(t, l, observe(t, l, ratelimit.Observers()))
+	var one recorder
+	require.Same(t, &one, ratelimit.Observers(nil, &one, (*recorder)(nil)))
+	_, err := ratelimit.Observe(nil, &one)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = ratelimit.Observe(l, &one, nil)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
+func TestObserversAreToldInTheirOrder(t *testing.T) {
+	var order []string
+	say := func(name string) ratelimit.Observer { return saying(func() { order = append(order, name) }) }
+	l := observe(t, inMemory(t, "token_bucket", ratelimit.PerHour(10)), ratelimit.Observers(say("a"), nil, say("b"), say("c")))
+	allow(t, l, "key")
+	require.Equal(t, []string{"a", "b", "c"}, order)
+}
+
+type saying func()
+
+func (s saying) Decided(context.Context, string, int, ratelimit.Result, error, time.Duration) { s() }
+
+// ---- In an All.
+
+func TestAnAllOfObservedLimitsIsOneScript(t *testing.T) {
+	client := redistest.Start(t).Client(t)
+	s := onRedis(t, client)
+	var o recorder
+	var parts []ratelimit.Limiter
+	for i, algorithm := range algorithms {
+		l := observe(t, newLimiter(t, algorithm, s, ratelimit.PerHour(1_000+i)), &o)
+		parts = append(parts, observe(t, l, &o, ratelimit.WithLatency()))
+	}
+	a := all(t, parts...)
+	allow(t, a, "key") // loads the script
+	o.take()
+	before, loaded := calls(t, client, "evalsha"), calls(t, client, "eval")
+	for range 100 {
+		allow(t, a, "key")
+	}
+	require.Equal(t, 100, calls(t, client, "evalsha")-before)
+	require.Equal(t, loaded, calls(t, client, "eval"))
+	require.Len(t, o.take(), 100*2*len(parts))
+}
+
+func TestAnObserverInAnAllIsToldItsOwnPartsDecision(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		var wide, narrow recorder
+		a := all(t, observe(t, newLimiter(t, algorithm, s, ratelimit.PerHour(5)), &wide),
+			observe(t, newLimiter(t, algorithm, s, ratelimit.PerHour(3)), &narrow))
+		for _, n := range []int{1, 2} {
+			r := allowN(t, a, n)
+			require.Equal(t, []decided{{"key", n, r.Parts()[0], nil, 0}}, wide.take())
+			require.Equal(t, []decided{{"key", n, r.Parts()[1], nil, 0}}, narrow.take())
+		}
+		r := allowN(t, a, 1)
+		require.False(t, r.Allowed)
+		for i, o := range []*recorder{&wide, &narrow} {
+			told := o.take()
+			require.Len(t, told, 1)
+			require.Equal(t, i == 0, told[0].R.Allowed, "the wide one has room")
+			require.Zero(t, told[0].R.Charged())
+			require.Equal(t, r.Parts()[i], told[0].R)
+		}
+		_, err := a.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Empty(t, wide.take())
+		_, err = a.Charge(t.Context(), "key", 2)
+		require.NoError(t, err)
+		require.Len(t, wide.take(), 1)
+		require.Len(t, narrow.take(), 1)
+	})
+}
+
+func TestAnObserverInAnAllIsToldTheKeyAndTheEventsThatItWouldBeAskedFor(t *testing.T) {
+	prefixed := func(l ratelimit.Limiter, prefix string) ratelimit.Limiter {
+		r, err := ratelimit.NewRekeyed(l, func(_ context.Context, key string) (string, error) { return prefix + key, nil })
+		require.NoError(t, err)
+		return r
+	}
+	perCall := func(l ratelimit.Limiter) ratelimit.Limiter {
+		l, err := ratelimit.PerCall(l)
+		require.NoError(t, err)
+		return l
+	}
+	var inner, between, outer recorder
+	core := observe(t, inMemory(t, "token_bucket", ratelimit.PerHour(9)), &inner)
+	part := observe(t, prefixed(perCall(observe(t, prefixed(core, "b:"), &between)), "a:"), &outer)
+	for name, l := range map[string]ratelimit.Limiter{"alone": part, "in an All": all(t, part)} {
+		allowN(t, l, 3)
+		for i, o := range []*recorder{&inner, &between, &outer} {
+			told := o.take()
+			require.Len(t, told, 1, name)
+			require.Equal(t, []string{"b:a:key", "a:key", "key"}[i], told[0].Key, name)
+			require.Equal(t, []int{1, 1, 3}[i], told[0].N, name)
+		}
+	}
+}
+
+func TestAnObserverInAnAllIsToldOfErrors(t *testing.T) {
+	errNo := errors.New("no")
+	var first, failing, later recorder
+	mem := memory(t, newClock())
+	at := func(o *recorder, s store.Store, opts ...ratelimit.Option) ratelimit.Limiter {
+		return observe(t, newLimiter(t, "token_bucket", s, ratelimit.PerHour(5), append(opts, ratelimit.WithName(fmt.Sprintf("%p", o)))...), o)
+	}
+	broken := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, errNo })
+	a := all(t, at(&first, mem), at(&failing, mem, broken), at(&later, mem))
+	_, err := a.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, errNo)
+	require.Equal(t, []decided{{"key", 1, ratelimit.Result{}, errNo, 0}}, failing.take())
+	require.Empty(t, first.take(), "no store was asked")
+	require.Empty(t, later.take())
+
+	down := &unreliable{Store: memory(t, newClock())}
+	down.down.Store(true)
+	a = all(t, at(&first, mem), at(&failing, down), at(&later, down))
+	_, err = a.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrStore)
+	told := first.take()
+	require.Len(t, told, 1)
+	require.True(t, told[0].R.Allowed)
+	require.Zero(t, told[0].R.Charged(), "it was given back")
+	require.ErrorIs(t, failing.take()[0].Err, ratelimit.ErrStore)
+	require.ErrorIs(t, later.take()[0].Err, ratelimit.ErrStore, "asked in the same call")
+}
+
+func TestAnObserverOfAPartThatWasNotAskedIsNotTold(t *testing.T) {
+	var o recorder
+	blocked := inMemory(t, "token_bucket", ratelimit.PerHour(0))
+	r := allowN(t, all(t, blocked, observe(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), &o)), 1)
+	require.False(t, r.Allowed)
+	require.Empty(t, o.take())
+}
+
+// ---- In other wrappers.
+
+// An observed limiter is decided on as the plain one is, in each wrapper.
+func TestObservedLimitersDecideAsPlainOnes(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if _, onRedis := s.(*redisstore.Store); onRedis && testing.Short() {
+			t.Skip("in memory is enough")
+		}
+		all, id := wrappers(t), 1_000_000
+		for _, outer := range all {
+			for _, inner := range all {
+				var o recorder
+				plain := &nesting{id: id, algorithm: algorithm, store: &unreliable{Store: s}}
+				watched := &nesting{id: id + 1, algorithm: algorithm, store: &unreliable{Store: s}, observer: &o}
+				id += 2
+				var errs [2]error
+				for i, x := range []*nesting{plain, watched} {
+					x.cores = []nested{x.core(t, 10)}
+					x.Limiter, x.model = x.cores[0].limiter, x.cores[0].counter
+					if errs[i] = inner.wrap(t, x); errs[i] == nil {
+						errs[i] = outer.wrap(t, x)
+					}
+				}
+				require.Equal(t, errs[0] == nil, errs[1] == nil, "%s around %s: %v, %v", outer.name, inner.name, errs[0], errs[1])
+				if errs[0] == nil {
+					requireSameDecisions(t, plain, watched, c, outer.name+" around "+inner.name)
+				}
+			}
+		}
+	})
+}
+
+func requireSameDecisions(t *testing.T, plain, watched *nesting, c *clock, name string) {
+	t.Helper()
+	ctx, rng := t.Context(), rand.New(rand.NewPCG(5, 6))
+	var admitted [2]ratelimit.Result
+	for i := range 12 {
+		n, what := 1+rng.IntN(4), rng.IntN(6)
+		var results [2]ratelimit.Result
+		var errs [2]error
+		for j, x := range []*nesting{plain, watched} {
+			x.store.down.Store(i == 7)
+			switch what {
+			case 0:
+				_, results[j], errs[j] = ratelimit.AllowUpTo(ctx, x.Limiter, "key", n)
+			case 1:
+				results[j], errs[j] = ratelimit.Charge(ctx, x.Limiter, "key", n)
+			case 2:
+				results[j], errs[j] = x.Peek(ctx, "key")
+			case 3:
+				results[j], errs[j] = ratelimit.AllowWithin(ctx, x.Limiter, "key", n, time.Minute)
+			case 4:
+				errs[j] = x.Refund(ctx, "key", admitted[j], 1)
+			default:
+				results[j], errs[j] = x.AllowN(ctx, "key", n)
+			}
+			if results[j].Charged() > 0 {
+				admitted[j] = results[j]
+			}
+		}
+		require.Equal(t, errs[0] == nil, errs[1] == nil, "%s, call %d: %v, %v", name, i, errs[0], errs[1])
+		requireSame(t, results[0], results[1], name)
+		parts, others := results[0].Parts(), results[1].Parts()
+		require.Len(t, others, len(parts), name)
+		for k := range parts {
+			requireSame(t, parts[k], others[k], name)
+		}
+		c.Advance(time.Minute)
+	}
+}
+
+// requireSame leaves out what is measured on the wall clock.
+func requireSame(t *testing.T, r, other ratelimit.Result, name string) {
+	t.Helper()
+	if r.Source() == ratelimit.SourceDenyCache || r.Source() == ratelimit.SourceFailClosed {
+		r.RetryAfter, r.ResetAfter, other.RetryAfter, other.ResetAfter = 0, 0, 0, 0
+	}
+	require.Equal(t, r.String(), other.String(), name)
+	require.Equal(t, []int{r.Limit, r.Remaining, r.Charged()}, []int{other.Limit, other.Remaining, other.Charged()}, name)
+	require.Equal(t, r.ResetAfter, other.ResetAfter, name)
+	require.Equal(t, r.Source(), other.Source(), name)
+}
+
+func TestADenycacheAsksItsObservedLimiterWithTheLimitThatItKnows(t *testing.T) {
+	var asked int
+	var o recorder
+	l := inMemory(t, "token_bucket", ratelimit.PerHour(1), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+		asked++
+		return ratelimit.PerHour(2), nil
+	}))
+	d, err := denycache.New(observe(t, l, &o, ratelimit.WithLatency()))
+	require.NoError(t, err)
+	for range 5 {
+		allow(t, d, "key")
+	}
+	require.Equal(t, 5, asked, "once for each call")
+	told := o.take()
+	require.Len(t, told, 3, "two admissions, and the denial that is remembered")
+	require.False(t, told[2].R.Allowed)
+
+	r, err := ratelimit.NewRekeyed(observe(t, l, &o), func(context.Context, string) (string, error) { return "one", nil })
+	require.NoError(t, err)
+	_, err = denycache.New(observe(t, r, &o))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "not one of the five")
+}
+
+func TestAShareIsNotObserved(t *testing.T) {
+	var o recorder
+	down := &unreliable{Store: memory(t, newClock())}
+	down.down.Store(true)
+	l := observe(t, newLimiter(t, "token_bucket", down, ratelimit.PerHour(4)), &o)
+	f := failover(t, l, fallback.LocalShare(2))
+	r := allow(t, f, "key")
+	require.Equal(t, ratelimit.SourceLocal, r.Source())
+	require.Equal(t, 1, r.Remaining)
+	told := o.take()
+	require.Len(t, told, 1)
+	require.ErrorIs(t, told[0].Err, ratelimit.ErrStore)
+}
+
+func TestAnObserverAllocatesNothing(t *testing.T) {
+	nothing := saying(func() {})
+	for _, algorithm := range algorithms {
+		plain := inMemory(t, algorithm, ratelimit.PerSecond(1_000_000))
+		l := observe(t, plain, ratelimit.Observers(nothing, nothing), ratelimit.WithLatency())
+		ctx := t.Context()
+		require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = l.Allow(ctx, "key") }), algorithm)
+		parts, watched := all(t, plain, plain), all(t, l, l)
+		require.Equal(t, testing.AllocsPerRun(1000, func() { _, _ = parts.Allow(ctx, "key") }),
+			testing.AllocsPerRun(1000, func() { _, _ = watched.Allow(ctx, "key") }), algorithm)
+	}
+}
