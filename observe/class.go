@@ -1,0 +1,55 @@
+package observe
+
+import (
+	"context"
+	"errors"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// classes are those of errors, in the order in which they are looked for. The last is of
+// errors that are none of the others.
+var classes = [...]struct {
+	name string
+	errs []error
+}{
+	{"invalid", []error{ratelimit.ErrInvalidN, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidOption}},
+	{"canceled", []error{context.Canceled}},
+	{"deadline", []error{context.DeadlineExceeded}},
+	{"overloaded", []error{store.ErrOverloaded}},
+	{"unavailable", []error{store.ErrUnavailable}},
+	{"corrupt", []error{store.ErrCorrupt}},
+	{"store", []error{store.ErrStore}},
+	{"other", nil},
+}
+
+// ErrorClass is the class of an error of a limiter, for logs and labels. It is one of eight:
+//
+//	invalid      ErrInvalidN, ErrInvalidKey, ErrInvalidLimit, ErrInvalidOption
+//	canceled     context.Canceled: the caller went away
+//	deadline     context.DeadlineExceeded: the caller's time was up
+//	overloaded   store.ErrOverloaded
+//	unavailable  store.ErrUnavailable
+//	corrupt      store.ErrCorrupt
+//	store        any other ErrStore, such as store.ErrTimeout
+//	other        any other error, such as that of a function given to WithLimitFunc
+//
+// That of nil is "".
+func ErrorClass(err error) string {
+	if err == nil {
+		return ""
+	}
+	return classes[classOf(err)].name
+}
+
+func classOf(err error) int {
+	for i := range classes {
+		for _, target := range classes[i].errs {
+			if errors.Is(err, target) {
+				return i
+			}
+		}
+	}
+	return len(classes) - 1
+}

@@ -1,0 +1,250 @@
+package observe_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// inMemory is a limiter on a memory of its own.
+func inMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	t.Helper()
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	limiter, err := ratelimit.New(algorithm, mem, l, opts...)
+	require.NoError(t, err)
+	return limiter
+}
+
+func observed(t testing.TB, l ratelimit.Limiter, o ratelimit.Observer, opts ...ratelimit.ObserveOption) ratelimit.Limiter {
+	t.Helper()
+	l, err := ratelimit.Observe(l, o, opts...)
+	require.NoError(t, err)
+	return l
+}
+
+// row is the one of this outcome and source.
+func row(t testing.TB, s observe.Snapshot, outcome, source string) observe.Decisions {
+	t.Helper()
+	for _, d := range s.Decisions {
+		if d.Outcome == outcome && d.Source == source {
+			return d
+		}
+	}
+	t.Fatalf("no row %s %s", outcome, source)
+	return observe.Decisions{}
+}
+
+// rows is how many series s has.
+func rows(s observe.Snapshot) int {
+	return len(s.Decisions) + len(s.Errors) + len(s.Headroom) + len(s.DeniedBy) + len(s.Durations.Buckets)
+}
+
+func TestCountersCountWhatALimiterDecides(t *testing.T) {
+	c := observe.NewCounters("api")
+	limiter := observed(t, inMemory(t, "fixed_window", ratelimit.PerDay(10)), c)
+	ctx := t.Context()
+	for range 3 { // leaves 9, 8 and 7 tenths
+		_, err := limiter.Allow(ctx, "key")
+		require.NoError(t, err)
+	}
+	_, err := limiter.AllowN(ctx, "key", 8) // denied
+	require.NoError(t, err)
+	granted, _, err := ratelimit.AllowUpTo(ctx, limiter, "key", 100)
+	require.NoError(t, err)
+	require.Equal(t, 7, granted)
+	_, err = limiter.Allow(ctx, "")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	_, err = limiter.Peek(ctx, "key") // decides nothing
+	require.NoError(t, err)
+
+	s := c.Snapshot()
+	require.Equal(t, "api", s.Limiter)
+	require.Equal(t, observe.Decisions{Outcome: "allowed", Source: "store", Calls: 4, Events: 10}, row(t, s, "allowed", "store"))
+	require.Equal(t, observe.Decisions{Outcome: "denied", Source: "store", Calls: 1, Events: 8}, row(t, s, "denied", "store"))
+	require.Equal(t, [11]int64{0: 1, 7: 1, 8: 1, 9: 1}, s.Headroom)
+	require.Equal(t, observe.Errors{Class: "invalid", Calls: 1}, s.Errors[0])
+	require.Empty(t, s.DeniedBy)
+	require.Zero(t, s.Durations.Count)
+}
+
+func TestHeadroomIsInTenthsRoundedUp(t *testing.T) {
+	for _, c := range []struct{ limit, remaining, tenth int }{
+		{100, 0, 0}, {100, 1, 1}, {100, 10, 1}, {100, 11, 2}, {100, 99, 10}, {100, 100, 10}, {1, 0, 0}, {3, 1, 4},
+		{1<<31 - 1, 1<<31 - 2, 10},
+		{5, 6, 10}, {5, -1, 0}, {1 << 62, 1 << 62, 1}, // of limiters that are not ours
+		{0, 0, -1}, // not counted
+	} {
+		counters := observe.NewCounters("")
+		r := ratelimit.Result{Allowed: true, Limit: c.limit, Remaining: c.remaining}
+		counters.Decided(t.Context(), "key", 1, r, nil, 0)
+		var want [11]int64
+		if c.tenth >= 0 {
+			want[c.tenth] = 1
+		}
+		require.Equal(t, want, counters.Snapshot().Headroom, "%d of %d", c.remaining, c.limit)
+	}
+}
+
+func TestEachSourceIsCounted(t *testing.T) {
+	c := observe.NewCounters("")
+	owner := new(int)
+	for source := ratelimit.SourceStore; source <= ratelimit.SourceList; source++ {
+		for _, allowed := range []bool{true, false} {
+			r := ratelimit.Result{Allowed: allowed, Limit: 1}
+			r = r.With(ratelimit.NewMark(owner, source, nil))
+			for range int(source) + 1 {
+				c.Decided(t.Context(), "key", 3, r, nil, 0)
+			}
+		}
+	}
+	s := c.Snapshot()
+	require.Len(t, s.Decisions, 16)
+	for i, d := range s.Decisions {
+		source := ratelimit.Source(i % 8)
+		require.Equal(t, source.String(), d.Source)
+		require.Equal(t, map[bool]string{true: "allowed", false: "denied"}[i < 8], d.Outcome)
+		require.Equal(t, int64(source)+1, d.Calls)
+		require.Equal(t, 3*d.Calls, d.Events)
+	}
+	require.EqualValues(t, 1+4+5+7, s.Headroom[0], "store, local, deny_cache and zero_rate")
+	require.Len(t, observe.NewCounters("").Snapshot().Decisions, 11, "the rows that can be, before anything is counted")
+}
+
+func TestErrorsHaveEightClasses(t *testing.T) {
+	c := observe.NewCounters("")
+	want := []observe.Errors{
+		{Class: "invalid", Calls: 4}, {Class: "canceled", Calls: 1}, {Class: "deadline", Calls: 1}, {Class: "overloaded", Calls: 1},
+		{Class: "unavailable", Calls: 1}, {Class: "corrupt", Calls: 1}, {Class: "store", Calls: 3}, {Class: "other", Calls: 1},
+	}
+	for _, err := range []error{
+		ratelimit.ErrInvalidN, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidOption,
+		context.Canceled, context.DeadlineExceeded, store.ErrOverloaded, store.ErrUnavailable, store.ErrCorrupt,
+		store.ErrStore, store.ErrTimeout, store.ErrOutOfMemory, errors.New("of a limit function"),
+	} {
+		c.Decided(t.Context(), "key", 1, ratelimit.Result{}, fmt.Errorf("wrapped: %w", err), 0)
+	}
+	require.Equal(t, want, c.Snapshot().Errors)
+	require.Empty(t, observe.ErrorClass(nil))
+	require.Equal(t, "overloaded", observe.ErrorClass(store.ErrOverloaded))
+}
+
+func TestDurationsAreAHistogram(t *testing.T) {
+	c := observe.NewCounters("")
+	for _, took := range []time.Duration{0, 1, 50 * time.Microsecond, 51 * time.Microsecond, time.Second, 2 * time.Second} {
+		c.Decided(t.Context(), "key", 1, ratelimit.Result{Allowed: true}, nil, took)
+	}
+	c.Decided(t.Context(), "key", 1, ratelimit.Result{}, store.ErrTimeout, time.Second)
+	d := c.Snapshot().Durations
+	require.EqualValues(t, 6, d.Count, "0 means that it is not known")
+	require.Equal(t, 4*time.Second+101*time.Microsecond+1, d.Sum)
+	require.Equal(t, observe.Bucket{Bound: 50 * time.Microsecond, Count: 2}, d.Buckets[0])
+	require.Equal(t, observe.Bucket{Bound: 100 * time.Microsecond, Count: 1}, d.Buckets[1])
+	require.Equal(t, observe.Bucket{Bound: time.Second, Count: 2}, d.Buckets[len(d.Buckets)-1])
+}
+
+// deniedBy is a denial by the limit of this name.
+func deniedBy(t testing.TB, name string) ratelimit.Result {
+	t.Helper()
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	never, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(0), ratelimit.WithName("a"), ratelimit.WithPolicyName(name))
+	require.NoError(t, err)
+	daily, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1), ratelimit.WithName("b"))
+	require.NoError(t, err)
+	all, err := ratelimit.NewAll(never, daily)
+	require.NoError(t, err)
+	r, err := all.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, name, r.DeniedBy())
+	return r
+}
+
+func TestWhatIsCountedIsBounded(t *testing.T) {
+	c := observe.NewCounters("api")
+	const names = 10_000
+	for i := range names {
+		c.Decided(t.Context(), "key", 1, deniedBy(t, fmt.Sprint("limit ", i)), nil, 0)
+	}
+	before, heap := rows(c.Snapshot()), heapBytes()
+	allowed := ratelimit.Result{Allowed: true, Limit: 10, Remaining: 5}
+	for i := range 1_000_000 {
+		c.Decided(t.Context(), fmt.Sprint("key ", i), 1, allowed, nil, 0)
+	}
+	require.Less(t, heapBytes(), heap+1<<16)
+	s := c.Snapshot()
+	require.Equal(t, before, rows(s))
+	require.Less(t, before, 80)
+	require.Len(t, s.DeniedBy, 33)
+	require.Equal(t, observe.DeniedBy{Name: "limit 0", Calls: 1}, s.DeniedBy[0])
+	require.Equal(t, observe.DeniedBy{Name: "other", Calls: names - 32}, s.DeniedBy[32])
+	require.EqualValues(t, 1_000_000, row(t, s, "allowed", "store").Calls)
+	require.EqualValues(t, 1_000_000, s.Headroom[5])
+}
+
+// heapBytes is what is in use.
+func heapBytes() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+func TestCountsAreExactUnderConcurrency(t *testing.T) {
+	const callers, calls = 8, 20_000
+	c := observe.NewCounters("")
+	denials := []ratelimit.Result{deniedBy(t, "a"), deniedBy(t, "b"), deniedBy(t, "other")}
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			for i := range calls {
+				c.Decided(context.Background(), "key", 2, ratelimit.Result{Allowed: true, Limit: 10, Remaining: i % 11}, nil, 1)
+				c.Decided(context.Background(), "key", 3, denials[i%2], nil, 1)
+				c.Decided(context.Background(), "key", 1, ratelimit.Result{}, store.ErrStore, 1)
+				if i%1000 == 0 {
+					c.Snapshot()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	c.Decided(t.Context(), "key", 1, denials[2], nil, 0)
+	const n = callers * calls
+	s := c.Snapshot()
+	require.Equal(t, observe.Decisions{Outcome: "allowed", Source: "store", Calls: n, Events: 2 * n}, row(t, s, "allowed", "store"))
+	require.Equal(t, observe.Decisions{Outcome: "denied", Source: "zero_rate", Calls: 1 + n, Events: 1 + 3*n}, row(t, s, "denied", "zero_rate"))
+	require.Equal(t, []observe.DeniedBy{{Name: "a", Calls: n / 2}, {Name: "b", Calls: n / 2}, {Name: "other", Calls: 1}}, s.DeniedBy)
+	require.EqualValues(t, n, s.Errors[6].Calls)
+	require.EqualValues(t, 3*n, s.Durations.Count)
+	require.EqualValues(t, 3*n, s.Durations.Sum)
+}
+
+func TestCountersAreAnExpvar(t *testing.T) {
+	c := observe.NewCounters("api")
+	c.Decided(t.Context(), "key", 1, ratelimit.Result{Allowed: true, Limit: 2}, nil, time.Microsecond)
+	var s observe.Snapshot
+	require.NoError(t, json.Unmarshal([]byte(c.String()), &s))
+	require.Equal(t, c.Snapshot(), s)
+}
+
+func TestCountingAllocatesNothing(t *testing.T) {
+	c := observe.NewCounters("")
+	ctx, denied := t.Context(), deniedBy(t, "a")
+	require.Zero(t, testing.AllocsPerRun(1000, func() {
+		c.Decided(ctx, "key", 1, ratelimit.Result{Allowed: true, Limit: 10, Remaining: 5}, nil, time.Millisecond)
+		c.Decided(ctx, "key", 5, denied, nil, 0)
+		c.Decided(ctx, "key", 1, ratelimit.Result{}, store.ErrTimeout, 0)
+	}))
+}
