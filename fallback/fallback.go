@@ -32,7 +32,7 @@ import (
 // [ratelimit.Result.Source] tells such answers from those of the store. After 5 failures in
 // a row a circuit breaker opens, and calls no longer go to the store: an answer then takes
 // some 100 ns. Every second, one call goes to the store as a probe. A probe that succeeds
-// closes the breaker. [WithBreaker] sets other numbers.
+// closes the breaker. [WithBreaker] sets other numbers, and [WithOnChange] tells of each change.
 //
 // It goes around a denycache, and around a [ratelimit.All] as a whole.
 //
@@ -61,6 +61,7 @@ type Limiter struct {
 	pause    time.Duration // from opening to the probe
 
 	breaker *gobreaker.CircuitBreaker[ratelimit.Result]
+	changes changes
 	base    time.Time        // of the times below, which are monotonic
 	probeAt atomic.Int64     // ns since base; 0 unless the breaker is open
 	mark    *ratelimit.Mark  // on the policy's answers
@@ -187,6 +188,7 @@ func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
 		}
 	}
 	f := &Limiter{limiter: l, source: p.source, failures: defaultFailures, pause: defaultPause, base: time.Now()}
+	f.changes.since = f.base
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -221,66 +223,6 @@ func (p Policy) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
 		return nil, err
 	}
 	return ratelimit.Share(l, mem, p.shares)
-}
-
-func (f *Limiter) newBreaker() *gobreaker.CircuitBreaker[ratelimit.Result] {
-	return gobreaker.NewCircuitBreaker[ratelimit.Result](gobreaker.Settings{
-		MaxRequests: 1,
-		Timeout:     max(f.pause-1, 1), // it ends when more than that has passed, by 1 ns
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= f.failures },
-		IsExcluded:  func(err error) bool { return err != nil && !ofTheStore(err) },
-		OnStateChange: func(_ string, _, to gobreaker.State) { // under the breaker's lock
-			probeAt := time.Duration(0)
-			if to == gobreaker.StateOpen {
-				probeAt = f.now() + f.pause
-			}
-			f.probeAt.Store(int64(probeAt))
-		},
-	})
-}
-
-// ofTheStore reports whether err concerns the store as a whole. A corrupt state does not,
-// nor does a full queue of this process: neither is a failure or a success.
-func ofTheStore(err error) bool {
-	return errors.Is(err, ratelimit.ErrStore) && !errors.Is(err, errHandingBack) &&
-		!errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrOverloaded)
-}
-
-// State is what the circuit breaker of a [Limiter] does with calls.
-type State uint8
-
-const (
-	// StateClosed lets all calls go to the store.
-	StateClosed State = iota
-	// StateOpen lets no call go to the store.
-	StateOpen
-	// StateHalfOpen lets one call at a time go to the store: the probe.
-	StateHalfOpen
-)
-
-// String returns "closed", "open" or "half_open".
-func (s State) String() string {
-	switch s {
-	case StateClosed:
-		return "closed"
-	case StateOpen:
-		return "open"
-	}
-	return "half_open"
-}
-
-// State returns the state of the circuit breaker.
-func (f *Limiter) State() State {
-	if f.breaker == nil {
-		return StateClosed
-	}
-	switch f.breaker.State() {
-	case gobreaker.StateClosed:
-		return StateClosed
-	case gobreaker.StateOpen:
-		return StateOpen
-	}
-	return StateHalfOpen
 }
 
 // Owes reports whether the local limiter has admitted events of key that the store is yet
@@ -393,6 +335,7 @@ func (f *Limiter) call(do func() (ratelimit.Result, error)) (ratelimit.Result, e
 	if f.untilProbe() > 0 { // the breaker would say the same, behind its lock
 		return ratelimit.Result{}, errOpen
 	}
+	defer f.changes.tell() // also if the limiter panics
 	r, err := f.breaker.Execute(do)
 	switch {
 	case err == nil:

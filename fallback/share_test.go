@@ -49,21 +49,21 @@ func down(t *testing.T, algorithm string, l ratelimit.Limit, opts ...ratelimit.O
 }
 
 func TestTheStateOfTheBreakerCanBeAsked(t *testing.T) {
-	require.Equal(t, fallback.StateClosed, new(fallback.Limiter).State())
+	require.Equal(t, fallback.StateClosed, state(new(fallback.Limiter)))
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
 		lim := failover(t, inner, fallback.Open(), fallback.WithBreaker(2, time.Second))
-		require.Equal(t, fallback.StateClosed, lim.State())
+		require.Equal(t, fallback.StateClosed, state(lim))
 		inner.down.Store(true)
 		allow(t, lim, "key")
-		require.Equal(t, "closed", lim.State().String(), "one failure is not enough")
+		require.Equal(t, "closed", state(lim).String(), "one failure is not enough")
 		allow(t, lim, "key")
-		require.Equal(t, "open", lim.State().String())
+		require.Equal(t, "open", state(lim).String())
 		time.Sleep(time.Second)
-		require.Equal(t, "half_open", lim.State().String())
+		require.Equal(t, "half_open", state(lim).String())
 		inner.down.Store(false)
 		allow(t, lim, "key")
-		require.Equal(t, fallback.StateClosed, lim.State())
+		require.Equal(t, fallback.StateClosed, state(lim))
 	})
 }
 
@@ -76,11 +76,11 @@ func TestWhatNeedsNoStoreClosesNoBreaker(t *testing.T) {
 		for _, limit = range []ratelimit.Limit{ratelimit.PerHour(5), ratelimit.PerHour(0), ratelimit.Unlimited(), ratelimit.PerHour(5)} {
 			allow(t, lim, "key")
 		}
-		require.Equal(t, fallback.StateOpen, lim.State(), "two failures in a row")
+		require.Equal(t, fallback.StateOpen, state(lim), "two failures in a row")
 		time.Sleep(time.Second)
 		for _, limit = range []ratelimit.Limit{ratelimit.PerHour(0), ratelimit.Unlimited()} {
 			allow(t, lim, "key")
-			require.Equal(t, fallback.StateHalfOpen, lim.State())
+			require.Equal(t, fallback.StateHalfOpen, state(lim))
 		}
 	})
 }
@@ -94,11 +94,11 @@ func TestAPeekThatTheStoreHasNotAnsweredClosesNoBreaker(t *testing.T) {
 		lim := failover(t, all(t, first, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)),
 			fallback.Open(), fallback.WithBreaker(1, time.Second))
 		allow(t, lim, "key")
-		require.Equal(t, fallback.StateOpen, lim.State())
+		require.Equal(t, fallback.StateOpen, state(lim))
 		time.Sleep(time.Second)
 		limit = ratelimit.PerHour(0)
 		require.Equal(t, ratelimit.SourceZeroRate, peek(t, lim, "key").Source())
-		require.Equal(t, fallback.StateHalfOpen, lim.State())
+		require.Equal(t, fallback.StateHalfOpen, state(lim))
 	})
 }
 
@@ -111,10 +111,10 @@ func TestARefundOfWhatNoLimitHasCountedClosesNoBreaker(t *testing.T) {
 		free := allow(t, lim, "key")
 		limit = ratelimit.PerHour(5)
 		allow(t, lim, "key")
-		require.Equal(t, fallback.StateOpen, lim.State())
+		require.Equal(t, fallback.StateOpen, state(lim))
 		time.Sleep(time.Second)
 		require.NoError(t, lim.Refund(t.Context(), "key", free, 1))
-		require.Equal(t, fallback.StateHalfOpen, lim.State())
+		require.Equal(t, fallback.StateHalfOpen, state(lim))
 	})
 }
 
