@@ -122,21 +122,12 @@ func init() {
 		lim, _ := l.(Limiter)
 		return byKey(lim)
 	}
-	five.Of = func(l any) *five.Limiter {
+	five.Of = func(l any) any {
 		outer, _ := l.(Limiter)
-		p := newPart(outer)
-		lim := p.core
-		if lim == nil || p.perCall || len(p.rekeyed) > 0 {
-			return nil
+		if p := newPart(outer); p.core != nil && !p.perCall && len(p.rekeyed) == 0 {
+			return p.five()
 		}
-		one := &five.Limiter{Coalesced: lim.coalesced, AllowBy: lim.allowBy}
-		if len(p.observers) > 0 {
-			one.AllowBy = p.allowBy
-		}
-		if lim.limitFunc != nil {
-			one.LimitOf = lim.limitOf
-		}
-		return one
+		return nil
 	}
 }
 
@@ -177,22 +168,6 @@ func byKey(l Limiter) bool {
 	}
 	inner := inside(l)
 	return inner == nil || byKey(inner)
-}
-
-// allowBy is AllowN by a limit of limitOf.
-func (lim *limiter) allowBy(ctx context.Context, key string, n int, by store.Limit) (res Result, err error) {
-	err = lim.decide(ctx, key, n, take, &by, &res)
-	return res, err
-}
-
-// allowBy is allowBy of the core, of which the observers are told.
-func (p *part) allowBy(ctx context.Context, key string, n int, by store.Limit) (Result, error) {
-	since := p.now()
-	r, err := p.core.allowBy(ctx, key, n, by)
-	for _, o := range p.observers {
-		o.tell(ctx, key, n, r, err, since)
-	}
-	return r, err
 }
 
 // identity names the limiter's namespace: the Period, and the name or else the rate

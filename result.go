@@ -153,10 +153,13 @@ const (
 	// SourceList says that the key is on a list (package accesslist), so that no limit
 	// was asked.
 	SourceList
+	// SourceLease says that this process has decided, by what it holds of the limit (package
+	// lease).
+	SourceLease
 )
 
 var sourceNames = [...]string{
-	"store", "fail_open", "fail_closed", "local", "deny_cache", "unlimited", "zero_rate", "list",
+	"store", "fail_open", "fail_closed", "local", "deny_cache", "unlimited", "zero_rate", "list", "lease",
 }
 
 // String is the Source in lower case, such as "fail_open", for logs and labels.
@@ -199,7 +202,7 @@ type Mark struct {
 // [Result.Source] says from then on. SourceStore leaves it as it is. note is what owner wants to
 // find again.
 func NewMark(owner any, source Source, note any) *Mark {
-	source = min(source, SourceList) // the last one there is
+	source = min(source, SourceLease) // the last one there is
 	return &Mark{owner: owner, source: source, note: note}
 }
 

@@ -392,7 +392,7 @@ func (r *round) spread(ctx context.Context, e *entry) {
 // weights says which source stands for several that admit: a store that did not answer
 // outweighs one that did, and either a limit that needs none.
 var weights = [...]uint8{
-	SourceUnlimited: 0, SourceList: 1, SourceZeroRate: 2, SourceStore: 3,
+	SourceUnlimited: 0, SourceList: 1, SourceZeroRate: 2, SourceStore: 3, SourceLease: 3,
 	SourceFailOpen: 4, SourceFailClosed: 4, SourceLocal: 4, SourceDenyCache: 4,
 }
 

@@ -13,7 +13,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/order"
-	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Limiter wraps a [ratelimit.Limiter] and remembers its denials. Once the store has denied n
@@ -58,20 +57,15 @@ import (
 type Limiter struct {
 	place // package order looks for it
 
-	limiter   ratelimit.Limiter
-	limitOf   func(ctx context.Context, key string) (store.Limit, error) // the limit function, called once for each call, or nil
-	allowBy   allowBy
-	coalesced bool             // whether limiter coalesces single events
-	denied    ratelimit.Result // with the mark of a local denial: a copy costs less than With
-	maxKeys   int
-	maxAge    time.Duration
-	denials   *denials.Table
+	limiter ratelimit.Limiter
+	five    *five.Limiter[ratelimit.Result] // limiter
+	denied  ratelimit.Result                // with the mark of a local denial: a copy costs less than With
+	maxKeys int
+	maxAge  time.Duration
+	denials *denials.Table
 }
 
 type place = order.Remembers
-
-// allowBy is AllowN of the limiter under a limit from limitOf.
-type allowBy = func(ctx context.Context, key string, n int, by store.Limit) (ratelimit.Result, error)
 
 const (
 	defaultMaxKeys = 1 << 16
@@ -118,14 +112,13 @@ func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
-	one := five.Of(l)
-	if one == nil {
+	one, ok := five.Of(l).(*five.Limiter[ratelimit.Result])
+	if !ok {
 		return nil, fmt.Errorf("%w: a denycache around a %T: put it around one of the five algorithms, and the %[2]T around that",
 			ratelimit.ErrInvalidOption, l)
 	}
-	d := &Limiter{limiter: l, limitOf: one.LimitOf, coalesced: one.Coalesced, maxKeys: defaultMaxKeys, maxAge: maxDenial}
+	d := &Limiter{limiter: l, five: one, maxKeys: defaultMaxKeys, maxAge: maxDenial}
 	d.place = order.NewRemembers(d)
-	d.allowBy, _ = one.AllowBy.(allowBy)
 	d.denied = d.denied.With(ratelimit.NewMark(d, ratelimit.SourceDenyCache, nil))
 	for _, opt := range opts {
 		if opt == nil {
@@ -156,8 +149,8 @@ func (d *Limiter) AllowN(ctx context.Context, key string, n int) (res ratelimit.
 		return ratelimit.Result{}, err
 	}
 	q := denials.Question{N: n}
-	if d.limitOf != nil {
-		if q.Limit, err = d.limitOf(ctx, key); err != nil {
+	if d.five.Tiered { // its limit function is called once
+		if q.Limit, err = d.five.LimitOf(ctx, key); err != nil {
 			return ratelimit.Result{}, err
 		}
 	}
@@ -168,10 +161,10 @@ func (d *Limiter) AllowN(ctx context.Context, key string, n int) (res ratelimit.
 	}) {
 		return res, nil
 	}
-	if d.limitOf == nil {
-		res, err = d.limiter.AllowN(ctx, key, n)
+	if d.five.Tiered {
+		res, err = d.five.By(ctx, five.Take, key, n, q.Limit)
 	} else {
-		res, err = d.allowBy(ctx, key, n, q.Limit)
+		res, err = d.limiter.AllowN(ctx, key, n)
 	}
 	d.learn(&q, &res, err)
 	return res, err
@@ -181,10 +174,10 @@ func (d *Limiter) AllowN(ctx context.Context, key string, n int) (res ratelimit.
 func (d *Limiter) learn(q *denials.Question, r *ratelimit.Result, err error) {
 	switch {
 	case err != nil || r.Allowed:
-		if d.limitOf != nil {
+		if d.five.Tiered {
 			d.denials.ForgetOtherLimits(q)
 		}
-	case d.coalesced && q.N > 1: // what coalesced callers left is given back unseen, but denies no single event
+	case d.five.Coalesced && q.N > 1: // what coalesced callers left is given back unseen, but denies no single event
 	case r.RetryAfter > maxDenial || r.ResetAfter > maxDenial: // Never, or nonsense
 	default:
 		d.denials.Remember(q, denials.Denial{
@@ -198,7 +191,7 @@ func (d *Limiter) AllowWithin(ctx context.Context, key string, n int, within tim
 	if d.limiter == nil {
 		return ratelimit.Result{}, errNoConstructor
 	}
-	if d.limitOf != nil { // under another limit than a denial's it may make room, as AllowN may
+	if d.five.Tiered { // under another limit than a denial's it may make room, as AllowN may
 		defer d.denials.BeginChange(key).End()
 	}
 	return ratelimit.AllowWithin(ctx, d.limiter, key, n, within)
@@ -218,7 +211,7 @@ func (d *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	if d.limiter == nil {
 		return ratelimit.Result{}, errNoConstructor
 	}
-	if d.limitOf != nil {
+	if d.five.Tiered {
 		defer d.denials.BeginChange(key).End()
 	}
 	return ratelimit.Charge(ctx, d.limiter, key, n)

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	sources   = int(ratelimit.SourceList) + 1
+	sources   = int(ratelimit.SourceLease) + 1
 	tenths    = 11 // of headroom, 0 to 10
 	uncounted = tenths
 	maxNames  = 32 // in DeniedBy

@@ -4,6 +4,7 @@ package five
 
 import (
 	"context"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -16,17 +17,37 @@ var AlgorithmOf func(l any) string
 // context, as far as can be seen. It looks through limiters as AlgorithmOf does.
 var ByKey func(l any) bool
 
-// Of returns l as one of the five types, nil if it is none.
-var Of func(l any) *Limiter
+// Of returns l as one of the five types, observed or not: a *Limiter[ratelimit.Result]. It is
+// nil if l is none of them.
+var Of func(l any) any
 
-// Limiter is one of the five types.
-type Limiter struct {
-	// Coalesced is whether single events are.
-	Coalesced bool
-	// LimitOf asks the limit function. It is nil if there is none.
+// Limiter is one of the five types. R is ratelimit.Result, which cannot be named here.
+type Limiter[R any] struct {
+	Algorithm string
+	Coalesced bool // whether single events are
+	Tiered    bool // whether it has a limit function
+
+	Limit store.Limit // of the constructor
+	// Before is the Before of a limit for events that can wait for d.
+	Before func(d time.Duration) int64
+	// LimitOf is the limit of a key. It asks the limit function, if there is one.
 	LimitOf func(ctx context.Context, key string) (store.Limit, error)
-	// AllowBy is AllowN by a limit that LimitOf has returned. It is a
-	//
-	//	func(ctx context.Context, key string, n int, by store.Limit) (ratelimit.Result, error)
-	AllowBy any
+	// By decides by a limit of the caller, such as one that LimitOf has returned. Observers
+	// are told of it.
+	By func(ctx context.Context, op Operation, key string, n int, by store.Limit) (R, error)
+	// RefundBy is Refund by a limit of the caller.
+	RefundBy func(ctx context.Context, key string, charged R, n int, by store.Limit) error
+	// PartOf returns the admission r as if it had charged n of its events.
+	PartOf func(r R, n int) R
 }
+
+// Operation is what By does.
+type Operation uint8
+
+// They are the methods of these names, and Take is AllowN.
+const (
+	Take Operation = iota
+	TakeUpTo
+	Peek
+	Overdraw
+)

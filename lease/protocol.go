@@ -1,0 +1,136 @@
+package lease
+
+import "time"
+
+// clockPart is the part by which two clocks may differ: NTP lets each of them gain or lose
+// 500 µs a second.
+const clockPart = 1000
+
+// holding is what one process holds of one key, and how much it asks for. It is the whole of
+// the protocol: it reads no clock, takes no lock and asks no store, so that the simulator in
+// the tests runs the same code as [Limiter]. All times are of one monotonic clock. A G is what
+// the events are given back with.
+type holding[G any] struct {
+	slot[G]               // what is being spent
+	spare   slot[G]       // what was fetched ahead
+	next    int           // events to ask for
+	quick   int           // grants in a row that were spent soon
+	owed    int           // events admitted by overdraft that the store does not know yet
+	denied  time.Duration // until then nothing is admitted
+	full    time.Duration // until then nothing is admitted by overdraft
+}
+
+// slot is one grant.
+type slot[G any] struct {
+	left  int           // events that may be admitted without asking
+	until time.Duration // from then on they may not
+	size  int           // of the grant; 0 if there is none
+	from  time.Duration // when it was received
+	room  int           // what the store had left after it
+	grant G
+}
+
+// terms are what all holdings of a limiter have in common.
+type terms struct {
+	life      time.Duration // of a grant, from the moment at which it was asked for
+	most      int           // events of a grant
+	overdraft int           // events that may be owed
+	halve     bool          // ask for at most half of what there is: a fixed window refills all at once
+}
+
+// spend admits n events of what is held, and returns of which grant. It is nil if they are not
+// there, or have lapsed: that is looked at here, at each spend, and not left to a timer.
+func (h *holding[G]) spend(now time.Duration, n int) *slot[G] {
+	if h.left < n && h.spare.left >= n {
+		h.slot, h.spare = h.spare, h.slot // the rest of the old one is spent later
+	}
+	if h.left < n || now >= h.until {
+		return nil
+	}
+	h.left -= n
+	return &h.slot
+}
+
+// low reports that it is time to ask, although there is still something.
+func (h *holding[G]) low() bool { return h.size > 1 && h.left <= h.size/4 && h.spare.left == 0 }
+
+// borrow admits an event that the store does not know yet.
+func (h *holding[G]) borrow(now time.Duration, t *terms) bool {
+	if h.owed >= t.overdraft || now < h.denied || now < h.full {
+		return false
+	}
+	h.owed++
+	return true
+}
+
+// lapse ends a grant that is over, and returns how many of its events were not spent. There may
+// be a second one.
+func (h *holding[G]) lapse(now time.Duration) (g G, unspent int) {
+	if h.spare.left > 0 && now >= h.spare.until {
+		h.slot, h.spare = h.spare, h.slot
+	}
+	if h.left == 0 || now < h.until {
+		return g, 0
+	}
+	return h.drop()
+}
+
+// drop ends the grant that is being spent. The next is as large as what was spent of it.
+func (h *holding[G]) drop() (g G, unspent int) {
+	g, unspent = h.grant, h.left
+	h.next = max(1, h.size-unspent)
+	h.slot, h.spare = h.spare, slot[G]{}
+	return g, unspent
+}
+
+// ask returns how many events to ask for when so many callers wait. After two grants that were
+// spent in less than half of their time the next is twice as large.
+func (h *holding[G]) ask(now time.Duration, waiting int, t *terms) int {
+	switch usable := h.until - h.from; {
+	case h.size == 0:
+	case usable <= 0: // the store answers more slowly than a lease lives
+		h.next = 1
+	case now-h.from >= usable/2:
+		h.next, h.quick = h.size, 0
+	default: // one of few events comes soon after another by chance
+		if h.quick++; h.quick > 1 {
+			h.next = 2 * h.size
+		}
+	}
+	n := max(1, h.next, waiting)
+	if t.halve && h.size > 0 {
+		n = min(n, max(1, h.room/2))
+	}
+	return h.owed + min(n, t.most)
+}
+
+// receive takes a grant that was asked for at sent, when so many events were owed, which it
+// pays. The store counts it in its window for window longer, and events leave with theirs.
+func (h *holding[G]) receive(granted, owed, room int, sent, now, window time.Duration, t *terms) *slot[G] {
+	paid := min(granted, owed) // not what was borrowed since: the others have been waiting
+	h.owed -= paid
+	h.denied, h.full = 0, 0
+	s := slot[G]{left: granted - paid, size: granted, room: room, from: now, until: sent + min(t.life, window)}
+	if h.left > 0 && now < h.until {
+		h.spare = s
+		return &h.spare
+	}
+	h.slot = s
+	return &h.slot
+}
+
+// failed takes an error. What was asked for may be charged, and nobody will spend it: so the
+// next grant is small.
+func (h *holding[G]) failed() { h.next, h.quick, h.size = 1, 0, h.left }
+
+// refused takes a denial that was asked for at sent.
+func (h *holding[G]) refused(retry, pause, sent, now time.Duration, t *terms) {
+	if h.left == 0 {
+		h.size = 0
+	}
+	h.denied = max(sent+min(shortened(retry), t.life), now+pause)
+	h.full = max(h.full, now+retry+retry/clockPart)
+}
+
+// shortened is what is certain to have passed on the store's clock when d has passed here.
+func shortened(d time.Duration) time.Duration { return d - d/clockPart - time.Microsecond }

@@ -1,0 +1,72 @@
+package lease
+
+import (
+	"math"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/exact"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// The algorithms that can be leased, by name.
+const (
+	fixedWindow   = "fixed_window"
+	slidingWindow = "sliding_window"
+	slidingLog    = "sliding_log"
+	tokenBucket   = "token_bucket"
+)
+
+const maxPeriod = 10 * 365 * 24 * 3600 * 1e6 // µs
+
+// strict is the limit to ask the store for, so that events which are admitted up to life after
+// they were charged keep to the bound of l:
+//
+//   - a bucket without what flows into it in that time;
+//   - a log that remembers for so much longer;
+//   - a window as it is, since its leases end with it.
+//
+// It is not leasable if less than an event comes in a life, or nearly all of the burst.
+func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit, leasable bool) {
+	us := lifeMicros(life)
+	if l.Rate <= 0 || us*l.Rate < l.Period {
+		return l, false
+	}
+	switch algorithm {
+	case tokenBucket:
+		l.Burst -= ahead(l, us)
+		return l, l.Burst > 0
+	case slidingLog:
+		l.Period += us
+		return l, l.Period <= maxPeriod
+	}
+	return l, true
+}
+
+// lifeMicros is how long a life can take on the store's clock, in whole µs.
+func lifeMicros(life time.Duration) int64 {
+	us := life.Microseconds()
+	return us + us/clockPart + 1
+}
+
+// ahead is how many events flow in us µs, rounded up.
+func ahead(l store.Limit, us int64) int64 { return exact.MulDivUp(us, l.Rate, 0, l.Period) }
+
+// pause is for how long a process does not ask again after a denial, so that at the limit time
+// and not demand decides how often the store is asked. It is half a life, and no more than half
+// of the time in which the limit refills, which would be lost.
+func pause(l store.Limit, life time.Duration) time.Duration {
+	refill := exact.MulDivUp(l.Burst, l.Period, 0, l.Rate)
+	return min(life/2, time.Duration(min(refill, maxPeriod))*time.Microsecond/2)
+}
+
+// untilWindowEnds is for how long the store counts the admission r in its window.
+func untilWindowEnds(algorithm string, r *ratelimit.Result, by store.Limit) time.Duration {
+	switch algorithm {
+	case fixedWindow:
+		return shortened(r.ResetAfter)
+	case slidingWindow: // which weighs until the next one ends
+		return shortened(r.ResetAfter - time.Duration(by.Period)*time.Microsecond)
+	}
+	return math.MaxInt64
+}
