@@ -62,7 +62,7 @@ type flight struct {
 
 // landing is what came back.
 type landing struct {
-	granted, forced int // events of the lease, and charged past the limit
+	granted, forced int // events charged: those that fit, and of those owed the rest
 	result          ratelimit.Result
 	denial          ratelimit.Result // for those whom there is no room for
 	err             error
@@ -75,8 +75,10 @@ func (d *Limiter) depart(e *entry) *flight {
 	if !d.begin() {
 		return nil
 	}
+	now := d.now()
+	d.tidy(e, e.by, now)
 	f := &flight{aboard: e.queue, owed: e.owed, by: e.by}
-	f.want = e.ask(d.now(), len(f.aboard), &d.terms)
+	f.want = e.ask(now, len(f.aboard), &d.terms)
 	e.queue, e.flying = nil, true
 	return f
 }
@@ -96,7 +98,8 @@ func (d *Limiter) launch(s *shard, e *entry) {
 func (d *Limiter) fly(ctx context.Context, s *shard, e *entry, f *flight) {
 	defer d.running.Done()
 	sent := d.now()
-	l := d.takeUpTo(ctx, e.key, f)
+	d.stats.asked.Add(1)
+	l := f.ask(ctx, d.five, e.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.flying = false
@@ -104,26 +107,27 @@ func (d *Limiter) fly(ctx context.Context, s *shard, e *entry, f *flight) {
 	d.serve(s, e)
 }
 
-// takeUpTo asks the store for what is owed and for the next lease.
-func (d *Limiter) takeUpTo(ctx context.Context, key string, f *flight) (l landing) {
+// ask asks the store for what is owed and for the next lease.
+func (f *flight) ask(ctx context.Context, of *five.Limiter[ratelimit.Result], key string) (l landing) {
 	defer func() { // a panic belongs on the callers' goroutines, which may expect it
-		if p := recover(); p != nil {
-			l = landing{panicked: p}
-		}
+		l.panicked = recover()
 	}()
-	d.stats.asked.Add(1)
-	if l.result, l.err = d.five.By(ctx, five.TakeUpTo, key, f.want, f.by); l.err != nil {
+	if l.result, l.err = of.By(ctx, five.TakeUpTo, key, f.want, f.by); l.err != nil {
 		return l
 	}
 	l.denial, l.granted = l.result, l.result.Charged()
-	if l.granted < f.owed { // full: what has happened is charged all the same
-		if _, l.err = d.five.By(ctx, five.Overdraw, key, f.owed-l.granted, f.by); l.err != nil {
+	if unpaid := f.owed - l.granted; unpaid > 0 { // full: what has happened is charged all the same
+		if _, l.err = of.By(ctx, five.Overdraw, key, unpaid, f.by); l.err != nil {
 			return l
 		}
-		l.forced = f.owed - l.granted
+		l.forced = unpaid
 	}
 	if l.forced > 0 || l.granted > 0 && l.granted-f.owed < len(f.aboard) { // for how long is it full?
-		l.denial, l.err = d.five.By(ctx, five.Peek, key, 1, f.by)
+		l.denial, l.err = of.By(ctx, five.Peek, key, 1, f.by)
+	}
+	if l.denial.Allowed { // room has come since
+		const soon = time.Microsecond
+		l.denial = ratelimit.Result{Limit: l.denial.Limit, RetryAfter: soon, ResetAfter: max(l.denial.ResetAfter, soon)}
 	}
 	return l
 }
@@ -131,43 +135,41 @@ func (d *Limiter) takeUpTo(ctx context.Context, key string, f *flight) (l landin
 // land decides on those aboard by what the store has said, at its instant: whatever has lapsed
 // since. So a store that answers more slowly than a life serves all the same.
 func (d *Limiter) land(e *entry, f *flight, l *landing, sent time.Duration) {
+	now, aboard := d.now(), f.aboard
 	e.owed -= l.forced
-	aboard := f.aboard
-	if l.err != nil || l.panicked != nil {
+	if l.granted > 0 {
+		d.stats.granted.Add(int64(l.granted))
+		aboard = d.board(e, f, l, sent, now)
+	}
+	switch {
+	case l.err != nil || l.panicked != nil:
 		d.stats.lost.Add(1)
 		e.failed()
 		for _, c := range aboard {
 			c.tell(answer{err: l.err, panicked: l.panicked})
 		}
-		return
-	}
-	d.stats.granted.Add(int64(l.granted))
-	now := d.now()
-	if l.granted > 0 {
-		aboard = d.board(e, f, l, sent, now)
-	}
-	if l.granted == 0 || len(aboard) > 0 || l.forced > 0 {
-		d.turnAway(e, aboard, l.denial, sent, now)
+	case l.granted == 0 || len(aboard) > 0 || l.forced > 0:
+		d.turnAway(e, f, aboard, l.denial, sent, now)
 	}
 }
 
 // board takes a grant, admits those aboard, and returns whom there is no room for.
 func (d *Limiter) board(e *entry, f *flight, l *landing, sent, now time.Duration) []*caller {
-	g := &grant{result: l.result, by: f.by, received: now}
-	g.local = *ratelimit.NewMark(d, ratelimit.SourceLease, g)
-	g.direct = *ratelimit.NewMark(d, ratelimit.SourceStore, g)
+	g := &grant{result: l.result, by: f.by}
+	g.mark = *ratelimit.NewMark(d, ratelimit.SourceLease, g)
+	d.tidy(e, e.by, now)
 	held := e.receive(l.granted, f.owed, l.result.Remaining, sent, now, untilWindowEnds(d.five.Algorithm, &l.result, f.by), &d.terms)
 	held.grant = g
 	if f.by != e.by { // the limit has changed meanwhile
-		defer d.tidy(e, e.by, now)
-		defer func() { held.until = 0 }()
+		defer d.giveUp(e)
 	}
+	direct := ratelimit.NewMark(d, ratelimit.SourceStore, g)
 	for i, c := range f.aboard {
 		if held.left == 0 {
 			return f.aboard[i:]
 		}
 		held.left--
-		r := d.five.PartOf(l.result, 1).With(&g.direct)
+		r := d.five.PartOf(l.result, 1).With(direct)
 		r.Remaining = min(r.Limit, r.Remaining+held.left)
 		if !c.tell(answer{result: r}) {
 			held.left++
@@ -177,15 +179,13 @@ func (d *Limiter) board(e *entry, f *flight, l *landing, sent, now time.Duration
 }
 
 // turnAway tells a denial, and remembers it.
-func (d *Limiter) turnAway(e *entry, aboard []*caller, r ratelimit.Result, sent, now time.Duration) {
-	if r.Allowed { // room has come since
-		const soon = time.Microsecond
-		r = ratelimit.Result{Limit: r.Limit, RetryAfter: soon, ResetAfter: max(r.ResetAfter, soon)}
+func (d *Limiter) turnAway(e *entry, f *flight, aboard []*caller, r ratelimit.Result, sent, now time.Duration) {
+	if f.by == e.by { // or else it says nothing of today's limit
+		e.refused(r.RetryAfter, pause(d.five.Algorithm, e.by, d.terms.life), sent, now, &d.terms)
+		e.denial = &denial{r, now}
+		r.RetryAfter = max(r.RetryAfter, wholeMicros(e.denied-now))
+		r.ResetAfter = max(r.ResetAfter, r.RetryAfter)
 	}
-	e.refused(r.RetryAfter, pause(e.by, d.terms.life), sent, now, &d.terms)
-	e.denial = &denial{r, now}
-	r.RetryAfter = max(r.RetryAfter, wholeMicros(e.denied-now))
-	r.ResetAfter = max(r.ResetAfter, r.RetryAfter)
 	for _, c := range aboard {
 		c.tell(answer{result: r})
 	}

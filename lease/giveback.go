@@ -71,7 +71,8 @@ func (d *Limiter) begin() bool {
 	return true
 }
 
-// giveBack gives back n events of a grant, without waiting for it.
+// giveBack gives back n events of a grant, without waiting for it. If the store takes too few
+// calls for all that lapses, the rest stays charged until it leaves the limit.
 func (d *Limiter) giveBack(key string, g *grant, n int) {
 	if n == 0 {
 		return
@@ -79,27 +80,33 @@ func (d *Limiter) giveBack(key string, g *grant, n int) {
 	d.stats.lapsed.Add(int64(n))
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	closed := d.closed.Load()
+	if !closed && int64(len(d.returns)) >= d.maxKeys {
+		return
+	}
 	d.returns = append(d.returns, unspent{key, g, n})
-	if d.workers < maxWorkers && !d.closed.Load() {
+	if d.workers < maxWorkers && !closed {
 		d.workers++
-		d.running.Go(func() { d.work(context.Background()) })
+		d.running.Go(func() { _ = d.work(context.Background()) })
 	}
 }
 
-// work gives back until there is nothing left to do.
-func (d *Limiter) work(ctx context.Context) (err error) {
+// work gives back until there is nothing left to do, and returns the first error.
+func (d *Limiter) work(ctx context.Context) (first error) {
 	for {
 		d.mu.Lock()
 		if len(d.returns) == 0 {
 			d.returns = nil
 			d.workers--
 			d.mu.Unlock()
-			return err
+			return first
 		}
 		u := d.returns[len(d.returns)-1]
 		d.returns = d.returns[:len(d.returns)-1]
 		d.mu.Unlock()
-		err = errors.Join(err, d.refund(ctx, u))
+		if err := d.refund(ctx, u); first == nil {
+			first = err
+		}
 	}
 }
 
@@ -119,8 +126,13 @@ var errPanic = errors.New("lease: the store has panicked")
 
 // arm starts the timer that sweeps, if there is none.
 func (d *Limiter) arm() {
-	if !d.armed.Load() && d.armed.CompareAndSwap(false, true) {
-		time.AfterFunc(max(d.terms.life, leastSweep), d.sweep)
+	if d.armed.Load() || !d.armed.CompareAndSwap(false, true) {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.closed.Load() {
+		d.timer = time.AfterFunc(max(d.terms.life, leastSweep, time.Duration(d.keys.Load())*perKey), d.sweep)
 	}
 }
 
@@ -155,31 +167,38 @@ func (d *Limiter) sweepShard(s *shard) {
 
 // Close gives back what is held, and charges what is owed by overdraft. Later calls ask the
 // store. It waits for calls that are under way, also if ctx has ended: for the store's timeout
-// at most. The error is that of all that could not be given back, joined. To close again does
-// nothing.
+// at most. The error is the first of those of the store. To close again does nothing.
 func (d *Limiter) Close(ctx context.Context) error {
 	if d.limiter == nil {
 		return errNoConstructor
 	}
 	d.mu.Lock()
 	closed := d.closed.Swap(true)
+	if d.timer != nil {
+		d.timer.Stop()
+	}
 	d.mu.Unlock()
 	if closed {
 		return nil
 	}
 	d.running.Wait()
-	var errs []error
+	var first error
 	for i := range d.shards {
-		errs = append(errs, d.closeShard(ctx, &d.shards[i]))
+		if err := d.closeShard(ctx, &d.shards[i]); first == nil {
+			first = err
+		}
 	}
 	d.mu.Lock()
 	d.workers++
 	d.mu.Unlock()
-	return errors.Join(append(errs, d.work(ctx))...)
+	if err := d.work(ctx); first == nil {
+		first = err
+	}
+	return first
 }
 
-// closeShard hands all that is held to the last worker.
-func (d *Limiter) closeShard(ctx context.Context, s *shard) (err error) {
+// closeShard hands all that is held to the last worker, and charges what is owed.
+func (d *Limiter) closeShard(ctx context.Context, s *shard) (first error) {
 	s.mu.Lock()
 	keys := s.keys
 	s.keys = make(map[keyhash.Hash]*entry)
@@ -188,18 +207,20 @@ func (d *Limiter) closeShard(ctx context.Context, s *shard) (err error) {
 		d.giveUp(e)
 	}
 	s.mu.Unlock()
-	for _, e := range keys {
-		if e.owed > 0 {
-			_, overdrawn := d.five.By(ctx, five.Overdraw, e.key, e.owed, e.by)
-			err = errors.Join(err, overdrawn)
+	for _, e := range keys { // nobody finds them any more
+		if e.owed == 0 {
+			continue
+		}
+		if _, err := d.five.By(ctx, five.Overdraw, e.key, e.owed, e.by); first == nil {
+			first = err
 		}
 	}
-	return err
+	return first
 }
 
 // giveUp gives back all that is held of a key.
 func (d *Limiter) giveUp(e *entry) {
-	for e.size > 0 || e.spare.size > 0 {
+	for range 2 { // the spare becomes what is spent
 		g, n := e.drop()
 		d.giveBack(e.key, g, n)
 	}

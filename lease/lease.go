@@ -9,7 +9,6 @@ package lease
 import (
 	"context"
 	"fmt"
-	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -80,11 +79,12 @@ type Limiter struct {
 	armed   atomic.Bool // a timer will sweep
 	running sync.WaitGroup
 
-	closed  atomic.Bool // set with mu held
+	closed atomic.Bool // set with mu held
 
-	mu      sync.Mutex // protects what follows
-	returns []unspent // to be given back
-	workers int       // that do so
+	mu      sync.Mutex  // protects what follows; locked after a shard
+	timer   *time.Timer // of the next sweep
+	returns []unspent   // to be given back
+	workers int         // that do so
 }
 
 type place = order.Remembers
@@ -93,10 +93,12 @@ const (
 	shards         = 64
 	defaultMaxKeys = 1 << 16
 	maxMaxKeys     = 1 << 24
-	maxKey         = 256 // bytes of a key that is held
+	maxKey         = 256           // bytes of a key that is held
+	maxLease       = 1_000_000_000 // events: twice as many fit into 32 bits
 	leastLife      = time.Millisecond
 	mostLife       = time.Hour
 	leastSweep     = 10 * time.Millisecond
+	perKey         = 2 * time.Microsecond // between two sweeps: some 20 times what they take
 )
 
 // shard is a part of the keys.
@@ -119,11 +121,9 @@ type entry struct {
 
 // grant is what the store has admitted at once.
 type grant struct {
-	local    ratelimit.Mark // on what is admitted here
-	direct   ratelimit.Mark // on what the store has decided itself
-	result   ratelimit.Result
-	by       store.Limit
-	received time.Duration
+	mark   ratelimit.Mark // on what is admitted of it
+	result ratelimit.Result
+	by     store.Limit
 }
 
 // denial is one of the store.
@@ -135,12 +135,12 @@ type denial struct {
 // Option configures a [Limiter].
 type Option func(*Limiter) error
 
-// WithMaxLease bounds what is taken ahead of one key to n events, 1 to 2^31-1. By default only
-// demand does.
+// WithMaxLease bounds what is taken ahead of one key to n events, 1 to 1,000,000,000. By default
+// only demand does. Callers who wait are decided on at once, however many they are.
 func WithMaxLease(n int) Option {
 	return func(l *Limiter) error {
-		if n < 1 || n > math.MaxInt32 {
-			return fmt.Errorf("%w: WithMaxLease(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, math.MaxInt32)
+		if n < 1 || n > maxLease {
+			return fmt.Errorf("%w: WithMaxLease(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, maxLease)
 		}
 		l.terms.most = n
 		return nil
@@ -160,7 +160,7 @@ func WithMaxKeys(n int) Option {
 }
 
 // WithOverdraft lets up to n events of each key pass in each process before the store knows
-// them, 1 to 2^31-1. Then no caller waits for the store, unless it has denied.
+// them, 1 to 1,000,000,000. Then no caller waits for the store, unless it has denied.
 //
 // Bound: that of the wrapped limiter, and n events more for each process, and for each
 // that is killed meanwhile.
@@ -169,8 +169,8 @@ func WithMaxKeys(n int) Option {
 // in the next window.
 func WithOverdraft(n int) Option {
 	return func(l *Limiter) error {
-		if n < 1 || n > math.MaxInt32 {
-			return fmt.Errorf("%w: WithOverdraft(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, math.MaxInt32)
+		if n < 1 || n > maxLease {
+			return fmt.Errorf("%w: WithOverdraft(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, maxLease)
 		}
 		l.terms.overdraft = n
 		return nil
@@ -196,7 +196,7 @@ func New(l ratelimit.Limiter, life time.Duration, opts ...Option) (*Limiter, err
 	}
 	d := &Limiter{limiter: l, five: one, maxKeys: defaultMaxKeys, base: time.Now(), seeds: keyhash.New()}
 	d.place = order.NewRemembers(d)
-	d.terms = terms{life: life, most: math.MaxInt32, halve: one.Algorithm == fixedWindow}
+	d.terms = terms{life: life, most: maxLease, halve: one.Algorithm == fixedWindow}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -298,7 +298,7 @@ func (d *Limiter) without(ctx context.Context, s *shard, e *entry, n int, now ti
 		return res, nil
 	case e.borrow(now, &d.terms):
 		d.stats.overdrawn.Add(1)
-		if 2*e.owed >= d.terms.overdraft { // or else the next sweep settles it
+		if e.settle(&d.terms) {
 			d.launch(s, e)
 		}
 		res = ratelimit.Result{Allowed: true, Limit: int(by.Burst), Remaining: max(0, e.room-e.owed)}.With(borrowed)
@@ -387,7 +387,11 @@ func (d *Limiter) entry(s *shard, id keyhash.Hash, key string, by store.Limit) *
 func (d *Limiter) tidy(e *entry, by store.Limit, now time.Duration) {
 	if e.by != by {
 		d.giveUp(e)
-		e.by, e.denied, e.full, e.denial = by, 0, 0, nil
+		e.by, e.denied, e.denial = by, 0, nil // full stays: limits that take turns would lend each time
+		for _, c := range e.queue {           // who waits for a decision by the other limit
+			c.tell(answer{again: true})
+		}
+		e.queue = nil
 	}
 	for g, unspent := e.lapse(now); unspent > 0; g, unspent = e.lapse(now) {
 		d.giveBack(e.key, g, unspent)
@@ -397,9 +401,9 @@ func (d *Limiter) tidy(e *entry, by store.Limit, now time.Duration) {
 // admit fills res with n events of a grant.
 func (d *Limiter) admit(res *ratelimit.Result, held *slot[*grant], n int, now time.Duration) {
 	g := held.grant
-	*res = d.five.PartOf(g.result, n).With(&g.local)
+	*res = d.five.PartOf(g.result, n).With(&g.mark)
 	res.Remaining = min(res.Limit, g.result.Remaining+held.left)
-	res.ResetAfter = wholeMicros(max(0, g.result.ResetAfter-(now-g.received)))
+	res.ResetAfter = wholeMicros(max(0, g.result.ResetAfter-(now-held.from)))
 	d.stats.local.Add(1)
 }
 

@@ -138,23 +138,19 @@ func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	return d.limiter.Refund(ctx, key, charged, n)
 }
 
-// returned gives n events back to their lease. It is false if that has ended.
+// returned gives n events back to their lease. It is false if that has ended, or waits while
+// another is spent.
 func (d *Limiter) returned(key string, g *grant, n int) bool {
 	id := d.seeds.Hash(key)
 	s := &d.shards[id.Lo%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.keys[id]
-	if e == nil {
+	if e == nil || e.grant != g || d.now() >= e.until {
 		return false
 	}
-	for _, held := range []*slot[*grant]{&e.slot, &e.spare} {
-		if held.grant == g && d.now() < held.until {
-			held.left = min(held.size, held.left+n)
-			return true
-		}
-	}
-	return false
+	e.left = min(e.most, e.left+n)
+	return true
 }
 
 // Reset forgets key, here and at the store. A lease that is on its way, or held by another

@@ -23,8 +23,9 @@ type holding[G any] struct {
 // slot is one grant.
 type slot[G any] struct {
 	left  int           // events that may be admitted without asking
+	most  int           // that left may be: what was granted, and not owed
 	until time.Duration // from then on they may not
-	size  int           // of the grant; 0 if there is none
+	size  int           // of the grant, for the next one; 0 if that says nothing
 	from  time.Duration // when it was received
 	room  int           // what the store had left after it
 	grant G
@@ -41,8 +42,8 @@ type terms struct {
 // spend admits n events of what is held, and returns of which grant. It is nil if they are not
 // there, or have lapsed: that is looked at here, at each spend, and not left to a timer.
 func (h *holding[G]) spend(now time.Duration, n int) *slot[G] {
-	if h.left < n && h.spare.left >= n {
-		h.slot, h.spare = h.spare, h.slot // the rest of the old one is spent later
+	if (h.left < n || now >= h.until) && h.spare.left >= n {
+		h.slot, h.spare = h.spare, h.slot // the rest of the old one is spent later, or lapses
 	}
 	if h.left < n || now >= h.until {
 		return nil
@@ -62,6 +63,9 @@ func (h *holding[G]) borrow(now time.Duration, t *terms) bool {
 	h.owed++
 	return true
 }
+
+// settle reports that it is time to ask, for what is owed. Less than that can wait for a sweep.
+func (h *holding[G]) settle(t *terms) bool { return 2*h.owed >= t.overdraft }
 
 // lapse ends a grant that is over, and returns how many of its events were not spent. There may
 // be a second one.
@@ -84,8 +88,11 @@ func (h *holding[G]) drop() (g G, unspent int) {
 }
 
 // ask returns how many events to ask for when so many callers wait. After two grants that were
-// spent in less than half of their time the next is twice as large.
+// spent in less than half of their time the next is twice as large. What has lapsed must be gone.
 func (h *holding[G]) ask(now time.Duration, waiting int, t *terms) int {
+	if h.spare.left > 0 { // there is no place for more
+		return h.owed
+	}
 	switch usable := h.until - h.from; {
 	case h.size == 0:
 	case usable <= 0: // the store answers more slowly than a lease lives
@@ -94,24 +101,28 @@ func (h *holding[G]) ask(now time.Duration, waiting int, t *terms) int {
 		h.next, h.quick = h.size, 0
 	default: // one of few events comes soon after another by chance
 		if h.quick++; h.quick > 1 {
-			h.next = 2 * h.size
+			h.next = 2 * min(h.size, t.most)
 		}
 	}
-	n := max(1, h.next, waiting)
+	n := min(h.next, t.most)
 	if t.halve && h.size > 0 {
-		n = min(n, max(1, h.room/2))
+		n = min(n, h.room/2)
 	}
-	return h.owed + min(n, t.most)
+	return h.owed + max(1, n, waiting)
 }
 
 // receive takes a grant that was asked for at sent, when so many events were owed, which it
-// pays. The store counts it in its window for window longer, and events leave with theirs.
+// pays. The store counts it in its window for window longer, and events leave with theirs. What
+// has lapsed must be gone.
 func (h *holding[G]) receive(granted, owed, room int, sent, now, window time.Duration, t *terms) *slot[G] {
 	paid := min(granted, owed) // not what was borrowed since: the others have been waiting
 	h.owed -= paid
 	h.denied, h.full = 0, 0
-	s := slot[G]{left: granted - paid, size: granted, room: room, from: now, until: sent + min(t.life, window)}
-	if h.left > 0 && now < h.until {
+	s := slot[G]{left: granted - paid, most: granted - paid, size: granted, room: room, from: now, until: sent + min(t.life, window)}
+	switch {
+	case h.spare.left > 0: // what was owed is all that was asked for
+		return &s
+	case h.left > 0:
 		h.spare = s
 		return &h.spare
 	}
@@ -129,7 +140,9 @@ func (h *holding[G]) refused(retry, pause, sent, now time.Duration, t *terms) {
 		h.size = 0
 	}
 	h.denied = max(sent+min(shortened(retry), t.life), now+pause)
-	h.full = max(h.full, now+retry+retry/clockPart)
+	if t.overdraft > 0 { // or else a key that is denied for a day would be kept for it
+		h.full = max(h.full, now+retry+retry/clockPart)
+	}
 }
 
 // shortened is what is certain to have passed on the store's clock when d has passed here.

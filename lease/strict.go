@@ -43,10 +43,11 @@ func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit
 	return l, true
 }
 
-// lifeMicros is how long a life can take on the store's clock, in whole µs.
+// lifeMicros is how long a life can take on the store's clock, in whole µs: as long as it must be
+// for shortened to be no less than a life.
 func lifeMicros(life time.Duration) int64 {
-	us := life.Microseconds()
-	return us + us/clockPart + 1
+	us := wholeMicros(life).Microseconds()
+	return us + us/(clockPart-1) + 2
 }
 
 // ahead is how many events flow in us µs, rounded up.
@@ -54,8 +55,12 @@ func ahead(l store.Limit, us int64) int64 { return exact.MulDivUp(us, l.Rate, 0,
 
 // pause is for how long a process does not ask again after a denial, so that at the limit time
 // and not demand decides how often the store is asked. It is half a life, and no more than half
-// of the time in which the limit refills, which would be lost.
-func pause(l store.Limit, life time.Duration) time.Duration {
+// of the time in which the limit refills, which would be lost. A fixed window needs none: nothing
+// comes before its end, and then all does.
+func pause(algorithm string, l store.Limit, life time.Duration) time.Duration {
+	if algorithm == fixedWindow {
+		return 0
+	}
 	refill := exact.MulDivUp(l.Burst, l.Period, 0, l.Rate)
 	return min(life/2, time.Duration(min(refill, maxPeriod))*time.Microsecond/2)
 }
