@@ -72,6 +72,29 @@ func TestMovingFromRedisRate(t *testing.T) {
 	})
 }
 
+func TestMovingFromTheRetriesOfRedisRate(t *testing.T) {
+	ctx, server := t.Context(), redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), ContextTimeoutEnabled: true})
+	defer func() { _ = client.Close() }()
+	limiter := redis_rate.NewLimiter(client)
+	old := func(n int) (*redis_rate.Result, error) { return limiter.AllowN(ctx, user, redis_rate.PerHour(10), n) }
+	bucket := newLimiter(t, "token_bucket", onRedis(t, client), ratelimit.PerHour(10))
+	_, err := old(1) // from here on the server has the scripts
+	require.NoError(t, err)
+	ask(t, bucket, 1)
+
+	proxy.DropReplies(2, "EVALSHA")
+	was, err := old(1)
+	require.NoError(t, err)
+	require.Equal(t, 10-1-3, was.Remaining, "three charges, and no error")
+
+	proxy.DropReplies(1, "EVALSHA")
+	_, err = bucket.Allow(ctx, user)
+	require.ErrorIs(t, err, store.ErrTimeout)
+	require.Equal(t, 10-1-1-1, ask(t, bucket, 1).Remaining, "one charge, and an error")
+}
+
 // The clock of miniredis stands still between the calls.
 func TestMovingFromAllowAtMostOfRedisRate(t *testing.T) {
 	server := redistest.Mini(t)
