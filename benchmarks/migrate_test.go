@@ -57,8 +57,10 @@ func TestMovingFromRedisRate(t *testing.T) {
 		require.Equal(t, step.allowed, ask(t, bucket, step.n).Allowed)
 	}
 
-	t.Run("an event above the burst", func(t *testing.T) {
-		require.InDelta(t, 66*time.Minute, old(11).RetryAfter, float64(time.Minute), "as if it came true then")
+	t.Run("more events than the burst", func(t *testing.T) {
+		was, err := limiter.AllowN(ctx, "fresh", redis_rate.PerHour(10), 11)
+		require.NoError(t, err)
+		require.Equal(t, 6*time.Minute, was.RetryAfter.Round(time.Second), "as if it came true then")
 		require.Equal(t, ratelimit.Never, ask(t, bucket, 11).RetryAfter)
 	})
 	t.Run("RetryAfter and Remaining of the first of ten a second", func(t *testing.T) {
@@ -307,10 +309,16 @@ func TestMovingFromHttprate(t *testing.T) {
 		require.Equal(t, were, are)
 
 		time.Sleep(time.Hour - 6*time.Second)
-		admitted([]burst{{0, 10}}, serves(t, old), serves(t, now))
-		were, are = admitted([]burst{{64 * time.Second, 15}}, serves(t, old), serves(t, now))
-		require.Equal(t, []int{1}, were, "9.3 events in the window are rounded to 9")
-		require.Equal(t, []int{0}, are)
+		traffic = []burst{{0, 10}, {63 * time.Second, 15}, {time.Millisecond, 15}, {3*time.Second - time.Millisecond, 15}}
+		were, are = admitted(traffic, serves(t, old), serves(t, now))
+		require.Equal(t, []int{10, 0, 1, 0}, were, "just below 9.5 events are rounded to 9")
+		require.Equal(t, []int{10, 0, 0, 1}, are)
+
+		time.Sleep(time.Hour - 16*time.Second) // 50 s into a minute
+		old = httprate.LimitBy(10, time.Minute, address)(hello)
+		were, are = admitted([]burst{{0, 15}, {20 * time.Second, 15}}, serves(t, old), serves(t, now))
+		require.Equal(t, []int{10, 0}, were, "its minute begins when it is made")
+		require.Equal(t, []int{10, 1}, are, "the minute is that of the clock")
 	})
 }
 
