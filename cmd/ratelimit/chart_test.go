@@ -92,6 +92,15 @@ func TestNumbersBesideAPanel(t *testing.T) {
 	}
 }
 
+func TestAPictureWithoutALog(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.svg")
+	got := command(t, nil, "replay", "-limit", "1/m", "-svg", file, "missing.log")
+	require.Equal(t, 1, got.code)
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "0 of 0 requests denied")
+}
+
 func TestNoPictureWithoutAFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "no", "a.svg")
 	got := command(t, strings.NewReader(sample), "replay", "-limit", "1/m", "-svg", file)

@@ -105,7 +105,7 @@ func (p *program) replay(ctx context.Context, args []string) error {
 	}
 	err := r.each(flags.Args(), func(e event) error { return r.decide(ctx, e) })
 	if err != nil && r.Lines == 0 {
-		return err
+		return errors.Join(err, r.draw())
 	}
 	return errors.Join(err, r.print(p.stdout), r.draw()) // what was read, even before an error
 }
