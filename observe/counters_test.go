@@ -190,6 +190,7 @@ func TestWhatIsCountedIsBounded(t *testing.T) {
 	require.Less(t, before, 80)
 	require.Len(t, s.DeniedBy, 33)
 	require.Equal(t, observe.DeniedBy{Name: "limit 0", Calls: 1}, s.DeniedBy[0])
+	require.NotEqual(t, "other", s.DeniedBy[31].Name)
 	require.Equal(t, observe.DeniedBy{Name: "other", Calls: 1 + names - 32}, s.DeniedBy[32])
 	require.EqualValues(t, 1_000_000, row(t, s, "allowed", "store").Calls)
 	require.EqualValues(t, 1_000_000, s.Headroom[5])
