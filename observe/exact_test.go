@@ -65,6 +65,9 @@ func burst(n int, d time.Duration, ask func()) {
 //
 //	go test -v -run WhatAnEstimateMeans ./observe
 func TestWhatAnEstimateMeans(t *testing.T) {
+	if testing.Short() {
+		t.Skip("decides 3 million times")
+	}
 	promises, err := os.ReadFile("../docs/promises.md")
 	require.NoError(t, err)
 	for _, algorithm := range ratelimit.Algorithms() {
