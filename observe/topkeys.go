@@ -102,7 +102,11 @@ func (t *TopKeys) Top(n int) Top {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turn()
-	top := Top{Since: t.base.Add(time.Duration(max(0, t.minute-1)) * topMinute), Denials: t.now.total + t.last.total}
+	top := Top{
+		Since:   t.base.Add(time.Duration(max(0, t.minute-1)) * topMinute),
+		Denials: t.now.total + t.last.total,
+		Keys:    []TopKey{}, // no null in JSON
+	}
 	for _, c := range t.now.counters {
 		top.Keys = append(top.Keys, sum(c, t.last))
 	}
