@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"testing"
@@ -84,7 +85,7 @@ func TestHeadroomIsInTenthsRoundedUp(t *testing.T) {
 	for _, c := range []struct{ limit, remaining, tenth int }{
 		{100, 0, 0}, {100, 1, 1}, {100, 10, 1}, {100, 11, 2}, {100, 99, 10}, {100, 100, 10}, {1, 0, 0}, {3, 1, 4},
 		{1<<31 - 1, 1<<31 - 2, 10},
-		{5, 6, 10}, {5, -1, 0}, {1 << 62, 1 << 62, 1}, // of limiters that are not ours
+		{5, 6, 10}, {5, -1, 0}, {math.MaxInt, math.MaxInt, 10}, // of limiters that are not ours
 		{0, 0, -1}, // not counted
 	} {
 		counters := observe.NewCounters("")

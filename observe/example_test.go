@@ -58,9 +58,9 @@ func ExampleCounters() {
 // Counters are an expvar.Var. Package expvar shows them under /debug/vars.
 func ExampleCounters_String() {
 	counters := observe.NewCounters("api")
-	expvar.Publish("ratelimit", counters)
+	var published expvar.Var = counters // by expvar.Publish("ratelimit", counters)
 
-	fmt.Println(expvar.Get("ratelimit").String()[:16])
+	fmt.Println(published.String()[:16])
 	// Output: {"limiter":"api"
 }
 

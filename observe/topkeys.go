@@ -99,13 +99,23 @@ type TopKey struct {
 
 // Top returns the n keys that are denied most, or fewer if there are fewer.
 func (t *TopKeys) Top(n int) Top {
+	top := t.all()
+	slices.SortFunc(top.Keys, func(a, b TopKey) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Error, b.Error), cmp.Compare(a.Key, b.Key))
+	})
+	top.Keys = slices.Clone(top.Keys[:max(0, min(n, len(top.Keys)))]) // without the memory of the rest
+	return top
+}
+
+// all is the keys of both sketches, in no order.
+func (t *TopKeys) all() Top {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turn()
 	top := Top{
 		Since:   t.base.Add(time.Duration(max(0, t.minute-1)) * topMinute),
 		Denials: t.now.total + t.last.total,
-		Keys:    []TopKey{}, // no null in JSON
+		Keys:    make([]TopKey, 0, len(t.now.counters)+len(t.last.counters)),
 	}
 	for _, c := range t.now.counters {
 		top.Keys = append(top.Keys, sum(c, t.last))
@@ -115,10 +125,6 @@ func (t *TopKeys) Top(n int) Top {
 			top.Keys = append(top.Keys, sum(c, t.now))
 		}
 	}
-	slices.SortFunc(top.Keys, func(a, b TopKey) int {
-		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Error, b.Error), cmp.Compare(a.Key, b.Key))
-	})
-	top.Keys = slices.Clip(top.Keys[:max(0, min(n, len(top.Keys)))])
 	return top
 }
 
