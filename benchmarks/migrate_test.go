@@ -462,7 +462,7 @@ func memory(t *testing.T) store.Store {
 
 func onRedis(t *testing.T, client *redis.Client) store.Store {
 	t.Helper()
-	s, err := redisstore.New(client)
+	s, err := redisstore.New(client, redisstore.WithTimeout(10*time.Second)) // the machine may be busy
 	require.NoError(t, err)
 	return s
 }
