@@ -54,8 +54,8 @@ func (f *Limiter) State() (s State, since time.Time) {
 	return f.changes.state, f.changes.since
 }
 
-// WithOnChange has changed called for each change of the circuit breaker's state, with the new
-// state and the time of the change: to log it, or to raise an alarm.
+// WithOnChange calls changed for each change of the circuit breaker's state, to log it or to raise
+// an alarm. It hands on the new state and the time of the change.
 //
 // The calls come one at a time, in the order of the changes. They are made by the callers of the
 // limiter, after the decision that brought the change, and outside of all locks. So changed may

@@ -36,8 +36,8 @@ var durationBounds = [...]time.Duration{
 // Counters count the decisions of one limiter. They are a [ratelimit.Observer]. What reads
 // them is [Counters.Snapshot]: a handler, or a collector of metrics.
 //
-// They hold at most 80 series, whatever the keys, in some 4 KB. A decision costs some 5 ns
-// and no allocation. They only grow, until the process ends.
+// They hold fewer than 100 numbers, whatever the keys, in some 2 KB. A decision costs some 8 ns
+// and no allocation. The numbers only grow, until the process ends.
 //
 // They are safe for concurrent use. Make them by [NewCounters].
 type Counters struct {
@@ -106,7 +106,7 @@ func headroom(r *ratelimit.Result, source ratelimit.Source) int {
 		return uncounted
 	}
 	// Other limiters than ours may say anything.
-	left, limit := uint64(min(max(r.Remaining, 0), math.MaxInt32)), uint64(r.Limit)
+	left, limit := uint64(min(max(r.Remaining, 0), math.MaxInt32)), uint64(min(r.Limit, math.MaxInt32))
 	return int(min((left*10+limit-1)/limit, 10))
 }
 
