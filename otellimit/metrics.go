@@ -67,8 +67,9 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 // the import path of this package. The Unregister method of what it returns ends that, and
 // must have been called before the same names are registered again.
 //
-// The error is [ratelimit.ErrInvalidOption]: an option or something in c is nil, two Counters
-// have the same name, or a name is empty or not UTF-8. Other errors are those of the provider.
+// It returns [ratelimit.ErrInvalidOption] if an option or something in c is nil, or two
+// Counters have the same name. The same goes for a name that is empty or not UTF-8. Other
+// errors are those of the provider.
 func Register(c Config, opts ...Option) (metric.Registration, error) {
 	c, err := c.checked()
 	if err != nil {
