@@ -370,6 +370,32 @@ func TestScrapesWhileDecisionsAreUnderWay(t *testing.T) {
 	require.NotEmpty(t, before)
 }
 
+func TestCountersHaveAtMost90Series(t *testing.T) {
+	memory, err := memstore.New()
+	require.NoError(t, err)
+	daily, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(1), ratelimit.WithName("b"))
+	require.NoError(t, err)
+	c := observe.NewCounters("api")
+	for i := range 100 {
+		never, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(0), ratelimit.WithName("a"), ratelimit.WithPolicyName(fmt.Sprint(i)))
+		require.NoError(t, err)
+		all, err := ratelimit.NewAll(never, daily)
+		require.NoError(t, err)
+		_, err = observed(t, all, c, ratelimit.WithLatency()).Allow(t.Context(), "key")
+		require.NoError(t, err)
+	}
+	for source := ratelimit.SourceStore; source <= ratelimit.SourceList; source++ {
+		for _, allowed := range []bool{true, false} {
+			r := ratelimit.Result{Allowed: allowed, Limit: 1}
+			c.Decided(t.Context(), "key", 1, r.With(ratelimit.NewMark(t, source, nil)), nil, 0)
+		}
+	}
+	collector, err := promlimit.NewCollector(promlimit.Config{Counters: []*observe.Counters{c}})
+	require.NoError(t, err)
+	_, got := scrape(t, collector)
+	require.Len(t, got, 90)
+}
+
 func TestNoLabelIsAKey(t *testing.T) {
 	s := newService(t)
 	s.traffic(t)
