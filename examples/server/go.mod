@@ -6,7 +6,7 @@ require (
 	github.com/dunglas/httpsfv v1.1.2
 	github.com/prometheus/client_golang v1.25.0
 	github.com/ratelimit-go/ratelimit v0.1.0
-	github.com/ratelimit-go/ratelimit/promlimit v0.1.0
+	github.com/ratelimit-go/ratelimit/promlimit v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/stretchr/testify v1.12.1
 )
