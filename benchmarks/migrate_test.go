@@ -249,10 +249,10 @@ func TestMovingFromTheMiddlewareOfUlule(t *testing.T) {
 
 func TestMovingFromThrottled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		memstore, err := throttledmemory.NewCtx(0)
+		gcra, err := throttledmemory.NewCtx(0)
 		require.NoError(t, err)
 		quota := throttled.RateQuota{MaxRate: throttled.PerMin(20), MaxBurst: 5}
-		limiter, err := throttled.NewGCRARateLimiterCtx(memstore, quota)
+		limiter, err := throttled.NewGCRARateLimiterCtx(gcra, quota)
 		require.NoError(t, err)
 		old := func(n int) (bool, throttled.RateLimitResult) {
 			limited, r, err := limiter.RateLimitCtx(t.Context(), user, n)
@@ -462,7 +462,7 @@ func memory(t *testing.T) store.Store {
 
 func onRedis(t *testing.T, client *redis.Client) store.Store {
 	t.Helper()
-	s, err := redisstore.New(client)
+	s, err := redisstore.New(client, redisstore.WithTimeout(10*time.Second)) // the machine may be busy
 	require.NoError(t, err)
 	return s
 }
