@@ -3,10 +3,13 @@ import { labels } from "./time.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-/** Returns where the axis of time has lines: at the edges of windows, if they can be told apart. */
+const minute = 60, hour = 60 * minute, day = 24 * hour;
+const steps = [1, 2, 5, 10, 30, minute, 2 * minute, 5 * minute, 10 * minute, 30 * minute, hour, 2 * hour, 6 * hour, 12 * hour, day];
+
+/** Returns where the axis of time has lines: at edges of windows, or for a log at round times. */
 function splits(result, end, width) {
   const most = Math.max(2, Math.floor(width / 64));
-  let step = result.period;
+  let step = result.pasted ? steps.find((s) => end / s <= most) ?? day : result.period;
   while (end / step > most) step *= 2;
   return Array.from({ length: Math.floor(end / step + 1e-9) + 1 }, (_, i) => i * step);
 }
@@ -20,7 +23,7 @@ function stack({ within, beyond, denied }) {
 /** Returns the height of the tallest bar of all algorithms: they share one scale. */
 export function tallest(result) {
   const heights = result.outcomes.flatMap((o) => (o.error ? [] : stack(o.bars)[0]));
-  return Math.max(1, ...heights, result.clients === 1 ? result.average : 0);
+  return Math.max(1, ...heights, result.pasted ? 0 : result.average);
 }
 
 const bars = uPlot.paths.bars({ size: [0.86, Infinity], align: 1 });
@@ -32,7 +35,7 @@ function series(name) {
 /** Draws the limit as an even rate, which a log of many clients does not have. */
 function average(result) {
   return (u) => {
-    if (result.clients > 1) return;
+    if (result.pasted) return;
     const y = Math.round(u.valToPos(result.average, "y", true));
     const { ctx, bbox } = u;
     ctx.save();

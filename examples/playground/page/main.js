@@ -37,7 +37,8 @@ function keepInLink() {
 
 /** Asks the library anew, and shows what it says. */
 function update() {
-  $("paste").hidden = fields.traffic.value !== "log";
+  const pasted = fields.traffic.value === "log";
+  document.body.classList.toggle("pasted", pasted);
   const result = library.simulate({
     limit: fields.limit.value,
     cost: Math.trunc(Number(fields.cost.value)) || 0,
@@ -51,7 +52,7 @@ function update() {
   fields.cost.setAttribute("aria-invalid", error.includes("number of events"));
   $("charts").classList.toggle("stale", Boolean(error));
   if (error) return false;
-  shown = result;
+  shown = { ...result, pasted };
   show();
   return true;
 }
@@ -77,7 +78,7 @@ function show() {
 }
 
 function summary() {
-  if (fields.traffic.value !== "log") return "";
+  if (!shown.pasted) return "";
   const denied = shown.outcomes.map((o) => `${kinds[o.algorithm][0]} ${o.error ? "–" : o.deniedClients}`).join(", ");
   const left = shown.unreadable && ` Left out: ${shown.unreadable}.`;
   return `${shown.requests} requests of ${shown.clients} clients. Clients that were denied something: ${denied}.${left}`;

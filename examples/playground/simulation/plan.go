@@ -55,9 +55,14 @@ func newPlan(in Input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if end, err = p.addSteps(in.Steps, end); err != nil {
+	now := end
+	if len(p.requests) == 0 {
+		now = 0
+	}
+	if now, err = p.addSteps(in.Steps, now); err != nil {
 		return nil, err
 	}
+	end = max(end, now) + p.scale.Period // a Period more shows what a queue lets go
 	if len(p.requests) > maxRequests {
 		return nil, tooMany(len(p.requests))
 	}
@@ -113,11 +118,11 @@ func (p *plan) addLog(text string) (end time.Duration, err error) {
 	return end, nil
 }
 
-// addSteps adds what is sent by hand, and returns when it ends. Steps are separated by
-// commas: a number of requests at once, or "w" to wait for a bar's length.
+// addSteps adds what is sent by hand, and returns the time after it. Steps are separated
+// by commas: a number of requests at once, or "w" to wait for a bar's length.
 func (p *plan) addSteps(text string, now time.Duration) (time.Duration, error) {
 	if text == "" {
-		return now + p.scale.Period, nil
+		return now, nil
 	}
 	steps := strings.Split(text, ",")
 	if len(steps) > maxSteps {
@@ -136,7 +141,7 @@ func (p *plan) addSteps(text string, now time.Duration) (time.Duration, error) {
 		p.requests = append(p.requests, slices.Repeat([]request{{"you", now}}, n)...)
 		p.last = n
 	}
-	return now + p.scale.Period, nil
+	return now, nil
 }
 
 func (p *plan) clients() int {
