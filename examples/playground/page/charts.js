@@ -72,8 +72,8 @@ export function draw(element, result, outcome, top) {
         values: (u, at) => labels(at, at[1] - at[0]),
       },
       {
-        ...axis, size: 34, gap: 4, grid: { stroke: colour("rule"), width: 1 },
-        space: 36, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000],
+        ...axis, size: 42, gap: 4, grid: { stroke: colour("rule"), width: 1 },
+        space: 36, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000], values: (u, at) => at.map(String),
       },
     ],
     series: [{}, series("denied"), series("beyond"), series("within")],

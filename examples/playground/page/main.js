@@ -8,11 +8,14 @@ const buttons = ["one", "ten", "wait", "clear", "share"].map($);
 
 const kinds = {
   fixed_window: ["FixedWindow", "Counts anew in each window. Around an edge, the bursts of two windows pass."],
-  sliding_window: ["SlidingWindow", "Lets the last window fade out. Nearly exact, for the cost of two counters."],
+  sliding_window: ["SlidingWindow", "Estimates from two counters: the last window fades out. It errs a little, both ways."],
   sliding_log: ["SlidingLog", "Remembers each event for one period. Exact: never more than the limit."],
   token_bucket: ["TokenBucket", "Starts full and refills steadily. A burst passes, then the rate."],
   leaky_bucket: ["LeakyBucket", "Queues what it allows, and lets it go at an even pace."],
 };
+
+/** Returns the name of an algorithm and what is typical of it. */
+const kind = (algorithm) => kinds[algorithm] ?? [algorithm, ""];
 
 let library;
 let steps = []; // sent by hand: numbers of requests, and "w" for a wait
@@ -61,8 +64,8 @@ function card(algorithm) {
   if (!cards.has(algorithm)) {
     const element = $("card").content.cloneNode(true).firstElementChild;
     element.id = algorithm;
-    element.querySelector("h2").textContent = kinds[algorithm][0];
-    element.querySelector(".character").textContent = kinds[algorithm][1];
+    element.querySelector("h2").textContent = kind(algorithm)[0];
+    element.querySelector(".character").textContent = kind(algorithm)[1];
     $("charts").append(element);
     cards.set(algorithm, element);
   }
@@ -79,7 +82,7 @@ function show() {
 
 function summary() {
   if (!shown.pasted) return "";
-  const denied = shown.outcomes.map((o) => `${kinds[o.algorithm][0]} ${o.error ? "–" : o.deniedClients}`).join(", ");
+  const denied = shown.outcomes.map((o) => `${kind(o.algorithm)[0]} ${o.error ? "–" : o.deniedClients}`).join(", ");
   const left = shown.unreadable && ` Left out: ${shown.unreadable}.`;
   return `${shown.requests} requests of ${shown.clients} clients. Clients that were denied something: ${denied}.${left}`;
 }
@@ -114,7 +117,7 @@ function step(what, words) {
     return;
   }
   keepInLink();
-  const granted = shown.outcomes.filter((o) => !o.error).map((o) => `${kinds[o.algorithm][0]} ${o.granted}`);
+  const granted = shown.outcomes.filter((o) => !o.error).map((o) => `${kind(o.algorithm)[0]} ${o.granted}`);
   say(shown.last ? `${words}. Allowed: ${granted.join(", ")}.` : `${words}.`);
 }
 
