@@ -1,3 +1,7 @@
+//go:build !js
+
+// The other side of the page: chromedp drives a browser, and is not built for one.
+
 package main
 
 import (

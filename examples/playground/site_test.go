@@ -16,24 +16,24 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// folder is where the tests have the site. One build is for all of them.
-var folder = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "playground")
-	if err != nil {
+var made string // the folder of the site, once a test has asked for it
+
+// folder builds the site once, for all tests.
+var folder = sync.OnceValues(func() (dir string, err error) {
+	if made, err = os.MkdirTemp("", "playground"); err != nil {
 		return "", err
 	}
-	return dir, export(context.Background(), dir)
+	return made, export(context.Background(), made)
 })
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, err := folder(); err == nil {
-		_ = os.RemoveAll(dir)
+	if made != "" {
+		_ = os.RemoveAll(made)
 	}
 	os.Exit(code)
 }
 
-// A browser of today takes the .br: it is what a reader waits for.
 func TestTheLibraryIsSmall(t *testing.T) {
 	dir, err := folder()
 	require.NoError(t, err)

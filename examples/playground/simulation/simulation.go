@@ -67,6 +67,10 @@ func Run(in Input) (*Output, error) {
 		Average:    float64(p.scale.Rate) / float64(in.Cost) * float64(p.bin) / float64(p.scale.Period),
 	}
 	for _, algorithm := range ratelimit.Algorithms() {
+		if err := p.limit.ValidateFor(algorithm); err != nil { // windows have no Burst
+			out.Outcomes = append(out.Outcomes, Outcome{Algorithm: algorithm, Error: err.Error()})
+			continue
+		}
 		o, err := p.run(algorithm)
 		if err != nil {
 			return nil, err
@@ -86,8 +90,7 @@ func (p *plan) run(algorithm string) (Outcome, error) {
 	}
 	limiter, err := ratelimit.New(algorithm, mem, p.limit)
 	if err != nil {
-		o.Error = err.Error() // windows have no Burst
-		return o, nil
+		return o, err
 	}
 
 	o.Bars = make([]Bar, p.bars)

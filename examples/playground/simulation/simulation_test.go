@@ -70,6 +70,9 @@ func TestBeyondIsTheVerdictOfASlidingLog(t *testing.T) {
 			p, err := newPlan(in)
 			require.NoError(t, err)
 			for _, algorithm := range ratelimit.Algorithms() {
+				if p.limit.ValidateFor(algorithm) != nil {
+					continue
+				}
 				o, err := p.run(algorithm)
 				require.NoError(t, err)
 				require.Equal(t, beyondOfLibrary(t, p, algorithm), o.Beyond, "%+v %s", in, algorithm)
@@ -83,9 +86,7 @@ func beyondOfLibrary(t *testing.T, p *plan, algorithm string) (beyond int) {
 	mem, err := memstore.New(memstore.WithClock(func() time.Time { return p.start.Add(now) }))
 	require.NoError(t, err)
 	limiter, err := ratelimit.New(algorithm, mem, p.limit)
-	if err != nil {
-		return 0
-	}
+	require.NoError(t, err)
 	exactMem, err := memstore.New(memstore.WithClock(func() time.Time { return p.start.Add(goes) }))
 	require.NoError(t, err)
 	exact, err := ratelimit.NewSlidingLog(exactMem, ratelimit.Limit{Rate: p.limit.Rate, Period: p.limit.Period})
