@@ -32,10 +32,10 @@ function series(name) {
   return { fill: colour(name), stroke: colour(name), width: 0, paths: bars, points: { show: false } };
 }
 
-/** Draws the limit as an even rate, which a log of many clients does not have. */
+/** Draws the limit as an even rate, which many clients together do not have, nor "unlimited". */
 function average(result) {
   return (u) => {
-    if (result.pasted) return;
+    if (result.pasted || result.average === 0) return;
     const y = Math.round(u.valToPos(result.average, "y", true));
     const { ctx, bbox } = u;
     ctx.save();

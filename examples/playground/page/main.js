@@ -172,7 +172,7 @@ async function start() {
     return;
   }
   for (const { name, title } of library.traffics) fields.traffic.append(new Option(title, name));
-  fields.traffic.append(new Option("An access log that you paste", "log"));
+  fields.traffic.append(new Option("An access log, pasted", "log"));
   for (const b of buttons) b.disabled = false;
   restore();
   listen();

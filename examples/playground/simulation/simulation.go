@@ -27,7 +27,7 @@ type Output struct {
 	Unreadable string        // how many lines of the Log were left out, and the first of them
 	Period     time.Duration // of the limit
 	Bin        time.Duration // the length of each bar
-	Average    float64       // requests in a Bin at the limit, for one client
+	Average    float64       // requests in a Bin at the limit, for one client; 0 if unlimited
 	Outcomes   []Outcome     // in the order of ratelimit.Algorithms
 }
 
@@ -64,7 +64,7 @@ func Run(in Input) (*Output, error) {
 		Unreadable: p.unreadable,
 		Period:     p.scale.Period,
 		Bin:        p.bin,
-		Average:    float64(p.scale.Rate) / float64(in.Cost) * float64(p.bin) / float64(p.scale.Period),
+		Average:    float64(max(0, p.limit.Rate)) / float64(in.Cost) * float64(p.bin) / float64(p.scale.Period),
 	}
 	for _, algorithm := range ratelimit.Algorithms() {
 		if err := p.limit.ValidateFor(algorithm); err != nil { // windows have no Burst

@@ -181,6 +181,7 @@ func TestExtremeLimits(t *testing.T) {
 		for _, traffic := range Traffics {
 			out, err := Run(Input{Limit: limit, Cost: 1, Traffic: traffic.Name, Steps: "1" + strings.Repeat(",w", maxSteps-1)})
 			require.NoError(t, err)
+			require.Equal(t, limit == "0/s" || limit == "unlimited", out.Average == 0, limit)
 			for _, o := range out.Outcomes {
 				if limit == "unlimited" {
 					require.Equal(t, out.Requests, o.Within, o.Algorithm)
