@@ -14,7 +14,7 @@ func shown(key string) string { return key[:min(len(key), maxShown)] }
 // least count, and its count too, since it may have come as often before.
 type sketch struct {
 	counters []*counter // a heap by count: the least is the first
-	of       map[keyhash.Hash]*counter
+	index    index
 	total    int64
 }
 
@@ -28,17 +28,17 @@ type counter struct {
 }
 
 func newSketch(k int) *sketch {
-	return &sketch{counters: make([]*counter, 0, k), of: make(map[keyhash.Hash]*counter, k)}
+	return &sketch{counters: make([]*counter, 0, k), index: newIndex(k)}
 }
 
 // add counts key once.
 func (s *sketch) add(id keyhash.Hash, key string) {
 	s.total++
-	c, ok := s.of[id]
-	if !ok {
+	c := s.index.of(id)
+	if c == nil {
 		c = s.free()
 		c.id, c.key = id, append(c.key[:0], shown(key)...)
-		s.of[id] = c
+		s.index.put(c)
 	}
 	c.count++
 	s.sink(c)
@@ -58,7 +58,7 @@ func (s *sketch) free() *counter {
 		return c
 	}
 	c := s.counters[0]
-	delete(s.of, c.id)
+	s.index.drop(c.id)
 	c.excess = c.count
 	return c
 }
@@ -73,7 +73,7 @@ func (s *sketch) least() int64 {
 
 // reset forgets all keys, and keeps the memory.
 func (s *sketch) reset() {
-	clear(s.of)
+	clear(s.index)
 	s.counters, s.total = s.counters[:0], 0
 }
 
