@@ -10,6 +10,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/bench"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -72,12 +73,13 @@ func BenchmarkObserve(b *testing.B) {
 		{name: "none"},
 		{name: "nil"},
 		{name: "hook", observer: saying(func() {})},
+		{name: "counters", observer: observe.NewCounters("api")},
 		{name: "hook with latency", observer: saying(func() {}), opts: []ratelimit.ObserveOption{ratelimit.WithLatency()}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			l := plain()
 			if c.name != "none" {
-				l = observe(b, l, c.observer, c.opts...)
+				l = observed(b, l, c.observer, c.opts...)
 			}
 			bench.Allow(b, l, []string{"user:42"}, true)
 		})

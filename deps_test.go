@@ -72,3 +72,21 @@ func TestPackagesLinkOnlyWhatTheyMay(t *testing.T) {
 		require.True(t, found[pkg], "there is no package %s", pkg)
 	}
 }
+
+// TestObservingCostsNobodyElse: what package observe needs stays out of these.
+func TestObservingCostsNobodyElse(t *testing.T) {
+	for pkg, not := range map[string][]string{
+		".":              {"encoding/json", "expvar", "log", "log/slog", "net/http"},
+		"store/memstore": {"encoding/json", "expvar", "log", "log/slog", "net/http"},
+		"httplimit":      {"encoding/json", "expvar", "log/slog"},
+		"observe":        {"expvar"}, // which adds to http.DefaultServeMux
+	} {
+		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./"+pkg).Output()
+		require.NoError(t, err)
+		deps := strings.Fields(string(out))
+		require.Contains(t, deps, "time", pkg)
+		for _, dep := range not {
+			require.NotContains(t, deps, dep, pkg)
+		}
+	}
+}

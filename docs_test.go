@@ -38,7 +38,7 @@ func pages(t *testing.T) []string {
 	pages, err := filepath.Glob("docs/*.md")
 	require.NoError(t, err)
 	require.NotEmpty(t, pages)
-	return append(pages, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md", "grpclimit/README.md")
+	return append(pages, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md", "grpclimit/README.md", "promlimit/README.md", "otellimit/README.md")
 }
 
 var fence = regexp.MustCompile("(?ms)^```([a-z]+)\n(.*?)^```$")
@@ -145,11 +145,11 @@ func TestDocumentsPrintWhatTheySay(t *testing.T) {
 	}
 }
 
-// playConsole does what a console shows, with an address of its own in place of port 8080. "go
+// playConsole does what a console shows, with addresses of its own in place of 8080 and 8081. "go
 // run ." is the program, and with "&" a server; "go run ./examples/…" is that of the repository.
 func playConsole(t *testing.T, program block, console string) {
 	address := freeAddress(t)
-	addresses := []string{"localhost:8080", address}
+	addresses := []string{"localhost:8080", address, "localhost:8081", freeAddress(t)}
 	if strings.Contains(program.text, "localhost:6379") {
 		addresses = append(addresses, "localhost:6379", redistest.Start(t).Addr())
 	}

@@ -50,7 +50,7 @@ func (r *recorder) take() []decided {
 	return told
 }
 
-func observe(t testing.TB, l ratelimit.Limiter, o ratelimit.Observer, opts ...ratelimit.ObserveOption) ratelimit.Limiter {
+func observed(t testing.TB, l ratelimit.Limiter, o ratelimit.Observer, opts ...ratelimit.ObserveOption) ratelimit.Limiter {
 	t.Helper()
 	l, err := ratelimit.Observe(l, o, opts...)
 	require.NoError(t, err)
@@ -60,7 +60,7 @@ func observe(t testing.TB, l ratelimit.Limiter, o ratelimit.Observer, opts ...ra
 func TestAnObserverIsToldOfEachDecision(t *testing.T) {
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
 		var o recorder
-		ctx, l := t.Context(), observe(t, newLimiter(t, algorithm, s, ratelimit.PerHour(10)), &o)
+		ctx, l := t.Context(), observed(t, newLimiter(t, algorithm, s, ratelimit.PerHour(10)), &o)
 
 		r, err := l.Allow(ctx, "a")
 		require.Equal(t, []decided{{"a", 1, r, err, 0}}, o.take())
@@ -101,7 +101,7 @@ func TestAnObserverIsToldOfEachDecision(t *testing.T) {
 func TestAnObserverIsToldOfWhatAWaitAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o recorder
-		l := observe(t, inMemory(t, "sliding_log", ratelimit.PerSecond(1)), &o)
+		l := observed(t, inMemory(t, "sliding_log", ratelimit.PerSecond(1)), &o)
 		allow(t, l, "key")
 		start := time.Now()
 		_, err := ratelimit.Wait(t.Context(), l, "key", 1)
@@ -117,13 +117,13 @@ func TestAnObserverIsToldHowLongADecisionTook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o, other recorder
 		slow := slowly{inMemory(t, "token_bucket", ratelimit.PerHour(10)), time.Millisecond}
-		allow(t, observe(t, slow, &o, ratelimit.WithLatency()), "key")
+		allow(t, observed(t, slow, &o, ratelimit.WithLatency()), "key")
 		require.Equal(t, time.Millisecond, o.take()[0].Took)
-		allow(t, observe(t, slow, &o), "key")
+		allow(t, observed(t, slow, &o), "key")
 		require.Zero(t, o.take()[0].Took)
 
 		core := inMemory(t, "token_bucket", ratelimit.PerHour(10))
-		a := all(t, observe(t, core, &o, ratelimit.WithLatency()), slow, observe(t, slow, &other))
+		a := all(t, observed(t, core, &o, ratelimit.WithLatency()), slow, observed(t, slow, &other))
 		allow(t, a, "key")
 		require.Equal(t, 2*time.Millisecond, o.take()[0].Took, "of the whole")
 		require.Zero(t, other.take()[0].Took)
@@ -143,9 +143,9 @@ func (s slowly) AllowN(ctx context.Context, key string, n int) (ratelimit.Result
 
 func TestObserveOfNothing(t *testing.T) {
 	l := inMemory(t, "token_bucket", ratelimit.PerHour(10))
-	require.Same(t, l, observe(t, l, nil))
-	require.Same(t, l, observe(t, l, (*recorder)(nil)))
-	require.Same(t, l, observe(t, l, ratelimit.Observers()))
+	require.Same(t, l, observed(t, l, nil))
+	require.Same(t, l, observed(t, l, (*recorder)(nil)))
+	require.Same(t, l, observed(t, l, ratelimit.Observers()))
 	var one recorder
 	require.Same(t, &one, ratelimit.Observers(nil, &one, (*recorder)(nil)))
 	_, err := ratelimit.Observe(nil, &one)
@@ -157,7 +157,7 @@ func TestObserveOfNothing(t *testing.T) {
 func TestObserversAreToldInTheirOrder(t *testing.T) {
 	var order []string
 	say := func(name string) ratelimit.Observer { return saying(func() { order = append(order, name) }) }
-	l := observe(t, inMemory(t, "token_bucket", ratelimit.PerHour(10)), ratelimit.Observers(say("a"), nil, say("b"), say("c")))
+	l := observed(t, inMemory(t, "token_bucket", ratelimit.PerHour(10)), ratelimit.Observers(say("a"), nil, say("b"), say("c")))
 	allow(t, l, "key")
 	require.Equal(t, []string{"a", "b", "c"}, order)
 }
@@ -174,8 +174,8 @@ func TestAnAllOfObservedLimitsIsOneScript(t *testing.T) {
 	var o recorder
 	var parts []ratelimit.Limiter
 	for i, algorithm := range algorithms {
-		l := observe(t, newLimiter(t, algorithm, s, ratelimit.PerHour(1_000+i)), &o)
-		parts = append(parts, observe(t, l, &o, ratelimit.WithLatency()))
+		l := observed(t, newLimiter(t, algorithm, s, ratelimit.PerHour(1_000+i)), &o)
+		parts = append(parts, observed(t, l, &o, ratelimit.WithLatency()))
 	}
 	a := all(t, parts...)
 	allow(t, a, "key") // loads the script
@@ -192,8 +192,8 @@ func TestAnAllOfObservedLimitsIsOneScript(t *testing.T) {
 func TestAnObserverInAnAllIsToldItsOwnPartsDecision(t *testing.T) {
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
 		var wide, narrow recorder
-		a := all(t, observe(t, newLimiter(t, algorithm, s, ratelimit.PerHour(5)), &wide),
-			observe(t, newLimiter(t, algorithm, s, ratelimit.PerHour(3)), &narrow))
+		a := all(t, observed(t, newLimiter(t, algorithm, s, ratelimit.PerHour(5)), &wide),
+			observed(t, newLimiter(t, algorithm, s, ratelimit.PerHour(3)), &narrow))
 		for _, n := range []int{1, 2} {
 			r := allowN(t, a, n)
 			require.Equal(t, []decided{{"key", n, r.Parts()[0], nil, 0}}, wide.take())
@@ -230,8 +230,8 @@ func TestAnObserverInAnAllIsToldTheKeyAndTheEventsThatItWouldBeAskedFor(t *testi
 		return l
 	}
 	var inner, between, outer recorder
-	core := observe(t, inMemory(t, "token_bucket", ratelimit.PerHour(9)), &inner)
-	part := observe(t, prefixed(perCall(observe(t, prefixed(core, "b:"), &between)), "a:"), &outer)
+	core := observed(t, inMemory(t, "token_bucket", ratelimit.PerHour(9)), &inner)
+	part := observed(t, prefixed(perCall(observed(t, prefixed(core, "b:"), &between)), "a:"), &outer)
 	for name, l := range map[string]ratelimit.Limiter{"alone": part, "in an All": all(t, part)} {
 		allowN(t, l, 3)
 		for i, o := range []*recorder{&inner, &between, &outer} {
@@ -248,7 +248,7 @@ func TestAnObserverInAnAllIsToldOfErrors(t *testing.T) {
 	var first, failing, later recorder
 	mem := memory(t, newClock())
 	at := func(o *recorder, s store.Store, opts ...ratelimit.Option) ratelimit.Limiter {
-		return observe(t, newLimiter(t, "token_bucket", s, ratelimit.PerHour(5), append(opts, ratelimit.WithName(fmt.Sprintf("%p", o)))...), o)
+		return observed(t, newLimiter(t, "token_bucket", s, ratelimit.PerHour(5), append(opts, ratelimit.WithName(fmt.Sprintf("%p", o)))...), o)
 	}
 	broken := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, errNo })
 	a := all(t, at(&first, mem), at(&failing, mem, broken), at(&later, mem))
@@ -274,7 +274,7 @@ func TestAnObserverInAnAllIsToldOfErrors(t *testing.T) {
 func TestAnObserverOfAPartThatWasNotAskedIsNotTold(t *testing.T) {
 	var o recorder
 	blocked := inMemory(t, "token_bucket", ratelimit.PerHour(0))
-	r := allowN(t, all(t, blocked, observe(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), &o)), 1)
+	r := allowN(t, all(t, blocked, observed(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), &o)), 1)
 	require.False(t, r.Allowed)
 	require.Empty(t, o.take())
 }
@@ -369,7 +369,7 @@ func TestADenycacheAsksItsObservedLimiterWithTheLimitThatItKnows(t *testing.T) {
 		asked++
 		return ratelimit.PerHour(2), nil
 	}))
-	d, err := denycache.New(observe(t, l, &o, ratelimit.WithLatency()))
+	d, err := denycache.New(observed(t, l, &o, ratelimit.WithLatency()))
 	require.NoError(t, err)
 	for range 5 {
 		allow(t, d, "key")
@@ -379,9 +379,9 @@ func TestADenycacheAsksItsObservedLimiterWithTheLimitThatItKnows(t *testing.T) {
 	require.Len(t, told, 3, "two admissions, and the denial that is remembered")
 	require.False(t, told[2].R.Allowed)
 
-	r, err := ratelimit.NewRekeyed(observe(t, l, &o), func(context.Context, string) (string, error) { return "one", nil })
+	r, err := ratelimit.NewRekeyed(observed(t, l, &o), func(context.Context, string) (string, error) { return "one", nil })
 	require.NoError(t, err)
-	_, err = denycache.New(observe(t, r, &o))
+	_, err = denycache.New(observed(t, r, &o))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "not one of the five")
 }
 
@@ -389,7 +389,7 @@ func TestAShareIsNotObserved(t *testing.T) {
 	var o recorder
 	down := &unreliable{Store: memory(t, newClock())}
 	down.down.Store(true)
-	l := observe(t, newLimiter(t, "token_bucket", down, ratelimit.PerHour(4)), &o)
+	l := observed(t, newLimiter(t, "token_bucket", down, ratelimit.PerHour(4)), &o)
 	f := failover(t, l, fallback.LocalShare(2))
 	r := allow(t, f, "key")
 	require.Equal(t, ratelimit.SourceLocal, r.Source())
@@ -403,7 +403,7 @@ func TestAnObserverAllocatesNothing(t *testing.T) {
 	nothing := saying(func() {})
 	for _, algorithm := range algorithms {
 		plain := inMemory(t, algorithm, ratelimit.PerSecond(1_000_000))
-		l := observe(t, plain, ratelimit.Observers(nothing, nothing), ratelimit.WithLatency())
+		l := observed(t, plain, ratelimit.Observers(nothing, nothing), ratelimit.WithLatency())
 		ctx := t.Context()
 		require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = l.Allow(ctx, "key") }), algorithm)
 		parts, watched := all(t, plain, plain), all(t, l, l)

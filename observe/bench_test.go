@@ -2,8 +2,11 @@ package observe_test
 
 import (
 	"context"
+	"log/slog"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/bench"
@@ -14,23 +17,64 @@ type hook struct{}
 
 func (hook) Decided(context.Context, string, int, ratelimit.Result, error, time.Duration) {}
 
-// BenchmarkObserved measures decisions with nobody looking, with an observer that does
-// nothing, and with those of this package.
-//
-//	go test -run '^$' -bench Observed -benchmem ./observe
-func BenchmarkObserved(b *testing.B) {
-	for _, c := range []struct {
+// observers are those of this package, beside nothing and one that does nothing.
+func observers(b *testing.B) []struct {
+	name     string
+	observer ratelimit.Observer
+} {
+	top, err := observe.NewTopKeys(0)
+	require.NoError(b, err)
+	exact, err := observe.NewExact(ratelimit.PerDay(1), 1)
+	require.NoError(b, err)
+	return []struct {
 		name     string
 		observer ratelimit.Observer
 	}{
 		{"nothing", nil},
 		{"hook", hook{}},
 		{"counters", observe.NewCounters("api")},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			limit := ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond} // more than any machine decides
-			limiter := observed(b, inMemory(b, "token_bucket", limit), c.observer)
-			bench.Allow(b, limiter, bench.SeenKeys(b, limiter, 10_000), true)
-		})
+		{"top keys", top},
+		{"logger", observe.Logger(slog.New(slog.DiscardHandler))},
+		{"exact 1%", exact},
+	}
+}
+
+// BenchmarkObserved measures decisions of a token bucket in memory, on 10,000 keys, with each
+// observer. Compare the figures of one run.
+//
+//	go test -run '^$' -bench Observed/allowed -benchmem ./observe
+func BenchmarkObserved(b *testing.B) {
+	limits := map[string]ratelimit.Limit{
+		"allowed": {Rate: 1_000_000, Period: time.Millisecond}, // more than any machine decides
+		"denied":  ratelimit.PerDay(1),
+	}
+	for _, outcome := range []string{"allowed", "denied"} {
+		for _, o := range observers(b) {
+			b.Run(outcome+"/"+o.name, func(b *testing.B) {
+				limiter := observed(b, inMemory(b, "token_bucket", limits[outcome]), o.observer)
+				bench.Allow(b, limiter, bench.SeenKeys(b, limiter, 10_000), outcome == "allowed")
+			})
+		}
+	}
+}
+
+// BenchmarkDecided measures observers alone.
+//
+//	go test -run '^$' -bench Decided -benchmem ./observe
+func BenchmarkDecided(b *testing.B) {
+	results := map[string]ratelimit.Result{
+		"allowed": {Allowed: true, Limit: 100, Remaining: 42},
+		"denied":  {Limit: 100, RetryAfter: time.Second},
+	}
+	for _, outcome := range []string{"allowed", "denied"} {
+		for _, o := range observers(b)[1:] {
+			b.Run(outcome+"/"+o.name, func(b *testing.B) {
+				ctx, r := b.Context(), results[outcome]
+				b.ReportAllocs()
+				for b.Loop() {
+					o.observer.Decided(ctx, "user:000000000042", 1, r, nil, 0)
+				}
+			})
+		}
 	}
 }

@@ -36,8 +36,8 @@ var durationBounds = [...]time.Duration{
 // Counters count the decisions of one limiter. They are a [ratelimit.Observer]. What reads
 // them is [Counters.Snapshot]: a handler, or a collector of metrics.
 //
-// They hold at most 80 series, whatever the keys, in some 4 KB. A decision costs some 5 ns
-// and no allocation. They only grow, until the process ends.
+// They hold fewer than 100 numbers, whatever the keys, in some 2 KB. A decision costs some 9 ns
+// and no allocation. The numbers only grow, until the process ends.
 //
 // They are safe for concurrent use. Make them by [NewCounters].
 type Counters struct {
@@ -74,7 +74,7 @@ func (c *Counters) Decided(_ context.Context, _ string, n int, r ratelimit.Resul
 		c.errors[classOf(err)].Add(1)
 		return
 	}
-	source := r.Source() % ratelimit.Source(sources)
+	source := min(r.Source(), ratelimit.Source(sources-1))
 	if !r.Allowed {
 		c.denied[source].Add(1)
 		if n != 1 {
@@ -105,9 +105,13 @@ func headroom(r *ratelimit.Result, source ratelimit.Source) int {
 	if source != ratelimit.SourceStore && !r.Counted() || r.Limit <= 0 {
 		return uncounted
 	}
-	// Other limiters than ours may say anything.
-	left, limit := uint64(min(max(r.Remaining, 0), math.MaxInt32)), uint64(r.Limit)
-	return int(min((left*10+limit-1)/limit, 10))
+	// Not by a division: the processor would wait for it, and guesses the branches of a loop.
+	left, limit := 10*int64(min(r.Remaining, math.MaxInt32)), int64(min(r.Limit, math.MaxInt32))
+	tenth := 10
+	for tenth > 0 && left <= int64(tenth-1)*limit {
+		tenth--
+	}
+	return tenth
 }
 
 func (c *Counters) measure(took time.Duration) {

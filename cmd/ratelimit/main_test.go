@@ -76,6 +76,7 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 		"replay -limit 1/3650d·burst·1000 -algorithm token_bucket": "100 years",
 		"replay -rate 10":                                       "-rate",
 		"replay -limit 10/m -out xml":                           `no output "xml"`,
+		"replay -limit 10/m -svg a.log":                         `-svg a.log is no .svg file`,
 		"replay -limit 10/m -format xml":                        `no format "xml"`,
 		"replay -limit 10/m -key agent":                         `no field "agent"`,
 		"replay -limit 10/m -line (":                            "missing closing )",

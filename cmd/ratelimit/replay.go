@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +33,7 @@ type replay struct {
 	limits    limits
 	top       int
 	out       string
+	svg       string
 
 	now     time.Time // of the current request
 	store   *memstore.Store
@@ -42,6 +45,9 @@ type replay struct {
 	keys            map[string]*tally
 	maxKeys         int // maxCounted
 	uncounted       int // requests of keys beyond maxKeys
+
+	picture *os.File // -svg
+	chart   *chart
 }
 
 // tally counts the requests of a key.
@@ -94,11 +100,14 @@ func (p *program) replay(ctx context.Context, args []string) error {
 	if err := r.prepare(); err != nil {
 		return p.misuse(flags, err)
 	}
-	err := r.each(flags.Args(), func(e event) error { return r.decide(ctx, e) })
-	if err != nil && r.Lines == 0 {
+	if err := r.openPicture(); err != nil { // before hours of reading
 		return err
 	}
-	return errors.Join(err, r.print(p.stdout)) // what was read, even before an error
+	err := r.each(flags.Args(), func(e event) error { return r.decide(ctx, e) })
+	if err != nil && r.Lines == 0 {
+		return errors.Join(err, r.draw())
+	}
+	return errors.Join(err, r.print(p.stdout), r.draw()) // what was read, even before an error
 }
 
 func (r *replay) flags(flags *flag.FlagSet) {
@@ -106,6 +115,7 @@ func (r *replay) flags(flags *flag.FlagSet) {
 	flags.StringVar(&r.algorithm, "algorithm", "sliding_window", "`name`, one of "+strings.Join(ratelimit.Algorithms(), ", "))
 	r.form.flags(flags)
 	flags.StringVar(&r.out, "out", "text", "`form` of the report: text, json or csv")
+	flags.StringVar(&r.svg, "svg", "", "draw what was offered and denied over time into this `file`, *.svg")
 	flags.IntVar(&r.top, "top", 10, "list the `n` keys that are denied most, -1 for all")
 }
 
@@ -116,6 +126,9 @@ func (r *replay) prepare() error {
 	}
 	if !slices.Contains([]string{"text", "json", "csv"}, r.out) {
 		return fmt.Errorf("no output %q: it is text, json or csv", r.out)
+	}
+	if r.svg != "" && filepath.Ext(r.svg) != ".svg" { // so that no log is lost by a slip
+		return fmt.Errorf("-svg %s is no .svg file", r.svg)
 	}
 	if err := r.form.prepare(); err != nil {
 		return err
@@ -138,6 +151,34 @@ func (r *replay) prepare() error {
 	return err
 }
 
+// openPicture makes the file of -svg.
+func (r *replay) openPicture() (err error) {
+	if r.svg == "" {
+		return nil
+	}
+	r.chart = newChart(len(r.limits))
+	r.picture, err = os.Create(r.svg)
+	return err
+}
+
+// draw writes the picture, if there is to be one.
+func (r *replay) draw() error {
+	if r.picture == nil {
+		return nil
+	}
+	titles := []string{fmt.Sprintf("%d of %d requests denied (%.2f %%)", r.denied, r.Requests, percent(r.denied, r.Requests))}
+	for i, n := range r.byLimit {
+		if len(r.limits) > 1 {
+			titles = append(titles, fmt.Sprintf("%d by %v", n, r.limits[i]))
+		}
+	}
+	title := fmt.Sprintf("%s, %v", r.algorithm, &r.limits)
+	if r.Requests > 0 {
+		title += fmt.Sprintf(", %s to %s UTC", r.From.Format(time.DateTime), r.To.Format(time.DateTime))
+	}
+	return errors.Join(r.chart.svg(r.picture, title, titles), r.picture.Close())
+}
+
 func (r *replay) decide(ctx context.Context, e event) error {
 	r.now = time.UnixMicro(e.at)
 	result, err := r.limiter.Allow(ctx, e.key)
@@ -147,6 +188,9 @@ func (r *replay) decide(ctx context.Context, e event) error {
 	if result.Delay > 0 {
 		r.delayed++
 		r.longest = max(r.longest, result.Delay)
+	}
+	if r.chart != nil {
+		r.chart.count(e.at, result)
 	}
 	t := r.tallyOf(e.key)
 	t.requests++
@@ -177,13 +221,18 @@ func (t *tally) deny(result ratelimit.Result, total []int) {
 		t.byLimit = make([]int, len(total))
 	}
 	t.denied++
-	parts := result.Parts()
 	for i := range total {
-		if parts == nil || !parts[i].Allowed {
+		if deniedBy(result, i) {
 			total[i]++
 			t.byLimit[i]++
 		}
 	}
+}
+
+// deniedBy reports whether one of the limits denied.
+func deniedBy(result ratelimit.Result, limit int) bool {
+	parts := result.Parts()
+	return parts == nil || !parts[limit].Allowed
 }
 
 // deniedMost returns the keys that were denied, those denied most first.

@@ -144,24 +144,28 @@ func (s *stores) close() error {
 	return s.client.Close()
 }
 
-// limiter returns build's limiter, in memory or on Redis, counted by c. While Redis
+// limiter returns build's limiter, in memory or on Redis, which w watches by name. While Redis
 // fails, the one in memory decides instead. With n servers, give each of them a share of
 // 1/n ([ratelimit.Limit.Share]).
-func (s *stores) limiter(build func(store.Store) (ratelimit.Limiter, error), c *counters) (ratelimit.Limiter, error) {
+func (s *stores) limiter(name string, build func(store.Store) (ratelimit.Limiter, error), w *watch) (ratelimit.Limiter, error) {
 	local, err := build(s.memory)
 	if err != nil {
 		return nil, err
 	}
 	if s.shared == nil {
-		return decisions{local, c}, nil
+		return w.limiter(name, local)
 	}
 	shared, err := build(s.shared)
 	if err != nil {
 		return nil, err
 	}
-	failover, err := fallback.New(storeErrors{shared, c}, fallback.Local(local))
+	if shared, err = w.store(name, shared); err != nil {
+		return nil, err
+	}
+	safe, err := fallback.New(shared, fallback.Local(local), fallback.WithOnChange(w.changed(name)))
 	if err != nil {
 		return nil, err
 	}
-	return decisions{failover, c}, nil
+	w.config.Fallbacks[name] = safe
+	return w.limiter(name, safe)
 }

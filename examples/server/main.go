@@ -1,23 +1,26 @@
 // Server is a small API with limits: each client has its tier's, and two routes have one
 // of their own. The answers report them. It runs in memory or, with REDIS_ADDR
 // (host:port), shares its limits with all servers on the same Redis. While Redis is down
-// it goes on alone. LISTEN is its address, ":8080" by default.
+// it goes on alone. LISTEN is its address, ":8080" by default. Operators have another one,
+// PRIVATE_LISTEN, "localhost:8081" by default: metrics for Prometheus, and the clients that
+// are denied most. It logs as JSON.
 //
-//	go run ./examples/server
+//	cd examples/server && go run .
 //	curl -i localhost:8080/v1/algorithms
 //	curl -i -H 'X-API-Key: demo-pro' 'localhost:8080/v1/search?q=bucket'
 //	curl -i -d user=demo -d password=guess localhost:8080/v1/login
-//	curl localhost:8080/metrics
+//	curl localhost:8081/metrics
+//	curl localhost:8081/limits
 //
-// Look at limits.go, which has the limits, and at newServer, which puts them in front of
-// the routes. Kill Redis, and see in /metrics who decides then.
+// Look at limits.go, which has the limits, at newServer, which puts them in front of the
+// routes, and at watch.go, which shows them. Kill Redis, and see who decides then.
 package main
 
 import (
 	"cmp"
 	"context"
 	"errors"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -28,9 +31,10 @@ import (
 
 // config is how the server is set up.
 type config struct {
-	listen    string        // host:port
-	redisAddr string        // host:port; "" is limits in memory
-	grace     time.Duration // for requests under way when the server ends
+	listen, private string        // host:port, for all and for operators
+	redisAddr       string        // host:port; "" is limits in memory
+	grace           time.Duration // for requests under way when the server ends
+	log             *slog.Logger
 
 	// Tests set these; the program leaves them to the stores.
 	clock        func() time.Time
@@ -40,36 +44,60 @@ type config struct {
 func configOf(getenv func(string) string) config {
 	return config{
 		listen:    cmp.Or(getenv("LISTEN"), ":8080"),
+		private:   cmp.Or(getenv("PRIVATE_LISTEN"), "localhost:8081"),
 		redisAddr: getenv("REDIS_ADDR"),
 		grace:     10 * time.Second,
+		log:       slog.New(slog.NewJSONHandler(os.Stderr, nil)),
 	}
 }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
-	if err := listenAndRun(ctx, configOf(os.Getenv)); err != nil {
-		log.Fatal(err)
+	cfg := configOf(os.Getenv)
+	if err := listenAndRun(ctx, cfg); err != nil {
+		cfg.log.Error("the server ends", "error", err)
+		os.Exit(1)
 	}
 }
 
+// listeners are for all and for operators.
+type listeners struct{ public, private net.Listener }
+
+func (l listeners) close() error { return errors.Join(l.public.Close(), l.private.Close()) }
+
 func listenAndRun(ctx context.Context, cfg config) error {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.listen)
+	public, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.listen)
 	if err != nil {
 		return err
 	}
-	log.Printf("listening on %v", listener.Addr())
-	return run(ctx, listener, cfg)
+	private, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.private)
+	if err != nil {
+		return errors.Join(err, public.Close())
+	}
+	cfg.log.Info("listening", "public", public.Addr().String(), "private", private.Addr().String())
+	return run(ctx, listeners{public, private}, cfg)
 }
 
 // run serves until ctx is done, and returns when all that it started has ended. It
 // returns nil if the requests under way were answered in time.
-func run(ctx context.Context, listener net.Listener, cfg config) error {
-	handler, closeStores, err := newServer(cfg)
+func run(ctx context.Context, l listeners, cfg config) error {
+	handlers, closeStores, err := newServer(cfg)
 	if err != nil {
-		return errors.Join(err, listener.Close())
+		return errors.Join(err, l.close())
 	}
-	return errors.Join(serve(ctx, listener, handler, cfg.grace), closeStores())
+	// Operators can look on until the last request is answered, and if one of the two fails
+	// the other one ends.
+	public, failed := context.WithCancel(ctx)
+	private, ended := context.WithCancel(context.WithoutCancel(ctx))
+	looking := make(chan error, 1)
+	go func() {
+		defer failed()
+		looking <- serve(private, l.private, handlers.private, cfg.grace)
+	}()
+	err = serve(public, l.public, handlers.public, cfg.grace)
+	ended()
+	return errors.Join(err, <-looking, closeStores())
 }
 
 func serve(ctx context.Context, listener net.Listener, handler http.Handler, grace time.Duration) error {

@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"os"
+	"os/exec"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -25,6 +28,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/observe"
 )
 
 const callers = 50
@@ -40,33 +44,40 @@ func onEachStore(t *testing.T, test func(t *testing.T, s *service)) {
 		cfg.redisAddr, cfg.redisTimeout = redistest.Start(t).Addr(), 10*time.Second
 		s := start(t, cfg)
 		test(t, s)
-		total := s.metrics(t)
-		require.Zero(t, total.Local, "decisions without Redis")
-		require.Zero(t, total.StoreErrors)
+		for _, name := range routeNames {
+			require.Zero(t, s.counts(t, name).Local, "decisions without Redis")
+			require.Zero(t, s.counts(t, name+"/redis").Errors)
+		}
 	})
 }
 
 // service is a running server, and its client.
 type service struct {
-	url    string
-	client *http.Client
-	cancel context.CancelFunc
-	end    func() error // waits for the return of run
+	url     string
+	private string // url for operators
+	log     *lockedBuffer
+	client  *http.Client
+	cancel  context.CancelFunc
+	end     func() error // waits for the return of run
 }
 
 // start runs a server until the end of the test, or until it is cancelled.
 func start(t *testing.T, cfg config) *service {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listen(t)
+	s := new(service)
+	s.log = new(lockedBuffer)
+	cfg.log = slog.New(slog.NewJSONHandler(s.log, nil))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- run(ctx, listener, cfg) }()
-	s := &service{
-		url:    "http://" + listener.Addr().String(),
-		client: newClient(t, new(net.Dialer)),
-		cancel: cancel,
-		end:    sync.OnceValue(func() error { return <-ended }),
+	go func() { ended <- run(ctx, l, cfg) }()
+	*s = service{
+		url:     "http://" + l.public.Addr().String(),
+		private: "http://" + l.private.Addr().String(),
+		log:     s.log,
+		client:  newClient(t, new(net.Dialer)),
+		cancel:  cancel,
+		end:     sync.OnceValue(func() error { return <-ended }),
 	}
 	t.Cleanup(func() {
 		s.client.CloseIdleConnections()
@@ -74,6 +85,33 @@ func start(t *testing.T, cfg config) *service {
 		_ = s.end()
 	})
 	return s
+}
+
+func listen(t *testing.T) listeners {
+	t.Helper()
+	public, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	private, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	return listeners{public, private}
+}
+
+// lockedBuffer is a log.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }
 
 func newClient(t *testing.T, dialer *net.Dialer) *http.Client {
@@ -149,16 +187,55 @@ func (s *service) drive(t *testing.T, n int, request func() *http.Request) []ans
 	return answers
 }
 
-func (s *service) metrics(t *testing.T) report {
+// operator makes a request to the address of operators.
+func (s *service) operator(t *testing.T, path string) answer {
 	t.Helper()
-	a := s.one(t, s.get("/metrics", ""))
+	r, err := http.NewRequest(http.MethodGet, s.private+path, nil)
+	require.NoError(t, err)
+	a := s.one(t, r)
 	require.Equal(t, http.StatusOK, a.status)
-	require.Equal(t, "application/json", a.header.Get("Content-Type"))
-	var all report
-	decoder := json.NewDecoder(strings.NewReader(a.body))
-	decoder.DisallowUnknownFields()
-	require.NoError(t, decoder.Decode(&all))
-	return all
+	return a
+}
+
+// limitsPage is what /limits shows.
+type limitsPage struct {
+	Counters []observe.Snapshot     `json:"counters"`
+	TopKeys  map[string]observe.Top `json:"top_keys"`
+}
+
+func (s *service) limits(t *testing.T) (page limitsPage) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(s.operator(t, "/limits").body), &page))
+	return page
+}
+
+// counts are those of a limiter.
+type counts struct{ Allowed, Blocked, Local, Errors int64 }
+
+var routeNames = []string{"algorithms", "search", "login"}
+
+func (s *service) counts(t *testing.T, name string) (c counts) {
+	t.Helper()
+	for _, counters := range s.limits(t).Counters {
+		if counters.Limiter != name {
+			continue
+		}
+		for _, d := range counters.Decisions {
+			switch d.Outcome {
+			case "allowed":
+				c.Allowed += d.Calls
+			default:
+				c.Blocked += d.Calls
+			}
+			if d.Source == "local" {
+				c.Local += d.Calls
+			}
+		}
+		for _, e := range counters.Errors {
+			c.Errors += e.Calls
+		}
+	}
+	return c
 }
 
 // count is how many answers have that status.
@@ -281,7 +358,9 @@ func TestALoginOfNobodyIsRefused(t *testing.T) {
 			require.Equal(t, http.StatusBadRequest, a.status)
 			require.Equal(t, "application/problem+json", a.header.Get("Content-Type"))
 		}
-		require.Equal(t, counts{}, s.metrics(t).counts)
+		for _, name := range routeNames {
+			require.Zero(t, s.counts(t, name))
+		}
 	})
 }
 
@@ -299,25 +378,69 @@ func TestHealthHasNoLimit(t *testing.T) {
 	})
 }
 
-func TestMetricsAddUp(t *testing.T) {
+func TestCountersAddUp(t *testing.T) {
 	onEachStore(t, func(t *testing.T, s *service) {
-		require.Len(t, s.metrics(t).Routes, 3, "routes without traffic are there too")
-		var turn atomic.Int64
-		requests := []func() *http.Request{
-			func() *http.Request { return s.get("/v1/algorithms", "") },
-			func() *http.Request { return s.get("/v1/search?q=log", "demo-free") },
-			func() *http.Request { return s.login(demoUser, "guess") },
-			func() *http.Request { return s.get("/health", "") },
-		}
-		s.drive(t, 4*80, func() *http.Request { return requests[turn.Add(1)%4]() })
+		s.mixed(t)
+		require.Equal(t, counts{Allowed: 60, Blocked: 20}, s.counts(t, "algorithms"))
+		require.Equal(t, counts{Allowed: 20, Blocked: 60}, s.counts(t, "search"))
+		require.Equal(t, counts{Allowed: 5, Blocked: 75}, s.counts(t, "login"))
+	})
+}
 
-		all := s.metrics(t)
-		require.Equal(t, map[string]counts{
-			"GET /v1/algorithms": {Allowed: 60, Blocked: 20},
-			"GET /v1/search":     {Allowed: 20, Blocked: 60},
-			"POST /v1/login":     {Allowed: 5, Blocked: 75},
-		}, all.Routes)
-		require.Equal(t, counts{Allowed: 85, Blocked: 155}, all.counts)
+// mixed sends 80 requests to each route.
+func (s *service) mixed(t *testing.T) {
+	t.Helper()
+	var turn atomic.Int64
+	requests := []func() *http.Request{
+		func() *http.Request { return s.get("/v1/algorithms", "") },
+		func() *http.Request { return s.get("/v1/search?q=log", "demo-free") },
+		func() *http.Request { return s.login(demoUser, "guess") },
+		func() *http.Request { return s.get("/health", "") },
+	}
+	s.drive(t, 4*80, func() *http.Request { return requests[turn.Add(1)%4]() })
+}
+
+func TestPrometheusScrapesTheServer(t *testing.T) {
+	onEachStore(t, func(t *testing.T, s *service) {
+		s.mixed(t)
+		exposition := s.operator(t, "/metrics").body
+		for _, sample := range []string{
+			`ratelimit_decisions_total{limiter="algorithms",outcome="allowed",source="store"} 60`,
+			`ratelimit_decisions_total{limiter="login",outcome="denied",source="store"} 75`,
+			`ratelimit_denied_by_total{denied_by="search",limiter="search"} 60`,
+			`ratelimit_store_keys{store="memory"} `,
+		} {
+			require.Contains(t, exposition, "\n"+sample)
+		}
+		requirePromtool(t, exposition)
+		require.Equal(t, http.StatusNotFound, s.one(t, s.get("/metrics", "")).status)
+		require.Equal(t, http.StatusNotFound, s.one(t, s.get("/limits", "")).status)
+	})
+}
+
+// requirePromtool requires what Prometheus has no complaint about.
+func requirePromtool(t *testing.T, exposition string) {
+	t.Helper()
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		require.Empty(t, os.Getenv("RATELIMIT_REQUIRE_PROMTOOL"), "there is no promtool")
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), promtool, "check", "metrics")
+	cmd.Stdin = strings.NewReader(exposition)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Empty(t, string(out))
+}
+
+func TestOperatorsFindTheClientThatIsDeniedMost(t *testing.T) {
+	onEachStore(t, func(t *testing.T, s *service) {
+		s.drive(t, 3*callers, func() *http.Request { return s.get("/v1/search", "demo-pro") })
+		s.drive(t, callers, func() *http.Request { return s.get("/v1/search", "") })
+		top := s.limits(t).TopKeys["search"]
+		require.EqualValues(t, 130+30, top.Denials)
+		require.Equal(t, []observe.TopKey{{Key: "user:customer-2", Count: 130}, {Key: "127.0.0.1", Count: 30}}, top.Keys)
+		require.Equal(t, 2, strings.Count(s.log.String(), `"limiter":"search"`), "the first denial of each: %s", s.log)
 	})
 }
 
@@ -348,12 +471,15 @@ func TestRedisDiesAndMemoryGoesOn(t *testing.T) {
 		require.Equal(t, "client", limitsIn(t, a)[0].name)
 	}
 
-	all := s.metrics(t)
+	all, shared := s.counts(t, "algorithms"), s.counts(t, "algorithms/redis")
 	require.EqualValues(t, admitted, all.Allowed)
 	require.EqualValues(t, refused, all.Blocked)
 	require.GreaterOrEqual(t, all.Local, int64(1001), "all from the 500th on")
-	require.Positive(t, all.StoreErrors)
-	require.Less(t, all.StoreErrors, all.Local, "Redis is not asked each time")
+	require.Zero(t, all.Errors, "clients see none")
+	require.Positive(t, shared.Errors)
+	require.Less(t, shared.Errors, all.Local, "Redis is not asked each time")
+	require.Contains(t, s.operator(t, "/metrics").body, "\n"+`ratelimit_breaker_state{limiter="algorithms",state="open"} 1`)
+	require.Contains(t, s.log.String(), `"msg":"circuit breaker","limiter":"algorithms","state":"open"`)
 
 	requireSplit(t, s.drive(t, callers, func() *http.Request { return s.login(demoUser, demoPassword) }), http.StatusOK, 5)
 	searches := s.drive(t, callers, func() *http.Request { return s.get("/v1/search", "") })
@@ -443,30 +569,43 @@ func (s *service) waitUntilClosed(t *testing.T) {
 }
 
 func TestAServerThatCannotServeIsAnError(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.Error(t, listenAndRun(t.Context(), config{listen: taken.Addr().String()}))
-	require.NoError(t, taken.Close())
-	require.ErrorIs(t, run(t.Context(), taken, config{}), net.ErrClosed)
+	discard := slog.New(slog.DiscardHandler)
+	l := listen(t)
+	taken := l.public.Addr().String()
+	require.Error(t, listenAndRun(t.Context(), config{log: discard, listen: taken, private: "127.0.0.1:0"}))
+	require.Error(t, listenAndRun(t.Context(), config{log: discard, listen: "127.0.0.1:0", private: taken}))
+	require.NoError(t, l.public.Close())
+	require.ErrorIs(t, run(t.Context(), l, config{log: discard}), net.ErrClosed)
+	require.ErrorIs(t, l.private.Close(), net.ErrClosed, "the other one ends too")
 
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	err = run(t.Context(), listener, config{redisAddr: "127.0.0.1:1", redisTimeout: -1})
+	l = listen(t)
+	require.NoError(t, l.private.Close())
+	require.ErrorIs(t, run(t.Context(), l, config{log: discard}), net.ErrClosed)
+	require.ErrorIs(t, l.public.Close(), net.ErrClosed)
+
+	l = listen(t)
+	err := run(t.Context(), l, config{log: discard, redisAddr: "127.0.0.1:1", redisTimeout: -1})
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorIs(t, listener.Close(), net.ErrClosed)
+	require.ErrorIs(t, l.public.Close(), net.ErrClosed)
+	require.ErrorIs(t, l.private.Close(), net.ErrClosed)
 }
 
 func TestTheEnvironmentIsTheConfiguration(t *testing.T) {
 	environment := map[string]string{}
-	getenv := func(name string) string { return environment[name] }
-	require.Equal(t, config{listen: ":8080", grace: 10 * time.Second}, configOf(getenv))
-	environment["LISTEN"], environment["REDIS_ADDR"] = "127.0.0.1:0", "redis:6379"
-	cfg := configOf(getenv)
-	require.Equal(t, config{listen: "127.0.0.1:0", redisAddr: "redis:6379", grace: 10 * time.Second}, cfg)
+	of := func() config {
+		cfg := configOf(func(name string) string { return environment[name] })
+		require.NotNil(t, cfg.log)
+		cfg.log = nil
+		return cfg
+	}
+	require.Equal(t, config{listen: ":8080", private: "localhost:8081", grace: 10 * time.Second}, of())
+	environment["LISTEN"], environment["PRIVATE_LISTEN"], environment["REDIS_ADDR"] = "127.0.0.1:0", "127.0.0.1:1", "redis:6379"
+	require.Equal(t, config{listen: "127.0.0.1:0", private: "127.0.0.1:1", redisAddr: "redis:6379", grace: 10 * time.Second}, of())
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.NoError(t, listenAndRun(ctx, config{listen: "127.0.0.1:0", grace: time.Minute}))
+	cfg := config{listen: "127.0.0.1:0", private: "127.0.0.1:0", grace: time.Minute, log: slog.New(slog.DiscardHandler)}
+	require.NoError(t, listenAndRun(ctx, cfg))
 }
 
 func TestNothingIsLeftAfterTheEnd(t *testing.T) {

@@ -19,42 +19,47 @@ const demoUser, demoPassword = "demo", "demo-password"
 
 var algorithms = ratelimit.Algorithms()
 
-// route is a handler, with its limits.
+// route is a handler, with its limits. Its name is that of its limiter for operators.
 type route struct {
-	pattern string
-	limits  func(store.Store) (ratelimit.Limiter, error)
-	key     httplimit.Key
-	handler http.HandlerFunc
+	name, pattern string
+	limits        func(store.Store) (ratelimit.Limiter, error)
+	key           httplimit.Key
+	handler       http.HandlerFunc
 }
 
 var routes = []route{
-	{"GET /v1/algorithms", clientLimits, client, listAlgorithms},
-	{"GET /v1/search", searchLimits, client, search},
-	{"POST /v1/login", loginLimits, attempt, login},
+	{"algorithms", "GET /v1/algorithms", clientLimits, client, listAlgorithms},
+	{"search", "GET /v1/search", searchLimits, client, search},
+	{"login", "POST /v1/login", loginLimits, attempt, login},
 }
 
-// newServer returns the handler of all routes, and a function that closes its stores.
-func newServer(cfg config) (http.Handler, func() error, error) {
+// handlers are what the server listens with.
+type handlers struct{ public, private http.Handler }
+
+// newServer returns the handlers of all routes, and a function that closes the stores.
+func newServer(cfg config) (handlers, func() error, error) {
 	s, err := newStores(cfg)
 	if err != nil {
-		return nil, nil, err
+		return handlers{}, nil, err
 	}
-	m := &metrics{routes: make(map[string]*counters)}
+	w := newWatch(cfg.log, s.memory)
 	mux := http.NewServeMux()
-	// These have no limits. Serve metrics on an address that the public does not reach.
-	mux.HandleFunc("GET /health", health)
-	mux.Handle("GET /metrics", m)
+	mux.HandleFunc("GET /health", health) // without a limit
 	for _, r := range routes {
-		if err := r.add(mux, s, m.add(r.pattern)); err != nil {
-			return nil, nil, errors.Join(err, s.close())
+		if err := r.add(mux, s, w); err != nil {
+			return handlers{}, nil, errors.Join(err, s.close())
 		}
 	}
-	return http.MaxBytesHandler(mux, maxBody), s.close, nil
+	private, err := w.handler()
+	if err != nil {
+		return handlers{}, nil, errors.Join(err, s.close())
+	}
+	return handlers{http.MaxBytesHandler(mux, maxBody), private}, s.close, nil
 }
 
 // add adds r with its limits to mux.
-func (r route) add(mux *http.ServeMux, s *stores, c *counters) error {
-	limiter, err := s.limiter(r.limits, c)
+func (r route) add(mux *http.ServeMux, s *stores, w *watch) error {
+	limiter, err := s.limiter(r.name, r.limits, w)
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ const root = "github.com/ratelimit-go/ratelimit"
 const unreleased = "v0.0.0"
 
 // Each module for strangers has a program in testdata. That of a command runs it as a tool of
-// its module. The program is built with three roots: the oldest that the module allows, that
+// its module; a command can also be installed. The program is built with three roots: the oldest that the module allows, that
 // of the tree, and one whose internal packages have all moved, as in a later release.
 func TestStrangersCanUseEachModule(t *testing.T) {
 	if testing.Short() {
@@ -32,11 +32,25 @@ func TestStrangersCanUseEachModule(t *testing.T) {
 		now, later := patches+"1000", patches+"1001"
 		r.tagOldest(t, oldest)
 		r.tag(t, r.tree, now)
-		r.tag(t, r.tree, path.Join(dir, now))
 		r.tag(t, r.later, later)
+		roots := map[string]string{"the oldest root": oldest, "this root": now, "a later root": later}
+		released, command := r.tree, strings.HasPrefix(dir, "cmd/")
+		if command {
+			released = r.untied(t, dir, now)
+			delete(roots, "the oldest root")
+		}
+		r.tag(t, released, path.Join(dir, now))
 
 		module := path.Join(root, dir)
-		for name, version := range map[string]string{"the oldest root": oldest, "this root": now, "a later root": later} {
+		if command {
+			t.Run("go install "+path.Base(dir), func(t *testing.T) {
+				s := place{t.TempDir(), r.strangers}
+				s.env = append(s.env, "GOBIN="+s.dir)
+				s.run(t, "go", "install", module+"@"+now)
+				s.run(t, filepath.Join(s.dir, path.Base(dir)), "help")
+			})
+		}
+		for name, version := range roots {
 			if version == unreleased {
 				continue
 			}
@@ -46,7 +60,7 @@ func TestStrangersCanUseEachModule(t *testing.T) {
 				copyFile(t, filepath.Join(s.dir, "main.go"), filepath.Join("testdata", program, "main.go"))
 				s.run(t, "go", "mod", "init", "example.com/stranger")
 				switch {
-				case strings.HasPrefix(dir, "cmd/"):
+				case command:
 					s.run(t, "go", "get", "-tool", module+"@"+now)
 				case module != root:
 					s.run(t, "go", "get", module+"@"+now)
@@ -65,7 +79,7 @@ func TestStrangersCanUseEachModule(t *testing.T) {
 }
 
 // modules returns the modules of the tree that are for strangers, by directory, each with
-// the oldest root that it allows.
+// the oldest root that it allows. Examples are not for them.
 func modules(t *testing.T) map[string]string {
 	found := map[string]string{".": unreleased}
 	for file := range strings.FieldsSeq(here.run(t, "git", "ls-files", "--cached", "--others", "--exclude-standard", "*/go.mod")) {
@@ -76,7 +90,7 @@ func modules(t *testing.T) map[string]string {
 			t.Fatal(err)
 		}
 		for _, m := range mod.Require {
-			if m.Path == root && m.Version != unreleased {
+			if m.Path == root && m.Version != unreleased && !strings.HasPrefix(file, "examples/") {
 				found[path.Dir(file)] = m.Version
 			}
 		}
@@ -135,6 +149,17 @@ func (r *repository) commit(t *testing.T, dir string) string {
 
 func (r *repository) tag(t *testing.T, commit, name string) {
 	place{here.dir, r.git}.run(t, "git", "tag", "-f", name, commit)
+}
+
+// untied commits the tree as the release of a command does, which depends on the root of its
+// own version. For "go install" refuses a module with a replace line.
+func (r *repository) untied(t *testing.T, dir, version string) string {
+	tree := place{t.TempDir(), r.git}
+	tree.run(t, "git", "checkout", "-q", "-f", r.tree)
+	module := place{filepath.Join(tree.dir, dir), r.strangers}
+	module.run(t, "go", "mod", "edit", "-dropreplace="+root, "-require="+root+"@"+version)
+	module.run(t, "go", "mod", "tidy")
+	return r.commit(t, tree.dir)
 }
 
 // tagOldest sets the tag of the oldest root. If that is not released yet, it is the root of

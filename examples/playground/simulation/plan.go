@@ -1,0 +1,153 @@
+package simulation
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+const (
+	maxRequests = 50_000 // in all; the page stands still while it computes
+	maxSteps    = 100
+	perPeriod   = 10 // bars
+)
+
+// request is one of a client, at a time since the start.
+type request struct {
+	client string
+	at     time.Duration
+}
+
+// plan is the requests of an Input in the order of their times.
+type plan struct {
+	limit      ratelimit.Limit
+	scale      ratelimit.Limit // limit, or what stands for it if it has no Rate or Period
+	cost       int
+	start      time.Time
+	requests   []request
+	last       int // how many of them are the last step by hand
+	unreadable string
+	bin        time.Duration
+	bars       int
+}
+
+func newPlan(in Input) (*plan, error) {
+	limit, err := ratelimit.ParseLimit(in.Limit)
+	if err != nil {
+		return nil, err
+	}
+	if err := ratelimit.CheckCall(context.Background(), "key", in.Cost); err != nil {
+		return nil, err
+	}
+	p := &plan{limit: limit, scale: limit, cost: in.Cost}
+	if limit == ratelimit.Unlimited() {
+		p.scale = ratelimit.PerSecond(10)
+	}
+	p.bin = p.scale.Period / perPeriod
+	end, err := p.addTraffic(in)
+	if err != nil {
+		return nil, err
+	}
+	now := end
+	if len(p.requests) == 0 {
+		now = 0
+	}
+	if now, err = p.addSteps(in.Steps, now); err != nil {
+		return nil, err
+	}
+	end = max(end, now) + p.scale.Period // a Period more shows what a queue lets go
+	if len(p.requests) > maxRequests {
+		return nil, tooMany(len(p.requests))
+	}
+	p.bars = int((end + p.bin - 1) / p.bin)
+	return p, nil
+}
+
+func tooMany(n int) error {
+	return fmt.Errorf("%d requests are too many for this page, which draws up to %d: raise the cost or lower the rate", n, maxRequests)
+}
+
+// addTraffic adds the requests of in.Traffic, and returns when they end.
+func (p *plan) addTraffic(in Input) (time.Duration, error) {
+	if in.Traffic == Pasted {
+		return p.addLog(in.Log)
+	}
+	i := slices.IndexFunc(Traffics, func(t Traffic) bool { return t.Name == in.Traffic })
+	if i < 0 {
+		return 0, fmt.Errorf("no traffic is named %.40q", in.Traffic)
+	}
+	p.start = aligned(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), p.scale.Period)
+	perPeriod := float64(max(1, p.scale.Rate)) / float64(p.cost)
+	if n := 2 * perPeriod * periods; n > maxRequests {
+		return 0, tooMany(int(n))
+	}
+	for _, at := range Traffics[i].times(perPeriod) {
+		p.requests = append(p.requests, request{"you", time.Duration(at * float64(p.scale.Period)).Round(time.Microsecond)})
+	}
+	return periods * p.scale.Period, nil
+}
+
+// aligned returns the first time from t on at which a window of this length begins.
+func aligned(t time.Time, period time.Duration) time.Time {
+	windows := (t.UnixMicro() + period.Microseconds() - 1) / period.Microseconds()
+	return time.UnixMicro(windows * period.Microseconds()).UTC()
+}
+
+// addLog adds the requests of an access log. Its bars divide the whole time.
+func (p *plan) addLog(text string) (end time.Duration, err error) {
+	lines, unreadable := parseLog(text)
+	if p.unreadable = unreadable; len(lines) == 0 {
+		return 0, errors.New("paste lines of an access log: " + cmp.Or(unreadable, "there are none yet"))
+	}
+	// Logs are a little out of order, and a limiter takes a late request for one of now.
+	slices.SortStableFunc(lines, func(a, b line) int { return a.at.Compare(b.at) })
+	p.start = lines[0].at
+	for _, l := range lines {
+		p.requests = append(p.requests, request{l.client, l.at.Sub(p.start)})
+	}
+	end = p.requests[len(p.requests)-1].at
+	const bars = 60
+	p.bin = max(p.bin, end/bars)
+	return end, nil
+}
+
+// addSteps adds what is sent by hand, and returns the time after it. Steps are separated
+// by commas: a number of requests at once, or "w" to wait for a bar's length.
+func (p *plan) addSteps(text string, now time.Duration) (time.Duration, error) {
+	if text == "" {
+		return now, nil
+	}
+	steps := strings.Split(text, ",")
+	if len(steps) > maxSteps {
+		return 0, fmt.Errorf("%d steps by hand are too many, at most %d: clear them", len(steps), maxSteps)
+	}
+	for _, step := range steps {
+		p.last = 0
+		if step == "w" {
+			now += p.bin
+			continue
+		}
+		n, err := strconv.Atoi(step)
+		if err != nil || n < 1 || n > 1000 {
+			return 0, fmt.Errorf("%.40q is no step: a number up to 1000, or w to wait", step)
+		}
+		p.requests = append(p.requests, slices.Repeat([]request{{"you", now}}, n)...)
+		p.last = n
+	}
+	return now, nil
+}
+
+func (p *plan) clients() int {
+	clients := map[string]bool{}
+	for _, q := range p.requests {
+		clients[q.client] = true
+	}
+	return len(clients)
+}

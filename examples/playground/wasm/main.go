@@ -1,0 +1,73 @@
+//go:build js && wasm
+
+// Command wasm is the library in a browser. It gives the page one function:
+//
+//	simulate({limit, cost, traffic, log, steps}) → the Output, or {error}
+package main
+
+import (
+	"syscall/js"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/examples/playground/simulation"
+)
+
+func main() {
+	traffics := []any{}
+	for _, t := range simulation.Traffics {
+		traffics = append(traffics, map[string]any{"name": t.Name, "title": t.Title})
+	}
+	js.Global().Set("ratelimit", map[string]any{
+		"traffics": traffics,
+		"simulate": js.FuncOf(func(_ js.Value, args []js.Value) any { return simulate(args[0]) }),
+	})
+	select {} // the page calls from now on
+}
+
+func simulate(in js.Value) any {
+	out, err := simulation.Run(simulation.Input{
+		Limit:   in.Get("limit").String(),
+		Cost:    in.Get("cost").Int(),
+		Traffic: in.Get("traffic").String(),
+		Log:     in.Get("log").String(),
+		Steps:   in.Get("steps").String(),
+	})
+	if err != nil {
+		return map[string]any{"error": err.Error()}
+	}
+	outcomes := []any{}
+	for _, o := range out.Outcomes {
+		outcomes = append(outcomes, outcome(o))
+	}
+	return map[string]any{
+		"requests":   out.Requests,
+		"last":       out.Last,
+		"clients":    out.Clients,
+		"unreadable": out.Unreadable,
+		"period":     seconds(out.Period),
+		"bin":        seconds(out.Bin),
+		"average":    out.Average,
+		"outcomes":   outcomes,
+	}
+}
+
+func outcome(o simulation.Outcome) any {
+	var within, beyond, denied []any
+	for _, b := range o.Bars {
+		within, beyond, denied = append(within, b.Within), append(beyond, b.Beyond), append(denied, b.Denied)
+	}
+	return map[string]any{
+		"algorithm":     o.Algorithm,
+		"error":         o.Error,
+		"within":        o.Within,
+		"beyond":        o.Beyond,
+		"denied":        o.Denied,
+		"deniedClients": o.DeniedClients,
+		"most":          o.Most,
+		"granted":       o.Granted,
+		"answer":        o.Answer,
+		"bars":          map[string]any{"within": within, "beyond": beyond, "denied": denied},
+	}
+}
+
+func seconds(d time.Duration) float64 { return d.Seconds() }

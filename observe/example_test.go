@@ -1,0 +1,131 @@
+package observe_test
+
+import (
+	"context"
+	"expvar"
+	"fmt"
+	"log"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// newLimiter is a limiter of three events a day that tells o.
+func newLimiter(o ratelimit.Observer) ratelimit.Limiter {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	window, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(3), ratelimit.WithName("api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.Observe(window, o)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return limiter
+}
+
+// ask calls limiter for each of the keys.
+func ask(limiter ratelimit.Limiter, keys ...string) {
+	for _, key := range keys {
+		if _, err := limiter.Allow(context.Background(), key); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+func ExampleCounters() {
+	counters := observe.NewCounters("api")
+	ask(newLimiter(counters), "ann", "ann", "ann", "ann", "bob")
+
+	for _, d := range counters.Snapshot().Decisions {
+		if d.Calls > 0 {
+			fmt.Println(d.Outcome, "by", d.Source, d.Calls)
+		}
+	}
+	// Output:
+	// allowed by store 4
+	// denied by store 1
+}
+
+// Counters are an expvar.Var. Package expvar shows them under /debug/vars.
+func ExampleCounters_String() {
+	counters := observe.NewCounters("api")
+	var published expvar.Var = counters // by expvar.Publish("ratelimit", counters)
+
+	fmt.Println(published.String()[:16])
+	// Output: {"limiter":"api"
+}
+
+func ExampleTopKeys() {
+	top, err := observe.NewTopKeys(0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter := newLimiter(top)
+	ask(limiter, "ann", "ann", "ann", "ann", "bob")
+	for range 100 {
+		ask(limiter, "mallory")
+	}
+
+	for _, row := range top.Top(10).Keys {
+		fmt.Println(row.Key, row.Count)
+	}
+	// Output:
+	// mallory 97
+	// ann 1
+}
+
+// All keys are compared with an exact log here. On a busy server take a few percent.
+func ExampleExact() {
+	exact, err := observe.NewExact(ratelimit.PerDay(3), 100)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ask(newLimiter(exact), "ann", "ann", "ann", "ann", "bob")
+
+	s := exact.Snapshot()
+	fmt.Println(s.Beyond, "of", s.Admitted, "admissions beyond,", s.Needless, "of", s.Denied, "denials needless")
+	// Output: 0 of 4 admissions beyond, 0 of 1 denials needless
+}
+
+func ExampleLogger() {
+	l := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == "retry_after" { // not the same each time
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+	limiter := newLimiter(observe.Logger(l.With("limiter", "api")))
+	ask(limiter, "ann", "ann", "ann", "ann", "ann", "ann")
+	// Output: level=INFO msg="ratelimit: denied" limiter=api key=ann n=1 limit=3 source=store
+}
+
+// The page is for operators, on a port of its own.
+func ExampleHandler() {
+	counters := observe.NewCounters("api")
+	top, err := observe.NewTopKeys(0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ask(newLimiter(ratelimit.Observers(counters, top)), "ann", "ann", "ann", "ann", "bob")
+	page := observe.Handler(observe.Page{
+		Counters: []*observe.Counters{counters},
+		TopKeys:  map[string]*observe.TopKeys{"api": top},
+	})
+	// go http.ListenAndServe("localhost:9090", page)
+
+	w := httptest.NewRecorder()
+	page.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	fmt.Println(w.Code, w.Header().Get("Content-Type"))
+	// Output: 200 application/json
+}

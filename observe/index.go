@@ -1,0 +1,43 @@
+package observe
+
+import (
+	"math/bits"
+
+	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+)
+
+// index finds the counters of keys by their hashes, which are evenly spread: a table with
+// linear probing, at most half full. A map in its place would grow while keys come and go.
+type index []*counter // 2^n
+
+func newIndex(k int) index { return make(index, 1<<bits.Len(uint(2*k-1))) }
+
+// home is where the search for id begins.
+func (x index) home(id keyhash.Hash) int { return int(id.Lo & uint64(len(x)-1)) }
+
+func (x index) next(i int) int { return (i + 1) & (len(x) - 1) }
+
+// place is where id is, or where it would be.
+func (x index) place(id keyhash.Hash) int {
+	i := x.home(id)
+	for x[i] != nil && x[i].id != id {
+		i = x.next(i)
+	}
+	return i
+}
+
+func (x index) of(id keyhash.Hash) *counter { return x[x.place(id)] }
+
+func (x index) put(c *counter) { x[x.place(c.id)] = c }
+
+// drop removes id, and moves those back that it has kept from their places.
+func (x index) drop(id keyhash.Hash) {
+	gap := x.place(id)
+	for i := x.next(gap); x[i] != nil; i = x.next(i) {
+		probed := (i - x.home(x[i].id)) & (len(x) - 1) // how far x[i] is from its home
+		if probed >= (i-gap)&(len(x)-1) {
+			x[gap], gap = x[i], i
+		}
+	}
+	x[gap] = nil
+}

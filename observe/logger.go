@@ -1,0 +1,217 @@
+package observe
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+)
+
+const (
+	maxLines   = 10 // a second
+	maxDenials = 8  // of them, so that a flood of keys does not hide that a store fails
+
+	maxEpisodes  = 4096 // keys, in each of two sets
+	episode      = time.Minute
+	errorsWithin = time.Minute
+)
+
+// LogOption configures a [Logger].
+type LogOption func(*logger)
+
+// WithLoggedKey logs f(key) in place of a key, for example a hash of it. If that is "", or f is
+// nil, no key is logged. f must be safe for concurrent use.
+func WithLoggedKey(f func(key string) string) LogOption {
+	if f == nil {
+		f = func(string) string { return "" }
+	}
+	return func(l *logger) { l.key = f }
+}
+
+// Logger returns an observer that logs where something begins or ends:
+//
+//   - The first denial of a key, at level Info. Further ones are not logged until the key
+//     has not been denied for one to two minutes.
+//   - A store that fails, so that package fallback decides, and its return. That is at levels
+//     Warn and Info, with the [ratelimit.Source] before and after.
+//   - Errors, at level Warn: each class ([ErrorClass]) at most once a minute, with how many
+//     calls had one since the last line. Those of class "canceled" are at level Info.
+//
+// It logs at most 10 lines a second, 8 of them denials. How many were left out is a line of
+// its own, with the next decision of a later second.
+//
+// Lines have the first 128 bytes of the key. That may be personal data: see [WithLoggedKey].
+// To say which limiter it is, give l an attribute: l.With("limiter", "api"). If l is nil it is
+// [slog.Default]. The texts of the lines may change.
+//
+// An admission costs 5 ns. A denial of a key that has been denied before costs 100 ns.
+// Nothing of it allocates. It remembers 4,096 to 8,192 keys that are denied, in 400 KB. If
+// there are more, some are logged again.
+func Logger(l *slog.Logger, opts ...LogOption) ratelimit.Observer {
+	if l == nil {
+		l = slog.Default()
+	}
+	lg := &logger{
+		log: l, key: shown, seeds: keyhash.New(), base: time.Now(),
+		now: make(map[keyhash.Hash]struct{}), last: make(map[keyhash.Hash]struct{}),
+	}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(lg)
+		}
+	}
+	return lg
+}
+
+type logger struct {
+	log   *slog.Logger
+	key   func(string) string
+	seeds keyhash.Seeds
+	base  time.Time
+
+	source  atomic.Uint32 // that of the last Result that says whether the store works
+	leftOut atomic.Int64  // lines
+
+	mu        sync.Mutex // protects what follows; not held to log
+	now, last map[keyhash.Hash]struct{}
+	minute    int64 // that of now
+	errors    [len(classes)]struct {
+		logged time.Duration // when, plus 1; 0 for never
+		calls  int64         // since then
+	}
+	second int64
+	lines  int // in this second
+}
+
+// Decided logs what is new about a decision. It is for [ratelimit.Observe].
+func (l *logger) Decided(ctx context.Context, key string, n int, r ratelimit.Result, err error, _ time.Duration) {
+	if l.leftOut.Load() > 0 {
+		l.catchUp(ctx)
+	}
+	if err != nil {
+		l.failed(ctx, err)
+		return
+	}
+	source := r.Source()
+	switch source {
+	case ratelimit.SourceStore, ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceLocal:
+		if before := l.source.Load(); before != uint32(source) && l.source.CompareAndSwap(before, uint32(source)) {
+			l.changed(ctx, ratelimit.Source(before), source)
+		}
+	}
+	if !r.Allowed {
+		l.denied(ctx, key, n, &r, source)
+	}
+}
+
+func (l *logger) changed(ctx context.Context, before, source ratelimit.Source) {
+	level, text := slog.LevelWarn, "ratelimit: the store fails"
+	if source == ratelimit.SourceStore {
+		level, text = slog.LevelInfo, "ratelimit: the store decides again"
+	}
+	if l.mayLog(ctx, level, maxLines) {
+		l.log.LogAttrs(ctx, level, text, slog.String("source", source.String()), slog.String("before", before.String()))
+	}
+}
+
+func (l *logger) failed(ctx context.Context, err error) {
+	class := classOf(err)
+	level := slog.LevelWarn
+	if classes[class].name == "canceled" {
+		level = slog.LevelInfo
+	}
+	l.mu.Lock()
+	e, now := &l.errors[class], time.Since(l.base)
+	e.calls++
+	calls, due := e.calls, e.logged == 0 || now >= e.logged-1+errorsWithin
+	if due {
+		e.logged, e.calls = now+1, 0
+	}
+	l.mu.Unlock()
+	if due && l.mayLog(ctx, level, maxLines) {
+		l.log.LogAttrs(ctx, level, "ratelimit: no decision",
+			slog.String("class", classes[class].name), slog.Int64("calls", calls), slog.Any("error", err))
+	}
+}
+
+func (l *logger) denied(ctx context.Context, key string, n int, r *ratelimit.Result, source ratelimit.Source) {
+	if !l.isNew(key) || !l.mayLog(ctx, slog.LevelInfo, maxDenials) {
+		return
+	}
+	attrs := make([]slog.Attr, 0, 6)
+	if key = l.key(key); key != "" {
+		attrs = append(attrs, slog.String("key", key))
+	}
+	attrs = append(attrs, slog.Int("n", n), slog.Int("limit", r.Limit), slog.String("source", source.String()))
+	if name := r.DeniedBy(); name != "" {
+		attrs = append(attrs, slog.String("denied_by", name))
+	}
+	if r.RetryAfter == ratelimit.Never {
+		attrs = append(attrs, slog.String("retry_after", "never"))
+	} else {
+		attrs = append(attrs, slog.Duration("retry_after", r.RetryAfter))
+	}
+	l.log.LogAttrs(ctx, slog.LevelInfo, "ratelimit: denied", attrs...)
+}
+
+// isNew remembers a denial of key, and says whether it is the first of an episode.
+func (l *logger) isNew(key string) bool {
+	id := l.seeds.Hash(key)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.turn()
+	_, now := l.now[id]
+	_, last := l.last[id]
+	l.now[id] = struct{}{}
+	return !now && !last
+}
+
+// turn begins a new set if it is time, or if the set is full. The lock is held.
+func (l *logger) turn() {
+	minute := int64(time.Since(l.base) / episode)
+	if minute == l.minute && len(l.now) < maxEpisodes {
+		return
+	}
+	l.now, l.last = l.last, l.now
+	clear(l.now)
+	if minute > l.minute+1 {
+		clear(l.last)
+	}
+	l.minute = minute
+}
+
+// mayLog takes one of the lines of this second, of which there are at most most.
+func (l *logger) mayLog(ctx context.Context, level slog.Level, most int) bool {
+	if !l.log.Enabled(ctx, level) {
+		return false
+	}
+	l.catchUp(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lines >= most {
+		l.leftOut.Add(1)
+		return false
+	}
+	l.lines++
+	return true
+}
+
+// catchUp begins a new second if it is time, and says how many lines were left out before.
+func (l *logger) catchUp(ctx context.Context) {
+	l.mu.Lock()
+	var leftOut int64
+	if second := int64(time.Since(l.base) / time.Second); second != l.second {
+		l.second, l.lines = second, 0
+		if leftOut = l.leftOut.Swap(0); leftOut > 0 {
+			l.lines++
+		}
+	}
+	l.mu.Unlock()
+	if leftOut > 0 {
+		l.log.LogAttrs(ctx, slog.LevelWarn, "ratelimit: lines left out", slog.Int64("lines", leftOut))
+	}
+}

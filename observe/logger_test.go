@@ -1,0 +1,228 @@
+package observe_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// lines are what a logger writes, without the time. It is safe for concurrent use.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+// take returns the lines since the last call of it.
+func (l *lines) take() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	text := strings.TrimSpace(l.buf.String())
+	l.buf.Reset()
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, "\n")
+}
+
+func (l *lines) logger(level slog.Level) *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{
+		Level: level,
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+}
+
+var denied = ratelimit.Result{Limit: 10, RetryAfter: 1500 * time.Millisecond}
+
+// tell tells o of a decision on one event.
+func tell(o ratelimit.Observer, key string, r ratelimit.Result, err error) {
+	o.Decided(context.Background(), key, 1, r, err, 0)
+}
+
+func TestTheFirstDenialOfAnEpisodeIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out lines
+		o := observe.Logger(out.logger(slog.LevelInfo).With("limiter", "api"))
+		tell(o, "user:1", ratelimit.Result{Allowed: true, Limit: 10}, nil)
+		require.Empty(t, out.take())
+		first := `level=INFO msg="ratelimit: denied" limiter=api key=user:1 n=1 limit=10 source=store retry_after=1.5s`
+		tell(o, "user:1", denied, nil)
+		require.Equal(t, []string{first}, out.take())
+		for range 5 { // an episode goes on while denials do
+			time.Sleep(50 * time.Second)
+			tell(o, "user:1", denied, nil)
+			require.Empty(t, out.take())
+		}
+		time.Sleep(2 * time.Minute)
+		tell(o, "user:1", denied, nil)
+		require.Equal(t, []string{first}, out.take())
+		tell(o, "user:2", ratelimit.Result{RetryAfter: ratelimit.Never}, nil)
+		require.Equal(t, []string{`level=INFO msg="ratelimit: denied" limiter=api key=user:2 n=1 limit=0 source=zero_rate retry_after=never`}, out.take())
+		tell(o, "user:3", deniedBy(t, "per_user"), nil)
+		require.Contains(t, out.take()[0], "denied_by=per_user")
+	})
+}
+
+func TestKeysInLogsAreShortOrHidden(t *testing.T) {
+	long := strings.Repeat("x", 1000)
+	for want, opts := range map[string][]observe.LogOption{
+		" key=" + long[:128] + " ": {nil},
+		" key=hidden ":             {observe.WithLoggedKey(func(string) string { return "hidden" })},
+		`denied" n=1 `:             {observe.WithLoggedKey(nil)},
+	} {
+		var out lines
+		tell(observe.Logger(out.logger(slog.LevelInfo), opts...), long, denied, nil)
+		require.Contains(t, out.take()[0], want)
+	}
+}
+
+func TestAStoreThatFailsIsLogged(t *testing.T) {
+	var out lines
+	o := observe.Logger(out.logger(slog.LevelInfo))
+	from := func(source ratelimit.Source) ratelimit.Result {
+		return ratelimit.Result{Allowed: true, Limit: 1}.With(ratelimit.NewMark(t, source, nil))
+	}
+	for _, step := range []struct {
+		source ratelimit.Source
+		line   string
+	}{
+		{ratelimit.SourceStore, ""},
+		{ratelimit.SourceFailOpen, `level=WARN msg="ratelimit: the store fails" source=fail_open before=store`},
+		{ratelimit.SourceFailOpen, ""},
+		{ratelimit.SourceList, ""}, // no store was asked
+		{ratelimit.SourceUnlimited, ""},
+		{ratelimit.SourceDenyCache, ""},
+		{ratelimit.SourceLocal, `level=WARN msg="ratelimit: the store fails" source=local before=fail_open`},
+		{ratelimit.SourceStore, `level=INFO msg="ratelimit: the store decides again" source=store before=local`},
+		{ratelimit.SourceStore, ""},
+	} {
+		tell(o, "key", from(step.source), nil)
+		require.Equal(t, step.line, strings.Join(out.take(), "\n"), step.source)
+	}
+}
+
+func TestErrorsAreLoggedOnceAMinuteByClass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out lines
+		o := observe.Logger(out.logger(slog.LevelInfo))
+		for range 3 {
+			tell(o, "key", ratelimit.Result{}, store.ErrTimeout)
+			tell(o, "key", ratelimit.Result{}, context.Canceled)
+			time.Sleep(time.Second)
+		}
+		require.Equal(t, []string{
+			`level=WARN msg="ratelimit: no decision" class=store calls=1 error="ratelimit: store failed: timeout"`,
+			`level=INFO msg="ratelimit: no decision" class=canceled calls=1 error="context canceled"`,
+		}, out.take())
+		time.Sleep(57 * time.Second)
+		tell(o, "key", ratelimit.Result{}, store.ErrTimeout)
+		require.Equal(t, []string{
+			`level=WARN msg="ratelimit: no decision" class=store calls=3 error="ratelimit: store failed: timeout"`,
+		}, out.take())
+	})
+}
+
+func TestLinesLeftOutAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out lines
+		o := observe.Logger(out.logger(slog.LevelInfo))
+		for i := range 100 {
+			tell(o, fmt.Sprint("user:", i), denied, nil)
+		}
+		require.Len(t, out.take(), 8)
+		for _, err := range []error{store.ErrTimeout, store.ErrCorrupt, store.ErrUnavailable} { // room is kept for them
+			tell(o, "key", ratelimit.Result{}, err)
+		}
+		require.Len(t, out.take(), 2)
+		time.Sleep(time.Second)
+		tell(o, "key", ratelimit.Result{Allowed: true}, nil)
+		require.Equal(t, []string{`level=WARN msg="ratelimit: lines left out" lines=93`}, out.take())
+		for i := range 100 {
+			tell(o, fmt.Sprint("other:", i), denied, nil)
+		}
+		require.Len(t, out.take(), 7)
+	})
+}
+
+func TestLinesOfALevelThatIsOffTakeNoRoom(t *testing.T) {
+	var out lines
+	o := observe.Logger(out.logger(slog.LevelWarn))
+	for i := range 100 {
+		tell(o, fmt.Sprint("user:", i), denied, nil)
+	}
+	require.Empty(t, out.take())
+	for _, err := range []error{store.ErrTimeout, store.ErrCorrupt, store.ErrUnavailable} {
+		tell(o, "key", ratelimit.Result{}, err)
+	}
+	require.Len(t, out.take(), 3)
+}
+
+func TestLoggingIsBounded(t *testing.T) {
+	var out lines
+	o := observe.Logger(out.logger(slog.LevelError))
+	flood := func(n int) {
+		for i := range n {
+			tell(o, fmt.Sprint("user:", i), denied, nil)
+		}
+	}
+	flood(20_000)
+	heap := heapBytes()
+	flood(200_000)
+	require.Less(t, heapBytes(), heap+1<<16)
+	tell(o, "user:1", denied, nil)
+	require.Zero(t, testing.AllocsPerRun(1000, func() {
+		tell(o, "user:1", denied, nil)
+		tell(o, "user:1", ratelimit.Result{Allowed: true, Limit: 1}, nil)
+		tell(o, "user:1", ratelimit.Result{}, store.ErrTimeout)
+	}))
+}
+
+func TestLoggerIsSafeForConcurrentUse(t *testing.T) {
+	var (
+		out lines
+		wg  sync.WaitGroup
+	)
+	o := observe.Logger(out.logger(slog.LevelInfo))
+	for c := range 8 {
+		wg.Go(func() {
+			for i := range 1000 {
+				source := ratelimit.Source(i / 10 % 4)
+				tell(o, fmt.Sprint(c, i), denied.With(ratelimit.NewMark(&out, source, nil)), nil)
+				tell(o, "key", ratelimit.Result{}, store.ErrTimeout)
+			}
+		})
+	}
+	wg.Wait()
+	require.NotEmpty(t, out.take())
+}
+
+func TestLoggerWithoutALogger(t *testing.T) {
+	var out lines
+	old := slog.Default()
+	defer slog.SetDefault(old)
+	slog.SetDefault(out.logger(slog.LevelInfo))
+	tell(observe.Logger(nil), "key", denied, nil)
+	require.Len(t, out.take(), 1)
+}

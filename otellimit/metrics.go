@@ -1,0 +1,221 @@
+package otellimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"unicode/utf8"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
+)
+
+const scope = "github.com/ratelimit-go/ratelimit/otellimit"
+
+// Attributes of metrics and spans.
+const (
+	attrLimiter    = attribute.Key("ratelimit.limiter")
+	attrOutcome    = attribute.Key("ratelimit.outcome")
+	attrSource     = attribute.Key("ratelimit.source")
+	attrDeniedBy   = attribute.Key("ratelimit.denied_by")
+	attrHeadroom   = attribute.Key("ratelimit.headroom")
+	attrRetryAfter = attribute.Key("ratelimit.retry_after")
+	attrStore      = attribute.Key("ratelimit.store")
+	attrState      = attribute.Key("ratelimit.breaker.state")
+	attrErrorType  = attribute.Key("error.type")
+	attrSpanError  = attribute.Key("ratelimit.error.type") // the caller may do well all the same
+)
+
+// Config is what the metrics are read from. The names in it are values of attributes, so they
+// should be few and stay the same.
+type Config struct {
+	Counters  []*observe.Counters          // of different names
+	Fallbacks map[string]*fallback.Limiter // by the attribute ratelimit.limiter
+	Stores    map[string]*memstore.Store   // by the attribute ratelimit.store
+	Waiters   map[string]*throttle.Waiter  // by the attribute ratelimit.limiter
+}
+
+// Option configures [Register].
+type Option func(*options) error
+
+type options struct {
+	provider metric.MeterProvider
+}
+
+// WithMeterProvider makes the instruments those of p. The default is the global one.
+func WithMeterProvider(p metric.MeterProvider) Option {
+	return func(o *options) error {
+		if p == nil {
+			return fmt.Errorf("%w: WithMeterProvider(nil)", ratelimit.ErrInvalidOption)
+		}
+		o.provider = p
+		return nil
+	}
+}
+
+// Register makes instruments that read what is in c when metrics are collected. Their scope is
+// the import path of this package. The Unregister method of what it returns ends that, and
+// must have been called before the same names are registered again.
+//
+// It returns [ratelimit.ErrInvalidOption] if an option or something in c is nil, or two
+// Counters have the same name. The same goes for a name that is empty or not UTF-8. Other
+// errors are those of the provider.
+func Register(c Config, opts ...Option) (metric.Registration, error) {
+	c, err := c.checked()
+	if err != nil {
+		return nil, err
+	}
+	o := options{provider: otel.GetMeterProvider()}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(&o); err != nil {
+			return nil, err
+		}
+	}
+	meter := o.provider.Meter(scope)
+	in, all, err := newInstruments(meter)
+	if err != nil {
+		return nil, err
+	}
+	return meter.RegisterCallback(func(_ context.Context, to metric.Observer) error {
+		in.observe(to, c)
+		return nil
+	}, all...)
+}
+
+// checked is a copy of c, without anything that cannot be read.
+func (c Config) checked() (Config, error) {
+	c.Counters = slices.Clone(c.Counters)
+	c.Fallbacks, c.Stores, c.Waiters = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters)
+
+	byName := make(map[string]*observe.Counters, len(c.Counters))
+	for _, counters := range c.Counters {
+		if counters == nil {
+			return c, fmt.Errorf("%w: Counters are nil", ratelimit.ErrInvalidOption)
+		}
+		name := counters.Snapshot().Limiter
+		if byName[name] != nil {
+			return c, fmt.Errorf("%w: two Counters have the name %q", ratelimit.ErrInvalidOption, name)
+		}
+		byName[name] = counters
+	}
+	for _, err := range []error{
+		check("Counters", byName), check("fallback", c.Fallbacks), check("store", c.Stores), check("Waiter", c.Waiters),
+	} {
+		if err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// check says whether one of named is nil, or has a name that is no value of an attribute.
+func check[T any](what string, named map[string]*T) error {
+	for name, it := range named {
+		switch {
+		case it == nil:
+			return fmt.Errorf("%w: the %s %q is nil", ratelimit.ErrInvalidOption, what, name)
+		case name == "" || !utf8.ValidString(name):
+			return fmt.Errorf("%w: the name %q of a %s is empty or not UTF-8", ratelimit.ErrInvalidOption, name, what)
+		}
+	}
+	return nil
+}
+
+type instruments struct {
+	decisions, events, deniedBy, errors, admissions, evictions metric.Int64ObservableCounter
+	breaker, keys, waiting                                     metric.Int64ObservableUpDownCounter
+}
+
+// newInstruments also returns them as a list.
+func newInstruments(m metric.Meter) (in *instruments, all []metric.Observable, err error) {
+	counter := func(name, unit, about string) metric.Int64ObservableCounter {
+		c, failed := m.Int64ObservableCounter("ratelimit."+name, metric.WithUnit(unit), metric.WithDescription(about))
+		all, err = append(all, c), errors.Join(err, failed)
+		return c
+	}
+	upDown := func(name, unit, about string) metric.Int64ObservableUpDownCounter {
+		c, failed := m.Int64ObservableUpDownCounter("ratelimit."+name, metric.WithUnit(unit), metric.WithDescription(about))
+		all, err = append(all, c), errors.Join(err, failed)
+		return c
+	}
+	in = &instruments{
+		decisions:  counter("decisions", "{decision}", "Calls of a limiter that were decided."),
+		events:     counter("events", "{event}", "Events that the decided calls of a limiter asked for."),
+		deniedBy:   counter("denied_by", "{decision}", "Calls that were denied, by the limit that denied."),
+		errors:     counter("errors", "{error}", "Calls of a limiter that ended with an error."),
+		admissions: counter("admissions", "{decision}", "Calls that were admitted, by the tenths of the limit that they left."),
+		evictions:  counter("store.evictions", "{key}", "Keys with spend in force that a full memory has forgotten."),
+		breaker:    upDown("breaker.state", "1", "1 for the current state of a fallback's circuit breaker, 0 for the others."),
+		keys:       upDown("store.keys", "{key}", "Keys that a memory holds, some of them idle."),
+		waiting:    upDown("waiting", "{caller}", "Callers that sleep until a limiter admits them."),
+	}
+	return in, all, err
+}
+
+// observe tells what there is now.
+func (in *instruments) observe(to metric.Observer, c Config) {
+	for _, counters := range c.Counters {
+		in.observeCounters(to, counters.Snapshot())
+	}
+	for name, f := range c.Fallbacks {
+		now, _ := f.State()
+		for _, state := range []fallback.State{fallback.StateClosed, fallback.StateOpen, fallback.StateHalfOpen} {
+			is := int64(0)
+			if state == now {
+				is = 1
+			}
+			to.ObserveInt64(in.breaker, is, metric.WithAttributes(attrLimiter.String(name), attrState.String(state.String())))
+		}
+	}
+	for name, s := range c.Stores {
+		with := metric.WithAttributes(attrStore.String(name))
+		to.ObserveInt64(in.keys, int64(s.Len()), with)
+		to.ObserveInt64(in.evictions, int64(s.Evicted()), with)
+	}
+	for name, w := range c.Waiters {
+		to.ObserveInt64(in.waiting, int64(w.Waiting()), metric.WithAttributes(attrLimiter.String(name)))
+	}
+}
+
+// observeCounters tells what the Counters of one limiter have counted.
+func (in *instruments) observeCounters(to metric.Observer, s observe.Snapshot) {
+	limiter := attrLimiter.String(s.Limiter)
+	asked := make(map[string]int64, 2)
+	for _, d := range s.Decisions {
+		to.ObserveInt64(in.decisions, d.Calls, metric.WithAttributes(limiter, attrOutcome.String(d.Outcome), attrSource.String(d.Source)))
+		asked[d.Outcome] += d.Events
+	}
+	for outcome, n := range asked {
+		to.ObserveInt64(in.events, n, metric.WithAttributes(limiter, attrOutcome.String(outcome)))
+	}
+	for _, d := range s.DeniedBy {
+		to.ObserveInt64(in.deniedBy, d.Calls, metric.WithAttributes(limiter, attrDeniedBy.String(text(d.Name))))
+	}
+	for _, e := range s.Errors {
+		to.ObserveInt64(in.errors, e.Calls, metric.WithAttributes(limiter, attrErrorType.String(e.Class)))
+	}
+	for tenth, n := range s.Headroom {
+		to.ObserveInt64(in.admissions, n, metric.WithAttributes(limiter, attrHeadroom.Int(tenth)))
+	}
+}
+
+// text is the name of a limit as the value of an attribute, which must be UTF-8.
+func text(name string) string {
+	if utf8.ValidString(name) {
+		return name
+	}
+	return strconv.QuoteToASCII(name)
+}

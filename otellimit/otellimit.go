@@ -1,0 +1,28 @@
+// Package otellimit shows the decisions of limiters to OpenTelemetry: their counts as
+// metrics, and each of them on the span of its caller. [Register] makes instruments that read
+// [observe.Counters] when metrics are collected, so that a decision costs nothing more:
+//
+//	registration, err := otellimit.Register(otellimit.Config{Counters: []*observe.Counters{api}})
+//
+// These are its metrics, and their attributes. None of them is ever a key.
+//
+//	ratelimit.decisions        counter    limiter, outcome, source   calls that were decided
+//	ratelimit.events           counter    limiter, outcome           the events that they asked for
+//	ratelimit.denied_by        counter    limiter, denied_by         denials by the limit that denied
+//	ratelimit.errors           counter    limiter, error.type        calls that ended with an error
+//	ratelimit.admissions       counter    limiter, headroom          admissions by what they left: 0 to 10 tenths of the limit
+//	ratelimit.breaker.state    up/down    limiter, state             1 for the current state of a fallback, 0 for the others
+//	ratelimit.store.keys       up/down    store                      keys that a memory holds
+//	ratelimit.store.evictions  counter    store                      keys that a full memory has forgotten
+//	ratelimit.waiting          up/down    limiter                    callers that sleep in a throttle.Waiter
+//
+// Except for error.type, attributes begin with "ratelimit." too: "ratelimit.limiter". That of
+// a state is "ratelimit.breaker.state". An outcome is "allowed" or "denied", a source the text
+// of a [ratelimit.Source], and an error.type one of [observe.ErrorClass].
+//
+// How long decisions took is not among them: no instrument can be given a histogram that was
+// counted elsewhere. Measure that where it is asked for, by spans or by package promlimit.
+//
+// OpenTelemetry has no semantic conventions for rate limits yet (issue 3361 of
+// open-telemetry/semantic-conventions). So these names may change, also in a minor version.
+package otellimit

@@ -1,0 +1,401 @@
+package otellimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/otellimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
+)
+
+// failing is a store that fails while it is down.
+type failing struct {
+	store.Store
+	down atomic.Bool
+}
+
+func (s *failing) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if s.down.Load() {
+		return store.ErrUnavailable
+	}
+	return s.Store.TakeAll(ctx, requests, replies)
+}
+
+// service is a program with each thing that can be read.
+type service struct {
+	store   *failing
+	limiter ratelimit.Limiter // a fallback, observed: around two limits that are observed too
+	config  otellimit.Config
+}
+
+func newService(t testing.TB) *service {
+	t.Helper()
+	memory, err := memstore.New(memstore.WithMaxKeys(20))
+	require.NoError(t, err)
+	s := &service{store: &failing{Store: memory}}
+	burst, err := ratelimit.NewTokenBucket(s.store, ratelimit.Limit{Rate: 100, Period: time.Hour, Burst: 4}, ratelimit.WithName("burst"))
+	require.NoError(t, err)
+	daily, err := ratelimit.NewFixedWindow(s.store, ratelimit.PerDay(1000), ratelimit.WithName("daily"))
+	require.NoError(t, err)
+	all, err := ratelimit.NewAll(burst, daily)
+	require.NoError(t, err)
+	inside, outside := observe.NewCounters("api store"), observe.NewCounters("api")
+	f, err := fallback.New(observed(t, all, inside), fallback.Open())
+	require.NoError(t, err)
+	waiter, err := throttle.NewWaiter(burst, time.Minute)
+	require.NoError(t, err)
+	s.limiter = observed(t, f, ratelimit.Observers(outside, otellimit.Spans("api")))
+	s.config = otellimit.Config{
+		Counters:  []*observe.Counters{inside, outside},
+		Fallbacks: map[string]*fallback.Limiter{"api": f},
+		Stores:    map[string]*memstore.Store{"memory": memory},
+		Waiters:   map[string]*throttle.Waiter{"jobs": waiter},
+	}
+	return s
+}
+
+func observed(t testing.TB, l ratelimit.Limiter, o ratelimit.Observer) ratelimit.Limiter {
+	t.Helper()
+	l, err := ratelimit.Observe(l, o)
+	require.NoError(t, err)
+	return l
+}
+
+// traffic is 10 admissions and 5 denials by the store, and 5 errors that open the breaker.
+func (s *service) traffic(t testing.TB) {
+	t.Helper()
+	ask := func(key, n int, allowed bool) {
+		r, err := s.limiter.AllowN(t.Context(), fmt.Sprint("key ", key), n)
+		require.NoError(t, err)
+		require.Equal(t, allowed, r.Allowed)
+	}
+	for i := range 10 {
+		ask(i, 2, true)
+	}
+	for i := range 5 {
+		ask(i, 5, false)
+	}
+	s.store.down.Store(true)
+	for range 5 {
+		ask(0, 1, true)
+	}
+}
+
+// register registers c with a reader of its own.
+func register(t testing.TB, c otellimit.Config) (*metric.ManualReader, interface{ Unregister() error }) {
+	t.Helper()
+	reader := metric.NewManualReader()
+	registration, err := otellimit.Register(c, otellimit.WithMeterProvider(metric.NewMeterProvider(metric.WithReader(reader))))
+	require.NoError(t, err)
+	return reader, registration
+}
+
+// collect is what reader reads, by the name of the metric and its attributes.
+func collect(t testing.TB, reader *metric.ManualReader) map[string]int64 {
+	t.Helper()
+	var data metricdata.ResourceMetrics
+	require.NoError(t, reader.Collect(t.Context(), &data))
+	all := make(map[string]int64)
+	for _, scope := range data.ScopeMetrics {
+		require.Equal(t, "github.com/ratelimit-go/ratelimit/otellimit", scope.Scope.Name)
+		for _, m := range scope.Metrics {
+			require.NotEmpty(t, m.Unit, m.Name)
+			require.NotEmpty(t, m.Description, m.Name)
+			sum := m.Data.(metricdata.Sum[int64])
+			for _, point := range sum.DataPoints {
+				name := m.Name + "{" + point.Attributes.Encoded(attribute.DefaultEncoder()) + "}"
+				require.NotContains(t, all, name)
+				all[strings.ReplaceAll(name, "ratelimit.", "")] = point.Value
+			}
+		}
+	}
+	return all
+}
+
+func TestMetricsSayWhatIsCounted(t *testing.T) {
+	s := newService(t)
+	reader, _ := register(t, s.config)
+	s.traffic(t)
+	got := collect(t, reader)
+	for name, want := range map[string]int64{
+		"decisions{limiter=api,outcome=allowed,source=store}":       10,
+		"decisions{limiter=api,outcome=allowed,source=fail_open}":   5,
+		"decisions{limiter=api,outcome=denied,source=store}":        5,
+		"decisions{limiter=api,outcome=denied,source=fail_closed}":  0,
+		"decisions{limiter=api store,outcome=allowed,source=store}": 10,
+		"events{limiter=api,outcome=allowed}":                       25,
+		"events{limiter=api,outcome=denied}":                        25,
+		"denied_by{denied_by=burst,limiter=api}":                    5,
+		"errors{error.type=unavailable,limiter=api store}":          5,
+		"errors{error.type=unavailable,limiter=api}":                0,
+		"admissions{headroom=5,limiter=api}":                        10,
+		"admissions{headroom=0,limiter=api}":                        0,
+		"admissions{headroom=10,limiter=api}":                       0,
+		"breaker.state{breaker.state=open,limiter=api}":             1,
+		"breaker.state{breaker.state=closed,limiter=api}":           0,
+		"breaker.state{breaker.state=half_open,limiter=api}":        0,
+		"store.keys{store=memory}":                                  20,
+		"store.evictions{store=memory}":                             0,
+		"waiting{limiter=jobs}":                                     0,
+	} {
+		require.Contains(t, got, name)
+		require.Equal(t, want, got[name], name)
+	}
+}
+
+func TestWaitingCallersAndForgottenKeysAreSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory, err := memstore.New(memstore.WithMaxKeys(2))
+		require.NoError(t, err)
+		bucket, err := ratelimit.NewTokenBucket(memory, ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1})
+		require.NoError(t, err)
+		waiter, err := throttle.NewWaiter(bucket, time.Minute)
+		require.NoError(t, err)
+		reader, _ := register(t, otellimit.Config{
+			Stores:  map[string]*memstore.Store{"memory": memory},
+			Waiters: map[string]*throttle.Waiter{"jobs": waiter},
+		})
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() { _, _ = waiter.Allow(t.Context(), "key") })
+		}
+		synctest.Wait()
+		require.EqualValues(t, 3, collect(t, reader)["waiting{limiter=jobs}"])
+		wg.Wait()
+		require.Zero(t, collect(t, reader)["waiting{limiter=jobs}"])
+
+		for i := range 10 {
+			_, err := bucket.Allow(t.Context(), fmt.Sprint("key ", i))
+			require.NoError(t, err)
+		}
+		require.EqualValues(t, 2, collect(t, reader)["store.keys{store=memory}"])
+		require.NotZero(t, memory.Evicted())
+		require.EqualValues(t, memory.Evicted(), collect(t, reader)["store.evictions{store=memory}"])
+	})
+}
+
+func TestUnregisterEndsTheReading(t *testing.T) {
+	s := newService(t)
+	reader, registration := register(t, s.config)
+	require.NotEmpty(t, collect(t, reader))
+	require.NoError(t, registration.Unregister())
+	require.NoError(t, registration.Unregister())
+	require.Empty(t, collect(t, reader))
+}
+
+func TestTheProviderIsTheGlobalOneUnlessGiven(t *testing.T) {
+	before := otel.GetMeterProvider()
+	defer otel.SetMeterProvider(before)
+	reader := metric.NewManualReader()
+	otel.SetMeterProvider(metric.NewMeterProvider(metric.WithReader(reader)))
+	_, err := otellimit.Register(newService(t).config)
+	require.NoError(t, err)
+	require.NotEmpty(t, collect(t, reader))
+
+	otel.SetMeterProvider(noop.NewMeterProvider())
+	_, err = otellimit.Register(newService(t).config)
+	require.NoError(t, err)
+}
+
+func TestWhatCannotBeReadIsRefused(t *testing.T) {
+	counters := func(names ...string) (c []*observe.Counters) {
+		for _, name := range names {
+			c = append(c, observe.NewCounters(name))
+		}
+		return c
+	}
+	for name, c := range map[string]otellimit.Config{
+		"twins":       {Counters: counters("a", "b", "a")},
+		"nil":         {Counters: []*observe.Counters{nil}},
+		"no name":     {Counters: counters("")},
+		"no UTF-8":    {Counters: counters("\xff")},
+		"no fallback": {Fallbacks: map[string]*fallback.Limiter{"a": nil}},
+		"no store":    {Stores: map[string]*memstore.Store{"a": nil}},
+		"nameless":    {Stores: map[string]*memstore.Store{"": new(memstore.Store)}},
+		"no waiter":   {Waiters: map[string]*throttle.Waiter{"a": nil}},
+	} {
+		_, err := otellimit.Register(c)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+	}
+	for _, opt := range []otellimit.Option{nil, otellimit.WithMeterProvider(nil)} {
+		_, err := otellimit.Register(otellimit.Config{}, opt)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	_, err := otellimit.Register(otellimit.Config{})
+	require.NoError(t, err)
+}
+
+func TestTheConfigCanBeUsedAgain(t *testing.T) {
+	config := otellimit.Config{Counters: []*observe.Counters{observe.NewCounters("a")}, Stores: map[string]*memstore.Store{}}
+	reader, _ := register(t, config)
+	before := collect(t, reader)
+	config.Counters[0] = nil
+	config.Stores["new"] = nil
+	require.Equal(t, before, collect(t, reader))
+}
+
+func TestMetricsWhileDecisionsAreUnderWay(t *testing.T) {
+	s := newService(t)
+	reader, _ := register(t, s.config)
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	for worker := range 4 {
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-done:
+					return
+				default:
+					_, _ = s.limiter.AllowN(t.Context(), fmt.Sprint(worker, i%100), 1+i%3)
+				}
+			}
+		})
+	}
+	before := make(map[string]int64)
+	for range 100 {
+		now := collect(t, reader)
+		for name, n := range now {
+			if strings.HasPrefix(name, "decisions") {
+				require.GreaterOrEqual(t, n, before[name], name)
+			}
+		}
+		before = now
+	}
+	close(done)
+	wg.Wait()
+	require.NotEmpty(t, before)
+}
+
+// spanned is what a span says after what do does in it.
+func spanned(t *testing.T, do func(context.Context)) map[string]any {
+	t.Helper()
+	recorder := tracetest.NewSpanRecorder()
+	ctx, span := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder)).Tracer("test").Start(t.Context(), "span")
+	do(ctx)
+	span.End()
+	require.Len(t, recorder.Ended(), 1, "no span of its own")
+	all := make(map[string]any)
+	for _, a := range recorder.Ended()[0].Attributes() {
+		all[string(a.Key)] = a.Value.AsInterface()
+	}
+	return all
+}
+
+func TestASpanSaysWhatWasDecided(t *testing.T) {
+	s := newService(t)
+	ask := func(n int) map[string]any {
+		return spanned(t, func(ctx context.Context) { _, _ = s.limiter.AllowN(ctx, "key", n) })
+	}
+	require.Equal(t, map[string]any{
+		"ratelimit.limiter": "api", "ratelimit.outcome": "allowed", "ratelimit.source": "store",
+	}, ask(4))
+	denied := ask(1)
+	require.InDelta(t, 36, denied["ratelimit.retry_after"], 1)
+	delete(denied, "ratelimit.retry_after")
+	require.Equal(t, map[string]any{
+		"ratelimit.limiter": "api", "ratelimit.outcome": "denied", "ratelimit.source": "store", "ratelimit.denied_by": "burst",
+	}, denied)
+	require.NotContains(t, ask(5), "ratelimit.retry_after", "never")
+	require.Equal(t, map[string]any{
+		"ratelimit.limiter": "api", "ratelimit.outcome": "error", "ratelimit.error.type": "invalid",
+	}, ask(0))
+	s.store.down.Store(true)
+	require.Equal(t, map[string]any{
+		"ratelimit.limiter": "api", "ratelimit.outcome": "allowed", "ratelimit.source": "fail_open",
+	}, ask(1))
+}
+
+func TestNamesNeedNotBeUTF8(t *testing.T) {
+	memory, err := memstore.New()
+	require.NoError(t, err)
+	never, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(0), ratelimit.WithName("a"), ratelimit.WithPolicyName("caf\xe9"))
+	require.NoError(t, err)
+	daily, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(1), ratelimit.WithName("b"))
+	require.NoError(t, err)
+	all, err := ratelimit.NewAll(never, daily)
+	require.NoError(t, err)
+	counters := observe.NewCounters("api")
+	limiter := observed(t, all, ratelimit.Observers(counters, otellimit.Spans("\xff")))
+	said := spanned(t, func(ctx context.Context) { _, _ = limiter.Allow(ctx, "key") })
+	require.Equal(t, `"\xff"`, said["ratelimit.limiter"])
+	require.Equal(t, `"caf\xe9"`, said["ratelimit.denied_by"])
+	reader, _ := register(t, otellimit.Config{Counters: []*observe.Counters{counters}})
+	got := collect(t, reader)
+	require.EqualValues(t, 1, got[`denied_by{denied_by="caf\\xe9",limiter=api}`], got)
+}
+
+func TestASpanThatDoesNotRecordCostsNoAllocation(t *testing.T) {
+	spans := otellimit.Spans("api")
+	_, unsampled := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample())).Tracer("test").Start(t.Context(), "span")
+	for _, ctx := range []context.Context{t.Context(), trace.ContextWithSpan(t.Context(), unsampled)} {
+		for _, err := range []error{nil, errors.New("failed")} {
+			require.Zero(t, testing.AllocsPerRun(100, func() {
+				spans.Decided(ctx, "key", 1, ratelimit.Result{}, err, 0)
+			}))
+		}
+	}
+}
+
+// BenchmarkSpans measures Spans alone, by what the caller's context has.
+//
+//	go test -run '^$' -bench . -benchmem
+func BenchmarkSpans(b *testing.B) {
+	recording := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(tracetest.NewSpanRecorder()))
+	unsampled := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample()))
+	start := func(p *sdktrace.TracerProvider) context.Context {
+		ctx, _ := p.Tracer("bench").Start(b.Context(), "span")
+		return ctx
+	}
+	for _, c := range []struct {
+		name string
+		ctx  context.Context
+	}{{"no span", b.Context()}, {"not recording", start(unsampled)}, {"recording", start(recording)}} {
+		b.Run(c.name, func(b *testing.B) {
+			spans := otellimit.Spans("api")
+			for b.Loop() {
+				spans.Decided(c.ctx, "key", 1, ratelimit.Result{Allowed: true}, nil, 0)
+			}
+		})
+	}
+}
+
+// BenchmarkCollect measures a collection, by how many limiters there are.
+func BenchmarkCollect(b *testing.B) {
+	for _, limiters := range []int{1, 10, 100} {
+		b.Run(fmt.Sprint("limiters=", limiters), func(b *testing.B) {
+			var config otellimit.Config
+			for i := range limiters {
+				config.Counters = append(config.Counters, observe.NewCounters(fmt.Sprint("limiter ", i)))
+			}
+			reader, _ := register(b, config)
+			var data metricdata.ResourceMetrics
+			for b.Loop() {
+				if err := reader.Collect(b.Context(), &data); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

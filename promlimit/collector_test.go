@@ -1,0 +1,412 @@
+package promlimit_test
+
+import (
+	"context"
+	"fmt"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/common/expfmt"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/promlimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
+)
+
+// failing is a store that fails while it is down.
+type failing struct {
+	store.Store
+	down atomic.Bool
+}
+
+func (s *failing) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if s.down.Load() {
+		return store.ErrUnavailable
+	}
+	return s.Store.TakeAll(ctx, requests, replies)
+}
+
+// service is a program with each thing that a Collector reads.
+type service struct {
+	store     *failing
+	memory    *memstore.Store
+	fallback  *fallback.Limiter
+	limiter   ratelimit.Limiter // the fallback, observed: around two limits that are observed too
+	collector *promlimit.Collector
+	rounds    int // of traffic
+}
+
+func newService(t testing.TB) *service {
+	t.Helper()
+	memory, err := memstore.New(memstore.WithMaxKeys(20))
+	require.NoError(t, err)
+	s := &service{store: &failing{Store: memory}, memory: memory}
+	burst, err := ratelimit.NewTokenBucket(s.store, ratelimit.Limit{Rate: 100, Period: time.Hour, Burst: 4}, ratelimit.WithName("burst"))
+	require.NoError(t, err)
+	daily, err := ratelimit.NewFixedWindow(s.store, ratelimit.PerDay(1000), ratelimit.WithName("daily"))
+	require.NoError(t, err)
+	all, err := ratelimit.NewAll(burst, daily)
+	require.NoError(t, err)
+	inside, outside := observe.NewCounters("api store"), observe.NewCounters("api")
+	s.fallback, err = fallback.New(observed(t, all, inside, ratelimit.WithLatency()), fallback.Open(), fallback.WithBreaker(10, time.Second))
+	require.NoError(t, err)
+	waiter, err := throttle.NewWaiter(burst, time.Minute)
+	require.NoError(t, err)
+	s.limiter = observed(t, s.fallback, outside)
+	s.collector, err = promlimit.NewCollector(promlimit.Config{
+		Counters:  []*observe.Counters{inside, outside},
+		Fallbacks: map[string]*fallback.Limiter{"api": s.fallback},
+		Stores:    map[string]*memstore.Store{"memory": memory},
+		Waiters:   map[string]*throttle.Waiter{"jobs": waiter},
+	})
+	require.NoError(t, err)
+	return s
+}
+
+func observed(t testing.TB, l ratelimit.Limiter, c *observe.Counters, opts ...ratelimit.ObserveOption) ratelimit.Limiter {
+	t.Helper()
+	l, err := ratelimit.Observe(l, c, opts...)
+	require.NoError(t, err)
+	return l
+}
+
+// traffic has decisions of each kind: 10 admissions and 5 denials by the store, and 5 errors.
+// The 20 states of a first round fill the memory, and those of a second one replace them.
+func (s *service) traffic(t testing.TB) {
+	t.Helper()
+	s.rounds++
+	ask := func(key, n int, allowed bool) {
+		r, err := s.limiter.AllowN(t.Context(), fmt.Sprint("key ", s.rounds, key), n)
+		require.NoError(t, err)
+		require.Equal(t, allowed, r.Allowed)
+	}
+	for i := range 10 {
+		ask(i, 2, true)
+	}
+	for i := range 5 {
+		ask(i, 5, false)
+	}
+	s.store.down.Store(true)
+	for range 5 {
+		ask(0, 1, true)
+	}
+	s.store.down.Store(false)
+}
+
+// registry is one that checks what a Collector says of itself.
+func registry(t testing.TB, c prometheus.Collector) *prometheus.Registry {
+	t.Helper()
+	r := prometheus.NewPedanticRegistry()
+	require.NoError(t, r.Register(c))
+	return r
+}
+
+// scrape is what c says to Prometheus: each series with its value.
+func scrape(t testing.TB, c prometheus.Collector) (text string, series map[string]string) {
+	t.Helper()
+	server := httptest.NewServer(promhttp.HandlerFor(registry(t, c), promhttp.HandlerOpts{}))
+	defer server.Close()
+	series = make(map[string]string)
+	lines := get(server.URL)
+	for _, line := range lines {
+		if !strings.HasPrefix(line, "#") {
+			i := strings.LastIndexByte(line, ' ')
+			series[line[:i]] = line[i+1:]
+		}
+	}
+	require.NotEmpty(t, series)
+	return strings.Join(lines, "\n") + "\n", series
+}
+
+func TestACollectorSaysWhatIsCounted(t *testing.T) {
+	s := newService(t)
+	s.traffic(t)
+	_, got := scrape(t, s.collector)
+	for name, want := range map[string]string{
+		`ratelimit_decisions_total{limiter="api",outcome="allowed",source="store"}`:           "10",
+		`ratelimit_decisions_total{limiter="api",outcome="allowed",source="fail_open"}`:       "5",
+		`ratelimit_decisions_total{limiter="api",outcome="denied",source="store"}`:            "5",
+		`ratelimit_decisions_total{limiter="api",outcome="denied",source="fail_closed"}`:      "0",
+		`ratelimit_decisions_total{limiter="api store",outcome="allowed",source="store"}`:     "10",
+		`ratelimit_decisions_total{limiter="api store",outcome="allowed",source="fail_open"}`: "0",
+		`ratelimit_events_total{limiter="api",outcome="allowed"}`:                             "25",
+		`ratelimit_events_total{limiter="api",outcome="denied"}`:                              "25",
+		`ratelimit_denied_by_total{denied_by="burst",limiter="api"}`:                          "5",
+		`ratelimit_errors_total{class="unavailable",limiter="api store"}`:                     "5",
+		`ratelimit_errors_total{class="unavailable",limiter="api"}`:                           "0",
+		`ratelimit_headroom_ratio_bucket{limiter="api",le="0"}`:                               "0",
+		`ratelimit_headroom_ratio_bucket{limiter="api",le="0.4"}`:                             "0",
+		`ratelimit_headroom_ratio_bucket{limiter="api",le="0.5"}`:                             "10",
+		`ratelimit_headroom_ratio_bucket{limiter="api",le="1"}`:                               "10",
+		`ratelimit_headroom_ratio_sum{limiter="api"}`:                                         "4.5",
+		`ratelimit_headroom_ratio_count{limiter="api"}`:                                       "10",
+		`ratelimit_decision_duration_seconds_count{limiter="api store"}`:                      "20",
+		`ratelimit_decision_duration_seconds_bucket{limiter="api store",le="+Inf"}`:           "20",
+		`ratelimit_breaker_state{limiter="api",state="closed"}`:                               "1",
+		`ratelimit_breaker_state{limiter="api",state="open"}`:                                 "0",
+		`ratelimit_breaker_state{limiter="api",state="half_open"}`:                            "0",
+		`ratelimit_store_keys{store="memory"}`:                                                "20",
+		`ratelimit_store_evictions_total{store="memory"}`:                                     "0",
+		`ratelimit_waiting{limiter="jobs"}`:                                                   "0",
+	} {
+		require.Equal(t, want, got[name], name)
+	}
+	require.NotContains(t, got, `ratelimit_decision_duration_seconds_count{limiter="api"}`, "nothing was measured")
+}
+
+func TestDurationsAreInSeconds(t *testing.T) {
+	c := observe.NewCounters("api")
+	for _, took := range []time.Duration{time.Millisecond, 700 * time.Millisecond, 2 * time.Second} {
+		c.Decided(t.Context(), "key", 1, ratelimit.Result{Allowed: true}, nil, took)
+	}
+	collector, err := promlimit.NewCollector(promlimit.Config{Counters: []*observe.Counters{c}})
+	require.NoError(t, err)
+	_, got := scrape(t, collector)
+	for le, want := range map[string]string{"5e-05": "0", "0.0005": "0", "0.001": "1", "0.5": "1", "1": "2", "+Inf": "3"} {
+		require.Equal(t, want, got[`ratelimit_decision_duration_seconds_bucket{limiter="api",le="`+le+`"}`], le)
+	}
+	require.Equal(t, "2.701", got[`ratelimit_decision_duration_seconds_sum{limiter="api"}`])
+}
+
+func TestTheMeanOfHeadroomIsOffByATwentiethAtMost(t *testing.T) {
+	for remaining := range 100 {
+		c := observe.NewCounters("api")
+		c.Decided(t.Context(), "key", 1, ratelimit.Result{Allowed: true, Limit: 100, Remaining: remaining}, nil, 0)
+		collector, err := promlimit.NewCollector(promlimit.Config{Counters: []*observe.Counters{c}})
+		require.NoError(t, err)
+		families, err := registry(t, collector).Gather()
+		require.NoError(t, err)
+		for _, f := range families {
+			if f.GetName() == "ratelimit_headroom_ratio" {
+				require.InDelta(t, float64(remaining)/100, f.GetMetric()[0].GetHistogram().GetSampleSum(), 0.0501)
+			}
+		}
+	}
+}
+
+func TestWaitingCallersAreShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory, err := memstore.New()
+		require.NoError(t, err)
+		bucket, err := ratelimit.NewTokenBucket(memory, ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1})
+		require.NoError(t, err)
+		waiter, err := throttle.NewWaiter(bucket, time.Minute)
+		require.NoError(t, err)
+		collector, err := promlimit.NewCollector(promlimit.Config{Waiters: map[string]*throttle.Waiter{"jobs": waiter}})
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() { _, _ = waiter.Allow(t.Context(), "key") })
+		}
+		synctest.Wait()
+		require.EqualValues(t, 3, testutil.ToFloat64(collector))
+		wg.Wait()
+		require.Zero(t, testutil.ToFloat64(collector))
+	})
+}
+
+func TestAMemoryThatForgetsIsSeen(t *testing.T) {
+	s := newService(t)
+	s.traffic(t)
+	s.traffic(t)
+	_, got := scrape(t, s.collector)
+	require.Equal(t, "20", got[`ratelimit_store_keys{store="memory"}`])
+	require.Equal(t, fmt.Sprint(s.memory.Evicted()), got[`ratelimit_store_evictions_total{store="memory"}`])
+	require.NotZero(t, s.memory.Evicted())
+}
+
+func TestABreakerIsInOneState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t)
+		is := func(state string) {
+			t.Helper()
+			var want strings.Builder
+			for _, one := range []string{"closed", "half_open", "open"} {
+				fmt.Fprintf(&want, "ratelimit_breaker_state{limiter=\"api\",state=%q} %d\n", one, map[bool]int{one == state: 1}[true])
+			}
+			got, err := testutil.CollectAndFormat(s.collector, expfmt.TypeTextPlain, "ratelimit_breaker_state")
+			require.NoError(t, err)
+			_, rows, _ := strings.Cut(string(got), "gauge\n")
+			require.Equal(t, want.String(), rows)
+		}
+		is("closed")
+		s.store.down.Store(true)
+		for range 10 {
+			_, err := s.limiter.Allow(t.Context(), "key")
+			require.NoError(t, err)
+		}
+		is("open")
+		time.Sleep(time.Second)
+		is("half_open")
+		s.store.down.Store(false)
+		_, err := s.limiter.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		is("closed")
+	})
+}
+
+func TestWhatIsNoLabelIsRefused(t *testing.T) {
+	counters := func(names ...string) (c []*observe.Counters) {
+		for _, name := range names {
+			c = append(c, observe.NewCounters(name))
+		}
+		return c
+	}
+	for name, c := range map[string]promlimit.Config{
+		"twins":         {Counters: counters("a", "b", "a")},
+		"nil":           {Counters: []*observe.Counters{nil}},
+		"no name":       {Counters: counters("")},
+		"no UTF-8":      {Counters: counters("\xff")},
+		"no fallback":   {Fallbacks: map[string]*fallback.Limiter{"a": nil}},
+		"no store":      {Stores: map[string]*memstore.Store{"a": nil}},
+		"nameless":      {Stores: map[string]*memstore.Store{"": new(memstore.Store)}},
+		"not a label":   {Waiters: map[string]*throttle.Waiter{"\xff": new(throttle.Waiter)}},
+		"no waiter":     {Waiters: map[string]*throttle.Waiter{"a": nil}},
+		"nameless, too": {Waiters: map[string]*throttle.Waiter{"": new(throttle.Waiter)}},
+	} {
+		collector, err := promlimit.NewCollector(c)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+		require.Nil(t, collector, name)
+	}
+	empty, err := promlimit.NewCollector(promlimit.Config{})
+	require.NoError(t, err)
+	for _, c := range []*promlimit.Collector{empty, new(promlimit.Collector)} {
+		require.Zero(t, testutil.CollectAndCount(c))
+	}
+}
+
+func TestALimitMayHaveAnyName(t *testing.T) {
+	memory, err := memstore.New()
+	require.NoError(t, err)
+	never, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(0), ratelimit.WithName("a"), ratelimit.WithPolicyName("caf\xe9"))
+	require.NoError(t, err)
+	daily, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(1), ratelimit.WithName("b"))
+	require.NoError(t, err)
+	all, err := ratelimit.NewAll(never, daily)
+	require.NoError(t, err)
+	c := observe.NewCounters("api")
+	_, err = observed(t, all, c).Allow(t.Context(), "key")
+	require.NoError(t, err)
+	collector, err := promlimit.NewCollector(promlimit.Config{Counters: []*observe.Counters{c}})
+	require.NoError(t, err)
+	_, got := scrape(t, collector)
+	require.Equal(t, "1", got[`ratelimit_denied_by_total{denied_by="\"caf\\xe9\"",limiter="api"}`])
+}
+
+func TestTheConfigCanBeUsedAgain(t *testing.T) {
+	config := promlimit.Config{Counters: []*observe.Counters{observe.NewCounters("a")}, Stores: map[string]*memstore.Store{}}
+	collector, err := promlimit.NewCollector(config)
+	require.NoError(t, err)
+	before := testutil.CollectAndCount(collector)
+	config.Counters[0] = nil
+	config.Stores["new"] = nil
+	require.Equal(t, before, testutil.CollectAndCount(collector))
+}
+
+func TestLintFindsNothing(t *testing.T) {
+	s := newService(t)
+	s.traffic(t)
+	problems, err := testutil.CollectAndLint(s.collector)
+	require.NoError(t, err)
+	require.Empty(t, problems)
+}
+
+// TestScrapesWhileDecisionsAreUnderWay: each histogram is one, and no counter goes back.
+func TestScrapesWhileDecisionsAreUnderWay(t *testing.T) {
+	s := newService(t)
+	r := registry(t, s.collector)
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	for worker := range 4 {
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-done:
+					return
+				default:
+					_, _ = s.limiter.AllowN(t.Context(), fmt.Sprint(worker, i%100), 1+i%3)
+					s.store.down.Store(i%50 == 0)
+				}
+			}
+		})
+	}
+	before := make(map[string]float64)
+	for range 200 {
+		families, err := r.Gather()
+		require.NoError(t, err)
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				if h := m.GetHistogram(); h != nil {
+					var last uint64
+					for _, b := range h.GetBucket() {
+						require.GreaterOrEqual(t, b.GetCumulativeCount(), last)
+						last = b.GetCumulativeCount()
+					}
+					require.GreaterOrEqual(t, h.GetSampleCount(), last)
+				}
+				if m.GetCounter() != nil {
+					name := f.GetName() + m.String()[:strings.Index(m.String(), "counter")]
+					require.GreaterOrEqual(t, m.GetCounter().GetValue(), before[name])
+					before[name] = m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	close(done)
+	wg.Wait()
+	require.NotEmpty(t, before)
+}
+
+func TestCountersHaveAtMost90Series(t *testing.T) {
+	memory, err := memstore.New()
+	require.NoError(t, err)
+	daily, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(1), ratelimit.WithName("b"))
+	require.NoError(t, err)
+	c := observe.NewCounters("api")
+	for i := range 100 {
+		never, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(0), ratelimit.WithName("a"), ratelimit.WithPolicyName(fmt.Sprint(i)))
+		require.NoError(t, err)
+		all, err := ratelimit.NewAll(never, daily)
+		require.NoError(t, err)
+		_, err = observed(t, all, c, ratelimit.WithLatency()).Allow(t.Context(), "key")
+		require.NoError(t, err)
+	}
+	for source := ratelimit.SourceStore; source <= ratelimit.SourceList; source++ {
+		for _, allowed := range []bool{true, false} {
+			r := ratelimit.Result{Allowed: allowed, Limit: 1}
+			c.Decided(t.Context(), "key", 1, r.With(ratelimit.NewMark(t, source, nil)), nil, 0)
+		}
+	}
+	collector, err := promlimit.NewCollector(promlimit.Config{Counters: []*observe.Counters{c}})
+	require.NoError(t, err)
+	_, got := scrape(t, collector)
+	require.Len(t, got, 90)
+}
+
+func TestNoLabelIsAKey(t *testing.T) {
+	s := newService(t)
+	s.traffic(t)
+	before := testutil.CollectAndCount(s.collector)
+	for i := range 1000 {
+		_, err := s.limiter.Allow(t.Context(), fmt.Sprint("key ", i))
+		require.NoError(t, err)
+	}
+	require.Equal(t, before, testutil.CollectAndCount(s.collector))
+	_, got := scrape(t, s.collector)
+	for series := range got {
+		require.NotContains(t, series, "key ")
+	}
+}

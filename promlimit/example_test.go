@@ -1,0 +1,88 @@
+package promlimit_test
+
+import (
+	"bufio"
+	"fmt"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/promlimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// A server that limits its clients, and shows what it decides at /metrics.
+func Example() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Hour, Burst: 3}, ratelimit.WithName("api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	open, err := fallback.New(bucket, fallback.Open())
+	if err != nil {
+		log.Fatal(err)
+	}
+	counters := observe.NewCounters("api")
+	limiter, err := ratelimit.Observe(open, counters)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	collector, err := promlimit.NewCollector(promlimit.Config{
+		Counters:  []*observe.Counters{counters},
+		Fallbacks: map[string]*fallback.Limiter{"api": open},
+		Stores:    map[string]*memstore.Store{"memory": mem},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collector)
+
+	limit, err := httplimit.New(limiter)
+	if err != nil {
+		log.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", limit(http.NotFoundHandler()))
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	server := httptest.NewServer(mux)
+	defer server.Close()
+
+	for range 5 {
+		get(server.URL)
+	}
+	for _, line := range get(server.URL + "/metrics") {
+		if strings.HasPrefix(line, "ratelimit_decisions_total") && !strings.HasSuffix(line, " 0") {
+			fmt.Println(line)
+		}
+	}
+	// Output:
+	// ratelimit_decisions_total{limiter="api",outcome="allowed",source="store"} 3
+	// ratelimit_decisions_total{limiter="api",outcome="denied",source="store"} 2
+}
+
+// get is the body of a page, in lines.
+func get(url string) (lines []string) {
+	resp, err := http.Get(url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for scanner := bufio.NewScanner(resp.Body); scanner.Scan(); {
+		lines = append(lines, scanner.Text())
+	}
+	return lines
+}
