@@ -3,7 +3,7 @@
 //
 //	go run . > report.md           # everything: about ten minutes
 //	go run . -quick                # few keys and rounds, for a look: some seconds
-//	go run . -only time,redis      # parts: time, footprint, latency, http, redis, trouble, waiting
+//	go run . -only time,redis      # parts: time, footprint, latency, http, redis, trouble, waiting, leased
 //	go run . -run 'Bucket|go-limiter'
 package main
 
@@ -52,6 +52,9 @@ type bench struct {
 	busy          int           // processes that spin beside the callers in trouble
 	queues        []queueCell
 	waitFor       time.Duration // for callers that wait again and again
+	leaseCells    []leaseCell
+	leaseRounds   int
+	leaseTime     time.Duration // of each round
 }
 
 // full takes about ten minutes on two cores.
@@ -63,6 +66,7 @@ func full() *bench {
 		latencyPasses: 3, addresses: 10_000, requests: 20_000, redisRounds: 5, redisKeys: 10_000, redisShare: 1,
 		troubleRounds: 3, troubleTime: 2 * time.Second, herds: herds, coldTrips: coldTrips, coldCallers: []int{4, 100},
 		queues: []queueCell{{10, 100}, {50, 100}, {200, 100}, {1000, 500}}, waitFor: 3 * time.Second,
+		leaseCells: leaseCells(), leaseRounds: 2, leaseTime: 2 * time.Second,
 	}
 }
 
@@ -75,10 +79,11 @@ func quick() *bench {
 		latencyPasses: 1, addresses: 1_000, requests: 1_000, redisRounds: 1, redisKeys: 1_000, redisShare: 20,
 		troubleRounds: 1, troubleTime: 200 * time.Millisecond, herds: herds[len(herds)-2:], coldTrips: coldTrips[:1], coldCallers: []int{4},
 		queues: []queueCell{{10, 100}, {100, 500}}, waitFor: 300 * time.Millisecond,
+		leaseCells: leaseCells()[4:5], leaseRounds: 1, leaseTime: 100 * time.Millisecond,
 	}
 }
 
-var parts = []string{"time", "footprint", "latency", "http", "redis", "trouble", "waiting"}
+var parts = []string{"time", "footprint", "latency", "http", "redis", "trouble", "waiting", "leased"}
 
 func main() {
 	if os.Getenv(spinning) != "" {
@@ -88,6 +93,12 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
+	if text := os.Getenv(leasing); text != "" {
+		if err := runMember(ctx, text, os.Stdin, os.Stdout); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
 		log.Fatal(err)
 	}
@@ -141,6 +152,7 @@ func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regex
 		{"redis", func([]contestant) error { return b.measureRedis(ctx, matching(redisContestants(), name)) }},
 		{"trouble", func([]contestant) error { return b.measureTrouble(ctx) }},
 		{"waiting", func([]contestant) error { return b.measureWaiting(ctx) }},
+		{"leased", func([]contestant) error { return b.measureLeased(ctx) }},
 	} {
 		if !slices.Contains(chosen, step.part) {
 			continue

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"io"
+	"log"
+	"os"
 	"maps"
 	"net"
 	"net/http"
@@ -214,6 +216,17 @@ func TestAWrongOutcomeIsAnError(t *testing.T) {
 	}
 }
 
+// TestMain is also a process of a fleet: it starts itself.
+func TestMain(m *testing.M) {
+	if text := os.Getenv(leasing); text != "" {
+		if err := runMember(context.Background(), text, os.Stdin, os.Stdout); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
 func TestQuickPrintsAReport(t *testing.T) {
 	var out strings.Builder
 	if err := run(context.Background(), []string{"-quick"}, &out, io.Discard); err != nil {
@@ -222,7 +235,7 @@ func TestQuickPrintsAReport(t *testing.T) {
 	for _, want := range []string{
 		"every call admitted, ns", "every call denied, ns", "ours / fastest peer",
 		"### Memory", "keys, ours", "p99.99", "go-limiter", "every request admitted, ns", "every request denied, ns",
-		"### Waiting",
+		"### Waiting", "### Leases",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in the report:\n%s", want, out.String())

@@ -1,0 +1,374 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// leasing is the environment variable with which a process is a fleetMember.
+const leasing = "RATELIMIT_BENCHMARK_LEASE"
+
+// leaseCell is the work of a fleet: so many processes, each of so many callers, all on the same
+// keys.
+type leaseCell struct {
+	Name      string
+	Processes int
+	Callers   int // in each process
+	Keys      int // 0 is another one in each call
+	Zipf      bool
+	Algorithm string
+	Limit     ratelimit.Limit
+	Life      time.Duration
+}
+
+// fleetMember is one process of a cell.
+type fleetMember struct {
+	leaseCell
+	How  string // one of leaseWays
+	Addr string
+	Time time.Duration
+	Seed uint64
+}
+
+// fleetResult is what a process, or all of a fleet, has done.
+type fleetResult struct {
+	Decisions, Admitted int64
+	CPU                 time.Duration // of the processes and of the server
+	Commands            float64       // scripts that the server has run
+	Held                lease.Stats
+}
+
+const plainWay = "plain"
+
+var leaseWays = []string{plainWay, "WithBatching", "WithCoalescing", "lease", "lease, overdraft 8"}
+
+var (
+	million   = ratelimit.Limit{Rate: 1_000_000, Period: time.Second}
+	thousand  = ratelimit.Limit{Rate: 1_000, Period: time.Second}
+	perMinute = ratelimit.Limit{Rate: 60_000_000, Period: time.Minute}
+)
+
+// leaseCells are those of docs/scaling.md.
+func leaseCells() (cells []leaseCell) {
+	for _, processes := range []int{1, 4} {
+		for _, callers := range []int{32, 512} {
+			for _, keys := range []int{1, 100} {
+				cells = append(cells, leaseCell{
+					Name:      fmt.Sprintf("%d × %d callers, %d keys", processes, callers/processes, keys),
+					Processes: processes, Callers: callers / processes, Keys: keys,
+					Algorithm: "token_bucket", Limit: million, Life: 50 * time.Millisecond,
+				})
+			}
+		}
+	}
+	for _, zipf := range []bool{true, false} {
+		spread := map[bool]string{true: "Zipf", false: "uniform"}[zipf]
+		cells = append(cells, leaseCell{
+			Name: "1 × 512 callers, 10,000 keys, " + spread, Processes: 1, Callers: 512, Keys: 10_000, Zipf: zipf,
+			Algorithm: "fixed_window", Limit: perMinute, Life: time.Second,
+		})
+	}
+	for _, algorithm := range []string{"token_bucket", "fixed_window", "sliding_window", "sliding_log"} {
+		cells = append(cells, leaseCell{
+			Name: "4 × 64 callers at a limit of 1,000/s, " + algorithm, Processes: 4, Callers: 64, Keys: 1,
+			Algorithm: algorithm, Limit: thousand, Life: 50 * time.Millisecond,
+		})
+	}
+	return append(cells, leaseCell{
+		Name: "1 × 32 callers, each key once", Processes: 1, Callers: 32,
+		Algorithm: "token_bucket", Limit: million, Life: 50 * time.Millisecond,
+	})
+}
+
+// measureLeased writes decisions per second, processor time and commands of each way, as parts
+// of the plain one's.
+func (b *bench) measureLeased(ctx context.Context) error {
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		fmt.Fprintln(b.out, "\nLeases were not measured: there is no redis-server on the PATH.")
+		return nil
+	}
+	addr, stop, err := startRedis(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	cells := b.leaseCells
+	names := make([]string, len(cells))
+	for i := range cells {
+		names[i] = cells[i].Name
+	}
+	speed := newGrid("Leases, decisions/s over plain", names)
+	speed.note = "From a cold start. Plain is in decisions/s."
+	work := newGrid("Leases, processor time of a decision (clients and Redis), plain over it", names)
+	commands := newGrid("Leases, scripts that Redis runs for a decision", names)
+	commands.printed = func(x float64) string { return fmt.Sprintf("%.5f", x) }
+	for row, cell := range cells {
+		b.progress("leased: %s", cell.Name)
+		var plain fleetResult
+		for _, how := range leaseWays {
+			if strings.Contains(how, "overdraft") && cell.Algorithm == "sliding_window" {
+				continue
+			}
+			r, err := b.bestFleet(ctx, addr, cell, how)
+			if how == plainWay {
+				plain = r
+			}
+			rate := float64(r.Decisions) / float64(plain.Decisions)
+			if how == plainWay {
+				rate = float64(r.Decisions) / b.leaseTime.Seconds()
+			}
+			speed.set(how, row, rate, err)
+			work.set(how, row, perDecision(plain)/perDecision(r), err)
+			commands.set(how, row, r.Commands/float64(max(1, r.Decisions)), err)
+		}
+	}
+	b.report(speed, work, commands)
+	return nil
+}
+
+func perDecision(r fleetResult) float64 { return float64(r.CPU) / float64(max(1, r.Decisions)) }
+
+// bestFleet is the fastest of some rounds.
+func (b *bench) bestFleet(ctx context.Context, addr string, cell leaseCell, how string) (best fleetResult, err error) {
+	for range b.leaseRounds {
+		if _, err := emptied(ctx, addr); err != nil {
+			return best, err
+		}
+		r, err := b.fleet(ctx, addr, cell, how)
+		if err != nil {
+			return best, err
+		}
+		if r.Decisions > best.Decisions {
+			best = r
+		}
+	}
+	return best, nil
+}
+
+// fleet runs the processes of a cell at the same time.
+func (b *bench) fleet(ctx context.Context, addr string, cell leaseCell, how string) (sum fleetResult, err error) {
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	defer func() { _ = client.Close() }()
+	members := make([]*member, cell.Processes)
+	for i := range members {
+		if members[i], err = startMember(ctx, fleetMember{cell, how, addr, b.leaseTime, uint64(i)}); err != nil {
+			return sum, err
+		}
+		defer members[i].end()
+	}
+	for _, m := range members {
+		if line, err := m.out.ReadString('\n'); err != nil || line != "ready\n" {
+			return sum, errors.Join(fmt.Errorf("a process says %q", line), err)
+		}
+	}
+	before, err := serverWork(ctx, client)
+	if err != nil {
+		return sum, err
+	}
+	for _, m := range members {
+		if _, err := io.WriteString(m.in, "go\n"); err != nil {
+			return sum, err
+		}
+	}
+	for _, m := range members {
+		var r fleetResult
+		if err := json.NewDecoder(m.out).Decode(&r); err != nil {
+			return sum, err
+		}
+		sum.Decisions, sum.Admitted, sum.CPU = sum.Decisions+r.Decisions, sum.Admitted+r.Admitted, sum.CPU+r.CPU
+	}
+	after, err := serverWork(ctx, client)
+	sum.CPU += after.CPU - before.CPU
+	sum.Commands = after.Commands - before.Commands
+	return sum, err
+}
+
+// member is a process that was started.
+type member struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func startMember(ctx context.Context, f fleetMember) (*member, error) {
+	text, err := json.Marshal(f)
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	m := &member{cmd: exec.CommandContext(ctx, self)}
+	m.cmd.Env = append(os.Environ(), leasing+"="+string(text))
+	m.cmd.Stderr = os.Stderr
+	if m.in, err = m.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := m.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	m.out = bufio.NewReader(out)
+	return m, m.cmd.Start()
+}
+
+func (m *member) end() {
+	_ = m.in.Close()
+	_ = m.cmd.Wait()
+}
+
+// serverWork is what the server has done up to now.
+func serverWork(ctx context.Context, client *redis.Client) (r fleetResult, err error) {
+	stats, err := commandStats(ctx, client)
+	if err != nil {
+		return r, err
+	}
+	r.Commands = stats["evalsha"].calls + stats["eval"].calls
+	info := client.InfoMap(ctx, "cpu")
+	for _, name := range []string{"used_cpu_user", "used_cpu_sys"} {
+		d, err := time.ParseDuration(info.Item("CPU", name) + "s")
+		if err != nil {
+			return r, err
+		}
+		r.CPU += d
+	}
+	return r, info.Err()
+}
+
+// runMember is what a process of a fleet does: it says that it is ready, waits for a line, asks
+// for some time, and tells what it has done.
+func runMember(ctx context.Context, text string, in io.Reader, out io.Writer) error {
+	var f fleetMember
+	if err := json.Unmarshal([]byte(text), &f); err != nil {
+		return err
+	}
+	lim, end, err := f.limiter(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := io.WriteString(out, "ready\n"); err != nil {
+		return err
+	}
+	if _, err := bufio.NewReader(in).ReadString('\n'); err != nil {
+		return err
+	}
+	r, err := f.ask(ctx, lim)
+	if err != nil {
+		return err
+	}
+	if l, ok := lim.(*lease.Limiter); ok {
+		r.Held = l.Stats()
+	}
+	return errors.Join(json.NewEncoder(out).Encode(r), end())
+}
+
+func (f *fleetMember) limiter(ctx context.Context) (lim ratelimit.Limiter, end func() error, err error) {
+	client := redis.NewClient(&redis.Options{Addr: f.Addr, ContextTimeoutEnabled: true})
+	opts := []redisstore.Option{redisstore.WithTimeout(redisTimeout)}
+	leased := strings.HasPrefix(f.How, "lease")
+	if f.How == "WithBatching" || leased { // which the calls of leases use too
+		opts = append(opts, redisstore.WithBatching())
+	}
+	shared, err := redisstore.New(client, opts...)
+	if err != nil {
+		return nil, nil, err
+	}
+	var of []ratelimit.Option
+	if f.How == "WithCoalescing" {
+		of = append(of, ratelimit.WithCoalescing())
+	}
+	if lim, err = ratelimit.New(f.Algorithm, shared, f.Limit, append(of, ratelimit.WithName("fleet"))...); err != nil {
+		return nil, nil, err
+	}
+	if err := shared.Ready(ctx); err != nil {
+		return nil, nil, err
+	}
+	if !leased {
+		return lim, client.Close, nil
+	}
+	var how []lease.Option
+	if strings.Contains(f.How, "overdraft") {
+		how = append(how, lease.WithOverdraft(8))
+	}
+	l, err := lease.New(lim, f.Life, how...)
+	if err != nil {
+		return nil, nil, err
+	}
+	return l, func() error { return errors.Join(l.Close(ctx), client.Close()) }, nil
+}
+
+// ask has all callers ask at the same time.
+func (f *fleetMember) ask(ctx context.Context, lim ratelimit.Limiter) (r fleetResult, err error) {
+	keys := make([]string, f.Keys)
+	for i := range keys {
+		keys[i] = key(i, 16)
+	}
+	before := usedCPU()
+	var stop atomic.Bool
+	time.AfterFunc(f.Time, func() { stop.Store(true) })
+	errs := make([]error, f.Callers)
+	var decisions, admitted atomic.Int64
+	var callers sync.WaitGroup
+	for c := range f.Callers {
+		callers.Go(func() {
+			next := f.keys(keys, c)
+			var n, ok int64
+			for ; !stop.Load(); n++ {
+				r, err := lim.Allow(ctx, next(int(n)))
+				if errs[c] = err; err != nil {
+					return
+				}
+				if r.Allowed {
+					ok++
+				}
+			}
+			decisions.Add(n)
+			admitted.Add(ok)
+		})
+	}
+	callers.Wait()
+	return fleetResult{Decisions: decisions.Load(), Admitted: admitted.Load(), CPU: usedCPU() - before}, firstError(errs)
+}
+
+// keys returns how caller c chooses its keys.
+func (f *fleetMember) keys(keys []string, c int) func(n int) string {
+	rng := rand.New(rand.NewPCG(f.Seed, uint64(c)))
+	switch {
+	case len(keys) == 0:
+		return func(n int) string { return key((int(f.Seed)*f.Callers+c)*10_000_000+n, 16) }
+	case len(keys) == 1:
+		return func(int) string { return keys[0] }
+	case f.Zipf:
+		zipf := rand.NewZipf(rng, 1.1, 1, uint64(len(keys)-1))
+		return func(int) string { return keys[zipf.Uint64()] }
+	}
+	return func(int) string { return keys[rng.IntN(len(keys))] }
+}
+
+// usedCPU is the processor time of this process.
+func usedCPU() time.Duration {
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		return 0
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
