@@ -1,0 +1,52 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+)
+
+// TestMain makes the test binary the program if it was started as a process of the fleet.
+func TestMain(m *testing.M) {
+	if os.Getenv(keyVariable) != "" {
+		main()
+		return
+	}
+	os.Exit(redistest.Main(m))
+}
+
+func TestAFleetIsAdmittedNoEventTooMany(t *testing.T) {
+	for name, addr := range map[string]func() string{
+		"embedded":     func() string { return "" },
+		"redis-server": func() string { return redistest.Start(t).Addr() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			require.NoError(t, run(t.Context(), &out, addr(), ""))
+			require.Contains(t, out.String(), ": overshoot 0\n")
+			t.Log(out.String())
+		})
+	}
+}
+
+func TestAnOvershootIsAnError(t *testing.T) {
+	require.NoError(t, report(io.Discard, []work{{Admitted: 15_000}, {Admitted: 5_000}}, time.Second))
+	require.Error(t, report(io.Discard, []work{{Admitted: 15_000}, {Admitted: 5_001}}, time.Second))
+}
+
+func TestNoServerIsAnErrorThatSaysWhy(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	_, err = startAll(t.Context(), listener.Addr().String(), "key")
+	require.ErrorContains(t, err, "process 1: exit status 1: ")
+	require.ErrorContains(t, err, ratelimit.ErrStore.Error())
+}
