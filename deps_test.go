@@ -24,11 +24,12 @@ var links = map[string][]string{
 	"accesslist":       {".", "clientaddr", "store", "github.com/gaissmai/bart"},
 	"adaptive":         {".", "store"},
 	"clientaddr":       {},
-	"config":           {".", "denycache", "fallback", "store", "store/memstore", "go.yaml.in/yaml/v4", "github.com/sony/gobreaker/v2"},
+	"config":           {".", "denycache", "fallback", "lease", "store", "store/memstore", "go.yaml.in/yaml/v4", "github.com/sony/gobreaker/v2"},
 	"denycache":        {".", "store"},
 	"fallback":         {".", "store", "store/memstore", "github.com/sony/gobreaker/v2"},
 	"httplimit":        {".", "clientaddr", "store", "github.com/felixge/httpsnoop"},
 	"observe":          {".", "store", "store/memstore"},
+	"lease":            {".", "store"},
 	"shadow":           {".", "clientaddr", "store"},
 	"throttle":         {".", "store"},
 }

@@ -19,6 +19,10 @@
 //	    instances: 4            # each takes 1/4 of the limit while the store fails
 //	    deny_cache: true        # denycache.New
 //	    coalescing: true        # ratelimit.WithCoalescing
+//	  ingest:
+//	    algorithm: fixed_window
+//	    limit: 1000000/m
+//	    lease: 50ms             # lease.New, in place of deny_cache: how old a decision may be
 //
 // A limiter has an algorithm, and a limit or limits. All else is optional. Limits are read by
 // [ratelimit.ParseLimit], and algorithms are those of [ratelimit.New]. Names and tiers are
@@ -32,12 +36,15 @@
 package config
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // Config is a text that has been read and is valid. It never changes, and can be built more
@@ -96,6 +103,7 @@ type spec struct {
 	instances       int // 0 unless onFailure is local
 	denyCache       bool
 	coalescing      bool
+	lease           time.Duration // 0 is none
 }
 
 // failure is a value of on_failure.
@@ -135,6 +143,23 @@ func (s *spec) checkShares() error {
 		}
 	}
 	return nil
+}
+
+// checkLease tries the life on the limit.
+func (s *spec) checkLease() error {
+	mem, err := memstore.New()
+	if err != nil {
+		return err
+	}
+	l, err := ratelimit.New(s.algorithm, mem, s.limits[0])
+	if err != nil {
+		return err
+	}
+	leased, err := lease.New(l, s.lease)
+	if err != nil {
+		return err
+	}
+	return leased.Close(context.Background())
 }
 
 // periods returns the Periods of the limits, which are part of their identity.

@@ -233,7 +233,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "a list for a name", text: "limiters:\n  [a]: {limit: 1/s}\n", err: "2:3: limiters: a list of 1: want a name"},
 		{
 			name: "an unknown field", text: a + "    limit: 1/s\n    burst: 5\n",
-			err: `5:5: limiter "a": unknown field "burst": want algorithm, limit, limits, tiers, on_failure, instances, deny_cache, coalescing`,
+			err: `5:5: limiter "a": unknown field "burst": want algorithm, limit, limits, tiers, on_failure, instances, deny_cache, coalescing, lease`,
 		},
 		{name: "no algorithm", text: "limiters:\n  a:\n    limit: 1/s\n", err: `2:3: limiter "a": no algorithm`},
 		{
@@ -286,6 +286,11 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "a word for a truth", text: a + "    limit: 1/s\n    deny_cache: yes\n", err: `5:17: limiter "a": deny_cache: "yes": want true or false`},
 		{name: "a truth in quotes", text: a + "    limit: 1/s\n    coalescing: 'true'\n", err: `5:17: limiter "a": coalescing: "true": want true or false`},
 		{name: "a deny cache for several limits", text: a + "    limits: [1/s]\n    deny_cache: true\n", err: `5:5: limiter "a": deny_cache: has no effect on several limits`},
+		{name: "a lease for several limits", text: a + "    limits: [100/s]\n    lease: 50ms\n", err: `5:5: limiter "a": lease: want limit beside it, not limits`},
+		{name: "a lease and a deny cache", text: a + "    limit: 100/s\n    deny_cache: true\n    lease: 50ms\n", err: `6:5: limiter "a": lease: want no deny_cache beside it: a lease remembers denials itself`},
+		{name: "a lease without a unit", text: a + "    limit: 100/s\n    lease: '50'\n", err: `5:12: limiter "a": lease: "50": want how long a lease lives, such as 50ms`},
+		{name: "a lease that is a number", text: a + "    limit: 100/s\n    lease: 50\n", err: `5:12: limiter "a": lease: "50": want how long a lease lives, such as 50ms`},
+		{name: "a short lease", text: a + "    limit: 100/s\n    lease: 1us\n", is: ratelimit.ErrInvalidOption, err: `5:12: limiter "a": lease: ratelimit: invalid option: a life of 1µs, want 1ms to 1h0m0s`},
 		{name: "coalescing of several limits", text: a + "    limits: [1/s]\n    coalescing: true\n", err: `5:5: limiter "a": coalescing: has no effect on several limits`},
 		{name: "a name with braces", text: "limiters:\n  '{a}': {algorithm: fixed_window, limit: 1/s}\n", is: ratelimit.ErrInvalidOption,
 			err: `2:3: limiter "{a}": ` + ratelimit.ErrInvalidOption.Error() + `: a name is not empty and has no braces`},

@@ -9,18 +9,21 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
+	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // Limiters are the limiters of a text, on one store. They follow the text given to
-// [Limiters.Update]. All methods are safe for concurrent use. There is no goroutine and
-// nothing to close. Make them by [Config.Build].
+// [Limiters.Update]. All methods are safe for concurrent use. They start no
+// goroutine, and there is nothing to close unless a limiter has a lease: see [Limiters.Close].
+// Make them by [Config.Build].
 type Limiters struct {
 	store  store.Store
 	local  store.Store // of local limiters
@@ -121,8 +124,8 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 // Update replaces all limits by those of c, at one instant. Each decision follows one text or the
 // other, and no call waits for it. The limiters that [Limiters.Limiter] has returned follow.
 //
-// Keys keep their spend when a rate, a burst, tiers, instances, on_failure, deny_cache or
-// coalescing change. When limits come or go, they keep that of each Period that remains. A
+// Keys keep their spend when a rate, a burst, tiers, instances, on_failure, deny_cache,
+// coalescing or lease change. What a lease of the former text holds is given back meanwhile. When limits come or go, they keep that of each Period that remains. A
 // key's spend is read as at most the new capacity, as under [ratelimit.WithLimitFunc].
 //
 // Another algorithm or another Period of a limit begins a new count, in which keys have spent
@@ -173,8 +176,49 @@ func (ls *Limiters) Update(c *Config) error {
 		}
 	}
 	ls.index = index
-	ls.now.Store(&next)
+	endReplaced(*ls.now.Swap(&next), next)
 	return nil
+}
+
+// endReplaced gives back what leases of former texts hold. Nobody waits for it: if it fails, or
+// the program ends before, that stays charged as after a crash.
+func endReplaced(former, next []*stack) {
+	var ended []*limits
+	for i, st := range former {
+		if st != nil && st != next[i] && st.shared.lease != nil {
+			ended = append(ended, st.shared)
+		}
+	}
+	if len(ended) == 0 {
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		for _, l := range ended {
+			_ = l.end(ctx)
+		}
+	}()
+}
+
+// patience is how long leases of a former text are given back.
+const patience = 10 * time.Second
+
+// Close gives back what leases hold: see [lease.Limiter.Close]. Later calls ask the store. It is
+// for programs whose text has a lease. Without one there is nothing to close.
+func (ls *Limiters) Close(ctx context.Context) error {
+	if ls == nil || ls.now.Load() == nil {
+		return errNotBuilt
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	var errs []error
+	for _, st := range *ls.now.Load() {
+		if st != nil {
+			errs = append(errs, st.shared.end(ctx))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // missing returns an error for each limiter in use that c does not have.
@@ -274,10 +318,14 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 	return ls.newLimits(s, func(i int) (ratelimit.Limiter, error) {
 		l := s.limits[i]
 		lim, err := ratelimit.New(s.algorithm, ls.store, l, append(opts, ratelimit.WithPolicyName(s.policyName(l)))...)
-		if err != nil || !s.denyCache {
-			return lim, err
+		switch {
+		case err != nil:
+		case s.denyCache:
+			return denycache.New(lim)
+		case s.lease > 0:
+			return lease.New(lim, s.lease)
 		}
-		return denycache.New(lim)
+		return lim, err
 	})
 }
 

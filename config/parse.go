@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
@@ -245,7 +246,7 @@ func (p *parser) limiter(name, n *yaml.Node) {
 	p.name(name, what)
 	before := len(p.errs)
 	fields := p.fields(n, what, "a mapping with the fields algorithm and limit",
-		"algorithm", "limit", "limits", "tiers", "on_failure", "instances", "deny_cache", "coalescing")
+		"algorithm", "limit", "limits", "tiers", "on_failure", "instances", "deny_cache", "coalescing", "lease")
 	if len(fields) == 0 && len(p.errs) > before {
 		return
 	}
@@ -254,6 +255,7 @@ func (p *parser) limiter(name, n *yaml.Node) {
 	read.limits()
 	read.tiers()
 	read.denyCacheAndCoalescing()
+	read.lease(len(p.errs) == before)
 	read.onFailure(len(p.errs) == before)
 }
 
@@ -372,6 +374,34 @@ func (r *reader) tiers() {
 func (r *reader) denyCacheAndCoalescing() {
 	r.spec.denyCache = r.flag("deny_cache")
 	r.spec.coalescing = r.flag("coalescing")
+}
+
+// lease reads lease. If good is true the limiter has no errors so far, so that the life can be
+// tried.
+func (r *reader) lease(good bool) {
+	f, found := r.fields["lease"]
+	if !found {
+		return
+	}
+	const want = "how long a lease lives, such as 50ms"
+	text, ok := r.text(f.value, "lease", want)
+	if !ok {
+		return
+	}
+	life, err := time.ParseDuration(text)
+	switch {
+	case err != nil:
+		r.fail(f.value, "%slease: %s: want %s", r.what, quote(text), want)
+	case r.spec.several:
+		r.fail(f.key, "%slease: want limit beside it, not limits", r.what)
+	case r.spec.denyCache:
+		r.fail(f.key, "%slease: want no deny_cache beside it: a lease remembers denials itself", r.what)
+	case good:
+		r.spec.lease = life
+		if err := r.spec.checkLease(); err != nil {
+			r.fail(f.value, "%slease: %w", r.what, err)
+		}
+	}
 }
 
 // flag reads a field that is true or false, and has no use with several limits.

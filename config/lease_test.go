@@ -1,0 +1,84 @@
+package config_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/config"
+)
+
+const leased = "algorithm: fixed_window, limit: 1000/d, lease: 1h"
+
+// held has a limiter hold some events, and returns how many of 1,000 are left.
+func held(t *testing.T, ls *config.Limiters, admissions int) {
+	t.Helper()
+	l := limiter(t, ls, "a")
+	local := false
+	for range admissions {
+		r := allow(t, l, "key")
+		require.True(t, r.Allowed)
+		local = local || r.Source() == ratelimit.SourceLease
+	}
+	require.True(t, local, "some were admitted here")
+}
+
+func TestALeaseIsGivenBackByClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		ls := build(t, mem, one(leased))
+		held(t, ls, 40)
+		other := limiter(t, build(t, mem, one("algorithm: fixed_window, limit: 1000/d")), "a")
+		require.Less(t, peek(t, other, "key").Remaining, 960, "some are held")
+		require.NoError(t, ls.Close(t.Context()))
+		require.NoError(t, ls.Close(t.Context()))
+		require.Equal(t, 960, peek(t, other, "key").Remaining)
+		require.True(t, allow(t, limiter(t, ls, "a"), "key").Allowed, "it asks the store")
+		require.Equal(t, 959, peek(t, other, "key").Remaining)
+		require.NoError(t, build(t, mem, one("algorithm: fixed_window, limit: 9/d")).Close(t.Context()), "nothing to close")
+		require.ErrorIs(t, new(config.Limiters).Close(t.Context()), ratelimit.ErrInvalidOption)
+	})
+}
+
+func TestALeaseOfAFormerTextIsGivenBack(t *testing.T) {
+	for _, next := range []string{"algorithm: fixed_window, limit: 1000/d", "algorithm: fixed_window, limit: 2000/d, lease: 1h"} {
+		synctest.Test(t, func(t *testing.T) {
+			mem := memory(t)
+			ls := build(t, mem, one(leased))
+			held(t, ls, 40)
+			update(t, ls, one(leased)) // nothing has changed
+			synctest.Wait()
+			other := limiter(t, build(t, mem, one("algorithm: fixed_window, limit: 1000/d")), "a")
+			require.Less(t, peek(t, other, "key").Remaining, 960)
+			update(t, ls, one(next))
+			synctest.Wait()
+			require.Equal(t, 960, peek(t, other, "key").Remaining)
+			require.NoError(t, ls.Close(t.Context()))
+		})
+	}
+}
+
+func TestARefundReachesWhatALeaseOfAFormerTextHasAdmitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		ls := build(t, mem, one(leased))
+		held(t, ls, 40)
+		r := allow(t, limiter(t, ls, "a"), "key")
+		update(t, ls, one("algorithm: fixed_window, limit: 1000/d"))
+		synctest.Wait()
+		require.Equal(t, 959, peek(t, limiter(t, ls, "a"), "key").Remaining)
+		require.NoError(t, limiter(t, ls, "a").Refund(t.Context(), "key", r, 1))
+		require.Equal(t, 960, peek(t, limiter(t, ls, "a"), "key").Remaining)
+		time.Sleep(3 * time.Hour) // the timer of the lease ends
+	})
+}
+
+func peek(t *testing.T, l ratelimit.Limiter, key string) ratelimit.Result {
+	t.Helper()
+	r, err := l.Peek(t.Context(), key)
+	require.NoError(t, err)
+	return r
+}
