@@ -131,7 +131,7 @@ func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 		if n == 0 || d.returned(key, note, n) {
 			return nil
 		}
-		return d.five.RefundBy(ctx, key, under, n, note.by)
+		return d.five.RefundBy(ctx, key, under, n, *note.by)
 	case store.Limit:
 		return d.five.RefundBy(ctx, key, under, n, note)
 	}
