@@ -65,8 +65,12 @@ func pause(algorithm string, l store.Limit, life time.Duration) time.Duration {
 	if algorithm == fixedWindow {
 		return 0
 	}
-	refill := exact.MulDivUp(l.Burst, l.Period, 0, l.Rate)
-	return min(life/2, time.Duration(min(refill, maxPeriod))*time.Microsecond/2)
+	return min(life, refill(l)) / 2
+}
+
+// refill is the time in which all of l comes back.
+func refill(l store.Limit) time.Duration {
+	return time.Duration(exact.MulDivUp(l.Burst, l.Period, 0, l.Rate)) * time.Microsecond
 }
 
 // untilWindowEnds is for how long the store counts the admission r in its window.
