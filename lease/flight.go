@@ -57,7 +57,7 @@ func (c *caller) wait(ctx context.Context) (answer, error) {
 type flight struct {
 	aboard     []*caller // who waited when it left
 	want, owed int
-	by         store.Limit
+	by         *store.Limit
 }
 
 // landing is what came back.
@@ -76,7 +76,7 @@ func (d *Limiter) depart(e *entry) *flight {
 		return nil
 	}
 	now := d.now()
-	d.tidy(e, e.by, now)
+	d.tidy(e, *e.by, now)
 	f := &flight{aboard: e.queue, owed: e.owed, by: e.by}
 	f.want = e.ask(now, len(f.aboard), &d.terms)
 	e.queue, e.flying = nil, true
@@ -112,18 +112,18 @@ func (f *flight) ask(ctx context.Context, of *five.Limiter[ratelimit.Result], ke
 	defer func() { // a panic belongs on the callers' goroutines, which may expect it
 		l.panicked = recover()
 	}()
-	if l.result, l.err = of.By(ctx, five.TakeUpTo, key, f.want, f.by); l.err != nil {
+	if l.result, l.err = of.By(ctx, five.TakeUpTo, key, f.want, *f.by); l.err != nil {
 		return l
 	}
 	l.denial, l.granted = l.result, l.result.Charged()
 	if unpaid := f.owed - l.granted; unpaid > 0 { // full: what has happened is charged all the same
-		if _, l.err = of.By(ctx, five.Overdraw, key, unpaid, f.by); l.err != nil {
+		if _, l.err = of.By(ctx, five.Overdraw, key, unpaid, *f.by); l.err != nil {
 			return l
 		}
 		l.forced = unpaid
 	}
-	if l.forced > 0 || l.granted > 0 && l.granted-f.owed < len(f.aboard) { // for how long is it full?
-		l.denial, l.err = of.By(ctx, five.Peek, key, 1, f.by)
+	if l.granted < f.want && (l.granted > 0 || l.forced > 0) { // for how long is it full?
+		l.denial, l.err = of.By(ctx, five.Peek, key, 1, *f.by)
 	}
 	if l.denial.Allowed { // room has come since
 		const soon = time.Microsecond
@@ -148,7 +148,7 @@ func (d *Limiter) land(e *entry, f *flight, l *landing, sent time.Duration) {
 		for _, c := range aboard {
 			c.tell(answer{err: l.err, panicked: l.panicked})
 		}
-	case l.granted == 0 || len(aboard) > 0 || l.forced > 0:
+	case l.granted < f.want:
 		d.turnAway(e, f, aboard, l.denial, sent, now)
 	}
 }
@@ -157,8 +157,11 @@ func (d *Limiter) land(e *entry, f *flight, l *landing, sent time.Duration) {
 func (d *Limiter) board(e *entry, f *flight, l *landing, sent, now time.Duration) []*caller {
 	g := &grant{result: l.result, by: f.by}
 	g.mark = *ratelimit.NewMark(d, ratelimit.SourceLease, g)
-	d.tidy(e, e.by, now)
-	held := e.receive(l.granted, f.owed, l.result.Remaining, sent, now, untilWindowEnds(d.five.Algorithm, &l.result, f.by), &d.terms)
+	d.tidy(e, *e.by, now)
+	held := e.receive(grants{
+		granted: l.granted, want: f.want, owed: f.owed, room: l.result.Remaining,
+		sent: sent, now: now, window: untilWindowEnds(d.five.Algorithm, &l.result, *f.by),
+	}, &d.terms)
 	held.grant = g
 	if f.by != e.by { // the limit has changed meanwhile
 		defer d.giveUp(e)
@@ -181,7 +184,7 @@ func (d *Limiter) board(e *entry, f *flight, l *landing, sent, now time.Duration
 // turnAway tells a denial, and remembers it.
 func (d *Limiter) turnAway(e *entry, f *flight, aboard []*caller, r ratelimit.Result, sent, now time.Duration) {
 	if f.by == e.by { // or else it says nothing of today's limit
-		e.refused(r.RetryAfter, pause(d.five.Algorithm, e.by, d.terms.life), sent, now, &d.terms)
+		e.refused(r.RetryAfter, pause(d.five.Algorithm, *e.by, d.terms.life), sent, now, &d.terms)
 		e.denial = &denial{r, now}
 		r.RetryAfter = max(r.RetryAfter, wholeMicros(e.denied-now))
 		r.ResetAfter = max(r.ResetAfter, r.RetryAfter)

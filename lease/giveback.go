@@ -116,7 +116,7 @@ func (d *Limiter) refund(ctx context.Context, u unspent) (err error) {
 			err = errPanic
 		}
 	}()
-	if err = d.five.RefundBy(ctx, u.key, u.grant.result, u.n, u.grant.by); err == nil {
+	if err = d.five.RefundBy(ctx, u.key, u.grant.result, u.n, *u.grant.by); err == nil {
 		d.stats.givenBack.Add(int64(u.n))
 	}
 	return err
@@ -153,7 +153,7 @@ func (d *Limiter) sweepShard(s *shard) {
 	defer s.mu.Unlock()
 	now := d.now()
 	for id, e := range s.keys {
-		d.tidy(e, e.by, now)
+		d.tidy(e, *e.by, now)
 		if e.owed > 0 {
 			d.launch(s, e)
 		}
@@ -211,7 +211,7 @@ func (d *Limiter) closeShard(ctx context.Context, s *shard) (first error) {
 		if e.owed == 0 {
 			continue
 		}
-		if _, err := d.five.By(ctx, five.Overdraw, e.key, e.owed, e.by); first == nil {
+		if _, err := d.five.By(ctx, five.Overdraw, e.key, e.owed, *e.by); first == nil {
 			first = err
 		}
 	}

@@ -57,7 +57,7 @@ import (
 // event a life, keys of over 256 bytes, and calls for more events than are held ask the store as
 // they would without it.
 //
-// It holds up to 65,536 keys ([WithMaxKeys]) of some 300 bytes each, and forgets those that
+// It holds up to 65,536 keys ([WithMaxKeys]) of some 450 bytes each, and forgets those that
 // are not asked for. While anything is held a timer runs. A call of the store for several
 // callers runs in a goroutine, which ends with it.
 //
@@ -69,6 +69,9 @@ type Limiter struct {
 	five    *five.Limiter[ratelimit.Result] // limiter
 	terms   terms
 	maxKeys int64
+
+	by       store.Limit // strict, of the constructor's limit
+	leasable bool
 
 	base   time.Time // of all times, which are monotonic
 	seeds  keyhash.Seeds
@@ -112,10 +115,10 @@ type shard struct {
 type entry struct {
 	holding[*grant]
 	key    string
-	by     store.Limit // strict
-	denial *denial     // nil if there was none
-	flying bool        // a call of the store is under way
-	queue  []*caller   // who waits for the next one
+	by     *store.Limit // strict
+	denial *denial      // nil if there was none
+	flying bool         // a call of the store is under way
+	queue  []*caller    // who waits for the next one
 	used   time.Duration
 }
 
@@ -123,7 +126,7 @@ type entry struct {
 type grant struct {
 	mark   ratelimit.Mark // on what is admitted of it
 	result ratelimit.Result
-	by     store.Limit
+	by     *store.Limit
 }
 
 // denial is one of the store.
@@ -208,6 +211,7 @@ func New(l ratelimit.Limiter, life time.Duration, opts ...Option) (*Limiter, err
 	if err := d.checkTerms(); err != nil {
 		return nil, err
 	}
+	d.by, d.leasable = strict(one.Algorithm, one.Limit, life)
 	for i := range d.shards {
 		d.shards[i].keys = make(map[keyhash.Hash]*entry)
 	}
@@ -287,7 +291,7 @@ func (d *Limiter) AllowN(ctx context.Context, key string, n int) (res ratelimit.
 
 // without decides on n events that are not held. It unlocks s.
 func (d *Limiter) without(ctx context.Context, s *shard, e *entry, n int, now time.Duration) (res ratelimit.Result, err error) {
-	by := e.by
+	by := *e.by
 	switch {
 	case n > 1: // by the store alone: exact, and what is held stays held
 		s.mu.Unlock()
@@ -332,17 +336,23 @@ func (d *Limiter) without(ctx context.Context, s *shard, e *entry, n int, now ti
 
 // limitOf is the strict limit of key.
 func (d *Limiter) limitOf(ctx context.Context, key string) (by store.Limit, leasable bool, err error) {
-	l := d.five.Limit
+	by, leasable = d.by, d.leasable
 	if d.five.Tiered {
-		if l, err = d.five.LimitOf(ctx, key); err != nil {
-			return l, false, err
+		if by, err = d.five.LimitOf(ctx, key); err != nil {
+			return by, false, err
 		}
-	}
-	by, leasable = strict(d.five.Algorithm, l, d.terms.life)
-	if !leasable {
-		by = l
+		by, leasable = strict(d.five.Algorithm, by, d.terms.life)
 	}
 	return by, leasable && len(key) <= maxKey, nil
+}
+
+// shared is by, without a copy if that is the constructor's.
+func (d *Limiter) shared(by store.Limit) *store.Limit {
+	if by == d.by {
+		return &d.by
+	}
+	own := by
+	return &own
 }
 
 // ask asks the store. A Result under a strict limit is given back under it.
@@ -376,7 +386,7 @@ func (d *Limiter) entry(s *shard, id keyhash.Hash, key string, by store.Limit) *
 		d.keys.Add(-1)
 		return nil
 	}
-	e := &entry{key: strings.Clone(key), by: by}
+	e := &entry{key: strings.Clone(key), by: d.shared(by)}
 	e.next = 1
 	s.keys[id] = e
 	d.arm()
@@ -385,10 +395,10 @@ func (d *Limiter) entry(s *shard, id keyhash.Hash, key string, by store.Limit) *
 
 // tidy gives back what has lapsed, and all that is held under another limit than by.
 func (d *Limiter) tidy(e *entry, by store.Limit, now time.Duration) {
-	if e.by != by {
+	if *e.by != by {
 		d.giveUp(e)
-		e.by, e.denied, e.denial = by, 0, nil // full stays: limits that take turns would lend each time
-		for _, c := range e.queue {           // who waits for a decision by the other limit
+		e.by, e.denied, e.denial = d.shared(by), 0, nil // full stays: limits that take turns would lend each time
+		for _, c := range e.queue {                     // who waits for a decision by the other limit
 			c.tell(answer{again: true})
 		}
 		e.queue = nil

@@ -2,42 +2,75 @@ package lease_test
 
 import (
 	"context"
+	"errors"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket"}
+var perSecond = ratelimit.PerSecond(1000)
 
-func TestManyInstancesAdmitTheLimit(t *testing.T) {
-	for _, algorithm := range algorithms {
-		mem, err := memstore.New()
-		require.NoError(t, err)
-		l, err := ratelimit.New(algorithm, mem, ratelimit.PerDay(100_000_000))
-		require.NoError(t, err)
-		_ = l
-		limit := ratelimit.PerDay(5_000)
+// In one process a fixed window decides as it does without leases, and its denials cost nothing.
+func TestOneProcessDecidesAsThePlainLimiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		plain := newLimiter(t, "fixed_window", memory(t), perSecond)
+		d := newLease(t, newLimiter(t, "fixed_window", s, perSecond), 50*time.Millisecond)
+		defer closeLease(t, d)
+		random := rand.New(rand.NewPCG(1, 2))
+		steps, allowed, mean := 100_000, 0, time.Millisecond
+		for step := range steps {
+			if step%1000 == 0 { // half of the limit, or a tenth of it, or ten times as much
+				mean = []time.Duration{2 * time.Millisecond, 10 * time.Millisecond, 100 * time.Microsecond}[random.IntN(3)]
+			}
+			time.Sleep(time.Duration(random.Int64N(int64(2 * mean))))
+			n := 1
+			if random.IntN(20) == 0 {
+				n += random.IntN(5)
+			}
+			want, got := allowN(t, plain, n), allowN(t, d, n)
+			if n == 1 {
+				require.Equal(t, want.Allowed, got.Allowed, "step %d: %v", step, got)
+			}
+			if want.Allowed {
+				allowed++
+			}
+			if want.Allowed != got.Allowed { // of several events, which the store does not have while they are held
+				steps--
+				require.NoError(t, plain.Refund(t.Context(), "key", want, n))
+			}
+		}
+		t.Logf("%d of %d allowed; %d calls of the store: %+v", allowed, steps, len(s.calls), d.Stats())
+		require.Less(t, len(s.calls), steps/5)
+	})
+}
+
+// Processes that share a store admit no more than the limit, and after Close the store knows
+// what they have admitted, to the event.
+func TestManyProcessesAdmitTheLimit(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		const limit, processes, callers, calls = 5_000, 4, 16, 200
+		mem := memory(t, stopped)
 		var leases []*lease.Limiter
-		for range 4 {
-			l, err := ratelimit.New(algorithm, mem, limit, ratelimit.WithName("x"))
-			require.NoError(t, err)
-			d, err := lease.New(l, 20*time.Second)
-			require.NoError(t, err)
-			leases = append(leases, d)
+		for range processes {
+			leases = append(leases, newLease(t, newLimiter(t, algorithm, mem, ratelimit.PerDay(limit)), 20*time.Second))
 		}
 		var admitted atomic.Int64
-		var callers sync.WaitGroup
-		for c := range 64 {
-			callers.Go(func() {
-				for range 2_000 {
-					r, err := leases[c%4].Allow(context.Background(), "key")
+		var asking sync.WaitGroup
+		for i := range processes * callers {
+			asking.Go(func() {
+				for range calls {
+					r, err := leases[i%processes].Allow(context.Background(), "key")
 					if err != nil {
 						t.Error(err)
 					}
@@ -47,28 +80,207 @@ func TestManyInstancesAdmitTheLimit(t *testing.T) {
 				}
 			})
 		}
-		callers.Wait()
+		asking.Wait()
+		commands := int64(0)
 		for _, d := range leases {
-			require.NoError(t, d.Close(t.Context()))
-			t.Logf("%s: %+v", algorithm, d.Stats())
+			closeLease(t, d)
+			commands += d.Stats().Asked
 		}
-		p, err := ratelimit.New(algorithm, mem, limit, ratelimit.WithName("x"))
-		require.NoError(t, err)
-		r, err := p.Peek(t.Context(), "key")
-		require.NoError(t, err)
-		t.Log(algorithm, admitted.Load(), r)
-		require.LessOrEqual(t, admitted.Load(), int64(5_000))
-	}
+		t.Logf("%d admitted, %d calls of the store", admitted.Load(), commands)
+		require.LessOrEqual(t, admitted.Load(), int64(limit))
+		require.Greater(t, admitted.Load(), int64(limit/2))
+		plain := newLimiter(t, algorithm, mem, ratelimit.PerDay(limit))
+		require.Equal(t, limit-int(admitted.Load()), remaining(t, plain))
+	})
 }
 
+func TestNewRefuses(t *testing.T) {
+	s := memory(t)
+	bucket := newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 100})
+	window := newLimiter(t, "fixed_window", s, perSecond)
+	sliding := newLimiter(t, "sliding_window", s, perSecond)
+	rekeyed, err := ratelimit.NewRekeyed(window, func(context.Context, string) (string, error) { return "", nil })
+	require.NoError(t, err)
+	perCall, err := ratelimit.PerCall(window)
+	require.NoError(t, err)
+	denied, err := denycache.New(window)
+	require.NoError(t, err)
+	static, err := ratelimit.NewAll(window)
+	require.NoError(t, err)
+	for _, c := range []struct {
+		name string
+		l    ratelimit.Limiter
+		life time.Duration
+		opts []lease.Option
+		text string
+	}{
+		{"nil", nil, time.Second, nil, "the limiter is nil"},
+		{"nil pointer", (*ratelimit.TokenBucket)(nil), time.Second, nil, "the limiter is nil"},
+		{"leaky bucket", newLimiter(t, "leaky_bucket", s, perSecond), time.Millisecond, nil, "it takes back only its last events"},
+		{"Rekeyed", rekeyed, time.Millisecond, nil, "a lease of a *ratelimit.Rekeyed: lease one of the five algorithms"},
+		{"PerCall", perCall, time.Millisecond, nil, "lease one of the five algorithms"},
+		{"denycache", denied, time.Millisecond, nil, "put the *denycache.Limiter around that"},
+		{"All", static, time.Millisecond, nil, "put the *ratelimit.All around that"},
+		{"lease", newLease(t, window, time.Millisecond), time.Millisecond, nil, "put the *lease.Limiter around that"},
+		{"embedded", struct{ *ratelimit.FixedWindow }{window.(*ratelimit.FixedWindow)}, time.Millisecond, nil, "a lease of a struct"},
+		{"a short life", window, time.Millisecond - 1, nil, "want 1ms to 1h"},
+		{"a long life", newLimiter(t, "fixed_window", s, ratelimit.PerDay(1_000_000)), time.Hour + 1, nil, "want 1ms to 1h"},
+		{"longer than the period", window, time.Second + 1, nil, "and a period of 1s"},
+		{"all of the burst", bucket, 100 * time.Millisecond, nil, "101 events flow in a life of 100ms, and the burst is 100"},
+		{"overdraft of a sliding window", sliding, time.Millisecond, []lease.Option{lease.WithOverdraft(1)}, "a sliding_window has no overdraft"},
+		{"no overdraft", window, time.Millisecond, []lease.Option{lease.WithOverdraft(0)}, "WithOverdraft(0)"},
+		{"too much overdraft", window, time.Millisecond, []lease.Option{lease.WithOverdraft(1_000_000_001)}, "want 1 to 1000000000"},
+		{"no lease", window, time.Millisecond, []lease.Option{lease.WithMaxLease(0)}, "WithMaxLease(0)"},
+		{"no keys", window, time.Millisecond, []lease.Option{lease.WithMaxKeys(0)}, "WithMaxKeys(0)"},
+		{"nil option", window, time.Millisecond, []lease.Option{nil}, "an Option is nil"},
+	} {
+		_, err := lease.New(c.l, c.life, c.opts...)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, c.name)
+		require.ErrorContains(t, err, c.text, c.name)
+	}
+	_, err = lease.New(bucket, 98*time.Millisecond)
+	require.NoError(t, err)
+	_, err = denycache.New(newLease(t, window, time.Millisecond))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "whose denials can end sooner")
+}
+
+func TestBadInput(t *testing.T) {
+	s := &recorder{Store: memory(t)}
+	for _, algorithm := range algorithms {
+		for name, d := range map[string]*lease.Limiter{
+			"":     newLease(t, newLimiter(t, algorithm, s, perSecond), time.Millisecond),
+			"zero": {},
+		} {
+			ended, cancel := context.WithCancel(t.Context())
+			cancel()
+			for _, c := range []struct {
+				ctx context.Context
+				key string
+				n   int
+				err error
+			}{
+				{t.Context(), "", 1, ratelimit.ErrInvalidKey},
+				{t.Context(), string(make([]byte, 64<<10+1)), 1, ratelimit.ErrInvalidKey},
+				{t.Context(), "key", 0, ratelimit.ErrInvalidN},
+				{t.Context(), "key", -1, ratelimit.ErrInvalidN},
+				{ended, "key", 1, context.Canceled},
+			} {
+				if name == "zero" {
+					c.err = ratelimit.ErrInvalidLimit
+				}
+				for _, n := range []int{c.n, 3 * c.n} {
+					_, err := d.AllowN(c.ctx, c.key, n)
+					require.ErrorIs(t, err, c.err)
+					_, _, err = d.AllowUpTo(c.ctx, c.key, n)
+					require.ErrorIs(t, err, c.err)
+					_, err = d.AllowWithin(c.ctx, c.key, n, time.Second)
+					require.ErrorIs(t, err, c.err)
+					_, err = d.Charge(c.ctx, c.key, n)
+					require.ErrorIs(t, err, c.err)
+					require.ErrorIs(t, d.Refund(c.ctx, c.key, ratelimit.Result{}, n), c.err)
+				}
+				if c.n != 1 {
+					continue
+				}
+				_, err := d.Allow(c.ctx, c.key)
+				require.ErrorIs(t, err, c.err)
+				_, err = d.Peek(c.ctx, c.key)
+				require.ErrorIs(t, err, c.err)
+				require.ErrorIs(t, d.Reset(c.ctx, c.key), c.err)
+			}
+			if name == "zero" {
+				require.ErrorIs(t, d.Close(t.Context()), ratelimit.ErrInvalidLimit)
+				_, err := d.AppendPolicies(t.Context(), nil, "key")
+				require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+				require.Zero(t, d.Stats())
+				require.Nil(t, d.Unwrap())
+			}
+		}
+	}
+	require.Empty(t, s.calls)
+}
+
+// A Rate of 0, Unlimited and keys of few events are decided as without leases. So are long keys.
+func TestWhatIsNotLeased(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		s := &recorder{Store: memory(t, stopped)}
+		limits := map[string]ratelimit.Limit{
+			"none": {Rate: 0, Period: time.Second}, "all": ratelimit.Unlimited(), "few": ratelimit.PerSecond(19),
+			"many": ratelimit.PerSecond(20), "full": {Rate: 1000, Period: time.Second},
+		}
+		bucket := algorithm == "token_bucket"
+		if bucket {
+			limits["full"] = ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 51} // 51 flow in a life
+		}
+		l := newLimiter(t, algorithm, s, perSecond, ratelimit.WithLimitFunc(func(_ context.Context, key string) (ratelimit.Limit, error) {
+			if len(key) > 10 {
+				return perSecond, nil
+			}
+			if l, ok := limits[key]; ok {
+				return l, nil
+			}
+			return ratelimit.Limit{}, errOdd
+		}))
+		d := newLease(t, l, 50*time.Millisecond)
+		defer closeLease(t, d)
+		ask := func(key string) ratelimit.Result {
+			r, err := d.Allow(t.Context(), key)
+			require.NoError(t, err)
+			return r
+		}
+		require.Equal(t, ratelimit.SourceZeroRate, ask("none").Source())
+		require.Equal(t, ratelimit.Never, ask("none").RetryAfter)
+		require.Equal(t, ratelimit.SourceUnlimited, ask("all").Source())
+		granted, r, err := d.AllowUpTo(t.Context(), "all", 7)
+		require.NoError(t, err)
+		require.Equal(t, 7, granted)
+		require.NoError(t, d.Refund(t.Context(), "all", r, 7))
+		require.Empty(t, s.reset())
+		for range 10 {
+			r := ask("few")
+			require.Equal(t, 19, r.Limit, "as it is")
+			require.Equal(t, ratelimit.SourceStore, r.Source())
+		}
+		require.Equal(t, []call{{"Take", 1}, {"Take", 1}}, s.reset()[:2])
+		long := string(make([]byte, 257))
+		for range 3 {
+			ask(long)
+		}
+		require.Len(t, asked(s.reset(), "Take"), 3)
+		for range 10 {
+			ask("full")
+		}
+		require.Equal(t, bucket, len(asked(s.reset(), "Take")) == 10)
+		for range 10 {
+			ask(long[1:])
+		}
+		require.NotEmpty(t, asked(s.reset(), "TakeUpTo"))
+		ask("many")
+		require.Len(t, asked(s.reset(), "TakeUpTo"), 1)
+		for _, key := range []string{"odd"} {
+			_, err := d.Allow(t.Context(), key)
+			require.ErrorIs(t, err, errOdd)
+			_, _, err = d.AllowUpTo(t.Context(), key, 2)
+			require.ErrorIs(t, err, errOdd)
+			_, err = d.AllowWithin(t.Context(), key, 2, 0)
+			require.ErrorIs(t, err, errOdd)
+			_, err = d.Peek(t.Context(), key)
+			require.ErrorIs(t, err, errOdd)
+			_, err = d.Charge(t.Context(), key, 1)
+			require.ErrorIs(t, err, errOdd)
+		}
+	})
+}
+
+var errOdd = errors.New("an odd key")
+
 func BenchmarkHeld(b *testing.B) {
-	mem, _ := memstore.New()
-	l, _ := ratelimit.New("token_bucket", mem, ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond})
-	d, err := lease.New(l, time.Millisecond)
-	require.Error(b, err)
-	l, _ = ratelimit.New("token_bucket", mem, ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond, Burst: 1_000_000_000})
-	d, err = lease.New(l, time.Millisecond)
+	limit := ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond, Burst: 1_000_000_000}
+	mem, err := memstore.New()
 	require.NoError(b, err)
+	l := newLimiter(b, "token_bucket", mem, limit)
+	d := newLease(b, l, time.Millisecond)
+	defer func() { _ = d.Close(b.Context()) }()
 	for name, lim := range map[string]ratelimit.Limiter{"plain": l, "leased": d} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -80,5 +292,4 @@ func BenchmarkHeld(b *testing.B) {
 			}
 		})
 	}
-	b.Logf("%+v", d.Stats())
 }

@@ -131,7 +131,7 @@ func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 		if n == 0 || d.returned(key, note, n) {
 			return nil
 		}
-		return d.five.RefundBy(ctx, key, under, n, note.by)
+		return d.five.RefundBy(ctx, key, d.five.PartOf(note.result, n), n, *note.by) // charged has a ResetAfter of its own
 	case store.Limit:
 		return d.five.RefundBy(ctx, key, under, n, note)
 	}
@@ -169,12 +169,24 @@ func (d *Limiter) Reset(ctx context.Context, key string) error {
 	return d.limiter.Reset(ctx, key)
 }
 
-// AppendPolicies appends those of the wrapped limiter.
+// AppendPolicies appends that of the wrapped limiter. The Quota of a bucket is the Burst that the
+// store is asked for, and Window the time in which that comes back.
 func (d *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if d.limiter == nil {
 		return dst, errNoConstructor
 	}
-	return ratelimit.AppendPolicies(ctx, dst, d.limiter, key)
+	all, err := ratelimit.AppendPolicies(ctx, dst, d.limiter, key)
+	if err != nil || d.five.Algorithm != tokenBucket {
+		return all, err
+	}
+	by, _, err := d.limitOf(ctx, key)
+	if err != nil {
+		return dst, err
+	}
+	if p := &all[len(all)-1]; by.Rate > 0 {
+		p.Quota, p.Window = int(by.Burst), refill(by)
+	}
+	return all, nil
 }
 
 // Unwrap returns the wrapped limiter.

@@ -82,7 +82,9 @@ func (h *holding[G]) lapse(now time.Duration) (g G, unspent int) {
 // drop ends the grant that is being spent. The next is as large as what was spent of it.
 func (h *holding[G]) drop() (g G, unspent int) {
 	g, unspent = h.grant, h.left
-	h.next = max(1, h.size-unspent)
+	if h.size > 0 {
+		h.next = max(1, h.size-unspent)
+	}
 	h.slot, h.spare = h.spare, slot[G]{}
 	return g, unspent
 }
@@ -111,14 +113,24 @@ func (h *holding[G]) ask(now time.Duration, waiting int, t *terms) int {
 	return h.owed + max(1, n, waiting)
 }
 
-// receive takes a grant that was asked for at sent, when so many events were owed, which it
-// pays. The store counts it in its window for window longer, and events leave with theirs. What
-// has lapsed must be gone.
-func (h *holding[G]) receive(granted, owed, room int, sent, now, window time.Duration, t *terms) *slot[G] {
-	paid := min(granted, owed) // not what was borrowed since: the others have been waiting
+// grants is what the store has granted when want events were asked for, of which owed were
+// owed then. It has room for so many more. It counts them in its window for window longer, and
+// they leave the window together with it.
+type grants struct {
+	granted, want, owed, room int
+	sent, now, window         time.Duration
+}
+
+// receive takes what was granted, of which it pays what was owed. What has lapsed must be gone.
+func (h *holding[G]) receive(g grants, t *terms) *slot[G] {
+	paid := min(g.granted, g.owed) // not what was borrowed since: the others have been waiting
 	h.owed -= paid
 	h.denied, h.full = 0, 0
-	s := slot[G]{left: granted - paid, most: granted - paid, size: granted, room: room, from: now, until: sent + min(t.life, window)}
+	left := g.granted - paid
+	s := slot[G]{left: left, most: left, until: g.sent + min(t.life, g.window), size: g.granted, from: g.now, room: g.room}
+	if g.granted < g.want { // that was all there is: it says nothing of the demand
+		s.size = 0
+	}
 	switch {
 	case h.spare.left > 0: // what was owed is all that was asked for
 		return &s
@@ -132,7 +144,7 @@ func (h *holding[G]) receive(granted, owed, room int, sent, now, window time.Dur
 
 // failed takes an error. What was asked for may be charged, and nobody will spend it: so the
 // next grant is small.
-func (h *holding[G]) failed() { h.next, h.quick, h.size = 1, 0, h.left }
+func (h *holding[G]) failed() { h.next, h.quick, h.size = 1, 0, 0 }
 
 // refused takes a denial that was asked for at sent.
 func (h *holding[G]) refused(retry, pause, sent, now time.Duration, t *terms) {

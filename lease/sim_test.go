@@ -278,7 +278,7 @@ func (m *model) fly(p *process) {
 	}
 	sent := m.clock(p)
 	m.tidy(p, sent)
-	f := &flight{aboard: make([]*caller, p.waiting), owed: p.owed, by: m.by}
+	f := &flight{aboard: make([]*caller, p.waiting), owed: p.owed, by: &m.by}
 	f.want = p.ask(sent, p.waiting, &m.terms)
 	p.flying, p.waiting = true, 0
 
@@ -335,14 +335,17 @@ func (m *model) land(p *process, f *flight, l *landing, sent, decided time.Durat
 		if m.removed == fromSending {
 			sent = now
 		}
-		held := p.receive(l.granted, f.owed, l.result.Remaining, sent, now, m.windowEnds(&l.result), &m.terms)
+		held := p.receive(grants{
+			granted: l.granted, want: f.want, owed: f.owed, room: l.result.Remaining,
+			sent: sent, now: now, window: m.windowEnds(&l.result),
+		}, &m.terms)
 		held.grant = l.result
 		for ; aboard > 0 && held.left > 0; aboard-- {
 			held.left--
 			m.admit(decided) // by the store
 		}
 	}
-	if l.granted == 0 || aboard > 0 || l.forced > 0 {
+	if l.granted < f.want {
 		p.refused(l.denial.RetryAfter, pause(m.algorithm, m.by, m.life), sent, now, &m.terms)
 		if m.removed == fullIsKept {
 			p.full = 0

@@ -26,21 +26,25 @@ const maxPeriod = 10 * 365 * 24 * 3600 * 1e6 // µs
 //   - a log that remembers for so much longer;
 //   - a window as it is, since its leases end with it.
 //
-// It is not leasable if less than an event comes in a life, or nearly all of the burst.
+// If less than an event comes in a life, or nearly all of the burst, it is l, and not leasable.
 func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit, leasable bool) {
 	us := lifeMicros(life)
 	if l.Rate <= 0 || us*l.Rate < l.Period {
 		return l, false
 	}
+	by, leasable = l, true
 	switch algorithm {
 	case tokenBucket:
-		l.Burst -= ahead(l, us)
-		return l, l.Burst > 0
+		by.Burst -= ahead(l, us)
+		leasable = by.Burst > 0
 	case slidingLog:
-		l.Period += us
-		return l, l.Period <= maxPeriod
+		by.Period += us
+		leasable = by.Period <= maxPeriod
 	}
-	return l, true
+	if !leasable {
+		return l, false
+	}
+	return by, true
 }
 
 // lifeMicros is how long a life can take on the store's clock, in whole µs: as long as it must be
@@ -61,8 +65,12 @@ func pause(algorithm string, l store.Limit, life time.Duration) time.Duration {
 	if algorithm == fixedWindow {
 		return 0
 	}
-	refill := exact.MulDivUp(l.Burst, l.Period, 0, l.Rate)
-	return min(life/2, time.Duration(min(refill, maxPeriod))*time.Microsecond/2)
+	return min(life, refill(l)) / 2
+}
+
+// refill is the time in which all of l comes back.
+func refill(l store.Limit) time.Duration {
+	return time.Duration(exact.MulDivUp(l.Burst, l.Period, 0, l.Rate)) * time.Microsecond
 }
 
 // untilWindowEnds is for how long the store counts the admission r in its window.

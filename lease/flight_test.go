@@ -1,0 +1,519 @@
+package lease_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+const (
+	life = 50 * time.Millisecond
+	trip = 10 * time.Millisecond
+)
+
+// window is a limit whose windows last long enough.
+var window = ratelimit.PerMinute(1_000_000)
+
+// A lease ends a life after the store was asked, to the nanosecond, and not after its answer.
+func TestLeaseEndsALifeAfterTheStoreWasAsked(t *testing.T) {
+	for _, late := range []time.Duration{0, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t), latency: trip}
+			d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
+			for d.Stats().Held < 4 { // and then no further lease is on its way
+				began := time.Now()
+				if allow(t, d).Source() == ratelimit.SourceStore {
+					require.Equal(t, trip, time.Since(began))
+				}
+			}
+			time.Sleep(life - trip - 1 + late)
+			require.Equal(t, late == 0, allow(t, d).Source() == ratelimit.SourceLease)
+			closeLease(t, d)
+		})
+	}
+}
+
+// A lease of a window ends before its window, by as much as clocks may differ.
+func TestLeaseEndsWithItsWindow(t *testing.T) {
+	for _, algorithm := range algorithms[:2] {
+		for _, late := range []time.Duration{0, 1} {
+			synctest.Test(t, func(t *testing.T) {
+				d := newLease(t, newLimiter(t, algorithm, memory(t), ratelimit.Limit{Rate: 1_000_000, Period: time.Second}), time.Second)
+				time.Sleep(1900 * time.Millisecond)
+				for d.Stats().Held < 4 {
+					require.True(t, allow(t, d).Allowed)
+				}
+				time.Sleep(100*time.Millisecond - 100*time.Microsecond - time.Microsecond - 1 + late)
+				require.Equal(t, late == 0, d.Stats().Held > 0)
+				require.Equal(t, late == 0, allow(t, d).Source() == ratelimit.SourceLease)
+				closeLease(t, d)
+			})
+		}
+	}
+}
+
+// What is asked for follows the demand.
+func TestSizeOfLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d := newLease(t, newLimiter(t, "sliding_window", s, window), life, lease.WithMaxLease(16))
+		ask := func(times int) {
+			for range times {
+				require.True(t, allow(t, d).Allowed)
+				synctest.Wait()
+			}
+		}
+		ask(100)
+		require.Equal(t, []int{1, 1, 2, 4, 8, 16}, asked(s.reset(), "TakeUpTo")[:6], "it doubles while it is spent at once")
+		held := d.Stats().Held
+		require.Positive(t, held)
+		ask(held) // it fetches ahead when a quarter is left
+		require.Positive(t, d.Stats().Held)
+		require.Equal(t, 16, asked(s.reset(), "TakeUpTo")[0])
+		time.Sleep(2 * life)
+		s.reset()
+		ask(3)
+		first := asked(s.reset(), "TakeUpTo")
+		time.Sleep(2 * life)
+		ask(1)
+		require.Equal(t, []int{first[0], 3}, append(first, asked(s.reset(), "TakeUpTo")...), "as many as were spent")
+
+		errBroken := fmt.Errorf("%w: broken", store.ErrUnavailable)
+		s.set(0, func(op string) error {
+			if op == "TakeUpTo" {
+				return errBroken
+			}
+			return nil
+		})
+		for range 40 { // first there is a lease
+			if _, err := d.Allow(t.Context(), "key"); err != nil {
+				require.ErrorIs(t, err, errBroken)
+			}
+			synctest.Wait()
+		}
+		s.set(0, nil)
+		s.reset()
+		ask(1)
+		require.Equal(t, []int{1}, asked(s.reset(), "TakeUpTo"), "what was lost may be charged")
+		require.Positive(t, d.Stats().Lost)
+		closeLease(t, d)
+	})
+}
+
+// A fixed window is not taken by one process.
+func TestLeaseOfAFixedWindowIsHalfAtMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d := newLease(t, newLimiter(t, "fixed_window", s, ratelimit.PerMinute(1000)), time.Second)
+		left := 1000
+		for left > 10 {
+			before := d.Stats().Granted
+			require.True(t, allow(t, d).Allowed)
+			synctest.Wait()
+			granted := int(d.Stats().Granted - before)
+			require.LessOrEqual(t, granted, max(1, left/2))
+			left -= granted
+		}
+		closeLease(t, d)
+	})
+}
+
+// Callers who wait are decided on by the answer, however small leases may be, and a store that
+// answers more slowly than a life serves them in one round trip.
+func TestSlowStore(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			const slow = 3 * life
+			s := &recorder{Store: memory(t), latency: slow}
+			d := newLease(t, newLimiter(t, algorithm, s, window), life, lease.WithMaxLease(2))
+			began := time.Now()
+			for range 100 {
+				require.True(t, allow(t, d).Allowed)
+			}
+			require.Equal(t, 100*slow, time.Since(began))
+			require.LessOrEqual(t, len(s.reset()), 105)
+			for range 20 { // the first is under way, and takes the others on its next trip
+				began := time.Now()
+				var waiting sync.WaitGroup
+				for range 50 {
+					waiting.Go(func() { require.True(t, allow(t, d).Allowed) })
+				}
+				waiting.Wait()
+				require.LessOrEqual(t, time.Since(began), 2*slow)
+			}
+			require.LessOrEqual(t, len(s.reset()), 1050/20)
+			closeLease(t, d)
+		})
+	})
+}
+
+// What lapses is given back, by a timer that runs only while something is held.
+func TestWhatLapsesIsGivenBack(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			mem := memory(t)
+			limit := ratelimit.PerHour(360_000) // 5 a life
+			d := newLease(t, newLimiter(t, algorithm, mem, limit), life)
+			require.False(t, d.Armed())
+			taken := len(hold(t, d, 20))
+			require.True(t, d.Armed())
+			plain := newLimiter(t, algorithm, mem, limit)
+			if algorithm != "sliding_log" {
+				require.Less(t, remaining(t, plain), 360_000-taken)
+			}
+			time.Sleep(2*life + 1)
+			synctest.Wait()
+			stats := d.Stats()
+			require.Positive(t, stats.Lapsed)
+			require.Equal(t, stats.Lapsed, stats.GivenBack)
+			require.Equal(t, stats.Granted, stats.GivenBack+int64(taken))
+			require.Zero(t, stats.Held)
+			want := 360_000 - taken
+			if algorithm == "token_bucket" {
+				want = min(360_000, want+10) // they have flown in
+			}
+			require.Equal(t, want, remaining(t, plain))
+			time.Sleep(4 * life)
+			synctest.Wait()
+			require.Zero(t, d.Stats().Keys)
+			require.False(t, d.Armed())
+			closeLease(t, d)
+		})
+	})
+}
+
+// At the limit time decides how often the store is asked, not demand.
+func TestDenialsAreRemembered(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t)}
+			d := newLease(t, newLimiter(t, algorithm, s, perSecond), life)
+			seconds, admitted, denied := 10, 0, 0
+			for range seconds * 10_000 {
+				time.Sleep(time.Second / 10_000)
+				r := allow(t, d)
+				if r.Allowed {
+					admitted++
+				} else {
+					denied++
+					require.LessOrEqual(t, r.RetryAfter, time.Second+life)
+				}
+			}
+			calls := len(s.reset())
+			t.Logf("%d admitted, %d denied, %d calls", admitted, denied, calls)
+			require.Less(t, calls, seconds*5*int(time.Second/life)) // two for each half of a life
+			require.Greater(t, admitted, seconds*1000*9/10)
+			closeLease(t, d)
+		})
+	})
+}
+
+// After RetryAfter the call is admitted, if nobody else comes.
+func TestRetryAfterOfADenial(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			d := newLease(t, newLimiter(t, algorithm, memory(t), ratelimit.PerSecond(100)), life)
+			for round := range 50 {
+				r := allow(t, d)
+				for r.Allowed {
+					time.Sleep(time.Duration(round) * 10 * time.Microsecond)
+					r = allow(t, d)
+				}
+				if round%2 == 0 { // also what is told a second time
+					time.Sleep(r.RetryAfter / 3)
+					r = allow(t, d)
+					require.False(t, r.Allowed)
+				}
+				synctest.Wait()
+				time.Sleep(r.RetryAfter)
+				r = allow(t, d)
+				require.True(t, r.Allowed, "round %d: %v", round, r)
+			}
+			closeLease(t, d)
+		})
+	})
+}
+
+// Several events are admitted from what is held, or by the store, and never in part.
+func TestSeveralEvents(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t, stopped)}
+			d := newLease(t, newLimiter(t, algorithm, s, ratelimit.PerSecond(100)), life)
+			taken := len(hold(t, d, 6))
+			s.reset()
+			before := d.Stats().Held
+			r := allowN(t, d, 4)
+			require.Equal(t, ratelimit.SourceLease, r.Source())
+			require.Equal(t, 4, r.Charged())
+			require.Equal(t, before-4, d.Stats().Held)
+			require.Empty(t, asked(s.reset(), "Take"))
+			taken += 4
+
+			held := d.Stats().Held
+			r = allowN(t, d, held+20)
+			require.True(t, r.Allowed)
+			require.Equal(t, ratelimit.SourceStore, r.Source())
+			require.Equal(t, held+20, r.Charged())
+			require.Equal(t, held, d.Stats().Held, "what is held stays held")
+			taken += held + 20
+
+			r = allowN(t, d, 100-taken)
+			require.False(t, r.Allowed, "some of them are held")
+			require.Equal(t, held, d.Stats().Held)
+			closeLease(t, d)
+			most := r.Limit
+			require.Equal(t, most-taken, allowN(t, d, 1).Remaining+1)
+		})
+	})
+}
+
+// Limits take turns. Each call is decided by its own, and a lease of another is given back.
+func TestLimitsChange(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t, stopped)}
+			var limit ratelimit.Limit
+			tiered := func() ratelimit.Limiter {
+				return newLimiter(t, algorithm, s, ratelimit.PerSecond(1000), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+					return limit, nil
+				}))
+			}
+			d, other := newLease(t, tiered(), life), newLease(t, tiered(), life)
+			taken := len(hold(t, d, 8)) + len(hold(t, other, 8))
+
+			limit = ratelimit.PerSecond(500)
+			r := allow(t, d)
+			taken++
+			synctest.Wait()
+			require.Equal(t, ratelimit.SourceStore, r.Source())
+			require.Greater(t, r.Limit, 400)
+			require.LessOrEqual(t, r.Limit, 500)
+			require.Zero(t, d.Stats().Held)
+			require.Positive(t, d.Stats().GivenBack)
+			require.Positive(t, other.Stats().Held, "the other one has not been asked")
+
+			limit = ratelimit.Limit{Period: time.Second} // nothing
+			for _, d := range []*lease.Limiter{d, other} {
+				require.Equal(t, ratelimit.SourceZeroRate, allow(t, d).Source())
+				n, r, err := d.AllowUpTo(t.Context(), "key", 2)
+				require.NoError(t, err)
+				require.Zero(t, n)
+				require.False(t, r.Allowed)
+			}
+			limit = ratelimit.PerSecond(500)
+			r = allow(t, other)
+			taken++
+			require.Equal(t, ratelimit.SourceStore, r.Source(), "what it had was of another limit")
+			closeLease(t, d)
+			closeLease(t, other)
+			require.Equal(t, r.Limit-taken, remaining(t, d))
+		})
+	})
+}
+
+// A denial under a limit that has changed meanwhile says nothing of today's.
+func TestDenialOfAnOlderLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		type tier struct{}
+		l := newLimiter(t, "fixed_window", s, ratelimit.PerMinute(10_000), ratelimit.WithLimitFunc(func(ctx context.Context, _ string) (l ratelimit.Limit, err error) {
+			l, _ = ctx.Value(tier{}).(ratelimit.Limit)
+			return l, nil
+		}))
+		d := newLease(t, l, time.Second)
+		low := context.WithValue(t.Context(), tier{}, ratelimit.PerMinute(100))
+		for { // use up the lower one
+			r, err := d.Allow(low, "key")
+			require.NoError(t, err)
+			if !r.Allowed {
+				break
+			}
+		}
+		time.Sleep(2 * time.Second)
+		s.set(trip, nil)
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			r, err := d.Allow(low, "key")
+			require.NoError(t, err)
+			require.False(t, r.Allowed)
+		})
+		asking.Go(func() { // waits behind it
+			time.Sleep(trip / 4)
+			r, err := d.Allow(low, "key")
+			require.NoError(t, err)
+			require.False(t, r.Allowed)
+			require.Equal(t, 100, r.Limit)
+		})
+		time.Sleep(trip / 2)
+		require.True(t, allow(t, d).Allowed)
+		asking.Wait()
+		require.True(t, allow(t, d).Allowed)
+		closeLease(t, d)
+	})
+}
+
+// A caller leaves at its deadline, also from a call for others (law 13), and what it does not
+// take is there for them.
+func TestCallersLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		s := &recorder{Store: mem, latency: 100 * time.Millisecond}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), time.Second)
+		var asking sync.WaitGroup
+		asking.Go(func() { require.True(t, allow(t, d).Allowed) })
+		synctest.Wait()
+		admitted := 1
+		for i := range 20 {
+			asking.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*10*time.Millisecond+1)
+				defer cancel()
+				began := time.Now()
+				r, err := d.Allow(ctx, "key")
+				if took := time.Since(began); i < 20 && took < 200*time.Millisecond {
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					require.Equal(t, time.Duration(i)*10*time.Millisecond+1, took)
+				} else {
+					require.True(t, r.Allowed)
+					admitted++
+				}
+			})
+		}
+		asking.Go(func() {
+			require.True(t, allow(t, d).Allowed)
+			admitted++
+		})
+		asking.Wait()
+		s.set(0, nil)
+		closeLease(t, d)
+		require.Equal(t, 1_000_000-admitted, remaining(t, newLimiter(t, "fixed_window", mem, window)))
+	})
+}
+
+// An error of the store is that of all who waited for the call, and of no others.
+func TestErrorsGoToAllAboard(t *testing.T) {
+	errBroken := fmt.Errorf("%w: broken", store.ErrUnavailable)
+	for _, panics := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t), latency: trip}
+			calls := 0
+			s.fail = func(string) error {
+				if calls++; calls != 2 {
+					return nil
+				}
+				if panics {
+					panic(errBroken)
+				}
+				return errBroken
+			}
+			d := newLease(t, newLimiter(t, "token_bucket", s, window), life)
+			var asking sync.WaitGroup
+			var mu sync.Mutex
+			failed := 0
+			for i := range 30 { // the first flies alone, 9 are aboard of the second, the others wait
+				asking.Go(func() {
+					if i >= 10 {
+						time.Sleep(trip + trip/4)
+					} else if i > 0 {
+						time.Sleep(1)
+					}
+					defer func() {
+						err, _ := recover().(error)
+						if err != nil {
+							require.ErrorIs(t, err, errBroken)
+							mu.Lock()
+							failed++
+							mu.Unlock()
+						}
+					}()
+					r, err := d.Allow(t.Context(), "key")
+					if err != nil {
+						panic(err)
+					}
+					require.True(t, r.Allowed)
+				})
+			}
+			asking.Wait()
+			require.Equal(t, 9, failed)
+			require.EqualValues(t, 1, d.Stats().Lost)
+			closeLease(t, d)
+		})
+	}
+}
+
+// A flight of one caller takes its panic and its deadline.
+func TestErrorsOfOneCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t), fail: func(string) error { panic("broken") }}
+		d := newLease(t, newLimiter(t, "token_bucket", s, window), life)
+		require.PanicsWithValue(t, "broken", func() { _, _ = d.Allow(t.Context(), "key") })
+		s.set(0, func(string) error { return errors.New("lost") })
+		_, err := d.Allow(t.Context(), "key")
+		require.EqualError(t, err, "lost")
+		s.set(0, nil)
+		require.True(t, allow(t, d).Allowed)
+		closeLease(t, d)
+	})
+}
+
+// What goes wrong while events are given back, nobody is told. They stay charged.
+func TestErrorsWhileGivingBack(t *testing.T) {
+	for _, fail := range []func(string) error{
+		func(string) error { return errors.New("lost") },
+		func(string) error { panic("broken") },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t)}
+			d := newLease(t, newLimiter(t, "token_bucket", s, window), life)
+			hold(t, d, 8)
+			s.set(0, fail)
+			time.Sleep(2 * life)
+			synctest.Wait()
+			require.Positive(t, d.Stats().Lapsed)
+			require.Zero(t, d.Stats().GivenBack)
+			s.set(0, nil)
+			hold(t, d, 8)
+			s.set(0, fail)
+			require.Error(t, d.Close(t.Context()))
+			require.NoError(t, d.Close(t.Context()), "again")
+		})
+	}
+}
+
+// Close waits for what is under way, gives back all, and leaves neither timer nor goroutine.
+// Who waits then is answered by the store.
+func TestClose(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			mem := memory(t, stopped)
+			s := &recorder{Store: mem}
+			d := newLease(t, newLimiter(t, algorithm, s, ratelimit.PerHour(100_000)), life)
+			taken := len(hold(t, d, 40))
+			s.set(trip, nil)
+			var asking sync.WaitGroup
+			for range 200 {
+				asking.Go(func() { require.True(t, allow(t, d).Allowed) })
+			}
+			time.Sleep(trip / 2)
+			began := time.Now()
+			closeLease(t, d)
+			require.LessOrEqual(t, time.Since(began), 3*trip)
+			asking.Wait()
+			require.True(t, allow(t, d).Allowed)
+			taken += 201
+			require.Zero(t, d.Stats().Keys)
+			require.Equal(t, 100_000-taken, remaining(t, newLimiter(t, algorithm, mem, ratelimit.PerHour(100_000))))
+			require.NoError(t, d.Close(t.Context()))
+		})
+	})
+}

@@ -1,0 +1,195 @@
+package lease_test
+
+import (
+	"context"
+	"os"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+// algorithms are those that can be leased.
+var algorithms = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket"}
+
+func eachAlgorithm(t *testing.T, test func(t *testing.T, algorithm string)) {
+	for _, algorithm := range algorithms {
+		t.Run(algorithm, func(t *testing.T) { test(t, algorithm) })
+	}
+}
+
+func memory(t testing.TB, opts ...memstore.Option) store.Store {
+	t.Helper()
+	s, err := memstore.New(opts...)
+	require.NoError(t, err)
+	return s
+}
+
+// stopped is a clock of a store that stands still.
+var stopped = memstore.WithClock(func() time.Time { return time.Unix(1_800_000_000, 0) })
+
+func newLimiter(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	t.Helper()
+	lim, err := ratelimit.New(algorithm, s, l, append(opts, ratelimit.WithName("test"))...)
+	require.NoError(t, err)
+	return lim
+}
+
+func newLease(t testing.TB, l ratelimit.Limiter, life time.Duration, opts ...lease.Option) *lease.Limiter {
+	t.Helper()
+	d, err := lease.New(l, life, opts...)
+	require.NoError(t, err)
+	return d
+}
+
+func allow(t testing.TB, l ratelimit.Limiter) ratelimit.Result {
+	t.Helper()
+	return allowN(t, l, 1)
+}
+
+func allowN(t testing.TB, l ratelimit.Limiter, n int) ratelimit.Result {
+	t.Helper()
+	r, err := l.AllowN(t.Context(), "key", n)
+	require.NoError(t, err)
+	require.Equal(t, r.Allowed, r.RetryAfter == 0, "%+v", r)
+	require.True(t, 0 <= r.Remaining && r.Remaining <= r.Limit, "%+v", r)
+	return r
+}
+
+// remaining is what the store has left of the key.
+func remaining(t testing.TB, plain ratelimit.Limiter) int {
+	t.Helper()
+	r, err := plain.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	return r.Remaining
+}
+
+func closeLease(t testing.TB, d *lease.Limiter) {
+	t.Helper()
+	require.NoError(t, d.Close(t.Context()))
+	require.Zero(t, d.Stats().Held)
+	require.Zero(t, d.Stats().Keys)
+}
+
+// hold has a process of a synctest bubble ask until it holds at least so many events.
+func hold(t testing.TB, d *lease.Limiter, want int) (taken []ratelimit.Result) {
+	t.Helper()
+	for d.Stats().Held < want {
+		r := allow(t, d)
+		require.True(t, r.Allowed)
+		taken = append(taken, r)
+		synctest.Wait()
+	}
+	return taken
+}
+
+// call is one call of a store.
+type call struct {
+	op string
+	n  int64
+}
+
+// recorder is a store that tells what it is asked for, and may be far away, or fail.
+type recorder struct {
+	store.Store
+
+	mu      sync.Mutex
+	calls   []call
+	latency time.Duration
+	fail    func(op string) error
+}
+
+func (s *recorder) called(op string, n int64) error {
+	s.mu.Lock()
+	s.calls = append(s.calls, call{op, n})
+	latency, fail := s.latency, s.fail
+	s.mu.Unlock()
+	time.Sleep(latency / 2)
+	if fail != nil {
+		return fail(op)
+	}
+	return nil
+}
+
+func (s *recorder) answered() {
+	s.mu.Lock()
+	latency := s.latency
+	s.mu.Unlock()
+	time.Sleep(latency - latency/2)
+}
+
+// set changes how s answers.
+func (s *recorder) set(latency time.Duration, fail func(op string) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.latency, s.fail = latency, fail
+}
+
+// reset forgets the calls, and returns them.
+func (s *recorder) reset() []call {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls := s.calls
+	s.calls = nil
+	return calls
+}
+
+// asked are the numbers of events of the calls of op.
+func asked(calls []call, op string) (n []int) {
+	for _, c := range calls {
+		if c.op == op {
+			n = append(n, int(c.n))
+		}
+	}
+	return n
+}
+
+func (s *recorder) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := s.called("Take", n); err != nil {
+		return store.Reply{}, err
+	}
+	defer s.answered()
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+func (s *recorder) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := s.called("TakeUpTo", n); err != nil {
+		return store.Reply{}, err
+	}
+	defer s.answered()
+	return s.Store.TakeUpTo(ctx, ns, key, l, n)
+}
+
+func (s *recorder) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := s.called("Peek", n); err != nil {
+		return store.Reply{}, err
+	}
+	defer s.answered()
+	return s.Store.Peek(ctx, ns, key, l, n)
+}
+
+func (s *recorder) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	if err := s.called("Overdraw", n); err != nil {
+		return store.Reply{}, err
+	}
+	defer s.answered()
+	return s.Store.Overdraw(ctx, ns, key, l, n, most)
+}
+
+func (s *recorder) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	if err := s.called("Refund", c.N); err != nil {
+		return err
+	}
+	defer s.answered()
+	return s.Store.Refund(ctx, ns, key, l, c)
+}

@@ -1,0 +1,217 @@
+package lease_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/shadow"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/throttle"
+)
+
+// told counts what an Observer is told of.
+type told struct{ admitted, denied, failed atomic.Int64 }
+
+func (o *told) Decided(_ context.Context, _ string, _ int, r ratelimit.Result, err error, _ time.Duration) {
+	switch {
+	case err != nil:
+		o.failed.Add(1)
+	case r.Allowed:
+		o.admitted.Add(1)
+	default:
+		o.denied.Add(1)
+	}
+}
+
+// wrappers stand around a lease. (The matrix of package ratelimit has no leases: its model knows
+// no denial that is remembered, and no event that is held.)
+var wrappers = map[string]func(t *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error){
+	"nothing": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) { return l, nil },
+	"Observe": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		return ratelimit.Observe(l, new(told))
+	},
+	"Rekeyed": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		return ratelimit.NewRekeyed(l, func(_ context.Context, key string) (string, error) { return key, nil })
+	},
+	"PerCall": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) { return ratelimit.PerCall(l) },
+	"All": func(t *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		other := newLimiter(t, "token_bucket", memory(t, stopped), ratelimit.PerSecond(200))
+		return ratelimit.NewAll(other, l)
+	},
+	"All of two leases": func(t *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		other := newLease(t, newLimiter(t, "sliding_window", memory(t, stopped), ratelimit.PerSecond(200)), life)
+		return ratelimit.NewAll(l, other)
+	},
+	"fallback open": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		return fallback.New(l, fallback.Open())
+	},
+	"fallback, LocalShare": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		return fallback.New(l, fallback.LocalShare(2))
+	},
+	"accesslist": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) { return accesslist.New(l) },
+	"shadow, enforced": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		return shadow.New(l, func(context.Context, string, int, ratelimit.Result, error) {}, shadow.WithEnforcement(100))
+	},
+	"Waiter": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		return throttle.NewWaiter(l, 2*life)
+	},
+	"Slowdown": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		return throttle.NewSlowdown(l, throttle.Slow{Step: time.Millisecond, Max: life})
+	},
+}
+
+// Whatever is done to a lease through other wrappers, the store knows it in the end, to the event.
+func TestNestedLeasesCountEachEvent(t *testing.T) {
+	for name, wrap := range wrappers {
+		t.Run(name, func(t *testing.T) {
+			eachAlgorithm(t, func(t *testing.T, algorithm string) {
+				for seed := range uint64(20) {
+					synctest.Test(t, func(t *testing.T) {
+						mem := memory(t, stopped)
+						d := newLease(t, newLimiter(t, algorithm, mem, ratelimit.PerSecond(150)), life)
+						plain := newLease(t, newLimiter(t, algorithm, mem, ratelimit.PerSecond(150)), life)
+						limit := remaining(t, plain)
+						l, err := wrap(t, d)
+						require.NoError(t, err)
+						charged := atRandom(t, l, rand.New(rand.NewPCG(seed, 5)))
+						closeLease(t, d)
+						require.Equal(t, max(0, limit-charged), remaining(t, plain))
+					})
+				}
+			})
+		})
+	}
+}
+
+// atRandom asks l for this and that, and returns how many events it has charged.
+func atRandom(t *testing.T, l ratelimit.Limiter, random *rand.Rand) (charged int) {
+	t.Helper()
+	ctx := t.Context()
+	type call struct {
+		n int
+		r ratelimit.Result
+	}
+	var admitted []call
+	for range 100 {
+		n := 1
+		if random.IntN(3) == 0 {
+			n += random.IntN(4)
+		}
+		var r ratelimit.Result
+		var err error
+		switch random.IntN(12) {
+		default:
+			r, err = l.AllowN(ctx, "key", n)
+		case 0:
+			_, r, err = ratelimit.AllowUpTo(ctx, l, "key", n)
+		case 1:
+			r, err = ratelimit.AllowWithin(ctx, l, "key", n, 0)
+		case 2:
+			time.Sleep(time.Duration(random.Int64N(int64(life))))
+		case 3:
+			_, err = l.Peek(ctx, "key")
+		case 4, 5:
+			if len(admitted) > 0 {
+				last := admitted[len(admitted)-1]
+				admitted = admitted[:len(admitted)-1]
+				err = l.Refund(ctx, "key", last.r, last.n)
+				charged -= last.r.Charged()
+			}
+		}
+		require.NoError(t, err)
+		if r.Charged() > 0 {
+			admitted = append(admitted, call{n, r})
+			charged += r.Charged()
+		}
+		if random.IntN(4) == 0 {
+			synctest.Wait()
+		}
+	}
+	return charged
+}
+
+// While the store fails, what is held is admitted, and then the fallback answers.
+func TestFallbackAroundALease(t *testing.T) {
+	for name, c := range map[string]struct {
+		policy fallback.Policy
+		source ratelimit.Source
+	}{
+		"open":       {fallback.Open(), ratelimit.SourceFailOpen},
+		"closed":     {fallback.Closed(), ratelimit.SourceFailClosed},
+		"LocalShare": {fallback.LocalShare(2), ratelimit.SourceLocal},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &recorder{Store: memory(t)}
+				d := newLease(t, newLimiter(t, "token_bucket", s, perSecond), life)
+				l, err := fallback.New(d, c.policy)
+				require.NoError(t, err)
+				hold(t, d, 8)
+				s.set(0, func(string) error { return store.ErrUnavailable })
+				for d.Stats().Held > 0 {
+					require.Equal(t, ratelimit.SourceLease, allow(t, l).Source())
+					synctest.Wait()
+				}
+				r := allow(t, l)
+				require.Equal(t, c.source, r.Source())
+				require.Equal(t, name != "closed", r.Allowed)
+				closeLease(t, d)
+			})
+		})
+	}
+}
+
+// An observer inside is told of what the store is asked, one outside of each decision.
+func TestObservedLease(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			inside, outside := new(told), new(told)
+			observed, err := ratelimit.Observe(newLimiter(t, algorithm, memory(t, stopped), perSecond), inside, ratelimit.WithLatency())
+			require.NoError(t, err)
+			d := newLease(t, observed, life)
+			l, err := ratelimit.Observe(d, outside)
+			require.NoError(t, err)
+			n := int64(0)
+			for allow(t, l).Allowed {
+				n++
+				synctest.Wait()
+			}
+			require.Equal(t, n, outside.admitted.Load())
+			require.Equal(t, int64(1), outside.denied.Load())
+			require.Equal(t, d.Stats().Asked, inside.admitted.Load()+inside.denied.Load())
+			require.Less(t, inside.admitted.Load(), n/2)
+			closeLease(t, d)
+		})
+	})
+}
+
+// What a lease tells of its policy is what its Results say.
+func TestPoliciesOfALease(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		tiers := ratelimit.WithTiers(
+			func(_ context.Context, key string) (string, error) { return key, nil },
+			map[string]ratelimit.Limit{"free": ratelimit.PerSecond(100), "tiny": ratelimit.PerSecond(10), "all": ratelimit.Unlimited()})
+		d := newLease(t, newLimiter(t, algorithm, memory(t, stopped), perSecond, tiers), life)
+		for _, key := range []string{"free", "tiny", "all"} {
+			policies, err := ratelimit.AppendPolicies(t.Context(), nil, d, key)
+			require.NoError(t, err)
+			require.Len(t, policies, 1)
+			r, err := d.Allow(t.Context(), key)
+			require.NoError(t, err)
+			require.Equal(t, policies[0].Quota, r.Limit, key)
+			if key == "free" && algorithm == "token_bucket" { // 100 - 6 at 100 a second
+				require.Equal(t, 940*time.Millisecond, policies[0].Window)
+			}
+		}
+		closeLease(t, d)
+	})
+}
