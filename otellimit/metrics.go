@@ -15,6 +15,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -32,6 +33,8 @@ const (
 	attrRetryAfter = attribute.Key("ratelimit.retry_after")
 	attrStore      = attribute.Key("ratelimit.store")
 	attrState      = attribute.Key("ratelimit.breaker.state")
+	attrBy         = attribute.Key("ratelimit.lease.by")
+	attrFate       = attribute.Key("ratelimit.lease.fate")
 	attrErrorType  = attribute.Key("error.type")
 	attrSpanError  = attribute.Key("ratelimit.error.type") // the caller may do well all the same
 )
@@ -43,6 +46,7 @@ type Config struct {
 	Fallbacks map[string]*fallback.Limiter // by the attribute ratelimit.limiter
 	Stores    map[string]*memstore.Store   // by the attribute ratelimit.store
 	Waiters   map[string]*throttle.Waiter  // by the attribute ratelimit.limiter
+	Leases    map[string]*lease.Limiter    // by the attribute ratelimit.limiter
 }
 
 // Option configures [Register].
@@ -98,7 +102,7 @@ func Register(c Config, opts ...Option) (metric.Registration, error) {
 // checked is a copy of c, without anything that cannot be read.
 func (c Config) checked() (Config, error) {
 	c.Counters = slices.Clone(c.Counters)
-	c.Fallbacks, c.Stores, c.Waiters = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters)
+	c.Fallbacks, c.Stores, c.Waiters, c.Leases = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters), maps.Clone(c.Leases)
 
 	byName := make(map[string]*observe.Counters, len(c.Counters))
 	for _, counters := range c.Counters {
@@ -113,6 +117,7 @@ func (c Config) checked() (Config, error) {
 	}
 	for _, err := range []error{
 		check("Counters", byName), check("fallback", c.Fallbacks), check("store", c.Stores), check("Waiter", c.Waiters),
+		check("lease", c.Leases),
 	} {
 		if err != nil {
 			return c, err
@@ -136,7 +141,8 @@ func check[T any](what string, named map[string]*T) error {
 
 type instruments struct {
 	decisions, events, deniedBy, errors, admissions, evictions metric.Int64ObservableCounter
-	breaker, keys, waiting                                     metric.Int64ObservableUpDownCounter
+	leaseCalls, leaseEvents                                    metric.Int64ObservableCounter
+	breaker, keys, waiting, leaseHeld                          metric.Int64ObservableUpDownCounter
 }
 
 // newInstruments also returns them as a list.
@@ -161,6 +167,10 @@ func newInstruments(m metric.Meter) (in *instruments, all []metric.Observable, e
 		breaker:    upDown("breaker.state", "1", "1 for the current state of a fallback's circuit breaker, 0 for the others."),
 		keys:       upDown("store.keys", "{key}", "Keys that a memory holds, some of them idle."),
 		waiting:    upDown("waiting", "{caller}", "Callers that sleep until a limiter admits them."),
+
+		leaseCalls:  counter("lease.calls", "{call}", "Decisions without the store, and calls of it with an answer and without."),
+		leaseEvents: counter("lease.events", "{event}", "Events of leases, by what has become of them."),
+		leaseHeld:   upDown("lease.held", "{event}", "Events that leases hold now."),
 	}
 	return in, all, err
 }
@@ -188,6 +198,26 @@ func (in *instruments) observe(to metric.Observer, c Config) {
 	for name, w := range c.Waiters {
 		to.ObserveInt64(in.waiting, int64(w.Waiting()), metric.WithAttributes(attrLimiter.String(name)))
 	}
+	for name, l := range c.Leases {
+		in.observeLease(to, attrLimiter.String(name), l.Stats())
+	}
+}
+
+func (in *instruments) observeLease(to metric.Observer, limiter attribute.KeyValue, s lease.Stats) {
+	calls := func(by string, n int64) {
+		to.ObserveInt64(in.leaseCalls, n, metric.WithAttributes(limiter, attrBy.String(by)))
+	}
+	calls("local", s.Local)
+	calls("store", s.Asked-s.Lost)
+	calls("lost", s.Lost)
+	events := func(fate string, n int64) {
+		to.ObserveInt64(in.leaseEvents, n, metric.WithAttributes(limiter, attrFate.String(fate)))
+	}
+	events("granted", s.Granted)
+	events("lapsed", s.Lapsed)
+	events("given_back", s.GivenBack)
+	events("overdrawn", s.Overdrawn)
+	to.ObserveInt64(in.leaseHeld, int64(s.Held), metric.WithAttributes(limiter))
 }
 
 // observeCounters tells what the Counters of one limiter have counted.

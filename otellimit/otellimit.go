@@ -15,6 +15,9 @@
 //	ratelimit.store.keys       up/down    store                      keys that a memory holds
 //	ratelimit.store.evictions  counter    store                      keys that a full memory has forgotten
 //	ratelimit.waiting          up/down    limiter                    callers that sleep in a throttle.Waiter
+//	ratelimit.lease.calls      counter    limiter, lease.by          decisions of a lease by "local", and calls by "store" and "lost"
+//	ratelimit.lease.events     counter    limiter, lease.fate        events "granted", "lapsed", "given_back" and "overdrawn"
+//	ratelimit.lease.held       up/down    limiter                    events that this process holds
 //
 // Except for error.type, attributes begin with "ratelimit." too: "ratelimit.limiter". That of
 // a state is "ratelimit.breaker.state". An outcome is "allowed" or "denied", a source the text

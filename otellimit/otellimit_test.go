@@ -23,6 +23,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/otellimit"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -45,6 +46,7 @@ func (s *failing) TakeAll(ctx context.Context, requests []store.Request, replies
 
 // service is a program with each thing that can be read.
 type service struct {
+	stats   lease.Stats // of the leased limiter
 	store   *failing
 	limiter ratelimit.Limiter // a fallback, observed: around two limits that are observed too
 	config  otellimit.Config
@@ -66,12 +68,24 @@ func newService(t testing.TB) *service {
 	require.NoError(t, err)
 	waiter, err := throttle.NewWaiter(burst, time.Minute)
 	require.NoError(t, err)
+	another, err := memstore.New()
+	require.NoError(t, err)
+	leasable, err := ratelimit.NewFixedWindow(another, ratelimit.PerDay(1000))
+	require.NoError(t, err)
+	leased, err := lease.New(leasable, time.Hour)
+	require.NoError(t, err)
+	for range 10 {
+		_, err := leased.Allow(t.Context(), "leased")
+		require.NoError(t, err)
+	}
+	s.stats = leased.Stats()
 	s.limiter = observed(t, f, ratelimit.Observers(outside, otellimit.Spans("api")))
 	s.config = otellimit.Config{
 		Counters:  []*observe.Counters{inside, outside},
 		Fallbacks: map[string]*fallback.Limiter{"api": f},
 		Stores:    map[string]*memstore.Store{"memory": memory},
 		Waiters:   map[string]*throttle.Waiter{"jobs": waiter},
+		Leases:    map[string]*lease.Limiter{"fleet": leased},
 	}
 	return s
 }
@@ -159,6 +173,12 @@ func TestMetricsSayWhatIsCounted(t *testing.T) {
 		"store.keys{store=memory}":                                  20,
 		"store.evictions{store=memory}":                             0,
 		"waiting{limiter=jobs}":                                     0,
+		"lease.calls{lease.by=local,limiter=fleet}":                 s.stats.Local,
+		"lease.calls{lease.by=store,limiter=fleet}":                 s.stats.Asked,
+		"lease.calls{lease.by=lost,limiter=fleet}":                  0,
+		"lease.events{lease.fate=granted,limiter=fleet}":            s.stats.Granted,
+		"lease.events{lease.fate=overdrawn,limiter=fleet}":          0,
+		"lease.held{limiter=fleet}":                                 int64(s.stats.Held),
 	} {
 		require.Contains(t, got, name)
 		require.Equal(t, want, got[name], name)
@@ -234,6 +254,7 @@ func TestWhatCannotBeReadIsRefused(t *testing.T) {
 		"no fallback": {Fallbacks: map[string]*fallback.Limiter{"a": nil}},
 		"no store":    {Stores: map[string]*memstore.Store{"a": nil}},
 		"nameless":    {Stores: map[string]*memstore.Store{"": new(memstore.Store)}},
+		"no lease":    {Leases: map[string]*lease.Limiter{"a": nil}},
 		"no waiter":   {Waiters: map[string]*throttle.Waiter{"a": nil}},
 	} {
 		_, err := otellimit.Register(c)

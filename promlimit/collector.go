@@ -5,7 +5,7 @@
 //	...
 //	registry.MustRegister(collector)
 //
-// These are its metrics. Counters have at most 90 series, and no label is ever a key.
+// These are its metrics. Counters have at most 92 series, and no label is ever a key.
 //
 //	ratelimit_decisions_total{limiter,outcome,source}      calls that were decided
 //	ratelimit_events_total{limiter,outcome}                the events that they asked for
@@ -17,6 +17,9 @@
 //	ratelimit_store_keys{store}                            keys that a memory holds
 //	ratelimit_store_evictions_total{store}                 keys that a full memory has forgotten
 //	ratelimit_waiting{limiter}                             callers that sleep in a throttle.Waiter
+//	ratelimit_lease_calls_total{limiter,by}                decisions of a lease by "local", and calls by "store" and "lost"
+//	ratelimit_lease_events_total{limiter,fate}             events "granted", "lapsed", "given_back" and "overdrawn"
+//	ratelimit_lease_held{limiter}                          events that this process holds
 //
 // An outcome is "allowed" or "denied", a source the text of a [ratelimit.Source], and a class
 // one of [observe.ErrorClass]. Beside the code are alerts.yml, rules for Prometheus, and
@@ -34,6 +37,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -46,6 +50,7 @@ type Config struct {
 	Fallbacks map[string]*fallback.Limiter // by the label "limiter"
 	Stores    map[string]*memstore.Store   // by the label "store"
 	Waiters   map[string]*throttle.Waiter  // by the label "limiter"
+	Leases    map[string]*lease.Limiter    // by the label "limiter"
 }
 
 // Collector is a [prometheus.Collector]. It registers itself nowhere. One registry can have
@@ -63,7 +68,7 @@ type Collector struct {
 // The same goes for a name that is empty or not UTF-8.
 func NewCollector(c Config) (*Collector, error) {
 	c.Counters = slices.Clone(c.Counters)
-	c.Fallbacks, c.Stores, c.Waiters = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters)
+	c.Fallbacks, c.Stores, c.Waiters, c.Leases = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters), maps.Clone(c.Leases)
 
 	byName := make(map[string]*observe.Counters, len(c.Counters))
 	for _, counters := range c.Counters {
@@ -78,6 +83,7 @@ func NewCollector(c Config) (*Collector, error) {
 	}
 	for _, err := range []error{
 		check("Counters", byName), check("fallback", c.Fallbacks), check("store", c.Stores), check("Waiter", c.Waiters),
+		check("lease", c.Leases),
 	} {
 		if err != nil {
 			return nil, err
@@ -110,6 +116,10 @@ var (
 	keys      = desc("store_keys", "Keys that a memory holds, some of them idle.", "store")
 	evictions = desc("store_evictions_total", "Keys with spend in force that a full memory has forgotten.", "store")
 	waiting   = desc("waiting", "Callers that sleep until a limiter admits them.", "limiter")
+
+	leaseCalls  = desc("lease_calls_total", "Decisions without the store, and calls of it with an answer and without.", "limiter", "by")
+	leaseEvents = desc("lease_events_total", "Events of leases, by what has become of them.", "limiter", "fate")
+	leaseHeld   = desc("lease_held", "Events that leases hold now.", "limiter")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -118,7 +128,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe implements [prometheus.Collector].
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{decisions, events, deniedBy, failed, headroom, durations, breaker, keys, evictions, waiting} {
+	for _, d := range []*prometheus.Desc{decisions, events, deniedBy, failed, headroom, durations, breaker, keys, evictions, waiting, leaseCalls, leaseEvents, leaseHeld} {
 		ch <- d
 	}
 }
@@ -145,6 +155,20 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	for name, w := range c.config.Waiters {
 		gauge(ch, waiting, float64(w.Waiting()), name)
 	}
+	for name, l := range c.config.Leases {
+		collectLease(ch, name, l.Stats())
+	}
+}
+
+func collectLease(ch chan<- prometheus.Metric, name string, s lease.Stats) {
+	counter(ch, leaseCalls, float64(s.Local), name, "local")
+	counter(ch, leaseCalls, float64(s.Asked-s.Lost), name, "store")
+	counter(ch, leaseCalls, float64(s.Lost), name, "lost")
+	counter(ch, leaseEvents, float64(s.Granted), name, "granted")
+	counter(ch, leaseEvents, float64(s.Lapsed), name, "lapsed")
+	counter(ch, leaseEvents, float64(s.GivenBack), name, "given_back")
+	counter(ch, leaseEvents, float64(s.Overdrawn), name, "overdrawn")
+	gauge(ch, leaseHeld, float64(s.Held), name)
 }
 
 // collect sends what the Counters of one limiter have counted.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/promlimit"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -41,6 +42,7 @@ func (s *failing) TakeAll(ctx context.Context, requests []store.Request, replies
 
 // service is a program with each thing that a Collector reads.
 type service struct {
+	stats     lease.Stats // of the leased limiter
 	store     *failing
 	memory    *memstore.Store
 	fallback  *fallback.Limiter
@@ -66,11 +68,23 @@ func newService(t testing.TB) *service {
 	waiter, err := throttle.NewWaiter(burst, time.Minute)
 	require.NoError(t, err)
 	s.limiter = observed(t, s.fallback, outside)
+	another, err := memstore.New()
+	require.NoError(t, err)
+	leasable, err := ratelimit.NewFixedWindow(another, ratelimit.PerDay(1000))
+	require.NoError(t, err)
+	leased, err := lease.New(leasable, time.Hour)
+	require.NoError(t, err)
+	for range 10 {
+		_, err := leased.Allow(t.Context(), "leased")
+		require.NoError(t, err)
+	}
+	s.stats = leased.Stats()
 	s.collector, err = promlimit.NewCollector(promlimit.Config{
 		Counters:  []*observe.Counters{inside, outside},
 		Fallbacks: map[string]*fallback.Limiter{"api": s.fallback},
 		Stores:    map[string]*memstore.Store{"memory": memory},
 		Waiters:   map[string]*throttle.Waiter{"jobs": waiter},
+		Leases:    map[string]*lease.Limiter{"fleet": leased},
 	})
 	require.NoError(t, err)
 	return s
@@ -161,6 +175,14 @@ func TestACollectorSaysWhatIsCounted(t *testing.T) {
 		`ratelimit_store_keys{store="memory"}`:                                                "20",
 		`ratelimit_store_evictions_total{store="memory"}`:                                     "0",
 		`ratelimit_waiting{limiter="jobs"}`:                                                   "0",
+		`ratelimit_lease_calls_total{by="local",limiter="fleet"}`:                             fmt.Sprint(s.stats.Local),
+		`ratelimit_lease_calls_total{by="store",limiter="fleet"}`:                             fmt.Sprint(s.stats.Asked),
+		`ratelimit_lease_calls_total{by="lost",limiter="fleet"}`:                              "0",
+		`ratelimit_lease_events_total{fate="granted",limiter="fleet"}`:                        fmt.Sprint(s.stats.Granted),
+		`ratelimit_lease_events_total{fate="lapsed",limiter="fleet"}`:                         "0",
+		`ratelimit_lease_events_total{fate="given_back",limiter="fleet"}`:                     "0",
+		`ratelimit_lease_events_total{fate="overdrawn",limiter="fleet"}`:                      "0",
+		`ratelimit_lease_held{limiter="fleet"}`:                                               fmt.Sprint(s.stats.Held),
 	} {
 		require.Equal(t, want, got[name], name)
 	}
@@ -275,6 +297,7 @@ func TestWhatIsNoLabelIsRefused(t *testing.T) {
 		"nameless":      {Stores: map[string]*memstore.Store{"": new(memstore.Store)}},
 		"not a label":   {Waiters: map[string]*throttle.Waiter{"\xff": new(throttle.Waiter)}},
 		"no waiter":     {Waiters: map[string]*throttle.Waiter{"a": nil}},
+		"no lease":      {Leases: map[string]*lease.Limiter{"a": nil}},
 		"nameless, too": {Waiters: map[string]*throttle.Waiter{"": new(throttle.Waiter)}},
 	} {
 		collector, err := promlimit.NewCollector(c)
@@ -370,7 +393,7 @@ func TestScrapesWhileDecisionsAreUnderWay(t *testing.T) {
 	require.NotEmpty(t, before)
 }
 
-func TestCountersHaveAtMost90Series(t *testing.T) {
+func TestCountersHaveAtMost92Series(t *testing.T) {
 	memory, err := memstore.New()
 	require.NoError(t, err)
 	daily, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(1), ratelimit.WithName("b"))
@@ -384,7 +407,7 @@ func TestCountersHaveAtMost90Series(t *testing.T) {
 		_, err = observed(t, all, c, ratelimit.WithLatency()).Allow(t.Context(), "key")
 		require.NoError(t, err)
 	}
-	for source := ratelimit.SourceStore; source <= ratelimit.SourceList; source++ {
+	for source := ratelimit.SourceStore; source <= ratelimit.SourceLease; source++ {
 		for _, allowed := range []bool{true, false} {
 			r := ratelimit.Result{Allowed: allowed, Limit: 1}
 			c.Decided(t.Context(), "key", 1, r.With(ratelimit.NewMark(t, source, nil)), nil, 0)
@@ -393,7 +416,7 @@ func TestCountersHaveAtMost90Series(t *testing.T) {
 	collector, err := promlimit.NewCollector(promlimit.Config{Counters: []*observe.Counters{c}})
 	require.NoError(t, err)
 	_, got := scrape(t, collector)
-	require.Len(t, got, 90)
+	require.Len(t, got, 92)
 }
 
 func TestNoLabelIsAKey(t *testing.T) {
