@@ -150,11 +150,11 @@ func (l *logger) denied(ctx context.Context, key string, n int, r *ratelimit.Res
 	if name := r.DeniedBy(); name != "" {
 		attrs = append(attrs, slog.String("denied_by", name))
 	}
-	if r.RetryAfter == ratelimit.Never {
-		attrs = append(attrs, slog.String("retry_after", "never"))
-	} else {
-		attrs = append(attrs, slog.Duration("retry_after", r.RetryAfter))
+	retryAfter := "never"
+	if r.RetryAfter != ratelimit.Never {
+		retryAfter = r.RetryAfter.String() // a Duration is a number in JSON, without its unit
 	}
+	attrs = append(attrs, slog.String("retry_after", retryAfter))
 	l.log.LogAttrs(ctx, slog.LevelInfo, "ratelimit: denied", attrs...)
 }
 
