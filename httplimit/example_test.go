@@ -107,6 +107,8 @@ func ExampleMiddleware_crossOrigin() {
 		w.Header().Set("Access-Control-Allow-Origin", "https://app.example.com")
 		w.Header().Set("Access-Control-Expose-Headers", "RateLimit, RateLimit-Policy, Retry-After")
 		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+			w.Header().Set("Access-Control-Allow-Methods", "GET, POST")
+			w.Header().Set("Access-Control-Allow-Headers", "X-API-Key, Content-Type")
 			w.WriteHeader(http.StatusNoContent)
 			return
 		}

@@ -12,8 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// retryIn is when to send a refused request again: after what the server says, and at random
-// up to half as long again, so that clients refused together do not come back together.
+// retryIn is when to send a refused request again: after what the server says, a day at most,
+// and at random up to half as long again. So clients refused together do not come back
+// together.
 func retryIn(refusal *http.Response, try int) time.Duration {
 	wait := 100 * time.Millisecond << min(try, 9) // the server says nothing
 	after := refusal.Header.Get("Retry-After")
