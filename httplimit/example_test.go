@@ -453,3 +453,27 @@ func ExampleNewTransport() {
 	// 429
 	// true
 }
+
+// Other libraries count each path for itself. Route counts those of one pattern together.
+func ExampleKeyFunc_path() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(1), ratelimit.WithName("api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	path := httplimit.KeyFunc("path", func(r *http.Request) (string, error) { return r.URL.Path, nil })
+	key := httplimit.Combined(httplimit.PeerIP(), path)
+	handler := httplimit.Middleware(limiter, httplimit.WithKey(key))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for _, target := range []string{"/users/1", "/users/2", "/users/1"} {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
+		fmt.Println(target, w.Code)
+	}
+	// Output:
+	// /users/1 200
+	// /users/2 200
+	// /users/1 429
+}
