@@ -63,18 +63,21 @@ func Observe(l Limiter, o Observer, opts ...ObserveOption) (Limiter, error) {
 	return w, nil
 }
 
+type expecter interface{ Expect(limits ...string) }
+
 // expect tells o which limits decide together in l.
 func expect(o Observer, l Limiter) {
-	e, ok := o.(interface{ Expect(limits ...string) })
-	cores := appendCores(nil, l, nil)
-	if !ok || len(cores) < 2 { // one limit is not named as that which denies
+	e, ok := o.(expecter)
+	if !ok {
 		return
 	}
-	names := make([]string, len(cores))
-	for i := range cores {
-		names[i] = cores[i].core.policyName
+	var names []string
+	for _, p := range appendCores(nil, l, nil) {
+		names = append(names, p.core.policyName)
 	}
-	e.Expect(names...)
+	if len(names) > 1 { // one limit is not named as that which denies
+		e.Expect(names...)
+	}
 }
 
 // Observers returns an Observer that tells each of all, in their order. Those that are nil are
@@ -101,7 +104,7 @@ func (all observers) Decided(ctx context.Context, key string, n int, r Result, e
 // Expect is for those that have it.
 func (all observers) Expect(limits ...string) {
 	for _, o := range all {
-		if e, ok := o.(interface{ Expect(limits ...string) }); ok {
+		if e, ok := o.(expecter); ok {
 			e.Expect(limits...)
 		}
 	}
