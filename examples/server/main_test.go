@@ -402,6 +402,9 @@ func (s *service) mixed(t *testing.T) {
 
 func TestPrometheusScrapesTheServer(t *testing.T) {
 	onEachStore(t, func(t *testing.T, s *service) {
+		for _, limit := range []string{"login", "login-address"} { // a rate sees the first denials
+			require.Contains(t, s.operator(t, "/metrics").body, fmt.Sprintf("ratelimit_denied_by_total{denied_by=%q,limiter=\"login\"} 0", limit))
+		}
 		s.mixed(t)
 		exposition := s.operator(t, "/metrics").body
 		for _, sample := range []string{
