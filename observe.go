@@ -23,7 +23,7 @@ type Observer interface {
 type ObserveOption func(*observed)
 
 // WithLatency tells the Observer how long decisions take. That costs two readings of the
-// clock, some 60 ns: it is for limiters on Redis. Without it took is 0.
+// clock, some 75 ns: it is for limiters on Redis. Without it took is 0.
 func WithLatency() ObserveOption { return func(o *observed) { o.latency = true } }
 
 // Observe returns a limiter that decides as l does, and tells o of it. If o is nil it returns
@@ -40,7 +40,10 @@ func WithLatency() ObserveOption { return func(o *observed) { o.latency = true }
 // part denies. A part that was not asked is not told. There took is the time of the whole
 // decision. An observed All inside of another All is asked on its own.
 //
-// [Share] leaves it out. An observer costs some 8 ns for each decision and what Decided takes,
+// If several limits decide in l, and o has a method Expect(limits ...string), Observe calls it
+// with their names. So what o counts by limit can begin at 0, before anything is denied.
+//
+// [Share] leaves it out. An observer costs some 6 ns for each decision and what Decided takes,
 // and no allocation. The error is [ErrInvalidOption]: l or an option is nil.
 func Observe(l Limiter, o Observer, opts ...ObserveOption) (Limiter, error) {
 	if isnil.Is(l) {
@@ -56,7 +59,25 @@ func Observe(l Limiter, o Observer, opts ...ObserveOption) (Limiter, error) {
 	if isnil.Is(o) {
 		return l, nil
 	}
+	expect(o, l)
 	return w, nil
+}
+
+type expecter interface{ Expect(limits ...string) }
+
+// expect tells o which limits decide together in l.
+func expect(o Observer, l Limiter) {
+	e, ok := o.(expecter)
+	if !ok {
+		return
+	}
+	var names []string
+	for _, p := range appendCores(nil, l, nil) {
+		names = append(names, p.core.policyName)
+	}
+	if len(names) > 1 { // one limit is not named as that which denies
+		e.Expect(names...)
+	}
 }
 
 // Observers returns an Observer that tells each of all, in their order. Those that are nil are
@@ -77,6 +98,15 @@ type observers []Observer
 func (all observers) Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration) {
 	for _, o := range all {
 		o.Decided(ctx, key, n, r, err, took)
+	}
+}
+
+// Expect is for those that have it.
+func (all observers) Expect(limits ...string) {
+	for _, o := range all {
+		if e, ok := o.(expecter); ok {
+			e.Expect(limits...)
+		}
 	}
 }
 

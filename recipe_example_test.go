@@ -4,33 +4,60 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"net/http"
+	"net/http/httptest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// A ban of 15 minutes after six attempts at once, however often the key tries again.
+// banning is a bucket of 5 a minute that bans a key for 15 minutes when it denies.
+type banning struct{ ratelimit.Limiter }
+
+func (b banning) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r, err := b.Limiter.AllowN(ctx, key, n)
+	if err != nil || r.Allowed || r.RetryAfter > time.Minute/5 { // longer: it is banned already
+		return r, err
+	}
+	if _, err := ratelimit.Charge(ctx, b.Limiter, key, 15*5); err != nil {
+		return r, err
+	}
+	return b.Peek(ctx, key) // a denial, with the time until the end of the ban
+}
+
+func (b banning) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return b.AllowN(ctx, key, 1)
+}
+
+func (b banning) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	return ratelimit.AppendPolicies(ctx, dst, b.Limiter, key)
+}
+
+// A ban of 15 minutes after six requests at once, however often the client tries again.
 func ExampleCharge_ban() {
-	ctx, key := context.Background(), "user:42"
 	bucket, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(5), ratelimit.WithName("login"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	for range 20 {
-		r, err := bucket.Allow(ctx, key)
-		if err == nil && !r.Allowed && r.RetryAfter <= time.Minute/5 { // longer: it is banned already
-			_, err = ratelimit.Charge(ctx, bucket, key, 15*5)
-		}
-		if err != nil {
-			log.Fatal(err)
-		}
+	handler := httplimit.Middleware(banning{bucket})(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for range 8 {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/login", nil))
+		fmt.Println(w.Code, w.Header().Get("Retry-After"), w.Header().Get("RateLimit-Policy"))
 	}
-	r, err := bucket.Peek(ctx, key)
-	fmt.Println(r.RetryAfter, err)
-	// Output: 15m12s <nil>
+	// Output:
+	// 200  "login";q=5;w=60
+	// 200  "login";q=5;w=60
+	// 200  "login";q=5;w=60
+	// 200  "login";q=5;w=60
+	// 200  "login";q=5;w=60
+	// 429 912 "login";q=5;w=60
+	// 429 912 "login";q=5;w=60
+	// 429 912 "login";q=5;w=60
 }
 
 // Services on one Redis that must not share counts have prefixes of their own.

@@ -170,6 +170,9 @@ func (s Source) String() string {
 	return "source(" + strconv.Itoa(int(s)) + ")"
 }
 
+// MarshalText is String, for logs and JSON.
+func (s Source) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 // Source says what made the Result. One of package fallback says that the store did not
 // answer: SourceFailOpen, SourceFailClosed and SourceLocal.
 func (r Result) Source() Source { return r.source() }

@@ -36,6 +36,9 @@ func (s State) String() string {
 	return "half_open"
 }
 
+// MarshalText is String, for logs and JSON.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 // stateOf translates.
 var stateOf = map[gobreaker.State]State{
 	gobreaker.StateClosed: StateClosed, gobreaker.StateOpen: StateOpen, gobreaker.StateHalfOpen: StateHalfOpen,

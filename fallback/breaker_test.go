@@ -2,6 +2,8 @@ package fallback_test
 
 import (
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -158,4 +160,10 @@ func TestUntoldChangesAreBounded(t *testing.T) {
 		caller.Wait()
 		require.Equal(t, 1+64, told)
 	})
+}
+
+func TestAStateIsAWordInLogs(t *testing.T) {
+	var out strings.Builder
+	slog.New(slog.NewJSONHandler(&out, nil)).Info("circuit breaker", "state", fallback.StateHalfOpen, "source", ratelimit.SourceFailOpen)
+	require.Contains(t, out.String(), `"state":"half_open","source":"fail_open"`)
 }

@@ -107,6 +107,8 @@ func ExampleMiddleware_crossOrigin() {
 		w.Header().Set("Access-Control-Allow-Origin", "https://app.example.com")
 		w.Header().Set("Access-Control-Expose-Headers", "RateLimit, RateLimit-Policy, Retry-After")
 		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+			w.Header().Set("Access-Control-Allow-Methods", "GET, POST")
+			w.Header().Set("Access-Control-Allow-Headers", "X-API-Key, Content-Type")
 			w.WriteHeader(http.StatusNoContent)
 			return
 		}
@@ -450,4 +452,28 @@ func ExampleNewTransport() {
 	// Output:
 	// 429
 	// true
+}
+
+// Other libraries count each path for itself. Route counts those of one pattern together.
+func ExampleKeyFunc_path() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(1), ratelimit.WithName("api"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	path := httplimit.KeyFunc("path", func(r *http.Request) (string, error) { return r.URL.Path, nil })
+	key := httplimit.Combined(httplimit.PeerIP(), path)
+	handler := httplimit.Middleware(limiter, httplimit.WithKey(key))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for _, target := range []string{"/users/1", "/users/2", "/users/1"} {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
+		fmt.Println(target, w.Code)
+	}
+	// Output:
+	// /users/1 200
+	// /users/2 200
+	// /users/1 429
 }

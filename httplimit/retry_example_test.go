@@ -1,20 +1,29 @@
 package httplimit_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
-// retryIn is when to send a refused request again: after what the server says, and at random
-// up to half as long again, so that clients refused together do not come back together.
+// retryIn is when to send a refused request again: after what the server says, a day at most,
+// and at random up to half as long again. So clients refused together do not come back
+// together.
 func retryIn(refusal *http.Response, try int) time.Duration {
 	wait := 100 * time.Millisecond << min(try, 9) // the server says nothing
-	if seconds, err := strconv.Atoi(refusal.Header.Get("Retry-After")); err == nil {
+	after := refusal.Header.Get("Retry-After")
+	if seconds, err := strconv.ParseUint(after, 10, 32); err == nil || errors.Is(err, strconv.ErrRange) {
 		wait = time.Duration(seconds) * time.Second
+	} else if at, err := http.ParseTime(after); err == nil {
+		wait = time.Until(at)
 	}
+	wait = min(max(wait, 0), 24*time.Hour) // a server can say anything
 	return wait + rand.N(wait/2+time.Millisecond)
 }
 
@@ -24,4 +33,26 @@ func ExampleMiddleware_retryAfter() {
 	wait := retryIn(refusal, 0)
 	fmt.Println(42*time.Second <= wait && wait <= 64*time.Second)
 	// Output: true
+}
+
+// TestWhateverAServerSaysIsAWait that is neither below nothing nor above a day and a half.
+func TestWhateverAServerSaysIsAWait(t *testing.T) {
+	const day = 24 * time.Hour
+	in := func(d time.Duration) string { return time.Now().Add(d).UTC().Format(http.TimeFormat) }
+	for after, least := range map[string]time.Duration{
+		"":                              100 * time.Millisecond,
+		"soon":                          100 * time.Millisecond,
+		"-1":                            100 * time.Millisecond,
+		"0":                             0,
+		"42":                            42 * time.Second,
+		"99999999999":                   day,
+		"99999999999999999999":          day,
+		in(time.Hour):                   time.Hour - 2*time.Second,
+		in(-time.Hour):                  0,
+		"Fri, 31 Dec 9999 23:59:59 GMT": day,
+	} {
+		wait := retryIn(&http.Response{Header: http.Header{"Retry-After": {after}}}, 0)
+		require.GreaterOrEqual(t, wait, least, after)
+		require.LessOrEqual(t, wait, (least+2*time.Second)*3/2+time.Millisecond, after)
+	}
 }

@@ -36,8 +36,9 @@ var durationBounds = [...]time.Duration{
 // Counters count the decisions of one limiter. They are a [ratelimit.Observer]. What reads
 // them is [Counters.Snapshot]: a handler, or a collector of metrics.
 //
-// They hold fewer than 100 numbers, whatever the keys, in some 2 KB. A decision costs some 9 ns
-// and no allocation. The numbers only grow, until the process ends.
+// They hold fewer than 100 numbers, whatever the keys, in some 2 KB. A decision costs some 15 ns,
+// of which 6 are the hook of [ratelimit.Observe], and no allocation. The numbers only grow, until
+// the process ends.
 //
 // They are safe for concurrent use. Make them by [NewCounters].
 type Counters struct {
@@ -63,6 +64,14 @@ func NewCounters(limiter string) *Counters {
 	c := &Counters{limiter: limiter}
 	c.names.Store(new(map[string]*atomic.Int64))
 	return c
+}
+
+// Expect gives each of these limits a row in [Snapshot] before it denies anything, so that a rate
+// over time sees its first denials. [ratelimit.Observe] calls it where several limits decide.
+func (c *Counters) Expect(limits ...string) {
+	for _, name := range limits {
+		c.named(name)
+	}
 }
 
 // Decided counts a decision. It is for [ratelimit.Observe].
@@ -163,8 +172,8 @@ type Snapshot struct {
 	// Limit that they left: [0] nothing, [i] more than i-1 tenths and up to i tenths.
 	Headroom [tenths]int64 `json:"headroom"`
 	// DeniedBy counts denials by the limit that denied, where several decided together, in
-	// the order of their names. It has the first 32 names. Then "other" is for the rest, and
-	// is the last row.
+	// the order of their names. Limits that are known by [Counters.Expect] have a row from the
+	// start. It has the first 32 names. Then "other" is for the rest, and is the last row.
 	DeniedBy []DeniedBy `json:"denied_by"`
 	// Durations are how long decisions took, errors included. Without
 	// [ratelimit.WithLatency] nothing is counted there.

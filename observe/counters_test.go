@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -250,4 +251,31 @@ func TestCountingAllocatesNothing(t *testing.T) {
 		c.Decided(ctx, "key", 5, denied, nil, 0)
 		c.Decided(ctx, "key", 1, ratelimit.Result{}, store.ErrTimeout, 0)
 	}))
+}
+
+// TestEachLimitHasARowBeforeItDenies, wherever the All is, and whatever tells the Counters.
+func TestEachLimitHasARowBeforeItDenies(t *testing.T) {
+	login := inMemory(t, "sliding_log", ratelimit.PerHour(5), ratelimit.WithName("login"))
+	address, err := ratelimit.NewRekeyed(inMemory(t, "sliding_log", ratelimit.PerHour(20), ratelimit.WithName("login-address")),
+		func(context.Context, string) (string, error) { return "address", nil })
+	require.NoError(t, err)
+	all, err := ratelimit.NewAll(login, address)
+	require.NoError(t, err)
+	safe, err := fallback.New(all, fallback.Open())
+	require.NoError(t, err)
+	top, err := observe.NewTopKeys(0)
+	require.NoError(t, err)
+
+	c := observe.NewCounters("login")
+	limiter := observed(t, safe, ratelimit.Observers(top, c))
+	require.Equal(t, []observe.DeniedBy{{Name: "login"}, {Name: "login-address"}}, c.Snapshot().DeniedBy)
+	for range 9 {
+		_, err := limiter.Allow(t.Context(), "key")
+		require.NoError(t, err)
+	}
+	require.Equal(t, []observe.DeniedBy{{Name: "login", Calls: 4}, {Name: "login-address"}}, c.Snapshot().DeniedBy)
+
+	c = observe.NewCounters("one")
+	observed(t, login, c)
+	require.Empty(t, c.Snapshot().DeniedBy, "one limit is not named")
 }

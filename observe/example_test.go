@@ -9,10 +9,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 // newLimiter is a limiter of three events a day that tells o.
@@ -128,4 +133,57 @@ func ExampleHandler() {
 	page.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 	fmt.Println(w.Code, w.Header().Get("Content-Type"))
 	// Output: 200 application/json
+}
+
+// Two limits on Redis decide together, and a fallback for both. Counters inside of it see the
+// errors of Redis, and those around it what clients are told. Here nothing listens.
+func ExampleCounters_fallback() {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer func() { _ = client.Close() }()
+	shared, err := redisstore.New(client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	perUser, err := ratelimit.NewSlidingWindow(shared, ratelimit.PerMinute(5), ratelimit.WithName("user"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	total, err := ratelimit.NewSlidingWindow(shared, ratelimit.PerSecond(100), ratelimit.WithName("total"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	all, err := ratelimit.NewAll(perUser, total)
+	if err != nil {
+		log.Fatal(err)
+	}
+	inner, outer := observe.NewCounters("api/redis"), observe.NewCounters("api")
+	onRedis, err := ratelimit.Observe(all, inner, ratelimit.WithLatency())
+	if err != nil {
+		log.Fatal(err)
+	}
+	onChange := func(s fallback.State, _ time.Time) { fmt.Println("circuit breaker:", s) }
+	safe, err := fallback.New(onRedis, fallback.Open(), fallback.WithOnChange(onChange))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.Observe(safe, outer)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	ask(limiter, "ann", "ann", "ann", "ann", "ann", "ann")
+	for _, e := range inner.Snapshot().Errors {
+		if e.Calls > 0 {
+			fmt.Println("errors:", e.Class, e.Calls)
+		}
+	}
+	for _, d := range outer.Snapshot().Decisions {
+		if d.Calls > 0 {
+			fmt.Println(d.Outcome, "by", d.Source, d.Calls)
+		}
+	}
+	// Output:
+	// circuit breaker: open
+	// errors: unavailable 5
+	// allowed by fail_open 6
 }

@@ -48,7 +48,7 @@ func WithLoggedKey(f func(key string) string) LogOption {
 // To say which limiter it is, give l an attribute: l.With("limiter", "api"). If l is nil it is
 // [slog.Default]. The texts of the lines may change.
 //
-// An admission costs 5 ns. A denial of a key that has been denied before costs 100 ns.
+// An admission costs the hook and 5 ns. A denial of a key that has been denied before costs 100 ns.
 // Nothing of it allocates. It remembers 4,096 to 8,192 keys that are denied, in 400 KB. If
 // there are more, some are logged again.
 func Logger(l *slog.Logger, opts ...LogOption) ratelimit.Observer {
@@ -150,11 +150,11 @@ func (l *logger) denied(ctx context.Context, key string, n int, r *ratelimit.Res
 	if name := r.DeniedBy(); name != "" {
 		attrs = append(attrs, slog.String("denied_by", name))
 	}
-	if r.RetryAfter == ratelimit.Never {
-		attrs = append(attrs, slog.String("retry_after", "never"))
-	} else {
-		attrs = append(attrs, slog.Duration("retry_after", r.RetryAfter))
+	retryAfter := "never"
+	if r.RetryAfter != ratelimit.Never {
+		retryAfter = r.RetryAfter.String() // a Duration is a number in JSON, without its unit
 	}
+	attrs = append(attrs, slog.String("retry_after", retryAfter))
 	l.log.LogAttrs(ctx, slog.LevelInfo, "ratelimit: denied", attrs...)
 }
 

@@ -85,6 +85,13 @@ func TestTheFirstDenialOfAnEpisodeIsLogged(t *testing.T) {
 	})
 }
 
+// TestAWaitHasItsUnitInJSON, where a duration is a number of nanoseconds.
+func TestAWaitHasItsUnitInJSON(t *testing.T) {
+	var out lines
+	tell(observe.Logger(slog.New(slog.NewJSONHandler(&out, nil))), "user:1", denied, nil)
+	require.Contains(t, out.take()[0], `"retry_after":"1.5s"`)
+}
+
 func TestKeysInLogsAreShortOrHidden(t *testing.T) {
 	long := strings.Repeat("x", 1000)
 	for want, opts := range map[string][]observe.LogOption{

@@ -24,7 +24,7 @@ import (
 // A span has each of them once. After several decisions it says what the last one said, and
 // the last three what the last one of their kind said. So observe the outermost limiter.
 //
-// If the span does not record, it costs a few ns and no allocation.
+// If the span does not record, it costs some 17 ns and no allocation.
 func Spans(limiter string) ratelimit.Observer { return spans(attrLimiter.String(text(limiter))) }
 
 type spans attribute.KeyValue

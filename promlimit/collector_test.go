@@ -311,6 +311,16 @@ func TestWhatIsNoLabelIsRefused(t *testing.T) {
 	}
 }
 
+// TestALimitHasASeriesBeforeItDenies, so that a rate over time sees its first denials.
+func TestALimitHasASeriesBeforeItDenies(t *testing.T) {
+	_, got := scrape(t, newService(t).collector)
+	for _, limit := range []string{"burst", "daily"} {
+		for _, limiter := range []string{"api", "api store"} {
+			require.Equal(t, "0", got[fmt.Sprintf("ratelimit_denied_by_total{denied_by=%q,limiter=%q}", limit, limiter)])
+		}
+	}
+}
+
 func TestALimitMayHaveAnyName(t *testing.T) {
 	memory, err := memstore.New()
 	require.NoError(t, err)

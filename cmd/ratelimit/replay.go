@@ -80,8 +80,9 @@ func (ls *limits) Set(text string) error {
 const replayText = `[flags] [access log, plain or gzip; standard input if none or -]...
 
 Replay says who would have been denied by the limits, and how often. Several limits must
-all admit a request. A limiter of this library decides on each request, at the log's own
-time. Lines may be out of order by 16,384; files may be given in any order.
+all admit a request, and one that two of them deny counts for each. A limiter of this
+library decides on each request, at the log's own time. Lines may be out of order by 16,384;
+files may be given in any order.
 
 Memory is bounded, to about 1 GB. At most 1,048,576 keys have a row of their own; further ones
 are decided on, and counted together. 4,194,304 keys are kept by the limiters, those with the

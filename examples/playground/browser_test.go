@@ -178,7 +178,7 @@ func TestBrowser(t *testing.T) {
 		"nothing sticks out sideways":                 testWidths,
 		"all can be done with the keyboard":           testKeyboard,
 		"light and dark have contrast":                testSchemes,
-		"the charts have the three colours":           testColours,
+		"the charts have their colours":               testColours,
 		"a link shows what its sender saw":            testLink,
 		"errors are the library's own":                testErrors,
 		"a pasted log is decided on and stays":        testLog,
@@ -191,6 +191,7 @@ func TestBrowser(t *testing.T) {
 func testCounts(t *testing.T, b *browser) {
 	p := b.open(t, 1280, "light", "")
 	require.Equal(t, native(t, simulation.Input{Limit: "10/s", Cost: 1, Traffic: "edge"}), p.counts())
+	require.Equal(t, "a bar is 100 ms", eval[string](p, `bin.textContent`))
 	for _, traffic := range simulation.Traffics {
 		p.choose(traffic.Name)
 		for _, in := range []simulation.Input{{Limit: "10/s", Cost: 1}, {Limit: "600/15m", Cost: 7}, {Limit: "60/m burst 90", Cost: 2}} {
@@ -223,13 +224,13 @@ func testWidths(t *testing.T, b *browser) {
 func testKeyboard(t *testing.T, b *browser) {
 	p := b.open(t, 768, "light", "traffic=none")
 	var reached []string
-	for range 7 {
+	for range 8 {
 		p.do(chromedp.KeyEvent(kb.Tab))
 		name := eval[string](p, `document.activeElement.labels?.[0]?.textContent ?? document.activeElement.textContent`)
 		reached = append(reached, name)
 		require.Equal(t, "solid", eval[string](p, `getComputedStyle(document.activeElement).outlineStyle`), name)
 	}
-	require.Equal(t, []string{"ratelimit", "Limit", "Traffic", "Cost of a request", "Send one", "Send ten", "Wait 100 ms"}, reached)
+	require.Equal(t, []string{"ratelimit", "which algorithm?", "Limit", "Traffic", "Cost of a request", "Send one", "Send ten", "Wait 100 ms"}, reached)
 
 	require.Equal(t, "polite status", eval[string](p, `answer.ariaLive + " " + answer.role`))
 	require.Empty(t, eval[string](p, `answer.textContent`))
@@ -272,14 +273,14 @@ func testSchemes(t *testing.T, b *browser) {
 	}
 }
 
-// colours returns which of the three colours are in the chart of an algorithm.
+// colours returns which colours of bars and edges are in the chart of an algorithm.
 func colours(p *tab, algorithm string) string {
 	p.t.Helper()
 	return eval[string](p, `(() => {
 		const canvas = document.querySelector("#`+algorithm+` canvas"), { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
 		const found = new Set();
 		for (let i = 0; i < data.length; i += 4) found.add("#" + [...data.slice(i, i + 3)].map((v) => v.toString(16).padStart(2, "0")).join(""));
-		return ["within", "beyond", "denied"].filter((name) => found.has(getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim())).join(" ");
+		return ["within", "beyond", "denied", "field"].filter((name) => found.has(getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim())).join(" ");
 	})()`)
 }
 
@@ -287,7 +288,7 @@ func testColours(t *testing.T, b *browser) {
 	for _, scheme := range []string{"light", "dark"} {
 		p := b.open(t, 768, scheme, "traffic=edge")
 		for algorithm, want := range map[string]string{
-			"fixed_window": "within beyond", "sliding_window": "within beyond denied", "sliding_log": "within denied",
+			"fixed_window": "within beyond field", "sliding_window": "within beyond denied field", "sliding_log": "within denied",
 			"token_bucket": "within beyond denied", "leaky_bucket": "within denied",
 		} {
 			require.Equal(t, want, colours(p, algorithm), "%s, %s", algorithm, scheme)
@@ -340,7 +341,7 @@ func testErrors(t *testing.T, b *browser) {
 
 	p.enter("limit", "10/s burst 20") // some can keep it
 	require.Empty(t, eval[string](p, `error.textContent`))
-	require.Equal(t, "ratelimit: invalid limit: 10/s burst 20: a fixed_window has no burst",
+	require.Equal(t, "No chart: only the two buckets can have a burst.",
 		eval[string](p, `document.querySelector("#fixed_window .said").textContent`))
 }
 
@@ -350,8 +351,13 @@ func testLog(t *testing.T, b *browser) {
 	requests := p.sent()
 	p.choose("log")
 	require.Equal(t, "block", eval[string](p, `getComputedStyle(paste).display`))
+	require.Empty(t, eval[string](p, `error.textContent`), "nothing is wrong before something is pasted")
+	require.Equal(t, "Paste some lines above, and the charts show what becomes of them.", eval[string](p, `answer.textContent`))
+	p.enter("log", "not a line")
+	require.Contains(t, eval[string](p, `error.textContent`), "1 not readable")
 	p.enter("log", accessLog)
 	require.Empty(t, eval[string](p, `error.textContent`))
+	require.Empty(t, eval[string](p, `answer.textContent`))
 	require.Equal(t, native(t, simulation.Input{Limit: "2/m", Cost: 1, Traffic: simulation.Pasted, Log: accessLog}), p.counts())
 	require.Equal(t, `4 requests of 2 clients. Clients that were denied something: FixedWindow 1, SlidingWindow 1, SlidingLog 1, TokenBucket 1, LeakyBucket 1.`+
 		` Left out: 1 not readable, first "not a line".`, eval[string](p, `summary.textContent`))

@@ -402,6 +402,9 @@ func (s *service) mixed(t *testing.T) {
 
 func TestPrometheusScrapesTheServer(t *testing.T) {
 	onEachStore(t, func(t *testing.T, s *service) {
+		for _, limit := range []string{"login", "login-address"} { // a rate sees the first denials
+			require.Contains(t, s.operator(t, "/metrics").body, fmt.Sprintf("ratelimit_denied_by_total{denied_by=%q,limiter=\"login\"} 0", limit))
+		}
 		s.mixed(t)
 		exposition := s.operator(t, "/metrics").body
 		for _, sample := range []string{
@@ -478,8 +481,13 @@ func TestRedisDiesAndMemoryGoesOn(t *testing.T) {
 	require.Zero(t, all.Errors, "clients see none")
 	require.Positive(t, shared.Errors)
 	require.Less(t, shared.Errors, all.Local, "Redis is not asked each time")
-	require.Contains(t, s.operator(t, "/metrics").body, "\n"+`ratelimit_breaker_state{limiter="algorithms",state="open"} 1`)
+
+	for range 5 { // one after the other: each fails, and the breaker opens
+		s.one(t, s.get("/v1/algorithms", "demo-pro"))
+	}
 	require.Contains(t, s.log.String(), `"msg":"circuit breaker","limiter":"algorithms","state":"open"`)
+	closed := strings.Contains(s.operator(t, "/metrics").body, "\n"+`ratelimit_breaker_state{limiter="algorithms",state="closed"} 1`)
+	require.False(t, closed, "open, or a probe is due")
 
 	requireSplit(t, s.drive(t, callers, func() *http.Request { return s.login(demoUser, demoPassword) }), http.StatusOK, 5)
 	searches := s.drive(t, callers, func() *http.Request { return s.get("/v1/search", "") })

@@ -62,7 +62,7 @@ func (w *watch) counters(name string) *observe.Counters {
 // changed logs what the breaker of a fallback does.
 func (w *watch) changed(name string) func(fallback.State, time.Time) {
 	return func(s fallback.State, since time.Time) {
-		w.log.Warn("circuit breaker", "limiter", name, "state", s.String(), "since", since)
+		w.log.Warn("circuit breaker", "limiter", name, "state", s, "since", since)
 	}
 }
 

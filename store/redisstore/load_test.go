@@ -18,6 +18,7 @@ type load struct {
 	samples map[string]error
 	slowest time.Duration // over the store's default timeout
 	failed  []time.Time   // when calls failed
+	served  time.Time     // the last call that succeeded began then
 	stop    atomic.Bool
 	callers sync.WaitGroup
 }
@@ -50,10 +51,19 @@ func (l *load) call(f func() error) {
 	defer l.mu.Unlock()
 	l.counts[class]++
 	l.slowest = max(l.slowest, took-50*time.Millisecond)
-	if err != nil {
-		l.failed = append(l.failed, time.Now())
-		l.samples[class] = err
+	if err == nil {
+		l.served = start
+		return
 	}
+	l.failed = append(l.failed, time.Now())
+	l.samples[class] = err
+}
+
+// servedSince reports whether a call has succeeded that began after at.
+func (l *load) servedSince(at time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.served.After(at)
 }
 
 func (l *load) failing() bool {

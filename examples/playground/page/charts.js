@@ -14,6 +14,9 @@ function splits(result, end, width) {
   return Array.from({ length: Math.floor(end / step + 1e-9) + 1 }, (_, i) => i * step);
 }
 
+/** Returns whether the axis of time has lines on the chart: a log and buckets have no windows. */
+const lined = (result, outcome) => result.pasted || outcome.algorithm.endsWith("_window");
+
 /** Adds up the bars, so that each kind stands on the one before. The tallest is drawn first. */
 function stack({ within, beyond, denied }) {
   const admitted = within.map((n, i) => n + beyond[i]);
@@ -67,12 +70,13 @@ export function draw(element, result, outcome, top) {
     scales: { x: { time: false, range: [0, end] }, y: { range: [0, top * 1.04] } },
     axes: [
       {
-        ...axis, size: 24, gap: 4, grid: { stroke: colour("field"), width: 1 },
+        ...axis, size: 24, gap: 4, grid: { show: lined(result, outcome), stroke: colour("field"), width: 1 },
         splits: () => splits(result, end, width),
         values: (u, at) => labels(at, at[1] - at[0]),
       },
       {
         ...axis, size: 42, gap: 4, grid: { stroke: colour("rule"), width: 1 },
+        label: "requests", labelSize: 16, labelGap: 0, labelFont: axis.font,
         space: 36, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000], values: (u, at) => at.map(String),
       },
     ],

@@ -49,12 +49,14 @@ function update() {
     log: fields.log.value,
     steps: steps.join(","),
   });
-  const error = result.error ?? "";
+  const empty = pasted && !fields.log.value.trim() && result.error?.startsWith("paste lines");
+  const error = (!empty && result.error) || "";
+  if (empty) say("Paste some lines above, and the charts show what becomes of them.");
   if ($("error").textContent !== error) $("error").textContent = error;
   fields.limit.setAttribute("aria-invalid", error.includes("invalid limit"));
   fields.cost.setAttribute("aria-invalid", error.includes("number of events"));
-  $("charts").classList.toggle("stale", Boolean(error));
-  if (error) return false;
+  $("charts").classList.toggle("stale", Boolean(result.error));
+  if (result.error) return false;
   shown = { ...result, pasted };
   show();
   return true;
@@ -73,6 +75,7 @@ function card(algorithm) {
 }
 
 function show() {
+  $("bin").textContent = `a bar is ${duration(shown.bin)}`;
   $("wait").textContent = `Wait ${duration(shown.bin)}`;
   $("clear").hidden = steps.length === 0;
   $("summary").textContent = summary();
@@ -85,6 +88,11 @@ function summary() {
   const denied = shown.outcomes.map((o) => `${kind(o.algorithm)[0]} ${o.error ? "–" : o.deniedClients}`).join(", ");
   const left = shown.unreadable && ` Left out: ${shown.unreadable}.`;
   return `${shown.requests} requests of ${shown.clients} clients. Clients that were denied something: ${denied}.${left}`;
+}
+
+/** Returns in plain words why an algorithm cannot keep the limit. */
+function refusal(error) {
+  return error.includes("has no burst") ? "No chart: only the two buckets can have a burst." : error;
 }
 
 /** Returns what the algorithm said to what was sent last. */
@@ -101,11 +109,11 @@ function showOutcome(element, outcome, top) {
     dd.classList.toggle("some", n > 0);
   }
   element.querySelector(".most-label").textContent = `most in any ${duration(shown.period)}`;
-  element.querySelector(".said").textContent = outcome.error || answer(outcome);
+  element.querySelector(".said").textContent = outcome.error ? refusal(outcome.error) : answer(outcome);
   const chart = element.querySelector(".chart");
   chart.hidden = Boolean(outcome.error);
   if (outcome.error) return;
-  chart.setAttribute("aria-label", `Chart over time: ${counts.allowed} allowed, ${counts.beyond} of them beyond an exact log, ${counts.denied} denied`);
+  chart.setAttribute("aria-label", `Chart over time: ${counts.allowed} allowed, ${counts.beyond} of them more than the limit within one period, ${counts.denied} denied`);
   draw(chart, shown, outcome, top);
 }
 
