@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -107,6 +108,45 @@ func TestSizeOfLeases(t *testing.T) {
 		require.Equal(t, []int{1}, asked(s.reset(), "TakeUpTo"), "what was lost may be charged")
 		require.Positive(t, d.Stats().Lost)
 		closeLease(t, d)
+	})
+}
+
+// Under a steady demand leases grow until they last for half of a life.
+func TestSizeUnderSteadyDemand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d := newLease(t, newLimiter(t, "sliding_window", s, window), life)
+		for range 1000 {
+			time.Sleep(life / 5)
+			require.True(t, allow(t, d).Allowed)
+		}
+		sizes := asked(s.reset(), "TakeUpTo")
+		require.LessOrEqual(t, slices.Max(sizes), 4)
+		require.LessOrEqual(t, len(sizes), 1000/3)
+		require.LessOrEqual(t, d.Stats().Lapsed, int64(1000/6))
+		closeLease(t, d)
+	})
+}
+
+// What lapses while a call is under way is given back when that has ended.
+func TestWhatLapsesDuringACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		s := &recorder{Store: mem}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
+		taken := len(hold(t, d, 20))
+		time.Sleep(life - 10*time.Millisecond) // the timer has been set before
+		for d.Stats().Held > 0 {               // and so a lease ends after it
+			require.True(t, allow(t, d).Allowed)
+			taken++
+			if d.Stats().Asked%2 == 0 {
+				s.set(12*time.Millisecond, nil)
+			}
+		}
+		s.set(0, nil)
+		time.Sleep(2 * life)
+		closeLease(t, d)
+		require.Equal(t, 1_000_000-taken, remaining(t, newLimiter(t, "fixed_window", mem, window)))
 	})
 }
 
