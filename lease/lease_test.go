@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -280,7 +281,7 @@ func BenchmarkHeld(b *testing.B) {
 	mem, err := memstore.New()
 	require.NoError(b, err)
 	l := newLimiter(b, "token_bucket", mem, limit)
-	d := newLease(b, l, time.Millisecond)
+	d := newLease(b, l, life)
 	defer func() { _ = d.Close(b.Context()) }()
 	for name, lim := range map[string]ratelimit.Limiter{"plain": l, "leased": d} {
 		b.Run(name, func(b *testing.B) {
@@ -291,6 +292,16 @@ func BenchmarkHeld(b *testing.B) {
 					b.Fatal(r, err)
 				}
 			}
+		})
+		b.Run(name+", many keys at once", func(b *testing.B) {
+			b.ReportAllocs()
+			var caller atomic.Int64
+			b.RunParallel(func(pb *testing.PB) {
+				key, ctx := strconv.FormatInt(caller.Add(1), 10), b.Context()
+				for pb.Next() {
+					_, _ = lim.Allow(ctx, key)
+				}
+			})
 		})
 	}
 }
