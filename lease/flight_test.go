@@ -403,6 +403,31 @@ func TestDenialOfAnOlderLimit(t *testing.T) {
 	})
 }
 
+// What was granted under a limit that has changed meanwhile is not spent under today's.
+func TestGrantOfAnOlderLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		limit := ratelimit.PerMinute(10_000)
+		l := newLimiter(t, "fixed_window", s, window, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			return limit, nil
+		}))
+		d := newLease(t, l, time.Second)
+		hold(t, d, 20)
+		s.set(trip, nil)
+		for asked := d.Stats().Asked; asked == d.Stats().Asked; { // for the next lease
+			require.True(t, allow(t, d).Allowed)
+		}
+		limit = ratelimit.PerMinute(20_000)
+		r := allow(t, d) // waits for it, and then asks
+		require.Equal(t, 20_000, r.Limit)
+		synctest.Wait()
+		time.Sleep(2 * trip)
+		s.set(0, nil)
+		require.Equal(t, 20_000, allow(t, d).Limit)
+		closeLease(t, d)
+	})
+}
+
 // A caller leaves at its deadline, also from a call for others (law 13), and what it does not
 // take is there for them.
 func TestCallersLeave(t *testing.T) {

@@ -125,8 +125,8 @@ type entry struct {
 
 // grant is what the store has admitted at once.
 type grant struct {
-	mark   ratelimit.Mark // on what is admitted of it
-	result ratelimit.Result
+	mark   ratelimit.Mark   // on what is admitted of it
+	result ratelimit.Result // marked
 	by     *store.Limit
 }
 
@@ -412,7 +412,7 @@ func (d *Limiter) tidy(e *entry, by store.Limit, now time.Duration) {
 // admit fills res with n events of a grant.
 func (d *Limiter) admit(res *ratelimit.Result, held *slot[*grant], n int, now time.Duration) {
 	g := held.grant
-	*res = d.five.PartOf(g.result, n).With(&g.mark)
+	*res = d.five.PartOf(g.result, n)
 	res.Remaining = min(res.Limit, g.result.Remaining+held.left)
 	res.ResetAfter = wholeMicros(max(0, g.result.ResetAfter-(now-held.from)))
 	d.stats.local.Add(1)

@@ -274,10 +274,20 @@ func TestWhatIsNotLeased(t *testing.T) {
 	})
 }
 
+// A log cannot remember events for longer than the longest Period.
+func TestLogOfTheLongestPeriod(t *testing.T) {
+	s := &recorder{Store: memory(t)}
+	limit := ratelimit.Limit{Rate: 1_000_000, Period: 10 * 365 * 24 * time.Hour}
+	d := newLease(t, newLimiter(t, "sliding_log", s, limit), time.Hour)
+	require.True(t, allow(t, d).Allowed)
+	require.Equal(t, []call{{"Take", 1}}, s.reset())
+	closeLease(t, d)
+}
+
 var errOdd = errors.New("an odd key")
 
 func BenchmarkHeld(b *testing.B) {
-	limit := ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond, Burst: 1_000_000_000}
+	limit := ratelimit.PerSecond(1_000_000_000)
 	mem, err := memstore.New()
 	require.NoError(b, err)
 	l := newLimiter(b, "token_bucket", mem, limit)
