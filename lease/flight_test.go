@@ -490,7 +490,7 @@ func TestErrorsGoToAllAboard(t *testing.T) {
 					if i >= 10 {
 						time.Sleep(trip + trip/4)
 					} else if i > 0 {
-						time.Sleep(1)
+						time.Sleep(time.Nanosecond)
 					}
 					defer func() {
 						err, _ := recover().(error)

@@ -81,6 +81,26 @@ func TestRefundAfterTheLease(t *testing.T) {
 	})
 }
 
+// A lease that has ended takes nothing back, also if nothing was left of it.
+func TestRefundToALeaseThatWasSpent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), life, lease.WithMaxLease(1))
+		early, late := allow(t, d), allow(t, d)
+		require.NoError(t, d.Refund(t.Context(), "key", late, 1))
+		require.Empty(t, asked(s.reset(), "Refund"))
+		require.Equal(t, 1, d.Stats().Held)
+		late = allow(t, d)
+		require.Zero(t, d.Stats().Held)
+		time.Sleep(life)
+		for _, r := range []ratelimit.Result{early, late} {
+			require.NoError(t, d.Refund(t.Context(), "key", r, 1))
+			require.Equal(t, []int{1}, asked(s.reset(), "Refund"))
+		}
+		closeLease(t, d)
+	})
+}
+
 // Of one process's Results another one gives back by the store.
 func TestRefundByAnotherProcess(t *testing.T) {
 	onPairs(t, func(t *testing.T, p *pair) {
@@ -191,7 +211,7 @@ func TestAllowUpToAroundALease(t *testing.T) {
 		require.Equal(t, ratelimit.SourceStore, r.Source())
 		p.refund(t, p.d, r, 40)
 		sum += 60
-		n, r, err = ratelimit.AllowUpTo(t.Context(), p.other, "key", 10_000)
+		n, _, err = ratelimit.AllowUpTo(t.Context(), p.other, "key", 10_000)
 		require.NoError(t, err)
 		require.Equal(t, p.limit-sum-p.d.Stats().Held, n, "without what is held")
 		sum += n
