@@ -415,7 +415,8 @@ func TestGrantOfAnOlderLimit(t *testing.T) {
 		hold(t, d, 20)
 		s.set(trip, nil)
 		for asked := d.Stats().Asked; asked == d.Stats().Asked; { // for the next lease
-			require.True(t, allow(t, d).Allowed)
+			require.Equal(t, ratelimit.SourceLease, allow(t, d).Source())
+			synctest.Wait()
 		}
 		limit = ratelimit.PerMinute(20_000)
 		r := allow(t, d) // waits for it, and then asks
