@@ -158,7 +158,6 @@ func (d *Limiter) board(e *entry, f *flight, l *landing, sent, now time.Duration
 	g := &grant{by: f.by}
 	g.mark = *ratelimit.NewMark(d, ratelimit.SourceLease, g)
 	g.result = l.result.With(&g.mark)
-	d.tidy(e, *e.by, now)
 	held := e.receive(grants{
 		granted: l.granted, want: f.want, owed: f.owed, room: l.result.Remaining,
 		sent: sent, now: now, window: untilWindowEnds(d.five.Algorithm, &l.result, *f.by),

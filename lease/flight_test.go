@@ -128,23 +128,24 @@ func TestSizeUnderSteadyDemand(t *testing.T) {
 	})
 }
 
-// What lapses while a call is under way is given back when that has ended.
+// What lapses while a call is under way is given back when that has ended, and not overwritten.
 func TestWhatLapsesDuringACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memory(t)
 		s := &recorder{Store: mem}
 		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
-		taken := len(hold(t, d, 20))
-		time.Sleep(life - 10*time.Millisecond) // the timer has been set before
-		for d.Stats().Held > 0 {               // and so a lease ends after it
-			require.True(t, allow(t, d).Allowed)
-			taken++
-			if d.Stats().Asked%2 == 0 {
-				s.set(12*time.Millisecond, nil)
-			}
+		taken := len(hold(t, d, 1))
+		time.Sleep(life + 10*time.Millisecond) // the timer comes 10 ms before the next lease ends
+		taken += len(hold(t, d, 20))
+		time.Sleep(life - 5*time.Millisecond)
+		s.set(trip, nil)
+		for asked := d.Stats().Asked; asked == d.Stats().Asked; taken++ { // for another one
+			require.Equal(t, ratelimit.SourceLease, allow(t, d).Source())
+			synctest.Wait()
 		}
+		require.Positive(t, d.Stats().Held)
+		time.Sleep(2 * trip)
 		s.set(0, nil)
-		time.Sleep(2 * life)
 		closeLease(t, d)
 		require.Equal(t, 1_000_000-taken, remaining(t, newLimiter(t, "fixed_window", mem, window)))
 	})

@@ -9,7 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 // pair is two processes, the first of which holds a lease.
@@ -99,6 +101,22 @@ func TestRefundToALeaseThatWasSpent(t *testing.T) {
 		}
 		closeLease(t, d)
 	})
+}
+
+// What the store has charged itself is given back under the limit that it was charged under. On
+// Redis a log would be forgotten too soon else.
+func TestRefundKeepsToTheStrictLimit(t *testing.T) {
+	mini := redistest.Mini(t)
+	s, err := redisstore.New(mini.Client(t))
+	require.NoError(t, err)
+	d := newLease(t, newLimiter(t, "sliding_log", s, ratelimit.PerSecond(10)), 100*time.Millisecond)
+	r := allowN(t, d, 5)
+	require.NoError(t, d.Refund(t.Context(), "key", r, 2))
+	mini.Advance(1050 * time.Millisecond) // it counts for a life longer than a second
+	require.Equal(t, 7, remaining(t, d))
+	mini.Advance(100 * time.Millisecond)
+	require.Equal(t, 10, remaining(t, d))
+	closeLease(t, d)
 }
 
 // Of one process's Results another one gives back by the store.
