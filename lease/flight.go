@@ -155,9 +155,9 @@ func (d *Limiter) land(e *entry, f *flight, l *landing, sent time.Duration) {
 
 // board takes a grant, admits those aboard, and returns whom there is no room for.
 func (d *Limiter) board(e *entry, f *flight, l *landing, sent, now time.Duration) []*caller {
-	g := &grant{result: l.result, by: f.by}
+	g := &grant{by: f.by}
 	g.mark = *ratelimit.NewMark(d, ratelimit.SourceLease, g)
-	d.tidy(e, *e.by, now)
+	g.result = l.result.With(&g.mark)
 	held := e.receive(grants{
 		granted: l.granted, want: f.want, owed: f.owed, room: l.result.Remaining,
 		sent: sent, now: now, window: untilWindowEnds(d.five.Algorithm, &l.result, *f.by),
@@ -166,13 +166,13 @@ func (d *Limiter) board(e *entry, f *flight, l *landing, sent, now time.Duration
 	if f.by != e.by { // the limit has changed meanwhile
 		defer d.giveUp(e)
 	}
-	direct := ratelimit.NewMark(d, ratelimit.SourceStore, g)
+	direct := d.five.PartOf(l.result, 1).With(ratelimit.NewMark(d, ratelimit.SourceStore, g))
 	for i, c := range f.aboard {
 		if held.left == 0 {
 			return f.aboard[i:]
 		}
 		held.left--
-		r := d.five.PartOf(l.result, 1).With(direct)
+		r := direct
 		r.Remaining = min(r.Limit, r.Remaining+held.left)
 		if !c.tell(answer{result: r}) {
 			held.left++

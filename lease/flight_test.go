@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -107,6 +108,46 @@ func TestSizeOfLeases(t *testing.T) {
 		require.Equal(t, []int{1}, asked(s.reset(), "TakeUpTo"), "what was lost may be charged")
 		require.Positive(t, d.Stats().Lost)
 		closeLease(t, d)
+	})
+}
+
+// Under a steady demand leases grow until they last for half of a life.
+func TestSizeUnderSteadyDemand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d := newLease(t, newLimiter(t, "sliding_window", s, window), life)
+		for range 1000 {
+			time.Sleep(life / 5)
+			require.True(t, allow(t, d).Allowed)
+		}
+		sizes := asked(s.reset(), "TakeUpTo")
+		require.LessOrEqual(t, slices.Max(sizes), 4)
+		require.LessOrEqual(t, len(sizes), 1000/3)
+		require.LessOrEqual(t, d.Stats().Lapsed, int64(1000/6))
+		closeLease(t, d)
+	})
+}
+
+// What lapses while a call is under way is given back when that has ended, and not overwritten.
+func TestWhatLapsesDuringACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		s := &recorder{Store: mem}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
+		taken := len(hold(t, d, 1))
+		time.Sleep(life + 10*time.Millisecond) // the timer comes 10 ms before the next lease ends
+		taken += len(hold(t, d, 20))
+		time.Sleep(life - 5*time.Millisecond)
+		s.set(trip, nil)
+		for asked := d.Stats().Asked; asked == d.Stats().Asked; taken++ { // for another one
+			require.Equal(t, ratelimit.SourceLease, allow(t, d).Source())
+			synctest.Wait()
+		}
+		require.Positive(t, d.Stats().Held)
+		time.Sleep(2 * trip)
+		s.set(0, nil)
+		closeLease(t, d)
+		require.Equal(t, 1_000_000-taken, remaining(t, newLimiter(t, "fixed_window", mem, window)))
 	})
 }
 
@@ -363,6 +404,32 @@ func TestDenialOfAnOlderLimit(t *testing.T) {
 	})
 }
 
+// What was granted under a limit that has changed meanwhile is not spent under today's.
+func TestGrantOfAnOlderLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		limit := ratelimit.PerMinute(10_000)
+		l := newLimiter(t, "fixed_window", s, window, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			return limit, nil
+		}))
+		d := newLease(t, l, time.Second)
+		hold(t, d, 20)
+		s.set(trip, nil)
+		for asked := d.Stats().Asked; asked == d.Stats().Asked; { // for the next lease
+			require.Equal(t, ratelimit.SourceLease, allow(t, d).Source())
+			synctest.Wait()
+		}
+		limit = ratelimit.PerMinute(20_000)
+		r := allow(t, d) // waits for it, and then asks
+		require.Equal(t, 20_000, r.Limit)
+		synctest.Wait()
+		time.Sleep(2 * trip)
+		s.set(0, nil)
+		require.Equal(t, 20_000, allow(t, d).Limit)
+		closeLease(t, d)
+	})
+}
+
 // A caller leaves at its deadline, also from a call for others (law 13), and what it does not
 // take is there for them.
 func TestCallersLeave(t *testing.T) {
@@ -425,7 +492,7 @@ func TestErrorsGoToAllAboard(t *testing.T) {
 					if i >= 10 {
 						time.Sleep(trip + trip/4)
 					} else if i > 0 {
-						time.Sleep(1)
+						time.Sleep(time.Nanosecond)
 					}
 					defer func() {
 						err, _ := recover().(error)

@@ -27,9 +27,9 @@ import (
 // then costs the store a call for many decisions, and a decision takes as long as one in memory.
 //
 // The life of a lease says how old a decision may be. It starts before the store is asked, and
-// each use of the lease looks at the clock. What has not been used when it ends is given back.
-// How many events a lease has follows the demand: it starts with one, and doubles while leases
-// are used up in less than half of their life.
+// each use of the lease looks at the clock. What has not been used when it ends is given back,
+// within another life. How many events a lease has follows the demand. It starts with one, and
+// doubles while leases are used up in less than half of their life.
 //
 // Bound: that of the wrapped limiter, exactly, in any number of processes, if all of them lease
 // with one life. What that costs depends on the algorithm. r is Rate/Period:
@@ -41,11 +41,12 @@ import (
 //   - [ratelimit.SlidingLog]: life/(Period+life) of the rate. The store remembers events for a
 //     life longer.
 //
-// Others may see events taken that nobody has used yet, for a life at most. So one process may
-// be denied what another one holds: at most what that used in the life before. Remaining,
-// RetryAfter and ResetAfter are those of the store's last answer, and can be a life old. So is
-// a denial, which is remembered for up to a life. Another process uses a lease up to a life
-// after a Reset, or after the key's limit was lowered.
+// Others may see events taken that nobody has used yet, for two lives at most. So one process
+// may be denied what another one holds. Remaining, RetryAfter and ResetAfter are those of the
+// store's last answer, and can be a life old. So is a denial, which is remembered for up to a
+// life. At the limit a process asks the store again after half of a life, and RetryAfter says
+// so. (Of a [ratelimit.FixedWindow] it asks when the window ends.) Another process uses a lease
+// up to a life after a Reset, or after the key's limit was lowered.
 //
 // Exceptions: what a process holds when it is killed is lost until it would have left the
 // limit anyway. So is a lease whose grant was lost on the way. If the store's clock jumps ahead,
@@ -124,8 +125,8 @@ type entry struct {
 
 // grant is what the store has admitted at once.
 type grant struct {
-	mark   ratelimit.Mark // on what is admitted of it
-	result ratelimit.Result
+	mark   ratelimit.Mark   // on what is admitted of it
+	result ratelimit.Result // marked
 	by     *store.Limit
 }
 
@@ -166,7 +167,7 @@ func WithMaxKeys(n int) Option {
 // them, 1 to 1,000,000,000. Then no caller waits for the store, unless it has denied.
 //
 // Bound: that of the wrapped limiter, and n events more for each process, and for each
-// that is killed meanwhile.
+// that is killed meanwhile. A key that is full is kept until it has room.
 //
 // It is not for a [ratelimit.SlidingWindow], where what was charged past the limit weighs less
 // in the next window.
@@ -411,7 +412,7 @@ func (d *Limiter) tidy(e *entry, by store.Limit, now time.Duration) {
 // admit fills res with n events of a grant.
 func (d *Limiter) admit(res *ratelimit.Result, held *slot[*grant], n int, now time.Duration) {
 	g := held.grant
-	*res = d.five.PartOf(g.result, n).With(&g.mark)
+	*res = d.five.PartOf(g.result, n)
 	res.Remaining = min(res.Limit, g.result.Remaining+held.left)
 	res.ResetAfter = wholeMicros(max(0, g.result.ResetAfter-(now-held.from)))
 	d.stats.local.Add(1)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -50,8 +51,9 @@ func TestOneProcessDecidesAsThePlainLimiter(t *testing.T) {
 				require.NoError(t, plain.Refund(t.Context(), "key", want, n))
 			}
 		}
-		t.Logf("%d of %d allowed; %d calls of the store: %+v", allowed, steps, len(s.calls), d.Stats())
-		require.Less(t, len(s.calls), steps/5)
+		calls := len(s.reset())
+		t.Logf("%d of %d allowed; %d calls of the store: %+v", allowed, steps, calls, d.Stats())
+		require.Less(t, calls, steps/5)
 	})
 }
 
@@ -197,7 +199,7 @@ func TestBadInput(t *testing.T) {
 			}
 		}
 	}
-	require.Empty(t, s.calls)
+	require.Empty(t, s.reset())
 }
 
 // A Rate of 0, Unlimited and keys of few events are decided as without leases. So are long keys.
@@ -272,14 +274,24 @@ func TestWhatIsNotLeased(t *testing.T) {
 	})
 }
 
+// A log cannot remember events for longer than the longest Period.
+func TestLogOfTheLongestPeriod(t *testing.T) {
+	s := &recorder{Store: memory(t)}
+	limit := ratelimit.Limit{Rate: 1_000_000, Period: 10 * 365 * 24 * time.Hour}
+	d := newLease(t, newLimiter(t, "sliding_log", s, limit), time.Hour)
+	require.True(t, allow(t, d).Allowed)
+	require.Equal(t, []call{{"Take", 1}}, s.reset())
+	closeLease(t, d)
+}
+
 var errOdd = errors.New("an odd key")
 
 func BenchmarkHeld(b *testing.B) {
-	limit := ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond, Burst: 1_000_000_000}
+	limit := ratelimit.PerSecond(1_000_000_000)
 	mem, err := memstore.New()
 	require.NoError(b, err)
 	l := newLimiter(b, "token_bucket", mem, limit)
-	d := newLease(b, l, time.Millisecond)
+	d := newLease(b, l, life)
 	defer func() { _ = d.Close(b.Context()) }()
 	for name, lim := range map[string]ratelimit.Limiter{"plain": l, "leased": d} {
 		b.Run(name, func(b *testing.B) {
@@ -290,6 +302,16 @@ func BenchmarkHeld(b *testing.B) {
 					b.Fatal(r, err)
 				}
 			}
+		})
+		b.Run(name+", many keys at once", func(b *testing.B) {
+			b.ReportAllocs()
+			var caller atomic.Int64
+			b.RunParallel(func(pb *testing.PB) {
+				key, ctx := strconv.FormatInt(caller.Add(1), 10), b.Context()
+				for pb.Next() {
+					_, _ = lim.Allow(ctx, key)
+				}
+			})
 		})
 	}
 }

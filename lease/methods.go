@@ -131,7 +131,7 @@ func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 		if n == 0 || d.returned(key, note, n) {
 			return nil
 		}
-		return d.five.RefundBy(ctx, key, d.five.PartOf(note.result, n), n, *note.by) // charged has a ResetAfter of its own
+		return d.five.RefundBy(ctx, key, note.result, n, *note.by) // charged has a ResetAfter of its own
 	case store.Limit:
 		return d.five.RefundBy(ctx, key, under, n, note)
 	}

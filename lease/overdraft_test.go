@@ -65,6 +65,23 @@ func TestWhatIsOwedIsCharged(t *testing.T) {
 	})
 }
 
+// What was charged past the limit is not owed any more.
+func TestWhatIsOverdrawnIsChargedOnce(t *testing.T) {
+	eachLending(t, func(t *testing.T, algorithm string) {
+		s := &recorder{Store: memory(t, stopped)}
+		d := newLease(t, newLimiter(t, algorithm, s, perSecond), life, lease.WithOverdraft(4))
+		require.True(t, allowN(t, d, remaining(t, d)).Allowed)
+		for range 2 {
+			require.True(t, allow(t, d).Allowed)
+		}
+		synctest.Wait()
+		require.Equal(t, []int{2}, asked(s.reset(), "Overdraw"))
+		require.False(t, allow(t, d).Allowed)
+		closeLease(t, d)
+		require.Empty(t, asked(s.reset(), "Overdraw"))
+	})
+}
+
 // Each process may admit its overdraft beyond the limit, and no more.
 func TestOverdraftOfManyProcesses(t *testing.T) {
 	for _, algorithm := range lending {

@@ -121,7 +121,7 @@ type grants struct {
 	sent, now, window         time.Duration
 }
 
-// receive takes what was granted, of which it pays what was owed. What has lapsed must be gone.
+// receive takes what was granted, of which it pays what was owed.
 func (h *holding[G]) receive(g grants, t *terms) *slot[G] {
 	paid := min(g.granted, g.owed) // not what was borrowed since: the others have been waiting
 	h.owed -= paid

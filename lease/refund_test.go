@@ -9,7 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 // pair is two processes, the first of which holds a lease.
@@ -81,6 +83,42 @@ func TestRefundAfterTheLease(t *testing.T) {
 	})
 }
 
+// A lease that has ended takes nothing back, also if nothing was left of it.
+func TestRefundToALeaseThatWasSpent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), life, lease.WithMaxLease(1))
+		early, late := allow(t, d), allow(t, d)
+		require.NoError(t, d.Refund(t.Context(), "key", late, 1))
+		require.Empty(t, asked(s.reset(), "Refund"))
+		require.Equal(t, 1, d.Stats().Held)
+		late = allow(t, d)
+		require.Zero(t, d.Stats().Held)
+		time.Sleep(life)
+		for _, r := range []ratelimit.Result{early, late} {
+			require.NoError(t, d.Refund(t.Context(), "key", r, 1))
+			require.Equal(t, []int{1}, asked(s.reset(), "Refund"))
+		}
+		closeLease(t, d)
+	})
+}
+
+// What the store has charged itself is given back under the limit that it was charged under. On
+// Redis a log would be forgotten too soon else.
+func TestRefundKeepsToTheStrictLimit(t *testing.T) {
+	mini := redistest.Mini(t)
+	s, err := redisstore.New(mini.Client(t))
+	require.NoError(t, err)
+	d := newLease(t, newLimiter(t, "sliding_log", s, ratelimit.PerSecond(10)), 100*time.Millisecond)
+	r := allowN(t, d, 5)
+	require.NoError(t, d.Refund(t.Context(), "key", r, 2))
+	mini.Advance(1050 * time.Millisecond) // it counts for a life longer than a second
+	require.Equal(t, 7, remaining(t, d))
+	mini.Advance(100 * time.Millisecond)
+	require.Equal(t, 10, remaining(t, d))
+	closeLease(t, d)
+}
+
 // Of one process's Results another one gives back by the store.
 func TestRefundByAnotherProcess(t *testing.T) {
 	onPairs(t, func(t *testing.T, p *pair) {
@@ -140,7 +178,7 @@ func TestRefundAfterADenial(t *testing.T) {
 // A failed call takes nothing from the lease that is being spent.
 func TestRefundAfterAnError(t *testing.T) {
 	onPairs(t, func(t *testing.T, p *pair) {
-		var last ratelimit.Result
+		var spent []ratelimit.Result
 		p.store.set(0, func(op string) error {
 			if op == "TakeUpTo" {
 				return errOdd
@@ -149,15 +187,16 @@ func TestRefundAfterAnError(t *testing.T) {
 		})
 		n := len(p.taken)
 		for p.d.Stats().Held > 1 {
-			last = allow(t, p.d)
+			spent = append(spent, allow(t, p.d))
 			n++
 			synctest.Wait()
 		}
 		require.Positive(t, p.d.Stats().Lost)
 		p.store.set(0, nil)
-		p.refund(t, p.d, last, 1)
-		require.Equal(t, 2, p.d.Stats().Held)
-		p.admitted(t, n-1)
+		for _, r := range spent[len(spent)-3:] {
+			p.refund(t, p.d, r, 1)
+		}
+		p.admitted(t, n-3)
 	})
 }
 
@@ -190,7 +229,7 @@ func TestAllowUpToAroundALease(t *testing.T) {
 		require.Equal(t, ratelimit.SourceStore, r.Source())
 		p.refund(t, p.d, r, 40)
 		sum += 60
-		n, r, err = ratelimit.AllowUpTo(t.Context(), p.other, "key", 10_000)
+		n, _, err = ratelimit.AllowUpTo(t.Context(), p.other, "key", 10_000)
 		require.NoError(t, err)
 		require.Equal(t, p.limit-sum-p.d.Stats().Held, n, "without what is held")
 		sum += n

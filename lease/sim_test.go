@@ -331,7 +331,6 @@ func (m *model) land(p *process, f *flight, l *landing, sent, decided time.Durat
 	now, aboard := m.clock(p), len(f.aboard)
 	p.owed -= l.forced
 	if l.granted > 0 {
-		m.tidy(p, now)
 		if m.removed == fromSending {
 			sent = now
 		}

@@ -29,7 +29,7 @@ const maxPeriod = 10 * 365 * 24 * 3600 * 1e6 // µs
 // If less than an event comes in a life, or nearly all of the burst, it is l, and not leasable.
 func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit, leasable bool) {
 	us := lifeMicros(life)
-	if l.Rate <= 0 || us*l.Rate < l.Period {
+	if us*l.Rate < l.Period { // as also of a Rate of 0, and of Unlimited
 		return l, false
 	}
 	by, leasable = l, true

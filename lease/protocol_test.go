@@ -1,0 +1,102 @@
+package lease
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func slotOf(left int, until time.Duration) slot[int] {
+	return slot[int]{left: left, most: left, size: left, until: until, grant: left}
+}
+
+// Each spend looks at the clock, whatever has been tidied.
+func TestSpend(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		slot, spare slot[int]
+		n, of       int // of which grant, 0 if of none
+	}{
+		{"nothing", slot[int]{}, slot[int]{}, 1, 0},
+		{"the first", slotOf(2, 101), slotOf(3, 102), 1, 2},
+		{"the last event", slotOf(1, 101), slot[int]{}, 1, 1},
+		{"lapsed", slotOf(2, 100), slot[int]{}, 1, 0},
+		{"both lapsed", slotOf(2, 99), slotOf(3, 100), 1, 0},
+		{"the spare, since the first has lapsed", slotOf(2, 100), slotOf(3, 101), 1, 3},
+		{"the spare, since the first is too small", slotOf(2, 101), slotOf(3, 101), 3, 3},
+		{"the spare has lapsed", slotOf(2, 101), slotOf(3, 100), 3, 0},
+		{"both are too small", slotOf(2, 101), slotOf(3, 101), 4, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := holding[int]{slot: c.slot, spare: c.spare}
+			of := h.spend(100, c.n)
+			if c.of == 0 {
+				require.Nil(t, of)
+				require.Equal(t, c.slot.left+c.spare.left, h.left+h.spare.left)
+				return
+			}
+			require.Equal(t, c.of, of.grant)
+			require.Equal(t, c.of-c.n, of.left)
+			require.Equal(t, c.slot.left+c.spare.left-c.n, h.left+h.spare.left)
+		})
+	}
+}
+
+// All that has lapsed is given back, in whatever order it was received, and nothing else.
+func TestLapse(t *testing.T) {
+	for _, c := range []struct {
+		slot, spare slot[int]
+		lapsed      int
+	}{
+		{slot[int]{}, slot[int]{}, 0},
+		{slotOf(2, 101), slotOf(3, 101), 0},
+		{slotOf(2, 100), slotOf(3, 101), 2},
+		{slotOf(2, 101), slotOf(3, 100), 3},
+		{slotOf(2, 100), slotOf(3, 100), 5},
+		{slot[int]{until: 50}, slotOf(3, 100), 3},
+	} {
+		h, sum := holding[int]{slot: c.slot, spare: c.spare}, 0
+		for {
+			g, n := h.lapse(100)
+			if n == 0 {
+				break
+			}
+			require.Equal(t, g, n)
+			sum += n
+		}
+		require.Equal(t, c.lapsed, sum)
+		require.Equal(t, c.slot.left+c.spare.left-sum, h.left+h.spare.left)
+	}
+}
+
+// While two grants are held only what is owed is asked for, and it takes no place.
+func TestNoThirdGrant(t *testing.T) {
+	h := holding[int]{slot: slotOf(2, 101), spare: slotOf(3, 101), owed: 4}
+	terms := terms{life: 100, most: maxLease, overdraft: 8}
+	require.Equal(t, 4, h.ask(90, 0, &terms))
+	of := h.receive(grants{granted: 4, want: 4, owed: 4, sent: 90, now: 95, window: 100}, &terms)
+	require.Zero(t, of.left)
+	require.Zero(t, h.owed)
+	require.Equal(t, []int{2, 3}, []int{h.left, h.spare.left})
+}
+
+// No number of events overflows an int of 32 bits.
+func TestLargestLeases(t *testing.T) {
+	const most = 1<<31 - 1
+	h := holding[int]{slot: slot[int]{size: 2 * maxLease, from: 0, until: 100}, quick: 1, owed: maxLease}
+	n := h.ask(1, 0, &terms{life: 100, most: maxLease, overdraft: maxLease})
+	require.Equal(t, 2*maxLease, n)
+	require.LessOrEqual(t, n, most)
+	require.Equal(t, 2*maxLease, h.next)
+}
+
+// A life as the store's clock sees it is one of which no process spends more.
+func TestLifeMicros(t *testing.T) {
+	for _, life := range []time.Duration{leastLife, leastLife + 1, 2*time.Millisecond - 1, 50 * time.Millisecond, time.Second + 999, mostLife} {
+		us := lifeMicros(life)
+		require.GreaterOrEqual(t, shortened(time.Duration(us)*time.Microsecond), life)
+		require.LessOrEqual(t, float64(us), float64(life.Microseconds())*1.00101+4)
+		require.Greater(t, float64(us)*1000, float64(life)*(1+500e-6)/(1-500e-6)+1000, "clocks of ± 500 µs a second, and a cut microsecond")
+	}
+}
