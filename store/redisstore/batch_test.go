@@ -131,18 +131,38 @@ func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
 	}
 }
 
-// alwaysBatched is a store that sends every Take that it can by the script of batches.
+// alwaysBatched is a store that makes every call that it can by the script of batches.
 type alwaysBatched struct{ *redisstore.Store }
 
-func (s alwaysBatched) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s alwaysBatched) one(ctx context.Context, ns *store.Namespace, add func(*redisstore.Batch)) (store.Reply, error) {
 	if err := ctx.Err(); err != nil {
 		return store.Reply{}, err
 	}
-	if l.Before > 0 {
-		return s.Store.Take(ctx, ns, key, l, n)
-	}
-	replies, errs, _ := s.TakeEach([]store.Request{{Namespace: ns, Key: key, Limit: l, N: n}})
+	b := s.Batch(ns)
+	add(b)
+	replies, errs, _ := b.Make()
 	return replies[0], errs[0]
+}
+
+func (s alwaysBatched) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.one(ctx, ns, func(b *redisstore.Batch) { b.Take(key, l, n) })
+}
+
+func (s alwaysBatched) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.one(ctx, ns, func(b *redisstore.Batch) { b.TakeUpTo(key, l, n) })
+}
+
+func (s alwaysBatched) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	return s.one(ctx, ns, func(b *redisstore.Batch) { b.Overdraw(key, l, n, most) })
+}
+
+func (s alwaysBatched) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	return s.one(ctx, ns, func(b *redisstore.Batch) { b.Peek(key, l, n) })
+}
+
+func (s alwaysBatched) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	_, err := s.one(ctx, ns, func(b *redisstore.Batch) { b.Refund(key, l, c) })
+	return err
 }
 
 func TestConformanceOfBatches(t *testing.T) {
@@ -172,29 +192,37 @@ func TestAValueThatIsNotOursFailsItsOwnCallsOnly(t *testing.T) {
 		s := newStore(t, client, redisstore.WithBatching())
 		for _, algorithm := range algorithms {
 			ns := spaceOf(t, algorithm)
-			claim := func(key string) store.Request {
-				return store.Request{Namespace: ns, Key: key, Limit: minute(2), N: 1}
-			}
 			require.NoError(t, client.HSet(t.Context(), s.RedisKey(ns, "hash"), "field", "x").Err())
 			require.NoError(t, client.Set(t.Context(), s.RedisKey(ns, "text"), "garbage", 0).Err())
 			require.NoError(t, client.RPush(t.Context(), s.RedisKey(ns, "list"), "garbage").Err())
-			var claims []store.Request
+			b, l, now := s.Batch(ns), minute(2), time.Now().UnixMicro()
+			var keys []string
 			for _, key := range []string{"hash", "a", "text", "a", "list", "a", "b", "hash"} {
-				claims = append(claims, claim(key))
+				b.Take(key, l, 1)
+				keys = append(keys, key)
+				if len(key) > 1 {
+					b.TakeUpTo(key, l, 3)
+					b.Overdraw(key, l, 1, 100)
+					b.Peek(key, l, 1)
+					b.Refund(key, l, store.Receipt{At: now, Due: now + 1e6, Rate: 2, Period: 60_000_000, N: 1})
+					keys = append(keys, key, key, key, key)
+				}
 			}
-			replies, errs, alone := s.TakeEach(claims)
-			for i, c := range claims {
+			replies, errs, alone := b.Make()
+			room := map[string]int{"a": 2, "b": 2}
+			for i, key := range keys {
 				require.False(t, alone[i])
-				if len(c.Key) == 1 {
+				if len(key) == 1 {
 					require.NoError(t, errs[i])
-					require.Equal(t, i != 5, replies[i].OK, "%s %s: call %d", name, algorithm, i)
+					require.Equal(t, room[key] > 0, replies[i].OK, "%s %s: call %d", name, algorithm, i)
+					room[key]--
 					continue
 				}
-				require.ErrorIs(t, errs[i], store.ErrCorrupt, "%s %s: %s", name, algorithm, c.Key)
+				require.ErrorIs(t, errs[i], store.ErrCorrupt, "%s %s: %s", name, algorithm, key)
 				var answer redis.Error
 				require.ErrorAs(t, errs[i], &answer)
-				require.NotContains(t, errs[i].Error(), c.Key)
-				_, err := s.Take(t.Context(), ns, c.Key, c.Limit, 1)
+				require.NotContains(t, errs[i].Error(), key)
+				_, err := s.Take(t.Context(), ns, key, l, 1)
 				require.ErrorIs(t, err, store.ErrStore, "and alone")
 			}
 			require.Equal(t, "x", client.HGet(t.Context(), s.RedisKey(ns, "hash"), "field").Val())
@@ -246,17 +274,29 @@ func TestARefusingServerStillDenies(t *testing.T) {
 				return s.TakeEach(claims)
 			}
 			take("drained", "drained", "half")
+			receipt := charge(t, s, algorithm, "refunded", 2, 2)
+			b := s.Batch(ns)
+			for range 2 { // calls that write nothing, and calls that do
+				b.Take("drained", year(2), 1)
+				b.Take("half", year(2), 1)
+				b.TakeUpTo("drained", year(2), 2)
+				b.TakeUpTo("half", year(2), 2)
+				b.Peek("half", year(2), 2)
+				b.Overdraw("drained", year(2), 1, 100)
+				b.Peek("half", year(2), 1)
+				b.Refund("refunded", year(2), receipt)
+			}
 			require.NoError(t, refusal.begin())
-			replies, errs, alone := take("drained", "half", "drained", "half")
+			replies, errs, alone := b.Make()
 			require.NoError(t, refusal.end())
-			for i := range 2 {
+			for i := range 8 {
 				require.NoError(t, errs[2*i], "%s %s", name, algorithm)
-				require.False(t, replies[2*i].OK)
-				require.ErrorIs(t, errs[2*i+1], refusal.class, "%s %s", name, algorithm)
+				require.Equal(t, i%4 == 3, replies[2*i].OK)
+				require.ErrorIs(t, errs[2*i+1], refusal.class, "%s %s: %d", name, algorithm, 2*i+1)
 				require.Equal(t, refusal.alone, alone[2*i+1])
 			}
-			replies, _, _ = take("half", "half", "drained")
-			require.Equal(t, []bool{true, false, false}, []bool{replies[0].OK, replies[1].OK, replies[2].OK})
+			replies, _, _ = take("half", "half", "drained", "refunded")
+			require.Equal(t, []bool{true, false, false, false}, []bool{replies[0].OK, replies[1].OK, replies[2].OK, replies[3].OK})
 		}
 	}
 }
