@@ -904,6 +904,29 @@ func TestADoneContextIsNotBatched(t *testing.T) {
 	require.Zero(t, s.Flights(ns.Rule))
 }
 
+// Calls that differ in nothing else are sent as a run.
+func TestEachCallOfABatchHasItsOwnArguments(t *testing.T) {
+	s, ns := newStore(t, redistest.Shared(t).Client(t), redisstore.WithBatching()), spaceOf(t, "token_bucket")
+	first := charge(t, s, "token_bucket", "refunded", 10, 50)
+	second := first
+	second.At++ // it has not been charged yet
+	b, near, far := s.Batch(ns), year(50), year(50)
+	near.Before, far.Before = 1, far.Period/10 // in which 5 tokens come
+	b.Overdraw("a", year(50), 200, 100)
+	b.Overdraw("b", year(50), 200, 150)
+	b.Refund("refunded", year(50), second)
+	b.Refund("refunded", year(50), first)
+	b.Take("near", near, 50)
+	b.Take("near", near, 4)
+	b.Take("near", far, 4)
+	replies, errs, _ := b.Make()
+	require.Equal(t, make([]error, 7), errs)
+	require.True(t, replies[6].OK)
+	for key, want := range map[string]int64{"a": 100, "b": 150, "refunded": 9, "near": 54} {
+		require.Equal(t, want, missing(t, s, ns, key, year(50)), key)
+	}
+}
+
 func TestABatchWithAClockThatLuaCannotCountIsAnError(t *testing.T) {
 	s := newStore(t, redistest.Mini(t).Client(t), redisstore.WithBatching(), redisstore.WithClock(func() time.Time { return time.Time{} }))
 	_, errs, alone := s.TakeEach([]store.Request{{Namespace: spaceOf(t, "token_bucket"), Key: "k", Limit: year(1), N: 1}})
