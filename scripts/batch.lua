@@ -51,8 +51,8 @@ end
 repeat
   local fine, err = pcall(each)
   if not fine then
-    local at = #replies
-    replies[at + 1], replies[at + 2], replies[at + 3], replies[at + 4] = string.gsub(err, '^@?[%w_]*: ?%d+: %-?', ''), 0, 0, 0
+    local at, text = #replies, string.gsub(err, '^@?[%w_]*: ?%d+: %-?', '')
+    replies[at + 1], replies[at + 2], replies[at + 3], replies[at + 4] = text, 0, 0, 0
   end
 until fine
 return replies

@@ -1,10 +1,11 @@
 
 -- One call: op on key at now, under limit, with n events. What follows n in its arguments
 -- begins at ARGV[a]. Both driver.lua and batch.lua run it, and reply ok, x, y and z.
-local ok, x, y, z, planned = false, 0, 0, 0
+local ok, x, y, z, planned
 if op == 'refund' then
   refund(key, limit, now, { at = ARGV[a] + 0, due = ARGV[a + 1] + 0, rate = ARGV[a + 2] + 0, period = ARGV[a + 3] + 0,
     over = ARGV[a + 4] == '1', n = n })
+  x, y, z = 0, 0, 0
 else
   if op == 'within' then
     limit.before = ARGV[a] + 0

@@ -33,12 +33,12 @@ const maxFlights = 4
 // part of a round trip, or longer behind hundreds of others. Up to four goroutines for
 // each algorithm send the batches. They end when no call waits.
 //
-// A call whose time is up while it waits leaves uncharged, with [store.ErrOverloaded] or
-// the error of its context. If its time is up while its batch is under way, it fails with
-// [store.ErrTimeout] and may be charged. A batch whose reply is lost is not sent again:
-// each of its calls fails with ErrTimeout. A value that is not ours fails only the calls
-// on its key. If an answer proves that a batch, or some of its calls, did not run, those
-// calls go on alone.
+// A call whose time is up while it waits has not run. It fails with
+// [store.ErrOverloaded] or the error of its context. If its time is up while its batch is
+// under way, it fails with [store.ErrTimeout] and may have run. A batch whose reply is
+// lost is not sent again: each of its calls fails with ErrTimeout. A value that is not
+// ours fails only the calls on its key. If an answer proves that a batch, or some of its
+// calls, did not run, those calls go on alone.
 //
 // A batch has the time of its most patient call, and no caller's context: hooks of the
 // client see none of its values. If a hook panics, so does each call of the batch that

@@ -905,7 +905,7 @@ func TestADoneContextIsNotBatched(t *testing.T) {
 }
 
 // Calls that differ in nothing else are sent as a run.
-func TestEachCallOfABatchHasItsOwnArguments(t *testing.T) {
+func TestABatchGivesEachCallItsOwnArguments(t *testing.T) {
 	s, ns := newStore(t, redistest.Shared(t).Client(t), redisstore.WithBatching()), spaceOf(t, "token_bucket")
 	first := charge(t, s, "token_bucket", "refunded", 10, 50)
 	second := first

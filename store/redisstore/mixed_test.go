@@ -120,7 +120,7 @@ func inOneBatch(s *redisstore.Store, rule *store.Rule, calls int, do func(i int)
 	all.Wait()
 }
 
-func TestAMixedBatchIsItsCallsOneAfterTheOther(t *testing.T) {
+func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
 	mini := redistest.Mini(t)
 	now := time.Date(2026, 3, 4, 5, 6, 7, 890_123_000, time.UTC)
 	callers := redisstore.WithClock(func() time.Time { return now })
