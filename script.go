@@ -16,6 +16,9 @@ var stateLua string
 //go:embed scripts/driver.lua
 var driverLua string
 
+//go:embed scripts/decide.lua
+var decideLua string
+
 //go:embed scripts/joint.lua
 var jointLua string
 
@@ -25,12 +28,22 @@ var batchLua string
 // script is a whole Redis script: what the scripts share, the parts of the
 // algorithm, and the driver that runs it.
 func script(algorithm ...string) string {
-	return commonLua + strings.Join(algorithm, "") + driverLua
+	return commonLua + strings.Join(algorithm, "") + driver()
 }
 
-// batchScript is rule's script that makes many calls at once.
+// driver is what follows the algorithm in a script for single calls.
+func driver() string { return driverLua + decideLua + "return { ok and 1 or 0, x, y, z }\n" }
+
+// own is the algorithm of rule's script.
+func own(rule *store.Rule) string {
+	return strings.TrimSuffix(strings.TrimPrefix(rule.Script, commonLua), driver())
+}
+
+// batchScript is rule's script that makes many calls at once. In decider the parameter
+// op hides that of commonLua.
 func batchScript(rule *store.Rule) string {
-	return strings.TrimSuffix(rule.Script, driverLua) + batchLua
+	return commonLua + "\nlocal function decider(op)\n" + own(rule) +
+		"\nreturn function(key, limit, now, callers, n, a)\n" + decideLua + "return ok and 1 or 0, x, y, z\nend\nend\n" + batchLua
 }
 
 // jointScript is the script that decides on keys of several rules at once.
@@ -38,8 +51,7 @@ func jointScript(rules []*store.Rule) string {
 	var text strings.Builder
 	text.WriteString(commonLua + "\nlocal rules = {}\n")
 	for _, rule := range rules {
-		own := strings.TrimSuffix(strings.TrimPrefix(rule.Script, commonLua), driverLua)
-		text.WriteString("do\n" + own + "\nrules[#rules + 1] = { plan = plan, commit = commit }\nend\n")
+		text.WriteString("do\n" + own(rule) + "\nrules[#rules + 1] = { plan = plan, commit = commit }\nend\n")
 	}
 	return text.String() + jointLua
 }

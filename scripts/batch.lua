@@ -1,49 +1,47 @@
 
 -- The driver of many calls at once: each is decided and charged on its own, in their
--- order. It replaces driver.lua.
+-- order. It replaces driver.lua. The algorithm and decide.lua are in decider, above: it
+-- makes the function that decides on calls of an operation.
 --
 -- KEYS  the keys of the states; one may come several times
--- ARGV  1 operation: take or peek
---       of each run of calls that differ only in the key: how many they are, rate,
---       period in µs, burst, n
---       the last, after them: the caller's clock in Unix µs; none for the server's
+-- ARGV  1 batch, or peek for a batch that was given up: nothing is done
+--       2 the caller's clock in Unix µs; empty for the server's
+--       of each run of calls that differ only in the key: how many they are, and the
+--       arguments that driver.lua has of one, without a clock
 -- Reply {ok (1 or 0), x, y, z} of each call, one after the other: store.Reply; of one
 --       that failed, {the text of the error, 0, 0, 0}
--- Twin  store/memstore: Take, one after the other.
+-- Twin  store/memstore: the calls, one after the other.
 --
 -- A call that fails has written nothing, and the others go on. A value that is not ours
 -- concerns only its own key. A fault of the server, such as a replica or no memory, meets
--- each call that writes, and none that denies.
-local now = tonumber(ARGV[#ARGV % 5 == 2 and #ARGV])
+-- each call that writes, and none that denies. Without memory a refund may delete a key,
+-- and the server accepts what is written after that.
+if op == 'peek' then
+  return {}
+end
+local now = tonumber(ARGV[2])
 local callers = now ~= nil
 if not callers then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 
-local replies, a, left, limit, n = {}, -3, 0
-
--- reply appends the reply of a call.
-local function reply(first, x, y, z)
-  local at = #replies
-  replies[at + 1], replies[at + 2], replies[at + 3], replies[at + 4] = first, x, y, z
-end
+local more = { within = 1, charge = 1, refund = 5 } -- arguments after n
+local replies, deciders, run, left, decide, limit, n, a = {}, {}, 3, 0
 
 -- each decides on the calls that have no reply yet, up to one that fails.
 local function each()
   for i = #replies / 4 + 1, #KEYS do
     if left == 0 then
-      a = a + 5
-      left, n = ARGV[a] + 0, ARGV[a + 4] + 0
-      limit = { rate = ARGV[a + 1] + 0, period = ARGV[a + 2] + 0, burst = ARGV[a + 3] + 0 }
+      local name = ARGV[run + 1]
+      left, n, a = ARGV[run] + 0, ARGV[run + 5] + 0, run + 6
+      limit = { rate = ARGV[run + 2] + 0, period = ARGV[run + 3] + 0, burst = ARGV[run + 4] + 0 }
+      run = a + (more[name] or 0)
+      decide = deciders[name] or decider(name)
+      deciders[name] = decide
     end
     left = left - 1
-    local key = KEYS[i]
-    local ok, x, y, z, planned = plan(key, limit, now, callers, n)
-    if planned and op ~= 'peek' then
-      commit(key, planned)
-    end
-    reply(ok and 1 or 0, x, y, z)
+    replies[4 * i - 3], replies[4 * i - 2], replies[4 * i - 1], replies[4 * i] = decide(KEYS[i], limit, now, callers, n, a)
   end
 end
 
@@ -53,8 +51,8 @@ end
 repeat
   local fine, err = pcall(each)
   if not fine then
-    local text = string.gsub(err, '^@?[%w_]*: ?%d+: %-?', '')
-    reply(text, 0, 0, 0)
+    local at, text = #replies, string.gsub(err, '^@?[%w_]*: ?%d+: %-?', '')
+    replies[at + 1], replies[at + 2], replies[at + 3], replies[at + 4] = text, 0, 0, 0
   end
 until fine
 return replies

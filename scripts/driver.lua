@@ -1,5 +1,5 @@
 
--- The driver: runs the algorithm above on one key.
+-- The driver: runs the algorithm above on one key. decide.lua follows it.
 --
 -- KEYS  1 the key of the state
 -- ARGV  1 operation: take, within (take n if their turn comes in time), upto (take as
@@ -14,7 +14,7 @@
 --       replies zeros.
 -- Twin  store/memstore: Take (within is that of a Limit with a Before), TakeUpTo,
 --       Overdraw, Peek and Refund.
-local key, n = KEYS[1], ARGV[5] + 0
+local key, n, a = KEYS[1], ARGV[5] + 0, 6
 local limit = { rate = ARGV[2] + 0, period = ARGV[3] + 0, burst = ARGV[4] + 0 }
 local now = tonumber(ARGV[op == 'refund' and 11 or (op == 'charge' or op == 'within') and 7 or 6])
 local callers = now ~= nil
@@ -22,20 +22,3 @@ if not callers then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-
-if op == 'within' then
-  limit.before = ARGV[6] + 0
-elseif op == 'refund' then
-  refund(key, limit, now, { at = ARGV[6] + 0, due = ARGV[7] + 0, rate = ARGV[8] + 0, period = ARGV[9] + 0,
-    over = ARGV[10] == '1', n = n })
-  return { 0, 0, 0, 0 }
-end
-
-local ok, x, y, z, planned = plan(key, limit, now, callers, n)
-if not ok and n > 1 and op == 'upto' then
-  ok, x, y, z, planned = plan(key, limit, now, callers, max(1, available(limit, x, y, z)))
-end
-if planned and op ~= 'peek' then
-  commit(key, planned)
-end
-return { ok and 1 or 0, x, y, z }

@@ -47,7 +47,7 @@ local function plan(key, l, now, callers, n)
   s, now = read(key, now, callers)
   local ok, x, y, z, whole, part = step(s, l, now, n)
   if not ok and op == 'charge' then
-    x, whole = now, overdrawn(whole, l, ARGV[6] + 0)
+    x, whole = now, overdrawn(whole, l, l.most)
   end
   if ok or op == 'charge' then
     s.at, s.rate, s.period, s.whole, s.part = now, l.rate, l.period, whole, part

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,10 +22,10 @@ const maxBatch = 64
 // many, batches are small.
 const maxFlights = 4
 
-// WithBatching makes Take decide many calls in one script: up to 64, whatever their keys
-// and limits. While four calls of an algorithm are under way, others wait for one of them
-// to end, and then go together. Each is decided on as if it were alone, in the order of
-// arrival.
+// WithBatching makes many calls in one script: up to 64 of an algorithm, whatever they
+// ask, and whatever their keys and limits. While four calls of an algorithm are under
+// way, others wait for one of them to end, and then go together. Each is decided on as if
+// it were alone, in the order of arrival. Only TakeAll and Reset always go alone.
 //
 // Use it if hundreds of callers ask at once. Starting a script costs the server as much
 // as a decision, and a round trip costs both sides more than either. A call that meets
@@ -32,12 +33,12 @@ const maxFlights = 4
 // part of a round trip, or longer behind hundreds of others. Up to four goroutines for
 // each algorithm send the batches. They end when no call waits.
 //
-// A call whose time is up while it waits leaves uncharged, with [store.ErrOverloaded] or
-// the error of its context. If its time is up while its batch is under way, it fails with
-// [store.ErrTimeout] and may be charged. A batch whose reply is lost is not sent again:
-// each of its calls fails with ErrTimeout. A value that is not ours fails only the calls
-// on its key. If an answer proves that a batch, or some of its calls, did not run, those
-// calls go on alone.
+// A call whose time is up while it waits has not run. It fails with
+// [store.ErrOverloaded] or the error of its context. If its time is up while its batch is
+// under way, it fails with [store.ErrTimeout] and may have run. A batch whose reply is
+// lost is not sent again: each of its calls fails with ErrTimeout. A value that is not
+// ours fails only the calls on its key. If an answer proves that a batch, or some of its
+// calls, did not run, those calls go on alone.
 //
 // A batch has the time of its most patient call, and no caller's context: hooks of the
 // client see none of its values. If a hook panics, so does each call of the batch that
@@ -46,9 +47,6 @@ const maxFlights = 4
 // The client must be a *redis.Client, with Sentinel or without: only then are all keys on
 // one server. For others New returns [store.ErrInvalidOption]. A cluster node refuses
 // batches, so do not use this option with one.
-//
-// These calls always go alone: TakeUpTo, TakeAll, Overdraw, Peek, Refund, Reset, and Take
-// of events whose turn must come in time (AllowWithin of package ratelimit).
 func WithBatching() Option {
 	return func(s *Store) error {
 		s.batching = true
@@ -68,9 +66,8 @@ type queue struct {
 // its time is up or the sender of a batch, decides which it is.
 type waiter struct {
 	budget
+	task
 	key   any // a string, the Redis key
-	limit store.Limit
-	n     int64
 	done  atomic.Bool
 	ready chan struct{} // closed when answer is set
 	answer
@@ -93,19 +90,19 @@ func (s *Store) queue(rule *store.Rule) *queue {
 	return q.(*queue)
 }
 
-// takeInBatch is Take. The call goes alone while there is room for a flight, and
+// callInBatch is call. The call goes alone while there is room for a flight, and
 // otherwise waits for a batch. If there is proof that the batch did not run, it goes on
 // alone.
-func (s *Store) takeInBatch(b budget, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+func (s *Store) callInBatch(b budget, ns *store.Namespace, key string, t task) (store.Reply, error) {
 	if err := b.Err(); err != nil {
 		return store.Reply{}, err
 	}
 	q := s.queue(ns.Rule)
 	if q.begin() {
 		defer s.land(q) // also if the client panics
-		return s.call(b, ns, key, "take", l, n)
+		return s.callAlone(b, ns, key, t)
 	}
-	c := &waiter{budget: b, key: s.key(ns, key), limit: l, n: n, ready: make(chan struct{})}
+	c := &waiter{budget: b, task: t, key: s.key(ns, key), ready: make(chan struct{})}
 	if batch := q.join(c); batch != nil {
 		go s.serve(q, batch)
 	}
@@ -113,7 +110,7 @@ func (s *Store) takeInBatch(b budget, ns *store.Namespace, key string, l store.L
 	case a.panicked != nil:
 		panic(a.panicked)
 	case a.alone:
-		return s.call(b, ns, key, "take", l, n)
+		return s.callAlone(b, ns, key, t)
 	case a.fault != nil:
 		return store.Reply{}, failure(b, *a.fault)
 	default:
@@ -185,7 +182,7 @@ func (q *queue) next(last []*waiter) []*waiter {
 // serve sends batches until no call waits.
 func (s *Store) serve(q *queue, batch []*waiter) {
 	for batch != nil {
-		s.takeEach(q.script, batch)
+		s.callEach(q.script, batch)
 		for _, c := range batch {
 			close(c.ready)
 		}
@@ -193,8 +190,8 @@ func (s *Store) serve(q *queue, batch []*waiter) {
 	}
 }
 
-// takeEach makes the calls of batch in one script, in one attempt.
-func (s *Store) takeEach(sc *script, batch []*waiter) {
+// callEach makes the calls of batch in one script, in one attempt.
+func (s *Store) callEach(sc *script, batch []*waiter) {
 	defer func() { // a panic belongs on the callers' goroutines, which may expect it
 		if p := recover(); p != nil {
 			all(batch, answer{panicked: p})
@@ -246,28 +243,32 @@ func latest(batch []*waiter) budget {
 
 // batchArgs returns the EVALSHA of scripts/batch.lua for batch, and its operation.
 func (s *Store) batchArgs(sc *script, batch []*waiter) ([]any, operation, error) {
-	args := make([]any, 0, keyArg+len(batch)+7)
+	args := make([]any, 0, keyArg+len(batch)+9)
 	args = append(args, evalsha, sc.sha, len(batch))
 	for _, c := range batch {
 		args = append(args, c.key)
 	}
-	op := operation{"take", len(args)}
-	args = append(args, nil)
-	for from, to := 0, 0; from < len(batch); from = to {
-		c := batch[from]
-		for to = from; to < len(batch) && batch[to].limit == c.limit && batch[to].n == c.n; {
-			to++
-		}
-		args = append(args, to-from, c.limit.Rate, c.limit.Period, c.limit.Burst, c.n)
-	}
+	op := operation{"batch", len(args)}
+	args = append(args, nil, "")
 	if s.clock != nil {
 		now, err := s.now()
 		if err != nil {
 			return nil, op, err
 		}
-		args = append(args, now)
+		args[len(args)-1] = now
+	}
+	for from, to := 0, 0; from < len(batch); from = to {
+		first := &batch[from].task
+		for to = from; to < len(batch) && first.equal(&batch[to].task); {
+			to++
+		}
+		args = first.appendTo(append(args, to-from, first.op))
 	}
 	return args, op, nil
+}
+
+func (t *task) equal(u *task) bool {
+	return t.op == u.op && t.limit == u.limit && t.n == u.n && slices.Equal(t.more, u.more)
 }
 
 // refusal is the error of one call in a script's reply.

@@ -19,12 +19,38 @@ func (s *Store) Settings() []string { return s.link.settings() }
 // TakeEach makes claims of one rule in one batch. alone tells which of those that
 // failed would go on alone.
 func (s *Store) TakeEach(claims []store.Request) (replies []store.Reply, errs []error, alone []bool) {
-	var batch []*waiter
+	b := s.Batch(claims[0].Namespace)
 	for _, c := range claims {
-		batch = append(batch, &waiter{budget: s.budget(context.Background()), key: s.key(c.Namespace, c.Key), limit: c.Limit, n: c.N})
+		b.Take(c.Key, c.Limit, c.N)
 	}
-	s.takeEach(s.queue(claims[0].Namespace.Rule).script, batch)
-	for _, c := range batch {
+	return b.Make()
+}
+
+// Batch is calls to make in one script.
+type Batch struct {
+	s     *Store
+	ns    *store.Namespace
+	calls []*waiter
+}
+
+func (s *Store) Batch(ns *store.Namespace) *Batch { return &Batch{s: s, ns: ns} }
+
+func (b *Batch) add(key string, t task) {
+	b.calls = append(b.calls, &waiter{budget: b.s.budget(context.Background()), task: t, key: b.s.key(b.ns, key)})
+}
+
+func (b *Batch) Take(key string, l store.Limit, n int64)     { b.add(key, take(l, n)) }
+func (b *Batch) TakeUpTo(key string, l store.Limit, n int64) { b.add(key, task{"upto", l, n, nil}) }
+func (b *Batch) Peek(key string, l store.Limit, n int64)     { b.add(key, task{"peek", l, n, nil}) }
+func (b *Batch) Overdraw(key string, l store.Limit, n, most int64) {
+	b.add(key, task{"charge", l, n, []any{most}})
+}
+func (b *Batch) Refund(key string, l store.Limit, c store.Receipt) { b.add(key, refund(l, c)) }
+
+// Make makes the calls. alone tells which of those that failed would go on alone.
+func (b *Batch) Make() (replies []store.Reply, errs []error, alone []bool) {
+	b.s.callEach(b.s.queue(b.ns.Rule).script, b.calls)
+	for _, c := range b.calls {
 		err := c.err
 		if c.fault != nil {
 			err = c.fault.error()

@@ -192,48 +192,72 @@ var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrSt
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if l.Before > 0 {
-		return s.call(s.budget(ctx), ns, key, "within", l, n, l.Before)
-	}
-	if s.batching && ns.Rule.BatchScript != nil {
-		return s.takeInBatch(s.budget(ctx), ns, key, l, n)
-	}
-	return s.call(s.budget(ctx), ns, key, "take", l, n)
+	return s.call(ctx, ns, key, take(l, n))
 }
 
 // TakeUpTo implements [store.Store].
 func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.call(s.budget(ctx), ns, key, "upto", l, n)
+	return s.call(ctx, ns, key, task{"upto", l, n, nil})
 }
 
 // Overdraw implements [store.Store].
 func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	return s.call(s.budget(ctx), ns, key, "charge", l, n, most)
+	return s.call(ctx, ns, key, task{"charge", l, n, []any{most}})
 }
 
 // Peek implements [store.Store].
 func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.call(s.budget(ctx), ns, key, "peek", l, n)
+	return s.call(ctx, ns, key, task{"peek", l, n, nil})
 }
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	_, err := s.call(ctx, ns, key, refund(l, c))
+	return err
+}
+
+// task is an operation of a rule, with its arguments as in scripts/driver.lua.
+type task struct {
+	op    string
+	limit store.Limit
+	n     int64
+	more  []any
+}
+
+func take(l store.Limit, n int64) task {
+	if l.Before > 0 {
+		return task{"within", l, n, []any{l.Before}}
+	}
+	return task{"take", l, n, nil}
+}
+
+func refund(l store.Limit, c store.Receipt) task {
 	over := 0
 	if c.Overdrawn {
 		over = 1
 	}
-	_, err := s.call(s.budget(ctx), ns, key, "refund", l, c.N, c.At, c.Due, c.Rate, c.Period, over)
-	return err
+	return task{"refund", l, c.N, []any{c.At, c.Due, c.Rate, c.Period, over}}
 }
 
-// call runs an operation of ns's rule, with the arguments of scripts/driver.lua.
-func (s *Store) call(b budget, ns *store.Namespace, key, op string, l store.Limit, n int64, more ...any) (store.Reply, error) {
+// appendTo appends the arguments to args.
+func (t *task) appendTo(args []any) []any {
+	return append(append(args, t.limit.Rate, t.limit.Period, t.limit.Burst, t.n), t.more...)
+}
+
+// call runs t on key, in a batch if others are under way and the store makes batches.
+func (s *Store) call(ctx context.Context, ns *store.Namespace, key string, t task) (store.Reply, error) {
+	if s.batching && ns.Rule.BatchScript != nil {
+		return s.callInBatch(s.budget(ctx), ns, key, t)
+	}
+	return s.callAlone(s.budget(ctx), ns, key, t)
+}
+
+func (s *Store) callAlone(b budget, ns *store.Namespace, key string, t task) (store.Reply, error) {
 	if s.link == nil {
 		return store.Reply{}, errNotMade
 	}
 	sc := s.script(ns.Rule)
-	args := append(make([]any, 0, 14), evalsha, sc.sha, 1, s.key(ns, key), nil, l.Rate, l.Period, l.Burst, n)
-	args = append(args, more...)
+	args := t.appendTo(append(make([]any, 0, 14), evalsha, sc.sha, 1, s.key(ns, key), nil))
 	if s.clock != nil {
 		now, err := s.now()
 		if err != nil {
@@ -242,7 +266,7 @@ func (s *Store) call(b budget, ns *store.Namespace, key, op string, l store.Limi
 		args = append(args, now)
 	}
 	var reply [1]store.Reply
-	err := s.run(b, sc, one(op), args, reply[:])
+	err := s.run(b, sc, one(t.op), args, reply[:])
 	return reply[0], err
 }
 
