@@ -29,6 +29,7 @@ var links = map[string][]string{
 	"fallback":         {".", "store", "store/memstore", "github.com/sony/gobreaker/v2"},
 	"httplimit":        {".", "clientaddr", "store", "github.com/felixge/httpsnoop"},
 	"observe":          {".", "store", "store/memstore"},
+	"regions":          {".", "store"},
 	"shadow":           {".", "clientaddr", "store"},
 	"throttle":         {".", "store"},
 }
