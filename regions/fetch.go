@@ -26,9 +26,15 @@ func (l *Limiter) now() time.Duration { return time.Since(l.base) }
 type fetch struct {
 	key      string
 	by       store.Limit // of the own share
-	own      five.Look   // as it was, and what has been fetched since
+	own      five.Look   // as it was, less what has been fetched since
 	lacks    int         // events; 0 or less if there is room
 	deadline time.Time
+	whole    bool // whether the next region has all of the wait
+}
+
+// goesOn reports whether another region is to be asked.
+func (f *fetch) goesOn(ctx context.Context) bool {
+	return f.lacks > 0 && f.lacks <= f.own.Credit && ctx.Err() == nil && time.Now().Before(f.deadline)
 }
 
 // fetch moves room for want events of key to the own share, as far as there is any. It reports
@@ -45,9 +51,9 @@ func (l *Limiter) fetch(ctx context.Context, key string, want int, by store.Limi
 		l.pauses.end(id, l.now(), min(retry, mostPause))
 	}()
 	l.fetches.Add(1)
-	f := &fetch{key: key, by: by, deadline: time.Now().Add(l.wait)}
+	f := &fetch{key: key, by: by, deadline: time.Now().Add(l.wait), whole: true}
 	if d, ok := ctx.Deadline(); ok && d.Before(f.deadline) {
-		f.deadline = d
+		f.deadline, f.whole = d, false
 	}
 	var err error
 	if f.own, err = l.own.Look(ctx, key, by); err != nil {
@@ -55,42 +61,41 @@ func (l *Limiter) fetch(ctx context.Context, key string, want int, by store.Limi
 		return false
 	}
 	f.lacks = want - f.own.Left
-	return f.lacks <= 0 || l.fetchFromAll(ctx, f)
+	again = f.lacks <= 0
+	first := int(l.turn.Add(1) % uint32(len(l.others)))
+	for i := 0; i < len(l.others) && f.goesOn(ctx); i++ {
+		if o := l.others[(first+i)%len(l.others)]; !o.rests(l.now()) {
+			again = l.move(ctx, f, o) || again
+		}
+	}
+	return again
 }
 
-// fetchFromAll asks the others in turn. It reports whether any has given.
-func (l *Limiter) fetchFromAll(ctx context.Context, f *fetch) (given bool) {
-	first := l.turn.Add(1)
-	for i := range l.others {
-		if f.lacks <= 0 || f.lacks > f.own.Credit { // the latter cannot be credited
-			break
+// move moves events from o to the own share, and reports whether there were any.
+func (l *Limiter) move(ctx context.Context, f *fetch, o *region) bool {
+	whole := f.whole
+	f.whole = false
+	debit, err := o.debit(ctx, f)
+	if err != nil {
+		l.failed.Add(1)
+		if whole && ctx.Err() == nil { // or else it may have had too little time
+			o.until.Store(int64(l.now() + rest))
 		}
-		o := l.others[(int(first%uint32(len(l.others)))+i)%len(l.others)]
-		if o.rests(l.now()) {
-			continue
-		}
-		debit, err := o.debit(ctx, f)
-		if err != nil {
-			l.failed.Add(1)
-			if ctx.Err() == nil {
-				o.until.Store(int64(l.now() + rest))
-			}
-			continue
-		}
-		o.until.Store(0)
-		n := debit.Charged()
-		if n == 0 {
-			continue
-		}
-		// The caller may have left, but the events must not be lost.
-		if err := l.own.Credit(context.WithoutCancel(ctx), f.key, debit, n, f.by); err != nil {
-			l.failed.Add(1)
-			break
-		}
-		l.moved.Add(int64(n))
-		f.lacks, f.own.Credit, given = f.lacks-n, f.own.Credit-n, true
+		return false
 	}
-	return given
+	o.until.Store(0)
+	n := debit.Charged()
+	if n == 0 {
+		return false
+	}
+	// The caller may have left, but the events must not be lost.
+	if err := l.own.Credit(context.WithoutCancel(ctx), f.key, debit, n, f.by); err != nil {
+		l.failed.Add(1)
+		return false
+	}
+	l.moved.Add(int64(n))
+	f.lacks, f.own.Credit = f.lacks-n, f.own.Credit-n
+	return true
 }
 
 // region is another one.

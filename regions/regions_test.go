@@ -345,6 +345,62 @@ func TestErrorsOfOthersAreNotTheCallers(t *testing.T) {
 	}
 }
 
+// Only a region that had all of the wait is left alone for being slow.
+func TestASlowRegionIsNotTakenForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := ratelimit.PerDay(12)
+		hung, slower := &faraway{Store: memory(t)}, &faraway{Store: memory(t), before: slow(90 * time.Millisecond)}
+		l, err := regions.New(share(t, "fixed_window", memory(t), limit), []ratelimit.Limiter{
+			share(t, "fixed_window", slower, limit), share(t, "fixed_window", hung, limit),
+		}, regions.WithWait(200*time.Millisecond))
+		require.NoError(t, err)
+		hung.before = slow(time.Hour)
+		require.Equal(t, 12, use(t, l, "key", 12))
+		short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err = l.Allow(short, "key") // which asks the one that hangs
+		require.NoError(t, err)
+		require.EqualValues(t, 1, hung.calls.Load())
+		require.Zero(t, slower.calls.Load(), "no time is left")
+		time.Sleep(100 * time.Millisecond)
+		require.Equal(t, 1, use(t, l, "key", 1), "half of the slower one's")
+		require.EqualValues(t, 1, hung.calls.Load(), "there was no need")
+		require.Equal(t, 5, use(t, l, "key", 6), "the one that hangs has taken all the time")
+		time.Sleep(100 * time.Millisecond)
+		require.EqualValues(t, 2, hung.calls.Load())
+		require.Equal(t, 3, use(t, l, "key", 3), "it rests, and the slower one does not")
+		require.EqualValues(t, 2, hung.calls.Load())
+	})
+}
+
+// Several regions together have what a call needs.
+func TestSeveralRegionsGive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var shares []ratelimit.Limiter
+		for range 4 {
+			shares = append(shares, share(t, "fixed_window", memory(t), ratelimit.PerDay(10)))
+		}
+		l, err := regions.New(shares[0], shares[1:])
+		require.NoError(t, err)
+		require.Equal(t, 10, use(t, l, "key", 10))
+		for i, other := range shares[1:] {
+			require.Equal(t, 5+i, use(t, other, "key", 5+i)) // 5, 4 and 3 are left
+		}
+		r, err := l.AllowN(t.Context(), "key", 10)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		left := 0
+		for _, s := range shares {
+			left += remaining(t, s, "key")
+		}
+		require.Equal(t, 2, left)
+		r, err = l.AllowN(t.Context(), "key", 3)
+		require.NoError(t, err)
+		require.False(t, r.Allowed)
+		require.Equal(t, 2, use(t, l, "key", 3), "nothing was lost")
+	})
+}
+
 // What is lost between debit and credit is lost to all.
 func TestALostCreditIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -392,6 +448,7 @@ func TestLimitsByKey(t *testing.T) {
 		for key, want := range map[string]int{"none": 10, "hour": 10, "unlimited": 10, "more": 50, "key": 20} {
 			require.Equal(t, want, use(t, l, key, 60), key)
 		}
+		require.Equal(t, 10, remaining(t, other, "hour"), "nothing is debited in vain")
 	})
 }
 
@@ -462,16 +519,18 @@ func TestADebitIsCreditedAfterItsCallerHasLeft(t *testing.T) {
 		x := newTwo(t, "fixed_window", ratelimit.PerDay(10))
 		require.Equal(t, 10, use(t, x, "key", 10))
 		ctx, cancel := context.WithCancel(t.Context())
-		x.far.before = func(_ context.Context, op string) error {
+		x.far.before = func(ctx context.Context, op string) error {
 			if op == "debit" {
 				cancel()
 			}
-			return nil
+			return ctx.Err()
 		}
+		x.near.before = func(ctx context.Context, _ string) error { return ctx.Err() }
 		r, err := x.Allow(ctx, "key")
 		require.NoError(t, err)
 		require.False(t, r.Allowed, "what is known")
 		require.Equal(t, 5, remaining(t, x.own, "key"))
+		require.Zero(t, x.Stats().Failed)
 	})
 }
 

