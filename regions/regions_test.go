@@ -252,6 +252,21 @@ func TestACallForSeveralFetchesWhatItNeeds(t *testing.T) {
 	}
 }
 
+func TestNothingIsMovedThatCannotBeCredited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newTwo(t, "token_bucket", ratelimit.PerDay(100))
+		require.Equal(t, 100, use(t, x, "key", 100))
+		r, err := x.AllowN(t.Context(), "key", 100)
+		require.NoError(t, err)
+		require.False(t, r.Allowed)
+		require.Zero(t, x.far.calls.Load(), "no credit makes a whole Burst")
+		time.Sleep(time.Second)
+		r, err = x.AllowN(t.Context(), "key", 98)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+	})
+}
+
 // AllowWithin takes a token of another region before it waits for one of its own.
 func TestTurnsAreThoseOfTheOwnShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -371,6 +386,48 @@ func TestASlowRegionIsNotTakenForAnother(t *testing.T) {
 		require.Equal(t, 3, use(t, l, "key", 3), "it rests, and the slower one does not")
 		require.EqualValues(t, 2, hung.calls.Load())
 	})
+}
+
+// A region is not left alone for what its caller or another region has left of the wait.
+func TestARegionIsNotBlamedForTooLittleTime(t *testing.T) {
+	ms := time.Millisecond
+	for name, first := range map[string]func(ctx context.Context, l ratelimit.Limiter, other *faraway) (context.Context, context.CancelFunc){
+		"a short ctx": func(ctx context.Context, _ ratelimit.Limiter, _ *faraway) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, 100*ms)
+		},
+		"a canceled ctx": func(ctx context.Context, _ ratelimit.Limiter, _ *faraway) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(10*ms, cancel)
+			return ctx, cancel
+		},
+		"after another": func(ctx context.Context, empty ratelimit.Limiter, other *faraway) (context.Context, context.CancelFunc) {
+			require.Equal(t, 10, use(t, empty, "key", 10))
+			other.before = slow(120 * ms)
+			return ctx, func() {}
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			limit := ratelimit.PerDay(10)
+			other, asked := &faraway{Store: memory(t)}, &faraway{Store: memory(t), before: slow(60 * ms)}
+			empty := share(t, "fixed_window", other, limit)
+			others := []ratelimit.Limiter{share(t, "fixed_window", asked, limit)}
+			if name == "after another" {
+				others = append(others, empty) // which is the first to be asked
+			}
+			l, err := regions.New(share(t, "fixed_window", memory(t), limit), others, regions.WithWait(200*ms))
+			require.NoError(t, err)
+			require.Equal(t, 10, use(t, l, "key", 10))
+			ctx, cancel := first(t.Context(), empty, other)
+			defer cancel()
+			r, err := l.Allow(ctx, "key")
+			require.NoError(t, err)
+			require.False(t, r.Allowed, name)
+			require.EqualValues(t, 1, asked.calls.Load(), name)
+			require.EqualValues(t, 1, l.Stats().Failed, name)
+			time.Sleep(100 * ms)
+			require.Equal(t, 1, use(t, l, "key", 1), name)
+		})
+	}
 }
 
 // Several regions together have what a call needs.
