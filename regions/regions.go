@@ -20,62 +20,65 @@ import (
 )
 
 // Limiter decides by the share of a limit that its region holds. What that denies makes the
-// region fetch from another one half of what that has left, and more if the call needs more.
-// There the events are charged, which is the debit. Then as many are given back to the own
-// share, which is the credit, and the share is asked once more.
+// region fetch one half of what another region has left, and more if the call needs more. There
+// the events are charged, which is the debit. Then as many are given back to the own share,
+// which is the credit. The share is then asked once more.
 //
 // The limit is the sum of the shares. With 500 a second in each of two regions, one of them
-// alone can use nearly 1,000. Cut off from each other, each has its 500. Make a Limiter in
-// each region, with its own share first:
+// alone can use nearly 1,000. Cut off from each other, each has its 500. Each region has a
+// Limiter of its own:
 //
-//	New(eu, []ratelimit.Limiter{us}) // in the EU: both by the Redis of their region
-//	New(us, []ratelimit.Limiter{eu}) // in the US
+//	regions.New(eu, []ratelimit.Limiter{us}) // in the EU
+//	regions.New(us, []ratelimit.Limiter{eu}) // in the US
 //
 // # Bound
 //
-// In sum the shares admit no more than the limit, with regions cut off or not. A credit
-// follows its debit. What is lost between the two is lost to all. By algorithm, where x is any
-// interval and L the sum of the shares:
+// In sum the shares admit no more than the limit, also when regions are cut off from each
+// other. A credit follows its debit, and what is lost between the two is lost to all. Below L
+// is the sum of the shares, and x any interval:
 //
-//   - [ratelimit.FixedWindow]: L in each window, as each store's clock counts them. A credit
-//     lands only in the window of its debit. So in each window all counts together are no
-//     less than what was admitted, and each is at most its share.
-//   - [ratelimit.SlidingWindow]: L·(1 + x/Period). The same holds for both of the windows that
-//     a decision weighs. A credit may come when its window is the previous one already: what
-//     it takes off there was put on elsewhere, before that region's window ended.
+//   - [ratelimit.FixedWindow]: L in each window. A store credits a window only with what was
+//     debited in the same one. So in each window the counts of all shares together are at least
+//     what was admitted. None of them was above its share when it last grew.
+//   - [ratelimit.SlidingWindow]: L·(1 + x/Period). The above holds for both counts that a
+//     decision weighs. A credit may reach the previous one: its debit was counted elsewhere
+//     before any decision that weighs it. Each share keeps its own bound with these counts,
+//     and L is their sum.
 //   - [ratelimit.TokenBucket]: the sum of the Bursts, the refill in x, and what is on its way
-//     when x begins. A transfer moves tokens and makes none. But while it is on its way, the
-//     bucket that gave refills. With one transfer at a time that is no more than the
-//     refill in the time that it takes.
+//     when x begins. A transfer makes no tokens, but the bucket that gave refills meanwhile.
+//     With one transfer at a time, that is at most the refill in the time that it takes.
 //
-// Clocks of stores that are off by some time add that to x, and shift the fixed windows of their
-// regions against each other. A [ratelimit.Charge] exceeds the limit here as it does elsewhere.
-// A Reset, or a store that loses its state, gives that share back whole, also what others had
-// taken of it.
+// Windows are those of each store's clock. Clocks that are off by some time add it to x. A
+// [ratelimit.Charge] exceeds the limit here as elsewhere. A Reset, or a store that
+// loses what it has written, makes that share whole again, also where others have taken of it.
 //
 // # Costs
 //
-// An admission by the own share costs what it costs without a Limiter. A fetch costs the denied
-// caller two calls of the own store, and two of another region's: half of a share in each, so
-// that a used one is emptied in some ten fetches. The others are asked in turn, until the call
-// fits. All this takes no longer than [WithWait], nor than the deadline of ctx. A share that
-// has begun to give does not heed that ctx is canceled.
+// What the own share admits costs nothing more. A fetch costs the denied caller three calls of
+// the own store, and two of each region that it asks. The others are asked in turn, until there
+// is room. The caller waits no longer than [WithWait] for them, nor than the deadline of ctx. The
+// end of ctx by other means does not stop a debit under way.
 //
-// In each process one call at a time fetches for a key. Others are denied meanwhile. After a
-// fetch that found nothing the key asks nobody for 100 ms, or for RetryAfter if that is less.
-// A region whose store failed, or was too slow, is not asked for a second. Its errors are
-// in [Limiter.Stats], and never a caller's. Errors of the own share are.
+// In each process one call at a time fetches for a key. Other calls of the key are denied
+// meanwhile. After a fetch that found nothing, the key asks nobody for 100 ms, or for RetryAfter
+// if that is less. A region whose store failed, or took too long, is not asked for a second.
+// Errors of others are counted in [Limiter.Stats], and never a caller's. Those of the own share
+// are.
 //
-// Remaining, RetryAfter and Limit are those of the own share. So a call can be admitted sooner
-// than RetryAfter says. A call for more than the share holds is denied, whatever others have:
-// no share can hold it. The same goes for the last two events of a bucket's Burst at
-// once. A share takes back no more than it has admitted. So a small one fetches little at a
-// time, and none of 0 can fetch. A denied call for several events may have moved some.
+// Limit, Remaining and RetryAfter are those of the own share. So a call can be admitted sooner
+// than RetryAfter says, and [ratelimit.Wait] may wait too long. A call for more than the share can hold is
+// denied, whatever others have. The last event of a bucket cannot be credited, so a call for
+// nearly a whole Burst may be denied too. A share is credited with no more than is charged
+// there: a small one fetches little at a time, and one of 0 nothing. A denied call for several
+// events may have moved some.
 //
-// At most 65,536 keys are remembered, in some 5 MB. There is no goroutine and nothing to close.
+// An observer of a share is told of its debits, as of an AllowUpTo. It is told of both
+// decisions of a call that has fetched. Put it around the Limiter to see each call once.
 //
-// Do not use it where regions are fewer than ten events a window apart from their shares: then
-// larger shares cost less. Where all users of a key are in one region, one store is enough.
+// At most 65,536 keys are remembered, in 4 MB. There is no goroutine, and nothing to close.
+//
+// Do not use it for shares of a few events, since each of them would be fetched. Where all calls
+// of a key come to one region, a store there is enough.
 //
 // It is safe for concurrent use. Make it by [New].
 type Limiter struct {
@@ -249,10 +252,10 @@ func (l *Limiter) decide(ctx context.Context, op five.Operation, key string, n, 
 	if err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
 		return r, err
 	}
-	if !l.fetch(ctx, key, want, by, r.RetryAfter) || ctx.Err() != nil {
-		return r, nil
+	if l.fetch(ctx, key, want, by, r.RetryAfter) && ctx.Err() == nil {
+		return l.own.By(ctx, op, key, n, asked)
 	}
-	return l.own.By(ctx, op, key, n, asked)
+	return r, nil
 }
 
 // limitOf is the limit of key. Its limit function, if there is one, is called.
