@@ -304,7 +304,9 @@ func TestTheSharesNeverAdmitMoreThanTheLimitInSum(t *testing.T) {
 			most, moved = max(most, part), moved+w.moved
 		}
 		t.Logf("%d schedules reached %.3f of the bound, and moved %d events", worlds, most, moved)
-		require.Greater(t, most, 0.8, "the schedules are too tame")
+		if worlds >= 300 {
+			require.Greater(t, most, 0.97, "the schedules are too tame")
+		}
 		require.Greater(t, moved, 10*worlds)
 	}
 	for _, algorithm := range algorithms {
