@@ -30,6 +30,7 @@ var links = map[string][]string{
 	"httplimit":        {".", "clientaddr", "store", "github.com/felixge/httpsnoop"},
 	"observe":          {".", "store", "store/memstore"},
 	"lease":            {".", "store"},
+	"regions":          {".", "store"},
 	"shadow":           {".", "clientaddr", "store"},
 	"throttle":         {".", "store"},
 }

@@ -25,7 +25,51 @@ func (p *part) five() *five.Limiter[Result] {
 			r.n = int32(min(int64(n), int64(r.n)))
 			return r
 		},
+		Space:  p.space(),
+		Look:   lim.look,
+		Credit: lim.credit,
 	}
+}
+
+// space is what the part shares with others that have the same state.
+func (p *part) space() any {
+	if p.store == nil {
+		return nil
+	}
+	hi, lo := p.core.namespace.ID()
+	return struct {
+		store  store.Store
+		hi, lo uint64
+	}{p.store, hi, lo}
+}
+
+// look tells how a key of a window or a token bucket stands. The last event of a bucket cannot be credited: see leftOf.
+func (lim *limiter) look(ctx context.Context, key string, by store.Limit) (l five.Look, err error) {
+	r, err := lim.store.Peek(ctx, lim.namespace, key, by, 1)
+	if err != nil {
+		return l, err
+	}
+	l.Left, l.Credit = int(lim.algorithm.rule.Available(by, r)), int(lim.algorithm.spent(r))
+	switch {
+	case lim.algorithm.burst:
+		l.Credit = max(0, l.Credit-1)
+	case lim.algorithm == &slidingWindow && r.Y < 0: // counted in another Period
+		l.Credit = 0
+	default:
+		l.Window = windowStart(r.X, by.Period)
+	}
+	return l, nil
+}
+
+// credit is a Refund of what debit has charged on another store. What a bucket gives back
+// does not depend on when that was.
+func (lim *limiter) credit(ctx context.Context, key string, debit Result, n int, by store.Limit) error {
+	c := debit.receipt(int64(n))
+	if lim.algorithm.burst {
+		half := drainTime(bucketMost(by), 0, by) / 2
+		c.At, c.Due, c.Rate, c.Period, c.Overdrawn = c.At-half, c.At+half, by.Rate, by.Period, true
+	}
+	return lim.store.Refund(ctx, lim.namespace, key, by, c)
 }
 
 var operations = [...]operation{five.Take: take, five.TakeUpTo: takeUpTo, five.Peek: peek, five.Overdraw: overdraw}

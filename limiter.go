@@ -42,10 +42,10 @@
 //	    └ SlidingWindow, …
 //
 // Leave out what you do not need. Constructors refuse what cannot work. A denycache goes
-// around one of the five alone, since what else denies can change unseen. A fallback has no
-// Waiter, Slowdown, shadow or accesslist inside, however deep: they would answer for its
-// store, or sleep while others wait for it. An All has no Waiter, which would sleep on what
-// the others have charged.
+// around one of the five alone, since what else denies can change unseen. So does a regions,
+// which moves their events. A fallback has no Waiter, Slowdown, shadow or accesslist inside,
+// however deep: they would answer for its store, or sleep while others wait for it. An All
+// has no Waiter, which would sleep on what the others have charged.
 //
 // [WithTiers] and [WithLimitFunc] give keys limits of their own, [Reserve] is for costs
 // that are known afterwards, and [Wait] blocks until an event is admitted.

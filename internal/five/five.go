@@ -39,6 +39,22 @@ type Limiter[R any] struct {
 	RefundBy func(ctx context.Context, key string, charged R, n int, by store.Limit) error
 	// PartOf returns the admission r as if it had charged n of its events.
 	PartOf func(r R, n int) R
+
+	// Space is equal for limiters that share their state, and nil if that cannot be known.
+	Space any
+	// Look tells how a key stands. It changes nothing, and observers are not told. It and
+	// Credit are for windows and token buckets.
+	Look func(ctx context.Context, key string, by store.Limit) (Look, error)
+	// Credit gives back n events, no more than Look has told, whoever charged them: debit has
+	// charged as many on another store. A window that is not the debit's gives nothing back.
+	Credit func(ctx context.Context, key string, debit R, n int, by store.Limit) error
+}
+
+// Look is how a key stands.
+type Look struct {
+	Left   int   // events that would be admitted now
+	Credit int   // events that a Credit can give back
+	Window int64 // when the current window has begun, Unix µs; 0 without windows
 }
 
 // Operation is what By does.

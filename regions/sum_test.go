@@ -1,0 +1,335 @@
+package regions_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/regions"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+var algorithms = []string{"fixed_window", "sliding_window", "token_bucket"}
+
+const (
+	second = int64(1e6)             // µs
+	epoch  = 1_700_000_000 * second // a window begins
+	skew   = int64(200_000)         // µs by which clocks are off, at most
+)
+
+// world is some regions, and the processes in them, that take turns. While one waits for a
+// store others decide, time passes, and calls are lost.
+type world struct {
+	t         testing.TB
+	rng       *rand.Rand
+	algorithm string
+	now       int64   // Unix µs
+	off       []int64 // of each region's clock
+	limits    []ratelimit.Limit
+	stores    []store.Store       // of the regions
+	plain     []ratelimit.Limiter // each region's share
+	processes []*process
+	depth     int // of decisions inside of others
+	skew      int64
+
+	events  []*event
+	flights []flight
+	moved   int
+	space   *store.Namespace // of the shares
+}
+
+// process is one of a region.
+type process struct {
+	*regions.Limiter
+	region int
+	last   *event // that was admitted
+	debit  flight // that is to be credited
+}
+
+// event is n of them that were admitted.
+type event struct {
+	at, window int64 // Unix µs; by the region's clock, of the window
+	n          int64
+}
+
+// flight is n events that were debited at from, and credited at to.
+type flight struct{ from, to, n int64 }
+
+// link is how a process reaches a store.
+type link struct {
+	store.Store
+	w  *world
+	p  *process
+	to int
+}
+
+func (l *link) own() bool { return l.p.region == l.to }
+
+// meanwhile lets time pass, and others decide.
+func (w *world) meanwhile() {
+	switch w.rng.IntN(8) {
+	case 0, 1:
+		w.now += w.rng.Int64N(30_000)
+	case 2:
+		if w.rng.IntN(20) == 0 {
+			w.now += w.rng.Int64N(second)
+		}
+	case 3, 4:
+		if w.depth < 3 {
+			w.decide()
+		}
+	}
+}
+
+var errLost = fmt.Errorf("%w: lost", store.ErrTimeout)
+
+// call is a call of a store: it may be lost, or only its reply.
+func (l *link) call(do func() error) error {
+	l.w.meanwhile()
+	if l.w.rng.IntN(40) == 0 {
+		return errLost
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	l.w.meanwhile()
+	if l.w.rng.IntN(40) == 0 {
+		return errLost
+	}
+	return nil
+}
+
+func (l *link) Peek(ctx context.Context, ns *store.Namespace, key string, by store.Limit, n int64) (r store.Reply, err error) {
+	err = l.call(func() error {
+		r, err = l.Store.Peek(ctx, ns, key, by, n)
+		return err
+	})
+	return r, err
+}
+
+// Take is of the own share.
+func (l *link) Take(ctx context.Context, ns *store.Namespace, key string, by store.Limit, n int64) (store.Reply, error) {
+	r, err := l.Store.Take(ctx, ns, key, by, n)
+	if err == nil && r.OK {
+		l.w.space = ns
+		l.p.last = &event{l.w.now, r.X - r.X%second, n}
+		l.w.events = append(l.w.events, l.p.last)
+	}
+	return r, err
+}
+
+// TakeUpTo is a debit.
+func (l *link) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, by store.Limit, n int64) (r store.Reply, err error) {
+	err = l.call(func() error {
+		if r, err = l.Store.TakeUpTo(ctx, ns, key, by, n); err == nil && r.OK {
+			l.p.debit = flight{from: l.w.now, n: min(n, ns.Rule.Available(by, r))}
+		}
+		return err
+	})
+	return r, err
+}
+
+// Refund is a credit.
+func (l *link) Refund(ctx context.Context, ns *store.Namespace, key string, by store.Limit, c store.Receipt) error {
+	return l.call(func() error {
+		require.True(l.w.t, l.own())
+		require.Equal(l.w.t, l.p.debit.n, c.N, "what was debited is credited")
+		l.p.debit.to = l.w.now
+		l.w.flights = append(l.w.flights, l.p.debit)
+		l.w.moved += int(c.N)
+		l.p.debit = flight{}
+		return l.Store.Refund(ctx, ns, key, by, c)
+	})
+}
+
+// newWorld is one of some regions, each on a store that open makes for its clock.
+func newWorld(t testing.TB, seed uint64, algorithm string, open func(region int, clock func() time.Time) store.Store) *world {
+	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 1)), algorithm: algorithm, now: epoch}
+	if w.rng.IntN(2) == 0 {
+		w.skew = skew
+	}
+	for i := range 2 + w.rng.IntN(2) {
+		limit := ratelimit.PerSecond(2 + w.rng.IntN(30))
+		if algorithm == "token_bucket" {
+			limit.Burst = 2 + w.rng.IntN(30)
+		}
+		w.limits, w.off = append(w.limits, limit), append(w.off, w.rng.Int64N(w.skew+1))
+		w.stores = append(w.stores, open(i, func() time.Time { return time.UnixMicro(w.now + w.off[i]) }))
+		w.plain = append(w.plain, share(t, algorithm, w.stores[i], limit))
+	}
+	for i := range 2 * len(w.stores) { // two processes in each region
+		p := &process{region: i % len(w.stores)}
+		to := func(j int) ratelimit.Limiter {
+			return share(t, algorithm, &link{w.stores[j], w, p, j}, w.limits[j])
+		}
+		var others []ratelimit.Limiter
+		for j := range w.stores {
+			if j != p.region {
+				others = append(others, to(j))
+			}
+		}
+		var err error
+		p.Limiter, err = regions.New(to(p.region), others)
+		require.NoError(t, err)
+		w.processes = append(w.processes, p)
+	}
+	return w
+}
+
+func share(t testing.TB, algorithm string, s store.Store, limit ratelimit.Limit) ratelimit.Limiter {
+	t.Helper()
+	l, err := ratelimit.New(algorithm, s, limit, ratelimit.WithName("share"))
+	require.NoError(t, err)
+	return l
+}
+
+// decide has a process decide, and gives back some of what it admits.
+func (w *world) decide() {
+	w.depth++
+	defer func() { w.depth-- }()
+	p := w.processes[w.rng.IntN(len(w.processes))]
+	if w.depth == 1 && w.rng.IntN(3) > 0 { // most of the load is in one region
+		p = w.processes[0]
+	}
+	if w.rng.IntN(2) == 0 {
+		p.Forget()
+	}
+	n := 1
+	if w.rng.IntN(4) == 0 {
+		n = 1 + w.rng.IntN(8)
+	}
+	p.last = nil
+	r, err := p.AllowN(w.t.Context(), "key", n)
+	require.NoError(w.t, err)
+	if r.Allowed && p.last != nil && w.rng.IntN(20) == 0 {
+		require.NoError(w.t, w.plain[p.region].Refund(w.t.Context(), "key", r, n))
+		p.last.n = 0
+	}
+}
+
+// checkCounts holds what the shares count to what they have admitted in a window and the one
+// before. It is for times at which nothing is under way, and all clocks show one window.
+func (w *world) checkCounts() {
+	counts, window := [2]int64{}, (w.now+w.off[0])/second*second
+	for i, s := range w.stores {
+		if (w.now+w.off[i])/second*second != window || w.space == nil {
+			return
+		}
+		r, err := s.Peek(w.t.Context(), w.space, "key", store.Limit{Rate: int64(w.limits[i].Rate), Period: second, Burst: 1}, 1)
+		require.NoError(w.t, err)
+		if w.algorithm == "fixed_window" {
+			r.Y, r.Z = 0, r.Y
+		}
+		counts[0], counts[1] = counts[0]+r.Z, counts[1]+r.Y
+	}
+	for _, e := range w.events {
+		for i := range counts {
+			if e.window == window-int64(i)*second {
+				counts[i] -= e.n
+			}
+		}
+	}
+	require.GreaterOrEqual(w.t, counts[0], int64(0), "of this window")
+	if w.algorithm == "sliding_window" {
+		require.GreaterOrEqual(w.t, counts[1], int64(0), "of the one before")
+	}
+}
+
+// reached is the part of the bound that was reached.
+func (w *world) reached() (part float64) {
+	var rate, burst int64
+	for _, l := range w.limits {
+		rate, burst = rate+int64(l.Rate), burst+int64(l.Burst)
+	}
+	if w.algorithm == "fixed_window" {
+		windows := map[int64]int64{}
+		for _, e := range w.events {
+			windows[e.window] += e.n
+			part = max(part, float64(windows[e.window])/float64(rate))
+		}
+		return part
+	}
+	for i, from := range w.events {
+		bound := rate*second + rate*w.skew // in millionths
+		if w.algorithm == "token_bucket" {
+			bound = burst*second + rate // and 1 µs
+			for _, f := range w.flights {
+				if f.from <= from.at && from.at <= f.to {
+					bound += f.n * second
+				}
+			}
+		}
+		sum := int64(0)
+		for _, to := range w.events[i:] {
+			sum += to.n
+			part = max(part, float64(sum*second)/float64(bound+rate*(to.at-from.at)))
+		}
+	}
+	return part
+}
+
+// TestTheSharesNeverAdmitMoreThanTheLimitInSum runs random schedules of some regions, with
+// calls that overlap, late ones and lost ones.
+func TestTheSharesNeverAdmitMoreThanTheLimitInSum(t *testing.T) {
+	test := func(t *testing.T, algorithm string, worlds int, open func(t testing.TB, id, region int, clock func() time.Time) store.Store) {
+		if testing.Short() {
+			worlds = 1 + worlds/10
+		}
+		most, moved := 0.0, 0
+		for seed := range worlds {
+			w := newWorld(t, uint64(seed), algorithm, func(region int, clock func() time.Time) store.Store {
+				return open(t, seed, region, clock)
+			})
+			for range 400 {
+				w.now += w.rng.Int64N(8_000)
+				w.decide()
+				if algorithm != "token_bucket" {
+					w.checkCounts()
+				}
+			}
+			part := w.reached()
+			require.LessOrEqual(t, part, 1.0, "seed %d", seed)
+			most, moved = max(most, part), moved+w.moved
+		}
+		t.Logf("%d schedules reached %.3f of the bound, and moved %d events", worlds, most, moved)
+		if worlds >= 300 {
+			require.Greater(t, most, 0.97, "the schedules are too tame")
+		}
+		require.Greater(t, moved, 10*worlds)
+	}
+	for _, algorithm := range algorithms {
+		t.Run(algorithm+" in memory", func(t *testing.T) {
+			test(t, algorithm, effort.Of(300, 5_000), func(t testing.TB, _, _ int, clock func() time.Time) store.Store {
+				return memory(t, memstore.WithClock(clock))
+			})
+		})
+		t.Run(algorithm+" on Redis", func(t *testing.T) {
+			client := redistest.Shared(t).Client(t)
+			test(t, algorithm, effort.Of(10, 100), func(t testing.TB, id, region int, clock func() time.Time) store.Store {
+				s, err := redisstore.New(client, redisstore.WithClock(clock), redisstore.WithTimeout(time.Minute),
+					redisstore.WithPrefix(fmt.Sprint(redistest.Prefix(t), id, "-", region)))
+				require.NoError(t, err)
+				return s
+			})
+		})
+	}
+}
+
+func memory(t testing.TB, opts ...memstore.Option) store.Store {
+	t.Helper()
+	s, err := memstore.New(opts...)
+	require.NoError(t, err)
+	return s
+}
