@@ -39,7 +39,7 @@ func TestAMarkIsFoundByItsOwnerAndTakenOff(t *testing.T) {
 	once, again := plain.With(first), plain.With(first)
 	require.True(t, once == again, "Results stay comparable")
 	require.False(t, once == plain)
-	require.Equal(t, ratelimit.SourceList, plain.With(ratelimit.NewMark(inner, 200, nil)).Source(), "there is no such source")
+	require.Equal(t, ratelimit.SourceLease, plain.With(ratelimit.NewMark(inner, 200, nil)).Source(), "there is no such source")
 	require.Equal(t, "source(200)", ratelimit.Source(200).String())
 }
 

@@ -102,7 +102,7 @@ func TestHeadroomIsInTenthsRoundedUp(t *testing.T) {
 func TestEachSourceIsCounted(t *testing.T) {
 	c := observe.NewCounters("")
 	owner := new(int)
-	for source := ratelimit.SourceStore; source <= ratelimit.SourceList; source++ {
+	for source := ratelimit.SourceStore; source <= ratelimit.SourceLease; source++ {
 		for _, allowed := range []bool{true, false} {
 			r := ratelimit.Result{Allowed: allowed, Limit: 1}
 			r = r.With(ratelimit.NewMark(owner, source, nil))
@@ -112,15 +112,15 @@ func TestEachSourceIsCounted(t *testing.T) {
 		}
 	}
 	s := c.Snapshot()
-	require.Len(t, s.Decisions, 16)
+	require.Len(t, s.Decisions, 18)
 	for i, d := range s.Decisions {
-		source := ratelimit.Source(i % 8)
+		source := ratelimit.Source(i % 9)
 		require.Equal(t, source.String(), d.Source)
-		require.Equal(t, map[bool]string{true: "allowed", false: "denied"}[i < 8], d.Outcome)
+		require.Equal(t, map[bool]string{true: "allowed", false: "denied"}[i < 9], d.Outcome)
 		require.Equal(t, int64(source)+1, d.Calls)
 		require.Equal(t, 3*d.Calls, d.Events)
 	}
-	require.EqualValues(t, 1+4+5+7, s.Headroom[0], "store, local, deny_cache and zero_rate")
+	require.EqualValues(t, 1+4+5+7+9, s.Headroom[0], "store, local, deny_cache, zero_rate and lease")
 	require.Len(t, observe.NewCounters("").Snapshot().Decisions, 11, "the rows that can be, before anything is counted")
 }
 
