@@ -24,7 +24,7 @@ import (
 
 // Limiter wraps a [ratelimit.Limiter] and holds leases of it: events that the store has charged
 // already, and that this process may admit until the lease ends. A key that is asked for often
-// then costs the store a call for many decisions, and a decision takes as long as one in memory.
+// then costs the store a call for many decisions. A decision takes as long as one in memory.
 //
 // The life of a lease says how old a decision may be. It starts before the store is asked, and
 // each use of the lease looks at the clock. What has not been used when it ends is given back,
@@ -54,9 +54,9 @@ import (
 // lease that has ended meanwhile, unless its monotonic clock was stopped too.
 //
 // Use it for limits that a whole fleet asks for often. It pays from four events of a key for
-// each process and life on; below that it costs some 2 % more calls. Keys of less than one
-// event a life, keys of over 256 bytes, and calls for more events than are held ask the store as
-// they would without it.
+// each process and life on; below that it costs some 2 % more calls. The store is asked as it
+// would be without leases for keys of less than one event a life, and for keys of over 256
+// bytes. So it is for calls of more events than are held.
 //
 // It holds up to 65,536 keys ([WithMaxKeys]) of some 450 bytes each, and forgets those that
 // are not asked for. While anything is held a timer runs. A call of the store for several

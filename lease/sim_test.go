@@ -298,9 +298,9 @@ func (m *model) fly(p *process) {
 		return
 	}
 	m.at(at, func() {
+		decided := m.now // by the first call of a flight
 		l := f.ask(context.Background(), m.slowly(), "key")
 		m.ok(l.err)
-		decided := m.now
 		if at, ok := m.arrives(); ok {
 			m.byProcess(p, at, once(func() { m.land(p, f, &l, sent, decided) }))
 		}

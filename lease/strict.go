@@ -19,8 +19,8 @@ const (
 
 const maxPeriod = 10 * 365 * 24 * 3600 * 1e6 // µs
 
-// strict is the limit to ask the store for, so that events which are admitted up to life after
-// they were charged keep to the bound of l:
+// strict is the limit to ask the store for. Events that are admitted up to life after they were
+// charged then keep to the bound of l:
 //
 //   - a bucket without what flows into it in that time;
 //   - a log that remembers for so much longer;
@@ -57,8 +57,8 @@ func lifeMicros(life time.Duration) int64 {
 // ahead is how many events flow in us µs, rounded up.
 func ahead(l store.Limit, us int64) int64 { return exact.MulDivUp(us, l.Rate, 0, l.Period) }
 
-// pause is for how long a process does not ask again after a denial, so that at the limit time
-// and not demand decides how often the store is asked. It is half a life, and no more than half
+// pause is for how long a process does not ask again after a denial. At the limit time and not
+// demand decides how often the store is asked. It is half a life, and no more than half
 // of the time in which the limit refills, which would be lost. A fixed window needs none: nothing
 // comes before its end, and then all does.
 func pause(algorithm string, l store.Limit, life time.Duration) time.Duration {
