@@ -30,7 +30,6 @@ var links = map[string][]string{
 	"httplimit":        {".", "clientaddr", "store", "github.com/felixge/httpsnoop"},
 	"lease":            {".", "store"},
 	"observe":          {".", "store", "store/memstore"},
-	"lease":            {".", "store"},
 	"regions":          {".", "store"},
 	"shadow":           {".", "clientaddr", "store"},
 	"throttle":         {".", "store"},
