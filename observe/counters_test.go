@@ -121,7 +121,7 @@ func TestEachSourceIsCounted(t *testing.T) {
 		require.Equal(t, 3*d.Calls, d.Events)
 	}
 	require.EqualValues(t, 1+4+5+7+9, s.Headroom[0], "store, local, deny_cache, zero_rate and lease")
-	require.Len(t, observe.NewCounters("").Snapshot().Decisions, 11, "the rows that can be, before anything is counted")
+	require.Len(t, observe.NewCounters("").Snapshot().Decisions, 13, "the rows that can be, before anything is counted")
 }
 
 func TestErrorsHaveEightClasses(t *testing.T) {
