@@ -139,7 +139,8 @@ func TestWhatLapsesDuringACall(t *testing.T) {
 		taken += len(hold(t, d, 20))
 		time.Sleep(life - 5*time.Millisecond)
 		s.set(trip, nil)
-		for asked := d.Stats().Asked; asked == d.Stats().Asked; taken++ { // for another one
+		for asked := d.Stats().Asked; asked == d.Stats().Asked; { // for another one
+			taken++
 			require.Equal(t, ratelimit.SourceLease, allow(t, d).Source())
 			synctest.Wait()
 		}
