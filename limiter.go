@@ -28,7 +28,7 @@
 //	  └ Waiter         who waits               throttle.NewWaiter
 //	    └ Rekeyed      which key               NewRekeyed
 //	      └ fallback   if the store fails      fallback.New
-//	        └ denycache   what is not asked    denycache.New
+//	        └ denycache   what is not asked    denycache.New, lease.New
 //	          └ TokenBucket, …   the decision
 //
 // With several limits the middle is another one:
