@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -83,14 +84,22 @@ func (d *Limiter) depart(e *entry) *flight {
 	return f
 }
 
-// launch asks the store in a goroutine, unless that is under way. It is called under the shard's
+// launch asks the store in another goroutine, unless that is under way. It is called under the shard's
 // lock.
 func (d *Limiter) launch(s *shard, e *entry) {
 	if e.flying {
 		return
 	}
-	if f := d.depart(e); f != nil {
+	f := d.depart(e)
+	switch {
+	case f == nil:
+	case len(f.aboard) > 0:
 		go d.fly(context.Background(), s, e, f) // no caller's: the store has a timeout
+	default: // nobody waits: there may be one for each of many keys
+		d.do(func(ctx context.Context) error {
+			d.fly(ctx, s, e, f)
+			return nil
+		}, math.MaxInt)
 	}
 }
 
@@ -136,7 +145,7 @@ func (f *flight) ask(ctx context.Context, of *five.Limiter[ratelimit.Result], ke
 // since. So a store that answers more slowly than a life serves all the same.
 func (d *Limiter) land(e *entry, f *flight, l *landing, sent time.Duration) {
 	now, aboard := d.now(), f.aboard
-	e.owed -= l.forced
+	e.owed = max(0, e.owed-l.forced) // a Reset may have forgotten it
 	if l.granted > 0 {
 		d.stats.granted.Add(int64(l.granted))
 		aboard = d.board(e, f, l, sent, now)

@@ -1,8 +1,10 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -50,14 +52,10 @@ func (d *Limiter) Stats() Stats {
 	return s
 }
 
-// unspent are events of a grant that nobody has used in time.
-type unspent struct {
-	key   string
-	grant *grant
-	n     int
-}
+// job is a call of the store that nobody waits for.
+type job func(ctx context.Context) error
 
-// maxWorkers is how many calls give back at once.
+// maxWorkers is how many jobs are done at once.
 const maxWorkers = 32
 
 // begin counts a goroutine, or a call, that Close waits for. It is false if the limiter is closed.
@@ -78,48 +76,60 @@ func (d *Limiter) giveBack(key string, g *grant, n int) {
 		return
 	}
 	d.stats.lapsed.Add(int64(n))
+	d.do(func(ctx context.Context) error { return d.refund(ctx, key, g, n) }, int(d.maxKeys))
+}
+
+func (d *Limiter) refund(ctx context.Context, key string, g *grant, n int) error {
+	err := d.five.RefundBy(ctx, key, g.result, n, *g.by)
+	if err == nil {
+		d.stats.givenBack.Add(int64(n))
+	}
+	return err
+}
+
+// do has a worker do j, unless more than most wait for one. Once the limiter is closed Close
+// does it.
+func (d *Limiter) do(j job, most int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	closed := d.closed.Load()
-	if !closed && int64(len(d.returns)) >= d.maxKeys {
+	if !closed && len(d.jobs) >= most {
 		return
 	}
-	d.returns = append(d.returns, unspent{key, g, n})
+	d.jobs = append(d.jobs, j)
 	if d.workers < maxWorkers && !closed {
 		d.workers++
-		d.running.Go(func() { _ = d.work(context.Background()) })
+		d.running.Go(func() { _ = d.work(context.Background(), true) })
 	}
 }
 
-// work gives back until there is nothing left to do, and returns the first error.
-func (d *Limiter) work(ctx context.Context) (first error) {
+// work does jobs until there is nothing left to do, and returns the first error. Open workers
+// leave the rest to Close.
+func (d *Limiter) work(ctx context.Context, open bool) (first error) {
 	for {
 		d.mu.Lock()
-		if len(d.returns) == 0 {
-			d.returns = nil
+		last := len(d.jobs) - 1
+		if last < 0 || open && d.closed.Load() {
 			d.workers--
 			d.mu.Unlock()
 			return first
 		}
-		u := d.returns[len(d.returns)-1]
-		d.returns = d.returns[:len(d.returns)-1]
+		j := d.jobs[last]
+		d.jobs = d.jobs[:last]
 		d.mu.Unlock()
-		if err := d.refund(ctx, u); first == nil {
+		if err := j.run(ctx); first == nil {
 			first = err
 		}
 	}
 }
 
-func (d *Limiter) refund(ctx context.Context, u unspent) (err error) {
+func (j job) run(ctx context.Context) (err error) {
 	defer func() {
 		if p := recover(); p != nil { // of a store: there is no caller to tell
 			err = errPanic
 		}
 	}()
-	if err = d.five.RefundBy(ctx, u.key, u.grant.result, u.n, *u.grant.by); err == nil {
-		d.stats.givenBack.Add(int64(u.n))
-	}
-	return err
+	return j(ctx)
 }
 
 var errPanic = errors.New("lease: the store has panicked")
@@ -181,41 +191,48 @@ func (d *Limiter) Close(ctx context.Context) error {
 	if closed {
 		return nil
 	}
+	first := d.workTogether(ctx)
 	d.running.Wait()
-	var first error
 	for i := range d.shards {
-		if err := d.closeShard(ctx, &d.shards[i]); first == nil {
-			first = err
-		}
+		d.closeShard(&d.shards[i])
 	}
-	d.mu.Lock()
-	d.workers++
-	d.mu.Unlock()
-	if err := d.work(ctx); first == nil {
-		first = err
-	}
-	return first
+	return cmp.Or(first, d.workTogether(ctx))
 }
 
-// closeShard hands all that is held to the last worker, and charges what is owed.
-func (d *Limiter) closeShard(ctx context.Context, s *shard) (first error) {
+// workTogether does all jobs, several at once, and returns the first error of a worker.
+func (d *Limiter) workTogether(ctx context.Context) error {
+	d.mu.Lock()
+	d.workers += maxWorkers
+	d.mu.Unlock()
+	errs := make([]error, maxWorkers)
+	var workers sync.WaitGroup
+	for i := range errs {
+		workers.Go(func() { errs[i] = d.work(ctx, false) })
+	}
+	workers.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// closeShard makes jobs of all that is held, and of what is owed.
+func (d *Limiter) closeShard(s *shard) {
 	s.mu.Lock()
-	keys := s.keys
-	s.keys = make(map[keyhash.Hash]*entry)
-	d.keys.Add(-int64(len(keys)))
-	for _, e := range keys {
+	defer s.mu.Unlock()
+	for _, e := range s.keys {
 		d.giveUp(e)
-	}
-	s.mu.Unlock()
-	for _, e := range keys { // nobody finds them any more
-		if e.owed == 0 {
-			continue
-		}
-		if _, err := d.five.By(ctx, five.Overdraw, e.key, e.owed, *e.by); first == nil {
-			first = err
+		if owed := e.owed; owed > 0 {
+			d.do(func(ctx context.Context) error {
+				_, err := d.five.By(ctx, five.Overdraw, e.key, owed, *e.by)
+				return err
+			}, 0)
 		}
 	}
-	return first
+	d.keys.Add(-int64(len(s.keys)))
+	s.keys = make(map[keyhash.Hash]*entry)
 }
 
 // giveUp gives back all that is held of a key.

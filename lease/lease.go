@@ -28,7 +28,7 @@ import (
 //
 // The life of a lease says how old a decision may be. It starts before the store is asked, and
 // each use of the lease looks at the clock. What has not been used when it ends is given back,
-// within another life. How many events a lease has follows the demand. It starts with one, and
+// within another life or 10 ms, or up to 140 ms if many keys are held. How many events a lease has follows the demand. It starts with one, and
 // doubles while leases are used up in less than half of their life.
 //
 // Bound: that of the wrapped limiter, exactly, in any number of processes, if all of them lease
@@ -44,9 +44,9 @@ import (
 // Others may see events taken that nobody has used yet, for two lives at most. So one process
 // may be denied what another one holds. Remaining, RetryAfter and ResetAfter are those of the
 // store's last answer, and can be a life old. So is a denial, which is remembered for up to a
-// life. At the limit a process asks the store again after half of a life, and RetryAfter says
-// so. (Of a [ratelimit.FixedWindow] it asks when the window ends.) Another process uses a lease
-// up to a life after a Reset, or after the key's limit was lowered.
+// life. At the limit a process asks the store again after half of a life, or after a life with a
+// [ratelimit.FixedWindow], and RetryAfter says so. Another process uses a lease up to a life
+// after a Reset. It is the same after the key's limit was lowered.
 //
 // Exceptions: what a process holds when it is killed is lost until it would have left the
 // limit anyway. So is a lease whose grant was lost on the way. If the store's clock jumps ahead,
@@ -73,6 +73,7 @@ type Limiter struct {
 
 	by       store.Limit // strict, of the constructor's limit
 	leasable bool
+	lent     *ratelimit.Mark // on what is admitted by overdraft
 
 	base   time.Time // of all times, which are monotonic
 	seeds  keyhash.Seeds
@@ -87,8 +88,8 @@ type Limiter struct {
 
 	mu      sync.Mutex  // protects what follows; locked after a shard
 	timer   *time.Timer // of the next sweep
-	returns []unspent   // to be given back
-	workers int         // that do so
+	jobs    []job       // to be done by workers
+	workers int
 }
 
 type place = order.Remembers
@@ -164,7 +165,8 @@ func WithMaxKeys(n int) Option {
 }
 
 // WithOverdraft lets up to n events of each key pass in each process before the store knows
-// them, 1 to 1,000,000,000. Then no caller waits for the store, unless it has denied.
+// them, 1 to 1,000,000,000. Callers for one event then wait for the store only while so many are
+// owed, or after it has denied.
 //
 // Bound: that of the wrapped limiter, and n events more for each process, and for each
 // that is killed meanwhile. A key that is full is kept until it has room.
@@ -200,6 +202,7 @@ func New(l ratelimit.Limiter, life time.Duration, opts ...Option) (*Limiter, err
 	}
 	d := &Limiter{limiter: l, five: one, maxKeys: defaultMaxKeys, base: time.Now(), seeds: keyhash.New()}
 	d.place = order.NewRemembers(d)
+	d.lent = ratelimit.NewMark(d, ratelimit.SourceLease, lent{})
 	d.terms = terms{life: life, most: maxLease, halve: one.Algorithm == fixedWindow}
 	for _, opt := range opts {
 		if opt == nil {
@@ -306,7 +309,7 @@ func (d *Limiter) without(ctx context.Context, s *shard, e *entry, n int, now ti
 		if e.settle(&d.terms) {
 			d.launch(s, e)
 		}
-		res = ratelimit.Result{Allowed: true, Limit: int(by.Burst), Remaining: max(0, e.room-e.owed)}.With(borrowed)
+		res = ratelimit.Result{Allowed: true, Limit: int(by.Burst), Remaining: max(0, e.room-e.owed)}.With(d.lent)
 		s.mu.Unlock()
 		return res, nil
 	}
@@ -371,8 +374,11 @@ func (d *Limiter) strict() bool {
 	return d.five.Algorithm == tokenBucket || d.five.Algorithm == slidingLog
 }
 
-// borrowed is on what is admitted by overdraft, which cannot be given back.
-var borrowed = ratelimit.NewMark(new(Limiter), ratelimit.SourceLease, nil)
+// lent is the note on what is admitted by overdraft.
+type lent struct{}
+
+// denied is on what this process has denied.
+var denied = ratelimit.NewMark(new(Limiter), ratelimit.SourceLease, nil)
 
 // entry is that of key, a new one if need be. It is nil if there are too many keys, or the limiter
 // is closed.
@@ -423,7 +429,7 @@ func (d *Limiter) deny(res *ratelimit.Result, e *entry, now time.Duration) {
 	*res = e.denial.result
 	res.RetryAfter = wholeMicros(max(e.denial.told+res.RetryAfter, e.denied) - now)
 	res.ResetAfter = max(res.RetryAfter, wholeMicros(e.denial.told+res.ResetAfter-now))
-	*res = res.With(borrowed)
+	*res = res.With(denied)
 	d.stats.local.Add(1)
 }
 

@@ -10,7 +10,8 @@ import (
 )
 
 // AllowWithin decides on n events whose turn must come within within: see
-// [ratelimit.AllowWithin]. Events that are held have their turn now.
+// [ratelimit.AllowWithin]. Events that are held have their turn now. For others of a
+// bucket it asks the store each time, and so does [ratelimit.Wait].
 func (d *Limiter) AllowWithin(ctx context.Context, key string, n int, within time.Duration) (ratelimit.Result, error) {
 	if d.limiter != nil && d.five.Algorithm != tokenBucket { // without turns
 		return d.AllowN(ctx, key, n)
@@ -26,7 +27,8 @@ func (d *Limiter) AllowWithin(ctx context.Context, key string, n int, within tim
 	return d.ask(ctx, five.Take, key, n, by)
 }
 
-// AllowUpTo admits n events of what is held, or as many as the store has room for.
+// AllowUpTo admits n events of what is held, or as many as there is room for. If some are held,
+// they are given back to the store first, so that it decides on all.
 func (d *Limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
 	r, ok, err := d.held(ctx, key, n)
 	if ok || err != nil {
@@ -36,11 +38,37 @@ func (d *Limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int
 	if err != nil {
 		return 0, ratelimit.Result{}, err
 	}
+	if err := d.surrender(ctx, key); err != nil {
+		return 0, ratelimit.Result{}, err
+	}
 	r, err = d.ask(ctx, five.TakeUpTo, key, n, by)
 	if err == nil && r.Source() == ratelimit.SourceUnlimited {
 		return n, r, nil
 	}
 	return r.Charged(), r, err
+}
+
+// surrender gives back what is held of key, and waits for it.
+func (d *Limiter) surrender(ctx context.Context, key string) error {
+	id := d.seeds.Hash(key)
+	s := &d.shards[id.Lo%shards]
+	var slots [2]slot[*grant]
+	s.mu.Lock()
+	if e := s.keys[id]; e != nil {
+		slots = [2]slot[*grant]{e.slot, e.spare}
+		e.left, e.spare.left = 0, 0
+	}
+	s.mu.Unlock()
+	for _, held := range slots {
+		if held.left == 0 {
+			continue
+		}
+		d.stats.lapsed.Add(int64(held.left))
+		if err := d.refund(ctx, key, held.grant, held.left); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // held admits n events if all of them are held.
@@ -84,19 +112,19 @@ func (d *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	if left := d.heldOf(key); left > 0 {
+	if left := d.heldOf(key, by); left > 0 {
 		r.Allowed, r.RetryAfter, r.Remaining = true, 0, min(r.Limit, r.Remaining+left)
 	}
 	return r, nil
 }
 
-// heldOf is how many events of key are held.
-func (d *Limiter) heldOf(key string) (n int) {
+// heldOf is how many events of key are held under this limit.
+func (d *Limiter) heldOf(key string, by store.Limit) (n int) {
 	id := d.seeds.Hash(key)
 	s := &d.shards[id.Lo%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e, now := s.keys[id], d.now(); e != nil {
+	if e, now := s.keys[id], d.now(); e != nil && *e.by == by {
 		for _, held := range []*slot[*grant]{&e.slot, &e.spare} {
 			if now < held.until {
 				n += held.left
@@ -118,8 +146,8 @@ func (d *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	return d.ask(ctx, five.Overdraw, key, n, by)
 }
 
-// Refund gives back to the lease, if it has not ended, and else to the store. What was admitted
-// by overdraft cannot be given back: that is [ratelimit.ErrInvalidN].
+// Refund gives back to the lease, if it has not ended, and else to the store. An event that was
+// admitted by overdraft is no longer owed, or goes to the lease that has paid for it.
 func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if err := d.check(ctx, key, n); err != nil {
 		return err
@@ -134,6 +162,8 @@ func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 		return d.five.RefundBy(ctx, key, note.result, n, *note.by) // charged has a ResetAfter of its own
 	case store.Limit:
 		return d.five.RefundBy(ctx, key, under, n, note)
+	case lent:
+		return d.refundLent(ctx, key)
 	}
 	return d.limiter.Refund(ctx, key, charged, n)
 }
@@ -153,6 +183,29 @@ func (d *Limiter) returned(key string, g *grant, n int) bool {
 	return true
 }
 
+// refundLent gives back an event that was admitted by overdraft.
+func (d *Limiter) refundLent(ctx context.Context, key string) error {
+	id := d.seeds.Hash(key)
+	s := &d.shards[id.Lo%shards]
+	s.mu.Lock()
+	e := s.keys[id]
+	switch {
+	case e == nil: // it was paid long ago
+		s.mu.Unlock()
+		return nil
+	case e.owed > 0 && !e.flying:
+		e.owed--
+	case e.grant != nil && d.now() < e.until:
+		e.left, e.most = e.left+1, e.most+1
+	case e.grant != nil: // which has ended
+		g := e.grant
+		s.mu.Unlock()
+		return d.five.RefundBy(ctx, key, d.five.PartOf(g.result, 1), 1, *g.by)
+	}
+	s.mu.Unlock()
+	return nil
+}
+
 // Reset forgets key, here and at the store. A lease that is on its way, or held by another
 // process, is used all the same.
 func (d *Limiter) Reset(ctx context.Context, key string) error {
@@ -163,7 +216,7 @@ func (d *Limiter) Reset(ctx context.Context, key string) error {
 	s := &d.shards[id.Lo%shards]
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
-		e.slot, e.spare, e.denied, e.full = slot[*grant]{}, slot[*grant]{}, 0, 0
+		e.slot, e.spare, e.denied, e.full, e.owed = slot[*grant]{}, slot[*grant]{}, 0, 0, 0
 	}
 	s.mu.Unlock()
 	return d.limiter.Reset(ctx, key)

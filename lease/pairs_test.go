@@ -1,0 +1,144 @@
+package lease_test
+
+import (
+	"context"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// A key that owes is charged before what is held is used.
+func TestALocalFallbackAroundALeaseKeepsToOneLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, limit, ok := &recorder{Store: memory(t)}, ratelimit.Limit{Rate: 1000, Period: time.Hour, Burst: 1000}, 0
+		f, err := fallback.New(newLease(t, newLimiter(t, "token_bucket", s, limit), time.Minute),
+			fallback.Local(newLimiter(t, "token_bucket", memory(t), limit)))
+		require.NoError(t, err)
+		ask := func(key string, times int) {
+			for range times {
+				r, err := f.Allow(t.Context(), key)
+				require.NoError(t, err)
+				if synctest.Wait(); r.Allowed && key == "key" {
+					ok++
+				}
+			}
+		}
+		ask("key", 300)
+		s.set(0, func(string) error { return store.ErrUnavailable })
+		ask("other", 5) // the breaker opens
+		ask("key", 1000)
+		s.set(0, nil)
+		time.Sleep(1100 * time.Millisecond)
+		ask("other", 1) // and closes
+		ask("key", 1000)
+		require.LessOrEqual(t, ok, 1001)
+	})
+}
+
+func TestCallsThatNobodyWaitsForAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var now, most atomic.Int64
+		s := &recorder{Store: memory(t)}
+		s.set(0, func(string) error {
+			most.Store(max(most.Load(), now.Add(1)))
+			time.Sleep(2 * time.Millisecond)
+			now.Add(-1)
+			return nil
+		})
+		d := newLease(t, newLimiter(t, "fixed_window", s, ratelimit.PerMinute(1_000_000)), 50*time.Millisecond, lease.WithOverdraft(10))
+		for i := range 20_000 {
+			_, _ = d.Allow(t.Context(), strconv.Itoa(i))
+		}
+		time.Sleep(time.Second)
+		require.NoError(t, d.Close(t.Context()))
+		require.LessOrEqual(t, most.Load(), int64(2*32), "those of Close may come beside the last of the others")
+	})
+}
+
+func TestCloseGivesBackSeveralAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d := newLease(t, newLimiter(t, "fixed_window", s, ratelimit.PerHour(1_000_000)), 10*time.Minute)
+		for range 4 {
+			for i := range 10_000 {
+				_, _ = d.Allow(t.Context(), strconv.Itoa(i))
+				synctest.Wait()
+			}
+		}
+		s.set(20*time.Millisecond, nil)
+		t0 := time.Now()
+		require.NoError(t, d.Close(t.Context()))
+		require.Less(t, time.Since(t0), 10*time.Second)
+	})
+}
+
+func TestADenialOfAnAllGivesBackWhatWasLent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newLimiter(t, "fixed_window", memory(t), ratelimit.PerMinute(10_000))
+		d := newLease(t, p, life, lease.WithOverdraft(50))
+		full := newLimiter(t, "token_bucket", memory(t), ratelimit.PerHour(1))
+		allow(t, full)
+		all, err := ratelimit.NewAll(d, full)
+		require.NoError(t, err)
+		for range 200 {
+			require.False(t, allow(t, all).Allowed)
+		}
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, 10_000, remaining(t, p))
+	})
+}
+
+func TestResetForgetsWhatIsOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newLimiter(t, "fixed_window", memory(t), ratelimit.PerSecond(100))
+		d := newLease(t, p, life, lease.WithOverdraft(50))
+		for range 20 {
+			allow(t, d)
+		}
+		require.NoError(t, d.Reset(t.Context(), "key"))
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, 100, remaining(t, p))
+	})
+}
+
+func TestPeekAddsNothingHeldUnderAnotherLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rate := 1000
+		f := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.PerHour(rate), nil })
+		d := newLease(t, newLimiter(t, "fixed_window", memory(t), ratelimit.PerHour(1000), f), time.Minute)
+		hold(t, d, 8)
+		rate = 0
+		peek, _ := d.Peek(t.Context(), "key")
+		r, _ := d.Allow(t.Context(), "key")
+		require.Equal(t, r.Allowed, peek.Allowed)
+	})
+}
+
+// What was lent is given back wherever it is by then: owed, paid by a lease, or paid long ago.
+func TestWhatWasLentCanBeRefunded(t *testing.T) {
+	for name, after := range map[string]time.Duration{"owed": 0, "leased": 20 * time.Millisecond, "lapsed": 150 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newLimiter(t, "fixed_window", memory(t), ratelimit.PerHour(100))
+			d := newLease(t, p, 100*time.Millisecond, lease.WithOverdraft(8))
+			var lent []ratelimit.Result
+			for range 3 {
+				lent = append(lent, allow(t, d))
+			}
+			time.Sleep(after)
+			for _, r := range lent {
+				require.NoError(t, d.Refund(t.Context(), "key", r, 1), name)
+			}
+			require.NoError(t, d.Close(t.Context()))
+			require.Equal(t, 100, remaining(t, p), name)
+		})
+	}
+}
