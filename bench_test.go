@@ -57,6 +57,26 @@ func BenchmarkAllow(b *testing.B) {
 	}
 }
 
+// BenchmarkGrowingLog measures decisions of a sliding log in memory that forgets nothing, on
+// keys in turn. The number of decisions says how long the logs become:
+//
+//	go test -run '^$' -bench GrowingLog -benchtime 1000000x -count 10 .
+func BenchmarkGrowingLog(b *testing.B) {
+	for _, n := range []int{1, 10_000} {
+		b.Run(fmt.Sprintf("keys=%d", n), func(b *testing.B) {
+			lim := inMemory(b, "sliding_log", ratelimit.PerDay(1_000_000_000))
+			keys, ctx := bench.SeenKeys(b, lim, n), b.Context()
+			b.ReportAllocs()
+			b.ResetTimer()
+			for i := range b.N {
+				if r, err := lim.Allow(ctx, keys[i%n]); err != nil || !r.Allowed {
+					b.Fatal("not as benchmarked")
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkObserve measures what an Observer adds to a decision of a token bucket in memory, on
 // one key. Read it as differences to "none" of the same run, the least of several:
 //

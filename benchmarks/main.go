@@ -144,7 +144,9 @@ func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regex
 		part string
 		f    func([]contestant) error
 	}{
-		{"time", b.measureTimes},
+		{"time", func(all []contestant) error {
+			return b.measureTimes(append(all, matching([]contestant{growingLog}, name)...))
+		}},
 		{"footprint", b.measureFootprint},
 		{"footprint", b.measureMany},
 		{"latency", b.measureLatency},

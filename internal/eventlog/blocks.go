@@ -42,6 +42,16 @@ func (g *Log) later(t int64) int64 {
 	}))
 }
 
+// living returns the block of the first event later than t, and the running count before
+// that event. t is as for firstAfter.
+func (g *Log) living(t int64) (b int64, gone uint64) {
+	if t < g.firstAt {
+		return g.number, g.gone
+	}
+	b, i := g.firstAfter(t)
+	return b, g.block(b).through(i)
+}
+
 // firstAfter returns the block and the entry of the first event later than t. t is before
 // the newest event and not before cutoff. If the block has no such entry, i is one past
 // its end.

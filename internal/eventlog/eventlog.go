@@ -34,6 +34,11 @@ type Log struct {
 	total    uint64   // the running count of all events
 	cutoff   int64    // events up to here, Unix µs, were cut by an Add, whatever the Period is now
 	period   int64    // of the last Add, µs
+
+	// No event is later than cutoff and earlier than firstAt, Unix µs. The running count
+	// there is gone, in the oldest block. So most calls need not look at that block.
+	firstAt int64
+	gone    uint64
 }
 
 // New returns a log that begins with the entry of s: s.Whole events at s.At, if any.
@@ -56,8 +61,7 @@ func (g *Log) Step(l store.Limit, now, n int64) store.Reply {
 	if g.newest <= dead || g.newest+g.period <= r.X {
 		return r
 	}
-	b, i := g.firstAfter(dead)
-	gone := g.block(b).through(i)
+	b, gone := g.living(dead)
 	r.Y, r.Z = eventsBetween(gone, g.total-g.missing(b)), g.newest+l.Period-r.X
 	if r.OK = r.Y+n <= l.Rate; !r.OK && n <= l.Rate {
 		r.X = g.whenGone(b, gone, r.Y+n-l.Rate) + l.Period - r.X
@@ -121,8 +125,9 @@ func (g *Log) Add(l store.Limit, now, n int64) (end int64) {
 func (g *Log) append(now, n int64) {
 	if g.empty() {
 		g.tail.begin(now, 0, n)
-		g.older, g.spare, g.first = nil, nil, 0 // frees their memory
+		g.older, g.spare = nil, nil // frees their memory
 		g.number, g.refunded, g.total = 1, 0, 0
+		g.first, g.firstAt, g.gone = 0, now, 0
 	} else if !g.tail.fits(now, n) {
 		g.nextBlock(now, n)
 	}
@@ -135,7 +140,7 @@ func (g *Log) append(now, n int64) {
 func (g *Log) nextBlock(now, n int64) {
 	full := g.spare
 	if full == nil {
-		full = new(block)
+		full = &block{data: make([]byte, 0, 16*narrow)} // it will most likely be filled
 	}
 	g.spare = nil
 	*full, g.tail = g.tail, block{data: full.data}
@@ -150,18 +155,19 @@ func (g *Log) trim() {
 		g.tail.data = g.tail.data[:0] // it is empty, and begins again with the next Add
 		return
 	}
+	if g.cutoff < g.firstAt { // nothing has died
+		return
+	}
 	b, i := g.firstAfter(g.cutoff)
-	switch {
-	case b > g.number:
+	if b > g.number {
 		g.forget(b)
-		if b == g.number {
-			g.first = i
-		}
-	case len(g.older) > 0:
-		g.first = i
-	case i > 0:
+	} else if len(g.older) == 0 {
 		g.tail.cut(i)
-		g.first = 0
+		i = 0
+	}
+	g.first = 0
+	if at := g.block(b); b == g.number && i < at.len() {
+		g.first, g.firstAt, g.gone = i, at.time(i), at.through(i)
 	}
 }
 
@@ -175,7 +181,7 @@ func (g *Log) forget(b int64) {
 	for ; g.number+int64(n) < b && n < blockLen && (n == 0 || g.older[n] == nil); n++ {
 		g.older[n] = nil
 	}
-	g.older, g.first = g.older[n:], 0
+	g.older = g.older[n:]
 	g.number += int64(n)
 }
 
@@ -193,8 +199,8 @@ func (g *Log) Used(now int64) int64 {
 	if g.empty() || g.newest <= dead {
 		return 0
 	}
-	b, i := g.firstAfter(dead)
-	return eventsBetween(g.block(b).through(i), g.total-g.missing(b))
+	b, gone := g.living(dead)
+	return eventsBetween(gone, g.total-g.missing(b))
 }
 
 // empty reports whether there is no entry. Only the newest block can be empty, if it is

@@ -113,6 +113,16 @@ func TestALogOfWhichOnlyTheDeadAreLeftIsOver(t *testing.T) {
 	require.Equal(t, store.Reply{OK: true, X: end}, g.Step(l, end, 200))
 }
 
+func TestALogKnowsItsFirstLivingEntry(t *testing.T) {
+	g, l, now := logOf(1_000, time.Second)
+	for range 3 * blockLen {
+		now += l.Period / 1_000
+		g.Add(l, now, 1)
+		require.Equal(t, now-l.Period+l.Period/1_000, g.firstAt)
+		require.Equal(t, uint64(1_000), g.total-g.gone)
+	}
+}
+
 func TestADenialDoesNotTouchTheLog(t *testing.T) {
 	g, l, now := logOf(1_000, time.Second)
 	now += l.Period / 2

@@ -571,6 +571,41 @@ func TestStateIsKeptForTheGrace(t *testing.T) {
 	}
 }
 
+func TestASweepDoesNotLookAgainBeforeTheGrace(t *testing.T) {
+	looks := 0
+	rule := *window
+	rule.TTL = func(s store.State, l store.Limit) int64 { looks++; return window.TTL(s, l) }
+	c := newClock()
+	s := newStore(t, memstore.WithClock(c.now))
+	take(t, s, store.NewNamespace(&rule, ""), "k", perMinute(5), 1)
+	for _, step := range []struct {
+		after int64 // µs
+		looks int
+	}{{2 * second, 1}, {0, 0}, {2*second - 1, 0}, {1, 1}} {
+		c.add(step.after)
+		looks = 0
+		s.SweepAll()
+		if looks != step.looks {
+			t.Errorf("%d µs later: %d looks at the state, want %d", step.after, looks, step.looks)
+		}
+	}
+}
+
+func TestKeysAreDroppedThoughTheClockWasSetBack(t *testing.T) {
+	c := newClock()
+	s := newStore(t, memstore.WithMaxKeys(8), memstore.WithClock(c.now))
+	ns := store.NewNamespace(window, "")
+	take(t, s, ns, "early", perMinute(5), 1)
+	s.SweepAll()
+	c.add(-3_600 * second)
+	take(t, s, ns, "late", perMinute(5), 1)
+	c.add(62 * second)
+	s.SweepAll()
+	if s.Len() != 1 {
+		t.Errorf("%d keys, want 1: only the first has not ended", s.Len())
+	}
+}
+
 func TestPeekChangesNothing(t *testing.T) {
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))

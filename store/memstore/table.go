@@ -30,13 +30,14 @@ const (
 // the keys whose hashes begin with prefix. The allocator gives it 128 aligned bytes, so
 // no two tables share a cache line.
 type table struct {
-	mu      sync.Mutex // protects all below except next
-	depth   uint8      // bits of prefix
-	ticks   uint8
-	n       int32  // slots in use
-	prefix  uint64 // the first bits of the hashes kept here
-	slots   []slot
-	horizon int64 // Unix µs; all states dropped so far had ended by then
+	mu       sync.Mutex // protects all below except next
+	depth    uint8      // bits of prefix
+	ticks    uint8
+	n        int32  // slots in use
+	prefix   uint64 // the first bits of the hashes kept here
+	slots    []slot
+	horizon  int64 // Unix µs; all states dropped so far had ended by then
+	nextDrop int64 // Unix µs; in the grace before, there is nothing to drop
 
 	// tags has a tag for each slot, 0 if the slot is empty. The first ones are repeated
 	// after the last, so that group tags can be read at any place. A search reads tags
@@ -302,7 +303,7 @@ func (t *table) drop(rules *rules, now int64) (dropped int) {
 	for i := t.after(first); i != first; i = t.after(i) {
 		switch {
 		case t.tags[i] == 0:
-		case t.dead(i, rules, now):
+		case t.living(i, rules, now-grace) <= now-grace:
 			t.horizon = max(t.horizon, t.end(i, rules))
 			t.clear(i)
 			dropped++
@@ -313,20 +314,34 @@ func (t *table) drop(rules *rules, now int64) (dropped int) {
 	return dropped
 }
 
-// firstDead is the first slot that drop would remove, or -1.
+// firstDead is the first slot that drop would remove, or -1. It looks only if there may be
+// one. A refund can make an end earlier; that state may be kept for up to grace longer.
 func (t *table) firstDead(rules *rules, now int64) int {
+	if wait := t.nextDrop - now; wait > 0 && wait <= grace { // it is more if the clock was set back
+		return -1
+	}
+	earliest := now // what is charged from now on ends later
 	for i := range t.slots {
-		if t.tags[i] != 0 && t.dead(i, rules, now) {
+		if t.tags[i] == 0 {
+			continue
+		}
+		until := t.living(i, rules, now-grace)
+		if until <= now-grace {
 			return i
 		}
+		earliest = min(earliest, until)
 	}
+	t.nextDrop = earliest + grace
 	return -1
 }
 
-// dead reports whether slot i ended longer ago than grace. Its time is compared first
-// because that is cheap.
-func (t *table) dead(i int, rules *rules, now int64) bool {
-	return t.slots[i].at <= now-grace && t.end(i, rules) <= now-grace
+// living returns the end of slot i, or a time before the end and after past. The latter is
+// cheaper.
+func (t *table) living(i int, rules *rules, past int64) int64 {
+	if at := t.slots[i].at; at > past {
+		return at
+	}
+	return t.end(i, rules)
 }
 
 // resize moves everything to size slots or slightly more.
