@@ -29,6 +29,8 @@ type Limiters struct {
 	local  store.Store // of local limiters
 	tierOf func(ctx context.Context, key string) (string, error)
 
+	ending sync.WaitGroup // leases of former texts are given back
+
 	mu    sync.Mutex     // protects what follows, and orders Updates
 	index map[string]int // in now, of all names there ever were
 	taken map[string]ratelimit.Limiter
@@ -176,13 +178,13 @@ func (ls *Limiters) Update(c *Config) error {
 		}
 	}
 	ls.index = index
-	endReplaced(*ls.now.Swap(&next), next)
+	ls.endReplaced(*ls.now.Swap(&next), next)
 	return nil
 }
 
-// endReplaced gives back what leases of former texts hold. Nobody waits for it: if it fails, or
-// the program ends before, that stays charged as after a crash.
-func endReplaced(former, next []*stack) {
+// endReplaced gives back what leases of former texts hold. Only Close waits for it: if it fails,
+// or the program ends before, that stays charged as after a crash.
+func (ls *Limiters) endReplaced(former, next []*stack) {
 	var ended []*limits
 	for i, st := range former {
 		if st != nil && st != next[i] && st.shared.lease != nil {
@@ -192,13 +194,13 @@ func endReplaced(former, next []*stack) {
 	if len(ended) == 0 {
 		return
 	}
-	go func() {
+	ls.ending.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		for _, l := range ended {
 			_ = l.end(ctx)
 		}
-	}()
+	})
 }
 
 // patience is how long leases of a former text are given back.
@@ -212,6 +214,7 @@ func (ls *Limiters) Close(ctx context.Context) error {
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
+	ls.ending.Wait()
 	var errs []error
 	for _, st := range *ls.now.Load() {
 		if st != nil {

@@ -108,9 +108,12 @@ func scripts(t *testing.T, cluster *redistest.Cluster) map[*redistest.Server]int
 func moveSlotOf(t *testing.T, client *redis.ClusterClient, key string, from, to *redis.Client) {
 	t.Helper()
 	ctx := t.Context()
+	var mu sync.Mutex
 	var names []string
 	require.NoError(t, client.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
 		found, err := c.Keys(ctx, "*"+key+"*").Result()
+		mu.Lock()
+		defer mu.Unlock()
 		names = append(names, found...)
 		return err
 	}))
