@@ -169,7 +169,8 @@ func WithMaxKeys(n int) Option {
 // owed, or after it has denied.
 //
 // Bound: that of the wrapped limiter, and n events more for each process, and for each
-// that is killed meanwhile. A key that is full is kept until it has room.
+// that is killed meanwhile. A key that is full is kept until it has room. RetryAfter can be too
+// short, since what is still owed is charged later.
 //
 // It is not for a [ratelimit.SlidingWindow], where what was charged past the limit weighs less
 // in the next window.
