@@ -153,3 +153,29 @@ type held struct {
 }
 
 func (h held) AllowN(context.Context, string, int) (ratelimit.Result, error) { return h.result, nil }
+
+// A lease takes back without the store what it can admit again.
+func TestARefundIntoALeaseClosesNoBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBreakable(t)
+		inside := leased(t, s, ratelimit.PerHour(1000), time.Minute)
+		observed, err := ratelimit.Observe(inside, nobody{})
+		require.NoError(t, err)
+		lim := failover(t, all(t, observed), fallback.Closed(), fallback.WithBreaker(2, time.Second))
+		r := allow(t, lim, "key")
+		require.Equal(t, ratelimit.SourceStore, r.Source())
+		s.down.Store(true)
+		for range 2 {
+			allow(t, lim, "other")
+		}
+		time.Sleep(time.Second)
+		calls := s.calls.Load()
+		require.NoError(t, lim.Refund(t.Context(), "key", r, 1))
+		require.Equal(t, calls, s.calls.Load(), "the store was not asked")
+		require.Equal(t, fallback.StateHalfOpen, state(lim))
+	})
+}
+
+type nobody struct{}
+
+func (nobody) Decided(context.Context, string, int, ratelimit.Result, error, time.Duration) {}
