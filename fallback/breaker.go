@@ -155,6 +155,7 @@ func (f *Limiter) newBreaker() *gobreaker.CircuitBreaker[ratelimit.Result] {
 				probeAt = now.Sub(f.base) + f.pause
 			}
 			f.probeAt.Store(int64(probeAt))
+			f.halfOpen.Store(to == gobreaker.StateHalfOpen)
 			f.changes.add(stateOf[to], now)
 		},
 	})

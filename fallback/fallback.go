@@ -44,6 +44,9 @@ import (
 // timeout that is shorter than the callers' deadlines. Until the breaker opens, and in a
 // probe, a call takes that long.
 //
+// What a lease or a denycache answers from memory is neither a failure nor a success. If the
+// probe is answered so, a Peek of its key asks the store besides.
+//
 // Two errors are answered by the policy but are not failures. [store.ErrCorrupt] concerns
 // one key only. [store.ErrOverloaded] means that a call found no room in this process. That
 // says nothing about the store, which still decides the other calls.
@@ -57,16 +60,18 @@ type Limiter struct {
 	limiter  ratelimit.Limiter
 	source   ratelimit.Source // the policy's
 	local    ratelimit.Limiter
+	keeps    bool // whether the limiter, or one in it, may take a Refund without the store
 	failures uint32
 	pause    time.Duration // from opening to the probe
 
-	breaker *gobreaker.CircuitBreaker[ratelimit.Result]
-	changes changes
-	base    time.Time        // of the times below, which are monotonic
-	probeAt atomic.Int64     // ns since base; 0 unless the breaker is open
-	mark    *ratelimit.Mark  // on the policy's answers
-	made    ratelimit.Result // the policy's answer without a local limiter, except RetryAfter
-	owed    debts
+	breaker  *gobreaker.CircuitBreaker[ratelimit.Result]
+	changes  changes
+	base     time.Time        // of the times below, which are monotonic
+	probeAt  atomic.Int64     // ns since base; 0 unless the breaker is open
+	halfOpen atomic.Bool      // whether the breaker is
+	mark     *ratelimit.Mark  // on the policy's answers
+	made     ratelimit.Result // the policy's answer without a local limiter, except RetryAfter
+	owed     debts
 }
 
 const (
@@ -188,6 +193,7 @@ func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
 		}
 	}
 	f := &Limiter{limiter: l, source: p.source, failures: defaultFailures, pause: defaultPause, base: time.Now()}
+	_, f.keeps = order.Remembering(l)
 	f.changes.since = f.base
 	for _, opt := range opts {
 		if opt == nil {
@@ -343,6 +349,8 @@ func (f *Limiter) call(do func() (ratelimit.Result, error)) (ratelimit.Result, e
 		err = nil
 	case errors.Is(err, gobreaker.ErrOpenState), errors.Is(err, gobreaker.ErrTooManyRequests):
 		err = errOpen
+	case errors.As(err, new(aside)):
+		err = nil
 	}
 	return r, err
 }
@@ -353,7 +361,26 @@ func (f *Limiter) askStore(ctx context.Context, q question) (r ratelimit.Result,
 		return ratelimit.Result{}, err
 	}
 	r, err = q.ask(ctx, f.limiter)
-	return r, unasked(r, err)
+	err = unasked(r, err)
+	if f.halfOpen.Load() && q.method != peek && errors.Is(err, errUnasked) {
+		err = f.probe(ctx, q.key)
+	}
+	return r, err
+}
+
+// aside is an error that the breaker is told, but not the caller, who has an answer.
+type aside struct{ error }
+
+func (a aside) Unwrap() error { return a.error }
+
+// probe asks the store for the breaker alone. A lease or a denycache can answer a key without
+// the store for so long that no other call would ever end the probe. Its Peek asks the store.
+func (f *Limiter) probe(ctx context.Context, key string) error {
+	r, err := f.limiter.Peek(ctx, key)
+	if err != nil {
+		return aside{err}
+	}
+	return unasked(r, nil)
 }
 
 // unasked returns err, or errUnasked if the store had no part in r, so that the breaker
@@ -532,7 +559,11 @@ func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit
 		return f.limiter.Refund(ctx, key, charged, n)
 	}
 	_, err := f.call(func() (ratelimit.Result, error) {
-		return ratelimit.Result{}, unasked(charged, f.limiter.Refund(ctx, key, charged, n))
+		err := f.limiter.Refund(ctx, key, charged, n)
+		if err == nil && f.keeps { // a lease takes it back by itself, and does not say so
+			err = errUnasked
+		}
+		return ratelimit.Result{}, unasked(charged, err)
 	})
 	return err
 }

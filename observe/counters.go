@@ -83,6 +83,7 @@ func (c *Counters) Decided(_ context.Context, _ string, n int, r ratelimit.Resul
 		c.errors[classOf(err)].Add(1)
 		return
 	}
+	n = min(n, math.MaxInt32) // n can be a stranger's, and what only grows must not overflow
 	source := min(r.Source(), ratelimit.Source(sources-1))
 	if !r.Allowed {
 		c.denied[source].Add(1)

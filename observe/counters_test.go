@@ -125,6 +125,19 @@ func TestEachSourceIsCounted(t *testing.T) {
 	require.Len(t, observe.NewCounters("").Snapshot().Decisions, 13, "the rows that can be, before anything is counted")
 }
 
+// Callers choose n, and a sum of several must not pass what an int64 holds.
+func TestEventsNeverShrink(t *testing.T) {
+	c := observe.NewCounters("")
+	for _, allowed := range []bool{true, false} {
+		for range 3 {
+			c.Decided(t.Context(), "key", math.MaxInt, ratelimit.Result{Allowed: allowed, Limit: 1}, nil, 0)
+		}
+	}
+	for _, outcome := range []string{"allowed", "denied"} {
+		require.EqualValues(t, 3*math.MaxInt32, row(t, c.Snapshot(), outcome, "store").Events)
+	}
+}
+
 func TestErrorsHaveEightClasses(t *testing.T) {
 	c := observe.NewCounters("")
 	want := []observe.Errors{

@@ -106,7 +106,7 @@ func (e *Exact) Decided(_ context.Context, key string, n int, r ratelimit.Result
 // byLimit says whether a limit has decided.
 func byLimit(r *ratelimit.Result) bool {
 	switch r.Source() {
-	case ratelimit.SourceStore, ratelimit.SourceLocal, ratelimit.SourceDenyCache:
+	case ratelimit.SourceStore, ratelimit.SourceLocal, ratelimit.SourceDenyCache, ratelimit.SourceLease:
 		return r.Counted()
 	}
 	return false

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -151,13 +152,33 @@ func TestExactChargesWhatWasGranted(t *testing.T) {
 func TestExactLeavesOutWhatNoLimitHasDecided(t *testing.T) {
 	e := newExact(t, ratelimit.PerDay(1), 100)
 	owner := new(int)
-	for source := ratelimit.SourceStore; source <= ratelimit.SourceList; source++ {
+	for source := ratelimit.SourceStore; source <= ratelimit.SourceLease; source++ {
 		r := ratelimit.Result{Limit: 1, RetryAfter: time.Second}
 		e.Decided(t.Context(), "key", 1, r.With(ratelimit.NewMark(owner, source, nil)), nil, 0)
 	}
 	e.Decided(t.Context(), "key", 1, ratelimit.Result{Allowed: true}, nil, 0)
 	e.Decided(t.Context(), "key", 1, ratelimit.Result{}, store.ErrStore, 0)
-	require.Equal(t, observe.Exactness{Decisions: 3, Denied: 3, Needless: 3}, e.Snapshot(), "store, local and deny_cache")
+	require.Equal(t, observe.Exactness{Decisions: 4, Denied: 4, Needless: 4}, e.Snapshot(), "store, local, deny_cache and lease")
+}
+
+// A limit has admitted what a lease holds. An overdraft has charged nothing yet, and counts.
+func TestExactCountsWhatALeaseAdmits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newExact(t, ratelimit.PerMinute(60), 100)
+		leased, err := lease.New(inMemory(t, "fixed_window", ratelimit.PerMinute(60)), time.Second, lease.WithOverdraft(3))
+		require.NoError(t, err)
+		limiter := observed(t, leased, e)
+		for range 70 {
+			_, err := limiter.Allow(t.Context(), "key")
+			require.NoError(t, err)
+			synctest.Wait()
+		}
+		s := e.Snapshot()
+		require.EqualValues(t, 70, s.Decisions)
+		require.LessOrEqual(t, s.Beyond, int64(3), "the overdraft")
+		require.Equal(t, max(0, s.Admitted-60), s.Beyond)
+		require.NoError(t, leased.Close(t.Context()))
+	})
 }
 
 func TestExactDecidesWhenTheCallerHasGone(t *testing.T) {

@@ -121,6 +121,7 @@ func TestAStoreThatFailsIsLogged(t *testing.T) {
 		{ratelimit.SourceList, ""}, // no store was asked
 		{ratelimit.SourceUnlimited, ""},
 		{ratelimit.SourceDenyCache, ""},
+		{ratelimit.SourceLease, ""},
 		{ratelimit.SourceLocal, `level=WARN msg="ratelimit: the store fails" source=local before=fail_open`},
 		{ratelimit.SourceStore, `level=INFO msg="ratelimit: the store decides again" source=store before=local`},
 		{ratelimit.SourceStore, ""},

@@ -75,12 +75,17 @@ func (l *Limiter) fetch(ctx context.Context, key string, want int, by store.Limi
 func (l *Limiter) move(ctx context.Context, f *fetch, o *region) bool {
 	whole := f.whole
 	f.whole = false
+	until := o.until.Load()
 	debit, err := o.debit(ctx, f)
+	switch {
+	case err == nil:
+	case !ofTheRegion(err):
+		o.until.CompareAndSwap(until, min(until, int64(l.now()))) // if this was to find out, the next one is
+	case whole && ctx.Err() == nil: // or else it may have had too little time
+		o.until.Store(int64(l.now() + rest))
+	}
 	if err != nil {
 		l.failed.Add(1)
-		if whole && ctx.Err() == nil { // or else it may have had too little time
-			o.until.Store(int64(l.now() + rest))
-		}
 		return false
 	}
 	o.until.Store(0)
@@ -98,6 +103,15 @@ func (l *Limiter) move(ctx context.Context, f *fetch, o *region) bool {
 	return true
 }
 
+// ofTheRegion reports whether err concerns a region as a whole. What a limit function says of one
+// key does not, nor does a corrupt state, nor a lack of room in this process.
+func ofTheRegion(err error) bool {
+	if errors.Is(err, errTooSlow) || errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	return errors.Is(err, ratelimit.ErrStore) && !errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrOverloaded)
+}
+
 // region is another one.
 type region struct {
 	*five.Limiter[ratelimit.Result]              // its share
@@ -111,11 +125,17 @@ func (o *region) rests(now time.Duration) bool {
 	return until > 0 && (int64(now) < until || !o.until.CompareAndSwap(until, int64(now+rest)))
 }
 
-var errTooSlow = errors.New("regions: a debit would come too late")
+var (
+	errTooSlow = errors.New("regions: a debit would come too late")
+	errNoLimit = errors.New("regions: the limit function failed")
+)
 
 // debit charges o with what it can give to f. The Result has charged 0 if that is nothing.
 func (o *region) debit(ctx context.Context, f *fetch) (r ratelimit.Result, err error) {
 	by, err := limitOf(ctx, o.Limiter, f.key)
+	if err != nil && !errors.Is(err, ratelimit.ErrStore) { // maybe a deadline that is not the region's
+		return r, errNoLimit
+	}
 	if err != nil || by.Rate <= 0 || by.Period != f.by.Period {
 		return r, err
 	}

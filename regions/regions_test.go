@@ -360,6 +360,48 @@ func TestErrorsOfOthersAreNotTheCallers(t *testing.T) {
 	}
 }
 
+// What fails for one key, or for want of room in this process, says nothing about a region.
+func TestAnErrorOfAKeyRestsNoRegion(t *testing.T) {
+	for name, fault := range map[string]struct{ limits, store error }{
+		"limit function": {limits: errors.New("no such plan")},
+		"slow plans":     {limits: context.DeadlineExceeded},
+		"corrupt":        {store: fmt.Errorf("%w: on purpose", store.ErrCorrupt)},
+		"overloaded":     {store: fmt.Errorf("%w: on purpose", store.ErrOverloaded)},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			far := &faraway{Store: memory(t)}
+			bad := true
+			other, err := ratelimit.NewFixedWindow(far, ratelimit.PerDay(10), ratelimit.WithLimitFunc(
+				func(context.Context, string) (ratelimit.Limit, error) {
+					if bad {
+						return ratelimit.PerDay(10), fault.limits
+					}
+					return ratelimit.PerDay(10), nil
+				}))
+			require.NoError(t, err)
+			far.before = func(context.Context, string) error {
+				if bad {
+					return fault.store
+				}
+				return nil
+			}
+			l, err := regions.New(share(t, "fixed_window", memory(t), ratelimit.PerDay(10)), []ratelimit.Limiter{other})
+			require.NoError(t, err)
+			require.Equal(t, 10, use(t, l, "bad", 11), name)
+			bad = false
+			require.Equal(t, 20, use(t, l, "good", 21), name)
+
+			far.before = failing("peek")
+			require.Equal(t, 10, use(t, l, "rests", 11), name)
+			time.Sleep(time.Second)
+			bad, far.before = true, func(context.Context, string) error { return fault.store }
+			require.Zero(t, use(t, l, "bad", 1), name)
+			bad, far.before = false, nil
+			require.Equal(t, 20, use(t, l, "better", 21), "%s: it was no probe of the region", name)
+		})
+	}
+}
+
 // Only a region that had all of the wait is left alone for being slow.
 func TestASlowRegionIsNotTakenForAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -64,6 +64,9 @@ func NewRemembers(self any) Remembers { return Remembers{self} }
 
 func (r Remembers) remembers() any { return r.self }
 
+// Remembering returns what embeds Remembers, as Answering does, also within another type.
+func Remembering[L any](l L) (found L, ok bool) { return find[interface{ remembers() any }](l) }
+
 // DoesRemember reports whether l embeds Remembers. A type that embeds l in turn does not: it
 // may answer otherwise.
 func DoesRemember(l any) bool {
