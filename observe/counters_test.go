@@ -134,7 +134,7 @@ func TestEventsNeverShrink(t *testing.T) {
 		}
 	}
 	for _, outcome := range []string{"allowed", "denied"} {
-		require.EqualValues(t, 3*math.MaxInt32, row(t, c.Snapshot(), outcome, "store").Events)
+		require.EqualValues(t, int64(3*math.MaxInt32), row(t, c.Snapshot(), outcome, "store").Events)
 	}
 }
 
