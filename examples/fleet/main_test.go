@@ -24,13 +24,13 @@ func TestMain(m *testing.M) {
 }
 
 func TestAFleetIsAdmittedNoEventTooMany(t *testing.T) {
-	for name, addr := range map[string]func() string{
-		"embedded":     func() string { return "" },
-		"redis-server": func() string { return redistest.Start(t).Addr() },
+	for name, addr := range map[string]func(t *testing.T) string{
+		"embedded":     func(*testing.T) string { return "" },
+		"redis-server": func(t *testing.T) string { return redistest.Start(t).Addr() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			require.NoError(t, run(t.Context(), &out, addr(), ""))
+			require.NoError(t, run(t.Context(), &out, addr(t), ""))
 			require.Contains(t, out.String(), ": overshoot 0\n")
 			t.Log(out.String())
 		})
