@@ -235,7 +235,7 @@ func TestQuickPrintsAReport(t *testing.T) {
 	for _, want := range []string{
 		"every call admitted, ns", "every call denied, ns", "ours / fastest peer",
 		"### Memory", "keys, ours", "p99.99", "go-limiter", "every request admitted, ns", "every request denied, ns",
-		"### Waiting", "### Leases",
+		"### Waiting", "Leases", // or why they were not measured
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in the report:\n%s", want, out.String())
