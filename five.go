@@ -43,7 +43,8 @@ func (p *part) space() any {
 	}{p.store, hi, lo}
 }
 
-// look tells how a key of a window or a token bucket stands. The last event of a bucket cannot be credited: see leftOf.
+// look tells how a key of a window or a token bucket stands. The last event of a bucket cannot
+// be credited: see leftOf.
 func (lim *limiter) look(ctx context.Context, key string, by store.Limit) (l five.Look, err error) {
 	r, err := lim.store.Peek(ctx, lim.namespace, key, by, 1)
 	if err != nil {

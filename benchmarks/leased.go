@@ -53,7 +53,6 @@ type fleetResult struct {
 	Decisions, Admitted int64
 	CPU                 time.Duration // of the processes and of the server
 	Commands            float64       // scripts that the server has run
-	Held                lease.Stats
 }
 
 const plainWay = "plain"
@@ -274,9 +273,6 @@ func runMember(ctx context.Context, text string, in io.Reader, out io.Writer) er
 	r, err := f.ask(ctx, lim)
 	if err != nil {
 		return err
-	}
-	if l, ok := lim.(*lease.Limiter); ok {
-		r.Held = l.Stats()
 	}
 	return errors.Join(json.NewEncoder(out).Encode(r), end())
 }

@@ -21,9 +21,8 @@ import (
 )
 
 // Limiters are the limiters of a text, on one store. They follow the text given to
-// [Limiters.Update]. All methods are safe for concurrent use. They start no
-// goroutine, and there is nothing to close unless a limiter has a lease: see [Limiters.Close].
-// Make them by [Config.Build].
+// [Limiters.Update]. All methods are safe for concurrent use. There is no goroutine and nothing
+// to close, unless a limiter has a lease: see [Limiters.Close]. Make them by [Config.Build].
 type Limiters struct {
 	store  store.Store
 	local  store.Store // of local limiters
@@ -127,8 +126,9 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 // other, and no call waits for it. The limiters that [Limiters.Limiter] has returned follow.
 //
 // Keys keep their spend when a rate, a burst, tiers, instances, on_failure, deny_cache,
-// coalescing or lease change. What a lease of the former text holds is given back meanwhile. When limits come or go, they keep that of each Period that remains. A
-// key's spend is read as at most the new capacity, as under [ratelimit.WithLimitFunc].
+// coalescing or lease change. What a lease of the former text holds is given back meanwhile.
+// When limits come or go, they keep that of each Period that remains. A key's spend is read as
+// at most the new capacity, as under [ratelimit.WithLimitFunc].
 //
 // Another algorithm or another Period of a limit begins a new count, in which keys have spent
 // nothing. So each key may spend one capacity more at that moment. Processes that share a store
@@ -185,10 +185,10 @@ func (ls *Limiters) Update(c *Config) error {
 // endReplaced gives back what leases of former texts hold. Only Close waits for it: if it fails,
 // or the program ends before, that stays charged as after a crash.
 func (ls *Limiters) endReplaced(former, next []*stack) {
-	var ended []*limits
+	var ended []*lease.Limiter
 	for i, st := range former {
 		if st != nil && st != next[i] && st.shared.lease != nil {
-			ended = append(ended, st.shared)
+			ended = append(ended, st.shared.lease)
 		}
 	}
 	if len(ended) == 0 {
@@ -198,7 +198,7 @@ func (ls *Limiters) endReplaced(former, next []*stack) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		for _, l := range ended {
-			_ = l.end(ctx)
+			_ = l.Close(ctx)
 		}
 	})
 }
@@ -217,8 +217,8 @@ func (ls *Limiters) Close(ctx context.Context) error {
 	ls.ending.Wait()
 	var errs []error
 	for _, st := range *ls.now.Load() {
-		if st != nil {
-			errs = append(errs, st.shared.end(ctx))
+		if st != nil && st.shared.lease != nil {
+			errs = append(errs, st.shared.lease.Close(ctx))
 		}
 	}
 	return errors.Join(errs...)

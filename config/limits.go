@@ -21,14 +21,6 @@ type limits struct {
 	lease             *lease.Limiter  // the part that is one, or nil
 }
 
-// end gives back what is leased.
-func (l *limits) end(ctx context.Context) error {
-	if l == nil || l.lease == nil {
-		return nil
-	}
-	return l.lease.Close(ctx)
-}
-
 // newLimits makes a limiter of each limit, by its place in s, and one of all.
 func (ls *Limiters) newLimits(s *spec, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
 	l := &limits{spec: s, owner: ls}

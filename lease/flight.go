@@ -84,8 +84,8 @@ func (d *Limiter) depart(e *entry) *flight {
 	return f
 }
 
-// launch asks the store in another goroutine, unless that is under way. It is called under the shard's
-// lock.
+// launch asks the store in another goroutine, unless that is under way. It is called under the
+// shard's lock.
 func (d *Limiter) launch(s *shard, e *entry) {
 	if e.flying {
 		return

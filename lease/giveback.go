@@ -110,6 +110,9 @@ func (d *Limiter) work(ctx context.Context, open bool) (first error) {
 		d.mu.Lock()
 		last := len(d.jobs) - 1
 		if last < 0 || open && d.closed.Load() {
+			if last < 0 {
+				d.jobs = nil // frees what they refer to
+			}
 			d.workers--
 			d.mu.Unlock()
 			return first

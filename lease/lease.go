@@ -272,8 +272,7 @@ func (d *Limiter) AllowN(ctx context.Context, key string, n int) (res ratelimit.
 	if !leasable {
 		return d.ask(ctx, five.Take, key, n, by)
 	}
-	id := d.seeds.Hash(key)
-	s := &d.shards[id.Lo%shards]
+	s, id := d.shardOf(key)
 	s.mu.Lock()
 	e := d.entry(s, id, key, by)
 	if e == nil {
@@ -337,6 +336,12 @@ func (d *Limiter) without(ctx context.Context, s *shard, e *entry, n int, now ti
 		return d.ask(ctx, five.Take, e.key, n, by)
 	}
 	return a.result, err
+}
+
+// shardOf is where key is, and its hash.
+func (d *Limiter) shardOf(key string) (*shard, keyhash.Hash) {
+	id := d.seeds.Hash(key)
+	return &d.shards[id.Lo%shards], id
 }
 
 // limitOf is the strict limit of key.

@@ -16,12 +16,9 @@ func (d *Limiter) AllowWithin(ctx context.Context, key string, n int, within tim
 	if d.limiter != nil && d.five.Algorithm != tokenBucket { // without turns
 		return d.AllowN(ctx, key, n)
 	}
-	if r, ok, err := d.held(ctx, key, n); ok || err != nil {
+	r, by, ok, err := d.held(ctx, key, n)
+	if ok || err != nil {
 		return r, err
-	}
-	by, _, err := d.limitOf(ctx, key)
-	if err != nil {
-		return ratelimit.Result{}, err
 	}
 	by.Before = d.five.Before(within)
 	return d.ask(ctx, five.Take, key, n, by)
@@ -30,13 +27,12 @@ func (d *Limiter) AllowWithin(ctx context.Context, key string, n int, within tim
 // AllowUpTo admits n events of what is held, or as many as there is room for. If some are held,
 // they are given back to the store first, so that it decides on all.
 func (d *Limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
-	r, ok, err := d.held(ctx, key, n)
-	if ok || err != nil {
-		return n, r, err
-	}
-	by, _, err := d.limitOf(ctx, key)
-	if err != nil {
+	r, by, ok, err := d.held(ctx, key, n)
+	switch {
+	case err != nil:
 		return 0, ratelimit.Result{}, err
+	case ok:
+		return n, r, nil
 	}
 	if err := d.surrender(ctx, key); err != nil {
 		return 0, ratelimit.Result{}, err
@@ -50,8 +46,7 @@ func (d *Limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int
 
 // surrender gives back what is held of key, and waits for it.
 func (d *Limiter) surrender(ctx context.Context, key string) error {
-	id := d.seeds.Hash(key)
-	s := &d.shards[id.Lo%shards]
+	s, id := d.shardOf(key)
 	var slots [2]slot[*grant]
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
@@ -71,32 +66,31 @@ func (d *Limiter) surrender(ctx context.Context, key string) error {
 	return nil
 }
 
-// held admits n events if all of them are held.
-func (d *Limiter) held(ctx context.Context, key string, n int) (r ratelimit.Result, ok bool, err error) {
+// held admits n events if all of them are held, and returns the limit of key.
+func (d *Limiter) held(ctx context.Context, key string, n int) (r ratelimit.Result, by store.Limit, ok bool, err error) {
 	if err := d.check(ctx, key, n); err != nil {
-		return ratelimit.Result{}, false, err
+		return r, by, false, err
 	}
 	by, leasable, err := d.limitOf(ctx, key)
 	if err != nil || !leasable {
-		return ratelimit.Result{}, false, err
+		return r, by, false, err
 	}
-	id := d.seeds.Hash(key)
-	s := &d.shards[id.Lo%shards]
+	s, id := d.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.keys[id]
 	if e == nil {
-		return r, false, nil
+		return r, by, false, nil
 	}
 	now := d.now()
 	e.used = now
 	d.tidy(e, by, now)
 	held := e.spend(now, n)
 	if held == nil {
-		return r, false, nil
+		return r, by, false, nil
 	}
 	d.admit(&r, held, n, now)
-	return r, true, nil
+	return r, by, true, nil
 }
 
 // Peek asks the store, and adds what is held here.
@@ -120,8 +114,7 @@ func (d *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error
 
 // heldOf is how many events of key are held under this limit.
 func (d *Limiter) heldOf(key string, by store.Limit) (n int) {
-	id := d.seeds.Hash(key)
-	s := &d.shards[id.Lo%shards]
+	s, id := d.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e, now := s.keys[id], d.now(); e != nil && *e.by == by {
@@ -171,8 +164,7 @@ func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 // returned gives n events back to their lease. It is false if that has ended, or waits while
 // another is spent.
 func (d *Limiter) returned(key string, g *grant, n int) bool {
-	id := d.seeds.Hash(key)
-	s := &d.shards[id.Lo%shards]
+	s, id := d.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.keys[id]
@@ -185,8 +177,7 @@ func (d *Limiter) returned(key string, g *grant, n int) bool {
 
 // refundLent gives back an event that was admitted by overdraft.
 func (d *Limiter) refundLent(ctx context.Context, key string) error {
-	id := d.seeds.Hash(key)
-	s := &d.shards[id.Lo%shards]
+	s, id := d.shardOf(key)
 	s.mu.Lock()
 	e := s.keys[id]
 	switch {
@@ -212,8 +203,7 @@ func (d *Limiter) Reset(ctx context.Context, key string) error {
 	if err := d.check(ctx, key, 1); err != nil {
 		return err
 	}
-	id := d.seeds.Hash(key)
-	s := &d.shards[id.Lo%shards]
+	s, id := d.shardOf(key)
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
 		e.slot, e.spare, e.denied, e.full, e.owed = slot[*grant]{}, slot[*grant]{}, 0, 0, 0

@@ -142,3 +142,25 @@ func TestWhatWasLentCanBeRefunded(t *testing.T) {
 		})
 	}
 }
+
+func TestTheLimitFunctionIsAskedOnceACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		f := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			asked++
+			return ratelimit.PerHour(100_000), nil
+		})
+		ctx, d := t.Context(), newLease(t, newLimiter(t, "token_bucket", memory(t), ratelimit.PerHour(100_000), f), life)
+		for name, call := range map[string]func() error{
+			"AllowN":      func() error { _, err := d.AllowN(ctx, "key", 2); return err },
+			"AllowWithin": func() error { _, err := d.AllowWithin(ctx, "key", 2, time.Second); return err },
+			"AllowUpTo":   func() error { _, _, err := d.AllowUpTo(ctx, "key", 2); return err },
+			"Peek":        func() error { _, err := d.Peek(ctx, "key"); return err },
+			"Charge":      func() error { _, err := d.Charge(ctx, "key", 2); return err },
+		} {
+			asked = 0
+			require.NoError(t, call(), name)
+			require.Equal(t, 1, asked, name)
+		}
+	})
+}

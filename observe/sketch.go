@@ -8,10 +8,12 @@ const maxShown = 128
 // shown is the part of key that is shown.
 func shown(key string) string { return key[:min(len(key), maxShown)] }
 
-// sketch counts the most frequent of any number of keys, by the algorithm space-saving
-// (Metwally, Agrawal and El Abbadi, Efficient Computation of Frequent and Top-k Elements in
-// Data Streams, 2005): a key that is not counted yet takes the place of the one with the
-// least count, and its count too, since it may have come as often before.
+// sketch counts the most frequent of any number of keys, by the algorithm space-saving. A key
+// that is not counted yet takes the place of the one with the least count. It takes its count
+// too, since it may have come as often before.
+//
+// Source: Metwally, Agrawal and El Abbadi, Efficient Computation of Frequent and Top-k
+// Elements in Data Streams, 2005.
 type sketch struct {
 	counters []*counter // a heap by count: the least is the first
 	index    index

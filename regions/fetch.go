@@ -132,7 +132,7 @@ var (
 
 // debit charges o with what it can give to f. The Result has charged 0 if that is nothing.
 func (o *region) debit(ctx context.Context, f *fetch) (r ratelimit.Result, err error) {
-	by, err := limitOf(ctx, o.Limiter, f.key)
+	by, err := o.LimitOf(ctx, f.key)
 	if err != nil && !errors.Is(err, ratelimit.ErrStore) { // maybe a deadline that is not the region's
 		return r, errNoLimit
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
-	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Limiter decides by the share of a limit that its region holds. What that denies makes the
@@ -243,7 +242,7 @@ func (l *Limiter) decide(ctx context.Context, op five.Operation, key string, n, 
 	if err := l.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
-	by, err := limitOf(ctx, l.own, key)
+	by, err := l.own.LimitOf(ctx, key)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -257,14 +256,6 @@ func (l *Limiter) decide(ctx context.Context, op five.Operation, key string, n, 
 		return l.own.By(ctx, op, key, n, asked)
 	}
 	return r, nil
-}
-
-// limitOf is the limit of key. Its limit function, if there is one, is called.
-func limitOf(ctx context.Context, s *five.Limiter[ratelimit.Result], key string) (store.Limit, error) {
-	if s.Tiered {
-		return s.LimitOf(ctx, key)
-	}
-	return s.Limit, nil
 }
 
 // Peek tells what the own share would answer. It does not ask other regions, so Allow may
