@@ -18,6 +18,9 @@ import (
 //go:embed scripts/bucket.lua
 var bucketLua string
 
+//go:embed scripts/bucket_plain.lua
+var bucketPlainLua string
+
 // bucketLevel is the level of s at now under l, and now itself, which is never
 // before s.At.
 func bucketLevel(s store.State, l store.Limit, now int64) (at, whole, part int64) {

@@ -43,6 +43,9 @@ func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result
 	return res, err
 }
 
+//go:embed scripts/fixedwindow_plain.lua
+var fixedWindowPlainLua string
+
 //go:embed scripts/fixedwindow.lua
 var fixedWindowLua string
 
@@ -57,7 +60,7 @@ var fixedWindow = algorithm{
 		Refund:      fixedWindowRefund,
 		TTL:         func(s store.State, _ store.Limit) int64 { return windowEnd(s.At, s.Period) - s.At },
 		Used:        wholeUsed,
-		Script:      script(fixedWindowLua, stateLua),
+		Script:      script(plainCase(fixedWindowPlainLua), fixedWindowLua, stateLua),
 		JointScript: jointScript,
 		BatchScript: batchScript,
 	},

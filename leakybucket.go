@@ -66,7 +66,7 @@ var leakyBucket = algorithm{
 		Refund:      leakyBucketRefund,
 		TTL:         bucketTTL,
 		Used:        bucketUsed,
-		Script:      script(bucketLua, leakyBucketLua, stateLua),
+		Script:      script(plainCase(bucketPlainLua), bucketLua, leakyBucketLua, stateLua),
 		JointScript: jointScript,
 		BatchScript: batchScript,
 	},

@@ -10,6 +10,9 @@ import (
 //go:embed scripts/common.lua
 var commonLua string
 
+//go:embed scripts/plain.lua
+var plainLua string
+
 //go:embed scripts/state.lua
 var stateLua string
 
@@ -25,18 +28,22 @@ var jointLua string
 //go:embed scripts/batch.lua
 var batchLua string
 
-// script is a whole Redis script: what the scripts share, the parts of the
-// algorithm, and the driver that runs it.
-func script(algorithm ...string) string {
-	return commonLua + strings.Join(algorithm, "") + driver()
+// script is a whole Redis script: the plain case of the algorithm, what the scripts share,
+// the parts of the algorithm, and the driver that runs it.
+func script(plain string, algorithm ...string) string {
+	return plain + commonLua + strings.Join(algorithm, "") + driver()
 }
+
+// plainCase is that of an algorithm whose state is five numbers, and which takes this step.
+func plainCase(step string) string { return strings.Replace(plainLua, "    STEP\n", step, 1) }
 
 // driver is what follows the algorithm in a script for single calls.
 func driver() string { return driverLua + decideLua + "return { ok and 1 or 0, x, y, z }\n" }
 
-// own is the algorithm of rule's script.
+// own is the algorithm of rule's script, without its plain case.
 func own(rule *store.Rule) string {
-	return strings.TrimSuffix(strings.TrimPrefix(rule.Script, commonLua), driver())
+	_, general, _ := strings.Cut(rule.Script, commonLua)
+	return strings.TrimSuffix(general, driver())
 }
 
 // batchScript is rule's script that makes many calls at once. In decider the parameter

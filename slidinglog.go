@@ -49,6 +49,9 @@ func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result,
 	return res, err
 }
 
+//go:embed scripts/slidinglog_plain.lua
+var slidingLogPlainLua string
+
 //go:embed scripts/slidinglog.lua
 var slidingLogLua string
 
@@ -64,7 +67,7 @@ var slidingLog = algorithm{
 		Used:        wholeUsed,
 		NewLog:      eventlog.New,
 		ParseLog:    eventlog.Parse,
-		Script:      script(slidingLogLua),
+		Script:      script(slidingLogPlainLua, slidingLogLua),
 		JointScript: jointScript,
 		BatchScript: batchScript,
 	},

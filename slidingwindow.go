@@ -52,6 +52,9 @@ func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Resu
 	return res, err
 }
 
+//go:embed scripts/slidingwindow_plain.lua
+var slidingWindowPlainLua string
+
 //go:embed scripts/slidingwindow.lua
 var slidingWindowLua string
 
@@ -66,7 +69,7 @@ var slidingWindow = algorithm{
 		Refund:      slidingWindowRefund,
 		TTL:         slidingWindowTTL,
 		Used:        slidingWindowUsed,
-		Script:      script(slidingWindowLua, stateLua),
+		Script:      script(plainCase(slidingWindowPlainLua), slidingWindowLua, stateLua),
 		JointScript: jointScript,
 		BatchScript: batchScript,
 	},
