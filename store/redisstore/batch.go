@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -202,12 +203,12 @@ func (s *Store) callEach(sc *script, batch []*waiter) {
 		all(batch, answer{err: err})
 		return
 	}
-	val, f := s.try(latest(batch), sc, op, args)
+	cmd, f := s.try(latest(batch), sc, op, args)
 	if f != nil {
 		all(batch, answer{fault: f, alone: f.again || refusesBatches(f.err)})
 		return
 	}
-	list, err := decisions(val, len(batch))
+	list, err := decisions(cmd.(command).Val(), len(batch))
 	if err != nil {
 		all(batch, answer{err: err})
 		return
@@ -248,7 +249,7 @@ func (s *Store) batchArgs(sc *script, batch []*waiter) ([]any, operation, error)
 	for _, c := range batch {
 		args = append(args, c.key)
 	}
-	op := operation{"batch", len(args)}
+	op := operation{name: "batch", at: len(args), mixed: true}
 	args = append(args, nil, "")
 	if s.clock != nil {
 		now, err := s.now()
@@ -262,7 +263,7 @@ func (s *Store) batchArgs(sc *script, batch []*waiter) ([]any, operation, error)
 		for to = from; to < len(batch) && first.equal(&batch[to].task); {
 			to++
 		}
-		args = first.appendTo(append(args, to-from, first.op))
+		args = first.appendTo(sc, append(args, to-from, first.op))
 	}
 	return args, op, nil
 }
@@ -279,13 +280,29 @@ func (r refusal) Error() string { return string(r) }
 // RedisError makes it a [redis.Error].
 func (refusal) RedisError() {}
 
+// decisions returns the elements of a batch's reply, which has n decisions.
+func decisions(val any, n int) ([]any, error) {
+	list, ok := val.([]any)
+	if !ok || len(list) != 4*n {
+		return nil, fmt.Errorf("%w: reply is %T of %d elements, not a list of %d", store.ErrStore, val, len(list), 4*n)
+	}
+	return list, nil
+}
+
 // answerOf is decision i of a batch.
 func answerOf(list []any, i int) answer {
 	if text, failed := list[4*i].(string); failed {
 		f := answered(refusal(text), text)
 		return answer{fault: &f, alone: f.again}
 	}
-	reply, err := decision(list, i)
+	var v [4]int64
+	for j := range v {
+		var ok bool
+		if v[j], ok = list[4*i+j].(int64); !ok {
+			return answer{err: fmt.Errorf("%w: element %d of the reply is %T, not an integer", store.ErrStore, 4*i+j, list[4*i+j])}
+		}
+	}
+	reply, err := decision(v)
 	return answer{reply: reply, err: err}
 }
 

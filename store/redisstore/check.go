@@ -241,7 +241,7 @@ func (l *link) nodes(ctx context.Context) ([]node, error) {
 	nodes := make([]node, len(clients))
 	_, cluster := l.client.(*redis.ClusterClient)
 	for i, c := range clients {
-		nodes[i] = node{name: c.Options().Addr, process: direct(c), single: !cluster}
+		nodes[i] = node{name: c.Options().Addr, process: direct(c, nodeTimeout), single: !cluster}
 	}
 	return nodes, err
 }

@@ -48,15 +48,32 @@ func (command) NoRetry() bool { return true }
 func (c command) Clone() redis.Cmder { return command{c.Cmd.Clone().(*redis.Cmd)} }
 
 func newCommand(ctx context.Context, args []any) command {
-	cmd := redis.NewCmd(ctx, args...)
+	return onKey(command{redis.NewCmd(ctx, args...)})
+}
+
+// numbers is a command whose reply is integers alone. It costs less than a reply of any kind.
+type numbers struct{ *redis.IntSliceCmd }
+
+// NoRetry tells go-redis not to send the command again.
+func (numbers) NoRetry() bool { return true }
+
+// Clone keeps the type, and with it NoRetry.
+func (c numbers) Clone() redis.Cmder { return numbers{c.IntSliceCmd.Clone().(*redis.IntSliceCmd)} }
+
+func newNumbers(ctx context.Context, args []any) numbers {
+	return onKey(numbers{redis.NewIntSliceCmd(ctx, args...)})
+}
+
+// onKey returns cmd, an EVALSHA, as a command of its first key.
+func onKey[C redis.Cmder](cmd C) C {
 	cmd.SetFirstKeyPos(keyArg)
 	cmd.SetStepCount(1) // for an unknown count a ClusterClient would send COMMAND
-	return command{cmd}
+	return cmd
 }
 
 // process runs cmd and returns by b's end. If it returns an error, the client may still
 // own cmd and its arguments: do not read or use them again.
-type process func(b budget, cmd command, sent *sending) error
+type process func(b budget, cmd redis.Cmder, sent *sending) error
 
 // budget is the caller's context and the time that a call has.
 type budget struct {
@@ -92,6 +109,8 @@ func (b budget) patient() (context.Context, context.CancelFunc) {
 	until := b.end
 	if b.own {
 		until = until.Add(-time.Until(until) / 4)
+	} else if own, ok := b.Deadline(); ok && !own.After(until) {
+		return b.Context, func() {}
 	}
 	ctx, cancel := context.WithDeadline(b.Context, until)
 	return patient{ctx, b.end}, cancel
@@ -135,14 +154,14 @@ func newLink(client Client, timeout time.Duration) *link {
 		// With ReadOnly the client looks up each command, for up to 5 s whatever the
 		// context.
 		if o := c.Options(); o.ContextTimeoutEnabled && !o.ReadOnly {
-			l.process = settled(c)
+			l.process = settled(c, timeout)
 		}
 		l.pool = func(key string) (*redis.Client, error) { return c.MasterForKey(ended(), key) }
 		l.slots = &slots{client: c}
 	case *redis.Ring:
 		l.process = detached(c, budget.patient)
 		if c.Options().ContextTimeoutEnabled {
-			l.process = settled(c)
+			l.process = settled(c, timeout)
 		}
 		l.pool = c.GetShardClientForKey
 	}
@@ -194,8 +213,12 @@ func (l *link) failed(f fault, key string) {
 }
 
 // direct is for clients that keep to the context's deadline.
-func direct(client Client) process {
-	return func(b budget, cmd command, _ *sending) error {
+func direct(client Client, timeout time.Duration) process {
+	w := newWaves(timeout)
+	return func(b budget, cmd redis.Cmder, sent *sending) error {
+		if b.own && b.Done() == nil {
+			return client.Process(sent.waitsWith(w, b), cmd)
+		}
 		ctx, cancel := b.patient()
 		defer cancel()
 		return client.Process(ctx, cmd)
@@ -206,10 +229,10 @@ func direct(client Client) process {
 // Calls that may have to make a connection are detached, and have the time that a
 // handshake takes. Otherwise go-redis would close the connection when the caller's time
 // is up.
-func settled(client Client) process {
-	alone, making := direct(client), detached(client, budget.unhurried)
+func settled(client Client, timeout time.Duration) process {
+	alone, making := direct(client, timeout), detached(client, budget.unhurried)
 	var underway, proven atomic.Int64
-	return func(b budget, cmd command, sent *sending) error {
+	return func(b budget, cmd redis.Cmder, sent *sending) error {
 		n := underway.Add(1)
 		defer underway.Add(-1)
 		if n <= proven.Load() {
@@ -245,7 +268,7 @@ func (o outcome) error() error {
 // timeouts. By then ctx has ended, so an abandoned command that still waits for a
 // connection is not sent.
 func detached(client Client, within func(budget) (context.Context, context.CancelFunc)) process {
-	return func(b budget, cmd command, sent *sending) error {
+	return func(b budget, cmd redis.Cmder, sent *sending) error {
 		ctx, cancel := within(b)
 		defer cancel()
 		done := make(chan outcome, 1)

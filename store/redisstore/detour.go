@@ -35,7 +35,7 @@ func newDetour(client *redis.AutoPipeliner, timeout time.Duration) *detour {
 }
 
 // process is the [process] of the client.
-func (d *detour) process(b budget, cmd command, sent *sending) error {
+func (d *detour) process(b budget, cmd redis.Cmder, sent *sending) error {
 	if l := d.late.Load(); l != nil {
 		switch {
 		case l.ended():
@@ -57,7 +57,7 @@ func (d *detour) process(b budget, cmd command, sent *sending) error {
 
 // deferred is for the asynchronous mode, which needs no goroutine. If the call's time is
 // up, it returns a function that reports whether the call has ended.
-func (d *detour) deferred(b budget, cmd command, _ *sending) (ended func() bool, err error) {
+func (d *detour) deferred(b budget, cmd redis.Cmder, _ *sending) (ended func() bool, err error) {
 	ctx, cancel := b.plain()
 	defer cancel()
 	future := d.client.Submit(ctx, cmd)
@@ -69,7 +69,7 @@ func (d *detour) deferred(b budget, cmd command, _ *sending) (ended func() bool,
 }
 
 // blocking is for the blocking mode.
-func (d *detour) blocking(b budget, cmd command, sent *sending) (ended func() bool, err error) {
+func (d *detour) blocking(b budget, cmd redis.Cmder, sent *sending) (ended func() bool, err error) {
 	w := &watched{Client: d.client}
 	err = detached(w, budget.plain)(b, cmd, sent)
 	if !errors.Is(err, context.DeadlineExceeded) {

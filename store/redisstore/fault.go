@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -108,10 +109,18 @@ func (s *Store) unanswered(err error, sent bool, key string) fault {
 
 // unknown returns the fault of a call that was sent and has no answer.
 func (s *Store) unknown(err error) fault {
-	return fault{
-		class: store.ErrTimeout, err: err,
-		what: fmt.Sprintf("no reply (timeout %v), the outcome is unknown", s.timeout),
+	what := fmt.Sprintf("no reply (timeout %v)", s.timeout)
+	if unreadable(err) {
+		what = "a reply that cannot be read"
 	}
+	return fault{class: store.ErrTimeout, err: err, what: what + ", the outcome is unknown"}
+}
+
+// unreadable reports whether err is about a reply that is not of integers. The client has
+// no type for such errors.
+func unreadable(err error) bool {
+	var number *strconv.NumError
+	return errors.As(err, &number) || strings.HasPrefix(err.Error(), "redis: can't parse")
 }
 
 // busy reports whether the client's own queue rejected the command.

@@ -81,7 +81,7 @@ type airline struct {
 // caller who leaves, or the flight that boards.
 type passenger struct {
 	budget
-	cmd      command
+	cmd      redis.Cmder
 	claimed  atomic.Bool
 	done     chan struct{} // closed when err and panicked are set
 	err      error
@@ -108,7 +108,7 @@ var (
 func newAirline(client *redis.Client, timeout time.Duration, hooks bool) *airline {
 	size := poolSize(client)
 	return &airline{
-		client: client, alone: direct(client), timeout: timeout,
+		client: client, alone: direct(client, timeout), timeout: timeout,
 		most: min(mostFlights, size), all: min(2*mostFlights, size), size: size,
 		hooks: hooks, reached: !hooks,
 		dials: newDials(size, client.Options().DialTimeout),
@@ -125,7 +125,7 @@ func poolSize(c *redis.Client) int {
 }
 
 // process is the [process] of the client.
-func (a *airline) process(b budget, cmd command, sent *sending) error {
+func (a *airline) process(b budget, cmd redis.Cmder, sent *sending) error {
 	if !a.begin(b) {
 		return a.carry(b, cmd)
 	}
@@ -172,9 +172,11 @@ func (a *airline) warmed(conns int, trip time.Duration) {
 }
 
 // answeredBy reports whether err is a server's answer on a good connection.
-func answeredBy(err error) bool {
+func answeredBy(err error) bool { return err == nil || isAnswer(err) }
+
+func isAnswer(err error) bool {
 	var answer redis.Error
-	return err == nil || errors.As(err, &answer)
+	return errors.As(err, &answer)
 }
 
 // over notes that callers wait for one flight less. Call it with the lock held.
@@ -205,7 +207,7 @@ func (a *airline) settle(good, made bool, now time.Time) {
 }
 
 // carry makes the call by a flight, and returns by b's end.
-func (a *airline) carry(b budget, cmd command) error {
+func (a *airline) carry(b budget, cmd redis.Cmder) error {
 	p := &passenger{budget: b, cmd: cmd, done: make(chan struct{})}
 	f, err := a.join(p)
 	if err != nil {

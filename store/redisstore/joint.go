@@ -43,7 +43,7 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	for i := range requests {
 		args = append(args, s.key(requests[i].Namespace, requests[i].Key))
 	}
-	op := operation{"take", len(args)}
+	op := operation{name: "take", at: len(args)}
 	args = append(args, nil)
 	for i := range requests {
 		l := &requests[i].Limit

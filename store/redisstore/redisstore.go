@@ -240,8 +240,9 @@ func refund(l store.Limit, c store.Receipt) task {
 }
 
 // appendTo appends the arguments to args.
-func (t *task) appendTo(args []any) []any {
-	return append(append(args, t.limit.Rate, t.limit.Period, t.limit.Burst, t.n), t.more...)
+func (t *task) appendTo(sc *script, args []any) []any {
+	l := sc.boxed(t.limit)
+	return append(append(args, l.rate, l.period, l.burst, t.n), t.more...)
 }
 
 // call runs t on key, in a batch if others are under way and the store makes batches.
@@ -252,12 +253,19 @@ func (s *Store) call(ctx context.Context, ns *store.Namespace, key string, t tas
 	return s.callAlone(s.budget(ctx), ns, key, t)
 }
 
+// call is what the first attempt of a call on one key needs, in one allocation.
+type call struct {
+	sending sending
+	args    [15]any
+}
+
 func (s *Store) callAlone(b budget, ns *store.Namespace, key string, t task) (store.Reply, error) {
 	if s.link == nil {
 		return store.Reply{}, errNotMade
 	}
 	sc := s.script(ns.Rule)
-	args := t.appendTo(append(make([]any, 0, 14), evalsha, sc.sha, 1, s.key(ns, key), nil))
+	c := &call{sending: sending{op: t.op}}
+	args := t.appendTo(sc, append(c.args[:0], evalsha, sc.sha, 1, s.key(ns, key), &c.sending))
 	if s.clock != nil {
 		now, err := s.now()
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -180,17 +181,22 @@ func TestOptionsAreChecked(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// The client reads nil as 0, and a text of digits as a number.
 func TestRepliesThatAreNotFourIntegers(t *testing.T) {
 	s := newStore(t, redistest.Shared(t).Client(t))
-	for _, script := range []string{
-		`return nil`, `return false`, `return 1`, `return 'OK'`, `return redis.status_reply('OK')`,
-		`return {}`, `return {1, 2, 3}`, `return {1, 2, 3, 4, 5}`, `return {1, '2', 3, 4}`,
-		`return {1, 2, 3, false}`, `return {1, {2}, 3, 4}`, `return {1, 2, redis.error_reply('ERR inner'), 4}`,
+	unreadable := []string{
+		`return 1`, `return 'OK'`, `return redis.status_reply('OK')`, `return {1, 'two', 3, 4}`, `return {1, {2}, 3, 4}`,
+	}
+	for _, script := range append(unreadable,
+		`return nil`, `return false`,
+		`return {}`, `return {1, 2, 3}`, `return {1, 2, 3, 4, 5}`,
+		`return {1, 2, redis.error_reply('ERR inner'), 4}`,
 		`return {2, 0, 0, 0}`, `return {-1, 0, 0, 0}`, `return {1.9, 0, 0}`,
 		`return redis.error_reply('ERR planted')`, `error('planted')`, `return {1, 2`, ``,
-	} {
+	) {
 		r, err := s.Take(t.Context(), rule(script), "secret", limit, 1)
 		require.ErrorIs(t, err, store.ErrStore, script)
+		require.Equal(t, slices.Contains(unreadable, script), strings.Contains(err.Error(), "a reply that cannot be read"), err)
 		require.Zero(t, r, script)
 		require.NotContains(t, err.Error(), "secret")
 		require.EqualValues(t, 0, used(t, s, "after "+script), "the connection is still in step")

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -24,15 +25,36 @@ const (
 
 // operation is what a script is to do, and its place in the EVALSHA.
 type operation struct {
-	name string
-	at   int
+	name  string
+	at    int
+	mixed bool // the reply may hold texts of errors, and not integers alone
 }
 
 // one is an operation on one key.
-func one(name string) operation { return operation{name, keyArg + 1} }
+func one(name string) operation { return operation{name: name, at: keyArg + 1} }
 
 // script is a script and its name on the server, each boxed once for all calls.
-type script struct{ text, sha any }
+type script struct {
+	text, sha any
+	limit     atomic.Pointer[boxed]
+}
+
+// boxed is a limit as arguments. Most calls of a script have the limit of the one before.
+type boxed struct {
+	limit               store.Limit
+	rate, period, burst any
+}
+
+// boxed returns l as arguments.
+func (sc *script) boxed(l store.Limit) *boxed {
+	l.Before = 0 // it is another argument
+	b := sc.limit.Load()
+	if b == nil || b.limit != l {
+		b = &boxed{l, l.Rate, l.Period, l.Burst}
+		sc.limit.Store(b)
+	}
+	return b
+}
 
 func newScript(text string) *script {
 	sum := sha1.Sum([]byte(text)) //nolint:gosec // as above
@@ -63,9 +85,9 @@ func (s *Store) run(b budget, sc *script, op operation, args []any, replies []st
 	}
 	var before *fault
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		val, f := s.try(b, sc, op, args)
+		cmd, f := s.try(b, sc, op, args)
 		if f == nil {
-			return parse(val, replies)
+			return parse(cmd.(numbers).Val(), replies)
 		}
 		if before != nil && timeUp(f.err) && errors.Is(f.class, store.ErrUnavailable) {
 			f = before // it gives the reason, not only that time was short
@@ -74,33 +96,49 @@ func (s *Store) run(b budget, sc *script, op operation, args []any, replies []st
 		if !f.again || !rest(b, pause) {
 			return failure(b, *f)
 		}
-		before, args = f, slices.Clone(args)
+		before, args = f, anew(op, args)
 	}
+}
+
+// anew is args for another attempt: the client may still own those of the first.
+func anew(op operation, args []any) []any {
+	args = slices.Clone(args)
+	args[op.at] = nil
+	return args
 }
 
 // try makes one attempt, which is two commands if the server does not have the script.
-func (s *Store) try(b budget, sc *script, op operation, args []any) (any, *fault) {
-	val, f := s.send(b, op, args)
+func (s *Store) try(b budget, sc *script, op operation, args []any) (redis.Cmder, *fault) {
+	cmd, f := s.send(b, op, args)
 	if f != nil && redis.HasErrorPrefix(f.err, "NOSCRIPT") {
 		// Nothing ran, and EVAL never answers NOSCRIPT.
-		args = slices.Clone(args)
+		args = anew(op, args)
 		args[0], args[1] = eval, sc.text
 		b.loads = true
-		val, f = s.send(b, op, args)
+		cmd, f = s.send(b, op, args)
 	}
-	return val, f
+	return cmd, f
 }
 
-// send sends one command. If it fails, the client may keep args.
-func (s *Store) send(b budget, op operation, args []any) (any, *fault) {
-	sent := &sending{op: op.name}
-	args[op.at] = sent
-	cmd := newCommand(b, args)
+// send sends one command, and returns it with its reply. Its operation may be in args
+// already. If it fails, the client may keep args.
+func (s *Store) send(b budget, op operation, args []any) (redis.Cmder, *fault) {
+	sent, ok := args[op.at].(*sending)
+	if !ok {
+		sent = &sending{op: op.name}
+		args[op.at] = sent
+	}
+	var cmd redis.Cmder
+	if op.mixed {
+		cmd = newCommand(b, args)
+	} else {
+		cmd = newNumbers(b, args)
+	}
 	key := args[keyArg].(string)
 	err := s.link.process(b, cmd, sent)
 	if err == nil || errors.Is(err, redis.Nil) {
 		s.link.answered(key)
-		return cmd.Val(), nil
+		return cmd, nil
 	}
 	var f fault
 	var answer redis.Error
@@ -131,39 +169,23 @@ func rest(b budget, d time.Duration) bool {
 }
 
 // parse reads a script's reply, four integers for each decision.
-func parse(val any, replies []store.Reply) error {
-	list, err := decisions(val, len(replies))
-	if err != nil {
-		return err
+func parse(list []int64, replies []store.Reply) error {
+	if len(list) != 4*len(replies) {
+		return fmt.Errorf("%w: the reply is %d integers, not %d", store.ErrStore, len(list), 4*len(replies))
 	}
 	for i := range replies {
-		if replies[i], err = decision(list, i); err != nil {
+		var err error
+		if replies[i], err = decision([4]int64(list[4*i:])); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// decisions returns the elements of a script's reply, which has n decisions.
-func decisions(val any, n int) ([]any, error) {
-	list, ok := val.([]any)
-	if !ok || len(list) != 4*n {
-		return nil, fmt.Errorf("%w: reply is %T of %d elements, not a list of %d", store.ErrStore, val, len(list), 4*n)
-	}
-	return list, nil
-}
-
-// decision returns decision i of a script's reply.
-func decision(list []any, i int) (store.Reply, error) {
-	var v [4]int64
-	for j := range v {
-		var ok bool
-		if v[j], ok = list[4*i+j].(int64); !ok {
-			return store.Reply{}, fmt.Errorf("%w: element %d of the reply is %T, not an integer", store.ErrStore, 4*i+j, list[4*i+j])
-		}
-	}
+// decision reads one decision of a script's reply.
+func decision(v [4]int64) (store.Reply, error) {
 	if v[0] != 0 && v[0] != 1 {
-		return store.Reply{}, fmt.Errorf("%w: decision %d of the reply begins with %d, not with 0 or 1", store.ErrStore, i, v[0])
+		return store.Reply{}, fmt.Errorf("%w: a decision of the reply begins with %d, not with 0 or 1", store.ErrStore, v[0])
 	}
 	return store.Reply{OK: v[0] == 1, X: v[1], Y: v[2], Z: v[3]}, nil
 }
