@@ -68,7 +68,7 @@ func TestThePlainCaseDecidesAndWritesAsTheGeneralScript(t *testing.T) {
 					ways: waysOf(t, algorithm), client: client, rng: rand.New(rand.NewPCG(uint64(i), 7)),
 					rate: int64(l.Rate), period: l.Period.Microseconds(), now: 1_700_000_000_000_000,
 				}
-				for range effort.Of(400, 4000) {
+				for range effort.Of(400, 1200) {
 					k.step(t, algorithm)
 				}
 				require.Greater(t, k.plain, k.takes/20)
