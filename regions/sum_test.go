@@ -311,7 +311,7 @@ func TestTheSharesNeverAdmitMoreThanTheLimitInSum(t *testing.T) {
 	}
 	for _, algorithm := range algorithms {
 		t.Run(algorithm+" in memory", func(t *testing.T) {
-			test(t, algorithm, effort.Of(300, 5_000), func(t testing.TB, _, _ int, clock func() time.Time) store.Store {
+			test(t, algorithm, effort.Of(300, 2_000), func(t testing.TB, _, _ int, clock func() time.Time) store.Store {
 				return memory(t, memstore.WithClock(clock))
 			})
 		})
