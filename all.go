@@ -52,6 +52,7 @@ import (
 type All struct {
 	contents // package order looks for it
 	parts    []part
+	pairs    *pairs // nil if it has none
 }
 
 type contents = order.Parts[Limiter]
@@ -109,6 +110,7 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	if err := oneKeyEach(appendCores(nil, a, nil)); err != nil {
 		return nil, err
 	}
+	a.pairs = newPairs(a.parts)
 	return a, nil
 }
 

@@ -14,8 +14,9 @@ type round struct {
 	n       int
 	how     asking
 	denied  bool     // by one of the parts
+	pairs   *pairs   // of the All
 	entries []entry  // one for each part, in their order
-	results []Result // of the entries, in the same order; they are handed on
+	results []Result // of the entries, in the same order
 	told    []toTell // whose entries have been asked
 	since   time.Time
 
@@ -24,8 +25,9 @@ type round struct {
 	requests []store.Request
 	replies  [maxParts]store.Reply
 
-	arrays struct { // of the slices above, but for results
+	arrays struct { // of the slices above
 		entries  [maxParts]entry
+		results  [maxParts]Result
 		group    [maxParts]*entry
 		requests [maxParts]store.Request
 	}
@@ -56,10 +58,9 @@ type toTell struct {
 func begin(a *All, key string, n int, how asking) *round {
 	r := rounds.Get().(*round)
 	r.key, r.n, r.how, r.denied, r.since = key, n, how, false, time.Time{}
-	r.results = make([]Result, len(a.parts))
-	r.entries = r.arrays.entries[:len(a.parts)]
+	r.pairs, r.results, r.entries = a.pairs, r.arrays.results[:len(a.parts)], r.arrays.entries[:len(a.parts)]
 	for i := range r.entries {
-		r.entries[i] = entry{part: &a.parts[i], result: &r.results[i]}
+		r.entries[i].part, r.entries[i].result = &a.parts[i], &r.results[i]
 	}
 	return r
 }
@@ -67,10 +68,10 @@ func begin(a *All, key string, n int, how asking) *round {
 // end lets go of what the round refers to.
 func (r *round) end() {
 	clear(r.entries)
+	clear(r.results)
 	clear(r.told)
-	clear(r.arrays.group[:len(r.entries)])
 	clear(r.arrays.requests[:len(r.entries)])
-	r.key, r.results, r.told = "", nil, r.told[:0]
+	r.key, r.pairs, r.told = "", nil, r.told[:0]
 	rounds.Put(r)
 }
 
@@ -132,8 +133,10 @@ func (r *round) prepare(ctx context.Context, e *entry) (err error) {
 		}
 	}
 	r.pass(e, len(e.rekeyed))
-	if err = e.core.check(ctx, e.key, r.n); err != nil {
-		return err
+	if len(e.rekeyed) > 0 {
+		if err = CheckCall(ctx, e.key, r.n); err != nil {
+			return err
+		}
 	}
 	if e.limit, err = e.core.limitOf(ctx, e.key); err != nil {
 		return err
@@ -341,6 +344,9 @@ func (r *round) giveBack(ctx context.Context) {
 
 // result is the whole of results.
 func (r *round) result(ctx context.Context) Result {
+	if whole, ok := r.pairs.result(r.results, r.n); ok && !r.denied {
+		return whole
+	}
 	whole, source, worst := Result{Allowed: !r.denied}, SourceUnlimited, -1
 	for i := range r.entries {
 		e, p := &r.entries[i], &r.results[i]
@@ -359,7 +365,7 @@ func (r *round) result(ctx context.Context) Result {
 			source = s
 		}
 	}
-	j := &joined{parts: r.results}
+	j := join(r.results)
 	if worst >= 0 {
 		source, j.deniedBy = r.results[worst].source(), r.name(ctx, worst)
 	}
