@@ -64,20 +64,17 @@ func (p *part) plainly(r *Result, n int) bool {
 		int64(r.Limit) == l.Burst && int64(r.rate) == l.Rate && r.period == l.Period
 }
 
-// joined is what r, which has p's mark, does not keep.
+// joined is what r, which has p's mark, describes.
 func (p *pair) joined(r *Result) *joined {
-	j := &joined{charged: int(r.n)}
-	for i := range p.parts {
-		part, l := &j.few[i], p.parts[i].core.integers
-		*part = Result{Allowed: true, Limit: int(l.Burst), Remaining: int(r.rate), ResetAfter: time.Duration(r.period)}
-		if i == p.least {
-			part.Remaining = r.Remaining
-		}
-		if i == p.longest {
-			part.ResetAfter = r.ResetAfter
-		}
-		part.addReceipt(l, r.at, int64(p.parts[i].events(int(r.n))))
+	var parts [2]Result
+	for i := range parts {
+		l := p.parts[i].core.integers
+		parts[i] = Result{Allowed: true, Limit: int(l.Burst), Remaining: int(r.rate), ResetAfter: time.Duration(r.period)}
+		parts[i].addReceipt(l, r.at, int64(p.parts[i].events(int(r.n))))
 	}
-	j.parts = j.few[:]
+	parts[p.least].Remaining = r.Remaining
+	parts[p.longest].ResetAfter = r.ResetAfter
+	j := join(parts[:])
+	j.charged = int(r.n)
 	return j
 }

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -240,16 +241,21 @@ func (r Result) Of(owner any) (under Result, note any, ok bool) {
 type joined struct {
 	mark     Mark // that it is the note of: one allocation for both
 	parts    []Result
-	charged  int       // events, of each part
-	deniedBy string    // the name of a part
-	few      [2]Result // parts, if they are no more
+	charged  int    // events, of each part
+	deniedBy string // the name of a part
 }
 
 // join returns the note of parts, of which it makes a copy.
 func join(parts []Result) *joined {
-	j := new(joined)
-	j.parts = append(j.few[:0], parts...)
-	return j
+	if len(parts) > 2 {
+		return &joined{parts: slices.Clone(parts)}
+	}
+	both := new(struct { // one allocation
+		joined
+		parts [2]Result
+	})
+	both.joined.parts = append(both.parts[:0], parts...)
+	return &both.joined
 }
 
 // sum gives r what its parts leave: Limit and Remaining of the counted one with the least

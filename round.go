@@ -67,10 +67,12 @@ func begin(a *All, key string, n int, how asking) *round {
 
 // end lets go of what the round refers to.
 func (r *round) end() {
-	clear(r.entries)
-	clear(r.results)
-	clear(r.told)
-	clear(r.arrays.requests[:len(r.entries)])
+	for i := range r.entries { // for two, a loop takes half the time of three calls of clear
+		r.entries[i], r.results[i], r.arrays.requests[i] = entry{}, Result{}, store.Request{}
+	}
+	if len(r.told) > 0 {
+		clear(r.told)
+	}
 	r.key, r.pairs, r.told = "", nil, r.told[:0]
 	rounds.Put(r)
 }
@@ -278,7 +280,7 @@ func (r *round) requestOf(e *entry) int {
 	n := min(int64(e.events(r.n)), beyond)
 	for i := range r.requests {
 		req := &r.requests[i]
-		if req.Key != e.key || !req.Namespace.Equal(e.core.namespace) {
+		if !req.Namespace.Equal(e.core.namespace) || req.Key != e.key {
 			continue
 		}
 		if req.Limit != e.limit {
@@ -287,7 +289,9 @@ func (r *round) requestOf(e *entry) int {
 		req.N = min(req.N+n, beyond)
 		return i
 	}
-	r.requests = append(r.requests, store.Request{Namespace: e.core.namespace, Key: e.key, Limit: e.limit, N: n})
+	r.requests = r.requests[:len(r.requests)+1]
+	req := &r.requests[len(r.requests)-1]
+	req.Namespace, req.Key, req.Limit, req.N = e.core.namespace, e.key, e.limit, n
 	return len(r.requests) - 1
 }
 
