@@ -13,8 +13,8 @@ type round struct {
 	key     string
 	n       int
 	how     asking
-	denied  bool     // by one of the parts
-	pairs   *pairs   // of the All
+	denied  bool // by one of the parts
+	all     *All
 	entries []entry  // one for each part, in their order
 	results []Result // of the entries, in the same order
 	told    []toTell // whose entries have been asked
@@ -58,7 +58,7 @@ type toTell struct {
 func begin(a *All, key string, n int, how asking) *round {
 	r := rounds.Get().(*round)
 	r.key, r.n, r.how, r.denied, r.since = key, n, how, false, time.Time{}
-	r.pairs, r.results, r.entries = a.pairs, r.arrays.results[:len(a.parts)], r.arrays.entries[:len(a.parts)]
+	r.all, r.results, r.entries = a, r.arrays.results[:len(a.parts)], r.arrays.entries[:len(a.parts)]
 	for i := range r.entries {
 		r.entries[i].part, r.entries[i].result = &a.parts[i], &r.results[i]
 	}
@@ -73,14 +73,17 @@ func (r *round) end() {
 	if len(r.told) > 0 {
 		clear(r.told)
 	}
-	r.key, r.pairs, r.told = "", nil, r.told[:0]
+	r.key, r.all, r.told = "", nil, r.told[:0]
 	rounds.Put(r)
 }
 
 // decide asks the parts one group after the other, until one denies.
 func (r *round) decide(ctx context.Context) error {
-	if r.how.what == overdraw {
+	switch {
+	case r.how.what == overdraw:
 		return r.overdraw(ctx)
+	case r.how.what == take && r.all.plain && len(r.entries) > 1 && r.entries[0].store.Together(r.key, r.key):
+		return r.chargePlain(ctx)
 	}
 	for i := range r.entries {
 		e := &r.entries[i]
@@ -258,6 +261,22 @@ func (r *round) chargeTogether(ctx context.Context) error {
 	for _, e := range r.group {
 		e.request = r.requestOf(e)
 	}
+	return r.takeAll(ctx)
+}
+
+// chargePlain is chargeTogether of all parts, where the parts of the All are plain.
+func (r *round) chargePlain(ctx context.Context) error {
+	r.group, r.requests = r.arrays.group[:len(r.entries)], r.arrays.requests[:len(r.entries)]
+	for i := range r.entries {
+		e, req := &r.entries[i], &r.requests[i]
+		e.key, e.limit, e.request, r.group[i] = r.key, e.core.integers, i, e
+		req.Namespace, req.Key, req.Limit, req.N = e.core.namespace, r.key, e.core.integers, min(int64(e.events(r.n)), beyond)
+	}
+	return r.takeAll(ctx)
+}
+
+// takeAll decides on the requests.
+func (r *round) takeAll(ctx context.Context) error {
 	replies := r.replies[:len(r.requests)]
 	if err := r.group[0].store.TakeAll(ctx, r.requests, replies); err != nil {
 		return err
@@ -348,7 +367,7 @@ func (r *round) giveBack(ctx context.Context) {
 
 // result is the whole of results.
 func (r *round) result(ctx context.Context) Result {
-	if whole, ok := r.pairs.result(r.results, r.n); ok && !r.denied {
+	if whole, ok := r.all.pairs.result(r.results, r.n); ok && !r.denied {
 		return whole
 	}
 	whole, source, worst := Result{Allowed: !r.denied}, SourceUnlimited, -1

@@ -19,9 +19,14 @@ func (s *Store) Together(string, string) bool { return true }
 // tables in their order, so there is no deadlock.
 func (s *Store) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) error {
 	var few [4]claim // on the stack
-	list := few[:0]
-	for i := range requests {
-		list = append(list, claim{Request: &requests[i], reply: &replies[i], hash: s.secret.hash(requests[i].Namespace, requests[i].Key)})
+	list := few[:]
+	if len(requests) > len(few) {
+		list = make([]claim, len(requests))
+	}
+	list = list[:len(requests)]
+	for i := range list {
+		c, r := &list[i], &requests[i]
+		c.Request, c.reply, c.hash = r, &replies[i], s.secret.hash(r.Namespace, r.Key)
 	}
 	return s.takeAll(list)
 }
