@@ -52,6 +52,8 @@ import (
 type All struct {
 	contents // package order looks for it
 	parts    []part
+	pairs    *pairs // nil if it has none
+	plain    bool   // parts are on one store, under one key: see isPlain
 }
 
 type contents = order.Parts[Limiter]
@@ -109,8 +111,25 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	if err := oneKeyEach(appendCores(nil, a, nil)); err != nil {
 		return nil, err
 	}
+	a.pairs, a.plain = newPairs(a.parts), isPlain(a.parts)
 	return a, nil
 }
+
+// isPlain is whether each call asks one store for each of parts under the same key, and under
+// the constructor's limits, so that the requests need no looking at each other.
+func isPlain(parts []part) bool {
+	for i := range parts {
+		p := &parts[i]
+		if p.store == nil || p.store != parts[0].store || len(p.rekeyed)+len(p.observers) > 0 ||
+			p.core.limitFunc != nil || p.core.integers.Rate <= 0 || slices.ContainsFunc(parts[:i], p.sameCount) {
+			return false
+		}
+	}
+	return true
+}
+
+// sameCount is whether other counts in p's namespace.
+func (p *part) sameCount(other part) bool { return p.core.namespace.Equal(other.core.namespace) }
 
 func newPart(l Limiter) part {
 	var p part

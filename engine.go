@@ -353,7 +353,7 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	if err != nil {
 		return err
 	}
-	if charged.n == 0 {
+	if charged.n == 0 || charged.together() != nil {
 		return errNothingCharged
 	}
 	if l.Rate <= 0 { // for now: by the limit of the charge, so that it is not lost

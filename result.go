@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -18,6 +19,7 @@ type Result struct {
 	ResetAfter time.Duration // until the key is as if never seen
 	Delay      time.Duration // how long an admitted event waits for its turn: LeakyBucket, AllowWithin; 0 elsewhere
 
+	// What a Refund needs; a [pair] has another use for it.
 	at      int64 // when the events were charged, Unix µs of the store's clock
 	period  int64 // of the limit under which they were, µs
 	n, rate int32 // how many were charged, 0 if none; the Rate of that limit
@@ -63,7 +65,7 @@ func (r Result) String() string {
 // It is 0 for a denial, for a Peek, and for events that were admitted uncounted. It is also 0
 // for the Results of limiters that are not built on this package.
 func (r Result) Charged() int {
-	if j := r.joined(); j != nil {
+	if j, ok := r.together().(*joined); ok {
 		return j.charged
 	}
 	return int(r.n)
@@ -123,7 +125,7 @@ func (r Result) parts() []Result {
 // together: of those that did, the one with the longest RetryAfter. It is "" for an
 // admission, and for the decision of one limit.
 func (r Result) DeniedBy() string {
-	if j := r.joined(); j != nil {
+	if j, ok := r.together().(*joined); ok {
 		return j.deniedBy
 	}
 	return ""
@@ -243,6 +245,19 @@ type joined struct {
 	deniedBy string // the name of a part
 }
 
+// join returns the note of parts, of which it makes a copy.
+func join(parts []Result) *joined {
+	if len(parts) > 2 {
+		return &joined{parts: slices.Clone(parts)}
+	}
+	both := new(struct { // one allocation
+		joined
+		parts [2]Result
+	})
+	both.joined.parts = append(both.parts[:0], parts...)
+	return &both.joined
+}
+
 // sum gives r what its parts leave: Limit and Remaining of the counted one with the least
 // left, and the longest ResetAfter of all that are counted.
 func (r *Result) sum(parts []Result) {
@@ -266,10 +281,22 @@ func (j *joined) markOf(source Source) *Mark {
 }
 
 // joined is that of the All that has decided, or nil.
-func (r Result) joined() *joined {
+func (r *Result) joined() *joined {
+	switch note := r.together().(type) {
+	case *joined:
+		return note
+	case *pair:
+		return note.joined(r)
+	}
+	return nil
+}
+
+// together is the note of the All that has decided, a *joined or a *pair, or nil.
+func (r *Result) together() any {
 	for m := r.mark; m != nil; m = m.under {
-		if j, ok := m.note.(*joined); ok {
-			return j
+		switch m.note.(type) {
+		case *joined, *pair:
+			return m.note
 		}
 	}
 	return nil
@@ -301,11 +328,13 @@ func (r Result) without(n, events int) Result {
 		return r
 	}
 	if j := r.joined(); j != nil {
-		less := &joined{parts: make([]Result, len(j.parts)), charged: charged - back}
-		for i := range j.parts {
-			less.parts[i] = j.parts[i].without(n, events)
+		less := join(j.parts)
+		less.charged = charged - back
+		for i := range less.parts {
+			less.parts[i] = less.parts[i].without(n, events)
 		}
 		r.mark, r.ResetAfter = r.mark.with(less), 0
+		r.at, r.period, r.n, r.rate = 0, 0, 0, 0 // of a pair
 		r.sum(less.parts)
 		return r
 	}
@@ -322,7 +351,8 @@ func (r Result) without(n, events int) Result {
 // with is m with j in place of the note of the All.
 func (m *Mark) with(j *joined) *Mark {
 	above := *m
-	if _, ok := m.note.(*joined); ok {
+	switch m.note.(type) {
+	case *joined, *pair:
 		j.mark, j.mark.note = above, j
 		return &j.mark
 	}

@@ -13,9 +13,10 @@ type round struct {
 	key     string
 	n       int
 	how     asking
-	denied  bool     // by one of the parts
+	denied  bool // by one of the parts
+	all     *All
 	entries []entry  // one for each part, in their order
-	results []Result // of the entries, in the same order; they are handed on
+	results []Result // of the entries, in the same order
 	told    []toTell // whose entries have been asked
 	since   time.Time
 
@@ -24,8 +25,9 @@ type round struct {
 	requests []store.Request
 	replies  [maxParts]store.Reply
 
-	arrays struct { // of the slices above, but for results
+	arrays struct { // of the slices above
 		entries  [maxParts]entry
+		results  [maxParts]Result
 		group    [maxParts]*entry
 		requests [maxParts]store.Request
 	}
@@ -56,28 +58,32 @@ type toTell struct {
 func begin(a *All, key string, n int, how asking) *round {
 	r := rounds.Get().(*round)
 	r.key, r.n, r.how, r.denied, r.since = key, n, how, false, time.Time{}
-	r.results = make([]Result, len(a.parts))
-	r.entries = r.arrays.entries[:len(a.parts)]
+	r.all, r.results, r.entries = a, r.arrays.results[:len(a.parts)], r.arrays.entries[:len(a.parts)]
 	for i := range r.entries {
-		r.entries[i] = entry{part: &a.parts[i], result: &r.results[i]}
+		r.entries[i].part, r.entries[i].result = &a.parts[i], &r.results[i]
 	}
 	return r
 }
 
 // end lets go of what the round refers to.
 func (r *round) end() {
-	clear(r.entries)
-	clear(r.told)
-	clear(r.arrays.group[:len(r.entries)])
-	clear(r.arrays.requests[:len(r.entries)])
-	r.key, r.results, r.told = "", nil, r.told[:0]
+	for i := range r.entries { // for two, a loop takes half the time of three calls of clear
+		r.entries[i], r.results[i], r.arrays.requests[i] = entry{}, Result{}, store.Request{}
+	}
+	if len(r.told) > 0 {
+		clear(r.told)
+	}
+	r.key, r.all, r.told = "", nil, r.told[:0]
 	rounds.Put(r)
 }
 
 // decide asks the parts one group after the other, until one denies.
 func (r *round) decide(ctx context.Context) error {
-	if r.how.what == overdraw {
+	switch {
+	case r.how.what == overdraw:
 		return r.overdraw(ctx)
+	case r.how.what == take && r.all.plain && len(r.entries) > 1 && r.entries[0].store.Together(r.key, r.key):
+		return r.chargePlain(ctx)
 	}
 	for i := range r.entries {
 		e := &r.entries[i]
@@ -132,8 +138,10 @@ func (r *round) prepare(ctx context.Context, e *entry) (err error) {
 		}
 	}
 	r.pass(e, len(e.rekeyed))
-	if err = e.core.check(ctx, e.key, r.n); err != nil {
-		return err
+	if len(e.rekeyed) > 0 {
+		if err = CheckCall(ctx, e.key, r.n); err != nil {
+			return err
+		}
 	}
 	if e.limit, err = e.core.limitOf(ctx, e.key); err != nil {
 		return err
@@ -253,6 +261,22 @@ func (r *round) chargeTogether(ctx context.Context) error {
 	for _, e := range r.group {
 		e.request = r.requestOf(e)
 	}
+	return r.takeAll(ctx)
+}
+
+// chargePlain is chargeTogether of all parts, where the parts of the All are plain.
+func (r *round) chargePlain(ctx context.Context) error {
+	r.group, r.requests = r.arrays.group[:len(r.entries)], r.arrays.requests[:len(r.entries)]
+	for i := range r.entries {
+		e, req := &r.entries[i], &r.requests[i]
+		e.key, e.limit, e.request, r.group[i] = r.key, e.core.integers, i, e
+		req.Namespace, req.Key, req.Limit, req.N = e.core.namespace, r.key, e.core.integers, min(int64(e.events(r.n)), beyond)
+	}
+	return r.takeAll(ctx)
+}
+
+// takeAll decides on the requests.
+func (r *round) takeAll(ctx context.Context) error {
 	replies := r.replies[:len(r.requests)]
 	if err := r.group[0].store.TakeAll(ctx, r.requests, replies); err != nil {
 		return err
@@ -275,7 +299,7 @@ func (r *round) requestOf(e *entry) int {
 	n := min(int64(e.events(r.n)), beyond)
 	for i := range r.requests {
 		req := &r.requests[i]
-		if req.Key != e.key || !req.Namespace.Equal(e.core.namespace) {
+		if !req.Namespace.Equal(e.core.namespace) || req.Key != e.key {
 			continue
 		}
 		if req.Limit != e.limit {
@@ -284,7 +308,9 @@ func (r *round) requestOf(e *entry) int {
 		req.N = min(req.N+n, beyond)
 		return i
 	}
-	r.requests = append(r.requests, store.Request{Namespace: e.core.namespace, Key: e.key, Limit: e.limit, N: n})
+	r.requests = r.requests[:len(r.requests)+1]
+	req := &r.requests[len(r.requests)-1]
+	req.Namespace, req.Key, req.Limit, req.N = e.core.namespace, e.key, e.limit, n
 	return len(r.requests) - 1
 }
 
@@ -341,6 +367,9 @@ func (r *round) giveBack(ctx context.Context) {
 
 // result is the whole of results.
 func (r *round) result(ctx context.Context) Result {
+	if whole, ok := r.all.pairs.result(r.results, r.n); ok && !r.denied {
+		return whole
+	}
 	whole, source, worst := Result{Allowed: !r.denied}, SourceUnlimited, -1
 	for i := range r.entries {
 		e, p := &r.entries[i], &r.results[i]
@@ -359,7 +388,7 @@ func (r *round) result(ctx context.Context) Result {
 			source = s
 		}
 	}
-	j := &joined{parts: r.results}
+	j := join(r.results)
 	if worst >= 0 {
 		source, j.deniedBy = r.results[worst].source(), r.name(ctx, worst)
 	}

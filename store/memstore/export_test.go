@@ -105,7 +105,7 @@ func (s *Store) Check() error {
 func (s *Store) checkTable(t *table) error {
 	n := 0
 	for i := range t.slots {
-		h := t.slots[i].hash
+		h := t.slots[i].hash()
 		if t.tags[i] == 0 {
 			if t.slots[i] != (slot{}) || t.log(i) != nil {
 				return fmt.Errorf("empty slot %d is not zero", i)
@@ -120,8 +120,8 @@ func (s *Store) checkTable(t *table) error {
 	if n != int(t.n) || len(t.slots) > maxSlots || n > 0 && len(t.slots)-n < 1+len(t.slots)/16 {
 		return fmt.Errorf("%d keys, counted %d, in %d slots", n, t.n, len(t.slots))
 	}
-	if t.logs != nil && len(t.logs) != len(t.slots) {
-		return fmt.Errorf("%d logs beside %d slots", len(t.logs), len(t.slots))
+	if m := t.more; m != nil && m.logs != nil && len(m.logs) != len(t.slots) {
+		return fmt.Errorf("%d logs beside %d slots", len(m.logs), len(t.slots))
 	}
 	return nil
 }

@@ -18,10 +18,15 @@ func (s *Store) Together(string, string) bool { return true }
 // request. Only TakeAll waits for a table while it holds another, and it always locks
 // tables in their order, so there is no deadlock.
 func (s *Store) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) error {
-	var few [8]claim // on the stack
-	list := few[:0]
-	for i := range requests {
-		list = append(list, claim{Request: &requests[i], reply: &replies[i], hash: s.secret.hash(requests[i].Namespace, requests[i].Key)})
+	var few [4]claim // on the stack
+	list := few[:]
+	if len(requests) > len(few) {
+		list = make([]claim, len(requests))
+	}
+	list = list[:len(requests)]
+	for i := range list {
+		c, r := &list[i], &requests[i]
+		c.Request, c.reply, c.hash = r, &replies[i], s.secret.hash(r.Namespace, r.Key)
 	}
 	return s.takeAll(list)
 }
@@ -54,6 +59,8 @@ type claim struct {
 	*store.Request
 	hash  hash
 	reply *store.Reply
+	table *table      // which held the key when it was decided on, and in which slot
+	slot  int         // -1 if it did not
 	next  store.State // with the events charged; zero if a log charges them
 	force bool        // charged even if it is not OK
 	most  int64       // with force: the most events that the state may then hold
@@ -100,11 +107,13 @@ func decideAll(held []*table, list []claim, reading int64) bool {
 	for i := range list {
 		c := &list[i]
 		t := tableOf(held, c.hash)
-		slot, now := t.find(c.hash), max(reading, t.horizon)
-		if log := t.log(slot); log != nil {
+		c.table, c.slot = t, t.find(c.hash)
+		now := max(reading, t.horizon)
+		if log := t.log(c.slot); log != nil {
 			*c.reply = log.Step(c.Limit, now, c.N)
 		} else {
-			c.next, *c.reply = c.Namespace.Rule.Step(t.state(slot, c.Namespace.Rule, now), c.Limit, now, c.N)
+			rule := c.Namespace.Rule
+			c.next, *c.reply = rule.Step(t.stateUnder(c.slot, rule, c.Limit, now), c.Limit, now, c.N)
 			if c.force && !c.reply.OK {
 				c.reply.X, c.next = c.next.At, c.over()
 			}
@@ -122,27 +131,35 @@ func (c *claim) over() store.State {
 	return c.Namespace.Rule.Overdrawn(c.next, c.Limit, c.most)
 }
 
+// place is where c's key is now: the claims before it may have moved it.
+func (c *claim) place(held []*table) (*table, int) {
+	if t, i := c.table, c.slot; i >= 0 && i < len(t.slots) && t.slots[i].is(c.hash) {
+		return t, i
+	}
+	t := tableOf(held, c.hash)
+	return t, t.find(c.hash)
+}
+
 // charge writes what decideAll has decided on c. It returns the tables that are now held:
 // a full one has split.
 func (s *Store) charge(held []*table, c *claim, reading int64) []*table {
 	rule := c.Namespace.Rule
 	for {
-		t := tableOf(held, c.hash)
+		t, i := c.place(held)
 		now := max(reading, t.horizon)
-		i := t.find(c.hash)
 		if i < 0 { // new, or evicted for the claim before it
 			var out outcome
-			if i, out = s.insert(t, c.hash, rule, now); out == tableSplit {
+			if i, out = s.insert(t, c.hash, rule, c.Limit, now); out == tableSplit {
 				held = append(held, t.next.Load())
 				continue
 			} else if out == storeFull { // one too many, until unlockAll
 				s.keys.Add(1)
 				t.resize(minSlots) // it is empty
-				i = s.placeNew(t, c.hash, rule)
+				i = s.placeNew(t, c.hash, rule, c.Limit)
 			}
 		}
 		if t.log(i) == nil && c.next != (store.State{}) {
-			t.slots[i].put(c.next, c.Limit.Rate)
+			t.put(i, c.next, c.Limit.Rate)
 			return held
 		}
 		if t.log(i) == nil {

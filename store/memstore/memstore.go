@@ -149,21 +149,24 @@ func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store
 		switch {
 		case i < 0:
 			r, out = s.takeNew(t, h, rule, l, now, n)
-		case t.logs != nil && t.logs[i] != nil:
-			if r = t.logs[i].Step(l, now, n); r.OK {
+		case t.log(i) != nil:
+			if r = t.more.logs[i].Step(l, now, n); r.OK {
 				t.addToLog(i, l, now, n)
 			}
 			out = t.tick()
 		default:
-			held := &t.slots[i]
-			state := held.state()
-			if !held.countedUnder(l) {
-				state = held.unlessEnded(rule, now)
+			held, by := &t.slots[i], t.counting(i)
+			state := held.state(by)
+			if !by.under(l.Rate, l.Period) {
+				state = held.unlessEnded(rule, by, now)
 			}
 			var next store.State
 			if next, r = rule.Step(state, l, now, n); r.OK {
 				if next != (store.State{}) {
-					held.put(next, l.Rate)
+					held.put(next)
+					if !by.under(l.Rate, next.Period) {
+						t.recount(i, l.Rate, next.Period)
+					}
 				} else {
 					t.setLog(i, rule.NewLog(state))
 					t.addToLog(i, l, now, n)
@@ -276,7 +279,7 @@ func (s *Store) takeNew(t *table, h hash, rule *store.Rule, l store.Limit, now, 
 	if !r.OK {
 		return r, t.tick()
 	}
-	i, out := s.insert(t, h, rule, now)
+	i, out := s.insert(t, h, rule, l, now)
 	if out == tableSplit {
 		t.next.Load().mu.Unlock()
 	}
@@ -284,7 +287,7 @@ func (s *Store) takeNew(t *table, h hash, rule *store.Rule, l store.Limit, now, 
 		return r, out
 	}
 	if state != (store.State{}) {
-		t.slots[i].put(state, l.Rate)
+		t.put(i, state, l.Rate)
 	} else {
 		t.setLog(i, rule.NewLog(state))
 		t.addToLog(i, l, now, n)

@@ -44,9 +44,16 @@ type table struct {
 	// first, because the slots are seldom in the processor's cache.
 	tags []uint8
 
-	logs []store.Log // parallel to slots; nil until a rule needs it
-	node *node       // the table is a leaf of it
-	next atomic.Pointer[table]
+	common counting // of most slots
+	more   *more    // nil if there is none of it
+	node   *node    // the table is a leaf of it
+	next   atomic.Pointer[table]
+}
+
+// more is what few tables have.
+type more struct {
+	logs      []store.Log // parallel to slots; nil until a rule needs it
+	countings []counting  // numbered from 1; number 0 is the table's common one
 }
 
 // group is how many tags are compared at once: those in one word.
@@ -57,14 +64,13 @@ var noTags = make([]uint8, group)
 
 // slot is the state of one key, or zero if it is empty. It has no pointers, so the
 // garbage collector does not scan it. If the key has a log, the slot only keeps the log's
-// end: part µs after at.
+// end: part µs after at. Two slots fill a cache line.
 type slot struct {
-	hash     hash
-	at       int64
-	period   uint64
-	partRule uint64 // State.Part, and above it the number of the rule
-	whole    uint32
-	rate     uint32 // of the limit that the state was counted under
+	lo         uint64
+	hi         uint32 // the upper half of hash.hi
+	whole      uint32
+	at         int64
+	partNumber uint64 // State.Part, and above it the number of the counting
 }
 
 const (
@@ -73,41 +79,55 @@ const (
 	maxRules = 1 << (64 - partBits)
 )
 
-func (s *slot) state() store.State {
-	return store.State{At: s.at, Period: int64(s.period), Whole: int64(s.whole), Part: int64(s.partRule & partMask)}
-}
+func (s *slot) is(h hash) bool { return s.lo == h.lo && s.hi == uint32(h.hi>>32) }
 
-// put sets the state, counted under a limit of this rate.
-func (s *slot) put(st store.State, rate int64) {
+// hash is what s keeps of the key's hash. It is enough for any table.
+func (s *slot) hash() hash { return hash{uint64(s.hi) << 32, s.lo} }
+
+// put sets the state, but not how it was counted.
+func (s *slot) put(st store.State) {
 	s.at = st.At
-	s.period = uint64(st.Period)
-	s.partRule = s.partRule&^partMask | uint64(st.Part)&partMask
 	s.whole = uint32(st.Whole)
-	s.rate = uint32(rate)
+	s.setPart(st.Part)
 }
 
-// countedUnder reports whether the state was counted under l, perhaps with another Burst.
-func (s *slot) countedUnder(l store.Limit) bool {
-	return int64(s.rate) == l.Rate && int64(s.period) == l.Period
+func (s *slot) part() int64 { return int64(s.partNumber & partMask) }
+
+func (s *slot) number() int { return int(s.partNumber >> partBits) }
+
+func (s *slot) setPart(part int64) { s.partNumber = s.partNumber&^partMask | uint64(part)&partMask }
+
+func (s *slot) setNumber(number int) {
+	s.partNumber = s.partNumber&partMask | uint64(number)<<partBits
+}
+
+// state is the state, which was counted by c.
+func (s *slot) state(c *counting) store.State {
+	return store.State{At: s.at, Period: c.period, Whole: int64(s.whole), Part: s.part()}
 }
 
 // end is the instant, in Unix µs, from which on the key is treated as new.
-func (s *slot) end(rule *store.Rule) int64 {
-	return s.at + rule.TTL(s.state(), store.Limit{Rate: int64(s.rate), Period: int64(s.period)})
+func (s *slot) end(rule *store.Rule, c *counting) int64 {
+	return s.at + rule.TTL(s.state(c), store.Limit{Rate: int64(c.rate), Period: c.period})
 }
 
 // unlessEnded is the state, or the zero one if it has ended. An ended state may still be
 // there until a sweep, and under another limit it might still count. The time of a sweep
 // must decide nothing.
-func (s *slot) unlessEnded(rule *store.Rule, now int64) store.State {
-	if s.end(rule) <= now {
+func (s *slot) unlessEnded(rule *store.Rule, c *counting, now int64) store.State {
+	if s.end(rule, c) <= now {
 		return store.State{}
 	}
-	return s.state()
+	return s.state(c)
 }
 
-// rule is the number of the rule.
-func (s *slot) rule() uint64 { return s.partRule >> partBits }
+// put sets the state in slot i, counted under a limit of this Rate.
+func (t *table) put(i int, st store.State, rate int64) {
+	t.slots[i].put(st)
+	if !t.counting(i).under(rate, st.Period) {
+		t.recount(i, rate, st.Period)
+	}
+}
 
 // find returns the slot of h, or -1.
 func (t *table) find(h hash) int {
@@ -119,7 +139,7 @@ func (t *table) find(h hash) int {
 		// it may have it set too; then the hashes differ.
 		x := tags ^ wanted
 		for found := (x - low) &^ x & high; found != 0; found &= found - 1 {
-			if j := t.wrap(i + bits.TrailingZeros64(found)/8); t.slots[j].hash == h {
+			if j := t.wrap(i + bits.TrailingZeros64(found)/8); t.slots[j].is(h) {
 				return j
 			}
 		}
@@ -153,16 +173,26 @@ func (t *table) state(i int, rule *store.Rule, now int64) store.State {
 	if i < 0 {
 		return store.State{}
 	}
-	return t.slots[i].unlessEnded(rule, now)
+	return t.slots[i].unlessEnded(rule, t.counting(i), now)
+}
+
+// stateUnder is state, for a decision under l. A state that was counted under l needs no look
+// at its end: the rule finds that it has drained.
+func (t *table) stateUnder(i int, rule *store.Rule, l store.Limit, now int64) store.State {
+	if i >= 0 && t.counting(i).under(l.Rate, l.Period) {
+		return t.slots[i].state(t.counting(i))
+	}
+	return t.state(i, rule, now)
 }
 
 // end is the end of slot i, or of its log.
 func (t *table) end(i int, rules *rules) int64 {
 	s := &t.slots[i]
 	if t.log(i) != nil {
-		return s.at + int64(s.partRule&partMask)
+		return s.at + s.part()
 	}
-	return s.end(rules.get(s.rule()))
+	c := t.counting(i)
+	return s.end(rules.get(c.rule), c)
 }
 
 // spend is how many events of slot i are in force, and when the last of them ends.
@@ -174,43 +204,47 @@ func (t *table) spend(i int, rules *rules, now int64) (events, end int64) {
 	if log := t.log(i); log != nil {
 		return log.Used(now), end
 	}
-	s := &t.slots[i]
-	return rules.get(s.rule()).Used(s.state(), end, now), end
+	c := t.counting(i)
+	return rules.get(c.rule).Used(t.slots[i].state(c), end, now), end
 }
 
 // log is the log of slot i, or nil.
 func (t *table) log(i int) store.Log {
-	if t.logs == nil || i < 0 {
+	if t.more == nil || t.more.logs == nil || i < 0 {
 		return nil
 	}
-	return t.logs[i]
+	return t.more.logs[i]
 }
 
 func (t *table) setLog(i int, log store.Log) {
 	if log == nil {
 		return
 	}
-	if t.logs == nil {
-		t.logs = make([]store.Log, len(t.slots))
+	if t.more == nil {
+		t.more = new(more)
 	}
-	t.logs[i] = log
+	if t.more.logs == nil {
+		t.more.logs = make([]store.Log, len(t.slots))
+	}
+	t.more.logs[i] = log
 }
 
 // addToLog adds n events at now to the log of slot i.
 func (t *table) addToLog(i int, l store.Limit, now, n int64) {
-	end := t.logs[i].Add(l, now, n)
-	t.slots[i].put(store.State{At: end - l.Period, Part: l.Period}, l.Rate)
+	end := t.more.logs[i].Add(l, now, n)
+	t.slots[i].put(store.State{At: end - l.Period, Part: l.Period})
 }
 
 // place puts s and its log into a free slot, and returns its index. t must have a free
 // slot.
 func (t *table) place(s slot, log store.Log) int {
-	i := s.hash.home(len(t.slots))
+	h := s.hash()
+	i := h.home(len(t.slots))
 	for t.tags[i] != 0 {
 		i = t.after(i)
 	}
 	t.slots[i] = s
-	t.setTag(i, s.hash.tag())
+	t.setTag(i, h.tag())
 	t.setLog(i, log)
 	t.n++
 	return i
@@ -229,15 +263,15 @@ func (t *table) remove(i int) {
 func (t *table) clear(i int) {
 	t.slots[i] = slot{}
 	t.setTag(i, 0)
-	if t.logs != nil {
-		t.logs[i] = nil
+	if t.log(i) != nil {
+		t.more.logs[i] = nil
 	}
 	t.n--
 }
 
 // moveHome moves slot i to the first empty slot between its home and itself.
 func (t *table) moveHome(i int) {
-	for j := t.slots[i].hash.home(len(t.slots)); j != i; j = t.after(j) {
+	for j := t.slots[i].hash().home(len(t.slots)); j != i; j = t.after(j) {
 		if t.tags[j] == 0 {
 			s, log := t.slots[i], t.log(i)
 			t.clear(i)
@@ -254,14 +288,15 @@ func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c stor
 	s := &t.slots[i]
 	if log := t.log(i); log != nil {
 		log.Refund(l, now, c)
-		s.put(store.State{At: s.at, Part: max(0, log.End()-s.at)}, int64(s.rate))
+		s.setPart(max(0, log.End()-s.at))
 		return log.End() != 0
 	}
-	if s.end(rule) <= now {
+	by := t.counting(i)
+	if s.end(rule, by) <= now {
 		return true
 	}
-	left := rule.Refund(s.state(), l, now, c)
-	s.put(left, int64(s.rate))
+	left := rule.Refund(s.state(by), l, now, c)
+	t.put(i, left, int64(by.rate))
 	return left.Whole != 0 || left.Part != 0
 }
 
@@ -281,8 +316,9 @@ func (t *table) full() bool { return len(t.slots)-int(t.n) <= 1+len(t.slots)/16 
 // a fifth of it is used.
 func (t *table) sweep(rules *rules, now int64) (dropped int) {
 	dropped = t.drop(rules, now)
+	t.dropCountings()
 	if size := max(int(t.n)*3/2, minSlots); t.n == 0 {
-		t.slots, t.tags, t.logs = nil, noTags, nil
+		t.slots, t.tags, t.more = nil, noTags, nil
 	} else if size < len(t.slots)/3 {
 		t.resize(size)
 	}
@@ -346,19 +382,23 @@ func (t *table) living(i int, rules *rules, past int64) int64 {
 
 // resize moves everything to size slots or slightly more.
 func (t *table) resize(size int) {
-	slots, logs := t.slots, t.logs
-	t.allocate(size)
+	slots := t.slots
+	logs := t.allocate(size)
 	for s, log := range all(slots, logs) {
 		t.place(s, log)
 	}
 }
 
-// allocate makes t empty, with size slots or slightly more.
-func (t *table) allocate(size int) {
+// allocate makes t empty, with size slots or slightly more. It returns the logs that t had.
+func (t *table) allocate(size int) (logs []store.Log) {
 	// Grow rounds up to what the allocator would use anyway.
 	slots := slices.Grow([]slot(nil), min(max(size, minSlots), maxSlots))
-	t.slots, t.logs, t.n = slots[:min(cap(slots), maxSlots)], nil, 0
+	t.slots, t.n = slots[:min(cap(slots), maxSlots)], 0
 	t.tags = make([]uint8, len(t.slots)+group)
+	if t.more != nil {
+		logs, t.more.logs = t.more.logs, nil
+	}
+	return logs
 }
 
 // all yields the slots in use, each with its log or nil.

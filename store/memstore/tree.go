@@ -110,27 +110,32 @@ func (t *table) split() {
 
 // shareWith moves the keys that upper covers to upper.
 func (t *table) shareWith(upper *table) {
-	slots, logs := t.slots, t.logs
-	n, moving := int(t.n), 0
+	slots, n, moving := t.slots, int(t.n), 0
 	for s := range all(slots, nil) {
-		if upper.covers(s.hash) {
+		if upper.covers(s.hash()) {
 			moving++
 		}
 	}
-	t.allocate((n - moving) * 8 / 7)
+	logs := t.allocate((n - moving) * 8 / 7)
 	upper.allocate(moving * 8 / 7)
+	upper.common = t.common
+	if t.more != nil {
+		upper.more = &more{countings: slices.Clone(t.more.countings)}
+	}
 	for s, log := range all(slots, logs) {
-		if upper.covers(s.hash) {
+		if upper.covers(s.hash()) {
 			upper.place(s, log)
 		} else {
 			t.place(s, log)
 		}
 	}
+	t.dropCountings()
+	upper.dropCountings()
 }
 
-// insert returns a new slot for h in t, which is locked. If it returns -1, the outcome
-// says what to do first. After tableSplit, t's next is locked too.
-func (s *Store) insert(t *table, h hash, rule *store.Rule, now int64) (int, outcome) {
+// insert returns a new slot for h in t, which is locked, for a state under l. If it returns
+// -1, the outcome says what to do first. After tableSplit, t's next is locked too.
+func (s *Store) insert(t *table, h hash, rule *store.Rule, l store.Limit, now int64) (int, outcome) {
 	if _, ok := s.rules.number(rule); !ok {
 		return -1, tooManyRules
 	}
@@ -145,14 +150,15 @@ func (s *Store) insert(t *table, h hash, rule *store.Rule, now int64) (int, outc
 		}
 		s.evict(t, h, now)
 	}
-	return s.placeNew(t, h, rule), decided
+	return s.placeNew(t, h, rule, l), decided
 }
 
-// placeNew puts h into a free slot of t, as a state of rule. The rule must have its
+// placeNew puts h into a free slot of t, for a state of rule under l. The rule must have its
 // number.
-func (s *Store) placeNew(t *table, h hash, rule *store.Rule) int {
+func (s *Store) placeNew(t *table, h hash, rule *store.Rule, l store.Limit) int {
 	number, _ := s.rules.number(rule)
-	return t.place(slot{hash: h, partRule: number << partBits}, nil)
+	counted := t.numberOf(counting{l.Period, uint32(l.Rate), number})
+	return t.place(slot{lo: h.lo, hi: uint32(h.hi >> 32), partNumber: uint64(counted) << partBits}, nil)
 }
 
 // makeRoom drops the dead of t, or makes t larger if they are few. A table of the largest
@@ -260,19 +266,19 @@ type rules struct {
 	list atomic.Pointer[[]*store.Rule]
 }
 
-func (r *rules) get(number uint64) *store.Rule { return (*r.list.Load())[number] }
+func (r *rules) get(number uint32) *store.Rule { return (*r.list.Load())[number] }
 
 // number returns the number of rule, and gives it one if it has none yet.
-func (r *rules) number(rule *store.Rule) (uint64, bool) {
+func (r *rules) number(rule *store.Rule) (uint32, bool) {
 	if list := r.list.Load(); list != nil {
 		if i := slices.Index(*list, rule); i >= 0 {
-			return uint64(i), true
+			return uint32(i), true
 		}
 	}
 	return r.add(rule)
 }
 
-func (r *rules) add(rule *store.Rule) (uint64, bool) {
+func (r *rules) add(rule *store.Rule) (uint32, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var list []*store.Rule
@@ -285,5 +291,5 @@ func (r *rules) add(rule *store.Rule) (uint64, bool) {
 		list = append(list, rule) // after the end of the lists that others may be reading
 		r.list.Store(&list)
 	}
-	return uint64(i), i >= 0
+	return uint32(i), i >= 0
 }

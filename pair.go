@@ -1,0 +1,80 @@
+package ratelimit
+
+import "time"
+
+// pair is the note of an [All] of two limits on an admission that its Result has room to
+// describe, so that it allocates nothing. Of the Result, at is when both parts were charged,
+// and n is for how many events. rate is the Remaining of the part that has not the least, and
+// period the ResetAfter of the one that has not the longest, in ns.
+type pair struct {
+	mark           Mark
+	parts          []part
+	least, longest int // which part has the least Remaining, and which the longest ResetAfter
+}
+
+// pairs are the notes of an All, by least and longest.
+type pairs [2][2]pair
+
+// newPairs returns nil if the parts are not two of the five.
+func newPairs(parts []part) *pairs {
+	if len(parts) != 2 || parts[0].core == nil || parts[1].core == nil {
+		return nil
+	}
+	all := new(pairs)
+	for least := range all {
+		for longest := range all[least] {
+			p := &all[least][longest]
+			*p = pair{parts: parts, least: least, longest: longest}
+			p.mark.note = p
+		}
+	}
+	return all
+}
+
+// result is the whole of two results of a call for n events. ok is whether it tells all
+// of them.
+func (all *pairs) result(results []Result, n int) (whole Result, ok bool) {
+	if all == nil || results[0].at != results[1].at {
+		return whole, false
+	}
+	for i := range all[0][0].parts {
+		if !all[0][0].parts[i].plainly(&results[i], n) {
+			return whole, false
+		}
+	}
+	least, longest := 0, 0
+	if results[1].Remaining < results[0].Remaining {
+		least = 1
+	}
+	if results[1].ResetAfter > results[0].ResetAfter {
+		longest = 1
+	}
+	whole = Result{
+		Allowed: true, Limit: results[least].Limit, Remaining: results[least].Remaining, ResetAfter: results[longest].ResetAfter,
+		at: results[0].at, period: int64(results[1-longest].ResetAfter), n: int32(n), rate: int32(results[1-least].Remaining),
+		mark: &all[least][longest].mark,
+	}
+	return whole, true
+}
+
+// plainly is whether r has charged a call for n events under the constructor's limit, at once.
+func (p *part) plainly(r *Result, n int) bool {
+	l := &p.core.integers
+	return r.n > 0 && int(r.n) == p.events(n) && r.Delay == 0 && r.mark == nil &&
+		int64(r.Limit) == l.Burst && int64(r.rate) == l.Rate && r.period == l.Period
+}
+
+// joined is what r, which has p's mark, describes.
+func (p *pair) joined(r *Result) *joined {
+	var parts [2]Result
+	for i := range parts {
+		l := p.parts[i].core.integers
+		parts[i] = Result{Allowed: true, Limit: int(l.Burst), Remaining: int(r.rate), ResetAfter: time.Duration(r.period)}
+		parts[i].addReceipt(l, r.at, int64(p.parts[i].events(int(r.n))))
+	}
+	parts[p.least].Remaining = r.Remaining
+	parts[p.longest].ResetAfter = r.ResetAfter
+	j := join(parts[:])
+	j.charged = int(r.n)
+	return j
+}
