@@ -3,6 +3,7 @@ package storetest
 import (
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -93,12 +94,25 @@ func midnight(zone *time.Location, d date) int64 {
 	}
 }
 
-// window is the window that contains t, all in Unix µs.
-func (c civil) window(t int64) (start, end int64) {
+// locations are those that have been loaded, by name.
+var locations sync.Map
+
+// location is the zone. It is known, since a limit has it.
+func (c civil) location() *time.Location {
+	if zone, found := locations.Load(c.zone); found {
+		return zone.(*time.Location)
+	}
 	zone, err := time.LoadLocation(c.zone)
 	if err != nil {
 		panic(err)
 	}
+	locations.Store(c.zone, zone)
+	return zone
+}
+
+// window is the window that contains t, all in Unix µs.
+func (c civil) window(t int64) (start, end int64) {
+	zone := c.location()
 	seconds := time.UnixMicro(t).Unix()
 	d := date(clockAt(zone, seconds)/(24*3600)) + 2 // clocks are set back by a day at most
 	for !c.begins(d) || midnight(zone, d) > seconds {
@@ -111,10 +125,24 @@ func (c civil) window(t int64) (start, end int64) {
 	return start * 1e6, midnight(zone, d) * 1e6
 }
 
-// windowOf is the window of l that contains t.
-func windowOf(l limit, t int64) (start, end int64) {
+// windowEnd is the end of the window of l that contains t.
+func (l limit) windowEnd(t int64) int64 {
 	if l.civil == (civil{}) {
-		return windowStart(t, l.period), windowEnd(t, l.period)
+		return windowEnd(t, l.period)
 	}
-	return l.window(t)
+	_, end := l.window(t)
+	return end
+}
+
+// shortest is how long the shortest window of l is, in µs: clocks are set forward by an hour at
+// most, but for a zone that moves across the date line.
+func (l limit) shortest() int64 {
+	const day = 24 * 3600e6
+	switch l.unit {
+	case "day", "week":
+		return l.period - 3600e6
+	case "month":
+		return 28*day - 3600e6
+	}
+	return l.period
 }
