@@ -229,15 +229,15 @@ func sameKey(k, other *Rekeyed) bool { return k.key == other.key }
 //	NewLevels("sliding_window", s, "api", PerSecond(10), PerMinute(100), PerHour(1000))
 //
 // The policies are named "api/s", "api/m" and "api/h". The errors are those of New and NewAll,
-// and [ErrInvalidOption] if two levels have one Period. To give the levels options make them
+// and [ErrInvalidOption] if two levels have one Period and one calendar. To give the levels options make them
 // by New, and an All of them.
 func NewLevels(algorithm string, s store.Store, name string, levels ...Limit) (*All, error) {
 	limiters := make([]Limiter, len(levels))
 	for i, l := range levels {
-		if slices.ContainsFunc(levels[:i], func(other Limit) bool { return other.Period == l.Period }) {
-			return nil, fmt.Errorf("%w: two levels have the period %v", ErrInvalidOption, l.Period)
+		if slices.ContainsFunc(levels[:i], func(other Limit) bool { return other.Period == l.Period && other.calendar == l.calendar }) {
+			return nil, fmt.Errorf("%w: two levels have the period %s", ErrInvalidOption, limittext.Period(l.String()))
 		}
-		policy := name + "/" + limittext.FormatPeriod(l.Period)
+		policy := name + "/" + limittext.Period(l.String())
 		var err error
 		if limiters[i], err = New(algorithm, s, l, WithName(name), WithPolicyName(policy)); err != nil {
 			return nil, err

@@ -170,10 +170,13 @@ func byKey(l Limiter) bool {
 	return inner == nil || byKey(inner)
 }
 
-// identity names the limiter's namespace: the Period, and the name or else the rate
-// and burst. No name can be taken for a rate, which has no "=".
+// identity names the limiter's namespace: the Period or the calendar, and the name or else the
+// rate and burst. No name can be taken for a rate, which has no "=".
 func (lim *limiter) identity() string {
 	period := strconv.FormatInt(lim.integers.Period, 10)
+	if c := lim.integers.Calendar(); c != nil { // such as month/31/America/Sao_Paulo
+		period = fmt.Sprintf("%v/%d/%s", c.Unit(), c.From(), c.Zone())
+	}
 	if lim.name != "" {
 		return period + ":=" + lim.name
 	}
@@ -407,6 +410,12 @@ func (a *algorithm) integers(l Limit) (store.Limit, error) {
 		return store.Limit{}, fmt.Errorf("%w: %v: a %s has no burst", ErrInvalidLimit, l, a.rule.Name)
 	}
 	i := store.Limit{Rate: int64(l.Rate), Period: l.Period.Microseconds(), Burst: int64(l.Burst)}
+	if l.calendar != nil {
+		if a != &fixedWindow {
+			return i, fmt.Errorf("%w: %v: a %s has no calendar", ErrInvalidLimit, l, a.rule.Name)
+		}
+		i = l.calendar.In(i)
+	}
 	if i.Burst == 0 || i.Rate == 0 {
 		i.Burst = i.Rate
 	}

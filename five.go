@@ -15,7 +15,7 @@ func (p *part) five() *five.Limiter[Result] {
 		Coalesced: lim.coalesced,
 		Tiered:    lim.limitFunc != nil,
 		Limit:     lim.integers,
-		Before:    lim.algorithm.before,
+		Within:    lim.algorithm.within,
 		LimitOf:   lim.limitOf,
 		By:        p.by,
 		RefundBy: func(ctx context.Context, key string, charged Result, n int, by store.Limit) error {
@@ -57,7 +57,7 @@ func (lim *limiter) look(ctx context.Context, key string, by store.Limit) (l fiv
 	case lim.algorithm == &slidingWindow && r.Y < 0: // counted in another Period
 		l.Credit = 0
 	default:
-		l.Window = windowStart(r.X, by.Period)
+		l.Window, _ = window(by, r.X)
 	}
 	return l, nil
 }

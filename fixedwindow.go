@@ -11,18 +11,24 @@ import (
 // epoch in UTC: with a Period of an hour, the count starts again at each full hour. It
 // admits n events if count + n <= Rate.
 //
+// It alone can count by a calendar ([PerWeek], [PerMonth], [Limit.In], [Limit.From]). Windows
+// then begin at midnight in a time zone, and are as long as the calendar and the clocks of the
+// zone say.
+//
 // Bound: at most Rate events in each window. Within a Period across an edge it is at most
-// 2·Rate: the end of one window and the beginning of the next can both be full.
+// 2·Rate: the end of one window and the beginning of the next can both be full. By a calendar
+// that holds within the shortest of its windows, such as a day of 23 hours.
 //
 // A key costs one counter, whatever the Rate. That is some 60 bytes in memory and some 150
 // in Redis, until the window ends.
 //
-// Use it for quotas that people can follow ("1,000 a day, from midnight UTC"). Where the
-// double burst at the edge hurts, use [SlidingWindow] at the same cost.
+// Use it for quotas that people can follow ("1,000 a day, from midnight UTC"), and for those
+// that they are billed by ("10,000 a month from the 15th"). Where the double burst at the edge
+// hurts, use [SlidingWindow] at the same cost.
 type FixedWindow struct{ limiter }
 
-// NewFixedWindow returns a limiter that counts in windows of l.Period. l has no
-// Burst. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
+// NewFixedWindow returns a limiter that counts in windows of l.Period, or of l's calendar. l
+// has no Burst. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
 func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error) {
 	w := new(FixedWindow)
 	if err := w.build(w, &fixedWindow, s, l, opts); err != nil {
@@ -50,7 +56,7 @@ var fixedWindowPlainLua string
 var fixedWindowLua string
 
 // fixedWindow keeps in a State: At, the time of the last admission; Whole, the
-// count of its window.
+// count of its window; Part, the end of that window, if it is of a calendar: see windowPart.
 var fixedWindow = algorithm{
 	rule: store.Rule{
 		Name:        "fixed_window",
@@ -58,7 +64,7 @@ var fixedWindow = algorithm{
 		Available:   windowAvailable,
 		Overdrawn:   windowOverdrawn,
 		Refund:      fixedWindowRefund,
-		TTL:         func(s store.State, _ store.Limit) int64 { return windowEnd(s.At, s.Period) - s.At },
+		TTL:         func(s store.State, _ store.Limit) int64 { return ownEnd(s) - s.At },
 		Used:        wholeUsed,
 		Script:      script(plainCase(fixedWindowPlainLua), fixedWindowLua, stateLua),
 		JointScript: jointScript,
@@ -73,12 +79,15 @@ var fixedWindow = algorithm{
 // be above the Rate: what was charged past it, or under a higher one, stays counted, so
 // that a Refund of some of it opens no room.
 func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+	if l.Before < 0 {
+		return calendarStep(s, l, now, n)
+	}
 	r := store.Reply{X: now}
 	if s.Whole > 0 {
 		r.X = max(now, s.At)
 		end := windowEnd(s.At, l.Period)
-		if s.Period != l.Period { // it counts until its window ends in either
-			end = min(end, windowEnd(s.At, s.Period))
+		if s.Period != l.Period || s.Part > 0 { // it counts until its window ends in either
+			end = min(end, ownEnd(s))
 		}
 		if r.X < end {
 			r.Y, r.Z = s.Whole, end-r.X
@@ -88,9 +97,44 @@ func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	return store.State{At: r.X, Period: l.Period, Whole: r.Y + n}, r
 }
 
+// calendarStep is fixedWindowStep by l's calendar. What was counted before its window of now
+// began has ended in it.
+func calendarStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+	r := store.Reply{X: now}
+	if s.Whole > 0 {
+		r.X = max(now, s.At)
+	}
+	start, end := l.Calendar().Window(r.X)
+	if s.Whole > 0 && s.At >= start {
+		if until := min(end, ownEnd(s)); r.X < until {
+			r.Y, r.Z = s.Whole, until-r.X
+		}
+	}
+	r.OK = r.Y+n <= l.Rate
+	return store.State{At: r.X, Period: l.Period, Whole: r.Y + n, Part: windowPart(end)}, r
+}
+
+// A Part is the end of a window of a calendar in Unix seconds, as all its edges are, and so many
+// more, so that it is above 0. It stays when a store moves At.
+const partOf1970 = 1 << 41
+
+func windowPart(end int64) int64 { return end/1e6 + partOf1970 }
+
+// ownEnd is the end of the window in which s was counted.
+func ownEnd(s store.State) int64 {
+	if s.Part > 0 {
+		return (s.Part - partOf1970) * 1e6
+	}
+	return windowEnd(s.At, s.Period)
+}
+
+// fixedWindowRefund gives back to the window of the charge, which ends when that was Due.
 func fixedWindowRefund(s store.State, _ store.Limit, _ int64, c store.Receipt) store.State {
-	if c.Period == s.Period && windowStart(c.At, s.Period) == windowStart(s.At, s.Period) {
-		s.Whole -= min(c.N, s.Whole)
+	if c.Period != s.Period || c.Due != ownEnd(s) {
+		return s
+	}
+	if s.Whole -= min(c.N, s.Whole); s.Whole == 0 {
+		s.Part = 0
 	}
 	return s
 }
@@ -123,9 +167,18 @@ func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) verdict {
 	now, _, left := windowReply(r)
 	v := verdict{remaining: max(0, windowAvailable(l, r)-charged), retry: left, reset: left}
 	if charged > 0 {
-		v.reset = windowEnd(now, l.Period) - now
+		_, end := window(l, now)
+		v.reset = end - now
 	}
 	return v
+}
+
+// window is the window of l in which t lies: its start and its end.
+func window(l store.Limit, t int64) (start, end int64) {
+	if c := l.Calendar(); c != nil {
+		return c.Window(t)
+	}
+	return windowStart(t, l.Period), windowEnd(t, l.Period)
 }
 
 // windowStart is the start of the window of period in which t lies, both in µs.

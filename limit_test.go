@@ -24,7 +24,7 @@ func ExampleParseLimit() {
 	fmt.Println(err)
 	// Output:
 	// 10 1s 20 <nil>
-	// ratelimit: invalid limit: "10/fortnight": unit "fortnight" is not ms, s, m, h, d or a word for one of them
+	// ratelimit: invalid limit: "10/fortnight": unit "fortnight" is not ms, s, m, h, d, week, month or a word for one of them
 }
 
 func ExampleLimit_String() {
@@ -181,7 +181,7 @@ var refused = []struct{ text, because string }{
 	{"5/Second", `unit "Second" is not`},
 	{"5/M", `unit "M" is not`},
 	{"5/\u017fecond", `unit "ſecond" is not`},
-	{"5/week", `unit "week" is not`},
+	{"5/fortnight", `unit "fortnight" is not`},
 	{"5/us", `unit "us" is not`},
 	{"5/h30m", `unit "h30m" is not`},
 	{"5//s", `unit "/s" is not`},

@@ -17,7 +17,8 @@ type Policy struct {
 	Quota int
 	// Window is the time in which the whole Quota comes back: the Period, and of the
 	// buckets Burst·Period/Rate, in whole µs, rounded up. It is 0 where nothing is counted:
-	// of Unlimited, and of a Rate of 0.
+	// of Unlimited, and of a Rate of 0. So it is of calendars, whose windows differ in length;
+	// ResetAfter tells the rest of this one.
 	Window time.Duration
 }
 
@@ -68,7 +69,7 @@ func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
 	switch {
 	case l == Unlimited():
 		p.Quota, p.Window = maxEvents, 0
-	case l.Rate == 0:
+	case l.Rate == 0 || l.calendar != nil:
 		p.Window = 0
 	case lim.algorithm.burst:
 		p.Window = time.Duration(drainTime(integers.Burst, 0, integers)) * time.Microsecond

@@ -147,7 +147,7 @@ func (r *round) prepare(ctx context.Context, e *entry) (err error) {
 		return err
 	}
 	if r.how.what == takeWithin {
-		e.limit.Before = e.core.algorithm.before(r.how.d)
+		e.limit = e.core.algorithm.within(e.limit, r.how.d)
 	}
 	if e.limit.Rate <= 0 {
 		e.result.withoutStore(e.limit)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Delayer is a [Limiter] that decides on events by when their turn comes. The five
@@ -77,17 +78,17 @@ func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.D
 	if err != nil {
 		return Result{}, err
 	}
-	l.Before = lim.algorithm.before(d)
+	l = lim.algorithm.within(l, d)
 	err = lim.decide(ctx, key, n, take, &l, &res)
 	return res, err
 }
 
-// before is the Before of a limit for events that can wait for d.
-func (a *algorithm) before(d time.Duration) int64 {
-	if !a.burst { // without turns
-		return 0
+// within is l for events that can wait for d.
+func (a *algorithm) within(l store.Limit, d time.Duration) store.Limit {
+	if a.burst { // it has turns
+		l.Before = 1 + min(max(d, 0).Microseconds(), maxRefill)
 	}
-	return 1 + min(max(d, 0).Microseconds(), maxRefill)
+	return l
 }
 
 // asking is how a limiter is asked for events: to take them, also within d, or to peek.

@@ -162,11 +162,17 @@ func (s *spec) checkLease() error {
 	return leased.Close(context.Background())
 }
 
-// periods returns the Periods of the limits, which are part of their identity.
-func (s *spec) periods() []time.Duration {
-	periods := make([]time.Duration, len(s.limits))
+// periods returns the Periods and calendars of the limits, which are part of their identity.
+func (s *spec) periods() []ratelimit.Limit {
+	periods := make([]ratelimit.Limit, len(s.limits))
 	for i, l := range s.limits {
-		periods[i] = l.Period
+		periods[i] = period(l)
 	}
 	return periods
+}
+
+// period is what says how long l's windows are: l without its events.
+func period(l ratelimit.Limit) ratelimit.Limit {
+	l.Rate, l.Burst = 0, 0
+	return l
 }

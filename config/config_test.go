@@ -247,7 +247,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "a number for a limit", text: a + "    limit: 100\n", err: `4:12: limiter "a": limit: "100": want a limit such as 100/m`},
 		{
 			name: "a limit with a wrong unit", text: a + "    limit: 100/x\n", is: ratelimit.ErrInvalidLimit,
-			err: `4:12: limiter "a": limit: ratelimit: invalid limit: "100/x": unit "x" is not ms, s, m, h, d or a word for one of them`,
+			err: `4:12: limiter "a": limit: ratelimit: invalid limit: "100/x": unit "x" is not ms, s, m, h, d, week, month or a word for one of them`,
 		},
 		{
 			name: "a burst on a window", text: a + "    limit: 10/s burst 20\n", is: ratelimit.ErrInvalidLimit,

@@ -345,5 +345,5 @@ func (s *spec) policyName(l ratelimit.Limit) string {
 	if !s.several || l == ratelimit.Unlimited() {
 		return s.name
 	}
-	return s.name + "/" + limittext.FormatPeriod(l.Period)
+	return s.name + "/" + limittext.Period(l.String())
 }

@@ -99,14 +99,14 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 // count identifies what the spend of a name's keys belongs to.
 type count struct {
 	algorithm string
-	period    time.Duration
+	period    ratelimit.Limit
 	local     bool // or on the store
 }
 
 // addTo makes the limiters of l those of their counts.
 func (l *limits) addTo(counts map[count]ratelimit.Limiter, local bool) {
 	for i, part := range l.parts {
-		counts[count{l.spec.algorithm, l.spec.limits[i].Period, local}] = part
+		counts[count{l.spec.algorithm, period(l.spec.limits[i]), local}] = part
 	}
 }
 
@@ -117,7 +117,7 @@ func (l *limits) has(part ratelimit.Limiter) bool { return l != nil && slices.Co
 // such limiter it returns that limit's own, whose count may be needed again.
 func (l *limits) counter(former *limits, i int) ratelimit.Limiter {
 	if l.spec.algorithm == former.spec.algorithm {
-		if same := slices.Index(l.spec.periods(), former.spec.limits[i].Period); same >= 0 {
+		if same := slices.Index(l.spec.periods(), period(former.spec.limits[i])); same >= 0 {
 			return l.parts[same]
 		}
 	}

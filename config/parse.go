@@ -347,7 +347,7 @@ func (r *reader) list(n *yaml.Node) {
 		l, ok := r.limit(item, "limits")
 		switch {
 		case !ok:
-		case slices.Contains(r.spec.periods(), l.Period):
+		case slices.Contains(r.spec.periods(), period(l)):
 			r.fail(item, "%slimits: %s: another of them has the same period, and so the same count", r.what, quote(item.Value))
 		default:
 			r.spec.limits = append(r.spec.limits, l)

@@ -20,8 +20,7 @@ func (d *Limiter) AllowWithin(ctx context.Context, key string, n int, within tim
 	if ok || err != nil {
 		return r, err
 	}
-	by.Before = d.five.Before(within)
-	return d.ask(ctx, five.Take, key, n, by)
+	return d.ask(ctx, five.Take, key, n, d.five.Within(by, within))
 }
 
 // AllowUpTo admits n events of what is held, or as many as there is room for. If some are held,

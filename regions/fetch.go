@@ -136,7 +136,7 @@ func (o *region) debit(ctx context.Context, f *fetch) (r ratelimit.Result, err e
 	if err != nil && !errors.Is(err, ratelimit.ErrStore) { // maybe a deadline that is not the region's
 		return r, errNoLimit
 	}
-	if err != nil || by.Rate <= 0 || by.Period != f.by.Period {
+	if err != nil || by.Rate <= 0 || !sameWindows(by, f.by) {
 		return r, err
 	}
 	asked := time.Now()

@@ -16,6 +16,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Limiter decides by the share of a limit that its region holds. What that denies makes the
@@ -184,8 +185,8 @@ func (l *Limiter) add(other ratelimit.Limiter) error {
 	if err != nil {
 		return err
 	}
-	if s.Algorithm != l.own.Algorithm || s.Limit.Period != l.own.Limit.Period {
-		return fmt.Errorf("%w: shares are of one algorithm and Period: a %s of %d µs and a %s of %d µs", ratelimit.ErrInvalidOption,
+	if s.Algorithm != l.own.Algorithm || !sameWindows(s.Limit, l.own.Limit) {
+		return fmt.Errorf("%w: shares are of one algorithm and Period, and of one calendar: a %s of %d µs and a %s of %d µs", ratelimit.ErrInvalidOption,
 			l.own.Algorithm, l.own.Limit.Period, s.Algorithm, s.Limit.Period)
 	}
 	same := s.Space != nil && s.Space == l.own.Space
@@ -197,6 +198,10 @@ func (l *Limiter) add(other ratelimit.Limiter) error {
 	}
 	l.others = append(l.others, &region{Limiter: s})
 	return nil
+}
+
+func sameWindows(l, other store.Limit) bool {
+	return l.Period == other.Period && l.Calendar() == other.Calendar()
 }
 
 var errNoConstructor = fmt.Errorf("%w: a regions.Limiter is made by New", ratelimit.ErrInvalidLimit)
@@ -215,7 +220,7 @@ func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, erro
 
 // AllowN admits n events if the own share has room for them, or can fetch it.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	return l.decide(ctx, five.Take, key, n, n, 0)
+	return l.decide(ctx, five.Take, key, n, n, anyTurn)
 }
 
 // AllowWithin decides on n events whose turn must come within d: see [ratelimit.AllowWithin].
@@ -224,21 +229,24 @@ func (l *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Dur
 	if l.own == nil {
 		return ratelimit.Result{}, errNoConstructor
 	}
-	return l.decide(ctx, five.Take, key, n, n, l.own.Before(d))
+	return l.decide(ctx, five.Take, key, n, n, max(d, 0))
 }
 
 // AllowUpTo admits as many of n events as the own share has room for. It fetches only if that
 // has room for none.
 func (l *Limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
-	r, err = l.decide(ctx, five.TakeUpTo, key, n, 1, 0)
+	r, err = l.decide(ctx, five.TakeUpTo, key, n, 1, anyTurn)
 	if err == nil && r.Source() == ratelimit.SourceUnlimited {
 		return n, r, nil
 	}
 	return r.Charged(), r, err
 }
 
+// anyTurn is for events whose turn may come at any time.
+const anyTurn time.Duration = -1
+
 // decide asks the own share, and once more if room for want events was fetched.
-func (l *Limiter) decide(ctx context.Context, op five.Operation, key string, n, want int, before int64) (ratelimit.Result, error) {
+func (l *Limiter) decide(ctx context.Context, op five.Operation, key string, n, want int, within time.Duration) (ratelimit.Result, error) {
 	if err := l.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -247,7 +255,9 @@ func (l *Limiter) decide(ctx context.Context, op five.Operation, key string, n, 
 		return ratelimit.Result{}, err
 	}
 	asked := by
-	asked.Before = before
+	if within != anyTurn {
+		asked = l.own.Within(by, within)
+	}
 	r, err := l.own.By(ctx, op, key, n, asked)
 	if err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
 		return r, err

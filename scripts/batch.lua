@@ -35,7 +35,7 @@ local function each()
     if left == 0 then
       local name = ARGV[run + 1]
       left, n, a = ARGV[run] + 0, ARGV[run + 5] + 0, run + 6
-      limit = { rate = ARGV[run + 2] + 0, period = ARGV[run + 3] + 0, burst = ARGV[run + 4] + 0 }
+      limit = { rate = ARGV[run + 2] + 0, period = tonumber(ARGV[run + 3]) or ARGV[run + 3], burst = ARGV[run + 4] + 0 }
       run = a + (more[name] or 0)
       decide = deciders[name] or decider(name)
       deciders[name] = decide

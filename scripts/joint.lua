@@ -5,8 +5,8 @@
 --
 -- KEYS  the keys of the states, all different
 -- ARGV  1 operation: take, within (take if each turn comes in time) or peek
---       of each key, in their order: the number of its rule, rate, period in µs,
---       burst, n
+--       of each key, in their order: the number of its rule, rate, period as in
+--       driver.lua, burst, n
 --       of within, of each key: in less than how many µs its turn must come, or 0
 --       the last, after them: the caller's clock in Unix µs; none for the server's
 -- Reply {ok (1 or 0), x, y, z} of each key, one after the other: store.Reply
@@ -21,7 +21,7 @@ end
 local replies, planned, all = {}, {}, true
 for i, key in ipairs(KEYS) do
   local a = 5 * i - 3
-  local limit = { rate = ARGV[a + 1] + 0, period = ARGV[a + 2] + 0, burst = ARGV[a + 3] + 0 }
+  local limit = { rate = ARGV[a + 1] + 0, period = tonumber(ARGV[a + 2]) or ARGV[a + 2], burst = ARGV[a + 3] + 0 }
   if op == 'within' then
     limit.before = ARGV[1 + 5 * #KEYS + i] + 0
   end

@@ -28,8 +28,8 @@ type Limiter[R any] struct {
 	Tiered    bool // whether it has a limit function
 
 	Limit store.Limit // of the constructor
-	// Before is the Before of a limit for events that can wait for d.
-	Before func(d time.Duration) int64
+	// Within is by for events that can wait for d.
+	Within func(by store.Limit, d time.Duration) store.Limit
 	// LimitOf is the limit of a key. It asks the limit function, if there is one.
 	LimitOf func(ctx context.Context, key string) (store.Limit, error)
 	// By decides by a limit of the caller, such as one that LimitOf has returned. Observers

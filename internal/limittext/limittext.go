@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 const (
@@ -16,38 +18,63 @@ const (
 	// MaxPeriod is 10 years of 365 days.
 	MaxPeriod = 10 * 365 * day
 
-	maxText   = 128 // bytes; the longest canonical text has 47
+	maxText   = 128 // bytes; the longest canonical text has 60
 	maxQuoted = 48  // bytes of a refused text that an error repeats
 )
 
+// Limit is what a text says.
+type Limit struct {
+	Rate     int
+	Period   time.Duration
+	Burst    int
+	Calendar *store.Calendar // nil if windows are a Period long
+}
+
 // Parse reads a limit, other than "unlimited". It refuses what it cannot read exactly,
 // and leaves the ranges to the caller. Its error is the bare reason.
-func Parse(s string) (rate int, period time.Duration, burst int, err error) {
+func Parse(s string) (l Limit, err error) {
 	if len(s) > maxText {
-		return 0, 0, 0, fmt.Errorf("%d bytes are more than %d", len(s), maxText)
+		return l, fmt.Errorf("%d bytes are more than %d", len(s), maxText)
 	}
 	events, rest, found := strings.Cut(s, "/")
 	if !found {
-		return 0, 0, 0, errors.New(`no "/" between rate and period`)
+		return l, errors.New(`no "/" between rate and period`)
 	}
 	periodText, burstText, hasBurst := strings.Cut(rest, " burst")
-	if rate, err = parseEvents("rate", strings.TrimSuffix(events, " ")); err != nil {
-		return 0, 0, 0, err
+	if l.Rate, err = parseEvents("rate", strings.TrimSuffix(events, " ")); err != nil {
+		return l, err
 	}
-	if period, err = parsePeriod(strings.TrimPrefix(periodText, " ")); err != nil {
-		return 0, 0, 0, err
+	if l.Period, l.Calendar, err = parsePeriod(strings.TrimPrefix(periodText, " ")); err != nil {
+		return l, err
 	}
 	if hasBurst {
-		burst, err = parseBurst(burstText)
+		l.Burst, err = parseBurst(burstText)
 	}
-	return rate, period, burst, err
+	return l, err
 }
 
-// Format returns a limit in its canonical form.
-func Format(rate int, period time.Duration, burst int) string {
-	text := strconv.Itoa(rate) + "/" + FormatPeriod(period)
-	if burst != 0 {
-		text += " burst " + strconv.Itoa(burst)
+// String returns l in its canonical form.
+func (l Limit) String() string {
+	text := strconv.Itoa(l.Rate) + "/"
+	switch {
+	case l.Calendar == nil:
+		text += formatPeriod(l.Period)
+	case l.Calendar.Unit() == 0: // it is not valid
+		text += formatPeriod(l.Period) + " in " + l.Calendar.Zone()
+	default:
+		text += l.Calendar.String()
+	}
+	if l.Burst != 0 {
+		text += " burst " + strconv.Itoa(l.Burst)
+	}
+	return text
+}
+
+// Period is the part of a canonical text that tells the period, such as "15m", or "month from
+// 15". It is the whole text if that has none.
+func Period(text string) string {
+	if _, period, found := strings.Cut(text, "/"); found {
+		text, _, _ = strings.Cut(period, " burst")
 	}
 	return text
 }
@@ -77,8 +104,21 @@ func parseBurst(s string) (int, error) {
 	return n, err
 }
 
-// parsePeriod reads a unit, a count and a unit, or a duration.
-func parsePeriod(s string) (time.Duration, error) {
+// parsePeriod reads a unit, a count and a unit, a duration, or what has a calendar.
+func parsePeriod(s string) (time.Duration, *store.Calendar, error) {
+	c, err := parseCalendar(s)
+	if c != nil && err == nil {
+		return time.Duration(c.Unit().Period()) * time.Microsecond, c, nil
+	}
+	var d time.Duration
+	if err == nil {
+		d, err = parsePlain(s)
+	}
+	return d, nil, err
+}
+
+// parsePlain reads a unit, a count and a unit, or a duration.
+func parsePlain(s string) (time.Duration, error) {
 	if unit := unitNamed(s); unit != 0 {
 		return unit, nil
 	}
@@ -94,7 +134,7 @@ func parsePeriod(s string) (time.Duration, error) {
 	case digits != "" || strings.HasPrefix(s, "."):
 		return parseDuration(s)
 	}
-	return 0, fmt.Errorf("unit %s is not ms, s, m, h, d or a word for one of them", Quote(s))
+	return 0, fmt.Errorf("unit %s is not ms, s, m, h, d, week, month or a word for one of them", Quote(s))
 }
 
 // parseDuration is time.ParseDuration without its rounding.
@@ -145,10 +185,10 @@ func unitNamed(name string) time.Duration {
 	return 0
 }
 
-// FormatPeriod is a period as String shows it, in days if it is whole days. Otherwise it
+// formatPeriod is a period as String shows it, in days if it is whole days. Otherwise it
 // is as package time has it, without zero minutes and seconds at the end. A single unit
 // goes without its 1.
-func FormatPeriod(d time.Duration) string {
+func formatPeriod(d time.Duration) string {
 	text := d.String()
 	if d != 0 && d%day == 0 {
 		text = strconv.FormatInt(int64(d/day), 10) + "d"

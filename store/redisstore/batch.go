@@ -263,7 +263,7 @@ func (s *Store) batchArgs(sc *script, batch []*waiter) ([]any, operation, error)
 		for to = from; to < len(batch) && first.equal(&batch[to].task); {
 			to++
 		}
-		args = first.appendTo(sc, append(args, to-from, first.op))
+		args = first.appendTo(s, sc, append(args, to-from, first.op))
 	}
 	return args, op, nil
 }

@@ -47,12 +47,12 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	args = append(args, nil)
 	for i := range requests {
 		l := &requests[i].Limit
-		args = append(args, numbers[i], l.Rate, l.Period, l.Burst, requests[i].N)
+		args = append(args, numbers[i], l.Rate, s.period(l), l.Burst, requests[i].N)
 	}
 	if slices.ContainsFunc(requests, func(r store.Request) bool { return r.Limit.Before > 0 }) {
 		op.name = "within"
 		for i := range requests {
-			args = append(args, requests[i].Limit.Before)
+			args = append(args, max(0, requests[i].Limit.Before))
 		}
 	}
 	if s.clock != nil {

@@ -32,7 +32,8 @@
 //     nothing.
 //   - [store.ErrCorrupt]: nothing ran. The key holds a value that no limiter wrote.
 //   - none of them: nothing ran, and the setup needs repair, for example a wrong
-//     password.
+//     password, or a clock that is more than two windows of a calendar away from the
+//     server's.
 //
 // A call runs at most once on the server: a command whose reply is lost is not sent
 // again. If it is certain that nothing ran, the store tries again after 1 to 32 ms, while
@@ -67,6 +68,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -152,7 +154,7 @@ func WithTimeout(d time.Duration) Option {
 // of the same kind. A reading outside the years 1740 to 2199 is [store.ErrStore].
 //
 // Stored time never goes back: a caller whose clock is ahead by s delays the others by at
-// most s. Keys still expire by the server's clock, so state is lost early if the caller's
+// most s. (By a calendar it must not be ahead by more than two windows: see Errors.) Keys still expire by the server's clock, so state is lost early if the caller's
 // clock is slow or stands still.
 func WithClock(now func() time.Time) Option {
 	return func(s *Store) error {
@@ -240,9 +242,35 @@ func refund(l store.Limit, c store.Receipt) task {
 }
 
 // appendTo appends the arguments to args.
-func (t *task) appendTo(sc *script, args []any) []any {
+func (t *task) appendTo(s *Store, sc *script, args []any) []any {
 	l := sc.boxed(t.limit)
-	return append(append(args, l.rate, l.period, l.burst, t.n), t.more...)
+	period := l.period
+	if c := t.limit.Calendar(); c != nil {
+		period = s.calendarPeriod(l.limit.Period, c)
+	}
+	return append(append(args, l.rate, period, l.burst, t.n), t.more...)
+}
+
+// period is the period of l as an argument.
+func (s *Store) period(l *store.Limit) any {
+	if c := l.Calendar(); c != nil {
+		return s.calendarPeriod(l.Period, c)
+	}
+	return l.Period
+}
+
+// calendarPeriod is a period of c as scripts/driver.lua has it: with the edges around the
+// caller's time.
+func (s *Store) calendarPeriod(period int64, c *store.Calendar) string {
+	now := time.Now
+	if s.clock != nil {
+		now = s.clock
+	}
+	text := strconv.AppendInt(nil, period, 10)
+	for _, edge := range c.Edges(now().UnixMicro()) {
+		text = strconv.AppendInt(append(text, ' '), edge, 10)
+	}
+	return string(text)
 }
 
 // call runs t on key, in a batch if others are under way and the store makes batches.
@@ -265,7 +293,7 @@ func (s *Store) callAlone(b budget, ns *store.Namespace, key string, t task) (st
 	}
 	sc := s.script(ns.Rule)
 	c := &call{sending: sending{op: t.op}}
-	args := t.appendTo(sc, append(c.args[:0], evalsha, sc.sha, 1, s.key(ns, key), &c.sending))
+	args := t.appendTo(s, sc, append(c.args[:0], evalsha, sc.sha, 1, s.key(ns, key), &c.sending))
 	if s.clock != nil {
 		now, err := s.now()
 		if err != nil {

@@ -63,7 +63,7 @@ func greed(k *key, rng *rand.Rand) []entry {
 // attack returns the next time to be greedy.
 func attack(k *key, l ratelimit.Limit, rng *rand.Rand) int64 {
 	now, period := k.us.Load(), l.Period.Microseconds()
-	edge := windowStart(now, period) + period
+	edge := integers(l).windowEnd(now)
 	switch rng.IntN(6) {
 	case 0:
 		return max(now, edge-1)

@@ -5,10 +5,10 @@ import "github.com/ratelimit-go/ratelimit"
 var fixedWindow = algorithm{
 	name:     "fixed_window",
 	newModel: func() model { return new(windowModel) },
-	limits:   tried,
+	limits:   append(calendars(), tried...),
 	refused:  []ratelimit.Limit{withBurst},
 	bound: func(l limit, x int64) int64 { // 2·rate in a period
-		if x > l.period {
+		if x > l.shortest() {
 			return 0
 		}
 		return 2 * l.rate
@@ -27,11 +27,30 @@ var fixedWindow = algorithm{
 	},
 }
 
+// calendars are limits whose windows begin at midnight, in zones with all that clocks do. Zones
+// that are not known here are left out.
+func calendars() (all []ratelimit.Limit) {
+	for _, text := range []string{
+		"10/month", "100/month from 31 in America/Sao_Paulo", "3/month from 15 in Asia/Kolkata", "7/week", "20/week from sunday in Europe/Berlin",
+		"10/day in UTC", "100/day in Asia/Kolkata", "1000003/day in America/St_Johns", "2147483647/day in Africa/Cairo",
+	} {
+		l, err := ratelimit.ParseLimit(text)
+		if err == nil {
+			all = append(all, l)
+		}
+	}
+	return all
+}
+
 // windowModel is a count in the window of the last admission.
 type windowModel struct {
-	last, period int64 // of the last admission
-	count        int64
+	last  int64 // the last admission
+	limit limit // of it
+	count int64
 }
+
+// end is the end of the window of the last admission.
+func (m *windowModel) end() int64 { return m.limit.windowEnd(m.last) }
 
 func (m *windowModel) seen(reading int64) int64 {
 	if m.count == 0 {
@@ -43,7 +62,7 @@ func (m *windowModel) seen(reading int64) int64 {
 // held is the true count at t. A count of another period is in force until the window of
 // the last admission ends in either.
 func (m *windowModel) held(l limit, t int64) int64 {
-	if m.count == 0 || t >= windowEnd(m.last, m.period) || t >= windowEnd(m.last, l.period) {
+	if m.count == 0 || t >= m.end() || t >= l.windowEnd(m.last) {
 		return 0
 	}
 	return m.count
@@ -60,18 +79,18 @@ func (m *windowModel) fresh(l limit, t int64) bool { return m.at(l, t) == 0 }
 
 func (m *windowModel) charge(l limit, t, n int64) int64 {
 	held := m.held(l, t)
-	*m = windowModel{t, l.period, min(held+n, most)}
+	*m = windowModel{t, l, min(held+n, most)}
 	return holds(held, n)
 }
 
 func (m *windowModel) refund(_ limit, _ int64, c charge, n int64) {
-	if m.count > 0 && c.limit.period == m.period && windowStart(c.at, m.period) == windowStart(m.last, m.period) {
+	if m.count > 0 && c.limit.period == m.limit.period && c.limit.windowEnd(c.at) == m.end() {
 		m.count = max(0, m.count-n)
 	}
 }
 
 func (m *windowModel) ended(t int64) bool {
-	return m.count == 0 || t >= windowEnd(m.last, m.period)
+	return m.count == 0 || t >= m.end()
 }
 
 func (m *windowModel) delays() bool { return false }

@@ -35,10 +35,13 @@ type model interface {
 }
 
 // limit is a limit in integers, the period in µs, with its burst filled in.
-type limit struct{ rate, period, burst int64 }
+type limit struct {
+	rate, period, burst int64
+	civil               // of a calendar
+}
 
 func integers(l ratelimit.Limit) limit {
-	i := limit{int64(l.Rate), l.Period.Microseconds(), int64(l.Burst)}
+	i := limit{int64(l.Rate), l.Period.Microseconds(), int64(l.Burst), civilOf(l)}
 	if i.burst == 0 {
 		i.burst = i.rate
 	}

@@ -436,7 +436,7 @@ func (g *generator) time(p *player) int64 {
 	period := g.limit.Period.Microseconds()
 	event := 1 + period/int64(max(1, g.limit.Rate))
 	near := g.Int64N(3) - 1
-	edge := windowStart(now, period) + period
+	edge := integers(g.limit).windowEnd(now)
 	step := int64(0)
 	switch g.IntN(20) {
 	case 0:

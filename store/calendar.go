@@ -1,0 +1,322 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Unit is what the windows of a [Calendar] are.
+type Unit uint8
+
+// The units of calendars.
+const (
+	Day Unit = 1 + iota
+	Week
+	Month
+)
+
+// String is "day", "week" or "month".
+func (u Unit) String() string {
+	if u < Day || u > Month {
+		return "unit(" + strconv.Itoa(int(u)) + ")"
+	}
+	return [...]string{"day", "week", "month"}[u-Day]
+}
+
+// Period is the longest that the unit's civil time can be, in µs: 24 hours, 7 days or 31 days.
+// It is the Period of the limits that count in it. A window can be longer or shorter, since
+// months are, and since clocks are changed.
+func (u Unit) Period() int64 {
+	const day = 24 * 3600 * 1e6
+	switch u {
+	case Day:
+		return day
+	case Week:
+		return 7 * day
+	case Month:
+		return 31 * day
+	}
+	return 0
+}
+
+// Calendar says when the windows of a limit begin, in a time zone: each day, each week on one
+// day of the week, or each month on one day of the month. In a month without that day they
+// begin on its last day.
+//
+// A window begins at the first instant of its date: at midnight, or later if the clocks skip
+// midnight. If they skip the whole date, the window before goes on.
+//
+// Make it by [NewCalendar]. Valid ones can be compared with ==. It is safe for concurrent use.
+type Calendar struct {
+	calendarKey
+	zone   *time.Location
+	number int64 // from 1; 0 if it is not valid
+	err    error
+
+	last atomic.Pointer[[6]int64] // the edges that were asked for last
+}
+
+// calendarKey is what one calendar differs from others in.
+type calendarKey struct {
+	unit Unit
+	from int
+	name string // of the zone
+}
+
+// registry has the valid calendars. There are no more of them than zones, times 39.
+type registry struct {
+	numbers map[calendarKey]int64 // from 1
+	list    []*Calendar           // by the number less 1
+}
+
+var (
+	registering sync.Mutex               // held to change registered
+	registered  atomic.Pointer[registry] // never changed in place
+)
+
+// NewCalendar returns the calendar of a unit in a time zone. from is the day on which windows
+// begin: 0 for days, a [time.Weekday] for weeks, and 1 to 31 for months. zone is a name of the
+// IANA time zone database, such as "UTC" or "Europe/Berlin", as in [time.LoadLocation]. "Local"
+// is none, since it differs between machines.
+//
+// Equal arguments give the same Calendar. For bad ones it is not valid: see [Calendar.Err].
+func NewCalendar(unit Unit, from int, zone string) *Calendar {
+	key := calendarKey{unit, from, zone}
+	if c := registered.Load().find(key); c != nil {
+		return c
+	}
+	c := &Calendar{calendarKey: key}
+	if c.err = c.load(); c.err != nil {
+		return c
+	}
+	c.name = strings.Clone(zone) // which may be part of a long text
+	registering.Lock()
+	defer registering.Unlock()
+	old := registered.Load()
+	if c := old.find(key); c != nil {
+		return c
+	}
+	next := &registry{numbers: map[calendarKey]int64{}}
+	if old != nil {
+		next.numbers, next.list = maps.Clone(old.numbers), old.list
+	}
+	next.list = append(next.list, c)
+	c.number = int64(len(next.list))
+	next.numbers[c.calendarKey] = c.number
+	registered.Store(next)
+	return c
+}
+
+func (r *registry) find(key calendarKey) *Calendar {
+	if r == nil || r.numbers[key] == 0 {
+		return nil
+	}
+	return r.list[r.numbers[key]-1]
+}
+
+// load checks the key, and loads the zone.
+func (c *Calendar) load() (err error) {
+	switch {
+	case c.unit == Day && c.from != 0:
+		return fmt.Errorf("a day has no day to begin from: %d", c.from)
+	case c.unit == Week && (c.from < 0 || c.from > 6):
+		return fmt.Errorf("day %d of the week is not from 0 (sunday) to 6", c.from)
+	case c.unit == Month && (c.from < 1 || c.from > 31):
+		return fmt.Errorf("day %d of the month is not from 1 to 31", c.from)
+	case c.unit < Day || c.unit > Month:
+		return errors.New("only days of 24 hours, weeks and months have a calendar")
+	case c.name == "Local":
+		return fmt.Errorf("zone %q differs between machines", c.name)
+	case !zoneName(c.name):
+		return fmt.Errorf("zone %.48q is not a name of the time zone database", c.name)
+	}
+	if c.zone, err = time.LoadLocation(c.name); err != nil {
+		return fmt.Errorf("zone %q is unknown on this machine: %w", c.name, err)
+	}
+	return nil
+}
+
+// zoneName reports whether each part of a zone's name is one that the database could have. So
+// a file has one name, but for upper and lower case.
+func zoneName(name string) bool {
+	const signs = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+-"
+	for part := range strings.SplitSeq(name, "/") {
+		if part == "" || strings.Trim(part, signs) != "" {
+			return false
+		}
+	}
+	return len(name) <= 64
+}
+
+// Err says why c is not valid, nil if it is.
+func (c *Calendar) Err() error { return c.err }
+
+// Unit returns the unit.
+func (c *Calendar) Unit() Unit { return c.unit }
+
+// From returns the day on which windows begin, as in [NewCalendar].
+func (c *Calendar) From() int { return c.from }
+
+// Zone returns the name of the time zone.
+func (c *Calendar) Zone() string { return c.name }
+
+// String is the calendar in short, such as "month from 31 in America/Sao_Paulo". Days, and
+// nothing else, have "in UTC". Weeks from Monday and months from the 1st have no "from".
+func (c *Calendar) String() string {
+	text := c.unit.String()
+	switch {
+	case c.unit == Week && c.from != int(time.Monday):
+		text += " from " + strings.ToLower(time.Weekday(c.from).String())
+	case c.unit != Week && c.from != c.unit.first():
+		text += " from " + strconv.Itoa(c.from)
+	}
+	if c.unit == Day || c.name != "UTC" {
+		text += " in " + c.name
+	}
+	return text
+}
+
+// first is the from of calendars whose text has none.
+func (u Unit) first() int {
+	if u == Day {
+		return 0
+	}
+	return 1 // Monday, or the 1st
+}
+
+// In returns l, a limit of a window, with the windows of c, which is valid.
+func (c *Calendar) In(l Limit) Limit {
+	l.Period, l.Before = c.unit.Period(), -c.number
+	return l
+}
+
+// Calendar returns the calendar of l, nil if its windows are a Period long.
+func (l Limit) Calendar() *Calendar {
+	if l.Before >= 0 {
+		return nil
+	}
+	return registered.Load().list[-1-l.Before]
+}
+
+// Window returns the window that contains t: its start, and its end, which is the start of the
+// next. All three are Unix µs. It allocates only when t is far from the one before.
+func (c *Calendar) Window(t int64) (start, end int64) {
+	seconds := floorDiv(t, 1e6)
+	edges := c.last.Load()
+	if edges == nil || seconds < edges[0] || seconds >= edges[5] {
+		edges = c.edgesAround(seconds)
+	}
+	i := 1
+	for edges[i] <= seconds {
+		i++
+	}
+	return edges[i-1] * 1e6, edges[i] * 1e6
+}
+
+// Edges returns the edges of windows around t, which is Unix µs. They are Unix seconds: three
+// up to t, the last of them the start of its window, and then three after t. It is for stores
+// that decide by another clock than the caller's.
+func (c *Calendar) Edges(t int64) [6]int64 {
+	seconds := floorDiv(t, 1e6)
+	edges := c.last.Load()
+	if edges == nil || seconds < edges[2] || seconds >= edges[3] {
+		edges = c.edgesAround(seconds)
+	}
+	return *edges
+}
+
+// edgesAround finds the edges around t, in Unix seconds, and remembers them.
+func (c *Calendar) edgesAround(t int64) *[6]int64 {
+	n := c.index(t)
+	for c.edge(n+1) <= t { // the clocks were set back to the date before, or skip one
+		n++
+	}
+	edges := new([6]int64)
+	edges[2] = c.edge(n)
+	for i, n := 3, n+1; i < len(edges); n++ { // a date that is skipped has the edge of the next
+		if edges[i] = c.edge(n); edges[i] > edges[i-1] {
+			i++
+		}
+	}
+	for i, n := 1, n-1; i >= 0; n-- {
+		if edges[i] = c.edge(n); edges[i] < edges[i+1] {
+			i--
+		}
+	}
+	c.last.Store(edges)
+	return edges
+}
+
+const secondsPerDay = 24 * 3600
+
+// index is the number of the last window whose date is not after that of t. Days are counted
+// from 1970, weeks from the first that begins in it, and months from the year 0.
+func (c *Calendar) index(t int64) int64 {
+	_, offset := time.Unix(t, 0).In(c.zone).Zone()
+	local := t + int64(offset)
+	switch c.unit {
+	case Day:
+		return floorDiv(local, secondsPerDay)
+	case Week:
+		return floorDiv(floorDiv(local, secondsPerDay)-c.firstOfWeeks(), 7)
+	}
+	year, month, _ := time.Unix(local, 0).UTC().Date()
+	n := int64(year)*12 + int64(month) - 1
+	if c.date(n) > local {
+		n--
+	}
+	return n
+}
+
+// firstOfWeeks is the day of 1970, from 0, that is the first to begin a week.
+func (c *Calendar) firstOfWeeks() int64 { return int64(c.from+7-int(time.Thursday)) % 7 }
+
+// date is the midnight at which the date of window n begins, in the seconds that a clock of
+// the zone shows.
+func (c *Calendar) date(n int64) int64 {
+	switch c.unit {
+	case Day:
+		return n * secondsPerDay
+	case Week:
+		return (n*7 + c.firstOfWeeks()) * secondsPerDay
+	}
+	year, month := int(floorDiv(n, 12)), time.Month(n-12*floorDiv(n, 12)+1)
+	last := time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC).Day()
+	return time.Date(year, month, min(c.from, last), 0, 0, 0, 0, time.UTC).Unix()
+}
+
+// edge is the first instant at which the zone's date is that of window n or later, in Unix
+// seconds. No clock is more than a day off UTC. From there on it looks at one piece of time
+// after the other in which the offset stays.
+func (c *Calendar) edge(n int64) int64 {
+	date := c.date(n)
+	for t := date - 25*3600; ; {
+		at := time.Unix(t, 0).In(c.zone)
+		_, offset := at.Zone()
+		_, bound := at.ZoneBounds()
+		end := bound.Unix()
+		if end <= t { // Go 1.26 says so of 31 December in leap years
+			end = t + 3600
+		}
+		t = max(t, date-int64(offset))
+		if bound.IsZero() || t < end {
+			return t
+		}
+		t = end
+	}
+}
+
+// floorDiv is a / b, rounded down. b is above 0.
+func floorDiv(a, b int64) int64 {
+	q := a / b
+	if a%b < 0 {
+		q--
+	}
+	return q
+}

@@ -1,0 +1,153 @@
+package store_test
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// What clocks skip and repeat at midnight, worked out by hand.
+func TestCalendarWindows(t *testing.T) {
+	for _, c := range []struct {
+		what       string
+		unit       store.Unit
+		from       int
+		zone       string
+		at         string
+		start, end string
+	}{
+		{"a day in UTC", store.Day, 0, "UTC", "2026-03-01T23:59:59Z", "2026-03-01T00:00:00Z", "2026-03-02T00:00:00Z"},
+		{"a day of half an hour's offset", store.Day, 0, "Asia/Kolkata", "2026-03-01T18:30:00Z", "2026-03-01T18:30:00Z", "2026-03-02T18:30:00Z"},
+		{"a day of 23 hours", store.Day, 0, "Europe/Berlin", "2026-03-29T12:00:00Z", "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z"},
+		{"a day of 25 hours", store.Day, 0, "Europe/Berlin", "2026-10-25T12:00:00Z", "2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z"},
+		{"a midnight that was skipped", store.Day, 0, "America/Sao_Paulo", "2018-11-04T03:00:00Z", "2018-11-04T03:00:00Z", "2018-11-05T02:00:00Z"},
+		{"an hour before midnight that comes twice", store.Day, 0, "America/Sao_Paulo", "2018-02-18T02:30:00Z", "2018-02-17T02:00:00Z", "2018-02-18T03:00:00Z"},
+		{"a minute after midnight, then the hour before it again", store.Day, 0, "America/St_Johns", "2006-10-29T03:00:00Z", "2006-10-29T02:30:00Z", "2006-10-30T03:30:00Z"},
+		{"a day that was skipped", store.Day, 0, "Pacific/Apia", "2011-12-30T09:59:59Z", "2011-12-29T10:00:00Z", "2011-12-30T10:00:00Z"},
+		{"a week from monday", store.Week, 1, "UTC", "2026-03-01T23:59:59Z", "2026-02-23T00:00:00Z", "2026-03-02T00:00:00Z"},
+		{"a week from sunday", store.Week, 0, "UTC", "2026-03-01T00:00:00Z", "2026-03-01T00:00:00Z", "2026-03-08T00:00:00Z"},
+		{"a month from the 1st", store.Month, 1, "UTC", "2026-02-10T00:00:00Z", "2026-02-01T00:00:00Z", "2026-03-01T00:00:00Z"},
+		{"a month from the 31st, in February", store.Month, 31, "UTC", "2026-02-28T00:00:00Z", "2026-02-28T00:00:00Z", "2026-03-31T00:00:00Z"},
+		{"a month from the 31st, before the last of February", store.Month, 31, "UTC", "2024-02-28T23:59:59Z", "2024-01-31T00:00:00Z", "2024-02-29T00:00:00Z"},
+		{"a month before 1970", store.Month, 15, "UTC", "1969-12-31T23:59:59Z", "1969-12-15T00:00:00Z", "1970-01-15T00:00:00Z"},
+		{"the last day of a leap year", store.Day, 0, "Europe/Berlin", "2040-12-31T12:00:00Z", "2040-12-30T23:00:00Z", "2040-12-31T23:00:00Z"},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			calendar := store.NewCalendar(c.unit, c.from, c.zone)
+			start, end := calendar.Window(instant(t, c.at))
+			if start != instant(t, c.start) || end != instant(t, c.end) {
+				t.Errorf("%v: %v to %v, want %s to %s", calendar, time.UnixMicro(start).UTC(), time.UnixMicro(end).UTC(), c.start, c.end)
+			}
+		})
+	}
+}
+
+func instant(t *testing.T, text string) int64 {
+	t.Helper()
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at.UnixMicro()
+}
+
+func TestCalendarText(t *testing.T) {
+	for want, c := range map[string]*store.Calendar{
+		"day in UTC":                        store.NewCalendar(store.Day, 0, "UTC"),
+		"day in Asia/Kolkata":               store.NewCalendar(store.Day, 0, "Asia/Kolkata"),
+		"week":                              store.NewCalendar(store.Week, 1, "UTC"),
+		"week from sunday in Europe/Berlin": store.NewCalendar(store.Week, 0, "Europe/Berlin"),
+		"month":                             store.NewCalendar(store.Month, 1, "UTC"),
+		"month from 31 in Etc/UTC":          store.NewCalendar(store.Month, 31, "Etc/UTC"),
+	} {
+		if c.String() != want || c.Err() != nil {
+			t.Errorf("%q, want %q: %v", c, want, c.Err())
+		}
+	}
+}
+
+func TestBadCalendars(t *testing.T) {
+	for _, c := range []struct {
+		unit store.Unit
+		from int
+		zone string
+		want string
+	}{
+		{0, 0, "UTC", "only days of 24 hours, weeks and months"},
+		{store.Month + 1, 1, "UTC", "only days of 24 hours, weeks and months"},
+		{store.Day, 1, "UTC", "a day has no day to begin from: 1"},
+		{store.Week, -1, "UTC", "day -1 of the week"},
+		{store.Week, 7, "UTC", "day 7 of the week"},
+		{store.Month, 0, "UTC", "day 0 of the month"},
+		{store.Month, 32, "UTC", "day 32 of the month"},
+		{store.Day, 0, "", "is not a name"},
+		{store.Day, 0, "Local", "differs between machines"},
+		{store.Day, 0, "Europe//Berlin", "is not a name"},
+		{store.Day, 0, "./Europe/Berlin", "is not a name"},
+		{store.Day, 0, "../Europe/Berlin", "is not a name"},
+		{store.Day, 0, "/Europe/Berlin", "is not a name"},
+		{store.Day, 0, "Europe/Berlin ", "is not a name"},
+		{store.Day, 0, strings.Repeat("x", 65), "is not a name"},
+		{store.Day, 0, "Atlantis/Capital", "is unknown on this machine"},
+	} {
+		calendar := store.NewCalendar(c.unit, c.from, c.zone)
+		if err := calendar.Err(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v from %d in %q: %v, want %q", c.unit, c.from, c.zone, err, c.want)
+		}
+	}
+}
+
+// Limits are compared with ==, and so are their calendars.
+func TestEqualCalendarsAreOne(t *testing.T) {
+	month := store.NewCalendar(store.Month, 7, "Asia/Kathmandu")
+	if store.NewCalendar(store.Month, 7, strings.Clone("Asia/Kathmandu")) != month {
+		t.Error("there are two")
+	}
+	if store.NewCalendar(store.Month, 8, "Asia/Kathmandu") == month {
+		t.Error("other days have the same")
+	}
+	l := month.In(store.Limit{Rate: 5, Burst: 5})
+	if l.Calendar() != month || l.Period != 31*24*3600e6 {
+		t.Errorf("%+v: %v", l, l.Calendar())
+	}
+	if c := (store.Limit{Rate: 5, Period: 1e6, Burst: 5, Before: 1}).Calendar(); c != nil {
+		t.Error(c)
+	}
+}
+
+// A clock may be set to any year that a State has room for.
+func TestCalendarsFarAway(t *testing.T) {
+	for _, unit := range []store.Unit{store.Day, store.Week, store.Month} {
+		c := store.NewCalendar(unit, int(min(unit, 2)-1), "Europe/Berlin")
+		for _, at := range []int64{-1 << 60, time.Time{}.UnixMicro(), -1, 0, 1 << 60} {
+			start, end := c.Window(at)
+			if start > at || end <= at || end-start < unit.Period()*9/10-2*3600e6 || end-start > unit.Period()+2*3600e6 {
+				t.Errorf("%v at %d: %d to %d", c, at, start, end)
+			}
+		}
+	}
+}
+
+func TestWindowsOfOneTimeAllocateNothing(t *testing.T) {
+	c := store.NewCalendar(store.Day, 0, "Europe/Berlin")
+	now := time.Date(2026, 3, 29, 12, 0, 0, 0, time.UTC).UnixMicro()
+	if n := testing.AllocsPerRun(100, func() {
+		c.Edges(now)
+		c.Window(now)
+		c.Window(now + 24*3600e6)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestUnits(t *testing.T) {
+	if s := store.Unit(math.MaxUint8).String(); s != "unit(255)" {
+		t.Error(s)
+	}
+	if store.Unit(0).Period() != 0 {
+		t.Error(store.Unit(0).Period())
+	}
+}
