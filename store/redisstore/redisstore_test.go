@@ -255,3 +255,15 @@ func TestAClockThatLuaCannotCountIsAnError(t *testing.T) {
 		require.ErrorIs(t, s.Refund(t.Context(), space, "k", limit, store.Receipt{N: 1}), store.ErrStore)
 	}
 }
+
+// Of these allocations go-redis makes six: a PING has as many.
+func TestACallOfOneCallerAllocatesAtMostTenTimes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the race detector allocates too")
+	}
+	s := newStore(t, redistest.Shared(t).Client(t))
+	require.LessOrEqual(t, testing.AllocsPerRun(1000, func() {
+		_, err := s.Take(context.Background(), space, "user:12345", limit, 1)
+		require.NoError(t, err)
+	}), 10.0)
+}
