@@ -122,6 +122,10 @@ func init() {
 		lim, _ := l.(Limiter)
 		return byKey(lim)
 	}
+	five.Deaf = func(l any) bool {
+		lim, _ := l.(Limiter)
+		return deaf(lim)
+	}
 	five.Of = func(l any) any {
 		outer, _ := l.(Limiter)
 		if p := newPart(outer); p.core != nil && !p.perCall && len(p.rekeyed) == 0 {
@@ -129,6 +133,16 @@ func init() {
 		}
 		return nil
 	}
+}
+
+// deaf is whether l surely asks nothing of a context. It does not look into what it does not
+// know.
+func deaf(l Limiter) bool {
+	if a, ok := l.(*All); ok {
+		return !slices.ContainsFunc(a.parts, func(p part) bool { return !deaf(p.limiter) })
+	}
+	lim := coreOf(l)
+	return lim != nil && lim.limitFunc == nil
 }
 
 // deciding is the limiter of the five that decides for l: that of l, or of what is inside of

@@ -17,6 +17,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // listed puts lists around a limit of 1,000 an hour.
@@ -287,4 +289,59 @@ func TestARefundKnowsTheAddressOfTheClient(t *testing.T) {
 		handler.ServeHTTP(httptest.NewRecorder(), r)
 		require.Zero(t, spent(t, inner, "192.0.2.1"))
 	}
+}
+
+// noting is a store that notes whether a call's context has an address.
+type noting struct {
+	store.Store
+	found bool
+}
+
+func (s *noting) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	_, s.found = clientaddr.FromContext(ctx)
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+func (s *noting) Together(string, string) bool { return false }
+
+// opaque hides what is inside of it.
+type opaque struct{ ratelimit.Limiter }
+
+func TestOnlyLimitersThatNeverAskGetNoAddress(t *testing.T) {
+	s := &noting{Store: memory(t)}
+	plain, other := window(t, s, ratelimit.PerHour(5)), window(t, s, ratelimit.PerMinute(5))
+	both, err := ratelimit.NewAll(plain, other)
+	require.NoError(t, err)
+	tiered, err := ratelimit.NewFixedWindow(s, ratelimit.PerHour(5), ratelimit.WithName("tiered"),
+		ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.PerHour(6), nil }))
+	require.NoError(t, err)
+	mixed, err := ratelimit.NewAll(plain, tiered)
+	require.NoError(t, err)
+	observed, err := ratelimit.Observe(plain, new(observe.Counters))
+	require.NoError(t, err)
+	for _, test := range []struct {
+		name  string
+		l     ratelimit.Limiter
+		found bool
+		opts  []httplimit.ServerOption
+	}{
+		{"one", plain, false, nil},
+		{"all", both, false, nil},
+		{"in the context", plain, true, []httplimit.ServerOption{httplimit.WithContext()}},
+		{"tiers", tiered, true, nil},
+		{"all with tiers", mixed, true, nil},
+		{"observed", observed, true, nil},
+		{"another type", opaque{plain}, true, nil},
+		{"a list", listedIn(t, plain), true, nil},
+	} {
+		protect(t, test.l, test.opts...).ServeHTTP(httptest.NewRecorder(), get("192.0.2.1:1234"))
+		require.Equal(t, test.found, s.found, test.name)
+	}
+}
+
+func listedIn(t *testing.T, l ratelimit.Limiter) ratelimit.Limiter {
+	t.Helper()
+	l, err := accesslist.New(l, accesslist.WithLists(accesslist.Lists{Deny: list(t, "203.0.113.0/24")}))
+	require.NoError(t, err)
+	return l
 }

@@ -36,6 +36,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
+	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/report"
 )
@@ -56,10 +57,11 @@ import (
 // [ratelimit.ErrInvalidOption] of the limiter. [New] returns the error of an argument.
 //
 // The limiter gets a context with the address of the client (package clientaddr), which the Key
-// or [WithClientAddr] finds when it is asked for.
+// or [WithClientAddr] finds when it is asked for. The five types without a limit function, and
+// an All of such, never ask, and get the context of the request.
 //
 // Without [WithRefund] and [WithContext] a request costs the limiter's decision, an
-// allocation for that context, one for the key unless it is an IPv4 address, and one in ten
+// allocation for that context if there is one, one for the key unless it is an IPv4 address, and one in ten
 // requests for the header fields. A header that is kept for long keeps some 5 KiB. A limit
 // function is called a second time for the policy, unless nothing reports it. The middleware
 // keeps nothing that grows, starts no goroutine and has nothing to close.
@@ -89,7 +91,10 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 			return nil, err
 		}
 	}
-	if c.addr == nil {
+	switch {
+	case five.Deaf(l) && !c.inContext:
+		c.addr = nil
+	case c.addr == nil:
 		c.addr = c.key.addr
 	}
 	m := &middleware{config: *c}
