@@ -3,10 +3,10 @@
 //	st, err := memstore.New()
 //
 // A key costs 38 to 43 bytes, whatever its length, since only 96 bits of a seeded hash of it
-// are kept. It costs up to 32 more if almost every key has a limit of its own. A key of a sliding log with several events in force also costs about 200 bytes
-// for the log, and 7 for each event. A decision on a known key allocates nothing unless
-// its log grows. No call sweeps or moves more than one table of 512 slots, however many
-// keys there are.
+// are kept. It costs up to 32 more if almost every key has a limit of its own. A key of a
+// sliding log with several events in force also costs about 200 bytes for the log, and 7
+// for each event. A decision on a known key allocates nothing unless its log grows. No call
+// sweeps or moves more than one table of 512 slots, however many keys there are.
 //
 // Idle keys are dropped while other keys are decided on: there is no goroutine and
 // nothing to close. The number of keys is capped; see [WithMaxKeys].
