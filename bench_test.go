@@ -91,7 +91,7 @@ func BenchmarkAll(b *testing.B) {
 			for i := range levels {
 				levels[i] = ratelimit.Limit{Rate: 1_000_000 * (i + 1), Period: time.Duration(i+1) * time.Millisecond}
 			}
-			var lim ratelimit.Limiter = inMemory(b, "token_bucket", levels[0])
+			lim := inMemory(b, "token_bucket", levels[0])
 			if n > 1 {
 				lim, err = ratelimit.NewLevels("token_bucket", s, "all", levels...)
 				require.NoError(b, err)
