@@ -2,6 +2,7 @@ package ratelimit_test
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
@@ -73,6 +74,29 @@ func BenchmarkGrowingLog(b *testing.B) {
 					b.Fatal("not as benchmarked")
 				}
 			}
+		})
+	}
+}
+
+// BenchmarkAll measures decisions of an All of so many token buckets in memory, on one key. Read
+// it as ratios to "1" of the same run, the least of several:
+//
+//	go test -run '^$' -bench 'All$' -count 10 .
+func BenchmarkAll(b *testing.B) {
+	for _, n := range []int{1, 2, 3} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			s, err := memstore.New()
+			require.NoError(b, err)
+			levels := make([]ratelimit.Limit, n)
+			for i := range levels {
+				levels[i] = ratelimit.Limit{Rate: 1_000_000 * (i + 1), Period: time.Duration(i+1) * time.Millisecond}
+			}
+			lim := inMemory(b, "token_bucket", levels[0])
+			if n > 1 {
+				lim, err = ratelimit.NewLevels("token_bucket", s, "all", levels...)
+				require.NoError(b, err)
+			}
+			bench.Allow(b, lim, []string{"user:42"}, true)
 		})
 	}
 }

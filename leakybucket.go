@@ -22,7 +22,7 @@ import (
 // takes none that comes too late. Refund a charge at once: if it is given back in parts,
 // with others admitted between them, a turn may be given out twice.
 //
-// A key costs one level and its time, whatever the Rate. That is some 60 bytes in memory and
+// A key costs one level and its time, whatever the Rate. That is some 40 bytes in memory and
 // some 150 in Redis, until the queue is empty.
 //
 // Use it to call something that wants a steady pace. Where bursts are welcome, use

@@ -60,7 +60,7 @@ func (all *pairs) result(results []Result, n int) (whole Result, ok bool) {
 // plainly is whether r has charged a call for n events under the constructor's limit, at once.
 func (p *part) plainly(r *Result, n int) bool {
 	l := &p.core.integers
-	return r.n > 0 && int(r.n) == p.events(n) && r.Delay == 0 && r.mark == nil &&
+	return int(r.n) == p.events(n) && r.Delay == 0 && r.mark == nil &&
 		int64(r.Limit) == l.Burst && int64(r.rate) == l.Rate && r.period == l.Period
 }
 

@@ -16,7 +16,7 @@ import (
 //
 // A key costs some 7 bytes for each of its events of the last Period, in memory and in
 // Redis. So it costs up to 7·Rate bytes. A call of AllowN costs 14, however many events it
-// admits. In memory the first entry costs nothing but the key's 60 bytes, and a second one
+// admits. In memory the first entry costs nothing but the key's 40 bytes, and a second one
 // some 200 more. Nothing is allocated ahead.
 //
 // A Refund finds its event by binary search, however old it is. In a log of 1,000,000 events

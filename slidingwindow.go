@@ -23,7 +23,7 @@ import (
 // when traffic comes in bursts. If the events of the previous window came at its end, nearly
 // 2·Rate can fall into one true Period.
 //
-// A key costs two counters, whatever the Rate. That is some 60 bytes in memory and some 150
+// A key costs two counters, whatever the Rate. That is some 40 bytes in memory and some 150
 // in Redis, for up to two Periods after its last event.
 //
 // Use it as the default for limits on requests. Where the limit must hold in every true

@@ -20,7 +20,7 @@ import (
 // charged ahead is a debt, as after [TokenBucket.Charge]: it drains whole, also if the Burst
 // is lowered before.
 //
-// A key costs one level and its time, whatever the Rate. That is some 60 bytes in memory and
+// A key costs one level and its time, whatever the Rate. That is some 40 bytes in memory and
 // some 150 in Redis, until the bucket is full again.
 //
 // Use it for a sustained rate that allows bursts: APIs, and everything with costs. Where

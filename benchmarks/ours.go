@@ -54,6 +54,39 @@ var growingLog = contestant{
 	},
 }
 
+// tokenBucketAgain is TokenBucket once more. The ratio of the two is what chance does to the
+// figures of a run.
+var tokenBucketAgain = contestant{
+	name: "TokenBucket, again", algorithm: "token_bucket", ours: true,
+	open: func(w workload) (limiter, error) {
+		s, err := memstore.New()
+		if err != nil {
+			return limiter{}, err
+		}
+		return openOurs("token_bucket", s, w)
+	},
+}
+
+// allOfTwo is an All of two token buckets on the same key, the second of which has twice the
+// limit.
+var allOfTwo = contestant{
+	name: "All of 2", algorithm: "token_bucket", ours: true,
+	open: func(w workload) (limiter, error) {
+		s, err := memstore.New()
+		if err != nil {
+			return limiter{}, err
+		}
+		l := ourLimit("token_bucket", w)
+		twice := l
+		twice.Burst, twice.Period = 2*l.Burst, l.Period/2
+		all, err := ratelimit.NewLevels("token_bucket", s, "all", l, twice)
+		if err != nil {
+			return limiter{}, err
+		}
+		return opened(all), nil
+	},
+}
+
 // oursOnRedis returns the same five on Redis. Among 512 callers a decision may wait
 // longer than its default timeout of 50 ms.
 func oursOnRedis() []redisContestant {
@@ -116,6 +149,10 @@ func openLimit(algorithm string, s store.Store, l ratelimit.Limit, opts ...ratel
 	if err != nil {
 		return limiter{}, err
 	}
+	return opened(lim), nil
+}
+
+func opened(lim ratelimit.Limiter) limiter {
 	ctx := context.Background()
 	return limiter{
 		decide: func(key string) (bool, error) {
@@ -123,7 +160,7 @@ func openLimit(algorithm string, s store.Store, l ratelimit.Limit, opts ...ratel
 			return r.Allowed, err
 		},
 		close: nothing,
-	}, nil
+	}
 }
 
 // ourLimit is the quota of w. A log of a whole year would still be growing while it is

@@ -74,6 +74,16 @@ func (s *Store) tables() []*table {
 	return tables
 }
 
+// Countings returns how many countings all tables have beside their common ones.
+func (s *Store) Countings() (n int) {
+	for _, t := range s.tables() {
+		if t.more != nil {
+			n += len(t.more.countings)
+		}
+	}
+	return n
+}
+
 // SweepAll sweeps every table.
 func (s *Store) SweepAll() {
 	for range s.tables() {

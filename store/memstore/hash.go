@@ -8,8 +8,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// hash is what a store keeps of a key: 128 bits, so that no two keys share one. Among 16
-// million keys the odds are below 1 in 2^75.
+// hash is a key's. A store keeps 96 bits of it, so that no two keys share them. Among 16
+// million keys the odds are 1 in 2^49.
 type hash struct{ hi, lo uint64 }
 
 // secret makes the hashes of a store its own. Without it, an attacker can neither find

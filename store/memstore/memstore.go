@@ -2,11 +2,11 @@
 //
 //	st, err := memstore.New()
 //
-// A key costs 56 to 61 bytes, whatever its length, since only a seeded 128-bit hash of it
-// is kept. A key of a sliding log with several events in force also costs about 200 bytes
-// for the log, and 7 for each event. A decision on a known key allocates nothing unless
-// its log grows. No call sweeps or moves more than one table of 512 slots, however many
-// keys there are.
+// A key costs 38 to 43 bytes, whatever its length, since only 96 bits of a seeded hash of it
+// are kept. It costs up to 32 more if almost every key has a limit of its own. A key of a
+// sliding log with several events in force also costs about 200 bytes for the log, and 7
+// for each event. A decision on a known key allocates nothing unless its log grows. No call
+// sweeps or moves more than one table of 512 slots, however many keys there are.
 //
 // Idle keys are dropped while other keys are decided on: there is no goroutine and
 // nothing to close. The number of keys is capped; see [WithMaxKeys].
@@ -56,7 +56,7 @@ type Store struct {
 type Option func(*Store) error
 
 // WithMaxKeys caps the number of keys at n, 1 or more. The default is 16,777,216, which
-// is about 1 GB. Choose a cap above the number of keys that you expect in one Period of
+// is about 0.7 GB. Choose a cap above the number of keys that you expect in one Period of
 // your limits, and watch [Store.Evicted]: above 0, keys are being forgotten early.
 //
 // At the cap a new key replaces one of up to eight others: the one with the least spend
