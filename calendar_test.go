@@ -257,6 +257,25 @@ func TestAChangeOfTheCalendarKeepsTheSpend(t *testing.T) {
 	})
 }
 
+func TestACalendarAfterAPlainLimit(t *testing.T) {
+	onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+		now := ratelimit.PerDay(10)
+		lim := newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			return now, nil
+		}))
+		c.set(instant(t, "2026-03-01 10:00"))
+		plain := allowN(t, lim, 4)
+		now = ratelimit.PerDay(10).In(zone(t, "America/Sao_Paulo")) // until 3:00
+		require.Equal(t, 14*time.Hour, peek(t, lim, "key").ResetAfter, "until the plain day ends")
+		now = ratelimit.PerDay(10).In(zone(t, "Asia/Kolkata"))
+		require.Equal(t, 8*time.Hour+30*time.Minute, peek(t, lim, "key").ResetAfter, "until that of Kolkata ends")
+		require.NoError(t, lim.Refund(t.Context(), "key", plain, 1))
+		require.Equal(t, 7, peek(t, lim, "key").Remaining)
+		c.set(instant(t, "2026-03-01 23:00"))
+		require.Equal(t, 10, peek(t, lim, "key").Remaining)
+	})
+}
+
 // The caller computes edges around its own now, and the script picks by the server's.
 func TestTheServersClockPicksTheWindow(t *testing.T) {
 	mini := redistest.Mini(t)
