@@ -11,6 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -228,6 +229,35 @@ func TestARefundIsOfTheCalendarWindowOfItsCharge(t *testing.T) {
 	})
 }
 
+func TestARefundOfAllForgetsAKeyOfACalendar(t *testing.T) {
+	client := redistest.Mini(t).Client(t)
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	for _, s := range []store.Store{mem, onRedis(t, client, redisstore.WithClock(newClock().Now))} {
+		lim := newLimiter(t, "fixed_window", s, ratelimit.PerWeek(5))
+		require.NoError(t, lim.Refund(t.Context(), "key", allowN(t, lim, 3), 3))
+	}
+	require.Zero(t, mem.Len())
+	require.Zero(t, client.DBSize(t.Context()).Val())
+}
+
+// A week and a day that end at one midnight are different windows.
+func TestARefundOfAWeekIsNotOneOfItsLastDay(t *testing.T) {
+	onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+		now := ratelimit.PerWeek(10)
+		lim := newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			return now, nil
+		}))
+		c.set(instant(t, "2026-03-04 12:00")) // a Wednesday
+		week := allowN(t, lim, 4)
+		c.set(instant(t, "2026-03-08 12:00"))
+		now = ratelimit.PerDay(10).In(time.UTC)
+		require.Equal(t, 7, allowN(t, lim, 3).Remaining)
+		require.NoError(t, lim.Refund(t.Context(), "key", week, 4))
+		require.Equal(t, 7, peek(t, lim, "key").Remaining)
+	})
+}
+
 // Under a limit function a key's zone changes. The count ends with the first of both windows, and
 // a refund finds only its own.
 func TestAChangeOfTheCalendarKeepsTheSpend(t *testing.T) {
@@ -301,6 +331,10 @@ func TestTheServersClockPicksTheWindow(t *testing.T) {
 	}
 	mini.SetTime(now)
 	require.Equal(t, 10, peek(t, lim, "other").Remaining)
+	allowN(t, lim, 1)
+	mini.SetTime(now.AddDate(0, 0, -4))
+	_, err := lim.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrStore, "nor is the state's window that of a clock that has gone back")
 }
 
 // The server's clock is set back by a window. The spend then counts in the window of now, and no
@@ -323,7 +357,10 @@ func TestACalendarOnAServerWhoseClockGoesBack(t *testing.T) {
 func TestACallerWhoseClockIsFarAhead(t *testing.T) {
 	client := redistest.Mini(t).Client(t)
 	c := newClock()
-	lim := newLimiter(t, "fixed_window", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerDay(10).In(time.UTC))
+	l := ratelimit.PerDay(10).In(time.UTC)
+	lim := newLimiter(t, "fixed_window", onRedis(t, client, redisstore.WithClock(c.Now)), l, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+		return l, nil
+	}))
 	c.Advance(5 * 24 * time.Hour)
 	allowN(t, lim, 4)
 	c.Advance(-5 * 24 * time.Hour)
@@ -331,6 +368,11 @@ func TestACallerWhoseClockIsFarAhead(t *testing.T) {
 	r := allowN(t, lim, 1)
 	require.False(t, r.Allowed)
 	require.Equal(t, 24*time.Hour, r.RetryAfter, "from the time that the decision has moved to")
+	l = ratelimit.PerWeek(10)
+	require.Zero(t, peek(t, lim, "key").Remaining, "the weeks around now are known")
+	c.Advance(-60 * 24 * time.Hour)
+	_, err := lim.Peek(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrStore)
 }
 
 func TestAtMostTwiceTheRateAcrossAnEdgeOfCalendars(t *testing.T) {
