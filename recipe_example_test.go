@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -105,4 +106,46 @@ func ExamplePerCall_budget() {
 	r, err = reserved.Settle(ctx, 3000) // what the model has used
 	fmt.Println(r.Parts()[0].Remaining, r.Parts()[1].Remaining, r.Parts()[2].Remaining, err)
 	// Output: 59 7000 197000 <nil>
+}
+
+// customer is what billing knows of one.
+type customer struct {
+	plan ratelimit.Limit // such as PerMonth(10_000)
+	day  int             // on which the month of its invoices begins
+	zone *time.Location  // loaded once: LoadLocation reads a file
+}
+
+// Each customer is billed from a day of the month on, in a time zone of its own.
+func ExampleLimit_From_billing() {
+	paulo, err := time.LoadLocation("America/Sao_Paulo")
+	if err != nil {
+		log.Fatal(err) // the system has no zones: import _ "time/tzdata"
+	}
+	customers := map[string]customer{"acme": {ratelimit.PerMonth(10_000), 31, paulo}}
+	limitOf := func(_ context.Context, key string) (ratelimit.Limit, error) {
+		c, known := customers[key]
+		if !known {
+			return ratelimit.PerMonth(0), nil
+		}
+		return c.plan.From(c.day).In(c.zone), nil
+	}
+	now := time.Date(2026, time.February, 27, 12, 0, 0, 0, paulo)
+	store, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
+	if err != nil {
+		log.Fatal(err)
+	}
+	quota, err := ratelimit.NewFixedWindow(store, ratelimit.PerMonth(0), ratelimit.WithName("plan"), ratelimit.WithLimitFunc(limitOf))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		r, err := quota.AllowN(context.Background(), "acme", 6_000)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(r, now.Add(r.ResetAfter).Format(time.DateTime))
+	}
+	// Output:
+	// allowed, 4000 of 10000 left, reset in 12h0m0s 2026-02-28 00:00:00
+	// denied, 4000 of 10000 left, retry after 12h0m0s 2026-02-28 00:00:00
 }

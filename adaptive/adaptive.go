@@ -202,12 +202,18 @@ func checkRange(floor, ceiling ratelimit.Limit) error {
 	switch {
 	case floor == ratelimit.Unlimited() || ceiling == ratelimit.Unlimited():
 		return fmt.Errorf("%w: from %v to %v: there is no step to or from unlimited", ratelimit.ErrInvalidLimit, floor, ceiling)
-	case floor.Period != ceiling.Period:
+	case period(floor) != period(ceiling):
 		return fmt.Errorf("%w: from %v to %v: the periods differ", ratelimit.ErrInvalidLimit, floor, ceiling)
 	case floor.Rate >= ceiling.Rate || capacity(floor) > capacity(ceiling):
 		return fmt.Errorf("%w: from %v to %v: the floor is not below the ceiling", ratelimit.ErrInvalidLimit, floor, ceiling)
 	}
 	return nil
+}
+
+// period is l without its events: its Period and calendar.
+func period(l ratelimit.Limit) ratelimit.Limit {
+	l.Rate, l.Burst = 0, 0
+	return l
 }
 
 // capacity is the Burst of l as the buckets read it.
@@ -241,7 +247,9 @@ func (l *Limit) Current() ratelimit.Limit {
 		l.read(now)
 	}
 	s := l.state.Load()
-	return ratelimit.Limit{Rate: int(s >> 32), Period: l.floor.Period, Burst: int(s & math.MaxUint32)}
+	now := l.floor // its Period or calendar
+	now.Rate, now.Burst = int(s>>32), int(s&math.MaxUint32)
+	return now
 }
 
 // read reads the signal, unless another caller is reading it or has just read it.

@@ -23,6 +23,9 @@
 //	    algorithm: fixed_window
 //	    limit: 1000000/m
 //	    lease: 50ms             # lease.New, in place of deny_cache: how old a decision may be
+//	  plan:
+//	    algorithm: fixed_window # it alone counts by a calendar
+//	    limit: 10000/month from 31 in America/Sao_Paulo
 //
 // A limiter has an algorithm, and a limit or limits. All else is optional. Limits are read by
 // [ratelimit.ParseLimit], and algorithms are those of [ratelimit.New]. Names and tiers are

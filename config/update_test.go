@@ -42,6 +42,10 @@ func TestALimiterFollowsAnUpdateAndKeepsTheSpend(t *testing.T) {
 		{"a deny cache and coalescing", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/d, deny_cache: true, coalescing: true", 6},
 		{"a lease", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/d, lease: 1h", 6},
 		{"another period: a new count", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/2d", 10},
+		{"another rate by the calendar", "algorithm: fixed_window, limit: 10/month in Asia/Kolkata", "algorithm: fixed_window, limit: 15/month in Asia/Kolkata", 11},
+		{"a calendar among others", "algorithm: fixed_window, limit: 10/month in Asia/Kolkata", "algorithm: fixed_window, limits: [20/month, 10/month in Asia/Kolkata, 20/31d]", 6},
+		{"another zone: a new count", "algorithm: fixed_window, limit: 10/month in Asia/Kolkata", "algorithm: fixed_window, limit: 10/month in Asia/Tokyo", 10},
+		{"calendar days: a new count", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/day in UTC", 10},
 		{"another algorithm: a new count", "algorithm: fixed_window, limit: 10/d", "algorithm: sliding_window, limit: 10/d", 10},
 	}
 	for _, tt := range tests {

@@ -22,8 +22,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// How package redisstore makes its keys: prefix, layout, algorithm, Period in µs, name or
-// limit, and the user's key.
+// How package redisstore makes its keys: prefix, layout, algorithm, Period in µs or calendar,
+// name or limit, and the user's key.
 const (
 	layout      = "2"
 	maxPlainKey = 128 // bytes; longer user keys are hashed
@@ -47,8 +47,9 @@ type held struct {
 	redisKey  string
 	algorithm string
 	name      string          // "" if it has none
-	made      ratelimit.Limit // with the Period, and without a name the limit, that it was made with
+	made      ratelimit.Limit // with the Period or calendar, and without a name the limit, that it was made with
 	limit     ratelimit.Limit // that the state was counted under; Rate 0 if it is not known
+	calendar  bool            // it was counted by a calendar
 	spent     int
 	reset     time.Duration
 	ttl       time.Duration
@@ -165,14 +166,13 @@ func parseKey(redisKey, prefix, key string) (h held, ok bool) {
 	if !began || !ended || len(parts) < 3 || !slices.Contains(ratelimit.Algorithms(), parts[0]) {
 		return held{}, false
 	}
-	period, err := strconv.ParseInt(parts[1], 10, 64) // µs
-	if err != nil {
+	h.redisKey, h.algorithm = redisKey, parts[0]
+	if h.made, ok = parsePeriod(parts[1]); !ok {
 		return held{}, false
 	}
-	h.redisKey, h.algorithm = redisKey, parts[0]
-	h.made = ratelimit.Limit{Rate: 1, Period: time.Duration(period) * time.Microsecond}
 	if name, named := strings.CutPrefix(parts[2], "="); named {
-		h.name, h.limit = name, ratelimit.Limit{Period: h.made.Period}
+		h.name, h.limit = name, h.made
+		h.limit.Rate = 0
 		return h, true
 	}
 	rate, burst, _ := strings.Cut(parts[2], ",")
@@ -184,6 +184,27 @@ func parseKey(redisKey, prefix, key string) (h held, ok bool) {
 	}
 	h.limit = h.made
 	return h, errRate == nil && errBurst == nil
+}
+
+// parsePeriod returns a limit of one event by what a Redis key has of the limit: "60000000", or
+// of a calendar "month/31/America/Sao_Paulo".
+func parsePeriod(text string) (l ratelimit.Limit, ok bool) {
+	unit, rest, calendar := strings.Cut(text, "/")
+	if !calendar {
+		period, err := strconv.ParseInt(text, 10, 64) // µs
+		return ratelimit.Limit{Rate: 1, Period: time.Duration(period) * time.Microsecond}, err == nil
+	}
+	from, zone, _ := strings.Cut(rest, "/")
+	switch day, _ := strconv.Atoi(from); {
+	case unit == "day":
+		from = ""
+	case unit == "week" && day >= 0 && day < 7:
+		from = " from " + strings.ToLower(time.Weekday(day).String())
+	default:
+		from = " from " + from
+	}
+	l, err := ratelimit.ParseLimit("1/" + unit + from + " in " + zone)
+	return l, err == nil
 }
 
 // read reads the state, as the limiter itself would.
@@ -225,7 +246,11 @@ func (h *held) readLimit(ctx context.Context, client *redis.Client) error {
 	if err != nil || n != len(value) || counted.Validate() != nil || counted.Rate < 1 {
 		return errors.New("the value is not a state")
 	}
-	if counted.Rate != h.limit.Rate || counted.Period != h.limit.Period { // named, or by a limit function
+	h.calendar = h.algorithm == "fixed_window" && state[4] > 0
+	switch {
+	case h.calendar && counted.Period == h.limit.Period: // which is all that is known of it
+		h.limit.Rate = counted.Rate
+	case counted.Rate != h.limit.Rate || counted.Period != h.limit.Period: // named, or by a limit function
 		h.limit = counted
 	}
 	return nil
@@ -235,6 +260,9 @@ func (h *held) readLimit(ctx context.Context, client *redis.Client) error {
 // stored.
 func (h *held) wide() ratelimit.Limit {
 	wide := h.limit
+	if h.calendar { // the state has the end of its window, which may be by another zone
+		return ratelimit.Limit{Rate: wide.Rate, Period: 3650 * 24 * time.Hour}
+	}
 	switch h.algorithm {
 	case "sliding_log":
 		wide.Rate = maxRate
@@ -273,7 +301,7 @@ func printHeld(out io.Writer, key string, all []held) error {
 // limitText is the limit that the state was counted under.
 func (h *held) limitText() string {
 	if h.limit.Rate == 0 {
-		return "?" + strings.TrimPrefix(ratelimit.Every(h.limit.Period).String(), "1")
+		return "?" + strings.TrimPrefix(h.limit.String(), "0")
 	}
 	return h.limit.String()
 }

@@ -133,6 +133,30 @@ func TestKeySaysWhenItIsWholeAgain(t *testing.T) {
 	require.Regexp(t, `\ncosts +token_bucket +10/h +5 +(30m0s|29m5\S*s) +(30m0s|29m5\S*s)\n$`, got.stdout)
 }
 
+// Calendars are in the Redis key, and the end of the window in the state. Of the zone of another
+// limit that a function gave, Redis knows no more than that.
+func TestKeyShowsCalendars(t *testing.T) {
+	client := startRedis(t)
+	st := newStore(t, client, "rl")
+	charge(t, st, "fixed_window", "10000/month from 31 in America/Sao_Paulo", "plan", "user:42", 2500)
+	charge(t, st, "fixed_window", "500/week from sunday in Europe/Berlin", "", "user:42", 20)
+	charge(t, st, "fixed_window", "100/day in Asia/Kolkata", "days", "user:42", 7)
+	of := func(context.Context, string) (ratelimit.Limit, error) {
+		return ratelimit.ParseLimit("50/week in Asia/Tokyo")
+	}
+	l, err := ratelimit.NewFixedWindow(st, ratelimit.PerWeek(60), ratelimit.WithName("tenants"), ratelimit.WithLimitFunc(of))
+	require.NoError(t, err)
+	_, err = l.AllowN(t.Context(), "user:42", 6)
+	require.NoError(t, err)
+	got := command(t, nil, "key", "-redis", client.Options().Addr, "user:42")
+	require.Equal(t, `limiter algorithm limit spent whole again in expires in
+days fixed_window 100/day in Asia/Kolkata 7 # #
+plan fixed_window 10000/month from 31 in America/Sao_Paulo 2500 # #
+(no name) fixed_window 500/week from sunday in Europe/Berlin 20 # #
+tenants fixed_window 50/week 6 # #
+`, columns(got.stdout))
+}
+
 // A limit function gives a key another limit than that of the limiter.
 func TestKeyShowsTheLimitThatTheKeyWasCountedUnder(t *testing.T) {
 	client := startRedis(t)

@@ -89,6 +89,7 @@ func TestArgumentsThatMakeNoSense(t *testing.T) {
 		"suggest -quantile NaN":                                 "-quantile NaN is not",
 		"suggest -periods 1s,,1h":                               `no period: ""`,
 		"suggest -periods 100y":                                 `no period: "100y"`,
+		"suggest -periods month":                                "a sliding_log has no calendar",
 		"check":                                                 "which file?",
 		"key":                                                   "which key?",
 		"key a b":                                               "which key?",

@@ -111,3 +111,16 @@ func TestAKeyDoesNotReachTheTerminal(t *testing.T) {
 	require.Zero(t, got.code)
 	require.Contains(t, got.stdout, `        1         2  "\x1b[31mred \"x\""`+"\n")
 }
+
+// Midnight in Kolkata is at 18:30 in UTC.
+func TestReplayByACalendar(t *testing.T) {
+	var log strings.Builder
+	for _, at := range []string{"00:30:00", "18:29:59", "18:30:00", "23:59:59"} {
+		fmt.Fprintf(&log, "192.0.2.1 - - [01/Mar/2026:%s +0000] \"GET / HTTP/1.1\" 200 1\n", at)
+	}
+	for limit, want := range map[string]string{"1/day in Asia/Kolkata": "2 denied (50.00 %)", "1/day": "3 denied (75.00 %)"} {
+		got := command(t, strings.NewReader(log.String()), "replay", "-limit", limit, "-algorithm", "fixed_window")
+		require.Zero(t, got.code, got.stderr)
+		require.Contains(t, got.stdout, want)
+	}
+}

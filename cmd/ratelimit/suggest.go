@@ -67,6 +67,9 @@ func (ps *periods) Set(text string) error {
 		if err != nil {
 			return fmt.Errorf("no period: %q", text)
 		}
+		if err := l.ValidateFor("sliding_log"); err != nil { // it is a calendar's
+			return err
+		}
 		*ps = append(*ps, l.Period)
 	}
 	slices.Sort(*ps)
