@@ -19,7 +19,7 @@ import (
 // 2·Rate: the end of one window and the beginning of the next can both be full. By a calendar
 // that holds within the shortest of its windows, such as a day of 23 hours.
 //
-// A key costs one counter, whatever the Rate. That is some 60 bytes in memory and some 150
+// A key costs one counter, whatever the Rate. That is some 40 bytes in memory and some 150
 // in Redis, until the window ends.
 //
 // Use it for quotas that people can follow ("1,000 a day, from midnight UTC"), and for those
