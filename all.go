@@ -248,33 +248,38 @@ func NewLevels(algorithm string, s store.Store, name string, levels ...Limit) (*
 }
 
 // Allow is AllowN of 1.
-func (a *All) Allow(ctx context.Context, key string) (Result, error) {
-	return a.AllowN(ctx, key, 1)
+func (a *All) Allow(ctx context.Context, key string) (res Result, err error) {
+	err = a.decide(ctx, key, 1, asking{what: take}, &res)
+	return res, err
 }
 
 // AllowN decides on n events at once: all limits are charged with them, or none is.
-func (a *All) AllowN(ctx context.Context, key string, n int) (Result, error) {
-	return a.decide(ctx, key, n, asking{what: take})
+func (a *All) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
+	err = a.decide(ctx, key, n, asking{what: take}, &res)
+	return res, err
 }
 
 // AllowWithin decides on n events whose turn must come within d in each limit: see the
 // function [AllowWithin]. The limits that AllowN decides together are decided together
 // here too. Delay is the longest of all.
-func (a *All) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error) {
-	return a.decide(ctx, key, n, asking{takeWithin, d})
+func (a *All) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
+	err = a.decide(ctx, key, n, asking{takeWithin, d}, &res)
+	return res, err
 }
 
 // Peek answers what Allow would, and charges nothing. It asks one limit after the
 // other.
-func (a *All) Peek(ctx context.Context, key string) (Result, error) {
-	return a.decide(ctx, key, 1, asking{what: peek})
+func (a *All) Peek(ctx context.Context, key string) (res Result, err error) {
+	err = a.decide(ctx, key, 1, asking{what: peek}, &res)
+	return res, err
 }
 
 // Charge charges n events that have happened already to each limit, in their order,
 // whether they fit or not. A limit of Rate 0 is charged nothing; if all of them are
 // of it, the Result is their denial. After an error the limits before it stay charged.
-func (a *All) Charge(ctx context.Context, key string, n int) (Result, error) {
-	return a.decide(ctx, key, n, asking{what: overdraw})
+func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err error) {
+	err = a.decide(ctx, key, n, asking{what: overdraw}, &res)
+	return res, err
 }
 
 // Refund gives back n of the events that charged admitted, to each limit. Its
@@ -335,9 +340,9 @@ func (a *All) check(ctx context.Context, key string, n int) error {
 }
 
 // decide is AllowN, AllowWithin, Peek or Charge.
-func (a *All) decide(ctx context.Context, key string, n int, how asking) (Result, error) {
+func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Result) error {
 	if err := a.check(ctx, key, n); err != nil {
-		return Result{}, err
+		return err
 	}
 	r := begin(a, key, n, how)
 	defer r.end()
@@ -346,10 +351,10 @@ func (a *All) decide(ctx context.Context, key string, n int, how asking) (Result
 		r.giveBack(context.WithoutCancel(ctx))
 	}
 	r.tell(ctx)
-	if err != nil {
-		return Result{}, err
+	if err == nil {
+		r.result(ctx, res)
 	}
-	return r.result(ctx), nil
+	return err
 }
 
 var (

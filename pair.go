@@ -31,15 +31,15 @@ func newPairs(parts []part) *pairs {
 	return all
 }
 
-// result is the whole of two results of a call for n events. ok is whether it tells all
-// of them.
-func (all *pairs) result(results []Result, n int) (whole Result, ok bool) {
+// result makes whole, which is zero, the whole of two results of a call for n events. It does
+// nothing, and is false, if that would not tell all of them.
+func (all *pairs) result(results []Result, n int, whole *Result) bool {
 	if all == nil || results[0].at != results[1].at {
-		return whole, false
+		return false
 	}
 	for i := range all[0][0].parts {
 		if !all[0][0].parts[i].plainly(&results[i], n) {
-			return whole, false
+			return false
 		}
 	}
 	least, longest := 0, 0
@@ -49,12 +49,11 @@ func (all *pairs) result(results []Result, n int) (whole Result, ok bool) {
 	if results[1].ResetAfter > results[0].ResetAfter {
 		longest = 1
 	}
-	whole = Result{
-		Allowed: true, Limit: results[least].Limit, Remaining: results[least].Remaining, ResetAfter: results[longest].ResetAfter,
-		at: results[0].at, period: int64(results[1-longest].ResetAfter), n: int32(n), rate: int32(results[1-least].Remaining),
-		mark: &all[least][longest].mark,
-	}
-	return whole, true
+	whole.Allowed, whole.Limit, whole.Remaining = true, results[least].Limit, results[least].Remaining
+	whole.ResetAfter, whole.period = results[longest].ResetAfter, int64(results[1-longest].ResetAfter)
+	whole.at, whole.n, whole.rate = results[0].at, int32(n), int32(results[1-least].Remaining)
+	whole.mark = &all[least][longest].mark
+	return true
 }
 
 // plainly is whether r has charged a call for n events under the constructor's limit, at once.

@@ -365,12 +365,13 @@ func (r *round) giveBack(ctx context.Context) {
 	}
 }
 
-// result is the whole of results.
-func (r *round) result(ctx context.Context) Result {
-	if whole, ok := r.all.pairs.result(r.results, r.n); ok && !r.denied {
-		return whole
+// result makes whole the whole of results. It is zero before.
+func (r *round) result(ctx context.Context, whole *Result) {
+	if !r.denied && r.all.pairs.result(r.results, r.n, whole) {
+		return
 	}
-	whole, source, worst := Result{Allowed: !r.denied}, SourceUnlimited, -1
+	source, worst := SourceUnlimited, -1
+	whole.Allowed = !r.denied
 	for i := range r.entries {
 		e, p := &r.entries[i], &r.results[i]
 		if e.core == nil {
@@ -400,7 +401,6 @@ func (r *round) result(ctx context.Context) Result {
 	}
 	whole.sum(j.parts)
 	whole.mark = j.markOf(source)
-	return whole
 }
 
 // spread gives e as many results as it has policies, so that [Result.Parts] are in their
