@@ -233,7 +233,7 @@ func (l *Limit) UnmarshalText(text []byte) error {
 // shares may admit n events at one instant.
 //
 // The errors wrap [ErrInvalidLimit]: l is not valid, n is below 1, the share's Period is
-// over 10 years, or l has a calendar and a Rate below n, since there are no calendars of several
+// over 10 years, or l has a calendar and a Rate below n. There are no calendars of several
 // months.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {

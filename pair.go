@@ -3,9 +3,10 @@ package ratelimit
 import "time"
 
 // pair is the note of an [All] of two limits on an admission that its Result has room to
-// describe, so that it allocates nothing. Of the Result, at is when both parts were charged,
-// and n is for how many events. rate is the Remaining of the part that has not the least, and
-// period the ResetAfter of the one that has not the longest, in ns.
+// describe, so that it allocates nothing. The fields of the Result that a Refund needs have
+// another meaning then. At is when both parts were charged, and n is for how many events. Rate
+// is the Remaining of the part that has not the least. Period is the ResetAfter of the part
+// that has not the longest, in ns.
 type pair struct {
 	mark           Mark
 	parts          []part

@@ -80,8 +80,8 @@ var (
 	registered  atomic.Pointer[registry] // never changed in place
 )
 
-// NewCalendar returns the calendar of a unit in a time zone. from is the day on which windows
-// begin: 0 for days, a [time.Weekday] for weeks, and 1 to 31 for months. zone is a name of the
+// NewCalendar returns the calendar of a unit in a time zone. Windows begin on the day from: 0
+// for days, a [time.Weekday] for weeks, and 1 to 31 for months. The zone is a name of the
 // IANA time zone database, such as "UTC" or "Europe/Berlin", as in [time.LoadLocation]. "Local"
 // is none, since it differs between machines.
 //
