@@ -44,10 +44,10 @@ package store
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 )
 
 // Errors of stores, for errors.Is. Package ratelimit exports the same values.
@@ -260,9 +260,11 @@ type Namespace struct {
 
 // NewNamespace returns the namespace of rule with this name.
 func NewNamespace(rule *Rule, name string) *Namespace {
-	sum := sha256.Sum256([]byte(rule.Name + "\x00" + name))
+	h := fnv.New128a() // names come from programs, not from attackers
+	_, _ = h.Write([]byte(rule.Name + "\x00" + name))
+	sum := h.Sum(nil)
 	return &Namespace{Rule: rule, Name: name, id: [2]uint64{
-		binary.BigEndian.Uint64(sum[:8]), binary.BigEndian.Uint64(sum[8:16]),
+		binary.BigEndian.Uint64(sum[:8]), binary.BigEndian.Uint64(sum[8:]),
 	}}
 }
 
