@@ -76,6 +76,8 @@ func TestCalendarLimitsAreComparedAndToldByWhatTheySay(t *testing.T) {
 func TestCalendarsThatCannotBeAreRefused(t *testing.T) {
 	changed := ratelimit.PerMonth(5)
 	changed.Period = time.Hour
+	aDay := changed
+	aDay.Period = 24 * time.Hour
 	burst := ratelimit.PerWeek(5)
 	burst.Burst = 5
 	for _, c := range []struct {
@@ -87,6 +89,8 @@ func TestCalendarsThatCannotBeAreRefused(t *testing.T) {
 		{ratelimit.PerMonth(5).From(32).From(1), "day 32 of the month"},
 		{ratelimit.PerWeek(5).From(7), "day 7 of the week"},
 		{ratelimit.PerDay(5).From(1), "a day has no day"},
+		{ratelimit.PerDay(5).From(int(time.Sunday)), "a day has no day"},
+		{ratelimit.PerDay(5).In(time.UTC).From(0), "a day has no day"},
 		{ratelimit.PerHour(5).From(1), "only days of 24 hours, weeks and months"},
 		{ratelimit.PerHour(5).In(time.UTC), "only days of 24 hours, weeks and months"},
 		{ratelimit.PerMonth(5).In(time.Local), `"Local" differs between machines`},
@@ -94,6 +98,7 @@ func TestCalendarsThatCannotBeAreRefused(t *testing.T) {
 		{ratelimit.PerMonth(5).In(time.FixedZone("UTC+5", 3600)), `zone "UTC+5" is unknown`},
 		{ratelimit.PerMonth(5).In(time.FixedZone("Atlantis/Capital", 3600)), `zone "Atlantis/Capital" is unknown`},
 		{changed, "period 1h0m0s is not that of a calendar month"},
+		{aDay, "period 24h0m0s is not that of a calendar month"},
 		{burst, "a calendar has no burst"},
 		{ratelimit.PerMonth(-5), "rate -5"},
 	} {
@@ -102,9 +107,7 @@ func TestCalendarsThatCannotBeAreRefused(t *testing.T) {
 		_, err := ratelimit.NewFixedWindow(memory(t, newClock()), c.limit)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 		_, err = ratelimit.ParseLimit(c.limit.String())
-		if c.limit != changed {
-			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, c.limit.String())
-		}
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, c.limit.String())
 	}
 	for _, algorithm := range algorithms {
 		if algorithm != "fixed_window" {
@@ -431,4 +434,34 @@ func ExampleLimit_In() {
 	plan := ratelimit.PerMonth(10_000).From(31).In(loc)
 	fmt.Println(plan)
 	// Output: 10000/month from 31 in America/Sao_Paulo
+}
+
+func TestARefundTakesNothingFromAWindowThatBeganAfterItsCharge(t *testing.T) {
+	for _, test := range []struct {
+		name          string
+		before, after ratelimit.Limit
+		charge, then  string
+	}{
+		{"both end on 28 February", ratelimit.PerMonth(10).From(28), ratelimit.PerMonth(10).From(31), "2026-01-29 00:00", "2026-02-01 00:00"},
+		{"a day of 23 hours", ratelimit.PerDay(10).In(zone(t, "Africa/Johannesburg")), ratelimit.PerDay(10).In(zone(t, "Europe/Berlin")),
+			"2026-03-28 22:30", "2026-03-28 23:30"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+				l := test.before
+				lim := newLimiter(t, "fixed_window", s, ratelimit.PerMonth(10),
+					ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+				c.set(instant(t, test.charge))
+				old := allowN(t, lim, 5)
+				l = test.after
+				c.set(instant(t, test.then))
+				full := allowN(t, lim, 10)
+				require.True(t, full.Allowed)
+				require.NoError(t, lim.Refund(t.Context(), "key", old, 5))
+				require.Zero(t, peek(t, lim, "key").Remaining)
+				require.NoError(t, lim.Refund(t.Context(), "key", full, 5))
+				require.Equal(t, 5, peek(t, lim, "key").Remaining)
+			})
+		})
+	}
 }

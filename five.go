@@ -57,7 +57,10 @@ func (lim *limiter) look(ctx context.Context, key string, by store.Limit) (l fiv
 	case lim.algorithm == &slidingWindow && r.Y < 0: // counted in another Period
 		l.Credit = 0
 	default:
-		l.Window, _ = window(by, r.X)
+		var end int64
+		if l.Window, end = window(by, r.X); lim.algorithm == &fixedWindow && r.Y > 0 && r.X+r.Z != end { // counted by another calendar
+			l.Credit = 0
+		}
 	}
 	return l, nil
 }

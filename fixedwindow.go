@@ -128,9 +128,14 @@ func ownEnd(s store.State) int64 {
 	return windowEnd(s.At, s.Period)
 }
 
-// fixedWindowRefund gives back to the window of the charge, which ends when that was Due.
-func fixedWindowRefund(s store.State, _ store.Limit, _ int64, c store.Receipt) store.State {
-	if c.Period != s.Period || c.Due != ownEnd(s) {
+// fixedWindowRefund gives back to the window of the charge, which ends when that was Due. It may
+// have been of another calendar, with the same end and an earlier start.
+func fixedWindowRefund(s store.State, l store.Limit, _ int64, c store.Receipt) store.State {
+	end := ownEnd(s)
+	if c.Period != s.Period || c.Due != end {
+		return s
+	}
+	if start, last := window(l, end-1); s.Part > 0 && last == end && c.At < start {
 		return s
 	}
 	if s.Whole -= min(c.N, s.Whole); s.Whole == 0 {

@@ -22,7 +22,8 @@ const (
 // are comparable with ==. The zero Limit is not valid, since it has no Period.
 //
 // A Limit prints as the text that [ParseLimit] reads, such as "100/s" or "5/15m". So do
-// encoding/json, flag.TextVar and everything else that knows encoding.TextMarshaler. Ranges
+// encoding/json, flag.TextVar and everything else that knows encoding.TextMarshaler. What copies
+// the exported fields instead, such as encoding/gob, loses a calendar ([Limit.In]). Ranges
 // are checked where a limit is used, read or marshaled. The error wraps [ErrInvalidLimit].
 type Limit struct {
 	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything. (That of
@@ -89,8 +90,11 @@ func (l Limit) In(loc *time.Location) Limit {
 // day, and other limits, give a Limit that is not valid.
 func (l Limit) From(day int) Limit {
 	unit, _ := l.unit()
-	if l == Unlimited() {
+	switch {
+	case l == Unlimited():
 		return l
+	case unit == store.Day && day == 0:
+		day = -1 // it has no such day, nor this one
 	}
 	return l.by(store.NewCalendar(unit, day, l.zone()))
 }

@@ -53,7 +53,8 @@ func WithPolicyName(name string) Option {
 //
 // A count is kept for the ResetAfter of its last admission. By a slower limit of today it
 // would count longer, so that RetryAfter may be too long. What the window counters have
-// counted in another Period ends with today's window.
+// counted in another Period ends with today's window. If a key's limit changes to another Period
+// and back, a Refund from before may give back events of others that were charged since.
 func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Option {
 	return func(lim *limiter) error {
 		if f == nil {

@@ -35,7 +35,7 @@ func newPairs(parts []part) *pairs {
 // result makes whole, which is zero, the whole of two results of a call for n events. It does
 // nothing, and is false, if that would not tell all of them.
 func (all *pairs) result(results []Result, n int, whole *Result) bool {
-	if all == nil || results[0].at != results[1].at {
+	if all == nil || n > maxEvents || results[0].at != results[1].at {
 		return false
 	}
 	for i := range all[0][0].parts {

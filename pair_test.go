@@ -2,6 +2,7 @@ package ratelimit_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -88,4 +89,28 @@ func pairOn(t *testing.T, s store.Store, first, second string) []ratelimit.Limit
 		require.NoError(t, err)
 	}
 	return pair
+}
+
+// A Result has 32 bits for the events of a charge, and a PerCall takes more.
+func TestTwoLimitsOfCallsGiveBackAnyNumberOfEvents(t *testing.T) {
+	if math.MaxInt == math.MaxInt32 {
+		t.Skip("no int is larger")
+	}
+	s := memory(t, newClock())
+	var parts []ratelimit.Limiter
+	for _, algorithm := range []string{"token_bucket", "fixed_window"} {
+		part, err := ratelimit.PerCall(newLimiter(t, algorithm, s, ratelimit.PerHour(10)))
+		require.NoError(t, err)
+		parts = append(parts, part)
+	}
+	all, err := ratelimit.NewAll(parts...)
+	require.NoError(t, err)
+	for _, bits := range []int{3, 31, 32} {
+		n := 1<<bits + 3
+		r, err := all.AllowN(t.Context(), "key", n)
+		require.NoError(t, err)
+		require.Equal(t, n, r.Charged())
+		require.NoError(t, all.Refund(t.Context(), "key", r, n))
+		require.Equal(t, 10, peek(t, all, "key").Remaining)
+	}
 }

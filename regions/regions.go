@@ -59,6 +59,9 @@ import (
 // is room. The caller waits no longer than [WithWait] for them, nor than the deadline of ctx. The
 // end of ctx by other means does not stop a debit under way.
 //
+// When the limit of a key of a FixedWindow gets a shorter Period, fetches may take from others
+// what the own share cannot use, until the end of its window.
+//
 // In each process one call at a time fetches for a key. Other calls of the key are denied
 // meanwhile. After a fetch that found nothing, the key asks nobody for 100 ms, or for RetryAfter
 // if that is less. A region whose store failed, or took too long, is not asked for a second.

@@ -267,6 +267,26 @@ func TestNothingIsMovedThatCannotBeCredited(t *testing.T) {
 	})
 }
 
+func TestNothingIsMovedIntoAWindowOfAnotherCalendar(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // from 1 January 2000 on
+		limit := ratelimit.PerMonth(100).From(15)
+		by := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })
+		own := share(t, "fixed_window", memory(t), ratelimit.PerMonth(100), by)
+		other := share(t, "fixed_window", memory(t), ratelimit.PerMonth(100), by)
+		l, err := regions.New(own, []ratelimit.Limiter{other})
+		require.NoError(t, err)
+		require.Equal(t, 100, use(t, own, "key", 100))
+		limit = ratelimit.PerMonth(100)
+		for range 5 {
+			require.Zero(t, use(t, l, "key", 1))
+			time.Sleep(time.Second)
+		}
+		require.Equal(t, 100, remaining(t, other, "key"))
+		time.Sleep(14 * 24 * time.Hour) // the count ends with the window that began on the 15th
+		require.Equal(t, 1, use(t, l, "key", 1))
+	})
+}
+
 // AllowWithin takes a token of another region before it waits for one of its own.
 func TestTurnsAreThoseOfTheOwnShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -188,9 +188,9 @@ func newWorld(t testing.TB, seed uint64, algorithm string, open func(region int,
 	return w
 }
 
-func share(t testing.TB, algorithm string, s store.Store, limit ratelimit.Limit) ratelimit.Limiter {
+func share(t testing.TB, algorithm string, s store.Store, limit ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
 	t.Helper()
-	l, err := ratelimit.New(algorithm, s, limit, ratelimit.WithName("share"))
+	l, err := ratelimit.New(algorithm, s, limit, append(opts, ratelimit.WithName("share"))...)
 	require.NoError(t, err)
 	return l
 }
@@ -311,7 +311,7 @@ func TestTheSharesNeverAdmitMoreThanTheLimitInSum(t *testing.T) {
 	}
 	for _, algorithm := range algorithms {
 		t.Run(algorithm+" in memory", func(t *testing.T) {
-			test(t, algorithm, effort.Of(300, 2_000), func(t testing.TB, _, _ int, clock func() time.Time) store.Store {
+			test(t, algorithm, effort.Of(300, 1_500), func(t testing.TB, _, _ int, clock func() time.Time) store.Store {
 				return memory(t, memstore.WithClock(clock))
 			})
 		})

@@ -15,14 +15,19 @@ local function ttl(s)
   return windowend(s.at, s.period) - s.at
 end
 
+-- calendar reads l.period of a calendar, which is a text.
+local function calendar(l)
+  l.edges = {}
+  for number in string.gmatch(l.period, '%S+') do
+    l.edges[#l.edges + 1] = number * 1000000
+  end
+  l.period = table.remove(l.edges, 1) / 1000000
+end
+
 local function step(s, l, now, n)
   local count, left, part, last = 0, 0, 0
-  if type(l.period) == 'string' then -- of a calendar: it is read once
-    l.edges = {}
-    for number in string.gmatch(l.period, '%S+') do
-      l.edges[#l.edges + 1] = number * 1000000
-    end
-    l.period = table.remove(l.edges, 1) / 1000000
+  if type(l.period) == 'string' then -- it is read once
+    calendar(l)
   end
   if l.edges then
     local first
@@ -60,9 +65,17 @@ elseif op == 'charge' then
     return min(whole, most)
   end
 elseif op == 'refund' then
-  function giveback(s, _, _, c)
+  function giveback(s, l, _, c)
     if c.period ~= s.period or c.due ~= s.at + ttl(s) then
       return false
+    end
+    if s.part > 0 and type(l.period) == 'string' then
+      calendar(l)
+      for i = 2, #l.edges do -- of another calendar, with the same end and an earlier start
+        if l.edges[i] == c.due and c.at < l.edges[i - 1] then
+          return false
+        end
+      end
     end
     s.whole = s.whole - min(c.n, s.whole)
     if s.whole == 0 then
