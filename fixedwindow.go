@@ -66,7 +66,7 @@ var fixedWindow = algorithm{
 		Refund:      fixedWindowRefund,
 		TTL:         func(s store.State, _ store.Limit) int64 { return ownEnd(s) - s.At },
 		Used:        wholeUsed,
-		Script:      script(plainCase(fixedWindowPlainLua), fixedWindowLua, stateLua),
+		Script:      plainCase(fixedWindowPlainLua) + script(fixedWindowLua, stateLua),
 		JointScript: jointScript,
 		BatchScript: batchScript,
 	},
@@ -135,8 +135,11 @@ func fixedWindowRefund(s store.State, l store.Limit, _ int64, c store.Receipt) s
 	if c.Period != s.Period || c.Due != end {
 		return s
 	}
-	if start, last := window(l, end-1); s.Part > 0 && last == end && c.At < start {
-		return s
+	if s.Part > 0 && l.Before < 0 && l.Period == s.Period {
+		start, last := window(l, end-1)
+		if last == end && c.At < start && start <= s.At {
+			return s
+		}
 	}
 	if s.Whole -= min(c.N, s.Whole); s.Whole == 0 {
 		s.Part = 0

@@ -66,7 +66,7 @@ var leakyBucket = algorithm{
 		Refund:      leakyBucketRefund,
 		TTL:         bucketTTL,
 		Used:        bucketUsed,
-		Script:      script(plainCase(bucketPlainLua), bucketLua, leakyBucketLua, stateLua),
+		Script:      plainCase(bucketPlainLua) + script(bucketLua, leakyBucketLua, stateLua),
 		JointScript: jointScript,
 		BatchScript: batchScript,
 	},

@@ -28,10 +28,10 @@ var jointLua string
 //go:embed scripts/batch.lua
 var batchLua string
 
-// script is a whole Redis script: the plain case of the algorithm, what the scripts share,
-// the parts of the algorithm, and the driver that runs it.
-func script(plain string, algorithm ...string) string {
-	return plain + commonLua + strings.Join(algorithm, "") + driver()
+// script is a whole Redis script: what the scripts share, the parts of the algorithm, and the
+// driver that runs it. The plain case of an algorithm may stand before it.
+func script(algorithm ...string) string {
+	return commonLua + strings.Join(algorithm, "") + driver()
 }
 
 // plainCase is that of an algorithm whose state is five numbers, and which takes this step.

@@ -67,7 +67,7 @@ var slidingLog = algorithm{
 		Used:        wholeUsed,
 		NewLog:      eventlog.New,
 		ParseLog:    eventlog.Parse,
-		Script:      script(slidingLogPlainLua, slidingLogLua),
+		Script:      slidingLogPlainLua + script(slidingLogLua),
 		JointScript: jointScript,
 		BatchScript: batchScript,
 	},

@@ -69,7 +69,7 @@ var slidingWindow = algorithm{
 		Refund:      slidingWindowRefund,
 		TTL:         slidingWindowTTL,
 		Used:        slidingWindowUsed,
-		Script:      script(plainCase(slidingWindowPlainLua), slidingWindowLua, stateLua),
+		Script:      plainCase(slidingWindowPlainLua) + script(slidingWindowLua, stateLua),
 		JointScript: jointScript,
 		BatchScript: batchScript,
 	},

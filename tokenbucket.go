@@ -63,7 +63,7 @@ var tokenBucket = algorithm{
 		Refund:      bucketRefund,
 		TTL:         bucketTTL,
 		Used:        bucketUsed,
-		Script:      script(plainCase(bucketPlainLua), bucketLua, tokenBucketLua, stateLua),
+		Script:      plainCase(bucketPlainLua) + script(bucketLua, tokenBucketLua, stateLua),
 		JointScript: jointScript,
 		BatchScript: batchScript,
 	},

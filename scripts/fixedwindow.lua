@@ -72,7 +72,7 @@ elseif op == 'refund' then
     if s.part > 0 and type(l.period) == 'string' then
       calendar(l)
       for i = 2, #l.edges do -- of another calendar, with the same end and an earlier start
-        if l.edges[i] == c.due and c.at < l.edges[i - 1] then
+        if l.period == s.period and l.edges[i] == c.due and c.at < l.edges[i - 1] and l.edges[i - 1] <= s.at then
           return false
         end
       end

@@ -83,10 +83,15 @@ func (m *windowModel) charge(l limit, t, n int64) int64 {
 	return holds(held, n)
 }
 
-func (m *windowModel) refund(_ limit, _ int64, c charge, n int64) {
-	if m.count > 0 && c.limit.period == m.limit.period && c.limit.windowEnd(c.at) == m.end() {
-		m.count = max(0, m.count-n)
+func (m *windowModel) refund(l limit, _ int64, c charge, n int64) {
+	if m.count == 0 || c.limit.period != m.limit.period || c.limit.windowEnd(c.at) != m.end() {
+		return
 	}
+	calendars := l.civil != (civil{}) && m.limit.civil != (civil{}) && l.period == m.limit.period
+	if calendars && l.windowEnd(m.last) == m.end() && l.windowEnd(c.at) != m.end() {
+		return // it was of another calendar, and today's window has begun since
+	}
+	m.count = max(0, m.count-n)
 }
 
 func (m *windowModel) ended(t int64) bool {
