@@ -230,8 +230,8 @@ func sameKey(k, other *Rekeyed) bool { return k.key == other.key }
 //	NewLevels("sliding_window", s, "api", PerSecond(10), PerMinute(100), PerHour(1000))
 //
 // The policies are named "api/s", "api/m" and "api/h". The errors are those of New and NewAll,
-// and [ErrInvalidOption] if two levels have one Period and one calendar. To give the levels options make them
-// by New, and an All of them.
+// and [ErrInvalidOption] if two levels have one Period and one calendar. To give the levels
+// options make them by New, and an All of them.
 func NewLevels(algorithm string, s store.Store, name string, levels ...Limit) (*All, error) {
 	limiters := make([]Limiter, len(levels))
 	for i, l := range levels {

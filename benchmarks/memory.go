@@ -148,7 +148,7 @@ func ratios(title string, g *grid, ours, peer func(row int) bool) *grid {
 			r.set(column, len(r.rows)-1, g.cells[c][row]/least, nil)
 		}
 	}
-	r.note = "The fastest peer. " + strings.Join(trimEmpty(fastest), "; ") + "."
+	r.note = "The fastest peers:\n\n* " + strings.Join(trimEmpty(fastest), "\n* ")
 	return r
 }
 

@@ -60,11 +60,12 @@ import (
 // or [WithClientAddr] finds when it is asked for. The five types without a limit function, and
 // an All of such, never ask, and get the context of the request.
 //
-// Without [WithRefund] and [WithContext] a request costs the limiter's decision, an
-// allocation for that context if there is one, one for the key unless it is an IPv4 address, and one in ten
-// requests for the header fields. A header that is kept for long keeps some 5 KiB. A limit
-// function is called a second time for the policy, unless nothing reports it. The middleware
-// keeps nothing that grows, starts no goroutine and has nothing to close.
+// Without [WithRefund] and [WithContext] a request costs the limiter's decision, and one
+// allocation for that context if it is needed. A key that is no IPv4 address costs another. So
+// do the header fields, in one of ten requests. A header that is kept for
+// long keeps some 5 KiB. A limit function is called a second time for the policy, unless
+// nothing reports it. The middleware keeps nothing that grows, starts no goroutine and has
+// nothing to close.
 //
 // The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
 // is to hold requests back.

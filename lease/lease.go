@@ -28,8 +28,9 @@ import (
 //
 // The life of a lease says how old a decision may be. It starts before the store is asked, and
 // each use of the lease looks at the clock. What has not been used when it ends is given back,
-// within another life or 10 ms, or up to 140 ms if many keys are held. How many events a lease has follows the demand. It starts with one, and
-// doubles while leases are used up in less than half of their life.
+// within another life or 10 ms, or up to 140 ms if many keys are held. How many events a lease
+// has follows the demand. It starts with one, and doubles while leases are used up in less than
+// half of their life.
 //
 // Bound: that of the wrapped limiter, exactly, in any number of processes, if all of them lease
 // with one life. What that costs depends on the algorithm. r is Rate/Period:

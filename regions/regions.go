@@ -69,12 +69,12 @@ import (
 // are.
 //
 // Limit, Remaining and RetryAfter are those of the own share. So a call can be admitted sooner
-// than RetryAfter says, and [ratelimit.Wait] may wait too long. A call for more than the share can hold is
-// denied, whatever others have. The last event of a bucket cannot be credited, so a call for
-// nearly a whole Burst may be denied too. A share is credited with no more than is charged
-// there: a small one fetches little at a time, and one of 0 nothing. If two processes of a region
-// fetch for a key at the same time, some of what the second one fetches can be lost. A denied call for several
-// events may have moved some.
+// than RetryAfter says, and [ratelimit.Wait] may wait too long. A call for more than the share
+// can hold is denied, whatever others have. The last event of a bucket cannot be credited, so a
+// call for nearly a whole Burst may be denied too. A share is credited with no more than is
+// charged there: a small one fetches little at a time, and one of 0 nothing. If two processes of
+// a region fetch for a key at the same time, some of what the second one fetches can be lost. A
+// denied call for several events may have moved some.
 //
 // An observer of a share is told of its debits, as of an AllowUpTo. It is told of both
 // decisions of a call that has fetched. Put it around the Limiter to see each call once.

@@ -245,28 +245,24 @@ func refund(l store.Limit, c store.Receipt) task {
 func (t *task) appendTo(s *Store, sc *script, args []any) []any {
 	l := sc.boxed(t.limit)
 	period := l.period
-	if c := t.limit.Calendar(); c != nil {
-		period = s.calendarPeriod(l.limit.Period, c)
+	if t.limit.Before < 0 { // of a calendar
+		period = s.period(&t.limit)
 	}
 	return append(append(args, l.rate, period, l.burst, t.n), t.more...)
 }
 
-// period is the period of l as an argument.
+// period is the Period of l as scripts/driver.lua has it: of a calendar with the edges around
+// the caller's time.
 func (s *Store) period(l *store.Limit) any {
-	if c := l.Calendar(); c != nil {
-		return s.calendarPeriod(l.Period, c)
+	c := l.Calendar()
+	if c == nil {
+		return l.Period
 	}
-	return l.Period
-}
-
-// calendarPeriod is a period of c as scripts/driver.lua has it: with the edges around the
-// caller's time.
-func (s *Store) calendarPeriod(period int64, c *store.Calendar) string {
 	now := time.Now
 	if s.clock != nil {
 		now = s.clock
 	}
-	text := strconv.AppendInt(nil, period, 10)
+	text := strconv.AppendInt(nil, l.Period, 10)
 	for _, edge := range c.Edges(now().UnixMicro()) {
 		text = strconv.AppendInt(append(text, ' '), edge, 10)
 	}
@@ -281,19 +277,20 @@ func (s *Store) call(ctx context.Context, ns *store.Namespace, key string, t tas
 	return s.callAlone(s.budget(ctx), ns, key, t)
 }
 
-// call is what the first attempt of a call on one key needs, in one allocation.
-type call struct {
+// attempt is what the first attempt of a call on one key needs, in one allocation.
+type attempt struct {
 	sending sending
 	args    [15]any
 }
 
+// callAlone runs t on key.
 func (s *Store) callAlone(b budget, ns *store.Namespace, key string, t task) (store.Reply, error) {
 	if s.link == nil {
 		return store.Reply{}, errNotMade
 	}
 	sc := s.script(ns.Rule)
-	c := &call{sending: sending{op: t.op}}
-	args := t.appendTo(s, sc, append(c.args[:0], evalsha, sc.sha, 1, s.key(ns, key), &c.sending))
+	a := &attempt{sending: sending{op: t.op}}
+	args := t.appendTo(s, sc, append(a.args[:0], evalsha, sc.sha, 1, s.key(ns, key), &a.sending))
 	if s.clock != nil {
 		now, err := s.now()
 		if err != nil {

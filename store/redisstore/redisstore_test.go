@@ -255,18 +255,3 @@ func TestAClockThatLuaCannotCountIsAnError(t *testing.T) {
 		require.ErrorIs(t, s.Refund(t.Context(), space, "k", limit, store.Receipt{N: 1}), store.ErrStore)
 	}
 }
-
-// Of these allocations go-redis makes six: a PING has as many. Calls that meet others, or wait
-// for a connection, take more.
-func TestACallOfOneCallerAllocatesAtMostTenTimes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("the race detector allocates too")
-	}
-	s := newStore(t, redistest.Shared(t).Client(t))
-	require.Eventually(t, func() bool {
-		return testing.AllocsPerRun(100, func() {
-			_, err := s.Take(context.Background(), space, "user:12345", limit, 1)
-			require.NoError(t, err)
-		}) <= 10
-	}, 20*time.Second, 100*time.Millisecond)
-}
