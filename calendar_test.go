@@ -93,6 +93,7 @@ func TestCalendarsThatCannotBeAreRefused(t *testing.T) {
 		{ratelimit.PerDay(5).In(time.UTC).From(0), "a day has no day"},
 		{ratelimit.PerHour(5).From(1), "only days of 24 hours, weeks and months"},
 		{ratelimit.PerHour(5).In(time.UTC), "only days of 24 hours, weeks and months"},
+		{ratelimit.PerMonth(5).In(nil), `zone "" is not a name`},
 		{ratelimit.PerMonth(5).In(time.Local), `"Local" differs between machines`},
 		{ratelimit.PerMonth(5).In(time.FixedZone("", 3600)), "is not a name"},
 		{ratelimit.PerMonth(5).In(time.FixedZone("UTC+5", 3600)), `zone "UTC+5" is unknown`},
