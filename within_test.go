@@ -150,8 +150,6 @@ func TestTurnsAreNotGivenTwice(t *testing.T) {
 		for name, s := range map[string]store.Store{
 			"memory": memory(t, c),
 			"Redis":  onRedis(t, client, redisstore.WithClock(c.Now)),
-			"Redis, in batches": onRedis(t, client, redisstore.WithClock(c.Now), redisstore.WithBatching(),
-				redisstore.WithPrefix(redistest.Prefix(t)+algorithm)),
 		} {
 			lim := newLimiter(t, algorithm, s, ratelimit.Limit{Rate: 10, Period: time.Minute, Burst: 40}, ratelimit.WithCoalescing())
 			want := int64(11) // 60 s for the last

@@ -57,7 +57,7 @@ type fleetResult struct {
 
 const plainWay = "plain"
 
-var leaseWays = []string{plainWay, "WithBatching", "WithCoalescing", "lease", "lease, overdraft 8"}
+var leaseWays = []string{plainWay, "WithCoalescing", "lease", "lease, overdraft 8"}
 
 var (
 	million   = ratelimit.Limit{Rate: 1_000_000, Period: time.Second}
@@ -208,16 +208,21 @@ type member struct {
 }
 
 func startMember(ctx context.Context, f fleetMember) (*member, error) {
-	text, err := json.Marshal(f)
-	if err != nil {
-		return nil, err
-	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	m := &member{cmd: exec.CommandContext(ctx, self)}
-	m.cmd.Env = append(os.Environ(), leasing+"="+string(text))
+	return startChild(ctx, self, leasing, f)
+}
+
+// startChild starts the program at path as what spec says.
+func startChild(ctx context.Context, path, variable string, spec any) (*member, error) {
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	m := &member{cmd: exec.CommandContext(ctx, path)}
+	m.cmd.Env = append(os.Environ(), variable+"="+string(text))
 	m.cmd.Stderr = os.Stderr
 	if m.in, err = m.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -279,12 +284,8 @@ func runMember(ctx context.Context, text string, in io.Reader, out io.Writer) er
 
 func (f *fleetMember) limiter(ctx context.Context) (lim ratelimit.Limiter, end func() error, err error) {
 	client := redis.NewClient(&redis.Options{Addr: f.Addr, ContextTimeoutEnabled: true})
-	opts := []redisstore.Option{redisstore.WithTimeout(redisTimeout)}
 	leased := strings.HasPrefix(f.How, "lease")
-	if f.How == "WithBatching" || leased { // which the calls of leases use too
-		opts = append(opts, redisstore.WithBatching())
-	}
-	shared, err := redisstore.New(client, opts...)
+	shared, err := redisstore.New(client, redisstore.WithTimeout(redisTimeout))
 	if err != nil {
 		return nil, nil, err
 	}

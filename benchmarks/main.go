@@ -3,12 +3,14 @@
 //
 //	go run . > report.md           # everything: about ten minutes
 //	go run . -quick                # few keys and rounds, for a look: some seconds
-//	go run . -only time,redis      # parts: time, footprint, latency, http, redis, trouble, waiting, leased
+//	go run . -only time,redis      # parts: time, footprint, latency, http, redis, trouble, waiting, leased, overload
 //	go run . -run 'Bucket|go-limiter'
 package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -55,6 +57,10 @@ type bench struct {
 	leaseCells    []leaseCell
 	leaseRounds   int
 	leaseTime     time.Duration // of each round
+	pressCells    []pressCell
+	pressRounds   int
+	pressTime     time.Duration // of each round
+	beside        string        // another build of this program
 }
 
 // full takes about ten minutes on two cores.
@@ -67,6 +73,7 @@ func full() *bench {
 		troubleRounds: 3, troubleTime: 2 * time.Second, herds: herds, coldTrips: coldTrips, coldCallers: []int{4, 100},
 		queues: []queueCell{{10, 100}, {50, 100}, {200, 100}, {1000, 500}}, waitFor: 3 * time.Second,
 		leaseCells: leaseCells(), leaseRounds: 2, leaseTime: 2 * time.Second,
+		pressCells: pressCells(), pressRounds: 3, pressTime: 1500 * time.Millisecond,
 	}
 }
 
@@ -80,10 +87,11 @@ func quick() *bench {
 		troubleRounds: 1, troubleTime: 200 * time.Millisecond, herds: herds[len(herds)-2:], coldTrips: coldTrips[:1], coldCallers: []int{4},
 		queues: []queueCell{{10, 100}, {100, 500}}, waitFor: 300 * time.Millisecond,
 		leaseCells: leaseCells()[4:5], leaseRounds: 1, leaseTime: 100 * time.Millisecond,
+		pressCells: pressCells()[:2], pressRounds: 1, pressTime: 100 * time.Millisecond,
 	}
 }
 
-var parts = []string{"time", "footprint", "latency", "http", "redis", "trouble", "waiting", "leased"}
+var parts = []string{"time", "footprint", "latency", "http", "redis", "trouble", "waiting", "leased", "overload"}
 
 func main() {
 	if os.Getenv(spinning) != "" {
@@ -99,6 +107,19 @@ func main() {
 		}
 		return
 	}
+	if text := os.Getenv(pressing); text != "" {
+		if err := runLoad(ctx, text, os.Stdin, os.Stdout); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
+	if text := os.Getenv(pacing); text != "" {
+		p := new(paced)
+		if err := errors.Join(json.Unmarshal([]byte(text), p), runPaced(ctx, p, os.Stdout)); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
 		log.Fatal(err)
 	}
@@ -107,10 +128,13 @@ func main() {
 func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	flags := flag.NewFlagSet("benchmarks", flag.ContinueOnError)
 	flags.SetOutput(progress)
+	var beside string
 	isQuick := flags.Bool("quick", false, "few keys and rounds")
 	only := flags.String("only", strings.Join(parts, ","), "the `parts` to measure")
 	rounds := flags.Int("rounds", 0, "rounds of each cell of times; 0 is the default")
 	busy := flags.Int("busy", 0, "processes that spin beside the part trouble")
+	flags.StringVar(&beside, "beside", "", "a `program` of this kind, built of another state, to measure beside this one in the part overload")
+	cells := flags.String("cells", "", "a `regexp` of the cells of the part overload")
 	pattern := flags.String("run", "", "a `regexp` of the contestants to measure")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -119,14 +143,19 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	if err != nil {
 		return err
 	}
+	some, err := regexp.Compile(*cells)
+	if err != nil {
+		return err
+	}
 	b := full()
 	if *isQuick {
 		b = quick()
 	}
 	b.out, b.err, b.start = out, progress, time.Now()
-	b.busy = *busy
+	b.busy, b.beside = *busy, beside
+	b.pressCells = slices.DeleteFunc(b.pressCells, func(c pressCell) bool { return !some.MatchString(c.name) })
 	if *rounds > 0 {
-		b.roundCount, b.redisRounds, b.troubleRounds = *rounds, *rounds, *rounds
+		b.roundCount, b.redisRounds, b.troubleRounds, b.pressRounds = *rounds, *rounds, *rounds, *rounds
 	}
 	return b.measure(ctx, strings.Split(*only, ","), name)
 }
@@ -155,6 +184,7 @@ func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regex
 		{"trouble", func([]contestant) error { return b.measureTrouble(ctx) }},
 		{"waiting", func([]contestant) error { return b.measureWaiting(ctx) }},
 		{"leased", func([]contestant) error { return b.measureLeased(ctx) }},
+		{"overload", func([]contestant) error { return b.measureOverload(ctx) }},
 	} {
 		if !slices.Contains(chosen, step.part) {
 			continue

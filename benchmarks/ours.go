@@ -127,16 +127,6 @@ func oursOnRedis() []redisContestant {
 				}
 				return openOurs("token_bucket", s, w, ratelimit.WithCoalescing())
 			},
-		},
-		redisContestant{
-			name: "TokenBucket, batching", ours: true,
-			open: func(client *redis.Client, w workload) (limiter, error) {
-				s, err := redisstore.New(client, redisstore.WithTimeout(redisTimeout), redisstore.WithBatching())
-				if err != nil {
-					return limiter{}, err
-				}
-				return openOurs("token_bucket", s, w)
-			},
 		})
 }
 

@@ -87,7 +87,7 @@ func TestTheLeastPermissionsAreEnough(t *testing.T) {
 		require.NoError(t, err)
 		return s
 	}
-	for i, s := range []*redisstore.Store{open(), open(redisstore.WithClock(func() time.Time { return now }), redisstore.WithBatching())} {
+	for i, s := range []*redisstore.Store{open(), open(redisstore.WithClock(func() time.Time { return now }))} {
 		for _, algorithm := range ratelimit.Algorithms() {
 			ctx, name := t.Context(), fmt.Sprint(algorithm, i)
 			l, err := ratelimit.New(algorithm, s, ratelimit.PerHour(300), ratelimit.WithName(name))

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"bytes"
 	"context"
 	"sync/atomic"
 	"time"
@@ -64,6 +65,28 @@ func newNumbers(ctx context.Context, args []any) numbers {
 	return onKey(numbers{redis.NewIntSliceCmd(ctx, args...)})
 }
 
+// mixed is a command whose reply is read by [group.read].
+type mixed struct{ *redis.RawCmd }
+
+// NoRetry tells go-redis not to send the command again.
+func (mixed) NoRetry() bool { return true }
+
+// Err is the server's answer, which a raw command takes for a reply.
+func (c mixed) Err() error {
+	err := c.RawCmd.Err()
+	if text, failed := bytes.CutPrefix(c.Val(), []byte("-")); err == nil && failed {
+		err = refusal(bytes.TrimSpace(text))
+	}
+	return err
+}
+
+// Clone keeps the type, and with it NoRetry.
+func (c mixed) Clone() redis.Cmder { return mixed{c.RawCmd.Clone().(*redis.RawCmd)} }
+
+func newMixed(ctx context.Context, args []any) mixed {
+	return onKey(mixed{redis.NewRawCmd(ctx, args...)})
+}
+
 // onKey returns cmd, an EVALSHA, as a command of its first key.
 func onKey[C redis.Cmder](cmd C) C {
 	cmd.SetFirstKeyPos(keyArg)
@@ -78,18 +101,19 @@ type process func(b budget, cmd redis.Cmder, sent *sending) error
 // budget is the caller's context and the time that a call has.
 type budget struct {
 	context.Context
-	end   time.Time
-	own   bool // end is the store's own timeout, not the caller's deadline
-	loads bool // the call loads a script, which others need even if it is too late for its caller
+	end  time.Time
+	left time.Duration // until end, when the call began
+	own  bool          // end is the store's own timeout, not the caller's deadline
 }
 
 // budget returns the budget of a call with ctx that begins now.
 func (s *Store) budget(ctx context.Context) budget {
-	end := time.Now().Add(s.timeout)
+	now := time.Now()
+	end := now.Add(s.timeout)
 	if callers, ok := ctx.Deadline(); ok && callers.Before(end) {
-		return budget{Context: ctx, end: callers}
+		return budget{Context: ctx, end: callers, left: callers.Sub(now)}
 	}
-	return budget{Context: ctx, end: end, own: true}
+	return budget{Context: ctx, end: end, left: s.timeout, own: true}
 }
 
 // patient is a context whose Done comes before its Deadline.
@@ -116,7 +140,7 @@ func (b budget) patient() (context.Context, context.CancelFunc) {
 	return patient{ctx, b.end}, cancel
 }
 
-// unhurried is patient, but gives the server as much time as a flight does. Its caller
+// unhurried is patient, but gives the server as much time as a trip does. Its caller
 // leaves by a timer.
 func (b budget) unhurried() (context.Context, context.CancelFunc) {
 	ctx, cancel := b.patient()
@@ -131,21 +155,23 @@ func (b budget) plain() (context.Context, context.CancelFunc) {
 
 // link is a client, as the store uses it.
 type link struct {
-	client  Client
-	process process
-	pool    func(key string) (*redis.Client, error) // the client whose connections key's commands use; nil if it is not known
-	airline *airline                                // of a *redis.Client; nil for other kinds
-	slots   *slots                                  // of a cluster client; nil for other kinds
-	pulse   pulse
+	client   Client
+	process  process
+	pool     func(key string) (*redis.Client, error) // the client whose connections key's commands use; nil if it is not known
+	pipeline *pipeline                               // of a *redis.Client; nil for other kinds
+	slots    *slots                                  // of a cluster client; nil for other kinds
+	pulse    pulse
 }
 
 // newLink finds the cheapest way to run commands on client that keeps to deadlines.
-func newLink(client Client, timeout time.Duration) *link {
+func newLink(s *Store, client Client) *link {
+	timeout := s.timeout
 	l := &link{client: client, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}}
 	switch c := client.(type) {
 	case *redis.Client:
-		l.airline = newAirline(deadlines(c, max(timeout, lasting)), timeout, c.Options().ContextTimeoutEnabled)
-		l.process = l.airline.process
+		limited := deadlines(c, max(timeout, lasting))
+		l.pipeline = newPipeline(s, limited, c.Options().ContextTimeoutEnabled)
+		l.process = direct(limited, timeout)
 		l.pool = func(string) (*redis.Client, error) { return c, nil }
 	case *redis.AutoPipeliner:
 		l.process = newDetour(c, timeout).process

@@ -75,28 +75,3 @@ func ExampleStore_Ready() {
 }
 
 func serve(ratelimit.Limiter) {}
-
-// WithBatching is for a service that asks hundreds of times at once. The decisions of
-// many callers, on any keys, go to the server together.
-func ExampleWithBatching() {
-	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
-	defer func() { _ = client.Close() }()
-	shared, err := redisstore.New(client, redisstore.WithBatching())
-	if err != nil {
-		log.Fatal(err)
-	}
-	limiter, err := ratelimit.NewTokenBucket(shared, ratelimit.PerSecond(100), ratelimit.WithName("api"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(limiter.Limit())
-
-	// The keys of a cluster are on many servers.
-	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"localhost:7000"}})
-	defer func() { _ = cluster.Close() }()
-	_, err = redisstore.New(cluster, redisstore.WithBatching())
-	fmt.Println(err)
-	// Output:
-	// 100/s
-	// ratelimit: invalid option: batching needs a *redis.Client: a script of many keys cannot run behind a *redis.ClusterClient
-}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -16,9 +18,9 @@ func CheckVersion(info string) []string { return checkVersion(parseInfo(info)) }
 // Settings is what Check says of the client.
 func (s *Store) Settings() []string { return s.link.settings() }
 
-// TakeEach makes claims of one rule in one batch. alone tells which of those that
-// failed would go on alone.
-func (s *Store) TakeEach(claims []store.Request) (replies []store.Reply, errs []error, alone []bool) {
+// TakeEach makes claims of one rule in one script. again tells which of those that failed
+// would be tried again.
+func (s *Store) TakeEach(claims []store.Request) (replies []store.Reply, errs []error, again []bool) {
 	b := s.Batch(claims[0].Namespace)
 	for _, c := range claims {
 		b.Take(c.Key, c.Limit, c.N)
@@ -30,13 +32,13 @@ func (s *Store) TakeEach(claims []store.Request) (replies []store.Reply, errs []
 type Batch struct {
 	s     *Store
 	ns    *store.Namespace
-	calls []*waiter
+	calls []*call
 }
 
 func (s *Store) Batch(ns *store.Namespace) *Batch { return &Batch{s: s, ns: ns} }
 
 func (b *Batch) add(key string, t task) {
-	b.calls = append(b.calls, &waiter{budget: b.s.budget(context.Background()), task: t, key: b.s.key(b.ns, key)})
+	b.calls = append(b.calls, &call{script: b.s.script(b.ns.Rule), key: b.s.key(b.ns, key), task: t})
 }
 
 func (b *Batch) Take(key string, l store.Limit, n int64)     { b.add(key, take(l, n)) }
@@ -47,72 +49,115 @@ func (b *Batch) Overdraw(key string, l store.Limit, n, most int64) {
 }
 func (b *Batch) Refund(key string, l store.Limit, c store.Receipt) { b.add(key, refund(l, c)) }
 
-// Make makes the calls. alone tells which of those that failed would go on alone.
-func (b *Batch) Make() (replies []store.Reply, errs []error, alone []bool) {
-	b.s.callEach(b.s.queue(b.ns.Rule).script, b.calls)
+// Make makes the calls, in a script of several even if it is one. again tells which of
+// those that failed would be tried again.
+func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
+	p := b.s.link.pipeline
+	ctx, cancel := context.WithTimeout(context.Background(), lasting)
+	defer cancel()
+	g := &group{calls: b.calls, several: true, op: operation{sending: new(sending)}}
+	_ = p.exec(ctx, new(trip), []*group{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = p.client.Process(ctx, cmds[0]) })
 	for _, c := range b.calls {
-		err := c.err
-		if c.fault != nil {
-			err = c.fault.error()
+		var reply [1]store.Reply
+		err, f := c.err, new(fault)
+		if err == nil {
+			err = parse(c.values, reply[:])
+		} else {
+			f = b.s.failed(c.key, err, true)
+			err = f.error()
 		}
-		replies, errs, alone = append(replies, c.reply), append(errs, err), append(alone, c.alone)
+		replies, errs, again = append(replies, reply[0]), append(errs, err), append(again, f.again)
+		c.values, c.err = nil, nil
 	}
-	return replies, errs, alone
+	return replies, errs, again
 }
 
-// Waiting is how many calls of rule wait for a batch.
-func (s *Store) Waiting(rule *store.Rule) int {
-	q := s.queue(rule)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return len(q.waiting)
+// Waiting is how many calls wait for a connection.
+func (s *Store) Waiting() int {
+	p := s.link.pipeline
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.line.living
 }
 
-// Flights is how many calls and batches of rule are under way.
-func (s *Store) Flights(rule *store.Rule) int {
-	q := s.queue(rule)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.flights
+// Trips is how many round trips are under way that callers wait for.
+func (s *Store) Trips() int {
+	p := s.link.pipeline
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.trips
 }
 
-// Occupy has as many calls of rule under way as there may be, until it is called back.
-func (s *Store) Occupy(rule *store.Rule) (release func()) {
-	q := s.queue(rule)
-	for q.begin() {
-	}
+// Late is how many round trips are under way that nobody waits for.
+func (s *Store) Late() int {
+	p := s.link.pipeline
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.late
+}
+
+// Occupy has as many round trips under way as there may be, until it is called back.
+func (s *Store) Occupy() (release func()) {
+	p := s.link.pipeline
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.trips += mostTrips
 	return func() {
-		for range maxFlights {
-			s.land(q)
-		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.trips -= mostTrips
+		p.start(time.Now())
 	}
-}
-
-// Boards reports whether a batch takes a caller with this much time left who waits.
-func Boards(left time.Duration) bool {
-	q := &queue{flights: maxFlights}
-	c := &waiter{budget: budget{Context: context.Background(), end: time.Now().Add(left)}}
-	return q.join(c) == nil && len(q.board(nil)) == 1 && c.done.Load()
 }
 
 // CheckTrip is what Check says of a round trip and a timeout.
 func CheckTrip(trip, timeout time.Duration) []string { return tripFindings(trip, timeout) }
 
-// Passengers is how many calls are in the line of a *redis.Client, with those who have left.
-func (s *Store) Passengers() int {
-	a := s.link.airline
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return len(a.waiting)
+// Widen lets so many calls go in a trip, and in a batch.
+func (s *Store) Widen(calls int) {
+	p := s.link.pipeline
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.window.calls = calls * p.ways()
+}
+
+// Boards reports whether a trip takes a caller with this much time left who waits.
+func Boards(left time.Duration) bool {
+	s, _ := New(redis.NewClient(&redis.Options{}))
+	defer s.Occupy()()
+	p := s.link.pipeline
+	now := time.Now()
+	bt, _, _ := p.enter(budget{Context: context.Background(), end: now.Add(left), left: left}, &call{})
+	t := &trip{begun: now}
+	p.board(t)
+	return len(t.list) == 1 && bt.trip == t
+}
+
+// Batches is how many batches are in the line, with those that have ended.
+func (s *Store) Batches() int {
+	p := s.link.pipeline
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.line.batches)
 }
 
 // Warmed has the store count on so many connections, and on trips that take so long.
-func (s *Store) Warmed(conns int, trip time.Duration) { s.link.airline.warmed(conns, trip) }
+func (s *Store) Warmed(conns int, trip time.Duration) { s.link.pipeline.warmed(conns, trip) }
+
+// Rested has the store not have had an answer for long, since nobody called. It reports
+// whether no trip is under way.
+func (s *Store) Rested() bool {
+	p := s.link.pipeline
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.link.pulse.base = s.link.pulse.base.Add(-time.Hour)
+	return p.trips+p.late == 0
+}
 
 // MayDial reports whether a call may begin for which no connection is ready.
 func (s *Store) MayDial() bool {
-	a := s.link.airline
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.mayDial(time.Now())
+	p := s.link.pipeline
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.conns.mayDial(time.Now())
 }

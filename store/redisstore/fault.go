@@ -19,10 +19,34 @@ type fault struct {
 	what  string // what is known besides err, or ""
 	err   error  // the client's
 	again bool   // nothing ran, and another attempt may succeed
+	made  error  // what error returns
+}
+
+var (
+	isFull   = ready(fault{class: store.ErrOverloaded, what: "nothing was sent", err: errQueued})
+	isSilent = ready(fault{class: store.ErrUnavailable, what: "nothing was sent: all connections wait for a server that does not answer", err: errQueued})
+	isFar    = ready(fault{class: store.ErrTimeout, what: "nothing was sent", err: errFar})
+)
+
+// ready returns f with its error made.
+func ready(f fault) *fault {
+	f.made = f.error()
+	return &f
+}
+
+// queued returns the fault of a call that found no room.
+func (s *Store) queued() *fault {
+	if s.silent() {
+		return isSilent
+	}
+	return isFull
 }
 
 // error is the fault as the error of a call.
-func (f fault) error() error {
+func (f *fault) error() error {
+	if f.made != nil {
+		return f.made
+	}
 	what := f.what
 	if what != "" {
 		what += ": "

@@ -30,27 +30,29 @@ type ruleSet [maxRules]*store.Rule
 // TakeAll implements [store.Store]. It runs one script with all the rules of the
 // requests.
 func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	if s.link == nil {
-		return errNotMade
+	b, err := s.admit(ctx)
+	if err != nil {
+		return err
 	}
+	defer s.leave()
 	set, numbers, err := rulesOf(requests)
 	if err != nil {
 		return err
 	}
 	sc := s.jointScript(set)
 	args := make([]any, 0, keyArg+7*len(requests)+2)
-	args = append(args, evalsha, sc.sha, len(requests))
+	args = append(args, nil, nil, len(requests))
 	for i := range requests {
 		args = append(args, s.key(requests[i].Namespace, requests[i].Key))
 	}
-	op := operation{name: "take", at: len(args)}
+	c := call{script: sc, key: args[keyArg].(string), task: task{op: "take"}, at: len(args)}
 	args = append(args, nil)
 	for i := range requests {
 		l := &requests[i].Limit
 		args = append(args, numbers[i], l.Rate, s.period(l), l.Burst, requests[i].N)
 	}
 	if slices.ContainsFunc(requests, func(r store.Request) bool { return r.Limit.Before > 0 }) {
-		op.name = "within"
+		c.task.op = "within"
 		for i := range requests {
 			args = append(args, max(0, requests[i].Limit.Before))
 		}
@@ -62,7 +64,8 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 		}
 		args = append(args, now)
 	}
-	return s.run(s.budget(ctx), sc, op, args, replies)
+	c.args = args
+	return s.run(b, &c, replies)
 }
 
 // rulesOf returns the rules of requests, each once, and for each request the number of

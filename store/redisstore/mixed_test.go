@@ -101,10 +101,11 @@ func randomCalls(rng *rand.Rand, charges int) []call {
 	return calls
 }
 
-// inOneBatch makes calls from goroutines of their own, in their order, while no flight is
-// free. So they go in one batch.
-func inOneBatch(s *redisstore.Store, rule *store.Rule, calls int, do func(i int)) {
-	release := s.Occupy(rule)
+// inOneBatch makes calls from goroutines of their own, in their order, while no trip may
+// begin. So they go in one script.
+func inOneBatch(s *redisstore.Store, calls int, do func(i int)) {
+	s.Widen(calls)
+	release := s.Occupy()
 	var ended atomic.Int64
 	var all sync.WaitGroup
 	for i := range calls {
@@ -112,7 +113,7 @@ func inOneBatch(s *redisstore.Store, rule *store.Rule, calls int, do func(i int)
 			defer ended.Add(1)
 			do(i)
 		})
-		for s.Waiting(rule)+int(ended.Load()) <= i {
+		for s.Waiting()+int(ended.Load()) <= i {
 			runtime.Gosched()
 		}
 	}
@@ -138,10 +139,10 @@ func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
 				open := func(prefix string, opts ...redisstore.Option) *redisstore.Store {
 					return newStore(t, client, append(append(opts, server.opts...), redisstore.WithPrefix(redistest.Prefix(t)+prefix))...)
 				}
-				joined := open("joined", redisstore.WithBatching())
+				joined := open("joined")
 				batched := newLimiter(t, algorithm, joined, ratelimit.PerMinute(20))
 				alone := newLimiter(t, algorithm, open("alone"), ratelimit.PerMinute(20))
-				rule, rng := spaceOf(t, algorithm).Rule, rand.New(rand.NewPCG(8, 9))
+				rng := rand.New(rand.NewPCG(8, 9))
 				var charges []charged1
 				did := map[string]int{}
 				for round := range effort.Of(20, 80) {
@@ -149,7 +150,7 @@ func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
 					mini.SetTime(now)
 					calls := randomCalls(rng, len(charges))
 					got, before, last := make([]outcome, len(calls)), seen.calls.Load(), len(charges)
-					inOneBatch(joined, rule, len(calls), func(i int) { got[i] = calls[i].do(batched, charges[:last]) })
+					inOneBatch(joined, len(calls), func(i int) { got[i] = calls[i].do(batched, charges[:last]) })
 					sent := seen.scripts.Load()
 					for i, c := range calls {
 						want := c.do(alone, charges[:last])

@@ -8,18 +8,25 @@ import (
 // pulse is when a server last answered. It distinguishes a pool whose connections are all
 // busy from one whose connections all hang.
 type pulse struct {
-	base time.Time
-	last atomic.Int64 // ns since base; 0: never
+	base  time.Time
+	last  atomic.Int64 // answer, in ns since base; 0: never
+	asked atomic.Int64 // when a call last began that ended a rest: until then nobody asked
 }
 
 // beat notes that a server has answered.
 func (p *pulse) beat() { p.last.Store(max(1, int64(time.Since(p.base)))) }
 
-// silent reports whether no server has answered for d.
+// ask notes that a rest has ended.
+func (p *pulse) ask() { p.asked.Store(int64(time.Since(p.base))) }
+
+// silent reports whether no server has answered for d, although it was asked.
 func (p *pulse) silent(d time.Duration) bool {
 	last := p.last.Load()
-	return last == 0 || time.Since(p.base)-time.Duration(last) > d
+	return last == 0 || time.Since(p.base)-time.Duration(max(last, p.asked.Load())) > d
 }
+
+// since reports whether a server has answered since t.
+func (p *pulse) since(t time.Time) bool { return p.last.Load() > int64(t.Sub(p.base)) }
 
 // leastSilence is the time without an answer after which a server no longer counts as
 // busy. It is longer than a server may stop for a moment, to fork or for a slow command.

@@ -47,12 +47,12 @@ func (s *Store) Ready(ctx context.Context) error {
 
 // warm makes connections of c and loads the scripts on the first of them. It makes them
 // all at once, so that none is reused. The client itself makes one before: see
-// [airline.conn].
+// [pipeline.conn].
 func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
 	}
-	conns := make([]*redis.Conn, min(mostFlights, poolSize(c)))
+	conns := make([]*redis.Conn, min(mostTrips, poolSize(c)))
 	errs := make([]error, len(conns))
 	var made sync.WaitGroup
 	for i := range conns {
@@ -70,7 +70,7 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 	}
 	made.Wait()
 	var trip time.Duration
-	if s.link.airline != nil && errors.Join(errs...) == nil {
+	if s.link.pipeline != nil && errors.Join(errs...) == nil {
 		begun := time.Now()
 		if errs[0] = conns[0].Process(ctx, redis.NewCmd(ctx, "time")); answeredBy(errs[0]) {
 			errs[0], trip = nil, time.Since(begun)
@@ -80,7 +80,7 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 		_ = conn.Close()
 	}
 	if trip > 0 {
-		s.link.airline.warmed(len(conns), trip)
+		s.link.pipeline.warmed(len(conns), trip)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
@@ -94,6 +94,9 @@ func (s *Store) load(ctx context.Context, conn *redis.Conn) error {
 	_ = pipe.Process(ctx, redis.NewCmd(ctx, "script", "load", s.reset.text))
 	s.scripts.Range(func(_, sc any) bool {
 		_ = pipe.Process(ctx, redis.NewCmd(ctx, "script", "load", sc.(*script).text))
+		if b := sc.(*script).batch; b != nil {
+			_ = pipe.Process(ctx, redis.NewCmd(ctx, "script", "load", b.text))
+		}
 		return true
 	})
 	cmds, err := pipe.Exec(ctx)

@@ -25,9 +25,10 @@
 //   - [store.ErrUnavailable]: nothing ran. There was no connection, or the server refused
 //     (for example LOADING, READONLY, CLUSTERDOWN or MISCONF).
 //   - [store.ErrTimeout]: no reply came. The call may have run, and its events may be
-//     charged. Behind an AutoPipeliner nearly all failures are of this class.
-//   - [store.ErrOverloaded]: nothing ran. The connections or the client's queue were
-//     busy, although a server has answered lately.
+//     charged, unless the error says that nothing was sent: then a round trip takes longer
+//     than the timeout. Behind an AutoPipeliner nearly all failures are of this class.
+//   - [store.ErrOverloaded]: nothing ran. More calls came than the server answers in time,
+//     or the client's queue was full, although a server has answered lately.
 //   - [store.ErrOutOfMemory]: nothing ran. The server is at its maxmemory and evicts
 //     nothing.
 //   - [store.ErrCorrupt]: nothing ran. The key holds a value that no limiter wrote.
@@ -41,9 +42,12 @@
 //
 // # Clients
 //
-// The store uses at most 16 connections of a *redis.Client at once. Further calls wait
-// for one, and then go together, up to 64 in one round trip. [WithBatching] decides them
-// in one script.
+// The store uses a few connections of a *redis.Client at once, at most 16. While they are
+// busy, further calls wait, and then go together: one round trip, and one script for up
+// to 64 calls of an algorithm. As many calls are under way as the server answers without
+// a long queue. Those that could not be answered in time are refused, and [Store.Stats]
+// counts them. Most of them are told near the end of their time, so that callers who try
+// again at once do not take the processors.
 //
 // Set ContextTimeoutEnabled in the client's options. Without it, a *redis.Client is used
 // without its hooks (tracing), and a ClusterClient or Ring costs a goroutine for each
@@ -72,8 +76,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -114,8 +116,6 @@ type Store struct {
 	scripts sync.Map // of *script by *store.Rule; rules are few and never change
 	joint   sync.Map // of *script by ruleSet
 
-	batching bool
-	queues   sync.Map // of *queue by *store.Rule, if batching
 }
 
 // Option is an optional setting of [New].
@@ -181,11 +181,8 @@ func New(client Client, opts ...Option) (*Store, error) {
 			return nil, err
 		}
 	}
-	if _, single := client.(*redis.Client); s.batching && !single {
-		return nil, fmt.Errorf("%w: batching needs a *redis.Client: a script of many keys cannot run behind a %T", store.ErrInvalidOption, client)
-	}
 	s.prefix += ":" + layout + ":"
-	s.link = newLink(client, s.timeout)
+	s.link = newLink(s, client)
 	return s, nil
 }
 
@@ -194,61 +191,48 @@ var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrSt
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.call(ctx, ns, key, take(l, n))
+	b, err := s.admit(ctx)
+	if err != nil {
+		return store.Reply{}, err
+	}
+	return s.call(b, ns, key, take(l, n))
 }
 
 // TakeUpTo implements [store.Store].
 func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.call(ctx, ns, key, task{"upto", l, n, nil})
+	b, err := s.admit(ctx)
+	if err != nil {
+		return store.Reply{}, err
+	}
+	return s.call(b, ns, key, task{"upto", l, n, nil})
 }
 
 // Overdraw implements [store.Store].
 func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	return s.call(ctx, ns, key, task{"charge", l, n, []any{most}})
+	b, err := s.admit(ctx)
+	if err != nil {
+		return store.Reply{}, err
+	}
+	return s.call(b, ns, key, task{"charge", l, n, []any{most}})
 }
 
 // Peek implements [store.Store].
 func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.call(ctx, ns, key, task{"peek", l, n, nil})
+	b, err := s.admit(ctx)
+	if err != nil {
+		return store.Reply{}, err
+	}
+	return s.call(b, ns, key, task{"peek", l, n, nil})
 }
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	_, err := s.call(ctx, ns, key, refund(l, c))
+	b, err := s.admit(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = s.call(b, ns, key, refund(l, c))
 	return err
-}
-
-// task is an operation of a rule, with its arguments as in scripts/driver.lua.
-type task struct {
-	op    string
-	limit store.Limit
-	n     int64
-	more  []any
-}
-
-func take(l store.Limit, n int64) task {
-	if l.Before > 0 {
-		return task{"within", l, n, []any{l.Before}}
-	}
-	return task{"take", l, n, nil}
-}
-
-func refund(l store.Limit, c store.Receipt) task {
-	over := 0
-	if c.Overdrawn {
-		over = 1
-	}
-	return task{"refund", l, c.N, []any{c.At, c.Due, c.Rate, c.Period, over}}
-}
-
-// appendTo appends the arguments to args.
-func (t *task) appendTo(s *Store, sc *script, args []any) []any {
-	l := sc.boxed(t.limit)
-	period := l.period
-	if t.limit.Before < 0 { // of a calendar
-		period = s.period(&t.limit)
-	}
-	return append(append(args, l.rate, period, l.burst, t.n), t.more...)
 }
 
 // period is the Period of l as scripts/driver.lua has it: of a calendar with the edges around
@@ -269,47 +253,48 @@ func (s *Store) period(l *store.Limit) any {
 	return string(text)
 }
 
-// call runs t on key, in a batch if others are under way and the store makes batches.
-func (s *Store) call(ctx context.Context, ns *store.Namespace, key string, t task) (store.Reply, error) {
-	if s.batching && ns.Rule.BatchScript != nil {
-		return s.callInBatch(s.budget(ctx), ns, key, t)
-	}
-	return s.callAlone(s.budget(ctx), ns, key, t)
-}
-
-// attempt is what the first attempt of a call on one key needs, in one allocation.
-type attempt struct {
-	sending sending
-	args    [15]any
-}
-
-// callAlone runs t on key.
-func (s *Store) callAlone(b budget, ns *store.Namespace, key string, t task) (store.Reply, error) {
+// admit returns the budget of a call with ctx that begins now, or the error of one that is
+// refused. It comes before all else, so that a refusal costs little. Who was admitted calls
+// leave.
+func (s *Store) admit(ctx context.Context) (budget, error) {
 	if s.link == nil {
-		return store.Reply{}, errNotMade
+		return budget{}, errNotMade
 	}
-	sc := s.script(ns.Rule)
-	a := &attempt{sending: sending{op: t.op}}
-	args := t.appendTo(s, sc, append(a.args[:0], evalsha, sc.sha, 1, s.key(ns, key), &a.sending))
-	if s.clock != nil {
-		now, err := s.now()
-		if err != nil {
-			return store.Reply{}, err
+	b := s.budget(ctx)
+	if p := s.link.pipeline; p != nil {
+		if f := p.refuses(&b); f != nil {
+			return b, failure(ctx, f)
 		}
-		args = append(args, now)
 	}
+	return b, nil
+}
+
+// leave ends a call that was admitted.
+func (s *Store) leave() {
+	if p := s.link.pipeline; p != nil {
+		p.expected.inside.Add(-1)
+	}
+}
+
+// call runs t on key, and leaves.
+func (s *Store) call(b budget, ns *store.Namespace, key string, t task) (store.Reply, error) {
+	defer s.leave()
 	var reply [1]store.Reply
-	err := s.run(b, sc, one(t.op), args, reply[:])
+	err := s.run(b, &call{script: s.script(ns.Rule), key: s.key(ns, key), task: t}, reply[:])
 	return reply[0], err
 }
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
-	if s.link == nil {
-		return errNotMade
+	b, err := s.admit(ctx)
+	if err != nil {
+		return err
 	}
+	defer s.leave()
 	var reply [1]store.Reply
-	return s.run(s.budget(ctx), s.reset, one("reset"), []any{evalsha, s.reset.sha, 1, s.key(ns, key), nil}, reply[:])
+	c := call{script: s.reset, key: s.key(ns, key), task: task{op: "reset"}, at: keyArg + 1}
+	c.args = []any{nil, nil, 1, c.key, nil}
+	return s.run(b, &c, reply[:])
 }
 
 // key returns the Redis key of key's state. Different user keys have different ones.

@@ -23,20 +23,11 @@ const (
 	keyArg = 3 // where the first key stands in an EVALSHA
 )
 
-// operation is what a script is to do, and its place in the EVALSHA.
-type operation struct {
-	name  string
-	at    int
-	mixed bool // the reply may hold texts of errors, and not integers alone
-}
-
-// one is an operation on one key.
-func one(name string) operation { return operation{name: name, at: keyArg + 1} }
-
 // script is a script and its name on the server, each boxed once for all calls.
 type script struct {
 	text, sha any
 	limit     atomic.Pointer[boxed]
+	batch     *script // the one that makes several of its calls, or nil
 }
 
 // boxed is a limit as arguments. Most calls of a script have the limit of the one before.
@@ -65,8 +56,41 @@ func (s *Store) script(rule *store.Rule) *script {
 	if sc, ok := s.scripts.Load(rule); ok {
 		return sc.(*script)
 	}
-	sc, _ := s.scripts.LoadOrStore(rule, newScript(rule.Script))
+	made := newScript(rule.Script)
+	if rule.BatchScript != nil {
+		made.batch = newScript(rule.BatchScript(rule))
+	}
+	sc, _ := s.scripts.LoadOrStore(rule, made)
 	return sc.(*script)
+}
+
+// arguments returns c as an EVAL or EVALSHA. It appends to args those of a call on one key.
+func (s *Store) arguments(c *call, args []any, name string, op *operation) ([]any, error) {
+	text := c.script.sha
+	if name == eval {
+		text = c.script.text
+	}
+	if c.args != nil {
+		args = slices.Clone(c.args)
+		args[0], args[1], args[c.at] = name, text, op
+		return args, nil
+	}
+	args = c.task.appendTo(s, c.script, append(args, name, text, 1, c.key, op))
+	if s.clock == nil {
+		return args, nil
+	}
+	now, err := s.now()
+	return append(args, now), err
+}
+
+// appendTo appends the arguments to args.
+func (t *task) appendTo(s *Store, sc *script, args []any) []any {
+	l := sc.boxed(t.limit)
+	period := l.period
+	if t.limit.Before < 0 { // of a calendar
+		period = s.period(&t.limit)
+	}
+	return append(append(args, l.rate, period, l.burst, t.n), t.more...)
 }
 
 // The pause before a refused call is sent again doubles each time. The first is some
@@ -76,80 +100,90 @@ const (
 	lastPause  = 32 * time.Millisecond
 )
 
-// run runs operation op of a script within b, and puts its decisions into replies. args
-// is a whole EVALSHA command, in which run sets op. While there is proof that nothing
-// ran, and time, it tries again.
-func (s *Store) run(b budget, sc *script, op operation, args []any, replies []store.Reply) error {
+// run makes c within b, and puts its decisions into replies. While there is proof that
+// nothing ran, and time, it tries again.
+func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 	if err := b.Err(); err != nil {
 		return err
 	}
 	var before *fault
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		cmd, f := s.try(b, sc, op, args)
+		values, f := s.try(b, c)
 		if f == nil {
-			return parse(cmd.(numbers).Val(), replies)
+			return parse(values, replies)
 		}
 		if before != nil && timeUp(f.err) && errors.Is(f.class, store.ErrUnavailable) {
 			f = before // it gives the reason, not only that time was short
 			f.again = false
 		}
-		if !f.again || !rest(b, pause) {
-			return failure(b, *f)
+		if errors.Is(f.err, errApart) {
+			c.apart = true
+			continue
 		}
-		before, args = f, anew(op, args)
+		if !f.again || !rest(b, pause) {
+			return failure(b, f)
+		}
+		before = f
 	}
 }
 
-// anew is args for another attempt: the client may still own those of the first.
-func anew(op operation, args []any) []any {
-	args = slices.Clone(args)
-	args[op.at] = nil
-	return args
+// try makes one attempt.
+func (s *Store) try(b budget, c *call) ([]int64, *fault) {
+	p := s.link.pipeline
+	if p == nil {
+		return s.send(b, c)
+	}
+	bt, i, began := p.enter(b, c)
+	if bt != nil {
+		return p.wait(b, bt, i)
+	}
+	err := errPanic
+	defer func() { p.exit(began, err) }()
+	values, f := s.send(b, c)
+	if err = nil; f != nil {
+		err = f.err
+	}
+	return values, f
 }
 
-// try makes one attempt, which is two commands if the server does not have the script.
-func (s *Store) try(b budget, sc *script, op operation, args []any) (redis.Cmder, *fault) {
-	cmd, f := s.send(b, op, args)
+// send makes c by a command of its own, or two if the server does not have the script.
+func (s *Store) send(b budget, c *call) ([]int64, *fault) {
+	values, f := s.sendBy(b, c, evalsha)
 	if f != nil && redis.HasErrorPrefix(f.err, "NOSCRIPT") {
 		// Nothing ran, and EVAL never answers NOSCRIPT.
-		args = anew(op, args)
-		args[0], args[1] = eval, sc.text
-		b.loads = true
-		cmd, f = s.send(b, op, args)
+		values, f = s.sendBy(b, c, eval)
 	}
-	return cmd, f
+	return values, f
 }
 
-// send sends one command, and returns it with its reply. Its operation may be in args
-// already. If it fails, the client may keep args.
-func (s *Store) send(b budget, op operation, args []any) (redis.Cmder, *fault) {
-	sent, ok := args[op.at].(*sending)
-	if !ok {
-		sent = &sending{op: op.name}
-		args[op.at] = sent
+func (s *Store) sendBy(b budget, c *call, name string) ([]int64, *fault) {
+	a := new(attempt) // if the call fails, the client may keep it
+	a.op = operation{name: c.task.op, sending: &a.sending}
+	args, err := s.arguments(c, a.args[:0], name, &a.op)
+	if err != nil {
+		return nil, &fault{class: store.ErrStore, err: err}
 	}
-	var cmd redis.Cmder
-	if op.mixed {
-		cmd = newCommand(b, args)
-	} else {
-		cmd = newNumbers(b, args)
+	cmd := newNumbers(b, args)
+	err = s.link.process(b, cmd, &a.sending)
+	if err == nil {
+		s.link.answered(c.key)
+		return cmd.Val(), nil
 	}
-	key := args[keyArg].(string)
-	err := s.link.process(b, cmd, sent)
-	if err == nil || errors.Is(err, redis.Nil) {
-		s.link.answered(key)
-		return cmd, nil
-	}
+	return nil, s.failed(c.key, err, !isAnswer(err) && a.sending.giveUp())
+}
+
+// failed returns the fault of a call of key, which was sent or not.
+func (s *Store) failed(key string, err error, sent bool) *fault {
 	var f fault
 	var answer redis.Error
 	if errors.As(err, &answer) {
 		s.link.pulse.beat()
 		f = answered(err, answer.Error())
 	} else {
-		f = s.unanswered(err, sent.abandon(), key)
+		f = s.unanswered(err, sent, key)
 	}
 	s.link.failed(f, key)
-	return nil, &f
+	return &f
 }
 
 // rest waits for about d, and reports whether there is still time in b.
@@ -174,24 +208,17 @@ func parse(list []int64, replies []store.Reply) error {
 		return fmt.Errorf("%w: the reply is %d integers, not %d", store.ErrStore, len(list), 4*len(replies))
 	}
 	for i := range replies {
-		var err error
-		if replies[i], err = decision([4]int64(list[4*i:])); err != nil {
-			return err
+		v := list[4*i : 4*i+4]
+		if v[0] != 0 && v[0] != 1 {
+			return fmt.Errorf("%w: a decision of the reply begins with %d, not with 0 or 1", store.ErrStore, v[0])
 		}
+		replies[i] = store.Reply{OK: v[0] == 1, X: v[1], Y: v[2], Z: v[3]}
 	}
 	return nil
 }
 
-// decision reads one decision of a script's reply.
-func decision(v [4]int64) (store.Reply, error) {
-	if v[0] != 0 && v[0] != 1 {
-		return store.Reply{}, fmt.Errorf("%w: a decision of the reply begins with %d, not with 0 or 1", store.ErrStore, v[0])
-	}
-	return store.Reply{OK: v[0] == 1, X: v[1], Y: v[2], Z: v[3]}, nil
-}
-
 // failure is the error of a call with ctx that ended in f.
-func failure(ctx context.Context, f fault) error {
+func failure(ctx context.Context, f *fault) error {
 	if err := over(ctx); err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// overTLS runs a test over TLS, with batches and without. It uses a client that does not
+// overTLS runs a test over TLS. It uses a client that does not
 // keep to deadlines by itself and one that does.
 func overTLS(t *testing.T, server *redistest.TLSServer, test func(t *testing.T, client *redis.Client, opts ...redisstore.Option)) {
 	t.Helper()
@@ -29,7 +29,6 @@ func overTLS(t *testing.T, server *redistest.TLSServer, test func(t *testing.T, 
 		client := redis.NewClient(options)
 		t.Cleanup(func() { _ = client.Close() })
 		t.Run(name, func(t *testing.T) { test(t, client) })
-		t.Run(name+", in batches", func(t *testing.T) { test(t, client, redisstore.WithBatching()) })
 	}
 }
 

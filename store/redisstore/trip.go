@@ -1,41 +1,322 @@
 package redisstore
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"strconv"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// tripsMeasured is how many round trips are made to measure one. The fastest counts,
-// since the first may make the connection.
-const tripsMeasured = 4
+// trip is several calls on one connection. It makes the connection if there is none.
+// Without calls, it does only that.
+type trip struct {
+	list     []*batch
+	calls    int // that have boarded
+	begun    time.Time
+	end      time.Time // of the last of them
+	made     bool      // it has taken one of the ready connections
+	twice    bool      // the server had to be told a script
+	sending  sending
+	panicked any // the value that a hook panicked with
 
-// checkTrip compares the round trip to n with the store's timeout.
-func (s *Store) checkTrip(ctx context.Context, n node) []string {
-	var trip time.Duration
-	for i := range tripsMeasured {
-		begun := time.Now()
-		if _, err := n.ask(ctx, "time"); err != nil {
-			return nil // checkClock reports it
-		}
-		if took := time.Since(begun); i == 0 || took < trip {
-			trip = took
-		}
-	}
-	return tripFindings(trip, s.timeout)
+	batches int  // whose callers wait; protected by pipeline.mu, as are
+	left    bool // all callers have left
+	ended   bool
 }
 
-// tripFindings returns the findings about a round trip and a timeout.
-func tripFindings(trip, timeout time.Duration) []string {
-	about := trip.Round(trip / 10)
-	switch {
-	case trip > timeout*9/10:
-		return []string{fmt.Sprintf("a round trip takes %v, and a call has %v: none is answered in time. "+
-			"Set WithTimeout to at least %v.", about, timeout, (3 * trip).Round(time.Millisecond))}
-	case trip > timeout/2:
-		return []string{fmt.Sprintf("a round trip takes %v, and a call has %v: the first call of a script, which takes two, fails "+
-			"after each restart and failover. Call Ready at the start, or set WithTimeout to at least %v.",
-			about, timeout, (3 * trip).Round(time.Millisecond))}
+// leave notes that a caller has left, and reports whether the calls were written. If they
+// were not, they will not be: the others go again.
+func (t *trip) leave() (sent bool) {
+	return !t.sending.state.CompareAndSwap(unsent, givenUp) && t.sending.state.Load() == written
+}
+
+// fail ends those calls with err that have no error yet.
+func (t *trip) fail(err error) {
+	for _, bt := range t.list {
+		for i := range bt.calls {
+			if c := &bt.calls[i]; c.err == nil {
+				c.err = err
+			}
+		}
+	}
+}
+
+// group is one script of a trip: a call, or several calls of a rule.
+type group struct {
+	calls   []*call
+	several bool // scripts/batch.lua makes them
+	op      operation
+}
+
+// fail ends those calls with err that have no error yet.
+func (g *group) fail(err error) {
+	for _, c := range g.calls {
+		if c.err == nil {
+			c.err = err
+		}
+	}
+}
+
+const (
+	// mostTogether is the most calls in a script. With 64 the server does nothing else
+	// for about 0.3 ms.
+	mostTogether = 64
+
+	// notTogether is how long calls have a script each, after a server has refused a
+	// script of several keys.
+	notTogether = time.Minute
+)
+
+// refusesBatches reports whether err is the answer of a server that may accept one key
+// but not several. Either they are on different nodes, or the user may not use all of
+// them. It proves that nothing ran.
+func refusesBatches(err error) bool {
+	return redis.HasErrorPrefix(err, "CROSSSLOT") || redis.HasErrorPrefix(err, "NOPERM")
+}
+
+// send makes the calls of t and ends its batches. It returns the error of the connection,
+// or the server's last answer.
+func (p *pipeline) send(t *trip) (err error) {
+	defer func() {
+		if t.panicked = recover(); t.panicked != nil {
+			err = errPanic
+		}
+		if t.sending.state.Load() == givenUp {
+			t.fail(errGivenUp)
+		}
+		for _, bt := range t.list {
+			if bt.ended.CompareAndSwap(false, true) {
+				bt.timer.Stop()
+				close(bt.done)
+			}
+		}
+	}()
+	groups := p.groups(t)
+	values := context.Background()
+	if t.calls == 1 { // hooks see the values of a caller's context
+		values = context.WithoutCancel(groups[0].calls[0].ctx)
+	}
+	wait := t.end.Sub(t.begun)
+	ctx, cancel := context.WithDeadline(values, t.end.Add(-wait/4))
+	defer cancel()
+	ctx = patient{ctx, t.begun.Add(max(lasting, lastingTimes*p.timeout))}
+	switch t.calls {
+	case 0:
+		return p.client.Process(ctx, command{redis.NewCmd(ctx, "time")})
+	case 1:
+		return p.exec(ctx, t, groups, func(ctx context.Context, cmds []redis.Cmder) { _ = p.client.Process(ctx, cmds[0]) })
+	}
+	conn, end := p.conn()
+	defer end()
+	return p.exec(ctx, t, groups, func(ctx context.Context, cmds []redis.Cmder) {
+		pipe := conn.Pipeline()
+		_ = pipe.BatchProcess(ctx, cmds...)
+		_, _ = pipe.Exec(ctx)
+	})
+}
+
+// groups returns the scripts of t.
+func (p *pipeline) groups(t *trip) (list []*group) {
+	p.mu.Lock()
+	apart := p.apart.After(t.begun)
+	p.mu.Unlock()
+	for _, bt := range t.list {
+	next:
+		for i := range bt.calls {
+			c := &bt.calls[i]
+			if c.left {
+				continue
+			}
+			if c.script.batch != nil && !c.apart && !apart {
+				for j := range list {
+					if g := list[j]; g.calls[0].script == c.script && !g.calls[0].apart && len(g.calls) < mostTogether {
+						g.calls, g.several = append(g.calls, c), true
+						continue next
+					}
+				}
+			}
+			calls := make([]*call, 1, t.calls)
+			calls[0] = c
+			list = append(list, &group{calls: calls, op: operation{sending: &t.sending}})
+		}
+	}
+	return list
+}
+
+// exec runs the groups, in one round trip if the server has their scripts. It returns the
+// error of the connection, or the server's last answer.
+func (p *pipeline) exec(ctx context.Context, t *trip, groups []*group, run func(context.Context, []redis.Cmder)) (err error) {
+	for name := evalsha; len(groups) > 0; name = eval {
+		cmds := make([]redis.Cmder, len(groups))
+		for i, g := range groups {
+			if cmds[i], err = g.command(ctx, p.store, name); err != nil {
+				for _, g := range groups {
+					g.fail(err)
+				}
+				return err
+			}
+		}
+		run(ctx, cmds)
+		var again []*group
+		for i, g := range groups {
+			switch err = cmds[i].Err(); { // if a connection breaks, all the following fail too
+			case name == evalsha && redis.HasErrorPrefix(err, "NOSCRIPT"):
+				again = append(again, g)
+			case g.several && refusesBatches(err):
+				p.mu.Lock()
+				p.apart = time.Now().Add(notTogether)
+				p.mu.Unlock()
+				g.fail(errApart)
+			default:
+				g.end(cmds[i])
+			}
+		}
+		if groups = again; groups != nil { // it has a connection, and a script is told once for all
+			end, _ := ctx.Deadline()
+			ctx, t.twice = patient{context.WithoutCancel(ctx), end}, true
+		}
+	}
+	return err
+}
+
+// end hands the reply to the calls.
+func (g *group) end(cmd redis.Cmder) {
+	err := cmd.Err()
+	switch cmd := cmd.(type) {
+	case numbers:
+		g.calls[0].values = cmd.Val()
+	case mixed:
+		if err == nil {
+			err = g.read(cmd.Val())
+		}
+	}
+	if err != nil {
+		g.fail(err)
+	}
+}
+
+// read reads the reply of scripts/batch.lua: of each call four elements. They are integers,
+// but the first is a text if the call failed.
+func (g *group) read(reply []byte) error {
+	r := reader{reply}
+	n, _, ok := r.next('*')
+	if !ok || n != int64(4*len(g.calls)) {
+		return fmt.Errorf("%w: the reply is not a list of %d: %.100q", store.ErrStore, 4*len(g.calls), reply)
+	}
+	values := make([]int64, n)
+	for i := range values {
+		c := g.calls[i/4]
+		v, text, ok := r.next(':')
+		switch {
+		case !ok || text != "" && i%4 > 0:
+			return fmt.Errorf("%w: element %d of the reply is not an integer: %.100q", store.ErrStore, i, reply)
+		case text != "":
+			c.err = refusal(text)
+		}
+		values[i] = v
+		if i%4 == 0 {
+			c.values = values[i : i+4]
+		}
 	}
 	return nil
+}
+
+// refusal is the error of a script, or of one call in it's reply.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
+// RedisError makes it a [redis.Error].
+func (refusal) RedisError() {}
+
+// reader reads RESP.
+type reader struct{ rest []byte }
+
+// next reads an element of this kind, which is followed by a number, or a text.
+func (r *reader) next(kind byte) (n int64, text string, ok bool) {
+	line, rest, ok := bytes.Cut(r.rest, []byte("\r\n"))
+	if !ok || len(line) < 2 {
+		return 0, "", false
+	}
+	n, err := strconv.ParseInt(string(line[1:]), 10, 64)
+	r.rest = rest
+	switch {
+	case err != nil:
+		return 0, "", false
+	case line[0] == kind:
+		return n, "", true
+	case line[0] != '$' || n < 1 || n+2 > int64(len(rest)):
+		return 0, "", false
+	}
+	r.rest = rest[n+2:]
+	return 0, string(rest[:n]), true
+}
+
+// command returns the calls of g as an EVAL or EVALSHA.
+func (g *group) command(ctx context.Context, s *Store, name string) (redis.Cmder, error) {
+	first := g.calls[0]
+	if !g.several {
+		g.op.name = first.task.op
+		args, err := s.arguments(first, nil, name, &g.op)
+		return newNumbers(ctx, args), err
+	}
+	g.op.name = "batch"
+	sc := first.script.batch
+	text := sc.sha
+	if name == eval {
+		text = sc.text
+	}
+	args := make([]any, 0, keyArg+len(g.calls)+9)
+	args = append(args, name, text, len(g.calls))
+	for _, c := range g.calls {
+		args = append(args, c.key)
+	}
+	args = append(args, &g.op, "")
+	if s.clock != nil {
+		now, err := s.now()
+		if err != nil {
+			return nil, err
+		}
+		args[len(args)-1] = now
+	}
+	for from, to := 0, 0; from < len(g.calls); from = to {
+		task := &g.calls[from].task
+		for to = from + 1; to < len(g.calls) && task.equal(&g.calls[to].task); {
+			to++
+		}
+		args = task.appendTo(s, first.script, append(args, to-from, task.op))
+	}
+	return newMixed(ctx, args), nil
+}
+
+// conn returns a connection to send several calls over, and a function that ends its use.
+// A pipeline of the client itself would have a pool of its own. In a first handshake
+// go-redis (9.23) changes settings that a client shares with its Conns, without a common
+// lock. So each Conn belongs to a clone that nothing else uses. A client with hooks has
+// no such clones.
+func (p *pipeline) conn() (conn *redis.Conn, end func()) {
+	if p.hooks {
+		conn = p.client.Conn()
+		return conn, func() { _ = conn.Close() }
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var clone *redis.Client
+	if n := len(p.clones); n > 0 {
+		clone, p.clones = p.clones[n-1], p.clones[:n-1]
+	} else {
+		clone = p.client.WithTimeout(p.client.Options().ReadTimeout)
+	}
+	conn = clone.Conn()
+	return conn, func() {
+		_ = conn.Close()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.clones = append(p.clones, clone) // there are no more clones than trips
+	}
 }

@@ -6,38 +6,47 @@ import (
 	"time"
 )
 
-// waves end the patience of calls whose context has no end of its own, so that they share
-// timers: those of one wave end together. A timer for each call costs four allocations, and
-// nearly all calls are over long before.
+// waves end waits that need no timer of their own: those of one wave end together. A timer
+// for each costs four allocations, and nearly all calls are over long before.
 type waves struct {
 	base  time.Time
-	apart time.Duration // from one wave to the next
-	last  atomic.Pointer[wave]
+	apart time.Duration                        // from one wave to the next
+	ahead [2 * wavesAhead]atomic.Pointer[wave] // by number
 }
+
+// wavesAhead is about how many waves there are at once.
+const wavesAhead = 64
 
 // wave is an end.
 type wave struct {
-	at   time.Duration // since base
-	over chan struct{} // closed then
+	number int64
+	over   chan struct{} // closed then
 }
 
-// newWaves returns waves for calls of this timeout: some 50 are under way at once.
+// newWaves returns waves for calls of this timeout.
 func newWaves(timeout time.Duration) *waves {
-	return &waves{base: time.Now(), apart: max(timeout/64, 1)}
+	return &waves{base: time.Now(), apart: max(timeout/wavesAhead, 1)}
 }
 
 // after is the first wave that is not before t.
 func (w *waves) after(t time.Time) *wave {
-	at := t.Sub(w.base).Truncate(w.apart) + w.apart
-	last := w.last.Load()
-	if last != nil && last.at == at {
-		return last
+	number := int64(t.Sub(w.base)/w.apart) + 1
+	slot := &w.ahead[number%int64(len(w.ahead))]
+	for {
+		last := slot.Load()
+		if last != nil && last.number == number {
+			return last
+		}
+		next := &wave{number: number, over: make(chan struct{})}
+		if slot.CompareAndSwap(last, next) {
+			time.AfterFunc(time.Until(w.end(next)), func() { close(next.over) })
+			return next
+		}
 	}
-	next := &wave{at: at, over: make(chan struct{})}
-	time.AfterFunc(time.Until(w.base.Add(at)), func() { close(next.over) })
-	w.last.Store(next) // one that another call has stored at the same time ends as well
-	return next
 }
+
+// end is when a wave ends.
+func (w *waves) end(of *wave) time.Time { return w.base.Add(time.Duration(of.number) * w.apart) }
 
 // waiting is a call's context that is patient until a wave. The call's own has no Done.
 type waiting struct {

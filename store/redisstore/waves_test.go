@@ -26,7 +26,7 @@ func TestCallsOfOneWaveShareATimer(t *testing.T) {
 			require.Equal(t, b.end, end)
 			<-ctx.Done()
 			require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
-			require.Equal(t, w.base.Add(wave.at), time.Now())
+			require.Equal(t, w.end(wave), time.Now())
 		}
 	})
 }
@@ -41,7 +41,7 @@ func TestThePatienceOfAWaveEndsWithinAQuarterAndASixtyFourthOfTheTimeout(t *test
 				b := budget{Context: context.Background(), end: time.Now().Add(timeout), own: true}
 				ctx := new(sending).waitsWith(w, b)
 				until := time.Now().Add(timeout - timeout/4)
-				over := w.base.Add(ctx.(*waiting).wave.at)
+				over := w.end(ctx.(*waiting).wave)
 				require.False(t, over.Before(until.Add(-1)), "%v", timeout)
 				require.False(t, over.After(until.Add(1+timeout/64)), "%v", timeout)
 			}

@@ -309,14 +309,65 @@ func TestMoreThanCanBeServedAreRefusedAtOnce(t *testing.T) {
 	require.Positive(t, refused.Load(), "of 640")
 }
 
-// Callers with less time than trips once took find out that trips are shorter now.
-func TestWhatATripTakesIsLearntAgain(t *testing.T) {
-	s := newStore(t, redistest.Start(t).Client(t))
-	s.Warmed(0, 3*time.Second)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	_, err := s.Take(ctx, space, "k", limit, 1)
+// Nothing is answered while nobody calls. That is no sign of a server that hangs.
+func TestTheFirstBurstAfterARestIsNotCalledAnOutage(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	s, err := redisstore.New(client)
 	require.NoError(t, err)
+	require.NoError(t, s.Ready(t.Context()))
+	for range 3 {
+		require.Eventually(t, s.Rested, 10*time.Second, time.Millisecond)
+		require.NoError(t, server.Client(t).Do(t.Context(), "client", "pause", 100, "all").Err())
+		burst := start(t, s, "k", 300)
+		time.Sleep(40 * time.Millisecond)
+		burst.end()
+		burst.report("300 callers")
+		require.Positive(t, burst.count("overloaded"))
+		require.Zero(t, burst.count("unavailable"))
+		require.Eventually(t, func() bool {
+			_, err := s.Take(t.Context(), space, "k", limit, 1)
+			return err == nil
+		}, 10*time.Second, time.Millisecond)
+	}
+}
+
+// Connections, handshake and script take several times as long as a call may.
+func TestOneCallerIsServedFarAway(t *testing.T) {
+	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
+	proxy.Delay(160 * time.Millisecond)
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr()})
+	defer client.Close()
+	s := newStore(t, client, redisstore.WithTimeout(200*time.Millisecond))
+	var err error
+	for range 40 {
+		if _, err = s.Take(t.Context(), space, "k", limit, 1); err == nil {
+			return
+		}
+	}
+	t.Fatal(err)
+}
+
+// Callers with less time than trips once took find out that trips are shorter now: one of
+// them is sent all the same, now and then.
+func TestWhatATripTakesIsLearntAgain(t *testing.T) {
+	const trip = 300 * time.Millisecond
+	client := redistest.Start(t).Client(t)
+	_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1) // the server has the script
+	require.NoError(t, err)
+	s := newStore(t, client, redisstore.WithTimeout(trip))
+	s.Warmed(1, trip)
+	take := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), trip*2/3)
+		defer cancel()
+		_, err := s.Take(ctx, space, "k", limit, 1)
+		return err
+	}
+	require.Equal(t, context.DeadlineExceeded, take())
+	require.Eventually(t, func() bool { return take() == nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Trips() == 0 }, 10*time.Second, time.Millisecond) // its trip has landed
+	require.NoError(t, take())
+	require.EqualValues(t, 3, used(t, s, "k"))
 }
 
 // While nothing is answered for long, calls that have left do not fill memory.
@@ -336,7 +387,7 @@ func TestALineOfThoseWhoHaveLeftIsClosedUp(t *testing.T) {
 	for range 4 {
 		run(t, s, callers, 10*time.Millisecond)
 	}
-	require.LessOrEqual(t, s.Passengers(), callers)
+	require.LessOrEqual(t, s.Batches(), callers)
 	proxy.Release()
 	require.Eventually(t, func() bool {
 		_, err := s.Take(t.Context(), space, "k", limit, 1)

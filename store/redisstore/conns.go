@@ -1,0 +1,93 @@
+package redisstore
+
+import (
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// conns is what is known of the connections of a client. They are made only by trips, and
+// few at once.
+type conns struct {
+	client  *redis.Client
+	size    int       // of the pool
+	most    int       // that are used at once
+	ready   int       // free ones that worked when they were last used
+	busy    int       // those of trips that callers wait for
+	used    time.Time // when one was last used, about
+	reached bool      // one has worked before, or it does not matter
+	dials   dials
+}
+
+// rested is the time after which unused connections are no longer relied on.
+const rested = time.Minute
+
+// settle notes how the use of a connection ended: whether that was good, and if not,
+// whether others may be lost too.
+func (c *conns) settle(good, lost bool, now time.Time) {
+	switch {
+	case good:
+		c.reached = true
+		c.ready++
+		c.used = now
+		c.dials.worked()
+	case lost:
+		c.ready = 0
+	}
+}
+
+// expire forgets connections that have rested for long, and reports whether there were any.
+func (c *conns) expire(now time.Time) bool {
+	rests := c.ready > 0 && now.Sub(c.used) > rested
+	if rests {
+		c.ready = 0
+	}
+	return rests
+}
+
+// mayDial reports whether a trip may begin without a ready connection. A dial may have
+// ended since. Nor does a dial hang in a place of the pool that holds a connection: there
+// it was slow because others used all connections.
+func (c *conns) mayDial(now time.Time) bool {
+	if c.dials.may(now) {
+		return true
+	}
+	s := c.client.PoolStats()
+	return s.IdleConns > 0 || c.size-int(s.TotalConns) < c.dials.free
+}
+
+// shaking reports whether a handshake is under way.
+func (c *conns) shaking() bool { return int(c.client.PoolStats().TotalConns) > c.ready+c.busy }
+
+// dials keeps some places of a pool free of hanging dials. go-redis dials apart from the
+// calls, for up to DialTimeout, and each dial holds a place in the pool. If dials of an
+// unreachable host held all places, a new master that Sentinel names could not be reached
+// before they end. So only half of the places are given out at once. The others follow
+// one by one, over the time that a dial lasts.
+type dials struct {
+	free  int           // how many dials may begin without a pause
+	pause time.Duration // between the dials that follow
+
+	vain int       // dials begun since a connection last worked, and not ended
+	last time.Time // when a dial last began
+}
+
+// mostDialPause is the longest pause, for clients with a very long DialTimeout. What
+// looks like a hanging dial may be a machine that has stopped for a moment.
+const mostDialPause = time.Second
+
+func newDials(size int, timeout time.Duration) dials {
+	free := max(1, size/2)
+	return dials{free: free, pause: min(timeout/time.Duration(max(1, size-free)), mostDialPause)}
+}
+
+// may reports whether a dial may begin.
+func (d *dials) may(now time.Time) bool { return d.vain < d.free || now.Sub(d.last) >= d.pause }
+
+func (d *dials) begin(now time.Time) { d.vain, d.last = d.vain+1, now }
+
+// reached notes that a dial did not hang: the handshake was slow.
+func (d *dials) reached() { d.vain = max(0, d.vain-1) }
+
+// worked notes that a connection worked.
+func (d *dials) worked() { d.vain = 0 }

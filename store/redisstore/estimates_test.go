@@ -1,0 +1,221 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const ms = time.Millisecond
+
+// The shortest trip of late counts, and what is longer is forgotten after two spans.
+func TestDistance(t *testing.T) {
+	var d distance
+	now := time.Unix(1_000, 0)
+	trip := func(alone bool, took time.Duration) {
+		now = now.Add(ms)
+		begun := now
+		if alone {
+			d.looked = begun
+		}
+		now = now.Add(took)
+		d.add(begun, now)
+	}
+	require.Zero(t, d.is())
+	trip(false, 40*ms)
+	require.Equal(t, 40*ms, d.is(), "anything is better than nothing")
+	trip(true, 20*ms)
+	require.Equal(t, 20*ms, d.is())
+	trip(false, 30*ms)
+	require.Equal(t, 20*ms, d.is(), "it may have waited for others")
+	trip(false, 24*ms)
+	trip(false, 12*ms)
+	require.Equal(t, 12*ms, d.is(), "whoever is faster did not wait")
+	require.False(t, d.due(now.Add(lately)), "it was seen just now")
+	require.True(t, d.due(now.Add(2*lately)))
+
+	// The way is longer now.
+	for range 2 {
+		now = now.Add(lately)
+		trip(true, 30*ms)
+	}
+	require.Equal(t, 30*ms, d.is())
+	now = now.Add(time.Hour)
+	trip(true, 50*ms)
+	require.Equal(t, 50*ms, d.is(), "after a rest nothing older counts")
+}
+
+// A server that takes a fixed time for each call is given as many as it answers without a
+// long wait. The window finds that from both sides, and again after each change.
+func TestTheWindowFindsWhatAServerCanDo(t *testing.T) {
+	for _, c := range []struct {
+		way, each time.Duration
+		most      int
+	}{
+		{100 * time.Microsecond, 5 * time.Microsecond, nearTrips},
+		{100 * time.Microsecond, 27 * time.Microsecond, nearTrips},
+		{100 * time.Microsecond, 135 * time.Microsecond, nearTrips},
+		{100 * time.Microsecond, 2 * ms, nearTrips},
+		{20 * ms, 27 * time.Microsecond, mostTrips},
+		{75 * ms, 27 * time.Microsecond, mostTrips},
+	} {
+		t.Run(fmt.Sprintf("%v away, %v for a call", c.way, c.each), func(t *testing.T) {
+			w := window{calls: firstWindow}
+			now := time.Unix(1_000, 0)
+			may := c.way + max(slack, c.way/4)
+			rounds := func(each time.Duration, n int) {
+				for range n { // all trips of a round wait for each other
+					begun, size, trips := now, w.batch(c.most), w.trips(c.most)
+					now = begun.Add(c.way + time.Duration(size*trips)*each)
+					for range trips {
+						w.landed(size, c.most, begun, now, may)
+					}
+				}
+			}
+			least, most := leastBatch*(c.most-nearTrips+1), mostBatch*c.most
+			fits := func(each time.Duration) (low, high int) {
+				n := int((may - c.way) / each)
+				return min(max(n/2, least), most), min(max(2*n, least), most)
+			}
+			check := func(each time.Duration) {
+				rounds(each, 60)
+				low, high := fits(each)
+				require.GreaterOrEqual(t, w.calls, low)
+				require.LessOrEqual(t, w.calls, high)
+			}
+			check(c.each)
+			check(10 * c.each)
+			check(c.each)
+			rounds(time.Second, 60) // the server stands
+			require.Equal(t, least, w.calls)
+			check(c.each)
+		})
+	}
+}
+
+// Trips that are not full say nothing about more.
+func TestTheWindowDoesNotGrowWithoutNeed(t *testing.T) {
+	w := window{calls: firstWindow}
+	now := time.Unix(1_000, 0)
+	w.landed(w.batch(nearTrips)-1, nearTrips, now, now.Add(ms), 4*ms)
+	require.Equal(t, firstWindow, w.calls)
+	w.landed(1, nearTrips, now, now.Add(5*ms), 4*ms)
+	require.Equal(t, firstWindow*3/4, w.calls)
+	w.landed(1, nearTrips, now, now.Add(6*ms), 4*ms)
+	require.Equal(t, firstWindow*3/4, w.calls, "it began before the change")
+}
+
+// Callers who have something better to do are told at once, however many they are. Those
+// who come back at once are held, nearly always.
+func TestLoopsAreHeldAndArrivalsAreNot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, rate := range []int{100, 1_000, 10_000, 50_000} { // arrivals in a period
+			r := refusals{waves: newWaves(50 * ms)}
+			held := 0
+			for period := range 400 {
+				for i := range rate {
+					now := time.Duration(period)*listening + listening*time.Duration(i)/time.Duration(rate)
+					if !r.loops.atOnce(now) && period > 10 {
+						held++
+					}
+				}
+			}
+			require.Zero(t, held, "%d a period", rate)
+		}
+
+		// Each of the callers calls again 1 µs after it was told, or when it was held for 38 ms.
+		for _, callers := range []int{2_000, 8_000, 16_000} {
+			r := refusals{waves: newWaves(50 * ms)}
+			const step = time.Microsecond
+			next := make([]time.Duration, callers)
+			told, atOnce := 0, 0
+			for now := time.Duration(0); now < 2*time.Second; now += 500 * step { // at most 16 per µs
+				for i := range next {
+					for n := 0; next[i] <= now && n < 4; n++ { // a processor makes no more
+						if told++; r.loops.atOnce(now) {
+							atOnce++
+							next[i] = now
+						} else {
+							next[i] = now + 38*ms
+						}
+					}
+				}
+			}
+			t.Logf("%d callers: %d refusals, %d at once", callers, told, atOnce)
+			loop := 2 * int(time.Second/(500*step)) * callers * 4 // if nobody was held
+			require.Less(t, told, loop/20)
+		}
+	})
+}
+
+func TestRefusedCallersAreToldBeforeTheirTimeIsUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := refusals{waves: newWaves(64 * ms)}
+		r.loops.holds.Store(true)
+		r.loops.seen.Store(2<<countBits | 2*freely)
+		ended := make(chan time.Duration, 100)
+		for range 100 {
+			go func() {
+				begun := time.Now()
+				r.hold(&budget{Context: context.Background(), end: begun.Add(64 * ms), left: 64 * ms, own: true})
+				ended <- time.Since(begun)
+			}()
+		}
+		seen := map[time.Duration]bool{}
+		for range 100 {
+			took := <-ended
+			require.GreaterOrEqual(t, took, 32*ms)
+			require.LessOrEqual(t, took, 65*ms)
+			seen[took] = true
+		}
+		require.Greater(t, len(seen), 16, "they do not come back together")
+		require.Zero(t, r.holding.Load())
+
+		ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
+		defer cancel()
+		begun := time.Now()
+		r.wait(&budget{Context: ctx}, begun.Add(time.Hour))
+		require.Equal(t, 10*ms, time.Since(begun))
+		time.Sleep(2 * time.Hour) // so that all timers have run
+	})
+}
+
+func TestQueue(t *testing.T) {
+	var q queue
+	now := time.Unix(1_000, 0)
+	join := func(most int) *batch {
+		b, _ := q.open(now, most, ms)
+		b.calls = append(b.calls, call{})
+		b.living++
+		q.living++
+		return b
+	}
+	first := join(2)
+	require.Same(t, first, join(2))
+	second := join(2)
+	require.NotSame(t, first, second, "the first is full")
+	now = now.Add(ms)
+	third := join(2)
+	require.NotSame(t, second, third, "it has waited too long")
+	third.ended.Store(true)
+	require.NotSame(t, third, join(2))
+	require.Equal(t, 5, q.living)
+	require.Nil(t, q.take(1), "nobody overtakes")
+	require.Same(t, first, q.take(2))
+	q.lose(second, 1)
+	require.Equal(t, 2, q.living)
+	require.Same(t, third, q.take(2), "the second is empty")
+	require.NotNil(t, q.take(2))
+	require.Nil(t, q.take(2))
+	require.Zero(t, q.living)
+
+	for range 100 { // those that have ended do not fill memory
+		now = now.Add(time.Second)
+		q.lose(join(1), 1)
+	}
+	require.LessOrEqual(t, len(q.batches), 17)
+}

@@ -1,0 +1,79 @@
+package redisstore
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// batch is calls that wait together, and then go together. They share a channel and a
+// timer, so that one that waits costs little.
+type batch struct {
+	calls []call
+	begun time.Time     // when the first came
+	timer *time.Timer   // ends the time of all
+	ended atomic.Bool   // whichever sets it, timer or trip, decides how the calls end
+	done  chan struct{} // closed then
+
+	// What follows is protected by pipeline.mu until done is closed.
+	trip   *trip // that carries it, or nil
+	living int   // calls that have not left
+	err    error // of all, if the time is up
+	sent   bool  // then: it was written
+}
+
+// queue is batches in the order in which they came. Those that have ended leave it some
+// time later.
+type queue struct {
+	batches []*batch
+	living  int // calls in it
+	dead    int // batches in it that have ended
+	usual   int // calls in a batch, about
+}
+
+// open returns the batch that the next call joins, and whether it is a new one. Its calls
+// end together, so none may have come long after the first.
+func (q *queue) open(now time.Time, most int, spread time.Duration) (b *batch, made bool) {
+	if n := len(q.batches); n > 0 {
+		last := q.batches[n-1]
+		if len(last.calls) < most && now.Sub(last.begun) < spread && !last.ended.Load() {
+			return last, false
+		}
+	}
+	b = &batch{begun: now, done: make(chan struct{}), calls: make([]call, 0, max(1, q.usual))}
+	q.batches = append(q.batches, b)
+	return b, true
+}
+
+// lose notes that n calls have left b, which is in q.
+func (q *queue) lose(b *batch, n int) {
+	b.living -= n
+	q.living -= n
+	if b.living > 0 {
+		return
+	}
+	if q.dead++; q.dead > 16 && q.dead > len(q.batches)/2 {
+		q.batches = slices.DeleteFunc(q.batches, func(b *batch) bool { return b.living == 0 })
+		q.dead = 0
+	}
+}
+
+// take removes the first batch with living calls, if they are at most most.
+func (q *queue) take(most int) *batch {
+	for len(q.batches) > 0 {
+		b := q.batches[0]
+		if b.living > most {
+			return nil
+		}
+		q.batches[0] = nil
+		q.batches = q.batches[1:]
+		if b.living > 0 {
+			q.living -= b.living
+			q.usual += (len(b.calls) - q.usual + 1) / 2
+			return b
+		}
+		q.dead--
+	}
+	q.batches, q.dead = nil, 0
+	return nil
+}

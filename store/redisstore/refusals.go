@@ -1,0 +1,123 @@
+package redisstore
+
+import (
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// refusals is how refused calls are told. Callers who have something better to do are told
+// at once. But those who come back at once would take the processors from the server and
+// from the other callers. So they are told when their time is nearly up, and not together.
+type refusals struct {
+	waves   *waves
+	holding atomic.Int64 // calls that are not told yet
+	loops   loops
+
+	full, far atomic.Int64 // calls that found no room, or had less time than the way takes
+}
+
+// mostHeld is how many refused calls wait at most.
+const mostHeld = 1 << 14
+
+// hold waits until a refused call may be told.
+func (r *refusals) hold(b *budget) {
+	if r.loops.atOnce(b.end.Sub(r.waves.base)) {
+		return
+	}
+	defer r.holding.Add(-1)
+	if r.holding.Add(1) <= mostHeld {
+		r.wait(b, b.end.Add(-rand.N(max(b.left/2, 1))))
+	}
+}
+
+// wait waits until about end, or the end of b's context.
+func (r *refusals) wait(b *budget, end time.Time) {
+	over := r.waves.after(end).over
+	if b.Done() == nil {
+		<-over
+		return
+	}
+	select {
+	case <-over:
+	case <-b.Done():
+	}
+}
+
+// loops finds out whether refused callers come back at once. Then far more calls come in a
+// period in which they are told at once than in one in which they are held. Both are tried
+// now and then.
+type loops struct {
+	seen  atomic.Int64 // the number of the period, and the refused calls in it
+	holds atomic.Bool
+	limit atomic.Int64 // calls in a period, above which they come back
+
+	mu         sync.Mutex // protects what is below
+	left, next int        // periods to hold now, and the next time
+}
+
+const (
+	listening  = 64 * time.Millisecond // a period
+	countBits  = 32
+	mostCount  = 1<<countBits - 1
+	freely     = 1000 // calls in a period that are told at once in any case
+	longestTry = 32   // periods from one try to the next
+)
+
+// atOnce reports whether a call that is refused is told at once. now is since some
+// beginning.
+func (l *loops) atOnce(now time.Duration) bool {
+	period := int64(now/listening) + 1
+	for {
+		old := l.seen.Load()
+		if old>>countBits < period {
+			if l.seen.CompareAndSwap(old, period<<countBits) {
+				l.turn(old&mostCount, period-old>>countBits)
+			}
+			continue
+		}
+		n := l.seen.Add(1) & mostCount
+		if n <= freely {
+			return true
+		}
+		if l.holds.Load() {
+			return false
+		}
+		if n > l.limit.Load()+freely {
+			l.hold()
+			return false
+		}
+		return true
+	}
+}
+
+// turn ends a period with n calls, some periods ago.
+func (l *loops) turn(n, ago int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case ago > 1: // a rest
+		l.holds.Store(false)
+		l.limit.Store(0)
+		l.left, l.next = 0, 1
+	case l.holds.Load():
+		l.limit.Store(n + n/2)
+		if l.left--; l.left <= 0 {
+			l.holds.Store(false)
+		}
+	default:
+		l.next = 1
+	}
+}
+
+// hold begins to hold.
+func (l *loops) hold() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.holds.Load() {
+		return
+	}
+	l.left, l.next = l.next, min(2*l.next, longestTry)
+	l.holds.Store(true)
+}
