@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -16,6 +17,7 @@ type Decision struct {
 	Policies []ratelimit.Policy
 	Key      string // see [Key]; API keys are hashed
 	bucket   bool   // whether the limit is known to be a bucket
+	charge   *charge
 }
 
 // NewDecision returns the decision r that l has made of key, with the policies of l. It is for
@@ -43,6 +45,23 @@ func (d *Decision) report() report.Decision {
 // denied or, of an admission, the one with the least left. It is "" if that is not known.
 func (d Decision) Limiter() string { return report.Limiter(&d.Result, d.Policies) }
 
+// Refund gives back what the request was charged, so far as it is still charged
+// ([ratelimit.Limiter]). A handler calls it where it knows that the request is not to count:
+// after a right password, say. Unlike [WithRefund], it does not depend on who writes the status.
+//
+// ctx is that of the request. The refund is made also if it has ended, within the store's own
+// timeout. It is tried once. Later calls return nil, and WithRefund does not give the same charge
+// back again. The answer's fields are those before the refund.
+//
+// The error is the limiter's, [ratelimit.ErrInvalidN] if the request was denied, and
+// [ratelimit.ErrInvalidOption] unless the Decision is of [FromContext].
+func (d Decision) Refund(ctx context.Context) error {
+	if d.charge == nil {
+		return fmt.Errorf("%w: Refund: only a Decision of FromContext knows its charge", ratelimit.ErrInvalidOption)
+	}
+	return d.charge.refund(ctx, d.Key, &d.Result)
+}
+
 // FromContext returns the decision on the request whose context ctx is. It is false unless
 // the middleware was made [WithContext]. Of several middlewares it is the innermost one's.
 func FromContext(ctx context.Context) (Decision, bool) {
@@ -59,6 +78,7 @@ type decisionKey struct{}
 type decisionContext struct {
 	context.Context
 	decision Decision
+	charge   charge
 }
 
 func (c *decisionContext) Value(key any) any {

@@ -380,7 +380,9 @@ func ExampleWithRefund() {
 	login := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, password, _ := r.BasicAuth(); password != "correct" {
 			w.WriteHeader(http.StatusUnauthorized)
+			return
 		}
+		fmt.Fprintln(w, "welcome")
 	})
 	handler := httplimit.Middleware(limiter, httplimit.WithRefund(httplimit.Successful))(login)
 
@@ -397,6 +399,45 @@ func ExampleWithRefund() {
 	// 200 10 <nil>
 	// 401 9 <nil>
 	// 401 8 <nil>
+}
+
+// The handler knows that the password is right, so it gives the charge back itself.
+func ExampleDecision_Refund() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(10), ratelimit.WithName("web"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	login := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, password, _ := r.BasicAuth(); password != "correct" {
+			http.Redirect(w, r, "/login?again", http.StatusSeeOther) // counted, though it is no error
+			return
+		}
+		if d, ok := httplimit.FromContext(r.Context()); ok {
+			if err := d.Refund(r.Context()); err != nil {
+				log.Print(err) // the charge stands
+			}
+		}
+		http.Redirect(w, r, "/", http.StatusSeeOther)
+	})
+	handler := httplimit.Middleware(limiter, httplimit.WithContext())(login)
+
+	for _, password := range []string{"correct", "correct", "guess", "guess"} {
+		r := httptest.NewRequest(http.MethodPost, "/login", nil)
+		r.SetBasicAuth("ann", password)
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		left, err := limiter.Peek(context.Background(), "192.0.2.1")
+		fmt.Println(w.Code, left.Remaining, err)
+	}
+	// Output:
+	// 303 10 <nil>
+	// 303 10 <nil>
+	// 303 9 <nil>
+	// 303 8 <nil>
 }
 
 // What the limit said is in the context of the request.

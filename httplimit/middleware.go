@@ -112,6 +112,7 @@ type middleware struct {
 	config
 	texts  policyTexts
 	notice notice // what is not set up correctly
+	unseen notice // that WithRefund did not see a status
 }
 
 type handler struct {
@@ -212,10 +213,10 @@ func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Req
 	s.text = f.text
 	scratches.Put(s) // before the handler, which may take long
 	if kept {
-		h.decided(ctx, w, r, n, Decision{d.Result, d.Policies, key, d.Bucket})
+		h.decided(ctx, w, r, n, Decision{Result: d.Result, Policies: d.Policies, Key: key, bucket: d.Bucket})
 		return
 	}
-	h.pass(w, r, key, n, &d.Result)
+	h.pass(w, r, key, &d.Result, n, nil)
 }
 
 // refuse writes the problem of d.
@@ -246,23 +247,30 @@ func (h *handler) policies(ctx context.Context, key string, dst []ratelimit.Poli
 
 // decided calls the handler that is due, which gets the decision.
 func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Request, n int, d Decision) {
+	var c *charge
 	if h.inContext {
-		r = r.WithContext(&decisionContext{ctx, d})
+		inside := &decisionContext{Context: ctx, decision: d, charge: charge{limiter: h.limiter, n: n}}
+		c = &inside.charge
+		inside.decision.charge = c
+		r = r.WithContext(inside)
 	}
 	if d.Result.Allowed {
-		h.pass(w, r, d.Key, n, &d.Result)
+		h.pass(w, r, d.Key, &d.Result, n, c)
 		return
 	}
 	h.denied(w, r, h.next, d)
 }
 
-// pass calls the protected handler.
-func (h *handler) pass(w http.ResponseWriter, r *http.Request, key string, n int, res *ratelimit.Result) {
-	if h.refund != nil {
-		h.refunding(w, r, h.next, charge{key, *res, n})
+// pass calls the protected handler. c is the charge that its context knows, if any.
+func (h *handler) pass(w http.ResponseWriter, r *http.Request, key string, res *ratelimit.Result, n int, c *charge) {
+	if h.refund == nil {
+		h.next.ServeHTTP(w, r)
 		return
 	}
-	h.next.ServeHTTP(w, r)
+	if c == nil {
+		c = &charge{limiter: h.limiter, n: n}
+	}
+	h.refunding(w, r, h.next, key, res, c)
 }
 
 // misconfigured answers where there is no middleware because of err.

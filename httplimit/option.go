@@ -177,12 +177,16 @@ func WithPlainText() ServerOption {
 // fields are those before the refund. An error of the refund is dropped, and the charge
 // stands.
 //
-// The status is the one written: 200 if the handler wrote none, 101 for a connection that it
-// took over (hijacked), and 500 if it panicked first. In place of 400 and above it is 499 if the
+// The status is the one written: 101 for a connection that the handler took over (hijacked), and
+// 500 if it panicked first. In place of 400 and above it is 499 if the
 // client has hung up before the handler returned. An f that is true for 499 lets a client
 // that always hangs up make any number of requests. Behind a [net/http/httputil.ReverseProxy]
 // each would be a 502. Failed and Successful are false for it. The handler gets another
 // ResponseWriter, with the same optional methods, at the price of some allocations.
+//
+// Nothing is given back if the handler returns without having written to that ResponseWriter. A
+// framework may have answered past it: docs/http.md shows how to put the middleware into some.
+// The server's ErrorLog says so once. [Decision.Refund] does not depend on it.
 func WithRefund(f func(status int) bool) ServerOption {
 	return serverOption(func(c *config) error {
 		c.refund = f
@@ -222,7 +226,7 @@ func WithoutHeaders() ServerOption {
 }
 
 // WithContext puts the [Decision] into the context that the handler gets, for
-// [FromContext], and the address of the client, for [clientaddr.FromContext]. It costs some
+// [FromContext] and [Decision.Refund], and the address of the client, for [clientaddr.FromContext]. It costs some
 // 600 bytes in three allocations a request, since net/http has to copy the request.
 func WithContext() ServerOption {
 	return serverOption(func(c *config) error {

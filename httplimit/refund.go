@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync/atomic"
 
 	"github.com/felixge/httpsnoop"
 
@@ -20,20 +21,34 @@ func Failed(status int) bool { return !Successful(status) && status != clientClo
 // Successful reports whether status is below 400. See [WithRefund].
 func Successful(status int) bool { return status < http.StatusBadRequest }
 
-// charge is what a request was charged.
+// charge is what a request was charged, until it is given back.
 type charge struct {
-	key    string
-	result ratelimit.Result
-	n      int
+	limiter ratelimit.Limiter
+	n       int
+	tried   atomic.Bool // a refund, whose reply may be lost
 }
 
+// refund gives it back the first time. The request may have ended.
+func (c *charge) refund(ctx context.Context, key string, r *ratelimit.Result) error {
+	if !c.tried.CompareAndSwap(false, true) {
+		return nil
+	}
+	return c.limiter.Refund(context.WithoutCancel(ctx), key, *r, c.n)
+}
+
+const unseen = "httplimit: a handler wrote nothing to the ResponseWriter that it got, so WithRefund gave nothing back: " +
+	"let a framework write through it, or call Decision.Refund"
+
 // refunding lets next answer, and refunds the charge if its status says so.
-func (m *middleware) refunding(w http.ResponseWriter, r *http.Request, next http.Handler, c charge) {
+func (m *middleware) refunding(w http.ResponseWriter, r *http.Request, next http.Handler, key string, res *ratelimit.Result, c *charge) {
 	status, returned := 0, false
 	defer func() { // also when next panics, which goes on
 		switch {
-		case status == 0 && returned:
-			status = http.StatusOK // as net/http will write
+		case status == 0 && returned: // 200, or a status that a framework has written past w
+			if r.Context().Err() == nil { // else nobody needs an answer
+				m.unseen.say(r, unseen)
+			}
+			return
 		case status == 0:
 			status = http.StatusInternalServerError
 		}
@@ -42,7 +57,7 @@ func (m *middleware) refunding(w http.ResponseWriter, r *http.Request, next http
 		}
 		if m.refund(status) {
 			// An error leaves the charge: the answer has been written.
-			_ = m.limiter.Refund(context.WithoutCancel(m.context(r)), c.key, c.result, c.n)
+			_ = c.refund(m.context(r), key, res)
 		}
 	}()
 	next.ServeHTTP(watched(w, &status), r)

@@ -2,14 +2,18 @@ package httplimit_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
@@ -32,11 +36,11 @@ func spent(t testing.TB, lim ratelimit.Limiter, key string) int {
 
 func TestARequestCountsByTheStatusThatWasWritten(t *testing.T) {
 	for _, c := range []struct {
-		name           string
-		handler        http.HandlerFunc
-		failed, panics bool
+		name                   string
+		handler                http.HandlerFunc
+		failed, panics, unseen bool
 	}{
-		{name: "nothing written", handler: func(http.ResponseWriter, *http.Request) {}},
+		{name: "nothing written", unseen: true, handler: func(http.ResponseWriter, *http.Request) {}},
 		{name: "a body", handler: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "x") }},
 		{name: "a body of bytes", handler: func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("x")) }},
 		{name: "404", handler: http.NotFound, failed: true},
@@ -101,7 +105,7 @@ func TestARequestCountsByTheStatusThatWasWritten(t *testing.T) {
 					httplimit.WithCost(func(*http.Request) int { return 3 }))(c.handler))
 				require.Equal(t, c.panics, err != nil, "the client sees what it would without us")
 				want := 3
-				if refunded {
+				if refunded && !c.unseen {
 					want = 0
 				}
 				require.Equal(t, want, spent(t, lim, "global"), option)
@@ -128,6 +132,120 @@ func overLoopback(t testing.TB, h http.Handler) error {
 	}
 	<-done
 	return err
+}
+
+func TestAnAnswerThatWentPastTheMiddlewareIsNotRefundedAndTheLogSaysSoOnce(t *testing.T) {
+	for name, refund := range map[string]func(int) bool{
+		"Failed": httplimit.Failed, "Successful": httplimit.Successful,
+		"all but 401": func(status int) bool { return status != http.StatusUnauthorized },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var said bytes.Buffer
+			ctx := context.WithValue(t.Context(), http.ServerContextKey, &http.Server{ErrorLog: log.New(&said, "", 0)})
+			limit := httplimit.Middleware(window(t, memory(t), ratelimit.PerHour(5)), httplimit.WithRefund(refund))
+			guess := func() (code int) {
+				framework := httptest.NewRecorder() // whose handlers do not write to the middleware's w
+				limit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+					framework.WriteHeader(http.StatusUnauthorized)
+				})).ServeHTTP(framework, get(alice).WithContext(ctx))
+				return framework.Code
+			}
+			for i := range 20 {
+				require.Equal(t, i < 5, guess() == http.StatusUnauthorized, "guess %d", i)
+			}
+			require.Equal(t, "httplimit: a handler wrote nothing to the ResponseWriter that it got, so WithRefund gave nothing back: "+
+				"let a framework write through it, or call Decision.Refund\n", said.String())
+		})
+	}
+}
+
+func TestAHandlerWhoseClientHasGoneMayWriteNothing(t *testing.T) {
+	var said bytes.Buffer
+	ctx := context.WithValue(t.Context(), http.ServerContextKey, &http.Server{ErrorLog: log.New(&said, "", 0)})
+	ctx, hangUp := context.WithCancel(ctx)
+	h := httplimit.Middleware(window(t, memory(t), ratelimit.PerHour(5)), httplimit.WithRefund(httplimit.Failed))(
+		http.HandlerFunc(func(http.ResponseWriter, *http.Request) { hangUp() }))
+	serve(h, get(alice).WithContext(ctx))
+	require.Empty(t, said.String())
+}
+
+func TestADecisionIsRefundedOnceWhoeverAsksAndHoweverOften(t *testing.T) {
+	for name, s := range map[string]store.Store{"in memory": memory(t), "on Redis": onRedis(t)} {
+		for _, opts := range [][]httplimit.ServerOption{
+			{httplimit.WithContext()},
+			{httplimit.WithContext(), httplimit.WithRefund(httplimit.Successful)},
+		} {
+			t.Run(fmt.Sprint(name, " ", len(opts)), func(t *testing.T) {
+				lim := window(t, s, ratelimit.PerHour(100), ratelimit.WithName(t.Name()))
+				_, err := lim.AllowN(t.Context(), "192.0.2.1", 7)
+				require.NoError(t, err)
+				h := httplimit.Middleware(lim, append(opts, httplimit.WithCost(func(*http.Request) int { return 3 }))...)(
+					http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						require.Equal(t, 10, spent(t, lim, "192.0.2.1"), "charged before")
+						var all sync.WaitGroup
+						for range 10 {
+							all.Go(func() {
+								d, ok := httplimit.FromContext(r.Context())
+								require.True(t, ok)
+								require.NoError(t, d.Refund(r.Context()))
+							})
+						}
+						all.Wait()
+						require.Equal(t, 7, spent(t, lim, "192.0.2.1"), "and given back at once")
+						w.WriteHeader(http.StatusNoContent)
+					}))
+				require.Equal(t, http.StatusNoContent, serve(h, get(alice)).StatusCode)
+				require.Equal(t, 7, spent(t, lim, "192.0.2.1"))
+			})
+		}
+	}
+}
+
+func TestADecisionIsRefundedAlsoIfTheClientHasGone(t *testing.T) {
+	for name, s := range map[string]store.Store{"in memory": memory(t), "on Redis": onRedis(t)} {
+		t.Run(name, func(t *testing.T) {
+			lim := window(t, s, ratelimit.PerHour(100), ratelimit.WithName(t.Name()))
+			ctx, hangUp := context.WithCancel(t.Context())
+			h := httplimit.Middleware(lim, httplimit.WithContext())(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				hangUp()
+				d, _ := httplimit.FromContext(r.Context())
+				require.NoError(t, d.Refund(r.Context()))
+			}))
+			serve(h, get(alice).WithContext(ctx))
+			require.Equal(t, 0, spent(t, lim, "192.0.2.1"))
+		})
+	}
+}
+
+func TestWhatWasNotChargedIsNotRefunded(t *testing.T) {
+	lim := window(t, memory(t), ratelimit.PerHour(1))
+	r, err := lim.Allow(t.Context(), "192.0.2.1")
+	require.NoError(t, err)
+	for name, d := range map[string]httplimit.Decision{
+		"the zero Decision": {}, "one that no middleware made": httplimit.NewDecision(t.Context(), lim, "192.0.2.1", r),
+	} {
+		require.ErrorIs(t, d.Refund(t.Context()), ratelimit.ErrInvalidOption, name)
+	}
+	denied := false
+	h := httplimit.Middleware(lim, httplimit.WithContext(), httplimit.WithDeniedHandler(
+		func(_ http.ResponseWriter, r *http.Request, _ http.Handler, _ httplimit.Decision) {
+			d, _ := httplimit.FromContext(r.Context())
+			denied = !d.Result.Allowed
+			require.ErrorIs(t, d.Refund(r.Context()), ratelimit.ErrInvalidN)
+		}))(http.NotFoundHandler())
+	serve(h, get(alice))
+	require.True(t, denied)
+	require.Equal(t, 1, spent(t, lim, "192.0.2.1"))
+}
+
+func TestTheErrorOfADecisionsRefundIsTheLimiters(t *testing.T) {
+	lim := failingRefund{window(t, memory(t), ratelimit.PerHour(2))}
+	h := httplimit.Middleware(lim, httplimit.WithContext())(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		d, _ := httplimit.FromContext(r.Context())
+		require.EqualError(t, d.Refund(r.Context()), "down")
+		require.NoError(t, d.Refund(r.Context()), "it is tried once: it may have been made")
+	}))
+	require.Equal(t, http.StatusOK, serve(h, get(alice)).StatusCode)
 }
 
 func TestARefundIsMadeAlsoIfTheClientHasGone(t *testing.T) {

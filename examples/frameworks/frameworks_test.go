@@ -73,17 +73,27 @@ func Example_gorilla() {
 	// 429 0
 }
 
-// echo wraps it. An error that a handler returns is written after the middleware, so that
-// WithRefund does not see its status: write the status in the handler.
+// echo wraps it.
 func Example_echo() {
 	e := echo.New()
-	e.Use(echo.WrapMiddleware(httplimit.Middleware(perDay(2))))
+	e.Use(echo.WrapMiddleware(httplimit.Middleware(perDay(2))), writeErrors)
 	e.GET("/users/:id", func(c echo.Context) error { return c.String(http.StatusOK, "hello") })
 	knock(e)
 	// Output:
 	// 200 1
 	// 200 0
 	// 429 0
+}
+
+// writeErrors answers an error that a handler returns inside of the middleware, so that
+// WithRefund sees its status. echo itself would answer it afterwards.
+func writeErrors(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if err := next(c); err != nil {
+			c.Error(err)
+		}
+		return nil
+	}
 }
 
 // gin has a handler of its own, which goes on where the middleware lets it.
@@ -99,14 +109,18 @@ func Example_gin() {
 	// 429 0
 }
 
-// limited is middleware of net/http as gin's. The handler goes on with gin's own
-// ResponseWriter, so that WithRefund does not see the status here.
+// limited is middleware of net/http as gin's.
 func limited(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		passed := false
-		middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			passed = true
 			c.Request = r
+			defer func() { // for WithRefund, also after a panic
+				if c.Writer.Written() { // else another handler can still change the status
+					w.WriteHeader(c.Writer.Status())
+				}
+			}()
 			c.Next()
 		})).ServeHTTP(c.Writer, c.Request)
 		if !passed {
