@@ -178,11 +178,12 @@ func WithPlainText() ServerOption {
 // stands.
 //
 // The status is the one written: 101 for a connection that the handler took over (hijacked), and
-// 500 if it panicked first. In place of 400 and above it is 499 if the
-// client has hung up before the handler returned. An f that is true for 499 lets a client
-// that always hangs up make any number of requests. Behind a [net/http/httputil.ReverseProxy]
-// each would be a 502. Failed and Successful are false for it. The handler gets another
-// ResponseWriter, with the same optional methods, at the price of some allocations.
+// 500 if it panicked first. In place of 400 and above it is 499 if the client has hung up before
+// the handler returned, or if its body could not be read: it was cut off, say, or its chunks are
+// none. An f that is true for 499 lets a client that always does so make any number of requests.
+// Behind a [net/http/httputil.ReverseProxy] each would be a 502. Failed and Successful are false
+// for it. The handler gets another ResponseWriter, with the same optional methods, and another
+// Body, at the price of some allocations.
 //
 // Nothing is given back if the handler returns without having written to that ResponseWriter. A
 // framework may have answered past it: docs/http.md shows how to put the middleware into some.

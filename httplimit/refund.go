@@ -15,7 +15,7 @@ import (
 )
 
 // Failed reports whether status is an error: 400 and above. It is not 499, which the client has
-// caused by hanging up. See [WithRefund].
+// caused: see [WithRefund].
 func Failed(status int) bool { return !Successful(status) && status != clientClosedRequest }
 
 // Successful reports whether status is below 400. See [WithRefund].
@@ -41,7 +41,7 @@ const unseen = "httplimit: a handler wrote nothing to the ResponseWriter that it
 
 // refunding lets next answer, and refunds the charge if its status says so.
 func (m *middleware) refunding(w http.ResponseWriter, r *http.Request, next http.Handler, key string, res *ratelimit.Result, c *charge) {
-	status, returned := 0, false
+	status, returned, body := 0, false, watchBody(r)
 	defer func() { // also when next panics, which goes on
 		switch {
 		case status == 0 && returned: // 200, or a status that a framework has written past w
@@ -52,7 +52,7 @@ func (m *middleware) refunding(w http.ResponseWriter, r *http.Request, next http
 		case status == 0:
 			status = http.StatusInternalServerError
 		}
-		if !Successful(status) && errors.Is(r.Context().Err(), context.Canceled) {
+		if !Successful(status) && (errors.Is(r.Context().Err(), context.Canceled) || body.broken.Load()) {
 			status = clientClosedRequest
 		}
 		if m.refund(status) {
@@ -62,6 +62,35 @@ func (m *middleware) refunding(w http.ResponseWriter, r *http.Request, next http
 	}()
 	next.ServeHTTP(watched(w, &status), r)
 	returned = true
+}
+
+// body is that of a request. It knows whether reading it has failed, which only the client can
+// cause unless it was closed before.
+type body struct {
+	io.ReadCloser
+	closed, broken atomic.Bool // a proxy's transport may still read it when the handler returns
+}
+
+// watchBody replaces the body of r, if there is one.
+func watchBody(r *http.Request) *body {
+	b := &body{ReadCloser: r.Body}
+	if r.Body != nil && r.Body != http.NoBody { // which a proxy looks for
+		r.Body = b
+	}
+	return b
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) && !b.closed.Load() {
+		b.broken.Store(true)
+	}
+	return n, err
+}
+
+func (b *body) Close() error {
+	b.closed.Store(true)
+	return b.ReadCloser.Close()
 }
 
 // watched returns w with the same optional methods. It sets status to the first one written

@@ -12,8 +12,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
+	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
@@ -292,6 +294,96 @@ func TestAClientThatHangsUpOnAReverseProxyIsNotRefunded(t *testing.T) {
 			serve(h, get(alice).WithContext(ctx))
 		}
 		require.Equal(t, c.want, reached, name)
+	}
+}
+
+func TestABodyThatIsNoneIsNotRefundedThoughAReverseProxyAnswers502(t *testing.T) {
+	const chunked = "POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+	for name, text := range map[string]string{
+		"no chunk":         chunked + "zz\r\n",
+		"a chunk too long": chunked + "fffffffffffffffff\r\n",
+		"no trailer":       chunked + "0\r\nnone\r\n\r\n",
+		"an end too soon":  chunked + "10\r\nx",
+		"a body too short": "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 5\r\n\r\nx",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var reached atomic.Int32
+			backend := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				reached.Add(1)
+				_, _ = io.Copy(io.Discard, r.Body)
+			}))
+			defer backend.Close()
+			target, err := url.Parse(backend.URL)
+			require.NoError(t, err)
+			proxy := httputil.NewSingleHostReverseProxy(target)
+			proxy.ErrorLog = quiet
+			front := httptest.NewServer(httplimit.Middleware(window(t, memory(t), ratelimit.PerDay(5)), httplimit.WithRefund(httplimit.Failed))(proxy))
+			defer front.Close()
+
+			codes := map[int]int{}
+			for range 20 {
+				conn, err := net.Dial("tcp", front.Listener.Addr().String())
+				require.NoError(t, err)
+				_, err = io.WriteString(conn, text)
+				require.NoError(t, err)
+				require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+				res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				require.NoError(t, err)
+				codes[res.StatusCode]++
+				require.NoError(t, conn.Close())
+			}
+			require.Equal(t, map[int]int{http.StatusBadGateway: 5, http.StatusTooManyRequests: 15}, codes)
+			require.LessOrEqual(t, reached.Load(), int32(5))
+		})
+	}
+}
+
+func TestOnlyABodyThatTheClientHasBrokenIsTheClients(t *testing.T) {
+	broken := iotest.ErrReader(errors.New("malformed chunked encoding"))
+	const data = "x"
+	read := func(r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }
+	for name, c := range map[string]struct {
+		sent    func() io.Reader
+		do      func(*http.Request)
+		status  int
+		charged int
+	}{
+		"broken":       {func() io.Reader { return broken }, read, http.StatusBadGateway, 1},
+		"broken later": {func() io.Reader { return io.MultiReader(strings.NewReader(data), broken) }, read, http.StatusBadGateway, 1},
+		"broken beside its data": {func() io.Reader { return iotest.DataErrReader(io.MultiReader(strings.NewReader(data), broken)) },
+			read, http.StatusBadGateway, 1},
+		"too short": {func() io.Reader { return iotest.ErrReader(io.ErrUnexpectedEOF) }, read, http.StatusBadGateway, 1},
+		"broken, and a panic": {func() io.Reader { return broken }, func(r *http.Request) { read(r); panic(http.ErrAbortHandler) },
+			http.StatusInternalServerError, 1},
+		"broken, and closed": {func() io.Reader { return broken }, func(r *http.Request) { read(r); r.Body.Close() }, http.StatusBadGateway, 1},
+		"broken, and served": {func() io.Reader { return broken }, read, http.StatusOK, 1},
+		"whole":              {func() io.Reader { return strings.NewReader(data) }, read, http.StatusBadGateway, 0},
+		"whole, and its end": {func() io.Reader { return iotest.DataErrReader(strings.NewReader(data)) }, read, http.StatusBadGateway, 0},
+		"not read":           {func() io.Reader { return broken }, func(*http.Request) {}, http.StatusBadGateway, 0},
+		"closed, then read": {func() io.Reader { return iotest.ErrReader(http.ErrBodyReadAfterClose) },
+			func(r *http.Request) { r.Body.Close(); read(r) }, http.StatusBadGateway, 0},
+		"none": {func() io.Reader { return http.NoBody }, func(r *http.Request) { require.Equal(t, http.NoBody, r.Body) },
+			http.StatusBadGateway, 0},
+		"none at all": {func() io.Reader { return nil }, func(*http.Request) {}, http.StatusBadGateway, 0},
+	} {
+		for _, opts := range [][]httplimit.ServerOption{nil, {httplimit.WithContext()}} {
+			lim := window(t, memory(t), ratelimit.PerHour(100))
+			h := httplimit.Middleware(lim, append(opts, httplimit.WithRefund(httplimit.Failed))...)(
+				http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					c.do(r)
+					w.WriteHeader(c.status)
+				}))
+			r := httptest.NewRequest(http.MethodPost, "/", c.sent())
+			if r.RemoteAddr = alice; name == "none at all" {
+				r.Body = nil
+			}
+			func() {
+				defer func() { _ = recover() }() // of the panic
+				serve(h, r)
+			}()
+			require.Equal(t, c.charged, spent(t, lim, "192.0.2.1"), "%s %d", name, len(opts))
+		}
 	}
 }
 
