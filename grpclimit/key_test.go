@@ -35,6 +35,7 @@ func TestAPeerIsAnIPv4AddressOrANetworkOfIPv6(t *testing.T) {
 		{&net.TCPAddr{IP: net.ParseIP("::ffff:192.0.2.1")}, "192.0.2.1"},
 		{&net.TCPAddr{IP: net.ParseIP("64:ff9b::192.0.2.1")}, "192.0.2.1"},
 		{addr("[64:ff9b::192.0.2.1%eth0]:7"), "192.0.2.1"},
+		{addr("[64:ff9b:1::192.0.2.1]:7"), "64:ff9b:1::c000:201/128"},
 		{&net.TCPAddr{IP: net.ParseIP("2001:db8:1:2:3:4:5:6")}, "2001:db8:1:2::/64"},
 		{&net.TCPAddr{IP: net.ParseIP("2001:db8:1:2:ffff::1")}, "2001:db8:1:2::/64"},
 		{&net.TCPAddr{IP: net.ParseIP("fe80::1"), Zone: "eth0"}, "fe80::/64"},

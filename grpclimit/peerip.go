@@ -40,7 +40,8 @@ func IPv6Prefix(bits int) IPOption {
 
 // PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
 // a network of IPv6 addresses such as "2001:db8::/64" ([IPv6Prefix]). IPv4 addresses
-// written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do not count. It is
+// written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do not count. An
+// address of a network's own NAT64 (64:ff9b:1::/48) stands for itself, with /128. It is
 // that of [peer.FromContext].
 //
 // Behind a proxy that is the address of the proxy: use [ClientIP]. A peer without an IP
@@ -89,8 +90,7 @@ func (k *ipKey) of(ctx context.Context, _ string) (string, error) {
 	case addr.Is4():
 		return addr.String(), nil
 	}
-	network, _ := addr.Prefix(k.bits) // no error: an IPv6 address has that many bits
-	return network.String(), nil
+	return clientip.Network(addr, k.bits).String(), nil
 }
 
 // addr returns the whole address, invalid if there is none.

@@ -44,7 +44,8 @@ func IPv6Prefix(bits int) IPOption {
 
 // PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
 // a network of IPv6 addresses such as "2001:db8::/64" ([IPv6Prefix]). IPv4 addresses
-// written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do not count. It is
+// written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do not count. An
+// address of a network's own NAT64 (64:ff9b:1::/48) stands for itself, with /128. It is
 // that of [http.Request.RemoteAddr].
 //
 // Behind a proxy that is the address of the proxy: use [ClientIP]. The first request with
@@ -102,9 +103,8 @@ func (k *ipKey) of(r *http.Request) (string, error) {
 	case !addr.IsValid():
 		return "", errNoAddress
 	case !addr.Is4():
-		network, _ := addr.Prefix(k.bits) // no error: an IPv6 address has that many bits
 		var room [48]byte
-		return string(network.AppendTo(room[:0])), nil
+		return string(clientip.Network(addr, k.bits).AppendTo(room[:0])), nil
 	case text != "":
 		return text, nil
 	}

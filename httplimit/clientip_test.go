@@ -49,6 +49,11 @@ func TestTheClientIsThePeerOrTheFirstThatIsNotTrusted(t *testing.T) {
 		{"trusted by NAT64", "192.168.3.4:1", []string{"198.51.100.7"}, "198.51.100.7"},
 		{"trusted by NAT64, a single one", "203.0.113.10:1", []string{"198.51.100.7"}, "198.51.100.7"},
 		{"beside NAT64", "[64:ff9b::1:c000:201]:1", nil, "64:ff9b::/64"},
+		{"a network's own NAT64", "[64:ff9b:1::c000:201]:1", nil, "64:ff9b:1::c000:201/128"},
+		{"another client of it", "[64:ff9b:1::c000:202]:1", nil, "64:ff9b:1::c000:202/128"},
+		{"one with a prefix of 48 bits", "10.0.0.1:1", []string{"64:ff9b:1:c000:2:100::"}, "64:ff9b:1:c000:2:100::/128"},
+		{"one whose IPv4 address is a proxy's elsewhere", "[64:ff9b:1::10.0.0.1]:1", []string{"198.51.100.7"}, "64:ff9b:1::a00:1/128"},
+		{"beside it", "[64:ff9b:2::c000:201]:1", nil, "64:ff9b:2::/64"},
 		{"all trusted", "10.0.0.1:1", []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
 		{"nothing forwarded", "10.0.0.1:1", nil, "10.0.0.1"},
 		{"an empty field", "10.0.0.1:1", []string{""}, "10.0.0.1"},
@@ -185,6 +190,7 @@ func FuzzForwardedFor(f *testing.F) {
 	f.Add("192.0.2.1:1", "198.51.100.7", "")
 	f.Add("[2001:db8::1]:1", "2001:db8::2, unknown", "[2001:db8::3]:80")
 	f.Add("[64:ff9b::10.0.0.1]:1", "64:ff9b::198.51.100.7", "64:ff9b::10.0.0.2")
+	f.Add("[64:ff9b:1::10.0.0.1]:1", "", "")
 	f.Add("10.0.0.1:1", ",,,", "::ffff:10.0.0.9")
 	trusted := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}
 	k := httplimit.ClientIP([]string{"10.0.0.0/8", "2001:db8::/32"})
@@ -243,6 +249,9 @@ func plain(addr netip.Addr) netip.Addr {
 func group(addr netip.Addr) string {
 	if addr.Is4() {
 		return addr.String()
+	}
+	if strings.HasPrefix(addr.StringExpanded(), "0064:ff9b:0001:") {
+		return addr.String() + "/128"
 	}
 	return netip.PrefixFrom(addr, 64).Masked().String()
 }

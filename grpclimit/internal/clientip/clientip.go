@@ -91,6 +91,20 @@ func (p *Proxies) Trust(addr netip.Addr) bool {
 	return false
 }
 
+// localNAT64 is what networks translate IPv4 addresses into for themselves (RFC 8215). How is up to
+// them, but each address stands for one of IPv4.
+var localNAT64 = netip.MustParsePrefix("64:ff9b:1::/48")
+
+// Network returns the network of so many bits that addr, an IPv6 address, is counted with. It is
+// addr alone if that stands for an IPv4 address.
+func Network(addr netip.Addr, bits int) netip.Prefix {
+	if localNAT64.Contains(addr) {
+		bits = addr.BitLen()
+	}
+	network, _ := addr.Prefix(bits) // no error: an IPv6 address has that many bits
+	return network
+}
+
 // ParseAddr reads "192.0.2.1", "2001:db8::1" and "[2001:db8::1]", the first and last also
 // with a port. If the address is IPv4 in canonical form, text is that part of s.
 func ParseAddr(s string) (addr netip.Addr, text string, ok bool) {
