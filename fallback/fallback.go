@@ -614,6 +614,12 @@ func (f *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 	return ratelimit.AppendPolicies(ctx, dst, f.limiter, key)
 }
 
+// AppendLocalPolicies appends the policies of the local limiter, which are enforced while it
+// decides, and nothing if there is none.
+func (f *Limiter) AppendLocalPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	return ratelimit.AppendPolicies(ctx, dst, f.local, key)
+}
+
 var (
 	_ ratelimit.Limiter   = (*Limiter)(nil)
 	_ ratelimit.Describer = (*Limiter)(nil)

@@ -42,6 +42,24 @@ func TestALocalShareIsMadeOfTheLimiterItself(t *testing.T) {
 	}
 }
 
+func TestTheLocalPoliciesAreThoseOfTheLocalLimiter(t *testing.T) {
+	policies := func(p fallback.Policy) []ratelimit.Policy {
+		lim := failover(t, inMemory(t, "fixed_window", ratelimit.PerHour(40)), p)
+		got, err := lim.AppendLocalPolicies(t.Context(), []ratelimit.Policy{{Name: "before"}}, "key")
+		require.NoError(t, err)
+		require.Equal(t, "before", got[0].Name)
+		return got[1:]
+	}
+	got := policies(fallback.LocalShare(4))
+	require.Len(t, got, 1)
+	require.Equal(t, 10, got[0].Quota)
+	require.Equal(t, time.Hour, got[0].Window)
+	require.Empty(t, policies(fallback.Open()))
+	got, err := new(fallback.Limiter).AppendLocalPolicies(t.Context(), nil, "key")
+	require.NoError(t, err)
+	require.Empty(t, got)
+}
+
 // down is a limiter on a store that is down.
 func down(t *testing.T, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
 	t.Helper()

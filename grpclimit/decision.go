@@ -12,7 +12,8 @@ import (
 type Decision struct {
 	Result ratelimit.Result
 	// Policies are those of Key, if the limiter is a [ratelimit.Describer]. While a local
-	// limiter decides in an outage ([ratelimit.SourceLocal]) their quotas are that one's.
+	// limiter decides in an outage ([ratelimit.SourceLocal]) their quotas are that one's, and
+	// so are their windows, or these are 0.
 	Policies []ratelimit.Policy
 	Key      string // see [Key]; API keys are hashed
 	bucket   bool   // whether the limit is known to be a bucket
@@ -23,18 +24,19 @@ type Decision struct {
 func NewDecision(ctx context.Context, l ratelimit.Limiter, key string, r ratelimit.Result) Decision {
 	policies, _ := ratelimit.AppendPolicies(ctx, nil, l, key) // an error: the decision stands without them
 	d := Decision{Result: r, Policies: policies, Key: key, bucket: report.IsBucket(l)}
-	d.Policies = d.report().Policies
+	d.Policies = d.report(report.Local(ctx, l, key, &r)).Policies
 	return d
 }
 
-// report returns what is to be reported of d.
-func (d *Decision) report() report.Decision {
+// report returns what is to be reported of d. local is what [report.Local] says, if that is known
+// now: it is in the Policies afterwards.
+func (d *Decision) report(local []ratelimit.Policy) report.Decision {
 	all := report.Decision{
 		Result: d.Result, Parts: d.Result.Parts(), DeniedBy: d.Result.DeniedBy(), Policies: d.Policies, Bucket: d.bucket,
 	}
 	if d.Result.Source() == ratelimit.SourceLocal {
 		all.Policies = slices.Clone(d.Policies) // Follow changes them
-		all.Follow()
+		all.Follow(local)
 	}
 	return all
 }

@@ -107,7 +107,8 @@ func TestMetadataIsOfALaterResult(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, []string{`"60/m";q=2`}, grpclimit.Metadata(d)["ratelimit-policy"])
 			require.Equal(t, before, d.Policies[0], "which is the handler's")
-			require.Equal(t, 2, grpclimit.NewDecision(ctx, local, d.Key, d.Result).Policies[0].Quota)
+			d = grpclimit.NewDecision(ctx, local, d.Key, d.Result)
+			require.Equal(t, []string{`"100/h";q=2;w=3600`}, grpclimit.Metadata(d)["ratelimit-policy"])
 			return handler(ctx, req)
 		})))
 	require.Equal(t, codes.OK, call(t, client).code())
@@ -133,4 +134,11 @@ func TestMetadataIsWhatAnInterceptorSends(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestThePolicyOfALocalLimiterHasItsWindow(t *testing.T) {
+	local, err := fallback.New(bucketOn(t, failing{}, ratelimit.PerHour(100)), fallback.Local(bucket(t, ratelimit.PerHour(2))))
+	require.NoError(t, err)
+	client := dial(t, listen(t, &service{}, unaryServer(t, local)))
+	require.Equal(t, []string{`"100/h";q=2;w=3600`}, call(t, client).header["ratelimit-policy"])
 }

@@ -40,7 +40,7 @@ func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, kee
 	// Policies that fail are left out: a limit function that fails now has answered before.
 	a.Policies, _ = ratelimit.AppendPolicies(ctx, a.Policies, c.limiter, key)
 	a.Bucket = (keep || r.Allowed && r.Remaining == 0) && report.IsBucket(c.limiter)
-	a.Follow()
+	a.Follow(report.Local(ctx, c.limiter, key, &a.Result))
 	return a
 }
 
@@ -49,7 +49,7 @@ func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, kee
 // there is nothing to report. It is for handlers without an interceptor, and for what has
 // changed since, as after [ratelimit.Reservation.Settle].
 func Metadata(d Decision) metadata.MD {
-	a := answer{Decision: d.report()}
+	a := answer{Decision: d.report(nil)}
 	return a.metadata()
 }
 

@@ -45,7 +45,7 @@ func ErrorStatus(err error) *status.Status {
 // ([ratelimit.SourceList]), or [codes.Unavailable] with RetryInfo if the limiter is closed
 // by an outage ([ratelimit.SourceFailClosed]).
 func DeniedStatus(d Decision) *status.Status {
-	all := d.report()
+	all := d.report(nil)
 	return denial(&all)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -158,9 +159,81 @@ func TestWhileALocalShareDecidesThePolicyIsTheShares(t *testing.T) {
 	require.NoError(t, err)
 	w := httptest.NewRecorder()
 	protect(t, lim).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
-	require.Equal(t, `"api";q=10`, w.Header().Get("RateLimit-Policy"), "its window is not known")
+	require.Equal(t, `"api";q=10;w=3600`, w.Header().Get("RateLimit-Policy"))
 	require.Equal(t, `"api";r=9;t=3600`, w.Header().Get("RateLimit"))
 	require.Equal(t, "10", w.Header().Get("X-RateLimit-Limit"))
+}
+
+func TestThePolicyOfALocalShareHasItsWindow(t *testing.T) {
+	tiers := ratelimit.WithTiers(func(_ context.Context, key string) (string, error) { return key, nil },
+		map[string]ratelimit.Limit{"global": ratelimit.PerHour(80)})
+	inside := func(l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		l, err := ratelimit.Observe(l, nobody{})
+		if err != nil {
+			return nil, err
+		}
+		return ratelimit.PerCall(l)
+	}
+	rekeyed := func(l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		return ratelimit.NewRekeyed(l, func(context.Context, string) (string, error) { return "all", nil })
+	}
+	for name, c := range map[string]struct {
+		algorithm string
+		limit     ratelimit.Limit
+		opt       ratelimit.Option
+		wrap      func(ratelimit.Limiter) (ratelimit.Limiter, error)
+		want      string
+	}{
+		"a window":           {algorithm: "fixed_window", limit: ratelimit.PerHour(40), want: `"api";q=10;w=3600`},
+		"less than an event": {algorithm: "sliding_log", limit: ratelimit.PerHour(1), want: `"api";q=1;w=14400`},
+		"a bucket": {algorithm: "token_bucket", limit: ratelimit.Limit{Rate: 10, Period: time.Hour, Burst: 4},
+			want: `"api";q=1;w=1440`},
+		"a tier":                   {algorithm: "fixed_window", limit: ratelimit.PerHour(40), opt: tiers, want: `"api";q=20;w=3600`},
+		"inside of other limiters": {algorithm: "fixed_window", limit: ratelimit.PerHour(40), wrap: inside, want: `"api";q=10;w=3600`},
+		"asked for another key":    {algorithm: "fixed_window", limit: ratelimit.PerHour(40), opt: tiers, wrap: rekeyed, want: `"api";q=10`},
+	} {
+		opts := []ratelimit.Option{ratelimit.WithName("api")}
+		if c.opt != nil {
+			opts = append(opts, c.opt)
+		}
+		lim, err := ratelimit.New(c.algorithm, unreachableStore{}, c.limit, opts...)
+		require.NoError(t, err)
+		lim, err = fallback.New(lim, fallback.LocalShare(4))
+		require.NoError(t, err)
+		if c.wrap != nil {
+			lim, err = c.wrap(lim)
+			require.NoError(t, err)
+		}
+		h := protect(t, lim, httplimit.WithKey(httplimit.Global()))
+		for range 30 { // and of denials
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+			require.Equal(t, c.want, w.Header().Get("RateLimit-Policy"), name)
+		}
+		r, err := lim.Allow(t.Context(), "global")
+		require.NoError(t, err)
+		header := make(http.Header)
+		httplimit.SetHeaders(header, httplimit.NewDecision(t.Context(), lim, "global", r))
+		require.Equal(t, c.want, header.Get("RateLimit-Policy"), name)
+	}
+}
+
+// nobody is an observer.
+type nobody struct{}
+
+func (nobody) Decided(context.Context, string, int, ratelimit.Result, error, time.Duration) {}
+
+// unreachableStore is a store that is down.
+type unreachableStore struct{ store.Store }
+
+func (unreachableStore) Prepare(*store.Rule) {}
+
+func (unreachableStore) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrUnavailable
+}
+
+func (unreachableStore) TakeUpTo(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrUnavailable
 }
 
 // unreachable is a limiter whose store fails. It describes itself as before.

@@ -199,7 +199,7 @@ func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Req
 	} else if h.styles&withPolicies != 0 || !d.Result.Allowed || d.Bucket {
 		d.Policies = h.policies(ctx, key, s.policies[:0])
 	}
-	d.Follow()
+	d.Follow(report.Local(ctx, h.limiter, key, &d.Result))
 	f := fields{text: s.text[:0]}
 	f.report(h.styles, d, &h.texts)
 	if !d.Result.Allowed {

@@ -37,7 +37,7 @@ func status(d *report.Decision) int {
 // ([ratelimit.SourceList]), or 503 if the limiter is closed by an outage
 // ([ratelimit.SourceFailClosed]). The body is that of RFC 9457.
 func WriteProblem(w http.ResponseWriter, d Decision) {
-	all := d.report()
+	all := d.report(nil)
 	code := status(&all)
 	w.Header()[contentType] = []string{problemJSON}
 	w.WriteHeader(code)
@@ -46,7 +46,7 @@ func WriteProblem(w http.ResponseWriter, d Decision) {
 
 // WritePlainText is [WriteProblem] with a line of plain text as the body.
 func WritePlainText(w http.ResponseWriter, d Decision) {
-	all := d.report()
+	all := d.report(nil)
 	code := status(&all)
 	http.Error(w, http.StatusText(code), code)
 }

@@ -3,6 +3,7 @@ package report_test
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -128,17 +129,27 @@ func TestOneIsTheLimitThatDecided(t *testing.T) {
 
 func TestInAnOutageThePoliciesHaveTheQuotasOfTheLocalLimits(t *testing.T) {
 	local := outage(t, fallback.Local(ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 2}, nil)))
+	two := []ratelimit.Result{{Allowed: true, Limit: 2}, {Allowed: true, Limit: 2}}
+	shares := func(quota, n int) []ratelimit.Policy {
+		return slices.Repeat([]ratelimit.Policy{{Quota: quota, Window: time.Hour}}, n)
+	}
 	for name, c := range map[string]struct {
-		d    report.Decision
-		want string // of each policy
+		d     report.Decision
+		local []ratelimit.Policy
+		want  string // of each policy
 	}{
-		"one limit":             {report.Decision{Result: local, Policies: policies("a")}, "2"},
-		"two":                   {report.Decision{Result: local, Parts: []ratelimit.Result{{Allowed: true, Limit: 2}, {Allowed: true, Limit: 2}}, Policies: policies("a", "b")}, "2"},
-		"the same quota":        {report.Decision{Result: local, Parts: []ratelimit.Result{{Allowed: true, Limit: 5}}, Policies: policies("a")}, "5;w=60"},
-		"the store has decided": {report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 2}, Policies: policies("a")}, "5;w=60"},
-		"nothing is known":      {report.Decision{Result: local, Policies: policies("a", "b")}, "5;w=60"},
+		"one limit":                 {report.Decision{Result: local, Policies: policies("a")}, nil, "2"},
+		"its share":                 {report.Decision{Result: local, Policies: policies("a")}, shares(2, 1), "2;w=3600"},
+		"another share":             {report.Decision{Result: local, Policies: policies("a")}, shares(3, 1), "2"},
+		"two":                       {report.Decision{Result: local, Parts: two, Policies: policies("a", "b")}, nil, "2"},
+		"their shares":              {report.Decision{Result: local, Parts: two, Policies: policies("a", "b")}, shares(2, 2), "2;w=3600"},
+		"one share":                 {report.Decision{Result: local, Parts: two, Policies: policies("a", "b")}, shares(2, 1), "2"},
+		"the same quota":            {report.Decision{Result: local, Parts: []ratelimit.Result{{Allowed: true, Limit: 5}}, Policies: policies("a")}, nil, "5;w=60"},
+		"a share of the same quota": {report.Decision{Result: local, Parts: []ratelimit.Result{{Allowed: true, Limit: 5}}, Policies: policies("a")}, shares(5, 1), "5;w=3600"},
+		"the store has decided":     {report.Decision{Result: ratelimit.Result{Allowed: true, Limit: 2}, Policies: policies("a")}, shares(2, 1), "5;w=60"},
+		"nothing is known":          {report.Decision{Result: local, Policies: policies("a", "b")}, nil, "5;w=60"},
 	} {
-		c.d.Follow()
+		c.d.Follow(c.local)
 		for i := range c.d.Policies {
 			require.Equal(t, c.want, string(report.AppendQuota(nil, &c.d.Policies[i])), name)
 		}

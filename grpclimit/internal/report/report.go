@@ -5,6 +5,7 @@
 package report
 
 import (
+	"context"
 	"strconv"
 	"time"
 
@@ -53,15 +54,48 @@ func (d *Decision) ByList() bool {
 // Counted reports whether there are numbers to report: those of limits, not of a list.
 func (d *Decision) Counted() bool { return d.Result.Counted() && !d.ByList() }
 
-// Follow changes the policies if a local limiter decided while the store failed. Their
-// quotas become those of the Result, and their windows are not known.
-func (d *Decision) Follow() {
+// Local returns the policies of the local limiter inside of l, if one has made the decision r
+// of key while the store failed, and if they are known. It looks inside wrappers that have a method
+// Unwrap and the same key.
+func Local(ctx context.Context, l ratelimit.Limiter, key string, r *ratelimit.Result) []ratelimit.Policy {
+	if r.Source() != ratelimit.SourceLocal {
+		return nil
+	}
+	for {
+		switch w := l.(type) {
+		case interface {
+			AppendLocalPolicies(context.Context, []ratelimit.Policy, string) ([]ratelimit.Policy, error)
+		}:
+			policies, err := w.AppendLocalPolicies(ctx, nil, key)
+			if err != nil {
+				return nil
+			}
+			return policies
+		case *ratelimit.Rekeyed:
+			return nil
+		case interface{ Unwrap() ratelimit.Limiter }:
+			l = w.Unwrap()
+		default:
+			return nil
+		}
+	}
+}
+
+// Follow changes the policies if a local limiter decided while the store failed. Their quotas
+// become those of the Result. Their windows become those of the policies of [Local], if these
+// have that quota, and are not known otherwise.
+func (d *Decision) Follow(local []ratelimit.Policy) {
 	if d.Result.Source() != ratelimit.SourceLocal {
 		return
 	}
 	for i := range d.Policies {
 		p := &d.Policies[i]
-		if part, ok := d.Part(i); ok && part.Limit != p.Quota {
+		part, ok := d.Part(i)
+		switch {
+		case !ok:
+		case len(local) == len(d.Policies) && local[i].Quota == part.Limit:
+			p.Quota, p.Window = part.Limit, local[i].Window
+		case part.Limit != p.Quota:
 			p.Quota, p.Window = part.Limit, 0
 		}
 	}
