@@ -14,6 +14,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
@@ -89,6 +90,50 @@ func ExampleUnaryServerInterceptor() {
 	// OK ["daily";q=2;w=86400]
 	// OK ["daily";q=2;w=86400]
 	// ResourceExhausted ["daily";q=2;w=86400]
+}
+
+// Calls that do not decode, and unknown methods, reach no interceptor. A tap counts them: here a
+// server hears five calls an hour of each address, whatever they are. It holds up its connection
+// while it decides, so its limiter is in memory. Interceptors go on counting what they see.
+func Example_flood() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	flood, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(5), ratelimit.WithName("flood"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	peer := grpclimit.PeerIP()
+	tapped := func(ctx context.Context, info *tap.Info) (context.Context, error) {
+		key, err := peer.Of(ctx, info.FullMethodName)
+		if err != nil {
+			return nil, grpclimit.ErrorStatus(err).Err()
+		}
+		r, err := flood.Allow(ctx, key)
+		if err != nil {
+			return nil, grpclimit.ErrorStatus(err).Err()
+		}
+		if !r.Allowed {
+			return nil, grpclimit.DeniedStatus(grpclimit.NewDecision(ctx, flood, key, r)).Err()
+		}
+		return ctx, nil
+	}
+	client, closeAll := loopback([]grpc.ServerOption{grpc.InTapHandle(tapped)})
+	defer closeAll()
+
+	for range 7 {
+		_, err := client.List(context.Background(), &healthpb.HealthListRequest{}, grpc.ForceCodecV2(garbled{new(int)}))
+		fmt.Println(status.Code(err))
+	}
+	// Output:
+	// Internal
+	// Internal
+	// Internal
+	// Internal
+	// Internal
+	// ResourceExhausted
+	// ResourceExhausted
 }
 
 // A stream costs nothing to open, and each message that the server receives is one event.

@@ -17,6 +17,11 @@
 // For several limits at once use one limiter of them, such as a [ratelimit.All]. It charges a
 // call to all or none, and the answer reports each.
 //
+// gRPC answers some calls before any interceptor: those of unknown methods, and unary ones whose
+// message is too large or does not decode. They are not counted. A [grpc.UnknownServiceHandler]
+// takes the unknown methods through the stream interceptor. A
+// [google.golang.org/grpc/tap.ServerInHandle] sees every call: an example counts there.
+//
 // A client of somebody else's service waits for its turn: see [UnaryClientInterceptor].
 // Package httplimit is the same for HTTP, and makes the same keys.
 package grpclimit

@@ -112,10 +112,15 @@ func listen(t testing.TB, s pb.TestServiceServer, opts ...grpc.ServerOption) str
 
 func dial(t testing.TB, addr string, opts ...grpc.DialOption) pb.TestServiceClient {
 	t.Helper()
+	return pb.NewTestServiceClient(dialConn(t, addr, opts...))
+}
+
+func dialConn(t testing.TB, addr string, opts ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
 	conn, err := grpc.NewClient(addr, append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	return pb.NewTestServiceClient(conn)
+	return conn
 }
 
 func unaryServer(t testing.TB, l ratelimit.Limiter, opts ...grpclimit.ServerOption) grpc.ServerOption {
