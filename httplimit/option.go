@@ -257,12 +257,12 @@ func WithMaxPause(d time.Duration) ClientOption {
 	})
 }
 
-// WithRetries sends a request again up to n times, 0 to 100, when the answer says when to
-// come back. That is after 429, and after 503 if the method is idempotent or the request
-// has an Idempotency-Key. The default is 0.
+// WithRetries sends a request again up to n times, 0 to 100: after 429, and after a 503 that says
+// when to come back if the method is idempotent or the request has an Idempotency-Key. The
+// default is 0.
 //
-// Each time is charged and waits like the first. Where the answer says to come back at once,
-// the pause is a tenth of a second before the first retry, and doubles with each, up to
+// Each time is charged and waits like the first. Where a 429 does not say when to come back, or
+// the answer says at once, the pause is a tenth of a second before the first retry, and doubles with each, up to
 // [WithMaxPause]. A request is not sent again if its body cannot be had again
 // ([http.Request.GetBody]), or if the pause is longer than its context lasts: the answer is
 // returned then. With [WithoutWaiting] there are no retries.

@@ -38,8 +38,8 @@ type Transport struct {
 	cooldowns cooldown.Set
 }
 
-// leastPause is that before the first retry if the server says that it need not wait, or until a
-// date that is over. It doubles with each retry.
+// leastPause is that before the first retry if the server does not say how long, or says that it
+// need not wait, or until a date that is over. It doubles with each retry.
 const leastPause = 100 * time.Millisecond
 
 // maxDrain is how long a retry waits for the rest of a refusal.
@@ -181,13 +181,15 @@ func (t *Transport) waitCooldown(ctx context.Context, key string) error {
 	return nil
 }
 
-// heed begins a cooldown of key if res, of that try, says so. It reports whether res says when
-// to come back.
+// heed begins a cooldown of key if res, of that try, says so. It reports whether res can be
+// answered by another try: it says when to come back, or is 429.
 func (t *Transport) heed(key string, res *http.Response, try int) bool {
-	if res.StatusCode != http.StatusTooManyRequests && res.StatusCode != http.StatusServiceUnavailable {
+	many := res.StatusCode == http.StatusTooManyRequests
+	if !many && res.StatusCode != http.StatusServiceUnavailable {
 		return false
 	}
 	d, ok := parseRetryAfter(res.Header, time.Now())
+	ok = ok || many
 	if ok && d == 0 && !t.refuse && try < t.retries {
 		d = leastPause << min(try, 20) // some 29 h
 	}

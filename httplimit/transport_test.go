@@ -326,7 +326,7 @@ func TestARefusedCallIsSentAgainOnRequest(t *testing.T) {
 		{name: "a body that cannot", method: "POST", body: true, answers: []answer{refused(429), fine}, sent: 1, status: 429},
 		{name: "503 to a POST", method: "POST", answers: []answer{refused(503), fine}, sent: 1, status: 503},
 		{name: "503 to a POST with a key", method: "POST", header: "Idempotency-Key", answers: []answer{refused(503), fine}, sent: 2, status: 200},
-		{name: "nobody says when", answers: []answer{{status: 503}, fine}, sent: 1, status: 503},
+		{name: "503, and nobody says when", answers: []answer{{status: 503}, fine}, sent: 1, status: 503},
 		{name: "another failure", answers: []answer{{500, map[string]string{"Retry-After": "1"}}, fine}, sent: 1, status: 500},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -410,7 +410,7 @@ func (b *trickle) Close() error {
 }
 
 func TestAServerThatSaysNowIsAskedEverMoreSlowly(t *testing.T) {
-	for name, after := range map[string]string{"now": "0", "a date that is over": "Sat, 01 Jan 2000 00:00:00 GMT"} {
+	for name, after := range map[string]string{"now": "0", "a date that is over": "Sat, 01 Jan 2000 00:00:00 GMT", "nothing": "", "no time": "soon"} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": after}}}}
