@@ -179,11 +179,11 @@ func WithPlainText() ServerOption {
 //
 // The status is the one written: 101 for a connection that the handler took over (hijacked), and
 // 500 if it panicked first. In place of 400 and above it is 499 if the client has hung up before
-// the handler returned, or if its body could not be read: it was cut off, say, or its chunks are
-// none. An f that is true for 499 lets a client that always does so make any number of requests.
-// Behind a [net/http/httputil.ReverseProxy] each would be a 502. Failed and Successful are false
-// for it. The handler gets another ResponseWriter, with the same optional methods, and another
-// Body, at the price of some allocations.
+// the handler returned. It is 499 too if the client's body could not be read, as one that is cut
+// off or has broken chunks. An f that is true for 499 lets a client that always does so make any
+// number of requests. Behind a [net/http/httputil.ReverseProxy] each would be a 502. Failed and
+// Successful are false for it. The handler gets another ResponseWriter, with the same optional
+// methods, and another Body, at the price of some allocations.
 //
 // Nothing is given back if the handler returns without having written to that ResponseWriter. A
 // framework may have answered past it: docs/http.md shows how to put the middleware into some.
@@ -257,14 +257,14 @@ func WithMaxPause(d time.Duration) ClientOption {
 	})
 }
 
-// WithRetries sends a request again up to n times, 0 to 100: after 429, and after a 503 that says
-// when to come back if the method is idempotent or the request has an Idempotency-Key. The
-// default is 0.
+// WithRetries sends a request again up to n times, 0 to 100. It does so after 429. After 503 it
+// does so if the answer says when to come back, and if the method is idempotent or the request
+// has an Idempotency-Key. The default is 0.
 //
-// Each time is charged and waits like the first. Where a 429 does not say when to come back, or
-// the answer says at once, the pause is a tenth of a second before the first retry, and doubles with each, up to
-// [WithMaxPause]. A request is not sent again if its body cannot be had again
-// ([http.Request.GetBody]), or if the pause is longer than its context lasts: the answer is
+// Each time is charged and waits like the first. A 429 may not say when to come back, or an
+// answer may say at once. Then the pause is a tenth of a second before the first retry, and
+// doubles with each, up to [WithMaxPause]. A request is not sent again if its body cannot be had
+// again ([http.Request.GetBody]), or if the pause is longer than its context lasts: the answer is
 // returned then. With [WithoutWaiting] there are no retries.
 func WithRetries(n int) ClientOption {
 	return clientOption(func(c *config) error {
