@@ -297,7 +297,7 @@ end
 
 -- plan decides on n events of a key. It returns the reply, and what commit has to write
 -- or nil. That is n events at now or, without n, a tail that the server's clock has
--- moved.
+-- moved. Such a log lives by its own period: l is only the limit of this call.
 local function plan(key, l, now, callers, n)
   local log, fits, force = open(key), n <= l.rate, op == 'charge'
   if not log then
@@ -334,7 +334,7 @@ local function plan(key, l, now, callers, n)
       parse()
     end
   end
-  return false, x, count, reset, moved and { log = log, reset = reset }
+  return false, x, count, reset, moved and { log = log }
 end
 
 -- commit writes what plan returned.
@@ -345,7 +345,7 @@ local function commit(key, p)
     add(key, p.log, p.l, p.now, p.n, p.b, p.i)
   else
     call('LSET', key, -1, render(p.log.tail, entries(p.log.tail, 1, p.log.tail.len)))
-    expire(key, p.reset)
+    expire(key, p.log.tail.period) -- from its newest event on, which is now
   end
 end
 
