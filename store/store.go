@@ -30,7 +30,7 @@
 // end on, a key must be treated as new even if its value is still there, because the
 // limit may have changed. So the store may drop the value at its end. It must drop the
 // value if a Refund leaves nothing: if Whole and Part of the State are 0, or End of the
-// Log is 0. A store that drops a value sooner gives the key its whole limit again.
+// Log is math.MinInt64. A store that drops a value sooner gives the key its whole limit again.
 //
 // Each call reads the time once, from one clock that all callers of a key share. A
 // reading may come late; rules and logs then use the time of the value. If the clock
@@ -240,7 +240,8 @@ type Log interface {
 	// Refund gives back what is still charged of c.
 	Refund(l Limit, now int64, c Receipt)
 	// End is the instant from which on the log may be forgotten, in Unix µs. It is
-	// computed for the Period of the last Add, and 0 if nothing is charged.
+	// computed for the Period of the last Add. It is math.MinInt64 if nothing is charged: 0
+	// is an instant like others.
 	End() int64
 	// Used is how many events are in force at now.
 	Used(now int64) int64

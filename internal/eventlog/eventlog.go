@@ -2,6 +2,7 @@
 package eventlog
 
 import (
+	"math"
 	"sort"
 
 	"github.com/ratelimit-go/ratelimit/store"
@@ -188,7 +189,7 @@ func (g *Log) forget(b int64) {
 // End implements [store.Log].
 func (g *Log) End() int64 {
 	if g.empty() || g.newest <= g.cutoff {
-		return 0
+		return math.MinInt64
 	}
 	return g.newest + g.period
 }

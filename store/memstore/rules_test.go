@@ -2,6 +2,7 @@ package memstore_test
 
 import (
 	"errors"
+	"math"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -98,7 +99,7 @@ func (g *plainLog) End() int64 {
 			return g.at[i] + g.period
 		}
 	}
-	return 0
+	return math.MinInt64
 }
 
 func (g *plainLog) Used(now int64) int64 { return g.after(now - g.period) }

@@ -3,6 +3,7 @@ package memstore
 import (
 	"encoding/binary"
 	"iter"
+	"math"
 	"math/bits"
 	"slices"
 	"sync"
@@ -288,8 +289,8 @@ func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c stor
 	s := &t.slots[i]
 	if log := t.log(i); log != nil {
 		log.Refund(l, now, c)
-		s.setPart(max(0, log.End()-s.at))
-		return log.End() != 0
+		s.setPart(max(s.at, log.End()) - s.at)
+		return log.End() != math.MinInt64
 	}
 	by := t.counting(i)
 	if s.end(rule, by) <= now {

@@ -271,6 +271,19 @@ func resetForgets(t testing.TB, s *suite, a algorithm) {
 	})
 }
 
+// endsAtZero refunds a part of a key whose end is 0 as a number, the beginning of 1970.
+func endsAtZero(t testing.TB, s *suite, a algorithm) {
+	k := s.bench(t).key(a.name, tenPerMinute)
+	k.set(-k.another().take(10).ResetAfter.Microseconds())
+	k.take(4)
+	last := k.take(6)
+	k.resetsAfter(time.Duration(-k.us.Load()) * microsecond)
+	k.refund(last, 1)
+	k.has(1)
+	k.refund(last, 5)
+	k.has(6)
+}
+
 func rateOfZero(t testing.TB, s *suite, a algorithm) {
 	b := s.bench(t)
 	seen := &tap{Store: b.store}

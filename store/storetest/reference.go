@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"encoding/binary"
+	"math"
 	"sync"
 	"time"
 
@@ -57,14 +58,14 @@ func (v value) bytes() ([]byte, error) {
 	return store.AppendState(nil, v.state, v.limit), nil
 }
 
-// end is when v may be dropped, in Unix µs: from then on the key counts as new. It is 0
-// if nothing is charged.
+// end is when v may be dropped, in Unix µs: from then on the key counts as new. It is
+// math.MinInt64 if nothing is charged.
 func (v value) end(rule *store.Rule) int64 {
 	switch {
 	case v.log != nil:
 		return v.log.End()
 	case v.state.Whole == 0 && v.state.Part == 0:
-		return 0
+		return math.MinInt64
 	}
 	return v.state.At + rule.TTL(v.state, v.limit)
 }
@@ -159,7 +160,7 @@ func (m *reference) Refund(_ context.Context, ns *store.Namespace, key string, l
 	defer m.mu.Unlock()
 	now := m.now()
 	v, err := m.get(ns, key, now)
-	if err != nil || v.end(ns.Rule) == 0 { // nothing is charged
+	if err != nil || v.end(ns.Rule) == math.MinInt64 { // nothing is charged
 		return err
 	}
 	if v.log != nil {
@@ -167,7 +168,7 @@ func (m *reference) Refund(_ context.Context, ns *store.Namespace, key string, l
 	} else {
 		v.state = ns.Rule.Refund(v.state, l, now, c)
 	}
-	if v.end(ns.Rule) == 0 {
+	if v.end(ns.Rule) == math.MinInt64 {
 		delete(m.values, address(ns, key))
 		return nil
 	}

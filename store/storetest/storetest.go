@@ -92,6 +92,7 @@ var checks = []check{
 	{"a long run admits what exact arithmetic admits", longRun},
 	{"a late reading of the clock mints nothing", lateReadingsMintNothing},
 	{"a refund gives back only what is still charged", refunds},
+	{"what ends when 1970 begins can be refunded as all else", endsAtZero},
 	{"a changed limit keeps the spend and locks nobody out", limitChanges},
 	{"a refund after a changed limit mints nothing", refundsAfterChange},
 	{"after Reset a key is as never seen", resetForgets},

@@ -361,6 +361,17 @@ var planted = []struct {
 			return m.Refund(background, ns, key, l, c)
 		}}
 	}, "token_bucket leaky_bucket"},
+	{"an end of 0 is taken for none", func(m *reference) store.Store {
+		return &wrong{reference: m, refund: func(m *reference, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+			m.mu.Lock()
+			v, err := m.get(ns, key, m.now())
+			m.mu.Unlock()
+			if err != nil || v.end(ns.Rule) == 0 {
+				return err
+			}
+			return m.Refund(background, ns, key, l, c)
+		}}
+	}, "all"},
 	{"Reset does nothing", func(m *reference) store.Store {
 		return &wrong{reference: m, reset: func(*reference, *store.Namespace, string) error { return nil }}
 	}, "all"},
