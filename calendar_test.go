@@ -357,6 +357,28 @@ func TestACalendarOnAServerWhoseClockGoesBack(t *testing.T) {
 	require.Equal(t, 10, peek(t, lim, "key").Remaining)
 }
 
+// A plain limit, for a moment, denies and moves the state to weeks before its window. It is still
+// a state, and counts in the window of now.
+func TestAPlainLimitMovesAStateOfACalendar(t *testing.T) {
+	mini := redistest.Mini(t)
+	kolkata := ratelimit.PerDay(10).In(zone(t, "Asia/Kolkata"))
+	l := kolkata
+	lim := newLimiter(t, "fixed_window", onRedis(t, mini.Client(t)), l, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+		return l, nil
+	}))
+	now := time.Now()
+	mini.SetTime(now)
+	r := allowN(t, lim, 10)
+	mini.SetTime(now.AddDate(0, 0, -20))
+	l = ratelimit.PerDay(10)
+	require.False(t, allowN(t, lim, 1).Allowed)
+	require.False(t, allowN(t, lim, 1).Allowed)
+	require.Zero(t, peek(t, lim, "key").Remaining)
+	mini.SetTime(now.AddDate(0, 0, -19))
+	require.Equal(t, 10, peek(t, lim, "key").Remaining)
+	require.NoError(t, lim.Refund(t.Context(), "key", r, 1))
+}
+
 // Another caller's clock is five days ahead: its day is the key's until it comes.
 func TestACallerWhoseClockIsFarAhead(t *testing.T) {
 	client := redistest.Mini(t).Client(t)

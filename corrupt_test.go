@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -133,7 +134,7 @@ func TestWhateverIsStoredIsAResultOrCorrupt(t *testing.T) {
 		for _, algorithm := range algorithms {
 			t.Run(algorithm+", "+name, func(t *testing.T) {
 				t.Parallel()
-				reals, charged := realValues(t, client, algorithm, onRedis(t, client, opts...))
+				reals, charged := realValues(t, client, algorithm, onRedis(t, client, opts...), ratelimit.PerMinute(200))
 				numbers, put := 5, func(name string, blocks ...string) planted { return text(name, blocks[0]) }
 				if algorithm == "sliding_log" {
 					numbers, put = 9, list
@@ -142,6 +143,29 @@ func TestWhateverIsStoredIsAResultOrCorrupt(t *testing.T) {
 				for i, l := range []ratelimit.Limit{ratelimit.PerMinute(60), {Rate: 1, Period: 10 * 365 * 24 * time.Hour}} {
 					// The other clock, and the other limit, try the same values by other calls.
 					requireResultOrCorrupt(t, client, algorithm, l, opts, all, charged, i+3*len(opts))
+				}
+			})
+		}
+	}
+}
+
+// A state of a calendar also has the end of its window, which is another number to be damaged.
+func TestWhateverIsStoredOfACalendarIsAResultOrCorrupt(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	c := newClock()
+	clocks := map[string][]redisstore.Option{"the server's clock": nil, "the caller's clock": {redisstore.WithClock(c.Now)}}
+	put := func(name string, blocks ...string) planted { return text(name, blocks[0]) }
+	for name, opts := range clocks {
+		for unit, l := range map[string]ratelimit.Limit{"day": ratelimit.PerDay(200), "month": ratelimit.PerMonth(200)} {
+			t.Run(unit+", "+name, func(t *testing.T) {
+				t.Parallel()
+				l := l.In(zone(t, "Asia/Kolkata"))
+				reals, charged := realValues(t, client, "fixed_window", onRedis(t, client, opts...), l)
+				all := corruptions(reals, 5, put)
+				for i, l := range []ratelimit.Limit{l, l.In(time.UTC), ratelimit.PerMinute(60)} {
+					for first := range effort.Of(2, 6) {
+						requireResultOrCorrupt(t, client, "fixed_window", l, opts, all, charged, 100*i+first)
+					}
 				}
 			})
 		}
@@ -192,9 +216,9 @@ func requireResultOrCorrupt(t *testing.T, client *redis.Client, algorithm string
 }
 
 // realValues are what scripts have written, and an admission of them.
-func realValues(t *testing.T, client *redis.Client, algorithm string, s store.Store) (reals [][]string, charged ratelimit.Result) {
+func realValues(t *testing.T, client *redis.Client, algorithm string, s store.Store, l ratelimit.Limit) (reals [][]string, charged ratelimit.Result) {
 	t.Helper()
-	lim := newLimiter(t, algorithm, s, ratelimit.PerMinute(200))
+	lim := newLimiter(t, algorithm, s, l)
 	charged = allowN(t, lim, 2)
 	if algorithm == "sliding_log" { // three blocks of both kinds, one of which was refunded from
 		for i := range 66 {

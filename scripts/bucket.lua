@@ -7,7 +7,7 @@
 -- to the capacity, but to what drains in 100 years.
 local DEBT = 2 ^ 31
 local CENTURY = 100 * 365 * 24 * 3600 * 1000000 -- µs
-local available, overdrawn, giveback, refund
+local available, overdrawn, giveback, refund, sound
 local chargedlevel, takeback
 local drainsbefore, holds
 

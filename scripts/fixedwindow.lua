@@ -5,7 +5,15 @@
 -- calendar, or else 0.
 -- Reply: x now, y the count, z how long it counts, in µs. The count may be above the
 -- rate: what was charged past it stays counted.
-local available, overdrawn, giveback, refund
+local available, overdrawn, giveback, refund, sound
+
+local DAYS = 2 * 24 * 3600 * 1000000 -- by which a window of a calendar may be longer than its period
+
+-- sound says that a window of a calendar ends after its admissions, and not long after.
+function sound(at, period, part)
+  local left = (part - 2 ^ 41) * 1000000 - at
+  return part == 0 or left > 0 and left <= period + DAYS
+end
 
 -- ttl of s is until the end of the window in which it was counted.
 local function ttl(s)
@@ -26,6 +34,9 @@ end
 
 local function step(s, l, now, n)
   local count, left, part, last = 0, 0, 0
+  if s.moved and s.part > 0 then -- so that it is sound at its new time
+    s.part = min(s.part, floor((now + s.period + DAYS) / 1000000) + 2 ^ 41)
+  end
   if type(l.period) == 'string' then -- it is read once
     calendar(l)
   end

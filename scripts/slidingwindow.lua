@@ -7,7 +7,7 @@
 --
 -- Counts may be above the rate: what was charged past it stays counted. The previous one
 -- then weighs as the rate does.
-local available, overdrawn, giveback, refund
+local available, overdrawn, giveback, refund, sound
 
 -- roll returns the counts of s in the windows of now, and how many µs are left of the
 -- current one. now is not before s.at.

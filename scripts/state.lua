@@ -12,6 +12,7 @@
 --   available(l, x, y, z)      how many events step would have admitted
 --   overdrawn(whole, l, most)  the whole of a state that is charged past the limit
 --   giveback(s, l, now, c)     takes from s what is still charged of c: true if it has
+--   sound(at, period, part)    whether such numbers belong together; nil if all do
 
 -- read returns the state of a key, and the time of the decision. Stored time is never
 -- later than that. Under a caller's clock, which others may be ahead of, the decision
@@ -27,7 +28,8 @@ local function read(key, now, callers)
     at, rate, period, whole, part = unpack('>ddddd', value)
   end
   if not (part and rate >= 1 and rate < 2 ^ 31 and period >= 1000 and period <= DECADE and whole >= 0 and whole < 2 ^ 32
-    and part >= 0 and part < 2 ^ 49 and at > -FAR and at < FAR and at % 1 + rate % 1 + period % 1 + whole % 1 + part % 1 == 0) then
+    and part >= 0 and part < 2 ^ 49 and at > -FAR and at < FAR and at % 1 + rate % 1 + period % 1 + whole % 1 + part % 1 == 0
+    and (not sound or sound(at, period, part))) then
     error('ratelimit: the value of the key is not a state')
   end
   local s = { at = at, rate = rate, period = period, whole = whole, part = part }
