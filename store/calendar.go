@@ -54,7 +54,9 @@ func (u Unit) Period() int64 {
 //
 // Make it by [NewCalendar]. Valid ones can be compared with ==. It is safe for concurrent use.
 type Calendar struct {
-	calendarKey
+	unit   Unit
+	from   int
+	name   string // of the zone
 	zone   *time.Location
 	number int64 // from 1; 0 if it is not valid
 	err    error
@@ -62,17 +64,32 @@ type Calendar struct {
 	last atomic.Pointer[[6]int64] // the edges that were asked for last
 }
 
-// calendarKey is what one calendar differs from others in.
-type calendarKey struct {
-	unit Unit
-	from int
-	name string // of the zone
+// perZone is how many calendars a zone has: of days, of 7 weeks and of 31 months.
+const perZone = 1 + 7 + 31
+
+// slot is the number of a valid calendar among those of its zone, from 0.
+func slot(unit Unit, from int) int {
+	switch unit {
+	case Day:
+		return 0
+	case Week:
+		return 1 + from
+	}
+	return 7 + from
 }
 
-// registry has the valid calendars. There are no more of them than zones, times 39.
+// timeZone is a zone, loaded once for all of its calendars.
+type timeZone struct {
+	name      string
+	location  *time.Location
+	first     int64 // the number of its first calendar
+	calendars [perZone]atomic.Pointer[Calendar]
+}
+
+// registry has the zones that are in use. There are some 600 names of zones.
 type registry struct {
-	numbers map[calendarKey]int64 // from 1
-	list    []*Calendar           // by the number less 1
+	byName map[string]*timeZone
+	list   []*timeZone
 }
 
 var (
@@ -82,62 +99,92 @@ var (
 
 // NewCalendar returns the calendar of a unit in a time zone. Windows begin on the day from: 0
 // for days, a [time.Weekday] for weeks, and 1 to 31 for months. The zone is a name of the
-// IANA time zone database, such as "UTC" or "Europe/Berlin", as in [time.LoadLocation]. "Local"
-// is none, since it differs between machines.
+// IANA time zone database, such as "UTC" or "Europe/Berlin", as in [time.LoadLocation]. "Local",
+// "localtime" and "posixrules" are none, since they differ between machines, nor are "Factory" and
+// names that begin with "posix/" or "right/".
 //
 // Equal arguments give the same Calendar. For bad ones it is not valid: see [Calendar.Err].
 func NewCalendar(unit Unit, from int, zone string) *Calendar {
-	key := calendarKey{unit, from, zone}
-	if c := registered.Load().find(key); c != nil {
+	var z *timeZone
+	err := checkDay(unit, from)
+	if err == nil {
+		z, err = zoneOf(zone)
+	}
+	if err != nil {
+		return &Calendar{unit: unit, from: from, name: zone, err: err}
+	}
+	n := slot(unit, from)
+	if c := z.calendars[n].Load(); c != nil {
 		return c
 	}
-	c := &Calendar{calendarKey: key}
-	if c.err = c.load(); c.err != nil {
-		return c
+	z.calendars[n].CompareAndSwap(nil, &Calendar{unit: unit, from: from, name: z.name, zone: z.location, number: z.first + int64(n)})
+	return z.calendars[n].Load()
+}
+
+func checkDay(unit Unit, from int) error {
+	switch {
+	case unit == Day && from != 0:
+		return fmt.Errorf("a day has no day to begin from: %d", from)
+	case unit == Week && (from < 0 || from > 6):
+		return fmt.Errorf("day %d of the week is not from 0 (sunday) to 6", from)
+	case unit == Month && (from < 1 || from > 31):
+		return fmt.Errorf("day %d of the month is not from 1 to 31", from)
+	case unit < Day || unit > Month:
+		return errors.New("only days of 24 hours, weeks and months have a calendar")
 	}
-	c.name = strings.Clone(zone) // which may be part of a long text
+	return nil
+}
+
+// zoneOf returns the zone of that name, and loads it at its first use. What all names cost
+// together grows as the square of their number, which is small; a calendar costs the same
+// however many there are.
+func zoneOf(name string) (*timeZone, error) {
+	if z := registered.Load().find(name); z != nil {
+		return z, nil
+	}
+	if err := checkZone(name); err != nil {
+		return nil, err
+	}
+	location, err := time.LoadLocation(name)
+	if err != nil {
+		return nil, fmt.Errorf("zone %q is unknown on this machine: %w", name, err)
+	}
 	registering.Lock()
 	defer registering.Unlock()
 	old := registered.Load()
-	if c := old.find(key); c != nil {
-		return c
+	if z := old.find(name); z != nil {
+		return z, nil
 	}
-	next := &registry{numbers: map[calendarKey]int64{}}
+	next := &registry{byName: map[string]*timeZone{}}
 	if old != nil {
-		next.numbers, next.list = maps.Clone(old.numbers), old.list
+		next.byName, next.list = maps.Clone(old.byName), old.list
 	}
-	next.list = append(next.list, c)
-	c.number = int64(len(next.list))
-	next.numbers[c.calendarKey] = c.number
+	z := &timeZone{name: strings.Clone(name), location: location, first: 1 + perZone*int64(len(next.list))} // name may be part of a long text
+	next.byName[z.name], next.list = z, append(next.list, z)
 	registered.Store(next)
-	return c
+	return z, nil
 }
 
-func (r *registry) find(key calendarKey) *Calendar {
-	if r == nil || r.numbers[key] == 0 {
+func (r *registry) find(name string) *timeZone {
+	if r == nil {
 		return nil
 	}
-	return r.list[r.numbers[key]-1]
+	return r.byName[name]
 }
 
-// load checks the key, and loads the zone.
-func (c *Calendar) load() (err error) {
-	switch {
-	case c.unit == Day && c.from != 0:
-		return fmt.Errorf("a day has no day to begin from: %d", c.from)
-	case c.unit == Week && (c.from < 0 || c.from > 6):
-		return fmt.Errorf("day %d of the week is not from 0 (sunday) to 6", c.from)
-	case c.unit == Month && (c.from < 1 || c.from > 31):
-		return fmt.Errorf("day %d of the month is not from 1 to 31", c.from)
-	case c.unit < Day || c.unit > Month:
-		return errors.New("only days of 24 hours, weeks and months have a calendar")
-	case c.name == "Local":
-		return fmt.Errorf("zone %q differs between machines", c.name)
-	case !zoneName(c.name):
-		return fmt.Errorf("zone %.48q is not a name of the time zone database", c.name)
+// checkZone refuses names of which the machines of a service may each have another zone, or
+// none. Such files lie beside those of the database. Some file systems do not tell upper from
+// lower case.
+func checkZone(name string) error {
+	if !zoneName(name) {
+		return fmt.Errorf("zone %.48q is not a name of the time zone database", name)
 	}
-	if c.zone, err = time.LoadLocation(c.name); err != nil {
-		return fmt.Errorf("zone %q is unknown on this machine: %w", c.name, err)
+	first, _, _ := strings.Cut(name, "/")
+	switch strings.ToLower(first) {
+	case "local", "localtime", "posixrules":
+		return fmt.Errorf("zone %q differs between machines", name)
+	case "factory", "posix", "right": // of a machine that has not been set up; other forms of all zones
+		return fmt.Errorf("zone %q is no zone of the time zone database", name)
 	}
 	return nil
 }
@@ -201,7 +248,8 @@ func (l Limit) Calendar() *Calendar {
 	if l.Before >= 0 {
 		return nil
 	}
-	return registered.Load().list[-1-l.Before]
+	n := -1 - l.Before
+	return registered.Load().list[n/perZone].calendars[n%perZone].Load()
 }
 
 // Window returns the window that contains t: its start, and its end, which is the start of the

@@ -1,7 +1,11 @@
 package store_test
 
 import (
+	"io/fs"
 	"math"
+	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -92,11 +96,89 @@ func TestBadCalendars(t *testing.T) {
 		{store.Day, 0, "Europe/Berlin ", "is not a name"},
 		{store.Day, 0, strings.Repeat("x", 65), "is not a name"},
 		{store.Day, 0, "Atlantis/Capital", "is unknown on this machine"},
+		{store.Day, 0, "localtime", "differs between machines"},
+		{store.Day, 0, "LocalTime", "differs between machines"}, // as good a name, where files have no case
+		{store.Day, 0, "posixrules", "differs between machines"},
+		{store.Day, 0, "Factory", "is no zone of the time zone database"},
+		{store.Week, 1, "posix/Europe/Berlin", "is no zone of the time zone database"},
+		{store.Month, 1, "right/UTC", "is no zone of the time zone database"},
+		{store.Month, 1, "Right/UTC", "is no zone of the time zone database"},
 	} {
 		calendar := store.NewCalendar(c.unit, c.from, c.zone)
 		if err := calendar.Err(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v from %d in %q: %v, want %q", c.unit, c.from, c.zone, err, c.want)
 		}
+	}
+}
+
+// What this machine has beside the zones of the database, such as its own time, is no zone.
+func TestZonesAreThoseOfTheDatabase(t *testing.T) {
+	const root = "/usr/share/zoneinfo"
+	source, err := os.ReadFile(root + "/tzdata.zi")
+	if err != nil {
+		t.Skip(err)
+	}
+	zones := map[string]bool{}
+	for line := range strings.Lines(string(source)) {
+		switch words := strings.Fields(line); words[0] {
+		case "Z":
+			zones[words[1]] = words[1] != "Factory"
+		case "L":
+			zones[words[2]] = true
+		}
+	}
+	taken := 0
+	if err := filepath.WalkDir(root, func(path string, f fs.DirEntry, err error) error {
+		if name, _ := filepath.Rel(root, path); err == nil && !f.IsDir() {
+			valid := store.NewCalendar(store.Day, 0, name).Err() == nil
+			if valid && !zones[name] {
+				t.Errorf("%q passes for a zone", name)
+			}
+			if valid {
+				taken++
+			}
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if taken < len(zones)-1 {
+		t.Errorf("%d of %d zones are taken", taken, len(zones))
+	}
+}
+
+// A stranger may be allowed to choose a zone and a day.
+func TestTheThousandthCalendarCostsWhatTheFirstDoes(t *testing.T) {
+	months := func(zone string) uint64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for from := range 31 {
+			if err := store.NewCalendar(store.Month, 1+from, zone).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		runtime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	first := months("Europe/Vienna")
+	for _, place := range strings.Fields("Accra Algiers Bissau Cairo Casablanca Ceuta Harare Juba Lagos Maputo Maseru Nairobi Tunis Windhoek") {
+		months("Africa/" + place)
+	}
+	for _, place := range strings.Fields("Almaty Amman Baku Beirut Dhaka Dubai Gaza Hong_Kong Jakarta Kabul Karachi Manila Riyadh Seoul Taipei Tbilisi Tehran Tokyo") {
+		months("Asia/" + place)
+	}
+	if last := months("Europe/Zurich"); last > 2*first {
+		t.Errorf("%d bytes for the first calendars, %d for the last", first, last)
+	}
+}
+
+func TestTheCalendarsOfAZoneShareIt(t *testing.T) {
+	from := 0
+	if n := testing.AllocsPerRun(29, func() {
+		from++
+		store.NewCalendar(store.Month, from, "America/Lima")
+	}); n > 2 { // the zone's, spread over all
+		t.Errorf("%v allocations for a calendar", n)
 	}
 }
 
