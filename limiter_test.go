@@ -180,6 +180,8 @@ func TestBadLimitsNamesAndStoresAreRefusedByTheConstructors(t *testing.T) {
 		{name: "an empty name", err: ratelimit.ErrInvalidOption, s: mem, l: good, opts: []ratelimit.Option{ratelimit.WithName("")}},
 		{name: "a brace in the name", err: ratelimit.ErrInvalidOption, s: mem, l: good, opts: []ratelimit.Option{ratelimit.WithName("a{b")}},
 		{name: "the other brace", err: ratelimit.ErrInvalidOption, s: mem, l: good, opts: []ratelimit.Option{ratelimit.WithName("a}b")}},
+		{name: "a name that is no text", err: ratelimit.ErrInvalidOption, s: mem, l: good, opts: []ratelimit.Option{ratelimit.WithName("caf\xe9")}},
+		{name: "a policy's name that is no text", err: ratelimit.ErrInvalidOption, s: mem, l: good, opts: []ratelimit.Option{ratelimit.WithPolicyName("caf\xe9")}},
 	}
 	for _, tt := range tests {
 		for _, algorithm := range algorithms {

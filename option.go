@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/ratelimit-go/ratelimit/internal/coalesce"
 )
@@ -18,11 +19,12 @@ type Option func(*limiter) error
 // when Rate or Burst change. Without a name, Rate and Burst take its place: two unnamed
 // limiters of the same algorithm and limit on one store share their counts.
 //
-// The name must not be empty or contain braces, which Redis reads as hash tags.
+// The name must not be empty or contain braces, which Redis reads as hash tags. It must be
+// UTF-8, since people and metrics read it.
 func WithName(name string) Option {
 	return func(lim *limiter) error {
-		if name == "" || strings.ContainsAny(name, "{}") {
-			return fmt.Errorf("%w: WithName(%q): a name is not empty and has no braces", ErrInvalidOption, name)
+		if name == "" || strings.ContainsAny(name, "{}") || !utf8.ValidString(name) {
+			return fmt.Errorf("%w: WithName(%q): a name is not empty, has no braces and is UTF-8", ErrInvalidOption, name)
 		}
 		lim.name = name
 		return nil
@@ -31,11 +33,11 @@ func WithName(name string) Option {
 
 // WithPolicyName sets the name that people read: the Name of the limiter's [Policy],
 // [Result.DeniedBy], header fields. The default is the limiter's name, or its limit as text.
-// It changes nothing about what is counted where. The name must not be empty.
+// It changes nothing about what is counted where. The name must be UTF-8 and not empty.
 func WithPolicyName(name string) Option {
 	return func(lim *limiter) error {
-		if name == "" {
-			return fmt.Errorf("%w: WithPolicyName(%q)", ErrInvalidOption, name)
+		if name == "" || !utf8.ValidString(name) {
+			return fmt.Errorf("%w: WithPolicyName(%q): a name is UTF-8 and not empty", ErrInvalidOption, name)
 		}
 		lim.policyName = name
 		return nil

@@ -6,10 +6,12 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/ratelimit-go/ratelimit"
 )
@@ -67,7 +69,8 @@ func NewCounters(limiter string) *Counters {
 }
 
 // Expect gives each of these limits a row in [Snapshot] before it denies anything, so that a rate
-// over time sees its first denials. [ratelimit.Observe] calls it where several limits decide.
+// over time sees its first denials. [ratelimit.Observe] calls it where several limits decide. A
+// name that is not UTF-8 is quoted, as by [strconv.QuoteToASCII].
 func (c *Counters) Expect(limits ...string) {
 	for _, name := range limits {
 		c.named(name)
@@ -137,6 +140,9 @@ func (c *Counters) measure(took time.Duration) {
 func (c *Counters) named(name string) *atomic.Int64 {
 	if count, ok := (*c.names.Load())[name]; ok {
 		return count
+	}
+	if !utf8.ValidString(name) { // of a limiter that is not ours; one bad name would hide all metrics
+		return c.named(strconv.QuoteToASCII(name))
 	}
 	if name == otherName || len(*c.names.Load()) >= maxNames {
 		return &c.other

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"unicode/utf8"
 
 	"go.opentelemetry.io/otel"
@@ -232,7 +231,7 @@ func (in *instruments) observeCounters(to metric.Observer, s observe.Snapshot) {
 		to.ObserveInt64(in.events, n, metric.WithAttributes(limiter, attrOutcome.String(outcome)))
 	}
 	for _, d := range s.DeniedBy {
-		to.ObserveInt64(in.deniedBy, d.Calls, metric.WithAttributes(limiter, attrDeniedBy.String(text(d.Name))))
+		to.ObserveInt64(in.deniedBy, d.Calls, metric.WithAttributes(limiter, attrDeniedBy.String(d.Name)))
 	}
 	for _, e := range s.Errors {
 		to.ObserveInt64(in.errors, e.Calls, metric.WithAttributes(limiter, attrErrorType.String(e.Class)))
@@ -240,12 +239,4 @@ func (in *instruments) observeCounters(to metric.Observer, s observe.Snapshot) {
 	for tenth, n := range s.Headroom {
 		to.ObserveInt64(in.admissions, n, metric.WithAttributes(limiter, attrHeadroom.Int(tenth)))
 	}
-}
-
-// text is the name of a limit as the value of an attribute, which must be UTF-8.
-func text(name string) string {
-	if utf8.ValidString(name) {
-		return name
-	}
-	return strconv.QuoteToASCII(name)
 }

@@ -2,7 +2,9 @@ package otellimit
 
 import (
 	"context"
+	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
@@ -25,7 +27,12 @@ import (
 // the last three what the last one of their kind said. So observe the outermost limiter.
 //
 // If the span does not record, it costs some 17 ns and no allocation.
-func Spans(limiter string) ratelimit.Observer { return spans(attrLimiter.String(text(limiter))) }
+func Spans(limiter string) ratelimit.Observer {
+	if !utf8.ValidString(limiter) { // the value of an attribute must be
+		limiter = strconv.QuoteToASCII(limiter)
+	}
+	return spans(attrLimiter.String(limiter))
+}
 
 type spans attribute.KeyValue
 
@@ -46,7 +53,7 @@ func (s spans) Decided(ctx context.Context, _ string, _ int, r ratelimit.Result,
 	}
 	span.SetAttributes(limiter, attrOutcome.String("denied"), attrSource.String(r.Source().String()))
 	if name := r.DeniedBy(); name != "" {
-		span.SetAttributes(attrDeniedBy.String(text(name)))
+		span.SetAttributes(attrDeniedBy.String(name))
 	}
 	if r.RetryAfter != ratelimit.Never {
 		span.SetAttributes(attrRetryAfter.Float64(r.RetryAfter.Seconds()))

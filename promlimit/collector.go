@@ -30,7 +30,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -182,7 +181,7 @@ func collect(ch chan<- prometheus.Metric, s observe.Snapshot) {
 		counter(ch, events, float64(n), s.Limiter, outcome)
 	}
 	for _, d := range s.DeniedBy {
-		counter(ch, deniedBy, float64(d.Calls), s.Limiter, label(d.Name))
+		counter(ch, deniedBy, float64(d.Calls), s.Limiter, d.Name)
 	}
 	for _, e := range s.Errors {
 		counter(ch, failed, float64(e.Calls), s.Limiter, e.Class)
@@ -224,14 +223,6 @@ func counter(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, lab
 
 func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {
 	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
-}
-
-// label is the name of a limit as the value of a label, which must be UTF-8.
-func label(name string) string {
-	if utf8.ValidString(name) {
-		return name
-	}
-	return strconv.QuoteToASCII(name)
 }
 
 var _ prometheus.Collector = (*Collector)(nil)
