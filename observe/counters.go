@@ -51,6 +51,7 @@ type Counters struct {
 	allowed [sources][tenths + 1]atomic.Int64 // calls, by what is left; the last: uncounted
 	denied  [sources]atomic.Int64             // calls
 	more    [2][sources]atomic.Int64          // events beyond one a call: of admissions, of denials
+	none    [2][sources]atomic.Int64          // calls for no event, which are in no other counter
 	errors  [len(classes)]atomic.Int64
 
 	names    atomic.Pointer[map[string]*atomic.Int64] // never changed, but replaced
@@ -89,23 +90,30 @@ func (c *Counters) Decided(_ context.Context, _ string, n int, r ratelimit.Resul
 	n = min(n, math.MaxInt32) // n can be a stranger's, and what only grows must not overflow
 	source := min(r.Source(), ratelimit.Source(sources-1))
 	if !r.Allowed {
-		c.denied[source].Add(1)
-		if n != 1 {
-			c.more[1][source].Add(int64(n) - 1)
-		}
+		c.count(&c.denied[source], 1, source, n)
 		if name := r.DeniedBy(); name != "" {
 			c.named(name).Add(1)
 		}
 		return
 	}
-	c.allowed[source][headroom(&r, source)].Add(1)
-	if n != 1 {
-		c.more[0][source].Add(int64(admitted(&r, n)) - 1)
+	c.count(&c.allowed[source][headroom(&r, source)], 0, source, admitted(&r, n))
+}
+
+// count counts a call for n events. Other limiters than ours may decide on none, or on fewer;
+// taking these from a sum would let it fall.
+func (c *Counters) count(calls *atomic.Int64, outcome int, source ratelimit.Source, n int) {
+	if n < 1 {
+		c.none[outcome][source].Add(1)
+		return
+	}
+	calls.Add(1)
+	if n > 1 {
+		c.more[outcome][source].Add(int64(n) - 1)
 	}
 }
 
-// admitted is how many of n events r, an admission, has let through: AllowUpTo may grant
-// fewer, and PerCall charges one.
+// admitted is how many of n events r, an admission, has charged: AllowUpTo may grant fewer,
+// and PerCall charges one.
 func admitted(r *ratelimit.Result, n int) int {
 	if charged := r.Charged(); charged > 0 && charged < n {
 		return charged
@@ -192,8 +200,10 @@ type Decisions struct {
 	Outcome string `json:"outcome"` // "allowed" or "denied"
 	Source  string `json:"source"`  // text of a [ratelimit.Source]
 	Calls   int64  `json:"calls"`
-	// Events are what the calls asked for. Of a call that was granted fewer they are those
-	// that it charged.
+	// Events are what the calls asked for, none for n below 1. Of an admission that charged
+	// fewer they are those: of [ratelimit.AllowUpTo] what it granted, and of a
+	// [ratelimit.PerCall] one. What a PerCall denies counts as asked; observe the limiter
+	// inside of it to count each call as one event.
 	Events int64 `json:"events"`
 }
 
@@ -235,10 +245,10 @@ func (c *Counters) Snapshot() Snapshot {
 				s.Headroom[left] += n
 			}
 		}
-		s.add(outcomeAllowed, source, calls, c.more[0][source].Load())
+		s.add(outcomeAllowed, source, calls, c.more[0][source].Load(), c.none[0][source].Load())
 	}
 	for source := range sources {
-		s.add(outcomeDenied, source, c.denied[source].Load(), c.more[1][source].Load())
+		s.add(outcomeDenied, source, c.denied[source].Load(), c.more[1][source].Load(), c.none[1][source].Load())
 	}
 	for i := range classes {
 		s.Errors = append(s.Errors, Errors{classes[i].name, c.errors[i].Load()})
@@ -246,10 +256,11 @@ func (c *Counters) Snapshot() Snapshot {
 	return s
 }
 
-// add appends a row, unless there is nothing in it and never will be.
-func (s *Snapshot) add(outcome string, source int, calls, more int64) {
-	if calls != 0 || canBe(outcome, ratelimit.Source(source)) {
-		s.Decisions = append(s.Decisions, Decisions{outcome, ratelimit.Source(source).String(), calls, calls + more})
+// add appends a row, unless there is nothing in it and never will be. calls are those for an
+// event, of which more events were asked; none are those for none.
+func (s *Snapshot) add(outcome string, source int, calls, more, none int64) {
+	if calls+none != 0 || canBe(outcome, ratelimit.Source(source)) {
+		s.Decisions = append(s.Decisions, Decisions{outcome, ratelimit.Source(source).String(), calls + none, calls + more})
 	}
 }
 

@@ -138,6 +138,36 @@ func TestEventsNeverShrink(t *testing.T) {
 	}
 }
 
+// A limiter that is not ours may admit and deny calls for no events, or for fewer.
+func TestCountersNeverFall(t *testing.T) {
+	c := observe.NewCounters("")
+	for _, allowed := range []bool{true, false} {
+		outcome := map[bool]string{true: "allowed", false: "denied"}[allowed]
+		r := ratelimit.Result{Allowed: allowed, Limit: 10, Remaining: 5}
+		c.Decided(t.Context(), "key", 3, r, nil, 0)
+		for i, n := range []int{-5, 0, math.MinInt} {
+			c.Decided(t.Context(), "key", n, r, nil, 0)
+			require.Equal(t, observe.Decisions{Outcome: outcome, Source: "store", Calls: int64(i) + 2, Events: 3}, row(t, c.Snapshot(), outcome, "store"))
+		}
+	}
+	require.Equal(t, [11]int64{5: 1}, c.Snapshot().Headroom)
+}
+
+// A PerCall limits calls: an admission is one event. Of a denial it is not known.
+func TestEventsOfCallsThatAreChargedOnce(t *testing.T) {
+	c := observe.NewCounters("")
+	calls, err := ratelimit.PerCall(inMemory(t, "fixed_window", ratelimit.PerDay(1)))
+	require.NoError(t, err)
+	limiter := observed(t, calls, c)
+	for _, allowed := range []bool{true, false} {
+		r, err := limiter.AllowN(t.Context(), "key", 7)
+		require.NoError(t, err)
+		require.Equal(t, allowed, r.Allowed)
+	}
+	require.EqualValues(t, 1, row(t, c.Snapshot(), "allowed", "store").Events)
+	require.EqualValues(t, 7, row(t, c.Snapshot(), "denied", "store").Events)
+}
+
 func TestErrorsHaveEightClasses(t *testing.T) {
 	c := observe.NewCounters("")
 	want := []observe.Errors{
