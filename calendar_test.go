@@ -330,7 +330,7 @@ func TestTheServersClockPicksTheWindow(t *testing.T) {
 	for _, days := range []int{-4, 4} {
 		mini.SetTime(now.AddDate(0, 0, days))
 		_, err := lim.Allow(t.Context(), "other")
-		require.ErrorIs(t, err, ratelimit.ErrStore)
+		require.ErrorIs(t, err, store.ErrClock)
 		require.ErrorContains(t, err, "the clocks of server and caller differ by more than two windows")
 	}
 	mini.SetTime(now)
@@ -338,7 +338,7 @@ func TestTheServersClockPicksTheWindow(t *testing.T) {
 	allowN(t, lim, 1)
 	mini.SetTime(now.AddDate(0, 0, -4))
 	_, err := lim.Allow(t.Context(), "key")
-	require.ErrorIs(t, err, ratelimit.ErrStore, "nor is the state's window that of a clock that has gone back")
+	require.ErrorIs(t, err, store.ErrClock, "nor is the state's window that of a clock that has gone back")
 }
 
 // The server's clock is set back by a window. The spend then counts in the window of now, and no

@@ -161,9 +161,9 @@ func (f *Limiter) newBreaker() *gobreaker.CircuitBreaker[ratelimit.Result] {
 	})
 }
 
-// ofTheStore reports whether err concerns the store as a whole. A corrupt state does not,
-// nor does a full queue of this process: neither is a failure or a success.
+// ofTheStore reports whether err concerns the store as a whole. A corrupt state does not, nor
+// clocks that differ, nor a full queue of this process: none is a failure or a success.
 func ofTheStore(err error) bool {
 	return errors.Is(err, ratelimit.ErrStore) && !errors.Is(err, errHandingBack) &&
-		!errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrOverloaded)
+		!errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrClock) && !errors.Is(err, store.ErrOverloaded)
 }

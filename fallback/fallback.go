@@ -47,8 +47,8 @@ import (
 // What a lease or a denycache answers from memory is neither a failure nor a success. If the
 // probe is answered so, a Peek of its key asks the store besides.
 //
-// Two errors are answered by the policy but are not failures. [store.ErrCorrupt] concerns
-// one key only. [store.ErrOverloaded] means that a call found no room in this process. That
+// Three errors are answered by the policy but are not failures. [store.ErrCorrupt] concerns
+// one key only. [store.ErrClock] is about clocks. [store.ErrOverloaded] means that a call found no room in this process. That
 // says nothing about the store, which still decides the other calls.
 //
 // It takes a few hundred bytes. A local limiter adds up to 6 MB for keys that are not

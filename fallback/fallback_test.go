@@ -638,10 +638,17 @@ func TestARefundForgivesNoMoreThanWasCharged(t *testing.T) {
 	})
 }
 
-// One bad value is no outage of the store: it has answered, and answers for other keys.
+// One bad value, or a time that somebody's wrong clock has written, is no outage of the store: it
+// has answered, and answers for other keys.
 func TestAKeyWithACorruptStateOpensTheBreakerForNoOther(t *testing.T) {
+	for _, class := range []error{store.ErrCorrupt, store.ErrClock} {
+		t.Run(class.Error(), func(t *testing.T) { opensForNoOther(t, class) })
+	}
+}
+
+func opensForNoOther(t *testing.T, class error) {
 	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p fallback.Policy) {
-		corrupt := func(context.Context) error { return store.ErrCorrupt }
+		corrupt := func(context.Context) error { return class }
 		lim := failover(t, inner, p, fallback.WithBreaker(2, time.Minute))
 		for range 10 {
 			inner.before = corrupt

@@ -19,21 +19,27 @@ var classes = [...]struct {
 	{"deadline", []error{context.DeadlineExceeded}},
 	{"overloaded", []error{store.ErrOverloaded}},
 	{"unavailable", []error{store.ErrUnavailable}},
+	{"timeout", []error{store.ErrTimeout}},
+	{"out_of_memory", []error{store.ErrOutOfMemory}},
 	{"corrupt", []error{store.ErrCorrupt}},
+	{"clock", []error{store.ErrClock}},
 	{"store", []error{store.ErrStore}},
 	{"other", nil},
 }
 
-// ErrorClass is the class of an error of a limiter, for logs and labels. It is one of eight:
+// ErrorClass is the class of an error of a limiter, for logs and labels. It is one of eleven:
 //
-//	invalid      ErrInvalidN, ErrInvalidKey, ErrInvalidLimit, ErrInvalidOption
-//	canceled     context.Canceled: the caller went away
-//	deadline     context.DeadlineExceeded: the caller's time was up
-//	overloaded   store.ErrOverloaded
-//	unavailable  store.ErrUnavailable
-//	corrupt      store.ErrCorrupt
-//	store        any other ErrStore, such as store.ErrTimeout
-//	other        any other error, such as that of a function given to WithLimitFunc
+//	invalid        ErrInvalidN, ErrInvalidKey, ErrInvalidLimit, ErrInvalidOption
+//	canceled       context.Canceled: the caller went away
+//	deadline       context.DeadlineExceeded: the caller's time was up
+//	overloaded     store.ErrOverloaded
+//	unavailable    store.ErrUnavailable
+//	timeout        store.ErrTimeout: the only one after which the call may have been charged
+//	out_of_memory  store.ErrOutOfMemory
+//	corrupt        store.ErrCorrupt
+//	clock          store.ErrClock: see to NTP, and not to the store
+//	store          any other ErrStore, such as a wrong password
+//	other          any other error, such as that of a function given to WithLimitFunc
 //
 // That of nil is "".
 func ErrorClass(err error) string {

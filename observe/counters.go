@@ -181,7 +181,7 @@ type Snapshot struct {
 	// Decisions has a row for each outcome and source that can be, counted or not, so that
 	// a rate over time sees the first of them: admissions, then denials, each by source.
 	Decisions []Decisions `json:"decisions"`
-	// Errors has a row for each of the eight classes, in the order of [ErrorClass].
+	// Errors has a row for each of the eleven classes, in the order of [ErrorClass].
 	Errors []Errors `json:"errors"`
 	// Headroom counts the calls that were admitted and counted by a limit, by the share of
 	// Limit that they left: [0] nothing, [i] more than i-1 tenths and up to i tenths.

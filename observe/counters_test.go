@@ -168,16 +168,17 @@ func TestEventsOfCallsThatAreChargedOnce(t *testing.T) {
 	require.EqualValues(t, 7, row(t, c.Snapshot(), "denied", "store").Events)
 }
 
-func TestErrorsHaveEightClasses(t *testing.T) {
+func TestErrorsHaveElevenClasses(t *testing.T) {
 	c := observe.NewCounters("")
 	want := []observe.Errors{
 		{Class: "invalid", Calls: 4}, {Class: "canceled", Calls: 1}, {Class: "deadline", Calls: 1}, {Class: "overloaded", Calls: 1},
-		{Class: "unavailable", Calls: 1}, {Class: "corrupt", Calls: 1}, {Class: "store", Calls: 3}, {Class: "other", Calls: 1},
+		{Class: "unavailable", Calls: 1}, {Class: "timeout", Calls: 1}, {Class: "out_of_memory", Calls: 1}, {Class: "corrupt", Calls: 1},
+		{Class: "clock", Calls: 1}, {Class: "store", Calls: 1}, {Class: "other", Calls: 1},
 	}
 	for _, err := range []error{
 		ratelimit.ErrInvalidN, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidOption,
 		context.Canceled, context.DeadlineExceeded, store.ErrOverloaded, store.ErrUnavailable, store.ErrCorrupt,
-		store.ErrStore, store.ErrTimeout, store.ErrOutOfMemory, errors.New("of a limit function"),
+		store.ErrStore, store.ErrTimeout, store.ErrOutOfMemory, store.ErrClock, errors.New("of a limit function"),
 	} {
 		c.Decided(t.Context(), "key", 1, ratelimit.Result{}, fmt.Errorf("wrapped: %w", err), 0)
 	}
@@ -232,7 +233,7 @@ func TestWhatIsCountedIsBounded(t *testing.T) {
 	require.Less(t, heapBytes(), heap+1<<16)
 	s := c.Snapshot()
 	require.Equal(t, before, rows(s))
-	require.Less(t, before, 80)
+	require.Less(t, before, 85)
 	require.Len(t, s.DeniedBy, 33)
 	require.Equal(t, observe.DeniedBy{Name: "limit 0", Calls: 1}, s.DeniedBy[0])
 	require.NotEqual(t, "other", s.DeniedBy[31].Name)
@@ -273,7 +274,7 @@ func TestCountsAreExactUnderConcurrency(t *testing.T) {
 	require.Equal(t, observe.Decisions{Outcome: "allowed", Source: "store", Calls: n, Events: 2 * n}, row(t, s, "allowed", "store"))
 	require.Equal(t, observe.Decisions{Outcome: "denied", Source: "zero_rate", Calls: 1 + n, Events: 1 + 3*n}, row(t, s, "denied", "zero_rate"))
 	require.Equal(t, []observe.DeniedBy{{Name: "a", Calls: n / 2}, {Name: "b", Calls: n / 2}, {Name: "other", Calls: 1}}, s.DeniedBy)
-	require.EqualValues(t, n, s.Errors[6].Calls)
+	require.EqualValues(t, n, s.Errors[9].Calls)
 	require.EqualValues(t, 3*n, s.Durations.Count)
 	require.EqualValues(t, 3*n, s.Durations.Sum)
 }

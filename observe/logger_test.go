@@ -141,13 +141,13 @@ func TestErrorsAreLoggedOnceAMinuteByClass(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		require.Equal(t, []string{
-			`level=WARN msg="ratelimit: no decision" class=store calls=1 error="ratelimit: store failed: timeout"`,
+			`level=WARN msg="ratelimit: no decision" class=timeout calls=1 error="ratelimit: store failed: timeout"`,
 			`level=INFO msg="ratelimit: no decision" class=canceled calls=1 error="context canceled"`,
 		}, out.take())
 		time.Sleep(57 * time.Second)
 		tell(o, "key", ratelimit.Result{}, store.ErrTimeout)
 		require.Equal(t, []string{
-			`level=WARN msg="ratelimit: no decision" class=store calls=3 error="ratelimit: store failed: timeout"`,
+			`level=WARN msg="ratelimit: no decision" class=timeout calls=3 error="ratelimit: store failed: timeout"`,
 		}, out.take())
 	})
 }

@@ -104,12 +104,13 @@ func (l *Limiter) move(ctx context.Context, f *fetch, o *region) bool {
 }
 
 // ofTheRegion reports whether err concerns a region as a whole. What a limit function says of one
-// key does not, nor does a corrupt state, nor a lack of room in this process.
+// key does not, nor does a corrupt state, a clock, or a lack of room in this process.
 func ofTheRegion(err error) bool {
 	if errors.Is(err, errTooSlow) || errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}
-	return errors.Is(err, ratelimit.ErrStore) && !errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrOverloaded)
+	return errors.Is(err, ratelimit.ErrStore) && !errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrClock) &&
+		!errors.Is(err, store.ErrOverloaded)
 }
 
 // region is another one.

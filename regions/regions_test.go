@@ -386,6 +386,7 @@ func TestAnErrorOfAKeyRestsNoRegion(t *testing.T) {
 		"limit function": {limits: errors.New("no such plan")},
 		"slow plans":     {limits: context.DeadlineExceeded},
 		"corrupt":        {store: fmt.Errorf("%w: on purpose", store.ErrCorrupt)},
+		"clock":          {store: fmt.Errorf("%w: on purpose", store.ErrClock)},
 		"overloaded":     {store: fmt.Errorf("%w: on purpose", store.ErrOverloaded)},
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -79,6 +79,10 @@ var (
 	// ErrCorrupt means that the value stored for the key is not a state. Reset repairs
 	// it.
 	ErrCorrupt = fmt.Errorf("%w: corrupt state", ErrStore)
+	// ErrClock means that the clocks of the caller and of the store's server, or of two
+	// callers, differ by more than two windows of a calendar. Repair the clocks, by NTP;
+	// limits that have no calendar go on.
+	ErrClock = fmt.Errorf("%w: clocks differ", ErrStore)
 )
 
 // Store keeps the state of keys and runs rules on it. Its methods are safe for concurrent

@@ -26,7 +26,7 @@ import (
 func classes() map[string]error {
 	return map[string]error{
 		"unavailable": store.ErrUnavailable, "timeout": store.ErrTimeout, "overloaded": store.ErrOverloaded,
-		"out of memory": store.ErrOutOfMemory, "corrupt": store.ErrCorrupt,
+		"out of memory": store.ErrOutOfMemory, "corrupt": store.ErrCorrupt, "clocks": store.ErrClock,
 	}
 }
 
@@ -126,6 +126,8 @@ func TestOtherAnswersAreNotSentAgain(t *testing.T) {
 			"ERR Error running script (call to f_1): @user_script:3: WRONGTYPE Operation against a key":         "corrupt",
 			"ERR user_script:1: ratelimit: the value of the key is not a state":                                 "corrupt",
 			"ERR Error running script (call to f_1): @user_script:3: ratelimit: the value of the key is":        "corrupt",
+			"ERR user_script:1: ratelimit: the clocks of server and caller differ by more than two windows":     "clocks",
+			"ERR Error running script (call to f_1): @user_script:3: ratelimit: the clocks of server and":       "clocks",
 			"MISCONF Redis is configured to save RDB snapshots":                                                 "unavailable",
 			"NOPERM this user has no permissions":                                                               "no class",
 			"ERR something else about OOM":                                                                      "no class",

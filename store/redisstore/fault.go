@@ -91,6 +91,8 @@ func answered(err error, answer string) fault {
 		return fault{class: store.ErrOutOfMemory, err: err}
 	case code == "WRONGTYPE", strings.Contains(answer, "ratelimit: the value of the key"):
 		return fault{class: store.ErrCorrupt, err: err}
+	case strings.Contains(answer, "ratelimit: the clocks of server and"):
+		return fault{class: store.ErrClock, err: err}
 	}
 	return fault{class: store.ErrStore, err: err}
 }
