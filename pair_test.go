@@ -114,3 +114,20 @@ func TestTwoLimitsOfCallsGiveBackAnyNumberOfEvents(t *testing.T) {
 		require.Equal(t, 10, peek(t, all, "key").Remaining)
 	}
 }
+
+// Of two limits that have as much left, the Limit is that of the first. So it is where more than
+// two decide, which are described in another way.
+func TestOfTwoLimitsWithAsMuchLeftTheFirstIsTold(t *testing.T) {
+	for _, tens := range []int{0, 1} {
+		s := memory(t, newClock())
+		limits := []ratelimit.Limiter{newLimiter(t, "fixed_window", s, ratelimit.PerHour(12)), newLimiter(t, "token_bucket", s, ratelimit.PerHour(12))}
+		limits[tens] = newLimiter(t, "sliding_window", s, ratelimit.PerHour(10))
+		allowN(t, limits[1-tens], 2)
+		two := allowN(t, all(t, limits...), 1)
+		require.Equal(t, two.Parts()[0].Remaining, two.Parts()[1].Remaining)
+		require.Equal(t, two.Parts()[0].Limit, two.Limit)
+		require.NotEqual(t, two.Parts()[1].Limit, two.Limit)
+		three := allowN(t, all(t, append(limits, newLimiter(t, "fixed_window", s, ratelimit.PerHour(100)))...), 1)
+		require.Equal(t, two.Limit, three.Limit)
+	}
+}

@@ -81,6 +81,33 @@ func TestNoThirdGrant(t *testing.T) {
 	require.Equal(t, []int{2, 3}, []int{h.left, h.spare.left})
 }
 
+// After an error grants grow as those of a new key do: by one that was spent soon after another.
+func TestGrantsAfterAnErrorGrowAsThoseOfANewKey(t *testing.T) {
+	var h holding[int]
+	terms := &terms{life: 100, most: 1000}
+	now := time.Duration(0)
+	// asked is what is asked for, each time soon after the grant before.
+	asked := func(times int) (sizes []int) {
+		for range times {
+			now++
+			n := h.ask(now, 1, terms)
+			sizes = append(sizes, n)
+			h.receive(grants{granted: n, want: n, room: 1000, sent: now, now: now, window: 1000}, terms)
+			require.NotNil(t, h.spend(now, n))
+		}
+		return sizes
+	}
+	grown := []int{1, 1, 2, 4, 8}
+	require.Equal(t, grown, asked(5))
+	for range 3 {
+		h.failed()
+		require.Equal(t, grown, asked(5))
+	}
+	asked(1) // of those that come soon one was counted
+	h.failed()
+	require.Equal(t, grown, asked(5))
+}
+
 // No number of events overflows an int of 32 bits.
 func TestLargestLeases(t *testing.T) {
 	const most = 1<<31 - 1
