@@ -8,6 +8,10 @@
 // for each event. A decision on a known key allocates nothing unless its log grows. No call
 // sweeps or moves more than one table of 512 slots, however many keys there are.
 //
+// A decision takes 3.7 to 5.3 times as long if its key was last counted under another limit and
+// few keys have the limit of now, as when each call has one of its own. It then looks for that
+// limit among up to 544 that its table knows. A key that keeps its limit costs no such search.
+//
 // Idle keys are dropped while other keys are decided on: there is no goroutine and
 // nothing to close. The number of keys is capped; see [WithMaxKeys].
 //
