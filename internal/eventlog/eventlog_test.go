@@ -109,7 +109,7 @@ func TestALogOfWhichOnlyTheDeadAreLeftIsOver(t *testing.T) {
 	end := now + 1_200_000
 	g.Refund(l, end, store.Receipt{At: end, N: 1})
 	g.Refund(l, end, store.Receipt{At: now + 500_000, N: 30})
-	require.EqualValues(t, math.MinInt64, g.End())
+	require.Equal(t, int64(math.MinInt64), g.End())
 	require.Zero(t, g.Used(now+900_000))
 	require.Equal(t, store.Reply{OK: true, X: end}, g.Step(l, end, 200))
 }
