@@ -32,9 +32,10 @@
 //   - [store.ErrOutOfMemory]: nothing ran. The server is at its maxmemory and evicts
 //     nothing.
 //   - [store.ErrCorrupt]: nothing ran. The key holds a value that no limiter wrote.
+//   - [store.ErrClock]: nothing ran. The clocks of caller and server differ by more than
+//     two windows of a calendar.
 //   - none of them: nothing ran, and the setup needs repair, for example a wrong
-//     password, or a clock that is more than two windows of a calendar away from the
-//     server's.
+//     password.
 //
 // A call runs at most once on the server: a command whose reply is lost is not sent
 // again. If it is certain that nothing ran, the store tries again after 1 to 32 ms, while
