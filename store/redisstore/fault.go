@@ -142,11 +142,13 @@ func (s *Store) unknown(err error) fault {
 	return fault{class: store.ErrTimeout, err: err, what: what + ", the outcome is unknown"}
 }
 
+var errReply = errors.New("not the reply of a script of limiters")
+
 // unreadable reports whether err is about a reply that is not of integers. The client has
 // no type for such errors.
 func unreadable(err error) bool {
 	var number *strconv.NumError
-	return errors.As(err, &number) || strings.HasPrefix(err.Error(), "redis: can't parse")
+	return errors.Is(err, errReply) || errors.As(err, &number) || strings.HasPrefix(err.Error(), "redis: can't parse")
 }
 
 // busy reports whether the client's own queue rejected the command.

@@ -72,6 +72,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -308,11 +309,13 @@ func (s *Store) key(ns *store.Namespace, key string) string {
 	return s.prefix + ns.Rule.Name + ":" + ns.Name + ":{=" + key + "}"
 }
 
+var errReading = errors.New("Lua counts µs from 1740 to 2199")
+
 // now reads the caller's clock, in Unix µs.
 func (s *Store) now() (int64, error) {
 	t := s.clock()
 	if us := t.UnixMicro(); us > -maxTime && us < maxTime {
 		return us, nil
 	}
-	return 0, fmt.Errorf("%w: the clock reads %v: Lua counts µs from 1740 to 2199", store.ErrStore, t)
+	return 0, fmt.Errorf("%w: the clock reads %v: %w", store.ErrStore, t, errReading)
 }

@@ -161,7 +161,7 @@ func (s *Store) sendBy(b budget, c *call, name string) ([]int64, *fault) {
 	a.op = operation{name: c.task.op, sending: &a.sending}
 	args, err := s.arguments(c, a.args[:0], name, &a.op)
 	if err != nil {
-		return nil, &fault{class: store.ErrStore, err: err}
+		return nil, s.failed(c.key, err, false)
 	}
 	cmd := newNumbers(b, args)
 	err = s.link.process(b, cmd, &a.sending)
@@ -174,6 +174,9 @@ func (s *Store) sendBy(b budget, c *call, name string) ([]int64, *fault) {
 
 // failed returns the fault of a call of key, which was sent or not.
 func (s *Store) failed(key string, err error, sent bool) *fault {
+	if errors.Is(err, errReading) {
+		return &fault{class: store.ErrStore, err: err, made: err}
+	}
 	var f fault
 	var answer redis.Error
 	if errors.As(err, &answer) {

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // trip is several calls on one connection. It makes the connection if there is none.
@@ -206,7 +204,7 @@ func (g *group) read(reply []byte) error {
 	r := reader{reply}
 	n, _, ok := r.next('*')
 	if !ok || n != int64(4*len(g.calls)) {
-		return fmt.Errorf("%w: the reply is not a list of %d: %.100q", store.ErrStore, 4*len(g.calls), reply)
+		return fmt.Errorf("%w: not a list of %d: %.100q", errReply, 4*len(g.calls), reply)
 	}
 	values := make([]int64, n)
 	for i := range values {
@@ -214,7 +212,7 @@ func (g *group) read(reply []byte) error {
 		v, text, ok := r.next(':')
 		switch {
 		case !ok || text != "" && i%4 > 0:
-			return fmt.Errorf("%w: element %d of the reply is not an integer: %.100q", store.ErrStore, i, reply)
+			return fmt.Errorf("%w: element %d is not an integer: %.100q", errReply, i, reply)
 		case text != "":
 			c.err = refusal(text)
 		}
