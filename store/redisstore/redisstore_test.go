@@ -207,6 +207,21 @@ func TestRepliesThatAreNotFourIntegers(t *testing.T) {
 	require.ErrorAs(t, err, &answer)
 }
 
+func TestRepliesOfABatchThatAreNone(t *testing.T) {
+	s := newStore(t, redistest.Shared(t).Client(t))
+	for _, script := range []string{
+		`return 1`, `return 'OK'`, `return {}`, `return {1, 2, 3}`, `return {1, 2, 3, 4, 5}`, `return {1, 'two', 3, 4}`, `return {1, {2}, 3, 4}`,
+	} {
+		ns := store.NewNamespace(&store.Rule{Name: "none", Script: script, BatchScript: func(*store.Rule) string { return script }}, "none")
+		b := s.Batch(ns)
+		b.Take("secret", limit, 1)
+		_, errs, again := b.Make()
+		require.ErrorIs(t, errs[0], store.ErrTimeout, script)
+		require.ErrorContains(t, errs[0], "a reply that cannot be read", script)
+		require.False(t, again[0], "it may have run")
+	}
+}
+
 func TestStoredValueOfTheWrongType(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s := newStore(t, client)
