@@ -148,17 +148,31 @@ func (s *spec) checkShares() error {
 	return nil
 }
 
-// checkLease tries the life on the limit.
+// checkLease tries the life on the limit, and then whether any limit can be leased.
 func (s *spec) checkLease() error {
+	inTiers := func(context.Context, string) (string, error) { return "", nil }
+	if err := s.tryLease(s.limits[0], ratelimit.WithTiers(inTiers, s.tiers)); err != nil {
+		return err
+	}
+	err := s.tryLease(s.limits[0])
+	for _, l := range s.tiers {
+		if err != nil && l.Rate > 0 && s.tryLease(l) == nil {
+			err = nil
+		}
+	}
+	return err
+}
+
+func (s *spec) tryLease(l ratelimit.Limit, opts ...ratelimit.Option) error {
 	mem, err := memstore.New()
 	if err != nil {
 		return err
 	}
-	l, err := ratelimit.New(s.algorithm, mem, s.limits[0])
+	lim, err := ratelimit.New(s.algorithm, mem, l, opts...)
 	if err != nil {
 		return err
 	}
-	leased, err := lease.New(l, s.lease)
+	leased, err := lease.New(lim, s.lease)
 	if err != nil {
 		return err
 	}

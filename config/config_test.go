@@ -212,6 +212,7 @@ func TestGoodTexts(t *testing.T) {
 
 func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 	const a = "limiters:\n  a:\n    algorithm: fixed_window\n"
+	const log = "limiters:\n  a:\n    algorithm: sliding_log\n"
 	tests := []struct {
 		name, text, err string
 		is              error
@@ -291,6 +292,8 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "a lease without a unit", text: a + "    limit: 100/s\n    lease: '50'\n", err: `5:12: limiter "a": lease: "50": want how long a lease lives, such as 50ms`},
 		{name: "a lease that is a number", text: a + "    limit: 100/s\n    lease: 50\n", err: `5:12: limiter "a": lease: "50": want how long a lease lives, such as 50ms`},
 		{name: "a short lease", text: a + "    limit: 100/s\n    lease: 1us\n", is: ratelimit.ErrInvalidOption, err: `5:12: limiter "a": lease: ratelimit: invalid option: a life of 1µs, want 1ms to 1h0m0s`},
+		{name: "a lease in which nothing happens", text: log + "    limit: 1000/m\n    lease: 50ms\n", is: ratelimit.ErrInvalidOption, err: `5:12: limiter "a": lease: ratelimit: invalid option: no event flows in a life of 50ms at 1000/m: the least life is 60ms`},
+		{name: "a lease of few events, in tiers too", text: log + "    limit: 1000/m\n    tiers: {x: 0/m, y: unlimited, z: 1199/m}\n    lease: 50ms\n", is: ratelimit.ErrInvalidOption, err: `6:12: limiter "a": lease: ratelimit: invalid option: no event flows in a life of 50ms at 1000/m: the least life is 60ms`},
 		{name: "coalescing of several limits", text: a + "    limits: [1/s]\n    coalescing: true\n", err: `5:5: limiter "a": coalescing: has no effect on several limits`},
 		{name: "a name with braces", text: "limiters:\n  '{a}': {algorithm: fixed_window, limit: 1/s}\n", is: ratelimit.ErrInvalidOption,
 			err: `2:3: limiter "{a}": ` + ratelimit.ErrInvalidOption.Error() + `: a name is not empty and has no braces`},

@@ -76,6 +76,12 @@ func TestARefundReachesWhatALeaseOfAFormerTextHasAdmitted(t *testing.T) {
 	})
 }
 
+// A lease in which no event flows is refused, unless another limit of the text can be leased.
+func TestALeaseOfATier(t *testing.T) {
+	build(t, memory(t), one("algorithm: sliding_log, limit: 1000/m, tiers: {x: 1200/m}, lease: 50ms"))
+	build(t, memory(t), one("algorithm: sliding_log, limit: 0/m, lease: 50ms")) // nobody is admitted, for now
+}
+
 func peek(t *testing.T, l ratelimit.Limiter, key string) ratelimit.Result {
 	t.Helper()
 	r, err := l.Peek(t.Context(), key)

@@ -40,7 +40,7 @@ func TestALimiterFollowsAnUpdateAndKeepsTheSpend(t *testing.T) {
 		{"one limit less", "algorithm: fixed_window, limits: [10/d, 20/30d]", "algorithm: fixed_window, limit: 12/d", 8},
 		{"a failure policy", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/d, on_failure: local, instances: 2", 6},
 		{"a deny cache and coalescing", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/d, deny_cache: true, coalescing: true", 6},
-		{"a lease", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/d, lease: 1h", 6},
+		{"a lease", "algorithm: fixed_window, limit: 10/h", "algorithm: fixed_window, limit: 10/h, lease: 10m", 6},
 		{"another period: a new count", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/2d", 10},
 		{"another rate by the calendar", "algorithm: fixed_window, limit: 10/month in Asia/Kolkata", "algorithm: fixed_window, limit: 15/month in Asia/Kolkata", 11},
 		{"a calendar among others", "algorithm: fixed_window, limit: 10/month in Asia/Kolkata", "algorithm: fixed_window, limits: [20/month, 10/month in Asia/Kolkata, 20/31d]", 6},

@@ -107,7 +107,6 @@ func (d *Limiter) launch(s *shard, e *entry) {
 func (d *Limiter) fly(ctx context.Context, s *shard, e *entry, f *flight) {
 	defer d.running.Done()
 	sent := d.now()
-	d.stats.asked.Add(1)
 	l := f.ask(ctx, d.five, e.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,8 +149,12 @@ func (d *Limiter) land(e *entry, f *flight, l *landing, sent time.Duration) {
 		d.stats.granted.Add(int64(l.granted))
 		aboard = d.board(e, f, l, sent, now)
 	}
+	failed := l.err != nil || l.panicked != nil
+	if !failed {
+		d.stats.asked.Add(1)
+	}
 	switch {
-	case l.err != nil || l.panicked != nil:
+	case failed:
 		d.stats.lost.Add(1)
 		e.failed()
 		for _, c := range aboard {

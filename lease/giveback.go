@@ -12,8 +12,11 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 )
 
-// counts are what [Stats] are made of.
-type counts struct{ local, asked, granted, lapsed, givenBack, lost, overdrawn atomic.Int64 }
+// counts are what [Stats] are made of. A call of the store is counted in one of asked, unleased
+// and lost, so that none of them falls.
+type counts struct {
+	local, asked, unleased, lost, granted, lapsed, givenBack, overdrawn atomic.Int64
+}
 
 // Stats are totals since New, but for Keys and Held.
 type Stats struct {
@@ -23,7 +26,8 @@ type Stats struct {
 	Granted    int64 // events that it has charged for leases
 	Lapsed     int64 // of these, not used in time
 	GivenBack  int64 // of these, given back: the others are charged until they leave the limit
-	Lost       int64 // calls without an answer, whose events may be charged
+	Unleased   int64 // of Asked, for keys that cannot be leased: few events, a long key, or WithMaxKeys
+	Lost       int64 // of Asked, without an answer, whose events may be charged
 	Overdrawn  int64 // events admitted before the store knew
 }
 
@@ -31,9 +35,10 @@ type Stats struct {
 func (d *Limiter) Stats() Stats {
 	c := &d.stats
 	s := Stats{
-		Local: c.local.Load(), Asked: c.asked.Load(), Granted: c.granted.Load(), Lapsed: c.lapsed.Load(),
-		GivenBack: c.givenBack.Load(), Lost: c.lost.Load(), Overdrawn: c.overdrawn.Load(),
+		Local: c.local.Load(), Unleased: c.unleased.Load(), Lost: c.lost.Load(), Granted: c.granted.Load(),
+		Lapsed: c.lapsed.Load(), GivenBack: c.givenBack.Load(), Overdrawn: c.overdrawn.Load(),
 	}
+	s.Asked = c.asked.Load() + s.Unleased + s.Lost
 	for i := range d.shards {
 		sh := &d.shards[i]
 		sh.mu.Lock()

@@ -57,7 +57,7 @@ import (
 // Use it for limits that a whole fleet asks for often. It pays from four events of a key for
 // each process and life on; below that it costs some 2 % more calls. The store is asked as it
 // would be without leases for keys of less than one event a life, and for keys of over 256
-// bytes. So it is for calls of more events than are held.
+// bytes: [Stats] counts that. So it is for calls of more events than are held.
 //
 // It holds up to 65,536 keys ([WithMaxKeys]) of some 450 bytes each, and forgets those that
 // are not asked for. While anything is held a timer runs. A call of the store for several
@@ -189,10 +189,12 @@ func WithOverdraft(n int) Option {
 // that share the limit must have one life.
 //
 // l must be one of the five types, and no [ratelimit.LeakyBucket], which takes back only its last
-// events. Put all other limiters around a lease. life must not exceed the Period, and what flows
-// into a bucket in a life must be less than its Burst. Otherwise the error is
-// [ratelimit.ErrInvalidOption]. A key whose own limit ([ratelimit.WithLimitFunc]) has no room
-// for a lease asks the store each time.
+// events. Put all other limiters around a lease. life must not exceed the Period. An event must
+// flow in it, since each call would ask the store otherwise. What flows into a bucket in a life
+// must be less than its Burst. Otherwise the error is [ratelimit.ErrInvalidOption].
+//
+// A key whose own limit ([ratelimit.WithLimitFunc]) has no room for a lease asks the store each
+// time, and [Stats] has how often. A limit of Rate 0 or [ratelimit.Unlimited] asks no store.
 func New(l ratelimit.Limiter, life time.Duration, opts ...Option) (*Limiter, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
@@ -217,7 +219,9 @@ func New(l ratelimit.Limiter, life time.Duration, opts ...Option) (*Limiter, err
 	if err := d.checkTerms(); err != nil {
 		return nil, err
 	}
-	d.by, d.leasable = strict(one.Algorithm, one.Limit, life)
+	if d.by, d.leasable = strict(one.Algorithm, one.Limit, life); !d.leasable && !one.Tiered && one.Limit.Rate > 0 {
+		return nil, d.neverLeased()
+	}
 	for i := range d.shards {
 		d.shards[i].keys = make(map[keyhash.Hash]*entry)
 	}
@@ -241,6 +245,22 @@ func (d *Limiter) checkTerms() error {
 		return fmt.Errorf("%w: %d events flow in a life of %v, and the burst is %d", ratelimit.ErrInvalidOption, ahead(l, lifeMicros(life)), life, l.Burst)
 	}
 	return nil
+}
+
+// neverLeased is why no key can have a lease.
+func (d *Limiter) neverLeased() error {
+	life, l := d.terms.life, d.five.Limit
+	period := time.Duration(l.Period) * time.Microsecond
+	least := eventLife(l)
+	if life >= least { // and so it is a log
+		return fmt.Errorf("%w: a %s remembers events for a life longer, and a period of %v is the longest", ratelimit.ErrInvalidOption, d.five.Algorithm, maxPeriod*time.Microsecond)
+	}
+	advice := fmt.Sprintf("the least life is %v", least)
+	if _, ok := strict(d.five.Algorithm, l, least); !ok || least > mostLife {
+		advice = "no life will do"
+	}
+	rate := ratelimit.Limit{Rate: int(l.Rate), Period: period}
+	return fmt.Errorf("%w: no event flows in a life of %v at %v: %s", ratelimit.ErrInvalidOption, life, rate, advice)
 }
 
 var errNoConstructor = fmt.Errorf("%w: a lease.Limiter is made by New", ratelimit.ErrInvalidLimit)
@@ -271,14 +291,14 @@ func (d *Limiter) AllowN(ctx context.Context, key string, n int) (res ratelimit.
 		return ratelimit.Result{}, err
 	}
 	if !leasable {
-		return d.ask(ctx, five.Take, key, n, by)
+		return d.askUnleased(ctx, key, n, by)
 	}
 	s, id := d.shardOf(key)
 	s.mu.Lock()
 	e := d.entry(s, id, key, by)
 	if e == nil {
 		s.mu.Unlock()
-		return d.ask(ctx, five.Take, key, n, by)
+		return d.askUnleased(ctx, key, n, by)
 	}
 	now := d.now()
 	e.used = now
@@ -366,9 +386,23 @@ func (d *Limiter) shared(by store.Limit) *store.Limit {
 	return &own
 }
 
-// ask asks the store. A Result under a strict limit is given back under it.
+// ask asks the store, and counts that.
 func (d *Limiter) ask(ctx context.Context, op five.Operation, key string, n int, by store.Limit) (ratelimit.Result, error) {
 	d.stats.asked.Add(1)
+	return d.plain(ctx, op, key, n, by)
+}
+
+// askUnleased asks the store about a key that cannot have a lease, and counts that.
+func (d *Limiter) askUnleased(ctx context.Context, key string, n int, by store.Limit) (ratelimit.Result, error) {
+	if d.closed.Load() { // then no key can
+		return d.ask(ctx, five.Take, key, n, by)
+	}
+	d.stats.unleased.Add(1)
+	return d.plain(ctx, five.Take, key, n, by)
+}
+
+// plain asks the store. A Result under a strict limit is given back under it.
+func (d *Limiter) plain(ctx context.Context, op five.Operation, key string, n int, by store.Limit) (ratelimit.Result, error) {
 	r, err := d.five.By(ctx, op, key, n, by)
 	if err == nil && r.Charged() > 0 && d.strict() {
 		r = r.With(ratelimit.NewMark(d, ratelimit.SourceStore, by))

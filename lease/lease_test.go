@@ -129,6 +129,11 @@ func TestNewRefuses(t *testing.T) {
 		{"a long life", newLimiter(t, "fixed_window", s, ratelimit.PerDay(1_000_000)), time.Hour + 1, nil, "want 1ms to 1h"},
 		{"longer than the period", window, time.Second + 1, nil, "and a period of 1s"},
 		{"all of the burst", bucket, 100 * time.Millisecond, nil, "101 events flow in a life of 100ms, and the burst is 100"},
+		{"a log of few events", newLimiter(t, "sliding_log", s, ratelimit.PerMinute(1000)), 50 * time.Millisecond, nil, "no event flows in a life of 50ms at 1000/m: the least life is 60ms"},
+		{"a bucket of few events", newLimiter(t, "token_bucket", s, ratelimit.PerDay(1_000_000)), 86_399_999 * time.Nanosecond, nil, "no event flows in a life of 86.399999ms at 1000000/d: the least life is 86.4ms"},
+		{"very few events", newLimiter(t, "sliding_log", s, ratelimit.PerDay(23)), time.Hour, nil, "no event flows in a life of 1h0m0s at 23/d: no life will do"},
+		{"few, and no burst for more", newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 1000, Period: time.Minute, Burst: 2}), 50 * time.Millisecond, nil, "no event flows in a life of 50ms at 1000/m: no life will do"},
+		{"a log of the longest period", newLimiter(t, "sliding_log", s, ratelimit.Limit{Rate: 1_000_000_000, Period: 10 * 365 * 24 * time.Hour}), time.Second, nil, "a sliding_log remembers events for a life longer, and a period of 87600h0m0s is the longest"},
 		{"overdraft of a sliding window", sliding, time.Millisecond, []lease.Option{lease.WithOverdraft(1)}, "a sliding_window has no overdraft"},
 		{"no overdraft", window, time.Millisecond, []lease.Option{lease.WithOverdraft(0)}, "WithOverdraft(0)"},
 		{"too much overdraft", window, time.Millisecond, []lease.Option{lease.WithOverdraft(1_000_000_001)}, "want 1 to 1000000000"},
@@ -142,6 +147,13 @@ func TestNewRefuses(t *testing.T) {
 	}
 	_, err = lease.New(bucket, 98*time.Millisecond)
 	require.NoError(t, err)
+	for _, limit := range []ratelimit.Limit{{Rate: 0, Period: time.Second}, ratelimit.Unlimited()} {
+		_, err = lease.New(newLimiter(t, "sliding_log", s, limit), time.Millisecond)
+		require.NoError(t, err, "no call asks the store anyway")
+	}
+	few := func(context.Context, string) (ratelimit.Limit, error) { return perSecond, nil }
+	_, err = lease.New(newLimiter(t, "sliding_log", s, ratelimit.PerDay(1), ratelimit.WithLimitFunc(few)), 50*time.Millisecond)
+	require.NoError(t, err, "keys have limits of their own")
 	_, err = denycache.New(newLease(t, window, time.Millisecond))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "whose denials can end sooner")
 }
@@ -274,14 +286,56 @@ func TestWhatIsNotLeased(t *testing.T) {
 	})
 }
 
-// A log cannot remember events for longer than the longest Period.
-func TestLogOfTheLongestPeriod(t *testing.T) {
-	s := &recorder{Store: memory(t)}
-	limit := ratelimit.Limit{Rate: 1_000_000, Period: 10 * 365 * 24 * time.Hour}
-	d := newLease(t, newLimiter(t, "sliding_log", s, limit), time.Hour)
-	require.True(t, allow(t, d).Allowed)
-	require.Equal(t, []call{{"Take", 1}}, s.reset())
+// An event of each call that asks the store for want of a lease is counted.
+func TestCallsThatCannotBeLeasedAreCounted(t *testing.T) {
+	s := &recorder{Store: memory(t, stopped)}
+	few := func(_ context.Context, key string) (ratelimit.Limit, error) {
+		if key == "few" {
+			return ratelimit.PerMinute(1000), nil
+		}
+		return ratelimit.Limit{}, nil
+	}
+	l := newLimiter(t, "sliding_log", s, ratelimit.PerSecond(20), ratelimit.WithLimitFunc(few))
+	d := newLease(t, l, 50*time.Millisecond, lease.WithMaxKeys(1))
+	ask := func(key string, n int) int64 {
+		before := d.Stats()
+		_, err := d.AllowN(t.Context(), key, n)
+		require.NoError(t, err)
+		after := d.Stats()
+		require.Equal(t, int64(1), after.Asked-before.Asked)
+		return after.Unleased - before.Unleased
+	}
+	require.Zero(t, ask("key", 1))
+	require.Zero(t, ask("key", 7), "by the store alone, however large a lease is")
+	require.Equal(t, int64(1), ask("few", 1))
+	require.Equal(t, int64(1), ask("few", 2))
+	require.Equal(t, int64(1), ask("another key", 1), "with one key held")
+	require.Equal(t, int64(1), ask(string(make([]byte, 257)), 1))
+	_, err := d.AllowWithin(t.Context(), "few", 1, time.Second)
+	require.NoError(t, err)
+	require.Equal(t, int64(5), d.Stats().Unleased)
 	closeLease(t, d)
+	require.Zero(t, ask("key", 1), "closed: as its owner wants it")
+}
+
+// A call that is lost was not counted as another one before.
+func TestNoNumberOfCallsFalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		s.set(time.Second, func(string) error {
+			time.Sleep(time.Second)
+			return errOdd
+		})
+		d := newLease(t, newLimiter(t, "fixed_window", s, ratelimit.PerDay(1_000_000)), time.Minute)
+		defer closeLease(t, d)
+		go func() { _, _ = d.Allow(context.Background(), "key") }()
+		synctest.Wait()
+		under := d.Stats()
+		time.Sleep(time.Minute)
+		over := d.Stats()
+		require.Equal(t, int64(1), over.Lost)
+		require.GreaterOrEqual(t, over.Asked-over.Lost, under.Asked-under.Lost)
+	})
 }
 
 var errOdd = errors.New("an odd key")

@@ -127,7 +127,7 @@ func TestPeekAddsNothingHeldUnderAnotherLimit(t *testing.T) {
 func TestWhatWasLentCanBeRefunded(t *testing.T) {
 	for name, after := range map[string]time.Duration{"owed": 0, "leased": 20 * time.Millisecond, "lapsed": 150 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
-			p := newLimiter(t, "fixed_window", memory(t), ratelimit.PerHour(100))
+			p := newLimiter(t, "fixed_window", memory(t), ratelimit.PerSecond(100))
 			d := newLease(t, p, 100*time.Millisecond, lease.WithOverdraft(8))
 			var lent []ratelimit.Result
 			for range 3 {

@@ -28,10 +28,10 @@ const maxPeriod = 10 * 365 * 24 * 3600 * 1e6 // µs
 //
 // If less than an event comes in a life, or nearly all of the burst, it is l, and not leasable.
 func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit, leasable bool) {
-	us := lifeMicros(life)
-	if us*l.Rate < l.Period { // as also of a Rate of 0, and of Unlimited
+	if life.Microseconds()*l.Rate < l.Period { // as also of a Rate of 0, and of Unlimited
 		return l, false
 	}
+	us := lifeMicros(life)
 	by, leasable = l, true
 	switch algorithm {
 	case tokenBucket:
@@ -45,6 +45,11 @@ func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit
 		return l, false
 	}
 	return by, true
+}
+
+// eventLife is the least life in which an event of l comes.
+func eventLife(l store.Limit) time.Duration {
+	return time.Duration(exact.MulDivUp(1, l.Period, 0, l.Rate)) * time.Microsecond
 }
 
 // lifeMicros is how long a life can take on the store's clock, in whole µs: as long as it must be

@@ -167,7 +167,7 @@ func newInstruments(m metric.Meter) (in *instruments, all []metric.Observable, e
 		keys:       upDown("store.keys", "{key}", "Keys that a memory holds, some of them idle."),
 		waiting:    upDown("waiting", "{caller}", "Callers that sleep until a limiter admits them."),
 
-		leaseCalls:  counter("lease.calls", "{call}", "Decisions without the store, and calls of it with an answer and without."),
+		leaseCalls:  counter("lease.calls", "{call}", "Decisions without the store, and calls of it: with an answer, for keys that cannot be leased, without an answer."),
 		leaseEvents: counter("lease.events", "{event}", "Events of leases, by what has become of them."),
 		leaseHeld:   upDown("lease.held", "{event}", "Events that leases hold now."),
 	}
@@ -207,7 +207,8 @@ func (in *instruments) observeLease(to metric.Observer, limiter attribute.KeyVal
 		to.ObserveInt64(in.leaseCalls, n, metric.WithAttributes(limiter, attrBy.String(by)))
 	}
 	calls("local", s.Local)
-	calls("store", s.Asked-s.Lost)
+	calls("store", s.Asked-s.Unleased-s.Lost)
+	calls("unleased", s.Unleased)
 	calls("lost", s.Lost)
 	events := func(fate string, n int64) {
 		to.ObserveInt64(in.leaseEvents, n, metric.WithAttributes(limiter, attrFate.String(fate)))

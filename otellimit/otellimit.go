@@ -15,7 +15,7 @@
 //	ratelimit.store.keys       up/down    store                      keys that a memory holds
 //	ratelimit.store.evictions  counter    store                      keys that a full memory has forgotten
 //	ratelimit.waiting          up/down    limiter                    callers that sleep in a throttle.Waiter
-//	ratelimit.lease.calls      counter    limiter, lease.by          decisions of a lease by "local", and calls by "store" and "lost"
+//	ratelimit.lease.calls      counter    limiter, lease.by          decisions of a lease by "local", and calls by "store", "unleased" and "lost"
 //	ratelimit.lease.events     counter    limiter, lease.fate        events "granted", "lapsed", "given_back" and "overdrawn"
 //	ratelimit.lease.held       up/down    limiter                    events that this process holds
 //

@@ -78,6 +78,10 @@ func newService(t testing.TB) *service {
 		_, err := leased.Allow(t.Context(), "leased")
 		require.NoError(t, err)
 	}
+	for range 2 {
+		_, err := leased.Allow(t.Context(), strings.Repeat("long", 100))
+		require.NoError(t, err)
+	}
 	s.stats = leased.Stats()
 	s.limiter = observed(t, f, ratelimit.Observers(outside, otellimit.Spans("api")))
 	s.config = otellimit.Config{
@@ -174,7 +178,8 @@ func TestMetricsSayWhatIsCounted(t *testing.T) {
 		"store.evictions{store=memory}":                             0,
 		"waiting{limiter=jobs}":                                     0,
 		"lease.calls{lease.by=local,limiter=fleet}":                 s.stats.Local,
-		"lease.calls{lease.by=store,limiter=fleet}":                 s.stats.Asked,
+		"lease.calls{lease.by=store,limiter=fleet}":                 s.stats.Asked - 2,
+		"lease.calls{lease.by=unleased,limiter=fleet}":              2,
 		"lease.calls{lease.by=lost,limiter=fleet}":                  0,
 		"lease.events{lease.fate=granted,limiter=fleet}":            s.stats.Granted,
 		"lease.events{lease.fate=overdrawn,limiter=fleet}":          0,

@@ -17,7 +17,7 @@
 //	ratelimit_store_keys{store}                            keys that a memory holds
 //	ratelimit_store_evictions_total{store}                 keys that a full memory has forgotten
 //	ratelimit_waiting{limiter}                             callers that sleep in a throttle.Waiter
-//	ratelimit_lease_calls_total{limiter,by}                decisions of a lease by "local", and calls by "store" and "lost"
+//	ratelimit_lease_calls_total{limiter,by}                decisions of a lease by "local", and calls by "store", "unleased" and "lost"
 //	ratelimit_lease_events_total{limiter,fate}             events "granted", "lapsed", "given_back" and "overdrawn"
 //	ratelimit_lease_held{limiter}                          events that this process holds
 //
@@ -116,7 +116,7 @@ var (
 	evictions = desc("store_evictions_total", "Keys with spend in force that a full memory has forgotten.", "store")
 	waiting   = desc("waiting", "Callers that sleep until a limiter admits them.", "limiter")
 
-	leaseCalls  = desc("lease_calls_total", "Decisions without the store, and calls of it with an answer and without.", "limiter", "by")
+	leaseCalls  = desc("lease_calls_total", "Decisions without the store, and calls of it: with an answer, for keys that cannot be leased, without an answer.", "limiter", "by")
 	leaseEvents = desc("lease_events_total", "Events of leases, by what has become of them.", "limiter", "fate")
 	leaseHeld   = desc("lease_held", "Events that leases hold now.", "limiter")
 )
@@ -161,7 +161,8 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 
 func collectLease(ch chan<- prometheus.Metric, name string, s lease.Stats) {
 	counter(ch, leaseCalls, float64(s.Local), name, "local")
-	counter(ch, leaseCalls, float64(s.Asked-s.Lost), name, "store")
+	counter(ch, leaseCalls, float64(s.Asked-s.Unleased-s.Lost), name, "store")
+	counter(ch, leaseCalls, float64(s.Unleased), name, "unleased")
 	counter(ch, leaseCalls, float64(s.Lost), name, "lost")
 	counter(ch, leaseEvents, float64(s.Granted), name, "granted")
 	counter(ch, leaseEvents, float64(s.Lapsed), name, "lapsed")

@@ -78,6 +78,10 @@ func newService(t testing.TB) *service {
 		_, err := leased.Allow(t.Context(), "leased")
 		require.NoError(t, err)
 	}
+	for range 2 {
+		_, err := leased.Allow(t.Context(), strings.Repeat("long", 100))
+		require.NoError(t, err)
+	}
 	s.stats = leased.Stats()
 	s.collector, err = promlimit.NewCollector(promlimit.Config{
 		Counters:  []*observe.Counters{inside, outside},
@@ -176,7 +180,8 @@ func TestACollectorSaysWhatIsCounted(t *testing.T) {
 		`ratelimit_store_evictions_total{store="memory"}`:                                     "0",
 		`ratelimit_waiting{limiter="jobs"}`:                                                   "0",
 		`ratelimit_lease_calls_total{by="local",limiter="fleet"}`:                             fmt.Sprint(s.stats.Local),
-		`ratelimit_lease_calls_total{by="store",limiter="fleet"}`:                             fmt.Sprint(s.stats.Asked),
+		`ratelimit_lease_calls_total{by="store",limiter="fleet"}`:                             fmt.Sprint(s.stats.Asked - 2),
+		`ratelimit_lease_calls_total{by="unleased",limiter="fleet"}`:                          "2",
 		`ratelimit_lease_calls_total{by="lost",limiter="fleet"}`:                              "0",
 		`ratelimit_lease_events_total{fate="granted",limiter="fleet"}`:                        fmt.Sprint(s.stats.Granted),
 		`ratelimit_lease_events_total{fate="lapsed",limiter="fleet"}`:                         "0",
