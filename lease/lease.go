@@ -4,6 +4,25 @@
 //	limiter, err := lease.New(bucket, 50*time.Millisecond)
 //	...
 //	defer limiter.Close(ctx)
+//
+// # Bound
+//
+// It is that of the wrapped limiter, exactly, in any number of processes, if all of them lease
+// with one life. What that costs depends on the algorithm. r is Rate/Period:
+//
+//   - [ratelimit.FixedWindow] and [ratelimit.SlidingWindow]: nothing. A lease ends with its
+//     window.
+//   - [ratelimit.TokenBucket]: life·r of the Burst. The store is asked for a bucket that is so
+//     much smaller, and Limit says so. The rate stays.
+//   - [ratelimit.SlidingLog]: life/(Period+life) of the rate. The store remembers events for a
+//     life longer.
+//
+// # Exceptions
+//
+// What a process holds when it is killed is lost until it would have left the limit anyway. So
+// is a lease whose grant was lost on the way. [WithMaxLease] bounds both. If the store's clock
+// jumps ahead, or the store loses writes, each held lease can be used once. A process that is
+// stopped uses no lease that has ended meanwhile, unless its monotonic clock was stopped too.
 package lease
 
 import (
@@ -30,17 +49,9 @@ import (
 // each use of the lease looks at the clock. What has not been used when it ends is given back,
 // within another life or 10 ms, or up to 140 ms if many keys are held. How many events a lease
 // has follows the demand. It starts with one, and doubles while leases are used up in less than
-// half of their life.
+// half of their life. In a window that is all: a quota of a day is leased as well.
 //
-// Bound: that of the wrapped limiter, exactly, in any number of processes, if all of them lease
-// with one life. What that costs depends on the algorithm. r is Rate/Period:
-//
-//   - [ratelimit.FixedWindow] and [ratelimit.SlidingWindow]: nothing. A lease ends with its
-//     window.
-//   - [ratelimit.TokenBucket]: life·r of the Burst. The store is asked for a bucket that is so
-//     much smaller, and Limit says so. The rate stays.
-//   - [ratelimit.SlidingLog]: life/(Period+life) of the rate. The store remembers events for a
-//     life longer.
+// The package comment has its bound, and the exceptions.
 //
 // Others may see events taken that nobody has used yet, for two lives at most. So one process
 // may be denied what another one holds. Remaining, RetryAfter and ResetAfter are those of the
@@ -49,15 +60,12 @@ import (
 // [ratelimit.FixedWindow], and RetryAfter says so. Another process uses a lease up to a life
 // after a Reset. It is the same after the key's limit was lowered.
 //
-// Exceptions: what a process holds when it is killed is lost until it would have left the
-// limit anyway. So is a lease whose grant was lost on the way. If the store's clock jumps ahead,
-// or the store loses writes, each held lease can be used once. A process that is stopped uses no
-// lease that has ended meanwhile, unless its monotonic clock was stopped too.
-//
 // Use it for limits that a whole fleet asks for often. It pays from four events of a key for
 // each process and life on; below that it costs some 2 % more calls. The store is asked as it
-// would be without leases for keys of less than one event a life, and for keys of over 256
-// bytes: [Stats] counts that. So it is for calls of more events than are held.
+// would be without leases for calls of more events than are held, for keys of over 256 bytes,
+// and for keys of a log or a bucket if less than one event flows in a life. [Stats] counts the
+// last two. A [ratelimit.SlidingWindow] at its limit gets room event by event: there only
+// denials are made in memory, unless several events flow in a life.
 //
 // It holds up to 65,536 keys ([WithMaxKeys]) of some 450 bytes each, and forgets those that
 // are not asked for. While anything is held a timer runs. A call of the store for several
@@ -189,9 +197,9 @@ func WithOverdraft(n int) Option {
 // that share the limit must have one life.
 //
 // l must be one of the five types, and no [ratelimit.LeakyBucket], which takes back only its last
-// events. Put all other limiters around a lease. life must not exceed the Period. An event must
-// flow in it, since each call would ask the store otherwise. What flows into a bucket in a life
-// must be less than its Burst. Otherwise the error is [ratelimit.ErrInvalidOption].
+// events. Put all other limiters around a lease. life must not exceed the Period. In a life of a
+// log or a bucket an event must flow, or else each call would ask the store. What flows into a
+// bucket in a life must be less than its Burst. Otherwise the error is [ratelimit.ErrInvalidOption].
 //
 // A key whose own limit ([ratelimit.WithLimitFunc]) has no room for a lease asks the store each
 // time, and [Stats] has how often. A limit of Rate 0 or [ratelimit.Unlimited] asks no store.

@@ -3,6 +3,7 @@ package lease_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -214,76 +215,136 @@ func TestBadInput(t *testing.T) {
 	require.Empty(t, s.reset())
 }
 
-// A Rate of 0, Unlimited and keys of few events are decided as without leases. So are long keys.
+// A Rate of 0, Unlimited and keys of few events are decided as without leases, but for windows.
+// So are long keys.
 func TestWhatIsNotLeased(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
-		s := &recorder{Store: memory(t, stopped)}
-		limits := map[string]ratelimit.Limit{
-			"none": {Rate: 0, Period: time.Second}, "all": ratelimit.Unlimited(), "few": ratelimit.PerSecond(19),
-			"many": ratelimit.PerSecond(20), "full": {Rate: 1000, Period: time.Second},
-		}
-		bucket := algorithm == "token_bucket"
-		if bucket {
-			limits["full"] = ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 51} // 51 flow in a life
-		}
-		l := newLimiter(t, algorithm, s, perSecond, ratelimit.WithLimitFunc(func(_ context.Context, key string) (ratelimit.Limit, error) {
-			if len(key) > 10 {
-				return perSecond, nil
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t, stopped)}
+			limits := map[string]ratelimit.Limit{
+				"none": {Rate: 0, Period: time.Second}, "all": ratelimit.Unlimited(), "few": ratelimit.PerSecond(19),
+				"many": ratelimit.PerSecond(20), "full": {Rate: 1000, Period: time.Second},
 			}
-			if l, ok := limits[key]; ok {
-				return l, nil
+			bucket := algorithm == "token_bucket"
+			if bucket {
+				limits["full"] = ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 51} // 51 flow in a life
 			}
-			return ratelimit.Limit{}, errOdd
-		}))
-		d := newLease(t, l, 50*time.Millisecond)
-		defer closeLease(t, d)
-		ask := func(key string) ratelimit.Result {
-			r, err := d.Allow(t.Context(), key)
+			l := newLimiter(t, algorithm, s, perSecond, ratelimit.WithLimitFunc(func(_ context.Context, key string) (ratelimit.Limit, error) {
+				if len(key) > 10 {
+					return perSecond, nil
+				}
+				if l, ok := limits[key]; ok {
+					return l, nil
+				}
+				return ratelimit.Limit{}, errOdd
+			}))
+			d := newLease(t, l, 50*time.Millisecond)
+			defer closeLease(t, d)
+			ask := func(key string) ratelimit.Result {
+				r, err := d.Allow(t.Context(), key)
+				require.NoError(t, err)
+				synctest.Wait() // for leases that are fetched ahead
+				return r
+			}
+			require.Equal(t, ratelimit.SourceZeroRate, ask("none").Source())
+			require.Equal(t, ratelimit.Never, ask("none").RetryAfter)
+			require.Equal(t, ratelimit.SourceUnlimited, ask("all").Source())
+			granted, r, err := d.AllowUpTo(t.Context(), "all", 7)
 			require.NoError(t, err)
-			return r
-		}
-		require.Equal(t, ratelimit.SourceZeroRate, ask("none").Source())
-		require.Equal(t, ratelimit.Never, ask("none").RetryAfter)
-		require.Equal(t, ratelimit.SourceUnlimited, ask("all").Source())
-		granted, r, err := d.AllowUpTo(t.Context(), "all", 7)
-		require.NoError(t, err)
-		require.Equal(t, 7, granted)
-		require.NoError(t, d.Refund(t.Context(), "all", r, 7))
-		require.Empty(t, s.reset())
-		for range 10 {
-			r := ask("few")
-			require.Equal(t, 19, r.Limit, "as it is")
-			require.Equal(t, ratelimit.SourceStore, r.Source())
-		}
-		require.Equal(t, []call{{"Take", 1}, {"Take", 1}}, s.reset()[:2])
-		long := string(make([]byte, 257))
-		for range 3 {
-			ask(long)
-		}
-		require.Len(t, asked(s.reset(), "Take"), 3)
-		for range 10 {
-			ask("full")
-		}
-		require.Equal(t, bucket, len(asked(s.reset(), "Take")) == 10)
-		for range 10 {
-			ask(long[1:])
-		}
-		require.NotEmpty(t, asked(s.reset(), "TakeUpTo"))
-		ask("many")
-		require.Len(t, asked(s.reset(), "TakeUpTo"), 1)
-		for _, key := range []string{"odd"} {
-			_, err := d.Allow(t.Context(), key)
-			require.ErrorIs(t, err, errOdd)
-			_, _, err = d.AllowUpTo(t.Context(), key, 2)
-			require.ErrorIs(t, err, errOdd)
-			_, err = d.AllowWithin(t.Context(), key, 2, 0)
-			require.ErrorIs(t, err, errOdd)
-			_, err = d.Peek(t.Context(), key)
-			require.ErrorIs(t, err, errOdd)
-			_, err = d.Charge(t.Context(), key, 1)
-			require.ErrorIs(t, err, errOdd)
-		}
+			require.Equal(t, 7, granted)
+			require.NoError(t, d.Refund(t.Context(), "all", r, 7))
+			require.Empty(t, s.reset())
+			window := algorithm == "fixed_window" || algorithm == "sliding_window"
+			for range 10 {
+				r := ask("few")
+				require.Equal(t, 19, r.Limit, "as it is")
+				require.True(t, window || r.Source() == ratelimit.SourceStore)
+			}
+			if calls := s.reset(); window {
+				require.Equal(t, []call{{"TakeUpTo", 1}, {"TakeUpTo", 1}}, calls[:2])
+			} else {
+				require.Equal(t, []call{{"Take", 1}, {"Take", 1}}, calls[:2])
+			}
+			long := string(make([]byte, 257))
+			for range 3 {
+				ask(long)
+			}
+			require.Len(t, asked(s.reset(), "Take"), 3)
+			for range 10 {
+				ask("full")
+			}
+			require.Equal(t, bucket, len(asked(s.reset(), "Take")) == 10)
+			for range 10 {
+				ask(long[1:])
+			}
+			require.NotEmpty(t, asked(s.reset(), "TakeUpTo"))
+			ask("many")
+			require.Len(t, asked(s.reset(), "TakeUpTo"), 1)
+			for _, key := range []string{"odd"} {
+				_, err := d.Allow(t.Context(), key)
+				require.ErrorIs(t, err, errOdd)
+				_, _, err = d.AllowUpTo(t.Context(), key, 2)
+				require.ErrorIs(t, err, errOdd)
+				_, err = d.AllowWithin(t.Context(), key, 2, 0)
+				require.ErrorIs(t, err, errOdd)
+				_, err = d.Peek(t.Context(), key)
+				require.ErrorIs(t, err, errOdd)
+				_, err = d.Charge(t.Context(), key, 1)
+				require.ErrorIs(t, err, errOdd)
+			}
+		})
 	})
+}
+
+// A window is leased by what is asked of it, however few events it has: a hot key of a daily
+// quota asks the store a few times.
+func TestADailyQuotaIsLeased(t *testing.T) {
+	for _, algorithm := range []string{"fixed_window", "sliding_window"} {
+		for _, limit := range []ratelimit.Limit{ratelimit.PerDay(1000), ratelimit.PerDay(1_000_000)} {
+			t.Run(fmt.Sprintf("%s of %v", algorithm, limit), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := &recorder{Store: memory(t)}
+					plain := newLimiter(t, algorithm, s, limit)
+					d := newLease(t, plain, 50*time.Millisecond)
+					admitted := 0
+					for range 2000 {
+						time.Sleep(time.Millisecond)
+						if allow(t, d).Allowed {
+							admitted++
+						}
+					}
+					require.Equal(t, min(2000, limit.Rate), admitted)
+					require.Less(t, len(s.reset()), 200)
+					closeLease(t, d)
+					require.Equal(t, limit.Rate-admitted, remaining(t, plain))
+				})
+			})
+		}
+	}
+}
+
+// A lease of few events ends with its window too, and what is given back after that still
+// makes room in the window that weighs.
+func TestALeaseOfFewEventsEndsWithItsWindow(t *testing.T) {
+	for _, algorithm := range []string{"fixed_window", "sliding_window"} {
+		synctest.Test(t, func(t *testing.T) {
+			plain := newLimiter(t, algorithm, memory(t), ratelimit.PerDay(1000))
+			d := newLease(t, plain, time.Minute)
+			time.Sleep(24*time.Hour - time.Second - time.Until(time.Now().UTC().Truncate(24*time.Hour)))
+			admitted := len(hold(t, d, 8))
+			time.Sleep(time.Second) // into the next window, not a life
+			before := d.Stats()
+			require.Zero(t, before.Held)
+			require.True(t, allow(t, d).Allowed)
+			require.Equal(t, before.Local, d.Stats().Local, "the store was asked")
+			closeLease(t, d)
+			want := 999
+			if algorithm == "sliding_window" {
+				want -= admitted // weighs in full, at the beginning
+			}
+			require.Equal(t, want, remaining(t, plain), algorithm)
+		})
+	}
 }
 
 // An event of each call that asks the store for want of a lease is counted.

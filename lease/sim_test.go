@@ -544,6 +544,27 @@ func atRandom(seed uint64) schedule {
 	return s
 }
 
+// ofFew is a schedule in which less than an event of a window comes in a life. Its leases are of
+// what the window has.
+func ofFew(seed uint64) schedule {
+	random := rand.New(rand.NewPCG(seed, 5))
+	pick := func(of ...float64) float64 { return of[random.IntN(len(of))] }
+	s := atRandom(seed)
+	s.algorithm = leased[seed%2]
+	s.life = time.Duration(pick(11, 50)) * time.Millisecond
+	s.limit = ratelimit.Limit{Rate: int(pick(5, 20, 97, 150)), Period: 10 * time.Second}
+	s.length = 25 * time.Second
+	s.load = float64(s.limit.Rate) * pick(0.1, 1, 5)
+	if s.algorithm == slidingWindow {
+		s.overdraft = 0
+	}
+	if s.ambush != nil {
+		s.ambush.taken += 9 * time.Second
+		s.ambush.spent += 9 * time.Second
+	}
+	return s
+}
+
 var (
 	firstSeed = flag.Uint64("sim.seed", 0, "the first of the schedules' seeds")
 	schedules = flag.Int("sim.schedules", 0, "how many schedules; 0 is 1,000, 150 with -short, and 10,000 with RATELIMIT_LONG=1")
@@ -562,20 +583,25 @@ func TestLeasesKeepTheirBounds(t *testing.T) {
 	case testing.Short():
 		n = 150
 	}
-	largest := map[string]float64{}
-	for seed := *firstSeed; seed < *firstSeed+uint64(n); seed++ {
-		s := atRandom(seed)
-		m := newModel(t, s)
-		most, bound := m.run()
-		if most > bound {
-			t.Errorf("-sim.seed=%d: %.2f of %.2f: %+v", seed, most, bound, s)
+	for _, c := range []struct {
+		name string
+		of   func(seed uint64) schedule
+		n    int
+	}{{"events in each life", atRandom, n}, {"less than an event in a life", ofFew, n / 4}} {
+		largest := map[string]float64{}
+		for seed := *firstSeed; seed < *firstSeed+uint64(c.n); seed++ {
+			s := c.of(seed)
+			most, bound := newModel(t, s).run()
+			if most > bound {
+				t.Errorf("%s, -sim.seed=%d: %.2f of %.2f: %+v", c.name, seed, most, bound, s)
+			}
+			largest[s.algorithm] = max(largest[s.algorithm], most/bound)
 		}
-		largest[s.algorithm] = max(largest[s.algorithm], most/bound)
-	}
-	t.Logf("%d schedules from seed %d; the largest parts of the bounds are %v", n, *firstSeed, largest)
-	for _, algorithm := range leased {
-		if n >= 1_000 {
-			require.GreaterOrEqual(t, largest[algorithm], tight[algorithm], "%s: the model is too tame", algorithm)
+		t.Logf("%s: %d schedules from seed %d; the largest parts of the bounds are %v", c.name, c.n, *firstSeed, largest)
+		for algorithm, part := range largest {
+			if n >= 1_000 {
+				require.GreaterOrEqual(t, part, tight[algorithm], "%s: the model is too tame", algorithm)
+			}
 		}
 	}
 }
@@ -615,10 +641,27 @@ func TestBoundsAreTight(t *testing.T) {
 // TestEachGuardIsNeeded leaves out one guard after another. Each time there must be a schedule
 // that admits too much, and without that no more than the bound.
 func TestEachGuardIsNeeded(t *testing.T) {
-	for _, c := range []struct {
+	type each struct {
 		guard guard
 		of    func(seed uint64) schedule
-	}{
+	}
+	few := func(s schedule, processes, rate int) schedule { // less than an event in a life
+		s.processes, s.limit.Rate = processes, rate
+		return s
+	}
+	clocks := func(seed uint64) schedule { // 500 µs a second are 22 ms of a long lease
+		s := ambushed(fixedWindow, 5)
+		s.seed, s.drift = seed, 0.0005
+		s.limit.Period, s.life, s.length = 100*time.Second, 90*time.Second, 120*time.Second
+		s.ambush = &ambush{taken: 55 * time.Second, spent: 100*time.Second + 10*time.Millisecond}
+		return s
+	}
+	pastTheWindow := func(seed uint64) schedule {
+		s := ambushed(leased[seed%2], 20)
+		s.ambush.spent = time.Second + 10*time.Millisecond
+		return s
+	}
+	for _, c := range []each{
 		{fromSending, func(uint64) schedule { // the answer is read late
 			s := ambushed(tokenBucket, 2)
 			s.ambush.stopped = s.ambush.taken + 100*time.Microsecond
@@ -632,19 +675,29 @@ func TestEachGuardIsNeeded(t *testing.T) {
 			s.ambush.stopped, s.ambush.awake = s.ambush.taken+s.life/2, s.ambush.spent
 			return s
 		}},
-		{forClocks, func(seed uint64) schedule { // 500 µs a second are 22 ms of a long lease
-			s := ambushed(fixedWindow, 5)
-			s.seed, s.drift = seed, 0.0005
-			s.limit.Period, s.life, s.length = 100*time.Second, 90*time.Second, 120*time.Second
-			s.ambush = &ambush{taken: 55 * time.Second, spent: 100*time.Second + 10*time.Millisecond}
+		{fromSending, func(seed uint64) schedule { // the answer is read in the next window
+			s := few(pastTheWindow(seed), 2, 9)
+			s.ambush.stopped, s.ambush.awake = s.ambush.taken+100*time.Microsecond, time.Second+time.Millisecond
+			s.ambush.spent = s.ambush.awake + time.Millisecond
 			return s
 		}},
-		{withItsWindow, func(seed uint64) schedule {
-			s := ambushed(leased[seed%2], 20)
-			s.ambush.spent = time.Second + 10*time.Millisecond
+		{atEachSpend, func(seed uint64) schedule {
+			s := few(pastTheWindow(seed), 2, 9)
+			s.ambush.stopped, s.ambush.awake = s.ambush.taken+2*time.Millisecond, s.ambush.spent
 			return s
+		}},
+		{forClocks, clocks},
+		{forClocks, func(seed uint64) schedule {
+			s := few(clocks(seed), 1, 2)
+			s.life = 49 * time.Second
+			return s
+		}},
+		{withItsWindow, pastTheWindow},
+		{withItsWindow, func(seed uint64) schedule { // of a sliding one less than an event comes by that
+			return few(pastTheWindow(2*seed), 2, 9)
 		}},
 		{returnedIsGone, atRandom},
+		{returnedIsGone, ofFew},
 		{overdraftCap, func(seed uint64) schedule {
 			s := atRandom(2 * seed) // of a window or a log
 			s.overdraft = 1
@@ -652,6 +705,16 @@ func TestEachGuardIsNeeded(t *testing.T) {
 		}},
 		{fullIsKept, func(seed uint64) schedule {
 			s := atRandom(2 * seed)
+			s.overdraft, s.load = 5, 10*float64(s.limit.Rate)
+			return s
+		}},
+		{overdraftCap, func(seed uint64) schedule {
+			s := ofFew(2 * seed) // of a fixed window
+			s.overdraft = 1
+			return s
+		}},
+		{fullIsKept, func(seed uint64) schedule {
+			s := ofFew(2 * seed)
 			s.overdraft, s.load = 5, 10*float64(s.limit.Rate)
 			return s
 		}},
@@ -668,7 +731,7 @@ func TestEachGuardIsNeeded(t *testing.T) {
 				s.removed = nothing
 				whole, _ := newModel(t, s).run()
 				require.LessOrEqual(t, whole, bound, "%+v", s)
-				t.Logf("seed %d: %s: %.1f of %.1f, and with the guard %.1f", seed, s.algorithm, most, bound, whole)
+				t.Logf("seed %d: %s, %v: %.1f of %.1f, and with the guard %.1f", seed, s.algorithm, s.limit, most, bound, whole)
 				return
 			}
 			t.Error("nothing breaks without it")

@@ -22,13 +22,19 @@ const maxPeriod = 10 * 365 * 24 * 3600 * 1e6 // µs
 // strict is the limit to ask the store for. Events that are admitted up to life after they were
 // charged then keep to the bound of l:
 //
+//   - a window as it is, since its leases end with it, however many events come in a life;
 //   - a bucket without what flows into it in that time;
-//   - a log that remembers for so much longer;
-//   - a window as it is, since its leases end with it.
+//   - a log that remembers for so much longer.
 //
-// If less than an event comes in a life, or nearly all of the burst, it is l, and not leasable.
+// If less than an event comes in a life of these two, or nearly all of the burst, it is l, and not
+// leasable.
 func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit, leasable bool) {
-	if life.Microseconds()*l.Rate < l.Period { // as also of a Rate of 0, and of Unlimited
+	switch {
+	case l.Rate <= 0: // Unlimited is below 0
+		return l, false
+	case algorithm == fixedWindow || algorithm == slidingWindow:
+		return l, true
+	case life.Microseconds()*l.Rate < l.Period:
 		return l, false
 	}
 	us := lifeMicros(life)
