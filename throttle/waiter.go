@@ -274,7 +274,7 @@ func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Du
 	if !r.Allowed {
 		r.RetryAfter = o.Denial.RetryAfter
 		if r.RetryAfter != ratelimit.Never && r.Remaining >= a.n { // RetryAfter is the Delay less o.Within
-			r.RetryAfter += o.Within - patience
+			r.RetryAfter = wholeMicros(r.RetryAfter + o.Within - patience)
 		}
 	}
 	return w.denial(r, a.n, patience), nil

@@ -1,12 +1,16 @@
 package throttle_test
 
 import (
+	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -45,4 +49,69 @@ func TestASlowdownGivesBackWhatComesTooLate(t *testing.T) {
 	require.Equal(t, 7, p.Remaining)
 	require.False(t, allowWithin(t, lim, 11, time.Second).Allowed, "which l itself denies")
 	require.Equal(t, time.Minute, allowWithin(t, lim, 11, time.Minute).Delay)
+}
+
+// recorder is a store that tells what it was asked for.
+type recorder struct {
+	store.Store
+	calls *[]string
+}
+
+func (s recorder) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	*s.calls = append(*s.calls, "take")
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+func (s recorder) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	*s.calls = append(*s.calls, "take all")
+	return s.Store.TakeAll(ctx, requests, replies)
+}
+
+func (s recorder) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, charged store.Receipt) error {
+	*s.calls = append(*s.calls, "refund")
+	return s.Store.Refund(ctx, ns, key, l, charged)
+}
+
+// A turn that comes too late is not asked for a second time: the first denial says when it would
+// come. So a denial costs what that of the All does.
+func TestADenialOfAnAllIsAskedForOnce(t *testing.T) {
+	const most = 2 * time.Second
+	for name, c := range map[string]struct {
+		stores int
+		want   []string
+	}{"together": {1, []string{"take all"}}, "one after the other": {2, []string{"take", "take", "refund"}}} {
+		for _, algorithm := range ratelimit.Algorithms() {
+			t.Run(name+" "+algorithm, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var calls []string
+					var parts []ratelimit.Limiter
+					var s store.Store
+					for i, algorithm := range []string{"sliding_log", algorithm} {
+						if i < c.stores {
+							mem, err := memstore.New()
+							require.NoError(t, err)
+							s = recorder{mem, &calls}
+						}
+						l, err := ratelimit.New(algorithm, s, ratelimit.PerMinute(10-7*i))
+						require.NoError(t, err)
+						parts = append(parts, l)
+					}
+					all, err := ratelimit.NewAll(parts...)
+					require.NoError(t, err)
+					for allowWithin(t, all, 1, most).Allowed {
+						continue // until it denies
+					}
+					plain := allowWithin(t, all, 1, most)
+					calls = nil
+					slept, r := allow(t, t.Context(), waiter(t, all, most))
+					require.Zero(t, slept)
+					require.Equal(t, c.want, calls)
+					require.False(t, r.Allowed)
+					require.Equal(t, plain.DeniedBy(), r.DeniedBy())
+					require.GreaterOrEqual(t, r.RetryAfter, plain.RetryAfter)
+					require.Zero(t, r.RetryAfter%time.Microsecond)
+				})
+			})
+		}
+	}
 }

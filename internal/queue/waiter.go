@@ -397,8 +397,9 @@ func (w *waiter) denied(d *Decision, now time.Time) bool {
 	if d.Remaining >= w.n && (ln.kind == Unknown || ln.kind == Tickets) {
 		// The events would fit: only their turn is too far away.
 		ln.kind = Tickets
-		if q.patient {
-			ln.nextTurn(now.Add(min(d.RetryAfter, Forever)+q.d), now)
+		turn := now.Add(min(d.RetryAfter, Forever) + q.d)
+		if q.patient || !w.end.IsZero() && turn.After(w.end) { // as the patient question would be told
+			ln.nextTurn(turn, now)
 			return false
 		}
 		w.comeBack(question{n: w.n, patient: true, at: now})
