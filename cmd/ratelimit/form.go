@@ -242,19 +242,37 @@ func inner(object map[string]any, name string) any {
 	return nil
 }
 
-// layouts are the forms of time that are known beside those of numbers.
-var layouts = []string{time.RFC3339, time.DateTime, "2006/01/02 15:04:05", "2006-01-02T15:04:05", time.RFC1123, time.ANSIC}
+// layouts are the forms of time that are known beside those of numbers: ISO 8601, nginx's error
+// log, HTTP, Apache's error log, and syslog, which has no year. All may have a part of a second.
+var layouts = []string{
+	time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04:05Z0700", time.DateTime, "2006-01-02 15:04:05Z07:00",
+	"2006-01-02 15:04:05 Z0700", "2006/01/02 15:04:05", time.RFC1123, time.ANSIC, time.Stamp,
+}
 
-// time reads a time in one of the known forms, or that of -layout.
+// errTime says that a line has the form, but no time that can be read.
+var errTime = errors.New("time")
+
+// timeError is an errTime with a text of its own.
+type timeError string
+
+func (e timeError) Error() string   { return string(e) }
+func (e timeError) Is(t error) bool { return t == errTime }
+
+// time reads a time in one of the known forms, or that of -layout. Without a year it is in the
+// year 0.
 func (f *form) time(text string) (time.Time, error) {
 	if f.layout != "" {
-		return time.Parse(f.layout, text)
+		at, err := time.Parse(f.layout, text)
+		if err != nil {
+			err = timeError(fmt.Sprintf("the time is not as in -layout: %.40q", text))
+		}
+		return at, err
 	}
 	if at, ok := parseTime(text); ok {
 		return at, nil
 	}
 	if f.field == nil || f.format == "combined" && f.line == "" {
-		return time.Time{}, errors.New("the time is not like 17/May/2015:10:05:03 +0000")
+		return time.Time{}, timeError("the time is not like 17/May/2015:10:05:03 +0000")
 	}
 	if at, ok := parseUnix(text); ok {
 		return at, nil
@@ -264,7 +282,7 @@ func (f *form) time(text string) (time.Time, error) {
 			return at, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("no known form of time: %.40q", text)
+	return time.Time{}, timeError(fmt.Sprintf("no known form of time: %.40q", text))
 }
 
 // parseUnix reads Unix seconds, with a fraction or without, ms, µs or ns. Their size tells

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -22,9 +23,10 @@ const (
 // logs are the files that a command reads, and what was found in them.
 type logs struct {
 	form
-	program *program
-	sources []*source
-	last    int64 // the time of the last event, Unix µs
+	program  *program
+	sources  []*source
+	last     int64 // the time of the last event, Unix µs
+	timeless int   // of Unreadable, lines of the form without a time that is known
 
 	Lines      int `json:"lines"`
 	Unreadable int `json:"unreadable_lines"`
@@ -51,9 +53,20 @@ func (l *logs) each(files []string, do func(event) error) error {
 	}
 	l.endProgress()
 	if err == nil && l.Unreadable > 0 && l.Unreadable == l.Lines {
-		err = errors.New("no line could be read: is the form another one?")
+		err = l.nothing()
 	}
 	return err
+}
+
+// nothing says what was wrong with the lines that came farthest, if none could be read.
+func (l *logs) nothing() error {
+	switch {
+	case l.timeless == 0:
+		return errors.New("no line could be read: is the form another one?")
+	case l.layout != "":
+		return fmt.Errorf("no line could be read: %d have the form, but not a time as in -layout", l.timeless)
+	}
+	return fmt.Errorf("no line could be read: %d have the form, but no time that is known: what is its -layout?", l.timeless)
 }
 
 func (l *logs) open(files []string) error {
@@ -127,7 +140,11 @@ func (l *logs) summary(w io.Writer, keys int, more bool) {
 	if more {
 		about = "more than "
 	}
-	fmt.Fprintf(w, "%9d requests of %s%s", l.Requests, about, l.several(keys))
+	requests := "requests"
+	if l.Requests == 1 {
+		requests = "request"
+	}
+	fmt.Fprintf(w, "%9d %s of %s%s", l.Requests, requests, about, l.several(keys))
 	if l.Requests > 0 {
 		fmt.Fprintf(w, ", %s to %s UTC", l.From.Format(time.DateTime), l.To.Format(time.DateTime))
 	}
@@ -158,7 +175,8 @@ func (l *logs) remarks(w io.Writer) {
 type source struct {
 	logs    *logs
 	name    string
-	file    *os.File // nil for standard input
+	file    *os.File  // nil for standard input
+	written time.Time // for years that the log lacks
 	in      *bufio.Reader
 	lines   int
 	buffer  []event
@@ -169,13 +187,18 @@ type source struct {
 
 func (s *source) open(stdin io.Reader) (err error) {
 	log := stdin
+	s.written = time.Now()
 	if s.name == "-" {
 		s.name = "standard input"
 	} else {
 		if s.file, err = os.Open(s.name); err != nil {
 			return err
 		}
-		log = s.file
+		info, err := s.file.Stat()
+		if err != nil {
+			return err
+		}
+		log, s.written = s.file, info.ModTime()
 	}
 	if s.in, err = unzip(log); err != nil {
 		return s.failed(err)
@@ -233,10 +256,14 @@ func (s *source) read() error {
 	if err != nil {
 		return err
 	}
+	if s.lines == 0 {
+		line = strings.TrimPrefix(line, "\ufeff") // some editors mark UTF-8 by it
+	}
 	s.lines++
 	s.logs.Lines++
 	s.logs.showProgress()
 	e, err := s.logs.parse(line)
+	e.at = s.dated(e.at)
 	switch {
 	case err != nil:
 		s.complain(line, err)
@@ -248,9 +275,33 @@ func (s *source) read() error {
 	return nil
 }
 
-// complain shows the first line that cannot be read. The report says how many there are.
+// dated is the time at, in the last year in which it is not after that of the file if it has
+// none. The log may be written in a zone that is ahead.
+func (s *source) dated(at int64) int64 {
+	t := time.UnixMicro(at).UTC()
+	if t.Year() > 1 {
+		return at
+	}
+	in := func(year int) time.Time {
+		return time.Date(year, t.Month(), t.Day(), t.Hour(), t.Minute(), t.Second(), t.Nanosecond(), time.UTC)
+	}
+	latest := s.written.UTC().Add(14 * time.Hour)
+	if t = in(latest.Year()); t.After(latest) {
+		t = in(latest.Year() - 1)
+	}
+	return t.UnixMicro()
+}
+
+// complain shows the first line that cannot be read, and the first of the form without a time that
+// is known. The report says how many there are.
 func (s *source) complain(line string, err error) {
-	if s.logs.Unreadable++; s.logs.Unreadable == 1 {
+	s.logs.Unreadable++
+	first := s.logs.Unreadable-s.logs.timeless == 1
+	if errors.Is(err, errTime) {
+		s.logs.timeless++
+		first = s.logs.timeless == 1
+	}
+	if first {
 		fmt.Fprintf(s.logs.program.stderr, "ratelimit: %s:%d: %v: %.80q\n", s.name, s.lines, err, line)
 	}
 }

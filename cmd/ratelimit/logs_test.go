@@ -98,6 +98,65 @@ ratelimit: no line could be read: is the form another one?
 	require.Contains(t, got.stdout, "9 lines that could not be read")
 }
 
+func TestAMarkOfUTF8CostsNoLine(t *testing.T) {
+	for _, log := range []string{"\ufeff" + sample, string(zip(t, "\ufeff"+sample))} {
+		got := replayed(t, strings.NewReader(log))
+		require.Equal(t, result{0, sampleReport, fmt.Sprintf(sampleComplaint, "standard input")}, got)
+	}
+	got := replayed(t, strings.NewReader(sample+"\ufeff"+sample))
+	require.Contains(t, got.stdout, "5 lines that could not be read", "in the middle it is no mark")
+}
+
+// What is wrong is told of the lines that came farthest: those of the form come before those
+// with a time.
+func TestTheErrorIsThatOfTheLinesThatCameFarthest(t *testing.T) {
+	const form = `^(?P<time>\w+ \w+) (?P<key>\w+)$`
+	log := strings.Repeat("started\n", 20) + strings.Repeat("yesterday noon ann\n", 7)
+	got := replayed(t, strings.NewReader(log), "-line", form)
+	require.Equal(t, 1, got.code)
+	require.Equal(t, `ratelimit: standard input:1: it does not match -line: "started"
+ratelimit: standard input:21: no known form of time: "yesterday noon": "yesterday noon ann"
+ratelimit: no line could be read: 7 have the form, but no time that is known: what is its -layout?
+`, got.stderr)
+	require.Contains(t, got.stdout, "27 lines that could not be read")
+
+	got = replayed(t, strings.NewReader(log), "-line", form, "-layout", time.DateOnly)
+	require.Contains(t, got.stderr, `21: the time is not as in -layout: "yesterday noon"`)
+	require.Contains(t, got.stderr, "7 have the form, but not a time as in -layout\n")
+
+	got = replayed(t, strings.NewReader(strings.Repeat(`{"ip":"192.0.2.1","time":"noon"}`+"\n", 2)), "-format", "json")
+	require.Contains(t, got.stderr, "2 have the form, but no time that is known")
+
+	got = replayed(t, strings.NewReader(log+"2015-05-17 10 ann\n"), "-line", `^(?P<time>\S+ \w+) (?P<key>\w+)$`, "-layout", "2006-01-02 15")
+	require.Zero(t, got.code, "one could be read")
+	require.Equal(t, 2, strings.Count(got.stderr, "\n"), "the first of each kind")
+}
+
+// A year that a log lacks is the last one in which its time was not after the file's.
+func TestYearsAreTakenFromTheFile(t *testing.T) {
+	log := "Dec 31 23:59:58 a: ann\nDec 31 23:59:59 a: ann\nJan  1 00:00:00 a: ann\nJan  1 00:00:01 a: ann\n"
+	file := filepath.Join(t.TempDir(), "syslog")
+	for written, want := range map[string]string{
+		"2026-01-02 03:04:05": "4 requests of 1 key, 2025-12-31 23:59:58 to 2026-01-01 00:00:01 UTC",
+		"2025-12-31 23:30:00": "4 requests of 1 key, 2025-12-31 23:59:58 to 2026-01-01 00:00:01 UTC", // its zone is ahead
+		"2026-11-01 00:00:00": "4 requests of 1 key, 2025-12-31 23:59:58 to 2026-01-01 00:00:01 UTC",
+	} {
+		for _, text := range []string{log, string(zip(t, log))} {
+			at, err := time.Parse(time.DateTime, written)
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+			require.NoError(t, os.Chtimes(file, at, at))
+			got := replayed(t, nil, "-line", `^(?P<time>\S+ +\S+ \S+) .*: (?P<key>\w+)`, file)
+			require.Zero(t, got.code, got.stderr)
+			require.Contains(t, got.stdout, want, written)
+			require.NotContains(t, got.stdout, "late")
+		}
+	}
+	day := time.Now().UTC().AddDate(0, 0, -3)
+	got := replayed(t, strings.NewReader(day.Format("Jan _2")+" 10:00:00 a: ann"), "-line", `^(?P<time>\S+ +\S+ \S+) .*: (?P<key>\w+)`)
+	require.Contains(t, got.stdout, "1 request of 1 key, "+day.Format(time.DateOnly)+" 10:00:00", "standard input is written now")
+}
+
 func TestATruncatedGzipIsAnErrorAfterTheResultSoFar(t *testing.T) {
 	// Half of a file still yields several lines if they do not compress.
 	var log strings.Builder

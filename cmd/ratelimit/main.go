@@ -5,12 +5,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"strings"
 )
 
@@ -22,6 +25,7 @@ usage: ratelimit <command> [flags] [arguments]
 	suggest  the limits that all but a few clients of a log keep to
 	check    what is wrong in a configuration file
 	key      which limiters on Redis hold a key; forgets it on request
+	version  of this command, of the library and of Go
 
 "ratelimit <command> -h" lists the flags of a command.
 The exit code is 0, 1 if a check or the command itself fails, or 2 for wrong usage.
@@ -49,6 +53,7 @@ var errFindings = errors.New("findings")
 func (p *program) run(ctx context.Context, args []string) int {
 	commands := map[string]func(context.Context, []string) error{
 		"replay": p.replay, "suggest": p.suggest, "check": p.check, "key": p.key,
+		"version": p.version, "-version": p.version, "--version": p.version,
 	}
 	name := ""
 	if len(args) > 0 {
@@ -84,24 +89,55 @@ func (p *program) help(name string) int {
 	return 2
 }
 
+// version is the command.
+func (p *program) version(_ context.Context, args []string) error {
+	flags := p.newFlags("version", "\n\nVersion prints those of this command, of the library and of Go.\n")
+	if err := p.parse(flags, args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return p.misuse(flags, errors.New("it takes no arguments"))
+	}
+	const library = "github.com/ratelimit-go/ratelimit"
+	own, lib := "unknown", "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		own = cmp.Or(info.Main.Version, own)
+		for _, m := range info.Deps {
+			if m.Path == library {
+				lib = m.Version
+			}
+		}
+	}
+	_, err := fmt.Fprintf(p.stdout, "ratelimit %s, library %s, %s %s/%s\n", own, lib, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
+}
+
 // newFlags returns the flags of a command. The text describes it, and begins with its
 // arguments.
 func (p *program) newFlags(name, text string) *flag.FlagSet {
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	flags.SetOutput(p.stderr)
 	flags.Usage = func() {
-		fmt.Fprintf(p.stderr, "usage: ratelimit %s %s\n", name, text)
+		fmt.Fprintf(flags.Output(), "usage: ratelimit %s %s\n", name, text)
 		flags.PrintDefaults()
 	}
 	return flags
 }
 
-// parse reads the flags. They come before all other arguments.
+// parse reads the flags. They come before all other arguments. Help that is asked for is output,
+// and no error.
 func (p *program) parse(flags *flag.FlagSet, args []string) error {
-	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+	var printed strings.Builder
+	flags.SetOutput(&printed)
+	err := flags.Parse(args)
+	flags.SetOutput(p.stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(p.stdout, printed.String())
 		return err
-	} else if err != nil {
-		return errUsage // flags has printed the error
+	case err != nil:
+		fmt.Fprint(p.stderr, printed.String())
+		return errUsage
 	}
 	for _, arg := range flags.Args() {
 		if len(arg) > 1 && arg[0] == '-' {

@@ -59,10 +59,24 @@ func TestTheUsageOfEachCommand(t *testing.T) {
 	require.Equal(t, result{2, "", "ratelimit: no command \"play\"\n\n" + usage}, command(t, nil, "play"))
 	for _, name := range []string{"replay", "suggest", "check", "key"} {
 		require.Contains(t, usage, "\n\t"+name+" ")
-		got := command(t, nil, name, "-h")
-		require.Zero(t, got.code)
-		golden(t, "usage-"+name+".txt", got.stderr)
+		for _, flag := range []string{"-h", "-help", "--help"} {
+			got := command(t, nil, name, flag)
+			require.Zero(t, got.code)
+			require.Empty(t, got.stderr, "help that was asked for is the output")
+			golden(t, "usage-"+name+".txt", got.stdout)
+		}
 	}
+}
+
+func TestTheVersion(t *testing.T) {
+	require.Contains(t, usage, "\n\tversion ")
+	for _, args := range [][]string{{"version"}, {"-version"}, {"--version"}} {
+		got := command(t, nil, args...)
+		require.Zero(t, got.code)
+		require.Empty(t, got.stderr)
+		require.Regexp(t, `^ratelimit \S+, library \S+, go1\.\d+\S* \w+/\w+\n$`, got.stdout)
+	}
+	require.Equal(t, 2, command(t, nil, "version", "x").code)
 }
 
 func TestArgumentsThatMakeNoSense(t *testing.T) {

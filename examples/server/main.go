@@ -20,11 +20,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -51,7 +54,30 @@ func configOf(getenv func(string) string) config {
 	}
 }
 
+const usage = `An API with limits. It takes no arguments; these variables of the environment set it up:
+
+	LISTEN          host:port for all, ":8080" by default
+	PRIVATE_LISTEN  host:port for operators, "localhost:8081" by default
+	REDIS_ADDR      host:port of the Redis that keeps the limits, in memory by default
+`
+
+// arguments answers all arguments: help, and what is wrong. If there are none it serves.
+func arguments(args []string, stdout, stderr io.Writer) (code int, serves bool) {
+	switch {
+	case len(args) == 0:
+		return 0, true
+	case slices.Contains([]string{"-h", "-help", "--help"}, args[0]):
+		fmt.Fprint(stdout, usage)
+		return 0, false
+	}
+	fmt.Fprintf(stderr, "server: no argument %q\n\n%s", args[0], usage)
+	return 2, false
+}
+
 func main() {
+	if code, serves := arguments(os.Args[1:], os.Stdout, os.Stderr); !serves {
+		os.Exit(code)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	cfg := configOf(os.Getenv)

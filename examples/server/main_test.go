@@ -696,3 +696,24 @@ func number(t *testing.T, a answer, name string) int {
 	require.NoError(t, err, name)
 	return n
 }
+
+func TestHelpDoesNotServe(t *testing.T) {
+	for _, arg := range []string{"-h", "-help", "--help"} {
+		var stdout, stderr strings.Builder
+		code, serves := arguments([]string{arg}, &stdout, &stderr)
+		require.False(t, serves)
+		require.Zero(t, code)
+		require.Empty(t, stderr.String())
+		for _, variable := range []string{"LISTEN", "PRIVATE_LISTEN", "REDIS_ADDR"} {
+			require.Contains(t, stdout.String(), "\n\t"+variable+" ")
+		}
+	}
+	var stdout, stderr strings.Builder
+	code, serves := arguments([]string{"-listen", ":80"}, &stdout, &stderr)
+	require.False(t, serves, "an argument that has no effect")
+	require.Equal(t, 2, code)
+	require.Empty(t, stdout.String())
+	require.Contains(t, stderr.String(), `no argument "-listen"`)
+	_, serves = arguments(nil, &stdout, &stderr)
+	require.True(t, serves)
+}
