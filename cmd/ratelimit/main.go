@@ -103,7 +103,11 @@ func (p *program) version(_ context.Context, args []string) error {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		own = cmp.Or(info.Main.Version, own)
 		for _, m := range info.Deps {
-			if m.Path == library {
+			switch {
+			case m.Path != library:
+			case m.Replace != nil: // as in this tree
+				lib = cmp.Or(m.Replace.Version, "(devel)")
+			default:
 				lib = m.Version
 			}
 		}

@@ -74,7 +74,7 @@ func TestTheVersion(t *testing.T) {
 		got := command(t, nil, args...)
 		require.Zero(t, got.code)
 		require.Empty(t, got.stderr)
-		require.Regexp(t, `^ratelimit \S+, library \S+, go1\.\d+\S* \w+/\w+\n$`, got.stdout)
+		require.Regexp(t, `^ratelimit \S+, library \(devel\), go1\.\d+\S* \w+/\w+\n$`, got.stdout)
 	}
 	require.Equal(t, 2, command(t, nil, "version", "x").code)
 }
