@@ -183,6 +183,9 @@ func TestBrowser(t *testing.T) {
 		"errors are the library's own":                testErrors,
 		"a pasted log is decided on and stays":        testLog,
 		"a change of the width draws the charts anew": testResize,
+		"too many steps can be cleared":               testTooManySteps,
+		"one request of one client":                   testOneRequest,
+		"a calendar":                                  testCalendar,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, b) })
 	}
@@ -335,6 +338,9 @@ func testErrors(t *testing.T, b *browser) {
 		require.Equal(t, fmt.Sprint(strings.Contains(err.Error(), "invalid limit")), eval[string](p, `limit.ariaInvalid`))
 	}
 	p.enter("limit", "10/s")
+	p.enter("cost", "1.5")
+	require.Equal(t, "ratelimit: invalid number of events: 1.5, want a whole number", eval[string](p, `error.textContent`))
+	require.Equal(t, "true", eval[string](p, `cost.ariaInvalid`))
 	p.enter("cost", "1")
 	require.Empty(t, eval[string](p, `error.textContent`))
 	require.Equal(t, before, p.counts())
@@ -363,6 +369,36 @@ func testLog(t *testing.T, b *browser) {
 		` Left out: 1 not readable, first "not a line".`, eval[string](p, `summary.textContent`))
 	require.NotContains(t, eval[string](p, `location.href`), "192.0.2.1")
 	require.Equal(t, requests, p.sent(), "nothing is sent")
+}
+
+// A link of too many steps can be mended on the page.
+func testTooManySteps(t *testing.T, b *browser) {
+	p := b.open(t, 768, "light", "steps=1"+strings.Repeat(",w", 100))
+	require.Contains(t, eval[string](p, `error.textContent`), "101 steps by hand are too many, at most 100: clear them")
+	require.Equal(t, "false", eval[string](p, `String(clear.hidden)`))
+	eval[bool](p, `wait.click() ?? true`) // nothing happens, and no exception
+	eval[bool](p, `document.getElementById("clear").click() ?? true`)
+	require.Empty(t, eval[string](p, `error.textContent`))
+	require.Equal(t, native(t, simulation.Input{Limit: "10/s", Cost: 1, Traffic: "edge"}), p.counts())
+}
+
+func testOneRequest(t *testing.T, b *browser) {
+	p := b.open(t, 768, "light", "")
+	p.choose("log")
+	p.enter("log", strings.SplitAfter(accessLog, "\n")[0])
+	require.Contains(t, eval[string](p, `summary.textContent`), "1 request of 1 client. ")
+}
+
+// The zones of the library's documents are known, as on a server.
+func testCalendar(t *testing.T, b *browser) {
+	p := b.open(t, 768, "light", "")
+	in := simulation.Input{Limit: "10000/month from 31 in America/Sao_Paulo", Cost: 1000, Traffic: "edge"}
+	p.enter("cost", "1000")
+	p.enter("limit", in.Limit)
+	require.Empty(t, eval[string](p, `error.textContent`))
+	require.Equal(t, native(t, in), p.counts())
+	require.Equal(t, "No chart: only a FixedWindow counts by a calendar.",
+		eval[string](p, `document.querySelector("#sliding_log .said").textContent`))
 }
 
 func testResize(t *testing.T, b *browser) {

@@ -44,7 +44,7 @@ function update() {
   document.body.classList.toggle("pasted", pasted);
   const result = library.simulate({
     limit: fields.limit.value,
-    cost: Math.trunc(Number(fields.cost.value)) || 0,
+    cost: Number(fields.cost.value),
     traffic: fields.traffic.value,
     log: fields.log.value,
     steps: steps.join(","),
@@ -56,6 +56,7 @@ function update() {
   fields.limit.setAttribute("aria-invalid", error.includes("invalid limit"));
   fields.cost.setAttribute("aria-invalid", error.includes("number of events"));
   $("charts").classList.toggle("stale", Boolean(result.error));
+  $("clear").hidden = steps.length === 0; // also where they are what is wrong
   if (result.error) return false;
   shown = { ...result, pasted };
   show();
@@ -77,22 +78,26 @@ function card(algorithm) {
 function show() {
   $("bin").textContent = `a bar is ${duration(shown.bin)}`;
   $("wait").textContent = `Wait ${duration(shown.bin)}`;
-  $("clear").hidden = steps.length === 0;
   $("summary").textContent = summary();
   const top = tallest(shown);
   for (const outcome of shown.outcomes) showOutcome(card(outcome.algorithm), outcome, top);
 }
 
+/** Returns a number of things in words. */
+const count = (n, thing) => `${n} ${thing}${n === 1 ? "" : "s"}`;
+
 function summary() {
   if (!shown.pasted) return "";
   const denied = shown.outcomes.map((o) => `${kind(o.algorithm)[0]} ${o.error ? "–" : o.deniedClients}`).join(", ");
   const left = shown.unreadable && ` Left out: ${shown.unreadable}.`;
-  return `${shown.requests} requests of ${shown.clients} clients. Clients that were denied something: ${denied}.${left}`;
+  return `${count(shown.requests, "request")} of ${count(shown.clients, "client")}. Clients that were denied something: ${denied}.${left}`;
 }
 
 /** Returns in plain words why an algorithm cannot keep the limit. */
 function refusal(error) {
-  return error.includes("has no burst") ? "No chart: only the two buckets can have a burst." : error;
+  if (error.includes("has no burst")) return "No chart: only the two buckets can have a burst.";
+  if (error.includes("has no calendar")) return "No chart: only a FixedWindow counts by a calendar.";
+  return error;
 }
 
 /** Returns what the algorithm said to what was sent last. */
@@ -117,7 +122,7 @@ function showOutcome(element, outcome, top) {
   draw(chart, shown, outcome, top);
 }
 
-/** Does a step by hand, and reads out what became of it. */
+/** Does a step by hand, and reads out what became of it, in words that the result may give. */
 function step(what, words) {
   steps.push(what);
   if (!update()) {
@@ -126,7 +131,7 @@ function step(what, words) {
   }
   keepInLink();
   const granted = shown.outcomes.filter((o) => !o.error).map((o) => `${kind(o.algorithm)[0]} ${o.granted}`);
-  say(shown.last ? `${words}. Allowed: ${granted.join(", ")}.` : `${words}.`);
+  say(shown.last ? `${words()}. Allowed: ${granted.join(", ")}.` : `${words()}.`);
 }
 
 function say(text) {
@@ -150,9 +155,9 @@ function listen() {
     update();
     keepInLink();
   });
-  $("one").addEventListener("click", () => step("1", "Sent one"));
-  $("ten").addEventListener("click", () => step("10", "Sent ten"));
-  $("wait").addEventListener("click", () => step("w", `Waited ${duration(shown.bin)}`));
+  $("one").addEventListener("click", () => step("1", () => "Sent one"));
+  $("ten").addEventListener("click", () => step("10", () => "Sent ten"));
+  $("wait").addEventListener("click", () => step("w", () => `Waited ${duration(shown.bin)}`));
   $("clear").addEventListener("click", () => {
     steps = [];
     update();

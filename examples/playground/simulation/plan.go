@@ -50,7 +50,7 @@ func newPlan(in Input) (*plan, error) {
 	if limit == ratelimit.Unlimited() {
 		p.scale = ratelimit.PerSecond(10)
 	}
-	p.bin = p.scale.Period / perPeriod
+	p.bin = binOf(p.scale.Period)
 	end, err := p.addTraffic(in)
 	if err != nil {
 		return nil, err
@@ -72,6 +72,33 @@ func newPlan(in Input) (*plan, error) {
 
 func tooMany(n int) error {
 	return fmt.Errorf("%d requests are too many for this page, which draws up to %d: raise the cost or lower the rate", n, maxRequests)
+}
+
+const day = 24 * time.Hour
+
+// round are the lengths of bars up to a day. Longer ones are whole days.
+var round = func() (lengths []time.Duration) {
+	for unit := time.Microsecond; unit < time.Second; unit *= 10 {
+		lengths = append(lengths, unit, 2*unit, 5*unit)
+	}
+	for _, n := range []time.Duration{1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 3 * 3600, 6 * 3600, 12 * 3600} {
+		lengths = append(lengths, n*time.Second)
+	}
+	return append(lengths, day)
+}()
+
+// binOf returns the length of bars for a period: round, and so that each window ends with a bar.
+func binOf(period time.Duration) time.Duration {
+	most := period / perPeriod
+	if most >= day {
+		return most.Truncate(day)
+	}
+	for _, length := range slices.Backward(round) {
+		if length <= most && period%length == 0 && period/length <= 2*perPeriod {
+			return length
+		}
+	}
+	return most
 }
 
 // addTraffic adds the requests of in.Traffic, and returns when they end.
@@ -100,7 +127,8 @@ func aligned(t time.Time, period time.Duration) time.Time {
 	return time.UnixMicro(windows * period.Microseconds()).UTC()
 }
 
-// addLog adds the requests of an access log. Its bars divide the whole time.
+// addLog adds the requests of an access log. Its bars are of a round length and begin at round
+// times: others beat with what comes each minute or hour.
 func (p *plan) addLog(text string) (end time.Duration, err error) {
 	lines, unreadable := parseLog(text)
 	if p.unreadable = unreadable; len(lines) == 0 {
@@ -108,14 +136,20 @@ func (p *plan) addLog(text string) (end time.Duration, err error) {
 	}
 	// Logs are a little out of order, and a limiter takes a late request for one of now.
 	slices.SortStableFunc(lines, func(a, b line) int { return a.at.Compare(b.at) })
-	p.start = lines[0].at
+	const bars = 60
+	least := lines[len(lines)-1].at.Sub(lines[0].at) / bars
+	i, _ := slices.BinarySearch(round, least)
+	if i < len(round) {
+		least = round[i]
+	} else {
+		least = (least + day - 1).Truncate(day)
+	}
+	p.bin = max(p.bin, least)
+	p.start = lines[0].at.Truncate(p.bin)
 	for _, l := range lines {
 		p.requests = append(p.requests, request{l.client, l.at.Sub(p.start)})
 	}
-	end = p.requests[len(p.requests)-1].at
-	const bars = 60
-	p.bin = max(p.bin, end/bars)
-	return end, nil
+	return p.requests[len(p.requests)-1].at, nil
 }
 
 // addSteps adds what is sent by hand, and returns the time after it. Steps are separated

@@ -4,6 +4,8 @@ package simulation
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -50,6 +52,14 @@ type Outcome struct {
 
 // Bar counts the requests of one Bin. Admitted ones are in the Bin in which they go.
 type Bar struct{ Within, Beyond, Denied int }
+
+// Cost is what a page's number says of the cost of a request.
+func Cost(x float64) (int, error) {
+	if x != math.Trunc(x) || math.Abs(x) > 1<<53 {
+		return 0, fmt.Errorf("%w: %v, want a whole number", ratelimit.ErrInvalidN, x)
+	}
+	return int(x), nil
+}
 
 // Run sends the traffic of in through all algorithms.
 func Run(in Input) (*Output, error) {

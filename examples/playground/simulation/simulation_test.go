@@ -2,6 +2,7 @@ package simulation
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -132,6 +133,60 @@ func TestStepsByHand(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, out.Last)
 	require.Empty(t, out.Outcomes[0].Answer)
+}
+
+// Bars are of a round length, and an edge of a window is an edge of a bar.
+func TestBarsAreRound(t *testing.T) {
+	for limit, want := range map[string]string{
+		"10/ms": "100µs", "7/3ms": "200µs", "10/s": "100ms", "10/2s": "200ms", "10/10s": "1s", "10/45s": "4.5s", "10/m": "5s", "10/15m": "1m0s",
+		"10/h": "5m0s", "10/day": "2h0m0s", "10/7d": "12h0m0s", "10/30d": "72h0m0s", "10/month in UTC": "72h0m0s", "unlimited": "100ms",
+	} {
+		out, err := Run(Input{Limit: limit, Cost: 1, Traffic: "edge"})
+		require.NoError(t, err)
+		require.Equal(t, want, out.Bin.String(), limit)
+	}
+}
+
+// Requests of each hour are in bars of whole hours: other bars would have peaks that nobody sent.
+func TestBarsOfALogAreRound(t *testing.T) {
+	const hours = 82
+	begin := time.Date(2026, 3, 1, 0, 59, 59, 0, time.UTC) // the bars do not begin with it
+	logOf := func(every time.Duration, n int) string {
+		var log strings.Builder
+		for i := range n {
+			at := begin.Add(time.Duration(i) * every)
+			fmt.Fprintf(&log, "192.0.2.%d - - [%s] \"GET / HTTP/1.1\" 200 5\n", i%200, at.Format("02/Jan/2006:15:04:05 -0700"))
+		}
+		return log.String()
+	}
+	out, err := Run(Input{Limit: "100/s", Cost: 1, Traffic: Pasted, Log: logOf(time.Hour, hours)})
+	require.NoError(t, err)
+	require.Equal(t, 2*time.Hour, out.Bin)
+	for _, o := range out.Outcomes {
+		for i, bar := range o.Bars[:hours/2] {
+			require.Equal(t, 2, bar.Within, "%s, bar %d", o.Algorithm, i)
+		}
+	}
+	for every, want := range map[time.Duration]string{
+		time.Second: "2s", time.Minute: "2m0s", 4 * time.Minute: "10m0s", time.Hour: "2h0m0s", 24 * time.Hour: "48h0m0s", 100 * 24 * time.Hour: "4008h0m0s",
+	} {
+		out, err := Run(Input{Limit: "100/s", Cost: 1, Traffic: Pasted, Log: logOf(every, 101)})
+		require.NoError(t, err)
+		require.Equal(t, want, out.Bin.String(), "every %v", every)
+	}
+}
+
+func TestCost(t *testing.T) {
+	for x, want := range map[float64]int{1: 1, 0: 0, -1: -1, 2147483648: 2147483648} {
+		n, err := Cost(x)
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+	}
+	for _, x := range []float64{1.5, 0.5, -0.5, math.NaN(), math.Inf(1), 1e300} {
+		_, err := Cost(x)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+		require.ErrorContains(t, err, fmt.Sprintf("invalid number of events: %v, want a whole number", x))
+	}
 }
 
 func TestPastedLog(t *testing.T) {

@@ -8,6 +8,7 @@ package main
 import (
 	"syscall/js"
 	"time"
+	_ "time/tzdata" // of calendars: a browser has no files
 
 	"github.com/ratelimit-go/ratelimit/examples/playground/simulation"
 )
@@ -25,9 +26,13 @@ func main() {
 }
 
 func simulate(in js.Value) any {
+	cost, err := simulation.Cost(in.Get("cost").Float())
+	if err != nil {
+		return map[string]any{"error": err.Error()}
+	}
 	out, err := simulation.Run(simulation.Input{
 		Limit:   in.Get("limit").String(),
-		Cost:    in.Get("cost").Int(),
+		Cost:    cost,
 		Traffic: in.Get("traffic").String(),
 		Log:     in.Get("log").String(),
 		Steps:   in.Get("steps").String(),
