@@ -62,9 +62,17 @@ func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Optio
 		if f == nil {
 			return fmt.Errorf("%w: WithLimitFunc(nil)", ErrInvalidOption)
 		}
-		lim.limitFunc = f
-		return nil
+		return lim.askLimitsOf(f)
 	}
+}
+
+// askLimitsOf makes f the limit function. A second one would leave the first without effect.
+func (lim *limiter) askLimitsOf(f func(ctx context.Context, key string) (Limit, error)) error {
+	if lim.limitFunc != nil {
+		return fmt.Errorf("%w: two functions say a key's limit: want one WithLimitFunc or WithTiers", ErrInvalidOption)
+	}
+	lim.limitFunc = f
+	return nil
 }
 
 // WithTiers gives each key the limit of its tier. The function of is asked on each call for the
@@ -73,14 +81,17 @@ func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Optio
 //
 // A tier that is not in the map, such as "", has the constructor's limit. An error of the
 // function is returned as it is, and nothing is charged. A key that changes its tier keeps
-// its count. WithTiers takes the place of [WithLimitFunc].
+// its count. A limiter has WithTiers or [WithLimitFunc], not both.
 //
-// Its errors are [ErrInvalidOption] (the function is nil) and [ErrInvalidLimit] (the algorithm
-// cannot keep the limit of a tier).
+// Its errors are [ErrInvalidOption] (the function is nil, or the map is empty) and
+// [ErrInvalidLimit] (the algorithm cannot keep the limit of a tier).
 func WithTiers(of func(ctx context.Context, key string) (tier string, err error), tiers map[string]Limit) Option {
 	return func(lim *limiter) error {
 		if of == nil {
 			return fmt.Errorf("%w: WithTiers(nil, ...)", ErrInvalidOption)
+		}
+		if len(tiers) == 0 {
+			return fmt.Errorf("%w: WithTiers without a tier", ErrInvalidOption)
 		}
 		limits := maps.Clone(tiers)
 		for tier, l := range limits {
@@ -89,11 +100,10 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 			}
 		}
 		lim.tiers = limits
-		lim.limitFunc = func(ctx context.Context, key string) (Limit, error) {
+		return lim.askLimitsOf(func(ctx context.Context, key string) (Limit, error) {
 			tier, err := of(ctx, key)
 			return limits[tier], err
-		}
-		return nil
+		})
 	}
 }
 

@@ -91,3 +91,20 @@ func TestAChangeOfTierKeepsTheSpendAmongSeveralLimitsToo(t *testing.T) {
 		}
 	})
 }
+
+// Options of which one would do nothing are refused, in either order.
+func TestOneFunctionHasTheLimits(t *testing.T) {
+	perKey := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil })
+	tiers := ratelimit.WithTiers(func(context.Context, string) (string, error) { return "", nil }, map[string]ratelimit.Limit{"x": ratelimit.PerHour(1)})
+	for _, opts := range [][]ratelimit.Option{{perKey, tiers}, {tiers, perKey}, {tiers, tiers}, {perKey, perKey}} {
+		_, err := ratelimit.New("token_bucket", memory(t, newClock()), ratelimit.PerHour(1), opts...)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorContains(t, err, "two functions say a key's limit: want one WithLimitFunc or WithTiers")
+	}
+	for _, none := range []map[string]ratelimit.Limit{nil, {}} {
+		_, err := ratelimit.New("token_bucket", memory(t, newClock()), ratelimit.PerHour(1),
+			ratelimit.WithTiers(func(context.Context, string) (string, error) { return "", nil }, none))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorContains(t, err, "WithTiers without a tier")
+	}
+}

@@ -150,14 +150,17 @@ func (s *spec) checkShares() error {
 
 // checkLease tries the life on the limit, and then whether any limit can be leased.
 func (s *spec) checkLease() error {
-	inTiers := func(context.Context, string) (string, error) { return "", nil }
-	if err := s.tryLease(s.limits[0], ratelimit.WithTiers(inTiers, s.tiers)); err != nil {
+	err := s.tryLease(s.limits[0])
+	if err == nil || s.tiers == nil {
 		return err
 	}
-	err := s.tryLease(s.limits[0])
+	noTier := func(context.Context, string) (string, error) { return "", nil }
+	if err := s.tryLease(s.limits[0], ratelimit.WithTiers(noTier, s.tiers)); err != nil {
+		return err
+	}
 	for _, l := range s.tiers {
-		if err != nil && l.Rate > 0 && s.tryLease(l) == nil {
-			err = nil
+		if l.Rate > 0 && s.tryLease(l) == nil {
+			return nil
 		}
 	}
 	return err

@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/order"
+	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
 // Limiter wraps a [ratelimit.Limiter] and remembers its denials. Once the store has denied n
@@ -42,8 +43,9 @@ import (
 // RetryAfter is Never for n above Limit.
 //
 // A denial without an end (Never) is not remembered. With [ratelimit.WithCoalescing] only
-// denials of one event are. Peek and AllowWithin always ask the store. Errors are those of
-// the wrapped limiter.
+// denials of one event are. Peek always asks the store, and so does AllowWithin of a bucket: a
+// Waiter (package throttle) around it has no use of what is remembered. Errors are those of the
+// wrapped limiter.
 //
 // A denied key costs 130 to 220 bytes, whatever its length, and the first few hundred up to
 // 900. There are at most 65,536 of them, or [WithMaxKeys]. They are removed as other keys
@@ -186,10 +188,14 @@ func (d *Limiter) learn(q *denials.Question, r *ratelimit.Result, err error) {
 	}
 }
 
-// AllowWithin always asks the limiter, and does not remember its denials.
+// AllowWithin is AllowN where no event has a turn that is to come: for the windows and the log. A
+// bucket is always asked, and its denials are not remembered.
 func (d *Limiter) AllowWithin(ctx context.Context, key string, n int, within time.Duration) (ratelimit.Result, error) {
 	if d.limiter == nil {
 		return ratelimit.Result{}, errNoConstructor
+	}
+	if !report.IsBucket(d.limiter) {
+		return d.AllowN(ctx, key, n)
 	}
 	if d.five.Tiered { // under another limit than a denial's it may make room, as AllowN may
 		defer d.denials.BeginChange(key).End()

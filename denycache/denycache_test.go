@@ -29,6 +29,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
 func newDenyCache(t testing.TB, l ratelimit.Limiter, opts ...denycache.Option) *denycache.Limiter {
@@ -561,6 +562,28 @@ func TestAFloodCostsRedisACallPerRetryAfter(t *testing.T) {
 			l, span, without, middle-before, with, after-middle)
 		require.GreaterOrEqual(t, 64*int64(middle-before), without, "a script is of 64 calls at most")
 		require.Less(t, after-middle, 500, "a few times per RetryAfter each of 8 callers asks")
+	}
+}
+
+// Waiters ask by AllowWithin. Where no event has a turn that is to come, that is AllowN.
+func TestWhatHasNoTurnsIsRememberedForWaiters(t *testing.T) {
+	for _, algorithm := range ratelimit.Algorithms() {
+		synctest.Test(t, func(t *testing.T) {
+			far := distantMemory(t)
+			d := newDenyCache(t, newLimiter(t, algorithm, far, ratelimit.PerHour(1)))
+			require.True(t, allow(t, d, "key").Allowed)
+			w, err := throttle.NewWaiter(d, time.Second)
+			require.NoError(t, err)
+			before := far.calls.Load()
+			for range 5 {
+				require.False(t, allow(t, w, "key").Allowed)
+			}
+			want := 1
+			if hasBurst(algorithm) { // the store knows when a turn comes
+				want = 5
+			}
+			require.EqualValues(t, want, far.calls.Load()-before, algorithm)
+		})
 	}
 }
 

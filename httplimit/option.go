@@ -265,7 +265,7 @@ func WithMaxPause(d time.Duration) ClientOption {
 // answer may say at once. Then the pause is a tenth of a second before the first retry, and
 // doubles with each, up to [WithMaxPause]. A request is not sent again if its body cannot be had
 // again ([http.Request.GetBody]), or if the pause is longer than its context lasts: the answer is
-// returned then. With [WithoutWaiting] there are no retries.
+// returned then. [WithoutWaiting] beside it is refused.
 func WithRetries(n int) ClientOption {
 	return clientOption(func(c *config) error {
 		if n < 0 || n > 100 {

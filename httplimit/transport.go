@@ -67,7 +67,7 @@ func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 
 // NewTransport returns a Transport that sends what l admits through base, or through
 // [http.DefaultTransport] if base is nil. Its errors wrap [ratelimit.ErrInvalidOption]: l, an
-// option or a function is nil, or an option is out of range.
+// option or a function is nil, an option is out of range, or has no effect beside another.
 func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOption) (*Transport, error) {
 	c, err := newConfig(l, Key{kind: "host:", of: host})
 	if err != nil {
@@ -86,6 +86,9 @@ func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOpt
 		if err := opt.client(c); err != nil {
 			return nil, err
 		}
+	}
+	if c.refuse && c.retries > 0 {
+		return nil, fmt.Errorf("%w: WithRetries beside WithoutWaiting, which never waits for one", ratelimit.ErrInvalidOption)
 	}
 	return &Transport{config: *c, base: base}, nil
 }

@@ -288,7 +288,7 @@ func TestWithoutWaitingACallFailsAndSaysForHowLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sup := &supplier{answers: []answer{fine}}
 		lim := window(t, memory(t), ratelimit.PerMinute(2))
-		tr := transport(t, sup, lim, httplimit.WithoutWaiting(), httplimit.WithRetries(5))
+		tr := transport(t, sup, lim, httplimit.WithoutWaiting())
 		require.NoError(t, call(t, tr, "https://example.com/"))
 		sup.answers = []answer{{429, map[string]string{"Retry-After": "7"}}}
 		require.NoError(t, call(t, tr, "https://example.com/"), "an answer, if a refusal")
@@ -502,17 +502,18 @@ func TestARequestCanCostMoreOrNothingToATransport(t *testing.T) {
 func TestWrongArgumentsOfATransportAreErrors(t *testing.T) {
 	lim := plenty(t)
 	for name, err := range map[string]error{
-		"no limiter":         last(httplimit.NewTransport(nil, nil)),
-		"a nil limiter":      last(httplimit.NewTransport(nil, (*ratelimit.TokenBucket)(nil))),
-		"a nil RoundTripper": last(httplimit.NewTransport((*http.Transport)(nil), lim)),
-		"a nil option":       last(httplimit.NewTransport(nil, lim, nil)),
-		"an invalid Key":     last(httplimit.NewTransport(nil, lim, httplimit.WithKey(httplimit.Key{}))),
-		"a nil cost":         last(httplimit.NewTransport(nil, lim, httplimit.WithCost(nil))),
-		"a nil skip":         last(httplimit.NewTransport(nil, lim, httplimit.WithSkip(nil))),
-		"no pause":           last(httplimit.NewTransport(nil, lim, httplimit.WithMaxPause(0))),
-		"negative retries":   last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(-1))),
-		"too many retries":   last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(101))),
-		"the zero Transport": call(t, new(httplimit.Transport), "http://example.com/"),
+		"no limiter":            last(httplimit.NewTransport(nil, nil)),
+		"a nil limiter":         last(httplimit.NewTransport(nil, (*ratelimit.TokenBucket)(nil))),
+		"a nil RoundTripper":    last(httplimit.NewTransport((*http.Transport)(nil), lim)),
+		"a nil option":          last(httplimit.NewTransport(nil, lim, nil)),
+		"an invalid Key":        last(httplimit.NewTransport(nil, lim, httplimit.WithKey(httplimit.Key{}))),
+		"a nil cost":            last(httplimit.NewTransport(nil, lim, httplimit.WithCost(nil))),
+		"a nil skip":            last(httplimit.NewTransport(nil, lim, httplimit.WithSkip(nil))),
+		"no pause":              last(httplimit.NewTransport(nil, lim, httplimit.WithMaxPause(0))),
+		"negative retries":      last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(-1))),
+		"too many retries":      last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(101))),
+		"retries that are none": last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(5), httplimit.WithoutWaiting())),
+		"the zero Transport":    call(t, new(httplimit.Transport), "http://example.com/"),
 	} {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
 	}

@@ -150,7 +150,8 @@ type denial struct {
 type Option func(*Limiter) error
 
 // WithMaxLease bounds what is taken ahead of one key to n events, 1 to 1,000,000,000. By default
-// only demand does. Callers who wait are decided on at once, however many they are.
+// only demand does. Callers who wait are decided on at once, however many they are. With 1
+// nothing is taken ahead: each admission asks the store, and only denials are made in memory.
 func WithMaxLease(n int) Option {
 	return func(l *Limiter) error {
 		if n < 1 || n > maxLease {

@@ -38,8 +38,8 @@ type Open func(t testing.TB, clock func() time.Time) store.Store
 // Option is an optional setting of [Run].
 type Option func(*suite)
 
-// Traces sets how many random traces of each kind are run for each algorithm. The default
-// is 300. A trace has up to 60 calls.
+// Traces sets how many random traces of each kind are run for each algorithm, 1 or more. The
+// default is 300. A trace has up to 60 calls.
 func Traces(n int) Option { return func(s *suite) { s.traces = n } }
 
 // ExpiresInRealTime is for a store that forgets keys by a clock of its own that cannot be
@@ -131,7 +131,7 @@ func newSuite(open Open, opts ...Option) *suite {
 	for _, opt := range opts {
 		opt(s)
 	}
-	if testing.Short() {
+	if testing.Short() && s.traces > 0 {
 		s.traces = (s.traces + 9) / 10
 	}
 	return s
@@ -150,8 +150,11 @@ func (s *suite) leaveOut() error {
 			left = append(left, a)
 		}
 	}
-	if len(left) == 0 {
+	switch {
+	case len(left) == 0:
 		return errors.New("Without leaves no algorithm")
+	case s.traces < 1:
+		return fmt.Errorf("Traces(%d), want 1 or more", s.traces)
 	}
 	s.algorithms = left
 	return nil

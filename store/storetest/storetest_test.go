@@ -71,6 +71,11 @@ func TestWithoutIsOfAlgorithmsThatThereAre(t *testing.T) {
 			t.Errorf("Without(%q) is taken", names)
 		}
 	}
+	for _, n := range []int{0, -1} {
+		if err := newSuite(openReference, Traces(n)).leaveOut(); err == nil {
+			t.Errorf("Traces(%d) is taken: it would prove nothing", n)
+		}
+	}
 	s := newSuite(openReference, Without(all[1:3]...), Without(all[3:]...))
 	if err := s.leaveOut(); err != nil || len(s.algorithms) != 1 || s.algorithms[0].name != all[0] {
 		t.Errorf("%v, %d are left", err, len(s.algorithms))
