@@ -137,10 +137,10 @@ func (p *program) parse(flags *flag.FlagSet, args []string) error {
 	flags.SetOutput(p.stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(p.stdout, printed.String())
+		fmt.Fprintf(p.stdout, "%s", &printed)
 		return err
 	case err != nil:
-		fmt.Fprint(p.stderr, printed.String())
+		fmt.Fprintf(p.stderr, "%s", &printed)
 		return errUsage
 	}
 	for _, arg := range flags.Args() {

@@ -67,7 +67,7 @@ func arguments(args []string, stdout, stderr io.Writer) (code int, serves bool) 
 	case len(args) == 0:
 		return 0, true
 	case slices.Contains([]string{"-h", "-help", "--help"}, args[0]):
-		fmt.Fprint(stdout, usage)
+		fmt.Fprintf(stdout, "%s", usage)
 		return 0, false
 	}
 	fmt.Fprintf(stderr, "server: no argument %q\n\n%s", args[0], usage)
