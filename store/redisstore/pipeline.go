@@ -81,7 +81,7 @@ type pipeline struct {
 
 var (
 	errFar     = errors.New("a round trip takes longer than the call may")
-	errQueued  = errors.New("the call waited for others to end")
+	errQueued  = errors.New("no connection was free in time")
 	errGivenUp = errors.New("another call had no time to wait for a connection")
 	errApart   = errors.New("the call failed beside others")
 	errPanic   = errors.New("a hook panicked")
@@ -245,7 +245,7 @@ func (p *pipeline) wait(b budget, bt *batch, i int) ([]int64, *fault) {
 		}
 	}
 	switch {
-	case err == errQueued:
+	case errors.Is(err, errQueued):
 		p.refusals.full.Add(1)
 		return nil, p.store.queued()
 	case errors.Is(err, errApart):
@@ -259,15 +259,14 @@ func (p *pipeline) wait(b budget, bt *batch, i int) ([]int64, *fault) {
 // outcome waits until call i of bt has ended, or its time is up. Without an error, the
 // call knows how it ended.
 func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { //nolint:revive // sent is about err
-	if b.own && b.Done() == nil {
-		<-bt.done
-		return bt.err, bt.sent
-	}
 	var end <-chan time.Time
-	if !b.own && b.Done() == nil {
-		timer := time.NewTimer(time.Until(b.end))
+	if before := bt.begun.Add(p.timeout).Sub(b.end); before > p.timeout/spread && (b.own || b.Done() == nil) {
+		timer := time.NewTimer(time.Until(b.end)) // it has been tried before, or has no time of its own
 		defer timer.Stop()
 		end = timer.C
+	} else if b.Done() == nil {
+		<-bt.done
+		return bt.err, bt.sent
 	}
 	select {
 	case <-bt.done:
@@ -296,9 +295,10 @@ func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { 
 }
 
 // timeUp is the error of calls whose time is up while their trip is under way. If they were
-// not sent although there are connections, they waited for those, or for a processor.
+// not sent although there is a connection, or a server that has answered lately, they waited
+// for others, or for a processor.
 func (p *pipeline) timeUp(bt *batch, sent bool) error {
-	if !sent && (bt.trip.made || p.store.link.pulse.since(bt.begun)) {
+	if !sent && (bt.trip.made || !p.store.silent()) {
 		return errQueued
 	}
 	return context.DeadlineExceeded

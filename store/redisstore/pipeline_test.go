@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/effort"
@@ -319,17 +320,42 @@ func TestTheFirstBurstAfterARestIsNotCalledAnOutage(t *testing.T) {
 	for range 3 {
 		require.Eventually(t, s.Rested, 10*time.Second, time.Millisecond)
 		require.NoError(t, server.Client(t).Do(t.Context(), "client", "pause", 100, "all").Err())
-		burst := start(t, s, "k", 300)
-		time.Sleep(40 * time.Millisecond)
-		burst.end()
-		burst.report("300 callers")
-		require.Positive(t, burst.count("overloaded"))
-		require.Zero(t, burst.count("unavailable"))
+		var overloaded atomic.Int64
+		var callers sync.WaitGroup
+		for range 300 {
+			callers.Go(func() {
+				_, err := s.Take(t.Context(), space, "k", limit, 1)
+				if class := classOf(t, err); class == "overloaded" {
+					overloaded.Add(1)
+				} else {
+					assert.Equal(t, "timeout", class)
+				}
+			})
+		}
+		callers.Wait()
+		require.Positive(t, overloaded.Load())
 		require.Eventually(t, func() bool {
 			_, err := s.Take(t.Context(), space, "k", limit, 1)
 			return err == nil
 		}, 10*time.Second, time.Millisecond)
 	}
+}
+
+// A call that is tried again waits beside others who have come later, but has no more time
+// than before.
+func TestACallThatIsTriedAgainEndsByItsOwnTime(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // nobody listens there
+	defer client.Close()
+	const timeout = 500 * time.Millisecond
+	s := newStore(t, client, redisstore.WithTimeout(timeout))
+	requireInTime(t, "16 callers", func() time.Duration {
+		return worst(16, 1, func() time.Duration {
+			begun := time.Now()
+			_, err := s.Take(context.Background(), space, "k", limit, 1)
+			assert.ErrorIs(t, err, store.ErrUnavailable)
+			return time.Since(begun) - timeout
+		})
+	})
 }
 
 // Connections, handshake and script take several times as long as a call may.

@@ -309,7 +309,7 @@ func (s *Store) key(ns *store.Namespace, key string) string {
 	return s.prefix + ns.Rule.Name + ":" + ns.Name + ":{=" + key + "}"
 }
 
-var errReading = errors.New("Lua counts µs from 1740 to 2199")
+var errReading = errors.New("outside 1740 to 2199, where Lua can count µs")
 
 // now reads the caller's clock, in Unix µs.
 func (s *Store) now() (int64, error) {

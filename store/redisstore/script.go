@@ -112,7 +112,7 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 		if f == nil {
 			return parse(values, replies)
 		}
-		if before != nil && timeUp(f.err) && errors.Is(f.class, store.ErrUnavailable) {
+		if before != nil && (timeUp(f.err) || errors.Is(f.err, errQueued)) && errors.Is(f.class, store.ErrUnavailable) {
 			f = before // it gives the reason, not only that time was short
 			f.again = false
 		}
