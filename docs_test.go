@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 )
 
@@ -86,8 +87,8 @@ func TestDocumentsShowWhatCompiles(t *testing.T) {
 			}
 		}
 	}
-	if testing.Short() {
-		return // building them takes seconds
+	if testing.Short() || !effort.Full() {
+		return // building them takes many seconds
 	}
 	for _, b := range programs {
 		b.build(t, strings.NewReplacer())
@@ -124,6 +125,7 @@ func (b block) build(t *testing.T, addresses *strings.Replacer) (path string) {
 // TestDocumentsPrintWhatTheySay runs each program that is followed by a console, and the
 // commands of the console.
 func TestDocumentsPrintWhatTheySay(t *testing.T) {
+	effort.NeedFull(t)
 	if testing.Short() {
 		t.Skip("builds and runs programs")
 	}

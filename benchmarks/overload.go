@@ -35,7 +35,7 @@ var (
 
 // capacity is about what the best contestant serves of arrivals on two processors. The
 // control that is called ideal drops what exceeds it.
-const capacity = 120_000
+const capacity = 180_000
 
 func pressCells() (list []pressCell) {
 	add := func(c pressCell, loads ...load) {

@@ -61,9 +61,9 @@ import (
 // after a Reset. It is the same after the key's limit was lowered.
 //
 // Use it for limits that a whole fleet asks for often. It pays from four events of a key for
-// each process and life on; below that it costs some 2 % more calls. The store is asked as it
-// would be without leases for calls of more events than are held, for keys of over 256 bytes,
-// and for keys of a log or a bucket if less than one event flows in a life. [Stats] counts the
+// each process and life on; below that it costs some 2 % more calls. Some calls ask the
+// store as they would without leases: those of more events than are held, of keys of over 256
+// bytes, and of a log or a bucket if less than one event flows in a life. [Stats] counts the
 // last two. A [ratelimit.SlidingWindow] at its limit gets room event by event: there only
 // denials are made in memory, unless several events flow in a life.
 //

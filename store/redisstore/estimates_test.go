@@ -2,12 +2,16 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 const ms = time.Millisecond
@@ -218,4 +222,38 @@ func TestQueue(t *testing.T) {
 		q.lose(join(1), 1)
 	}
 	require.LessOrEqual(t, len(q.batches), 17)
+}
+
+// full returns a store that has no room for one more call.
+func full() *Store {
+	s, _ := New(redis.NewClient(&redis.Options{}))
+	p := s.link.pipeline
+	p.store.link.pulse.beat()
+	p.expected.inside.Store(longestLine)
+	p.refusals.loops.limit.Store(mostCount)
+	return s
+}
+
+func TestARefusalAllocatesNothing(t *testing.T) {
+	s := full()
+	ns := store.NewNamespace(&store.Rule{Name: "rule"}, "name")
+	ctx := context.Background()
+	allocs := testing.AllocsPerRun(500, func() {
+		if _, err := s.Take(ctx, ns, "k", store.Limit{}, 1); !errors.Is(err, store.ErrOverloaded) {
+			t.Fatal(err)
+		}
+	})
+	require.Less(t, allocs, 0.1) // a timer of the process may run
+	require.EqualValues(t, longestLine, s.Stats().UnderWay)
+	require.EqualValues(t, 501, s.Stats().Overloaded)
+}
+
+func BenchmarkRefused(b *testing.B) {
+	s := full()
+	ns := store.NewNamespace(&store.Rule{Name: "rule"}, "name")
+	ctx := context.Background()
+	b.ReportAllocs()
+	for b.Loop() {
+		_, _ = s.Take(ctx, ns, "k", store.Limit{}, 1)
+	}
 }
