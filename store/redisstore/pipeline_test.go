@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -394,6 +395,29 @@ func TestWhatATripTakesIsLearntAgain(t *testing.T) {
 	require.Eventually(t, func() bool { return s.Trips() == 0 }, 10*time.Second, time.Millisecond) // its trip has landed
 	require.NoError(t, take())
 	require.EqualValues(t, 3, used(t, s, "k"))
+}
+
+// A way that is longer than a call may take is no outage, and nothing is sent.
+func TestCallsThatAreTooShortForTheWay(t *testing.T) {
+	client := redistest.Start(t).Client(t)
+	s := newStore(t, client, redisstore.WithTimeout(50*time.Millisecond))
+	s.Warmed(1, 200*time.Millisecond)
+	_, err := s.Take(context.Background(), space, "k", limit, 1)
+	require.ErrorIs(t, err, store.ErrTimeout)
+	require.ErrorContains(t, err, "nothing was sent: a round trip takes longer than the call may")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	_, err = s.Take(ctx, space, "k", limit, 1)
+	require.Equal(t, context.DeadlineExceeded, err)
+	require.Equal(t, redisstore.Stats{TooShort: 2, RoundTrip: 200 * time.Millisecond}, s.Stats())
+	found, err := s.Check(t.Context())
+	require.NoError(t, err)
+	require.Condition(t, func() bool {
+		return slices.ContainsFunc(found, func(f string) bool {
+			return strings.Contains(f, "2 calls had less time than a round trip takes (200ms)") && strings.Contains(f, "at least 600ms")
+		})
+	}, "%v", found)
+	require.Zero(t, used(t, newStore(t, client), "k"))
 }
 
 // While nothing is answered for long, calls that have left do not fill memory.
