@@ -26,8 +26,8 @@ func TestALogThatADenialMovesLivesByItsOwnPeriod(t *testing.T) {
 		mini := redistest.Mini(t)
 		s := onRedis(t, mini.Client(t))
 		l := ratelimit.PerDay(10)
-		lim := ratelimit.Limiter(newLimiter(t, "sliding_log", s, l, ratelimit.WithLimitFunc(
-			func(context.Context, string) (ratelimit.Limit, error) { return l, nil })))
+		lim := newLimiter(t, "sliding_log", s, l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
 		if way == "with another" {
 			lim = all(t, lim, newLimiter(t, "sliding_log", s, ratelimit.PerHour(100)))
 		}

@@ -100,7 +100,7 @@ func leaseCells() (cells []leaseCell) {
 // measureLeased writes decisions per second, processor time and commands of each way, as parts
 // of the plain one's.
 func (b *bench) measureLeased(ctx context.Context) error {
-	if _, err := exec.LookPath("redis-server"); err != nil {
+	if !haveRedis() {
 		fmt.Fprintln(b.out, "\nLeases were not measured: there is no redis-server on the PATH.")
 		return nil
 	}

@@ -388,16 +388,3 @@ func (m *member) result() (*pressed, error) {
 	r := new(pressed)
 	return r, json.NewDecoder(m.out).Decode(r)
 }
-
-// runs lets one load run.
-func runs(ctx context.Context, path string, l load) (*pressed, error) {
-	m, err := startLoad(ctx, path, l)
-	if err != nil {
-		return nil, err
-	}
-	defer m.end()
-	if err := m.begin(); err != nil {
-		return nil, err
-	}
-	return m.result()
-}

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -130,7 +129,7 @@ type presser struct {
 
 // measureOverload writes what callers get past the capacity of a server.
 func (b *bench) measureOverload(ctx context.Context) error {
-	if _, err := exec.LookPath("redis-server"); err != nil {
+	if !haveRedis() {
 		fmt.Fprintln(b.out, "\nOverload was not measured: there is no redis-server on the PATH.")
 		return nil
 	}
@@ -143,7 +142,7 @@ func (b *bench) measureOverload(ctx context.Context) error {
 		contestants = slices.Insert(contestants, 1, presser{name: "TokenBucket beside", who: "TokenBucket", program: b.beside})
 	}
 	contestants = append(contestants, presser{name: "ideal", who: "TokenBucket", program: self, ideal: true})
-	fmt.Fprint(b.out, "\n### Past capacity\n\nDecisions a second, medians of interleaved rounds. Times are in ms: p50 and p99 of the decisions; "+
+	_, _ = fmt.Fprint(b.out, "\n### Past capacity\n\nDecisions a second, medians of interleaved rounds. Times are in ms: p50 and p99 of the decisions; "+
 		"late is p99.9 of all calls beyond their deadline, and timers is how late those of the process were. Processor time is in µs for each decision. "+
 		"Ideal drops the arrivals beyond "+strconv.Itoa(capacity)+" a second before the call.\n\n"+
 		"| cell | | decisions/s | p50 | p99 | late | timers | client | server | other ends | |\n|---|---|--:|--:|--:|--:|--:|--:|--:|---|---|\n")

@@ -13,6 +13,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// haveRedis reports whether a server can be started.
+func haveRedis() bool {
+	_, err := exec.LookPath("redis-server")
+	return err == nil
+}
+
 // startRedis starts a server on the loopback interface that keeps nothing on disk. It
 // ends with stop, or with ctx.
 func startRedis(ctx context.Context) (addr string, stop func(), err error) {

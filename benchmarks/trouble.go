@@ -87,7 +87,7 @@ var mineReady = patron{name: "TokenBucket, after Ready", open: mine.open, ready:
 
 // measureTrouble writes what callers get whose connections break, or who have none yet.
 func (b *bench) measureTrouble(ctx context.Context) error {
-	if _, err := exec.LookPath("redis-server"); err != nil {
+	if !haveRedis() {
 		fmt.Fprintln(b.out, "\nTrouble was not measured: there is no redis-server on the PATH.")
 		return nil
 	}
