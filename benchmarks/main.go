@@ -87,42 +87,42 @@ func quick() *bench {
 		troubleRounds: 1, troubleTime: 200 * time.Millisecond, herds: herds[len(herds)-2:], coldTrips: coldTrips[:1], coldCallers: []int{4},
 		queues: []queueCell{{10, 100}, {100, 500}}, waitFor: 300 * time.Millisecond,
 		leaseCells: leaseCells()[4:5], leaseRounds: 1, leaseTime: 100 * time.Millisecond,
-		pressCells: pressCells()[:2], pressRounds: 1, pressTime: 100 * time.Millisecond,
+		pressCells: quickPress(), pressRounds: 1, pressTime: 100 * time.Millisecond,
 	}
 }
 
 var parts = []string{"time", "footprint", "latency", "http", "redis", "trouble", "waiting", "leased", "overload"}
 
 func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	is, err := part(ctx)
+	if !is {
+		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// part runs what this program started itself for, and reports whether it was.
+func part(ctx context.Context) (is bool, err error) {
 	if os.Getenv(spinning) != "" {
 		for end := time.Now().Add(time.Hour); time.Now().Before(end); {
 		}
-		return
+		return true, nil
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
 	if text := os.Getenv(leasing); text != "" {
-		if err := runMember(ctx, text, os.Stdin, os.Stdout); err != nil {
-			log.Fatal(err)
-		}
-		return
+		return true, runMember(ctx, text, os.Stdin, os.Stdout)
 	}
 	if text := os.Getenv(pressing); text != "" {
-		if err := runLoad(ctx, text, os.Stdin, os.Stdout); err != nil {
-			log.Fatal(err)
-		}
-		return
+		return true, runLoad(ctx, text, os.Stdin, os.Stdout)
 	}
 	if text := os.Getenv(pacing); text != "" {
 		p := new(paced)
-		if err := errors.Join(json.Unmarshal([]byte(text), p), runPaced(ctx, p, os.Stdout)); err != nil {
-			log.Fatal(err)
-		}
-		return
+		return true, errors.Join(json.Unmarshal([]byte(text), p), runPaced(ctx, p, os.Stdout))
 	}
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		log.Fatal(err)
-	}
+	return false, nil
 }
 
 func run(ctx context.Context, args []string, out, progress io.Writer) error {

@@ -53,7 +53,7 @@ func pressCells() (list []pressCell) {
 	for _, part := range []float64{0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4} {
 		add(pressCell{name: fmt.Sprintf("arrivals %v a second", part*capacity)}, load{Rate: part * capacity})
 	}
-	for name, server := range map[string]*paced{"paced 36,700": steady, "paced 7,300": slow} {
+	for name, server := range map[string]*paced{"paced 36,700": steady, "paced 7,300": slow} { // in any order
 		for _, n := range []int{64, 256, 1024, 4096} {
 			add(pressCell{name: fmt.Sprintf("%s, callers %d", name, n), paced: server}, callers(n))
 		}
@@ -94,6 +94,13 @@ func pressCells() (list []pressCell) {
 	return list
 }
 
+// quickPress is a few of them: callers, arrivals, a paced server and a fault.
+func quickPress() []pressCell {
+	return slices.DeleteFunc(pressCells(), func(c pressCell) bool {
+		return !slices.Contains([]string{"callers 4", "arrivals 45000 a second", "paced 7,300, callers 64", "callers 2048, cut"}, c.name)
+	})
+}
+
 // faults are what happens to a server in the middle of a round.
 var faults = map[string]func(ctx context.Context, addr string, way *far) error{
 	"stalled for 100ms": func(ctx context.Context, addr string, _ *far) error {
@@ -130,7 +137,7 @@ type presser struct {
 // measureOverload writes what callers get past the capacity of a server.
 func (b *bench) measureOverload(ctx context.Context) error {
 	if !haveRedis() {
-		fmt.Fprintln(b.out, "\nOverload was not measured: there is no redis-server on the PATH.")
+		fmt.Fprintln(b.out, "\nCallers past capacity were not measured: there is no redis-server on the PATH.")
 		return nil
 	}
 	self, err := os.Executable()
@@ -142,7 +149,7 @@ func (b *bench) measureOverload(ctx context.Context) error {
 		contestants = slices.Insert(contestants, 1, presser{name: "TokenBucket beside", who: "TokenBucket", program: b.beside})
 	}
 	contestants = append(contestants, presser{name: "ideal", who: "TokenBucket", program: self, ideal: true})
-	_, _ = fmt.Fprint(b.out, "\n### Past capacity\n\nDecisions a second, medians of interleaved rounds. Times are in ms: p50 and p99 of the decisions; "+
+	_, _ = fmt.Fprint(b.out, "\n### Callers past capacity\n\nDecisions a second, medians of interleaved rounds. Times are in ms: p50 and p99 of the decisions; "+
 		"late is p99.9 of all calls beyond their deadline, and timers is how late those of the process were. Processor time is in µs for each decision. "+
 		"Ideal drops the arrivals beyond "+strconv.Itoa(capacity)+" a second before the call.\n\n"+
 		"| cell | | decisions/s | p50 | p99 | late | timers | client | server | other ends | |\n|---|---|--:|--:|--:|--:|--:|--:|--:|---|---|\n")
