@@ -150,7 +150,8 @@ func (s *Store) Rested() bool {
 	p := s.link.pipeline
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s.link.pulse.base = s.link.pulse.base.Add(-time.Hour)
+	s.link.pulse.last.Store(-int64(time.Hour))
+	s.link.pulse.asked.Store(-int64(time.Hour))
 	return p.trips+p.late == 0
 }
 

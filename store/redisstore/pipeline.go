@@ -231,16 +231,16 @@ func isAnswer(err error) bool {
 	return errors.As(err, &answer)
 }
 
-// wait returns how call i of bt ended, by b's end.
-func (p *pipeline) wait(b budget, bt *batch, i int) ([]int64, *fault) {
+// wait returns how call i of bt, which is of key, ended, by b's end.
+func (p *pipeline) wait(b budget, bt *batch, i int, key string) ([]int64, *fault) {
 	err, sent := p.outcome(b, bt, i)
-	c := &bt.calls[i]
 	if err == nil {
+		c := &bt.calls[i] // which does not move any more
 		if r := bt.trip.panicked; r != nil {
 			panic(r)
 		}
 		if err, sent = c.err, bt.trip.sending.state.Load() == written; err == nil {
-			p.store.link.answered(c.key)
+			p.store.link.answered(key)
 			return c.values, nil
 		}
 	}
@@ -253,7 +253,7 @@ func (p *pipeline) wait(b budget, bt *batch, i int) ([]int64, *fault) {
 	case errors.Is(err, errGivenUp):
 		return nil, &fault{err: err, again: true}
 	}
-	return nil, p.store.failed(c.key, err, sent)
+	return nil, p.store.failed(key, err, sent)
 }
 
 // outcome waits until call i of bt has ended, or its time is up. Without an error, the
@@ -485,10 +485,12 @@ func (p *pipeline) board(t *trip) {
 			return
 		}
 		for i := range bt.calls {
-			if c := &bt.calls[i]; !c.left && c.end < late {
+			c := &bt.calls[i]
+			if !c.left && c.end < late {
 				c.left, c.err = true, errQueued
 				bt.living--
 			}
+			c.aboard = !c.left
 		}
 		if bt.living == 0 { // they are told when their time is up
 			continue

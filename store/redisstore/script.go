@@ -135,7 +135,7 @@ func (s *Store) try(b budget, c *call) ([]int64, *fault) {
 	}
 	bt, i, began := p.enter(b, c)
 	if bt != nil {
-		return p.wait(b, bt, i)
+		return p.wait(b, bt, i, c.key)
 	}
 	err := errPanic
 	defer func() { p.exit(began, err) }()

@@ -127,7 +127,7 @@ func (p *pipeline) groups(t *trip) (list []*group) {
 	next:
 		for i := range bt.calls {
 			c := &bt.calls[i]
-			if c.left {
+			if !c.aboard {
 				continue
 			}
 			if c.script.batch != nil && !c.apart && !apart {
