@@ -4,80 +4,58 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/limittext"
-	"github.com/ratelimit-go/ratelimit/internal/order"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // All is a [Limiter] of several limits that must all admit: 10 per second and 1,000 per hour,
-// one per user and one per address ([NewRekeyed]), requests and their costs ([PerCall]). If
-// any of them denies, none is charged.
+// one per user and one per address ([WithKeyFunc]), requests and their costs ([CountCalls]). If
+// any of them denies, none is charged. Where the limits, their keys or their numbers differ
+// from call to call, use [Decide].
 //
 // Limits of the five algorithms on one store are decided together, at one instant. In memory
 // that is under the locks of their keys, and on Redis one script in one round trip. On a
 // cluster or a ring it holds for the limits that decide on the same key. All others are
 // charged in the order in which they were given, and given back when a later one denies.
 //
-// Bound: while limits are charged in order, others see up to n events too few. A [LeakyBucket]
-// may then have given out turns behind them, and takes no refund of earlier events. What cannot
-// be given back, since its store fails, stays charged. Limits that are decided together have
-// no such time.
+// Bound: that of each limit. While limits are charged in order, others see up to n events too
+// few, and what cannot be given back, since its store fails or it is a [LeakyBucket] with later
+// turns, stays charged.
 //
 // The [Result] has the Limit and Remaining of the limit with the least Remaining, and the
 // longest ResetAfter. It has the longest RetryAfter of those that deny, or the longest Delay if
-// all admit. What is not counted ([Result.Counted]) has no say in Limit, Remaining and
-// ResetAfter. RetryAfter is exact where the limits are decided together. Elsewhere the limits
-// that were not asked may make the wait longer.
-//
-// A denial names the limit that denied ([Result.DeniedBy]) and has its Source. [Result.Parts]
-// has each limit's own decision. A limit that was not asked, since an earlier one denied, has a
-// zero Result there. So have all but the first of several limits for which a wrapper had one
-// answer, as a fallback has. A limit that was given back is told without the charge, but its
-// ResetAfter may be too long.
-//
-// Two parts that decide on the same key of the same limiter charge it n events each, while
-// Remaining is what the key has left. Peek allows for it where the parts are the five
-// algorithms, also inside [Rekeyed] and [PerCall].
+// all admit. [Result.DeniedBy] names the limit that denied, and [Result.Parts] has each limit's
+// own decision.
 //
 // A decision takes as long as those of its parts, less a lock or a round trip for each but the
-// first. An admission by two of the five algorithms allocates nothing unless [Result.Parts] is
-// asked for. Others take one or two allocations. An All keeps nothing per key.
-// [WithCoalescing] has no effect on limits that are decided together.
-//
-// It is safe for concurrent use. Make it by [NewAll] or [NewLevels].
+// first. An admission by two of the five algorithms allocates nothing. An All keeps nothing per
+// key. It is safe for concurrent use. Make it by [NewAll].
 type All struct {
-	contents // package order looks for it
-	parts    []part
-	pairs    *pairs // nil if it has none
-	plain    bool   // parts are on one store, under one key: see isPlain
+	parts []part
+	pairs *pairs // nil if it has none
+	plain bool   // parts are on one store, under one key: see isPlain
 }
 
-type contents = order.Parts[Limiter]
-
-// maxParts is how many limits an All has at most: a script decides on all of them,
+// maxParts is how many limits are decided together at most: a script decides on all of them,
 // while the server does nothing else.
 const maxParts = 16
 
-// part is one of the limits.
+// part is one of several limits.
 type part struct {
-	limiter   Limiter
-	rekeyed   []*Rekeyed  // on the way from limiter to core
-	observers []onTheWay  // so are these
-	perCall   bool        // so is one: each call is one event
-	core      *limiter    // nil if it is none of the five that decides
-	store     store.Store // core's, or nil if it cannot be compared with others
+	limiter Limiter
+	core    *limiter // of limiter, nil if it is none of the five
 }
 
-// onTheWay is an observer, with what stands between it and the whole.
-type onTheWay struct {
-	*observed
-	rekeyed int // so many of the part's
-	perCall bool
+// events is how many a call for n events charges.
+func (p *part) events(n int) int {
+	if p.core != nil && p.core.calls {
+		return min(n, 1)
+	}
+	return n
 }
 
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
@@ -85,167 +63,103 @@ type onTheWay struct {
 //
 //   - there are none or too many, or one is nil;
 //   - one sleeps, as throttle's Waiter does: that goes around an All;
-//   - two count in one place ([WithName]) under different keys, by [Rekeyed], so that a key
+//   - two count in one place ([WithName]) under different keys ([WithKeyFunc]), so that a key
 //     of one could use up another key of the other. Give each a name of its own.
 //
 // The last two are also found inside of limiters that have a method Unwrap() Limiter.
 func NewAll(limiters ...Limiter) (*All, error) {
-	a := &All{contents: order.NewParts(limiters)}
+	a := new(All)
 	for _, l := range limiters {
-		sleeper, sleeps := order.Sleeping(l)
-		switch inner, isAll := l.(*All); {
-		case isnil.Is(l):
-			return nil, errNilLimiter
-		case sleeps:
-			return nil, fmt.Errorf("%w: an All around a %T: put the %[2]T around the All", ErrInvalidOption, sleeper)
-		case isAll && len(inner.parts) == 0:
-			return nil, fmt.Errorf("%w: an All that is not made by its constructor", ErrInvalidOption)
-		case isAll:
-			a.parts = append(a.parts, inner.parts...)
-		default:
-			a.parts = append(a.parts, newPart(l))
+		parts, err := partsOf(l)
+		if err != nil {
+			return nil, err
 		}
+		a.parts = append(a.parts, parts...)
 	}
 	if len(a.parts) == 0 || len(a.parts) > maxParts {
 		return nil, fmt.Errorf("%w: %d limiters, want 1 to %d", ErrInvalidOption, len(a.parts), maxParts)
 	}
-	if err := oneKeyEach(appendCores(nil, a, nil)); err != nil {
+	if err := oneKeyEach(coresOf(nil, a)); err != nil {
 		return nil, err
 	}
 	a.pairs, a.plain = newPairs(a.parts), isPlain(a.parts)
 	return a, nil
 }
 
+// partsOf is l, or the parts of an All. What can be no part is an error.
+func partsOf(l Limiter) ([]part, error) {
+	if core := coreOf(l); core != nil {
+		return []part{{l, core}}, nil
+	}
+	if isnil.Is(l) {
+		return nil, errNilLimiter
+	}
+	if a, ok := l.(*All); ok {
+		if len(a.parts) == 0 {
+			return nil, fmt.Errorf("%w: an All that is not made by its constructor", ErrInvalidOption)
+		}
+		return a.parts, nil
+	}
+	if sleeper, sleeps := see.Sleeping(l); sleeps {
+		return nil, fmt.Errorf("%w: an All around a %T: put the %[2]T around the All", ErrInvalidOption, sleeper)
+	}
+	return []part{{l, nil}}, nil
+}
+
 // isPlain is whether each call asks one store for each of parts under the same key, and under
 // the constructor's limits, so that the requests need no looking at each other.
 func isPlain(parts []part) bool {
 	for i := range parts {
-		p := &parts[i]
-		if p.store == nil || p.store != parts[0].store || len(p.rekeyed)+len(p.observers) > 0 ||
-			p.core.limitFunc != nil || p.core.integers.Rate <= 0 || slices.ContainsFunc(parts[:i], p.sameCount) {
+		c := parts[i].core
+		if c == nil || c.joint == nil || c.joint != parts[0].core.joint || c.keyFunc != nil || c.observer != nil ||
+			c.limitFunc != nil || c.integers.Rate <= 0 || slices.ContainsFunc(parts[:i], func(other part) bool { return c.sameSpace(other.core) }) {
 			return false
 		}
 	}
 	return true
 }
 
-// sameCount is whether other counts in p's namespace.
-func (p *part) sameCount(other part) bool { return p.core.namespace.Equal(other.core.namespace) }
-
-func newPart(l Limiter) part {
-	var p part
-	switch w := l.(type) {
-	case *Rekeyed:
-		p = newPart(w.limiter)
-		p.rekeyed = slices.Insert(p.rekeyed, 0, w)
-		for i := range p.observers {
-			p.observers[i].rekeyed++
-		}
-	case *perCall:
-		p = newPart(w.limiter)
-		p.perCall = true
-		for i := range p.observers {
-			p.observers[i].perCall = true
-		}
-	case *observed:
-		p = newPart(w.limiter)
-		p.observers = slices.Insert(p.observers, 0, onTheWay{observed: w})
-	default:
-		p.setCore(coreOf(l))
-	}
-	p.limiter = l
-	return p
+// sameSpace is whether both count in the same namespace of one store.
+func (lim *limiter) sameSpace(other *limiter) bool {
+	oneStore := lim == other || lim.joint != nil && lim.joint == other.joint
+	return oneStore && lim.namespace.Equal(other.namespace)
 }
 
-func (p *part) setCore(core *limiter) {
-	if p.core = core; core != nil && reflect.ValueOf(core.store).Comparable() {
-		p.store = core.store
-	}
-}
-
-// events is how many a call for n events charges to the core.
-func (p *part) events(n int) int {
-	if p.perCall {
-		return 1
-	}
-	return n
-}
-
-// sameSpace is whether both count in the same namespace.
-func (p *part) sameSpace(other *part) bool {
-	oneStore := p.core == other.core || p.store != nil && p.store == other.store
-	return oneStore && p.core.namespace.Equal(other.core.namespace)
-}
-
-// appendCores appends a part for each core inside of l, to which those rekeyed lead.
-func appendCores(dst []part, l Limiter, rekeyed []*Rekeyed) []part {
-	switch l := l.(type) {
-	case *All:
-		for i := range l.parts {
-			dst = appendCores(dst, l.parts[i].limiter, rekeyed)
-		}
-		return dst
-	case *Rekeyed:
-		rekeyed = append(slices.Clip(rekeyed), l)
-	}
+// coresOf appends those of the five that are found in l.
+func coresOf(dst []*limiter, l Limiter) []*limiter {
 	if core := coreOf(l); core != nil {
-		p := part{limiter: l, rekeyed: rekeyed}
-		p.setCore(core)
-		return append(dst, p)
+		return append(dst, core)
 	}
-	if inner := inside(l); inner != nil {
-		return appendCores(dst, inner, rekeyed)
+	for _, inner := range see.Inside(l) {
+		dst = coresOf(dst, inner)
 	}
 	return dst
 }
 
-// inside is the limiter that l wraps, nil if l does not say.
-func inside(l Limiter) Limiter {
-	if w, ok := l.(interface{ Unwrap() Limiter }); ok {
-		if l = w.Unwrap(); !isnil.Is(l) {
-			return l
-		}
-	}
-	return nil
-}
-
-// oneKeyEach refuses cores that are one and asked for different keys.
-func oneKeyEach(cores []part) error {
-	for i := range cores {
-		for j := range cores[:i] {
-			if p, q := &cores[j], &cores[i]; p.sameSpace(q) && !slices.EqualFunc(p.rekeyed, q.rekeyed, sameKey) {
+// oneKeyEach refuses limits that are one and asked for different keys.
+func oneKeyEach(cores []*limiter) error {
+	for i, c := range cores {
+		for _, other := range cores[:i] {
+			if c.sameSpace(other) && c.keyFunc != other.keyFunc {
 				return fmt.Errorf("%w: two limits of an All, %q and %q, are one under different keys: name them by WithName",
-					ErrInvalidOption, p.core.policyName, q.core.policyName)
+					ErrInvalidOption, other.policyName, c.policyName)
 			}
 		}
 	}
 	return nil
 }
 
-func sameKey(k, other *Rekeyed) bool { return k.key == other.key }
-
-// NewLevels returns one limiter of several limits on the same keys, by the algorithm's name as
-// in [New] and the limiter's as in [WithName]:
-//
-//	NewLevels("sliding_window", s, "api", PerSecond(10), PerMinute(100), PerHour(1000))
-//
-// The policies are named "api/s", "api/m" and "api/h". The errors are those of New and NewAll,
-// and [ErrInvalidOption] if two levels have one Period and one calendar. To give the levels
-// options make them by New, and an All of them.
-func NewLevels(algorithm string, s store.Store, name string, levels ...Limit) (*All, error) {
-	limiters := make([]Limiter, len(levels))
-	for i, l := range levels {
-		if slices.ContainsFunc(levels[:i], func(other Limit) bool { return other.Period == l.Period && other.calendar == l.calendar }) {
-			return nil, fmt.Errorf("%w: two levels have the period %s", ErrInvalidOption, limittext.Period(l.String()))
-		}
-		policy := name + "/" + limittext.Period(l.String())
-		var err error
-		if limiters[i], err = New(algorithm, s, l, WithName(name), WithPolicyName(policy)); err != nil {
-			return nil, err
-		}
+// Unwrap returns the limits, in their order.
+func (a *All) Unwrap() []Limiter {
+	limiters := make([]Limiter, len(a.parts))
+	for i := range a.parts {
+		limiters[i] = a.parts[i].limiter
 	}
-	return NewAll(limiters...)
+	return limiters
 }
+
+// UsesContext is false: only its limits can.
+func (a *All) UsesContext() bool { return false }
 
 // Allow is AllowN of 1.
 func (a *All) Allow(ctx context.Context, key string) (res Result, err error) {
@@ -294,11 +208,11 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	}
 	var errs []error
 	for i := len(j.parts) - 1; i >= 0; i-- { // the last to be charged first
-		part, fewer := j.parts[i], n < j.charged
-		if !part.Allowed || fewer && a.parts[i].perCall { // Charge has met a Rate of 0; the call stands
+		p, part := &a.parts[i], j.parts[i]
+		if !part.Allowed || n < j.charged && p.core != nil && p.core.calls { // Charge has met a Rate of 0; the call stands
 			continue
 		}
-		errs = append(errs, a.parts[i].limiter.Refund(ctx, key, part, n))
+		errs = append(errs, p.limiter.Refund(ctx, key, part, n))
 	}
 	return errors.Join(errs...)
 }
@@ -330,6 +244,18 @@ func (a *All) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]P
 	return all, nil
 }
 
+// Local returns an All of the Locals of its limits: see [TokenBucket.Local].
+func (a *All) Local(s store.Store, instances int) (Limiter, error) {
+	limiters := make([]Limiter, len(a.parts))
+	for i := range a.parts {
+		var err error
+		if limiters[i], err = see.Local(a.parts[i].limiter, s, instances); err != nil {
+			return nil, err
+		}
+	}
+	return NewAll(limiters...)
+}
+
 var errNoAll = fmt.Errorf("%w: an All is made by its constructor", ErrInvalidLimit)
 
 func (a *All) check(ctx context.Context, key string, n int) error {
@@ -344,22 +270,17 @@ func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Re
 	if err := a.check(ctx, key, n); err != nil {
 		return err
 	}
-	r := begin(a, key, n, how)
-	defer r.end()
-	err := r.decide(ctx)
-	if err != nil || r.denied {
-		r.giveBack(context.WithoutCancel(ctx))
+	d := begin(how, a)
+	defer d.end()
+	for i := range a.parts {
+		d.add(a.parts[i], key, n, false)
 	}
-	r.tell(ctx)
-	if err == nil {
-		r.result(ctx, res)
-	}
-	return err
+	return d.run(ctx, res)
 }
 
 var (
-	_ Limiter   = (*All)(nil)
-	_ Describer = (*All)(nil)
-	_ Charger   = (*All)(nil)
-	_ Delayer   = (*All)(nil)
+	_ Limiter        = (*All)(nil)
+	_ PolicyAppender = (*All)(nil)
+	_ Charger        = (*All)(nil)
+	_ Delayer        = (*All)(nil)
 )

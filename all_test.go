@@ -19,7 +19,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -32,14 +35,6 @@ func all(t testing.TB, limiters ...ratelimit.Limiter) *ratelimit.All {
 	a, err := ratelimit.NewAll(limiters...)
 	require.NoError(t, err)
 	return a
-}
-
-// onOneKey lets l decide on one key, whatever it is asked for.
-func onOneKey(t testing.TB, l ratelimit.Limiter, key string) ratelimit.Limiter {
-	t.Helper()
-	k, err := ratelimit.NewRekeyed(l, func(context.Context, string) (string, error) { return key, nil })
-	require.NoError(t, err)
-	return k
 }
 
 // withoutJoint is a store that decides on one key at a time.
@@ -169,8 +164,7 @@ func TestAllSaysWhichLimitDenied(t *testing.T) {
 }
 
 func TestAllPeeksAtEachLimit(t *testing.T) {
-	a, err := ratelimit.NewLevels("token_bucket", memory(t, newClock()), "api", ratelimit.PerSecond(2), ratelimit.PerHour(3))
-	require.NoError(t, err)
+	a := levels.New(t, "token_bucket", memory(t, newClock()), "api", ratelimit.PerSecond(2), ratelimit.PerHour(3))
 	for range 3 {
 		r, err := a.Peek(t.Context(), "key")
 		require.NoError(t, err)
@@ -269,11 +263,11 @@ func TestAllAcrossStoresGivesBackWhatALaterOneDenies(t *testing.T) {
 	require.True(t, allowN(t, a, 1).Allowed)
 	require.Equal(t, 5, allowN(t, near, 1).Remaining)
 
-	_, err := all(t, near, ratelimit.Static(ratelimit.Result{}, broken)).Allow(t.Context(), "key")
+	_, err := all(t, near, ratelimittest.Static(ratelimit.Result{}, broken)).Allow(t.Context(), "key")
 	require.ErrorIs(t, err, broken)
 	require.Equal(t, 4, allowN(t, near, 1).Remaining, "an error gives back too")
 	ctx, cancel := context.WithCancel(t.Context())
-	last := stopping{ratelimit.Static(ratelimit.Result{}, nil), cancel}
+	last := stopping{ratelimittest.Static(ratelimit.Result{}, nil), cancel}
 	r, err := all(t, near, last).Allow(ctx, "key")
 	require.NoError(t, err)
 	require.False(t, r.Allowed)
@@ -345,12 +339,11 @@ func TestAllAsksForKeysAndLimitsOnce(t *testing.T) {
 				}
 				return ratelimit.PerHour(4), nil
 			}))
-		k, err := ratelimit.NewRekeyed(lim, func(_ context.Context, key string) (string, error) {
+		k := withKey(lim, func(_ context.Context, key string) (string, error) {
 			keys++
 			return key, nil
 		})
-		require.NoError(t, err)
-		a := all(t, k, ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil))
+		a := all(t, k, ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil))
 		for _, ask := range []func(context.Context, string) (ratelimit.Result, error){a.Peek, a.Allow} {
 			keys, limits = 0, 0
 			r, err := ask(t.Context(), "key")
@@ -360,7 +353,7 @@ func TestAllAsksForKeysAndLimitsOnce(t *testing.T) {
 			require.Equal(t, 1, limits)
 		}
 		limits = 0
-		require.True(t, allowN(t, all(t, failover(t, k, fallback.Open())), 1).Allowed)
+		require.True(t, allowN(t, all(t, failover(t, k, fallback.FailOpen())), 1).Allowed)
 		require.Equal(t, 1, limits, "also inside of others, as long as each has one policy")
 		require.NoError(t, lim.Reset(t.Context(), "key"))
 		limits = 0
@@ -381,7 +374,7 @@ func TestAllDelaysNothingThatItDenies(t *testing.T) {
 
 func TestAllTellsWhatIsLeftOfALimitThatWasGivenBack(t *testing.T) {
 	lim := newLimiter(t, "token_bucket", withoutJoint{memory(t, newClock())}, ratelimit.PerHour(5))
-	never := ratelimit.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil)
+	never := ratelimittest.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil)
 	fresh := allowN(t, all(t, lim, never), 1).Parts()[0]
 	require.Equal(t, ratelimit.Result{Allowed: true, Limit: 5, Remaining: 5}, fresh)
 	allowN(t, lim, 3)
@@ -389,7 +382,7 @@ func TestAllTellsWhatIsLeftOfALimitThatWasGivenBack(t *testing.T) {
 	require.Equal(t, 2, spent.Remaining)
 	require.GreaterOrEqual(t, spent.ResetAfter, peek(t, lim, "key").ResetAfter, "the key is not as never seen")
 
-	let := ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5, Remaining: 3}, nil) // any number
+	let := ratelimittest.Static(ratelimit.Result{Allowed: true, Limit: 5, Remaining: 3}, nil) // any number
 	r := allowN(t, all(t, let, never), math.MaxInt)
 	require.Equal(t, 3, r.Parts()[0].Remaining, "which charges nobody")
 	full := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
@@ -408,7 +401,7 @@ func (deaf) Refund(context.Context, string, ratelimit.Result, int) error { retur
 
 func TestAllTellsWhatStaysCharged(t *testing.T) {
 	lim := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5))
-	r := allowN(t, all(t, deaf{lim}, ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil)), 2)
+	r := allowN(t, all(t, deaf{lim}, ratelimittest.Static(ratelimit.Result{RetryAfter: 1}, nil)), 2)
 	require.False(t, r.Allowed)
 	require.Equal(t, 3, r.Parts()[0].Remaining)
 	require.Equal(t, 3, peek(t, lim, "key").Remaining)
@@ -421,12 +414,12 @@ func TestTheSourceOfADenialIsThatOfTheLimitThatDenied(t *testing.T) {
 		a    ratelimit.Limiter
 		want ratelimit.Source
 	}{
-		"after one that fails open":             {all(t, failover(t, awayLimit(t), fallback.Open()), full), ratelimit.SourceStore},
-		"before one that fails open":            {all(t, full, failover(t, awayLimit(t), fallback.Open())), ratelimit.SourceStore},
-		"after a local one that admits":         {all(t, failover(t, awayLimit(t), fallback.LocalShare(1)), full), ratelimit.SourceStore},
-		"for longer than one of an outage":      {all(t, failover(t, awayLimit(t), fallback.Open()), full, failover(t, awayLimit(t), fallback.Closed())), ratelimit.SourceStore},
-		"an outage, after one of the store":     {all(t, failover(t, awayLimit(t), fallback.Open()), failover(t, awayLimit(t), fallback.Closed()), full), ratelimit.SourceFailClosed},
-		"a Rate of 0, after an outage":          {all(t, failover(t, awayLimit(t), fallback.Open()), inMemory(t, "token_bucket", ratelimit.PerHour(0))), ratelimit.SourceZeroRate},
+		"after one that fails open":             {all(t, failover(t, awayLimit(t), fallback.FailOpen()), full), ratelimit.SourceStore},
+		"before one that fails open":            {all(t, full, failover(t, awayLimit(t), fallback.FailOpen())), ratelimit.SourceStore},
+		"after a local one that admits":         {all(t, failover(t, awayLimit(t), fallback.FailLocal(1)), full), ratelimit.SourceStore},
+		"for longer than one of an outage":      {all(t, failover(t, awayLimit(t), fallback.FailOpen()), full, failover(t, awayLimit(t), fallback.FailClosed())), ratelimit.SourceStore},
+		"an outage, after one of the store":     {all(t, failover(t, awayLimit(t), fallback.FailOpen()), failover(t, awayLimit(t), fallback.FailClosed()), full), ratelimit.SourceFailClosed},
+		"a Rate of 0, after an outage":          {all(t, failover(t, awayLimit(t), fallback.FailOpen()), inMemory(t, "token_bucket", ratelimit.PerHour(0))), ratelimit.SourceZeroRate},
 		"a Rate of 0, which decides for itself": {all(t, full, inMemory(t, "token_bucket", ratelimit.PerHour(0))), ratelimit.SourceZeroRate},
 	} {
 		require.Equal(t, c.want, allowN(t, c.a, 1).Source(), name)
@@ -450,11 +443,11 @@ func TestWhatIsNotCountedHasNoSayInTheWhole(t *testing.T) {
 	require.NoError(t, err)
 	listed, err := accesslist.New(lim, accesslist.WithLists(accesslist.Lists{Allow: list}))
 	require.NoError(t, err)
-	closed := failover(t, awayLimit(t), fallback.Closed())
+	closed := failover(t, awayLimit(t), fallback.FailClosed())
 	for name, uncounted := range map[string]ratelimit.Limiter{
-		"a switch":            ratelimit.Static(ratelimit.Result{Allowed: true}, nil),
-		"one with a time":     ratelimit.Static(ratelimit.Result{Allowed: true, ResetAfter: 2 * time.Hour}, nil),
-		"one that fails open": failover(t, awayLimit(t), fallback.Open()),
+		"a switch":            ratelimittest.Static(ratelimit.Result{Allowed: true}, nil),
+		"one with a time":     ratelimittest.Static(ratelimit.Result{Allowed: true, ResetAfter: 2 * time.Hour}, nil),
+		"one that fails open": failover(t, awayLimit(t), fallback.FailOpen()),
 		"one without a limit": free,
 		"a list":              listed,
 	} {
@@ -468,9 +461,9 @@ func TestWhatIsNotCountedHasNoSayInTheWhole(t *testing.T) {
 	require.Equal(t, []int{9, 9}, []int{r.Limit, r.Remaining}, "of a denial, too")
 	for name, nothing := range map[string]ratelimit.Limiter{
 		"an outage":  all(t, closed, free),
-		"two":        all(t, failover(t, awayLimit(t), fallback.Open()), closed),
-		"a switch":   all(t, ratelimit.Static(ratelimit.Result{Allowed: true}, nil), free),
-		"one itself": all(t, ratelimit.Static(ratelimit.Result{Allowed: true, ResetAfter: time.Hour}, nil)),
+		"two":        all(t, failover(t, awayLimit(t), fallback.FailOpen()), closed),
+		"a switch":   all(t, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil), free),
+		"one itself": all(t, ratelimittest.Static(ratelimit.Result{Allowed: true, ResetAfter: time.Hour}, nil)),
 	} {
 		r := allowN(t, nothing, 1)
 		require.False(t, r.Counted() && r.Allowed)
@@ -498,9 +491,9 @@ func TestAllGivesNothingBackTwice(t *testing.T) {
 	inner := onOneKey(t, all(t, lim, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(10))), "key")
 	allowN(t, inner, 5)
 	for _, a := range []ratelimit.Limiter{
-		all(t, inner, ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil)),
+		all(t, inner, ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil)),
 		all(t, letThrough{inner}, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(0))),
-		all(t, inner, letThrough{newLimiter(t, "fixed_window", mem, ratelimit.PerHour(0))}, ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil)),
+		all(t, inner, letThrough{newLimiter(t, "fixed_window", mem, ratelimit.PerHour(0))}, ratelimittest.Static(ratelimit.Result{RetryAfter: 1}, nil)),
 	} {
 		l := letThrough{a}
 		r := allowN(t, l, 2)
@@ -516,7 +509,7 @@ func TestAllTellsALimitOfSeveralWithoutTheChargeThatItGaveBack(t *testing.T) {
 		newLimiter(t, "token_bucket", mem, ratelimit.PerHour(4), ratelimit.WithTiers(
 			func(context.Context, string) (string, error) { return "free", nil },
 			map[string]ratelimit.Limit{"free": ratelimit.Unlimited()})))
-	denied := ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil)
+	denied := ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil)
 	r := allowN(t, all(t, onOneKey(t, inner, "key"), denied), 2)
 	require.Len(t, r.Parts(), 3)
 	require.Equal(t, ratelimit.Result{Allowed: true, Limit: 9, Remaining: 9}, r.Parts()[0])
@@ -547,7 +540,7 @@ func TestAllPeeksNoFurtherThanItWouldDecide(t *testing.T) {
 	up := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(9))
 	full := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(2))
 	allowN(t, full, 2)
-	down := ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)
+	down := ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore)
 	for _, a := range []ratelimit.Limiter{
 		all(t, full, down),
 		all(t, up, down, full), // which is asked together with the first
@@ -562,7 +555,7 @@ func TestAllPeeksNoFurtherThanItWouldDecide(t *testing.T) {
 }
 
 func TestAllOfStaticAnswers(t *testing.T) {
-	r := allowN(t, all(t, ratelimit.Static(ratelimit.Result{}, nil)), 1)
+	r := allowN(t, all(t, ratelimittest.Static(ratelimit.Result{}, nil)), 1)
 	require.False(t, r.Allowed)
 	require.Zero(t, r.Remaining)
 	require.Zero(t, r.Limit)
@@ -612,9 +605,8 @@ func TestAllWithoutAStore(t *testing.T) {
 
 func TestAllOfWrappers(t *testing.T) {
 	mem := memory(t, newClock())
-	levels, err := ratelimit.NewLevels("sliding_window", mem, "api", ratelimit.PerMinute(5), ratelimit.PerHour(9))
-	require.NoError(t, err)
-	safe, err := fallback.New(levels, fallback.Open())
+	several := levels.New(t, "sliding_window", mem, "api", ratelimit.PerMinute(5), ratelimit.PerHour(9))
+	safe, err := fallback.New(several, fallback.FailOpen())
 	require.NoError(t, err)
 	bucket := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(7))
 	a := all(t, bucket, safe)
@@ -627,13 +619,13 @@ func TestAllOfWrappers(t *testing.T) {
 	require.Equal(t, "api/m", r.DeniedBy())
 	require.Equal(t, 6, allowN(t, bucket, 0+1).Remaining+1, "1 of 7 is charged, and now 2")
 
-	open, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
+	open, err := fallback.New(ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailOpen())
 	require.NoError(t, err)
 	r = allowN(t, all(t, bucket, open), 1)
 	require.True(t, r.Allowed)
 	require.Equal(t, ratelimit.SourceFailOpen, r.Source())
 	require.Equal(t, 4, r.Remaining, "what is known")
-	closed, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Closed())
+	closed, err := fallback.New(ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailClosed())
 	require.NoError(t, err)
 	for _, a := range []*ratelimit.All{all(t, open, closed), all(t, closed, open), all(t, bucket, closed)} {
 		r = allowN(t, a, 1)
@@ -643,7 +635,7 @@ func TestAllOfWrappers(t *testing.T) {
 	r = allowN(t, all(t, open, newLimiter(t, "token_bucket", mem, ratelimit.Unlimited())), 1)
 	require.Equal(t, ratelimit.SourceFailOpen, r.Source())
 	require.Equal(t, []int{0, 0}, []int{r.Limit, r.Remaining}, "nothing is known")
-	flat := all(t, bucket, levels)
+	flat := all(t, bucket, several)
 	require.Len(t, allowN(t, flat, 1).Parts(), 3)
 }
 
@@ -661,17 +653,13 @@ func TestAllRefusesOneLimitUnderDifferentKeys(t *testing.T) {
 	same := onOneKey(t, bucket(), "tenant")
 	other := newLimiter(t, "sliding_log", mem, ratelimit.PerHour(7))
 	for name, parts := range map[string][]ratelimit.Limiter{
-		"a Rekeyed and none":              {bucket(), onOneKey(t, bucket(), "tenant")},
-		"two":                             {onOneKey(t, bucket(), "user"), other, onOneKey(t, bucket(), "tenant")},
-		"one in another":                  {same, onOneKey(t, same, "user")},
-		"inside of one with an Unwrap":    {bucket(), onOneKey(t, opened{bucket()}, "tenant")},
-		"around a fallback":               {bucket(), onOneKey(t, failover(t, bucket(), fallback.Open()), "tenant")},
-		"inside of a fallback":            {failover(t, same, fallback.Open()), bucket()},
-		"inside of a list":                {bucket(), around(t, same)["accesslist"]},
-		"a nested All":                    {all(t, bucket(), other), same},
-		"an All under another key":        {bucket(), onOneKey(t, all(t, bucket(), other), "tenant")},
-		"an All under another key, twice": {onOneKey(t, all(t, other, bucket()), "a"), onOneKey(t, all(t, bucket(), other), "b")},
-		"of one name":                     {bucket(ratelimit.WithName("x")), onOneKey(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9), ratelimit.WithName("x")), "tenant")},
+		"another key and none":         {bucket(), onOneKey(t, bucket(), "tenant")},
+		"two":                          {onOneKey(t, bucket(), "user"), other, onOneKey(t, bucket(), "tenant")},
+		"inside of one with an Unwrap": {bucket(), opened{onOneKey(t, bucket(), "tenant")}},
+		"inside of a fallback":         {failover(t, same, fallback.FailOpen()), bucket()},
+		"inside of a list":             {bucket(), around(t, same)["accesslist"]},
+		"a nested All":                 {all(t, bucket(), other), same},
+		"of one name":                  {bucket(ratelimit.WithName("x")), onOneKey(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9), ratelimit.WithName("x")), "tenant")},
 	} {
 		_, err := ratelimit.NewAll(parts...)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
@@ -682,15 +670,14 @@ func TestAllRefusesOneLimitUnderDifferentKeys(t *testing.T) {
 		"one named":                  {bucket(), onOneKey(t, bucket(ratelimit.WithName("tenant")), "tenant")},
 		"two stores":                 {bucket(), onOneKey(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), "tenant")},
 		"twice under one key":        {bucket(), bucket()},
-		"twice under one other":      {same, same, failover(t, same, fallback.Open())},
+		"twice under one other":      {same, same, failover(t, same, fallback.FailOpen())},
 		"of different limits":        {bucket(), onOneKey(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(6)), "tenant")},
 		"of different algorithms":    {bucket(), onOneKey(t, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(5)), "tenant")},
 		"twice, once with each call": {perCall(t, same), same},
-		"a Rekeyed of two, nested":   {onOneKey(t, all(t, bucket(), other), "tenant")},
 	} {
 		a, err := ratelimit.NewAll(parts...)
 		require.NoError(t, err, name)
-		_, err = ratelimit.Share(a, mem, 2)
+		_, err = see.Local(ratelimit.Limiter(a), mem, 2)
 		switch name {
 		case "twice under one other": // a fallback has no share
 		case "two stores": // which are one then
@@ -701,16 +688,14 @@ func TestAllRefusesOneLimitUnderDifferentKeys(t *testing.T) {
 	}
 }
 
-// A Rekeyed inside of another one is decided on together with the others, too.
-func TestAllLooksThroughRekeyedsInOneAnother(t *testing.T) {
+func TestAllDecidesTogetherOnDifferentKeys(t *testing.T) {
 	counting := &tally{Store: memory(t, newClock())}
 	user := newLimiter(t, "token_bucket", counting, ratelimit.PerHour(9))
 	tenant := newLimiter(t, "token_bucket", counting, ratelimit.PerHour(5), ratelimit.WithName("tenant"))
-	twice := onOneKey(t, onOneKey(t, tenant, "tenant"), "of the other one")
-	require.Equal(t, 3, allowN(t, all(t, user, twice), 2).Remaining)
+	require.Equal(t, 3, allowN(t, all(t, user, onOneKey(t, tenant, "tenant")), 2).Remaining)
 	require.Equal(t, 1, counting.together)
 	require.Equal(t, 3, peek(t, tenant, "tenant").Remaining)
-	_, err := all(t, user, onOneKey(t, twice, "")).Allow(t.Context(), "key")
+	_, err := all(t, user, onOneKey(t, tenant, "")).Allow(t.Context(), "key")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
 }
 
@@ -733,31 +718,29 @@ func (away) TakeAll(context.Context, []store.Request, []store.Reply) error {
 // them, and whether they were asked or not.
 func TestAllHasPartsInTheOrderOfPolicies(t *testing.T) {
 	mem := memory(t, newClock())
-	levels := func(s store.Store) ratelimit.Limiter {
-		l, err := ratelimit.NewLevels("fixed_window", s, "api", ratelimit.PerHour(11), ratelimit.PerDay(12))
-		require.NoError(t, err)
-		return l
+	two := func(s store.Store) ratelimit.Limiter {
+		return levels.New(t, "fixed_window", s, "api", ratelimit.PerHour(11), ratelimit.PerDay(12))
 	}
-	tried, err := shadow.New(levels(away{mem}), func(context.Context, string, int, ratelimit.Result, error) {})
+	tried, err := shadow.New(two(away{mem}), func(context.Context, string, int, ratelimit.Result, error) {})
 	require.NoError(t, err)
 	list, err := accesslist.NewList("=key")
 	require.NoError(t, err)
 	listed := func(lists accesslist.Lists) ratelimit.Limiter {
-		l, err := accesslist.New(levels(mem), accesslist.WithLists(lists))
+		l, err := accesslist.New(two(mem), accesslist.WithLists(lists))
 		require.NoError(t, err)
 		return l
 	}
-	severals := around(t, levels(mem))
+	severals := around(t, two(mem))
 	delete(severals, "Waiter") // which goes around
 	for name, l := range map[string]ratelimit.Limiter{
-		"a fallback that lets through": failover(t, levels(away{mem}), fallback.Open()),
-		"a fallback that refuses":      failover(t, levels(away{mem}), fallback.Closed()),
-		"a fallback with one for both": failover(t, levels(away{mem}), fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(7)))),
+		"a fallback that lets through": failover(t, two(away{mem}), fallback.FailOpen()),
+		"a fallback that refuses":      failover(t, two(away{mem}), fallback.FailClosed()),
+		"a fallback with one for both": failover(t, two(away{mem}), fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(7)))),
 		"a shadow without a store":     tried,
 		"a list that lets through":     listed(accesslist.Lists{Allow: list}),
 		"a list that refuses":          listed(accesslist.Lists{Deny: list}),
-		"a Rekeyed around a fallback":  onOneKey(t, failover(t, levels(away{mem}), fallback.Open()), "key"),
-		"an All around a nested one":   all(t, onOneKey(t, levels(mem), "key")),
+		"another key for a fallback":   onOneKey(t, failover(t, two(away{mem}), fallback.FailOpen()), "key"),
+		"an All around a nested one":   all(t, onOneKey(t, two(mem), "key")),
 	} {
 		severals[name] = l
 	}
@@ -796,24 +779,8 @@ func TestAllChecksItsInput(t *testing.T) {
 		_, err := ratelimit.NewAll(limiters...)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
-	_, err := ratelimit.NewLevels("token_bucket", memory(t, newClock()), "api")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	_, err = ratelimit.NewLevels("bucket", memory(t, newClock()), "api", ratelimit.PerHour(1))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	_, err = ratelimit.NewLevels("token_bucket", memory(t, newClock()), "", ratelimit.PerHour(1))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "no name")
-	_, err = ratelimit.NewLevels("token_bucket", memory(t, newClock()), "api", ratelimit.PerHour(1), ratelimit.PerDay(2), ratelimit.PerHour(2))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "two of one period would count in one place")
-	_, err = ratelimit.NewLevels("token_bucket", memory(t, newClock()), "api", ratelimit.PerHour(1), ratelimit.Limit{})
+	_, err := new(ratelimit.All).Allow(ctx, "key")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-	_, err = new(ratelimit.All).Allow(ctx, "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-	_, err = new(ratelimit.Rekeyed).Allow(ctx, "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-	_, err = ratelimit.NewRekeyed(nil, nil)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	_, err = ratelimit.NewRekeyed(lim, nil)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 
 	a := all(t, lim, lim)
 	_, err = a.AllowN(ctx, "key", 0)
@@ -825,13 +792,12 @@ func TestAllChecksItsInput(t *testing.T) {
 
 	wrong := errors.New("no such user")
 	named := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(5), ratelimit.WithName("named"))
-	k, err := ratelimit.NewRekeyed(named, func(_ context.Context, key string) (string, error) {
+	k := withKey(named, func(_ context.Context, key string) (string, error) {
 		if key == "empty" {
 			return "", nil
 		}
 		return "", wrong
 	})
-	require.NoError(t, err)
 	for _, l := range []ratelimit.Limiter{k, all(t, lim, k), all(t, k, lim)} {
 		_, err = l.Allow(ctx, "key")
 		require.ErrorIs(t, err, wrong)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/bench"
+	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -87,14 +88,13 @@ func BenchmarkAll(b *testing.B) {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			s, err := memstore.New()
 			require.NoError(b, err)
-			levels := make([]ratelimit.Limit, n)
-			for i := range levels {
-				levels[i] = ratelimit.Limit{Rate: 1_000_000 * (i + 1), Period: time.Duration(i+1) * time.Millisecond}
+			limits := make([]ratelimit.Limit, n)
+			for i := range limits {
+				limits[i] = ratelimit.Limit{Rate: 1_000_000 * (i + 1), Period: time.Duration(i+1) * time.Millisecond}
 			}
-			lim := inMemory(b, "token_bucket", levels[0])
+			lim := inMemory(b, "token_bucket", limits[0])
 			if n > 1 {
-				lim, err = ratelimit.NewLevels("token_bucket", s, "all", levels...)
-				require.NoError(b, err)
+				lim = levels.New(b, "token_bucket", s, "all", limits...)
 			}
 			bench.Allow(b, lim, []string{"user:42"}, true)
 		})
@@ -110,22 +110,16 @@ func BenchmarkObserve(b *testing.B) {
 		return inMemory(b, "token_bucket", ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond})
 	}
 	for _, c := range []struct {
-		name     string
-		observer ratelimit.Observer
-		opts     []ratelimit.ObserveOption
+		name string
+		opts []ratelimit.Option
 	}{
-		{name: "none"},
-		{name: "nil"},
-		{name: "hook", observer: saying(func() {})},
-		{name: "counters", observer: observe.NewCounters("api")},
-		{name: "hook with latency", observer: saying(func() {}), opts: []ratelimit.ObserveOption{ratelimit.WithLatency()}},
+		{"none", nil},
+		{"hook", []ratelimit.Option{ratelimit.WithObserver(saying(func() {}))}},
+		{"counters", []ratelimit.Option{ratelimit.WithObserver(observe.NewCounters("api"))}},
+		{"hook with latency", []ratelimit.Option{ratelimit.WithTimedObserver(saying(func() {}))}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			l := plain()
-			if c.name != "none" {
-				l = observed(b, l, c.observer, c.opts...)
-			}
-			bench.Allow(b, l, []string{"user:42"}, true)
+			bench.Allow(b, ratelimit.With(plain(), c.opts...), []string{"user:42"}, true)
 		})
 	}
 }

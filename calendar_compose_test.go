@@ -12,7 +12,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/adaptive"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/regions"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -67,8 +69,7 @@ func TestAllOfCalendarsOnOneKeyTwice(t *testing.T) {
 
 func TestLevelsWithCalendars(t *testing.T) {
 	c := newClock()
-	lim, err := ratelimit.NewLevels("fixed_window", memory(t, c), "api", ratelimit.PerSecond(5), ratelimit.PerDay(8), ratelimit.PerDay(7).In(zone(t, "Asia/Kolkata")), plan(t))
-	require.NoError(t, err)
+	lim := levels.New(t, "fixed_window", memory(t, c), "api", ratelimit.PerSecond(5), ratelimit.PerDay(8), ratelimit.PerDay(7).In(zone(t, "Asia/Kolkata")), plan(t))
 	policies, err := ratelimit.AppendPolicies(t.Context(), nil, lim, "key")
 	require.NoError(t, err)
 	var names []string
@@ -81,8 +82,6 @@ func TestLevelsWithCalendars(t *testing.T) {
 	r := allowN(t, lim, 3)
 	require.Equal(t, "api/day in Asia/Kolkata", r.DeniedBy())
 	require.Equal(t, 18*time.Hour+30*time.Minute-time.Second, r.RetryAfter)
-	_, err = ratelimit.NewLevels("fixed_window", memory(t, c), "api", plan(t), plan(t))
-	require.ErrorContains(t, err, "two levels have the period month from 31 in America/Sao_Paulo")
 }
 
 func TestTiersOfCalendars(t *testing.T) {
@@ -152,9 +151,9 @@ func TestADenyCacheOfACalendar(t *testing.T) {
 
 func TestAFallbackForACalendar(t *testing.T) {
 	c := newClock()
-	local, err := ratelimit.Share(newLimiter(t, "fixed_window", memory(t, c), plan(t)), memory(t, c), 3)
+	local, err := see.Local[ratelimit.Limiter](newLimiter(t, "fixed_window", memory(t, c), plan(t)), memory(t, c), 3)
 	require.NoError(t, err)
-	lim := failover(t, newLimiter(t, "fixed_window", away{memory(t, c)}, plan(t)), fallback.Local(local))
+	lim := failover(t, newLimiter(t, "fixed_window", away{memory(t, c)}, plan(t)), fallback.FailTo(local))
 	require.Equal(t, 3, admitted(t, lim, 10), "a third")
 	require.Equal(t, restOfPlan, allowN(t, lim, 1).RetryAfter)
 }
@@ -219,10 +218,8 @@ func TestAWaiterOfACalendar(t *testing.T) {
 func TestCalendarsOfOneCallAndOfAnotherKey(t *testing.T) {
 	c := newClock()
 	mem := memory(t, c)
-	calls, err := ratelimit.PerCall(newLimiter(t, "fixed_window", mem, plan(t)))
-	require.NoError(t, err)
-	rekeyed, err := ratelimit.NewRekeyed(newLimiter(t, "fixed_window", mem, ratelimit.PerWeek(50)), func(context.Context, string) (string, error) { return "team", nil })
-	require.NoError(t, err)
+	calls := newLimiter(t, "fixed_window", mem, plan(t), ratelimit.CountCalls())
+	rekeyed := onOneKey(t, newLimiter(t, "fixed_window", mem, ratelimit.PerWeek(50)), "team")
 	lim := all(t, calls, rekeyed)
 	r := allowN(t, lim, 20)
 	require.Equal(t, []int{9, 30}, []int{r.Parts()[0].Remaining, r.Parts()[1].Remaining})

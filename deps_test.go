@@ -30,6 +30,7 @@ var links = map[string][]string{
 	"httplimit":        {".", "clientaddr", "store", "github.com/felixge/httpsnoop"},
 	"lease":            {".", "store"},
 	"observe":          {".", "store", "store/memstore"},
+	"ratelimittest":    {".", "store", "store/memstore"},
 	"regions":          {".", "store"},
 	"shadow":           {".", "clientaddr", "store"},
 	"throttle":         {".", "store"},

@@ -5,13 +5,10 @@ import (
 	"context"
 	"fmt"
 	"reflect"
-	"slices"
 	"strconv"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/order"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -55,8 +52,7 @@ type verdict struct {
 	remaining, retry, reset, delay int64
 }
 
-// limiter is what the five types have in common, and all of them but their
-// names: a type differs from the others in its algorithm.
+// limiter is embedded in the five types. They differ only in their algorithm.
 type limiter struct {
 	self       Limiter // the type that it is embedded in, as users hold it
 	algorithm  *algorithm
@@ -71,7 +67,18 @@ type limiter struct {
 	policy     Policy      // by limit
 	limitFunc  func(ctx context.Context, key string) (Limit, error)
 	tiers      map[string]Limit // that limitFunc chooses from, if it is known
+
+	optional bool     // one of these is set, so that decide goes the long way
+	keyFunc  *keyFunc // the same in a Local, so that an All can compare them
+	calls    bool     // by CountCalls
+	observer Observer
+	timed    bool // by WithTimedObserver
+
+	joint store.Store // store, if it can be compared with that of others; else nil
 }
+
+// keyFunc makes the key that is counted of the one that is asked for.
+type keyFunc func(ctx context.Context, key string) (string, error)
 
 // build makes lim, which is embedded in self, a limiter.
 func (lim *limiter) build(self Limiter, a *algorithm, s store.Store, l Limit, opts []Option) (err error) {
@@ -95,6 +102,10 @@ func (lim *limiter) build(self Limiter, a *algorithm, s store.Store, l Limit, op
 	lim.namespace = store.NewNamespace(&a.rule, lim.identity())
 	s.Prepare(&a.rule)
 	lim.self = self
+	lim.optional = lim.keyFunc != nil || lim.calls || lim.observer != nil
+	if reflect.ValueOf(s).Comparable() {
+		lim.joint = s
+	}
 	return nil
 }
 
@@ -104,84 +115,12 @@ func (lim *limiter) core() *limiter { return lim }
 // coreOf is the limiter of l if l is one of the five types. It is nil for types that embed
 // one of them: those may have an AllowN of their own.
 func coreOf(l Limiter) *limiter {
-	if c, ok := l.(interface{ core() *limiter }); ok {
+	if c, ok := l.(interface{ core() *limiter }); ok && !isnil.Is(l) {
 		if lim := c.core(); reflect.TypeOf(lim.self) == reflect.TypeOf(l) { // not ==: l may be a copy
 			return lim
 		}
 	}
 	return nil
-}
-
-// init lets other packages of this module ask what only this one knows.
-func init() {
-	five.AlgorithmOf = func(l any) string {
-		lim, _ := l.(Limiter)
-		return algorithmOf(lim)
-	}
-	five.ByKey = func(l any) bool {
-		lim, _ := l.(Limiter)
-		return byKey(lim)
-	}
-	five.Deaf = func(l any) bool {
-		lim, _ := l.(Limiter)
-		return deaf(lim)
-	}
-	five.Of = func(l any) any {
-		outer, _ := l.(Limiter)
-		if p := newPart(outer); p.core != nil && !p.perCall && len(p.rekeyed) == 0 {
-			return p.five()
-		}
-		return nil
-	}
-}
-
-// deaf is whether l surely asks nothing of a context. It does not look into what it does not
-// know.
-func deaf(l Limiter) bool {
-	if a, ok := l.(*All); ok {
-		return !slices.ContainsFunc(a.parts, func(p part) bool { return !deaf(p.limiter) })
-	}
-	lim := coreOf(l)
-	return lim != nil && lim.limitFunc == nil
-}
-
-// deciding is the limiter of the five that decides for l: that of l, or of what is inside of
-// others that have a method Unwrap. It is nil if none is known.
-func deciding(l Limiter) *limiter {
-	for !isnil.Is(l) {
-		if lim := coreOf(l); lim != nil {
-			return lim
-		}
-		l = inside(l)
-	}
-	return nil
-}
-
-// algorithmOf is the name of the algorithm that decides for l, and "" if that is not known.
-func algorithmOf(l Limiter) string {
-	if lim := deciding(l); lim != nil {
-		return lim.algorithm.rule.Name
-	}
-	return ""
-}
-
-// byKey is whether l decides by the key alone, and not by ctx, as far as can be seen. What
-// answers for others may be a list of addresses.
-func byKey(l Limiter) bool {
-	if _, answers := order.Answering(l); answers {
-		return false
-	}
-	switch l := l.(type) {
-	case *Rekeyed:
-		return false
-	case *All:
-		return !slices.ContainsFunc(l.parts, func(p part) bool { return !byKey(p.limiter) })
-	}
-	if lim := coreOf(l); lim != nil {
-		return lim.limitFunc == nil
-	}
-	inner := inside(l)
-	return inner == nil || byKey(inner)
 }
 
 // identity names the limiter's namespace: the Period or the calendar, and the name or else the
@@ -203,6 +142,20 @@ func (lim *limiter) Limit() Limit { return lim.limit }
 // Name returns the name given by [WithName], "" if none.
 func (lim *limiter) Name() string { return lim.name }
 
+// Policy is what clients may be told of the constructor's limit.
+func (lim *limiter) Policy() Policy { return lim.policy }
+
+// Algorithm returns the name of the algorithm, as [New] knows it.
+func (lim *limiter) Algorithm() string {
+	if lim.algorithm == nil {
+		return ""
+	}
+	return lim.algorithm.rule.Name
+}
+
+// UsesContext reports whether a function that it was given reads the contexts of calls.
+func (lim *limiter) UsesContext() bool { return lim.limitFunc != nil || lim.keyFunc != nil }
+
 // Peek answers what Allow would, and charges nothing.
 func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error) {
 	err = lim.decide(ctx, key, 1, peek, nil, &res)
@@ -213,7 +166,7 @@ func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error
 // costs nothing. The Result is that of AllowN(granted), or that of Allow if nothing is granted.
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
-	if r.Source() == SourceUnlimited {
+	if r.Allowed && (lim.calls || r.Source() == SourceUnlimited) {
 		return n, r, err
 	}
 	return r.Charged(), r, err
@@ -259,6 +212,9 @@ const (
 // fills the caller's Result in place, which is too large to be returned through
 // several levels for nothing.
 func (lim *limiter) decide(ctx context.Context, key string, n int, what operation, given *store.Limit, res *Result) error {
+	if lim.optional && given == nil {
+		return lim.decideWithOptions(ctx, key, n, asking{what: what}, res)
+	}
 	if err := lim.check(ctx, key, n); err != nil {
 		return err
 	}
@@ -360,7 +316,8 @@ func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged
 // Refund gives back n of the events that charged admitted, as far as they are
 // still charged.
 func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n int) error {
-	if err := lim.check(ctx, key, n); err != nil {
+	key, err := lim.keyOf(ctx, key, n)
+	if err != nil {
 		return err
 	}
 	if charged.Allowed && charged.uncounted() {
@@ -369,6 +326,13 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	l, err := lim.limitOf(ctx, key)
 	if err != nil {
 		return err
+	}
+	if lim.calls {
+		under, note, _ := charged.Unmark(lim)
+		if of, ok := note.(callOf); ok && n < int(of) { // the call has been made
+			return nil
+		}
+		charged = under
 	}
 	if charged.n == 0 || charged.together() != nil {
 		return errNothingCharged
@@ -381,7 +345,8 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 
 // Reset forgets key, as if it had never been seen.
 func (lim *limiter) Reset(ctx context.Context, key string) error {
-	if err := lim.check(ctx, key, 1); err != nil {
+	key, err := lim.keyOf(ctx, key, 1)
+	if err != nil {
 		return err
 	}
 	return lim.store.Reset(ctx, lim.namespace, key)

@@ -440,13 +440,13 @@ func (l *lenient) AllowN(ctx context.Context, key string, n int) (ratelimit.Resu
 	}
 	if _, again := l.seen.LoadOrStore(key, true); !again {
 		r.Allowed, r.RetryAfter = true, 0
-		r = r.With(l.mark) // nothing was charged for it
+		r = r.WithMark(l.mark) // nothing was charged for it
 	}
 	return r, nil
 }
 
 func (l *lenient) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if _, _, mine := charged.Of(l); mine {
+	if _, _, mine := charged.Unmark(l); mine {
 		return nil
 	}
 	return l.Limiter.Refund(ctx, key, charged, n)

@@ -7,9 +7,19 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// five is the part as other packages of this module see it.
-func (p *part) five() *five.Limiter[Result] {
-	lim := p.core
+// init lets other packages of this module ask what only this one knows.
+func init() {
+	five.Of = func(l any) any {
+		outer, _ := l.(Limiter)
+		if lim := coreOf(outer); lim != nil && lim.keyFunc == nil && !lim.calls {
+			return lim.five()
+		}
+		return nil
+	}
+}
+
+// five is the limiter as other packages of this module see it.
+func (lim *limiter) five() *five.Limiter[Result] {
 	return &five.Limiter[Result]{
 		Algorithm: lim.algorithm.rule.Name,
 		Coalesced: lim.coalesced,
@@ -17,7 +27,7 @@ func (p *part) five() *five.Limiter[Result] {
 		Limit:     lim.integers,
 		Within:    lim.algorithm.within,
 		LimitOf:   lim.limitOf,
-		By:        p.by,
+		By:        lim.by,
 		RefundBy: func(ctx context.Context, key string, charged Result, n int, by store.Limit) error {
 			return lim.store.Refund(ctx, lim.namespace, key, by, charged.receipt(int64(n)))
 		},
@@ -25,22 +35,22 @@ func (p *part) five() *five.Limiter[Result] {
 			r.n = int32(min(int64(n), int64(r.n)))
 			return r
 		},
-		Space:  p.space(),
+		Space:  lim.space(),
 		Look:   lim.look,
 		Credit: lim.credit,
 	}
 }
 
-// space is what the part shares with others that have the same state.
-func (p *part) space() any {
-	if p.store == nil {
+// space is what the limiter shares with others that have the same state.
+func (lim *limiter) space() any {
+	if lim.joint == nil {
 		return nil
 	}
-	hi, lo := p.core.namespace.ID()
+	hi, lo := lim.namespace.ID()
 	return struct {
 		store  store.Store
 		hi, lo uint64
-	}{p.store, hi, lo}
+	}{lim.joint, hi, lo}
 }
 
 // look tells how a key of a window or a token bucket stands. The last event of a bucket cannot
@@ -80,13 +90,11 @@ func (lim *limiter) credit(ctx context.Context, key string, debit Result, n int,
 var operations = [...]operation{five.Take: take, five.TakeUpTo: takeUpTo, five.Peek: peek, five.Overdraw: overdraw}
 
 // by decides by a limit, and tells the observers.
-func (p *part) by(ctx context.Context, op five.Operation, key string, n int, by store.Limit) (r Result, err error) {
-	since := p.now()
-	err = p.core.decide(ctx, key, n, operations[op], &by, &r)
+func (lim *limiter) by(ctx context.Context, op five.Operation, key string, n int, by store.Limit) (r Result, err error) {
+	since := lim.now()
+	err = lim.decide(ctx, key, n, operations[op], &by, &r)
 	if op != five.Peek {
-		for _, o := range p.observers {
-			o.tell(ctx, key, n, r, err, since)
-		}
+		lim.tell(ctx, key, n, &r, err, since)
 	}
 	return r, err
 }

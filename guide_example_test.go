@@ -9,6 +9,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -31,18 +32,16 @@ func Example() {
 }
 
 // One limit for each network of addresses, whatever the address.
-func ExampleNewRekeyed() {
-	perNetwork, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(2), ratelimit.WithName("network"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	limiter, err := ratelimit.NewRekeyed(perNetwork, func(_ context.Context, key string) (string, error) {
+func ExampleWithKeyFunc() {
+	networkOf := func(_ context.Context, key string) (string, error) {
 		addr, err := netip.ParseAddr(key)
 		if err != nil {
 			return "", err
 		}
 		return netip.PrefixFrom(addr, 24).Masked().String(), nil
-	})
+	}
+	limiter, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(2), ratelimit.WithName("network"),
+		ratelimit.WithKeyFunc(networkOf))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -159,13 +158,13 @@ func ExampleAllowUpTo() {
 
 // Two routes have a limit in common, also while Redis is down: their local limiters count in
 // one memory.
-func ExampleShare() {
-	shared := frozenMemory() // on Redis
-	general, err := ratelimit.NewTokenBucket(shared, ratelimit.PerMinute(100), ratelimit.WithName("general"))
+func ExampleAll_Local() {
+	onRedis := frozenMemory() // say
+	general, err := ratelimit.NewTokenBucket(onRedis, ratelimit.PerMinute(100), ratelimit.WithName("general"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	search, err := ratelimit.NewTokenBucket(shared, ratelimit.PerMinute(10), ratelimit.WithName("search"))
+	search, err := ratelimit.NewTokenBucket(onRedis, ratelimit.PerMinute(10), ratelimit.WithName("search"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -177,18 +176,22 @@ func ExampleShare() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	share := func(l ratelimit.Limiter) ratelimit.Limiter {
-		of, err := ratelimit.Share(l, local, 3) // of 3 instances
+	type shared interface {
+		ratelimit.Limiter
+		Local(s store.Store, instances int) (ratelimit.Limiter, error)
+	}
+	safe := func(l shared) ratelimit.Limiter {
+		of, err := l.Local(local, 3) // of 3 instances
 		if err != nil {
 			log.Fatal(err)
 		}
-		limiter, err := fallback.New(l, fallback.Local(of))
+		limiter, err := fallback.New(l, fallback.FailTo(of))
 		if err != nil {
 			log.Fatal(err)
 		}
 		return limiter
 	}
-	home, searches := share(general), share(both)
+	home, searches := safe(general), safe(both)
 	for _, limiter := range []ratelimit.Limiter{home, searches} {
 		r, err := limiter.AllowN(context.Background(), "user:42", 10)
 		fmt.Println(r.Allowed, r.Remaining, err)

@@ -26,19 +26,15 @@
 //	shadow             what is enforced        shadow.New
 //	└ accesslist       which keys are exempt   accesslist.New
 //	  └ Waiter         who waits               throttle.NewWaiter
-//	    └ Rekeyed      which key               NewRekeyed
-//	      └ fallback   if the store fails      fallback.New
-//	        └ denycache   what is not asked    denycache.New, lease.New
-//	          └ TokenBucket, …   the decision
+//	    └ fallback     if the store fails      fallback.New
+//	      └ denycache  what is not asked       denycache.New, lease.New
+//	        └ TokenBucket, …   the decision, with its options: another key, calls, observers
 //
 // With several limits the middle is another one:
 //
 //	└ fallback     if the store fails
 //	  └ All        all must admit          NewAll
-//	    ├ Rekeyed  which key
-//	    │ └ TokenBucket, …
-//	    ├ PerCall  what each call costs one of
-//	    │ └ TokenBucket, …
+//	    ├ TokenBucket, …
 //	    └ SlidingWindow, …
 //
 // Leave out what you do not need. Constructors refuse what cannot work. A denycache goes
@@ -214,3 +210,7 @@ func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, 
 	}
 	return 0, r, nil
 }
+
+var errNilLimiter = fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
+
+var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged nothing", ErrInvalidN)

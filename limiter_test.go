@@ -114,7 +114,7 @@ func inMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelim
 }
 
 // failover is a limiter around l with a policy for when the store fails.
-func failover(t testing.TB, l ratelimit.Limiter, p fallback.Policy, opts ...fallback.Option) *fallback.Limiter {
+func failover(t testing.TB, l ratelimit.Limiter, p fallback.Answer, opts ...fallback.Option) *fallback.Limiter {
 	t.Helper()
 	f, err := fallback.New(l, p, opts...)
 	require.NoError(t, err)

@@ -3,7 +3,7 @@ package ratelimit
 import (
 	"context"
 	"fmt"
-	"slices"
+	"math"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -15,84 +15,56 @@ type Observer interface {
 	// that caller is answered. It must be fast, safe for concurrent use, and must not panic.
 	//
 	// Beside an err r is zero. Of [AllowUpTo] n is what was asked for, and what was granted
-	// is r.Charged(). took is how long the decision took, and 0 without [WithLatency].
+	// is r.Charged(). took is how long the decision took, and 0 if nobody measures it.
 	Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration)
 }
 
-// ObserveOption configures [Observe].
-type ObserveOption func(*observed)
+// WithObserver tells each of observers, in their order, what the limit decides. Given twice, it
+// adds to them. They are told of Allow, AllowN, AllowWithin, AllowUpTo and Charge, and so of
+// what [Wait] and [Reserve] ask, but not of Peek, Refund and Reset.
+//
+// The key is the one that is counted ([WithKeyFunc]), and with [CountCalls] n is 1. In an [All]
+// or a [Decide] an observer is told what its own limit has decided. So a limit that has room is
+// told as allowed, even where another one denies. One that was not asked is not told.
+//
+// To see what callers are told, behind a fallback or an All, use Around of package observe. An
+// observer costs some 6 ns for each decision and what Decided takes, and no allocation.
+func WithObserver(observers ...Observer) Option { return withObservers(observers, false) }
 
-// WithLatency tells the Observer how long decisions take. That costs two readings of the
-// clock, some 75 ns: it is for limiters on Redis. Without it took is 0.
-func WithLatency() ObserveOption { return func(o *observed) { o.latency = true } }
+// WithTimedObserver is [WithObserver], and measures how long decisions take. That costs two
+// readings of the clock, some 75 ns: it is for limiters on Redis. In an All it is the time of
+// the whole decision.
+func WithTimedObserver(observers ...Observer) Option { return withObservers(observers, true) }
 
-// Observe returns a limiter that decides as l does, and tells o of it. If o is nil it returns
-// l itself.
-//
-// It tells of Allow, AllowN, AllowWithin, AllowUpTo and Charge, and so of what [Wait] and
-// [Reserve] ask. It does not tell of Peek, Refund and Reset.
-//
-// It can stand anywhere among other wrappers, and they treat it as they treat l. Around all of
-// them it sees what callers are told. Inside a fallback it sees the errors of the store.
-//
-// In an [All] it does not keep l from being decided together with others. Its Observer is told
-// what l itself has decided. So a part that has room is told as allowed, even where another
-// part denies. A part that was not asked is not told. There took is the time of the whole
-// decision. An observed All inside of another All is asked on its own.
-//
-// If several limits decide in l, and o has a method Expect(limits ...string), Observe calls it
-// with their names. So what o counts by limit can begin at 0, before anything is denied.
-//
-// [Share] leaves it out. An observer costs some 6 ns for each decision and what Decided takes,
-// and no allocation. The error is [ErrInvalidOption]: l or an option is nil.
-func Observe(l Limiter, o Observer, opts ...ObserveOption) (Limiter, error) {
-	if isnil.Is(l) {
-		return nil, errNilLimiter
-	}
-	w := &observed{limiter: l, observer: o}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: an ObserveOption is nil", ErrInvalidOption)
+func withObservers(more []Observer, timed bool) Option {
+	return func(lim *limiter) error {
+		if len(more) == 0 {
+			return fmt.Errorf("%w: WithObserver of none", ErrInvalidOption)
 		}
-		opt(w)
-	}
-	if isnil.Is(o) {
-		return l, nil
-	}
-	expect(o, l)
-	return w, nil
-}
-
-type expecter interface{ Expect(limits ...string) }
-
-// expect tells o which limits decide together in l.
-func expect(o Observer, l Limiter) {
-	e, ok := o.(expecter)
-	if !ok {
-		return
-	}
-	var names []string
-	for _, p := range appendCores(nil, l, nil) {
-		names = append(names, p.core.policyName)
-	}
-	if len(names) > 1 { // one limit is not named as that which denies
-		e.Expect(names...)
-	}
-}
-
-// Observers returns an Observer that tells each of all, in their order. Those that are nil are
-// left out, and if none is left it is nil.
-func Observers(all ...Observer) Observer {
-	all = slices.DeleteFunc(slices.Clone(all), func(o Observer) bool { return isnil.Is(o) })
-	switch len(all) {
-	case 0:
+		for _, o := range more {
+			if isnil.Is(o) {
+				return fmt.Errorf("%w: WithObserver(nil)", ErrInvalidOption)
+			}
+			lim.observe(o)
+		}
+		lim.timed = lim.timed || timed
 		return nil
-	case 1:
-		return all[0]
 	}
-	return observers(all)
 }
 
+// observe adds o to the observers.
+func (lim *limiter) observe(o Observer) {
+	switch before := lim.observer.(type) {
+	case nil:
+		lim.observer = o
+	case observers:
+		lim.observer = append(before, o)
+	default:
+		lim.observer = observers{before, o}
+	}
+}
+
+// observers are several.
 type observers []Observer
 
 func (all observers) Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration) {
@@ -101,132 +73,94 @@ func (all observers) Decided(ctx context.Context, key string, n int, r Result, e
 	}
 }
 
-// Expect is for those that have it.
-func (all observers) Expect(limits ...string) {
-	for _, o := range all {
-		if e, ok := o.(expecter); ok {
-			e.Expect(limits...)
-		}
-	}
-}
-
-// observed is a limiter with an Observer.
-type observed struct {
-	limiter  Limiter
-	observer Observer
-	latency  bool
-}
-
 // now is the time if it is asked for.
-func (o *observed) now() (t time.Time) {
-	if o.latency {
+func (lim *limiter) now() (t time.Time) {
+	if lim.timed {
 		t = time.Now()
 	}
 	return t
 }
 
-// now is the time if one of the observers asks for it.
-func (p *part) now() time.Time {
-	for _, o := range p.observers {
-		if o.latency {
-			return time.Now()
-		}
+// tell tells the observers of a decision on n events of key.
+func (lim *limiter) tell(ctx context.Context, key string, n int, r *Result, err error, since time.Time) {
+	if lim.observer == nil {
+		return
 	}
-	return time.Time{}
-}
-
-func (o *observed) tell(ctx context.Context, key string, n int, r Result, err error, since time.Time) {
 	var took time.Duration
-	if o.latency {
+	if lim.timed {
 		took = time.Since(since)
 	}
 	if err != nil {
-		r = Result{}
+		lim.observer.Decided(ctx, key, n, Result{}, err, took)
+		return
 	}
-	o.observer.Decided(ctx, key, n, r, err, took)
+	lim.observer.Decided(ctx, key, n, *r, nil, took)
 }
 
-// Allow is the limiter's.
-func (o *observed) Allow(ctx context.Context, key string) (r Result, err error) {
-	if o.latency {
-		return o.timed(ctx, key, 1)
+// decideWithOptions is decide of a limiter with a key function, calls or observers, and
+// AllowWithin of any.
+func (lim *limiter) decideWithOptions(ctx context.Context, key string, n int, how asking, res *Result) error {
+	since := lim.now()
+	counted, err := lim.keyOf(ctx, key, n)
+	if err == nil {
+		err = lim.decideOn(ctx, counted, n, how, res)
 	}
-	if r, err = o.limiter.Allow(ctx, key); err != nil {
-		r = Result{}
+	switch {
+	case how.what == peek:
+	case lim.calls && n > 0:
+		if how.what != overdraw {
+			lim.tell(ctx, counted, 1, res, err, since)
+		}
+		res.ofCall(lim, n, how.what)
+	default:
+		lim.tell(ctx, counted, n, res, err, since)
 	}
-	o.observer.Decided(ctx, key, 1, r, err, 0)
-	return r, err
+	return err
 }
 
-// AllowN is the limiter's.
-func (o *observed) AllowN(ctx context.Context, key string, n int) (r Result, err error) {
-	if o.latency {
-		return o.timed(ctx, key, n)
+// decideOn decides on the key that is counted.
+func (lim *limiter) decideOn(ctx context.Context, counted string, n int, how asking, res *Result) error {
+	l, err := lim.limitOf(ctx, counted)
+	if err != nil {
+		return err
 	}
-	if r, err = o.limiter.AllowN(ctx, key, n); err != nil {
-		r = Result{}
+	if lim.calls {
+		n = 1
+		if how.what == overdraw { // the call has been charged when it was admitted
+			how.what = peek
+		}
 	}
-	o.observer.Decided(ctx, key, n, r, err, 0)
-	return r, err
+	if how.what == takeWithin {
+		l, how.what = lim.algorithm.within(l, how.d), take
+	}
+	return lim.decide(ctx, counted, n, how.what, &l, res)
 }
 
-// timed is AllowN with latency. (Without it AllowN does not call tell: a Result is large, and
-// each call that hands it on takes some 3 ns.)
-func (o *observed) timed(ctx context.Context, key string, n int) (r Result, err error) {
-	since := time.Now()
-	r, err = o.limiter.AllowN(ctx, key, n)
-	o.tell(ctx, key, n, r, err, since)
-	return r, err
+// callOf is the note on the Result of a call for so many events, of which one was charged.
+type callOf int
+
+// ofCall makes r, of one event, the Result of a call for n.
+func (r *Result) ofCall(lim *limiter, n int, what operation) {
+	switch {
+	case what == overdraw && *r != (Result{}):
+		r.Allowed, r.RetryAfter = true, 0
+		*r = r.WithMark(NewMark(lim, SourceStore, callOf(math.MaxInt))) // which no Refund reaches
+	case n > 1 && r.Allowed:
+		*r = r.WithMark(NewMark(lim, SourceStore, callOf(n)))
+	}
 }
 
-// AllowWithin is the limiter's.
-func (o *observed) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (r Result, err error) {
-	since := o.now()
-	r, err = AllowWithin(ctx, o.limiter, key, n, d)
-	o.tell(ctx, key, n, r, err, since)
-	return r, err
+// keyOf is the key that is counted where key is asked for. After an error it is key.
+func (lim *limiter) keyOf(ctx context.Context, key string, n int) (string, error) {
+	if err := lim.check(ctx, key, n); err != nil || lim.keyFunc == nil {
+		return key, err
+	}
+	counted, err := (*lim.keyFunc)(ctx, key)
+	if err == nil {
+		err = CheckCall(ctx, counted, n)
+	}
+	if err != nil {
+		return key, err
+	}
+	return counted, nil
 }
-
-// AllowUpTo is the limiter's.
-func (o *observed) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
-	since := o.now()
-	granted, r, err = AllowUpTo(ctx, o.limiter, key, n)
-	o.tell(ctx, key, n, r, err, since)
-	return granted, r, err
-}
-
-// Charge is the limiter's.
-func (o *observed) Charge(ctx context.Context, key string, n int) (r Result, err error) {
-	since := o.now()
-	r, err = Charge(ctx, o.limiter, key, n)
-	o.tell(ctx, key, n, r, err, since)
-	return r, err
-}
-
-// Peek is the limiter's.
-func (o *observed) Peek(ctx context.Context, key string) (Result, error) {
-	return o.limiter.Peek(ctx, key)
-}
-
-// Refund is the limiter's.
-func (o *observed) Refund(ctx context.Context, key string, charged Result, n int) error {
-	return o.limiter.Refund(ctx, key, charged, n)
-}
-
-// Reset is the limiter's.
-func (o *observed) Reset(ctx context.Context, key string) error { return o.limiter.Reset(ctx, key) }
-
-// AppendPolicies appends those of the limiter.
-func (o *observed) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
-	return AppendPolicies(ctx, dst, o.limiter, key)
-}
-
-// Unwrap returns the limiter that is observed.
-func (o *observed) Unwrap() Limiter { return o.limiter }
-
-var (
-	_ Limiter   = (*observed)(nil)
-	_ Describer = (*observed)(nil)
-	_ Charger   = (*observed)(nil)
-	_ Delayer   = (*observed)(nil)
-)

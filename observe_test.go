@@ -16,6 +16,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
@@ -50,11 +51,16 @@ func (r *recorder) take() []decided {
 	return told
 }
 
-func observed(t testing.TB, l ratelimit.Limiter, o ratelimit.Observer, opts ...ratelimit.ObserveOption) ratelimit.Limiter {
+// observed is l, one of the five, with observers.
+func observed(t testing.TB, l ratelimit.Limiter, observers ...ratelimit.Observer) ratelimit.Limiter {
 	t.Helper()
-	l, err := ratelimit.Observe(l, o, opts...)
-	require.NoError(t, err)
-	return l
+	watched := ratelimit.With(l, ratelimit.WithObserver(observers...))
+	require.NotSame(t, l, watched)
+	return watched
+}
+
+func timed(l ratelimit.Limiter, o ratelimit.Observer) ratelimit.Limiter {
+	return ratelimit.With(l, ratelimit.WithTimedObserver(o))
 }
 
 func TestAnObserverIsToldOfEachDecision(t *testing.T) {
@@ -116,48 +122,51 @@ func TestAnObserverIsToldOfWhatAWaitAsks(t *testing.T) {
 func TestAnObserverIsToldHowLongADecisionTook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o, other recorder
-		slow := slowly{inMemory(t, "token_bucket", ratelimit.PerHour(10)), time.Millisecond}
-		allow(t, observed(t, slow, &o, ratelimit.WithLatency()), "key")
+		slow := newLimiter(t, "token_bucket", slowly{memory(t, newClock()), time.Millisecond}, ratelimit.PerHour(10))
+		allow(t, timed(slow, &o), "key")
 		require.Equal(t, time.Millisecond, o.take()[0].Took)
 		allow(t, observed(t, slow, &o), "key")
 		require.Zero(t, o.take()[0].Took)
 
 		core := inMemory(t, "token_bucket", ratelimit.PerHour(10))
-		a := all(t, observed(t, core, &o, ratelimit.WithLatency()), slow, observed(t, slow, &other))
+		a := all(t, timed(core, &o), slow, observed(t, slow, &other))
 		allow(t, a, "key")
 		require.Equal(t, 2*time.Millisecond, o.take()[0].Took, "of the whole")
 		require.Zero(t, other.take()[0].Took)
 	})
 }
 
-// slowly takes its time.
+// slowly takes its time. It decides on one key at a time.
 type slowly struct {
-	ratelimit.Limiter
+	store.Store
 	d time.Duration
 }
 
-func (s slowly) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+func (s slowly) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	time.Sleep(s.d)
-	return s.Limiter.AllowN(ctx, key, n)
+	return s.Store.Take(ctx, ns, key, l, n)
 }
 
-func TestObserveOfNothing(t *testing.T) {
-	l := inMemory(t, "token_bucket", ratelimit.PerHour(10))
-	require.Same(t, l, observed(t, l, nil))
-	require.Same(t, l, observed(t, l, (*recorder)(nil)))
-	require.Same(t, l, observed(t, l, ratelimit.Observers()))
-	var one recorder
-	require.Same(t, &one, ratelimit.Observers(nil, &one, (*recorder)(nil)))
-	_, err := ratelimit.Observe(nil, &one)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	_, err = ratelimit.Observe(l, &one, nil)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+func (slowly) Together(string, string) bool { return false }
+
+func TestAnObserverOfNothingIsRefused(t *testing.T) {
+	mem, one := memory(t, newClock()), new(recorder)
+	for _, opt := range []ratelimit.Option{
+		ratelimit.WithObserver(), ratelimit.WithObserver(nil), ratelimit.WithObserver(one, (*recorder)(nil)), ratelimit.WithTimedObserver(),
+		ratelimit.WithKeyFunc(nil),
+	} {
+		_, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(10), opt)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	same := ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return key, nil })
+	_, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(10), same, same)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "which of them?")
 }
 
 func TestObserversAreToldInTheirOrder(t *testing.T) {
 	var order []string
 	say := func(name string) ratelimit.Observer { return saying(func() { order = append(order, name) }) }
-	l := observed(t, inMemory(t, "token_bucket", ratelimit.PerHour(10)), ratelimit.Observers(say("a"), nil, say("b"), say("c")))
+	l := observed(t, observed(t, inMemory(t, "token_bucket", ratelimit.PerHour(10)), say("a"), say("b")), say("c"))
 	allow(t, l, "key")
 	require.Equal(t, []string{"a", "b", "c"}, order)
 }
@@ -175,7 +184,7 @@ func TestAnAllOfObservedLimitsIsOneScript(t *testing.T) {
 	var parts []ratelimit.Limiter
 	for i, algorithm := range algorithms {
 		l := observed(t, newLimiter(t, algorithm, s, ratelimit.PerHour(1_000+i)), &o)
-		parts = append(parts, observed(t, l, &o, ratelimit.WithLatency()))
+		parts = append(parts, timed(l, &o))
 	}
 	a := all(t, parts...)
 	allow(t, a, "key") // loads the script
@@ -218,27 +227,19 @@ func TestAnObserverInAnAllIsToldItsOwnPartsDecision(t *testing.T) {
 	})
 }
 
-func TestAnObserverInAnAllIsToldTheKeyAndTheEventsThatItWouldBeAskedFor(t *testing.T) {
-	prefixed := func(l ratelimit.Limiter, prefix string) ratelimit.Limiter {
-		r, err := ratelimit.NewRekeyed(l, func(_ context.Context, key string) (string, error) { return prefix + key, nil })
-		require.NoError(t, err)
-		return r
-	}
-	perCall := func(l ratelimit.Limiter) ratelimit.Limiter {
-		l, err := ratelimit.PerCall(l)
-		require.NoError(t, err)
-		return l
-	}
-	var inner, between, outer recorder
+func TestAnObserverIsToldTheKeyAndTheEventsThatAreCounted(t *testing.T) {
+	var inner, outer recorder
 	core := observed(t, inMemory(t, "token_bucket", ratelimit.PerHour(9)), &inner)
-	part := observed(t, prefixed(perCall(observed(t, prefixed(core, "b:"), &between)), "a:"), &outer)
+	part := perCall(t, withKey(core, func(_ context.Context, key string) (string, error) { return "a:" + key, nil }))
 	for name, l := range map[string]ratelimit.Limiter{"alone": part, "in an All": all(t, part)} {
+		l, err := observe.Around(l, &outer)
+		require.NoError(t, err)
 		allowN(t, l, 3)
-		for i, o := range []*recorder{&inner, &between, &outer} {
+		for i, o := range []*recorder{&inner, &outer} {
 			told := o.take()
 			require.Len(t, told, 1, name)
-			require.Equal(t, []string{"b:a:key", "a:key", "key"}[i], told[0].Key, name)
-			require.Equal(t, []int{1, 1, 3}[i], told[0].N, name)
+			require.Equal(t, []string{"a:key", "key"}[i], told[0].Key, name)
+			require.Equal(t, []int{1, 3}[i], told[0].N, name)
 		}
 	}
 }
@@ -369,7 +370,7 @@ func TestADenycacheAsksItsObservedLimiterWithTheLimitThatItKnows(t *testing.T) {
 		asked++
 		return ratelimit.PerHour(2), nil
 	}))
-	d, err := denycache.New(observed(t, l, &o, ratelimit.WithLatency()))
+	d, err := denycache.New(timed(l, &o))
 	require.NoError(t, err)
 	for range 5 {
 		allow(t, d, "key")
@@ -378,11 +379,6 @@ func TestADenycacheAsksItsObservedLimiterWithTheLimitThatItKnows(t *testing.T) {
 	told := o.take()
 	require.Len(t, told, 3, "two admissions, and the denial that is remembered")
 	require.False(t, told[2].R.Allowed)
-
-	r, err := ratelimit.NewRekeyed(observed(t, l, &o), func(context.Context, string) (string, error) { return "one", nil })
-	require.NoError(t, err)
-	_, err = denycache.New(observed(t, r, &o))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "not one of the five")
 }
 
 func TestAShareIsNotObserved(t *testing.T) {
@@ -390,7 +386,7 @@ func TestAShareIsNotObserved(t *testing.T) {
 	down := &unreliable{Store: memory(t, newClock())}
 	down.down.Store(true)
 	l := observed(t, newLimiter(t, "token_bucket", down, ratelimit.PerHour(4)), &o)
-	f := failover(t, l, fallback.LocalShare(2))
+	f := failover(t, l, fallback.FailLocal(2))
 	r := allow(t, f, "key")
 	require.Equal(t, ratelimit.SourceLocal, r.Source())
 	require.Equal(t, 1, r.Remaining)
@@ -405,7 +401,7 @@ func TestAnObserverAllocatesNothing(t *testing.T) {
 		// By a clock of its own: or else the speed of the calls decides how long a turn is away,
 		// and so whether an All has to tell it.
 		plain := newLimiter(t, algorithm, memory(t, newClock()), ratelimit.PerSecond(1_000_000))
-		l := observed(t, plain, ratelimit.Observers(nothing, nothing), ratelimit.WithLatency())
+		l := timed(observed(t, plain, nothing, nothing), nothing)
 		ctx := t.Context()
 		require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = l.Allow(ctx, "key") }), algorithm)
 		parts, watched := all(t, plain, plain), all(t, l, l)

@@ -128,3 +128,46 @@ func WithCoalescing() Option {
 		return nil
 	}
 }
+
+// WithKeyFunc counts by another key than the one that is asked for: the user's network or
+// tenant, or one key for all. In an [All] each limit can so have a key of its own.
+//
+// f is asked on each call, also of Refund, Peek and Reset, where its key must still be the
+// same. An error of f is returned as it is, and nothing is charged. A key of 0 bytes or over
+// 64 KiB is [ErrInvalidKey]. f must be safe for concurrent use. Inside a fallback it should
+// depend on the key alone, and not on ctx: a fallback remembers by the key that it is asked for.
+func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option {
+	return func(lim *limiter) error {
+		switch {
+		case f == nil:
+			return fmt.Errorf("%w: WithKeyFunc(nil)", ErrInvalidOption)
+		case lim.keyFunc != nil:
+			return fmt.Errorf("%w: two functions make the key: want one WithKeyFunc", ErrInvalidOption)
+		}
+		lim.keyFunc = (*keyFunc)(&f)
+		return nil
+	}
+}
+
+// CountCalls charges one event for each call, whatever its n. In an [All] it limits requests
+// beside what they cost:
+//
+//	requests, err := NewSlidingWindow(s, PerMinute(60), WithName("requests"), CountCalls())
+//	tokens, err := NewTokenBucket(s, PerMinute(90_000), WithName("tokens"))
+//	limiter, err := NewAll(requests, tokens)
+//	...
+//	r, err := limiter.AllowN(ctx, key, 1200) // one request and 1,200 tokens, or neither
+//
+// Remaining says how many more calls there is room for. [AllowUpTo] of n events grants all of
+// them or none. A Refund of all events of a call gives back its one event, and one of fewer
+// events nothing. Charge charges nothing, since it is for what a call has cost beyond its
+// estimate: it says what is left. To choose numbers by the call see [Decide].
+//
+// A call of n > 1 events takes an allocation. In an All it does not. After an outage a fallback
+// charges one call, whatever its local limiter has admitted meanwhile.
+func CountCalls() Option {
+	return func(lim *limiter) error {
+		lim.calls = true
+		return nil
+	}
+}

@@ -91,7 +91,7 @@ func pairOn(t *testing.T, s store.Store, first, second string) []ratelimit.Limit
 	return pair
 }
 
-// A Result has 32 bits for the events of a charge, and a PerCall takes more.
+// A Result has 32 bits for the events of a charge, and a limit of calls takes more.
 func TestTwoLimitsOfCallsGiveBackAnyNumberOfEvents(t *testing.T) {
 	if math.MaxInt == math.MaxInt32 {
 		t.Skip("no int is larger")
@@ -99,9 +99,7 @@ func TestTwoLimitsOfCallsGiveBackAnyNumberOfEvents(t *testing.T) {
 	s := memory(t, newClock())
 	var parts []ratelimit.Limiter
 	for _, algorithm := range []string{"token_bucket", "fixed_window"} {
-		part, err := ratelimit.PerCall(newLimiter(t, algorithm, s, ratelimit.PerHour(10)))
-		require.NoError(t, err)
-		parts = append(parts, part)
+		parts = append(parts, newLimiter(t, algorithm, s, ratelimit.PerHour(10), ratelimit.CountCalls()))
 	}
 	all, err := ratelimit.NewAll(parts...)
 	require.NoError(t, err)

@@ -1,7 +1,6 @@
 package ratelimit_test
 
 import (
-	"context"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -11,16 +10,10 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
-
-func perCall(t testing.TB, l ratelimit.Limiter) ratelimit.Limiter {
-	t.Helper()
-	p, err := ratelimit.PerCall(l)
-	require.NoError(t, err)
-	return p
-}
 
 // requestsAndTokens is an All of 5 requests and 20 tokens in an hour, and both alone. around
 // makes what stands around the limiter of requests.
@@ -37,7 +30,7 @@ func (h *hour) fits(n int) bool { return h.calls < 5 && h.events+n <= 20 }
 
 func (h *hour) charge(n int) { h.calls, h.events = h.calls+1, h.events+n }
 
-func TestPerCallInAnAllIsOneRequestAndNTokens(t *testing.T) {
+func TestCallsInAnAllAreOneRequestAndNTokens(t *testing.T) {
 	c := newClock()
 	stores := map[string]store.Store{
 		"memory":            memory(t, c),
@@ -45,11 +38,9 @@ func TestPerCallInAnAllIsOneRequestAndNTokens(t *testing.T) {
 		"one after another": withoutJoint{memory(t, c)},
 	}
 	ways := map[string]func(l ratelimit.Limiter) ratelimit.Limiter{
-		"PerCall":              func(l ratelimit.Limiter) ratelimit.Limiter { return perCall(t, l) },
-		"PerCall of a Rekeyed": func(l ratelimit.Limiter) ratelimit.Limiter { return perCall(t, onOneKey(t, l, "key")) },
-		"Rekeyed of a PerCall": func(l ratelimit.Limiter) ratelimit.Limiter { return onOneKey(t, perCall(t, l), "key") },
-		"PerCall of a PerCall": func(l ratelimit.Limiter) ratelimit.Limiter { return perCall(t, perCall(t, l)) },
-		"in a fallback":        func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, perCall(t, l), fallback.Open()) },
+		"plain":         func(l ratelimit.Limiter) ratelimit.Limiter { return perCall(t, l) },
+		"another key":   func(l ratelimit.Limiter) ratelimit.Limiter { return perCall(t, onOneKey(t, l, "key")) },
+		"in a fallback": func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, perCall(t, l), fallback.FailOpen()) },
 	}
 	for where, s := range stores {
 		for way, around := range ways {
@@ -123,12 +114,12 @@ func TestPerCallInAnAllIsOneRequestAndNTokens(t *testing.T) {
 	}
 }
 
-func TestPerCallInAnAllIsDecidedTogether(t *testing.T) {
+func TestCallsInAnAllAreDecidedTogether(t *testing.T) {
 	s := &tally{Store: memory(t, newClock())}
 	for _, around := range []func(l ratelimit.Limiter) ratelimit.Limiter{
 		func(l ratelimit.Limiter) ratelimit.Limiter { return perCall(t, l) },
 		func(l ratelimit.Limiter) ratelimit.Limiter {
-			return onOneKey(t, perCall(t, onOneKey(t, l, "other")), "key")
+			return onOneKey(t, perCall(t, l), "key")
 		},
 	} {
 		a, _, _ := requestsAndTokens(t, s, around)
@@ -144,7 +135,7 @@ func TestPerCallInAnAllIsDecidedTogether(t *testing.T) {
 }
 
 // Of a limit that two parts charge, one with each call and one with each event.
-func TestPerCallBesideTheSameLimit(t *testing.T) {
+func TestCallsBesideTheSameLimit(t *testing.T) {
 	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{memory(t, newClock())}} {
 		lim := newLimiter(t, "token_bucket", s, ratelimit.PerHour(10))
 		for i, a := range []ratelimit.Limiter{all(t, perCall(t, lim), lim), all(t, lim, perCall(t, lim))} {
@@ -169,7 +160,7 @@ func TestPerCallBesideTheSameLimit(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
 
-func TestPerCallAloneChargesOneEvent(t *testing.T) {
+func TestCallsAloneChargeOneEvent(t *testing.T) {
 	ctx := t.Context()
 	for _, algorithm := range algorithms {
 		lim := inMemory(t, algorithm, ratelimit.PerHour(5))
@@ -212,31 +203,9 @@ func TestPerCallAloneChargesOneEvent(t *testing.T) {
 	}
 }
 
-// refunds keeps what was given back last.
-type refunds struct {
-	ratelimit.Limiter
-	n int
-}
-
-func (r *refunds) Refund(_ context.Context, _ string, _ ratelimit.Result, n int) error {
-	r.n = n
-	return nil
-}
-
-func TestPerCallOfAnotherLimiter(t *testing.T) {
-	inner := &refunds{Limiter: ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5, Remaining: 4}, nil)}
-	l := perCall(t, inner)
-	require.NoError(t, l.Refund(t.Context(), "key", allowN(t, l, 7), 7))
-	require.Equal(t, 1, inner.n)
+func TestCallsCheckTheirInput(t *testing.T) {
 	zero := allowN(t, perCall(t, inMemory(t, "token_bucket", ratelimit.PerHour(0))), 2)
 	require.Equal(t, ratelimit.SourceZeroRate, zero.Source())
-}
-
-func TestPerCallChecksItsInput(t *testing.T) {
-	_, err := ratelimit.PerCall(nil)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	_, err = ratelimit.PerCall((*ratelimit.TokenBucket)(nil))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	l := perCall(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)))
 	calls := map[string]func(key string, n int) error{
 		"AllowN":      func(key string, n int) error { _, err := l.AllowN(t.Context(), key, n); return err },
@@ -252,12 +221,10 @@ func TestPerCallChecksItsInput(t *testing.T) {
 	}
 }
 
-func TestAShareOfPerCallIsPerCall(t *testing.T) {
+func TestTheLocalLimiterOfCallsCountsCalls(t *testing.T) {
 	a, _, _ := requestsAndTokens(t, memory(t, newClock()), func(l ratelimit.Limiter) ratelimit.Limiter { return perCall(t, l) })
-	share, err := ratelimit.Share(a, memory(t, newClock()), 5)
+	share, err := see.Local(a, memory(t, newClock()), 5)
 	require.NoError(t, err)
 	require.True(t, allowN(t, share, 3).Allowed)
 	require.Equal(t, "requests", allowN(t, share, 1).DeniedBy(), "a fifth of 5, and of 20")
-	_, err = ratelimit.Share(perCall(t, ratelimit.Static(ratelimit.Result{}, nil)), memory(t, newClock()), 5)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }

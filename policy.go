@@ -22,9 +22,9 @@ type Policy struct {
 	Window time.Duration
 }
 
-// Describer is a [Limiter] that can say which policies it enforces on a key. The
+// PolicyAppender is a [Limiter] that can say which policies it enforces on a key. The
 // five types do, and all limiters of this module around others, as far as those do.
-type Describer interface {
+type PolicyAppender interface {
 	// AppendPolicies appends the policies of key to dst, one for each limit that decides
 	// on it, and returns the result. [Result.Parts] are in the same order. Errors are
 	// those of a limit function, and [ErrInvalidLimit] for what it returns; dst is
@@ -32,10 +32,10 @@ type Describer interface {
 	AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error)
 }
 
-// AppendPolicies appends what l says of key if it is a [Describer], and otherwise nothing. It
+// AppendPolicies appends what l says of key if it is a [PolicyAppender], and otherwise nothing. It
 // is for limiters around others.
 func AppendPolicies(ctx context.Context, dst []Policy, l Limiter, key string) ([]Policy, error) {
-	if d, ok := l.(Describer); ok {
+	if d, ok := l.(PolicyAppender); ok {
 		return d.AppendPolicies(ctx, dst, key)
 	}
 	return dst, nil
@@ -48,6 +48,10 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 	}
 	if lim.limitFunc == nil {
 		return append(dst, lim.policy), nil
+	}
+	key, err := lim.keyOf(ctx, key, 1)
+	if err != nil {
+		return dst, err
 	}
 	l, err := lim.limitFunc(ctx, key)
 	if err != nil {
@@ -77,4 +81,4 @@ func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
 	return p
 }
 
-var _ Describer = (*limiter)(nil)
+var _ PolicyAppender = (*limiter)(nil)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -20,13 +21,24 @@ func frozenMemory() *memstore.Store {
 	return mem
 }
 
-func ExampleNewLevels() {
-	levels, err := ratelimit.NewLevels("fixed_window", frozenMemory(), "api", ratelimit.PerSecond(2), ratelimit.PerHour(1000))
+// Two a second and 1,000 an hour. One name is enough for both, since the Period is part of where
+// they count. People read the names of the policies.
+func ExampleNewAll_levels() {
+	mem := frozenMemory()
+	second, err := ratelimit.NewFixedWindow(mem, ratelimit.PerSecond(2), ratelimit.WithName("api"), ratelimit.WithPolicyName("api/s"))
+	if err != nil {
+		panic(err)
+	}
+	hour, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(1000), ratelimit.WithName("api"), ratelimit.WithPolicyName("api/h"))
+	if err != nil {
+		panic(err)
+	}
+	both, err := ratelimit.NewAll(second, hour)
 	if err != nil {
 		panic(err)
 	}
 	for range 3 {
-		r, err := levels.Allow(context.Background(), "user:42")
+		r, err := both.Allow(context.Background(), "user:42")
 		if err != nil {
 			panic(err)
 		}
@@ -46,18 +58,15 @@ func ExampleNewAll() {
 	if err != nil {
 		panic(err)
 	}
-	perCompany, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(4), ratelimit.WithName("company"))
-	if err != nil {
-		panic(err)
-	}
-	company, err := ratelimit.NewRekeyed(perCompany, func(_ context.Context, user string) (string, error) {
+	companyOf := func(_ context.Context, user string) (string, error) {
 		_, domain, _ := strings.Cut(user, "@")
 		return domain, nil
-	})
+	}
+	perCompany, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(4), ratelimit.WithName("company"), ratelimit.WithKeyFunc(companyOf))
 	if err != nil {
 		panic(err)
 	}
-	both, err := ratelimit.NewAll(perUser, company)
+	both, err := ratelimit.NewAll(perUser, perCompany)
 	if err != nil {
 		panic(err)
 	}
@@ -74,9 +83,9 @@ func ExampleNewAll() {
 }
 
 // Requests and the tokens that they cost: a call is charged to both limits, or to none.
-func ExamplePerCall() {
+func ExampleCountCalls() {
 	mem := frozenMemory()
-	requests, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(60), ratelimit.WithName("requests"))
+	requests, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(60), ratelimit.WithName("requests"), ratelimit.CountCalls())
 	if err != nil {
 		panic(err)
 	}
@@ -84,11 +93,7 @@ func ExamplePerCall() {
 	if err != nil {
 		panic(err)
 	}
-	perCall, err := ratelimit.PerCall(requests)
-	if err != nil {
-		panic(err)
-	}
-	limiter, err := ratelimit.NewAll(perCall, tokens)
+	limiter, err := ratelimit.NewAll(requests, tokens)
 	if err != nil {
 		panic(err)
 	}
@@ -102,6 +107,44 @@ func ExamplePerCall() {
 	// Output:
 	// true  59 800
 	// false tokens 59 800
+}
+
+// A request of a key, and its tokens of the key's organization, in one decision. A limit on tokens
+// of a model is on trial. Afterwards the tokens that were not used are given back.
+func ExampleDecide() {
+	ctx, mem := context.Background(), frozenMemory()
+	limiter := func(name string, l ratelimit.Limit) *ratelimit.TokenBucket {
+		b, err := ratelimit.NewTokenBucket(mem, l, ratelimit.WithName(name))
+		if err != nil {
+			panic(err)
+		}
+		return b
+	}
+	requests, tokens := limiter("requests", ratelimit.PerMinute(60)), limiter("tokens", ratelimit.PerMinute(2000))
+	trial := limiter("trial", ratelimit.PerMinute(500))
+	asks := []ratelimit.Ask{
+		{Limiter: requests, Key: "key:7", N: 1},
+		{Limiter: tokens, Key: "org:3", N: 900},
+		{Limiter: trial, Key: "model:x", N: 900, Shadow: true},
+	}
+	r, err := ratelimit.Decide(ctx, asks...)
+	if err != nil {
+		panic(err)
+	}
+	for i, part := range r.Parts() {
+		fmt.Println(asks[i].Key, part.Allowed, part.Remaining)
+	}
+	asks[0].N, asks[1].N, asks[2].N = 0, 300, 0
+	if err := ratelimit.GiveBack(ctx, r, asks...); err != nil {
+		panic(err)
+	}
+	left, err := tokens.Peek(ctx, "org:3")
+	fmt.Println(r.Allowed, left.Remaining, err)
+	// Output:
+	// key:7 true 59
+	// org:3 true 1100
+	// model:x false 500
+	// true 1400 <nil>
 }
 
 func ExampleWithTiers() {
@@ -189,7 +232,7 @@ func ExampleAppendPolicies() {
 }
 
 func ExampleStatic() {
-	maintenance := ratelimit.Static(ratelimit.Result{RetryAfter: time.Hour}, nil)
+	maintenance := ratelimittest.Static(ratelimit.Result{RetryAfter: time.Hour}, nil)
 	r, err := maintenance.Allow(context.Background(), "anybody")
 	fmt.Println(r.Allowed, r.RetryAfter, err)
 	// Output: false 1h0m0s <nil>

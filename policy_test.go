@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -85,7 +86,7 @@ func TestUnlimitedHasAText(t *testing.T) {
 func TestFailoverOfUnlimitedAsksNobody(t *testing.T) {
 	lim, err := ratelimit.NewTokenBucket(failing{}, ratelimit.Unlimited())
 	require.NoError(t, err)
-	f, err := fallback.New(lim, fallback.Local(ratelimit.Static(ratelimit.Result{}, errors.New("asked"))))
+	f, err := fallback.New(lim, fallback.FailTo(ratelimittest.Static(ratelimit.Result{}, errors.New("asked"))))
 	require.NoError(t, err)
 	r, err := f.Allow(t.Context(), "key")
 	require.NoError(t, err)
@@ -116,7 +117,7 @@ func TestPolicies(t *testing.T) {
 			require.Equal(t, []ratelimit.Policy{{}, want}, policiesOf(t, lim, "key"), "%s %s", algorithm, text)
 			cached, err := denycache.New(lim)
 			require.NoError(t, err)
-			f, err := fallback.New(cached, fallback.Open())
+			f, err := fallback.New(cached, fallback.FailOpen())
 			require.NoError(t, err)
 			require.Equal(t, []ratelimit.Policy{{}, want}, policiesOf(t, f, "key"))
 		}
@@ -171,7 +172,7 @@ func policiesOf(t *testing.T, l ratelimit.Limiter, key string) []ratelimit.Polic
 func TestStaticAnswersTheSame(t *testing.T) {
 	ctx := t.Context()
 	want := ratelimit.Result{Allowed: true, Limit: 3, Remaining: 2}
-	lim := ratelimit.Static(want, nil)
+	lim := ratelimittest.Static(want, nil)
 	for range 5 {
 		r, err := lim.AllowN(ctx, "key", 100)
 		require.NoError(t, err)
@@ -193,7 +194,7 @@ func TestStaticAnswersTheSame(t *testing.T) {
 	_, err = lim.Allow(ended, "key")
 	require.ErrorIs(t, err, context.Canceled)
 
-	broken := ratelimit.Static(want, ratelimit.ErrStore)
+	broken := ratelimittest.Static(want, ratelimit.ErrStore)
 	r, err := broken.Allow(ctx, "key")
 	require.ErrorIs(t, err, ratelimit.ErrStore)
 	require.Zero(t, r)

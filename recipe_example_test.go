@@ -77,9 +77,9 @@ func ExampleWithName_services() {
 }
 
 // A budget of requests and tokens a minute, and of tokens a day.
-func ExamplePerCall_budget() {
+func ExampleCountCalls_budget() {
 	ctx, store := context.Background(), frozenMemory()
-	requests, err := ratelimit.NewSlidingLog(store, ratelimit.PerMinute(60), ratelimit.WithName("requests"))
+	requests, err := ratelimit.NewSlidingLog(store, ratelimit.PerMinute(60), ratelimit.WithName("requests"), ratelimit.CountCalls())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -91,11 +91,7 @@ func ExamplePerCall_budget() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	perCall, err := ratelimit.PerCall(requests)
-	if err != nil {
-		log.Fatal(err)
-	}
-	budget, err := ratelimit.NewAll(perCall, tokens, daily)
+	budget, err := ratelimit.NewAll(requests, tokens, daily)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -14,7 +14,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
-	"github.com/ratelimit-go/ratelimit/internal/five"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -89,7 +90,7 @@ func TestADebtIsPaidByWaiting(t *testing.T) {
 		r := allowN(t, lim, 1)
 		require.False(t, r.Allowed)
 		require.Equal(t, 0, r.Remaining)
-		if hasBurst(five.AlgorithmOf(lim)) {
+		if hasBurst(see.Algorithm(lim)) {
 			require.Equal(t, 241*time.Minute, r.RetryAfter)
 			require.Equal(t, 300*time.Minute, r.ResetAfter)
 		} else {
@@ -419,7 +420,7 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 		cached, err := denycache.New(lim)
 		require.NoError(t, err)
 		a := all(t, onOneKey(t, cached, "key"), newLimiter(t, algorithm, mem, ratelimit.PerDay(100)))
-		f, err := fallback.New(a, fallback.Local(local))
+		f, err := fallback.New(a, fallback.FailTo(local))
 		require.NoError(t, err)
 		settle(t, reserve(t, f, 4), 13)
 		require.False(t, allowN(t, f, 1).Allowed)
@@ -437,22 +438,22 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	_, err = new(ratelimit.Reservation).Settle(t.Context(), 1)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	none, _, err := ratelimit.Reserve(t.Context(), ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil), "key", 1)
+	none, _, err := ratelimit.Reserve(t.Context(), ratelimittest.Static(ratelimit.Result{RetryAfter: 1}, nil), "key", 1)
 	require.NoError(t, err)
 	_, err = none.Cancel(t.Context())
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "nothing was reserved")
 
-	down, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
+	down, err := fallback.New(ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailOpen())
 	require.NoError(t, err)
 	_, err = down.Charge(t.Context(), "key", 1)
 	require.ErrorIs(t, err, ratelimit.ErrStore)
 	local := inMemory(t, "token_bucket", ratelimit.PerHour(10))
-	down, err = fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Local(local))
+	down, err = fallback.New(ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailTo(local))
 	require.NoError(t, err)
 	require.Equal(t, ratelimit.SourceLocal, overcharge(t, down, 4).Source())
 	require.Equal(t, 6, peek(t, local, "key").Remaining)
 
-	blocked, err := fallback.New(inMemory(t, "token_bucket", ratelimit.PerHour(0)), fallback.Local(local))
+	blocked, err := fallback.New(inMemory(t, "token_bucket", ratelimit.PerHour(0)), fallback.FailTo(local))
 	require.NoError(t, err)
 	denied, err := blocked.Charge(t.Context(), "key", 1)
 	require.NoError(t, err)
@@ -464,7 +465,7 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 	allowN(t, plain, 7)
 	overcharge(t, plain, 5)
 	require.Equal(t, 0, peek(t, plain, "key").Remaining)
-	for _, full := range []ratelimit.Limiter{struct{ ratelimit.Limiter }{plain}, ratelimit.Static(ratelimit.Result{RetryAfter: 1}, nil)} {
+	for _, full := range []ratelimit.Limiter{struct{ ratelimit.Limiter }{plain}, ratelimittest.Static(ratelimit.Result{RetryAfter: 1}, nil)} {
 		charged, err := ratelimit.Charge(t.Context(), full, "key", 5)
 		require.NoError(t, err)
 		require.True(t, charged.Allowed)
@@ -477,14 +478,14 @@ func TestTheResultOfSettleIsThatOfTheActual(t *testing.T) {
 	for _, algorithm := range algorithms {
 		mem := memory(t, newClock())
 		lim := newLimiter(t, algorithm, mem, ratelimit.PerHour(100))
-		safe := failover(t, newLimiter(t, algorithm, mem, ratelimit.PerHour(101)), fallback.LocalShare(1))
+		safe := failover(t, newLimiter(t, algorithm, mem, ratelimit.PerHour(101)), fallback.FailLocal(1))
 		calls := newLimiter(t, algorithm, mem, ratelimit.PerHour(3), ratelimit.WithName("calls"))
 		a := all(t, perCall(t, calls), newLimiter(t, algorithm, mem, ratelimit.PerHour(40), ratelimit.WithName("a")))
-		free := ratelimit.Static(ratelimit.Result{Allowed: true}, nil)
+		free := ratelimittest.Static(ratelimit.Result{Allowed: true}, nil)
 		wide := newLimiter(t, algorithm, mem, ratelimit.PerHour(102))
 		for name, l := range map[string]ratelimit.Limiter{
-			"one": lim, "a fallback": safe, "PerCall": perCall(t, calls), "All": a, "All in a fallback": failover(t, a, fallback.Open()),
-			"All in an All": all(t, onOneKey(t, a, "key"), free, wide), "PerCall of an All": perCall(t, all(t, calls, wide)),
+			"one": lim, "a fallback": safe, "calls": perCall(t, calls), "All": a, "All in a fallback": failover(t, a, fallback.FailOpen()),
+			"All in an All": all(t, onOneKey(t, a, "key"), free, wide),
 		} {
 			for _, actual := range []int{30, 10, 0} {
 				require.NoError(t, l.Reset(t.Context(), "key"))
@@ -525,7 +526,7 @@ type noting struct {
 
 func (l *noting) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	r, err := l.Limiter.AllowN(ctx, key, n)
-	return r.With(l.mark), err
+	return r.WithMark(l.mark), err
 }
 
 func TestTheResultOfSettleKeepsTheNotesOfWrappers(t *testing.T) {
@@ -534,7 +535,7 @@ func TestTheResultOfSettleKeepsTheNotesOfWrappers(t *testing.T) {
 		l := &noting{Limiter: inner}
 		l.mark = ratelimit.NewMark(l, ratelimit.SourceLocal, "note")
 		r := settle(t, reserve(t, l, 3), 1)
-		under, note, ok := r.Of(l)
+		under, note, ok := r.Unmark(l)
 		require.True(t, ok)
 		require.Equal(t, "note", note)
 		require.Equal(t, ratelimit.SourceLocal, r.Source())

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -88,7 +87,7 @@ func (r *Result) counted() bool {
 }
 
 // Parts are the decisions of the single limits where several decided together
-// ([All]), in the order of their policies ([Describer]), and nil elsewhere. The Result
+// ([All]), in the order of their policies ([PolicyAppender]), and nil elsewhere. The Result
 // itself has the least Remaining of them, and the longest RetryAfter and ResetAfter.
 // The slice must not be changed.
 func (r Result) Parts() []Result {
@@ -191,174 +190,8 @@ func (r *Result) source() Source {
 	return SourceStore
 }
 
-// Mark is a note that a wrapper leaves on the Results that it hands on, so that it knows
-// them again in its Refund. Make it by [NewMark], put it on by [Result.With], and find
-// it by [Result.Of].
-//
-// A wrapper that leaves the same note on many Results makes one Mark for all of them.
-type Mark struct {
-	owner  any
-	source Source
-	note   any
-	under  *Mark // what the Result had before
-}
-
-// NewMark returns the mark of a wrapper, owner, which is a pointer and not nil. source is what
-// [Result.Source] says from then on. SourceStore leaves it as it is. note is what owner wants to
-// find again.
-func NewMark(owner any, source Source, note any) *Mark {
-	source = min(source, SourceLease) // the last one there is
-	return &Mark{owner: owner, source: source, note: note}
-}
-
-// With returns r with the mark m on it, above those that it has. It allocates only if r
-// has one.
-func (r Result) With(m *Mark) Result {
-	if r.mark != nil && m != nil {
-		above := *m
-		above.under = r.mark
-		m = &above
-	}
-	if m != nil {
-		r.mark = m
-	}
-	return r
-}
-
-// Of finds the mark of owner on r. ok is whether there is one, and note is its note. under is r
-// without it, for the Refund of the limiter inside. If there is no mark, under is r.
-func (r Result) Of(owner any) (under Result, note any, ok bool) {
-	for m := r.mark; m != nil; m = m.under {
-		if m.owner != nil && m.owner == owner {
-			r.mark = m.under
-			return r, m.note, true
-		}
-	}
-	return r, nil, false
-}
-
-// joined is the note of an [All]. It is never changed once a Result has it.
-type joined struct {
-	mark     Mark // that it is the note of: one allocation for both
-	parts    []Result
-	charged  int    // events, of each part
-	deniedBy string // the name of a part
-}
-
-// join returns the note of parts, of which it makes a copy.
-func join(parts []Result) *joined {
-	if len(parts) > 2 {
-		return &joined{parts: slices.Clone(parts)}
-	}
-	both := new(struct { // one allocation
-		joined
-		parts [2]Result
-	})
-	both.joined.parts = append(both.parts[:0], parts...)
-	return &both.joined
-}
-
-// sum gives r what its parts leave: Limit and Remaining of the counted one with the least
-// left, and the longest ResetAfter of all that are counted.
-func (r *Result) sum(parts []Result) {
-	known := false
-	for i := range parts {
-		p := &parts[i]
-		if !p.Allowed && *p == (Result{}) || !p.counted() {
-			continue
-		}
-		if !known || p.Remaining < r.Remaining {
-			r.Limit, r.Remaining, known = p.Limit, p.Remaining, true
-		}
-		r.ResetAfter = max(r.ResetAfter, p.ResetAfter)
-	}
-}
-
-// markOf is j's mark, of this source.
-func (j *joined) markOf(source Source) *Mark {
-	j.mark = Mark{source: source, note: j}
-	return &j.mark
-}
-
-// joined is that of the All that has decided, or nil.
-func (r *Result) joined() *joined {
-	switch note := r.together().(type) {
-	case *joined:
-		return note
-	case *pair:
-		return note.joined(r)
-	}
-	return nil
-}
-
-// together is the note of the All that has decided, a *joined or a *pair, or nil.
-func (r *Result) together() any {
-	for m := r.mark; m != nil; m = m.under {
-		switch m.note.(type) {
-		case *joined, *pair:
-			return m.note
-		}
-	}
-	return nil
-}
-
 // byUnlimited is on all Results that Unlimited makes.
 var byUnlimited = Mark{source: SourceUnlimited}
-
-// room is how many events fit, by the denial r: Remaining of those that deny.
-func (r *Result) room() int {
-	room, known := r.Remaining, false
-	for _, p := range r.Parts() {
-		if p.RetryAfter > 0 && (!known || p.Remaining < room) {
-			room, known = p.Remaining, true
-		}
-	}
-	return room
-}
-
-// without is r, which has admitted a call for so many events, as it would be if n of them
-// were given back at once. ResetAfter may be too long.
-func (r Result) without(n, events int) Result {
-	charged := r.Charged()
-	if charged < events && n < events { // PerCall gives all back or none
-		return r
-	}
-	back := min(n, charged)
-	if back <= 0 {
-		return r
-	}
-	if j := r.joined(); j != nil {
-		less := join(j.parts)
-		less.charged = charged - back
-		for i := range less.parts {
-			less.parts[i] = less.parts[i].without(n, events)
-		}
-		r.mark, r.ResetAfter = r.mark.with(less), 0
-		r.at, r.period, r.n, r.rate = 0, 0, 0, 0 // of a pair
-		r.sum(less.parts)
-		return r
-	}
-	r.Remaining += min(back, r.Limit-r.Remaining)
-	if r.n -= int32(back); r.n == 0 { // so that it is not given back twice
-		r.at, r.period, r.rate = 0, 0, 0
-		if r.Remaining == r.Limit {
-			r.ResetAfter = 0
-		}
-	}
-	return r
-}
-
-// with is m with j in place of the note of the All.
-func (m *Mark) with(j *joined) *Mark {
-	above := *m
-	switch m.note.(type) {
-	case *joined, *pair:
-		j.mark, j.mark.note = above, j
-		return &j.mark
-	}
-	above.under = m.under.with(j)
-	return &above
-}
 
 // uncounted is whether r has charged nobody since no limit counts it. A list that denies is
 // a limit of 0.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 )
 
 func TestAMarkIsFoundByItsOwnerAndTakenOff(t *testing.T) {
@@ -20,26 +21,26 @@ func TestAMarkIsFoundByItsOwnerAndTakenOff(t *testing.T) {
 	first := ratelimit.NewMark(inner, ratelimit.SourceLocal, nil)
 	second := ratelimit.NewMark(outer, ratelimit.SourceStore, &note)
 
-	r := plain.With(first).With(second)
+	r := plain.WithMark(first).WithMark(second)
 	require.Equal(t, ratelimit.SourceLocal, r.Source(), "SourceStore leaves it as it is")
-	under, found, ok := r.Of(outer)
+	under, found, ok := r.Unmark(outer)
 	require.True(t, ok)
 	require.Same(t, &note, found)
-	require.Equal(t, plain.With(first), under)
-	under, found, ok = r.Of(inner)
+	require.Equal(t, plain.WithMark(first), under)
+	under, found, ok = r.Unmark(inner)
 	require.True(t, ok, "also below another one")
 	require.Nil(t, found)
 	require.Equal(t, plain, under)
 	for _, owner := range []any{stranger, nil, "outer"} {
-		under, _, ok = r.Of(owner)
+		under, _, ok = r.Unmark(owner)
 		require.False(t, ok)
 		require.Equal(t, r, under)
 	}
-	require.Equal(t, plain, plain.With(nil))
-	once, again := plain.With(first), plain.With(first)
+	require.Equal(t, plain, plain.WithMark(nil))
+	once, again := plain.WithMark(first), plain.WithMark(first)
 	require.True(t, once == again, "Results stay comparable")
 	require.False(t, once == plain)
-	require.Equal(t, ratelimit.SourceLease, plain.With(ratelimit.NewMark(inner, 200, nil)).Source(), "there is no such source")
+	require.Equal(t, ratelimit.SourceLease, plain.WithMark(ratelimit.NewMark(inner, 200, nil)).Source(), "there is no such source")
 	require.Equal(t, "source(200)", ratelimit.Source(200).String())
 }
 
@@ -48,7 +49,7 @@ func TestAMarkOnAPlainResultAllocatesNothing(t *testing.T) {
 	m := ratelimit.NewMark(owner, ratelimit.SourceStore, nil)
 	plain := ratelimit.Result{Allowed: true}
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		if _, _, ok := plain.With(m).Of(owner); !ok {
+		if _, _, ok := plain.WithMark(m).Unmark(owner); !ok {
 			t.Fail()
 		}
 	}))
@@ -66,14 +67,14 @@ func TestAResultSaysHowMuchItHasCharged(t *testing.T) {
 	require.Zero(t, peek(t, both, "key").Charged())
 	require.Zero(t, allowN(t, bucket, 2).Charged(), "a denial")
 	require.Zero(t, allowN(t, both, 2).Charged(), "a denial")
-	open := failover(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
+	open := failover(t, ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailOpen())
 	require.Zero(t, allowN(t, open, 2).Charged())
-	local := failover(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+	local := failover(t, ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
 	require.Equal(t, 3, allowN(t, local, 3).Charged())
 }
 
 func TestAResultSaysWhetherALimitHasCounted(t *testing.T) {
-	down := ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)
+	down := ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore)
 	for name, c := range map[string]struct {
 		lim     ratelimit.Limiter
 		source  ratelimit.Source
@@ -83,12 +84,12 @@ func TestAResultSaysWhetherALimitHasCounted(t *testing.T) {
 		"a rate of 0":        {inMemory(t, "token_bucket", ratelimit.PerHour(0)), ratelimit.SourceZeroRate, true},
 		"several, one of 0":  {all(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), inMemory(t, "sliding_log", ratelimit.PerHour(0))), ratelimit.SourceZeroRate, true},
 		"unlimited":          {inMemory(t, "token_bucket", ratelimit.Unlimited()), ratelimit.SourceUnlimited, false},
-		"open":               {failover(t, down, fallback.Open()), ratelimit.SourceFailOpen, false},
-		"closed":             {failover(t, down, fallback.Closed()), ratelimit.SourceFailClosed, false},
-		"local":              {failover(t, down, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5)))), ratelimit.SourceLocal, true},
-		"an answer":          {ratelimit.Static(ratelimit.Result{Allowed: true}, nil), ratelimit.SourceStore, false},
-		"one with a limit":   {ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5}, nil), ratelimit.SourceStore, true},
-		"a denial, likewise": {ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil), ratelimit.SourceStore, true},
+		"open":               {failover(t, down, fallback.FailOpen()), ratelimit.SourceFailOpen, false},
+		"closed":             {failover(t, down, fallback.FailClosed()), ratelimit.SourceFailClosed, false},
+		"local":              {failover(t, down, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5)))), ratelimit.SourceLocal, true},
+		"an answer":          {ratelimittest.Static(ratelimit.Result{Allowed: true}, nil), ratelimit.SourceStore, false},
+		"one with a limit":   {ratelimittest.Static(ratelimit.Result{Allowed: true, Limit: 5}, nil), ratelimit.SourceStore, true},
+		"a denial, likewise": {ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil), ratelimit.SourceStore, true},
 	} {
 		r := allow(t, c.lim, "key")
 		require.Equal(t, c.source, r.Source(), name)
@@ -99,7 +100,7 @@ func TestAResultSaysWhetherALimitHasCounted(t *testing.T) {
 }
 
 func TestAResultIsALineOfALog(t *testing.T) {
-	down := ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)
+	down := ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore)
 	mem := memory(t, newClock())
 	bucket := newLimiter(t, "token_bucket", mem, ratelimit.PerSecond(10))
 	user := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(2), ratelimit.WithName("per_user"))
@@ -114,11 +115,11 @@ func TestAResultIsALineOfALog(t *testing.T) {
 		"allowed, 8 of 10 left, delayed by 100ms, reset in 200ms":   allowN(t, leaky, 1),
 		"denied (zero_rate), never admitted":                        allowN(t, newLimiter(t, "token_bucket", mem, ratelimit.PerSecond(0)), 1),
 		"allowed (unlimited)":                                       allowN(t, newLimiter(t, "token_bucket", mem, ratelimit.Unlimited()), 1),
-		"allowed (fail_open)":                                       allowN(t, failover(t, down, fallback.Open()), 1),
-		"denied (fail_closed), retry after 1s":                      allowN(t, failover(t, down, fallback.Closed()), 1),
+		"allowed (fail_open)":                                       allowN(t, failover(t, down, fallback.FailOpen()), 1),
+		"denied (fail_closed), retry after 1s":                      allowN(t, failover(t, down, fallback.FailClosed()), 1),
 		"allowed, 1 of 2 left, reset in 1h0m0s":                     allowN(t, all(t, bucket, user), 1),
 		`denied by "per_user", 1 of 2 left, never admitted`:         allowN(t, all(t, bucket, user), 3),
-		`denied by "per_user" (local), 1 of 2 left, retry after 1s`: allowN(t, failover(t, down, fallback.Local(all(t, bucket, user))), 3),
+		`denied by "per_user" (local), 1 of 2 left, retry after 1s`: allowN(t, failover(t, down, fallback.FailTo(all(t, bucket, user))), 3),
 		"allowed, -1 of 3 left, reset in 2562047h47m16.854775807s":  {Allowed: true, Limit: 3, Remaining: -1, ResetAfter: ratelimit.Never, RetryAfter: -1},
 	} {
 		require.Equal(t, want, r.String())
@@ -139,13 +140,13 @@ func (f *fallbackOfTheirOwn) AllowN(ctx context.Context, key string, n int) (rat
 	}
 	r, err := f.Limiter.AllowN(ctx, key, n)
 	if err != nil {
-		return ratelimit.Result{Allowed: true}.With(f.mark), nil //nolint:nilerr // that is what it is for
+		return ratelimit.Result{Allowed: true}.WithMark(f.mark), nil //nolint:nilerr // that is what it is for
 	}
 	return r, nil
 }
 
 func (f *fallbackOfTheirOwn) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if _, _, mine := charged.Of(f); mine {
+	if _, _, mine := charged.Unmark(f); mine {
 		return nil
 	}
 	return f.Limiter.Refund(ctx, key, charged, n)
@@ -156,7 +157,7 @@ func TestAThirdPartyCanWriteAFallback(t *testing.T) {
 	theirs := &fallbackOfTheirOwn{Limiter: bucket}
 	theirs.mark = ratelimit.NewMark(theirs, ratelimit.SourceFailOpen, nil)
 	whole := all(t, theirs, inMemory(t, "sliding_log", ratelimit.PerHour(9)))
-	for _, inside := range []ratelimit.Limiter{bucket, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)} {
+	for _, inside := range []ratelimit.Limiter{bucket, ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore)} {
 		theirs.Limiter = inside
 		r := allowN(t, whole, 3)
 		require.True(t, r.Allowed)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // Errors of [Wait], for use with errors.Is.
@@ -41,7 +42,7 @@ var (
 //
 // If ctx ends while it waits, Wait returns ctx's error. A permit that it has goes to the next
 // waiter for as many events, or is given back if Refund of l can. Where ctx has a say, as in a
-// [Rekeyed], a limit function or an accesslist, it is only given back.
+// function of a limit or a key, or an accesslist, it is only given back.
 //
 // Errors of l end the wait, with two exceptions, after which nothing is charged:
 // [store.ErrOverloaded] and [store.ErrUnavailable]. Wait asks again after 5 ms, and after twice
@@ -61,7 +62,7 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 		return Result{}, err
 	}
 	kind := kindOf(l)
-	turn, ok := queue.Enter(inQueue(l), key, n, kind, end(ctx))
+	turn, ok := queue.Enter(l, key, n, kind, end(ctx))
 	if !ok {
 		return (&asker{limiter: l, key: key, n: n}).wait(ctx, nil, 0, nil)
 	}
@@ -73,7 +74,7 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if err != nil || !r.Allowed || r.Delay > 0 {
 		return (&asker{l, key, n, r}).wait(ctx, &turn, within, err)
 	}
-	d := decision(r)
+	d := inQueue(r)
 	turn.Land(&d, true)
 	return r, nil
 }
@@ -107,18 +108,10 @@ func patience(ctx context.Context, trip time.Duration) time.Duration {
 	return queue.Forever
 }
 
-// inQueue is what has the queue of l's keys: none if it keeps no state.
-func inQueue(l Limiter) any {
-	if _, ok := l.(static); ok {
-		return nil
-	}
-	return l
-}
-
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l Limiter) queue.Kind {
 	_, delays := l.(Delayer)
-	return queue.KindOf(algorithmOf(l), delays)
+	return queue.KindOf(see.Algorithm(l), delays)
 }
 
 // asker asks l for the waiters of queue.
@@ -132,8 +125,8 @@ type asker struct {
 // wait waits behind others, or after a's question within d, which was asked in its turn
 // and has been answered by a.result and err.
 func (a *asker) wait(ctx context.Context, turn *queue.Turn, d time.Duration, err error) (Result, error) {
-	w := queue.Waiter{Limiter: inQueue(a.limiter), Key: a.key, N: a.n, Kind: kindOf(a.limiter), Asker: a, End: end(ctx)}
-	switch o := w.Wait(ctx, turn, d, decision(a.result), err); o.Verdict {
+	w := queue.Waiter{Limiter: a.limiter, Key: a.key, N: a.n, Kind: kindOf(a.limiter), Asker: a, End: end(ctx)}
+	switch o := w.Wait(ctx, turn, d, inQueue(a.result), err); o.Verdict {
 	case queue.TooLate:
 		return Result{}, ErrWouldExceedDeadline
 	case queue.NeverAdmitted:
@@ -147,19 +140,19 @@ func (a *asker) wait(ctx context.Context, turn *queue.Turn, d time.Duration, err
 func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
 	r, err := AllowWithin(ctx, a.limiter, a.key, a.n, d)
 	a.result = r
-	return decision(r), err
+	return inQueue(r), err
 }
 
 func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
-func (a *asker) Hands() bool     { return byKey(a.limiter) }
+func (a *asker) Hands() bool     { return see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
-// decision is what a queue needs of r.
-func decision(r Result) queue.Decision {
+// inQueue is what a queue needs of r.
+func inQueue(r Result) queue.Decision {
 	return queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,

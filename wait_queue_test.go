@@ -18,9 +18,9 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
-	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -142,12 +142,11 @@ func TestAWaitingQueueGetsTheWholeRateForOneQuestionEach(t *testing.T) {
 		t.Run(fmt.Sprintf("%d/s, %v", c.rate, c.way), func(t *testing.T) {
 			inBubble(t, "token_bucket", ratelimit.Limit{Rate: c.rate, Period: time.Second, Burst: 1}, func(t *testing.T, lim ratelimit.Limiter) {
 				f := &remote{Limiter: lim, way: c.way}
-				itself, err := ratelimit.NewRekeyed(lim, func(_ context.Context, key string) (string, error) {
+				itself := withKey(lim, func(_ context.Context, key string) (string, error) {
 					f.asked.Add(1)
 					time.Sleep(2 * c.way)
 					return key, nil
 				})
-				require.NoError(t, err)
 				ideal := time.Second * 1000 / time.Duration(c.rate)
 				for _, l := range []ratelimit.Limiter{f, itself} { // a type that is not known, and one that is
 					var took time.Duration
@@ -292,17 +291,16 @@ func TestTheTurnOfACancelledWaiterGoesToTheNext(t *testing.T) {
 // The first leaves while it has its permit, 2 ms ahead of its time.
 func TestWhereTheContextHasASayAPermitIsNotHandedOn(t *testing.T) {
 	type who struct{}
-	for _, name := range []string{"Rekeyed", "All", "fallback"} {
+	for _, name := range []string{"another key", "All", "fallback"} {
 		inBubble(t, "token_bucket", ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1}, func(t *testing.T, lim ratelimit.Limiter) {
-			perCaller, err := ratelimit.NewRekeyed(lim, func(ctx context.Context, _ string) (string, error) {
+			perCaller := withKey(lim, func(ctx context.Context, _ string) (string, error) {
 				return ctx.Value(who{}).(string), nil
 			})
-			require.NoError(t, err)
 			queued := map[string]ratelimit.Limiter{
-				"Rekeyed": perCaller, "All": all(t, perCaller), "fallback": failover(t, perCaller, fallback.Open()),
+				"another key": perCaller, "All": all(t, perCaller), "fallback": failover(t, perCaller, fallback.FailOpen()),
 			}[name]
 			ann, ben := context.WithValue(t.Context(), who{}, "ann"), context.WithValue(t.Context(), who{}, "ben")
-			_, err = ratelimit.Wait(ann, queued, "key", 1)
+			_, err := ratelimit.Wait(ann, queued, "key", 1)
 			require.NoError(t, err)
 			ann, cancel := context.WithCancel(ann)
 			var c crowd
@@ -320,8 +318,8 @@ func TestWhereTheContextHasASayAPermitIsNotHandedOn(t *testing.T) {
 	tiered := inMemory(t, "token_bucket", ratelimit.PerHour(1), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
 		return ratelimit.Limit{}, nil
 	}))
-	require.False(t, five.ByKey(tiered))
-	require.True(t, five.ByKey(failover(t, all(t, inMemory(t, "token_bucket", ratelimit.PerHour(1))), fallback.Open())))
+	require.False(t, see.ByKey(tiered))
+	require.True(t, see.ByKey[ratelimit.Limiter](failover(t, all(t, inMemory(t, "token_bucket", ratelimit.PerHour(1))), fallback.FailOpen())))
 }
 
 func TestAQueueOfTheDeadIsSoonGone(t *testing.T) {
@@ -490,11 +488,10 @@ func TestALeakyBucketServesCallersWithDeadlinesAtItsRate(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d callers", name, callers), func(t *testing.T) {
 				inBubble(t, "leaky_bucket", ratelimit.PerSecond(100), func(t *testing.T, lim ratelimit.Limiter) {
 					var asked atomic.Int64
-					counting, err := ratelimit.NewRekeyed(lim, func(_ context.Context, key string) (string, error) {
+					counting := withKey(lim, func(_ context.Context, key string) (string, error) {
 						asked.Add(1)
 						return key, nil
 					})
-					require.NoError(t, err)
 					lim = wrap(counting)
 					var served atomic.Int64
 					var wg sync.WaitGroup

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -178,7 +179,7 @@ func TestWaitForALimiterThatGivesNoRetryAfterAsksOnceAMillisecond(t *testing.T) 
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
-		denying := counting{Limiter: ratelimit.Static(ratelimit.Result{}, nil)}
+		denying := counting{Limiter: ratelimittest.Static(ratelimit.Result{}, nil)}
 		_, err := ratelimit.Wait(ctx, &denying, "key", 1)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.LessOrEqual(t, denying.calls, 20)

@@ -71,15 +71,7 @@ func (r *Result) tooLate(n int, d time.Duration) Result {
 // AllowWithin decides on n events whose turn must come within d: see the function
 // [AllowWithin].
 func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
-	if err := lim.check(ctx, key, n); err != nil {
-		return Result{}, err
-	}
-	l, err := lim.limitOf(ctx, key)
-	if err != nil {
-		return Result{}, err
-	}
-	l = lim.algorithm.within(l, d)
-	err = lim.decide(ctx, key, n, take, &l, &res)
+	err = lim.decideWithOptions(ctx, key, n, asking{takeWithin, d}, &res)
 	return res, err
 }
 

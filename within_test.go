@@ -18,6 +18,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -188,14 +189,14 @@ func TestAllWrappersPassTheTurnOn(t *testing.T) {
 			return all(t, l, inMemory(t, "fixed_window", ratelimit.PerDay(100)))
 		},
 		"All of others": func(l ratelimit.Limiter) ratelimit.Limiter {
-			return all(t, ratelimit.Static(ratelimit.Result{Allowed: true}, nil), undelayed{l})
+			return all(t, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil), undelayed{l})
 		},
 		"Rekeyed":          func(l ratelimit.Limiter) ratelimit.Limiter { return onOneKey(t, l, "other") },
 		"All of a Rekeyed": func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, onOneKey(t, l, "other")) },
 		"denycache":        func(l ratelimit.Limiter) ratelimit.Limiter { return newDenyCache(t, l) },
-		"Failover":         func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, fallback.Closed()) },
+		"Failover":         func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, fallback.FailClosed()) },
 		"Failover to local": func(l ratelimit.Limiter) ratelimit.Limiter {
-			return failover(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Local(l))
+			return failover(t, ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailTo(l))
 		},
 		"without a Delayer": func(l ratelimit.Limiter) ratelimit.Limiter { return undelayed{l} },
 		"a denied part":     func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, l, deny) },
@@ -279,11 +280,10 @@ func TestBadInputOfAllowWithinIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
 			{t.Context(), (*ratelimit.TokenBucket)(nil), "key", 1, ratelimit.ErrInvalidOption},
 			{t.Context(), new(ratelimit.TokenBucket), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), new(ratelimit.All), "key", 1, ratelimit.ErrInvalidLimit},
-			{t.Context(), new(ratelimit.Rekeyed), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), new(fallback.Limiter), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), new(denycache.Limiter), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), all(t, lim, lim), "", 1, ratelimit.ErrInvalidKey},
-			{ended, ratelimit.Static(ratelimit.Result{Allowed: true}, nil), "key", 1, context.Canceled},
+			{ended, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil), "key", 1, context.Canceled},
 		} {
 			r, err := ratelimit.AllowWithin(c.ctx, c.lim, c.key, c.n, time.Second)
 			require.ErrorIs(t, err, c.want, "%s, call %d", algorithm, i)
@@ -346,11 +346,11 @@ func TestALimiterWithoutTurnsIsRefundedWhatComesTooLate(t *testing.T) {
 	f.refund = fmt.Errorf("%w: nothing was charged", ratelimit.ErrInvalidN)
 	require.Equal(t, 3*time.Second+time.Microsecond, allowWithin(t, f, 1, -time.Second).RetryAfter)
 
-	static := ratelimit.Static(ratelimit.Result{Allowed: true, Delay: time.Second}, nil)
+	static := ratelimittest.Static(ratelimit.Result{Allowed: true, Delay: time.Second}, nil)
 	require.True(t, allowWithin(t, static, 1, time.Second).Allowed)
 	require.Equal(t, time.Millisecond, allowWithin(t, static, 1, 999*time.Millisecond).RetryAfter)
 	require.False(t, allowWithin(t, static, 1, 0).Allowed)
-	_, err = ratelimit.AllowWithin(t.Context(), ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), "key", 1, 0)
+	_, err = ratelimit.AllowWithin(t.Context(), ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), "key", 1, 0)
 	require.ErrorIs(t, err, ratelimit.ErrStore)
 }
 

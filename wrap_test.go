@@ -12,7 +12,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
-	"github.com/ratelimit-go/ratelimit/internal/five"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -39,7 +40,7 @@ func around(t *testing.T, l ratelimit.Limiter) map[string]ratelimit.Limiter {
 	require.NoError(t, err)
 	wrappers := map[string]ratelimit.Limiter{
 		"Waiter": waiter, "Slowdown": slowdown, "accesslist": listed, "shadow": tried,
-		"Rekeyed": onOneKey(t, l, "everybody"), "All": all(t, l), "fallback": failover(t, l, fallback.Open()),
+		"another key": onOneKey(t, l, "everybody"), "All": all(t, l), "fallback": failover(t, l, fallback.FailOpen()),
 	}
 	if cache, err := denycache.New(l); err == nil {
 		wrappers["denycache"] = cache
@@ -51,14 +52,14 @@ func TestWrappersInAnOrderThatCannotWorkAreRefused(t *testing.T) {
 	inside := around(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)))
 	for name, may := range map[string]struct{ inCache, inFallback, inAll bool }{
 		"Waiter": {}, "Slowdown": {inAll: true}, "accesslist": {inAll: true}, "shadow": {inAll: true},
-		"Rekeyed": {inFallback: true, inAll: true}, "All": {inFallback: true, inAll: true},
+		"another key": {inFallback: true, inAll: true}, "All": {inFallback: true, inAll: true},
 		"fallback": {inFallback: true, inAll: true}, "denycache": {inFallback: true, inAll: true},
 	} {
 		_, err := denycache.New(inside[name])
 		require.Equal(t, may.inCache, err == nil, "a denycache around %s", name)
-		_, err = fallback.New(inside[name], fallback.Open())
+		_, err = fallback.New(inside[name], fallback.FailOpen())
 		require.Equal(t, may.inFallback, err == nil, "a fallback around %s", name)
-		_, err = fallback.New(onOneKey(t, inside[name], "key"), fallback.Open())
+		_, err = fallback.New(onOneKey(t, inside[name], "key"), fallback.FailOpen())
 		require.Equal(t, may.inFallback, err == nil, "a fallback around %s under another key", name)
 		_, err = ratelimit.NewAll(inside[name])
 		require.Equal(t, may.inAll, err == nil, "an All around %s", name)
@@ -67,7 +68,7 @@ func TestWrappersInAnOrderThatCannotWorkAreRefused(t *testing.T) {
 		_, err = ratelimit.NewAll(onOneKey(t, listed, "key"))
 		require.Equal(t, may.inAll, err == nil, "an All around %s two layers down", name)
 	}
-	_, err := fallback.New(inside["shadow"], fallback.Open())
+	_, err := fallback.New(inside["shadow"], fallback.FailOpen())
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	require.ErrorContains(t, err, "*shadow.Limiter")
 }
@@ -117,13 +118,13 @@ func TestATypeThatEmbedsALimiterIsAskedItself(t *testing.T) {
 	lim := strict{bucket}
 	require.True(t, allowN(t, all(t, bucket), 2).Allowed)
 	require.False(t, allowN(t, all(t, lim), 2).Allowed)
-	require.Equal(t, "token_bucket", five.AlgorithmOf(bucket))
-	require.Empty(t, five.AlgorithmOf(lim))
+	require.Equal(t, "token_bucket", see.Algorithm[ratelimit.Limiter](bucket))
+	require.Empty(t, see.Algorithm[ratelimit.Limiter](lim))
 	cached := newDenyCache(t, bucket)
-	_, err = ratelimit.Share(cached, memory(t, newClock()), 2)
+	_, err = see.Local[ratelimit.Limiter](cached, memory(t, newClock()), 2)
 	require.NoError(t, err)
 	for _, l := range []ratelimit.Limiter{lim, struct{ *denycache.Limiter }{cached}} {
-		_, err = ratelimit.Share(l, memory(t, newClock()), 2)
+		_, err = see.Local[ratelimit.Limiter](l, memory(t, newClock()), 2)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)
 	}
 }
@@ -131,24 +132,24 @@ func TestATypeThatEmbedsALimiterIsAskedItself(t *testing.T) {
 func TestTheAlgorithmIsKnownThroughWrappers(t *testing.T) {
 	for _, algorithm := range ratelimit.Algorithms() {
 		l := inMemory(t, algorithm, ratelimit.PerHour(5))
-		require.Equal(t, algorithm, five.AlgorithmOf(l))
+		require.Equal(t, algorithm, see.Algorithm[ratelimit.Limiter](l))
 		for name, w := range around(t, l) {
 			want := ""
 			switch name {
-			case "Rekeyed", "denycache", "fallback", "accesslist", "shadow":
+			case "another key", "denycache", "fallback", "accesslist", "shadow":
 				want = algorithm
 			}
-			require.Equal(t, want, five.AlgorithmOf(w), name)
+			require.Equal(t, want, see.Algorithm[ratelimit.Limiter](w), name)
 		}
-		require.Equal(t, algorithm, five.AlgorithmOf(around(t, onOneKey(t, l, "key"))["fallback"]))
+		require.Equal(t, algorithm, see.Algorithm[ratelimit.Limiter](around(t, onOneKey(t, l, "key"))["fallback"]))
 	}
-	require.Empty(t, five.AlgorithmOf(nil))
+	require.Empty(t, see.Algorithm[ratelimit.Limiter](nil))
 }
 
 func TestAWaiterKnowsALeakyBucketInsideOthers(t *testing.T) {
 	bucket := newLimiter(t, "leaky_bucket", memory(t, newClock()), ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 3})
 	for name, l := range around(t, bucket) {
-		if five.AlgorithmOf(l) == "" {
+		if see.Algorithm[ratelimit.Limiter](l) == "" {
 			continue
 		}
 		if tried, ok := l.(*shadow.Limiter); ok {
@@ -168,7 +169,7 @@ func TestZeroValuesAnswerByOneRule(t *testing.T) {
 	ctx := t.Context()
 	for _, l := range []ratelimit.Limiter{
 		new(ratelimit.FixedWindow), new(ratelimit.SlidingWindow), new(ratelimit.SlidingLog), new(ratelimit.TokenBucket),
-		new(ratelimit.LeakyBucket), new(ratelimit.All), new(ratelimit.Rekeyed), new(denycache.Limiter), new(fallback.Limiter),
+		new(ratelimit.LeakyBucket), new(ratelimit.All), new(denycache.Limiter), new(fallback.Limiter),
 		new(throttle.Waiter), new(throttle.Slowdown), new(accesslist.Limiter), new(shadow.Limiter),
 	} {
 		_, allowed := l.Allow(ctx, "key")
@@ -185,7 +186,7 @@ func TestZeroValuesAnswerByOneRule(t *testing.T) {
 		} {
 			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, "%T.%s", l, what)
 		}
-		require.Empty(t, five.AlgorithmOf(l))
+		require.Empty(t, see.Algorithm[ratelimit.Limiter](l))
 	}
 }
 
@@ -198,11 +199,13 @@ func TestAShareIsAnNthOfEachLimit(t *testing.T) {
 	cache, err := denycache.New(bucket)
 	require.NoError(t, err)
 	window := inMemory(t, "sliding_window", ratelimit.PerHour(7))
-	l := all(t, onOneKey(t, cache, "everybody"), window)
+	l := all(t, onOneKey(t, bucket, "everybody"), window)
 
 	mem, err := memstore.New(memstore.WithClock(newClock().Now))
 	require.NoError(t, err)
-	share, err := ratelimit.Share(l, mem, 4)
+	_, err = see.Local[ratelimit.Limiter](cache, mem, 4)
+	require.NoError(t, err)
+	share, err := see.Local[ratelimit.Limiter](l, mem, 4)
 	require.NoError(t, err)
 	for name, want := range map[string]int{"free": 1, "paid": 1, "none": 0, "all": 1} {
 		tier = name
@@ -214,14 +217,14 @@ func TestAShareIsAnNthOfEachLimit(t *testing.T) {
 	require.Equal(t, "api", policies[0].Name)
 
 	for n, want := range map[int]error{0: ratelimit.ErrInvalidLimit, -1: ratelimit.ErrInvalidLimit} {
-		_, err := ratelimit.Share(l, mem, n)
+		_, err := see.Local[ratelimit.Limiter](l, mem, n)
 		require.ErrorIs(t, err, want)
 	}
 	decade := inMemory(t, "token_bucket", ratelimit.Limit{Rate: 1, Period: 10 * 365 * 24 * time.Hour})
-	_, err = ratelimit.Share(decade, mem, 2)
+	_, err = see.Local[ratelimit.Limiter](decade, mem, 2)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, "a Period over 10 years")
-	for _, foreign := range []ratelimit.Limiter{nil, ratelimit.Static(ratelimit.Result{}, nil), new(ratelimit.TokenBucket), around(t, window)["shadow"]} {
-		_, err = ratelimit.Share(foreign, mem, 2)
+	for _, foreign := range []ratelimit.Limiter{nil, ratelimittest.Static(ratelimit.Result{}, nil), new(ratelimit.TokenBucket), around(t, window)["shadow"]} {
+		_, err = see.Local[ratelimit.Limiter](foreign, mem, 2)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
 	failing, err := ratelimit.NewTokenBucket(mem, ratelimit.PerHour(8), ratelimit.WithLimitFunc(
@@ -229,7 +232,7 @@ func TestAShareIsAnNthOfEachLimit(t *testing.T) {
 			return ratelimit.Limit{}, fmt.Errorf("no such user")
 		}))
 	require.NoError(t, err)
-	share, err = ratelimit.Share(failing, mem, 2)
+	share, err = see.Local[ratelimit.Limiter](failing, mem, 2)
 	require.NoError(t, err)
 	_, err = share.Allow(t.Context(), "key")
 	require.ErrorContains(t, err, "no such user")
@@ -281,12 +284,12 @@ func TestNoLimiterHasNoShareAndNoAlgorithm(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
 	for _, none := range []ratelimit.Limiter{
-		nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.All)(nil), (*ratelimit.Rekeyed)(nil), (*denycache.Limiter)(nil),
-		new(ratelimit.Rekeyed), new(ratelimit.TokenBucket), new(denycache.Limiter),
+		nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.All)(nil), (*denycache.Limiter)(nil),
+		new(ratelimit.TokenBucket), new(denycache.Limiter),
 	} {
-		_, err = ratelimit.Share(none, mem, 2)
+		_, err = see.Local[ratelimit.Limiter](none, mem, 2)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", none)
-		require.Empty(t, five.AlgorithmOf(none), "%T", none)
+		require.Empty(t, see.Algorithm[ratelimit.Limiter](none), "%T", none)
 	}
 }
 
@@ -295,7 +298,7 @@ func TestACopyOfALimiterIsOneOfTheFiveToo(t *testing.T) {
 	original := inMemory(t, "token_bucket", limit, ratelimit.WithLimitFunc(
 		func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
 	limiter := *original.(*ratelimit.TokenBucket)
-	require.Equal(t, "token_bucket", five.AlgorithmOf(&limiter))
+	require.Equal(t, "token_bucket", see.Algorithm[ratelimit.Limiter](&limiter))
 	cache, err := denycache.New(&limiter)
 	require.NoError(t, err)
 	require.True(t, allow(t, cache, "key").Allowed)

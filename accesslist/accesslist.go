@@ -24,7 +24,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/order"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // Lists are the two lists of a [Limiter]. A key on both is denied, whichever entry is
@@ -67,7 +67,7 @@ type Lists struct {
 // It is safe for concurrent use, starts no goroutine and has nothing to close. Make it by
 // [New].
 type Limiter struct {
-	place //nolint:unused // package order looks for it
+	place //nolint:unused // package see looks for it
 
 	limiter ratelimit.Limiter
 	allowed ratelimit.Result // of a key on the allow list
@@ -76,7 +76,7 @@ type Limiter struct {
 	lists   atomic.Pointer[Lists]
 }
 
-type place = order.Answers //nolint:unused // see package order
+type place = see.Answers //nolint:unused // see package see
 
 // Option configures a [Limiter].
 type Option func(*Limiter) error
@@ -117,8 +117,8 @@ func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
 	lim := &Limiter{limiter: l}
 	lim.lists.Store(new(Lists))
 	mark := ratelimit.NewMark(lim, ratelimit.SourceList, nil)
-	lim.allowed = ratelimit.Result{Allowed: true, Limit: math.MaxInt32, Remaining: math.MaxInt32}.With(mark)
-	lim.denied = ratelimit.Result{RetryAfter: ratelimit.Never}.With(mark)
+	lim.allowed = ratelimit.Result{Allowed: true, Limit: math.MaxInt32, Remaining: math.MaxInt32}.WithMark(mark)
+	lim.denied = ratelimit.Result{RetryAfter: ratelimit.Never}.WithMark(mark)
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -333,10 +333,10 @@ var (
 func (l *Limiter) Unwrap() ratelimit.Limiter { return l.limiter }
 
 var (
-	_ ratelimit.Limiter   = (*Limiter)(nil)
-	_ ratelimit.Describer = (*Limiter)(nil)
-	_ ratelimit.Charger   = (*Limiter)(nil)
-	_ ratelimit.Delayer   = (*Limiter)(nil)
+	_ ratelimit.Limiter        = (*Limiter)(nil)
+	_ ratelimit.PolicyAppender = (*Limiter)(nil)
+	_ ratelimit.Charger        = (*Limiter)(nil)
+	_ ratelimit.Delayer        = (*Limiter)(nil)
 )
 
 const maxAddr = len("ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255")

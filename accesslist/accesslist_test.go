@@ -15,6 +15,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -51,7 +52,7 @@ func peek(t testing.TB, l ratelimit.Limiter, key string) ratelimit.Result {
 var errAsked = errors.New("the limiter was asked")
 
 // asked fails each call, so that a decision without error was made without it.
-func asked() ratelimit.Limiter { return ratelimit.Static(ratelimit.Result{}, errAsked) }
+func asked() ratelimit.Limiter { return ratelimittest.Static(ratelimit.Result{}, errAsked) }
 
 func TestALimiterWithoutItsPartsIsRefused(t *testing.T) {
 	var none *ratelimit.TokenBucket
@@ -245,7 +246,7 @@ func TestALookUpAllocatesNothing(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	lists := accesslist.Lists{Allow: list(t, "=a", "192.0.2.0/24"), Deny: list(t, "=b", "2001:db8::/32")}
-	lim := limiter(t, ratelimit.Static(ratelimit.Result{Allowed: true}, nil), lists)
+	lim := limiter(t, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil), lists)
 	ctx := client(t.Context(), "198.51.100.1")
 	for _, key := range []string{"a", "b", "user:42"} {
 		require.Zero(t, testing.AllocsPerRun(100, func() { _, _ = lim.Allow(ctx, key) }), key)
@@ -278,7 +279,7 @@ func many(b *testing.B, n int) *accesslist.List {
 // alone, of an address that is parsed already.
 func BenchmarkLookUp(b *testing.B) {
 	deny := many(b, 100_000)
-	answer := ratelimit.Static(ratelimit.Result{Allowed: true}, nil)
+	answer := ratelimittest.Static(ratelimit.Result{Allowed: true}, nil)
 	without, with := limiter(b, answer, accesslist.Lists{}), limiter(b, answer, accesslist.Lists{Deny: deny})
 	for _, kind := range []struct {
 		name string

@@ -19,6 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -162,7 +163,7 @@ func TestANetworkIsOnAListThatHoldsIt(t *testing.T) {
 			p := randomPrefix(random)
 			prefixes, entries = append(prefixes, p), append(entries, p.String())
 		}
-		lim := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), accesslist.Lists{Allow: list(t, entries...)})
+		lim := limiter(t, ratelimittest.Static(ratelimit.Result{}, nil), accesslist.Lists{Allow: list(t, entries...)})
 		for range 100 {
 			key := randomPrefix(random)
 			holds, overlaps := false, false
@@ -192,7 +193,7 @@ func TestAnAllHandsTheAddressOnAndGivesBackWhatAnUnknownOneLeaves(t *testing.T) 
 func TestAFallbackWithinHasTheAddressToo(t *testing.T) {
 	cached, err := denycache.New(inMemory(t, ratelimit.PerHour(1)))
 	require.NoError(t, err)
-	open, err := fallback.New(cached, fallback.Open())
+	open, err := fallback.New(cached, fallback.FailOpen())
 	require.NoError(t, err)
 	lim := limiter(t, open, accesslist.Lists{Deny: list(t, "192.0.2.0/24")})
 	require.True(t, allowFrom(t, lim, "198.51.100.1").Allowed)

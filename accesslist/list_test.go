@@ -14,6 +14,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 )
 
 func list(t testing.TB, entries ...string) *accesslist.List {
@@ -37,7 +38,7 @@ func has(t testing.TB, l *accesslist.List, key string) bool {
 // allowing is a limiter that admits what is on l, and nothing else.
 func allowing(t testing.TB, l *accesslist.List) ratelimit.Limiter {
 	t.Helper()
-	return limiter(t, ratelimit.Static(ratelimit.Result{}, nil), accesslist.Lists{Allow: l})
+	return limiter(t, ratelimittest.Static(ratelimit.Result{}, nil), accesslist.Lists{Allow: l})
 }
 
 func TestWhatAListHolds(t *testing.T) {

@@ -79,7 +79,15 @@ var allOfTwo = contestant{
 		l := ourLimit("token_bucket", w)
 		twice := l
 		twice.Burst, twice.Period = 2*l.Burst, l.Period/2
-		all, err := ratelimit.NewLevels("token_bucket", s, "all", l, twice)
+		first, err := ratelimit.NewTokenBucket(s, l, ratelimit.WithName("all"))
+		if err != nil {
+			return limiter{}, err
+		}
+		second, err := ratelimit.NewTokenBucket(s, twice, ratelimit.WithName("all"))
+		if err != nil {
+			return limiter{}, err
+		}
+		all, err := ratelimit.NewAll(first, second)
 		if err != nil {
 			return limiter{}, err
 		}

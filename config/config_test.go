@@ -138,7 +138,7 @@ func admitted(t testing.TB, l ratelimit.Limiter, key string, tries int) (n int) 
 
 func policies(t testing.TB, l ratelimit.Limiter, key string) string {
 	t.Helper()
-	all, err := l.(ratelimit.Describer).AppendPolicies(t.Context(), nil, key)
+	all, err := l.(ratelimit.PolicyAppender).AppendPolicies(t.Context(), nil, key)
 	require.NoError(t, err)
 	var texts []string
 	for _, p := range all {

@@ -16,9 +16,9 @@ type follower struct {
 }
 
 var (
-	_ ratelimit.Describer = (*follower)(nil)
-	_ ratelimit.Charger   = (*follower)(nil)
-	_ ratelimit.Delayer   = (*follower)(nil)
+	_ ratelimit.PolicyAppender = (*follower)(nil)
+	_ ratelimit.Charger        = (*follower)(nil)
+	_ ratelimit.Delayer        = (*follower)(nil)
 )
 
 func (f *follower) stack() *stack { return (*f.set.now.Load())[f.i] }
@@ -74,7 +74,7 @@ type limiter struct{ follower }
 func (l *limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	st := l.stack()
 	for _, f := range st.fallbacks {
-		if _, _, ok := charged.Of(f); ok {
+		if _, _, ok := charged.Unmark(f); ok {
 			return f.Refund(ctx, key, charged, n)
 		}
 	}

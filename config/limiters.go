@@ -15,6 +15,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -100,7 +101,7 @@ func (ls *Limiters) Names() []string {
 	return names
 }
 
-// Limiter returns the limiter of this name, which is also a [ratelimit.Describer]. It is
+// Limiter returns the limiter of this name, which is also a [ratelimit.PolicyAppender]. It is
 // always the same one, and follows all Updates. Ask once, not for each decision: it takes a
 // lock. Without such a name the error is [ratelimit.ErrInvalidOption].
 //
@@ -299,14 +300,14 @@ func (s *spec) equal(other *spec) bool {
 }
 
 // policy returns what limiter i does while the store fails.
-func (ls *Limiters) policy(f failure, i int) fallback.Policy {
+func (ls *Limiters) policy(f failure, i int) fallback.Answer {
 	switch f {
 	case failOpen:
-		return fallback.Open()
+		return fallback.FailOpen()
 	case failClosed:
-		return fallback.Closed()
+		return fallback.FailClosed()
 	}
-	return fallback.Local(&follower{ls, i, (*stack).inMemory})
+	return fallback.FailTo(&follower{ls, i, (*stack).inMemory})
 }
 
 // onStore makes the limits on the store.
@@ -335,7 +336,7 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 // inMemory makes the shares of the limits on the store.
 func (ls *Limiters) inMemory(s *spec, shared *limits) (*limits, error) {
 	return ls.newLimits(s, func(i int) (ratelimit.Limiter, error) {
-		return ratelimit.Share(shared.parts[i], ls.local, s.instances)
+		return see.Local(shared.parts[i], ls.local, s.instances)
 	})
 }
 

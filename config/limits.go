@@ -48,7 +48,7 @@ func (ls *Limiters) newLimits(s *spec, one func(i int) (ratelimit.Limiter, error
 // nothing stays as it is: its Source is found by what it lacks.
 func (l *limits) signed(r ratelimit.Result, err error) (ratelimit.Result, error) {
 	if r.Charged() > 0 {
-		r = r.With(l.mark)
+		r = r.WithMark(l.mark)
 	}
 	return r, err
 }
@@ -78,7 +78,7 @@ func (l *limits) Unwrap() ratelimit.Limiter { return l.Limiter }
 
 // Refund gives back to each count that was charged, whatever its place is now.
 func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	under, note, _ := charged.Of(l.owner)
+	under, note, _ := charged.Unmark(l.owner)
 	former, _ := note.(*limits)
 	if former == nil || former == l {
 		return l.Limiter.Refund(ctx, key, under, n)

@@ -12,8 +12,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/denials"
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/order"
 	"github.com/ratelimit-go/ratelimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // Limiter wraps a [ratelimit.Limiter] and remembers its denials. Once the store has denied n
@@ -57,7 +57,7 @@ import (
 //
 // It is safe for concurrent use. Make it by [New].
 type Limiter struct {
-	place // package order looks for it
+	place // package see looks for it
 
 	limiter ratelimit.Limiter
 	five    *five.Limiter[ratelimit.Result] // limiter
@@ -67,7 +67,7 @@ type Limiter struct {
 	denials *denials.Table
 }
 
-type place = order.Remembers
+type place = see.Remembers
 
 const (
 	defaultMaxKeys = 1 << 16
@@ -120,8 +120,8 @@ func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
 			ratelimit.ErrInvalidOption, l)
 	}
 	d := &Limiter{limiter: l, five: one, maxKeys: defaultMaxKeys, maxAge: maxDenial}
-	d.place = order.NewRemembers(d)
-	d.denied = d.denied.With(ratelimit.NewMark(d, ratelimit.SourceDenyCache, nil))
+	d.place = see.NewRemembers(d)
+	d.denied = d.denied.WithMark(ratelimit.NewMark(d, ratelimit.SourceDenyCache, nil))
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -257,8 +257,8 @@ func (d *Limiter) Unwrap() ratelimit.Limiter { return d.limiter }
 func (d *Limiter) Len() int { return d.denials.Len() }
 
 var (
-	_ ratelimit.Limiter   = (*Limiter)(nil)
-	_ ratelimit.Describer = (*Limiter)(nil)
-	_ ratelimit.Charger   = (*Limiter)(nil)
-	_ ratelimit.Delayer   = (*Limiter)(nil)
+	_ ratelimit.Limiter        = (*Limiter)(nil)
+	_ ratelimit.PolicyAppender = (*Limiter)(nil)
+	_ ratelimit.Charger        = (*Limiter)(nil)
+	_ ratelimit.Delayer        = (*Limiter)(nil)
 )

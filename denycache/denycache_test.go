@@ -26,6 +26,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/bench"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -869,12 +870,9 @@ func (d doubled) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 func TestADenyCacheAroundWhatIsNoneOfTheFiveIsRefused(t *testing.T) {
 	bucket, err := ratelimit.NewTokenBucket(memory(t), ratelimit.PerHour(10))
 	require.NoError(t, err)
-	same := func(_ context.Context, key string) (string, error) { return key, nil }
-	rekeyed, err := ratelimit.NewRekeyed(bucket, same)
-	require.NoError(t, err)
 	all, err := ratelimit.NewAll(bucket)
 	require.NoError(t, err)
-	open, err := fallback.New(bucket, fallback.Open())
+	open, err := fallback.New(bucket, fallback.FailOpen())
 	require.NoError(t, err)
 	listed, err := accesslist.New(bucket)
 	require.NoError(t, err)
@@ -887,8 +885,8 @@ func TestADenyCacheAroundWhatIsNoneOfTheFiveIsRefused(t *testing.T) {
 	configured, err := limiters.Limiter("a")
 	require.NoError(t, err)
 	for _, l := range []ratelimit.Limiter{
-		rekeyed, all, open, listed, tried, configured, newDenyCache(t, bucket), doubled{bucket},
-		struct{ ratelimit.Limiter }{bucket}, ratelimit.Static(ratelimit.Result{}, nil), new(ratelimit.TokenBucket),
+		all, open, listed, tried, configured, newDenyCache(t, bucket), doubled{bucket},
+		struct{ ratelimit.Limiter }{bucket}, ratelimittest.Static(ratelimit.Result{}, nil), new(ratelimit.TokenBucket),
 	} {
 		_, err := denycache.New(l)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)

@@ -26,7 +26,7 @@ func TestTheStateOfTheBreakerHasATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Open(), fallback.WithBreaker(2, time.Second))
+		lim := failover(t, inner, fallback.FailOpen(), fallback.WithBreaker(2, time.Second))
 		requireSince := func(want fallback.State, d time.Duration) {
 			t.Helper()
 			s, since := lim.State()
@@ -62,7 +62,7 @@ func TestChangesOfTheStateAreToldInOrder(t *testing.T) {
 			}
 		}
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim = failover(t, inner, fallback.Open(), fallback.WithBreaker(2, time.Second), fallback.WithOnChange(changed))
+		lim = failover(t, inner, fallback.FailOpen(), fallback.WithBreaker(2, time.Second), fallback.WithOnChange(changed))
 		inner.down.Store(true)
 		allow(t, lim, "key")
 		require.Empty(t, told)
@@ -77,7 +77,7 @@ func TestChangesOfTheStateAreToldInOrder(t *testing.T) {
 		allow(t, lim, "key")
 		require.Equal(t, []string{"half_open after 2s", "closed after 2s"}, told)
 	})
-	_, err := fallback.New(down(t, "token_bucket", ratelimit.PerHour(1)), fallback.Open(), fallback.WithOnChange(nil))
+	_, err := fallback.New(down(t, "token_bucket", ratelimit.PerHour(1)), fallback.FailOpen(), fallback.WithOnChange(nil))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
 
@@ -87,7 +87,7 @@ func TestASlowListenerHoldsUpItsCallerAlone(t *testing.T) {
 		var mu sync.Mutex
 		var told []fallback.State
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(1_000_000))}
-		lim := failover(t, inner, fallback.Open(), fallback.WithBreaker(1, time.Second),
+		lim := failover(t, inner, fallback.FailOpen(), fallback.WithBreaker(1, time.Second),
 			fallback.WithOnChange(func(s fallback.State, _ time.Time) {
 				time.Sleep(time.Minute)
 				mu.Lock()
@@ -126,7 +126,7 @@ func TestAListenerThatPanicsIsCalledAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Open(), fallback.WithBreaker(1, time.Second),
+		lim := failover(t, inner, fallback.FailOpen(), fallback.WithBreaker(1, time.Second),
 			fallback.WithOnChange(func(fallback.State, time.Time) {
 				if calls++; calls == 1 {
 					panic("no")
@@ -146,7 +146,7 @@ func TestUntoldChangesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		told, hold := 0, make(chan struct{})
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Open(), fallback.WithBreaker(1, time.Second),
+		lim := failover(t, inner, fallback.FailOpen(), fallback.WithBreaker(1, time.Second),
 			fallback.WithOnChange(func(fallback.State, time.Time) { <-hold; told++ }))
 		inner.down.Store(true)
 		var caller sync.WaitGroup

@@ -28,7 +28,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := fallback.New(bucket, fallback.LocalShare(3))
+	limiter, err := fallback.New(bucket, fallback.FailLocal(3))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func ExampleOpen() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, policy := range []fallback.Policy{fallback.Open(), fallback.Closed()} {
+	for _, policy := range []fallback.Answer{fallback.FailOpen(), fallback.FailClosed()} {
 		limiter, err := fallback.New(down, policy)
 		if err != nil {
 			log.Fatal(err)
@@ -77,7 +77,7 @@ func ExampleLocal() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := fallback.New(down, fallback.Local(strict))
+	limiter, err := fallback.New(down, fallback.FailTo(strict))
 	if err != nil {
 		log.Fatal(err)
 	}

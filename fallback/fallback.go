@@ -1,11 +1,11 @@
 // Package fallback decides while the store of a limiter fails: it lets events through,
 // refuses them, or asks a local limiter.
 //
-//	limiter, err := fallback.New(bucket, fallback.LocalShare(4)) // of 4 instances
+//	limiter, err := fallback.New(bucket, fallback.FailLocal(4)) // of 4 instances
 //
-// The right [Policy] depends on what the limit protects. Use [Open] where an outage of the
-// store must not become an outage of the service. Use [Closed] where one event too many
-// costs more than a refusal. Use [LocalShare] or [Local] where the limit should roughly
+// The right [Answer] depends on what the limit protects. Use [FailOpen] where an outage of the
+// store must not become an outage of the service. Use [FailClosed] where one event too many
+// costs more than a refusal. Use [FailLocal] or [FailTo] where the limit should roughly
 // hold all the same.
 package fallback
 
@@ -23,12 +23,12 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
-	"github.com/ratelimit-go/ratelimit/internal/order"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Limiter wraps a [ratelimit.Limiter] and answers by a [Policy] while its store fails.
+// Limiter wraps a [ratelimit.Limiter] and answers by a [Answer] while its store fails.
 // [ratelimit.Result.Source] tells such answers from those of the store. After 5 failures in
 // a row a circuit breaker opens, and calls no longer go to the store: an answer then takes
 // some 100 ns. Every second, one call goes to the store as a probe. A probe that succeeds
@@ -36,7 +36,7 @@ import (
 //
 // It goes around a denycache, and around a [ratelimit.All] as a whole.
 //
-// Bound: that of the policy. See [Open], [Closed] and [Local].
+// Bound: that of the policy. See [FailOpen], [FailClosed] and [FailTo].
 //
 // A failure is an error that wraps [ratelimit.ErrStore]. A lost reply is one too, and its
 // charge may stand. Denials, invalid input and errors of a limit function are not failures.
@@ -88,28 +88,28 @@ var (
 	errNothingCharged = fmt.Errorf("%w: the Result to refund has charged nothing", ratelimit.ErrInvalidN)
 )
 
-// Policy is what a [Limiter] answers while the store fails. Make one by [Open], [Closed],
-// [Local] or [LocalShare].
-type Policy struct {
+// Answer is what a [Limiter] answers while the store fails. Make one by [FailOpen], [FailClosed],
+// [FailTo] or [FailLocal].
+type Answer struct {
 	source ratelimit.Source
 	local  ratelimit.Limiter
 	share  bool // local will be a share of 1/shares
 	shares int
 }
 
-// Open lets every event through without a bound, even if the key has a limit of 0. Its
+// FailOpen lets every event through without a bound, even if the key has a limit of 0. Its
 // Results have [ratelimit.SourceFailOpen] and Allowed. All other fields are zero, since the
 // key's state is not known. Refunding such a Result is no error and does nothing.
-func Open() Policy { return Policy{source: ratelimit.SourceFailOpen} }
+func FailOpen() Answer { return Answer{source: ratelimit.SourceFailOpen} }
 
-// Closed refuses every event. Its Results have [ratelimit.SourceFailClosed]. RetryAfter is
+// FailClosed refuses every event. Its Results have [ratelimit.SourceFailClosed]. RetryAfter is
 // the time until the breaker's next probe, and at least 1 s. Limit, Remaining and
 // ResetAfter are 0, since they are not known.
-func Closed() Policy { return Policy{source: ratelimit.SourceFailClosed} }
+func FailClosed() Answer { return Answer{source: ratelimit.SourceFailClosed} }
 
-// Local lets l decide, a limiter of this process alone, such as one in memory. Its Results
+// FailTo lets l decide, a limiter of this process alone, such as one in memory. Its Results
 // have [ratelimit.SourceLocal]. If n instances share a store, give each a share of 1/n.
-// Most callers want [LocalShare], which makes that limiter.
+// Most callers want [FailLocal], which makes that limiter.
 //
 // Bound: l's own for each instance that cannot reach the store, on top of what the store
 // admits to the others. With shares of 1/n that is at most twice the limit's own bound. It
@@ -142,15 +142,15 @@ func Closed() Policy { return Policy{source: ratelimit.SourceFailClosed} }
 // that owes costs a second call of the store. That is up to four calls if the limiter has
 // no AllowUpTo method: see [ratelimit.AllowUpTo]. An event that is too large for l may fit
 // the store. So its RetryAfter is the time to the next probe, not [ratelimit.Never].
-func Local(l ratelimit.Limiter) Policy {
-	return Policy{source: ratelimit.SourceLocal, local: l}
+func FailTo(l ratelimit.Limiter) Answer {
+	return Answer{source: ratelimit.SourceLocal, local: l}
 }
 
-// LocalShare is [Local] with a limiter in memory, which [New] makes by [ratelimit.Share].
+// FailLocal is [FailTo] with a limiter in memory, which [New] makes by [ratelimit.TokenBucket.Local].
 // It has the same algorithm and 1/n of each limit, including those of tiers and of a limit
 // function. The number of instances that share the store is n, 1 or more.
-func LocalShare(n int) Policy {
-	return Policy{source: ratelimit.SourceLocal, share: true, shares: n}
+func FailLocal(n int) Answer {
+	return Answer{source: ratelimit.SourceLocal, share: true, shares: n}
 }
 
 // Option configures a [Limiter].
@@ -173,14 +173,14 @@ func WithBreaker(failures int, probeAfter time.Duration) Option {
 //
 // It returns [ratelimit.ErrInvalidOption] if l, the local limiter or an option is nil, or
 // an option is out of range. The same goes for a p not made by its constructor, and with
-// LocalShare for an l that [ratelimit.Share] does not know. If a limit has no such share,
+// FailLocal for an l that [ratelimit.TokenBucket.Local] does not know. If a limit has no such share,
 // the error is [ratelimit.ErrInvalidLimit].
 //
 // A shadow, an accesslist and the limiters of package throttle go around a fallback. New
 // refuses them in l and in the local limiter: they answer for the store themselves, or
 // sleep while they hold the breaker. It also finds them in an All, and in wrappers that
 // have a method Unwrap() ratelimit.Limiter. Give such a method to your own.
-func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
+func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	switch {
 	case isnil.Is(l):
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
@@ -188,12 +188,12 @@ func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
 		return nil, fmt.Errorf("%w: no failure policy", ratelimit.ErrInvalidOption)
 	}
 	for _, inside := range []ratelimit.Limiter{l, p.local} {
-		if out, ok := order.Answering(inside); ok {
+		if out, ok := see.Answering(inside); ok {
 			return nil, fmt.Errorf("%w: a %T in a fallback: put the %[2]T around the fallback", ratelimit.ErrInvalidOption, out)
 		}
 	}
 	f := &Limiter{limiter: l, source: p.source, failures: defaultFailures, pause: defaultPause, base: time.Now()}
-	_, f.keeps = order.Remembering(l)
+	_, f.keeps = see.Remembering(l)
 	f.changes.since = f.base
 	for _, opt := range opts {
 		if opt == nil {
@@ -208,14 +208,14 @@ func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
 		return nil, err
 	}
 	f.mark = ratelimit.NewMark(f, p.source, new(answered))
-	f.made = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.With(f.mark)
+	f.made = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.WithMark(f.mark)
 	f.owed.seeds = keyhash.New()
 	f.breaker = f.newBreaker()
 	return f, nil
 }
 
 // limiter returns the local limiter of the policy, or nil if it has none.
-func (p Policy) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
+func (p Answer) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
 	switch {
 	case p.source != ratelimit.SourceLocal:
 		return nil, nil
@@ -228,11 +228,11 @@ func (p Policy) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ratelimit.Share(l, mem, p.shares)
+	return see.Local(l, mem, p.shares)
 }
 
 // Owes reports whether the local limiter has admitted events of key that the store is yet
-// to be charged with ([Local]). A program that changes to another policy should ask this
+// to be charged with ([FailTo]). A program that changes to another policy should ask this
 // limiter about key until Owes is false. Otherwise those events are forgotten.
 func (f *Limiter) Owes(key string) bool { return f.owed.owes(key, f.now()) }
 
@@ -307,7 +307,7 @@ func (f *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Dur
 }
 
 // Peek returns what Allow would. It charges only what the key owes to the store after an
-// outage ([Local]).
+// outage ([FailTo]).
 func (f *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	return f.decide(ctx, question{key: key, n: 1, method: peek})
 }
@@ -414,7 +414,7 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 	if q.method != peek && r.Allowed {
 		f.owed.add(q.key, q.n, f.now(), r.ResetAfter)
 	}
-	return r.With(f.mark), nil
+	return r.WithMark(f.mark), nil
 }
 
 // mirrored is the note on admissions of the store that the local limiter was also charged
@@ -437,7 +437,7 @@ func (f *Limiter) mirror(ctx context.Context, key string, n int, r ratelimit.Res
 	}
 	m := &mirrored{local: local, short: n - granted}
 	m.mark = *ratelimit.NewMark(f, ratelimit.SourceStore, m)
-	return r.With(&m.mark)
+	return r.WithMark(&m.mark)
 }
 
 // uncounted reports whether no limit counts r, so that it pays no debt.
@@ -506,7 +506,7 @@ func held(p ratelimit.Result) int {
 // store fails it charges nothing, and the error wraps [ratelimit.ErrStore]. While the
 // breaker is open the error is [store.ErrUnavailable].
 //
-// With [Local] it charges the local limiter instead. These events are handed back like
+// With [FailTo] it charges the local limiter instead. These events are handed back like
 // those that it has admitted, but not what goes beyond its limit.
 func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if err := f.check(ctx, key, n); err != nil {
@@ -526,11 +526,11 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 		return ratelimit.Result{}, err
 	}
 	f.owed.add(key, n, f.now(), r.ResetAfter)
-	return r.With(f.mark), nil
+	return r.WithMark(f.mark), nil
 }
 
 // Refund gives back n of the events that charged admitted, to the limiter that admitted
-// them. It does nothing if that was [Open]. The policy does not answer for the store here.
+// them. It does nothing if that was [FailOpen]. The policy does not answer for the store here.
 // If the store fails the error wraps [ratelimit.ErrStore], and while the breaker is open it
 // is [store.ErrUnavailable].
 func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
@@ -540,7 +540,7 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	if !charged.Allowed {
 		return errNothingCharged
 	}
-	under, note, _ := charged.Of(f)
+	under, note, _ := charged.Unmark(f)
 	if _, ok := note.(*answered); ok {
 		return f.refundAnswer(ctx, key, under, n)
 	}
@@ -621,8 +621,8 @@ func (f *Limiter) AppendLocalPolicies(ctx context.Context, dst []ratelimit.Polic
 }
 
 var (
-	_ ratelimit.Limiter   = (*Limiter)(nil)
-	_ ratelimit.Describer = (*Limiter)(nil)
-	_ ratelimit.Charger   = (*Limiter)(nil)
-	_ ratelimit.Delayer   = (*Limiter)(nil)
+	_ ratelimit.Limiter        = (*Limiter)(nil)
+	_ ratelimit.PolicyAppender = (*Limiter)(nil)
+	_ ratelimit.Charger        = (*Limiter)(nil)
+	_ ratelimit.Delayer        = (*Limiter)(nil)
 )

@@ -23,6 +23,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/bench"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -95,7 +96,7 @@ func inMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelim
 	return newLimiter(t, algorithm, mem, l, opts...)
 }
 
-func failover(t testing.TB, l ratelimit.Limiter, p fallback.Policy, opts ...fallback.Option) *fallback.Limiter {
+func failover(t testing.TB, l ratelimit.Limiter, p fallback.Answer, opts ...fallback.Option) *fallback.Limiter {
 	t.Helper()
 	f, err := fallback.New(l, p, opts...)
 	require.NoError(t, err)
@@ -103,17 +104,17 @@ func failover(t testing.TB, l ratelimit.Limiter, p fallback.Policy, opts ...fall
 }
 
 // policies are the three, the local limiter admitting 2 events a minute.
-func policies(t testing.TB) map[ratelimit.Source]fallback.Policy {
-	return map[ratelimit.Source]fallback.Policy{
-		ratelimit.SourceFailOpen:   fallback.Open(),
-		ratelimit.SourceFailClosed: fallback.Closed(),
-		ratelimit.SourceLocal:      fallback.Local(inMemory(t, "fixed_window", ratelimit.PerMinute(2))),
+func policies(t testing.TB) map[ratelimit.Source]fallback.Answer {
+	return map[ratelimit.Source]fallback.Answer{
+		ratelimit.SourceFailOpen:   fallback.FailOpen(),
+		ratelimit.SourceFailClosed: fallback.FailClosed(),
+		ratelimit.SourceLocal:      fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerMinute(2))),
 	}
 }
 
 // withFaulty runs a test in a bubble for each policy, with a bucket of 10 an hour
 // whose store the test makes fail.
-func withFaulty(t *testing.T, test func(t *testing.T, inner *faulty, source ratelimit.Source, p fallback.Policy)) {
+func withFaulty(t *testing.T, test func(t *testing.T, inner *faulty, source ratelimit.Source, p fallback.Answer)) {
 	t.Helper()
 	for _, source := range []ratelimit.Source{ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceLocal} {
 		t.Run(source.String(), func(t *testing.T) {
@@ -139,18 +140,18 @@ func TestAFallbackWithoutItsPartsIsRefused(t *testing.T) {
 	tests := []struct {
 		name string
 		l    ratelimit.Limiter
-		p    fallback.Policy
+		p    fallback.Answer
 		opts []fallback.Option
 	}{
-		{name: "no limiter", p: fallback.Open()},
-		{name: "a limiter that is a nil pointer", l: (*ratelimit.TokenBucket)(nil), p: fallback.Open()},
+		{name: "no limiter", p: fallback.FailOpen()},
+		{name: "a limiter that is a nil pointer", l: (*ratelimit.TokenBucket)(nil), p: fallback.FailOpen()},
 		{name: "no policy", l: good},
-		{name: "no local limiter", l: good, p: fallback.Local(nil)},
-		{name: "a local limiter that is a nil pointer", l: good, p: fallback.Local((*ratelimit.SlidingLog)(nil))},
-		{name: "a nil option", l: good, p: fallback.Open(), opts: []fallback.Option{nil}},
-		{name: "no failures", l: good, p: fallback.Open(), opts: []fallback.Option{fallback.WithBreaker(0, time.Second)}},
-		{name: "too many failures", l: good, p: fallback.Open(), opts: []fallback.Option{fallback.WithBreaker(tooMany, time.Second)}},
-		{name: "a probe at once", l: good, p: fallback.Open(), opts: []fallback.Option{fallback.WithBreaker(1, 0)}},
+		{name: "no local limiter", l: good, p: fallback.FailTo(nil)},
+		{name: "a local limiter that is a nil pointer", l: good, p: fallback.FailTo((*ratelimit.SlidingLog)(nil))},
+		{name: "a nil option", l: good, p: fallback.FailOpen(), opts: []fallback.Option{nil}},
+		{name: "no failures", l: good, p: fallback.FailOpen(), opts: []fallback.Option{fallback.WithBreaker(0, time.Second)}},
+		{name: "too many failures", l: good, p: fallback.FailOpen(), opts: []fallback.Option{fallback.WithBreaker(tooMany, time.Second)}},
+		{name: "a probe at once", l: good, p: fallback.FailOpen(), opts: []fallback.Option{fallback.WithBreaker(1, 0)}},
 	}
 	for _, tt := range tests {
 		f, err := fallback.New(tt.l, tt.p, tt.opts...)
@@ -165,7 +166,7 @@ func TestAFallbackWithoutItsPartsIsRefused(t *testing.T) {
 func TestBadInputIsAnErrorInAnOutageToo(t *testing.T) {
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p fallback.Policy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p fallback.Answer) {
 		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Second))
 		admitted := allowN(t, lim, 1)
 		inner.down.Store(true)
@@ -192,7 +193,7 @@ func TestBadInputIsAnErrorInAnOutageToo(t *testing.T) {
 // ---- The breaker.
 
 func TestTheFirstFailuresAreAnsweredByThePolicyAndThenTheStoreIsLeftAlone(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Policy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Answer) {
 		lim := failover(t, inner, p)
 		require.Equal(t, ratelimit.SourceStore, source(t, lim))
 		inner.down.Store(true)
@@ -211,7 +212,7 @@ func TestTheFirstFailuresAreAnsweredByThePolicyAndThenTheStoreIsLeftAlone(t *tes
 }
 
 func TestAProbeASecondAsksAFailingStore(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Policy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Answer) {
 		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Second))
 		inner.down.Store(true)
 		for i := range 4 {
@@ -232,7 +233,7 @@ func TestAProbeASecondAsksAFailingStore(t *testing.T) {
 }
 
 func TestOneOf1000CallersIsTheProbe(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Policy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Answer) {
 		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Second))
 		inner.down.Store(true)
 		allowN(t, lim, 1)
@@ -306,7 +307,7 @@ func TestWhatIsNotTheStoresFaultNeverTrips(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p fallback.Policy) {
+			withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p fallback.Answer) {
 				lim := failover(t, inner, p, fallback.WithBreaker(2, time.Minute))
 				makeCall := func() {
 					switch want := tt.call(t, lim, inner); {
@@ -351,7 +352,7 @@ func TestWhatIsNotTheStoresFaultNeverTrips(t *testing.T) {
 }
 
 func TestAProbeThatEndsWithItsCallerLeavesTheProbeToTheNextOne(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Policy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, want ratelimit.Source, p fallback.Answer) {
 		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Second))
 		inner.down.Store(true)
 		allowN(t, lim, 1)
@@ -385,7 +386,7 @@ func TestADecisionThatDidNotNeedTheStoreDoesNotCloseTheBreaker(t *testing.T) {
 				}
 				return ratelimit.Limit{}, nil
 			}))
-		lim := failover(t, inner, fallback.Closed(), fallback.WithBreaker(2, time.Second))
+		lim := failover(t, inner, fallback.FailClosed(), fallback.WithBreaker(2, time.Second))
 		down.Store(true)
 		require.Equal(t, ratelimit.SourceFailClosed, source(t, lim))
 		require.Equal(t, ratelimit.SourceFailClosed, source(t, lim))
@@ -402,7 +403,7 @@ func TestADecisionThatDidNotNeedTheStoreDoesNotCloseTheBreaker(t *testing.T) {
 // ---- The policies.
 
 func TestFailOpenAdmitsAndKnowsNothingElse(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, policy ratelimit.Source, p fallback.Policy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, policy ratelimit.Source, p fallback.Answer) {
 		if policy != ratelimit.SourceFailOpen {
 			return
 		}
@@ -424,7 +425,7 @@ func TestFailOpenAdmitsAndKnowsNothingElse(t *testing.T) {
 func TestFailClosedSaysWhenTheNextProbeIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Closed(), fallback.WithBreaker(2, 10*time.Second))
+		lim := failover(t, inner, fallback.FailClosed(), fallback.WithBreaker(2, 10*time.Second))
 		inner.down.Store(true)
 		refused := func(want time.Duration) {
 			t.Helper()
@@ -452,8 +453,8 @@ func TestFailClosedSaysWhenTheNextProbeIs(t *testing.T) {
 func TestWaitWaitsForTheProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		share := fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(2)))
-		for _, p := range []fallback.Policy{fallback.Closed(), share} {
+		share := fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(2)))
+		for _, p := range []fallback.Answer{fallback.FailClosed(), share} {
 			lim := failover(t, inner, p, fallback.WithBreaker(1, 5*time.Second))
 			inner.down.Store(true)
 			allowN(t, lim, 3)
@@ -472,7 +473,7 @@ func TestTheLocalLimiterDecidesInAnOutage(t *testing.T) {
 			limit := ratelimit.PerMinute(4)
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerMinute(8))}
 			twin := inMemory(t, algorithm, limit)
-			lim := failover(t, inner, fallback.Local(inMemory(t, algorithm, limit)))
+			lim := failover(t, inner, fallback.FailTo(inMemory(t, algorithm, limit)))
 			inner.down.Store(true)
 			for i := range 7 {
 				want, got := allowN(t, twin, 1), allowN(t, lim, 1)
@@ -490,7 +491,7 @@ func TestTheLocalLimiterDecidesInAnOutage(t *testing.T) {
 func TestARateOf0IsStillNeverInAnOutage(t *testing.T) {
 	inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerMinute(8))}
 	inner.down.Store(true)
-	lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerMinute(0))))
+	lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerMinute(0))))
 	require.Equal(t, ratelimit.Never, allowN(t, lim, 1).RetryAfter)
 }
 
@@ -498,7 +499,7 @@ func TestErrorsOfTheLocalLimiterAreErrors(t *testing.T) {
 	inner, local := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerMinute(8))}, &faulty{}
 	local.down.Store(true)
 	inner.down.Store(true)
-	lim := failover(t, inner, fallback.Local(local))
+	lim := failover(t, inner, fallback.FailTo(local))
 	r, err := lim.Allow(t.Context(), "key")
 	require.ErrorIs(t, err, ratelimit.ErrStore)
 	require.Zero(t, r)
@@ -513,7 +514,7 @@ func TestAnOutageFindsTheLocalLimiterWarm(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(100))}
-			lim := failover(t, inner, fallback.Local(inMemory(t, algorithm, ratelimit.PerHour(10))))
+			lim := failover(t, inner, fallback.FailTo(inMemory(t, algorithm, ratelimit.PerHour(10))))
 			for range 6 {
 				allowN(t, lim, 1)
 			}
@@ -529,7 +530,7 @@ func TestAnOutageFindsTheLocalLimiterWarm(t *testing.T) {
 func TestWhatSeveralUnlimitedLimitsAdmitIsNotMirrored(t *testing.T) {
 	local := inMemory(t, "token_bucket", ratelimit.PerHour(10))
 	unlimited := all(t, inMemory(t, "token_bucket", ratelimit.Unlimited()), inMemory(t, "sliding_log", ratelimit.Unlimited()))
-	lim := failover(t, unlimited, fallback.Local(local))
+	lim := failover(t, unlimited, fallback.FailTo(local))
 	require.NoError(t, lim.Refund(t.Context(), "key", allowN(t, lim, 4), 4))
 	allowN(t, lim, 4)
 	overcharge(t, lim, 4)
@@ -540,7 +541,7 @@ func TestAChargeThatIsLargerThanTheShareUsesItUp(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(100))}
-			lim := failover(t, inner, fallback.Local(inMemory(t, algorithm, ratelimit.PerHour(10))))
+			lim := failover(t, inner, fallback.FailTo(inMemory(t, algorithm, ratelimit.PerHour(10))))
 			allowN(t, lim, 3)
 			allowN(t, lim, 40)
 			inner.down.Store(true)
@@ -556,7 +557,7 @@ func TestARefundGoesToWhoeverAdmitted(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}
 			local := inMemory(t, algorithm, ratelimit.PerHour(5))
-			lim := failover(t, inner, fallback.Local(local), fallback.WithBreaker(1, time.Second))
+			lim := failover(t, inner, fallback.FailTo(local), fallback.WithBreaker(1, time.Second))
 			left := func(l ratelimit.Limiter, want int) {
 				t.Helper()
 				peek, err := l.Peek(t.Context(), "key")
@@ -596,7 +597,7 @@ func TestARefundGivesTheLocalLimiterNoMoreThanItWasCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
 		local := inMemory(t, "token_bucket", ratelimit.PerHour(5))
-		lim := failover(t, inner, fallback.Local(local))
+		lim := failover(t, inner, fallback.FailTo(local))
 		for _, tt := range []struct {
 			refunds []int
 			left    int
@@ -626,7 +627,7 @@ func TestARefundForgivesNoMoreThanWasCharged(t *testing.T) {
 				all(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), inMemory(t, "fixed_window", ratelimit.PerDay(5))),
 			} {
 				inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-				lim := failover(t, inner, fallback.Local(local))
+				lim := failover(t, inner, fallback.FailTo(local))
 				inner.down.Store(true)
 				first := allowN(t, lim, 1)
 				require.Equal(t, 4, admitted(t, lim, 10))
@@ -647,7 +648,7 @@ func TestAKeyWithACorruptStateOpensTheBreakerForNoOther(t *testing.T) {
 }
 
 func opensForNoOther(t *testing.T, class error) {
-	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p fallback.Policy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p fallback.Answer) {
 		corrupt := func(context.Context) error { return class }
 		lim := failover(t, inner, p, fallback.WithBreaker(2, time.Minute))
 		for range 10 {
@@ -677,7 +678,7 @@ func opensForNoOther(t *testing.T, class error) {
 // found no room, however many, and the store decides all others.
 func TestAFullQueueOfThisProcessIsNoOutage(t *testing.T) {
 	full := func(context.Context) error { return fmt.Errorf("%w: no connection was free", store.ErrOverloaded) }
-	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p fallback.Policy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, degraded ratelimit.Source, p fallback.Answer) {
 		lim := failover(t, inner, p, fallback.WithBreaker(2, time.Minute))
 		for range 10 {
 			inner.before = full
@@ -718,7 +719,7 @@ func TestAFullQueueOfThisProcessIsNoOutage(t *testing.T) {
 
 // What no policy answers is an error while the breaker is open.
 func TestAnOpenBreakerSaysThatTheStoreIsUnavailable(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p fallback.Policy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p fallback.Answer) {
 		lim := failover(t, inner, p, fallback.WithBreaker(1, time.Minute))
 		admitted := allowN(t, lim, 1)
 		inner.down.Store(true)
@@ -762,7 +763,7 @@ func TestWhatTheStoreHasDoneIsMirroredEvenIfTheCallerIsGone(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
 		local := inMemory(t, "token_bucket", ratelimit.PerHour(5))
 		h := &hasty{inner, cancel}
-		lim := failover(t, h, fallback.Local(local))
+		lim := failover(t, h, fallback.FailTo(local))
 		left := func() int {
 			peek, err := local.Peek(t.Context(), "key")
 			require.NoError(t, err)
@@ -786,9 +787,9 @@ func TestFallbacksNest(t *testing.T) {
 		second := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
 		third := inMemory(t, "token_bucket", ratelimit.PerHour(10))
 		for name, lim := range map[string]ratelimit.Limiter{
-			"on the right": failover(t, first, fallback.Local(failover(t, second, fallback.Local(third)))),
-			"on the left":  failover(t, failover(t, first, fallback.Local(second)), fallback.Local(third)),
-			"without end":  failover(t, failover(t, first, fallback.Local(second)), fallback.Open()),
+			"on the right": failover(t, first, fallback.FailTo(failover(t, second, fallback.FailTo(third)))),
+			"on the left":  failover(t, failover(t, first, fallback.FailTo(second)), fallback.FailTo(third)),
+			"without end":  failover(t, failover(t, first, fallback.FailTo(second)), fallback.FailOpen()),
 		} {
 			for _, down := range [][2]bool{{false, false}, {true, false}, {true, true}} {
 				first.down.Store(down[0])
@@ -812,8 +813,8 @@ func TestToRefundWhatFailOpenHasLetThroughNeedsNoStoreInside(t *testing.T) {
 		func(l ...ratelimit.Limiter) ratelimit.Limiter { return l[0] },
 		func(l ...ratelimit.Limiter) ratelimit.Limiter { return all(t, l...) },
 	} {
-		withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p fallback.Policy) {
-			open := failover(t, inner, fallback.Open(), fallback.WithBreaker(1, time.Second))
+		withFaulty(t, func(t *testing.T, inner *faulty, _ ratelimit.Source, p fallback.Answer) {
+			open := failover(t, inner, fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
 			lim := failover(t, around(open), p, fallback.WithBreaker(1, time.Second))
 			charged := allow(t, lim, "key")
 			inner.down.Store(true)
@@ -830,7 +831,7 @@ func TestToRefundWhatFailOpenHasLetThroughNeedsNoStoreInside(t *testing.T) {
 func TestResetForgetsAKeyOnBothSides(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
 		allowN(t, lim, 5)
 		inner.down.Store(true)
 		require.Zero(t, admitted(t, lim, 1))
@@ -871,7 +872,7 @@ func TestWhatWasAdmittedLocallyIsChargedToTheStoreBeforeTheNextDecision(t *testi
 				partial := &upTo{faulty: inner}
 				for _, l := range []ratelimit.Limiter{inner, partial} {
 					require.NoError(t, inner.Limiter.Reset(t.Context(), "key"))
-					lim := failover(t, l, fallback.Local(inMemory(t, algorithm, ratelimit.PerHour(5))))
+					lim := failover(t, l, fallback.FailTo(inMemory(t, algorithm, ratelimit.PerHour(5))))
 					inner.down.Store(true)
 					require.Equal(t, 5, admitted(t, lim, 10))
 					partial.asked = nil
@@ -894,7 +895,7 @@ func TestWhatWasAdmittedLocallyIsChargedToTheStoreBeforeTheNextDecision(t *testi
 func TestWhatTheStoreHasNoRoomForStaysOwedForAsLongAsItIsHeldLocally(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "fixed_window", ratelimit.PerMinute(10))}
-		lim := failover(t, inner, fallback.Local(inMemory(t, "fixed_window", ratelimit.Limit{Rate: 5, Period: 2 * time.Minute})))
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "fixed_window", ratelimit.Limit{Rate: 5, Period: 2 * time.Minute})))
 		inner.down.Store(true)
 		require.Equal(t, 5, admitted(t, lim, 10))
 		allowN(t, inner.Limiter, 8)
@@ -922,7 +923,7 @@ func TestAKeyOwesUntilTheStoreIsChargedOrTheLocalLimiterHasForgotten(t *testing.
 	require.False(t, new(fallback.Limiter).Owes("key"))
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
 		allowN(t, lim, 1)
 		require.False(t, lim.Owes("key"), "the store has admitted it")
 		inner.down.Store(true)
@@ -943,7 +944,7 @@ func TestAKeyOwesUntilTheStoreIsChargedOrTheLocalLimiterHasForgotten(t *testing.
 func TestAPeekAfterAnOutageKnowsWhatIsOwed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
 		inner.down.Store(true)
 		require.Equal(t, 5, admitted(t, lim, 10))
 		inner.comeBack()
@@ -959,7 +960,7 @@ func TestWhatHasDecayedLocallyIsNotOwed(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(10))}
-			lim := failover(t, inner, fallback.Local(inMemory(t, algorithm, ratelimit.PerMinute(5))))
+			lim := failover(t, inner, fallback.FailTo(inMemory(t, algorithm, ratelimit.PerMinute(5))))
 			inner.down.Store(true)
 			require.Equal(t, 5, admitted(t, lim, 10))
 			time.Sleep(3 * time.Minute)
@@ -975,7 +976,7 @@ func TestOfSeveralLimitsWhatAnyOfThemHoldsIsOwed(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			levels := all(t, inMemory(t, algorithm, ratelimit.PerSecond(10)), inMemory(t, algorithm, ratelimit.PerDay(100)))
 			inner := &faulty{Limiter: levels}
-			lim := failover(t, inner, fallback.Local(all(t,
+			lim := failover(t, inner, fallback.FailTo(all(t,
 				inMemory(t, algorithm, ratelimit.PerSecond(10)), inMemory(t, algorithm, ratelimit.PerDay(100)))))
 			admittedIn := func(seconds int) (n int) {
 				for range seconds {
@@ -995,7 +996,7 @@ func TestOfSeveralLimitsWhatAnyOfThemHoldsIsOwed(t *testing.T) {
 func TestOnlyWhatIsInForceIsOwedAndOnlyOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerMinute(5))))
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerMinute(5))))
 		inner.down.Store(true)
 		require.Equal(t, 5, admitted(t, lim, 10))
 		time.Sleep(29 * time.Second)
@@ -1007,7 +1008,7 @@ func TestOnlyWhatIsInForceIsOwedAndOnlyOnce(t *testing.T) {
 func TestOnlyWhatWasAdmittedLocallyIsOwed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
 		require.Equal(t, 3, admitted(t, lim, 3))
 		inner.down.Store(true)
 		require.Equal(t, 1, admitted(t, lim, 1))
@@ -1024,7 +1025,7 @@ func TestOnlyWhatWasAdmittedLocallyIsOwed(t *testing.T) {
 func TestADebtThatCouldNotBePaidIsStillOwed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
 		inner.down.Store(true)
 		require.Equal(t, 3, admitted(t, lim, 3))
 		inner.comeBack()
@@ -1043,7 +1044,7 @@ func TestADebtThatCouldNotBePaidIsStillOwed(t *testing.T) {
 func TestWhileAKeyIsHandedBackItsOtherCallsStayLocal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(100))}
-		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(50))))
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(50))))
 		inner.down.Store(true)
 		require.Equal(t, 20, admitted(t, lim, 20))
 		inner.comeBack()
@@ -1072,7 +1073,7 @@ func TestWhileAKeyIsHandedBackItsOtherCallsStayLocal(t *testing.T) {
 func TestTheKeysThatOweTheMostAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Local(inMemory(t, "token_bucket", ratelimit.PerHour(10))), fallback.WithBreaker(1, time.Second))
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(10))), fallback.WithBreaker(1, time.Second))
 		inner.down.Store(true)
 		const heavy, light = 100, 80_000
 		for i := range heavy {
@@ -1151,7 +1152,7 @@ func TestAcrossOutagesOneInstanceKeepsToOneLimit(t *testing.T) {
 			for name, make := range map[string]func(inner, local ratelimit.Limiter) ratelimit.Limiter{
 				"naive": func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFallback{inner, local} },
 				"failover": func(inner, local ratelimit.Limiter) ratelimit.Limiter {
-					return failover(t, inner, fallback.Local(local), fallback.WithBreaker(1+int(seed%3), 50*time.Millisecond))
+					return failover(t, inner, fallback.FailTo(local), fallback.WithBreaker(1+int(seed%3), 50*time.Millisecond))
 				},
 			} {
 				synctest.Test(t, func(t *testing.T) {
@@ -1210,7 +1211,7 @@ func TestAFlappingStoreIsNotALimitForEachOfItsStates(t *testing.T) {
 	}
 	due := 20 * limit.Rate
 	got := run(func(inner, local ratelimit.Limiter) ratelimit.Limiter {
-		return failover(t, inner, fallback.Local(local), fallback.WithBreaker(1, 10*time.Millisecond))
+		return failover(t, inner, fallback.FailTo(local), fallback.WithBreaker(1, 10*time.Millisecond))
 	})
 	ignorant := run(func(inner, local ratelimit.Limiter) ratelimit.Limiter { return naiveFallback{inner, local} })
 	t.Logf("%d admitted of %d; %d without warm start and handing back", got, due, ignorant)
@@ -1339,7 +1340,7 @@ func TestAHangingServerOpensTheBreakerThoughThePoolIsFull(t *testing.T) {
 	t.Cleanup(func() { _ = client.Close() })
 	s, err := redisstore.New(client)
 	require.NoError(t, err)
-	lim := failover(t, newLimiter(t, "token_bucket", s, ratelimit.PerHour(10)), fallback.Closed(), fallback.WithBreaker(2, time.Hour))
+	lim := failover(t, newLimiter(t, "token_bucket", s, ratelimit.PerHour(10)), fallback.FailClosed(), fallback.WithBreaker(2, time.Hour))
 	server.Freeze()
 	var callers sync.WaitGroup
 	for range 8 {
@@ -1421,7 +1422,7 @@ func TestAFlappingRedisIsNoOutageOfTheService(t *testing.T) {
 		s, err := redisstore.New(server.Client(t))
 		require.NoError(t, err)
 		lim := failover(t, newLimiter(t, "token_bucket", s, limit),
-			fallback.Local(inMemory(t, "token_bucket", share)), fallback.WithBreaker(2, 20*time.Millisecond))
+			fallback.FailTo(inMemory(t, "token_bucket", share)), fallback.WithBreaker(2, 20*time.Millisecond))
 		for range 4 {
 			callers.Go(func() {
 				for time.Since(began) < seconds*time.Second {
@@ -1479,11 +1480,11 @@ func BenchmarkFallback(b *testing.B) {
 	b.Run("bare", func(b *testing.B) { bench.Allow(b, bucket(), []string{"user:42"}, true) })
 	for _, tt := range []struct {
 		name   string
-		policy fallback.Policy
+		policy fallback.Answer
 	}{
-		{"open", fallback.Open()},
-		{"closed", fallback.Closed()},
-		{"local", fallback.Local(bucket())},
+		{"open", fallback.FailOpen()},
+		{"closed", fallback.FailClosed()},
+		{"local", fallback.FailTo(bucket())},
 	} {
 		inner := &faulty{Limiter: bucket()}
 		b.Run(tt.name+"/healthy", func(b *testing.B) {
@@ -1506,7 +1507,7 @@ func allowWithin(t testing.TB, lim ratelimit.Delayer) ratelimit.Result {
 }
 
 func TestAnOutageIsAnsweredByThePolicyToThoseWhoWaitToo(t *testing.T) {
-	withFaulty(t, func(t *testing.T, inner *faulty, source ratelimit.Source, p fallback.Policy) {
+	withFaulty(t, func(t *testing.T, inner *faulty, source ratelimit.Source, p fallback.Answer) {
 		lim := failover(t, inner, p)
 		require.Equal(t, ratelimit.SourceStore, allowWithin(t, lim).Source())
 		inner.down.Store(true)
@@ -1535,26 +1536,26 @@ func TestWhatSleepsOrAnswersForItsStoreIsRefusedHoweverDeepItIs(t *testing.T) {
 	require.NoError(t, err)
 	listed, err := accesslist.New(bucket)
 	require.NoError(t, err)
-	rekeyed := func(l ratelimit.Limiter) ratelimit.Limiter {
-		r, err := ratelimit.NewRekeyed(l, func(_ context.Context, key string) (string, error) { return key, nil })
+	around := func(l ratelimit.Limiter) ratelimit.Limiter {
+		r, err := observe.Around(l, nobody{})
 		require.NoError(t, err)
 		return r
 	}
 	for _, inside := range []ratelimit.Limiter{waiter, slowdown, tried, listed} {
 		text := fmt.Sprintf("put the %T around", inside)
-		deep := []ratelimit.Limiter{inside, rekeyed(inside), foreign{inside}, foreign{rekeyed(inside)}}
+		deep := []ratelimit.Limiter{inside, around(inside), foreign{inside}, foreign{around(inside)}}
 		if inside != ratelimit.Limiter(waiter) {
-			deep = append(deep, all(t, other, inside), foreign{all(t, other, all(t, rekeyed(inside)))})
+			deep = append(deep, all(t, other, inside), foreign{all(t, other, all(t, around(inside)))})
 		}
 		for _, l := range deep {
-			_, err := fallback.New(l, fallback.Open())
+			_, err := fallback.New(l, fallback.FailOpen())
 			require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)
 			require.ErrorContains(t, err, text)
-			_, err = fallback.New(bucket, fallback.Local(l))
+			_, err = fallback.New(bucket, fallback.FailTo(l))
 			require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)
 			require.ErrorContains(t, err, text)
 		}
 	}
-	_, err = fallback.New(all(t, rekeyed(bucket), foreign{other}), fallback.Local(rekeyed(all(t, bucket, other))))
+	_, err = fallback.New(all(t, around(bucket), foreign{other}), fallback.FailTo(around(all(t, bucket, other))))
 	require.NoError(t, err)
 }

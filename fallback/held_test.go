@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -93,7 +94,7 @@ func TestAnAnswerWithoutTheStoreIsNoReasonToStayHalfOpen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newBreakable(t)
-				lim := failover(t, test.inside(t, s), fallback.Closed(), fallback.WithBreaker(2, time.Second))
+				lim := failover(t, test.inside(t, s), fallback.FailClosed(), fallback.WithBreaker(2, time.Second))
 				for allow(t, lim, "key").Source() != test.want {
 					synctest.Wait()
 				}
@@ -128,9 +129,9 @@ func TestAnAnswerWithoutTheStoreIsNoReasonToStayHalfOpen(t *testing.T) {
 func TestAProbeBesideAnAnswerMayEndWithItsCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		held := held{Limiter: inner, result: ratelimit.Result{Allowed: true, Limit: 10}.With(
+		held := held{Limiter: inner, result: ratelimit.Result{Allowed: true, Limit: 10}.WithMark(
 			ratelimit.NewMark(t, ratelimit.SourceLease, nil))}
-		lim := failover(t, held, fallback.Closed(), fallback.WithBreaker(1, time.Second))
+		lim := failover(t, held, fallback.FailClosed(), fallback.WithBreaker(1, time.Second))
 		inner.down.Store(true)
 		peeked, err := lim.Peek(t.Context(), "key")
 		require.NoError(t, err)
@@ -159,9 +160,9 @@ func TestARefundIntoALeaseClosesNoBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newBreakable(t)
 		inside := leased(t, s, ratelimit.PerHour(1000), time.Minute)
-		observed, err := ratelimit.Observe(inside, nobody{})
+		observed, err := observe.Around(inside, nobody{})
 		require.NoError(t, err)
-		lim := failover(t, all(t, observed), fallback.Closed(), fallback.WithBreaker(2, time.Second))
+		lim := failover(t, all(t, observed), fallback.FailClosed(), fallback.WithBreaker(2, time.Second))
 		r := allow(t, lim, "key")
 		require.Equal(t, ratelimit.SourceStore, r.Source())
 		s.down.Store(true)

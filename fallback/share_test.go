@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 )
 
 func TestALocalShareIsMadeOfTheLimiterItself(t *testing.T) {
@@ -17,11 +18,11 @@ func TestALocalShareIsMadeOfTheLimiterItself(t *testing.T) {
 		map[string]ratelimit.Limit{"paid": ratelimit.PerHour(400)})
 	for _, algorithm := range algorithms {
 		inner := &faulty{Limiter: inMemory(t, algorithm, ratelimit.PerHour(40), tiers)}
-		_, err := fallback.New(inner, fallback.LocalShare(4))
+		_, err := fallback.New(inner, fallback.FailLocal(4))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "of a limiter that is not known")
 
 		synctest.Test(t, func(t *testing.T) {
-			lim := failover(t, down(t, algorithm, ratelimit.PerHour(40), tiers), fallback.LocalShare(4))
+			lim := failover(t, down(t, algorithm, ratelimit.PerHour(40), tiers), fallback.FailLocal(4))
 			for key, want := range map[string]int{"free": 10, "paid": 100} {
 				n := 0
 				for range 200 {
@@ -36,25 +37,25 @@ func TestALocalShareIsMadeOfTheLimiterItself(t *testing.T) {
 			}
 		})
 		for _, n := range []int{0, -1} {
-			_, err = fallback.New(inMemory(t, algorithm, ratelimit.PerHour(40)), fallback.LocalShare(n))
+			_, err = fallback.New(inMemory(t, algorithm, ratelimit.PerHour(40)), fallback.FailLocal(n))
 			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 		}
 	}
 }
 
 func TestTheLocalPoliciesAreThoseOfTheLocalLimiter(t *testing.T) {
-	policies := func(p fallback.Policy) []ratelimit.Policy {
+	policies := func(p fallback.Answer) []ratelimit.Policy {
 		lim := failover(t, inMemory(t, "fixed_window", ratelimit.PerHour(40)), p)
 		got, err := lim.AppendLocalPolicies(t.Context(), []ratelimit.Policy{{Name: "before"}}, "key")
 		require.NoError(t, err)
 		require.Equal(t, "before", got[0].Name)
 		return got[1:]
 	}
-	got := policies(fallback.LocalShare(4))
+	got := policies(fallback.FailLocal(4))
 	require.Len(t, got, 1)
 	require.Equal(t, 10, got[0].Quota)
 	require.Equal(t, time.Hour, got[0].Window)
-	require.Empty(t, policies(fallback.Open()))
+	require.Empty(t, policies(fallback.FailOpen()))
 	got, err := new(fallback.Limiter).AppendLocalPolicies(t.Context(), nil, "key")
 	require.NoError(t, err)
 	require.Empty(t, got)
@@ -70,7 +71,7 @@ func TestTheStateOfTheBreakerCanBeAsked(t *testing.T) {
 	require.Equal(t, fallback.StateClosed, state(new(fallback.Limiter)))
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
-		lim := failover(t, inner, fallback.Open(), fallback.WithBreaker(2, time.Second))
+		lim := failover(t, inner, fallback.FailOpen(), fallback.WithBreaker(2, time.Second))
 		require.Equal(t, fallback.StateClosed, state(lim))
 		inner.down.Store(true)
 		allow(t, lim, "key")
@@ -90,7 +91,7 @@ func TestWhatNeedsNoStoreClosesNoBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.PerHour(0)
 		lim := failover(t, newLimiter(t, "token_bucket", broken{}, ratelimit.PerHour(5), ratelimit.WithLimitFunc(
-			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })), fallback.Open(), fallback.WithBreaker(2, time.Second))
+			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })), fallback.FailOpen(), fallback.WithBreaker(2, time.Second))
 		for _, limit = range []ratelimit.Limit{ratelimit.PerHour(5), ratelimit.PerHour(0), ratelimit.Unlimited(), ratelimit.PerHour(5)} {
 			allow(t, lim, "key")
 		}
@@ -109,8 +110,8 @@ func TestAPeekThatTheStoreHasNotAnsweredClosesNoBreaker(t *testing.T) {
 		limit := ratelimit.PerHour(5)
 		first := inMemory(t, "token_bucket", ratelimit.PerHour(5), ratelimit.WithLimitFunc(
 			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
-		lim := failover(t, all(t, first, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)),
-			fallback.Open(), fallback.WithBreaker(1, time.Second))
+		lim := failover(t, all(t, first, ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore)),
+			fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
 		allow(t, lim, "key")
 		require.Equal(t, fallback.StateOpen, state(lim))
 		time.Sleep(time.Second)
@@ -125,7 +126,7 @@ func TestARefundOfWhatNoLimitHasCountedClosesNoBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.Unlimited()
 		lim := failover(t, newLimiter(t, "token_bucket", broken{}, ratelimit.PerHour(5), ratelimit.WithLimitFunc(
-			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })), fallback.Open(), fallback.WithBreaker(1, time.Second))
+			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })), fallback.FailOpen(), fallback.WithBreaker(1, time.Second))
 		free := allow(t, lim, "key")
 		limit = ratelimit.PerHour(5)
 		allow(t, lim, "key")
@@ -149,7 +150,7 @@ func TestADebtIsNotPaidByALimitThatCountsNothing(t *testing.T) {
 					if !alike {
 						changes = nil
 					}
-					lim := failover(t, inner, fallback.Local(inMemory(t, algorithm, ratelimit.PerDay(10), changes...)))
+					lim := failover(t, inner, fallback.FailTo(inMemory(t, algorithm, ratelimit.PerDay(10), changes...)))
 					inner.down.Store(true)
 					require.Equal(t, 10, admitted(t, lim, 11))
 					inner.down.Store(false)

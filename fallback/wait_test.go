@@ -20,7 +20,7 @@ import (
 func TestWaitersOfALeakyBucketWaitForTheLocalLimiterInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 20}
-		lim := failover(t, down(t, "leaky_bucket", limit), fallback.Local(inMemory(t, "token_bucket", limit)), fallback.WithBreaker(1, time.Hour))
+		lim := failover(t, down(t, "leaky_bucket", limit), fallback.FailTo(inMemory(t, "token_bucket", limit)), fallback.WithBreaker(1, time.Hour))
 		waiter, err := throttle.NewWaiter(lim, 1500*time.Millisecond)
 		require.NoError(t, err)
 		require.Equal(t, 20, admitted(t, lim, 30))

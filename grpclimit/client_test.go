@@ -20,6 +20,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -64,7 +65,7 @@ func running(t *testing.T, l ratelimit.Limit) ratelimit.Limiter {
 }
 
 func everything() ratelimit.Limiter {
-	return ratelimit.Static(ratelimit.Result{Allowed: true}, nil)
+	return ratelimittest.Static(ratelimit.Result{Allowed: true}, nil)
 }
 
 // comeBack is a refusal by a server that says when to come back.
@@ -154,7 +155,7 @@ func TestAnOutageOfTheLimiterIsTheClientsToJudge(t *testing.T) {
 }
 
 func TestACallThatIsSkippedOrFreeIsSent(t *testing.T) {
-	nothing := ratelimit.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil)
+	nothing := ratelimittest.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil)
 	for _, opt := range []grpclimit.ClientOption{
 		grpclimit.WithSkip(func(context.Context, string) bool { return true }),
 		grpclimit.WithCost(func(context.Context, string, any) int { return 0 }),

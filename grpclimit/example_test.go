@@ -18,6 +18,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -202,7 +203,7 @@ func ExampleUnaryClientInterceptor() {
 // Streams of each method and each user have a limit of their own.
 func ExampleStreamClientInterceptor() {
 	limit, err := grpclimit.StreamClientInterceptor(
-		ratelimit.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil),
+		ratelimittest.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil),
 		grpclimit.WithKey(grpclimit.Combined(grpclimit.Route(), grpclimit.OutgoingAPIKey("tenant"))))
 	if err != nil {
 		log.Fatal(err)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -225,7 +226,7 @@ func (r *recorder) refunded() (n int) {
 func TestWhatIsNilOrOutOfRangeIsRefusedByTheConstructor(t *testing.T) {
 	var typedNil *ratelimit.TokenBucket
 	var nilOption grpclimit.Option
-	everything := ratelimit.Static(ratelimit.Result{Allowed: true}, nil)
+	everything := ratelimittest.Static(ratelimit.Result{Allowed: true}, nil)
 	both := map[string]grpclimit.Option{
 		"an option":                nilOption,
 		"the zero Key":             grpclimit.WithKey(grpclimit.Key{}),

@@ -19,7 +19,11 @@ import (
 func TestEachOfSeveralLimitsIsToldOverLoopback(t *testing.T) {
 	mem, err := memstore.New(memstore.WithClock(func() time.Time { return start }))
 	require.NoError(t, err)
-	levels, err := ratelimit.NewLevels("fixed_window", mem, "api", ratelimit.PerSecond(2), ratelimit.PerHour(3))
+	second, err := ratelimit.NewFixedWindow(mem, ratelimit.PerSecond(2), ratelimit.WithName("api"), ratelimit.WithPolicyName("api/s"))
+	require.NoError(t, err)
+	hour, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(3), ratelimit.WithName("api"), ratelimit.WithPolicyName("api/h"))
+	require.NoError(t, err)
+	levels, err := ratelimit.NewAll(second, hour)
 	require.NoError(t, err)
 	client := dial(t, listen(t, &service{}, unaryServer(t, levels)))
 
@@ -53,7 +57,7 @@ func TestOfMixedPartsOnlyThoseThatCountedAreReported(t *testing.T) {
 	named := func(name string, l ratelimit.Limit) ratelimit.Limiter {
 		return bucketOn(t, mem, l, ratelimit.WithName(name))
 	}
-	open, err := fallback.New(bucketOn(t, failing{}, ratelimit.PerHour(3)), fallback.Open())
+	open, err := fallback.New(bucketOn(t, failing{}, ratelimit.PerHour(3)), fallback.FailOpen())
 	require.NoError(t, err)
 	unlimited, real, full := named("unlimited", ratelimit.Unlimited()), named("real", ratelimit.PerHour(100)), named("full", ratelimit.PerHour(1))
 	_, err = full.Allow(t.Context(), "127.0.0.1")
@@ -93,7 +97,7 @@ func TestOfMixedPartsOnlyThoseThatCountedAreReported(t *testing.T) {
 
 func TestMetadataIsOfALaterResult(t *testing.T) {
 	lim := bucket(t, ratelimit.PerMinute(60))
-	local, err := fallback.New(bucketOn(t, failing{}, ratelimit.PerHour(100)), fallback.Local(bucket(t, ratelimit.PerHour(2))))
+	local, err := fallback.New(bucketOn(t, failing{}, ratelimit.PerHour(100)), fallback.FailTo(bucket(t, ratelimit.PerHour(2))))
 	require.NoError(t, err)
 	client := dial(t, listen(t, &service{}, unaryServer(t, lim, grpclimit.WithContext()),
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -137,7 +141,7 @@ func TestMetadataIsWhatAnInterceptorSends(t *testing.T) {
 }
 
 func TestThePolicyOfALocalLimiterHasItsWindow(t *testing.T) {
-	local, err := fallback.New(bucketOn(t, failing{}, ratelimit.PerHour(100)), fallback.Local(bucket(t, ratelimit.PerHour(2))))
+	local, err := fallback.New(bucketOn(t, failing{}, ratelimit.PerHour(100)), fallback.FailTo(bucket(t, ratelimit.PerHour(2))))
 	require.NoError(t, err)
 	client := dial(t, listen(t, &service{}, unaryServer(t, local)))
 	require.Equal(t, []string{`"100/h";q=2;w=3600`}, call(t, client).header["ratelimit-policy"])

@@ -15,7 +15,7 @@ import (
 // that l denies does not reach its handler. The status is
 //
 //   - [codes.ResourceExhausted] with QuotaFailure, which names the policies that denied
-//     ([ratelimit.Describer]), and RetryInfo, unless no waiting helps;
+//     ([ratelimit.PolicyAppender]), and RetryInfo, unless no waiting helps;
 //   - [codes.PermissionDenied] without metadata if a list denies ([ratelimit.SourceList]);
 //   - [codes.Unavailable] with RetryInfo if the limiter is closed by an outage ([ratelimit.SourceFailClosed]);
 //   - what [WithKeyErrorHandler] and [WithErrorHandler] say where no decision is known, and

@@ -23,6 +23,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -272,7 +273,7 @@ func TestWhatBecomesOfACallWithoutAnIdentityCanBeChanged(t *testing.T) {
 }
 
 func TestAnOutageIsUnavailableAndTheErrorIsNotTold(t *testing.T) {
-	broken := ratelimit.Static(ratelimit.Result{}, fmt.Errorf("%w: redis at 10.0.0.1 key canary", ratelimit.ErrStore))
+	broken := ratelimittest.Static(ratelimit.Result{}, fmt.Errorf("%w: redis at 10.0.0.1 key canary", ratelimit.ErrStore))
 	client := dial(t, listen(t, &service{}, unaryServer(t, broken), streamServer(t, broken)))
 	for _, a := range []answer{call(t, client), converse(t, client, 1)} {
 		require.Equal(t, codes.Unavailable, a.code())
@@ -280,7 +281,7 @@ func TestAnOutageIsUnavailableAndTheErrorIsNotTold(t *testing.T) {
 		require.NotContains(t, a.status.String(), "redis")
 	}
 
-	closed, err := fallback.New(broken, fallback.Closed())
+	closed, err := fallback.New(broken, fallback.FailClosed())
 	require.NoError(t, err)
 	client = dial(t, listen(t, &service{}, unaryServer(t, closed)))
 	a := call(t, client)
@@ -290,7 +291,7 @@ func TestAnOutageIsUnavailableAndTheErrorIsNotTold(t *testing.T) {
 	require.Equal(t, []string{"1"}, a.header["retry-after"])
 	require.Empty(t, a.header["ratelimit"], "nothing is known")
 
-	open, err := fallback.New(bucketOn(t, failing{}, ratelimit.PerHour(3)), fallback.Open())
+	open, err := fallback.New(bucketOn(t, failing{}, ratelimit.PerHour(3)), fallback.FailOpen())
 	require.NoError(t, err)
 	client = dial(t, listen(t, &service{}, unaryServer(t, open)))
 	a = call(t, client)
@@ -335,7 +336,7 @@ func TestTheEndOfTheCallIsNotAnOutage(t *testing.T) {
 }
 
 func TestADeadlineOfTheLimiterThatIsNotTheCallsIsAnOutage(t *testing.T) {
-	late := ratelimit.Static(ratelimit.Result{}, context.DeadlineExceeded)
+	late := ratelimittest.Static(ratelimit.Result{}, context.DeadlineExceeded)
 	client := dial(t, listen(t, &service{}, unaryServer(t, late)))
 	require.Equal(t, codes.Unavailable, call(t, client).code())
 }
@@ -528,7 +529,7 @@ func TestASecretInMetadataIsNeverTold(t *testing.T) {
 	for _, lim := range []*recorder{
 		{Limiter: bucket(t, ratelimit.PerHour(1))},
 		{Limiter: bucketOn(t, failing{}, ratelimit.PerHour(1))},
-		{Limiter: ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil)},
+		{Limiter: ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil)},
 	} {
 		client := dial(t, listen(t, &service{},
 			unaryServer(t, lim, grpclimit.WithKey(key), grpclimit.WithKeyErrorHandler(log), grpclimit.WithErrorHandler(log)),

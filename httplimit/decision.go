@@ -12,7 +12,7 @@ import (
 // Decision is what the middleware knows of a request that the limiter has decided on.
 type Decision struct {
 	Result ratelimit.Result
-	// Policies are those of Key, if the limiter is a [ratelimit.Describer]. While a local
+	// Policies are those of Key, if the limiter is a [ratelimit.PolicyAppender]. While a local
 	// limiter decides in an outage ([ratelimit.SourceLocal]) their quotas are that one's, and
 	// so are their windows, or these are 0.
 	Policies []ratelimit.Policy

@@ -116,12 +116,9 @@ func ExampleNewTransport_perHostAndInAll() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	five, err := ratelimit.NewLeakyBucket(store, ratelimit.Limit{Rate: 5, Period: time.Second, Burst: 1},
-		ratelimit.WithName("all hosts"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	allHosts, err := ratelimit.NewRekeyed(five, func(context.Context, string) (string, error) { return "all", nil })
+	allHosts, err := ratelimit.NewLeakyBucket(store, ratelimit.Limit{Rate: 5, Period: time.Second, Burst: 1},
+		ratelimit.WithName("all hosts"),
+		ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "all", nil }))
 	if err != nil {
 		log.Fatal(err)
 	}

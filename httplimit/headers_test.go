@@ -16,6 +16,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -225,7 +226,7 @@ func TestWhatIsNoLimitIsNotReported(t *testing.T) {
 	require.NoError(t, err)
 	lim, err := ratelimit.NewTokenBucket(mem, ratelimit.Unlimited())
 	require.NoError(t, err)
-	for _, free := range []ratelimit.Limiter{lim, ratelimit.Static(ratelimit.Result{Allowed: true}, nil)} {
+	for _, free := range []ratelimit.Limiter{lim, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil)} {
 		w := httptest.NewRecorder()
 		Middleware(free)(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 		require.NotContains(t, w.Header(), xLimit)

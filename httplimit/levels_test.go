@@ -13,6 +13,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/internal/levels"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -21,9 +23,8 @@ func TestEachOfSeveralLimitsIsTold(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
 	require.NoError(t, err)
-	levels, err := ratelimit.NewLevels("fixed_window", mem, "api", ratelimit.PerSecond(2), ratelimit.PerHour(3))
-	require.NoError(t, err)
-	h := httplimit.Middleware(levels)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	both := levels.New(t, "fixed_window", mem, "api", ratelimit.PerSecond(2), ratelimit.PerHour(3))
+	h := httplimit.Middleware(both)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	ask := func() *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
@@ -97,11 +98,10 @@ func TestFieldsWithRoomForOneLimitAreOfOneLimit(t *testing.T) {
 	} {
 		mem, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
 		require.NoError(t, err)
-		levels, err := ratelimit.NewLevels(c.algorithm, mem, "api", c.levels...)
-		require.NoError(t, err)
+		both := levels.New(t, c.algorithm, mem, "api", c.levels...)
 		for _, style := range []httplimit.HeaderStyle{httplimit.Draft6, httplimit.Draft7, httplimit.Legacy} {
-			require.NoError(t, levels.Reset(t.Context(), "192.0.2.1"))
-			h := httplimit.Middleware(levels, httplimit.WithHeaders(style))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			require.NoError(t, both.Reset(t.Context(), "192.0.2.1"))
+			h := httplimit.Middleware(both, httplimit.WithHeaders(style))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 			var w *httptest.ResponseRecorder
 			sent := time.Now()
 			for range 2 {
@@ -155,7 +155,7 @@ func TestWhileALocalShareDecidesThePolicyIsTheShares(t *testing.T) {
 	local, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(10))
 	require.NoError(t, err)
 	down := unreachable{window(t, memory(t), ratelimit.PerHour(100), ratelimit.WithName("api"))}
-	lim, err := fallback.New(down, fallback.Local(local))
+	lim, err := fallback.New(down, fallback.FailTo(local))
 	require.NoError(t, err)
 	w := httptest.NewRecorder()
 	protect(t, lim).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
@@ -167,41 +167,28 @@ func TestWhileALocalShareDecidesThePolicyIsTheShares(t *testing.T) {
 func TestThePolicyOfALocalShareHasItsWindow(t *testing.T) {
 	tiers := ratelimit.WithTiers(func(_ context.Context, key string) (string, error) { return key, nil },
 		map[string]ratelimit.Limit{"global": ratelimit.PerHour(80)})
-	inside := func(l ratelimit.Limiter) (ratelimit.Limiter, error) {
-		l, err := ratelimit.Observe(l, nobody{})
-		if err != nil {
-			return nil, err
-		}
-		return ratelimit.PerCall(l)
-	}
-	rekeyed := func(l ratelimit.Limiter) (ratelimit.Limiter, error) {
-		return ratelimit.NewRekeyed(l, func(context.Context, string) (string, error) { return "all", nil })
-	}
+	other := ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "all", nil })
 	for name, c := range map[string]struct {
 		algorithm string
 		limit     ratelimit.Limit
-		opt       ratelimit.Option
-		wrap      func(ratelimit.Limiter) (ratelimit.Limiter, error)
+		opts      []ratelimit.Option
+		watched   bool
 		want      string
 	}{
 		"a window":           {algorithm: "fixed_window", limit: ratelimit.PerHour(40), want: `"api";q=10;w=3600`},
 		"less than an event": {algorithm: "sliding_log", limit: ratelimit.PerHour(1), want: `"api";q=1;w=14400`},
 		"a bucket": {algorithm: "token_bucket", limit: ratelimit.Limit{Rate: 10, Period: time.Hour, Burst: 4},
 			want: `"api";q=1;w=1440`},
-		"a tier":                   {algorithm: "fixed_window", limit: ratelimit.PerHour(40), opt: tiers, want: `"api";q=20;w=3600`},
-		"inside of other limiters": {algorithm: "fixed_window", limit: ratelimit.PerHour(40), wrap: inside, want: `"api";q=10;w=3600`},
-		"asked for another key":    {algorithm: "fixed_window", limit: ratelimit.PerHour(40), opt: tiers, wrap: rekeyed, want: `"api";q=10`},
+		"a tier":                   {algorithm: "fixed_window", limit: ratelimit.PerHour(40), opts: []ratelimit.Option{tiers}, want: `"api";q=20;w=3600`},
+		"inside of other limiters": {algorithm: "fixed_window", limit: ratelimit.PerHour(40), opts: []ratelimit.Option{ratelimit.CountCalls()}, watched: true, want: `"api";q=10;w=3600`},
+		"asked for another key":    {algorithm: "fixed_window", limit: ratelimit.PerHour(40), opts: []ratelimit.Option{tiers, other}, want: `"api";q=10;w=3600`},
 	} {
-		opts := []ratelimit.Option{ratelimit.WithName("api")}
-		if c.opt != nil {
-			opts = append(opts, c.opt)
-		}
-		lim, err := ratelimit.New(c.algorithm, unreachableStore{}, c.limit, opts...)
+		lim, err := ratelimit.New(c.algorithm, unreachableStore{}, c.limit, append(c.opts, ratelimit.WithName("api"))...)
 		require.NoError(t, err)
-		lim, err = fallback.New(lim, fallback.LocalShare(4))
+		lim, err = fallback.New(lim, fallback.FailLocal(4))
 		require.NoError(t, err)
-		if c.wrap != nil {
-			lim, err = c.wrap(lim)
+		if c.watched {
+			lim, err = observe.Around(lim, nobody{})
 			require.NoError(t, err)
 		}
 		h := protect(t, lim, httplimit.WithKey(httplimit.Global()))

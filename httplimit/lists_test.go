@@ -270,14 +270,15 @@ func TestADenialByAListCanBeAnsweredInOtherWays(t *testing.T) {
 
 func TestARefundKnowsTheAddressOfTheClient(t *testing.T) {
 	for _, opts := range [][]httplimit.ServerOption{nil, {httplimit.WithContext()}} {
-		inner := window(t, memory(t), ratelimit.PerHour(5))
-		perAddr, err := ratelimit.NewRekeyed(inner, func(ctx context.Context, _ string) (string, error) {
+		mem := memory(t)
+		inner := window(t, mem, ratelimit.PerHour(5))
+		perAddr, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(5), ratelimit.WithKeyFunc(func(ctx context.Context, _ string) (string, error) {
 			addr, ok := clientaddr.FromContext(ctx)
 			if !ok {
 				return "", accesslist.ErrNoAddr
 			}
 			return addr.String(), nil
-		})
+		}))
 		require.NoError(t, err)
 		handler := httplimit.Middleware(perAddr, append(opts, httplimit.WithRefund(httplimit.Failed))...)(
 			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -317,7 +318,7 @@ func TestOnlyLimitersThatNeverAskGetNoAddress(t *testing.T) {
 	require.NoError(t, err)
 	mixed, err := ratelimit.NewAll(plain, tiered)
 	require.NoError(t, err)
-	observed, err := ratelimit.Observe(plain, new(observe.Counters))
+	observed, err := observe.Around(plain, new(observe.Counters))
 	require.NoError(t, err)
 	for _, test := range []struct {
 		name  string

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -71,7 +72,7 @@ func TestASecretIsNowhereButInItsRequest(t *testing.T) {
 	var logged bytes.Buffer
 	log.SetOutput(&logged)
 	defer log.SetOutput(os.Stderr)
-	down := ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)
+	down := ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore)
 	keys := map[string]httplimit.Key{
 		"alone":    httplimit.APIKey("X-API-Key"),
 		"first":    httplimit.First(httplimit.APIKey("X-API-Key"), httplimit.PeerIP()),

@@ -36,16 +36,16 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
-	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // Middleware returns a function that puts l in front of a handler. A request that l denies
 // does not reach the handler. The answer is
 //
 //   - 429 with a problem of RFC 9457, which names the policies that denied
-//     ([ratelimit.Describer]), and Retry-After, unless no waiting helps;
+//     ([ratelimit.PolicyAppender]), and Retry-After, unless no waiting helps;
 //   - 403 with a problem and no such field if a list denies ([ratelimit.SourceList]);
 //   - 503 with Retry-After if the limiter is closed by an outage ([ratelimit.SourceFailClosed]);
 //   - what [WithKeyErrorHandler] and [WithErrorHandler] say where no decision is known, and
@@ -93,7 +93,7 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 		}
 	}
 	switch {
-	case five.Deaf(l) && !c.inContext:
+	case see.IgnoresContext(l) && !c.inContext:
 		c.addr = nil
 	case c.addr == nil:
 		c.addr = c.key.addr

@@ -22,6 +22,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -139,7 +140,7 @@ func TestRetryAfterIsWholeSecondsRoundedUp(t *testing.T) {
 		90 * time.Minute:               "5400",
 		ratelimit.Never - 1:            "9223372037",
 	} {
-		res := serve(protect(t, ratelimit.Static(ratelimit.Result{Limit: 1, RetryAfter: retry}, nil)), get(alice))
+		res := serve(protect(t, ratelimittest.Static(ratelimit.Result{Limit: 1, RetryAfter: retry}, nil)), get(alice))
 		require.Equal(t, want, res.Header.Get("Retry-After"), retry)
 	}
 }
@@ -159,7 +160,7 @@ func TestWhereNoWaitingHelpsThereIsNoTimeToComeBack(t *testing.T) {
 }
 
 func TestARefusalCanBePlainTextOrAnything(t *testing.T) {
-	closed := ratelimit.Static(ratelimit.Result{RetryAfter: time.Second}, nil)
+	closed := ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil)
 	res := serve(protect(t, closed, httplimit.WithPlainText()), get(alice))
 	require.Equal(t, http.StatusTooManyRequests, res.StatusCode)
 	require.Equal(t, "Too Many Requests\n", body(t, res))
@@ -225,20 +226,20 @@ func TestSkippedRequestsPassWithoutADecision(t *testing.T) {
 }
 
 func TestAnOutageIsAnsweredByTheFailurePolicyOrTheErrorHandler(t *testing.T) {
-	down := ratelimit.Static(ratelimit.Result{}, store.ErrUnavailable)
-	failover := func(p fallback.Policy) ratelimit.Limiter {
+	down := ratelimittest.Static(ratelimit.Result{}, store.ErrUnavailable)
+	failover := func(p fallback.Answer) ratelimit.Limiter {
 		lim, err := fallback.New(down, p)
 		require.NoError(t, err)
 		return lim
 	}
 	local := window(t, memory(t), ratelimit.PerHour(1))
 
-	res := serve(protect(t, failover(fallback.Open())), get(alice))
+	res := serve(protect(t, failover(fallback.FailOpen())), get(alice))
 	require.Equal(t, http.StatusOK, res.StatusCode)
 	require.Empty(t, res.Header.Get("X-RateLimit-Limit"), "nothing is known")
 	require.Empty(t, res.Header.Get("RateLimit"))
 
-	res = serve(protect(t, failover(fallback.Closed())), get(alice))
+	res = serve(protect(t, failover(fallback.FailClosed())), get(alice))
 	require.Equal(t, http.StatusServiceUnavailable, res.StatusCode)
 	require.Equal(t, "1", res.Header.Get("Retry-After"))
 	require.Equal(t, "no-store", res.Header.Get("Cache-Control"))
@@ -247,7 +248,7 @@ func TestAnOutageIsAnsweredByTheFailurePolicyOrTheErrorHandler(t *testing.T) {
 		"title":"Service Unavailable","status":503,"retryAfter":1,
 		"detail":"The service cannot check its limits now. Try again in 1 s."}`, body(t, res))
 
-	h := protect(t, failover(fallback.Local(local)))
+	h := protect(t, failover(fallback.FailTo(local)))
 	require.Equal(t, http.StatusOK, serve(h, get(alice)).StatusCode)
 	require.Equal(t, http.StatusTooManyRequests, serve(h, get(alice)).StatusCode)
 

@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -20,14 +21,14 @@ import (
 func TestSetHeadersWritesWhatTheMiddlewareDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // for the time of X-RateLimit-Reset
 		down := unreachable{window(t, memory(t), ratelimit.PerHour(100), ratelimit.WithName("api"))}
-		local, err := fallback.New(down, fallback.Local(window(t, memory(t), ratelimit.PerHour(2))))
+		local, err := fallback.New(down, fallback.FailTo(window(t, memory(t), ratelimit.PerHour(2))))
 		require.NoError(t, err)
-		closed, err := fallback.New(down, fallback.Closed())
+		closed, err := fallback.New(down, fallback.FailClosed())
 		require.NoError(t, err)
 		for name, lim := range map[string]ratelimit.Limiter{
 			"a window":           window(t, memory(t), ratelimit.PerHour(2)),
 			"a bucket":           bucket(t, ratelimit.PerMinute(2)),
-			"levels":             levels(t, ratelimit.PerSecond(2), ratelimit.PerHour(3)),
+			"levels":             several(t, ratelimit.PerSecond(2), ratelimit.PerHour(3)),
 			"a local share":      local,
 			"closed":             closed,
 			"unlimited":          window(t, memory(t), ratelimit.Unlimited()),
@@ -72,11 +73,9 @@ func bucket(t *testing.T, l ratelimit.Limit) ratelimit.Limiter {
 	return lim
 }
 
-func levels(t *testing.T, limits ...ratelimit.Limit) ratelimit.Limiter {
+func several(t *testing.T, limits ...ratelimit.Limit) ratelimit.Limiter {
 	t.Helper()
-	lim, err := ratelimit.NewLevels("fixed_window", memory(t), "api", limits...)
-	require.NoError(t, err)
-	return lim
+	return levels.New(t, "fixed_window", memory(t), "api", limits...)
 }
 
 // silent does not describe itself.
@@ -107,7 +106,7 @@ func TestTheNumbersOfALaterResultAreSet(t *testing.T) {
 }
 
 func TestTheDecisionOfAHandlerIsNotChanged(t *testing.T) {
-	local, err := fallback.New(unreachable{window(t, memory(t), ratelimit.PerHour(100))}, fallback.Local(window(t, memory(t), ratelimit.PerHour(2))))
+	local, err := fallback.New(unreachable{window(t, memory(t), ratelimit.PerHour(100))}, fallback.FailTo(window(t, memory(t), ratelimit.PerHour(2))))
 	require.NoError(t, err)
 	r, err := local.Allow(t.Context(), "key")
 	require.NoError(t, err)
@@ -131,7 +130,7 @@ func TestOfMixedPartsOnlyThoseThatCountedAreReported(t *testing.T) {
 	require.NoError(t, err)
 	unlimited := window(t, mem, ratelimit.Unlimited(), ratelimit.WithName("unlimited"))
 	real := window(t, mem, ratelimit.PerHour(100), ratelimit.WithName("real"))
-	open, err := fallback.New(unreachable{window(t, mem, ratelimit.PerHour(7), ratelimit.WithName("open"))}, fallback.Open())
+	open, err := fallback.New(unreachable{window(t, mem, ratelimit.PerHour(7), ratelimit.WithName("open"))}, fallback.FailOpen())
 	require.NoError(t, err)
 	exempt := listed(t, accesslist.Lists{Allow: list(t, "192.0.2.0/24")})
 	banned := listed(t, accesslist.Lists{Deny: list(t, "192.0.2.0/24")})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -479,7 +480,7 @@ func TestTheKeyOfACallCanBeAnything(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, p.Limit-p.Remaining)
 	require.ErrorIs(t, call(t, tr, "http://example.com/broken"), broken)
-	require.ErrorIs(t, call(t, transport(t, sup, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore)), "http://example.com/"), ratelimit.ErrStore)
+	require.ErrorIs(t, call(t, transport(t, sup, ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore)), "http://example.com/"), ratelimit.ErrStore)
 	require.Len(t, sup.sent, 1)
 }
 

@@ -169,7 +169,7 @@ func (d *Limiter) land(e *entry, f *flight, l *landing, sent time.Duration) {
 func (d *Limiter) board(e *entry, f *flight, l *landing, sent, now time.Duration) []*caller {
 	g := &grant{by: f.by}
 	g.mark = *ratelimit.NewMark(d, ratelimit.SourceLease, g)
-	g.result = l.result.With(&g.mark)
+	g.result = l.result.WithMark(&g.mark)
 	held := e.receive(grants{
 		granted: l.granted, want: f.want, owed: f.owed, room: l.result.Remaining,
 		sent: sent, now: now, window: untilWindowEnds(d.five.Algorithm, &l.result, *f.by),
@@ -178,7 +178,7 @@ func (d *Limiter) board(e *entry, f *flight, l *landing, sent, now time.Duration
 	if f.by != e.by { // the limit has changed meanwhile
 		defer d.giveUp(e)
 	}
-	direct := d.five.PartOf(l.result, 1).With(ratelimit.NewMark(d, ratelimit.SourceStore, g))
+	direct := d.five.PartOf(l.result, 1).WithMark(ratelimit.NewMark(d, ratelimit.SourceStore, g))
 	for i, c := range f.aboard {
 		if held.left == 0 {
 			return f.aboard[i:]

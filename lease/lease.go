@@ -37,7 +37,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
-	"github.com/ratelimit-go/ratelimit/internal/order"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -73,7 +73,7 @@ import (
 //
 // It is safe for concurrent use. Make it by [New], and Close it.
 type Limiter struct {
-	place // package order looks for it
+	place // package see looks for it
 
 	limiter ratelimit.Limiter
 	five    *five.Limiter[ratelimit.Result] // limiter
@@ -101,7 +101,7 @@ type Limiter struct {
 	workers int
 }
 
-type place = order.Remembers
+type place = see.Remembers
 
 const (
 	shards         = 64
@@ -214,7 +214,7 @@ func New(l ratelimit.Limiter, life time.Duration, opts ...Option) (*Limiter, err
 			ratelimit.ErrInvalidOption, l)
 	}
 	d := &Limiter{limiter: l, five: one, maxKeys: defaultMaxKeys, base: time.Now(), seeds: keyhash.New()}
-	d.place = order.NewRemembers(d)
+	d.place = see.NewRemembers(d)
 	d.lent = ratelimit.NewMark(d, ratelimit.SourceLease, lent{})
 	d.terms = terms{life: life, most: maxLease, halve: one.Algorithm == fixedWindow}
 	for _, opt := range opts {
@@ -339,7 +339,7 @@ func (d *Limiter) without(ctx context.Context, s *shard, e *entry, n int, now ti
 		if e.settle(&d.terms) {
 			d.launch(s, e)
 		}
-		res = ratelimit.Result{Allowed: true, Limit: int(by.Burst), Remaining: max(0, e.room-e.owed)}.With(d.lent)
+		res = ratelimit.Result{Allowed: true, Limit: int(by.Burst), Remaining: max(0, e.room-e.owed)}.WithMark(d.lent)
 		s.mu.Unlock()
 		return res, nil
 	}
@@ -414,7 +414,7 @@ func (d *Limiter) askUnleased(ctx context.Context, key string, n int, by store.L
 func (d *Limiter) plain(ctx context.Context, op five.Operation, key string, n int, by store.Limit) (ratelimit.Result, error) {
 	r, err := d.five.By(ctx, op, key, n, by)
 	if err == nil && r.Charged() > 0 && d.strict() {
-		r = r.With(ratelimit.NewMark(d, ratelimit.SourceStore, by))
+		r = r.WithMark(ratelimit.NewMark(d, ratelimit.SourceStore, by))
 	}
 	return r, err
 }
@@ -479,7 +479,7 @@ func (d *Limiter) deny(res *ratelimit.Result, e *entry, now time.Duration) {
 	*res = e.denial.result
 	res.RetryAfter = wholeMicros(max(e.denial.told+res.RetryAfter, e.denied) - now)
 	res.ResetAfter = max(res.RetryAfter, wholeMicros(e.denial.told+res.ResetAfter-now))
-	*res = res.With(denied)
+	*res = res.WithMark(denied)
 	d.stats.local.Add(1)
 }
 

@@ -102,10 +102,8 @@ func TestNewRefuses(t *testing.T) {
 	bucket := newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 100})
 	window := newLimiter(t, "fixed_window", s, perSecond)
 	sliding := newLimiter(t, "sliding_window", s, perSecond)
-	rekeyed, err := ratelimit.NewRekeyed(window, func(context.Context, string) (string, error) { return "", nil })
-	require.NoError(t, err)
-	perCall, err := ratelimit.PerCall(window)
-	require.NoError(t, err)
+	rekeyed := newLimiter(t, "fixed_window", s, perSecond, ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "", nil }))
+	calls := newLimiter(t, "fixed_window", s, perSecond, ratelimit.CountCalls())
 	denied, err := denycache.New(window)
 	require.NoError(t, err)
 	static, err := ratelimit.NewAll(window)
@@ -120,8 +118,8 @@ func TestNewRefuses(t *testing.T) {
 		{"nil", nil, time.Second, nil, "the limiter is nil"},
 		{"nil pointer", (*ratelimit.TokenBucket)(nil), time.Second, nil, "the limiter is nil"},
 		{"leaky bucket", newLimiter(t, "leaky_bucket", s, perSecond), time.Millisecond, nil, "it takes back only its last events"},
-		{"Rekeyed", rekeyed, time.Millisecond, nil, "a lease of a *ratelimit.Rekeyed: lease one of the five algorithms"},
-		{"PerCall", perCall, time.Millisecond, nil, "lease one of the five algorithms"},
+		{"another key", rekeyed, time.Millisecond, nil, "lease one of the five algorithms"},
+		{"calls", calls, time.Millisecond, nil, "lease one of the five algorithms"},
 		{"denycache", denied, time.Millisecond, nil, "put the *denycache.Limiter around that"},
 		{"All", static, time.Millisecond, nil, "put the *ratelimit.All around that"},
 		{"lease", newLease(t, window, time.Millisecond), time.Millisecond, nil, "put the *lease.Limiter around that"},

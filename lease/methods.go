@@ -144,7 +144,7 @@ func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	if err := d.check(ctx, key, n); err != nil {
 		return err
 	}
-	under, note, _ := charged.Of(d)
+	under, note, _ := charged.Unmark(d)
 	switch note := note.(type) {
 	case *grant:
 		n = min(n, charged.Charged())
@@ -235,8 +235,8 @@ func (d *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 func (d *Limiter) Unwrap() ratelimit.Limiter { return d.limiter }
 
 var (
-	_ ratelimit.Limiter   = (*Limiter)(nil)
-	_ ratelimit.Describer = (*Limiter)(nil)
-	_ ratelimit.Charger   = (*Limiter)(nil)
-	_ ratelimit.Delayer   = (*Limiter)(nil)
+	_ ratelimit.Limiter        = (*Limiter)(nil)
+	_ ratelimit.PolicyAppender = (*Limiter)(nil)
+	_ ratelimit.Charger        = (*Limiter)(nil)
+	_ ratelimit.Delayer        = (*Limiter)(nil)
 )

@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -37,12 +38,8 @@ func (o *told) Decided(_ context.Context, _ string, _ int, r ratelimit.Result, e
 var wrappers = map[string]func(t *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error){
 	"nothing": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) { return l, nil },
 	"Observe": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
-		return ratelimit.Observe(l, new(told))
+		return observe.Around(l, new(told))
 	},
-	"Rekeyed": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
-		return ratelimit.NewRekeyed(l, func(_ context.Context, key string) (string, error) { return key, nil })
-	},
-	"PerCall": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) { return ratelimit.PerCall(l) },
 	"All": func(t *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
 		other := newLimiter(t, "token_bucket", memory(t, stopped), ratelimit.PerSecond(200))
 		return ratelimit.NewAll(other, l)
@@ -52,10 +49,10 @@ var wrappers = map[string]func(t *testing.T, l ratelimit.Limiter) (ratelimit.Lim
 		return ratelimit.NewAll(l, other)
 	},
 	"fallback open": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
-		return fallback.New(l, fallback.Open())
+		return fallback.New(l, fallback.FailOpen())
 	},
 	"fallback, LocalShare": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
-		return fallback.New(l, fallback.LocalShare(2))
+		return fallback.New(l, fallback.FailLocal(2))
 	},
 	"accesslist": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) { return accesslist.New(l) },
 	"shadow, enforced": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
@@ -142,12 +139,12 @@ func atRandom(t *testing.T, l ratelimit.Limiter, random *rand.Rand) (charged int
 // While the store fails, what is held is admitted, and then the fallback answers.
 func TestFallbackAroundALease(t *testing.T) {
 	for name, c := range map[string]struct {
-		policy fallback.Policy
+		policy fallback.Answer
 		source ratelimit.Source
 	}{
-		"open":       {fallback.Open(), ratelimit.SourceFailOpen},
-		"closed":     {fallback.Closed(), ratelimit.SourceFailClosed},
-		"LocalShare": {fallback.LocalShare(2), ratelimit.SourceLocal},
+		"open":       {fallback.FailOpen(), ratelimit.SourceFailOpen},
+		"closed":     {fallback.FailClosed(), ratelimit.SourceFailClosed},
+		"LocalShare": {fallback.FailLocal(2), ratelimit.SourceLocal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -175,10 +172,10 @@ func TestObservedLease(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			inside, outside := new(told), new(told)
-			observed, err := ratelimit.Observe(newLimiter(t, algorithm, memory(t, stopped), perSecond), inside, ratelimit.WithLatency())
+			observed, err := ratelimit.New(algorithm, memory(t, stopped), perSecond, ratelimit.WithTimedObserver(inside))
 			require.NoError(t, err)
 			d := newLease(t, observed, life)
-			l, err := ratelimit.Observe(d, outside)
+			l, err := observe.Around(d, outside)
 			require.NoError(t, err)
 			n := int64(0)
 			for allow(t, l).Allowed {

@@ -21,7 +21,7 @@ func TestALocalFallbackAroundALeaseKeepsToOneLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, limit, ok := &recorder{Store: memory(t)}, ratelimit.Limit{Rate: 1000, Period: time.Hour, Burst: 1000}, 0
 		f, err := fallback.New(newLease(t, newLimiter(t, "token_bucket", s, limit), time.Minute),
-			fallback.Local(newLimiter(t, "token_bucket", memory(t), limit)))
+			fallback.FailTo(newLimiter(t, "token_bucket", memory(t), limit)))
 		require.NoError(t, err)
 		ask := func(key string, times int) {
 			for range times {

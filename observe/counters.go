@@ -113,7 +113,7 @@ func (c *Counters) count(calls *atomic.Int64, outcome int, source ratelimit.Sour
 }
 
 // admitted is how many of n events r, an admission, has charged: AllowUpTo may grant fewer,
-// and PerCall charges one.
+// and a limit that counts calls is charged one.
 func admitted(r *ratelimit.Result, n int) int {
 	if charged := r.Charged(); charged > 0 && charged < n {
 		return charged
@@ -190,8 +190,8 @@ type Snapshot struct {
 	// the order of their names. Limits that are known by [Counters.Expect] have a row from the
 	// start. It has the first 32 names. Then "other" is for the rest, and is the last row.
 	DeniedBy []DeniedBy `json:"denied_by"`
-	// Durations are how long decisions took, errors included. Without
-	// [ratelimit.WithLatency] nothing is counted there.
+	// Durations are how long decisions took, errors included. Nothing is counted there
+	// without [Around] or [ratelimit.WithTimedObserver].
 	Durations Durations `json:"durations"`
 }
 
@@ -201,9 +201,9 @@ type Decisions struct {
 	Source  string `json:"source"`  // text of a [ratelimit.Source]
 	Calls   int64  `json:"calls"`
 	// Events are what the calls asked for, none for n below 1. Of an admission that charged
-	// fewer they are those: of [ratelimit.AllowUpTo] what it granted, and of a
-	// [ratelimit.PerCall] one. What a PerCall denies counts as asked; observe the limiter
-	// inside of it to count each call as one event.
+	// fewer they are those: of [ratelimit.AllowUpTo] what it granted, and of
+	// [ratelimit.CountCalls] one. What that denies counts as asked; [ratelimit.WithObserver]
+	// counts each call as one event.
 	Events int64 `json:"events"`
 }
 

@@ -30,9 +30,9 @@ func inMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelim
 	return limiter
 }
 
-func observed(t testing.TB, l ratelimit.Limiter, o ratelimit.Observer, opts ...ratelimit.ObserveOption) ratelimit.Limiter {
+func observed(t testing.TB, l ratelimit.Limiter, observers ...ratelimit.Observer) ratelimit.Limiter {
 	t.Helper()
-	l, err := ratelimit.Observe(l, o, opts...)
+	l, err := observe.Around(l, observers...)
 	require.NoError(t, err)
 	return l
 }
@@ -79,7 +79,7 @@ func TestCountersCountWhatALimiterDecides(t *testing.T) {
 	require.Equal(t, [11]int64{0: 1, 7: 1, 8: 1, 9: 1}, s.Headroom)
 	require.Equal(t, observe.Errors{Class: "invalid", Calls: 1}, s.Errors[0])
 	require.Empty(t, s.DeniedBy)
-	require.Zero(t, s.Durations.Count)
+	require.EqualValues(t, 6, s.Durations.Count, "errors included")
 }
 
 func TestHeadroomIsInTenthsRoundedUp(t *testing.T) {
@@ -106,7 +106,7 @@ func TestEachSourceIsCounted(t *testing.T) {
 	for source := ratelimit.SourceStore; source <= ratelimit.SourceLease; source++ {
 		for _, allowed := range []bool{true, false} {
 			r := ratelimit.Result{Allowed: allowed, Limit: 1}
-			r = r.With(ratelimit.NewMark(owner, source, nil))
+			r = r.WithMark(ratelimit.NewMark(owner, source, nil))
 			for range int(source) + 1 {
 				c.Decided(t.Context(), "key", 3, r, nil, 0)
 			}
@@ -153,12 +153,10 @@ func TestCountersNeverFall(t *testing.T) {
 	require.Equal(t, [11]int64{5: 1}, c.Snapshot().Headroom)
 }
 
-// A PerCall limits calls: an admission is one event. Of a denial it is not known.
+// CountCalls limits calls: an admission is one event. Of a denial it is not known.
 func TestEventsOfCallsThatAreChargedOnce(t *testing.T) {
 	c := observe.NewCounters("")
-	calls, err := ratelimit.PerCall(inMemory(t, "fixed_window", ratelimit.PerDay(1)))
-	require.NoError(t, err)
-	limiter := observed(t, calls, c)
+	limiter := observed(t, inMemory(t, "fixed_window", ratelimit.PerDay(1), ratelimit.CountCalls()), c)
 	for _, allowed := range []bool{true, false} {
 		r, err := limiter.AllowN(t.Context(), "key", 7)
 		require.NoError(t, err)
@@ -300,18 +298,17 @@ func TestCountingAllocatesNothing(t *testing.T) {
 // TestEachLimitHasARowBeforeItDenies, wherever the All is, and whatever tells the Counters.
 func TestEachLimitHasARowBeforeItDenies(t *testing.T) {
 	login := inMemory(t, "sliding_log", ratelimit.PerHour(5), ratelimit.WithName("login"))
-	address, err := ratelimit.NewRekeyed(inMemory(t, "sliding_log", ratelimit.PerHour(20), ratelimit.WithName("login-address")),
-		func(context.Context, string) (string, error) { return "address", nil })
-	require.NoError(t, err)
+	address := inMemory(t, "sliding_log", ratelimit.PerHour(20), ratelimit.WithName("login-address"),
+		ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "address", nil }))
 	all, err := ratelimit.NewAll(login, address)
 	require.NoError(t, err)
-	safe, err := fallback.New(all, fallback.Open())
+	safe, err := fallback.New(all, fallback.FailOpen())
 	require.NoError(t, err)
 	top, err := observe.NewTopKeys(0)
 	require.NoError(t, err)
 
 	c := observe.NewCounters("login")
-	limiter := observed(t, safe, ratelimit.Observers(top, c))
+	limiter := observed(t, safe, top, c)
 	require.Equal(t, []observe.DeniedBy{{Name: "login"}, {Name: "login-address"}}, c.Snapshot().DeniedBy)
 	for range 9 {
 		_, err := limiter.Allow(t.Context(), "key")

@@ -154,7 +154,7 @@ func TestExactLeavesOutWhatNoLimitHasDecided(t *testing.T) {
 	owner := new(int)
 	for source := ratelimit.SourceStore; source <= ratelimit.SourceLease; source++ {
 		r := ratelimit.Result{Limit: 1, RetryAfter: time.Second}
-		e.Decided(t.Context(), "key", 1, r.With(ratelimit.NewMark(owner, source, nil)), nil, 0)
+		e.Decided(t.Context(), "key", 1, r.WithMark(ratelimit.NewMark(owner, source, nil)), nil, 0)
 	}
 	e.Decided(t.Context(), "key", 1, ratelimit.Result{Allowed: true}, nil, 0)
 	e.Decided(t.Context(), "key", 1, ratelimit.Result{}, store.ErrStore, 0)

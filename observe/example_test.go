@@ -20,17 +20,14 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// newLimiter is a limiter of three events a day that tells o.
-func newLimiter(o ratelimit.Observer) ratelimit.Limiter {
+// newLimiter is a limiter of three events a day that tells observers.
+func newLimiter(observers ...ratelimit.Observer) ratelimit.Limiter {
 	mem, err := memstore.New()
 	if err != nil {
 		log.Fatal(err)
 	}
-	window, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(3), ratelimit.WithName("api"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	limiter, err := ratelimit.Observe(window, o)
+	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(3), ratelimit.WithName("api"),
+		ratelimit.WithObserver(observers...))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -122,7 +119,7 @@ func ExampleHandler() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ask(newLimiter(ratelimit.Observers(counters, top)), "ann", "ann", "ann", "ann", "bob")
+	ask(newLimiter(counters, top), "ann", "ann", "ann", "ann", "bob")
 	page := observe.Handler(observe.Page{
 		Counters: []*observe.Counters{counters},
 		TopKeys:  map[string]*observe.TopKeys{"api": top},
@@ -157,16 +154,16 @@ func ExampleCounters_fallback() {
 		log.Fatal(err)
 	}
 	inner, outer := observe.NewCounters("api/redis"), observe.NewCounters("api")
-	onRedis, err := ratelimit.Observe(all, inner, ratelimit.WithLatency())
+	onRedis, err := observe.Around(all, inner)
 	if err != nil {
 		log.Fatal(err)
 	}
 	onChange := func(s fallback.State, _ time.Time) { fmt.Println("circuit breaker:", s) }
-	safe, err := fallback.New(onRedis, fallback.Open(), fallback.WithOnChange(onChange))
+	safe, err := fallback.New(onRedis, fallback.FailOpen(), fallback.WithOnChange(onChange))
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.Observe(safe, outer)
+	limiter, err := observe.Around(safe, outer)
 	if err != nil {
 		log.Fatal(err)
 	}

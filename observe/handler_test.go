@@ -21,7 +21,7 @@ func get(h http.Handler, method string) *httptest.ResponseRecorder {
 
 func TestHandlerShowsWhatThereIs(t *testing.T) {
 	counters, top, exact := observe.NewCounters("api"), newTopKeys(t, 0), newExact(t, ratelimit.PerDay(1), 100)
-	limiter := observed(t, inMemory(t, "fixed_window", ratelimit.PerDay(1)), ratelimit.Observers(counters, top, exact))
+	limiter := observed(t, inMemory(t, "fixed_window", ratelimit.PerDay(1)), counters, top, exact)
 	for i := range 150 {
 		for range 2 {
 			_, err := limiter.Allow(t.Context(), fmt.Sprint("user:", i))

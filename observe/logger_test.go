@@ -109,7 +109,7 @@ func TestAStoreThatFailsIsLogged(t *testing.T) {
 	var out lines
 	o := observe.Logger(out.logger(slog.LevelInfo))
 	from := func(source ratelimit.Source) ratelimit.Result {
-		return ratelimit.Result{Allowed: true, Limit: 1}.With(ratelimit.NewMark(t, source, nil))
+		return ratelimit.Result{Allowed: true, Limit: 1}.WithMark(ratelimit.NewMark(t, source, nil))
 	}
 	for _, step := range []struct {
 		source ratelimit.Source
@@ -217,7 +217,7 @@ func TestLoggerIsSafeForConcurrentUse(t *testing.T) {
 		wg.Go(func() {
 			for i := range 1000 {
 				source := ratelimit.Source(i / 10 % 4)
-				tell(o, fmt.Sprint(c, i), denied.With(ratelimit.NewMark(&out, source, nil)), nil)
+				tell(o, fmt.Sprint(c, i), denied.WithMark(ratelimit.NewMark(&out, source, nil)), nil)
 				tell(o, "key", ratelimit.Result{}, store.ErrTimeout)
 			}
 		})

@@ -1,13 +1,13 @@
-// Package observe shows what limiters decide. Its observers are for [ratelimit.Observe]:
+// Package observe shows what limiters decide. [Around] tells its observers what callers are told,
+// and the option [ratelimit.WithObserver] what a single limit decides:
 //
 //		counters := observe.NewCounters("api")
-//		limiter, err := ratelimit.Observe(limiter, counters)
+//		watched, err := observe.Around(limiter, counters)
 //
 //	  - [Counters] always: how many are admitted and denied, by what, and how the store fails.
 //	  - [TopKeys] to find the clients that are denied most.
 //	  - [Logger] for lines in the log where something begins or ends.
 //	  - [Exact] to see how far off an algorithm's estimate is on real traffic.
 //
-// [ratelimit.Observers] joins several of them. [Handler] shows them as JSON. What they keep
-// is bounded, whatever keys there are, and none of them has a goroutine or anything to close.
+// [Handler] shows them as JSON. What they keep is bounded, whatever keys there are, and none of them has a goroutine or anything to close.
 package observe

@@ -29,7 +29,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	counters := observe.NewCounters("api")
-	limiter, err := ratelimit.Observe(bucket, ratelimit.Observers(counters, otellimit.Spans("api")))
+	limiter, err := observe.Around(bucket, counters, otellimit.Spans("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -76,11 +76,8 @@ func ExampleSpans() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	never, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(0), ratelimit.WithName("api"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	limiter, err := ratelimit.Observe(never, otellimit.Spans("api"))
+	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(0), ratelimit.WithName("api"),
+		ratelimit.WithObserver(otellimit.Spans("api")))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func newService(t testing.TB) *service {
 	all, err := ratelimit.NewAll(burst, daily)
 	require.NoError(t, err)
 	inside, outside := observe.NewCounters("api store"), observe.NewCounters("api")
-	f, err := fallback.New(observed(t, all, inside), fallback.Open())
+	f, err := fallback.New(observed(t, all, inside), fallback.FailOpen())
 	require.NoError(t, err)
 	waiter, err := throttle.NewWaiter(burst, time.Minute)
 	require.NoError(t, err)
@@ -83,7 +83,7 @@ func newService(t testing.TB) *service {
 		require.NoError(t, err)
 	}
 	s.stats = leased.Stats()
-	s.limiter = observed(t, f, ratelimit.Observers(outside, otellimit.Spans("api")))
+	s.limiter = observed(t, f, outside, otellimit.Spans("api"))
 	s.config = otellimit.Config{
 		Counters:  []*observe.Counters{inside, outside},
 		Fallbacks: map[string]*fallback.Limiter{"api": f},
@@ -94,9 +94,9 @@ func newService(t testing.TB) *service {
 	return s
 }
 
-func observed(t testing.TB, l ratelimit.Limiter, o ratelimit.Observer) ratelimit.Limiter {
+func observed(t testing.TB, l ratelimit.Limiter, observers ...ratelimit.Observer) ratelimit.Limiter {
 	t.Helper()
-	l, err := ratelimit.Observe(l, o)
+	l, err := observe.Around(l, observers...)
 	require.NoError(t, err)
 	return l
 }
@@ -360,7 +360,7 @@ func TestNamesNeedNotBeUTF8(t *testing.T) {
 	require.NoError(t, err)
 	counters := observe.NewCounters("api")
 	counters.Expect("\xff", `"\xff"`, "caf\xe9")
-	limiter := observed(t, daily, ratelimit.Observers(counters, otellimit.Spans("\xff")))
+	limiter := observed(t, daily, counters, otellimit.Spans("\xff"))
 	said := spanned(t, func(ctx context.Context) { _, _ = limiter.Allow(ctx, "key") })
 	require.Equal(t, `"\xff"`, said["ratelimit.limiter"])
 	reader, _ := register(t, otellimit.Config{Counters: []*observe.Counters{counters}})

@@ -12,7 +12,7 @@
 //	ratelimit_denied_by_total{limiter,denied_by}           denials by the limit that denied
 //	ratelimit_errors_total{limiter,class}                  calls that ended with an error
 //	ratelimit_headroom_ratio{limiter}                      histogram: share of the limit that admissions left
-//	ratelimit_decision_duration_seconds{limiter}           histogram: with ratelimit.WithLatency only
+//	ratelimit_decision_duration_seconds{limiter}           histogram: where it is measured
 //	ratelimit_breaker_state{limiter,state}                 1 for the current state of a fallback, 0 for the others
 //	ratelimit_store_keys{store}                            keys that a memory holds
 //	ratelimit_store_evictions_total{store}                 keys that a full memory has forgotten

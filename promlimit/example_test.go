@@ -30,12 +30,12 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	open, err := fallback.New(bucket, fallback.Open())
+	open, err := fallback.New(bucket, fallback.FailOpen())
 	if err != nil {
 		log.Fatal(err)
 	}
 	counters := observe.NewCounters("api")
-	limiter, err := ratelimit.Observe(open, counters)
+	limiter, err := observe.Around(open, counters)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -329,8 +329,8 @@ func (l *Limiter) Stats() Stats {
 }
 
 var (
-	_ ratelimit.Limiter   = (*Limiter)(nil)
-	_ ratelimit.Describer = (*Limiter)(nil)
-	_ ratelimit.Charger   = (*Limiter)(nil)
-	_ ratelimit.Delayer   = (*Limiter)(nil)
+	_ ratelimit.Limiter        = (*Limiter)(nil)
+	_ ratelimit.PolicyAppender = (*Limiter)(nil)
+	_ ratelimit.Charger        = (*Limiter)(nil)
+	_ ratelimit.Delayer        = (*Limiter)(nil)
 )

@@ -23,6 +23,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/regions"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -109,7 +110,7 @@ func TestNewRefusesWhatIsNoShare(t *testing.T) {
 	own, mem := make("fixed_window", limit), memory(t)
 	all, err := ratelimit.NewAll(own)
 	require.NoError(t, err)
-	perCall, err := ratelimit.PerCall(own)
+	calls, err := ratelimit.NewFixedWindow(memory(t), limit, ratelimit.CountCalls())
 	require.NoError(t, err)
 	for name, args := range map[string]struct {
 		own    ratelimit.Limiter
@@ -122,7 +123,7 @@ func TestNewRefusesWhatIsNoShare(t *testing.T) {
 		"another is nil":    {own, []ratelimit.Limiter{nil}, nil, "nil"},
 		"alone":             {own, nil, nil, "no other"},
 		"All":               {all, []ratelimit.Limiter{make("fixed_window", limit)}, nil, "*ratelimit.All is no share"},
-		"PerCall":           {perCall, []ratelimit.Limiter{make("fixed_window", limit)}, nil, "no share"},
+		"calls":             {calls, []ratelimit.Limiter{make("fixed_window", limit)}, nil, "no share"},
 		"another is an All": {make("fixed_window", limit), []ratelimit.Limiter{all}, nil, "no share"},
 		"log":               {make("sliding_log", limit), []ratelimit.Limiter{make("sliding_log", limit)}, nil, "a sliding_log is no share"},
 		"queue":             {make("leaky_bucket", limit), []ratelimit.Limiter{make("leaky_bucket", limit)}, nil, "a leaky_bucket is no share"},
@@ -141,7 +142,7 @@ func TestNewRefusesWhatIsNoShare(t *testing.T) {
 		require.ErrorContains(t, err, args.text, name)
 		require.Nil(t, l, name)
 	}
-	observed, err := ratelimit.Observe(own, new(counter))
+	observed, err := ratelimit.NewFixedWindow(memory(t), limit, ratelimit.WithObserver(new(counter)))
 	require.NoError(t, err)
 	_, err = regions.New(observed, []ratelimit.Limiter{make("fixed_window", ratelimit.PerHour(3))})
 	require.NoError(t, err, "observed, and of another rate")
@@ -811,23 +812,21 @@ func TestInsideOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, x := t.Context(), newTwo(t, "fixed_window", ratelimit.PerDay(10))
 		seen := new(counter)
-		observed, err := ratelimit.Observe(x, seen)
-		require.NoError(t, err)
-		rekeyed, err := ratelimit.NewRekeyed(observed, func(_ context.Context, key string) (string, error) { return "re:" + key, nil })
+		observed, err := observe.Around(x, seen)
 		require.NoError(t, err)
 		day, err := ratelimit.NewFixedWindow(memory(t), ratelimit.PerDay(18), ratelimit.WithPolicyName("day"))
 		require.NoError(t, err)
-		all, err := ratelimit.NewAll(rekeyed, day)
+		all, err := ratelimit.NewAll(observed, day)
 		require.NoError(t, err)
-		_, err = fallback.New(all, fallback.LocalShare(2))
+		_, err = fallback.New(all, fallback.FailLocal(2))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "what is its share?")
-		l, err := fallback.New(all, fallback.Closed())
+		l, err := fallback.New(all, fallback.FailClosed())
 		require.NoError(t, err)
 		require.Equal(t, 18, use(t, l, "key", 20))
 		r, err := l.Allow(ctx, "key")
 		require.NoError(t, err)
 		require.Equal(t, "day", r.DeniedBy())
-		require.Equal(t, 2, remaining(t, x.own, "re:key")+remaining(t, x.other, "re:key"), "what the day has denied came back")
+		require.Equal(t, 2, remaining(t, x.own, "key")+remaining(t, x.other, "key"), "what the day has denied came back")
 		require.Equal(t, 21, seen.admitted)
 		require.Zero(t, seen.denied)
 

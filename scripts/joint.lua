@@ -1,12 +1,14 @@
 
--- The driver of several keys: all of them are charged, or none. A denied key is written
--- too if the server's clock has gone back: see state.lua. Each rule comes before the
--- driver, in a block of its own, and has put its plan and its commit into rules.
+-- The driver of several keys: all that are asked for events are charged, or none. A shadow
+-- is charged with them if it fits, and keeps none from being charged. A look charges
+-- nothing. A denied key is written too if the server's clock has gone back: see state.lua.
+-- Each rule comes before the driver, in a block of its own, and has put its plan and its
+-- commit into rules.
 --
 -- KEYS  the keys of the states, all different
 -- ARGV  1 operation: take, within (take if each turn comes in time) or peek
 --       of each key, in their order: the number of its rule, rate, period as in
---       driver.lua, burst, n
+--       driver.lua, burst, n (-n of a shadow, 0 of a look, which is answered for one event)
 --       of within, of each key: in less than how many µs its turn must come, or 0
 --       the last, after them: the caller's clock in Unix µs; none for the server's
 -- Reply {ok (1 or 0), x, y, z} of each key, one after the other: store.Reply
@@ -25,10 +27,11 @@ for i, key in ipairs(KEYS) do
   if op == 'within' then
     limit.before = ARGV[1 + 5 * #KEYS + i] + 0
   end
-  local ok, x, y, z, p = rules[ARGV[a] + 0].plan(key, limit, now, callers, ARGV[a + 4] + 0)
+  local n = ARGV[a + 4] + 0
+  local ok, x, y, z, p = rules[ARGV[a] + 0].plan(key, limit, now, callers, max(1, n, -n))
   replies[4 * i - 3], replies[4 * i - 2], replies[4 * i - 1], replies[4 * i] = ok and 1 or 0, x, y, z
-  planned[i] = p
-  all = all and ok
+  planned[i] = n ~= 0 and p
+  all = all and (ok or n <= 0)
 end
 for i, key in ipairs(KEYS) do
   local denied = replies[4 * i - 3] == 0 -- the plan of a denied key charges nothing

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -16,8 +17,7 @@ import (
 func TestATrialBesideARealLimitDoesNotShow(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
-	trial, err := ratelimit.NewLevels("fixed_window", mem, "api", ratelimit.PerHour(2), ratelimit.PerMinute(1))
-	require.NoError(t, err)
+	trial := levels.New(t, "fixed_window", mem, "api", ratelimit.PerHour(2), ratelimit.PerMinute(1))
 	lim, _ := limiter(t, trial)
 	real := inMemory(t, "token_bucket", ratelimit.PerHour(100))
 	alone := inMemory(t, "token_bucket", ratelimit.PerHour(100))

@@ -11,7 +11,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/order"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // Limiter wraps a [ratelimit.Limiter], reports what that decides, and lets the event
@@ -41,7 +41,7 @@ import (
 //
 // It is safe for concurrent use. Make it by [New].
 type Limiter struct {
-	place //nolint:unused // package order looks for it
+	place //nolint:unused // package see looks for it
 
 	limiter ratelimit.Limiter
 	passed  ratelimit.Result // for what is let through and was never charged
@@ -50,7 +50,7 @@ type Limiter struct {
 	percent atomic.Uint64 // the bits of a float64, 0 to 100
 }
 
-type place = order.Answers //nolint:unused // see package order
+type place = see.Answers //nolint:unused // see package see
 
 // Option configures a [Limiter].
 type Option func(*Limiter) error
@@ -82,7 +82,7 @@ func New(l ratelimit.Limiter, report Report, opts ...Option) (*Limiter, error) {
 	}
 	lim := &Limiter{limiter: l, seed: offset}
 	lim.reports.report = report
-	lim.passed = ratelimit.Result{Allowed: true}.With(ratelimit.NewMark(lim, ratelimit.SourceStore, nil))
+	lim.passed = ratelimit.Result{Allowed: true}.WithMark(ratelimit.NewMark(lim, ratelimit.SourceStore, nil))
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -181,7 +181,7 @@ func (l *Limiter) answer(ctx context.Context, key string, r ratelimit.Result, er
 	}
 	t := &trial{charged: r}
 	t.mark = *ratelimit.NewMark(l, ratelimit.SourceStore, t)
-	return ratelimit.Result{Allowed: true}.With(&t.mark), nil
+	return ratelimit.Result{Allowed: true}.WithMark(&t.mark), nil
 }
 
 // Charge charges n events that have happened already, and reports nothing. Errors of the
@@ -201,7 +201,7 @@ func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	if l.limiter == nil {
 		return errNoConstructor
 	}
-	_, note, through := charged.Of(l)
+	_, note, through := charged.Unmark(l)
 	switch t, ok := note.(*trial); {
 	case ok:
 		charged = t.charged
@@ -239,10 +239,10 @@ func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, ke
 func (l *Limiter) Unwrap() ratelimit.Limiter { return l.limiter }
 
 var (
-	_ ratelimit.Limiter   = (*Limiter)(nil)
-	_ ratelimit.Describer = (*Limiter)(nil)
-	_ ratelimit.Charger   = (*Limiter)(nil)
-	_ ratelimit.Delayer   = (*Limiter)(nil)
+	_ ratelimit.Limiter        = (*Limiter)(nil)
+	_ ratelimit.PolicyAppender = (*Limiter)(nil)
+	_ ratelimit.Charger        = (*Limiter)(nil)
+	_ ratelimit.Delayer        = (*Limiter)(nil)
 )
 
 // offset is where FNV-1a begins.

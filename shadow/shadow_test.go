@@ -23,6 +23,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/internal/levels"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -154,7 +156,7 @@ func TestWhatIsDeniedIsReportedAndLetThrough(t *testing.T) {
 
 			require.Equal(t, max(0, 1-i), told.r.Remaining)
 			for _, r := range []ratelimit.Result{r, peek(t, lim)} {
-				under, _, _ := r.Of(lim)
+				under, _, _ := r.Unmark(lim)
 				require.Equal(t, ratelimit.Result{Allowed: true}, under, "nothing of the trial shows")
 				require.False(t, r.Counted())
 				require.Zero(t, r.Charged())
@@ -184,9 +186,9 @@ func TestTheTurnsOfALeakyBucketAreNotWaitedFor(t *testing.T) {
 
 func TestErrorsAreReportedAndTheEventPasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lim, reports := limiter(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore))
+		lim, reports := limiter(t, ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore))
 		r := allowN(t, lim, 3)
-		under, _, _ := r.Of(lim)
+		under, _, _ := r.Unmark(lim)
 		require.Equal(t, ratelimit.Result{Allowed: true}, under)
 		require.NoError(t, lim.Refund(t.Context(), "key", r, 3), "nothing was charged")
 		told := reports.take(t)
@@ -267,7 +269,7 @@ func TestARefundGivesBackWhatWasCharged(t *testing.T) {
 		require.False(t, enforced.Allowed)
 		require.ErrorIs(t, lim.Refund(t.Context(), "key", enforced, 1), ratelimit.ErrInvalidN)
 	})
-	lim, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore))
+	lim, _ := limiter(t, ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore))
 	require.ErrorIs(t, lim.Refund(t.Context(), "key", ratelimit.Result{Allowed: true}, 1), ratelimit.ErrStore)
 }
 
@@ -286,7 +288,7 @@ func TestEnforcedKeysGetTheDecision(t *testing.T) {
 }
 
 func TestTheShareIsChangedAtRunTime(t *testing.T) {
-	lim, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(100))
+	lim, _ := limiter(t, ratelimittest.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(100))
 	require.False(t, allowN(t, lim, 1).Allowed)
 	require.NoError(t, lim.SetEnforcement(0))
 	require.True(t, allowN(t, lim, 1).Allowed)
@@ -298,7 +300,7 @@ func TestTheShareIsChangedAtRunTime(t *testing.T) {
 }
 
 func TestOnlyTheKeysOfTheShareAreEnforced(t *testing.T) {
-	lim, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(30))
+	lim, _ := limiter(t, ratelimittest.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(30))
 	for i := range 1000 {
 		key := fmt.Sprint("user:", i)
 		r, err := lim.Allow(t.Context(), key)
@@ -310,8 +312,8 @@ func TestOnlyTheKeysOfTheShareAreEnforced(t *testing.T) {
 // If this fails, a new version enforces other keys than the one before it in the same
 // fleet: it is the version that is wrong.
 func TestTheShareOfAKeyIsTheSameForEver(t *testing.T) {
-	plain, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil))
-	salted, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithSalt("search"))
+	plain, _ := limiter(t, ratelimittest.Static(ratelimit.Result{}, nil))
+	salted, _ := limiter(t, ratelimittest.Static(ratelimit.Result{}, nil), shadow.WithSalt("search"))
 	for _, tt := range []struct {
 		key           string
 		plain, salted float64
@@ -331,7 +333,7 @@ func TestTheShareOfAKeyIsTheSameForEver(t *testing.T) {
 }
 
 func TestAHigherShareOnlyAddsKeys(t *testing.T) {
-	lim, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil))
+	lim, _ := limiter(t, ratelimittest.Static(ratelimit.Result{}, nil))
 	keys := keysOf("user:%d", 1000)
 	enforced := make([]bool, len(keys))
 	for step := range 401 {
@@ -373,7 +375,7 @@ func share(lim *shadow.Limiter, keys []string) (n int) {
 func TestTheShareIsAsLargeAsItShouldBe(t *testing.T) {
 	for _, format := range []string{"%d", "user:%d", "203.0.113.%d", "%08d-tenant", "%020d"} {
 		for _, salt := range []string{"", "search"} {
-			lim, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithSalt(salt))
+			lim, _ := limiter(t, ratelimittest.Static(ratelimit.Result{}, nil), shadow.WithSalt(salt))
 			for _, n := range []int{1000, 50_000} {
 				keys := keysOf(format, n)
 				for _, percent := range []float64{1, 10, 50, 90, 99} {
@@ -389,8 +391,8 @@ func TestTheShareIsAsLargeAsItShouldBe(t *testing.T) {
 
 func TestAnotherSaltIsAnotherShare(t *testing.T) {
 	const keys = 100_000
-	a, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(10), shadow.WithSalt("a"))
-	b, _ := limiter(t, ratelimit.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(10), shadow.WithSalt("b"))
+	a, _ := limiter(t, ratelimittest.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(10), shadow.WithSalt("a"))
+	b, _ := limiter(t, ratelimittest.Static(ratelimit.Result{}, nil), shadow.WithEnforcement(10), shadow.WithSalt("b"))
 	both := 0
 	for i := range keys {
 		if key := fmt.Sprint("user:", i); a.Enforced(key) && b.Enforced(key) {
@@ -403,8 +405,7 @@ func TestAnotherSaltIsAnotherShare(t *testing.T) {
 func TestPoliciesOfAKeyThatIsNotEnforcedAreUnlimited(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
-	inner, err := ratelimit.NewLevels("token_bucket", mem, "api", ratelimit.PerHour(2), ratelimit.PerDay(9))
-	require.NoError(t, err)
+	inner := levels.New(t, "token_bucket", mem, "api", ratelimit.PerHour(2), ratelimit.PerDay(9))
 	lim, _ := limiter(t, inner)
 	before := make([]ratelimit.Policy, 1, 8)
 	want, err := ratelimit.AppendPolicies(t.Context(), before, inner, "key")
@@ -611,7 +612,7 @@ func TestTheShareChangesWhileCallersDecide(t *testing.T) {
 // each other at once, or with time for the report between.
 func BenchmarkAllow(b *testing.B) {
 	for name, inner := range map[string]ratelimit.Limiter{
-		"denied":   ratelimit.Static(ratelimit.Result{}, nil),
+		"denied":   ratelimittest.Static(ratelimit.Result{}, nil),
 		"admitted": inMemory(b, "token_bucket", ratelimit.Limit{Rate: 1_000_000, Period: time.Millisecond}),
 	} {
 		let, err := shadow.New(inner, none, shadow.WithEnforcement(1e-9))

@@ -116,11 +116,11 @@ type Store interface {
 	// decides on one key at a time returns false. Limits are then charged one after the
 	// other, and given back if one of them denies.
 	Together(key, other string) bool
-	// TakeAll decides on each of the requests as Take would. It charges all of them if
-	// all are OK, and none otherwise. It is atomic over all of them: no other call comes
-	// between its read and its write. The requests differ in key or namespace, and their
-	// keys are Together. TakeAll sets replies, which is as long as requests. On an error
-	// replies mean nothing.
+	// TakeAll decides on each of the requests as Take would, or as Peek of one event if its N
+	// is 0. If all that vote are OK, it charges each that is OK, and none otherwise. It is atomic
+	// over all of them: no other call comes between its read and its write. The requests
+	// differ in key or namespace, and their keys are Together. TakeAll sets replies, which
+	// is as long as requests. On an error replies mean nothing.
 	TakeAll(ctx context.Context, requests []Request, replies []Reply) error
 
 	// Prepare tells the store of a rule that it will run. Each new limiter calls it. It
@@ -128,13 +128,17 @@ type Store interface {
 	Prepare(rule *Rule)
 }
 
-// Request is one of several decisions that are made together: N events of Key.
+// Request is one of several decisions that are made together: N events of Key, or 0 for a look.
 type Request struct {
 	Namespace *Namespace
 	Key       string
 	Limit     Limit
 	N         int64
+	Shadow    bool // its denial keeps nothing else from being charged
 }
+
+// Votes reports whether a denial of r denies the whole. That of a shadow or a look does not.
+func (r *Request) Votes() bool { return r.N > 0 && !r.Shadow }
 
 // Limit is a limit in integers, valid and with its Burst filled in.
 type Limit struct {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/order"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // Slow says how a [Slowdown] delays.
@@ -36,7 +36,7 @@ type Slow struct {
 //
 // The limit of l must be above Free, and Free + Max/Step or more for all steps to be taken.
 // An event that l denies goes through with the delay Max, and l charges nothing for it. What l
-// lets through uncounted ([ratelimit.Unlimited], [fallback.Open]) is not delayed. A Delay
+// lets through uncounted ([ratelimit.Unlimited], [fallback.FailOpen]) is not delayed. A Delay
 // of l's own is replaced. RetryAfter is always 0.
 //
 // Errors are those of l, and the event has not gone through then. Refund gives back what l
@@ -45,20 +45,20 @@ type Slow struct {
 // A decision takes a few ns more than one of l. It is safe for concurrent use. Make it by
 // [NewSlowdown].
 type Slowdown struct {
-	place //nolint:unused // package order looks for it
+	place //nolint:unused // package see looks for it
 
 	limiter ratelimit.Limiter
 	slow    Slow
 	passed  *ratelimit.Mark // on what the limiter has denied, and never charged
 }
 
-type place = order.Answers //nolint:unused // see package order
+type place = see.Answers //nolint:unused // see package see
 
 // NewSlowdown returns a limiter that delays by s what l counts. It returns
 // [ratelimit.ErrInvalidOption] if l is nil or a field of s is out of range. The same goes
 // for a [Waiter] in l, however deep: it goes around a Slowdown.
 func NewSlowdown(l ratelimit.Limiter, s Slow) (*Slowdown, error) {
-	sleeper, sleeps := order.Sleeping(l)
+	sleeper, sleeps := see.Sleeping(l)
 	switch {
 	case isnil.Is(l):
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
@@ -110,7 +110,7 @@ func (s *Slowdown) Peek(ctx context.Context, key string) (ratelimit.Result, erro
 func (s *Slowdown) delayed(r ratelimit.Result, spent int) ratelimit.Result {
 	switch {
 	case !r.Allowed:
-		r = r.With(s.passed)
+		r = r.WithMark(s.passed)
 		r.Delay = s.slow.Max
 	case r.Limit == 0, r.Source() == ratelimit.SourceUnlimited, r.Source() == ratelimit.SourceList: // let through uncounted
 		r.Delay = 0
@@ -146,7 +146,7 @@ func (s *Slowdown) Refund(ctx context.Context, key string, charged ratelimit.Res
 	if s.limiter == nil {
 		return errNoConstructor
 	}
-	if _, _, passed := charged.Of(s); passed && charged.Allowed { // otherwise AllowWithin has denied it for its Delay
+	if _, _, passed := charged.Unmark(s); passed && charged.Allowed { // otherwise AllowWithin has denied it for its Delay
 		return ratelimit.CheckCall(ctx, key, n)
 	}
 	return s.limiter.Refund(ctx, key, charged, n)
@@ -170,7 +170,7 @@ func (s *Slowdown) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, k
 }
 
 var (
-	_ ratelimit.Limiter   = (*Slowdown)(nil)
-	_ ratelimit.Describer = (*Slowdown)(nil)
-	_ ratelimit.Charger   = (*Slowdown)(nil)
+	_ ratelimit.Limiter        = (*Slowdown)(nil)
+	_ ratelimit.PolicyAppender = (*Slowdown)(nil)
+	_ ratelimit.Charger        = (*Slowdown)(nil)
 )

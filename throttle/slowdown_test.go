@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -149,7 +150,7 @@ func TestARefundGivesBackWhatTheLimiterHasCharged(t *testing.T) {
 }
 
 func TestWhatIsNotCountedIsNotDelayed(t *testing.T) {
-	open, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
+	open, err := fallback.New(ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailOpen())
 	require.NoError(t, err)
 	for _, lim := range []ratelimit.Limiter{open, inMemory(t, "token_bucket", ratelimit.Unlimited())} {
 		s := slowdown(t, lim, throttle.Slow{Step: time.Second, Max: time.Minute})
@@ -217,7 +218,7 @@ func TestAnEventThatASlowdownHasDeniedForItsDelayHasNothingToRefund(t *testing.T
 }
 
 func TestOneOfSeveralLimitsThatIsOpenDoesNotEndTheDelay(t *testing.T) {
-	open, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Open())
+	open, err := fallback.New(ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailOpen())
 	require.NoError(t, err)
 	both, err := ratelimit.NewAll(open, inMemory(t, "token_bucket", ratelimit.PerHour(5)))
 	require.NoError(t, err)

@@ -153,7 +153,7 @@ func badInputIsRefused(t *testing.T, l ratelimit.Limiter) {
 // aZeroValueIsAnError is the rule for exported structs.
 func aZeroValueIsAnError(t *testing.T, l interface {
 	ratelimit.Limiter
-	ratelimit.Describer
+	ratelimit.PolicyAppender
 }) {
 	t.Helper()
 	ctx := t.Context()

@@ -14,10 +14,9 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/order"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // Waiter wraps a [ratelimit.Limiter] l and holds events back until l admits them. Allow and
@@ -74,7 +73,7 @@ type Waiter struct {
 	waiting    atomic.Int64
 }
 
-type sleeps = order.Sleeps // see package order
+type sleeps = see.Sleeps // see package see
 
 const (
 	defaultMaxWaiting = 1024
@@ -134,7 +133,7 @@ func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error
 // kindOf returns how l admits events that have to wait, as far as that can be seen.
 func kindOf(l ratelimit.Limiter) queue.Kind {
 	_, delays := l.(ratelimit.Delayer)
-	return queue.KindOf(five.AlgorithmOf(l), delays)
+	return queue.KindOf(see.Algorithm(l), delays)
 }
 
 // kindNow returns the kind of the limiter. A leaky bucket is known to turn denials into a
@@ -411,10 +410,10 @@ func (w *Waiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key
 }
 
 var (
-	_ ratelimit.Limiter   = (*Waiter)(nil)
-	_ ratelimit.Describer = (*Waiter)(nil)
-	_ ratelimit.Charger   = (*Waiter)(nil)
-	_ ratelimit.Delayer   = (*Waiter)(nil)
+	_ ratelimit.Limiter        = (*Waiter)(nil)
+	_ ratelimit.PolicyAppender = (*Waiter)(nil)
+	_ ratelimit.Charger        = (*Waiter)(nil)
+	_ ratelimit.Delayer        = (*Waiter)(nil)
 )
 
 // asker asks the limiter for a call in a queue.
@@ -435,7 +434,7 @@ func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
-func (a *asker) Hands() bool     { return five.ByKey(a.limiter) }
+func (a *asker) Hands() bool     { return see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 

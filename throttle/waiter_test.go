@@ -15,7 +15,8 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
-	"github.com/ratelimit-go/ratelimit/internal/five"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -163,7 +164,7 @@ func TestCallersThatWaitGetWhatTheLimiterAdmitsAndNoneSleepsLonger(t *testing.T)
 		}
 		wg.Wait()
 		want := 0 // the window is full until 10 s, the log as well; the queue is 10 s long
-		if _, queue := lim.(*ratelimit.LeakyBucket); !queue && hasBurst(five.AlgorithmOf(lim)) {
+		if _, queue := lim.(*ratelimit.LeakyBucket); !queue && hasBurst(see.Algorithm(lim)) {
 			want = 5
 		}
 		require.EqualValues(t, want, admitted.Load())
@@ -408,7 +409,7 @@ func TestResetIsTheLimiters(t *testing.T) {
 func TestALimiterThatGivesNoRetryAfterIsAskedOnceAMillisecond(t *testing.T) {
 	for _, retry := range []time.Duration{0, -time.Hour, 1} {
 		synctest.Test(t, func(t *testing.T) {
-			b := &broken{Limiter: ratelimit.Static(ratelimit.Result{RetryAfter: retry}, nil)}
+			b := &broken{Limiter: ratelimittest.Static(ratelimit.Result{RetryAfter: retry}, nil)}
 			began := time.Now()
 			r, err := waiter(t, b, time.Second).AllowN(t.Context(), "key", 1)
 			require.NoError(t, err)
@@ -676,7 +677,7 @@ func TestADenialNamesTheLimitAndItsSourceWhoeverMakesIt(t *testing.T) {
 			}
 			both, err := ratelimit.NewAll(named("small", ratelimit.PerHour(1)), named("large", ratelimit.PerMinute(1000)))
 			require.NoError(t, err)
-			lim, err := fallback.New(gone, fallback.Local(both))
+			lim, err := fallback.New(gone, fallback.FailTo(both))
 			require.NoError(t, err)
 			spend(t, lim, 1)
 			behind, cancel := context.WithCancel(t.Context())
@@ -790,7 +791,7 @@ func TestATurnWhosePlaceHasGoneMeanwhileIsNoChargeAnyMore(t *testing.T) {
 		require.NoError(t, err)
 		local, err := ratelimit.New("leaky_bucket", farAway{mem}, ratelimit.PerHour(5))
 		require.NoError(t, err)
-		lim, err := fallback.New(gone, fallback.Local(local))
+		lim, err := fallback.New(gone, fallback.FailTo(local))
 		require.NoError(t, err)
 		w := waiter(t, lim, time.Hour, throttle.WithMaxWaiting(1))
 		keys := []string{"a", "b"}

@@ -42,9 +42,9 @@ func drawOutage(c draw.Canvas) error {
 	var panels [][]panel
 	admitted := entry{text: "admitted"}
 	for _, p := range []policy{
-		{"Open()", vermilion, func(ratelimit.Limiter, store.Store) (fallback.Policy, error) { return fallback.Open(), nil }},
-		{"Closed()", blue, func(ratelimit.Limiter, store.Store) (fallback.Policy, error) { return fallback.Closed(), nil }},
-		{"LocalShare(3)", green, localShare},
+		{"Open()", vermilion, func(ratelimit.Limiter, store.Store) (fallback.Answer, error) { return fallback.FailOpen(), nil }},
+		{"Closed()", blue, func(ratelimit.Limiter, store.Store) (fallback.Answer, error) { return fallback.FailClosed(), nil }},
+		{"FailLocal(3)", green, localShare},
 	} {
 		shown, err := p.chart(calls())
 		if err != nil {
@@ -66,13 +66,15 @@ func drawOutage(c draw.Canvas) error {
 type policy struct {
 	name   string
 	colour color.Color
-	of     func(l ratelimit.Limiter, mem store.Store) (fallback.Policy, error)
+	of     func(l ratelimit.Limiter, mem store.Store) (fallback.Answer, error)
 }
 
-// localShare is [fallback.LocalShare] on the simulated clock.
-func localShare(l ratelimit.Limiter, mem store.Store) (fallback.Policy, error) {
-	share, err := ratelimit.Share(l, mem, len(offers))
-	return fallback.Local(share), err
+// localShare is [fallback.FailLocal] on the simulated clock.
+func localShare(l ratelimit.Limiter, mem store.Store) (fallback.Answer, error) {
+	share, err := l.(interface {
+		Local(s store.Store, instances int) (ratelimit.Limiter, error)
+	}).Local(mem, len(offers))
+	return fallback.FailTo(share), err
 }
 
 // chart shows what p admits of the calls.

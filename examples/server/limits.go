@@ -93,18 +93,15 @@ func loginLimits(s store.Store) (ratelimit.Limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	perAddress, err := ratelimit.NewSlidingLog(s, loginsPerAddress, ratelimit.WithName("login-address"))
-	if err != nil {
-		return nil, err
-	}
-	keyed, err := ratelimit.NewRekeyed(perAddress, func(_ context.Context, key string) (string, error) {
+	addressOf := func(_ context.Context, key string) (string, error) {
 		ip, _, _ := strings.Cut(strings.TrimPrefix(key, "attempt:"), " ")
 		return ip, nil
-	})
+	}
+	perAddress, err := ratelimit.NewSlidingLog(s, loginsPerAddress, ratelimit.WithName("login-address"), ratelimit.WithKeyFunc(addressOf))
 	if err != nil {
 		return nil, err
 	}
-	return ratelimit.NewAll(perUser, keyed)
+	return ratelimit.NewAll(perUser, perAddress)
 }
 
 // stores are where limits are counted.
@@ -162,7 +159,7 @@ func (s *stores) limiter(name string, build func(store.Store) (ratelimit.Limiter
 	if shared, err = w.store(name, shared); err != nil {
 		return nil, err
 	}
-	safe, err := fallback.New(shared, fallback.Local(local), fallback.WithOnChange(w.changed(name)))
+	safe, err := fallback.New(shared, fallback.FailTo(local), fallback.WithOnChange(w.changed(name)))
 	if err != nil {
 		return nil, err
 	}

@@ -43,13 +43,13 @@ func (w *watch) limiter(name string, l ratelimit.Limiter) (ratelimit.Limiter, er
 	}
 	w.page.TopKeys[name] = top
 	logger := observe.Logger(w.log.With("limiter", name))
-	return ratelimit.Observe(l, ratelimit.Observers(counters, top, logger))
+	return observe.Around(l, counters, top, logger)
 }
 
 // store returns l as it is on Redis, before a fallback answers for it: its errors, and how long
 // decisions take.
 func (w *watch) store(name string, l ratelimit.Limiter) (ratelimit.Limiter, error) {
-	return ratelimit.Observe(l, w.counters(name+"/redis"), ratelimit.WithLatency())
+	return observe.Around(l, w.counters(name+"/redis"))
 }
 
 func (w *watch) counters(name string) *observe.Counters {

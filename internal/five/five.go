@@ -9,18 +9,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// AlgorithmOf returns the name of the algorithm that decides for the ratelimit.Limiter l, ""
-// if that is not known. It looks through limiters that have a method Unwrap.
-var AlgorithmOf func(l any) string
-
-// ByKey reports whether the ratelimit.Limiter l decides by the key alone, and not by the
-// context, as far as can be seen. It looks through limiters as AlgorithmOf does.
-var ByKey func(l any) bool
-
-// Deaf reports whether the ratelimit.Limiter l surely asks nothing of the context: it is one of
-// the five types without a limit function, or an All of such.
-var Deaf func(l any) bool
-
 // Of returns l as one of the five types, observed or not: a *Limiter[ratelimit.Result]. It is
 // nil if l is none of them.
 var Of func(l any) any

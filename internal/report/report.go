@@ -54,7 +54,7 @@ func (d *Decision) Counted() bool { return d.Result.Counted() && !d.ByList() }
 
 // Local returns the policies of the local limiter inside of l, if one has made the decision r
 // of key while the store failed, and if they are known. It looks inside wrappers that have a method
-// Unwrap and the same key.
+// Unwrap.
 func Local(ctx context.Context, l ratelimit.Limiter, key string, r *ratelimit.Result) []ratelimit.Policy {
 	if r.Source() != ratelimit.SourceLocal {
 		return nil
@@ -69,8 +69,6 @@ func Local(ctx context.Context, l ratelimit.Limiter, key string, r *ratelimit.Re
 				return nil
 			}
 			return policies
-		case *ratelimit.Rekeyed:
-			return nil
 		case interface{ Unwrap() ratelimit.Limiter }:
 			l = w.Unwrap()
 		default:

@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 )
 
 func policies(names ...string) (all []ratelimit.Policy) {
@@ -23,7 +24,7 @@ func policies(names ...string) (all []ratelimit.Policy) {
 
 func TestAPartIsKnownIfItsLimitWasAskedAndItsStoreHasAnswered(t *testing.T) {
 	denied := ratelimit.Result{Limit: 5, RetryAfter: time.Second}
-	open := outage(t, fallback.Open())
+	open := outage(t, fallback.FailOpen())
 	for name, c := range map[string]struct {
 		d     report.Decision
 		known []bool // of each policy
@@ -44,9 +45,9 @@ func TestAPartIsKnownIfItsLimitWasAskedAndItsStoreHasAnswered(t *testing.T) {
 }
 
 // outage is a decision by p.
-func outage(t *testing.T, p fallback.Policy) ratelimit.Result {
+func outage(t *testing.T, p fallback.Answer) ratelimit.Result {
 	t.Helper()
-	lim, err := fallback.New(ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), p)
+	lim, err := fallback.New(ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), p)
 	require.NoError(t, err)
 	r, err := lim.Allow(t.Context(), "key")
 	require.NoError(t, err)
@@ -54,11 +55,11 @@ func outage(t *testing.T, p fallback.Policy) ratelimit.Result {
 }
 
 func TestNothingOfAnOutageIsKnown(t *testing.T) {
-	for _, p := range []fallback.Policy{fallback.Open(), fallback.Closed()} {
+	for _, p := range []fallback.Answer{fallback.FailOpen(), fallback.FailClosed()} {
 		r := outage(t, p)
 		require.False(t, r.Counted())
 	}
-	local := outage(t, fallback.Local(ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 5}, nil)))
+	local := outage(t, fallback.FailTo(ratelimittest.Static(ratelimit.Result{Allowed: true, Limit: 5}, nil)))
 	require.True(t, local.Counted())
 }
 
@@ -93,7 +94,7 @@ func TestOneIsTheLimitThatDecided(t *testing.T) {
 	denied := func(after time.Duration) ratelimit.Result {
 		return ratelimit.Result{Limit: 5, RetryAfter: after, ResetAfter: time.Hour}
 	}
-	open := outage(t, fallback.Open())
+	open := outage(t, fallback.FailOpen())
 	for name, c := range map[string]struct {
 		whole ratelimit.Result
 		parts []ratelimit.Result
@@ -128,7 +129,7 @@ func TestOneIsTheLimitThatDecided(t *testing.T) {
 }
 
 func TestInAnOutageThePoliciesHaveTheQuotasOfTheLocalLimits(t *testing.T) {
-	local := outage(t, fallback.Local(ratelimit.Static(ratelimit.Result{Allowed: true, Limit: 2}, nil)))
+	local := outage(t, fallback.FailTo(ratelimittest.Static(ratelimit.Result{Allowed: true, Limit: 2}, nil)))
 	two := []ratelimit.Result{{Allowed: true, Limit: 2}, {Allowed: true, Limit: 2}}
 	shares := func(quota, n int) []ratelimit.Policy {
 		return slices.Repeat([]ratelimit.Policy{{Quota: quota, Window: time.Hour}}, n)
@@ -182,8 +183,8 @@ func TestNumbersAreThoseOfRFC9651(t *testing.T) {
 }
 
 func TestADenialByAListIsOneWhereverItIs(t *testing.T) {
-	list := ratelimit.Result{RetryAfter: ratelimit.Never}.With(ratelimit.NewMark(t, ratelimit.SourceList, nil))
-	exempt := ratelimit.Result{Allowed: true, Limit: math.MaxInt32}.With(ratelimit.NewMark(t, ratelimit.SourceList, nil))
+	list := ratelimit.Result{RetryAfter: ratelimit.Never}.WithMark(ratelimit.NewMark(t, ratelimit.SourceList, nil))
+	exempt := ratelimit.Result{Allowed: true, Limit: math.MaxInt32}.WithMark(ratelimit.NewMark(t, ratelimit.SourceList, nil))
 	limit := ratelimit.Result{Limit: 5, RetryAfter: time.Second}
 	admitted := ratelimit.Result{Allowed: true, Limit: 5, Remaining: 4}
 	for name, c := range map[string]struct {

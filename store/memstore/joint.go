@@ -47,7 +47,9 @@ func (s *Store) takeAll(list []claim) error {
 	held := s.lockAll(few[:0], list)
 	if all := decideAll(held, list, reading); all {
 		for i := range list {
-			held = s.charge(held, &list[i], reading)
+			if c := &list[i]; c.force || c.reply.OK && c.N > 0 {
+				held = s.charge(held, c, reading)
+			}
 		}
 	}
 	s.unlockAll(held, reading)
@@ -101,24 +103,24 @@ func tableOf(held []*table, h hash) *table {
 	return nil // never: lockAll has locked the table of each request
 }
 
-// decideAll decides on each claim, and reports whether all are OK.
+// decideAll decides on each claim, and reports whether all that vote are OK.
 func decideAll(held []*table, list []claim, reading int64) bool {
 	all := true
 	for i := range list {
 		c := &list[i]
 		t := tableOf(held, c.hash)
 		c.table, c.slot = t, t.find(c.hash)
-		now := max(reading, t.horizon)
+		now, n := max(reading, t.horizon), max(c.N, 1)
 		if log := t.log(c.slot); log != nil {
-			*c.reply = log.Step(c.Limit, now, c.N)
+			*c.reply = log.Step(c.Limit, now, n)
 		} else {
 			rule := c.Namespace.Rule
-			c.next, *c.reply = rule.Step(t.stateUnder(c.slot, rule, c.Limit, now), c.Limit, now, c.N)
+			c.next, *c.reply = rule.Step(t.stateUnder(c.slot, rule, c.Limit, now), c.Limit, now, n)
 			if c.force && !c.reply.OK {
 				c.reply.X, c.next = c.next.At, c.over()
 			}
 		}
-		all = all && (c.reply.OK || c.force)
+		all = all && (c.reply.OK || c.force || !c.Votes())
 	}
 	return all
 }

@@ -105,7 +105,7 @@ func TestLongClusterFailoverBehindABreaker(t *testing.T) {
 		require.NoError(t, err)
 		share, err := ratelimit.NewTokenBucket(local, ratelimit.PerHour(1_000_000))
 		require.NoError(t, err)
-		lims[name], err = fallback.New(bucket, fallback.Local(share), fallback.WithBreaker(1, pause))
+		lims[name], err = fallback.New(bucket, fallback.FailTo(share), fallback.WithBreaker(1, pause))
 		require.NoError(t, err)
 	}
 	ask := func(name string) ratelimit.Source {

@@ -49,7 +49,11 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	args = append(args, nil)
 	for i := range requests {
 		l := &requests[i].Limit
-		args = append(args, numbers[i], l.Rate, s.period(l), l.Burst, requests[i].N)
+		n := requests[i].N
+		if requests[i].Shadow { // see joint.lua
+			n = -n
+		}
+		args = append(args, numbers[i], l.Rate, s.period(l), l.Burst, n)
 	}
 	if slices.ContainsFunc(requests, func(r store.Request) bool { return r.Limit.Before > 0 }) {
 		c.task.op = "within"

@@ -194,13 +194,13 @@ func (m *reference) TakeAll(_ context.Context, requests []store.Request, replies
 	defer m.mu.Unlock()
 	now, all, next := m.now(), true, make([][]byte, len(requests))
 	for i, q := range requests {
-		if next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, now, q.N, 0); err != nil {
+		if next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, now, max(q.N, 1), 0); err != nil {
 			return err
 		}
-		all = all && replies[i].OK
+		all = all && (replies[i].OK || !q.Votes())
 	}
 	for i, q := range requests {
-		if all {
+		if all && replies[i].OK && q.N > 0 {
 			m.put(q.Namespace, q.Key, next[i])
 		}
 	}

@@ -113,6 +113,7 @@ var checksOfStores = []check{
 	{"limiters of one name share across rates and bursts", namesShare},
 	{"equal keys share a bucket, and only equal ones", keysAreExact},
 	{"several limits are charged together or not at all", decidedTogether},
+	{"shadows and looks have no say in what is charged together", decidedByTheCall},
 	{"several limits have their turns in time or are not charged", turnsTogether},
 }
 

@@ -447,6 +447,34 @@ var planted = []struct {
 			return nil
 		}}
 	}, "stores"},
+	{"of several requests, a shadow's denial denies", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			for i := range requests {
+				requests[i].Shadow = false
+			}
+			return m.TakeAll(background, requests, replies)
+		}}
+	}, "stores"},
+	{"of several requests, a look charges an event", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			for i := range requests {
+				if requests[i].N == 0 {
+					requests[i].N, requests[i].Shadow = 1, true
+				}
+			}
+			return m.TakeAll(background, requests, replies)
+		}}
+	}, "stores"},
+	{"of several requests, shadows are not charged", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			for i := range requests {
+				if requests[i].Shadow {
+					requests[i].N = 0
+				}
+			}
+			return m.TakeAll(background, requests, replies)
+		}}
+	}, "stores"},
 	{"of several requests, all have the first one's turn", func(m *reference) store.Store {
 		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
 			for i := range requests {

@@ -22,7 +22,7 @@ func main() {
 		log.Fatal(err)
 	}
 	counters := observe.NewCounters("api")
-	limiter, err := ratelimit.Observe(bucket, ratelimit.Observers(counters, otellimit.Spans("api")))
+	limiter, err := observe.Around(bucket, counters, otellimit.Spans("api"))
 	if err != nil {
 		log.Fatal(err)
 	}

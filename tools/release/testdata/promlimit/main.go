@@ -23,7 +23,7 @@ func main() {
 		log.Fatal(err)
 	}
 	counters := observe.NewCounters("api")
-	limiter, err := ratelimit.Observe(bucket, counters)
+	limiter, err := observe.Around(bucket, counters)
 	if err != nil {
 		log.Fatal(err)
 	}

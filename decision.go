@@ -1,0 +1,592 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// Ask is a question of [Decide]: N events of Key, asked of Limiter.
+type Ask struct {
+	Limiter Limiter
+	Key     string
+	// N is how many events, 0 or more. 0 looks: the part says what Peek would, and nothing is
+	// charged or denied by it.
+	N int
+	// Shadow tries a limit out: it is decided and charged with the others, but its denial denies
+	// nothing else. Then it alone is not charged.
+	Shadow bool
+}
+
+// check is CheckCall for an Ask, which may be of 0 events.
+func (a *Ask) check(ctx context.Context) error {
+	if a.N == 0 {
+		return CheckCall(ctx, a.Key, 1)
+	}
+	return CheckCall(ctx, a.Key, a.N)
+}
+
+// Decide decides on all of asks, 1 to 16: all are admitted and charged, or none is. Limits, keys
+// and numbers may differ from call to call:
+//
+//	r, err := ratelimit.Decide(ctx,
+//		ratelimit.Ask{Limiter: requests, Key: "key:7", N: 1},
+//		ratelimit.Ask{Limiter: tokens, Key: "org:3", N: 900},
+//		ratelimit.Ask{Limiter: trial, Key: "org:3", N: 900, Shadow: true})
+//
+// They are decided together, and the Result tells of them, as those of an [All]: on one store at
+// one instant, in one round trip. One limiter may be asked about several keys, and the same key
+// twice is charged twice. [Result.Parts] has each ask's own decision, in their order; an ask of
+// an All has those of its limits. Looks and shadows have a part, and no say in the rest.
+//
+// To give back some or all of it use [GiveBack]. The errors are those of AllowN, and
+// [ErrInvalidOption]: there are none or too many, or a limiter is nil or sleeps. A shadow that
+// is asked on its own, and fails, has a zero part.
+func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
+	d := begin(asking{what: take}, nil)
+	defer d.end()
+	for i := range asks {
+		if err := d.ask(ctx, &asks[i]); err != nil {
+			return res, err
+		}
+	}
+	if len(d.entries) == 0 {
+		return res, errAsks(0)
+	}
+	err = d.run(ctx, &res)
+	return res, err
+}
+
+func errAsks(n int) error {
+	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxParts)
+}
+
+// GiveBack gives back what the Decide that returned charged has charged: of each ask its N, which
+// may be less than was asked for, and 0 for nothing. The asks are those of the Decide, in their
+// order. Shadows that were not charged are passed over.
+//
+// Its error is that of all that fail, joined; the others have got theirs. It is [ErrInvalidN] if
+// nothing was charged, or the asks are not those.
+func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
+	j := charged.joined()
+	if !charged.Allowed || j == nil {
+		return errNothingCharged
+	}
+	var parts []part
+	var of []*Ask
+	for i := range asks {
+		a := &asks[i]
+		more, err := partsOf(a.Limiter)
+		if err == nil {
+			err = a.check(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		for range more {
+			of = append(of, a)
+		}
+		parts = append(parts, more...)
+	}
+	if len(parts) != len(j.parts) {
+		return errNothingCharged
+	}
+	var errs []error
+	for i := len(parts) - 1; i >= 0; i-- { // the last to be charged first
+		if r := j.parts[i]; of[i].N > 0 && r.Allowed && (r.Charged() > 0 || parts[i].core == nil) {
+			errs = append(errs, parts[i].limiter.Refund(ctx, of[i].Key, r, of[i].N))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// decision is one of several limits on its way.
+type decision struct {
+	how     asking
+	n       int  // events; of a Decide the most that one is asked for
+	denied  bool // by one of the entries
+	all     *All // nil of a Decide
+	entries []entry
+	results []Result // of the entries, in the same order
+	watched bool     // by an observer
+	since   time.Time
+
+	// Of one call of a store.
+	group    []*entry
+	requests []store.Request
+	replies  [maxParts]store.Reply
+
+	arrays struct { // of the slices above
+		entries  [maxParts]entry
+		results  [maxParts]Result
+		group    [maxParts]*entry
+		requests [maxParts]store.Request
+	}
+}
+
+// entry is one of the limits of a decision.
+type entry struct {
+	part
+	asked  string // the key
+	n      int    // events
+	shadow bool
+
+	result  *Result     // zero until decided
+	key     string      // of the core: what is counted
+	limit   store.Limit // of the core
+	decided bool
+	skipped bool  // a shadow that has failed
+	err     error // of the call that was to decide it
+	charged bool
+	request int // in the decision's requests, of those in its group; -1 if it has none there
+}
+
+// votes is whether a denial of e denies the whole.
+func (e *entry) votes() bool { return e.n > 0 && !e.shadow }
+
+var decisions = sync.Pool{New: func() any { return new(decision) }}
+
+// begin returns a decision that is to end.
+func begin(how asking, all *All) *decision {
+	d := decisions.Get().(*decision)
+	d.how, d.n, d.denied, d.all, d.watched = how, 0, false, all, false
+	d.entries, d.results = d.arrays.entries[:0], d.arrays.results[:0]
+	return d
+}
+
+// add adds a limit. There are no more than maxParts.
+func (d *decision) add(p part, key string, n int, shadow bool) {
+	i := len(d.entries)
+	d.entries, d.results = d.entries[:i+1], d.results[:i+1]
+	e := &d.entries[i]
+	e.part, e.asked, e.n, e.shadow, e.result = p, key, p.events(n), shadow, &d.results[i]
+	d.n = max(d.n, n)
+	if p.core != nil && p.core.observer != nil && d.how.what != peek {
+		if d.watched = true; p.core.timed && d.since.IsZero() {
+			d.since = time.Now()
+		}
+	}
+}
+
+// ask adds the limits of an Ask.
+func (d *decision) ask(ctx context.Context, a *Ask) (err error) {
+	var few [1]part // on the stack
+	var parts []part
+	if core := coreOf(a.Limiter); core != nil {
+		few[0] = part{a.Limiter, core}
+		parts, err = few[:], nil
+	} else {
+		parts, err = partsOf(a.Limiter)
+	}
+	switch {
+	case err != nil:
+		return err
+	case len(d.entries)+len(parts) > maxParts:
+		return errAsks(len(d.entries) + len(parts))
+	}
+	if err := a.check(ctx); err != nil {
+		return err
+	}
+	for i := range parts {
+		d.add(parts[i], a.Key, a.N, a.Shadow)
+	}
+	return nil
+}
+
+// end lets go of what the decision refers to.
+func (d *decision) end() {
+	for i := range d.entries { // for two, a loop takes half the time of three calls of clear
+		d.entries[i], d.results[i], d.arrays.requests[i] = entry{}, Result{}, store.Request{}
+	}
+	d.all, d.since = nil, time.Time{}
+	decisions.Put(d)
+}
+
+// run decides, gives back what a denial or an error leaves charged, and makes res.
+func (d *decision) run(ctx context.Context, res *Result) error {
+	err := d.decide(ctx)
+	if err != nil || d.denied {
+		d.giveBack(context.WithoutCancel(ctx))
+	}
+	if d.watched {
+		d.tell(ctx)
+	}
+	if err == nil {
+		d.result(ctx, res)
+	}
+	return err
+}
+
+// decide asks the entries one group after the other, until one denies.
+func (d *decision) decide(ctx context.Context) error {
+	switch {
+	case d.how.what == overdraw:
+		return d.overdraw(ctx)
+	case d.how.what == take && d.all != nil && d.all.plain && len(d.entries) > 1 && d.entries[0].core.joint.Together(d.entries[0].asked, d.entries[0].asked):
+		return d.chargePlain(ctx)
+	}
+	for i := range d.entries {
+		e := &d.entries[i]
+		if e.err = d.prepare(ctx, e); e.err != nil && !d.skip(e) {
+			return e.err
+		}
+	}
+	for i := range d.entries {
+		if d.entries[i].decided || d.entries[i].skipped {
+			continue
+		}
+		if d.denied && d.how.what != peek {
+			break
+		}
+		if err := d.decideGroup(ctx, i); err != nil {
+			d.fail(err)
+			return err
+		}
+	}
+	return nil
+}
+
+// skip passes over e, which has failed, if it is a shadow.
+func (d *decision) skip(e *entry) bool {
+	e.skipped = e.shadow
+	return e.shadow
+}
+
+// fail tells the group that it is not decided.
+func (d *decision) fail(err error) {
+	for _, e := range d.group {
+		if !e.decided && e.request >= 0 {
+			e.err = err
+		}
+	}
+}
+
+// prepare finds the key and the limit of an entry with a core, and decides it if that needs no
+// store.
+func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
+	if e.key = e.asked; e.core == nil {
+		return nil
+	}
+	if e.core.keyFunc != nil {
+		if e.key, err = e.core.keyOf(ctx, e.asked, max(e.n, 1)); err != nil {
+			return err
+		}
+	}
+	if e.limit, err = e.core.limitOf(ctx, e.key); err != nil {
+		return err
+	}
+	if d.how.what == takeWithin {
+		e.limit = e.core.algorithm.within(e.limit, d.how.d)
+	}
+	if e.limit.Rate <= 0 {
+		e.result.withoutStore(e.limit)
+		e.decided = true
+		d.denied = d.denied || e.limit.Rate == 0 && e.votes()
+	}
+	return nil
+}
+
+// tell tells the observers of the entries that were asked what these have decided.
+func (d *decision) tell(ctx context.Context) {
+	for i := range d.entries {
+		if e := &d.entries[i]; e.core != nil && e.n > 0 && (e.decided || e.err != nil) {
+			e.core.tell(ctx, e.key, e.n, e.result, e.err, d.since)
+		}
+	}
+}
+
+// decideGroup decides on entry i, and on those that its store can decide in the same call.
+func (d *decision) decideGroup(ctx context.Context, i int) error {
+	d.groupFrom(i)
+	switch e := d.group[0]; {
+	case d.how.what == peek:
+		return d.peek(ctx)
+	case len(d.group) > 1:
+		return d.chargeTogether(ctx)
+	default:
+		err := d.charge(ctx, e)
+		if err != nil && d.skip(e) {
+			e.err, err = err, ctx.Err()
+		}
+		return err
+	}
+}
+
+// groupFrom makes group the entry i, and those after it that its store can decide in the
+// same call.
+func (d *decision) groupFrom(i int) {
+	first := &d.entries[i]
+	d.group = append(d.arrays.group[:0], first)
+	if first.core == nil || first.core.joint == nil {
+		return
+	}
+	for j := i + 1; j < len(d.entries); j++ {
+		e := &d.entries[j]
+		if !e.decided && !e.skipped && e.core != nil && e.core.joint == first.core.joint && first.core.joint.Together(first.key, e.key) {
+			d.group = append(d.group, e)
+		}
+	}
+}
+
+// peek asks the group. What charge would not have asked, since an earlier part denies, may
+// fail.
+func (d *decision) peek(ctx context.Context) error {
+	denied := d.denied
+	for _, e := range d.group {
+		if err := d.peekAt(ctx, e); err != nil {
+			if denied {
+				return ctx.Err()
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// peekAt asks for what charge would be told, and looks.
+func (d *decision) peekAt(ctx context.Context, e *entry) (err error) {
+	switch {
+	case e.core == nil:
+		*e.result, err = e.limiter.Peek(ctx, e.asked)
+	case e.n == 0:
+		err = e.core.decide(ctx, e.key, 1, peek, &e.limit, e.result)
+	default:
+		err = e.core.decide(ctx, e.key, d.sharing(e), peek, &e.limit, e.result)
+	}
+	e.decided = err == nil
+	d.denied = d.denied || e.votes() && !e.result.Allowed
+	return err
+}
+
+// sharing is how many events are charged to the state of e's, before it or together with it, by
+// e and by others.
+func (d *decision) sharing(e *entry) (events int) {
+	before := true
+	for i := range d.entries {
+		other := &d.entries[i]
+		if other.core != nil && other.limit.Rate > 0 && (before || other.limit == e.limit) && other.key == e.key && other.core.sameSpace(e.core) {
+			events += other.n
+		}
+		before = before && other != e
+	}
+	return events
+}
+
+// charge decides on one entry.
+func (d *decision) charge(ctx context.Context, e *entry) (err error) {
+	switch {
+	case e.n == 0:
+		return d.peekAt(ctx, e)
+	case e.core == nil:
+		*e.result, err = d.how.ask(ctx, e.limiter, e.asked, e.n)
+	default:
+		err = e.core.decide(ctx, e.key, e.n, take, &e.limit, e.result)
+	}
+	e.decided, e.charged = err == nil, err == nil && e.result.Allowed
+	d.denied = err == nil && e.votes() && !e.result.Allowed
+	return err
+}
+
+// chargeTogether decides on the group by one call of its store. A look or a shadow of a state
+// that others charge as well is asked alone, after them.
+func (d *decision) chargeTogether(ctx context.Context) error {
+	d.requests = d.arrays.requests[:0]
+	for _, e := range d.group {
+		if e.votes() {
+			e.request = d.requestOf(e)
+		}
+	}
+	for _, e := range d.group {
+		if !e.votes() {
+			e.request = d.requestOf(e)
+		}
+	}
+	return d.takeAll(ctx)
+}
+
+// chargePlain is chargeTogether of all entries, where the parts of the All are plain.
+func (d *decision) chargePlain(ctx context.Context) error {
+	d.group, d.requests = d.arrays.group[:len(d.entries)], d.arrays.requests[:len(d.entries)]
+	for i := range d.entries {
+		e, req := &d.entries[i], &d.requests[i]
+		e.key, e.limit, e.request, d.group[i] = e.asked, e.core.integers, i, e
+		req.Namespace, req.Key, req.Limit, req.N = e.core.namespace, e.asked, e.core.integers, min(int64(e.n), beyond)
+	}
+	return d.takeAll(ctx)
+}
+
+// takeAll decides on the requests.
+func (d *decision) takeAll(ctx context.Context) error {
+	replies := d.replies[:len(d.requests)]
+	if err := d.group[0].core.joint.TakeAll(ctx, d.requests, replies); err != nil {
+		return err
+	}
+	for i := range replies {
+		d.denied = d.denied || !replies[i].OK && d.requests[i].Votes()
+	}
+	for i := len(d.group) - 1; i >= 0; i-- {
+		if e := d.group[i]; e.request >= 0 {
+			d.read(e, &d.requests[e.request], replies[e.request])
+		}
+	}
+	return nil
+}
+
+// requestOf is the place of e's request in requests. Entries on the same key of the same
+// namespace share one. It is -1 if they differ in the limit or in what they ask, so that they
+// must be decided one after the other.
+func (d *decision) requestOf(e *entry) int {
+	n := min(int64(e.n), beyond)
+	for i := range d.requests {
+		req := &d.requests[i]
+		if !req.Namespace.Equal(e.core.namespace) || req.Key != e.key {
+			continue
+		}
+		if req.Limit != e.limit || req.Shadow != e.shadow || req.N == 0 || n == 0 {
+			return -1
+		}
+		req.N = min(req.N+n, beyond)
+		return i
+	}
+	d.requests = d.requests[:len(d.requests)+1]
+	req := &d.requests[len(d.requests)-1]
+	req.Namespace, req.Key, req.Limit, req.N, req.Shadow = e.core.namespace, e.key, e.limit, n, e.shadow
+	return len(d.requests) - 1
+}
+
+// read makes e's result of the reply to its request. Entries with one request are read from
+// the last to the first.
+func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
+	charged := req.N
+	if d.denied || !reply.OK {
+		charged = 0
+	}
+	e.core.result(e.result, req.Limit, reply, max(req.N, 1), charged)
+	e.result.n = min(e.result.n, int32(min(e.n, maxEvents)))
+	// The entries before are told as if charged before: or else a Refund, which gives
+	// back to each what is still charged, would find the same events twice. Where only the
+	// tail is taken back, all of them are the tail.
+	if charged > 0 && !e.core.algorithm.tail {
+		req.N -= int64(e.n)
+	}
+	e.decided, e.charged = true, charged > 0
+}
+
+// overdraw charges each entry. What it has charged is not given back.
+func (d *decision) overdraw(ctx context.Context) (err error) {
+	d.denied, d.watched = true, false // each tells its own
+	for i := range d.entries {
+		e := &d.entries[i]
+		if *e.result, err = Charge(ctx, e.limiter, e.asked, d.n); err != nil {
+			return err
+		}
+		e.decided = true
+		d.denied = d.denied && !e.result.Allowed
+	}
+	return nil
+}
+
+// giveBack refunds what was charged before an entry denied or failed.
+func (d *decision) giveBack(ctx context.Context) {
+	for i := len(d.entries) - 1; i >= 0; i-- {
+		e := &d.entries[i]
+		if !e.charged || e.result.uncounted() {
+			continue
+		}
+		var err error
+		if e.core != nil { // by the limit of the charge, without asking for it anew
+			err = e.core.store.Refund(ctx, e.core.namespace, e.key, e.limit, e.result.receipt(int64(e.n)))
+		} else {
+			err = e.limiter.Refund(ctx, e.asked, *e.result, e.n)
+		}
+		if err == nil {
+			*e.result = e.result.without(e.n, e.n)
+		}
+	}
+}
+
+// result makes whole, which is zero, the whole of results.
+func (d *decision) result(ctx context.Context, whole *Result) {
+	if !d.denied && d.all != nil && d.all.pairs.result(d.results, d.n, whole) {
+		return
+	}
+	source, worst, silent := SourceUnlimited, -1, uint16(0)
+	whole.Allowed = !d.denied
+	for i := range d.entries {
+		e, p := &d.entries[i], &d.results[i]
+		if e.core == nil {
+			d.spread(ctx, e)
+		}
+		if !e.votes() {
+			silent |= 1 << i
+			continue
+		}
+		if !e.decided {
+			continue
+		}
+		if whole.Allowed {
+			whole.Delay = max(whole.Delay, p.Delay)
+		} else if !p.Allowed && (worst < 0 || p.RetryAfter > whole.RetryAfter) {
+			whole.RetryAfter, worst = p.RetryAfter, i
+		}
+		if s := p.source(); weights[s] > weights[source] {
+			source = s
+		}
+	}
+	j := join(d.results)
+	j.silent = silent
+	if worst >= 0 {
+		source, j.deniedBy = d.results[worst].source(), d.name(ctx, worst)
+	}
+	if !d.denied && d.how.what != peek {
+		j.charged = d.n
+	}
+	if source == SourceUnlimited || source == SourceList && whole.Allowed { // as long as nothing is counted
+		whole.Limit, whole.Remaining = maxEvents, maxEvents
+	}
+	whole.sum(j)
+	whole.mark = j.markOf(source)
+}
+
+// spread gives e as many results as it has policies, so that [Result.Parts] are in their
+// order. What was not asked, or has answered for several limits at once, has one.
+func (d *decision) spread(ctx context.Context, e *entry) {
+	if e.result.parts() != nil || see.Algorithm(e.limiter) != "" { // which is one limit, and has one policy
+		return
+	}
+	policies, err := AppendPolicies(ctx, nil, e.limiter, e.asked)
+	if err != nil || len(policies) < 2 {
+		return
+	}
+	j := &joined{parts: make([]Result, len(policies)), charged: e.result.Charged()}
+	j.parts[0] = *e.result
+	*e.result = e.result.WithMark(j.markOf(e.result.Source()))
+}
+
+// weights says which source stands for several that admit: a store that did not answer
+// outweighs one that did, and either a limit that needs none.
+var weights = [...]uint8{
+	SourceUnlimited: 0, SourceList: 1, SourceZeroRate: 2, SourceStore: 3, SourceLease: 3,
+	SourceFailOpen: 4, SourceFailClosed: 4, SourceLocal: 4, SourceDenyCache: 4,
+}
+
+// name is that of entry i.
+func (d *decision) name(ctx context.Context, i int) string {
+	e := &d.entries[i]
+	if e.core != nil {
+		return e.core.policyName
+	}
+	if name := e.result.DeniedBy(); name != "" {
+		return name
+	}
+	policies, err := AppendPolicies(ctx, nil, e.limiter, e.asked)
+	if err != nil || len(policies) == 0 {
+		return ""
+	}
+	return policies[0].Name
+}

@@ -1,0 +1,62 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// Local returns what stands in for this limiter in one of so many instances while their store
+// fails: a limiter on s, which is expected to be in memory, of 1/instances of each limit, those
+// of tiers and of a limit function included ([Limit.Share]). It has the algorithm, name and
+// options of this one, but no observers. Its Limit and the names of its policies are those of
+// this one. Package fallback has uses for it.
+//
+// The error is [ErrInvalidLimit] if instances is below 1, or a limit has no such share. Of
+// limits that a function gives, that is an error of the call.
+func (lim *limiter) Local(s store.Store, instances int) (Limiter, error) {
+	if lim.store == nil {
+		return nil, fmt.Errorf("%w: a limiter is made by its constructor", ErrInvalidOption)
+	}
+	of := func(l Limit) (Limit, error) {
+		if lim.algorithm.burst && l.Burst == 0 && l.Rate > 0 { // or else a share is rounded down
+			l.Burst = l.Rate
+		}
+		l, err := l.Share(instances)
+		if err == nil {
+			_, err = lim.algorithm.integers(l)
+		}
+		return l, err
+	}
+	own, err := of(lim.limit)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range lim.tiers {
+		if _, err := of(l); err != nil {
+			return nil, err
+		}
+	}
+	// The identity is by the whole limit: that of a share has another Period for some rates.
+	opts := []Option{WithPolicyName(lim.policyName), lim.asHere, WithLimitFunc(func(ctx context.Context, key string) (Limit, error) {
+		if lim.limitFunc == nil {
+			return own, nil
+		}
+		l, err := lim.limitFunc(ctx, key)
+		if err != nil || l == (Limit{}) {
+			return own, err
+		}
+		return of(l)
+	})}
+	if lim.name != "" {
+		opts = append(opts, WithName(lim.name))
+	}
+	return New(lim.algorithm.rule.Name, s, lim.limit, opts...)
+}
+
+// asHere is an Option: to count by the same keys, and what this limiter counts.
+func (lim *limiter) asHere(other *limiter) error {
+	other.keyFunc, other.calls = lim.keyFunc, lim.calls
+	return nil
+}

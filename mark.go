@@ -1,0 +1,47 @@
+package ratelimit
+
+// Mark is a note that a wrapper leaves on the Results that it hands on, so that it knows
+// them again in its Refund. Make it by [NewMark], put it on by [Result.WithMark], and
+// find it by [Result.Unmark].
+//
+// A wrapper that leaves the same note on many Results makes one Mark for all of them.
+type Mark struct {
+	owner  any
+	source Source
+	note   any
+	under  *Mark // what the Result had before
+}
+
+// NewMark returns the mark of a wrapper, owner, which is a pointer and not nil. source is what
+// [Result.Source] says from then on. SourceStore leaves it as it is. note is what owner wants to
+// find again.
+func NewMark(owner any, source Source, note any) *Mark {
+	source = min(source, SourceLease) // the last one there is
+	return &Mark{owner: owner, source: source, note: note}
+}
+
+// WithMark returns r with the mark m on it, above those that it has. It allocates only if r
+// has one.
+func (r Result) WithMark(m *Mark) Result {
+	if r.mark != nil && m != nil {
+		above := *m
+		above.under = r.mark
+		m = &above
+	}
+	if m != nil {
+		r.mark = m
+	}
+	return r
+}
+
+// Unmark returns the note that owner left on r, and r without it, for the Refund of the limiter
+// inside. ok is false if owner left none.
+func (r Result) Unmark(owner any) (under Result, note any, ok bool) {
+	for m := r.mark; m != nil; m = m.under {
+		if m.owner != nil && m.owner == owner {
+			r.mark = m.under
+			return r, m.note, true
+		}
+	}
+	return r, nil, false
+}

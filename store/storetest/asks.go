@@ -1,0 +1,91 @@
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// decidedByTheCall is a check: of limits that are chosen by the call, those that are asked for
+// events are charged together or not at all. A shadow is charged with them if it fits, and a
+// look never.
+func decidedByTheCall(t testing.TB, s *suite, _ algorithm) {
+	for seed := range uint64(20) {
+		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 11))
+		if !b.store.Together("key", "key") {
+			return
+		}
+		var limits []pair
+		for i := range 2 + rng.IntN(3) {
+			limits = append(limits, pairs(t, b, s.algorithms[rng.IntN(len(s.algorithms))].name, limitOf(rng), ratelimit.WithName(fmt.Sprint(i))))
+		}
+		for i := range 30 {
+			if err := decideByTheCall(limits, rng); err != nil {
+				t.Fatalf("seed %d, call %d: %v", seed, i, err)
+			}
+			b.advance(time.Duration(rng.Int64N(int64(20 * time.Minute))))
+		}
+	}
+}
+
+// decideByTheCall asks some of limits for some events, and each of the reference alone.
+func decideByTheCall(limits []pair, rng *rand.Rand) error {
+	ctx, fits, votes := context.Background(), true, false
+	var asks []ratelimit.Ask
+	var rooms []ratelimit.Result
+	for _, p := range limits {
+		a := ratelimit.Ask{Limiter: p.tested, Key: "key", N: rng.IntN(7), Shadow: rng.IntN(3) == 0}
+		r, err := p.reference.Peek(ctx, "key")
+		if err != nil {
+			return err
+		}
+		if a.N > 0 && !a.Shadow {
+			fits, votes = fits && r.Remaining >= a.N, true
+		}
+		asks, rooms = append(asks, a), append(rooms, r)
+	}
+	got, err := ratelimit.Decide(ctx, asks...)
+	if err != nil {
+		return err
+	}
+	if got.Allowed != fits || len(got.Parts()) != len(asks) {
+		return fmt.Errorf("%+v fit: %v, and are decided as %+v", asks, fits, got)
+	}
+	for i, a := range asks {
+		part, want := got.Parts()[i], rooms[i]
+		if a.N > 0 && (fits || want.Remaining < a.N) { // a denial charges nothing
+			if want, err = limits[i].reference.AllowN(ctx, "key", a.N); err != nil {
+				return err
+			}
+		} else if a.N > 0 { // it would have been admitted, and nothing was charged
+			part.Allowed, part.RetryAfter, part.Delay, want.Delay = want.Allowed, want.RetryAfter, 0, 0
+		}
+		if part != want {
+			return fmt.Errorf("of %+v part %d is\n%+v, and alone\n%+v", asks, i, part, want)
+		}
+	}
+	if fits && votes && rng.IntN(4) == 0 {
+		return giveBack(limits, got, asks)
+	}
+	return nil
+}
+
+// giveBack gives back what was charged, together and alone.
+func giveBack(limits []pair, charged ratelimit.Result, asks []ratelimit.Ask) error {
+	ctx := context.Background()
+	if err := ratelimit.GiveBack(ctx, charged, asks...); err != nil {
+		return err
+	}
+	for i, a := range asks {
+		if part := charged.Parts()[i]; part.Charged() > 0 {
+			if err := limits[i].reference.Refund(ctx, "key", part, a.N); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
