@@ -37,7 +37,7 @@ import (
 type All struct {
 	parts []part
 	pairs *pairs // nil if it has none
-	plain bool   // parts are on one store, under one key: see isPlain
+	plain bool   // whether decision.takePlain can decide
 }
 
 // maxParts is how many limits are decided together at most: a script decides on all of them,
@@ -109,6 +109,9 @@ func partsOf(l Limiter) ([]part, error) {
 // isPlain is whether each call asks one store for each of parts under the same key, and under
 // the constructor's limits, so that the requests need no looking at each other.
 func isPlain(parts []part) bool {
+	if len(parts) < 2 {
+		return false
+	}
 	for i := range parts {
 		c := parts[i].core
 		if c == nil || c.joint == nil || c.joint != parts[0].core.joint || c.keyFunc != nil || c.observer != nil ||
@@ -272,6 +275,9 @@ func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Re
 	}
 	d := begin(how, a)
 	defer d.end()
+	if how.what == take && a.plain && a.parts[0].core.joint.Together(key, key) {
+		return d.takePlain(ctx, key, n, res)
+	}
 	for i := range a.parts {
 		d.add(a.parts[i], key, n, false)
 	}
