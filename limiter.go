@@ -122,8 +122,8 @@ const (
 
 // makers are the five, in the order of the documentation. This is the one list of them.
 var makers = []struct {
-	algorithm *algorithm
-	make      func(s store.Store, l Limit, opts ...Option) (Limiter, error)
+	rule *store.Rule
+	make func(s store.Store, l Limit, opts ...Option) (Limiter, error)
 }{
 	{&fixedWindow, maker(NewFixedWindow)},
 	{&slidingWindow, maker(NewSlidingWindow)},
@@ -148,7 +148,7 @@ func maker[L Limiter](constructor func(store.Store, Limit, ...Option) (L, error)
 func Algorithms() []string {
 	names := make([]string, len(makers))
 	for i := range makers {
-		names[i] = makers[i].algorithm.rule.Name
+		names[i] = makers[i].rule.Name
 	}
 	return names
 }
@@ -157,7 +157,7 @@ func Algorithms() []string {
 // configuration files. An unknown name is [ErrInvalidOption].
 func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, error) {
 	for i := range makers {
-		if makers[i].algorithm.rule.Name == algorithm {
+		if makers[i].rule.Name == algorithm {
 			return makers[i].make(s, l, opts...)
 		}
 	}

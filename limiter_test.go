@@ -264,7 +264,7 @@ func (u untouched) TakeAll(context.Context, []store.Request, []store.Reply) erro
 }
 
 func (u untouched) Together(string, string) bool { return true }
-func (u untouched) Prepare(*store.Rule)          {}
+func (u untouched) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 
 func TestBadInputIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
 	done, cancel := context.WithCancel(t.Context())

@@ -95,7 +95,7 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 		}
 		limits := maps.Clone(tiers)
 		for tier, l := range limits {
-			if _, err := lim.algorithm.integers(l); err != nil {
+			if _, err := integers(lim.rule, l); err != nil {
 				return fmt.Errorf("tier %q: %w", tier, err)
 			}
 		}
@@ -124,7 +124,7 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 func WithCoalescing() Option {
 	return func(lim *limiter) error {
 		lim.coalesced = true
-		lim.front = coalesce.New(lim.store, coalesce.Algorithm{After: lim.algorithm.after, Receipt: lim.algorithm.receipt})
+		lim.front = coalesce.New(lim.store)
 		return nil
 	}
 }

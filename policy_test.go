@@ -19,7 +19,7 @@ import (
 // failing is a store that must not be asked.
 type failing struct{ store.Store }
 
-func (failing) Prepare(*store.Rule) {}
+func (failing) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 
 func TestUnlimitedAdmitsWithoutTheStore(t *testing.T) {
 	ctx := t.Context()

@@ -147,7 +147,7 @@ func (r *round) prepare(ctx context.Context, e *entry) (err error) {
 		return err
 	}
 	if r.how.what == takeWithin {
-		e.limit = e.core.algorithm.within(e.limit, r.how.d)
+		e.limit = limitWithin(e.core.rule, e.limit, r.how.d)
 	}
 	if e.limit.Rate <= 0 {
 		e.result.withoutStore(e.limit)
@@ -282,7 +282,7 @@ func (r *round) takeAll(ctx context.Context) error {
 		return err
 	}
 	for i := range replies {
-		r.denied = r.denied || !replies[i].OK
+		r.denied = r.denied || !replies[i].OK()
 	}
 	for i := len(r.group) - 1; i >= 0; i-- {
 		if e := r.group[i]; e.request >= 0 {
@@ -326,7 +326,7 @@ func (r *round) read(e *entry, req *store.Request, reply store.Reply) {
 	// The parts before are told as if charged before: or else a Refund, which gives
 	// back to each what is still charged, would find the same events twice. Where only the
 	// tail is taken back, all of them are the tail.
-	if charged > 0 && !e.core.algorithm.tail {
+	if charged > 0 && !e.core.rule.LastOnly {
 		req.N -= int64(e.events(r.n))
 	}
 	e.decided, e.charged = true, !r.denied

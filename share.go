@@ -62,12 +62,12 @@ func Share(l Limiter, s store.Store, n int) (Limiter, error) {
 // another Period for some rates.
 func (lim *limiter) share(s store.Store, n int) (Limiter, error) {
 	of := func(l Limit) (Limit, error) {
-		if lim.algorithm.burst && l.Burst == 0 && l.Rate > 0 { // or else a share is rounded down
+		if lim.rule.Burst && l.Burst == 0 && l.Rate > 0 { // or else a share is rounded down
 			l.Burst = l.Rate
 		}
 		l, err := l.Share(n)
 		if err == nil {
-			_, err = lim.algorithm.integers(l)
+			_, err = integers(lim.rule, l)
 		}
 		return l, err
 	}
@@ -93,5 +93,5 @@ func (lim *limiter) share(s store.Store, n int) (Limiter, error) {
 	if lim.name != "" {
 		opts = append(opts, WithName(lim.name))
 	}
-	return New(lim.algorithm.rule.Name, s, lim.limit, opts...)
+	return New(lim.rule.Name, s, lim.limit, opts...)
 }

@@ -78,14 +78,14 @@ func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.D
 	if err != nil {
 		return Result{}, err
 	}
-	l = lim.algorithm.within(l, d)
+	l = limitWithin(lim.rule, l, d)
 	err = lim.decide(ctx, key, n, take, &l, &res)
 	return res, err
 }
 
-// within is l for events that can wait for d.
-func (a *algorithm) within(l store.Limit, d time.Duration) store.Limit {
-	if a.burst { // it has turns
+// limitWithin is l for events that can wait for d.
+func limitWithin(rule *store.Rule, l store.Limit, d time.Duration) store.Limit {
+	if rule.Burst { // it has turns
 		l.Before = 1 + min(max(d, 0).Microseconds(), maxRefill)
 	}
 	return l

@@ -13,24 +13,13 @@ import (
 // then one TakeUpTo decides on all of them. It is for one namespace.
 type Store struct {
 	store.Store
-	algorithm Algorithm
 
 	mu    sync.Mutex       // protects calls and the waiters in it; never held over a call
 	calls map[hotKey]*call // that are under way
 }
 
-// Algorithm is what a Store must know of replies.
-type Algorithm struct {
-	// After is what r becomes once n events have been charged.
-	After func(r store.Reply, n int64) store.Reply
-	// Receipt identifies n of the charged events of the admission with reply r.
-	Receipt func(l store.Limit, r store.Reply, charged, n int64) store.Receipt
-}
-
 // New returns a Store that asks s.
-func New(s store.Store, a Algorithm) *Store {
-	return &Store{Store: s, algorithm: a, calls: map[hotKey]*call{}}
-}
+func New(s store.Store) *Store { return &Store{Store: s, calls: map[hotKey]*call{}} }
 
 type hotKey struct {
 	key   string
@@ -112,25 +101,25 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 	}()
 	ctx := context.Background() // not a waiter's: the store has its own timeout
 	r, err := s.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))
-	if err != nil || !r.OK {
+	if err != nil || !r.OK() {
 		answerAll(waiters, answer{reply: r, err: err})
 		return
 	}
-	granted, given := min(int64(len(waiters)), ns.Rule.Available(k.limit, r)), int64(0)
+	granted, given := min(int64(len(waiters)), r.Available(ns.Rule, k.limit)), int64(0)
 	for i, w := range waiters {
 		if given == granted {
 			denial, err := s.Peek(ctx, ns, k.key, k.limit, 1)
-			denial.OK = false
+			denial.Outcome = store.Denied
 			answerAll(waiters[i:], answer{reply: denial, err: err})
 			return
 		}
-		if w.answerWith(answer{reply: s.algorithm.After(r, given)}) {
+		if w.answerWith(answer{reply: r.After(ns.Rule, given)}) {
 			given++
 		}
 	}
 	if given < granted { // some have left
 		// After an error they stay charged, as after any call whose caller has left.
-		_ = s.Refund(ctx, ns, k.key, k.limit, s.algorithm.Receipt(k.limit, r, granted, granted-given))
+		_ = s.Refund(ctx, ns, k.key, k.limit, r.Receipt(ns.Rule, k.limit, granted, granted-given))
 	}
 }
 
