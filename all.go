@@ -71,6 +71,7 @@ type part struct {
 	perCall   bool        // so is one: each call is one event
 	core      *limiter    // nil if it is none of the five that decides
 	store     store.Store // core's, or nil if it cannot be compared with others
+	bottom    store.Store // which keeps what store is asked for
 }
 
 // onTheWay is an observer, with what stands between it and the whole.
@@ -159,7 +160,7 @@ func newPart(l Limiter) part {
 
 func (p *part) setCore(core *limiter) {
 	if p.core = core; core != nil && reflect.ValueOf(core.store).Comparable() {
-		p.store = core.store
+		p.store, p.bottom = core.store, bottom(core.store)
 	}
 }
 
@@ -173,7 +174,7 @@ func (p *part) events(n int) int {
 
 // sameSpace is whether both count in the same namespace.
 func (p *part) sameSpace(other *part) bool {
-	oneStore := p.core == other.core || p.store != nil && p.store == other.store
+	oneStore := p.core == other.core || p.bottom != nil && p.bottom == other.bottom
 	return oneStore && p.core.namespace.Equal(other.core.namespace)
 }
 

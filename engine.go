@@ -71,6 +71,17 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 	return s.Prepare(rule, lim.integers, lim.limitFunc == nil)
 }
 
+// bottom is the store behind those that stand before s, and s itself if it is that.
+func bottom(s store.Store) store.Store {
+	for {
+		front, ok := s.(interface{ Unwrap() store.Store })
+		if !ok || isnil.Is(front.Unwrap()) {
+			return s
+		}
+		s = front.Unwrap()
+	}
+}
+
 // core is how a limiter is found in what users hold: see coreOf.
 func (lim *limiter) core() *limiter { return lim }
 

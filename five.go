@@ -34,14 +34,14 @@ func (p *part) five() *five.Limiter[Result] {
 
 // space is what the part shares with others that have the same state.
 func (p *part) space() any {
-	if p.store == nil {
+	if p.bottom == nil {
 		return nil
 	}
 	hi, lo := p.core.namespace.ID()
 	return struct {
 		store  store.Store
 		hi, lo uint64
-	}{p.store, hi, lo}
+	}{p.bottom, hi, lo}
 }
 
 // look tells how a key of a window or a token bucket stands. The last event of a bucket cannot

@@ -263,7 +263,7 @@ func (u untouched) TakeAll(context.Context, []store.Request, []store.Reply) erro
 	return nil
 }
 
-func (u untouched) Together(string, string) bool { return true }
+func (u untouched) Together(string, string) bool                 { return true }
 func (u untouched) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 
 func TestBadInputIsRefusedBeforeTheStoreIsAsked(t *testing.T) {

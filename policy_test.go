@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -110,13 +109,11 @@ func TestPolicies(t *testing.T) {
 			if l.Burst > 0 && !hasBurst(algorithm) {
 				continue
 			}
-			lim, err := ratelimit.New(algorithm, memory(t, newClock()), l)
+			lim, err := ratelimit.New(algorithm, newDenyCache(t, memory(t, newClock())), l)
 			require.NoError(t, err)
 			want.Limit, want.Name = l, text
 			require.Equal(t, []ratelimit.Policy{{}, want}, policiesOf(t, lim, "key"), "%s %s", algorithm, text)
-			cached, err := denycache.New(lim)
-			require.NoError(t, err)
-			f, err := fallback.New(cached, fallback.Open())
+			f, err := fallback.New(lim, fallback.Open())
 			require.NoError(t, err)
 			require.Equal(t, []ratelimit.Policy{{}, want}, policiesOf(t, f, "key"))
 		}

@@ -230,7 +230,7 @@ func (r *round) sharing(e *entry) (parts int) {
 	before := true
 	for i := range r.entries {
 		other := &r.entries[i]
-		if other.core != nil && other.limit.Rate > 0 && (before || other.limit == e.limit) && other.sameState(e) {
+		if other.core != nil && other.limit.Rate > 0 && (before || other.limit == e.limit && other.store == e.store) && other.sameState(e) {
 			parts++
 		}
 		before = before && other != e

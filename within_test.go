@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
@@ -192,7 +191,6 @@ func TestAllWrappersPassTheTurnOn(t *testing.T) {
 		},
 		"Rekeyed":          func(l ratelimit.Limiter) ratelimit.Limiter { return onOneKey(t, l, "other") },
 		"All of a Rekeyed": func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, onOneKey(t, l, "other")) },
-		"denycache":        func(l ratelimit.Limiter) ratelimit.Limiter { return newDenyCache(t, l) },
 		"Failover":         func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, fallback.Closed()) },
 		"Failover to local": func(l ratelimit.Limiter) ratelimit.Limiter {
 			return failover(t, ratelimit.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.Local(l))
@@ -281,7 +279,6 @@ func TestBadInputOfAllowWithinIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
 			{t.Context(), new(ratelimit.All), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), new(ratelimit.Rekeyed), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), new(fallback.Limiter), "key", 1, ratelimit.ErrInvalidLimit},
-			{t.Context(), new(denycache.Limiter), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), all(t, lim, lim), "", 1, ratelimit.ErrInvalidKey},
 			{ended, ratelimit.Static(ratelimit.Result{Allowed: true}, nil), "key", 1, context.Canceled},
 		} {

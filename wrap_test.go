@@ -19,9 +19,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
-func newDenyCache(t testing.TB, l ratelimit.Limiter) *denycache.Limiter {
+func newDenyCache(t testing.TB, s store.Store) *denycache.Store {
 	t.Helper()
-	d, err := denycache.New(l)
+	d, err := denycache.New(s)
 	require.NoError(t, err)
 	return d
 }
@@ -37,26 +37,20 @@ func around(t *testing.T, l ratelimit.Limiter) map[string]ratelimit.Limiter {
 	require.NoError(t, err)
 	tried, err := shadow.New(l, func(context.Context, string, int, ratelimit.Result, error) {})
 	require.NoError(t, err)
-	wrappers := map[string]ratelimit.Limiter{
+	return map[string]ratelimit.Limiter{
 		"Waiter": waiter, "Slowdown": slowdown, "accesslist": listed, "shadow": tried,
 		"Rekeyed": onOneKey(t, l, "everybody"), "All": all(t, l), "fallback": failover(t, l, fallback.Open()),
 	}
-	if cache, err := denycache.New(l); err == nil {
-		wrappers["denycache"] = cache
-	}
-	return wrappers
 }
 
 func TestWrappersInAnOrderThatCannotWorkAreRefused(t *testing.T) {
 	inside := around(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)))
-	for name, may := range map[string]struct{ inCache, inFallback, inAll bool }{
+	for name, may := range map[string]struct{ inFallback, inAll bool }{
 		"Waiter": {}, "Slowdown": {inAll: true}, "accesslist": {inAll: true}, "shadow": {inAll: true},
 		"Rekeyed": {inFallback: true, inAll: true}, "All": {inFallback: true, inAll: true},
-		"fallback": {inFallback: true, inAll: true}, "denycache": {inFallback: true, inAll: true},
+		"fallback": {inFallback: true, inAll: true},
 	} {
-		_, err := denycache.New(inside[name])
-		require.Equal(t, may.inCache, err == nil, "a denycache around %s", name)
-		_, err = fallback.New(inside[name], fallback.Open())
+		_, err := fallback.New(inside[name], fallback.Open())
 		require.Equal(t, may.inFallback, err == nil, "a fallback around %s", name)
 		_, err = fallback.New(onOneKey(t, inside[name], "key"), fallback.Open())
 		require.Equal(t, may.inFallback, err == nil, "a fallback around %s under another key", name)
@@ -119,13 +113,8 @@ func TestATypeThatEmbedsALimiterIsAskedItself(t *testing.T) {
 	require.False(t, allowN(t, all(t, lim), 2).Allowed)
 	require.Equal(t, "token_bucket", five.AlgorithmOf(bucket))
 	require.Empty(t, five.AlgorithmOf(lim))
-	cached := newDenyCache(t, bucket)
-	_, err = ratelimit.Share(cached, memory(t, newClock()), 2)
-	require.NoError(t, err)
-	for _, l := range []ratelimit.Limiter{lim, struct{ *denycache.Limiter }{cached}} {
-		_, err = ratelimit.Share(l, memory(t, newClock()), 2)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)
-	}
+	_, err = ratelimit.Share(lim, memory(t, newClock()), 2)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
 
 func TestTheAlgorithmIsKnownThroughWrappers(t *testing.T) {
@@ -135,7 +124,7 @@ func TestTheAlgorithmIsKnownThroughWrappers(t *testing.T) {
 		for name, w := range around(t, l) {
 			want := ""
 			switch name {
-			case "Rekeyed", "denycache", "fallback", "accesslist", "shadow":
+			case "Rekeyed", "fallback", "accesslist", "shadow":
 				want = algorithm
 			}
 			require.Equal(t, want, five.AlgorithmOf(w), name)
@@ -168,7 +157,7 @@ func TestZeroValuesAnswerByOneRule(t *testing.T) {
 	ctx := t.Context()
 	for _, l := range []ratelimit.Limiter{
 		new(ratelimit.FixedWindow), new(ratelimit.SlidingWindow), new(ratelimit.SlidingLog), new(ratelimit.TokenBucket),
-		new(ratelimit.LeakyBucket), new(ratelimit.All), new(ratelimit.Rekeyed), new(denycache.Limiter), new(fallback.Limiter),
+		new(ratelimit.LeakyBucket), new(ratelimit.All), new(ratelimit.Rekeyed), new(fallback.Limiter),
 		new(throttle.Waiter), new(throttle.Slowdown), new(accesslist.Limiter), new(shadow.Limiter),
 	} {
 		_, allowed := l.Allow(ctx, "key")
@@ -191,14 +180,12 @@ func TestZeroValuesAnswerByOneRule(t *testing.T) {
 
 func TestAShareIsAnNthOfEachLimit(t *testing.T) {
 	tier := "free"
-	bucket, err := ratelimit.NewTokenBucket(memory(t, newClock()), ratelimit.PerHour(8), ratelimit.WithName("api"), ratelimit.WithTiers(
+	bucket, err := ratelimit.NewTokenBucket(newDenyCache(t, memory(t, newClock())), ratelimit.PerHour(8), ratelimit.WithName("api"), ratelimit.WithTiers(
 		func(context.Context, string) (string, error) { return tier, nil },
 		map[string]ratelimit.Limit{"paid": ratelimit.PerHour(40), "none": ratelimit.PerHour(0), "all": ratelimit.Unlimited()}))
 	require.NoError(t, err)
-	cache, err := denycache.New(bucket)
-	require.NoError(t, err)
 	window := inMemory(t, "sliding_window", ratelimit.PerHour(7))
-	l := all(t, onOneKey(t, cache, "everybody"), window)
+	l := all(t, onOneKey(t, bucket, "everybody"), window)
 
 	mem, err := memstore.New(memstore.WithClock(newClock().Now))
 	require.NoError(t, err)
@@ -281,8 +268,8 @@ func TestNoLimiterHasNoShareAndNoAlgorithm(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
 	for _, none := range []ratelimit.Limiter{
-		nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.All)(nil), (*ratelimit.Rekeyed)(nil), (*denycache.Limiter)(nil),
-		new(ratelimit.Rekeyed), new(ratelimit.TokenBucket), new(denycache.Limiter),
+		nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.All)(nil), (*ratelimit.Rekeyed)(nil),
+		new(ratelimit.Rekeyed), new(ratelimit.TokenBucket),
 	} {
 		_, err = ratelimit.Share(none, mem, 2)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", none)
@@ -291,15 +278,9 @@ func TestNoLimiterHasNoShareAndNoAlgorithm(t *testing.T) {
 }
 
 func TestACopyOfALimiterIsOneOfTheFiveToo(t *testing.T) {
-	limit := ratelimit.PerHour(1)
-	original := inMemory(t, "token_bucket", limit, ratelimit.WithLimitFunc(
-		func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+	original := inMemory(t, "token_bucket", ratelimit.PerHour(1))
 	limiter := *original.(*ratelimit.TokenBucket)
 	require.Equal(t, "token_bucket", five.AlgorithmOf(&limiter))
-	cache, err := denycache.New(&limiter)
-	require.NoError(t, err)
-	require.True(t, allow(t, cache, "key").Allowed)
-	require.False(t, allow(t, cache, "key").Allowed)
-	limit = ratelimit.PerHour(10)
-	require.True(t, allow(t, cache, "key").Allowed, "under another limit")
+	require.True(t, allow(t, original, "key").Allowed)
+	require.False(t, allow(t, &limiter, "key").Allowed)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -190,7 +191,11 @@ func TestAnAllHandsTheAddressOnAndGivesBackWhatAnUnknownOneLeaves(t *testing.T) 
 }
 
 func TestAFallbackWithinHasTheAddressToo(t *testing.T) {
-	cached, err := denycache.New(inMemory(t, ratelimit.PerHour(1)))
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	cache, err := denycache.New(mem)
+	require.NoError(t, err)
+	cached, err := ratelimit.NewTokenBucket(cache, ratelimit.PerHour(1))
 	require.NoError(t, err)
 	open, err := fallback.New(cached, fallback.Open())
 	require.NoError(t, err)

@@ -25,6 +25,7 @@ import (
 // to close, unless a limiter has a lease: see [Limiters.Close]. Make them by [Config.Build].
 type Limiters struct {
 	store  store.Store
+	cached store.Store // store, with its denials remembered
 	local  store.Store // of local limiters
 	tierOf func(ctx context.Context, key string) (string, error)
 
@@ -65,7 +66,11 @@ func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
 	if err != nil {
 		return nil, err
 	}
-	ls := &Limiters{store: s, local: local, index: map[string]int{}, taken: map[string]ratelimit.Limiter{}}
+	cached, err := denycache.New(s)
+	if err != nil {
+		return nil, err
+	}
+	ls := &Limiters{store: s, cached: cached, local: local, index: map[string]int{}, taken: map[string]ratelimit.Limiter{}}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -318,14 +323,14 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 	if s.coalescing {
 		opts = append(opts, ratelimit.WithCoalescing())
 	}
+	front := ls.store
+	if s.denyCache {
+		front = ls.cached
+	}
 	return ls.newLimits(s, func(i int) (ratelimit.Limiter, error) {
 		l := s.limits[i]
-		lim, err := ratelimit.New(s.algorithm, ls.store, l, append(opts, ratelimit.WithPolicyName(s.policyName(l)))...)
-		switch {
-		case err != nil:
-		case s.denyCache:
-			return denycache.New(lim)
-		case s.lease > 0:
+		lim, err := ratelimit.New(s.algorithm, front, l, append(opts, ratelimit.WithPolicyName(s.policyName(l)))...)
+		if err == nil && s.lease > 0 {
 			return lease.New(lim, s.lease)
 		}
 		return lim, err

@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -106,8 +105,6 @@ func TestNewRefuses(t *testing.T) {
 	require.NoError(t, err)
 	perCall, err := ratelimit.PerCall(window)
 	require.NoError(t, err)
-	denied, err := denycache.New(window)
-	require.NoError(t, err)
 	static, err := ratelimit.NewAll(window)
 	require.NoError(t, err)
 	for _, c := range []struct {
@@ -122,7 +119,6 @@ func TestNewRefuses(t *testing.T) {
 		{"leaky bucket", newLimiter(t, "leaky_bucket", s, perSecond), time.Millisecond, nil, "it takes back only its last events"},
 		{"Rekeyed", rekeyed, time.Millisecond, nil, "a lease of a *ratelimit.Rekeyed: lease one of the five algorithms"},
 		{"PerCall", perCall, time.Millisecond, nil, "lease one of the five algorithms"},
-		{"denycache", denied, time.Millisecond, nil, "put the *denycache.Limiter around that"},
 		{"All", static, time.Millisecond, nil, "put the *ratelimit.All around that"},
 		{"lease", newLease(t, window, time.Millisecond), time.Millisecond, nil, "put the *lease.Limiter around that"},
 		{"embedded", struct{ *ratelimit.FixedWindow }{window.(*ratelimit.FixedWindow)}, time.Millisecond, nil, "a lease of a struct"},
@@ -155,8 +151,6 @@ func TestNewRefuses(t *testing.T) {
 	few := func(context.Context, string) (ratelimit.Limit, error) { return perSecond, nil }
 	_, err = lease.New(newLimiter(t, "sliding_log", s, ratelimit.PerDay(1), ratelimit.WithLimitFunc(few)), 50*time.Millisecond)
 	require.NoError(t, err, "keys have limits of their own")
-	_, err = denycache.New(newLease(t, window, time.Millisecond))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "whose denials can end sooner")
 }
 
 func TestBadInput(t *testing.T) {
