@@ -47,7 +47,6 @@ import (
 // A decision takes as long as those of its parts, less a lock or a round trip for each but the
 // first. An admission by two of the five algorithms allocates nothing unless [Result.Parts] is
 // asked for. Others take one or two allocations. An All keeps nothing per key.
-// [WithCoalescing] has no effect on limits that are decided together.
 //
 // It is safe for concurrent use. Make it by [NewAll] or [NewLevels].
 type All struct {

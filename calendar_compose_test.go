@@ -235,6 +235,6 @@ func TestCalendarsOfOneCallAndOfAnotherKey(t *testing.T) {
 
 func TestACalendarOfCoalescedCalls(t *testing.T) {
 	mem := newMemory(t)
-	lim := newLimiter(t, "fixed_window", mem, plan(t), ratelimit.WithCoalescing())
+	lim := newLimiter(t, "fixed_window", newCoalesced(t, mem), plan(t))
 	require.Equal(t, 10, admitted(t, lim, 20))
 }

@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -35,8 +34,6 @@ type limiter struct {
 	self       Limiter // the type that it is embedded in, as users hold it
 	rule       *store.Rule
 	store      store.Store
-	front      store.Store // what is asked for events: store, or a coalescing one before it
-	coalesced  bool        // front is that
 	namespace  *store.Namespace
 	name       string
 	policyName string // by WithPolicyName, or else the name, or the limit as text
@@ -52,7 +49,7 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 	if isnil.Is(s) {
 		return fmt.Errorf("%w: the store is nil", ErrInvalidOption)
 	}
-	*lim = limiter{rule: rule, limit: l, store: s, front: s}
+	*lim = limiter{rule: rule, limit: l, store: s}
 	if lim.integers, err = integers(rule, l); err != nil {
 		return err
 	}
@@ -265,7 +262,7 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 	var err error
 	switch what {
 	case take:
-		r, err = lim.front.Take(ctx, lim.namespace, key, l, events)
+		r, err = lim.store.Take(ctx, lim.namespace, key, l, events)
 	case takeUpTo:
 		r, err = lim.store.TakeUpTo(ctx, lim.namespace, key, l, events)
 		events = max(1, min(events, r.Available(lim.rule, l)))
@@ -280,9 +277,6 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 	charged := events
 	if !r.OK() || what == peek {
 		charged = 0
-	}
-	if lim.coalesced && what == take && lim.cameTooLate(res, l, r, events) {
-		return nil
 	}
 	if r.Plain() {
 		lim.result(res, l, r, events, charged)
@@ -319,19 +313,6 @@ func mostOf(rule *store.Rule, l store.Limit) int64 {
 		return bucketMost(l)
 	}
 	return maxEvents
-}
-
-// cameTooLate makes res the denial of a coalesced call that came too late for the room that
-// others took. It does so if r shows that room has come since: the call can come back at once.
-func (lim *limiter) cameTooLate(res *Result, l store.Limit, r store.Reply, n int64) bool {
-	if r.OK() || l.Before > 0 || n > r.Available(lim.rule, l) {
-		return false
-	}
-	const soon = time.Microsecond
-	r.Outcome = store.Admitted // as it was, for the report
-	lim.result(res, l, r, n, 0)
-	*res = Result{Limit: res.Limit, RetryAfter: soon, ResetAfter: max(res.ResetAfter, soon)}
-	return true
 }
 
 // result makes res of a reply on n events, of which charged were charged.

@@ -13,7 +13,6 @@ func (p *part) five() *five.Limiter[Result] {
 	lim := p.core
 	return &five.Limiter[Result]{
 		Algorithm: lim.rule.Name,
-		Coalesced: lim.coalesced,
 		Tiered:    lim.limitFunc != nil,
 		Limit:     lim.integers,
 		Within:    func(by store.Limit, d time.Duration) store.Limit { return limitWithin(lim.rule, by, d) },

@@ -355,7 +355,7 @@ func TestCoalescedCallsTakePlaceAtOneInstantToo(t *testing.T) {
 		t.Run(algorithm, func(t *testing.T) {
 			eachStore(t, func(t *testing.T, s store.Store) {
 				y := &yielding{Store: s}
-				lim := newLimiter(t, algorithm, y, standing(algorithm), ratelimit.WithCoalescing())
+				lim := newLimiter(t, algorithm, newCoalesced(t, y), standing(algorithm))
 				history := record(t, lim.(limiting), 500)
 				requireLinear(t, algorithm, history)
 				require.Less(t, y.decisions.Load(), decisions(history), "nothing was coalesced")

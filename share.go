@@ -11,11 +11,11 @@ import (
 
 // Share returns a limiter on s that admits 1/n of what l does, for an instance of n that
 // limit on their own: see [Limit.Share]. It has l's algorithm, name and options, and shares
-// of all its limits, those of tiers and of a limit function included. Coalescing and deny
-// caches are left out, since s is expected to be in memory. So are observers. Its Limit and its policies'
+// of all its limits, those of tiers and of a limit function included. What stands before l's store
+// is left out, since s is expected to be in memory. So are observers. Its Limit and its policies'
 // names are those of l.
 //
-// l is one of the five algorithms, or a [Rekeyed], a [PerCall], an [All] or a denycache around them.
+// l is one of the five algorithms, or a [Rekeyed], a [PerCall], an [All] or a lease around them.
 // Otherwise the error is [ErrInvalidOption]. It is [ErrInvalidLimit] if n is below 1, or a
 // limit of l or of its tiers has no such share. Of limits that a function gives, that is
 // an error of the call.

@@ -150,7 +150,7 @@ func TestTurnsAreNotGivenTwice(t *testing.T) {
 			"memory": memory(t, c),
 			"Redis":  onRedis(t, client, redisstore.WithClock(c.Now)),
 		} {
-			lim := newLimiter(t, algorithm, s, ratelimit.Limit{Rate: 10, Period: time.Minute, Burst: 40}, ratelimit.WithCoalescing())
+			lim := newLimiter(t, algorithm, newCoalesced(t, s), ratelimit.Limit{Rate: 10, Period: time.Minute, Burst: 40})
 			want := int64(11) // 60 s for the last
 			if algorithm == "token_bucket" {
 				want = 40 + 10

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/coalesce"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/five"
@@ -19,11 +20,20 @@ import (
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
+var errGone = fmt.Errorf("%w: gone", store.ErrStore)
+
 func newDenyCache(t testing.TB, s store.Store) *denycache.Store {
 	t.Helper()
 	d, err := denycache.New(s)
 	require.NoError(t, err)
 	return d
+}
+
+func newCoalesced(t testing.TB, s store.Store) *coalesce.Store {
+	t.Helper()
+	c, err := coalesce.New(s)
+	require.NoError(t, err)
+	return c
 }
 
 // around are all wrappers of one limiter in this module, by their types.
