@@ -124,7 +124,7 @@ func isPlain(parts []part) bool {
 
 // sameSpace is whether both count in the same namespace of one store.
 func (lim *limiter) sameSpace(other *limiter) bool {
-	oneStore := lim == other || lim.joint != nil && lim.joint == other.joint
+	oneStore := lim == other || lim.bottom != nil && lim.bottom == other.bottom
 	return oneStore && lim.namespace.Equal(other.namespace)
 }
 

@@ -200,13 +200,13 @@ func bucketAvailable(l store.Limit, r store.Reply) int64 {
 }
 
 // bucketReport is what the reports of both buckets share.
-func bucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
+func bucketReport(l store.Limit, r store.Reply, n, charged int64) store.Report {
 	whole, part := bucketReply(r)
 	room := bucketAvailable(l, r)
 	whole += charged
-	v := verdict{remaining: max(0, room-charged), reset: drainTime(whole, part, l)}
-	if !r.OK && n > room && n <= l.Burst {
-		v.retry = drainTime(whole+n-l.Burst, part, l)
+	v := store.Report{Remaining: max(0, room-charged), Reset: drainTime(whole, part, l)}
+	if !r.OK() && n > room && n <= l.Burst {
+		v.Retry = drainTime(whole+n-l.Burst, part, l)
 	}
 	return v
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/adaptive"
-	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
@@ -18,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/regions"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
@@ -136,8 +136,9 @@ func TestEachWayToChargeACalendar(t *testing.T) {
 
 func TestADenyCacheOfACalendar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // from 2000-01-01 on
-		lim, err := denycache.New(inMemory(t, "fixed_window", plan(t)))
+		mem, err := memstore.New()
 		require.NoError(t, err)
+		lim := newLimiter(t, "fixed_window", newDenyCache(t, mem), plan(t))
 		allowN(t, lim, 10)
 		require.Equal(t, ratelimit.SourceStore, allowN(t, lim, 1).Source())
 		time.Sleep(time.Hour)
@@ -231,6 +232,6 @@ func TestCalendarsOfOneCallAndOfAnotherKey(t *testing.T) {
 
 func TestACalendarOfCoalescedCalls(t *testing.T) {
 	mem := newMemory(t)
-	lim := newLimiter(t, "fixed_window", mem, plan(t), ratelimit.WithCoalescing())
+	lim := newLimiter(t, "fixed_window", newCoalesced(t, mem), plan(t))
 	require.Equal(t, 10, admitted(t, lim, 20))
 }

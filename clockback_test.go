@@ -234,15 +234,15 @@ func (r *rewound) expect(op string, l store.Limit, n int64, more []any) []int64 
 		l.Before = more[0].(int64)
 	}
 	reply := m.step(op, l, r.now, n)
-	if op == "upto" && !reply.OK {
+	if op == "upto" && !reply.OK() {
 		n = max(1, r.rule.Available(l, reply))
 		reply = m.step(op, l, r.now, n)
 	}
 	ok := int64(0)
-	if reply.OK {
+	if reply.OK() {
 		ok = 1
 	}
-	if op == "charge" || reply.OK && op != "peek" {
+	if op == "charge" || reply.OK() && op != "peek" {
 		r.receipts = append(r.receipts, m.receipt(l, reply.X))
 	}
 	return []int64{ok, reply.X, reply.Y, reply.Z}
@@ -296,7 +296,7 @@ func (m *anchored) step(op string, l store.Limit, now, n int64) (r store.Reply) 
 	case op == "peek":
 		*m = old
 		m.life = 0
-	case op == "charge" || r.OK || moved && !m.empty():
+	case op == "charge" || r.OK() || moved && !m.empty():
 		m.life = m.ttl()
 	}
 	return r
@@ -330,10 +330,10 @@ func (m *anchored) anchor(now int64) (moved bool) {
 // five decides on five numbers.
 func (m *anchored) five(op string, l store.Limit, now, n int64) store.Reply {
 	next, r := m.rule.Step(m.state, l, now, n)
-	if op == "charge" && !r.OK {
+	if op == "charge" && !r.OK() {
 		r.X, next = next.At, m.rule.Overdrawn(next, l, math.MaxInt32)
 	}
-	if op == "charge" || r.OK {
+	if op == "charge" || r.OK() {
 		m.state, m.limit = next, l
 	}
 	return r
@@ -341,7 +341,7 @@ func (m *anchored) five(op string, l store.Limit, now, n int64) store.Reply {
 
 // log decides on the list.
 func (m *anchored) log(op string, l store.Limit, now, n int64) store.Reply {
-	r := store.Reply{OK: n <= l.Rate, X: now}
+	r := store.Reply{Outcome: store.AdmittedIf(n <= l.Rate), X: now}
 	dead := max(now-l.Period, m.cutoff)
 	if len(m.entries) > 0 && (m.newest() <= dead || m.newest()+m.period <= now) {
 		m.entries = nil
@@ -355,9 +355,9 @@ func (m *anchored) log(op string, l store.Limit, now, n int64) store.Reply {
 			}
 		}
 		r.Z = m.newest() + l.Period - now
-		r.OK = r.Y+n <= l.Rate
+		r.Outcome = store.AdmittedIf(r.Y+n <= l.Rate)
 	}
-	if op == "charge" || r.OK {
+	if op == "charge" || r.OK() {
 		m.entries = append(append([]logged(nil), m.entries...), logged{now, n})
 		m.cutoff, m.period = dead, l.Period
 		return r

@@ -264,7 +264,7 @@ func (d *decision) takePlain(ctx context.Context, key string, n int, res *Result
 		return err
 	}
 	for i := range replies {
-		d.denied = d.denied || !replies[i].OK
+		d.denied = d.denied || !replies[i].OK()
 	}
 	for i := range parts {
 		charged := requests[i].N
@@ -314,7 +314,7 @@ func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
 		return err
 	}
 	if d.how.what == takeWithin {
-		e.limit = e.core.algorithm.within(e.limit, d.how.d)
+		e.limit = limitWithin(e.core.rule, e.limit, d.how.d)
 	}
 	if e.limit.Rate <= 0 {
 		e.result.withoutStore(e.limit)
@@ -402,7 +402,7 @@ func (d *decision) sharing(e *entry) (events int) {
 	before := true
 	for i := range d.entries {
 		other := &d.entries[i]
-		if other.core != nil && other.limit.Rate > 0 && (before || other.limit == e.limit) && other.key == e.key && other.core.sameSpace(e.core) {
+		if other.core != nil && other.limit.Rate > 0 && (before || other.limit == e.limit && other.core.joint == e.core.joint) && other.key == e.key && other.core.sameSpace(e.core) {
 			events += other.n
 		}
 		before = before && other != e
@@ -449,7 +449,7 @@ func (d *decision) takeAll(ctx context.Context) error {
 		return err
 	}
 	for i := range replies {
-		d.denied = d.denied || !replies[i].OK && d.requests[i].Votes()
+		d.denied = d.denied || !replies[i].OK() && d.requests[i].Votes()
 	}
 	for i := len(d.group) - 1; i >= 0; i-- {
 		if e := d.group[i]; e.request >= 0 {
@@ -485,7 +485,7 @@ func (d *decision) requestOf(e *entry) int {
 // the last to the first.
 func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 	charged := req.N
-	if d.denied || !reply.OK {
+	if d.denied || !reply.OK() {
 		charged = 0
 	}
 	e.core.result(e.result, req.Limit, reply, max(req.N, 1), charged)
@@ -493,7 +493,7 @@ func (d *decision) read(e *entry, req *store.Request, reply store.Reply) {
 	// The entries before are told as if charged before: or else a Refund, which gives
 	// back to each what is still charged, would find the same events twice. Where only the
 	// tail is taken back, all of them are the tail.
-	if charged > 0 && !e.core.algorithm.tail {
+	if charged > 0 && !e.core.rule.LastOnly {
 		req.N -= int64(e.n)
 	}
 	e.decided, e.charged = true, charged > 0

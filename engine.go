@@ -6,30 +6,10 @@ import (
 	"fmt"
 	"reflect"
 	"strconv"
-	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
 )
-
-// algorithm is one of the five: the rule that stores run, and the report that
-// makes a Result of their replies.
-type algorithm struct {
-	rule store.Rule
-	// burst says that limits have a Burst of their own; elsewhere the capacity is
-	// the Rate.
-	burst bool
-	// report tells what r means: charged of its n events were charged, all or
-	// none.
-	report func(l store.Limit, r store.Reply, n, charged int64) verdict
-	// after is what r becomes once n events have been charged.
-	after func(r store.Reply, n int64) store.Reply
-	// spent is how many whole events the state held by r; nil for a log, which has room
-	// for any number.
-	spent func(r store.Reply) int64
-	// tail says that Refund gives back only the last events that were charged.
-	tail bool
-}
 
 // afterY and afterZ are the two after functions: a reply counts spend in Y, or in Z.
 func afterY(r store.Reply, n int64) store.Reply {
@@ -46,19 +26,11 @@ func afterZ(r store.Reply, n int64) store.Reply {
 func spentY(r store.Reply) int64 { return r.Y }
 func spentZ(r store.Reply) int64 { return r.Z }
 
-// verdict is what a report knows: an event count, and three durations in µs.
-// Four fields are the most that Go keeps in registers.
-type verdict struct {
-	remaining, retry, reset, delay int64
-}
-
-// limiter is embedded in the five types. They differ only in their algorithm.
+// limiter is embedded in the five types. They differ only in their rule.
 type limiter struct {
 	self       Limiter // the type that it is embedded in, as users hold it
-	algorithm  *algorithm
+	rule       *store.Rule
 	store      store.Store
-	front      store.Store // what is asked for events: store, or a coalescing one before it
-	coalesced  bool        // front is that
 	namespace  *store.Namespace
 	name       string
 	policyName string // by WithPolicyName, or else the name, or the limit as text
@@ -74,19 +46,20 @@ type limiter struct {
 	observer Observer
 	timed    bool // by WithTimedObserver
 
-	joint store.Store // store, if it can be compared with that of others; else nil
+	joint  store.Store // store, if it can be compared with that of others; else nil
+	bottom store.Store // which keeps what joint is asked for
 }
 
 // keyFunc makes the key that is counted of the one that is asked for.
 type keyFunc func(ctx context.Context, key string) (string, error)
 
 // build makes lim, which is embedded in self, a limiter.
-func (lim *limiter) build(self Limiter, a *algorithm, s store.Store, l Limit, opts []Option) (err error) {
+func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit, opts []Option) (err error) {
 	if isnil.Is(s) {
 		return fmt.Errorf("%w: the store is nil", ErrInvalidOption)
 	}
-	*lim = limiter{algorithm: a, limit: l, store: s, front: s}
-	if lim.integers, err = a.integers(l); err != nil {
+	*lim = limiter{rule: rule, limit: l, store: s}
+	if lim.integers, err = integers(rule, l); err != nil {
 		return err
 	}
 	for _, opt := range opts {
@@ -99,14 +72,24 @@ func (lim *limiter) build(self Limiter, a *algorithm, s store.Store, l Limit, op
 	}
 	lim.policyName = cmp.Or(lim.policyName, lim.name, l.String())
 	lim.policy = lim.policyOf(l, lim.integers)
-	lim.namespace = store.NewNamespace(&a.rule, lim.identity())
-	s.Prepare(&a.rule)
+	lim.namespace = store.NewNamespace(rule, lim.identity())
 	lim.self = self
 	lim.optional = lim.keyFunc != nil || lim.calls || lim.observer != nil
 	if reflect.ValueOf(s).Comparable() {
-		lim.joint = s
+		lim.joint, lim.bottom = s, bottom(s)
 	}
-	return nil
+	return s.Prepare(rule, lim.integers, lim.limitFunc == nil)
+}
+
+// bottom is the store behind those that stand before s, and s itself if it is that.
+func bottom(s store.Store) store.Store {
+	for {
+		front, ok := s.(interface{ Unwrap() store.Store })
+		if !ok || isnil.Is(front.Unwrap()) {
+			return s
+		}
+		s = front.Unwrap()
+	}
 }
 
 // core is how a limiter is found in what users hold: see coreOf.
@@ -147,10 +130,10 @@ func (lim *limiter) Policy() Policy { return lim.policy }
 
 // Algorithm returns the name of the algorithm, as [New] knows it.
 func (lim *limiter) Algorithm() string {
-	if lim.algorithm == nil {
+	if lim.rule == nil {
 		return ""
 	}
-	return lim.algorithm.rule.Name
+	return lim.rule.Name
 }
 
 // UsesContext reports whether a function that it was given reads the contexts of calls.
@@ -237,10 +220,10 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 	var err error
 	switch what {
 	case take:
-		r, err = lim.front.Take(ctx, lim.namespace, key, l, events)
+		r, err = lim.store.Take(ctx, lim.namespace, key, l, events)
 	case takeUpTo:
 		r, err = lim.store.TakeUpTo(ctx, lim.namespace, key, l, events)
-		events = max(1, min(events, lim.algorithm.rule.Available(l, r)))
+		events = max(1, min(events, r.Available(lim.rule, l)))
 	case peek:
 		r, err = lim.store.Peek(ctx, lim.namespace, key, l, events)
 	case overdraw:
@@ -250,67 +233,56 @@ func (lim *limiter) decide(ctx context.Context, key string, n int, what operatio
 		return err
 	}
 	charged := events
-	if !r.OK || what == peek {
+	if !r.OK() || what == peek {
 		charged = 0
 	}
-	if lim.coalesced && what == take && lim.cameTooLate(res, l, r, events) {
+	if r.Plain() {
+		lim.result(res, l, r, events, charged)
 		return nil
 	}
-	res.report(lim.algorithm.report(l, r, events, charged), r.OK, events, l.Burst)
+	res.report(lim.rule.Report(l, r, events, charged), r.OK(), events, l.Burst)
 	res.addReceipt(l, r.X, charged)
 	return nil
 }
 
 // overdraw is decide for events that are charged in any case.
 func (lim *limiter) overdraw(ctx context.Context, key string, l store.Limit, n int64, res *Result) error {
-	most := lim.algorithm.most(l)
+	most := mostOf(lim.rule, l)
 	n = min(n, most)
 	r, err := lim.store.Overdraw(ctx, lim.namespace, key, l, n, most)
 	if err != nil {
 		return err
 	}
-	r.OK = true
-	if spent := lim.algorithm.spent; spent != nil { // no more than this has been charged
+	r.Outcome = store.Admitted
+	if spent := lim.rule.Spent; spent != nil { // no more than this has been charged
 		n = min(n, max(0, most-spent(r)))
 	}
 	lim.result(res, l, r, n, n)
 	if n == 0 { // the state was full, and was written all the same: as if its last event were this one
-		res.report(lim.algorithm.report(l, lim.algorithm.after(r, -1), 1, 1), true, 1, l.Burst)
+		res.report(lim.rule.Report(l, lim.rule.After(r, -1), 1, 1), true, 1, l.Burst)
 		res.Delay = 0
 	}
 	return nil
 }
 
-// most is the most events that a state can hold.
-func (a *algorithm) most(l store.Limit) int64 {
-	if a.burst {
+// mostOf is the most events that a state can hold.
+func mostOf(rule *store.Rule, l store.Limit) int64 {
+	if rule.Burst {
 		return bucketMost(l)
 	}
 	return maxEvents
 }
 
-// receipt names n of the events that were charged by the admission r.
-func (a *algorithm) receipt(l store.Limit, r store.Reply, charged, n int64) store.Receipt {
-	return receipt(l, r.X, a.report(l, r, charged, charged).reset, n)
-}
-
-// cameTooLate makes res the denial of a coalesced call that came too late for the room that
-// others took. It does so if r shows that room has come since: the call can come back at once.
-func (lim *limiter) cameTooLate(res *Result, l store.Limit, r store.Reply, n int64) bool {
-	if r.OK || l.Before > 0 || n > lim.algorithm.rule.Available(l, r) {
-		return false
-	}
-	const soon = time.Microsecond
-	r.OK = true // as it was, for the report
-	lim.result(res, l, r, n, 0)
-	*res = Result{Limit: res.Limit, RetryAfter: soon, ResetAfter: max(res.ResetAfter, soon)}
-	return true
-}
-
 // result makes res of a reply on n events, of which charged were charged.
 func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged int64) {
-	res.report(lim.algorithm.report(l, r, n, charged), r.OK, n, l.Burst)
+	res.report(r.Report(lim.rule, l, n, charged), r.OK(), n, l.Burst)
 	res.addReceipt(l, r.X, charged)
+	if r.Plain() {
+		res.mark = markOf(r.Outcome)
+		if !res.Allowed && r.X == store.Never {
+			res.RetryAfter = Never
+		}
+	}
 }
 
 // Refund gives back n of the events that charged admitted, as far as they are
@@ -374,31 +346,31 @@ func (lim *limiter) limitOf(ctx context.Context, key string) (store.Limit, error
 	if l == (Limit{}) || l == lim.limit {
 		return lim.integers, nil
 	}
-	return lim.algorithm.integers(l)
+	return integers(lim.rule, l)
 }
 
-// integers checks l for this algorithm and returns it as stores read it.
-func (a *algorithm) integers(l Limit) (store.Limit, error) {
+// integers checks l for an algorithm and returns it as stores read it.
+func integers(rule *store.Rule, l Limit) (store.Limit, error) {
 	if l == Unlimited() {
 		return store.Limit{Rate: -1}, nil
 	}
 	if err := l.Validate(); err != nil {
 		return store.Limit{}, err
 	}
-	if !a.burst && l.Burst != 0 {
-		return store.Limit{}, fmt.Errorf("%w: %v: a %s has no burst", ErrInvalidLimit, l, a.rule.Name)
+	if !rule.Burst && l.Burst != 0 {
+		return store.Limit{}, fmt.Errorf("%w: %v: a %s has no burst", ErrInvalidLimit, l, rule.Name)
 	}
 	i := store.Limit{Rate: int64(l.Rate), Period: l.Period.Microseconds(), Burst: int64(l.Burst)}
 	if l.calendar != nil {
-		if a != &fixedWindow {
-			return i, fmt.Errorf("%w: %v: a %s has no calendar", ErrInvalidLimit, l, a.rule.Name)
+		if rule != &fixedWindow {
+			return i, fmt.Errorf("%w: %v: a %s has no calendar", ErrInvalidLimit, l, rule.Name)
 		}
 		i = l.calendar.In(i)
 	}
 	if i.Burst == 0 || i.Rate == 0 {
 		i.Burst = i.Rate
 	}
-	if a.burst && i.Rate > 0 && !drainsWithin(i, maxRefill) {
+	if rule.Burst && i.Rate > 0 && !drainsWithin(i, maxRefill) {
 		return store.Limit{}, fmt.Errorf("%w: %v: the bucket takes over 100 years to refill", ErrInvalidLimit, l)
 	}
 	return i, nil

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -21,11 +22,10 @@ func init() {
 // five is the limiter as other packages of this module see it.
 func (lim *limiter) five() *five.Limiter[Result] {
 	return &five.Limiter[Result]{
-		Algorithm: lim.algorithm.rule.Name,
-		Coalesced: lim.coalesced,
+		Algorithm: lim.rule.Name,
 		Tiered:    lim.limitFunc != nil,
 		Limit:     lim.integers,
-		Within:    lim.algorithm.within,
+		Within:    func(by store.Limit, d time.Duration) store.Limit { return limitWithin(lim.rule, by, d) },
 		LimitOf:   lim.limitOf,
 		By:        lim.by,
 		RefundBy: func(ctx context.Context, key string, charged Result, n int, by store.Limit) error {
@@ -43,14 +43,14 @@ func (lim *limiter) five() *five.Limiter[Result] {
 
 // space is what the limiter shares with others that have the same state.
 func (lim *limiter) space() any {
-	if lim.joint == nil {
+	if lim.bottom == nil {
 		return nil
 	}
 	hi, lo := lim.namespace.ID()
 	return struct {
 		store  store.Store
 		hi, lo uint64
-	}{lim.joint, hi, lo}
+	}{lim.bottom, hi, lo}
 }
 
 // look tells how a key of a window or a token bucket stands. The last event of a bucket cannot
@@ -60,15 +60,15 @@ func (lim *limiter) look(ctx context.Context, key string, by store.Limit) (l fiv
 	if err != nil {
 		return l, err
 	}
-	l.Left, l.Credit = int(lim.algorithm.rule.Available(by, r)), int(lim.algorithm.spent(r))
+	l.Left, l.Credit = int(r.Available(lim.rule, by)), int(lim.rule.Spent(r))
 	switch {
-	case lim.algorithm.burst:
+	case lim.rule.Burst:
 		l.Credit = max(0, l.Credit-1)
-	case lim.algorithm == &slidingWindow && r.Y < 0: // counted in another Period
+	case lim.rule == &slidingWindow && r.Y < 0: // counted in another Period
 		l.Credit = 0
 	default:
 		var end int64
-		if l.Window, end = window(by, r.X); lim.algorithm == &fixedWindow && r.Y > 0 && r.X+r.Z != end { // counted by another calendar
+		if l.Window, end = window(by, r.X); lim.rule == &fixedWindow && r.Y > 0 && r.X+r.Z != end { // counted by another calendar
 			l.Credit = 0
 		}
 	}
@@ -80,7 +80,7 @@ func (lim *limiter) look(ctx context.Context, key string, by store.Limit) (l fiv
 // as high as any. (Of what refills in over 50 years it may give back less.)
 func (lim *limiter) credit(ctx context.Context, key string, debit Result, n int, by store.Limit) error {
 	c := debit.receipt(int64(n))
-	if lim.algorithm.burst {
+	if lim.rule.Burst {
 		half := drainTime(bucketMost(by), 0, by) / 2
 		c.At, c.Due, c.Rate, c.Period, c.Overdrawn = c.At-half, c.At+half, by.Rate, by.Period, true
 	}

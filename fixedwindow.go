@@ -57,22 +57,20 @@ var fixedWindowLua string
 
 // fixedWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the end of that window, if it is of a calendar: see windowPart.
-var fixedWindow = algorithm{
-	rule: store.Rule{
-		Name:        "fixed_window",
-		Step:        fixedWindowStep,
-		Available:   windowAvailable,
-		Overdrawn:   windowOverdrawn,
-		Refund:      fixedWindowRefund,
-		TTL:         func(s store.State, _ store.Limit) int64 { return ownEnd(s) - s.At },
-		Used:        wholeUsed,
-		Script:      plainCase(fixedWindowPlainLua) + script(fixedWindowLua, stateLua),
-		JointScript: jointScript,
-		BatchScript: batchScript,
-	},
-	report: fixedWindowReport,
-	after:  afterY,
-	spent:  spentY,
+var fixedWindow = store.Rule{
+	Name:        "fixed_window",
+	Step:        fixedWindowStep,
+	Available:   windowAvailable,
+	Overdrawn:   windowOverdrawn,
+	Refund:      fixedWindowRefund,
+	TTL:         func(s store.State, _ store.Limit) int64 { return ownEnd(s) - s.At },
+	Used:        wholeUsed,
+	Script:      plainCase(fixedWindowPlainLua) + script(fixedWindowLua, stateLua),
+	JointScript: jointScript,
+	BatchScript: batchScript,
+	Report:      fixedWindowReport,
+	After:       afterY,
+	Spent:       spentY,
 }
 
 // fixedWindowStep replies now, the count, and for how long it counts. The count may
@@ -93,7 +91,7 @@ func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, s
 			r.Y, r.Z = s.Whole, end-r.X
 		}
 	}
-	r.OK = r.Y+n <= l.Rate
+	r.Outcome = store.AdmittedIf(r.Y+n <= l.Rate)
 	return store.State{At: r.X, Period: l.Period, Whole: r.Y + n}, r
 }
 
@@ -110,7 +108,7 @@ func calendarStep(s store.State, l store.Limit, now, n int64) (store.State, stor
 			r.Y, r.Z = s.Whole, until-r.X
 		}
 	}
-	r.OK = r.Y+n <= l.Rate
+	r.Outcome = store.AdmittedIf(r.Y+n <= l.Rate)
 	return store.State{At: r.X, Period: l.Period, Whole: r.Y + n, Part: windowPart(end)}, r
 }
 
@@ -171,12 +169,12 @@ func windowOverdrawn(next store.State, _ store.Limit, most int64) store.State {
 	return next
 }
 
-func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) verdict {
+func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) store.Report {
 	now, _, left := windowReply(r)
-	v := verdict{remaining: max(0, windowAvailable(l, r)-charged), retry: left, reset: left}
+	v := store.Report{Remaining: max(0, windowAvailable(l, r)-charged), Retry: left, Reset: left}
 	if charged > 0 {
 		_, end := window(l, now)
-		v.reset = end - now
+		v.Reset = end - now
 	}
 	return v
 }

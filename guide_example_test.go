@@ -76,19 +76,6 @@ func ExampleUnlimited() {
 	// banned false 0 true <nil>
 }
 
-// Concurrent calls of Allow on one key ask the store together. It saves round trips to
-// Redis where a few keys are hot.
-func ExampleWithCoalescing() {
-	limiter, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerSecond(100), // on Redis
-		ratelimit.WithName("hot"), ratelimit.WithCoalescing())
-	if err != nil {
-		log.Fatal(err)
-	}
-	r, err := limiter.Allow(context.Background(), "everybody")
-	fmt.Println(r.Allowed, r.Remaining, err)
-	// Output: true 99 <nil>
-}
-
 // A violation costs more than a wait: a bucket of 5 a minute is charged 75 events more, so
 // that it admits nothing for 15 minutes beyond.
 func ExampleCharge() {

@@ -57,24 +57,22 @@ func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result
 var leakyBucketLua string
 
 // leakyBucket keeps the queue as the level of bucket.go.
-var leakyBucket = algorithm{
-	rule: store.Rule{
-		Name:        "leaky_bucket",
-		Step:        leakyBucketStep,
-		Available:   bucketAvailable,
-		Overdrawn:   bucketOverdrawn,
-		Refund:      leakyBucketRefund,
-		TTL:         bucketTTL,
-		Used:        bucketUsed,
-		Script:      plainCase(bucketPlainLua) + script(bucketLua, leakyBucketLua, stateLua),
-		JointScript: jointScript,
-		BatchScript: batchScript,
-	},
-	burst:  true,
-	report: leakyBucketReport,
-	after:  afterY,
-	spent:  spentY,
-	tail:   true,
+var leakyBucket = store.Rule{
+	Name:        "leaky_bucket",
+	Step:        leakyBucketStep,
+	Available:   bucketAvailable,
+	Overdrawn:   bucketOverdrawn,
+	Refund:      leakyBucketRefund,
+	TTL:         bucketTTL,
+	Used:        bucketUsed,
+	Script:      plainCase(bucketPlainLua) + script(bucketLua, leakyBucketLua, stateLua),
+	JointScript: jointScript,
+	BatchScript: batchScript,
+	Burst:       true,
+	Report:      leakyBucketReport,
+	After:       afterY,
+	Spent:       spentY,
+	LastOnly:    true,
 }
 
 // leakyBucketStep replies now and the queue.
@@ -86,7 +84,7 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	}
 	next := store.State{At: now, Period: l.Period, Whole: queue + n, Part: part}
 	ok := places <= l.Burst && (l.Before == 0 || drainsBefore(queue, part, l))
-	return next, store.Reply{OK: ok, X: now, Y: queue, Z: part}
+	return next, store.Reply{Outcome: store.AdmittedIf(ok), X: now, Y: queue, Z: part}
 }
 
 // leakyBucketRefund gives back only the tail of the queue. The charge c is the tail if no more
@@ -101,14 +99,14 @@ func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Receipt)
 	return bucketRefund(s, l, now, c)
 }
 
-func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
+func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) store.Report {
 	v := bucketReport(l, r, n, charged)
 	queue, part := bucketReply(r)
 	switch {
-	case r.OK:
-		v.delay = drainTime(queue, part, l)
+	case r.OK():
+		v.Delay = drainTime(queue, part, l)
 	case l.Before > 0: // there must be room, and the turn near enough
-		v.retry = max(v.retry, drainTime(queue, part, l)-(l.Before-1))
+		v.Retry = max(v.Retry, drainTime(queue, part, l)-(l.Before-1))
 	}
 	return v
 }

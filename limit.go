@@ -290,8 +290,8 @@ func (l Limit) Validate() error {
 // [ErrInvalidOption].
 func (l Limit) ValidateFor(algorithm string) error {
 	for i := range makers {
-		if a := makers[i].algorithm; a.rule.Name == algorithm {
-			_, err := a.integers(l)
+		if rule := makers[i].rule; rule.Name == algorithm {
+			_, err := integers(rule, l)
 			return err
 		}
 	}

@@ -37,9 +37,8 @@
 //	    ├ TokenBucket, …
 //	    └ SlidingWindow, …
 //
-// Leave out what you do not need. Constructors refuse what cannot work. A denycache goes
-// around one of the five alone, since what else denies can change unseen. So does a regions,
-// which moves their events. A fallback has no Waiter, Slowdown, shadow or accesslist inside,
+// Leave out what you do not need. Constructors refuse what cannot work. A lease goes around one
+// of the five alone, and so does a regions: they take and move events of these. A fallback has no Waiter, Slowdown, shadow or accesslist inside,
 // however deep: they would answer for its store, or sleep while others wait for it. An All
 // has no Waiter, which would sleep on what the others have charged.
 //
@@ -118,8 +117,8 @@ const (
 
 // makers are the five, in the order of the documentation. This is the one list of them.
 var makers = []struct {
-	algorithm *algorithm
-	make      func(s store.Store, l Limit, opts ...Option) (Limiter, error)
+	rule *store.Rule
+	make func(s store.Store, l Limit, opts ...Option) (Limiter, error)
 }{
 	{&fixedWindow, maker(NewFixedWindow)},
 	{&slidingWindow, maker(NewSlidingWindow)},
@@ -144,7 +143,7 @@ func maker[L Limiter](constructor func(store.Store, Limit, ...Option) (L, error)
 func Algorithms() []string {
 	names := make([]string, len(makers))
 	for i := range makers {
-		names[i] = makers[i].algorithm.rule.Name
+		names[i] = makers[i].rule.Name
 	}
 	return names
 }
@@ -153,7 +152,7 @@ func Algorithms() []string {
 // configuration files. An unknown name is [ErrInvalidOption].
 func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, error) {
 	for i := range makers {
-		if makers[i].algorithm.rule.Name == algorithm {
+		if makers[i].rule.Name == algorithm {
 			return makers[i].make(s, l, opts...)
 		}
 	}

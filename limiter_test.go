@@ -263,8 +263,8 @@ func (u untouched) TakeAll(context.Context, []store.Request, []store.Reply) erro
 	return nil
 }
 
-func (u untouched) Together(string, string) bool { return true }
-func (u untouched) Prepare(*store.Rule)          {}
+func (u untouched) Together(string, string) bool                 { return true }
+func (u untouched) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 
 func TestBadInputIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
 	done, cancel := context.WithCancel(t.Context())

@@ -355,7 +355,7 @@ func TestCoalescedCallsTakePlaceAtOneInstantToo(t *testing.T) {
 		t.Run(algorithm, func(t *testing.T) {
 			eachStore(t, func(t *testing.T, s store.Store) {
 				y := &yielding{Store: s}
-				lim := newLimiter(t, algorithm, y, standing(algorithm), ratelimit.WithCoalescing())
+				lim := newLimiter(t, algorithm, newCoalesced(t, y), standing(algorithm))
 				history := record(t, lim.(limiting), 500)
 				requireLinear(t, algorithm, history)
 				require.Less(t, y.decisions.Load(), decisions(history), "nothing was coalesced")
@@ -429,7 +429,7 @@ type looking struct{ store.Store }
 
 func (s looking) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	r, err := s.Peek(ctx, ns, key, l, n)
-	if err != nil || !r.OK {
+	if err != nil || !r.OK() {
 		return r, err
 	}
 	_, err = s.Store.Take(ctx, ns, key, l, n)
@@ -448,7 +448,7 @@ func (s generous) Take(ctx context.Context, ns *store.Namespace, key string, l s
 type repeating struct{ store.Store }
 
 func (s repeating) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if r, err := s.Store.Take(ctx, ns, key, l, n); err != nil || !r.OK {
+	if r, err := s.Store.Take(ctx, ns, key, l, n); err != nil || !r.OK() {
 		return r, err
 	}
 	return s.Store.Take(ctx, ns, key, l, n)

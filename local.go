@@ -20,12 +20,12 @@ func (lim *limiter) Local(s store.Store, instances int) (Limiter, error) {
 		return nil, fmt.Errorf("%w: a limiter is made by its constructor", ErrInvalidOption)
 	}
 	of := func(l Limit) (Limit, error) {
-		if lim.algorithm.burst && l.Burst == 0 && l.Rate > 0 { // or else a share is rounded down
+		if lim.rule.Burst && l.Burst == 0 && l.Rate > 0 { // or else a share is rounded down
 			l.Burst = l.Rate
 		}
 		l, err := l.Share(instances)
 		if err == nil {
-			_, err = lim.algorithm.integers(l)
+			_, err = integers(lim.rule, l)
 		}
 		return l, err
 	}
@@ -52,7 +52,7 @@ func (lim *limiter) Local(s store.Store, instances int) (Limiter, error) {
 	if lim.name != "" {
 		opts = append(opts, WithName(lim.name))
 	}
-	return New(lim.algorithm.rule.Name, s, lim.limit, opts...)
+	return New(lim.rule.Name, s, lim.limit, opts...)
 }
 
 // asHere is an Option: to count by the same keys, and what this limiter counts.

@@ -131,7 +131,7 @@ func (lim *limiter) decideOn(ctx context.Context, counted string, n int, how ask
 		}
 	}
 	if how.what == takeWithin {
-		l, how.what = lim.algorithm.within(l, how.d), take
+		l, how.what = limitWithin(lim.rule, l, how.d), take
 	}
 	return lim.decide(ctx, counted, n, how.what, &l, res)
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/observe"
@@ -363,22 +362,22 @@ func requireSame(t *testing.T, r, other ratelimit.Result, name string) {
 	require.Equal(t, r.Source(), other.Source(), name)
 }
 
-func TestADenycacheAsksItsObservedLimiterWithTheLimitThatItKnows(t *testing.T) {
+func TestAnObserverIsToldWhatADenyCacheAnswers(t *testing.T) {
 	var asked int
 	var o recorder
-	l := inMemory(t, "token_bucket", ratelimit.PerHour(1), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
-		asked++
-		return ratelimit.PerHour(2), nil
-	}))
-	d, err := denycache.New(timed(l, &o))
-	require.NoError(t, err)
+	l := timed(newLimiter(t, "token_bucket", newDenyCache(t, memory(t, newClock())), ratelimit.PerHour(1), ratelimit.WithLimitFunc(
+		func(context.Context, string) (ratelimit.Limit, error) {
+			asked++
+			return ratelimit.PerHour(2), nil
+		})), &o)
 	for range 5 {
-		allow(t, d, "key")
+		allow(t, l, "key")
 	}
 	require.Equal(t, 5, asked, "once for each call")
 	told := o.take()
-	require.Len(t, told, 3, "two admissions, and the denial that is remembered")
-	require.False(t, told[2].R.Allowed)
+	require.Len(t, told, 5)
+	require.Equal(t, ratelimit.SourceStore, told[2].R.Source())
+	require.Equal(t, ratelimit.SourceDenyCache, told[4].R.Source())
 }
 
 func TestAShareIsNotObserved(t *testing.T) {

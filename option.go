@@ -6,8 +6,6 @@ import (
 	"maps"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/ratelimit-go/ratelimit/internal/coalesce"
 )
 
 // Option sets what is optional about a limiter.
@@ -95,7 +93,7 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 		}
 		limits := maps.Clone(tiers)
 		for tier, l := range limits {
-			if _, err := lim.algorithm.integers(l); err != nil {
+			if _, err := integers(lim.rule, l); err != nil {
 				return fmt.Errorf("tier %q: %w", tier, err)
 			}
 		}
@@ -104,28 +102,6 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 			tier, err := of(ctx, key)
 			return limits[tier], err
 		})
-	}
-}
-
-// WithCoalescing asks the store once for many callers. While a call of Allow on a key is under
-// way, others on the same key wait. They are then decided by one call, which admits as many of
-// them as fit, in order of arrival. Each gets the Result that it would have got alone.
-//
-// Use it for hot keys on Redis, where a decision costs a round trip. A key can then be asked
-// for more often than Redis answers. A call that meets no other on its key costs what it did.
-//
-// A call that does meet others waits for those under way and for its own. Each of them is two
-// calls of the store if some events are admitted and others are not. So it waits for up to
-// four times the store's timeout. A goroutine asks for the callers who wait, and ends with the
-// last of them. If a caller's ctx ends while it waits, its permit goes to the next one or back.
-//
-// AllowN of more than one event, AllowUpTo, AllowWithin of the buckets, Peek, Refund and
-// Reset are not coalesced.
-func WithCoalescing() Option {
-	return func(lim *limiter) error {
-		lim.coalesced = true
-		lim.front = coalesce.New(lim.store, coalesce.Algorithm{After: lim.algorithm.after, Receipt: lim.algorithm.receipt})
-		return nil
 	}
 }
 

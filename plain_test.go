@@ -25,7 +25,10 @@ type prepared struct {
 	rule *store.Rule
 }
 
-func (p *prepared) Prepare(rule *store.Rule) { p.rule = rule }
+func (p *prepared) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
+	p.rule = rule
+	return nil
+}
 
 // ways are the two of a script: with its plain case, and without. The third is the plain case
 // alone, which replies nothing if the general script has to go on.

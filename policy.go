@@ -60,7 +60,7 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 	if l == (Limit{}) || l == lim.limit {
 		return append(dst, lim.policy), nil
 	}
-	integers, err := lim.algorithm.integers(l)
+	integers, err := integers(lim.rule, l)
 	if err != nil {
 		return dst, err
 	}
@@ -75,7 +75,7 @@ func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
 		p.Quota, p.Window = maxEvents, 0
 	case l.Rate == 0 || l.calendar != nil:
 		p.Window = 0
-	case lim.algorithm.burst:
+	case lim.rule.Burst:
 		p.Window = time.Duration(drainTime(integers.Burst, 0, integers)) * time.Microsecond
 	}
 	return p

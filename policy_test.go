@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -20,7 +19,7 @@ import (
 // failing is a store that must not be asked.
 type failing struct{ store.Store }
 
-func (failing) Prepare(*store.Rule) {}
+func (failing) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 
 func TestUnlimitedAdmitsWithoutTheStore(t *testing.T) {
 	ctx := t.Context()
@@ -111,13 +110,11 @@ func TestPolicies(t *testing.T) {
 			if l.Burst > 0 && !hasBurst(algorithm) {
 				continue
 			}
-			lim, err := ratelimit.New(algorithm, memory(t, newClock()), l)
+			lim, err := ratelimit.New(algorithm, newDenyCache(t, memory(t, newClock())), l)
 			require.NoError(t, err)
 			want.Limit, want.Name = l, text
 			require.Equal(t, []ratelimit.Policy{{}, want}, policiesOf(t, lim, "key"), "%s %s", algorithm, text)
-			cached, err := denycache.New(lim)
-			require.NoError(t, err)
-			f, err := fallback.New(cached, fallback.FailOpen())
+			f, err := fallback.New(lim, fallback.FailOpen())
 			require.NoError(t, err)
 			require.Equal(t, []ratelimit.Policy{{}, want}, policiesOf(t, f, "key"))
 		}

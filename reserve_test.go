@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
@@ -415,11 +414,9 @@ func TestTheLargestChargeIsGivenBackAlikeOnBothStores(t *testing.T) {
 func TestChargeGoesThroughWrappers(t *testing.T) {
 	for _, algorithm := range algorithms {
 		mem := memory(t, newClock())
-		lim := newLimiter(t, algorithm, mem, ratelimit.PerHour(10))
+		lim := newLimiter(t, algorithm, newDenyCache(t, mem), ratelimit.PerHour(10))
 		local := newLimiter(t, algorithm, mem, ratelimit.PerHour(11))
-		cached, err := denycache.New(lim)
-		require.NoError(t, err)
-		a := all(t, onOneKey(t, cached, "key"), newLimiter(t, algorithm, mem, ratelimit.PerDay(100)))
+		a := all(t, onOneKey(t, lim, "key"), newLimiter(t, algorithm, mem, ratelimit.PerDay(100)))
 		f, err := fallback.New(a, fallback.FailTo(local))
 		require.NoError(t, err)
 		settle(t, reserve(t, f, 4), 13)

@@ -190,8 +190,23 @@ func (r *Result) source() Source {
 	return SourceStore
 }
 
-// byUnlimited is on all Results that Unlimited makes.
-var byUnlimited = Mark{source: SourceUnlimited}
+// These are on all Results of Unlimited, and of stores in front that have decided.
+var (
+	byUnlimited = Mark{source: SourceUnlimited}
+	byDenyCache = Mark{source: SourceDenyCache}
+	byLease     = Mark{source: SourceLease}
+)
+
+// markOf is the mark on what a store in front has decided, nil if it has not.
+func markOf(o store.Outcome) *Mark {
+	switch o {
+	case store.DeniedByCache:
+		return &byDenyCache
+	case store.DeniedByLease, store.AdmittedByLease:
+		return &byLease
+	}
+	return nil
+}
 
 // uncounted is whether r has charged nobody since no limit counts it. A list that denies is
 // a limit of 0.
@@ -210,18 +225,18 @@ func (r *Result) withoutStore(l store.Limit) {
 }
 
 // report fills what users see. (It and addReceipt are small, to be inlined.)
-func (r *Result) report(v verdict, ok bool, n, capacity int64) {
+func (r *Result) report(v store.Report, ok bool, n, capacity int64) {
 	r.Allowed = ok
 	r.Limit = int(capacity)
-	r.Remaining = int(v.remaining)
+	r.Remaining = int(v.Remaining)
 	if !ok {
-		r.RetryAfter = time.Duration(v.retry) * time.Microsecond
+		r.RetryAfter = time.Duration(v.Retry) * time.Microsecond
 		if n > capacity {
 			r.RetryAfter = Never
 		}
 	}
-	r.ResetAfter = time.Duration(v.reset) * time.Microsecond
-	r.Delay = time.Duration(v.delay) * time.Microsecond
+	r.ResetAfter = time.Duration(v.Reset) * time.Microsecond
+	r.Delay = time.Duration(v.Delay) * time.Microsecond
 }
 
 // addReceipt fills what a Refund needs of an admission.
@@ -234,18 +249,5 @@ func (r *Result) addReceipt(l store.Limit, at, charged int64) {
 // receipt names n of the events that r admitted.
 func (r *Result) receipt(n int64) store.Receipt {
 	l := store.Limit{Rate: int64(r.rate), Period: r.period, Burst: int64(r.Limit)}
-	return receipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
-}
-
-// receipt names n events that were charged at at, in µs, after which the key was to be as
-// never seen in reset µs.
-func receipt(l store.Limit, at, reset, n int64) store.Receipt {
-	return store.Receipt{
-		At:        at,
-		Due:       at + reset,
-		Rate:      l.Rate,
-		Period:    l.Period,
-		Overdrawn: drainsWithin(l, reset-1), // a full bucket would have drained before
-		N:         n,
-	}
+	return store.NewReceipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
 }

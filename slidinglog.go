@@ -57,33 +57,31 @@ var slidingLogLua string
 
 // slidingLog keeps in a State, while one entry is all that matters: At, its time;
 // Whole, its events. Two entries are an [eventlog.Log].
-var slidingLog = algorithm{
-	rule: store.Rule{
-		Name:        "sliding_log",
-		Step:        slidingLogStep,
-		Available:   windowAvailable,
-		Refund:      slidingLogRefund,
-		TTL:         func(s store.State, _ store.Limit) int64 { return s.Period },
-		Used:        wholeUsed,
-		NewLog:      eventlog.New,
-		ParseLog:    eventlog.Parse,
-		Script:      slidingLogPlainLua + script(slidingLogLua),
-		JointScript: jointScript,
-		BatchScript: batchScript,
-	},
-	report: slidingLogReport,
-	after:  afterY,
+var slidingLog = store.Rule{
+	Name:        "sliding_log",
+	Step:        slidingLogStep,
+	Available:   windowAvailable,
+	Refund:      slidingLogRefund,
+	TTL:         func(s store.State, _ store.Limit) int64 { return s.Period },
+	Used:        wholeUsed,
+	NewLog:      eventlog.New,
+	ParseLog:    eventlog.Parse,
+	Script:      slidingLogPlainLua + script(slidingLogLua),
+	JointScript: jointScript,
+	BatchScript: batchScript,
+	Report:      slidingLogReport,
+	After:       afterY,
 }
 
 // slidingLogStep replies now, the events of the last Period, and ResetAfter. Of a denial
 // it replies RetryAfter in place of now. A log replies the same.
 func slidingLogStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-	r := store.Reply{OK: n <= l.Rate, X: now}
+	r := store.Reply{Outcome: store.AdmittedIf(n <= l.Rate), X: now}
 	if s.Whole > 0 {
 		r.X = max(now, s.At)
 		if left := s.At + min(s.Period, l.Period) - r.X; left > 0 {
 			r.Y, r.Z = s.Whole, s.At+l.Period-r.X
-			if r.OK = r.Y+n <= l.Rate; r.OK {
+			if r.Outcome = store.AdmittedIf(r.Y+n <= l.Rate); r.OK() {
 				return store.State{}, r // a second entry
 			}
 			if n <= l.Rate {
@@ -102,11 +100,11 @@ func slidingLogRefund(s store.State, l store.Limit, now int64, c store.Receipt) 
 	return s
 }
 
-func slidingLogReport(l store.Limit, r store.Reply, _, charged int64) verdict {
+func slidingLogReport(l store.Limit, r store.Reply, _, charged int64) store.Report {
 	retry, _, reset := windowReply(r)
-	v := verdict{remaining: max(0, windowAvailable(l, r)-charged), retry: retry, reset: reset}
+	v := store.Report{Remaining: max(0, windowAvailable(l, r)-charged), Retry: retry, Reset: reset}
 	if charged > 0 {
-		v.reset = l.Period
+		v.Reset = l.Period
 	}
 	return v
 }

@@ -60,22 +60,20 @@ var slidingWindowLua string
 
 // slidingWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the count of the window before.
-var slidingWindow = algorithm{
-	rule: store.Rule{
-		Name:        "sliding_window",
-		Step:        slidingWindowStep,
-		Available:   slidingWindowAvailable,
-		Overdrawn:   windowOverdrawn,
-		Refund:      slidingWindowRefund,
-		TTL:         slidingWindowTTL,
-		Used:        slidingWindowUsed,
-		Script:      plainCase(slidingWindowPlainLua) + script(slidingWindowLua, stateLua),
-		JointScript: jointScript,
-		BatchScript: batchScript,
-	},
-	report: slidingWindowReport,
-	after:  afterZ,
-	spent:  spentZ,
+var slidingWindow = store.Rule{
+	Name:        "sliding_window",
+	Step:        slidingWindowStep,
+	Available:   slidingWindowAvailable,
+	Overdrawn:   windowOverdrawn,
+	Refund:      slidingWindowRefund,
+	TTL:         slidingWindowTTL,
+	Used:        slidingWindowUsed,
+	Script:      plainCase(slidingWindowPlainLua) + script(slidingWindowLua, stateLua),
+	JointScript: jointScript,
+	BatchScript: batchScript,
+	Report:      slidingWindowReport,
+	After:       afterZ,
+	Spent:       spentZ,
 }
 
 // slidingWindowStep replies now and the counts of the previous and the current
@@ -93,7 +91,7 @@ func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State,
 		r.Y, r.Z = prev, cur
 		weighing = weight(min(prev, l.Rate), left, l.Period)
 	}
-	r.OK = weighing+r.Z+n <= l.Rate
+	r.Outcome = store.AdmittedIf(weighing+r.Z+n <= l.Rate)
 	return store.State{At: r.X, Period: l.Period, Whole: r.Z + n, Part: r.Y}, r
 }
 
@@ -104,8 +102,8 @@ func slidingWindowStep(s store.State, l store.Limit, now, n int64) (store.State,
 func slidingWindowConvert(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	end := min(s.At+slidingWindowTTL(s, l), windowEnd(s.At, l.Period))
 	count := weightOf(s, l, end, now)
-	r := store.Reply{OK: count+n <= l.Rate, X: now, Y: -1 - max(0, end-now), Z: count}
-	if !r.OK {
+	r := store.Reply{Outcome: store.AdmittedIf(count+n <= l.Rate), X: now, Y: -1 - max(0, end-now), Z: count}
+	if !r.OK() {
 		early, late := now, end // too early, and late enough unless n is above the Rate
 		for late-early > 1 {
 			t := early + (late-early)/2
@@ -198,26 +196,26 @@ func slidingWindowAvailable(l store.Limit, r store.Reply) int64 {
 	return max(0, l.Rate-cur-weight(min(prev, l.Rate), windowEnd(now, l.Period)-now, l.Period))
 }
 
-func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) verdict {
+func slidingWindowReport(l store.Limit, r store.Reply, n, charged int64) store.Report {
 	now, prev, cur, converted := slidingWindowReply(r)
 	if converted && charged == 0 {
-		return verdict{remaining: max(0, l.Rate-cur), retry: r.X, reset: -1 - r.Y}
+		return store.Report{Remaining: max(0, l.Rate-cur), Retry: r.X, Reset: -1 - r.Y}
 	}
 	prev, cur = min(prev, l.Rate), cur+charged
 	next := windowEnd(now, l.Period) - now // µs until the next window
-	v := verdict{remaining: max(0, l.Rate-cur-weight(prev, next, l.Period))}
+	v := store.Report{Remaining: max(0, l.Rate-cur-weight(prev, next, l.Period))}
 	switch {
 	case cur > 0:
-		v.reset = next + l.Period
+		v.Reset = next + l.Period
 	case prev > 0:
-		v.reset = next
+		v.Reset = next
 	}
 	switch {
-	case r.OK || n > l.Rate:
+	case r.OK() || n > l.Rate:
 	case cur+n <= l.Rate: // in this window, once enough of prev has left
-		v.retry = next - lightEnough(prev, l.Rate-cur-n, l.Period)
+		v.Retry = next - lightEnough(prev, l.Rate-cur-n, l.Period)
 	default: // in the next window, where cur is prev
-		v.retry = next + l.Period - lightEnough(min(cur, l.Rate), l.Rate-n, l.Period)
+		v.Retry = next + l.Period - lightEnough(min(cur, l.Rate), l.Rate-n, l.Period)
 	}
 	return v
 }

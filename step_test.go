@@ -28,13 +28,13 @@ func FuzzStep(f *testing.F) {
 	f.Add(uint8(3), int64(10), int64(60e6), int64(10), int64(60e6), int64(5e15), int64(5), int64(7), int64(1), int64(3), int64(29e6), false)
 	f.Add(uint8(3), int64(-57), int64(59_999_948), int64(-6), int64(999_957), int64(5e15+37), int64(-10), int64(-117), int64(99_862), int64(-108), int64(0), false)
 	f.Fuzz(func(t *testing.T, which uint8, rate, period, burst, statePeriod, at, whole, part, after, n, before int64, ahead bool) {
-		a := []*algorithm{&fixedWindow, &slidingWindow, &tokenBucket, &leakyBucket}[which%4]
+		a := []*store.Rule{&fixedWindow, &slidingWindow, &tokenBucket, &leakyBucket}[which%4]
 		const most = 1<<31 - 1
 		l := store.Limit{Rate: within(rate, 1, most), Period: within(period, 1000, 10*year)}
 		s := store.State{At: within(at, -1<<50, 1<<52), Period: within(statePeriod, 1000, 10*year), Whole: within(whole, 0, most)}
 		l.Burst = l.Rate
 		switch {
-		case a.burst:
+		case a.Burst:
 			l.Burst = within(burst, 1, most)
 			s.Part = within(part, 0, s.Period-1)
 			if !drainsWithin(l, maxRefill) {
@@ -49,74 +49,74 @@ func FuzzStep(f *testing.F) {
 		}
 		now, n := s.At+within(after, -l.Period, 3*max(l.Period, s.Period)), within(n, 1, l.Burst)
 
-		next, r := a.rule.Step(s, l, now, n)
-		v := a.report(l, r, n, 0)
+		next, r := a.Step(s, l, now, n)
+		v := a.Report(l, r, n, 0)
 		at0 := max(now, s.At)
 		if s.Whole == 0 && s.Part == 0 {
 			at0 = now
 		}
 		admits := func(later, n int64, l store.Limit) bool {
-			_, r := a.rule.Step(s, l, at0+later, n)
-			return r.OK
+			_, r := a.Step(s, l, at0+later, n)
+			return r.OK()
 		}
 		fits := func(later, n int64) bool { return admits(later, n, l) }
 		plain := l
 		plain.Before = 0 // by which Remaining and ResetAfter are told
-		require.True(t, v.remaining == 0 || admits(0, v.remaining, plain), "Remaining %d", v.remaining)
-		require.False(t, admits(0, v.remaining+1, plain), "Remaining %d", v.remaining)
-		if r.OK {
+		require.True(t, v.Remaining == 0 || admits(0, v.Remaining, plain), "Remaining %d", v.Remaining)
+		require.False(t, admits(0, v.Remaining+1, plain), "Remaining %d", v.Remaining)
+		if r.OK() {
 			require.Equal(t, store.State{At: at0, Period: l.Period, Whole: next.Whole, Part: next.Part}, next)
 			level := next.Whole &^ overdrawn
 			require.True(t, level >= n && level <= most && next.Part >= 0 && next.Part < 1<<49, "%+v", next)
-			charged := a.report(l, r, n, n)
-			require.Equal(t, max(0, v.remaining-n), charged.remaining)
-			require.Equal(t, v.delay, charged.delay)
-			require.True(t, l.Before == 0 || v.delay < l.Before, "a turn after %d µs, within %d", v.delay, l.Before)
+			charged := a.Report(l, r, n, n)
+			require.Equal(t, max(0, v.Remaining-n), charged.Remaining)
+			require.Equal(t, v.Delay, charged.Delay)
+			require.True(t, l.Before == 0 || v.Delay < l.Before, "a turn after %d µs, within %d", v.Delay, l.Before)
 			if next.Whole > level {
 				require.Greater(t, level+min(1, next.Part), l.Burst, "past the capacity")
 				require.LessOrEqual(t, level+min(1, next.Part), bucketMost(l))
-				require.True(t, admits(v.delay, n, plain) && !admits(v.delay-1, n, plain), "its turn comes after Delay %d", v.delay)
+				require.True(t, admits(v.Delay, n, plain) && !admits(v.Delay-1, n, plain), "its turn comes after Delay %d", v.Delay)
 			}
-			require.LessOrEqual(t, a.rule.TTL(next, l), charged.reset)
-			_, r := a.rule.Step(next, plain, at0+charged.reset, l.Burst)
-			require.True(t, r.OK, "as never seen at ResetAfter")
+			require.LessOrEqual(t, a.TTL(next, l), charged.Reset)
+			_, r := a.Step(next, plain, at0+charged.Reset, l.Burst)
+			require.True(t, r.OK(), "as never seen at ResetAfter")
 			if which%4 == 1 { // its true count may be above the Rate, to which decisions read it
 				next.Part = min(next.Part, l.Rate)
 			}
-			life := a.rule.TTL(next, l)
-			require.Equal(t, a.rule.Used(next, at0+life, at0), a.rule.Used(next, at0+life, at0-l.Period), "a late reading")
+			life := a.TTL(next, l)
+			require.Equal(t, a.Used(next, at0+life, at0), a.Used(next, at0+life, at0-l.Period), "a late reading")
 			for _, later := range []int64{0, life / 3, life / 2, life - 1, life} {
-				_, r := a.rule.Step(next, plain, at0+later, 1)
+				_, r := a.Step(next, plain, at0+later, 1)
 				if next.Whole > level { // as far as Remaining knows
 					continue
 				}
-				used := l.Burst - a.report(plain, r, 1, 0).remaining
+				used := l.Burst - a.Report(plain, r, 1, 0).Remaining
 				// A bucket's end is rounded up to a µs, in which some events may drain.
-				require.InDelta(t, used, a.rule.Used(next, at0+life, at0+later), float64(2+l.Rate/l.Period),
+				require.InDelta(t, used, a.Used(next, at0+life, at0+later), float64(2+l.Rate/l.Period),
 					"in force after %d of %d µs", later, life)
 			}
 			return
 		}
 		if l.Before == 0 { // as in a Charge
-			debt, held := a.rule.Overdrawn(next, l, a.most(l)), min(n, a.most(l)-a.spent(r))
+			debt, held := a.Overdrawn(next, l, mostOf(a, l)), min(n, mostOf(a, l)-a.Spent(r))
 			require.True(t, debt.At == at0 && debt.Period == l.Period && debt.Whole < 1<<32 && debt.Part >= 0 && debt.Part < 1<<49, "%+v", debt)
-			_, owed := a.rule.Step(debt, l, at0, 1)
-			require.False(t, owed.OK)
-			require.Zero(t, a.report(l, owed, 1, 0).remaining)
-			life := a.rule.TTL(debt, l)
+			_, owed := a.Step(debt, l, at0, 1)
+			require.False(t, owed.OK())
+			require.Zero(t, a.Report(l, owed, 1, 0).Remaining)
+			life := a.TTL(debt, l)
 			require.LessOrEqual(t, life, max(2*l.Period, maxRefill+l.Period), "the part of an event that is above the most drains too")
-			require.Equal(t, life, a.report(l, owed, 1, 0).reset)
+			require.Equal(t, life, a.Report(l, owed, 1, 0).Reset)
 			if held > 0 {
-				given := a.rule.Refund(debt, l, at0, store.Receipt{
+				given := a.Refund(debt, l, at0, store.Receipt{
 					At: at0, Due: at0 + life, Rate: l.Rate, Period: l.Period, Overdrawn: drainsWithin(l, life-1), N: held})
-				_, r := a.rule.Step(given, l, at0, 1)
-				require.Equal(t, v.remaining, a.report(l, r, 1, 0).remaining, "as before the debt: %+v", given)
+				_, r := a.Step(given, l, at0, 1)
+				require.Equal(t, v.Remaining, a.Report(l, r, 1, 0).Remaining, "as before the debt: %+v", given)
 			}
 		}
-		require.Positive(t, v.retry)
-		require.True(t, fits(v.retry, n), "admitted at RetryAfter %d", v.retry)
-		require.False(t, fits(v.retry-1, n), "and not before")
-		require.True(t, admits(v.reset, l.Burst, plain), "as never seen at ResetAfter %d", v.reset)
+		require.Positive(t, v.Retry)
+		require.True(t, fits(v.Retry, n), "admitted at RetryAfter %d", v.Retry)
+		require.False(t, fits(v.Retry-1, n), "and not before")
+		require.True(t, admits(v.Reset, l.Burst, plain), "as never seen at ResetAfter %d", v.Reset)
 	})
 }
 

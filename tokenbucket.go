@@ -54,23 +54,21 @@ func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result
 var tokenBucketLua string
 
 // tokenBucket keeps what is missing from a full bucket as the level of bucket.go.
-var tokenBucket = algorithm{
-	rule: store.Rule{
-		Name:        "token_bucket",
-		Step:        tokenBucketStep,
-		Available:   bucketAvailable,
-		Overdrawn:   bucketOverdrawn,
-		Refund:      bucketRefund,
-		TTL:         bucketTTL,
-		Used:        bucketUsed,
-		Script:      plainCase(bucketPlainLua) + script(bucketLua, tokenBucketLua, stateLua),
-		JointScript: jointScript,
-		BatchScript: batchScript,
-	},
-	burst:  true,
-	report: tokenBucketReport,
-	after:  afterY,
-	spent:  spentY,
+var tokenBucket = store.Rule{
+	Name:        "token_bucket",
+	Step:        tokenBucketStep,
+	Available:   bucketAvailable,
+	Overdrawn:   bucketOverdrawn,
+	Refund:      bucketRefund,
+	TTL:         bucketTTL,
+	Used:        bucketUsed,
+	Script:      plainCase(bucketPlainLua) + script(bucketLua, tokenBucketLua, stateLua),
+	JointScript: jointScript,
+	BatchScript: batchScript,
+	Burst:       true,
+	Report:      tokenBucketReport,
+	After:       afterY,
+	Spent:       spentY,
 }
 
 // tokenBucketStep replies now and the tokens missing.
@@ -81,9 +79,9 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 		tokens--
 	}
 	next := store.State{At: now, Period: l.Period, Whole: missing + n, Part: part}
-	r := store.Reply{OK: n <= tokens, X: now, Y: missing, Z: part}
-	if !r.OK && l.Before > 0 && n <= l.Burst && drainsBefore(next.Whole-l.Burst, part, l) && bucketHolds(next, l) {
-		r.OK = true
+	r := store.Reply{Outcome: store.AdmittedIf(n <= tokens), X: now, Y: missing, Z: part}
+	if !r.OK() && l.Before > 0 && n <= l.Burst && drainsBefore(next.Whole-l.Burst, part, l) && bucketHolds(next, l) {
+		r.Outcome = store.Admitted
 		next.Whole += overdrawn
 	}
 	return next, r
@@ -91,17 +89,17 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 
 // tokenBucketReport knows of turns: an event that found too few tokens has its own when
 // they are there.
-func tokenBucketReport(l store.Limit, r store.Reply, n, charged int64) verdict {
+func tokenBucketReport(l store.Limit, r store.Reply, n, charged int64) store.Report {
 	v := bucketReport(l, r, n, charged)
 	missing, part := bucketReply(r)
 	switch {
 	case l.Before == 0 || n > l.Burst || n <= bucketAvailable(l, r):
-	case r.OK:
-		v.delay = drainTime(missing+n-l.Burst, part, l)
+	case r.OK():
+		v.Delay = drainTime(missing+n-l.Burst, part, l)
 	default:
-		v.retry -= l.Before - 1
+		v.Retry -= l.Before - 1
 		if past := missing + n - bucketMost(l); past >= 0 { // no level holds that many
-			v.retry = max(v.retry, drainTime(past, part, l))
+			v.Retry = max(v.Retry, drainTime(past, part, l))
 		}
 	}
 	return v

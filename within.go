@@ -75,9 +75,9 @@ func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.D
 	return res, err
 }
 
-// within is l for events that can wait for d.
-func (a *algorithm) within(l store.Limit, d time.Duration) store.Limit {
-	if a.burst { // it has turns
+// limitWithin is l for events that can wait for d.
+func limitWithin(rule *store.Rule, l store.Limit, d time.Duration) store.Limit {
+	if rule.Burst { // it has turns
 		l.Before = 1 + min(max(d, 0).Microseconds(), maxRefill)
 	}
 	return l

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
@@ -152,7 +151,7 @@ func TestTurnsAreNotGivenTwice(t *testing.T) {
 			"memory": memory(t, c),
 			"Redis":  onRedis(t, client, redisstore.WithClock(c.Now)),
 		} {
-			lim := newLimiter(t, algorithm, s, ratelimit.Limit{Rate: 10, Period: time.Minute, Burst: 40}, ratelimit.WithCoalescing())
+			lim := newLimiter(t, algorithm, newCoalesced(t, s), ratelimit.Limit{Rate: 10, Period: time.Minute, Burst: 40})
 			want := int64(11) // 60 s for the last
 			if algorithm == "token_bucket" {
 				want = 40 + 10
@@ -193,7 +192,6 @@ func TestAllWrappersPassTheTurnOn(t *testing.T) {
 		},
 		"Rekeyed":          func(l ratelimit.Limiter) ratelimit.Limiter { return onOneKey(t, l, "other") },
 		"All of a Rekeyed": func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, onOneKey(t, l, "other")) },
-		"denycache":        func(l ratelimit.Limiter) ratelimit.Limiter { return newDenyCache(t, l) },
 		"Failover":         func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, fallback.FailClosed()) },
 		"Failover to local": func(l ratelimit.Limiter) ratelimit.Limiter {
 			return failover(t, ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailTo(l))
@@ -281,7 +279,6 @@ func TestBadInputOfAllowWithinIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
 			{t.Context(), new(ratelimit.TokenBucket), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), new(ratelimit.All), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), new(fallback.Limiter), "key", 1, ratelimit.ErrInvalidLimit},
-			{t.Context(), new(denycache.Limiter), "key", 1, ratelimit.ErrInvalidLimit},
 			{t.Context(), all(t, lim, lim), "", 1, ratelimit.ErrInvalidKey},
 			{ended, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil), "key", 1, context.Canceled},
 		} {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/coalesce"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -20,11 +21,20 @@ import (
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
-func newDenyCache(t testing.TB, l ratelimit.Limiter) *denycache.Limiter {
+var errGone = fmt.Errorf("%w: gone", store.ErrStore)
+
+func newDenyCache(t testing.TB, s store.Store) *denycache.Store {
 	t.Helper()
-	d, err := denycache.New(l)
+	d, err := denycache.New(s)
 	require.NoError(t, err)
 	return d
+}
+
+func newCoalesced(t testing.TB, s store.Store) *coalesce.Store {
+	t.Helper()
+	c, err := coalesce.New(s)
+	require.NoError(t, err)
+	return c
 }
 
 // around are all wrappers of one limiter in this module, by their types.
@@ -38,26 +48,20 @@ func around(t *testing.T, l ratelimit.Limiter) map[string]ratelimit.Limiter {
 	require.NoError(t, err)
 	tried, err := shadow.New(l, func(context.Context, string, int, ratelimit.Result, error) {})
 	require.NoError(t, err)
-	wrappers := map[string]ratelimit.Limiter{
+	return map[string]ratelimit.Limiter{
 		"Waiter": waiter, "Slowdown": slowdown, "accesslist": listed, "shadow": tried,
 		"another key": onOneKey(t, l, "everybody"), "All": all(t, l), "fallback": failover(t, l, fallback.FailOpen()),
 	}
-	if cache, err := denycache.New(l); err == nil {
-		wrappers["denycache"] = cache
-	}
-	return wrappers
 }
 
 func TestWrappersInAnOrderThatCannotWorkAreRefused(t *testing.T) {
 	inside := around(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)))
-	for name, may := range map[string]struct{ inCache, inFallback, inAll bool }{
+	for name, may := range map[string]struct{ inFallback, inAll bool }{
 		"Waiter": {}, "Slowdown": {inAll: true}, "accesslist": {inAll: true}, "shadow": {inAll: true},
 		"another key": {inFallback: true, inAll: true}, "All": {inFallback: true, inAll: true},
-		"fallback": {inFallback: true, inAll: true}, "denycache": {inFallback: true, inAll: true},
+		"fallback": {inFallback: true, inAll: true},
 	} {
-		_, err := denycache.New(inside[name])
-		require.Equal(t, may.inCache, err == nil, "a denycache around %s", name)
-		_, err = fallback.New(inside[name], fallback.FailOpen())
+		_, err := fallback.New(inside[name], fallback.FailOpen())
 		require.Equal(t, may.inFallback, err == nil, "a fallback around %s", name)
 		_, err = fallback.New(onOneKey(t, inside[name], "key"), fallback.FailOpen())
 		require.Equal(t, may.inFallback, err == nil, "a fallback around %s under another key", name)
@@ -120,13 +124,8 @@ func TestATypeThatEmbedsALimiterIsAskedItself(t *testing.T) {
 	require.False(t, allowN(t, all(t, lim), 2).Allowed)
 	require.Equal(t, "token_bucket", see.Algorithm[ratelimit.Limiter](bucket))
 	require.Empty(t, see.Algorithm[ratelimit.Limiter](lim))
-	cached := newDenyCache(t, bucket)
-	_, err = see.Local[ratelimit.Limiter](cached, memory(t, newClock()), 2)
-	require.NoError(t, err)
-	for _, l := range []ratelimit.Limiter{lim, struct{ *denycache.Limiter }{cached}} {
-		_, err = see.Local[ratelimit.Limiter](l, memory(t, newClock()), 2)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)
-	}
+	_, err = see.Local[ratelimit.Limiter](lim, memory(t, newClock()), 2)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
 
 func TestTheAlgorithmIsKnownThroughWrappers(t *testing.T) {
@@ -136,7 +135,7 @@ func TestTheAlgorithmIsKnownThroughWrappers(t *testing.T) {
 		for name, w := range around(t, l) {
 			want := ""
 			switch name {
-			case "another key", "denycache", "fallback", "accesslist", "shadow":
+			case "another key", "fallback", "accesslist", "shadow":
 				want = algorithm
 			}
 			require.Equal(t, want, see.Algorithm[ratelimit.Limiter](w), name)
@@ -169,7 +168,7 @@ func TestZeroValuesAnswerByOneRule(t *testing.T) {
 	ctx := t.Context()
 	for _, l := range []ratelimit.Limiter{
 		new(ratelimit.FixedWindow), new(ratelimit.SlidingWindow), new(ratelimit.SlidingLog), new(ratelimit.TokenBucket),
-		new(ratelimit.LeakyBucket), new(ratelimit.All), new(denycache.Limiter), new(fallback.Limiter),
+		new(ratelimit.LeakyBucket), new(ratelimit.All), new(fallback.Limiter),
 		new(throttle.Waiter), new(throttle.Slowdown), new(accesslist.Limiter), new(shadow.Limiter),
 	} {
 		_, allowed := l.Allow(ctx, "key")
@@ -192,11 +191,9 @@ func TestZeroValuesAnswerByOneRule(t *testing.T) {
 
 func TestAShareIsAnNthOfEachLimit(t *testing.T) {
 	tier := "free"
-	bucket, err := ratelimit.NewTokenBucket(memory(t, newClock()), ratelimit.PerHour(8), ratelimit.WithName("api"), ratelimit.WithTiers(
+	bucket, err := ratelimit.NewTokenBucket(newDenyCache(t, memory(t, newClock())), ratelimit.PerHour(8), ratelimit.WithName("api"), ratelimit.WithTiers(
 		func(context.Context, string) (string, error) { return tier, nil },
 		map[string]ratelimit.Limit{"paid": ratelimit.PerHour(40), "none": ratelimit.PerHour(0), "all": ratelimit.Unlimited()}))
-	require.NoError(t, err)
-	cache, err := denycache.New(bucket)
 	require.NoError(t, err)
 	window := inMemory(t, "sliding_window", ratelimit.PerHour(7))
 	l := all(t, onOneKey(t, bucket, "everybody"), window)
@@ -284,8 +281,8 @@ func TestNoLimiterHasNoShareAndNoAlgorithm(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
 	for _, none := range []ratelimit.Limiter{
-		nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.All)(nil), (*denycache.Limiter)(nil),
-		new(ratelimit.TokenBucket), new(denycache.Limiter),
+		nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.All)(nil),
+		new(ratelimit.TokenBucket),
 	} {
 		_, err = see.Local[ratelimit.Limiter](none, mem, 2)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", none)
@@ -294,15 +291,9 @@ func TestNoLimiterHasNoShareAndNoAlgorithm(t *testing.T) {
 }
 
 func TestACopyOfALimiterIsOneOfTheFiveToo(t *testing.T) {
-	limit := ratelimit.PerHour(1)
-	original := inMemory(t, "token_bucket", limit, ratelimit.WithLimitFunc(
-		func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+	original := inMemory(t, "token_bucket", ratelimit.PerHour(1))
 	limiter := *original.(*ratelimit.TokenBucket)
 	require.Equal(t, "token_bucket", see.Algorithm[ratelimit.Limiter](&limiter))
-	cache, err := denycache.New(&limiter)
-	require.NoError(t, err)
-	require.True(t, allow(t, cache, "key").Allowed)
-	require.False(t, allow(t, cache, "key").Allowed)
-	limit = ratelimit.PerHour(10)
-	require.True(t, allow(t, cache, "key").Allowed, "under another limit")
+	require.True(t, allow(t, original, "key").Allowed)
+	require.False(t, allow(t, &limiter, "key").Allowed)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -191,7 +192,11 @@ func TestAnAllHandsTheAddressOnAndGivesBackWhatAnUnknownOneLeaves(t *testing.T) 
 }
 
 func TestAFallbackWithinHasTheAddressToo(t *testing.T) {
-	cached, err := denycache.New(inMemory(t, ratelimit.PerHour(1)))
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	cache, err := denycache.New(mem)
+	require.NoError(t, err)
+	cached, err := ratelimit.NewTokenBucket(cache, ratelimit.PerHour(1))
 	require.NoError(t, err)
 	open, err := fallback.New(cached, fallback.FailOpen())
 	require.NoError(t, err)

@@ -19,7 +19,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/coalesce"
 	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -57,7 +59,7 @@ type fleetResult struct {
 
 const plainWay = "plain"
 
-var leaseWays = []string{plainWay, "WithCoalescing", "lease", "lease, overdraft 8"}
+var leaseWays = []string{plainWay, "coalesce", "lease", "lease, overdraft 8"}
 
 var (
 	million   = ratelimit.Limit{Rate: 1_000_000, Period: time.Second}
@@ -289,11 +291,13 @@ func (f *fleetMember) limiter(ctx context.Context) (lim ratelimit.Limiter, end f
 	if err != nil {
 		return nil, nil, err
 	}
-	var of []ratelimit.Option
-	if f.How == "WithCoalescing" {
-		of = append(of, ratelimit.WithCoalescing())
+	front := store.Store(shared)
+	if f.How == "coalesce" {
+		if front, err = coalesce.New(shared); err != nil {
+			return nil, nil, err
+		}
 	}
-	if lim, err = ratelimit.New(f.Algorithm, shared, f.Limit, append(of, ratelimit.WithName("fleet"))...); err != nil {
+	if lim, err = ratelimit.New(f.Algorithm, front, f.Limit, ratelimit.WithName("fleet")); err != nil {
 		return nil, nil, err
 	}
 	if err := shared.Ready(ctx); err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/coalesce"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -133,7 +134,11 @@ func oursOnRedis() []redisContestant {
 				if err != nil {
 					return limiter{}, err
 				}
-				return openOurs("token_bucket", s, w, ratelimit.WithCoalescing())
+				together, err := coalesce.New(s)
+				if err != nil {
+					return limiter{}, err
+				}
+				return openOurs("token_bucket", together, w)
 			},
 		})
 }

@@ -17,12 +17,14 @@
 //	    limit: 10/s burst 20
 //	    on_failure: local       # or open, closed, error; the default is error
 //	    instances: 4            # each takes 1/4 of the limit while the store fails
-//	    deny_cache: true        # denycache.New
-//	    coalescing: true        # ratelimit.WithCoalescing
+//	    store:                  # what spares it calls, if it is not in memory
+//	      deny_cache: true      # denycache.New
+//	      coalescing: true      # coalesce.New
 //	  ingest:
 //	    algorithm: fixed_window
 //	    limit: 1000000/m
-//	    lease: 50ms             # lease.New, in place of deny_cache: how old a decision may be
+//	    store:
+//	      lease: 50ms           # lease.New, in place of deny_cache: how old a decision may be
 //	  plan:
 //	    algorithm: fixed_window # it alone counts by a calendar
 //	    limit: 10000/month from 31 in America/Sao_Paulo
@@ -104,8 +106,7 @@ type spec struct {
 	tiers           map[string]ratelimit.Limit
 	onFailure       failure
 	instances       int // 0 unless onFailure is local
-	denyCache       bool
-	coalescing      bool
+	front           front
 	lease           time.Duration // 0 is none
 }
 

@@ -41,8 +41,9 @@ limiters:
     limit: 10/s burst 20
     on_failure: local
     instances: 4
-    deny_cache: true
-    coalescing: true
+    store:
+      deny_cache: true
+      coalescing: true
 `
 
 const wholeInJSON = `{
@@ -55,7 +56,7 @@ const wholeInJSON = `{
 		"login": {"algorithm": "fixed_window", "limits": ["5/15m", "50/d"]},
 		"search": {
 			"algorithm": "token_bucket", "limit": "10/s burst 20",
-			"on_failure": "local", "instances": 4, "deny_cache": true, "coalescing": true
+			"on_failure": "local", "instances": 4, "store": {"deny_cache": true, "coalescing": true}
 		}
 	}
 }`
@@ -85,8 +86,11 @@ func memory(t testing.TB) store.Store {
 	t.Helper()
 	s, err := memstore.New(memstore.WithClock(start))
 	require.NoError(t, err)
-	return s
+	return elsewhere{s}
 }
+
+// elsewhere is a store that is not known to be in memory.
+type elsewhere struct{ store.Store }
 
 func onRedis(t testing.TB) store.Store {
 	t.Helper()
@@ -192,8 +196,8 @@ func TestGoodTexts(t *testing.T) {
 		"names like numbers and truths":    "limiters:\n 404: {algorithm: fixed_window, limit: 1/s, tiers: {1: 1/s, true: 2/s}}\n",
 		"a name like a merge key":          "limiters:\n '<<': {algorithm: fixed_window, limit: 1/s}\n",
 		"names in other scripts":           "limiters:\n 'größe 東京': {algorithm: fixed_window, limit: 1/s}\n",
-		"all that is off by name":          limiters + "limit: 1/s, on_failure: error, deny_cache: false, coalescing: False}\n",
-		"off beside several limits":        limiters + "limits: [1/s, 2/m], deny_cache: false, coalescing: false}\n",
+		"all that is off by name":          limiters + "limit: 1/s, on_failure: error, store: {deny_cache: false, coalescing: False}}\n",
+		"off beside several limits":        limiters + "limits: [1/s, 2/m], store: {deny_cache: false, coalescing: false}}\n",
 		"fail open":                        limiters + "limit: 1/s, on_failure: open}\n",
 		"fail closed":                      limiters + "limits: [1/s, 2/m], on_failure: closed}\n",
 		"several limits with local shares": limiters + "limits: [1/s, 2/m], on_failure: local, instances: 3}\n",
@@ -234,7 +238,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "a list for a name", text: "limiters:\n  [a]: {limit: 1/s}\n", err: "2:3: limiters: a list of 1: want a name"},
 		{
 			name: "an unknown field", text: a + "    limit: 1/s\n    burst: 5\n",
-			err: `5:5: limiter "a": unknown field "burst": want algorithm, limit, limits, tiers, on_failure, instances, deny_cache, coalescing, lease`,
+			err: `5:5: limiter "a": unknown field "burst": want algorithm, limit, limits, tiers, store, on_failure, instances`,
 		},
 		{name: "no algorithm", text: "limiters:\n  a:\n    limit: 1/s\n", err: `2:3: limiter "a": no algorithm`},
 		{
@@ -284,17 +288,20 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 			name: "a tier's share with too long a period", text: a + "    limit: 1/s\n    tiers: {x: 1/3650d}\n    on_failure: local\n    instances: 2\n", is: ratelimit.ErrInvalidLimit,
 			err: `7:16: limiter "a": instances: ratelimit: invalid limit: 1/2 of 1/3650d has a period over 10 years`,
 		},
-		{name: "a word for a truth", text: a + "    limit: 1/s\n    deny_cache: yes\n", err: `5:17: limiter "a": deny_cache: "yes": want true or false`},
-		{name: "a truth in quotes", text: a + "    limit: 1/s\n    coalescing: 'true'\n", err: `5:17: limiter "a": coalescing: "true": want true or false`},
-		{name: "a deny cache for several limits", text: a + "    limits: [1/s]\n    deny_cache: true\n", err: `5:5: limiter "a": deny_cache: has no effect on several limits`},
-		{name: "a lease for several limits", text: a + "    limits: [100/s]\n    lease: 50ms\n", err: `5:5: limiter "a": lease: want limit beside it, not limits`},
-		{name: "a lease and a deny cache", text: a + "    limit: 100/s\n    deny_cache: true\n    lease: 50ms\n", err: `6:5: limiter "a": lease: want no deny_cache beside it: a lease remembers denials itself`},
-		{name: "a lease without a unit", text: a + "    limit: 100/s\n    lease: '50'\n", err: `5:12: limiter "a": lease: "50": want how long a lease lives, such as 50ms`},
-		{name: "a lease that is a number", text: a + "    limit: 100/s\n    lease: 50\n", err: `5:12: limiter "a": lease: "50": want how long a lease lives, such as 50ms`},
-		{name: "a short lease", text: a + "    limit: 100/s\n    lease: 1us\n", is: ratelimit.ErrInvalidOption, err: `5:12: limiter "a": lease: ratelimit: invalid option: a life of 1µs, want 1ms to 1h0m0s`},
-		{name: "a lease in which nothing happens", text: log + "    limit: 1000/m\n    lease: 50ms\n", is: ratelimit.ErrInvalidOption, err: `5:12: limiter "a": lease: ratelimit: invalid option: no event flows in a life of 50ms at 1000/m: the least life is 60ms`},
-		{name: "a lease of few events, in tiers too", text: log + "    limit: 1000/m\n    tiers: {x: 0/m, y: unlimited, z: 1199/m}\n    lease: 50ms\n", is: ratelimit.ErrInvalidOption, err: `6:12: limiter "a": lease: ratelimit: invalid option: no event flows in a life of 50ms at 1000/m: the least life is 60ms`},
-		{name: "coalescing of several limits", text: a + "    limits: [1/s]\n    coalescing: true\n", err: `5:5: limiter "a": coalescing: has no effect on several limits`},
+		{name: "a word for a truth", text: a + "    limit: 1/s\n    store: {deny_cache: yes}\n", err: `5:25: limiter "a": store: deny_cache: "yes": want true or false`},
+		{name: "a truth in quotes", text: a + "    limit: 1/s\n    store: {coalescing: 'true'}\n", err: `5:25: limiter "a": store: coalescing: "true": want true or false`},
+		{name: "a store of text", text: a + "    limit: 1/s\n    store: redis\n", err: `5:12: limiter "a": store: "redis": want a mapping with deny_cache, coalescing or lease`},
+		{name: "an empty store", text: a + "    limit: 1/s\n    store: {}\n", err: `5:12: limiter "a": store: an empty mapping: want a mapping with deny_cache, coalescing or lease`},
+		{name: "an unknown field of a store", text: a + "    limit: 1/s\n    store: {burst: 5}\n", err: `5:13: limiter "a": store: unknown field "burst": want deny_cache, coalescing, lease`},
+		{name: "a deny cache for several limits", text: a + "    limits: [1/s]\n    store: {deny_cache: true}\n", err: `5:13: limiter "a": store: deny_cache: has no effect on several limits`},
+		{name: "a lease for several limits", text: a + "    limits: [100/s]\n    store: {lease: 50ms}\n", err: `5:13: limiter "a": store: lease: want limit beside it, not limits`},
+		{name: "a lease and a deny cache", text: a + "    limit: 100/s\n    store: {deny_cache: true, lease: 50ms}\n", err: `5:31: limiter "a": store: lease: want no deny_cache beside it: a lease remembers denials itself`},
+		{name: "a lease without a unit", text: a + "    limit: 100/s\n    store: {lease: '50'}\n", err: `5:20: limiter "a": store: lease: "50": want how long a lease lives, such as 50ms`},
+		{name: "a lease that is a number", text: a + "    limit: 100/s\n    store: {lease: 50}\n", err: `5:20: limiter "a": store: lease: "50": want how long a lease lives, such as 50ms`},
+		{name: "a short lease", text: a + "    limit: 100/s\n    store: {lease: 1us}\n", is: ratelimit.ErrInvalidOption, err: `5:20: limiter "a": store: lease: ratelimit: invalid option: a life of 1µs, want 1ms to 1h0m0s`},
+		{name: "a lease in which nothing happens", text: log + "    limit: 1000/m\n    store: {lease: 50ms}\n", is: ratelimit.ErrInvalidOption, err: `5:20: limiter "a": store: lease: ratelimit: invalid option: no event flows in a life of 50ms at 1000/m: the least life is 60ms`},
+		{name: "a lease of few events, in tiers too", text: log + "    limit: 1000/m\n    tiers: {x: 0/m, y: unlimited, z: 1199/m}\n    store: {lease: 50ms}\n", is: ratelimit.ErrInvalidOption, err: `6:20: limiter "a": store: lease: ratelimit: invalid option: no event flows in a life of 50ms at 1000/m: the least life is 60ms`},
+		{name: "coalescing of several limits", text: a + "    limits: [1/s]\n    store: {coalescing: true}\n", err: `5:13: limiter "a": store: coalescing: has no effect on several limits`},
 		{name: "a name with braces", text: "limiters:\n  '{a}': {algorithm: fixed_window, limit: 1/s}\n", is: ratelimit.ErrInvalidOption,
 			err: `2:3: limiter "{a}": ` + ratelimit.ErrInvalidOption.Error() + `: a name is not empty and has no braces`},
 		{name: "an empty name", text: "limiters:\n  '': {algorithm: fixed_window, limit: 1/s}\n", is: ratelimit.ErrInvalidOption,
@@ -415,9 +422,41 @@ func TestATextOfManyLimitersIsRead(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("limiters:\n")
 	for i := range 8000 {
-		fmt.Fprintf(&text, "  limiter_%d:\n    algorithm: fixed_window\n    limit: 10/s\n    deny_cache: true\n    tiers: {free: 1/s}\n", i)
+		fmt.Fprintf(&text, "  limiter_%d:\n    algorithm: fixed_window\n    limit: 10/s\n    store:\n      deny_cache: true\n    tiers: {free: 1/s}\n", i)
 	}
 	require.Len(t, build(t, memory(t), text.String()).Names(), 8000)
+}
+
+func TestAStoreBlockIsRefusedInMemoryWhereItHasNoEffect(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	for _, block := range []string{"deny_cache: true", "coalescing: true", "lease: 1s"} {
+		_, err := parse(t, one("algorithm: fixed_window, limit: 10/s, store: {"+block+"}")).Build(mem)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.EqualError(t, err, `config: 1:12: limiter "a": ratelimit: invalid option: store: it has no effect, since the store is in memory`)
+	}
+	off, err := parse(t, one("algorithm: fixed_window, limit: 10/s, store: {deny_cache: false}")).Build(mem)
+	require.NoError(t, err)
+	require.ErrorContains(t, off.Update(parse(t, one("algorithm: fixed_window, limit: 10/s, store: {deny_cache: true}"))), "it has no effect")
+}
+
+// A deny cache stays while texts come and go.
+func TestADenyCacheRemembersAcrossUpdates(t *testing.T) {
+	text := one("algorithm: fixed_window, limit: 1/d, store: {deny_cache: true}")
+	ls := build(t, memory(t), text)
+	l := limiter(t, ls, "a")
+	for range 2 {
+		allow(t, l, "key")
+	}
+	require.Equal(t, ratelimit.SourceDenyCache, allow(t, l, "key").Source())
+	update(t, ls, one("algorithm: fixed_window, limit: 1/d, store: {deny_cache: true}, on_failure: open"))
+	require.Equal(t, ratelimit.SourceDenyCache, allow(t, l, "key").Source())
+	update(t, ls, one("algorithm: fixed_window, limit: 1/d"))
+	require.Equal(t, ratelimit.SourceStore, allow(t, l, "key").Source())
+	update(t, ls, text)
+	require.Equal(t, ratelimit.SourceDenyCache, allow(t, l, "key").Source())
+	update(t, ls, one("algorithm: fixed_window, limit: 2/d, store: {deny_cache: true}"))
+	require.True(t, allow(t, l, "key").Allowed, "another limit")
 }
 
 func TestBuildRefusesWhatItCannotUse(t *testing.T) {
@@ -503,7 +542,7 @@ func FuzzParse(f *testing.F) {
 				strings.Count(string(text), "\u0085")+strings.Count(string(text), "\u2028")+strings.Count(string(text), "\u2029"))
 			return
 		}
-		ls := build(t, s, string(text))
+		ls := build(t, elsewhere{s}, string(text))
 		require.NoError(t, ls.Update(c))
 		for _, name := range ls.Names() {
 			allow(t, limiter(t, ls, name), "key")

@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/config"
 )
 
-const leased = "algorithm: fixed_window, limit: 1000/d, lease: 1h"
+const leased = "algorithm: fixed_window, limit: 1000/d, store: {lease: 1h}"
 
 // held has a limiter hold some events, and returns how many of 1,000 are left.
 func held(t *testing.T, ls *config.Limiters, admissions int) {
@@ -44,7 +44,7 @@ func TestALeaseIsGivenBackByClose(t *testing.T) {
 }
 
 func TestALeaseOfAFormerTextIsGivenBack(t *testing.T) {
-	for _, next := range []string{"algorithm: fixed_window, limit: 1000/d", "algorithm: fixed_window, limit: 2000/d, lease: 1h"} {
+	for _, next := range []string{"algorithm: fixed_window, limit: 1000/d", "algorithm: fixed_window, limit: 2000/d, store: {lease: 1h}"} {
 		synctest.Test(t, func(t *testing.T) {
 			mem := memory(t)
 			ls := build(t, mem, one(leased))
@@ -78,8 +78,8 @@ func TestARefundReachesWhatALeaseOfAFormerTextHasAdmitted(t *testing.T) {
 
 // A lease in which no event flows is refused, unless another limit of the text can be leased.
 func TestALeaseOfATier(t *testing.T) {
-	build(t, memory(t), one("algorithm: sliding_log, limit: 1000/m, tiers: {x: 1200/m}, lease: 50ms"))
-	build(t, memory(t), one("algorithm: sliding_log, limit: 0/m, lease: 50ms")) // nobody is admitted, for now
+	build(t, memory(t), one("algorithm: sliding_log, limit: 1000/m, tiers: {x: 1200/m}, store: {lease: 50ms}"))
+	build(t, memory(t), one("algorithm: sliding_log, limit: 0/m, store: {lease: 50ms}")) // nobody is admitted, for now
 }
 
 func peek(t *testing.T, l ratelimit.Limiter, key string) ratelimit.Result {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/coalesce"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
@@ -26,7 +27,8 @@ import (
 // to close, unless a limiter has a lease: see [Limiters.Close]. Make them by [Config.Build].
 type Limiters struct {
 	store  store.Store
-	local  store.Store // of local limiters
+	fronts map[front]store.Store // store, and what stands before it
+	local  store.Store           // of local limiters
 	tierOf func(ctx context.Context, key string) (string, error)
 
 	ending sync.WaitGroup // leases of former texts are given back
@@ -60,13 +62,17 @@ func WithTierFunc(f func(ctx context.Context, key string) (string, error)) Optio
 // memory: see [memstore.New] for its bounds.
 //
 // Errors wrap [ratelimit.ErrInvalidOption]: s or an option is nil, c is not made by Parse,
-// or there are tiers but no [WithTierFunc].
+// there are tiers but no [WithTierFunc], or a limiter has a store block and s is in memory.
 func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
 	local, err := memstore.New()
 	if err != nil {
 		return nil, err
 	}
-	ls := &Limiters{store: s, local: local, index: map[string]int{}, taken: map[string]ratelimit.Limiter{}}
+	fronts, err := newFronts(s)
+	if err != nil {
+		return nil, err
+	}
+	ls := &Limiters{store: s, fronts: fronts, local: local, index: map[string]int{}, taken: map[string]ratelimit.Limiter{}}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -80,6 +86,24 @@ func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
 		return nil, err
 	}
 	return ls, nil
+}
+
+// front says what stands before the store.
+type front struct{ denyCache, coalescing bool }
+
+// newFronts makes all that can stand before s. They stay, and so does what they remember.
+func newFronts(s store.Store) (map[front]store.Store, error) {
+	cached, err := denycache.New(s)
+	if err != nil {
+		return nil, err
+	}
+	fronts := map[front]store.Store{{}: s, {denyCache: true}: cached}
+	for _, cache := range []bool{false, true} {
+		if fronts[front{cache, true}], err = coalesce.New(fronts[front{cache, false}]); err != nil {
+			return nil, err
+		}
+	}
+	return fronts, nil
 }
 
 var errNotBuilt = fmt.Errorf("%w: Limiters are made by Build", ratelimit.ErrInvalidOption)
@@ -126,8 +150,8 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 // Update replaces all limits by those of c, at one instant. Each decision follows one text or the
 // other, and no call waits for it. The limiters that [Limiters.Limiter] has returned follow.
 //
-// Keys keep their spend when a rate, a burst, tiers, instances, on_failure, deny_cache,
-// coalescing or lease change. What a lease of the former text holds is given back meanwhile.
+// Keys keep their spend when a rate, a burst, tiers, instances, on_failure or store change. A
+// deny cache remembers what it knows. What a lease of the former text holds is given back meanwhile.
 // When limits come or go, they keep that of each Period that remains. A key's spend is read as
 // at most the new capacity, as under [ratelimit.WithLimitFunc].
 //
@@ -269,6 +293,9 @@ func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) 
 	if s.tiers != nil && ls.tierOf == nil {
 		return nil, fmt.Errorf("%w: it has tiers, but Build was given no WithTierFunc", ratelimit.ErrInvalidOption)
 	}
+	if _, inMemory := ls.store.(*memstore.Store); inMemory && (s.front != front{} || s.lease > 0) {
+		return nil, fmt.Errorf("%w: store: it has no effect, since the store is in memory", ratelimit.ErrInvalidOption)
+	}
 	st = &stack{spec: s, fallbacks: map[failure]*fallback.Limiter{}, counts: map[count]ratelimit.Limiter{}}
 	if before != nil {
 		if s.equal(before.spec) {
@@ -316,17 +343,10 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 	if s.tiers != nil {
 		opts = append(opts, ratelimit.WithTiers(ls.tierOf, s.tiers))
 	}
-	if s.coalescing {
-		opts = append(opts, ratelimit.WithCoalescing())
-	}
 	return ls.newLimits(s, func(i int) (ratelimit.Limiter, error) {
 		l := s.limits[i]
-		lim, err := ratelimit.New(s.algorithm, ls.store, l, append(opts, ratelimit.WithPolicyName(s.policyName(l)))...)
-		switch {
-		case err != nil:
-		case s.denyCache:
-			return denycache.New(lim)
-		case s.lease > 0:
+		lim, err := ratelimit.New(s.algorithm, ls.fronts[s.front], l, append(opts, ratelimit.WithPolicyName(s.policyName(l)))...)
+		if err == nil && s.lease > 0 {
 			return lease.New(lim, s.lease)
 		}
 		return lim, err

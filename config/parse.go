@@ -246,7 +246,7 @@ func (p *parser) limiter(name, n *yaml.Node) {
 	p.name(name, what)
 	before := len(p.errs)
 	fields := p.fields(n, what, "a mapping with the fields algorithm and limit",
-		"algorithm", "limit", "limits", "tiers", "on_failure", "instances", "deny_cache", "coalescing", "lease")
+		"algorithm", "limit", "limits", "tiers", "store", "on_failure", "instances")
 	if len(fields) == 0 && len(p.errs) > before {
 		return
 	}
@@ -254,8 +254,7 @@ func (p *parser) limiter(name, n *yaml.Node) {
 	read.algorithm()
 	read.limits()
 	read.tiers()
-	read.denyCacheAndCoalescing()
-	read.lease(len(p.errs) == before)
+	read.store(len(p.errs) == before)
 	read.onFailure(len(p.errs) == before)
 }
 
@@ -371,9 +370,17 @@ func (r *reader) tiers() {
 	}
 }
 
-func (r *reader) denyCacheAndCoalescing() {
-	r.spec.denyCache = r.flag("deny_cache")
-	r.spec.coalescing = r.flag("coalescing")
+// store reads what stands before the store. If good is true the limiter has no errors so far.
+func (r *reader) store(good bool) {
+	f, found := r.fields["store"]
+	if !found {
+		return
+	}
+	before, what := len(r.errs), r.what+"store: "
+	fields := r.parser.fields(f.value, what, "a mapping with deny_cache, coalescing or lease", "deny_cache", "coalescing", "lease")
+	in := reader{r.parser, r.spec, what, f.key, fields}
+	in.spec.front = front{denyCache: in.flag("deny_cache"), coalescing: in.flag("coalescing")}
+	in.lease(good && len(r.errs) == before)
 }
 
 // lease reads lease. If good is true the limiter has no errors so far, so that the life can be
@@ -394,7 +401,7 @@ func (r *reader) lease(good bool) {
 		r.fail(f.value, "%slease: %s: want %s", r.what, quote(text), want)
 	case r.spec.several:
 		r.fail(f.key, "%slease: want limit beside it, not limits", r.what)
-	case r.spec.denyCache:
+	case r.spec.front.denyCache:
 		r.fail(f.key, "%slease: want no deny_cache beside it: a lease remembers denials itself", r.what)
 	case good:
 		r.spec.lease = life

@@ -39,8 +39,8 @@ func TestALimiterFollowsAnUpdateAndKeepsTheSpend(t *testing.T) {
 		{"one more limit", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limits: [10/d, 20/30d]", 6},
 		{"one limit less", "algorithm: fixed_window, limits: [10/d, 20/30d]", "algorithm: fixed_window, limit: 12/d", 8},
 		{"a failure policy", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/d, on_failure: local, instances: 2", 6},
-		{"a deny cache and coalescing", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/d, deny_cache: true, coalescing: true", 6},
-		{"a lease", "algorithm: fixed_window, limit: 10/h", "algorithm: fixed_window, limit: 10/h, lease: 10m", 6},
+		{"a deny cache and coalescing", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/d, store: {deny_cache: true, coalescing: true}", 6},
+		{"a lease", "algorithm: fixed_window, limit: 10/h", "algorithm: fixed_window, limit: 10/h, store: {lease: 10m}", 6},
 		{"another period: a new count", "algorithm: fixed_window, limit: 10/d", "algorithm: fixed_window, limit: 10/2d", 10},
 		{"another rate by the calendar", "algorithm: fixed_window, limit: 10/month in Asia/Kolkata", "algorithm: fixed_window, limit: 15/month in Asia/Kolkata", 11},
 		{"a calendar among others", "algorithm: fixed_window, limit: 10/month in Asia/Kolkata", "algorithm: fixed_window, limits: [20/month, 10/month in Asia/Kolkata, 20/31d]", 6},
@@ -117,13 +117,13 @@ func TestAnUpdateThatFailsChangesNothing(t *testing.T) {
 }
 
 func TestADeniedKeyOfADenyCacheIsFreeAtOnceWhenItsLimitIsRaised(t *testing.T) {
-	ls := build(t, memory(t), one("algorithm: fixed_window, limit: 2/d, deny_cache: true"))
+	ls := build(t, memory(t), one("algorithm: fixed_window, limit: 2/d, store: {deny_cache: true}"))
 	l := limiter(t, ls, "a")
 	require.Equal(t, 2, admitted(t, l, "key", 4))
 	require.Equal(t, ratelimit.SourceDenyCache, allow(t, l, "key").Source())
-	update(t, ls, "# the same, in another line\n"+one("algorithm: fixed_window, limit: 2/d, deny_cache: true"))
+	update(t, ls, "# the same, in another line\n"+one("algorithm: fixed_window, limit: 2/d, store: {deny_cache: true}"))
 	require.Equal(t, ratelimit.SourceDenyCache, allow(t, l, "key").Source(), "nothing has changed")
-	update(t, ls, one("algorithm: fixed_window, limit: 5/d, deny_cache: true"))
+	update(t, ls, one("algorithm: fixed_window, limit: 5/d, store: {deny_cache: true}"))
 	require.Equal(t, 3, admitted(t, l, "key", 4))
 }
 
@@ -134,10 +134,10 @@ func TestARefundAfterAnUpdateReachesTheCountsThatWereCharged(t *testing.T) {
 		"one more behind":    {window + "limit: 10/d", window + "limits: [10/d, 20/30d]"},
 		"one more in front":  {window + "limits: [10/d, 30/60d]", window + "limits: [20/30d, 10/d, 30/60d]"},
 		"another order":      {window + "limits: [10/d, 20/30d]", window + "limits: [20/30d, 10/d]"},
-		"one less":           {window + "limits: [10/d, 20/30d]", window + "limit: 10/d, deny_cache: true"},
+		"one less":           {window + "limits: [10/d, 20/30d]", window + "limit: 10/d, store: {deny_cache: true}"},
 		"another in between": {window + "limits: [10/d, 20/30d]", window + "limits: [10/d, 15/7d]"},
 		"another algorithm":  {window + "limit: 10/d", "algorithm: sliding_log, limits: [10/d, 20/30d]"},
-		"another rate":       {window + "limit: 9/d, deny_cache: true", window + "limit: 10/d, deny_cache: true"},
+		"another rate":       {window + "limit: 9/d, store: {deny_cache: true}", window + "limit: 10/d, store: {deny_cache: true}"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onEach(t, func(t *testing.T, s store.Store) {
@@ -195,7 +195,7 @@ func (s *slow) Take(ctx context.Context, ns *store.Namespace, key string, l stor
 }
 
 func TestCoalescedCallersAskTheStoreTogether(t *testing.T) {
-	for fields, takes := range map[string]int32{"": 8, ", coalescing: true": 1} {
+	for fields, takes := range map[string]int32{"": 8, ", store: {coalescing: true}": 1} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &slow{Store: memory(t)}
 			l := limiter(t, build(t, s, one("algorithm: token_bucket, limit: 9/d"+fields)), "a")
@@ -322,7 +322,7 @@ func TestResetReachesTheCountsOfFormerTexts(t *testing.T) {
 		require.Equal(t, 10, admitted(t, l, "other", 11))
 		update(t, ls, one(log+", on_failure: closed"))
 		require.Equal(t, 15, admitted(t, l, "key", 16))
-		update(t, ls, one(day+", deny_cache: true"))
+		update(t, ls, one(day+", store: {deny_cache: true}"))
 		require.NoError(t, l.Reset(t.Context(), "key"))
 		require.Equal(t, 10, admitted(t, l, "key", 11))
 		update(t, ls, one(log))
@@ -388,10 +388,10 @@ func TestEachDecisionIsByOneTextWhileUpdatesGoOn(t *testing.T) {
 	require.NoError(t, err)
 	texts := []string{
 		one("algorithm: fixed_window, limits: [100/s, 2000/m]"),
-		one("algorithm: token_bucket, limit: 300/s, deny_cache: true, on_failure: local, instances: 2"),
-		one("algorithm: sliding_log, limit: 400/s, tiers: {x: 500/s}, coalescing: true, on_failure: open"),
+		one("algorithm: token_bucket, limit: 300/s, store: {deny_cache: true}, on_failure: local, instances: 2"),
+		one("algorithm: sliding_log, limit: 400/s, tiers: {x: 500/s}, store: {coalescing: true}, on_failure: open"),
 	}
-	ls := build(t, mem, texts[0])
+	ls := build(t, elsewhere{mem}, texts[0])
 	l := limiter(t, ls, "a")
 	good := map[string]bool{
 		"a/s 100/s, a/m 2000/m": true, "a 300/s": true, "a 400/s": true,
@@ -432,8 +432,8 @@ func TestChangesOfTheRateDuringTrafficAdmitNoMoreThanTheHighestRate(t *testing.T
 	ls := build(t, memory(t), one("algorithm: fixed_window, limit: 100/d"))
 	l := limiter(t, ls, "a")
 	texts := []*config.Config{
-		parse(t, one("algorithm: fixed_window, limit: 50/d, deny_cache: true")),
-		parse(t, one("algorithm: fixed_window, limit: 100/d, coalescing: true")),
+		parse(t, one("algorithm: fixed_window, limit: 50/d, store: {deny_cache: true}")),
+		parse(t, one("algorithm: fixed_window, limit: 100/d, store: {coalescing: true}")),
 		parse(t, one("algorithm: fixed_window, limits: [70/d, 90/2d]")),
 	}
 	admissions := make([]int, 4)

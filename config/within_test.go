@@ -11,7 +11,7 @@ import (
 )
 
 func TestTurnsAreOfTheTextInForce(t *testing.T) {
-	for _, more := range []string{"", ", on_failure: closed, deny_cache: true", ", coalescing: true"} {
+	for _, more := range []string{"", ", on_failure: closed, store: {deny_cache: true}", ", store: {coalescing: true}"} {
 		onEach(t, func(t *testing.T, s store.Store) {
 			ls := build(t, s, one("algorithm: leaky_bucket, limit: 24/d"+more))
 			l := limiter(t, ls, "a")

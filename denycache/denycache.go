@@ -1,6 +1,8 @@
 // Package denycache spares a store the calls for keys that it has already denied.
 //
-//	limiter, err := denycache.New(bucket) // on Redis
+//	cached, err := denycache.New(redis)
+//	...
+//	limiter, err := ratelimit.NewTokenBucket(cached, ratelimit.PerMinute(100))
 package denycache
 
 import (
@@ -8,44 +10,37 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/denials"
-	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/report"
-	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Limiter wraps a [ratelimit.Limiter] and remembers its denials. Once the store has denied n
-// events of a key until a time t, calls of that key for n or more are denied in this process.
-// That lasts until t and takes no round trip. All other calls go to the store. So a flood
+// Store stands before another [store.Store] and remembers its denials. Once the store has denied
+// n events of a key until a time t, calls of that key for n or more are denied in this process.
+// That lasts until t and takes no round trip. All other calls go on to the store. So a flood
 // against one key costs the store a call or two per RetryAfter, whatever its rate.
 //
-// Use it around a limiter on Redis. On memory it saves nothing. It goes around one of the
-// five algorithms, and inside all other wrappers.
+// Use it before a store on Redis; before memory it saves nothing. One Store serves many limiters.
 //
 // Bound: it denies nothing that the store would admit. RetryAfter is taken as shorter by
 // 1 µs and by a thousandth: NTP lets each of two clocks gain or lose 500 µs a second.
 // Before t a key gets room only by a Refund, a Reset or another limit. Those made through
-// this Limiter end the denial. It can deny too much, until t at most or for [WithMaxAge],
+// this Store end the denial. It can deny too much, until t at most or for [WithMaxAge],
 // after
 //
 //   - a Refund, a Reset or another limit by others, or one that failed here and reached
 //     the store later;
 //   - a change of the limit while calls of the key are under way, until they are back;
 //   - a step of the store's clock, or its loss or eviction of the key;
-//   - a change to a slower limit, for which RetryAfter may be too long: see
-//     [ratelimit.WithLimitFunc].
+//   - a change to a slower limit, for which RetryAfter may be too long.
 //
-// A local denial has [ratelimit.SourceDenyCache], and the Limit and Remaining of the store's
-// denial. RetryAfter runs from the store's answer, so it is too long by the time that the
-// answer took. A larger call than the one that the store denied may have to wait longer.
-// RetryAfter is Never for n above Limit.
+// A local denial has the Source deny_cache, and the Remaining of the store's denial. RetryAfter
+// runs from the store's answer, so it is too long by the time that the answer took. A larger call
+// than the one that the store denied may have to wait longer.
 //
-// A denial without an end (Never) is not remembered. With [ratelimit.WithCoalescing] only
-// denials of one event are. Peek always asks the store, and so does AllowWithin of a bucket: a
-// Waiter (package throttle) around it has no use of what is remembered. Errors are those of the
-// wrapped limiter.
+// A denial without an end is not remembered. Peek always asks the store. So does AllowWithin of
+// the buckets, which decides by turns, and an All, which needs the answers of all its limits.
+// What an All is denied is remembered for the limits when they are asked alone.
 //
 // A denied key costs 130 to 220 bytes, whatever its length, and the first few hundred up to
 // 900. There are at most 65,536 of them, or [WithMaxKeys]. They are removed as other keys
@@ -56,37 +51,34 @@ import (
 // a simulated one.
 //
 // It is safe for concurrent use. Make it by [New].
-type Limiter struct {
-	place // package see looks for it
-
-	limiter ratelimit.Limiter
-	five    *five.Limiter[ratelimit.Result] // limiter
-	denied  ratelimit.Result                // with the mark of a local denial: a copy costs less than With
-	maxKeys int
-	maxAge  time.Duration
-	denials *denials.Table
+type Store struct {
+	store.Store // Peek, Together
+	denials     *denials.Table
 }
 
-type place = see.Remembers
+type settings struct {
+	maxKeys int
+	maxAge  time.Duration
+}
 
 const (
 	defaultMaxKeys = 1 << 16
 	maxMaxKeys     = 1 << 24
-	maxDenial      = 100 * 365 * 24 * time.Hour // in which each bucket refills
+	forever        = 100 * 365 * 24 * time.Hour // in which each bucket refills
 )
 
-// Option configures a [Limiter].
-type Option func(*Limiter) error
+// Option configures a [Store].
+type Option func(*settings) error
 
 // WithMaxKeys bounds the keys that are remembered to n, 1 to 16,777,216. The default is
 // 65,536, which take 9 to 14 MB. Beyond n a denial that has ended is removed, or the one of
 // a few that ends first. The next call of its key asks the store again.
 func WithMaxKeys(n int) Option {
-	return func(d *Limiter) error {
+	return func(s *settings) error {
 		if n < 1 || n > maxMaxKeys {
-			return fmt.Errorf("%w: WithMaxKeys(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, maxMaxKeys)
+			return fmt.Errorf("%w: WithMaxKeys(%d), want 1 to %d", store.ErrInvalidOption, n, maxMaxKeys)
 		}
-		d.maxKeys = n
+		s.maxKeys = n
 		return nil
 	}
 }
@@ -95,170 +87,115 @@ func WithMaxKeys(n int) Option {
 // is longer. That bounds how long a Refund or a Reset by another process goes unnoticed. It
 // costs a call per age and denied key.
 func WithMaxAge(age time.Duration) Option {
-	return func(d *Limiter) error {
+	return func(s *settings) error {
 		if age < time.Microsecond {
-			return fmt.Errorf("%w: WithMaxAge(%v), want 1µs or more", ratelimit.ErrInvalidOption, age)
+			return fmt.Errorf("%w: WithMaxAge(%v), want 1µs or more", store.ErrInvalidOption, age)
 		}
-		d.maxAge = age
+		s.maxAge = age
 		return nil
 	}
 }
 
-// New returns a limiter that asks l only what it does not know to be denied. The type of l
-// must be one of the five algorithms, since denials of other limiters can end in ways that
-// are not seen here. Put those limiters around a denycache.Limiter.
-//
-// It returns [ratelimit.ErrInvalidOption] if l is nil or another limiter, or an option is
-// nil or out of range.
-func New(l ratelimit.Limiter, opts ...Option) (*Limiter, error) {
-	if isnil.Is(l) {
-		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
+// New returns a store that asks s only what it does not know to be denied. Its error is
+// [store.ErrInvalidOption]: s is nil, or an option is nil or out of range.
+func New(s store.Store, opts ...Option) (*Store, error) {
+	if isnil.Is(s) {
+		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
 	}
-	one, ok := five.Of(l).(*five.Limiter[ratelimit.Result])
-	if !ok {
-		return nil, fmt.Errorf("%w: a denycache around a %T: put it around one of the five algorithms, and the %[2]T around that",
-			ratelimit.ErrInvalidOption, l)
-	}
-	d := &Limiter{limiter: l, five: one, maxKeys: defaultMaxKeys, maxAge: maxDenial}
-	d.place = see.NewRemembers(d)
-	d.denied = d.denied.WithMark(ratelimit.NewMark(d, ratelimit.SourceDenyCache, nil))
+	by := settings{maxKeys: defaultMaxKeys, maxAge: forever}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+			return nil, fmt.Errorf("%w: an Option is nil", store.ErrInvalidOption)
 		}
-		if err := opt(d); err != nil {
+		if err := opt(&by); err != nil {
 			return nil, err
 		}
 	}
-	d.denials = denials.New(d.maxKeys, d.maxAge)
-	return d, nil
+	return &Store{Store: s, denials: denials.New(by.maxKeys, by.maxAge)}, nil
 }
 
-var errNoConstructor = fmt.Errorf("%w: a denycache.Limiter is made by New", ratelimit.ErrInvalidLimit)
-
-// Allow is AllowN of 1.
-func (d *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return d.AllowN(ctx, key, 1)
+// Prepare implements [store.Store].
+func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
+	if s.denials == nil {
+		return fmt.Errorf("%w: a denycache.Store is made by New", store.ErrInvalidOption)
+	}
+	return s.Store.Prepare(rule, l, fixed)
 }
 
-// AllowN denies n events that are known to be denied, and asks the limiter about all
-// others.
-func (d *Limiter) AllowN(ctx context.Context, key string, n int) (res ratelimit.Result, err error) {
-	if d.limiter == nil {
-		return ratelimit.Result{}, errNoConstructor
+// Take denies n events that are known to be denied, and asks the store about all others.
+func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	q := denials.Ask(l, n)
+	if r, known := s.denials.Recall(ns, key, &q); known {
+		return r, nil
 	}
-	if err := ratelimit.CheckCall(ctx, key, n); err != nil {
-		return ratelimit.Result{}, err
+	r, err := s.Store.Take(ctx, ns, key, l, n)
+	s.learn(ns.Rule, &q, r, err)
+	return r, err
+}
+
+// TakeUpTo is denied where Take of one event is.
+func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	q := denials.Ask(l, 1)
+	if r, known := s.denials.Recall(ns, key, &q); known {
+		return r, nil
 	}
-	q := denials.Question{N: n}
-	if d.five.Tiered { // its limit function is called once
-		if q.Limit, err = d.five.LimitOf(ctx, key); err != nil {
-			return ratelimit.Result{}, err
-		}
+	r, err := s.Store.TakeUpTo(ctx, ns, key, l, n)
+	s.learn(ns.Rule, &q, r, err)
+	return r, err
+}
+
+// TakeAll asks the store, whose reply to each request says something of the others, and learns
+// of it.
+func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	var few [4]denials.Question // on the stack
+	questions := few[:0]
+	for i := range requests {
+		r := &requests[i]
+		questions = append(questions, denials.Ask(r.Limit, r.N))
+		s.denials.Send(r.Namespace, r.Key, &questions[i])
 	}
-	if d.denials.Recall(key, &q, func(known denials.Denial) {
-		res = d.denied
-		res.Limit, res.Remaining = known.Capacity, known.Remaining
-		res.RetryAfter, res.ResetAfter = known.RetryAfter, known.ResetAfter
-	}) {
-		return res, nil
+	err := s.Store.TakeAll(ctx, requests, replies)
+	for i := range questions {
+		s.learn(requests[i].Namespace.Rule, &questions[i], replies[i], err)
 	}
-	if d.five.Tiered {
-		res, err = d.five.By(ctx, five.Take, key, n, q.Limit)
-	} else {
-		res, err = d.limiter.AllowN(ctx, key, n)
-	}
-	d.learn(&q, &res, err)
-	return res, err
+	return err
 }
 
 // learn remembers a denial. After anything else it forgets denials under other limits.
-func (d *Limiter) learn(q *denials.Question, r *ratelimit.Result, err error) {
+func (s *Store) learn(rule *store.Rule, q *denials.Question, r store.Reply, err error) {
 	switch {
-	case err != nil || r.Allowed:
-		if d.five.Tiered {
-			d.denials.ForgetOtherLimits(q)
-		}
-	case d.five.Coalesced && q.N > 1: // what coalesced callers left is given back unseen, but denies no single event
-	case r.RetryAfter > maxDenial || r.ResetAfter > maxDenial: // Never, or nonsense
+	case err != nil || r.OK():
+		s.denials.ForgetOtherLimits(q)
+	case q.Turn || q.N > q.Limit.Burst: // it may fit with another turn, or never
 	default:
-		d.denials.Remember(q, denials.Denial{
-			Capacity: r.Limit, Remaining: r.Remaining, RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter,
-		})
+		s.denials.Remember(q, r.Report(rule, q.Limit, q.N, 0))
 	}
 }
 
-// AllowWithin is AllowN where no event has a turn that is to come: for the windows and the log. A
-// bucket is always asked, and its denials are not remembered.
-func (d *Limiter) AllowWithin(ctx context.Context, key string, n int, within time.Duration) (ratelimit.Result, error) {
-	if d.limiter == nil {
-		return ratelimit.Result{}, errNoConstructor
-	}
-	if !report.IsBucket(d.limiter) {
-		return d.AllowN(ctx, key, n)
-	}
-	if d.five.Tiered { // under another limit than a denial's it may make room, as AllowN may
-		defer d.denials.BeginChange(key).End()
-	}
-	return ratelimit.AllowWithin(ctx, d.limiter, key, n, within)
+// Overdraw charges the store. Under another limit than that of a denial it may make room.
+func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	q := denials.Ask(l, n)
+	s.denials.Send(ns, key, &q)
+	defer s.denials.ForgetOtherLimits(&q)
+	return s.Store.Overdraw(ctx, ns, key, l, n, most)
 }
 
-// Peek always asks the limiter.
-func (d *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
-	if d.limiter == nil {
-		return ratelimit.Result{}, errNoConstructor
-	}
-	return d.limiter.Peek(ctx, key)
+// Refund gives back to the store, and forgets the denial of key.
+func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	defer s.denials.BeginChange(ns, key).End()
+	return s.Store.Refund(ctx, ns, key, l, c)
 }
 
-// Charge charges the limiter. It forgets the denial of key if that may have been under
-// another limit.
-func (d *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if d.limiter == nil {
-		return ratelimit.Result{}, errNoConstructor
-	}
-	if d.five.Tiered {
-		defer d.denials.BeginChange(key).End()
-	}
-	return ratelimit.Charge(ctx, d.limiter, key, n)
+// Reset forgets key at the store, and the denial of key.
+func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
+	defer s.denials.BeginChange(ns, key).End()
+	return s.Store.Reset(ctx, ns, key)
 }
 
-// Refund gives back to the limiter, and forgets the denial of key. For a local denial,
-// which has charged nothing, the error is [ratelimit.ErrInvalidN].
-func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if d.limiter == nil {
-		return errNoConstructor
-	}
-	defer d.denials.BeginChange(key).End()
-	return d.limiter.Refund(ctx, key, charged, n)
-}
-
-// Reset forgets key at the limiter, and the denial of key.
-func (d *Limiter) Reset(ctx context.Context, key string) error {
-	if d.limiter == nil {
-		return errNoConstructor
-	}
-	defer d.denials.BeginChange(key).End()
-	return d.limiter.Reset(ctx, key)
-}
-
-// AppendPolicies appends the policies of the wrapped limiter.
-func (d *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	if d.limiter == nil {
-		return dst, errNoConstructor
-	}
-	return ratelimit.AppendPolicies(ctx, dst, d.limiter, key)
-}
-
-// Unwrap returns the wrapped limiter.
-func (d *Limiter) Unwrap() ratelimit.Limiter { return d.limiter }
+// Unwrap returns the store that is asked.
+func (s *Store) Unwrap() store.Store { return s.Store }
 
 // Len returns the number of keys remembered now. Some of their denials may have ended.
-func (d *Limiter) Len() int { return d.denials.Len() }
+func (s *Store) Len() int { return s.denials.Len() }
 
-var (
-	_ ratelimit.Limiter        = (*Limiter)(nil)
-	_ ratelimit.PolicyAppender = (*Limiter)(nil)
-	_ ratelimit.Charger        = (*Limiter)(nil)
-	_ ratelimit.Delayer        = (*Limiter)(nil)
-)
+var _ store.Store = (*Store)(nil)

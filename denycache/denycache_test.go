@@ -19,23 +19,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/accesslist"
-	"github.com/ratelimit-go/ratelimit/config"
 	"github.com/ratelimit-go/ratelimit/denycache"
-	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/bench"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
-	"github.com/ratelimit-go/ratelimit/ratelimittest"
-	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
-func newDenyCache(t testing.TB, l ratelimit.Limiter, opts ...denycache.Option) *denycache.Limiter {
+func newDenyCache(t testing.TB, s store.Store, opts ...denycache.Option) *denycache.Store {
 	t.Helper()
-	d, err := denycache.New(l, opts...)
+	d, err := denycache.New(s, opts...)
 	require.NoError(t, err)
 	return d
 }
@@ -125,16 +120,16 @@ func raised(algorithm string, half bool) ratelimit.Limit {
 // became of them.
 type traffic struct {
 	algorithm string
-	denials   int                                       // local ones, after which it ends
-	wrap      func(ratelimit.Limiter) ratelimit.Limiter // the first process' limiter
-	raising   bool                                      // there is one process, and a limit function
+	denials   int                           // local ones, after which it ends
+	wrap      func(store.Store) store.Store // the first process' store
+	raising   bool                          // there is one process, and a limit function
 
 	decisions, denied, local, wrong atomic.Int64 // wrong: denied locally where the store would have admitted
 }
 
 const phase = 30 * time.Millisecond
 
-// run lets three callers of one process, whose limiter is wrapped, and one of
+// run lets three callers of one process, whose store is wrapped, and one of
 // another spend. The first process also refunds and resets. Each local denial is
 // compared with what the store says of the same call at the same instant.
 func (c *traffic) run(t *testing.T) *traffic {
@@ -153,7 +148,7 @@ func (c *traffic) run(t *testing.T) *traffic {
 		if c.raising {
 			opts = append(opts, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit(), nil }))
 		}
-		process := c.wrap(newLimiter(t, c.algorithm, near, smallLimit(c.algorithm), opts...))
+		process := newLimiter(t, c.algorithm, c.wrap(near), smallLimit(c.algorithm), opts...)
 		other := process
 		if !c.raising {
 			other = newLimiter(t, c.algorithm, &distant{Store: mem, way: way}, smallLimit(c.algorithm))
@@ -216,14 +211,14 @@ func (c *traffic) turn(t *testing.T, lim ratelimit.Limiter, near *distant, limit
 		if l.Burst > 0 {
 			integers.Burst = int64(l.Burst)
 		}
-		if truth, _ := near.Peek(t.Context(), near.space.Load(), key, integers, int64(n)); truth.OK {
+		if truth, _ := near.Peek(t.Context(), near.space.Load(), key, integers, int64(n)); truth.OK() {
 			c.wrong.Add(1)
 		}
 	}
 }
 
-func denyCached(t testing.TB) func(ratelimit.Limiter) ratelimit.Limiter {
-	return func(l ratelimit.Limiter) ratelimit.Limiter { return newDenyCache(t, l) }
+func denyCached(t testing.TB) func(store.Store) store.Store {
+	return func(s store.Store) store.Store { return newDenyCache(t, s) }
 }
 
 func TestADenyCacheDeniesNothingThatTheStoreWouldAdmit(t *testing.T) {
@@ -247,7 +242,7 @@ func TestADenyCacheDeniesNothingThatTheStoreWouldAdmit(t *testing.T) {
 
 // naive is a deny cache as one would write it first, with at most one fault.
 type naive struct {
-	ratelimit.Limiter
+	store.Store
 	fault string
 	base  time.Time
 
@@ -258,43 +253,30 @@ type naive struct {
 }
 
 type naiveEntry struct {
-	n     int
+	n     int64
 	until time.Duration
-	r     ratelimit.Result
 }
 
 var faults = []string{"lives from the answer", "ignores the cost", "stays on Refund", "stays on Reset", "remembers what raced with a change"}
 
-func newNaive(l ratelimit.Limiter, fault string) *naive {
+func newNaive(s store.Store, fault string) *naive {
 	return &naive{
-		Limiter: l, fault: fault, base: time.Now(),
+		Store: s, fault: fault, base: time.Now(),
 		entries: map[string]naiveEntry{}, changes: map[string]int{}, pending: map[string]int{},
 	}
 }
 
-// localDenial is a Result that a DenyCache has made, since no other package can.
-var localDenial = sync.OnceValue(func() ratelimit.Result {
-	mem, _ := memstore.New()
-	l, _ := ratelimit.NewTokenBucket(mem, ratelimit.PerDay(1))
-	d, _ := denycache.New(l)
-	var r ratelimit.Result
-	for range 3 {
-		r, _ = d.Allow(context.Background(), "key")
-	}
-	return r
-})
-
-func (c *naive) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+func (c *naive) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	sent := time.Since(c.base)
 	c.mu.Lock()
 	e, ok := c.entries[key]
 	changes := c.changes[key]
 	c.mu.Unlock()
 	if ok && sent < e.until && (e.n <= n || c.fault == "ignores the cost") {
-		return localDenial(), nil
+		return store.Reply{Outcome: store.DeniedByCache, X: 1}, nil
 	}
-	r, err := c.Limiter.AllowN(ctx, key, n)
-	if err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
+	r, err := c.Store.Take(ctx, ns, key, l, n)
+	if err != nil || r.OK() || n > l.Burst {
 		return r, err
 	}
 	c.mu.Lock()
@@ -302,20 +284,21 @@ func (c *naive) AllowN(ctx context.Context, key string, n int) (ratelimit.Result
 	if c.fault != "remembers what raced with a change" && (changes != c.changes[key] || c.pending[key] > 0) {
 		return r, err
 	}
-	until := sent + r.RetryAfter - time.Microsecond
+	retry := time.Duration(r.Report(ns.Rule, l, n, 0).Retry) * time.Microsecond
+	until := sent + retry - time.Microsecond
 	if c.fault == "lives from the answer" {
-		until = time.Since(c.base) + r.RetryAfter
+		until = time.Since(c.base) + retry
 	}
-	c.entries[key] = naiveEntry{n, until, r}
+	c.entries[key] = naiveEntry{n, until}
 	return r, err
 }
 
-func (c *naive) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	return c.change(key, "stays on Refund", func() error { return c.Limiter.Refund(ctx, key, charged, n) })
+func (c *naive) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, charged store.Receipt) error {
+	return c.change(key, "stays on Refund", func() error { return c.Store.Refund(ctx, ns, key, l, charged) })
 }
 
-func (c *naive) Reset(ctx context.Context, key string) error {
-	return c.change(key, "stays on Reset", func() error { return c.Limiter.Reset(ctx, key) })
+func (c *naive) Reset(ctx context.Context, ns *store.Namespace, key string) error {
+	return c.change(key, "stays on Reset", func() error { return c.Store.Reset(ctx, ns, key) })
 }
 
 func (c *naive) change(key, fault string, call func() error) error {
@@ -338,7 +321,7 @@ func (c *naive) change(key, fault string, call func() error) error {
 func TestTheTrafficFindsTheFaultsOfANaiveDenyCache(t *testing.T) {
 	wrong := func(t *testing.T, fault string, raising bool) int64 {
 		c := &traffic{algorithm: "token_bucket", denials: 60_000, raising: raising}
-		c.wrap = func(l ratelimit.Limiter) ratelimit.Limiter { return newNaive(l, fault) }
+		c.wrap = func(s store.Store) store.Store { return newNaive(s, fault) }
 		c.run(t)
 		t.Logf("%q: %d false denials of %d", fault, c.wrong.Load(), c.local.Load())
 		return c.wrong.Load()
@@ -352,7 +335,7 @@ func TestTheTrafficFindsTheFaultsOfANaiveDenyCache(t *testing.T) {
 
 func TestADenialEndsBeforeAStoreThatTruncatesItsTimeAdmits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDenyCache(t, newLimiter(t, "token_bucket", distantMemory(t), ratelimit.Limit{Rate: 2000, Period: time.Second, Burst: 1}))
+		d := newLimiter(t, "token_bucket", newDenyCache(t, distantMemory(t)), ratelimit.Limit{Rate: 2000, Period: time.Second, Burst: 1})
 		time.Sleep(900) // ns
 		require.True(t, allow(t, d, "key").Allowed, "at 0 µs by the store")
 		require.Equal(t, 500*time.Microsecond, allow(t, d, "key").RetryAfter)
@@ -377,7 +360,7 @@ func TestADenialThatMeetsARefundOrAResetUnderWayIsForgotten(t *testing.T) {
 		for _, what := range []string{"Refund", "Reset"} {
 			synctest.Test(t, func(t *testing.T) {
 				far := distantMemory(t)
-				d := newDenyCache(t, newLimiter(t, "fixed_window", far, ratelimit.PerDay(1)))
+				d := newLimiter(t, "fixed_window", newDenyCache(t, far), ratelimit.PerDay(1))
 				charged := allow(t, d, "key")
 				var wg sync.WaitGroup
 				tt.denial.call(t, &wg, func(ctx context.Context) {
@@ -417,13 +400,13 @@ func TestADenialThatMeetsAnAdmissionUnderAnotherLimitIsForgotten(t *testing.T) {
 			fast := ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 10}
 			begin := time.Now()
 			far := distantMemory(t)
-			d := newDenyCache(t, newLimiter(t, "token_bucket", far, slow, ratelimit.WithLimitFunc(
+			d := newLimiter(t, "token_bucket", newDenyCache(t, far), slow, ratelimit.WithLimitFunc(
 				func(context.Context, string) (ratelimit.Limit, error) {
 					if time.Since(begin) == tt.admission.sent {
 						return fast, nil
 					}
 					return slow, nil
-				})))
+				}))
 			require.True(t, allowN(t, d, 10).Allowed)
 			var wg sync.WaitGroup
 			allowAt := func(w timing, want bool) {
@@ -444,13 +427,13 @@ func TestADenialThatMeetsAnAdmissionUnderAnotherLimitIsForgotten(t *testing.T) {
 func TestADenialIsForgottenByAChargeUnderAnotherLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.Limit{Rate: 10, Period: time.Hour}
-		d := newDenyCache(t, newLimiter(t, "token_bucket", memory(t), limit, ratelimit.WithLimitFunc(
-			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })))
+		d := newLimiter(t, "token_bucket", newDenyCache(t, memory(t)), limit, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
 		require.True(t, allowN(t, d, 10).Allowed)
 		require.False(t, allowN(t, d, 1).Allowed)
 		limit.Period = time.Second // which refills the bucket
 		time.Sleep(time.Second)
-		_, err := d.Charge(t.Context(), "key", 1)
+		_, err := ratelimit.Charge(t.Context(), d, "key", 1)
 		require.NoError(t, err)
 		limit.Period = time.Hour
 		require.Equal(t, 9, peek(t, d).Remaining)
@@ -489,7 +472,7 @@ func TestADenyCacheDeniesNothingThatRedisWouldAdmit(t *testing.T) {
 		t.Run(algorithm, func(t *testing.T) {
 			far := &distant{Store: onRedis(t, redistest.Shared(t).Client(t)), way: func(context.Context) (there, back time.Duration) { return 0, 0 }}
 			integers := store.Limit{Rate: 20, Period: 100_000, Burst: 20}
-			d := newDenyCache(t, newLimiter(t, algorithm, far, ratelimit.Limit{Rate: 20, Period: 100 * ms}))
+			d := newLimiter(t, algorithm, newDenyCache(t, far), ratelimit.Limit{Rate: 20, Period: 100 * ms})
 			var proven, questioned proofs
 			var local atomic.Int64
 			var wg sync.WaitGroup
@@ -510,7 +493,7 @@ func TestADenyCacheDeniesNothingThatRedisWouldAdmit(t *testing.T) {
 							proven.add(n, called, r.RetryAfter)
 							continue
 						}
-						if truth, err := far.Peek(t.Context(), far.space.Load(), "key", integers, int64(n)); err == nil && !truth.OK {
+						if truth, err := far.Peek(t.Context(), far.space.Load(), "key", integers, int64(n)); err == nil && !truth.OK() {
 							continue
 						}
 						questioned.add(n, called, 0)
@@ -553,11 +536,12 @@ func TestAFloodCostsRedisACallPerRetryAfter(t *testing.T) {
 		return n.Load()
 	}
 	for _, l := range []ratelimit.Limit{ratelimit.PerSecond(10), ratelimit.PerMinute(10)} {
-		lim := newLimiter(t, "token_bucket", onRedis(t, client), l)
+		s := onRedis(t, client)
+		lim := newLimiter(t, "token_bucket", s, l)
 		before := commands()
 		without := flood(lim, "plain")
 		middle := commands()
-		with := flood(newDenyCache(t, lim), "cached")
+		with := flood(newLimiter(t, "token_bucket", newDenyCache(t, s), l), "cached")
 		after := commands()
 		t.Logf("%v, 8 callers for %v: %d calls of Allow were %d commands; with a DenyCache %d were %d",
 			l, span, without, middle-before, with, after-middle)
@@ -571,7 +555,7 @@ func TestWhatHasNoTurnsIsRememberedForWaiters(t *testing.T) {
 	for _, algorithm := range ratelimit.Algorithms() {
 		synctest.Test(t, func(t *testing.T) {
 			far := distantMemory(t)
-			d := newDenyCache(t, newLimiter(t, algorithm, far, ratelimit.PerHour(1)))
+			d := newLimiter(t, algorithm, newDenyCache(t, far), ratelimit.PerHour(1))
 			require.True(t, allow(t, d, "key").Allowed)
 			w, err := throttle.NewWaiter(d, time.Second)
 			require.NoError(t, err)
@@ -594,7 +578,7 @@ func TestALocalDenialTellsTheTimeThatIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 20}
 		far := distantMemory(t)
-		d := newDenyCache(t, newLimiter(t, "token_bucket", far, l))
+		d := newLimiter(t, "token_bucket", newDenyCache(t, far), l)
 		require.True(t, allowN(t, d, 17).Allowed)
 		told, err := d.AllowN(context.WithValue(t.Context(), timing{}, timing{there: 7 * ms, back: 13 * ms}), "key", 5)
 		require.NoError(t, err)
@@ -625,7 +609,7 @@ func TestALocalDenialTellsTheTimeThatIsLeft(t *testing.T) {
 func TestALocalDenialEndsAThousandthBeforeTheStoresOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		far := distantMemory(t)
-		d := newDenyCache(t, newLimiter(t, "fixed_window", far, ratelimit.PerMinute(1)))
+		d := newLimiter(t, "fixed_window", newDenyCache(t, far), ratelimit.PerMinute(1))
 		allow(t, d, "key")
 		require.Equal(t, time.Minute, allow(t, d, "key").RetryAfter)
 		time.Sleep(time.Minute - 60*ms - time.Microsecond - 1)
@@ -652,7 +636,7 @@ func TestOfTwoDenialsTheOneOfFewerEventsIsRememberedThenTheLaterEnd(t *testing.T
 	}
 	for _, tt := range tests {
 		synctest.Test(t, func(t *testing.T) {
-			d := newDenyCache(t, newLimiter(t, "fixed_window", distantMemory(t), ratelimit.PerSecond(3)))
+			d := newLimiter(t, "fixed_window", newDenyCache(t, distantMemory(t)), ratelimit.PerSecond(3))
 			allowN(t, d, 3)
 			var wg sync.WaitGroup
 			deny := func(w timing, n int, source ratelimit.Source) {
@@ -673,7 +657,7 @@ func TestOfTwoDenialsTheOneOfFewerEventsIsRememberedThenTheLaterEnd(t *testing.T
 
 func TestADenialTakesThePlaceOfOneThatHasEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDenyCache(t, newLimiter(t, "token_bucket", distantMemory(t), ratelimit.PerSecond(10)))
+		d := newLimiter(t, "token_bucket", newDenyCache(t, distantMemory(t)), ratelimit.PerSecond(10))
 		allowN(t, d, 10)
 		require.Equal(t, 100*ms, allowN(t, d, 1).RetryAfter)
 		time.Sleep(150 * ms)
@@ -684,19 +668,20 @@ func TestADenialTakesThePlaceOfOneThatHasEnded(t *testing.T) {
 
 func TestADenialThatHasEndedOnItsWayIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDenyCache(t, newLimiter(t, "token_bucket", distantMemory(t), ratelimit.PerSecond(10)))
+		cache := newDenyCache(t, distantMemory(t))
+		d := newLimiter(t, "token_bucket", cache, ratelimit.PerSecond(10))
 		allowN(t, d, 10)
 		r, err := d.Allow(context.WithValue(t.Context(), timing{}, timing{back: 200 * ms}), "key")
 		require.NoError(t, err)
 		require.False(t, r.Allowed)
-		require.Zero(t, d.Len())
+		require.Zero(t, cache.Len())
 	})
 }
 
 func TestADenialIsRememberedNoLongerThanItsAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		far := distantMemory(t)
-		d := newDenyCache(t, newLimiter(t, "fixed_window", far, ratelimit.PerDay(1)), denycache.WithMaxAge(time.Second))
+		d := newLimiter(t, "fixed_window", newDenyCache(t, far, denycache.WithMaxAge(time.Second)), ratelimit.PerDay(1))
 		allow(t, d, "key")
 		allow(t, d, "key")
 		time.Sleep(time.Second - 1)
@@ -712,7 +697,7 @@ func TestADenialIsRememberedNoLongerThanItsAge(t *testing.T) {
 func TestWaitWaitsThroughADenyCache(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
-			d := newDenyCache(t, newLimiter(t, algorithm, memory(t), ratelimit.PerSecond(10)))
+			d := newLimiter(t, algorithm, newDenyCache(t, memory(t)), ratelimit.PerSecond(10))
 			require.True(t, allowN(t, d, 10).Allowed)
 			require.False(t, allowN(t, d, 1).Allowed)
 			began := time.Now()
@@ -729,28 +714,29 @@ func TestWaitWaitsThroughADenyCache(t *testing.T) {
 func TestOnlyTheStoresOwnDenialsWithAnEndAreRemembered(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
-	bucket := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(2))
-	d := newDenyCache(t, bucket)
+	cache := newDenyCache(t, mem)
+	d := newLimiter(t, "token_bucket", cache, ratelimit.PerHour(2))
 
 	require.Equal(t, ratelimit.Never, allowN(t, d, 3).RetryAfter)
-	require.Zero(t, d.Len(), "it has no end")
+	require.Zero(t, cache.Len(), "it has no end")
 	require.True(t, allowN(t, d, 2).Allowed)
-	require.Zero(t, d.Len(), "it is no denial")
+	require.Zero(t, cache.Len(), "it is no denial")
 	require.Equal(t, ratelimit.SourceStore, allowN(t, d, 1).Source())
-	require.Equal(t, 1, d.Len())
+	require.Equal(t, 1, cache.Len())
 	require.Equal(t, ratelimit.SourceDenyCache, allowN(t, d, 1).Source())
 
-	none := newDenyCache(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(0)))
+	none := newLimiter(t, "token_bucket", cache, ratelimit.PerHour(0))
 	require.Equal(t, ratelimit.Result{RetryAfter: ratelimit.Never}, allowN(t, none, 1))
-	require.Zero(t, none.Len())
+	require.Equal(t, 1, cache.Len())
 }
 
 func TestNonsenseOfAStoreIsPassedOnAndForgotten(t *testing.T) {
 	failure := errors.New("no answer")
 	var reply store.Reply
 	var err error
-	lim := newLimiter(t, "fixed_window", stub{memory(t), func(string, int64) (store.Reply, error) { return reply, err }}, ratelimit.PerDay(1))
-	d := newDenyCache(t, lim)
+	answers := stub{memory(t), func(string, int64) (store.Reply, error) { return reply, err }}
+	cache := newDenyCache(t, answers)
+	lim, d := newLimiter(t, "fixed_window", answers, ratelimit.PerDay(1)), newLimiter(t, "fixed_window", cache, ratelimit.PerDay(1))
 	for _, tt := range []struct {
 		left time.Duration
 		err  error
@@ -764,7 +750,7 @@ func TestNonsenseOfAStoreIsPassedOnAndForgotten(t *testing.T) {
 			require.Equal(t, want, got, tt.left)
 			require.Equal(t, tt.err, err)
 		}
-		require.Zero(t, d.Len(), tt.left)
+		require.Zero(t, cache.Len(), tt.left)
 	}
 	reply, err = denial(time.Hour), nil
 	allow(t, d, "key")
@@ -776,17 +762,18 @@ func TestALimitFunctionIsAskedOnceACallAndItsLimitDecides(t *testing.T) {
 		limits := []ratelimit.Limit{ratelimit.PerHour(3), ratelimit.PerHour(1), ratelimit.PerHour(1), ratelimit.PerHour(3), {}, ratelimit.PerHour(0), ratelimit.PerHour(-1)}
 		var calls int
 		far := distantMemory(t)
-		d := newDenyCache(t, newLimiter(t, algorithm, far, ratelimit.PerHour(4), ratelimit.WithLimitFunc(
+		cache := newDenyCache(t, far)
+		d := newLimiter(t, algorithm, cache, ratelimit.PerHour(4), ratelimit.WithLimitFunc(
 			func(context.Context, string) (ratelimit.Limit, error) {
 				calls++
 				return limits[calls-1], nil
-			})))
+			}))
 		require.Equal(t, 2, allowN(t, d, 1).Remaining)
 		require.Equal(t, ratelimit.SourceStore, allowN(t, d, 1).Source(), "denied")
-		require.Equal(t, 1, d.Len())
+		require.Equal(t, 1, cache.Len())
 		require.Equal(t, ratelimit.SourceDenyCache, allowN(t, d, 1).Source())
 		require.Equal(t, 1, allowN(t, d, 1).Remaining, "the limit is raised")
-		require.Zero(t, d.Len())
+		require.Zero(t, cache.Len())
 		require.Equal(t, 4, allowN(t, d, 1).Limit, "the constructor's")
 		require.Equal(t, ratelimit.Result{RetryAfter: ratelimit.Never}, allowN(t, d, 1))
 		_, err := d.Allow(t.Context(), "key")
@@ -804,8 +791,7 @@ func TestADenyCacheAsksForTurnsThoughItKnowsADenial(t *testing.T) {
 			return limit, nil
 		})},
 	} {
-		inner := newLimiter(t, "token_bucket", memory(t), limit, opts...)
-		lim := newDenyCache(t, inner)
+		lim := newLimiter(t, "token_bucket", newDenyCache(t, memory(t)), limit, opts...)
 		allowN(t, lim, 2)
 		allowN(t, lim, 1)
 		require.Equal(t, ratelimit.SourceDenyCache, allowN(t, lim, 1).Source(), name)
@@ -823,8 +809,8 @@ func TestADenyCacheForgetsADenialUnderAnotherLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 10}
 		slow := limit
-		inner := newLimiter(t, "token_bucket", memory(t), limit, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
-		lim := newDenyCache(t, inner)
+		lim := newLimiter(t, "token_bucket", newDenyCache(t, memory(t)), limit,
+			ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
 		allowN(t, lim, 10)
 		require.False(t, allowN(t, lim, 1).Allowed)
 		limit = ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 10}
@@ -838,74 +824,41 @@ func TestADenyCacheForgetsADenialUnderAnotherLimit(t *testing.T) {
 // ---- Construction and input.
 
 func TestBadDenyCachesAreRefused(t *testing.T) {
-	lim := newLimiter(t, "token_bucket", memory(t), ratelimit.PerSecond(1))
+	mem := memory(t)
 	tests := []struct {
 		name string
-		l    ratelimit.Limiter
+		s    store.Store
 		opt  []denycache.Option
 	}{
-		{"no limiter", nil, nil},
-		{"a nil pointer", (*ratelimit.TokenBucket)(nil), nil},
-		{"a nil option", lim, []denycache.Option{nil}},
-		{"no entry", lim, []denycache.Option{denycache.WithMaxKeys(0)}},
-		{"too many", lim, []denycache.Option{denycache.WithMaxKeys(1<<24 + 1)}},
-		{"no age", lim, []denycache.Option{denycache.WithMaxAge(0)}},
-		{"below a microsecond", lim, []denycache.Option{denycache.WithMaxAge(999)}},
+		{"no store", nil, nil},
+		{"a nil pointer", (*memstore.Store)(nil), nil},
+		{"a nil option", mem, []denycache.Option{nil}},
+		{"no entry", mem, []denycache.Option{denycache.WithMaxKeys(0)}},
+		{"too many", mem, []denycache.Option{denycache.WithMaxKeys(1<<24 + 1)}},
+		{"no age", mem, []denycache.Option{denycache.WithMaxAge(0)}},
+		{"below a microsecond", mem, []denycache.Option{denycache.WithMaxAge(999)}},
 	}
 	for _, tt := range tests {
-		d, err := denycache.New(tt.l, tt.opt...)
+		d, err := denycache.New(tt.s, tt.opt...)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, tt.name)
 		require.Nil(t, d, tt.name)
 	}
-	newDenyCache(t, lim, denycache.WithMaxKeys(1<<24), denycache.WithMaxAge(math.MaxInt64))
+	newDenyCache(t, mem, denycache.WithMaxKeys(1<<24), denycache.WithMaxAge(math.MaxInt64))
 }
 
-// doubled is a third party's type, with an AllowN of its own.
-type doubled struct{ *ratelimit.TokenBucket }
-
-func (d doubled) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	return d.TokenBucket.AllowN(ctx, key, 2*n)
-}
-
-func TestADenyCacheAroundWhatIsNoneOfTheFiveIsRefused(t *testing.T) {
-	bucket, err := ratelimit.NewTokenBucket(memory(t), ratelimit.PerHour(10))
-	require.NoError(t, err)
-	all, err := ratelimit.NewAll(bucket)
-	require.NoError(t, err)
-	open, err := fallback.New(bucket, fallback.FailOpen())
-	require.NoError(t, err)
-	listed, err := accesslist.New(bucket)
-	require.NoError(t, err)
-	tried, err := shadow.New(bucket, func(context.Context, string, int, ratelimit.Result, error) {})
-	require.NoError(t, err)
-	c, err := config.Parse([]byte("limiters: {a: {algorithm: token_bucket, limit: 1/h}}"))
-	require.NoError(t, err)
-	limiters, err := c.Build(memory(t))
-	require.NoError(t, err)
-	configured, err := limiters.Limiter("a")
-	require.NoError(t, err)
-	for _, l := range []ratelimit.Limiter{
-		all, open, listed, tried, configured, newDenyCache(t, bucket), doubled{bucket},
-		struct{ ratelimit.Limiter }{bucket}, ratelimittest.Static(ratelimit.Result{}, nil), new(ratelimit.TokenBucket),
-	} {
-		_, err := denycache.New(l)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)
-		require.ErrorContains(t, err, fmt.Sprintf("a denycache around a %T: put it around one of the five", l))
-	}
+func TestALimiterOnTheZeroDenyCacheIsRefused(t *testing.T) {
+	var d denycache.Store
 	for _, algorithm := range algorithms {
-		newDenyCache(t, newLimiter(t, algorithm, memory(t), ratelimit.PerHour(10)))
+		_, err := ratelimit.New(algorithm, &d, ratelimit.PerHour(1))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorContains(t, err, "a denycache.Store is made by New")
 	}
+	require.Zero(t, d.Len())
 }
 
-func TestTheZeroDenyCacheAnswersWithAnError(t *testing.T) {
-	var d denycache.Limiter
-	_, err := d.Allow(t.Context(), "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-	_, err = d.Peek(t.Context(), "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-	require.ErrorIs(t, d.Refund(t.Context(), "key", ratelimit.Result{}, 1), ratelimit.ErrInvalidLimit)
-	require.ErrorIs(t, d.Reset(t.Context(), "key"), ratelimit.ErrInvalidLimit)
-	require.Zero(t, d.Len())
+func TestWhatAnInnerStoreRefusesADenyCacheRefuses(t *testing.T) {
+	_, err := ratelimit.NewTokenBucket(newDenyCache(t, new(denycache.Store)), ratelimit.PerHour(1))
+	require.ErrorContains(t, err, "a denycache.Store is made by New")
 }
 
 func TestBadInputOfADeniedKeyHasTheLimitersErrors(t *testing.T) {
@@ -913,16 +866,15 @@ func TestBadInputOfADeniedKeyHasTheLimitersErrors(t *testing.T) {
 	cancel()
 	far := distantMemory(t)
 	asked := 0
-	lim := newLimiter(t, "token_bucket", far, ratelimit.PerHour(1), ratelimit.WithLimitFunc(
+	lim := newLimiter(t, "token_bucket", newDenyCache(t, far), ratelimit.PerHour(1), ratelimit.WithLimitFunc(
 		func(context.Context, string) (ratelimit.Limit, error) {
 			asked++
 			return ratelimit.Limit{}, nil
 		}))
-	d := newDenyCache(t, lim)
 	for range 3 {
-		allow(t, d, "key")
+		allow(t, lim, "key")
 	}
-	denial := allow(t, d, "key")
+	denial := allow(t, lim, "key")
 	require.Equal(t, ratelimit.SourceDenyCache, denial.Source())
 	tests := []struct {
 		ctx context.Context
@@ -933,20 +885,18 @@ func TestBadInputOfADeniedKeyHasTheLimitersErrors(t *testing.T) {
 		{t.Context(), strings.Repeat("k", 64<<10+1), 1}, {done, "key", 1}, {done, "", 0},
 	}
 	for _, tt := range tests {
-		_, want := lim.AllowN(tt.ctx, tt.key, tt.n)
-		require.Error(t, want)
-		r, err := d.AllowN(tt.ctx, tt.key, tt.n)
-		require.Equal(t, want, err)
+		r, err := lim.AllowN(tt.ctx, tt.key, tt.n)
+		require.Error(t, err)
 		require.Zero(t, r)
 	}
 	require.Equal(t, 4, asked, "by the calls of good input")
-	require.ErrorIs(t, d.Refund(t.Context(), "key", denial, 1), ratelimit.ErrInvalidN, "it has charged nothing")
+	require.ErrorIs(t, lim.Refund(t.Context(), "key", denial, 1), ratelimit.ErrInvalidN, "it has charged nothing")
 	require.EqualValues(t, 2, far.calls.Load())
 }
 
 func TestPeekAsksTheStore(t *testing.T) {
 	mem := memory(t, stopped)
-	d := newDenyCache(t, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(1)))
+	d := newLimiter(t, "fixed_window", newDenyCache(t, mem), ratelimit.PerHour(1))
 	for range 3 {
 		allow(t, d, "key")
 	}
@@ -964,7 +914,8 @@ func TestPeekAsksTheStore(t *testing.T) {
 
 func TestADenyCacheHoldsNoMoreKeysThanItsBound(t *testing.T) {
 	for _, most := range []int{1, 3, 1000, 1 << 14} {
-		d := newDenyCache(t, newLimiter(t, "fixed_window", memory(t, stopped), ratelimit.PerDay(1)), denycache.WithMaxKeys(most))
+		cache := newDenyCache(t, memory(t, stopped), denycache.WithMaxKeys(most))
+		d := newLimiter(t, "fixed_window", cache, ratelimit.PerDay(1))
 		held := 0
 		for i := range 3 * most {
 			key := strconv.Itoa(i)
@@ -972,11 +923,11 @@ func TestADenyCacheHoldsNoMoreKeysThanItsBound(t *testing.T) {
 			allow(t, d, key)
 			require.Equal(t, ratelimit.SourceDenyCache, allow(t, d, key).Source(), "the newest is held")
 			if i%997 == 0 || i < 10 {
-				held = max(held, d.Len())
+				held = max(held, cache.Len())
 			}
 		}
-		require.LessOrEqual(t, max(held, d.Len()), most)
-		require.Greater(t, d.Len(), most*9/10)
+		require.LessOrEqual(t, max(held, cache.Len()), most)
+		require.Greater(t, cache.Len(), most*9/10)
 	}
 }
 
@@ -990,7 +941,8 @@ func patient(key string, _ int64) (store.Reply, error) {
 
 func TestDenialsThatHaveEndedLeaveAndGiveTheirMemoryBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDenyCache(t, newLimiter(t, "fixed_window", stub{memory(t), patient}, ratelimit.PerDay(1)))
+		cache := newDenyCache(t, stub{memory(t), patient})
+		d := newLimiter(t, "fixed_window", cache, ratelimit.PerDay(1))
 		empty := heap()
 		const keys = 60_000
 		touch := func() { // each shard
@@ -1002,20 +954,20 @@ func TestDenialsThatHaveEndedLeaveAndGiveTheirMemoryBack(t *testing.T) {
 		for i := range keys { // "1..." are a day's: a tenth of them
 			allow(t, d, strconv.Itoa(i%10)+strconv.Itoa(i))
 		}
-		full, held := heap()-empty, d.Len()
+		full, held := heap()-empty, cache.Len()
 		t.Logf("%d bytes a key at %d keys", full/held, held)
 		require.Greater(t, held, keys*95/100)
 		require.Less(t, full/held, 250)
 
 		time.Sleep(2 * time.Minute)
 		touch()
-		require.Less(t, d.Len(), held/5)
+		require.Less(t, cache.Len(), held/5)
 		require.Less(t, heap()-empty, full/3)
 		time.Sleep(48 * time.Hour)
 		touch()
-		require.Zero(t, d.Len())
+		require.Zero(t, cache.Len())
 		require.Less(t, heap()-empty, 200_000)
-		runtime.KeepAlive(d)
+		runtime.KeepAlive(cache)
 	})
 }
 
@@ -1034,8 +986,8 @@ func TestADenyCacheAllocatesNothingForAKnownKey(t *testing.T) {
 	same := func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil }
 	for _, algorithm := range algorithms {
 		for _, opts := range [][]ratelimit.Option{nil, {ratelimit.WithLimitFunc(same)}} {
-			busy := newDenyCache(t, newLimiter(t, algorithm, mem, ratelimit.Limit{Rate: 1_000_000, Period: ms}, opts...))
-			full := newDenyCache(t, newLimiter(t, algorithm, mem, ratelimit.PerDay(1), opts...))
+			busy := newLimiter(t, algorithm, newDenyCache(t, mem), ratelimit.Limit{Rate: 1_000_000, Period: ms}, opts...)
+			full := newLimiter(t, algorithm, newDenyCache(t, mem), ratelimit.PerDay(1), opts...)
 			allow(t, full, "key")
 			for what, d := range map[string]ratelimit.Limiter{"admitted": busy, "denied": full} {
 				allow(t, d, "key")
@@ -1064,10 +1016,11 @@ func BenchmarkDenyCache(b *testing.B) {
 				if who == "denied" {
 					limit = ratelimit.PerDay(1)
 				}
-				lim := newLimiter(b, "token_bucket", mem, limit)
+				s := store.Store(mem)
 				if who != "direct" {
-					lim = newDenyCache(b, lim)
+					s = newDenyCache(b, mem)
 				}
+				lim := newLimiter(b, "token_bucket", s, limit)
 				seen := bench.SeenKeys(b, lim, keys)
 				for _, key := range seen {
 					allow(b, lim, key)
@@ -1078,32 +1031,84 @@ func BenchmarkDenyCache(b *testing.B) {
 	}
 }
 
-func TestADenyCacheAroundALineDeniesNothingThatTheLineGaveBack(t *testing.T) {
-	for _, algorithm := range algorithms {
-		synctest.Test(t, func(t *testing.T) {
-			lim := newLimiter(t, algorithm, slow{memory(t)}, ratelimit.PerDay(10), ratelimit.WithCoalescing())
-			d, err := denycache.New(lim)
-			require.NoError(t, err)
-			var group sync.WaitGroup
-			for i := range 3 { // one who is served alone, and two who leave while they are being served
-				group.Go(func() {
-					time.Sleep(time.Duration(i))
-					ctx, cancel := context.WithTimeout(t.Context(), roundTrip*5/2)
-					defer cancel()
-					_, err := d.Allow(ctx, "key")
-					require.Equal(t, i > 0, errors.Is(err, context.DeadlineExceeded))
-				})
-			}
-			time.Sleep(roundTrip * 3 / 2)
-			r, err := d.AllowN(t.Context(), "key", 8)
-			require.NoError(t, err)
-			require.False(t, r.Allowed, "three are charged")
-			group.Wait()
-			synctest.Wait()
-			time.Sleep(roundTrip)
-			r, err = d.AllowN(t.Context(), "key", 8)
-			require.NoError(t, err)
-			require.True(t, r.Allowed, algorithm)
-		})
+// ---- Several limiters, and several events.
+
+func TestKeysOfTwoLimitersOnOneDenyCacheDoNotMeet(t *testing.T) {
+	cache := newDenyCache(t, memory(t, stopped))
+	tight := newLimiter(t, "fixed_window", cache, ratelimit.PerHour(1), ratelimit.WithName("tight"))
+	for _, other := range []ratelimit.Limiter{
+		newLimiter(t, "fixed_window", cache, ratelimit.PerHour(1), ratelimit.WithName("other")),
+		newLimiter(t, "sliding_window", cache, ratelimit.PerHour(1), ratelimit.WithName("tight")),
+	} {
+		for range 3 {
+			allow(t, tight, "key")
+		}
+		require.Equal(t, ratelimit.SourceDenyCache, allow(t, tight, "key").Source())
+		require.True(t, allow(t, other, "key").Allowed)
+		require.Equal(t, ratelimit.SourceDenyCache, allow(t, tight, "key").Source())
 	}
+}
+
+func TestAllowUpToIsDeniedLocallyWhereAllowIs(t *testing.T) {
+	far := distantMemory(t)
+	lim := newLimiter(t, "sliding_log", newDenyCache(t, far), ratelimit.PerHour(5))
+	upTo := lim.(interface {
+		AllowUpTo(ctx context.Context, key string, n int) (int, ratelimit.Result, error)
+	})
+	granted, _, err := upTo.AllowUpTo(t.Context(), "key", 3)
+	require.NoError(t, err)
+	require.Equal(t, 3, granted)
+	require.False(t, allowN(t, lim, 3).Allowed)
+	granted, _, err = upTo.AllowUpTo(t.Context(), "key", 3)
+	require.NoError(t, err)
+	require.Equal(t, 2, granted, "it is 3 that were denied")
+	for _, source := range []ratelimit.Source{ratelimit.SourceStore, ratelimit.SourceDenyCache} {
+		granted, r, err := upTo.AllowUpTo(t.Context(), "key", 3)
+		require.NoError(t, err)
+		require.Zero(t, granted)
+		require.Equal(t, source, r.Source())
+		require.Positive(t, r.RetryAfter)
+	}
+	require.Equal(t, ratelimit.SourceDenyCache, allow(t, lim, "key").Source())
+}
+
+func TestAnAllDecidesAtTheStoreAndItsLimitsLearn(t *testing.T) {
+	for _, algorithm := range algorithms {
+		mem := memory(t, stopped)
+		cache := newDenyCache(t, mem)
+		tight := newLimiter(t, algorithm, cache, ratelimit.PerHour(2))
+		wide := newLimiter(t, algorithm, cache, ratelimit.PerHour(9))
+		all, err := ratelimit.NewAll(tight, wide)
+		require.NoError(t, err)
+		require.True(t, allowN(t, all, 2).Allowed)
+		for range 2 {
+			r := allowN(t, all, 1)
+			require.Equal(t, ratelimit.SourceStore, r.Source())
+			require.False(t, r.Allowed)
+			require.Len(t, r.Parts(), 2)
+			require.Equal(t, 7, r.Parts()[1].Remaining, "of the limit that would admit, %s", algorithm)
+		}
+		require.Equal(t, ratelimit.SourceDenyCache, allowN(t, tight, 1).Source())
+		require.True(t, allowN(t, wide, 7).Allowed)
+		require.NoError(t, tight.Reset(t.Context(), "key"))
+		require.True(t, allowN(t, tight, 2).Allowed)
+	}
+}
+
+func TestWhatAnAllAdmitsUnderAnotherLimitEndsADenial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := ratelimit.Limit{Rate: 10, Period: time.Hour, Burst: 10}
+		cache := newDenyCache(t, memory(t))
+		lim := newLimiter(t, "token_bucket", cache, limit,
+			ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+		all, err := ratelimit.NewAll(lim, newLimiter(t, "token_bucket", cache, ratelimit.PerHour(1000)))
+		require.NoError(t, err)
+		require.True(t, allowN(t, lim, 10).Allowed)
+		require.False(t, allowN(t, lim, 1).Allowed)
+		limit.Period = time.Second
+		time.Sleep(time.Second)
+		require.True(t, allowN(t, all, 1).Allowed)
+		limit.Period = time.Hour
+		require.True(t, allowN(t, lim, 1).Allowed)
+	})
 }

@@ -18,27 +18,27 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := ratelimit.NewTokenBucket(st, ratelimit.PerDay(2), ratelimit.WithName("api"))
+	cached, err := denycache.New(st, denycache.WithMaxAge(time.Minute))
 	if err != nil {
 		log.Fatal(err)
 	}
-	cached, err := denycache.New(limiter, denycache.WithMaxAge(time.Minute))
+	limiter, err := ratelimit.NewTokenBucket(cached, ratelimit.PerDay(2), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
 	}
 
 	ctx := context.Background()
 	for range 5 {
-		r, err := cached.Allow(ctx, "user:42")
+		r, err := limiter.Allow(ctx, "user:42")
 		if err != nil {
 			log.Fatal(err)
 		}
 		fmt.Println(r.Allowed, r.Source())
 	}
-	if err := cached.Reset(ctx, "user:42"); err != nil {
+	if err := limiter.Reset(ctx, "user:42"); err != nil {
 		log.Fatal(err)
 	}
-	r, err := cached.Allow(ctx, "user:42")
+	r, err := limiter.Allow(ctx, "user:42")
 	fmt.Println(r.Allowed, r.Source(), err)
 	// Output:
 	// true store

@@ -34,7 +34,7 @@ import (
 // some 100 ns. Every second, one call goes to the store as a probe. A probe that succeeds
 // closes the breaker. [WithBreaker] sets other numbers, and [WithOnChange] tells of each change.
 //
-// It goes around a denycache, and around a [ratelimit.All] as a whole.
+// It goes around a [ratelimit.All] as a whole.
 //
 // Bound: that of the policy. See [FailOpen], [FailClosed] and [FailTo].
 //
@@ -44,7 +44,7 @@ import (
 // timeout that is shorter than the callers' deadlines. Until the breaker opens, and in a
 // probe, a call takes that long.
 //
-// What a lease or a denycache answers from memory is neither a failure nor a success. If the
+// What a lease or a deny cache answers from memory is neither a failure nor a success. If the
 // probe is answered so, a Peek of its key asks the store besides.
 //
 // Three errors are answered by the policy but are not failures. [store.ErrCorrupt] concerns
@@ -373,7 +373,7 @@ type aside struct{ error }
 
 func (a aside) Unwrap() error { return a.error }
 
-// probe asks the store for the breaker alone. A lease or a denycache can answer a key without
+// probe asks the store for the breaker alone. A lease or a deny cache can answer a key without
 // the store for so long that no other call would ever end the probe. Its Peek asks the store.
 func (f *Limiter) probe(ctx context.Context, key string) error {
 	r, err := f.limiter.Peek(ctx, key)

@@ -86,9 +86,9 @@ func TestAnAnswerWithoutTheStoreIsNoReasonToStayHalfOpen(t *testing.T) {
 			return leased(t, s, ratelimit.PerHour(1000), time.Hour)
 		}, ratelimit.SourceLease},
 		"deny cache": {func(t *testing.T, s store.Store) ratelimit.Limiter {
-			d, err := denycache.New(newLimiter(t, "fixed_window", s, ratelimit.PerHour(1)))
+			cache, err := denycache.New(s)
 			require.NoError(t, err)
-			return d
+			return newLimiter(t, "fixed_window", cache, ratelimit.PerHour(1))
 		}, ratelimit.SourceDenyCache},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -83,7 +83,7 @@ func peek(t testing.TB, lim ratelimit.Limiter, key string) ratelimit.Result {
 // broken is a store that is down.
 type broken struct{ store.Store }
 
-func (broken) Prepare(*store.Rule) {}
+func (broken) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 
 func (broken) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return store.Reply{}, fmt.Errorf("%w: on purpose", ratelimit.ErrStore)

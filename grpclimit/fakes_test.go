@@ -29,8 +29,8 @@ func (failing) Overdraw(context.Context, *store.Namespace, string, store.Limit, 
 
 func (failing) TakeAll(context.Context, []store.Request, []store.Reply) error { return errDown }
 
-func (failing) Together(string, string) bool { return true }
-func (failing) Prepare(*store.Rule)          {}
+func (failing) Together(string, string) bool                 { return true }
+func (failing) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 
 func (failing) Refund(context.Context, *store.Namespace, string, store.Limit, store.Receipt) error {
 	return errDown

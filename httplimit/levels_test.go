@@ -213,7 +213,7 @@ func (nobody) Decided(context.Context, string, int, ratelimit.Result, error, tim
 // unreachableStore is a store that is down.
 type unreachableStore struct{ store.Store }
 
-func (unreachableStore) Prepare(*store.Rule) {}
+func (unreachableStore) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 
 func (unreachableStore) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return store.Reply{}, store.ErrUnavailable

@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
@@ -147,8 +146,6 @@ func TestNewRefusesWhatIsNoShare(t *testing.T) {
 	_, err = regions.New(observed, []ratelimit.Limiter{make("fixed_window", ratelimit.PerHour(3))})
 	require.NoError(t, err, "observed, and of another rate")
 	x := newTwo(t, "fixed_window", limit)
-	_, err = denycache.New(x)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "its denials end unseen")
 	require.Equal(t, x.own, x.Unwrap())
 }
 

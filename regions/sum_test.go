@@ -122,7 +122,7 @@ func (l *link) Peek(ctx context.Context, ns *store.Namespace, key string, by sto
 // Take is of the own share.
 func (l *link) Take(ctx context.Context, ns *store.Namespace, key string, by store.Limit, n int64) (store.Reply, error) {
 	r, err := l.Store.Take(ctx, ns, key, by, n)
-	if err == nil && r.OK {
+	if err == nil && r.OK() {
 		l.w.space = ns
 		l.p.last = &event{l.w.now, r.X - r.X%second, n}
 		l.w.events = append(l.w.events, l.p.last)
@@ -133,7 +133,7 @@ func (l *link) Take(ctx context.Context, ns *store.Namespace, key string, by sto
 // TakeUpTo is a debit.
 func (l *link) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, by store.Limit, n int64) (r store.Reply, err error) {
 	err = l.call(func() error {
-		if r, err = l.Store.TakeUpTo(ctx, ns, key, by, n); err == nil && r.OK {
+		if r, err = l.Store.TakeUpTo(ctx, ns, key, by, n); err == nil && r.OK() {
 			l.p.debit = flight{from: l.w.now, n: min(n, ns.Rule.Available(by, r))}
 		}
 		return err

@@ -105,7 +105,7 @@ type Store interface {
 	// Refund gives back what is still charged of c.
 	Refund(ctx context.Context, ns *Namespace, key string, l Limit, c Receipt) error
 	// Overdraw charges n events whether they fit or not. It replies as Take would, OK if
-	// they fit. In either case X of the reply is the time of the charge: At of the new
+	// they fit, and never plainly. In either case X of the reply is the time of the charge: At of the new
 	// state, or the new End of a log less the Period. most is the most events that the
 	// state may then hold, at most 2^31-1: see Overdrawn of [Rule].
 	Overdraw(ctx context.Context, ns *Namespace, key string, l Limit, n, most int64) (Reply, error)
@@ -123,9 +123,12 @@ type Store interface {
 	// is as long as requests. On an error replies mean nothing.
 	TakeAll(ctx context.Context, requests []Request, replies []Reply) error
 
-	// Prepare tells the store of a rule that it will run. Each new limiter calls it. It
-	// does no I/O, and a store with nothing to prepare does nothing.
-	Prepare(rule *Rule)
+	// Prepare tells the store of a rule that it will run, and under which limit. Each new
+	// limiter calls it. If fixed is false, keys may have other limits, by a limit function. The
+	// Rate is 0, or below, for a limit that asks no store. The error is [ErrInvalidOption], for a
+	// rule or a limit of which the store can make nothing. It does no I/O, and a store with
+	// nothing to prepare does nothing.
+	Prepare(rule *Rule, l Limit, fixed bool) error
 }
 
 // Request is one of several decisions that are made together: N events of Key, or 0 for a look.
@@ -166,23 +169,6 @@ type State struct {
 	Part   int64 // the rest of the spend, in the rule's own unit, 0 to 2^49-1
 }
 
-// Reply is a decision. OK reports whether the events are admitted. X, Y and Z describe
-// the key as it stood before; the rule defines what they mean.
-type Reply struct {
-	OK      bool
-	X, Y, Z int64
-}
-
-// Receipt identifies a past admission, part of which is to be given back.
-type Receipt struct {
-	At        int64 // when it was admitted, Unix µs of the store's clock
-	Due       int64 // At + ResetAfter: when the key would have been fully reset
-	Rate      int64 // of the limit under which it was admitted
-	Period    int64 // of that limit, µs
-	Overdrawn bool  // whether it left a bucket above its Burst, which no Burst of today then cuts
-	N         int64 // how many of its events to give back, 1 to 2^31-1
-}
-
 // Rule is an algorithm. Its functions are pure: they read no clock, take no lock, do no
 // I/O and allocate nothing.
 //
@@ -195,9 +181,20 @@ type Rule struct {
 	// Step decides on n events at now, and returns the state in which they are
 	// charged. The caller keeps that state if and only if the reply is OK.
 	Step func(s State, l Limit, now, n int64) (State, Reply)
-	// Available is how many events the decision with reply r would have admitted, 0 or
-	// more.
+	// Burst says that limits have a Burst of their own, and events turns. Elsewhere the
+	// Burst is the Rate.
+	Burst bool
+	// LastOnly says that Refund gives back only the last events that were charged.
+	LastOnly bool
+
+	// What the rule's replies mean: Available, Report and After are for the methods of [Reply]
+	// of these names. They see no plain reply.
 	Available func(l Limit, r Reply) int64
+	Report    func(l Limit, r Reply, n, charged int64) Report
+	After     func(r Reply, n int64) Reply
+	// Spent is how many whole events the state held by r. It is nil for a log, which has room
+	// for any number.
+	Spent func(r Reply) int64
 	// Overdrawn returns the state to keep if events are charged although they do not fit.
 	// next is what Step returned for them; the result holds at most most events. It is
 	// nil for logs: what is charged is added to the log.

@@ -18,7 +18,7 @@ const (
 	maxDrift   = 1000 // this clock and the store's may differ by one part in so many
 	sweepEvery = time.Second
 
-	never time.Duration = math.MaxInt64
+	maxDenial = 100 * 365 * 24 * 3600 * 1_000_000 // µs in which each bucket refills
 )
 
 // Table remembers denials. Its time is this process's monotonic clock.
@@ -56,21 +56,25 @@ func (t *Table) Len() (n int) {
 	return n
 }
 
-// Question is a call on N events that is not known to be denied, with its key's state
-// when it was sent.
+// Question is a call on N events under Limit that is not known to be denied, with its key's
+// state when it was sent.
 type Question struct {
-	N     int
-	Limit store.Limit // zero if it is always the same
+	N     int64
+	Limit store.Limit // without a turn
+	Turn  bool        // the call has one, so that what is remembered does not answer it
 
 	key     keyhash.Hash
 	sent    time.Duration // the clock before sending
 	changes uint32        // of the key's mark before sending
 }
 
-// Denial is an answer of the store, as it is repeated at a later time.
-type Denial struct {
-	Capacity, Remaining    int
-	RetryAfter, ResetAfter time.Duration
+// Ask returns the question on n events of a call under l.
+func Ask(l store.Limit, n int64) Question {
+	q := Question{N: n, Limit: l}
+	if l.Before > 0 {
+		q.Turn, q.Limit.Before = true, 0
+	}
+	return q
 }
 
 // now is this process's monotonic clock.
@@ -92,31 +96,35 @@ type denial struct {
 	until     time.Duration // when it ends
 	retryAt   time.Duration // at or after its end
 	resetAt   time.Duration // at or after retryAt
-	limit     store.Limit   // under which it was made; zero if that is always the same
-	n         int           // the events denied; more of them are denied too
-	capacity  int           // the Result's Limit
-	remaining int           // below n
+	limit     store.Limit   // under which it was made
+	n         int64         // the events denied; more of them are denied too
+	remaining int64         // below n
 }
 
-// of is the denial of n events as it stands at now.
-func (e *denial) of(n int, now time.Duration) Denial {
-	d := Denial{e.capacity, e.remaining, wholeMicroseconds(e.retryAt - now), wholeMicroseconds(e.resetAt - now)}
-	if n > e.capacity {
-		d.RetryAfter = never
+// at is the denial as it stands at now.
+func (e *denial) at(now time.Duration) store.Reply {
+	return store.Reply{
+		Outcome: store.DeniedByCache,
+		X:       microseconds(e.retryAt - now), Y: e.remaining, Z: microseconds(e.resetAt - now),
 	}
-	return d
 }
 
-// wholeMicroseconds rounds d up.
-func wholeMicroseconds(d time.Duration) time.Duration {
-	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
+// microseconds is d in µs, rounded up.
+func microseconds(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
+
+// Send prepares q, which is about key, to be sent.
+func (t *Table) Send(ns *store.Namespace, key string, q *Question) {
+	q.key, q.sent = t.seeds.In(ns, key), t.now()
+	s := t.shard(q.key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q.changes = t.mark(q.key).changes
 }
 
 // Recall answers q, which is about key, if it is known to be denied. Otherwise it
-// prepares q to be sent. answer is called with a lock held: filling a Result there and
-// copying it later costs 8 ns less than filling it just before the copy.
-func (t *Table) Recall(key string, q *Question, answer func(Denial)) bool {
-	q.key, q.sent = t.seeds.Hash(key), t.now()
+// prepares q to be sent.
+func (t *Table) Recall(ns *store.Namespace, key string, q *Question) (store.Reply, bool) {
+	q.key, q.sent = t.seeds.In(ns, key), t.now()
 	s := t.shard(q.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,26 +135,28 @@ func (t *Table) Recall(key string, q *Question, answer func(Denial)) bool {
 		switch {
 		case e.limit != q.Limit:
 			delete(s.denials, q.key)
-		case e.n <= q.N && q.sent < e.until:
-			answer(e.of(q.N, q.sent))
-			return true
+		case e.n <= q.N && q.sent < e.until && !q.Turn:
+			return e.at(q.sent), true
 		}
 	}
 	q.changes = t.mark(q.key).changes
-	return false
+	return store.Reply{}, false
 }
 
-// Remember keeps d, the answer to q that has just come. It drops d if the key has changed
-// since q was sent, or if d has ended.
-func (t *Table) Remember(q *Question, d Denial) {
-	now := t.now()
+// Remember keeps the denial r of q, which has just come. It drops it if the key has changed
+// since q was sent, or if it has ended, or has no end.
+func (t *Table) Remember(q *Question, r store.Report) {
+	if r.Retry > maxDenial || r.Reset > maxDenial {
+		return
+	}
+	now, retry, reset := t.now(), time.Duration(r.Retry)*time.Microsecond, time.Duration(r.Reset)*time.Microsecond
 	e := denial{
-		until:    q.sent + min(d.RetryAfter-d.RetryAfter/maxDrift-time.Microsecond, t.maxAge),
-		retryAt:  now + d.RetryAfter,
-		resetAt:  now + max(d.ResetAfter, d.RetryAfter),
-		limit:    q.Limit,
-		n:        q.N,
-		capacity: d.Capacity, remaining: d.Remaining,
+		until:     q.sent + min(retry-retry/maxDrift-time.Microsecond, t.maxAge),
+		retryAt:   now + retry,
+		resetAt:   now + max(retry, reset),
+		limit:     q.Limit,
+		n:         q.N,
+		remaining: r.Remaining,
 	}
 	s := t.shard(q.key)
 	s.mu.Lock()
@@ -158,9 +168,9 @@ func (t *Table) Remember(q *Question, d Denial) {
 	s.put(q.key, e, now, t.maxKeys/len(t.shards))
 }
 
-// ForgetOtherLimits drops a denial under another limit than the one that admitted q, and
-// such denials under way. The admission refilled the key at its own rate, which may have
-// made room under the other limit.
+// ForgetOtherLimits drops a denial under another limit than the one that admitted q. It also
+// drops denials under way, which may be such. The admission refilled the key at its own rate,
+// which may have made room under the other limit.
 func (t *Table) ForgetOtherLimits(q *Question) {
 	s := t.shard(q.key)
 	s.mu.Lock()
@@ -179,8 +189,8 @@ type Change struct {
 
 // BeginChange drops the denial of key, and lets no other be remembered until
 // [Change.End].
-func (t *Table) BeginChange(key string) Change {
-	k := t.seeds.Hash(key)
+func (t *Table) BeginChange(ns *store.Namespace, key string) Change {
+	k := t.seeds.In(ns, key)
 	s := t.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -53,7 +53,7 @@ func New(s store.State) store.Log {
 
 // Step implements [store.Log].
 func (g *Log) Step(l store.Limit, now, n int64) store.Reply {
-	r := store.Reply{OK: n <= l.Rate, X: now}
+	r := store.Reply{Outcome: store.AdmittedIf(n <= l.Rate), X: now}
 	if g.empty() {
 		return r
 	}
@@ -64,7 +64,7 @@ func (g *Log) Step(l store.Limit, now, n int64) store.Reply {
 	}
 	b, gone := g.living(dead)
 	r.Y, r.Z = eventsBetween(gone, g.total-g.missing(b)), g.newest+l.Period-r.X
-	if r.OK = r.Y+n <= l.Rate; !r.OK && n <= l.Rate {
+	if r.Outcome = store.AdmittedIf(r.Y+n <= l.Rate); !r.OK() && n <= l.Rate {
 		r.X = g.whenGone(b, gone, r.Y+n-l.Rate) + l.Period - r.X
 	}
 	return r

@@ -59,7 +59,7 @@ func TestALargeLimitAllocatesNothingAhead(t *testing.T) {
 func TestALogForgetsAYearInOneStep(t *testing.T) {
 	g, l, now := logOf(100_000, time.Second)
 	now += (365 * 24 * time.Hour).Microseconds()
-	require.Equal(t, store.Reply{OK: true, X: now}, g.Step(l, now, l.Rate))
+	require.Equal(t, store.Reply{Outcome: store.Admitted, X: now}, g.Step(l, now, l.Rate))
 	g.Add(l, now, 1)
 	require.Empty(t, g.older)
 	require.Equal(t, 1, g.tail.len())
@@ -83,7 +83,7 @@ func TestALogEndsByThePeriodOfItsLastAdd(t *testing.T) {
 	end := now + l.Period
 	require.Equal(t, end, g.End())
 	require.Equal(t, int64(100), g.Step(slower, end-1, 1).Y)
-	require.Equal(t, store.Reply{OK: true, X: end}, g.Step(slower, end, 100))
+	require.Equal(t, store.Reply{Outcome: store.Admitted, X: end}, g.Step(slower, end, 100))
 	g.Refund(slower, end, store.Receipt{At: now, N: 1})
 	g.Add(slower, end, 1)
 	require.Equal(t, int64(1), g.Step(slower, end, 1).Y)
@@ -94,7 +94,7 @@ func TestALogThatEndsAllocatesNothingWhenItStartsAgain(t *testing.T) {
 	g, l, now := logOf(10, time.Millisecond)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		now += l.Period * 3
-		require.True(t, g.Step(l, now, 1).OK)
+		require.True(t, g.Step(l, now, 1).OK())
 		g.Add(l, now, 1)
 	}))
 }
@@ -111,7 +111,7 @@ func TestALogOfWhichOnlyTheDeadAreLeftIsOver(t *testing.T) {
 	g.Refund(l, end, store.Receipt{At: now + 500_000, N: 30})
 	require.Equal(t, int64(math.MinInt64), g.End())
 	require.Zero(t, g.Used(now+900_000))
-	require.Equal(t, store.Reply{OK: true, X: end}, g.Step(l, end, 200))
+	require.Equal(t, store.Reply{Outcome: store.Admitted, X: end}, g.Step(l, end, 200))
 }
 
 func TestALogKnowsItsFirstLivingEntry(t *testing.T) {
@@ -165,9 +165,9 @@ func TestALogCountsAsAPlainListDoes(t *testing.T) {
 			}
 			r := g.Step(l, now, n)
 			require.Equal(t, count(), r.Y)
-			require.Equal(t, r.Y+n <= l.Rate, r.OK)
+			require.Equal(t, r.Y+n <= l.Rate, r.OK())
 			switch {
-			case r.OK:
+			case r.OK():
 				g.Add(l, now, n)
 				list = append(list, event{now, n})
 			default: // need events must leave
@@ -213,7 +213,7 @@ func TestALogCountsWhateverIsRefunded(t *testing.T) {
 				if rng.IntN(100) < int(seed)-12 {
 					n = 1 + rng.Int64N(5)
 				}
-				if g.Step(l, now, n).OK {
+				if g.Step(l, now, n).OK() {
 					g.Add(l, now, n)
 					list = append(list, event{now, n})
 				}
@@ -252,12 +252,12 @@ func TestALogCountsWhateverIsRefunded(t *testing.T) {
 				for range 20 { // what leaves when
 					n := 1 + rng.Int64N(l.Rate)
 					r := g.Step(l, now, n)
-					require.Equal(t, sum+n <= l.Rate, r.OK)
+					require.Equal(t, sum+n <= l.Rate, r.OK())
 					if sum > 0 {
 						require.Equal(t, sum, r.Y)
 					}
 					need, i := sum+n-l.Rate, 0
-					if r.OK {
+					if r.OK() {
 						continue
 					}
 					for need -= list[0].n; need > 0; need -= list[i].n {

@@ -16,7 +16,6 @@ var Of func(l any) any
 // Limiter is one of the five types. R is ratelimit.Result, which cannot be named here.
 type Limiter[R any] struct {
 	Algorithm string
-	Coalesced bool // whether single events are
 	Tiered    bool // whether it has a limit function
 
 	Limit store.Limit // of the constructor

@@ -2,7 +2,11 @@
 // bytes may be many, and belong to the caller.
 package keyhash
 
-import "hash/maphash"
+import (
+	"hash/maphash"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
 
 // Hash is 128 bits of a key, so that no two keys meet.
 type Hash struct{ Hi, Lo uint64 }
@@ -16,4 +20,11 @@ func New() Seeds { return Seeds{maphash.MakeSeed(), maphash.MakeSeed()} }
 // Hash returns the hash of key.
 func (s Seeds) Hash(key string) Hash {
 	return Hash{maphash.String(s.hi, key), maphash.String(s.lo, key)}
+}
+
+// In returns the hash of a key of a namespace.
+func (s Seeds) In(ns *store.Namespace, key string) Hash {
+	h := s.Hash(key)
+	hi, lo := ns.ID()
+	return Hash{h.Hi ^ hi, h.Lo ^ lo}
 }

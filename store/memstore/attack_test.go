@@ -235,12 +235,12 @@ type naiveStore struct {
 	born        int
 }
 
-func (s *naiveStore) Prepare(*store.Rule) {}
+func (s *naiveStore) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 
 func (s *naiveStore) Take(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	state, known := s.states[key]
 	next, r := ns.Rule.Step(state, l, s.clock.µs.Load(), n)
-	if !r.OK {
+	if !r.OK() {
 		return r, nil
 	}
 	if !known {

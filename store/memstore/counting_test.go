@@ -19,7 +19,7 @@ func TestAStateComesBackWithItsLimit(t *testing.T) {
 	rule := &store.Rule{
 		Name: "last",
 		Step: func(s store.State, l store.Limit, now, _ int64) (store.State, store.Reply) {
-			return store.State{At: now, Period: l.Period, Whole: 1}, store.Reply{OK: true, Y: s.Period}
+			return store.State{At: now, Period: l.Period, Whole: 1}, store.Reply{Outcome: store.Admitted, Y: s.Period}
 		},
 		Available: func(store.Limit, store.Reply) int64 { return 1 },
 		TTL: func(s store.State, l store.Limit) int64 {

@@ -9,7 +9,7 @@ import (
 )
 
 // Prepare implements [store.Store]: there is nothing to prepare.
-func (s *Store) Prepare(*store.Rule) {}
+func (s *Store) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 
 // Together implements [store.Store]. All keys are in one memory.
 func (s *Store) Together(string, string) bool { return true }
@@ -47,7 +47,7 @@ func (s *Store) takeAll(list []claim) error {
 	held := s.lockAll(few[:0], list)
 	if all := decideAll(held, list, reading); all {
 		for i := range list {
-			if c := &list[i]; c.force || c.reply.OK && c.N > 0 {
+			if c := &list[i]; c.force || c.reply.OK() && c.N > 0 {
 				held = s.charge(held, c, reading)
 			}
 		}
@@ -116,11 +116,11 @@ func decideAll(held []*table, list []claim, reading int64) bool {
 		} else {
 			rule := c.Namespace.Rule
 			c.next, *c.reply = rule.Step(t.stateUnder(c.slot, rule, c.Limit, now), c.Limit, now, n)
-			if c.force && !c.reply.OK {
+			if c.force && !c.reply.OK() {
 				c.reply.X, c.next = c.next.At, c.over()
 			}
 		}
-		all = all && (c.reply.OK || c.force || !c.Votes())
+		all = all && (c.reply.OK() || c.force || !c.Votes())
 	}
 	return all
 }

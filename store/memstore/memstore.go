@@ -154,7 +154,7 @@ func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store
 		case i < 0:
 			r, out = s.takeNew(t, h, rule, l, now, n)
 		case t.log(i) != nil:
-			if r = t.more.logs[i].Step(l, now, n); r.OK {
+			if r = t.more.logs[i].Step(l, now, n); r.OK() {
 				t.addToLog(i, l, now, n)
 			}
 			out = t.tick()
@@ -165,7 +165,7 @@ func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store
 				state = held.unlessEnded(rule, by, now)
 			}
 			var next store.State
-			if next, r = rule.Step(state, l, now, n); r.OK {
+			if next, r = rule.Step(state, l, now, n); r.OK() {
 				if next != (store.State{}) {
 					held.put(next)
 					if !by.under(l.Rate, next.Period) {
@@ -216,7 +216,7 @@ func (s *Store) Peek(_ context.Context, ns *store.Namespace, key string, l store
 // fitting is how many of n events fit, or 1 if none does.
 func (t *table) fitting(i int, rule *store.Rule, l store.Limit, now, n int64) int64 {
 	if n > 1 {
-		if r := t.peek(i, rule, l, now, n); !r.OK {
+		if r := t.peek(i, rule, l, now, n); !r.OK() {
 			return max(1, rule.Available(l, r))
 		}
 	}
@@ -280,7 +280,7 @@ const (
 // takeNew is Take of a key that t does not hold. t is locked.
 func (s *Store) takeNew(t *table, h hash, rule *store.Rule, l store.Limit, now, n int64) (store.Reply, outcome) {
 	state, r := rule.Step(store.State{}, l, now, n)
-	if !r.OK {
+	if !r.OK() {
 		return r, t.tick()
 	}
 	i, out := s.insert(t, h, rule, l, now)

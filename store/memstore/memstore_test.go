@@ -67,7 +67,7 @@ func TestStateOfEveryRangeComesBack(t *testing.T) {
 		Name: "echo",
 		Step: func(s store.State, _ store.Limit, _, _ int64) (store.State, store.Reply) {
 			got = s
-			return want, store.Reply{OK: true}
+			return want, store.Reply{Outcome: store.Admitted}
 		},
 		TTL: func(store.State, store.Limit) int64 { return 1 },
 	}
@@ -85,8 +85,8 @@ func TestDenialOfAnUnknownKeyKeepsNothing(t *testing.T) {
 	for _, rule := range []*store.Rule{window, sliding} {
 		s := newStore(t)
 		ns := store.NewNamespace(rule, "")
-		if r := take(t, s, ns, "k", perMinute(10), 11); r.OK || s.Len() != 0 {
-			t.Errorf("%s: OK %v, Len %d, want a denial and no key", rule.Name, r.OK, s.Len())
+		if r := take(t, s, ns, "k", perMinute(10), 11); r.OK() || s.Len() != 0 {
+			t.Errorf("%s: OK %v, Len %d, want a denial and no key", rule.Name, r.OK(), s.Len())
 		}
 	}
 }
@@ -208,7 +208,7 @@ type maps struct {
 func (m maps) step(rule *store.Rule, k int, l store.Limit, now, n int64, charge bool) (r store.Reply) {
 	if rule == window {
 		next, r := window.Step(m.states[k], l, now, n)
-		if charge && r.OK {
+		if charge && r.OK() {
 			m.states[k] = next
 		}
 		return r
@@ -218,7 +218,7 @@ func (m maps) step(rule *store.Rule, k int, l store.Limit, now, n int64, charge 
 		g = new(plainLog)
 		m.logs[k] = g
 	}
-	if r = g.Step(l, now, n); charge && r.OK {
+	if r = g.Step(l, now, n); charge && r.OK() {
 		g.Add(l, now, n)
 	}
 	return r
@@ -257,7 +257,7 @@ func TestCountsAreExactUnderFire(t *testing.T) {
 					for i := range rounds {
 						for j, ns := range spaces {
 							for k := range keys {
-								if r, _ := s.Take(ctx, ns, strconv.Itoa(k), l, 1); r.OK {
+								if r, _ := s.Take(ctx, ns, strconv.Itoa(k), l, 1); r.OK() {
 									admitted[j][k].Add(1)
 								}
 							}
@@ -424,10 +424,10 @@ func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret)
 	take(t, s, ns, "attacker", l, 5)
 	admitted, newcomers := 5, 0
 	for i := range rotating {
-		if i%10 == 0 && take(t, s, ns, "attacker", l, 1).OK {
+		if i%10 == 0 && take(t, s, ns, "attacker", l, 1).OK() {
 			admitted++
 		}
-		if take(t, s, ns, strconv.Itoa(i), l, 1).OK {
+		if take(t, s, ns, strconv.Itoa(i), l, 1).OK() {
 			newcomers++
 		}
 		c.add(1)
@@ -524,7 +524,7 @@ func TestDeadVictimStaysDead(t *testing.T) {
 func TestEndedStateReadsAsNeverSeen(t *testing.T) {
 	hoarder := *window
 	hoarder.Step = func(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-		return store.State{At: now, Period: l.Period, Whole: s.Whole + n}, store.Reply{OK: s.Whole+n <= l.Burst, X: s.Whole}
+		return store.State{At: now, Period: l.Period, Whole: s.Whole + n}, store.Reply{Outcome: store.AdmittedIf(s.Whole+n <= l.Burst), X: s.Whole}
 	}
 	longer := store.Limit{Rate: 5, Period: 3600 * second, Burst: 5}
 	for _, rule := range []*store.Rule{&hoarder, sliding} {
@@ -709,11 +709,11 @@ func TestClockOfABubble(t *testing.T) {
 		s := newStore(t)
 		ns, l := store.NewNamespace(window, ""), perMinute(5)
 		for range 3 {
-			if r := take(t, s, ns, "k", l, 5); !r.OK || r.Y != time.Now().UnixMicro() {
+			if r := take(t, s, ns, "k", l, 5); !r.OK() || r.Y != time.Now().UnixMicro() {
 				t.Errorf("%+v, want OK at %d", r, time.Now().UnixMicro())
 			}
 			time.Sleep(time.Minute - time.Microsecond)
-			if take(t, s, ns, "k", l, 1).OK {
+			if take(t, s, ns, "k", l, 1).OK() {
 				t.Error("admitted before the minute is over")
 			}
 			time.Sleep(time.Microsecond)
@@ -735,7 +735,7 @@ func TestPanicOfTheClockLeavesNoLock(t *testing.T) {
 		s.Take(ctx, ns, "k", plenty, 1)
 	}()
 	fail = false
-	if !take(t, s, ns, "k", plenty, 1).OK {
+	if !take(t, s, ns, "k", plenty, 1).OK() {
 		t.Error("denied")
 	}
 }

@@ -21,7 +21,7 @@ var window = &store.Rule{
 		if now >= s.At+l.Period {
 			s = store.State{At: now - now%l.Period}
 		}
-		r := store.Reply{OK: s.Whole+n <= l.Burst, X: s.Whole, Y: now}
+		r := store.Reply{Outcome: store.AdmittedIf(s.Whole+n <= l.Burst), X: s.Whole, Y: now}
 		s.Period, s.Whole = l.Period, s.Whole+n
 		return s, r
 	},
@@ -72,7 +72,7 @@ func (g *plainLog) Step(l store.Limit, now, n int64) store.Reply {
 	if g.End() <= now {
 		spent = 0
 	}
-	return store.Reply{OK: spent+n <= l.Burst, X: spent, Y: now}
+	return store.Reply{Outcome: store.AdmittedIf(spent+n <= l.Burst), X: spent, Y: now}
 }
 
 func (g *plainLog) Add(l store.Limit, now, n int64) (end int64) {

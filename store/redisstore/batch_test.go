@@ -35,7 +35,7 @@ type spy struct {
 	space *store.Namespace
 }
 
-func (*spy) Prepare(*store.Rule) {}
+func (*spy) Prepare(*store.Rule, store.Limit, bool) error { return nil }
 
 func (s *spy) Take(_ context.Context, ns *store.Namespace, _ string, _ store.Limit, _ int64) (store.Reply, error) {
 	s.space = ns
@@ -84,7 +84,7 @@ func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 						want, err := alone.Take(t.Context(), space, c.Key, c.Limit, c.N)
 						require.NoError(t, err)
 						require.Equal(t, want, replies[i], "call %d of %d: %+v", i, len(claims), c)
-						if want.OK {
+						if want.OK() {
 							admitted++
 						} else {
 							denied++
@@ -214,7 +214,7 @@ func TestAValueThatIsNotOursFailsItsOwnCallsOnly(t *testing.T) {
 				require.False(t, alone[i])
 				if len(key) == 1 {
 					require.NoError(t, errs[i])
-					require.Equal(t, room[key] > 0, replies[i].OK, "%s %s: call %d", name, algorithm, i)
+					require.Equal(t, room[key] > 0, replies[i].OK(), "%s %s: call %d", name, algorithm, i)
 					room[key]--
 					continue
 				}
@@ -291,12 +291,12 @@ func TestARefusingServerStillDenies(t *testing.T) {
 			require.NoError(t, refusal.end())
 			for i := range 8 {
 				require.NoError(t, errs[2*i], "%s %s", name, algorithm)
-				require.Equal(t, i%4 == 3, replies[2*i].OK)
+				require.Equal(t, i%4 == 3, replies[2*i].OK())
 				require.ErrorIs(t, errs[2*i+1], refusal.class, "%s %s: %d", name, algorithm, 2*i+1)
 				require.Equal(t, refusal.alone, alone[2*i+1])
 			}
 			replies, _, _ = take("half", "half", "drained", "refunded")
-			require.Equal(t, []bool{true, false, false, false}, []bool{replies[0].OK, replies[1].OK, replies[2].OK, replies[3].OK})
+			require.Equal(t, []bool{true, false, false, false}, []bool{replies[0].OK(), replies[1].OK(), replies[2].OK(), replies[3].OK()})
 		}
 	}
 }
@@ -475,7 +475,7 @@ func holdTrips(t *testing.T, server *redistest.Server, opts ...redisstore.Option
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr()})
 	t.Cleanup(func() { _ = client.Close() })
 	h := &held{Store: newStore(t, client, opts...), proxy: proxy, space: spaceOf(t, "token_bucket")}
-	h.Prepare(h.space.Rule)
+	require.NoError(t, h.Prepare(h.space.Rule, store.Limit{}, true))
 	require.NoError(t, h.Ready(t.Context()))
 	_, errs, _ := h.TakeEach([]store.Request{{Namespace: h.space, Key: "warm", Limit: year(100), N: 1}})
 	require.NoError(t, errs[0])
@@ -935,7 +935,7 @@ func TestABatchGivesEachCallItsOwnArguments(t *testing.T) {
 	b.Take("near", far, 4)
 	replies, errs, _ := b.Make()
 	require.Equal(t, make([]error, 7), errs)
-	require.True(t, replies[6].OK)
+	require.True(t, replies[6].OK())
 	for key, want := range map[string]int64{"a": 100, "b": 150, "refunded": 9, "near": 54} {
 		require.Equal(t, want, missing(t, s, ns, key, year(50)), key)
 	}

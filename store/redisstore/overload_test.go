@@ -69,7 +69,7 @@ func (c *crowd) call(ctx context.Context, key string, told *tally) {
 	}
 	switch class {
 	case "ok":
-		assert.True(c.t, r.OK)
+		assert.True(c.t, r.OK())
 		told.ok.Add(1)
 	case "timeout", "deadline":
 		told.unknown.Add(1)

@@ -83,7 +83,7 @@ func TestReadyMakesTheConnections(t *testing.T) {
 	effort.NeedFull(t)
 	proxy, client := farAway(t, nil)
 	s := newStore(t, client, redisstore.WithTimeout(farTimeout))
-	s.Prepare(counter)
+	require.NoError(t, s.Prepare(counter, store.Limit{}, true))
 	require.NoError(t, s.Ready(t.Context()))
 	made := proxy.Made()
 	require.Equal(t, 16, made)
@@ -122,7 +122,7 @@ func TestReadyOfAllClients(t *testing.T) {
 	_, proxy := clusterOfOne(t)
 	for name, client := range kinds(t, proxy.Addr(), true) {
 		s := newStore(t, client)
-		s.Prepare(counter)
+		require.NoError(t, s.Prepare(counter, store.Limit{}, true))
 		require.NoError(t, s.Ready(t.Context()), name)
 		_, err := s.Take(t.Context(), space, "k", limit, 1)
 		require.NoError(t, err, name)
@@ -190,7 +190,7 @@ func TestCallsThatGoTogetherAreDecidedOneByOne(t *testing.T) {
 				default:
 					r, err := s.Take(t.Context(), space, fmt.Sprint(contextTimeouts, i), limit, int64(i+1))
 					require.NoError(t, err)
-					require.Equal(t, store.Reply{OK: true, Z: 7}, r)
+					require.Equal(t, store.Reply{Outcome: store.Admitted, Z: 7}, r)
 					require.EqualValues(t, i+1, used(t, s, fmt.Sprint(contextTimeouts, i)))
 				}
 			})

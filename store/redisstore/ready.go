@@ -13,7 +13,10 @@ import (
 )
 
 // Prepare implements [store.Store].
-func (s *Store) Prepare(rule *store.Rule) { s.script(rule) }
+func (s *Store) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
+	s.script(rule)
+	return nil
+}
 
 // Ready makes the connections that many callers at once will use, up to 16 to each
 // server. It also has each server load the scripts of the limiters made so far. Call it

@@ -77,15 +77,15 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 
 	r, err := server.Take(ctx, space, "k", limit, 3)
 	require.NoError(t, err)
-	require.Equal(t, store.Reply{OK: true, X: 0, Y: 0, Z: 7}, r)
+	require.Equal(t, store.Reply{Outcome: store.Admitted, X: 0, Y: 0, Z: 7}, r)
 
 	r, err = caller.Peek(ctx, space, "k", limit, 3)
 	require.NoError(t, err)
-	require.Equal(t, store.Reply{OK: true, X: 3, Y: at.UnixMicro(), Z: 7}, r)
+	require.Equal(t, store.Reply{Outcome: store.Admitted, X: 3, Y: at.UnixMicro(), Z: 7}, r)
 
 	r, err = server.Take(ctx, space, "k", store.Limit{Rate: 7, Period: 1000, Burst: 5}, 3)
 	require.NoError(t, err)
-	require.Equal(t, store.Reply{OK: false, X: 3, Y: 0, Z: 7}, r)
+	require.Equal(t, store.Reply{Outcome: store.Denied, X: 3, Y: 0, Z: 7}, r)
 
 	require.NoError(t, server.Refund(ctx, space, "k", limit, store.Receipt{At: 1, Due: 2, N: 2}))
 	require.EqualValues(t, 1, used(t, server, "k"))
@@ -101,7 +101,7 @@ func TestScriptGetsWhatTheContractSays(t *testing.T) {
 		return r
 	}
 	for arg, want := range map[int]int64{2: 31, 3: 41, 4: 51, 5: 61, 6: at.UnixMicro()} {
-		require.Equal(t, store.Reply{OK: true, X: want, Y: 6, Z: 1}, echo(arg))
+		require.Equal(t, store.Reply{Outcome: store.Admitted, X: want, Y: 6, Z: 1}, echo(arg))
 	}
 	for s, want := range map[*redisstore.Store]string{server: "", caller: fmt.Sprint(" ", at.UnixMicro())} {
 		ns := rule(`if table.concat(ARGV, ' ') ~= 'refund 31 41 51 61 71 81 91 101 1` + want + `' then return {2, 0, 0, 0} end return {1, 0, 0, 0}`)

@@ -215,7 +215,7 @@ func parse(list []int64, replies []store.Reply) error {
 		if v[0] != 0 && v[0] != 1 {
 			return fmt.Errorf("%w: a decision of the reply begins with %d, not with 0 or 1", store.ErrStore, v[0])
 		}
-		replies[i] = store.Reply{OK: v[0] == 1, X: v[1], Y: v[2], Z: v[3]}
+		replies[i] = store.Reply{Outcome: store.AdmittedIf(v[0] == 1), X: v[1], Y: v[2], Z: v[3]}
 	}
 	return nil
 }

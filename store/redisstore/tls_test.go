@@ -44,7 +44,7 @@ func TestOverTLSTheLimitIsExact(t *testing.T) {
 					if err != nil {
 						t.Error(err)
 					}
-					if r.OK {
+					if r.OK() {
 						admitted.Add(1)
 					}
 				}

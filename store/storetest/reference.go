@@ -104,11 +104,11 @@ func (m *reference) step(ns *store.Namespace, key string, l store.Limit, now, n,
 		state, r = ns.Rule.Step(v.state, l, now, n)
 	}
 	switch {
-	case !r.OK && most == 0:
+	case !r.OK() && most == 0:
 		return nil, r, nil
 	case v.log != nil:
 		r.X = v.log.Add(l, now, n) - l.Period
-	case !r.OK:
+	case !r.OK():
 		r.X, state = state.At, ns.Rule.Overdrawn(state, l, most)
 	}
 	next, err = value{state, l, v.log}.bytes()
@@ -130,7 +130,7 @@ func (m *reference) TakeUpTo(_ context.Context, ns *store.Namespace, key string,
 	defer m.mu.Unlock()
 	now := m.now()
 	next, r, err := m.step(ns, key, l, now, n, 0)
-	if err == nil && !r.OK && n > 1 {
+	if err == nil && !r.OK() && n > 1 {
 		next, r, err = m.step(ns, key, l, now, max(1, ns.Rule.Available(l, r)), 0)
 	}
 	m.put(ns, key, next)
@@ -197,10 +197,10 @@ func (m *reference) TakeAll(_ context.Context, requests []store.Request, replies
 		if next[i], replies[i], err = m.step(q.Namespace, q.Key, q.Limit, now, max(q.N, 1), 0); err != nil {
 			return err
 		}
-		all = all && (replies[i].OK || !q.Votes())
+		all = all && (replies[i].OK() || !q.Votes())
 	}
 	for i, q := range requests {
-		if all && replies[i].OK && q.N > 0 {
+		if all && replies[i].OK() && q.N > 0 {
 			m.put(q.Namespace, q.Key, next[i])
 		}
 	}
@@ -208,4 +208,4 @@ func (m *reference) TakeAll(_ context.Context, requests []store.Request, replies
 }
 
 // Prepare implements [store.Store]: there is nothing to prepare.
-func (m *reference) Prepare(*store.Rule) {}
+func (m *reference) Prepare(*store.Rule, store.Limit, bool) error { return nil }

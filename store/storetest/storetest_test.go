@@ -290,7 +290,7 @@ var planted = []struct {
 	{"a denial is charged", func(m *reference) store.Store {
 		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 			r, err := m.Take(background, ns, key, l, n)
-			if !r.OK && n < l.Burst {
+			if !r.OK() && n < l.Burst {
 				_, _ = m.Take(background, ns, key, l, 1)
 			}
 			return r, err
@@ -416,7 +416,7 @@ var planted = []struct {
 	{"two calls read before either writes", func(m *reference) store.Store {
 		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 			r, err := m.Peek(background, ns, key, l, n)
-			if !r.OK {
+			if !r.OK() {
 				return r, err
 			}
 			runtime.Gosched()
@@ -516,7 +516,7 @@ func afterTake(f func(*store.State, store.Limit)) func(*reference) store.Store {
 	return func(m *reference) store.Store {
 		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 			r, err := m.Take(background, ns, key, l, n)
-			if r.OK {
+			if r.OK() {
 				edit(m, ns, key, func(s *store.State) { f(s, l) })
 			}
 			return r, err

@@ -53,7 +53,7 @@ func turnsOfRequests(t testing.TB, s *suite, a algorithm) {
 			if err := b.store.TakeAll(context.Background(), requests, replies); err != nil {
 				t.Fatal(err)
 			}
-			if replies[0].OK != want[0] || replies[1].OK != want[1] {
+			if replies[0].OK() != want[0] || replies[1].OK() != want[1] {
 				t.Fatalf("%d spent: %+v, want %v", spent, replies, want)
 			}
 			slices.Reverse(requests)

@@ -1,9 +1,10 @@
-package ratelimit_test
+package coalesce_test
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,9 +14,52 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/coalesce"
+	"github.com/ratelimit-go/ratelimit/denycache"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
+
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+
+var algorithms = ratelimit.Algorithms()
+
+func coalesced(t testing.TB, s store.Store) *coalesce.Store {
+	t.Helper()
+	c, err := coalesce.New(s)
+	require.NoError(t, err)
+	return c
+}
+
+func newLimiter(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
+	t.Helper()
+	lim, err := ratelimit.New(algorithm, s, l, opts...)
+	require.NoError(t, err)
+	return lim
+}
+
+func allowN(t testing.TB, lim ratelimit.Limiter, n int) ratelimit.Result {
+	t.Helper()
+	r, err := lim.AllowN(t.Context(), "key", n)
+	require.NoError(t, err)
+	return r
+}
+
+// eachStore runs test in memory and on Redis.
+func eachStore(t *testing.T, test func(t *testing.T, s store.Store)) {
+	t.Run("memory", func(t *testing.T) {
+		s, err := memstore.New()
+		require.NoError(t, err)
+		test(t, s)
+	})
+	t.Run("Redis", func(t *testing.T) {
+		s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(10*time.Second))
+		require.NoError(t, err)
+		test(t, s)
+	})
+}
 
 // slow is a store as far away as a server.
 type slow struct {
@@ -68,7 +112,7 @@ func newSlow(t *testing.T) *slow {
 func TestCoalescedCallsAnswerAsOneAfterTheOther(t *testing.T) {
 	eachStore(t, func(t *testing.T, s store.Store) {
 		for _, algorithm := range algorithms {
-			lim := newLimiter(t, algorithm, s, ratelimit.PerDay(100), ratelimit.WithCoalescing())
+			lim := newLimiter(t, algorithm, coalesced(t, s), ratelimit.PerDay(100))
 			var mu sync.Mutex
 			left := map[int]int{}
 			var group sync.WaitGroup
@@ -102,7 +146,7 @@ func TestCallersInLineAreServedInTheirOrderByOneCall(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSlow(t)
-			lim := newLimiter(t, algorithm, s, ratelimit.PerDay(6), ratelimit.WithCoalescing())
+			lim := newLimiter(t, algorithm, coalesced(t, s), ratelimit.PerDay(6))
 			alone := newLimiter(t, algorithm, newSlow(t), ratelimit.PerDay(6))
 			var results [10]ratelimit.Result
 			var group sync.WaitGroup
@@ -137,7 +181,7 @@ func TestCallersInLineAreDeniedThoughSomeAreAdmittedEachTime(t *testing.T) {
 	const perRoundTrip, calls = 10, 5000
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
-			lim := newLimiter(t, algorithm, newSlow(t), ratelimit.PerSecond(2000), ratelimit.WithCoalescing())
+			lim := newLimiter(t, algorithm, coalesced(t, newSlow(t)), ratelimit.PerSecond(2000))
 			var admitted, denied atomic.Int64
 			var group sync.WaitGroup
 			for i := range calls {
@@ -175,7 +219,7 @@ func TestACallerWhoLeavesTheLineLosesNobodyAPermit(t *testing.T) {
 	for _, algorithm := range algorithms {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSlow(t)
-			lim := newLimiter(t, algorithm, s, ratelimit.PerDay(1000), ratelimit.WithCoalescing())
+			lim := newLimiter(t, algorithm, coalesced(t, s), ratelimit.PerDay(1000))
 			var admitted, left atomic.Int64
 			var group sync.WaitGroup
 			for i := range 400 {
@@ -207,7 +251,7 @@ func TestAnErrorReachesAllWhoWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSlow(t)
 		s.fail.Store(true)
-		lim := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithCoalescing())
+		lim := newLimiter(t, "token_bucket", coalesced(t, s), ratelimit.PerDay(10))
 		var group sync.WaitGroup
 		for range 20 {
 			group.Go(func() {
@@ -226,7 +270,7 @@ func TestAPanicOfTheStoreReachesAllWhoWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSlow(t)
 		s.panic.Store(true)
-		lim := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithCoalescing())
+		lim := newLimiter(t, "token_bucket", coalesced(t, s), ratelimit.PerDay(10))
 		var panicked atomic.Int64
 		var group sync.WaitGroup
 		for range 20 {
@@ -248,9 +292,95 @@ func TestAPanicOfTheStoreReachesAllWhoWait(t *testing.T) {
 
 func TestACallThatMeetsNoOtherIsTheOnlyOne(t *testing.T) {
 	s := newSlow(t)
-	lim := newLimiter(t, "token_bucket", s, ratelimit.PerDay(10), ratelimit.WithCoalescing())
+	lim := newLimiter(t, "token_bucket", coalesced(t, s), ratelimit.PerDay(10))
 	for i := range 3 {
 		require.Equal(t, 9-i, allowN(t, lim, 1).Remaining)
 	}
 	require.EqualValues(t, 3, s.calls.Load())
+}
+
+func TestKeysOfTwoLimitersAreNotDecidedTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := coalesced(t, newSlow(t))
+		one := newLimiter(t, "token_bucket", c, ratelimit.PerDay(10), ratelimit.WithName("one"))
+		other := newLimiter(t, "token_bucket", c, ratelimit.PerDay(10), ratelimit.WithName("other"))
+		var group sync.WaitGroup
+		for i := range 20 {
+			group.Go(func() {
+				require.True(t, allowN(t, []ratelimit.Limiter{one, other}[i%2], 1).Allowed)
+			})
+		}
+		group.Wait()
+		require.False(t, allowN(t, one, 1).Allowed)
+		require.False(t, allowN(t, other, 1).Allowed)
+	})
+}
+
+func TestADenyCacheBehindSparesThoseWhoAreDenied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		far := newSlow(t)
+		cache, err := denycache.New(far)
+		require.NoError(t, err)
+		lim := newLimiter(t, "fixed_window", coalesced(t, cache), ratelimit.PerDay(1))
+		require.True(t, allowN(t, lim, 1).Allowed)
+		require.Equal(t, ratelimit.SourceStore, allowN(t, lim, 1).Source())
+		before := far.calls.Load()
+		var group sync.WaitGroup
+		for range 100 {
+			group.Go(func() {
+				r := allowN(t, lim, 1)
+				require.Equal(t, ratelimit.SourceDenyCache, r.Source())
+				require.Positive(t, r.RetryAfter)
+			})
+		}
+		group.Wait()
+		require.Equal(t, before, far.calls.Load())
+	})
+}
+
+// What callers in line have left is given back through the cache, which forgets what it knows.
+func TestADenyCacheBehindDeniesNothingThatTheLineGaveBack(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			cache, err := denycache.New(newSlow(t))
+			require.NoError(t, err)
+			lim := newLimiter(t, algorithm, coalesced(t, cache), ratelimit.PerDay(10))
+			var group sync.WaitGroup
+			for i := range 3 { // one who is served alone, and two who leave while they are being served
+				group.Go(func() {
+					time.Sleep(time.Duration(i))
+					ctx, cancel := context.WithTimeout(t.Context(), roundTrip*3/2)
+					defer cancel()
+					_, err := lim.Allow(ctx, "key")
+					require.Equal(t, i > 0, errors.Is(err, context.DeadlineExceeded))
+				})
+			}
+			time.Sleep(roundTrip * 5 / 2)
+			group.Wait()
+			synctest.Wait()
+			require.True(t, allowN(t, lim, 9).Allowed, algorithm)
+		})
+	}
+}
+
+func TestStoresThatCannotWorkAreRefused(t *testing.T) {
+	for _, none := range []store.Store{nil, (*memstore.Store)(nil)} {
+		_, err := coalesce.New(none)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	_, err := ratelimit.NewTokenBucket(new(coalesce.Store), ratelimit.PerDay(1))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorContains(t, err, "a coalesce.Store is made by New")
+	_, err = ratelimit.NewTokenBucket(coalesced(t, new(coalesce.Store)), ratelimit.PerDay(1))
+	require.ErrorContains(t, err, "a coalesce.Store is made by New", "which the store behind says")
+}
+
+// Limits on it are decided together, as they are without it.
+func TestAnAllIsOneCallOfTheStore(t *testing.T) {
+	far := newSlow(t)
+	c := coalesced(t, far)
+	all, err := ratelimit.NewAll(newLimiter(t, "fixed_window", c, ratelimit.PerDay(10)), newLimiter(t, "sliding_log", c, ratelimit.PerDay(5)))
+	require.NoError(t, err)
+	require.Equal(t, 4, allowN(t, all, 1).Remaining)
+	require.Zero(t, far.calls.Load(), "they went by TakeAll")
 }

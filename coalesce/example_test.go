@@ -1,0 +1,31 @@
+package coalesce_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/coalesce"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// Concurrent calls of Allow on one key ask the store together. It saves round trips to
+// Redis where a few keys are hot. In production the store is a redisstore.Store.
+func Example() {
+	st, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	together, err := coalesce.New(st)
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewTokenBucket(together, ratelimit.PerDay(100), ratelimit.WithName("hot"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := limiter.Allow(context.Background(), "everybody")
+	fmt.Println(r.Allowed, r.Remaining, err)
+	// Output: true 99 <nil>
+}

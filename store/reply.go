@@ -1,0 +1,115 @@
+package store
+
+import (
+	"math"
+
+	"github.com/ratelimit-go/ratelimit/internal/exact"
+)
+
+// Reply is a decision. X, Y and Z describe the key as it stood before; the rule defines what
+// they mean. In the reply of a store in front of another one they may be plain numbers
+// instead: see [Outcome].
+type Reply struct {
+	Outcome
+	X, Y, Z int64
+}
+
+// Outcome says whether events are admitted, and who says so.
+//
+// A store in front of another one may answer without asking it, or by another limit. Its
+// Outcome is not Denied or Admitted then, and the numbers of the [Reply] are plain:
+//
+//   - X is the RetryAfter of a denial in µs, or [Never]. Of an admission it is the time of
+//     the charge, as in all admissions.
+//   - Y is how many events there was room for, before this decision. Of an admission ahead of its
+//     turn it is the Delay in µs, below 0.
+//   - Z is ResetAfter in µs, after this decision.
+type Outcome uint8
+
+// The outcomes. The zero Outcome is a denial.
+const (
+	Denied          Outcome = 0 // by the store, in the rule's numbers
+	Admitted        Outcome = 1 // by the store, in the rule's numbers
+	DeniedPlainly   Outcome = 2 // by the store, in plain numbers
+	AdmittedPlainly Outcome = 3 // by the store, in plain numbers
+	DeniedByCache   Outcome = 4 // since the store has denied before
+	DeniedByLease   Outcome = 6 // since the store has denied a lease before
+	AdmittedByLease Outcome = 7 // of events that were charged before
+)
+
+// Never is the X of a plain denial that has no end.
+const Never = math.MaxInt64
+
+// AdmittedIf is Admitted or Denied.
+func AdmittedIf(ok bool) Outcome {
+	if ok {
+		return Admitted
+	}
+	return Denied
+}
+
+// OK reports whether the events are admitted.
+func (o Outcome) OK() bool { return o&1 != 0 }
+
+// Plain reports whether the numbers of the Reply are plain.
+func (o Outcome) Plain() bool { return o > Admitted }
+
+// Report is what a reply says in plain numbers: a count of events, and three durations in µs.
+// Retry means something only in a denial. (Four fields are the most that Go keeps in registers.)
+type Report struct {
+	Remaining, Retry, Reset, Delay int64
+}
+
+// Report is what r, a reply of rule to a decision under l on n events, says once so many are
+// charged: all n or none.
+func (r Reply) Report(rule *Rule, l Limit, n, charged int64) Report {
+	if r.Plain() {
+		return Report{Remaining: max(0, r.Y-charged), Retry: r.X, Reset: r.Z, Delay: max(0, -r.Y)}
+	}
+	return rule.Report(l, r, n, charged)
+}
+
+// Available is how many events the decision with reply r would have admitted, 0 or more.
+func (r Reply) Available(rule *Rule, l Limit) int64 {
+	if r.Plain() {
+		return max(0, r.Y)
+	}
+	return rule.Available(l, r)
+}
+
+// After is what r becomes once n events have been charged.
+func (r Reply) After(rule *Rule, n int64) Reply {
+	if r.Plain() {
+		r.Y -= n
+		return r
+	}
+	return rule.After(r, n)
+}
+
+// Receipt names n of the events that the admission r has charged.
+func (r Reply) Receipt(rule *Rule, l Limit, charged, n int64) Receipt {
+	return NewReceipt(l, r.X, r.Report(rule, l, charged, charged).Reset, n)
+}
+
+// Receipt identifies a past admission, part of which is to be given back.
+type Receipt struct {
+	At        int64 // when it was admitted, Unix µs of the store's clock
+	Due       int64 // At + ResetAfter: when the key would have been fully reset
+	Rate      int64 // of the limit under which it was admitted
+	Period    int64 // of that limit, µs
+	Overdrawn bool  // whether it left a bucket above its Burst, which no Burst of today then cuts
+	N         int64 // how many of its events to give back, 1 to 2^31-1
+}
+
+// NewReceipt names n events that were charged under l at at, in Unix µs. After them the key was
+// to be as never seen in reset µs.
+func NewReceipt(l Limit, at, reset, n int64) Receipt {
+	return Receipt{
+		At:        at,
+		Due:       at + reset,
+		Rate:      l.Rate,
+		Period:    l.Period,
+		Overdrawn: exact.AtMost(l.Burst, l.Period, l.Rate, reset-1), // a full bucket would have drained before
+		N:         n,
+	}
+}
