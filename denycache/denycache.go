@@ -151,7 +151,7 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	questions := few[:0]
 	for i := range requests {
 		r := &requests[i]
-		questions = append(questions, denials.Ask(r.Limit, r.N))
+		questions = append(questions, denials.Ask(r.Limit, max(r.N, 1))) // a look is answered for one event
 		s.denials.Send(r.Namespace, r.Key, &questions[i])
 	}
 	err := s.Store.TakeAll(ctx, requests, replies)

@@ -83,7 +83,7 @@ func (d *Store) held(ns *store.Namespace, key string, l store.Limit, n int64) (r
 }
 
 // TakeAll admits what is held. If that is not all, the store decides on the rest, on all of it
-// or none.
+// or none. Looks ask the store.
 func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	var rest []store.Request
 	var of []int // the requests that are in rest
@@ -91,7 +91,10 @@ func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 		r, ok := &requests[i], false
 		own := r.Limit
 		own.Before = min(own.Before, 0)
-		if replies[i], ok = d.held(r.Namespace, r.Key, own, r.N); !ok {
+		if r.N > 0 {
+			replies[i], ok = d.held(r.Namespace, r.Key, own, r.N)
+		}
+		if !ok {
 			rest, of = append(rest, *r), append(of, i)
 		}
 	}
@@ -103,7 +106,7 @@ func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	for j, i := range of {
 		if err == nil {
 			replies[i] = told[j]
-			all = all && told[j].OK()
+			all = all && (told[j].OK() || !requests[i].Votes())
 		}
 	}
 	for i := range requests {
@@ -125,7 +128,7 @@ func (d *Store) takeRest(ctx context.Context, rest []store.Request) ([]store.Rep
 		by[j] = newLimits(r.Namespace.Rule, r.Limit, d.terms.life)
 		if r.Limit = by[j].by; before > 0 {
 			by[j].own.Before, by[j].by.Before, r.Limit.Before = before, before, before
-		} else {
+		} else if r.N > 0 {
 			d.await(r.Namespace, r.Key, by[j])
 		}
 	}
@@ -133,7 +136,7 @@ func (d *Store) takeRest(ctx context.Context, rest []store.Request) ([]store.Rep
 		return nil, err
 	}
 	for j := range rest {
-		told[j] = by[j].told(told[j], rest[j].N)
+		told[j] = by[j].told(told[j], max(rest[j].N, 1))
 	}
 	return told, nil
 }
