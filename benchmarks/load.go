@@ -237,7 +237,7 @@ func (l *load) press(ctx context.Context, decide func(context.Context, string) e
 	allowed := l.Deadline
 	if allowed == 0 {
 		if allowed = l.Timeout; allowed == 0 {
-			allowed = 50 * time.Millisecond
+			allowed = 250 * time.Millisecond
 		}
 	}
 	one := func(key string) {

@@ -97,7 +97,7 @@ var allOfTwo = contestant{
 }
 
 // oursOnRedis returns the same five on Redis. Among 512 callers a decision may wait
-// longer than its default timeout of 50 ms.
+// longer than the default timeout.
 func oursOnRedis() []redisContestant {
 	var all []redisContestant
 	for _, a := range algorithms {

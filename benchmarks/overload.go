@@ -255,7 +255,7 @@ func (b *bench) press(ctx context.Context, c pressCell, who presser) (sum pressR
 			l.Ideal = capacity
 		}
 		if timeout = l.Timeout; timeout == 0 {
-			timeout = 50 * time.Millisecond
+			timeout = 250 * time.Millisecond
 		}
 		if members[i], err = startLoad(ctx, who.program, l); err != nil {
 			return sum, err

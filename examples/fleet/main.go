@@ -78,7 +78,7 @@ type work struct{ Decisions, Admitted, Asked int }
 func member(ctx context.Context, addr, key string) (did work, err error) {
 	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 	defer func() { err = errors.Join(err, client.Close()) }()
-	// A demonstration should wait rather than fail. A service keeps the default of 50 ms.
+	// A demonstration should wait rather than fail. A service keeps the default of 250 ms.
 	shared, err := redisstore.New(client, redisstore.WithTimeout(time.Second))
 	if err != nil {
 		return did, err

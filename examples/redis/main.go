@@ -64,7 +64,7 @@ func run(ctx context.Context, w io.Writer, addr, key string) error {
 // newLimiter is the same in each process. They share the count on the server, under the
 // algorithm, the limit and the key.
 func newLimiter(client *redis.Client) (*ratelimit.SlidingLog, error) {
-	// A demonstration should wait rather than fail. A service keeps the default of 50 ms.
+	// A demonstration should wait rather than fail. A service keeps the default of 250 ms.
 	shared, err := redisstore.New(client, redisstore.WithTimeout(2*time.Second))
 	if err != nil {
 		return nil, err

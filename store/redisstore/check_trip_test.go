@@ -37,7 +37,7 @@ func TestCheckSaysWhatTheTimeoutMeansAtThisDistance(t *testing.T) {
 	proxy.Delay(60 * ms)
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), ContextTimeoutEnabled: true})
 	defer client.Close()
-	s, err := redisstore.New(client) // which gets no answer
+	s, err := redisstore.New(client, redisstore.WithTimeout(50*ms)) // which gets no answer
 	require.NoError(t, err)
 	found, err := s.Check(t.Context())
 	require.NoError(t, err)

@@ -9,6 +9,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
+// DefaultTimeout is that of a store made without [WithTimeout].
+const DefaultTimeout = defaultTimeout
+
 // RedisKey is the Redis key of key's state.
 func (s *Store) RedisKey(ns *store.Namespace, key string) string { return s.key(ns, key) }
 

@@ -188,7 +188,7 @@ func TestFrozenServer(t *testing.T) {
 							_, err := s.Take(context.Background(), space, "k", limit, 1)
 							took := time.Since(start)
 							requireStoreTimeout(t, err)
-							return took - 50*time.Millisecond
+							return took - redisstore.DefaultTimeout
 						})
 					})
 					requireInTime(t, name+", the caller's deadline", func() time.Duration {
@@ -213,7 +213,7 @@ func TestFrozenServer(t *testing.T) {
 							return slack // a busy machine fires the store's timer with the caller's
 						}
 						require.Equal(t, context.Canceled, err, name)
-						return took - 50*time.Millisecond // go-redis would have read on for as long
+						return took - redisstore.DefaultTimeout // go-redis would have read on for as long
 					})
 				}
 			})
@@ -400,7 +400,7 @@ func TestServerGone(t *testing.T) {
 	}
 	t.Run("killed and back", func(t *testing.T) {
 		server := redistest.Start(t)
-		s := newStore(t, server.Client(t), redisstore.WithTimeout(50*time.Millisecond))
+		s := newStore(t, server.Client(t), redisstore.WithTimeout(redisstore.DefaultTimeout))
 		_, err := newStore(t, server.Client(t)).Take(t.Context(), space, "k", limit, 1)
 		require.NoError(t, err)
 		server.Kill()
@@ -422,7 +422,7 @@ func TestServerGone(t *testing.T) {
 func overtime(t *testing.T, s *redisstore.Store) time.Duration {
 	start := time.Now()
 	_, err := s.Take(context.Background(), space, "k", limit, 1)
-	late := time.Since(start) - 50*time.Millisecond
+	late := time.Since(start) - redisstore.DefaultTimeout
 	requireStoreTimeout(t, err)
 	return late
 }

@@ -50,7 +50,7 @@ func (l *load) call(f func() error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.counts[class]++
-	l.slowest = max(l.slowest, took-50*time.Millisecond)
+	l.slowest = max(l.slowest, took-redisstore.DefaultTimeout)
 	if err == nil {
 		l.served = start
 		return

@@ -55,7 +55,7 @@ func press(t *testing.T, s *redisstore.Store, callers int, deadlines bool) *crow
 }
 
 func (c *crowd) call(ctx context.Context, key string, told *tally) {
-	end := time.Now().Add(50 * time.Millisecond)
+	end := time.Now().Add(redisstore.DefaultTimeout)
 	if own, ok := ctx.Deadline(); ok && own.Before(end) {
 		end = own
 	}

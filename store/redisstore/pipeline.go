@@ -20,7 +20,7 @@ const (
 	// call has, if that is longer: a handshake takes several round trips. Its callers
 	// have left long before.
 	lasting      = time.Second
-	lastingTimes = 10
+	lastingTimes = 5
 
 	// untilDial is the interval at which calls that may not dial yet look again.
 	untilDial = 10 * time.Millisecond

@@ -320,7 +320,7 @@ func TestTheFirstBurstAfterARestIsNotCalledAnOutage(t *testing.T) {
 	require.NoError(t, s.Ready(t.Context()))
 	for range 3 {
 		require.Eventually(t, s.Rested, 10*time.Second, time.Millisecond)
-		require.NoError(t, server.Client(t).Do(t.Context(), "client", "pause", 100, "all").Err())
+		require.NoError(t, server.Client(t).Do(t.Context(), "client", "pause", 2*redisstore.DefaultTimeout.Milliseconds(), "all").Err())
 		var overloaded atomic.Int64
 		var callers sync.WaitGroup
 		for range 300 {
@@ -462,10 +462,10 @@ func TestAHerdReturnsInTime(t *testing.T) {
 		return worst(512, 4, func() time.Duration {
 			var fired atomic.Int64 // ns since begun
 			begun := time.Now()
-			time.AfterFunc(50*time.Millisecond, func() { fired.Store(int64(time.Since(begun))) })
+			time.AfterFunc(redisstore.DefaultTimeout, func() { fired.Store(int64(time.Since(begun))) })
 			_, _ = s.Take(t.Context(), space, "k", limit, 1)
 			took := time.Since(begun)
-			if took < 50*time.Millisecond {
+			if took < redisstore.DefaultTimeout {
 				return 0
 			}
 			for fired.Load() == 0 { // a machine that stops is late for both

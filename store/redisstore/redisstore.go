@@ -10,9 +10,13 @@
 //
 // # Timeouts
 //
-// A call returns within the store's timeout ([WithTimeout], 50 ms by default) or by its
+// A call returns within the store's timeout ([WithTimeout], 250 ms by default) or by its
 // context's deadline, whichever is nearer, even if the server hangs. A cancelled context
 // may end a call only at the timeout: a *redis.Client does not interrupt a read.
+//
+// A later deadline does not make the timeout longer. A call that ends by its own deadline
+// gets ctx.Err(), which a fallback neither answers nor counts as a failure. So callers
+// should have twice the timeout.
 //
 // The round trip must take less than nine tenths of the timeout. [Store.Check] measures
 // it, and [Store.Ready] makes connections before the first call.
@@ -84,8 +88,10 @@ import (
 )
 
 const (
-	defaultPrefix  = "rl"
-	defaultTimeout = 50 * time.Millisecond
+	defaultPrefix = "rl"
+
+	// defaultTimeout is longer than goroutines of a busy process wait for a processor.
+	defaultTimeout = 250 * time.Millisecond
 
 	// layout is the version of what the scripts store. It is part of every key, so two
 	// versions of this library never read each other's state.
@@ -138,9 +144,12 @@ func WithPrefix(prefix string) Option {
 }
 
 // WithTimeout sets how long a call may take, including the wait for a connection. It must
-// be positive; the default is 50 ms. A nearer deadline of the call's context comes first.
+// be positive; the default is 250 ms. A nearer deadline of the call's context comes first.
 // The last quarter of the timeout is kept for the server: a call that has no connection
 // by then fails.
+//
+// If it is short, a busy process takes its own delays for a slow server. If it is long,
+// callers wait for as long when an outage begins. docs/redis.md says how to choose it.
 func WithTimeout(d time.Duration) Option {
 	return func(s *Store) error {
 		if d <= 0 {
