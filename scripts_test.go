@@ -44,7 +44,7 @@ func TestScriptsLeaveTheSameValuesAndExpiryOnRedisAndMiniredis(t *testing.T) {
 				onMini := newLimiter(t, algorithm, onRedis(t, mini, redisstore.WithClock(c.Now)), l)
 				var last ratelimit.Result
 				var written time.Time // before the last call that could write
-				for range effort.Of(50, 150) {
+				for range effort.Of(25, 150) {
 					// Large costs, so that no bucket is empty again within the test.
 					n := max(l.Rate/20, 1) + rng.IntN(max(l.Rate/10, min(l.Rate, 3)))
 					if rng.IntN(8) == 0 && last.Allowed {
@@ -718,7 +718,7 @@ func TestACallOnALargeLogIsAFewCommands(t *testing.T) {
 
 func TestALogTakesAtMost12BytesAnEventOnRedis(t *testing.T) {
 	client := redistest.Start(t).Client(t)
-	for _, events := range []int{1_000, 10_000} {
+	for _, events := range []int{1_000, effort.Of(3_000, 10_000)} {
 		c := newClock()
 		lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerDay(events))
 		for range events {

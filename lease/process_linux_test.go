@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -161,6 +162,7 @@ func (c *child) wait() error {
 // Four processes share limits while one of them is killed and one is stopped for longer than a
 // life, Redis is paused and frozen, replies are lost, and its scripts are forgotten.
 func TestProcessesInFaults(t *testing.T) {
+	effort.NeedFull(t)
 	if testing.Short() {
 		t.Skip("6 s of real time")
 	}

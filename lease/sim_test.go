@@ -600,7 +600,7 @@ func ofFew(seed uint64) schedule {
 
 var (
 	firstSeed = flag.Uint64("sim.seed", 0, "the first of the schedules' seeds")
-	schedules = flag.Int("sim.schedules", 0, "how many schedules; 0 is 1,000, 150 with -short, and 10,000 with RATELIMIT_LONG=1")
+	schedules = flag.Int("sim.schedules", 0, "how many schedules; 0 is 250, 150 with -short, 1,000 with RATELIMIT_FULL=1 and 10,000 with RATELIMIT_LONG=1")
 )
 
 // tight is the part of the bound that some schedule must reach, or else the model is too tame.
@@ -615,6 +615,8 @@ func TestLeasesKeepTheirBounds(t *testing.T) {
 		n = 10_000
 	case testing.Short():
 		n = 150
+	case !effort.Full():
+		n = 250
 	}
 	for _, c := range []struct {
 		name string

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 )
 
@@ -23,11 +24,15 @@ func TestMain(m *testing.M) {
 }
 
 func TestAFleetIsAdmittedNoEventTooMany(t *testing.T) {
+	t.Parallel()
 	for name, addr := range map[string]func(t *testing.T) string{
 		"embedded":     func(*testing.T) string { return "" },
 		"redis-server": func(t *testing.T) string { return redistest.Start(t).Addr() },
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name == "embedded" {
+				effort.NeedFull(t)
+			}
 			var out bytes.Buffer
 			require.NoError(t, run(t.Context(), &out, addr(t), ""))
 			require.Contains(t, out.String(), ": overshoot 0\n")
@@ -42,6 +47,7 @@ func TestAnOvershootIsAnError(t *testing.T) {
 }
 
 func TestNoServerIsAnErrorThatSaysWhy(t *testing.T) {
+	t.Parallel()
 	_, err := startAll(t.Context(), "127.0.0.1:1", "key") // nobody listens there
 	require.ErrorContains(t, err, "process 1: exit status 1: ")
 	require.ErrorContains(t, err, ratelimit.ErrStore.Error())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -144,7 +145,7 @@ func TestADenialDoesNotTouchTheLog(t *testing.T) {
 // blocks.
 func TestALogCountsAsAPlainListDoes(t *testing.T) {
 	type event struct{ at, n int64 }
-	for seed := range uint64(20) {
+	for seed := range uint64(effort.Of(6, 20)) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		l := store.Limit{Rate: 2_000, Burst: 2_000, Period: 1_000_000}
 		g, now := new(Log), int64(5_000_000)
@@ -202,6 +203,9 @@ func TestALogCountsAsAPlainListDoes(t *testing.T) {
 func TestALogCountsWhateverIsRefunded(t *testing.T) {
 	type event struct{ at, n int64 }
 	for seed := range uint64(24) {
+		if seed%4 > 0 && !effort.Full() {
+			continue // the last of them charge several events at once
+		}
 		rng := rand.New(rand.NewPCG(seed, 1))
 		l := store.Limit{Rate: 3_000 + rng.Int64N(20_000), Period: 1_000_000}
 		g, now := new(Log), int64(5_000_000)

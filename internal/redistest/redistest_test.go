@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 )
 
@@ -159,6 +160,7 @@ func TestMiniMovesBothClocks(t *testing.T) {
 }
 
 func TestSentinelsPromoteAReplica(t *testing.T) {
+	effort.NeedFull(t) // as the tests that use them
 	t.Parallel()
 	start := time.Now()
 	s := redistest.StartSentinel(t, 1, 500*time.Millisecond)

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -70,7 +71,8 @@ var uses = []struct {
 // each use. It adds up the squares of the deviations from the average, over the average.
 // For even cells the sum is about 63, and 180 or more once in 10^12 times.
 func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
-	const keys, cells, secrets = 1024, 64, 2500 / scale
+	const keys, cells = 1024, 64
+	secrets := effort.Of(500, 2500) / scale
 	ns := store.NewNamespace(&store.Rule{Name: "any"}, "")
 	for _, family := range families {
 		seen := map[string]bool{}
@@ -114,7 +116,7 @@ func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 // value, and the key's length.
 func TestEachByteOfAKeyCounts(t *testing.T) {
 	ns := store.NewNamespace(&store.Rule{Name: "any"}, "")
-	for number := range max(1, 5/scale) {
+	for number := range max(1, effort.Of(1, 5)/scale) {
 		secret := memstore.SecretOf(number)
 		var shorter memstore.Hashed
 		for length := 1; length <= 100; length++ {

@@ -177,6 +177,7 @@ func TestConformanceOfBatches(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
+			effort.NeedFull(t) // TestConformanceOnRedis has fewer calls at once
 			storetest.Run(t, open(client), storetest.Traces(effort.Of(2, 6)), storetest.ExpiresInRealTime())
 		})
 		t.Run(name+", each call a batch", func(t *testing.T) {

@@ -278,6 +278,7 @@ func TestLongRestartThatLoads(t *testing.T) {
 // The short form of the long tests of clusters: the slots have moved, and the client gets
 // no answer where it asks.
 func TestClusterThatChangedIsAskedForItsSlots(t *testing.T) {
+	t.Parallel()
 	live, gone := redistest.Start(t), redistest.Start(t)
 	gone.Kill()
 	var master atomic.Pointer[redistest.Server]

@@ -162,6 +162,7 @@ func TestLostReplyRunsOnce(t *testing.T) {
 }
 
 func TestFrozenServer(t *testing.T) {
+	t.Parallel()
 	server := redistest.StartCluster(t, 1, 0).Masters[0]
 	for _, contextTimeouts := range []bool{false, true} {
 		for _, warm := range []bool{true, false} {

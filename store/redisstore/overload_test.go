@@ -145,7 +145,10 @@ func TestExactlyOnceInOverload(t *testing.T) {
 		most = 512
 	}
 	for name, fault := range faults {
-		for _, callers := range []int{256, most} {
+		for _, callers := range []int{most, 256} {
+			if callers < most && !effort.Full() {
+				continue
+			}
 			t.Run(fmt.Sprintf("%s, %d callers", name, callers), func(t *testing.T) {
 				server := redistest.Start(t)
 				proxy := redistest.StartProxy(t, server.Addr())

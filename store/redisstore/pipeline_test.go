@@ -361,6 +361,7 @@ func TestACallThatIsTriedAgainEndsByItsOwnTime(t *testing.T) {
 
 // Connections, handshake and script take several times as long as a call may.
 func TestOneCallerIsServedFarAway(t *testing.T) {
+	t.Parallel()
 	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
 	proxy.Delay(160 * time.Millisecond)
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr()})

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -76,6 +77,62 @@ func TestStrangersCanUseEachModule(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The script of CONTRIBUTING tags a clone of a bare repository and pushes there. Then strangers
+// can fetch each module, which the script itself tries, and run the command.
+func TestTheScriptReleasesEachModule(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the command")
+	}
+	const version = "v0.1.1002"
+	r := newRepository(t)
+	for _, oldest := range modules(t) {
+		if oldest != unreleased {
+			r.tagOldest(t, oldest)
+		}
+	}
+	bare := place{t.TempDir(), r.git}
+	bare.run(t, "git", "branch", "-f", "main", r.tree)
+	clone := place{filepath.Join(t.TempDir(), "clone"), r.strangers}
+	here.run(t, "git", "clone", "-q", "-b", "main", strings.TrimPrefix(r.git[1], "GIT_DIR="), clone.dir)
+	script := filepath.Join("tools", "release", "tag")
+	refused := func(why string) {
+		t.Helper()
+		if said := clone.fail(t, script, version); !strings.Contains(said, why) {
+			t.Fatalf("it says %q, not %q", said, why)
+		}
+	}
+
+	refused("CHANGELOG.md has no ## [0.1.1002]")
+	changes, err := os.OpenFile(filepath.Join(clone.dir, "CHANGELOG.md"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := changes.WriteString("\n## [0.1.1002] - 2026-01-02\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := changes.Close(); err != nil {
+		t.Fatal(err)
+	}
+	refused("not committed")
+	clone.run(t, "git", "commit", "-q", "-am", "release")
+	clone.run(t, script, version)
+	refused("a pushed tag is never moved")
+
+	tags := strings.Fields(bare.run(t, "git", "tag", "--list", "*"+version))
+	for dir := range modules(t) {
+		if tag := path.Join(dir, version); !slices.Contains(tags, tag) {
+			t.Errorf("no tag %s among %v", tag, tags)
+		}
+	}
+	if got, want := bare.run(t, "git", "rev-parse", version+"^{commit}"), clone.run(t, "git", "rev-parse", "main"); got != want {
+		t.Errorf("the root is %s, not %s of main", got, want)
+	}
+	s := place{t.TempDir(), r.strangers}
+	s.env = append(s.env, "GOBIN="+s.dir)
+	s.run(t, "go", "install", root+"/cmd/ratelimit@"+version)
+	s.run(t, filepath.Join(s.dir, "ratelimit"), "help")
 }
 
 // modules returns the modules of the tree that are for strangers, by directory, each with
@@ -218,6 +275,18 @@ type place struct {
 }
 
 var here = place{dir: filepath.Join("..", "..")}
+
+// fail returns what a command says that must fail.
+func (p place) fail(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Dir, cmd.Env = p.dir, append(os.Environ(), p.env...)
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		t.Fatalf("%v did not fail:\n%s", cmd, out)
+	}
+	return string(out)
+}
 
 // run returns what the command prints, without surrounding space.
 func (p place) run(t *testing.T, name string, args ...string) string {
