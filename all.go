@@ -35,6 +35,7 @@ import (
 // first. An admission by two of the five algorithms allocates nothing. An All keeps nothing per
 // key. It is safe for concurrent use. Make it by [NewAll].
 type All struct {
+	known
 	parts []part
 	pairs *pairs // nil if it has none
 	plain bool   // whether decision.takePlain can decide
@@ -83,6 +84,7 @@ func NewAll(limiters ...Limiter) (*All, error) {
 		return nil, err
 	}
 	a.pairs, a.plain = newPairs(a.parts), isPlain(a.parts)
+	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Local: a.local})
 	return a, nil
 }
 
@@ -160,9 +162,6 @@ func (a *All) Unwrap() []Limiter {
 	}
 	return limiters
 }
-
-// UsesContext is false: only its limits can.
-func (a *All) UsesContext() bool { return false }
 
 // Allow is AllowN of 1.
 func (a *All) Allow(ctx context.Context, key string) (res Result, err error) {
@@ -247,8 +246,8 @@ func (a *All) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]P
 	return all, nil
 }
 
-// Local returns an All of the Locals of its limits: see [TokenBucket.Local].
-func (a *All) Local(s store.Store, instances int) (Limiter, error) {
+// local makes an All of the local limiters of its limits.
+func (a *All) local(s store.Store, instances int) (Limiter, error) {
 	limiters := make([]Limiter, len(a.parts))
 	for i := range a.parts {
 		var err error

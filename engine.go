@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -28,7 +29,7 @@ func spentZ(r store.Reply) int64 { return r.Z }
 
 // limiter is embedded in the five types. They differ only in their rule.
 type limiter struct {
-	self       Limiter // the type that it is embedded in, as users hold it
+	known
 	rule       *store.Rule
 	store      store.Store
 	namespace  *store.Namespace
@@ -49,6 +50,8 @@ type limiter struct {
 	joint  store.Store // store, if it can be compared with that of others; else nil
 	bottom store.Store // which keeps what joint is asked for
 }
+
+type known = see.Core[Limiter]
 
 // keyFunc makes the key that is counted of the one that is asked for.
 type keyFunc func(ctx context.Context, key string) (string, error)
@@ -73,12 +76,20 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 	lim.policyName = cmp.Or(lim.policyName, lim.name, l.String())
 	lim.policy = lim.policyOf(l, lim.integers)
 	lim.namespace = store.NewNamespace(rule, lim.identity())
-	lim.self = self
-	lim.optional = lim.keyFunc != nil || lim.calls || lim.observer != nil
+	lim.introduce(self)
 	if reflect.ValueOf(s).Comparable() {
 		lim.joint, lim.bottom = s, bottom(s)
 	}
 	return s.Prepare(rule, lim.integers, lim.limitFunc == nil)
+}
+
+// introduce lets others know lim as self.
+func (lim *limiter) introduce(self Limiter) {
+	lim.optional = lim.keyFunc != nil || lim.calls || lim.observer != nil
+	lim.known = see.NewCore(self, see.Known[Limiter]{
+		Algorithm: lim.rule.Name, Name: lim.policyName, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
+		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
+	})
 }
 
 // bottom is the store behind those that stand before s, and s itself if it is that.
@@ -98,10 +109,8 @@ func (lim *limiter) core() *limiter { return lim }
 // coreOf is the limiter of l if l is one of the five types. It is nil for types that embed
 // one of them: those may have an AllowN of their own.
 func coreOf(l Limiter) *limiter {
-	if c, ok := l.(interface{ core() *limiter }); ok && !isnil.Is(l) {
-		if lim := c.core(); reflect.TypeOf(lim.self) == reflect.TypeOf(l) { // not ==: l may be a copy
-			return lim
-		}
+	if c, ok := l.(interface{ core() *limiter }); ok && see.Of(l) != nil {
+		return c.core()
 	}
 	return nil
 }
@@ -124,20 +133,6 @@ func (lim *limiter) Limit() Limit { return lim.limit }
 
 // Name returns the name given by [WithName], "" if none.
 func (lim *limiter) Name() string { return lim.name }
-
-// Policy is what clients may be told of the constructor's limit.
-func (lim *limiter) Policy() Policy { return lim.policy }
-
-// Algorithm returns the name of the algorithm, as [New] knows it.
-func (lim *limiter) Algorithm() string {
-	if lim.rule == nil {
-		return ""
-	}
-	return lim.rule.Name
-}
-
-// UsesContext reports whether a function that it was given reads the contexts of calls.
-func (lim *limiter) UsesContext() bool { return lim.limitFunc != nil || lim.keyFunc != nil }
 
 // Peek answers what Allow would, and charges nothing.
 func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error) {

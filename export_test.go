@@ -21,6 +21,6 @@ func With(l Limiter, opts ...Option) Limiter {
 			return l
 		}
 	}
-	lim.self, lim.optional = copied, lim.keyFunc != nil || lim.calls || lim.observer != nil
+	lim.introduce(copied)
 	return copied
 }

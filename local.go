@@ -2,23 +2,19 @@ package ratelimit
 
 import (
 	"context"
-	"fmt"
+	"reflect"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Local returns what stands in for this limiter in one of so many instances while their store
-// fails: a limiter on s, which is expected to be in memory, of 1/instances of each limit, those
-// of tiers and of a limit function included ([Limit.Share]). It has the algorithm, name and
-// options of this one, but no observers. Its Limit and the names of its policies are those of
-// this one. Package fallback has uses for it.
+// local makes what stands in for lim in one of so many instances while their store fails: a
+// limiter on s, which is expected to be in memory, of 1/instances of each limit, those of tiers
+// and of a limit function included. It has the algorithm, name and options of lim, but no
+// observers. Its Limit and the names of its policies are those of lim.
 //
 // The error is [ErrInvalidLimit] if instances is below 1, or a limit has no such share. Of
 // limits that a function gives, that is an error of the call.
-func (lim *limiter) Local(s store.Store, instances int) (Limiter, error) {
-	if lim.store == nil {
-		return nil, fmt.Errorf("%w: a limiter is made by its constructor", ErrInvalidOption)
-	}
+func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, error) {
 	of := func(l Limit) (Limit, error) {
 		if lim.rule.Burst && l.Burst == 0 && l.Rate > 0 { // or else a share is rounded down
 			l.Burst = l.Rate
@@ -52,7 +48,15 @@ func (lim *limiter) Local(s store.Store, instances int) (Limiter, error) {
 	if lim.name != "" {
 		opts = append(opts, WithName(lim.name))
 	}
-	return New(lim.rule.Name, s, lim.limit, opts...)
+	type one interface {
+		Limiter
+		core() *limiter
+	}
+	l := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one) // by New, makers would refer to itself
+	if err := l.core().build(l, lim.rule, s, lim.limit, opts); err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 // asHere is an Option: to count by the same keys, and what this limiter counts.

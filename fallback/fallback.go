@@ -146,7 +146,7 @@ func FailTo(l ratelimit.Limiter) Answer {
 	return Answer{source: ratelimit.SourceLocal, local: l}
 }
 
-// FailLocal is [FailTo] with a limiter in memory, which [New] makes by [ratelimit.TokenBucket.Local].
+// FailLocal is [FailTo] with a limiter in memory, which [New] makes by the options of the store's.
 // It has the same algorithm and 1/n of each limit, including those of tiers and of a limit
 // function. The number of instances that share the store is n, 1 or more.
 func FailLocal(n int) Answer {

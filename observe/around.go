@@ -28,7 +28,7 @@ func Around(l ratelimit.Limiter, observers ...ratelimit.Observer) (ratelimit.Lim
 	if len(observers) == 0 {
 		return nil, fmt.Errorf("%w: Around without an observer", ratelimit.ErrInvalidOption)
 	}
-	names := namesIn(nil, l)
+	names := see.Names(l)
 	for _, o := range observers {
 		if isnil.Is(o) {
 			return nil, fmt.Errorf("%w: an observer is nil", ratelimit.ErrInvalidOption)
@@ -38,17 +38,6 @@ func Around(l ratelimit.Limiter, observers ...ratelimit.Observer) (ratelimit.Lim
 		}
 	}
 	return &around{l, append([]ratelimit.Observer(nil), observers...)}, nil
-}
-
-// namesIn appends the names of the limits in l.
-func namesIn(dst []string, l ratelimit.Limiter) []string {
-	if p, ok := l.(interface{ Policy() ratelimit.Policy }); ok && see.Ours(l) {
-		return append(dst, p.Policy().Name)
-	}
-	for _, inner := range see.Inside(l) {
-		dst = namesIn(dst, inner)
-	}
-	return dst
 }
 
 // around is a limiter with observers.

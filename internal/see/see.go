@@ -59,12 +59,50 @@ func Answering[L any](l L) (found L, ok bool) { return First[interface{ answers(
 // Sleeping returns what embeds Sleeps.
 func Sleeping[L any](l L) (found L, ok bool) { return First[interface{ sleeps() }](l) }
 
+// Known is what the packages of this module know of a type of package ratelimit, beyond its
+// methods. L is ratelimit.Limiter.
+type Known[L any] struct {
+	Algorithm   string // by its name; "" of several limits
+	Name        string // of its policy
+	UsesContext bool   // whether a function of a limit or of a key gets the contexts of calls
+	// Local makes what stands in for the limiter in one of so many instances while their store
+	// fails: a limiter on s, of 1/instances of each of its limits.
+	Local func(s store.Store, instances int) (L, error)
+
+	self L // as users hold it
+}
+
+// Core is embedded in the types of package ratelimit.
+type Core[L any] struct{ known *Known[L] }
+
+// NewCore returns the Core of self.
+func NewCore[L any](self L, k Known[L]) Core[L] {
+	k.self = self
+	return Core[L]{&k}
+}
+
+func (c Core[L]) core() *Known[L] { return c.known }
+
+// Of returns what is known of l, nil if it is no type of package ratelimit. A type that embeds
+// one is none: it may have an AllowN of its own.
+func Of[L any](l L) *Known[L] {
+	if isnil.Is(l) {
+		return nil
+	}
+	if c, ok := any(l).(interface{ core() *Known[L] }); ok {
+		if k := c.core(); k != nil && reflect.TypeOf(k.self) == reflect.TypeOf(l) { // not ==: l may be a copy
+			return k
+		}
+	}
+	return nil
+}
+
 // Algorithm returns the name of the algorithm that decides for l, behind limiters around one
 // other, and "" if that is not known.
 func Algorithm[L any](l L) string {
 	for !isnil.Is(l) {
-		if a, ok := any(l).(interface{ Algorithm() string }); ok && Ours(l) {
-			return a.Algorithm()
+		if k := Of(l); k != nil {
+			return k.Algorithm
 		}
 		w, ok := any(l).(interface{ Unwrap() L })
 		if !ok {
@@ -81,7 +119,7 @@ func ByKey[L any](l L) bool {
 	if _, answers := any(l).(interface{ answers() }); answers {
 		return false
 	}
-	if u, ok := any(l).(usesContext); ok && Ours(l) && u.UsesContext() {
+	if k := Of(l); k != nil && k.UsesContext {
 		return false
 	}
 	for _, inner := range Inside(l) {
@@ -95,8 +133,7 @@ func ByKey[L any](l L) bool {
 // IgnoresContext reports whether l is known not to use the context. It does not look into
 // limiters of other packages, which may use it themselves.
 func IgnoresContext[L any](l L) bool {
-	u, ok := any(l).(usesContext)
-	if !ok || !Ours(l) || u.UsesContext() {
+	if k := Of(l); k == nil || k.UsesContext {
 		return false
 	}
 	for _, inner := range Inside(l) {
@@ -107,31 +144,26 @@ func IgnoresContext[L any](l L) bool {
 	return true
 }
 
-type usesContext interface{ UsesContext() bool }
-
-// Ours reports whether l is a type of package ratelimit, and none that embeds one: that may
-// have an AllowN of its own.
-func Ours(l any) bool {
-	t := reflect.TypeOf(l)
-	if t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	return t.PkgPath() == "github.com/ratelimit-go/ratelimit"
-}
-
-// Local returns what l's method Local does: see ratelimit.TokenBucket.
+// Local returns the local limiter of l: see Known.
 func Local[L any](l L, s store.Store, instances int) (local L, err error) {
 	if isnil.Is(l) {
 		return local, fmt.Errorf("%w: the limiter is nil", store.ErrInvalidOption)
 	}
-	for DoesRemember(l) {
-		l = any(l).(interface{ Unwrap() L }).Unwrap()
-	}
-	known, ok := any(l).(interface {
-		Local(s store.Store, instances int) (L, error)
-	})
-	if !ok || !Ours(l) {
+	k := Of(l)
+	if k == nil {
 		return local, fmt.Errorf("%w: a %T has no share: make its local limiter yourself", store.ErrInvalidOption, l)
 	}
-	return known.Local(s, instances)
+	return k.Local(s, instances)
+}
+
+// Names returns the names of the limits in l, as far as they are known.
+func Names[L any](l L) []string {
+	if k := Of(l); k != nil && k.Algorithm != "" {
+		return []string{k.Name}
+	}
+	var names []string
+	for _, inner := range Inside(l) {
+		names = append(names, Names(inner)...)
+	}
+	return names
 }
