@@ -28,10 +28,10 @@
 //	  └ Waiter         who waits               throttle.NewWaiter
 //	    └ Rekeyed      which key               NewRekeyed
 //	      └ fallback   if the store fails      fallback.New
-//	        └ lease      what is held here     lease.New, regions.New
-//	          └ TokenBucket, …   the decision
-//	            └ coalesce       who asks together   coalesce.New
-//	              └ denycache    what is not asked   denycache.New
+//	        └ TokenBucket, …   the decision
+//	          └ lease          what is held here   lease.New, or these two:
+//	            └ coalesce     who asks together   coalesce.New
+//	              └ denycache  what is not asked   denycache.New
 //	                └ redisstore, memstore, yours
 //
 // With several limits the middle is another one:
@@ -44,8 +44,8 @@
 //	    │ └ TokenBucket, …
 //	    └ SlidingWindow, …
 //
-// Leave out what you do not need. Constructors refuse what cannot work. A lease goes around one
-// of the five alone, and so does a regions: they take and move events of these. A fallback has no Waiter, Slowdown, shadow or accesslist inside,
+// Leave out what you do not need. Constructors refuse what cannot work. A regions goes
+// around one of the five alone, since it moves events of these. A fallback has no Waiter, Slowdown, shadow or accesslist inside,
 // however deep: they would answer for its store, or sleep while others wait for it. An All
 // has no Waiter, which would sleep on what the others have charged.
 //

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
-	"github.com/ratelimit-go/ratelimit/internal/order"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -15,7 +14,7 @@ import (
 // is left out, since s is expected to be in memory. So are observers. Its Limit and its policies'
 // names are those of l.
 //
-// l is one of the five algorithms, or a [Rekeyed], a [PerCall], an [All] or a lease around them.
+// l is one of the five algorithms, or a [Rekeyed], a [PerCall] or an [All] around them.
 // Otherwise the error is [ErrInvalidOption]. It is [ErrInvalidLimit] if n is below 1, or a
 // limit of l or of its tiers has no such share. Of limits that a function gives, that is
 // an error of the call.
@@ -47,10 +46,6 @@ func Share(l Limiter, s store.Store, n int) (Limiter, error) {
 			return nil, err
 		}
 		return &Rekeyed{inner, l.key}, nil
-	case interface{ Unwrap() Limiter }:
-		if order.DoesRemember(l) {
-			return Share(l.Unwrap(), s, n)
-		}
 	}
 	if lim := coreOf(l); lim != nil {
 		return lim.share(s, n)

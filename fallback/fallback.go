@@ -60,7 +60,6 @@ type Limiter struct {
 	limiter  ratelimit.Limiter
 	source   ratelimit.Source // the policy's
 	local    ratelimit.Limiter
-	keeps    bool // whether the limiter, or one in it, may take a Refund without the store
 	failures uint32
 	pause    time.Duration // from opening to the probe
 
@@ -193,7 +192,6 @@ func New(l ratelimit.Limiter, p Policy, opts ...Option) (*Limiter, error) {
 		}
 	}
 	f := &Limiter{limiter: l, source: p.source, failures: defaultFailures, pause: defaultPause, base: time.Now()}
-	_, f.keeps = order.Remembering(l)
 	f.changes.since = f.base
 	for _, opt := range opts {
 		if opt == nil {
@@ -560,10 +558,10 @@ func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit
 	}
 	_, err := f.call(func() (ratelimit.Result, error) {
 		err := f.limiter.Refund(ctx, key, charged, n)
-		if err == nil && f.keeps { // a lease takes it back by itself, and does not say so
+		if err == nil { // a lease takes it back by itself, and does not say so
 			err = errUnasked
 		}
-		return ratelimit.Result{}, unasked(charged, err)
+		return ratelimit.Result{}, err
 	})
 	return err
 }

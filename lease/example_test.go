@@ -12,15 +12,15 @@ import (
 
 // A limit that a whole fleet asks for often. Instead of a memstore it would be on Redis.
 func Example() {
-	mem, err := memstore.New()
+	store, err := memstore.New()
 	if err != nil {
 		panic(err)
 	}
-	window, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(1_000_000))
+	leases, err := lease.New(store, 50*time.Millisecond)
 	if err != nil {
 		panic(err)
 	}
-	limiter, err := lease.New(window, 50*time.Millisecond)
+	limiter, err := ratelimit.NewFixedWindow(leases, ratelimit.PerHour(1_000_000))
 	if err != nil {
 		panic(err)
 	}
@@ -32,7 +32,7 @@ func Example() {
 			admitted++
 		}
 	}
-	err = limiter.Close(ctx) // gives back what is held
-	fmt.Println(admitted, "admitted; few calls:", limiter.Stats().Asked < 1000, err)
+	err = leases.Close(ctx) // gives back what is held
+	fmt.Println(admitted, "admitted; few calls:", leases.Stats().Asked < 1000, err)
 	// Output: 10000 admitted; few calls: true <nil>
 }

@@ -1,7 +1,7 @@
 package lease
 
 // Armed is whether a timer runs.
-func (d *Limiter) Armed() bool { return d.armed.Load() }
+func (d *Store) Armed() bool { return d.armed.Load() }
 
 // Sweep is what the timer does.
-func (d *Limiter) Sweep() { d.sweep() }
+func (d *Store) Sweep() { d.sweep() }

@@ -314,8 +314,7 @@ func TestSeveralEvents(t *testing.T) {
 			require.False(t, r.Allowed, "some of them are held")
 			require.Equal(t, held, d.Stats().Held)
 			closeLease(t, d)
-			most := r.Limit
-			require.Equal(t, most-taken, allowN(t, d, 1).Remaining+1)
+			require.Equal(t, fullKey(t, d)-taken, allowN(t, d, 1).Remaining+1)
 		})
 	})
 }
@@ -346,7 +345,7 @@ func TestLimitsChange(t *testing.T) {
 			require.Positive(t, other.Stats().Held, "the other one has not been asked")
 
 			limit = ratelimit.Limit{Period: time.Second} // nothing
-			for _, d := range []*lease.Limiter{d, other} {
+			for _, d := range []*onLease{d, other} {
 				require.Equal(t, ratelimit.SourceZeroRate, allow(t, d).Source())
 				n, r, err := d.AllowUpTo(t.Context(), "key", 2)
 				require.NoError(t, err)
@@ -359,7 +358,7 @@ func TestLimitsChange(t *testing.T) {
 			require.Equal(t, ratelimit.SourceStore, r.Source(), "what it had was of another limit")
 			closeLease(t, d)
 			closeLease(t, other)
-			require.Equal(t, r.Limit-taken, remaining(t, d))
+			require.Equal(t, fullKey(t, d)-taken, remaining(t, d))
 		})
 	})
 }

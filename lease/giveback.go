@@ -4,12 +4,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // counts are what [Stats] are made of. A call of the store is counted in one of asked, unleased
@@ -32,7 +33,7 @@ type Stats struct {
 }
 
 // Stats returns what has happened up to now.
-func (d *Limiter) Stats() Stats {
+func (d *Store) Stats() Stats {
 	c := &d.stats
 	s := Stats{
 		Local: c.local.Load(), Unleased: c.unleased.Load(), Lost: c.lost.Load(), Granted: c.granted.Load(),
@@ -64,7 +65,7 @@ type job func(ctx context.Context) error
 const maxWorkers = 32
 
 // begin counts a goroutine, or a call, that Close waits for. It is false if the limiter is closed.
-func (d *Limiter) begin() bool {
+func (d *Store) begin() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed.Load() {
@@ -76,16 +77,17 @@ func (d *Limiter) begin() bool {
 
 // giveBack gives back n events of a grant, without waiting for it. If the store takes too few
 // calls for all that lapses, the rest stays charged until it leaves the limit.
-func (d *Limiter) giveBack(key string, g *grant, n int) {
+func (d *Store) giveBack(e *entry, g *grant, n int) {
 	if n == 0 {
 		return
 	}
 	d.stats.lapsed.Add(int64(n))
-	d.do(func(ctx context.Context) error { return d.refund(ctx, key, g, n) }, int(d.maxKeys))
+	ns, key := e.ns, e.key
+	d.do(func(ctx context.Context) error { return d.refund(ctx, ns, key, g, n) }, int(d.maxKeys))
 }
 
-func (d *Limiter) refund(ctx context.Context, key string, g *grant, n int) error {
-	err := d.five.RefundBy(ctx, key, g.result, n, *g.by)
+func (d *Store) refund(ctx context.Context, ns *store.Namespace, key string, g *grant, n int) error {
+	err := d.Store.Refund(ctx, ns, key, g.limits.by, store.NewReceipt(g.limits.by, g.at, g.reset, int64(n)))
 	if err == nil {
 		d.stats.givenBack.Add(int64(n))
 	}
@@ -94,7 +96,7 @@ func (d *Limiter) refund(ctx context.Context, key string, g *grant, n int) error
 
 // do has a worker do j, unless more than most wait for one. Once the limiter is closed Close
 // does it.
-func (d *Limiter) do(j job, most int) {
+func (d *Store) do(j job, most int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	closed := d.closed.Load()
@@ -110,7 +112,7 @@ func (d *Limiter) do(j job, most int) {
 
 // work does jobs until there is nothing left to do, and returns the first error. Open workers
 // leave the rest to Close.
-func (d *Limiter) work(ctx context.Context, open bool) (first error) {
+func (d *Store) work(ctx context.Context, open bool) (first error) {
 	for {
 		d.mu.Lock()
 		last := len(d.jobs) - 1
@@ -143,7 +145,7 @@ func (j job) run(ctx context.Context) (err error) {
 var errPanic = errors.New("lease: the store has panicked")
 
 // arm starts the timer that sweeps, if there is none.
-func (d *Limiter) arm() {
+func (d *Store) arm() {
 	if d.armed.Load() || !d.armed.CompareAndSwap(false, true) {
 		return
 	}
@@ -156,7 +158,7 @@ func (d *Limiter) arm() {
 
 // sweep gives back what has lapsed, settles what is owed, and forgets keys that are not asked
 // for. While there are keys it comes again.
-func (d *Limiter) sweep() {
+func (d *Store) sweep() {
 	for i := range d.shards {
 		d.sweepShard(&d.shards[i])
 	}
@@ -166,12 +168,12 @@ func (d *Limiter) sweep() {
 	}
 }
 
-func (d *Limiter) sweepShard(s *shard) {
+func (d *Store) sweepShard(s *shard) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := d.now()
 	for id, e := range s.keys {
-		d.tidy(e, *e.by, now)
+		d.tidy(e, now)
 		if e.owed > 0 {
 			d.launch(s, e)
 		}
@@ -186,8 +188,8 @@ func (d *Limiter) sweepShard(s *shard) {
 // Close gives back what is held, and charges what is owed by overdraft. Later calls ask the
 // store. It waits for calls that are under way, also if ctx has ended: for the store's timeout
 // at most. The error is the first of those of the store. To close again does nothing.
-func (d *Limiter) Close(ctx context.Context) error {
-	if d.limiter == nil {
+func (d *Store) Close(ctx context.Context) error {
+	if d.Store == nil {
 		return errNoConstructor
 	}
 	d.mu.Lock()
@@ -208,7 +210,7 @@ func (d *Limiter) Close(ctx context.Context) error {
 }
 
 // workTogether does all jobs, several at once, and returns the first error of a worker.
-func (d *Limiter) workTogether(ctx context.Context) error {
+func (d *Store) workTogether(ctx context.Context) error {
 	d.mu.Lock()
 	d.workers += maxWorkers
 	d.mu.Unlock()
@@ -227,14 +229,14 @@ func (d *Limiter) workTogether(ctx context.Context) error {
 }
 
 // closeShard makes jobs of all that is held, and of what is owed.
-func (d *Limiter) closeShard(s *shard) {
+func (d *Store) closeShard(s *shard) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.keys {
 		d.giveUp(e)
 		if owed := e.owed; owed > 0 {
 			d.do(func(ctx context.Context) error {
-				_, err := d.five.By(ctx, five.Overdraw, e.key, owed, *e.by)
+				_, err := d.Store.Overdraw(ctx, e.ns, e.key, e.limits.by, int64(owed), math.MaxInt32)
 				return err
 			}, 0)
 		}
@@ -244,9 +246,9 @@ func (d *Limiter) closeShard(s *shard) {
 }
 
 // giveUp gives back all that is held of a key.
-func (d *Limiter) giveUp(e *entry) {
+func (d *Store) giveUp(e *entry) {
 	for range 2 { // the spare becomes what is spent
 		g, n := e.drop()
-		d.giveBack(e.key, g, n)
+		d.giveBack(e, g, n)
 	}
 }

@@ -40,14 +40,70 @@ var stopped = memstore.WithClock(func() time.Time { return time.Unix(1_800_000_0
 
 func newLimiter(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
 	t.Helper()
-	lim, err := ratelimit.New(algorithm, s, l, append(opts, ratelimit.WithName("test"))...)
+	of := func(s store.Store) (ratelimit.Limiter, error) {
+		return ratelimit.New(algorithm, s, l, append(opts, ratelimit.WithName("test"))...)
+	}
+	lim, err := of(s)
 	require.NoError(t, err)
+	recipes.Store(lim, recipe{s, of})
 	return lim
 }
 
-func newLease(t testing.TB, l ratelimit.Limiter, life time.Duration, opts ...lease.Option) *lease.Limiter {
+// recipes are how limiters of newLimiter were made, so that newLease makes others alike.
+var recipes sync.Map
+
+type recipe struct {
+	store store.Store
+	of    func(s store.Store) (ratelimit.Limiter, error)
+}
+
+// onLease is a limiter on a lease.
+type onLease struct {
+	limiting
+	*lease.Store
+	plain ratelimit.Limiter // like it, without the lease
+}
+
+type limiting interface {
+	ratelimit.Limiter
+	ratelimit.Charger
+	ratelimit.Delayer
+	ratelimit.Describer
+	AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error)
+}
+
+// These are those of the limiter.
+func (d *onLease) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
+	return d.limiting.Peek(ctx, key)
+}
+
+func (d *onLease) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	return d.limiting.Refund(ctx, key, charged, n)
+}
+
+func (d *onLease) Reset(ctx context.Context, key string) error { return d.limiting.Reset(ctx, key) }
+
+// Unwrap returns one of the five.
+func (d *onLease) Unwrap() ratelimit.Limiter { return d.limiting }
+
+// leaseOf tries to make a limiter like l on a lease.
+func leaseOf(l ratelimit.Limiter, life time.Duration, opts ...lease.Option) (*onLease, error) {
+	made, _ := recipes.Load(l)
+	d, err := lease.New(made.(recipe).store, life, opts...)
+	if err != nil {
+		return nil, err
+	}
+	lim, err := made.(recipe).of(d)
+	if err != nil {
+		return nil, err
+	}
+	return &onLease{lim.(limiting), d, l}, nil
+}
+
+// newLease makes a limiter like l on a lease.
+func newLease(t testing.TB, l ratelimit.Limiter, life time.Duration, opts ...lease.Option) *onLease {
 	t.Helper()
-	d, err := lease.New(l, life, opts...)
+	d, err := leaseOf(l, life, opts...)
 	require.NoError(t, err)
 	return d
 }
@@ -74,7 +130,15 @@ func remaining(t testing.TB, plain ratelimit.Limiter) int {
 	return r.Remaining
 }
 
-func closeLease(t testing.TB, d *lease.Limiter) {
+// fullKey is how many events of another key there are.
+func fullKey(t testing.TB, l ratelimit.Limiter) int {
+	t.Helper()
+	r, err := l.Peek(t.Context(), "fresh")
+	require.NoError(t, err)
+	return r.Remaining
+}
+
+func closeLease(t testing.TB, d *onLease) {
 	t.Helper()
 	require.NoError(t, d.Close(t.Context()))
 	require.Zero(t, d.Stats().Held)
@@ -82,7 +146,7 @@ func closeLease(t testing.TB, d *lease.Limiter) {
 }
 
 // hold has a process of a synctest bubble ask until it holds at least so many events.
-func hold(t testing.TB, d *lease.Limiter, want int) (taken []ratelimit.Result) {
+func hold(t testing.TB, d *onLease, want int) (taken []ratelimit.Result) {
 	t.Helper()
 	for d.Stats().Held < want {
 		r := allow(t, d)

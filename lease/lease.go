@@ -1,20 +1,21 @@
-// Package lease takes events from a limiter on Redis ahead, some at a time, and admits them
-// in memory.
+// Package lease takes events of a store on Redis ahead, some at a time, and admits them in memory.
 //
-//	limiter, err := lease.New(bucket, 50*time.Millisecond)
+//	leases, err := lease.New(redis, 50*time.Millisecond)
 //	...
-//	defer limiter.Close(ctx)
+//	limiter, err := ratelimit.NewTokenBucket(leases, ratelimit.PerSecond(10_000))
+//	...
+//	defer leases.Close(ctx)
 //
 // # Bound
 //
-// It is that of the wrapped limiter, exactly, in any number of processes, if all of them lease
-// with one life. What that costs depends on the algorithm. r is Rate/Period:
+// It is that of the limiter, exactly, in any number of processes, if all of them lease with one
+// life. What that costs depends on the algorithm. r is Rate/Period:
 //
-//   - [ratelimit.FixedWindow] and [ratelimit.SlidingWindow]: nothing. A lease ends with its
+//   - FixedWindow and SlidingWindow: nothing. A lease ends with its
 //     window.
-//   - [ratelimit.TokenBucket]: life·r of the Burst. The store is asked for a bucket that is so
-//     much smaller, and Limit says so. The rate stays.
-//   - [ratelimit.SlidingLog]: life/(Period+life) of the rate. The store remembers events for a
+//   - TokenBucket: life·r of the Burst. The store is asked for a bucket that is so
+//     much smaller. The rate stays. More events than that at once are never admitted.
+//   - SlidingLog: life/(Period+life) of the rate. The store remembers events for a
 //     life longer.
 //
 // # Exceptions
@@ -28,20 +29,20 @@ package lease
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
-	"github.com/ratelimit-go/ratelimit/internal/order"
+	"github.com/ratelimit-go/ratelimit/internal/limittext"
+	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Limiter wraps a [ratelimit.Limiter] and holds leases of it: events that the store has charged
+// Store stands before another [store.Store] and holds leases: events that the other one has charged
 // already, and that this process may admit until the lease ends. A key that is asked for often
 // then costs the store a call for many decisions. A decision takes as long as one in memory.
 //
@@ -51,38 +52,35 @@ import (
 // has follows the demand. It starts with one, and doubles while leases are used up in less than
 // half of their life. In a window that is all: a quota of a day is leased as well.
 //
-// The package comment has its bound, and the exceptions.
+// The package comment has the bound, and the exceptions.
 //
 // Others may see events taken that nobody has used yet, for two lives at most. So one process
 // may be denied what another one holds. Remaining, RetryAfter and ResetAfter are those of the
 // store's last answer, and can be a life old. So is a denial, which is remembered for up to a
 // life. At the limit a process asks the store again after half of a life, or after a life with a
-// [ratelimit.FixedWindow], and RetryAfter says so. Another process uses a lease up to a life
+// fixed window, and RetryAfter says so. Another process uses a lease up to a life
 // after a Reset. It is the same after the key's limit was lowered.
 //
-// Use it for limits that a whole fleet asks for often. It pays from four events of a key for
-// each process and life on; below that it costs some 2 % more calls. Some calls ask the
+// Use it for limits that a whole fleet asks for often. It saves calls if a process asks for a key
+// at least four times per life. Below that it costs some 2 % more calls. Some calls ask the
 // store as they would without leases: those of more events than are held, of keys of over 256
 // bytes, and of a log or a bucket if less than one event flows in a life. [Stats] counts the
-// last two. A [ratelimit.SlidingWindow] at its limit gets room event by event: there only
-// denials are made in memory, unless several events flow in a life.
+// last two. A sliding window at its limit gets room event by event: there only denials are made in
+// memory, unless several events flow in a life.
+//
+// An All is decided here if each of its events is held. Otherwise the store decides on what is
+// not held, on all of it or none.
 //
 // It holds up to 65,536 keys ([WithMaxKeys]) of some 450 bytes each, and forgets those that
 // are not asked for. While anything is held a timer runs. A call of the store for several
 // callers runs in a goroutine, which ends with it.
 //
 // It is safe for concurrent use. Make it by [New], and Close it.
-type Limiter struct {
-	place // package order looks for it
+type Store struct {
+	store.Store // Together
 
-	limiter ratelimit.Limiter
-	five    *five.Limiter[ratelimit.Result] // limiter
 	terms   terms
 	maxKeys int64
-
-	by       store.Limit // strict, of the constructor's limit
-	leasable bool
-	lent     *ratelimit.Mark // on what is admitted by overdraft
 
 	base   time.Time // of all times, which are monotonic
 	seeds  keyhash.Seeds
@@ -101,8 +99,6 @@ type Limiter struct {
 	workers int
 }
 
-type place = order.Remembers
-
 const (
 	shards         = 64
 	defaultMaxKeys = 1 << 16
@@ -117,45 +113,56 @@ const (
 
 // shard is a part of the keys.
 type shard struct {
-	mu   sync.Mutex // protects keys and what is in them
-	keys map[keyhash.Hash]*entry
-	_    [48]byte // so that no two locks share a cache line
+	mu     sync.Mutex // protects keys and what is in them
+	keys   map[keyhash.Hash]*entry
+	limits *limits  // of the last new entry: most keys have the same
+	_      [40]byte // so that no two locks share a cache line
 }
 
 // entry is a key, what is held of it, and who waits for it.
 type entry struct {
 	holding[*grant]
+	ns     *store.Namespace
 	key    string
-	by     *store.Limit // strict
-	denial *denial      // nil if there was none
-	flying bool         // a call of the store is under way
-	queue  []*caller    // who waits for the next one
+	limits *limits
+	denial *denial   // nil if there was none
+	flying bool      // a call of the store is under way
+	queue  []*caller // who waits for the next one
 	used   time.Duration
 }
 
-// grant is what the store has admitted at once.
+// grant is what the store has admitted at once: at at, in Unix µs, with so much room left. The key
+// was then to be as never seen in reset µs.
 type grant struct {
-	mark   ratelimit.Mark   // on what is admitted of it
-	result ratelimit.Result // marked
-	by     *store.Limit
+	at, reset int64
+	room      int
+	limits    *limits
 }
 
-// denial is one of the store.
+// admit is the admission of n events of g, of which so many are left.
+func (g *grant) admit(o store.Outcome, left int, n int64) store.Reply {
+	return store.Reply{Outcome: o, X: g.at, Y: min(g.limits.by.Burst, int64(g.room+left)) + n, Z: g.reset}
+}
+
+// lentAt is the time of charge of what is admitted by overdraft, which is none.
+const lentAt = math.MinInt64
+
+// denial is one of the store, a plain one.
 type denial struct {
-	result ratelimit.Result
-	told   time.Duration
+	reply store.Reply
+	told  time.Duration
 }
 
-// Option configures a [Limiter].
-type Option func(*Limiter) error
+// Option configures a [Store].
+type Option func(*Store) error
 
 // WithMaxLease bounds what is taken ahead of one key to n events, 1 to 1,000,000,000. By default
 // only demand does. Callers who wait are decided on at once, however many they are. With 1
 // nothing is taken ahead: each admission asks the store, and only denials are made in memory.
 func WithMaxLease(n int) Option {
-	return func(l *Limiter) error {
+	return func(l *Store) error {
 		if n < 1 || n > maxLease {
-			return fmt.Errorf("%w: WithMaxLease(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, maxLease)
+			return fmt.Errorf("%w: WithMaxLease(%d), want 1 to %d", store.ErrInvalidOption, n, maxLease)
 		}
 		l.terms.most = n
 		return nil
@@ -165,9 +172,9 @@ func WithMaxLease(n int) Option {
 // WithMaxKeys bounds the keys that are held to n, 1 to 16,777,216. The default is 65,536. Others
 // ask the store each time.
 func WithMaxKeys(n int) Option {
-	return func(l *Limiter) error {
+	return func(l *Store) error {
 		if n < 1 || n > maxMaxKeys {
-			return fmt.Errorf("%w: WithMaxKeys(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, maxMaxKeys)
+			return fmt.Errorf("%w: WithMaxKeys(%d), want 1 to %d", store.ErrInvalidOption, n, maxMaxKeys)
 		}
 		l.maxKeys = int64(n)
 		return nil
@@ -178,58 +185,47 @@ func WithMaxKeys(n int) Option {
 // them, 1 to 1,000,000,000. Callers for one event then wait for the store only while so many are
 // owed, or after it has denied.
 //
-// Bound: that of the wrapped limiter, and n events more for each process, and for each
+// Bound: that of the limiter, and n events more for each process, and for each
 // that is killed meanwhile. A key that is full is kept until it has room. RetryAfter can be too
 // short, since what is still owed is charged later.
 //
-// It is not for a [ratelimit.SlidingWindow], where what was charged past the limit weighs less
+// It is not for a sliding window, where what was charged past the limit weighs less
 // in the next window.
 func WithOverdraft(n int) Option {
-	return func(l *Limiter) error {
+	return func(l *Store) error {
 		if n < 1 || n > maxLease {
-			return fmt.Errorf("%w: WithOverdraft(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, maxLease)
+			return fmt.Errorf("%w: WithOverdraft(%d), want 1 to %d", store.ErrInvalidOption, n, maxLease)
 		}
 		l.terms.overdraft = n
 		return nil
 	}
 }
 
-// New returns a limiter that holds leases of l, each for up to life, 1 ms to 1 h. All processes
-// that share the limit must have one life.
+// New returns a store that holds leases of what s has charged, each for up to life, 1 ms to 1 h. All
+// processes that share a limit must have one life. Its error is [store.ErrInvalidOption].
 //
-// l must be one of the five types, and no [ratelimit.LeakyBucket], which takes back only its last
-// events. Put all other limiters around a lease. life must not exceed the Period. In a life of a
-// log or a bucket an event must flow, or else each call would ask the store. What flows into a
-// bucket in a life must be less than its Burst. Otherwise the error is [ratelimit.ErrInvalidOption].
+// So is that of the constructor of a limiter on it which cannot be leased. A leaky bucket takes back
+// only its last events. life must not exceed the Period. In a life of a log or a bucket an event
+// must flow, or else each call would ask the store. What flows into a bucket in a life must be less
+// than its Burst.
 //
-// A key whose own limit ([ratelimit.WithLimitFunc]) has no room for a lease asks the store each
-// time, and [Stats] has how often. A limit of Rate 0 or [ratelimit.Unlimited] asks no store.
-func New(l ratelimit.Limiter, life time.Duration, opts ...Option) (*Limiter, error) {
-	if isnil.Is(l) {
-		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
+// A key whose own limit has no room for a lease asks the store each time, and [Stats] has how often.
+func New(s store.Store, life time.Duration, opts ...Option) (*Store, error) {
+	if isnil.Is(s) {
+		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
 	}
-	one, ok := five.Of(l).(*five.Limiter[ratelimit.Result])
-	if !ok {
-		return nil, fmt.Errorf("%w: a lease of a %T: lease one of the five algorithms, and put the %[2]T around that",
-			ratelimit.ErrInvalidOption, l)
+	if life < leastLife || life > mostLife {
+		return nil, fmt.Errorf("%w: a life of %v, want %v to %v", store.ErrInvalidOption, life, leastLife, mostLife)
 	}
-	d := &Limiter{limiter: l, five: one, maxKeys: defaultMaxKeys, base: time.Now(), seeds: keyhash.New()}
-	d.place = order.NewRemembers(d)
-	d.lent = ratelimit.NewMark(d, ratelimit.SourceLease, lent{})
-	d.terms = terms{life: life, most: maxLease, halve: one.Algorithm == fixedWindow}
+	d := &Store{Store: s, maxKeys: defaultMaxKeys, base: time.Now(), seeds: keyhash.New()}
+	d.terms = terms{life: life, most: maxLease}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+			return nil, fmt.Errorf("%w: an Option is nil", store.ErrInvalidOption)
 		}
 		if err := opt(d); err != nil {
 			return nil, err
 		}
-	}
-	if err := d.checkTerms(); err != nil {
-		return nil, err
-	}
-	if d.by, d.leasable = strict(one.Algorithm, one.Limit, life); !d.leasable && !one.Tiered && one.Limit.Rate > 0 {
-		return nil, d.neverLeased()
 	}
 	for i := range d.shards {
 		d.shards[i].keys = make(map[keyhash.Hash]*entry)
@@ -237,120 +233,111 @@ func New(l ratelimit.Limiter, life time.Duration, opts ...Option) (*Limiter, err
 	return d, nil
 }
 
-// checkTerms refuses what cannot be leased.
-func (d *Limiter) checkTerms() error {
-	life, l := d.terms.life, d.five.Limit
-	period := time.Duration(l.Period) * time.Microsecond
-	switch {
-	case d.five.Algorithm != fixedWindow && d.five.Algorithm != slidingWindow && d.five.Algorithm != slidingLog && d.five.Algorithm != tokenBucket:
-		return fmt.Errorf("%w: a %s cannot be leased: it takes back only its last events", ratelimit.ErrInvalidOption, d.five.Algorithm)
-	case d.terms.overdraft > 0 && d.five.Algorithm == slidingWindow:
-		return fmt.Errorf("%w: a sliding_window has no overdraft", ratelimit.ErrInvalidOption)
-	case life < leastLife || life > mostLife:
-		return fmt.Errorf("%w: a life of %v, want %v to %v", ratelimit.ErrInvalidOption, life, leastLife, mostLife)
-	case l.Rate > 0 && life > period:
-		return fmt.Errorf("%w: a life of %v, and a period of %v", ratelimit.ErrInvalidOption, life, period)
-	case l.Rate > 0 && d.five.Algorithm == tokenBucket && ahead(l, lifeMicros(life)) >= l.Burst:
-		return fmt.Errorf("%w: %d events flow in a life of %v, and the burst is %d", ratelimit.ErrInvalidOption, ahead(l, lifeMicros(life)), life, l.Burst)
+// Prepare refuses what cannot be leased.
+func (d *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
+	if d.Store == nil {
+		return errNoConstructor
 	}
-	return nil
+	life := d.terms.life
+	ls := newLimits(rule, l, life)
+	switch {
+	case rule.Name != fixedWindow && rule.Name != slidingWindow && rule.Name != slidingLog && rule.Name != tokenBucket:
+		return fmt.Errorf("%w: a %s cannot be leased: it takes back only its last events", store.ErrInvalidOption, rule.Name)
+	case d.terms.overdraft > 0 && rule.Name == slidingWindow:
+		return fmt.Errorf("%w: a sliding_window has no overdraft", store.ErrInvalidOption)
+	case l.Rate > 0 && life > micros(l.Period):
+		return fmt.Errorf("%w: a life of %v, and a period of %v", store.ErrInvalidOption, life, micros(l.Period))
+	case l.Rate > 0 && rule.Name == tokenBucket && ahead(l, lifeMicros(life)) >= l.Burst:
+		return fmt.Errorf("%w: %d events flow in a life of %v, and the burst is %d", store.ErrInvalidOption, ahead(l, lifeMicros(life)), life, l.Burst)
+	case l.Rate > 0 && fixed && !ls.leasable:
+		return d.neverLeased(rule, l)
+	}
+	return d.Store.Prepare(rule, ls.by, fixed)
 }
 
 // neverLeased is why no key can have a lease.
-func (d *Limiter) neverLeased() error {
-	life, l := d.terms.life, d.five.Limit
-	period := time.Duration(l.Period) * time.Microsecond
-	least := eventLife(l)
+func (d *Store) neverLeased(rule *store.Rule, l store.Limit) error {
+	life, least := d.terms.life, eventLife(l)
 	if life >= least { // and so it is a log
-		return fmt.Errorf("%w: a %s remembers events for a life longer, and a period of %v is the longest", ratelimit.ErrInvalidOption, d.five.Algorithm, maxPeriod*time.Microsecond)
+		return fmt.Errorf("%w: a %s remembers events for a life longer, and a period of %v is the longest", store.ErrInvalidOption, rule.Name, maxPeriod*time.Microsecond)
 	}
 	advice := fmt.Sprintf("the least life is %v", least)
-	if _, ok := strict(d.five.Algorithm, l, least); !ok || least > mostLife {
+	if _, ok := strict(rule.Name, l, least); !ok || least > mostLife {
 		advice = "no life will do"
 	}
-	rate := ratelimit.Limit{Rate: int(l.Rate), Period: period}
-	return fmt.Errorf("%w: no event flows in a life of %v at %v: %s", ratelimit.ErrInvalidOption, life, rate, advice)
+	rate := limittext.Limit{Rate: int(l.Rate), Period: micros(l.Period)}
+	return fmt.Errorf("%w: no event flows in a life of %v at %v: %s", store.ErrInvalidOption, life, rate, advice)
 }
 
-var errNoConstructor = fmt.Errorf("%w: a lease.Limiter is made by New", ratelimit.ErrInvalidLimit)
+var errNoConstructor = fmt.Errorf("%w: a lease.Store is made by New", store.ErrInvalidOption)
 
-func (d *Limiter) check(ctx context.Context, key string, n int) error {
-	if d.limiter == nil {
-		return errNoConstructor
-	}
-	return ratelimit.CheckCall(ctx, key, n)
+// termsOf are the terms of a namespace.
+func (d *Store) termsOf(ns *store.Namespace) *terms {
+	t := d.terms
+	t.halve = ns.Rule.Name == fixedWindow
+	return &t
 }
 
 // now is the time since base.
-func (d *Limiter) now() time.Duration { return time.Since(d.base) }
+func (d *Store) now() time.Duration { return time.Since(d.base) }
 
-// Allow is AllowN of 1.
-func (d *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return d.AllowN(ctx, key, 1)
-}
+// Unwrap returns the store that is asked.
+func (d *Store) Unwrap() store.Store { return d.Store }
 
-// AllowN admits n events of what is held, or asks the store. Source is [ratelimit.SourceLease]
-// where this process has decided.
-func (d *Limiter) AllowN(ctx context.Context, key string, n int) (res ratelimit.Result, err error) {
-	if err := d.check(ctx, key, n); err != nil {
-		return ratelimit.Result{}, err
+// Take admits n events of what is held, or asks the store.
+func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if l.Before > 0 {
+		return d.takeWithin(ctx, ns, key, l, n)
 	}
-	by, leasable, err := d.limitOf(ctx, key)
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	if !leasable {
-		return d.askUnleased(ctx, key, n, by)
-	}
-	s, id := d.shardOf(key)
+	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
-	e := d.entry(s, id, key, by)
+	e := d.entry(s, id, ns, key, l)
 	if e == nil {
 		s.mu.Unlock()
-		return d.askUnleased(ctx, key, n, by)
+		return d.askUnleased(ctx, ns, key, l, n)
 	}
 	now := d.now()
 	e.used = now
-	d.tidy(e, by, now)
-	if held := e.spend(now, n); held != nil {
-		d.admit(&res, held, n, now)
+	d.tidy(e, now)
+	if held := e.spend(now, int(n)); held != nil {
+		r := d.admit(held, n)
 		if e.low() && now >= e.denied {
 			d.launch(s, e)
 		}
 		s.mu.Unlock()
-		return res, nil
+		return r, nil
 	}
 	return d.without(ctx, s, e, n, now)
 }
 
 // without decides on n events that are not held. It unlocks s.
-func (d *Limiter) without(ctx context.Context, s *shard, e *entry, n int, now time.Duration) (res ratelimit.Result, err error) {
-	by := *e.by
+func (d *Store) without(ctx context.Context, s *shard, e *entry, n int64, now time.Duration) (store.Reply, error) {
+	ls := e.limits
 	switch {
 	case n > 1: // by the store alone: exact, and what is held stays held
 		s.mu.Unlock()
-		return d.ask(ctx, five.Take, e.key, n, by)
+		return d.ask(ctx, e.ns, e.key, ls, n)
 	case now < e.denied:
-		d.deny(&res, e, now)
+		r := d.deny(e, now)
 		s.mu.Unlock()
-		return res, nil
+		return r, nil
 	case e.borrow(now, &d.terms):
 		d.stats.overdrawn.Add(1)
 		if e.settle(&d.terms) {
 			d.launch(s, e)
 		}
-		res = ratelimit.Result{Allowed: true, Limit: int(by.Burst), Remaining: max(0, e.room-e.owed)}.With(d.lent)
+		r := store.Reply{Outcome: store.AdmittedByLease, X: lentAt, Y: int64(max(0, e.room-e.owed)) + 1, Z: 1}
 		s.mu.Unlock()
-		return res, nil
+		return r, nil
 	}
-	c := newCaller()
+	c := pending.New[answer]()
 	e.queue = append(e.queue, c)
 	var f *flight
 	if !e.flying {
 		if f = d.depart(e); f == nil { // it is closed
 			e.queue = nil
 			s.mu.Unlock()
-			return d.ask(ctx, five.Take, e.key, n, by)
+			return d.ask(ctx, e.ns, e.key, ls, n)
 		}
 	}
 	s.mu.Unlock()
@@ -361,129 +348,99 @@ func (d *Limiter) without(ctx context.Context, s *shard, e *entry, n int, now ti
 	default:
 		go d.fly(context.Background(), s, e, f) // no caller's: the store has a timeout
 	}
-	a, err := c.wait(ctx)
+	a, err := c.Wait(ctx)
 	if err == nil && a.again {
-		return d.ask(ctx, five.Take, e.key, n, by)
+		return d.ask(ctx, e.ns, e.key, ls, n)
 	}
-	return a.result, err
+	return a.reply, err
 }
 
 // shardOf is where key is, and its hash.
-func (d *Limiter) shardOf(key string) (*shard, keyhash.Hash) {
-	id := d.seeds.Hash(key)
+func (d *Store) shardOf(ns *store.Namespace, key string) (*shard, keyhash.Hash) {
+	id := d.seeds.In(ns, key)
 	return &d.shards[id.Lo%shards], id
 }
 
-// limitOf is the strict limit of key.
-func (d *Limiter) limitOf(ctx context.Context, key string) (by store.Limit, leasable bool, err error) {
-	by, leasable = d.by, d.leasable
-	if d.five.Tiered {
-		if by, err = d.five.LimitOf(ctx, key); err != nil {
-			return by, false, err
-		}
-		by, leasable = strict(d.five.Algorithm, by, d.terms.life)
-	}
-	return by, leasable && len(key) <= maxKey, nil
-}
-
-// shared is by, without a copy if that is the constructor's.
-func (d *Limiter) shared(by store.Limit) *store.Limit {
-	if by == d.by {
-		return &d.by
-	}
-	own := by
-	return &own
-}
-
 // ask asks the store, and counts that.
-func (d *Limiter) ask(ctx context.Context, op five.Operation, key string, n int, by store.Limit) (ratelimit.Result, error) {
+func (d *Store) ask(ctx context.Context, ns *store.Namespace, key string, ls *limits, n int64) (store.Reply, error) {
 	d.stats.asked.Add(1)
-	return d.plain(ctx, op, key, n, by)
+	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
+	return ls.told(r, n), err
 }
 
 // askUnleased asks the store about a key that cannot have a lease, and counts that.
-func (d *Limiter) askUnleased(ctx context.Context, key string, n int, by store.Limit) (ratelimit.Result, error) {
+func (d *Store) askUnleased(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	ls := newLimits(ns.Rule, l, d.terms.life)
 	if d.closed.Load() { // then no key can
-		return d.ask(ctx, five.Take, key, n, by)
+		return d.ask(ctx, ns, key, ls, n)
 	}
 	d.stats.unleased.Add(1)
-	return d.plain(ctx, five.Take, key, n, by)
+	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
+	return ls.told(r, n), err
 }
 
-// plain asks the store. A Result under a strict limit is given back under it.
-func (d *Limiter) plain(ctx context.Context, op five.Operation, key string, n int, by store.Limit) (ratelimit.Result, error) {
-	r, err := d.five.By(ctx, op, key, n, by)
-	if err == nil && r.Charged() > 0 && d.strict() {
-		r = r.With(ratelimit.NewMark(d, ratelimit.SourceStore, by))
+// entry is that of key, a new one if need be, under the limit l. It is nil if the key cannot be
+// leased, there are too many, or the lease is closed.
+func (d *Store) entry(s *shard, id keyhash.Hash, ns *store.Namespace, key string, l store.Limit) *entry {
+	e := s.keys[id]
+	switch {
+	case d.closed.Load() || len(key) > maxKey:
+		return nil
+	case e != nil && e.limits.own == l:
+		return e
 	}
-	return r, err
-}
-
-// strict is whether the store is asked under another limit than that of the key.
-func (d *Limiter) strict() bool {
-	return d.five.Algorithm == tokenBucket || d.five.Algorithm == slidingLog
-}
-
-// lent is the note on what is admitted by overdraft.
-type lent struct{}
-
-// denied is on what this process has denied.
-var denied = ratelimit.NewMark(new(Limiter), ratelimit.SourceLease, nil)
-
-// entry is that of key, a new one if need be. It is nil if there are too many keys, or the limiter
-// is closed.
-func (d *Limiter) entry(s *shard, id keyhash.Hash, key string, by store.Limit) *entry {
-	if d.closed.Load() {
+	ls := s.limits
+	if ls == nil || ls.own != l || ls.rule != ns.Rule {
+		ls = newLimits(ns.Rule, l, d.terms.life)
+	}
+	if !ls.leasable {
 		return nil
 	}
-	if e := s.keys[id]; e != nil {
+	if e != nil {
+		d.change(e, ls)
 		return e
 	}
 	if d.keys.Add(1) > d.maxKeys {
 		d.keys.Add(-1)
 		return nil
 	}
-	e := &entry{key: strings.Clone(key), by: d.shared(by)}
+	s.limits = ls
+	e = &entry{ns: ns, key: strings.Clone(key), limits: ls}
 	e.next = 1
 	s.keys[id] = e
 	d.arm()
 	return e
 }
 
-// tidy gives back what has lapsed, and all that is held under another limit than by.
-func (d *Limiter) tidy(e *entry, by store.Limit, now time.Duration) {
-	if *e.by != by {
-		d.giveUp(e)
-		e.by, e.denied, e.denial = d.shared(by), 0, nil // full stays: limits that take turns would lend each time
-		for _, c := range e.queue {                     // who waits for a decision by the other limit
-			c.tell(answer{again: true})
-		}
-		e.queue = nil
+// change gives back all that is held under another limit than ls.
+func (d *Store) change(e *entry, ls *limits) {
+	d.giveUp(e)
+	e.limits, e.denied, e.denial = ls, 0, nil // full stays: limits that take turns would lend each time
+	for _, c := range e.queue {               // who waits for a decision by the other limit
+		c.Answer(answer{again: true}, nil)
 	}
+	e.queue = nil
+}
+
+// tidy gives back what has lapsed.
+func (d *Store) tidy(e *entry, now time.Duration) {
 	for g, unspent := e.lapse(now); unspent > 0; g, unspent = e.lapse(now) {
-		d.giveBack(e.key, g, unspent)
+		d.giveBack(e, g, unspent)
 	}
 }
 
-// admit fills res with n events of a grant.
-func (d *Limiter) admit(res *ratelimit.Result, held *slot[*grant], n int, now time.Duration) {
-	g := held.grant
-	*res = d.five.PartOf(g.result, n)
-	res.Remaining = min(res.Limit, g.result.Remaining+held.left)
-	res.ResetAfter = wholeMicros(max(0, g.result.ResetAfter-(now-held.from)))
+// admit is the admission of n events that were spent of a grant.
+func (d *Store) admit(held *slot[*grant], n int64) store.Reply {
 	d.stats.local.Add(1)
+	return held.grant.admit(store.AdmittedByLease, held.left, n)
 }
 
-// deny fills res with the denial that is known.
-func (d *Limiter) deny(res *ratelimit.Result, e *entry, now time.Duration) {
-	*res = e.denial.result
-	res.RetryAfter = wholeMicros(max(e.denial.told+res.RetryAfter, e.denied) - now)
-	res.ResetAfter = max(res.RetryAfter, wholeMicros(e.denial.told+res.ResetAfter-now))
-	*res = res.With(denied)
+// deny is the denial that is known.
+func (d *Store) deny(e *entry, now time.Duration) store.Reply {
 	d.stats.local.Add(1)
-}
-
-// wholeMicros is d rounded up.
-func wholeMicros(d time.Duration) time.Duration {
-	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
+	r := e.denial.reply
+	r.Outcome = store.DeniedByLease
+	r.X = inMicros(max(e.denial.told+micros(r.X), e.denied) - now)
+	r.Z = max(r.X, inMicros(e.denial.told+micros(r.Z)-now))
+	return r
 }

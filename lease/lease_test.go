@@ -16,6 +16,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -63,7 +64,7 @@ func TestManyProcessesAdmitTheLimit(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		const limit, processes, callers, calls = 5_000, 4, 16, 200
 		mem := memory(t, stopped)
-		var leases []*lease.Limiter
+		var leases []*onLease
 		for range processes {
 			leases = append(leases, newLease(t, newLimiter(t, algorithm, mem, ratelimit.PerDay(limit)), 20*time.Second))
 		}
@@ -101,12 +102,6 @@ func TestNewRefuses(t *testing.T) {
 	bucket := newLimiter(t, "token_bucket", s, ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 100})
 	window := newLimiter(t, "fixed_window", s, perSecond)
 	sliding := newLimiter(t, "sliding_window", s, perSecond)
-	rekeyed, err := ratelimit.NewRekeyed(window, func(context.Context, string) (string, error) { return "", nil })
-	require.NoError(t, err)
-	perCall, err := ratelimit.PerCall(window)
-	require.NoError(t, err)
-	static, err := ratelimit.NewAll(window)
-	require.NoError(t, err)
 	for _, c := range []struct {
 		name string
 		l    ratelimit.Limiter
@@ -114,14 +109,7 @@ func TestNewRefuses(t *testing.T) {
 		opts []lease.Option
 		text string
 	}{
-		{"nil", nil, time.Second, nil, "the limiter is nil"},
-		{"nil pointer", (*ratelimit.TokenBucket)(nil), time.Second, nil, "the limiter is nil"},
 		{"leaky bucket", newLimiter(t, "leaky_bucket", s, perSecond), time.Millisecond, nil, "it takes back only its last events"},
-		{"Rekeyed", rekeyed, time.Millisecond, nil, "a lease of a *ratelimit.Rekeyed: lease one of the five algorithms"},
-		{"PerCall", perCall, time.Millisecond, nil, "lease one of the five algorithms"},
-		{"All", static, time.Millisecond, nil, "put the *ratelimit.All around that"},
-		{"lease", newLease(t, window, time.Millisecond), time.Millisecond, nil, "put the *lease.Limiter around that"},
-		{"embedded", struct{ *ratelimit.FixedWindow }{window.(*ratelimit.FixedWindow)}, time.Millisecond, nil, "a lease of a struct"},
 		{"a short life", window, time.Millisecond - 1, nil, "want 1ms to 1h"},
 		{"a long life", newLimiter(t, "fixed_window", s, ratelimit.PerDay(1_000_000)), time.Hour + 1, nil, "want 1ms to 1h"},
 		{"longer than the period", window, time.Second + 1, nil, "and a period of 1s"},
@@ -138,28 +126,34 @@ func TestNewRefuses(t *testing.T) {
 		{"no keys", window, time.Millisecond, []lease.Option{lease.WithMaxKeys(0)}, "WithMaxKeys(0)"},
 		{"nil option", window, time.Millisecond, []lease.Option{nil}, "an Option is nil"},
 	} {
-		_, err := lease.New(c.l, c.life, c.opts...)
+		_, err := leaseOf(c.l, c.life, c.opts...)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, c.name)
 		require.ErrorContains(t, err, c.text, c.name)
 	}
-	_, err = lease.New(bucket, 98*time.Millisecond)
+	for _, none := range []store.Store{nil, (*memstore.Store)(nil)} {
+		_, err := lease.New(none, time.Second)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorContains(t, err, "the store is nil")
+	}
+	_, err := ratelimit.NewFixedWindow(new(lease.Store), perSecond)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorContains(t, err, "a lease.Store is made by New")
+	require.ErrorIs(t, new(lease.Store).Close(t.Context()), ratelimit.ErrInvalidOption)
+	_, err = leaseOf(bucket, 98*time.Millisecond)
 	require.NoError(t, err)
 	for _, limit := range []ratelimit.Limit{{Rate: 0, Period: time.Second}, ratelimit.Unlimited()} {
-		_, err = lease.New(newLimiter(t, "sliding_log", s, limit), time.Millisecond)
+		_, err = leaseOf(newLimiter(t, "sliding_log", s, limit), time.Millisecond)
 		require.NoError(t, err, "no call asks the store anyway")
 	}
 	few := func(context.Context, string) (ratelimit.Limit, error) { return perSecond, nil }
-	_, err = lease.New(newLimiter(t, "sliding_log", s, ratelimit.PerDay(1), ratelimit.WithLimitFunc(few)), 50*time.Millisecond)
+	_, err = leaseOf(newLimiter(t, "sliding_log", s, ratelimit.PerDay(1), ratelimit.WithLimitFunc(few)), 50*time.Millisecond)
 	require.NoError(t, err, "keys have limits of their own")
 }
 
 func TestBadInput(t *testing.T) {
 	s := &recorder{Store: memory(t)}
 	for _, algorithm := range algorithms {
-		for name, d := range map[string]*lease.Limiter{
-			"":     newLease(t, newLimiter(t, algorithm, s, perSecond), time.Millisecond),
-			"zero": {},
-		} {
+		for _, d := range []*onLease{newLease(t, newLimiter(t, algorithm, s, perSecond), time.Millisecond)} {
 			ended, cancel := context.WithCancel(t.Context())
 			cancel()
 			for _, c := range []struct {
@@ -174,9 +168,6 @@ func TestBadInput(t *testing.T) {
 				{t.Context(), "key", -1, ratelimit.ErrInvalidN},
 				{ended, "key", 1, context.Canceled},
 			} {
-				if name == "zero" {
-					c.err = ratelimit.ErrInvalidLimit
-				}
 				for _, n := range []int{c.n, 3 * c.n} {
 					_, err := d.AllowN(c.ctx, c.key, n)
 					require.ErrorIs(t, err, c.err)
@@ -196,13 +187,6 @@ func TestBadInput(t *testing.T) {
 				_, err = d.Peek(c.ctx, c.key)
 				require.ErrorIs(t, err, c.err)
 				require.ErrorIs(t, d.Reset(c.ctx, c.key), c.err)
-			}
-			if name == "zero" {
-				require.ErrorIs(t, d.Close(t.Context()), ratelimit.ErrInvalidLimit)
-				_, err := d.AppendPolicies(t.Context(), nil, "key")
-				require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-				require.Zero(t, d.Stats())
-				require.Nil(t, d.Unwrap())
 			}
 		}
 	}

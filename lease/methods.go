@@ -2,50 +2,45 @@ package lease
 
 import (
 	"context"
-	"time"
+	"slices"
 
-	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// AllowWithin decides on n events whose turn must come within within: see
-// [ratelimit.AllowWithin]. Events that are held have their turn now. For others of a
-// bucket it asks the store each time, and so does [ratelimit.Wait].
-func (d *Limiter) AllowWithin(ctx context.Context, key string, n int, within time.Duration) (ratelimit.Result, error) {
-	if d.limiter != nil && d.five.Algorithm != tokenBucket { // without turns
-		return d.AllowN(ctx, key, n)
+// takeWithin decides on n events whose turn must come in time. Events that are held have their turn
+// now. For others it asks the store each time.
+func (d *Store) takeWithin(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	before := l.Before
+	l.Before = 0
+	if r, ok := d.held(ns, key, l, n); ok {
+		return r, nil
 	}
-	r, by, ok, err := d.held(ctx, key, n)
-	if ok || err != nil {
-		return r, err
-	}
-	return d.ask(ctx, five.Take, key, n, d.five.Within(by, within))
+	ls := *newLimits(ns.Rule, l, d.terms.life)
+	ls.own.Before, ls.by.Before = before, before
+	return d.ask(ctx, ns, key, &ls, n)
 }
 
-// AllowUpTo admits n events of what is held, or as many as there is room for. If some are held,
+// TakeUpTo admits n events of what is held, or as many as there is room for. If some are held,
 // they are given back to the store first, so that it decides on all.
-func (d *Limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
-	r, by, ok, err := d.held(ctx, key, n)
-	switch {
-	case err != nil:
-		return 0, ratelimit.Result{}, err
-	case ok:
-		return n, r, nil
+func (d *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if r, ok := d.held(ns, key, l, n); ok {
+		return r, nil
 	}
-	if err := d.surrender(ctx, key); err != nil {
-		return 0, ratelimit.Result{}, err
+	if err := d.surrender(ctx, ns, key); err != nil {
+		return store.Reply{}, err
 	}
-	r, err = d.ask(ctx, five.TakeUpTo, key, n, by)
-	if err == nil && r.Source() == ratelimit.SourceUnlimited {
-		return n, r, nil
+	d.stats.asked.Add(1)
+	ls := newLimits(ns.Rule, l, d.terms.life)
+	r, err := d.Store.TakeUpTo(ctx, ns, key, ls.by, n)
+	if err != nil {
+		return store.Reply{}, err
 	}
-	return r.Charged(), r, err
+	return ls.told(r, max(1, min(n, r.Available(ns.Rule, ls.by)))), nil
 }
 
 // surrender gives back what is held of key, and waits for it.
-func (d *Limiter) surrender(ctx context.Context, key string) error {
-	s, id := d.shardOf(key)
+func (d *Store) surrender(ctx context.Context, ns *store.Namespace, key string) error {
+	s, id := d.shardOf(ns, key)
 	var slots [2]slot[*grant]
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
@@ -58,125 +53,204 @@ func (d *Limiter) surrender(ctx context.Context, key string) error {
 			continue
 		}
 		d.stats.lapsed.Add(int64(held.left))
-		if err := d.refund(ctx, key, held.grant, held.left); err != nil {
+		if err := d.refund(ctx, ns, key, held.grant, held.left); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// held admits n events if all of them are held, and returns the limit of key.
-func (d *Limiter) held(ctx context.Context, key string, n int) (r ratelimit.Result, by store.Limit, ok bool, err error) {
-	if err := d.check(ctx, key, n); err != nil {
-		return r, by, false, err
-	}
-	by, leasable, err := d.limitOf(ctx, key)
-	if err != nil || !leasable {
-		return r, by, false, err
-	}
-	s, id := d.shardOf(key)
+// held admits n events if all of them are held.
+func (d *Store) held(ns *store.Namespace, key string, l store.Limit, n int64) (r store.Reply, ok bool) {
+	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.keys[id]
+	if s.keys[id] == nil {
+		return r, false
+	}
+	e := d.entry(s, id, ns, key, l)
 	if e == nil {
-		return r, by, false, nil
+		return r, false
 	}
 	now := d.now()
 	e.used = now
-	d.tidy(e, by, now)
-	held := e.spend(now, n)
+	d.tidy(e, now)
+	held := e.spend(now, int(n))
 	if held == nil {
-		return r, by, false, nil
+		return r, false
 	}
-	d.admit(&r, held, n, now)
-	return r, by, true, nil
+	return d.admit(held, n), true
+}
+
+// TakeAll admits what is held. If that is not all, the store decides on the rest, on all of it
+// or none.
+func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	var rest []store.Request
+	var of []int // the requests that are in rest
+	for i := range requests {
+		r, ok := &requests[i], false
+		own := r.Limit
+		own.Before = min(own.Before, 0)
+		if replies[i], ok = d.held(r.Namespace, r.Key, own, r.N); !ok {
+			rest, of = append(rest, *r), append(of, i)
+		}
+	}
+	if len(rest) == 0 {
+		return nil
+	}
+	told, err := d.takeRest(ctx, rest)
+	all := err == nil
+	for j, i := range of {
+		if err == nil {
+			replies[i] = told[j]
+			all = all && told[j].OK()
+		}
+	}
+	for i := range requests {
+		if r := &requests[i]; !slices.Contains(of, i) && !all {
+			d.putBack(r, replies[i])
+		}
+	}
+	return err
+}
+
+// takeRest asks the store about what is not held. Keys that are asked for again soon are leased.
+func (d *Store) takeRest(ctx context.Context, rest []store.Request) ([]store.Reply, error) {
+	d.stats.asked.Add(1)
+	told, by := make([]store.Reply, len(rest)), make([]*limits, len(rest))
+	for j := range rest {
+		r := &rest[j]
+		before := max(0, r.Limit.Before)
+		r.Limit.Before -= before
+		by[j] = newLimits(r.Namespace.Rule, r.Limit, d.terms.life)
+		if r.Limit = by[j].by; before > 0 {
+			by[j].own.Before, by[j].by.Before, r.Limit.Before = before, before, before
+		} else {
+			d.await(r.Namespace, r.Key, by[j])
+		}
+	}
+	if err := d.Store.TakeAll(ctx, rest, told); err != nil {
+		return nil, err
+	}
+	for j := range rest {
+		told[j] = by[j].told(told[j], rest[j].N)
+	}
+	return told, nil
+}
+
+// await has a lease fetched of a key, if it was asked for in the last life.
+func (d *Store) await(ns *store.Namespace, key string, ls *limits) {
+	s, id := d.shardOf(ns, key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := s.keys[id] != nil
+	e := d.entry(s, id, ns, key, ls.own)
+	if e == nil {
+		return
+	}
+	now := d.now()
+	soon := known && now-e.used < d.terms.life
+	if e.used = now; soon && e.left == 0 && now >= e.denied {
+		d.launch(s, e)
+	}
+}
+
+// putBack takes back the events that were spent for r. If their lease has ended meanwhile, they go
+// back to the store.
+func (d *Store) putBack(r *store.Request, spent store.Reply) {
+	s, id := d.shardOf(r.Namespace, r.Key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, n := s.keys[id], int(r.N)
+	if e == nil {
+		e = &entry{ns: r.Namespace, key: r.Key}
+	}
+	for _, held := range []*slot[*grant]{&e.slot, &e.spare} {
+		if held.grant != nil && held.grant.at == spent.X && held.grant.reset == spent.Z && held.left+n <= held.most {
+			held.left += n
+			return
+		}
+	}
+	own := r.Limit
+	own.Before = min(own.Before, 0)
+	d.giveBack(e, &grant{at: spent.X, reset: spent.Z, limits: newLimits(r.Namespace.Rule, own, d.terms.life)}, n)
 }
 
 // Peek asks the store, and adds what is held here.
-func (d *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
-	if err := d.check(ctx, key, 1); err != nil {
-		return ratelimit.Result{}, err
-	}
-	by, _, err := d.limitOf(ctx, key)
+func (d *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	ls := newLimits(ns.Rule, l, d.terms.life)
+	r, err := d.Store.Peek(ctx, ns, key, ls.by, n)
 	if err != nil {
-		return ratelimit.Result{}, err
+		return store.Reply{}, err
 	}
-	r, err := d.five.By(ctx, five.Peek, key, 1, by)
-	if err != nil {
-		return ratelimit.Result{}, err
+	left := d.heldOf(ns, key, l)
+	if left == 0 && ls.by == l {
+		return r, nil
 	}
-	if left := d.heldOf(key, by); left > 0 {
-		r.Allowed, r.RetryAfter, r.Remaining = true, 0, min(r.Limit, r.Remaining+left)
+	says := r.Report(ns.Rule, ls.by, n, 0)
+	p := plain(ns.Rule, ls.by, r, n)
+	p.Z = says.Reset // nothing is charged
+	if p.Y = min(ls.by.Burst, p.Y+left); left >= n {
+		p.Outcome = store.AdmittedPlainly
 	}
-	return r, nil
+	return p, nil
 }
 
 // heldOf is how many events of key are held under this limit.
-func (d *Limiter) heldOf(key string, by store.Limit) (n int) {
-	s, id := d.shardOf(key)
+func (d *Store) heldOf(ns *store.Namespace, key string, l store.Limit) (n int64) {
+	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e, now := s.keys[id], d.now(); e != nil && *e.by == by {
+	if e, now := s.keys[id], d.now(); e != nil && e.limits.own == l {
 		for _, held := range []*slot[*grant]{&e.slot, &e.spare} {
 			if now < held.until {
-				n += held.left
+				n += int64(held.left)
 			}
 		}
 	}
 	return n
 }
 
-// Charge charges the store. What is held stays held.
-func (d *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if err := d.check(ctx, key, n); err != nil {
-		return ratelimit.Result{}, err
-	}
-	by, _, err := d.limitOf(ctx, key)
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	return d.ask(ctx, five.Overdraw, key, n, by)
+// Overdraw charges the store. What is held stays held.
+func (d *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	d.stats.asked.Add(1)
+	return d.Store.Overdraw(ctx, ns, key, newLimits(ns.Rule, l, d.terms.life).by, n, most)
 }
 
 // Refund gives back to the lease, if it has not ended, and else to the store. An event that was
 // admitted by overdraft is no longer owed, or goes to the lease that has paid for it.
-func (d *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if err := d.check(ctx, key, n); err != nil {
-		return err
+func (d *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	if c.At == lentAt {
+		return d.refundLent(ctx, ns, key)
 	}
-	under, note, _ := charged.Of(d)
-	switch note := note.(type) {
-	case *grant:
-		n = min(n, charged.Charged())
-		if n == 0 || d.returned(key, note, n) {
-			return nil
-		}
-		return d.five.RefundBy(ctx, key, note.result, n, *note.by) // charged has a ResetAfter of its own
-	case store.Limit:
-		return d.five.RefundBy(ctx, key, under, n, note)
-	case lent:
-		return d.refundLent(ctx, key)
+	if c.N -= d.returned(ns, key, c); c.N == 0 {
+		return nil
 	}
-	return d.limiter.Refund(ctx, key, charged, n)
+	by := newLimits(ns.Rule, l, d.terms.life).by
+	if !c.Overdrawn {
+		c.Overdrawn = store.NewReceipt(by, c.At, c.Due-c.At, c.N).Overdrawn
+	}
+	return d.Store.Refund(ctx, ns, key, by, c)
 }
 
-// returned gives n events back to their lease. It is false if that has ended, or waits while
-// another is spent.
-func (d *Limiter) returned(key string, g *grant, n int) bool {
-	s, id := d.shardOf(key)
+// returned gives events back to their lease, and returns how many. It is 0 if that has ended, or
+// waits while another is spent.
+func (d *Store) returned(ns *store.Namespace, key string, c store.Receipt) int64 {
+	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.keys[id]
-	if e == nil || e.grant != g || d.now() >= e.until {
-		return false
+	if e == nil || e.grant == nil || e.grant.at != c.At || e.grant.at+e.grant.reset != c.Due || d.now() >= e.until {
+		return 0
 	}
-	e.left = min(e.most, e.left+n)
-	return true
+	n := min(int(c.N), e.most-e.left)
+	e.left += n
+	return int64(n)
 }
 
 // refundLent gives back an event that was admitted by overdraft.
-func (d *Limiter) refundLent(ctx context.Context, key string) error {
-	s, id := d.shardOf(key)
+func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string) error {
+	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	e := s.keys[id]
 	switch {
@@ -190,7 +264,7 @@ func (d *Limiter) refundLent(ctx context.Context, key string) error {
 	case e.grant != nil: // which has ended
 		g := e.grant
 		s.mu.Unlock()
-		return d.five.RefundBy(ctx, key, d.five.PartOf(g.result, 1), 1, *g.by)
+		return d.Store.Refund(ctx, ns, key, g.limits.by, store.NewReceipt(g.limits.by, g.at, g.reset, 1))
 	}
 	s.mu.Unlock()
 	return nil
@@ -198,45 +272,14 @@ func (d *Limiter) refundLent(ctx context.Context, key string) error {
 
 // Reset forgets key, here and at the store. A lease that is on its way, or held by another
 // process, is used all the same.
-func (d *Limiter) Reset(ctx context.Context, key string) error {
-	if err := d.check(ctx, key, 1); err != nil {
-		return err
-	}
-	s, id := d.shardOf(key)
+func (d *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
+	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
 		e.slot, e.spare, e.denied, e.full, e.owed = slot[*grant]{}, slot[*grant]{}, 0, 0, 0
 	}
 	s.mu.Unlock()
-	return d.limiter.Reset(ctx, key)
+	return d.Store.Reset(ctx, ns, key)
 }
 
-// AppendPolicies appends that of the wrapped limiter. The Quota of a bucket is the Burst that the
-// store is asked for, and Window the time in which that comes back.
-func (d *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	if d.limiter == nil {
-		return dst, errNoConstructor
-	}
-	all, err := ratelimit.AppendPolicies(ctx, dst, d.limiter, key)
-	if err != nil || d.five.Algorithm != tokenBucket {
-		return all, err
-	}
-	by, _, err := d.limitOf(ctx, key)
-	if err != nil {
-		return dst, err
-	}
-	if p := &all[len(all)-1]; by.Rate > 0 {
-		p.Quota, p.Window = int(by.Burst), refill(by)
-	}
-	return all, nil
-}
-
-// Unwrap returns the wrapped limiter.
-func (d *Limiter) Unwrap() ratelimit.Limiter { return d.limiter }
-
-var (
-	_ ratelimit.Limiter   = (*Limiter)(nil)
-	_ ratelimit.Describer = (*Limiter)(nil)
-	_ ratelimit.Charger   = (*Limiter)(nil)
-	_ ratelimit.Delayer   = (*Limiter)(nil)
-)
+var _ store.Store = (*Store)(nil)

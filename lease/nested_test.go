@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -49,7 +50,7 @@ var wrappers = map[string]func(t *testing.T, l ratelimit.Limiter) (ratelimit.Lim
 	},
 	"All of two leases": func(t *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
 		other := newLease(t, newLimiter(t, "sliding_window", memory(t, stopped), ratelimit.PerSecond(200)), life)
-		return ratelimit.NewAll(l, other)
+		return ratelimit.NewAll(l, other.limiting)
 	},
 	"fallback open": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
 		return fallback.New(l, fallback.Open())
@@ -80,7 +81,7 @@ func TestNestedLeasesCountEachEvent(t *testing.T) {
 						d := newLease(t, newLimiter(t, algorithm, mem, ratelimit.PerSecond(150)), life)
 						plain := newLease(t, newLimiter(t, algorithm, mem, ratelimit.PerSecond(150)), life)
 						limit := remaining(t, plain)
-						l, err := wrap(t, d)
+						l, err := wrap(t, d.limiting)
 						require.NoError(t, err)
 						charged := atRandom(t, l, rand.New(rand.NewPCG(seed, 5)))
 						closeLease(t, d)
@@ -153,7 +154,7 @@ func TestFallbackAroundALease(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &recorder{Store: memory(t)}
 				d := newLease(t, newLimiter(t, "token_bucket", s, perSecond), life)
-				l, err := fallback.New(d, c.policy)
+				l, err := fallback.New(d.limiting, c.policy)
 				require.NoError(t, err)
 				hold(t, d, 8)
 				s.set(0, func(string) error { return store.ErrUnavailable })
@@ -170,25 +171,22 @@ func TestFallbackAroundALease(t *testing.T) {
 	}
 }
 
-// An observer inside is told of what the store is asked, one outside of each decision.
+// An observer is told of each decision, whoever has made it.
 func TestObservedLease(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
-			inside, outside := new(told), new(told)
-			observed, err := ratelimit.Observe(newLimiter(t, algorithm, memory(t, stopped), perSecond), inside, ratelimit.WithLatency())
-			require.NoError(t, err)
-			d := newLease(t, observed, life)
-			l, err := ratelimit.Observe(d, outside)
+			observer := new(told)
+			d := newLease(t, newLimiter(t, algorithm, memory(t, stopped), perSecond), life)
+			l, err := ratelimit.Observe(d.limiting, observer)
 			require.NoError(t, err)
 			n := int64(0)
 			for allow(t, l).Allowed {
 				n++
 				synctest.Wait()
 			}
-			require.Equal(t, n, outside.admitted.Load())
-			require.Equal(t, int64(1), outside.denied.Load())
-			require.Equal(t, d.Stats().Asked, inside.admitted.Load()+inside.denied.Load())
-			require.Less(t, inside.admitted.Load(), n/2)
+			require.Equal(t, n, observer.admitted.Load())
+			require.Equal(t, int64(1), observer.denied.Load())
+			require.Less(t, d.Stats().Asked, n/2)
 			closeLease(t, d)
 		})
 	})
@@ -208,10 +206,84 @@ func TestPoliciesOfALease(t *testing.T) {
 			r, err := d.Allow(t.Context(), key)
 			require.NoError(t, err)
 			require.Equal(t, policies[0].Quota, r.Limit, key)
-			if key == "free" && algorithm == "token_bucket" { // 100 - 6 at 100 a second
-				require.Equal(t, 940*time.Millisecond, policies[0].Window)
-			}
 		}
 		closeLease(t, d)
+	})
+}
+
+// Limits on one lease are decided together: all or none, to the event.
+func TestAnAllOnALeaseCountsEachEvent(t *testing.T) {
+	for seed := range uint64(60) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t, stopped)}
+			d, err := lease.New(s, life)
+			require.NoError(t, err)
+			of := func(s store.Store, limit int) ratelimit.Limiter {
+				return newLimiter(t, algorithms[seed%4], s, ratelimit.PerSecond(limit))
+			}
+			tight, wide := of(d, 150), newLimiter(t, algorithms[(seed+1)%4], d, ratelimit.PerSecond(400))
+			all, err := ratelimit.NewAll(tight, wide)
+			require.NoError(t, err)
+			fresh := [2]int{fullKey(t, tight), fullKey(t, wide)}
+			random := rand.New(rand.NewPCG(seed, 6))
+			charged := atRandom(t, all, random)
+			for range 20 { // also alone, so that some of an All is held
+				r := allow(t, []ratelimit.Limiter{tight, wide}[seed%2])
+				if r.Allowed {
+					fresh[seed%2]--
+				}
+				synctest.Wait()
+				r = allowN(t, all, 1+random.IntN(3))
+				charged += r.Charged()
+			}
+			require.NoError(t, d.Close(t.Context()))
+			require.Equal(t, max(0, fresh[0]-charged), remaining(t, tight))
+			require.Equal(t, max(0, fresh[1]-charged), remaining(t, wide))
+		})
+	}
+}
+
+// What an All is asked for often is held, and then costs the store nothing.
+func TestAnAllOfHeldKeysAsksNoStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d, err := lease.New(s, time.Minute)
+		require.NoError(t, err)
+		all, err := ratelimit.NewAll(newLimiter(t, "fixed_window", d, ratelimit.PerHour(100_000)), newLimiter(t, "sliding_window", d, ratelimit.PerHour(200_000)))
+		require.NoError(t, err)
+		for range 2000 {
+			require.True(t, allow(t, all).Allowed)
+			synctest.Wait()
+		}
+		require.Less(t, d.Stats().Asked, int64(200))
+		r := allow(t, all)
+		require.Equal(t, ratelimit.SourceLease, r.Source())
+		require.Equal(t, 100_000-2001, r.Parts()[0].Remaining)
+		require.NoError(t, all.Refund(t.Context(), "key", r, 1))
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, 100_000-2000, remaining(t, all))
+	})
+}
+
+// A denial of one limit leaves what is held of the other.
+func TestWhatAnAllDoesNotTakeStaysHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, err := lease.New(memory(t, stopped), life)
+		require.NoError(t, err)
+		held := newLimiter(t, "fixed_window", d, ratelimit.PerSecond(1000))
+		full := newLimiter(t, "sliding_log", d, ratelimit.PerSecond(200))
+		for d.Stats().Held < 8 {
+			require.True(t, allow(t, held).Allowed)
+			synctest.Wait()
+		}
+		require.True(t, allowN(t, full, fullKey(t, full)).Allowed)
+		all, err := ratelimit.NewAll(held, full)
+		require.NoError(t, err)
+		before := d.Stats().Held
+		for range 5 {
+			require.False(t, allow(t, all).Allowed)
+		}
+		require.Equal(t, before, d.Stats().Held)
+		require.NoError(t, d.Close(t.Context()))
 	})
 }

@@ -87,7 +87,7 @@ func TestOverdraftOfManyProcesses(t *testing.T) {
 		t.Run(algorithm, func(t *testing.T) {
 			const limit, processes, overdraft = 1_000, 4, 8
 			mem := memory(t, stopped)
-			var leases []*lease.Limiter
+			var leases []*onLease
 			for range processes {
 				leases = append(leases, newLease(t, newLimiter(t, algorithm, mem, ratelimit.PerHour(limit)), 20*time.Second, lease.WithOverdraft(overdraft)))
 			}

@@ -49,16 +49,21 @@ func faulty(leased, plain *redis.Client) (map[string]ratelimit.Limiter, error) {
 			if algorithm == "token_bucket" {
 				limit.Burst = faultyBurst
 			}
-			l, err := ratelimit.New(algorithm, s, limit)
+			if mode == "plain" {
+				if all[algorithm+" "+mode], err = ratelimit.New(algorithm, s, limit); err != nil {
+					return nil, err
+				}
+				continue
+			}
+			leases, err := lease.New(s, faultyLife)
 			if err != nil {
 				return nil, err
 			}
-			if mode == "leased" {
-				if l, err = lease.New(l, faultyLife); err != nil {
-					return nil, err
-				}
+			l, err := ratelimit.New(algorithm, leases, limit)
+			if err != nil {
+				return nil, err
 			}
-			all[algorithm+" "+mode] = l
+			all[algorithm+" "+mode] = &onLease{limiting: l.(limiting), Store: leases}
 		}
 	}
 	return all, nil
@@ -105,7 +110,7 @@ func TestFaultyChild(t *testing.T) {
 	}
 	asking.Wait()
 	for name, l := range limiters {
-		if d, ok := l.(*lease.Limiter); ok {
+		if d, ok := l.(*onLease); ok {
 			fmt.Println("asked", name, d.Stats().Asked)
 			require.NoError(t, d.Close(t.Context()))
 		}

@@ -16,7 +16,7 @@ import (
 
 // pair is two processes, the first of which holds a lease.
 type pair struct {
-	d, other *lease.Limiter
+	d, other *onLease
 	plain    ratelimit.Limiter // under the limit that they ask the store for, for what is left
 	store    *recorder
 	limit    int
@@ -28,7 +28,7 @@ func onPairs(t *testing.T, test func(t *testing.T, p *pair)) {
 	eachAlgorithm(t, func(t *testing.T, algorithm string) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t, stopped)}
-			limiter := func() *lease.Limiter {
+			limiter := func() *onLease {
 				return newLease(t, newLimiter(t, algorithm, s, ratelimit.PerSecond(1000)), life)
 			}
 			p := &pair{d: limiter(), other: limiter(), plain: limiter(), store: s}
@@ -43,7 +43,7 @@ func onPairs(t *testing.T, test func(t *testing.T, p *pair)) {
 	})
 }
 
-func (p *pair) refund(t *testing.T, d *lease.Limiter, r ratelimit.Result, n int) {
+func (p *pair) refund(t *testing.T, d *onLease, r ratelimit.Result, n int) {
 	t.Helper()
 	require.NoError(t, d.Refund(t.Context(), "key", r, n))
 }
@@ -304,7 +304,7 @@ func TestReset(t *testing.T) {
 		closeLease(t, p.other)
 		require.LessOrEqual(t, remaining(t, p.plain), p.limit)
 
-		d := newLease(t, p.d.Unwrap(), life) // also a denial
+		d := newLease(t, p.d.plain, life) // also a denial
 		for allow(t, d).Allowed {
 			synctest.Wait()
 		}

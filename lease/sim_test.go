@@ -15,7 +15,6 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
-	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -24,7 +23,7 @@ import (
 // are late or lost, processes stop or are killed, and clocks are wrong. Time is virtual: the
 // model does one step after another, each at its time.
 //
-// The store is a limiter in memory. The processes run what Limiter runs: holding, flight.ask,
+// The store is a limiter in memory. The processes run what Store runs: holding, flight.ask,
 // strict, pause and untilWindowEnds. What the model has of its own is who calls, how messages
 // travel, and what goes wrong. When it is over, bound says whether too much was admitted.
 
@@ -81,8 +80,9 @@ type model struct {
 	random  *rand.Rand
 	now     time.Duration // of the store's clock, which is right
 	steps   steps
-	limiter *five.Limiter[ratelimit.Result]
-	by      store.Limit
+	store   store.Store
+	space   *store.Namespace // of the one key
+	limits  *limits
 	terms   terms
 	running []*process
 
@@ -93,7 +93,7 @@ type model struct {
 
 // process holds leases of the one key.
 type process struct {
-	holding[ratelimit.Result]
+	holding[*grant]
 	fast    float64       // by which part its clock is fast
 	stopped time.Duration // until then it does nothing
 	killed  bool
@@ -108,13 +108,15 @@ func newModel(t testing.TB, s schedule) *model {
 	m := &model{schedule: s, random: rand.New(rand.NewPCG(s.seed, 1))}
 	mem, err := memstore.New(memstore.WithClock(func() time.Time { return started.Add(m.now) }))
 	require.NoError(t, err)
-	l, err := ratelimit.New(s.algorithm, mem, s.limit)
+	seen := &seen{Store: mem}
+	l, err := ratelimit.New(s.algorithm, seen, s.limit)
 	require.NoError(t, err)
-	m.limiter = five.Of(l).(*five.Limiter[ratelimit.Result])
-	by, leasable := strict(s.algorithm, m.limiter.Limit, s.life)
-	require.True(t, leasable, "%+v", s)
-	if m.by = by; s.removed == strictLimit {
-		m.by = m.limiter.Limit
+	_, err = l.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	m.store, m.space, m.limits = mem, seen.space, newLimits(seen.space.Rule, seen.limit, s.life)
+	require.True(t, m.limits.leasable, "%+v", s)
+	if s.removed == strictLimit {
+		m.limits.by = m.limits.own
 	}
 	m.terms = terms{life: s.life, most: maxLease, overdraft: s.overdraft, halve: s.algorithm == fixedWindow}
 	if s.removed == overdraftCap {
@@ -124,6 +126,18 @@ func newModel(t testing.TB, s schedule) *model {
 		m.running = append(m.running, m.newProcess())
 	}
 	return m
+}
+
+// seen is a store that sees what a limiter asks for.
+type seen struct {
+	store.Store
+	space *store.Namespace
+	limit store.Limit
+}
+
+func (s *seen) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.space, s.limit = ns, l
+	return s.Store.Peek(ctx, ns, key, l, n)
 }
 
 func (m *model) newProcess() *process {
@@ -199,7 +213,7 @@ func (m *model) call(i int) {
 	m.byProcess(p, m.now, func() { m.decide(p) })
 }
 
-// decide is what Limiter.AllowN does.
+// decide is what Store.Take does.
 func (m *model) decide(p *process) {
 	now := m.clock(p)
 	if m.removed != atEachSpend {
@@ -246,7 +260,10 @@ func (m *model) tidy(p *process, now time.Duration) {
 			p.slot = was
 		}
 		if at, ok := m.arrives(); ok {
-			m.at(at, func() { m.ok(m.limiter.RefundBy(context.Background(), "key", from, n, m.by)) })
+			m.at(at, func() {
+				c := store.NewReceipt(m.limits.by, from.at, from.reset, int64(n))
+				m.ok(m.store.Refund(context.Background(), m.space, "key", m.limits.by, c))
+			})
 		}
 		m.asked++
 	}
@@ -278,7 +295,7 @@ func (m *model) fly(p *process) {
 	}
 	sent := m.clock(p)
 	m.tidy(p, sent)
-	f := &flight{aboard: make([]*caller, p.waiting), owed: p.owed, by: &m.by}
+	f := &flight{aboard: make([]*caller, p.waiting), owed: p.owed, limits: m.limits}
 	f.want = p.ask(sent, p.waiting, &m.terms)
 	p.flying, p.waiting = true, 0
 
@@ -299,7 +316,7 @@ func (m *model) fly(p *process) {
 	}
 	m.at(at, func() {
 		decided := m.now // by the first call of a flight
-		l := f.ask(context.Background(), m.slowly(), "key")
+		l := f.ask(context.Background(), &slowly{m.store, m, true}, m.space, "key")
 		m.ok(l.err)
 		if at, ok := m.arrives(); ok {
 			m.byProcess(p, at, once(func() { m.land(p, f, &l, sent, decided) }))
@@ -307,17 +324,33 @@ func (m *model) fly(p *process) {
 	})
 }
 
-// slowly is the limiter. Between the calls of one flight some time passes.
-func (m *model) slowly() *five.Limiter[ratelimit.Result] {
-	first, slow := true, *m.limiter
-	slow.By = func(ctx context.Context, op five.Operation, key string, n int, by store.Limit) (ratelimit.Result, error) {
-		if m.asked++; !first {
-			m.now, _ = m.arrives()
-		}
-		first = false
-		return m.limiter.By(ctx, op, key, n, by)
+// slowly is the store. Between the calls of one flight some time passes.
+type slowly struct {
+	store.Store
+	model *model
+	first bool
+}
+
+func (s *slowly) call() {
+	if s.model.asked++; !s.first {
+		s.model.now, _ = s.model.arrives()
 	}
-	return &slow
+	s.first = false
+}
+
+func (s *slowly) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.call()
+	return s.Store.TakeUpTo(ctx, ns, key, l, n)
+}
+
+func (s *slowly) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	s.call()
+	return s.Store.Overdraw(ctx, ns, key, l, n, most)
+}
+
+func (s *slowly) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.call()
+	return s.Store.Peek(ctx, ns, key, l, n)
 }
 
 func (m *model) ok(err error) {
@@ -326,7 +359,7 @@ func (m *model) ok(err error) {
 	}
 }
 
-// land is what Limiter.land does.
+// land is what Store.land does.
 func (m *model) land(p *process, f *flight, l *landing, sent, decided time.Duration) {
 	now, aboard := m.clock(p), len(f.aboard)
 	p.owed -= l.forced
@@ -335,31 +368,31 @@ func (m *model) land(p *process, f *flight, l *landing, sent, decided time.Durat
 			sent = now
 		}
 		held := p.receive(grants{
-			granted: l.granted, want: f.want, owed: f.owed, room: l.result.Remaining,
-			sent: sent, now: now, window: m.windowEnds(&l.result),
+			granted: l.granted, want: f.want, owed: f.owed, room: l.room,
+			sent: sent, now: now, window: m.windowEnds(l.reset),
 		}, &m.terms)
-		held.grant = l.result
+		held.grant = &grant{at: l.at, reset: l.reset, room: l.room, limits: m.limits}
 		for ; aboard > 0 && held.left > 0; aboard-- {
 			held.left--
 			m.admit(decided) // by the store
 		}
 	}
 	if l.granted < f.want {
-		p.refused(l.denial.RetryAfter, pause(m.algorithm, m.by, m.life), sent, now, &m.terms)
+		p.refused(micros(l.denial.X), pause(m.algorithm, m.limits.by, m.life), sent, now, &m.terms)
 		if m.removed == fullIsKept {
 			p.full = 0
 		}
 	}
 }
 
-func (m *model) windowEnds(r *ratelimit.Result) time.Duration {
+func (m *model) windowEnds(reset int64) time.Duration {
 	switch {
 	case m.removed == withItsWindow:
 		return math.MaxInt64
 	case m.removed == forClocks && m.algorithm == fixedWindow:
-		return r.ResetAfter
+		return micros(reset)
 	}
-	return untilWindowEnds(m.algorithm, r, m.by)
+	return untilWindowEnds(m.algorithm, reset, m.limits.by)
 }
 
 // serve decides on those who came during a flight.

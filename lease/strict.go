@@ -4,7 +4,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -61,7 +60,7 @@ func eventLife(l store.Limit) time.Duration {
 // lifeMicros is how long a life can take on the store's clock, in whole µs: as long as it must be
 // for shortened to be no less than a life.
 func lifeMicros(life time.Duration) int64 {
-	us := wholeMicros(life).Microseconds()
+	us := inMicros(life)
 	return us + us/(clockPart-1) + 2
 }
 
@@ -84,13 +83,64 @@ func refill(l store.Limit) time.Duration {
 	return time.Duration(exact.MulDivUp(l.Burst, l.Period, 0, l.Rate)) * time.Microsecond
 }
 
-// untilWindowEnds is for how long the store counts the admission r in its window.
-func untilWindowEnds(algorithm string, r *ratelimit.Result, by store.Limit) time.Duration {
+// untilWindowEnds is for how long the store counts an admission in its window. The key is to be as
+// never seen in reset µs.
+func untilWindowEnds(algorithm string, reset int64, by store.Limit) time.Duration {
 	switch algorithm {
 	case fixedWindow:
-		return shortened(r.ResetAfter)
+		return shortened(micros(reset))
 	case slidingWindow: // which weighs until the next one ends
-		return shortened(r.ResetAfter - time.Duration(by.Period)*time.Microsecond)
+		return shortened(micros(reset - by.Period))
 	}
 	return math.MaxInt64
+}
+
+// micros is a number of µs.
+func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
+
+// inMicros is d in µs, rounded up.
+func inMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
+
+// limits are a limit as it is asked for, and as the store is asked.
+type limits struct {
+	rule     *store.Rule
+	own, by  store.Limit
+	leasable bool
+}
+
+func newLimits(rule *store.Rule, l store.Limit, life time.Duration) *limits {
+	ls := &limits{rule: rule, own: l}
+	ls.by, ls.leasable = strict(rule.Name, l, life)
+	return ls
+}
+
+// told is what r, a reply under the strict limit to a call for n events, says under the limit that
+// was asked for.
+func (ls *limits) told(r store.Reply, n int64) store.Reply {
+	if ls.by == ls.own {
+		return r
+	}
+	return plain(ls.rule, ls.by, r, n)
+}
+
+// plain is r, a reply to a call for n events, in plain numbers.
+func plain(rule *store.Rule, by store.Limit, r store.Reply, n int64) store.Reply {
+	if r.Plain() {
+		return r
+	}
+	p, charged := store.Reply{Outcome: store.DeniedPlainly, X: r.X}, int64(0)
+	if r.OK() {
+		p.Outcome, charged = store.AdmittedPlainly, n
+	}
+	says := r.Report(rule, by, n, charged)
+	p.Y, p.Z = r.Available(rule, by), says.Reset
+	switch {
+	case says.Delay > 0:
+		p.Y = -says.Delay
+	case n > by.Burst:
+		p.X = store.Never
+	case !r.OK():
+		p.X = says.Retry
+	}
+	return p
 }

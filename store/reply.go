@@ -21,7 +21,8 @@ type Reply struct {
 //
 //   - X is the RetryAfter of a denial in µs, or [Never]. Of an admission it is the time of
 //     the charge, as in all admissions.
-//   - Y is how many events there was room for, before this decision.
+//   - Y is how many events there was room for, before this decision. Of an admission ahead of its
+//     turn it is the Delay in µs, below 0.
 //   - Z is ResetAfter in µs, after this decision.
 type Outcome uint8
 
@@ -63,7 +64,7 @@ type Report struct {
 // charged: all n or none.
 func (r Reply) Report(rule *Rule, l Limit, n, charged int64) Report {
 	if r.Plain() {
-		return Report{Remaining: max(0, r.Y-charged), Retry: r.X, Reset: r.Z}
+		return Report{Remaining: max(0, r.Y-charged), Retry: r.X, Reset: r.Z, Delay: max(0, -r.Y)}
 	}
 	return rule.Report(l, r, n, charged)
 }

@@ -3,7 +3,6 @@
 package order
 
 import (
-	"reflect"
 	"slices"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -54,22 +53,4 @@ func find[Kind, L any](l L) (found L, ok bool) {
 		}
 	}
 	return found, ok
-}
-
-// Remembers is embedded in a wrapper that answers as the limiter inside would, only sooner.
-type Remembers struct{ self any }
-
-// NewRemembers returns the Remembers of self.
-func NewRemembers(self any) Remembers { return Remembers{self} }
-
-func (r Remembers) remembers() any { return r.self }
-
-// Remembering returns what embeds Remembers, as Answering does, also within another type.
-func Remembering[L any](l L) (found L, ok bool) { return find[interface{ remembers() any }](l) }
-
-// DoesRemember reports whether l embeds Remembers. A type that embeds l in turn does not: it
-// may answer otherwise.
-func DoesRemember(l any) bool {
-	r, ok := l.(interface{ remembers() any })
-	return ok && reflect.TypeOf(r.remembers()) == reflect.TypeOf(l)
 }
