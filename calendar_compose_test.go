@@ -161,9 +161,12 @@ func TestAFallbackForACalendar(t *testing.T) {
 
 func TestALeaseEndsWithItsCalendarWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		one := inMemory(t, "fixed_window", ratelimit.PerMonth(20_000)) // few in a life
-		lim, err := lease.New(one, 100*time.Millisecond)
+		mem, err := memstore.New()
 		require.NoError(t, err)
+		leases, err := lease.New(mem, 100*time.Millisecond)
+		require.NoError(t, err)
+		one := newLimiter(t, "fixed_window", mem, ratelimit.PerMonth(20_000)) // few in a life
+		lim := newLimiter(t, "fixed_window", leases, ratelimit.PerMonth(20_000))
 		time.Sleep(31*24*time.Hour - time.Second) // to a second before February
 		for time.Until(instant(t, "2000-02-01 00:00")) > 0 {
 			for range 10 {
@@ -171,10 +174,10 @@ func TestALeaseEndsWithItsCalendarWindow(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		require.Positive(t, lim.Stats().Local)
+		require.Positive(t, leases.Stats().Local)
 		synctest.Wait()
 		allowN(t, lim, 1)
-		require.NoError(t, lim.Close(t.Context()))
+		require.NoError(t, leases.Close(t.Context()))
 		r := peek(t, one, "key")
 		require.Less(t, r.Remaining, r.Limit, "what is admitted in February is charged in February")
 		require.Equal(t, time.Until(instant(t, "2000-03-01 00:00")), r.ResetAfter)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
-	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -145,7 +144,7 @@ func ExampleAllowUpTo() {
 
 // Two routes have a limit in common, also while Redis is down: their local limiters count in
 // one memory.
-func ExampleAll_Local() {
+func ExampleAll_routes() {
 	onRedis := frozenMemory() // say
 	general, err := ratelimit.NewTokenBucket(onRedis, ratelimit.PerMinute(100), ratelimit.WithName("general"))
 	if err != nil {
@@ -163,16 +162,8 @@ func ExampleAll_Local() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	type shared interface {
-		ratelimit.Limiter
-		Local(s store.Store, instances int) (ratelimit.Limiter, error)
-	}
-	safe := func(l shared) ratelimit.Limiter {
-		of, err := l.Local(local, 3) // of 3 instances
-		if err != nil {
-			log.Fatal(err)
-		}
-		limiter, err := fallback.New(l, fallback.FailTo(of))
+	safe := func(l ratelimit.Limiter) ratelimit.Limiter {
+		limiter, err := fallback.New(l, fallback.FailLocal(3).On(local)) // 3 instances
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -19,28 +19,18 @@
 //   - [TokenBucket] for a steady rate with bursts, and for costs.
 //   - [LeakyBucket] to send at a steady pace.
 //
-// # Wrappers
+// # Four kinds of things
 //
-// What is built on a limiter is a limiter again. From the outside in:
+// What belongs to a limit is an [Option]. What spares calls to the store is a store. What is about
+// the answer is a limiter around a limiter. From the outside in:
 //
-//	shadow             what is enforced        shadow.New
-//	└ accesslist       which keys are exempt   accesslist.New
-//	  └ Waiter         who waits               throttle.NewWaiter
-//	    └ fallback     if the store fails      fallback.New
-//	      └ denycache  what is not asked       denycache.New, lease.New
-//	        └ TokenBucket, …   the decision, with its options: another key, calls, observers
+//	shadow  accesslist  throttle.Waiter  fallback  All  observe.Around   limiters around a limiter
+//	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket         the decision, with Options
+//	lease  coalesce  denycache                                           stores before a store
+//	memstore  redisstore  yours                                          stores
 //
-// With several limits the middle is another one:
-//
-//	└ fallback     if the store fails
-//	  └ All        all must admit          NewAll
-//	    ├ TokenBucket, …
-//	    └ SlidingWindow, …
-//
-// Leave out what you do not need. Constructors refuse what cannot work. A lease goes around one
-// of the five alone, and so does a regions: they take and move events of these. A fallback has no Waiter, Slowdown, shadow or accesslist inside,
-// however deep: they would answer for its store, or sleep while others wait for it. An All
-// has no Waiter, which would sleep on what the others have charged.
+// Leave out what you do not need, and keep the order. Constructors refuse what cannot work: what
+// answers for a store or sleeps does not go into a fallback, and what sleeps not into an All.
 //
 // [WithTiers] and [WithLimitFunc] give keys limits of their own, [Reserve] is for costs
 // that are known afterwards, and [Wait] blocks until an event is admitted.

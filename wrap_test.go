@@ -200,8 +200,6 @@ func TestAShareIsAnNthOfEachLimit(t *testing.T) {
 
 	mem, err := memstore.New(memstore.WithClock(newClock().Now))
 	require.NoError(t, err)
-	_, err = see.Local[ratelimit.Limiter](cache, mem, 4)
-	require.NoError(t, err)
 	share, err := see.Local[ratelimit.Limiter](l, mem, 4)
 	require.NoError(t, err)
 	for name, want := range map[string]int{"free": 1, "paid": 1, "none": 0, "all": 1} {

@@ -291,30 +291,27 @@ func (f *fleetMember) limiter(ctx context.Context) (lim ratelimit.Limiter, end f
 	if err != nil {
 		return nil, nil, err
 	}
-	front := store.Store(shared)
-	if f.How == "coalesce" {
+	front, end := store.Store(shared), client.Close
+	switch {
+	case f.How == "coalesce":
 		if front, err = coalesce.New(shared); err != nil {
 			return nil, nil, err
 		}
+	case leased:
+		var how []lease.Option
+		if strings.Contains(f.How, "overdraft") {
+			how = append(how, lease.WithOverdraft(8))
+		}
+		leases, err := lease.New(shared, f.Life, how...)
+		if err != nil {
+			return nil, nil, err
+		}
+		front, end = leases, func() error { return errors.Join(leases.Close(ctx), client.Close()) }
 	}
 	if lim, err = ratelimit.New(f.Algorithm, front, f.Limit, ratelimit.WithName("fleet")); err != nil {
 		return nil, nil, err
 	}
-	if err := shared.Ready(ctx); err != nil {
-		return nil, nil, err
-	}
-	if !leased {
-		return lim, client.Close, nil
-	}
-	var how []lease.Option
-	if strings.Contains(f.How, "overdraft") {
-		how = append(how, lease.WithOverdraft(8))
-	}
-	l, err := lease.New(lim, f.Life, how...)
-	if err != nil {
-		return nil, nil, err
-	}
-	return l, func() error { return errors.Join(l.Close(ctx), client.Close()) }, nil
+	return lim, end, shared.Ready(ctx)
 }
 
 // ask has all callers ask at the same time.

@@ -24,7 +24,7 @@
 //	    algorithm: fixed_window
 //	    limit: 1000000/m
 //	    store:
-//	      lease: 50ms           # lease.New, in place of deny_cache: how old a decision may be
+//	      lease: 50ms           # lease.New, in place of the others: how old a decision may be
 //	  plan:
 //	    algorithm: fixed_window # it alone counts by a calendar
 //	    limit: 10000/month from 31 in America/Sao_Paulo
@@ -45,7 +45,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/lease"
@@ -107,7 +106,6 @@ type spec struct {
 	onFailure       failure
 	instances       int // 0 unless onFailure is local
 	front           front
-	lease           time.Duration // 0 is none
 }
 
 // failure is a value of on_failure.
@@ -172,15 +170,12 @@ func (s *spec) tryLease(l ratelimit.Limit, opts ...ratelimit.Option) error {
 	if err != nil {
 		return err
 	}
-	lim, err := ratelimit.New(s.algorithm, mem, l, opts...)
+	leases, err := lease.New(mem, s.front.lease)
 	if err != nil {
 		return err
 	}
-	leased, err := lease.New(lim, s.lease)
-	if err != nil {
-		return err
-	}
-	return leased.Close(context.Background())
+	_, err = ratelimit.New(s.algorithm, leases, l, opts...)
+	return err
 }
 
 // periods returns the Periods and calendars of the limits, which are part of their identity.

@@ -295,7 +295,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "an unknown field of a store", text: a + "    limit: 1/s\n    store: {burst: 5}\n", err: `5:13: limiter "a": store: unknown field "burst": want deny_cache, coalescing, lease`},
 		{name: "a deny cache for several limits", text: a + "    limits: [1/s]\n    store: {deny_cache: true}\n", err: `5:13: limiter "a": store: deny_cache: has no effect on several limits`},
 		{name: "a lease for several limits", text: a + "    limits: [100/s]\n    store: {lease: 50ms}\n", err: `5:13: limiter "a": store: lease: want limit beside it, not limits`},
-		{name: "a lease and a deny cache", text: a + "    limit: 100/s\n    store: {deny_cache: true, lease: 50ms}\n", err: `5:31: limiter "a": store: lease: want no deny_cache beside it: a lease remembers denials itself`},
+		{name: "a lease and a deny cache", text: a + "    limit: 100/s\n    store: {deny_cache: true, lease: 50ms}\n", err: `5:31: limiter "a": store: lease: want no deny_cache and no coalescing beside it: a lease does both`},
 		{name: "a lease without a unit", text: a + "    limit: 100/s\n    store: {lease: '50'}\n", err: `5:20: limiter "a": store: lease: "50": want how long a lease lives, such as 50ms`},
 		{name: "a lease that is a number", text: a + "    limit: 100/s\n    store: {lease: 50}\n", err: `5:20: limiter "a": store: lease: "50": want how long a lease lives, such as 50ms`},
 		{name: "a short lease", text: a + "    limit: 100/s\n    store: {lease: 1us}\n", is: ratelimit.ErrInvalidOption, err: `5:20: limiter "a": store: lease: ratelimit: invalid option: a life of 1µs, want 1ms to 1h0m0s`},

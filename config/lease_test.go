@@ -44,7 +44,7 @@ func TestALeaseIsGivenBackByClose(t *testing.T) {
 }
 
 func TestALeaseOfAFormerTextIsGivenBack(t *testing.T) {
-	for _, next := range []string{"algorithm: fixed_window, limit: 1000/d", "algorithm: fixed_window, limit: 2000/d, store: {lease: 1h}"} {
+	for _, next := range []string{"algorithm: fixed_window, limit: 1000/d", "algorithm: fixed_window, limit: 2000/d, store: {lease: 30m}"} {
 		synctest.Test(t, func(t *testing.T) {
 			mem := memory(t)
 			ls := build(t, mem, one(leased))
@@ -59,6 +59,24 @@ func TestALeaseOfAFormerTextIsGivenBack(t *testing.T) {
 			require.NoError(t, ls.Close(t.Context()))
 		})
 	}
+}
+
+// What is held under another limit is given back when the key is asked for, if the lease stays.
+func TestALeaseStaysWhereALimitChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		ls := build(t, mem, one(leased))
+		held(t, ls, 40)
+		other := limiter(t, build(t, mem, one("algorithm: fixed_window, limit: 1000/d")), "a")
+		before := peek(t, other, "key").Remaining
+		require.Less(t, before, 960)
+		update(t, ls, one("algorithm: fixed_window, limit: 2000/d, store: {lease: 1h}"))
+		synctest.Wait()
+		require.Equal(t, before, peek(t, other, "key").Remaining)
+		require.Equal(t, ratelimit.SourceStore, allow(t, limiter(t, ls, "a"), "key").Source())
+		require.NoError(t, ls.Close(t.Context()))
+		require.Equal(t, 959, peek(t, other, "key").Remaining)
+	})
 }
 
 func TestARefundReachesWhatALeaseOfAFormerTextHasAdmitted(t *testing.T) {

@@ -27,15 +27,15 @@ import (
 // to close, unless a limiter has a lease: see [Limiters.Close]. Make them by [Config.Build].
 type Limiters struct {
 	store  store.Store
-	fronts map[front]store.Store // store, and what stands before it
-	local  store.Store           // of local limiters
+	local  store.Store // of local limiters
 	tierOf func(ctx context.Context, key string) (string, error)
 
 	ending sync.WaitGroup // leases of former texts are given back
 
-	mu    sync.Mutex     // protects what follows, and orders Updates
-	index map[string]int // in now, of all names there ever were
-	taken map[string]ratelimit.Limiter
+	mu     sync.Mutex     // protects what follows, and orders Updates
+	index  map[string]int // in now, of all names there ever were
+	taken  map[string]ratelimit.Limiter
+	fronts map[front]store.Store // store, and what stands before it; of leases those in use
 
 	// now is what every decision reads, so that a text takes effect on all limiters at
 	// one instant. A name that is not in the text has nil there.
@@ -88,10 +88,13 @@ func (c *Config) Build(s store.Store, opts ...Option) (*Limiters, error) {
 	return ls, nil
 }
 
-// front says what stands before the store.
-type front struct{ denyCache, coalescing bool }
+// front says what stands before the store: a lease, or any of the others.
+type front struct {
+	denyCache, coalescing bool
+	lease                 time.Duration // 0 is none
+}
 
-// newFronts makes all that can stand before s. They stay, and so does what they remember.
+// newFronts makes what can stand before s, without leases. It stays, and so does what it remembers.
 func newFronts(s store.Store) (map[front]store.Store, error) {
 	cached, err := denycache.New(s)
 	if err != nil {
@@ -99,11 +102,21 @@ func newFronts(s store.Store) (map[front]store.Store, error) {
 	}
 	fronts := map[front]store.Store{{}: s, {denyCache: true}: cached}
 	for _, cache := range []bool{false, true} {
-		if fronts[front{cache, true}], err = coalesce.New(fronts[front{cache, false}]); err != nil {
+		if fronts[front{denyCache: cache, coalescing: true}], err = coalesce.New(fronts[front{denyCache: cache}]); err != nil {
 			return nil, err
 		}
 	}
 	return fronts, nil
+}
+
+// storeOf is the store with what stands before it.
+func (ls *Limiters) storeOf(f front) (s store.Store, err error) {
+	if ls.fronts[f] == nil {
+		if ls.fronts[f], err = lease.New(ls.store, f.lease); err != nil {
+			delete(ls.fronts, f)
+		}
+	}
+	return ls.fronts[f], err
 }
 
 var errNotBuilt = fmt.Errorf("%w: Limiters are made by Build", ratelimit.ErrInvalidOption)
@@ -151,7 +164,7 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 // other, and no call waits for it. The limiters that [Limiters.Limiter] has returned follow.
 //
 // Keys keep their spend when a rate, a burst, tiers, instances, on_failure or store change. A
-// deny cache remembers what it knows. What a lease of the former text holds is given back meanwhile.
+// deny cache remembers what it knows. What a lease holds that is no longer in the text is given back meanwhile.
 // When limits come or go, they keep that of each Period that remains. A key's spend is read as
 // at most the new capacity, as under [ratelimit.WithLimitFunc].
 //
@@ -203,35 +216,36 @@ func (ls *Limiters) Update(c *Config) error {
 		}
 	}
 	ls.index = index
-	ls.endReplaced(*ls.now.Swap(&next), next)
+	ls.now.Store(&next)
+	ls.endUnused(next)
 	return nil
 }
 
-// endReplaced gives back what leases of former texts hold. Only Close waits for it: if it fails,
-// or the program ends before, that stays charged as after a crash.
-func (ls *Limiters) endReplaced(former, next []*stack) {
-	var ended []*lease.Limiter
-	for i, st := range former {
-		if st != nil && st != next[i] && st.shared.lease != nil {
-			ended = append(ended, st.shared.lease)
+// endUnused ends the leases that no limiter has any more. Only Close waits for what is given back:
+// if it fails, or the program ends before, that stays charged as after a crash.
+func (ls *Limiters) endUnused(next []*stack) {
+	ended := maps.Clone(ls.fronts)
+	for _, st := range next {
+		if st != nil {
+			delete(ended, st.spec.front)
 		}
 	}
-	if len(ended) == 0 {
-		return
-	}
-	ls.ending.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		for _, l := range ended {
-			_ = l.Close(ctx)
+	for f, s := range ended {
+		if l, ok := s.(*lease.Store); ok {
+			delete(ls.fronts, f)
+			ls.ending.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				defer cancel()
+				_ = l.Close(ctx)
+			})
 		}
-	})
+	}
 }
 
 // patience is how long leases of a former text are given back.
 const patience = 10 * time.Second
 
-// Close gives back what leases hold: see [lease.Limiter.Close]. Later calls ask the store. It is
+// Close gives back what leases hold: see [lease.Store.Close]. Later calls ask the store. It is
 // for programs whose text has a lease. Without one there is nothing to close.
 func (ls *Limiters) Close(ctx context.Context) error {
 	if ls == nil || ls.now.Load() == nil {
@@ -241,9 +255,9 @@ func (ls *Limiters) Close(ctx context.Context) error {
 	defer ls.mu.Unlock()
 	ls.ending.Wait()
 	var errs []error
-	for _, st := range *ls.now.Load() {
-		if st != nil && st.shared.lease != nil {
-			errs = append(errs, st.shared.lease.Close(ctx))
+	for _, s := range ls.fronts {
+		if l, ok := s.(*lease.Store); ok {
+			errs = append(errs, l.Close(ctx))
 		}
 	}
 	return errors.Join(errs...)
@@ -293,7 +307,7 @@ func (ls *Limiters) stack(s *spec, i int, before *stack) (st *stack, err error) 
 	if s.tiers != nil && ls.tierOf == nil {
 		return nil, fmt.Errorf("%w: it has tiers, but Build was given no WithTierFunc", ratelimit.ErrInvalidOption)
 	}
-	if _, inMemory := ls.store.(*memstore.Store); inMemory && (s.front != front{} || s.lease > 0) {
+	if _, inMemory := ls.store.(*memstore.Store); inMemory && s.front != (front{}) {
 		return nil, fmt.Errorf("%w: store: it has no effect, since the store is in memory", ratelimit.ErrInvalidOption)
 	}
 	st = &stack{spec: s, fallbacks: map[failure]*fallback.Limiter{}, counts: map[count]ratelimit.Limiter{}}
@@ -343,13 +357,13 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 	if s.tiers != nil {
 		opts = append(opts, ratelimit.WithTiers(ls.tierOf, s.tiers))
 	}
+	front, err := ls.storeOf(s.front)
+	if err != nil {
+		return nil, err
+	}
 	return ls.newLimits(s, func(i int) (ratelimit.Limiter, error) {
 		l := s.limits[i]
-		lim, err := ratelimit.New(s.algorithm, ls.fronts[s.front], l, append(opts, ratelimit.WithPolicyName(s.policyName(l)))...)
-		if err == nil && s.lease > 0 {
-			return lease.New(lim, s.lease)
-		}
-		return lim, err
+		return ratelimit.New(s.algorithm, front, l, append(opts, ratelimit.WithPolicyName(s.policyName(l)))...)
 	})
 }
 

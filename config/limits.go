@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/lease"
 )
 
 // limits are those of one text, on one store. They mark what they have charged, so that the
@@ -18,7 +17,6 @@ type limits struct {
 	parts             []ratelimit.Limiter // each alone, as in spec.limits
 	owner             *Limiters
 	mark              *ratelimit.Mark // owner's, on what these have charged
-	lease             *lease.Limiter  // the part that is one, or nil
 }
 
 // newLimits makes a limiter of each limit, by its place in s, and one of all.
@@ -30,7 +28,6 @@ func (ls *Limiters) newLimits(s *spec, one func(i int) (ratelimit.Limiter, error
 			return nil, err
 		}
 		l.parts = append(l.parts, part)
-		l.lease, _ = part.(*lease.Limiter)
 	}
 	l.Limiter = l.parts[0]
 	if s.several {

@@ -401,10 +401,10 @@ func (r *reader) lease(good bool) {
 		r.fail(f.value, "%slease: %s: want %s", r.what, quote(text), want)
 	case r.spec.several:
 		r.fail(f.key, "%slease: want limit beside it, not limits", r.what)
-	case r.spec.front.denyCache:
-		r.fail(f.key, "%slease: want no deny_cache beside it: a lease remembers denials itself", r.what)
+	case r.spec.front != front{}:
+		r.fail(f.key, "%slease: want no deny_cache and no coalescing beside it: a lease does both", r.what)
 	case good:
-		r.spec.lease = life
+		r.spec.front.lease = life
 		if err := r.spec.checkLease(); err != nil {
 			r.fail(f.value, "%slease: %w", r.what, err)
 		}

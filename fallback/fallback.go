@@ -60,7 +60,6 @@ type Limiter struct {
 	limiter  ratelimit.Limiter
 	source   ratelimit.Source // the policy's
 	local    ratelimit.Limiter
-	keeps    bool // whether the limiter, or one in it, may take a Refund without the store
 	failures uint32
 	pause    time.Duration // from opening to the probe
 
@@ -95,6 +94,8 @@ type Answer struct {
 	local  ratelimit.Limiter
 	share  bool // local will be a share of 1/shares
 	shares int
+	on     store.Store // on which it counts, if placed
+	placed bool
 }
 
 // FailOpen lets every event through without a bound, even if the key has a limit of 0. Its
@@ -153,6 +154,14 @@ func FailLocal(n int) Answer {
 	return Answer{source: ratelimit.SourceLocal, share: true, shares: n}
 }
 
+// On is a with s, which is expected to be in memory, in place of a memory of its own. Limiters
+// that have a limit in common then have it in common while the store fails, too. It is for
+// [FailLocal]: [New] refuses other answers with a store, and a nil one.
+func (a Answer) On(s store.Store) Answer {
+	a.on, a.placed = s, true
+	return a
+}
+
 // Option configures a [Limiter].
 type Option func(*Limiter) error
 
@@ -193,7 +202,6 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 		}
 	}
 	f := &Limiter{limiter: l, source: p.source, failures: defaultFailures, pause: defaultPause, base: time.Now()}
-	_, f.keeps = see.Remembering(l)
 	f.changes.since = f.base
 	for _, opt := range opts {
 		if opt == nil {
@@ -217,6 +225,10 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 // limiter returns the local limiter of the policy, or nil if it has none.
 func (p Answer) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
 	switch {
+	case p.placed && (!p.share || isnil.Is(p.on)):
+		return nil, fmt.Errorf("%w: On is for FailLocal, and wants a store", ratelimit.ErrInvalidOption)
+	case p.placed:
+		return see.Local(l, p.on, p.shares)
 	case p.source != ratelimit.SourceLocal:
 		return nil, nil
 	case !p.share && isnil.Is(p.local):
@@ -560,10 +572,10 @@ func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit
 	}
 	_, err := f.call(func() (ratelimit.Result, error) {
 		err := f.limiter.Refund(ctx, key, charged, n)
-		if err == nil && f.keeps { // a lease takes it back by itself, and does not say so
+		if err == nil { // a lease takes it back by itself, and does not say so
 			err = errUnasked
 		}
-		return ratelimit.Result{}, unasked(charged, err)
+		return ratelimit.Result{}, err
 	})
 	return err
 }

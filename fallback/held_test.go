@@ -68,11 +68,11 @@ func (b *breakable) Refund(ctx context.Context, ns *store.Namespace, key string,
 	return b.Store.Refund(ctx, ns, key, l, c)
 }
 
-func leased(t testing.TB, s store.Store, limit ratelimit.Limit, life time.Duration) *lease.Limiter {
+func leased(t testing.TB, s store.Store, limit ratelimit.Limit, life time.Duration) ratelimit.Limiter {
 	t.Helper()
-	l, err := lease.New(newLimiter(t, "fixed_window", s, limit), life)
+	l, err := lease.New(s, life)
 	require.NoError(t, err)
-	return l
+	return newLimiter(t, "fixed_window", l, limit)
 }
 
 // A key can be answered for long from what is held. The store is asked all the same to end an

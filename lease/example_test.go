@@ -12,11 +12,11 @@ import (
 
 // A limit that a whole fleet asks for often. Instead of a memstore it would be on Redis.
 func Example() {
-	mem, err := memstore.New()
+	store, err := memstore.New()
 	if err != nil {
 		panic(err)
 	}
-	leases, err := lease.New(mem, 50*time.Millisecond)
+	leases, err := lease.New(store, 50*time.Millisecond)
 	if err != nil {
 		panic(err)
 	}

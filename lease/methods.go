@@ -111,7 +111,7 @@ func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	}
 	for i := range requests {
 		if r := &requests[i]; !slices.Contains(of, i) && !all {
-			d.putBack(r.Namespace, r.Key, replies[i], r.N)
+			d.putBack(r, replies[i])
 		}
 	}
 	return err
@@ -158,21 +158,25 @@ func (d *Store) await(ns *store.Namespace, key string, ls *limits) {
 	}
 }
 
-// putBack takes n events back that were spent by r.
-func (d *Store) putBack(ns *store.Namespace, key string, r store.Reply, n int64) {
-	s, id := d.shardOf(ns, key)
+// putBack takes back the events that were spent for r. If their lease has ended meanwhile, they go
+// back to the store.
+func (d *Store) putBack(r *store.Request, spent store.Reply) {
+	s, id := d.shardOf(r.Namespace, r.Key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.keys[id]
+	e, n := s.keys[id], int(r.N)
 	if e == nil {
-		return
+		e = &entry{ns: r.Namespace, key: r.Key}
 	}
 	for _, held := range []*slot[*grant]{&e.slot, &e.spare} {
-		if held.grant != nil && held.grant.at == r.X && held.grant.reset == r.Z {
-			held.left = min(held.most, held.left+int(n))
+		if held.grant != nil && held.grant.at == spent.X && held.grant.reset == spent.Z && held.left+n <= held.most {
+			held.left += n
 			return
 		}
 	}
+	own := r.Limit
+	own.Before = min(own.Before, 0)
+	d.giveBack(e, &grant{at: spent.X, reset: spent.Z, limits: newLimits(r.Namespace.Rule, own, d.terms.life)}, n)
 }
 
 // Peek asks the store, and adds what is held here.

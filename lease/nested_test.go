@@ -13,6 +13,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -36,13 +38,9 @@ func (o *told) Decided(_ context.Context, _ string, _ int, r ratelimit.Result, e
 // no denial that is remembered, and no event that is held.)
 var wrappers = map[string]func(t *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error){
 	"nothing": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) { return l, nil },
-	"Observe": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
-		return ratelimit.Observe(l, new(told))
+	"observe.Around": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
+		return observe.Around(l, new(told))
 	},
-	"Rekeyed": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
-		return ratelimit.NewRekeyed(l, func(_ context.Context, key string) (string, error) { return key, nil })
-	},
-	"PerCall": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) { return ratelimit.PerCall(l) },
 	"All": func(t *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
 		other := newLimiter(t, "token_bucket", memory(t, stopped), ratelimit.PerSecond(200))
 		return ratelimit.NewAll(other, l)
@@ -54,7 +52,7 @@ var wrappers = map[string]func(t *testing.T, l ratelimit.Limiter) (ratelimit.Lim
 	"fallback open": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
 		return fallback.New(l, fallback.FailOpen())
 	},
-	"fallback, LocalShare": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
+	"fallback, FailLocal": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) {
 		return fallback.New(l, fallback.FailLocal(2))
 	},
 	"accesslist": func(_ *testing.T, l ratelimit.Limiter) (ratelimit.Limiter, error) { return accesslist.New(l) },
@@ -176,7 +174,7 @@ func TestObservedLease(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			observer := new(told)
 			d := newLease(t, newLimiter(t, algorithm, memory(t, stopped), perSecond), life)
-			l, err := ratelimit.Observe(d.limiting, observer)
+			l, err := observe.Around(d.limiting, observer)
 			require.NoError(t, err)
 			n := int64(0)
 			for allow(t, l).Allowed {
@@ -207,5 +205,82 @@ func TestPoliciesOfALease(t *testing.T) {
 			require.Equal(t, policies[0].Quota, r.Limit, key)
 		}
 		closeLease(t, d)
+	})
+}
+
+// Limits on one lease are decided together: all or none, to the event.
+func TestAnAllOnALeaseCountsEachEvent(t *testing.T) {
+	for seed := range uint64(60) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t, stopped)}
+			d, err := lease.New(s, life)
+			require.NoError(t, err)
+			of := func(s store.Store, limit int) ratelimit.Limiter {
+				return newLimiter(t, algorithms[seed%4], s, ratelimit.PerSecond(limit))
+			}
+			tight, wide := of(d, 150), newLimiter(t, algorithms[(seed+1)%4], d, ratelimit.PerSecond(400))
+			all, err := ratelimit.NewAll(tight, wide)
+			require.NoError(t, err)
+			fresh := [2]int{fullKey(t, tight), fullKey(t, wide)}
+			random := rand.New(rand.NewPCG(seed, 6))
+			charged := atRandom(t, all, random)
+			for range 20 { // also alone, so that some of an All is held
+				r := allow(t, []ratelimit.Limiter{tight, wide}[seed%2])
+				if r.Allowed {
+					fresh[seed%2]--
+				}
+				synctest.Wait()
+				r = allowN(t, all, 1+random.IntN(3))
+				charged += r.Charged()
+			}
+			require.NoError(t, d.Close(t.Context()))
+			require.Equal(t, max(0, fresh[0]-charged), remaining(t, tight))
+			require.Equal(t, max(0, fresh[1]-charged), remaining(t, wide))
+		})
+	}
+}
+
+// What an All is asked for often is held, and then costs the store nothing.
+func TestAnAllOfHeldKeysAsksNoStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d, err := lease.New(s, time.Minute)
+		require.NoError(t, err)
+		all, err := ratelimit.NewAll(newLimiter(t, "fixed_window", d, ratelimit.PerHour(100_000)), newLimiter(t, "sliding_window", d, ratelimit.PerHour(200_000)))
+		require.NoError(t, err)
+		for range 2000 {
+			require.True(t, allow(t, all).Allowed)
+			synctest.Wait()
+		}
+		require.Less(t, d.Stats().Asked, int64(200))
+		r := allow(t, all)
+		require.Equal(t, ratelimit.SourceLease, r.Source())
+		require.Equal(t, 100_000-2001, r.Parts()[0].Remaining)
+		require.NoError(t, all.Refund(t.Context(), "key", r, 1))
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, 100_000-2000, remaining(t, all))
+	})
+}
+
+// A denial of one limit leaves what is held of the other.
+func TestWhatAnAllDoesNotTakeStaysHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, err := lease.New(memory(t, stopped), life)
+		require.NoError(t, err)
+		held := newLimiter(t, "fixed_window", d, ratelimit.PerSecond(1000))
+		full := newLimiter(t, "sliding_log", d, ratelimit.PerSecond(200))
+		for d.Stats().Held < 8 {
+			require.True(t, allow(t, held).Allowed)
+			synctest.Wait()
+		}
+		require.True(t, allowN(t, full, fullKey(t, full)).Allowed)
+		all, err := ratelimit.NewAll(held, full)
+		require.NoError(t, err)
+		before := d.Stats().Held
+		for range 5 {
+			require.False(t, allow(t, all).Allowed)
+		}
+		require.Equal(t, before, d.Stats().Held)
+		require.NoError(t, d.Close(t.Context()))
 	})
 }

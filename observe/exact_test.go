@@ -19,6 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 func newExact(t testing.TB, l ratelimit.Limit, percent float64, opts ...observe.ExactOption) *observe.Exact {
@@ -169,9 +170,13 @@ func TestExactLeavesOutWhatNoLimitHasDecided(t *testing.T) {
 func TestExactCountsWhatALeaseAdmits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newExact(t, ratelimit.PerMinute(60), 100)
-		leased, err := lease.New(inMemory(t, "fixed_window", ratelimit.PerMinute(60)), time.Second, lease.WithOverdraft(3))
+		mem, err := memstore.New()
 		require.NoError(t, err)
-		limiter := observed(t, leased, e)
+		leased, err := lease.New(mem, time.Second, lease.WithOverdraft(3))
+		require.NoError(t, err)
+		window, err := ratelimit.NewFixedWindow(leased, ratelimit.PerMinute(60))
+		require.NoError(t, err)
+		limiter := observed(t, window, e)
 		for range 70 {
 			_, err := limiter.Allow(t.Context(), "key")
 			require.NoError(t, err)

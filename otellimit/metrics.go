@@ -45,7 +45,7 @@ type Config struct {
 	Fallbacks map[string]*fallback.Limiter // by the attribute ratelimit.limiter
 	Stores    map[string]*memstore.Store   // by the attribute ratelimit.store
 	Waiters   map[string]*throttle.Waiter  // by the attribute ratelimit.limiter
-	Leases    map[string]*lease.Limiter    // by the attribute ratelimit.limiter
+	Leases    map[string]*lease.Store      // by the attribute ratelimit.limiter
 }
 
 // Option configures [Register].

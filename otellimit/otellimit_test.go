@@ -70,16 +70,16 @@ func newService(t testing.TB) *service {
 	require.NoError(t, err)
 	another, err := memstore.New()
 	require.NoError(t, err)
-	leasable, err := ratelimit.NewFixedWindow(another, ratelimit.PerDay(1000))
+	leased, err := lease.New(another, time.Hour)
 	require.NoError(t, err)
-	leased, err := lease.New(leasable, time.Hour)
+	window, err := ratelimit.NewFixedWindow(leased, ratelimit.PerDay(1000))
 	require.NoError(t, err)
 	for range 10 {
-		_, err := leased.Allow(t.Context(), "leased")
+		_, err := window.Allow(t.Context(), "leased")
 		require.NoError(t, err)
 	}
 	for range 2 {
-		_, err := leased.Allow(t.Context(), strings.Repeat("long", 100))
+		_, err := window.Allow(t.Context(), strings.Repeat("long", 100))
 		require.NoError(t, err)
 	}
 	s.stats = leased.Stats()
@@ -89,7 +89,7 @@ func newService(t testing.TB) *service {
 		Fallbacks: map[string]*fallback.Limiter{"api": f},
 		Stores:    map[string]*memstore.Store{"memory": memory},
 		Waiters:   map[string]*throttle.Waiter{"jobs": waiter},
-		Leases:    map[string]*lease.Limiter{"fleet": leased},
+		Leases:    map[string]*lease.Store{"fleet": leased},
 	}
 	return s
 }
@@ -259,7 +259,7 @@ func TestWhatCannotBeReadIsRefused(t *testing.T) {
 		"no fallback": {Fallbacks: map[string]*fallback.Limiter{"a": nil}},
 		"no store":    {Stores: map[string]*memstore.Store{"a": nil}},
 		"nameless":    {Stores: map[string]*memstore.Store{"": new(memstore.Store)}},
-		"no lease":    {Leases: map[string]*lease.Limiter{"a": nil}},
+		"no lease":    {Leases: map[string]*lease.Store{"a": nil}},
 		"no waiter":   {Waiters: map[string]*throttle.Waiter{"a": nil}},
 	} {
 		_, err := otellimit.Register(c)

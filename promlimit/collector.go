@@ -49,7 +49,7 @@ type Config struct {
 	Fallbacks map[string]*fallback.Limiter // by the label "limiter"
 	Stores    map[string]*memstore.Store   // by the label "store"
 	Waiters   map[string]*throttle.Waiter  // by the label "limiter"
-	Leases    map[string]*lease.Limiter    // by the label "limiter"
+	Leases    map[string]*lease.Store      // by the label "limiter"
 }
 
 // Collector is a [prometheus.Collector]. It registers itself nowhere. One registry can have

@@ -70,16 +70,16 @@ func newService(t testing.TB) *service {
 	s.limiter = observed(t, s.fallback, outside)
 	another, err := memstore.New()
 	require.NoError(t, err)
-	leasable, err := ratelimit.NewFixedWindow(another, ratelimit.PerDay(1000))
+	leased, err := lease.New(another, time.Hour)
 	require.NoError(t, err)
-	leased, err := lease.New(leasable, time.Hour)
+	window, err := ratelimit.NewFixedWindow(leased, ratelimit.PerDay(1000))
 	require.NoError(t, err)
 	for range 10 {
-		_, err := leased.Allow(t.Context(), "leased")
+		_, err := window.Allow(t.Context(), "leased")
 		require.NoError(t, err)
 	}
 	for range 2 {
-		_, err := leased.Allow(t.Context(), strings.Repeat("long", 100))
+		_, err := window.Allow(t.Context(), strings.Repeat("long", 100))
 		require.NoError(t, err)
 	}
 	s.stats = leased.Stats()
@@ -88,7 +88,7 @@ func newService(t testing.TB) *service {
 		Fallbacks: map[string]*fallback.Limiter{"api": s.fallback},
 		Stores:    map[string]*memstore.Store{"memory": memory},
 		Waiters:   map[string]*throttle.Waiter{"jobs": waiter},
-		Leases:    map[string]*lease.Limiter{"fleet": leased},
+		Leases:    map[string]*lease.Store{"fleet": leased},
 	})
 	require.NoError(t, err)
 	return s
@@ -302,7 +302,7 @@ func TestWhatIsNoLabelIsRefused(t *testing.T) {
 		"nameless":      {Stores: map[string]*memstore.Store{"": new(memstore.Store)}},
 		"not a label":   {Waiters: map[string]*throttle.Waiter{"\xff": new(throttle.Waiter)}},
 		"no waiter":     {Waiters: map[string]*throttle.Waiter{"a": nil}},
-		"no lease":      {Leases: map[string]*lease.Limiter{"a": nil}},
+		"no lease":      {Leases: map[string]*lease.Store{"a": nil}},
 		"nameless, too": {Waiters: map[string]*throttle.Waiter{"": new(throttle.Waiter)}},
 	} {
 		collector, err := promlimit.NewCollector(c)

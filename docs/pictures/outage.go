@@ -70,11 +70,8 @@ type policy struct {
 }
 
 // localShare is [fallback.FailLocal] on the simulated clock.
-func localShare(l ratelimit.Limiter, mem store.Store) (fallback.Answer, error) {
-	share, err := l.(interface {
-		Local(s store.Store, instances int) (ratelimit.Limiter, error)
-	}).Local(mem, len(offers))
-	return fallback.FailTo(share), err
+func localShare(_ ratelimit.Limiter, mem store.Store) (fallback.Answer, error) {
+	return fallback.FailLocal(len(offers)).On(mem), nil
 }
 
 // chart shows what p admits of the calls.

@@ -83,28 +83,28 @@ func member(ctx context.Context, addr, key string) (did work, err error) {
 	if err != nil {
 		return did, err
 	}
-	bucket, err := ratelimit.NewTokenBucket(shared, limit, ratelimit.WithName("fleet"))
+	leases, err := lease.New(shared, life)
 	if err != nil {
 		return did, err
 	}
-	leased, err := lease.New(bucket, life)
+	defer func() { err = errors.Join(err, leases.Close(context.WithoutCancel(ctx))) }()
+	bucket, err := ratelimit.NewTokenBucket(leases, limit, ratelimit.WithName("fleet"))
 	if err != nil {
 		return did, err
 	}
-	defer func() { err = errors.Join(err, leased.Close(context.WithoutCancel(ctx))) }()
 
 	ctx, cancel := context.WithTimeout(ctx, duration)
 	defer cancel()
 	all, errs := make([]work, callers), make([]error, callers)
 	var group sync.WaitGroup
 	for i := range callers {
-		group.Go(func() { all[i], errs[i] = ask(ctx, leased, key) })
+		group.Go(func() { all[i], errs[i] = ask(ctx, bucket, key) })
 	}
 	group.Wait()
 	for _, one := range all {
 		did.Decisions, did.Admitted = did.Decisions+one.Decisions, did.Admitted+one.Admitted
 	}
-	did.Asked = int(leased.Stats().Asked)
+	did.Asked = int(leases.Stats().Asked)
 	return did, errors.Join(errs...)
 }
 
