@@ -13,21 +13,13 @@ func (p *part) five() *five.Limiter[Result] {
 	lim := p.core
 	return &five.Limiter[Result]{
 		Algorithm: lim.rule.Name,
-		Tiered:    lim.limitFunc != nil,
 		Limit:     lim.integers,
 		Within:    func(by store.Limit, d time.Duration) store.Limit { return limitWithin(lim.rule, by, d) },
 		LimitOf:   lim.limitOf,
 		By:        p.by,
-		RefundBy: func(ctx context.Context, key string, charged Result, n int, by store.Limit) error {
-			return lim.store.Refund(ctx, lim.namespace, key, by, charged.receipt(int64(n)))
-		},
-		PartOf: func(r Result, n int) Result {
-			r.n = int32(min(int64(n), int64(r.n)))
-			return r
-		},
-		Space:  p.space(),
-		Look:   lim.look,
-		Credit: lim.credit,
+		Space:     p.space(),
+		Look:      lim.look,
+		Credit:    lim.credit,
 	}
 }
 
@@ -46,7 +38,7 @@ func (p *part) space() any {
 // look tells how a key of a window or a token bucket stands. The last event of a bucket cannot
 // be credited: see leftOf.
 func (lim *limiter) look(ctx context.Context, key string, by store.Limit) (l five.Look, err error) {
-	r, err := lim.store.Peek(ctx, lim.namespace, key, by, 1)
+	r, err := bottom(lim.store).Peek(ctx, lim.namespace, key, by, 1) // which tells what it counts
 	if err != nil {
 		return l, err
 	}
@@ -77,16 +69,14 @@ func (lim *limiter) credit(ctx context.Context, key string, debit Result, n int,
 	return lim.store.Refund(ctx, lim.namespace, key, by, c)
 }
 
-var operations = [...]operation{five.Take: take, five.TakeUpTo: takeUpTo, five.Peek: peek, five.Overdraw: overdraw}
+var operations = [...]operation{five.Take: take, five.TakeUpTo: takeUpTo}
 
 // by decides by a limit, and tells the observers.
 func (p *part) by(ctx context.Context, op five.Operation, key string, n int, by store.Limit) (r Result, err error) {
 	since := p.now()
 	err = p.core.decide(ctx, key, n, operations[op], &by, &r)
-	if op != five.Peek {
-		for _, o := range p.observers {
-			o.tell(ctx, key, n, r, err, since)
-		}
+	for _, o := range p.observers {
+		o.tell(ctx, key, n, r, err, since)
 	}
 	return r, err
 }
