@@ -89,6 +89,7 @@ func (lim *limiter) introduce(self Limiter) {
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Algorithm: lim.rule.Name, Name: lim.policyName, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
 		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
+		Five:  lim.five,
 	})
 }
 

@@ -8,36 +8,21 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// init lets other packages of this module ask what only this one knows.
-func init() {
-	five.Of = func(l any) any {
-		outer, _ := l.(Limiter)
-		if lim := coreOf(outer); lim != nil && lim.keyFunc == nil && !lim.calls {
-			return lim.five()
-		}
+// five is what regions ask of the limiter, a *five.Limiter[Result]. It is nil if that is counted
+// by another key, or counts calls.
+func (lim *limiter) five() any {
+	if lim.keyFunc != nil || lim.calls {
 		return nil
 	}
-}
-
-// five is the limiter as other packages of this module see it.
-func (lim *limiter) five() *five.Limiter[Result] {
 	return &five.Limiter[Result]{
 		Algorithm: lim.rule.Name,
-		Tiered:    lim.limitFunc != nil,
 		Limit:     lim.integers,
 		Within:    func(by store.Limit, d time.Duration) store.Limit { return limitWithin(lim.rule, by, d) },
 		LimitOf:   lim.limitOf,
 		By:        lim.by,
-		RefundBy: func(ctx context.Context, key string, charged Result, n int, by store.Limit) error {
-			return lim.store.Refund(ctx, lim.namespace, key, by, charged.receipt(int64(n)))
-		},
-		PartOf: func(r Result, n int) Result {
-			r.n = int32(min(int64(n), int64(r.n)))
-			return r
-		},
-		Space:  lim.space(),
-		Look:   lim.look,
-		Credit: lim.credit,
+		Space:     lim.space(),
+		Look:      lim.look,
+		Credit:    lim.credit,
 	}
 }
 
@@ -56,7 +41,7 @@ func (lim *limiter) space() any {
 // look tells how a key of a window or a token bucket stands. The last event of a bucket cannot
 // be credited: see leftOf.
 func (lim *limiter) look(ctx context.Context, key string, by store.Limit) (l five.Look, err error) {
-	r, err := lim.store.Peek(ctx, lim.namespace, key, by, 1)
+	r, err := bottom(lim.store).Peek(ctx, lim.namespace, key, by, 1) // which tells what it counts
 	if err != nil {
 		return l, err
 	}
@@ -87,14 +72,12 @@ func (lim *limiter) credit(ctx context.Context, key string, debit Result, n int,
 	return lim.store.Refund(ctx, lim.namespace, key, by, c)
 }
 
-var operations = [...]operation{five.Take: take, five.TakeUpTo: takeUpTo, five.Peek: peek, five.Overdraw: overdraw}
+var operations = [...]operation{five.Take: take, five.TakeUpTo: takeUpTo}
 
 // by decides by a limit, and tells the observers.
 func (lim *limiter) by(ctx context.Context, op five.Operation, key string, n int, by store.Limit) (r Result, err error) {
 	since := lim.now()
 	err = lim.decide(ctx, key, n, operations[op], &by, &r)
-	if op != five.Peek {
-		lim.tell(ctx, key, n, &r, err, since)
-	}
+	lim.tell(ctx, key, n, &r, err, since)
 	return r, err
 }

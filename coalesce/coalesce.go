@@ -132,7 +132,7 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 		}
 	}()
 	ctx := context.Background() // not a waiter's: the store has its own timeout
-	r, err := s.Store.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))
+	r, err := s.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))
 	if err != nil || !r.OK() {
 		answerAll(waiters, r, err)
 		return
@@ -150,7 +150,7 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 	}
 	if given < granted { // some have left
 		// After an error they stay charged, as after any call whose caller has left.
-		_ = s.Store.Refund(ctx, ns, k.key, k.limit, r.Receipt(ns.Rule, k.limit, granted, granted-given))
+		_ = s.Refund(ctx, ns, k.key, k.limit, r.Receipt(ns.Rule, k.limit, granted, granted-given))
 	}
 }
 

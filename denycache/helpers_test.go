@@ -90,20 +90,3 @@ func (s stub) Take(_ context.Context, _ *store.Namespace, key string, _ store.Li
 func denial(left time.Duration) store.Reply {
 	return store.Reply{X: time.Now().UnixMicro(), Y: 1, Z: left.Microseconds()}
 }
-
-// slow is a store as far away as a server, whose answers to a line take a while.
-type slow struct{ store.Store }
-
-const roundTrip = time.Millisecond
-
-func (s slow) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	time.Sleep(roundTrip)
-	return s.Store.Take(ctx, ns, key, l, n)
-}
-
-func (s slow) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	time.Sleep(roundTrip)
-	r, err := s.Store.TakeUpTo(ctx, ns, key, l, n)
-	time.Sleep(roundTrip)
-	return r, err
-}

@@ -16,6 +16,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -165,8 +166,11 @@ func share(l ratelimit.Limiter) (*five.Limiter[ratelimit.Result], error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
-	one, ok := five.Of(l).(*five.Limiter[ratelimit.Result])
-	if !ok {
+	var one *five.Limiter[ratelimit.Result]
+	if known := see.Of(l); known != nil && known.Algorithm != "" {
+		one, _ = known.Five().(*five.Limiter[ratelimit.Result])
+	}
+	if one == nil {
 		return nil, fmt.Errorf("%w: a %T is no share: share one of the five algorithms, and put the %[2]T around that",
 			ratelimit.ErrInvalidOption, l)
 	}

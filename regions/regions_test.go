@@ -22,6 +22,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/five"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/regions"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -757,7 +758,7 @@ func TestACreditGivesBackWhatItIsToldTo(t *testing.T) {
 				limit.Burst = 2 + rng.IntN(1<<(1+rng.IntN(20)))
 			}
 			l := share(t, algorithm, s, limit)
-			of := five.Of(l).(*five.Limiter[ratelimit.Result])
+			of := see.Of[ratelimit.Limiter](l).Five().(*five.Limiter[ratelimit.Result])
 			ctx := t.Context()
 			for range 1 + rng.IntN(4) { // a state of some age, which may be a debt
 				_, err := l.AllowN(ctx, key, 1+rng.IntN(capacity(limit)))

@@ -1,5 +1,5 @@
-// Package five lets packages beside the root ask of the five types what their methods do
-// not say. The root sets its variables in its init, since this package cannot import it.
+// Package five is what package regions asks of one of the five types, beyond their methods. It
+// finds that by package see.
 package five
 
 import (
@@ -9,14 +9,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Of returns l as one of the five types, observed or not: a *Limiter[ratelimit.Result]. It is
-// nil if l is none of them.
-var Of func(l any) any
-
 // Limiter is one of the five types. R is ratelimit.Result, which cannot be named here.
 type Limiter[R any] struct {
 	Algorithm string
-	Tiered    bool // whether it has a limit function
 
 	Limit store.Limit // of the constructor
 	// Within is by for events that can wait for d.
@@ -26,10 +21,6 @@ type Limiter[R any] struct {
 	// By decides by a limit of the caller, such as one that LimitOf has returned. Observers
 	// are told of it.
 	By func(ctx context.Context, op Operation, key string, n int, by store.Limit) (R, error)
-	// RefundBy is Refund by a limit of the caller.
-	RefundBy func(ctx context.Context, key string, charged R, n int, by store.Limit) error
-	// PartOf returns the admission r as if it had charged n of its events.
-	PartOf func(r R, n int) R
 
 	// Space is equal for limiters that share their state, and nil if that cannot be known.
 	Space any
@@ -55,6 +46,4 @@ type Operation uint8
 const (
 	Take Operation = iota
 	TakeUpTo
-	Peek
-	Overdraw
 )

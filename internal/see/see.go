@@ -68,6 +68,7 @@ type Known[L any] struct {
 	// Local makes what stands in for the limiter in one of so many instances while their store
 	// fails: a limiter on s, of 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)
+	Five  func() any // for package regions: see package five
 
 	self L // as users hold it
 }
