@@ -66,7 +66,7 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 		return (&asker{limiter: l, key: key, n: n}).wait(ctx, nil, 0, nil)
 	}
 	var within time.Duration
-	if turn.Tickets {
+	if turn.Patient {
 		within = patience(ctx, turn.Trip)
 	}
 	r, err := askAlone(ctx, l, key, n, within, &turn)
@@ -74,16 +74,16 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 		return (&asker{l, key, n, r}).wait(ctx, &turn, within, err)
 	}
 	d := decision(r)
-	turn.Land(&d, true)
+	turn.Done(&d, true)
 	return r, nil
 }
 
 // askAlone asks for those before whom nobody waits.
-func askAlone(ctx context.Context, l Limiter, key string, n int, within time.Duration, turn *queue.Turn) (r Result, err error) {
+func askAlone(ctx context.Context, l Limiter, key string, n int, within time.Duration, turn *queue.Call) (r Result, err error) {
 	returned := false
 	defer func() {
 		if !returned { // l has panicked
-			turn.Land(nil, false)
+			turn.Done(nil, false)
 		}
 	}()
 	r, err = AllowWithin(ctx, l, key, n, within)
@@ -131,7 +131,7 @@ type asker struct {
 
 // wait waits behind others, or after a's question within d, which was asked in its turn
 // and has been answered by a.result and err.
-func (a *asker) wait(ctx context.Context, turn *queue.Turn, d time.Duration, err error) (Result, error) {
+func (a *asker) wait(ctx context.Context, turn *queue.Call, d time.Duration, err error) (Result, error) {
 	w := queue.Waiter{Limiter: inQueue(a.limiter), Key: a.key, N: a.n, Kind: kindOf(a.limiter), Asker: a, End: end(ctx)}
 	switch o := w.Wait(ctx, turn, d, decision(a.result), err); o.Verdict {
 	case queue.TooLate:

@@ -169,20 +169,20 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 		return w.standBehind(ctx, key, n)
 	}
 	var within time.Duration
-	if turn.Tickets && w.waiting.Load() < w.maxWaiting {
+	if turn.Patient && w.waiting.Load() < w.maxWaiting {
 		within = w.patience(ctx)
 	}
 	r, err := w.askAlone(ctx, key, n, within, &turn)
 	switch {
 	case err == nil && r.Allowed && r.Delay <= 0:
 		d := decision(r)
-		turn.Land(&d, true)
+		turn.Done(&d, true)
 		return r, nil
 	case w.takePlace():
 		defer w.waiting.Add(-1)
 		return w.wait(ctx, &asker{w.limiter, key, n, r}, &turn, within, err)
 	}
-	turn.Land(nil, false)
+	turn.Done(nil, false)
 	switch {
 	case err != nil:
 		return ratelimit.Result{}, err
@@ -195,11 +195,11 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 }
 
 // askAlone asks for an event that no other waits before.
-func (w *Waiter) askAlone(ctx context.Context, key string, n int, within time.Duration, turn *queue.Turn) (r ratelimit.Result, err error) {
+func (w *Waiter) askAlone(ctx context.Context, key string, n int, within time.Duration, turn *queue.Call) (r ratelimit.Result, err error) {
 	returned := false
 	defer func() {
 		if !returned { // the limiter has panicked
-			turn.Land(nil, false)
+			turn.Done(nil, false)
 		}
 	}()
 	r, err = ratelimit.AllowWithin(ctx, w.limiter, key, n, within)
@@ -245,7 +245,7 @@ func (w *Waiter) patience(ctx context.Context) time.Duration {
 
 // wait waits behind others, or goes on from a question that a has asked in its turn. That
 // was within d, and a.result and err are the answer.
-func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Duration, err error) (ratelimit.Result, error) {
+func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Call, d time.Duration, err error) (ratelimit.Result, error) {
 	patience := w.patience(ctx)
 	kind := w.kindNow()
 	o := (&queue.Waiter{

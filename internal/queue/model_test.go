@@ -293,7 +293,7 @@ func (l *limiter) wait(ctx context.Context, n int, end time.Time, timed bool) an
 		return answer{o, n, end, a.held.turn, began, time.Now()}
 	}
 	within := time.Duration(0)
-	if turn.Tickets {
+	if turn.Patient {
 		if within = queue.Forever; !end.IsZero() {
 			within = queue.Patience(time.Until(end), turn.Trip)
 		}
@@ -301,7 +301,7 @@ func (l *limiter) wait(ctx context.Context, n int, end time.Time, timed bool) an
 	d, err := a.Ask(ctx, within)
 	o := queue.Outcome{Verdict: queue.Admitted}
 	if err == nil && d.Allowed && d.Delay <= 0 {
-		turn.Land(&d, true)
+		turn.Done(&d, true)
 	} else {
 		o = w.Wait(ctx, &turn, within, d, err)
 	}

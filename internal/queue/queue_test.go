@@ -216,6 +216,7 @@ func TestWhoIsKnownToComeTooLateIsToldAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := newLimiter(name, 1, 10*time.Second)
+				l.decide(1, 0)
 				l.far(time.Millisecond)
 				ln := newLine(l)
 				ctx, cancel := context.WithCancel(t.Context())
@@ -227,8 +228,8 @@ func TestWhoIsKnownToComeTooLateIsToldAtOnce(t *testing.T) {
 				a := l.wait(t.Context(), 1, began.Add(time.Second), false)
 				require.Equal(t, queue.TooLate, a.Verdict)
 				require.Greater(t, a.Denial.RetryAfter, time.Second)
-				if name == "token_bucket" { // the third has its turn in 20 s
-					a = l.wait(t.Context(), 1, began.Add(29*time.Second), true)
+				if name == "token_bucket" { // the third has its turn in 30 s
+					a = l.wait(t.Context(), 1, began.Add(35*time.Second), true)
 					require.Equal(t, queue.TooLate, a.Verdict)
 				}
 				require.Equal(t, asked, l.asked, "without a question")
