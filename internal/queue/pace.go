@@ -24,7 +24,6 @@ type Decision struct {
 	ResetAfter       time.Duration
 	Delay            time.Duration
 	Elsewhere        bool // another limiter than usual has decided
-	Free             bool // admitted, and no limit is known to count it
 	Told             any  // of a denial: what more those are to be told who are refused without asking
 
 	// Of several limits, the one that will be exhausted for longest.
@@ -124,6 +123,14 @@ func (p *pace) due(n int) time.Time {
 	return p.base.Add(p.span(n - p.room))
 }
 
+// earliest is before when nobody gets a permit, as far as is known, and n events do not fit.
+func (p *pace) earliest(n int) time.Time {
+	if due := p.due(n); p.kind == Early && due.After(p.notBefore) {
+		return due
+	}
+	return p.notBefore
+}
+
 // spend takes n events as charged.
 func (p *pace) spend(n int) {
 	if t := p.due(n); !t.IsZero() {
@@ -203,11 +210,8 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	p.permit = at
 	// It is not known which of those under way came before. Nor is it known whether this
 	// answer is still true, if a later question was answered faster.
-	room := d.Remaining
-	if d.Free {
-		room = 1 << 30
-	}
-	if room = max(0, room-p.unknown); a.answers+1 != p.answers {
+	room := max(0, d.Remaining-p.unknown)
+	if a.answers+1 != p.answers {
 		room = min(room, p.room)
 	}
 	p.room = room

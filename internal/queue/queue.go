@@ -7,6 +7,7 @@
 package queue
 
 import (
+	"container/list"
 	"hash/maphash"
 	"reflect"
 	"sync"
@@ -73,15 +74,11 @@ var (
 // shardOf returns the shard of i's queue, or nil if i cannot be a map key. A limiter that
 // contains NaN is not even equal to itself.
 func shardOf(i id) *shard {
-	if i.limiter == nil || !comparable(i.limiter) || i != i { //nolint:gocritic,staticcheck // NaN
+	v := reflect.ValueOf(i.limiter)
+	if i.limiter == nil || v.Kind() != reflect.Pointer && !v.Comparable() || i != i { //nolint:gocritic,staticcheck // NaN
 		return nil
 	}
 	return &shards[maphash.String(seed, i.key)%shardCount]
-}
-
-func comparable(limiter any) bool {
-	v := reflect.ValueOf(limiter)
-	return v.Kind() == reflect.Pointer || v.Comparable()
 }
 
 // queue is the waiters of a key, with what is known of its limiter. The shard's lock
@@ -91,19 +88,17 @@ type queue struct {
 	shard *shard
 	pace
 
-	first, last *waiter
-	arrivals    uint64
-	events      int       // of all that stand in the queue
-	largest     int       // nobody wants more events
-	soonest     time.Time // no deadline is before it; zero if there is none
+	line     list.List // of *waiter, in order of arrival
+	arrivals uint64
+	events   int       // of all in the line
+	largest  int       // nobody in the line wants more
+	soonest  time.Time // no deadline in the line is before it; zero if there is none
+	holders  int       // waiters with a permit, who sleep until its time
 
-	holders int // waiters with a permit, who sleep until its time
-
-	latest   Decision // for waiters that are refused without asking
-	latestAt time.Time
-	renewed  time.Time     // when a newcomer let the first ask again
-	pause    time.Duration // after err
-	err      error         // of a store that is away: the next question may succeed
+	latest            Decision // for waiters that are refused without asking
+	latestAt, renewed time.Time
+	err               error         // of a store that is away: the next question may succeed
+	pause             time.Duration // after err
 }
 
 // queue returns the queue of i, and makes it if there is none. Call it with the lock held.
@@ -123,52 +118,42 @@ func (s *shard) queue(i id, kind Kind) *queue {
 	return q
 }
 
-func (q *queue) empty() bool { return q.pending == 0 && q.first == nil && q.holders == 0 }
+func (q *queue) empty() bool { return q.pending == 0 && q.line.Len() == 0 && q.holders == 0 }
+
+// first is the waiter that may ask next, nil if there is none.
+func (q *queue) first() *waiter {
+	if e := q.line.Front(); e != nil {
+		return e.Value.(*waiter)
+	}
+	return nil
+}
 
 // moved is called after each change. It wakes the first waiter, or removes the queue.
 func (q *queue) moved() {
 	s := q.shard
-	switch {
-	case q.first != nil:
-		q.first.call()
-	case q.empty() && s.queues != nil:
+	if w := q.first(); w != nil {
+		w.call()
+	} else if q.empty() && s.queues != nil {
 		delete(s.queues, q.id)
-		q.id, q.latest, q.err = id{}, Decision{}, nil // so that it keeps nothing alive
+		*q = queue{} // so that it keeps nothing alive
 		s.spare = q
 	}
 }
 
-// after returns the waiter behind w, or the first if w is nil.
-func (q *queue) after(w *waiter) *waiter {
-	if w == nil {
-		return q.first
-	}
-	return w.next
-}
-
 // insert puts w where it belongs by arrival. That is the end, but for waiters that have
-// asked and were denied.
+// asked and were denied: those belong to the front.
 func (q *queue) insert(w *waiter) {
-	before := q.last
-	if q.first != nil && w.arrival < q.last.arrival {
-		for before = nil; q.after(before).arrival < w.arrival; {
-			before = q.after(before)
-		}
-	}
-	w.prev, w.next = before, q.after(before)
-	if w.prev != nil {
-		w.prev.next = w
-	} else {
-		q.first = w
-	}
-	if w.next != nil {
-		w.next.prev = w
-	} else {
-		q.last = w
-	}
-	w.stands = true
 	q.events += w.N
 	q.bounds(w)
+	if last := q.line.Back(); last == nil || last.Value.(*waiter).arrival < w.arrival {
+		w.place = q.line.PushBack(w)
+		return
+	}
+	e := q.line.Front()
+	for e.Value.(*waiter).arrival < w.arrival {
+		e = e.Next()
+	}
+	w.place = q.line.InsertBefore(w, e)
 }
 
 // bounds keeps largest and soonest true for w.
@@ -180,23 +165,13 @@ func (q *queue) bounds(w *waiter) {
 }
 
 func (q *queue) remove(w *waiter) {
-	if w.prev != nil {
-		w.prev.next = w.next
-	} else {
-		q.first = w.next
-	}
-	if w.next != nil {
-		w.next.prev = w.prev
-	} else {
-		q.last = w.prev
-	}
-	w.prev, w.next, w.stands = nil, nil, false
+	q.line.Remove(w.place)
+	w.place = nil
 	q.events -= w.N
 }
 
-// remember keeps an answer for waiters that will not ask. It refuses those whose permit is
-// known to come too late. Those who want more than the limit ask at once and by themselves,
-// since they hold the others up for nothing.
+// remember keeps an answer for waiters that will not ask. It refuses those that want more
+// than the limit, and those whose permit is known to come too late.
 func (q *queue) remember(d *Decision, now time.Time) {
 	told := q.latest.Told
 	q.latest, q.latestAt = *d, now
@@ -205,28 +180,29 @@ func (q *queue) remember(d *Decision, now time.Time) {
 		q.latest.Told = told
 	}
 	late := !q.soonest.IsZero() && q.soonest.Before(q.notBefore.Add(q.trip))
-	if !late && (d.Limit <= 0 || q.largest <= d.Limit) {
+	if !late && !q.tooMany(q.largest) {
 		return
 	}
 	q.largest, q.soonest = 0, time.Time{}
-	for w := q.first; w != nil; {
-		next := w.next
-		switch {
-		case d.Limit > 0 && w.N > d.Limit && !w.asked:
-			q.remove(w)
-			q.pending++
-			w.alone = true
-			w.call()
-		case q.tooLate(w.End, w.Timed, q.notBefore, now):
-			q.remove(w)
-			w.refused, w.denial = true, q.denial(q.notBefore, now)
-			w.call()
-		default:
+	for e := q.line.Front(); e != nil; {
+		w := e.Value.(*waiter)
+		e = e.Next()
+		never := q.tooMany(w.N) && !d.Elsewhere && w.Asker.Hands()
+		if !never && !q.tooLate(w.End, w.Timed, q.notBefore, now) {
 			q.bounds(w)
+			continue
 		}
-		w = next
+		w.refusal = &Outcome{Verdict: TooLate, Denial: q.denial(q.notBefore, now)}
+		if never {
+			w.refusal.Verdict, w.refusal.Denial.RetryAfter = NeverAdmitted, Never
+		}
+		q.remove(w)
+		w.call()
 	}
 }
+
+// tooMany reports whether the last answer's limit is below n.
+func (q *queue) tooMany(n int) bool { return q.latest.Limit > 0 && n > q.latest.Limit }
 
 // denial is that of waiters that would be due at t, made from the latest decision.
 func (q *queue) denial(t, now time.Time) Decision {
@@ -262,9 +238,9 @@ func Enter(limiter any, key string, n int, kind Kind, end time.Time) (c Call, ok
 	defer s.mu.Unlock()
 	q := s.queue(i, kind)
 	switch {
-	case q.latest.Limit > 0 && n > q.latest.Limit: // it is never admitted, so it need not stand
+	case q.tooMany(n): // it is never admitted, so it need not stand
 		q.pending++
-	case q.first != nil && q.room < q.events+n,
+	case q.line.Len() > 0 && q.room < q.events+n,
 		q.pending > 0 && !q.several(n, false),
 		!end.IsZero() && q.tooLate(end, false, q.notBefore, time.Now()):
 		return Call{}, false

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"time"
@@ -58,10 +59,9 @@ const (
 type Outcome struct {
 	Verdict Verdict
 	// Denial is the limiter's. If the waiter did not ask, it is made from the limiter's
-	// last answer.
+	// last answer. Its RetryAfter is the time until the events could go.
 	Denial Decision
-	Asked  bool          // the Denial is the limiter's answer to the last Ask,
-	Within time.Duration // within this
+	Asked  bool // the Denial is the limiter's answer to the last Ask
 	Err    error
 }
 
@@ -75,13 +75,9 @@ type waiter struct {
 	due      time.Time     // of a permit
 
 	// The shard's lock protects all below.
-	prev, next *waiter
-	stands     bool
-	asked      bool
-	alone      bool // it asks outside the queue
-	refused    bool // denial says why
-	denial     Decision
-	permit     any // of a waiter that has left
+	place   *list.Element // in the line; nil if it is not there
+	refusal *Outcome      // if it was refused without asking
+	permit  any           // of a waiter that has left
 }
 
 // call wakes w.
@@ -129,10 +125,7 @@ func (w *Waiter) Wait(ctx context.Context, c *Call, d time.Duration, first Decis
 func (w *waiter) arrive() (Outcome, bool) {
 	q, now := w.queue, time.Now()
 	q.renew(now)
-	t := q.notBefore
-	if due := q.due(q.events + w.N); q.kind == Early && due.After(t) {
-		t = due
-	}
+	t := q.earliest(q.events + w.N)
 	if q.tooLate(w.End, w.Timed, t, now) {
 		o := Outcome{Verdict: TooLate, Denial: q.denial(t, now)}
 		s := q.shard
@@ -147,7 +140,7 @@ func (w *waiter) arrive() (Outcome, bool) {
 // renew lets the first waiter ask at once, if it would not ask for long and what is known
 // is old. The limit may have changed, or the key may have been reset.
 func (q *queue) renew(now time.Time) {
-	w := q.first
+	w := q.first()
 	if w == nil || q.pending > 0 || now.Sub(q.latestAt) < stale || now.Sub(q.renewed) < stale {
 		return
 	}
@@ -162,8 +155,6 @@ func (q *queue) renew(now time.Time) {
 // wait is called with the lock held, and returns without.
 func (w *waiter) wait(ctx context.Context) Outcome {
 	s := w.queue.shard
-	timer := time.NewTimer(Forever)
-	defer timer.Stop()
 	for {
 		now := time.Now()
 		if o, ended := w.ended(ctx); ended {
@@ -192,8 +183,7 @@ func (w *waiter) wait(ctx context.Context) Outcome {
 		}
 		var ring <-chan time.Time
 		if ready {
-			timer.Reset(at.Sub(now))
-			ring = timer.C
+			ring = time.After(at.Sub(now))
 		}
 		select {
 		case <-ring:
@@ -211,8 +201,8 @@ func (w *waiter) ended(ctx context.Context) (Outcome, bool) {
 	switch {
 	case w.permit != nil:
 		return Outcome{}, true
-	case w.refused:
-		return Outcome{Verdict: TooLate, Denial: w.denial}, true
+	case w.refusal != nil:
+		return *w.refusal, true
 	case ctx.Err() != nil:
 		w.leave()
 		return Outcome{Verdict: Failed, Err: join(ctx.Err(), q.err)}, true
@@ -223,11 +213,7 @@ func (w *waiter) ended(ctx context.Context) (Outcome, bool) {
 // expired is the end of a wait at its end.
 func (w *waiter) expired(now time.Time) Outcome {
 	q := w.queue
-	t := q.due(q.events)
-	if q.notBefore.After(t) {
-		t = q.notBefore
-	}
-	o := Outcome{Verdict: TooLate, Denial: q.denial(t, now)}
+	o := Outcome{Verdict: TooLate, Denial: q.denial(q.earliest(q.events), now)}
 	if q.err != nil {
 		o = Outcome{Verdict: Failed, Err: q.err}
 	}
@@ -239,10 +225,7 @@ func (w *waiter) expired(now time.Time) Outcome {
 func (w *waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 	q := w.queue
 	next = question{n: w.N, patient: q.kind >= Turns}
-	if w.alone {
-		return next, now, true
-	}
-	if q.first != w {
+	if q.first() != w {
 		return next, now, false
 	}
 	at = q.due(w.N)
@@ -254,7 +237,7 @@ func (w *waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 			at = at.Add(-lead)
 		}
 	}
-	if !w.End.IsZero() && at.After(w.End) { // that is a guess: ask, to know it
+	if q.tooMany(w.N) || !w.End.IsZero() && at.After(w.End) { // that is a guess: ask, to know it
 		at = now
 	}
 	if at.Before(q.rest) {
@@ -281,11 +264,9 @@ func (w *waiter) ask(ctx context.Context, next question, now time.Time) (Outcome
 		}
 	}
 	next.within = min(next.within, left)
-	if !w.alone {
-		q.remove(w)
-		q.ask(&next)
-		q.moved() // the next may be due as well
-	}
+	q.remove(w)
+	q.ask(&next)
+	q.moved() // the next may be due as well
 	w.question = next
 	s.mu.Unlock()
 	returned := false
@@ -309,8 +290,7 @@ func (w *waiter) ask(ctx context.Context, next question, now time.Time) (Outcome
 func (w *waiter) answered(ctx context.Context, d Decision, err error) (Outcome, bool) {
 	q, s, now := w.queue, w.queue.shard, time.Now()
 	q.done(&w.question)
-	w.alone, w.asked = false, true
-	o, ended := Outcome{Denial: d, Asked: true, Within: w.question.within}, true
+	o, ended := Outcome{Denial: d, Asked: true}, true
 	switch {
 	case err != nil:
 		o, ended = w.failed(ctx, err, now)
@@ -350,35 +330,30 @@ func (w *waiter) failed(ctx context.Context, err error, now time.Time) (o Outcom
 	return o, q.pause > w.patience(now)
 }
 
-// denied reports whether a denial ends the wait, because the turn cannot come in time.
-func (w *waiter) denied(d *Decision, now time.Time) bool {
+// denied reports whether a denial ends the wait, because the turn cannot come in time. It
+// makes RetryAfter the whole time until the events could go, which a patient or early
+// question has shortened.
+func (w *waiter) denied(d *Decision, now time.Time) (ends bool) {
 	q, a := w.queue, &w.question
-	if d.Remaining >= w.N && q.kind != Plain && q.kind != Early {
+	turns := d.Remaining >= w.N && q.kind != Plain && q.kind != Early
+	if turns {
 		q.refused(d, a, now)
-		q.remember(d, now)
-		return a.patient || q.tooLate(w.End, true, q.notBefore, now)
-	}
-	if q.kind == Early {
-		d.RetryAfter = min(d.RetryAfter, Forever) + a.within
-		own := *d
-		own.RetryAfter -= a.within
-		q.exhausted(&own, a, now, q.events)
 	} else {
 		q.exhausted(d, a, now, q.events)
 	}
 	q.remember(d, now)
-	return q.tooLate(w.End, true, q.notBefore, now)
+	if turns || q.kind == Early {
+		d.RetryAfter = min(d.RetryAfter, Forever) + a.within
+	}
+	return turns && a.patient || q.tooLate(w.End, true, q.notBefore, now)
 }
 
 // leave takes w out of the queue.
 func (w *waiter) leave() {
-	q := w.queue
-	if w.alone {
-		q.pending--
-	} else if w.stands {
-		q.remove(w)
+	if w.place != nil {
+		w.queue.remove(w)
 	}
-	q.moved()
+	w.queue.moved()
 }
 
 // finish sleeps until the turn of an admitted waiter.
@@ -448,11 +423,8 @@ func (w *waiter) hand() bool {
 	q, s := w.queue, w.queue.shard
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	next := q.first
-	for range handings {
-		if next == nil {
-			return false
-		}
+	for e, tried := q.line.Front(), 0; e != nil && tried < handings; e, tried = e.Next(), tried+1 {
+		next := e.Value.(*waiter)
 		if next.N == w.N && (next.End.IsZero() || !w.due.After(next.End)) {
 			q.remove(next)
 			next.permit, next.due = w.Asker.Permit(), w.due
@@ -460,7 +432,6 @@ func (w *waiter) hand() bool {
 			q.moved()
 			return true
 		}
-		next = next.next
 	}
 	return false
 }
