@@ -25,22 +25,21 @@ import (
 // maximum in all, and not past the deadline of ctx. If that is not enough they deny at
 // once. Delay is 0 in a Result that has been slept for.
 //
-// Bound: it admits what l admits, when l does. It sleeps at most the maximum, plus the time
-// that its calls of l take. At most 1,024 callers sleep at once, or [WithMaxWaiting].
-// Beyond that an event that cannot go now is denied, whatever its key.
+// Bound: it sleeps at most the maximum, plus the time that its calls of l take. At most
+// 1,024 callers sleep at once, or [WithMaxWaiting]. Beyond that an event that cannot go now
+// is denied, whatever its key.
 //
 // Callers that wait for the same key of the same l stand in a queue in this process, in
 // order of arrival. It is the queue of [ratelimit.Wait].
 //
 // The RetryAfter of a denial is the wait after which the event would be admitted without a
-// sleep. For an event that stands behind others it is an estimate. Where only Delay is too
-// long it is the Delay less the time that the call had for sleeping.
+// sleep. For an event that stands behind others it is an estimate.
 //
 // If ctx ends in a sleep, the error is ctx's. A permit that the call had goes to the next
 // in the queue, or is given back as far as l can. [store.ErrOverloaded] and
 // [store.ErrUnavailable] do not end a sleep; other errors of l do.
 //
-// It starts no goroutine and has nothing to close. It sleeps in real time, or in that of a
+// It starts no goroutine. It sleeps in real time, or in that of a
 // synctest bubble, so l's store must not have a clock that stands still. AllowUpTo,
 // AllowWithin, Peek and Charge never sleep. It is safe for concurrent use. Make it by
 // [NewWaiter].
