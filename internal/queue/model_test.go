@@ -211,6 +211,12 @@ func (l *limiter) decide(n int, d time.Duration) (queue.Decision, permit) {
 	return a, p
 }
 
+func (l *limiter) questions() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.asked
+}
+
 func (l *limiter) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

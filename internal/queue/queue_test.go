@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,10 +46,9 @@ func (l *limiter) far(d time.Duration) { l.way = func() time.Duration { return d
 
 // jitter makes the way random, from half of d to d.
 func (l *limiter) jitter(random *rand.Rand, d time.Duration) {
-	var mu sync.Mutex
 	l.way = func() time.Duration {
-		mu.Lock()
-		defer mu.Unlock()
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		return d/2 + time.Duration(random.Int64N(int64(d/2)+1))
 	}
 }
@@ -224,7 +222,7 @@ func TestWhoIsKnownToComeTooLateIsToldAtOnce(t *testing.T) {
 					ln.join(ctx, 1, time.Time{}, false)
 				}
 				time.Sleep(100 * time.Millisecond)
-				asked, began := l.asked, time.Now()
+				asked, began := l.questions(), time.Now()
 				a := l.wait(t.Context(), 1, began.Add(time.Second), false)
 				require.Equal(t, queue.TooLate, a.Verdict)
 				require.Greater(t, a.Denial.RetryAfter, time.Second)
@@ -232,7 +230,7 @@ func TestWhoIsKnownToComeTooLateIsToldAtOnce(t *testing.T) {
 					a = l.wait(t.Context(), 1, began.Add(35*time.Second), true)
 					require.Equal(t, queue.TooLate, a.Verdict)
 				}
-				require.Equal(t, asked, l.asked, "without a question")
+				require.Equal(t, asked, l.questions(), "without a question")
 				require.Zero(t, time.Since(began))
 				cancel()
 				ln.check(t)
@@ -302,7 +300,7 @@ func TestAStoreThatIsAwayIsAskedEverMoreRarely(t *testing.T) {
 		require.NotEqual(t, queue.Admitted, hasty.Verdict)
 		require.LessOrEqual(t, hasty.ended.Sub(hasty.began), 10*time.Second)
 		time.Sleep(time.Until(back))
-		require.LessOrEqual(t, l.asked, 80)
+		require.LessOrEqual(t, l.questions(), 80)
 		admitted := ln.check(t)
 		require.Len(t, admitted, 20)
 		inOrder(t, admitted, 0)
