@@ -25,35 +25,22 @@ var (
 // n can never be admitted. A nil l is [ErrInvalidOption].
 //
 // In one process the waiters of the same key and limiter stand in a queue, in order of
-// arrival. One of them asks l at a time, or more while the last answer has shown room for
-// them. So a wait costs about one call of l. Between processes there is no order. A waiter for
-// many events holds up those behind it until there is room for all of its events. [Throttle's
-// Waiter] stands in the same queue.
+// arrival, and only the first of them asks l. So a wait costs about one call of l. Between
+// processes there is no order. [Throttle's Waiter] stands in the same queue.
 //
-// A waiter behind others also gets ErrWouldExceedDeadline at once, if the queue knows that its
-// permit comes too late. Otherwise it leaves at the deadline. Refunds, Resets and changes of
-// the limit do not wake the queue. But a waiter that arrives lets the first ask again, once in
-// a second at most.
+// A waiter behind others gets ErrWouldExceedDeadline at once if the queue knows that its
+// permit comes too late. Otherwise it leaves at the deadline. If ctx ends, a permit that it
+// has goes to the next waiter, or is given back.
 //
-// A [TokenBucket] is asked some milliseconds before the time of the permit, so that none of
-// its rate is lost. The events are charged then, and go at their time: see [AllowWithin]. A
-// [LeakyBucket] gives out turns that come before ctx's deadline, and a waiter that has a turn
-// leaves the queue.
+// Errors of l end the wait, but not [store.ErrOverloaded] and [store.ErrUnavailable], after
+// which nothing is charged. Wait asks again after 5 ms, and then after twice as long each
+// time, up to 1 s. So without a deadline it waits for as long as the store is away.
 //
-// If ctx ends while it waits, Wait returns ctx's error. A permit that it has goes to the next
-// waiter for as many events, or is given back if Refund of l can. Where ctx has a say, as in a
-// function of a limit or a key, or an accesslist, it is only given back.
-//
-// Errors of l end the wait, with two exceptions, after which nothing is charged:
-// [store.ErrOverloaded] and [store.ErrUnavailable]. Wait asks again after 5 ms, and after twice
-// as long each time, up to 1 s. It returns the error when no time is left for that, joined with
-// ctx's error if ctx has ended. So without a deadline it waits for as long as the store is
-// away, and for ever if the store's client is closed.
-//
-// Wait sleeps in real time (or a synctest bubble's). So l's store must not have a simulated
-// clock that stands still. It starts no goroutine.
+// Wait sleeps in real time (or a synctest bubble's) and starts no goroutine. l's store must
+// not have a simulated clock that stands still. [How a queue asks].
 //
 // [Throttle's Waiter]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit/throttle#Waiter
+// [How a queue asks]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#waiting
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
@@ -62,29 +49,29 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 		return Result{}, err
 	}
 	kind := kindOf(l)
-	turn, ok := queue.Enter(l, key, n, kind, end(ctx))
+	call, ok := queue.Enter(l, key, n, kind, end(ctx))
 	if !ok {
 		return (&asker{limiter: l, key: key, n: n}).wait(ctx, nil, 0, nil)
 	}
 	var within time.Duration
-	if turn.Tickets {
-		within = patience(ctx, turn.Trip)
+	if call.Patient {
+		within = patience(ctx, call.Trip)
 	}
-	r, err := askAlone(ctx, l, key, n, within, &turn)
+	r, err := askAlone(ctx, l, key, n, within, &call)
 	if err != nil || !r.Allowed || r.Delay > 0 {
-		return (&asker{l, key, n, r}).wait(ctx, &turn, within, err)
+		return (&asker{l, key, n, r}).wait(ctx, &call, within, err)
 	}
-	d := inQueue(r)
-	turn.Land(&d, true)
+	d := answerOf(r)
+	call.Done(&d, true)
 	return r, nil
 }
 
 // askAlone asks for those before whom nobody waits.
-func askAlone(ctx context.Context, l Limiter, key string, n int, within time.Duration, turn *queue.Turn) (r Result, err error) {
+func askAlone(ctx context.Context, l Limiter, key string, n int, within time.Duration, call *queue.Call) (r Result, err error) {
 	returned := false
 	defer func() {
 		if !returned { // l has panicked
-			turn.Land(nil, false)
+			call.Done(nil, false)
 		}
 	}()
 	r, err = AllowWithin(ctx, l, key, n, within)
@@ -124,9 +111,9 @@ type asker struct {
 
 // wait waits behind others, or after a's question within d, which was asked in its turn
 // and has been answered by a.result and err.
-func (a *asker) wait(ctx context.Context, turn *queue.Turn, d time.Duration, err error) (Result, error) {
+func (a *asker) wait(ctx context.Context, call *queue.Call, d time.Duration, err error) (Result, error) {
 	w := queue.Waiter{Limiter: a.limiter, Key: a.key, N: a.n, Kind: kindOf(a.limiter), Asker: a, End: end(ctx)}
-	switch o := w.Wait(ctx, turn, d, inQueue(a.result), err); o.Verdict {
+	switch o := w.Wait(ctx, call, d, answerOf(a.result), err); o.Verdict {
 	case queue.TooLate:
 		return Result{}, ErrWouldExceedDeadline
 	case queue.NeverAdmitted:
@@ -140,7 +127,7 @@ func (a *asker) wait(ctx context.Context, turn *queue.Turn, d time.Duration, err
 func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
 	r, err := AllowWithin(ctx, a.limiter, a.key, a.n, d)
 	a.result = r
-	return inQueue(r), err
+	return answerOf(r), err
 }
 
 func (a *asker) Refund(ctx context.Context) error {
@@ -151,11 +138,18 @@ func (a *asker) Hands() bool     { return see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
-// inQueue is what a queue needs of r.
-func inQueue(r Result) queue.Decision {
-	return queue.Decision{
+// answerOf is what a queue needs of r.
+func answerOf(r Result) queue.Decision {
+	d := queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
-		Elsewhere: r.Source() != SourceStore, Free: r.Allowed && r.Limit == 0,
+		Elsewhere: r.Source() != SourceStore,
 	}
+	if r.Allowed && r.Limit == 0 { // no limit is known to count it
+		d.Remaining = maxEvents
+	}
+	for _, p := range r.Parts() {
+		d.Part(p.Limit, p.Remaining, p.ResetAfter, p.Delay)
+	}
+	return d
 }

@@ -22,46 +22,26 @@ import (
 // Waiter wraps a [ratelimit.Limiter] l and holds events back until l admits them. Allow and
 // AllowN sleep until then, and for the Delay that l gives. They sleep no longer than a
 // maximum in all, and not past the deadline of ctx. If that is not enough they deny at
-// once, without sleeping in vain. Delay is 0 in a Result that has been slept for.
+// once. Delay is 0 in a Result that has been slept for.
 //
-// Bound: it admits what l admits, when l does. It sleeps at most the maximum, plus the time
-// that its calls of l take. At most 1,024 callers sleep at once, or [WithMaxWaiting].
-// Beyond that an event that cannot go now is denied. There is no such bound by key: a key
-// with many callers can take all places. Other keys are then denied as without a Waiter.
+// Bound: it sleeps at most the maximum, plus the time that its calls of l take. At most
+// 1,024 callers sleep at once, or [WithMaxWaiting]. Beyond that an event that cannot go now
+// is denied, whatever its key.
 //
 // Callers that wait for the same key of the same l stand in a queue in this process, in
-// order of arrival. An event that would be admitted now stands behind them too. Refunds and
-// Resets by others do not wake them, but the next caller that arrives does. It is the queue
-// of [ratelimit.Wait], which says how they ask.
+// order of arrival. It is the queue of [ratelimit.Wait].
 //
-// The RetryAfter of a denial is l's: the wait after which the event would be admitted
-// without a sleep. For an event that stands behind others it is an estimate. For several
-// events without a place to sleep, it is that of one event. It is shorter where l would
-// admit the event now, but Delay is too long for the caller. RetryAfter is then the Delay
-// less the time that the call had for sleeping, and at least 1 µs. If all places are taken,
-// it is the whole Delay. A full [ratelimit.LeakyBucket] denies by the same rule: the turn
-// behind its queue would come after ResetAfter.
+// The RetryAfter of a denial is the wait after which the event would be admitted without a
+// sleep. For an event that stands behind others it is an estimate.
 //
 // If ctx ends in a sleep, the error is ctx's. A permit that the call had goes to the next
-// in the queue that waits for as many events. Otherwise, or where ctx has a say (see there),
-// it is given back, as far as Refund of l can. A leaky bucket takes back only its last turn.
-// So calls that end while others come can leave gaps in its queue.
+// in the queue, or is given back as far as l can. [store.ErrOverloaded] and
+// [store.ErrUnavailable] do not end a sleep; other errors of l do.
 //
-// After [store.ErrOverloaded] and [store.ErrUnavailable] nothing is charged, and they do
-// not end a sleep. The next question follows after 5 ms, and then after twice as long each
-// time, up to 1 s. If no time or no place is left for that, they are the error. Other
-// errors of l are the call's.
-//
-// It starts no goroutine and has nothing to close. A call that waits holds its goroutine
-// and a timer. An event that is admitted at once takes some 150 ns more. It sleeps in real
-// time, or in that of a synctest bubble. So l's store must not have a simulated clock that
-// stands still.
-//
-// A denial has the Source and the Parts of l's. An event that stands behind others has
-// those of the last denial in its queue. AllowUpTo, AllowWithin, Peek and Charge never
-// sleep.
-//
-// It is safe for concurrent use. Make it by [NewWaiter].
+// It starts no goroutine. It sleeps in real time, or in that of a
+// synctest bubble, so l's store must not have a clock that stands still. AllowUpTo,
+// AllowWithin, Peek and Charge never sleep. It is safe for concurrent use. Make it by
+// [NewWaiter].
 type Waiter struct {
 	sleeps
 
@@ -163,25 +143,25 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	if kind == queue.Leaky {
 		end = time.Now().Add(w.patience(ctx))
 	}
-	turn, ok := queue.Enter(w.limiter, key, n, kind, end)
+	call, ok := queue.Enter(w.limiter, key, n, kind, end)
 	if !ok {
 		return w.standBehind(ctx, key, n)
 	}
 	var within time.Duration
-	if turn.Tickets && w.waiting.Load() < w.maxWaiting {
+	if call.Patient && w.waiting.Load() < w.maxWaiting {
 		within = w.patience(ctx)
 	}
-	r, err := w.askAlone(ctx, key, n, within, &turn)
+	r, err := w.askAlone(ctx, key, n, within, &call)
 	switch {
 	case err == nil && r.Allowed && r.Delay <= 0:
 		d := decision(r)
-		turn.Land(&d, true)
+		call.Done(&d, true)
 		return r, nil
 	case w.takePlace():
 		defer w.waiting.Add(-1)
-		return w.wait(ctx, &asker{w.limiter, key, n, r}, &turn, within, err)
+		return w.wait(ctx, &asker{w.limiter, key, n, r}, &call, within, err)
 	}
-	turn.Land(nil, false)
+	call.Done(nil, false)
 	switch {
 	case err != nil:
 		return ratelimit.Result{}, err
@@ -194,11 +174,11 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 }
 
 // askAlone asks for an event that no other waits before.
-func (w *Waiter) askAlone(ctx context.Context, key string, n int, within time.Duration, turn *queue.Turn) (r ratelimit.Result, err error) {
+func (w *Waiter) askAlone(ctx context.Context, key string, n int, within time.Duration, call *queue.Call) (r ratelimit.Result, err error) {
 	returned := false
 	defer func() {
 		if !returned { // the limiter has panicked
-			turn.Land(nil, false)
+			call.Done(nil, false)
 		}
 	}()
 	r, err = ratelimit.AllowWithin(ctx, w.limiter, key, n, within)
@@ -244,13 +224,13 @@ func (w *Waiter) patience(ctx context.Context) time.Duration {
 
 // wait waits behind others, or goes on from a question that a has asked in its turn. That
 // was within d, and a.result and err are the answer.
-func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Duration, err error) (ratelimit.Result, error) {
+func (w *Waiter) wait(ctx context.Context, a *asker, call *queue.Call, d time.Duration, err error) (ratelimit.Result, error) {
 	patience := w.patience(ctx)
 	kind := w.kindNow()
 	o := (&queue.Waiter{
 		Limiter: w.limiter, Key: a.key, N: a.n, Kind: kind, Asker: a,
 		End: time.Now().Add(patience), Timed: true,
-	}).Wait(ctx, turn, d, told(a.result), err)
+	}).Wait(ctx, call, d, told(a.result), err)
 	switch {
 	case o.Verdict == queue.Failed:
 		return ratelimit.Result{}, o.Err
@@ -272,8 +252,8 @@ func (w *Waiter) wait(ctx context.Context, a *asker, turn *queue.Turn, d time.Du
 	r := a.result
 	if !r.Allowed {
 		r.RetryAfter = o.Denial.RetryAfter
-		if r.RetryAfter != ratelimit.Never && r.Remaining >= a.n { // RetryAfter is the Delay less o.Within
-			r.RetryAfter = wholeMicros(r.RetryAfter + o.Within - patience)
+		if r.RetryAfter != ratelimit.Never && r.Remaining >= a.n { // there is room: only the turn is too far away
+			r.RetryAfter = wholeMicros(r.RetryAfter - patience)
 		}
 	}
 	return w.denial(r, a.n, patience), nil
@@ -440,11 +420,18 @@ func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 
 // decision returns what a queue needs of r.
 func decision(r ratelimit.Result) queue.Decision {
-	return queue.Decision{
+	d := queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
-		Elsewhere: r.Source() != ratelimit.SourceStore, Free: r.Allowed && r.Limit == 0,
+		Elsewhere: r.Source() != ratelimit.SourceStore,
 	}
+	if r.Allowed && r.Limit == 0 { // no limit is known to count it
+		d.Remaining = math.MaxInt32
+	}
+	for _, p := range r.Parts() {
+		d.Part(p.Limit, p.Remaining, p.ResetAfter, p.Delay)
+	}
+	return d
 }
 
 // told returns the decision with what else a denial says.

@@ -363,7 +363,7 @@ func TestATurnNeedsAPlaceToWait(t *testing.T) {
 
 func TestAThousandAndTwentyFourWaitByDefault(t *testing.T) {
 	inBubble(t, "token_bucket", ratelimit.PerHour(1), func(t *testing.T, lim ratelimit.Limiter) {
-		w := waiter(t, lim, time.Hour)
+		w := waiter(t, lim, 2000*time.Hour)
 		spend(t, lim, 1)
 		var wg sync.WaitGroup
 		for range 1500 {

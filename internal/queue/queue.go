@@ -1,35 +1,18 @@
-// Package queue keeps the waiters of a key in a queue, in order of arrival, so that only
-// the first of them asks the limiter.
+// Package queue keeps the waiters of a key in order of arrival, so that only the first of
+// them asks the limiter.
 //
-// A lane is the queue of one key of one limiter in this process. It exists while a call
-// asks or waits in it. It learns from answers when the next events will be admitted, so
-// that most questions are answered with an admission.
+// A queue belongs to one key of one limiter in this process. It exists while a call asks or
+// waits in it. From each answer it reads when the next events fit, so that most questions
+// are answered with an admission.
 package queue
 
 import (
+	"container/list"
 	"hash/maphash"
 	"reflect"
 	"sync"
 	"time"
 )
-
-// Decision is the part of a limiter's answer that a lane needs.
-type Decision struct {
-	Allowed          bool
-	Limit, Remaining int
-	RetryAfter       time.Duration
-	ResetAfter       time.Duration
-	Delay            time.Duration
-	Elsewhere        bool // another limiter than usual has decided
-	Free             bool // admitted, and no limit is known to count it
-	Told             any  // of a denial: what more those are to be told who are refused without asking
-}
-
-// Never is the RetryAfter of events that are never admitted, however long the wait.
-const Never time.Duration = 1<<63 - 1
-
-// Forever is a patience without end.
-const Forever = 100 * 365 * 24 * time.Hour
 
 // Kind is how a limiter admits events that have to wait.
 type Kind uint8
@@ -41,10 +24,10 @@ const (
 	Plain
 	// Early admits events some time before their time. Delay is the time that remains.
 	Early
-	// Tickets admits events into a queue of the limiter's own. Delay is the time until
+	// Turns admits events into a queue of the limiter's own. Delay is the time until
 	// their turn.
-	Tickets
-	// Leaky is Tickets of a leaky bucket: no turn comes before the ResetAfter of the last
+	Turns
+	// Leaky is Turns of a leaky bucket: no turn comes before the ResetAfter of the last
 	// answer.
 	Leaky
 )
@@ -64,7 +47,7 @@ func KindOf(algorithm string, delays bool) Kind {
 	if delays {
 		return Unknown
 	}
-	return Tickets // an admission has its Delay, if any
+	return Turns // an admission has its Delay, if any
 }
 
 type id struct {
@@ -77,10 +60,10 @@ type id struct {
 const shardCount = 64
 
 type shard struct {
-	mu    sync.Mutex // protects all below, and the lanes
-	lanes map[id]*lane
-	spare *lane     // the last one that was removed
-	_     [5]uint64 // so that no two shards share a cache line
+	mu     sync.Mutex // protects all below, and the queues
+	queues map[id]*queue
+	spare  *queue    // the last one that was removed
+	_      [5]uint64 // so that no two shards share a cache line
 }
 
 var (
@@ -88,103 +71,217 @@ var (
 	shards [shardCount]shard
 )
 
-// shardOf returns the shard of i's lane, or nil if i cannot be a map key. A limiter that
+// shardOf returns the shard of i's queue, or nil if i cannot be a map key. A limiter that
 // contains NaN is not even equal to itself.
 func shardOf(i id) *shard {
-	if i.limiter == nil || !comparable(i.limiter) || i != i { //nolint:gocritic,staticcheck // NaN
+	v := reflect.ValueOf(i.limiter)
+	if i.limiter == nil || v.Kind() != reflect.Pointer && !v.Comparable() || i != i { //nolint:gocritic,staticcheck // NaN
 		return nil
 	}
 	return &shards[maphash.String(seed, i.key)%shardCount]
 }
 
-func comparable(limiter any) bool {
-	v := reflect.ValueOf(limiter)
-	return v.Kind() == reflect.Pointer || v.Comparable()
+// queue is the waiters of a key, with what is known of its limiter. The shard's lock
+// protects all of it.
+type queue struct {
+	id    id
+	shard *shard
+	pace
+
+	line     list.List // of *waiter, in order of arrival
+	arrivals uint64
+	events   int       // of all in the line
+	largest  int       // nobody in the line wants more
+	soonest  time.Time // no deadline in the line is before it; zero if there is none
+	holders  int       // waiters with a permit, who sleep until its time
+
+	latest            Decision // for waiters that are refused without asking
+	latestAt, renewed time.Time
+	err               error         // of a store that is away: the next question may succeed
+	pause             time.Duration // after err
 }
 
-// lane returns the lane of i, and makes it if there is none. Call it with the lock held.
-func (s *shard) lane(i id, kind Kind) *lane {
-	if ln := s.lanes[i]; ln != nil {
-		return ln
+// queue returns the queue of i, and makes it if there is none. Call it with the lock held.
+func (s *shard) queue(i id, kind Kind) *queue {
+	if q := s.queues[i]; q != nil {
+		return q
 	}
-	ln := s.spare
-	if s.spare = nil; ln == nil {
-		ln = new(lane)
+	q := s.spare
+	if s.spare = nil; q == nil {
+		q = new(queue)
 	}
-	ln.begin(i, s, kind)
-	if s.lanes == nil {
-		s.lanes = make(map[id]*lane)
+	*q = queue{id: i, shard: s, pace: newPace(kind)}
+	if s.queues == nil {
+		s.queues = make(map[id]*queue)
 	}
-	s.lanes[i] = ln
-	return ln
+	s.queues[i] = q
+	return q
 }
 
-// Turn is a question that may be asked at once, because the line is empty. It ends with
-// Land or with Wait. The zero Turn is not a question.
-type Turn struct {
-	lane             *lane
-	seq              uint64
-	number, landings uint64
-	n                int
-	Tickets          bool // the limiter is known to give out turns of its own
+func (q *queue) empty() bool { return q.pending == 0 && q.line.Len() == 0 && q.holders == 0 }
+
+// first is the waiter that may ask next, nil if there is none.
+func (q *queue) first() *waiter {
+	if e := q.line.Front(); e != nil {
+		return e.Value.(*waiter)
+	}
+	return nil
+}
+
+// moved is called after each change. It wakes the first waiter, or removes the queue.
+func (q *queue) moved() {
+	s := q.shard
+	if w := q.first(); w != nil {
+		w.call()
+	} else if q.empty() && s.queues != nil {
+		delete(s.queues, q.id)
+		*q = queue{} // so that it keeps nothing alive
+		s.spare = q
+	}
+}
+
+// insert puts w where it belongs by arrival. That is the end, but for waiters that have
+// asked and were denied: those belong to the front.
+func (q *queue) insert(w *waiter) {
+	q.events += w.N
+	q.bounds(w)
+	if last := q.line.Back(); last == nil || last.Value.(*waiter).arrival < w.arrival {
+		w.place = q.line.PushBack(w)
+		return
+	}
+	e := q.line.Front()
+	for e.Value.(*waiter).arrival < w.arrival {
+		e = e.Next()
+	}
+	w.place = q.line.InsertBefore(w, e)
+}
+
+// bounds keeps largest and soonest true for w.
+func (q *queue) bounds(w *waiter) {
+	q.largest = max(q.largest, w.N)
+	if !w.End.IsZero() && (q.soonest.IsZero() || w.End.Before(q.soonest)) {
+		q.soonest = w.End
+	}
+}
+
+func (q *queue) remove(w *waiter) {
+	q.line.Remove(w.place)
+	w.place = nil
+	q.events -= w.N
+}
+
+// remember keeps an answer for waiters that will not ask. It refuses those that want more
+// than the limit, and those whose permit is known to come too late.
+func (q *queue) remember(d *Decision, now time.Time) {
+	told := q.latest.Told
+	q.latest, q.latestAt = *d, now
+	q.err, q.pause = nil, 0
+	if d.Allowed { // the last denial is still the one that says why
+		q.latest.Told = told
+	}
+	late := !q.soonest.IsZero() && q.soonest.Before(q.notBefore.Add(q.trip))
+	if !late && !q.tooMany(q.largest) {
+		return
+	}
+	q.largest, q.soonest = 0, time.Time{}
+	for e := q.line.Front(); e != nil; {
+		w := e.Value.(*waiter)
+		e = e.Next()
+		never := q.tooMany(w.N) && !d.Elsewhere && w.Asker.Hands()
+		if !never && !q.tooLate(w.End, w.Timed, q.notBefore, now) {
+			q.bounds(w)
+			continue
+		}
+		w.refusal = &Outcome{Verdict: TooLate, Denial: q.denial(q.notBefore, now)}
+		if never {
+			w.refusal.Verdict, w.refusal.Denial.RetryAfter = NeverAdmitted, Never
+		}
+		q.remove(w)
+		w.call()
+	}
+}
+
+// tooMany reports whether the last answer's limit is below n.
+func (q *queue) tooMany(n int) bool { return q.latest.Limit > 0 && n > q.latest.Limit }
+
+// denial is that of waiters that would be due at t, made from the latest decision.
+func (q *queue) denial(t, now time.Time) Decision {
+	retry := max(t.Sub(now), time.Microsecond)
+	reset := q.latest.ResetAfter - now.Sub(q.latestAt)
+	return Decision{Limit: q.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: q.latest.Told}
+}
+
+// Call is a question that may be asked at once, because nobody stands before it. It ends
+// with Done or with Wait. The zero Call is not a question.
+type Call struct {
+	queue    *queue
+	question question
+	arrival  uint64
+	// Patient means that the limiter gives out turns, and is asked for one that comes in
+	// time.
+	Patient bool
 	// Trip is how long an answer takes, as far as is known.
 	Trip time.Duration
 }
 
-// Enter returns a Turn if n events of key need not queue. ok is false if they must, or if
+// Enter returns a Call if n events of key need not queue. ok is false if they must, or if
 // end is not zero and they would come after it. The queue belongs to limiter and key. A
 // nil limiter has no queue.
-func Enter(limiter any, key string, n int, kind Kind, end time.Time) (t Turn, ok bool) {
-	t = Turn{n: n, Tickets: kind >= Tickets}
+func Enter(limiter any, key string, n int, kind Kind, end time.Time) (c Call, ok bool) {
+	c = Call{Patient: kind >= Turns, question: question{n: n, sent: time.Now()}}
 	i := id{limiter, key}
 	s := shardOf(i)
 	if s == nil {
-		return t, true
+		return c, true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ln := s.lane(i, kind)
+	q := s.queue(i, kind)
 	switch {
-	case ln.first != nil && !ln.roomForAll(n), ln.flights > 0 && !ln.several(n, false), !end.IsZero() && ln.late(end):
-		return Turn{}, false
-	case ln.flights > 0, ln.first != nil:
-		ln.spend(n)
+	case q.tooMany(n): // it is never admitted, so it need not stand
+		q.pending++
+	case q.line.Len() > 0 && q.room < q.events+n,
+		q.pending > 0 && !q.several(n, false),
+		!end.IsZero() && q.tooLate(end, false, q.notBefore, time.Now()):
+		return Call{}, false
+	default:
+		q.ask(&c.question)
 	}
-	t.lane, t.seq, t.Tickets, t.Trip = ln, ln.arrival(), ln.kind == Tickets, ln.slow
-	ln.depart(n)
-	t.number, t.landings = ln.departures, ln.landings
-	return t, true
+	q.arrivals++
+	c.queue, c.arrival, c.Patient, c.Trip = q, q.arrivals, q.kind >= Turns, q.trip
+	return c, true
 }
 
-// Land ends t. Its question was answered by an admission or, if known is false, in a way
+// Done ends c. Its question was answered by an admission or, if known is false, in a way
 // that says nothing about the limit. Only the first call counts.
-func (t *Turn) Land(d *Decision, known bool) {
-	ln := t.lane
-	if ln == nil {
+func (c *Call) Done(d *Decision, known bool) {
+	q := c.queue
+	if q == nil {
 		return
 	}
-	t.lane = nil
-	s := ln.shard
+	c.queue = nil
+	s := q.shard
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ln.land(t.n)
+	q.done(&c.question)
 	switch {
-	case ln.empty(): // no waiter needs to know it
+	case q.empty(): // no waiter needs to know it
 	case known && d.Allowed:
 		now := time.Now()
-		ln.admitted(d, &question{n: t.n, sent: now, number: t.number, landings: t.landings}, now)
+		q.admitted(d, &c.question, now)
+		q.remember(d, now)
 	default:
-		ln.forget()
+		q.forget()
 	}
-	ln.moved()
+	q.moved()
 }
 
-// Len is the number of lanes, for tests.
+// Len is the number of queues, for tests.
 func Len() (n int) {
 	for i := range shards {
 		s := &shards[i]
 		s.mu.Lock()
-		n += len(s.lanes)
+		n += len(s.queues)
 		s.mu.Unlock()
 	}
 	return n

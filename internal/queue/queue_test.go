@@ -1,0 +1,309 @@
+package queue_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/queue"
+)
+
+var names = []string{"token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"}
+
+// variants are how much is known of a limiter before it answers.
+var variants = map[string]func(*limiter){
+	"known":   func(*limiter) {},
+	"foreign": func(l *limiter) { l.foreign = true },
+	"silent":  func(l *limiter) { l.silent = true },
+}
+
+// onEach runs test in a bubble for each algorithm and variant, with a limiter of rate events
+// in a period.
+func onEach(t *testing.T, rate int, period time.Duration, test func(t *testing.T, l *limiter)) {
+	t.Helper()
+	for _, name := range names {
+		for variant, change := range variants {
+			t.Run(name+", "+variant, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					l := newLimiter(name, rate, period)
+					change(l)
+					test(t, l)
+					require.Zero(t, queue.Len(), "nothing is left of a queue")
+				})
+			})
+		}
+	}
+}
+
+// far makes each way d.
+func (l *limiter) far(d time.Duration) { l.way = func() time.Duration { return d } }
+
+// jitter makes the way random, from half of d to d.
+func (l *limiter) jitter(random *rand.Rand, d time.Duration) {
+	l.way = func() time.Duration {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return d/2 + time.Duration(random.Int64N(int64(d/2)+1))
+	}
+}
+
+// check waits for all calls. Whatever has happened, nobody goes before its turn or after its
+// end, and what was charged has gone to somebody, was given back or was lost with its answer.
+func (ln *line) check(t *testing.T) (admitted []answer) {
+	t.Helper()
+	ln.wg.Wait()
+	events := 0
+	for i, a := range ln.answers {
+		if a.Verdict != queue.Admitted {
+			continue
+		}
+		admitted, events = append(admitted, a), events+a.n
+		require.False(t, a.turn.IsZero(), "%d has no permit", i)
+		require.False(t, a.ended.Before(a.turn), "%d went %v before its turn", i, a.turn.Sub(a.ended))
+	}
+	require.Equal(t, ln.charged-ln.lost-ln.before, events)
+	return admitted
+}
+
+// inOrder checks that no turn is before that of one who came earlier, but for slack.
+func inOrder(t *testing.T, answers []answer, slack time.Duration) {
+	t.Helper()
+	var last time.Time
+	for i, a := range answers {
+		require.False(t, a.turn.Add(slack).Before(last), "%d has its turn %v too early", i, last.Sub(a.turn))
+		last = latest(last, a.turn)
+	}
+}
+
+func TestTurnsComeInTheOrderOfArrival(t *testing.T) {
+	for _, way := range []time.Duration{0, 2 * time.Millisecond} {
+		onEach(t, 10, time.Second, func(t *testing.T, l *limiter) {
+			l.far(way)
+			ln := newLine(l)
+			for i := range 60 {
+				n := 1
+				if i%7 > 4 && !l.silent { // several hold up those behind them
+					n = 2
+				}
+				ln.join(t.Context(), n, time.Time{}, false)
+			}
+			admitted := ln.check(t)
+			require.Len(t, admitted, 60)
+			if !l.silent || way == 0 {
+				inOrder(t, admitted, 0)
+			}
+		})
+	}
+}
+
+// The first of a thousand find the bucket or the window empty.
+func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
+	for _, c := range []struct {
+		rate   int
+		period time.Duration
+		way    time.Duration
+	}{
+		{1, 10 * time.Millisecond, 0},
+		{1, 10 * time.Millisecond, 100 * time.Microsecond},
+		{20, time.Second, 0},
+		{20, time.Second, 3 * time.Millisecond},
+		{100, time.Second, 500 * time.Microsecond},
+		{500, time.Second, 3 * time.Millisecond},
+	} {
+		onEach(t, c.rate, c.period, func(t *testing.T, l *limiter) {
+			l.far(c.way)
+			least := ideal(l.name, c.rate, c.period, 1000)
+			ln := newLine(l)
+			for range 1000 {
+				ln.join(t.Context(), 1, time.Time{}, false)
+			}
+			require.Len(t, ln.check(t), 1000)
+			took := time.Since(ln.began)
+			t.Logf("took %.3f of the ideal, %.3f questions each", float64(took)/float64(least), float64(l.asked)/1000)
+			if l.silent { // it is asked one by one
+				require.LessOrEqual(t, took, least*103/100+1000*2*c.way)
+				require.LessOrEqual(t, l.asked, 3500)
+				return
+			}
+			require.LessOrEqual(t, took, least*103/100+(1+1000/64)*2*c.way) // 64 questions are under way at most
+			require.LessOrEqual(t, l.asked, 1210)
+		})
+	}
+}
+
+// Whoever comes, leaves, is in a hurry or meets an error: nobody goes early, nothing is lost,
+// and the patient are served.
+func TestWhateverHappensNobodyGoesEarlyAndNoPermitIsLost(t *testing.T) {
+	for seed := range effort.Of(8, 60) {
+		onEach(t, 1+seed%7, 100*time.Millisecond, func(t *testing.T, l *limiter) {
+			random := rand.New(rand.NewPCG(uint64(seed), 1))
+			l.jitter(random, time.Duration(1+random.IntN(8000))*time.Microsecond)
+			some := func(percent int, err error) func() error {
+				return func() error {
+					l.mu.Lock()
+					defer l.mu.Unlock()
+					if random.IntN(100) < percent {
+						return err
+					}
+					return nil
+				}
+			}
+			if seed%2 == 1 {
+				l.fail, l.lose = some(5, errAway), some(3, errLost)
+			}
+			ln := newLine(l)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			hurried := map[int]bool{}
+			for i := range 150 {
+				l.mu.Lock()
+				n, what, pause := 1, random.IntN(10), random.ExpFloat64()
+				if random.IntN(4) == 0 {
+					n = 1 + random.IntN(l.limit+1)
+				}
+				some := time.Duration(random.Int64N(int64(2 * time.Second)))
+				l.mu.Unlock()
+				hurried[i] = true
+				switch {
+				case what < 2:
+					ln.join(ctx, n, time.Now().Add(some), what == 0)
+				case what == 2:
+					leaving, leave := context.WithCancel(ctx)
+					defer leave()
+					time.AfterFunc(some, leave)
+					ln.join(leaving, n, time.Time{}, false)
+				default:
+					hurried[i] = false
+					ln.join(ctx, n, time.Time{}, false)
+				}
+				if i%50 == 49 {
+					l.reset()
+				}
+				time.Sleep(time.Duration(pause * float64(100*time.Millisecond) / float64(l.limit)))
+			}
+			ln.check(t)
+			for i, a := range ln.answers {
+				switch a.Verdict {
+				case queue.NeverAdmitted:
+					require.Greater(t, a.n, l.limit, i)
+				case queue.TooLate:
+					require.False(t, a.end.IsZero(), i)
+					require.LessOrEqual(t, a.ended.Sub(a.end), 2*maxWay, i)
+				case queue.Failed:
+					require.True(t, errors.Is(a.Err, errLost) || hurried[i] &&
+						(errors.Is(a.Err, errAway) || errors.Is(a.Err, context.Canceled) || errors.Is(a.Err, context.DeadlineExceeded)), a.Err)
+				case queue.Admitted:
+					require.True(t, a.end.IsZero() || a.ended.Sub(a.end) <= 2*maxWay, "%d is late", i)
+				}
+			}
+		})
+	}
+}
+
+const maxWay = 8 * time.Millisecond
+
+// The places in the queue of a bucket are known, and so is when a window ends.
+func TestWhoIsKnownToComeTooLateIsToldAtOnce(t *testing.T) {
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLimiter(name, 1, 10*time.Second)
+				l.decide(1, 0)
+				l.far(time.Millisecond)
+				ln := newLine(l)
+				ctx, cancel := context.WithCancel(t.Context())
+				for range 3 {
+					ln.join(ctx, 1, time.Time{}, false)
+				}
+				time.Sleep(100 * time.Millisecond)
+				asked, began := l.questions(), time.Now()
+				a := l.wait(t.Context(), 1, began.Add(time.Second), false)
+				require.Equal(t, queue.TooLate, a.Verdict)
+				require.Greater(t, a.Denial.RetryAfter, time.Second)
+				if name == "token_bucket" { // the third has its turn in 30 s
+					a = l.wait(t.Context(), 1, began.Add(35*time.Second), true)
+					require.Equal(t, queue.TooLate, a.Verdict)
+				}
+				require.Equal(t, asked, l.questions(), "without a question")
+				require.Zero(t, time.Since(began))
+				cancel()
+				ln.check(t)
+				require.Zero(t, queue.Len())
+			})
+		})
+	}
+}
+
+// They stand there before it is known.
+func TestWhoStandsIsToldAsSoonAsItIsKnown(t *testing.T) {
+	onEach(t, 1, time.Hour, func(t *testing.T, l *limiter) {
+		l.decide(1, 0)
+		l.far(time.Second)
+		ln := newLine(l)
+		ctx, cancel := context.WithCancel(t.Context())
+		ln.join(ctx, 1, time.Time{}, false)
+		ln.join(t.Context(), 1, time.Now().Add(10*time.Minute), false)
+		ln.join(t.Context(), 2, time.Time{}, false)
+		time.Sleep(10 * time.Second)
+		cancel()
+		ln.check(t)
+		require.Equal(t, queue.TooLate, ln.answers[1].Verdict)
+		require.LessOrEqual(t, ln.answers[1].ended.Sub(ln.began), 4*time.Second)
+		require.Equal(t, queue.NeverAdmitted, ln.answers[2].Verdict)
+		require.LessOrEqual(t, ln.answers[2].ended.Sub(ln.began), 4*time.Second)
+	})
+}
+
+// Those who leave have stood in the queue, asked, or slept until their turn.
+func TestThoseWhoLeaveLeaveNoGap(t *testing.T) {
+	for _, name := range []string{"token_bucket", "leaky_bucket"} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLimiter(name, 1, 10*time.Millisecond)
+			l.far(500 * time.Microsecond)
+			ln := newLine(l)
+			for i := range 120 {
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				if i%2 == 1 && i <= 80 {
+					time.AfterFunc(time.Duration(i)*7*time.Millisecond, leave)
+				}
+				ln.join(ctx, 1, time.Time{}, false)
+			}
+			admitted := ln.check(t)
+			took := admitted[len(admitted)-1].turn.Sub(ln.began)
+			require.LessOrEqual(t, took, time.Duration(len(admitted)-1)*10*time.Millisecond*110/100, name)
+			require.Zero(t, queue.Len())
+		})
+	}
+}
+
+func TestAStoreThatIsAwayIsAskedEverMoreRarely(t *testing.T) {
+	onEach(t, 10, time.Second, func(t *testing.T, l *limiter) {
+		back := time.Now().Add(time.Minute)
+		l.fail = func() error {
+			if time.Now().Before(back) {
+				return errAway
+			}
+			return nil
+		}
+		ln := newLine(l)
+		for range 20 {
+			ln.join(t.Context(), 1, time.Time{}, false)
+		}
+		hasty := l.wait(t.Context(), 1, time.Now().Add(10*time.Second), true)
+		require.NotEqual(t, queue.Admitted, hasty.Verdict)
+		require.LessOrEqual(t, hasty.ended.Sub(hasty.began), 10*time.Second)
+		time.Sleep(time.Until(back))
+		require.LessOrEqual(t, l.questions(), 80)
+		admitted := ln.check(t)
+		require.Len(t, admitted, 20)
+		inOrder(t, admitted, 0)
+		require.LessOrEqual(t, admitted[0].turn.Sub(back), time.Second)
+	})
+}
