@@ -177,7 +177,7 @@ func TestMemoryKeepsTheTimeOfABubble(t *testing.T) {
 
 func TestWaitForALimiterThatGivesNoRetryAfterAsksOnceAMillisecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 19500*time.Microsecond)
 		defer cancel()
 		denying := counting{Limiter: ratelimittest.Static(ratelimit.Result{}, nil)}
 		_, err := ratelimit.Wait(ctx, &denying, "key", 1)

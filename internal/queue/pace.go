@@ -76,6 +76,7 @@ type pace struct {
 	denied  bool // of an Unknown limiter, when it was asked ahead of time
 
 	room      int           // events that fit now
+	free      bool          // no limit has counted the last admission: others need not wait
 	base      time.Time     // the next event fits a step after it; zero if that is not known
 	step      time.Duration // from one event to the next, 0 if not known
 	pending   int           // questions under way
@@ -98,7 +99,7 @@ func newPace(kind Kind) pace {
 
 // forget is for answers after which nothing is known.
 func (p *pace) forget() {
-	p.room = 0
+	p.room, p.free = 0, false
 	p.base, p.notBefore, p.permit = time.Time{}, time.Time{}, time.Time{}
 }
 
@@ -164,7 +165,7 @@ func (p *pace) several(n int, ahead bool) bool {
 	case p.pending >= mostPending:
 		return false
 	case p.room >= n:
-		return !p.turns || far
+		return !p.turns || far || p.free
 	}
 	return ahead && (p.kind == Early || p.kind == Unknown && !p.denied) && far
 }
@@ -198,8 +199,8 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 		}
 	}
 	permit := at.Add(d.Delay)
-	p.notBefore, p.rest = time.Time{}, time.Time{}
-	if p.kind >= Turns {
+	p.notBefore, p.rest, p.free = time.Time{}, time.Time{}, d.Limit == 0
+	if p.kind >= Turns && !p.free {
 		p.turns = p.turns || d.Delay > 0
 		if p.notBefore = now.Add(d.Delay + p.span(a.n)); p.kind == Leaky && !d.Elsewhere {
 			p.notBefore = now.Add(d.ResetAfter)
@@ -226,7 +227,7 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 // refused learns from a denial with room for the events: only their turn is too far away.
 func (p *pace) refused(d *Decision, a *question, now time.Time) {
 	p.heard(a, now)
-	p.kind, p.turns = max(p.kind, Turns), true
+	p.kind, p.turns, p.free = max(p.kind, Turns), true, false
 	p.room, p.base = d.Remaining, now
 	turn := now.Add(min(d.RetryAfter, Forever) + a.within)
 	if p.notBefore.After(now) { // the turn of the last admission
@@ -239,7 +240,7 @@ func (p *pace) refused(d *Decision, a *question, now time.Time) {
 func (p *pace) exhausted(d *Decision, a *question, now time.Time, events int) {
 	p.heard(a, now)
 	due := now.Add(min(max(d.RetryAfter, 0), Forever))
-	p.rest = now.Add(leastPause)
+	p.rest, p.free = now.Add(leastPause), false
 	if p.kind == Early {
 		due = due.Add(a.within)
 	}

@@ -204,8 +204,9 @@ func (w *waiter) ended(ctx context.Context) (Outcome, bool) {
 	case w.refusal != nil:
 		return *w.refusal, true
 	case ctx.Err() != nil:
-		w.leave()
-		return Outcome{Verdict: Failed, Err: join(ctx.Err(), q.err)}, true
+		o := Outcome{Verdict: Failed, Err: join(ctx.Err(), q.err)}
+		w.leave() // which may end q
+		return o, true
 	}
 	return Outcome{}, false
 }

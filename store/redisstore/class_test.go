@@ -265,10 +265,10 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := newStore(t, client).Take(t.Context(), space, "k", limit, 1)
 			require.NoError(t, err)
-			s, err := redisstore.New(client)
+			s, err := redisstore.New(client, redisstore.WithTimeout(50*time.Millisecond)) // two connections are too few for that
 			require.NoError(t, err)
 			require.EventuallyWithT(t, func(c *assert.CollectT) { // a busy machine carries less now and then
-				l := run(t, s, 64, 6*redisstore.DefaultTimeout)
+				l := run(t, s, 64, 300*time.Millisecond)
 				l.report("a pool of 2, 64 callers")
 				require.Zero(t, l.count("no class"))
 				if testing.Short() { // as in requireInTime
@@ -277,7 +277,7 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 				assert.Less(c, l.late(), slack)
 				assert.Greater(c, l.count("overloaded"), (l.calls()-l.count("ok"))*3/4)
 				assert.Greater(c, l.count("ok"), 15, "a tenth of what two connections carry")
-			}, 30*time.Second, time.Millisecond)
+			}, 10*time.Second, time.Millisecond)
 		})
 	}
 
