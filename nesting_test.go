@@ -346,7 +346,8 @@ func TestNestings(t *testing.T) {
 		depth = 3
 	}
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
-		if _, onRedis := s.(*redisstore.Store); onRedis && testing.Short() {
+		depth := depth
+		if _, onRedis := s.(*redisstore.Store); onRedis && !effort.Full() {
 			depth = 1
 		}
 		all := slices.DeleteFunc(wrappers(t), func(w wrapper) bool {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -284,7 +285,7 @@ func TestAnObserverOfAPartThatWasNotAskedIsNotTold(t *testing.T) {
 // An observed limiter is decided on as the plain one is, in each wrapper.
 func TestObservedLimitersDecideAsPlainOnes(t *testing.T) {
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
-		if _, onRedis := s.(*redisstore.Store); onRedis && testing.Short() {
+		if _, onRedis := s.(*redisstore.Store); onRedis && !effort.Full() {
 			t.Skip("in memory is enough")
 		}
 		all, id := wrappers(t), 1_000_000
