@@ -275,7 +275,7 @@ func TestPoolExhaustedIsOverloaded(t *testing.T) {
 				if testing.Short() { // as in requireInTime
 					return
 				}
-				assert.Less(c, l.late()+redisstore.DefaultTimeout-timeout, slack)
+				assert.Less(c, l.lateAfter(timeout), slack)
 				assert.Greater(c, l.count("overloaded"), (l.calls()-l.count("ok"))*3/4)
 				assert.Greater(c, l.count("ok"), 15, "a tenth of what two connections carry")
 			}, 10*time.Second, time.Millisecond)

@@ -50,7 +50,7 @@ func (l *load) call(f func() error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.counts[class]++
-	l.slowest = max(l.slowest, took-redisstore.DefaultTimeout)
+	l.slowest = max(l.slowest, took)
 	if err == nil {
 		l.served = start
 		return
@@ -101,10 +101,13 @@ func (l *load) calls() int {
 	return n
 }
 
-func (l *load) late() time.Duration {
+func (l *load) late() time.Duration { return l.lateAfter(redisstore.DefaultTimeout) }
+
+// lateAfter is late of a store with this timeout.
+func (l *load) lateAfter(timeout time.Duration) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return max(0, l.slowest)
+	return max(0, l.slowest-timeout)
 }
 
 // recovered is how long calls failed after a fault at since: until there was no failure
