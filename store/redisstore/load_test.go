@@ -16,7 +16,7 @@ type load struct {
 	mu      sync.Mutex
 	counts  map[string]int
 	samples map[string]error
-	slowest time.Duration // over the store's default timeout
+	slowest time.Duration // that a call took
 	failed  []time.Time   // when calls failed
 	served  time.Time     // the last call that succeeded began then
 	stop    atomic.Bool
