@@ -54,9 +54,11 @@ func (p *part) events(n int) int {
 }
 
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
-// flattened. Its error is [ErrInvalidOption]: there are none or too many; one is nil; one
-// sleeps, as throttle's Waiter does; or two count in one place ([WithName]) under different
-// keys ([WithKeyFunc]), so that a key of one could use up another key of the other.
+// flattened. Its error is [ErrInvalidOption]:
+//
+//   - there are none or too many, or one is nil or sleeps, as throttle's Waiter does;
+//   - two count in one place ([WithName]) under different keys ([WithKeyFunc]), so that a key
+//     of one could use up another key of the other.
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
