@@ -53,7 +53,7 @@ import (
 // Make it by [New].
 type Limiter struct {
 	limiter  ratelimit.Limiter
-	source   ratelimit.Source // the policy's
+	source   ratelimit.Source // of the answer
 	local    ratelimit.Limiter
 	failures uint32
 	pause    time.Duration // from opening to the probe
@@ -63,8 +63,8 @@ type Limiter struct {
 	base     time.Time        // of the times below, which are monotonic
 	probeAt  atomic.Int64     // ns since base; 0 unless the breaker is open
 	halfOpen atomic.Bool      // whether the breaker is
-	mark     *ratelimit.Mark  // on the policy's answers
-	made     ratelimit.Result // the policy's answer without a local limiter, except RetryAfter
+	mark     *ratelimit.Mark  // on its answers
+	made     ratelimit.Result // its answer without a local limiter, except RetryAfter
 	owed     debts
 }
 
@@ -207,7 +207,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	return f, nil
 }
 
-// limiter returns the local limiter of the policy, or nil if it has none.
+// limiter returns the local limiter of the answer, or nil if it has none.
 func (p Answer) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
 	switch {
 	case p.placed && (!p.share || isnil.Is(p.on)):
@@ -389,10 +389,10 @@ func unasked(r ratelimit.Result, err error) error {
 	return err
 }
 
-// answered is the note on Results that the policy has made.
+// answered is the note on Results that were made in place of the store's.
 type answered struct{ _ byte }
 
-// answer decides by the policy.
+// answer decides in place of the store.
 func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, err error) {
 	switch f.source {
 	case ratelimit.SourceFailOpen:
@@ -575,7 +575,7 @@ func free(r ratelimit.Result) bool {
 		!slices.ContainsFunc(parts, func(p ratelimit.Result) bool { return p.Charged() > 0 })
 }
 
-// refundAnswer gives back what the policy admitted.
+// refundAnswer gives back what was admitted in place of the store.
 func (f *Limiter) refundAnswer(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if f.local == nil {
 		return nil
