@@ -14,26 +14,20 @@ import (
 
 // All is a [Limiter] of several limits that must all admit: 10 per second and 1,000 per hour,
 // one per user and one per address ([WithKeyFunc]), requests and their costs ([CountCalls]). If
-// any of them denies, none is charged. Where the limits, their keys or their numbers differ
-// from call to call, use [Decide].
+// any denies, none is charged. Where limits, keys or numbers differ from call to call, use
+// [Decide].
 //
-// Limits of the five algorithms on one store are decided together, at one instant. In memory
-// that is under the locks of their keys, and on Redis one script in one round trip. On a
-// cluster or a ring it holds for the limits that decide on the same key. All others are
-// charged in the order in which they were given, and given back when a later one denies.
+// Limits of the five algorithms on one store are decided together: in memory under the locks of
+// their keys, on Redis by one script. (On a cluster or a ring that holds for limits of one
+// key.) Others are charged in their order, and given back when a later one denies.
 //
 // Bound: that of each limit. While limits are charged in order, others see up to n events too
-// few, and what cannot be given back, since its store fails or it is a [LeakyBucket] with later
-// turns, stays charged.
+// few. What cannot be given back stays charged: its store fails, or a [LeakyBucket] has later
+// turns.
 //
-// The [Result] has the Limit and Remaining of the limit with the least Remaining, and the
-// longest ResetAfter. It has the longest RetryAfter of those that deny, or the longest Delay if
-// all admit. [Result.DeniedBy] names the limit that denied, and [Result.Parts] has each limit's
-// own decision.
-//
-// A decision takes as long as those of its parts, less a lock or a round trip for each but the
-// first. An admission by two of the five algorithms allocates nothing. An All keeps nothing per
-// key. It is safe for concurrent use. Make it by [NewAll].
+// The [Result] is that of the limit with the least Remaining, with the longest ResetAfter,
+// Delay and RetryAfter. [Result.DeniedBy] names the limit that denied, and [Result.Parts] has
+// the decision of each. An All keeps nothing per key.
 type All struct {
 	known
 	parts []part
@@ -62,12 +56,9 @@ func (p *part) events(n int) int {
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
 // flattened. Its error is [ErrInvalidOption]:
 //
-//   - there are none or too many, or one is nil;
-//   - one sleeps, as throttle's Waiter does: that goes around an All;
+//   - there are none or too many, or one is nil or sleeps, as throttle's Waiter does;
 //   - two count in one place ([WithName]) under different keys ([WithKeyFunc]), so that a key
-//     of one could use up another key of the other. Give each a name of its own.
-//
-// The last two are also found inside of limiters that have a method Unwrap() Limiter.
+//     of one could use up another key of the other.
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
@@ -169,37 +160,32 @@ func (a *All) Allow(ctx context.Context, key string) (res Result, err error) {
 	return res, err
 }
 
-// AllowN decides on n events at once: all limits are charged with them, or none is.
+// AllowN decides on n events at once: all limits are charged, or none is.
 func (a *All) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = a.decide(ctx, key, n, asking{what: take}, &res)
 	return res, err
 }
 
-// AllowWithin decides on n events whose turn must come within d in each limit: see the
-// function [AllowWithin]. The limits that AllowN decides together are decided together
-// here too. Delay is the longest of all.
+// AllowWithin admits n events if their turn comes within d in each limit.
 func (a *All) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
 	err = a.decide(ctx, key, n, asking{takeWithin, d}, &res)
 	return res, err
 }
 
-// Peek answers what Allow would, and charges nothing. It asks one limit after the
-// other.
+// Peek answers what Allow would, and charges nothing. It asks one limit after the other.
 func (a *All) Peek(ctx context.Context, key string) (res Result, err error) {
 	err = a.decide(ctx, key, 1, asking{what: peek}, &res)
 	return res, err
 }
 
-// Charge charges n events that have happened already to each limit, in their order,
-// whether they fit or not. A limit of Rate 0 is charged nothing; if all of them are
-// of it, the Result is their denial. After an error the limits before it stay charged.
+// Charge charges n events to each limit, in their order: see the function [Charge]. After an
+// error the limits before it stay charged.
 func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = a.decide(ctx, key, n, asking{what: overdraw}, &res)
 	return res, err
 }
 
-// Refund gives back n of the events that charged admitted, to each limit. Its
-// error is that of all that fail, joined; the others have got theirs.
+// Refund gives back n events to each limit. Its error is that of all that fail, joined.
 func (a *All) Refund(ctx context.Context, key string, charged Result, n int) error {
 	if err := a.check(ctx, key, n); err != nil {
 		return err

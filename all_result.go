@@ -91,7 +91,7 @@ func (r *Result) room() int {
 // were given back at once. ResetAfter may be too long.
 func (r Result) without(n, events int) Result {
 	charged := r.Charged()
-	if charged < events && n < events { // PerCall gives all back or none
+	if charged < events && n < events { // CountCalls gives all back or none
 		return r
 	}
 	back := min(n, charged)

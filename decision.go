@@ -15,11 +15,9 @@ import (
 type Ask struct {
 	Limiter Limiter
 	Key     string
-	// N is how many events, 0 or more. 0 looks: the part says what Peek would, and nothing is
-	// charged or denied by it.
+	// N is how many events, 0 or more. 0 only looks, as Peek does.
 	N int
-	// Shadow tries a limit out: it is decided and charged with the others, but its denial denies
-	// nothing else. Then it alone is not charged.
+	// Shadow tries a limit out: it is charged if all fits, but its denial denies nothing else.
 	Shadow bool
 }
 
@@ -31,22 +29,19 @@ func (a *Ask) check(ctx context.Context) error {
 	return CheckCall(ctx, a.Key, a.N)
 }
 
-// Decide decides on all of asks, 1 to 16: all are admitted and charged, or none is. Limits, keys
-// and numbers may differ from call to call:
+// Decide decides on all of asks, 1 to 16: all are admitted and charged, or none is. It is an
+// [All] whose limits, keys and numbers are chosen by the call:
 //
 //	r, err := ratelimit.Decide(ctx,
 //		ratelimit.Ask{Limiter: requests, Key: "key:7", N: 1},
 //		ratelimit.Ask{Limiter: tokens, Key: "org:3", N: 900},
 //		ratelimit.Ask{Limiter: trial, Key: "org:3", N: 900, Shadow: true})
 //
-// They are decided together, and the Result tells of them, as those of an [All]: on one store at
-// one instant, in one round trip. One limiter may be asked about several keys, and the same key
-// twice is charged twice. [Result.Parts] has each ask's own decision, in their order; an ask of
-// an All has those of its limits. Looks and shadows have a part, and no say in the rest.
-//
-// To give back some or all of it use [GiveBack]. The errors are those of AllowN, and
-// [ErrInvalidOption]: there are none or too many, or a limiter is nil or sleeps. A shadow that
-// is asked on its own, and fails, has a zero part.
+// The same limit under the same key twice is charged twice. [Result.Parts] has each ask's own
+// decision, in their order; an ask of an All has those of its limits. Looks and shadows have a
+// part (zero if a shadow fails), and no say in the rest. Give back by [GiveBack]. The errors
+// are those of AllowN, and [ErrInvalidOption]: there are none or too many, or a limiter is nil
+// or sleeps.
 func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
 	d := begin(asking{what: take}, nil)
 	defer d.end()
@@ -66,12 +61,10 @@ func errAsks(n int) error {
 	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxParts)
 }
 
-// GiveBack gives back what the Decide that returned charged has charged: of each ask its N, which
-// may be less than was asked for, and 0 for nothing. The asks are those of the Decide, in their
-// order. Shadows that were not charged are passed over.
-//
-// Its error is that of all that fail, joined; the others have got theirs. It is [ErrInvalidN] if
-// nothing was charged, or the asks are not those.
+// GiveBack gives back what [Decide] has charged: of each ask its N, which may be less than was
+// asked for, and 0 for nothing. The asks are those of the Decide, in their order. Shadows that
+// were not charged are passed over. Errors are joined; the others have got theirs. It is
+// [ErrInvalidN] if nothing was charged, or the asks are not those.
 func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 	j := charged.joined()
 	if !charged.Allowed || j == nil {

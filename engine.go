@@ -141,8 +141,7 @@ func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error
 	return res, err
 }
 
-// AllowUpTo admits as many of n events as fit: granted of them, 0 to n. What does not fit
-// costs nothing. The Result is that of AllowN(granted), or that of Allow if nothing is granted.
+// AllowUpTo admits as many of n events as fit: see the function [AllowUpTo].
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
 	if r.Allowed && (lim.calls || r.Source() == SourceUnlimited) {
@@ -151,26 +150,7 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 	return r.Charged(), r, err
 }
 
-// Charge charges n events that have happened already, whether they fit or not, such as what
-// exceeds an estimate ([Reserve]). Its Result says Allowed, and can be refunded. Remaining is 0
-// while the key is beyond its limit.
-//
-// Later calls wait until the debt has drained:
-//
-//   - In the two buckets it drains as all else does, and nothing is admitted until the
-//     level is below the Burst. A level is at most 2^31-1 events, and at most what drains in
-//     100 years by today's limit.
-//   - In a [SlidingLog] it leaves after a Period.
-//   - A window counts it in full, up to 2^31-1 events, and reads a count above its Rate
-//     as its Rate. So a debt ends with a [FixedWindow]. On the next window of a
-//     [SlidingWindow] it weighs as a full window does, and no more. For estimates that
-//     may be far off use a bucket.
-//
-// Several debts add up. They can be refunded in any order while they are still charged, also
-// after other admissions. (A [LeakyBucket] refunds its tail only.)
-//
-// A Charge to a level or a count that is at its most charges nothing, and has nothing to
-// refund. Under a limit of Rate 0 nothing is charged, and the Result is its denial.
+// Charge charges n events whether they fit or not: see the function [Charge].
 func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = lim.decide(ctx, key, n, overdraw, nil, &res)
 	return res, err
@@ -281,8 +261,7 @@ func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged
 	}
 }
 
-// Refund gives back n of the events that charged admitted, as far as they are
-// still charged.
+// Refund gives back n of the events that charged admitted: see [Limiter].
 func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n int) error {
 	key, err := lim.keyOf(ctx, key, n)
 	if err != nil {

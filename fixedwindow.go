@@ -7,28 +7,23 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// FixedWindow counts the events of each window of Period. Windows are aligned to the Unix
-// epoch in UTC: with a Period of an hour, the count starts again at each full hour. It
-// admits n events if count + n <= Rate.
+// FixedWindow counts the events of each window of Period, and admits n events if count + n <=
+// Rate. Windows are aligned to the Unix epoch in UTC: those of an hour begin at each full hour.
+// It alone can count by a calendar ([PerWeek], [PerMonth], [Limit.In], [Limit.From]), from a
+// midnight in a time zone.
 //
-// It alone can count by a calendar ([PerWeek], [PerMonth], [Limit.In], [Limit.From]). Windows
-// then begin at midnight in a time zone, and are as long as the calendar and the clocks of the
-// zone say.
+// Bound: at most Rate events in each window, and 2·Rate in a Period across an edge, where the
+// end of one window and the beginning of the next can both be full. By a calendar that holds
+// within the shortest window, such as a day of 23 hours.
 //
-// Bound: at most Rate events in each window. Within a Period across an edge it is at most
-// 2·Rate: the end of one window and the beginning of the next can both be full. By a calendar
-// that holds within the shortest of its windows, such as a day of 23 hours.
+// A key costs one counter: some 40 bytes in memory and 150 in Redis, until the window ends.
 //
-// A key costs one counter, whatever the Rate. That is some 40 bytes in memory and some 150
-// in Redis, until the window ends.
-//
-// Use it for quotas that people can follow ("1,000 a day, from midnight UTC"), and for those
-// that they are billed by ("10,000 a month from the 15th"). Where the double burst at the edge
-// hurts, use [SlidingWindow] at the same cost.
+// Use it for quotas that people can follow, or are billed by. Where the double burst at the
+// edge hurts, use [SlidingWindow] at the same cost.
 type FixedWindow struct{ limiter }
 
-// NewFixedWindow returns a limiter that counts in windows of l.Period, or of l's calendar. l
-// has no Burst. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
+// NewFixedWindow returns a limiter that counts in windows of l.Period or l's calendar. l has no
+// Burst. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
 func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error) {
 	w := new(FixedWindow)
 	if err := w.build(w, &fixedWindow, s, l, opts); err != nil {

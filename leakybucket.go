@@ -8,30 +8,25 @@ import (
 )
 
 // LeakyBucket is a queue of Burst places that drains at Rate events each Period. It admits n
-// events if there is room for all of them. Delay says how long they wait for their turn,
-// until what was in the queue before them has drained. A caller who sleeps it, or uses
-// [Wait], has a constant rate of output. A caller who ignores it has a meter that admits
-// what a [TokenBucket] would.
-//
-// Bound: at most Burst + Rate·x/Period events admitted in any interval x. With Delay it is
-// one event each Period/Rate: n events at once have one turn, as long as n. (x counts in
-// whole µs, rounded up.)
-//
-// Refund gives an event back only while it is the last of the queue, since later turns are
-// given out already. So callers who cannot wait for every turn ask by [AllowWithin], which
-// takes none that comes too late. Refund a charge at once: if it is given back in parts,
-// with others admitted between them, a turn may be given out twice.
-//
-// A key costs one level and its time, whatever the Rate. That is some 40 bytes in memory and
-// some 150 in Redis, until the queue is empty.
-//
-// Use it to call something that wants a steady pace. Where bursts are welcome, use
+// events if there is room for all of them, and Delay says how long they wait for their turn. A
+// caller who sleeps it, or uses [Wait], has a constant rate of output. One who ignores it has a
 // [TokenBucket].
+//
+// Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up). With
+// Delay it is one event each Period/Rate: n events at once have one turn, as long as n.
+//
+// Refund gives an event back only while it is the last of the queue. Callers who cannot wait
+// for every turn ask by [AllowWithin]. Refund a charge whole and at once: in parts, with others
+// admitted between them, a turn may be given out twice.
+//
+// A key costs a level and its time: some 40 bytes in memory and 150 in Redis, until the queue
+// is empty.
+//
+// Use it to call something that wants a steady pace.
 type LeakyBucket struct{ limiter }
 
-// NewLeakyBucket returns a limiter with a queue of l.Burst places (0 means
-// l.Rate) that drains l.Rate events each l.Period. Its errors are
-// [ErrInvalidLimit], also for a queue that takes over 100 years to drain, and
+// NewLeakyBucket returns a limiter with a queue of l.Burst places (0 means l.Rate), which
+// drains at l.Rate each l.Period, in at most 100 years. Its errors are [ErrInvalidLimit] and
 // [ErrInvalidOption].
 func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error) {
 	b := new(LeakyBucket)

@@ -18,62 +18,55 @@ const (
 	unlimited = "unlimited"
 )
 
-// Limit is how many events are admitted in how much time: Rate events per Period. Limits
-// are comparable with ==. The zero Limit is not valid, since it has no Period.
+// Limit is how many events are admitted in how much time: Rate events per Period. Limits are
+// comparable with ==. Ranges are checked where a limit is used, read or marshaled. The error
+// wraps [ErrInvalidLimit]. The zero Limit is not valid.
 //
-// A Limit prints as the text that [ParseLimit] reads, such as "100/s" or "5/15m". So do
-// encoding/json, flag.TextVar and everything else that knows encoding.TextMarshaler. What copies
-// the exported fields instead, such as encoding/gob, loses a calendar ([Limit.In]). Ranges
-// are checked where a limit is used, read or marshaled. The error wraps [ErrInvalidLimit].
+// A Limit prints, also as JSON, as the text that [ParseLimit] reads, such as "100/s". What
+// copies the exported fields instead, such as encoding/gob, loses a calendar ([Limit.In]).
 type Limit struct {
-	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything. (That of
-	// Unlimited is -1.)
+	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything.
 	Rate int
-	// Period is 1 ms to 10 years, a year being 365 days, and a whole number of
-	// microseconds. That of a calendar is 24 hours for a day, 7 days for a week and 31 days
-	// for a month, and must stay so.
+	// Period is 1 ms to 10 years of 365 days, in whole microseconds. That of a calendar (24
+	// hours, 7 or 31 days) must stay as it is.
 	Period time.Duration
-	// Burst is the capacity of the token bucket and of the leaky bucket, in
-	// events, 0 to 2^31-1; 0 means Rate. The window algorithms refuse a Burst
-	// other than 0.
+	// Burst is the capacity of a bucket in events, 0 to 2^31-1; 0 means Rate. Windows and logs
+	// have none.
 	Burst int
 
 	calendar *store.Calendar // nil if windows are a Period long; equal ones are one, for ==
 }
 
-// PerSecond is a limit of n events per second, n from 0 to 2^31-1.
+// PerSecond is a limit of n events per second.
 func PerSecond(n int) Limit { return Limit{Rate: n, Period: time.Second} }
 
-// PerMinute is a limit of n events per minute, n from 0 to 2^31-1.
+// PerMinute is a limit of n events per minute.
 func PerMinute(n int) Limit { return Limit{Rate: n, Period: time.Minute} }
 
-// PerHour is a limit of n events per hour, n from 0 to 2^31-1.
+// PerHour is a limit of n events per hour.
 func PerHour(n int) Limit { return Limit{Rate: n, Period: time.Hour} }
 
-// PerDay is a limit of n events per 24 hours, n from 0 to 2^31-1.
+// PerDay is a limit of n events per 24 hours.
 func PerDay(n int) Limit { return Limit{Rate: n, Period: day} }
 
-// PerWeek is a limit of n events per calendar week from Monday, n from 0 to 2^31-1, in UTC: see
-// [Limit.In] and [Limit.From]. Of the algorithms only [FixedWindow] has calendars.
+// PerWeek is a limit of n events per calendar week from Monday in UTC, for a [FixedWindow]. See
+// [Limit.In] and [Limit.From].
 func PerWeek(n int) Limit { return perUnit(n, store.Week) }
 
-// PerMonth is a limit of n events per calendar month from the 1st, n from 0 to 2^31-1, in UTC:
-// see [Limit.In] and [Limit.From]. Of the algorithms only [FixedWindow] has calendars.
+// PerMonth is a limit of n events per calendar month from the 1st in UTC, for a [FixedWindow].
+// See [Limit.In] and [Limit.From].
 func PerMonth(n int) Limit { return perUnit(n, store.Month) }
 
 func perUnit(n int, unit store.Unit) Limit {
 	return Limit{Rate: n}.by(store.NewCalendar(unit, 1, "UTC"))
 }
 
-// In returns l with windows that begin at midnight in loc. l is [PerMonth], [PerWeek] or, for
-// calendar days, [PerDay]: PerDay(100) counts days in UTC, and PerDay(100).In(loc) those of loc,
-// which may have 23 or 25 hours. Unlimited stays as it is.
+// In returns l, a [PerDay], [PerWeek] or [PerMonth], with windows that begin at midnight in
+// loc, whose days may have 23 or 25 hours. Unlimited stays as it is.
 //
-// loc stands for its name in the IANA time zone database, such as "Europe/Berlin", as
-// [time.LoadLocation] takes it. The zone's data is that of the system. Import time/tzdata where
-// the system may have none. A nil loc, a zone without such a name, one that is unknown,
-// time.Local and "localtime", which differ between machines, and limits of other Periods give a
-// Limit that is not valid.
+// loc stands for its name in the IANA time zone database, such as "Europe/Berlin". Import
+// time/tzdata where the system may not have it. A zone that is nil, unknown or [time.Local],
+// and limits of other Periods, give a Limit that is not valid.
 func (l Limit) In(loc *time.Location) Limit {
 	unit, from := l.unit()
 	switch {
@@ -88,9 +81,8 @@ func (l Limit) In(loc *time.Location) Limit {
 }
 
 // From returns l with windows that begin on another day: for [PerMonth] from 1 to 31, and for
-// [PerWeek] a [time.Weekday]. A month without that day has its window begin on its last day. So
-// PerMonth(n).From(31) counts from the last day of each month. Unlimited stays as it is. Another
-// day, and other limits, give a Limit that is not valid.
+// [PerWeek] a [time.Weekday]. A month without that day has its window begin on its last day.
+// Unlimited stays as it is. Another day, and other limits, give a Limit that is not valid.
 func (l Limit) From(day int) Limit {
 	unit, _ := l.unit()
 	switch {
@@ -140,47 +132,24 @@ func Unlimited() Limit { return Limit{Rate: -1} }
 // number of microseconds.
 func Every(d time.Duration) Limit { return Limit{Rate: 1, Period: d} }
 
-// ParseLimit reads a limit from a text like those of configuration files:
+// ParseLimit reads a limit from a text:
 //
-//	100/s                  100 events per second
-//	5/15m                  5 per 15 minutes
-//	1000/day               1000 per 24 hours
-//	10/second burst 20     10 per second, buckets hold 20
-//	5/1h30m                5 per one and a half hours
-//	10000/month            10000 per calendar month
+//	100/s    5/15m    5/1h30m    1000/day    10/second burst 20    unlimited
 //	10000/month from 31 in America/Sao_Paulo
-//	500/week from sunday   500 per calendar week
-//	100/day in Asia/Kolkata
+//	500/week from sunday    100/day in Asia/Kolkata
 //
 // The grammar is
 //
-//	rate "/" [count] unit [ "burst" burst ]
-//	rate "/" duration     [ "burst" burst ]
+//	rate "/" [count] unit [ "burst" burst ]    ms, s, m, h and d, or in words
+//	rate "/" duration     [ "burst" burst ]    of time.ParseDuration
 //	rate "/" calendar     [ "from" day ] [ "in" zone ]
 //
-// where rate, count and burst are plain decimal digits, unit is one of
+// The calendars are week, month and, with a zone, day: see [Limit.From] and [Limit.In]. One
+// space may stand between two parts. A burst of 0 is refused. Nothing is rounded and nothing
+// ignored. Any other text, or one of more than 128 bytes, is an error that wraps
+// [ErrInvalidLimit] and says what is wrong. [All spellings].
 //
-//	ms  millisecond  milliseconds
-//	s   second  seconds  sec  secs
-//	m   minute  minutes  min  mins
-//	h   hour  hours  hr  hrs
-//	d   day  days
-//
-// and duration is a text of [time.ParseDuration] without a sign. All is lower
-// case, as in package time.
-//
-// A calendar is week or month ([PerWeek], [PerMonth]) or, with a zone, day ([PerDay] and
-// [Limit.In]). Its day is sunday to saturday or 1 to 31 ([Limit.From]), and its zone one of the
-// time zone database, such as Europe/Berlin. Plurals and a count of 1 are read too.
-//
-// One space may stand between two parts, as in "5 / 15 minutes". One must stand before and
-// after the words burst, from and in. There is no other white space, and none at the ends. The text
-// "unlimited" is [Unlimited]. A rate of 0 is a limit that denies everything. A burst of 0 is
-// refused: [Limit] takes it for the rate, and a reader for no burst at all.
-//
-// Nothing is rounded and nothing ignored. Any other text gives the zero Limit and an error.
-// So does one of more than 128 bytes, or a limit outside the ranges of [Limit]. The error
-// wraps [ErrInvalidLimit], quotes the beginning of the text and says what is wrong.
+// [All spellings]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/config.md#limits-as-text
 func ParseLimit(s string) (Limit, error) {
 	if s == unlimited {
 		return Unlimited(), nil
@@ -196,12 +165,9 @@ func ParseLimit(s string) (Limit, error) {
 	return l, nil
 }
 
-// String is the limit in its canonical form: "10/s", "5/15m", "5/1h30m", "5/2d",
-// "10/s burst 20". A period of whole days is in days, any other as
-// [time.Duration] prints it, without zeros at the end. A calendar is told without "from 1",
-// "from monday" and "in UTC", but for "100/day in UTC". [ParseLimit] reads the
-// text of a valid limit back as the same limit. The text of any other shows the
-// values in the same form, such as "-1/0s", and ParseLimit refuses it.
+// String is the limit as [ParseLimit] reads it: "10/s", "5/15m", "5/2d", "10/s burst 20". What
+// is the default of a calendar is left out. A limit that is not valid shows its values, such as
+// "-1/0s".
 func (l Limit) String() string {
 	if l == Unlimited() {
 		return unlimited
@@ -209,9 +175,8 @@ func (l Limit) String() string {
 	return limittext.Limit{Rate: l.Rate, Period: l.Period, Burst: l.Burst, Calendar: l.calendar}.String()
 }
 
-// MarshalText is String for a valid limit, and an error that wraps
-// [ErrInvalidLimit] for any other. The zero Limit is not valid: a field that may
-// be unset wants the JSON option omitzero.
+// MarshalText is String for a valid limit, and an error that wraps [ErrInvalidLimit] for any
+// other. A field that may be unset wants the JSON option omitzero.
 func (l Limit) MarshalText() ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -229,19 +194,15 @@ func (l *Limit) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Share is the part of l for each of n instances, 1 and more, that limit on their own. They
-// may do so while their shared store cannot be reached. In the long run all together admit
-// no more than l does.
+// Share is the part of l for each of n instances, 1 and more, that limit on their own while
+// their store cannot be reached. In the long run all together admit no more than l does.
 //
-// With a Burst the rate is divided exactly: a share has Rate/n, or the same Rate in a Period n
-// times as long. The Burst is divided and rounded up, to at least 1, so that n shares may
-// admit up to n-1 events more at one instant. Without a Burst a share has Rate/n, rounded
-// down. If the Rate is below n, it is one event in n/Rate Periods, rounded up, so that n
-// shares may admit n events at one instant.
+// With a Burst the rate is divided exactly, and the Burst rounded up: at one instant n shares
+// may admit n-1 events more. Without one the Rate is rounded down. If it is below n, a share is
+// one event in n/Rate Periods, rounded up, and n shares may admit n events at one instant.
 //
-// The errors wrap [ErrInvalidLimit]: l is not valid, n is below 1, the share's Period is
-// over 10 years, or l has a calendar and a Rate below n. There are no calendars of several
-// months.
+// Errors wrap [ErrInvalidLimit], also for a Period over 10 years or a calendar with a Rate
+// below n.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {
 		return Limit{}, fmt.Errorf("%w: 1/%d of %v", ErrInvalidLimit, n, l)
@@ -273,7 +234,7 @@ func (l Limit) Share(n int) (Limit, error) {
 }
 
 // Validate returns nil if l is [Unlimited] or within the ranges of [Limit]. Otherwise the error
-// wraps [ErrInvalidLimit]. An algorithm may ask for more: see [Limit.ValidateFor].
+// wraps [ErrInvalidLimit].
 func (l Limit) Validate() error {
 	if l == Unlimited() {
 		return nil
@@ -284,10 +245,8 @@ func (l Limit) Validate() error {
 	return nil
 }
 
-// ValidateFor returns nil if a limiter of that algorithm, one of [Algorithms], can keep l.
-// Otherwise it returns the error of the algorithm's constructor: windows and logs have no
-// Burst, and a bucket refills in at most 100 years. An unknown algorithm is
-// [ErrInvalidOption].
+// ValidateFor returns the error of the constructor of that algorithm, one of [Algorithms], for
+// l: nil if it can keep it. An unknown algorithm is [ErrInvalidOption].
 func (l Limit) ValidateFor(algorithm string) error {
 	for i := range makers {
 		if rule := makers[i].rule; rule.Name == algorithm {

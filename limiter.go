@@ -1,5 +1,5 @@
-// Package ratelimit decides whether an event may happen now. It has five algorithms behind
-// one [Limiter] interface, each in memory or on Redis, with the same decisions on both.
+// Package ratelimit decides whether an event may happen now. It has five algorithms behind one
+// [Limiter] interface, each in memory or on Redis, with the same decisions on both.
 //
 //	mem, err := memstore.New()
 //	...
@@ -19,28 +19,21 @@
 //   - [TokenBucket] for a steady rate with bursts, and for costs.
 //   - [LeakyBucket] to send at a steady pace.
 //
+// Name the limiters that share a store ([WithName]): two equal ones without names are one.
+//
 // # Four kinds of things
 //
-// What belongs to a limit is an [Option]. What spares calls to the store is a store. What is about
-// the answer is a limiter around a limiter. From the outside in:
+// What belongs to a limit is an [Option]. What spares calls to the store is a store. What is
+// about the answer is a limiter around a limiter. From the outside in:
 //
 //	shadow  accesslist  throttle.Waiter  fallback  All  observe.Around   limiters around a limiter
 //	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket         the decision, with Options
 //	lease  coalesce  denycache                                           stores before a store
 //	memstore  redisstore  yours                                          stores
 //
-// Leave out what you do not need, and keep the order. Constructors refuse what cannot work: what
-// answers for a store or sleeps does not go into a fallback, and what sleeps not into an All.
+// Leave out what you do not need, and keep the order. Constructors refuse what cannot work.
 //
-// [WithTiers] and [WithLimitFunc] give keys limits of their own, [Reserve] is for costs
-// that are known afterwards, and [Wait] blocks until an event is admitted.
-//
-// Name the limiters that share a store ([WithName]): two equal ones without names are one,
-// and an All refuses them under different keys.
-//
-// Arithmetic is in integers from end to end, time is in whole microseconds, and
-// a denial costs nothing. What a decision costs, and what each algorithm
-// promises at its worst edge, stands with its type.
+// Arithmetic is in integers, time is in whole microseconds, and a denial costs nothing.
 package ratelimit
 
 import (
@@ -55,13 +48,11 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Limiter decides on events of keys. All its methods are safe for concurrent
-// use.
+// Limiter decides on events of keys. It is safe for concurrent use.
 //
-// A denial is a [Result], never an error. An error means that no decision is
-// known (after a lost reply the charge may stand), and the Result beside it is
-// zero. Errors are the package's Err values, ctx's own, or those of the function
-// given to [WithLimitFunc].
+// A denial is a [Result], never an error. An error means that no decision is known (after a
+// lost reply the charge may stand), and the Result beside it is zero. It is one of the
+// package's Err values, ctx's own, or that of a function given to an [Option].
 type Limiter interface {
 	// Allow is AllowN of 1.
 	Allow(ctx context.Context, key string) (Result, error)
@@ -71,10 +62,9 @@ type Limiter interface {
 	// Peek answers what Allow would, and charges nothing. Its Remaining and
 	// ResetAfter are the key's as it stands.
 	Peek(ctx context.Context, key string) (Result, error)
-	// Refund gives back n of the events that charged admitted, if they are still
-	// charged. What has been refilled, drained or has left the window since (to within
-	// 1 µs) does not come back a second time. Refund each event once: a second Refund
-	// of the same events takes those of other calls.
+	// Refund gives back n of the events that charged admitted, if they are still charged: not
+	// what has been refilled, drained or has left the window since (to within 1 µs). Refund
+	// each event once: a second Refund of it takes those of other calls.
 	Refund(ctx context.Context, key string, charged Result, n int) error
 	// Reset forgets the state of key.
 	Reset(ctx context.Context, key string) error
@@ -128,8 +118,8 @@ func maker[L Limiter](constructor func(store.Store, Limit, ...Option) (L, error)
 	}
 }
 
-// Algorithms returns the names that [New] knows: "fixed_window", "sliding_window",
-// "sliding_log", "token_bucket" and "leaky_bucket".
+// Algorithms returns what [New] knows: "fixed_window", "sliding_window", "sliding_log",
+// "token_bucket" and "leaky_bucket".
 func Algorithms() []string {
 	names := make([]string, len(makers))
 	for i := range makers {
@@ -153,9 +143,9 @@ func errNoAlgorithm(name string) error {
 	return fmt.Errorf("%w: no algorithm %q: it is one of %s", ErrInvalidOption, name, strings.Join(Algorithms(), ", "))
 }
 
-// CheckCall returns the error with which a [Limiter] answers bad input before it decides:
-// [ErrInvalidN] for n below 1, [ErrInvalidKey] for a key of 0 or over 64 Ki bytes, or ctx's
-// own error if ctx is done. It is for limiters around others.
+// CheckCall returns the error of a [Limiter] for bad input: [ErrInvalidN] for n below 1,
+// [ErrInvalidKey] for a key of 0 or over 64 Ki bytes, or ctx's own if ctx is done. It is for
+// limiters around others.
 func CheckCall(ctx context.Context, key string, n int) error {
 	switch {
 	case n <= 0:
@@ -170,12 +160,11 @@ func CheckCall(ctx context.Context, key string, n int) error {
 // So the second try fits, unless other calls come between.
 const upToTries = 3
 
-// AllowUpTo admits as many of n events as l has room for: granted of them, 0 to n. Its
-// Result is that of AllowN(granted), and where nothing is granted that of Allow.
+// AllowUpTo admits as many of n events as l has room for: granted of them, 0 to n. Its Result
+// is that of AllowN(granted), or that of Allow if nothing is granted.
 //
-// The five types decide at once, by their method of that name. So do other limiters that have
-// one: throttle's do not sleep in it. Any other limiter is asked for n events, and then up to
-// twice for as many as it has said to have room for.
+// A limiter without a method of that name is asked for n events, and then up to twice for as
+// many as it has said to have room for.
 func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if isnil.Is(l) {
 		return 0, Result{}, errNilLimiter

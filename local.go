@@ -7,9 +7,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// local makes what stands in for lim in one of so many instances while their store fails: a
-// limiter on s, which is expected to be in memory, of 1/instances of each limit, those of tiers
-// and of a limit function included. It has the algorithm, name and options of lim, but no
+// local makes what stands in for lim in one of so many instances while their store fails. It
+// counts on s, which is expected to be in memory, and has 1/instances of each limit, those of
+// tiers and of a limit function included. It has the algorithm, name and options of lim, but no
 // observers. Its Limit and the names of its policies are those of lim.
 //
 // The error is [ErrInvalidLimit] if instances is below 1, or a limit has no such share. Of

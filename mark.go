@@ -1,10 +1,8 @@
 package ratelimit
 
-// Mark is a note that a wrapper leaves on the Results that it hands on, so that it knows
-// them again in its Refund. Make it by [NewMark], put it on by [Result.WithMark], and
-// find it by [Result.Unmark].
-//
-// A wrapper that leaves the same note on many Results makes one Mark for all of them.
+// Mark is a note that a wrapper leaves on the Results that it hands on, so that it knows them
+// again in its Refund. One Mark serves all Results with the same note. See [Result.WithMark]
+// and [Result.Unmark].
 type Mark struct {
 	owner  any
 	source Source
@@ -12,9 +10,8 @@ type Mark struct {
 	under  *Mark // what the Result had before
 }
 
-// NewMark returns the mark of a wrapper, owner, which is a pointer and not nil. source is what
-// [Result.Source] says from then on. SourceStore leaves it as it is. note is what owner wants to
-// find again.
+// NewMark returns the mark of a wrapper, owner, which is a pointer and not nil. [Result.Source]
+// is then source, or as it was for SourceStore. note is what owner wants to find again.
 func NewMark(owner any, source Source, note any) *Mark {
 	source = min(source, SourceLease) // the last one there is
 	return &Mark{owner: owner, source: source, note: note}

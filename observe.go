@@ -11,29 +11,24 @@ import (
 
 // Observer is told of decisions: to count them, or to log them. Package observe has some.
 type Observer interface {
-	// Decided is told of one decision on n events of key, by the caller that asked, before
-	// that caller is answered. It must be fast, safe for concurrent use, and must not panic.
-	//
-	// Beside an err r is zero. Of [AllowUpTo] n is what was asked for, and what was granted
-	// is r.Charged(). took is how long the decision took, and 0 if nobody measures it.
+	// Decided is told of a decision on n events of key before its caller is answered. It must
+	// be fast, safe for concurrent use, and must not panic. Beside an err r is zero. Of
+	// [AllowUpTo] n is what was asked for, and r.Charged() what was granted. took is 0 if
+	// nobody measures it.
 	Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration)
 }
 
-// WithObserver tells each of observers, in their order, what the limit decides. Given twice, it
-// adds to them. They are told of Allow, AllowN, AllowWithin, AllowUpTo and Charge, and so of
-// what [Wait] and [Reserve] ask, but not of Peek, Refund and Reset.
+// WithObserver tells each of observers what the limit decides on Allow, AllowN, AllowWithin,
+// AllowUpTo and Charge, but not on Peek, Refund and Reset. Given twice, it adds to them.
 //
 // The key is the one that is counted ([WithKeyFunc]), and with [CountCalls] n is 1. In an [All]
-// or a [Decide] an observer is told what its own limit has decided. So a limit that has room is
-// told as allowed, even where another one denies. One that was not asked is not told.
-//
-// To see what callers are told, behind a fallback or an All, use Around of package observe. An
-// observer costs some 6 ns for each decision and what Decided takes, and no allocation.
+// or a [Decide] it is told what this limit has decided, and not told if it was not asked. To
+// see what callers are told, use Around of package observe. An observer costs some 6 ns and no
+// allocation.
 func WithObserver(observers ...Observer) Option { return withObservers(observers, false) }
 
-// WithTimedObserver is [WithObserver], and measures how long decisions take. That costs two
-// readings of the clock, some 75 ns: it is for limiters on Redis. In an All it is the time of
-// the whole decision.
+// WithTimedObserver is [WithObserver], and measures how long decisions take (in an All the
+// whole one). That costs some 75 ns: it is for limiters on Redis.
 func WithTimedObserver(observers ...Observer) Option { return withObservers(observers, true) }
 
 func withObservers(more []Observer, timed bool) Option {

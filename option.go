@@ -13,12 +13,9 @@ type Option func(*limiter) error
 
 // WithName gives the limiter a namespace of its own in its store. Name every limiter.
 //
-// Limiters of the same algorithm, Period and name share their keys' counts, and keep them
-// when Rate or Burst change. Without a name, Rate and Burst take its place: two unnamed
-// limiters of the same algorithm and limit on one store share their counts.
-//
-// The name must not be empty or contain braces, which Redis reads as hash tags. It must be
-// UTF-8, since people and metrics read it.
+// Limiters of the same algorithm, Period and name share their keys' counts, and keep them when
+// Rate or Burst change. Without a name, Rate and Burst take its place. The name is UTF-8, not
+// empty, and without braces, which Redis reads as hash tags.
 func WithName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" || strings.ContainsAny(name, "{}") || !utf8.ValidString(name) {
@@ -29,9 +26,8 @@ func WithName(name string) Option {
 	}
 }
 
-// WithPolicyName sets the name that people read: the Name of the limiter's [Policy],
-// [Result.DeniedBy], header fields. The default is the limiter's name, or its limit as text.
-// It changes nothing about what is counted where. The name must be UTF-8 and not empty.
+// WithPolicyName sets the name that people read, in [Policy], [Result.DeniedBy] and header
+// fields. The default is the limiter's name, or its limit as text. It is UTF-8 and not empty.
 func WithPolicyName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" || !utf8.ValidString(name) {
@@ -42,19 +38,14 @@ func WithPolicyName(name string) Option {
 	}
 }
 
-// WithLimitFunc asks f for the limit of each key on each call: limits per user, limits that
-// follow load. The zero Limit means the constructor's. An invalid one is [ErrInvalidLimit]
-// for that call, and an error of f is returned as it is. Nothing is charged then. f must be
-// safe for concurrent use.
+// WithLimitFunc asks f for the limit of each key on each call. The zero Limit means the
+// constructor's. An invalid one is [ErrInvalidLimit], and an error of f is returned as it is.
+// Nothing is charged then. f must be safe for concurrent use.
 //
-// A key keeps its count when its limit changes. The count is read as at most the new
-// capacity. So a change is never a free burst above the new limit, and never locks a key out
-// for longer than a full refill.
+// A key keeps its count when its limit changes. It is read as at most the new capacity: no free
+// burst, and no key is locked out for longer than a full refill. [What a change may cost].
 //
-// A count is kept for the ResetAfter of its last admission. By a slower limit of today it
-// would count longer, so that RetryAfter may be too long. What the window counters have
-// counted in another Period ends with today's window. If a key's limit changes to another Period
-// and back, a Refund from before may give back events of others that were charged since.
+// [What a change may cost]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#a-limit-that-changes
 func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Option {
 	return func(lim *limiter) error {
 		if f == nil {
@@ -73,16 +64,12 @@ func (lim *limiter) askLimitsOf(f func(ctx context.Context, key string) (Limit, 
 	return nil
 }
 
-// WithTiers gives each key the limit of its tier. The function of is asked on each call for the
-// tier of the key. The map tiers has the limits: [Unlimited] and a Rate of 0 are allowed, and
-// need no store.
+// WithTiers gives each key the limit of its tier, which the function of says on each call. A
+// tier that is not in tiers, such as "", has the constructor's limit. [Unlimited] and a Rate of
+// 0 need no store.
 //
-// A tier that is not in the map, such as "", has the constructor's limit. An error of the
-// function is returned as it is, and nothing is charged. A key that changes its tier keeps
-// its count. A limiter has WithTiers or [WithLimitFunc], not both.
-//
-// Its errors are [ErrInvalidOption] (the function is nil, or the map is empty) and
-// [ErrInvalidLimit] (the algorithm cannot keep the limit of a tier).
+// An error of the function is returned as it is, and nothing is charged. A key that changes its
+// tier keeps its count. A limiter has WithTiers or [WithLimitFunc], not both.
 func WithTiers(of func(ctx context.Context, key string) (tier string, err error), tiers map[string]Limit) Option {
 	return func(lim *limiter) error {
 		if of == nil {
@@ -105,13 +92,12 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 	}
 }
 
-// WithKeyFunc counts by another key than the one that is asked for: the user's network or
-// tenant, or one key for all. In an [All] each limit can so have a key of its own.
+// WithKeyFunc counts by another key than the one that is asked for, such as the user's network
+// or tenant.
 //
 // f is asked on each call, also of Refund, Peek and Reset, where its key must still be the
-// same. An error of f is returned as it is, and nothing is charged. A key of 0 bytes or over
-// 64 KiB is [ErrInvalidKey]. f must be safe for concurrent use. Inside a fallback it should
-// depend on the key alone, and not on ctx: a fallback remembers by the key that it is asked for.
+// same. An error of f is returned as it is, and nothing is charged. f must be safe for
+// concurrent use. Inside a fallback it should not depend on ctx.
 func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option {
 	return func(lim *limiter) error {
 		switch {
@@ -134,13 +120,9 @@ func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option
 //	...
 //	r, err := limiter.AllowN(ctx, key, 1200) // one request and 1,200 tokens, or neither
 //
-// Remaining says how many more calls there is room for. [AllowUpTo] of n events grants all of
-// them or none. A Refund of all events of a call gives back its one event, and one of fewer
-// events nothing. Charge charges nothing, since it is for what a call has cost beyond its
-// estimate: it says what is left. To choose numbers by the call see [Decide].
-//
-// A call of n > 1 events takes an allocation. In an All it does not. After an outage a fallback
-// charges one call, whatever its local limiter has admitted meanwhile.
+// Remaining counts calls. [AllowUpTo] grants all or none. A Refund of all events of a call
+// gives its one event back, and one of fewer events nothing. Charge charges nothing, since the
+// call is counted already. To choose numbers by the call see [Decide].
 func CountCalls() Option {
 	return func(lim *limiter) error {
 		lim.calls = true

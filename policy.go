@@ -12,23 +12,21 @@ import (
 type Policy struct {
 	Name  string // by [WithPolicyName], or else the limiter's [WithName], or its limit as text
 	Limit Limit  // of the key
-	// Quota is the most events that could be admitted at one instant: the Rate, and of
-	// the buckets the Burst. That of Unlimited is 2^31-1.
+	// Quota is the most events at one instant: the Rate, or a bucket's Burst. That of Unlimited
+	// is 2^31-1.
 	Quota int
-	// Window is the time in which the whole Quota comes back: the Period, and of the
-	// buckets Burst·Period/Rate, in whole µs, rounded up. It is 0 where nothing is counted:
-	// of Unlimited, and of a Rate of 0. So it is of calendars, whose windows differ in length;
-	// ResetAfter tells the rest of this one.
+	// Window is the time in which the whole Quota comes back: the Period, or a bucket's
+	// Burst·Period/Rate in whole µs, rounded up. It is 0 for Unlimited, a Rate of 0, and
+	// calendars.
 	Window time.Duration
 }
 
-// PolicyAppender is a [Limiter] that can say which policies it enforces on a key. The
-// five types do, and all limiters of this module around others, as far as those do.
+// PolicyAppender is a [Limiter] that can say which policies it enforces. All limiters of this
+// module are.
 type PolicyAppender interface {
-	// AppendPolicies appends the policies of key to dst, one for each limit that decides
-	// on it, and returns the result. [Result.Parts] are in the same order. Errors are
-	// those of a limit function, and [ErrInvalidLimit] for what it returns; dst is
-	// returned as it was then.
+	// AppendPolicies appends the policies of key to dst, one for each limit that decides on it,
+	// in the order of [Result.Parts]. After an error, which is that of a limit function or
+	// [ErrInvalidLimit], it returns dst as it was then.
 	AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error)
 }
 

@@ -12,16 +12,15 @@ import (
 // ErrSettled says that a [Reservation] has been settled or cancelled before.
 var ErrSettled = errors.New("ratelimit: the reservation is settled")
 
-// Charger is a [Limiter] that can charge events which have happened already, past its
-// limit. The five types are, and all limiters of this module around others.
+// Charger is a [Limiter] that can charge events which have happened already, past its limit.
+// All limiters of this module are.
 type Charger interface {
-	// Charge charges n events, whether they fit or not. The Result says Allowed and
-	// can be refunded.
+	// Charge charges n events, whether they fit or not: see the function [Charge].
 	Charge(ctx context.Context, key string, n int) (Result, error)
 }
 
-// Reservation is a charge by estimate, made by [Reserve], that waits for the actual.
-// Settle it once, or Cancel it; one that is never settled keeps its charge.
+// Reservation is a charge by estimate, made by [Reserve]. Settle it once, or Cancel it. One
+// that is never settled keeps its charge.
 type Reservation struct {
 	limiter  Limiter
 	key      string
@@ -30,15 +29,13 @@ type Reservation struct {
 	settled  atomic.Bool
 }
 
-// Reserve asks l for n events now, as an estimate. It is for costs that are known afterwards:
-// the tokens of a language model, the bytes of an upload, the rows of a query. If they are admitted, it
-// returns a Reservation to settle. If they are denied, that is nil, and the Result says when
-// to come again.
+// Reserve asks l for n events now, as an estimate of a cost that is known afterwards, such as
+// the tokens of a language model. If they are admitted, settle the Reservation. If they are
+// denied, it is nil, and the Result says when to come again.
 //
-// Bound: a limit admits estimates. What exceeds them is charged afterwards, beyond the limit if
-// need be, and later calls wait until that debt has drained: see [TokenBucket.Charge]. With a
-// bucket the actual costs of an interval exceed its bound by no more than the excess of the
-// reservations that were open in it.
+// Bound: a limit admits estimates. What exceeds them is charged by [Charge]. With a bucket the
+// costs of an interval exceed its bound by at most the excess of the reservations that were
+// open in it.
 func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, Result, error) {
 	if isnil.Is(l) {
 		return nil, Result{}, errNilLimiter
@@ -50,15 +47,12 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 	return &Reservation{limiter: l, key: key, reserved: n, charged: r}, r, nil
 }
 
-// Settle replaces the estimate by the actual cost, 0 or more events. It gives back what was
-// too much and is still charged, or charges what was too little. It does so also when ctx has
-// ended, within the store's own timeout.
+// Settle replaces the estimate by the actual cost, 0 or more events: it gives back what was too
+// much, or charges what was too little, also when ctx has ended.
 //
-// [ErrSettled] says that it has been settled before, and [ErrInvalidN] that actual is below 0.
-// Both change nothing. After any other error the estimate stays charged.
-//
-// The Result is that of the [Charge] if the estimate was too low. Otherwise it is the Result of
-// Reserve for the actual cost: it is of that instant, and its ResetAfter may be too long.
+// [ErrSettled], and [ErrInvalidN] for an actual below 0, change nothing. After any other error
+// the estimate stays charged. The Result is that of the [Charge], or else that of Reserve for
+// the actual cost, whose ResetAfter may be too long.
 func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
 	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
@@ -81,11 +75,23 @@ func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	return r.charged.without(rest, r.reserved), nil
 }
 
-// Cancel is Settle of 0: nothing was used.
+// Cancel is Settle of 0.
 func (r *Reservation) Cancel(ctx context.Context) (Result, error) { return r.Settle(ctx, 0) }
 
-// Charge charges n events of key, which have happened already, to l. If l is a [Charger] it
-// charges all of them, whether they fit or not. Otherwise it charges as many as fit.
+// Charge charges n events of key that have happened already, such as what exceeds an estimate,
+// whether they fit or not. The Result says Allowed and can be refunded. Remaining is 0, and
+// calls wait, until the debt has drained:
+//
+//   - A bucket admits nothing until its level is below the Burst.
+//   - A [SlidingLog] forgets it after a Period.
+//   - A [FixedWindow] forgets it with the window. On the next window of a [SlidingWindow] it
+//     weighs as a full one. For estimates that may be far off use a bucket.
+//
+// Debts add up, to at most 2^31-1 events, and in a bucket to what drains in 100 years. What
+// goes beyond is not charged. Under a Rate of 0 nothing is, and the Result is a denial. Debts
+// can be refunded in any order. (A [LeakyBucket] refunds its tail only.)
+//
+// A limiter that is no [Charger] is charged as many as fit.
 func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter

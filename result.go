@@ -26,12 +26,10 @@ type Result struct {
 	mark *Mark // nil unless a wrapper had a part in it
 }
 
-// String is the Result in short, for logs and the messages of tests:
+// String is the Result in short, for logs and the messages of tests. The form may change:
 //
 //	allowed, 7 of 10 left, reset in 2.5s
 //	denied by "per_user" (local), retry after 1.2s
-//
-// The form may change.
 func (r Result) String() string {
 	s := "denied"
 	if r.Allowed {
@@ -60,9 +58,8 @@ func (r Result) String() string {
 	return s
 }
 
-// Charged is how many events the Result has charged, and so how many a Refund can give back.
-// It is 0 for a denial, for a Peek, and for events that were admitted uncounted. It is also 0
-// for the Results of limiters that are not built on this package.
+// Charged is how many events the Result has charged, and so how many a Refund can give back. It
+// is 0 for the Results of limiters that are not built on this package.
 func (r Result) Charged() int {
 	if j, ok := r.together().(*joined); ok {
 		return j.charged
@@ -71,9 +68,8 @@ func (r Result) Charged() int {
 }
 
 // Counted reports whether Limit and Remaining say what is left of a limit. It is false where no
-// limit has counted the events: for [SourceFailOpen], [SourceFailClosed] and
-// [SourceUnlimited], and for admissions by a list. An admission with a Limit of 0, such as
-// that of a [Static], is not counted either.
+// limit has counted the events: for [SourceFailOpen], [SourceFailClosed] and [SourceUnlimited],
+// for admissions by a list, and for those with a Limit of 0.
 func (r Result) Counted() bool { return r.counted() }
 
 func (r *Result) counted() bool {
@@ -86,10 +82,8 @@ func (r *Result) counted() bool {
 	return !r.Allowed || r.Limit > 0
 }
 
-// Parts are the decisions of the single limits where several decided together
-// ([All]), in the order of their policies ([PolicyAppender]), and nil elsewhere. The Result
-// itself has the least Remaining of them, and the longest RetryAfter and ResetAfter.
-// The slice must not be changed.
+// Parts are the decisions of the single limits where several decided together ([All],
+// [Decide]), in the order of their policies, and nil elsewhere. They must not be changed.
 func (r Result) Parts() []Result {
 	parts := r.parts()
 	for i := range parts {
@@ -120,9 +114,8 @@ func (r Result) parts() []Result {
 	return nil
 }
 
-// DeniedBy is the name (see [Policy]) of the limit that denied, where several decided
-// together: of those that did, the one with the longest RetryAfter. It is "" for an
-// admission, and for the decision of one limit.
+// DeniedBy is the name (see [Policy]) of the limit that denied, where several decided together:
+// the one with the longest RetryAfter. Otherwise it is "".
 func (r Result) DeniedBy() string {
 	if j, ok := r.together().(*joined); ok {
 		return j.deniedBy
@@ -134,28 +127,23 @@ func (r Result) DeniedBy() string {
 type Source uint8
 
 const (
-	// SourceStore is the limiter's own store: every Result of the five algorithms.
+	// SourceStore is the limiter's own store.
 	SourceStore Source = iota
-	// SourceFailOpen says that the store failed, and the event was let through
-	// uncounted.
+	// SourceFailOpen: the store failed, and the event was let through uncounted.
 	SourceFailOpen
-	// SourceFailClosed says that the store failed, and the event was refused.
+	// SourceFailClosed: the store failed, and the event was refused.
 	SourceFailClosed
-	// SourceLocal says that the store failed, and a local limiter decided.
+	// SourceLocal: the store failed, and a local limiter decided.
 	SourceLocal
-	// SourceDenyCache says that the store has denied before, until a time that is yet
-	// to come.
+	// SourceDenyCache: the store has denied before, until a time to come.
 	SourceDenyCache
-	// SourceUnlimited says that the limit is [Unlimited], so that no store was asked.
+	// SourceUnlimited: the limit is [Unlimited], and no store was asked.
 	SourceUnlimited
-	// SourceZeroRate says that the limit has a Rate of 0, which denies everything, so that
-	// no store was asked.
+	// SourceZeroRate: the Rate is 0, and no store was asked.
 	SourceZeroRate
-	// SourceList says that the key is on a list (package accesslist), so that no limit
-	// was asked.
+	// SourceList: the key is on a list (package accesslist), and no limit was asked.
 	SourceList
-	// SourceLease says that this process has decided, by what it holds of the limit (package
-	// lease).
+	// SourceLease: this process decided by what it holds (package lease).
 	SourceLease
 )
 
@@ -174,8 +162,7 @@ func (s Source) String() string {
 // MarshalText is String, for logs and JSON.
 func (s Source) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Source says what made the Result. One of package fallback says that the store did not
-// answer: SourceFailOpen, SourceFailClosed and SourceLocal.
+// Source says what made the Result.
 func (r Result) Source() Source { return r.source() }
 
 func (r *Result) source() Source {

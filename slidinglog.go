@@ -8,23 +8,21 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// SlidingLog keeps the exact time of each event that was admitted in the last Period. It
-// admits n events if they and those of the last Period are at most Rate. An event counts
-// for exactly one Period: an event of time t is gone at t + Period.
+// SlidingLog keeps the time of each event that was admitted in the last Period. It admits n
+// events if they and those are at most Rate. An event of time t is gone at t + Period.
 //
 // Bound: at most Rate events in every true Period, exactly.
 //
-// A key costs some 7 bytes for each of its events of the last Period, in memory and in
-// Redis. So it costs up to 7·Rate bytes. A call of AllowN costs 14, however many events it
-// admits. In memory the first entry costs nothing but the key's 40 bytes, and a second one
-// some 200 more. Nothing is allocated ahead.
+// A key costs some 7 bytes for each event of its last Period, or 14 for each AllowN of several,
+// in memory and in Redis. In memory it costs 40 bytes besides, and 200 more from the second
+// event on.
 //
-// A Refund finds its event by binary search, however old it is. In a log of 1,000,000 events
-// it keeps a Redis server busy for up to some 0.5 ms. Of events of the same µs it gives back
-// those of at most 64 calls.
+// A Refund finds its event however old it is. In a log of 1,000,000 events it keeps a Redis
+// server busy for up to 0.5 ms. Of events of the same µs it gives back those of at most 64
+// calls.
 //
 // Use it where the limit is a contract: logins, payments, calls to a supplier that counts
-// exactly. For large Rates, use [SlidingWindow]: it costs two counters.
+// exactly. For large Rates use [SlidingWindow].
 type SlidingLog struct{ limiter }
 
 // NewSlidingLog returns a limiter that keeps the events of the last l.Period. l

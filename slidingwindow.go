@@ -9,29 +9,26 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// SlidingWindow counts in two windows of Period, the current one and the one before. They
-// are aligned to the Unix epoch in UTC. It supposes that the events of the previous window
-// came evenly. At a time e into the current window, (Period-e)/Period of them still count.
-// It admits n events if
+// SlidingWindow counts in two windows of Period, this one and the one before, aligned to the
+// Unix epoch in UTC. It supposes that the events of the last window came evenly. At a time e
+// into this one it admits n events if
 //
 //	prev·(Period-e) + (cur+n)·Period <= Rate·Period
 //
 // in integers, without rounding. The formula is Cloudflare's ("How we built rate limiting
 // capable of scaling to millions of domains", 2017).
 //
-// Bound: at most Rate·(1 + x/Period) events in any interval x. The estimate errs both ways
-// when traffic comes in bursts. If the events of the previous window came at its end, nearly
-// 2·Rate can fall into one true Period.
+// Bound: at most Rate·(1 + x/Period) events in any interval x. If those of the last window came
+// at its end, nearly 2·Rate can fall into one true Period.
 //
-// A key costs two counters, whatever the Rate. That is some 40 bytes in memory and some 150
-// in Redis, for up to two Periods after its last event.
+// A key costs two counters: some 40 bytes in memory and 150 in Redis, for up to two Periods.
 //
-// Use it as the default for limits on requests. Where the limit must hold in every true
-// Period, use [SlidingLog], which keeps every event.
+// Use it as the default for limits on requests. Where the limit must hold in every true Period,
+// use [SlidingLog].
 type SlidingWindow struct{ limiter }
 
-// NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has
-// no Burst. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
+// NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has no Burst. Its
+// errors are [ErrInvalidLimit] and [ErrInvalidOption].
 func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, error) {
 	w := new(SlidingWindow)
 	if err := w.build(w, &slidingWindow, s, l, opts); err != nil {

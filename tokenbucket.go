@@ -8,28 +8,24 @@ import (
 )
 
 // TokenBucket holds up to Burst tokens. It starts full, and is refilled continuously at Rate
-// tokens each Period. An event takes a token. It admits n events if there are n tokens.
+// tokens each Period. It admits n events if there are n tokens, and takes them.
 //
-// Bound: at most Burst + Rate·x/Period events in any interval x: a full bucket and its
-// refill. (x counts in whole µs, rounded up.)
+// Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up): a full
+// bucket and its refill.
 //
-// [AllowWithin] admits events ahead of their turn, if their tokens come soon enough. They
-// count in the bound at their turn, which is the time of the decision and the Delay. Until
-// all turns have come, AllowN admits nothing. Refund gives back any of them, and the others
-// keep their turns, so that the bound is exceeded by no more than was refunded. What is
-// charged ahead is a debt, as after [TokenBucket.Charge]: it drains whole, also if the Burst
-// is lowered before.
+// What [AllowWithin] admits ahead counts at its turn, and until all turns have come AllowN
+// admits nothing. Refund gives back any of it, and the others keep their turns: the bound is
+// exceeded by at most what was refunded. It drains whole, also if the Burst is lowered before.
 //
-// A key costs one level and its time, whatever the Rate. That is some 40 bytes in memory and
-// some 150 in Redis, until the bucket is full again.
+// A key costs a level and its time: some 40 bytes in memory and 150 in Redis, until the bucket
+// is full again.
 //
-// Use it for a sustained rate that allows bursts: APIs, and everything with costs. Where
-// admitted events must be spread out, use [LeakyBucket].
+// Use it for a sustained rate that allows bursts, and for costs. Where events must be spread
+// out, use [LeakyBucket].
 type TokenBucket struct{ limiter }
 
-// NewTokenBucket returns a limiter that refills l.Rate tokens each l.Period, up
-// to l.Burst (0 means l.Rate). Its errors are [ErrInvalidLimit], also for a
-// bucket that takes over 100 years to refill, and [ErrInvalidOption].
+// NewTokenBucket returns a limiter of l.Burst tokens (0 means l.Rate), refilled at l.Rate each
+// l.Period, in at most 100 years. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
 func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error) {
 	b := new(TokenBucket)
 	if err := b.build(b, &tokenBucket, s, l, opts); err != nil {

@@ -20,26 +20,20 @@ var (
 	ErrWouldExceedDeadline = fmt.Errorf("ratelimit: the permit would come too late: %w", context.DeadlineExceeded)
 )
 
-// Wait blocks until l admits n events of key, and then for their Delay. It returns at once
-// with [ErrWouldExceedDeadline] if that would come after ctx's deadline, and with [ErrNever] if
-// n can never be admitted. A nil l is [ErrInvalidOption].
+// Wait blocks until l admits n events of key, and then for their Delay. It returns at once with
+// [ErrWouldExceedDeadline] if that would come after ctx's deadline, and with [ErrNever] if n
+// can never be admitted.
 //
-// In one process the waiters of the same key and limiter stand in a queue, in order of
-// arrival, and only the first of them asks l. So a wait costs about one call of l. Between
-// processes there is no order. [Throttle's Waiter] stands in the same queue.
+// In one process the waiters of a key and limiter stand in a queue, in order of arrival, and
+// only the first asks l: a wait costs about one call. If ctx ends, a permit goes to the next
+// waiter, or is given back.
 //
-// A waiter behind others gets ErrWouldExceedDeadline at once if the queue knows that its
-// permit comes too late. Otherwise it leaves at the deadline. If ctx ends, a permit that it
-// has goes to the next waiter, or is given back.
+// Errors of l end the wait, but not [store.ErrOverloaded] and [store.ErrUnavailable]: Wait asks
+// again after 5 ms, and then after twice as long each time, up to 1 s. Without a deadline it
+// waits as long as the store is away.
 //
-// Errors of l end the wait, but not [store.ErrOverloaded] and [store.ErrUnavailable], after
-// which nothing is charged. Wait asks again after 5 ms, and then after twice as long each
-// time, up to 1 s. So without a deadline it waits for as long as the store is away.
+// It sleeps in real time, or a synctest bubble's, and starts no goroutine. [How a queue asks].
 //
-// Wait sleeps in real time (or a synctest bubble's) and starts no goroutine. l's store must
-// not have a simulated clock that stands still. [How a queue asks].
-//
-// [Throttle's Waiter]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit/throttle#Waiter
 // [How a queue asks]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#waiting
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {

@@ -9,37 +9,28 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Delayer is a [Limiter] that decides on events by when their turn comes. The five
-// types are, and all limiters of this module around others, but for throttle's
-// Slowdown, which admits everything. A type that embeds one, and has an AllowN of its own,
-// needs an AllowWithin of its own.
+// Delayer is a [Limiter] that decides on events by when their turn comes. All limiters of this
+// module are, but for throttle's Slowdown. A type that embeds one, and has an AllowN of its
+// own, needs an AllowWithin of its own.
 type Delayer interface {
-	// AllowWithin decides on n events whose turn must come within d: see the function
-	// [AllowWithin].
+	// AllowWithin admits n events if their turn comes within d: see the function [AllowWithin].
 	AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error)
 }
 
-// AllowWithin decides on n events of key whose turn must come within d, 0 or more. It
-// is for callers who can wait, but not for long: those with a deadline. All n events are
-// admitted and charged, and then Delay is at most d, or none is. It does not sleep: the
-// caller sleeps the Delay, or refunds the events before.
+// AllowWithin admits and charges n events of key if their turn comes within d, or none. It does
+// not sleep: the caller sleeps the Delay, which is at most d, or refunds the events before.
 //
-//   - A [LeakyBucket] admits what AllowN would if its Delay is at most d. AllowN admits
-//     with any Delay, and a turn that comes too late is lost unless it is the queue's last.
-//   - A [TokenBucket] admits also what it would admit within d, nobody else calling. The
-//     events are charged now. Delay says when their tokens are there.
-//   - The windows and the log have no turns. They decide as AllowN, with a Delay of 0.
+//   - A [LeakyBucket] admits what AllowN would, if its Delay is at most d.
+//   - A [TokenBucket] admits also what it would admit within d. The events are charged now, and
+//     Delay says when their tokens are there.
+//   - Windows and logs have no turns. They decide as AllowN, with a Delay of 0.
 //
-// RetryAfter of a denial is the exact wait after which the same call with the same d would
-// be admitted, nobody else calling. It is Never for n above the Burst.
+// RetryAfter of a denial is exact for the same call, and Never for n above the Burst. d is
+// rounded down to whole microseconds, and taken as at least 0 and at most 100 years.
 //
-// A d of part of a microsecond is rounded down to whole ones. One below 0 is taken for 0,
-// and one of more than 100 years for 100 years. Errors are those of AllowN.
-//
-// A limiter that is no [Delayer] is asked by AllowN. If it admits with a Delay above d, the
-// events are given back, also when ctx has ended, and denied. RetryAfter is then the
-// Delay less d, and not always exact. If they cannot be given back, that is the error, and
-// the charge may stand.
+// A limiter that is no [Delayer] is asked by AllowN. If the turn comes too late, the events are
+// given back, also when ctx has ended, and denied. RetryAfter is then not always exact. If they
+// cannot be given back, that is the error, and the charge may stand.
 func AllowWithin(ctx context.Context, l Limiter, key string, n int, d time.Duration) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
@@ -68,8 +59,7 @@ func (r *Result) tooLate(n int, d time.Duration) Result {
 	return denial
 }
 
-// AllowWithin decides on n events whose turn must come within d: see the function
-// [AllowWithin].
+// AllowWithin admits n events if their turn comes within d: see the function [AllowWithin].
 func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
 	err = lim.decideWithOptions(ctx, key, n, asking{takeWithin, d}, &res)
 	return res, err

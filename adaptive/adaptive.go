@@ -21,40 +21,31 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
-// Limit is a limit that follows a load. Make it with [New], and give its [Limit.ForKey]
-// to [ratelimit.WithLimitFunc].
+// Limit is a limit that follows a load. Make it with [New], and give its [Limit.ForKey] to
+// [ratelimit.WithLimitFunc].
 //
 // The load is 0 for idle and 1 for fully loaded, and may be above 1. It is read once an
-// interval ([WithInterval]). After two readings in a row above the band ([WithBand]) the
-// Rate shrinks by a fifth. After two below it, the Rate grows by a twentieth
-// ([WithSteps]). A step is at least one event, and two new readings must follow before
-// the next. A reading inside the band changes nothing and ends a row. So does a reading
-// above the band, if the load has fallen twice in a row by a fiftieth or more.
+// interval ([WithInterval]). After two readings in a row above the band ([WithBand]) the Rate
+// shrinks by a fifth, unless the load is falling. After two below it, the Rate grows by a
+// twentieth ([WithSteps]). A step is at least one event. A reading inside the band changes
+// nothing.
 //
-// Bound: the Rate is never below the floor's or above the ceiling's, and no single
-// reading changes it. From the ceiling to the floor takes about 2·ln(ceiling/floor)/0.22
-// readings at which the load does not fall. The way back takes about
-// 2·ln(ceiling/floor)/0.049. For a ceiling of ten times the floor that is 22 and 98
-// readings, or 11 s and 49 s.
+// Bound: the Rate is never below the floor's or above the ceiling's, and no single reading
+// changes it. For a ceiling of ten times the floor the way down takes 22 readings, and the way
+// up 98: 11 s and 49 s.
 //
-// A change of the limit leaves the limiter's identity and the spend of its keys as they
-// are. A key at once has the room of the new limit, less what it has spent. Shrinking can
-// deny a key that had room, for at most a full refill. Growing gives no free burst above
-// the new limit. A RetryAfter is computed with the limit at its call. All keys have the
-// same limit; for tiers, scale [Limit.Current] in a function of your own.
+// While callers ask for less than the limit, it grows to the ceiling. So a sudden flood meets
+// the ceiling for as long as the way down takes. Keys keep what they have spent. All have the
+// same limit; for tiers, scale [Limit.Current] in a function of your own. Processes each have a
+// limit by their own load.
 //
-// While callers ask for less than the limit, the load is low and the limit grows to the
-// ceiling. So a sudden flood meets the ceiling, for as long as the way down takes.
-// Processes that share a store each have a limit of their own, by their own load.
+// Give a small limit a longer Period: below a Rate of 20 a step of one event may jump over the
+// band. [More].
 //
-// If the load climbs much more steeply than the Rate, as in a queue near saturation, the
-// limit keeps moving. A wider band and smaller steps calm it. Below a Rate of 20 a step is
-// one event, which is more than a twentieth. It may jump over the band, so give a small
-// limit a longer Period.
+// It is safe for concurrent use, starts no goroutine and has nothing to close. One caller per
+// interval reads the signal; the others take about 30 ns. It takes about 200 bytes.
 //
-// A Limit is safe for concurrent use. It starts no goroutine and has nothing to close.
-// One caller per interval reads the signal. The others use the limit as it stands, which
-// costs about 30 ns. A Limit takes about 200 bytes, whatever the number of keys.
+// [More]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/composing.md#a-limit-that-follows-the-load
 type Limit struct {
 	floor, ceiling ratelimit.Limit
 	signal         func() float64

@@ -160,31 +160,26 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 	return ls.taken[name], nil
 }
 
-// Update replaces all limits by those of c, at one instant. Each decision follows one text or the
-// other, and no call waits for it. The limiters that [Limiters.Limiter] has returned follow.
+// Update replaces all limits by those of c, at one instant. Each decision follows one text or
+// the other, and no call waits for it. The limiters that [Limiters.Limiter] has returned
+// follow.
 //
-// Keys keep their spend when a rate, a burst, tiers, instances, on_failure or store change. A
-// deny cache remembers what it knows. What a lease holds that is no longer in the text is given back meanwhile.
-// When limits come or go, they keep that of each Period that remains. A key's spend is read as
-// at most the new capacity, as under [ratelimit.WithLimitFunc].
+// Keys keep their spend when a rate, a burst, tiers, instances, on_failure or store change. It
+// is read as at most the new capacity. What a lease holds that is no longer in the text is
+// given back. When limits come or go, they keep that of each Period that remains.
 //
-// Another algorithm or another Period of a limit begins a new count, in which keys have spent
-// nothing. So each key may spend one capacity more at that moment. Processes that share a store
-// and update at different times count apart until the last has updated. The Period of a tier
-// does not matter here. Unlimited is a Period of its own: a limit that changes back from it finds
-// its former count, as far as it still counts.
+// Another algorithm or another Period of a limit begins a new count. So each key may spend one
+// capacity more at that moment. Processes that share a store count apart until the last has
+// updated. The Period of a tier does not matter here. Unlimited is a Period of its own: a limit
+// that changes back from it finds its former count, as far as it still counts.
 //
-// A Refund of a Result from before an Update gives back to the counts that were charged. A
-// Reset reaches those of all texts so far, with a call of the store for each.
+// A Refund of a Result from before gives back to the counts that were charged. A Reset reaches
+// those of all texts so far, with a call of the store for each. What on_failure: local has
+// admitted in an outage is charged to the store under the next text too. Until then its key
+// stays with local.
 //
-// What on_failure: local has admitted in an outage is charged to the store under the next
-// text too. Until then, or until it no longer counts, its key stays with local.
-//
-// A name that is not in c is an error if its limiter has been returned. Its callers go on
-// asking, and a program that needs it would not start with c either. All others go, and new
-// ones come.
-//
-// On an error nothing has changed. Errors are those of [Config.Build].
+// A name that is not in c is an error if its limiter has been returned. All others go, and new
+// ones come. On an error nothing has changed. Errors are those of [Config.Build].
 func (ls *Limiters) Update(c *Config) error {
 	switch {
 	case ls == nil || ls.now.Load() == nil:

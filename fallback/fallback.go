@@ -28,37 +28,32 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// Limiter wraps a [ratelimit.Limiter] and answers by a [Answer] while its store fails.
-// [ratelimit.Result.Source] tells such answers from those of the store. After 5 failures in
-// a row a circuit breaker opens, and calls no longer go to the store: an answer then takes
-// some 100 ns. Every second, one call goes to the store as a probe. A probe that succeeds
-// closes the breaker. [WithBreaker] sets other numbers, and [WithOnChange] tells of each change.
+// Limiter wraps a [ratelimit.Limiter] and gives an [Answer] while its store fails.
+// [ratelimit.Result.Source] tells such answers from those of the store. After 5 failures in a
+// row a circuit breaker opens, and calls no longer go to the store: an answer then takes some
+// 100 ns. Every second one call asks the store as a probe, and one that succeeds closes the
+// breaker. See [WithBreaker] and [WithOnChange].
 //
 // It goes around a [ratelimit.All] as a whole.
 //
-// Bound: that of the policy. See [FailOpen], [FailClosed] and [FailTo].
+// Bound: that of the answer. See [FailOpen], [FailClosed] and [FailTo].
 //
 // A failure is an error that wraps [ratelimit.ErrStore]. A lost reply is one too, and its
-// charge may stand. Denials, invalid input and errors of a limit function are not failures.
-// Nor is the end of the caller's ctx, even while the store hangs. So give the store a
-// timeout that is shorter than the callers' deadlines. Until the breaker opens, and in a
-// probe, a call takes that long.
+// charge may stand. Denials, invalid input, errors of a limit function and the end of the
+// caller's ctx are none. So give the store a timeout that is shorter than the callers'
+// deadlines: until the breaker opens, and in a probe, a call takes that long.
 //
-// What a lease or a deny cache answers from memory is neither a failure nor a success. If the
-// probe is answered so, a Peek of its key asks the store besides.
+// Three errors are answered and are no failures: [store.ErrCorrupt], which concerns one key,
+// [store.ErrClock], and [store.ErrOverloaded], since the store still decides other calls. What
+// a lease or a deny cache answers from memory is neither a failure nor a success. A probe then
+// asks by a Peek besides.
 //
-// Three errors are answered by the policy but are not failures. [store.ErrCorrupt] concerns
-// one key only. [store.ErrClock] is about clocks. [store.ErrOverloaded] means that a call found no room in this process. That
-// says nothing about the store, which still decides the other calls.
-//
-// It takes a few hundred bytes. A local limiter adds up to 6 MB for keys that are not
-// handed back yet. It starts no goroutine, has nothing to close, and uses the process's own
-// clock.
-//
-// It is safe for concurrent use. Make it by [New].
+// It takes a few hundred bytes, and a local limiter up to 6 MB for keys that are not handed
+// back yet. It starts no goroutine and has nothing to close. It is safe for concurrent use.
+// Make it by [New].
 type Limiter struct {
 	limiter  ratelimit.Limiter
-	source   ratelimit.Source // the policy's
+	source   ratelimit.Source // of the answer
 	local    ratelimit.Limiter
 	failures uint32
 	pause    time.Duration // from opening to the probe
@@ -68,8 +63,8 @@ type Limiter struct {
 	base     time.Time        // of the times below, which are monotonic
 	probeAt  atomic.Int64     // ns since base; 0 unless the breaker is open
 	halfOpen atomic.Bool      // whether the breaker is
-	mark     *ratelimit.Mark  // on the policy's answers
-	made     ratelimit.Result // the policy's answer without a local limiter, except RetryAfter
+	mark     *ratelimit.Mark  // on its answers
+	made     ratelimit.Result // its answer without a local limiter, except RetryAfter
 	owed     debts
 }
 
@@ -109,40 +104,30 @@ func FailOpen() Answer { return Answer{source: ratelimit.SourceFailOpen} }
 func FailClosed() Answer { return Answer{source: ratelimit.SourceFailClosed} }
 
 // FailTo lets l decide, a limiter of this process alone, such as one in memory. Its Results
-// have [ratelimit.SourceLocal]. If n instances share a store, give each a share of 1/n.
-// Most callers want [FailLocal], which makes that limiter.
+// have [ratelimit.SourceLocal]. Most callers want [FailLocal], which makes that limiter.
 //
-// Bound: l's own for each instance that cannot reach the store, on top of what the store
-// admits to the others. With shares of 1/n that is at most twice the limit's own bound. It
-// holds in any interval, whichever instances reach the store and when. About n bursts, see
-// [ratelimit.Limit.Share].
+// Bound: l's own for each instance that cannot reach the store, on top of what the store admits
+// to the others. If n instances share a store, give each a share of 1/n. Then that is at most
+// twice the limit's own bound, in any interval, and about n bursts: see
+// [ratelimit.Limit.Share]. A single instance can have a local limiter with the store's limit.
+// Both together then keep to one limit, to within one event for each outage and each call under
+// way:
 //
-// A single instance can have a local limiter with the store's limit. Then both together keep to
-// the bound of one limit across outages, to within one event for each outage and each call under
-// way. That holds as long as the store loses nothing. Two things see to it:
+//   - l starts warm, since it is also charged with what the store admits here.
+//   - After the outage the key's next call hands back what l has admitted and still holds
+//     against it. What the store has no room for stays owed, and while a key owes, l answers
+//     all but one call at a time.
 //
-//   - A warm start: l is also charged with what the store admits here, as far as it has
-//     room. So an outage finds it with this instance's own spend.
-//   - No free burst after the outage: the key's next call first hands back what l has
-//     admitted. It charges the store with as much of that as l still holds against the key.
-//     What the store has no room for stays owed as long as l holds it, and each call tries
-//     again. While a key owes, one call at a time goes to the store, and l answers the
-//     others.
-//
-// Each instance hands back what it has admitted itself. What other instances owe comes with
-// their next calls of the key. It remembers 65,536 keys. Beyond that it forgets the key
-// that owes the least of a few, and that key's local spend becomes a free burst. After a
-// lost reply a key pays twice. What is paid late counts from then on, for up to a Period
-// after l would have forgotten it.
-//
-// A refund of what the store admitted is also given back to l. If l had no room for s of the
-// events, it gets n-s of a Refund of n, if that is above 0. What l has admitted and handed back
-// is refunded to l only.
+// It remembers 65,536 keys that owe. Beyond that the local spend of one becomes a free burst.
+// After a lost reply a key pays twice. A refund of what the store admitted is also given back
+// to l.
 //
 // Each admission by the store also costs a decision of l, and one or two allocations. A key
-// that owes costs a second call of the store. That is up to four calls if the limiter has
-// no AllowUpTo method: see [ratelimit.AllowUpTo]. An event that is too large for l may fit
-// the store. So its RetryAfter is the time to the next probe, not [ratelimit.Never].
+// that owes costs a second call of the store, or up to four if the limiter has no AllowUpTo
+// method. An event that is too large for l may fit the store. So its RetryAfter is the time to
+// the next probe. [More].
+//
+// [More]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/redis.md#when-redis-does-not-answer
 func FailTo(l ratelimit.Limiter) Answer {
 	return Answer{source: ratelimit.SourceLocal, local: l}
 }
@@ -222,7 +207,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	return f, nil
 }
 
-// limiter returns the local limiter of the policy, or nil if it has none.
+// limiter returns the local limiter of the answer, or nil if it has none.
 func (p Answer) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
 	switch {
 	case p.placed && (!p.share || isnil.Is(p.on)):
@@ -404,10 +389,10 @@ func unasked(r ratelimit.Result, err error) error {
 	return err
 }
 
-// answered is the note on Results that the policy has made.
+// answered is the note on Results that were made in place of the store's.
 type answered struct{ _ byte }
 
-// answer decides by the policy.
+// answer decides in place of the store.
 func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, err error) {
 	switch f.source {
 	case ratelimit.SourceFailOpen:
@@ -590,7 +575,7 @@ func free(r ratelimit.Result) bool {
 		!slices.ContainsFunc(parts, func(p ratelimit.Result) bool { return p.Charged() > 0 })
 }
 
-// refundAnswer gives back what the policy admitted.
+// refundAnswer gives back what was admitted in place of the store.
 func (f *Limiter) refundAnswer(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if f.local == nil {
 		return nil

@@ -42,40 +42,26 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Store stands before another [store.Store] and holds leases: events that the other one has charged
-// already, and that this process may admit until the lease ends. A key that is asked for often
-// then costs the store a call for many decisions. A decision takes as long as one in memory.
+// Store stands before another [store.Store] and holds leases: events that the other one has
+// charged already, and that this process may admit until the lease ends. A key that is asked
+// for often then costs the store a call for many decisions, each of which takes as long as one
+// in memory.
 //
 // The life of a lease says how old a decision may be. It starts before the store is asked, and
-// each use of the lease looks at the clock. What has not been used when it ends is given back,
-// within another life or 10 ms, or up to 140 ms if many keys are held. How many events a lease
-// has follows the demand. It starts with one, and doubles while leases are used up in less than
-// half of their life. In a window that is all: a quota of a day is leased as well.
+// each use looks at the clock. What has not been used is given back. The package comment has the bound, and the exceptions.
 //
-// The package comment has the bound, and the exceptions.
+// Others may see events taken that nobody has used yet, for two lives at most. Remaining,
+// RetryAfter, ResetAfter and denials can be a life old. So can what follows a Reset or a lower
+// limit by others.
 //
-// Others may see events taken that nobody has used yet, for two lives at most. So one process
-// may be denied what another one holds. Remaining, RetryAfter and ResetAfter are those of the
-// store's last answer, and can be a life old. So is a denial, which is remembered for up to a
-// life. At the limit a process asks the store again after half of a life, or after a life with a
-// fixed window, and RetryAfter says so. Another process uses a lease up to a life
-// after a Reset. It is the same after the key's limit was lowered.
+// Use it for limits that a whole fleet asks for often. It saves calls if a process asks for a
+// key at least four times per life. Below that it costs some 2 % more calls. What cannot be leased goes to the store as it is: keys of over 256 bytes, and a log or a bucket of which less than one event flows in a life.
 //
-// Use it for limits that a whole fleet asks for often. It saves calls if a process asks for a key
-// at least four times per life. Below that it costs some 2 % more calls. Some calls ask the
-// store as they would without leases: those of more events than are held, of keys of over 256
-// bytes, and of a log or a bucket if less than one event flows in a life. [Stats] counts the
-// last two. A sliding window at its limit gets room event by event: there only denials are made in
-// memory, unless several events flow in a life.
+// It holds up to 65,536 keys ([WithMaxKeys]) of some 450 bytes. While anything is held a timer
+// runs, and calls for several callers run in a goroutine. It is safe for concurrent use. Make
+// it by [New], and Close it. [More].
 //
-// An All is decided here if each of its events is held. Otherwise the store decides on what is
-// not held, on all of it or none.
-//
-// It holds up to 65,536 keys ([WithMaxKeys]) of some 450 bytes each, and forgets those that
-// are not asked for. While anything is held a timer runs. A call of the store for several
-// callers runs in a goroutine, which ends with it.
-//
-// It is safe for concurrent use. Make it by [New], and Close it.
+// [More]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#leases
 type Store struct {
 	store.Store // Together
 

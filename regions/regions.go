@@ -21,71 +21,30 @@ import (
 )
 
 // Limiter decides by the share of a limit that its region holds. What that denies makes the
-// region fetch one half of what another region has left, and more if the call needs more. There
-// the events are charged, which is the debit. Then as many are given back to the own share,
-// which is the credit. The share is then asked once more.
-//
-// The limit is the sum of the shares. With 500 a second in each of two regions, one of them
-// alone can use nearly 1,000. Cut off from each other, each has its 500. Each region has a
-// Limiter of its own:
+// region fetch one half of what another region has left, or more if the call needs more. The
+// events are charged there first, and then given back to the own share, which is asked once
+// more. Each region has a Limiter of its own:
 //
 //	regions.New(eu, []ratelimit.Limiter{us}) // in the EU
 //	regions.New(us, []ratelimit.Limiter{eu}) // in the US
 //
-// # Bound
+// The limit is the sum of the shares. With 500 a second in each of two regions, one of them
+// alone can use nearly 1,000. Cut off from each other, each has its 500.
 //
-// In sum the shares admit no more than the limit, also when regions are cut off from each
-// other. A credit follows its debit, and what is lost between the two is lost to all. Below L
-// is the sum of the shares, and x any interval:
-//
-//   - [ratelimit.FixedWindow]: L in each window. A store credits a window only with what was
-//     debited in the same one. So in each window the counts of all shares together are at least
-//     what was admitted. None of them was above its share when it last grew.
-//   - [ratelimit.SlidingWindow]: L·(1 + x/Period). The above holds for both counts that a
-//     decision weighs. A credit may reach the previous one: its debit was counted elsewhere
-//     before any decision that weighs it. Each share keeps its own bound with these counts,
-//     and L is their sum.
-//   - [ratelimit.TokenBucket]: the sum of the Bursts, the refill in x, and what is on its way
-//     when x begins. A transfer makes no tokens, but the bucket that gave refills meanwhile.
-//     With one transfer at a time, that is at most the refill in the time that it takes.
-//
-// Windows are those of each store's clock. Clocks that are off by some time add it to x. A
-// [ratelimit.Charge] exceeds the limit here as elsewhere. A Reset, or a store that
-// loses what it has written, makes that share whole again, also where others have taken of it.
-//
-// # Costs
+// Bound: that of the algorithm for the sum of the shares, also when regions are cut off. A
+// bucket admits besides what is refilled during one transfer. Clocks that differ add their
+// difference to the interval. [Why it holds].
 //
 // What the own share admits costs nothing more. A fetch costs the denied caller three calls of
-// the own store, and two of each region that it asks. The others are asked in turn, until there
-// is room. The caller waits no longer than [WithWait] for them, nor than the deadline of ctx. The
-// end of ctx by other means does not stop a debit under way.
+// the own store, and two of each region that it asks, for up to [WithWait]. One call at a time
+// fetches for a key, and others are denied meanwhile.
 //
-// When the limit of a key of a FixedWindow gets a shorter Period, fetches may take from others
-// what the own share cannot use, until the end of its window.
+// Limit, Remaining and RetryAfter are those of the own share. A call for more than it can hold is denied.
 //
-// In each process one call at a time fetches for a key. Other calls of the key are denied
-// meanwhile. After a fetch that found nothing, the key asks nobody for 100 ms, or for RetryAfter
-// if that is less. A region whose store failed, or took too long, is not asked for a second.
-// Errors of others are counted in [Limiter.Stats], and never a caller's. Those of the own share
-// are.
+// It remembers at most 65,536 keys, in 4 MB. Do not use it for shares of a few events, or where
+// all calls of a key come to one region. It is safe for concurrent use. Make it by [New].
 //
-// Limit, Remaining and RetryAfter are those of the own share. So a call can be admitted sooner
-// than RetryAfter says, and [ratelimit.Wait] may wait too long. A call for more than the share
-// can hold is denied, whatever others have. The last event of a bucket cannot be credited, so a
-// call for nearly a whole Burst may be denied too. A share is credited with no more than is
-// charged there: a small one fetches little at a time, and one of 0 nothing. If two processes of
-// a region fetch for a key at the same time, some of what the second one fetches can be lost. A
-// denied call for several events may have moved some.
-//
-// An observer of a share is told of its debits, as of an AllowUpTo. It is told of both
-// decisions of a call that has fetched. Put it around the Limiter to see each call once.
-//
-// At most 65,536 keys are remembered, in 4 MB. There is no goroutine, and nothing to close.
-//
-// Do not use it for shares of a few events, since each of them would be fetched. Where all calls
-// of a key come to one region, a store there is enough.
-//
-// It is safe for concurrent use. Make it by [New].
+// [Why it holds]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#regions
 type Limiter struct {
 	limiter ratelimit.Limiter
 	own     *five.Limiter[ratelimit.Result] // limiter

@@ -14,32 +14,26 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
-// Limiter wraps a [ratelimit.Limiter], reports what that decides, and lets the event
-// through all the same. With [WithEnforcement] a share of the keys gets the decision
-// itself.
+// Limiter wraps a [ratelimit.Limiter], reports what that decides, and lets the event through
+// all the same. With [WithEnforcement] a share of the keys gets the decision itself.
 //
-// What is let through is not counted ([ratelimit.Result.Counted]): Allowed is true, all
-// other fields are 0, and the policies are unlimited. So callers and clients see nothing of
-// a limit that is not enforced. The decision or its error is in the [Report] alone. Invalid
-// input is an error all the same, and so is the end of ctx.
+// What is let through is not counted ([ratelimit.Result.Counted]): Allowed is true, all other
+// fields are 0, and the policies are unlimited. So clients see nothing of a limit that is not
+// enforced. The decision or its error is in the [Report] alone. Invalid input is an error all
+// the same, and so is the end of ctx.
 //
 // Bound: on keys that are enforced, what the limiter admits. There is none on the others.
 //
-// The limiter is charged as if it were enforced: a denial costs nothing. But a client that
-// the limit would have slowed down goes on at its own rate. So its share of denials is
-// larger than under an enforced limit.
+// The limiter is charged as if it were enforced. But a client that the limit would have slowed
+// down goes on at its own rate. So its share of denials is larger than under an enforced limit.
 //
-// Whether a key is enforced depends only on the key, the percentage and the salt. It is the
-// same in each process, after a restart, and in later versions of this package. A higher
-// percentage adds keys and drops none. Keys are spread by a 64-bit hash. It does not
+// Whether a key is enforced depends only on the key, the percentage and the salt, in each
+// process and later version. A higher percentage adds keys and drops none. The hash does not
 // withstand clients that choose their own keys to be outside the share.
 //
-// Each decision costs a hash of the key, 1 ns a byte. Handing it to the goroutine of the
-// [Report] costs some 100 ns. An admission that is not enforced costs an allocation. Decisions
-// that wait for the Report take 165 KB. The goroutine ends when none waits, and there is
-// nothing to close.
-//
-// It is safe for concurrent use. Make it by [New].
+// A decision costs a hash of the key, 1 ns a byte, some 100 ns for the goroutine of the
+// [Report], and, if it is not enforced, an allocation. Decisions that wait for the Report take
+// 165 KB. The goroutine ends when none waits. It is safe for concurrent use. Make it by [New].
 type Limiter struct {
 	place //nolint:unused // package see looks for it
 

@@ -1,45 +1,23 @@
-// Package store is the contract between the rate-limiting algorithms and the stores that
-// keep their state. All its numbers are integers. Times are Unix microseconds of the
-// store's clock, and durations are microseconds.
+// Package store is the contract between the rate-limiting algorithms and the stores that keep
+// their state. All its numbers are integers. Times are Unix microseconds of the store's clock,
+// and durations are microseconds.
 //
-// An algorithm is a [Rule]: a pure transition, written twice. The Go form is for stores
-// that bring the state to the code, as memstore does. The Lua form is for stores that
-// take the code to the state, as redisstore does. A [Store] runs rules and knows nothing
-// else about them.
+// An algorithm is a [Rule]: a pure transition, written twice. The Go form is for stores that
+// bring the state to the code, as memstore does. The Lua form is for stores that take the code
+// to the state, as redisstore does. A [Store] runs rules and knows nothing else about them.
 //
-// To write a third store, implement [Store] and pass package storetest. Begin with the
-// store in its reference.go, which keeps bytes.
+// To write a third store, implement [Store] and pass package storetest. Begin with the store in
+// its reference.go, which keeps bytes.
 //
-// # What a store keeps
+// # Time
 //
-// For each key of each [Namespace] a store keeps at most one value. A new key has none.
-// The value is one of two:
+// Each call reads the time once, from one clock that all callers of a key share. A reading may
+// come late; rules and logs then use the time of the value.
 //
-//   - a [State], with the Rate and the Period of the [Limit] under which it was counted.
-//     The Period is also the State's own. [AppendState] and [ParseState] convert them to
-//     and from bytes.
-//   - a [Log], if the [Rule] has a NewLog. AppendBinary and ParseLog convert it to and
-//     from bytes. A store may keep a log from the first event on, made by NewLog of the
-//     zero State. Or it keeps a State until Step asks for a log, as memstore does.
-//
-// A store writes the value when a decision is OK, and after an Overdraw or a Refund. A
-// denial writes nothing, and does not extend the life of a value.
-//
-// A State ends at At + TTL, computed with the limit under which it was counted. A Log
-// ends at its End. A Refund may bring the end forward, and never puts it off. From its
-// end on, a key must be treated as new even if its value is still there, because the
-// limit may have changed. So the store may drop the value at its end. It must drop the
-// value if a Refund leaves nothing: if Whole and Part of the State are 0, or End of the
-// Log is math.MinInt64. A store that drops a value sooner gives the key its whole limit again.
-//
-// Each call reads the time once, from one clock that all callers of a key share. A
-// reading may come late; rules and logs then use the time of the value. If the clock
-// itself is set back, no event leaves until the clock has caught up.
-//
-// A store whose clock can be set back must re-anchor instead. If At of a State is later
-// than now, the next Take or Overdraw sets it to now, and writes that even if it denies.
-// The spend stays, and ages from now on. A Log cannot be re-anchored. The clock of
-// memstore is never set back. The scripts of redisstore re-anchor, logs included.
+// A store whose clock can be set back must re-anchor. If At of a State is later than now, the
+// next Take or Overdraw sets it to now, and writes that even if it denies. The spend stays, and
+// ages from now on. A Log cannot be re-anchored: no event leaves until the clock has caught up.
+// The clock of memstore is never set back. The scripts of redisstore re-anchor, logs included.
 package store
 
 import (
@@ -85,15 +63,25 @@ var (
 	ErrClock = fmt.Errorf("%w: clocks differ", ErrStore)
 )
 
-// Store keeps the state of keys and runs rules on it. Its methods are safe for concurrent
-// use. Each is atomic: between its read and its write, no other call touches the same key
-// of the same namespace.
+// Store keeps the state of keys and runs rules on it. It is safe for concurrent use. Each
+// method is atomic: between its read and its write, no other call touches the same key of the
+// same namespace. Limiters check the arguments first: n is 1 to 2^31, l is valid, and key is
+// not empty. Errors wrap [ErrStore], or are those of ctx. A store before another can embed it:
+// no method is optional.
 //
-// A store that wraps another, for example to count calls, can embed it: no method is
-// optional.
+// # What a store keeps
 //
-// Limiters check the arguments first: n is 1 to 2^31, l is valid, and key is not empty.
-// Errors wrap [ErrStore], or are those of ctx.
+// For each key of each [Namespace] a store keeps at most one value. It is a [Log] if the [Rule]
+// has a NewLog, from the first event on or from when Step asks for it. Otherwise it is a
+// [State], with the Rate and the Period of the [Limit] under which it was counted. The store
+// writes it when a decision is OK, and after an Overdraw or a Refund. A denial writes nothing,
+// and does not extend the life of a value.
+//
+// A State ends at At + TTL by the limit under which it was counted, and a Log at its End. A
+// Refund may bring the end forward, and never puts it off. From its end on the key is new, even
+// if the value is still there. A store must drop the value if a Refund leaves nothing: Whole
+// and Part of the State are 0, or End of the Log is math.MinInt64. If it drops one sooner, the
+// key has its whole limit again.
 type Store interface {
 	// Take decides on n events under l and, if they are admitted, charges them.
 	Take(ctx context.Context, ns *Namespace, key string, l Limit, n int64) (Reply, error)

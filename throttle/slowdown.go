@@ -20,30 +20,25 @@ type Slow struct {
 
 // Slowdown wraps a [ratelimit.Limiter] l and delays events instead of denying them: l only
 // counts. A key's spend is Limit less Remaining. Its first [Slow].Free events are not delayed,
-// and the n-th event beyond them by min(n·Step, Max). A key becomes fast again as l gives room
-// back, at l's rate or with its next window. Several events at once are delayed like the last
-// of them.
+// and the n-th beyond them by min(n·Step, Max). A key becomes fast again as l gives room back.
+// Several events at once are delayed like the last of them.
 //
-// The Slowdown itself does not sleep: the caller sleeps the Delay of the
-// [ratelimit.Result]. So it serves callers that block and callers that schedule.
-// [ratelimit.Wait] sleeps it, and so does a [Waiter] around the Slowdown, which bounds how
-// many sleep at once. A caller that ignores Delay is not slowed down.
+// It does not sleep: the caller sleeps the Delay of the [ratelimit.Result]. So does
+// [ratelimit.Wait], and a [Waiter] around it, which bounds how many sleep at once.
 //
-// Bound: c callers of a key that sleep each Delay before their next call get at most
-// a + c·(1 + x/Max) events in any interval x. Here a is what l would admit there if its
-// capacity were Free + ⌈Max/Step⌉ - 1. That capacity is the Rate of a window and the Burst
-// of a bucket, at l's Rate. Without a bound on the callers, the events have no bound.
+// Bound: c callers of a key that sleep each Delay before their next call get at most a + c·(1 +
+// x/Max) events in any interval x. Here a is what l would admit there if its capacity (the Rate
+// of a window, the Burst of a bucket) were Free + ⌈Max/Step⌉ - 1. Without a bound on the
+// callers, the events have none.
 //
-// The limit of l must be above Free, and Free + Max/Step or more for all steps to be taken.
-// An event that l denies goes through with the delay Max, and l charges nothing for it. What l
+// The limit of l must be above Free, and Free + Max/Step or more for all steps to be taken. An
+// event that l denies goes through with the delay Max, and l charges nothing for it. What l
 // lets through uncounted ([ratelimit.Unlimited], [fallback.FailOpen]) is not delayed. A Delay
 // of l's own is replaced. RetryAfter is always 0.
 //
-// Errors are those of l, and the event has not gone through then. Refund gives back what l
-// has charged. For an event that l denied it is no error and does nothing.
-//
-// A decision takes a few ns more than one of l. It is safe for concurrent use. Make it by
-// [NewSlowdown].
+// Errors are those of l, and the event has not gone through then. A Refund of an event that l
+// denied does nothing. It is safe for concurrent
+// use. Make it by [NewSlowdown].
 type Slowdown struct {
 	place //nolint:unused // package see looks for it
 

@@ -4,28 +4,23 @@
 //
 // A key costs 38 to 43 bytes, whatever its length, since only 96 bits of a seeded hash of it
 // are kept. It costs up to 32 more if almost every key has a limit of its own. A key of a
-// sliding log with several events in force also costs about 200 bytes for the log, and 7
-// for each event. A decision on a known key allocates nothing unless its log grows. No call
-// sweeps or moves more than one table of 512 slots, however many keys there are.
+// sliding log with several events in force costs about 200 bytes more, and 7 for each event. A
+// decision on a known key allocates nothing unless its log grows.
 //
-// A decision takes 3.7 to 5.3 times as long if its key was last counted under another limit and
-// few keys have the limit of now, as when each call has one of its own. It then looks for that
-// limit among up to 544 that its table knows. A key that keeps its limit costs no such search.
+// Idle keys are dropped while other keys are decided on: there is no goroutine and nothing to
+// close. The number of keys is capped; see [WithMaxKeys].
 //
-// Idle keys are dropped while other keys are decided on: there is no goroutine and
-// nothing to close. The number of keys is capped; see [WithMaxKeys].
+// Callers of different keys seldom meet: a lock protects a table of about 400 keys. Callers of
+// one hot key do meet: each decision holds the lock for about 20 of its 60 ns. If a key must
+// take more than about 10 million decisions a second, split the callers into parts, each with
+// its own key and share of the limit.
 //
-// Callers of different keys seldom meet. A lock protects a table of keys; a small store
-// has 64 tables, and a large one has one for about 400 keys. Callers of one hot key do
-// meet: each decision holds the lock for about 20 of its 60 ns. More callers or
-// processors do not make the decisions on one key faster. If a key must take more than
-// about 10 million decisions a second, split the callers into parts. Give each part its
-// own key and its share of the limit.
+// If each call has a limit of its own, a decision takes 3.7 to 5.3 times as long, since it
+// looks for that limit among up to 544. A key that keeps its limit costs no such search.
 //
-// Time is the process's monotonic clock, set to Unix time when the store is made and read
-// once per decision. Later steps of the wall clock change nothing. A process starts
-// empty, and two processes share nothing; use package redisstore for limits that they
-// share.
+// Time is the process's monotonic clock, set to Unix time when the store is made. Later steps
+// of the wall clock change nothing. A process starts empty, and shares nothing: for that use
+// package redisstore.
 package memstore
 
 import (

@@ -1,65 +1,29 @@
-// Package redisstore keeps the state of rate limiters in Redis, so that any number of
-// processes share it. It works with every go-redis client: single, Sentinel, Cluster,
-// Ring and auto-pipelined. The least versions are Redis 6.2 and Valkey 7.2. The guide for
-// operators is docs/redis.md in the repository.
+// Package redisstore keeps the state of rate limiters in Redis, so that any number of processes
+// share it. It works with every go-redis client: single, Sentinel, Cluster, Ring and
+// auto-pipelined. The least versions are Redis 6.2 and Valkey 7.2. [The guide for operators]
+// has more.
 //
-// A decision is one EVALSHA in one round trip. So is a decision of several limits (All of
-// package ratelimit) if their keys are on one server. Decisions use the server's clock.
-// Every key has a TTL, so idle keys expire. Writes that a server loses in a crash,
-// failover or eviction are events that may be admitted again.
-//
-// # Timeouts
+// A decision is one EVALSHA in one round trip. So is a decision of several limits if their keys
+// are on one server. Decisions use the server's clock. Every key has a TTL. What a server loses
+// in a crash, failover or eviction may be admitted again.
 //
 // A call returns within the store's timeout ([WithTimeout], 250 ms by default) or by its
-// context's deadline, whichever is nearer, even if the server hangs. A cancelled context
-// may end a call only at the timeout: a *redis.Client does not interrupt a read.
-//
-// A later deadline does not make the timeout longer. A call that ends by its own deadline
-// gets ctx.Err(), which a fallback neither answers nor counts as a failure. So callers
-// should have twice the timeout.
-//
-// The round trip must take less than nine tenths of the timeout. [Store.Check] measures
-// it, and [Store.Ready] makes connections before the first call.
+// context's deadline, whichever is nearer, even if the server hangs. Callers should have twice
+// the timeout, since a call that ends by its own deadline is none for a fallback.
 //
 // # Errors
 //
-// If the context ends, the error is ctx.Err(). Every other error wraps [store.ErrStore].
-// Its class says what is known:
-//
-//   - [store.ErrUnavailable]: nothing ran. There was no connection, or the server refused
-//     (for example LOADING, READONLY, CLUSTERDOWN or MISCONF).
-//   - [store.ErrTimeout]: no reply came. The call may have run, and its events may be
-//     charged, unless the error says that nothing was sent: then a round trip takes longer
-//     than the timeout. Behind an AutoPipeliner nearly all failures are of this class.
-//   - [store.ErrOverloaded]: nothing ran. More calls came than the server answers in time,
-//     or the client's queue was full, although a server has answered lately.
-//   - [store.ErrOutOfMemory]: nothing ran. The server is at its maxmemory and evicts
-//     nothing.
-//   - [store.ErrCorrupt]: nothing ran. The key holds a value that no limiter wrote.
-//   - [store.ErrClock]: nothing ran. The clocks of caller and server differ by more than
-//     two windows of a calendar.
-//   - none of them: nothing ran, and the setup needs repair, for example a wrong
-//     password.
-//
-// A call runs at most once on the server: a command whose reply is lost is not sent
-// again. If it is certain that nothing ran, the store tries again after 1 to 32 ms, while
-// there is time.
+// If the context ends, the error is ctx.Err(). Every other error wraps [store.ErrStore]. After
+// [store.ErrTimeout] the events may be charged, unless the error says that nothing was sent.
+// After all others nothing ran. What has certainly not run is tried again while there is time.
+// Nothing is sent twice.
 //
 // # Clients
 //
-// The store uses a few connections of a *redis.Client at once, at most 16. While they are
-// busy, further calls wait, and then go together: one round trip, and one script for up
-// to 64 calls of an algorithm. As many calls are under way as the server answers without
-// a long queue. Those that could not be answered in time are refused, and [Store.Stats]
-// counts them. Most of them are told near the end of their time, so that callers who try
-// again at once do not take the processors.
-//
-// Set ContextTimeoutEnabled in the client's options. Without it, a *redis.Client is used
-// without its hooks (tracing), and a ClusterClient or Ring costs a goroutine for each
-// call. Over TLS 1.3 set Protocol to 2, or a call on a new connection may hang until its
-// deadline. With Sentinel set a DialTimeout of 500 ms. An AutoPipeliner should be used by
-// the limiter alone; set its MaxQueuedCommands. [Store.Check] finds most of these
-// settings.
+// Set ContextTimeoutEnabled in the client's options. [Store.Check] finds this and most other
+// settings. At most 16 connections of a *redis.Client are used at once. Further calls wait, and
+// then share a round trip and a script. Those that could not be answered in time are refused
+// ([store.ErrOverloaded]).
 //
 // # Permissions
 //
@@ -67,9 +31,10 @@
 //
 //	~rl:* +evalsha +eval +time +get +set +del +unlink +pexpire +llen +lindex +lset +rpush +lpop +ltrim
 //
-// [WithClock] does without time. A ClusterClient also needs +cluster|slots, and a Ring
-// +ping. [Store.Check] reports what is missing. It also uses +info and +config|get if
-// allowed.
+// [WithClock] does without time. A ClusterClient also needs +cluster|slots, and a Ring +ping.
+// [Store.Check] also uses +info and +config|get if allowed.
+//
+// [The guide for operators]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/redis.md
 package redisstore
 
 import (
