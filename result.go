@@ -129,21 +129,21 @@ type Source uint8
 const (
 	// SourceStore is the limiter's own store.
 	SourceStore Source = iota
-	// SourceFailOpen: the store failed, and the event was let through uncounted.
+	// SourceFailOpen says that the store failed, and the event was let through uncounted.
 	SourceFailOpen
-	// SourceFailClosed: the store failed, and the event was refused.
+	// SourceFailClosed says that the store failed, and the event was refused.
 	SourceFailClosed
-	// SourceLocal: the store failed, and a local limiter decided.
+	// SourceLocal says that the store failed, and a local limiter decided.
 	SourceLocal
-	// SourceDenyCache: the store has denied before, until a time to come.
+	// SourceDenyCache says that the store has denied before, until a time to come.
 	SourceDenyCache
-	// SourceUnlimited: the limit is [Unlimited], and no store was asked.
+	// SourceUnlimited says that the limit is [Unlimited], and no store was asked.
 	SourceUnlimited
-	// SourceZeroRate: the Rate is 0, and no store was asked.
+	// SourceZeroRate says that the Rate is 0, and no store was asked.
 	SourceZeroRate
-	// SourceList: the key is on a list (package accesslist), and no limit was asked.
+	// SourceList says that the key is on a list (package accesslist), and no limit was asked.
 	SourceList
-	// SourceLease: this process decided by what it holds (package lease).
+	// SourceLease says that this process decided by what it holds (package lease).
 	SourceLease
 )
 

@@ -142,9 +142,9 @@ func FailLocal(n int) Answer {
 // On is a with s, which is expected to be in memory, in place of a memory of its own. Limiters
 // that have a limit in common then have it in common while the store fails, too. It is for
 // [FailLocal]: [New] refuses other answers with a store, and a nil one.
-func (a Answer) On(s store.Store) Answer {
-	a.on, a.placed = s, true
-	return a
+func (p Answer) On(s store.Store) Answer {
+	p.on, p.placed = s, true
+	return p
 }
 
 // Option configures a [Limiter].
