@@ -126,6 +126,7 @@ func (r Result) DeniedBy() string {
 // Source says what made a [Result]: the limiter's store, or in its place a wrapper.
 type Source uint8
 
+// What can have made a Result.
 const (
 	// SourceStore is the limiter's own store.
 	SourceStore Source = iota

@@ -229,7 +229,7 @@ func (p Answer) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
 }
 
 // Owes reports whether the local limiter has admitted events of key that the store is yet
-// to be charged with ([FailTo]). A program that changes to another policy should ask this
+// to be charged with ([FailTo]). A program that changes to another answer should ask this
 // limiter about key until Owes is false. Otherwise those events are forgotten.
 func (f *Limiter) Owes(key string) bool { return f.owed.owes(key, f.now()) }
 
@@ -527,7 +527,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 }
 
 // Refund gives back n of the events that charged admitted, to the limiter that admitted
-// them. It does nothing if that was [FailOpen]. The policy does not answer for the store here.
+// them. It does nothing if that was [FailOpen]. The store alone answers here.
 // If the store fails the error wraps [ratelimit.ErrStore], and while the breaker is open it
 // is [store.ErrUnavailable].
 func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
