@@ -22,12 +22,11 @@ import (
 // key.) Others are charged in their order, and given back when a later one denies.
 //
 // Bound: that of each limit. While limits are charged in order, others see up to n events too
-// few. What cannot be given back stays charged: its store fails, or a [LeakyBucket] has later
-// turns.
+// few. What cannot be given back stays charged.
 //
 // The [Result] is that of the limit with the least Remaining, with the longest ResetAfter,
-// Delay and RetryAfter. [Result.DeniedBy] names the limit that denied, and [Result.Parts] has
-// the decision of each. An All keeps nothing per key.
+// Delay and RetryAfter. [Result.DeniedBy] and [Result.Parts] have more. An All keeps nothing
+// per key.
 type All struct {
 	known
 	parts []part
@@ -54,11 +53,8 @@ func (p *part) events(n int) int {
 }
 
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
-// flattened. Its error is [ErrInvalidOption]:
-//
-//   - there are none or too many, or one is nil or sleeps, as throttle's Waiter does;
-//   - two count in one place ([WithName]) under different keys ([WithKeyFunc]), so that a key
-//     of one could use up another key of the other.
+// flattened. Its error is [ErrInvalidOption], also if a limiter is nil or sleeps, as throttle's
+// Waiter does, or if two count in one place ([WithName]) under different keys ([WithKeyFunc]).
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
@@ -160,7 +156,7 @@ func (a *All) Allow(ctx context.Context, key string) (res Result, err error) {
 	return res, err
 }
 
-// AllowN decides on n events at once: all limits are charged, or none is.
+// AllowN charges n events to all limits, or to none.
 func (a *All) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = a.decide(ctx, key, n, asking{what: take}, &res)
 	return res, err
@@ -172,20 +168,20 @@ func (a *All) AllowWithin(ctx context.Context, key string, n int, d time.Duratio
 	return res, err
 }
 
-// Peek answers what Allow would, and charges nothing. It asks one limit after the other.
+// Peek answers what Allow would, and charges nothing.
 func (a *All) Peek(ctx context.Context, key string) (res Result, err error) {
 	err = a.decide(ctx, key, 1, asking{what: peek}, &res)
 	return res, err
 }
 
-// Charge charges n events to each limit, in their order: see the function [Charge]. After an
-// error the limits before it stay charged.
+// Charge charges n events to each limit, in their order, until an error: see the function
+// [Charge].
 func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = a.decide(ctx, key, n, asking{what: overdraw}, &res)
 	return res, err
 }
 
-// Refund gives back n events to each limit. Its error is that of all that fail, joined.
+// Refund gives back n events to each limit, and returns all errors, joined.
 func (a *All) Refund(ctx context.Context, key string, charged Result, n int) error {
 	if err := a.check(ctx, key, n); err != nil {
 		return err
@@ -205,7 +201,7 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	return errors.Join(errs...)
 }
 
-// Reset forgets key in each limit. Its error is that of all that fail, joined.
+// Reset forgets key in each limit, and returns all errors, joined.
 func (a *All) Reset(ctx context.Context, key string) error {
 	if err := a.check(ctx, key, 1); err != nil {
 		return err

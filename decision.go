@@ -29,8 +29,8 @@ func (a *Ask) check(ctx context.Context) error {
 	return CheckCall(ctx, a.Key, a.N)
 }
 
-// Decide decides on all of asks, 1 to 16: all are admitted and charged, or none is. It is an
-// [All] whose limits, keys and numbers are chosen by the call:
+// Decide decides on all of asks, 1 to 16, as an [All] whose limits, keys and numbers are chosen
+// by the call: all are admitted and charged, or none is.
 //
 //	r, err := ratelimit.Decide(ctx,
 //		ratelimit.Ask{Limiter: requests, Key: "key:7", N: 1},
@@ -38,9 +38,8 @@ func (a *Ask) check(ctx context.Context) error {
 //		ratelimit.Ask{Limiter: trial, Key: "org:3", N: 900, Shadow: true})
 //
 // The same limit under the same key twice is charged twice. [Result.Parts] has each ask's own
-// decision, in their order; an ask of an All has those of its limits. Looks and shadows have a
-// part (zero if a shadow fails), and no say in the rest. Give back by [GiveBack]. The errors
-// are those of AllowN, and [ErrInvalidOption]: there are none or too many, or a limiter is nil
+// decision (zero if a shadow fails), in their order; an ask of an All has those of its limits.
+// Give back by [GiveBack]. [ErrInvalidOption]: there are none or too many, or a limiter is nil
 // or sleeps.
 func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
 	d := begin(asking{what: take}, nil)
@@ -61,11 +60,14 @@ func errAsks(n int) error {
 	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxParts)
 }
 
-// GiveBack gives back what [Decide] has charged: of each ask its N, which may be less than was
-// asked for, and 0 for nothing. The asks are those of the Decide, in their order. Shadows that
-// were not charged are passed over. Errors are joined; the others have got theirs. It is
-// [ErrInvalidN] if nothing was charged, or the asks are not those.
+// GiveBack gives back what the Decide that returned charged has charged: of each ask its N, which
+// may be less than was asked for, and 0 for nothing. The asks are those of the Decide, in their
+// order. It does so also when ctx has ended, within the store's own timeout.
+//
+// Its error is that of all that fail, joined; the others have got theirs. It is [ErrInvalidN] if
+// nothing was charged, or the asks are not those.
 func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
+	ctx = context.WithoutCancel(ctx)
 	j := charged.joined()
 	if !charged.Allowed || j == nil {
 		return errNothingCharged

@@ -229,3 +229,16 @@ func TestDecidesUnderConcurrency(t *testing.T) {
 		require.Greater(t, events, 196)
 	}
 }
+
+// Whoever hangs up has not used what was asked for on its behalf.
+func TestWhatWasDecidedIsGivenBackThoughTheCallerHasLeft(t *testing.T) {
+	l := newLimiter(t, "token_bucket", redisServer(t), ratelimit.PerDay(10))
+	ctx, cancel := context.WithCancel(t.Context())
+	asks := []ratelimit.Ask{{Limiter: l, Key: "key", N: 3}, {Limiter: l, Key: "other", N: 2}}
+	r, err := ratelimit.Decide(ctx, asks...)
+	require.NoError(t, err)
+	cancel()
+	require.NoError(t, ratelimit.GiveBack(ctx, r, asks...))
+	require.Equal(t, 10, peek(t, l, "key").Remaining)
+	require.Equal(t, 10, peek(t, l, "other").Remaining)
+}

@@ -132,7 +132,7 @@ func (lim *limiter) identity() string {
 // Limit returns the constructor's limit.
 func (lim *limiter) Limit() Limit { return lim.limit }
 
-// Name returns the name given by [WithName], "" if none.
+// Name is that given by [WithName], or "".
 func (lim *limiter) Name() string { return lim.name }
 
 // Peek answers what Allow would, and charges nothing.
@@ -290,7 +290,7 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	return lim.store.Refund(ctx, lim.namespace, key, l, charged.receipt(int64(n)))
 }
 
-// Reset forgets key, as if it had never been seen.
+// Reset forgets key.
 func (lim *limiter) Reset(ctx context.Context, key string) error {
 	key, err := lim.keyOf(ctx, key, 1)
 	if err != nil {

@@ -9,8 +9,7 @@ import (
 
 // FixedWindow counts the events of each window of Period, and admits n events if count + n <=
 // Rate. Windows are aligned to the Unix epoch in UTC: those of an hour begin at each full hour.
-// It alone can count by a calendar ([PerWeek], [PerMonth], [Limit.In], [Limit.From]), from a
-// midnight in a time zone.
+// It alone can count by a calendar ([PerWeek], [PerMonth], [Limit.In], [Limit.From]).
 //
 // Bound: at most Rate events in each window, and 2·Rate in a Period across an edge, where the
 // end of one window and the beginning of the next can both be full. By a calendar that holds
@@ -18,8 +17,8 @@ import (
 //
 // A key costs one counter: some 40 bytes in memory and 150 in Redis, until the window ends.
 //
-// Use it for quotas that people can follow, or are billed by. Where the double burst at the
-// edge hurts, use [SlidingWindow] at the same cost.
+// Use it for quotas that people can follow, or are billed by. Where the double burst hurts, use
+// [SlidingWindow] at the same cost.
 type FixedWindow struct{ limiter }
 
 // NewFixedWindow returns a limiter that counts in windows of l.Period or l's calendar. l has no
@@ -38,7 +37,7 @@ func (w *FixedWindow) Allow(ctx context.Context, key string) (res Result, err er
 	return res, err
 }
 
-// AllowN decides on n events at once: all are admitted and charged, or none.
+// AllowN admits and charges n events at once, or none.
 func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = w.decide(ctx, key, n, take, nil, &res)
 	return res, err

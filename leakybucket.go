@@ -13,11 +13,10 @@ import (
 // [TokenBucket].
 //
 // Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up). With
-// Delay it is one event each Period/Rate: n events at once have one turn, as long as n.
+// Delay it is one event each Period/Rate, or n each n·Period/Rate.
 //
 // Refund gives an event back only while it is the last of the queue. Callers who cannot wait
-// for every turn ask by [AllowWithin]. Refund a charge whole and at once: in parts, with others
-// admitted between them, a turn may be given out twice.
+// ask by [AllowWithin]. Refund a charge whole: in parts, a turn may be given out twice.
 //
 // A key costs a level and its time: some 40 bytes in memory and 150 in Redis, until the queue
 // is empty.
@@ -25,9 +24,8 @@ import (
 // Use it to call something that wants a steady pace.
 type LeakyBucket struct{ limiter }
 
-// NewLeakyBucket returns a limiter with a queue of l.Burst places (0 means l.Rate), which
-// drains at l.Rate each l.Period, in at most 100 years. Its errors are [ErrInvalidLimit] and
-// [ErrInvalidOption].
+// NewLeakyBucket returns a queue of l.Burst places (0 means l.Rate), drained at l.Rate each
+// l.Period, in at most 100 years. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
 func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error) {
 	b := new(LeakyBucket)
 	if err := b.build(b, &leakyBucket, s, l, opts); err != nil {
@@ -42,7 +40,7 @@ func (b *LeakyBucket) Allow(ctx context.Context, key string) (res Result, err er
 	return res, err
 }
 
-// AllowN decides on n events at once: all are admitted and charged, or none.
+// AllowN admits and charges n events at once, or none.
 func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = b.decide(ctx, key, n, take, nil, &res)
 	return res, err

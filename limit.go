@@ -18,9 +18,9 @@ const (
 	unlimited = "unlimited"
 )
 
-// Limit is how many events are admitted in how much time: Rate events per Period. Limits are
-// comparable with ==. Ranges are checked where a limit is used, read or marshaled. The error
-// wraps [ErrInvalidLimit]. The zero Limit is not valid.
+// Limit is Rate events per Period. Limits are comparable with ==. Ranges are checked where a
+// limit is used, read or marshaled. The error wraps [ErrInvalidLimit]. The zero Limit is not
+// valid.
 //
 // A Limit prints, also as JSON, as the text that [ParseLimit] reads, such as "100/s". What
 // copies the exported fields instead, such as encoding/gob, loses a calendar ([Limit.In]).
@@ -62,11 +62,9 @@ func perUnit(n int, unit store.Unit) Limit {
 }
 
 // In returns l, a [PerDay], [PerWeek] or [PerMonth], with windows that begin at midnight in
-// loc, whose days may have 23 or 25 hours. Unlimited stays as it is.
-//
-// loc stands for its name in the IANA time zone database, such as "Europe/Berlin". Import
-// time/tzdata where the system may not have it. A zone that is nil, unknown or [time.Local],
-// and limits of other Periods, give a Limit that is not valid.
+// loc, a zone of the IANA database such as "Europe/Berlin". Unlimited stays as it is. A zone
+// that is nil, unknown or [time.Local], and limits of other Periods, give a Limit that is not
+// valid. Import time/tzdata where the system may have no zones.
 func (l Limit) In(loc *time.Location) Limit {
 	unit, from := l.unit()
 	switch {
@@ -80,9 +78,9 @@ func (l Limit) In(loc *time.Location) Limit {
 	return l.by(store.NewCalendar(unit, from, loc.String()))
 }
 
-// From returns l with windows that begin on another day: for [PerMonth] from 1 to 31, and for
-// [PerWeek] a [time.Weekday]. A month without that day has its window begin on its last day.
-// Unlimited stays as it is. Another day, and other limits, give a Limit that is not valid.
+// From returns l with windows that begin on another day: for [PerMonth] from 1 to 31, or the
+// last one of a shorter month, and for [PerWeek] a [time.Weekday]. Unlimited stays as it is.
+// Anything else gives a Limit that is not valid.
 func (l Limit) From(day int) Limit {
 	unit, _ := l.unit()
 	switch {
@@ -124,8 +122,8 @@ func (l Limit) zone() string {
 	return l.calendar.Zone()
 }
 
-// Unlimited is a limit that admits everything, without asking the store. Its text is
-// "unlimited". It is the one Limit with a Rate below 0.
+// Unlimited is a limit that admits everything, without asking the store: "unlimited". Its Rate
+// is -1.
 func Unlimited() Limit { return Limit{Rate: -1} }
 
 // Every is a limit of one event per d, d from 1 ms to 10 years and a whole
@@ -144,9 +142,8 @@ func Every(d time.Duration) Limit { return Limit{Rate: 1, Period: d} }
 //	rate "/" duration     [ "burst" burst ]    of time.ParseDuration
 //	rate "/" calendar     [ "from" day ] [ "in" zone ]
 //
-// The calendars are week, month and, with a zone, day: see [Limit.From] and [Limit.In]. One
-// space may stand between two parts. A burst of 0 is refused. Nothing is rounded and nothing
-// ignored. Any other text, or one of more than 128 bytes, is an error that wraps
+// Calendars are week, month and, with a zone, day. A burst of 0 is refused. Nothing is rounded
+// and nothing ignored. Any other text, or one of more than 128 bytes, is an error that wraps
 // [ErrInvalidLimit] and says what is wrong. [All spellings].
 //
 // [All spellings]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/config.md#limits-as-text
@@ -165,9 +162,8 @@ func ParseLimit(s string) (Limit, error) {
 	return l, nil
 }
 
-// String is the limit as [ParseLimit] reads it: "10/s", "5/15m", "5/2d", "10/s burst 20". What
-// is the default of a calendar is left out. A limit that is not valid shows its values, such as
-// "-1/0s".
+// String is the limit as [ParseLimit] reads it: "10/s", "5/15m", "5/2d", "10/s burst 20". A
+// limit that is not valid shows its values, such as "-1/0s".
 func (l Limit) String() string {
 	if l == Unlimited() {
 		return unlimited
@@ -175,8 +171,8 @@ func (l Limit) String() string {
 	return limittext.Limit{Rate: l.Rate, Period: l.Period, Burst: l.Burst, Calendar: l.calendar}.String()
 }
 
-// MarshalText is String for a valid limit, and an error that wraps [ErrInvalidLimit] for any
-// other. A field that may be unset wants the JSON option omitzero.
+// MarshalText is String, or an error that wraps [ErrInvalidLimit]. A field that may be unset
+// wants omitzero.
 func (l Limit) MarshalText() ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -194,15 +190,13 @@ func (l *Limit) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Share is the part of l for each of n instances, 1 and more, that limit on their own while
-// their store cannot be reached. In the long run all together admit no more than l does.
+// Share is the part of l for each of n instances that limit on their own while their store
+// cannot be reached. In the long run all together admit no more than l does.
 //
 // With a Burst the rate is divided exactly, and the Burst rounded up: at one instant n shares
-// may admit n-1 events more. Without one the Rate is rounded down. If it is below n, a share is
-// one event in n/Rate Periods, rounded up, and n shares may admit n events at one instant.
-//
-// Errors wrap [ErrInvalidLimit], also for a Period over 10 years or a calendar with a Rate
-// below n.
+// may admit n-1 events more. Without one the Rate is rounded down, or is one event in n/Rate
+// Periods: then n shares may admit n events at one instant. Errors wrap [ErrInvalidLimit], also
+// for a Period over 10 years or a calendar with a Rate below n.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {
 		return Limit{}, fmt.Errorf("%w: 1/%d of %v", ErrInvalidLimit, n, l)
@@ -233,8 +227,8 @@ func (l Limit) Share(n int) (Limit, error) {
 	return share, nil
 }
 
-// Validate returns nil if l is [Unlimited] or within the ranges of [Limit]. Otherwise the error
-// wraps [ErrInvalidLimit].
+// Validate returns an error that wraps [ErrInvalidLimit] unless l is [Unlimited] or within the
+// ranges of [Limit].
 func (l Limit) Validate() error {
 	if l == Unlimited() {
 		return nil
@@ -245,8 +239,8 @@ func (l Limit) Validate() error {
 	return nil
 }
 
-// ValidateFor returns the error of the constructor of that algorithm, one of [Algorithms], for
-// l: nil if it can keep it. An unknown algorithm is [ErrInvalidOption].
+// ValidateFor returns the error of that algorithm's constructor for l, nil if it can keep it.
+// An unknown algorithm is [ErrInvalidOption].
 func (l Limit) ValidateFor(algorithm string) error {
 	for i := range makers {
 		if rule := makers[i].rule; rule.Name == algorithm {

@@ -24,14 +24,13 @@
 // # Four kinds of things
 //
 // What belongs to a limit is an [Option]. What spares calls to the store is a store. What is
-// about the answer is a limiter around a limiter. From the outside in:
+// about the answer is a limiter around a limiter. Leave out what you do not need, and keep the
+// order:
 //
 //	shadow  accesslist  throttle.Waiter  fallback  All  observe.Around   limiters around a limiter
 //	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket         the decision, with Options
 //	lease  coalesce  denycache                                           stores before a store
 //	memstore  redisstore  yours                                          stores
-//
-// Leave out what you do not need, and keep the order. Constructors refuse what cannot work.
 //
 // Arithmetic is in integers, time is in whole microseconds, and a denial costs nothing.
 package ratelimit
@@ -56,15 +55,14 @@ import (
 type Limiter interface {
 	// Allow is AllowN of 1.
 	Allow(ctx context.Context, key string) (Result, error)
-	// AllowN decides on n events at once: all are admitted and charged, or none.
-	// A denied call costs nothing, however large n is.
+	// AllowN decides on n events at once: all are admitted and charged, or none. A denial costs
+	// nothing.
 	AllowN(ctx context.Context, key string, n int) (Result, error)
-	// Peek answers what Allow would, and charges nothing. Its Remaining and
-	// ResetAfter are the key's as it stands.
+	// Peek answers what Allow would, and charges nothing.
 	Peek(ctx context.Context, key string) (Result, error)
 	// Refund gives back n of the events that charged admitted, if they are still charged: not
 	// what has been refilled, drained or has left the window since (to within 1 µs). Refund
-	// each event once: a second Refund of it takes those of other calls.
+	// each event once: a second time takes those of other calls.
 	Refund(ctx context.Context, key string, charged Result, n int) error
 	// Reset forgets the state of key.
 	Reset(ctx context.Context, key string) error
@@ -75,10 +73,9 @@ const Never time.Duration = math.MaxInt64
 
 // Errors, for use with errors.Is. Texts name the offending values.
 var (
-	// ErrInvalidLimit: a limit out of range, or one the algorithm cannot keep.
+	// ErrInvalidLimit: out of range, or more than the algorithm can keep.
 	ErrInvalidLimit = errors.New("ratelimit: invalid limit")
-	// ErrInvalidN: a number of events below 1, or a Refund of a Result that
-	// charged nothing.
+	// ErrInvalidN: a number of events below 1, or a Refund of nothing.
 	ErrInvalidN = errors.New("ratelimit: invalid number of events")
 	// ErrInvalidKey: an empty key, or one longer than 64 KiB.
 	ErrInvalidKey = errors.New("ratelimit: invalid key")
@@ -128,8 +125,8 @@ func Algorithms() []string {
 	return names
 }
 
-// New returns a limiter by the name of its algorithm, one of [Algorithms]. It is for
-// configuration files. An unknown name is [ErrInvalidOption].
+// New returns a limiter by the name of its algorithm, one of [Algorithms], or
+// [ErrInvalidOption]. It is for configuration files.
 func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, error) {
 	for i := range makers {
 		if makers[i].rule.Name == algorithm {
@@ -143,9 +140,8 @@ func errNoAlgorithm(name string) error {
 	return fmt.Errorf("%w: no algorithm %q: it is one of %s", ErrInvalidOption, name, strings.Join(Algorithms(), ", "))
 }
 
-// CheckCall returns the error of a [Limiter] for bad input: [ErrInvalidN] for n below 1,
-// [ErrInvalidKey] for a key of 0 or over 64 Ki bytes, or ctx's own if ctx is done. It is for
-// limiters around others.
+// CheckCall returns the error of a [Limiter] for bad input: [ErrInvalidN], [ErrInvalidKey], or
+// that of ctx. It is for limiters around others.
 func CheckCall(ctx context.Context, key string, n int) error {
 	switch {
 	case n <= 0:
@@ -161,10 +157,8 @@ func CheckCall(ctx context.Context, key string, n int) error {
 const upToTries = 3
 
 // AllowUpTo admits as many of n events as l has room for: granted of them, 0 to n. Its Result
-// is that of AllowN(granted), or that of Allow if nothing is granted.
-//
-// A limiter without a method of that name is asked for n events, and then up to twice for as
-// many as it has said to have room for.
+// is that of AllowN(granted), or that of Allow if nothing is granted. A limiter without a
+// method of that name is asked by AllowN, up to three times.
 func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if isnil.Is(l) {
 		return 0, Result{}, errNilLimiter

@@ -1,8 +1,7 @@
 package ratelimit
 
-// Mark is a note that a wrapper leaves on the Results that it hands on, so that it knows them
-// again in its Refund. One Mark serves all Results with the same note. See [Result.WithMark]
-// and [Result.Unmark].
+// Mark is a note that a wrapper leaves on its Results ([Result.WithMark]), so that it knows
+// them again in its Refund ([Result.Unmark]). One Mark serves all Results with the same note.
 type Mark struct {
 	owner  any
 	source Source
@@ -10,8 +9,8 @@ type Mark struct {
 	under  *Mark // what the Result had before
 }
 
-// NewMark returns the mark of a wrapper, owner, which is a pointer and not nil. [Result.Source]
-// is then source, or as it was for SourceStore. note is what owner wants to find again.
+// NewMark returns the mark of owner, a pointer to a wrapper. [Result.Source] is then source, or
+// as it was for SourceStore. note is what owner wants to find again.
 func NewMark(owner any, source Source, note any) *Mark {
 	source = min(source, SourceLease) // the last one there is
 	return &Mark{owner: owner, source: source, note: note}
@@ -31,8 +30,8 @@ func (r Result) WithMark(m *Mark) Result {
 	return r
 }
 
-// Unmark returns the note that owner left on r, and r without it, for the Refund of the limiter
-// inside. ok is false if owner left none.
+// Unmark returns the note that owner left on r, and r without it, for the limiter inside. ok is
+// false if there is none.
 func (r Result) Unmark(owner any) (under Result, note any, ok bool) {
 	for m := r.mark; m != nil; m = m.under {
 		if m.owner != nil && m.owner == owner {

@@ -13,18 +13,16 @@ import (
 type Observer interface {
 	// Decided is told of a decision on n events of key before its caller is answered. It must
 	// be fast, safe for concurrent use, and must not panic. Beside an err r is zero. Of
-	// [AllowUpTo] n is what was asked for, and r.Charged() what was granted. took is 0 if
-	// nobody measures it.
+	// [AllowUpTo] n is what was asked for. took is 0 if nobody measures it.
 	Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration)
 }
 
-// WithObserver tells each of observers what the limit decides on Allow, AllowN, AllowWithin,
-// AllowUpTo and Charge, but not on Peek, Refund and Reset. Given twice, it adds to them.
+// WithObserver tells each of observers what the limit decides, but not of Peek, Refund and
+// Reset. Given twice, it adds to them. The key is the one that is counted ([WithKeyFunc]), and
+// with [CountCalls] n is 1.
 //
-// The key is the one that is counted ([WithKeyFunc]), and with [CountCalls] n is 1. In an [All]
-// or a [Decide] it is told what this limit has decided, and not told if it was not asked. To
-// see what callers are told, use Around of package observe. An observer costs some 6 ns and no
-// allocation.
+// In an [All] or a [Decide] it is told what this limit has decided. To see what callers are
+// told, use Around of package observe. An observer costs some 6 ns and no allocation.
 func WithObserver(observers ...Observer) Option { return withObservers(observers, false) }
 
 // WithTimedObserver is [WithObserver], and measures how long decisions take (in an All the

@@ -11,11 +11,10 @@ import (
 // Option sets what is optional about a limiter.
 type Option func(*limiter) error
 
-// WithName gives the limiter a namespace of its own in its store. Name every limiter.
-//
-// Limiters of the same algorithm, Period and name share their keys' counts, and keep them when
-// Rate or Burst change. Without a name, Rate and Burst take its place. The name is UTF-8, not
-// empty, and without braces, which Redis reads as hash tags.
+// WithName gives the limiter a namespace of its own in its store. Limiters of the same
+// algorithm, Period and name share their keys' counts, and keep them when Rate or Burst change.
+// Without a name, Rate and Burst take its place. It is UTF-8, not empty, and without braces,
+// which Redis reads as hash tags.
 func WithName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" || strings.ContainsAny(name, "{}") || !utf8.ValidString(name) {
@@ -27,7 +26,7 @@ func WithName(name string) Option {
 }
 
 // WithPolicyName sets the name that people read, in [Policy], [Result.DeniedBy] and header
-// fields. The default is the limiter's name, or its limit as text. It is UTF-8 and not empty.
+// fields, in place of WithName's. It is UTF-8 and not empty.
 func WithPolicyName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" || !utf8.ValidString(name) {
@@ -39,10 +38,10 @@ func WithPolicyName(name string) Option {
 }
 
 // WithLimitFunc asks f for the limit of each key on each call. The zero Limit means the
-// constructor's. An invalid one is [ErrInvalidLimit], and an error of f is returned as it is.
-// Nothing is charged then. f must be safe for concurrent use.
+// constructor's. For an error of f, and an invalid limit, nothing is charged. f must be safe
+// for concurrent use.
 //
-// A key keeps its count when its limit changes. It is read as at most the new capacity: no free
+// A key keeps its count when its limit changes, read as at most the new capacity: no free
 // burst, and no key is locked out for longer than a full refill. [What a change may cost].
 //
 // [What a change may cost]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#a-limit-that-changes
@@ -66,10 +65,9 @@ func (lim *limiter) askLimitsOf(f func(ctx context.Context, key string) (Limit, 
 
 // WithTiers gives each key the limit of its tier, which the function of says on each call. A
 // tier that is not in tiers, such as "", has the constructor's limit. [Unlimited] and a Rate of
-// 0 need no store.
-//
-// An error of the function is returned as it is, and nothing is charged. A key that changes its
-// tier keeps its count. A limiter has WithTiers or [WithLimitFunc], not both.
+// 0 are allowed. An error of the function is returned as it is. A key that changes its tier
+// keeps its count. The key is the one that is counted ([WithKeyFunc]). A limiter has WithTiers or
+// [WithLimitFunc], not both.
 func WithTiers(of func(ctx context.Context, key string) (tier string, err error), tiers map[string]Limit) Option {
 	return func(lim *limiter) error {
 		if of == nil {
@@ -92,12 +90,10 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 	}
 }
 
-// WithKeyFunc counts by another key than the one that is asked for, such as the user's network
-// or tenant.
-//
+// WithKeyFunc counts by another key than the one that is asked for, such as the user's tenant.
 // f is asked on each call, also of Refund, Peek and Reset, where its key must still be the
-// same. An error of f is returned as it is, and nothing is charged. f must be safe for
-// concurrent use. Inside a fallback it should not depend on ctx.
+// same. An error of f is returned as it is. f must be safe for concurrent use, and inside a
+// fallback not depend on ctx.
 func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option {
 	return func(lim *limiter) error {
 		switch {
@@ -121,8 +117,7 @@ func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option
 //	r, err := limiter.AllowN(ctx, key, 1200) // one request and 1,200 tokens, or neither
 //
 // Remaining counts calls. [AllowUpTo] grants all or none. A Refund of all events of a call
-// gives its one event back, and one of fewer events nothing. Charge charges nothing, since the
-// call is counted already. To choose numbers by the call see [Decide].
+// gives its one event back, and one of fewer events nothing. Charge charges nothing.
 func CountCalls() Option {
 	return func(lim *limiter) error {
 		lim.calls = true

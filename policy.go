@@ -15,23 +15,21 @@ type Policy struct {
 	// Quota is the most events at one instant: the Rate, or a bucket's Burst. That of Unlimited
 	// is 2^31-1.
 	Quota int
-	// Window is the time in which the whole Quota comes back: the Period, or a bucket's
+	// Window is the time in which the Quota comes back: the Period, or a bucket's
 	// Burst·Period/Rate in whole µs, rounded up. It is 0 for Unlimited, a Rate of 0, and
 	// calendars.
 	Window time.Duration
 }
 
-// PolicyAppender is a [Limiter] that can say which policies it enforces. All limiters of this
-// module are.
+// PolicyAppender is a [Limiter] that can say which policies it enforces. All of this module
+// are.
 type PolicyAppender interface {
-	// AppendPolicies appends the policies of key to dst, one for each limit that decides on it,
-	// in the order of [Result.Parts]. After an error, which is that of a limit function or
-	// [ErrInvalidLimit], it returns dst as it was then.
+	// AppendPolicies appends the policies of key to dst, one for each limit, in the order of
+	// [Result.Parts]. Errors are those of a limit function and [ErrInvalidLimit].
 	AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error)
 }
 
-// AppendPolicies appends what l says of key if it is a [PolicyAppender], and otherwise nothing. It
-// is for limiters around others.
+// AppendPolicies appends what l says of key if it is a [PolicyAppender], and otherwise nothing.
 func AppendPolicies(ctx context.Context, dst []Policy, l Limiter, key string) ([]Policy, error) {
 	if d, ok := l.(PolicyAppender); ok {
 		return d.AppendPolicies(ctx, dst, key)
@@ -39,7 +37,7 @@ func AppendPolicies(ctx context.Context, dst []Policy, l Limiter, key string) ([
 	return dst, nil
 }
 
-// AppendPolicies appends the limiter's one policy, by the limit of key.
+// AppendPolicies appends the limiter's policy for key.
 func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
 	if lim.store == nil {
 		return dst, errNoConstructor

@@ -12,15 +12,13 @@ import (
 // ErrSettled says that a [Reservation] has been settled or cancelled before.
 var ErrSettled = errors.New("ratelimit: the reservation is settled")
 
-// Charger is a [Limiter] that can charge events which have happened already, past its limit.
-// All limiters of this module are.
+// Charger is a [Limiter] with Charge. All limiters of this module are.
 type Charger interface {
 	// Charge charges n events, whether they fit or not: see the function [Charge].
 	Charge(ctx context.Context, key string, n int) (Result, error)
 }
 
-// Reservation is a charge by estimate, made by [Reserve]. Settle it once, or Cancel it. One
-// that is never settled keeps its charge.
+// Reservation is a charge by estimate. Settle it once, or Cancel it, or it keeps its charge.
 type Reservation struct {
 	limiter  Limiter
 	key      string
@@ -30,12 +28,11 @@ type Reservation struct {
 }
 
 // Reserve asks l for n events now, as an estimate of a cost that is known afterwards, such as
-// the tokens of a language model. If they are admitted, settle the Reservation. If they are
-// denied, it is nil, and the Result says when to come again.
+// the tokens of a language model. If they are denied, the Reservation is nil.
 //
-// Bound: a limit admits estimates. What exceeds them is charged by [Charge]. With a bucket the
-// costs of an interval exceed its bound by at most the excess of the reservations that were
-// open in it.
+// Bound: a limit admits estimates. What exceeds them is charged by [Charge]. The costs of an
+// interval exceed a bucket's bound by at most the excess of the reservations that were open in
+// it.
 func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, Result, error) {
 	if isnil.Is(l) {
 		return nil, Result{}, errNilLimiter
@@ -47,12 +44,11 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 	return &Reservation{limiter: l, key: key, reserved: n, charged: r}, r, nil
 }
 
-// Settle replaces the estimate by the actual cost, 0 or more events: it gives back what was too
-// much, or charges what was too little, also when ctx has ended.
-//
-// [ErrSettled], and [ErrInvalidN] for an actual below 0, change nothing. After any other error
-// the estimate stays charged. The Result is that of the [Charge], or else that of Reserve for
-// the actual cost, whose ResetAfter may be too long.
+// Settle replaces the estimate by the actual cost, 0 or more events, also when ctx has ended:
+// it gives back what was too much, or charges what was too little. [ErrSettled] and
+// [ErrInvalidN] change nothing. After any other error the estimate stays charged. The Result is
+// that of the [Charge], or else that of Reserve for the actual cost, whose ResetAfter may be
+// too long.
 func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
 	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
@@ -78,9 +74,9 @@ func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 // Cancel is Settle of 0.
 func (r *Reservation) Cancel(ctx context.Context) (Result, error) { return r.Settle(ctx, 0) }
 
-// Charge charges n events of key that have happened already, such as what exceeds an estimate,
-// whether they fit or not. The Result says Allowed and can be refunded. Remaining is 0, and
-// calls wait, until the debt has drained:
+// Charge charges n events of key that have happened already, whether they fit or not. The
+// Result says Allowed and can be refunded. Remaining is 0, and calls wait, until the debt has
+// drained:
 //
 //   - A bucket admits nothing until its level is below the Burst.
 //   - A [SlidingLog] forgets it after a Period.
@@ -88,10 +84,9 @@ func (r *Reservation) Cancel(ctx context.Context) (Result, error) { return r.Set
 //     weighs as a full one. For estimates that may be far off use a bucket.
 //
 // Debts add up, to at most 2^31-1 events, and in a bucket to what drains in 100 years. What
-// goes beyond is not charged. Under a Rate of 0 nothing is, and the Result is a denial. Debts
-// can be refunded in any order. (A [LeakyBucket] refunds its tail only.)
-//
-// A limiter that is no [Charger] is charged as many as fit.
+// goes beyond is not charged, and nothing is under a Rate of 0, which denies. Debts can be
+// refunded in any order, but for a [LeakyBucket]'s. A limiter that is no [Charger] is charged
+// as many as fit.
 func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter

@@ -58,8 +58,8 @@ func (r Result) String() string {
 	return s
 }
 
-// Charged is how many events the Result has charged, and so how many a Refund can give back. It
-// is 0 for the Results of limiters that are not built on this package.
+// Charged is how many events a Refund can give back. It is 0 for limiters that are not built on
+// this package.
 func (r Result) Charged() int {
 	if j, ok := r.together().(*joined); ok {
 		return j.charged
@@ -68,8 +68,8 @@ func (r Result) Charged() int {
 }
 
 // Counted reports whether Limit and Remaining say what is left of a limit. It is false where no
-// limit has counted the events: for [SourceFailOpen], [SourceFailClosed] and [SourceUnlimited],
-// for admissions by a list, and for those with a Limit of 0.
+// limit has counted the events: [SourceFailOpen], [SourceFailClosed], [SourceUnlimited], and
+// admissions by a list or with a Limit of 0.
 func (r Result) Counted() bool { return r.counted() }
 
 func (r *Result) counted() bool {
@@ -82,8 +82,8 @@ func (r *Result) counted() bool {
 	return !r.Allowed || r.Limit > 0
 }
 
-// Parts are the decisions of the single limits where several decided together ([All],
-// [Decide]), in the order of their policies, and nil elsewhere. They must not be changed.
+// Parts are the decisions of the single limits ([All], [Decide]), in the order of their
+// policies, and nil elsewhere. They must not be changed.
 func (r Result) Parts() []Result {
 	parts := r.parts()
 	for i := range parts {
@@ -114,8 +114,8 @@ func (r Result) parts() []Result {
 	return nil
 }
 
-// DeniedBy is the name (see [Policy]) of the limit that denied, where several decided together:
-// the one with the longest RetryAfter. Otherwise it is "".
+// DeniedBy is the name (see [Policy]) of the limit that denied, with the longest RetryAfter,
+// where several decided together. Otherwise it is "".
 func (r Result) DeniedBy() string {
 	if j, ok := r.together().(*joined); ok {
 		return j.deniedBy
@@ -126,6 +126,7 @@ func (r Result) DeniedBy() string {
 // Source says what made a [Result]: the limiter's store, or in its place a wrapper.
 type Source uint8
 
+// What can have made a Result.
 const (
 	// SourceStore is the limiter's own store.
 	SourceStore Source = iota
@@ -135,7 +136,7 @@ const (
 	SourceFailClosed
 	// SourceLocal says that the store failed, and a local limiter decided.
 	SourceLocal
-	// SourceDenyCache says that the store has denied before, until a time to come.
+	// SourceDenyCache says that the store has denied before (package denycache).
 	SourceDenyCache
 	// SourceUnlimited says that the limit is [Unlimited], and no store was asked.
 	SourceUnlimited

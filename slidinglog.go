@@ -17,10 +17,6 @@ import (
 // in memory and in Redis. In memory it costs 40 bytes besides, and 200 more from the second
 // event on.
 //
-// A Refund finds its event however old it is. In a log of 1,000,000 events it keeps a Redis
-// server busy for up to 0.5 ms. Of events of the same µs it gives back those of at most 64
-// calls.
-//
 // Use it where the limit is a contract: logins, payments, calls to a supplier that counts
 // exactly. For large Rates use [SlidingWindow].
 type SlidingLog struct{ limiter }
@@ -41,7 +37,7 @@ func (g *SlidingLog) Allow(ctx context.Context, key string) (res Result, err err
 	return res, err
 }
 
-// AllowN decides on n events at once: all are admitted and charged, or none.
+// AllowN admits and charges n events at once, or none.
 func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = g.decide(ctx, key, n, take, nil, &res)
 	return res, err

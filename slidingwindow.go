@@ -43,7 +43,7 @@ func (w *SlidingWindow) Allow(ctx context.Context, key string) (res Result, err 
 	return res, err
 }
 
-// AllowN decides on n events at once: all are admitted and charged, or none.
+// AllowN admits and charges n events at once, or none.
 func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = w.decide(ctx, key, n, take, nil, &res)
 	return res, err

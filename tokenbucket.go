@@ -15,7 +15,7 @@ import (
 //
 // What [AllowWithin] admits ahead counts at its turn, and until all turns have come AllowN
 // admits nothing. Refund gives back any of it, and the others keep their turns: the bound is
-// exceeded by at most what was refunded. It drains whole, also if the Burst is lowered before.
+// exceeded by at most what was refunded.
 //
 // A key costs a level and its time: some 40 bytes in memory and 150 in Redis, until the bucket
 // is full again.
@@ -40,7 +40,7 @@ func (b *TokenBucket) Allow(ctx context.Context, key string) (res Result, err er
 	return res, err
 }
 
-// AllowN decides on n events at once: all are admitted and charged, or none.
+// AllowN admits and charges n events at once, or none.
 func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = b.decide(ctx, key, n, take, nil, &res)
 	return res, err

@@ -24,17 +24,15 @@ var (
 // [ErrWouldExceedDeadline] if that would come after ctx's deadline, and with [ErrNever] if n
 // can never be admitted.
 //
-// In one process the waiters of a key and limiter stand in a queue, in order of arrival, and
-// only the first asks l: a wait costs about one call. If ctx ends, a permit goes to the next
-// waiter, or is given back.
+// In one process the waiters of a key and limiter [stand in a queue], and a wait costs about
+// one call of l. If ctx ends, a permit goes to the next waiter, or is given back. Errors of l
+// end the wait, but not [store.ErrOverloaded] and [store.ErrUnavailable]: Wait asks again after
+// 5 ms, and then after twice as long each time, up to 1 s. Without a deadline it waits as long
+// as the store is away.
 //
-// Errors of l end the wait, but not [store.ErrOverloaded] and [store.ErrUnavailable]: Wait asks
-// again after 5 ms, and then after twice as long each time, up to 1 s. Without a deadline it
-// waits as long as the store is away.
+// It sleeps in real time, or a synctest bubble's, and starts no goroutine.
 //
-// It sleeps in real time, or a synctest bubble's, and starts no goroutine. [How a queue asks].
-//
-// [How a queue asks]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#waiting
+// [stand in a queue]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#waiting
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter

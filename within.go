@@ -9,9 +9,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Delayer is a [Limiter] that decides on events by when their turn comes. All limiters of this
-// module are, but for throttle's Slowdown. A type that embeds one, and has an AllowN of its
-// own, needs an AllowWithin of its own.
+// Delayer is a [Limiter] with AllowWithin. All limiters of this module are, but for throttle's
+// Slowdown. A type that embeds one, and has an AllowN of its own, needs an AllowWithin of its
+// own.
 type Delayer interface {
 	// AllowWithin admits n events if their turn comes within d: see the function [AllowWithin].
 	AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error)
@@ -21,16 +21,15 @@ type Delayer interface {
 // not sleep: the caller sleeps the Delay, which is at most d, or refunds the events before.
 //
 //   - A [LeakyBucket] admits what AllowN would, if its Delay is at most d.
-//   - A [TokenBucket] admits also what it would admit within d. The events are charged now, and
-//     Delay says when their tokens are there.
-//   - Windows and logs have no turns. They decide as AllowN, with a Delay of 0.
+//   - A [TokenBucket] admits also what it would admit within d, and charges it now.
+//   - Windows and logs have no turns, and decide as AllowN.
 //
-// RetryAfter of a denial is exact for the same call, and Never for n above the Burst. d is
-// rounded down to whole microseconds, and taken as at least 0 and at most 100 years.
+// RetryAfter of a denial is exact for the same call, and Never for n above the Burst. d is in
+// whole microseconds, rounded down, and taken as 0 to 100 years.
 //
-// A limiter that is no [Delayer] is asked by AllowN. If the turn comes too late, the events are
-// given back, also when ctx has ended, and denied. RetryAfter is then not always exact. If they
-// cannot be given back, that is the error, and the charge may stand.
+// A limiter that is no [Delayer] is asked by AllowN. A turn that comes too late is given back,
+// also when ctx has ended, and denied with a RetryAfter that is not always exact. If it cannot
+// be given back, that is the error, and the charge may stand.
 func AllowWithin(ctx context.Context, l Limiter, key string, n int, d time.Duration) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter

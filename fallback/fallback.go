@@ -132,9 +132,9 @@ func FailTo(l ratelimit.Limiter) Answer {
 	return Answer{source: ratelimit.SourceLocal, local: l}
 }
 
-// FailLocal is [FailTo] with a limiter in memory, which [New] makes by the options of the store's.
-// It has the same algorithm and 1/n of each limit, including those of tiers and of a limit
-// function. The number of instances that share the store is n, 1 or more.
+// FailLocal is [FailTo] with a limiter in memory, which [New] makes after that of the store. It
+// has its algorithm, key function and 1/n of each limit, including those of tiers and of a limit
+// function, but no observers. The number of instances that share the store is n, 1 or more.
 func FailLocal(n int) Answer {
 	return Answer{source: ratelimit.SourceLocal, share: true, shares: n}
 }
@@ -167,7 +167,7 @@ func WithBreaker(failures int, probeAfter time.Duration) Option {
 //
 // It returns [ratelimit.ErrInvalidOption] if l, the local limiter or an option is nil, or
 // an option is out of range. The same goes for a p not made by its constructor, and with
-// FailLocal for an l that [ratelimit.TokenBucket.Local] does not know. If a limit has no such share,
+// FailLocal for an l that is none of the five types, nor an All of such. If a limit has no such share,
 // the error is [ratelimit.ErrInvalidLimit].
 //
 // A shadow, an accesslist and the limiters of package throttle go around a fallback. New
@@ -229,7 +229,7 @@ func (p Answer) limiter(l ratelimit.Limiter) (ratelimit.Limiter, error) {
 }
 
 // Owes reports whether the local limiter has admitted events of key that the store is yet
-// to be charged with ([FailTo]). A program that changes to another policy should ask this
+// to be charged with ([FailTo]). A program that changes to another answer should ask this
 // limiter about key until Owes is false. Otherwise those events are forgotten.
 func (f *Limiter) Owes(key string) bool { return f.owed.owes(key, f.now()) }
 
@@ -527,7 +527,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 }
 
 // Refund gives back n of the events that charged admitted, to the limiter that admitted
-// them. It does nothing if that was [FailOpen]. The policy does not answer for the store here.
+// them. It does nothing if that was [FailOpen]. The store alone answers here.
 // If the store fails the error wraps [ratelimit.ErrStore], and while the breaker is open it
 // is [store.ErrUnavailable].
 func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {

@@ -37,11 +37,14 @@ func Around(l ratelimit.Limiter, observers ...ratelimit.Observer) (ratelimit.Lim
 			e.Expect(names...)
 		}
 	}
-	return &around{l, append([]ratelimit.Observer(nil), observers...)}, nil
+	return &around{limiter: l, observers: append([]ratelimit.Observer(nil), observers...)}, nil
 }
+
+type looksOn = see.Transparent
 
 // around is a limiter with observers.
 type around struct {
+	looksOn
 	limiter   ratelimit.Limiter
 	observers []ratelimit.Observer
 }

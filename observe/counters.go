@@ -39,7 +39,7 @@ var durationBounds = [...]time.Duration{
 // them is [Counters.Snapshot]: a handler, or a collector of metrics.
 //
 // They hold fewer than 100 numbers, whatever the keys, in some 2 KB. A decision costs some 15 ns,
-// of which 6 are the hook of [ratelimit.Observe], and no allocation. The numbers only grow, until
+// of which 6 are the hook of [ratelimit.WithObserver], and no allocation. The numbers only grow, until
 // the process ends.
 //
 // They are safe for concurrent use. Make them by [NewCounters].
@@ -70,7 +70,7 @@ func NewCounters(limiter string) *Counters {
 }
 
 // Expect gives each of these limits a row in [Snapshot] before it denies anything, so that a rate
-// over time sees its first denials. [ratelimit.Observe] calls it where several limits decide. A
+// over time sees its first denials. [Around] calls it where several limits decide. A
 // name that is not UTF-8 is quoted, as by [strconv.QuoteToASCII].
 func (c *Counters) Expect(limits ...string) {
 	for _, name := range limits {
@@ -78,7 +78,7 @@ func (c *Counters) Expect(limits ...string) {
 	}
 }
 
-// Decided counts a decision. It is for [ratelimit.Observe].
+// Decided counts a decision. It is for [Around].
 func (c *Counters) Decided(_ context.Context, _ string, n int, r ratelimit.Result, err error, took time.Duration) {
 	if took > 0 {
 		c.measure(took)

@@ -81,7 +81,7 @@ func NewExact(l ratelimit.Limit, percent float64, opts ...ExactOption) (*Exact, 
 	return &Exact{log: log, seed: maphash.MakeSeed(), share: percent / 100 * (1 << 53)}, nil
 }
 
-// Decided compares a decision on a key of the share. It is for [ratelimit.Observe].
+// Decided compares a decision on a key of the share. It is for [Around].
 func (e *Exact) Decided(_ context.Context, key string, n int, r ratelimit.Result, err error, _ time.Duration) {
 	if err != nil || float64(maphash.String(e.seed, key)>>11) >= e.share || !byLimit(&r) {
 		return

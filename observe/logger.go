@@ -87,7 +87,7 @@ type logger struct {
 	lines  int // in this second
 }
 
-// Decided logs what is new about a decision. It is for [ratelimit.Observe].
+// Decided logs what is new about a decision. It is for [Around].
 func (l *logger) Decided(ctx context.Context, key string, n int, r ratelimit.Result, err error, _ time.Duration) {
 	if l.leftOut.Load() > 0 {
 		l.catchUp(ctx)

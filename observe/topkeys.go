@@ -58,7 +58,7 @@ func NewTopKeys(k int) (*TopKeys, error) {
 	return &TopKeys{seeds: keyhash.New(), base: time.Now(), now: newSketch(k), last: newSketch(k)}, nil
 }
 
-// Decided counts key if it was denied. It is for [ratelimit.Observe].
+// Decided counts key if it was denied. It is for [Around].
 func (t *TopKeys) Decided(_ context.Context, key string, _ int, r ratelimit.Result, err error, _ time.Duration) {
 	if r.Allowed || err != nil {
 		return

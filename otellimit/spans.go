@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/observe"
 )
 
-// Spans returns an Observer, for [ratelimit.Observe], that writes each decision on the span
+// Spans returns an Observer, for observe.Around, that writes each decision on the span
 // of its caller, if that records. It makes no span of its own. It writes:
 //
 //	ratelimit.limiter      the name given here

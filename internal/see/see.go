@@ -24,6 +24,12 @@ type Sleeps struct{ Answers }
 
 func (Sleeps) sleeps() {}
 
+// Transparent is embedded in a limiter that only looks on: its local limiter is that of the one
+// inside.
+type Transparent struct{}
+
+func (Transparent) transparent() {}
+
 // First returns the outermost limiter that is a Kind: l, or what is found inside of it.
 func First[Kind, L any](l L) (found L, ok bool) {
 	if isnil.Is(l) {
@@ -149,6 +155,9 @@ func IgnoresContext[L any](l L) bool {
 func Local[L any](l L, s store.Store, instances int) (local L, err error) {
 	if isnil.Is(l) {
 		return local, fmt.Errorf("%w: the limiter is nil", store.ErrInvalidOption)
+	}
+	if _, ok := any(l).(interface{ transparent() }); ok {
+		return Local(Inside(l)[0], s, instances)
 	}
 	k := Of(l)
 	if k == nil {
