@@ -10,7 +10,9 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 func TestALocalShareIsMadeOfTheLimiterItself(t *testing.T) {
@@ -164,5 +166,22 @@ func TestADebtIsNotPaidByALimitThatCountsNothing(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// Who only looks on is no reason to have no share.
+func TestALocalShareOfWhatIsObserved(t *testing.T) {
+	inner := inMemory(t, "fixed_window", ratelimit.PerDay(10))
+	watched, err := observe.Around(inner, nobody{})
+	require.NoError(t, err)
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	_, err = fallback.New(watched, fallback.FailLocal(2).On(mem))
+	require.NoError(t, err)
+	for _, answer := range []fallback.Answer{
+		fallback.FailLocal(2).On(nil), fallback.FailOpen().On(mem), fallback.FailTo(inner).On(mem), fallback.FailLocal(2).On((*memstore.Store)(nil)),
+	} {
+		_, err = fallback.New(inner, answer)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
 }

@@ -23,8 +23,8 @@ var outage = picture{
 	file:  "outage.svg",
 	title: "What three policies admit while the store fails",
 	description: "Three instances share a limit of 30 a second on one store, which fails from second 20 to second 40. A line shows " +
-		"the events that are offered in each second, and the area those that are admitted. While the store fails, Open admits all " +
-		"of them and Closed none. LocalShare admits what fits into a third of the limit on each instance.",
+		"the events that are offered in each second, and the area those that are admitted. While the store fails, FailOpen admits all " +
+		"of them and FailClosed none. FailLocal admits what fits into a third of the limit on each instance.",
 	height: 470,
 	draw:   drawOutage,
 }
@@ -42,8 +42,8 @@ func drawOutage(c draw.Canvas) error {
 	var panels [][]panel
 	admitted := entry{text: "admitted"}
 	for _, p := range []policy{
-		{"Open()", vermilion, func(ratelimit.Limiter, store.Store) (fallback.Answer, error) { return fallback.FailOpen(), nil }},
-		{"Closed()", blue, func(ratelimit.Limiter, store.Store) (fallback.Answer, error) { return fallback.FailClosed(), nil }},
+		{"FailOpen()", vermilion, func(ratelimit.Limiter, store.Store) (fallback.Answer, error) { return fallback.FailOpen(), nil }},
+		{"FailClosed()", blue, func(ratelimit.Limiter, store.Store) (fallback.Answer, error) { return fallback.FailClosed(), nil }},
 		{"FailLocal(3)", green, localShare},
 	} {
 		shown, err := p.chart(calls())
