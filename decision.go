@@ -46,7 +46,7 @@ func (a *Ask) check(ctx context.Context) error {
 //
 // To give back some or all of it use [GiveBack]. The errors are those of AllowN, and
 // [ErrInvalidOption]: there are none or too many, or a limiter is nil or sleeps. A shadow that
-// is asked on its own, and fails, has a zero part.
+// is asked apart from the others, and fails, has a zero part.
 func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
 	d := begin(asking{what: take}, nil)
 	defer d.end()
@@ -97,9 +97,12 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 		return errNothingCharged
 	}
 	var errs []error
-	for i := len(parts) - 1; i >= 0; i-- { // the last to be charged first
-		if r := j.parts[i]; of[i].N > 0 && r.Allowed && (r.Charged() > 0 || parts[i].core == nil) {
-			errs = append(errs, parts[i].limiter.Refund(ctx, of[i].Key, r, of[i].N))
+	for _, shadow := range [...]bool{true, false} { // the last to be charged first
+		for i := len(parts) - 1; i >= 0; i-- {
+			a, r := of[i], j.parts[i]
+			if a.Shadow == shadow && a.N > 0 && r.Allowed && (r.Charged() > 0 || parts[i].core == nil) {
+				errs = append(errs, parts[i].limiter.Refund(ctx, a.Key, r, a.N))
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -108,7 +111,7 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 // decision is one of several limits on its way.
 type decision struct {
 	how     asking
-	n       int  // events; of a Decide the most that one is asked for
+	n       int  // events; of a Decide the most that one with a say is asked for
 	denied  bool // by one of the entries
 	all     *All // nil of a Decide
 	entries []entry
@@ -134,6 +137,7 @@ type entry struct {
 	part
 	key    string // that is asked for; of a core, once prepared, what is counted
 	n      int    // events
+	asked  int    // the same, but for CountCalls
 	shadow bool
 
 	result  *Result     // zero until decided
@@ -163,8 +167,10 @@ func (d *decision) add(p part, key string, n int, shadow bool) {
 	i := len(d.entries)
 	d.entries, d.results = d.entries[:i+1], d.arrays.results[:i+1]
 	e := &d.entries[i]
-	e.part, e.key, e.n, e.shadow, e.result = p, key, p.events(n), shadow, &d.results[i]
-	d.n = max(d.n, n)
+	e.part, e.key, e.n, e.asked, e.shadow, e.result = p, key, p.events(n), n, shadow, &d.results[i]
+	if !shadow {
+		d.n = max(d.n, n)
+	}
 	if p.core != nil && p.core.observer != nil && d.how.what != peek {
 		if d.watched = true; p.core.timed && d.since.IsZero() {
 			d.since = time.Now()
@@ -235,15 +241,23 @@ func (d *decision) decide(ctx context.Context) error {
 			return e.err
 		}
 	}
+	if err := d.decideThose(ctx, true); err != nil {
+		return err
+	}
+	return d.decideThose(ctx, false)
+}
+
+// decideThose decides on the entries that have a say, or on those that have none: they come last,
+// so that no shadow takes the room of a limit on the same state.
+func (d *decision) decideThose(ctx context.Context, vote bool) error {
 	for i := range d.entries {
-		if d.entries[i].decided || d.entries[i].skipped {
+		if e := &d.entries[i]; e.decided || e.skipped || e.votes() != vote {
 			continue
 		}
 		if d.denied && d.how.what != peek {
 			break
 		}
 		if err := d.decideGroup(ctx, i); err != nil {
-			d.fail(err)
 			return err
 		}
 	}
@@ -290,15 +304,6 @@ func (d *decision) skip(e *entry) bool {
 	return e.shadow
 }
 
-// fail tells the group that it is not decided.
-func (d *decision) fail(err error) {
-	for _, e := range d.group {
-		if !e.decided && e.request >= 0 {
-			e.err = err
-		}
-	}
-}
-
 // prepare finds the key and the limit of an entry with a core, and decides it if that needs no
 // store.
 func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
@@ -333,34 +338,45 @@ func (d *decision) tell(ctx context.Context) {
 	}
 }
 
-// decideGroup decides on entry i, and on those that its store can decide in the same call.
-func (d *decision) decideGroup(ctx context.Context, i int) error {
+// decideGroup decides on entry i, and on those that its store can decide in the same call. If all
+// of them are shadows, it is no error if they fail.
+func (d *decision) decideGroup(ctx context.Context, i int) (err error) {
 	d.groupFrom(i)
-	switch e := d.group[0]; {
+	switch {
 	case d.how.what == peek:
 		return d.peek(ctx)
 	case len(d.group) > 1:
-		return d.chargeTogether(ctx)
+		err = d.chargeTogether(ctx)
 	default:
-		err := d.charge(ctx, e)
-		if err != nil && d.skip(e) {
-			e.err, err = err, ctx.Err()
-		}
-		return err
+		err = d.charge(ctx, d.group[0])
 	}
+	if err == nil {
+		return nil
+	}
+	shadows := true
+	for _, e := range d.group {
+		if e.request >= 0 {
+			e.err = err
+		}
+		shadows = d.skip(e) && shadows
+	}
+	if shadows {
+		return ctx.Err()
+	}
+	return err
 }
 
-// groupFrom makes group the entry i, and those after it that its store can decide in the
-// same call.
+// groupFrom makes group the entry i, and those that its store can decide in the same call.
 func (d *decision) groupFrom(i int) {
 	first := &d.entries[i]
 	d.group = append(d.arrays.group[:0], first)
+	first.request = 0
 	if first.core == nil || first.core.joint == nil {
 		return
 	}
-	for j := i + 1; j < len(d.entries); j++ {
+	for j := range d.entries {
 		e := &d.entries[j]
-		if !e.decided && !e.skipped && e.core != nil && e.core.joint == first.core.joint && first.core.joint.Together(first.key, e.key) {
+		if j != i && !e.decided && !e.skipped && e.core != nil && e.core.joint == first.core.joint && first.core.joint.Together(first.key, e.key) {
 			d.group = append(d.group, e)
 		}
 	}
@@ -469,7 +485,7 @@ func (d *decision) requestOf(e *entry) int {
 		if !req.Namespace.Equal(e.core.namespace) || req.Key != e.key {
 			continue
 		}
-		if req.Limit != e.limit || req.Shadow != e.shadow || req.N == 0 || n == 0 {
+		if req.Limit != e.limit || req.Shadow || e.shadow || req.N == 0 || n == 0 {
 			return -1
 		}
 		req.N = min(req.N+n, beyond)
@@ -541,8 +557,11 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 	whole.Allowed = !d.denied
 	for i := range d.entries {
 		e, p := &d.entries[i], &d.results[i]
-		if e.core == nil {
+		switch {
+		case e.core == nil:
 			d.spread(ctx, e)
+		case d.all == nil && e.core.calls: // for GiveBack; an All knows what was asked of all
+			p.ofCall(e.core, e.asked, take)
 		}
 		if !e.votes() {
 			silent |= 1 << i
