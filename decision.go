@@ -557,12 +557,7 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 	whole.Allowed = !d.denied
 	for i := range d.entries {
 		e, p := &d.entries[i], &d.results[i]
-		switch {
-		case e.core == nil:
-			d.spread(ctx, e)
-		case d.all == nil && e.core.calls: // for GiveBack; an All knows what was asked of all
-			p.ofCall(e.core, e.asked, take)
-		}
+		d.finish(ctx, e)
 		if !e.votes() {
 			silent |= 1 << i
 			continue
@@ -592,6 +587,16 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 	}
 	whole.sum(j)
 	whole.mark = j.markOf(source)
+}
+
+// finish gives e's result what is needed later.
+func (d *decision) finish(ctx context.Context, e *entry) {
+	switch {
+	case e.core == nil:
+		d.spread(ctx, e)
+	case e.core.calls && d.all == nil: // for GiveBack; an All knows what was asked of all
+		e.result.ofCall(e.core, e.asked, take)
+	}
 }
 
 // spread gives e as many results as it has policies, so that [Result.Parts] are in their
