@@ -65,7 +65,7 @@ func errAsks(n int) error {
 // order. It does so also when ctx has ended, within the store's own timeout.
 //
 // Its error is that of all that fail, joined; the others have got theirs. It is [ErrInvalidN] if
-// nothing was charged, or the asks are not those.
+// nothing was charged, or the asks are fewer or more than those.
 func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 	ctx = context.WithoutCancel(ctx)
 	j := charged.joined()
@@ -92,9 +92,12 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 		return errNothingCharged
 	}
 	var errs []error
-	for i := len(parts) - 1; i >= 0; i-- { // the last to be charged first
-		if r := j.parts[i]; of[i].N > 0 && r.Allowed && (r.Charged() > 0 || parts[i].core == nil) {
-			errs = append(errs, parts[i].limiter.Refund(ctx, of[i].Key, r, of[i].N))
+	for _, shadow := range [...]bool{true, false} { // the last to be charged first
+		for i := len(parts) - 1; i >= 0; i-- {
+			a, r := of[i], j.parts[i]
+			if a.Shadow == shadow && a.N > 0 && r.Allowed && (r.Charged() > 0 || parts[i].core == nil) {
+				errs = append(errs, parts[i].limiter.Refund(ctx, a.Key, r, a.N))
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -103,7 +106,7 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 // decision is one of several limits on its way.
 type decision struct {
 	how     asking
-	n       int  // events; of a Decide the most that one is asked for
+	n       int  // events; of a Decide the most that one with a say is asked for
 	denied  bool // by one of the entries
 	all     *All // nil of a Decide
 	entries []entry
@@ -129,6 +132,7 @@ type entry struct {
 	part
 	key    string // that is asked for; of a core, once prepared, what is counted
 	n      int    // events
+	asked  int    // the same, but for CountCalls
 	shadow bool
 
 	result  *Result     // zero until decided
@@ -158,8 +162,10 @@ func (d *decision) add(p part, key string, n int, shadow bool) {
 	i := len(d.entries)
 	d.entries, d.results = d.entries[:i+1], d.arrays.results[:i+1]
 	e := &d.entries[i]
-	e.part, e.key, e.n, e.shadow, e.result = p, key, p.events(n), shadow, &d.results[i]
-	d.n = max(d.n, n)
+	e.part, e.key, e.n, e.asked, e.shadow, e.result = p, key, p.events(n), n, shadow, &d.results[i]
+	if !shadow {
+		d.n = max(d.n, n)
+	}
 	if p.core != nil && p.core.observer != nil && d.how.what != peek {
 		if d.watched = true; p.core.timed && d.since.IsZero() {
 			d.since = time.Now()
@@ -230,15 +236,23 @@ func (d *decision) decide(ctx context.Context) error {
 			return e.err
 		}
 	}
+	if err := d.decideThose(ctx, true); err != nil {
+		return err
+	}
+	return d.decideThose(ctx, false)
+}
+
+// decideThose decides on the entries that have a say, or on those that have none: they come last,
+// so that no shadow takes the room of a limit on the same state.
+func (d *decision) decideThose(ctx context.Context, vote bool) error {
 	for i := range d.entries {
-		if d.entries[i].decided || d.entries[i].skipped {
+		if e := &d.entries[i]; e.decided || e.skipped || e.votes() != vote {
 			continue
 		}
 		if d.denied && d.how.what != peek {
 			break
 		}
 		if err := d.decideGroup(ctx, i); err != nil {
-			d.fail(err)
 			return err
 		}
 	}
@@ -285,15 +299,6 @@ func (d *decision) skip(e *entry) bool {
 	return e.shadow
 }
 
-// fail tells the group that it is not decided.
-func (d *decision) fail(err error) {
-	for _, e := range d.group {
-		if !e.decided && e.request >= 0 {
-			e.err = err
-		}
-	}
-}
-
 // prepare finds the key and the limit of an entry with a core, and decides it if that needs no
 // store.
 func (d *decision) prepare(ctx context.Context, e *entry) (err error) {
@@ -328,34 +333,45 @@ func (d *decision) tell(ctx context.Context) {
 	}
 }
 
-// decideGroup decides on entry i, and on those that its store can decide in the same call.
-func (d *decision) decideGroup(ctx context.Context, i int) error {
+// decideGroup decides on entry i, and on those that its store can decide in the same call. If all
+// of them are shadows, it is no error if they fail.
+func (d *decision) decideGroup(ctx context.Context, i int) (err error) {
 	d.groupFrom(i)
-	switch e := d.group[0]; {
+	switch {
 	case d.how.what == peek:
 		return d.peek(ctx)
 	case len(d.group) > 1:
-		return d.chargeTogether(ctx)
+		err = d.chargeTogether(ctx)
 	default:
-		err := d.charge(ctx, e)
-		if err != nil && d.skip(e) {
-			e.err, err = err, ctx.Err()
-		}
-		return err
+		err = d.charge(ctx, d.group[0])
 	}
+	if err == nil {
+		return nil
+	}
+	shadows := true
+	for _, e := range d.group {
+		if e.request >= 0 {
+			e.err = err
+		}
+		shadows = d.skip(e) && shadows
+	}
+	if shadows {
+		return ctx.Err()
+	}
+	return err
 }
 
-// groupFrom makes group the entry i, and those after it that its store can decide in the
-// same call.
+// groupFrom makes group the entry i, and those that its store can decide in the same call.
 func (d *decision) groupFrom(i int) {
 	first := &d.entries[i]
 	d.group = append(d.arrays.group[:0], first)
+	first.request = 0
 	if first.core == nil || first.core.joint == nil {
 		return
 	}
-	for j := i + 1; j < len(d.entries); j++ {
+	for j := range d.entries {
 		e := &d.entries[j]
-		if !e.decided && !e.skipped && e.core != nil && e.core.joint == first.core.joint && first.core.joint.Together(first.key, e.key) {
+		if j != i && !e.decided && !e.skipped && e.core != nil && e.core.joint == first.core.joint && first.core.joint.Together(first.key, e.key) {
 			d.group = append(d.group, e)
 		}
 	}
@@ -464,7 +480,7 @@ func (d *decision) requestOf(e *entry) int {
 		if !req.Namespace.Equal(e.core.namespace) || req.Key != e.key {
 			continue
 		}
-		if req.Limit != e.limit || req.Shadow != e.shadow || req.N == 0 || n == 0 {
+		if req.Limit != e.limit || req.Shadow || e.shadow || req.N == 0 || n == 0 {
 			return -1
 		}
 		req.N = min(req.N+n, beyond)
@@ -536,9 +552,7 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 	whole.Allowed = !d.denied
 	for i := range d.entries {
 		e, p := &d.entries[i], &d.results[i]
-		if e.core == nil {
-			d.spread(ctx, e)
-		}
+		d.finish(ctx, e)
 		if !e.votes() {
 			silent |= 1 << i
 			continue
@@ -568,6 +582,16 @@ func (d *decision) result(ctx context.Context, whole *Result) {
 	}
 	whole.sum(j)
 	whole.mark = j.markOf(source)
+}
+
+// finish gives e's result what is needed later.
+func (d *decision) finish(ctx context.Context, e *entry) {
+	switch {
+	case e.core == nil:
+		d.spread(ctx, e)
+	case e.core.calls && d.all == nil: // for GiveBack; an All knows what was asked of all
+		e.result.ofCall(e.core, e.asked, take)
+	}
 }
 
 // spread gives e as many results as it has policies, so that [Result.Parts] are in their

@@ -242,3 +242,80 @@ func TestWhatWasDecidedIsGivenBackThoughTheCallerHasLeft(t *testing.T) {
 	require.Equal(t, 10, peek(t, l, "key").Remaining)
 	require.Equal(t, 10, peek(t, l, "other").Remaining)
 }
+
+// Shadows and looks of a state that others charge as well are asked after them, wherever they
+// stand.
+func TestLooksAndShadowsOnOneStateComeLast(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		for name, s := range map[string]store.Store{"together": s, "apart": withoutJoint{s}} {
+			l := newLimiter(t, algorithm, s, ratelimit.PerDay(7), ratelimit.WithName(name))
+			ask := func(n int, shadow bool) ratelimit.Ask {
+				return ratelimit.Ask{Limiter: l, Key: "key", N: n, Shadow: shadow}
+			}
+			asks := []ratelimit.Ask{ask(0, false), ask(3, true), ask(3, true), ask(2, false)}
+			r := decide(t, asks...)
+			require.True(t, r.Allowed)
+			require.Equal(t, 2, r.Charged(), "of what has a say")
+			require.True(t, r.Parts()[0].Allowed, "it has looked")
+			require.True(t, r.Parts()[1].Allowed)
+			require.False(t, r.Parts()[2].Allowed, "one shadow denies no other")
+			require.Equal(t, 2, peek(t, l, "key").Remaining)
+			require.True(t, decide(t, ask(2, true), ask(1, false), ask(1, false)).Allowed, "a shadow takes no room")
+			require.Zero(t, peek(t, l, "key").Remaining)
+			require.NoError(t, l.Reset(t.Context(), "key"))
+
+			r = decide(t, asks...)
+			require.NoError(t, ratelimit.GiveBack(t.Context(), r, asks...))
+			require.Equal(t, 7, peek(t, l, "key").Remaining, "the last to be charged is given back first")
+		}
+	})
+}
+
+func TestGiveBackOfSomeEventsLeavesTheirCallCharged(t *testing.T) {
+	l := inMemory(t, "fixed_window", ratelimit.PerDay(9), ratelimit.CountCalls())
+	ask := ratelimit.Ask{Limiter: l, Key: "key", N: 10}
+	r := decide(t, ask)
+	ask.N = 4
+	require.NoError(t, ratelimit.GiveBack(t.Context(), r, ask))
+	require.Equal(t, 8, peek(t, l, "key").Remaining)
+	ask.N = 10
+	require.NoError(t, ratelimit.GiveBack(t.Context(), r, ask))
+	require.Equal(t, 9, peek(t, l, "key").Remaining)
+}
+
+func TestShadowsThatFailTogetherDenyNothing(t *testing.T) {
+	down := away{memory(t, newClock())}
+	first := newLimiter(t, "token_bucket", down, ratelimit.PerHour(1), ratelimit.WithName("first"))
+	second := newLimiter(t, "token_bucket", down, ratelimit.PerHour(1), ratelimit.WithName("second"))
+	real := inMemory(t, "token_bucket", ratelimit.PerHour(10))
+	r := decide(t, ratelimit.Ask{Limiter: first, Key: "key", N: 1, Shadow: true},
+		ratelimit.Ask{Limiter: second, Key: "key", N: 1, Shadow: true}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
+	require.True(t, r.Allowed)
+	require.Equal(t, []ratelimit.Result{{}, {}}, r.Parts()[:2])
+	_, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: first, Key: "key", N: 1, Shadow: true},
+		ratelimit.Ask{Limiter: second, Key: "key"}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
+	require.ErrorIs(t, err, ratelimit.ErrStore, "a look is no shadow")
+	require.Equal(t, 9, peek(t, real, "key").Remaining)
+}
+
+// failsAlone is a store that decides on several keys, but not on one.
+type failsAlone struct{ store.Store }
+
+func (failsAlone) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrTimeout
+}
+
+func TestAnObserverIsToldOfTheErrorOfALimitThatIsAskedApart(t *testing.T) {
+	s := failsAlone{memory(t, newClock())}
+	var o recorder
+	name := ratelimit.WithName("one")
+	low := newLimiter(t, "fixed_window", s, ratelimit.PerDay(5), name)
+	high := newLimiter(t, "fixed_window", s, ratelimit.PerDay(9), name, ratelimit.WithObserver(&o))
+	other := newLimiter(t, "fixed_window", s, ratelimit.PerDay(9))
+	_, err := all(t, low, high, other).Allow(t.Context(), "key")
+	require.ErrorIs(t, err, store.ErrTimeout)
+	told := o.take()
+	require.Len(t, told, 1)
+	require.ErrorIs(t, told[0].Err, store.ErrTimeout)
+	require.Equal(t, 5, peek(t, low, "key").Remaining)
+}

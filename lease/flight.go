@@ -105,7 +105,7 @@ func (f *flight) ask(ctx context.Context, of store.Store, ns *store.Namespace, k
 			return l
 		}
 	}
-	if l.denial = plain(rule, by, r, 1); l.denial.OK() { // room has come since
+	if l.denial = plain(rule, by, r, 1, 0); l.denial.OK() { // room has come since
 		const soon = 1 // µs
 		l.denial = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, l.denial.Z)}
 	}

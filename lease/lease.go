@@ -351,7 +351,7 @@ func (d *Store) shardOf(ns *store.Namespace, key string) (*shard, keyhash.Hash) 
 func (d *Store) ask(ctx context.Context, ns *store.Namespace, key string, ls *limits, n int64) (store.Reply, error) {
 	d.stats.asked.Add(1)
 	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
-	return ls.told(r, n), err
+	return ls.told(r, n, n), err
 }
 
 // askUnleased asks the store about a key that cannot have a lease, and counts that.
@@ -362,7 +362,7 @@ func (d *Store) askUnleased(ctx context.Context, ns *store.Namespace, key string
 	}
 	d.stats.unleased.Add(1)
 	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
-	return ls.told(r, n), err
+	return ls.told(r, n, n), err
 }
 
 // entry is that of key, a new one if need be, under the limit l. It is nil if the key cannot be

@@ -35,7 +35,8 @@ func (d *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l
 	if err != nil {
 		return store.Reply{}, err
 	}
-	return ls.told(r, max(1, min(n, r.Available(ns.Rule, ls.by)))), nil
+	n = max(1, min(n, r.Available(ns.Rule, ls.by)))
+	return ls.told(r, n, n), nil
 }
 
 // surrender gives back what is held of key, and waits for it.
@@ -83,7 +84,7 @@ func (d *Store) held(ns *store.Namespace, key string, l store.Limit, n int64) (r
 }
 
 // TakeAll admits what is held. If that is not all, the store decides on the rest, on all of it
-// or none. Looks ask the store.
+// or none. Looks are answered as by Peek.
 func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
 	var rest []store.Request
 	var of []int // the requests that are in rest
@@ -135,8 +136,19 @@ func (d *Store) takeRest(ctx context.Context, rest []store.Request) ([]store.Rep
 	if err := d.Store.TakeAll(ctx, rest, told); err != nil {
 		return nil, err
 	}
+	all := true
 	for j := range rest {
-		told[j] = by[j].told(told[j], max(rest[j].N, 1))
+		all = all && (told[j].OK() || !rest[j].Votes())
+	}
+	for j := range rest {
+		switch r := &rest[j]; {
+		case r.N == 0:
+			told[j] = d.seen(r.Namespace, r.Key, by[j], told[j], 1)
+		case all:
+			told[j] = by[j].told(told[j], r.N, r.N)
+		default:
+			told[j] = by[j].told(told[j], r.N, 0)
+		}
 	}
 	return told, nil
 }
@@ -186,17 +198,20 @@ func (d *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l sto
 	if err != nil {
 		return store.Reply{}, err
 	}
-	left := d.heldOf(ns, key, l)
-	if left == 0 && ls.by == l {
-		return r, nil
+	return d.seen(ns, key, ls, r, n), nil
+}
+
+// seen is r, the store's reply to a look for n events, with what is held here.
+func (d *Store) seen(ns *store.Namespace, key string, ls *limits, r store.Reply, n int64) store.Reply {
+	left := d.heldOf(ns, key, ls.own)
+	if left == 0 {
+		return ls.told(r, n, 0)
 	}
-	says := r.Report(ns.Rule, ls.by, n, 0)
-	p := plain(ns.Rule, ls.by, r, n)
-	p.Z = says.Reset // nothing is charged
+	p := plain(ns.Rule, ls.by, r, n, 0)
 	if p.Y = min(ls.by.Burst, p.Y+left); left >= n {
 		p.Outcome = store.AdmittedPlainly
 	}
-	return p, nil
+	return p
 }
 
 // heldOf is how many events of key are held under this limit.

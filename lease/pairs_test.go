@@ -164,3 +164,42 @@ func TestTheLimitFunctionIsAskedOnceACall(t *testing.T) {
 		}
 	})
 }
+
+// Several limits on one lease are told as they stand: what another one denies is not charged, and
+// a look counts what is held here, as Peek does.
+func TestWhatSeveralLimitsAreToldIsWhatPeekSays(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			s, err := lease.New(memory(t), 2*time.Second)
+			require.NoError(t, err)
+			of := func(n int, name string) ratelimit.Limiter {
+				l, err := ratelimit.New(algorithm, s, ratelimit.PerMinute(n), ratelimit.WithName(name))
+				require.NoError(t, err)
+				return l
+			}
+			big, small := of(600, "big"), of(60, "small")
+			peek := func(key string) ratelimit.Result {
+				r, err := big.Peek(t.Context(), key)
+				require.NoError(t, err)
+				return r
+			}
+			told := func(asks ...ratelimit.Ask) ratelimit.Result {
+				r, err := ratelimit.Decide(t.Context(), asks...)
+				require.NoError(t, err)
+				return r.Parts()[0]
+			}
+			for range 50 {
+				_, err := big.Allow(t.Context(), "key")
+				require.NoError(t, err)
+				synctest.Wait()
+			}
+			require.Positive(t, s.Stats().Held)
+			says := told(ratelimit.Ask{Limiter: big, Key: "key"}, ratelimit.Ask{Limiter: small, Key: "key", N: 1})
+			require.Equal(t, peek("key"), says, "a look")
+			told(ratelimit.Ask{Limiter: big, Key: "other", N: 100}, ratelimit.Ask{Limiter: small, Key: "other", N: 1})
+			says = told(ratelimit.Ask{Limiter: big, Key: "new", N: 100}, ratelimit.Ask{Limiter: small, Key: "other", N: 60})
+			require.Equal(t, []any{peek("new").Remaining, peek("new").ResetAfter}, []any{says.Remaining, says.ResetAfter}, "denied by the other")
+			require.NoError(t, s.Close(t.Context()))
+		})
+	})
+}

@@ -115,22 +115,24 @@ func newLimits(rule *store.Rule, l store.Limit, life time.Duration) *limits {
 }
 
 // told is what r, a reply under the strict limit to a call for n events, says under the limit that
-// was asked for.
-func (ls *limits) told(r store.Reply, n int64) store.Reply {
+// was asked for. If it admits them, so many are charged: all of them or none.
+func (ls *limits) told(r store.Reply, n, charged int64) store.Reply {
 	if ls.by == ls.own {
 		return r
 	}
-	return plain(ls.rule, ls.by, r, n)
+	return plain(ls.rule, ls.by, r, n, charged)
 }
 
-// plain is r, a reply to a call for n events, in plain numbers.
-func plain(rule *store.Rule, by store.Limit, r store.Reply, n int64) store.Reply {
+// plain is r, a reply to a call for n events, in plain numbers. If it admits them, so many are charged.
+func plain(rule *store.Rule, by store.Limit, r store.Reply, n, charged int64) store.Reply {
 	if r.Plain() {
 		return r
 	}
-	p, charged := store.Reply{Outcome: store.DeniedPlainly, X: r.X}, int64(0)
+	p := store.Reply{Outcome: store.DeniedPlainly, X: r.X}
 	if r.OK() {
-		p.Outcome, charged = store.AdmittedPlainly, n
+		p.Outcome = store.AdmittedPlainly
+	} else {
+		charged = 0
 	}
 	says := r.Report(rule, by, n, charged)
 	p.Y, p.Z = r.Available(rule, by), says.Reset
