@@ -17,40 +17,30 @@ import (
 
 // Store stands before another [store.Store] and remembers its denials. Once the store has denied
 // n events of a key until a time t, calls of that key for n or more are denied in this process.
-// That lasts until t and takes no round trip. All other calls go on to the store. So a flood
-// against one key costs the store a call or two per RetryAfter, whatever its rate.
+// That takes no round trip. All other calls go on to the store. So a flood costs the store a call or
+// two per RetryAfter.
 //
 // Use it before a store on Redis; before memory it saves nothing. One Store serves many limiters.
 //
 // Bound: it denies nothing that the store would admit. RetryAfter is taken as shorter by
 // 1 µs and by a thousandth: NTP lets each of two clocks gain or lose 500 µs a second.
-// Before t a key gets room only by a Refund, a Reset or another limit. Those made through
-// this Store end the denial. It can deny too much, until t at most or for [WithMaxAge],
-// after
+// A Refund, a Reset or another limit through this Store ends the denial. It can deny too much,
+// until t at most or for [WithMaxAge], after these by others, after a step of the store's clock, its
+// loss of the key, or a change to a slower limit.
 //
-//   - a Refund, a Reset or another limit by others, or one that failed here and reached
-//     the store later;
-//   - a change of the limit while calls of the key are under way, until they are back;
-//   - a step of the store's clock, or its loss or eviction of the key;
-//   - a change to a slower limit, for which RetryAfter may be too long.
+// A local denial has the Source deny_cache, and the Remaining of the store's denial. RetryAfter is
+// too long by the time that the store's answer took.
 //
-// A local denial has the Source deny_cache, and the Remaining of the store's denial. RetryAfter
-// runs from the store's answer, so it is too long by the time that the answer took. A larger call
-// than the one that the store denied may have to wait longer.
-//
-// A denial without an end is not remembered. Peek always asks the store. So does AllowWithin of
-// the buckets, which decides by turns, and an All, which needs the answers of all its limits.
-// What an All is denied is remembered for the limits when they are asked alone.
+// Peek always asks the store. So does AllowWithin of the buckets, which decides by turns, and an
+// All, which needs the answers of all its limits. What an All is denied is remembered for the
+// limits when they are asked alone.
 //
 // A denied key costs 130 to 220 bytes, whatever its length, and the first few hundred up to
-// 900. There are at most 65,536 of them, or [WithMaxKeys]. They are removed as other keys
-// are decided on: there is no goroutine and nothing to close. A local denial takes some 100 ns
-// and allocates nothing. A call that goes on to the store takes as much longer.
+// 900. There are at most 65,536 of them, or [WithMaxKeys]. There is no goroutine and nothing to
+// close. A local denial takes some 100 ns and allocates nothing.
 //
 // Time is this process's monotonic clock. The store's clock must run as fast, so it cannot be
-// a simulated one.
-//
-// It is safe for concurrent use. Make it by [New].
+// a simulated one. It is safe for concurrent use. Make it by [New].
 type Store struct {
 	store.Store // Peek, Together
 	denials     *denials.Table

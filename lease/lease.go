@@ -44,29 +44,21 @@ import (
 
 // Store stands before another [store.Store] and holds leases: events that the other one has charged
 // already, and that this process may admit until the lease ends. A key that is asked for often
-// then costs the store a call for many decisions. A decision takes as long as one in memory.
+// then costs the store a call for many decisions.
 //
-// The life of a lease says how old a decision may be. It starts before the store is asked, and
-// each use of the lease looks at the clock. What has not been used when it ends is given back,
-// within another life or 10 ms, or up to 140 ms if many keys are held. How many events a lease
-// has follows the demand. It starts with one, and doubles while leases are used up in less than
-// half of their life. In a window that is all: a quota of a day is leased as well.
+// The life of a lease says how old a decision may be. What has not been used when it ends is given
+// back, within another life or 140 ms. A lease starts with one
+// event, and doubles while leases are used up in less than half of their life.
 //
-// The package comment has the bound, and the exceptions.
-//
-// Others may see events taken that nobody has used yet, for two lives at most. So one process
-// may be denied what another one holds. Remaining, RetryAfter and ResetAfter are those of the
-// store's last answer, and can be a life old. So is a denial, which is remembered for up to a
-// life. At the limit a process asks the store again after half of a life, or after a life with a
-// fixed window, and RetryAfter says so. Another process uses a lease up to a life
-// after a Reset. It is the same after the key's limit was lowered.
+// Others see what is held as taken, for two lives at most. Remaining, RetryAfter, ResetAfter and
+// denials are those of the store's last answer, and can be a life old. So can a limit that was
+// lowered, or a Reset, in other processes. ResetAfter of a bucket may be a life too long. Limit is
+// that of the limiter.
 //
 // Use it for limits that a whole fleet asks for often. It saves calls if a process asks for a key
-// at least four times per life. Below that it costs some 2 % more calls. Some calls ask the
-// store as they would without leases: those of more events than are held, of keys of over 256
-// bytes, and of a log or a bucket if less than one event flows in a life. [Stats] counts the
-// last two. A sliding window at its limit gets room event by event: there only denials are made in
-// memory, unless several events flow in a life.
+// at least four times per life. Some calls ask the store as
+// they would without leases: those of more events than are held, of keys of over 256 bytes, and of
+// a log or a bucket if less than one event flows in a life. [Stats] counts the last two.
 //
 // An All is decided here if each of its events is held. Otherwise the store decides on what is
 // not held, on all of it or none.
