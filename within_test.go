@@ -190,9 +190,9 @@ func TestAllWrappersPassTheTurnOn(t *testing.T) {
 		"All of others": func(l ratelimit.Limiter) ratelimit.Limiter {
 			return all(t, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil), undelayed{l})
 		},
-		"Rekeyed":          func(l ratelimit.Limiter) ratelimit.Limiter { return onOneKey(t, l, "other") },
-		"All of a Rekeyed": func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, onOneKey(t, l, "other")) },
-		"Failover":         func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, fallback.FailClosed()) },
+		"another key": func(l ratelimit.Limiter) ratelimit.Limiter { return onOneKey(t, l, "other") },
+		"All of that": func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, onOneKey(t, l, "other")) },
+		"Failover":    func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, fallback.FailClosed()) },
 		"Failover to local": func(l ratelimit.Limiter) ratelimit.Limiter {
 			return failover(t, ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailTo(l))
 		},
