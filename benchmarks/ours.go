@@ -143,12 +143,12 @@ func oursOnRedis() []redisContestant {
 		})
 }
 
-func openOurs(algorithm string, s store.Store, w workload, opts ...ratelimit.Option) (limiter, error) {
-	return openLimit(algorithm, s, ourLimit(algorithm, w), opts...)
+func openOurs(algorithm string, s store.Store, w workload) (limiter, error) {
+	return openLimit(algorithm, s, ourLimit(algorithm, w))
 }
 
-func openLimit(algorithm string, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) (limiter, error) {
-	lim, err := ratelimit.New(algorithm, s, l, opts...)
+func openLimit(algorithm string, s store.Store, l ratelimit.Limit) (limiter, error) {
+	lim, err := ratelimit.New(algorithm, s, l)
 	if err != nil {
 		return limiter{}, err
 	}

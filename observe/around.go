@@ -40,11 +40,11 @@ func Around(l ratelimit.Limiter, observers ...ratelimit.Observer) (ratelimit.Lim
 	return &around{limiter: l, observers: append([]ratelimit.Observer(nil), observers...)}, nil
 }
 
-type looksOn = see.Transparent
+type looksOn = see.Transparent //nolint:unused // see package see
 
 // around is a limiter with observers.
 type around struct {
-	looksOn
+	looksOn   //nolint:unused // package see looks for it
 	limiter   ratelimit.Limiter
 	observers []ratelimit.Observer
 }
