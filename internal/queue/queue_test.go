@@ -129,12 +129,16 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 			require.Len(t, ln.check(t), 1000)
 			took := time.Since(ln.began)
 			t.Logf("took %.3f of the ideal, %.3f questions each", float64(took)/float64(least), float64(l.asked)/1000)
+			percent := time.Duration(103)
+			if testing.Short() { // the race detector lets questions overtake each other
+				percent = 115
+			}
 			if l.silent { // it is asked one by one
-				require.LessOrEqual(t, took, least*103/100+1000*2*c.way)
+				require.LessOrEqual(t, took, least*percent/100+1000*2*c.way)
 				require.LessOrEqual(t, l.asked, 3500)
 				return
 			}
-			require.LessOrEqual(t, took, least*103/100+(1+1000/64)*2*c.way) // 64 questions are under way at most
+			require.LessOrEqual(t, took, least*percent/100+(1+1000/64)*2*c.way) // 64 questions are under way at most
 			require.LessOrEqual(t, l.asked, 1210)
 		})
 	}
