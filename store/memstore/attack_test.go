@@ -75,7 +75,7 @@ func attack(t *testing.T, algorithm string, maxKeys, rotating, cost int) {
 		float64(grown)/1e6, float64(atCap)/1e6, most, maxKeys, g.attackerShare(),
 		g.established.percent(), g.newcomers.percent(), perDecision.Nanoseconds())
 	may := atCap + atCap/10 + 16<<10 // what the runtime keeps for itself
-	if algorithm == "sliding_log" { // users of several events have a log each
+	if algorithm == "sliding_log" {  // users of several events have a log each
 		may += 300 * int64(len(g.users))
 	}
 	if grown > may || most > maxKeys {
