@@ -1,4 +1,4 @@
-package ratelimit_test
+package suite_test
 
 import (
 	"context"
@@ -10,9 +10,8 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
-	"github.com/ratelimit-go/ratelimit/coalesce"
-	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/shadow"
@@ -20,22 +19,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
-
-var errGone = fmt.Errorf("%w: gone", store.ErrStore)
-
-func newDenyCache(t testing.TB, s store.Store) *denycache.Store {
-	t.Helper()
-	d, err := denycache.New(s)
-	require.NoError(t, err)
-	return d
-}
-
-func newCoalesced(t testing.TB, s store.Store) *coalesce.Store {
-	t.Helper()
-	c, err := coalesce.New(s)
-	require.NoError(t, err)
-	return c
-}
 
 // around are all wrappers of one limiter in this module, by their types.
 func around(t *testing.T, l ratelimit.Limiter) map[string]ratelimit.Limiter {
@@ -85,25 +68,10 @@ func TestAStoreInsideAnotherLosesNothing(t *testing.T) {
 	for range 100 {
 		require.True(t, allow(t, lim, "key").Allowed)
 	}
-	require.Equal(t, 100, counting.together)
-	require.Zero(t, counting.alone)
+	require.Equal(t, 100, counting.Joints)
+	require.Zero(t, counting.Singles)
 	overcharge(t, lim, 5000)
 	require.Positive(t, allow(t, lim, "key").RetryAfter)
-}
-
-type tally struct {
-	store.Store
-	alone, together int
-}
-
-func (c *tally) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	c.alone++
-	return c.Store.Take(ctx, ns, key, l, n)
-}
-
-func (c *tally) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	c.together++
-	return c.Store.TakeAll(ctx, requests, replies)
 }
 
 // strict embeds one of the five types and has an AllowN of its own.
@@ -193,10 +161,11 @@ func TestAShareIsAnNthOfEachLimit(t *testing.T) {
 	tier := "free"
 	bucket, err := ratelimit.NewTokenBucket(newDenyCache(t, memory(t, newClock())), ratelimit.PerHour(8), ratelimit.WithName("api"), ratelimit.WithTiers(
 		func(context.Context, string) (string, error) { return tier, nil },
-		map[string]ratelimit.Limit{"paid": ratelimit.PerHour(40), "none": ratelimit.PerHour(0), "all": ratelimit.Unlimited()}))
+		map[string]ratelimit.Limit{"paid": ratelimit.PerHour(40), "none": ratelimit.PerHour(0), "all": ratelimit.Unlimited()}),
+		ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "everybody", nil }))
 	require.NoError(t, err)
 	window := inMemory(t, "sliding_window", ratelimit.PerHour(7))
-	l := all(t, onOneKey(t, bucket, "everybody"), window)
+	l := all(t, bucket, window)
 
 	mem, err := memstore.New(memstore.WithClock(newClock().Now))
 	require.NoError(t, err)
@@ -294,4 +263,60 @@ func TestACopyOfALimiterIsOneOfTheFiveToo(t *testing.T) {
 	require.Equal(t, "token_bucket", see.Algorithm[ratelimit.Limiter](&limiter))
 	require.True(t, allow(t, original, "key").Allowed)
 	require.False(t, allow(t, &limiter, "key").Allowed)
+}
+
+// Each of several limits has its part at the place of its policy, whatever stands around
+// them, and whether they were asked or not.
+func TestAllHasPartsInTheOrderOfPolicies(t *testing.T) {
+	mem := memory(t, newClock())
+	two := func(s store.Store) ratelimit.Limiter {
+		return levels.New(t, "fixed_window", s, "api", ratelimit.PerHour(11), ratelimit.PerDay(12))
+	}
+	tried, err := shadow.New(two(away{Store: mem}), func(context.Context, string, int, ratelimit.Result, error) {})
+	require.NoError(t, err)
+	list, err := accesslist.NewList("=key")
+	require.NoError(t, err)
+	listed := func(lists accesslist.Lists) ratelimit.Limiter {
+		l, err := accesslist.New(two(mem), accesslist.WithLists(lists))
+		require.NoError(t, err)
+		return l
+	}
+	severals := around(t, two(mem))
+	delete(severals, "Waiter") // which goes around
+	for name, l := range map[string]ratelimit.Limiter{
+		"a fallback that lets through": failover(t, two(away{Store: mem}), fallback.FailOpen()),
+		"a fallback that refuses":      failover(t, two(away{Store: mem}), fallback.FailClosed()),
+		"a fallback with one for both": failover(t, two(away{Store: mem}), fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(7)))),
+		"a shadow without a store":     tried,
+		"a list that lets through":     listed(accesslist.Lists{Allow: list}),
+		"a list that refuses":          listed(accesslist.Lists{Deny: list}),
+		"another key for a fallback":   onOneKey(t, failover(t, two(away{Store: mem}), fallback.FailOpen()), "key"),
+		"an All around a nested one":   all(t, onOneKey(t, two(mem), "key")),
+	} {
+		severals[name] = l
+	}
+	last := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), ratelimit.WithName("last"))
+	first := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithName("first"))
+	zero := inMemory(t, "token_bucket", ratelimit.PerHour(0))
+	for name, several := range severals {
+		for what, a := range map[string]ratelimit.Limiter{
+			"asked":               all(t, first, several, last),
+			"not asked":           all(t, zero, first, several, last),
+			"not asked, rekeyed":  all(t, zero, onOneKey(t, all(t, first, several), "key"), last),
+			"asked again, nested": all(t, first, onOneKey(t, all(t, several, last), "key")),
+		} {
+			policies, err := ratelimit.AppendPolicies(t.Context(), nil, a, "key")
+			require.NoError(t, err)
+			told, r := peek(t, a, "key"), allowN(t, a, 1)
+			require.Len(t, r.Parts(), len(policies), "%s, %s", name, what)
+			require.Len(t, told.Parts(), len(policies), "a Peek of %s, %s", name, what)
+			if r.Allowed {
+				require.Equal(t, "last", policies[len(policies)-1].Name)
+				require.Equal(t, 5, r.Parts()[len(policies)-1].Limit, "%s, %s", name, what)
+				require.NoError(t, a.Refund(t.Context(), "key", r, 1), "%s, %s", name, what)
+			}
+			require.Equal(t, 5, peek(t, last, "key").Remaining, "%s, %s", name, what)
+			require.Equal(t, 3, peek(t, first, "key").Remaining, "%s, %s", name, what)
+		}
+	}
 }

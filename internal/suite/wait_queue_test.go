@@ -1,4 +1,4 @@
-package ratelimit_test
+package suite_test
 
 import (
 	"context"
@@ -142,11 +142,11 @@ func TestAWaitingQueueGetsTheWholeRateForOneQuestionEach(t *testing.T) {
 		t.Run(fmt.Sprintf("%d/s, %v", c.rate, c.way), func(t *testing.T) {
 			inBubble(t, "token_bucket", ratelimit.Limit{Rate: c.rate, Period: time.Second, Burst: 1}, func(t *testing.T, lim ratelimit.Limiter) {
 				f := &remote{Limiter: lim, way: c.way}
-				itself := withKey(lim, func(_ context.Context, key string) (string, error) {
+				itself := inMemory(t, "token_bucket", lim.(*ratelimit.TokenBucket).Limit(), ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) {
 					f.asked.Add(1)
 					time.Sleep(2 * c.way)
 					return key, nil
-				})
+				}))
 				ideal := time.Second * 1000 / time.Duration(c.rate)
 				for _, l := range []ratelimit.Limiter{f, itself} { // a type that is not known, and one that is
 					var took time.Duration
@@ -292,15 +292,19 @@ func TestTheTurnOfACancelledWaiterGoesToTheNext(t *testing.T) {
 func TestWhereTheContextHasASayAPermitIsNotHandedOn(t *testing.T) {
 	type who struct{}
 	for _, name := range []string{"another key", "All", "fallback"} {
-		inBubble(t, "token_bucket", ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1}, func(t *testing.T, lim ratelimit.Limiter) {
-			perCaller := withKey(lim, func(ctx context.Context, _ string) (string, error) {
+		synctest.Test(t, func(t *testing.T) {
+			mem, err := memstore.New()
+			require.NoError(t, err)
+			one := ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1}
+			lim := newLimiter(t, "token_bucket", mem, one)
+			perCaller := newLimiter(t, "token_bucket", mem, one, ratelimit.WithKeyFunc(func(ctx context.Context, _ string) (string, error) {
 				return ctx.Value(who{}).(string), nil
-			})
+			}))
 			queued := map[string]ratelimit.Limiter{
 				"another key": perCaller, "All": all(t, perCaller), "fallback": failover(t, perCaller, fallback.FailOpen()),
 			}[name]
 			ann, ben := context.WithValue(t.Context(), who{}, "ann"), context.WithValue(t.Context(), who{}, "ben")
-			_, err := ratelimit.Wait(ann, queued, "key", 1)
+			_, err = ratelimit.Wait(ann, queued, "key", 1)
 			require.NoError(t, err)
 			ann, cancel := context.WithCancel(ann)
 			var c crowd
@@ -486,13 +490,12 @@ func TestALeakyBucketServesCallersWithDeadlinesAtItsRate(t *testing.T) {
 	} {
 		for _, callers := range []int{16, 64} {
 			t.Run(fmt.Sprintf("%s, %d callers", name, callers), func(t *testing.T) {
-				inBubble(t, "leaky_bucket", ratelimit.PerSecond(100), func(t *testing.T, lim ratelimit.Limiter) {
+				synctest.Test(t, func(t *testing.T) {
 					var asked atomic.Int64
-					counting := withKey(lim, func(_ context.Context, key string) (string, error) {
+					lim := wrap(inMemory(t, "leaky_bucket", ratelimit.PerSecond(100), ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) {
 						asked.Add(1)
 						return key, nil
-					})
-					lim = wrap(counting)
+					})))
 					var served atomic.Int64
 					var wg sync.WaitGroup
 					began := time.Now()

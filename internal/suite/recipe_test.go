@@ -1,4 +1,4 @@
-package ratelimit_test
+package suite_test
 
 import (
 	"bytes"
@@ -61,13 +61,13 @@ func TestASixthAlgorithmIsTwoFilesAndFewEdits(t *testing.T) {
 	}
 	require.LessOrEqual(t, len(touched)+inProse, mostTouched)
 
-	addFiles(t, dir, map[string]string{"recipe_check_test.go": "recipe_check_test.go.txt"})
+	addFiles(t, dir, map[string]string{"internal/suite/recipe_check_test.go": "recipe_check_test.go.txt"})
 	if effort.Long() { // no test takes the five for all that there are
 		goDoes(t, dir, "test", "-short", "./...")
 		return
 	}
-	goDoes(t, dir, "vet", ".", "./store/storetest")
-	require.NotContains(t, goDoes(t, dir, "test", "-run", "^TestRecipe", "."), "no tests to run")
+	goDoes(t, dir, "vet", "./internal/suite", "./store/storetest")
+	require.NotContains(t, goDoes(t, dir, "test", "-run", "^TestRecipe", "./internal/suite"), "no tests to run")
 	// The five are not among these, and the checks of all on one store are.
 	const ofIt = "/(gcra|limit|key)"
 	out := goDoes(t, dir, "test", "-v", "-run", "^Test(ReferenceStore$|Conformance)"+ofIt, "./store/...")
@@ -87,7 +87,7 @@ func copyModule(t *testing.T, dir string) {
 			return fs.SkipDir
 		case d.IsDir():
 			return os.MkdirAll(to, 0o755)
-		case !d.Type().IsRegular() || path == "recipe_test.go":
+		case !d.Type().IsRegular() || path == "internal/suite/recipe_test.go":
 			return nil
 		default:
 			data, err := os.ReadFile(path)
@@ -103,7 +103,7 @@ func copyModule(t *testing.T, dir string) {
 func addFiles(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for to, from := range files {
-		data, err := os.ReadFile(filepath.Join("testdata", "recipe", from))
+		data, err := os.ReadFile(filepath.Join("internal", "suite", "testdata", "recipe", from))
 		require.NoError(t, err)
 		if strings.HasSuffix(to, ".go") {
 			formatted, err := format.Source(data)

@@ -1,6 +1,6 @@
 //go:build !race
 
-package ratelimit_test
+package suite_test
 
 import (
 	"testing"

@@ -1,4 +1,4 @@
-package ratelimit_test
+package suite_test
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/regions"
 	"github.com/ratelimit-go/ratelimit/shadow"
@@ -136,54 +136,6 @@ func (o inOutage) down() outcome {
 	return o.answers
 }
 
-// unreliable is a store that can be down.
-type unreliable struct {
-	store.Store
-	down atomic.Bool
-}
-
-func (u *unreliable) err() error {
-	if u.down.Load() {
-		return store.ErrUnavailable
-	}
-	return nil
-}
-
-func (u *unreliable) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if err := u.err(); err != nil {
-		return store.Reply{}, err
-	}
-	return u.Store.Take(ctx, ns, key, l, n)
-}
-
-func (u *unreliable) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	if err := u.err(); err != nil {
-		return err
-	}
-	return u.Store.TakeAll(ctx, requests, replies)
-}
-
-func (u *unreliable) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if err := u.err(); err != nil {
-		return store.Reply{}, err
-	}
-	return u.Store.TakeUpTo(ctx, ns, key, l, n)
-}
-
-func (u *unreliable) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if err := u.err(); err != nil {
-		return store.Reply{}, err
-	}
-	return u.Store.Peek(ctx, ns, key, l, n)
-}
-
-func (u *unreliable) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	if err := u.err(); err != nil {
-		return err
-	}
-	return u.Store.Refund(ctx, ns, key, l, c)
-}
-
 // nesting is limiters around each other, and their model.
 type nesting struct {
 	ratelimit.Limiter
@@ -205,19 +157,24 @@ type nested struct {
 }
 
 // core is a limiter of the five that is new to the nesting.
-func (x *nesting) core(t testing.TB, limit int) nested {
+func (x *nesting) core(t testing.TB, limit int, opts ...ratelimit.Option) nested {
 	name := fmt.Sprint(len(x.cores))
 	s := x.front
 	if s == nil {
 		s = x.store
 	}
-	l := newLimiter(t, x.algorithm, s, ratelimit.PerDay(limit),
-		ratelimit.WithName(fmt.Sprint(x.id, " ", name)), ratelimit.WithPolicyName(name))
+	opts = append(opts, ratelimit.WithName(fmt.Sprint(x.id, " ", name)), ratelimit.WithPolicyName(name))
 	if x.observer != nil {
-		l = observed(t, l, x.observer)
+		opts = append(opts, ratelimit.WithObserver(x.observer))
 	}
+	l := newLimiter(t, x.algorithm, s, ratelimit.PerDay(limit), opts...)
 	return nested{l, &counted{limit: limit}, "key"}
 }
+
+// nobody hears what it is told.
+type nobody struct{}
+
+func (nobody) Decided(context.Context, string, int, ratelimit.Result, error, time.Duration) {}
 
 // wrapper puts something around a limiter. Its constructor may refuse it.
 type wrapper struct {
@@ -272,10 +229,10 @@ func wrappers(t testing.TB) []wrapper {
 			for i := range x.cores {
 				x.cores[i].key = "re:" + x.cores[i].key
 			}
-			x.Limiter = &otherKey{x.Limiter, prefixed}
+			x.Limiter = testkit.OtherKey(x.Limiter, prefixed)
 			return nil
 		}},
-		plain("observe.Around", func(l ratelimit.Limiter) (ratelimit.Limiter, error) { return observe.Around(l, new(recorder)) }),
+		plain("observe.Around", func(l ratelimit.Limiter) (ratelimit.Limiter, error) { return observe.Around(l, nobody{}) }),
 		plain("All of one", func(l ratelimit.Limiter) (*ratelimit.All, error) { return ratelimit.NewAll(l) }),
 		{"All, first", func(t testing.TB, x *nesting) (err error) {
 			other := x.core(t, 7)
@@ -290,10 +247,8 @@ func wrappers(t testing.TB) []wrapper {
 			return err
 		}},
 		{"All with calls and a key", func(t testing.TB, x *nesting) (err error) {
-			other := x.core(t, 5)
-			calls := ratelimit.With(other.limiter, ratelimit.CountCalls(), ratelimit.WithKeyFunc(prefixed))
-			x.Limiter, err = ratelimit.NewAll(x.Limiter, calls)
-			other.key = "re:key"
+			other := x.core(t, 5, ratelimit.CountCalls(), ratelimit.WithKeyFunc(prefixed))
+			x.Limiter, err = ratelimit.NewAll(x.Limiter, other.limiter)
 			x.model, x.cores = both{x.model, once{other.counter}}, append(x.cores, other)
 			return err
 		}},
@@ -458,9 +413,9 @@ func (x *nesting) run(t *testing.T, rng *rand.Rand) {
 			if want == unknown {
 				break
 			}
-			x.store.down.Store(true)
+			x.store.Down.Store(true)
 			r, err := x.AllowN(ctx, "key", n)
-			x.store.down.Store(false)
+			x.store.Down.Store(false)
 			got := denies
 			if err != nil {
 				require.ErrorIs(t, err, ratelimit.ErrStore, told())
@@ -565,8 +520,8 @@ func (x *nesting) comeAndGo(t *testing.T, rng *rand.Rand) {
 	for range 40 {
 		switch last := len(admitted) - 1; rng.IntN(8) {
 		case 0:
-			x.store.down.Store(!x.store.down.Load())
-			said = append(said, fmt.Sprint("down: ", x.store.down.Load()))
+			x.store.Down.Store(!x.store.Down.Load())
+			said = append(said, fmt.Sprint("down: ", x.store.Down.Load()))
 		case 1:
 			_, _ = x.Peek(ctx, "key") // an error, where no fallback is around the limit
 			said = append(said, "Peek")
@@ -590,7 +545,7 @@ func (x *nesting) comeAndGo(t *testing.T, rng *rand.Rand) {
 			require.LessOrEqual(t, c.counter.used, c.counter.limit, "%s of %q: %v", x.algorithm, x.names, said)
 		}
 	}
-	x.store.down.Store(false)
+	x.store.Down.Store(false)
 	_, err := x.Peek(ctx, "key") // what is owed is handed back
 	require.NoError(t, err)
 	for _, c := range x.cores {
@@ -598,4 +553,84 @@ func (x *nesting) comeAndGo(t *testing.T, rng *rand.Rand) {
 		require.NoError(t, err)
 		require.LessOrEqual(t, r.Remaining, c.counter.limit-c.counter.used, "%s of %q: %v", x.algorithm, x.names, said)
 	}
+}
+
+// An observed limiter is decided on as the plain one is, in each wrapper.
+func TestObservedLimitersDecideAsPlainOnes(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if _, onRedis := s.(*redisstore.Store); onRedis && !effort.Full() {
+			t.Skip("in memory is enough")
+		}
+		all, id := wrappers(t), 1_000_000
+		for _, outer := range all {
+			for _, inner := range all {
+				plain := &nesting{id: id, algorithm: algorithm, store: &unreliable{Store: s}}
+				watched := &nesting{id: id + 1, algorithm: algorithm, store: &unreliable{Store: s}, observer: nobody{}}
+				id += 2
+				var errs [2]error
+				for i, x := range []*nesting{plain, watched} {
+					x.cores = []nested{x.core(t, 10)}
+					x.Limiter, x.model = x.cores[0].limiter, x.cores[0].counter
+					if errs[i] = inner.wrap(t, x); errs[i] == nil {
+						errs[i] = outer.wrap(t, x)
+					}
+				}
+				require.Equal(t, errs[0] == nil, errs[1] == nil, "%s around %s: %v, %v", outer.name, inner.name, errs[0], errs[1])
+				if errs[0] == nil {
+					requireSameDecisions(t, plain, watched, c, outer.name+" around "+inner.name)
+				}
+			}
+		}
+	})
+}
+
+func requireSameDecisions(t *testing.T, plain, watched *nesting, c *clock, name string) {
+	t.Helper()
+	ctx, rng := t.Context(), rand.New(rand.NewPCG(5, 6))
+	var admitted [2]ratelimit.Result
+	for i := range 12 {
+		n, what := 1+rng.IntN(4), rng.IntN(6)
+		var results [2]ratelimit.Result
+		var errs [2]error
+		for j, x := range []*nesting{plain, watched} {
+			x.store.Down.Store(i == 7)
+			switch what {
+			case 0:
+				_, results[j], errs[j] = ratelimit.AllowUpTo(ctx, x.Limiter, "key", n)
+			case 1:
+				results[j], errs[j] = ratelimit.Charge(ctx, x.Limiter, "key", n)
+			case 2:
+				results[j], errs[j] = x.Peek(ctx, "key")
+			case 3:
+				results[j], errs[j] = ratelimit.AllowWithin(ctx, x.Limiter, "key", n, time.Minute)
+			case 4:
+				errs[j] = x.Refund(ctx, "key", admitted[j], 1)
+			default:
+				results[j], errs[j] = x.AllowN(ctx, "key", n)
+			}
+			if results[j].Charged() > 0 {
+				admitted[j] = results[j]
+			}
+		}
+		require.Equal(t, errs[0] == nil, errs[1] == nil, "%s, call %d: %v, %v", name, i, errs[0], errs[1])
+		requireSame(t, results[0], results[1], name)
+		parts, others := results[0].Parts(), results[1].Parts()
+		require.Len(t, others, len(parts), name)
+		for k := range parts {
+			requireSame(t, parts[k], others[k], name)
+		}
+		c.Advance(time.Minute)
+	}
+}
+
+// requireSame leaves out what is measured on the wall clock.
+func requireSame(t *testing.T, r, other ratelimit.Result, name string) {
+	t.Helper()
+	if r.Source() == ratelimit.SourceDenyCache || r.Source() == ratelimit.SourceFailClosed {
+		r.RetryAfter, r.ResetAfter, other.RetryAfter, other.ResetAfter = 0, 0, 0, 0
+	}
+	require.Equal(t, r.String(), other.String(), name)
+	require.Equal(t, []int{r.Limit, r.Remaining, r.Charged()}, []int{other.Limit, other.Remaining, other.Charged()}, name)
+	require.Equal(t, r.ResetAfter, other.ResetAfter, name)
+	require.Equal(t, r.Source(), other.Source(), name)
 }

@@ -1,4 +1,4 @@
-package ratelimit_test
+package suite_test
 
 import (
 	"context"
@@ -56,7 +56,7 @@ func TestACalendarTogetherWithOtherLimitsIsOneScript(t *testing.T) {
 }
 
 func TestAllOfCalendarsOnOneKeyTwice(t *testing.T) {
-	onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		lim := newLimiter(t, "fixed_window", s, plan(t))
 		twice := all(t, lim, newLimiter(t, "fixed_window", s, plan(t)))
 		r := allowN(t, twice, 2)
@@ -85,7 +85,7 @@ func TestLevelsWithCalendars(t *testing.T) {
 }
 
 func TestTiersOfCalendars(t *testing.T) {
-	onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		tier := func(_ context.Context, key string) (string, error) { return key, nil }
 		lim := newLimiter(t, "fixed_window", s, ratelimit.PerMonth(5), ratelimit.WithName("plans"), ratelimit.WithTiers(tier, map[string]ratelimit.Limit{
 			"india": ratelimit.PerDay(3).In(zone(t, "Asia/Kolkata")), "brazil": plan(t), "hour": ratelimit.PerHour(2),
@@ -103,14 +103,14 @@ func TestTiersOfCalendars(t *testing.T) {
 			}
 		}
 	})
-	mem := newMemory(t)
+	mem := memory(t, newClock())
 	_, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(5), ratelimit.WithTiers(
 		func(context.Context, string) (string, error) { return "", nil }, map[string]ratelimit.Limit{"brazil": plan(t)}))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
 func TestEachWayToChargeACalendar(t *testing.T) {
-	onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		lim := newLimiter(t, "fixed_window", s, plan(t))
 		granted, r, err := ratelimit.AllowUpTo(t.Context(), lim, "key", 4)
 		require.NoError(t, err)
@@ -154,7 +154,7 @@ func TestAFallbackForACalendar(t *testing.T) {
 	c := newClock()
 	local, err := see.Local[ratelimit.Limiter](newLimiter(t, "fixed_window", memory(t, c), plan(t)), memory(t, c), 3)
 	require.NoError(t, err)
-	lim := failover(t, newLimiter(t, "fixed_window", away{memory(t, c)}, plan(t)), fallback.FailTo(local))
+	lim := failover(t, newLimiter(t, "fixed_window", away{Store: memory(t, c)}, plan(t)), fallback.FailTo(local))
 	require.Equal(t, 3, admitted(t, lim, 10), "a third")
 	require.Equal(t, restOfPlan, allowN(t, lim, 1).RetryAfter)
 }
@@ -234,7 +234,7 @@ func TestCalendarsOfOneCallAndOfAnotherKey(t *testing.T) {
 }
 
 func TestACalendarOfCoalescedCalls(t *testing.T) {
-	mem := newMemory(t)
+	mem := memory(t, newClock())
 	lim := newLimiter(t, "fixed_window", newCoalesced(t, mem), plan(t))
 	require.Equal(t, 10, admitted(t, lim, 20))
 }

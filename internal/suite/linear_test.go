@@ -1,4 +1,4 @@
-package ratelimit_test
+package suite_test
 
 import (
 	"context"
@@ -165,7 +165,7 @@ func partitionByKey(history []porcupine.Operation) [][]porcupine.Operation {
 // limiting is all that the five types can do.
 type limiting interface {
 	ratelimit.Limiter
-	allowUpTo
+	AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error)
 }
 
 // caller makes one call after the other on two keys, and records them. One key sees

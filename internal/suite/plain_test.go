@@ -1,4 +1,4 @@
-package ratelimit_test
+package suite_test
 
 import (
 	"context"

@@ -5,6 +5,7 @@ import (
 	"math/big"
 	"math/bits"
 	"math/rand/v2"
+	"reflect"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ func FuzzStep(f *testing.F) {
 	f.Add(uint8(2), int64(1), 10*year, int64(1), 10*year, int64(5e15), int64(9), int64(7), int64(1), int64(1), 100*year, true)
 	f.Add(uint8(3), int64(10), int64(60e6), int64(10), int64(60e6), int64(5e15), int64(5), int64(7), int64(1), int64(3), int64(29e6), false)
 	f.Add(uint8(3), int64(-57), int64(59_999_948), int64(-6), int64(999_957), int64(5e15+37), int64(-10), int64(-117), int64(99_862), int64(-108), int64(0), false)
+	f.Add(uint8(6), int64(-57), int64(59_999_948), int64(87), int64(999_899), int64(5e15+122), int64(-30), int64(-39), int64(99_862), int64(-108), int64(0), false)
 	f.Fuzz(func(t *testing.T, which uint8, rate, period, burst, statePeriod, at, whole, part, after, n, before int64, ahead bool) {
 		a := []*store.Rule{&fixedWindow, &slidingWindow, &tokenBucket, &leakyBucket}[which%4]
 		const most = 1<<31 - 1
@@ -250,4 +252,27 @@ func within(v, low, high int64) int64 {
 	}
 	size := uint64(high-low) + 1
 	return low + int64(uint64(v-low)%size)
+}
+
+// With returns a copy of l, one of the five, that has more options: as if its constructor had got
+// them. It is l itself if it is none of the five, or an option is refused.
+func With(l Limiter, opts ...Option) Limiter {
+	core := coreOf(l)
+	if core == nil {
+		return l
+	}
+	moved := reflect.New(reflect.TypeOf(l).Elem())
+	moved.Elem().Set(reflect.ValueOf(l).Elem())
+	copied := moved.Interface().(interface {
+		Limiter
+		core() *limiter
+	})
+	lim := copied.core()
+	for _, opt := range opts {
+		if err := opt(lim); err != nil {
+			return l
+		}
+	}
+	lim.introduce(copied)
+	return copied
 }

@@ -1,4 +1,4 @@
-package ratelimit_test
+package suite_test
 
 import (
 	"context"
@@ -31,24 +31,8 @@ func instant(t testing.TB, text string) time.Time {
 	return at
 }
 
-func (c *clock) set(t time.Time) { c.now.Store(t.UnixMicro()) }
-
-// onBothStores runs a test of fixed windows on memory and on Redis, with a clock of the test.
-func onBothStores(t *testing.T, test func(t *testing.T, s store.Store, c *clock)) {
-	t.Helper()
-	t.Run("memory", func(t *testing.T) {
-		c := newClock()
-		test(t, memory(t, c), c)
-	})
-	t.Run("Redis", func(t *testing.T) {
-		c := newClock()
-		test(t, redisServer(t, redisstore.WithClock(c.Now)), c)
-	})
-	t.Run("miniredis", func(t *testing.T) {
-		c := newClock()
-		test(t, onRedis(t, redistest.Mini(t).Client(t), redisstore.WithClock(c.Now)), c)
-	})
-}
+// set puts c at a time.
+func set(c *clock, at time.Time) { c.Advance(at.Sub(c.Now())) }
 
 func TestCalendarLimitsAreComparedAndToldByWhatTheySay(t *testing.T) {
 	kolkata, paulo := zone(t, "Asia/Kolkata"), zone(t, "America/Sao_Paulo")
@@ -180,7 +164,7 @@ func TestPlansHoldForTenYears(t *testing.T) {
 	for i := range 3651 {
 		days = append(days, time.Date(2016, 1, 1+i, 0, 0, 0, 0, kolkata))
 	}
-	onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		plans := map[string][]time.Time{"10000/month from 31 in America/Sao_Paulo": months, "100/day in Asia/Kolkata": days}
 		if testing.Short() || !effort.Full() {
 			plans["100/day in Asia/Kolkata"] = days[:400]
@@ -191,11 +175,11 @@ func TestPlansHoldForTenYears(t *testing.T) {
 			lim := newLimiter(t, "fixed_window", s, l)
 			for i, from := range edges[:len(edges)-1] {
 				to := edges[i+1]
-				c.set(from)
+				set(c, from)
 				r := allowN(t, lim, l.Rate)
 				require.True(t, r.Allowed && r.Remaining == 0, "%v: %v", from, r)
 				require.Equal(t, to.Sub(from), r.ResetAfter)
-				c.set(to.Add(-time.Microsecond))
+				set(c, to.Add(-time.Microsecond))
 				r = allowN(t, lim, 1)
 				require.False(t, r.Allowed)
 				require.Equal(t, time.Microsecond, r.RetryAfter)
@@ -210,21 +194,21 @@ func TestAKeyOfACalendarExpiresWithItsWindow(t *testing.T) {
 	c := newClock()
 	lim := newLimiter(t, "fixed_window", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerMonth(100).From(15))
 	for _, ahead := range []time.Duration{0, time.Hour, 13*24*time.Hour - time.Millisecond} {
-		c.set(instant(t, "2026-02-01 23:00").Add(ahead))
+		set(c, instant(t, "2026-02-01 23:00").Add(ahead))
 		require.True(t, allowN(t, lim, 3).Allowed)
 		require.Equal(t, instant(t, "2026-02-15 00:00").Sub(c.Now()).Truncate(time.Millisecond), client.PTTL(t.Context(), onlyKey(t, client, ":2:fixed_window:*")).Val())
 	}
 }
 
 func TestARefundIsOfTheCalendarWindowOfItsCharge(t *testing.T) {
-	onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		lim := newLimiter(t, "fixed_window", s, ratelimit.PerMonth(10).From(31).In(zone(t, "America/Sao_Paulo")))
-		c.set(instant(t, "2026-02-27 12:00"))
+		set(c, instant(t, "2026-02-27 12:00"))
 		january := allowN(t, lim, 4)
-		c.set(instant(t, "2026-02-28 02:59"))
+		set(c, instant(t, "2026-02-28 02:59"))
 		require.NoError(t, lim.Refund(t.Context(), "key", january, 1))
 		require.Equal(t, 7, peek(t, lim, "key").Remaining)
-		c.set(instant(t, "2026-02-28 03:00"))
+		set(c, instant(t, "2026-02-28 03:00"))
 		february := allowN(t, lim, 6)
 		require.NoError(t, lim.Refund(t.Context(), "key", january, 3))
 		require.Equal(t, 4, peek(t, lim, "key").Remaining, "it was in another window")
@@ -248,14 +232,14 @@ func TestARefundOfAllForgetsAKeyOfACalendar(t *testing.T) {
 
 // A week and a day that end at one midnight are different windows.
 func TestARefundOfAWeekIsNotOneOfItsLastDay(t *testing.T) {
-	onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		now := ratelimit.PerWeek(10)
 		lim := newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
 			return now, nil
 		}))
-		c.set(instant(t, "2026-03-04 12:00")) // a Wednesday
+		set(c, instant(t, "2026-03-04 12:00")) // a Wednesday
 		week := allowN(t, lim, 4)
-		c.set(instant(t, "2026-03-08 12:00"))
+		set(c, instant(t, "2026-03-08 12:00"))
 		now = ratelimit.PerDay(10).In(time.UTC)
 		require.Equal(t, 7, allowN(t, lim, 3).Remaining)
 		require.NoError(t, lim.Refund(t.Context(), "key", week, 4))
@@ -266,19 +250,19 @@ func TestARefundOfAWeekIsNotOneOfItsLastDay(t *testing.T) {
 // Under a limit function a key's zone changes. The count ends with the first of both windows, and
 // a refund finds only its own.
 func TestAChangeOfTheCalendarKeepsTheSpend(t *testing.T) {
-	onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		now := ratelimit.PerDay(10).In(zone(t, "Asia/Kolkata"))
 		lim := newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
 			return now, nil
 		}))
-		c.set(instant(t, "2026-03-01 10:00"))
+		set(c, instant(t, "2026-03-01 10:00"))
 		kolkata := allowN(t, lim, 4) // until 18:30
 		now = ratelimit.PerDay(10)
 		require.Equal(t, 6, peek(t, lim, "key").Remaining)
 		require.Equal(t, 8*time.Hour+30*time.Minute, peek(t, lim, "key").ResetAfter)
 		now = ratelimit.PerDay(10).In(zone(t, "America/Sao_Paulo")) // from 3:00
 		require.Equal(t, 6, peek(t, lim, "key").Remaining)
-		c.set(instant(t, "2026-03-01 18:30"))
+		set(c, instant(t, "2026-03-01 18:30"))
 		require.Equal(t, 10, peek(t, lim, "key").Remaining)
 		now = ratelimit.PerDay(10)
 		allowN(t, lim, 5)
@@ -293,12 +277,12 @@ func TestAChangeOfTheCalendarKeepsTheSpend(t *testing.T) {
 }
 
 func TestACalendarAfterAPlainLimit(t *testing.T) {
-	onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		now := ratelimit.PerDay(10)
 		lim := newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
 			return now, nil
 		}))
-		c.set(instant(t, "2026-03-01 10:00"))
+		set(c, instant(t, "2026-03-01 10:00"))
 		plain := allowN(t, lim, 4)
 		now = ratelimit.PerDay(10).In(zone(t, "America/Sao_Paulo")) // until 3:00
 		require.Equal(t, 14*time.Hour, peek(t, lim, "key").ResetAfter, "until the plain day ends")
@@ -306,7 +290,7 @@ func TestACalendarAfterAPlainLimit(t *testing.T) {
 		require.Equal(t, 8*time.Hour+30*time.Minute, peek(t, lim, "key").ResetAfter, "until that of Kolkata ends")
 		require.NoError(t, lim.Refund(t.Context(), "key", plain, 1))
 		require.Equal(t, 7, peek(t, lim, "key").Remaining)
-		c.set(instant(t, "2026-03-01 23:00"))
+		set(c, instant(t, "2026-03-01 23:00"))
 		require.Equal(t, 10, peek(t, lim, "key").Remaining)
 	})
 }
@@ -407,12 +391,12 @@ func TestAtMostTwiceTheRateAcrossAnEdgeOfCalendars(t *testing.T) {
 	c := newClock()
 	lim := newLimiter(t, "fixed_window", memory(t, c), l)
 	for _, edge := range []string{"2026-03-28 23:00", "2026-03-29 22:00"} { // around the day of 23 hours
-		c.set(instant(t, edge).Add(-time.Microsecond))
+		set(c, instant(t, edge).Add(-time.Microsecond))
 		require.LessOrEqual(t, admitted(t, lim, 300), 100)
-		c.set(instant(t, edge))
+		set(c, instant(t, edge))
 		require.Equal(t, 100, admitted(t, lim, 300))
 	}
-	c.set(instant(t, "2026-03-29 22:00").Add(23*time.Hour - time.Microsecond))
+	set(c, instant(t, "2026-03-29 22:00").Add(23*time.Hour-time.Microsecond))
 	require.Zero(t, admitted(t, lim, 300), "300 in two days, and never more than 200 in 23 hours")
 }
 
@@ -471,14 +455,14 @@ func TestARefundTakesNothingFromAWindowThatBeganAfterItsCharge(t *testing.T) {
 			"2026-03-28 22:30", "2026-03-28 23:30"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			onBothStores(t, func(t *testing.T, s store.Store, c *clock) {
+			onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 				l := test.before
 				lim := newLimiter(t, "fixed_window", s, ratelimit.PerMonth(10),
 					ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
-				c.set(instant(t, test.charge))
+				set(c, instant(t, test.charge))
 				old := allowN(t, lim, 5)
 				l = test.after
-				c.set(instant(t, test.then))
+				set(c, instant(t, test.then))
 				full := allowN(t, lim, 10)
 				require.True(t, full.Allowed)
 				require.NoError(t, lim.Refund(t.Context(), "key", old, 5))
