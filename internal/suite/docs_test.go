@@ -39,7 +39,7 @@ func pages(t *testing.T) []string {
 	pages, err := filepath.Glob("docs/*.md")
 	require.NoError(t, err)
 	require.NotEmpty(t, pages)
-	return append(pages, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md", "grpclimit/README.md", "promlimit/README.md", "otellimit/README.md")
+	return append(pages, "README.md", "CHANGELOG.md", ".github/CONTRIBUTING.md", ".github/SECURITY.md", "examples/README.md", "benchmarks/README.md", "grpclimit/README.md", "promlimit/README.md", "otellimit/README.md")
 }
 
 var fence = regexp.MustCompile("(?ms)^```([a-z]+)\n(.*?)^```$")
