@@ -150,9 +150,10 @@ func TestTheTextOfCalendars(t *testing.T) {
 	}
 }
 
-// The two plans: each of their windows of ten years admits what it should, to the
+// Two plans: each of their windows of ten years admits what it should, to the
 // microsecond.
 func TestPlansHoldForTenYears(t *testing.T) {
+	t.Parallel()
 	paulo, kolkata := zone(t, "America/Sao_Paulo"), zone(t, "Asia/Kolkata")
 	lastDay := func(year int, month time.Month) time.Time {
 		return time.Date(year, month, time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC).Day(), 0, 0, 0, 0, paulo)

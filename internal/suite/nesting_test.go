@@ -294,15 +294,23 @@ func refuses(outer string, inside []string) bool {
 	return false
 }
 
+// quick is whether a plain run holds all pairs of wrappers around the algorithm on s: one that
+// delays and one that does not, in memory.
+func quick(algorithm string, s store.Store) bool {
+	_, onRedis := s.(*redisstore.Store)
+	return !onRedis && (algorithm == "leaky_bucket" || algorithm == "sliding_window")
+}
+
 // TestNestings holds each wrapper around each other, on both stores, to the model.
 func TestNestings(t *testing.T) {
+	t.Parallel()
 	depth := 2
 	if effort.Long() {
 		depth = 3
 	}
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
 		depth := depth
-		if _, onRedis := s.(*redisstore.Store); onRedis && !effort.Full() {
+		if !effort.Full() && !quick(algorithm, s) {
 			depth = 1
 		}
 		all := slices.DeleteFunc(wrappers(t), func(w wrapper) bool {
@@ -481,11 +489,12 @@ func (x *nesting) same(t *testing.T, told func() string) {
 // inside of it. The store comes and goes. It forgets nothing, so that each of the five admits
 // its limit once.
 func TestNestingsKeepToOneLimitAcrossOutages(t *testing.T) {
+	t.Parallel()
 	all := wrappers(t)
 	inner := []string{"All of one", "All, first", "All, second"}
 	outer := []string{"another key", "All of one", "All, first", "All, second", "All with calls and a key", "accesslist", "shadow, enforced"}
 	rng := rand.New(rand.NewPCG(3, 4))
-	for id := range effort.Of(2_000, 20_000) {
+	for id := range effort.Of(600, 20_000) {
 		algorithm := algorithms[id%len(algorithms)]
 		x := &nesting{id: id, algorithm: algorithm, store: &unreliable{Store: memory(t, newClock())}}
 		if id%2 == 1 {
@@ -557,9 +566,10 @@ func (x *nesting) comeAndGo(t *testing.T, rng *rand.Rand) {
 
 // An observed limiter is decided on as the plain one is, in each wrapper.
 func TestObservedLimitersDecideAsPlainOnes(t *testing.T) {
+	t.Parallel()
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
-		if _, onRedis := s.(*redisstore.Store); onRedis && !effort.Full() {
-			t.Skip("in memory is enough")
+		if !effort.Full() && !quick(algorithm, s) {
+			t.Skip("in memory is enough, and one that delays and one that does not")
 		}
 		all, id := wrappers(t), 1_000_000
 		for _, outer := range all {
