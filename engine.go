@@ -166,7 +166,7 @@ const (
 	takeUpTo
 	peek
 	overdraw
-	takeWithin // asked for of limiters; a store is asked to take under a limit with a Before
+	takeWithin // asked for of limiters; a store is asked to take under a limit with a turn
 )
 
 // decide is AllowN, AllowUpTo, Peek or Charge, by the limit given, if that is not nil. It

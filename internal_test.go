@@ -42,7 +42,7 @@ func FuzzStep(f *testing.F) {
 			if !drainsWithin(l, maxRefill) {
 				t.Skip("a bucket that its constructor refuses")
 			}
-			l.Before = within(before, 0, maxRefill+1)
+			l = l.TurnBefore(within(before, 0, maxRefill+1))
 			if ahead { // of its turn, or a debt
 				s.Whole |= overdrawn
 			}
@@ -63,7 +63,7 @@ func FuzzStep(f *testing.F) {
 		}
 		fits := func(later, n int64) bool { return admits(later, n, l) }
 		plain := l
-		plain.Before = 0 // by which Remaining and ResetAfter are told
+		plain = plain.TurnBefore(0) // by which Remaining and ResetAfter are told
 		require.True(t, v.Remaining == 0 || admits(0, v.Remaining, plain), "Remaining %d", v.Remaining)
 		require.False(t, admits(0, v.Remaining+1, plain), "Remaining %d", v.Remaining)
 		if r.OK() {
@@ -73,7 +73,7 @@ func FuzzStep(f *testing.F) {
 			charged := a.Report(l, r, n, n)
 			require.Equal(t, max(0, v.Remaining-n), charged.Remaining)
 			require.Equal(t, v.Delay, charged.Delay)
-			require.True(t, l.Before == 0 || v.Delay < l.Before, "a turn after %d µs, within %d", v.Delay, l.Before)
+			require.True(t, l.Before() == 0 || v.Delay < l.Before(), "a turn after %d µs, within %d", v.Delay, l.Before)
 			if next.Whole > level {
 				require.Greater(t, level+min(1, next.Part), l.Burst, "past the capacity")
 				require.LessOrEqual(t, level+min(1, next.Part), bucketMost(l))
@@ -99,7 +99,7 @@ func FuzzStep(f *testing.F) {
 			}
 			return
 		}
-		if l.Before == 0 { // as in a Charge
+		if l.Before() == 0 { // as in a Charge
 			debt, held := a.Overdrawn(next, l, mostOf(a, l)), min(n, mostOf(a, l)-a.Spent(r))
 			require.True(t, debt.At == at0 && debt.Period == l.Period && debt.Whole < 1<<32 && debt.Part >= 0 && debt.Part < 1<<49, "%+v", debt)
 			_, owed := a.Step(debt, l, at0, 1)

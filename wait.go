@@ -205,7 +205,7 @@ func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.D
 // limitWithin is l for events that can wait for d.
 func limitWithin(rule *store.Rule, l store.Limit, d time.Duration) store.Limit {
 	if rule.Burst { // it has turns
-		l.Before = 1 + min(max(d, 0).Microseconds(), maxRefill)
+		return l.TurnBefore(1 + min(max(d, 0).Microseconds(), maxRefill))
 	}
 	return l
 }

@@ -638,9 +638,9 @@ func TestStoresAreToldOfTurnsInWholeMicrosecondsUpTo100Years(t *testing.T) {
 				want = 0
 			}
 			allowWithin(t, lim, 1, d)
-			require.Equal(t, want, s.limit.Before, "%s within %v", algorithm, d)
+			require.Equal(t, want, s.limit.Before(), "%s within %v", algorithm, d)
 		}
 		allowN(t, lim, 1)
-		require.Zero(t, s.limit.Before)
+		require.Zero(t, s.limit.Before())
 	}
 }

@@ -232,7 +232,7 @@ func (r *rewound) expect(op string, l store.Limit, n int64, more []any) []int64 
 		return []int64{0, 0, 0, 0}
 	}
 	if op == "within" {
-		l.Before = more[0].(int64)
+		l = l.TurnBefore(more[0].(int64))
 	}
 	reply := m.step(op, l, r.now, n)
 	if op == "upto" && !reply.OK() {
