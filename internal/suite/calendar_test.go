@@ -154,6 +154,7 @@ func TestTheTextOfCalendars(t *testing.T) {
 // microsecond.
 func TestPlansHoldForTenYears(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	paulo, kolkata := zone(t, "America/Sao_Paulo"), zone(t, "Asia/Kolkata")
 	lastDay := func(year int, month time.Month) time.Time {
 		return time.Date(year, month, time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC).Day(), 0, 0, 0, 0, paulo)

@@ -134,6 +134,7 @@ func number(x *big.Rat) float64 {
 // only where what was charged before has been refunded, which no state knows.
 func TestDebtsAreGivenBackAsFarAsTheyAreStillCharged(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
 		if !hasBurst(algorithm) {
 			return

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 )
 
 const module = "github.com/ratelimit-go/ratelimit"
@@ -39,6 +41,7 @@ var links = map[string][]string{
 
 func TestPackagesLinkOnlyWhatTheyMay(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps",
 		"-f", `{{if not .Standard}}{{.ImportPath}} {{.Module.Path}} {{join .Deps " "}}{{end}}`, "./...").Output()
 	require.NoError(t, err)
@@ -81,6 +84,7 @@ func TestPackagesLinkOnlyWhatTheyMay(t *testing.T) {
 // TestObservingCostsNobodyElse: what package observe needs stays out of these.
 func TestObservingCostsNobodyElse(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", `{{.ImportPath}} {{join .Deps " "}}`,
 		".", "./store/memstore", "./httplimit", "./observe").Output()
 	require.NoError(t, err)

@@ -58,6 +58,7 @@ func blocks(t *testing.T, page string) (all []block) {
 // of one, or of a file that is compiled with the tests. A line of three dots leaves some out.
 func TestDocumentsShowWhatCompiles(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	var compiled strings.Builder
 	require.NoError(t, filepath.WalkDir(".", func(path string, _ os.DirEntry, err error) error {
 		if strings.HasSuffix(path, ".go") {

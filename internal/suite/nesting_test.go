@@ -490,6 +490,7 @@ func (x *nesting) same(t *testing.T, told func() string) {
 // its limit once.
 func TestNestingsKeepToOneLimitAcrossOutages(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	all := wrappers(t)
 	inner := []string{"All of one", "All, first", "All, second"}
 	outer := []string{"another key", "All of one", "All, first", "All, second", "All with calls and a key", "accesslist", "shadow, enforced"}
@@ -567,6 +568,7 @@ func (x *nesting) comeAndGo(t *testing.T, rng *rand.Rand) {
 // An observed limiter is decided on as the plain one is, in each wrapper.
 func TestObservedLimitersDecideAsPlainOnes(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
 		if !effort.Full() && !quick(algorithm, s) {
 			t.Skip("in memory is enough, and one that delays and one that does not")

@@ -62,6 +62,7 @@ func (k *twoKeys) keys() (whole, general string) { return "{plain}whole", "{plai
 // take are one: both run on equal states, which include some that no rule has written.
 func TestThePlainCaseDecidesAndWritesAsTheGeneralScript(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	client := redistest.Start(t).Client(t)
 	for _, algorithm := range algorithms {
 		for i, l := range []ratelimit.Limit{

@@ -29,6 +29,7 @@ import (
 
 func TestScriptsLeaveTheSameValuesAndExpiryOnRedisAndMiniredis(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	limits := []ratelimit.Limit{ // real servers expire in real time: no short Periods
 		ratelimit.PerMinute(7),
 		{Rate: 999_983, Period: 24 * time.Hour},
@@ -303,6 +304,7 @@ func TestADenialMovesAStateOfTheFutureToNow(t *testing.T) {
 // A caller's clock that is ahead delays the others, and is never taken back.
 func TestCallersWhoseClocksDisagreeAdmitNoMore(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	for _, algorithm := range algorithms {
 		client := redistest.Shared(t).Client(t)
 		slow, fast := newClock(), newClock()
@@ -420,6 +422,7 @@ return replies`
 
 func TestALogThatHasEndedStartsAgainWithOneBlock(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	c := newClock()
 	client := redistest.Mini(t).Client(t) // which does not expire it first
 	lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerMinute(1000))
@@ -533,6 +536,7 @@ func TestARefundOfWhatHasLeftALogChangesNothing(t *testing.T) {
 // Entry by entry where it is one block, and else by whole blocks.
 func TestALogForgetsWhatDoesNotCount(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	for _, n := range []int{1, 2} {
 		c, client := newClock(), redistest.Mini(t).Client(t)
 		lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerMinute(100))

@@ -67,6 +67,7 @@ func servers(t *testing.T) map[string]*redis.Client {
 
 func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	for name, client := range servers(t) {
 		for _, algorithm := range algorithms {
 			t.Run(name+" "+algorithm, func(t *testing.T) {
@@ -114,6 +115,7 @@ func randomClaims(rng *rand.Rand, space *store.Namespace) []store.Request {
 // A server's clock that has gone back moves states, even by denials.
 func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	for _, algorithm := range algorithms {
 		mini := redistest.Mini(t)
 		joined := newStore(t, mini.Client(t), redisstore.WithPrefix("joined"))
