@@ -152,6 +152,9 @@ func keyOf(kind, value string) string {
 	return value
 }
 
+// errJSON is about a line of JSON where another form is read.
+var errJSON = errors.New("it is JSON: use -format json")
+
 // combinedField reads a line of the common or the combined format:
 //
 //	192.0.2.1 - frank [17/May/2015:10:05:03 +0000] "GET /a HTTP/1.1" 200 2326 ...
@@ -161,7 +164,11 @@ func keyOf(kind, value string) string {
 // cannot put another time before the request.
 func combinedField(line, name string) (value, at string, err error) {
 	client, rest, _ := strings.Cut(line, " ")
-	if !isClient(client) {
+	switch {
+	case isClient(client):
+	case json.Valid([]byte(line)):
+		return "", "", errJSON
+	default:
 		return "", "", errors.New("it does not begin with a client's address")
 	}
 	before, request, found := strings.Cut(rest, `] "`)
