@@ -153,7 +153,7 @@ func ExampleCounters_fallback() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	inner, outer := observe.NewCounters("api/redis"), observe.NewCounters("api")
+	inner, outer := observe.NewCounters("api/store"), observe.NewCounters("api")
 	onRedis, err := observe.Around(all, inner)
 	if err != nil {
 		log.Fatal(err)

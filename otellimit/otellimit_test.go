@@ -63,7 +63,7 @@ func newService(t testing.TB) *service {
 	require.NoError(t, err)
 	all, err := ratelimit.NewAll(burst, daily)
 	require.NoError(t, err)
-	inside, outside := observe.NewCounters("api store"), observe.NewCounters("api")
+	inside, outside := observe.NewCounters("api/store"), observe.NewCounters("api")
 	f, err := fallback.New(observed(t, all, inside), fallback.FailOpen())
 	require.NoError(t, err)
 	waiter, err := throttle.NewWaiter(burst, time.Minute)
@@ -162,11 +162,11 @@ func TestMetricsSayWhatIsCounted(t *testing.T) {
 		"decisions{limiter=api,outcome=allowed,source=fail_open}":   5,
 		"decisions{limiter=api,outcome=denied,source=store}":        5,
 		"decisions{limiter=api,outcome=denied,source=fail_closed}":  0,
-		"decisions{limiter=api store,outcome=allowed,source=store}": 10,
+		"decisions{limiter=api/store,outcome=allowed,source=store}": 10,
 		"events{limiter=api,outcome=allowed}":                       25,
 		"events{limiter=api,outcome=denied}":                        25,
 		"denied_by{denied_by=burst,limiter=api}":                    5,
-		"errors{error.type=unavailable,limiter=api store}":          5,
+		"errors{error.type=unavailable,limiter=api/store}":          5,
 		"errors{error.type=unavailable,limiter=api}":                0,
 		"admissions{headroom=5,limiter=api}":                        10,
 		"admissions{headroom=0,limiter=api}":                        0,

@@ -62,7 +62,7 @@ func newService(t testing.TB) *service {
 	require.NoError(t, err)
 	all, err := ratelimit.NewAll(burst, daily)
 	require.NoError(t, err)
-	inside, outside := observe.NewCounters("api store"), observe.NewCounters("api")
+	inside, outside := observe.NewCounters("api/store"), observe.NewCounters("api")
 	s.fallback, err = fallback.New(observed(t, all, inside), fallback.FailOpen(), fallback.WithBreaker(10, time.Second))
 	require.NoError(t, err)
 	waiter, err := throttle.NewWaiter(burst, time.Minute)
@@ -158,12 +158,12 @@ func TestACollectorSaysWhatIsCounted(t *testing.T) {
 		`ratelimit_decisions_total{limiter="api",outcome="allowed",source="fail_open"}`:       "5",
 		`ratelimit_decisions_total{limiter="api",outcome="denied",source="store"}`:            "5",
 		`ratelimit_decisions_total{limiter="api",outcome="denied",source="fail_closed"}`:      "0",
-		`ratelimit_decisions_total{limiter="api store",outcome="allowed",source="store"}`:     "10",
-		`ratelimit_decisions_total{limiter="api store",outcome="allowed",source="fail_open"}`: "0",
+		`ratelimit_decisions_total{limiter="api/store",outcome="allowed",source="store"}`:     "10",
+		`ratelimit_decisions_total{limiter="api/store",outcome="allowed",source="fail_open"}`: "0",
 		`ratelimit_events_total{limiter="api",outcome="allowed"}`:                             "25",
 		`ratelimit_events_total{limiter="api",outcome="denied"}`:                              "25",
 		`ratelimit_denied_by_total{denied_by="burst",limiter="api"}`:                          "5",
-		`ratelimit_errors_total{class="unavailable",limiter="api store"}`:                     "5",
+		`ratelimit_errors_total{class="unavailable",limiter="api/store"}`:                     "5",
 		`ratelimit_errors_total{class="unavailable",limiter="api"}`:                           "0",
 		`ratelimit_headroom_ratio_bucket{limiter="api",le="0"}`:                               "0",
 		`ratelimit_headroom_ratio_bucket{limiter="api",le="0.4"}`:                             "0",
@@ -171,8 +171,8 @@ func TestACollectorSaysWhatIsCounted(t *testing.T) {
 		`ratelimit_headroom_ratio_bucket{limiter="api",le="1"}`:                               "10",
 		`ratelimit_headroom_ratio_sum{limiter="api"}`:                                         "4.5",
 		`ratelimit_headroom_ratio_count{limiter="api"}`:                                       "10",
-		`ratelimit_decision_duration_seconds_count{limiter="api store"}`:                      "20",
-		`ratelimit_decision_duration_seconds_bucket{limiter="api store",le="+Inf"}`:           "20",
+		`ratelimit_decision_duration_seconds_count{limiter="api/store"}`:                      "20",
+		`ratelimit_decision_duration_seconds_bucket{limiter="api/store",le="+Inf"}`:           "20",
 		`ratelimit_breaker_state{limiter="api",state="closed"}`:                               "1",
 		`ratelimit_breaker_state{limiter="api",state="open"}`:                                 "0",
 		`ratelimit_breaker_state{limiter="api",state="half_open"}`:                            "0",
@@ -320,7 +320,7 @@ func TestWhatIsNoLabelIsRefused(t *testing.T) {
 func TestALimitHasASeriesBeforeItDenies(t *testing.T) {
 	_, got := scrape(t, newService(t).collector)
 	for _, limit := range []string{"burst", "daily"} {
-		for _, limiter := range []string{"api", "api store"} {
+		for _, limiter := range []string{"api", "api/store"} {
 			require.Equal(t, "0", got[fmt.Sprintf("ratelimit_denied_by_total{denied_by=%q,limiter=%q}", limit, limiter)])
 		}
 	}
