@@ -341,6 +341,19 @@ func (r *Result) together() any {
 	return nil
 }
 
+// denier is the decision of the limit that r is denied by, with the longest RetryAfter, and r
+// itself if it is of one limit or admits.
+func (r Result) denier() Result {
+	if j := r.joined(); j != nil && !r.Allowed {
+		for i := range j.parts {
+			if p := &j.parts[i]; j.speaks(i) && p.RetryAfter == r.RetryAfter {
+				return p.denier()
+			}
+		}
+	}
+	return r
+}
+
 // room is how many events fit, by the denial r: Remaining of those that deny.
 func (r *Result) room() int {
 	room, known := r.Remaining, false

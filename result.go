@@ -29,7 +29,9 @@ type Result struct {
 // String is the Result in short, for logs and the messages of tests. The form may change:
 //
 //	allowed, 7 of 10 left, reset in 2.5s
-//	denied by "per_user" (local), retry after 1.2s
+//	denied by "per_user" (local), 2 of 5 left, retry after 1.2s
+//
+// What is left of a denial is that of the limit that denied.
 func (r Result) String() string {
 	s := "denied"
 	if r.Allowed {
@@ -41,8 +43,8 @@ func (r Result) String() string {
 	if source := r.Source(); source != SourceStore {
 		s += " (" + source.String() + ")"
 	}
-	if r.Counted() && (r.Allowed || r.Remaining > 0) {
-		s += fmt.Sprintf(", %d of %d left", r.Remaining, r.Limit)
+	if of := r.denier(); r.Counted() && (r.Allowed || of.Remaining > 0) {
+		s += fmt.Sprintf(", %d of %d left", of.Remaining, of.Limit)
 	}
 	switch {
 	case r.Allowed && r.Delay > 0:
