@@ -39,7 +39,7 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 		if lim.limitFunc == nil {
 			return own, nil
 		}
-		l, err := lim.limitFunc(ctx, key)
+		l, err := lim.keptLimit(ctx, key) // of the decision that it stands in for
 		if err != nil || l == (Limit{}) {
 			return own, err
 		}

@@ -55,6 +55,7 @@ type Limiter struct {
 	limiter  ratelimit.Limiter
 	source   ratelimit.Source // of the answer
 	local    ratelimit.Limiter
+	asks     bool // whether a local limiter may ask the limit function that the limiter has asked
 	failures uint32
 	pause    time.Duration // from opening to the probe
 
@@ -200,6 +201,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	if f.local, err = p.limiter(l); err != nil {
 		return nil, err
 	}
+	f.asks = f.local != nil && !see.ByKey(l)
 	f.mark = ratelimit.NewMark(f, p.source, new(answered))
 	f.made = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.WithMark(f.mark)
 	f.owed.seeds = keyhash.New()
@@ -313,6 +315,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	if err := f.check(ctx, q.key, q.n); err != nil {
 		return ratelimit.Result{}, err
 	}
+	ctx = f.context(ctx)
 	r, err := f.call(func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
 	switch {
 	case errors.Is(err, ratelimit.ErrStore):
@@ -323,6 +326,15 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 		return f.mirror(ctx, q.key, q.n, r), nil
 	}
 	return r, nil
+}
+
+// context is ctx for one decision, which the local limiter makes too. A limit function is asked
+// once for both.
+func (f *Limiter) context(ctx context.Context) context.Context {
+	if f.asks {
+		return ratelimit.KeepLimits(ctx)
+	}
+	return ctx
 }
 
 // check refuses invalid input, even if the limiter will not be asked.
@@ -509,6 +521,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	if err := f.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
+	ctx = f.context(ctx)
 	r, err := f.call(func() (ratelimit.Result, error) {
 		r, err := ratelimit.Charge(ctx, f.limiter, key, n)
 		return r, unasked(r, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -183,5 +184,24 @@ func TestALocalShareOfWhatIsObserved(t *testing.T) {
 	} {
 		_, err = fallback.New(inner, answer)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+}
+
+func TestALimitFunctionIsAskedOnceForTheStoreAndTheLocalLimiter(t *testing.T) {
+	calls := 0
+	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+		calls++
+		return ratelimit.PerMinute(100), nil
+	})
+	for _, algorithm := range algorithms {
+		for name, s := range map[string]store.Store{"up": ratelimittest.NewClock(time.Now()).Memory(t), "down": broken{}} {
+			l, err := fallback.New(newLimiter(t, algorithm, s, ratelimit.PerMinute(1), limits), fallback.FailLocal(2), fallback.WithBreaker(1, time.Hour))
+			require.NoError(t, err)
+			for range 3 { // if it is down, the breaker is open after the first
+				calls = 0
+				require.True(t, allow(t, l, "key").Allowed)
+				require.Equal(t, 1, calls, "%s, %s", algorithm, name)
+			}
+		}
 	}
 }
