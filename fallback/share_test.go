@@ -2,6 +2,7 @@ package fallback_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -202,6 +203,23 @@ func TestALimitFunctionIsAskedOnceForTheStoreAndTheLocalLimiter(t *testing.T) {
 				require.True(t, allow(t, l, "key").Allowed)
 				require.Equal(t, 1, calls, "%s, %s", algorithm, name)
 			}
+		}
+	}
+}
+
+// What stands in for a store cannot say what a key's limit is.
+func TestAFailureOfALimitFunctionIsNotTheStores(t *testing.T) {
+	wrong := errors.New("the database of plans is down")
+	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, wrong })
+	for _, answer := range []fallback.Answer{fallback.FailOpen(), fallback.FailClosed(), fallback.FailLocal(1)} {
+		for _, s := range []store.Store{ratelimittest.NewClock(time.Now()).Memory(t), broken{}} {
+			l := failover(t, newLimiter(t, "fixed_window", s, ratelimit.PerMinute(1), limits), answer)
+			for range 10 {
+				_, err := l.Allow(t.Context(), "key")
+				require.Equal(t, wrong, err)
+			}
+			state, _ := l.State()
+			require.Equal(t, fallback.StateClosed, state)
 		}
 	}
 }
