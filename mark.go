@@ -12,7 +12,7 @@ type Mark struct {
 // NewMark returns the mark of owner, a pointer to a wrapper. [Result.Source] is then source, or
 // as it was for SourceStore. note is what owner wants to find again.
 func NewMark(owner any, source Source, note any) *Mark {
-	source = min(source, SourceLease) // the last one there is
+	source = min(source, SourceBan) // the last one there is
 	return &Mark{owner: owner, source: source, note: note}
 }
 

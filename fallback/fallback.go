@@ -396,10 +396,14 @@ func (f *Limiter) probe(ctx context.Context, key string) error {
 // unasked returns err, or errUnasked if the store had no part in r, so that the breaker
 // learns nothing from it.
 func unasked(r ratelimit.Result, err error) error {
-	if err == nil && r.Source() != ratelimit.SourceStore {
-		return errUnasked
+	if err != nil {
+		return err
 	}
-	return err
+	switch r.Source() {
+	case ratelimit.SourceStore, ratelimit.SourceBan:
+		return nil
+	}
+	return errUnasked
 }
 
 // answered is the note on Results that were made in place of the store's.
