@@ -86,6 +86,31 @@ func (r Reply) After(rule *Rule, n int64) Reply {
 	return rule.After(r, n)
 }
 
+// Plainly is r in plain numbers: a reply to a decision under l on n events. If that admits them,
+// so many are charged: all n or none. It is for stores in front that decide by another limit.
+func (r Reply) Plainly(rule *Rule, l Limit, n, charged int64) Reply {
+	if r.Plain() {
+		return r
+	}
+	p := Reply{Outcome: DeniedPlainly, X: r.X}
+	if r.OK() {
+		p.Outcome = AdmittedPlainly
+	} else {
+		charged = 0
+	}
+	says := r.Report(rule, l, n, charged)
+	p.Y, p.Z = r.Available(rule, l), says.Reset
+	switch {
+	case says.Delay > 0:
+		p.Y = -says.Delay
+	case n > l.Burst:
+		p.X = Never
+	case !r.OK():
+		p.X = says.Retry
+	}
+	return p
+}
+
 // Receipt names n of the events that the admission r has charged.
 func (r Reply) Receipt(rule *Rule, l Limit, charged, n int64) Receipt {
 	return NewReceipt(l, r.X, r.Report(rule, l, charged, charged).Reset, n)
