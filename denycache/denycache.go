@@ -157,6 +157,7 @@ func (s *Store) learn(rule *store.Rule, q *denials.Question, r store.Reply, err 
 	case err != nil || r.OK():
 		s.denials.ForgetOtherLimits(q)
 	case q.Turn || q.N > q.Limit.Burst: // it may fit with another turn, or never
+	case r.Outcome == store.DeniedPlainly: // it may fit sooner
 	default:
 		s.denials.Remember(q, r.Report(rule, q.Limit, q.N, 0))
 	}

@@ -173,33 +173,39 @@ type operation func(s store.Store, ctx context.Context, ns *store.Namespace, key
 
 // Take admits n events if the own share has room for them, or can fetch it.
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.decide(ctx, store.Store.Take, ns, key, l, n, n)
-}
-
-// TakeUpTo admits as many of n events as the own share has room for. It fetches only if that
-// has room for none.
-func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.decide(ctx, store.Store.TakeUpTo, ns, key, l, n, 1)
-}
-
-// decide asks the own share for n events, of which want are enough. It asks once more if room for
-// these was fetched.
-func (s *Store) decide(ctx context.Context, op operation, ns *store.Namespace, key string, l store.Limit, n, want int64) (store.Reply, error) {
-	share, err := s.own.share(ns.Rule, l)
+	r, share, err := s.decide(ctx, store.Store.Take, ns, key, l, n, n)
 	if err != nil {
 		return store.Reply{}, err
 	}
-	r, err := op(s.Store, ctx, ns, key, share, n)
+	return r.Plainly(ns.Rule, share, n, n), nil
+}
+
+// TakeUpTo admits as many of n events as the own share has room for, and fetches if that has room
+// for none. If it has room for some, it fetches for the next call.
+func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	r, share, err := s.decide(ctx, store.Store.TakeUpTo, ns, key, l, n, 1)
+	if err != nil {
+		return store.Reply{}, err
+	}
+	fit := max(1, min(n, r.Available(ns.Rule, share)))
+	if r.OK() && fit < n {
+		denied := r.After(ns.Rule, fit)
+		denied.Outcome &^= store.Admitted
+		s.fetch(ctx, ns, key, l, share, 1, denied)
+	}
+	return r.Plainly(ns.Rule, share, fit, fit), nil
+}
+
+// decide asks the own share for n events, and once more if room for as many as want was fetched.
+func (s *Store) decide(ctx context.Context, op operation, ns *store.Namespace, key string, l store.Limit, n, want int64) (r store.Reply, share store.Limit, err error) {
+	if share, err = s.own.share(ns.Rule, l); err != nil {
+		return r, share, err
+	}
+	r, err = op(s.Store, ctx, ns, key, share, n)
 	if err == nil && s.fetch(ctx, ns, key, l, share, want, r) && ctx.Err() == nil {
 		r, err = op(s.Store, ctx, ns, key, share, n)
 	}
-	if err != nil {
-		return store.Reply{}, err
-	}
-	if want < n {
-		n = max(want, min(n, r.Available(ns.Rule, share)))
-	}
-	return r.Plainly(ns.Rule, share, n, n), nil
+	return r, share, err
 }
 
 // TakeAll decides by the own shares. It fetches for each that denies.

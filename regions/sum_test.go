@@ -324,7 +324,9 @@ func TestRegionsNeverAdmitMoreThanTheLimit(t *testing.T) {
 		if worlds >= 300 {
 			require.Greater(t, most, 0.97, "the schedules are too tame")
 		}
-		require.Greater(t, moved, 10*worlds)
+		if worlds > 1 {
+			require.Greater(t, moved, 10*worlds)
+		}
 	}
 	for _, algorithm := range algorithms {
 		t.Run(algorithm+" in memory", func(t *testing.T) {

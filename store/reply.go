@@ -19,8 +19,8 @@ type Reply struct {
 // A store in front of another one may answer without asking it, or by another limit. Its
 // Outcome is not Denied or Admitted then, and the numbers of the [Reply] are plain:
 //
-//   - X is the RetryAfter of a denial in µs, or [Never]. Of an admission it is the time of
-//     the charge, as in all admissions.
+//   - X is the RetryAfter of a denial in µs, or [Never]. The events may fit sooner. Of an admission
+//     it is the time of the charge, as in all admissions.
 //   - Y is how many events there was room for, before this decision. Of an admission ahead of its
 //     turn it is the Delay in µs, below 0.
 //   - Z is ResetAfter in µs, after this decision.
