@@ -20,8 +20,8 @@ import (
 // process. That lasts until t and takes no round trip. So a flood against one key costs the
 // store a call or two per RetryAfter.
 //
-// Use it before a store on Redis; before memory it saves nothing. One Store serves many
-// limiters.
+// Use it before a store on Redis; before memory it saves nothing, nor before package regions,
+// where others may have room. One Store serves many limiters.
 //
 // Bound: it denies nothing that the store would admit. RetryAfter is taken as shorter by 1 µs
 // and a thousandth, since NTP lets each of two clocks be wrong by 500 µs a second. It can deny
