@@ -39,6 +39,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -63,6 +64,7 @@ import (
 //
 // [More]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#leases
 type Store struct {
+	leases
 	store.Store // Together
 
 	terms   terms
@@ -84,6 +86,8 @@ type Store struct {
 	jobs    []job       // to be done by workers
 	workers int
 }
+
+type leases = see.Leases // see package see
 
 const (
 	shards         = 64
@@ -272,8 +276,11 @@ func (d *Store) Unwrap() store.Store { return d.Store }
 
 // Take admits n events of what is held, or asks the store.
 func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if l.Before > 0 {
+	switch {
+	case l.Before > 1:
 		return d.takeWithin(ctx, ns, key, l, n)
+	case l.Before == 1: // now, and that is when events of a bucket have their turn if they are there
+		l.Before = 0
 	}
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
