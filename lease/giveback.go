@@ -175,10 +175,10 @@ func (d *Store) sweepShard(s *shard) {
 	for id, e := range s.keys {
 		d.tidy(e, now)
 		if e.owed > 0 {
-			d.launch(s, e)
+			d.startFetch(s, e)
 		}
 		held := e.left > 0 || e.spare.left > 0 || e.owed > 0
-		if !e.flying && !held && now >= max(e.denied, e.full) && now-e.used > 2*d.terms.life {
+		if !e.fetching && !held && now >= max(e.denied, e.full) && now-e.used > 2*d.terms.life {
 			delete(s.keys, id)
 			d.keys.Add(-1)
 		}

@@ -112,13 +112,13 @@ type shard struct {
 // entry is a key, what is held of it, and who waits for it.
 type entry struct {
 	holding[*grant]
-	ns     *store.Namespace
-	key    string
-	limits *limits
-	denial *denial   // nil if there was none
-	flying bool      // a call of the store is under way
-	queue  []*caller // who waits for the next one
-	used   time.Duration
+	ns       *store.Namespace
+	key      string
+	limits   *limits
+	denial   *denial   // nil if there was none
+	fetching bool      // a call of the store is under way
+	queue    []*caller // who waits for the next one
+	used     time.Duration
 }
 
 // grant is what the store has admitted at once: at at, in Unix µs, with so much room left. The key
@@ -295,7 +295,7 @@ func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	if held := e.spend(now, int(n)); held != nil {
 		r := d.admit(held, n)
 		if e.low() && now >= e.denied {
-			d.launch(s, e)
+			d.startFetch(s, e)
 		}
 		s.mu.Unlock()
 		return r, nil
@@ -317,7 +317,7 @@ func (d *Store) without(ctx context.Context, s *shard, e *entry, n int64, now ti
 	case e.borrow(now, &d.terms):
 		d.stats.overdrawn.Add(1)
 		if e.settle(&d.terms) {
-			d.launch(s, e)
+			d.startFetch(s, e)
 		}
 		r := store.Reply{Outcome: store.AdmittedByLease, X: lentAt, Y: int64(max(0, e.room-e.owed)) + 1, Z: 1}
 		s.mu.Unlock()
@@ -325,9 +325,9 @@ func (d *Store) without(ctx context.Context, s *shard, e *entry, n int64, now ti
 	}
 	c := pending.New[answer]()
 	e.queue = append(e.queue, c)
-	var f *flight
-	if !e.flying {
-		if f = d.depart(e); f == nil { // it is closed
+	var f *fetch
+	if !e.fetching {
+		if f = d.newFetch(e); f == nil { // it is closed
 			e.queue = nil
 			s.mu.Unlock()
 			return d.ask(ctx, e.ns, e.key, ls, n)
@@ -337,9 +337,9 @@ func (d *Store) without(ctx context.Context, s *shard, e *entry, n int64, now ti
 	switch {
 	case f == nil: // another one's is under way
 	case f.want == 1: // for this caller alone
-		d.fly(ctx, s, e, f)
+		d.doFetch(ctx, s, e, f)
 	default:
-		go d.fly(context.Background(), s, e, f) // no caller's: the store has a timeout
+		go d.doFetch(context.Background(), s, e, f) // no caller's: the store has a timeout
 	}
 	a, err := c.Wait(ctx)
 	if err == nil && a.again {

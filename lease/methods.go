@@ -166,7 +166,7 @@ func (d *Store) await(ns *store.Namespace, key string, ls *limits) {
 	now := d.now()
 	soon := known && now-e.used < d.terms.life
 	if e.used = now; soon && e.left == 0 && now >= e.denied {
-		d.launch(s, e)
+		d.startFetch(s, e)
 	}
 }
 
@@ -275,7 +275,7 @@ func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string)
 	case e == nil: // it was paid long ago
 		s.mu.Unlock()
 		return nil
-	case e.owed > 0 && !e.flying:
+	case e.owed > 0 && !e.fetching:
 		e.owed--
 	case e.grant != nil && d.now() < e.until:
 		e.left, e.most = e.left+1, e.most+1
