@@ -43,15 +43,21 @@ func (d *Store) newFetch(e *entry) *fetch {
 	now := d.now()
 	d.tidy(e, now)
 	f := &fetch{callers: e.queue, owed: e.owed, limits: e.limits}
-	f.want = e.ask(now, len(f.callers), d.termsOf(e.ns))
-	e.queue, e.fetching = nil, true
+	f.want = e.ask(now, len(f.callers)+e.awaited, d.termsOf(e.ns))
+	e.queue, e.awaited, e.fetched = nil, 0, make(chan struct{})
 	return f
+}
+
+// fetched ends a call of the store for e that began at sent.
+func (d *Store) fetched(e *entry, sent, now time.Duration) {
+	close(e.fetched)
+	e.fetched, e.late = nil, now-sent >= d.terms.life
 }
 
 // startFetch asks the store in another goroutine, unless that is under way. It is called under the
 // shard's lock.
 func (d *Store) startFetch(s *shard, e *entry) {
-	if e.fetching {
+	if e.fetched != nil {
 		return
 	}
 	f := d.newFetch(e)
@@ -74,7 +80,7 @@ func (d *Store) doFetch(ctx context.Context, s *shard, e *entry, f *fetch) {
 	l := f.ask(ctx, d.Store, e.ns, e.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.fetching = false
+	d.fetched(e, sent, d.now())
 	d.decideOn(e, f, &l, sent)
 	d.serve(s, e)
 }
@@ -100,16 +106,26 @@ func (f *fetch) ask(ctx context.Context, of store.Store, ns *store.Namespace, ke
 		}
 		l.forced = unpaid
 	}
-	if l.granted < f.want && (l.granted > 0 || l.forced > 0) { // for how long is it full?
-		if r, l.err = of.Peek(ctx, ns, key, by, 1); l.err != nil {
-			return l
-		}
-	}
-	if l.denial = plain(rule, by, r, 1, 0); l.denial.OK() { // room has come since
-		const soon = 1 // µs
-		l.denial = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, l.denial.Z)}
+	if l.granted < f.want && (l.granted > 0 || l.forced > 0) {
+		l.denial, l.err = denialOf(ctx, of, ns, key, by)
+	} else {
+		l.denial = plain(rule, by, r, 1, 0)
 	}
 	return l
+}
+
+// denialOf asks for how long a key is full of which all was taken.
+func denialOf(ctx context.Context, of store.Store, ns *store.Namespace, key string, by store.Limit) (store.Reply, error) {
+	r, err := of.Peek(ctx, ns, key, by, 1)
+	if err != nil {
+		return r, err
+	}
+	denial := plain(ns.Rule, by, r, 1, 0)
+	if denial.OK() { // room has come since
+		const soon = 1 // µs
+		denial = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, denial.Z)}
+	}
+	return denial, nil
 }
 
 // decideOn decides on the callers by what the store has said, at its instant: whatever has lapsed
@@ -148,6 +164,7 @@ func (d *Store) admitCallers(e *entry, f *fetch, l *outcome, sent, now time.Dura
 		sent: sent, now: now, window: untilWindowEnds(e.ns.Rule.Name, l.reset, f.limits.by),
 	}, d.termsOf(e.ns))
 	held.grant = g
+	e.remaining = l.room
 	if f.limits != e.limits { // the limit has changed meanwhile
 		defer d.giveUp(e)
 	}
@@ -166,14 +183,20 @@ func (d *Store) admitCallers(e *entry, f *fetch, l *outcome, sent, now time.Dura
 // denyCallers tells a denial, and remembers it.
 func (d *Store) denyCallers(e *entry, f *fetch, callers []*caller, r store.Reply, sent, now time.Duration) {
 	if f.limits == e.limits { // or else it says nothing of today's limit
-		e.refused(micros(r.X), pause(e.ns.Rule.Name, e.limits.by, d.terms.life), sent, now, d.termsOf(e.ns))
-		e.denial = &denial{r, now}
-		r.X = max(r.X, inMicros(e.denied-now))
-		r.Z = max(r.Z, r.X)
+		r = d.remember(e, r, sent, now)
 	}
 	for _, c := range callers {
 		c.Answer(answer{reply: r}, nil)
 	}
+}
+
+// remember remembers the denial r, and returns it as the next ones are.
+func (d *Store) remember(e *entry, r store.Reply, sent, now time.Duration) store.Reply {
+	e.refused(micros(r.X), pause(e.ns.Rule.Name, e.limits.by, d.terms.life), sent, now, d.termsOf(e.ns))
+	e.last, e.remaining = &remembered{r, now}, 0
+	r.X = max(r.X, inMicros(e.denied-now))
+	r.Z = max(r.Z, r.X)
+	return r
 }
 
 // serve decides on those who came during a fetch, and asks again for the rest.

@@ -112,13 +112,17 @@ type shard struct {
 // entry is a key, what is held of it, and who waits for it.
 type entry struct {
 	holding[*grant]
-	ns       *store.Namespace
-	key      string
-	limits   *limits
-	denial   *denial   // nil if there was none
-	fetching bool      // a call of the store is under way
-	queue    []*caller // who waits for the next one
-	used     time.Duration
+	ns        *store.Namespace
+	key       string
+	limits    *limits
+	last      *remembered // what the store has said of one event that it did not charge; nil if it has not
+	used      time.Duration
+	remaining int // what the store had left when it was last heard
+
+	fetched chan struct{} // closed when the call of the store has ended that is under way; nil if there is none
+	late    bool          // the last call took longer than a lease lives
+	queue   []*caller     // who waits for the next one
+	awaited int           // events that calls for several keys wait for
 }
 
 // grant is what the store has admitted at once: at at, in Unix µs, with so much room left. The key
@@ -137,8 +141,8 @@ func (g *grant) admit(o store.Outcome, left int, n int64) store.Reply {
 // lentAt is the time of charge of what is admitted by overdraft, which is none.
 const lentAt = math.MinInt64
 
-// denial is one of the store, a plain one.
-type denial struct {
+// remembered is a plain reply of the store.
+type remembered struct {
 	reply store.Reply
 	told  time.Duration
 }
@@ -326,7 +330,7 @@ func (d *Store) without(ctx context.Context, s *shard, e *entry, n int64, now ti
 	c := pending.New[answer]()
 	e.queue = append(e.queue, c)
 	var f *fetch
-	if !e.fetching {
+	if e.fetched == nil {
 		if f = d.newFetch(e); f == nil { // it is closed
 			e.queue = nil
 			s.mu.Unlock()
@@ -408,8 +412,8 @@ func (d *Store) entry(s *shard, id keyhash.Hash, ns *store.Namespace, key string
 // change gives back all that is held under another limit than ls.
 func (d *Store) change(e *entry, ls *limits) {
 	d.giveUp(e)
-	e.limits, e.denied, e.denial = ls, 0, nil // full stays: limits that take turns would lend each time
-	for _, c := range e.queue {               // who waits for a decision by the other limit
+	e.limits, e.denied, e.last = ls, 0, nil // full stays: limits that take turns would lend each time
+	for _, c := range e.queue {             // who waits for a decision by the other limit
 		c.Answer(answer{again: true}, nil)
 	}
 	e.queue = nil
@@ -431,9 +435,9 @@ func (d *Store) admit(held *slot[*grant], n int64) store.Reply {
 // deny is the denial that is known.
 func (d *Store) deny(e *entry, now time.Duration) store.Reply {
 	d.stats.local.Add(1)
-	r := e.denial.reply
+	r := e.last.reply
 	r.Outcome = store.DeniedByLease
-	r.X = inMicros(max(e.denial.told+micros(r.X), e.denied) - now)
-	r.Z = max(r.X, inMicros(e.denial.told+micros(r.Z)-now))
+	r.X = inMicros(max(e.last.told+micros(r.X), e.denied) - now)
+	r.Z = max(r.X, inMicros(e.last.told+micros(r.Z)-now))
 	return r
 }

@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"slices"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -81,93 +80,6 @@ func (d *Store) held(ns *store.Namespace, key string, l store.Limit, n int64) (r
 		return r, false
 	}
 	return d.admit(held, n), true
-}
-
-// TakeAll admits what is held. If that is not all, the store decides on the rest, on all of it
-// or none. Looks are answered as by Peek.
-func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	var rest []store.Request
-	var of []int // the requests that are in rest
-	for i := range requests {
-		r, ok := &requests[i], false
-		own := r.Limit
-		own.Before = min(own.Before, 0)
-		if r.N > 0 {
-			replies[i], ok = d.held(r.Namespace, r.Key, own, r.N)
-		}
-		if !ok {
-			rest, of = append(rest, *r), append(of, i)
-		}
-	}
-	if len(rest) == 0 {
-		return nil
-	}
-	told, err := d.takeRest(ctx, rest)
-	all := err == nil
-	for j, i := range of {
-		if err == nil {
-			replies[i] = told[j]
-			all = all && (told[j].OK() || !requests[i].Votes())
-		}
-	}
-	for i := range requests {
-		if r := &requests[i]; !slices.Contains(of, i) && !all {
-			d.putBack(r, replies[i])
-		}
-	}
-	return err
-}
-
-// takeRest asks the store about what is not held. Keys that are asked for again soon are leased.
-func (d *Store) takeRest(ctx context.Context, rest []store.Request) ([]store.Reply, error) {
-	d.stats.asked.Add(1)
-	told, by := make([]store.Reply, len(rest)), make([]*limits, len(rest))
-	for j := range rest {
-		r := &rest[j]
-		before := max(0, r.Limit.Before)
-		r.Limit.Before -= before
-		by[j] = newLimits(r.Namespace.Rule, r.Limit, d.terms.life)
-		if r.Limit = by[j].by; before > 0 {
-			by[j].own.Before, by[j].by.Before, r.Limit.Before = before, before, before
-		} else if r.N > 0 {
-			d.await(r.Namespace, r.Key, by[j])
-		}
-	}
-	if err := d.Store.TakeAll(ctx, rest, told); err != nil {
-		return nil, err
-	}
-	all := true
-	for j := range rest {
-		all = all && (told[j].OK() || !rest[j].Votes())
-	}
-	for j := range rest {
-		switch r := &rest[j]; {
-		case r.N == 0:
-			told[j] = d.seen(r.Namespace, r.Key, by[j], told[j], 1)
-		case all:
-			told[j] = by[j].told(told[j], r.N, r.N)
-		default:
-			told[j] = by[j].told(told[j], r.N, 0)
-		}
-	}
-	return told, nil
-}
-
-// await has a lease fetched of a key, if it was asked for in the last life.
-func (d *Store) await(ns *store.Namespace, key string, ls *limits) {
-	s, id := d.shardOf(ns, key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	known := s.keys[id] != nil
-	e := d.entry(s, id, ns, key, ls.own)
-	if e == nil {
-		return
-	}
-	now := d.now()
-	soon := known && now-e.used < d.terms.life
-	if e.used = now; soon && e.left == 0 && now >= e.denied {
-		d.startFetch(s, e)
-	}
 }
 
 // putBack takes back the events that were spent for r. If their lease has ended meanwhile, they go
@@ -275,7 +187,7 @@ func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string)
 	case e == nil: // it was paid long ago
 		s.mu.Unlock()
 		return nil
-	case e.owed > 0 && !e.fetching:
+	case e.owed > 0 && e.fetched == nil:
 		e.owed--
 	case e.grant != nil && d.now() < e.until:
 		e.left, e.most = e.left+1, e.most+1
@@ -294,7 +206,8 @@ func (d *Store) Reset(ctx context.Context, ns *store.Namespace, key string) erro
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
-		e.slot, e.spare, e.denied, e.full, e.owed = slot[*grant]{}, slot[*grant]{}, 0, 0, 0
+		e.slot, e.spare, e.last = slot[*grant]{}, slot[*grant]{}, nil
+		e.denied, e.full, e.owed = 0, 0, 0
 	}
 	s.mu.Unlock()
 	return d.Store.Reset(ctx, ns, key)

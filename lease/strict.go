@@ -114,6 +114,17 @@ func newLimits(rule *store.Rule, l store.Limit, life time.Duration) *limits {
 	return ls
 }
 
+// limitsOf are those of r. Events whose turn may come later are asked for until then.
+func limitsOf(r *store.Request, life time.Duration) *limits {
+	l := r.Limit
+	l.Before = min(l.Before, 0)
+	ls := newLimits(r.Namespace.Rule, l, life)
+	if r.Limit.Before > 0 {
+		ls.own.Before, ls.by.Before = r.Limit.Before, r.Limit.Before
+	}
+	return ls
+}
+
 // told is what r, a reply under the strict limit to a call for n events, says under the limit that
 // was asked for. If it admits them, so many are charged: all of them or none.
 func (ls *limits) told(r store.Reply, n, charged int64) store.Reply {
