@@ -230,9 +230,11 @@ func (lim *limiter) overdraw(ctx context.Context, key string, l store.Limit, n i
 	if err != nil {
 		return err
 	}
-	r.Outcome = store.Admitted
-	if spent := lim.rule.Spent; spent != nil { // no more than this has been charged
-		n = min(n, max(0, most-spent(r)))
+	if !r.Plain() { // or else all are charged
+		r.Outcome = store.Admitted
+		if spent := lim.rule.Spent; spent != nil { // no more than this has been charged
+			n = min(n, max(0, most-spent(r)))
+		}
 	}
 	lim.result(res, l, r, n, n)
 	if n == 0 { // the state was full, and was written all the same: as if its last event were this one

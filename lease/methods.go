@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/ratelimit-go/ratelimit/store"
@@ -48,16 +49,14 @@ func (d *Store) surrender(ctx context.Context, ns *store.Namespace, key string) 
 		e.left, e.spare.left = 0, 0
 	}
 	s.mu.Unlock()
-	for _, held := range slots {
-		if held.left == 0 {
-			continue
-		}
-		d.stats.lapsed.Add(int64(held.left))
-		if err := d.refund(ctx, ns, key, held.grant, held.left); err != nil {
-			return err
+	var errs [2]error
+	for i, held := range slots {
+		if held.left > 0 {
+			d.stats.lapsed.Add(int64(held.left))
+			errs[i] = d.refund(ctx, ns, key, held.grant, held.left)
 		}
 	}
-	return nil
+	return cmp.Or(errs[0], errs[1])
 }
 
 // held admits n events if all of them are held.
@@ -144,7 +143,17 @@ func (d *Store) heldOf(ns *store.Namespace, key string, l store.Limit) (n int64)
 // Overdraw charges the store. What is held stays held.
 func (d *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 	d.stats.asked.Add(1)
-	return d.Store.Overdraw(ctx, ns, key, newLimits(ns.Rule, l, d.terms.life).by, n, most)
+	ls := newLimits(ns.Rule, l, d.terms.life)
+	r, err := d.Store.Overdraw(ctx, ns, key, ls.by, n, most)
+	if err != nil || ls.by == ls.own || r.Plain() {
+		return r, err
+	}
+	if spent := ns.Rule.Spent; spent != nil && n > most-spent(r) { // a debt without end: r says what was charged
+		return r, nil
+	}
+	r.Outcome = store.Admitted
+	says := r.Report(ns.Rule, ls.by, n, n)
+	return store.Reply{Outcome: store.AdmittedPlainly, X: r.X, Y: r.Available(ns.Rule, ls.by), Z: says.Reset}, nil
 }
 
 // Refund gives back to the lease, if it has not ended, and else to the store. An event that was
