@@ -108,6 +108,23 @@ func TestAllsAtOnceShareACall(t *testing.T) {
 	})
 }
 
+// Who asks for one of the keys alone meanwhile is decided on by what comes.
+func TestACallForOneKeyDuringAnAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, tight, _, d, s := two(t, "fixed_window")
+		s.set(20*time.Millisecond, nil)
+		go func() { _, _ = all.Allow(t.Context(), "key") }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		r, err := tight.Allow(ctx, "key")
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, 1200-2, remaining(t, tight))
+	})
+}
+
 // Who waited for others in vain, because leases live no longer than the store takes, asks itself.
 func TestAllsOnASlowStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
