@@ -46,14 +46,20 @@ import (
 // in memory.
 //
 // The life of a lease says how old a decision may be. It starts before the store is asked, and
-// each use looks at the clock. What has not been used is given back. The package comment has the bound, and the exceptions.
+// each use looks at the clock. What has not been used is given back. The package comment has
+// the bound, and the exceptions.
 //
 // Others may see events taken that nobody has used yet, for two lives at most. Remaining,
 // RetryAfter, ResetAfter and denials can be a life old. So can what follows a Reset or a lower
-// limit by others.
+// limit by others. A Refund carries the time of its lease, so ResetAfter can be a life too long.
+//
+// Limits of one All are decided here if all is held. Or else one call of the store decides on
+// the rest, and fetches leases. Waiters take what is held, and wait for no turn ahead of it.
 //
 // Use it for limits that a whole fleet asks for often. It saves calls if a process asks for a
-// key at least four times per life. Below that it costs some 2 % more calls. What cannot be leased goes to the store as it is: keys of over 256 bytes, and a log or a bucket of which less than one event flows in a life.
+// key at least four times per life. Below that it costs some 2 % more calls. What cannot be
+// leased goes to the store as it is: keys of over 256 bytes, and a log or a bucket of which
+// less than one event flows in a life. Use coalesce where a decision must not be old.
 //
 // It holds up to 65,536 keys ([WithMaxKeys]) of some 450 bytes. While anything is held a timer
 // runs, and calls for several callers run in a goroutine. It is safe for concurrent use. Make
