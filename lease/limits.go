@@ -116,12 +116,9 @@ func newLimits(rule *store.Rule, l store.Limit, life time.Duration) *limits {
 
 // limitsOf are those of r. Events whose turn may come later are asked for until then.
 func limitsOf(r *store.Request, life time.Duration) *limits {
-	l := r.Limit
-	l.Before = min(l.Before, 0)
-	ls := newLimits(r.Namespace.Rule, l, life)
-	if r.Limit.Before > 0 {
-		ls.own.Before, ls.by.Before = r.Limit.Before, r.Limit.Before
-	}
+	ls := newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), life)
+	before := r.Limit.Before()
+	ls.own, ls.by = ls.own.TurnBefore(before), ls.by.TurnBefore(before)
 	return ls
 }
 

@@ -10,13 +10,13 @@ import (
 // takeWithin decides on n events whose turn must come in time. Events that are held have their turn
 // now. For others it asks the store each time.
 func (d *Store) takeWithin(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	before := l.Before
-	l.Before = 0
+	before := l.Before()
+	l = l.TurnBefore(0)
 	if r, ok := d.held(ns, key, l, n); ok {
 		return r, nil
 	}
 	ls := *newLimits(ns.Rule, l, d.terms.life)
-	ls.own.Before, ls.by.Before = before, before
+	ls.own, ls.by = ls.own.TurnBefore(before), ls.by.TurnBefore(before)
 	return d.ask(ctx, ns, key, &ls, n)
 }
 
@@ -97,9 +97,7 @@ func (d *Store) putBack(r *store.Request, spent store.Reply) {
 			return
 		}
 	}
-	own := r.Limit
-	own.Before = min(own.Before, 0)
-	d.giveBack(e, &grant{at: spent.X, reset: spent.Z, limits: newLimits(r.Namespace.Rule, own, d.terms.life)}, n)
+	d.giveBack(e, &grant{at: spent.X, reset: spent.Z, limits: newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), d.terms.life)}, n)
 }
 
 // Peek asks the store, and adds what is held here.

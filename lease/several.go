@@ -77,12 +77,11 @@ func (d *Store) spendAll(requests []store.Request, replies []store.Reply) (lacks
 // spendFor spends the events of r, if they are held. If not, but if it is known what the store
 // would say, that is reply.
 func (d *Store) spendFor(r *store.Request, reply *store.Reply) (l lack, held bool) {
-	own := r.Limit
-	own.Before = min(own.Before, 0)
+	own := r.Limit.TurnBefore(0)
 	s, id := d.shardOf(r.Namespace, r.Key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	later := r.Limit.Before > 1 // or else events of a bucket have their turn if they are there
+	later := r.Limit.Before() > 1 // or else events of a bucket have their turn if they are there
 	if r.N == 0 || later && s.keys[id] == nil {
 		return l, false
 	}

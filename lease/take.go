@@ -12,12 +12,10 @@ import (
 
 // Take admits n events of what is held, or asks the store.
 func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	switch {
-	case l.Before > 1:
+	if l.Before() > 1 {
 		return d.takeWithin(ctx, ns, key, l, n)
-	case l.Before == 1: // now, and that is when events of a bucket have their turn if they are there
-		l.Before = 0
 	}
+	l = l.TurnBefore(0) // events of a bucket have their turn now if they are there
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	e := d.entry(s, id, ns, key, l)
