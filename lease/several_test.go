@@ -100,8 +100,8 @@ func TestAllsAtOnceShareACall(t *testing.T) {
 		for range callers {
 			require.True(t, <-done)
 		}
-		require.Equal(t, 2*20*time.Millisecond, time.Since(t0), "of the first, and of all others")
-		require.Len(t, s.reset(), 2)
+		require.LessOrEqual(t, time.Since(t0), 3*20*time.Millisecond)
+		require.Less(t, len(s.reset()), callers/2, "of the first, of all others, and of those who looked between")
 		require.NoError(t, d.Close(t.Context()))
 		require.Equal(t, 1200-callers, remaining(t, tight))
 		require.Equal(t, 360_000-callers, remaining(t, wide))
