@@ -90,6 +90,7 @@ func (lim *limiter) introduce(self Limiter) {
 	lim.optional = lim.keyFunc != nil || lim.calls || lim.observer != nil
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Algorithm: lim.rule.Name, Name: lim.policyName, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
+		Plain: !lim.rule.Burst || see.Leased(lim.store),
 		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
 	})
 }

@@ -114,6 +114,14 @@ func newLimits(rule *store.Rule, l store.Limit, life time.Duration) *limits {
 	return ls
 }
 
+// limitsOf are those of r. Events whose turn may come later are asked for until then.
+func limitsOf(r *store.Request, life time.Duration) *limits {
+	ls := newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), life)
+	before := r.Limit.Before()
+	ls.own, ls.by = ls.own.TurnBefore(before), ls.by.TurnBefore(before)
+	return ls
+}
+
 // told is what r, a reply under the strict limit to a call for n events, says under the limit that
 // was asked for. If it admits them, so many are charged: all of them or none.
 func (ls *limits) told(r store.Reply, n, charged int64) store.Reply {
