@@ -31,7 +31,7 @@ type All struct {
 	known
 	parts []part
 	pairs *pairs // nil if it has none
-	plain bool   // whether decision.takePlain can decide
+	plain bool   // whether takePlain can decide
 }
 
 // maxParts is how many limits are decided together at most: a script decides on all of them,
@@ -254,11 +254,11 @@ func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Re
 	if err := a.check(ctx, key, n); err != nil {
 		return err
 	}
+	if how.what == take && a.plain && a.parts[0].core.joint.Together(key, key) {
+		return a.takePlain(ctx, key, n, res)
+	}
 	d := begin(how, a)
 	defer d.end()
-	if how.what == take && a.plain && a.parts[0].core.joint.Together(key, key) {
-		return d.takePlain(ctx, key, n, res)
-	}
 	for i := range a.parts {
 		d.add(a.parts[i], key, n, false)
 	}

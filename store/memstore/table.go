@@ -104,7 +104,12 @@ func (s *slot) setNumber(number int) {
 
 // state is the state, which was counted by c.
 func (s *slot) state(c *counting) store.State {
-	return store.State{At: s.at, Period: c.period, Whole: int64(s.whole), Part: s.part()}
+	return s.stateOf(c.period)
+}
+
+// stateOf is the state, which was counted under a limit of this Period.
+func (s *slot) stateOf(period int64) store.State {
+	return store.State{At: s.at, Period: period, Whole: int64(s.whole), Part: s.part()}
 }
 
 // end is the instant, in Unix µs, from which on the key is treated as new.
@@ -128,6 +133,19 @@ func (t *table) put(i int, st store.State, rate int64) {
 	if !t.counting(i).under(rate, st.Period) {
 		t.recount(i, rate, st.Period)
 	}
+}
+
+// counted is the slot of h, if it has a state that was counted under a limit of l's Rate and
+// Period, and else nil. t may have split.
+func (t *table) counted(h hash, l store.Limit) *slot {
+	if !t.covers(h) {
+		return nil
+	}
+	i := t.find(h)
+	if i < 0 || !t.counting(i).under(l.Rate, l.Period) || t.log(i) != nil {
+		return nil
+	}
+	return &t.slots[i]
 }
 
 // find returns the slot of h, or -1.
