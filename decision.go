@@ -291,13 +291,17 @@ func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) err
 // room for what both say.
 func (a *All) takenPair(replies []store.Reply, n int, res *Result) bool {
 	var results [2]Result
+	denied := !replies[0].OK() || !replies[1].OK()
 	for i := range results {
-		if !replies[i].OK() {
-			return false
-		}
 		p := &a.parts[i]
-		events := min(int64(p.events(n)), beyond)
-		p.core.taken(&results[i], replies[i], events, events)
+		events, charged := min(int64(p.events(n)), beyond), int64(0)
+		if !denied {
+			charged = events
+		}
+		p.core.taken(&results[i], replies[i], events, charged)
+	}
+	if denied {
+		return a.pairs.denial(results[:], res)
 	}
 	return a.pairs.result(results[:], n, res)
 }
