@@ -120,7 +120,7 @@ func (s *Store) Len() int { return int(s.keys.Load()) }
 func (s *Store) Evicted() uint64 { return s.evicted.Load() }
 
 // Take implements [store.Store]. The common case is decided in straight line: a key whose state
-// was counted under l's Rate and Period. All else is takeAny's.
+// was counted under l's Rate and Period, or with a log. All else is takeAny's.
 func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
@@ -128,16 +128,24 @@ func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store
 	h, reading := s.secret.hash(ns, key), s.now()
 	t := s.root.leaf(h)
 	t.mu.Lock()
-	held := t.counted(h, l)
-	if held == nil {
-		return s.takeAny(t, h, reading, ns.Rule, l, n)
+	i, now := -1, max(reading, t.horizon)
+	if t.covers(h) {
+		i = t.find(h)
 	}
-	next, r := ns.Rule.Step(held.stateOf(l.Period), l, max(reading, t.horizon), n)
-	if r.OK() {
-		if next.Period != l.Period { // a log begins
-			return s.takeAny(t, h, reading, ns.Rule, l, n)
+	var r store.Reply
+	switch {
+	case i >= 0 && t.log(i) != nil:
+		r = t.takeFromLog(i, l, now, n)
+	case i >= 0 && t.counting(i).under(l.Rate, l.Period):
+		var next store.State
+		if next, r = ns.Rule.Step(t.slots[i].stateOf(l.Period), l, now, n); r.OK() {
+			if next.Period != l.Period { // a log begins
+				return s.takeAny(t, h, reading, ns.Rule, l, n)
+			}
+			t.slots[i].put(next)
 		}
-		held.put(next)
+	default:
+		return s.takeAny(t, h, reading, ns.Rule, l, n)
 	}
 	due := t.tick() == sweepDue
 	t.mu.Unlock()
@@ -175,9 +183,7 @@ func (s *Store) takeAny(t *table, h hash, reading int64, rule *store.Rule, l sto
 		case i < 0:
 			r, out = s.takeNew(t, h, rule, l, now, n)
 		case t.log(i) != nil:
-			if r = t.more.logs[i].Step(l, now, n); r.OK() {
-				t.addToLog(i, l, now, n)
-			}
+			r = t.takeFromLog(i, l, now, n)
 			out = t.tick()
 		default:
 			held, by := &t.slots[i], t.counting(i)

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/ratelimit-go/ratelimit/internal/eventlog"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -246,6 +247,24 @@ func (t *table) setLog(i int, log store.Log) {
 		t.more.logs = make([]store.Log, len(t.slots))
 	}
 	t.more.logs[i] = log
+}
+
+// takeFromLog decides on n events at now by the log of slot i, and adds them to it if they are
+// admitted.
+func (t *table) takeFromLog(i int, l store.Limit, now, n int64) store.Reply {
+	log := t.more.logs[i]
+	if g, ok := log.(*eventlog.Log); ok { // of the sliding log: one call in place of two
+		r, end := g.Take(l, now, n)
+		if r.OK() {
+			t.slots[i].put(store.State{At: end - l.Period, Part: l.Period})
+		}
+		return r
+	}
+	r := log.Step(l, now, n)
+	if r.OK() {
+		t.addToLog(i, l, now, n)
+	}
+	return r
 }
 
 // addToLog adds n events at now to the log of slot i.
