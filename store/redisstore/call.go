@@ -29,7 +29,7 @@ type call struct {
 
 // task is an operation of a rule, with its arguments as in scripts/driver.lua.
 type task struct {
-	op    string
+	op    any // a string, boxed once for all calls
 	limit store.Limit
 	n     int64
 	more  []any

@@ -65,7 +65,7 @@ func (s *Store) script(rule *store.Rule) *script {
 }
 
 // arguments returns c as an EVAL or EVALSHA. It appends to args those of a call on one key.
-func (s *Store) arguments(c *call, args []any, name string, op *operation) ([]any, error) {
+func (s *Store) arguments(c *call, args []any, name any, op *operation) ([]any, error) {
 	text := c.script.sha
 	if name == eval {
 		text = c.script.text
@@ -156,9 +156,9 @@ func (s *Store) send(b budget, c *call) ([]int64, *fault) {
 	return values, f
 }
 
-func (s *Store) sendBy(b budget, c *call, name string) ([]int64, *fault) {
+func (s *Store) sendBy(b budget, c *call, name any) ([]int64, *fault) {
 	a := new(attempt) // if the call fails, the client may keep it
-	a.op = operation{name: c.task.op, sending: &a.sending}
+	a.op = operation{name: c.task.op.(string), sending: &a.sending}
 	args, err := s.arguments(c, a.args[:0], name, &a.op)
 	if err != nil {
 		return nil, s.failed(c.key, err, false)
