@@ -57,7 +57,7 @@ func TestTheUsageOfEachCommand(t *testing.T) {
 	}
 	require.Equal(t, result{2, "", usage}, command(t, nil))
 	require.Equal(t, result{2, "", "ratelimit: no command \"play\"\n\n" + usage}, command(t, nil, "play"))
-	for _, name := range []string{"replay", "suggest", "check", "key"} {
+	for _, name := range []string{"replay", "suggest", "check", "schema", "key"} {
 		require.Contains(t, usage, "\n\t"+name+" ")
 		for _, flag := range []string{"-h", "-help", "--help"} {
 			got := command(t, nil, name, flag)
