@@ -71,8 +71,8 @@ var fixedWindow = store.Rule{
 // be above the Rate: what was charged past it, or under a higher one, stays counted, so
 // that a Refund of some of it opens no room.
 func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-	if l.Before < 0 {
-		return calendarStep(s, l, now, n)
+	if c := l.Calendar(); c != nil {
+		return calendarStep(s, l, c, now, n)
 	}
 	r := store.Reply{X: now}
 	if s.Whole > 0 {
@@ -89,14 +89,14 @@ func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	return store.State{At: r.X, Period: l.Period, Whole: r.Y + n}, r
 }
 
-// calendarStep is fixedWindowStep by l's calendar. What was counted before its window of now
+// calendarStep is fixedWindowStep by l's calendar c. What was counted before its window of now
 // began has ended in it.
-func calendarStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+func calendarStep(s store.State, l store.Limit, c *store.Calendar, now, n int64) (store.State, store.Reply) {
 	r := store.Reply{X: now}
 	if s.Whole > 0 {
 		r.X = max(now, s.At)
 	}
-	start, end := l.Calendar().Window(r.X)
+	start, end := c.Window(r.X)
 	if s.Whole > 0 && s.At >= start {
 		if until := min(end, ownEnd(s)); r.X < until {
 			r.Y, r.Z = s.Whole, until-r.X
@@ -127,8 +127,8 @@ func fixedWindowRefund(s store.State, l store.Limit, _ int64, c store.Receipt) s
 	if c.Period != s.Period || c.Due != end {
 		return s
 	}
-	if s.Part > 0 && l.Before < 0 && l.Period == s.Period {
-		start, last := window(l, end-1)
+	if s.Part > 0 && l.Calendar() != nil && l.Period == s.Period {
+		start, last := l.Window(end - 1)
 		if last == end && c.At < start && start <= s.At {
 			return s
 		}
@@ -167,18 +167,10 @@ func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) store.Rep
 	now, _, left := windowReply(r)
 	v := store.Report{Remaining: max(0, windowAvailable(l, r)-charged), Retry: left, Reset: left}
 	if charged > 0 {
-		_, end := window(l, now)
+		_, end := l.Window(now)
 		v.Reset = end - now
 	}
 	return v
-}
-
-// window is the window of l in which t lies: its start and its end.
-func window(l store.Limit, t int64) (start, end int64) {
-	if c := l.Calendar(); c != nil {
-		return c.Window(t)
-	}
-	return windowStart(t, l.Period), windowEnd(t, l.Period)
 }
 
 // windowStart is the start of the window of period in which t lies, both in µs.

@@ -239,17 +239,30 @@ func (u Unit) first() int {
 
 // In returns l, a limit of a window, with the windows of c, which is valid.
 func (c *Calendar) In(l Limit) Limit {
-	l.Period, l.Before = c.unit.Period(), -c.number
+	l.Period, l.extra = c.unit.Period(), -c.number
 	return l
 }
 
 // Calendar returns the calendar of l, nil if its windows are a Period long.
 func (l Limit) Calendar() *Calendar {
-	if l.Before >= 0 {
+	if l.extra >= 0 {
 		return nil
 	}
-	n := -1 - l.Before
+	return numbered(-1 - l.extra)
+}
+
+// numbered is the calendar whose number is n+1.
+func numbered(n int64) *Calendar {
 	return registered.Load().list[n/perZone].calendars[n%perZone].Load()
+}
+
+// Window returns the window of l that contains t, both in Unix µs: see the method of [Calendar].
+func (l Limit) Window(t int64) (start, end int64) {
+	if c := l.Calendar(); c != nil {
+		return c.Window(t)
+	}
+	start = floorDiv(t, l.Period) * l.Period
+	return start, start + l.Period
 }
 
 // Window returns the window that contains t: its start, and its end, which is the start of the
