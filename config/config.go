@@ -33,7 +33,7 @@
 // [ratelimit.ParseLimit], and algorithms are those of [ratelimit.New]. Names and tiers are
 // taken as they are written, quoted or not. A name has 1 to 256 bytes and no braces.
 //
-// [Parse] checks a text completely, and [Config.Build] makes the limiters on a store.
+// [Schema] is for editors. [Parse] checks a text completely, and [Config.Build] makes the limiters on a store.
 // [Limiters.Update] lets them follow another text while they are in use.
 //
 // JSON is read as YAML, with one exception. A character beyond U+FFFF must stand in the text

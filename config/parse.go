@@ -28,6 +28,13 @@ const (
 	maxLimits = 16  // as many as an All takes
 )
 
+// The fields that there are. schema.json says of each what it may be.
+var (
+	limiterFields = []string{"algorithm", "limit", "limits", "tiers", "store", "on_failure", "instances"}
+	storeFields   = []string{"deny_cache", "coalescing", "lease"}
+	failures      = []failure{failOpen, failClosed, failLocal, failError}
+)
+
 // signs are the bytes that structure a text: each node, directive and comment needs one. A
 // node can take the library 4 KiB.
 const signs = ",:-?[{#%&*!"
@@ -245,8 +252,7 @@ func (p *parser) limiter(name, n *yaml.Node) {
 	p.specs = append(p.specs, s)
 	p.name(name, what)
 	before := len(p.errs)
-	fields := p.fields(n, what, "a mapping with the fields algorithm and limit",
-		"algorithm", "limit", "limits", "tiers", "store", "on_failure", "instances")
+	fields := p.fields(n, what, "a mapping with the fields algorithm and limit", limiterFields...)
 	if len(fields) == 0 && len(p.errs) > before {
 		return
 	}
@@ -377,7 +383,7 @@ func (r *reader) store(good bool) {
 		return
 	}
 	before, what := len(r.errs), r.what+"store: "
-	fields := r.parser.fields(f.value, what, "a mapping with deny_cache, coalescing or lease", "deny_cache", "coalescing", "lease")
+	fields := r.parser.fields(f.value, what, "a mapping with deny_cache, coalescing or lease", storeFields...)
 	in := reader{r.parser, r.spec, what, f.key, fields}
 	in.spec.front = front{denyCache: in.flag("deny_cache"), coalescing: in.flag("coalescing")}
 	in.lease(good && len(r.errs) == before)
@@ -434,7 +440,7 @@ func (r *reader) onFailure(good bool) {
 	if f, found := r.fields["on_failure"]; found {
 		const want = "open, closed, local or error"
 		text, ok := r.text(f.value, "on_failure", want)
-		if ok && !slices.Contains([]failure{failOpen, failClosed, failLocal, failError}, failure(text)) {
+		if ok && !slices.Contains(failures, failure(text)) {
 			r.fail(f.value, "%son_failure: %s: want %s", r.what, quote(text), want)
 			ok = false
 		}
