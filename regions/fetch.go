@@ -55,7 +55,7 @@ func (s *Store) fetch(ctx context.Context, ns *store.Namespace, key string, l, s
 		s.pauses.end(id, s.now(), retry)
 	}()
 	s.fetches.Add(1)
-	l.Before, share.Before = min(l.Before, 0), min(share.Before, 0) // without a turn
+	l, share = l.TurnBefore(0), share.TurnBefore(0)
 	f := &fetch{ns: ns, key: key, limit: l, share: share, deadline: time.Now().Add(s.wait), whole: true}
 	if d, ok := ctx.Deadline(); ok && d.Before(f.deadline) {
 		f.deadline, f.whole = d, false
