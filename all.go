@@ -71,7 +71,7 @@ func NewAll(limiters ...Limiter) (*All, error) {
 		return nil, err
 	}
 	a.pairs, a.plain = newPairs(a.parts), isPlain(a.parts)
-	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Local: a.local})
+	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Plain: !slices.ContainsFunc(a.parts, func(p part) bool { return !see.Plain(p.limiter) }), Local: a.local})
 	return a, nil
 }
 

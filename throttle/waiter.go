@@ -113,7 +113,7 @@ func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error
 // kindOf returns how l admits events that have to wait, as far as that can be seen.
 func kindOf(l ratelimit.Limiter) queue.Kind {
 	_, delays := l.(ratelimit.Delayer)
-	return queue.KindOf(see.Algorithm(l), delays)
+	return queue.KindOf(see.Algorithm(l), see.Plain(l), delays)
 }
 
 // kindNow returns the kind of the limiter. A leaky bucket is known to turn denials into a
