@@ -415,7 +415,8 @@ func (m *Mark) with(j *joined) *Mark {
 // it allocates nothing. The fields of the Result that a Refund needs have another meaning then. N
 // is for how many events they were charged, and at is when. Rate is the Remaining of the part
 // that has not the least. Period is the ResetAfter of the part that has not the longest, in ns.
-// If both deny, at is the RetryAfter of the part that has not the longest, in ns.
+// Where one of them denies, at is its RetryAfter, in ns, since a wrapper may change that of the
+// Result. For two that deny there is no room.
 type pair struct {
 	mark           Mark
 	parts          []part
@@ -423,27 +424,17 @@ type pair struct {
 	denied         denials
 }
 
-// denials says which of two parts deny.
+// denials says which of two parts denies.
 type denials int
 
 const (
-	neither      denials = iota
-	firstDenies          // alone
-	secondDenies         // alone
-	firstLonger          // both, and the first for as long as the second or longer
-	secondLonger         // both
+	neither denials = iota
+	firstDenies
+	secondDenies
 )
 
-// longest is the part that denies for the longest.
-func (d denials) longest() int { return int(d-1) & 1 }
-
-func (d denials) both() bool { return d >= firstLonger }
-
-// denies is whether part i does.
-func (d denials) denies(i int) bool { return d.both() || d != neither && d.longest() == i }
-
 // pairs are the notes of an All, by denied, least and longest.
-type pairs [secondLonger + 1][2][2]pair
+type pairs [secondDenies + 1][2][2]pair
 
 // newPairs returns nil if the parts are not two of the five.
 func newPairs(parts []part) *pairs {
@@ -479,26 +470,17 @@ func (all *pairs) result(results []Result, n int, whole *Result) bool {
 	return true
 }
 
-// denial is result of two results at least one of which denies, so that nothing was charged.
+// denial is result of two results one of which denies, so that nothing was charged.
 func (all *pairs) denial(results []Result, whole *Result) bool {
-	for i := range results {
-		if results[i].mark != nil || results[i].Delay != 0 {
-			return false
-		}
-	}
-	denied := firstLonger
-	switch p, q := &results[0], &results[1]; {
-	case q.Allowed:
-		denied = firstDenies
-	case p.Allowed:
+	denied := firstDenies
+	if results[0].Allowed {
 		denied = secondDenies
-	case q.RetryAfter > p.RetryAfter:
-		denied = secondLonger
 	}
-	whole.RetryAfter = results[denied.longest()].RetryAfter
-	if denied.both() {
-		whole.at = int64(results[1-denied.longest()].RetryAfter)
+	denier, other := &results[denied-1], &results[2-denied]
+	if !other.Allowed || other.Delay != 0 || other.mark != nil || denier.mark != nil {
+		return false
 	}
+	whole.RetryAfter, whole.at = denier.RetryAfter, int64(denier.RetryAfter)
 	all.sum(results, denied, whole)
 	return true
 }
@@ -530,28 +512,24 @@ func (p *pair) joined(r *Result) *joined {
 	var parts [2]Result
 	for i := range parts {
 		l := p.parts[i].core.integers
-		parts[i] = Result{Allowed: !p.denied.denies(i), Limit: int(l.Burst), Remaining: int(r.rate), ResetAfter: time.Duration(r.period)}
+		parts[i] = Result{Allowed: int(p.denied) != i+1, Limit: int(l.Burst), Remaining: int(r.rate), ResetAfter: time.Duration(r.period)}
 		if p.denied == neither {
 			parts[i].addReceipt(l, r.at, int64(p.parts[i].events(int(r.n))))
-		}
-		if p.denied.both() {
+		} else if !parts[i].Allowed {
 			parts[i].RetryAfter = time.Duration(r.at)
 		}
 	}
 	parts[p.least].Remaining = r.Remaining
 	parts[p.longest].ResetAfter = r.ResetAfter
-	if p.denied != neither {
-		parts[p.denied.longest()].RetryAfter = r.RetryAfter
-	}
 	j := join(parts[:])
 	j.charged, j.deniedBy = int(r.n), p.deniedBy()
 	return j
 }
 
-// deniedBy is the name of the part that denies for the longest.
+// deniedBy is the name of the part that denies.
 func (p *pair) deniedBy() string {
 	if p.denied == neither {
 		return ""
 	}
-	return p.parts[p.denied.longest()].core.policyName
+	return p.parts[p.denied-1].core.policyName
 }

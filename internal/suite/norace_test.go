@@ -22,7 +22,7 @@ func TestAnAdmissionByTwoLimitsAllocatesNothing(t *testing.T) {
 	}))
 }
 
-func TestADenialByTwoLimitsAllocatesNothing(t *testing.T) {
+func TestADenialByOneOfTwoLimitsAllocatesNothing(t *testing.T) {
 	two := pairOn(t, memory(t, newClock()), "token_bucket", "sliding_window")
 	all, err := ratelimit.NewAll(two...)
 	require.NoError(t, err)
