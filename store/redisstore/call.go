@@ -36,8 +36,8 @@ type task struct {
 }
 
 func take(l store.Limit, n int64) task {
-	if l.Before > 0 {
-		return task{"within", l, n, []any{l.Before}}
+	if l.Before() > 0 {
+		return task{"within", l, n, []any{l.Before()}}
 	}
 	return task{"take", l, n, nil}
 }

@@ -38,7 +38,7 @@ type boxed struct {
 
 // boxed returns l as arguments.
 func (sc *script) boxed(l store.Limit) *boxed {
-	l.Before = 0 // it is another argument
+	l = l.TurnBefore(0) // it is another argument
 	b := sc.limit.Load()
 	if b == nil || b.limit != l {
 		b = &boxed{l, l.Rate, l.Period, l.Burst}
@@ -87,7 +87,7 @@ func (s *Store) arguments(c *call, args []any, name any, op *operation) ([]any, 
 func (t *task) appendTo(s *Store, sc *script, args []any) []any {
 	l := sc.boxed(t.limit)
 	period := l.period
-	if t.limit.Before < 0 { // of a calendar
+	if t.limit.Calendar() != nil {
 		period = s.period(&t.limit)
 	}
 	return append(append(args, l.rate, period, l.burst, t.n), t.more...)
