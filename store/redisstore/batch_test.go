@@ -598,8 +598,8 @@ func TestACallWhoseTimeIsUpInTheQueueIsOverloadedAndNotCharged(t *testing.T) {
 }
 
 func TestATripTakesNobodyWhoseTimeIsUp(t *testing.T) {
-	require.True(t, redisstore.Boards(time.Hour))
-	require.False(t, redisstore.Boards(-time.Microsecond)) // though its timer has not fired yet
+	require.True(t, redisstore.Takes(time.Hour))
+	require.False(t, redisstore.Takes(-time.Microsecond)) // though its timer has not fired yet
 }
 
 func TestWhereTheServerHangsCallsWaitNoLongerThanTheirTimeAndAreNotCharged(t *testing.T) {
