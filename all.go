@@ -71,7 +71,7 @@ func NewAll(limiters ...Limiter) (*All, error) {
 		return nil, err
 	}
 	a.pairs, a.plain = newPairs(a.parts), isPlain(a.parts)
-	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Local: a.local})
+	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Plain: !slices.ContainsFunc(a.parts, func(p part) bool { return !see.Plain(p.limiter) }), Local: a.local})
 	return a, nil
 }
 
@@ -339,6 +339,19 @@ func (r *Result) together() any {
 		}
 	}
 	return nil
+}
+
+// denier is the decision of the limit that r is denied by, with the longest RetryAfter, and r
+// itself if it is of one limit or admits.
+func (r Result) denier() Result {
+	if j := r.joined(); j != nil && !r.Allowed {
+		for i := range j.parts {
+			if p := &j.parts[i]; j.speaks(i) && p.RetryAfter == r.RetryAfter {
+				return p.denier()
+			}
+		}
+	}
+	return r
 }
 
 // room is how many events fit, by the denial r: Remaining of those that deny.

@@ -80,7 +80,7 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 	lim.namespace = store.NewNamespace(rule, lim.identity())
 	lim.introduce(self)
 	if reflect.ValueOf(s).Comparable() {
-		lim.joint, lim.bottom = s, bottom(s)
+		lim.joint, lim.bottom = s, see.Bottom(s)
 	}
 	return s.Prepare(rule, lim.integers, lim.limitFunc == nil)
 }
@@ -90,20 +90,9 @@ func (lim *limiter) introduce(self Limiter) {
 	lim.optional = lim.keyFunc != nil || lim.calls || lim.observer != nil
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Algorithm: lim.rule.Name, Name: lim.policyName, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
+		Plain: !lim.rule.Burst || see.Leased(lim.store),
 		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
-		Five:  lim.five,
 	})
-}
-
-// bottom is the store behind those that stand before s, and s itself if it is that.
-func bottom(s store.Store) store.Store {
-	for {
-		front, ok := s.(interface{ Unwrap() store.Store })
-		if !ok || isnil.Is(front.Unwrap()) {
-			return s
-		}
-		s = front.Unwrap()
-	}
 }
 
 // core is how a limiter is found in what users hold: see coreOf.
@@ -231,7 +220,10 @@ func (lim *limiter) overdraw(ctx context.Context, key string, l store.Limit, n i
 	if err != nil {
 		return err
 	}
-	r.Outcome = store.Admitted
+	if r.Outcome |= store.Admitted; r.Plain() {
+		lim.result(res, l, r, n, n)
+		return nil
+	}
 	if spent := lim.rule.Spent; spent != nil { // no more than this has been charged
 		n = min(n, max(0, most-spent(r)))
 	}
@@ -272,9 +264,11 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	if charged.Allowed && charged.uncounted() {
 		return nil
 	}
-	l, err := lim.limitOf(ctx, key)
-	if err != nil {
-		return err
+	l := lim.integers
+	if lim.limitFunc != nil {
+		if l, err = lim.read(lim.keptLimit(ctx, key)); err != nil {
+			return err
+		}
 	}
 	if lim.calls {
 		under, note, _ := charged.Unmark(lim)
@@ -311,12 +305,17 @@ func (lim *limiter) check(ctx context.Context, key string, n int) error {
 	return CheckCall(ctx, key, n)
 }
 
-// limitOf is the limit of a key, as the store reads it.
+// limitOf is the limit of a key for a decision, as the store reads it.
 func (lim *limiter) limitOf(ctx context.Context, key string) (store.Limit, error) {
 	if lim.limitFunc == nil {
 		return lim.integers, nil
 	}
-	l, err := lim.limitFunc(ctx, key)
+	l, err := lim.askLimit(ctx, key)
+	return lim.read(l, err)
+}
+
+// read is l, of a limit function, as the store reads it.
+func (lim *limiter) read(l Limit, err error) (store.Limit, error) {
 	if err != nil {
 		return store.Limit{}, err
 	}
@@ -385,7 +384,7 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 		if lim.limitFunc == nil {
 			return own, nil
 		}
-		l, err := lim.limitFunc(ctx, key)
+		l, err := lim.keptLimit(ctx, key) // of the decision that it stands in for
 		if err != nil || l == (Limit{}) {
 			return own, err
 		}

@@ -29,7 +29,7 @@
 //
 //	shadow  accesslist  throttle.Waiter  fallback  All  observe.Around   limiters around a limiter
 //	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket         the decision, with Options
-//	lease  coalesce  denycache                                           stores before a store
+//	lease  coalesce  regions  denycache                                  stores before a store
 //	memstore  redisstore  yours                                          stores
 //
 // Arithmetic is in integers, time is in whole microseconds, and a denial costs nothing.
@@ -229,7 +229,7 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 	if err != nil {
 		return dst, err
 	}
-	l, err := lim.limitFunc(ctx, key)
+	l, err := lim.keptLimit(ctx, key)
 	if err != nil {
 		return dst, err
 	}

@@ -91,7 +91,7 @@ func patience(ctx context.Context, trip time.Duration) time.Duration {
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l Limiter) queue.Kind {
 	_, delays := l.(Delayer)
-	return queue.KindOf(see.Algorithm(l), delays)
+	return queue.KindOf(see.Algorithm(l), see.Plain(l), delays)
 }
 
 // asker asks l for the waiters of queue.

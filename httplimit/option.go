@@ -59,10 +59,12 @@ type config struct {
 	failed    ErrorHandler
 	refund    func(status int) bool
 	inContext bool
+	asks      bool // whether the limiter may use the context
 
 	refuse   bool          // of a Transport, instead of waiting
 	maxPause time.Duration // too
-	retries  int           // too
+	onPause  func(key string, d time.Duration)
+	retries  int // too
 }
 
 func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
@@ -217,8 +219,7 @@ func WithHeaders(styles ...HeaderStyle) ServerOption {
 }
 
 // WithoutHeaders leaves out the header fields that report the limits. A refusal still says
-// when to come back, in Retry-After. It saves time, and the second call of a limit function
-// that reports its policy.
+// when to come back, in Retry-After. It saves time.
 func WithoutHeaders() ServerOption {
 	return serverOption(func(c *config) error {
 		c.styles = 0
@@ -253,6 +254,19 @@ func WithMaxPause(d time.Duration) ClientOption {
 			return fmt.Errorf("%w: WithMaxPause(%v)", ratelimit.ErrInvalidOption, d)
 		}
 		c.maxPause = d
+		return nil
+	})
+}
+
+// WithOnPause calls f when a server makes the requests of a key wait for d, such as to log it. It is
+// not told of a later answer that only makes a pause longer. f is called before the answer is
+// returned. It must be fast and safe for concurrent use. [Transport.Pauses] counts them.
+func WithOnPause(f func(key string, d time.Duration)) ClientOption {
+	return clientOption(func(c *config) error {
+		if f == nil {
+			return fmt.Errorf("%w: WithOnPause(nil)", ratelimit.ErrInvalidOption)
+		}
+		c.onPause = f
 		return nil
 	})
 }

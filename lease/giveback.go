@@ -6,57 +6,11 @@ import (
 	"errors"
 	"math"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/store"
 )
-
-// counts are what [Stats] are made of. A call of the store is counted in one of asked, unleased
-// and lost, so that none of them falls.
-type counts struct {
-	local, asked, unleased, lost, granted, lapsed, givenBack, overdrawn atomic.Int64
-}
-
-// Stats are totals since New, but for Keys and Held.
-type Stats struct {
-	Keys, Held int   // keys with a lease or a denial, and events that are held now
-	Local      int64 // decisions without the store
-	Asked      int64 // calls of the store for events
-	Granted    int64 // events that it has charged for leases
-	Lapsed     int64 // of these, not used in time
-	GivenBack  int64 // of these, given back: the others are charged until they leave the limit
-	Unleased   int64 // of Asked, for keys that cannot be leased: few events, a long key, or WithMaxKeys
-	Lost       int64 // of Asked, without an answer, whose events may be charged
-	Overdrawn  int64 // events admitted before the store knew
-}
-
-// Stats returns what has happened up to now.
-func (d *Store) Stats() Stats {
-	c := &d.stats
-	s := Stats{
-		Local: c.local.Load(), Unleased: c.unleased.Load(), Lost: c.lost.Load(), Granted: c.granted.Load(),
-		Lapsed: c.lapsed.Load(), GivenBack: c.givenBack.Load(), Overdrawn: c.overdrawn.Load(),
-	}
-	s.Asked = c.asked.Load() + s.Unleased + s.Lost
-	for i := range d.shards {
-		sh := &d.shards[i]
-		sh.mu.Lock()
-		now := d.now()
-		for _, e := range sh.keys {
-			s.Keys++
-			if now < e.until {
-				s.Held += e.left
-			}
-			if now < e.spare.until {
-				s.Held += e.spare.left
-			}
-		}
-		sh.mu.Unlock()
-	}
-	return s
-}
 
 // job is a call of the store that nobody waits for.
 type job func(ctx context.Context) error
@@ -175,10 +129,10 @@ func (d *Store) sweepShard(s *shard) {
 	for id, e := range s.keys {
 		d.tidy(e, now)
 		if e.owed > 0 {
-			d.launch(s, e)
+			d.startFetch(s, e)
 		}
 		held := e.left > 0 || e.spare.left > 0 || e.owed > 0
-		if !e.flying && !held && now >= max(e.denied, e.full) && now-e.used > 2*d.terms.life {
+		if e.fetched == nil && !held && now >= max(e.denied, e.full) && now-e.used > 2*d.terms.life {
 			delete(s.keys, id)
 			d.keys.Add(-1)
 		}

@@ -258,3 +258,11 @@ func (s *recorder) Refund(ctx context.Context, ns *store.Namespace, key string, 
 	defer s.answered()
 	return s.Store.Refund(ctx, ns, key, l, c)
 }
+
+func (s *recorder) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if err := s.called("TakeAll", int64(len(requests))); err != nil {
+		return err
+	}
+	defer s.answered()
+	return s.Store.TakeAll(ctx, requests, replies)
+}

@@ -27,10 +27,8 @@
 package lease
 
 import (
-	"context"
 	"fmt"
 	"math"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,7 +36,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
-	"github.com/ratelimit-go/ratelimit/internal/pending"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -48,14 +46,20 @@ import (
 // in memory.
 //
 // The life of a lease says how old a decision may be. It starts before the store is asked, and
-// each use looks at the clock. What has not been used is given back. The package comment has the bound, and the exceptions.
+// each use looks at the clock. What has not been used is given back. The package comment has
+// the bound, and the exceptions.
 //
 // Others may see events taken that nobody has used yet, for two lives at most. Remaining,
 // RetryAfter, ResetAfter and denials can be a life old. So can what follows a Reset or a lower
-// limit by others.
+// limit by others. A Refund carries the time of its lease, so ResetAfter can be a life too long.
+//
+// Limits of one All are decided here if all is held. Or else one call of the store decides on
+// the rest, and fetches leases. Waiters take what is held, and wait for no turn ahead of it.
 //
 // Use it for limits that a whole fleet asks for often. It saves calls if a process asks for a
-// key at least four times per life. Below that it costs some 2 % more calls. What cannot be leased goes to the store as it is: keys of over 256 bytes, and a log or a bucket of which less than one event flows in a life.
+// key at least four times per life. Below that it costs some 2 % more calls. What cannot be
+// leased goes to the store as it is: keys of over 256 bytes, and a log or a bucket of which
+// less than one event flows in a life. Use coalesce where a decision must not be old.
 //
 // It holds up to 65,536 keys ([WithMaxKeys]) of some 450 bytes. While anything is held a timer
 // runs, and calls for several callers run in a goroutine. It is safe for concurrent use. Make
@@ -63,6 +67,7 @@ import (
 //
 // [More]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#leases
 type Store struct {
+	leases
 	store.Store // Together
 
 	terms   terms
@@ -84,6 +89,8 @@ type Store struct {
 	jobs    []job       // to be done by workers
 	workers int
 }
+
+type leases = see.Leases // see package see
 
 const (
 	shards         = 64
@@ -108,13 +115,17 @@ type shard struct {
 // entry is a key, what is held of it, and who waits for it.
 type entry struct {
 	holding[*grant]
-	ns     *store.Namespace
-	key    string
-	limits *limits
-	denial *denial   // nil if there was none
-	flying bool      // a call of the store is under way
-	queue  []*caller // who waits for the next one
-	used   time.Duration
+	ns        *store.Namespace
+	key       string
+	limits    *limits
+	last      *remembered // what the store has said of one event that it did not charge; nil if it has not
+	used      time.Duration
+	remaining int // what the store had left when it was last heard
+
+	fetched chan struct{} // closed when the call of the store has ended that is under way; nil if there is none
+	late    bool          // the last call took longer than a lease lives
+	queue   []*caller     // who waits for the next one
+	awaited int           // events that calls for several keys wait for
 }
 
 // grant is what the store has admitted at once: at at, in Unix µs, with so much room left. The key
@@ -133,8 +144,8 @@ func (g *grant) admit(o store.Outcome, left int, n int64) store.Reply {
 // lentAt is the time of charge of what is admitted by overdraft, which is none.
 const lentAt = math.MinInt64
 
-// denial is one of the store, a plain one.
-type denial struct {
+// remembered is a plain reply of the store.
+type remembered struct {
 	reply store.Reply
 	told  time.Duration
 }
@@ -269,164 +280,3 @@ func (d *Store) now() time.Duration { return time.Since(d.base) }
 
 // Unwrap returns the store that is asked.
 func (d *Store) Unwrap() store.Store { return d.Store }
-
-// Take admits n events of what is held, or asks the store.
-func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if l.Before() > 0 {
-		return d.takeWithin(ctx, ns, key, l, n)
-	}
-	s, id := d.shardOf(ns, key)
-	s.mu.Lock()
-	e := d.entry(s, id, ns, key, l)
-	if e == nil {
-		s.mu.Unlock()
-		return d.askUnleased(ctx, ns, key, l, n)
-	}
-	now := d.now()
-	e.used = now
-	d.tidy(e, now)
-	if held := e.spend(now, int(n)); held != nil {
-		r := d.admit(held, n)
-		if e.low() && now >= e.denied {
-			d.launch(s, e)
-		}
-		s.mu.Unlock()
-		return r, nil
-	}
-	return d.without(ctx, s, e, n, now)
-}
-
-// without decides on n events that are not held. It unlocks s.
-func (d *Store) without(ctx context.Context, s *shard, e *entry, n int64, now time.Duration) (store.Reply, error) {
-	ls := e.limits
-	switch {
-	case n > 1: // by the store alone: exact, and what is held stays held
-		s.mu.Unlock()
-		return d.ask(ctx, e.ns, e.key, ls, n)
-	case now < e.denied:
-		r := d.deny(e, now)
-		s.mu.Unlock()
-		return r, nil
-	case e.borrow(now, &d.terms):
-		d.stats.overdrawn.Add(1)
-		if e.settle(&d.terms) {
-			d.launch(s, e)
-		}
-		r := store.Reply{Outcome: store.AdmittedByLease, X: lentAt, Y: int64(max(0, e.room-e.owed)) + 1, Z: 1}
-		s.mu.Unlock()
-		return r, nil
-	}
-	c := pending.New[answer]()
-	e.queue = append(e.queue, c)
-	var f *flight
-	if !e.flying {
-		if f = d.depart(e); f == nil { // it is closed
-			e.queue = nil
-			s.mu.Unlock()
-			return d.ask(ctx, e.ns, e.key, ls, n)
-		}
-	}
-	s.mu.Unlock()
-	switch {
-	case f == nil: // another one's is under way
-	case f.want == 1: // for this caller alone
-		d.fly(ctx, s, e, f)
-	default:
-		go d.fly(context.Background(), s, e, f) // no caller's: the store has a timeout
-	}
-	a, err := c.Wait(ctx)
-	if err == nil && a.again {
-		return d.ask(ctx, e.ns, e.key, ls, n)
-	}
-	return a.reply, err
-}
-
-// shardOf is where key is, and its hash.
-func (d *Store) shardOf(ns *store.Namespace, key string) (*shard, keyhash.Hash) {
-	id := d.seeds.In(ns, key)
-	return &d.shards[id.Lo%shards], id
-}
-
-// ask asks the store, and counts that.
-func (d *Store) ask(ctx context.Context, ns *store.Namespace, key string, ls *limits, n int64) (store.Reply, error) {
-	d.stats.asked.Add(1)
-	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
-	return ls.told(r, n, n), err
-}
-
-// askUnleased asks the store about a key that cannot have a lease, and counts that.
-func (d *Store) askUnleased(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	ls := newLimits(ns.Rule, l, d.terms.life)
-	if d.closed.Load() { // then no key can
-		return d.ask(ctx, ns, key, ls, n)
-	}
-	d.stats.unleased.Add(1)
-	r, err := d.Store.Take(ctx, ns, key, ls.by, n)
-	return ls.told(r, n, n), err
-}
-
-// entry is that of key, a new one if need be, under the limit l. It is nil if the key cannot be
-// leased, there are too many, or the lease is closed.
-func (d *Store) entry(s *shard, id keyhash.Hash, ns *store.Namespace, key string, l store.Limit) *entry {
-	e := s.keys[id]
-	switch {
-	case d.closed.Load() || len(key) > maxKey:
-		return nil
-	case e != nil && e.limits.own == l:
-		return e
-	}
-	ls := s.limits
-	if ls == nil || ls.own != l || ls.rule != ns.Rule {
-		ls = newLimits(ns.Rule, l, d.terms.life)
-	}
-	if !ls.leasable {
-		return nil
-	}
-	if e != nil {
-		d.change(e, ls)
-		return e
-	}
-	if d.keys.Add(1) > d.maxKeys {
-		d.keys.Add(-1)
-		return nil
-	}
-	s.limits = ls
-	e = &entry{ns: ns, key: strings.Clone(key), limits: ls}
-	e.next = 1
-	s.keys[id] = e
-	d.arm()
-	return e
-}
-
-// change gives back all that is held under another limit than ls.
-func (d *Store) change(e *entry, ls *limits) {
-	d.giveUp(e)
-	e.limits, e.denied, e.denial = ls, 0, nil // full stays: limits that take turns would lend each time
-	for _, c := range e.queue {               // who waits for a decision by the other limit
-		c.Answer(answer{again: true}, nil)
-	}
-	e.queue = nil
-}
-
-// tidy gives back what has lapsed.
-func (d *Store) tidy(e *entry, now time.Duration) {
-	for g, unspent := e.lapse(now); unspent > 0; g, unspent = e.lapse(now) {
-		d.giveBack(e, g, unspent)
-	}
-}
-
-// admit is the admission of n events that were spent of a grant.
-func (d *Store) admit(held *slot[*grant], n int64) store.Reply {
-	d.stats.local.Add(1)
-	return held.grant.admit(store.AdmittedByLease, held.left, n)
-}
-
-// deny is the denial that is known.
-func (d *Store) deny(e *entry, now time.Duration) store.Reply {
-	d.stats.local.Add(1)
-	r := e.denial.reply
-	r.Outcome = store.DeniedByLease
-	r.X = inMicros(max(e.denial.told+micros(r.X), e.denied) - now)
-	r.Z = max(r.X, inMicros(e.denial.told+micros(r.Z)-now))
-	return r
-}

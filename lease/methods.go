@@ -1,8 +1,8 @@
 package lease
 
 import (
+	"cmp"
 	"context"
-	"slices"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -49,16 +49,14 @@ func (d *Store) surrender(ctx context.Context, ns *store.Namespace, key string) 
 		e.left, e.spare.left = 0, 0
 	}
 	s.mu.Unlock()
-	for _, held := range slots {
-		if held.left == 0 {
-			continue
-		}
-		d.stats.lapsed.Add(int64(held.left))
-		if err := d.refund(ctx, ns, key, held.grant, held.left); err != nil {
-			return err
+	var errs [2]error
+	for i, held := range slots {
+		if held.left > 0 {
+			d.stats.lapsed.Add(int64(held.left))
+			errs[i] = d.refund(ctx, ns, key, held.grant, held.left)
 		}
 	}
-	return nil
+	return cmp.Or(errs[0], errs[1])
 }
 
 // held admits n events if all of them are held.
@@ -81,90 +79,6 @@ func (d *Store) held(ns *store.Namespace, key string, l store.Limit, n int64) (r
 		return r, false
 	}
 	return d.admit(held, n), true
-}
-
-// TakeAll admits what is held. If that is not all, the store decides on the rest, on all of it
-// or none. Looks are answered as by Peek.
-func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	var rest []store.Request
-	var of []int // the requests that are in rest
-	for i := range requests {
-		r, ok := &requests[i], false
-		if r.N > 0 {
-			replies[i], ok = d.held(r.Namespace, r.Key, r.Limit.TurnBefore(0), r.N)
-		}
-		if !ok {
-			rest, of = append(rest, *r), append(of, i)
-		}
-	}
-	if len(rest) == 0 {
-		return nil
-	}
-	told, err := d.takeRest(ctx, rest)
-	all := err == nil
-	for j, i := range of {
-		if err == nil {
-			replies[i] = told[j]
-			all = all && (told[j].OK() || !requests[i].Votes())
-		}
-	}
-	for i := range requests {
-		if r := &requests[i]; !slices.Contains(of, i) && !all {
-			d.putBack(r, replies[i])
-		}
-	}
-	return err
-}
-
-// takeRest asks the store about what is not held. Keys that are asked for again soon are leased.
-func (d *Store) takeRest(ctx context.Context, rest []store.Request) ([]store.Reply, error) {
-	d.stats.asked.Add(1)
-	told, by := make([]store.Reply, len(rest)), make([]*limits, len(rest))
-	for j := range rest {
-		r := &rest[j]
-		before := r.Limit.Before()
-		by[j] = newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), d.terms.life)
-		if r.Limit = by[j].by; before > 0 {
-			by[j].own, by[j].by, r.Limit = by[j].own.TurnBefore(before), by[j].by.TurnBefore(before), r.Limit.TurnBefore(before)
-		} else if r.N > 0 {
-			d.await(r.Namespace, r.Key, by[j])
-		}
-	}
-	if err := d.Store.TakeAll(ctx, rest, told); err != nil {
-		return nil, err
-	}
-	all := true
-	for j := range rest {
-		all = all && (told[j].OK() || !rest[j].Votes())
-	}
-	for j := range rest {
-		switch r := &rest[j]; {
-		case r.N == 0:
-			told[j] = d.seen(r.Namespace, r.Key, by[j], told[j], 1)
-		case all:
-			told[j] = by[j].told(told[j], r.N, r.N)
-		default:
-			told[j] = by[j].told(told[j], r.N, 0)
-		}
-	}
-	return told, nil
-}
-
-// await has a lease fetched of a key, if it was asked for in the last life.
-func (d *Store) await(ns *store.Namespace, key string, ls *limits) {
-	s, id := d.shardOf(ns, key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	known := s.keys[id] != nil
-	e := d.entry(s, id, ns, key, ls.own)
-	if e == nil {
-		return
-	}
-	now := d.now()
-	soon := known && now-e.used < d.terms.life
-	if e.used = now; soon && e.left == 0 && now >= e.denied {
-		d.launch(s, e)
-	}
 }
 
 // putBack takes back the events that were spent for r. If their lease has ended meanwhile, they go
@@ -227,7 +141,17 @@ func (d *Store) heldOf(ns *store.Namespace, key string, l store.Limit) (n int64)
 // Overdraw charges the store. What is held stays held.
 func (d *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
 	d.stats.asked.Add(1)
-	return d.Store.Overdraw(ctx, ns, key, newLimits(ns.Rule, l, d.terms.life).by, n, most)
+	ls := newLimits(ns.Rule, l, d.terms.life)
+	r, err := d.Store.Overdraw(ctx, ns, key, ls.by, n, most)
+	if err != nil || ls.by == ls.own || r.Plain() {
+		return r, err
+	}
+	if spent := ns.Rule.Spent; spent != nil && n > most-spent(r) { // a debt without end: r says what was charged
+		return r, nil
+	}
+	r.Outcome = store.Admitted
+	says := r.Report(ns.Rule, ls.by, n, n)
+	return store.Reply{Outcome: store.AdmittedPlainly, X: r.X, Y: r.Available(ns.Rule, ls.by), Z: says.Reset}, nil
 }
 
 // Refund gives back to the lease, if it has not ended, and else to the store. An event that was
@@ -270,7 +194,7 @@ func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string)
 	case e == nil: // it was paid long ago
 		s.mu.Unlock()
 		return nil
-	case e.owed > 0 && !e.flying:
+	case e.owed > 0 && e.fetched == nil:
 		e.owed--
 	case e.grant != nil && d.now() < e.until:
 		e.left, e.most = e.left+1, e.most+1
@@ -289,7 +213,8 @@ func (d *Store) Reset(ctx context.Context, ns *store.Namespace, key string) erro
 	s, id := d.shardOf(ns, key)
 	s.mu.Lock()
 	if e := s.keys[id]; e != nil {
-		e.slot, e.spare, e.denied, e.full, e.owed = slot[*grant]{}, slot[*grant]{}, 0, 0, 0
+		e.slot, e.spare, e.last = slot[*grant]{}, slot[*grant]{}, nil
+		e.denied, e.full, e.owed = 0, 0, 0
 	}
 	s.mu.Unlock()
 	return d.Store.Reset(ctx, ns, key)

@@ -143,7 +143,7 @@ func TestNothingIsLentWhileTheStoreIsFull(t *testing.T) {
 	})
 }
 
-// What was paid is not charged again after a later call of the same flight has failed, and what
+// What was paid is not charged again after a later call of the same fetch has failed, and what
 // was granted is held.
 func TestFlightsThatFailHalfway(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {

@@ -23,7 +23,7 @@ import (
 // are late or lost, processes stop or are killed, and clocks are wrong. Time is virtual: the
 // model does one step after another, each at its time.
 //
-// The store is a limiter in memory. The processes run what Store runs: holding, flight.ask,
+// The store is a limiter in memory. The processes run what Store runs: holding, fetch.ask,
 // strict, pause and untilWindowEnds. What the model has of its own is who calls, how messages
 // travel, and what goes wrong. When it is over, bound says whether too much was admitted.
 
@@ -94,11 +94,11 @@ type model struct {
 // process holds leases of the one key.
 type process struct {
 	holding[*grant]
-	fast    float64       // by which part its clock is fast
-	stopped time.Duration // until then it does nothing
-	killed  bool
-	flying  bool
-	waiting int
+	fast     float64       // by which part its clock is fast
+	stopped  time.Duration // until then it does nothing
+	killed   bool
+	fetching bool
+	waiting  int
 }
 
 // started is when the model's time begins. It is the beginning of a window of each limit.
@@ -223,17 +223,17 @@ func (m *model) decide(p *process) {
 	case m.spend(p, now):
 		m.admit(m.now)
 		if p.low() && now >= p.denied {
-			m.fly(p)
+			m.doFetch(p)
 		}
 	case now < p.denied:
 	case p.borrow(now, &m.terms):
 		m.admit(m.now)
 		if p.settle(&m.terms) {
-			m.fly(p)
+			m.doFetch(p)
 		}
 	default:
 		p.waiting++
-		m.fly(p)
+		m.doFetch(p)
 	}
 }
 
@@ -278,7 +278,7 @@ func (m *model) sweep(p *process) {
 		if m.now >= p.stopped {
 			m.tidy(p, m.clock(p))
 			if p.owed > 0 {
-				m.fly(p)
+				m.doFetch(p)
 			}
 		}
 		m.sweep(p)
@@ -288,22 +288,22 @@ func (m *model) sweep(p *process) {
 // timeout is when a call of the store fails.
 const timeout = 50 * time.Millisecond
 
-// fly asks the store for the next lease.
-func (m *model) fly(p *process) {
-	if p.flying {
+// doFetch asks the store for the next lease.
+func (m *model) doFetch(p *process) {
+	if p.fetching {
 		return
 	}
 	sent := m.clock(p)
 	m.tidy(p, sent)
-	f := &flight{aboard: make([]*caller, p.waiting), owed: p.owed, limits: m.limits}
+	f := &fetch{callers: make([]*caller, p.waiting), owed: p.owed, limits: m.limits}
 	f.want = p.ask(sent, p.waiting, &m.terms)
-	p.flying, p.waiting = true, 0
+	p.fetching, p.waiting = true, 0
 
 	over := false // what comes later is not read
 	once := func(do func()) func() {
 		return func() {
 			if !over {
-				over, p.flying = true, false
+				over, p.fetching = true, false
 				do()
 				m.serve(p)
 			}
@@ -315,16 +315,16 @@ func (m *model) fly(p *process) {
 		return
 	}
 	m.at(at, func() {
-		decided := m.now // by the first call of a flight
+		decided := m.now // by the first call of a fetch
 		l := f.ask(context.Background(), &slowly{m.store, m, true}, m.space, "key")
 		m.ok(l.err)
 		if at, ok := m.arrives(); ok {
-			m.byProcess(p, at, once(func() { m.land(p, f, &l, sent, decided) }))
+			m.byProcess(p, at, once(func() { m.decideOn(p, f, &l, sent, decided) }))
 		}
 	})
 }
 
-// slowly is the store. Between the calls of one flight some time passes.
+// slowly is the store. Between the calls of one fetch some time passes.
 type slowly struct {
 	store.Store
 	model *model
@@ -360,8 +360,8 @@ func (m *model) ok(err error) {
 }
 
 // land is what Store.land does.
-func (m *model) land(p *process, f *flight, l *landing, sent, decided time.Duration) {
-	now, aboard := m.clock(p), len(f.aboard)
+func (m *model) decideOn(p *process, f *fetch, l *outcome, sent, decided time.Duration) {
+	now, callers := m.clock(p), len(f.callers)
 	p.owed -= l.forced
 	if l.granted > 0 {
 		if m.removed == fromSending {
@@ -372,7 +372,7 @@ func (m *model) land(p *process, f *flight, l *landing, sent, decided time.Durat
 			sent: sent, now: now, window: m.windowEnds(l.reset),
 		}, &m.terms)
 		held.grant = &grant{at: l.at, reset: l.reset, room: l.room, limits: m.limits}
-		for ; aboard > 0 && held.left > 0; aboard-- {
+		for ; callers > 0 && held.left > 0; callers-- {
 			held.left--
 			m.admit(decided) // by the store
 		}
@@ -395,7 +395,7 @@ func (m *model) windowEnds(reset int64) time.Duration {
 	return untilWindowEnds(m.algorithm, reset, m.limits.by)
 }
 
-// serve decides on those who came during a flight.
+// serve decides on those who came during a fetch.
 func (m *model) serve(p *process) {
 	waiting := p.waiting
 	p.waiting = 0

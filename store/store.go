@@ -93,8 +93,8 @@ type Store interface {
 	// Refund gives back what is still charged of c.
 	Refund(ctx context.Context, ns *Namespace, key string, l Limit, c Receipt) error
 	// Overdraw charges n events whether they fit or not. It replies as Take would, OK if
-	// they fit, and never plainly. In either case X of the reply is the time of the charge: At of the new
-	// state, or the new End of a log less the Period. most is the most events that the
+	// they fit. In either case X of the reply is the time of the charge: At of the new
+	// state, or the new End of a log less the Period. A plain reply says that all n are charged. most is the most events that the
 	// state may then hold, at most 2^31-1: see Overdrawn of [Rule].
 	Overdraw(ctx context.Context, ns *Namespace, key string, l Limit, n, most int64) (Reply, error)
 	// Reset forgets key.
@@ -126,10 +126,12 @@ type Request struct {
 	Limit     Limit
 	N         int64
 	Shadow    bool // its denial keeps nothing else from being charged
+	Gate      bool // of a look: its denial keeps all else from being charged
 }
 
-// Votes reports whether a denial of r denies the whole. That of a shadow or a look does not.
-func (r *Request) Votes() bool { return r.N > 0 && !r.Shadow }
+// Votes reports whether a denial of r denies the whole. That of a shadow, or of a look that is
+// no gate, does not.
+func (r *Request) Votes() bool { return r.Gate || r.N > 0 && !r.Shadow }
 
 // Limit is a limit in integers, valid and with its Burst filled in.
 type Limit struct {

@@ -3,7 +3,7 @@
 // Use [Waiter] to hold an event back until the limiter admits it. It bounds how long calls
 // wait, and how many wait at once. Use [Slowdown] to let everything through, later and
 // later the more a key does. [ratelimit.Wait] is a Waiter for as long as its caller's
-// context lasts, without a bound on the callers.
+// context lasts, without a bound on the callers. Use [Reader] and [Writer] for bytes a second.
 package throttle
 
 import (
@@ -113,7 +113,7 @@ func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error
 // kindOf returns how l admits events that have to wait, as far as that can be seen.
 func kindOf(l ratelimit.Limiter) queue.Kind {
 	_, delays := l.(ratelimit.Delayer)
-	return queue.KindOf(see.Algorithm(l), delays)
+	return queue.KindOf(see.Algorithm(l), see.Plain(l), delays)
 }
 
 // kindNow returns the kind of the limiter. A leaky bucket is known to turn denials into a

@@ -165,9 +165,9 @@ func newLimiter(name string, rate int, period time.Duration) *limiter {
 
 func (l *limiter) kind() queue.Kind {
 	if l.foreign || l.silent {
-		return queue.KindOf("", true)
+		return queue.KindOf("", false, true)
 	}
-	return queue.KindOf(l.name, true)
+	return queue.KindOf(l.name, l.name != "token_bucket" && l.name != "leaky_bucket", true)
 }
 
 // decide is what AllowWithin of such a limiter does.

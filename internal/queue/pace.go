@@ -254,7 +254,7 @@ func (p *pace) exhausted(d *Decision, a *question, now time.Time, events int) {
 	if p.kind == Unknown && a.within > 0 {
 		p.denied = true
 	}
-	if p.kind == Unknown && a.within > 0 || d.Elsewhere && a.within == 0 { // ask at due, not before
+	if p.kind == Unknown && a.within > 0 || d.Elsewhere && a.within == 0 && p.kind != Plain { // ask at due, not before
 		due = due.Add(p.lead(events))
 	}
 	p.answered = max(p.answered, a.order)

@@ -33,18 +33,17 @@ const (
 )
 
 // KindOf returns the Kind of limiters by their algorithm's name, or "" if that is not
-// known. delays reports whether they have AllowWithin. Other algorithms work as well, but
-// some questions are needed to learn their Kind.
-func KindOf(algorithm string, delays bool) Kind {
-	switch algorithm {
-	case "fixed_window", "sliding_window", "sliding_log":
+// known. plain reports whether they are known to be Plain, and delays whether they have
+// AllowWithin. Other algorithms work as well, but some questions are needed to learn their Kind.
+func KindOf(algorithm string, plain, delays bool) Kind {
+	switch {
+	case plain:
 		return Plain
-	case "token_bucket":
+	case algorithm == "token_bucket":
 		return Early
-	case "leaky_bucket":
+	case algorithm == "leaky_bucket":
 		return Leaky
-	}
-	if delays {
+	case delays:
 		return Unknown
 	}
 	return Turns // an admission has its Delay, if any

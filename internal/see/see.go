@@ -59,6 +59,14 @@ func Inside[L any](l L) []L {
 	return nil
 }
 
+// Bottom is the store behind those that stand before s, and s itself if there is none.
+func Bottom(s store.Store) store.Store {
+	for inside := Inside(s); len(inside) > 0; inside = Inside(s) {
+		s = inside[0]
+	}
+	return s
+}
+
 // Answering returns what embeds Answers or Sleeps.
 func Answering[L any](l L) (found L, ok bool) { return First[interface{ answers() }](l) }
 
@@ -71,10 +79,10 @@ type Known[L any] struct {
 	Algorithm   string // by its name; "" of several limits
 	Name        string // of its policy
 	UsesContext bool   // whether a function of a limit or of a key gets the contexts of calls
+	Plain       bool   // whether it admits what fits now, and nothing that would later
 	// Local makes what stands in for the limiter in one of so many instances while their store
 	// fails: a limiter on s, of 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)
-	Five  func() any // for package regions: see package five
 
 	self L // as users hold it
 }
@@ -106,10 +114,16 @@ func Of[L any](l L) *Known[L] {
 
 // Algorithm returns the name of the algorithm that decides for l, behind limiters around one
 // other, and "" if that is not known.
-func Algorithm[L any](l L) string {
+func Algorithm[L any](l L) string { return behind(l).Algorithm }
+
+// Plain reports whether l, behind limiters around one other, is known to be Plain.
+func Plain[L any](l L) bool { return behind(l).Plain }
+
+// behind is what is known of the limiter that decides for l, behind limiters around one other.
+func behind[L any](l L) *Known[L] {
 	for !isnil.Is(l) {
 		if k := Of(l); k != nil {
-			return k.Algorithm
+			return k
 		}
 		w, ok := any(l).(interface{ Unwrap() L })
 		if !ok {
@@ -117,7 +131,28 @@ func Algorithm[L any](l L) string {
 		}
 		l = w.Unwrap()
 	}
-	return ""
+	return new(Known[L])
+}
+
+// Leases is embedded in a store that takes events of another one ahead, and so gets nothing by
+// asking for those whose turn comes later.
+type Leases struct{}
+
+func (Leases) leases() {}
+
+// Leased reports whether s, or a store that it stands before, embeds Leases.
+func Leased(s store.Store) bool {
+	for !isnil.Is(s) {
+		if _, ok := s.(interface{ leases() }); ok {
+			return true
+		}
+		w, ok := s.(interface{ Unwrap() store.Store })
+		if !ok {
+			break
+		}
+		s = w.Unwrap()
+	}
+	return false
 }
 
 // ByKey reports whether l decides by the key alone and not by the context, as far as can be

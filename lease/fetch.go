@@ -17,15 +17,15 @@ type answer struct {
 	again bool // ask the store: the limit has changed, or the lease is closed
 }
 
-// flight is a call of the store for the next lease.
-type flight struct {
-	aboard     []*caller // who waited when it left
+// fetch is a call of the store for the next lease.
+type fetch struct {
+	callers    []*caller // who waited when it began
 	want, owed int
 	limits     *limits
 }
 
-// landing is what came back.
-type landing struct {
+// outcome is what came back.
+type outcome struct {
 	granted, forced int // events charged: those that fit, and of those owed the rest
 	room            int // what the store has left after them
 	at, reset       int64
@@ -34,53 +34,59 @@ type landing struct {
 	panicked        any
 }
 
-// depart readies a flight for those who wait, under the shard's lock. It is nil if the limiter
+// newFetch readies a fetch for those who wait, under the shard's lock. It is nil if the limiter
 // is closed.
-func (d *Store) depart(e *entry) *flight {
+func (d *Store) newFetch(e *entry) *fetch {
 	if !d.begin() {
 		return nil
 	}
 	now := d.now()
 	d.tidy(e, now)
-	f := &flight{aboard: e.queue, owed: e.owed, limits: e.limits}
-	f.want = e.ask(now, len(f.aboard), d.termsOf(e.ns))
-	e.queue, e.flying = nil, true
+	f := &fetch{callers: e.queue, owed: e.owed, limits: e.limits}
+	f.want = e.ask(now, len(f.callers)+e.awaited, d.termsOf(e.ns))
+	e.queue, e.awaited, e.fetched = nil, 0, make(chan struct{})
 	return f
 }
 
-// launch asks the store in another goroutine, unless that is under way. It is called under the
+// fetched ends a call of the store for e that began at sent.
+func (d *Store) fetched(e *entry, sent, now time.Duration) {
+	close(e.fetched)
+	e.fetched, e.late = nil, now-sent >= d.terms.life
+}
+
+// startFetch asks the store in another goroutine, unless that is under way. It is called under the
 // shard's lock.
-func (d *Store) launch(s *shard, e *entry) {
-	if e.flying {
+func (d *Store) startFetch(s *shard, e *entry) {
+	if e.fetched != nil {
 		return
 	}
-	f := d.depart(e)
+	f := d.newFetch(e)
 	switch {
 	case f == nil:
-	case len(f.aboard) > 0:
-		go d.fly(context.Background(), s, e, f) // no caller's: the store has a timeout
+	case len(f.callers) > 0:
+		go d.doFetch(context.Background(), s, e, f) // no caller's: the store has a timeout
 	default: // nobody waits: there may be one for each of many keys
 		d.do(func(ctx context.Context) error {
-			d.fly(ctx, s, e, f)
+			d.doFetch(ctx, s, e, f)
 			return nil
 		}, math.MaxInt)
 	}
 }
 
-// fly asks the store for f, and tells those aboard.
-func (d *Store) fly(ctx context.Context, s *shard, e *entry, f *flight) {
+// doFetch asks the store for f, and tells its callers.
+func (d *Store) doFetch(ctx context.Context, s *shard, e *entry, f *fetch) {
 	defer d.running.Done()
 	sent := d.now()
 	l := f.ask(ctx, d.Store, e.ns, e.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.flying = false
-	d.land(e, f, &l, sent)
+	d.fetched(e, sent, d.now())
+	d.decideOn(e, f, &l, sent)
 	d.serve(s, e)
 }
 
 // ask asks the store for what is owed and for the next lease.
-func (f *flight) ask(ctx context.Context, of store.Store, ns *store.Namespace, key string) (l landing) {
+func (f *fetch) ask(ctx context.Context, of store.Store, ns *store.Namespace, key string) (l outcome) {
 	defer func() { // a panic belongs on the callers' goroutines, which may expect it
 		l.panicked = recover()
 	}()
@@ -100,26 +106,36 @@ func (f *flight) ask(ctx context.Context, of store.Store, ns *store.Namespace, k
 		}
 		l.forced = unpaid
 	}
-	if l.granted < f.want && (l.granted > 0 || l.forced > 0) { // for how long is it full?
-		if r, l.err = of.Peek(ctx, ns, key, by, 1); l.err != nil {
-			return l
-		}
-	}
-	if l.denial = plain(rule, by, r, 1, 0); l.denial.OK() { // room has come since
-		const soon = 1 // µs
-		l.denial = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, l.denial.Z)}
+	if l.granted < f.want && (l.granted > 0 || l.forced > 0) {
+		l.denial, l.err = denialOf(ctx, of, ns, key, by)
+	} else {
+		l.denial = plain(rule, by, r, 1, 0)
 	}
 	return l
 }
 
-// land decides on those aboard by what the store has said, at its instant: whatever has lapsed
+// denialOf asks for how long a key is full of which all was taken.
+func denialOf(ctx context.Context, of store.Store, ns *store.Namespace, key string, by store.Limit) (store.Reply, error) {
+	r, err := of.Peek(ctx, ns, key, by, 1)
+	if err != nil {
+		return r, err
+	}
+	denial := plain(ns.Rule, by, r, 1, 0)
+	if denial.OK() { // room has come since
+		const soon = 1 // µs
+		denial = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, denial.Z)}
+	}
+	return denial, nil
+}
+
+// decideOn decides on the callers by what the store has said, at its instant: whatever has lapsed
 // since. So a store that answers more slowly than a life serves all the same.
-func (d *Store) land(e *entry, f *flight, l *landing, sent time.Duration) {
-	now, aboard := d.now(), f.aboard
+func (d *Store) decideOn(e *entry, f *fetch, l *outcome, sent time.Duration) {
+	now, callers := d.now(), f.callers
 	e.owed = max(0, e.owed-l.forced) // a Reset may have forgotten it
 	if l.granted > 0 {
 		d.stats.granted.Add(int64(l.granted))
-		aboard = d.board(e, f, l, sent, now)
+		callers = d.admitCallers(e, f, l, sent, now)
 	}
 	failed := l.err != nil || l.panicked != nil
 	if !failed {
@@ -129,31 +145,32 @@ func (d *Store) land(e *entry, f *flight, l *landing, sent time.Duration) {
 	case failed:
 		d.stats.lost.Add(1)
 		e.failed()
-		for _, c := range aboard {
+		for _, c := range callers {
 			if l.panicked != nil {
 				c.Panic(l.panicked)
 			}
 			c.Answer(answer{}, l.err)
 		}
 	case l.granted < f.want:
-		d.turnAway(e, f, aboard, l.denial, sent, now)
+		d.denyCallers(e, f, callers, l.denial, sent, now)
 	}
 }
 
-// board takes a grant, admits those aboard, and returns whom there is no room for.
-func (d *Store) board(e *entry, f *flight, l *landing, sent, now time.Duration) []*caller {
+// admitCallers takes a grant, admits the callers, and returns whom there is no room for.
+func (d *Store) admitCallers(e *entry, f *fetch, l *outcome, sent, now time.Duration) []*caller {
 	g := &grant{at: l.at, reset: l.reset, room: l.room, limits: f.limits}
 	held := e.receive(grants{
 		granted: l.granted, want: f.want, owed: f.owed, room: l.room,
 		sent: sent, now: now, window: untilWindowEnds(e.ns.Rule.Name, l.reset, f.limits.by),
 	}, d.termsOf(e.ns))
 	held.grant = g
+	e.remaining = l.room
 	if f.limits != e.limits { // the limit has changed meanwhile
 		defer d.giveUp(e)
 	}
-	for i, c := range f.aboard {
+	for i, c := range f.callers {
 		if held.left == 0 {
-			return f.aboard[i:]
+			return f.callers[i:]
 		}
 		held.left--
 		if !c.Answer(answer{reply: g.admit(store.AdmittedPlainly, held.left, 1)}, nil) {
@@ -163,20 +180,26 @@ func (d *Store) board(e *entry, f *flight, l *landing, sent, now time.Duration) 
 	return nil
 }
 
-// turnAway tells a denial, and remembers it.
-func (d *Store) turnAway(e *entry, f *flight, aboard []*caller, r store.Reply, sent, now time.Duration) {
+// denyCallers tells a denial, and remembers it.
+func (d *Store) denyCallers(e *entry, f *fetch, callers []*caller, r store.Reply, sent, now time.Duration) {
 	if f.limits == e.limits { // or else it says nothing of today's limit
-		e.refused(micros(r.X), pause(e.ns.Rule.Name, e.limits.by, d.terms.life), sent, now, d.termsOf(e.ns))
-		e.denial = &denial{r, now}
-		r.X = max(r.X, inMicros(e.denied-now))
-		r.Z = max(r.Z, r.X)
+		r = d.remember(e, r, sent, now)
 	}
-	for _, c := range aboard {
+	for _, c := range callers {
 		c.Answer(answer{reply: r}, nil)
 	}
 }
 
-// serve decides on those who came during a flight, and asks again for the rest.
+// remember remembers the denial r, and returns it as the next ones are.
+func (d *Store) remember(e *entry, r store.Reply, sent, now time.Duration) store.Reply {
+	e.refused(micros(r.X), pause(e.ns.Rule.Name, e.limits.by, d.terms.life), sent, now, d.termsOf(e.ns))
+	e.last, e.remaining = &remembered{r, now}, 0
+	r.X = max(r.X, inMicros(e.denied-now))
+	r.Z = max(r.Z, r.X)
+	return r
+}
+
+// serve decides on those who came during a fetch, and asks again for the rest.
 func (d *Store) serve(s *shard, e *entry) {
 	now := d.now()
 	for i, c := range e.queue {
@@ -193,7 +216,7 @@ func (d *Store) serve(s *shard, e *entry) {
 		}
 		e.queue = pending.Waiting(e.queue[i:])
 		if len(e.queue) > 0 {
-			d.launch(s, e)
+			d.startFetch(s, e)
 		}
 		break
 	}

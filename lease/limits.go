@@ -114,6 +114,14 @@ func newLimits(rule *store.Rule, l store.Limit, life time.Duration) *limits {
 	return ls
 }
 
+// limitsOf are those of r. Events whose turn may come later are asked for until then.
+func limitsOf(r *store.Request, life time.Duration) *limits {
+	ls := newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), life)
+	before := r.Limit.Before()
+	ls.own, ls.by = ls.own.TurnBefore(before), ls.by.TurnBefore(before)
+	return ls
+}
+
 // told is what r, a reply under the strict limit to a call for n events, says under the limit that
 // was asked for. If it admits them, so many are charged: all of them or none.
 func (ls *limits) told(r store.Reply, n, charged int64) store.Reply {
@@ -125,24 +133,5 @@ func (ls *limits) told(r store.Reply, n, charged int64) store.Reply {
 
 // plain is r, a reply to a call for n events, in plain numbers. If it admits them, so many are charged.
 func plain(rule *store.Rule, by store.Limit, r store.Reply, n, charged int64) store.Reply {
-	if r.Plain() {
-		return r
-	}
-	p := store.Reply{Outcome: store.DeniedPlainly, X: r.X}
-	if r.OK() {
-		p.Outcome = store.AdmittedPlainly
-	} else {
-		charged = 0
-	}
-	says := r.Report(rule, by, n, charged)
-	p.Y, p.Z = r.Available(rule, by), says.Reset
-	switch {
-	case says.Delay > 0:
-		p.Y = -says.Delay
-	case n > by.Burst:
-		p.X = store.Never
-	case !r.OK():
-		p.X = says.Retry
-	}
-	return p
+	return r.Plainly(rule, by, n, charged)
 }

@@ -469,7 +469,7 @@ func TestCallersLeave(t *testing.T) {
 }
 
 // An error of the store is that of all who waited for the call, and of no others.
-func TestErrorsGoToAllAboard(t *testing.T) {
+func TestErrorsGoToAllCallersOfAFetch(t *testing.T) {
 	errBroken := fmt.Errorf("%w: broken", store.ErrUnavailable)
 	for _, panics := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -488,7 +488,7 @@ func TestErrorsGoToAllAboard(t *testing.T) {
 			var asking sync.WaitGroup
 			var mu sync.Mutex
 			failed := 0
-			for i := range 30 { // the first flies alone, 9 are aboard of the second, the others wait
+			for i := range 30 { // the first is fetched for alone, 9 are together, the others wait
 				asking.Go(func() {
 					if i >= 10 {
 						time.Sleep(trip + trip/4)
@@ -519,7 +519,7 @@ func TestErrorsGoToAllAboard(t *testing.T) {
 	}
 }
 
-// A flight of one caller takes its panic and its deadline.
+// A fetch for one caller takes its panic and its deadline.
 func TestErrorsOfOneCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &recorder{Store: memory(t), fail: func(string) error { panic("broken") }}

@@ -1,0 +1,170 @@
+package lease_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/lease"
+)
+
+// two are an All of two limits on one lease, on a store that tells what it is asked.
+func two(t *testing.T, algorithm string) (all *ratelimit.All, tight, wide ratelimit.Limiter, d *lease.Store, s *recorder) {
+	s = &recorder{Store: memory(t)}
+	d, err := lease.New(s, time.Second)
+	require.NoError(t, err)
+	tight = newLimiter(t, algorithm, d, ratelimit.PerMinute(1200))
+	wide = newLimiter(t, algorithm, d, ratelimit.PerHour(360_000))
+	all, err = ratelimit.NewAll(tight, wide)
+	require.NoError(t, err)
+	return all, tight, wide, d, s
+}
+
+// grow has leases grow, and spends what is held, so that the next call asks for more than it needs.
+func grow(t *testing.T, all *ratelimit.All, d *lease.Store) (charged int) {
+	for range 12 {
+		require.True(t, allow(t, all).Allowed)
+		synctest.Wait()
+		charged++
+	}
+	for d.Stats().Held > 0 {
+		require.True(t, allow(t, all).Allowed)
+		charged++
+	}
+	return charged
+}
+
+// Who leaves while leases are fetched is charged nothing, and the leases are there for others. So
+// it is if the call fails or panics, where what was asked for may stay charged.
+func TestAnAllThatEndsWhileItsLeasesAreFetched(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			all, tight, wide, d, s := two(t, algorithm)
+			fresh := [2]int{fullKey(t, tight), fullKey(t, wide)}
+			charged := grow(t, all, d)
+			s.set(20*time.Millisecond, nil)
+			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Millisecond)
+			_, err := all.Allow(ctx, "key")
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			time.Sleep(10 * time.Millisecond)
+			require.GreaterOrEqual(t, d.Stats().Held, 2*2, "leases came all the same")
+			s.reset()
+			require.True(t, allow(t, all).Allowed)
+			require.Empty(t, s.reset())
+			charged++
+
+			for d.Stats().Held > 0 {
+				require.True(t, allow(t, all).Allowed)
+				charged++
+			}
+			wrong := errors.New("planted")
+			s.set(0, func(string) error { return wrong })
+			_, err = all.Allow(t.Context(), "key")
+			require.ErrorIs(t, err, wrong)
+			s.set(0, func(string) error { panic(wrong) })
+			require.PanicsWithValue(t, wrong, func() { _, _ = all.Allow(t.Context(), "key") })
+			s.set(0, nil)
+			require.True(t, allow(t, all).Allowed)
+			charged++
+			require.NoError(t, d.Close(t.Context()))
+			now := [2]int{remaining(t, tight), remaining(t, wide)}
+			if algorithm == "token_bucket" { // some has flowed in
+				require.GreaterOrEqual(t, now[0], fresh[0]-charged)
+				return
+			}
+			require.Equal(t, [2]int{fresh[0] - charged, fresh[1] - charged}, now)
+		})
+	})
+}
+
+// Callers of one All at once share a call, and each is decided on.
+func TestAllsAtOnceShareACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, tight, wide, d, s := two(t, "fixed_window")
+		s.set(20*time.Millisecond, nil)
+		const callers = 100
+		done := make(chan bool, callers)
+		for range callers {
+			go func() {
+				r, err := all.Allow(t.Context(), "key")
+				done <- err == nil && r.Allowed
+			}()
+		}
+		t0 := time.Now()
+		for range callers {
+			require.True(t, <-done)
+		}
+		require.LessOrEqual(t, time.Since(t0), 3*20*time.Millisecond)
+		require.Less(t, len(s.reset()), callers/2, "of the first, of all others, and of those who looked between")
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, 1200-callers, remaining(t, tight))
+		require.Equal(t, 360_000-callers, remaining(t, wide))
+	})
+}
+
+// Who asks for one of the keys alone meanwhile is decided on by what comes.
+func TestACallForOneKeyDuringAnAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, tight, _, d, s := two(t, "fixed_window")
+		s.set(20*time.Millisecond, nil)
+		go func() { _, _ = all.Allow(t.Context(), "key") }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		r, err := tight.Allow(ctx, "key")
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, 1200-2, remaining(t, tight))
+	})
+}
+
+// Who waited for others in vain, because leases live no longer than the store takes, asks itself.
+func TestAllsOnASlowStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, _, _, d, s := two(t, "sliding_window")
+		s.set(1500*time.Millisecond, nil)
+		done := make(chan bool, 20)
+		for range 20 {
+			go func() {
+				r, err := all.Allow(t.Context(), "key")
+				done <- err == nil && r.Allowed
+			}()
+		}
+		t0 := time.Now()
+		for range 20 {
+			require.True(t, <-done)
+		}
+		require.LessOrEqual(t, time.Since(t0), 2*1500*time.Millisecond)
+		s.set(0, nil)
+		require.NoError(t, d.Close(t.Context()))
+	})
+}
+
+// A denial of an All is remembered, with what its other limits have said.
+func TestADenialOfAnAllIsRemembered(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			all, tight, _, d, s := two(t, algorithm)
+			require.True(t, allowN(t, tight, fullKey(t, tight)).Allowed)
+			denial := allow(t, all)
+			require.False(t, denial.Allowed)
+			s.reset()
+			for range 10 {
+				r := allow(t, all)
+				require.False(t, r.Allowed)
+				require.Equal(t, ratelimit.SourceLease, r.Source())
+				require.Equal(t, denial.Parts()[1].Remaining, r.Parts()[1].Remaining)
+				require.LessOrEqual(t, r.RetryAfter, max(denial.RetryAfter, time.Second))
+			}
+			require.Empty(t, s.reset())
+			require.NoError(t, d.Close(t.Context()))
+		})
+	})
+}
