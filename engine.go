@@ -449,6 +449,15 @@ var commonLua string
 //go:embed scripts/plain.lua
 var plainLua string
 
+//go:embed scripts/plain_state.lua
+var plainStateLua string
+
+//go:embed scripts/batch_plain.lua
+var batchPlainLua string
+
+//go:embed scripts/joint_plain.lua
+var jointPlainLua string
+
 //go:embed scripts/state.lua
 var stateLua string
 
@@ -471,7 +480,21 @@ func script(algorithm ...string) string {
 }
 
 // plainCase is that of an algorithm whose state is five numbers, and which takes this step.
-func plainCase(step string) string { return strings.Replace(plainLua, "    STEP\n", step, 1) }
+func plainCase(step string) string { return plainOf(plainLua, step) }
+
+// plainOf is a script of a plain case with this step.
+func plainOf(text, step string) string {
+	return strings.NewReplacer("  READ\n", plainStateLua, "      STEP\n", step, "    STEP\n", step).Replace(text)
+}
+
+// plainStep is the step of rule's plain case, if it has one of this kind.
+func plainStep(rule *store.Rule) (step string, ok bool) {
+	head, tail, _ := strings.Cut(plainCase("STEP\n"), "STEP\n")
+	if step, ok = strings.CutPrefix(rule.Script, head); ok {
+		step, _, ok = strings.Cut(step, tail)
+	}
+	return step, ok
+}
 
 // driver is what follows the algorithm in a script for single calls.
 func driver() string { return driverLua + decideLua + "return { ok and 1 or 0, x, y, z }\n" }
@@ -485,13 +508,26 @@ func own(rule *store.Rule) string {
 // batchScript is rule's script that makes many calls at once. In decider the parameter
 // op hides that of commonLua.
 func batchScript(rule *store.Rule) string {
-	return commonLua + "\nlocal function decider(op)\n" + own(rule) +
+	plain := "local replies, run, done = {}, 3, 0\n"
+	if step, ok := plainStep(rule); ok {
+		plain += plainOf(batchPlainLua, step)
+	}
+	return plain + commonLua + "\nlocal function decider(op)\n" + own(rule) +
 		"\nreturn function(key, limit, now, callers, n, a)\n" + decideLua + "return ok and 1 or 0, x, y, z\nend\nend\n" + batchLua
 }
 
 // jointScript is the script that decides on keys of several rules at once.
 func jointScript(rules []*store.Rule) string {
-	var text strings.Builder
+	var text, steps strings.Builder
+	plain := true
+	for i, rule := range rules {
+		step, ok := plainStep(rule)
+		plain = plain && ok
+		steps.WriteString("if rule == '" + strconv.Itoa(i+1) + "' then\n" + step + "end\n")
+	}
+	if plain {
+		text.WriteString(plainOf(jointPlainLua, steps.String()))
+	}
 	text.WriteString(commonLua + "\nlocal rules = {}\n")
 	for _, rule := range rules {
 		text.WriteString("do\n" + own(rule) + "\nrules[#rules + 1] = { plan = plan, commit = commit }\nend\n")

@@ -73,6 +73,10 @@ func pressCells() (list []pressCell) {
 			add(pressCell{name: fmt.Sprintf("%d ms away, callers %d", way, n), way: way * time.Millisecond}, callers(n))
 		}
 	}
+	for _, n := range []int{8, 32} {
+		add(pressCell{name: fmt.Sprintf("0.5 ms away, callers %d", n), way: 500 * time.Microsecond}, callers(n))
+		add(pressCell{name: fmt.Sprintf("2 ms away, callers %d", n), way: 2 * time.Millisecond}, callers(n))
+	}
 	add(pressCell{name: "2 ms away, callers 64, deadline 5ms", way: 2 * time.Millisecond}, load{Callers: 64, Deadline: 5 * time.Millisecond})
 	add(pressCell{name: "2 ms away, callers 64, deadline 10ms", way: 2 * time.Millisecond}, load{Callers: 64, Deadline: 10 * time.Millisecond})
 	add(pressCell{name: "5 ms away, callers 64, deadline 1ms", way: 5 * time.Millisecond}, load{Callers: 64, Deadline: time.Millisecond})

@@ -27,16 +27,19 @@ if not callers then
 end
 
 local more = { within = 1, charge = 1, refund = 5 } -- arguments after n
-local replies, deciders, run, left, decide, limit, n, a = {}, {}, 3, 0
+local deciders, left, decide, limit, n, a = {}, 0
+
+-- replies, run and done come from before: the replies that there are, where the next run
+-- stands, and how many of its calls have their reply. See batch_plain.lua.
 
 -- each decides on the calls that have no reply yet, up to one that fails.
 local function each()
   for i = #replies / 4 + 1, #KEYS do
     if left == 0 then
       local name = ARGV[run + 1]
-      left, n, a = ARGV[run] + 0, ARGV[run + 5] + 0, run + 6
+      left, n, a = ARGV[run] - done, ARGV[run + 5] + 0, run + 6
       limit = { rate = ARGV[run + 2] + 0, period = tonumber(ARGV[run + 3]) or ARGV[run + 3], burst = ARGV[run + 4] + 0 }
-      run = a + (more[name] or 0)
+      run, done = a + (more[name] or 0), 0
       decide = deciders[name] or decider(name)
       deciders[name] = decide
     end

@@ -2,10 +2,10 @@
 -- new, or whose state was counted under the same limit. It makes no functions, and divides
 -- no product that is not exact. Any other case goes on below, and nothing is written yet.
 --
--- The lines of an algorithm stand in place of the word STEP. They turn whole and part into
--- those of the state in which n events are charged at now. They set ok, y, z and ttl as the
--- functions of state.lua do, or plain to false. Both ways decide alike: miniredis has no
--- struct, and so runs all in the general one.
+-- plain_state.lua stands in place of the word READ, and the lines of an algorithm in place
+-- of the word STEP. They turn whole and part into those of the state in which n events are
+-- charged at now. They set ok, y, z and ttl as the functions of state.lua do, or plain to
+-- false. Both ways decide alike: miniredis has no struct, and so runs all in the general one.
 if ARGV[1] == 'take' and rawget(_G, 'struct') and tonumber(ARGV[3]) then
   local call, floor, ceil, min = redis.call, math.floor, math.ceil, math.min
   local key, rate, period, burst, n, now = KEYS[1], ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0, tonumber(ARGV[6])
@@ -13,16 +13,8 @@ if ARGV[1] == 'take' and rawget(_G, 'struct') and tonumber(ARGV[3]) then
     local time = call('TIME')
     now = time[1] * 1000000 + time[2]
   end
-  local value, plain, at, whole, part = call('GET', key), true, now, 0, 0
-  if value then
-    plain = #value == 40
-    if plain then
-      local r, p
-      at, r, p, whole, part = struct.unpack('>ddddd', value)
-      plain = r == rate and p == period and at <= now and at > -231 * 365 * 24 * 3600 * 1000000
-        and whole >= 0 and whole < 2 ^ 32 and part >= 0 and part < 2 ^ 49 and at % 1 + whole % 1 + part % 1 == 0
-    end
-  end
+  local value = call('GET', key)
+  READ
   local ok, y, z, ttl
   if plain then
     STEP

@@ -113,6 +113,30 @@ func randomClaims(rng *rand.Rand, space *store.Namespace) []store.Request {
 }
 
 // A server's clock that has gone back moves states, even by denials.
+// The general script goes on where the plain case of a batch ends, in the middle of a run of
+// equal calls: the next run has its own limit.
+func TestABatchGoesOnWhereItsPlainCaseEnds(t *testing.T) {
+	for name, client := range servers(t) {
+		for _, algorithm := range algorithms {
+			joined := newStore(t, client, redisstore.WithPrefix(redistest.Prefix(t)+"joined"+algorithm))
+			space := spaceOf(t, algorithm)
+			_, err := joined.Take(t.Context(), space, "other limit", minute(7), 1)
+			require.NoError(t, err)
+			replies, errs, _ := joined.TakeEach([]store.Request{
+				{Namespace: space, Key: "plain", Limit: year(2), N: 1},
+				{Namespace: space, Key: "other limit", Limit: year(2), N: 1},
+				{Namespace: space, Key: "new", Limit: year(2), N: 1},
+				{Namespace: space, Key: "next run", Limit: year(5), N: 4},
+				{Namespace: space, Key: "last run", Limit: year(3), N: 4},
+			})
+			for i, admitted := range []bool{true, true, true, true, false} {
+				require.NoError(t, errs[i], "%s %s, call %d", name, algorithm, i)
+				require.Equal(t, admitted, replies[i].OK(), "%s %s, call %d", name, algorithm, i)
+			}
+		}
+	}
+}
+
 func TestABatchMovesStatesThatLieInTheFuture(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
@@ -581,8 +605,8 @@ func TestACallWhoseTimeIsUpInTheQueueIsOverloadedAndNotCharged(t *testing.T) {
 }
 
 func TestATripTakesNobodyWhoseTimeIsUp(t *testing.T) {
-	require.True(t, redisstore.Boards(time.Hour))
-	require.False(t, redisstore.Boards(-time.Microsecond)) // though its timer has not fired yet
+	require.True(t, redisstore.Takes(time.Hour))
+	require.False(t, redisstore.Takes(-time.Microsecond)) // though its timer has not fired yet
 }
 
 func TestWhereTheServerHangsCallsWaitNoLongerThanTheirTimeAndAreNotCharged(t *testing.T) {

@@ -21,7 +21,7 @@ type call struct {
 	// What follows belongs to the batch of a carried call.
 	ctx    context.Context
 	left   bool          // its caller has left, or it was too late to go; protected by pipeline.mu
-	aboard bool          // it goes with the trip, whether its caller leaves or not
+	goes   bool          // it goes with the trip, whether its caller leaves or not
 	end    time.Duration // when its time is up, since the beginning of the pipeline
 	values []int64       // of the reply
 	err    error

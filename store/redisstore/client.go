@@ -24,7 +24,7 @@ import (
 //
 // Hooks of a *redis.Client with ContextTimeoutEnabled see a call that goes alone as a
 // command, with the values of its caller's context. They see calls that go together as a
-// pipeline, without such values.
+// command of several keys, or as a pipeline, without such values.
 type Client interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }

@@ -76,7 +76,7 @@ func TestTheWindowFindsWhatAServerCanDo(t *testing.T) {
 					begun, size, trips := now, w.batch(c.most), w.trips(c.most)
 					now = begun.Add(c.way + time.Duration(size*trips)*each)
 					for range trips {
-						w.landed(size, c.most, begun, now, may)
+						w.learn(size, c.most, begun, now, may)
 					}
 				}
 			}
@@ -105,11 +105,11 @@ func TestTheWindowFindsWhatAServerCanDo(t *testing.T) {
 func TestTheWindowDoesNotGrowWithoutNeed(t *testing.T) {
 	w := window{calls: firstWindow}
 	now := time.Unix(1_000, 0)
-	w.landed(w.batch(nearTrips)-1, nearTrips, now, now.Add(ms), 4*ms)
+	w.learn(w.batch(nearTrips)-1, nearTrips, now, now.Add(ms), 4*ms)
 	require.Equal(t, firstWindow, w.calls)
-	w.landed(1, nearTrips, now, now.Add(5*ms), 4*ms)
+	w.learn(1, nearTrips, now, now.Add(5*ms), 4*ms)
 	require.Equal(t, firstWindow*3/4, w.calls)
-	w.landed(1, nearTrips, now, now.Add(6*ms), 4*ms)
+	w.learn(1, nearTrips, now, now.Add(6*ms), 4*ms)
 	require.Equal(t, firstWindow*3/4, w.calls, "it began before the change")
 }
 

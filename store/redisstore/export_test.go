@@ -124,15 +124,15 @@ func (s *Store) Widen(calls int) {
 	p.window.calls = calls * p.ways()
 }
 
-// Boards reports whether a trip takes a caller with this much time left who waits.
-func Boards(left time.Duration) bool {
+// Takes reports whether a trip takes a caller with this much time left who waits.
+func Takes(left time.Duration) bool {
 	s, _ := New(redis.NewClient(&redis.Options{}))
 	defer s.Occupy()()
 	p := s.link.pipeline
 	now := time.Now()
 	bt, _, _ := p.enter(budget{Context: context.Background(), end: now.Add(left), left: left}, &call{})
 	t := &trip{begun: now}
-	p.board(t)
+	p.fill(t)
 	return len(t.list) == 1 && bt.trip == t
 }
 

@@ -95,7 +95,7 @@ func TestReadyMakesTheConnections(t *testing.T) {
 }
 
 // If two round trips do not fit into a call's time, no call may have to wait for a flight
-// to land. A call that is itself too late loads the script.
+// to end. A call that is itself too late loads the script.
 func TestManyCallersOfTheFarthestServer(t *testing.T) {
 	effort.NeedFull(t)
 	proxy, client := farAway(t, nil)
@@ -393,7 +393,7 @@ func TestWhatATripTakesIsLearntAgain(t *testing.T) {
 	}
 	require.Equal(t, context.DeadlineExceeded, take())
 	require.Eventually(t, func() bool { return take() == nil }, 10*time.Second, time.Millisecond)
-	require.Eventually(t, func() bool { return s.Trips() == 0 }, 10*time.Second, time.Millisecond) // its trip has landed
+	require.Eventually(t, func() bool { return s.Trips() == 0 }, 10*time.Second, time.Millisecond) // its trip has ended
 	require.NoError(t, take())
 	require.EqualValues(t, 3, used(t, s, "k"))
 }

@@ -7,6 +7,61 @@ import (
 	"time"
 )
 
+// expected is what calls have to expect. It can be read without the lock, so that a refusal
+// costs little.
+type expected struct {
+	inside atomic.Int64 // calls that have been admitted and not returned
+	room   atomic.Int64 // of them, those that need not wait
+	pace   atomic.Int64 // ns until the next one is served
+	trip   atomic.Int64 // ns that a trip takes now
+	way    atomic.Int64 // ns that the way takes
+}
+
+// refuses returns the fault of a call that cannot be served in time, when its caller may be
+// told. Otherwise it has admitted the call.
+func (p *pipeline) refuses(b *budget) *fault {
+	e := &p.expected
+	if b.left < time.Duration(e.way.Load()) && !p.looks(b) {
+		p.refusals.far.Add(1)
+		p.refusals.wait(b, b.end) // if the time is the caller's own, the error is that of the context
+		return isFar
+	}
+	n := e.inside.Add(1)
+	wait := time.Duration((n - e.room.Load()) * e.pace.Load())
+	if n <= longestLine && wait <= p.timeout/4 && (b.own || wait <= 0 || wait+time.Duration(e.trip.Load()) <= b.left) {
+		return nil
+	}
+	e.inside.Add(-1)
+	p.refusals.full.Add(1)
+	p.refusals.hold(b)
+	return p.store.queued()
+}
+
+// looks reports whether a call that is too short for the way is sent all the same, to see
+// whether the way is shorter now.
+func (p *pipeline) looks(b *budget) bool {
+	now := b.end.Add(-b.left)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.trips > 0 || now.Sub(p.distance.looked) < max(p.timeout, p.distance.is()) {
+		return false
+	}
+	p.distance.looked = now
+	return true
+}
+
+// count notes what calls have to expect.
+func (p *pipeline) count() {
+	room, trip := p.most()*p.batch(), time.Duration(0)
+	if p.trips > 0 {
+		trip = p.quick
+	}
+	p.expected.room.Store(int64(room))
+	p.expected.pace.Store(int64(p.length) / int64(room))
+	p.expected.trip.Store(int64(trip))
+	p.expected.way.Store(int64(p.distance.is()))
+}
+
 // refusals is how refused calls are told. Callers who have something better to do are told
 // at once. But those who come back at once would take the processors from the server and
 // from the other callers. So they are told when their time is nearly up, and not together.

@@ -15,7 +15,7 @@ import (
 type trip struct {
 	list     []*batch
 	first    [1]*batch // where list begins
-	calls    int       // that have boarded
+	calls    int       // that go with it
 	begun    time.Time
 	end      time.Time // of the last of them
 	made     bool      // it has taken one of the ready connections
@@ -128,7 +128,7 @@ func (p *pipeline) groups(t *trip) (list []group) {
 	next:
 		for i := range bt.calls {
 			c := &bt.calls[i]
-			if !c.aboard {
+			if !c.goes {
 				continue
 			}
 			if c.script.batch != nil && !c.apart && !apart {

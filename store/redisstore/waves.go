@@ -10,12 +10,18 @@ import (
 // for each costs four allocations, and nearly all calls are over long before.
 type waves struct {
 	base  time.Time
-	apart time.Duration                        // from one wave to the next
-	ahead [2 * wavesAhead]atomic.Pointer[wave] // by number
+	apart time.Duration          // from one wave to the next
+	ahead []atomic.Pointer[wave] // by number
 }
 
-// wavesAhead is about how many waves there are at once.
-const wavesAhead = 64
+const (
+	// wavesAhead is about how many waves there are at once. With a long timeout there are
+	// more, so that no wait ends later than mostApart after its time.
+	wavesAhead = 64
+	mostApart  = 8 * time.Millisecond
+
+	mostAhead = 4096 // slots; if there are more waves, some calls share no timer
+)
 
 // wave is an end.
 type wave struct {
@@ -25,7 +31,9 @@ type wave struct {
 
 // newWaves returns waves for calls of this timeout.
 func newWaves(timeout time.Duration) *waves {
-	return &waves{base: time.Now(), apart: max(timeout/wavesAhead, 1)}
+	apart := min(max(timeout/wavesAhead, 1), mostApart)
+	slots := min(2*max(timeout/apart, wavesAhead), mostAhead)
+	return &waves{base: time.Now(), apart: apart, ahead: make([]atomic.Pointer[wave], slots)}
 }
 
 // after is the first wave that is not before t.

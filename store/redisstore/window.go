@@ -68,9 +68,9 @@ func (w *window) trips(most int) int { return max(1, min(w.calls/leastBatch, mos
 // batch is how many calls are in a full trip.
 func (w *window) batch(most int) int { return min(w.calls/w.trips(most), mostBatch) }
 
-// landed learns from a trip of n calls that began at begun, of at most most at once. It took
+// learn learns from a trip of n calls that began at begun, of at most most at once. It took
 // so long, and may take so long.
-func (w *window) landed(n, most int, begun, now time.Time, may time.Duration) {
+func (w *window) learn(n, most int, begun, now time.Time, may time.Duration) {
 	switch took := now.Sub(begun); {
 	case took > may:
 		if begun.After(w.shrunk) { // it has seen the last change

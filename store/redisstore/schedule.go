@@ -1,0 +1,233 @@
+package redisstore
+
+import (
+	"runtime"
+	"time"
+)
+
+// ways is how many trips there may be. Near the server a call that goes with others is
+// cheaper, and far from it one that waits for others is late.
+func (p *pipeline) ways() int {
+	if way := p.distance.is(); way > 0 {
+		return min(p.conns.most, nearTrips+int(way/tripStep))
+	}
+	return p.conns.most
+}
+
+// most is how many trips callers wait for at most, and batch is how many calls are in each.
+func (p *pipeline) most() int  { return p.window.trips(p.ways()) }
+func (p *pipeline) batch() int { return p.window.batch(p.ways()) }
+
+// begin notes a trip that begins. If none was under way, there was nothing to answer.
+func (p *pipeline) begin(made bool) {
+	if made && p.trips+p.late == 0 {
+		p.store.link.pulse.ask()
+	}
+	p.trips++
+	if made {
+		p.conns.ready--
+		p.conns.busy++
+	}
+}
+
+// over notes that callers wait for one trip less.
+func (p *pipeline) over(made bool) {
+	p.trips--
+	if made {
+		p.conns.busy--
+	}
+}
+
+// start begins all trips that may begin.
+func (p *pipeline) start(now time.Time) {
+	for t := p.next(now); t != nil; t = p.next(now) {
+		go p.run(t)
+		if !t.made {
+			return // as many connections as calls come
+		}
+	}
+}
+
+// next returns the trip that is to begin now, with its calls, or nil. Call it after each
+// arrival and each end.
+//
+// The first connection of a client with hooks is made alone: see [pipeline.conn].
+func (p *pipeline) next(now time.Time) *trip {
+	defer p.count()
+	most := p.most()
+	if p.line.living == 0 || p.trips >= most || p.trips+p.late >= min(2*p.ways(), p.conns.size) || !p.conns.reached && p.trips+p.late > 0 {
+		return nil
+	}
+	made := p.conns.ready > 0
+	looks := made && p.line.living >= p.batch() && p.distance.due(now)
+	if looks && p.trips > 0 {
+		return nil
+	}
+	if d := p.gathering(now); made && d > 0 {
+		p.later(d)
+		return nil
+	}
+	if !made && !p.conns.mayDial(now) {
+		p.later(untilDial) // there may be no arrival or end before
+		return nil
+	}
+	t := &trip{made: made, begun: now, end: now.Add(p.timeout)}
+	t.list = t.first[:0]
+	if looks {
+		p.distance.looked = now
+	} else if made || p.conns.busy == 0 { // one that makes a connection would be late, and the others are soon back
+		if p.fill(t); t.calls == 0 {
+			return nil
+		}
+	}
+	if t.calls < p.batch() {
+		p.began = now
+	}
+	p.begin(made)
+	if !made {
+		p.conns.dials.begin(now)
+	}
+	if t.calls == 0 {
+		time.AfterFunc(p.timeout, func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.abandon(t)
+		})
+	}
+	return t
+}
+
+// gathering is how long calls still wait for others although a connection is free. Far
+// from the server a trip that begins as soon as it can carries few, and those that come
+// next wait until it is back. So their beginnings are spread over the time that one takes.
+func (p *pipeline) gathering(now time.Time) time.Duration {
+	if p.trips == 0 || p.length < p.timeout/8 || p.line.living >= p.batch() {
+		return 0
+	}
+	return p.length/time.Duration(p.most()) - now.Sub(p.began)
+}
+
+// later has trips begin in d.
+func (p *pipeline) later(d time.Duration) {
+	if p.timer {
+		return
+	}
+	p.timer = true
+	time.AfterFunc(d, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.timer = false
+		p.start(time.Now())
+	})
+}
+
+// fill has batches go with t. It leaves calls out that have less time left than a trip
+// takes. If no trip is under way, it leaves out only those whose time is up: the length
+// of a trip may have changed.
+func (p *pipeline) fill(t *trip) {
+	late := t.begun.Sub(p.base)
+	if p.conns.busy > 0 {
+		late += p.quick
+	}
+	for room := p.batch(); room > 0; room = p.batch() - t.calls {
+		if t.calls == 0 {
+			room = 1 << 20
+		}
+		bt := p.line.take(room)
+		if bt == nil {
+			return
+		}
+		for i := range bt.calls {
+			c := &bt.calls[i]
+			if !c.left && c.end < late {
+				c.left, c.err = true, errQueued
+				bt.living--
+			}
+			c.goes = !c.left
+		}
+		if bt.living == 0 { // they are told when their time is up
+			continue
+		}
+		bt.trip = t
+		t.list = append(t.list, bt)
+		t.calls += bt.living
+		t.batches++
+		if end := bt.begun.Add(p.timeout); end.After(t.end) {
+			t.end = end
+		}
+	}
+}
+
+// run makes the trip t, and then those that follow.
+func (p *pipeline) run(t *trip) {
+	for t != nil {
+		err := p.send(t)
+		ended := time.Now()
+		runtime.Gosched() // callers that return at once then go together again
+		t = p.finish(t, err, ended, time.Since(ended))
+	}
+}
+
+// finish ends t, and returns the trip that follows.
+func (p *pipeline) finish(t *trip, err error, now time.Time, delay time.Duration) *trip {
+	good := answeredBy(err)
+	if good {
+		p.store.link.pulse.beat()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t.ended = true
+	if t.left {
+		p.late--
+	} else {
+		p.over(t.made)
+	}
+	took := now.Sub(t.begun)
+	if good && t.made && !t.twice {
+		p.learn(t, now, took, delay)
+	}
+	if hung := timeUp(err) && t.end.Sub(t.begun) > leastDial; !good && !t.made && !t.left && !hung {
+		p.conns.dials.reached()
+	}
+	p.conns.settle(good, !good && t.made && p.lost(t.begun, err), now)
+	next := p.next(now)
+	if next != nil && next.made {
+		p.start(now)
+	}
+	return next
+}
+
+// learn learns from a trip.
+func (p *pipeline) learn(t *trip, now time.Time, took, delay time.Duration) {
+	p.delay += (delay - p.delay) / 8
+	p.distance.add(t.begun, now)
+	if t.calls == 0 {
+		return
+	}
+	if p.length == 0 {
+		p.length = took
+	}
+	if took < p.quick || p.quick == 0 {
+		p.quick = (took + p.quick) / 2
+	} else {
+		p.quick += (took - p.quick) / 16
+	}
+	p.length = min(p.length+(took-p.length)/4, p.timeout-p.timeout/4)
+	way := p.distance.is()
+	may := way + max(min(p.timeout/8, slack), way/4) + 2*p.delay
+	p.window.learn(t.calls, p.ways(), t.begun, now, may)
+}
+
+// abandon ends t for the line: its callers have left.
+func (p *pipeline) abandon(t *trip) {
+	if t.ended || t.left {
+		return
+	}
+	t.left = true
+	p.late++
+	p.over(t.made)
+	if !t.made && p.conns.shaking() {
+		p.conns.dials.reached()
+	}
+	p.start(time.Now())
+}
