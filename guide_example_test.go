@@ -178,3 +178,32 @@ func ExampleAll_routes() {
 	// true 90 <nil>
 	// true 0 <nil>
 }
+
+// A Ban around the limits of a login closes the door to who guesses on, for an hour and then longer.
+func ExampleNewBan_login() {
+	ctx, store := context.Background(), frozenMemory()
+	perAttempt, err := ratelimit.NewSlidingLog(store, ratelimit.Limit{Rate: 5, Period: 15 * time.Minute}, ratelimit.WithName("login"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	perAddress, err := ratelimit.NewSlidingLog(store, ratelimit.Limit{Rate: 20, Period: 15 * time.Minute}, ratelimit.WithName("login-address"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	wrong, err := ratelimit.NewAll(perAttempt, perAddress)
+	if err != nil {
+		log.Fatal(err)
+	}
+	closing, err := ratelimit.NewBan(wrong, store, ratelimit.Penalty{
+		Denials: 3, Within: 15 * time.Minute, For: time.Hour, Most: 24 * time.Hour,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 8 {
+		_, _ = closing.Allow(ctx, "192.0.2.1 ann")
+	}
+	r, err := closing.Peek(ctx, "192.0.2.1 ann")
+	fmt.Println(r, err)
+	// Output: denied (ban), retry after 1h0m0s <nil>
+}

@@ -16,49 +16,28 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// banning is a bucket of 5 a minute that bans a key for 15 minutes when it denies.
-type banning struct{ ratelimit.Limiter }
-
-func (b banning) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	r, err := b.Limiter.AllowN(ctx, key, n)
-	if err != nil || r.Allowed || r.RetryAfter > time.Minute/5 { // longer: it is banned already
-		return r, err
-	}
-	if _, err := ratelimit.Charge(ctx, b.Limiter, key, 15*5); err != nil {
-		return r, err
-	}
-	return b.Peek(ctx, key) // a denial, with the time until the end of the ban
-}
-
-func (b banning) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return b.AllowN(ctx, key, 1)
-}
-
-func (b banning) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	return ratelimit.AppendPolicies(ctx, dst, b.Limiter, key)
-}
-
-// A ban of 15 minutes after six requests at once, however often the client tries again.
-func ExampleCharge_ban() {
-	bucket, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(5), ratelimit.WithName("login"))
+// A ban of 15 minutes for three denials in 10, however often the client tries again. The next one
+// within a day takes 30 minutes, and so on.
+func ExampleNewBan() {
+	store := frozenMemory()
+	bucket, err := ratelimit.NewTokenBucket(store, ratelimit.PerMinute(5), ratelimit.WithName("login"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	handler := httplimit.Middleware(banning{bucket})(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	for range 8 {
+	limiter, err := ratelimit.NewBan(bucket, store, ratelimit.Penalty{
+		Denials: 3, Within: 10 * time.Minute, // three denials in 10 minutes
+		For: 15 * time.Minute, Most: 24 * time.Hour,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := httplimit.Middleware(limiter)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for range 9 {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/login", nil))
-		fmt.Println(w.Code, w.Header().Get("Retry-After"), w.Header().Get("RateLimit-Policy"))
+		fmt.Print(w.Code, w.Header()["Retry-After"], " ")
 	}
-	// Output:
-	// 200  "login";q=5;w=60
-	// 200  "login";q=5;w=60
-	// 200  "login";q=5;w=60
-	// 200  "login";q=5;w=60
-	// 200  "login";q=5;w=60
-	// 429 912 "login";q=5;w=60
-	// 429 912 "login";q=5;w=60
-	// 429 912 "login";q=5;w=60
+	// Output: 200[] 200[] 200[] 200[] 200[] 429[12] 429[12] 429[900] 429[900]
 }
 
 // Services on one Redis that must not share counts have prefixes of their own.
