@@ -37,7 +37,7 @@ func ExampleNewBan() {
 		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/login", nil))
 		fmt.Print(w.Code, w.Header()["Retry-After"], " ")
 	}
-	// Output: 200[] 200[] 200[] 200[] 200[] 429[12] 429[12] 429[900] 429[900]
+	// Output: 200 [] 200 [] 200 [] 200 [] 200 [] 429 [12] 429 [12] 429 [900] 429 [900]
 }
 
 // Services on one Redis that must not share counts have prefixes of their own.
