@@ -293,7 +293,7 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 	var r Result
 	if err == nil {
 		l := k.integers
-		l.Before = k.within + 1
+		l = l.TurnBefore(k.within + 1)
 		err = k.limiter.decide(ctx, counted, n, take, &l, &r)
 	}
 	k.tell(ctx, counted, n, &r, err, since)
@@ -377,7 +377,7 @@ func banStep(s store.State, l store.Limit, now, n int64) (store.State, store.Rep
 	r.Outcome = store.Admitted
 	denials, left := r.Y+n, r.Z
 	if r.Y == 0 {
-		left = max(0, l.Before-1)
+		left = max(0, l.Before()-1)
 	}
 	if denials >= l.Rate {
 		denials, left = 0, l.Burst*1e6
