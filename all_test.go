@@ -762,7 +762,8 @@ func newMemory(t testing.TB, opts ...memstore.Option) store.Store {
 
 // New keys fill tables, which split while several of them are locked.
 func TestAllOfManyKeysInMemory(t *testing.T) {
-	const users, callers = 20_000, 4
+	const callers = 4
+	users := effort.Of(4_000, 20_000)
 	for _, capacity := range []int{1 << 20, 5000, 100, 7, 1} {
 		mem, err := memstore.New(memstore.WithMaxKeys(capacity))
 		require.NoError(t, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 )
 
 func ExampleParseLimit() {
@@ -321,7 +322,7 @@ func TestInvalidLimitsPrintButDoNotMarshal(t *testing.T) {
 
 func TestValidLimitsSurviveTheirText(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for range 20_000 {
+	for range effort.Of(5_000, 20_000) {
 		l := randomLimit(rng)
 		text, err := l.MarshalText()
 		require.NoError(t, err)
@@ -497,7 +498,7 @@ func TestAShareIsOneNthOfTheLimit(t *testing.T) {
 // Without a burst they have no more than the limit's rate, and more than half of it.
 func TestSharesAddUpToTheLimit(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
-	for range 100_000 {
+	for range effort.Of(10_000, 100_000) {
 		limit := ratelimit.Limit{
 			Rate:   int(rnd.Int64N(1 << (1 + rnd.IntN(31)))),
 			Period: time.Duration(1+rnd.IntN(1_000_000)) * time.Millisecond,

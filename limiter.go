@@ -29,7 +29,7 @@
 //
 //	shadow  accesslist  throttle.Waiter  fallback  Ban  All  observe.Around   limiters around a limiter
 //	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket              the decision, with Options
-//	lease  coalesce  denycache                                                stores before a store
+//	lease  coalesce  regions  denycache                                       stores before a store
 //	memstore  redisstore  yours                                               stores
 //
 // Arithmetic is in integers, time is in whole microseconds, and a denial costs nothing.

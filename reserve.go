@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/ratelimit-go/ratelimit/internal/credit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // ErrSettled says that a [Reservation] has been settled or cancelled before.
@@ -97,4 +100,34 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	_, r, err := AllowUpTo(ctx, l, key, n)
 	r.Allowed, r.RetryAfter = err == nil, 0
 	return r, err
+}
+
+// Credit gives back up to n events of key without the Result of their charge, whoever made it:
+// where a wire has no receipt. given is how many, at most what is charged in the current window or
+// level. Of a bucket the last event stays. With the Result at hand use Refund, which is exact.
+//
+// It takes two calls of the store, and others may come between: then some of given may have gone
+// already, and are not given back twice. l is a [FixedWindow], a [SlidingWindow] or a
+// [TokenBucket]; else the error is [ErrInvalidOption]. The other errors are those of Refund.
+func Credit(ctx context.Context, l Limiter, key string, n int) (given int, err error) {
+	lim := coreOf(l)
+	if lim == nil || !credit.Has(lim.rule) {
+		return 0, fmt.Errorf("%w: a %T takes back only events of a Result", ErrInvalidOption, l)
+	}
+	if key, err = lim.keyOf(ctx, key, n); err != nil {
+		return 0, err
+	}
+	by, err := lim.limitOf(ctx, key)
+	if err != nil || by.Rate <= 0 { // then nothing is counted
+		return 0, err
+	}
+	r, err := see.Bottom(lim.store).Peek(ctx, lim.namespace, key, by, 1)
+	if err != nil {
+		return 0, err
+	}
+	if given = int(min(int64(n), credit.Most(lim.rule, by, r))); given == 0 {
+		return 0, nil
+	}
+	made := store.NewReceipt(by, r.X, lim.rule.Report(by, r, 1, 1).Reset, int64(given))
+	return given, lim.store.Refund(ctx, lim.namespace, key, by, credit.Receipt(lim.rule, by, made))
 }

@@ -3,7 +3,6 @@ package coalesce_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -17,49 +16,23 @@ import (
 	"github.com/ratelimit-go/ratelimit/coalesce"
 	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
-	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-var algorithms = ratelimit.Algorithms()
+var (
+	algorithms = ratelimit.Algorithms()
 
-func coalesced(t testing.TB, s store.Store) *coalesce.Store {
-	t.Helper()
-	c, err := coalesce.New(s)
-	require.NoError(t, err)
-	return c
-}
-
-func newLimiter(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
-	t.Helper()
-	lim, err := ratelimit.New(algorithm, s, l, opts...)
-	require.NoError(t, err)
-	return lim
-}
-
-func allowN(t testing.TB, lim ratelimit.Limiter, n int) ratelimit.Result {
-	t.Helper()
-	r, err := lim.AllowN(t.Context(), "key", n)
-	require.NoError(t, err)
-	return r
-}
-
-// eachStore runs test in memory and on Redis.
-func eachStore(t *testing.T, test func(t *testing.T, s store.Store)) {
-	t.Run("memory", func(t *testing.T) {
-		s, err := memstore.New()
-		require.NoError(t, err)
-		test(t, s)
-	})
-	t.Run("Redis", func(t *testing.T) {
-		s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(10*time.Second))
-		require.NoError(t, err)
-		test(t, s)
-	})
-}
+	newLimiter = ratelimittest.New
+	coalesced  = testkit.NewCoalesced
+	allowN     = testkit.AllowN
+	eachStore  = testkit.EachStore
+	errGone    = testkit.ErrGone
+)
 
 // slow is a store as far away as a server.
 type slow struct {
@@ -70,8 +43,6 @@ type slow struct {
 }
 
 const roundTrip = time.Millisecond
-
-var errGone = fmt.Errorf("%w: gone", store.ErrStore)
 
 func (s *slow) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	s.calls.Add(1)

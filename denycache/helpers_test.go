@@ -10,14 +10,23 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
-	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-var algorithms = ratelimit.Algorithms()
+var (
+	algorithms = ratelimit.Algorithms()
+
+	newLimiter = ratelimittest.New
+	onRedis    = testkit.OnRedis
+	hasBurst   = testkit.HasBurst
+	allow      = testkit.Allow
+	allowN     = testkit.AllowN
+)
 
 // stopped is a clock that stands still, for windows that must not end.
 var stopped = memstore.WithClock(func() time.Time { return time.Unix(0, 0) })
@@ -27,39 +36,6 @@ func memory(t testing.TB, opts ...memstore.Option) store.Store {
 	s, err := memstore.New(opts...)
 	require.NoError(t, err)
 	return s
-}
-
-func onRedis(t testing.TB, client redisstore.Client) store.Store {
-	t.Helper()
-	s, err := redisstore.New(client, redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(10*time.Second))
-	require.NoError(t, err)
-	return s
-}
-
-// hasBurst is whether an algorithm takes a Burst.
-func hasBurst(algorithm string) bool {
-	return ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 2}.ValidateFor(algorithm) == nil
-}
-
-func newLimiter(t testing.TB, algorithm string, s store.Store, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
-	t.Helper()
-	lim, err := ratelimit.New(algorithm, s, l, opts...)
-	require.NoError(t, err)
-	return lim
-}
-
-func allow(t testing.TB, lim ratelimit.Limiter, key string) ratelimit.Result {
-	t.Helper()
-	r, err := lim.Allow(t.Context(), key)
-	require.NoError(t, err)
-	return r
-}
-
-func allowN(t testing.TB, lim ratelimit.Limiter, n int) ratelimit.Result {
-	t.Helper()
-	r, err := lim.AllowN(t.Context(), "key", n)
-	require.NoError(t, err)
-	return r
 }
 
 func allowWithin(t testing.TB, lim ratelimit.Limiter, n int, d time.Duration) ratelimit.Result {

@@ -88,21 +88,6 @@ func (f *faulty) Reset(ctx context.Context, key string) error {
 	return f.Limiter.Reset(ctx, key)
 }
 
-// inMemory is a limiter on a store of its own, by the time of the test.
-func inMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
-	t.Helper()
-	mem, err := memstore.New()
-	require.NoError(t, err)
-	return newLimiter(t, algorithm, mem, l, opts...)
-}
-
-func failover(t testing.TB, l ratelimit.Limiter, p fallback.Answer, opts ...fallback.Option) *fallback.Limiter {
-	t.Helper()
-	f, err := fallback.New(l, p, opts...)
-	require.NoError(t, err)
-	return f
-}
-
 // policies are the three, the local limiter admitting 2 events a minute.
 func policies(t testing.TB) map[ratelimit.Source]fallback.Answer {
 	return map[ratelimit.Source]fallback.Answer{

@@ -35,6 +35,14 @@ func NeedFull(t testing.TB) {
 	}
 }
 
+// OneGoroutine skips t with -short: it takes long, and the race detector finds nothing in it.
+func OneGoroutine(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("one goroutine races with nobody")
+	}
+}
+
 // NeedLong skips t unless RATELIMIT_LONG=1.
 func NeedLong(t testing.TB) {
 	t.Helper()

@@ -48,6 +48,8 @@ func TestALogThatADenialMovesLivesByItsOwnPeriod(t *testing.T) {
 // Traces in which the limit of a key changes and the server's clock goes back, by each way that
 // a call comes to a server. All ways reply, write and expire alike, and as the Go form does.
 func TestTheServersClockGoesBackWhileLimitsChange(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	client := redistest.Shared(t).Client(t)
 	for _, algorithm := range algorithms {
 		t.Run(algorithm, func(t *testing.T) {

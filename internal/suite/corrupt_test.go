@@ -127,6 +127,8 @@ func corruptions(reals [][]string, numbers int, put func(name string, blocks ...
 // ErrCorrupt. Anything else would count as a failure of the store, and five of these
 // keep everybody from it where a breaker is.
 func TestWhateverIsStoredIsAResultOrCorrupt(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	client := redistest.Shared(t).Client(t)
 	c := newClock()
 	clocks := map[string][]redisstore.Option{"the server's clock": nil, "the caller's clock": {redisstore.WithClock(c.Now)}}
@@ -151,6 +153,8 @@ func TestWhateverIsStoredIsAResultOrCorrupt(t *testing.T) {
 
 // A state of a calendar also has the end of its window, which is another number to be damaged.
 func TestWhateverIsStoredOfACalendarIsAResultOrCorrupt(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	client := redistest.Shared(t).Client(t)
 	c := newClock()
 	clocks := map[string][]redisstore.Option{"the server's clock": nil, "the caller's clock": {redisstore.WithClock(c.Now)}}

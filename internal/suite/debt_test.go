@@ -133,6 +133,8 @@ func number(x *big.Rat) float64 {
 // a whole charge. What is still charged comes back, to what drains in 1 µs; and more
 // only where what was charged before has been refunded, which no state knows.
 func TestDebtsAreGivenBackAsFarAsTheyAreStillCharged(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
 		if !hasBurst(algorithm) {
 			return

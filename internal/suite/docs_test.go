@@ -57,6 +57,8 @@ func blocks(t *testing.T, page string) (all []block) {
 // TestDocumentsShowWhatCompiles: each block of Go is a program, which is built, or an excerpt
 // of one, or of a file that is compiled with the tests. A line of three dots leaves some out.
 func TestDocumentsShowWhatCompiles(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	var compiled strings.Builder
 	require.NoError(t, filepath.WalkDir(".", func(path string, _ os.DirEntry, err error) error {
 		if strings.HasSuffix(path, ".go") {
@@ -125,6 +127,7 @@ func (b block) build(t *testing.T, addresses *strings.Replacer) (path string) {
 // TestDocumentsPrintWhatTheySay runs each program that is followed by a console, and the
 // commands of the console.
 func TestDocumentsPrintWhatTheySay(t *testing.T) {
+	t.Parallel()
 	effort.NeedFull(t)
 	if testing.Short() {
 		t.Skip("builds and runs programs")

@@ -381,6 +381,7 @@ func requireLinear(t *testing.T, algorithm string, history []porcupine.Operation
 // ---- Faults of the kinds that the check is for, each of which it must find.
 
 func TestACallThatTakesPlaceAtNoOneInstantIsFound(t *testing.T) {
+	t.Parallel()
 	faults := map[string]func(s store.Store) store.Store{
 		"a take that looks first and then charges": func(s store.Store) store.Store { return looking{s} },
 		"a limit that admits one more":             func(s store.Store) store.Store { return generous{s} },
@@ -397,6 +398,7 @@ func TestACallThatTakesPlaceAtNoOneInstantIsFound(t *testing.T) {
 }
 
 func TestAnswersThatNoOrderOfTheCallersExplainsAreFound(t *testing.T) {
+	t.Parallel()
 	faults := map[string]func(lim limiting) limiting{
 		"permits fetched before they are asked for, and told from the wrong end": func(lim limiting) limiting {
 			return &leasing{limiting: lim, permits: map[string][]ratelimit.Result{}}

@@ -18,7 +18,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/observe"
-	"github.com/ratelimit-go/ratelimit/regions"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -252,11 +251,6 @@ func wrappers(t testing.TB) []wrapper {
 			x.model, x.cores = both{x.model, once{other.counter}}, append(x.cores, other)
 			return err
 		}},
-		{"regions", func(t testing.TB, x *nesting) (err error) {
-			nothing := newLimiter(t, x.algorithm, memory(t, newClock()), ratelimit.PerDay(0))
-			x.Limiter, err = regions.New(x.Limiter, []ratelimit.Limiter{nothing})
-			return err
-		}},
 		modelled(plain("fallback open", inCase(fallback.FailOpen())), answering(admits)),
 		modelled(plain("fallback closed", inCase(fallback.FailClosed())), answering(denies)),
 		plain("accesslist", listing(accesslist.Lists{})),
@@ -284,8 +278,6 @@ func refuses(outer string, inside []string) bool {
 		})
 	}
 	switch kind, _, _ := strings.Cut(outer, " "); kind {
-	case "regions": // it moves events of the five
-		return len(inside) > 0
 	case "fallback": // they answer for the store, or sleep
 		return has("accesslist", "shadow", "Waiter", "Slowdown")
 	case "All", "All,", "Slowdown": // it would hold what others have taken while it sleeps, or sleep to be let through
@@ -294,20 +286,26 @@ func refuses(outer string, inside []string) bool {
 	return false
 }
 
+// quick is whether a plain run holds all pairs of wrappers around the algorithm on s: one that
+// delays and one that does not, in memory.
+func quick(algorithm string, s store.Store) bool {
+	_, onRedis := s.(*redisstore.Store)
+	return !onRedis && (algorithm == "leaky_bucket" || algorithm == "sliding_window")
+}
+
 // TestNestings holds each wrapper around each other, on both stores, to the model.
 func TestNestings(t *testing.T) {
+	t.Parallel()
 	depth := 2
 	if effort.Long() {
 		depth = 3
 	}
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
 		depth := depth
-		if _, onRedis := s.(*redisstore.Store); onRedis && !effort.Full() {
+		if !effort.Full() && !quick(algorithm, s) {
 			depth = 1
 		}
-		all := slices.DeleteFunc(wrappers(t), func(w wrapper) bool {
-			return w.name == "regions" && (algorithm == "sliding_log" || algorithm == "leaky_bucket")
-		})
+		all := wrappers(t)
 		nestings, rng := 0, rand.New(rand.NewPCG(1, 2))
 		var nest func(inside []wrapper)
 		nest = func(inside []wrapper) {
@@ -481,11 +479,13 @@ func (x *nesting) same(t *testing.T, told func() string) {
 // inside of it. The store comes and goes. It forgets nothing, so that each of the five admits
 // its limit once.
 func TestNestingsKeepToOneLimitAcrossOutages(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	all := wrappers(t)
 	inner := []string{"All of one", "All, first", "All, second"}
 	outer := []string{"another key", "All of one", "All, first", "All, second", "All with calls and a key", "accesslist", "shadow, enforced"}
 	rng := rand.New(rand.NewPCG(3, 4))
-	for id := range effort.Of(2_000, 20_000) {
+	for id := range effort.Of(600, 20_000) {
 		algorithm := algorithms[id%len(algorithms)]
 		x := &nesting{id: id, algorithm: algorithm, store: &unreliable{Store: memory(t, newClock())}}
 		if id%2 == 1 {
@@ -557,9 +557,11 @@ func (x *nesting) comeAndGo(t *testing.T, rng *rand.Rand) {
 
 // An observed limiter is decided on as the plain one is, in each wrapper.
 func TestObservedLimitersDecideAsPlainOnes(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
-		if _, onRedis := s.(*redisstore.Store); onRedis && !effort.Full() {
-			t.Skip("in memory is enough")
+		if !effort.Full() && !quick(algorithm, s) {
+			t.Skip("in memory is enough, and one that delays and one that does not")
 		}
 		all, id := wrappers(t), 1_000_000
 		for _, outer := range all {

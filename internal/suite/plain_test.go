@@ -61,6 +61,8 @@ func (k *twoKeys) keys() (whole, general string) { return "{plain}whole", "{plai
 // TestThePlainCaseDecidesAndWritesAsTheGeneralScript is the proof that the two tellings of a
 // take are one: both run on equal states, which include some that no rule has written.
 func TestThePlainCaseDecidesAndWritesAsTheGeneralScript(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	client := redistest.Start(t).Client(t)
 	for _, algorithm := range algorithms {
 		for i, l := range []ratelimit.Limit{
@@ -74,7 +76,7 @@ func TestThePlainCaseDecidesAndWritesAsTheGeneralScript(t *testing.T) {
 				}
 				require.NoError(t, k.whole.Load(t.Context(), client).Err())
 				require.NoError(t, k.general.Load(t.Context(), client).Err())
-				for range effort.Of(150, 1200) {
+				for range effort.Of(60, 1200) {
 					k.step(t, algorithm)
 				}
 				require.Greater(t, k.plain, k.takes/20)

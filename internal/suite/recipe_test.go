@@ -43,6 +43,7 @@ var edits = []struct{ file, anchor, replacement string }{
 // TestASixthAlgorithmIsTwoFilesAndFewEdits takes half a minute on two cores, most of it to
 // compile the copy, and some two minutes in a long run.
 func TestASixthAlgorithmIsTwoFilesAndFewEdits(t *testing.T) {
+	t.Parallel()
 	effort.NeedFull(t)
 	if testing.Short() {
 		t.Skip("the copy would be compiled for nothing else")

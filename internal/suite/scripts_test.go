@@ -28,6 +28,8 @@ import (
 // compares: bytes, expiry, the server's own clock, and values that are not ours.
 
 func TestScriptsLeaveTheSameValuesAndExpiryOnRedisAndMiniredis(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	limits := []ratelimit.Limit{ // real servers expire in real time: no short Periods
 		ratelimit.PerMinute(7),
 		{Rate: 999_983, Period: 24 * time.Hour},
@@ -301,13 +303,15 @@ func TestADenialMovesAStateOfTheFutureToNow(t *testing.T) {
 
 // A caller's clock that is ahead delays the others, and is never taken back.
 func TestCallersWhoseClocksDisagreeAdmitNoMore(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	for _, algorithm := range algorithms {
-		mini := redistest.Mini(t).Client(t)
+		client := redistest.Shared(t).Client(t)
 		slow, fast := newClock(), newClock()
 		fast.Advance(50 * time.Millisecond)
 		limit := ratelimit.Limit{Rate: 100, Period: time.Second}
-		a := newLimiter(t, algorithm, onRedis(t, mini, redisstore.WithClock(slow.Now)), limit)
-		b := newLimiter(t, algorithm, onRedis(t, mini, redisstore.WithClock(fast.Now)), limit)
+		a := newLimiter(t, algorithm, onRedis(t, client, redisstore.WithClock(slow.Now)), limit)
+		b := newLimiter(t, algorithm, onRedis(t, client, redisstore.WithClock(fast.Now)), limit)
 		n := 0
 		for range 200 { // one second
 			n += admitted(t, a, 2) + admitted(t, b, 2)
@@ -417,6 +421,8 @@ return replies`
 }
 
 func TestALogThatHasEndedStartsAgainWithOneBlock(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	c := newClock()
 	client := redistest.Mini(t).Client(t) // which does not expire it first
 	lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerMinute(1000))
@@ -529,6 +535,8 @@ func TestARefundOfWhatHasLeftALogChangesNothing(t *testing.T) {
 
 // Entry by entry where it is one block, and else by whole blocks.
 func TestALogForgetsWhatDoesNotCount(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
 	for _, n := range []int{1, 2} {
 		c, client := newClock(), redistest.Mini(t).Client(t)
 		lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerMinute(100))
@@ -549,7 +557,7 @@ func TestALogForgetsWhatDoesNotCount(t *testing.T) {
 		}
 	}
 
-	c, client := newClock(), redistest.Mini(t).Client(t)
+	c, client := newClock(), redistest.Start(t).Client(t)
 	lim := newLimiter(t, "sliding_log", onRedis(t, client, redisstore.WithClock(c.Now)), ratelimit.PerMinute(100))
 	for range 500 {
 		allowN(t, lim, 1)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -62,6 +63,7 @@ type ownType struct{ ratelimit.Limiter }
 // Answers that take longer than the bucket does to drain show no Delay. To ask one by one
 // then would be the rate of the answers: 40 s here.
 func TestALeakyBucketFarAwayIsNotAskedOneByOne(t *testing.T) {
+	t.Parallel()
 	limit := ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 100}
 	inFarBubble(t, "leaky_bucket", limit, 5*time.Millisecond, func(t *testing.T, lim ratelimit.Limiter, s *farStore) {
 		require.LessOrEqual(t, waitAll(t, lim, 4000), 5*time.Second)
@@ -80,6 +82,7 @@ func TestALeakyBucketForOneIsAskedOnceEach(t *testing.T) {
 
 // It cannot be asked ahead of time, but what it does can be seen.
 func TestALimiterOfAnotherTypeIsAskedLittleMoreThanOnce(t *testing.T) {
+	t.Parallel()
 	for _, algorithm := range algorithms {
 		limit := ratelimit.Limit{Rate: 1, Period: 10 * time.Millisecond}
 		inFarBubble(t, algorithm, limit, 250*time.Microsecond, func(t *testing.T, lim ratelimit.Limiter, s *farStore) {
@@ -91,7 +94,8 @@ func TestALimiterOfAnotherTypeIsAskedLittleMoreThanOnce(t *testing.T) {
 
 // Nor need it be asked one by one while it has room: that would take 40 s.
 func TestALimiterOfAnotherTypeFarAwayIsNotAskedOneByOne(t *testing.T) {
-	for _, algorithm := range algorithms[:4] {
+	t.Parallel()
+	for _, algorithm := range algorithms[:effort.Of(2, 4)] {
 		inFarBubble(t, algorithm, ratelimit.PerMinute(4000), 5*time.Millisecond, func(t *testing.T, lim ratelimit.Limiter, s *farStore) {
 			require.LessOrEqual(t, waitAll(t, ownType{lim}, 4000), 2*time.Second, algorithm)
 			require.EqualValues(t, 4000, s.asked.Load(), algorithm)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -135,6 +136,7 @@ func TestWaitersForSeveralEventsKeepTheirPlace(t *testing.T) {
 // With a Burst of 1 what is asked late is lost. The limiter is asked ahead of time, and far
 // away by several at once.
 func TestAWaitingQueueGetsTheWholeRateForOneQuestionEach(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		rate int
 		way  time.Duration
@@ -174,6 +176,7 @@ func TestAWaitingQueueGetsTheWholeRateForOneQuestionEach(t *testing.T) {
 
 // More than one event can go: no answer need be waited for.
 func TestFarAwayAQueueIsAsFastAsTheRoomAllows(t *testing.T) {
+	t.Parallel()
 	for _, algorithm := range algorithms[:4] {
 		inBubble(t, algorithm, ratelimit.PerMinute(1000), func(t *testing.T, lim ratelimit.Limiter) {
 			f := &remote{Limiter: lim, way: 10 * time.Millisecond}
@@ -193,6 +196,7 @@ func TestFarAwayAQueueIsAsFastAsTheRoomAllows(t *testing.T) {
 }
 
 func TestWaitersOnEachAlgorithmAskLittleMoreThanOnce(t *testing.T) {
+	t.Parallel()
 	for _, algorithm := range algorithms {
 		t.Run(algorithm, func(t *testing.T) {
 			inBubble(t, algorithm, ratelimit.PerSecond(20), func(t *testing.T, lim ratelimit.Limiter) {
@@ -482,6 +486,7 @@ func (w wrapped) AllowWithin(ctx context.Context, key string, n int, d time.Dura
 }
 
 func TestALeakyBucketServesCallersWithDeadlinesAtItsRate(t *testing.T) {
+	t.Parallel()
 	for name, wrap := range map[string]func(ratelimit.Limiter) ratelimit.Limiter{
 		"itself":  func(l ratelimit.Limiter) ratelimit.Limiter { return l },
 		"wrapped": func(l ratelimit.Limiter) ratelimit.Limiter { return wrapped{l} },
@@ -490,6 +495,9 @@ func TestALeakyBucketServesCallersWithDeadlinesAtItsRate(t *testing.T) {
 	} {
 		for _, callers := range []int{16, 64} {
 			t.Run(fmt.Sprintf("%s, %d callers", name, callers), func(t *testing.T) {
+				if callers > 16 {
+					effort.NeedFull(t)
+				}
 				synctest.Test(t, func(t *testing.T) {
 					var asked atomic.Int64
 					lim := wrap(inMemory(t, "leaky_bucket", ratelimit.PerSecond(100), ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) {
@@ -654,6 +662,7 @@ func TestLimitersThatCannotBeComparedCanBeWaitedFor(t *testing.T) {
 }
 
 func TestThousandsOfKeysHaveQueuesOfTheirOwn(t *testing.T) {
+	t.Parallel()
 	inBubble(t, "token_bucket", ratelimit.PerSecond(2), func(t *testing.T, lim ratelimit.Limiter) {
 		began := time.Now()
 		var wg sync.WaitGroup

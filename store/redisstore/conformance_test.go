@@ -18,7 +18,7 @@ import (
 
 func TestConformanceOnRedis(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
-	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(6, 40)), storetest.ExpiresInRealTime())
+	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(4, 40)), storetest.ExpiresInRealTime())
 }
 
 // In a plain run miniredis replaces a missing redis-server.

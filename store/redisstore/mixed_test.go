@@ -122,6 +122,7 @@ func inOneBatch(s *redisstore.Store, calls int, do func(i int)) {
 }
 
 func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
+	t.Parallel()
 	mini := redistest.Mini(t)
 	now := time.Date(2026, 3, 4, 5, 6, 7, 890_123_000, time.UTC)
 	callers := redisstore.WithClock(func() time.Time { return now })
@@ -145,7 +146,7 @@ func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
 				rng := rand.New(rand.NewPCG(8, 9))
 				var charges []charged1
 				did := map[string]int{}
-				for round := range effort.Of(16, 80) {
+				for round := range effort.Of(10, 80) {
 					now = now.Add(time.Duration(rng.Int64N(int64(12*time.Second))) - 2*time.Second)
 					mini.SetTime(now)
 					calls := randomCalls(rng, len(charges))

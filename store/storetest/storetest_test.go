@@ -539,6 +539,7 @@ func beforeTake(f func(*store.State, store.Limit)) func(*reference) store.Store 
 func TestPlantedBugsAreFound(t *testing.T) {
 	for _, bug := range planted {
 		t.Run(bug.name, func(t *testing.T) {
+			t.Parallel()
 			s := newSuite(func(_ testing.TB, clock func() time.Time) store.Store {
 				return bug.open(newReference(clock))
 			}, Traces(60))
