@@ -28,6 +28,7 @@ func TestTheSchemaIsFresh(t *testing.T) {
 
 func TestTheSchemaHasTheFieldsThatAreRead(t *testing.T) {
 	require.ElementsMatch(t, limiterFields, slices.Collect(maps.Keys(limiterProperties())))
+	require.ElementsMatch(t, banFields, slices.Collect(maps.Keys(banProperties())))
 	require.ElementsMatch(t, storeFields, slices.Collect(maps.Keys(storeProperties())))
 }
 
@@ -89,7 +90,7 @@ func limiterSchema() object {
 		"additionalProperties": false,
 		"properties":           limiterProperties(),
 		"oneOf":                []object{{"required": []string{"limit"}}, {"required": []string{"limits"}}},
-		"dependencies":         object{"tiers": []string{"limit"}, "instances": []string{"on_failure"}},
+		"dependencies":         object{"tiers": []string{"limit"}, "instances": []string{"on_failure"}, "ban": object{"properties": object{"store": false}}},
 		"allOf": append(byAlgorithm, object{
 			"if":   object{"properties": object{"on_failure": object{"const": failLocal}}, "required": []string{"on_failure"}},
 			"then": object{"required": []string{"instances"}},
@@ -135,6 +136,10 @@ func limiterProperties() object {
 			"description": "Limits of keys whose tier the program knows. Others have limit.",
 			"type":        "object", "minProperties": 1, "additionalProperties": limit,
 		},
+		"ban": object{
+			"description": "After so many denials in a time the key is denied for a time, twice as long each further time.",
+			"type":        "object", "required": []string{"denials", "for"}, "additionalProperties": false, "properties": banProperties(),
+		},
 		"store": object{
 			"description": "What spares calls of the store, if that is not in memory.",
 			"type":        "object", "minProperties": 1, "additionalProperties": false, "properties": storeProperties(),
@@ -149,6 +154,15 @@ func limiterProperties() object {
 			"description": "With on_failure: local each takes its share of the limit while the store fails.",
 			"type":        "integer", "minimum": 1, "maximum": 1<<31 - 1,
 		},
+	}
+}
+
+func banProperties() object {
+	const duration = `^([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+$`
+	return object{
+		"denials": object{"description": "How many in which time: 3/10m.", "type": "string", "pattern": "^" + anyRate + anyPeriod + "$"},
+		"for":     object{"description": "How long the first ban lasts, in whole seconds: 15m.", "type": "string", "pattern": duration},
+		"most":    object{"description": "The longest ban. The default is for.", "type": "string", "pattern": duration},
 	}
 }
 
