@@ -11,9 +11,8 @@ import (
 // where a wire has no receipt. given is how many, at most what is charged in the current window or
 // level. Of a bucket the last event stays. With the Result at hand use Refund, which is exact.
 //
-// It takes two calls of the store, and others may come between: then some of given may have gone
-// already, and are not given back twice. l is a [FixedWindow], a [SlidingWindow] or a
-// [TokenBucket]; else the error is [ErrInvalidOption]. The other errors are those of Refund.
+// It takes two calls of the store. What others give back in between is not given back twice. l is
+// a [FixedWindow], a [SlidingWindow] or a [TokenBucket], or else the error is [ErrInvalidOption].
 func Credit(ctx context.Context, l Limiter, key string, n int) (given int, err error) {
 	lim := coreOf(l)
 	if lim == nil || lim.rule.Spent == nil || lim.rule.LastOnly || lim.rule.NewLog != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -141,7 +142,7 @@ func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error
 	return res, err
 }
 
-// AllowUpTo admits as many of n events as fit: see the function [AllowUpTo].
+// AllowUpTo: see the function of that name.
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
 	if r.Allowed && (lim.calls || r.Source() == SourceUnlimited) {
@@ -150,7 +151,7 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 	return r.Charged(), r, err
 }
 
-// Charge charges n events whether they fit or not: see the function [Charge].
+// Charge: see the function of that name.
 func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = lim.decide(ctx, key, n, overdraw, nil, &res)
 	return res, err
@@ -261,7 +262,7 @@ func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged
 	}
 }
 
-// Refund gives back n of the events that charged admitted: see [Limiter].
+// Refund gives back n events: see [Limiter].
 func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n int) error {
 	key, err := lim.keyOf(ctx, key, n)
 	if err != nil {
@@ -299,14 +300,12 @@ func (lim *limiter) Reset(ctx context.Context, key string) error {
 	return lim.store.Reset(ctx, lim.namespace, key)
 }
 
-var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ErrInvalidLimit)
-
 // check refuses bad input before the store sees it.
 func (lim *limiter) check(ctx context.Context, key string, n int) error {
 	if lim.store == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
-	return CheckCall(ctx, key, n)
+	return store.CheckCall(ctx, key, n)
 }
 
 // limitOf is the limit of a key, as the store reads it.

@@ -2,6 +2,9 @@ package ratelimit
 
 import "reflect"
 
+// Share is the limit of one of n instances.
+func (l Limit) Share(n int) (Limit, error) { return l.share(n) }
+
 // With returns a copy of l, one of the five, that has more options: as if its constructor had got
 // them. It is l itself if it is none of the five, or an option is refused.
 func With(l Limiter, opts ...Option) Limiter {

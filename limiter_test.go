@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-var algorithms = ratelimit.Algorithms()
+var algorithms = ratelimit.PerSecond(1).Algorithms()
 
 // start is a round time, so that windows begin there.
 var start = time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
@@ -624,4 +624,23 @@ func TestADecisionInMemoryAllocatesNothing(t *testing.T) {
 			require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = lim.Peek(ctx, "key") }), "%s, peek", algorithm)
 		}
 	}
+}
+
+func TestMustPanicsWithTheError(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	require.Equal(t, "a", ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(1), ratelimit.WithName("a"))).Name())
+	defer func() {
+		err, _ := recover().(error)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	}()
+	ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(-1)))
+	t.Fatal("it did not panic")
+}
+
+func TestAlgorithmsOfALimit(t *testing.T) {
+	five := []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+	require.Equal(t, five, ratelimit.PerSecond(1).Algorithms())
+	require.Equal(t, five[3:], ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 2}.Algorithms())
+	require.Equal(t, five[:1], ratelimit.PerMonth(1).Algorithms())
+	require.Empty(t, ratelimit.PerSecond(-1).Algorithms())
 }

@@ -19,7 +19,7 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 		if lim.rule.Burst && l.Burst == 0 && l.Rate > 0 { // or else a share is rounded down
 			l.Burst = l.Rate
 		}
-		l, err := l.Share(instances)
+		l, err := l.share(instances)
 		if err == nil {
 			_, err = integers(lim.rule, l)
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // withKey lets l decide on the key that f makes: by an option of one of the five, and else by a
@@ -44,7 +45,7 @@ func (o *otherKey) Allow(ctx context.Context, key string) (ratelimit.Result, err
 }
 
 func (o *otherKey) AllowN(ctx context.Context, key string, n int) (r ratelimit.Result, err error) {
-	if err = ratelimit.CheckCall(ctx, key, n); err == nil {
+	if err = store.CheckCall(ctx, key, n); err == nil {
 		if key, err = o.f(ctx, key); err == nil {
 			r, err = o.Limiter.AllowN(ctx, key, n)
 		}
@@ -53,7 +54,7 @@ func (o *otherKey) AllowN(ctx context.Context, key string, n int) (r ratelimit.R
 }
 
 func (o *otherKey) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (r ratelimit.Result, err error) {
-	if err = ratelimit.CheckCall(ctx, key, n); err == nil {
+	if err = store.CheckCall(ctx, key, n); err == nil {
 		if key, err = o.f(ctx, key); err == nil {
 			r, err = ratelimit.AllowWithin(ctx, o.Limiter, key, n, d)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -40,7 +41,7 @@ func AppendPolicies(ctx context.Context, dst []Policy, l Limiter, key string) ([
 // AppendPolicies appends the limiter's policy for key.
 func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
 	if lim.store == nil {
-		return dst, errNoConstructor
+		return dst, unmade.Err
 	}
 	if lim.limitFunc == nil {
 		return append(dst, lim.policy), nil

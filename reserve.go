@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 )
 
 // ErrSettled says that a [Reservation] has been settled or cancelled before.
@@ -30,9 +31,8 @@ type Reservation struct {
 // Reserve asks l for n events now, as an estimate of a cost that is known afterwards, such as
 // the tokens of a language model. If they are denied, the Reservation is nil.
 //
-// Bound: a limit admits estimates. What exceeds them is charged by [Charge]. The costs of an
-// interval exceed a bucket's bound by at most the excess of the reservations that were open in
-// it.
+// Bound: a limit admits estimates. The costs of an interval exceed a bucket's bound by at most
+// what the reservations open in it have cost beyond their estimates.
 func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, Result, error) {
 	if isnil.Is(l) {
 		return nil, Result{}, errNilLimiter
@@ -45,14 +45,13 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 }
 
 // Settle replaces the estimate by the actual cost, 0 or more events, also when ctx has ended:
-// it gives back what was too much, or charges what was too little. [ErrSettled] and
-// [ErrInvalidN] change nothing. After any other error the estimate stays charged. The Result is
-// that of the [Charge], or else that of Reserve for the actual cost, whose ResetAfter may be
-// too long.
+// it gives back what was too much, or charges what was too little ([Charge]). After an error the
+// estimate stays charged. The Result is that of the Charge, or else that of Reserve for the
+// actual cost, whose ResetAfter may be too long.
 func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
 	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
-		return Result{}, fmt.Errorf("%w: a Reservation is made by Reserve", ErrInvalidOption)
+		return Result{}, unmade.Err
 	case actual < 0:
 		return Result{}, fmt.Errorf("%w: an actual cost of %d", ErrInvalidN, actual)
 	case !r.settled.CompareAndSwap(false, true):

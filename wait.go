@@ -9,6 +9,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Errors of [Wait], for use with errors.Is.
@@ -30,14 +31,14 @@ var (
 // 5 ms, and then after twice as long each time, up to 1 s. Without a deadline it waits as long
 // as the store is away.
 //
-// It sleeps in real time, or a synctest bubble's, and starts no goroutine.
+// It starts no goroutine, and works in a synctest bubble.
 //
 // [stand in a queue]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#waiting
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
 	}
-	if err := CheckCall(ctx, key, n); err != nil {
+	if err := store.CheckCall(ctx, key, n); err != nil {
 		return Result{}, err
 	}
 	kind := kindOf(l)

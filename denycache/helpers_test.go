@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-var algorithms = ratelimit.Algorithms()
+var algorithms = ratelimit.PerSecond(1).Algorithms()
 
 // stopped is a clock that stands still, for windows that must not end.
 var stopped = memstore.WithClock(func() time.Time { return time.Unix(0, 0) })

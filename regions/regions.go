@@ -17,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -170,13 +171,11 @@ func sameWindows(l, other store.Limit) bool {
 	return l.Period == other.Period && l.Calendar() == other.Calendar()
 }
 
-var errNoConstructor = fmt.Errorf("%w: a regions.Limiter is made by New", ratelimit.ErrInvalidLimit)
-
 func (l *Limiter) check(ctx context.Context, key string, n int) error {
 	if l.own == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
-	return ratelimit.CheckCall(ctx, key, n)
+	return store.CheckCall(ctx, key, n)
 }
 
 // Allow is AllowN of 1.
@@ -193,7 +192,7 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resu
 // Turns are those of the own share.
 func (l *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
 	if l.own == nil {
-		return ratelimit.Result{}, errNoConstructor
+		return ratelimit.Result{}, unmade.Err
 	}
 	return l.decide(ctx, five.Take, key, n, n, max(d, 0))
 }
@@ -238,7 +237,7 @@ func (l *Limiter) decide(ctx context.Context, op five.Operation, key string, n, 
 // admit what Peek says is denied.
 func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	if l.own == nil {
-		return ratelimit.Result{}, errNoConstructor
+		return ratelimit.Result{}, unmade.Err
 	}
 	return l.limiter.Peek(ctx, key)
 }
@@ -246,7 +245,7 @@ func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error
 // Charge charges the own share.
 func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if l.own == nil {
-		return ratelimit.Result{}, errNoConstructor
+		return ratelimit.Result{}, unmade.Err
 	}
 	return ratelimit.Charge(ctx, l.limiter, key, n)
 }
@@ -254,7 +253,7 @@ func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 // Refund gives back to the own share what was charged there, also where it was fetched.
 func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if l.own == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	return l.limiter.Refund(ctx, key, charged, n)
 }
@@ -263,7 +262,7 @@ func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 // with them.
 func (l *Limiter) Reset(ctx context.Context, key string) error {
 	if l.own == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	return l.limiter.Reset(ctx, key)
 }
@@ -271,7 +270,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 // AppendPolicies appends those of the own share.
 func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if l.own == nil {
-		return dst, errNoConstructor
+		return dst, unmade.Err
 	}
 	return ratelimit.AppendPolicies(ctx, dst, l.limiter, key)
 }
