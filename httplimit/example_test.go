@@ -13,10 +13,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-redis/redis"
+
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 // Each client, by its address, can do two requests an hour.
@@ -36,6 +39,15 @@ func Example() {
 	// 200 left: 1 "web";q=2;w=3600
 	// 200 left: 0 "web";q=2;w=3600
 	// 429 left: 0 "web";q=2;w=3600
+}
+
+// All processes together limit each client.
+func ExampleLimitByIP() {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
+	store := ratelimit.Must(redisstore.New(client))
+	limit := ratelimit.Must(httplimit.LimitByIP(store, "hello", ratelimit.PerMinute(5)))
+
+	http.Handle("/", limit(page))
 }
 
 // Any limiter will do: here one that refills all the time, with a burst of two.
