@@ -1,4 +1,4 @@
-# The commands of CONTRIBUTING.md, which says what each takes.
+# The commands of .github/CONTRIBUTING.md, which says what each takes.
 .DEFAULT_GOAL := help
 .PHONY: help test test-full lint bench fuzz release
 

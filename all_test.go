@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,24 +22,11 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
-	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
-
-func all(t testing.TB, limiters ...ratelimit.Limiter) *ratelimit.All {
-	t.Helper()
-	a, err := ratelimit.NewAll(limiters...)
-	require.NoError(t, err)
-	return a
-}
-
-// withoutJoint is a store that decides on one key at a time.
-type withoutJoint struct{ store.Store }
-
-func (withoutJoint) Together(string, string) bool { return false }
 
 // A model of the specification: each limit is asked alone how many events it has room
 // for, and charged alone if all have room for n.
@@ -53,7 +39,7 @@ func TestAllDecidesAsItsLimitsDoAloneOrNotAtAll(t *testing.T) {
 		"memory":                    memory(t, c),
 		"Redis":                     redisOf(redistest.Shared(t).Client(t)),
 		"miniredis":                 redisOf(redistest.Mini(t).Client(t)),
-		"memory, one after another": withoutJoint{memory(t, c)},
+		"memory, one after another": withoutJoint{Store: memory(t, c)},
 	}
 	for name, s := range stores {
 		t.Run(name, func(t *testing.T) {
@@ -206,30 +192,6 @@ func TestAllIsOneScriptOnOneKey(t *testing.T) {
 	}
 }
 
-// calls is how many calls of a command the servers of client have had.
-func calls(t *testing.T, client redis.UniversalClient, command string) (n int) {
-	t.Helper()
-	var mu sync.Mutex
-	count := func(ctx context.Context, c *redis.Client) error {
-		_, rest, found := strings.Cut(c.Info(ctx, "commandstats").Val(), "cmdstat_"+command+":calls=")
-		if !found {
-			return nil
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		var here int
-		_, err := fmt.Sscanf(rest, "%d,", &here)
-		n += here
-		return err
-	}
-	if cluster, ok := client.(*redis.ClusterClient); ok {
-		require.NoError(t, cluster.ForEachMaster(t.Context(), count))
-	} else {
-		require.NoError(t, count(t.Context(), client.(*redis.Client)))
-	}
-	return n
-}
-
 func TestAllOfDifferentKeysOfAClusterGivesBack(t *testing.T) {
 	t.Parallel()
 	s := onRedis(t, redistest.StartCluster(t, 3, 0).Client(t))
@@ -286,7 +248,7 @@ func (s stopping) AllowN(ctx context.Context, key string, n int) (ratelimit.Resu
 }
 
 func TestAllOfTheSameKeyTwiceChargesTwice(t *testing.T) {
-	for _, s := range []store.Store{memory(t, newClock()), redisServer(t, redisstore.WithClock(newClock().Now)), withoutJoint{memory(t, newClock())}} {
+	for _, s := range []store.Store{memory(t, newClock()), redisServer(t, redisstore.WithClock(newClock().Now)), withoutJoint{Store: memory(t, newClock())}} {
 		for _, algorithm := range algorithms {
 			lim := newLimiter(t, algorithm, s, ratelimit.PerHour(5))
 			a := all(t, lim, lim)
@@ -331,7 +293,7 @@ func TestAllPeeksAsItWouldDecideAlsoOnOneKeyTwice(t *testing.T) {
 
 func TestAllAsksForKeysAndLimitsOnce(t *testing.T) {
 	keys, limits := 0, 0
-	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{memory(t, newClock())}} {
+	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{Store: memory(t, newClock())}} {
 		lim := newLimiter(t, "token_bucket", s, ratelimit.PerHour(5), ratelimit.WithLimitFunc(
 			func(context.Context, string) (ratelimit.Limit, error) {
 				if limits++; limits > 1 {
@@ -373,7 +335,7 @@ func TestAllDelaysNothingThatItDenies(t *testing.T) {
 }
 
 func TestAllTellsWhatIsLeftOfALimitThatWasGivenBack(t *testing.T) {
-	lim := newLimiter(t, "token_bucket", withoutJoint{memory(t, newClock())}, ratelimit.PerHour(5))
+	lim := newLimiter(t, "token_bucket", withoutJoint{Store: memory(t, newClock())}, ratelimit.PerHour(5))
 	never := ratelimittest.Static(ratelimit.Result{RetryAfter: ratelimit.Never}, nil)
 	fresh := allowN(t, all(t, lim, never), 1).Parts()[0]
 	require.Equal(t, ratelimit.Result{Allowed: true, Limit: 5, Remaining: 5}, fresh)
@@ -431,7 +393,7 @@ func TestTheSourceOfADenialIsThatOfTheLimitThatDenied(t *testing.T) {
 
 // awayLimit is a limit on a store that does not answer.
 func awayLimit(t *testing.T) ratelimit.Limiter {
-	return newLimiter(t, "token_bucket", away{memory(t, newClock())}, ratelimit.PerHour(4))
+	return newLimiter(t, "token_bucket", away{Store: memory(t, newClock())}, ratelimit.PerHour(4))
 }
 
 func TestWhatIsNotCountedHasNoSayInTheWhole(t *testing.T) {
@@ -523,7 +485,7 @@ func TestAllTellsALimitOfSeveralWithoutTheChargeThatItGaveBack(t *testing.T) {
 
 func TestARefundToALimitThatWasChargedTwiceGivesBackWhatIsStillCharged(t *testing.T) {
 	c := newClock()
-	for _, s := range []store.Store{memory(t, c), redisServer(t, redisstore.WithClock(c.Now)), withoutJoint{memory(t, c)}} {
+	for _, s := range []store.Store{memory(t, c), redisServer(t, redisstore.WithClock(c.Now)), withoutJoint{Store: memory(t, c)}} {
 		lim := newLimiter(t, "token_bucket", s, ratelimit.PerHour(10))
 		a := all(t, lim, lim)
 		r := allowN(t, a, 5)
@@ -652,12 +614,14 @@ func TestAllRefusesOneLimitUnderDifferentKeys(t *testing.T) {
 	}
 	same := onOneKey(t, bucket(), "tenant")
 	other := newLimiter(t, "sliding_log", mem, ratelimit.PerHour(7))
+	listed, err := accesslist.New(same)
+	require.NoError(t, err)
 	for name, parts := range map[string][]ratelimit.Limiter{
 		"another key and none":         {bucket(), onOneKey(t, bucket(), "tenant")},
 		"two":                          {onOneKey(t, bucket(), "user"), other, onOneKey(t, bucket(), "tenant")},
 		"inside of one with an Unwrap": {bucket(), opened{onOneKey(t, bucket(), "tenant")}},
 		"inside of a fallback":         {failover(t, same, fallback.FailOpen()), bucket()},
-		"inside of a list":             {bucket(), around(t, same)["accesslist"]},
+		"inside of a list":             {bucket(), listed},
 		"a nested All":                 {all(t, bucket(), other), same},
 		"of one name":                  {bucket(ratelimit.WithName("x")), onOneKey(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9), ratelimit.WithName("x")), "tenant")},
 	} {
@@ -693,80 +657,10 @@ func TestAllDecidesTogetherOnDifferentKeys(t *testing.T) {
 	user := newLimiter(t, "token_bucket", counting, ratelimit.PerHour(9))
 	tenant := newLimiter(t, "token_bucket", counting, ratelimit.PerHour(5), ratelimit.WithName("tenant"))
 	require.Equal(t, 3, allowN(t, all(t, user, onOneKey(t, tenant, "tenant")), 2).Remaining)
-	require.Equal(t, 1, counting.together)
+	require.Equal(t, 1, counting.Joints)
 	require.Equal(t, 3, peek(t, tenant, "tenant").Remaining)
 	_, err := all(t, user, onOneKey(t, tenant, "")).Allow(t.Context(), "key")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
-}
-
-// away is a store that does not answer.
-type away struct{ store.Store }
-
-func (away) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
-	return store.Reply{}, store.ErrUnavailable
-}
-
-func (away) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
-	return store.Reply{}, store.ErrUnavailable
-}
-
-func (away) TakeAll(context.Context, []store.Request, []store.Reply) error {
-	return store.ErrUnavailable
-}
-
-// Each of several limits has its part at the place of its policy, whatever stands around
-// them, and whether they were asked or not.
-func TestAllHasPartsInTheOrderOfPolicies(t *testing.T) {
-	mem := memory(t, newClock())
-	two := func(s store.Store) ratelimit.Limiter {
-		return levels.New(t, "fixed_window", s, "api", ratelimit.PerHour(11), ratelimit.PerDay(12))
-	}
-	tried, err := shadow.New(two(away{mem}), func(context.Context, string, int, ratelimit.Result, error) {})
-	require.NoError(t, err)
-	list, err := accesslist.NewList("=key")
-	require.NoError(t, err)
-	listed := func(lists accesslist.Lists) ratelimit.Limiter {
-		l, err := accesslist.New(two(mem), accesslist.WithLists(lists))
-		require.NoError(t, err)
-		return l
-	}
-	severals := around(t, two(mem))
-	delete(severals, "Waiter") // which goes around
-	for name, l := range map[string]ratelimit.Limiter{
-		"a fallback that lets through": failover(t, two(away{mem}), fallback.FailOpen()),
-		"a fallback that refuses":      failover(t, two(away{mem}), fallback.FailClosed()),
-		"a fallback with one for both": failover(t, two(away{mem}), fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(7)))),
-		"a shadow without a store":     tried,
-		"a list that lets through":     listed(accesslist.Lists{Allow: list}),
-		"a list that refuses":          listed(accesslist.Lists{Deny: list}),
-		"another key for a fallback":   onOneKey(t, failover(t, two(away{mem}), fallback.FailOpen()), "key"),
-		"an All around a nested one":   all(t, onOneKey(t, two(mem), "key")),
-	} {
-		severals[name] = l
-	}
-	last := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), ratelimit.WithName("last"))
-	first := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithName("first"))
-	zero := inMemory(t, "token_bucket", ratelimit.PerHour(0))
-	for name, several := range severals {
-		for what, a := range map[string]ratelimit.Limiter{
-			"asked":               all(t, first, several, last),
-			"not asked":           all(t, zero, first, several, last),
-			"not asked, rekeyed":  all(t, zero, onOneKey(t, all(t, first, several), "key"), last),
-			"asked again, nested": all(t, first, onOneKey(t, all(t, several, last), "key")),
-		} {
-			policies := policiesOf(t, a, "key")[1:]
-			told, r := peek(t, a, "key"), allowN(t, a, 1)
-			require.Len(t, r.Parts(), len(policies), "%s, %s", name, what)
-			require.Len(t, told.Parts(), len(policies), "a Peek of %s, %s", name, what)
-			if r.Allowed {
-				require.Equal(t, "last", policies[len(policies)-1].Name)
-				require.Equal(t, 5, r.Parts()[len(policies)-1].Limit, "%s, %s", name, what)
-				require.NoError(t, a.Refund(t.Context(), "key", r, 1), "%s, %s", name, what)
-			}
-			require.Equal(t, 5, peek(t, last, "key").Remaining, "%s, %s", name, what)
-			require.Equal(t, 3, peek(t, first, "key").Remaining, "%s, %s", name, what)
-		}
-	}
 }
 
 func TestAllChecksItsInput(t *testing.T) {
@@ -864,13 +758,6 @@ func newMemory(t testing.TB, opts ...memstore.Option) store.Store {
 	s, err := memstore.New(opts...)
 	require.NoError(t, err)
 	return s
-}
-
-func peek(t testing.TB, lim ratelimit.Limiter, key string) ratelimit.Result {
-	t.Helper()
-	r, err := lim.Peek(t.Context(), key)
-	require.NoError(t, err)
-	return r
 }
 
 // New keys fill tables, which split while several of them are locked.

@@ -158,7 +158,7 @@ const overdrawn = 1 << 31
 
 // drainsBefore says whether a level drains in less than l.Before µs.
 func drainsBefore(whole, part int64, l store.Limit) bool {
-	w, p := flow(l.Before-1, l.Rate, l.Period)
+	w, p := flow(l.Before()-1, l.Rate, l.Period)
 	return whole < w || whole == w && part <= p
 }
 

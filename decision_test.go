@@ -51,7 +51,7 @@ func TestADecideIsAllOrNoneOnKeysAndNumbersOfItsOwn(t *testing.T) {
 }
 
 func TestADecideChargesOneLimitUnderSeveralKeysAndOneKeyTwice(t *testing.T) {
-	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{memory(t, newClock())}, redisServer(t)} {
+	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{Store: memory(t, newClock())}, redisServer(t)} {
 		l := newLimiter(t, "fixed_window", s, ratelimit.PerDay(10))
 		asks := []ratelimit.Ask{{Limiter: l, Key: "a", N: 3}, {Limiter: l, Key: "b", N: 5}, {Limiter: l, Key: "a", N: 4}}
 		r := decide(t, asks...)
@@ -67,7 +67,7 @@ func TestADecideChargesOneLimitUnderSeveralKeysAndOneKeyTwice(t *testing.T) {
 // A limit on trial beside others, in the same call of the store: it is charged with them if it
 // fits, and nothing that people read of the decision is of it.
 func TestAShadowHasNoSay(t *testing.T) {
-	inOrder := withoutJoint{memory(t, newClock())}
+	inOrder := withoutJoint{Store: memory(t, newClock())}
 	for _, s := range []store.Store{&tally{Store: memory(t, newClock())}, inOrder, redisServer(t)} {
 		real := newLimiter(t, "fixed_window", s, ratelimit.PerDay(10), ratelimit.WithName("real"))
 		trial := newLimiter(t, "fixed_window", s, ratelimit.PerHour(3), ratelimit.WithName("trial"))
@@ -91,10 +91,10 @@ func TestAShadowHasNoSay(t *testing.T) {
 		require.Equal(t, "real", r.DeniedBy())
 		require.Equal(t, 1, peek(t, trial, "key").Remaining, "what the other denies is not charged to it")
 		if counted, ok := s.(*tally); ok {
-			require.Equal(t, []int{3, 0}, []int{counted.together, counted.alone})
+			require.Equal(t, []int{3, 0}, []int{counted.Joints, counted.Singles})
 		}
 	}
-	down := newLimiter(t, "token_bucket", away{memory(t, newClock())}, ratelimit.PerHour(1))
+	down := newLimiter(t, "token_bucket", away{Store: memory(t, newClock())}, ratelimit.PerHour(1))
 	real := inMemory(t, "token_bucket", ratelimit.PerHour(10))
 	r := decide(t, ratelimit.Ask{Limiter: down, Key: "key", N: 1, Shadow: true}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
 	require.True(t, r.Allowed, "a trial that fails is no error")
@@ -108,7 +108,7 @@ func TestAShadowHasNoSay(t *testing.T) {
 }
 
 func TestAnAskOfNothingLooks(t *testing.T) {
-	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{memory(t, newClock())}, redisServer(t)} {
+	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{Store: memory(t, newClock())}, redisServer(t)} {
 		var o recorder
 		l := observed(t, newLimiter(t, "sliding_window", s, ratelimit.PerDay(2)), &o)
 		other := newLimiter(t, "token_bucket", s, ratelimit.PerDay(5))
@@ -247,7 +247,7 @@ func TestWhatWasDecidedIsGivenBackThoughTheCallerHasLeft(t *testing.T) {
 // stand.
 func TestLooksAndShadowsOnOneStateComeLast(t *testing.T) {
 	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
-		for name, s := range map[string]store.Store{"together": s, "apart": withoutJoint{s}} {
+		for name, s := range map[string]store.Store{"together": s, "apart": withoutJoint{Store: s}} {
 			l := newLimiter(t, algorithm, s, ratelimit.PerDay(7), ratelimit.WithName(name))
 			ask := func(n int, shadow bool) ratelimit.Ask {
 				return ratelimit.Ask{Limiter: l, Key: "key", N: n, Shadow: shadow}
@@ -284,7 +284,7 @@ func TestGiveBackOfSomeEventsLeavesTheirCallCharged(t *testing.T) {
 }
 
 func TestShadowsThatFailTogetherDenyNothing(t *testing.T) {
-	down := away{memory(t, newClock())}
+	down := away{Store: memory(t, newClock())}
 	first := newLimiter(t, "token_bucket", down, ratelimit.PerHour(1), ratelimit.WithName("first"))
 	second := newLimiter(t, "token_bucket", down, ratelimit.PerHour(1), ratelimit.WithName("second"))
 	real := inMemory(t, "token_bucket", ratelimit.PerHour(10))

@@ -3,9 +3,11 @@ package ratelimit
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"fmt"
 	"reflect"
 	"strconv"
+	"strings"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -165,7 +167,7 @@ const (
 	takeUpTo
 	peek
 	overdraw
-	takeWithin // asked for of limiters; a store is asked to take under a limit with a Before
+	takeWithin // asked for of limiters; a store is asked to take under a limit with a turn
 )
 
 // decide is AllowN, AllowUpTo, Peek or Charge, by the limit given, if that is not nil. It
@@ -348,4 +350,118 @@ func integers(rule *store.Rule, l Limit) (store.Limit, error) {
 		return store.Limit{}, fmt.Errorf("%w: %v: the bucket takes over 100 years to refill", ErrInvalidLimit, l)
 	}
 	return i, nil
+}
+
+// local makes what stands in for lim in one of so many instances while their store fails. It
+// counts on s, which is expected to be in memory, and has 1/instances of each limit, those of
+// tiers and of a limit function included. It has the algorithm, name and options of lim, but no
+// observers. Its Limit and the names of its policies are those of lim.
+//
+// The error is [ErrInvalidLimit] if instances is below 1, or a limit has no such share. Of
+// limits that a function gives, that is an error of the call.
+func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, error) {
+	of := func(l Limit) (Limit, error) {
+		if lim.rule.Burst && l.Burst == 0 && l.Rate > 0 { // or else a share is rounded down
+			l.Burst = l.Rate
+		}
+		l, err := l.share(instances)
+		if err == nil {
+			_, err = integers(lim.rule, l)
+		}
+		return l, err
+	}
+	own, err := of(lim.limit)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range lim.tiers {
+		if _, err := of(l); err != nil {
+			return nil, err
+		}
+	}
+	// The identity is by the whole limit: that of a share has another Period for some rates.
+	opts := []Option{WithPolicyName(lim.policyName), lim.asHere, WithLimitFunc(func(ctx context.Context, key string) (Limit, error) {
+		if lim.limitFunc == nil {
+			return own, nil
+		}
+		l, err := lim.limitFunc(ctx, key)
+		if err != nil || l == (Limit{}) {
+			return own, err
+		}
+		return of(l)
+	})}
+	if lim.name != "" {
+		opts = append(opts, WithName(lim.name))
+	}
+	type one interface {
+		Limiter
+		core() *limiter
+	}
+	l := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one) // by New, makers would refer to itself
+	if err := l.core().build(l, lim.rule, s, lim.limit, opts); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// asHere is an Option: to count by the same keys, and what this limiter counts.
+func (lim *limiter) asHere(other *limiter) error {
+	other.keyFunc, other.calls = lim.keyFunc, lim.calls
+	return nil
+}
+
+//go:embed scripts/common.lua
+var commonLua string
+
+//go:embed scripts/plain.lua
+var plainLua string
+
+//go:embed scripts/state.lua
+var stateLua string
+
+//go:embed scripts/driver.lua
+var driverLua string
+
+//go:embed scripts/decide.lua
+var decideLua string
+
+//go:embed scripts/joint.lua
+var jointLua string
+
+//go:embed scripts/batch.lua
+var batchLua string
+
+// script is a whole Redis script: what the scripts share, the parts of the algorithm, and the
+// driver that runs it. The plain case of an algorithm may stand before it.
+func script(algorithm ...string) string {
+	return commonLua + strings.Join(algorithm, "") + driver()
+}
+
+// plainCase is that of an algorithm whose state is five numbers, and which takes this step.
+func plainCase(step string) string { return strings.Replace(plainLua, "    STEP\n", step, 1) }
+
+// driver is what follows the algorithm in a script for single calls.
+func driver() string { return driverLua + decideLua + "return { ok and 1 or 0, x, y, z }\n" }
+
+// own is the algorithm of rule's script, without its plain case.
+func own(rule *store.Rule) string {
+	_, general, _ := strings.Cut(rule.Script, commonLua)
+	return strings.TrimSuffix(general, driver())
+}
+
+// batchScript is rule's script that makes many calls at once. In decider the parameter
+// op hides that of commonLua.
+func batchScript(rule *store.Rule) string {
+	return commonLua + "\nlocal function decider(op)\n" + own(rule) +
+		"\nreturn function(key, limit, now, callers, n, a)\n" + decideLua + "return ok and 1 or 0, x, y, z\nend\nend\n" + batchLua
+}
+
+// jointScript is the script that decides on keys of several rules at once.
+func jointScript(rules []*store.Rule) string {
+	var text strings.Builder
+	text.WriteString(commonLua + "\nlocal rules = {}\n")
+	for _, rule := range rules {
+		text.WriteString("do\n" + own(rule) + "\nrules[#rules + 1] = { plan = plan, commit = commit }\nend\n")
+	}
+	return text.String() + jointLua
 }

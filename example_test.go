@@ -6,11 +6,21 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 // A count starts again with each window, here with each full minute, so that both
@@ -472,4 +482,528 @@ func ExampleMark() {
 	// true 1 <nil>
 	// true 0 <nil>
 	// false 0 <nil>
+}
+
+// A decision about a key. An error is not a denial.
+func Example() {
+	ctx := context.Background()
+	limiter, err := ratelimit.NewSlidingWindow(frozenMemory(), ratelimit.PerMinute(5), ratelimit.WithName("hello"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := limiter.Allow(ctx, "user:42")
+	switch {
+	case err != nil:
+		// The store failed: no decision is known. Admit or refuse, as your service prefers.
+	case !r.Allowed:
+		// Come back after r.RetryAfter, which is exact.
+	}
+	fmt.Println(r.Allowed, r.Remaining)
+	// Output: true 4
+}
+
+// One limit for each network of addresses, whatever the address.
+func ExampleWithKeyFunc() {
+	networkOf := func(_ context.Context, key string) (string, error) {
+		addr, err := netip.ParseAddr(key)
+		if err != nil {
+			return "", err
+		}
+		return netip.PrefixFrom(addr, 24).Masked().String(), nil
+	}
+	limiter, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(2), ratelimit.WithName("network"),
+		ratelimit.WithKeyFunc(networkOf))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, address := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1"} {
+		r, err := limiter.Allow(context.Background(), address)
+		fmt.Println(address, r.Allowed, err)
+	}
+	// Output:
+	// 192.0.2.1 true <nil>
+	// 192.0.2.2 true <nil>
+	// 192.0.2.3 false <nil>
+	// 198.51.100.1 true <nil>
+}
+
+// Some keys have no limit, and some are blocked. Neither asks the store.
+func ExampleUnlimited() {
+	limits := map[string]ratelimit.Limit{"staff": ratelimit.Unlimited(), "banned": ratelimit.PerMinute(0)}
+	limiter, err := ratelimit.NewFixedWindow(frozenMemory(), ratelimit.PerMinute(10), ratelimit.WithName("api"),
+		ratelimit.WithLimitFunc(func(_ context.Context, key string) (ratelimit.Limit, error) {
+			return limits[key], nil // the zero Limit means the constructor's
+		}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, key := range []string{"ann", "staff", "banned"} {
+		r, err := limiter.AllowN(context.Background(), key, 10)
+		fmt.Println(key, r.Allowed, r.Remaining, r.RetryAfter == ratelimit.Never, err)
+	}
+	// Output:
+	// ann true 0 false <nil>
+	// staff true 2147483647 false <nil>
+	// banned false 0 true <nil>
+}
+
+// A violation costs more than a wait: a bucket of 5 a minute is charged 75 events more, so
+// that it admits nothing for 15 minutes beyond.
+func ExampleCharge() {
+	ctx, key := context.Background(), "user:42"
+	bucket, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(5), ratelimit.WithName("login"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 6 {
+		r, err := bucket.Allow(ctx, key)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if !r.Allowed {
+			_, err = ratelimit.Charge(ctx, bucket, key, 75)
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	r, err := bucket.Peek(ctx, key)
+	fmt.Println(r.RetryAfter, err)
+	// Output: 15m12s <nil>
+}
+
+// Part of a limit is kept for important callers: the others have a limit of their own
+// within the whole.
+func ExampleNewAll_priority() {
+	store := frozenMemory()
+	total, err := ratelimit.NewTokenBucket(store, ratelimit.PerSecond(10), ratelimit.WithName("total"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	low, err := ratelimit.NewTokenBucket(store, ratelimit.PerSecond(6), ratelimit.WithName("low"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	others, err := ratelimit.NewAll(low, total)
+	if err != nil {
+		log.Fatal(err)
+	}
+	admitted := func(l ratelimit.Limiter) int {
+		granted, _, err := ratelimit.AllowUpTo(context.Background(), l, "backend", 20)
+		if err != nil {
+			log.Fatal(err)
+		}
+		return granted
+	}
+	fmt.Println("others", admitted(others), "important", admitted(total))
+	// Output: others 6 important 4
+}
+
+// As many as fit now: a batch is cut to what the limit has left.
+func ExampleAllowUpTo() {
+	limiter, err := ratelimit.NewSlidingWindow(frozenMemory(), ratelimit.Limit{Rate: 100, Period: time.Minute}, ratelimit.WithName("mail"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		granted, _, err := ratelimit.AllowUpTo(context.Background(), limiter, "newsletter", 60)
+		fmt.Println("send", granted, err)
+	}
+	// Output:
+	// send 60 <nil>
+	// send 40 <nil>
+}
+
+// Two routes have a limit in common, also while Redis is down: their local limiters count in
+// one memory.
+func ExampleAll_routes() {
+	onRedis := frozenMemory() // say
+	general, err := ratelimit.NewTokenBucket(onRedis, ratelimit.PerMinute(100), ratelimit.WithName("general"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	search, err := ratelimit.NewTokenBucket(onRedis, ratelimit.PerMinute(10), ratelimit.WithName("search"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	both, err := ratelimit.NewAll(general, search)
+	if err != nil {
+		log.Fatal(err)
+	}
+	local, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	safe := func(l ratelimit.Limiter) ratelimit.Limiter {
+		limiter, err := fallback.New(l, fallback.FailLocal(3).On(local)) // 3 instances
+		if err != nil {
+			log.Fatal(err)
+		}
+		return limiter
+	}
+	home, searches := safe(general), safe(both)
+	for _, limiter := range []ratelimit.Limiter{home, searches} {
+		r, err := limiter.AllowN(context.Background(), "user:42", 10)
+		fmt.Println(r.Allowed, r.Remaining, err)
+	}
+	// Output:
+	// true 90 <nil>
+	// true 0 <nil>
+}
+
+// frozenMemory is a memory in which time stands still, so that the output is always
+// the same.
+func frozenMemory() *memstore.Store {
+	mem, err := memstore.New(memstore.WithClock(func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }))
+	if err != nil {
+		panic(err)
+	}
+	return mem
+}
+
+// Two a second and 1,000 an hour. One name is enough for both, since the Period is part of where
+// they count. People read the names of the policies.
+func ExampleNewAll_levels() {
+	mem := frozenMemory()
+	second, err := ratelimit.NewFixedWindow(mem, ratelimit.PerSecond(2), ratelimit.WithName("api"), ratelimit.WithPolicyName("api/s"))
+	if err != nil {
+		panic(err)
+	}
+	hour, err := ratelimit.NewFixedWindow(mem, ratelimit.PerHour(1000), ratelimit.WithName("api"), ratelimit.WithPolicyName("api/h"))
+	if err != nil {
+		panic(err)
+	}
+	both, err := ratelimit.NewAll(second, hour)
+	if err != nil {
+		panic(err)
+	}
+	for range 3 {
+		r, err := both.Allow(context.Background(), "user:42")
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(r.Allowed, r.Remaining, r.DeniedBy(), r.RetryAfter)
+	}
+	// Output:
+	// true 1  0s
+	// true 0  0s
+	// false 0 api/s 1s
+}
+
+// A limit per user and one for all users of a company: both admit, or none is
+// charged.
+func ExampleNewAll() {
+	mem := frozenMemory()
+	perUser, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(3), ratelimit.WithName("user"))
+	if err != nil {
+		panic(err)
+	}
+	companyOf := func(_ context.Context, user string) (string, error) {
+		_, domain, _ := strings.Cut(user, "@")
+		return domain, nil
+	}
+	perCompany, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(4), ratelimit.WithName("company"), ratelimit.WithKeyFunc(companyOf))
+	if err != nil {
+		panic(err)
+	}
+	both, err := ratelimit.NewAll(perUser, perCompany)
+	if err != nil {
+		panic(err)
+	}
+	for _, user := range []string{"ann@example.com", "bob@example.com"} {
+		r, err := both.AllowN(context.Background(), user, 3)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(user, r.Allowed, r.DeniedBy(), r.Parts()[0].Remaining, r.Parts()[1].Remaining)
+	}
+	// Output:
+	// ann@example.com true  0 1
+	// bob@example.com false company 3 1
+}
+
+// Requests and the tokens that they cost: a call is charged to both limits, or to none.
+func ExampleCountCalls() {
+	mem := frozenMemory()
+	requests, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(60), ratelimit.WithName("requests"), ratelimit.CountCalls())
+	if err != nil {
+		panic(err)
+	}
+	tokens, err := ratelimit.NewTokenBucket(mem, ratelimit.PerMinute(2000), ratelimit.WithName("tokens"))
+	if err != nil {
+		panic(err)
+	}
+	limiter, err := ratelimit.NewAll(requests, tokens)
+	if err != nil {
+		panic(err)
+	}
+	for range 2 {
+		r, err := limiter.AllowN(context.Background(), "user:42", 1200)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(r.Allowed, r.DeniedBy(), r.Parts()[0].Remaining, r.Parts()[1].Remaining)
+	}
+	// Output:
+	// true  59 800
+	// false tokens 59 800
+}
+
+// A request of a key, and its tokens of the key's organization, in one decision. A limit on tokens
+// of a model is on trial. Afterwards the tokens that were not used are given back.
+func ExampleDecide() {
+	ctx, mem := context.Background(), frozenMemory()
+	limiter := func(name string, l ratelimit.Limit) *ratelimit.TokenBucket {
+		b, err := ratelimit.NewTokenBucket(mem, l, ratelimit.WithName(name))
+		if err != nil {
+			panic(err)
+		}
+		return b
+	}
+	requests, tokens := limiter("requests", ratelimit.PerMinute(60)), limiter("tokens", ratelimit.PerMinute(2000))
+	trial := limiter("trial", ratelimit.PerMinute(500))
+	asks := []ratelimit.Ask{
+		{Limiter: requests, Key: "key:7", N: 1},
+		{Limiter: tokens, Key: "org:3", N: 900},
+		{Limiter: trial, Key: "model:x", N: 900, Shadow: true},
+	}
+	r, err := ratelimit.Decide(ctx, asks...)
+	if err != nil {
+		panic(err)
+	}
+	for i, part := range r.Parts() {
+		fmt.Println(asks[i].Key, part.Allowed, part.Remaining)
+	}
+	asks[0].N, asks[1].N, asks[2].N = 0, 300, 0
+	if err := ratelimit.GiveBack(ctx, r, asks...); err != nil {
+		panic(err)
+	}
+	left, err := tokens.Peek(ctx, "org:3")
+	fmt.Println(r.Allowed, left.Remaining, err)
+	// Output:
+	// key:7 true 59
+	// org:3 true 1100
+	// model:x false 500
+	// true 1400 <nil>
+}
+
+func ExampleWithTiers() {
+	tierOf := func(_ context.Context, key string) (string, error) {
+		plan, _, _ := strings.Cut(key, ":")
+		return plan, nil
+	}
+	limiter, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(10), ratelimit.WithTiers(tierOf, map[string]ratelimit.Limit{
+		"pro":   ratelimit.PerMinute(1000),
+		"staff": ratelimit.Unlimited(),
+	}))
+	if err != nil {
+		panic(err)
+	}
+	for _, key := range []string{"free:ann", "pro:bob", "staff:cid"} {
+		policies, err := limiter.AppendPolicies(context.Background(), nil, key)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(key, policies[0].Limit, policies[0].Window)
+	}
+	// Output:
+	// free:ann 10/m 1m0s
+	// pro:bob 1000/m 1m0s
+	// staff:cid unlimited 0s
+}
+
+// Tokens of a language model: the answer's length is known when it is there.
+func ExampleReserve() {
+	ctx := context.Background()
+	tokens, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.Limit{Rate: 100, Period: time.Minute, Burst: 1000}, ratelimit.WithName("api"))
+	if err != nil {
+		panic(err)
+	}
+	reservation, r, err := ratelimit.Reserve(ctx, tokens, "user:42", 300)
+	if err != nil {
+		panic(err)
+	}
+	if !r.Allowed {
+		return // come back after r.RetryAfter
+	}
+	fmt.Println("reserved, left:", r.Remaining)
+	r, err = reservation.Settle(ctx, 1200) // 900 more than estimated
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("settled, left:", r.Remaining)
+	r, err = tokens.Allow(ctx, "user:42")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(r.Allowed, r.RetryAfter)
+	// Output:
+	// reserved, left: 700
+	// settled, left: 0
+	// false 2m0.6s
+}
+
+// What middleware tells its clients: the name, the quota and the window of each limit
+// that decides on a key.
+func ExampleAppendPolicies() {
+	mem := frozenMemory()
+	bucket, err := ratelimit.NewTokenBucket(mem, ratelimit.Limit{Rate: 10, Period: time.Second, Burst: 25}, ratelimit.WithName("burst"))
+	if err != nil {
+		panic(err)
+	}
+	daily, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(1000), ratelimit.WithName("daily"))
+	if err != nil {
+		panic(err)
+	}
+	both, err := ratelimit.NewAll(bucket, daily)
+	if err != nil {
+		panic(err)
+	}
+	policies, err := ratelimit.AppendPolicies(context.Background(), nil, both, "user:42")
+	if err != nil {
+		panic(err)
+	}
+	for _, p := range policies {
+		fmt.Printf("%q;q=%d;w=%v\n", p.Name, p.Quota, p.Window.Seconds())
+	}
+	// Output:
+	// "burst";q=25;w=2.5
+	// "daily";q=1000;w=86400
+}
+
+func ExampleStatic() {
+	maintenance := ratelimittest.Static(ratelimit.Result{RetryAfter: time.Hour}, nil)
+	r, err := maintenance.Allow(context.Background(), "anybody")
+	fmt.Println(r.Allowed, r.RetryAfter, err)
+	// Output: false 1h0m0s <nil>
+}
+
+// banning is a bucket of 5 a minute that bans a key for 15 minutes when it denies.
+type banning struct{ ratelimit.Limiter }
+
+func (b banning) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r, err := b.Limiter.AllowN(ctx, key, n)
+	if err != nil || r.Allowed || r.RetryAfter > time.Minute/5 { // longer: it is banned already
+		return r, err
+	}
+	if _, err := ratelimit.Charge(ctx, b.Limiter, key, 15*5); err != nil {
+		return r, err
+	}
+	return b.Peek(ctx, key) // a denial, with the time until the end of the ban
+}
+
+func (b banning) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return b.AllowN(ctx, key, 1)
+}
+
+func (b banning) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	return ratelimit.AppendPolicies(ctx, dst, b.Limiter, key)
+}
+
+// A ban of 15 minutes after six requests at once, however often the client tries again.
+func ExampleCharge_ban() {
+	bucket, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(5), ratelimit.WithName("login"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := httplimit.Middleware(banning{bucket})(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for range 8 {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/login", nil))
+		fmt.Println(w.Code, w.Header().Get("Retry-After"), w.Header().Get("RateLimit-Policy"))
+	}
+	// Output:
+	// 200  "login";q=5;w=60
+	// 200  "login";q=5;w=60
+	// 200  "login";q=5;w=60
+	// 200  "login";q=5;w=60
+	// 200  "login";q=5;w=60
+	// 429 912 "login";q=5;w=60
+	// 429 912 "login";q=5;w=60
+	// 429 912 "login";q=5;w=60
+}
+
+// Services on one Redis that must not share counts have prefixes of their own.
+func ExampleWithName_services() {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
+	billing, err := redisstore.New(client, redisstore.WithPrefix("billing"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewSlidingWindow(billing, ratelimit.PerMinute(100), ratelimit.WithName("export"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(limiter.Name())
+	// Output: export
+}
+
+// A budget of requests and tokens a minute, and of tokens a day.
+func ExampleCountCalls_budget() {
+	ctx, store := context.Background(), frozenMemory()
+	requests, err := ratelimit.NewSlidingLog(store, ratelimit.PerMinute(60), ratelimit.WithName("requests"), ratelimit.CountCalls())
+	if err != nil {
+		log.Fatal(err)
+	}
+	tokens, err := ratelimit.NewTokenBucket(store, ratelimit.PerMinute(10_000), ratelimit.WithName("tokens"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	daily, err := ratelimit.NewFixedWindow(store, ratelimit.PerDay(200_000), ratelimit.WithName("daily"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	budget, err := ratelimit.NewAll(requests, tokens, daily)
+	if err != nil {
+		log.Fatal(err)
+	}
+	reserved, r, err := ratelimit.Reserve(ctx, budget, "user:42", 4000) // an estimate
+	if err != nil || !r.Allowed {
+		return
+	}
+	r, err = reserved.Settle(ctx, 3000) // what the model has used
+	fmt.Println(r.Parts()[0].Remaining, r.Parts()[1].Remaining, r.Parts()[2].Remaining, err)
+	// Output: 59 7000 197000 <nil>
+}
+
+// customer is what billing knows of one.
+type customer struct {
+	plan ratelimit.Limit // such as PerMonth(10_000)
+	day  int             // on which the month of its invoices begins
+	zone *time.Location  // loaded once: LoadLocation reads a file
+}
+
+// Each customer is billed from a day of the month on, in a time zone of its own.
+func ExampleLimit_From_billing() {
+	paulo, err := time.LoadLocation("America/Sao_Paulo")
+	if err != nil {
+		log.Fatal(err) // the system has no zones: import _ "time/tzdata"
+	}
+	customers := map[string]customer{"acme": {ratelimit.PerMonth(10_000), 31, paulo}}
+	limitOf := func(_ context.Context, key string) (ratelimit.Limit, error) {
+		c, known := customers[key]
+		if !known {
+			return ratelimit.PerMonth(0), nil
+		}
+		return c.plan.From(c.day).In(c.zone), nil
+	}
+	now := time.Date(2026, time.February, 27, 12, 0, 0, 0, paulo)
+	store, err := memstore.New(memstore.WithClock(func() time.Time { return now }))
+	if err != nil {
+		log.Fatal(err)
+	}
+	quota, err := ratelimit.NewFixedWindow(store, ratelimit.PerMonth(0), ratelimit.WithName("plan"), ratelimit.WithLimitFunc(limitOf))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		r, err := quota.AllowN(context.Background(), "acme", 6_000)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(r, now.Add(r.ResetAfter).Format(time.DateTime))
+	}
+	// Output:
+	// allowed, 4000 of 10000 left, reset in 12h0m0s 2026-02-28 00:00:00
+	// denied, 4000 of 10000 left, retry after 12h0m0s 2026-02-28 00:00:00
 }

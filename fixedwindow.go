@@ -70,8 +70,8 @@ var fixedWindow = store.Rule{
 // be above the Rate: what was charged past it, or under a higher one, stays counted, so
 // that a Refund of some of it opens no room.
 func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-	if l.Before < 0 {
-		return calendarStep(s, l, now, n)
+	if c := l.Calendar(); c != nil {
+		return calendarStep(s, l, c, now, n)
 	}
 	r := store.Reply{X: now}
 	if s.Whole > 0 {
@@ -88,14 +88,14 @@ func fixedWindowStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	return store.State{At: r.X, Period: l.Period, Whole: r.Y + n}, r
 }
 
-// calendarStep is fixedWindowStep by l's calendar. What was counted before its window of now
+// calendarStep is fixedWindowStep by l's calendar c. What was counted before its window of now
 // began has ended in it.
-func calendarStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+func calendarStep(s store.State, l store.Limit, c *store.Calendar, now, n int64) (store.State, store.Reply) {
 	r := store.Reply{X: now}
 	if s.Whole > 0 {
 		r.X = max(now, s.At)
 	}
-	start, end := l.Calendar().Window(r.X)
+	start, end := c.Window(r.X)
 	if s.Whole > 0 && s.At >= start {
 		if until := min(end, ownEnd(s)); r.X < until {
 			r.Y, r.Z = s.Whole, until-r.X
@@ -126,7 +126,7 @@ func fixedWindowRefund(s store.State, l store.Limit, _ int64, c store.Receipt) s
 	if c.Period != s.Period || c.Due != end {
 		return s
 	}
-	if s.Part > 0 && l.Before < 0 && l.Period == s.Period {
+	if s.Part > 0 && l.Calendar() != nil && l.Period == s.Period {
 		start, last := window(l, end-1)
 		if last == end && c.At < start && start <= s.At {
 			return s

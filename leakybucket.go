@@ -76,7 +76,7 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 		places++
 	}
 	next := store.State{At: now, Period: l.Period, Whole: queue + n, Part: part}
-	ok := places <= l.Burst && (l.Before == 0 || drainsBefore(queue, part, l))
+	ok := places <= l.Burst && (l.Before() == 0 || drainsBefore(queue, part, l))
 	return next, store.Reply{Outcome: store.AdmittedIf(ok), X: now, Y: queue, Z: part}
 }
 
@@ -98,8 +98,8 @@ func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) store.Rep
 	switch {
 	case r.OK():
 		v.Delay = drainTime(queue, part, l)
-	case l.Before > 0: // there must be room, and the turn near enough
-		v.Retry = max(v.Retry, drainTime(queue, part, l)-(l.Before-1))
+	case l.Before() > 0: // there must be room, and the turn near enough
+		v.Retry = max(v.Retry, drainTime(queue, part, l)-(l.Before()-1))
 	}
 	return v
 }

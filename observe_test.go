@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,42 +13,10 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
-	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
-	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
-
-// decided is what an Observer is told of.
-type decided struct {
-	Key  string
-	N    int
-	R    ratelimit.Result
-	Err  error
-	Took time.Duration
-}
-
-// recorder is an Observer that remembers.
-type recorder struct {
-	mu   sync.Mutex
-	told []decided
-}
-
-func (r *recorder) Decided(_ context.Context, key string, n int, res ratelimit.Result, err error, took time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.told = append(r.told, decided{key, n, res, err, took})
-}
-
-// take is what was told since the last take.
-func (r *recorder) take() []decided {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	told := r.told
-	r.told = nil
-	return told
-}
 
 // observed is l, one of the five, with observers.
 func observed(t testing.TB, l ratelimit.Limiter, observers ...ratelimit.Observer) ratelimit.Limiter {
@@ -171,6 +138,36 @@ func TestObserversAreToldInTheirOrder(t *testing.T) {
 	require.Equal(t, []string{"a", "b", "c"}, order)
 }
 
+// decided is what an Observer is told of.
+type decided struct {
+	Key  string
+	N    int
+	R    ratelimit.Result
+	Err  error
+	Took time.Duration
+}
+
+// recorder is an Observer that remembers.
+type recorder struct {
+	mu   sync.Mutex
+	told []decided
+}
+
+func (r *recorder) Decided(_ context.Context, key string, n int, res ratelimit.Result, err error, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.told = append(r.told, decided{key, n, res, err, took})
+}
+
+// take is what was told since the last take.
+func (r *recorder) take() []decided {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	told := r.told
+	r.told = nil
+	return told
+}
+
 type saying func()
 
 func (s saying) Decided(context.Context, string, int, ratelimit.Result, error, time.Duration) { s() }
@@ -260,7 +257,7 @@ func TestAnObserverInAnAllIsToldOfErrors(t *testing.T) {
 	require.Empty(t, later.take())
 
 	down := &unreliable{Store: memory(t, newClock())}
-	down.down.Store(true)
+	down.Down.Store(true)
 	a = all(t, at(&first, mem), at(&failing, down), at(&later, down))
 	_, err = a.Allow(t.Context(), "key")
 	require.ErrorIs(t, err, ratelimit.ErrStore)
@@ -281,87 +278,6 @@ func TestAnObserverOfAPartThatWasNotAskedIsNotTold(t *testing.T) {
 }
 
 // ---- In other wrappers.
-
-// An observed limiter is decided on as the plain one is, in each wrapper.
-func TestObservedLimitersDecideAsPlainOnes(t *testing.T) {
-	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
-		if _, onRedis := s.(*redisstore.Store); onRedis && !effort.Full() {
-			t.Skip("in memory is enough")
-		}
-		all, id := wrappers(t), 1_000_000
-		for _, outer := range all {
-			for _, inner := range all {
-				var o recorder
-				plain := &nesting{id: id, algorithm: algorithm, store: &unreliable{Store: s}}
-				watched := &nesting{id: id + 1, algorithm: algorithm, store: &unreliable{Store: s}, observer: &o}
-				id += 2
-				var errs [2]error
-				for i, x := range []*nesting{plain, watched} {
-					x.cores = []nested{x.core(t, 10)}
-					x.Limiter, x.model = x.cores[0].limiter, x.cores[0].counter
-					if errs[i] = inner.wrap(t, x); errs[i] == nil {
-						errs[i] = outer.wrap(t, x)
-					}
-				}
-				require.Equal(t, errs[0] == nil, errs[1] == nil, "%s around %s: %v, %v", outer.name, inner.name, errs[0], errs[1])
-				if errs[0] == nil {
-					requireSameDecisions(t, plain, watched, c, outer.name+" around "+inner.name)
-				}
-			}
-		}
-	})
-}
-
-func requireSameDecisions(t *testing.T, plain, watched *nesting, c *clock, name string) {
-	t.Helper()
-	ctx, rng := t.Context(), rand.New(rand.NewPCG(5, 6))
-	var admitted [2]ratelimit.Result
-	for i := range 12 {
-		n, what := 1+rng.IntN(4), rng.IntN(6)
-		var results [2]ratelimit.Result
-		var errs [2]error
-		for j, x := range []*nesting{plain, watched} {
-			x.store.down.Store(i == 7)
-			switch what {
-			case 0:
-				_, results[j], errs[j] = ratelimit.AllowUpTo(ctx, x.Limiter, "key", n)
-			case 1:
-				results[j], errs[j] = ratelimit.Charge(ctx, x.Limiter, "key", n)
-			case 2:
-				results[j], errs[j] = x.Peek(ctx, "key")
-			case 3:
-				results[j], errs[j] = ratelimit.AllowWithin(ctx, x.Limiter, "key", n, time.Minute)
-			case 4:
-				errs[j] = x.Refund(ctx, "key", admitted[j], 1)
-			default:
-				results[j], errs[j] = x.AllowN(ctx, "key", n)
-			}
-			if results[j].Charged() > 0 {
-				admitted[j] = results[j]
-			}
-		}
-		require.Equal(t, errs[0] == nil, errs[1] == nil, "%s, call %d: %v, %v", name, i, errs[0], errs[1])
-		requireSame(t, results[0], results[1], name)
-		parts, others := results[0].Parts(), results[1].Parts()
-		require.Len(t, others, len(parts), name)
-		for k := range parts {
-			requireSame(t, parts[k], others[k], name)
-		}
-		c.Advance(time.Minute)
-	}
-}
-
-// requireSame leaves out what is measured on the wall clock.
-func requireSame(t *testing.T, r, other ratelimit.Result, name string) {
-	t.Helper()
-	if r.Source() == ratelimit.SourceDenyCache || r.Source() == ratelimit.SourceFailClosed {
-		r.RetryAfter, r.ResetAfter, other.RetryAfter, other.ResetAfter = 0, 0, 0, 0
-	}
-	require.Equal(t, r.String(), other.String(), name)
-	require.Equal(t, []int{r.Limit, r.Remaining, r.Charged()}, []int{other.Limit, other.Remaining, other.Charged()}, name)
-	require.Equal(t, r.ResetAfter, other.ResetAfter, name)
-	require.Equal(t, r.Source(), other.Source(), name)
-}
 
 func TestAnObserverIsToldWhatADenyCacheAnswers(t *testing.T) {
 	var asked int
@@ -384,7 +300,7 @@ func TestAnObserverIsToldWhatADenyCacheAnswers(t *testing.T) {
 func TestAShareIsNotObserved(t *testing.T) {
 	var o recorder
 	down := &unreliable{Store: memory(t, newClock())}
-	down.down.Store(true)
+	down.Down.Store(true)
 	l := observed(t, newLimiter(t, "token_bucket", down, ratelimit.PerHour(4)), &o)
 	f := failover(t, l, fallback.FailLocal(2))
 	r := allow(t, f, "key")

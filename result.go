@@ -29,7 +29,9 @@ type Result struct {
 // String is the Result in short, for logs and the messages of tests. The form may change:
 //
 //	allowed, 7 of 10 left, reset in 2.5s
-//	denied by "per_user" (local), retry after 1.2s
+//	denied by "per_user" (local), 2 of 5 left, retry after 1.2s
+//
+// What is left of a denial is that of the limit that denied.
 func (r Result) String() string {
 	s := "denied"
 	if r.Allowed {
@@ -41,8 +43,8 @@ func (r Result) String() string {
 	if source := r.Source(); source != SourceStore {
 		s += " (" + source.String() + ")"
 	}
-	if r.Counted() && (r.Allowed || r.Remaining > 0) {
-		s += fmt.Sprintf(", %d of %d left", r.Remaining, r.Limit)
+	if of := r.denier(); r.Counted() && (r.Allowed || of.Remaining > 0) {
+		s += fmt.Sprintf(", %d of %d left", of.Remaining, of.Limit)
 	}
 	switch {
 	case r.Allowed && r.Delay > 0:
@@ -238,4 +240,46 @@ func (r *Result) addReceipt(l store.Limit, at, charged int64) {
 func (r *Result) receipt(n int64) store.Receipt {
 	l := store.Limit{Rate: int64(r.rate), Period: r.period, Burst: int64(r.Limit)}
 	return store.NewReceipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
+}
+
+// Mark is a note that a wrapper leaves on its Results ([Result.WithMark]), so that it knows
+// them again in its Refund ([Result.Unmark]). One Mark serves all Results with the same note.
+type Mark struct {
+	owner  any
+	source Source
+	note   any
+	under  *Mark // what the Result had before
+}
+
+// NewMark returns the mark of owner, a pointer to a wrapper. [Result.Source] is then source, or
+// as it was for SourceStore. note is for owner.
+func NewMark(owner any, source Source, note any) *Mark {
+	source = min(source, SourceLease) // the last one there is
+	return &Mark{owner: owner, source: source, note: note}
+}
+
+// WithMark returns r with the mark m on it, above those that it has. It allocates only if r
+// has one.
+func (r Result) WithMark(m *Mark) Result {
+	if r.mark != nil && m != nil {
+		above := *m
+		above.under = r.mark
+		m = &above
+	}
+	if m != nil {
+		r.mark = m
+	}
+	return r
+}
+
+// Unmark returns the note that owner left on r, and r without it, for the limiter inside. ok is
+// false if there is none.
+func (r Result) Unmark(owner any) (under Result, note any, ok bool) {
+	for m := r.mark; m != nil; m = m.under {
+		if m.owner != nil && m.owner == owner {
+			r.mark = m.under
+			return r, m.note, true
+		}
+	}
+	return r, nil, false
 }

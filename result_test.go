@@ -106,6 +106,7 @@ func TestAResultIsALineOfALog(t *testing.T) {
 	bucket := newLimiter(t, "token_bucket", mem, ratelimit.PerSecond(10))
 	user := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(2), ratelimit.WithName("per_user"))
 	leaky := newLimiter(t, "leaky_bucket", mem, ratelimit.PerSecond(10))
+	calls := newLimiter(t, "fixed_window", mem, ratelimit.PerHour(2), ratelimit.WithName("calls"), ratelimit.CountCalls())
 	allowN(t, leaky, 1)
 	for want, r := range map[string]ratelimit.Result{
 		"denied":                                {},
@@ -121,6 +122,7 @@ func TestAResultIsALineOfALog(t *testing.T) {
 		"allowed, 1 of 2 left, reset in 1h0m0s":                     allowN(t, all(t, bucket, user), 1),
 		`denied by "per_user", 1 of 2 left, never admitted`:         allowN(t, all(t, bucket, user), 3),
 		`denied by "per_user" (local), 1 of 2 left, retry after 1s`: allowN(t, failover(t, down, fallback.FailTo(all(t, bucket, user))), 3),
+		`denied by "10/s", 6 of 10 left, retry after 200ms`:         allowN(t, all(t, bucket, calls), 8),
 		"allowed, -1 of 3 left, reset in 2562047h47m16.854775807s":  {Allowed: true, Limit: 3, Remaining: -1, ResetAfter: ratelimit.Never, RetryAfter: -1},
 	} {
 		require.Equal(t, want, r.String())

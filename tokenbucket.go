@@ -75,7 +75,7 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 	}
 	next := store.State{At: now, Period: l.Period, Whole: missing + n, Part: part}
 	r := store.Reply{Outcome: store.AdmittedIf(n <= tokens), X: now, Y: missing, Z: part}
-	if !r.OK() && l.Before > 0 && n <= l.Burst && drainsBefore(next.Whole-l.Burst, part, l) && bucketHolds(next, l) {
+	if !r.OK() && l.Before() > 0 && n <= l.Burst && drainsBefore(next.Whole-l.Burst, part, l) && bucketHolds(next, l) {
 		r.Outcome = store.Admitted
 		next.Whole += overdrawn
 	}
@@ -88,11 +88,11 @@ func tokenBucketReport(l store.Limit, r store.Reply, n, charged int64) store.Rep
 	v := bucketReport(l, r, n, charged)
 	missing, part := bucketReply(r)
 	switch {
-	case l.Before == 0 || n > l.Burst || n <= bucketAvailable(l, r):
+	case l.Before() == 0 || n > l.Burst || n <= bucketAvailable(l, r):
 	case r.OK():
 		v.Delay = drainTime(missing+n-l.Burst, part, l)
 	default:
-		v.Retry -= l.Before - 1
+		v.Retry -= l.Before() - 1
 		if past := missing + n - bucketMost(l); past >= 0 { // no level holds that many
 			v.Retry = max(v.Retry, drainTime(past, part, l))
 		}

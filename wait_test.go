@@ -2,6 +2,11 @@ package ratelimit_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,30 +14,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 // In a synctest bubble time passes only while everybody waits, so that each wait
 // can be measured exactly.
-
-// inBubble runs test with a limiter whose clock is the bubble's.
-func inBubble(t *testing.T, algorithm string, l ratelimit.Limit, test func(t *testing.T, lim ratelimit.Limiter)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		s, err := memstore.New()
-		require.NoError(t, err)
-		test(t, newLimiter(t, algorithm, s, l))
-	})
-}
-
-// wait is how long Wait takes.
-func wait(t *testing.T, ctx context.Context, lim ratelimit.Limiter, n int) (time.Duration, ratelimit.Result, error) {
-	t.Helper()
-	began := time.Now()
-	r, err := ratelimit.Wait(ctx, lim, "key", n)
-	return time.Since(began), r, err
-}
 
 func TestWaitTakesTheRetryAfterAndNoLonger(t *testing.T) {
 	for _, algorithm := range algorithms {
@@ -201,4 +193,454 @@ func (c *counting) AllowN(ctx context.Context, key string, n int) (ratelimit.Res
 		return ratelimit.Result{}, context.DeadlineExceeded
 	}
 	return c.Limiter.AllowN(ctx, key, n)
+}
+
+// What turns are worth to each algorithm, to the microsecond and on each store, stands in
+// store/storetest. Here stand the wrappers, bad input, and callers with deadlines.
+
+func allowWithin(t testing.TB, lim ratelimit.Limiter, n int, d time.Duration) ratelimit.Result {
+	t.Helper()
+	r, err := ratelimit.AllowWithin(t.Context(), lim, "key", n, d)
+	require.NoError(t, err)
+	return r
+}
+
+// farMemory is memory that is a millisecond away, so that others come between a call and a
+// refund.
+type farMemory struct{ store.Store }
+
+func (f farMemory) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	time.Sleep(time.Millisecond)
+	return f.Store.Take(ctx, ns, key, l, n)
+}
+
+func (f farMemory) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	time.Sleep(time.Millisecond)
+	return f.Store.Refund(ctx, ns, key, l, c)
+}
+
+// serve has callers ask for events within their patience until ctx ends, and sleep what
+// the answer says. It returns how many have had their turn.
+func serve(ctx context.Context, lim ratelimit.Limiter, callers int, patience time.Duration) int64 {
+	var served atomic.Int64
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				r, err := ratelimit.AllowWithin(ctx, lim, "key", 1, patience)
+				if err != nil {
+					continue
+				}
+				select {
+				case <-time.After(max(r.Delay, min(r.RetryAfter, patience), 0)):
+				case <-ctx.Done():
+					return
+				}
+				if r.Allowed {
+					served.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return served.Load()
+}
+
+// undelayed hides that a limiter is a Delayer.
+type undelayed struct{ ratelimit.Limiter }
+
+// Who takes a turn, learns that it comes too late, and gives it back, leaves a gap in the
+// queue if another has come behind.
+func TestCallersWithDeadlinesAreServedAtTheRate(t *testing.T) {
+	limit := ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 100}
+	for _, algorithm := range []string{"leaky_bucket", "token_bucket"} {
+		for _, callers := range []int{16, 64} {
+			t.Run(fmt.Sprintf("%s, %d callers", algorithm, callers), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					mem, err := memstore.New()
+					require.NoError(t, err)
+					lim := newLimiter(t, algorithm, farMemory{mem}, limit)
+					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+					defer cancel()
+					served := serve(ctx, lim, callers, 100*time.Millisecond)
+					require.GreaterOrEqual(t, served, int64(285), "of 300")
+				})
+			})
+		}
+	}
+	t.Run("and hardly at all without AllowWithin of the limiter", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			mem, err := memstore.New()
+			require.NoError(t, err)
+			lim := undelayed{newLimiter(t, "leaky_bucket", farMemory{mem}, limit)}
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			require.Less(t, serve(ctx, lim, 64, 100*time.Millisecond), int64(60), "of 300")
+		})
+	})
+}
+
+// At 100 a second the 100 take a second. Where turns are lost they take half a minute.
+func TestCallersWithDeadlinesAreServedAtTheRateOnRedis(t *testing.T) {
+	effort.NeedFull(t)
+	for _, callers := range []int{16, 64} {
+		lim := newLimiter(t, "leaky_bucket", redisServer(t), ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 100}, ratelimit.WithName(fmt.Sprint(callers)))
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		began := time.Now()
+		counted := &counter{Limiter: lim, enough: 100, cancel: cancel}
+		serve(ctx, counted, callers, 100*time.Millisecond)
+		took := time.Since(began)
+		cancel()
+		require.GreaterOrEqual(t, counted.admitted.Load(), int64(100), "%d callers", callers)
+		t.Logf("%d callers: 100 turns given in %v, by %d calls", callers, took, counted.calls.Load())
+	}
+}
+
+// counter ends a test when enough events have been admitted.
+type counter struct {
+	ratelimit.Limiter
+	enough          int64
+	calls, admitted atomic.Int64
+	cancel          func()
+}
+
+func (c *counter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
+	c.calls.Add(1)
+	r, err := ratelimit.AllowWithin(ctx, c.Limiter, key, n, d)
+	if r.Allowed && c.admitted.Add(1) == c.enough {
+		c.cancel()
+	}
+	return r, err
+}
+
+// On a clock that stands still, all that come at once get exactly the turns that there
+// are.
+func TestTurnsAreNotGivenTwice(t *testing.T) {
+	for _, algorithm := range []string{"leaky_bucket", "token_bucket"} {
+		c := newClock()
+		client := redistest.Shared(t).Client(t)
+		for name, s := range map[string]store.Store{
+			"memory": memory(t, c),
+			"Redis":  onRedis(t, client, redisstore.WithClock(c.Now)),
+		} {
+			lim := newLimiter(t, algorithm, newCoalesced(t, s), ratelimit.Limit{Rate: 10, Period: time.Minute, Burst: 40})
+			want := int64(11) // 60 s for the last
+			if algorithm == "token_bucket" {
+				want = 40 + 10
+			}
+			var admitted atomic.Int64
+			var wg sync.WaitGroup
+			for range 32 {
+				wg.Go(func() {
+					for range 4 {
+						r, err := ratelimit.AllowWithin(t.Context(), lim, "key", 1, time.Minute)
+						if err != nil {
+							t.Error(err)
+						}
+						if r.Allowed {
+							admitted.Add(1)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			require.Equal(t, want, admitted.Load(), "%s, %s", algorithm, name)
+			require.NoError(t, lim.Reset(t.Context(), "key"))
+		}
+	}
+}
+
+func TestAllWrappersPassTheTurnOn(t *testing.T) {
+	ctx := context.Background()
+	deny, err := ratelimit.NewFixedWindow(untouched{t}, ratelimit.PerHour(0))
+	require.NoError(t, err)
+	wrappers := map[string]func(l ratelimit.Limiter) ratelimit.Limiter{
+		"none": func(l ratelimit.Limiter) ratelimit.Limiter { return l },
+		"All": func(l ratelimit.Limiter) ratelimit.Limiter {
+			return all(t, l, inMemory(t, "fixed_window", ratelimit.PerDay(100)))
+		},
+		"All of others": func(l ratelimit.Limiter) ratelimit.Limiter {
+			return all(t, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil), undelayed{l})
+		},
+		"another key": func(l ratelimit.Limiter) ratelimit.Limiter { return onOneKey(t, l, "other") },
+		"All of that": func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, onOneKey(t, l, "other")) },
+		"Failover":    func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, l, fallback.FailClosed()) },
+		"Failover to local": func(l ratelimit.Limiter) ratelimit.Limiter {
+			return failover(t, ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailTo(l))
+		},
+		"without a Delayer": func(l ratelimit.Limiter) ratelimit.Limiter { return undelayed{l} },
+		"a denied part":     func(l ratelimit.Limiter) ratelimit.Limiter { return all(t, l, deny) },
+	}
+	for name, wrap := range wrappers {
+		onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+			inner := newLimiter(t, algorithm, s, ratelimit.PerMinute(10), ratelimit.WithName(name))
+			lim := wrap(inner)
+			defer func() {
+				require.NoError(t, inner.Reset(ctx, "key"))
+				require.NoError(t, inner.Reset(ctx, "other"))
+			}()
+			switch {
+			case name == "a denied part":
+				require.Equal(t, ratelimit.Never, allowWithin(t, lim, 1, time.Minute).RetryAfter)
+				require.Equal(t, 10, peek(t, inner, "key").Remaining)
+			case algorithm == "leaky_bucket":
+				require.True(t, allowWithin(t, lim, 3, 0).Allowed)
+				r := allowWithin(t, lim, 1, 10*time.Second)
+				require.False(t, r.Allowed, name)
+				require.Equal(t, 8*time.Second, r.RetryAfter, name)
+				require.ErrorIs(t, lim.Refund(ctx, "key", r, 1), ratelimit.ErrInvalidN, "it has charged nothing")
+				c.Advance(8*time.Second - time.Microsecond)
+				r = allowWithin(t, lim, 1, 10*time.Second)
+				require.Equal(t, time.Microsecond, r.RetryAfter, name)
+				c.Advance(time.Microsecond)
+				r = allowWithin(t, lim, 1, 10*time.Second)
+				require.True(t, r.Allowed, name)
+				require.Equal(t, 10*time.Second, r.Delay, name)
+				require.NoError(t, lim.Refund(ctx, "key", r, 1))
+				require.Equal(t, 10*time.Second, allowWithin(t, lim, 1, 10*time.Second).Delay, name)
+			case hasBurst(algorithm) && (name == "without a Delayer" || name == "All of others"):
+				require.True(t, allowWithin(t, lim, 10, time.Hour).Allowed)
+				require.Equal(t, 6*time.Second, allowWithin(t, lim, 1, time.Hour).RetryAfter, "as AllowN")
+			case hasBurst(algorithm):
+				require.True(t, allowWithin(t, lim, 10, 0).Allowed)
+				r := allowWithin(t, lim, 2, 10*time.Second)
+				require.False(t, r.Allowed, name)
+				require.Equal(t, 2*time.Second, r.RetryAfter, name)
+				r = allowWithin(t, lim, 2, 12*time.Second)
+				require.True(t, r.Allowed, name)
+				require.Equal(t, 12*time.Second, r.Delay, name)
+				require.NoError(t, lim.Refund(ctx, "key", r, 2))
+				require.Equal(t, 6*time.Second, allowWithin(t, lim, 1, 6*time.Second).Delay, name)
+			default:
+				require.True(t, allowWithin(t, lim, 10, time.Hour).Allowed)
+				r := allowWithin(t, lim, 1, time.Hour)
+				require.False(t, r.Allowed, name)
+				require.Positive(t, r.RetryAfter)
+				require.Zero(t, r.Delay)
+			}
+		})
+	}
+}
+
+func TestBadInputOfAllowWithinIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
+	errOfFunc := errors.New("of the function")
+	limits := func(l ratelimit.Limit, err error) ratelimit.Option {
+		return ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return l, err })
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, algorithm := range algorithms {
+		lim := newLimiter(t, algorithm, untouched{t}, ratelimit.PerMinute(10))
+		failing := newLimiter(t, algorithm, untouched{t}, ratelimit.PerMinute(10), limits(ratelimit.Limit{}, errOfFunc))
+		invalid := newLimiter(t, algorithm, untouched{t}, ratelimit.PerMinute(10), limits(ratelimit.Limit{Rate: 1}, nil))
+		for i, c := range []struct {
+			ctx  context.Context
+			lim  ratelimit.Limiter
+			key  string
+			n    int
+			want error
+		}{
+			{t.Context(), lim, "key", 0, ratelimit.ErrInvalidN},
+			{t.Context(), lim, "key", -1, ratelimit.ErrInvalidN},
+			{t.Context(), lim, "", 1, ratelimit.ErrInvalidKey},
+			{ended, lim, "key", 1, context.Canceled},
+			{t.Context(), failing, "key", 1, errOfFunc},
+			{t.Context(), invalid, "key", 1, ratelimit.ErrInvalidLimit},
+			{t.Context(), nil, "key", 1, ratelimit.ErrInvalidOption},
+			{t.Context(), (*ratelimit.TokenBucket)(nil), "key", 1, ratelimit.ErrInvalidOption},
+			{t.Context(), new(ratelimit.TokenBucket), "key", 1, ratelimit.ErrInvalidLimit},
+			{t.Context(), new(ratelimit.All), "key", 1, ratelimit.ErrInvalidLimit},
+			{t.Context(), new(fallback.Limiter), "key", 1, ratelimit.ErrInvalidLimit},
+			{t.Context(), all(t, lim, lim), "", 1, ratelimit.ErrInvalidKey},
+			{ended, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil), "key", 1, context.Canceled},
+		} {
+			r, err := ratelimit.AllowWithin(c.ctx, c.lim, c.key, c.n, time.Second)
+			require.ErrorIs(t, err, c.want, "%s, call %d", algorithm, i)
+			require.Zero(t, r)
+		}
+		none := newLimiter(t, algorithm, untouched{t}, ratelimit.PerMinute(0))
+		require.Equal(t, ratelimit.Result{RetryAfter: ratelimit.Never}, allowWithin(t, none, 1, time.Hour))
+		require.Equal(t, ratelimit.Never, allowWithin(t, all(t, none), 1, time.Hour).RetryAfter)
+		free := newLimiter(t, algorithm, untouched{t}, ratelimit.Unlimited())
+		require.True(t, allowWithin(t, free, 1, 0).Allowed)
+		require.True(t, allowWithin(t, all(t, free, free), 1, 0).Allowed)
+	}
+}
+
+// fickleTurns admits with a Delay, and takes refunds as it likes.
+type fickleTurns struct {
+	ratelimit.Limiter
+	delay    time.Duration
+	refund   error
+	refunded []context.Context
+}
+
+func (f *fickleTurns) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	r, err := f.Limiter.AllowN(ctx, key, n)
+	r.Delay = f.delay
+	return r, err
+}
+
+func (f *fickleTurns) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	f.refunded = append(f.refunded, ctx)
+	if f.refund != nil {
+		return f.refund
+	}
+	return f.Limiter.Refund(ctx, key, charged, n)
+}
+
+func TestALimiterWithoutTurnsIsRefundedWhatComesTooLate(t *testing.T) {
+	inner := inMemory(t, "token_bucket", ratelimit.PerDay(10))
+	f := &fickleTurns{Limiter: inner, delay: 3*time.Second + 1}
+	require.True(t, allowWithin(t, f, 2, 3*time.Second+1).Allowed, "in time")
+	require.Empty(t, f.refunded)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	r, err := ratelimit.AllowWithin(ctx, f, "key", 2, 2*time.Second)
+	cancel()
+	require.NoError(t, err)
+	require.False(t, r.Allowed)
+	require.Equal(t, time.Second+time.Microsecond, r.RetryAfter)
+	require.Zero(t, r.Delay)
+	require.Equal(t, 8, r.Remaining)
+	require.Equal(t, 8, peek(t, inner, "key").Remaining)
+	require.Len(t, f.refunded, 1)
+	require.NoError(t, f.refunded[0].Err(), "a refund does not end with its caller")
+	require.ErrorIs(t, inner.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidN, "nor is it given back twice")
+
+	f.refund = ratelimit.ErrStore
+	r, err = ratelimit.AllowWithin(t.Context(), f, "key", 2, -time.Second)
+	require.ErrorIs(t, err, ratelimit.ErrStore)
+	require.Zero(t, r)
+	f.refund = fmt.Errorf("%w: nothing was charged", ratelimit.ErrInvalidN)
+	require.Equal(t, 3*time.Second+time.Microsecond, allowWithin(t, f, 1, -time.Second).RetryAfter)
+
+	static := ratelimittest.Static(ratelimit.Result{Allowed: true, Delay: time.Second}, nil)
+	require.True(t, allowWithin(t, static, 1, time.Second).Allowed)
+	require.Equal(t, time.Millisecond, allowWithin(t, static, 1, 999*time.Millisecond).RetryAfter)
+	require.False(t, allowWithin(t, static, 1, 0).Allowed)
+	_, err = ratelimit.AllowWithin(t.Context(), ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), "key", 1, 0)
+	require.ErrorIs(t, err, ratelimit.ErrStore)
+}
+
+func TestSeveralLimitsHaveTheirTurnsInOneScript(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	s := onRedis(t, client)
+	day := func(algorithm string, n int) ratelimit.Limiter {
+		return newLimiter(t, algorithm, s, ratelimit.PerDay(n))
+	}
+	lim := all(t, day("leaky_bucket", 24), day("token_bucket", 12), day("fixed_window", 1000), day("sliding_log", 1000))
+	require.True(t, allowWithin(t, lim, 12, 0).Allowed)
+	before := calls(t, client, "evalsha") + calls(t, client, "eval")
+
+	r := allowWithin(t, lim, 1, 13*time.Hour) // 12 h in the queue, 2 h until a token
+	require.True(t, r.Allowed)
+	require.InDelta(t, 12*time.Hour, r.Delay, float64(time.Minute))
+	require.InDelta(t, 2*time.Hour, r.Parts()[1].Delay, float64(time.Minute))
+	require.Zero(t, r.Parts()[2].Delay)
+
+	r = allowWithin(t, lim, 3, 2*time.Hour) // 13 h in the queue, 8 h until 4 tokens
+	require.False(t, r.Allowed)
+	require.InDelta(t, 11*time.Hour, r.RetryAfter, float64(time.Minute))
+	require.InDelta(t, 11*time.Hour, r.Parts()[0].RetryAfter, float64(time.Minute))
+	require.InDelta(t, 6*time.Hour, r.Parts()[1].RetryAfter, float64(time.Minute))
+	require.True(t, r.Parts()[2].Allowed)
+	require.Equal(t, 987, r.Parts()[2].Remaining, "which is not charged")
+	require.Equal(t, 2, calls(t, client, "evalsha")+calls(t, client, "eval")-before)
+
+	r = allowWithin(t, lim, 3, 14*time.Hour)
+	require.True(t, r.Allowed)
+	require.NoError(t, lim.Refund(t.Context(), "key", r, 3))
+	require.Equal(t, 987, peek(t, lim, "key").Parts()[2].Remaining)
+}
+
+func TestPartsOnOneStateHaveTheirTurnsTogether(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		inner := newLimiter(t, algorithm, s, ratelimit.PerMinute(10))
+		lim := all(t, inner, inner) // charged twice
+		require.True(t, allowWithin(t, lim, 5, 0).Allowed)
+		r := allowWithin(t, lim, 1, time.Minute)
+		switch {
+		case hasBurst(algorithm) && algorithm != "leaky_bucket":
+			require.Equal(t, 12*time.Second, r.Delay)
+			require.Equal(t, 6*time.Second, r.Parts()[0].Delay)
+			require.Equal(t, 7*time.Second, allowWithin(t, lim, 1, 17*time.Second).RetryAfter)
+			require.NoError(t, lim.Refund(t.Context(), "key", r, 1))
+			require.Equal(t, 6*time.Second, allowWithin(t, inner, 1, time.Minute).Delay)
+		default:
+			require.False(t, r.Allowed)
+		}
+	})
+}
+
+func TestADecisionOnATurnInMemoryAllocatesNothing(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	for _, algorithm := range algorithms {
+		for name, l := range map[string]ratelimit.Limit{"allowed": ratelimit.PerSecond(1_000_000), "denied": ratelimit.PerDay(1)} {
+			lim := newLimiter(t, algorithm, mem, l)
+			ctx := t.Context()
+			allocs := testing.AllocsPerRun(1000, func() { _, _ = ratelimit.AllowWithin(ctx, lim, "key", 1, time.Minute) })
+			require.Zero(t, allocs, "%s, %s", algorithm, name)
+		}
+	}
+}
+
+// Of the longest waits and the largest limits, none overflows.
+func TestTheLongestWaitsDoNotOverflow(t *testing.T) {
+	year := 365 * 24 * time.Hour
+	for _, l := range []ratelimit.Limit{
+		{Rate: 1, Period: 10 * year}, {Rate: 1, Period: year, Burst: 100}, {Rate: math.MaxInt32, Period: 10 * year},
+		{Rate: math.MaxInt32, Period: time.Hour}, {Rate: 1, Period: time.Second, Burst: math.MaxInt32}, {Rate: 1000003, Period: time.Hour},
+	} {
+		onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+			if l.Burst > 0 && !hasBurst(algorithm) {
+				return
+			}
+			lim := newLimiter(t, algorithm, s, l)
+			d, ok := lim.(ratelimit.Delayer)
+			require.True(t, ok)
+			burst := peek(t, lim, "key").Limit
+			for range 30 {
+				r, err := d.AllowWithin(t.Context(), "key", max(1, burst/3), ratelimit.Never)
+				require.NoError(t, err)
+				require.LessOrEqual(t, r.Delay, 100*year)
+				require.GreaterOrEqual(t, r.Delay, time.Duration(0))
+				require.LessOrEqual(t, r.ResetAfter, 100*year)
+				require.Equal(t, r.Allowed, r.RetryAfter == 0)
+				require.GreaterOrEqual(t, r.RetryAfter, time.Duration(0))
+			}
+		})
+	}
+}
+
+// shown is a store that shows the limit of its last Take.
+type shown struct {
+	store.Store
+	limit store.Limit
+}
+
+func (s *shown) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.limit = l
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+func TestStoresAreToldOfTurnsInWholeMicrosecondsUpTo100Years(t *testing.T) {
+	century := (100 * 365 * 24 * time.Hour).Microseconds()
+	for _, algorithm := range algorithms {
+		s := &shown{Store: memory(t, newClock())}
+		lim := newLimiter(t, algorithm, s, ratelimit.PerDay(100))
+		for d, want := range map[time.Duration]int64{
+			-time.Hour: 1, 0: 1, 999: 1, time.Microsecond: 2, time.Second + 1: 1_000_001, ratelimit.Never: century + 1,
+		} {
+			if !hasBurst(algorithm) {
+				want = 0
+			}
+			allowWithin(t, lim, 1, d)
+			require.Equal(t, want, s.limit.Before(), "%s within %v", algorithm, d)
+		}
+		allowN(t, lim, 1)
+		require.Zero(t, s.limit.Before())
+	}
 }

@@ -83,6 +83,49 @@ var loaders = map[string]func(*redis.Client, *load) (func(context.Context, strin
 			return err
 		}, func(ctx context.Context) error { return client.Ping(ctx).Err() }, nil
 	},
+	"rueidis": loadRueidis,
+}
+
+// loadLimits is the loader of fixed windows, each of another length: of one, or of an All.
+func loadLimits(windows ...time.Duration) func(*redis.Client, *load) (func(context.Context, string) error, func(context.Context) error, error) {
+	return func(client *redis.Client, _ *load) (func(context.Context, string) error, func(context.Context) error, error) {
+		s, err := redisstore.New(client)
+		if err != nil {
+			return nil, nil, err
+		}
+		list := make([]ratelimit.Limiter, len(windows))
+		for i, window := range windows {
+			if list[i], err = ratelimit.NewFixedWindow(s, ratelimit.Limit{Rate: 1_000_000, Period: window}); err != nil {
+				return nil, nil, err
+			}
+		}
+		lim := list[0]
+		if len(list) > 1 {
+			if lim, err = ratelimit.NewAll(list...); err != nil {
+				return nil, nil, err
+			}
+		}
+		return func(ctx context.Context, key string) error {
+			_, err := lim.Allow(ctx, key)
+			return err
+		}, s.Ready, nil
+	}
+}
+
+// loadCounters is the loader of what people write by hand: INCRBY and EXPIRE of each of so
+// many keys, in one round trip. It is not atomic, and tells no more than the counts.
+func loadCounters(n int) func(*redis.Client, *load) (func(context.Context, string) error, func(context.Context) error, error) {
+	return neighbour(func(ctx context.Context, client *redis.Client, key string) error {
+		_, err := client.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for i := range n {
+				counter := "counter:" + strconv.Itoa(i) + ":" + key
+				p.IncrBy(ctx, counter, 1)
+				p.Expire(ctx, counter, time.Minute)
+			}
+			return nil
+		})
+		return err
+	})
 }
 
 // neighbours are other users of the server, which do so many commands at once.
@@ -96,6 +139,10 @@ func neighbour(run func(ctx context.Context, client *redis.Client, key string) e
 const neighbours = 20 // commands of a neighbour
 
 func init() {
+	loaders["one window"] = loadLimits(time.Minute)
+	loaders["three windows"] = loadLimits(time.Minute, time.Hour, 24*time.Hour)
+	loaders["one INCRBY and EXPIRE"] = loadCounters(1)
+	loaders["three of INCRBY and EXPIRE"] = loadCounters(3)
 	loaders["SET"] = neighbour(func(ctx context.Context, client *redis.Client, key string) error {
 		return client.Set(ctx, "neighbour:"+key, key, time.Minute).Err()
 	})

@@ -184,7 +184,7 @@ func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regex
 		{"trouble", func([]contestant) error { return b.measureTrouble(ctx) }},
 		{"waiting", func([]contestant) error { return b.measureWaiting(ctx) }},
 		{"leased", func([]contestant) error { return b.measureLeased(ctx) }},
-		{"overload", func([]contestant) error { return b.measureOverload(ctx) }},
+		{"overload", func([]contestant) error { return b.measureOverload(ctx, name) }},
 	} {
 		if !slices.Contains(chosen, step.part) {
 			continue

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +24,7 @@ type pressCell struct {
 	paced *paced        // in place of Redis
 	way   time.Duration // to the server and back
 	fault string        // in the middle: see faults
+	who   []string      // the contestants, in place of a token bucket and its peers
 }
 
 // The two paced servers make 36,700 and 7,300 decisions a second in scripts of 64, and 23,000
@@ -42,8 +44,12 @@ func pressCells() (list []pressCell) {
 		list = append(list, c)
 	}
 	callers := func(n int) load { return load{Callers: n} }
-	for _, n := range []int{1, 4, 16, 32, 128, 512, 1024, 2048, 4096, 8192, 16384} {
+	for _, n := range []int{1, 4, 8, 16, 32, 64, 128, 512, 1024, 2048, 4096, 8192, 16384} {
 		add(pressCell{name: fmt.Sprint("callers ", n)}, callers(n))
+	}
+	for _, n := range []int{1, 8, 32} {
+		add(pressCell{name: fmt.Sprintf("server's time, one window, callers %d", n), who: []string{"one window", "one INCRBY and EXPIRE"}}, callers(n))
+		add(pressCell{name: fmt.Sprintf("server's time, three windows, callers %d", n), who: []string{"three windows", "three of INCRBY and EXPIRE"}}, callers(n))
 	}
 	for _, pause := range []time.Duration{time.Millisecond, 10 * time.Millisecond} {
 		for _, n := range []int{1024, 2048, 4096, 8192} {
@@ -135,7 +141,7 @@ type presser struct {
 }
 
 // measureOverload writes what callers get past the capacity of a server.
-func (b *bench) measureOverload(ctx context.Context) error {
+func (b *bench) measureOverload(ctx context.Context, name *regexp.Regexp) error {
 	if !haveRedis() {
 		fmt.Fprintln(b.out, "\nCallers past capacity were not measured: there is no redis-server on the PATH.")
 		return nil
@@ -144,23 +150,16 @@ func (b *bench) measureOverload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	contestants := []presser{{name: "TokenBucket", who: "TokenBucket", program: self}, {name: "redis_rate", who: "redis_rate", program: self}}
-	if b.beside != "" {
-		contestants = slices.Insert(contestants, 1, presser{name: "TokenBucket beside", who: "TokenBucket", program: b.beside})
-	}
-	contestants = append(contestants, presser{name: "ideal", who: "TokenBucket", program: self, ideal: true})
 	_, _ = fmt.Fprint(b.out, "\n### Callers past capacity\n\nDecisions a second, medians of interleaved rounds. Times are in ms: p50 and p99 of the decisions; "+
 		"late is p99.9 of all calls beyond their deadline, and timers is how late those of the process were. Processor time is in µs for each decision. "+
 		"Ideal drops the arrivals beyond "+strconv.Itoa(capacity)+" a second before the call.\n\n"+
 		"| cell | | decisions/s | p50 | p99 | late | timers | client | server | other ends | |\n|---|---|--:|--:|--:|--:|--:|--:|--:|---|---|\n")
 	for _, c := range b.pressCells {
 		b.progress("overload: %s", c.name)
+		contestants := b.pressers(c, self, name)
 		rounds := make([][]pressResult, len(contestants))
 		for range b.pressRounds {
 			for i, who := range contestants {
-				if who.ideal && (c.loads[0].Rate == 0 || c.paced != nil) {
-					continue
-				}
 				r, err := b.press(ctx, c, who)
 				if err != nil {
 					b.failures++
@@ -177,6 +176,28 @@ func (b *bench) measureOverload(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// pressers are the contestants of c, whose name matches: this program's, and that of another
+// build.
+func (b *bench) pressers(c pressCell, self string, name *regexp.Regexp) (list []presser) {
+	who := c.who
+	if who == nil {
+		who = []string{"TokenBucket", "redis_rate"}
+		if c.loads[0].Rate == 0 {
+			who = append(who, "rueidis")
+		}
+	}
+	for i, w := range who {
+		list = append(list, presser{name: w, who: w, program: self})
+		if i == 0 && b.beside != "" {
+			list = append(list, presser{name: w + " beside", who: w, program: b.beside})
+		}
+	}
+	if c.loads[0].Rate > 0 && c.paced == nil {
+		list = append(list, presser{name: "ideal", who: who[0], program: self, ideal: true})
+	}
+	return slices.DeleteFunc(list, func(p presser) bool { return !name.MatchString(p.name) })
 }
 
 // pressResult is what those of a contestant saw, together, and what their neighbours did.

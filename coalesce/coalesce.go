@@ -76,7 +76,7 @@ type waiter = pending.Call[store.Reply]
 
 // Take decides on single events together with others.
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if n != 1 || l.Before > 0 {
+	if n != 1 || l.Before() > 0 {
 		return s.Store.Take(ctx, ns, key, l, n)
 	}
 	hi, lo := ns.ID()

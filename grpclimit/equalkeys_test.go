@@ -41,6 +41,7 @@ var (
 		"the default":         {httplimit.PeerIP(), grpclimit.PeerIP()},
 		"no proxy in between": {httplimit.ClientIP([]string{"10.0.0.0/8"}), grpclimit.PeerIP()},
 		"proxies":             {httplimit.ClientIP(proxies), grpclimit.ClientIP(proxies)},
+		"an IPv4 prefix":      {httplimit.PeerIP(httplimit.IPv4Prefix(24)), grpclimit.PeerIP(grpclimit.IPv4Prefix(24))},
 		"a prefix":            {httplimit.PeerIP(httplimit.IPv6Prefix(48)), grpclimit.PeerIP(grpclimit.IPv6Prefix(48))},
 		"an API key":          apiKeys,
 		"a bearer token":      {httplimit.APIKey("Authorization"), grpclimit.APIKey("Authorization")},

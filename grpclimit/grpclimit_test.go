@@ -251,6 +251,8 @@ func TestWhatIsNilOrOutOfRangeIsRefusedByTheConstructor(t *testing.T) {
 		"metadata without a name":  grpclimit.WithKey(grpclimit.APIKey("")),
 		"a name that gRPC refuses": grpclimit.WithKey(grpclimit.OutgoingAPIKey("x key")),
 		"a prefix of 31 bits":      grpclimit.WithKey(grpclimit.PeerIP(grpclimit.IPv6Prefix(31))),
+		"an IPv4 prefix of 15":     grpclimit.WithKey(grpclimit.PeerIP(grpclimit.IPv4Prefix(15))),
+		"an IPv4 prefix of 33":     grpclimit.WithKey(grpclimit.PeerIP(grpclimit.IPv4Prefix(33))),
 		"a prefix of 65 bits":      grpclimit.WithKey(grpclimit.PeerIP(grpclimit.IPv6Prefix(65))),
 	}
 	for name, opt := range both {

@@ -14,7 +14,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/grpclimit/internal/clientip"
 )
 
-const defaultIPv6Bits = 64 // the least that a customer gets
+const (
+	defaultIPv4Bits = 32
+	defaultIPv6Bits = 64 // the least that a customer gets
+)
 
 const forwardedFor = "x-forwarded-for"
 
@@ -22,8 +25,21 @@ const forwardedFor = "x-forwarded-for"
 type IPOption func(*ipKey) error
 
 type ipKey struct {
-	bits    int              // of IPv6 addresses that make a group
+	ipv4Bits, ipv6Bits int // of addresses that make a group
+
 	proxies clientip.Proxies // that are trusted
+}
+
+// IPv4Prefix groups IPv4 addresses by their first bits, 16 to 32. The default is 32, each address
+// for itself. Many who share a network pay for one of them: so limit the address too, lower.
+func IPv4Prefix(bits int) IPOption {
+	return func(k *ipKey) error {
+		if bits < 16 || bits > 32 {
+			return fmt.Errorf("%w: IPv4Prefix(%d): 16 to 32", ratelimit.ErrInvalidOption, bits)
+		}
+		k.ipv4Bits = bits
+		return nil
+	}
 }
 
 // IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. One
@@ -33,21 +49,21 @@ func IPv6Prefix(bits int) IPOption {
 		if bits < 32 || bits > 64 {
 			return fmt.Errorf("%w: IPv6Prefix(%d): 32 to 64", ratelimit.ErrInvalidOption, bits)
 		}
-		k.bits = bits
+		k.ipv6Bits = bits
 		return nil
 	}
 }
 
 // PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
-// a network of IPv6 addresses such as "2001:db8::/64" ([IPv6Prefix]). IPv4 addresses
-// written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do not count. An
-// address of a network's own NAT64 (64:ff9b:1::/48) stands for itself, with /128. It is
-// that of [peer.FromContext].
+// a network of IPv6 addresses such as "2001:db8::/64". [IPv4Prefix] and [IPv6Prefix] group more of
+// them. IPv4 addresses written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do
+// not count. An address of a network's own NAT64 (64:ff9b:1::/48) stands for itself, with /128. One
+// of 6to4 (2002::/16) counts by its first 48 bits: they are one IPv4 address. It is that of [peer.FromContext].
 //
 // Behind a proxy that is the address of the proxy: use [ClientIP]. A peer without an IP
 // address, such as at a Unix socket, is [ErrNoIdentity].
 func PeerIP(opts ...IPOption) Key {
-	return newIPKey("PeerIP", &ipKey{bits: defaultIPv6Bits}, opts)
+	return newIPKey("PeerIP", clientip.Proxies{}, opts)
 }
 
 // ClientIP is the address of a client behind trusted proxies, and otherwise what [PeerIP]
@@ -65,10 +81,11 @@ func ClientIP(proxies []string, opts ...IPOption) Key {
 	if err != nil {
 		return invalid("ClientIP: %w", err)
 	}
-	return newIPKey("ClientIP", &ipKey{bits: defaultIPv6Bits, proxies: trusted}, opts)
+	return newIPKey("ClientIP", trusted, opts)
 }
 
-func newIPKey(constructor string, k *ipKey, opts []IPOption) Key {
+func newIPKey(constructor string, trusted clientip.Proxies, opts []IPOption) Key {
+	k := &ipKey{ipv4Bits: defaultIPv4Bits, ipv6Bits: defaultIPv6Bits, proxies: trusted}
 	for _, opt := range opts {
 		if opt == nil {
 			return invalid("%s: an IPOption is nil", constructor)
@@ -87,10 +104,10 @@ func (k *ipKey) of(ctx context.Context, _ string) (string, error) {
 	switch {
 	case !addr.IsValid():
 		return "", errNoAddress
-	case addr.Is4():
+	case addr.Is4() && k.ipv4Bits == defaultIPv4Bits:
 		return addr.String(), nil
 	}
-	return clientip.Network(addr, k.bits).String(), nil
+	return clientip.Network(addr, k.ipv4Bits, k.ipv6Bits).String(), nil
 }
 
 // addr returns the whole address, invalid if there is none.

@@ -12,6 +12,7 @@ import (
 
 const (
 	forwardedFor    = "X-Forwarded-For"
+	defaultIPv4Bits = 32
 	defaultIPv6Bits = 64 // the least that a customer gets
 )
 
@@ -19,7 +20,8 @@ const (
 type IPOption func(*ipKey) error
 
 type ipKey struct {
-	bits    int              // of IPv6 addresses that make a group
+	ipv4Bits, ipv6Bits int // of addresses that make a group
+
 	proxies clientip.Proxies // that are trusted
 	notice  notice           // that there seems to be a proxy that is not trusted
 }
@@ -30,6 +32,18 @@ const notTrusted = "httplimit: a request has X-Forwarded-For, which PeerIP does 
 const unknownProxy = "httplimit: a request with X-Forwarded-For comes from none of the proxies of ClientIP: " +
 	"if it is from a proxy, all clients behind that share one limit"
 
+// IPv4Prefix groups IPv4 addresses by their first bits, 16 to 32. The default is 32, each address
+// for itself. Many who share a network pay for one of them: so limit the address too, lower.
+func IPv4Prefix(bits int) IPOption {
+	return func(k *ipKey) error {
+		if bits < 16 || bits > 32 {
+			return fmt.Errorf("%w: IPv4Prefix(%d): 16 to 32", ratelimit.ErrInvalidOption, bits)
+		}
+		k.ipv4Bits = bits
+		return nil
+	}
+}
+
 // IPv6Prefix groups IPv6 addresses by their first bits, 32 to 64. The default is 64. One
 // customer has at least a /64, often a /56 or a /48, and can use all its addresses.
 func IPv6Prefix(bits int) IPOption {
@@ -37,22 +51,22 @@ func IPv6Prefix(bits int) IPOption {
 		if bits < 32 || bits > 64 {
 			return fmt.Errorf("%w: IPv6Prefix(%d): 32 to 64", ratelimit.ErrInvalidOption, bits)
 		}
-		k.bits = bits
+		k.ipv6Bits = bits
 		return nil
 	}
 }
 
 // PeerIP is the address that opened the connection: an IPv4 address such as "192.0.2.1", or
-// a network of IPv6 addresses such as "2001:db8::/64" ([IPv6Prefix]). IPv4 addresses
-// written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do not count. An
-// address of a network's own NAT64 (64:ff9b:1::/48) stands for itself, with /128. It is
-// that of [http.Request.RemoteAddr].
+// a network of IPv6 addresses such as "2001:db8::/64". [IPv4Prefix] and [IPv6Prefix] group more of
+// them. IPv4 addresses written as IPv6, also by NAT64 (64:ff9b::/96), are IPv4 ones, and zones do
+// not count. An address of a network's own NAT64 (64:ff9b:1::/48) stands for itself, with /128. One
+// of 6to4 (2002::/16) counts by its first 48 bits: they are one IPv4 address. It is that of [http.Request.RemoteAddr].
 //
 // Behind a proxy that is the address of the proxy: use [ClientIP]. The first request with
 // X-Forwarded-For makes the server's ErrorLog say so. A peer without an IP address, such as at
 // a Unix socket, is [ErrNoIdentity].
 func PeerIP(opts ...IPOption) Key {
-	return newIPKey("PeerIP", &ipKey{bits: defaultIPv6Bits}, opts)
+	return newIPKey("PeerIP", clientip.Proxies{}, opts)
 }
 
 // ClientIP is the address of a client behind trusted proxies, and otherwise what [PeerIP]
@@ -73,11 +87,11 @@ func ClientIP(proxies []string, opts ...IPOption) Key {
 	if err != nil {
 		return invalid("ClientIP: %w", err)
 	}
-	k := &ipKey{bits: defaultIPv6Bits, proxies: trusted}
-	return newIPKey("ClientIP", k, opts)
+	return newIPKey("ClientIP", trusted, opts)
 }
 
-func newIPKey(constructor string, k *ipKey, opts []IPOption) Key {
+func newIPKey(constructor string, trusted clientip.Proxies, opts []IPOption) Key {
+	k := &ipKey{ipv4Bits: defaultIPv4Bits, ipv6Bits: defaultIPv6Bits, proxies: trusted}
 	for _, opt := range opts {
 		if opt == nil {
 			return invalid("%s: an IPOption is nil", constructor)
@@ -93,7 +107,7 @@ var errNoAddress = fmt.Errorf("%w: RemoteAddr is not an IP address", ErrNoIdenti
 
 func (k *ipKey) of(r *http.Request) (string, error) {
 	k.warn(r)
-	if k.proxies.None() {
+	if k.proxies.None() && k.ipv4Bits == defaultIPv4Bits {
 		if host, ok := clientip.ParseIPv4Host(r.RemoteAddr); ok {
 			return host, nil
 		}
@@ -102,9 +116,9 @@ func (k *ipKey) of(r *http.Request) (string, error) {
 	switch {
 	case !addr.IsValid():
 		return "", errNoAddress
-	case !addr.Is4():
+	case !addr.Is4() || k.ipv4Bits < defaultIPv4Bits:
 		var room [48]byte
-		return string(clientip.Network(addr, k.bits).AppendTo(room[:0])), nil
+		return string(clientip.Network(addr, k.ipv4Bits, k.ipv6Bits).AppendTo(room[:0])), nil
 	case text != "":
 		return text, nil
 	}

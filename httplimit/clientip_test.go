@@ -54,6 +54,9 @@ func TestTheClientIsThePeerOrTheFirstThatIsNotTrusted(t *testing.T) {
 		{"one with a prefix of 48 bits", "10.0.0.1:1", []string{"64:ff9b:1:c000:2:100::"}, "64:ff9b:1:c000:2:100::/128"},
 		{"one whose IPv4 address is a proxy's elsewhere", "[64:ff9b:1::10.0.0.1]:1", []string{"198.51.100.7"}, "64:ff9b:1::a00:1/128"},
 		{"beside it", "[64:ff9b:2::c000:201]:1", nil, "64:ff9b:2::/64"},
+		{"6to4", "[2002:c000:201:7::1]:1", nil, "2002:c000:201::/48"},
+		{"another network of its IPv4 address", "10.0.0.1:1", []string{"2002:c000:201:8::2"}, "2002:c000:201::/48"},
+		{"beside 6to4", "[2003:c000:201:7::1]:1", nil, "2003:c000:201:7::/64"},
 		{"all trusted", "10.0.0.1:1", []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
 		{"nothing forwarded", "10.0.0.1:1", nil, "10.0.0.1"},
 		{"an empty field", "10.0.0.1:1", []string{""}, "10.0.0.1"},
@@ -86,6 +89,39 @@ func TestTheClientIsThePeerOrTheFirstThatIsNotTrusted(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestAddressesAreGroupedByNetworks(t *testing.T) {
+	proxies := []string{"10.0.0.0/8"}
+	for _, c := range []struct {
+		addr, want string
+		opts       []httplimit.IPOption
+	}{
+		{"192.0.2.77", "192.0.2.0/24", []httplimit.IPOption{httplimit.IPv4Prefix(24)}},
+		{"192.0.2.77", "192.0.0.0/16", []httplimit.IPOption{httplimit.IPv4Prefix(16)}},
+		{"192.0.2.77", "192.0.2.77", []httplimit.IPOption{httplimit.IPv4Prefix(24), httplimit.IPv4Prefix(32)}},
+		{"::ffff:192.0.2.77", "192.0.2.0/24", []httplimit.IPOption{httplimit.IPv4Prefix(24)}},
+		{"64:ff9b::192.0.2.77", "192.0.2.0/24", []httplimit.IPOption{httplimit.IPv4Prefix(24)}},
+		{"64:ff9b:1::c000:201", "64:ff9b:1::c000:201/128", []httplimit.IPOption{httplimit.IPv4Prefix(24), httplimit.IPv6Prefix(48)}},
+		{"2001:db8:1:2::3", "2001:db8:1:2::/64", []httplimit.IPOption{httplimit.IPv4Prefix(24)}},
+		{"2001:db8:1:2::3", "2001:db8:1::/48", []httplimit.IPOption{httplimit.IPv4Prefix(24), httplimit.IPv6Prefix(48)}},
+		{"2002:c000:24d:2::3", "2002:c000:24d::/48", []httplimit.IPOption{httplimit.IPv6Prefix(56)}},
+		{"2002:c000:24d:2::3", "2002:c000::/32", []httplimit.IPOption{httplimit.IPv6Prefix(32)}},
+	} {
+		r := get("[" + c.addr + "]:7")
+		key, err := httplimit.PeerIP(c.opts...).Of(r)
+		require.NoError(t, err)
+		require.Equal(t, c.want, key, c.addr)
+
+		r = get("10.0.0.1:1")
+		r.Header.Set("X-Forwarded-For", c.addr)
+		key, err = httplimit.ClientIP(proxies, c.opts...).Of(r)
+		require.NoError(t, err)
+		require.Equal(t, c.want, key, c.addr)
+	}
+	key, err := httplimit.PeerIP(httplimit.IPv4Prefix(24)).Of(get("192.0.2.77:1"))
+	require.NoError(t, err)
+	require.Equal(t, "192.0.2.0/24", key, "and not by the short way")
 }
 
 func TestAProxyOnAUnixSocketCanBeTrusted(t *testing.T) {
@@ -191,6 +227,7 @@ func FuzzForwardedFor(f *testing.F) {
 	f.Add("[2001:db8::1]:1", "2001:db8::2, unknown", "[2001:db8::3]:80")
 	f.Add("[64:ff9b::10.0.0.1]:1", "64:ff9b::198.51.100.7", "64:ff9b::10.0.0.2")
 	f.Add("[64:ff9b:1::10.0.0.1]:1", "", "")
+	f.Add("[2002:c000:201::1]:1", "", "")
 	f.Add("10.0.0.1:1", ",,,", "::ffff:10.0.0.9")
 	trusted := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}
 	k := httplimit.ClientIP([]string{"10.0.0.0/8", "2001:db8::/32"})
@@ -252,6 +289,9 @@ func group(addr netip.Addr) string {
 	}
 	if strings.HasPrefix(addr.StringExpanded(), "0064:ff9b:0001:") {
 		return addr.String() + "/128"
+	}
+	if strings.HasPrefix(addr.StringExpanded(), "2002:") {
+		return netip.PrefixFrom(addr, 48).Masked().String()
 	}
 	return netip.PrefixFrom(addr, 64).Masked().String()
 }

@@ -13,10 +13,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-redis/redis"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -179,6 +180,54 @@ func ExampleFirst() {
 	// 2001:db8:1::/56 <nil>
 	// user:ann <nil>
 	// apikey:x-api-key:o1CqNLr-tUMlRM7QTKQ0OypG0jnOuPD0up5xp9MH_rI <nil>
+}
+
+// A host has 2 requests an hour and its network, a /24 or a /48, has 3. Both are decided at once:
+// who is denied by one has spent nothing of the other.
+func ExampleMiddleware_hostAndNetwork() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	network := func(ctx context.Context, _ string) (string, error) {
+		addr, _ := clientaddr.FromContext(ctx)
+		bits := 48
+		if addr.Is4() {
+			bits = 24
+		}
+		p, err := addr.Prefix(bits)
+		return p.String(), err
+	}
+	hosts, err := ratelimit.NewSlidingLog(mem, ratelimit.PerHour(2), ratelimit.WithName("host"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	networks, err := ratelimit.NewSlidingLog(mem, ratelimit.PerHour(3), ratelimit.WithName("network"), ratelimit.WithKeyFunc(network))
+	if err != nil {
+		log.Fatal(err)
+	}
+	both, err := ratelimit.NewAll(hosts, networks)
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit := httplimit.Middleware(both, httplimit.WithKey(httplimit.ClientIP([]string{"10.0.0.0/8"})))
+	handler := limit(http.NotFoundHandler())
+
+	for _, client := range []string{"192.0.2.1", "192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1"} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.RemoteAddr = "10.0.0.7:4242"
+		r.Header.Set("X-Forwarded-For", client)
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		fmt.Println(client, w.Code, "left:", w.Header().Get("X-RateLimit-Remaining"))
+	}
+	// Output:
+	// 192.0.2.1 404 left: 1
+	// 192.0.2.1 404 left: 0
+	// 192.0.2.1 429 left: 0
+	// 192.0.2.2 404 left: 0
+	// 192.0.2.3 429 left: 0
+	// 198.51.100.1 404 left: 1
 }
 
 // Each route has a limit of its own, and those who pay have more of the first.

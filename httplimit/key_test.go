@@ -228,6 +228,8 @@ func TestWrongArgumentsOfKeysAreErrors(t *testing.T) {
 		"a nil IPOption":             httplimit.PeerIP(nil),
 		"a prefix too long":          httplimit.PeerIP(httplimit.IPv6Prefix(65)),
 		"a prefix too short":         httplimit.PeerIP(httplimit.IPv6Prefix(31)),
+		"an IPv4 prefix too long":    httplimit.PeerIP(httplimit.IPv4Prefix(33)),
+		"an IPv4 prefix too short":   httplimit.PeerIP(httplimit.IPv4Prefix(15)),
 		"a network that is none":     httplimit.ClientIP([]string{"10.0.0.0/33"}),
 		"an address that is none":    httplimit.ClientIP([]string{"lb"}),
 		"everybody is trusted":       httplimit.ClientIP([]string{"0.0.0.0/0"}),

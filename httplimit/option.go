@@ -62,7 +62,8 @@ type config struct {
 
 	refuse   bool          // of a Transport, instead of waiting
 	maxPause time.Duration // too
-	retries  int           // too
+	onPause  func(key string, d time.Duration)
+	retries  int // too
 }
 
 func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
@@ -253,6 +254,19 @@ func WithMaxPause(d time.Duration) ClientOption {
 			return fmt.Errorf("%w: WithMaxPause(%v)", ratelimit.ErrInvalidOption, d)
 		}
 		c.maxPause = d
+		return nil
+	})
+}
+
+// WithOnPause calls f when a server makes the requests of a key wait for d, such as to log it. It is
+// not told of a later answer that only makes a pause longer. f is called before the answer is
+// returned. It must be fast and safe for concurrent use. [Transport.Pauses] counts them.
+func WithOnPause(f func(key string, d time.Duration)) ClientOption {
+	return clientOption(func(c *config) error {
+		if f == nil {
+			return fmt.Errorf("%w: WithOnPause(nil)", ratelimit.ErrInvalidOption)
+		}
+		c.onPause = f
 		return nil
 	})
 }

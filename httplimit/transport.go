@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -36,6 +37,7 @@ type Transport struct {
 	config
 	base      http.RoundTripper
 	cooldowns cooldown.Set
+	pauses    atomic.Int64 // that have begun
 }
 
 // leastPause is that before the first retry if the server does not say how long, or says that it
@@ -196,9 +198,18 @@ func (t *Transport) heed(key string, res *http.Response, try int) bool {
 	if ok && d == 0 && !t.refuse && try < t.retries {
 		d = leastPause << min(try, 20) // some 29 h
 	}
-	t.cooldowns.Add(key, min(d, t.maxPause)) // none of 0
+	if d = min(d, t.maxPause); t.cooldowns.Add(key, d) { // none of 0
+		t.pauses.Add(1)
+		if t.onPause != nil {
+			t.onPause(key, d)
+		}
+	}
 	return ok
 }
+
+// Pauses says how many pauses servers have begun so far, and how many keys have one now. It is for
+// metrics: see promlimit and otellimit.
+func (t *Transport) Pauses() (begun int64, now int) { return t.pauses.Load(), t.cooldowns.Len() }
 
 // again returns r to be sent once more after res, if it can be.
 func (t *Transport) again(r *http.Request, res *http.Response, key string) (*http.Request, bool) {

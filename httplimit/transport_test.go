@@ -510,6 +510,7 @@ func TestWrongArgumentsOfATransportAreErrors(t *testing.T) {
 		"an invalid Key":        last(httplimit.NewTransport(nil, lim, httplimit.WithKey(httplimit.Key{}))),
 		"a nil cost":            last(httplimit.NewTransport(nil, lim, httplimit.WithCost(nil))),
 		"a nil skip":            last(httplimit.NewTransport(nil, lim, httplimit.WithSkip(nil))),
+		"no hook":               last(httplimit.NewTransport(nil, lim, httplimit.WithOnPause(nil))),
 		"no pause":              last(httplimit.NewTransport(nil, lim, httplimit.WithMaxPause(0))),
 		"negative retries":      last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(-1))),
 		"too many retries":      last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(101))),

@@ -271,7 +271,7 @@ func (d *Store) Unwrap() store.Store { return d.Store }
 
 // Take admits n events of what is held, or asks the store.
 func (d *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	if l.Before > 0 {
+	if l.Before() > 0 {
 		return d.takeWithin(ctx, ns, key, l, n)
 	}
 	s, id := d.shardOf(ns, key)

@@ -10,13 +10,13 @@ import (
 // takeWithin decides on n events whose turn must come in time. Events that are held have their turn
 // now. For others it asks the store each time.
 func (d *Store) takeWithin(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	before := l.Before
-	l.Before = 0
+	before := l.Before()
+	l = l.TurnBefore(0)
 	if r, ok := d.held(ns, key, l, n); ok {
 		return r, nil
 	}
 	ls := *newLimits(ns.Rule, l, d.terms.life)
-	ls.own.Before, ls.by.Before = before, before
+	ls.own, ls.by = ls.own.TurnBefore(before), ls.by.TurnBefore(before)
 	return d.ask(ctx, ns, key, &ls, n)
 }
 
@@ -90,10 +90,8 @@ func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	var of []int // the requests that are in rest
 	for i := range requests {
 		r, ok := &requests[i], false
-		own := r.Limit
-		own.Before = min(own.Before, 0)
 		if r.N > 0 {
-			replies[i], ok = d.held(r.Namespace, r.Key, own, r.N)
+			replies[i], ok = d.held(r.Namespace, r.Key, r.Limit.TurnBefore(0), r.N)
 		}
 		if !ok {
 			rest, of = append(rest, *r), append(of, i)
@@ -124,11 +122,10 @@ func (d *Store) takeRest(ctx context.Context, rest []store.Request) ([]store.Rep
 	told, by := make([]store.Reply, len(rest)), make([]*limits, len(rest))
 	for j := range rest {
 		r := &rest[j]
-		before := max(0, r.Limit.Before)
-		r.Limit.Before -= before
-		by[j] = newLimits(r.Namespace.Rule, r.Limit, d.terms.life)
+		before := r.Limit.Before()
+		by[j] = newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), d.terms.life)
 		if r.Limit = by[j].by; before > 0 {
-			by[j].own.Before, by[j].by.Before, r.Limit.Before = before, before, before
+			by[j].own, by[j].by, r.Limit = by[j].own.TurnBefore(before), by[j].by.TurnBefore(before), r.Limit.TurnBefore(before)
 		} else if r.N > 0 {
 			d.await(r.Namespace, r.Key, by[j])
 		}
@@ -186,9 +183,7 @@ func (d *Store) putBack(r *store.Request, spent store.Reply) {
 			return
 		}
 	}
-	own := r.Limit
-	own.Before = min(own.Before, 0)
-	d.giveBack(e, &grant{at: spent.X, reset: spent.Z, limits: newLimits(r.Namespace.Rule, own, d.terms.life)}, n)
+	d.giveBack(e, &grant{at: spent.X, reset: spent.Z, limits: newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), d.terms.life)}, n)
 }
 
 // Peek asks the store, and adds what is held here.

@@ -26,6 +26,8 @@ func observers(b *testing.B) []struct {
 	require.NoError(b, err)
 	exact, err := observe.NewExact(ratelimit.PerDay(1), 1)
 	require.NoError(b, err)
+	near, err := observe.NewNear(80, func(context.Context, string, ratelimit.Result) {})
+	require.NoError(b, err)
 	return []struct {
 		name     string
 		observer ratelimit.Observer
@@ -35,6 +37,7 @@ func observers(b *testing.B) []struct {
 		{"counters", observe.NewCounters("api")},
 		{"top keys", top},
 		{"logger", observe.Logger(slog.New(slog.DiscardHandler))},
+		{"near", near},
 		{"exact 1%", exact},
 	}
 }
@@ -51,7 +54,10 @@ func BenchmarkObserved(b *testing.B) {
 	for _, outcome := range []string{"allowed", "denied"} {
 		for _, o := range observers(b) {
 			b.Run(outcome+"/"+o.name, func(b *testing.B) {
-				limiter := observed(b, inMemory(b, "token_bucket", limits[outcome]), o.observer)
+				limiter := inMemory(b, "token_bucket", limits[outcome])
+				if o.observer != nil {
+					limiter = observed(b, limiter, o.observer)
+				}
 				bench.Allow(b, limiter, bench.SeenKeys(b, limiter, 10_000), outcome == "allowed")
 			})
 		}

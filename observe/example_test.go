@@ -112,6 +112,28 @@ func ExampleLogger() {
 	// Output: level=INFO msg="ratelimit: denied" limiter=api key=ann n=1 limit=3 source=store
 }
 
+// Who has used 80 % of a day's quota is told so, once.
+func ExampleNear() {
+	near, err := observe.NewNear(80, func(_ context.Context, key string, r ratelimit.Result) {
+		fmt.Printf("%s has used %d of %d\n", key, r.Limit-r.Remaining, r.Limit)
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewFixedWindow(mem, ratelimit.PerDay(10), ratelimit.WithObserver(near))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 12 {
+		_, _ = limiter.Allow(context.Background(), "user:42")
+	}
+	// Output: user:42 has used 8 of 10
+}
+
 // The page is for operators, on a port of its own.
 func ExampleHandler() {
 	counters := observe.NewCounters("api")
@@ -153,7 +175,7 @@ func ExampleCounters_fallback() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	inner, outer := observe.NewCounters("api/redis"), observe.NewCounters("api")
+	inner, outer := observe.NewCounters("api/store"), observe.NewCounters("api")
 	onRedis, err := observe.Around(all, inner)
 	if err != nil {
 		log.Fatal(err)

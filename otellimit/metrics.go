@@ -14,6 +14,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -41,14 +42,15 @@ const (
 // Config is what the metrics are read from. The names in it are values of attributes, so they
 // should be few and stay the same.
 type Config struct {
-	Counters  []*observe.Counters          // of different names
-	Fallbacks map[string]*fallback.Limiter // by the attribute ratelimit.limiter
-	Stores    map[string]*memstore.Store   // by the attribute ratelimit.store
-	Waiters   map[string]*throttle.Waiter  // by the attribute ratelimit.limiter
-	Leases    map[string]*lease.Store      // by the attribute ratelimit.limiter
+	Counters   []*observe.Counters             // of different names
+	Fallbacks  map[string]*fallback.Limiter    // by the attribute ratelimit.limiter
+	Stores     map[string]*memstore.Store      // by the attribute ratelimit.store
+	Waiters    map[string]*throttle.Waiter     // by the attribute ratelimit.limiter
+	Leases     map[string]*lease.Store         // by the attribute ratelimit.limiter
+	Transports map[string]*httplimit.Transport // by the attribute ratelimit.limiter
 }
 
-// Option configures [Register].
+// Option configures [Register] and [Durations].
 type Option func(*options) error
 
 type options struct {
@@ -78,16 +80,11 @@ func Register(c Config, opts ...Option) (metric.Registration, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := options{provider: otel.GetMeterProvider()}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
-		}
-		if err := opt(&o); err != nil {
-			return nil, err
-		}
+	provider, err := providerOf(opts)
+	if err != nil {
+		return nil, err
 	}
-	meter := o.provider.Meter(scope)
+	meter := provider.Meter(scope)
 	in, all, err := newInstruments(meter)
 	if err != nil {
 		return nil, err
@@ -98,10 +95,25 @@ func Register(c Config, opts ...Option) (metric.Registration, error) {
 	}, all...)
 }
 
+// providerOf is the provider by opts.
+func providerOf(opts []Option) (metric.MeterProvider, error) {
+	o := options{provider: otel.GetMeterProvider()}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(&o); err != nil {
+			return nil, err
+		}
+	}
+	return o.provider, nil
+}
+
 // checked is a copy of c, without anything that cannot be read.
 func (c Config) checked() (Config, error) {
 	c.Counters = slices.Clone(c.Counters)
 	c.Fallbacks, c.Stores, c.Waiters, c.Leases = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters), maps.Clone(c.Leases)
+	c.Transports = maps.Clone(c.Transports)
 
 	byName := make(map[string]*observe.Counters, len(c.Counters))
 	for _, counters := range c.Counters {
@@ -116,7 +128,7 @@ func (c Config) checked() (Config, error) {
 	}
 	for _, err := range []error{
 		check("Counters", byName), check("fallback", c.Fallbacks), check("store", c.Stores), check("Waiter", c.Waiters),
-		check("lease", c.Leases),
+		check("lease", c.Leases), check("Transport", c.Transports),
 	} {
 		if err != nil {
 			return c, err
@@ -140,8 +152,8 @@ func check[T any](what string, named map[string]*T) error {
 
 type instruments struct {
 	decisions, events, deniedBy, errors, admissions, evictions metric.Int64ObservableCounter
-	leaseCalls, leaseEvents                                    metric.Int64ObservableCounter
-	breaker, keys, waiting, leaseHeld                          metric.Int64ObservableUpDownCounter
+	leaseCalls, leaseEvents, pauses                            metric.Int64ObservableCounter
+	breaker, keys, waiting, leaseHeld, paused                  metric.Int64ObservableUpDownCounter
 }
 
 // newInstruments also returns them as a list.
@@ -166,6 +178,8 @@ func newInstruments(m metric.Meter) (in *instruments, all []metric.Observable, e
 		breaker:    upDown("breaker.state", "1", "1 for the current state of a fallback's circuit breaker, 0 for the others."),
 		keys:       upDown("store.keys", "{key}", "Keys that a memory holds, some of them idle."),
 		waiting:    upDown("waiting", "{caller}", "Callers that sleep until a limiter admits them."),
+		pauses:     counter("pauses", "{pause}", "Times that a server made the requests of a client wait."),
+		paused:     upDown("paused", "{key}", "Keys of a client that wait as long as their server said."),
 
 		leaseCalls:  counter("lease.calls", "{call}", "Decisions without the store, and calls of it: with an answer, for keys that cannot be leased, without an answer."),
 		leaseEvents: counter("lease.events", "{event}", "Events of leases, by what has become of them."),
@@ -196,6 +210,12 @@ func (in *instruments) observe(to metric.Observer, c Config) {
 	}
 	for name, w := range c.Waiters {
 		to.ObserveInt64(in.waiting, int64(w.Waiting()), metric.WithAttributes(attrLimiter.String(name)))
+	}
+	for name, t := range c.Transports {
+		begun, now := t.Pauses()
+		with := metric.WithAttributes(attrLimiter.String(name))
+		to.ObserveInt64(in.pauses, begun, with)
+		to.ObserveInt64(in.paused, int64(now), with)
 	}
 	for name, l := range c.Leases {
 		in.observeLease(to, attrLimiter.String(name), l.Stats())

@@ -15,6 +15,8 @@
 //	ratelimit.store.keys       up/down    store                      keys that a memory holds
 //	ratelimit.store.evictions  counter    store                      keys that a full memory has forgotten
 //	ratelimit.waiting          up/down    limiter                    callers that sleep in a throttle.Waiter
+//	ratelimit.pauses           counter    limiter                    times that a server made a Transport wait
+//	ratelimit.paused           up/down    limiter                    keys of a Transport that wait for their server
 //	ratelimit.lease.calls      counter    limiter, lease.by          decisions of a lease by "local", and calls by "store", "unleased" and "lost"
 //	ratelimit.lease.events     counter    limiter, lease.fate        events "granted", "lapsed", "given_back" and "overdrawn"
 //	ratelimit.lease.held       up/down    limiter                    events that this process holds
@@ -24,7 +26,7 @@
 // of a [ratelimit.Source], and an error.type one of [observe.ErrorClass].
 //
 // How long decisions took is not among them: no instrument can be given a histogram that was
-// counted elsewhere. Measure that where it is asked for, by spans or by package promlimit.
+// counted elsewhere. [Durations] writes one, ratelimit.decision.duration.
 //
 // OpenTelemetry has no semantic conventions for rate limits yet (issue 3361 of
 // open-telemetry/semantic-conventions). So these names may change, also in a minor version.

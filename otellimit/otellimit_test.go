@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,9 +25,11 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/otellimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -63,7 +67,7 @@ func newService(t testing.TB) *service {
 	require.NoError(t, err)
 	all, err := ratelimit.NewAll(burst, daily)
 	require.NoError(t, err)
-	inside, outside := observe.NewCounters("api store"), observe.NewCounters("api")
+	inside, outside := observe.NewCounters("api/store"), observe.NewCounters("api")
 	f, err := fallback.New(observed(t, all, inside), fallback.FailOpen())
 	require.NoError(t, err)
 	waiter, err := throttle.NewWaiter(burst, time.Minute)
@@ -90,8 +94,34 @@ func newService(t testing.TB) *service {
 		Stores:    map[string]*memstore.Store{"memory": memory},
 		Waiters:   map[string]*throttle.Waiter{"jobs": waiter},
 		Leases:    map[string]*lease.Store{"fleet": leased},
+
+		Transports: map[string]*httplimit.Transport{"partner": pausing(t)},
 	}
 	return s
+}
+
+// pausing is a Transport of whose two servers one has made it wait.
+func pausing(t testing.TB) *httplimit.Transport {
+	t.Helper()
+	transport, err := httplimit.NewTransport(refusing{}, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil))
+	require.NoError(t, err)
+	for _, host := range []string{"a.example", "b.example"} {
+		res, err := transport.RoundTrip(httptest.NewRequest(http.MethodGet, "http://"+host, nil))
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+	}
+	return transport
+}
+
+type refusing struct{}
+
+func (refusing) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	if r.Host == "a.example" {
+		w.Header().Set("Retry-After", "3600")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}
+	return w.Result(), nil
 }
 
 func observed(t testing.TB, l ratelimit.Limiter, observers ...ratelimit.Observer) ratelimit.Limiter {
@@ -162,11 +192,11 @@ func TestMetricsSayWhatIsCounted(t *testing.T) {
 		"decisions{limiter=api,outcome=allowed,source=fail_open}":   5,
 		"decisions{limiter=api,outcome=denied,source=store}":        5,
 		"decisions{limiter=api,outcome=denied,source=fail_closed}":  0,
-		"decisions{limiter=api store,outcome=allowed,source=store}": 10,
+		"decisions{limiter=api/store,outcome=allowed,source=store}": 10,
 		"events{limiter=api,outcome=allowed}":                       25,
 		"events{limiter=api,outcome=denied}":                        25,
 		"denied_by{denied_by=burst,limiter=api}":                    5,
-		"errors{error.type=unavailable,limiter=api store}":          5,
+		"errors{error.type=unavailable,limiter=api/store}":          5,
 		"errors{error.type=unavailable,limiter=api}":                0,
 		"admissions{headroom=5,limiter=api}":                        10,
 		"admissions{headroom=0,limiter=api}":                        0,
@@ -183,6 +213,8 @@ func TestMetricsSayWhatIsCounted(t *testing.T) {
 		"lease.calls{lease.by=lost,limiter=fleet}":                  0,
 		"lease.events{lease.fate=granted,limiter=fleet}":            s.stats.Granted,
 		"lease.events{lease.fate=overdrawn,limiter=fleet}":          0,
+		"pauses{limiter=partner}":                                   1,
+		"paused{limiter=partner}":                                   1,
 		"lease.held{limiter=fleet}":                                 int64(s.stats.Held),
 	} {
 		require.Contains(t, got, name)
@@ -221,6 +253,53 @@ func TestWaitingCallersAndForgottenKeysAreSeen(t *testing.T) {
 	})
 }
 
+func TestTheTimeSpentWaitingIsAHistogram(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory, err := memstore.New()
+		require.NoError(t, err)
+		bucket, err := ratelimit.NewTokenBucket(memory, ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1})
+		require.NoError(t, err)
+		waiter, err := throttle.NewWaiter(bucket, time.Minute)
+		require.NoError(t, err)
+		reader := metric.NewManualReader()
+		durations, err := otellimit.Durations("jobs", otellimit.WithMeterProvider(metric.NewMeterProvider(metric.WithReader(reader))))
+		require.NoError(t, err)
+		durations.Decided(t.Context(), "key", 1, ratelimit.Result{}, nil, 0) // as by WithObserver
+		limiter := observed(t, waiter, durations)
+		for range 3 {
+			r, err := limiter.Allow(t.Context(), "key")
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+		}
+		var all metricdata.ResourceMetrics
+		require.NoError(t, reader.Collect(t.Context(), &all))
+		m := all.ScopeMetrics[0].Metrics[0]
+		require.Equal(t, "ratelimit.decision.duration", m.Name)
+		require.Equal(t, "s", m.Unit)
+		points := m.Data.(metricdata.Histogram[float64]).DataPoints
+		require.Len(t, points, 1)
+		require.EqualValues(t, 2, points[0].Count, "the first took no time")
+		require.InDelta(t, 2, points[0].Sum, 0.001, "a second each")
+		require.Contains(t, points[0].Bounds, 30.0)
+
+		durations.Decided(t.Context(), "key", 1, ratelimit.Result{}, nil, 1)
+		durations.Decided(t.Context(), "key", 1, ratelimit.Result{}, ratelimit.ErrStore, 1)
+		require.NoError(t, reader.Collect(t.Context(), &all))
+		var outcomes []string
+		for _, p := range all.ScopeMetrics[0].Metrics[0].Data.(metricdata.Histogram[float64]).DataPoints {
+			outcome, _ := p.Attributes.Value("ratelimit.outcome")
+			outcomes = append(outcomes, outcome.AsString())
+		}
+		require.ElementsMatch(t, []string{"allowed", "denied", "error"}, outcomes)
+	})
+	for _, name := range []string{"", "\xff"} {
+		_, err := otellimit.Durations(name)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	_, err := otellimit.Durations("jobs", nil)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
 func TestUnregisterEndsTheReading(t *testing.T) {
 	s := newService(t)
 	reader, registration := register(t, s.config)
@@ -257,6 +336,7 @@ func TestWhatCannotBeReadIsRefused(t *testing.T) {
 		"no name":     {Counters: counters("")},
 		"no UTF-8":    {Counters: counters("\xff")},
 		"no fallback": {Fallbacks: map[string]*fallback.Limiter{"a": nil}},
+		"no client":   {Transports: map[string]*httplimit.Transport{"a": nil}},
 		"no store":    {Stores: map[string]*memstore.Store{"a": nil}},
 		"nameless":    {Stores: map[string]*memstore.Store{"": new(memstore.Store)}},
 		"no lease":    {Leases: map[string]*lease.Store{"a": nil}},

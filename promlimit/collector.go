@@ -13,10 +13,13 @@
 //	ratelimit_errors_total{limiter,class}                  calls that ended with an error
 //	ratelimit_headroom_ratio{limiter}                      histogram: share of the limit that admissions left
 //	ratelimit_decision_duration_seconds{limiter}           histogram: where it is measured
+//	ratelimit_limit{limiter,policy}                        events that a limit admits at one instant
 //	ratelimit_breaker_state{limiter,state}                 1 for the current state of a fallback, 0 for the others
 //	ratelimit_store_keys{store}                            keys that a memory holds
 //	ratelimit_store_evictions_total{store}                 keys that a full memory has forgotten
 //	ratelimit_waiting{limiter}                             callers that sleep in a throttle.Waiter
+//	ratelimit_pauses_total{limiter}                        times that a server made a Transport wait
+//	ratelimit_paused{limiter}                              keys of a Transport that wait for their server
 //	ratelimit_lease_calls_total{limiter,by}                decisions of a lease by "local", and calls by "store", "unleased" and "lost"
 //	ratelimit_lease_events_total{limiter,fate}             events "granted", "lapsed", "given_back" and "overdrawn"
 //	ratelimit_lease_held{limiter}                          events that this process holds
@@ -27,15 +30,18 @@
 package promlimit
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -45,11 +51,13 @@ import (
 // Config is what a [Collector] reads. The names in it are values of labels, so they should be
 // few and stay the same.
 type Config struct {
-	Counters  []*observe.Counters          // of different names
-	Fallbacks map[string]*fallback.Limiter // by the label "limiter"
-	Stores    map[string]*memstore.Store   // by the label "store"
-	Waiters   map[string]*throttle.Waiter  // by the label "limiter"
-	Leases    map[string]*lease.Store      // by the label "limiter"
+	Counters   []*observe.Counters             // of different names
+	Limiters   map[string]ratelimit.Limiter    // by the label "limiter": limits that are those of all keys
+	Fallbacks  map[string]*fallback.Limiter    // by the label "limiter"
+	Stores     map[string]*memstore.Store      // by the label "store"
+	Waiters    map[string]*throttle.Waiter     // by the label "limiter"
+	Leases     map[string]*lease.Store         // by the label "limiter"
+	Transports map[string]*httplimit.Transport // by the label "limiter"
 }
 
 // Collector is a [prometheus.Collector]. It registers itself nowhere. One registry can have
@@ -64,10 +72,12 @@ type Collector struct {
 
 // NewCollector returns a Collector that reads what is in c. It returns
 // [ratelimit.ErrInvalidOption] if something in c is nil, or two Counters have the same name.
-// The same goes for a name that is empty or not UTF-8.
+// The same goes for a name that is empty or not UTF-8, and for one of Limiters whose limits
+// depend on the key.
 func NewCollector(c Config) (*Collector, error) {
 	c.Counters = slices.Clone(c.Counters)
 	c.Fallbacks, c.Stores, c.Waiters, c.Leases = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters), maps.Clone(c.Leases)
+	c.Limiters, c.Transports = maps.Clone(c.Limiters), maps.Clone(c.Transports)
 
 	byName := make(map[string]*observe.Counters, len(c.Counters))
 	for _, counters := range c.Counters {
@@ -82,7 +92,7 @@ func NewCollector(c Config) (*Collector, error) {
 	}
 	for _, err := range []error{
 		check("Counters", byName), check("fallback", c.Fallbacks), check("store", c.Stores), check("Waiter", c.Waiters),
-		check("lease", c.Leases),
+		check("lease", c.Leases), check("Transport", c.Transports), checkLimiters(c.Limiters),
 	} {
 		if err != nil {
 			return nil, err
@@ -104,7 +114,30 @@ func check[T any](what string, named map[string]*T) error {
 	return nil
 }
 
+// checkLimiters says whether one of named has a name that is no label, or no limit that is known.
+func checkLimiters(named map[string]ratelimit.Limiter) error {
+	pointers := make(map[string]*ratelimit.Limiter, len(named))
+	for name, l := range named {
+		pointers[name] = &l
+		if len(limitsOf(l)) == 0 {
+			return fmt.Errorf("%w: the limiter %q has no limit that is that of all keys", ratelimit.ErrInvalidOption, name)
+		}
+	}
+	return check("limiter", pointers)
+}
+
+// limitsOf are the limits of l, by their names, if they do not depend on the key.
+func limitsOf(l ratelimit.Limiter) map[string]int {
+	policies, _ := ratelimit.AppendPolicies(context.Background(), nil, l, "") // a limit function is not asked for ""
+	quotas := make(map[string]int, len(policies))
+	for _, p := range policies {
+		quotas[strings.ToValidUTF8(p.Name, "?")] = p.Quota
+	}
+	return quotas
+}
+
 var (
+	limits    = desc("limit", "Events that a limit admits at one instant.", "limiter", "policy")
 	decisions = desc("decisions_total", "Calls of a limiter that were decided.", "limiter", "outcome", "source")
 	events    = desc("events_total", "Events that the decided calls of a limiter asked for.", "limiter", "outcome")
 	deniedBy  = desc("denied_by_total", "Calls that were denied, by the limit that denied.", "limiter", "denied_by")
@@ -115,6 +148,8 @@ var (
 	keys      = desc("store_keys", "Keys that a memory holds, some of them idle.", "store")
 	evictions = desc("store_evictions_total", "Keys with spend in force that a full memory has forgotten.", "store")
 	waiting   = desc("waiting", "Callers that sleep until a limiter admits them.", "limiter")
+	pauses    = desc("pauses_total", "Times that a server made the requests of a client wait.", "limiter")
+	paused    = desc("paused", "Keys of a client that wait as long as their server said.", "limiter")
 
 	leaseCalls  = desc("lease_calls_total", "Decisions without the store, and calls of it: with an answer, for keys that cannot be leased, without an answer.", "limiter", "by")
 	leaseEvents = desc("lease_events_total", "Events of leases, by what has become of them.", "limiter", "fate")
@@ -127,7 +162,10 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe implements [prometheus.Collector].
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{decisions, events, deniedBy, failed, headroom, durations, breaker, keys, evictions, waiting, leaseCalls, leaseEvents, leaseHeld} {
+	for _, d := range []*prometheus.Desc{
+		limits, decisions, events, deniedBy, failed, headroom, durations, breaker, keys, evictions, waiting, pauses, paused,
+		leaseCalls, leaseEvents, leaseHeld,
+	} {
 		ch <- d
 	}
 }
@@ -136,6 +174,11 @@ func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	for _, counters := range c.config.Counters {
 		collect(ch, counters.Snapshot())
+	}
+	for name, l := range c.config.Limiters {
+		for policy, quota := range limitsOf(l) {
+			gauge(ch, limits, float64(quota), name, policy)
+		}
 	}
 	for name, f := range c.config.Fallbacks {
 		now, _ := f.State()
@@ -153,6 +196,11 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for name, w := range c.config.Waiters {
 		gauge(ch, waiting, float64(w.Waiting()), name)
+	}
+	for name, t := range c.config.Transports {
+		begun, now := t.Pauses()
+		counter(ch, pauses, float64(begun), name)
+		gauge(ch, paused, float64(now), name)
 	}
 	for name, l := range c.config.Leases {
 		collectLease(ch, name, l.Stats())

@@ -3,6 +3,7 @@ package promlimit_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
@@ -19,9 +20,11 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/promlimit"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -62,7 +65,7 @@ func newService(t testing.TB) *service {
 	require.NoError(t, err)
 	all, err := ratelimit.NewAll(burst, daily)
 	require.NoError(t, err)
-	inside, outside := observe.NewCounters("api store"), observe.NewCounters("api")
+	inside, outside := observe.NewCounters("api/store"), observe.NewCounters("api")
 	s.fallback, err = fallback.New(observed(t, all, inside), fallback.FailOpen(), fallback.WithBreaker(10, time.Second))
 	require.NoError(t, err)
 	waiter, err := throttle.NewWaiter(burst, time.Minute)
@@ -89,9 +92,36 @@ func newService(t testing.TB) *service {
 		Stores:    map[string]*memstore.Store{"memory": memory},
 		Waiters:   map[string]*throttle.Waiter{"jobs": waiter},
 		Leases:    map[string]*lease.Store{"fleet": leased},
+
+		Limiters:   map[string]ratelimit.Limiter{"api": s.limiter},
+		Transports: map[string]*httplimit.Transport{"partner": pausing(t)},
 	})
 	require.NoError(t, err)
 	return s
+}
+
+// pausing is a Transport of whose two servers one has made it wait.
+func pausing(t testing.TB) *httplimit.Transport {
+	t.Helper()
+	transport, err := httplimit.NewTransport(refusing{}, ratelimittest.Static(ratelimit.Result{Allowed: true}, nil))
+	require.NoError(t, err)
+	for _, host := range []string{"a.example", "b.example"} {
+		res, err := transport.RoundTrip(httptest.NewRequest(http.MethodGet, "http://"+host, nil))
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+	}
+	return transport
+}
+
+type refusing struct{}
+
+func (refusing) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	if r.Host == "a.example" {
+		w.Header().Set("Retry-After", "3600")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}
+	return w.Result(), nil
 }
 
 func observed(t testing.TB, l ratelimit.Limiter, c *observe.Counters) ratelimit.Limiter {
@@ -158,12 +188,12 @@ func TestACollectorSaysWhatIsCounted(t *testing.T) {
 		`ratelimit_decisions_total{limiter="api",outcome="allowed",source="fail_open"}`:       "5",
 		`ratelimit_decisions_total{limiter="api",outcome="denied",source="store"}`:            "5",
 		`ratelimit_decisions_total{limiter="api",outcome="denied",source="fail_closed"}`:      "0",
-		`ratelimit_decisions_total{limiter="api store",outcome="allowed",source="store"}`:     "10",
-		`ratelimit_decisions_total{limiter="api store",outcome="allowed",source="fail_open"}`: "0",
+		`ratelimit_decisions_total{limiter="api/store",outcome="allowed",source="store"}`:     "10",
+		`ratelimit_decisions_total{limiter="api/store",outcome="allowed",source="fail_open"}`: "0",
 		`ratelimit_events_total{limiter="api",outcome="allowed"}`:                             "25",
 		`ratelimit_events_total{limiter="api",outcome="denied"}`:                              "25",
 		`ratelimit_denied_by_total{denied_by="burst",limiter="api"}`:                          "5",
-		`ratelimit_errors_total{class="unavailable",limiter="api store"}`:                     "5",
+		`ratelimit_errors_total{class="unavailable",limiter="api/store"}`:                     "5",
 		`ratelimit_errors_total{class="unavailable",limiter="api"}`:                           "0",
 		`ratelimit_headroom_ratio_bucket{limiter="api",le="0"}`:                               "0",
 		`ratelimit_headroom_ratio_bucket{limiter="api",le="0.4"}`:                             "0",
@@ -171,8 +201,8 @@ func TestACollectorSaysWhatIsCounted(t *testing.T) {
 		`ratelimit_headroom_ratio_bucket{limiter="api",le="1"}`:                               "10",
 		`ratelimit_headroom_ratio_sum{limiter="api"}`:                                         "4.5",
 		`ratelimit_headroom_ratio_count{limiter="api"}`:                                       "10",
-		`ratelimit_decision_duration_seconds_count{limiter="api store"}`:                      "20",
-		`ratelimit_decision_duration_seconds_bucket{limiter="api store",le="+Inf"}`:           "20",
+		`ratelimit_decision_duration_seconds_count{limiter="api/store"}`:                      "20",
+		`ratelimit_decision_duration_seconds_bucket{limiter="api/store",le="+Inf"}`:           "20",
 		`ratelimit_breaker_state{limiter="api",state="closed"}`:                               "1",
 		`ratelimit_breaker_state{limiter="api",state="open"}`:                                 "0",
 		`ratelimit_breaker_state{limiter="api",state="half_open"}`:                            "0",
@@ -187,6 +217,10 @@ func TestACollectorSaysWhatIsCounted(t *testing.T) {
 		`ratelimit_lease_events_total{fate="lapsed",limiter="fleet"}`:                         "0",
 		`ratelimit_lease_events_total{fate="given_back",limiter="fleet"}`:                     "0",
 		`ratelimit_lease_events_total{fate="overdrawn",limiter="fleet"}`:                      "0",
+		`ratelimit_limit{limiter="api",policy="burst"}`:                                       "4",
+		`ratelimit_limit{limiter="api",policy="daily"}`:                                       "1000",
+		`ratelimit_pauses_total{limiter="partner"}`:                                           "1",
+		`ratelimit_paused{limiter="partner"}`:                                                 "1",
 		`ratelimit_lease_held{limiter="fleet"}`:                                               fmt.Sprint(s.stats.Held),
 	} {
 		require.Equal(t, want, got[name], name)
@@ -292,18 +326,31 @@ func TestWhatIsNoLabelIsRefused(t *testing.T) {
 		}
 		return c
 	}
+	memory, err := memstore.New()
+	require.NoError(t, err)
+	daily, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(1))
+	require.NoError(t, err)
+	byKey, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(1), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+		panic("it is not asked")
+	}))
+	require.NoError(t, err)
 	for name, c := range map[string]promlimit.Config{
-		"twins":         {Counters: counters("a", "b", "a")},
-		"nil":           {Counters: []*observe.Counters{nil}},
-		"no name":       {Counters: counters("")},
-		"no UTF-8":      {Counters: counters("\xff")},
-		"no fallback":   {Fallbacks: map[string]*fallback.Limiter{"a": nil}},
-		"no store":      {Stores: map[string]*memstore.Store{"a": nil}},
-		"nameless":      {Stores: map[string]*memstore.Store{"": new(memstore.Store)}},
-		"not a label":   {Waiters: map[string]*throttle.Waiter{"\xff": new(throttle.Waiter)}},
-		"no waiter":     {Waiters: map[string]*throttle.Waiter{"a": nil}},
-		"no lease":      {Leases: map[string]*lease.Store{"a": nil}},
-		"nameless, too": {Waiters: map[string]*throttle.Waiter{"": new(throttle.Waiter)}},
+		"twins":            {Counters: counters("a", "b", "a")},
+		"nil":              {Counters: []*observe.Counters{nil}},
+		"no name":          {Counters: counters("")},
+		"no UTF-8":         {Counters: counters("\xff")},
+		"no fallback":      {Fallbacks: map[string]*fallback.Limiter{"a": nil}},
+		"no store":         {Stores: map[string]*memstore.Store{"a": nil}},
+		"nameless":         {Stores: map[string]*memstore.Store{"": new(memstore.Store)}},
+		"not a label":      {Waiters: map[string]*throttle.Waiter{"\xff": new(throttle.Waiter)}},
+		"no waiter":        {Waiters: map[string]*throttle.Waiter{"a": nil}},
+		"no lease":         {Leases: map[string]*lease.Store{"a": nil}},
+		"no client":        {Transports: map[string]*httplimit.Transport{"a": nil}},
+		"no limiter":       {Limiters: map[string]ratelimit.Limiter{"a": nil}},
+		"no limit":         {Limiters: map[string]ratelimit.Limiter{"a": ratelimittest.Static(ratelimit.Result{}, nil)}},
+		"limits by key":    {Limiters: map[string]ratelimit.Limiter{"a": byKey}},
+		"a nameless limit": {Limiters: map[string]ratelimit.Limiter{"": daily}},
+		"nameless, too":    {Waiters: map[string]*throttle.Waiter{"": new(throttle.Waiter)}},
 	} {
 		collector, err := promlimit.NewCollector(c)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
@@ -320,7 +367,7 @@ func TestWhatIsNoLabelIsRefused(t *testing.T) {
 func TestALimitHasASeriesBeforeItDenies(t *testing.T) {
 	_, got := scrape(t, newService(t).collector)
 	for _, limit := range []string{"burst", "daily"} {
-		for _, limiter := range []string{"api", "api store"} {
+		for _, limiter := range []string{"api", "api/store"} {
 			require.Equal(t, "0", got[fmt.Sprintf("ratelimit_denied_by_total{denied_by=%q,limiter=%q}", limit, limiter)])
 		}
 	}

@@ -17,7 +17,7 @@ func TestAStateComesBackFromItsBytes(t *testing.T) {
 		{At: -1 << 60, Period: tenYears, Whole: 1<<32 - 1, Part: 1<<49 - 1},
 	} {
 		for _, rate := range []int64{1, 1<<31 - 1} {
-			b := store.AppendState([]byte("before"), s, store.Limit{Rate: rate, Period: s.Period, Burst: 7, Before: 8})
+			b := store.AppendState([]byte("before"), s, store.Limit{Rate: rate, Period: s.Period, Burst: 7}.TurnBefore(8))
 			got, l, err := store.ParseState(b[len("before"):])
 			if got != s || l != (store.Limit{Rate: rate, Period: s.Period}) || err != nil {
 				t.Errorf("%+v of rate %d: %+v, %+v, %v", s, rate, got, l, err)

@@ -239,16 +239,20 @@ func (u Unit) first() int {
 
 // In returns l, a limit of a window, with the windows of c, which is valid.
 func (c *Calendar) In(l Limit) Limit {
-	l.Period, l.Before = c.unit.Period(), -c.number
+	l.Period, l.extra = c.unit.Period(), -c.number
 	return l
 }
 
 // Calendar returns the calendar of l, nil if its windows are a Period long.
 func (l Limit) Calendar() *Calendar {
-	if l.Before >= 0 {
+	if l.extra >= 0 {
 		return nil
 	}
-	n := -1 - l.Before
+	return numbered(-1 - l.extra)
+}
+
+// numbered is the calendar whose number is n+1.
+func numbered(n int64) *Calendar {
 	return registered.Load().list[n/perZone].calendars[n%perZone].Load()
 }
 

@@ -195,8 +195,11 @@ func TestEqualCalendarsAreOne(t *testing.T) {
 	if l.Calendar() != month || l.Period != 31*24*3600e6 {
 		t.Errorf("%+v: %v", l, l.Calendar())
 	}
-	if c := (store.Limit{Rate: 5, Period: 1e6, Burst: 5, Before: 1}).Calendar(); c != nil {
-		t.Error(c)
+	if l := l.TurnBefore(8); l.Calendar() != month || l.Before() != 0 {
+		t.Errorf("a window has a turn: %+v", l)
+	}
+	if l := (store.Limit{Rate: 5, Period: 1e6, Burst: 5}).TurnBefore(1); l.Calendar() != nil || l.Before() != 1 || l.TurnBefore(0).Before() != 0 {
+		t.Errorf("%+v: %v", l, l.Calendar())
 	}
 }
 

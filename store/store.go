@@ -158,14 +158,25 @@ type Limit struct {
 	Period int64 // µs, 1,000 to 10 years
 	Burst  int64 // the most events at one instant, 1 to 2^31-1; Rate for the window algorithms
 
-	// Before, if above 0, belongs to one call, not to the key. The turn of the call's
-	// events must come sooner than Before µs from now; the most is 100 years and 1 µs. It
-	// is 0 if turns do not matter, and always for windows and logs. A store passes it on
-	// to the rule or its script, with each Take and Request, and does nothing else with
-	// it. Below 0 it says that the windows of a fixed window are those of a Calendar: see
-	// the method. (Both in one field, since Go keeps a struct of up to four in registers. A
-	// fifth would cost each decision in memory a quarter of its time.)
-	Before int64
+	// Above 0 it is Before, and below 0 less the number of the Calendar: no limit has both.
+	// In one field, since Go keeps a struct of up to four in registers. A fifth would cost each
+	// decision in memory a quarter of its time.
+	extra int64
+}
+
+// Before, if above 0, belongs to one call, not to the key. The turn of the call's events must
+// come sooner than so many µs from now. It is 0 if turns do not matter, and always for windows
+// and logs. A store passes it on to the rule or its script, with each Take and Request, and
+// does nothing else with it.
+func (l Limit) Before() int64 { return max(0, l.extra) }
+
+// TurnBefore returns l for a call with this [Limit.Before], 0 to 100 years and 1 µs. With 0 any
+// turn will do. A limit with a [Calendar] has no turns, and stays as it is.
+func (l Limit) TurnBefore(us int64) Limit {
+	if l.extra >= 0 {
+		l.extra = us
+	}
+	return l
 }
 
 // State is what a key has spent. The zero State is that of a new key. A State whose Whole

@@ -3,7 +3,9 @@ package throttle_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"log"
+	"strings"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -68,4 +70,26 @@ func ExampleNewSlowdown() {
 	// true 1s <nil>
 	// true 2s <nil>
 	// true 2s <nil>
+}
+
+// A download of 48 KiB at 64 KiB a second: the first 32 KiB go at once.
+func ExampleNewWriter() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit := ratelimit.Limit{Rate: 64 << 10, Period: time.Second, Burst: 32 << 10} // bytes
+	limiter, err := ratelimit.NewTokenBucket(mem, limit, ratelimit.WithName("download"))
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	began := time.Now()
+	w, err := throttle.NewWriter(context.Background(), io.Discard, limiter, "user:42")
+	if err != nil {
+		log.Fatal(err)
+	}
+	n, err := io.Copy(w, strings.NewReader(strings.Repeat("x", 48<<10)))
+	fmt.Println(n, err, time.Since(began) >= 240*time.Millisecond)
+	// Output: 49152 <nil> true
 }

@@ -40,11 +40,11 @@ func inBubble(t *testing.T, algorithm string, l ratelimit.Limit, test func(t *te
 	synctest.Test(t, func(t *testing.T) { test(t, inMemory(t, algorithm, l)) })
 }
 
-func inMemory(t testing.TB, algorithm string, l ratelimit.Limit) ratelimit.Limiter {
+func inMemory(t testing.TB, algorithm string, l ratelimit.Limit, opts ...ratelimit.Option) ratelimit.Limiter {
 	t.Helper()
 	mem, err := memstore.New()
 	require.NoError(t, err)
-	lim, err := ratelimit.New(algorithm, mem, l)
+	lim, err := ratelimit.New(algorithm, mem, l, opts...)
 	require.NoError(t, err)
 	return lim
 }

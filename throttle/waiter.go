@@ -3,7 +3,7 @@
 // Use [Waiter] to hold an event back until the limiter admits it. It bounds how long calls
 // wait, and how many wait at once. Use [Slowdown] to let everything through, later and
 // later the more a key does. [ratelimit.Wait] is a Waiter for as long as its caller's
-// context lasts, without a bound on the callers.
+// context lasts, without a bound on the callers. Use [Reader] and [Writer] for bytes a second.
 package throttle
 
 import (

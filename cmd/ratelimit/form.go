@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/clientaddr"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 )
 
 // maxKey is how many bytes of a key are kept. Longer ones are told apart by these.
@@ -37,7 +39,7 @@ type form struct {
 }
 
 func (f *form) flags(flags *flag.FlagSet) {
-	flags.StringVar(&f.key, "key", "", "`field` of the key: ip, ip64 (IPv6 by its first 64 bits), user, path, or any other (default ip, and key with -line)")
+	flags.StringVar(&f.key, "key", "", "`field` of the key: ip, ip64 (IPv6 by its first 64 bits, as httplimit.PeerIP), user, path, or any other (default ip, and key with -line)")
 	flags.StringVar(&f.format, "format", "combined", "`form` of the lines: combined (also the common format), or json, an object a line")
 	flags.StringVar(&f.line, "line", "", "a `regexp` for other lines, with groups (?P<key>…) and (?P<time>…)")
 	flags.StringVar(&f.layout, "layout", "", "the time's `layout` as in Go's package time, if it is an unusual one")
@@ -136,21 +138,26 @@ func (f *form) several(n int) string {
 // keyOf returns the key that a field's value stands for.
 func keyOf(kind, value string) string {
 	switch kind {
-	case "ip", "ip64":
+	case "ip":
 		addr, err := netip.ParseAddr(value)
 		if err != nil {
 			return value // a host name
 		}
-		addr = clientaddr.Unmap(addr)
-		if kind == "ip64" && addr.Is6() {
-			return netip.PrefixFrom(addr, 64).Masked().String()
+		return clientaddr.Unmap(addr).String()
+	case "ip64":
+		key, err := httplimit.PeerIP().Of(&http.Request{RemoteAddr: value})
+		if err != nil {
+			return value
 		}
-		return addr.String()
+		return key
 	case "path":
 		value, _, _ = strings.Cut(value, "?")
 	}
 	return value
 }
+
+// errJSON is about a line of JSON where another form is read.
+var errJSON = errors.New("it is JSON: use -format json")
 
 // combinedField reads a line of the common or the combined format:
 //
@@ -161,7 +168,11 @@ func keyOf(kind, value string) string {
 // cannot put another time before the request.
 func combinedField(line, name string) (value, at string, err error) {
 	client, rest, _ := strings.Cut(line, " ")
-	if !isClient(client) {
+	switch {
+	case isClient(client):
+	case json.Valid([]byte(line)):
+		return "", "", errJSON
+	default:
 		return "", "", errors.New("it does not begin with a client's address")
 	}
 	before, request, found := strings.Cut(rest, `] "`)

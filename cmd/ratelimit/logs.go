@@ -27,6 +27,7 @@ type logs struct {
 	sources  []*source
 	last     int64 // the time of the last event, Unix µs
 	timeless int   // of Unreadable, lines of the form without a time that is known
+	json     int   // of Unreadable, lines of JSON where the form is another one
 
 	Lines      int `json:"lines"`
 	Unreadable int `json:"unreadable_lines"`
@@ -61,6 +62,8 @@ func (l *logs) each(files []string, do func(event) error) error {
 // nothing says what was wrong with the lines that came farthest, if none could be read.
 func (l *logs) nothing() error {
 	switch {
+	case l.json > 0:
+		return fmt.Errorf("no line could be read: %d are JSON: use -format json", l.json)
 	case l.timeless == 0:
 		return errors.New("no line could be read: is the form another one?")
 	case l.layout != "":
@@ -296,6 +299,9 @@ func (s *source) dated(at int64) int64 {
 // is known. The report says how many there are.
 func (s *source) complain(line string, err error) {
 	s.logs.Unreadable++
+	if errors.Is(err, errJSON) {
+		s.logs.json++
+	}
 	first := s.logs.Unreadable-s.logs.timeless == 1
 	if errors.Is(err, errTime) {
 		s.logs.timeless++

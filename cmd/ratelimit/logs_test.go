@@ -132,6 +132,18 @@ ratelimit: no line could be read: 7 have the form, but no time that is known: wh
 	require.Equal(t, 2, strings.Count(got.stderr, "\n"), "the first of each kind")
 }
 
+func TestLinesOfJSONAreNamed(t *testing.T) {
+	const object = `{"ip":"192.0.2.1","ts":1735689600}` + "\n"
+	got := replayed(t, strings.NewReader(object+object))
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.stderr, "ratelimit: standard input:1: it is JSON: use -format json: ")
+	require.Contains(t, got.stderr, "ratelimit: no line could be read: 2 are JSON: use -format json\n")
+
+	got = replayed(t, strings.NewReader(sample+object))
+	require.Zero(t, got.code, "one could be read")
+	require.NotContains(t, replayed(t, strings.NewReader("{ip}\n")).stderr, "JSON")
+}
+
 // A year that a log lacks is the last one in which its time was not after the file's.
 func TestYearsAreTakenFromTheFile(t *testing.T) {
 	log := "Dec 31 23:59:58 a: ann\nDec 31 23:59:59 a: ann\nJan  1 00:00:00 a: ann\nJan  1 00:00:01 a: ann\n"

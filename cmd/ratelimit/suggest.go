@@ -87,7 +87,8 @@ denies. Its default, sliding_window, is an estimate and denies more, above all a
 periods.
 
 Each row is a limit of its own. Take the one whose period fits what you protect, or
-several together: one for bursts and one for an hour.
+several together: one for bursts and one for an hour. A share of the clients that is all of
+them, such as 99 % of fewer than 100, gives the limit of the busiest, and Suggest says so.
 
 Memory is bounded. 1,048,576 keys are counted, and the requests of further ones left out. A
 period with 8,388,608 requests in it is given up, after they have taken 256 MB.
@@ -211,6 +212,21 @@ func (s *suggest) print(w io.Writer) {
 			quantile(most, 0.5), quantile(most, 0.9), quantile(most, 0.99), most[len(most)-1],
 			limit, s.several(len(most)-above), percent(len(most)-above, len(most)))
 	}
+	s.warnOfFew(w)
+}
+
+// warnOfFew says so if the share of the keys is all of them. The limits are then the most that the
+// busiest key has made, which may be what they are to stop.
+func (s *suggest) warnOfFew(w io.Writer) {
+	n := len(s.keys)
+	if s.quantile == 1 || rank(n, s.quantile) < n {
+		return
+	}
+	fmt.Fprintf(w, "\nToo few for %v %%: %s. So these limits are the busiest %s's own requests, whether good or bad.\n",
+		100*s.quantile, s.several(n), s.noun())
+	if n > 1 {
+		fmt.Fprintf(w, "Read more of the log, or leave the busiest out: -quantile %v.\n", math.Floor(100*float64(n-1)/float64(n))/100)
+	}
 }
 
 // periodText is d in the units of limits: 1s, 15m, 1d.
@@ -223,6 +239,7 @@ func periodText(d time.Duration) string {
 }
 
 // quantile returns the least of the sorted values that a share q of them does not exceed.
-func quantile(sorted []int32, q float64) int32 {
-	return sorted[max(1, int(math.Ceil(q*float64(len(sorted)))))-1]
-}
+func quantile(sorted []int32, q float64) int32 { return sorted[rank(len(sorted), q)-1] }
+
+// rank is how many of n values a share q of them is, rounded up.
+func rank(n int, q float64) int { return max(1, int(math.Ceil(q*float64(n)))) }

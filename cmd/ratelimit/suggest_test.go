@@ -142,6 +142,32 @@ func TestKeysBeyondTheBoundAreLeftOut(t *testing.T) {
 	require.Contains(t, got, "\n       60 requests beyond the first 20 clients, left out\n")
 }
 
+func TestAShareThatIsAllOfThemIsSaid(t *testing.T) {
+	for _, c := range []struct {
+		clients int
+		args    string
+		said    string
+	}{
+		{1, "", "Too few for 99 %: 1 client."},
+		{2, "", "-quantile 0.5.\n"},
+		{18, "", "-quantile 0.94.\n"},
+		{99, "", "-quantile 0.98.\n"},
+		{100, "", ""},
+		{100, "-quantile 0.995", "Too few for 99.5 %: 100 clients."},
+		{18, "-quantile 0.94", ""},
+		{18, "-quantile 1", ""}, // as was asked
+	} {
+		var log strings.Builder
+		for i := range c.clients {
+			log.WriteString(line(fmt.Sprintf("192.0.2.%d", i), start))
+		}
+		got := command(t, strings.NewReader(log.String()), append([]string{"suggest"}, strings.Fields(c.args)...)...)
+		require.Zero(t, got.code)
+		require.Contains(t, got.stdout, c.said)
+		require.Equal(t, c.said != "", strings.Contains(got.stdout, "Too few"), "%+v", c)
+	}
+}
+
 // endless is a log of n lines that is never in memory, of 1,000 clients, 10 requests a second.
 // It calls at each tenth.
 type endless struct {

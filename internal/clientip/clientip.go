@@ -93,13 +93,23 @@ func (p *Proxies) Trust(addr netip.Addr) bool {
 // them, but each address stands for one of IPv4.
 var localNAT64 = netip.MustParsePrefix("64:ff9b:1::/48")
 
-// Network returns the network of so many bits that addr, an IPv6 address, is counted with. It is
-// addr alone if that stands for an IPv4 address.
-func Network(addr netip.Addr, bits int) netip.Prefix {
-	if localNAT64.Contains(addr) {
+// sixToFour are the networks that each IPv4 address brings along, of 48 bits (RFC 3056).
+var sixToFour = netip.MustParsePrefix("2002::/16")
+
+// Network returns the network that addr is counted with: of so many bits, by its kind. It is addr
+// alone if that is an IPv6 address that stands for one of IPv4, and at most the 48 bits of its IPv4
+// address if it is one of 6to4.
+func Network(addr netip.Addr, ipv4Bits, ipv6Bits int) netip.Prefix {
+	bits := ipv6Bits
+	switch {
+	case addr.Is4():
+		bits = ipv4Bits
+	case localNAT64.Contains(addr):
 		bits = addr.BitLen()
+	case sixToFour.Contains(addr):
+		bits = min(bits, 48)
 	}
-	network, _ := addr.Prefix(bits) // no error: an IPv6 address has that many bits
+	network, _ := addr.Prefix(bits) // no error: the address has that many bits
 	return network
 }
 

@@ -48,12 +48,13 @@ func (s *Set) Left(key string) time.Duration {
 	return left
 }
 
-// Add begins a cooldown of d for key. It never shortens one.
-func (s *Set) Add(key string, d time.Duration) {
+// Add begins a cooldown of d for key, and reports whether it had none. It never shortens one.
+func (s *Set) Add(key string, d time.Duration) (began bool) {
 	if d <= 0 {
-		return
+		return false
 	}
-	until := time.Now().Add(d)
+	now := time.Now()
+	until := now.Add(d)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.until == nil {
@@ -67,6 +68,21 @@ func (s *Set) Add(key string, d time.Duration) {
 		s.until[key] = until
 	}
 	s.keys.Store(int64(len(s.until)))
+	return !before.After(now)
+}
+
+// Len is how many keys have a cooldown.
+func (s *Set) Len() int {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, until := range s.until {
+		if until.After(now) {
+			n++
+		}
+	}
+	return n
 }
 
 // drop makes room. Call it with the lock.

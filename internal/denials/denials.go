@@ -70,11 +70,7 @@ type Question struct {
 
 // Ask returns the question on n events of a call under l.
 func Ask(l store.Limit, n int64) Question {
-	q := Question{N: n, Limit: l}
-	if l.Before > 0 {
-		q.Turn, q.Limit.Before = true, 0
-	}
-	return q
+	return Question{N: n, Limit: l.TurnBefore(0), Turn: l.Before() > 0}
 }
 
 // now is this process's monotonic clock.

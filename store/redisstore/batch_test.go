@@ -729,7 +729,7 @@ func mixed(s *redisstore.Store, ns *store.Namespace, key string, i int) (err err
 		_, err = s.Overdraw(context.Background(), ns, key, year(100_000), 1, 1<<30)
 	case 3:
 		l := year(100_000)
-		l.Before = 1
+		l = l.TurnBefore(1)
 		_, err = s.Take(context.Background(), ns, key, l, 1)
 	}
 	return err
@@ -926,7 +926,7 @@ func TestABatchGivesEachCallItsOwnArguments(t *testing.T) {
 	second := first
 	second.At++ // it has not been charged yet
 	b, near, far := s.Batch(ns), year(50), year(50)
-	near.Before, far.Before = 1, far.Period/10 // in which 5 tokens come
+	near, far = near.TurnBefore(1), far.TurnBefore(far.Period/10) // in which 5 tokens come
 	b.Overdraw("a", year(50), 200, 100)
 	b.Overdraw("b", year(50), 200, 150)
 	b.Refund("refunded", year(50), second)

@@ -29,15 +29,15 @@ type call struct {
 
 // task is an operation of a rule, with its arguments as in scripts/driver.lua.
 type task struct {
-	op    string
+	op    any // a string, boxed once for all calls
 	limit store.Limit
 	n     int64
 	more  []any
 }
 
 func take(l store.Limit, n int64) task {
-	if l.Before > 0 {
-		return task{"within", l, n, []any{l.Before}}
+	if l.Before() > 0 {
+		return task{"within", l, n, []any{l.Before()}}
 	}
 	return task{"take", l, n, nil}
 }

@@ -66,25 +66,34 @@ func newNumbers(ctx context.Context, args []any) numbers {
 }
 
 // mixed is a command whose reply is read by [group.read].
-type mixed struct{ *redis.RawCmd }
+type mixed struct {
+	*redis.RawWriteToCmd
+	reply bytes.Buffer
+}
 
 // NoRetry tells go-redis not to send the command again.
-func (mixed) NoRetry() bool { return true }
+func (*mixed) NoRetry() bool { return true }
 
 // Err is the server's answer, which a raw command takes for a reply.
-func (c mixed) Err() error {
-	err := c.RawCmd.Err()
-	if text, failed := bytes.CutPrefix(c.Val(), []byte("-")); err == nil && failed {
+func (c *mixed) Err() error {
+	err := c.RawWriteToCmd.Err()
+	if text, failed := bytes.CutPrefix(c.reply.Bytes(), []byte("-")); err == nil && failed {
 		err = refusal(bytes.TrimSpace(text))
 	}
 	return err
 }
 
 // Clone keeps the type, and with it NoRetry.
-func (c mixed) Clone() redis.Cmder { return mixed{c.RawCmd.Clone().(*redis.RawCmd)} }
+func (c *mixed) Clone() redis.Cmder { return newMixed(context.Background(), c.Args(), 0) }
 
-func newMixed(ctx context.Context, args []any) mixed {
-	return onKey(mixed{redis.NewRawCmd(ctx, args...)})
+// replySize is the bytes of a reply for each call, about.
+const replySize = 64
+
+func newMixed(ctx context.Context, args []any, calls int) *mixed {
+	c := new(mixed)
+	c.reply.Grow(calls * replySize)
+	c.RawWriteToCmd = redis.NewRawWriteToCmd(ctx, &c.reply, args...)
+	return onKey(c)
 }
 
 // onKey returns cmd, an EVALSHA, as a command of its first key.

@@ -192,7 +192,11 @@ func TestQueue(t *testing.T) {
 	var q queue
 	now := time.Unix(1_000, 0)
 	join := func(most int) *batch {
-		b, _ := q.open(now, most, ms)
+		b := q.last(now, most, ms)
+		if b == nil {
+			b = &batch{begun: now}
+			q.batches = append(q.batches, b)
+		}
 		b.calls = append(b.calls, call{})
 		b.living++
 		q.living++

@@ -58,8 +58,8 @@ func (b *Batch) Make() (replies []store.Reply, errs []error, again []bool) {
 	p := b.s.link.pipeline
 	ctx, cancel := context.WithTimeout(context.Background(), lasting)
 	defer cancel()
-	g := &group{calls: b.calls, several: true, op: operation{sending: new(sending)}}
-	_ = p.exec(ctx, new(trip), []*group{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = p.client.Process(ctx, cmds[0]) })
+	g := group{calls: b.calls, several: true, op: operation{sending: new(sending)}}
+	_ = p.exec(ctx, new(trip), []group{g}, func(ctx context.Context, cmds []redis.Cmder) { _ = p.client.Process(ctx, cmds[0]) })
 	for _, c := range b.calls {
 		var reply [1]store.Reply
 		err, f := c.err, new(fault)

@@ -55,10 +55,10 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 		}
 		args = append(args, numbers[i], l.Rate, s.period(l), l.Burst, n)
 	}
-	if slices.ContainsFunc(requests, func(r store.Request) bool { return r.Limit.Before > 0 }) {
+	if slices.ContainsFunc(requests, func(r store.Request) bool { return r.Limit.Before() > 0 }) {
 		c.task.op = "within"
 		for i := range requests {
-			args = append(args, max(0, requests[i].Limit.Before))
+			args = append(args, requests[i].Limit.Before())
 		}
 	}
 	if s.clock != nil {

@@ -15,11 +15,20 @@ type batch struct {
 	ended atomic.Bool   // whichever sets it, timer or trip, decides how the calls end
 	done  chan struct{} // closed then
 
+	unread atomic.Int64 // calls that have not read how they ended, if it may be used again
+
 	// What follows is protected by pipeline.mu until done is closed.
 	trip   *trip // that carries it, or nil
 	living int   // calls that have not left
 	err    error // of all, if the time is up
 	sent   bool  // then: it was written
+}
+
+// clear makes b as new, but for its room and its timer.
+func (b *batch) clear() {
+	clear(b.calls)
+	b.calls, b.done, b.trip, b.living = b.calls[:0], nil, nil, 0
+	b.ended.Store(false)
 }
 
 // queue is batches in the order in which they came. Those that have ended leave it some
@@ -28,21 +37,18 @@ type queue struct {
 	batches []*batch
 	living  int // calls in it
 	dead    int // batches in it that have ended
-	usual   int // calls in a batch, about
 }
 
-// open returns the batch that the next call joins, and whether it is a new one. Its calls
-// end together, so none may have come long after the first.
-func (q *queue) open(now time.Time, most int, spread time.Duration) (b *batch, made bool) {
+// last returns the batch that the next call may join, or nil. Its calls end together, so
+// none may have come long after the first.
+func (q *queue) last(now time.Time, most int, spread time.Duration) *batch {
 	if n := len(q.batches); n > 0 {
 		last := q.batches[n-1]
 		if len(last.calls) < most && now.Sub(last.begun) < spread && !last.ended.Load() {
-			return last, false
+			return last
 		}
 	}
-	b = &batch{begun: now, done: make(chan struct{}), calls: make([]call, 0, max(1, q.usual))}
-	q.batches = append(q.batches, b)
-	return b, true
+	return nil
 }
 
 // lose notes that n calls have left b, which is in q.
@@ -65,15 +71,24 @@ func (q *queue) take(most int) *batch {
 		if b.living > most {
 			return nil
 		}
-		q.batches[0] = nil
-		q.batches = q.batches[1:]
+		q.first()
 		if b.living > 0 {
 			q.living -= b.living
-			q.usual += (len(b.calls) - q.usual + 1) / 2
 			return b
 		}
 		q.dead--
 	}
-	q.batches, q.dead = nil, 0
+	q.dead = 0
 	return nil
+}
+
+// first removes the first batch.
+func (q *queue) first() {
+	if len(q.batches) == 1 { // the room is used again
+		q.batches[0] = nil
+		q.batches = q.batches[:0]
+		return
+	}
+	q.batches[0] = nil
+	q.batches = q.batches[1:]
 }

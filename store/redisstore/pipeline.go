@@ -33,7 +33,7 @@ const (
 
 	// nearTrips is how many trips are under way at most near a server. For each tripStep of
 	// distance there may be one more.
-	nearTrips = 4
+	nearTrips = 2
 	tripStep  = 250 * time.Microsecond
 
 	// slack is how much longer than the distance a trip may take before it counts as held up
@@ -62,6 +62,8 @@ type pipeline struct {
 
 	expected expected
 	refusals refusals
+	waves    *waves
+	read     sync.Pool // of *batch: those that all callers have read
 
 	mu       sync.Mutex // protects what is below
 	conns    conns
@@ -92,10 +94,11 @@ var (
 func newPipeline(s *Store, client *redis.Client, hooks bool) *pipeline {
 	size := poolSize(client)
 	p := &pipeline{
-		store: s, client: client, base: time.Now(), refusals: refusals{waves: newWaves(s.timeout)}, timeout: s.timeout, hooks: hooks,
+		store: s, client: client, base: time.Now(), timeout: s.timeout, hooks: hooks, waves: newWaves(s.timeout),
 		conns:  conns{client: client, size: size, most: min(mostTrips, size), reached: !hooks, dials: newDials(size, client.Options().DialTimeout)},
 		window: window{calls: firstWindow},
 	}
+	p.refusals.waves = p.waves
 	return p
 }
 
@@ -125,9 +128,8 @@ func (p *pipeline) enter(b budget, c *call) (bt *batch, i int, now time.Time) {
 	if p.conns.expire(now) {
 		p.store.link.pulse.ask()
 	}
-	bt, made := p.line.open(now, p.batch(), p.timeout/spread)
-	if made {
-		bt.timer = time.AfterFunc(p.timeout, func() { p.expire(bt) })
+	if bt = p.line.last(now, p.batch(), p.timeout/spread); bt == nil {
+		bt = p.open(now)
 	}
 	i = len(bt.calls)
 	bt.calls = append(bt.calls, *c)
@@ -136,6 +138,20 @@ func (p *pipeline) enter(b budget, c *call) (bt *batch, i int, now time.Time) {
 	p.line.living++
 	p.start(now)
 	return bt, i, now
+}
+
+// open returns a new batch, which is the last of the queue.
+func (p *pipeline) open(now time.Time) *batch {
+	bt, _ := p.read.Get().(*batch)
+	if bt == nil {
+		bt = new(batch)
+		bt.timer = time.AfterFunc(p.timeout, func() { p.expire(bt) })
+	} else {
+		bt.timer.Reset(p.timeout)
+	}
+	bt.begun, bt.done = now, make(chan struct{})
+	p.line.batches = append(p.line.batches, bt)
+	return bt
 }
 
 // lone reports whether a call may go alone. Far from the server that could close a
@@ -188,7 +204,7 @@ func (p *pipeline) exit(began time.Time, err error) {
 	if good {
 		p.distance.add(began, now)
 	}
-	p.conns.settle(good, p.lost(began, err), now)
+	p.conns.settle(good, !good && p.lost(began, err), now)
 	p.start(now)
 }
 
@@ -239,9 +255,15 @@ func (p *pipeline) wait(b budget, bt *batch, i int, key string) ([]int64, *fault
 		if r := bt.trip.panicked; r != nil {
 			panic(r)
 		}
-		if err, sent = c.err, bt.trip.sending.state.Load() == written; err == nil {
+		values := c.values
+		err, sent = c.err, bt.trip.sending.state.Load() == written
+		if bt.unread.Add(-1) == 0 {
+			bt.clear()
+			p.read.Put(bt)
+		}
+		if err == nil {
 			p.store.link.answered(key)
-			return c.values, nil
+			return values, nil
 		}
 	}
 	switch {
@@ -420,6 +442,7 @@ func (p *pipeline) depart(now time.Time) *trip {
 		return nil
 	}
 	t := &trip{made: made, begun: now, end: now.Add(p.timeout)}
+	t.list = t.first[:0]
 	if looks {
 		p.distance.looked = now
 	} else if made || p.conns.busy == 0 { // one that makes a connection would be late, and the others are soon back
@@ -536,7 +559,7 @@ func (p *pipeline) land(t *trip, err error, now time.Time, delay time.Duration) 
 	if hung := timeUp(err) && t.end.Sub(t.begun) > leastDial; !good && !t.made && !t.left && !hung {
 		p.conns.dials.reached()
 	}
-	p.conns.settle(good, t.made && p.lost(t.begun, err), now)
+	p.conns.settle(good, !good && t.made && p.lost(t.begun, err), now)
 	next := p.depart(now)
 	if next != nil && next.made {
 		p.start(now)

@@ -38,7 +38,7 @@ type boxed struct {
 
 // boxed returns l as arguments.
 func (sc *script) boxed(l store.Limit) *boxed {
-	l.Before = 0 // it is another argument
+	l = l.TurnBefore(0) // it is another argument
 	b := sc.limit.Load()
 	if b == nil || b.limit != l {
 		b = &boxed{l, l.Rate, l.Period, l.Burst}
@@ -65,7 +65,7 @@ func (s *Store) script(rule *store.Rule) *script {
 }
 
 // arguments returns c as an EVAL or EVALSHA. It appends to args those of a call on one key.
-func (s *Store) arguments(c *call, args []any, name string, op *operation) ([]any, error) {
+func (s *Store) arguments(c *call, args []any, name any, op *operation) ([]any, error) {
 	text := c.script.sha
 	if name == eval {
 		text = c.script.text
@@ -87,7 +87,7 @@ func (s *Store) arguments(c *call, args []any, name string, op *operation) ([]an
 func (t *task) appendTo(s *Store, sc *script, args []any) []any {
 	l := sc.boxed(t.limit)
 	period := l.period
-	if t.limit.Before < 0 { // of a calendar
+	if t.limit.Calendar() != nil {
 		period = s.period(&t.limit)
 	}
 	return append(append(args, l.rate, period, l.burst, t.n), t.more...)
@@ -156,9 +156,9 @@ func (s *Store) send(b budget, c *call) ([]int64, *fault) {
 	return values, f
 }
 
-func (s *Store) sendBy(b budget, c *call, name string) ([]int64, *fault) {
+func (s *Store) sendBy(b budget, c *call, name any) ([]int64, *fault) {
 	a := new(attempt) // if the call fails, the client may keep it
-	a.op = operation{name: c.task.op, sending: &a.sending}
+	a.op = operation{name: c.task.op.(string), sending: &a.sending}
 	args, err := s.arguments(c, a.args[:0], name, &a.op)
 	if err != nil {
 		return nil, s.failed(c.key, err, false)

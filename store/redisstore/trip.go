@@ -14,6 +14,7 @@ import (
 // Without calls, it does only that.
 type trip struct {
 	list     []*batch
+	first    [1]*batch // where list begins
 	calls    int // that have boarded
 	begun    time.Time
 	end      time.Time // of the last of them
@@ -89,7 +90,9 @@ func (p *pipeline) send(t *trip) (err error) {
 		}
 		for _, bt := range t.list {
 			if bt.ended.CompareAndSwap(false, true) {
-				bt.timer.Stop()
+				if bt.timer.Stop() {
+					bt.unread.Store(int64(len(bt.calls)))
+				}
 				close(bt.done)
 			}
 		}
@@ -99,14 +102,12 @@ func (p *pipeline) send(t *trip) (err error) {
 	if t.calls == 1 { // hooks see the values of a caller's context
 		values = context.WithoutCancel(groups[0].calls[0].ctx)
 	}
-	wait := t.end.Sub(t.begun)
-	ctx, cancel := context.WithDeadline(values, t.end.Add(-wait/4))
-	defer cancel()
-	ctx = patient{ctx, t.begun.Add(max(lasting, lastingTimes*p.timeout))}
-	switch t.calls {
+	t.sending.waits = waiting{values, t.begun.Add(max(lasting, lastingTimes*p.timeout)), p.waves.after(t.end.Add(t.begun.Sub(t.end) / 4))}
+	ctx := context.Context(&t.sending.waits)
+	switch len(groups) {
 	case 0:
 		return p.client.Process(ctx, command{redis.NewCmd(ctx, "time")})
-	case 1:
+	case 1: // costs less than a pipeline
 		return p.exec(ctx, t, groups, func(ctx context.Context, cmds []redis.Cmder) { _ = p.client.Process(ctx, cmds[0]) })
 	}
 	conn, end := p.conn()
@@ -119,7 +120,7 @@ func (p *pipeline) send(t *trip) (err error) {
 }
 
 // groups returns the scripts of t.
-func (p *pipeline) groups(t *trip) (list []*group) {
+func (p *pipeline) groups(t *trip) (list []group) {
 	p.mu.Lock()
 	apart := p.apart.After(t.begun)
 	p.mu.Unlock()
@@ -132,7 +133,7 @@ func (p *pipeline) groups(t *trip) (list []*group) {
 			}
 			if c.script.batch != nil && !c.apart && !apart {
 				for j := range list {
-					if g := list[j]; g.calls[0].script == c.script && !g.calls[0].apart && len(g.calls) < mostTogether {
+					if g := &list[j]; g.calls[0].script == c.script && !g.calls[0].apart && len(g.calls) < mostTogether {
 						g.calls, g.several = append(g.calls, c), true
 						continue next
 					}
@@ -140,7 +141,7 @@ func (p *pipeline) groups(t *trip) (list []*group) {
 			}
 			calls := make([]*call, 1, t.calls)
 			calls[0] = c
-			list = append(list, &group{calls: calls, op: operation{sending: &t.sending}})
+			list = append(list, group{calls: calls, op: operation{sending: &t.sending}})
 		}
 	}
 	return list
@@ -148,23 +149,26 @@ func (p *pipeline) groups(t *trip) (list []*group) {
 
 // exec runs the groups, in one round trip if the server has their scripts. It returns the
 // error of the connection, or the server's last answer.
-func (p *pipeline) exec(ctx context.Context, t *trip, groups []*group, run func(context.Context, []redis.Cmder)) (err error) {
-	for name := evalsha; len(groups) > 0; name = eval {
+func (p *pipeline) exec(ctx context.Context, t *trip, groups []group, run func(context.Context, []redis.Cmder)) (err error) {
+	for name := any(evalsha); len(groups) > 0; name = eval {
 		cmds := make([]redis.Cmder, len(groups))
-		for i, g := range groups {
-			if cmds[i], err = g.command(ctx, p.store, name); err != nil {
-				for _, g := range groups {
-					g.fail(err)
+		for i := range groups {
+			if cmds[i], err = groups[i].command(ctx, p.store, name); err != nil {
+				for i := range groups {
+					groups[i].fail(err)
 				}
 				return err
 			}
 		}
 		run(ctx, cmds)
-		var again []*group
-		for i, g := range groups {
+		var again []group
+		for i := range groups {
+			g := &groups[i]
 			switch err = cmds[i].Err(); { // if a connection breaks, all the following fail too
+			case err == nil:
+				g.end(cmds[i])
 			case name == evalsha && redis.HasErrorPrefix(err, "NOSCRIPT"):
-				again = append(again, g)
+				again = append(again, *g)
 			case g.several && refusesBatches(err):
 				p.mu.Lock()
 				p.apart = time.Now().Add(notTogether)
@@ -188,9 +192,9 @@ func (g *group) end(cmd redis.Cmder) {
 	switch cmd := cmd.(type) {
 	case numbers:
 		g.calls[0].values = cmd.Val()
-	case mixed:
+	case *mixed:
 		if err == nil {
-			err = g.read(cmd.Val())
+			err = g.read(cmd.reply.Bytes())
 		}
 	}
 	if err != nil {
@@ -256,10 +260,10 @@ func (r *reader) next(kind byte) (n int64, text string, ok bool) {
 }
 
 // command returns the calls of g as an EVAL or EVALSHA.
-func (g *group) command(ctx context.Context, s *Store, name string) (redis.Cmder, error) {
+func (g *group) command(ctx context.Context, s *Store, name any) (redis.Cmder, error) {
 	first := g.calls[0]
 	if !g.several {
-		g.op.name = first.task.op
+		g.op.name = first.task.op.(string)
 		args, err := s.arguments(first, nil, name, &g.op)
 		return newNumbers(ctx, args), err
 	}
@@ -289,7 +293,7 @@ func (g *group) command(ctx context.Context, s *Store, name string) (redis.Cmder
 		}
 		args = task.appendTo(s, first.script, append(args, to-from, task.op))
 	}
-	return newMixed(ctx, args), nil
+	return newMixed(ctx, args, len(g.calls)), nil
 }
 
 // conn returns a connection to send several calls over, and a function that ends its use.

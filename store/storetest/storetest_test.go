@@ -254,8 +254,8 @@ func withKeys(f func(ns *store.Namespace, key string) (*store.Namespace, string)
 func withTurn(f func(before int64) int64) func(*reference) store.Store {
 	return func(m *reference) store.Store {
 		return &wrong{reference: m, take: func(m *reference, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-			if l.Before > 0 {
-				l.Before = f(l.Before)
+			if l.Before() > 0 {
+				l = l.TurnBefore(f(l.Before()))
 			}
 			return m.Take(background, ns, key, l, n)
 		}}
@@ -478,7 +478,7 @@ var planted = []struct {
 	{"of several requests, all have the first one's turn", func(m *reference) store.Store {
 		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
 			for i := range requests {
-				requests[i].Limit.Before = requests[0].Limit.Before
+				requests[i].Limit = requests[i].Limit.TurnBefore(requests[0].Limit.Before())
 			}
 			return m.TakeAll(background, requests, replies)
 		}}

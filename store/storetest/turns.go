@@ -13,7 +13,7 @@ import (
 )
 
 // Events whose turn must come in time: ratelimit.AllowWithin. The store sees a
-// store.Limit with a Before.
+// store.Limit with a turn.
 
 // turnsOfRequests checks that each of several requests has its own turn. Two keys have
 // spent the same. One is asked for a turn at any time, and the other for one within 6
@@ -36,7 +36,7 @@ func turnsOfRequests(t testing.TB, s *suite, a algorithm) {
 		k := b.key(a.name, l)
 		k.allowWithin(1, 6*minute)
 		within := seen.limit
-		if within.Before == 0 {
+		if within.Before() == 0 {
 			return // turns do not matter to a
 		}
 		k.peek()

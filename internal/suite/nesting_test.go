@@ -1,0 +1,636 @@
+package suite_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/regions"
+	"github.com/ratelimit-go/ratelimit/shadow"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
+)
+
+// model is what a limiter decides while the clock stands still: the five algorithms are
+// counters then, and the wrappers around them are a line each.
+type model interface {
+	// fits is whether n events are admitted.
+	fits(n int) bool
+	// charge charges n events that are admitted. undo gives them back.
+	charge(n int) (undo func())
+	// overdraw charges n events that have happened already.
+	overdraw(n int) (undo func())
+	// down is what is answered while the store fails.
+	down() outcome
+	reset()
+}
+
+type outcome string
+
+const (
+	fails   outcome = "an error"
+	admits  outcome = "an admission"
+	denies  outcome = "a denial"
+	unknown outcome = "not told by the model"
+)
+
+// counted is one of the five.
+type counted struct{ used, limit int }
+
+func (c *counted) fits(n int) bool { return c.used+n <= c.limit }
+func (c *counted) charge(n int) func() {
+	c.used += n
+	return func() { c.used -= n }
+}
+func (c *counted) overdraw(n int) func() { return c.charge(n) }
+func (c *counted) down() outcome         { return fails }
+func (c *counted) reset()                { c.used = 0 }
+
+// both is an All.
+type both struct{ model, other model }
+
+func (b both) fits(n int) bool { return b.model.fits(n) && b.other.fits(n) }
+func (b both) charge(n int) func() {
+	undo, other := b.model.charge(n), b.other.charge(n)
+	return func() { undo(); other() }
+}
+func (b both) overdraw(n int) func() {
+	undo, other := b.model.overdraw(n), b.other.overdraw(n)
+	return func() { undo(); other() }
+}
+func (b both) reset() { b.model.reset(); b.other.reset() }
+func (b both) down() outcome {
+	if o := b.model.down(); o != admits {
+		return o
+	}
+	return b.other.down()
+}
+
+// once counts calls. What has happened already is of calls that it has charged.
+type once struct{ model }
+
+func (o once) fits(int) bool       { return o.model.fits(1) }
+func (o once) charge(int) func()   { return o.model.charge(1) }
+func (o once) overdraw(int) func() { return func() {} }
+
+// unenforced is a shadow or a Slowdown: it charges what the limiter admits, and admits all.
+type unenforced struct {
+	model
+	hidesErrors bool
+}
+
+func (u unenforced) fits(int) bool { return true }
+func (u unenforced) charge(n int) func() {
+	if u.model.fits(n) {
+		return u.model.charge(n)
+	}
+	return func() {}
+}
+func (u unenforced) down() outcome {
+	if o := u.model.down(); !u.hidesErrors && (o == fails || o == unknown) {
+		return o
+	}
+	return admits
+}
+
+// listed is a key on a list.
+type listed struct {
+	model
+	allowed bool
+}
+
+func (l listed) fits(int) bool       { return l.allowed }
+func (l listed) charge(int) func()   { return func() {} }
+func (l listed) overdraw(int) func() { return func() {} }
+func (l listed) down() outcome {
+	if l.allowed {
+		return admits
+	}
+	return denies
+}
+
+// inOutage is a model that answers otherwise while the store fails.
+type inOutage struct {
+	model
+	answers outcome
+}
+
+func (o inOutage) down() outcome {
+	if inner := o.model.down(); inner != fails {
+		return inner
+	}
+	return o.answers
+}
+
+// nesting is limiters around each other, and their model.
+type nesting struct {
+	ratelimit.Limiter
+	model
+	id        int
+	algorithm string
+	store     *unreliable
+	front     store.Store // before store, or nil
+	names     []string    // of the wrappers, the outermost first
+	cores     []nested
+	observer  ratelimit.Observer // of each of the five, or nil
+}
+
+// nested is one of the five inside a nesting, and the key that it is asked for.
+type nested struct {
+	limiter ratelimit.Limiter
+	counter *counted
+	key     string
+}
+
+// core is a limiter of the five that is new to the nesting.
+func (x *nesting) core(t testing.TB, limit int, opts ...ratelimit.Option) nested {
+	name := fmt.Sprint(len(x.cores))
+	s := x.front
+	if s == nil {
+		s = x.store
+	}
+	opts = append(opts, ratelimit.WithName(fmt.Sprint(x.id, " ", name)), ratelimit.WithPolicyName(name))
+	if x.observer != nil {
+		opts = append(opts, ratelimit.WithObserver(x.observer))
+	}
+	l := newLimiter(t, x.algorithm, s, ratelimit.PerDay(limit), opts...)
+	return nested{l, &counted{limit: limit}, "key"}
+}
+
+// nobody hears what it is told.
+type nobody struct{}
+
+func (nobody) Decided(context.Context, string, int, ratelimit.Result, error, time.Duration) {}
+
+// wrapper puts something around a limiter. Its constructor may refuse it.
+type wrapper struct {
+	name string
+	wrap func(t testing.TB, x *nesting) error
+}
+
+// plain is a wrapper that decides as the limiter inside.
+func plain[L ratelimit.Limiter](name string, make func(ratelimit.Limiter) (L, error)) wrapper {
+	return wrapper{name, func(_ testing.TB, x *nesting) error {
+		l, err := make(x.Limiter)
+		x.Limiter = l
+		return err
+	}}
+}
+
+// modelled is a wrapper of which the model says what it does.
+func modelled(w wrapper, of func(model) model) wrapper {
+	return wrapper{w.name, func(t testing.TB, x *nesting) error {
+		err := w.wrap(t, x)
+		x.model = of(x.model)
+		return err
+	}}
+}
+
+func prefixed(_ context.Context, key string) (string, error) { return "re:" + key, nil }
+
+func ignored(context.Context, string, int, ratelimit.Result, error) {}
+
+func listing(lists accesslist.Lists) func(ratelimit.Limiter) (*accesslist.Limiter, error) {
+	return func(l ratelimit.Limiter) (*accesslist.Limiter, error) {
+		return accesslist.New(l, accesslist.WithLists(lists))
+	}
+}
+
+func inCase(p fallback.Answer) func(ratelimit.Limiter) (*fallback.Limiter, error) {
+	return func(l ratelimit.Limiter) (*fallback.Limiter, error) {
+		return fallback.New(l, p, fallback.WithBreaker(math.MaxInt32, time.Hour))
+	}
+}
+
+func answering(o outcome) func(model) model {
+	return func(m model) model { return inOutage{m, o} }
+}
+
+// wrappers are all of this module that stand in the way of a call.
+func wrappers(t testing.TB) []wrapper {
+	everybody, err := accesslist.NewList("=key", "=re:key", "=re:re:key", "=re:re:re:key")
+	require.NoError(t, err)
+	return []wrapper{
+		{"another key", func(_ testing.TB, x *nesting) error {
+			for i := range x.cores {
+				x.cores[i].key = "re:" + x.cores[i].key
+			}
+			x.Limiter = testkit.OtherKey(x.Limiter, prefixed)
+			return nil
+		}},
+		plain("observe.Around", func(l ratelimit.Limiter) (ratelimit.Limiter, error) { return observe.Around(l, nobody{}) }),
+		plain("All of one", func(l ratelimit.Limiter) (*ratelimit.All, error) { return ratelimit.NewAll(l) }),
+		{"All, first", func(t testing.TB, x *nesting) (err error) {
+			other := x.core(t, 7)
+			x.Limiter, err = ratelimit.NewAll(x.Limiter, other.limiter)
+			x.model, x.cores = both{x.model, other.counter}, append(x.cores, other)
+			return err
+		}},
+		{"All, second", func(t testing.TB, x *nesting) (err error) {
+			other := x.core(t, 12)
+			x.Limiter, err = ratelimit.NewAll(other.limiter, x.Limiter)
+			x.model, x.cores = both{other.counter, x.model}, append(x.cores, other)
+			return err
+		}},
+		{"All with calls and a key", func(t testing.TB, x *nesting) (err error) {
+			other := x.core(t, 5, ratelimit.CountCalls(), ratelimit.WithKeyFunc(prefixed))
+			x.Limiter, err = ratelimit.NewAll(x.Limiter, other.limiter)
+			x.model, x.cores = both{x.model, once{other.counter}}, append(x.cores, other)
+			return err
+		}},
+		{"regions", func(t testing.TB, x *nesting) (err error) {
+			nothing := newLimiter(t, x.algorithm, memory(t, newClock()), ratelimit.PerDay(0))
+			x.Limiter, err = regions.New(x.Limiter, []ratelimit.Limiter{nothing})
+			return err
+		}},
+		modelled(plain("fallback open", inCase(fallback.FailOpen())), answering(admits)),
+		modelled(plain("fallback closed", inCase(fallback.FailClosed())), answering(denies)),
+		plain("accesslist", listing(accesslist.Lists{})),
+		modelled(plain("accesslist, allowed", listing(accesslist.Lists{Allow: everybody})), func(m model) model { return listed{m, true} }),
+		modelled(plain("accesslist, denied", listing(accesslist.Lists{Deny: everybody})), func(m model) model { return listed{m, false} }),
+		plain("shadow, enforced", func(l ratelimit.Limiter) (*shadow.Limiter, error) {
+			return shadow.New(l, ignored, shadow.WithEnforcement(100))
+		}),
+		modelled(plain("shadow", func(l ratelimit.Limiter) (*shadow.Limiter, error) {
+			return shadow.New(l, ignored)
+		}), func(m model) model { return unenforced{m, true} }),
+		plain("Waiter", func(l ratelimit.Limiter) (*throttle.Waiter, error) { return throttle.NewWaiter(l, time.Microsecond) }),
+		modelled(plain("Slowdown", func(l ratelimit.Limiter) (*throttle.Slowdown, error) {
+			return throttle.NewSlowdown(l, throttle.Slow{Step: time.Microsecond, Max: time.Microsecond})
+		}), func(m model) model { return unenforced{m, false} }),
+	}
+}
+
+// refuses is whether the constructor of outer refuses a limiter inside, which has these
+// wrappers, from the outside in. The reasons are in the doc of package ratelimit.
+func refuses(outer string, inside []string) bool {
+	has := func(names ...string) bool {
+		return slices.ContainsFunc(inside, func(name string) bool {
+			return slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(name, n) })
+		})
+	}
+	switch kind, _, _ := strings.Cut(outer, " "); kind {
+	case "regions": // it moves events of the five
+		return len(inside) > 0
+	case "fallback": // they answer for the store, or sleep
+		return has("accesslist", "shadow", "Waiter", "Slowdown")
+	case "All", "All,", "Slowdown": // it would hold what others have taken while it sleeps, or sleep to be let through
+		return has("Waiter")
+	}
+	return false
+}
+
+// TestNestings holds each wrapper around each other, on both stores, to the model.
+func TestNestings(t *testing.T) {
+	depth := 2
+	if effort.Long() {
+		depth = 3
+	}
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		depth := depth
+		if _, onRedis := s.(*redisstore.Store); onRedis && !effort.Full() {
+			depth = 1
+		}
+		all := slices.DeleteFunc(wrappers(t), func(w wrapper) bool {
+			return w.name == "regions" && (algorithm == "sliding_log" || algorithm == "leaky_bucket")
+		})
+		nestings, rng := 0, rand.New(rand.NewPCG(1, 2))
+		var nest func(inside []wrapper)
+		nest = func(inside []wrapper) {
+			x, names := &nesting{id: nestings, algorithm: algorithm, store: &unreliable{Store: s}}, []string{}
+			x.cores = []nested{x.core(t, 10)}
+			x.Limiter, x.model = x.cores[0].limiter, x.cores[0].counter
+			for i, w := range slices.Backward(inside) {
+				err := w.wrap(t, x)
+				if refuses(w.name, names) {
+					require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%s around %s", w.name, names)
+					require.Zero(t, i)
+					return
+				}
+				names = append([]string{w.name}, names...)
+				require.NoError(t, err, names)
+			}
+			x.names = names
+			nestings++
+			x.run(t, rng)
+			for i := range all {
+				if len(inside) < depth {
+					nest(append([]wrapper{all[i]}, inside...))
+				}
+			}
+		}
+		nest(nil)
+		t.Logf("%d nestings", nestings)
+	})
+}
+
+// run has the limiter decide as the model does.
+func (x *nesting) run(t *testing.T, rng *rand.Rand) {
+	queues := x.algorithm == "leaky_bucket"
+	if slices.Contains(x.names, "Waiter") && (queues || slices.Contains(x.names, "Slowdown")) {
+		return // it admits what has its turn within a microsecond
+	}
+	type grant struct {
+		r    ratelimit.Result
+		n    int
+		undo func()
+	}
+	var grants []grant
+	ctx, said := t.Context(), []string{}
+	say := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
+	told := func() string { return fmt.Sprintf("%s of %q: %s", x.algorithm, x.names, strings.Join(said, ", ")) }
+	admitted := func(r ratelimit.Result, n int, undo func()) {
+		grants = append(grants, grant{r, n, undo})
+	}
+	for range 30 {
+		n := 1 + rng.IntN(4)
+		switch rng.IntN(12) {
+		default:
+			say("AllowN(%d)", n)
+			r, err := x.AllowN(ctx, "key", n)
+			require.NoError(t, err, told())
+			require.Equal(t, x.fits(n), r.Allowed, told())
+			x.check(t, r, told)
+			if r.Allowed {
+				admitted(r, n, x.charge(n))
+			}
+		case 0:
+			say("AllowUpTo(%d)", n)
+			granted, r, err := ratelimit.AllowUpTo(ctx, x.Limiter, "key", n)
+			require.NoError(t, err, told())
+			for n > 0 && !x.fits(n) {
+				n--
+			}
+			require.Equal(t, n, granted, told())
+			x.check(t, r, told)
+			if granted > 0 {
+				admitted(r, n, x.charge(n))
+			}
+		case 1:
+			say("Peek")
+			r, err := x.Peek(ctx, "key")
+			require.NoError(t, err, told())
+			require.Equal(t, x.fits(1), r.Allowed, told())
+			require.Zero(t, r.Charged(), told())
+			x.check(t, r, told)
+		case 2:
+			say("Charge(%d)", n)
+			r, err := ratelimit.Charge(ctx, x.Limiter, "key", n)
+			require.NoError(t, err, told())
+			admitted(r, n, x.overdraw(n))
+		case 3, 4, 5:
+			if len(grants) == 0 {
+				break
+			}
+			i := rng.IntN(len(grants))
+			if queues { // it takes back its last turn only
+				i = len(grants) - 1
+			}
+			say("Refund(%d)", grants[i].n)
+			err := x.Refund(ctx, "key", grants[i].r, grants[i].n)
+			if grants[i].r.Allowed {
+				require.NoError(t, err, told())
+			}
+			grants[i].undo()
+			grants = slices.Delete(grants, i, i+1)
+		case 6:
+			say("down AllowN(%d)", n)
+			want := x.down()
+			if want == unknown {
+				break
+			}
+			x.store.Down.Store(true)
+			r, err := x.AllowN(ctx, "key", n)
+			x.store.Down.Store(false)
+			got := denies
+			if err != nil {
+				require.ErrorIs(t, err, ratelimit.ErrStore, told())
+				got = fails
+			} else if x.check(t, r, told); r.Allowed {
+				got = admits
+			}
+			require.Equal(t, want, got, told())
+		case 7:
+			if queues || slices.Contains(x.names, "Slowdown") { // what comes at once is another question
+				break
+			}
+			say("AllowWithin(%d)", n)
+			r, err := ratelimit.AllowWithin(ctx, x.Limiter, "key", n, 0)
+			require.NoError(t, err, told())
+			require.Equal(t, x.fits(n), r.Allowed, told())
+			x.check(t, r, told)
+			if r.Allowed {
+				admitted(r, n, x.charge(n))
+			}
+		}
+		x.same(t, told)
+	}
+	say("Reset")
+	require.NoError(t, x.Reset(ctx, "key"), told())
+	x.reset()
+	x.same(t, told)
+}
+
+// check holds what is told to what always holds.
+func (x *nesting) check(t *testing.T, r ratelimit.Result, told func() string) {
+	require.True(t, 0 <= r.Remaining && r.Remaining <= r.Limit, "%s: %+v", told(), r)
+	require.Equal(t, r.Allowed, r.RetryAfter == 0, "%s: %+v", told(), r)
+	policies, err := ratelimit.AppendPolicies(t.Context(), nil, x.Limiter, "key")
+	require.NoError(t, err, told())
+	if parts := r.Parts(); parts != nil {
+		require.Len(t, parts, len(policies), told())
+		for i, part := range parts {
+			if part != (ratelimit.Result{}) && part.Counted() {
+				require.Equal(t, policies[i].Quota, part.Limit, "%s: part %d", told(), i)
+			}
+		}
+		if by := r.DeniedBy(); by != "" {
+			i := slices.IndexFunc(policies, func(p ratelimit.Policy) bool { return p.Name == by })
+			require.NotEqual(t, -1, i, told())
+			require.False(t, parts[i].Allowed, told())
+		}
+	} else if r.Counted() {
+		require.Len(t, policies, 1, told())
+	}
+}
+
+// same holds what each of the five has counted to the model.
+func (x *nesting) same(t *testing.T, told func() string) {
+	for _, c := range x.cores {
+		r, err := c.limiter.Peek(t.Context(), c.key)
+		require.NoError(t, err, told())
+		require.Equal(t, max(0, c.counter.limit-c.counter.used), r.Remaining, "%s: of %d", told(), c.counter.limit)
+	}
+}
+
+// TestNestingsKeepToOneLimitAcrossOutages has a local fallback inside of nestings, and others
+// inside of it. The store comes and goes. It forgets nothing, so that each of the five admits
+// its limit once.
+func TestNestingsKeepToOneLimitAcrossOutages(t *testing.T) {
+	all := wrappers(t)
+	inner := []string{"All of one", "All, first", "All, second"}
+	outer := []string{"another key", "All of one", "All, first", "All, second", "All with calls and a key", "accesslist", "shadow, enforced"}
+	rng := rand.New(rand.NewPCG(3, 4))
+	for id := range effort.Of(2_000, 20_000) {
+		algorithm := algorithms[id%len(algorithms)]
+		x := &nesting{id: id, algorithm: algorithm, store: &unreliable{Store: memory(t, newClock())}}
+		if id%2 == 1 {
+			x.front = newDenyCache(t, x.store)
+		}
+		x.cores = []nested{x.core(t, 10)}
+		x.Limiter, x.model = x.cores[0].limiter, x.cores[0].counter
+		wrap := func(names []string) {
+			for range rng.IntN(3) {
+				name := names[rng.IntN(len(names))]
+				w := all[slices.IndexFunc(all, func(w wrapper) bool { return w.name == name })]
+				if !refuses(name, x.names) {
+					require.NoError(t, w.wrap(t, x))
+					x.names = append([]string{name}, x.names...)
+				}
+			}
+		}
+		wrap(inner)
+		f, err := fallback.New(x.Limiter, fallback.FailLocal(1), fallback.WithBreaker(math.MaxInt32, time.Hour))
+		require.NoError(t, err)
+		x.Limiter, x.names = f, append([]string{"fallback local"}, x.names...)
+		wrap(outer)
+		x.comeAndGo(t, rng)
+	}
+}
+
+// comeAndGo has the limiter decide while its store comes and goes.
+func (x *nesting) comeAndGo(t *testing.T, rng *rand.Rand) {
+	ctx, said := t.Context(), []string{}
+	var admitted []ratelimit.Result
+	var undo []func()
+	for range 40 {
+		switch last := len(admitted) - 1; rng.IntN(8) {
+		case 0:
+			x.store.Down.Store(!x.store.Down.Load())
+			said = append(said, fmt.Sprint("down: ", x.store.Down.Load()))
+		case 1:
+			_, _ = x.Peek(ctx, "key") // an error, where no fallback is around the limit
+			said = append(said, "Peek")
+		case 2:
+			if last < 0 {
+				break
+			}
+			if err := x.Refund(ctx, "key", admitted[last], 4); err == nil {
+				undo[last]()
+				said = append(said, "Refund")
+			}
+			admitted, undo = admitted[:last], undo[:last]
+		default:
+			n := 1 + rng.IntN(4)
+			if r, err := x.AllowN(ctx, "key", n); err == nil && r.Allowed {
+				admitted, undo = append(admitted, r), append(undo, x.charge(n))
+				said = append(said, fmt.Sprintf("AllowN(%d): %v", n, r))
+			}
+		}
+		for _, c := range x.cores {
+			require.LessOrEqual(t, c.counter.used, c.counter.limit, "%s of %q: %v", x.algorithm, x.names, said)
+		}
+	}
+	x.store.Down.Store(false)
+	_, err := x.Peek(ctx, "key") // what is owed is handed back
+	require.NoError(t, err)
+	for _, c := range x.cores {
+		r, err := c.limiter.Peek(ctx, c.key)
+		require.NoError(t, err)
+		require.LessOrEqual(t, r.Remaining, c.counter.limit-c.counter.used, "%s of %q: %v", x.algorithm, x.names, said)
+	}
+}
+
+// An observed limiter is decided on as the plain one is, in each wrapper.
+func TestObservedLimitersDecideAsPlainOnes(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if _, onRedis := s.(*redisstore.Store); onRedis && !effort.Full() {
+			t.Skip("in memory is enough")
+		}
+		all, id := wrappers(t), 1_000_000
+		for _, outer := range all {
+			for _, inner := range all {
+				plain := &nesting{id: id, algorithm: algorithm, store: &unreliable{Store: s}}
+				watched := &nesting{id: id + 1, algorithm: algorithm, store: &unreliable{Store: s}, observer: nobody{}}
+				id += 2
+				var errs [2]error
+				for i, x := range []*nesting{plain, watched} {
+					x.cores = []nested{x.core(t, 10)}
+					x.Limiter, x.model = x.cores[0].limiter, x.cores[0].counter
+					if errs[i] = inner.wrap(t, x); errs[i] == nil {
+						errs[i] = outer.wrap(t, x)
+					}
+				}
+				require.Equal(t, errs[0] == nil, errs[1] == nil, "%s around %s: %v, %v", outer.name, inner.name, errs[0], errs[1])
+				if errs[0] == nil {
+					requireSameDecisions(t, plain, watched, c, outer.name+" around "+inner.name)
+				}
+			}
+		}
+	})
+}
+
+func requireSameDecisions(t *testing.T, plain, watched *nesting, c *clock, name string) {
+	t.Helper()
+	ctx, rng := t.Context(), rand.New(rand.NewPCG(5, 6))
+	var admitted [2]ratelimit.Result
+	for i := range 12 {
+		n, what := 1+rng.IntN(4), rng.IntN(6)
+		var results [2]ratelimit.Result
+		var errs [2]error
+		for j, x := range []*nesting{plain, watched} {
+			x.store.Down.Store(i == 7)
+			switch what {
+			case 0:
+				_, results[j], errs[j] = ratelimit.AllowUpTo(ctx, x.Limiter, "key", n)
+			case 1:
+				results[j], errs[j] = ratelimit.Charge(ctx, x.Limiter, "key", n)
+			case 2:
+				results[j], errs[j] = x.Peek(ctx, "key")
+			case 3:
+				results[j], errs[j] = ratelimit.AllowWithin(ctx, x.Limiter, "key", n, time.Minute)
+			case 4:
+				errs[j] = x.Refund(ctx, "key", admitted[j], 1)
+			default:
+				results[j], errs[j] = x.AllowN(ctx, "key", n)
+			}
+			if results[j].Charged() > 0 {
+				admitted[j] = results[j]
+			}
+		}
+		require.Equal(t, errs[0] == nil, errs[1] == nil, "%s, call %d: %v, %v", name, i, errs[0], errs[1])
+		requireSame(t, results[0], results[1], name)
+		parts, others := results[0].Parts(), results[1].Parts()
+		require.Len(t, others, len(parts), name)
+		for k := range parts {
+			requireSame(t, parts[k], others[k], name)
+		}
+		c.Advance(time.Minute)
+	}
+}
+
+// requireSame leaves out what is measured on the wall clock.
+func requireSame(t *testing.T, r, other ratelimit.Result, name string) {
+	t.Helper()
+	if r.Source() == ratelimit.SourceDenyCache || r.Source() == ratelimit.SourceFailClosed {
+		r.RetryAfter, r.ResetAfter, other.RetryAfter, other.ResetAfter = 0, 0, 0, 0
+	}
+	require.Equal(t, r.String(), other.String(), name)
+	require.Equal(t, []int{r.Limit, r.Remaining, r.Charged()}, []int{other.Limit, other.Remaining, other.Charged()}, name)
+	require.Equal(t, r.ResetAfter, other.ResetAfter, name)
+	require.Equal(t, r.Source(), other.Source(), name)
+}

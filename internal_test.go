@@ -1,0 +1,281 @@
+package ratelimit
+
+import (
+	"math"
+	"math/big"
+	"math/bits"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// FuzzStep holds the transitions to what a Result promises, from any state that a
+// store could hold under any limit, of the same Period or another one: it is not
+// only the states that traces lead to that matter.
+func FuzzStep(f *testing.F) {
+	year := int64(365 * 24 * time.Hour / time.Microsecond)
+	f.Add(uint8(0), int64(3), int64(1e6), int64(3), int64(1e6), int64(5e15), int64(2), int64(0), int64(17), int64(1), int64(0), false)
+	f.Add(uint8(1), int64(999_983), int64(86_400e6), int64(0), int64(86_400e6), int64(5e15), int64(999_983), int64(999_983), int64(86_399e6), int64(7), int64(0), false)
+	f.Add(uint8(1), int64(10), int64(60e6), int64(0), int64(1e6), int64(5e15), int64(10), int64(9), int64(100_000), int64(4), int64(0), false)
+	f.Add(uint8(2), int64(2_147_483_647), year, int64(2_147_483_647), year, int64(1), int64(2_147_483_647), int64(12345), int64(77e12), int64(1e9), int64(0), false)
+	f.Add(uint8(3), int64(1), 10*year, int64(10), int64(1000), int64(5e15), int64(9), int64(999), int64(1), int64(2), int64(0), false)
+	f.Add(uint8(6), int64(10), int64(60e6), int64(10), int64(60e6), int64(5e15), int64(10), int64(7), int64(1), int64(3), int64(30e6), false)
+	f.Add(uint8(2), int64(1), 10*year, int64(1), 10*year, int64(5e15), int64(9), int64(7), int64(1), int64(1), 100*year, true)
+	f.Add(uint8(3), int64(10), int64(60e6), int64(10), int64(60e6), int64(5e15), int64(5), int64(7), int64(1), int64(3), int64(29e6), false)
+	f.Add(uint8(3), int64(-57), int64(59_999_948), int64(-6), int64(999_957), int64(5e15+37), int64(-10), int64(-117), int64(99_862), int64(-108), int64(0), false)
+	f.Add(uint8(6), int64(-57), int64(59_999_948), int64(87), int64(999_899), int64(5e15+122), int64(-30), int64(-39), int64(99_862), int64(-108), int64(0), false)
+	f.Fuzz(func(t *testing.T, which uint8, rate, period, burst, statePeriod, at, whole, part, after, n, before int64, ahead bool) {
+		a := []*store.Rule{&fixedWindow, &slidingWindow, &tokenBucket, &leakyBucket}[which%4]
+		const most = 1<<31 - 1
+		l := store.Limit{Rate: within(rate, 1, most), Period: within(period, 1000, 10*year)}
+		s := store.State{At: within(at, -1<<50, 1<<52), Period: within(statePeriod, 1000, 10*year), Whole: within(whole, 0, most)}
+		l.Burst = l.Rate
+		switch {
+		case a.Burst:
+			l.Burst = within(burst, 1, most)
+			s.Part = within(part, 0, s.Period-1)
+			if !drainsWithin(l, maxRefill) {
+				t.Skip("a bucket that its constructor refuses")
+			}
+			l = l.TurnBefore(within(before, 0, maxRefill+1))
+			if ahead { // of its turn, or a debt
+				s.Whole |= overdrawn
+			}
+		case which%4 == 1:
+			s.Part = within(part, 0, most)
+		}
+		now, n := s.At+within(after, -l.Period, 3*max(l.Period, s.Period)), within(n, 1, l.Burst)
+
+		next, r := a.Step(s, l, now, n)
+		v := a.Report(l, r, n, 0)
+		at0 := max(now, s.At)
+		if s.Whole == 0 && s.Part == 0 {
+			at0 = now
+		}
+		admits := func(later, n int64, l store.Limit) bool {
+			_, r := a.Step(s, l, at0+later, n)
+			return r.OK()
+		}
+		fits := func(later, n int64) bool { return admits(later, n, l) }
+		plain := l
+		plain = plain.TurnBefore(0) // by which Remaining and ResetAfter are told
+		require.True(t, v.Remaining == 0 || admits(0, v.Remaining, plain), "Remaining %d", v.Remaining)
+		require.False(t, admits(0, v.Remaining+1, plain), "Remaining %d", v.Remaining)
+		if r.OK() {
+			require.Equal(t, store.State{At: at0, Period: l.Period, Whole: next.Whole, Part: next.Part}, next)
+			level := next.Whole &^ overdrawn
+			require.True(t, level >= n && level <= most && next.Part >= 0 && next.Part < 1<<49, "%+v", next)
+			charged := a.Report(l, r, n, n)
+			require.Equal(t, max(0, v.Remaining-n), charged.Remaining)
+			require.Equal(t, v.Delay, charged.Delay)
+			require.True(t, l.Before() == 0 || v.Delay < l.Before(), "a turn after %d µs, within %d", v.Delay, l.Before)
+			if next.Whole > level {
+				require.Greater(t, level+min(1, next.Part), l.Burst, "past the capacity")
+				require.LessOrEqual(t, level+min(1, next.Part), bucketMost(l))
+				require.True(t, admits(v.Delay, n, plain) && !admits(v.Delay-1, n, plain), "its turn comes after Delay %d", v.Delay)
+			}
+			require.LessOrEqual(t, a.TTL(next, l), charged.Reset)
+			_, r := a.Step(next, plain, at0+charged.Reset, l.Burst)
+			require.True(t, r.OK(), "as never seen at ResetAfter")
+			if which%4 == 1 { // its true count may be above the Rate, to which decisions read it
+				next.Part = min(next.Part, l.Rate)
+			}
+			life := a.TTL(next, l)
+			require.Equal(t, a.Used(next, at0+life, at0), a.Used(next, at0+life, at0-l.Period), "a late reading")
+			for _, later := range []int64{0, life / 3, life / 2, life - 1, life} {
+				_, r := a.Step(next, plain, at0+later, 1)
+				if next.Whole > level { // as far as Remaining knows
+					continue
+				}
+				used := l.Burst - a.Report(plain, r, 1, 0).Remaining
+				// A bucket's end is rounded up to a µs, in which some events may drain.
+				require.InDelta(t, used, a.Used(next, at0+life, at0+later), float64(2+l.Rate/l.Period),
+					"in force after %d of %d µs", later, life)
+			}
+			return
+		}
+		if l.Before() == 0 { // as in a Charge
+			debt, held := a.Overdrawn(next, l, mostOf(a, l)), min(n, mostOf(a, l)-a.Spent(r))
+			require.True(t, debt.At == at0 && debt.Period == l.Period && debt.Whole < 1<<32 && debt.Part >= 0 && debt.Part < 1<<49, "%+v", debt)
+			_, owed := a.Step(debt, l, at0, 1)
+			require.False(t, owed.OK())
+			require.Zero(t, a.Report(l, owed, 1, 0).Remaining)
+			life := a.TTL(debt, l)
+			require.LessOrEqual(t, life, max(2*l.Period, maxRefill+l.Period), "the part of an event that is above the most drains too")
+			require.Equal(t, life, a.Report(l, owed, 1, 0).Reset)
+			if held > 0 {
+				given := a.Refund(debt, l, at0, store.Receipt{
+					At: at0, Due: at0 + life, Rate: l.Rate, Period: l.Period, Overdrawn: drainsWithin(l, life-1), N: held})
+				_, r := a.Step(given, l, at0, 1)
+				require.Equal(t, v.Remaining, a.Report(l, r, 1, 0).Remaining, "as before the debt: %+v", given)
+			}
+		}
+		require.Positive(t, v.Retry)
+		require.True(t, fits(v.Retry, n), "admitted at RetryAfter %d", v.Retry)
+		require.False(t, fits(v.Retry-1, n), "and not before")
+		require.True(t, admits(v.Reset, l.Burst, plain), "as never seen at ResetAfter %d", v.Reset)
+	})
+}
+
+// TestALevelFallsExactly takes products on both sides of 2^64, and so many events that
+// no level is left: of a fast limit and a key that was idle for long.
+func TestALevelFallsExactly(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	year := int64(365 * 24 * time.Hour / time.Microsecond)
+	check := func(dt, rate, period int64) {
+		t.Helper()
+		whole, part := flow(dt, rate, period)
+		q, r := new(big.Int).DivMod(new(big.Int).Mul(big.NewInt(dt), big.NewInt(rate)), big.NewInt(period), new(big.Int))
+		if !q.IsInt64() {
+			q.SetInt64(math.MaxInt64)
+			r.SetInt64(part)
+		}
+		require.Equal(t, [2]int64{q.Int64(), r.Int64()}, [2]int64{whole, part}, "%d µs of %d/%d µs", dt, rate, period)
+	}
+	for range 1000 {
+		rate := 1<<30 + rng.Int64N(1<<30)
+		just := int64(math.MaxUint64/uint64(rate)) + 1 // the low word of the product is below the rate
+		check(just, rate, 10*year)
+		check(just-1, rate, 10*year)
+		check(rng.Int64N(100*year), rate, 1000+rng.Int64N(10*year))
+
+		short := 1000 + rng.Int64N(1000)
+		many, _ := bits.Div64(uint64(short), 0, uint64(rate)) // µs in which some 2^64 events drain
+		check(int64(many), rate, short)
+		check(int64(many)+1, rate, short)
+	}
+}
+
+// TestTheSpendOfABucketIsItsLevel holds the estimate by which victims are chosen to the
+// level, at most an event above it, with a debt or without.
+func TestTheSpendOfABucketIsItsLevel(t *testing.T) {
+	l := store.Limit{Rate: 3, Period: 1e6, Burst: 10}
+	for _, s := range []store.State{{Whole: 5}, {Whole: 4, Part: 999_999}, {Whole: 30 | overdrawn, Part: 1}, {Part: 1}} {
+		s.At, s.Period = 1e15, l.Period
+		life := bucketTTL(s, l)
+		for i := range int64(1000) {
+			now := s.At + life*i/1000
+			_, whole, _ := bucketLevel(s, l, now)
+			spend := bucketUsed(s, s.At+life, now)
+			require.True(t, whole <= spend && spend <= whole+1, "%+v after %d of %d µs: %d, at a level of %d", s, now-s.At, life, spend, whole)
+		}
+		require.Zero(t, bucketUsed(s, s.At+life, s.At+life), "at the end of %+v", s)
+	}
+}
+
+// TestADrainTimeIsExact takes levels whose parts carry into the high word.
+func TestADrainTimeIsExact(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	const period = int64(10 * 365 * 24 * time.Hour / time.Microsecond)
+	for hi := range int64(1000) {
+		// whole·period + part is hi·2^64.
+		whole, part := bits.Div64(uint64(hi), 0, uint64(period))
+		for _, part := range []int64{max(0, int64(part)-1), int64(part), min(int64(part)+1, period-1)} {
+			l := store.Limit{Rate: hi + 1 + rng.Int64N(1<<30), Period: period}
+			n := new(big.Int).Mul(new(big.Int).SetUint64(whole), big.NewInt(period))
+			n.Add(n, big.NewInt(part+l.Rate-1)).Div(n, big.NewInt(l.Rate))
+			require.Equal(t, n.Int64(), drainTime(int64(whole), part, l), "%d and %d/%d events at %d", whole, part, period, l.Rate)
+		}
+	}
+}
+
+func TestAChargeLeftAtMostTheMostEventsBehind(t *testing.T) {
+	for _, tt := range []struct{ rate, whole, part int64 }{
+		{maxEvents - 1, maxEvents - 1, 0},
+		{maxEvents, maxEvents, 0},
+		{maxEvents + 1, maxEvents, 999},
+	} {
+		c := store.Receipt{At: 1e15, Due: 1e15 + 1000, Rate: tt.rate, Period: 1000}
+		require.Equal(t, store.State{At: c.At, Period: 1000, Whole: tt.whole, Part: tt.part}, chargedLevel(c, false))
+		require.Equal(t, store.State{At: c.At, Period: 1000, Whole: tt.whole + overdrawn, Part: tt.part}, chargedLevel(c, true))
+	}
+}
+
+// TestWhatADebtLeftLetTheNextEventIn has a debt of 12 events, of which one drains each
+// second, and a state that another event has made since.
+func TestWhatADebtLeftLetTheNextEventIn(t *testing.T) {
+	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
+	c := store.Receipt{At: 1e15, Due: 1e15 + 12e6, Rate: 1, Period: 1e6, Overdrawn: true, N: 12}
+	for after, want := range map[int64]store.State{
+		1_000_000: {Whole: 9},
+		2_500_000: {Whole: 9},
+		3_000_000: {Whole: 9},
+		3_250_000: {Whole: 8, Part: 750_000},
+	} {
+		s := store.State{At: c.At + after, Period: l.Period, Whole: 5}
+		want.At, want.Period = s.At, s.Period
+		require.Equal(t, want, leftOf(c, s, l), "after %d µs", after)
+		s.Whole += overdrawn
+		require.Equal(t, chargedLevel(c, true), leftOf(c, s, l), "the debt lasts")
+	}
+	c.Overdrawn = false
+	require.Equal(t, chargedLevel(c, false), leftOf(c, store.State{At: c.At + 1e6, Period: l.Period, Whole: 5}, l))
+}
+
+func TestADebtOfLessThanAnEventIsNone(t *testing.T) {
+	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
+	c := store.Receipt{At: 1e15, Due: 1e15 + 12e6, Rate: 1, Period: 1e6, Overdrawn: true, N: 12}
+	s := store.State{At: c.At, Period: l.Period, Whole: 12 + overdrawn, Part: 1}
+	require.Equal(t, store.State{At: s.At, Period: s.Period, Part: 1}, bucketRefund(s, l, s.At, c))
+}
+
+func TestARefundOfAllLeavesNoState(t *testing.T) {
+	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
+	c := store.Receipt{At: 1e15, Due: 1e15 + 5e6, Rate: 1, Period: 1e6, N: 5}
+	for _, whole := range []int64{5, 4} { // of 4, another refund has left
+		s := store.State{At: c.At, Period: l.Period, Whole: whole}
+		require.Zero(t, bucketRefund(s, l, s.At, c), "of %d", whole)
+	}
+}
+
+func TestALevelHoldsWhatDrainsIn100Years(t *testing.T) {
+	l := store.Limit{Rate: 1, Period: maxRefill / 20, Burst: 10}
+	for s, want := range map[store.State]bool{
+		{Whole: 20}:          true,
+		{Whole: 19, Part: 1}: true,
+		{Whole: 20, Part: 1}: false,
+		{Whole: 21}:          false,
+	} {
+		require.Equal(t, want, bucketHolds(s, l), "%+v", s)
+	}
+}
+
+// within maps any integer into a range, and those in it to themselves.
+func within(v, low, high int64) int64 {
+	if low <= v && v <= high {
+		return v
+	}
+	size := uint64(high-low) + 1
+	return low + int64(uint64(v-low)%size)
+}
+
+// Share is the limit of one of n instances.
+func (l Limit) Share(n int) (Limit, error) { return l.share(n) }
+
+// With returns a copy of l, one of the five, that has more options: as if its constructor had got
+// them. It is l itself if it is none of the five, or an option is refused.
+func With(l Limiter, opts ...Option) Limiter {
+	core := coreOf(l)
+	if core == nil {
+		return l
+	}
+	moved := reflect.New(reflect.TypeOf(l).Elem())
+	moved.Elem().Set(reflect.ValueOf(l).Elem())
+	copied := moved.Interface().(interface {
+		Limiter
+		core() *limiter
+	})
+	lim := copied.core()
+	for _, opt := range opts {
+		if err := opt(lim); err != nil {
+			return l
+		}
+	}
+	lim.introduce(copied)
+	return copied
+}

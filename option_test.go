@@ -1,0 +1,356 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// requestsAndTokens is an All of 5 requests and 20 tokens in an hour, and both alone. around
+// makes what stands around the limiter of requests.
+func requestsAndTokens(t *testing.T, s store.Store, around func(ratelimit.Limiter) ratelimit.Limiter) (a, requests, tokens ratelimit.Limiter) {
+	requests = newLimiter(t, "fixed_window", s, ratelimit.PerHour(5), ratelimit.WithName("requests"))
+	tokens = newLimiter(t, "fixed_window", s, ratelimit.PerHour(20), ratelimit.WithName("tokens"))
+	return all(t, around(requests), tokens), requests, tokens
+}
+
+// hour is the model: what is charged in this hour.
+type hour struct{ calls, events int }
+
+func (h *hour) fits(n int) bool { return h.calls < 5 && h.events+n <= 20 }
+
+func (h *hour) charge(n int) { h.calls, h.events = h.calls+1, h.events+n }
+
+func TestCallsInAnAllAreOneRequestAndNTokens(t *testing.T) {
+	c := newClock()
+	stores := map[string]store.Store{
+		"memory":            memory(t, c),
+		"Redis":             redisServer(t, redisstore.WithClock(c.Now)),
+		"one after another": withoutJoint{Store: memory(t, c)},
+	}
+	ways := map[string]func(l ratelimit.Limiter) ratelimit.Limiter{
+		"plain":         func(l ratelimit.Limiter) ratelimit.Limiter { return perCall(t, l) },
+		"another key":   func(l ratelimit.Limiter) ratelimit.Limiter { return perCall(t, onOneKey(t, l, "key")) },
+		"in a fallback": func(l ratelimit.Limiter) ratelimit.Limiter { return failover(t, perCall(t, l), fallback.FailOpen()) },
+	}
+	for where, s := range stores {
+		for way, around := range ways {
+			t.Run(where+", "+way, func(t *testing.T) {
+				ctx, rng := t.Context(), rand.New(rand.NewPCG(1, 2))
+				a, requests, tokens := requestsAndTokens(t, s, around)
+				require.NoError(t, a.Reset(ctx, "key"))
+				var now hour
+				began := c.Now().Truncate(time.Hour)
+				for range 400 {
+					if c.Now().Truncate(time.Hour) != began {
+						now, began = hour{}, c.Now().Truncate(time.Hour)
+					}
+					n := 1 + rng.IntN(8)
+					fits := now.fits(n)
+					var r ratelimit.Result
+					var err error
+					switch rng.IntN(6) {
+					case 0:
+						r, err = a.Peek(ctx, "key")
+						require.Equal(t, now.fits(1), r.Allowed)
+					case 1:
+						var granted int
+						granted, r, err = ratelimit.AllowUpTo(ctx, a, "key", n)
+						want := max(0, min(n, 20-now.events))
+						if now.calls == 5 {
+							want = 0
+						}
+						require.Equal(t, want, granted)
+						if granted > 0 {
+							now.charge(granted)
+						}
+					case 2:
+						r, err = ratelimit.Charge(ctx, a, "key", n) // past the limit, too
+						require.True(t, r.Allowed)
+						now.events += n
+						if rng.IntN(2) == 0 {
+							require.NoError(t, a.Refund(ctx, "key", r, n))
+							now.events -= n
+						}
+					default:
+						if rng.IntN(2) == 0 {
+							r, err = a.AllowN(ctx, "key", n)
+						} else {
+							r, err = ratelimit.AllowWithin(ctx, a, "key", n, time.Minute)
+						}
+						require.Equal(t, fits, r.Allowed)
+						if !fits {
+							break
+						}
+						require.Equal(t, n, r.Charged())
+						require.Equal(t, 1, r.Parts()[0].Charged())
+						now.charge(n)
+						back := rng.IntN(n + 1)
+						if back == 0 || rng.IntN(3) == 0 {
+							break
+						}
+						require.NoError(t, a.Refund(ctx, "key", r, back))
+						if now.events -= back; back == n {
+							now.calls--
+						}
+					}
+					require.NoError(t, err)
+					require.Len(t, r.Parts(), 2)
+					require.Equal(t, 5-now.calls, peek(t, requests, "key").Remaining)
+					require.Equal(t, max(0, 20-now.events), peek(t, tokens, "key").Remaining)
+					c.Advance(time.Duration(rng.Int64N(int64(10 * time.Minute))))
+				}
+			})
+		}
+	}
+}
+
+func TestCallsInAnAllAreDecidedTogether(t *testing.T) {
+	s := &tally{Store: memory(t, newClock())}
+	for _, around := range []func(l ratelimit.Limiter) ratelimit.Limiter{
+		func(l ratelimit.Limiter) ratelimit.Limiter { return perCall(t, l) },
+		func(l ratelimit.Limiter) ratelimit.Limiter {
+			return onOneKey(t, perCall(t, l), "key")
+		},
+	} {
+		a, _, _ := requestsAndTokens(t, s, around)
+		require.NoError(t, a.Reset(t.Context(), "key"))
+		s.Joints = 0
+		require.True(t, allowN(t, a, 7).Allowed)
+		require.True(t, allowN(t, a, 13).Allowed)
+		r := allowN(t, a, 1)
+		require.Equal(t, "tokens", r.DeniedBy())
+		require.Equal(t, 3, r.Parts()[0].Remaining)
+		require.Equal(t, []int{3, 0}, []int{s.Joints, s.Singles})
+	}
+}
+
+// Of a limit that two parts charge, one with each call and one with each event.
+func TestCallsBesideTheSameLimit(t *testing.T) {
+	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{Store: memory(t, newClock())}} {
+		lim := newLimiter(t, "token_bucket", s, ratelimit.PerHour(10))
+		for i, a := range []ratelimit.Limiter{all(t, perCall(t, lim), lim), all(t, lim, perCall(t, lim))} {
+			r := allowN(t, a, 6)
+			require.True(t, r.Allowed)
+			require.Equal(t, 3, r.Remaining)
+			require.Equal(t, 1, r.Parts()[i].Charged())
+			require.False(t, allowN(t, a, 3).Allowed)
+			require.NoError(t, a.Refund(t.Context(), "key", r, 5))
+			require.Equal(t, 8, peek(t, lim, "key").Remaining)
+			whole := allowN(t, a, 7)
+			require.True(t, whole.Allowed)
+			require.NoError(t, a.Refund(t.Context(), "key", whole, 7))
+			require.Equal(t, 8, peek(t, lim, "key").Remaining)
+			require.NoError(t, lim.Reset(t.Context(), "key"))
+		}
+	}
+	_, err := ratelimit.NewAll(inMemory(t, "token_bucket", ratelimit.PerHour(5)), perCall(t, onOneKey(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)), "x")))
+	require.NoError(t, err)
+	lim := inMemory(t, "token_bucket", ratelimit.PerHour(5))
+	_, err = ratelimit.NewAll(lim, perCall(t, onOneKey(t, lim, "x")))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
+func TestCallsAloneChargeOneEvent(t *testing.T) {
+	ctx := t.Context()
+	for _, algorithm := range algorithms {
+		lim := inMemory(t, algorithm, ratelimit.PerHour(5))
+		l := perCall(t, lim)
+		r := allowN(t, l, 1_000_000)
+		require.True(t, r.Allowed)
+		require.Equal(t, 4, r.Remaining)
+		require.Equal(t, 1, r.Charged())
+		require.NoError(t, l.Refund(ctx, "key", r, 999_999), "of fewer, none")
+		require.Equal(t, 4, peek(t, l, "key").Remaining)
+		require.NoError(t, l.Refund(ctx, "key", r, 1_000_000))
+		require.Equal(t, 5, peek(t, lim, "key").Remaining)
+		require.NoError(t, l.Refund(ctx, "key", allow(t, l, "key"), 3))
+		require.Equal(t, 5, peek(t, lim, "key").Remaining, "all that there was of a call of one")
+
+		granted, r, err := ratelimit.AllowUpTo(ctx, l, "key", math.MaxInt)
+		require.NoError(t, err)
+		require.Equal(t, math.MaxInt, granted)
+		require.Equal(t, 4, r.Remaining)
+		within := allowWithin(t, l, 9, time.Hour)
+		require.True(t, within.Allowed)
+		require.Equal(t, 1, within.Charged())
+		left := peek(t, lim, "key").Remaining
+		r = overcharge(t, l, 50)
+		require.Equal(t, []int{0, left}, []int{r.Charged(), r.Remaining})
+		require.NoError(t, l.Refund(ctx, "key", r, 50))
+		require.Equal(t, left, peek(t, lim, "key").Remaining)
+		require.True(t, allowN(t, l, left).Allowed)
+		for allow(t, l, "key").Allowed {
+		}
+		granted, _, err = ratelimit.AllowUpTo(ctx, l, "key", 9)
+		require.NoError(t, err)
+		require.Zero(t, granted)
+		require.ErrorIs(t, l.Refund(ctx, "key", allowN(t, l, 2), 2), ratelimit.ErrInvalidN)
+		require.NoError(t, l.Reset(ctx, "key"))
+		require.Equal(t, 5, peek(t, lim, "key").Remaining)
+		require.Len(t, policiesOf(t, l, "key"), 1+1)
+		_, err = ratelimit.Wait(ctx, l, "key", 50)
+		require.NoError(t, err)
+	}
+}
+
+func TestCallsCheckTheirInput(t *testing.T) {
+	zero := allowN(t, perCall(t, inMemory(t, "token_bucket", ratelimit.PerHour(0))), 2)
+	require.Equal(t, ratelimit.SourceZeroRate, zero.Source())
+	l := perCall(t, inMemory(t, "token_bucket", ratelimit.PerHour(5)))
+	calls := map[string]func(key string, n int) error{
+		"AllowN":      func(key string, n int) error { _, err := l.AllowN(t.Context(), key, n); return err },
+		"AllowWithin": func(key string, n int) error { _, err := ratelimit.AllowWithin(t.Context(), l, key, n, 0); return err },
+		"Charge":      func(key string, n int) error { _, err := ratelimit.Charge(t.Context(), l, key, n); return err },
+		"Refund": func(key string, n int) error {
+			return l.Refund(t.Context(), key, allowN(t, l, 2), n)
+		},
+	}
+	for name, call := range calls {
+		require.ErrorIs(t, call("key", 0), ratelimit.ErrInvalidN, name)
+		require.ErrorIs(t, call("", 1), ratelimit.ErrInvalidKey, name)
+	}
+}
+
+func TestTheLocalLimiterOfCallsCountsCalls(t *testing.T) {
+	a, _, _ := requestsAndTokens(t, memory(t, newClock()), func(l ratelimit.Limiter) ratelimit.Limiter { return perCall(t, l) })
+	share, err := see.Local(a, memory(t, newClock()), 5)
+	require.NoError(t, err)
+	require.True(t, allowN(t, share, 3).Allowed)
+	require.Equal(t, "requests", allowN(t, share, 1).DeniedBy(), "a fifth of 5, and of 20")
+}
+
+func TestTiers(t *testing.T) {
+	unknown := errors.New("no such user")
+	tiers := map[string]ratelimit.Limit{
+		"pro": ratelimit.PerHour(10), "internal": ratelimit.Unlimited(), "banned": ratelimit.PerHour(0),
+	}
+	tier := ""
+	of := func(_ context.Context, key string) (string, error) {
+		if key == "nobody" {
+			return "pro", unknown
+		}
+		return tier, nil
+	}
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		lim := newLimiter(t, algorithm, s, ratelimit.PerHour(3), ratelimit.WithTiers(of, tiers))
+		for _, step := range []struct {
+			tier                 string
+			n, limit, left       int
+			allowed, neverBefore bool
+		}{
+			{"", 2, 3, 1, true, false},
+			{"pro", 5, 10, 3, true, false}, // 7 are spent
+			{"unknown", 1, 3, 0, false, false},
+			{"banned", 1, 0, 0, false, true},
+			{"internal", 1000, 1<<31 - 1, 1<<31 - 1, true, false},
+			{"pro", 3, 10, 0, true, false},
+		} {
+			tier = step.tier
+			r := allowN(t, lim, step.n)
+			require.Equal(t, step.allowed, r.Allowed, "%s %q", algorithm, step.tier)
+			require.Equal(t, step.limit, r.Limit)
+			require.Equal(t, step.left, r.Remaining)
+			require.Equal(t, step.neverBefore, r.RetryAfter == ratelimit.Never)
+		}
+		_, err := lim.Allow(t.Context(), "nobody")
+		require.ErrorIs(t, err, unknown)
+	})
+
+	tiers["pro"] = ratelimit.PerHour(0) // is nobody's any more
+	tier = "pro"
+	lim := newLimiter(t, "token_bucket", memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithTiers(of, map[string]ratelimit.Limit{"pro": ratelimit.PerHour(5)}))
+	require.Equal(t, 4, allowN(t, lim, 1).Remaining)
+
+	_, err := ratelimit.NewTokenBucket(memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithTiers(nil, tiers))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = ratelimit.NewFixedWindow(memory(t, newClock()), ratelimit.PerHour(3), ratelimit.WithTiers(of, map[string]ratelimit.Limit{"burst": {Rate: 1, Period: 1e9, Burst: 2}}))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	require.ErrorContains(t, err, `tier "burst"`)
+}
+
+func TestAChangeOfTierKeepsTheSpendAmongSeveralLimitsToo(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		tier := ""
+		user := newLimiter(t, algorithm, s, ratelimit.PerHour(10), ratelimit.WithTiers(
+			func(context.Context, string) (string, error) { return tier, nil },
+			map[string]ratelimit.Limit{
+				"pro": ratelimit.PerHour(20), "daily": ratelimit.PerDay(30),
+				"internal": ratelimit.Unlimited(), "banned": ratelimit.PerHour(0),
+			}))
+		global := newLimiter(t, algorithm, s, ratelimit.PerHour(100))
+		a := all(t, user, global)
+		for _, step := range []struct {
+			tier       string
+			n          int
+			allowed    bool
+			user, rest int // what is left by the user's limit, and of all users'
+		}{
+			{"", 4, true, 6, 96},
+			{"pro", 5, true, 11, 91},
+			{"banned", 1, false, 0, 91},
+			{"internal", 2, true, 1<<31 - 1, 89},
+			{"", 2, false, 1, 89},
+			{"daily", 3, true, 18, 86},
+		} {
+			tier = step.tier
+			require.Equal(t, step.allowed, allowN(t, a, step.n).Allowed, step.tier)
+			require.Equal(t, step.user, peek(t, user, "key").Remaining, step.tier)
+			require.Equal(t, step.rest, peek(t, global, "key").Remaining, step.tier)
+		}
+	})
+}
+
+// Options of which one would do nothing are refused, in either order.
+func TestOneFunctionHasTheLimits(t *testing.T) {
+	perKey := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil })
+	tiers := ratelimit.WithTiers(func(context.Context, string) (string, error) { return "", nil }, map[string]ratelimit.Limit{"x": ratelimit.PerHour(1)})
+	for _, opts := range [][]ratelimit.Option{{perKey, tiers}, {tiers, perKey}, {tiers, tiers}, {perKey, perKey}} {
+		_, err := ratelimit.New("token_bucket", memory(t, newClock()), ratelimit.PerHour(1), opts...)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorContains(t, err, "two functions say a key's limit: want one WithLimitFunc or WithTiers")
+	}
+	for _, none := range []map[string]ratelimit.Limit{nil, {}} {
+		_, err := ratelimit.New("token_bucket", memory(t, newClock()), ratelimit.PerHour(1),
+			ratelimit.WithTiers(func(context.Context, string) (string, error) { return "", nil }, none))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.ErrorContains(t, err, "WithTiers without a tier")
+	}
+}
+
+// withKey lets l decide on the key that f makes: by an option of one of the five, and else by a
+// limiter around it, as a user may write one.
+func withKey(l ratelimit.Limiter, f func(ctx context.Context, key string) (string, error)) ratelimit.Limiter {
+	if one := ratelimit.With(l, ratelimit.WithKeyFunc(f)); one != l {
+		return one
+	}
+	return testkit.OtherKey(l, f)
+}
+
+// onOneKey lets l decide on one key, whatever it is asked for.
+func onOneKey(t testing.TB, l ratelimit.Limiter, key string) ratelimit.Limiter {
+	t.Helper()
+	return withKey(l, func(context.Context, string) (string, error) { return key, nil })
+}
+
+// perCall charges l, one of the five, one event a call.
+func perCall(t testing.TB, l ratelimit.Limiter) ratelimit.Limiter {
+	t.Helper()
+	calls := ratelimit.With(l, ratelimit.CountCalls())
+	if calls == l {
+		t.Fatalf("a %T has no options", l)
+	}
+	return calls
+}
