@@ -129,6 +129,7 @@ type entry struct {
 	n      int    // events
 	asked  int    // the same, but for CountCalls
 	shadow bool
+	gate   bool // a look whose denial denies the whole
 
 	result  *Result     // zero until decided
 	limit   store.Limit // of the core
@@ -140,7 +141,7 @@ type entry struct {
 }
 
 // votes is whether a denial of e denies the whole.
-func (e *entry) votes() bool { return e.n > 0 && !e.shadow }
+func (e *entry) votes() bool { return e.gate || e.n > 0 && !e.shadow }
 
 var decisions = sync.Pool{New: func() any { return new(decision) }}
 
@@ -166,6 +167,28 @@ func (d *decision) add(p part, key string, n int, shadow bool) {
 			d.since = time.Now()
 		}
 	}
+}
+
+// addGate adds a look at key whose denial denies the whole.
+func (d *decision) addGate(c *limiter, key string) {
+	d.add(part{core: c}, key, 0, false)
+	d.entries[len(d.entries)-1].gate = true
+}
+
+// behindGate makes res the result of the entries after the first one, a gate that is open: of an
+// All, or of one limiter.
+func (d *decision) behindGate(ctx context.Context, res *Result) {
+	entries, results := d.entries, d.results
+	defer func() { d.entries, d.results = entries, results }()
+	d.entries, d.results = entries[1:], results[1:]
+	if d.all != nil {
+		d.result(ctx, res)
+		return
+	}
+	if e := &d.entries[0]; e.core != nil {
+		d.finish(ctx, e)
+	}
+	*res = d.results[0]
 }
 
 // ask adds the limits of an Ask.
@@ -483,7 +506,7 @@ func (d *decision) requestOf(e *entry) int {
 	}
 	d.requests = d.requests[:len(d.requests)+1]
 	req := &d.requests[len(d.requests)-1]
-	req.Namespace, req.Key, req.Limit, req.N, req.Shadow = e.core.namespace, e.key, e.limit, n, e.shadow
+	req.Namespace, req.Key, req.Limit, req.N, req.Shadow, req.Gate = e.core.namespace, e.key, e.limit, n, e.shadow, e.gate
 	return len(d.requests) - 1
 }
 
@@ -608,7 +631,7 @@ func (d *decision) spread(ctx context.Context, e *entry) {
 // outweighs one that did, and either a limit that needs none.
 var weights = [...]uint8{
 	SourceUnlimited: 0, SourceList: 1, SourceZeroRate: 2, SourceStore: 3, SourceLease: 3,
-	SourceFailOpen: 4, SourceFailClosed: 4, SourceLocal: 4, SourceDenyCache: 4,
+	SourceFailOpen: 4, SourceFailClosed: 4, SourceLocal: 4, SourceDenyCache: 4, SourceBan: 4,
 }
 
 // name is that of entry i.

@@ -273,9 +273,11 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	if charged.Allowed && charged.uncounted() {
 		return nil
 	}
-	l, err := lim.limitOf(ctx, key)
-	if err != nil {
-		return err
+	l := lim.integers
+	if lim.limitFunc != nil {
+		if l, err = lim.read(lim.keptLimit(ctx, key)); err != nil {
+			return err
+		}
 	}
 	if lim.calls {
 		under, note, _ := charged.Unmark(lim)
@@ -310,12 +312,17 @@ func (lim *limiter) check(ctx context.Context, key string, n int) error {
 	return store.CheckCall(ctx, key, n)
 }
 
-// limitOf is the limit of a key, as the store reads it.
+// limitOf is the limit of a key for a decision, as the store reads it.
 func (lim *limiter) limitOf(ctx context.Context, key string) (store.Limit, error) {
 	if lim.limitFunc == nil {
 		return lim.integers, nil
 	}
-	l, err := lim.limitFunc(ctx, key)
+	l, err := lim.askLimit(ctx, key)
+	return lim.read(l, err)
+}
+
+// read is l, of a limit function, as the store reads it.
+func (lim *limiter) read(l Limit, err error) (store.Limit, error) {
 	if err != nil {
 		return store.Limit{}, err
 	}
@@ -384,7 +391,7 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 		if lim.limitFunc == nil {
 			return own, nil
 		}
-		l, err := lim.limitFunc(ctx, key)
+		l, err := lim.keptLimit(ctx, key) // of the decision that it stands in for
 		if err != nil || l == (Limit{}) {
 			return own, err
 		}

@@ -218,7 +218,7 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 	if err != nil {
 		return dst, err
 	}
-	l, err := lim.limitFunc(ctx, key)
+	l, err := lim.keptLimit(ctx, key)
 	if err != nil {
 		return dst, err
 	}

@@ -37,9 +37,10 @@ func WithPolicyName(name string) Option {
 	}
 }
 
-// WithLimitFunc asks f for the limit of each key on each call. The zero Limit means the
-// constructor's. For an error of f, and an invalid limit, nothing is charged. f must be safe
-// for concurrent use.
+// WithLimitFunc asks f for the limit of each key on each call, or once a request behind a
+// middleware ([KeepLimits]). The zero Limit means the constructor's. For an error of f, and an
+// invalid limit, nothing is charged. f must be safe for concurrent use. If it asks a database,
+// put package plancache between.
 //
 // A key keeps its count when its limit changes, read as at most the new capacity: no free
 // burst, and no key is locked out for longer than a full refill. [What a change may cost].

@@ -70,13 +70,13 @@ func (r Result) Charged() int {
 }
 
 // Counted reports whether Limit and Remaining say what is left of a limit. It is false where no
-// limit has counted the events: [SourceFailOpen], [SourceFailClosed], [SourceUnlimited], and
+// limit has counted the events: [SourceFailOpen], [SourceFailClosed], [SourceUnlimited], [SourceBan], and
 // admissions by a list or with a Limit of 0.
 func (r Result) Counted() bool { return r.counted() }
 
 func (r *Result) counted() bool {
 	switch r.source() {
-	case SourceFailOpen, SourceFailClosed, SourceUnlimited:
+	case SourceFailOpen, SourceFailClosed, SourceUnlimited, SourceBan:
 		return false
 	case SourceList:
 		return !r.Allowed
@@ -148,10 +148,12 @@ const (
 	SourceList
 	// SourceLease says that this process decided by what it holds (package lease).
 	SourceLease
+	// SourceBan says that the key is banned ([Ban]), and no limit was asked.
+	SourceBan
 )
 
 var sourceNames = [...]string{
-	"store", "fail_open", "fail_closed", "local", "deny_cache", "unlimited", "zero_rate", "list", "lease",
+	"store", "fail_open", "fail_closed", "local", "deny_cache", "unlimited", "zero_rate", "list", "lease", "ban",
 }
 
 // String is the Source in lower case, such as "fail_open", for logs and labels.
@@ -254,7 +256,7 @@ type Mark struct {
 // NewMark returns the mark of owner, a pointer to a wrapper. [Result.Source] is then source, or
 // as it was for SourceStore. note is for owner.
 func NewMark(owner any, source Source, note any) *Mark {
-	source = min(source, SourceLease) // the last one there is
+	source = min(source, SourceBan) // the last one there is
 	return &Mark{owner: owner, source: source, note: note}
 }
 

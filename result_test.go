@@ -41,7 +41,7 @@ func TestAMarkIsFoundByItsOwnerAndTakenOff(t *testing.T) {
 	once, again := plain.WithMark(first), plain.WithMark(first)
 	require.True(t, once == again, "Results stay comparable")
 	require.False(t, once == plain)
-	require.Equal(t, ratelimit.SourceLease, plain.WithMark(ratelimit.NewMark(inner, 200, nil)).Source(), "there is no such source")
+	require.Equal(t, ratelimit.SourceBan, plain.WithMark(ratelimit.NewMark(inner, 200, nil)).Source(), "there is no such source")
 	require.Equal(t, "source(200)", ratelimit.Source(200).String())
 }
 

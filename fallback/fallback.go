@@ -41,7 +41,8 @@ import (
 //
 // A failure is an error that wraps [ratelimit.ErrStore]. A lost reply is one too, and its
 // charge may stand. Denials, invalid input, errors of a limit function and the end of the
-// caller's ctx are none. So give the store a timeout that is shorter than the callers'
+// caller's ctx are none. What stands in for a store cannot say what a key's limit is: let the
+// limit function answer while its database fails, as package plancache does. So give the store a timeout that is shorter than the callers'
 // deadlines: until the breaker opens, and in a probe, a call takes that long.
 //
 // Three errors are answered and are no failures: [store.ErrCorrupt], which concerns one key,
@@ -56,6 +57,7 @@ type Limiter struct {
 	limiter  ratelimit.Limiter
 	source   ratelimit.Source // of the answer
 	local    ratelimit.Limiter
+	asks     bool // whether a local limiter may ask the limit function that the limiter has asked
 	failures uint32
 	pause    time.Duration // from opening to the probe
 
@@ -199,6 +201,7 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	if f.local, err = p.limiter(l); err != nil {
 		return nil, err
 	}
+	f.asks = f.local != nil && !see.ByKey(l)
 	f.mark = ratelimit.NewMark(f, p.source, new(answered))
 	f.made = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.WithMark(f.mark)
 	f.owed.seeds = keyhash.New()
@@ -312,6 +315,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	if err := f.check(ctx, q.key, q.n); err != nil {
 		return ratelimit.Result{}, err
 	}
+	ctx = f.context(ctx)
 	r, err := f.call(func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
 	switch {
 	case errors.Is(err, ratelimit.ErrStore):
@@ -322,6 +326,15 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 		return f.mirror(ctx, q.key, q.n, r), nil
 	}
 	return r, nil
+}
+
+// context is ctx for one decision, which the local limiter makes too. A limit function is asked
+// once for both.
+func (f *Limiter) context(ctx context.Context) context.Context {
+	if f.asks {
+		return ratelimit.KeepLimits(ctx)
+	}
+	return ctx
 }
 
 // check refuses invalid input, even if the limiter will not be asked.
@@ -382,10 +395,14 @@ func (f *Limiter) probe(ctx context.Context, key string) error {
 // unasked returns err, or errUnasked if the store had no part in r, so that the breaker
 // learns nothing from it.
 func unasked(r ratelimit.Result, err error) error {
-	if err == nil && r.Source() != ratelimit.SourceStore {
-		return errUnasked
+	if err != nil {
+		return err
 	}
-	return err
+	switch r.Source() {
+	case ratelimit.SourceStore, ratelimit.SourceBan:
+		return nil
+	}
+	return errUnasked
 }
 
 // answered is the note on Results that were made in place of the store's.
@@ -508,6 +525,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	if err := f.check(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
+	ctx = f.context(ctx)
 	r, err := f.call(func() (ratelimit.Result, error) {
 		r, err := ratelimit.Charge(ctx, f.limiter, key, n)
 		return r, unasked(r, err)

@@ -2,6 +2,7 @@ package fallback_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -183,5 +185,41 @@ func TestALocalShareOfWhatIsObserved(t *testing.T) {
 	} {
 		_, err = fallback.New(inner, answer)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+}
+
+func TestALimitFunctionIsAskedOnceForTheStoreAndTheLocalLimiter(t *testing.T) {
+	calls := 0
+	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+		calls++
+		return ratelimit.PerMinute(100), nil
+	})
+	for _, algorithm := range algorithms {
+		for name, s := range map[string]store.Store{"up": ratelimittest.NewClock(time.Now()).Memory(t), "down": broken{}} {
+			l, err := fallback.New(newLimiter(t, algorithm, s, ratelimit.PerMinute(1), limits), fallback.FailLocal(2), fallback.WithBreaker(1, time.Hour))
+			require.NoError(t, err)
+			for range 3 { // if it is down, the breaker is open after the first
+				calls = 0
+				require.True(t, allow(t, l, "key").Allowed)
+				require.Equal(t, 1, calls, "%s, %s", algorithm, name)
+			}
+		}
+	}
+}
+
+// What stands in for a store cannot say what a key's limit is.
+func TestAFailureOfALimitFunctionIsNotTheStores(t *testing.T) {
+	wrong := errors.New("the database of plans is down")
+	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, wrong })
+	for _, answer := range []fallback.Answer{fallback.FailOpen(), fallback.FailClosed(), fallback.FailLocal(1)} {
+		for _, s := range []store.Store{ratelimittest.NewClock(time.Now()).Memory(t), broken{}} {
+			l := failover(t, newLimiter(t, "fixed_window", s, ratelimit.PerMinute(1), limits), answer)
+			for range 10 {
+				_, err := l.Allow(t.Context(), "key")
+				require.Equal(t, wrong, err)
+			}
+			state, _ := l.State()
+			require.Equal(t, fallback.StateClosed, state)
+		}
 	}
 }

@@ -215,8 +215,7 @@ func Failed(code codes.Code) bool { return code != codes.OK && code != codes.Can
 func Successful(code codes.Code) bool { return code == codes.OK }
 
 // WithoutHeaders leaves out the metadata that reports the limits: ratelimit-policy, ratelimit
-// and retry-after. A refusal still says when to come back, in RetryInfo. It saves time, and
-// the second call of a limit function that reports its policy.
+// and retry-after. A refusal still says when to come back, in RetryInfo. It saves time.
 func WithoutHeaders() ServerOption {
 	return serverOption(func(c *config) error {
 		c.headers = false

@@ -75,8 +75,9 @@ func newServer(l ratelimit.Limiter, opts []ServerOption) (server, error) {
 	return server{c}, nil
 }
 
-// context returns ctx with the address of the client, if that is known.
+// context returns ctx for the limiter, with the address of the client if that is known.
 func (s server) context(ctx context.Context) context.Context {
+	ctx = ratelimit.KeepLimits(ctx)
 	if s.addr == nil {
 		return ctx
 	}

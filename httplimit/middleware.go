@@ -61,11 +61,11 @@ import (
 // or [WithClientAddr] finds when it is asked for. The five types without a limit function, and
 // an All of such, never ask, and get the context of the request.
 //
-// Without [WithRefund] and [WithContext] a request costs the limiter's decision, and one
-// allocation for that context if it is needed. A key that is no IPv4 address costs another. So
+// Without [WithRefund] and [WithContext] a request costs the limiter's decision, and two
+// allocations for that context if it is needed. A key that is no IPv4 address costs another. So
 // do the header fields, in one of ten requests. A header that is kept for
-// long keeps some 5 KiB. A limit function is called a second time for the policy, unless
-// nothing reports it. The middleware keeps nothing that grows, starts no goroutine and has
+// long keeps some 5 KiB. A limit function is asked once
+// ([ratelimit.KeepLimits]). The middleware keeps nothing that grows, starts no goroutine and has
 // nothing to close.
 //
 // The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
@@ -111,8 +111,9 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 			return nil, err
 		}
 	}
+	c.asks = !see.IgnoresContext(l)
 	switch {
-	case see.IgnoresContext(l) && !c.inContext:
+	case !c.asks && !c.inContext:
 		c.addr = nil
 	case c.addr == nil:
 		c.addr = c.key.addr
@@ -164,12 +165,16 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// context returns that of r, with the address of the client if that is known.
+// context returns that of r for the limiter, with the address of the client if that is known.
 func (c *config) context(r *http.Request) context.Context {
-	if c.addr == nil {
-		return r.Context()
+	ctx := r.Context()
+	if c.asks {
+		ctx = ratelimit.KeepLimits(ctx)
 	}
-	return clientaddr.NewContextFunc(r.Context(), r, c.addr)
+	if c.addr == nil {
+		return ctx
+	}
+	return clientaddr.NewContextFunc(ctx, r, c.addr)
 }
 
 // costs returns what r is charged, 0 if it is skipped.

@@ -59,6 +59,7 @@ type config struct {
 	failed    ErrorHandler
 	refund    func(status int) bool
 	inContext bool
+	asks      bool // whether the limiter may use the context
 
 	refuse   bool          // of a Transport, instead of waiting
 	maxPause time.Duration // too
@@ -218,8 +219,7 @@ func WithHeaders(styles ...HeaderStyle) ServerOption {
 }
 
 // WithoutHeaders leaves out the header fields that report the limits. A refusal still says
-// when to come back, in Retry-After. It saves time, and the second call of a limit function
-// that reports its policy.
+// when to come back, in Retry-After. It saves time.
 func WithoutHeaders() ServerOption {
 	return serverOption(func(c *config) error {
 		c.styles = 0

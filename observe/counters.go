@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	sources   = int(ratelimit.SourceLease) + 1
+	sources   = int(ratelimit.SourceBan) + 1
 	tenths    = 11 // of headroom, 0 to 10
 	uncounted = tenths
 	maxNames  = 32 // in DeniedBy

@@ -1,14 +1,16 @@
 
 -- The driver of several keys: all that are asked for events are charged, or none. A shadow
 -- is charged with them if it fits, and keeps none from being charged. A look charges
--- nothing. A denied key is written too if the server's clock has gone back: see state.lua.
--- Each rule comes before the driver, in a block of its own, and has put its plan and its
--- commit into rules.
+-- nothing, and one that is a gate keeps all from being charged if it denies. A denied key
+-- is written too if the server's clock has gone back: see state.lua. Each rule comes
+-- before the driver, in a block of its own, and has put its plan and its commit into
+-- rules.
 --
 -- KEYS  the keys of the states, all different
 -- ARGV  1 operation: take, within (take if each turn comes in time) or peek
 --       of each key, in their order: the number of its rule, rate, period as in
---       driver.lua, burst, n (-n of a shadow, 0 of a look, which is answered for one event)
+--       driver.lua, burst, n (-n of a shadow; 0 of a look, which is answered for one event,
+--       and 0.5 of one that is a gate)
 --       of within, of each key: in less than how many µs its turn must come, or 0
 --       the last, after them: the caller's clock in Unix µs; none for the server's
 -- Reply {ok (1 or 0), x, y, z} of each key, one after the other: store.Reply
@@ -30,7 +32,7 @@ for i, key in ipairs(KEYS) do
   local n = ARGV[a + 4] + 0
   local ok, x, y, z, p = rules[ARGV[a] + 0].plan(key, limit, now, callers, max(1, n, -n))
   replies[4 * i - 3], replies[4 * i - 2], replies[4 * i - 1], replies[4 * i] = ok and 1 or 0, x, y, z
-  planned[i] = n ~= 0 and p
+  planned[i] = (n >= 1 or n < 0) and p
   all = all and (ok or n <= 0)
 end
 for i, key in ipairs(KEYS) do

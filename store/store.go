@@ -147,10 +147,12 @@ type Request struct {
 	Limit     Limit
 	N         int64
 	Shadow    bool // its denial keeps nothing else from being charged
+	Gate      bool // of a look: its denial keeps all else from being charged
 }
 
-// Votes reports whether a denial of r denies the whole. That of a shadow or a look does not.
-func (r *Request) Votes() bool { return r.N > 0 && !r.Shadow }
+// Votes reports whether a denial of r denies the whole. That of a shadow, or of a look that is
+// no gate, does not.
+func (r *Request) Votes() bool { return r.Gate || r.N > 0 && !r.Shadow }
 
 // Limit is a limit in integers, valid and with its Burst filled in.
 type Limit struct {

@@ -49,9 +49,12 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	args = append(args, nil)
 	for i := range requests {
 		l := &requests[i].Limit
-		n := requests[i].N
-		if requests[i].Shadow { // see joint.lua
-			n = -n
+		var n any = requests[i].N
+		switch { // see joint.lua
+		case requests[i].Gate:
+			n = "0.5"
+		case requests[i].Shadow:
+			n = -requests[i].N
 		}
 		args = append(args, numbers[i], l.Rate, s.period(l), l.Burst, n)
 	}

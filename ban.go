@@ -1,0 +1,400 @@
+package ratelimit
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// Penalty is for what a [Ban] is imposed, and for how long.
+type Penalty struct {
+	// Denials is how many begin a ban, 1 to 65,535, and Within the time in which they come,
+	// counted from the first: 1 ms to 10 years, in whole microseconds.
+	Denials int
+	Within  time.Duration
+	// For is how long the first ban lasts, 1 s to 10 years, in whole seconds. Each further one
+	// lasts twice as long, up to Most. Bans are remembered until Most has passed after the last
+	// one, and after the last denial. Most is For to 10 years, and 0 means For.
+	For, Most time.Duration
+}
+
+// Ban is a [Limiter] around another one that bans a key after so many denials: for some time all
+// of its events are denied, whatever the limit says.
+//
+// A ban begins with the last of its denials and then stands. What a banned key goes on to ask
+// neither lengthens it nor is charged, and of a hundred denials at once one begins it. Results of a
+// ban have [SourceBan], and a RetryAfter until it ends. A Peek finds a ban, and Reset lifts it. A
+// denial by a list, or by a fallback that fails closed, is no offense.
+//
+// Bound: that of the limiter inside. While denials come, up to Denials of them and those that are
+// under way go by as they are.
+//
+// A banned or admitted call costs what an [All] with one limit more does: on Redis one script, if
+// the limiter is one of the five or an All on the same store. A denial costs a second call. A key
+// costs a state of some 40 bytes in memory and 150 in Redis from its first denial on, for Within,
+// and for Most after a ban.
+//
+// A fallback goes around a Ban, with all answers. [Wait] asks again and again, so that its denials
+// are offenses too: use it on the limiter inside.
+type Ban struct {
+	known
+	limiter Limiter
+	all     *All // limiter, if it is one
+	parts   []part
+	penalty Penalty
+	denials lockout
+	opts    []Option
+}
+
+// lockout counts denials, and is closed during a ban.
+type lockout struct {
+	limiter
+	within int64 // µs
+}
+
+// NewBan returns a limiter that decides as l, and bans as p says. Bans are kept in s, the store of
+// l if that has one. Of the options it takes [WithName], which is the name of the ban and "ban" by
+// default, [WithPolicyName], [WithKeyFunc] and [WithObserver]. Observers are told of each denial
+// that counts: a denial of it is by a ban that others have begun. Give bans on one store names,
+// unless they are one.
+//
+// Its error is [ErrInvalidOption]: l or s is nil, l sleeps or is an All of 16, an option is another
+// one, or p is out of range.
+func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
+	parts, err := partsOf(l)
+	if err != nil {
+		return nil, err
+	}
+	if len(parts) >= maxParts {
+		return nil, fmt.Errorf("%w: a Ban around an All of %d, want at most %d", ErrInvalidOption, len(parts), maxParts-1)
+	}
+	if p.Most == 0 {
+		p.Most = p.For
+	}
+	if err := p.check(); err != nil {
+		return nil, err
+	}
+	b := &Ban{limiter: l, parts: parts, penalty: p, opts: opts}
+	b.all, _ = l.(*All)
+	if err := b.denials.make(b, s, p, opts); err != nil {
+		return nil, err
+	}
+	b.known = see.NewCore[Limiter](b, see.Known[Limiter]{UsesContext: b.denials.keyFunc != nil, Local: b.local})
+	return b, nil
+}
+
+func (p *Penalty) check() error {
+	switch {
+	case p.Denials < 1 || p.Denials > mostDenials:
+		return fmt.Errorf("%w: Penalty of %d Denials, want 1 to %d", ErrInvalidOption, p.Denials, mostDenials)
+	case p.Within < minPeriod || p.Within > maxPeriod || p.Within%time.Microsecond != 0:
+		return fmt.Errorf("%w: Penalty Within %v, want 1ms to 10 years, in whole microseconds", ErrInvalidOption, p.Within)
+	case p.For < time.Second || p.For > maxPeriod || p.For%time.Second != 0:
+		return fmt.Errorf("%w: Penalty For %v, want 1s to 10 years, in whole seconds", ErrInvalidOption, p.For)
+	case p.Most < p.For || p.Most > maxPeriod || p.Most%time.Microsecond != 0:
+		return fmt.Errorf("%w: Penalty of Most %v, want %v to 10 years, in whole microseconds", ErrInvalidOption, p.Most, p.For)
+	}
+	return nil
+}
+
+func (k *lockout) make(self *Ban, s store.Store, p Penalty, opts []Option) error {
+	opts = append([]Option{WithName("ban")}, opts...)
+	if err := k.build(self, &ban, s, Limit{Rate: p.Denials, Period: p.Within}, opts); err != nil {
+		return err
+	}
+	if k.limitFunc != nil || k.calls {
+		return fmt.Errorf("%w: a Ban has no limit function, no tiers and no CountCalls: give them to its limiter", ErrInvalidOption)
+	}
+	k.integers.Period, k.integers.Burst = p.Most.Microseconds(), int64(p.For/time.Second)
+	k.within = p.Within.Microseconds()
+	return nil
+}
+
+// local makes a Ban around the local limiter of the one inside. It has the whole Penalty: what is
+// denied here is denied by a share.
+func (b *Ban) local(s store.Store, instances int) (Limiter, error) {
+	l, err := see.Local(b.limiter, s, instances)
+	if err != nil {
+		return nil, err
+	}
+	here, err := NewBan(l, s, b.penalty, b.opts...)
+	if err != nil {
+		return nil, err
+	}
+	here.denials.observer, here.denials.timed = nil, false
+	here.denials.introduce(here)
+	return here, nil
+}
+
+// Unwrap returns the limiter inside.
+func (b *Ban) Unwrap() Limiter { return b.limiter }
+
+// Allow is AllowN of 1.
+func (b *Ban) Allow(ctx context.Context, key string) (res Result, err error) {
+	err = b.decide(ctx, key, 1, asking{what: take}, &res)
+	return res, err
+}
+
+// AllowN decides on n events at once, by the ban of key or by the limiter inside.
+func (b *Ban) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
+	err = b.decide(ctx, key, n, asking{what: take}, &res)
+	return res, err
+}
+
+// AllowWithin decides on n events whose turn must come within d.
+func (b *Ban) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
+	err = b.decide(ctx, key, n, asking{takeWithin, d}, &res)
+	return res, err
+}
+
+// Peek answers what Allow would. It charges nothing, and its denials do not count.
+func (b *Ban) Peek(ctx context.Context, key string) (res Result, err error) {
+	err = b.decide(ctx, key, 1, asking{what: peek}, &res)
+	return res, err
+}
+
+// AllowUpTo admits as many of n events as fit, and none of a banned key. Who takes what there is
+// commits no offense if it is nothing. It asks for the ban and the limiter apart.
+func (b *Ban) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
+	if err := b.check(ctx, key, n); err != nil {
+		return 0, r, err
+	}
+	if banned, err := b.banned(ctx, key, &r); banned || err != nil {
+		return 0, r, err
+	}
+	return AllowUpTo(ctx, b.limiter, key, n)
+}
+
+// Strike counts n denials of key that others have seen, such as wrong passwords or requests that
+// are not well formed, 1 or more. The Result is that of the Peek of the ban: denied from the one
+// that begins a ban on.
+func (b *Ban) Strike(ctx context.Context, key string, n int) (Result, error) {
+	if err := b.check(ctx, key, n); err != nil {
+		return Result{}, err
+	}
+	r := Result{Allowed: true}
+	return r, b.strike(ctx, key, n, &r)
+}
+
+// Charge charges the limiter inside, whether the key is banned or not: see the function [Charge].
+func (b *Ban) Charge(ctx context.Context, key string, n int) (Result, error) {
+	if err := b.check(ctx, key, n); err != nil {
+		return Result{}, err
+	}
+	return Charge(ctx, b.limiter, key, n)
+}
+
+// Refund gives back n of the events that charged admitted to the limiter inside.
+func (b *Ban) Refund(ctx context.Context, key string, charged Result, n int) error {
+	if err := b.check(ctx, key, n); err != nil {
+		return err
+	}
+	return b.limiter.Refund(ctx, key, charged, n)
+}
+
+// Reset lifts the ban of key, forgets all former ones, and forgets key at the limiter inside. If
+// one of them fails, the other is still reset.
+func (b *Ban) Reset(ctx context.Context, key string) error {
+	if err := b.check(ctx, key, 1); err != nil {
+		return err
+	}
+	return errors.Join(b.denials.Reset(ctx, key), b.limiter.Reset(ctx, key))
+}
+
+// AppendPolicies appends the policies of the limiter inside.
+func (b *Ban) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
+	if b.limiter == nil {
+		return dst, errNoConstructor
+	}
+	return AppendPolicies(ctx, dst, b.limiter, key)
+}
+
+func (b *Ban) check(ctx context.Context, key string, n int) error {
+	if b.limiter == nil {
+		return errNoConstructor
+	}
+	return CheckCall(ctx, key, n)
+}
+
+// decide is AllowN, AllowWithin or Peek: of the ban and of the limiter's parts in one decision.
+func (b *Ban) decide(ctx context.Context, key string, n int, how asking, res *Result) error {
+	if err := b.check(ctx, key, n); err != nil {
+		return err
+	}
+	banned, err := b.ask(ctx, key, n, how, res)
+	if err == nil && !banned && !res.Allowed && how.what != peek {
+		b.offend(ctx, key, res)
+	}
+	return err
+}
+
+// ask asks whether the key is banned and, if it is not, what the limiter says.
+func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Result) (banned bool, err error) {
+	d := begin(how, b.all)
+	defer d.end()
+	d.addGate(&b.denials.limiter, key)
+	for i := range b.parts {
+		d.add(b.parts[i], key, n, false)
+	}
+	if err = d.decide(ctx); err != nil || d.denied {
+		d.giveBack(context.WithoutCancel(ctx))
+	}
+	if d.watched {
+		d.tell(ctx)
+	}
+	switch {
+	case err != nil:
+		return false, err
+	case !d.results[0].Allowed:
+		b.deny(&d.results[0], res)
+		return true, nil
+	}
+	d.behindGate(ctx, res)
+	return false, nil
+}
+
+// banned reports whether key is banned, with the Result of that.
+func (b *Ban) banned(ctx context.Context, key string, res *Result) (bool, error) {
+	r, err := b.denials.Peek(ctx, key)
+	if err == nil && !r.Allowed {
+		b.deny(&r, res)
+		return true, nil
+	}
+	return false, err
+}
+
+var byBan = Mark{source: SourceBan}
+
+// deny makes res the denial by a ban, which is the denial r of its lockout.
+func (b *Ban) deny(r, res *Result) {
+	*res = Result{RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter}
+	res.mark = &byBan
+}
+
+// offend counts a denial of the limiter, and makes it that of the ban which it begins. If it cannot
+// be counted, the denial stands as it is.
+func (b *Ban) offend(ctx context.Context, key string, denial *Result) {
+	switch denial.Source() {
+	case SourceList, SourceFailClosed:
+		return
+	}
+	_ = b.strike(context.WithoutCancel(ctx), key, 1, denial)
+}
+
+// strike counts n denials, and makes res the denial of the ban if there is one then.
+func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error {
+	k := &b.denials
+	since := k.now()
+	counted, err := k.keyOf(ctx, key, n)
+	var r Result
+	if err == nil {
+		l := k.integers
+		l = l.TurnBefore(k.within + 1)
+		err = k.limiter.decide(ctx, counted, n, take, &l, &r)
+	}
+	k.tell(ctx, counted, n, &r, err, since)
+	switch {
+	case err != nil:
+		return err
+	case !r.Allowed: // others have begun it meanwhile
+		b.deny(&r, res)
+	case r.Remaining == 0:
+		_, err = b.banned(ctx, key, res)
+	}
+	return err
+}
+
+//go:embed scripts/ban.lua
+var banLua string
+
+// ban counts denials up to a ban. It is no algorithm of the five: of its [store.Limit] the Rate is
+// how many denials begin a ban, Period the longest ban, Burst the first one in seconds, and Before
+// is 1 more than the time within which denials count, or 0 in a look.
+//
+// It keeps in a State: At, the time of the last denial that counted; Whole, the bans that are
+// remembered and the denials; Part, how long after At the denials count or, if there are none, the
+// ban lasts; Period, for how long bans are remembered.
+var ban = store.Rule{
+	Name:        "ban",
+	Step:        banStep,
+	Available:   func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
+	Overdrawn:   func(next store.State, _ store.Limit, _ int64) store.State { return next },
+	Refund:      func(s store.State, _ store.Limit, _ int64, _ store.Receipt) store.State { return s },
+	TTL:         func(s store.State, _ store.Limit) int64 { return banLife(s) },
+	Used:        wholeUsed,
+	Script:      script(banLua, stateLua),
+	JointScript: jointScript,
+	BatchScript: batchScript,
+	LastOnly:    true,
+	Report: func(l store.Limit, r store.Reply, _, charged int64) store.Report {
+		v := store.Report{Remaining: max(0, l.Rate-r.Y-charged), Retry: r.Z, Reset: r.Z}
+		if !r.OK() {
+			v.Reset += l.Period
+		}
+		return v
+	},
+	After: afterY,
+}
+
+const mostDenials = 1<<16 - 1
+
+// banOf reads a Whole.
+func banOf(s store.State) (bans, denials int64) { return s.Whole >> 16, s.Whole & mostDenials }
+
+// banLife is how long after its At s matters.
+func banLife(s store.State) int64 {
+	switch bans, denials := banOf(s); {
+	case denials == 0:
+		return s.Part + s.Period
+	case bans > 0:
+		return max(s.Part, s.Period)
+	}
+	return s.Part
+}
+
+// banStep replies now, the denials that count, and for how long they do or the ban lasts.
+func banStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+	r := store.Reply{X: now}
+	var bans int64
+	if s.Whole > 0 {
+		r.X = max(now, s.At)
+	}
+	if s.Whole > 0 && r.X-s.At < banLife(s) {
+		bans, r.Y = banOf(s)
+		r.Z = max(0, s.At+s.Part-r.X)
+		switch {
+		case r.Y == 0 && r.Z > 0:
+			r.Y = l.Rate
+			return s, r
+		case r.Z == 0:
+			r.Y = 0
+		}
+	}
+	r.Outcome = store.Admitted
+	denials, left := r.Y+n, r.Z
+	if r.Y == 0 {
+		left = max(0, l.Before()-1)
+	}
+	if denials >= l.Rate {
+		denials, left = 0, l.Burst*1e6
+		for range bans {
+			left = min(2*left, l.Period)
+		}
+		if bans == 0 || left < l.Period {
+			bans++
+		}
+	}
+	return store.State{At: r.X, Period: l.Period, Whole: bans<<16 | denials, Part: left}, r
+}
+
+var (
+	_ Limiter        = (*Ban)(nil)
+	_ PolicyAppender = (*Ban)(nil)
+	_ Charger        = (*Ban)(nil)
+	_ Delayer        = (*Ban)(nil)
+)

@@ -1,0 +1,467 @@
+package ratelimit_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// banOnBoth runs test on memory and on Redis, by a clock that the test moves.
+func banOnBoth(t *testing.T, test func(t *testing.T, s store.Store, c *ratelimittest.Clock)) {
+	t.Run("memory", func(t *testing.T) {
+		c := ratelimittest.NewClock(time.Now().Truncate(time.Hour))
+		test(t, c.Memory(t), c)
+	})
+	t.Run("redis", func(t *testing.T) {
+		c := ratelimittest.NewClock(time.Now().Truncate(time.Hour))
+		test(t, redisServer(t, redisstore.WithClock(c.Now)), c)
+	})
+}
+
+func newBan(t testing.TB, l ratelimit.Limiter, s store.Store, p ratelimit.Penalty, opts ...ratelimit.Option) *ratelimit.Ban {
+	t.Helper()
+	b, err := ratelimit.NewBan(l, s, p, opts...)
+	require.NoError(t, err)
+	return b
+}
+
+var quarter = ratelimit.Penalty{Denials: 3, Within: time.Minute, For: 15 * time.Minute}
+
+func bannedFor(d time.Duration) func(*testing.T, ratelimit.Result) {
+	return func(t *testing.T, r ratelimit.Result) {
+		t.Helper()
+		require.False(t, r.Allowed)
+		require.Equal(t, ratelimit.SourceBan, r.Source())
+		require.Equal(t, d, r.RetryAfter)
+		require.False(t, r.Counted())
+		require.Zero(t, r.Charged())
+	}
+}
+
+func TestABanBeginsWithTheLastDenialAndStands(t *testing.T) {
+	banOnBoth(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+		window := newLimiter(t, "fixed_window", s, ratelimit.PerMinute(2))
+		b := newBan(t, window, s, quarter)
+		require.True(t, allow(t, b, "key").Allowed)
+		r := allow(t, b, "key")
+		require.True(t, r.Allowed)
+		require.Equal(t, 1, r.Charged())
+		for range 2 {
+			r := allow(t, b, "key")
+			require.False(t, r.Allowed)
+			require.Equal(t, ratelimit.SourceStore, r.Source())
+			require.Equal(t, time.Minute, r.RetryAfter)
+			require.Equal(t, ratelimit.SourceStore, peek(t, b, "key").Source(), "a look is no offense")
+		}
+		bannedFor(15*time.Minute)(t, allow(t, b, "key"))
+		require.True(t, allow(t, b, "other").Allowed)
+		for range 14 { // also in the next minutes, when the limit would admit
+			c.Advance(time.Minute)
+			left := peek(t, b, "key").RetryAfter
+			bannedFor(left)(t, allow(t, b, "key"))
+			bannedFor(left)(t, peek(t, b, "key"))
+		}
+		require.Equal(t, 2, peek(t, window, "key").Remaining, "what is banned is not charged")
+		c.Advance(time.Minute - 1)
+		bannedFor(time.Microsecond)(t, allow(t, b, "key"))
+		c.Advance(time.Microsecond)
+		require.True(t, allow(t, b, "key").Allowed)
+	})
+}
+
+// The clients that a ban is for ask with many connections.
+func TestOfSixtyDenialsAtOnceOneBanBegins(t *testing.T) {
+	banOnBoth(t, func(t *testing.T, s store.Store, _ *ratelimittest.Clock) {
+		p := quarter
+		p.Most = 24 * time.Hour
+		b := newBan(t, newLimiter(t, "token_bucket", s, ratelimit.PerMinute(2)), s, p)
+		var wg sync.WaitGroup
+		var banned, admitted atomic.Int64
+		for range 60 {
+			wg.Go(func() {
+				switch r, err := b.Allow(context.Background(), "key"); {
+				case err != nil:
+					t.Error(err)
+				case r.Allowed:
+					admitted.Add(1)
+				case r.Source() == ratelimit.SourceBan:
+					banned.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		require.Equal(t, int64(2), admitted.Load())
+		require.Equal(t, int64(60-2-2), banned.Load())
+		bannedFor(15*time.Minute)(t, peek(t, b, "key"))
+	})
+}
+
+func TestBansGrowAndAreForgotten(t *testing.T) {
+	banOnBoth(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+		b := newBan(t, ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil), s,
+			ratelimit.Penalty{Denials: 2, Within: time.Minute, For: 15 * time.Minute, Most: 2 * time.Hour})
+		offend := func() ratelimit.Result {
+			require.Equal(t, ratelimit.SourceStore, allow(t, b, "key").Source())
+			return allow(t, b, "key")
+		}
+		for _, minutes := range []time.Duration{15, 30, 60, 120, 120, 120} {
+			bannedFor(minutes*time.Minute)(t, offend())
+			c.Advance(minutes * time.Minute)
+		}
+		c.Advance(2*time.Hour - time.Microsecond)
+		bannedFor(2*time.Hour)(t, offend())
+		c.Advance(2 * time.Hour)
+		require.Equal(t, ratelimit.SourceStore, allow(t, b, "key").Source())
+		c.Advance(2*time.Hour - time.Microsecond) // after a denial
+		bannedFor(2*time.Hour)(t, offend())
+		c.Advance(4 * time.Hour)
+		bannedFor(15*time.Minute)(t, offend())
+		c.Advance(15 * time.Minute)
+		bannedFor(30*time.Minute)(t, offend())
+		require.NoError(t, b.Reset(t.Context(), "key"))
+		bannedFor(15*time.Minute)(t, offend())
+	})
+}
+
+func TestDenialsCountFromTheFirstFor(t *testing.T) {
+	banOnBoth(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+		b := newBan(t, ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil), s, quarter)
+		for range 5 { // two in a minute are none too many
+			allow(t, b, "key")
+			c.Advance(time.Minute - time.Microsecond)
+			require.Equal(t, ratelimit.SourceStore, allow(t, b, "key").Source())
+			c.Advance(time.Microsecond)
+		}
+		for range 2 {
+			require.Equal(t, ratelimit.SourceStore, allow(t, b, "key").Source())
+		}
+		c.Advance(time.Minute - time.Microsecond)
+		bannedFor(15*time.Minute)(t, allow(t, b, "key"))
+	})
+}
+
+// banModel is a Ban told in another way: by what has happened.
+type banModel struct {
+	p           ratelimit.Penalty
+	first, last time.Time // denials that count: they are denials many
+	denials     int
+	until       time.Time // end of the last ban
+	length      time.Duration
+	quiet       time.Time // since when nothing has happened
+}
+
+func (m *banModel) left(now time.Time) time.Duration { return max(0, m.until.Sub(now)) }
+
+func (m *banModel) strike(now time.Time, n int) {
+	if m.left(now) > 0 {
+		return
+	}
+	if !now.Before(m.first.Add(m.p.Within)) {
+		m.denials = 0
+	}
+	if m.length > 0 && !now.Before(m.quiet.Add(m.p.Most)) && m.denials == 0 {
+		m.length = 0
+	}
+	if m.denials == 0 {
+		m.first = now
+	}
+	m.denials += n
+	m.quiet = now
+	if m.denials >= m.p.Denials {
+		m.length = min(max(m.p.For, 2*m.length), m.p.Most)
+		m.denials, m.until, m.first = 0, now.Add(m.length), time.Time{}
+		m.quiet = m.until
+	}
+}
+
+func TestBothStoresBanAsAModelDoes(t *testing.T) {
+	banOnBoth(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+		for trace := range effort.Of(20, 200) {
+			rng := rand.New(rand.NewPCG(7, uint64(trace)))
+			p := ratelimit.Penalty{
+				Denials: 1 + rng.IntN(4), Within: time.Duration(1+rng.IntN(60)) * time.Second, For: time.Duration(1+rng.IntN(60)) * time.Second,
+			}
+			p.Most = p.For + time.Duration(rng.IntN(300))*time.Second
+			b := newBan(t, ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil), s, p, ratelimit.WithName(fmt.Sprint("trace", trace)))
+			m := &banModel{p: p}
+			for step := range 60 {
+				n := 1 + rng.IntN(2)
+				m.strike(c.Now(), n)
+				r, err := b.Strike(t.Context(), "key", n)
+				require.NoError(t, err)
+				require.Equal(t, m.left(c.Now()), r.RetryAfter, "trace %d, step %d, %+v", trace, step, p)
+				require.Equal(t, r.RetryAfter == 0, r.Allowed)
+				if rng.IntN(3) == 0 {
+					c.Advance(m.left(c.Now())) // the very end
+				} else {
+					c.Advance(time.Duration(rng.Int64N(int64(p.Most))).Truncate(time.Microsecond))
+				}
+				if m.left(c.Now()) > 0 {
+					require.Equal(t, m.left(c.Now()), peek(t, b, "key").RetryAfter)
+				}
+			}
+		}
+	})
+}
+
+// A ban, and the limits of an All behind it, are one script.
+func TestABanAndItsLimitsAreOneCallOfTheStore(t *testing.T) {
+	c := ratelimittest.NewClock(time.Now())
+	s := &banCalls{Store: c.Memory(t)}
+	perMinute := newLimiter(t, "token_bucket", s, ratelimit.PerMinute(2), ratelimit.WithName("a"))
+	perHour := newLimiter(t, "sliding_log", s, ratelimit.PerHour(2), ratelimit.WithName("b"))
+	for name, l := range map[string]ratelimit.Limiter{"one": perMinute, "two": all(t, perMinute, perHour)} {
+		require.NoError(t, l.Reset(t.Context(), name))
+		b := newBan(t, l, s, quarter)
+		calls := func() int64 {
+			defer s.calls.Store(0)
+			return s.calls.Load()
+		}
+		calls()
+		first := allow(t, b, name)
+		require.True(t, first.Allowed)
+		require.Equal(t, int64(1), calls())
+		require.NoError(t, b.Refund(t.Context(), name, first, 1))
+		require.Equal(t, 2, peek(t, l, name).Remaining, "the Result is that of the limiter inside")
+		for range 2 {
+			require.Equal(t, allow(t, b, name).Limit, 2)
+		}
+		calls()
+		allow(t, b, name)
+		require.Equal(t, int64(2), calls(), "a denial is counted")
+		allow(t, b, name)
+		allow(t, b, name)
+		calls()
+		bannedFor(15*time.Minute)(t, allow(t, b, name))
+		require.Equal(t, int64(1), calls())
+	}
+}
+
+// banCalls is a store that counts its calls.
+type banCalls struct {
+	store.Store
+	calls atomic.Int64
+}
+
+func (s *banCalls) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.calls.Add(1)
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+func (s *banCalls) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.calls.Add(1)
+	return s.Store.Peek(ctx, ns, key, l, n)
+}
+
+func (s *banCalls) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	s.calls.Add(1)
+	return s.Store.Refund(ctx, ns, key, l, c)
+}
+
+func (s *banCalls) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	s.calls.Add(1)
+	return s.Store.TakeAll(ctx, requests, replies)
+}
+
+func TestWhatAsksABannedKey(t *testing.T) {
+	banOnBoth(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+		bucket := newLimiter(t, "leaky_bucket", s, ratelimit.PerMinute(60))
+		b := newBan(t, bucket, s, quarter)
+		r, err := b.Strike(t.Context(), "key", 2)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		granted, r, err := b.AllowUpTo(t.Context(), "key", 100)
+		require.NoError(t, err)
+		require.Equal(t, 60, granted)
+		require.Equal(t, 60, r.Charged())
+		granted, r, err = b.AllowUpTo(t.Context(), "key", 100)
+		require.NoError(t, err)
+		require.Zero(t, granted)
+		require.Equal(t, ratelimit.SourceStore, r.Source(), "no offense")
+		bannedFor(15*time.Minute)(t, allow(t, b, "key"))
+		c.Advance(time.Minute)
+
+		within, err := b.AllowWithin(t.Context(), "key", 1, time.Hour)
+		require.NoError(t, err)
+		bannedFor(14*time.Minute)(t, within)
+		granted, r, err = ratelimit.AllowUpTo(t.Context(), b, "key", 5)
+		require.NoError(t, err)
+		require.Zero(t, granted)
+		bannedFor(14*time.Minute)(t, r)
+		r, err = b.Strike(t.Context(), "key", 2)
+		require.NoError(t, err)
+		bannedFor(14*time.Minute)(t, r)
+		r, err = ratelimit.Charge(t.Context(), b, "key", 60)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.Equal(t, 0, peek(t, bucket, "key").Remaining)
+		require.NoError(t, b.Reset(t.Context(), "key"))
+		require.True(t, allow(t, b, "key").Allowed)
+	})
+}
+
+func TestABanOfAnotherKeyAndOnAnotherStore(t *testing.T) {
+	c := ratelimittest.NewClock(time.Now())
+	network := ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return key[:4], nil })
+	b := newBan(t, newLimiter(t, "fixed_window", c.Memory(t), ratelimit.PerMinute(1)), c.Memory(t), quarter, network)
+	for _, key := range []string{"net1-a", "net1-b", "net1-c"} {
+		require.True(t, allow(t, b, key).Allowed)
+		require.False(t, allow(t, b, key).Allowed)
+	}
+	bannedFor(15*time.Minute)(t, allow(t, b, "net1-d"))
+	require.True(t, allow(t, b, "net2-a").Allowed)
+}
+
+func TestAnOutageAndAListAreNoOffenses(t *testing.T) {
+	c := ratelimittest.NewClock(time.Now())
+	s := c.Memory(t)
+	closed := failover(t, newLimiter(t, "fixed_window", banOutage{}, ratelimit.PerMinute(1)), fallback.FailClosed())
+	b := newBan(t, closed, s, quarter)
+	for range 10 {
+		require.Equal(t, ratelimit.SourceFailClosed, allow(t, b, "key").Source())
+	}
+}
+
+// banOutage is a store that is down.
+type banOutage struct{ store.Store }
+
+func (banOutage) Prepare(*store.Rule, store.Limit, bool) error { return nil }
+func (banOutage) Together(key, other string) bool              { return true }
+
+func (banOutage) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, ratelimit.ErrStore
+}
+
+func (banOutage) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, ratelimit.ErrStore
+}
+
+func (banOutage) TakeAll(context.Context, []store.Request, []store.Reply) error {
+	return ratelimit.ErrStore
+}
+
+func TestWhileTheStoreIsDownALocalLimiterBans(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		told := &banDecisions{}
+		bucket := newLimiter(t, "token_bucket", banOutage{}, ratelimit.PerMinute(4))
+		b := newBan(t, bucket, banOutage{}, quarter, ratelimit.WithObserver(told))
+		_, err := b.Allow(t.Context(), "key")
+		require.ErrorIs(t, err, ratelimit.ErrStore)
+		safe := failover(t, b, fallback.FailLocal(2))
+		for range 2 {
+			require.True(t, allow(t, safe, "key").Allowed)
+		}
+		for range 3 {
+			require.Equal(t, ratelimit.SourceLocal, allow(t, safe, "key").Source())
+		}
+		time.Sleep(14 * time.Minute)
+		r := allow(t, safe, "key")
+		require.False(t, r.Allowed)
+		require.Equal(t, time.Minute, r.RetryAfter)
+		require.Zero(t, told.decisions.Load(), "a local limiter has no observers")
+	})
+}
+
+type banDecisions struct{ decisions, denials atomic.Int64 }
+
+func (c *banDecisions) Decided(_ context.Context, _ string, _ int, r ratelimit.Result, err error, _ time.Duration) {
+	c.decisions.Add(1)
+	if err == nil && !r.Allowed {
+		c.denials.Add(1)
+	}
+}
+
+func TestTheObserversOfABanAreToldOfDenials(t *testing.T) {
+	c := ratelimittest.NewClock(time.Now())
+	s, told := c.Memory(t), &banDecisions{}
+	b := newBan(t, newLimiter(t, "fixed_window", s, ratelimit.PerMinute(1)), s, quarter, ratelimit.WithObserver(told))
+	for range 10 {
+		allow(t, b, "key")
+	}
+	require.Equal(t, int64(3), told.decisions.Load())
+	require.Zero(t, told.denials.Load())
+}
+
+func TestABanInAnAllChargesNothing(t *testing.T) {
+	c := ratelimittest.NewClock(time.Now())
+	s := c.Memory(t)
+	outer := newLimiter(t, "fixed_window", s, ratelimit.PerMinute(10), ratelimit.WithName("outer"))
+	b := newBan(t, newLimiter(t, "fixed_window", s, ratelimit.PerMinute(1), ratelimit.WithName("inner")), s, quarter)
+	both := all(t, outer, b)
+	for range 9 {
+		allow(t, both, "key")
+	}
+	r := allow(t, both, "key")
+	require.False(t, r.Allowed)
+	require.Equal(t, ratelimit.SourceBan, r.Source())
+	require.Equal(t, 15*time.Minute, r.RetryAfter)
+	require.Equal(t, 9, peek(t, outer, "key").Remaining)
+}
+
+func TestWaitDoesNotWaitForABanPastTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := memstore.New()
+		require.NoError(t, err)
+		b := newBan(t, newLimiter(t, "fixed_window", s, ratelimit.PerMinute(1)), s, quarter)
+		_, err = b.Strike(t.Context(), "key", 3)
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err = ratelimit.Wait(ctx, b, "key", 1)
+		require.ErrorIs(t, err, ratelimit.ErrWouldExceedDeadline)
+	})
+}
+
+func TestPenaltiesThatCannotBe(t *testing.T) {
+	s := ratelimittest.NewClock(time.Now()).Memory(t)
+	l := newLimiter(t, "fixed_window", s, ratelimit.PerMinute(1))
+	for name, change := range map[string]func(p *ratelimit.Penalty){
+		"no denials":         func(p *ratelimit.Penalty) { p.Denials = 0 },
+		"too many":           func(p *ratelimit.Penalty) { p.Denials = 1 << 16 },
+		"no time":            func(p *ratelimit.Penalty) { p.Within = 0 },
+		"not whole":          func(p *ratelimit.Penalty) { p.Within = time.Minute + 1 },
+		"no ban":             func(p *ratelimit.Penalty) { p.For = 0 },
+		"half a second":      func(p *ratelimit.Penalty) { p.For = 500 * time.Millisecond },
+		"for ever":           func(p *ratelimit.Penalty) { p.For = ratelimit.Never / time.Second * time.Second },
+		"the most below For": func(p *ratelimit.Penalty) { p.Most = p.For - 1 },
+	} {
+		p := quarter
+		change(&p)
+		_, err := ratelimit.NewBan(l, s, p)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+	}
+	for name, option := range map[string]ratelimit.Option{
+		"nil": nil, "calls": ratelimit.CountCalls(),
+		"limits": ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil }),
+	} {
+		_, err := ratelimit.NewBan(l, s, quarter, option)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+	}
+	_, err := ratelimit.NewBan(nil, s, quarter)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = ratelimit.NewBan(l, nil, quarter)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	none := new(ratelimit.Ban)
+	_, err = none.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	b := newBan(t, l, s, quarter)
+	_, err = b.Strike(t.Context(), "key", 0)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+	_, err = b.Allow(t.Context(), "")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+}

@@ -1,0 +1,88 @@
+package plancache_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log"
+	"strings"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/plancache"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// users is a table of a database.
+type users struct{ *sql.DB }
+
+// planOf is asked for keys such as "user:ann" and "192.0.2.1".
+func (u users) planOf(ctx context.Context, key string) (plan string, err error) {
+	user, known := strings.CutPrefix(key, "user:")
+	if !known {
+		return "", nil // the limit of the constructor
+	}
+	err = u.QueryRowContext(ctx, "SELECT plan FROM users WHERE name = $1", user).Scan(&plan)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", nil
+	}
+	return plan, err
+}
+
+// Plans of a table of users, each asked for once a minute.
+func ExampleNew_database() {
+	db, err := sql.Open("postgres", "postgres://localhost/service")
+	if err != nil {
+		log.Fatal(err)
+	}
+	plans, err := plancache.New(users{db}.planOf, time.Minute)
+	if err != nil {
+		log.Fatal(err)
+	}
+	store, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewSlidingWindow(store, ratelimit.PerMinute(10),
+		ratelimit.WithName("client"), ratelimit.WithTiers(plans.Get, map[string]ratelimit.Limit{"pro": ratelimit.PerMinute(1000)}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := limiter.Allow(context.Background(), "user:ann")
+	fmt.Println(r, err)
+}
+
+// The database is down before it has said anything of the key: the constructor's limit then, in
+// place of an error.
+func ExampleCache_Get() {
+	ctx := context.Background()
+	plans, err := plancache.New(func(context.Context, string) (string, error) {
+		return "", errors.New("connection refused")
+	}, time.Minute)
+	if err != nil {
+		log.Fatal(err)
+	}
+	planOrNone := func(ctx context.Context, key string) (string, error) {
+		plan, err := plans.Get(ctx, key)
+		if err != nil {
+			return "", nil
+		}
+		return plan, nil
+	}
+	store, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewSlidingWindow(store, ratelimit.PerMinute(10),
+		ratelimit.WithTiers(planOrNone, map[string]ratelimit.Limit{"pro": ratelimit.PerMinute(1000)}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := limiter.Allow(ctx, "user:ann")
+	fmt.Println(r.Limit, r.Remaining, err)
+	fmt.Println(plans.Stats().Queries, "query,", plans.Stats().Failures, "failed")
+	// Output:
+	// 10 9 <nil>
+	// 1 query, 1 failed
+}
