@@ -23,19 +23,19 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// limited is a denial as an error, which says when to come back.
-type limited struct{ after time.Duration }
+// tooMany is a denial as an error, which says when to come back.
+type tooMany struct{ after time.Duration }
 
-func (l limited) Error() string { return "limited" }
+func (m tooMany) Error() string { return "too many" }
 
 // failsafe-go tries again when the limiter says so.
 func Example_failsafe() {
 	ctx := context.Background()
 	limit := ratelimit.Limit{Rate: 20, Period: time.Second, Burst: 1}
 	limiter := ratelimit.Must(ratelimit.NewTokenBucket(ratelimit.Must(memstore.New()), limit))
-	retry := retrypolicy.NewBuilder[string]().HandleErrorTypes(limited{}).WithMaxRetries(3).
+	retry := retrypolicy.NewBuilder[string]().HandleErrorTypes(tooMany{}).WithMaxRetries(3).
 		WithDelayFunc(func(e failsafe.ExecutionAttempt[string]) time.Duration {
-			var denied limited
+			var denied tooMany
 			errors.As(e.LastError(), &denied)
 			return denied.after
 		}).Build()
@@ -46,7 +46,7 @@ func Example_failsafe() {
 				return "", err
 			}
 			if !r.Allowed {
-				return "", limited{r.RetryAfter}
+				return "", tooMany{r.RetryAfter}
 			}
 			return "done", nil
 		})
