@@ -81,7 +81,7 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 	lim.namespace = store.NewNamespace(rule, lim.identity())
 	lim.introduce(self)
 	if reflect.ValueOf(s).Comparable() {
-		lim.joint, lim.bottom = s, bottom(s)
+		lim.joint, lim.bottom = s, see.Bottom(s)
 	}
 	return s.Prepare(rule, lim.integers, lim.limitFunc == nil)
 }
@@ -92,19 +92,7 @@ func (lim *limiter) introduce(self Limiter) {
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Algorithm: lim.rule.Name, Name: lim.policyName, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
 		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
-		Five:  lim.five,
 	})
-}
-
-// bottom is the store behind those that stand before s, and s itself if it is that.
-func bottom(s store.Store) store.Store {
-	for {
-		front, ok := s.(interface{ Unwrap() store.Store })
-		if !ok || isnil.Is(front.Unwrap()) {
-			return s
-		}
-		s = front.Unwrap()
-	}
 }
 
 // core is how a limiter is found in what users hold: see coreOf.
@@ -232,7 +220,10 @@ func (lim *limiter) overdraw(ctx context.Context, key string, l store.Limit, n i
 	if err != nil {
 		return err
 	}
-	r.Outcome = store.Admitted
+	if r.Outcome |= store.Admitted; r.Plain() {
+		lim.result(res, l, r, n, n)
+		return nil
+	}
 	if spent := lim.rule.Spent; spent != nil { // no more than this has been charged
 		n = min(n, max(0, most-spent(r)))
 	}

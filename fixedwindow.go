@@ -127,7 +127,7 @@ func fixedWindowRefund(s store.State, l store.Limit, _ int64, c store.Receipt) s
 		return s
 	}
 	if s.Part > 0 && l.Calendar() != nil && l.Period == s.Period {
-		start, last := window(l, end-1)
+		start, last := l.Window(end - 1)
 		if last == end && c.At < start && start <= s.At {
 			return s
 		}
@@ -166,18 +166,10 @@ func fixedWindowReport(l store.Limit, r store.Reply, _, charged int64) store.Rep
 	now, _, left := windowReply(r)
 	v := store.Report{Remaining: max(0, windowAvailable(l, r)-charged), Retry: left, Reset: left}
 	if charged > 0 {
-		_, end := window(l, now)
+		_, end := l.Window(now)
 		v.Reset = end - now
 	}
 	return v
-}
-
-// window is the window of l in which t lies: its start and its end.
-func window(l store.Limit, t int64) (start, end int64) {
-	if c := l.Calendar(); c != nil {
-		return c.Window(t)
-	}
-	return windowStart(t, l.Period), windowEnd(t, l.Period)
 }
 
 // windowStart is the start of the window of period in which t lies, both in µs.

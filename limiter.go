@@ -28,7 +28,7 @@
 //
 //	shadow  accesslist  throttle.Waiter  fallback  All  observe.Around   limiters around a limiter
 //	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket         the decision, with Options
-//	lease  coalesce  denycache                                           stores before a store
+//	lease  coalesce  regions  denycache                                  stores before a store
 //	memstore  redisstore  yours                                          stores
 //
 // Functions with the name of a method take any Limiter.

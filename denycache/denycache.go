@@ -21,8 +21,8 @@ import (
 // process. That lasts until t and takes no round trip. So a flood against one key costs the
 // store a call or two per RetryAfter.
 //
-// Use it before a store on Redis; before memory it saves nothing. One Store serves many
-// limiters.
+// Use it before a store on Redis; before memory it saves nothing, nor before package regions,
+// where others may have room. One Store serves many limiters.
 //
 // Bound: it denies nothing that the store would admit. RetryAfter is taken as shorter by 1 µs
 // and a thousandth, since NTP lets each of two clocks be wrong by 500 µs a second. It can deny
@@ -158,6 +158,7 @@ func (s *Store) learn(rule *store.Rule, q *denials.Question, r store.Reply, err 
 	case err != nil || r.OK():
 		s.denials.ForgetOtherLimits(q)
 	case q.Turn || q.N > q.Limit.Burst: // it may fit with another turn, or never
+	case r.Outcome == store.DeniedPlainly: // it may fit sooner
 	default:
 		s.denials.Remember(q, r.Report(rule, q.Limit, q.N, 0))
 	}

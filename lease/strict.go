@@ -125,24 +125,5 @@ func (ls *limits) told(r store.Reply, n, charged int64) store.Reply {
 
 // plain is r, a reply to a call for n events, in plain numbers. If it admits them, so many are charged.
 func plain(rule *store.Rule, by store.Limit, r store.Reply, n, charged int64) store.Reply {
-	if r.Plain() {
-		return r
-	}
-	p := store.Reply{Outcome: store.DeniedPlainly, X: r.X}
-	if r.OK() {
-		p.Outcome = store.AdmittedPlainly
-	} else {
-		charged = 0
-	}
-	says := r.Report(rule, by, n, charged)
-	p.Y, p.Z = r.Available(rule, by), says.Reset
-	switch {
-	case says.Delay > 0:
-		p.Y = -says.Delay
-	case n > by.Burst:
-		p.X = store.Never
-	case !r.OK():
-		p.X = says.Retry
-	}
-	return p
+	return r.Plainly(rule, by, n, charged)
 }

@@ -7,32 +7,38 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/regions"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // A limit of 6 a day is shared by two regions. All calls come to the EU, which takes what the
 // US does not use. In production each store is a redisstore.Store of its region.
 func ExampleNew() {
-	var shares [2]ratelimit.Limiter
-	for i := range shares {
+	stores := make(map[string]store.Store)
+	for _, region := range []string{"eu", "us"} {
 		st, err := memstore.New()
 		if err != nil {
 			log.Fatal(err)
 		}
-		shares[i], err = ratelimit.NewFixedWindow(st, ratelimit.PerDay(3), ratelimit.WithName("api"))
+		stores[region] = st
+	}
+	limiterOf := func(region string) (ratelimit.Limiter, *regions.Store) { // by a process of that region
+		shared, err := regions.New(region, stores)
 		if err != nil {
 			log.Fatal(err)
 		}
+		limiter, err := ratelimit.NewFixedWindow(shared, ratelimit.PerDay(6), ratelimit.WithName("api"))
+		if err != nil {
+			log.Fatal(err)
+		}
+		return limiter, shared
 	}
-	eu, us := shares[0], shares[1]
-	limiter, err := regions.New(eu, []ratelimit.Limiter{us})
-	if err != nil {
-		log.Fatal(err)
-	}
+	eu, shared := limiterOf("eu")
+	us, _ := limiterOf("us")
 
 	ctx := context.Background()
 	for range 7 {
-		r, err := limiter.Allow(ctx, "user:42")
+		r, err := eu.Allow(ctx, "user:42")
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -40,16 +46,16 @@ func ExampleNew() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(r.Allowed, r.Remaining, "here,", p.Remaining, "there")
+		fmt.Println(r.Allowed, r.Remaining, "of", r.Limit, "here,", p.Remaining, "there")
 	}
-	fmt.Printf("%+v\n", limiter.Stats())
+	fmt.Printf("%+v\n", shared.Stats())
 	// Output:
-	// true 2 here, 3 there
-	// true 1 here, 3 there
-	// true 0 here, 3 there
-	// true 1 here, 1 there
-	// true 0 here, 1 there
-	// true 0 here, 0 there
-	// false 0 here, 0 there
+	// true 2 of 6 here, 3 there
+	// true 1 of 6 here, 3 there
+	// true 0 of 6 here, 3 there
+	// true 1 of 6 here, 1 there
+	// true 0 of 6 here, 1 there
+	// true 0 of 6 here, 0 there
+	// false 0 of 6 here, 0 there
 	// {Fetches:3 Moved:3 Failed:0}
 }

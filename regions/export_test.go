@@ -1,24 +1,24 @@
 package regions
 
 // Forget forgets all pauses, which go by this process's clock.
-func (l *Limiter) Forget() {
-	l.pauses.mu.Lock()
-	for id, until := range l.pauses.until {
+func (s *Store) Forget() {
+	s.pauses.mu.Lock()
+	for id, until := range s.pauses.until {
 		if until != underWay {
-			delete(l.pauses.until, id)
+			delete(s.pauses.until, id)
 		}
 	}
-	l.pauses.mu.Unlock()
-	for _, o := range l.others {
+	s.pauses.mu.Unlock()
+	for _, o := range s.others {
 		o.until.Store(0)
 	}
 }
 
 // Pauses is how many keys are remembered.
-func (l *Limiter) Pauses() int {
-	l.pauses.mu.Lock()
-	defer l.pauses.mu.Unlock()
-	return len(l.pauses.until)
+func (s *Store) Pauses() int {
+	s.pauses.mu.Lock()
+	defer s.pauses.mu.Unlock()
+	return len(s.pauses.until)
 }
 
 // MaxPauses is the most.

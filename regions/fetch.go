@@ -5,74 +5,79 @@ import (
 	"errors"
 	"math"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/five"
+	"github.com/ratelimit-go/ratelimit/internal/credit"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
 const (
-	mostPause = 100 * time.Millisecond // of a key for which nothing was found
-	rest      = time.Second            // of a region that failed
+	mostPause = 100_000     // µs, of a key for which nothing was found
+	rest      = time.Second // of a region that failed
 )
 
 // now is the time since base.
-func (l *Limiter) now() time.Duration { return time.Since(l.base) }
+func (s *Store) now() time.Duration { return time.Since(s.base) }
 
 // fetch is one for a key that lacks room.
 type fetch struct {
+	ns       *store.Namespace
 	key      string
-	by       store.Limit // of the own share
-	own      five.Look   // as it was, less what has been fetched since
-	lacks    int         // events; 0 or less if there is room
+	limit    store.Limit // of all regions
+	share    store.Limit // of the own one
+	own      look        // as it was, less what has been fetched since
+	lacks    int64       // events; 0 or less if there is room
 	deadline time.Time
 	whole    bool // whether the next region has all of the wait
 }
 
 // goesOn reports whether another region is to be asked.
 func (f *fetch) goesOn(ctx context.Context) bool {
-	return f.lacks > 0 && f.lacks <= f.own.Credit && ctx.Err() == nil && time.Now().Before(f.deadline)
+	return f.lacks > 0 && f.lacks <= f.own.credit && ctx.Err() == nil && time.Now().Before(f.deadline)
 }
 
-// fetch moves room for want events of key to the own share, as far as there is any. It reports
-// whether the share is worth asking again.
-func (l *Limiter) fetch(ctx context.Context, key string, want int, by store.Limit, retry time.Duration) (again bool) {
-	id := l.seeds.Hash(key)
-	if !l.pauses.begin(id, l.now()) {
+// fetch moves room for want events of key to the own share, as far as there is any, if r denies
+// them. It reports whether the share is worth asking again.
+func (s *Store) fetch(ctx context.Context, ns *store.Namespace, key string, l, share store.Limit, want int64, r store.Reply) (again bool) {
+	if r.OK() || want > share.Burst {
 		return false
 	}
+	id := s.seeds.In(ns, key)
+	if !s.pauses.begin(id, s.now()) {
+		return false
+	}
+	retry := time.Duration(min(r.Report(ns.Rule, share, want, 0).Retry, mostPause)) * time.Microsecond
 	defer func() {
 		if again {
 			retry = 0
 		}
-		l.pauses.end(id, l.now(), min(retry, mostPause))
+		s.pauses.end(id, s.now(), retry)
 	}()
-	l.fetches.Add(1)
-	f := &fetch{key: key, by: by, deadline: time.Now().Add(l.wait), whole: true}
+	s.fetches.Add(1)
+	l, share = l.TurnBefore(0), share.TurnBefore(0)
+	f := &fetch{ns: ns, key: key, limit: l, share: share, deadline: time.Now().Add(s.wait), whole: true}
 	if d, ok := ctx.Deadline(); ok && d.Before(f.deadline) {
 		f.deadline, f.whole = d, false
 	}
 	var err error
-	if f.own, err = l.own.Look(ctx, key, by); err != nil {
-		l.failed.Add(1)
+	if f.own, err = s.own.look(ctx, ns, key, share); err != nil {
+		s.failed.Add(1)
 		return false
 	}
-	f.lacks = want - f.own.Left
+	f.lacks = want - f.own.left
 	again = f.lacks <= 0
-	first := int(l.turn.Add(1) % uint32(len(l.others)))
-	for i := 0; i < len(l.others) && f.goesOn(ctx); i++ {
-		if o := l.others[(first+i)%len(l.others)]; !o.rests(l.now()) {
-			again = l.move(ctx, f, o) || again
+	first := int(s.turn.Add(1) % uint32(len(s.others)))
+	for i := 0; i < len(s.others) && f.goesOn(ctx); i++ {
+		if o := s.others[(first+i)%len(s.others)]; !o.rests(s.now()) {
+			again = s.move(ctx, f, o) || again
 		}
 	}
 	return again
 }
 
 // move moves events from o to the own share, and reports whether there were any.
-func (l *Limiter) move(ctx context.Context, f *fetch, o *region) bool {
+func (s *Store) move(ctx context.Context, f *fetch, o *region) bool {
 	whole := f.whole
 	f.whole = false
 	until := o.until.Load()
@@ -80,85 +85,98 @@ func (l *Limiter) move(ctx context.Context, f *fetch, o *region) bool {
 	switch {
 	case err == nil:
 	case !ofTheRegion(err):
-		o.until.CompareAndSwap(until, min(until, int64(l.now()))) // if this was to find out, the next one is
+		o.until.CompareAndSwap(until, min(until, int64(s.now()))) // if this was to find out, the next one is
 	case whole && ctx.Err() == nil: // or else it may have had too little time
-		o.until.Store(int64(l.now() + rest))
+		o.until.Store(int64(s.now() + rest))
 	}
 	if err != nil {
-		l.failed.Add(1)
+		s.failed.Add(1)
 		return false
 	}
 	o.until.Store(0)
-	n := debit.Charged()
-	if n == 0 {
+	if debit.N == 0 {
 		return false
 	}
 	// The caller may have left, but the events must not be lost.
-	if err := l.own.Credit(context.WithoutCancel(ctx), f.key, debit, n, f.by); err != nil {
-		l.failed.Add(1)
+	debit = credit.Receipt(f.ns.Rule, f.share, debit)
+	if err := s.Store.Refund(context.WithoutCancel(ctx), f.ns, f.key, f.share, debit); err != nil {
+		s.failed.Add(1)
 		return false
 	}
-	l.moved.Add(int64(n))
-	f.lacks, f.own.Credit = f.lacks-n, f.own.Credit-n
+	s.moved.Add(debit.N)
+	f.lacks, f.own.credit = f.lacks-debit.N, f.own.credit-debit.N
 	return true
 }
 
-// ofTheRegion reports whether err concerns a region as a whole. What a limit function says of one
-// key does not, nor does a corrupt state, a clock, or a lack of room in this process.
+// ofTheRegion reports whether err concerns a region as a whole. A corrupt state of one key does
+// not, nor does a clock, or a lack of room in this process.
 func ofTheRegion(err error) bool {
 	if errors.Is(err, errTooSlow) || errors.Is(err, context.DeadlineExceeded) {
 		return true
 	}
-	return errors.Is(err, ratelimit.ErrStore) && !errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrClock) &&
+	return errors.Is(err, store.ErrStore) && !errors.Is(err, store.ErrCorrupt) && !errors.Is(err, store.ErrClock) &&
 		!errors.Is(err, store.ErrOverloaded)
 }
 
-// region is another one.
-type region struct {
-	*five.Limiter[ratelimit.Result]              // its share
-	until                           atomic.Int64 // when it may be asked again; 0 if it did not fail
+// look is how a key stands.
+type look struct {
+	left   int64 // events that would be admitted now
+	credit int64 // events that can be given back
+	window int64 // when the current window has begun, Unix µs; 0 without windows
 }
 
-// rests reports whether o failed a short time ago. The first who finds that over asks it, while
-// it rests for others.
-func (o *region) rests(now time.Duration) bool {
-	until := o.until.Load()
-	return until > 0 && (int64(now) < until || !o.until.CompareAndSwap(until, int64(now+rest)))
-}
-
-var (
-	errTooSlow = errors.New("regions: a debit would come too late")
-	errNoLimit = errors.New("regions: the limit function failed")
-)
-
-// debit charges o with what it can give to f. The Result has charged 0 if that is nothing.
-func (o *region) debit(ctx context.Context, f *fetch) (r ratelimit.Result, err error) {
-	by, err := o.LimitOf(ctx, f.key)
-	if err != nil && !errors.Is(err, ratelimit.ErrStore) { // maybe a deadline that is not the region's
-		return r, errNoLimit
+// look looks at a key under the share by. It changes nothing.
+func (r *region) look(ctx context.Context, ns *store.Namespace, key string, by store.Limit) (look, error) {
+	told, err := r.bottom.Peek(ctx, ns, key, by, 1)
+	if err != nil {
+		return look{}, err
 	}
-	if err != nil || by.Rate <= 0 || !sameWindows(by, f.by) {
-		return r, err
+	l := look{left: told.Available(ns.Rule, by), credit: credit.Most(ns.Rule, by, told)}
+	if !ns.Rule.Burst && told.Y >= 0 { // X is the time
+		l.window, _ = by.Window(told.X)
+	}
+	return l, nil
+}
+
+// rests reports whether r failed a short time ago. The first who finds that over asks it, while
+// it rests for others.
+func (r *region) rests(now time.Duration) bool {
+	until := r.until.Load()
+	return until > 0 && (int64(now) < until || !r.until.CompareAndSwap(until, int64(now+rest)))
+}
+
+var errTooSlow = errors.New("regions: a debit would come too late")
+
+// debit charges r with what it can give to f. The receipt is of 0 events if that is nothing.
+func (r *region) debit(ctx context.Context, f *fetch) (debit store.Receipt, err error) {
+	by, err := r.share(f.ns.Rule, f.limit)
+	if err != nil { // which is no failure of the store
+		return debit, nil //nolint:nilerr // see above
 	}
 	asked := time.Now()
-	look, cancel := context.WithDeadline(ctx, f.deadline)
+	short, cancel := context.WithDeadline(ctx, f.deadline)
 	defer cancel()
-	there, err := o.Look(look, f.key, by)
+	there, err := r.look(short, f.ns, f.key, by)
 	if err != nil {
-		return r, err
+		return debit, err
 	}
-	n := min(max(f.lacks, there.Left-there.Left/2), there.Left, f.own.Credit)
-	if n == 0 || there.Window != f.own.Window { // a credit in another window gives nothing back
-		return r, nil
+	n := min(max(f.lacks, there.left-there.left/2), there.left, f.own.credit)
+	if n == 0 || there.window != f.own.window { // a credit in another window gives nothing back
+		return debit, nil
 	}
 	// A debit whose reply is not waited for would be lost. So there must be time for it, and
 	// it is not canceled.
 	if time.Until(f.deadline) < time.Since(asked) {
-		return r, errTooSlow
+		return debit, errTooSlow
 	}
 	take, cancel := context.WithDeadline(context.WithoutCancel(ctx), f.deadline)
 	defer cancel()
-	return o.By(take, five.TakeUpTo, f.key, n, by)
+	told, err := r.TakeUpTo(take, f.ns, f.key, by, n)
+	if err != nil || !told.OK() {
+		return debit, err
+	}
+	n = min(n, told.Available(f.ns.Rule, by))
+	return told.Receipt(f.ns.Rule, by, n, n), nil
 }
 
 // pauses remembers for which keys nothing is to be fetched, and until when.

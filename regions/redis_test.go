@@ -21,14 +21,15 @@ import (
 
 // pair is two regions, each with a Redis server, and links between them that can be cut.
 type pair struct {
-	limiters [2]*regions.Limiter
+	limiters [2]ratelimit.Limiter
+	shared   [2]*regions.Store
 	near     [2]*redistest.Proxy // from a region to its own server
 	far      [2]*redistest.Proxy // from the other one
 }
 
 func newPair(t *testing.T, algorithm string, limit ratelimit.Limit) *pair {
 	p := new(pair)
-	var near, far [2]ratelimit.Limiter
+	var near, far [2]store.Store
 	connect := func(link *redistest.Proxy, timeout time.Duration) store.Store {
 		client := redis.NewClient(&redis.Options{Addr: link.Addr(), ContextTimeoutEnabled: true})
 		t.Cleanup(func() { _ = client.Close() })
@@ -39,13 +40,15 @@ func newPair(t *testing.T, algorithm string, limit ratelimit.Limit) *pair {
 	for i := range 2 {
 		server := redistest.Start(t)
 		p.near[i], p.far[i] = redistest.StartProxy(t, server.Addr()), redistest.StartProxy(t, server.Addr())
-		near[i] = share(t, algorithm, connect(p.near[i], 10*time.Second), limit)
-		far[i] = share(t, algorithm, connect(p.far[i], 200*time.Millisecond), limit)
+		near[i] = connect(p.near[i], 10*time.Second)
+		far[i] = connect(p.far[i], 200*time.Millisecond)
 	}
 	for i := range 2 {
 		var err error
-		p.limiters[i], err = regions.New(near[i], far[1-i:2-i], regions.WithWait(300*time.Millisecond))
+		stores := map[string]store.Store{name(i): near[i], name(1 - i): far[1-i]}
+		p.shared[i], err = regions.New(name(i), stores, regions.WithWait(300*time.Millisecond))
 		require.NoError(t, err)
+		p.limiters[i] = limiter(t, algorithm, p.shared[i], limit)
 	}
 	return p
 }
@@ -77,12 +80,12 @@ func (p *pair) load(t *testing.T, region int, key string, want int64) int64 {
 func TestOneRegionUsesTheWholeLimitAndItsShareWhenItIsCutOff(t *testing.T) {
 	for _, algorithm := range algorithms {
 		t.Run(algorithm, func(t *testing.T) {
-			p := newPair(t, algorithm, ratelimit.PerDay(500))
+			p := newPair(t, algorithm, ratelimit.PerDay(1000))
 			if left := time.Until(time.Now().Truncate(24 * time.Hour).Add(24 * time.Hour)); left < 3*time.Minute {
 				t.Skip("the day ends in", left)
 			}
 			alone := p.load(t, 0, "alone", 950)
-			t.Log("alone:", alone, p.limiters[0].Stats())
+			t.Log("alone:", alone, p.shared[0].Stats())
 			require.GreaterOrEqual(t, alone, int64(950))
 			require.LessOrEqual(t, alone, int64(1000+1)) // 1 that flows into a bucket in 3 minutes
 			if algorithm != "token_bucket" {
@@ -95,11 +98,11 @@ func TestOneRegionUsesTheWholeLimitAndItsShareWhenItIsCutOff(t *testing.T) {
 				both.Go(func() { cut[i] = p.load(t, i, "cut", 500) })
 			}
 			both.Wait()
-			t.Log("cut:", cut, p.limiters[0].Stats(), p.limiters[1].Stats())
+			t.Log("cut:", cut, p.shared[0].Stats(), p.shared[1].Stats())
 			for i := range cut {
 				require.GreaterOrEqual(t, cut[i], int64(500))
 				require.LessOrEqual(t, cut[i], int64(501))
-				require.NotZero(t, p.limiters[i].Stats().Failed)
+				require.NotZero(t, p.shared[i].Stats().Failed)
 			}
 		})
 	}
@@ -107,7 +110,7 @@ func TestOneRegionUsesTheWholeLimitAndItsShareWhenItIsCutOff(t *testing.T) {
 
 // Both regions are asked for more than there is, while links are cut and replies are lost.
 func TestNoWindowIsExceededWhileLinksBreak(t *testing.T) {
-	p := newPair(t, "fixed_window", ratelimit.PerSecond(500))
+	p := newPair(t, "fixed_window", ratelimit.PerSecond(1000))
 	var mu sync.Mutex
 	windows := map[int64]int{} // of calls that began and ended in one
 	var callers sync.WaitGroup
@@ -146,12 +149,12 @@ func TestNoWindowIsExceededWhileLinksBreak(t *testing.T) {
 		}
 	})
 	callers.Wait()
-	t.Log(windows, p.limiters[0].Stats(), p.limiters[1].Stats())
+	t.Log(windows, p.shared[0].Stats(), p.shared[1].Stats())
 	require.NotEmpty(t, windows)
 	for w, n := range windows {
 		require.LessOrEqual(t, n, 1000, w)
 	}
-	require.NotZero(t, p.limiters[0].Stats().Moved+p.limiters[1].Stats().Moved)
+	require.NotZero(t, p.shared[0].Stats().Moved+p.shared[1].Stats().Moved)
 }
 
 // TestUseOfARegionAlone tells what one region gets in a second, where time flows.
@@ -160,7 +163,7 @@ func TestUseOfARegionAlone(t *testing.T) {
 	for _, algorithm := range algorithms {
 		for _, delay := range []time.Duration{0, 5 * time.Millisecond, 40 * time.Millisecond} {
 			t.Run(fmt.Sprint(algorithm, " at ", delay), func(t *testing.T) {
-				p := newPair(t, algorithm, ratelimit.PerSecond(500))
+				p := newPair(t, algorithm, ratelimit.PerSecond(1000))
 				p.far[1].Delay(delay)
 				var seconds []int
 				for range 4 {
@@ -173,7 +176,7 @@ func TestUseOfARegionAlone(t *testing.T) {
 					}
 					seconds = append(seconds, n)
 				}
-				t.Log(algorithm, delay, seconds, p.limiters[0].Stats())
+				t.Log(algorithm, delay, seconds, p.shared[0].Stats())
 				require.Positive(t, slices.Min(seconds))
 			})
 		}

@@ -1,56 +1,59 @@
-// Package regions shares one limit among regions, each with a store of its own.
+// Package regions shares limits among regions, each with a store of its own.
 //
-//	limiter, err := regions.New(here, []ratelimit.Limiter{far, farther})
+//	stores := map[string]store.Store{"eu": redisEU, "us": redisUS} // the same in all regions
+//	...
+//	shared, err := regions.New("eu", stores) // in the EU
+//	...
+//	limiter, err := ratelimit.NewFixedWindow(shared, ratelimit.PerSecond(1000), ratelimit.WithName("api"))
 //
-// A decision asks the store of its own region. Only what that denies asks the others, and
-// moves to this region what they do not use.
+// The limit is that of all regions together. A decision asks the store of its own region, for its
+// share of the limit. Only what that denies asks the others, and moves to this region what they
+// do not use.
 package regions
 
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
-	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/five"
-	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/credit"
+	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
-	"github.com/ratelimit-go/ratelimit/internal/see"
-	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Limiter decides by the share of a limit that its region holds. What that denies makes the
-// region fetch one half of what another region has left, or more if the call needs more. The
-// events are charged there first, and then given back to the own share, which is asked once
-// more. Each region has a Limiter of its own:
+// Store stands before the stores of some regions, and decides by the share that its own region has
+// of each limit. What that denies makes the region fetch one half of what another region has left,
+// or more if the call needs more. The events are charged there first, and then given back to the
+// own share, which is asked once more.
 //
-//	regions.New(eu, []ratelimit.Limiter{us}) // in the EU
-//	regions.New(us, []ratelimit.Limiter{eu}) // in the US
+// With 1000 a second in two regions, one of them alone can use nearly 1000. Cut off from each
+// other, each has its 500.
 //
-// The limit is the sum of the shares. With 500 a second in each of two regions, one of them
-// alone can use nearly 1,000. Cut off from each other, each has its 500.
-//
-// Bound: that of the algorithm for the sum of the shares, also when regions are cut off. A
-// bucket admits besides what is refilled during one transfer. Clocks that differ add their
-// difference to the interval. [Why it holds].
+// Bound: that of the limiter, also when regions are cut off. A bucket admits besides what is
+// refilled during one transfer. Clocks that differ add their difference to the interval. [Why it
+// holds].
 //
 // What the own share admits costs nothing more. A fetch costs the denied caller three calls of
 // the own store, and two of each region that it asks, for up to [WithWait]. One call at a time
 // fetches for a key, and others are denied meanwhile.
 //
-// Limit, Remaining and RetryAfter are those of the own share. A call for more than it can hold is denied.
+// Limit and policies are those of the sum. Remaining and RetryAfter are those of the own share, and
+// a call for more than that can hold is denied. Peek, Charge, Refund and Reset are for the own
+// share.
 //
-// It remembers at most 65,536 keys, in 4 MB. Do not use it for shares of a few events, or where
+// It remembers at most 65,536 keys, in 4 MB. Do not use it for limits of a few events, or where
 // all calls of a key come to one region. It is safe for concurrent use. Make it by [New].
 //
 // [Why it holds]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#regions
-type Limiter struct {
-	limiter ratelimit.Limiter
-	own     *five.Limiter[ratelimit.Result] // limiter
-	others  []*region
-	wait    time.Duration
+type Store struct {
+	store.Store // of the own region: Together, Reset
+
+	own    *region
+	others []*region // by name
+	wait   time.Duration
 
 	base   time.Time // of all times, which are monotonic
 	seeds  keyhash.Seeds
@@ -60,12 +63,10 @@ type Limiter struct {
 	moved, fetches, failed atomic.Int64
 }
 
-// The algorithms whose shares can be moved, by name.
-const (
-	fixedWindow   = "fixed_window"
-	slidingWindow = "sliding_window"
-	tokenBucket   = "token_bucket"
-)
+type settings struct {
+	wait    time.Duration
+	weights map[string]int
+}
 
 const (
 	defaultWait = 500 * time.Millisecond
@@ -73,212 +74,241 @@ const (
 	mostWait    = time.Minute
 )
 
-// Option configures a [Limiter].
-type Option func(*Limiter) error
+// Option configures a [Store].
+type Option func(*settings) error
 
 // WithWait bounds the time in which a denied call asks other regions, to d in sum: 1 ms to
 // 1 min. The default is 500 ms. It must be more than two round trips to a region, or that gives
 // nothing.
 func WithWait(d time.Duration) Option {
-	return func(l *Limiter) error {
+	return func(s *settings) error {
 		if d < leastWait || d > mostWait {
-			return fmt.Errorf("%w: WithWait(%v), want %v to %v", ratelimit.ErrInvalidOption, d, leastWait, mostWait)
+			return fmt.Errorf("%w: WithWait(%v), want %v to %v", store.ErrInvalidOption, d, leastWait, mostWait)
 		}
-		l.wait = d
+		s.wait = d
 		return nil
 	}
 }
 
-// New returns the limiter of the region whose share is own. others are the shares of the other
-// regions, 1 or more.
-//
-// All are of one algorithm and Period: a [ratelimit.FixedWindow], a [ratelimit.SlidingWindow],
-// or a [ratelimit.TokenBucket] with a Burst of 2 or more. Their limits may differ, also by key
-// ([ratelimit.WithLimitFunc]). They may be observed. Other limiters go around a Limiter. No two
-// may share their state. Otherwise the error is [ratelimit.ErrInvalidOption].
-func New(own ratelimit.Limiter, others []ratelimit.Limiter, opts ...Option) (*Limiter, error) {
-	l := &Limiter{limiter: own, wait: defaultWait, base: time.Now(), seeds: keyhash.New()}
-	var err error
-	if l.own, err = share(own); err != nil {
-		return nil, err
-	}
-	if len(others) == 0 {
-		return nil, fmt.Errorf("%w: there is no other region", ratelimit.ErrInvalidOption)
-	}
-	for _, other := range others {
-		if err := l.add(other); err != nil {
-			return nil, err
+// WithWeights says how large the shares of the regions are: that of one with a weight of 3 is three
+// times that of one with 1. Each weight is 1 to 1,000,000, and each region has one. They must be
+// the same in all regions. By default all are equal.
+func WithWeights(weights map[string]int) Option {
+	return func(s *settings) error {
+		for name, w := range weights {
+			if w < 1 || w > mostWeight {
+				return fmt.Errorf("%w: WithWeights: %d of %q, want 1 to %d", store.ErrInvalidOption, w, name, mostWeight)
+			}
 		}
+		s.weights = weights
+		return nil
 	}
+}
+
+// New returns the store of the region here, one of stores, which are those of all regions by name:
+// 2 to 1,000. Processes of all regions must have the same names, and limiters with the same
+// algorithm, limit and name. Its error is [store.ErrInvalidOption]: a region has no store, or
+// two have the same one, or an option is out of range.
+//
+// A region's share of a limit is at least one event, and the rest is by weight. Of a bucket's Burst
+// it is at least two. The shares add up to the limit. A limit that is smaller cannot be shared.
+// That is the error of a limiter's constructor, and of the call if it comes from a limit function.
+// So is a [ratelimit.SlidingLog] or a [ratelimit.LeakyBucket], which take back only events of
+// their own.
+//
+// [ratelimit.SlidingLog]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#SlidingLog
+// [ratelimit.LeakyBucket]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#LeakyBucket
+func New(here string, stores map[string]store.Store, opts ...Option) (*Store, error) {
+	by := settings{wait: defaultWait}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+			return nil, fmt.Errorf("%w: an Option is nil", store.ErrInvalidOption)
 		}
-		if err := opt(l); err != nil {
+		if err := opt(&by); err != nil {
 			return nil, err
 		}
 	}
-	return l, nil
-}
-
-// share is l, if it can be one.
-func share(l ratelimit.Limiter) (*five.Limiter[ratelimit.Result], error) {
-	if isnil.Is(l) {
-		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
-	}
-	var one *five.Limiter[ratelimit.Result]
-	if known := see.Of(l); known != nil && known.Algorithm != "" {
-		one, _ = known.Five().(*five.Limiter[ratelimit.Result])
-	}
-	if one == nil {
-		return nil, fmt.Errorf("%w: a %T is no share: share one of the five algorithms, and put the %[2]T around that",
-			ratelimit.ErrInvalidOption, l)
-	}
-	switch one.Algorithm {
-	case fixedWindow, slidingWindow:
-	case tokenBucket:
-		if one.Limit.Rate > 0 && one.Limit.Burst < 2 {
-			return nil, fmt.Errorf("%w: a share with a burst of 1 takes nothing back, want 2 or more", ratelimit.ErrInvalidOption)
-		}
-	default:
-		return nil, fmt.Errorf("%w: a %s is no share: it takes back only events of its own", ratelimit.ErrInvalidOption, one.Algorithm)
-	}
-	return one, nil
-}
-
-// add adds the share of another region.
-func (l *Limiter) add(other ratelimit.Limiter) error {
-	s, err := share(other)
+	all, err := divide(stores, by.weights)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if s.Algorithm != l.own.Algorithm || !sameWindows(s.Limit, l.own.Limit) {
-		return fmt.Errorf("%w: shares are of one algorithm and Period, and of one calendar: a %s of %d µs and a %s of %d µs", ratelimit.ErrInvalidOption,
-			l.own.Algorithm, l.own.Limit.Period, s.Algorithm, s.Limit.Period)
+	s := &Store{wait: by.wait, base: time.Now(), seeds: keyhash.New()}
+	own := slices.IndexFunc(all, func(r *region) bool { return r.name == here })
+	if own < 0 {
+		return nil, fmt.Errorf("%w: the region %q has no store", store.ErrInvalidOption, here)
 	}
-	same := s.Space != nil && s.Space == l.own.Space
-	for _, o := range l.others {
-		same = same || s.Space != nil && s.Space == o.Space
+	s.own, s.Store = all[own], all[own].Store
+	s.others = slices.Delete(all, own, own+1)
+	return s, nil
+}
+
+// Prepare refuses what cannot be shared.
+func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
+	if s.own == nil {
+		return fmt.Errorf("%w: a regions.Store is made by New", store.ErrInvalidOption)
 	}
-	if same {
-		return fmt.Errorf("%w: two shares have the same state: give each region a store of its own", ratelimit.ErrInvalidOption)
+	if !credit.Has(rule) {
+		return fmt.Errorf("%w: a %s cannot be shared by regions: it takes back only events of its own", store.ErrInvalidOption, rule.Name)
 	}
-	l.others = append(l.others, &region{Limiter: s})
+	for _, r := range append([]*region{s.own}, s.others...) {
+		share, err := l, error(nil)
+		if l.Rate > 0 {
+			share, err = r.share(rule, l)
+		}
+		if err == nil {
+			err = r.Prepare(rule, share, fixed)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
-func sameWindows(l, other store.Limit) bool {
-	return l.Period == other.Period && l.Calendar() == other.Calendar()
-}
+// Unwrap returns the store of the own region.
+func (s *Store) Unwrap() store.Store { return s.Store }
 
-func (l *Limiter) check(ctx context.Context, key string, n int) error {
-	if l.own == nil {
-		return unmade.Err
-	}
-	return store.CheckCall(ctx, key, n)
-}
+// operation is Take or TakeUpTo of a store.
+type operation func(s store.Store, ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error)
 
-// Allow is AllowN of 1.
-func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return l.AllowN(ctx, key, 1)
-}
-
-// AllowN admits n events if the own share has room for them, or can fetch it.
-func (l *Limiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	return l.decide(ctx, five.Take, key, n, n, anyTurn)
-}
-
-// AllowWithin decides on n events whose turn must come within d: see [ratelimit.AllowWithin].
-// Turns are those of the own share.
-func (l *Limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
-	if l.own == nil {
-		return ratelimit.Result{}, unmade.Err
-	}
-	return l.decide(ctx, five.Take, key, n, n, max(d, 0))
-}
-
-// AllowUpTo admits as many of n events as the own share has room for. It fetches only if that
-// has room for none.
-func (l *Limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
-	r, err = l.decide(ctx, five.TakeUpTo, key, n, 1, anyTurn)
-	if err == nil && r.Source() == ratelimit.SourceUnlimited {
-		return n, r, nil
-	}
-	return r.Charged(), r, err
-}
-
-// anyTurn is for events whose turn may come at any time.
-const anyTurn time.Duration = -1
-
-// decide asks the own share, and once more if room for want events was fetched.
-func (l *Limiter) decide(ctx context.Context, op five.Operation, key string, n, want int, within time.Duration) (ratelimit.Result, error) {
-	if err := l.check(ctx, key, n); err != nil {
-		return ratelimit.Result{}, err
-	}
-	by, err := l.own.LimitOf(ctx, key)
+// Take admits n events if the own share has room for them, or can fetch it.
+func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	r, share, err := s.decide(ctx, store.Store.Take, ns, key, l, n, n)
 	if err != nil {
-		return ratelimit.Result{}, err
+		return store.Reply{}, err
 	}
-	asked := by
-	if within != anyTurn {
-		asked = l.own.Within(by, within)
+	return r.Plainly(ns.Rule, share, n, n), nil
+}
+
+// TakeUpTo admits as many of n events as the own share has room for, and fetches if that has room
+// for none. If it has room for some, it fetches for the next call.
+func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	r, share, err := s.decide(ctx, store.Store.TakeUpTo, ns, key, l, n, 1)
+	if err != nil {
+		return store.Reply{}, err
 	}
-	r, err := l.own.By(ctx, op, key, n, asked)
-	if err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
+	fit := max(1, min(n, r.Available(ns.Rule, share)))
+	if r.OK() && fit < n {
+		denied := r.After(ns.Rule, fit)
+		denied.Outcome &^= store.Admitted
+		s.fetch(ctx, ns, key, l, share, 1, denied)
+	}
+	return r.Plainly(ns.Rule, share, fit, fit), nil
+}
+
+// decide asks the own share for n events, and once more if room for as many as want was fetched.
+func (s *Store) decide(ctx context.Context, op operation, ns *store.Namespace, key string, l store.Limit, n, want int64) (r store.Reply, share store.Limit, err error) {
+	if share, err = s.own.share(ns.Rule, l); err != nil {
+		return r, share, err
+	}
+	r, err = op(s.Store, ctx, ns, key, share, n)
+	if err == nil && s.fetch(ctx, ns, key, l, share, want, r) && ctx.Err() == nil {
+		r, err = op(s.Store, ctx, ns, key, share, n)
+	}
+	return r, share, err
+}
+
+// TakeAll decides by the own shares. It fetches for each that denies.
+func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	shares := slices.Clone(requests)
+	for i := range shares {
+		var err error
+		if shares[i].Limit, err = s.own.share(shares[i].Namespace.Rule, shares[i].Limit); err != nil {
+			return err
+		}
+	}
+	if err := s.Store.TakeAll(ctx, shares, replies); err != nil {
+		return err
+	}
+	if s.fetchAll(ctx, requests, shares, replies) && ctx.Err() == nil {
+		if err := s.Store.TakeAll(ctx, shares, replies); err != nil {
+			return err
+		}
+	}
+	all := true
+	for i := range shares {
+		all = all && (replies[i].OK() || !shares[i].Votes())
+	}
+	for i := range shares {
+		q, charged := &shares[i], int64(0)
+		if all {
+			charged = q.N
+		}
+		replies[i] = replies[i].Plainly(q.Namespace.Rule, q.Limit, max(1, q.N), charged)
+	}
+	return nil
+}
+
+// fetchAll fetches for each of the shares that denies, unless one of those that vote finds nothing.
+func (s *Store) fetchAll(ctx context.Context, requests, shares []store.Request, replies []store.Reply) (again bool) {
+	for i := range shares {
+		q := &shares[i]
+		if q.N == 0 || replies[i].OK() {
+			continue
+		}
+		found := s.fetch(ctx, q.Namespace, q.Key, requests[i].Limit, q.Limit, q.N, replies[i])
+		if !found && q.Votes() {
+			return false
+		}
+		again = again || found
+	}
+	return again
+}
+
+// Peek tells what the own share would answer. It does not ask other regions, so Take may
+// admit what Peek says is denied.
+func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	share, err := s.own.share(ns.Rule, l)
+	if err != nil {
+		return store.Reply{}, err
+	}
+	r, err := s.Store.Peek(ctx, ns, key, share, n)
+	if err != nil {
+		return store.Reply{}, err
+	}
+	return r.Plainly(ns.Rule, share, n, 0), nil
+}
+
+// Overdraw charges the own share, which may then hold its part of most.
+func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	rule := ns.Rule
+	share, err := s.own.share(rule, l)
+	if err != nil {
+		return store.Reply{}, err
+	}
+	if rule.Burst { // or else the share would take longer than the limit to drain
+		most, _ = exact.MulDiv(most, share.Rate, l.Rate)
+		most = max(most, share.Burst)
+	}
+	r, err := s.Store.Overdraw(ctx, ns, key, share, n, most)
+	if err != nil || r.Plain() {
 		return r, err
 	}
-	if l.fetch(ctx, key, want, by, r.RetryAfter) && ctx.Err() == nil {
-		return l.own.By(ctx, op, key, n, asked)
-	}
-	return r, nil
-}
-
-// Peek tells what the own share would answer. It does not ask other regions, so Allow may
-// admit what Peek says is denied.
-func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
-	if l.own == nil {
-		return ratelimit.Result{}, unmade.Err
-	}
-	return l.limiter.Peek(ctx, key)
-}
-
-// Charge charges the own share.
-func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if l.own == nil {
-		return ratelimit.Result{}, unmade.Err
-	}
-	return ratelimit.Charge(ctx, l.limiter, key, n)
+	n = min(n, max(0, most-rule.Spent(r)))
+	told := store.Reply{Outcome: r.Outcome | store.DeniedPlainly, X: r.X, Y: r.Available(rule, share)}
+	r.Outcome = store.Admitted
+	told.Z = r.Report(rule, share, n, n).Reset
+	return told, nil
 }
 
 // Refund gives back to the own share what was charged there, also where it was fetched.
-func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if l.own == nil {
-		return unmade.Err
+func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	share, err := s.own.share(ns.Rule, l)
+	if err != nil {
+		return err
 	}
-	return l.limiter.Refund(ctx, key, charged, n)
+	if ns.Rule.Burst { // the receipt is of the limit that was told
+		l.Rate, l.Period = c.Rate, c.Period
+		charged, err := s.own.share(ns.Rule, l)
+		if err != nil {
+			return err
+		}
+		c = store.NewReceipt(charged, c.At, c.Due-c.At, c.N)
+	}
+	return s.Store.Refund(ctx, ns, key, share, c)
 }
 
-// Reset forgets key in the own share, which is then whole. What others have taken of it stays
-// with them.
-func (l *Limiter) Reset(ctx context.Context, key string) error {
-	if l.own == nil {
-		return unmade.Err
-	}
-	return l.limiter.Reset(ctx, key)
-}
-
-// AppendPolicies appends those of the own share.
-func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	if l.own == nil {
-		return dst, unmade.Err
-	}
-	return ratelimit.AppendPolicies(ctx, dst, l.limiter, key)
-}
-
-// Unwrap returns the limiter of the own share.
-func (l *Limiter) Unwrap() ratelimit.Limiter { return l.limiter }
-
-// Stats counts what a [Limiter] has done with other regions.
+// Stats counts what a [Store] has done with other regions.
 type Stats struct {
 	Fetches int64 // denied calls that asked them
 	Moved   int64 // events that were debited there and credited here
@@ -286,13 +316,8 @@ type Stats struct {
 }
 
 // Stats returns the counts since New.
-func (l *Limiter) Stats() Stats {
-	return Stats{Fetches: l.fetches.Load(), Moved: l.moved.Load(), Failed: l.failed.Load()}
+func (s *Store) Stats() Stats {
+	return Stats{Fetches: s.fetches.Load(), Moved: s.moved.Load(), Failed: s.failed.Load()}
 }
 
-var (
-	_ ratelimit.Limiter        = (*Limiter)(nil)
-	_ ratelimit.PolicyAppender = (*Limiter)(nil)
-	_ ratelimit.Charger        = (*Limiter)(nil)
-	_ ratelimit.Delayer        = (*Limiter)(nil)
-)
+var _ store.Store = (*Store)(nil)

@@ -3,11 +3,11 @@ package regions_test
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,17 +17,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/coalesce"
+	"github.com/ratelimit-go/ratelimit/denycache"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
-	"github.com/ratelimit-go/ratelimit/internal/five"
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
-	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/regions"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
-	"github.com/ratelimit-go/ratelimit/store/redisstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -69,19 +68,37 @@ func (f *faraway) Refund(ctx context.Context, ns *store.Namespace, key string, l
 
 // two is a region, and another one of which it takes.
 type two struct {
-	*regions.Limiter
-	own, other ratelimit.Limiter
+	ratelimit.Limiter
+	shared     *regions.Store
+	own, other ratelimit.Limiter // the shares
 	near, far  *faraway
 }
 
-func newTwo(t testing.TB, algorithm string, limit ratelimit.Limit, opts ...regions.Option) *two {
+// newTwo is two regions that have so much each.
+func newTwo(t testing.TB, algorithm string, each ratelimit.Limit, opts ...regions.Option) *two {
 	t.Helper()
 	x := &two{near: &faraway{Store: memory(t)}, far: &faraway{Store: memory(t)}}
-	x.own, x.other = share(t, algorithm, x.near, limit), share(t, algorithm, x.far, limit)
-	var err error
-	x.Limiter, err = regions.New(x.own, []ratelimit.Limiter{x.other}, opts...)
-	require.NoError(t, err)
+	x.own, x.other = limiter(t, algorithm, x.near, each), limiter(t, algorithm, x.far, each)
+	x.shared, x.Limiter = first(t, algorithm, each, []store.Store{x.near, x.far}, opts...)
 	return x
+}
+
+// first is the first of some regions that have so much each.
+func first(t testing.TB, algorithm string, each ratelimit.Limit, stores []store.Store, opts ...regions.Option) (*regions.Store, ratelimit.Limiter) {
+	t.Helper()
+	named := map[string]store.Store{}
+	for i, s := range stores {
+		named[name(i)] = s
+	}
+	shared, err := regions.New("a", named, opts...)
+	require.NoError(t, err)
+	return shared, limiter(t, algorithm, shared, times(len(stores), each))
+}
+
+// times is n times a limit.
+func times(n int, l ratelimit.Limit) ratelimit.Limit {
+	l.Rate, l.Burst = n*l.Rate, n*l.Burst
+	return l
 }
 
 // use has n single events of key decided, and returns how many were admitted.
@@ -103,51 +120,122 @@ func remaining(t testing.TB, l ratelimit.Limiter, key string) int {
 	require.NoError(t, err)
 	return r.Remaining
 }
-
-func TestNewRefusesWhatIsNoShare(t *testing.T) {
-	limit := ratelimit.PerHour(10)
-	make := func(algorithm string, l ratelimit.Limit) ratelimit.Limiter { return share(t, algorithm, memory(t), l) }
-	own, mem := make("fixed_window", limit), memory(t)
-	all, err := ratelimit.NewAll(own)
+func TestNewRefusesWhatHasNoStores(t *testing.T) {
+	a, b := memory(t), memory(t)
+	front, err := coalesce.New(a)
 	require.NoError(t, err)
-	calls, err := ratelimit.NewFixedWindow(memory(t), limit, ratelimit.CountCalls())
-	require.NoError(t, err)
-	for name, args := range map[string]struct {
-		own    ratelimit.Limiter
-		others []ratelimit.Limiter
+	stores := map[string]store.Store{"a": a, "b": b}
+	for name, test := range map[string]struct {
+		here   string
+		stores map[string]store.Store
 		opts   []regions.Option
 		text   string
 	}{
-		"nil":               {nil, []ratelimit.Limiter{own}, nil, "nil"},
-		"typed nil":         {(*ratelimit.FixedWindow)(nil), []ratelimit.Limiter{own}, nil, "nil"},
-		"another is nil":    {own, []ratelimit.Limiter{nil}, nil, "nil"},
-		"alone":             {own, nil, nil, "no other"},
-		"All":               {all, []ratelimit.Limiter{make("fixed_window", limit)}, nil, "*ratelimit.All is no share"},
-		"calls":             {calls, []ratelimit.Limiter{make("fixed_window", limit)}, nil, "no share"},
-		"another is an All": {make("fixed_window", limit), []ratelimit.Limiter{all}, nil, "no share"},
-		"log":               {make("sliding_log", limit), []ratelimit.Limiter{make("sliding_log", limit)}, nil, "a sliding_log is no share"},
-		"queue":             {make("leaky_bucket", limit), []ratelimit.Limiter{make("leaky_bucket", limit)}, nil, "a leaky_bucket is no share"},
-		"algorithms":        {own, []ratelimit.Limiter{make("sliding_window", limit)}, nil, "one algorithm and Period"},
-		"periods":           {own, []ratelimit.Limiter{make("fixed_window", ratelimit.PerMinute(10))}, nil, "one algorithm and Period"},
-		"burst of 1":        {make("token_bucket", ratelimit.Limit{Rate: 9, Period: time.Hour, Burst: 1}), []ratelimit.Limiter{own}, nil, "burst of 1"},
-		"itself":            {own, []ratelimit.Limiter{own}, nil, "same state"},
-		"its equal":         {share(t, "fixed_window", mem, limit), []ratelimit.Limiter{share(t, "fixed_window", mem, limit)}, nil, "same state"},
-		"two others":        {make("fixed_window", limit), []ratelimit.Limiter{own, own}, nil, "same state"},
-		"nil option":        {own, []ratelimit.Limiter{make("fixed_window", limit)}, []regions.Option{nil}, "nil"},
-		"no wait":           {own, []ratelimit.Limiter{make("fixed_window", limit)}, []regions.Option{regions.WithWait(0)}, "WithWait(0s)"},
-		"long wait":         {own, []ratelimit.Limiter{make("fixed_window", limit)}, []regions.Option{regions.WithWait(time.Hour)}, "WithWait(1h0m0s)"},
+		"none":           {"a", nil, nil, "0 regions"},
+		"alone":          {"a", map[string]store.Store{"a": a}, nil, "1 regions"},
+		"elsewhere":      {"c", stores, nil, `"c" has no store`},
+		"nil":            {"a", map[string]store.Store{"a": nil, "b": b}, nil, `"a" is nil`},
+		"typed nil":      {"a", map[string]store.Store{"a": a, "b": (*memstore.Store)(nil)}, nil, `"b" is nil`},
+		"itself":         {"a", map[string]store.Store{"a": a, "b": a}, nil, "the same store"},
+		"before itself":  {"a", map[string]store.Store{"a": a, "b": front}, nil, "the same store"},
+		"nil option":     {"a", stores, []regions.Option{nil}, "nil"},
+		"no wait":        {"a", stores, []regions.Option{regions.WithWait(0)}, "WithWait(0s)"},
+		"long wait":      {"a", stores, []regions.Option{regions.WithWait(time.Hour)}, "WithWait(1h0m0s)"},
+		"a few weights":  {"a", stores, []regions.Option{regions.WithWeights(map[string]int{"a": 1})}, "1 regions have a weight"},
+		"other weights":  {"a", stores, []regions.Option{regions.WithWeights(map[string]int{"a": 1, "c": 1})}, `"b" has no weight`},
+		"weight of 0":    {"a", stores, []regions.Option{regions.WithWeights(map[string]int{"a": 1, "b": 0})}, `0 of "b"`},
+		"a great weight": {"a", stores, []regions.Option{regions.WithWeights(map[string]int{"a": 1_000_001, "b": 1})}, `1000001 of "a"`},
 	} {
-		l, err := regions.New(args.own, args.others, args.opts...)
+		s, err := regions.New(test.here, test.stores, test.opts...)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
-		require.ErrorContains(t, err, args.text, name)
-		require.Nil(t, l, name)
+		require.ErrorContains(t, err, test.text, name)
+		require.Nil(t, s, name)
 	}
-	observed, err := ratelimit.NewFixedWindow(memory(t), limit, ratelimit.WithObserver(new(counter)))
+}
+
+func TestLimitsThatCannotBeSharedAreRefused(t *testing.T) {
+	stores := map[string]store.Store{"a": memory(t), "b": memory(t), "c": memory(t)}
+	shared, err := regions.New("b", stores, regions.WithWeights(map[string]int{"a": 1, "b": 1, "c": 98}))
 	require.NoError(t, err)
-	_, err = regions.New(observed, []ratelimit.Limiter{make("fixed_window", ratelimit.PerHour(3))})
-	require.NoError(t, err, "observed, and of another rate")
-	x := newTwo(t, "fixed_window", limit)
-	require.Equal(t, x.own, x.Unwrap())
+	long := 10 * 365 * 24 * time.Hour
+	for text, test := range map[string]struct {
+		algorithm string
+		limit     ratelimit.Limit
+	}{
+		"a sliding_log cannot":       {"sliding_log", ratelimit.PerHour(10)},
+		"a leaky_bucket cannot":      {"leaky_bucket", ratelimit.PerHour(10)},
+		"2 events and a burst of 2":  {"fixed_window", ratelimit.PerHour(2)},
+		"9 events and a burst of 5":  {"token_bucket", ratelimit.Limit{Rate: 9, Period: time.Hour, Burst: 5}},
+		"2 events and a burst of 9":  {"token_bucket", ratelimit.Limit{Rate: 2, Period: time.Hour, Burst: 9}},
+		`share of "c", 26 of 2 in`:   {"token_bucket", ratelimit.Limit{Rate: 4, Period: long, Burst: 30}},
+		"a regions.Store is made by": {"fixed_window", ratelimit.PerHour(10)},
+	} {
+		s := shared
+		if strings.Contains(text, "made by") {
+			s = new(regions.Store)
+		}
+		_, err = ratelimit.New(test.algorithm, s, test.limit)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, text)
+		require.ErrorContains(t, err, text)
+	}
+	limit := ratelimit.PerHour(3)
+	l := limiter(t, "fixed_window", shared, limit, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+	r, err := l.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	for _, limit = range []ratelimit.Limit{ratelimit.PerHour(0), ratelimit.Unlimited()} {
+		_, err := l.Allow(t.Context(), "key")
+		require.NoError(t, err, "no store is asked")
+	}
+	limit = ratelimit.PerHour(2)
+	_, err = l.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, _, err = ratelimit.AllowUpTo(t.Context(), l, "key", 2)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = l.Peek(t.Context(), "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = ratelimit.Charge(t.Context(), l, "key", 1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, l.Refund(t.Context(), "key", r, 1), ratelimit.ErrInvalidOption)
+	_, err = ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: l, Key: "key", N: 1}, ratelimit.Ask{Limiter: l, Key: "another", N: 1})
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	limit = ratelimit.PerHour(3)
+	require.NoError(t, l.Refund(t.Context(), "key", r, 1))
+	require.Equal(t, 1, remaining(t, l, "key"))
+	require.NoError(t, l.Reset(t.Context(), "key"))
+}
+
+// The shares of a limit add up to it, and none is without an event.
+func TestSharesAddUp(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range effort.Of(1_000, 20_000) {
+		stores, weights := map[string]store.Store{}, map[string]int{}
+		for j := range 2 + rng.IntN(5) {
+			stores[name(j)], weights[name(j)] = memory(t), 1+rng.IntN(1<<rng.IntN(20))
+		}
+		limit := ratelimit.Limit{Period: time.Hour, Rate: len(stores) + rng.IntN(1<<(1+rng.IntN(30)))}
+		algorithm, least := algorithms[i%3], 1
+		if algorithm == "token_bucket" {
+			least = 2
+			limit.Burst = 2*len(stores) + rng.IntN(min(1<<(1+rng.IntN(30)), max(800_000, limit.Rate)))
+		}
+		left, sum := 0, 0
+		for _, w := range weights {
+			sum += w
+		}
+		for here := range stores {
+			shared, err := regions.New(here, stores, regions.WithWeights(weights))
+			require.NoError(t, err)
+			l := limiter(t, algorithm, shared, limit)
+			r, err := l.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, r.Remaining, least)
+			require.Equal(t, capacity(limit), r.Limit, "of all regions")
+			left += r.Remaining
+			rest := float64(capacity(limit) - least*len(stores))
+			require.InDelta(t, rest*float64(weights[here])/float64(sum), r.Remaining-least, 1.001, "by weight")
+		}
+		require.Equal(t, capacity(limit), left, "%v %v", limit, weights)
+	}
 }
 
 type counter struct{ admitted, denied, charged int }
@@ -158,41 +246,6 @@ func (c *counter) Decided(_ context.Context, _ string, _ int, r ratelimit.Result
 	} else {
 		c.denied++
 	}
-}
-
-func TestBadInputTakesNothing(t *testing.T) {
-	var zero regions.Limiter
-	ctx := t.Context()
-	for name, l := range map[string]*regions.Limiter{"zero": &zero, "made": newTwo(t, "fixed_window", ratelimit.PerHour(1)).Limiter} {
-		done, cancel := context.WithCancel(ctx)
-		cancel()
-		want := func(err, is error) {
-			t.Helper()
-			if name == "zero" {
-				is = ratelimit.ErrInvalidLimit
-			}
-			require.ErrorIs(t, err, is, name)
-		}
-		_, err := l.AllowN(ctx, "key", 0)
-		want(err, ratelimit.ErrInvalidN)
-		_, err = l.Allow(ctx, "")
-		want(err, ratelimit.ErrInvalidKey)
-		_, err = l.Allow(done, "key")
-		want(err, context.Canceled)
-		_, _, err = l.AllowUpTo(ctx, "key", 0)
-		want(err, ratelimit.ErrInvalidN)
-		_, err = l.AllowWithin(ctx, "", 1, 0)
-		want(err, ratelimit.ErrInvalidKey)
-		_, err = l.Peek(ctx, "")
-		want(err, ratelimit.ErrInvalidKey)
-		_, err = l.Charge(ctx, "key", 0)
-		want(err, ratelimit.ErrInvalidN)
-		want(l.Refund(ctx, "key", ratelimit.Result{}, 1), ratelimit.ErrInvalidN)
-		want(l.Reset(ctx, ""), ratelimit.ErrInvalidKey)
-		require.Zero(t, l.Stats())
-	}
-	_, err := zero.AppendPolicies(ctx, nil, "key")
-	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
 func TestWhatOneShareDeniesIsFetchedFromAnother(t *testing.T) {
@@ -207,7 +260,7 @@ func TestWhatOneShareDeniesIsFetchedFromAnother(t *testing.T) {
 			require.Equal(t, 99, use(t, x, "key", 99))
 			require.Zero(t, use(t, x, "key", 10))
 			require.Zero(t, remaining(t, x.other, "key"))
-			require.EqualValues(t, 100, x.Stats().Moved)
+			require.EqualValues(t, 100, x.shared.Stats().Moved)
 			require.Zero(t, use(t, x.other, "key", 10))
 			require.Equal(t, 100, use(t, x.other, "another key", 110))
 		})
@@ -233,20 +286,21 @@ func TestACallForSeveralFetchesWhatItNeeds(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, r.Allowed)
 			here, there := remaining(t, x, "key"), remaining(t, x.other, "key")
-			granted, r, err := x.AllowUpTo(ctx, "key", 100)
+			granted, r, err := ratelimit.AllowUpTo(ctx, x.Limiter, "key", 100)
 			require.NoError(t, err)
 			require.Equal(t, here, granted)
 			require.Equal(t, here, r.Charged())
-			granted, _, err = x.AllowUpTo(ctx, "key", 100)
+			require.Equal(t, there-there/2, remaining(t, x, "key"), "half of what is there, for the next call")
+			granted, _, err = ratelimit.AllowUpTo(ctx, x.Limiter, "key", 100)
 			require.NoError(t, err)
-			require.Equal(t, there-there/2, granted, "half of what is there")
-			charged, err := x.Charge(ctx, "key", 7)
+			require.Equal(t, there-there/2, granted)
+			charged, err := ratelimit.Charge(ctx, x.Limiter, "key", 7)
 			require.NoError(t, err)
 			require.Equal(t, 7, charged.Charged())
-			require.Equal(t, there/2, remaining(t, x.other, "key"))
+			require.Equal(t, there/4, remaining(t, x.other, "key"))
 			require.NoError(t, x.Reset(ctx, "key"))
 			require.Equal(t, 100, remaining(t, x, "key"))
-			require.Equal(t, there/2, remaining(t, x.other, "key"), "it was taken")
+			require.Equal(t, there/4, remaining(t, x.other, "key"), "it was taken")
 		})
 	}
 }
@@ -268,14 +322,18 @@ func TestNothingIsMovedThatCannotBeCredited(t *testing.T) {
 
 func TestNothingIsMovedIntoAWindowOfAnotherCalendar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // from 1 January 2000 on
-		limit := ratelimit.PerMonth(100).From(15)
+		limit := ratelimit.PerMonth(200).From(15)
 		by := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil })
-		own := share(t, "fixed_window", memory(t), ratelimit.PerMonth(100), by)
-		other := share(t, "fixed_window", memory(t), ratelimit.PerMonth(100), by)
-		l, err := regions.New(own, []ratelimit.Limiter{other})
+		stores := map[string]store.Store{"a": memory(t), "b": memory(t)}
+		shared, err := regions.New("a", stores)
 		require.NoError(t, err)
-		require.Equal(t, 100, use(t, own, "key", 100))
-		limit = ratelimit.PerMonth(100)
+		elsewhere, err := regions.New("b", stores)
+		require.NoError(t, err)
+		l, other := limiter(t, "fixed_window", shared, limit, by), limiter(t, "fixed_window", elsewhere, limit, by)
+		r, err := l.AllowN(t.Context(), "key", 100)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		limit = ratelimit.PerMonth(200)
 		for range 5 {
 			require.Zero(t, use(t, l, "key", 1))
 			time.Sleep(time.Second)
@@ -291,11 +349,11 @@ func TestTurnsAreThoseOfTheOwnShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, x := t.Context(), newTwo(t, "token_bucket", ratelimit.PerSecond(10))
 		require.Equal(t, 10, use(t, x, "key", 10))
-		r, err := x.AllowWithin(ctx, "key", 1, time.Second)
+		r, err := ratelimit.AllowWithin(ctx, x.Limiter, "key", 1, time.Second)
 		require.NoError(t, err)
 		require.Equal(t, 100*time.Millisecond, r.Delay, "its turn comes in time")
 		require.Zero(t, x.far.calls.Load())
-		r, err = x.AllowWithin(ctx, "key", 1, 150*time.Millisecond)
+		r, err = ratelimit.AllowWithin(ctx, x.Limiter, "key", 1, 150*time.Millisecond)
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
 		require.Equal(t, 5, remaining(t, x.other, "key"))
@@ -307,10 +365,9 @@ func TestACreditIsOfTheWindowOfItsDebit(t *testing.T) {
 	for _, algorithm := range []string{"fixed_window", "sliding_window"} {
 		now, off := epoch+second/2, int64(0)
 		ahead := &faraway{Store: memory(t, memstore.WithClock(func() time.Time { return time.UnixMicro(now + off) }))}
-		own := share(t, algorithm, memory(t, memstore.WithClock(func() time.Time { return time.UnixMicro(now) })), ratelimit.PerSecond(10))
-		other := share(t, algorithm, ahead, ratelimit.PerSecond(10))
-		l, err := regions.New(own, []ratelimit.Limiter{other})
-		require.NoError(t, err)
+		here := memory(t, memstore.WithClock(func() time.Time { return time.UnixMicro(now) }))
+		own, other := limiter(t, algorithm, here, ratelimit.PerSecond(10)), limiter(t, algorithm, ahead, ratelimit.PerSecond(10))
+		shared, l := first(t, algorithm, ratelimit.PerSecond(10), []store.Store{here, ahead})
 
 		off = skew
 		now = epoch + 9*second/10 // the other one is in the next window
@@ -324,7 +381,7 @@ func TestACreditIsOfTheWindowOfItsDebit(t *testing.T) {
 			}
 			return nil
 		}
-		l.Forget()
+		shared.Forget()
 		require.Equal(t, 10, use(t, l, "late debit", 10))
 		r, err := l.Allow(t.Context(), "late debit")
 		require.NoError(t, err)
@@ -340,7 +397,7 @@ func TestACreditIsOfTheWindowOfItsDebit(t *testing.T) {
 				now = epoch + second
 			}
 		}
-		l.Forget()
+		shared.Forget()
 		require.Equal(t, 11, use(t, l, "late credit", 11))
 		left := map[string]int{"fixed_window": 9, "sliding_window": 4} // 5 of 10 are credited to the window that ends
 		require.Equal(t, left[algorithm], remaining(t, own, "late credit"))
@@ -367,7 +424,7 @@ func TestErrorsOfOthersAreNotTheCallers(t *testing.T) {
 			x := newTwo(t, "fixed_window", ratelimit.PerDay(10))
 			x.far.before = failing(op)
 			require.Equal(t, 10, use(t, x, "key", 11))
-			require.EqualValues(t, 1, x.Stats().Failed)
+			require.EqualValues(t, 1, x.shared.Stats().Failed)
 			calls := x.far.calls.Load()
 			require.Equal(t, 10, use(t, x, "another key", 11))
 			require.Equal(t, calls, x.far.calls.Load(), "it rests for all keys")
@@ -381,43 +438,26 @@ func TestErrorsOfOthersAreNotTheCallers(t *testing.T) {
 
 // What fails for one key, or for want of room in this process, says nothing about a region.
 func TestAnErrorOfAKeyRestsNoRegion(t *testing.T) {
-	for name, fault := range map[string]struct{ limits, store error }{
-		"limit function": {limits: errors.New("no such plan")},
-		"slow plans":     {limits: context.DeadlineExceeded},
-		"corrupt":        {store: fmt.Errorf("%w: on purpose", store.ErrCorrupt)},
-		"clock":          {store: fmt.Errorf("%w: on purpose", store.ErrClock)},
-		"overloaded":     {store: fmt.Errorf("%w: on purpose", store.ErrOverloaded)},
+	for name, fault := range map[string]error{
+		"corrupt":    store.ErrCorrupt,
+		"clock":      store.ErrClock,
+		"overloaded": store.ErrOverloaded,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			far := &faraway{Store: memory(t)}
-			bad := true
-			other, err := ratelimit.NewFixedWindow(far, ratelimit.PerDay(10), ratelimit.WithLimitFunc(
-				func(context.Context, string) (ratelimit.Limit, error) {
-					if bad {
-						return ratelimit.PerDay(10), fault.limits
-					}
-					return ratelimit.PerDay(10), nil
-				}))
-			require.NoError(t, err)
-			far.before = func(context.Context, string) error {
-				if bad {
-					return fault.store
-				}
-				return nil
-			}
-			l, err := regions.New(share(t, "fixed_window", memory(t), ratelimit.PerDay(10)), []ratelimit.Limiter{other})
-			require.NoError(t, err)
-			require.Equal(t, 10, use(t, l, "bad", 11), name)
-			bad = false
-			require.Equal(t, 20, use(t, l, "good", 21), name)
+			x := newTwo(t, "fixed_window", ratelimit.PerDay(10))
+			bad := func(context.Context, string) error { return fmt.Errorf("%w: on purpose", fault) }
+			x.far.before = bad
+			require.Equal(t, 10, use(t, x, "bad", 11), name)
+			x.far.before = nil
+			require.Equal(t, 20, use(t, x, "good", 21), name)
 
-			far.before = failing("peek")
-			require.Equal(t, 10, use(t, l, "rests", 11), name)
+			x.far.before = failing("peek")
+			require.Equal(t, 10, use(t, x, "rests", 11), name)
 			time.Sleep(time.Second)
-			bad, far.before = true, func(context.Context, string) error { return fault.store }
-			require.Zero(t, use(t, l, "bad", 1), name)
-			bad, far.before = false, nil
-			require.Equal(t, 20, use(t, l, "better", 21), "%s: it was no probe of the region", name)
+			x.far.before = bad
+			require.Zero(t, use(t, x, "bad", 1), name)
+			x.far.before = nil
+			require.Equal(t, 20, use(t, x, "better", 21), "%s: it was no probe of the region", name)
 		})
 	}
 }
@@ -427,15 +467,12 @@ func TestASlowRegionIsNotTakenForAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.PerDay(12)
 		hung, slower := &faraway{Store: memory(t)}, &faraway{Store: memory(t), before: slow(90 * time.Millisecond)}
-		l, err := regions.New(share(t, "fixed_window", memory(t), limit), []ratelimit.Limiter{
-			share(t, "fixed_window", slower, limit), share(t, "fixed_window", hung, limit),
-		}, regions.WithWait(200*time.Millisecond))
-		require.NoError(t, err)
+		_, l := first(t, "fixed_window", limit, []store.Store{memory(t), slower, hung}, regions.WithWait(200*time.Millisecond))
 		hung.before = slow(time.Hour)
 		require.Equal(t, 12, use(t, l, "key", 12))
 		short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		_, err = l.Allow(short, "key") // which asks the one that hangs
+		_, err := l.Allow(short, "key") // which asks the one that hangs
 		require.NoError(t, err)
 		require.EqualValues(t, 1, hung.calls.Load())
 		require.Zero(t, slower.calls.Load(), "no time is left")
@@ -453,7 +490,7 @@ func TestASlowRegionIsNotTakenForAnother(t *testing.T) {
 // A region is not left alone for what its caller or another region has left of the wait.
 func TestARegionIsNotBlamedForTooLittleTime(t *testing.T) {
 	ms := time.Millisecond
-	for name, first := range map[string]func(ctx context.Context, l ratelimit.Limiter, other *faraway) (context.Context, context.CancelFunc){
+	for name, prepare := range map[string]func(ctx context.Context, l ratelimit.Limiter, other *faraway) (context.Context, context.CancelFunc){
 		"a short ctx": func(ctx context.Context, _ ratelimit.Limiter, _ *faraway) (context.Context, context.CancelFunc) {
 			return context.WithTimeout(ctx, 100*ms)
 		},
@@ -471,21 +508,19 @@ func TestARegionIsNotBlamedForTooLittleTime(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			limit := ratelimit.PerDay(10)
 			other, asked := &faraway{Store: memory(t)}, &faraway{Store: memory(t), before: slow(60 * ms)}
-			empty := share(t, "fixed_window", other, limit)
-			others := []ratelimit.Limiter{share(t, "fixed_window", asked, limit)}
+			empty, stores := limiter(t, "fixed_window", other, limit), []store.Store{memory(t), asked}
 			if name == "after another" {
-				others = append(others, empty) // which is the first to be asked
+				stores = append(stores, other) // which is the first to be asked
 			}
-			l, err := regions.New(share(t, "fixed_window", memory(t), limit), others, regions.WithWait(200*ms))
-			require.NoError(t, err)
+			shared, l := first(t, "fixed_window", limit, stores, regions.WithWait(200*ms))
 			require.Equal(t, 10, use(t, l, "key", 10))
-			ctx, cancel := first(t.Context(), empty, other)
+			ctx, cancel := prepare(t.Context(), empty, other)
 			defer cancel()
 			r, err := l.Allow(ctx, "key")
 			require.NoError(t, err)
 			require.False(t, r.Allowed, name)
 			require.EqualValues(t, 1, asked.calls.Load(), name)
-			require.EqualValues(t, 1, l.Stats().Failed, name)
+			require.EqualValues(t, 1, shared.Stats().Failed, name)
 			time.Sleep(100 * ms)
 			require.Equal(t, 1, use(t, l, "key", 1), name)
 		})
@@ -495,12 +530,13 @@ func TestARegionIsNotBlamedForTooLittleTime(t *testing.T) {
 // Several regions together have what a call needs.
 func TestSeveralRegionsGive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var stores []store.Store
 		var shares []ratelimit.Limiter
 		for range 4 {
-			shares = append(shares, share(t, "fixed_window", memory(t), ratelimit.PerDay(10)))
+			stores = append(stores, memory(t))
+			shares = append(shares, limiter(t, "fixed_window", stores[len(stores)-1], ratelimit.PerDay(10)))
 		}
-		l, err := regions.New(shares[0], shares[1:])
-		require.NoError(t, err)
+		_, l := first(t, "fixed_window", ratelimit.PerDay(10), stores)
 		require.Equal(t, 10, use(t, l, "key", 10))
 		for i, other := range shares[1:] {
 			require.Equal(t, 5+i, use(t, other, "key", 5+i)) // 5, 4 and 3 are left
@@ -526,48 +562,64 @@ func TestALostCreditIsLost(t *testing.T) {
 		x := newTwo(t, "fixed_window", ratelimit.PerDay(10))
 		x.near.before = failing("credit")
 		require.Equal(t, 10, use(t, x, "key", 11))
-		require.Equal(t, regions.Stats{Fetches: 1, Failed: 1}, x.Stats())
+		require.Equal(t, regions.Stats{Fetches: 1, Failed: 1}, x.shared.Stats())
 		x.near.before = nil
 		require.Equal(t, 5, remaining(t, x.other, "key"))
 		time.Sleep(time.Second)
 		require.Equal(t, 5, use(t, x, "key", 20))
 	})
 }
-
 func TestErrorsOfTheOwnShareAre(t *testing.T) {
+	x := newTwo(t, "fixed_window", ratelimit.PerDay(1))
+	x.near.before = failing("debit")
+	_, _, err := ratelimit.AllowUpTo(t.Context(), x.Limiter, "key", 2)
+	require.ErrorIs(t, err, errDown)
+	x.near.before = failing("peek")
+	_, err = x.Peek(t.Context(), "key")
+	require.ErrorIs(t, err, errDown)
+	require.Zero(t, x.shared.Stats())
+}
+
+// Keys may have limits of their own, which may change.
+func TestLimitsByKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		limits := errors.New("no limits")
-		failing := false
-		own, err := ratelimit.NewFixedWindow(memory(t), ratelimit.PerDay(1), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
-			if failing {
-				return ratelimit.Limit{}, limits
-			}
-			return ratelimit.PerDay(3), nil
-		}))
-		require.NoError(t, err)
-		l, err := regions.New(own, []ratelimit.Limiter{share(t, "fixed_window", memory(t), ratelimit.PerDay(4))})
-		require.NoError(t, err)
-		require.Equal(t, 7, use(t, l, "key", 10))
-		failing = true
-		_, err = l.Allow(t.Context(), "key")
-		require.ErrorIs(t, err, limits)
+		stores := map[string]store.Store{"a": memory(t), "b": memory(t)}
+		limits := map[string]ratelimit.Limit{"none": ratelimit.PerDay(0), "hour": ratelimit.PerHour(10), "odd": ratelimit.PerDay(41)}
+		by := ratelimit.WithLimitFunc(func(_ context.Context, key string) (ratelimit.Limit, error) { return limits[key], nil })
+		var shared [2]*regions.Store
+		var l [2]ratelimit.Limiter
+		for i := range l {
+			var err error
+			shared[i], err = regions.New(name(i), stores)
+			require.NoError(t, err)
+			l[i] = limiter(t, "fixed_window", shared[i], ratelimit.PerDay(20), by)
+		}
+		for key, want := range map[string]int{"none": 0, "hour": 10, "odd": 41, "key": 20} {
+			require.Equal(t, want, use(t, l[0], key, 60), key)
+			require.Zero(t, use(t, l[1], key, 60), key)
+		}
+		time.Sleep(time.Second)
+		limits["key"] = ratelimit.PerDay(30)
+		require.Equal(t, 10, use(t, l[1], "key", 60), "the limit has grown")
+		limits["key"] = ratelimit.PerDay(25)
+		require.Zero(t, use(t, l[0], "key", 60))
 	})
 }
 
-// Keys may have limits of their own. A share of another Period gives nothing, nor one without end.
-func TestLimitsByKey(t *testing.T) {
+func TestRegionsUnderTiers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		limits := map[string]ratelimit.Limit{"none": ratelimit.PerDay(0), "hour": ratelimit.PerHour(10), "unlimited": ratelimit.Unlimited(), "more": ratelimit.PerDay(40)}
-		other, err := ratelimit.NewFixedWindow(memory(t), ratelimit.PerDay(10), ratelimit.WithLimitFunc(func(_ context.Context, key string) (ratelimit.Limit, error) {
-			return limits[key], nil
-		}))
+		shared, err := regions.New("a", map[string]store.Store{"a": memory(t), "b": memory(t)})
 		require.NoError(t, err)
-		l, err := regions.New(share(t, "fixed_window", memory(t), ratelimit.PerDay(10)), []ratelimit.Limiter{other})
-		require.NoError(t, err)
-		for key, want := range map[string]int{"none": 10, "hour": 10, "unlimited": 10, "more": 50, "key": 20} {
-			require.Equal(t, want, use(t, l, key, 60), key)
-		}
-		require.Equal(t, 10, remaining(t, other, "hour"), "nothing is debited in vain")
+		plan := ""
+		l := limiter(t, "token_bucket", shared, ratelimit.PerDay(10), ratelimit.WithTiers(
+			func(context.Context, string) (string, error) { return plan, nil },
+			map[string]ratelimit.Limit{"gold": ratelimit.PerDay(100), "staff": ratelimit.Unlimited()}))
+		require.Equal(t, 10, use(t, l, "key", 20))
+		plan = "staff"
+		require.Equal(t, 200, use(t, l, "key", 200))
+		time.Sleep(time.Second)
+		plan = "gold"
+		require.Equal(t, 90, use(t, l, "key", 200), "10 are spent")
 	})
 }
 
@@ -649,7 +701,7 @@ func TestADebitIsCreditedAfterItsCallerHasLeft(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, r.Allowed, "what is known")
 		require.Equal(t, 5, remaining(t, x.own, "key"))
-		require.Zero(t, x.Stats().Failed)
+		require.Zero(t, x.shared.Stats().Failed)
 	})
 }
 
@@ -663,18 +715,18 @@ func TestNobodyIsAskedForAWhileAfterNothingWasFound(t *testing.T) {
 			x := newTwo(t, algorithm, limit)
 			require.Equal(t, 100, use(t, x.other, "key", 100))
 			require.Equal(t, 100, use(t, x, "key", 110))
-			require.EqualValues(t, 1, x.Stats().Fetches)
-			require.Equal(t, 1, x.Pauses())
+			require.EqualValues(t, 1, x.shared.Stats().Fetches)
+			require.Equal(t, 1, x.shared.Pauses())
 			time.Sleep(pause - 1)
 			use(t, x.own, "key", 1)
 			require.Zero(t, use(t, x, "key", 1))
-			require.EqualValues(t, 1, x.Stats().Fetches)
+			require.EqualValues(t, 1, x.shared.Stats().Fetches)
 			time.Sleep(time.Nanosecond)
 			use(t, x.own, "key", 1)
 			require.NoError(t, x.other.Reset(t.Context(), "key"))
 			require.Equal(t, 1, use(t, x, "key", 1))
-			require.EqualValues(t, 2, x.Stats().Fetches)
-			require.Zero(t, x.Pauses())
+			require.EqualValues(t, 2, x.shared.Stats().Fetches)
+			require.Zero(t, x.shared.Pauses())
 		})
 	}
 }
@@ -686,7 +738,7 @@ func TestRotatingKeysTakeBoundedMemory(t *testing.T) {
 			key := fmt.Sprint(i)
 			require.Equal(t, 2, use(t, x, key, 3))
 		}
-		require.Equal(t, regions.MaxPauses, x.Pauses())
+		require.Equal(t, regions.MaxPauses, x.shared.Pauses())
 	})
 }
 
@@ -706,19 +758,21 @@ func TestAPanicEndsTheFetch(t *testing.T) {
 func TestRegionsAtOnce(t *testing.T) {
 	for n := range 2 * len(algorithms) {
 		algorithm, processes := algorithms[n/2], 1+n%2
-		limits := []ratelimit.Limit{ratelimit.PerDay(700), ratelimit.PerDay(100), ratelimit.PerDay(200)}
+		weights := map[string]int{"a": 7, "b": 1, "c": 2}
 		now := time.UnixMicro(epoch + 12*3600*second)
-		shares := make([]ratelimit.Limiter, len(limits))
-		for i, limit := range limits {
-			shares[i] = share(t, algorithm, memory(t, memstore.WithClock(func() time.Time { return now })), limit)
+		stores := make(map[string]store.Store)
+		for name := range weights {
+			stores[name] = memory(t, memstore.WithClock(func() time.Time { return now }))
 		}
 		var admitted atomic.Int64
 		var callers sync.WaitGroup
-		for i := range shares {
-			others := append(append([]ratelimit.Limiter{}, shares[:i]...), shares[i+1:]...)
+		var shares []ratelimit.Limiter
+		for name := range stores {
 			for range processes {
-				l, err := regions.New(shares[i], others)
+				shared, err := regions.New(name, stores, regions.WithWeights(weights))
 				require.NoError(t, err)
+				l := limiter(t, algorithm, shared, ratelimit.PerDay(1000))
+				shares = append(shares, l)
 				for range 4 {
 					callers.Go(func() {
 						for range 300 {
@@ -736,7 +790,7 @@ func TestRegionsAtOnce(t *testing.T) {
 		}
 		callers.Wait()
 		left := 0
-		for i := range shares {
+		for i := 0; i < len(shares); i += processes {
 			left += remaining(t, shares[i], "key")
 		}
 		sum := int(admitted.Load()) + left
@@ -747,78 +801,21 @@ func TestRegionsAtOnce(t *testing.T) {
 	}
 }
 
-// A credit gives back what was told, whatever the state is, and never more.
-func TestACreditGivesBackWhatItIsToldTo(t *testing.T) {
-	test := func(t *testing.T, states int, s, elsewhere store.Store, now *int64) {
-		rng := rand.New(rand.NewPCG(1, 2))
-		for i := range states {
-			algorithm, key := algorithms[i%3], fmt.Sprint("key ", i)
-			limit := ratelimit.Limit{Rate: 1 + rng.IntN(1<<(1+rng.IntN(20))), Period: time.Second << rng.IntN(12)}
-			if algorithm == "token_bucket" {
-				limit.Burst = 2 + rng.IntN(1<<(1+rng.IntN(20)))
-			}
-			l := share(t, algorithm, s, limit)
-			of := see.Of[ratelimit.Limiter](l).Five().(*five.Limiter[ratelimit.Result])
-			ctx := t.Context()
-			for range 1 + rng.IntN(4) { // a state of some age, which may be a debt
-				_, err := l.AllowN(ctx, key, 1+rng.IntN(capacity(limit)))
-				require.NoError(t, err)
-				if rng.IntN(4) == 0 {
-					_, err = ratelimit.Charge(ctx, l, key, 1+rng.IntN(2*capacity(limit)))
-					require.NoError(t, err)
-				}
-				*now += rng.Int64N(limit.Period.Microseconds() / 3)
-			}
-			debit, err := ratelimit.Charge(ctx, share(t, algorithm, elsewhere, limit), key, capacity(limit))
-			require.NoError(t, err)
-			before, err := of.Look(ctx, key, of.Limit)
-			require.NoError(t, err)
-			if before.Credit == 0 {
-				continue
-			}
-			n := min(capacity(limit), 1+rng.IntN(before.Credit))
-			require.NoError(t, of.Credit(ctx, key, debit, n, of.Limit))
-			after, err := of.Look(ctx, key, of.Limit)
-			require.NoError(t, err)
-			if years50 := 50 * 365 * 24 * time.Hour; algorithm == "token_bucket" && int64(n) > int64(limit.Rate)*int64(years50/limit.Period) {
-				require.GreaterOrEqual(t, after.Credit, before.Credit-n, "what refills in more may get back less")
-				continue
-			}
-			require.Equal(t, before.Credit-n, after.Credit, "%s %+v, a state of %+v, and %d", algorithm, limit, before, n)
-			require.LessOrEqual(t, after.Left, before.Left+n)
-		}
-	}
-	t.Run("in memory", func(t *testing.T) {
-		now := epoch
-		clock := func() time.Time { return time.UnixMicro(now) }
-		test(t, effort.Of(20_000, 500_000), memory(t, memstore.WithClock(clock)), memory(t, memstore.WithClock(clock)), &now)
-	})
-	t.Run("on Redis", func(t *testing.T) {
-		now := epoch
-		clock := func() time.Time { return time.UnixMicro(now) }
-		s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithClock(clock), redisstore.WithTimeout(time.Minute), redisstore.WithPrefix(redistest.Prefix(t)))
-		require.NoError(t, err)
-		test(t, effort.Of(600, 10_000), s, memory(t, memstore.WithClock(clock)), &now)
-	})
-}
-
 // capacity is the most events that fit at once.
 func capacity(l ratelimit.Limit) int { return cmp.Or(l.Burst, l.Rate) }
 
-// TestInsideOfOthers has the wrappers of this module around a region.
+// TestInsideOfOthers has the wrappers of this module around a limit that regions share.
 func TestInsideOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, x := t.Context(), newTwo(t, "fixed_window", ratelimit.PerDay(10))
 		seen := new(counter)
-		observed, err := observe.Around(x, seen)
+		observed, err := observe.Around(x.Limiter, seen)
 		require.NoError(t, err)
 		day, err := ratelimit.NewFixedWindow(memory(t), ratelimit.PerDay(18), ratelimit.WithPolicyName("day"))
 		require.NoError(t, err)
 		all, err := ratelimit.NewAll(observed, day)
 		require.NoError(t, err)
-		_, err = fallback.New(all, fallback.FailLocal(2))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "what is its share?")
-		l, err := fallback.New(all, fallback.FailClosed())
+		l, err := fallback.New(all, fallback.FailLocal(2))
 		require.NoError(t, err)
 		require.Equal(t, 18, use(t, l, "key", 20))
 		r, err := l.Allow(ctx, "key")
@@ -841,17 +838,168 @@ func TestInsideOfOthers(t *testing.T) {
 	})
 }
 
+// Limits on one store are decided in one call of it, and fetched for each on its own.
+func TestSeveralLimitsOfRegions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, x := t.Context(), newTwo(t, "fixed_window", ratelimit.PerDay(10))
+		tokens := limiter(t, "token_bucket", x.shared, ratelimit.PerDay(60))
+		all, err := ratelimit.NewAll(x.Limiter, tokens)
+		require.NoError(t, err)
+		require.Equal(t, 20, use(t, all, "key", 25))
+		require.EqualValues(t, 0, remaining(t, x.other, "key"))
+		require.Equal(t, 60-20, remaining(t, tokens, "key")+30, "what is denied costs nothing")
+
+		ask := func(n int) ratelimit.Result {
+			r, err := ratelimit.Decide(ctx, ratelimit.Ask{Limiter: x, Key: "other", N: 1}, ratelimit.Ask{Limiter: tokens, Key: "other", N: n})
+			require.NoError(t, err)
+			return r
+		}
+		r := ask(25)
+		require.True(t, r.Allowed)
+		require.Equal(t, []int{20, 60}, []int{r.Parts()[0].Limit, r.Parts()[1].Limit})
+		require.Equal(t, []int{9, 5}, []int{r.Parts()[0].Remaining, r.Parts()[1].Remaining})
+		require.True(t, ask(25).Allowed, "20 more are fetched")
+		r = ask(31)
+		require.False(t, r.Allowed)
+		require.Equal(t, ratelimit.Never, r.RetryAfter, "no share holds that")
+		fetched := x.shared.Stats().Fetches
+		require.False(t, ask(20).Allowed)
+		require.Equal(t, fetched+1, x.shared.Stats().Fetches, "for tokens alone")
+		require.Equal(t, 8, remaining(t, x, "other"))
+
+		x = newTwo(t, "fixed_window", ratelimit.PerDay(2))
+		trial := limiter(t, "token_bucket", x.shared, ratelimit.PerDay(4))
+		for i := range 5 {
+			r, err := ratelimit.Decide(ctx, ratelimit.Ask{Limiter: x, Key: "key", N: 1}, ratelimit.Ask{Limiter: trial, Key: "key", N: 2, Shadow: true})
+			require.NoError(t, err)
+			require.Equal(t, i < 4, r.Allowed)
+			require.Equal(t, i < 1, r.Parts()[1].Allowed, "of the others one more can be given back")
+		}
+		r, err = ratelimit.Decide(ctx, ratelimit.Ask{Limiter: x, Key: "new", N: 1}, ratelimit.Ask{Limiter: trial, Key: "new"})
+		require.NoError(t, err)
+		require.Equal(t, 2, r.Parts()[1].Remaining, "a look")
+		x.near.before, x.far.before = failing("peek"), failing("peek")
+		require.Equal(t, 1, use(t, x, "new", 3))
+	})
+}
+
+// A debt is that of the own share, and what is told of it.
+func TestDebtsAreOfTheOwnShare(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, x := t.Context(), newTwo(t, algorithm, ratelimit.PerHour(60))
+			same := func(charge func(l ratelimit.Limiter) ratelimit.Result) (ours, theirs ratelimit.Result) {
+				ours, theirs = charge(x.Limiter), charge(x.other)
+				require.Equal(t, theirs.Remaining, ours.Remaining, algorithm)
+				require.Equal(t, theirs.ResetAfter, ours.ResetAfter, algorithm)
+				require.Equal(t, theirs.Charged(), ours.Charged(), algorithm)
+				require.Equal(t, 120, ours.Limit)
+				return ours, theirs
+			}
+			for _, n := range []int{1, 40, 50, 70} {
+				time.Sleep(time.Minute)
+				ours, theirs := same(func(l ratelimit.Limiter) ratelimit.Result {
+					r, err := ratelimit.Charge(ctx, l, "key", n)
+					require.NoError(t, err)
+					return r
+				})
+				require.NoError(t, x.Refund(ctx, "key", ours, 1+n/2))
+				require.NoError(t, x.other.Refund(ctx, "key", theirs, 1+n/2))
+				same(func(l ratelimit.Limiter) ratelimit.Result {
+					r, err := l.Peek(ctx, "key")
+					require.NoError(t, err)
+					return r
+				})
+			}
+			time.Sleep(3 * time.Hour)
+			require.Equal(t, 60, remaining(t, x, "key"))
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		x := newTwo(t, "token_bucket", ratelimit.Limit{Rate: 1, Period: 10 * 365 * 24 * time.Hour, Burst: 3})
+		r, err := ratelimit.Charge(t.Context(), x.Limiter, "key", 1_000)
+		require.NoError(t, err)
+		require.Equal(t, 100*365*24*time.Hour, r.ResetAfter, "it holds what drains in 100 years")
+		r, err = ratelimit.Charge(t.Context(), x.Limiter, "key", 5)
+		require.NoError(t, err)
+		require.Equal(t, 100*365*24*time.Hour, r.ResetAfter)
+	})
+}
+
+// Stores stand before it, and behind.
+func TestBetweenOtherStores(t *testing.T) {
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) { // a lease before it
+			ctx := t.Context()
+			stores := map[string]store.Store{"a": memory(t), "b": memory(t)}
+			admitted, ends := 0, time.Now().Add(3*time.Second)
+			var l [2]ratelimit.Limiter
+			var leases [2]*lease.Store
+			for i := range l {
+				shared, err := regions.New(name(i), stores)
+				require.NoError(t, err)
+				leases[i], err = lease.New(shared, 50*time.Millisecond)
+				require.NoError(t, err)
+				l[i] = limiter(t, algorithm, leases[i], ratelimit.Limit{Rate: 1000, Period: 10 * time.Second})
+			}
+			rng := rand.New(rand.NewPCG(1, 2))
+			for i := 0; time.Now().Before(ends); i++ {
+				if r, err := l[rng.IntN(9)/8].Allow(ctx, "key"); err == nil && r.Allowed {
+					admitted++
+				}
+				time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond)
+			}
+			most := map[string]int{"fixed_window": 1000, "sliding_window": 1000, "token_bucket": 1000 + 300}[algorithm]
+			require.LessOrEqual(t, admitted, most, algorithm)
+			require.GreaterOrEqual(t, admitted, most-most/20, algorithm)
+			require.Greater(t, leases[0].Stats().Local, int64(admitted/2), algorithm)
+			for i := range leases {
+				require.NoError(t, leases[i].Close(ctx))
+			}
+		})
+		synctest.Test(t, func(t *testing.T) { // a coalescer before, and caches of denials behind
+			x := &two{near: &faraway{Store: memory(t)}, far: &faraway{Store: memory(t)}}
+			cached, err := denycache.New(x.near)
+			require.NoError(t, err)
+			x.shared, x.Limiter = first(t, algorithm, ratelimit.PerDay(10), []store.Store{cached, x.far})
+			together, err := coalesce.New(x.shared)
+			require.NoError(t, err)
+			l := limiter(t, algorithm, together, ratelimit.PerDay(20))
+			require.Equal(t, 20, use(t, l, "key", 25))
+			r, err := l.Allow(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, ratelimit.SourceDenyCache, r.Source())
+			require.Equal(t, 20, r.Limit)
+		})
+		synctest.Test(t, func(t *testing.T) { // a cache of denials before it does not know that others have room
+			x := newTwo(t, algorithm, ratelimit.PerDay(10))
+			cached, err := denycache.New(x.shared)
+			require.NoError(t, err)
+			l := limiter(t, algorithm, cached, ratelimit.PerDay(20))
+			x.far.before = failing("peek")
+			require.Equal(t, 10, use(t, l, "key", 15))
+			x.far.before = nil
+			time.Sleep(time.Second)
+			require.Equal(t, 10, use(t, l, "key", 15))
+		})
+	}
+}
+
+// Clients are told of the limit of all regions, and of what is left in their own.
 func TestServedByHTTP(t *testing.T) {
-	x := newTwo(t, "fixed_window", ratelimit.PerDay(2))
-	h, err := httplimit.New(x)
+	x := newTwo(t, "fixed_window", ratelimit.PerHour(2))
+	h, err := httplimit.New(x.Limiter)
 	require.NoError(t, err)
 	served := h(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	codes := map[int]int{}
-	for range 6 {
+	for i := range 6 {
 		w := httptest.NewRecorder()
 		served.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 		codes[w.Code]++
-		require.NotEmpty(t, w.Header().Get("RateLimit"))
+		require.Equal(t, `"shared";q=4;w=3600`, w.Header().Get("RateLimit-Policy"))
+		if i == 0 {
+			require.Regexp(t, `^"shared";r=1;t=`, w.Header().Get("RateLimit"))
+		}
 	}
 	require.Equal(t, map[int]int{http.StatusOK: 4, http.StatusTooManyRequests: 2}, codes)
 }

@@ -256,6 +256,15 @@ func numbered(n int64) *Calendar {
 	return registered.Load().list[n/perZone].calendars[n%perZone].Load()
 }
 
+// Window returns the window of l that contains t, both in Unix µs: see the method of [Calendar].
+func (l Limit) Window(t int64) (start, end int64) {
+	if c := l.Calendar(); c != nil {
+		return c.Window(t)
+	}
+	start = floorDiv(t, l.Period) * l.Period
+	return start, start + l.Period
+}
+
 // Window returns the window that contains t: its start, and its end, which is the start of the
 // next. All three are Unix µs. It allocates only when t is far from the one before.
 func (c *Calendar) Window(t int64) (start, end int64) {

@@ -19,8 +19,8 @@ type Reply struct {
 // A store in front of another one may answer without asking it, or by another limit. Its
 // Outcome is not Denied or Admitted then, and the numbers of the [Reply] are plain:
 //
-//   - X is the RetryAfter of a denial in µs, or [Never]. Of an admission it is the time of
-//     the charge, as in all admissions.
+//   - X is the RetryAfter of a denial in µs, or [Never]. The events may fit sooner. Of an admission
+//     it is the time of the charge, as in all admissions.
 //   - Y is how many events there was room for, before this decision. Of an admission ahead of its
 //     turn it is the Delay in µs, below 0.
 //   - Z is ResetAfter in µs, after this decision.
@@ -84,6 +84,31 @@ func (r Reply) After(rule *Rule, n int64) Reply {
 		return r
 	}
 	return rule.After(r, n)
+}
+
+// Plainly is r in plain numbers: a reply to a decision under l on n events. If that admits them,
+// so many are charged: all n or none. It is for stores in front that decide by another limit.
+func (r Reply) Plainly(rule *Rule, l Limit, n, charged int64) Reply {
+	if r.Plain() {
+		return r
+	}
+	p := Reply{Outcome: DeniedPlainly, X: r.X}
+	if r.OK() {
+		p.Outcome = AdmittedPlainly
+	} else {
+		charged = 0
+	}
+	says := r.Report(rule, l, n, charged)
+	p.Y, p.Z = r.Available(rule, l), says.Reset
+	switch {
+	case says.Delay > 0:
+		p.Y = -says.Delay
+	case n > l.Burst:
+		p.X = Never
+	case !r.OK():
+		p.X = says.Retry
+	}
+	return p
 }
 
 // Receipt names n of the events that the admission r has charged.

@@ -59,6 +59,14 @@ func Inside[L any](l L) []L {
 	return nil
 }
 
+// Bottom is the store behind those that stand before s, and s itself if there is none.
+func Bottom(s store.Store) store.Store {
+	for inside := Inside(s); len(inside) > 0; inside = Inside(s) {
+		s = inside[0]
+	}
+	return s
+}
+
 // Answering returns what embeds Answers or Sleeps.
 func Answering[L any](l L) (found L, ok bool) { return First[interface{ answers() }](l) }
 
@@ -74,7 +82,6 @@ type Known[L any] struct {
 	// Local makes what stands in for the limiter in one of so many instances while their store
 	// fails: a limiter on s, of 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)
-	Five  func() any // for package regions: see package five
 
 	self L // as users hold it
 }

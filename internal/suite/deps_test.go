@@ -32,7 +32,7 @@ var links = map[string][]string{
 	"lease":            {"store"},
 	"observe":          {".", "store", "store/memstore"},
 	"ratelimittest":    {".", "store", "store/memstore"},
-	"regions":          {".", "store"},
+	"regions":          {"store"},
 	"shadow":           {".", "clientaddr", "store"},
 	"throttle":         {".", "store"},
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/observe"
-	"github.com/ratelimit-go/ratelimit/regions"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
@@ -252,11 +251,6 @@ func wrappers(t testing.TB) []wrapper {
 			x.model, x.cores = both{x.model, once{other.counter}}, append(x.cores, other)
 			return err
 		}},
-		{"regions", func(t testing.TB, x *nesting) (err error) {
-			nothing := newLimiter(t, x.algorithm, memory(t, newClock()), ratelimit.PerDay(0))
-			x.Limiter, err = regions.New(x.Limiter, []ratelimit.Limiter{nothing})
-			return err
-		}},
 		modelled(plain("fallback open", inCase(fallback.FailOpen())), answering(admits)),
 		modelled(plain("fallback closed", inCase(fallback.FailClosed())), answering(denies)),
 		plain("accesslist", listing(accesslist.Lists{})),
@@ -284,8 +278,6 @@ func refuses(outer string, inside []string) bool {
 		})
 	}
 	switch kind, _, _ := strings.Cut(outer, " "); kind {
-	case "regions": // it moves events of the five
-		return len(inside) > 0
 	case "fallback": // they answer for the store, or sleep
 		return has("accesslist", "shadow", "Waiter", "Slowdown")
 	case "All", "All,", "Slowdown": // it would hold what others have taken while it sleeps, or sleep to be let through
@@ -305,9 +297,7 @@ func TestNestings(t *testing.T) {
 		if _, onRedis := s.(*redisstore.Store); onRedis && !effort.Full() {
 			depth = 1
 		}
-		all := slices.DeleteFunc(wrappers(t), func(w wrapper) bool {
-			return w.name == "regions" && (algorithm == "sliding_log" || algorithm == "leaky_bucket")
-		})
+		all := wrappers(t)
 		nestings, rng := 0, rand.New(rand.NewPCG(1, 2))
 		var nest func(inside []wrapper)
 		nest = func(inside []wrapper) {
