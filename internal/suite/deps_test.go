@@ -32,6 +32,7 @@ var links = map[string][]string{
 	"lease":            {"store"},
 	"observe":          {".", "store", "store/memstore"},
 	"ratelimittest":    {".", "store", "store/memstore"},
+	"plancache":        {"store"},
 	"regions":          {"store"},
 	"shadow":           {".", "clientaddr", "store"},
 	"throttle":         {".", "store"},

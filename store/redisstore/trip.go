@@ -15,7 +15,7 @@ import (
 type trip struct {
 	list     []*batch
 	first    [1]*batch // where list begins
-	calls    int // that have boarded
+	calls    int       // that have boarded
 	begun    time.Time
 	end      time.Time // of the last of them
 	made     bool      // it has taken one of the ready connections
