@@ -472,7 +472,7 @@ func TestBuildRefusesWhatItCannotUse(t *testing.T) {
 	require.Contains(t, build(good, mem, nil), "an Option is nil")
 	require.Contains(t, build(good, mem, config.WithTierFunc(nil)), "WithTierFunc(nil)")
 	require.Contains(t, build(new(config.Config), mem), "its constructor has not made")
-	require.Contains(t, build(nil, mem), "made by Parse")
+	require.Contains(t, build(nil, mem), "its constructor has not made")
 	require.Equal(t, `config: 3:3: limiter "api": `+ratelimit.ErrInvalidOption.Error()+`: it has tiers, but Build was given no WithTierFunc`, build(good, mem))
 }
 
