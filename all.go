@@ -9,6 +9,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -18,8 +19,7 @@ import (
 // [Decide].
 //
 // Limits of the five algorithms on one store are decided together: in memory under the locks of
-// their keys, on Redis by one script. (On a cluster or a ring that holds for limits of one
-// key.) Others are charged in their order, and given back when a later one denies.
+// their keys, on Redis by one script (on a cluster or a ring, limits of one key). Others are charged in their order, and given back when a later one denies.
 //
 // Bound: that of each limit. While limits are charged in order, others see up to n events too
 // few. What cannot be given back stays charged.
@@ -53,8 +53,9 @@ func (p *part) events(n int) int {
 }
 
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
-// flattened. Its error is [ErrInvalidOption], also if a limiter is nil or sleeps, as throttle's
-// Waiter does, or if two count in one place ([WithName]) under different keys ([WithKeyFunc]).
+// flattened. It is [ErrInvalidOption] if a limiter is nil, or sleeps as throttle's Waiter does,
+// also inside of others (Unwrap), or if two count in one place ([WithName]) under different keys
+// ([WithKeyFunc]).
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
@@ -85,7 +86,7 @@ func partsOf(l Limiter) ([]part, error) {
 	}
 	if a, ok := l.(*All); ok {
 		if len(a.parts) == 0 {
-			return nil, fmt.Errorf("%w: an All that is not made by its constructor", ErrInvalidOption)
+			return nil, unmade.Err
 		}
 		return a.parts, nil
 	}
@@ -174,8 +175,7 @@ func (a *All) Peek(ctx context.Context, key string) (res Result, err error) {
 	return res, err
 }
 
-// Charge charges n events to each limit, in their order, until an error: see the function
-// [Charge].
+// Charge charges n events to each limit, in their order, until an error.
 func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = a.decide(ctx, key, n, asking{what: overdraw}, &res)
 	return res, err
@@ -216,7 +216,7 @@ func (a *All) Reset(ctx context.Context, key string) error {
 // AppendPolicies appends the policies of all limits, in their order.
 func (a *All) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
 	if len(a.parts) == 0 {
-		return dst, errNoAll
+		return dst, unmade.Err
 	}
 	all := dst
 	for i := range a.parts {
@@ -240,13 +240,11 @@ func (a *All) local(s store.Store, instances int) (Limiter, error) {
 	return NewAll(limiters...)
 }
 
-var errNoAll = fmt.Errorf("%w: an All is made by its constructor", ErrInvalidLimit)
-
 func (a *All) check(ctx context.Context, key string, n int) error {
 	if len(a.parts) == 0 {
-		return errNoAll
+		return unmade.Err
 	}
-	return CheckCall(ctx, key, n)
+	return store.CheckCall(ctx, key, n)
 }
 
 // decide is AllowN, AllowWithin, Peek or Charge.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -208,16 +209,16 @@ func (b *Ban) Reset(ctx context.Context, key string) error {
 // AppendPolicies appends the policies of the limiter inside.
 func (b *Ban) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
 	if b.limiter == nil {
-		return dst, errNoConstructor
+		return dst, unmade.Err
 	}
 	return AppendPolicies(ctx, dst, b.limiter, key)
 }
 
 func (b *Ban) check(ctx context.Context, key string, n int) error {
 	if b.limiter == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
-	return CheckCall(ctx, key, n)
+	return store.CheckCall(ctx, key, n)
 }
 
 // decide is AllowN, AllowWithin or Peek: of the ban and of the limiter's parts in one decision.

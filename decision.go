@@ -24,18 +24,13 @@ type Ask struct {
 // check is CheckCall for an Ask, which may be of 0 events.
 func (a *Ask) check(ctx context.Context) error {
 	if a.N == 0 {
-		return CheckCall(ctx, a.Key, 1)
+		return store.CheckCall(ctx, a.Key, 1)
 	}
-	return CheckCall(ctx, a.Key, a.N)
+	return store.CheckCall(ctx, a.Key, a.N)
 }
 
 // Decide decides on all of asks, 1 to 16, as an [All] whose limits, keys and numbers are chosen
 // by the call: all are admitted and charged, or none is.
-//
-//	r, err := ratelimit.Decide(ctx,
-//		ratelimit.Ask{Limiter: requests, Key: "key:7", N: 1},
-//		ratelimit.Ask{Limiter: tokens, Key: "org:3", N: 900},
-//		ratelimit.Ask{Limiter: trial, Key: "org:3", N: 900, Shadow: true})
 //
 // The same limit under the same key twice is charged twice. [Result.Parts] has each ask's own
 // decision (zero if a shadow fails), in their order; an ask of an All has those of its limits.
@@ -60,12 +55,12 @@ func errAsks(n int) error {
 	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxParts)
 }
 
-// GiveBack gives back what the Decide that returned charged has charged: of each ask its N, which
-// may be less than was asked for, and 0 for nothing. The asks are those of the Decide, in their
-// order. It does so also when ctx has ended, within the store's own timeout.
+// GiveBack gives back what a Decide has charged: of each of its asks, in their order, N events,
+// which may be fewer than were asked for. It does so also when ctx has ended, within the store's
+// own timeout.
 //
-// Its error is that of all that fail, joined; the others have got theirs. It is [ErrInvalidN] if
-// nothing was charged, or the asks are fewer or more than those.
+// Its error joins those of all that fail; the others have got theirs. It is [ErrInvalidN] if
+// nothing was charged, or the number of asks differs.
 func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 	ctx = context.WithoutCancel(ctx)
 	j := charged.joined()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -135,7 +136,7 @@ func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error
 	return res, err
 }
 
-// AllowUpTo admits as many of n events as fit: see the function [AllowUpTo].
+// AllowUpTo: see the function of that name.
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
 	if r.Allowed && (lim.calls || r.Source() == SourceUnlimited) {
@@ -144,7 +145,7 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 	return r.Charged(), r, err
 }
 
-// Charge charges n events whether they fit or not: see the function [Charge].
+// Charge: see the function of that name.
 func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = lim.decide(ctx, key, n, overdraw, nil, &res)
 	return res, err
@@ -163,7 +164,7 @@ const (
 
 // take is AllowN. The common case is decided in straight line, and all else by decide.
 func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) error {
-	if !lim.quick || n < 1 || n > maxEvents || len(key) == 0 || len(key) > maxKey || ctx.Err() != nil {
+	if !lim.quick || n < 1 || n > maxEvents || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
 		return lim.decide(ctx, key, n, take, nil, res)
 	}
 	r, err := lim.store.Take(ctx, lim.namespace, key, lim.integers, int64(n))
@@ -288,7 +289,7 @@ func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged
 	}
 }
 
-// Refund gives back n of the events that charged admitted: see [Limiter].
+// Refund gives back n events: see [Limiter].
 func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n int) error {
 	key, err := lim.keyOf(ctx, key, n)
 	if err != nil {
@@ -328,14 +329,12 @@ func (lim *limiter) Reset(ctx context.Context, key string) error {
 	return lim.store.Reset(ctx, lim.namespace, key)
 }
 
-var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ErrInvalidLimit)
-
 // check refuses bad input before the store sees it.
 func (lim *limiter) check(ctx context.Context, key string, n int) error {
 	if lim.store == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
-	return CheckCall(ctx, key, n)
+	return store.CheckCall(ctx, key, n)
 }
 
 // limitOf is the limit of a key for a decision, as the store reads it.

@@ -11,9 +11,8 @@ import (
 // Rate. Windows are aligned to the Unix epoch in UTC: those of an hour begin at each full hour.
 // It alone can count by a calendar ([PerWeek], [PerMonth], [Limit.In], [Limit.From]).
 //
-// Bound: at most Rate events in each window, and 2·Rate in a Period across an edge, where the
-// end of one window and the beginning of the next can both be full. By a calendar that holds
-// within the shortest window, such as a day of 23 hours.
+// Bound: at most Rate events in each window, and 2·Rate in a Period across the edge of two. By a
+// calendar that holds within the shortest window, such as a day of 23 hours.
 //
 // A key costs one counter: some 40 bytes in memory and 150 in Redis, until the window ends.
 //
@@ -22,7 +21,7 @@ import (
 type FixedWindow struct{ limiter }
 
 // NewFixedWindow returns a limiter that counts in windows of l.Period or l's calendar. l has no
-// Burst. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
+// Burst. Errors: [ErrInvalidLimit], [ErrInvalidOption].
 func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error) {
 	w := new(FixedWindow)
 	if err := w.build(w, &fixedWindow, s, l, opts); err != nil {

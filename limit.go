@@ -126,8 +126,7 @@ func (l Limit) zone() string {
 // is -1.
 func Unlimited() Limit { return Limit{Rate: -1} }
 
-// Every is a limit of one event per d, d from 1 ms to 10 years and a whole
-// number of microseconds.
+// Every is a limit of one event per d.
 func Every(d time.Duration) Limit { return Limit{Rate: 1, Period: d} }
 
 // ParseLimit reads a limit from a text:
@@ -190,7 +189,7 @@ func (l *Limit) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Share is the part of l for each of n instances that limit on their own while their store
+// share is the part of l for each of n instances that limit on their own while their store
 // cannot be reached. In the long run all together admit no more than l does.
 //
 // With a Burst the rate is divided exactly, and the Burst rounded up: at one instant n shares
@@ -249,6 +248,17 @@ func (l Limit) ValidateFor(algorithm string) error {
 		}
 	}
 	return errNoAlgorithm(algorithm)
+}
+
+// Algorithms are the names of what can keep l, as [New] reads them: all five of PerSecond(1).
+func (l Limit) Algorithms() []string {
+	var names []string
+	for i := range makers {
+		if rule := makers[i].rule; l.ValidateFor(rule.Name) == nil {
+			names = append(names, rule.Name)
+		}
+	}
+	return names
 }
 
 // check is Validate of a limit that is not Unlimited, without the prefix.

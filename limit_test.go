@@ -524,3 +524,17 @@ func TestSharesAddUpToTheLimit(t *testing.T) {
 		require.Less(t, all, int64(limit.Burst)+int64(n))
 	}
 }
+
+func TestShareOfACalendar(t *testing.T) {
+	zone, err := time.LoadLocation("America/Sao_Paulo")
+	require.NoError(t, err)
+	plan := ratelimit.PerMonth(10_000).From(31).In(zone)
+	share, err := plan.Share(4)
+	require.NoError(t, err)
+	require.Equal(t, "2500/month from 31 in America/Sao_Paulo", share.String())
+	_, err = plan.Share(10_001)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	share, err = ratelimit.PerMonth(0).Share(3)
+	require.NoError(t, err)
+	require.Equal(t, ratelimit.PerMonth(0), share)
+}

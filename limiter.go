@@ -1,9 +1,8 @@
 // Package ratelimit decides whether an event may happen now. It has five algorithms behind one
 // [Limiter] interface, each in memory or on Redis, with the same decisions on both.
 //
-//	mem, err := memstore.New()
-//	...
-//	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100), ratelimit.WithName("api"))
+//	mem := ratelimit.Must(memstore.New())
+//	limiter := ratelimit.Must(ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100), ratelimit.WithName("api")))
 //	...
 //	r, err := limiter.Allow(ctx, "user:42")
 //	switch {
@@ -23,27 +22,27 @@
 //
 // # Four kinds of things
 //
-// What belongs to a limit is an [Option]. What spares calls to the store is a store. What is
-// about the answer is a limiter around a limiter. Leave out what you do not need, and keep the
-// order:
+// Leave out what you do not need, and keep the order. What belongs to a limit is an [Option].
+// What spares calls to the store is a store. What is about the answer is a limiter around a
+// limiter.
 //
 //	shadow  accesslist  throttle.Waiter  fallback  Ban  All  observe.Around   limiters around a limiter
 //	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket              the decision, with Options
 //	lease  coalesce  regions  denycache                                       stores before a store
 //	memstore  redisstore  yours                                               stores
 //
-// Arithmetic is in integers, time is in whole microseconds, and a denial costs nothing.
+// Functions with the name of a method take any Limiter.
 package ratelimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"strings"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -74,19 +73,27 @@ const Never time.Duration = math.MaxInt64
 // Errors, for use with errors.Is. Texts name the offending values.
 var (
 	// ErrInvalidLimit: out of range, or more than the algorithm can keep.
-	ErrInvalidLimit = errors.New("ratelimit: invalid limit")
+	ErrInvalidLimit = store.ErrInvalidLimit
 	// ErrInvalidN: a number of events below 1, or a Refund of nothing.
-	ErrInvalidN = errors.New("ratelimit: invalid number of events")
+	ErrInvalidN = store.ErrInvalidN
 	// ErrInvalidKey: an empty key, or one longer than 64 KiB.
-	ErrInvalidKey = errors.New("ratelimit: invalid key")
+	ErrInvalidKey = store.ErrInvalidKey
 	// ErrInvalidOption: an unusable store, client, name or option.
 	ErrInvalidOption = store.ErrInvalidOption
 	// ErrStore: the store failed, and no decision is known.
 	ErrStore = store.ErrStore
 )
 
+// Must returns v, and panics if err is not nil. It is for constructors of constants, whose errors
+// are mistakes of the program. Nothing else here panics.
+func Must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
 const (
-	maxKey    = 64 << 10                    // bytes
 	maxEvents = math.MaxInt32               // of a Rate and of a Burst
 	maxRefill = 100 * 365 * 24 * 3600 * 1e6 // µs in which a bucket refills
 	beyond    = int64(maxEvents) + 1        // as good as any larger number of events
@@ -115,18 +122,8 @@ func maker[L Limiter](constructor func(store.Store, Limit, ...Option) (L, error)
 	}
 }
 
-// Algorithms returns what [New] knows: "fixed_window", "sliding_window", "sliding_log",
-// "token_bucket" and "leaky_bucket".
-func Algorithms() []string {
-	names := make([]string, len(makers))
-	for i := range makers {
-		names[i] = makers[i].rule.Name
-	}
-	return names
-}
-
-// New returns a limiter by the name of its algorithm, one of [Algorithms], or
-// [ErrInvalidOption]. It is for configuration files.
+// New returns a limiter by the name of its algorithm: "fixed_window", "sliding_window",
+// "sliding_log", "token_bucket" or "leaky_bucket". It is for configuration files.
 func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, error) {
 	for i := range makers {
 		if makers[i].rule.Name == algorithm {
@@ -137,19 +134,11 @@ func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, err
 }
 
 func errNoAlgorithm(name string) error {
-	return fmt.Errorf("%w: no algorithm %q: it is one of %s", ErrInvalidOption, name, strings.Join(Algorithms(), ", "))
-}
-
-// CheckCall returns the error of a [Limiter] for bad input: [ErrInvalidN], [ErrInvalidKey], or
-// that of ctx. It is for limiters around others.
-func CheckCall(ctx context.Context, key string, n int) error {
-	switch {
-	case n <= 0:
-		return fmt.Errorf("%w: %d", ErrInvalidN, n)
-	case key == "" || len(key) > maxKey:
-		return fmt.Errorf("%w: %d bytes: 1 to %d are allowed", ErrInvalidKey, len(key), maxKey)
+	all := make([]string, len(makers))
+	for i := range makers {
+		all[i] = makers[i].rule.Name
 	}
-	return ctx.Err()
+	return fmt.Errorf("%w: no algorithm %q: it is one of %s", ErrInvalidOption, name, strings.Join(all, ", "))
 }
 
 // upToTries is how often AllowUpTo asks. A denial says how many events there is room for.
@@ -220,7 +209,7 @@ func AppendPolicies(ctx context.Context, dst []Policy, l Limiter, key string) ([
 // AppendPolicies appends the limiter's policy for key.
 func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
 	if lim.store == nil {
-		return dst, errNoConstructor
+		return dst, unmade.Err
 	}
 	if lim.limitFunc == nil {
 		return append(dst, lim.policy), nil

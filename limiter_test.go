@@ -42,7 +42,7 @@ type (
 )
 
 var (
-	algorithms = ratelimit.Algorithms()
+	algorithms = ratelimit.PerSecond(1).Algorithms()
 	start      = testkit.Start
 
 	newClock     = testkit.NewClock
@@ -560,6 +560,25 @@ func TestADecisionInMemoryAllocatesNothing(t *testing.T) {
 			require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = lim.Peek(ctx, "key") }), "%s, peek", algorithm)
 		}
 	}
+}
+
+func TestMustPanicsWithTheError(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	require.Equal(t, "a", ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(1), ratelimit.WithName("a"))).Name())
+	defer func() {
+		err, _ := recover().(error)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	}()
+	ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(-1)))
+	t.Fatal("it did not panic")
+}
+
+func TestAlgorithmsOfALimit(t *testing.T) {
+	five := []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+	require.Equal(t, five, ratelimit.PerSecond(1).Algorithms())
+	require.Equal(t, five[3:], ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 2}.Algorithms())
+	require.Equal(t, five[:1], ratelimit.PerMonth(1).Algorithms())
+	require.Empty(t, ratelimit.PerSecond(-1).Algorithms())
 }
 
 // failing is a store that must not be asked.

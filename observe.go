@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Observer is told of decisions: to count them, or to log them. Package observe has some.
@@ -18,11 +19,11 @@ type Observer interface {
 }
 
 // WithObserver tells each of observers what the limit decides, but not of Peek, Refund and
-// Reset. Given twice, it adds to them. The key is the one that is counted ([WithKeyFunc]), and
+// Reset. The key is the one that is counted ([WithKeyFunc]), and
 // with [CountCalls] n is 1.
 //
-// In an [All] or a [Decide] it is told what this limit has decided. To see what callers are
-// told, use Around of package observe. An observer costs some 6 ns and no allocation.
+// To see what callers are told, use Around of package observe. An observer costs some 6 ns and no
+// allocation.
 func WithObserver(observers ...Observer) Option { return withObservers(observers, false) }
 
 // WithTimedObserver is [WithObserver], and measures how long decisions take (in an All the
@@ -150,7 +151,7 @@ func (lim *limiter) keyOf(ctx context.Context, key string, n int) (string, error
 	}
 	counted, err := (*lim.keyFunc)(ctx, key)
 	if err == nil {
-		err = CheckCall(ctx, counted, n)
+		err = store.CheckCall(ctx, counted, n)
 	}
 	if err != nil {
 		return key, err

@@ -67,9 +67,8 @@ func (lim *limiter) askLimitsOf(f func(ctx context.Context, key string) (Limit, 
 
 // WithTiers gives each key the limit of its tier, which the function of says on each call. A
 // tier that is not in tiers, such as "", has the constructor's limit. [Unlimited] and a Rate of
-// 0 are allowed. An error of the function is returned as it is. A key that changes its tier
-// keeps its count. The key is the one that is counted ([WithKeyFunc]). A limiter has WithTiers or
-// [WithLimitFunc], not both.
+// 0 are allowed. An error of the function is returned as it is. The key is the one that is counted
+// ([WithKeyFunc]), and keeps its count. A limiter has WithTiers or [WithLimitFunc], not both.
 func WithTiers(of func(ctx context.Context, key string) (tier string, err error), tiers map[string]Limit) Option {
 	return func(lim *limiter) error {
 		if of == nil {
@@ -94,8 +93,8 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 
 // WithKeyFunc counts by another key than the one that is asked for, such as the user's tenant.
 // f is asked on each call, also of Refund, Peek and Reset, where its key must still be the
-// same. An error of f is returned as it is. f must be safe for concurrent use, and inside a
-// fallback not depend on ctx.
+// same. An error of f is returned as it is, and a key that no limiter accepts is [ErrInvalidKey].
+// f must be safe for concurrent use, and inside a fallback not depend on ctx.
 func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option {
 	return func(lim *limiter) error {
 		switch {
@@ -110,13 +109,7 @@ func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option
 }
 
 // CountCalls charges one event for each call, whatever its n. In an [All] it limits requests
-// beside what they cost:
-//
-//	requests, err := NewSlidingWindow(s, PerMinute(60), WithName("requests"), CountCalls())
-//	tokens, err := NewTokenBucket(s, PerMinute(90_000), WithName("tokens"))
-//	limiter, err := NewAll(requests, tokens)
-//	...
-//	r, err := limiter.AllowN(ctx, key, 1200) // one request and 1,200 tokens, or neither
+// beside what they cost: AllowN of 1,200 is then one request and 1,200 tokens, or neither.
 //
 // Remaining counts calls. [AllowUpTo] grants all or none. A Refund of all events of a call
 // gives its one event back, and one of fewer events nothing. Charge charges nothing.

@@ -9,6 +9,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/credit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -33,9 +34,8 @@ type Reservation struct {
 // Reserve asks l for n events now, as an estimate of a cost that is known afterwards, such as
 // the tokens of a language model. If they are denied, the Reservation is nil.
 //
-// Bound: a limit admits estimates. What exceeds them is charged by [Charge]. The costs of an
-// interval exceed a bucket's bound by at most the excess of the reservations that were open in
-// it.
+// Bound: a limit admits estimates. The costs of an interval exceed a bucket's bound by at most
+// what the reservations open in it have cost beyond their estimates.
 func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, Result, error) {
 	if isnil.Is(l) {
 		return nil, Result{}, errNilLimiter
@@ -48,14 +48,13 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 }
 
 // Settle replaces the estimate by the actual cost, 0 or more events, also when ctx has ended:
-// it gives back what was too much, or charges what was too little. [ErrSettled] and
-// [ErrInvalidN] change nothing. After any other error the estimate stays charged. The Result is
-// that of the [Charge], or else that of Reserve for the actual cost, whose ResetAfter may be
-// too long.
+// it gives back what was too much, or charges what was too little ([Charge]). After an error the
+// estimate stays charged. The Result is that of the Charge, or else that of Reserve for the
+// actual cost, whose ResetAfter may be too long.
 func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
 	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
-		return Result{}, fmt.Errorf("%w: a Reservation is made by Reserve", ErrInvalidOption)
+		return Result{}, unmade.Err
 	case actual < 0:
 		return Result{}, fmt.Errorf("%w: an actual cost of %d", ErrInvalidN, actual)
 	case !r.settled.CompareAndSwap(false, true):
@@ -106,9 +105,8 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 // where a wire has no receipt. given is how many, at most what is charged in the current window or
 // level. Of a bucket the last event stays. With the Result at hand use Refund, which is exact.
 //
-// It takes two calls of the store, and others may come between: then some of given may have gone
-// already, and are not given back twice. l is a [FixedWindow], a [SlidingWindow] or a
-// [TokenBucket]; else the error is [ErrInvalidOption]. The other errors are those of Refund.
+// It takes two calls of the store. What others give back in between is not given back twice. l is
+// a [FixedWindow], a [SlidingWindow] or a [TokenBucket], or else the error is [ErrInvalidOption].
 func Credit(ctx context.Context, l Limiter, key string, n int) (given int, err error) {
 	lim := coreOf(l)
 	if lim == nil || !credit.Has(lim.rule) {

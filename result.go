@@ -257,7 +257,7 @@ type Mark struct {
 }
 
 // NewMark returns the mark of owner, a pointer to a wrapper. [Result.Source] is then source, or
-// as it was for SourceStore. note is what owner wants to find again.
+// as it was for SourceStore. note is for owner.
 func NewMark(owner any, source Source, note any) *Mark {
 	source = min(source, SourceBan) // the last one there is
 	return &Mark{owner: owner, source: source, note: note}

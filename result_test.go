@@ -11,6 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 func TestAMarkIsFoundByItsOwnerAndTakenOff(t *testing.T) {
@@ -137,7 +138,7 @@ type fallbackOfTheirOwn struct {
 }
 
 func (f *fallbackOfTheirOwn) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if err := ratelimit.CheckCall(ctx, key, n); err != nil {
+	if err := store.CheckCall(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
 	r, err := f.Limiter.AllowN(ctx, key, n)

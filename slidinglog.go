@@ -14,15 +14,14 @@ import (
 // Bound: at most Rate events in every true Period, exactly.
 //
 // A key costs some 7 bytes for each event of its last Period, or 14 for each AllowN of several,
-// in memory and in Redis. In memory it costs 40 bytes besides, and 200 more from the second
-// event on.
+// and in memory up to 240 besides.
 //
 // Use it where the limit is a contract: logins, payments, calls to a supplier that counts
 // exactly. For large Rates use [SlidingWindow].
 type SlidingLog struct{ limiter }
 
 // NewSlidingLog returns a limiter that keeps the events of the last l.Period. l
-// has no Burst. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
+// has no Burst. Errors: [ErrInvalidLimit], [ErrInvalidOption].
 func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) {
 	g := new(SlidingLog)
 	if err := g.build(g, &slidingLog, s, l, opts); err != nil {

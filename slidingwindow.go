@@ -27,8 +27,8 @@ import (
 // use [SlidingLog].
 type SlidingWindow struct{ limiter }
 
-// NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has no Burst. Its
-// errors are [ErrInvalidLimit] and [ErrInvalidOption].
+// NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has no Burst. Errors:
+// [ErrInvalidLimit], [ErrInvalidOption].
 func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, error) {
 	w := new(SlidingWindow)
 	if err := w.build(w, &slidingWindow, s, l, opts); err != nil {

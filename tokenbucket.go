@@ -13,9 +13,8 @@ import (
 // Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up): a full
 // bucket and its refill.
 //
-// What [AllowWithin] admits ahead counts at its turn, and until all turns have come AllowN
-// admits nothing. Refund gives back any of it, and the others keep their turns: the bound is
-// exceeded by at most what was refunded.
+// What [AllowWithin] admits ahead counts at its turn, and AllowN admits nothing before. Its
+// refunds exceed the bound by at most what was refunded.
 //
 // A key costs a level and its time: some 40 bytes in memory and 150 in Redis, until the bucket
 // is full again.
@@ -25,7 +24,7 @@ import (
 type TokenBucket struct{ limiter }
 
 // NewTokenBucket returns a limiter of l.Burst tokens (0 means l.Rate), refilled at l.Rate each
-// l.Period, in at most 100 years. Its errors are [ErrInvalidLimit] and [ErrInvalidOption].
+// l.Period, in at most 100 years. Errors: [ErrInvalidLimit], [ErrInvalidOption].
 func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error) {
 	b := new(TokenBucket)
 	if err := b.build(b, &tokenBucket, s, l, opts); err != nil {

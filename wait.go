@@ -31,14 +31,14 @@ var (
 // 5 ms, and then after twice as long each time, up to 1 s. Without a deadline it waits as long
 // as the store is away.
 //
-// It sleeps in real time, or a synctest bubble's, and starts no goroutine.
+// It starts no goroutine, and works in a synctest bubble.
 //
 // [stand in a queue]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#waiting
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
 	}
-	if err := CheckCall(ctx, key, n); err != nil {
+	if err := store.CheckCall(ctx, key, n); err != nil {
 		return Result{}, err
 	}
 	kind := kindOf(l)
@@ -162,12 +162,12 @@ type Delayer interface {
 //   - A [TokenBucket] admits also what it would admit within d, and charges it now.
 //   - Windows and logs have no turns, and decide as AllowN.
 //
-// RetryAfter of a denial is exact for the same call, and Never for n above the Burst. d is in
-// whole microseconds, rounded down, and taken as 0 to 100 years.
+// RetryAfter of a denial is exact for the same call, and Never for n above the Burst. d is
+// taken as 0 to 100 years.
 //
-// A limiter that is no [Delayer] is asked by AllowN. A turn that comes too late is given back,
-// also when ctx has ended, and denied with a RetryAfter that is not always exact. If it cannot
-// be given back, that is the error, and the charge may stand.
+// A limiter that is no [Delayer] is asked by AllowN. A turn that comes too late is given back and
+// denied, with a RetryAfter that is not always exact. If it cannot be given back, that is the
+// error.
 func AllowWithin(ctx context.Context, l Limiter, key string, n int, d time.Duration) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
@@ -196,7 +196,7 @@ func (r *Result) tooLate(n int, d time.Duration) Result {
 	return denial
 }
 
-// AllowWithin admits n events if their turn comes within d: see the function [AllowWithin].
+// AllowWithin: see the function of that name.
 func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
 	err = lim.decideWithOptions(ctx, key, n, asking{takeWithin, d}, &res)
 	return res, err

@@ -25,6 +25,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Lists are the two lists of a [Limiter]. A key on both is denied, whichever entry is
@@ -132,8 +134,6 @@ func (l *Limiter) Lists() Lists {
 	return Lists{}
 }
 
-var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidLimit)
-
 // verdict is what the lists say about a key.
 type verdict uint8
 
@@ -204,13 +204,13 @@ func single(a netip.Addr) network {
 // decide answers for a key on a list. If key is on no list, listed is false.
 func (l *Limiter) decide(ctx context.Context, key string, n int) (r ratelimit.Result, listed bool, err error) {
 	if l.limiter == nil {
-		return r, true, errNoConstructor
+		return r, true, unmade.Err
 	}
 	v, err := l.of(ctx, key)
 	if v == unlisted && err == nil {
 		return r, false, nil
 	}
-	if bad := ratelimit.CheckCall(ctx, key, n); bad != nil {
+	if bad := store.CheckCall(ctx, key, n); bad != nil {
 		return r, true, bad
 	}
 	switch {
@@ -279,10 +279,10 @@ func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 // no error and does nothing, even if the key is on no list now.
 func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if l.limiter == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	if charged.Allowed && charged.Source() == ratelimit.SourceList {
-		return ratelimit.CheckCall(ctx, key, n)
+		return store.CheckCall(ctx, key, n)
 	}
 	return l.limiter.Refund(ctx, key, charged, n)
 }
@@ -290,7 +290,7 @@ func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 // Reset forgets key at the inner limiter, whether it is on a list or not. Lists stay.
 func (l *Limiter) Reset(ctx context.Context, key string) error {
 	if l.limiter == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	return l.limiter.Reset(ctx, key)
 }
@@ -299,7 +299,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 // appends one with the limit "unlimited", and for one on the deny list one with "0/s".
 func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if l.limiter == nil {
-		return dst, errNoConstructor
+		return dst, unmade.Err
 	}
 	switch v, err := l.of(ctx, key); {
 	case err != nil:

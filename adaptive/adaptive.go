@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 )
 
 // Limit is a limit that follows a load. Make it with [New], and give its [Limit.ForKey] to
@@ -215,14 +216,12 @@ func capacity(l ratelimit.Limit) int {
 	return l.Burst
 }
 
-var errNoConstructor = fmt.Errorf("%w: an adaptive limit is made by New", ratelimit.ErrInvalidLimit)
-
 // ForKey is [Limit.Current] in the form that [ratelimit.WithLimitFunc] needs. It is the
 // same for every key. It returns an error only for a Limit not made by New, which wraps
 // [ratelimit.ErrInvalidLimit].
 func (l *Limit) ForKey(context.Context, string) (ratelimit.Limit, error) {
 	if l == nil || l.signal == nil {
-		return ratelimit.Limit{}, errNoConstructor
+		return ratelimit.Limit{}, unmade.Err
 	}
 	return l.Current(), nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/pending"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -55,7 +56,7 @@ func (s *Store) Unwrap() store.Store { return s.Store }
 // Prepare implements [store.Store].
 func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	if s.calls == nil {
-		return fmt.Errorf("%w: a coalesce.Store is made by New", store.ErrInvalidOption)
+		return unmade.Err
 	}
 	return s.Store.Prepare(rule, l, fixed)
 }

@@ -25,7 +25,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 var (
-	algorithms = ratelimit.Algorithms()
+	algorithms = ratelimit.PerSecond(1).Algorithms()
 
 	newLimiter = ratelimittest.New
 	coalesced  = testkit.NewCoalesced
@@ -341,9 +341,9 @@ func TestStoresThatCannotWorkAreRefused(t *testing.T) {
 	}
 	_, err := ratelimit.NewTokenBucket(new(coalesce.Store), ratelimit.PerDay(1))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorContains(t, err, "a coalesce.Store is made by New")
+	require.ErrorContains(t, err, "its constructor has not made")
 	_, err = ratelimit.NewTokenBucket(coalesced(t, new(coalesce.Store)), ratelimit.PerDay(1))
-	require.ErrorContains(t, err, "a coalesce.Store is made by New", "which the store behind says")
+	require.ErrorContains(t, err, "its constructor has not made", "which the store behind says")
 }
 
 // Limits on it are decided together, as they are without it.

@@ -51,6 +51,7 @@ import (
 	"slices"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -136,14 +137,18 @@ func (s *spec) check(l ratelimit.Limit) error {
 // checkShares returns the first error of the algorithm for the shares of instances: of the
 // limits, then of the tiers.
 func (s *spec) checkShares() error {
+	mem, err := memstore.New()
+	if err != nil {
+		return err
+	}
 	all := slices.Clone(s.limits)
 	for _, tier := range slices.Sorted(maps.Keys(s.tiers)) {
 		all = append(all, s.tiers[tier])
 	}
 	for _, l := range all {
-		share, err := l.Share(s.instances)
+		lim, err := ratelimit.New(s.algorithm, mem, l)
 		if err == nil {
-			err = s.check(share)
+			_, err = see.Local(lim, mem, s.instances)
 		}
 		if err != nil {
 			return err

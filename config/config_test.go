@@ -244,7 +244,7 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{
 			name: "an unknown algorithm", text: "limiters:\n  a:\n    algorithm: bucket\n    limit: 1/s\n", is: ratelimit.ErrInvalidOption,
 			err: `3:16: limiter "a": algorithm: ` + ratelimit.ErrInvalidOption.Error() +
-				`: no algorithm "bucket": it is one of ` + strings.Join(ratelimit.Algorithms(), ", "),
+				`: no algorithm "bucket": it is one of ` + strings.Join(ratelimit.PerSecond(1).Algorithms(), ", "),
 		},
 		{name: "an algorithm of the wrong type", text: "limiters:\n  a:\n    algorithm: [x]\n    limit: 1/s\n", err: `3:16: limiter "a": algorithm: a list of 1: want its name`},
 		{name: "no limit", text: a, err: `2:3: limiter "a": no limit`},
@@ -471,8 +471,8 @@ func TestBuildRefusesWhatItCannotUse(t *testing.T) {
 	require.Contains(t, build(good, (*memstore.Store)(nil), config.WithTierFunc(tierFunc)), "the store is nil")
 	require.Contains(t, build(good, mem, nil), "an Option is nil")
 	require.Contains(t, build(good, mem, config.WithTierFunc(nil)), "WithTierFunc(nil)")
-	require.Contains(t, build(new(config.Config), mem), "made by Parse")
-	require.Contains(t, build(nil, mem), "made by Parse")
+	require.Contains(t, build(new(config.Config), mem), "its constructor has not made")
+	require.Contains(t, build(nil, mem), "its constructor has not made")
 	require.Equal(t, `config: 3:3: limiter "api": `+ratelimit.ErrInvalidOption.Error()+`: it has tiers, but Build was given no WithTierFunc`, build(good, mem))
 }
 

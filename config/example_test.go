@@ -11,7 +11,7 @@ import (
 )
 
 // Limits come from a text, with a tier that the program finds in the key.
-func ExampleParse() {
+func Example() {
 	parsed, err := config.Parse([]byte(`
 limiters:
   api:

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // follower is a part of limiter i, by the text that is in force when it is called.
@@ -83,7 +84,7 @@ func (l *limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 
 // Reset also reaches what former texts have counted, on the store and locally.
 func (l *limiter) Reset(ctx context.Context, key string) error {
-	if err := ratelimit.CheckCall(ctx, key, 1); err != nil {
+	if err := store.CheckCall(ctx, key, 1); err != nil {
 		return err
 	}
 	st := l.stack()

@@ -17,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -185,7 +186,7 @@ func (ls *Limiters) Update(c *Config) error {
 	case ls == nil || ls.now.Load() == nil:
 		return errNotBuilt
 	case c == nil || len(c.specs) == 0:
-		return fmt.Errorf("%w: a Config is made by Parse", ratelimit.ErrInvalidOption)
+		return unmade.Err
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()

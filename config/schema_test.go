@@ -78,7 +78,7 @@ func newSchema() object {
 
 func limiterSchema() object {
 	var byAlgorithm []object
-	for _, algorithm := range ratelimit.Algorithms() {
+	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 		byAlgorithm = append(byAlgorithm, object{
 			"if":   object{"properties": object{"algorithm": object{"const": algorithm}}, "required": []string{"algorithm"}},
 			"then": limitsLike(kindOf(algorithm)),
@@ -126,7 +126,7 @@ func limitsLike(kind string) object {
 func limiterProperties() object {
 	limit := object{"$ref": "#/definitions/limit"}
 	return object{
-		"algorithm": object{"description": "How events are counted.", "enum": ratelimit.Algorithms()},
+		"algorithm": object{"description": "How events are counted.", "enum": ratelimit.PerSecond(1).Algorithms()},
 		"limit":     limit,
 		"limits": object{
 			"description": "Each must admit. No two have the same period.",

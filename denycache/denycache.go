@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/denials"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -107,7 +108,7 @@ func New(s store.Store, opts ...Option) (*Store, error) {
 // Prepare implements [store.Store].
 func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	if s.denials == nil {
-		return fmt.Errorf("%w: a denycache.Store is made by New", store.ErrInvalidOption)
+		return unmade.Err
 	}
 	return s.Store.Prepare(rule, l, fixed)
 }

@@ -19,7 +19,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 var (
-	algorithms = ratelimit.Algorithms()
+	algorithms = ratelimit.PerSecond(1).Algorithms()
 
 	newLimiter = ratelimittest.New
 	onRedis    = testkit.OnRedis

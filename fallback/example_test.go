@@ -16,22 +16,13 @@ import (
 
 // Three instances of a service share a limit on Redis. While an instance does not
 // reach it, here since nothing listens there, it takes its third of the limit.
-func ExampleNew() {
+func Example() {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer func() { _ = client.Close() }()
-	shared, err := redisstore.New(client)
-	if err != nil {
-		log.Fatal(err)
-	}
+	shared := ratelimit.Must(redisstore.New(client))
 	limit := ratelimit.Limit{Rate: 90, Period: time.Minute, Burst: 6}
-	bucket, err := ratelimit.NewTokenBucket(shared, limit, ratelimit.WithName("api"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	limiter, err := fallback.New(bucket, fallback.FailLocal(3))
-	if err != nil {
-		log.Fatal(err)
-	}
+	bucket := ratelimit.Must(ratelimit.NewTokenBucket(shared, limit, ratelimit.WithName("api")))
+	limiter := ratelimit.Must(fallback.New(bucket, fallback.FailLocal(3)))
 
 	for range 3 {
 		r, err := limiter.Allow(context.Background(), "user:42")
@@ -45,7 +36,7 @@ func ExampleNew() {
 
 // A service that is not to be harder to reach than Redis admits everything meanwhile, and
 // one that protects something refuses everything.
-func ExampleOpen() {
+func ExampleFailOpen() {
 	down, err := ratelimit.NewTokenBucket(broken{}, ratelimit.PerSecond(10), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)
@@ -64,7 +55,7 @@ func ExampleOpen() {
 }
 
 // The local limiter can be any, such as a stricter one.
-func ExampleLocal() {
+func ExampleFailLocal() {
 	down, err := ratelimit.NewTokenBucket(broken{}, ratelimit.PerSecond(10), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)

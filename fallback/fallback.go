@@ -24,6 +24,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -77,8 +78,7 @@ const (
 )
 
 var (
-	errNoConstructor = fmt.Errorf("%w: a fallback.Limiter is made by New", ratelimit.ErrInvalidLimit)
-	errOpen          = fmt.Errorf("%w: the circuit breaker is open", store.ErrUnavailable)
+	errOpen = fmt.Errorf("%w: the circuit breaker is open", store.ErrUnavailable)
 	// errUnasked means that the call was decided without the store.
 	errUnasked        = errors.New("fallback: the store was not asked")
 	errNothingCharged = fmt.Errorf("%w: the Result to refund has charged nothing", ratelimit.ErrInvalidN)
@@ -110,8 +110,7 @@ func FailClosed() Answer { return Answer{source: ratelimit.SourceFailClosed} }
 //
 // Bound: l's own for each instance that cannot reach the store, on top of what the store admits
 // to the others. If n instances share a store, give each a share of 1/n. Then that is at most
-// twice the limit's own bound, in any interval, and about n bursts: see
-// [ratelimit.Limit.Share]. A single instance can have a local limiter with the store's limit.
+// twice the limit's own bound, in any interval, and about n bursts. A single instance can have a local limiter with the store's limit.
 // Both together then keep to one limit, to within one event for each outage and each call under
 // way:
 //
@@ -341,9 +340,9 @@ func (f *Limiter) context(ctx context.Context) context.Context {
 // check refuses invalid input, even if the limiter will not be asked.
 func (f *Limiter) check(ctx context.Context, key string, n int) error {
 	if f.limiter == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
-	return ratelimit.CheckCall(ctx, key, n)
+	return store.CheckCall(ctx, key, n)
 }
 
 // call runs do, which calls the limiter, if the breaker is closed or do is the probe.
@@ -624,7 +623,7 @@ func (f *Limiter) Reset(ctx context.Context, key string) error {
 // AppendPolicies appends the policies of the wrapped limiter.
 func (f *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if f.limiter == nil {
-		return dst, errNoConstructor
+		return dst, unmade.Err
 	}
 	return ratelimit.AppendPolicies(ctx, dst, f.limiter, key)
 }

@@ -1174,8 +1174,7 @@ func TestAcrossOutagesOneInstanceKeepsToOneLimit(t *testing.T) {
 // 4 instances that all try much more than there is, with a share of a quarter each.
 func TestAFlappingStoreIsNotALimitForEachOfItsStates(t *testing.T) {
 	limit := ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 20}
-	share, err := limit.Share(4)
-	require.NoError(t, err)
+	share := ratelimit.Limit{Rate: 25, Period: time.Second, Burst: 5}
 	run := func(make func(inner, local ratelimit.Limiter) ratelimit.Limiter) (total int) {
 		synctest.Test(t, func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(1, 2))
@@ -1378,8 +1377,7 @@ func TestAFlappingRedisIsNoOutageOfTheService(t *testing.T) {
 	effort.NeedLong(t)
 	const instances, seconds = 4, 20
 	limit := ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 20}
-	share, err := limit.Share(instances)
-	require.NoError(t, err)
+	share := ratelimit.Limit{Rate: 25, Period: time.Second, Burst: 5}
 	server := redistest.Start(t)
 	stop := make(chan struct{})
 	var flapping, callers sync.WaitGroup

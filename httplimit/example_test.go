@@ -13,26 +13,23 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 // Each client, by its address, can do two requests an hour.
-func ExampleMiddleware() {
-	mem, err := memstore.New()
-	if err != nil {
-		log.Fatal(err)
-	}
-	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(2), ratelimit.WithName("web"))
-	if err != nil {
-		log.Fatal(err)
-	}
+func Example() {
+	mem := ratelimit.Must(memstore.New()) // or redisstore.New(client)
+	perClient := ratelimit.Must(httplimit.LimitByIP(mem, "web", ratelimit.PerHour(2)))
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /search", func(http.ResponseWriter, *http.Request) {})
-	handler := httplimit.Middleware(limiter)(mux)
+	handler := perClient(mux)
 
 	for range 3 {
 		w := httptest.NewRecorder()
@@ -43,6 +40,33 @@ func ExampleMiddleware() {
 	// 200 left: 1 "web";q=2;w=3600
 	// 200 left: 0 "web";q=2;w=3600
 	// 429 left: 0 "web";q=2;w=3600
+}
+
+// All processes together limit each client.
+func ExampleLimitByIP() {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
+	store := ratelimit.Must(redisstore.New(client))
+	limit := ratelimit.Must(httplimit.LimitByIP(store, "hello", ratelimit.PerMinute(5)))
+
+	http.Handle("/", limit(page))
+}
+
+// Any limiter will do: here one that refills all the time, with a burst of two.
+func ExampleMiddleware() {
+	mem := ratelimit.Must(memstore.New())
+	limit := ratelimit.Limit{Rate: 10, Period: time.Hour, Burst: 2}
+	limiter := ratelimit.Must(ratelimit.NewTokenBucket(mem, limit, ratelimit.WithName("web")))
+	handler := httplimit.Middleware(limiter)(page)
+
+	for range 3 {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/search", nil))
+		fmt.Println(w.Code, "left:", w.Header().Get("X-RateLimit-Remaining"), w.Header().Get("RateLimit-Policy"))
+	}
+	// Output:
+	// 200 left: 1 "web";q=2;w=720
+	// 200 left: 0 "web";q=2;w=720
+	// 429 left: 0 "web";q=2;w=720
 }
 
 // login is what a middleware before the limit's puts into the context, once it has checked

@@ -1,11 +1,11 @@
 // Package httplimit keeps the requests of an HTTP server, and those that a client makes,
 // within the limits of a [ratelimit.Limiter]:
 //
-//	perClient, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(100), ratelimit.WithName("client"))
-//	...
+//	mem := ratelimit.Must(memstore.New())
+//	perClient := ratelimit.Must(httplimit.LimitByIP(mem, "api", ratelimit.PerMinute(100)))
 //	mux := http.NewServeMux()
 //	mux.HandleFunc("GET /search", search)
-//	log.Fatal(http.ListenAndServe(":8080", httplimit.Middleware(perClient)(mux)))
+//	log.Fatal(http.ListenAndServe(":8080", perClient(mux)))
 //
 // Each client, by its address, can do 100 requests a minute here. Each answer reports how
 // many are left. The 101st request gets status 429 and is told when to come back.
@@ -39,6 +39,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/report"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Middleware returns a function that puts l in front of a handler. A request that l denies
@@ -76,6 +77,24 @@ func Middleware(l ratelimit.Limiter, opts ...ServerOption) func(http.Handler) ht
 		return func(http.Handler) http.Handler { return &misconfigured{err: err} }
 	}
 	return wrap
+}
+
+// LimitByIP returns a middleware that limits each client, by its address, in a sliding window
+// on s:
+//
+//	mem := ratelimit.Must(memstore.New())
+//	...
+//	r.Use(ratelimit.Must(httplimit.LimitByIP(mem, "api", ratelimit.PerMinute(100))))
+//
+// The name is that of [ratelimit.WithName]: limits of one name and Period on one store count
+// together. Behind a proxy add [WithKey] of a [ClientIP]. Its errors are those of [New] and of
+// [ratelimit.NewSlidingWindow].
+func LimitByIP(s store.Store, name string, l ratelimit.Limit, opts ...ServerOption) (func(http.Handler) http.Handler, error) {
+	perClient, err := ratelimit.NewSlidingWindow(s, l, ratelimit.WithName(name))
+	if err != nil {
+		return nil, err
+	}
+	return New(perClient, opts...)
 }
 
 // New is [Middleware] with an error. It wraps [ratelimit.ErrInvalidOption]: l, an option or

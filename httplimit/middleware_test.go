@@ -400,3 +400,39 @@ func TestErrorsOfALimitFunctionReachTheErrorHandler(t *testing.T) {
 		func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, broken }))
 	require.Equal(t, http.StatusServiceUnavailable, serve(protect(t, lim), get(alice)).StatusCode)
 }
+
+func TestLimitByIPRefusesWhatItsPartsRefuse(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	limit := ratelimit.PerMinute(1)
+	for what, try := range map[string]func() (func(http.Handler) http.Handler, error){
+		"no store":  func() (func(http.Handler) http.Handler, error) { return httplimit.LimitByIP(nil, "api", limit) },
+		"no name":   func() (func(http.Handler) http.Handler, error) { return httplimit.LimitByIP(mem, "", limit) },
+		"no option": func() (func(http.Handler) http.Handler, error) { return httplimit.LimitByIP(mem, "api", limit, nil) },
+	} {
+		wrap, err := try()
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, what)
+		require.Nil(t, wrap, what)
+	}
+	_, err := httplimit.LimitByIP(mem, "api", ratelimit.Limit{})
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+}
+
+// Two of one name on one store count together, and a Key given beside them counts.
+func TestLimitByIPCountsByNameAndKey(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	limit := func(name string, opts ...httplimit.ServerOption) http.Handler {
+		return ratelimit.Must(httplimit.LimitByIP(mem, name, ratelimit.PerHour(1), opts...))(http.NotFoundHandler())
+	}
+	status := func(h http.Handler, peer string) int {
+		r, w := httptest.NewRequest(http.MethodGet, "/", nil), httptest.NewRecorder()
+		r.RemoteAddr = peer + ":1"
+		h.ServeHTTP(w, r)
+		return w.Code
+	}
+	require.Equal(t, 404, status(limit("a"), "192.0.2.1"))
+	require.Equal(t, 404, status(limit("a"), "192.0.2.2"), "another client")
+	require.Equal(t, 404, status(limit("b"), "192.0.2.1"), "another name")
+	require.Equal(t, 429, status(limit("a"), "192.0.2.1"))
+	require.Equal(t, 404, status(limit("a", httplimit.WithKey(httplimit.Global())), "192.0.2.1"))
+	require.Equal(t, 429, status(limit("a", httplimit.WithKey(httplimit.Global())), "192.0.2.2"))
+}

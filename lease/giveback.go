@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -144,7 +145,7 @@ func (d *Store) sweepShard(s *shard) {
 // at most. The error is the first of those of the store. To close again does nothing.
 func (d *Store) Close(ctx context.Context) error {
 	if d.Store == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	d.mu.Lock()
 	closed := d.closed.Swap(true)

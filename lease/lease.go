@@ -37,6 +37,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -233,7 +234,7 @@ func New(s store.Store, life time.Duration, opts ...Option) (*Store, error) {
 // Prepare refuses what cannot be leased.
 func (d *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	if d.Store == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	life := d.terms.life
 	ls := newLimits(rule, l, life)
@@ -265,8 +266,6 @@ func (d *Store) neverLeased(rule *store.Rule, l store.Limit) error {
 	rate := limittext.Limit{Rate: int(l.Rate), Period: micros(l.Period)}
 	return fmt.Errorf("%w: no event flows in a life of %v at %v: %s", store.ErrInvalidOption, life, rate, advice)
 }
-
-var errNoConstructor = fmt.Errorf("%w: a lease.Store is made by New", store.ErrInvalidOption)
 
 // termsOf are the terms of a namespace.
 func (d *Store) termsOf(ns *store.Namespace) *terms {

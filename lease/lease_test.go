@@ -137,7 +137,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 	_, err := ratelimit.NewFixedWindow(new(lease.Store), perSecond)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	require.ErrorContains(t, err, "a lease.Store is made by New")
+	require.ErrorContains(t, err, "its constructor has not made")
 	require.ErrorIs(t, new(lease.Store).Close(t.Context()), ratelimit.ErrInvalidOption)
 	_, err = leaseOf(bucket, 98*time.Millisecond)
 	require.NoError(t, err)

@@ -73,7 +73,7 @@ func TestWhatAnEstimateMeans(t *testing.T) {
 	}
 	promises, err := os.ReadFile("../docs/promises.md")
 	require.NoError(t, err)
-	for _, algorithm := range ratelimit.Algorithms() {
+	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 		if algorithm != "sliding_window" && !effort.Full() {
 			continue
 		}

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -150,13 +151,11 @@ func New[V any](f func(ctx context.Context, key string) (V, error), ttl time.Dur
 	return c, nil
 }
 
-var errNoConstructor = fmt.Errorf("%w: a plancache.Cache is made by New", store.ErrInvalidOption)
-
 // Get returns what the function says of key: now, or up to the ttl ago. Errors are those of the
 // function and ctx's own.
 func (c *Cache[V]) Get(ctx context.Context, key string) (answer V, err error) {
 	if c.ask == nil {
-		return answer, errNoConstructor
+		return answer, unmade.Err
 	}
 	answer, q, err := c.recall(ctx, key)
 	if q == nil {

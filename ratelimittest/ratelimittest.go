@@ -42,7 +42,7 @@ func (s *static) Allow(ctx context.Context, key string) (ratelimit.Result, error
 }
 
 func (s *static) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if err := ratelimit.CheckCall(ctx, key, n); err != nil {
+	if err := store.CheckCall(ctx, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
 	return s.result, s.err
@@ -53,7 +53,7 @@ func (s *static) Peek(ctx context.Context, key string) (ratelimit.Result, error)
 }
 
 func (s *static) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
-	if err := ratelimit.CheckCall(ctx, key, n); err != nil {
+	if err := store.CheckCall(ctx, key, n); err != nil {
 		return err
 	}
 	if !charged.Allowed {
@@ -63,7 +63,7 @@ func (s *static) Refund(ctx context.Context, key string, charged ratelimit.Resul
 }
 
 func (s *static) Reset(ctx context.Context, key string) error {
-	if err := ratelimit.CheckCall(ctx, key, 1); err != nil {
+	if err := store.CheckCall(ctx, key, 1); err != nil {
 		return err
 	}
 	return s.err

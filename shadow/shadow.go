@@ -12,6 +12,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Limiter wraps a [ratelimit.Limiter], reports what that decides, and lets the event through
@@ -111,8 +113,6 @@ func (l *Limiter) Enforced(key string) bool {
 	return float64(mix(hash(l.seed, key))>>11) < percent/100*(1<<53) // 53 bits, which a float64 holds exactly
 }
 
-var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidLimit)
-
 // Allow is AllowN of 1.
 func (l *Limiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
 	return l.AllowN(ctx, key, 1)
@@ -152,9 +152,9 @@ func (l *Limiter) Peek(ctx context.Context, key string) (ratelimit.Result, error
 // check refuses calls that reach neither the limiter nor the report.
 func (l *Limiter) check(ctx context.Context, key string, n int) error {
 	if l.limiter == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
-	return ratelimit.CheckCall(ctx, key, n)
+	return store.CheckCall(ctx, key, n)
 }
 
 // trial is the note on Results that were let through and charged.
@@ -193,14 +193,14 @@ func (l *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 // failed on. Errors of the limiter's Refund are returned for all keys.
 func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if l.limiter == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	_, note, through := charged.Unmark(l)
 	switch t, ok := note.(*trial); {
 	case ok:
 		charged = t.charged
 	case through:
-		return ratelimit.CheckCall(ctx, key, n)
+		return store.CheckCall(ctx, key, n)
 	}
 	return l.limiter.Refund(ctx, key, charged, n)
 }
@@ -208,7 +208,7 @@ func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 // Reset forgets key at the limiter.
 func (l *Limiter) Reset(ctx context.Context, key string) error {
 	if l.limiter == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	return l.limiter.Reset(ctx, key)
 }
@@ -217,7 +217,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 // have the limit [ratelimit.Unlimited].
 func (l *Limiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if l.limiter == nil {
-		return dst, errNoConstructor
+		return dst, unmade.Err
 	}
 	all, err := ratelimit.AppendPolicies(ctx, dst, l.limiter, key)
 	if err != nil || l.Enforced(key) {

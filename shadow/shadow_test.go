@@ -30,7 +30,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-var algorithms = ratelimit.Algorithms()
+var algorithms = ratelimit.PerSecond(1).Algorithms()
 
 func onEachAlgorithm(t *testing.T, l ratelimit.Limit, test func(t *testing.T, lim ratelimit.Limiter)) {
 	t.Helper()

@@ -28,8 +28,15 @@ import (
 	"hash/fnv"
 )
 
-// Errors of stores, for errors.Is. Package ratelimit exports the same values.
+// Errors of limiters and stores, for errors.Is. Package ratelimit exports the same values, and
+// says more of them.
 var (
+	// ErrInvalidLimit is that of a limit out of range.
+	ErrInvalidLimit = errors.New("ratelimit: invalid limit")
+	// ErrInvalidN is that of a number of events below 1, or a Refund of nothing.
+	ErrInvalidN = errors.New("ratelimit: invalid number of events")
+	// ErrInvalidKey is that of a key that is empty, or longer than 64 KiB.
+	ErrInvalidKey = errors.New("ratelimit: invalid key")
 	// ErrStore means that a store failed, so that no decision is known. If the reply was
 	// lost, the events may have been charged.
 	ErrStore = errors.New("ratelimit: store failed")
@@ -62,6 +69,21 @@ var (
 	// limits that have no calendar go on.
 	ErrClock = fmt.Errorf("%w: clocks differ", ErrStore)
 )
+
+// MaxKey is the length of the longest key, in bytes.
+const MaxKey = 64 << 10
+
+// CheckCall returns the error of a limiter for bad input: [ErrInvalidN], [ErrInvalidKey], or
+// that of ctx. It is for limiters around others.
+func CheckCall(ctx context.Context, key string, n int) error {
+	switch {
+	case n <= 0:
+		return fmt.Errorf("%w: %d", ErrInvalidN, n)
+	case key == "" || len(key) > MaxKey:
+		return fmt.Errorf("%w: %d bytes: 1 to %d are allowed", ErrInvalidKey, len(key), MaxKey)
+	}
+	return ctx.Err()
+}
 
 // Store keeps the state of keys and runs rules on it. It is safe for concurrent use. Each
 // method is atomic: between its read and its write, no other call touches the same key of the

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Reader reads no more bytes than a limiter admits: an event is a byte. It reads what is there, and
@@ -110,7 +111,7 @@ func newFlow(ctx context.Context, stream any, l ratelimit.Limiter, key string) (
 	case isnil.Is(l):
 		return flow{}, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
-	return flow{ctx, l, key}, ratelimit.CheckCall(context.WithoutCancel(ctx), key, 1)
+	return flow{ctx, l, key}, store.CheckCall(context.WithoutCancel(ctx), key, 1)
 }
 
 // most is how many of n bytes can be admitted at once, and 1 if none ever can: the wait says so.

@@ -9,6 +9,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Slow says how a [Slowdown] delays.
@@ -79,7 +81,7 @@ func (s *Slowdown) Allow(ctx context.Context, key string) (ratelimit.Result, err
 // AllowN lets n events through. Delay is how long they should wait.
 func (s *Slowdown) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if s.limiter == nil {
-		return ratelimit.Result{}, errNoConstructor
+		return ratelimit.Result{}, unmade.Err
 	}
 	r, err := s.limiter.AllowN(ctx, key, n)
 	if err != nil {
@@ -91,7 +93,7 @@ func (s *Slowdown) AllowN(ctx context.Context, key string, n int) (ratelimit.Res
 // Peek returns what Allow would, and charges nothing.
 func (s *Slowdown) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	if s.limiter == nil {
-		return ratelimit.Result{}, errNoConstructor
+		return ratelimit.Result{}, unmade.Err
 	}
 	r, err := s.limiter.Peek(ctx, key)
 	if err != nil {
@@ -131,7 +133,7 @@ func (s Slow) delay(spent int) time.Duration {
 // Charge charges l with n events that have happened already, and does not sleep.
 func (s *Slowdown) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if s.limiter == nil {
-		return ratelimit.Result{}, errNoConstructor
+		return ratelimit.Result{}, unmade.Err
 	}
 	return ratelimit.Charge(ctx, s.limiter, key, n)
 }
@@ -139,10 +141,10 @@ func (s *Slowdown) Charge(ctx context.Context, key string, n int) (ratelimit.Res
 // Refund gives back n of the events that charged let through, as far as l has charged them.
 func (s *Slowdown) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if s.limiter == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	if _, _, passed := charged.Unmark(s); passed && charged.Allowed { // otherwise AllowWithin has denied it for its Delay
-		return ratelimit.CheckCall(ctx, key, n)
+		return store.CheckCall(ctx, key, n)
 	}
 	return s.limiter.Refund(ctx, key, charged, n)
 }
@@ -150,7 +152,7 @@ func (s *Slowdown) Refund(ctx context.Context, key string, charged ratelimit.Res
 // Reset forgets key at l.
 func (s *Slowdown) Reset(ctx context.Context, key string) error {
 	if s.limiter == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	return s.limiter.Reset(ctx, key)
 }
@@ -159,7 +161,7 @@ func (s *Slowdown) Reset(ctx context.Context, key string) error {
 // enforce them.
 func (s *Slowdown) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if s.limiter == nil {
-		return dst, errNoConstructor
+		return dst, unmade.Err
 	}
 	return ratelimit.AppendPolicies(ctx, dst, s.limiter, key)
 }

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
-var algorithms = ratelimit.Algorithms()
+var algorithms = ratelimit.PerSecond(1).Algorithms()
 
 // onEachAlgorithm runs test in a bubble for each algorithm, with a limiter whose clock
 // is the bubble's.

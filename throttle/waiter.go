@@ -17,6 +17,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/unmade"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Waiter wraps a [ratelimit.Limiter] l and holds events back until l admits them. Allow and
@@ -58,10 +60,7 @@ type sleeps = see.Sleeps // see package see
 const (
 	defaultMaxWaiting = 1024
 	leastRetryAfter   = time.Microsecond
-	maxKey            = 64 << 10 // bytes
 )
-
-var errNoConstructor = fmt.Errorf("%w: a limiter is made by its constructor", ratelimit.ErrInvalidLimit)
 
 // WaiterOption configures a [Waiter].
 type WaiterOption func(*Waiter) error
@@ -134,8 +133,8 @@ func (w *Waiter) leaky(r *ratelimit.Result) bool {
 func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	switch {
 	case w.limiter == nil:
-		return ratelimit.Result{}, errNoConstructor
-	case n <= 0, key == "", len(key) > maxKey, ctx.Err() != nil:
+		return ratelimit.Result{}, unmade.Err
+	case store.CheckCall(ctx, key, n) != nil:
 		return w.limiter.AllowN(ctx, key, n) // which says what is wrong
 	}
 	kind := w.kindNow()
@@ -320,7 +319,7 @@ func (w *Waiter) giveBack(ctx context.Context, key string, n int, r ratelimit.Re
 // [ratelimit.AllowWithin]. It does not sleep, and takes no place from those that do.
 func (w *Waiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
 	if w.limiter == nil {
-		return ratelimit.Result{}, errNoConstructor
+		return ratelimit.Result{}, unmade.Err
 	}
 	return ratelimit.AllowWithin(ctx, w.limiter, key, n, d)
 }
@@ -329,7 +328,7 @@ func (w *Waiter) AllowWithin(ctx context.Context, key string, n int, d time.Dura
 // It does not sleep. Delay is l's, for the caller to sleep.
 func (w *Waiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
 	if w.limiter == nil {
-		return 0, ratelimit.Result{}, errNoConstructor
+		return 0, ratelimit.Result{}, unmade.Err
 	}
 	return ratelimit.AllowUpTo(ctx, w.limiter, key, n)
 }
@@ -338,7 +337,7 @@ func (w *Waiter) AllowUpTo(ctx context.Context, key string, n int) (granted int,
 // then admit, Allowed is true and Delay is the sleep, as long as no other caller comes.
 func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
 	if w.limiter == nil {
-		return ratelimit.Result{}, errNoConstructor
+		return ratelimit.Result{}, unmade.Err
 	}
 	r, err := w.limiter.Peek(ctx, key)
 	if err != nil {
@@ -360,7 +359,7 @@ func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error)
 // Charge charges l with n events that have happened already, and does not sleep.
 func (w *Waiter) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	if w.limiter == nil {
-		return ratelimit.Result{}, errNoConstructor
+		return ratelimit.Result{}, unmade.Err
 	}
 	return ratelimit.Charge(ctx, w.limiter, key, n)
 }
@@ -368,7 +367,7 @@ func (w *Waiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resul
 // Refund gives back n of the events that charged admitted, as l does.
 func (w *Waiter) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
 	if w.limiter == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	return w.limiter.Refund(ctx, key, charged, n)
 }
@@ -376,7 +375,7 @@ func (w *Waiter) Refund(ctx context.Context, key string, charged ratelimit.Resul
 // Reset forgets key at l. Callers that sleep for it sleep on.
 func (w *Waiter) Reset(ctx context.Context, key string) error {
 	if w.limiter == nil {
-		return errNoConstructor
+		return unmade.Err
 	}
 	return w.limiter.Reset(ctx, key)
 }
@@ -384,7 +383,7 @@ func (w *Waiter) Reset(ctx context.Context, key string) error {
 // AppendPolicies appends the policies of l.
 func (w *Waiter) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
 	if w.limiter == nil {
-		return dst, errNoConstructor
+		return dst, unmade.Err
 	}
 	return ratelimit.AppendPolicies(ctx, dst, w.limiter, key)
 }

@@ -33,7 +33,7 @@ func TestCheckExplainsWhatLimitersDo(t *testing.T) {
 // What is said never to deny does not, in a run of each algorithm at its worst.
 func TestALimitThatNeverDeniesDoesNot(t *testing.T) {
 	said := 0
-	for _, algorithm := range ratelimit.Algorithms() {
+	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 		for _, texts := range [][2]string{
 			{"60/m", "1/s"}, {"59/m", "1/s"}, {"61/m", "1/s"}, {"120/m", "1/s"}, {"5/s", "20/m"}, {"7/m", "2/25s"}, {"6/m", "2/25s"},
 			{"8/m", "2/25s"}, {"9/m", "0/s"}, {"20/m", "10/h"}, {"60/h", "10/20m"},

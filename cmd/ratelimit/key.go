@@ -163,7 +163,7 @@ func parseKey(redisKey, prefix, key string) (h held, ok bool) {
 	text, began := strings.CutPrefix(redisKey, prefix+":"+layout+":")
 	text, ended := strings.CutSuffix(text, ":"+tag(key))
 	parts := strings.SplitN(text, ":", 3)
-	if !began || !ended || len(parts) < 3 || !slices.Contains(ratelimit.Algorithms(), parts[0]) {
+	if !began || !ended || len(parts) < 3 || !slices.Contains(ratelimit.PerSecond(1).Algorithms(), parts[0]) {
 		return held{}, false
 	}
 	h.redisKey, h.algorithm = redisKey, parts[0]

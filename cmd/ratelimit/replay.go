@@ -140,7 +140,7 @@ func (p *program) replay(ctx context.Context, args []string) error {
 func (r *replay) flags(flags *flag.FlagSet) {
 	flags.Var(&r.limits, "limit", "`limit` of each key, such as 100/s, 5/15m or \"10/m burst 20\"; several must all admit")
 	flags.StringVar(&r.config, "config", "", "try each limiter of this `file` of package config, in place of -limit and -algorithm")
-	flags.StringVar(&r.algorithm, "algorithm", defaultAlgorithm, "`name`, one of "+strings.Join(ratelimit.Algorithms(), ", "))
+	flags.StringVar(&r.algorithm, "algorithm", defaultAlgorithm, "`name`, one of "+strings.Join(ratelimit.PerSecond(1).Algorithms(), ", "))
 	r.form.flags(flags)
 	flags.StringVar(&r.out, "out", "text", "`form` of the report: text, json or csv")
 	flags.StringVar(&r.svg, "svg", "", "draw what was offered and denied over time into this `file`, *.svg")

@@ -35,7 +35,7 @@ func TestReportsOfReplay(t *testing.T) {
 }
 
 func TestEveryAlgorithmReplays(t *testing.T) {
-	for _, algorithm := range ratelimit.Algorithms() {
+	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 		got := command(t, strings.NewReader(sample), "replay", "-limit", "2/m", "-algorithm", algorithm)
 		require.Zero(t, got.code)
 		require.Contains(t, got.stdout, "3 denied (37.50 %), of 2 clients", algorithm)

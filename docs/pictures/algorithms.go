@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -26,26 +25,25 @@ var names = []struct{ algorithm, typ string }{
 var algorithms = picture{
 	file:  "algorithms.svg",
 	title: "Five algorithms under three kinds of traffic",
-	description: "A limit of 60 a minute. Each row is an algorithm and each column a traffic: two bursts 45 seconds apart, " +
-		"random traffic at one and a half times the limit, and a burst around the edge of two windows. A line shows the events " +
-		"that are offered in each 5 seconds. The area shows those that are admitted; those of the leaky bucket when their turn comes.",
+	description: "A limit of 60 a minute. Each row is an algorithm and each column a traffic: twice the limit around the edge of two " +
+		"windows, twice the limit all the time, and a burst of one and a half times the limit each minute. The blue area shows the events " +
+		"that are admitted in each 5 seconds; those of the leaky bucket when their turn comes. The grey area on it shows those that are denied.",
 	height: 600,
 	draw:   drawAlgorithms,
 }
 
-// traffic is the times of events, and how high the charts of them are.
+// traffic is the times of events.
 type traffic struct {
 	name  string
 	times []time.Duration
-	y     axis
 }
 
 func traffics() []traffic {
 	const s = time.Second
 	return []traffic{
-		{"two bursts", slices.Concat(evenly(120, 25*s, 45*s), evenly(120, 70*s, 90*s)), axis{max: 40, step: 20}},
-		{"at random, 1.5 × the limit", poisson(rand.New(rand.NewPCG(1, 2)), 1.5, 0, 180*s), axis{max: 20, step: 10}},
-		{"around a window's edge", evenly(240, 40*s, 80*s), axis{max: 40, step: 20}},
+		{"around a window's edge", evenly(120, 50*s, 70*s)},
+		{"2 × the limit, all the time", evenly(360, 0, 180*s)},
+		{"a burst each minute", slices.Concat(evenly(90, 25*s, 40*s), evenly(90, 85*s, 100*s), evenly(90, 145*s, 160*s))},
 	}
 }
 
@@ -57,15 +55,15 @@ func drawAlgorithms(c draw.Canvas) error {
 			x.bare, x.label = false, "minutes"
 		}
 		for _, t := range columns {
-			admitted, err := simulate(name.algorithm, ratelimit.PerMinute(60), t.times)
+			admitted, denied, err := simulate(name.algorithm, ratelimit.PerMinute(60), t.times)
 			if err != nil {
 				return err
 			}
-			rows[i] = append(rows[i], t.chart(name.typ, admitted, x))
+			rows[i] = append(rows[i], chart(name.typ, admitted, denied, x))
 		}
 	}
-	c = key(c, entry{text: "limit: 60 a minute"}, entry{"offered in 5 s", []*plotter.Line{outlined(nil, dark, pixel)}},
-		entry{"admitted", []*plotter.Line{filled(nil, blue)}}, entry{"edge of a window", []*plotter.Line{dashed(0, 0, 0, 0, edge)}})
+	c = key(c, entry{text: "limit: 60 a minute"}, entry{"admitted in 5 s", []*plotter.Line{filled(nil, blue)}},
+		entry{"denied", []*plotter.Line{filled(nil, edge)}}, entry{"edge of a window", []*plotter.Line{dashed(0, 0, 0, 0, dark)}})
 	const head = 30
 	for i, plot := range grid(draw.Crop(c, 0, 0, 0, -head), rows)[0] {
 		c.FillText(style(draw.XCenter), vg.Point{X: plot.Center().X, Y: c.Max.Y - head/2}, columns[i].name)
@@ -73,39 +71,42 @@ func drawAlgorithms(c draw.Canvas) error {
 	return nil
 }
 
-// chart shows what an algorithm admits of t.
-func (t traffic) chart(typ string, admitted []time.Duration, x axis) panel {
+// chart shows what an algorithm admits, and on it what it denies.
+func chart(typ string, admitted, denied []time.Duration, x axis) panel {
 	const bin = 5 * time.Second
 	end := time.Duration(x.max) * time.Minute
-	p := newPanel(fmt.Sprintf("%s: %d of %d", typ, len(admitted), len(t.times)), x, t.y)
+	all := len(admitted) + len(denied)
+	p := newPanel(fmt.Sprintf("%s: %d of %d", typ, len(admitted), all), x, axis{max: 30, step: 15})
+	p.Add(filled(steps(tally(slices.Concat(admitted, denied), bin, end), bin.Minutes()), edge),
+		filled(steps(tally(admitted, bin, end), bin.Minutes()), blue))
 	for minute := 1; minute <= x.max; minute++ {
-		p.Add(dashed(float64(minute), 0, float64(minute), float64(t.y.max), edge))
+		p.Add(dashed(float64(minute), 0, float64(minute), 30, dark))
 	}
-	p.Add(filled(steps(tally(admitted, bin, end), bin.Minutes()), blue),
-		outlined(steps(tally(t.times, bin, end), bin.Minutes()), dark, pixel))
 	return p
 }
 
 // simulate asks a limiter about an event at each of the times. It returns when those that
-// are admitted leave.
-func simulate(algorithm string, limit ratelimit.Limit, times []time.Duration) (left []time.Duration, err error) {
+// are admitted leave, and when the others are denied.
+func simulate(algorithm string, limit ratelimit.Limit, times []time.Duration) (left, denied []time.Duration, err error) {
 	var c clock
 	mem, err := c.memory()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	limiter, err := ratelimit.New(algorithm, mem, limit)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, c.now = range times {
 		r, err := limiter.Allow(context.Background(), "key")
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if r.Allowed {
 			left = append(left, c.now+r.Delay)
+		} else {
+			denied = append(denied, c.now)
 		}
 	}
-	return left, nil
+	return left, denied, nil
 }

@@ -30,7 +30,7 @@ func drawWorst(c draw.Canvas) error {
 		axis{max: 220, step: 50, label: "admitted in the last minute"})
 	var entries []entry
 	for i, colour := range []color.Color{vermilion, blue, green} {
-		admitted, err := simulate(names[i].algorithm, ratelimit.PerMinute(rate), times)
+		admitted, _, err := simulate(names[i].algorithm, ratelimit.PerMinute(rate), times)
 		if err != nil {
 			return err
 		}

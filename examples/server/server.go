@@ -17,7 +17,7 @@ const maxBody = 4 << 10 // bytes
 // The one user of the example.
 const demoUser, demoPassword = "demo", "demo-password"
 
-var algorithms = ratelimit.Algorithms()
+var algorithms = ratelimit.PerSecond(1).Algorithms()
 
 // route is a handler, with its limits. Its name is that of its limiter for operators.
 type route struct {

@@ -424,18 +424,6 @@ func newLimiterOfRate(t *testing.T, s store.Store, rate int) ratelimit.Result {
 	return allowN(t, newLimiter(t, "fixed_window", s, ratelimit.PerMonth(rate), ratelimit.WithName("plan")), 2)
 }
 
-func TestShareOfACalendar(t *testing.T) {
-	plan := ratelimit.PerMonth(10_000).From(31).In(zone(t, "America/Sao_Paulo"))
-	share, err := plan.Share(4)
-	require.NoError(t, err)
-	require.Equal(t, "2500/month from 31 in America/Sao_Paulo", share.String())
-	_, err = plan.Share(10_001)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-	share, err = ratelimit.PerMonth(0).Share(3)
-	require.NoError(t, err)
-	require.Equal(t, ratelimit.PerMonth(0), share)
-}
-
 func ExampleLimit_In() {
 	loc, err := time.LoadLocation("America/Sao_Paulo")
 	if err != nil {

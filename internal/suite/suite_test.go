@@ -32,7 +32,7 @@ type (
 )
 
 var (
-	algorithms = ratelimit.Algorithms()
+	algorithms = ratelimit.PerSecond(1).Algorithms()
 	start      = testkit.Start
 
 	newClock     = testkit.NewClock

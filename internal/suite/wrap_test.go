@@ -97,7 +97,7 @@ func TestATypeThatEmbedsALimiterIsAskedItself(t *testing.T) {
 }
 
 func TestTheAlgorithmIsKnownThroughWrappers(t *testing.T) {
-	for _, algorithm := range ratelimit.Algorithms() {
+	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 		l := inMemory(t, algorithm, ratelimit.PerHour(5))
 		require.Equal(t, algorithm, see.Algorithm[ratelimit.Limiter](l))
 		for name, w := range around(t, l) {
@@ -152,6 +152,7 @@ func TestZeroValuesAnswerByOneRule(t *testing.T) {
 			"AppendPolicies": policies, "Wait": waited, "Refund": l.Refund(ctx, "key", ratelimit.Result{Allowed: true}, 1), "Reset": l.Reset(ctx, "key"),
 		} {
 			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, "%T.%s", l, what)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T.%s", l, what)
 		}
 		require.Empty(t, see.Algorithm[ratelimit.Limiter](l))
 	}
@@ -209,7 +210,7 @@ func TestLimitsAreValidatedAsByTheConstructors(t *testing.T) {
 		{Rate: 1, Period: 365 * 24 * time.Hour, Burst: 101}, {Rate: 1, Period: 1}, {Rate: -1, Period: time.Second},
 	} {
 		valid := false
-		for _, algorithm := range ratelimit.Algorithms() {
+		for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 			_, want := ratelimit.New(algorithm, mem, l)
 			require.Equal(t, want, l.ValidateFor(algorithm), "%s of %v", algorithm, l)
 			valid = valid || want == nil
@@ -222,7 +223,7 @@ func TestLimitsAreValidatedAsByTheConstructors(t *testing.T) {
 	require.NoError(t, ratelimit.Limit{Rate: 1, Period: 365 * 24 * time.Hour, Burst: 101}.Validate(), "a bucket's constructor says more")
 	err := ratelimit.PerSecond(1).ValidateFor("bucket")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
-	for _, algorithm := range ratelimit.Algorithms() {
+	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 		require.ErrorContains(t, err, algorithm)
 	}
 }

@@ -46,7 +46,7 @@ func OnRedis(t testing.TB, client redisstore.Client, opts ...redisstore.Option) 
 // test moves.
 func OnEachStore(t *testing.T, test func(t *testing.T, algorithm string, s store.Store, c *ratelimittest.Clock)) {
 	t.Helper()
-	for _, algorithm := range ratelimit.Algorithms() {
+	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 		t.Run(algorithm+" in memory", func(t *testing.T) {
 			c := NewClock()
 			test(t, algorithm, Memory(t, c), c)

@@ -131,7 +131,7 @@ func (o *otherKey) Allow(ctx context.Context, key string) (ratelimit.Result, err
 }
 
 func (o *otherKey) AllowN(ctx context.Context, key string, n int) (r ratelimit.Result, err error) {
-	if err = ratelimit.CheckCall(ctx, key, n); err == nil {
+	if err = store.CheckCall(ctx, key, n); err == nil {
 		if key, err = o.f(ctx, key); err == nil {
 			r, err = o.Limiter.AllowN(ctx, key, n)
 		}
@@ -140,7 +140,7 @@ func (o *otherKey) AllowN(ctx context.Context, key string, n int) (r ratelimit.R
 }
 
 func (o *otherKey) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (r ratelimit.Result, err error) {
-	if err = ratelimit.CheckCall(ctx, key, n); err == nil {
+	if err = store.CheckCall(ctx, key, n); err == nil {
 		if key, err = o.f(ctx, key); err == nil {
 			r, err = ratelimit.AllowWithin(ctx, o.Limiter, key, n, d)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-var algorithms = ratelimit.Algorithms()
+var algorithms = ratelimit.PerSecond(1).Algorithms()
 
 const (
 	siegeLimit = 100 // events a day: a bucket refills none in the minute of an attack

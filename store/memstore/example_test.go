@@ -11,15 +11,9 @@ import (
 
 // One store serves any number of limiters. Limiters share a count only if they have the
 // same algorithm, limit and name.
-func ExampleNew() {
-	mem, err := memstore.New(memstore.WithMaxKeys(1_000_000)) // some 65 MB
-	if err != nil {
-		log.Fatal(err)
-	}
-	limiter, err := ratelimit.NewSlidingWindow(mem, ratelimit.PerMinute(2), ratelimit.WithName("api"))
-	if err != nil {
-		log.Fatal(err)
-	}
+func Example() {
+	mem := ratelimit.Must(memstore.New(memstore.WithMaxKeys(1_000_000))) // some 65 MB
+	limiter := ratelimit.Must(ratelimit.NewSlidingWindow(mem, ratelimit.PerHour(2), ratelimit.WithName("api")))
 	for range 3 {
 		r, err := limiter.Allow(context.Background(), "user:42")
 		if err != nil {

@@ -27,7 +27,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/storetest"
 )
 
-var algorithms = ratelimit.Algorithms()
+var algorithms = ratelimit.PerSecond(1).Algorithms()
 
 // spy learns the namespace of a limiter.
 type spy struct {

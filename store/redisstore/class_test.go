@@ -151,7 +151,7 @@ func TestGarbageIsCorruptState(t *testing.T) {
 		"a text": func(key string) error { return client.Set(t.Context(), key, "garbage", time.Minute).Err() },
 		"a list": func(key string) error { return client.LPush(t.Context(), key, "x").Err() },
 	}
-	for _, algorithm := range ratelimit.Algorithms() {
+	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 		for what, put := range plant {
 			l, err := ratelimit.New(algorithm, s, ratelimit.PerHour(10))
 			require.NoError(t, err)
@@ -376,7 +376,7 @@ func TestFullServerIsOutOfMemory(t *testing.T) {
 	now := time.Now()
 	s := newStore(t, client, redisstore.WithClock(func() time.Time { return now }))
 	limiters := map[string]ratelimit.Limiter{}
-	for _, algorithm := range ratelimit.Algorithms() {
+	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 		l, err := ratelimit.New(algorithm, s, ratelimit.PerHour(200))
 		require.NoError(t, err)
 		limiters[algorithm] = l

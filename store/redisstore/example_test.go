@@ -7,11 +7,33 @@ import (
 	"log"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
+
+// Two processes with one limit. The example has a server of its own, which needs no Redis.
+func Example() {
+	server := ratelimit.Must(miniredis.Run())
+	defer server.Close()
+	for _, process := range []string{"a", "b"} {
+		client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+		defer func() { _ = client.Close() }()
+		shared := ratelimit.Must(redisstore.New(client))
+		limiter := ratelimit.Must(ratelimit.NewTokenBucket(shared, ratelimit.PerHour(3), ratelimit.WithName("api")))
+		for range 2 {
+			r, err := limiter.Allow(context.Background(), "user:42")
+			fmt.Println(process, r.Allowed, r.Remaining, err)
+		}
+	}
+	// Output:
+	// a true 2 <nil>
+	// a true 1 <nil>
+	// b true 0 <nil>
+	// b false 0 <nil>
+}
 
 // The client is the caller's, of any kind, and stays open. An error means that no
 // decision is known.

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -77,6 +78,59 @@ func TestStrangersCanUseEachModule(t *testing.T) {
 			})
 		}
 	}
+}
+
+// README begins with a program and what fetches its imports. A stranger does that, in this order,
+// in an empty folder.
+func TestTheBeginningOfREADMEWorks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("fetches modules")
+	}
+	readme, err := os.ReadFile(here.dir + "/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRepository(t)
+	r.tag(t, r.tree, "v0.1.1000")
+	text := string(readme)
+	if said, ok := follow(t, r, text); !ok {
+		t.Fatal(said)
+	}
+	// What is no way to begin is seen.
+	for _, other := range []string{"go get " + root, "true"} {
+		if said, ok := follow(t, r, strings.Replace(text, "go mod tidy", other, 1)); ok || !strings.Contains(said, "go.sum") && !strings.Contains(said, "go get") {
+			t.Errorf("%s in place of go mod tidy: %t, %s", other, ok, said)
+		}
+	}
+}
+
+var fence = regexp.MustCompile("(?ms)^```(go|sh|console)\n(.*?)^```$")
+
+// follow does what the blocks of a page say, down to the first console, whose "go run ." must
+// compile. It returns whether all works, and else what is said.
+func follow(t *testing.T, r *repository, page string) (said string, ok bool) {
+	s := place{t.TempDir(), r.strangers}
+	for _, block := range fence.FindAllStringSubmatch(page, -1) {
+		cmd := exec.CommandContext(t.Context(), "sh", "-ec", block[2])
+		switch block[1] {
+		case "go":
+			if err := os.WriteFile(filepath.Join(s.dir, "main.go"), []byte(block[2]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		case "console":
+			if !strings.HasPrefix(block[2], "$ go run . &\n") {
+				t.Fatalf("the first console does not run the program:\n%s", block[2])
+			}
+			cmd = exec.CommandContext(t.Context(), "go", "vet", ".")
+		}
+		cmd.Dir, cmd.Env = s.dir, append(os.Environ(), s.env...)
+		if out, err := cmd.CombinedOutput(); err != nil || block[1] == "console" {
+			return string(out), err == nil
+		}
+	}
+	t.Fatal("there is no console")
+	return "", false
 }
 
 // The script of CONTRIBUTING tags a clone of a bare repository and pushes there. Then strangers

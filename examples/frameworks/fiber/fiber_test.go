@@ -60,6 +60,20 @@ func Example() {
 	// guess 429
 }
 
+// Where no handler asks for the decision, fiber's own adaptor does.
+func Example_adaptor() {
+	app := fiber.New()
+	app.Use(adaptor.HTTPMiddleware(httplimit.Middleware(perDay(2))))
+	app.Post("/login", func(c fiber.Ctx) error { return c.SendString("welcome") })
+	for range 3 {
+		fmt.Println(login(app, "secret"))
+	}
+	// Output:
+	// 200
+	// 200
+	// 429
+}
+
 // limited is middleware of net/http as fiber's.
 func limited(middleware func(http.Handler) http.Handler) fiber.Handler {
 	return func(c fiber.Ctx) error {

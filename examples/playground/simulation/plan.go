@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 const (
@@ -43,7 +44,7 @@ func newPlan(in Input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := ratelimit.CheckCall(context.Background(), "key", in.Cost); err != nil {
+	if err := store.CheckCall(context.Background(), "key", in.Cost); err != nil {
 		return nil, err
 	}
 	p := &plan{limit: limit, scale: limit, cost: in.Cost}

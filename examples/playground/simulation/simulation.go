@@ -76,7 +76,7 @@ func Run(in Input) (*Output, error) {
 		Bin:        p.bin,
 		Average:    float64(max(0, p.limit.Rate)) / float64(in.Cost) * float64(p.bin) / float64(p.scale.Period),
 	}
-	for _, algorithm := range ratelimit.Algorithms() {
+	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 		if err := p.limit.ValidateFor(algorithm); err != nil { // windows have no Burst
 			out.Outcomes = append(out.Outcomes, Outcome{Algorithm: algorithm, Error: err.Error()})
 			continue

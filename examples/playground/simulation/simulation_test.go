@@ -70,7 +70,7 @@ func TestBeyondIsTheVerdictOfASlidingLog(t *testing.T) {
 			in.Traffic = traffic.Name
 			p, err := newPlan(in)
 			require.NoError(t, err)
-			for _, algorithm := range ratelimit.Algorithms() {
+			for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 				if p.limit.ValidateFor(algorithm) != nil {
 					continue
 				}

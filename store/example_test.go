@@ -1,0 +1,37 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// counting is a store before another one. What it does not change is that of the other.
+type counting struct {
+	store.Store
+	takes int
+}
+
+func (c *counting) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	c.takes++
+	return c.Store.Take(ctx, ns, key, l, n)
+}
+
+// A store before a store can count calls, or spare them. (This one is for one goroutine.)
+func Example() {
+	counted := &counting{Store: ratelimit.Must(memstore.New())}
+	limiter := ratelimit.Must(ratelimit.NewSlidingWindow(counted, ratelimit.PerHour(2), ratelimit.WithName("api")))
+	for range 3 {
+		r, err := limiter.Allow(context.Background(), "user:42")
+		fmt.Println(r.Allowed, err)
+	}
+	fmt.Println("calls:", counted.takes)
+	// Output:
+	// true <nil>
+	// true <nil>
+	// false <nil>
+	// calls: 3
+}
