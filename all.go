@@ -31,7 +31,7 @@ type All struct {
 	known
 	parts []part
 	pairs *pairs // nil if it has none
-	plain bool   // whether decision.takePlain can decide
+	plain bool   // whether takePlain can decide
 }
 
 // maxParts is how many limits are decided together at most: a script decides on all of them,
@@ -254,11 +254,11 @@ func (a *All) decide(ctx context.Context, key string, n int, how asking, res *Re
 	if err := a.check(ctx, key, n); err != nil {
 		return err
 	}
+	if how.what == take && a.plain && a.parts[0].core.joint.Together(key, key) {
+		return a.takePlain(ctx, key, n, res)
+	}
 	d := begin(how, a)
 	defer d.end()
-	if how.what == take && a.plain && a.parts[0].core.joint.Together(key, key) {
-		return d.takePlain(ctx, key, n, res)
-	}
 	for i := range a.parts {
 		d.add(a.parts[i], key, n, false)
 	}
@@ -411,19 +411,30 @@ func (m *Mark) with(j *joined) *Mark {
 	return &above
 }
 
-// pair is the note of an [All] of two limits on an admission that its Result has room to
-// describe, so that it allocates nothing. The fields of the Result that a Refund needs have
-// another meaning then. At is when both parts were charged, and n is for how many events. Rate
-// is the Remaining of the part that has not the least. Period is the ResetAfter of the part
-// that has not the longest, in ns.
+// pair is the note of an [All] of two limits on a Result that has room to describe both, so that
+// it allocates nothing. The fields of the Result that a Refund needs have another meaning then. N
+// is for how many events they were charged, and at is when. Rate is the Remaining of the part
+// that has not the least. Period is the ResetAfter of the part that has not the longest, in ns.
+// Where one of them denies, at is its RetryAfter, in ns, since a wrapper may change that of the
+// Result. For two that deny there is no room.
 type pair struct {
 	mark           Mark
 	parts          []part
 	least, longest int // which part has the least Remaining, and which the longest ResetAfter
+	denied         denials
 }
 
-// pairs are the notes of an All, by least and longest.
-type pairs [2][2]pair
+// denials says which of two parts denies.
+type denials int
+
+const (
+	neither denials = iota
+	firstDenies
+	secondDenies
+)
+
+// pairs are the notes of an All, by denied, least and longest.
+type pairs [secondDenies + 1][2][2]pair
 
 // newPairs returns nil if the parts are not two of the five.
 func newPairs(parts []part) *pairs {
@@ -431,11 +442,13 @@ func newPairs(parts []part) *pairs {
 		return nil
 	}
 	all := new(pairs)
-	for least := range all {
-		for longest := range all[least] {
-			p := &all[least][longest]
-			*p = pair{parts: parts, least: least, longest: longest}
-			p.mark.note = p
+	for denied := range all {
+		for least := range all[denied] {
+			for longest := range all[denied][least] {
+				p := &all[denied][least][longest]
+				*p = pair{parts: parts, least: least, longest: longest, denied: denials(denied)}
+				p.mark.note = p
+			}
 		}
 	}
 	return all
@@ -447,11 +460,33 @@ func (all *pairs) result(results []Result, n int, whole *Result) bool {
 	if all == nil || n > maxEvents || results[0].at != results[1].at {
 		return false
 	}
-	for i := range all[0][0].parts {
-		if !all[0][0].parts[i].plainly(&results[i], n) {
+	for i := range all[0][0][0].parts {
+		if !all[0][0][0].parts[i].plainly(&results[i], n) {
 			return false
 		}
 	}
+	whole.Allowed, whole.at, whole.n = true, results[0].at, int32(n)
+	all.sum(results, neither, whole)
+	return true
+}
+
+// denial is result of two results one of which denies, so that nothing was charged.
+func (all *pairs) denial(results []Result, whole *Result) bool {
+	denied := firstDenies
+	if results[0].Allowed {
+		denied = secondDenies
+	}
+	denier, other := &results[denied-1], &results[2-denied]
+	if !other.Allowed || other.Delay != 0 || other.mark != nil || denier.mark != nil {
+		return false
+	}
+	whole.RetryAfter, whole.at = denier.RetryAfter, int64(denier.RetryAfter)
+	all.sum(results, denied, whole)
+	return true
+}
+
+// sum is what result and denial share.
+func (all *pairs) sum(results []Result, denied denials, whole *Result) {
 	least, longest := 0, 0
 	if results[1].Remaining < results[0].Remaining {
 		least = 1
@@ -459,11 +494,10 @@ func (all *pairs) result(results []Result, n int, whole *Result) bool {
 	if results[1].ResetAfter > results[0].ResetAfter {
 		longest = 1
 	}
-	whole.Allowed, whole.Limit, whole.Remaining = true, results[least].Limit, results[least].Remaining
+	whole.Limit, whole.Remaining = results[least].Limit, results[least].Remaining
 	whole.ResetAfter, whole.period = results[longest].ResetAfter, int64(results[1-longest].ResetAfter)
-	whole.at, whole.n, whole.rate = results[0].at, int32(n), int32(results[1-least].Remaining)
-	whole.mark = &all[least][longest].mark
-	return true
+	whole.rate = int32(results[1-least].Remaining)
+	whole.mark = &all[denied][least][longest].mark
 }
 
 // plainly is whether r has charged a call for n events under the constructor's limit, at once.
@@ -478,12 +512,24 @@ func (p *pair) joined(r *Result) *joined {
 	var parts [2]Result
 	for i := range parts {
 		l := p.parts[i].core.integers
-		parts[i] = Result{Allowed: true, Limit: int(l.Burst), Remaining: int(r.rate), ResetAfter: time.Duration(r.period)}
-		parts[i].addReceipt(l, r.at, int64(p.parts[i].events(int(r.n))))
+		parts[i] = Result{Allowed: int(p.denied) != i+1, Limit: int(l.Burst), Remaining: int(r.rate), ResetAfter: time.Duration(r.period)}
+		if p.denied == neither {
+			parts[i].addReceipt(l, r.at, int64(p.parts[i].events(int(r.n))))
+		} else if !parts[i].Allowed {
+			parts[i].RetryAfter = time.Duration(r.at)
+		}
 	}
 	parts[p.least].Remaining = r.Remaining
 	parts[p.longest].ResetAfter = r.ResetAfter
 	j := join(parts[:])
-	j.charged = int(r.n)
+	j.charged, j.deniedBy = int(r.n), p.deniedBy()
 	return j
+}
+
+// deniedBy is the name of the part that denies.
+func (p *pair) deniedBy() string {
+	if p.denied == neither {
+		return ""
+	}
+	return p.parts[p.denied-1].core.policyName
 }

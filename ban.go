@@ -39,7 +39,8 @@ type Penalty struct {
 // costs a state of some 40 bytes in memory and 150 in Redis from its first denial on, for Within,
 // and for Most after a ban.
 //
-// A fallback goes around a Ban, with all answers. [Wait] asks again and again, so that its denials
+// What spares a store single calls, such as a deny cache, spares a Ban none. A fallback goes around
+// a Ban, with all answers. [Wait] asks again and again, so that its denials
 // are offenses too: use it on the limiter inside.
 type Ban struct {
 	known
@@ -73,10 +74,7 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	if len(parts) >= maxParts {
 		return nil, fmt.Errorf("%w: a Ban around an All of %d, want at most %d", ErrInvalidOption, len(parts), maxParts-1)
 	}
-	if p.Most == 0 {
-		p.Most = p.For
-	}
-	if err := p.check(); err != nil {
+	if err := p.Validate(); err != nil {
 		return nil, err
 	}
 	b := &Ban{limiter: l, parts: parts, penalty: p, opts: opts}
@@ -88,7 +86,8 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	return b, nil
 }
 
-func (p *Penalty) check() error {
+// Validate returns an error that wraps [ErrInvalidOption] unless p is within its ranges.
+func (p Penalty) Validate() error {
 	switch {
 	case p.Denials < 1 || p.Denials > mostDenials:
 		return fmt.Errorf("%w: Penalty of %d Denials, want 1 to %d", ErrInvalidOption, p.Denials, mostDenials)
@@ -96,8 +95,8 @@ func (p *Penalty) check() error {
 		return fmt.Errorf("%w: Penalty Within %v, want 1ms to 10 years, in whole microseconds", ErrInvalidOption, p.Within)
 	case p.For < time.Second || p.For > maxPeriod || p.For%time.Second != 0:
 		return fmt.Errorf("%w: Penalty For %v, want 1s to 10 years, in whole seconds", ErrInvalidOption, p.For)
-	case p.Most < p.For || p.Most > maxPeriod || p.Most%time.Microsecond != 0:
-		return fmt.Errorf("%w: Penalty of Most %v, want %v to 10 years, in whole microseconds", ErrInvalidOption, p.Most, p.For)
+	case p.Most != 0 && p.Most < p.For || p.Most > maxPeriod || p.Most%time.Microsecond != 0:
+		return fmt.Errorf("%w: Penalty of Most %v, want 0, or %v to 10 years in whole microseconds", ErrInvalidOption, p.Most, p.For)
 	}
 	return nil
 }
@@ -110,7 +109,7 @@ func (k *lockout) make(self *Ban, s store.Store, p Penalty, opts []Option) error
 	if k.limitFunc != nil || k.calls {
 		return fmt.Errorf("%w: a Ban has no limit function, no tiers and no CountCalls: give them to its limiter", ErrInvalidOption)
 	}
-	k.integers.Period, k.integers.Burst = p.Most.Microseconds(), int64(p.For/time.Second)
+	k.integers.Period, k.integers.Burst = max(p.Most, p.For).Microseconds(), int64(p.For/time.Second)
 	k.within = p.Within.Microseconds()
 	return nil
 }

@@ -2,6 +2,8 @@ package ratelimit
 
 import (
 	_ "embed"
+	"math"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -27,11 +29,11 @@ func bucketLevel(s store.State, l store.Limit, now int64) (at, whole, part int64
 	if s.Whole == 0 && s.Part == 0 {
 		return now, 0, 0
 	}
-	now = max(now, s.At)
-	whole, part = bucketConvert(s, l)
-	if s.Whole >= overdrawn { // no more than today's limit drains in 100 years
-		whole = min(whole, bucketMost(l))
+	whole, part = s.Whole, s.Part
+	if whole >= l.Burst || s.Period != l.Period {
+		whole, part = bucketConvert(s, l)
 	}
+	now = max(now, s.At)
 	w, p := flow(now-s.At, l.Rate, l.Period)
 	whole, part = subtract(whole, part, w, p, l.Period)
 	return now, whole, part
@@ -41,16 +43,18 @@ func bucketLevel(s store.State, l store.Limit, now int64) (at, whole, part int64
 // capacity is cut before time is credited: the other order would lock a key out
 // until the old level has drained.
 func bucketConvert(s store.State, l store.Limit) (whole, part int64) {
+	most := int64(math.MaxInt64)
 	if s.Whole >= l.Burst {
 		if s.Whole < overdrawn {
 			return l.Burst, 0
 		}
 		s.Whole -= overdrawn
+		most = bucketMost(l) // no more than today's limit drains in 100 years
 	}
 	if s.Period != l.Period && s.Part > 0 {
-		return s.Whole + 1, 0
+		s.Whole, s.Part = s.Whole+1, 0
 	}
-	return s.Whole, s.Part
+	return min(s.Whole, most), s.Part
 }
 
 // flow is how many events drain in dt µs, as whole + part/period.
@@ -199,12 +203,31 @@ func bucketAvailable(l store.Limit, r store.Reply) int64 {
 	return max(0, room)
 }
 
+// bucketTaken fills res with bucketReport of a call without a turn. It takes the limit by
+// pointer and calls nothing but the division, since each decision pays for it.
+func bucketTaken(l *store.Limit, r store.Reply, n, charged int64, res *Result) {
+	whole, part := bucketReply(r)
+	room := l.Burst - whole
+	if part > 0 {
+		room--
+	}
+	room = max(0, room)
+	res.Allowed, res.Limit, res.Remaining = r.OK(), int(l.Burst), int(max(0, room-charged))
+	res.ResetAfter = time.Duration(exact.MulDivUp(whole+charged, l.Period, part, l.Rate)) * time.Microsecond
+	switch {
+	case r.OK():
+	case n > l.Burst:
+		res.RetryAfter = Never
+	default:
+		res.RetryAfter = time.Duration(exact.MulDivUp(whole+n-l.Burst, l.Period, part, l.Rate)) * time.Microsecond
+	}
+}
+
 // bucketReport is what the reports of both buckets share.
 func bucketReport(l store.Limit, r store.Reply, n, charged int64) store.Report {
 	whole, part := bucketReply(r)
 	room := bucketAvailable(l, r)
-	whole += charged
-	v := store.Report{Remaining: max(0, room-charged), Reset: drainTime(whole, part, l)}
+	v := store.Report{Remaining: max(0, room-charged), Reset: drainTime(whole+charged, part, l)}
 	if !r.OK() && n > room && n <= l.Burst {
 		v.Retry = drainTime(whole+n-l.Burst, part, l)
 	}

@@ -153,9 +153,13 @@ var decisions = sync.Pool{New: func() any { return new(decision) }}
 // begin returns a decision that is to end.
 func begin(how asking, all *All) *decision {
 	d := decisions.Get().(*decision)
+	d.begin(how, all)
+	return d
+}
+
+func (d *decision) begin(how asking, all *All) {
 	d.how, d.n, d.denied, d.all, d.watched = how, 0, false, all, false
 	d.entries, d.results = d.arrays.entries[:0], d.arrays.results[:0]
-	return d
 }
 
 // add adds a limit. There are no more than maxParts.
@@ -221,8 +225,14 @@ func (d *decision) ask(ctx context.Context, a *Ask) (err error) {
 	return nil
 }
 
-// end lets go of what the decision refers to.
+// end lets d be used again.
 func (d *decision) end() {
+	d.clear()
+	decisions.Put(d)
+}
+
+// clear lets go of what the decision refers to.
+func (d *decision) clear() {
 	for i := range d.entries {
 		d.entries[i] = entry{}
 	}
@@ -230,7 +240,6 @@ func (d *decision) end() {
 		d.results[i], d.arrays.requests[i] = Result{}, store.Request{}
 	}
 	d.all, d.since = nil, time.Time{}
-	decisions.Put(d)
 }
 
 // run decides, gives back what a denial or an error leaves charged, and makes res.
@@ -283,37 +292,61 @@ func (d *decision) decideThose(ctx context.Context, vote bool) error {
 }
 
 // takePlain decides where the limits are plain: one call of their store, without a look at each
-// of them. It is the common case of an All, and takes half the time.
-func (d *decision) takePlain(ctx context.Context, key string, n int, res *Result) error {
-	parts := d.all.parts
-	requests, replies := d.arrays.requests[:len(parts)], d.replies[:len(parts)]
-	d.n, d.results = n, d.arrays.results[:len(parts)]
-	for i := range parts {
-		c, r := parts[i].core, &requests[i]
-		r.Namespace, r.Key, r.Limit, r.N = c.namespace, key, c.integers, min(int64(parts[i].events(n)), beyond)
+// of them. It is the common case of an All, and takes a third of the time.
+func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) error {
+	d := decisions.Get().(*decision)
+	requests, replies := d.arrays.requests[:len(a.parts)], d.replies[:len(a.parts)]
+	for i := range a.parts {
+		c, r := a.parts[i].core, &requests[i]
+		r.Namespace, r.Key, r.Limit, r.N = c.namespace, key, c.integers, min(int64(a.parts[i].events(n)), beyond)
 	}
-	if err := parts[0].core.joint.TakeAll(ctx, requests, replies); err != nil {
-		return err
+	err := a.parts[0].core.joint.TakeAll(ctx, requests, replies)
+	if err == nil && !(a.pairs != nil && a.takenPair(replies, n, res)) {
+		a.takenMore(ctx, d, replies, key, n, res)
 	}
+	for i := range requests {
+		requests[i] = store.Request{}
+	}
+	decisions.Put(d)
+	return err
+}
+
+// takenPair makes res of the replies to a call for n events of two limits, if the Result has
+// room for what both say.
+func (a *All) takenPair(replies []store.Reply, n int, res *Result) bool {
+	var results [2]Result
+	denied := !replies[0].OK() || !replies[1].OK()
+	for i := range results {
+		p := &a.parts[i]
+		events, charged := min(int64(p.events(n)), beyond), int64(0)
+		if !denied {
+			charged = events
+		}
+		p.core.taken(&results[i], replies[i], events, charged)
+	}
+	if denied {
+		return a.pairs.denial(results[:], res)
+	}
+	return a.pairs.result(results[:], n, res)
+}
+
+// takenMore makes res, which is zero, of any replies.
+func (a *All) takenMore(ctx context.Context, d *decision, replies []store.Reply, key string, n int, res *Result) {
+	d.begin(asking{what: take}, a)
+	defer d.clear()
 	for i := range replies {
 		d.denied = d.denied || !replies[i].OK()
 	}
-	for i := range parts {
-		charged := requests[i].N
-		if d.denied {
-			charged = 0
-		}
-		parts[i].core.result(&d.results[i], requests[i].Limit, replies[i], requests[i].N, charged)
-	}
-	if !d.denied && d.all.pairs.result(d.results, n, res) {
-		return nil
-	}
-	for i := range parts {
-		d.add(parts[i], key, n, false)
+	for i := range replies {
+		d.add(a.parts[i], key, n, false)
 		d.entries[i].decided = true
+		events, charged := min(int64(a.parts[i].events(n)), beyond), int64(0)
+		if !d.denied {
+			charged = events
+		}
+		a.parts[i].core.taken(&d.results[i], replies[i], events, charged)
 	}
 	d.result(ctx, res)
-	return nil
 }
 
 // skip passes over e, which has failed, if it is a shadow.

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -43,6 +44,7 @@ type limiter struct {
 	limitFunc  func(ctx context.Context, key string) (Limit, error)
 	tiers      map[string]Limit // that limitFunc chooses from, if it is known
 
+	quick    bool     // take asks the store by integers, and nobody else
 	optional bool     // one of these is set, so that decide goes the long way
 	keyFunc  *keyFunc // the same in a Local, so that an All can compare them
 	calls    bool     // by CountCalls
@@ -88,6 +90,7 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 // introduce lets others know lim as self.
 func (lim *limiter) introduce(self Limiter) {
 	lim.optional = lim.keyFunc != nil || lim.calls || lim.observer != nil
+	lim.quick = !lim.optional && lim.limitFunc == nil && lim.integers.Rate > 0
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Algorithm: lim.rule.Name, Name: lim.policyName, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
 		Plain: !lim.rule.Burst || see.Leased(lim.store),
@@ -157,6 +160,36 @@ const (
 	overdraw
 	takeWithin // asked for of limiters; a store is asked to take under a limit with a turn
 )
+
+// take is AllowN. The common case is decided in straight line, and all else by decide.
+func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) error {
+	if !lim.quick || n < 1 || n > maxEvents || len(key) == 0 || len(key) > maxKey || ctx.Err() != nil {
+		return lim.decide(ctx, key, n, take, nil, res)
+	}
+	r, err := lim.store.Take(ctx, lim.namespace, key, lim.integers, int64(n))
+	if err != nil {
+		return err
+	}
+	charged := int64(0)
+	if r.OK() {
+		charged = int64(n)
+	}
+	lim.taken(res, r, int64(n), charged)
+	return nil
+}
+
+// taken is result of a Take by the constructor's limit.
+func (lim *limiter) taken(res *Result, r store.Reply, n, charged int64) {
+	if !lim.rule.Burst || r.Plain() {
+		lim.result(res, lim.integers, r, n, charged)
+		return
+	}
+	bucketTaken(&lim.integers, r, n, charged, res)
+	if lim.rule == &leakyBucket && r.OK() {
+		res.Delay = time.Duration(drainTime(r.Y, r.Z, lim.integers)) * time.Microsecond
+	}
+	res.addReceipt(lim.integers, r.X, charged)
+}
 
 // decide is AllowN, AllowUpTo, Peek or Charge, by the limit given, if that is not nil. It
 // fills the caller's Result in place, which is too large to be returned through

@@ -878,49 +878,57 @@ func ExampleStatic() {
 	// Output: false 1h0m0s <nil>
 }
 
-// banning is a bucket of 5 a minute that bans a key for 15 minutes when it denies.
-type banning struct{ ratelimit.Limiter }
-
-func (b banning) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	r, err := b.Limiter.AllowN(ctx, key, n)
-	if err != nil || r.Allowed || r.RetryAfter > time.Minute/5 { // longer: it is banned already
-		return r, err
-	}
-	if _, err := ratelimit.Charge(ctx, b.Limiter, key, 15*5); err != nil {
-		return r, err
-	}
-	return b.Peek(ctx, key) // a denial, with the time until the end of the ban
-}
-
-func (b banning) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return b.AllowN(ctx, key, 1)
-}
-
-func (b banning) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
-	return ratelimit.AppendPolicies(ctx, dst, b.Limiter, key)
-}
-
-// A ban of 15 minutes after six requests at once, however often the client tries again.
-func ExampleCharge_ban() {
-	bucket, err := ratelimit.NewTokenBucket(frozenMemory(), ratelimit.PerMinute(5), ratelimit.WithName("login"))
+// A ban of 15 minutes for three denials in 10, however often the client tries again. The next one
+// within a day takes 30 minutes, and so on.
+func ExampleNewBan() {
+	store := frozenMemory()
+	bucket, err := ratelimit.NewTokenBucket(store, ratelimit.PerMinute(5), ratelimit.WithName("login"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	handler := httplimit.Middleware(banning{bucket})(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	for range 8 {
+	limiter, err := ratelimit.NewBan(bucket, store, ratelimit.Penalty{
+		Denials: 3, Within: 10 * time.Minute, // three denials in 10 minutes
+		For: 15 * time.Minute, Most: 24 * time.Hour,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	handler := httplimit.Middleware(limiter)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for range 9 {
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/login", nil))
-		fmt.Println(w.Code, w.Header().Get("Retry-After"), w.Header().Get("RateLimit-Policy"))
+		fmt.Print(w.Code, w.Header()["Retry-After"], " ")
 	}
-	// Output:
-	// 200  "login";q=5;w=60
-	// 200  "login";q=5;w=60
-	// 200  "login";q=5;w=60
-	// 200  "login";q=5;w=60
-	// 200  "login";q=5;w=60
-	// 429 912 "login";q=5;w=60
-	// 429 912 "login";q=5;w=60
-	// 429 912 "login";q=5;w=60
+	// Output: 200 [] 200 [] 200 [] 200 [] 200 [] 429 [12] 429 [12] 429 [900] 429 [900]
+}
+
+// A Ban around the limits of a login closes the door to who guesses on, for an hour and then longer.
+func ExampleNewBan_login() {
+	ctx, store := context.Background(), frozenMemory()
+	perAttempt, err := ratelimit.NewSlidingLog(store, ratelimit.Limit{Rate: 5, Period: 15 * time.Minute}, ratelimit.WithName("login"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	perAddress, err := ratelimit.NewSlidingLog(store, ratelimit.Limit{Rate: 20, Period: 15 * time.Minute}, ratelimit.WithName("login-address"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	wrong, err := ratelimit.NewAll(perAttempt, perAddress)
+	if err != nil {
+		log.Fatal(err)
+	}
+	closing, err := ratelimit.NewBan(wrong, store, ratelimit.Penalty{
+		Denials: 3, Within: 15 * time.Minute, For: time.Hour, Most: 24 * time.Hour,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 8 {
+		_, _ = closing.Allow(ctx, "192.0.2.1 ann")
+	}
+	r, err := closing.Peek(ctx, "192.0.2.1 ann")
+	fmt.Println(r, err)
+	// Output: denied (ban), retry after 1h0m0s <nil>
 }
 
 // Services on one Redis that must not share counts have prefixes of their own.

@@ -33,13 +33,13 @@ func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error
 
 // Allow is AllowN of 1.
 func (w *FixedWindow) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = w.decide(ctx, key, 1, take, nil, &res)
+	err = w.take(ctx, key, 1, &res)
 	return res, err
 }
 
 // AllowN admits and charges n events at once, or none.
 func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = w.decide(ctx, key, n, take, nil, &res)
+	err = w.take(ctx, key, n, &res)
 	return res, err
 }
 

@@ -36,13 +36,13 @@ func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error
 
 // Allow is AllowN of 1.
 func (b *LeakyBucket) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = b.decide(ctx, key, 1, take, nil, &res)
+	err = b.take(ctx, key, 1, &res)
 	return res, err
 }
 
 // AllowN admits and charges n events at once, or none.
 func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = b.decide(ctx, key, n, take, nil, &res)
+	err = b.take(ctx, key, n, &res)
 	return res, err
 }
 

@@ -27,10 +27,10 @@
 // about the answer is a limiter around a limiter. Leave out what you do not need, and keep the
 // order:
 //
-//	shadow  accesslist  throttle.Waiter  fallback  All  observe.Around   limiters around a limiter
-//	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket         the decision, with Options
-//	lease  coalesce  regions  denycache                                  stores before a store
-//	memstore  redisstore  yours                                          stores
+//	shadow  accesslist  throttle.Waiter  fallback  Ban  All  observe.Around   limiters around a limiter
+//	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket              the decision, with Options
+//	lease  coalesce  regions  denycache                                       stores before a store
+//	memstore  redisstore  yours                                               stores
 //
 // Arithmetic is in integers, time is in whole microseconds, and a denial costs nothing.
 package ratelimit

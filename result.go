@@ -119,8 +119,11 @@ func (r Result) parts() []Result {
 // DeniedBy is the name (see [Policy]) of the limit that denied, with the longest RetryAfter,
 // where several decided together. Otherwise it is "".
 func (r Result) DeniedBy() string {
-	if j, ok := r.together().(*joined); ok {
-		return j.deniedBy
+	switch note := r.together().(type) {
+	case *joined:
+		return note.deniedBy
+	case *pair:
+		return note.deniedBy()
 	}
 	return ""
 }

@@ -33,13 +33,13 @@ func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) 
 
 // Allow is AllowN of 1.
 func (g *SlidingLog) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = g.decide(ctx, key, 1, take, nil, &res)
+	err = g.take(ctx, key, 1, &res)
 	return res, err
 }
 
 // AllowN admits and charges n events at once, or none.
 func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = g.decide(ctx, key, n, take, nil, &res)
+	err = g.take(ctx, key, n, &res)
 	return res, err
 }
 

@@ -39,13 +39,13 @@ func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, e
 
 // Allow is AllowN of 1.
 func (w *SlidingWindow) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = w.decide(ctx, key, 1, take, nil, &res)
+	err = w.take(ctx, key, 1, &res)
 	return res, err
 }
 
 // AllowN admits and charges n events at once, or none.
 func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = w.decide(ctx, key, n, take, nil, &res)
+	err = w.take(ctx, key, n, &res)
 	return res, err
 }
 

@@ -36,13 +36,13 @@ func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error
 
 // Allow is AllowN of 1.
 func (b *TokenBucket) Allow(ctx context.Context, key string) (res Result, err error) {
-	err = b.decide(ctx, key, 1, take, nil, &res)
+	err = b.take(ctx, key, 1, &res)
 	return res, err
 }
 
 // AllowN admits and charges n events at once, or none.
 func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
-	err = b.decide(ctx, key, n, take, nil, &res)
+	err = b.take(ctx, key, n, &res)
 	return res, err
 }
 
@@ -69,6 +69,17 @@ var tokenBucket = store.Rule{
 
 // tokenBucketStep replies now and the tokens missing.
 func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+	if 0 < s.Whole && s.Whole < l.Burst && s.Period == l.Period && l.Before() == 0 { // in straight line
+		now = max(now, s.At)
+		w, p := flow(now-s.At, l.Rate, l.Period)
+		missing, part := subtract(s.Whole, s.Part, w, p, l.Period)
+		tokens := l.Burst - missing
+		if part > 0 {
+			tokens--
+		}
+		return store.State{At: now, Period: l.Period, Whole: missing + n, Part: part},
+			store.Reply{Outcome: store.AdmittedIf(n <= tokens), X: now, Y: missing, Z: part}
+	}
 	now, missing, part := bucketLevel(s, l, now)
 	tokens := l.Burst - missing
 	if part > 0 { // a token that is not whole yet

@@ -12,6 +12,10 @@
 //	  login:
 //	    algorithm: fixed_window
 //	    limits: [5/15m, 50/d]   # each must admit: ratelimit.NewAll; clients read login/15m and login/d
+//	    ban:                    # ratelimit.NewBan
+//	      denials: 3/10m        # so many, from the first on
+//	      for: 15m
+//	      most: 24h             # each further one lasts twice as long, up to this
 //	  search:
 //	    algorithm: token_bucket
 //	    limit: 10/s burst 20
@@ -33,7 +37,7 @@
 // [ratelimit.ParseLimit], and algorithms are those of [ratelimit.New]. Names and tiers are
 // taken as they are written, quoted or not. A name has 1 to 256 bytes and no braces.
 //
-// [Parse] checks a text completely, and [Config.Build] makes the limiters on a store.
+// [Schema] is for editors. [Parse] checks a text completely, and [Config.Build] makes the limiters on a store.
 // [Limiters.Update] lets them follow another text while they are in use.
 //
 // JSON is read as YAML, with one exception. A character beyond U+FFFF must stand in the text
@@ -103,6 +107,7 @@ type spec struct {
 	limits          []ratelimit.Limit // one, unless several
 	several         bool              // they stand under limits
 	tiers           map[string]ratelimit.Limit
+	ban             *ratelimit.Penalty // nil if there is none
 	onFailure       failure
 	instances       int // 0 unless onFailure is local
 	front           front

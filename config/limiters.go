@@ -356,7 +356,7 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ls.newLimits(s, func(i int) (ratelimit.Limiter, error) {
+	return ls.newLimits(s, front, func(i int) (ratelimit.Limiter, error) {
 		l := s.limits[i]
 		return ratelimit.New(s.algorithm, front, l, append(opts, ratelimit.WithPolicyName(s.policyName(l)))...)
 	})
@@ -364,7 +364,7 @@ func (ls *Limiters) onStore(s *spec) (*limits, error) {
 
 // inMemory makes the shares of the limits on the store.
 func (ls *Limiters) inMemory(s *spec, shared *limits) (*limits, error) {
-	return ls.newLimits(s, func(i int) (ratelimit.Limiter, error) {
+	return ls.newLimits(s, ls.local, func(i int) (ratelimit.Limiter, error) {
 		return see.Local(shared.parts[i], ls.local, s.instances)
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // limits are those of one text, on one store. They mark what they have charged, so that the
@@ -19,8 +20,9 @@ type limits struct {
 	mark              *ratelimit.Mark // owner's, on what these have charged
 }
 
-// newLimits makes a limiter of each limit, by its place in s, and one of all.
-func (ls *Limiters) newLimits(s *spec, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
+// newLimits makes a limiter of each limit, by its place in s, and one of all. Bans are kept in
+// bans.
+func (ls *Limiters) newLimits(s *spec, bans store.Store, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
 	l := &limits{spec: s, owner: ls}
 	for i := range s.limits {
 		part, err := one(i)
@@ -36,6 +38,13 @@ func (ls *Limiters) newLimits(s *spec, one func(i int) (ratelimit.Limiter, error
 			return nil, err
 		}
 		l.Limiter = all
+	}
+	if s.ban != nil {
+		ban, err := ratelimit.NewBan(l.Limiter, bans, *s.ban, ratelimit.WithName(s.name))
+		if err != nil {
+			return nil, err
+		}
+		l.Limiter = ban
 	}
 	l.mark = ratelimit.NewMark(ls, ratelimit.SourceStore, l)
 	return l, nil

@@ -28,6 +28,14 @@ const (
 	maxLimits = 16  // as many as an All takes
 )
 
+// The fields that there are. schema.json says of each what it may be.
+var (
+	limiterFields = []string{"algorithm", "limit", "limits", "tiers", "ban", "store", "on_failure", "instances"}
+	banFields     = []string{"denials", "for", "most"}
+	storeFields   = []string{"deny_cache", "coalescing", "lease"}
+	failures      = []failure{failOpen, failClosed, failLocal, failError}
+)
+
 // signs are the bytes that structure a text: each node, directive and comment needs one. A
 // node can take the library 4 KiB.
 const signs = ",:-?[{#%&*!"
@@ -245,8 +253,7 @@ func (p *parser) limiter(name, n *yaml.Node) {
 	p.specs = append(p.specs, s)
 	p.name(name, what)
 	before := len(p.errs)
-	fields := p.fields(n, what, "a mapping with the fields algorithm and limit",
-		"algorithm", "limit", "limits", "tiers", "store", "on_failure", "instances")
+	fields := p.fields(n, what, "a mapping with the fields algorithm and limit", limiterFields...)
 	if len(fields) == 0 && len(p.errs) > before {
 		return
 	}
@@ -254,6 +261,7 @@ func (p *parser) limiter(name, n *yaml.Node) {
 	read.algorithm()
 	read.limits()
 	read.tiers()
+	read.ban()
 	read.store(len(p.errs) == before)
 	read.onFailure(len(p.errs) == before)
 }
@@ -370,6 +378,70 @@ func (r *reader) tiers() {
 	}
 }
 
+// ban reads for what a key is banned, and for how long.
+func (r *reader) ban() {
+	f, found := r.fields["ban"]
+	if !found {
+		return
+	}
+	before, what := len(r.errs), r.what+"ban: "
+	fields := r.parser.fields(f.value, what, "a mapping with denials and for", banFields...)
+	in := reader{r.parser, r.spec, what, f.key, fields}
+	p := ratelimit.Penalty{For: in.duration("for", "15m", true), Most: in.duration("most", "24h", false)}
+	p.Denials, p.Within = in.denials()
+	if len(r.errs) > before {
+		return
+	}
+	if err := p.Validate(); err != nil {
+		r.fail(f.key, "%s%w", what, err)
+		return
+	}
+	r.spec.ban = &p
+	if store, found := r.fields["store"]; found {
+		r.fail(store.key, "%sstore: has no effect beside a ban, which asks the store each time", r.what)
+	}
+}
+
+// denials reads how many in which time.
+func (r *reader) denials() (n int, within time.Duration) {
+	const want = "a number and a time, such as 3/10m"
+	f, found := r.fields["denials"]
+	if !found {
+		r.fail(r.name, "%swant denials, such as 3/10m", r.what)
+		return 0, 0
+	}
+	text, ok := r.text(f.value, "denials", want)
+	if !ok {
+		return 0, 0
+	}
+	l, err := ratelimit.ParseLimit(text)
+	if err != nil || l != (ratelimit.Limit{Rate: l.Rate, Period: l.Period}) {
+		r.fail(f.value, "%sdenials: %s: want %s", r.what, quote(text), want)
+	}
+	return l.Rate, l.Period
+}
+
+// duration reads a field that is a time, 0 if there is none.
+func (r *reader) duration(field, example string, wanted bool) time.Duration {
+	f, found := r.fields[field]
+	if !found {
+		if wanted {
+			r.fail(r.name, "%swant %s, such as %s", r.what, field, example)
+		}
+		return 0
+	}
+	want := "a time, such as " + example
+	text, ok := r.text(f.value, field, want)
+	if !ok {
+		return 0
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		r.fail(f.value, "%s%s: %s: want %s", r.what, field, quote(text), want)
+	}
+	return d
+}
+
 // store reads what stands before the store. If good is true the limiter has no errors so far.
 func (r *reader) store(good bool) {
 	f, found := r.fields["store"]
@@ -377,7 +449,7 @@ func (r *reader) store(good bool) {
 		return
 	}
 	before, what := len(r.errs), r.what+"store: "
-	fields := r.parser.fields(f.value, what, "a mapping with deny_cache, coalescing or lease", "deny_cache", "coalescing", "lease")
+	fields := r.parser.fields(f.value, what, "a mapping with deny_cache, coalescing or lease", storeFields...)
 	in := reader{r.parser, r.spec, what, f.key, fields}
 	in.spec.front = front{denyCache: in.flag("deny_cache"), coalescing: in.flag("coalescing")}
 	in.lease(good && len(r.errs) == before)
@@ -434,7 +506,7 @@ func (r *reader) onFailure(good bool) {
 	if f, found := r.fields["on_failure"]; found {
 		const want = "open, closed, local or error"
 		text, ok := r.text(f.value, "on_failure", want)
-		if ok && !slices.Contains([]failure{failOpen, failClosed, failLocal, failError}, failure(text)) {
+		if ok && !slices.Contains(failures, failure(text)) {
 			r.fail(f.value, "%son_failure: %s: want %s", r.what, quote(text), want)
 			ok = false
 		}

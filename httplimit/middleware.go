@@ -45,7 +45,8 @@ import (
 // does not reach the handler. The answer is
 //
 //   - 429 with a problem of RFC 9457, which names the policies that denied
-//     ([ratelimit.PolicyAppender]), and Retry-After, unless no waiting helps;
+//     ([ratelimit.PolicyAppender]), and Retry-After, unless no waiting helps. Its type is
+//     quota-exceeded or, of a [ratelimit.Ban], abnormal-usage-detected;
 //   - 403 with a problem and no such field if a list denies ([ratelimit.SourceList]);
 //   - 503 with Retry-After if the limiter is closed by an outage ([ratelimit.SourceFailClosed]);
 //   - what [WithKeyErrorHandler] and [WithErrorHandler] say where no decision is known, and

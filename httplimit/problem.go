@@ -14,6 +14,7 @@ const (
 	problemJSON   = "application/problem+json"
 	plainText     = "text/plain; charset=utf-8"
 	quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+	abnormalUsage = "https://iana.org/assignments/http-problem-types#abnormal-usage-detected"
 	lessCapacity  = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 
 	// clientClosedRequest is for logs: the client that has gone does not read it.
@@ -33,8 +34,8 @@ func status(d *report.Decision) int {
 }
 
 // WriteProblem writes a refusal as the middleware does by default, for a [DeniedHandler]
-// that answers some requests itself. The status is 429, or 403 if a list denies
-// ([ratelimit.SourceList]), or 503 if the limiter is closed by an outage
+// that answers some requests itself. The status is 429, with a type of its own if the client is banned
+// ([ratelimit.SourceBan]), or 403 if a list denies ([ratelimit.SourceList]), or 503 if the limiter is closed by an outage
 // ([ratelimit.SourceFailClosed]). The body is that of RFC 9457.
 func WriteProblem(w http.ResponseWriter, d Decision) {
 	all := d.report(nil)
@@ -54,6 +55,9 @@ func WritePlainText(w http.ResponseWriter, d Decision) {
 // tooManyHead is what nearly all refusals begin with.
 var tooManyHead = string(appendHead(nil, quotaExceeded, http.StatusTooManyRequests, "Too many requests."))
 
+// bannedHead is what a refusal by a ban begins with.
+var bannedHead = string(appendHead(nil, abnormalUsage, http.StatusTooManyRequests, "Too many requests were refused."))
+
 // appendProblem appends the body of a refusal.
 func appendProblem(b []byte, code int, d *report.Decision, texts *policyTexts) []byte {
 	switch code {
@@ -62,7 +66,11 @@ func appendProblem(b []byte, code int, d *report.Decision, texts *policyTexts) [
 	case http.StatusServiceUnavailable:
 		b = appendHead(b, lessCapacity, code, "The service cannot check its limits now.")
 	default:
-		b = append(b, tooManyHead...)
+		head := tooManyHead
+		if d.ByBan() {
+			head = bannedHead
+		}
+		b = append(b, head...)
 	}
 	if wait, ok := report.Until(&d.Result); ok {
 		b = append(b[:len(b)-1], " Try again in "...) // before the quote

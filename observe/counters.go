@@ -269,7 +269,7 @@ func canBe(outcome string, source ratelimit.Source) bool {
 	switch source {
 	case ratelimit.SourceFailOpen, ratelimit.SourceUnlimited:
 		return outcome == outcomeAllowed
-	case ratelimit.SourceFailClosed, ratelimit.SourceDenyCache, ratelimit.SourceZeroRate:
+	case ratelimit.SourceFailClosed, ratelimit.SourceDenyCache, ratelimit.SourceZeroRate, ratelimit.SourceBan:
 		return outcome == outcomeDenied
 	}
 	return true

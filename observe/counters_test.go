@@ -104,7 +104,7 @@ func TestHeadroomIsInTenthsRoundedUp(t *testing.T) {
 func TestEachSourceIsCounted(t *testing.T) {
 	c := observe.NewCounters("")
 	owner := new(int)
-	for source := ratelimit.SourceStore; source <= ratelimit.SourceLease; source++ {
+	for source := ratelimit.SourceStore; source <= ratelimit.SourceBan; source++ {
 		for _, allowed := range []bool{true, false} {
 			r := ratelimit.Result{Allowed: allowed, Limit: 1}
 			r = r.WithMark(ratelimit.NewMark(owner, source, nil))
@@ -114,16 +114,16 @@ func TestEachSourceIsCounted(t *testing.T) {
 		}
 	}
 	s := c.Snapshot()
-	require.Len(t, s.Decisions, 18)
+	require.Len(t, s.Decisions, 20)
 	for i, d := range s.Decisions {
-		source := ratelimit.Source(i % 9)
+		source := ratelimit.Source(i % 10)
 		require.Equal(t, source.String(), d.Source)
-		require.Equal(t, map[bool]string{true: "allowed", false: "denied"}[i < 9], d.Outcome)
+		require.Equal(t, map[bool]string{true: "allowed", false: "denied"}[i < 10], d.Outcome)
 		require.Equal(t, int64(source)+1, d.Calls)
 		require.Equal(t, 3*d.Calls, d.Events)
 	}
 	require.EqualValues(t, 1+4+5+7+9, s.Headroom[0], "store, local, deny_cache, zero_rate and lease")
-	require.Len(t, observe.NewCounters("").Snapshot().Decisions, 13, "the rows that can be, before anything is counted")
+	require.Len(t, observe.NewCounters("").Snapshot().Decisions, 14, "the rows that can be, before anything is counted")
 }
 
 // Callers choose n, and a sum of several must not pass what an int64 holds.

@@ -157,7 +157,7 @@ func TestExactChargesWhatWasGranted(t *testing.T) {
 func TestExactLeavesOutWhatNoLimitHasDecided(t *testing.T) {
 	e := newExact(t, ratelimit.PerDay(1), 100)
 	owner := new(int)
-	for source := ratelimit.SourceStore; source <= ratelimit.SourceLease; source++ {
+	for source := ratelimit.SourceStore; source <= ratelimit.SourceBan; source++ {
 		r := ratelimit.Result{Limit: 1, RetryAfter: time.Second}
 		e.Decided(t.Context(), "key", 1, r.WithMark(ratelimit.NewMark(owner, source, nil)), nil, 0)
 	}

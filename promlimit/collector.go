@@ -5,7 +5,7 @@
 //	...
 //	registry.MustRegister(collector)
 //
-// These are its metrics. Counters have at most 95 series, and no label is ever a key.
+// These are its metrics. Counters have at most 97 series, and no label is ever a key.
 //
 //	ratelimit_decisions_total{limiter,outcome,source}      calls that were decided
 //	ratelimit_events_total{limiter,outcome}                the events that they asked for

@@ -111,10 +111,9 @@ func WithWeights(weights map[string]int) Option {
 // two have the same one, or an option is out of range.
 //
 // A region's share of a limit is at least one event, and the rest is by weight. Of a bucket's Burst
-// it is at least two. The shares add up to the limit. A limit that is smaller cannot be shared.
-// That is the error of a limiter's constructor, and of the call if it comes from a limit function.
-// So is a [ratelimit.SlidingLog] or a [ratelimit.LeakyBucket], which take back only events of
-// their own.
+// it is at least two. The shares add up to the limit. A limit that is smaller cannot be shared, nor
+// can a [ratelimit.SlidingLog] or a [ratelimit.LeakyBucket], which take back only events of their
+// own. That is the error of the limiter's constructor, and of each call for a limit function.
 //
 // [ratelimit.SlidingLog]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#SlidingLog
 // [ratelimit.LeakyBucket]: https://pkg.go.dev/github.com/ratelimit-go/ratelimit#LeakyBucket

@@ -94,8 +94,9 @@ type Store interface {
 	Refund(ctx context.Context, ns *Namespace, key string, l Limit, c Receipt) error
 	// Overdraw charges n events whether they fit or not. It replies as Take would, OK if
 	// they fit. In either case X of the reply is the time of the charge: At of the new
-	// state, or the new End of a log less the Period. A plain reply says that all n are charged. most is the most events that the
-	// state may then hold, at most 2^31-1: see Overdrawn of [Rule].
+	// state, or the new End of a log less the Period. A plain reply says that all n are
+	// charged. most is the most events that the state may then hold, at most 2^31-1: see
+	// Overdrawn of [Rule].
 	Overdraw(ctx context.Context, ns *Namespace, key string, l Limit, n, most int64) (Reply, error)
 	// Reset forgets key.
 	Reset(ctx context.Context, ns *Namespace, key string) error

@@ -9,19 +9,25 @@ import (
 	"strings"
 
 	"github.com/ratelimit-go/ratelimit/config"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-const checkText = `limits.yaml...
+const checkText = `[flags] limits.yaml...
 
 Check reads configuration files, in YAML or JSON, as package config does. It prints what is
 wrong, with line and column, or the names of the limiters. The exit code is 1 if something is
 wrong. The file - is standard input.
+
+With -explain it says of each limiter what it will do: the most that a key is admitted, by
+the bounds of docs/promises.md, how long a key is remembered, the share of an instance while
+the store fails, and limits that never deny.
 `
 
 // check is the command.
 func (p *program) check(_ context.Context, args []string) error {
 	flags := p.newFlags("check", checkText)
+	explained := flags.Bool("explain", false, "say what each limiter will do")
 	if err := p.parse(flags, args); err != nil {
 		return err
 	}
@@ -36,6 +42,12 @@ func (p *program) check(_ context.Context, args []string) error {
 		}
 		if !p.checkText(name, text) {
 			failed = errFindings
+			continue
+		}
+		if *explained {
+			if err := explain(p.stdout, text); err != nil {
+				return err
+			}
 		}
 	}
 	return failed
@@ -72,12 +84,15 @@ func limiterNames(c *config.Config) ([]string, error) {
 		return nil, err
 	}
 	noTier := func(context.Context, string) (string, error) { return "", nil }
-	limiters, err := c.Build(mem, config.WithTierFunc(noTier))
+	limiters, err := c.Build(elsewhere{mem}, config.WithTierFunc(noTier))
 	if err != nil {
 		return nil, err
 	}
-	return limiters.Names(), nil
+	return limiters.Names(), limiters.Close(context.Background())
 }
+
+// elsewhere is a store that is not known to be in memory, where a store block has no effect.
+type elsewhere struct{ store.Store }
 
 // split returns the errors that were joined.
 func split(err error) []error {

@@ -23,7 +23,8 @@ usage: ratelimit <command> [flags] [arguments]
 
 	replay   who would have been denied by a limit, from an access log
 	suggest  the limits that all but a few clients of a log keep to
-	check    what is wrong in a configuration file
+	check    what is wrong in a configuration file, and what its limits do
+	schema   the JSON Schema of configuration files, for editors
 	key      which limiters on Redis hold a key; forgets it on request
 	version  of this command, of the library and of Go
 
@@ -52,7 +53,7 @@ var errFindings = errors.New("findings")
 // run returns the exit code.
 func (p *program) run(ctx context.Context, args []string) int {
 	commands := map[string]func(context.Context, []string) error{
-		"replay": p.replay, "suggest": p.suggest, "check": p.check, "key": p.key,
+		"replay": p.replay, "suggest": p.suggest, "check": p.check, "schema": p.schema, "key": p.key,
 		"version": p.version, "-version": p.version, "--version": p.version,
 	}
 	name := ""

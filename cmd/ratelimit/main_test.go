@@ -57,7 +57,7 @@ func TestTheUsageOfEachCommand(t *testing.T) {
 	}
 	require.Equal(t, result{2, "", usage}, command(t, nil))
 	require.Equal(t, result{2, "", "ratelimit: no command \"play\"\n\n" + usage}, command(t, nil, "play"))
-	for _, name := range []string{"replay", "suggest", "check", "key"} {
+	for _, name := range []string{"replay", "suggest", "check", "schema", "key"} {
 		require.Contains(t, usage, "\n\t"+name+" ")
 		for _, flag := range []string{"-h", "-help", "--help"} {
 			got := command(t, nil, name, flag)
@@ -81,34 +81,40 @@ func TestTheVersion(t *testing.T) {
 
 func TestArgumentsThatMakeNoSense(t *testing.T) {
 	for args, reason := range map[string]string{
-		"replay":                               "which -limit?",
+		"replay":                               "which -limit, or -config?",
 		"replay -limit 10":                     `invalid limit: "10"`,
 		"replay -limit 10/100y":                "100y",
 		"replay -limit 10/m -limit 10/1m":      "10/m was given before",
 		"replay -limit 10/m -algorithm bucket": `no algorithm "bucket"`,
 		"replay -limit 10/m·burst·20":          "has no burst",
 		"replay -limit 1/3650d·burst·1000 -algorithm token_bucket": "100 years",
-		"replay -rate 10":                                       "-rate",
-		"replay -limit 10/m -out xml":                           `no output "xml"`,
-		"replay -limit 10/m -svg a.log":                         `-svg a.log is no .svg file`,
-		"replay -limit 10/m -format xml":                        `no format "xml"`,
-		"replay -limit 10/m -key agent":                         `no field "agent"`,
-		"replay -limit 10/m -line (":                            "missing closing )",
-		"replay -limit 10/m -line (?P<key>.)":                   "no group named time",
-		"replay -limit 10/m -line (?P<time>.)":                  "none named key",
-		"replay -limit 10/m -key a -line (?P<key>.)(?P<time>.)": "none named a",
-		"replay -limit 10/m a.log -top 3":                       "-top comes after a.log: flags come first",
-		"suggest -quantile 0":                                   "-quantile 0 is not",
-		"suggest -quantile 1.1":                                 "-quantile 1.1 is not",
-		"suggest -quantile NaN":                                 "-quantile NaN is not",
-		"suggest -periods 1s,,1h":                               `no period: ""`,
-		"suggest -periods 100y":                                 `no period: "100y"`,
-		"suggest -periods month":                                "a sliding_log has no calendar",
-		"check":                                                 "which file?",
-		"key":                                                   "which key?",
-		"key a b":                                               "which key?",
-		"key user:42 -reset":                                    "flags come first",
-		"key -redis http://localhost user:42":                   "scheme",
+		"replay -config testdata/good.yaml -limit 1/s":             "-config goes with neither",
+		"replay -config testdata/good.yaml -algorithm sliding_log": "-config goes with neither",
+		"replay -config testdata/good.yaml -out csv":               "-config goes with neither",
+		"replay -config testdata/good.yaml -svg a.svg":             "-config goes with neither",
+		"replay -config testdata/bad.yaml":                         "testdata/bad.yaml:4:12: limiter",
+		"replay -config testdata/none.yaml":                        "none.yaml: no such file",
+		"replay -rate 10":                                          "-rate",
+		"replay -limit 10/m -out xml":                              `no output "xml"`,
+		"replay -limit 10/m -svg a.log":                            `-svg a.log is no .svg file`,
+		"replay -limit 10/m -format xml":                           `no format "xml"`,
+		"replay -limit 10/m -key agent":                            `no field "agent"`,
+		"replay -limit 10/m -line (":                               "missing closing )",
+		"replay -limit 10/m -line (?P<key>.)":                      "no group named time",
+		"replay -limit 10/m -line (?P<time>.)":                     "none named key",
+		"replay -limit 10/m -key a -line (?P<key>.)(?P<time>.)":    "none named a",
+		"replay -limit 10/m a.log -top 3":                          "-top comes after a.log: flags come first",
+		"suggest -quantile 0":                                      "-quantile 0 is not",
+		"suggest -quantile 1.1":                                    "-quantile 1.1 is not",
+		"suggest -quantile NaN":                                    "-quantile NaN is not",
+		"suggest -periods 1s,,1h":                                  `no period: ""`,
+		"suggest -periods 100y":                                    `no period: "100y"`,
+		"suggest -periods month":                                   "a sliding_log has no calendar",
+		"check":                                                    "which file?",
+		"key":                                                      "which key?",
+		"key a b":                                                  "which key?",
+		"key user:42 -reset":                                       "flags come first",
+		"key -redis http://localhost user:42":                      "scheme",
 	} {
 		t.Run(args, func(t *testing.T) {
 			words := strings.Fields(args)

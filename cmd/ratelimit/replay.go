@@ -18,12 +18,15 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/config"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 const (
 	maxCounted = 1 << 20 // keys that have a count of their own: some 200 MB
 	maxStored  = 1 << 22 // keys of the limiters: some 250 MB
+
+	defaultAlgorithm = "sliding_window"
 )
 
 // replay asks limiters about the requests of a log, at the log's own time.
@@ -34,6 +37,10 @@ type replay struct {
 	top       int
 	out       string
 	svg       string
+	config    string
+
+	name   string    // of the limiter in -config
+	others []*replay // the limiters of -config: they decide in place of this one
 
 	now     time.Time // of the current request
 	store   *memstore.Store
@@ -84,7 +91,10 @@ all admit a request, and one that two of them deny counts for each. A limiter of
 library decides on each request, at the log's own time. Lines may be out of order by 16,384;
 files may be given in any order.
 
-Memory is bounded, to about 1 GB. At most 1,048,576 keys have a row of their own; further ones
+With -config each limiter of a configuration file decides on all requests by itself, as if
+nobody had a tier. What spares calls of the store and what happens while it fails do not count.
+
+Memory is bounded, to about 1 GB for each limiter. At most 1,048,576 keys have a row of their own; further ones
 are decided on, and counted together. 4,194,304 keys are kept by the limiters, those with the
 most spend.
 `
@@ -104,16 +114,33 @@ func (p *program) replay(ctx context.Context, args []string) error {
 	if err := r.openPicture(); err != nil { // before hours of reading
 		return err
 	}
-	err := r.each(flags.Args(), func(e event) error { return r.decide(ctx, e) })
+	all := r.others
+	if r.config == "" {
+		all = []*replay{r}
+	}
+	err := r.each(flags.Args(), func(e event) error {
+		for _, one := range all {
+			if err := one.decide(ctx, e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	if err != nil && r.Lines == 0 {
 		return errors.Join(err, r.draw())
 	}
-	return errors.Join(err, r.print(p.stdout), r.draw()) // what was read, even before an error
+	errs := []error{err}
+	for _, one := range all { // what was read, even before an error
+		one.logs = r.logs
+		errs = append(errs, one.print(p.stdout))
+	}
+	return errors.Join(append(errs, r.draw())...)
 }
 
 func (r *replay) flags(flags *flag.FlagSet) {
 	flags.Var(&r.limits, "limit", "`limit` of each key, such as 100/s, 5/15m or \"10/m burst 20\"; several must all admit")
-	flags.StringVar(&r.algorithm, "algorithm", "sliding_window", "`name`, one of "+strings.Join(ratelimit.Algorithms(), ", "))
+	flags.StringVar(&r.config, "config", "", "try each limiter of this `file` of package config, in place of -limit and -algorithm")
+	flags.StringVar(&r.algorithm, "algorithm", defaultAlgorithm, "`name`, one of "+strings.Join(ratelimit.Algorithms(), ", "))
 	r.form.flags(flags)
 	flags.StringVar(&r.out, "out", "text", "`form` of the report: text, json or csv")
 	flags.StringVar(&r.svg, "svg", "", "draw what was offered and denied over time into this `file`, *.svg")
@@ -122,8 +149,11 @@ func (r *replay) flags(flags *flag.FlagSet) {
 
 // prepare makes the limiter, whose time is that of the requests.
 func (r *replay) prepare() error {
-	if len(r.limits) == 0 {
-		return errors.New("which -limit?")
+	switch {
+	case len(r.limits) == 0 && r.config == "":
+		return errors.New("which -limit, or -config?")
+	case r.config != "" && (len(r.limits) > 0 || r.algorithm != defaultAlgorithm || r.svg != "" || r.out == "csv"):
+		return errors.New("-config goes with neither -limit, -algorithm, -svg nor -out csv")
 	}
 	if !slices.Contains([]string{"text", "json", "csv"}, r.out) {
 		return fmt.Errorf("no output %q: it is text, json or csv", r.out)
@@ -134,7 +164,40 @@ func (r *replay) prepare() error {
 	if err := r.form.prepare(); err != nil {
 		return err
 	}
-	var err error
+	if r.config != "" {
+		return r.prepareConfig()
+	}
+	return r.prepareLimiter()
+}
+
+// prepareConfig makes a replay of each limiter of -config.
+func (r *replay) prepareConfig() error {
+	text, err := r.program.readFile(r.config)
+	if err != nil {
+		return err
+	}
+	if _, err := config.Parse(text); err != nil {
+		return errors.New(located(r.config, split(err)[0]))
+	}
+	limiters, err := readLimiters(text)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(limiters)) {
+		l := limiters[name]
+		one := &replay{name: name, algorithm: l.Algorithm, top: r.top, out: r.out, keys: make(map[string]*tally), maxKeys: r.maxKeys}
+		if one.limits, err = l.limits(); err != nil {
+			return err
+		}
+		if err := one.prepareLimiter(); err != nil {
+			return err
+		}
+		r.others = append(r.others, one)
+	}
+	return nil
+}
+
+func (r *replay) prepareLimiter() (err error) {
 	if r.store, err = memstore.New(memstore.WithMaxKeys(maxStored), memstore.WithClock(func() time.Time { return r.now })); err != nil {
 		return err
 	}
@@ -265,11 +328,17 @@ func (r *replay) print(w io.Writer) error {
 	}
 	var b strings.Builder
 	r.printText(&b, len(denied), top)
+	if r.name != "" {
+		fmt.Fprintln(&b)
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
 func (r *replay) printText(w io.Writer, keys int, top []string) {
+	if r.name != "" {
+		fmt.Fprintf(w, "%s: ", r.name)
+	}
 	fmt.Fprintf(w, "%s, %v\n", r.algorithm, &r.limits)
 	r.summary(w, len(r.keys), r.uncounted > 0)
 	fmt.Fprintf(w, "%9d denied (%.2f %%), of %s\n", r.denied, percent(r.denied, r.Requests), r.several(keys))
@@ -324,6 +393,7 @@ type deniedKey struct {
 
 func (r *replay) printJSON(w io.Writer, keys int, top []string) error {
 	report := struct {
+		Limiter   string `json:"limiter,omitempty"`
 		Algorithm string `json:"algorithm"`
 		*logs
 		Keys       int            `json:"keys"`
@@ -336,7 +406,7 @@ func (r *replay) printJSON(w io.Writer, keys int, top []string) error {
 		Longest    float64        `json:"longest_delay_seconds"`
 		Top        []deniedKey    `json:"top"`
 	}{
-		r.algorithm, &r.logs, len(r.keys), r.uncounted, r.store.Evicted(), r.denied, r.named(r.byLimit),
+		r.name, r.algorithm, &r.logs, len(r.keys), r.uncounted, r.store.Evicted(), r.denied, r.named(r.byLimit),
 		keys, r.delayed, r.longest.Seconds(), []deniedKey{},
 	}
 	for _, key := range top {

@@ -17,13 +17,15 @@ func TestReportsOfReplay(t *testing.T) {
 	log, err := os.ReadFile("testdata/access.log")
 	require.NoError(t, err)
 	for name, args := range map[string]string{
-		"replay.txt":        "-limit 5/m",
-		"replay-two.txt":    "-limit 1/s -limit 5/m -top 2",
-		"replay-two.json":   "-limit 1/s -limit 5/m -top 2 -out json",
-		"replay-two.csv":    "-limit 1/s -limit 5/m -top -1 -out csv",
-		"replay-leaky.txt":  "-limit 5/m -algorithm leaky_bucket -top 0",
-		"replay-path.txt":   "-limit 2/m -key path",
-		"replay-nobody.txt": "-limit 2/m -key user",
+		"replay.txt":         "-limit 5/m",
+		"replay-two.txt":     "-limit 1/s -limit 5/m -top 2",
+		"replay-config.txt":  "-config testdata/whole.yaml -top 1",
+		"replay-config.json": "-config testdata/good.yaml -top 1 -out json",
+		"replay-two.json":    "-limit 1/s -limit 5/m -top 2 -out json",
+		"replay-two.csv":     "-limit 1/s -limit 5/m -top -1 -out csv",
+		"replay-leaky.txt":   "-limit 5/m -algorithm leaky_bucket -top 0",
+		"replay-path.txt":    "-limit 2/m -key path",
+		"replay-nobody.txt":  "-limit 2/m -key user",
 	} {
 		got := command(t, strings.NewReader(string(log)), append([]string{"replay"}, strings.Fields(args)...)...)
 		require.Zero(t, got.code)

@@ -105,6 +105,25 @@ func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
 	return at.time(i)
 }
 
+// Take is Step, and Add of what it admits. end is 0 if it admits nothing. In the common case no
+// event has died and the newest lives, so that all are counted at sight.
+func (g *Log) Take(l store.Limit, now, n int64) (r store.Reply, end int64) {
+	dead := max(now-l.Period, g.cutoff)
+	if !g.empty() && dead < g.firstAt && g.newest <= now && g.newest > dead && g.newest+g.period > now && g.refunded < g.number {
+		r = store.Reply{Outcome: store.Admitted, X: now, Y: eventsBetween(g.gone, g.total), Z: g.newest + l.Period - now}
+		if r.Y+n <= l.Rate {
+			g.cutoff = dead
+			g.append(now, n)
+			g.period = l.Period
+			return r, now + l.Period
+		}
+	}
+	if r = g.Step(l, now, n); r.OK() {
+		end = g.Add(l, now, n)
+	}
+	return r, end
+}
+
 // Add implements [store.Log].
 func (g *Log) Add(l store.Limit, now, n int64) (end int64) {
 	if g.empty() {

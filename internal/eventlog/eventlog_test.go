@@ -314,6 +314,47 @@ func requireBlocks(t *testing.T, g *Log) {
 	require.LessOrEqual(t, blocks, 2*(held+1)+2*64)
 }
 
+// Take is Step and Add, also where the clock goes back, limits change, events are refunded and
+// all has ended.
+func TestATakeIsAStepAndAnAdd(t *testing.T) {
+	for seed := range uint64(effort.Of(40, 400)) {
+		random := rand.New(rand.NewPCG(seed, 8))
+		one, two := new(Log), new(Log)
+		now, admitted, denied := int64(1_767_225_600_000_000), 0, 0
+		var times []int64
+		for range 400 {
+			l := store.Limit{Rate: 20 + random.Int64N(2)*50, Period: 1_000 + random.Int64N(2)*3_000*random.Int64N(2)}
+			n := 1 + random.Int64N(3)*random.Int64N(2)
+			now += random.Int64N(40)
+			switch random.IntN(40) {
+			case 0:
+				now -= random.Int64N(3_000)
+			case 1:
+				now += 2_000
+			}
+			r, end := one.Take(l, now, n)
+			want, wantEnd := two.Step(l, now, n), int64(0)
+			if want.OK() {
+				wantEnd = two.Add(l, now, n)
+				times = append(times, wantEnd-l.Period)
+				admitted++
+			} else {
+				denied++
+			}
+			require.Equal(t, want, r)
+			require.Equal(t, wantEnd, end)
+			if random.IntN(10) == 0 && len(times) > 0 {
+				c := store.Receipt{At: times[max(0, len(times)-1-random.IntN(100))], N: 1}
+				one.Refund(l, now, c)
+				two.Refund(l, now, c)
+			}
+			require.Equal(t, two, one, "the same log, seed %d", seed)
+		}
+		require.Positive(t, admitted)
+		require.Positive(t, denied)
+	}
+}
+
 // Work is bounded: a refund of any event changes at most a block for each power of 2.
 func TestARefundChangesFewBlocks(t *testing.T) {
 	g, l, now := logOf(100_000, time.Second)

@@ -37,16 +37,21 @@ func IsBucket(l ratelimit.Limiter) bool {
 
 // ByList reports whether a list of clients has denied. A list is not a limit, and waiting
 // does not help.
-func (d *Decision) ByList() bool {
+func (d *Decision) ByList() bool { return d.deniedBy(ratelimit.SourceList) }
+
+// ByBan reports whether a ban has denied.
+func (d *Decision) ByBan() bool { return d.deniedBy(ratelimit.SourceBan) }
+
+func (d *Decision) deniedBy(s ratelimit.Source) bool {
 	if d.Result.Allowed {
 		return false
 	}
 	for i := range d.Parts {
-		if part := &d.Parts[i]; !part.Allowed && part.Source() == ratelimit.SourceList {
+		if part := &d.Parts[i]; !part.Allowed && part.Source() == s {
 			return true
 		}
 	}
-	return d.Result.Source() == ratelimit.SourceList
+	return d.Result.Source() == s
 }
 
 // Counted reports whether there are numbers to report: those of limits, not of a list.

@@ -33,6 +33,7 @@ var links = map[string][]string{
 	"httplimit":        {".", "clientaddr", "store", "github.com/felixge/httpsnoop"},
 	"lease":            {"store"},
 	"observe":          {".", "store", "store/memstore"},
+	"plancache":        {"store"},
 	"ratelimittest":    {".", "store", "store/memstore"},
 	"regions":          {"store"},
 	"shadow":           {".", "clientaddr", "store"},

@@ -21,3 +21,16 @@ func TestAnAdmissionByTwoLimitsAllocatesNothing(t *testing.T) {
 		}
 	}))
 }
+
+func TestADenialByOneOfTwoLimitsAllocatesNothing(t *testing.T) {
+	two := pairOn(t, memory(t, newClock()), "token_bucket", "sliding_window")
+	all, err := ratelimit.NewAll(two...)
+	require.NoError(t, err)
+	ctx := t.Context()
+	require.True(t, allowN(t, all, 10).Allowed)
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		if r, err := all.Allow(ctx, "key"); err != nil || r.Allowed || r.DeniedBy() == "" || r.Source() != ratelimit.SourceStore {
+			t.Fatal(r, err)
+		}
+	}))
+}

@@ -24,7 +24,7 @@ func TestAnAdmissionByTwoLimitsHasTheirResults(t *testing.T) {
 				all, err := ratelimit.NewAll(together...)
 				require.NoError(t, err)
 				random, ctx := rand.New(rand.NewPCG(3, 4)), t.Context()
-				admitted := 0
+				admitted, denied := 0, 0
 				for range 300 {
 					c.Advance(time.Duration(random.IntN(400)) * time.Millisecond)
 					if random.IntN(8) == 0 { // one limit's clock is ahead of the other's
@@ -39,6 +39,8 @@ func TestAnAdmissionByTwoLimitsHasTheirResults(t *testing.T) {
 					r, err := all.AllowN(ctx, "a", n)
 					require.NoError(t, err)
 					if !r.Allowed {
+						denied++
+						requireDenial(t, r, n, together, alone)
 						continue
 					}
 					admitted++
@@ -61,9 +63,44 @@ func TestAnAdmissionByTwoLimitsHasTheirResults(t *testing.T) {
 					}
 				}
 				require.Greater(t, admitted, 40)
+				require.Greater(t, denied, 10)
 			})
 		}
 	}
+}
+
+// requireDenial checks a denial of n events by two limits. Each part is what the limit alone says
+// of them.
+func requireDenial(t *testing.T, r ratelimit.Result, n int, together, alone []ratelimit.Limiter) {
+	t.Helper()
+	require.Zero(t, r.Charged())
+	require.Len(t, r.Parts(), 2)
+	longest := ""
+	var retry time.Duration
+	for i, l := range together {
+		part := r.Parts()[i]
+		standing, err := l.Peek(t.Context(), "a") // nothing was charged
+		require.NoError(t, err)
+		want, err := alone[i].AllowN(t.Context(), "a", n)
+		require.NoError(t, err)
+		if want.Allowed {
+			require.NoError(t, alone[i].Refund(t.Context(), "a", want, n))
+			want.Limit, want.RetryAfter = standing.Limit, 0
+		}
+		require.Equal(t, want.Allowed, part.Allowed)
+		require.Equal(t, [...]any{want.Limit, standing.Remaining, want.RetryAfter, standing.ResetAfter}, [...]any{part.Limit, part.Remaining, part.RetryAfter, part.ResetAfter})
+		require.ErrorIs(t, l.Refund(t.Context(), "a", part, 1), ratelimit.ErrInvalidN)
+		if part.RetryAfter > retry {
+			policies, err := ratelimit.AppendPolicies(t.Context(), nil, l, "a")
+			require.NoError(t, err)
+			longest, retry = policies[0].Name, part.RetryAfter
+		}
+	}
+	p, q := r.Parts()[0], r.Parts()[1]
+	require.Equal(t, retry, r.RetryAfter)
+	require.Equal(t, longest, r.DeniedBy())
+	require.Equal(t, min(p.Remaining, q.Remaining), r.Remaining)
+	require.Equal(t, max(p.ResetAfter, q.ResetAfter), r.ResetAfter)
 }
 
 func TestTheResultOfTwoLimitsIsNoneOfASingleOne(t *testing.T) {

@@ -119,22 +119,56 @@ func (s *Store) Len() int { return int(s.keys.Load()) }
 // Evicted returns how many keys with spend in force were replaced by others at the cap.
 func (s *Store) Evicted() uint64 { return s.evicted.Load() }
 
-// TakeUpTo implements [store.Store]. It is Take of -n: a function shared by both would
-// cost each decision 4 ns.
-func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return s.Take(ctx, ns, key, l, -n)
-}
-
-// Take implements [store.Store].
+// Take implements [store.Store]. The common case is decided in straight line: a key whose state
+// was counted under l's Rate and Period, or with a log. All else is takeAny's.
 func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
 	}
-	rule, h, reading := ns.Rule, s.secret.hash(ns, key), s.now()
-	for {
-		t := s.root.leaf(h)
-		t.mu.Lock()
-		if !t.covers(h) { // it has just split
+	h, reading := s.secret.hash(ns, key), s.now()
+	t := s.root.leaf(h)
+	t.mu.Lock()
+	i, now := -1, max(reading, t.horizon)
+	if t.covers(h) {
+		i = t.find(h)
+	}
+	var r store.Reply
+	switch {
+	case i >= 0 && t.log(i) != nil:
+		r = t.takeFromLog(i, l, now, n)
+	case i >= 0 && t.counting(i).under(l.Rate, l.Period):
+		var next store.State
+		if next, r = ns.Rule.Step(t.slots[i].stateOf(l.Period), l, now, n); r.OK() {
+			if next.Period != l.Period { // a log begins
+				return s.takeAny(t, h, reading, ns.Rule, l, n)
+			}
+			t.slots[i].put(next)
+		}
+	default:
+		return s.takeAny(t, h, reading, ns.Rule, l, n)
+	}
+	due := t.tick() == sweepDue
+	t.mu.Unlock()
+	if due {
+		s.sweepNext(reading)
+	}
+	return r, nil
+}
+
+// TakeUpTo implements [store.Store]. It is takeAny of -n: another function shared by both would
+// cost each decision 4 ns.
+func (s *Store) TakeUpTo(_ context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if s.maxKeys == 0 {
+		return store.Reply{}, errNotMade
+	}
+	h, reading := s.secret.hash(ns, key), s.now()
+	return s.takeAny(s.lock(h), h, reading, ns.Rule, l, -n)
+}
+
+// takeAny is Take, or TakeUpTo of -n, of a key whose table t is locked, unless it has just split.
+func (s *Store) takeAny(t *table, h hash, reading int64, rule *store.Rule, l store.Limit, n int64) (store.Reply, error) {
+	for ; ; t = s.lock(h) {
+		if !t.covers(h) {
 			t.mu.Unlock()
 			continue
 		}
@@ -149,9 +183,7 @@ func (s *Store) Take(_ context.Context, ns *store.Namespace, key string, l store
 		case i < 0:
 			r, out = s.takeNew(t, h, rule, l, now, n)
 		case t.log(i) != nil:
-			if r = t.more.logs[i].Step(l, now, n); r.OK() {
-				t.addToLog(i, l, now, n)
-			}
+			r = t.takeFromLog(i, l, now, n)
 			out = t.tick()
 		default:
 			held, by := &t.slots[i], t.counting(i)
@@ -202,10 +234,19 @@ func (s *Store) Peek(_ context.Context, ns *store.Namespace, key string, l store
 	if s.maxKeys == 0 {
 		return store.Reply{}, errNotMade
 	}
-	reading, h := s.now(), s.secret.hash(ns, key)
+	h, reading := s.secret.hash(ns, key), s.now()
 	t := s.lock(h)
-	defer t.mu.Unlock()
-	return t.peek(t.find(h), ns.Rule, l, max(reading, t.horizon), n), nil
+	now := max(reading, t.horizon)
+	held := t.counted(h, l)
+	if held == nil {
+		r := t.peek(t.find(h), ns.Rule, l, now, n)
+		t.mu.Unlock()
+		return r, nil
+	}
+	state := held.stateOf(l.Period)
+	t.mu.Unlock()
+	_, r := ns.Rule.Step(state, l, now, n) // which finds what has ended
+	return r, nil
 }
 
 // fitting is how many of n events fit, or 1 if none does.

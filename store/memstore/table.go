@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/ratelimit-go/ratelimit/internal/eventlog"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -104,7 +105,12 @@ func (s *slot) setNumber(number int) {
 
 // state is the state, which was counted by c.
 func (s *slot) state(c *counting) store.State {
-	return store.State{At: s.at, Period: c.period, Whole: int64(s.whole), Part: s.part()}
+	return s.stateOf(c.period)
+}
+
+// stateOf is the state, which was counted under a limit of this Period.
+func (s *slot) stateOf(period int64) store.State {
+	return store.State{At: s.at, Period: period, Whole: int64(s.whole), Part: s.part()}
 }
 
 // end is the instant, in Unix µs, from which on the key is treated as new.
@@ -128,6 +134,19 @@ func (t *table) put(i int, st store.State, rate int64) {
 	if !t.counting(i).under(rate, st.Period) {
 		t.recount(i, rate, st.Period)
 	}
+}
+
+// counted is the slot of h, if it has a state that was counted under a limit of l's Rate and
+// Period, and else nil. t may have split.
+func (t *table) counted(h hash, l store.Limit) *slot {
+	if !t.covers(h) {
+		return nil
+	}
+	i := t.find(h)
+	if i < 0 || !t.counting(i).under(l.Rate, l.Period) || t.log(i) != nil {
+		return nil
+	}
+	return &t.slots[i]
 }
 
 // find returns the slot of h, or -1.
@@ -228,6 +247,24 @@ func (t *table) setLog(i int, log store.Log) {
 		t.more.logs = make([]store.Log, len(t.slots))
 	}
 	t.more.logs[i] = log
+}
+
+// takeFromLog decides on n events at now by the log of slot i, and adds them to it if they are
+// admitted.
+func (t *table) takeFromLog(i int, l store.Limit, now, n int64) store.Reply {
+	log := t.more.logs[i]
+	if g, ok := log.(*eventlog.Log); ok { // of the sliding log: one call in place of two
+		r, end := g.Take(l, now, n)
+		if r.OK() {
+			t.slots[i].put(store.State{At: end - l.Period, Part: l.Period})
+		}
+		return r
+	}
+	r := log.Step(l, now, n)
+	if r.OK() {
+		t.addToLog(i, l, now, n)
+	}
+	return r
 }
 
 // addToLog adds n events at now to the log of slot i.

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// file is a configuration file that package config has found to be good.
+type file struct {
+	Limiters map[string]fileLimiter `yaml:"limiters"`
+}
+
+type fileLimiter struct {
+	Algorithm string            `yaml:"algorithm"`
+	Limit     string            `yaml:"limit"`
+	Limits    []string          `yaml:"limits"`
+	Tiers     map[string]string `yaml:"tiers"`
+	Instances int               `yaml:"instances"`
+	OnFailure string            `yaml:"on_failure"`
+	Store     struct {
+		Lease string `yaml:"lease"`
+	} `yaml:"store"`
+}
+
+// readLimiters reads a text that config.Parse takes.
+func readLimiters(text []byte) (map[string]fileLimiter, error) {
+	var f file
+	err := yaml.Unmarshal(text, &f)
+	return f.Limiters, err
+}
+
+// limits are those that must all admit.
+func (l *fileLimiter) limits() ([]ratelimit.Limit, error) {
+	texts := l.Limits
+	if l.Limit != "" {
+		texts = []string{l.Limit}
+	}
+	var all []ratelimit.Limit
+	for _, text := range texts {
+		limit, err := ratelimit.ParseLimit(text)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, limit)
+	}
+	return all, nil
+}
+
+// explain says what the limiters of a good text do.
+func explain(w io.Writer, text []byte) error {
+	limiters, err := readLimiters(text)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(limiters)) {
+		l := limiters[name]
+		if err := l.explain(w, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *fileLimiter) explain(w io.Writer, name string) error {
+	fmt.Fprintf(w, "\n%s: %s\n", name, l.Algorithm)
+	all, err := l.limits()
+	if err != nil {
+		return err
+	}
+	for i, limit := range all {
+		l.explainLimit(w, "", limit)
+		for j, other := range all {
+			if i != j && neverDenies(l.Algorithm, limit, other) {
+				fmt.Fprintf(w, "    never denies: %v has denied before\n", other)
+			}
+		}
+	}
+	for _, tier := range slices.Sorted(maps.Keys(l.Tiers)) {
+		limit, err := ratelimit.ParseLimit(l.Tiers[tier])
+		if err != nil {
+			return err
+		}
+		l.explainLimit(w, "tier "+tier+": ", limit)
+		if limit == all[0] {
+			fmt.Fprintln(w, "    does nothing: it is the limit of those without a tier")
+		}
+	}
+	if len(all) > 1 {
+		fmt.Fprintf(w, "  its counters have at most 95 series in /metrics, %d of them ratelimit_denied_by_total\n", len(all))
+	} else {
+		fmt.Fprintln(w, "  its counters have at most 95 series in /metrics")
+	}
+	if life, err := time.ParseDuration(l.Store.Lease); err == nil {
+		fmt.Fprintf(w, "  a lease lives %v: it pays for a key that a process is asked for %v times in that\n", life, leaseEvents)
+	}
+	return nil
+}
+
+// leaseEvents are the events of a key in a life from which on a lease saves calls: see package lease.
+const leaseEvents = 4
+
+// explainLimit says what one limit does.
+func (l *fileLimiter) explainLimit(w io.Writer, what string, limit ratelimit.Limit) {
+	fmt.Fprintf(w, "  %s%v\n", what, limit)
+	switch {
+	case limit == ratelimit.Unlimited():
+		fmt.Fprintln(w, "    admits everything, and asks no store")
+		return
+	case limit.Rate == 0:
+		fmt.Fprintln(w, "    denies everything, and asks no store")
+		return
+	}
+	in, forgets := "any "+periodText(limit.Period), "at most "+periodText(life(l.Algorithm, limit))+" after its last event"
+	if !plain(limit) {
+		in, forgets = "the shortest of its windows", "at the end of its window"
+	}
+	fmt.Fprintf(w, "    admits up to %d events at one instant, and %d in %s; a call for more than %d never\n",
+		atOnce(limit), most(l.Algorithm, limit, limit.Period), in, atOnce(limit))
+	fmt.Fprintf(w, "    forgets a key %s\n", forgets)
+	if l.OnFailure == "local" {
+		if share, err := limit.Share(l.Instances); err == nil {
+			fmt.Fprintf(w, "    while the store fails each of %d instances admits %v\n", l.Instances, share)
+		}
+	}
+}
+
+// atOnce is the capacity: the Rate, or the Burst of a bucket.
+func atOnce(l ratelimit.Limit) int {
+	if l.Burst > 0 {
+		return l.Burst
+	}
+	return l.Rate
+}
+
+// plain is whether l has no calendar.
+func plain(l ratelimit.Limit) bool {
+	return l == ratelimit.Limit{Rate: l.Rate, Period: l.Period, Burst: l.Burst}
+}
+
+// most is how many events a limit admits at most in any interval x: docs/promises.md.
+func most(algorithm string, l ratelimit.Limit, x time.Duration) int64 {
+	rate, periods := int64(l.Rate), (int64(x)+int64(l.Period)-1)/int64(l.Period)
+	refilled := int64(float64(rate) * float64(x) / float64(l.Period))
+	switch algorithm {
+	case "fixed_window":
+		return rate * (periods + 1)
+	case "sliding_log":
+		return rate * periods
+	case "sliding_window":
+		return rate + refilled
+	}
+	return int64(atOnce(l)) + refilled
+}
+
+// neverDenies is whether other has denied before whatever l would deny.
+func neverDenies(algorithm string, l, other ratelimit.Limit) bool {
+	switch {
+	case other.Rate == 0:
+		return true
+	case l == ratelimit.Unlimited() || !plain(l) || !plain(other):
+		return false
+	}
+	switch algorithm {
+	case "token_bucket", "leaky_bucket":
+		return atOnce(other) <= atOnce(l) && float64(other.Rate)/float64(other.Period) <= float64(l.Rate)/float64(l.Period)
+	case "fixed_window":
+		if l.Period%other.Period == 0 { // the windows of other fill those of l
+			return int64(other.Rate)*int64(l.Period/other.Period) <= int64(l.Rate)
+		}
+	case "sliding_window": // an estimate, which may deny more
+		return false
+	}
+	return most(algorithm, other, l.Period) <= int64(l.Rate)
+}
+
+// life is how long the state of a key counts at most after its last event.
+func life(algorithm string, l ratelimit.Limit) time.Duration {
+	switch algorithm {
+	case "sliding_window":
+		return 2 * l.Period
+	case "token_bucket", "leaky_bucket":
+		return time.Duration(float64(l.Period) / float64(l.Rate) * float64(atOnce(l))).Round(time.Microsecond)
+	}
+	return l.Period
+}
