@@ -51,7 +51,7 @@ func TestTheDocumentedPermissionsAreThoseOfTheScripts(t *testing.T) {
 	doc, err := os.ReadFile("redisstore.go")
 	require.NoError(t, err)
 	require.Contains(t, string(doc), "//\t"+leastACL+"\n")
-	probe, err := os.ReadFile("probe.go")
+	probe, err := os.ReadFile("check_probe.go")
 	require.NoError(t, err)
 	files, err := filepath.Glob("../../scripts/*.lua")
 	require.NoError(t, err)
