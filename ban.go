@@ -295,7 +295,7 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 	if err == nil {
 		l := k.integers
 		l = l.TurnBefore(k.within + 1)
-		err = k.limiter.decide(ctx, counted, n, take, &l, &r)
+		err = k.decide(ctx, counted, n, take, &l, &r)
 	}
 	k.tell(ctx, counted, n, &r, err, since)
 	switch {

@@ -157,12 +157,12 @@ func TestDenialsCountFromTheFirstFor(t *testing.T) {
 
 // banModel is a Ban told in another way: by what has happened.
 type banModel struct {
-	p           ratelimit.Penalty
-	first, last time.Time // denials that count: they are denials many
-	denials     int
-	until       time.Time // end of the last ban
-	length      time.Duration
-	quiet       time.Time // since when nothing has happened
+	p       ratelimit.Penalty
+	first   time.Time // of the denials that count
+	denials int
+	until   time.Time // end of the last ban
+	length  time.Duration
+	quiet   time.Time // since when nothing has happened
 }
 
 func (m *banModel) left(now time.Time) time.Duration { return max(0, m.until.Sub(now)) }

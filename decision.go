@@ -296,7 +296,7 @@ func (a *All) takePlain(ctx context.Context, key string, n int, res *Result) err
 		r.Namespace, r.Key, r.Limit, r.N = c.namespace, key, c.integers, min(int64(a.parts[i].events(n)), beyond)
 	}
 	err := a.parts[0].core.joint.TakeAll(ctx, requests, replies)
-	if err == nil && !(a.pairs != nil && a.takenPair(replies, n, res)) {
+	if err == nil && (a.pairs == nil || !a.takenPair(replies, n, res)) {
 		a.takenMore(ctx, d, replies, key, n, res)
 	}
 	for i := range requests {

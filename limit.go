@@ -189,7 +189,7 @@ func (l *Limit) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// share is the part of l for each of n instances that limit on their own while their store
+// Share is the part of l for each of n instances that limit on their own while their store
 // cannot be reached. In the long run all together admit no more than l does.
 //
 // With a Burst the rate is divided exactly, and the Burst rounded up: at one instant n shares

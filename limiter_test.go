@@ -43,7 +43,6 @@ type (
 
 var (
 	algorithms = ratelimit.PerSecond(1).Algorithms()
-	start      = testkit.Start
 
 	newClock     = testkit.NewClock
 	memory       = testkit.Memory

@@ -68,7 +68,7 @@ import (
 //
 // [More]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#leases
 type Store struct {
-	leases
+	see.Leases
 	store.Store // Together
 
 	terms   terms
@@ -90,8 +90,6 @@ type Store struct {
 	jobs    []job       // to be done by workers
 	workers int
 }
-
-type leases = see.Leases // see package see
 
 const (
 	shards         = 64

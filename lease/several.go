@@ -221,7 +221,7 @@ func (d *Store) leadFor(l *lack, exact bool) bool {
 func (d *Store) takeTogether(ctx context.Context, lacks []lack, c *pending.Call[together]) {
 	replies := make([]store.Reply, len(lacks))
 	sent := d.now()
-	err, panicked := d.askTogether(ctx, lacks, replies)
+	panicked, err := d.askTogether(ctx, lacks, replies)
 	failed := err != nil || panicked != nil
 	all := !failed && allOK(lacks, replies)
 	for i := range lacks {
@@ -247,7 +247,7 @@ func (d *Store) takeTogether(ctx context.Context, lacks []lack, c *pending.Call[
 }
 
 // askTogether asks the store, and counts that.
-func (d *Store) askTogether(ctx context.Context, lacks []lack, replies []store.Reply) (err error, panicked any) {
+func (d *Store) askTogether(ctx context.Context, lacks []lack, replies []store.Reply) (panicked any, err error) {
 	requests := make([]store.Request, len(lacks))
 	for i := range lacks {
 		l := &lacks[i]
@@ -261,7 +261,7 @@ func (d *Store) askTogether(ctx context.Context, lacks []lack, replies []store.R
 			d.stats.asked.Add(1)
 		}
 	}()
-	return d.Store.TakeAll(ctx, requests, replies), nil
+	return nil, d.Store.TakeAll(ctx, requests, replies)
 }
 
 // fullAfter is the denial that the next event of l meets after r, if r admits about all there is.

@@ -168,7 +168,7 @@ type Limit struct {
 	extra int64
 }
 
-// Before, if above 0, belongs to one call, not to the key. The turn of the call's events must
+// Before belongs to one call, not to the key. If it is above 0, the turn of the call's events must
 // come sooner than so many µs from now. It is 0 if turns do not matter, and always for windows
 // and logs. A store passes it on to the rule or its script, with each Take and Request, and
 // does nothing else with it.

@@ -24,11 +24,10 @@ func TestMain(m *testing.M) {
 
 // What the tests of this package share with others.
 type (
-	clock        = ratelimittest.Clock
-	away         = testkit.Away
-	tally        = testkit.Tally
-	unreliable   = testkit.Unreliable
-	withoutJoint = testkit.WithoutJoint
+	clock      = ratelimittest.Clock
+	away       = testkit.Away
+	tally      = testkit.Tally
+	unreliable = testkit.Unreliable
 )
 
 var (
@@ -59,7 +58,6 @@ var (
 	overcharge = testkit.Overcharge
 	wait       = testkit.Wait
 	calls      = testkit.Calls
-	errGone    = testkit.ErrGone
 )
 
 // onOneKey lets l decide on one key, whatever it is asked for.

@@ -662,7 +662,6 @@ func TestLimitersThatCannotBeComparedCanBeWaitedFor(t *testing.T) {
 }
 
 func TestThousandsOfKeysHaveQueuesOfTheirOwn(t *testing.T) {
-	t.Parallel()
 	inBubble(t, "token_bucket", ratelimit.PerSecond(2), func(t *testing.T, lim ratelimit.Limiter) {
 		began := time.Now()
 		var wg sync.WaitGroup

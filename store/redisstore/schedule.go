@@ -87,14 +87,20 @@ func (p *pipeline) next(now time.Time) *trip {
 	if !made {
 		p.conns.dials.begin(now)
 	}
-	if t.calls == 0 {
-		time.AfterFunc(p.timeout, func() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.abandon(t)
-		})
-	}
+	p.watch(t)
 	return t
+}
+
+// watch abandons a trip without calls, which have ends of their own, when its time is up.
+func (p *pipeline) watch(t *trip) {
+	if t.calls > 0 {
+		return
+	}
+	time.AfterFunc(p.timeout, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.abandon(t)
+	})
 }
 
 // gathering is how long calls still wait for others although a connection is free. Far
