@@ -15,14 +15,15 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// banOnBoth runs test on memory and on Redis, by a clock that the test moves.
-func banOnBoth(t *testing.T, test func(t *testing.T, s store.Store, c *ratelimittest.Clock)) {
+// banOnAll runs test on memory, on Redis and on miniredis, by a clock that the test moves.
+func banOnAll(t *testing.T, test func(t *testing.T, s store.Store, c *ratelimittest.Clock)) {
 	t.Run("memory", func(t *testing.T) {
 		c := ratelimittest.NewClock(time.Now().Truncate(time.Hour))
 		test(t, c.Memory(t), c)
@@ -30,6 +31,10 @@ func banOnBoth(t *testing.T, test func(t *testing.T, s store.Store, c *ratelimit
 	t.Run("redis", func(t *testing.T) {
 		c := ratelimittest.NewClock(time.Now().Truncate(time.Hour))
 		test(t, redisServer(t, redisstore.WithClock(c.Now)), c)
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		c := ratelimittest.NewClock(time.Now().Truncate(time.Hour))
+		test(t, onRedis(t, redistest.Mini(t).Client(t), redisstore.WithClock(c.Now)), c)
 	})
 }
 
@@ -54,7 +59,7 @@ func bannedFor(d time.Duration) func(*testing.T, ratelimit.Result) {
 }
 
 func TestABanBeginsWithTheLastDenialAndStands(t *testing.T) {
-	banOnBoth(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		window := newLimiter(t, "fixed_window", s, ratelimit.PerMinute(2))
 		b := newBan(t, window, s, quarter)
 		require.True(t, allow(t, b, "key").Allowed)
@@ -86,7 +91,7 @@ func TestABanBeginsWithTheLastDenialAndStands(t *testing.T) {
 
 // The clients that a ban is for ask with many connections.
 func TestOfSixtyDenialsAtOnceOneBanBegins(t *testing.T) {
-	banOnBoth(t, func(t *testing.T, s store.Store, _ *ratelimittest.Clock) {
+	banOnAll(t, func(t *testing.T, s store.Store, _ *ratelimittest.Clock) {
 		p := quarter
 		p.Most = 24 * time.Hour
 		b := newBan(t, newLimiter(t, "token_bucket", s, ratelimit.PerMinute(2)), s, p)
@@ -112,7 +117,7 @@ func TestOfSixtyDenialsAtOnceOneBanBegins(t *testing.T) {
 }
 
 func TestBansGrowAndAreForgotten(t *testing.T) {
-	banOnBoth(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		b := newBan(t, ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil), s,
 			ratelimit.Penalty{Denials: 2, Within: time.Minute, For: 15 * time.Minute, Most: 2 * time.Hour})
 		offend := func() ratelimit.Result {
@@ -139,7 +144,7 @@ func TestBansGrowAndAreForgotten(t *testing.T) {
 }
 
 func TestDenialsCountFromTheFirstFor(t *testing.T) {
-	banOnBoth(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		b := newBan(t, ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil), s, quarter)
 		for range 5 { // two in a minute are none too many
 			allow(t, b, "key")
@@ -189,34 +194,68 @@ func (m *banModel) strike(now time.Time, n int) {
 	}
 }
 
-func TestBothStoresBanAsAModelDoes(t *testing.T) {
-	banOnBoth(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
-		for trace := range effort.Of(20, 200) {
+// expect is what a call finds that has been told to the model.
+func (m *banModel) expect(t *testing.T, r ratelimit.Result, now time.Time) {
+	t.Helper()
+	require.Equal(t, m.left(now) == 0, r.Source() != ratelimit.SourceBan)
+	if m.left(now) > 0 {
+		bannedFor(m.left(now))(t, r)
+	}
+}
+
+// The times are minutes, so that a server does not forget by its own clock what the test has not
+// yet looked at.
+func TestEachStoreBansAsAModelDoes(t *testing.T) {
+	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+		for trace := range effort.Of(10, 100) {
 			rng := rand.New(rand.NewPCG(7, uint64(trace)))
-			p := ratelimit.Penalty{
-				Denials: 1 + rng.IntN(4), Within: time.Duration(1+rng.IntN(60)) * time.Second, For: time.Duration(1+rng.IntN(60)) * time.Second,
-			}
-			p.Most = p.For + time.Duration(rng.IntN(300))*time.Second
-			b := newBan(t, ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil), s, p, ratelimit.WithName(fmt.Sprint("trace", trace)))
+			some := func() time.Duration { return time.Duration(1+rng.IntN(60)) * time.Minute }
+			p := ratelimit.Penalty{Denials: 1 + rng.IntN(4), Within: some(), For: some()}
+			p.Most = p.For + time.Duration(rng.IntN(300))*time.Minute
+			denier := ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil)
+			b := newBan(t, denier, s, p, ratelimit.WithName(fmt.Sprint("trace", trace)))
 			m := &banModel{p: p}
-			for step := range 60 {
-				n := 1 + rng.IntN(2)
-				m.strike(c.Now(), n)
-				r, err := b.Strike(t.Context(), "key", n)
-				require.NoError(t, err)
-				require.Equal(t, m.left(c.Now()), r.RetryAfter, "trace %d, step %d, %+v", trace, step, p)
-				require.Equal(t, r.RetryAfter == 0, r.Allowed)
-				if rng.IntN(3) == 0 {
-					c.Advance(m.left(c.Now())) // the very end
-				} else {
-					c.Advance(time.Duration(rng.Int64N(int64(p.Most))).Truncate(time.Microsecond))
-				}
-				if m.left(c.Now()) > 0 {
-					require.Equal(t, m.left(c.Now()), peek(t, b, "key").RetryAfter)
-				}
+			for range 60 {
+				banAsAModel(t, b, m, c, rng)
 			}
 		}
 	})
+}
+
+// banAsAModel makes one call, and lets time pass.
+func banAsAModel(t *testing.T, b *ratelimit.Ban, m *banModel, c *ratelimittest.Clock, rng *rand.Rand) {
+	switch n := 1 + rng.IntN(2); rng.IntN(8) {
+	case 0:
+		require.NoError(t, b.Reset(t.Context(), "key"))
+		*m = banModel{p: m.p}
+	case 1, 2:
+		m.strike(c.Now(), 1)
+		m.expect(t, allow(t, b, "key"), c.Now()) // denied by the limit or, from this denial on, by the ban
+	default:
+		counts := m.left(c.Now()) == 0
+		m.strike(c.Now(), n)
+		r, err := b.Strike(t.Context(), "key", n)
+		require.NoError(t, err)
+		m.expect(t, r, c.Now())
+		if counts && rng.IntN(3) == 0 { // a reading that comes late
+			late := time.Duration(1+rng.IntN(3600e6)) * time.Microsecond
+			c.Advance(-late)
+			r = peek(t, b, "key")
+			c.Advance(late)
+			m.expect(t, r, c.Now())
+		}
+	}
+	switch left := m.left(c.Now()); {
+	case left > 0 && rng.IntN(3) == 0:
+		c.Advance(left - time.Microsecond)
+		bannedFor(time.Microsecond)(t, peek(t, b, "key"))
+		c.Advance(time.Microsecond)
+	case rng.IntN(4) == 0: // the very end of something
+		c.Advance([]time.Duration{m.p.Within, m.p.Within - time.Microsecond, m.p.Most, m.p.Most - time.Microsecond}[rng.IntN(4)])
+	default:
+		c.Advance(time.Duration(rng.Int64N(int64(m.p.Most))).Truncate(time.Microsecond))
+	}
+	m.expect(t, peek(t, b, "key"), c.Now())
 }
 
 // A ban, and the limits of an All behind it, are one script.
@@ -279,7 +318,7 @@ func (s *banCalls) TakeAll(ctx context.Context, requests []store.Request, replie
 }
 
 func TestWhatAsksABannedKey(t *testing.T) {
-	banOnBoth(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		bucket := newLimiter(t, "leaky_bucket", s, ratelimit.PerMinute(60))
 		b := newBan(t, bucket, s, quarter)
 		r, err := b.Strike(t.Context(), "key", 2)

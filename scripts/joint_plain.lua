@@ -1,5 +1,5 @@
 -- The plain case of joint.lua, as plain.lua is that of driver.lua: all keys are plain, and
--- none is of a shadow or a look. The lines of each rule stand in place of the word STEP.
+-- none is of a shadow, a look or a gate. The lines of each rule stand in place of the word STEP.
 if ARGV[1] == 'take' and rawget(_G, 'struct') then
   local call, floor, ceil, min = redis.call, math.floor, math.ceil, math.min
   local now, replies, states, lives, all = tonumber(ARGV[2 + 5 * #KEYS]), {}, {}, {}, true
@@ -10,7 +10,7 @@ if ARGV[1] == 'take' and rawget(_G, 'struct') then
   for i, key in ipairs(KEYS) do
     local a = 5 * i - 3
     local rule, rate, period, burst, n = ARGV[a], ARGV[a + 1] + 0, tonumber(ARGV[a + 2]), ARGV[a + 3] + 0, ARGV[a + 4] + 0
-    if not period or n <= 0 then
+    if not period or n < 1 then
       break
     end
     local value = call('GET', key)

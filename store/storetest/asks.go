@@ -8,23 +8,43 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // decidedByTheCall is a check: of limits that are chosen by the call, those that are asked for
 // events are charged together or not at all. A shadow is charged with them if it fits, and a
 // look never.
-func decidedByTheCall(t testing.TB, s *suite, _ algorithm) {
+func decidedByTheCall(t testing.TB, s *suite, _ algorithm) { askTogether(t, s, false) }
+
+// decidedByGates is a check: the same, where looks are gates. One that denies keeps all from
+// being charged, and none is charged itself.
+func decidedByGates(t testing.TB, s *suite, _ algorithm) { askTogether(t, s, true) }
+
+// gates is a store to which each look is a gate.
+type gates struct{ store.Store }
+
+func (g gates) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	for i := range requests {
+		requests[i].Gate = requests[i].N == 0
+	}
+	return g.Store.TakeAll(ctx, requests, replies)
+}
+
+func askTogether(t testing.TB, s *suite, gated bool) {
 	for seed := range uint64(20) {
 		b, rng := s.bench(t), rand.New(rand.NewPCG(seed, 11))
 		if !b.store.Together("key", "key") {
 			return
+		}
+		if gated {
+			b.store = gates{b.store}
 		}
 		var limits []pair
 		for i := range 2 + rng.IntN(3) {
 			limits = append(limits, pairs(t, b, s.algorithms[rng.IntN(len(s.algorithms))].name, limitOf(rng), ratelimit.WithName(fmt.Sprint(i))))
 		}
 		for i := range 30 {
-			if err := decideByTheCall(limits, rng); err != nil {
+			if err := decideByTheCall(limits, gated, rng); err != nil {
 				t.Fatalf("seed %d, call %d: %v", seed, i, err)
 			}
 			b.advance(time.Duration(rng.Int64N(int64(20 * time.Minute))))
@@ -33,7 +53,7 @@ func decidedByTheCall(t testing.TB, s *suite, _ algorithm) {
 }
 
 // decideByTheCall asks some of limits for some events, and each of the reference alone.
-func decideByTheCall(limits []pair, rng *rand.Rand) error {
+func decideByTheCall(limits []pair, gated bool, rng *rand.Rand) error {
 	ctx, fits, votes := context.Background(), true, false
 	var asks []ratelimit.Ask
 	var rooms []ratelimit.Result
@@ -45,6 +65,9 @@ func decideByTheCall(limits []pair, rng *rand.Rand) error {
 		}
 		if a.N > 0 && !a.Shadow {
 			fits, votes = fits && r.Remaining >= a.N, true
+		}
+		if a.N == 0 && gated {
+			fits = fits && r.Allowed
 		}
 		asks, rooms = append(asks, a), append(rooms, r)
 	}

@@ -114,6 +114,7 @@ var checksOfStores = []check{
 	{"equal keys share a bucket, and only equal ones", keysAreExact},
 	{"several limits are charged together or not at all", decidedTogether},
 	{"shadows and looks have no say in what is charged together", decidedByTheCall},
+	{"a gate that denies keeps all from being charged", decidedByGates},
 	{"several limits have their turns in time or are not charged", turnsTogether},
 }
 

@@ -465,6 +465,24 @@ var planted = []struct {
 			return m.TakeAll(background, requests, replies)
 		}}
 	}, "stores"},
+	{"of several requests, a gate has no say", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			for i := range requests {
+				requests[i].Gate = false
+			}
+			return m.TakeAll(background, requests, replies)
+		}}
+	}, "stores"},
+	{"of several requests, a gate charges an event", func(m *reference) store.Store {
+		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
+			for i := range requests {
+				if requests[i].Gate {
+					requests[i].N = 1
+				}
+			}
+			return m.TakeAll(background, requests, replies)
+		}}
+	}, "stores"},
 	{"of several requests, shadows are not charged", func(m *reference) store.Store {
 		return &wrong{reference: m, all: func(m *reference, requests []store.Request, replies []store.Reply) error {
 			for i := range requests {
