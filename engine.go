@@ -93,7 +93,7 @@ func (lim *limiter) introduce(self Limiter) {
 	lim.optional = lim.keyFunc != nil || lim.calls || lim.observer != nil
 	lim.quick = !lim.optional && lim.limitFunc == nil && lim.integers.Rate > 0
 	lim.known = see.NewCore(self, see.Known[Limiter]{
-		Algorithm: lim.rule.Name, Name: lim.policyName, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
+		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
 		Plain: !lim.rule.Burst || see.Leased(lim.store),
 		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
 	})
@@ -115,6 +115,9 @@ func coreOf(l Limiter) *limiter {
 // rate and burst. No name can be taken for a rate, which has no "=".
 func (lim *limiter) identity() string {
 	period := strconv.FormatInt(lim.integers.Period, 10)
+	if lim.rule.AnyPeriod {
+		period = "any"
+	}
 	if c := lim.integers.Calendar(); c != nil { // such as month/31/America/Sao_Paulo
 		period = fmt.Sprintf("%v/%d/%s", c.Unit(), c.From(), c.Zone())
 	}
@@ -354,7 +357,11 @@ func (lim *limiter) read(l Limit, err error) (store.Limit, error) {
 	if l == (Limit{}) || l == lim.limit {
 		return lim.integers, nil
 	}
-	return integers(lim.rule, l)
+	i, err := integers(lim.rule, l)
+	if lim.rule.AnyPeriod {
+		i.Period = lim.integers.Period
+	}
+	return i, err
 }
 
 // integers checks l for an algorithm and returns it as stores read it.
@@ -395,6 +402,13 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 	of := func(l Limit) (Limit, error) {
 		if lim.rule.Burst && l.Burst == 0 && l.Rate > 0 { // or else a share is rounded down
 			l.Burst = l.Rate
+		}
+		if lim.rule.AnyPeriod { // a slot is whole
+			if instances < 1 {
+				return l, fmt.Errorf("%w: %d instances", ErrInvalidLimit, instances)
+			}
+			l.Rate = max(min(l.Rate, 1), l.Rate/instances)
+			return l, nil
 		}
 		l, err := l.Share(instances)
 		if err == nil {

@@ -188,6 +188,9 @@ type Policy struct {
 	// Burst·Period/Rate in whole µs, rounded up. It is 0 for Unlimited, a Rate of 0, and
 	// calendars.
 	Window time.Duration
+	// Unit is what the Quota counts, "" for requests. It is "concurrent-requests" for slots that
+	// are held (package inflight), which have no Window.
+	Unit string
 }
 
 // PolicyAppender is a [Limiter] that can say which policies it enforces. All of this module
@@ -234,11 +237,11 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 
 // policyOf is the policy by limit l, which is integers to the store.
 func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
-	p := Policy{Name: lim.policyName, Limit: l, Quota: int(integers.Burst), Window: l.Period}
+	p := Policy{Name: lim.policyName, Limit: l, Quota: int(integers.Burst), Window: l.Period, Unit: lim.rule.Unit}
 	switch {
 	case l == Unlimited():
 		p.Quota, p.Window = maxEvents, 0
-	case l.Rate == 0 || l.calendar != nil:
+	case l.Rate == 0 || l.calendar != nil || lim.rule.AnyPeriod:
 		p.Window = 0
 	case lim.rule.Burst:
 		p.Window = time.Duration(drainTime(integers.Burst, 0, integers)) * time.Microsecond

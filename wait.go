@@ -41,6 +41,9 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if err := store.CheckCall(ctx, key, n); err != nil {
 		return Result{}, err
 	}
+	if see.Held(l) {
+		return Result{}, errHeld
+	}
 	kind := kindOf(l)
 	call, ok := queue.Enter(l, key, n, kind, end(ctx))
 	if !ok {
@@ -87,6 +90,9 @@ func patience(ctx context.Context, trip time.Duration) time.Duration {
 	}
 	return queue.Forever
 }
+
+// errHeld: the RetryAfter of a slot is the end of its life, and it is given back long before.
+var errHeld = fmt.Errorf("%w: nobody can wait for slots (package inflight): ask again after a pause", ErrInvalidOption)
 
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l Limiter) queue.Kind {

@@ -58,6 +58,9 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	if s.calls == nil {
 		return unmade.Err
 	}
+	if rule.Held {
+		return fmt.Errorf("%w: calls of %s are not joined: each slot has a number of its own", store.ErrInvalidOption, rule.Name)
+	}
 	return s.Store.Prepare(rule, l, fixed)
 }
 

@@ -110,6 +110,9 @@ func (s *Store) Prepare(rule *store.Rule, l store.Limit, fixed bool) error {
 	if s.denials == nil {
 		return unmade.Err
 	}
+	if rule.Held {
+		return fmt.Errorf("%w: denials of %s are not kept: a slot may be given back at any time", store.ErrInvalidOption, rule.Name)
+	}
 	return s.Store.Prepare(rule, l, fixed)
 }
 

@@ -210,6 +210,14 @@ type Rule struct {
 	Burst bool
 	// LastOnly says that Refund gives back only the last events that were charged.
 	LastOnly bool
+	// AnyPeriod says that the Period is no part of where a limiter counts: limits that differ in
+	// it share the states of their keys. A limit of one key has the Period of the constructor's.
+	AnyPeriod bool
+	// Held says that a Refund makes room for others at any time, as of slots that are held. So no
+	// denial can be kept, and no event be taken for others. Stores in front refuse the rule.
+	Held bool
+	// Unit is what the Rate counts, as of qu in the RateLimit-Policy field of HTTP; "" of requests.
+	Unit string
 
 	// What the rule's replies mean: Available, Report and After are for the methods of [Reply]
 	// of these names. They see no plain reply.

@@ -78,6 +78,7 @@ func Sleeping[L any](l L) (found L, ok bool) { return First[interface{ sleeps() 
 type Known[L any] struct {
 	Algorithm   string // by its name; "" of several limits
 	Name        string // of its policy
+	Held        bool   // whether it counts slots that are held: see store.Rule
 	UsesContext bool   // whether a function of a limit or of a key gets the contexts of calls
 	Plain       bool   // whether it admits what fits now, and nothing that would later
 	// Local makes what stands in for the limiter in one of so many instances while their store
@@ -170,6 +171,21 @@ func ByKey[L any](l L) bool {
 		}
 	}
 	return true
+}
+
+// Held reports whether l, or a limiter inside, counts slots that are held. Nothing says when one
+// of them will be free.
+func Held[L any](l L) bool {
+	k := Of(l)
+	if k != nil && k.Algorithm != "" { // a single limit
+		return k.Held
+	}
+	for _, inner := range Inside(l) {
+		if Held(inner) {
+			return true
+		}
+	}
+	return false
 }
 
 // IgnoresContext reports whether l is known not to use the context. It does not look into

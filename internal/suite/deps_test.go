@@ -31,6 +31,7 @@ var links = map[string][]string{
 	"denycache":        {"store"},
 	"fallback":         {".", "store", "store/memstore", "github.com/sony/gobreaker/v2"},
 	"httplimit":        {".", "clientaddr", "store", "github.com/felixge/httpsnoop"},
+	"inflight":         {".", "store", "store/memstore"},
 	"lease":            {"store"},
 	"observe":          {".", "store", "store/memstore"},
 	"ratelimittest":    {".", "store", "store/memstore"},

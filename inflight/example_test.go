@@ -1,0 +1,81 @@
+package inflight_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// A user has two exports at once.
+func Example() {
+	store, err := memstore.New() // or a redisstore.Store, for several processes
+	if err != nil {
+		log.Fatal(err)
+	}
+	exports, err := inflight.New(store, 2, time.Minute, ratelimit.WithName("exports"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	export := func() *inflight.Slot {
+		slot, r, err := inflight.Hold(context.Background(), exports, "user:42", 1)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(r.Allowed, r.Remaining)
+		return slot
+	}
+	first, second := export(), export()
+	export()
+	first.Release()
+	third := export()
+	second.Release()
+	third.Release()
+	// Output:
+	// true 1
+	// true 0
+	// false 0
+	// true 0
+}
+
+// What a supplier of a language model allows: requests and tokens a minute, and requests at once.
+// They are decided together. The tokens are settled when they are known.
+func ExampleHold_all() {
+	store, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	requests, err := ratelimit.NewTokenBucket(store, ratelimit.PerMinute(60), ratelimit.WithName("requests"), ratelimit.CountCalls())
+	if err != nil {
+		log.Fatal(err)
+	}
+	tokens, err := ratelimit.NewTokenBucket(store, ratelimit.PerMinute(90_000), ratelimit.WithName("tokens"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	atOnce, err := inflight.New(store, 8, time.Minute, ratelimit.WithName("at_once"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	model, err := ratelimit.NewAll(requests, tokens, atOnce)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	slot, r, err := inflight.Hold(ctx, model, "org:7", 1200) // one request, 1,200 tokens, one slot
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer slot.Release()
+	for _, part := range r.Parts() {
+		fmt.Println(part.Remaining, "of", part.Limit)
+	}
+	// Output:
+	// 59 of 60
+	// 88800 of 90000
+	// 7 of 8
+}

@@ -1,0 +1,89 @@
+-- In flight. Twin of rule.go.
+-- KEYS, ARGV: see driver.lua. limit.before of within is the number of a slot to be renewed.
+-- Reply: x the number of the slot, or RetryAfter of a denial; y the slots that are held;
+-- z ResetAfter.
+--
+-- The value is a sorted set. Its members are the numbers of the slots, and the scores are
+-- their ends, in Unix µs. The member 'last' has the last number that was given, with a minus
+-- sign, so that no range of ends has it.
+
+local available, refund
+
+local function text(number)
+  return format('%.0f', number)
+end
+
+-- score is the score of a member, or nil. It fails if that is not a time in µs.
+local function score(key, member)
+  local s = call('ZSCORE', key, member)
+  if s then
+    s = tonumber(s)
+    if s % 1 ~= 0 or s >= 2 * FAR or s <= -2 * FAR then
+      error('ratelimit: the value of the key is not a set of slots')
+    end
+  end
+  return s or nil
+end
+
+-- ending returns the end of the slot that ends after all others but so many.
+local function ending(key, command, from, to, skip)
+  local range = call(command, key, from, to, 'WITHSCORES', 'LIMIT', skip, 1)
+  return range[2] and tonumber(range[2])
+end
+
+-- plan decides on n slots of a key, and returns the reply and what commit has to write. A slot
+-- that is renewed keeps its place, whatever the limit is.
+local function plan(key, l, now, callers, n)
+  local held = call('ZCOUNT', key, '(' .. text(now), '+inf')
+  local longest = held > 0 and ending(key, 'ZREVRANGEBYSCORE', '+inf', '(' .. text(now), 0) or now
+  local last = score(key, 'last')
+  local slots = { now = now, till = now + l.period, longest = max(longest, now + l.period), stale = last and true }
+  if l.before then
+    local till = score(key, text(l.before))
+    if till and till > now then
+      slots.first, slots.n, slots.renewed = l.before, 1, true
+      return true, l.before, held - 1, longest - now, slots
+    end
+  end
+  slots.first, slots.n = max(now, 1 - (last or 0)), n
+  if held + n <= l.rate or op == 'charge' then
+    return held + n <= l.rate, slots.first, held, longest - now, slots
+  end
+  local x = now
+  if n <= l.rate then
+    x = ending(key, 'ZRANGEBYSCORE', '(' .. text(now), '+inf', held + n - l.rate - 1) - now
+  end
+  return false, x, held, longest - now
+end
+
+-- commit writes what plan returned.
+local function commit(key, p)
+  if p.renewed then
+    call('ZADD', key, text(p.till), text(p.first))
+  else
+    local args = {}
+    for i = 0, p.n - 1 do
+      args[2 * i + 1], args[2 * i + 2] = text(p.till), text(p.first + i)
+    end
+    call('ZADD', key, text(-(p.first + p.n - 1)), 'last', _G.unpack(args))
+    if p.stale then
+      call('ZREMRANGEBYSCORE', key, '0', text(p.now))
+    end
+  end
+  call('PEXPIRE', key, text(ceil((p.longest - p.now) / 1000)))
+end
+
+if op == 'upto' then
+  function available(l, _, held)
+    return max(0, l.rate - held)
+  end
+elseif op == 'refund' then
+  function refund(key, l, now, c)
+    for i = 0, c.n - 1 do
+      call('ZREM', key, text(c.at + i))
+    end
+    if call('ZCOUNT', key, '(' .. text(now), '+inf') == 0 then
+      call('DEL', key)
+    end
+  end
+end

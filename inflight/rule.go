@@ -1,0 +1,190 @@
+package inflight
+
+import (
+	_ "embed"
+	"encoding/binary"
+	"math"
+	"slices"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+//go:embed inflight.lua
+var inflightLua string
+
+// rule counts slots. Each has a number, in the order of their taking, and an end. A key keeps
+// them in a log: its State is always that of a new key.
+//
+// The Rate of a limit is how many there are, and the Period how long one is held unless it is
+// renewed. The number of a slot is the time of its taking, or the next one that is free. A
+// Before is the number of a slot to be renewed.
+var rule = ratelimit.NewRule(store.Rule{
+	Name:      Algorithm,
+	AnyPeriod: true,
+	Held:      true,
+	Unit:      "concurrent-requests",
+	Step: func(_ store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+		return store.State{}, new(slots).Step(l, now, n)
+	},
+	Available: func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
+	Report:    report,
+	After: func(r store.Reply, n int64) store.Reply {
+		r.Y += n
+		return r
+	},
+	Refund:   func(s store.State, _ store.Limit, _ int64, _ store.Receipt) store.State { return s },
+	TTL:      func(s store.State, _ store.Limit) int64 { return s.Period },
+	Used:     func(s store.State, _, _ int64) int64 { return s.Whole },
+	NewLog:   func(store.State) store.Log { return new(slots) },
+	ParseLog: parse,
+}, inflightLua)
+
+func report(l store.Limit, r store.Reply, _, charged int64) store.Report {
+	v := store.Report{Remaining: max(0, l.Rate-r.Y-charged), Retry: r.X, Reset: r.Z}
+	if charged > 0 {
+		v.Reset = max(r.Z, l.Period)
+	}
+	return v
+}
+
+// slots are those of a key.
+type slots struct {
+	last int64  // the last number given; 0 if none was
+	all  []slot // in the order of their numbers; some may have ended
+}
+
+type slot struct{ number, end int64 }
+
+// Step replies the number of the first slot, how many are held, and ResetAfter. Of a denial it
+// replies RetryAfter in place of the number.
+func (s *slots) Step(l store.Limit, now, n int64) store.Reply {
+	r := store.Reply{X: s.next(now)}
+	longest := now
+	for _, one := range s.all {
+		if one.end > now {
+			r.Y++
+			longest = max(longest, one.end)
+		}
+	}
+	r.Z = longest - now
+	if i, held := s.find(l.Before()); held && s.all[i].end > now {
+		r.X, r.Outcome = l.Before(), store.Admitted
+		r.Y-- // it is one of those that are held
+		return r
+	}
+	r.Outcome = store.AdmittedIf(r.Y+n <= l.Rate)
+	switch {
+	case r.OK():
+	case n > l.Rate:
+		r.X = now
+	default:
+		r.X = s.after(now, r.Y+n-l.Rate) - now
+	}
+	return r
+}
+
+// next is the number of the next slot that is taken.
+func (s *slots) next(now int64) int64 {
+	if s.last == 0 {
+		return now
+	}
+	return max(now, s.last+1)
+}
+
+// find returns the place of a slot.
+func (s *slots) find(number int64) (int, bool) {
+	if number <= 0 || number > s.last {
+		return 0, false
+	}
+	return slices.BinarySearchFunc(s.all, number, func(one slot, number int64) int { return int(one.number - number) })
+}
+
+// after is when the first n of those that are held will have ended.
+func (s *slots) after(now, n int64) int64 {
+	if n == 1 {
+		first := int64(math.MaxInt64)
+		for _, one := range s.all {
+			if one.end > now {
+				first = min(first, one.end)
+			}
+		}
+		return first
+	}
+	ends := make([]int64, 0, len(s.all))
+	for _, one := range s.all {
+		if one.end > now {
+			ends = append(ends, one.end)
+		}
+	}
+	slices.Sort(ends)
+	return ends[n-1]
+}
+
+// Add takes n slots, or renews one.
+func (s *slots) Add(l store.Limit, now, n int64) (end int64) {
+	if i, held := s.find(l.Before()); held && s.all[i].end > now {
+		s.all[i].end = now + l.Period
+		return s.End()
+	}
+	first := s.next(now)
+	s.all = slices.DeleteFunc(s.all, func(one slot) bool { return one.end <= now })
+	for i := range n {
+		s.all = append(s.all, slot{first + i, now + l.Period})
+	}
+	s.last = first + n - 1
+	return s.End()
+}
+
+// Refund gives back the slots of c that are still held.
+func (s *slots) Refund(_ store.Limit, now int64, c store.Receipt) {
+	s.all = slices.DeleteFunc(s.all, func(one slot) bool {
+		return one.end <= now || one.number >= c.At && one.number < c.At+c.N
+	})
+}
+
+// End is when the last slot ends.
+func (s *slots) End() int64 {
+	end := int64(math.MinInt64)
+	for _, one := range s.all {
+		end = max(end, one.end)
+	}
+	return end
+}
+
+// Used is how many slots are held.
+func (s *slots) Used(now int64) (n int64) {
+	for _, one := range s.all {
+		if one.end > now {
+			n++
+		}
+	}
+	return n
+}
+
+// AppendBinary appends the last number, and the number and the end of each slot.
+func (s *slots) AppendBinary(b []byte) ([]byte, error) {
+	b = binary.BigEndian.AppendUint64(b, uint64(s.last))
+	for _, one := range s.all {
+		b = binary.BigEndian.AppendUint64(b, uint64(one.number))
+		b = binary.BigEndian.AppendUint64(b, uint64(one.end))
+	}
+	return b, nil
+}
+
+func parse(b []byte) (store.Log, error) {
+	if len(b)%16 != 8 {
+		return nil, store.ErrCorrupt
+	}
+	s := &slots{last: int64(binary.BigEndian.Uint64(b))}
+	for b = b[8:]; len(b) > 0; b = b[16:] {
+		one := slot{int64(binary.BigEndian.Uint64(b)), int64(binary.BigEndian.Uint64(b[8:]))}
+		if before := len(s.all); one.number > s.last || before > 0 && s.all[before-1].number >= one.number || one.end < -farthest || one.end > farthest {
+			return nil, store.ErrCorrupt
+		}
+		s.all = append(s.all, one)
+	}
+	return s, nil
+}
+
+const farthest = 1 << 60 // of a time in Unix µs

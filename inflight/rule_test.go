@@ -1,0 +1,183 @@
+package inflight
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/ratelimittest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// model is what the slots of a key are, without any cleverness.
+type model struct {
+	now, last time.Duration
+	ends      map[time.Duration]time.Duration // of the slots, by number
+}
+
+func (m *model) forgetEnded() {
+	for number, end := range m.ends {
+		if end <= m.now {
+			delete(m.ends, number)
+		}
+	}
+}
+
+// sorted are the ends from now on.
+func (m *model) sorted() (left []time.Duration) {
+	m.forgetEnded()
+	for _, end := range m.ends {
+		left = append(left, end-m.now)
+	}
+	slices.Sort(left)
+	return left
+}
+
+func (m *model) longest() time.Duration {
+	if left := m.sorted(); len(left) > 0 {
+		return left[len(left)-1]
+	}
+	return 0
+}
+
+// ask is Allow, Renew of a number, or Peek.
+func (m *model) ask(rate int, life, number time.Duration, look bool) (r ratelimit.Result, taken time.Duration) {
+	r.Limit = rate
+	left := m.sorted()
+	_, held := m.ends[number]
+	switch {
+	case held:
+		taken = number
+	case len(left) < rate:
+		if taken = m.now; len(left) > 0 {
+			taken = max(m.now, m.last+1)
+		}
+	default:
+		r.RetryAfter = left[len(left)-rate] * time.Microsecond
+		r.ResetAfter = m.longest() * time.Microsecond
+		return r, 0
+	}
+	r.Allowed = true
+	if look {
+		r.Remaining, r.ResetAfter = max(0, rate-len(left)), m.longest()*time.Microsecond
+		return r, 0
+	}
+	if !held {
+		m.last = taken
+	}
+	m.ends[taken] = m.now + life
+	longest := max(m.longest(), life)
+	if held && len(left) > 0 { // a renewal is told from before
+		longest = max(left[len(left)-1], life)
+	}
+	r.Remaining, r.ResetAfter = max(0, rate-len(m.ends)), longest*time.Microsecond
+	return r, taken
+}
+
+func (m *model) refund(number time.Duration) {
+	m.forgetEnded()
+	if delete(m.ends, number); len(m.ends) == 0 {
+		m.last = 0
+	}
+}
+
+// The rule decides alike in memory, on Redis and in the model: takes, renewals and refunds of what
+// is held, has ended or was given back, looks, two lives, and a number of slots that changes.
+func TestTheRuleDecidesAsItsModel(t *testing.T) {
+	server := redistest.Start(t)
+	for seed := range uint64(effort.Of(5, 400)) {
+		clock := ratelimittest.NewClock(time.Unix(1_800_000_000, 0))
+		real, err := redisstore.New(server.Client(t), redisstore.WithClock(clock.Now), redisstore.WithPrefix(redistest.Prefix(t)))
+		require.NoError(t, err)
+		mini, err := redisstore.New(redistest.Mini(t).Client(t), redisstore.WithClock(clock.Now))
+		require.NoError(t, err)
+		play(t, seed, clock, []store.Store{clock.Memory(t), real, mini})
+	}
+}
+
+func play(t *testing.T, seed uint64, clock *ratelimittest.Clock, stores []store.Store) {
+	random := rand.New(rand.NewPCG(seed, 30))
+	rate := 3
+	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+		return ratelimit.PerHour(rate), nil // whose Period means nothing
+	})
+	lives := []time.Duration{30 * time.Second, 60 * time.Second}
+	limiters := make([][]*ratelimit.Custom, len(stores)) // by store and life
+	for i, s := range stores {
+		for _, life := range lives {
+			l, err := ratelimit.NewCustom(rule, s, ratelimit.Limit{Rate: 3, Period: life}, ratelimit.WithName("one"), limits, ratelimit.CountCalls())
+			require.NoError(t, err)
+			limiters[i] = append(limiters[i], l)
+		}
+	}
+	m := &model{ends: map[time.Duration]time.Duration{}}
+	taken := make([][]ratelimit.Result, len(stores)) // admissions
+	var numbers []time.Duration                      // of the same
+	ctx, key := t.Context(), fmt.Sprint("key", seed)
+	for step := range 200 {
+		m.now = time.Duration(clock.Now().UnixMicro())
+		life := random.IntN(2)
+		what, which := random.IntN(6), 0
+		if what >= 4 && len(numbers) == 0 {
+			what = 0
+		}
+		if len(numbers) > 0 {
+			which = max(0, len(numbers)-1-random.IntN(6))
+		}
+		var want ratelimit.Result
+		var number time.Duration
+		switch what {
+		case 0, 1:
+			want, number = m.ask(rate, lives[life]/time.Microsecond, 0, false)
+		case 2:
+			clock.Advance(time.Duration(random.Int64N(int64(15 * time.Second))).Truncate(time.Microsecond))
+			continue
+		case 3:
+			if want, _ = m.ask(rate, 0, 0, true); random.IntN(3) == 0 {
+				rate = 1 + random.IntN(4)
+				continue
+			}
+		case 4:
+			want, number = m.ask(rate, lives[life]/time.Microsecond, numbers[which], false)
+		case 5:
+			m.refund(numbers[which])
+		}
+		for i := range stores {
+			l := limiters[i][life]
+			var got ratelimit.Result
+			var err error
+			switch what {
+			case 0, 1:
+				got, err = l.Allow(ctx, key)
+			case 3:
+				got, err = l.Peek(ctx, key)
+			case 4:
+				got, err = l.Renew(ctx, key, taken[i][which])
+			case 5:
+				err = l.Refund(ctx, key, taken[i][which], 1)
+			}
+			require.NoError(t, err)
+			if what == 5 {
+				continue
+			}
+			require.Equal(t, int64(number), l.ChargedAt(got), "store %d, step %d, seed %d", i, step, seed)
+			require.Equal(t, [...]any{want.Allowed, want.Limit, want.Remaining, want.RetryAfter, want.ResetAfter},
+				[...]any{got.Allowed, got.Limit, got.Remaining, got.RetryAfter, got.ResetAfter}, "store %d, step %d of kind %d, seed %d", i, step, what, seed)
+			if number != 0 {
+				taken[i] = append(taken[i], got)
+			}
+		}
+		if number != 0 {
+			numbers = append(numbers, number)
+		}
+	}
+}

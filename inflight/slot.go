@@ -1,0 +1,513 @@
+package inflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+)
+
+// ErrLost is the cause of the end of a [Slot.Context]: the slot ended before its Release, since
+// it could not be renewed in time.
+var ErrLost = errors.New("inflight: the slot is lost")
+
+// Slot is a slot that is held, or several, of an All that has several limits of slots. Give it
+// back by Release.
+type Slot struct{ held *held }
+
+// held is a Slot without the Slot: what its timer refers to, so that a Slot that nothing else can
+// reach is found.
+type held struct {
+	limiter ratelimit.Limiter // as it was asked
+	ctx     context.Context   // has its values, and no end
+	key     string
+	events  int              // that were asked for, not yet settled
+	charged ratelimit.Result // by them
+	longest time.Time        // when it ends; zero for no such time
+	onEnd   func(Ending)
+	since   time.Time
+
+	mu        sync.Mutex
+	places    []place // who has set busy may change them, under mu
+	busy      bool    // with renewals, or with giving back
+	state     state
+	late      bool // it was lost, or over before its Release
+	forgotten bool // the next turn ends it
+	work      context.Context
+	cancel    context.CancelCauseFunc
+	timer     *time.Timer // of the next turn; nil if there is none
+}
+
+type state uint8
+
+const (
+	holding state = iota
+	lost
+	over
+)
+
+// place is one slot of one limiter.
+type place struct {
+	limiter ratelimit.Limiter // to which it is given back
+	core    *ratelimit.Custom // by which it is renewed
+	charged ratelimit.Result
+	life    time.Duration
+	until   time.Time // when it ends at the earliest
+}
+
+// Ending says how a Slot has ended, for [OnEnd].
+type Ending struct {
+	Key    string
+	Held   time.Duration
+	Reason Reason
+}
+
+// Reason is why a Slot has ended.
+type Reason uint8
+
+// The reasons.
+const (
+	Released  Reason = iota // by Release
+	Lost                    // it could not be renewed; Release comes afterwards
+	TooLong                 // [Longest] was over
+	Forgotten               // nothing could reach the Slot any more
+)
+
+// Option sets what is optional about a Slot.
+type Option func(*held) error
+
+// Longest ends the slot after d, as a lost one, whatever the work does.
+func Longest(d time.Duration) Option {
+	return func(h *held) error {
+		if d <= 0 {
+			return fmt.Errorf("%w: Longest(%v)", ratelimit.ErrInvalidOption, d)
+		}
+		h.longest = time.Now().Add(d)
+		return nil
+	}
+}
+
+// OnEnd tells f once how the slot has ended, and of a loss before. f must return soon.
+func OnEnd(f func(Ending)) Option {
+	return func(h *held) error {
+		if f == nil {
+			return fmt.Errorf("%w: OnEnd(nil)", ratelimit.ErrInvalidOption)
+		}
+		h.onEnd = f
+		return nil
+	}
+}
+
+// Hold takes a slot of key, and holds it until Release. l is a limiter of [New], or an All that
+// has some, also inside a fallback. Of an All it decides on all limits at once: n events of
+// those that count rates, and a slot of each that counts slots, or nothing.
+//
+// The Slot is nil if the Result is a denial or there is an error. Its methods do nothing then.
+// If ctx ends while the store is asked, the error is that of ctx, and a slot that was taken all
+// the same is given back. Afterwards the end of ctx changes nothing.
+func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
+	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), events: n}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, ratelimit.Result{}, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(h); err != nil {
+			return nil, ratelimit.Result{}, err
+		}
+	}
+	if _, ok := see.First[counter](l); !ok {
+		return nil, ratelimit.Result{}, fmt.Errorf("%w: a %T has no slots: they are those of inflight.New", ratelimit.ErrInvalidOption, l)
+	}
+	h.since = time.Now()
+	r, err := h.take(ctx, n)
+	if err != nil || !r.Allowed {
+		return nil, r, err
+	}
+	s := &Slot{h}
+	h.mu.Lock()
+	h.charged = r
+	h.plan()
+	h.mu.Unlock()
+	runtime.AddCleanup(s, (*held).forget, h)
+	return s, r, nil
+}
+
+// counter is a limiter by a rule of its own.
+type counter interface {
+	Renew(ctx context.Context, key string, charged ratelimit.Result) (ratelimit.Result, error)
+}
+
+// take asks for the slot. The question goes on if ctx ends, since its answer must be known.
+func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) {
+	if ctx.Done() == nil || h.atHand() {
+		if err := ctx.Err(); err != nil {
+			return r, err
+		}
+		if r, err = h.limiter.AllowN(h.ctx, h.key, n); err == nil && r.Allowed {
+			h.placed(r)
+		}
+		return r, err
+	}
+	type answer struct {
+		r     ratelimit.Result
+		err   error
+		panic any
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		a := answer{panic: errors.New("inflight: the limiter has ended its goroutine")}
+		defer func() {
+			if p := recover(); p != nil {
+				a.panic = p
+			}
+			answered <- a
+		}()
+		a.r, a.err = h.limiter.AllowN(h.ctx, h.key, n)
+		a.panic = nil
+	}()
+	select {
+	case a := <-answered:
+		if a.panic != nil {
+			panic(a.panic)
+		}
+		if a.err == nil && a.r.Allowed {
+			h.placed(a.r)
+		}
+		return a.r, a.err
+	case <-ctx.Done():
+		go func() {
+			if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed {
+				h.placed(a.r)
+				h.end(Released)
+			}
+		}()
+		return r, ctx.Err()
+	}
+}
+
+// atHand is whether the slots are in this process's memory, where no call waits.
+func (h *held) atHand() bool {
+	c, ok := h.limiter.(*ratelimit.Custom)
+	return ok && c.Limit().Period == forever
+}
+
+// placed notes the slots of r.
+func (h *held) placed(r ratelimit.Result) {
+	inner, parts := see.Inside(h.limiter), r.Parts()
+	if len(inner) != len(parts) || len(parts) == 0 {
+		inner, parts = []ratelimit.Limiter{h.limiter}, []ratelimit.Result{r}
+	}
+	for i, l := range inner {
+		found, ok := see.First[counter](l)
+		if !ok {
+			continue
+		}
+		core, _ := found.(*ratelimit.Custom)
+		p := place{limiter: l, core: core, charged: parts[i], life: core.Limit().Period}
+		p.until = h.since.Add(p.life)
+		h.places = append(h.places, p)
+	}
+}
+
+// plan plans the next turn, if there is to be one.
+func (h *held) plan() {
+	now := time.Now()
+	due := h.longest
+	first := func(at time.Time) {
+		if due.IsZero() || at.Before(due) {
+			due = at
+		}
+	}
+	for i := range h.places {
+		p := &h.places[i]
+		if p.life == forever {
+			continue
+		}
+		// Renewals of a short time go together: a store carries them in one round trip.
+		first(now.Add(p.life / 3).Truncate(p.life / 30))
+		if h.state == holding && p.counted() { // or it is found to be lost
+			first(p.until)
+		}
+	}
+	switch {
+	case due.IsZero():
+	case h.timer == nil:
+		h.timer = time.AfterFunc(due.Sub(now), h.turn)
+	default:
+		h.timer.Reset(due.Sub(now))
+	}
+}
+
+// Release gives back the slot, and of an All the slots alone, not the events that were charged
+// with them. It returns at once, and what cannot be sent now is sent later. Further calls do
+// nothing.
+func (s *Slot) Release() {
+	if s != nil {
+		s.held.end(Released)
+	}
+}
+
+// Settle replaces the n events of Hold, an estimate, by the actual cost, 1 or more: it gives back
+// what was too much, or charges what was too little, also when ctx has ended. It concerns what is
+// counted beside the slot, before or after Release. See [ratelimit.Reservation.Settle] for what
+// that means. [ratelimit.ErrSettled] and [ratelimit.ErrInvalidN] change nothing.
+func (s *Slot) Settle(ctx context.Context, actual int) error {
+	switch {
+	case s == nil:
+		return fmt.Errorf("%w: a Slot is made by Hold", ratelimit.ErrInvalidOption)
+	case actual < 1:
+		return fmt.Errorf("%w: an actual cost of %d", ratelimit.ErrInvalidN, actual)
+	}
+	h := s.held
+	h.mu.Lock()
+	estimate := h.events
+	h.events = 0
+	h.mu.Unlock()
+	ctx = context.WithoutCancel(ctx)
+	switch {
+	case estimate == 0:
+		return ratelimit.ErrSettled
+	case actual > estimate:
+		_, err := ratelimit.Charge(ctx, h.limiter, h.key, actual-estimate)
+		return err
+	case actual < estimate:
+		return h.limiter.Refund(ctx, h.key, h.charged, estimate-actual)
+	}
+	return nil
+}
+
+// Lost reports whether the slot ended before its Release. It asks the clock: after a pause of
+// the process it is right before the Context has noticed.
+func (s *Slot) Lost() bool {
+	if s == nil {
+		return false
+	}
+	h := s.held
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.late || h.state == holding && h.passed(time.Now())
+}
+
+// Context returns a context that ends with the Slot: with the cause [ErrLost] if it is lost. It
+// has the values of Hold's, and not its end. For a nil Slot it has ended.
+func (s *Slot) Context() context.Context {
+	if s == nil {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		cancel(ErrLost)
+		return ctx
+	}
+	h := s.held
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.work == nil {
+		h.work, h.cancel = context.WithCancelCause(h.ctx)
+		switch h.state {
+		case lost:
+			h.cancel(ErrLost)
+		case over:
+			h.cancel(context.Canceled)
+		}
+	}
+	return h.work
+}
+
+// Token is a number that grows with each taking of a key, 0 for a nil Slot or one that was let
+// through in an outage. A resource that refuses a smaller one than it has seen is safe from a
+// process that was stopped and goes on after its slot is lost. Of several slots it is the first's.
+func (s *Slot) Token() int64 {
+	if s == nil {
+		return 0
+	}
+	h := s.held
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.places) == 0 {
+		return 0
+	}
+	return h.places[0].core.ChargedAt(h.places[0].charged)
+}
+
+// passed is whether a slot may have ended by now. The wall clock counts too: the other one stands
+// still while the machine sleeps.
+func (h *held) passed(now time.Time) bool {
+	if !h.longest.IsZero() && !now.Before(h.longest) {
+		return true
+	}
+	for i := range h.places {
+		if p := &h.places[i]; p.life < forever && p.counted() && (!now.Before(p.until) || !now.Round(0).Before(p.until.Round(0))) {
+			return true
+		}
+	}
+	return false
+}
+
+// forget ends a slot that nothing can reach. It leaves that to the timer if there is one: a
+// cleanup runs outside of the bubble of a synctest, and cannot touch what is inside.
+func (h *held) forget() {
+	h.mu.Lock()
+	if h.timer != nil {
+		h.forgotten = true
+		h.mu.Unlock()
+		return
+	}
+	h.mu.Unlock()
+	h.end(Forgotten)
+}
+
+// end ends the slot, once.
+func (h *held) end(why Reason) {
+	h.mu.Lock()
+	if h.state == over {
+		h.mu.Unlock()
+		return
+	}
+	h.state, h.late = over, h.late || why == TooLong
+	if h.cancel != nil {
+		if why == TooLong {
+			h.cancel(ErrLost)
+		}
+		h.cancel(context.Canceled)
+	}
+	busy := h.busy
+	h.busy = true
+	if h.timer != nil {
+		h.timer.Stop()
+	}
+	h.mu.Unlock()
+	if h.onEnd != nil {
+		h.onEnd(Ending{h.key, time.Since(h.since), why})
+	}
+	switch {
+	case busy: // who renews will give back
+	case h.atHand():
+		h.giveBack()
+	default:
+		go h.giveBack()
+	}
+}
+
+// lose tells of a loss, once. The slot goes on being renewed, so that what still runs is counted
+// as far as it can be.
+func (h *held) lose() {
+	h.mu.Lock()
+	first := h.state == holding
+	if first {
+		h.state, h.late = lost, true
+		if h.cancel != nil {
+			h.cancel(ErrLost)
+		}
+	}
+	h.mu.Unlock()
+	if first && h.onEnd != nil {
+		h.onEnd(Ending{h.key, time.Since(h.since), Lost})
+	}
+}
+
+// giveBack gives back the places, for who has set busy. What could not be sent is
+// tried again, until it ends by itself.
+func (h *held) giveBack() {
+	var left []place
+	for _, p := range h.places {
+		n := p.charged.Charged()
+		if n == 0 { // let through in an outage
+			continue
+		}
+		err := p.limiter.Refund(h.ctx, h.key, p.charged, n)
+		if errors.Is(err, ratelimit.ErrStore) && p.life < forever && time.Now().Before(p.until) {
+			left = append(left, p)
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.longest, h.places, h.busy = time.Time{}, left, false
+	if len(left) > 0 {
+		h.plan()
+	}
+}
+
+// turn renews the places, ends what is held for too long, or tries again to give back.
+func (h *held) turn() {
+	h.mu.Lock()
+	forgotten := h.forgotten && h.state != over
+	busy, ended := h.busy, h.state == over
+	h.busy = !forgotten
+	h.mu.Unlock()
+	switch {
+	case forgotten:
+		h.end(Forgotten)
+		return
+	case busy:
+		return // giving back, which plans what is left
+	case ended:
+		h.giveBack()
+		return
+	}
+	gone := false
+	for i := range h.places {
+		gone = !h.renew(&h.places[i]) || gone
+	}
+	h.mu.Lock()
+	ended = h.state == over
+	now := time.Now()
+	gone = gone || h.passed(now)
+	tooLong := !h.longest.IsZero() && !now.Before(h.longest)
+	h.busy = ended
+	if !ended && !tooLong {
+		h.plan()
+	}
+	h.mu.Unlock()
+	switch {
+	case ended:
+		h.giveBack()
+	case tooLong:
+		h.end(TooLong)
+	case gone:
+		h.lose()
+	}
+}
+
+// renew renews a place, and reports whether it is still held, or may be.
+func (h *held) renew(p *place) bool {
+	began := time.Now()
+	var r ratelimit.Result
+	var err error
+	switch {
+	case p.life == forever:
+		return true
+	case p.counted():
+		r, err = p.core.Renew(h.ctx, h.key, p.charged)
+	case p.standsIn():
+		r, err = p.core.Allow(h.ctx, h.key)
+	default: // no slot was needed
+		return true
+	}
+	if err != nil { // it may be held until its end has come
+		return true
+	}
+	if !r.Allowed {
+		return !p.counted()
+	}
+	if p.standsIn() {
+		_ = p.limiter.Refund(h.ctx, h.key, p.charged, 1)
+	}
+	h.mu.Lock()
+	p.charged, p.until = r, began.Add(p.life)
+	h.mu.Unlock()
+	return true
+}
+
+// counted is whether the store counts p.
+func (p *place) counted() bool {
+	return p.charged.Charged() > 0 && p.charged.Source() == ratelimit.SourceStore
+}
+
+// standsIn is whether p was let through without the store, in an outage.
+func (p *place) standsIn() bool {
+	s := p.charged.Source()
+	return s == ratelimit.SourceFailOpen || s == ratelimit.SourceLocal
+}

@@ -1,0 +1,503 @@
+package inflight_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/coalesce"
+	"github.com/ratelimit-go/ratelimit/denycache"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/regions"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/throttle"
+)
+
+// remote is a store that is not of this process, as far as limiters can see: it takes a while, and
+// can fail, before or after it has done what it was asked.
+type remote struct {
+	store.Store
+	way    time.Duration
+	down   atomic.Bool
+	mute   atomic.Bool // whether replies are lost
+	called atomic.Int64
+}
+
+func newRemote(t *testing.T) *remote {
+	s, err := memstore.New()
+	require.NoError(t, err)
+	return &remote{Store: s}
+}
+
+func (r *remote) call(ctx context.Context) error {
+	r.called.Add(1)
+	if r.way > 0 {
+		select {
+		case <-time.After(r.way):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if r.down.Load() {
+		return store.ErrUnavailable
+	}
+	return nil
+}
+
+func (r *remote) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (reply store.Reply, err error) {
+	if err = r.call(ctx); err != nil {
+		return reply, err
+	}
+	reply, err = r.Store.Take(ctx, ns, key, l, n)
+	if r.mute.Load() {
+		return store.Reply{}, store.ErrTimeout
+	}
+	return reply, err
+}
+
+func (r *remote) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	if err := r.call(ctx); err != nil {
+		return err
+	}
+	err := r.Store.Refund(ctx, ns, key, l, c)
+	if r.mute.Load() {
+		return store.ErrTimeout
+	}
+	return err
+}
+
+func (r *remote) Together(string, string) bool { return false }
+
+// slots is a limiter of n slots with a life of 3 s.
+func slots(t *testing.T, s store.Store, n int, opts ...ratelimit.Option) *ratelimit.Custom {
+	t.Helper()
+	l, err := inflight.New(s, n, 3*time.Second, opts...)
+	require.NoError(t, err)
+	return l
+}
+
+func hold(t *testing.T, l ratelimit.Limiter, opts ...inflight.Option) *inflight.Slot {
+	t.Helper()
+	s, r, err := inflight.Hold(t.Context(), l, "key", 1, opts...)
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	require.NotNil(t, s)
+	return s
+}
+
+// free is how many slots are left.
+func free(t *testing.T, l ratelimit.Limiter) int {
+	t.Helper()
+	r, err := l.Peek(context.Background(), "key")
+	require.NoError(t, err)
+	return r.Remaining
+}
+
+func TestASlotIsHeldUntilItsRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l := slots(t, s, 2)
+		a, b := hold(t, l), hold(t, l)
+		time.Sleep(time.Minute)
+		require.InDelta(t, 2*60, s.called.Load(), 20, "each is renewed at a third of its life")
+		none, r, err := inflight.Hold(t.Context(), l, "key", 1)
+		require.NoError(t, err)
+		require.False(t, r.Allowed)
+		require.Nil(t, none)
+		none.Release()
+		require.LessOrEqual(t, r.RetryAfter, 3*time.Second)
+		require.False(t, a.Lost())
+		require.NoError(t, a.Context().Err())
+		a.Release()
+		a.Release()
+		synctest.Wait()
+		require.Equal(t, 1, free(t, l))
+		require.ErrorIs(t, context.Cause(a.Context()), context.Canceled)
+		require.NoError(t, b.Context().Err())
+		b.Release()
+		synctest.Wait()
+		called := s.called.Load()
+		time.Sleep(time.Hour)
+		require.Equal(t, called, s.called.Load(), "nothing is renewed while nothing is held")
+		require.Equal(t, 2, free(t, l))
+	})
+}
+
+func TestASlotOfAProcessThatDiedIsFreeAfterItsLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, newRemote(t), 1)
+		r, err := l.Allow(t.Context(), "key") // and then it dies
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		time.Sleep(3*time.Second - time.Microsecond)
+		require.Zero(t, free(t, l))
+		time.Sleep(time.Microsecond)
+		require.Equal(t, 1, free(t, l))
+	})
+}
+
+func TestInMemoryASlotHasNoLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := memstore.New()
+		require.NoError(t, err)
+		l := slots(t, s, 1)
+		held := hold(t, l)
+		time.Sleep(365 * 24 * time.Hour)
+		require.Zero(t, free(t, l))
+		held.Release()
+		require.Equal(t, 1, free(t, l), "at once")
+	})
+}
+
+func TestASlotIsLostWhenItCannotBeRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l := slots(t, s, 1)
+		var endings []inflight.Reason
+		held := hold(t, l, inflight.OnEnd(func(e inflight.Ending) { endings = append(endings, e.Reason) }))
+		work := held.Context()
+		time.Sleep(1500 * time.Millisecond)
+		s.down.Store(true)
+		time.Sleep(2 * time.Second) // it was renewed after 1 s
+		require.False(t, held.Lost())
+		require.NoError(t, work.Err())
+		time.Sleep(500 * time.Millisecond)
+		require.True(t, held.Lost())
+		synctest.Wait()
+		require.ErrorIs(t, context.Cause(work), inflight.ErrLost)
+		s.down.Store(false)
+		time.Sleep(1100 * time.Millisecond)
+		require.Zero(t, free(t, l), "what still runs is counted again")
+		require.True(t, held.Lost())
+		held.Release()
+		synctest.Wait()
+		require.Equal(t, 1, free(t, l))
+		require.Equal(t, []inflight.Reason{inflight.Lost, inflight.Released}, endings)
+	})
+}
+
+func TestWhoseStoreHasForgottenTakesAnotherSlotOrIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, newRemote(t), 1)
+		a := hold(t, l)
+		token := a.Token()
+		require.NoError(t, l.Reset(t.Context(), "key"))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Zero(t, free(t, l))
+		require.Greater(t, a.Token(), token)
+		require.False(t, a.Lost())
+
+		time.Sleep(time.Millisecond) // or else b gets the same number
+		require.NoError(t, l.Reset(t.Context(), "key"))
+		b := hold(t, l)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.True(t, a.Lost())
+		require.False(t, b.Lost())
+		b.Release()
+		a.Release()
+		synctest.Wait()
+		require.Equal(t, 1, free(t, l))
+	})
+}
+
+func TestAReleaseIsSentAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l := slots(t, s, 1)
+		a := hold(t, l)
+		s.down.Store(true)
+		a.Release()
+		synctest.Wait()
+		s.down.Store(false)
+		require.Zero(t, free(t, l))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, 1, free(t, l))
+
+		b := hold(t, l)
+		s.mute.Store(true)
+		b.Release() // and whose reply is lost: it is given back once
+		synctest.Wait()
+		s.mute.Store(false)
+		c := hold(t, l)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.Zero(t, free(t, l))
+		c.Release()
+		synctest.Wait()
+		require.Equal(t, 1, free(t, l))
+	})
+}
+
+func TestWhoLeavesWhileTheStoreIsAskedLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 20 * time.Millisecond
+		l := slots(t, s, 1)
+		for _, after := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 40 * time.Millisecond} {
+			ctx, cancel := context.WithTimeout(t.Context(), after)
+			began := time.Now()
+			held, r, err := inflight.Hold(ctx, l, "key", 1)
+			require.LessOrEqual(t, time.Since(began), 20*time.Millisecond)
+			if after < 20*time.Millisecond {
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+			}
+			if err == nil {
+				require.True(t, r.Allowed)
+				held.Release()
+			}
+			cancel()
+			time.Sleep(time.Second)
+			require.Equal(t, 1, free(t, l), "after %v", after)
+		}
+	})
+}
+
+func TestASlotThatNothingCanReachIsGivenBack(t *testing.T) {
+	for name, s := range map[string]store.Store{"memory": newRemote(t).Store, "elsewhere": newRemote(t)} {
+		t.Run(name, func(t *testing.T) {
+			const n = 1000
+			l := slots(t, s, n)
+			var told atomic.Int64
+			for range n {
+				hold(t, l, inflight.OnEnd(func(e inflight.Ending) {
+					if e.Reason == inflight.Forgotten {
+						told.Add(1)
+					}
+				}))
+			}
+			require.Eventually(t, func() bool {
+				runtime.GC()
+				return free(t, l) == n
+			}, time.Minute, 10*time.Millisecond)
+			require.EqualValues(t, n, told.Load())
+		})
+	}
+}
+
+func TestLongestEndsASlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, s := range []store.Store{newRemote(t), newRemote(t).Store} {
+			l := slots(t, s, 1)
+			var ending inflight.Ending
+			held := hold(t, l, inflight.Longest(10*time.Second), inflight.OnEnd(func(e inflight.Ending) { ending = e }))
+			work := held.Context()
+			time.Sleep(9 * time.Second)
+			require.False(t, held.Lost())
+			require.Zero(t, free(t, l))
+			time.Sleep(time.Second)
+			require.True(t, held.Lost())
+			synctest.Wait()
+			require.Equal(t, inflight.Ending{Key: "key", Held: 10 * time.Second, Reason: inflight.TooLong}, ending)
+			require.ErrorIs(t, context.Cause(work), inflight.ErrLost)
+			require.Equal(t, 1, free(t, l))
+			held.Release()
+		}
+	})
+}
+
+// A slot and an event of a rate are decided together, and Release gives back the slot alone.
+func TestSlotsAndRatesAreDecidedTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, s := range []store.Store{newRemote(t), newRemote(t).Store} {
+			atOnce := slots(t, s, 2, ratelimit.WithName("at_once"))
+			tokens, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(1000), ratelimit.WithName("tokens"))
+			require.NoError(t, err)
+			l, err := ratelimit.NewAll(tokens, atOnce)
+			require.NoError(t, err)
+			held, r, err := inflight.Hold(t.Context(), l, "key", 600)
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+			require.Equal(t, 400, r.Parts()[0].Remaining)
+			require.Equal(t, 1, r.Parts()[1].Remaining)
+
+			_, r, err = inflight.Hold(t.Context(), l, "key", 600)
+			require.NoError(t, err)
+			require.False(t, r.Allowed)
+			require.Equal(t, "tokens", r.DeniedBy())
+			require.Equal(t, 1, free(t, atOnce), "all or none")
+			time.Sleep(time.Minute)
+			require.Equal(t, 1, free(t, atOnce))
+			held.Release()
+			synctest.Wait()
+			require.Equal(t, 2, free(t, atOnce))
+			require.Equal(t, 400, free(t, tokens))
+		}
+	})
+}
+
+func TestTokensAreSettledBesideASlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		atOnce := slots(t, s, 2, ratelimit.WithName("at_once"))
+		tokens, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(1000), ratelimit.WithName("tokens"))
+		require.NoError(t, err)
+		l, err := ratelimit.NewAll(tokens, atOnce)
+		require.NoError(t, err)
+		for actual, left := range map[int]int{100: 900, 1: 999, 300: 700, 600: 400} {
+			require.NoError(t, l.Reset(t.Context(), "key"))
+			held, r, err := inflight.Hold(t.Context(), l, "key", 300)
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+			require.ErrorIs(t, held.Settle(t.Context(), 0), ratelimit.ErrInvalidN)
+			require.NoError(t, held.Settle(t.Context(), actual))
+			require.ErrorIs(t, held.Settle(t.Context(), actual), ratelimit.ErrSettled)
+			require.Equal(t, left, free(t, tokens))
+			require.Equal(t, 1, free(t, atOnce))
+			held.Release()
+			synctest.Wait()
+			require.Equal(t, left, free(t, tokens))
+			require.Equal(t, 2, free(t, atOnce))
+		}
+	})
+}
+
+func TestAnOutageIsAnsweredAndSlotsAreTakenUpAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, answer := range []fallback.Answer{fallback.FailOpen(), fallback.FailLocal(2)} {
+			s := newRemote(t)
+			inner := slots(t, s, 4)
+			l, err := fallback.New(inner, answer)
+			require.NoError(t, err)
+			s.down.Store(true)
+			held := hold(t, l)
+			s.down.Store(false)
+			require.Equal(t, 4, free(t, inner))
+			time.Sleep(1100 * time.Millisecond)
+			require.Equal(t, 3, free(t, inner))
+			time.Sleep(time.Minute)
+			require.False(t, held.Lost())
+			require.Equal(t, 3, free(t, inner))
+			held.Release()
+			synctest.Wait()
+			require.Equal(t, 4, free(t, inner))
+			time.Sleep(time.Minute)
+			require.Equal(t, 4, free(t, inner))
+		}
+	})
+}
+
+// At no instant are more slots held than there are, while stores fail and callers leave.
+func TestNeverMoreThanThereAre(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = time.Millisecond
+		var l [4]*ratelimit.Custom // as of four processes
+		for i := range l {
+			l[i] = slots(t, s, 5, ratelimit.WithName("one"))
+		}
+		var inside, most, turns atomic.Int64
+		var all sync.WaitGroup
+		end := time.Now().Add(time.Duration(effort.Of(40, 1200)) * time.Second)
+		for i := range 64 {
+			all.Go(func() {
+				random := rand.New(rand.NewPCG(uint64(i), 5))
+				for time.Now().Before(end) {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(random.IntN(5000))*time.Microsecond)
+					held, r, err := inflight.Hold(ctx, l[i%4], "key", 1)
+					cancel()
+					if err != nil || !r.Allowed {
+						time.Sleep(time.Duration(1+random.IntN(20)) * time.Millisecond)
+						continue
+					}
+					work := held.Context()
+					now := inside.Add(1)
+					most.Store(max(most.Load(), now))
+					turns.Add(1)
+					select {
+					case <-time.After(time.Duration(random.IntN(8000)) * time.Millisecond):
+					case <-work.Done():
+					}
+					inside.Add(-1)
+					if random.IntN(50) > 0 {
+						held.Release()
+					} // or it is forgotten
+				}
+			})
+		}
+		all.Go(func() {
+			random := rand.New(rand.NewPCG(0, 5))
+			for time.Now().Before(end) {
+				fault := []*atomic.Bool{&s.down, &s.mute}[random.IntN(2)]
+				time.Sleep(time.Duration(random.IntN(10000)) * time.Millisecond)
+				fault.Store(true)
+				time.Sleep(time.Duration(random.IntN(5000)) * time.Millisecond)
+				fault.Store(false)
+				runtime.GC()
+			}
+		})
+		all.Wait()
+		require.LessOrEqual(t, most.Load(), int64(5))
+		require.Greater(t, turns.Load(), int64(20))
+		runtime.GC()
+		time.Sleep(10 * time.Second)
+		require.Equal(t, 5, free(t, l[0]))
+	})
+}
+
+func TestWhatCannotWorkIsRefused(t *testing.T) {
+	s := newRemote(t)
+	for _, c := range []struct {
+		n    int
+		life time.Duration
+	}{{0, time.Minute}, {-1, time.Minute}, {1, 0}, {1, time.Millisecond}, {1, 25 * time.Hour}} {
+		_, err := inflight.New(s, c.n, c.life)
+		require.True(t, errors.Is(err, ratelimit.ErrInvalidLimit) || errors.Is(err, ratelimit.ErrInvalidOption), fmt.Sprint(c))
+	}
+	bucket, err := ratelimit.NewTokenBucket(s, ratelimit.PerMinute(5))
+	require.NoError(t, err)
+	for _, l := range []ratelimit.Limiter{bucket, nil} {
+		_, _, err = inflight.Hold(t.Context(), l, "key", 1)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	l := slots(t, s, 1)
+	both, err := ratelimit.NewAll(l, bucket)
+	require.NoError(t, err)
+	for _, l := range []ratelimit.Limiter{l, both} {
+		_, err = ratelimit.Wait(t.Context(), l, "key", 1)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		_, err = throttle.NewWaiter(l, time.Second)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	for _, opt := range []inflight.Option{nil, inflight.Longest(0), inflight.OnEnd(nil)} {
+		_, _, err = inflight.Hold(t.Context(), l, "key", 1, opt)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	_, _, err = inflight.Hold(t.Context(), l, "", 1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	require.Equal(t, 1, free(t, l))
+}
+
+// A slot that is given back makes room at any time, and has a number of its own. So no store in
+// front may answer for one.
+func TestStoresInFrontRefuseSlots(t *testing.T) {
+	s := newRemote(t)
+	cache, err := denycache.New(s)
+	require.NoError(t, err)
+	coalesced, err := coalesce.New(s)
+	require.NoError(t, err)
+	leased, err := lease.New(s, time.Second)
+	require.NoError(t, err)
+	spread, err := regions.New("a", map[string]store.Store{"a": s, "b": newRemote(t)})
+	require.NoError(t, err)
+	for _, front := range []store.Store{cache, coalesced, leased, spread} {
+		_, err := inflight.New(front, 5, time.Minute)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", front)
+	}
+}
