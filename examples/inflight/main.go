@@ -30,7 +30,7 @@ func main() {
 	defer server.Close()
 	var processes [3]*exec.Cmd
 	for i := range processes {
-		processes[i] = exec.Command(os.Args[0])
+		processes[i] = exec.CommandContext(context.Background(), os.Args[0])
 		processes[i].Env = append(os.Environ(), addrVariable+"="+server.Addr())
 		processes[i].Stderr = os.Stderr
 		must(processes[i].Start())
@@ -54,15 +54,14 @@ func limiter(addr string) *ratelimit.Custom {
 
 // work holds up to two slots until the process is killed.
 func work(l ratelimit.Limiter) {
-	for held := 0; ; time.Sleep(10 * time.Millisecond) {
-		if held == 2 {
-			select {}
-		}
-		slot, _, err := inflight.Hold(context.Background(), l, "all", 1)
-		must(err)
-		if slot != nil {
-			held++
-			defer slot.Release()
+	var held []*inflight.Slot
+	for ; ; time.Sleep(10 * time.Millisecond) {
+		if len(held) < 2 {
+			slot, _, err := inflight.Hold(context.Background(), l, "all", 1)
+			must(err)
+			if slot != nil {
+				held = append(held, slot)
+			}
 		}
 	}
 }

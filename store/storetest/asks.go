@@ -78,6 +78,18 @@ func decideByTheCall(limits []pair, gated bool, rng *rand.Rand) error {
 	if got.Allowed != fits || len(got.Parts()) != len(asks) {
 		return fmt.Errorf("%+v fit: %v, and are decided as %+v", asks, fits, got)
 	}
+	if err := sameAsAlone(limits, asks, rooms, got, fits); err != nil {
+		return err
+	}
+	if fits && votes && rng.IntN(4) == 0 {
+		return giveBack(limits, got, asks)
+	}
+	return nil
+}
+
+// sameAsAlone checks each part of got beside its limit asked alone, which had those rooms before.
+func sameAsAlone(limits []pair, asks []ratelimit.Ask, rooms []ratelimit.Result, got ratelimit.Result, fits bool) (err error) {
+	ctx := context.Background()
 	for i, a := range asks {
 		part, want := got.Parts()[i], rooms[i]
 		if a.N > 0 && (fits || want.Remaining < a.N) { // a denial charges nothing
@@ -90,9 +102,6 @@ func decideByTheCall(limits []pair, gated bool, rng *rand.Rand) error {
 		if part != want {
 			return fmt.Errorf("of %+v part %d is\n%+v, and alone\n%+v", asks, i, part, want)
 		}
-	}
-	if fits && votes && rng.IntN(4) == 0 {
-		return giveBack(limits, got, asks)
 	}
 	return nil
 }
