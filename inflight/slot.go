@@ -56,6 +56,7 @@ type place struct {
 	limiter ratelimit.Limiter // to which it is given back
 	core    *ratelimit.Custom // by which it is renewed
 	charged ratelimit.Result
+	toTake  bool // it was let through in an outage, with others of an All
 	life    time.Duration
 	until   time.Time // when it ends at the earliest
 }
@@ -120,8 +121,8 @@ func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 			return nil, ratelimit.Result{}, err
 		}
 	}
-	if _, ok := see.First[counter](l); !ok {
-		return nil, ratelimit.Result{}, fmt.Errorf("%w: a %T has no slots: they are those of inflight.New", ratelimit.ErrInvalidOption, l)
+	if err := checkLimiter(l); err != nil {
+		return nil, ratelimit.Result{}, err
 	}
 	h.since = time.Now()
 	r, err := h.take(ctx, n)
@@ -135,11 +136,6 @@ func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	h.mu.Unlock()
 	runtime.AddCleanup(s, (*held).forget, h)
 	return s, r, nil
-}
-
-// counter is a limiter by a rule of its own.
-type counter interface {
-	Renew(ctx context.Context, key string, charged ratelimit.Result) (ratelimit.Result, error)
 }
 
 // take asks for the slot. The question goes on if ctx ends, since its answer must be known.
@@ -196,22 +192,61 @@ func (h *held) atHand() bool {
 	return ok && c.Limit().Period == forever
 }
 
-// placed notes the slots of r.
+// placed notes the slots of r. Those of an All are its parts; in an outage nothing is known of
+// parts, and each slot is still to be taken.
 func (h *held) placed(r ratelimit.Result) {
-	inner, parts := see.Inside(h.limiter), r.Parts()
-	if len(inner) != len(parts) || len(parts) == 0 {
-		inner, parts = []ratelimit.Limiter{h.limiter}, []ratelimit.Result{r}
+	limits, results := several(h.limiter), r.Parts()
+	outage := standIn(r)
+	if limits == nil || !outage && len(results) != len(limits) {
+		limits, results, outage = []ratelimit.Limiter{h.limiter}, []ratelimit.Result{r}, false
 	}
-	for i, l := range inner {
-		found, ok := see.First[counter](l)
+	for i, l := range limits {
+		core, ok := slotsIn(l)
 		if !ok {
 			continue
 		}
-		core, _ := found.(*ratelimit.Custom)
-		p := place{limiter: l, core: core, charged: parts[i], life: core.Limit().Period}
-		p.until = h.since.Add(p.life)
+		p := place{limiter: l, core: core, life: core.Limit().Period, toTake: outage}
+		if p.until = h.since.Add(p.life); !outage {
+			p.charged = results[i]
+		}
 		h.places = append(h.places, p)
 	}
+}
+
+// several are the limits of an All, also inside a wrapper, and nil of a single limit.
+func several(l ratelimit.Limiter) []ratelimit.Limiter {
+	for {
+		switch w := l.(type) {
+		case interface{ Unwrap() []ratelimit.Limiter }:
+			return w.Unwrap()
+		case interface{ Unwrap() ratelimit.Limiter }:
+			l = w.Unwrap()
+		default:
+			return nil
+		}
+	}
+}
+
+// slotsIn returns the limiter of slots that l is, or is around.
+func slotsIn(l ratelimit.Limiter) (*ratelimit.Custom, bool) {
+	found, ok := see.First[*ratelimit.Custom](l)
+	if !ok || !see.Held(found) {
+		return nil, false
+	}
+	return found.(*ratelimit.Custom), true
+}
+
+// checkLimiter refuses what has no slots, or has them where they cannot be told apart.
+func checkLimiter(l ratelimit.Limiter) error {
+	if !see.Held(l) {
+		return fmt.Errorf("%w: a %T has no slots: they are those of inflight.New", ratelimit.ErrInvalidOption, l)
+	}
+	for _, part := range several(l) {
+		if several(part) != nil && see.Held(part) {
+			return fmt.Errorf("%w: an All around a %T around an All that has slots", ratelimit.ErrInvalidOption, part)
+		}
+	}
+	return nil
 }
 
 // plan plans the next turn, if there is to be one.
@@ -492,11 +527,11 @@ func (h *held) renew(p *place) bool {
 	if !r.Allowed {
 		return !p.counted()
 	}
-	if p.standsIn() {
+	if standIn(p.charged) {
 		_ = p.limiter.Refund(h.ctx, h.key, p.charged, 1)
 	}
 	h.mu.Lock()
-	p.charged, p.until = r, began.Add(p.life)
+	p.charged, p.toTake, p.until = r, false, began.Add(p.life)
 	h.mu.Unlock()
 	return true
 }
@@ -507,7 +542,9 @@ func (p *place) counted() bool {
 }
 
 // standsIn is whether p was let through without the store, in an outage.
-func (p *place) standsIn() bool {
-	s := p.charged.Source()
+func (p *place) standsIn() bool { return p.toTake || standIn(p.charged) }
+
+func standIn(r ratelimit.Result) bool {
+	s := r.Source()
 	return s == ratelimit.SourceFailOpen || s == ratelimit.SourceLocal
 }

@@ -393,6 +393,35 @@ func TestAnOutageIsAnsweredAndSlotsAreTakenUpAgain(t *testing.T) {
 	})
 }
 
+// The same of an All: Release gives back the slot alone, whoever has decided.
+func TestAnAllInsideAFallbackHoldsItsSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, answer := range []fallback.Answer{fallback.FailOpen(), fallback.FailLocal(2)} {
+			for _, outage := range []bool{false, true} {
+				s := newRemote(t)
+				atOnce := slots(t, s, 4, ratelimit.WithName("at_once"))
+				rate, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(100), ratelimit.WithName("rate"))
+				require.NoError(t, err)
+				all, err := ratelimit.NewAll(rate, atOnce)
+				require.NoError(t, err)
+				l, err := fallback.New(all, answer)
+				require.NoError(t, err)
+				s.down.Store(outage)
+				held := hold(t, l)
+				s.down.Store(false)
+				time.Sleep(10 * time.Second)
+				require.False(t, held.Lost())
+				require.Equal(t, 3, free(t, atOnce))
+				before := free(t, rate)
+				held.Release()
+				synctest.Wait()
+				require.Equal(t, 4, free(t, atOnce))
+				require.Equal(t, before, free(t, rate))
+			}
+		}
+	})
+}
+
 // At no instant are more slots held than there are, while stores fail and callers leave.
 func TestNeverMoreThanThereAre(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -462,7 +491,14 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 	}
 	bucket, err := ratelimit.NewTokenBucket(s, ratelimit.PerMinute(5))
 	require.NoError(t, err)
-	for _, l := range []ratelimit.Limiter{bucket, nil} {
+	inner, err := ratelimit.NewAll(bucket, slots(t, s, 3))
+	require.NoError(t, err)
+	wrapped, err := fallback.New(inner, fallback.FailOpen())
+	require.NoError(t, err)
+	nested, err := ratelimit.NewAll(wrapped, bucket)
+	require.NoError(t, err)
+	embedded := struct{ *ratelimit.Custom }{slots(t, s, 3)} // which may have an AllowN of its own
+	for _, l := range []ratelimit.Limiter{bucket, nil, nested, embedded} {
 		_, _, err = inflight.Hold(t.Context(), l, "key", 1)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
