@@ -1,8 +1,12 @@
 package observe
 
 import (
+	"bytes"
+	_ "embed"
 	"encoding/json"
+	"html/template"
 	"net/http"
+	"time"
 )
 
 // maxTopKeys is how many keys of a TopKeys a Handler shows.
@@ -15,23 +19,38 @@ type Page struct {
 	Exact    map[string]*Exact
 }
 
-// page is its JSON.
+// page is its JSON, and what page.html shows.
 type page struct {
 	Counters []Snapshot           `json:"counters"`
 	TopKeys  map[string]Top       `json:"top_keys"`
 	Exact    map[string]Exactness `json:"exact"`
 }
 
-// Handler returns a handler that answers GET and HEAD with p as JSON, as it stands then: the
-// Snapshots, and the 100 keys of each TopKeys that are denied most. What is nil is left out.
+//go:embed page.html
+var pageHTML string
+
+// Handler returns a handler that answers GET and HEAD with p as it stands then: the Snapshots,
+// and the 100 keys of each TopKeys that are denied most. What is nil is left out.
+//
+// The answer is JSON, with each number. Whoever asks for text/html rather than that, as browsers
+// do, gets a page without scripts. It leaves out sources and errors that have not been.
 //
 // It shows keys, which may be personal data, and asks nobody who they are. So serve it on a
 // port that only operators reach.
 func Handler(p Page) http.Handler {
+	// Parsed here, so that programs without a Handler link little of package template.
+	html := template.Must(template.New("page").Funcs(template.FuncMap{"mean": mean}).Parse(pageHTML))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
 			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+			return
+		}
+		h := w.Header()
+		h.Set("Cache-Control", "no-store")
+		h.Set("Vary", "Accept")
+		if prefersHTML(r.Header.Values("Accept")) {
+			writeHTML(w, html, p.snapshot())
 			return
 		}
 		text, err := json.MarshalIndent(p.snapshot(), "", "  ")
@@ -39,10 +58,26 @@ func Handler(p Page) http.Handler {
 			http.Error(w, "no JSON", http.StatusInternalServerError)
 			return
 		}
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("Cache-Control", "no-store")
+		h.Set("Content-Type", "application/json")
 		_, _ = w.Write(append(text, '\n')) // an error is the client's
 	})
+}
+
+func writeHTML(w http.ResponseWriter, html *template.Template, s page) {
+	var text bytes.Buffer
+	if err := html.Execute(&text, s); err != nil {
+		http.Error(w, "no HTML", http.StatusInternalServerError)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+	_, _ = w.Write(text.Bytes()) // an error is the client's
+}
+
+// mean is for page.html.
+func mean(d Durations) time.Duration {
+	return (d.Sum / time.Duration(d.Count)).Round(time.Microsecond)
 }
 
 func (p *Page) snapshot() page {

@@ -3,8 +3,10 @@ package observe_test
 import (
 	"encoding/json"
 	"fmt"
+	"html"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -47,6 +49,126 @@ func TestHandlerShowsWhatThereIs(t *testing.T) {
 	require.Len(t, got.TopKeys["api"].Keys, 100)
 	require.Equal(t, map[string]observe.Exactness{"api": {Decisions: 300, Admitted: 150, Denied: 150}}, got.Exact)
 }
+
+// A browser names HTML. Programs, which name JSON, anything or nothing, get what they always got.
+func TestHandlerShowsPeopleAPage(t *testing.T) {
+	h := observe.Handler(observe.Page{})
+	for _, c := range []struct {
+		accept []string
+		html   bool
+	}{
+		{[]string{"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"}, true}, // Firefox, Chromium
+		{[]string{"text/html"}, true},
+		{[]string{"TEXT/HTML; charset=utf-8"}, true},
+		{[]string{"text/*"}, true},
+		{[]string{"application/json;q=0.5", "text/html"}, true}, // two fields are one list
+		{[]string{"application/*;q=0.1, */*"}, true},
+		{[]string{"text/html, application/json;q=0"}, true},
+		{nil, false},
+		{[]string{""}, false},
+		{[]string{"*/*"}, false}, // curl
+		{[]string{"application/json, text/plain, */*"}, false}, // axios
+		{[]string{"application/json, text/html"}, false},       // none is preferred
+		{[]string{"text/html;q=0.5, application/json"}, false},
+		{[]string{"text/html;q=0, */*"}, false}, // the specific range decides, wherever it stands
+		{[]string{"*/*, text/html;q=0"}, false},
+		{[]string{"text/plain"}, false},
+		{[]string{"text/html;q=2"}, false},
+		{[]string{"text/html;q=NaN"}, false},
+		{[]string{"text/html;q"}, false},
+		{[]string{",;/,text"}, false},
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Header["Accept"] = c.accept
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		want := "application/json"
+		if c.html {
+			want = "text/html; charset=utf-8"
+		}
+		require.Equal(t, want, w.Header().Get("Content-Type"), c.accept)
+		require.Equal(t, "Accept", w.Header().Get("Vary"))
+		require.Equal(t, "no-store", w.Header().Get("Cache-Control"))
+	}
+}
+
+// getHTML is the page of p.
+func getHTML(t testing.TB, p observe.Page) string {
+	t.Helper()
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.Header.Set("Accept", "text/html")
+	w := httptest.NewRecorder()
+	observe.Handler(p).ServeHTTP(w, r)
+	require.Equal(t, http.StatusOK, w.Code)
+	require.Equal(t, "default-src 'none'; style-src 'unsafe-inline'", w.Header().Get("Content-Security-Policy"))
+	return w.Body.String()
+}
+
+func TestThePageShowsWhatThereIs(t *testing.T) {
+	counters, top, exact := observe.NewCounters("api"), newTopKeys(t, 0), newExact(t, ratelimit.PerDay(1), 100)
+	limiter := observed(t, inMemory(t, "fixed_window", ratelimit.PerDay(1)), counters, top, exact)
+	for range 3 {
+		_, err := limiter.Allow(t.Context(), "user:42")
+		require.NoError(t, err)
+	}
+	_, err := limiter.Allow(t.Context(), "")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	counters.Expect("daily")
+	got := getHTML(t, observe.Page{
+		Counters: []*observe.Counters{counters, nil},
+		TopKeys:  map[string]*observe.TopKeys{"api": top, "none": nil},
+		Exact:    map[string]*observe.Exact{"api": exact},
+	})
+	for _, want := range []string{
+		"<h2>api</h2>",
+		`<td>allowed<td>store<td class="n">1<td class="n">1`,
+		`<td>denied<td>store<td class="n">2<td class="n">2`,
+		`<td>daily<td class="n">0`,
+		`<td>invalid<td class="n">1`,
+		`<th class="n">10`,
+		"<p>4 decisions took ",
+		"Denied most by api: 2 denials since ",
+		`<code>&#34;user:42&#34;</code><td class="n">2<td class="n">0`,
+		"api beside an exact log",
+	} {
+		require.Contains(t, got, want)
+	}
+	for _, not := range []string{"fail_open", "timeout", "none"} { // not counted, or nil
+		require.NotContains(t, got, not+"<")
+	}
+	require.NotContains(t, got, "<script")
+}
+
+// Names and keys are text, whatever they are: a key is often what a stranger has sent.
+func TestThePageEscapesHostileNames(t *testing.T) {
+	plain := tags(getHTML(t, named(t, "name")))
+	for _, hostile := range []string{
+		"<script>alert(1)</script>", `"><img src=x onerror=alert(1)>`, "' onmouseover='alert(1)", "</code></table><h1>x",
+		"{{.Counters}}", "<!--", "javascript:alert(1)", "</style><svg onload=alert(1)>", "&lt;b&gt;",
+		"\u202e<i>", "\x00<b>\xff", "a\r\n\r\n<b>",
+	} {
+		got := getHTML(t, named(t, hostile))
+		require.Equal(t, plain, tags(got), "%q", hostile)
+		require.Contains(t, html.UnescapeString(got), fmt.Sprintf("<code>%q</code>", hostile), "a key is quoted: nothing of it is invisible")
+		require.NotContains(t, got, "\x00")
+	}
+}
+
+// named is a Page in which all names and keys are this one.
+func named(t testing.TB, name string) observe.Page {
+	t.Helper()
+	counters, top := observe.NewCounters(name), newTopKeys(t, 0)
+	counters.Expect(name)
+	top.Decided(t.Context(), name, 1, ratelimit.Result{}, nil, 0)
+	return observe.Page{
+		Counters: []*observe.Counters{counters},
+		TopKeys:  map[string]*observe.TopKeys{name: top},
+		Exact:    map[string]*observe.Exact{name: newExact(t, ratelimit.PerDay(1), 100)},
+	}
+}
+
+// tags are the tags of a page, with what stands in them.
+func tags(page string) []string { return regexp.MustCompile(`<[^>]*>`).FindAllString(page, -1) }
 
 func TestHandlerAnswersGetAndHeadOnly(t *testing.T) {
 	h := observe.Handler(observe.Page{})
