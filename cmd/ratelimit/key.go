@@ -34,12 +34,17 @@ const (
 	redisLimit = 5 * time.Second // for a call of Redis
 )
 
+// ban is what a Ban has in its Redis keys in place of an algorithm. The Period is that of Within.
+const ban = "ban"
+
 const keyText = `[flags] user:42
 
 Key lists the limiters on Redis that hold state of a key: what the key has spent, when it
 is whole again, and when Redis forgets it. It walks through all keys of the server by SCAN.
 The spend is what the limiter itself would say, under the limit that it was counted under.
 "?" stands for what Redis does not know: the rate of a named sliding log.
+Of a ban the limit is its denials, and the spend those that count: all of them while the key
+is banned. It is whole again when the ban ends; Redis remembers it longer.
 `
 
 // held is the state that a limiter holds of a key.
@@ -163,7 +168,7 @@ func parseKey(redisKey, prefix, key string) (h held, ok bool) {
 	text, began := strings.CutPrefix(redisKey, prefix+":"+layout+":")
 	text, ended := strings.CutSuffix(text, ":"+tag(key))
 	parts := strings.SplitN(text, ":", 3)
-	if !began || !ended || len(parts) < 3 || !slices.Contains(ratelimit.PerSecond(1).Algorithms(), parts[0]) {
+	if !began || !ended || len(parts) < 3 || parts[0] != ban && !slices.Contains(ratelimit.PerSecond(1).Algorithms(), parts[0]) {
 		return held{}, false
 	}
 	h.redisKey, h.algorithm = redisKey, parts[0]
@@ -213,6 +218,9 @@ func (h *held) read(ctx context.Context, client *redis.Client, st *redisstore.St
 	if h.ttl, err = client.PTTL(ctx, h.redisKey).Result(); err != nil {
 		return err
 	}
+	if h.algorithm == ban {
+		return h.readBan(ctx, client)
+	}
 	if err = h.readLimit(ctx, client); err != nil {
 		return err
 	}
@@ -230,28 +238,68 @@ func (h *held) read(ctx context.Context, client *redis.Client, st *redisstore.St
 	return err
 }
 
-// readLimit reads under which limit the state was counted. A state is five doubles: the time,
-// the Rate, the Period, and what is spent. A log does not have the Rate.
+// readBan reads a ban: scripts/ban.lua says what is in its state.
+func (h *held) readBan(ctx context.Context, client *redis.Client) error {
+	s, err := h.state(ctx, client)
+	if err != nil {
+		return err
+	}
+	now, err := client.Time(ctx).Result()
+	if err != nil {
+		return err
+	}
+	h.limit.Rate = s.limit.Rate
+	if h.reset = max(0, s.at.Add(s.part).Sub(now)); h.reset == 0 {
+		return nil
+	}
+	if h.spent = s.whole % (1 << 16); h.spent == 0 { // banned
+		h.spent = h.limit.Rate
+	}
+	return nil
+}
+
+// stored is a state: the five doubles of scripts/state.lua.
+type stored struct {
+	at    time.Time
+	limit ratelimit.Limit
+	whole int
+	part  time.Duration // if it is in µs
+}
+
+func (h *held) state(ctx context.Context, client *redis.Client) (s stored, err error) {
+	value, err := client.Get(ctx, h.redisKey).Bytes()
+	if err != nil {
+		return s, err
+	}
+	var numbers [5]float64
+	n, err := binary.Decode(value, binary.BigEndian, &numbers)
+	s = stored{
+		at:    time.UnixMicro(int64(numbers[0])),
+		limit: ratelimit.Limit{Rate: int(numbers[1]), Period: time.Duration(numbers[2]) * time.Microsecond},
+		whole: int(numbers[3]),
+		part:  time.Duration(numbers[4]) * time.Microsecond,
+	}
+	if err != nil || n != len(value) || s.limit.Validate() != nil || s.limit.Rate < 1 {
+		return s, errors.New("the value is not a state")
+	}
+	return s, nil
+}
+
+// readLimit reads under which limit the state was counted. A log does not have the Rate.
 func (h *held) readLimit(ctx context.Context, client *redis.Client) error {
 	if h.algorithm == "sliding_log" {
 		return nil
 	}
-	value, err := client.Get(ctx, h.redisKey).Bytes()
+	s, err := h.state(ctx, client)
 	if err != nil {
 		return err
 	}
-	var state [5]float64
-	n, err := binary.Decode(value, binary.BigEndian, &state)
-	counted := ratelimit.Limit{Rate: int(state[1]), Period: time.Duration(state[2]) * time.Microsecond}
-	if err != nil || n != len(value) || counted.Validate() != nil || counted.Rate < 1 {
-		return errors.New("the value is not a state")
-	}
-	h.calendar = h.algorithm == "fixed_window" && state[4] > 0
+	h.calendar = h.algorithm == "fixed_window" && s.part > 0
 	switch {
-	case h.calendar && counted.Period == h.limit.Period: // which is all that is known of it
-		h.limit.Rate = counted.Rate
-	case counted.Rate != h.limit.Rate || counted.Period != h.limit.Period: // named, or by a limit function
-		h.limit = counted
+	case h.calendar && s.limit.Period == h.limit.Period: // which is all that is known of it
+		h.limit.Rate = s.limit.Rate
+	case s.limit.Rate != h.limit.Rate || s.limit.Period != h.limit.Period: // named, or by a limit function
+		h.limit = s.limit
 	}
 	return nil
 }

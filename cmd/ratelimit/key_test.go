@@ -133,6 +133,52 @@ func TestKeySaysWhenItIsWholeAgain(t *testing.T) {
 	require.Regexp(t, `\ncosts +token_bucket +10/h +5 +(30m0s|29m5\S*s) +(30m0s|29m5\S*s)\n$`, got.stdout)
 }
 
+func TestKeyListsBansAndLiftsThem(t *testing.T) {
+	client := startRedis(t)
+	st := newStore(t, client, "rl")
+	inside, err := ratelimit.NewFixedWindow(st, ratelimit.PerDay(100), ratelimit.WithName("api"))
+	require.NoError(t, err)
+	b, err := ratelimit.NewBan(inside, st, ratelimit.Penalty{
+		Denials: 3, Within: 10 * time.Minute, For: 15 * time.Minute, Most: 24 * time.Hour,
+	}, ratelimit.WithName("login"))
+	require.NoError(t, err)
+	args := []string{"key", "-redis", client.Options().Addr, "user:42"}
+	for range 2 { // the second round is as the first: its ban was lifted, and is forgotten
+		_, err = b.Strike(t.Context(), "user:42", 2)
+		require.NoError(t, err)
+		require.Regexp(t, `\nlogin +ban +3/10m +2 +(10m0s|9m5\S*s) +(10m0s|9m5\S*s)\n$`, command(t, nil, args...).stdout)
+		_, err = b.Strike(t.Context(), "user:42", 1)
+		require.NoError(t, err)
+		banned := command(t, nil, args...)
+		require.Regexp(t, `\nlogin +ban +3/10m +3 +(15m0s|14m5\S*s) +24h1[45]m\S*s\n$`, banned.stdout, banned.stderr)
+		r, err := b.Allow(t.Context(), "user:42")
+		require.NoError(t, err)
+		require.Equal(t, ratelimit.SourceBan, r.Source())
+		lifted := command(t, nil, append([]string{"key", "-reset"}, args[1:]...)...)
+		require.Contains(t, lifted.stdout, "\nforgotten by 1 limiters\n")
+		r, err = b.Allow(t.Context(), "user:42")
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		require.NoError(t, b.Reset(t.Context(), "user:42"))
+	}
+}
+
+// A ban that is over is remembered, so that the next one is longer.
+func TestKeyListsABanThatIsOver(t *testing.T) {
+	client := startRedis(t)
+	ended := time.Now().Add(-time.Hour)
+	st, err := redisstore.New(client, redisstore.WithClock(func() time.Time { return ended }))
+	require.NoError(t, err)
+	inside, err := ratelimit.NewFixedWindow(st, ratelimit.PerDay(100))
+	require.NoError(t, err)
+	b, err := ratelimit.NewBan(inside, st, ratelimit.Penalty{Denials: 1, Within: time.Minute, For: time.Minute, Most: 24 * time.Hour})
+	require.NoError(t, err)
+	_, err = b.Strike(t.Context(), "user:42", 1)
+	require.NoError(t, err)
+	got := command(t, nil, "key", "-redis", client.Options().Addr, "user:42")
+	require.Contains(t, columns(got.stdout), "\nban ban 1/m 0 # #\n", got.stderr)
+}
+
 // Calendars are in the Redis key, and the end of the window in the state. Of the zone of another
 // limit that a function gave, Redis knows no more than that.
 func TestKeyShowsCalendars(t *testing.T) {
@@ -178,6 +224,7 @@ func TestKeyShowsWhatItCannotRead(t *testing.T) {
 		"rl:2:fixed_window:1000000:=b:{=user:42}":   strings.Repeat("\xff", 40),
 		"rl:2:sliding_log:1000000:=c:{=user:42}":    "text",
 		"rl:2:sliding_window:1000:1,1:{=user:42}":   "",
+		"rl:2:ban:1000000:=d:{=user:42}":            "text",
 		"rl:2:none:1000000:=a:{=user:42}":           "not ours",
 		"rl:2:token_bucket:soon:=a:{=user:42}":      "not ours",
 		"rl:2:token_bucket:1000000:1;1:{=user:42}":  "not ours",
@@ -188,11 +235,11 @@ func TestKeyShowsWhatItCannotRead(t *testing.T) {
 	got := command(t, nil, "key", "-redis", address, "-reset", "user:42")
 	require.Zero(t, got.code, got.stderr)
 	text := columns(got.stdout)
-	require.Equal(t, 1+5+4+1, strings.Count(text, "\n"), text)
+	require.Equal(t, 1+6+5+1, strings.Count(text, "\n"), text)
 	require.Contains(t, text, "\ncosts token_bucket 10/h 5 # #\n")
 	require.Contains(t, text, "\na token_bucket ?/s ? ? never\n")
 	require.Contains(t, text, "\nrl:2:token_bucket:1000000:=a:{=user:42}: the value is not a state\n")
-	require.Contains(t, text, "\nforgotten by 5 limiters\n")
+	require.Contains(t, text, "\nforgotten by 6 limiters\n")
 	require.EqualValues(t, 4, client.DBSize(t.Context()).Val())
 }
 

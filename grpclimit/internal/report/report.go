@@ -251,5 +251,8 @@ func AppendQuota(b []byte, p *ratelimit.Policy) []byte {
 	if p.Window > 0 {
 		b = strconv.AppendInt(append(b, ";w="...), Seconds(p.Window), 10)
 	}
+	if p.Unit != "" { // as of the same draft, from 8 on; a client that does not know it skips it
+		b = AppendString(append(b, ";qu="...), p.Unit)
+	}
 	return b
 }
