@@ -647,7 +647,7 @@ func TestACallThatEndsWhileItsBatchIsUnderWayMayBeCharged(t *testing.T) {
 
 func TestABatchWhoseReplyIsLostRunsOnce(t *testing.T) {
 	server := redistest.Start(t)
-	h := holdTrips(t, server)
+	h := holdTrips(t, server, redisstore.WithTimeout(2*time.Second)) // one batch on a busy machine too
 	var all []<-chan error
 	for i := range 20 {
 		all = append(all, h.wait(t, t.Context(), fmt.Sprint("k", i/2)))
@@ -668,7 +668,7 @@ func TestABatchWhoseReplyIsLostRunsOnce(t *testing.T) {
 func TestAMixedBatchWhoseReplyIsLostRunsOnce(t *testing.T) {
 	server := redistest.Start(t)
 	earlier := charge(t, newStore(t, server.Client(t)), "token_bucket", "refunded", 10, 100)
-	h := holdTrips(t, server)
+	h := holdTrips(t, server, redisstore.WithTimeout(2*time.Second)) // one batch on a busy machine too
 	all := []<-chan error{
 		h.waitFor(t, func() error { _, err := h.TakeUpTo(t.Context(), h.space, "upto", year(100), 200); return err }),
 		h.waitFor(t, func() error {

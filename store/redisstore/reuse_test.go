@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -14,7 +15,7 @@ import (
 // for.
 func together(t *testing.T, ctxs ...context.Context) (bt *batch, wait []func() *fault) {
 	t.Helper()
-	s, err := New(redistest.Start(t).Client(t))
+	s, err := New(redistest.Start(t).Client(t), WithTimeout(time.Minute)) // one batch on a busy machine too
 	require.NoError(t, err)
 	p := s.link.pipeline
 	free := sync.OnceFunc(s.Occupy())
