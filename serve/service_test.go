@@ -266,6 +266,7 @@ descriptors:
 	  descriptors:
 	  	- {key: b, rate_limit: {unit: minute, requests_per_unit: 1}}
 	- {key: a_b, rate_limit: {unit: minute, requests_per_unit: 1}}
+	- {key: a=b, rate_limit: {unit: minute, requests_per_unit: 1}}
 	- {key: s, value: "x*", share_threshold: true, rate_limit: {unit: minute, requests_per_unit: 2}}
 `)
 	entry := func(key, value string) *common.RateLimitDescriptor_Entry {
@@ -273,7 +274,7 @@ descriptors:
 	}
 	for _, entries := range [][]*common.RateLimitDescriptor_Entry{
 		{entry("a", "b_c")}, {entry("a_b", "c")}, {entry("a", "1&b=2")}, {entry("a", "1"), entry("b", "2")}, {entry("a", "1%26b=2")},
-		{entry("a", "{1}")}, {entry("a", "")}, {entry("a", "\x00\xff")}, {entry("a", "1=2")}, {entry("s", "x1")}, {entry("s", "x2")},
+		{entry("a", "{1}")}, {entry("a", "")}, {entry("a", "\x00\xff")}, {entry("a", "1=2")}, {entry("a=b", "c")}, {entry("a", "b=c")}, {entry("s", "x1")}, {entry("s", "x2")},
 	} {
 		answer, err := s.ShouldRateLimit(t.Context(), &pb.RateLimitRequest{Domain: "{edge}%", Descriptors: []*common.RateLimitDescriptor{{Entries: entries}}})
 		require.NoError(t, err)
