@@ -1,6 +1,7 @@
 package serve_test
 
 import (
+	"context"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -112,3 +113,13 @@ func code(c pb.RateLimitResponse_Code) string {
 	}
 	return c.String()
 }
+
+// contextUntil is a context that ends when done is closed.
+func contextUntil(done <-chan struct{}) context.Context { return endless{context.Background(), done} }
+
+type endless struct {
+	context.Context
+	done <-chan struct{}
+}
+
+func (e endless) Done() <-chan struct{} { return e.done }

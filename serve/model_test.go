@@ -250,6 +250,7 @@ func pickHits(r *rand.Rand) int { return [...]int{1, 1, 1, 2, 3, 0}[r.IntN(6)] }
 
 func TestTheServiceDoesWhatItsModelDoes(t *testing.T) {
 	t.Parallel()
+	effort.OneGoroutine(t)
 	for seed := range uint64(effort.Of(60, 1500)) {
 		checkAgainstModel(t, seed, 60, func(c *clock) store.Store { return ratelimit.Must(memstore.New(memstore.WithClock(c.now))) })
 	}

@@ -68,7 +68,7 @@ func connect(address string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.ContextTimeoutEnabled = true
+		o.ContextTimeoutEnabled, o.DialerRetries = true, 1 // the store tries again
 		return redis.NewClusterClient(o), nil
 	}
 	if u.Query().Has("master_name") {
@@ -76,13 +76,13 @@ func connect(address string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.ContextTimeoutEnabled = true
+		o.ContextTimeoutEnabled, o.DialerRetries = true, 1 // the store tries again
 		return redis.NewFailoverClient(o), nil
 	}
 	o, err := redis.ParseURL(address)
 	if err != nil {
 		return nil, err
 	}
-	o.ContextTimeoutEnabled = true
+	o.ContextTimeoutEnabled, o.DialerRetries = true, 1 // the store tries again
 	return redis.NewClient(o), nil
 }

@@ -24,7 +24,7 @@ import (
 const (
 	maxText    = 8 << 20 // bytes of a file
 	maxDepth   = 64      // of its nesting
-	maxNodes   = 1 << 20 // that are read, those of aliases each time
+	maxNodes   = 1 << 18 // that are read, those of aliases each time
 	maxErrors  = 20
 	maxQuoted  = 48 // bytes of a text that an error repeats
 	maxRate    = 1<<31 - 1
@@ -411,8 +411,11 @@ func (p *parser) store(f field) {
 func (p *parser) descriptors(f field, path string, depth int) level {
 	var next level
 	for _, item := range p.list(f, "descriptors") {
-		if depth >= maxEntries {
+		switch {
+		case depth >= maxEntries:
 			p.fail(item, "descriptors are nested over %d deep", maxEntries)
+			return nil
+		case p.nodes > maxNodes:
 			return nil
 		}
 		if next == nil {
