@@ -145,6 +145,7 @@ func TestOtherAnswersAreNotSentAgain(t *testing.T) {
 }
 
 func TestGarbageIsCorruptState(t *testing.T) {
+	t.Parallel()
 	client := redistest.Shared(t).Client(t)
 	s := newStore(t, client)
 	plant := map[string]func(key string) error{
@@ -211,6 +212,7 @@ func TestNobodyThereIsUnavailable(t *testing.T) {
 }
 
 func TestPoolExhaustedIsOverloaded(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	proxy.Delay(4 * time.Millisecond) // alive, but two connections carry 500 calls a second
@@ -372,6 +374,7 @@ func usedMemory(t *testing.T, client *redis.Client) int {
 }
 
 func TestFullServerIsOutOfMemory(t *testing.T) {
+	t.Parallel()
 	client := redistest.Start(t, "--maxmemory-policy", "noeviction").Client(t)
 	now := time.Now()
 	s := newStore(t, client, redisstore.WithClock(func() time.Time { return now }))

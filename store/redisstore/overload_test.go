@@ -122,6 +122,7 @@ func TestGoodputPastCapacity(t *testing.T) {
 // told, or more by at most the calls whose outcome they were told is unknown. Afterwards
 // the store works, and nothing is left of it.
 func TestExactlyOnceInOverload(t *testing.T) {
+	t.Parallel()
 	faults := map[string]func(server *redistest.Server, proxy *redistest.Proxy, client *redis.Client){
 		"none":             func(*redistest.Server, *redistest.Proxy, *redis.Client) {},
 		"replies are lost": func(_ *redistest.Server, proxy *redistest.Proxy, _ *redis.Client) { proxy.DropReplies(5, "evalsha") },
@@ -140,10 +141,7 @@ func TestExactlyOnceInOverload(t *testing.T) {
 			}
 		},
 	}
-	most := effort.Of(1024, 4096)
-	if testing.Short() {
-		most = 512
-	}
+	most := effort.Of(512, 4096)
 	for name, fault := range faults {
 		for _, callers := range []int{most, 256} {
 			if callers < most && !effort.Full() {
