@@ -434,7 +434,7 @@ func overtime(t *testing.T, s *redisstore.Store) time.Duration {
 
 func TestClusterSlotsMoveUnderLoad(t *testing.T) {
 	t.Parallel()
-	moveSlots(t, 10)
+	moveSlots(t, effort.Of(4, 10))
 }
 
 func TestLongClusterSlotsMoveUnderLoad(t *testing.T) {
