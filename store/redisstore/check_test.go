@@ -29,7 +29,6 @@ func found(t testing.TB, client redisstore.Client, opts ...redisstore.Option) st
 }
 
 func TestCheckSaysWhatIsWrong(t *testing.T) {
-	t.Parallel()
 	server := redistest.Start(t)
 	plain := server.Client(t)
 	good := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})

@@ -322,7 +322,7 @@ func TestTheFirstBurstAfterARestIsNotCalledAnOutage(t *testing.T) {
 	require.NoError(t, s.Ready(t.Context()))
 	for range 3 {
 		require.Eventually(t, s.Rested, 10*time.Second, time.Millisecond)
-		require.NoError(t, server.Client(t).Do(t.Context(), "client", "pause", 2*redisstore.DefaultTimeout.Milliseconds(), "all").Err())
+		server.Freeze()
 		var overloaded atomic.Int64
 		var callers sync.WaitGroup
 		for range 300 {
@@ -336,6 +336,7 @@ func TestTheFirstBurstAfterARestIsNotCalledAnOutage(t *testing.T) {
 			})
 		}
 		callers.Wait()
+		server.Thaw()
 		require.Positive(t, overloaded.Load())
 		require.Eventually(t, func() bool {
 			_, err := s.Take(t.Context(), space, "k", limit, 1)
