@@ -114,7 +114,7 @@ func TestNoWindowIsExceededWhileLinksBreak(t *testing.T) {
 	var mu sync.Mutex
 	windows := map[int64]int{} // of calls that began and ended in one
 	var callers sync.WaitGroup
-	end := time.Now().Add(time.Duration(effort.Of(3, 20)) * time.Second)
+	end := time.Now().Add(time.Duration(effort.Of(3, 8, 20)) * time.Second)
 	for c := range 16 {
 		callers.Go(func() {
 			for time.Now().Before(end) {

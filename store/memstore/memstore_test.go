@@ -148,7 +148,7 @@ func TestRefundNeverExtendsALife(t *testing.T) {
 // forget nothing, through growth, splits and sweeps.
 func TestAgainstMaps(t *testing.T) {
 	const keys = 1_000_000 / scale
-	calls := effort.Of(250_000, 2_500_000) / scale
+	calls := effort.Of(250_000, 1_000_000, 2_500_000) / scale
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
 	windows, logs := store.NewNamespace(window, ""), store.NewNamespace(sliding, "")

@@ -77,7 +77,7 @@ func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 				alone := newStore(t, client, clock, redisstore.WithPrefix(redistest.Prefix(t)+"alone"))
 				space, rng := spaceOf(t, algorithm), rand.New(rand.NewPCG(1, 2))
 				admitted, denied := 0, 0
-				for range effort.Of(4, 60) {
+				for range effort.Of(4, 20, 60) {
 					now = now.Add(time.Duration(rng.Int64N(int64(12*time.Second))) - 2*time.Second)
 					claims := randomClaims(rng, space)
 					replies, errs, _ := joined.TakeEach(claims)

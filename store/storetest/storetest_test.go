@@ -18,7 +18,7 @@ import (
 func openReference(_ testing.TB, clock func() time.Time) store.Store { return newReference(clock) }
 
 // On the reference store, only the oracle and the checks can find faults.
-func TestReferenceStore(t *testing.T) { Run(t, openReference, Traces(effort.Of(20, 300))) }
+func TestReferenceStore(t *testing.T) { Run(t, openReference, Traces(effort.Of(20, 100, 300))) }
 
 // An algorithm is checked even if only its promise is known.
 func TestStoriesAreOptional(t *testing.T) {
