@@ -613,10 +613,8 @@ func TestLeasesKeepTheirBounds(t *testing.T) {
 		n = *schedules
 	case effort.Long():
 		n = 10_000
-	case testing.Short():
+	case testing.Short(), !effort.Full():
 		n = 150
-	case !effort.Full():
-		n = 250
 	}
 	for _, c := range []struct {
 		name string

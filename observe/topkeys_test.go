@@ -205,7 +205,7 @@ func TestTopKeysIsBounded(t *testing.T) {
 	next := func() string { i++; return fmt.Sprint("key ", i) }
 	denials(top, 10_000, next)
 	heap := heapBytes()
-	n := effort.Of(1_000_000, 10_000_000)
+	n := effort.Of(300_000, 10_000_000)
 	denials(top, n, next)
 	require.Less(t, heapBytes(), heap+1<<14)
 	got := top.Top(1000)

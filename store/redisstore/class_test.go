@@ -145,6 +145,7 @@ func TestOtherAnswersAreNotSentAgain(t *testing.T) {
 }
 
 func TestGarbageIsCorruptState(t *testing.T) {
+	t.Parallel()
 	client := redistest.Shared(t).Client(t)
 	s := newStore(t, client)
 	plant := map[string]func(key string) error{
@@ -211,6 +212,7 @@ func TestNobodyThereIsUnavailable(t *testing.T) {
 }
 
 func TestPoolExhaustedIsOverloaded(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	proxy.Delay(4 * time.Millisecond) // alive, but two connections carry 500 calls a second
@@ -372,6 +374,7 @@ func usedMemory(t *testing.T, client *redis.Client) int {
 }
 
 func TestFullServerIsOutOfMemory(t *testing.T) {
+	t.Parallel()
 	client := redistest.Start(t, "--maxmemory-policy", "noeviction").Client(t)
 	now := time.Now()
 	s := newStore(t, client, redisstore.WithClock(func() time.Time { return now }))
@@ -454,7 +457,9 @@ func TestAbandonedCallsThatWaitedChargeNothing(t *testing.T) {
 		require.NoError(t, err)
 		loads[name] = start(t, s, "k", 32)
 	}
-	time.Sleep(100 * time.Millisecond)
+	for name, l := range loads { // a busy machine takes its time to make connections
+		require.Eventually(t, func() bool { return l.count("ok") > 64 }, 20*time.Second, time.Millisecond, name)
+	}
 	before := map[string]int{} // on a busy machine some time out without a fault
 	for name, l := range loads {
 		before[name] = l.count("timeout")

@@ -17,8 +17,9 @@ import (
 )
 
 func TestConformanceOnRedis(t *testing.T) {
+	t.Parallel()
 	client := redistest.Shared(t).Client(t)
-	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(4, 40)), storetest.ExpiresInRealTime())
+	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(2, 40)), storetest.ExpiresInRealTime())
 }
 
 // In a plain run miniredis replaces a missing redis-server.
