@@ -448,7 +448,7 @@ func TestScrapesWhileDecisionsAreUnderWay(t *testing.T) {
 	require.NotEmpty(t, before)
 }
 
-func TestCountersHaveAtMost95Series(t *testing.T) {
+func TestCountersHaveAtMost97Series(t *testing.T) {
 	memory, err := memstore.New()
 	require.NoError(t, err)
 	daily, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(1), ratelimit.WithName("b"))
