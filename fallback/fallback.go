@@ -498,6 +498,9 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 		if uncounted(r) {
 			granted = 0
 		}
+		if granted > 0 && see.Held(f.limiter) { // whoever holds a slot takes it up again
+			_ = f.limiter.Refund(see.Only(lasting(ctx), see.Slots), key, r, granted)
+		}
 	}
 	paid = events - due + granted
 	return nil
@@ -599,6 +602,9 @@ func (f *Limiter) refundAnswer(ctx context.Context, key string, charged ratelimi
 	}
 	if err := f.local.Refund(ctx, key, charged, n); err != nil {
 		return err
+	}
+	if see.PartOf(ctx) == see.Slots { // what they were charged with is still owed
+		return nil
 	}
 	if c := charged.Charged(); c > 0 { // 0 if the local limiter does not say
 		n = min(n, c)
