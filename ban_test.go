@@ -238,7 +238,7 @@ func banAsAModel(t *testing.T, b *ratelimit.Ban, m *banModel, c *ratelimittest.C
 		require.NoError(t, err)
 		m.expect(t, r, c.Now())
 		if counts && rng.IntN(3) == 0 { // a reading that comes late
-			late := time.Duration(1+rng.IntN(3600e6)) * time.Microsecond
+			late := time.Duration(1+rng.Int64N(3600e6)) * time.Microsecond
 			c.Advance(-late)
 			r = peek(t, b, "key")
 			c.Advance(late)
