@@ -116,13 +116,8 @@ func OnEnd(f func(Ending)) Option {
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
 	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, ratelimit.Result{}, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
-		}
-		if err := opt(h); err != nil {
-			return nil, ratelimit.Result{}, err
-		}
+	if err := h.apply(opts); err != nil {
+		return nil, ratelimit.Result{}, err
 	}
 	if err := checkLimiter(l); err != nil {
 		return nil, ratelimit.Result{}, err
@@ -139,6 +134,21 @@ func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	runtime.AddCleanup(s, (*held).forget, h)
 	return s, r, nil
 }
+
+func (h *held) apply(opts []Option) error {
+	for _, opt := range opts {
+		if opt == nil {
+			return fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Check returns the error that [Hold] would return because of opts.
+func Check(opts ...Option) error { return new(held).apply(opts) }
 
 // take asks for the slot. The question goes on if ctx ends, since its answer must be known.
 func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) {
