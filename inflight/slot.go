@@ -32,6 +32,7 @@ type held struct {
 	local   bool             // some of it by a local limiter, whose slots are to be given back
 	longest time.Time        // when it ends; zero for no such time
 	onEnd   func(Ending)
+	most    int // MaxWaiting; 0 unless set
 	since   time.Time
 
 	mu        sync.Mutex
@@ -116,19 +117,23 @@ func OnEnd(f func(Ending)) Option {
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
 	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, ratelimit.Result{}, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
-		}
-		if err := opt(h); err != nil {
-			return nil, ratelimit.Result{}, err
-		}
+	err := h.apply(opts)
+	if err == nil && h.most > 0 {
+		err = errMaxWaiting
 	}
-	if err := checkLimiter(l); err != nil {
+	if err == nil {
+		err = checkLimiter(l)
+	}
+	if err != nil {
 		return nil, ratelimit.Result{}, err
 	}
+	return h.hold(ctx)
+}
+
+// hold takes the slot, and plans what follows.
+func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	h.since = time.Now()
-	r, err := h.take(ctx, n)
+	r, err := h.take(ctx, h.asked)
 	if err != nil || !r.Allowed {
 		return nil, r, err
 	}
@@ -138,6 +143,27 @@ func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	h.mu.Unlock()
 	runtime.AddCleanup(s, (*held).forget, h)
 	return s, r, nil
+}
+
+func (h *held) apply(opts []Option) error {
+	for _, opt := range opts {
+		if opt == nil {
+			return fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Check returns the error that [Hold] would return because of opts.
+func Check(opts ...Option) error {
+	h := new(held)
+	if err := h.apply(opts); err != nil || h.most == 0 {
+		return err
+	}
+	return errMaxWaiting
 }
 
 // take asks for the slot. The question goes on if ctx ends, since its answer must be known.
@@ -511,6 +537,10 @@ func (h *held) giveBack() {
 		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.asked) // fewer would not be the whole call
 		if errors.Is(err, ratelimit.ErrStore) && p.life < forever && time.Now().Before(p.until) {
 			left = append(left, p)
+			continue
+		}
+		if err == nil {
+			lines.wake(h.limiter, h.key, p.core)
 		}
 	}
 	h.mu.Lock()

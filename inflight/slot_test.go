@@ -530,6 +530,8 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 		_, err = throttle.NewWaiter(l, time.Second)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		_, err = throttle.NewSlowdown(l, throttle.Slow{Step: time.Second, Max: time.Minute})
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
 	for _, opt := range []inflight.Option{nil, inflight.Longest(0), inflight.OnEnd(nil)} {
 		_, _, err = inflight.Hold(t.Context(), l, "key", 1, opt)
