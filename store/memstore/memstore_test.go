@@ -668,8 +668,8 @@ func TestWorkPerCall(t *testing.T) {
 }
 
 func TestSizes(t *testing.T) {
-	if slot, table := memstore.Sizes(); slot != 32 || table > 128 && strconv.IntSize == 64 {
-		t.Errorf("a slot has %d bytes and a table %d, want 32 and at most 128", slot, table)
+	if slot, table := memstore.Sizes(); slot != 32 || table > 192 && strconv.IntSize == 64 {
+		t.Errorf("a slot has %d bytes and a table %d, want 32 and at most 192", slot, table)
 	}
 }
 
