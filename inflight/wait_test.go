@@ -113,7 +113,7 @@ func TestSlotsOfOthersAreSeenWithinASecond(t *testing.T) {
 		require.NoError(t, err)
 		began = time.Now()
 		wait(t.Context(), t, l, "key").Release()
-		require.GreaterOrEqual(t, time.Since(began), 3*time.Second)
+		require.GreaterOrEqual(t, time.Since(began), 3*time.Second-time.Microsecond) // the store counts whole ones
 		require.LessOrEqual(t, time.Since(began), 3*time.Second+time.Millisecond)
 		time.Sleep(time.Second)
 	})
@@ -245,7 +245,7 @@ func TestAllWhoWaitGetASlot(t *testing.T) {
 	var inside, most atomic.Int64
 	var all sync.WaitGroup
 	for range 2 {
-		l, err := onRedis(client)
+		l, err := onRedis(client, 10*time.Second)
 		require.NoError(t, err)
 		for range 20 {
 			all.Go(func() {
