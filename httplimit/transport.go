@@ -18,7 +18,7 @@ import (
 // Transport is an [http.RoundTripper] that keeps the requests of a client under a limit, such
 // as that of somebody else's service. Each waits until the limiter admits it
 // ([ratelimit.Wait]), as long as its context lasts. A request that would have to wait beyond
-// its deadline is [ratelimit.ErrWouldExceedDeadline] at once. With [WithoutWaiting] nothing
+// its deadline is [ratelimit.ErrWouldExceedDeadline] as soon as that is known. With [WithoutWaiting] nothing
 // waits. [http.Client] returns these errors inside a *url.Error, and its Timeout counts while
 // a request waits.
 //
