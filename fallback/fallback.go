@@ -41,9 +41,9 @@ import (
 //
 // A failure is an error that wraps [ratelimit.ErrStore]. A lost reply is one too, and its
 // charge may stand. Denials, invalid input, errors of a limit function and the end of the
-// caller's ctx are none. What stands in for a store cannot say what a key's limit is: let the
-// limit function answer while its database fails, as package plancache does. So give the store a timeout that is shorter than the callers'
-// deadlines: until the breaker opens, and in a probe, a call takes that long.
+// caller's ctx are none. Let the limit function answer while its database fails, as package
+// plancache does. Give the store a shorter timeout than the callers' deadlines: until the breaker
+// opens, and in a probe, a call takes that long.
 //
 // Three errors are answered and are no failures: [store.ErrCorrupt], which concerns one key,
 // [store.ErrClock], and [store.ErrOverloaded], since the store still decides other calls. What

@@ -604,16 +604,19 @@ func (h *held) turn() {
 
 // renew renews a place, and reports whether it is still held, or may be.
 func (h *held) renew(p *place) bool {
+	if p.life == forever {
+		return true
+	}
 	began := time.Now()
+	ctx, cancel := context.WithDeadline(h.ctx, began.Add(p.life/4)) // so that there is time for another one
+	defer cancel()
 	var r ratelimit.Result
 	var err error
 	switch {
-	case p.life == forever:
-		return true
 	case p.counted():
-		r, err = p.core.Renew(h.ctx, h.key, p.charged)
+		r, err = p.core.Renew(ctx, h.key, p.charged)
 	case p.standsIn():
-		r, err = p.core.Allow(h.ctx, h.key)
+		r, err = p.core.Allow(ctx, h.key)
 	default: // no slot was needed
 		return true
 	}

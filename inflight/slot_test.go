@@ -34,6 +34,7 @@ type remote struct {
 	store.Store
 	way    time.Duration
 	down   atomic.Bool
+	hangs  atomic.Bool // until its callers have enough
 	mute   atomic.Bool // whether replies are lost
 	called atomic.Int64
 }
@@ -52,6 +53,10 @@ func (r *remote) call(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+	}
+	if r.hangs.Load() {
+		<-ctx.Done()
+		return ctx.Err()
 	}
 	if r.down.Load() {
 		return store.ErrUnavailable
@@ -188,6 +193,20 @@ func TestASlotIsLostWhenItCannotBeRenewed(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, 1, free(t, l))
 		require.Equal(t, []inflight.Reason{inflight.Lost, inflight.Released}, endings)
+	})
+}
+
+func TestARenewalThatHangsLeavesTimeForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		held := hold(t, slots(t, s, 1))
+		s.hangs.Store(true)
+		time.Sleep(1100 * time.Millisecond) // it is renewed after 1 s
+		s.hangs.Store(false)
+		time.Sleep(time.Minute)
+		require.False(t, held.Lost())
+		held.Release()
+		synctest.Wait()
 	})
 }
 
@@ -434,7 +453,7 @@ func TestNeverMoreThanThereAre(t *testing.T) {
 		}
 		var inside, most, turns atomic.Int64
 		var all sync.WaitGroup
-		end := time.Now().Add(time.Duration(effort.Of(40, 240)) * time.Second)
+		end := time.Now().Add(time.Duration(effort.Of(20, 80, 240)) * time.Second)
 		for i := range 64 {
 			all.Go(func() {
 				random := rand.New(rand.NewPCG(uint64(i), 5))
