@@ -32,8 +32,13 @@
 //	  plan:
 //	    algorithm: fixed_window # it alone counts by a calendar
 //	    limit: 10000/month from 31 in America/Sao_Paulo
+//	  model:
+//	    algorithm: token_bucket
+//	    limit: 100/m
+//	    in_flight: 8            # so many at once, besides or alone: package inflight
+//	    life: 30s               # of a slot whose process has died; the default is 1m
 //
-// A limiter has an algorithm, and a limit or limits. All else is optional. Limits are read by
+// A limiter has an algorithm and a limit or limits, or in_flight. All else is optional. Limits are read by
 // [ratelimit.ParseLimit], and algorithms are those of [ratelimit.New]. Names and tiers are
 // taken as they are written, quoted or not. A name has 1 to 256 bytes and no braces.
 //
@@ -49,10 +54,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -105,9 +113,11 @@ type spec struct {
 	line, column int // of the name
 
 	name, algorithm string
-	limits          []ratelimit.Limit // one, unless several
+	limits          []ratelimit.Limit // one, unless several; none if there are slots alone
 	several         bool              // they stand under limits
 	tiers           map[string]ratelimit.Limit
+	slots           int                // at once; 0 if that is not limited
+	life            time.Duration      // of a slot
 	ban             *ratelimit.Penalty // nil if there is none
 	onFailure       failure
 	instances       int // 0 unless onFailure is local
@@ -154,7 +164,32 @@ func (s *spec) checkShares() error {
 			return err
 		}
 	}
-	return nil
+	if s.slots == 0 {
+		return nil
+	}
+	slots, err := s.newSlots(mem)
+	if err == nil {
+		_, err = see.Local(slots, mem, s.instances)
+	}
+	return err
+}
+
+// checkSlots returns the error of the life of slots.
+func (s *spec) checkSlots() error {
+	mem, err := memstore.New()
+	if err == nil {
+		_, err = s.newSlots(mem)
+	}
+	return err
+}
+
+// newSlots makes the limiter of what runs at once.
+func (s *spec) newSlots(on store.Store) (ratelimit.Limiter, error) {
+	opts := []ratelimit.Option{ratelimit.WithName(s.name)}
+	if len(s.limits) > 0 {
+		opts = append(opts, ratelimit.WithPolicyName(s.name+"/"+inflight.Algorithm))
+	}
+	return inflight.New(on, s.slots, s.life, opts...)
 }
 
 // checkLease tries the life on the limit, and then whether any limit can be leased.

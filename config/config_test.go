@@ -232,13 +232,13 @@ func TestBadTextsAreRefusedWithTheLineAndTheColumn(t *testing.T) {
 		{name: "a limiter twice", text: a + "    limit: 1/s\n  a:\n    algorithm: x\n", err: `5:3: limiters: "a" is already in line 2`},
 		{name: "a field twice", text: a + "    limit: 1/s\n    limit: 2/s\n", err: `5:5: limiter "a": "limit" is already in line 4`},
 		{name: "a tier twice", text: a + "    limit: 1/s\n    tiers: {x: 1/s, x: 2/s}\n", err: `5:21: limiter "a": tiers: "x" is already in line 5`},
-		{name: "a limiter of nothing", text: "limiters:\n  a:\n", err: `2:5: limiter "a": nothing: want a mapping with the fields algorithm and limit`},
-		{name: "a limiter of text", text: "limiters:\n  a: 5/s\n", err: `2:6: limiter "a": "5/s": want a mapping with the fields algorithm and limit`},
+		{name: "a limiter of nothing", text: "limiters:\n  a:\n", err: `2:5: limiter "a": nothing: want a mapping with the fields algorithm and limit, or in_flight`},
+		{name: "a limiter of text", text: "limiters:\n  a: 5/s\n", err: `2:6: limiter "a": "5/s": want a mapping with the fields algorithm and limit, or in_flight`},
 		{name: "a limiter without a name", text: "limiters:\n  : {limit: 1/s}\n", err: "2:3: limiters: nothing: want a name"},
 		{name: "a list for a name", text: "limiters:\n  [a]: {limit: 1/s}\n", err: "2:3: limiters: a list of 1: want a name"},
 		{
 			name: "an unknown field", text: a + "    limit: 1/s\n    burst: 5\n",
-			err: `5:5: limiter "a": unknown field "burst": want algorithm, limit, limits, tiers, ban, store, on_failure, instances`,
+			err: `5:5: limiter "a": unknown field "burst": want algorithm, limit, limits, tiers, in_flight, life, ban, store, on_failure, instances`,
 		},
 		{name: "no algorithm", text: "limiters:\n  a:\n    limit: 1/s\n", err: `2:3: limiter "a": no algorithm`},
 		{

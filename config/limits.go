@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -15,16 +16,16 @@ import (
 type limits struct {
 	ratelimit.Limiter // all limits: the one, or an All
 	spec              *spec
-	parts             []ratelimit.Limiter // each alone, as in spec.limits
+	parts             []ratelimit.Limiter // each alone, as in spec.limits, and then that of slots
 	owner             *Limiters
 	mark              *ratelimit.Mark // owner's, on what these have charged
 }
 
-// newLimits makes a limiter of each limit, by its place in s, and one of all. Bans are kept in
-// bans.
+// newLimits makes a limiter of each limit, by its place in parts, and one of all. Bans are kept
+// in bans.
 func (ls *Limiters) newLimits(s *spec, bans store.Store, one func(i int) (ratelimit.Limiter, error)) (*limits, error) {
 	l := &limits{spec: s, owner: ls}
-	for i := range s.limits {
+	for i := range s.parts() {
 		part, err := one(i)
 		if err != nil {
 			return nil, err
@@ -32,7 +33,7 @@ func (ls *Limiters) newLimits(s *spec, bans store.Store, one func(i int) (rateli
 		l.parts = append(l.parts, part)
 	}
 	l.Limiter = l.parts[0]
-	if s.several {
+	if len(l.parts) > 1 || s.several {
 		all, err := ratelimit.NewAll(l.parts...)
 		if err != nil {
 			return nil, err
@@ -112,8 +113,26 @@ type count struct {
 // addTo makes the limiters of l those of their counts.
 func (l *limits) addTo(counts map[count]ratelimit.Limiter, local bool) {
 	for i, part := range l.parts {
-		counts[count{l.spec.algorithm, period(l.spec.limits[i]), local}] = part
+		c := l.spec.count(i)
+		c.local = local
+		counts[c] = part
 	}
+}
+
+// parts is how many limits there are, with that of slots.
+func (s *spec) parts() int {
+	if s.slots > 0 {
+		return len(s.limits) + 1
+	}
+	return len(s.limits)
+}
+
+// count is what limit i counts. Slots are the same whatever their life.
+func (s *spec) count(i int) count {
+	if i == len(s.limits) {
+		return count{algorithm: inflight.Algorithm}
+	}
+	return count{algorithm: s.algorithm, period: period(s.limits[i])}
 }
 
 // has reports whether part is one of l's. A nil l has none.
@@ -122,9 +141,9 @@ func (l *limits) has(part ratelimit.Limiter) bool { return l != nil && slices.Co
 // counter returns the limiter of l that has the count of former's limit i. If there is no
 // such limiter it returns that limit's own, whose count may be needed again.
 func (l *limits) counter(former *limits, i int) ratelimit.Limiter {
-	if l.spec.algorithm == former.spec.algorithm {
-		if same := slices.Index(l.spec.periods(), period(former.spec.limits[i])); same >= 0 {
-			return l.parts[same]
+	for same, part := range l.parts {
+		if l.spec.count(same) == former.spec.count(i) {
+			return part
 		}
 	}
 	return former.parts[i]

@@ -26,11 +26,14 @@ const (
 	maxQuoted = 48  // bytes of a text that an error repeats
 	maxName   = 256 // bytes
 	maxLimits = 16  // as many as an All takes
+	maxCount  = 1<<31 - 1
+
+	defaultLife = time.Minute // of a slot
 )
 
 // The fields that there are. schema.json says of each what it may be.
 var (
-	limiterFields = []string{"algorithm", "limit", "limits", "tiers", "ban", "store", "on_failure", "instances"}
+	limiterFields = []string{"algorithm", "limit", "limits", "tiers", "in_flight", "life", "ban", "store", "on_failure", "instances"}
 	banFields     = []string{"denials", "for", "most"}
 	storeFields   = []string{"deny_cache", "coalescing", "lease"}
 	failures      = []failure{failOpen, failClosed, failLocal, failError}
@@ -253,14 +256,16 @@ func (p *parser) limiter(name, n *yaml.Node) {
 	p.specs = append(p.specs, s)
 	p.name(name, what)
 	before := len(p.errs)
-	fields := p.fields(n, what, "a mapping with the fields algorithm and limit", limiterFields...)
+	fields := p.fields(n, what, "a mapping with the fields algorithm and limit, or in_flight", limiterFields...)
 	if len(fields) == 0 && len(p.errs) > before {
 		return
 	}
 	read := reader{p, s, what, name, fields}
-	read.algorithm()
-	read.limits()
-	read.tiers()
+	if read.slots(); !read.slotsAlone() {
+		read.algorithm()
+		read.limits()
+		read.tiers()
+	}
 	read.ban()
 	read.store(len(p.errs) == before)
 	read.onFailure(len(p.errs) == before)
@@ -291,6 +296,53 @@ func (r *reader) text(n *yaml.Node, field, want string) (string, bool) {
 		return "", false
 	}
 	return n.Value, true
+}
+
+// slots reads how many are in flight at once, and how long a slot outlives its process.
+func (r *reader) slots() {
+	life, hasLife := r.fields["life"]
+	f, found := r.fields["in_flight"]
+	if !found {
+		if hasLife {
+			r.fail(life.key, "%slife: want in_flight beside it", r.what)
+		}
+		return
+	}
+	r.spec.slots, r.spec.life = r.number(f.value, "in_flight"), defaultLife
+	if hasLife {
+		r.spec.life = r.duration("life", "30s", false)
+	}
+	if r.spec.slots > 0 && r.spec.life > 0 {
+		if err := r.spec.checkSlots(); err != nil {
+			r.fail(life.value, "%slife: %w", r.what, err)
+		}
+	}
+	for _, other := range []struct{ field, why string }{
+		{"store", "has no effect beside in_flight: each slot is the store's"},
+		{"ban", "want none beside in_flight: who finds no slot has done nothing wrong"},
+	} {
+		if f, found := r.fields[other.field]; found {
+			r.fail(f.key, "%s%s: %s", r.what, other.field, other.why)
+		}
+	}
+}
+
+// slotsAlone is whether in_flight is the only limit. Then nothing counts rates.
+func (r *reader) slotsAlone() bool {
+	if _, found := r.fields["in_flight"]; !found {
+		return false
+	}
+	for _, field := range []string{"limit", "limits"} {
+		if _, found := r.fields[field]; found {
+			return false
+		}
+	}
+	for _, field := range []string{"algorithm", "tiers"} {
+		if f, found := r.fields[field]; found {
+			r.fail(f.key, "%s%s: want a limit beside it", r.what, field)
+		}
+	}
+	return true
 }
 
 func (r *reader) algorithm() {
@@ -346,8 +398,12 @@ func (r *reader) limits() {
 
 // list reads limits that must all admit.
 func (r *reader) list(n *yaml.Node) {
-	if n.Kind != yaml.SequenceNode || len(n.Content) == 0 || len(n.Content) > maxLimits {
-		r.fail(n, "%slimits: %s: want a list of 1 to %d limits", r.what, describe(n), maxLimits)
+	most := maxLimits
+	if r.spec.slots > 0 {
+		most--
+	}
+	if n.Kind != yaml.SequenceNode || len(n.Content) == 0 || len(n.Content) > most {
+		r.fail(n, "%slimits: %s: want a list of 1 to %d limits", r.what, describe(n), most)
 		return
 	}
 	for _, item := range n.Content {
@@ -527,18 +583,23 @@ func (r *reader) onFailure(good bool) {
 }
 
 func (r *reader) instances(n *yaml.Node, good bool) {
-	count, err := strconv.ParseInt(n.Value, 10, 32)
-	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || err != nil || count < 1 {
-		r.fail(n, "%sinstances: %s: want a number from 1 to 2147483647", r.what, describe(n))
-		return
-	}
-	r.spec.instances = int(count)
-	if !good {
+	r.spec.instances = r.number(n, "instances")
+	if !good || r.spec.instances == 0 {
 		return
 	}
 	if err := r.spec.checkShares(); err != nil {
 		r.fail(n, "%sinstances: %w", r.what, err)
 	}
+}
+
+// number reads a number of a field, 0 if there is none.
+func (r *reader) number(n *yaml.Node, field string) int {
+	count, err := strconv.ParseInt(n.Value, 10, 32)
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || err != nil || count < 1 {
+		r.fail(n, "%s%s: %s: want a number from 1 to %d", r.what, field, describe(n), maxCount)
+		return 0
+	}
+	return int(count)
 }
 
 // later returns the one of two nodes that stands below or behind the other.

@@ -86,11 +86,17 @@ func limiterSchema() object {
 	}
 	return object{
 		"type":                 "object",
-		"required":             []string{"algorithm"},
 		"additionalProperties": false,
 		"properties":           limiterProperties(),
-		"oneOf":                []object{{"required": []string{"limit"}}, {"required": []string{"limits"}}},
-		"dependencies":         object{"tiers": []string{"limit"}, "instances": []string{"on_failure"}, "ban": object{"properties": object{"store": false}}},
+		"oneOf": []object{
+			{"required": []string{"algorithm", "limit"}},
+			{"required": []string{"algorithm", "limits"}},
+			{"required": []string{"in_flight"}, "properties": object{"algorithm": false, "limit": false, "limits": false}},
+		},
+		"dependencies": object{
+			"tiers": []string{"limit"}, "instances": []string{"on_failure"}, "life": []string{"in_flight"},
+			"ban": object{"properties": object{"store": false, "in_flight": false}}, "in_flight": object{"properties": object{"store": false}},
+		},
 		"allOf": append(byAlgorithm, object{
 			"if":   object{"properties": object{"on_failure": object{"const": failLocal}}, "required": []string{"on_failure"}},
 			"then": object{"required": []string{"instances"}},
@@ -136,6 +142,14 @@ func limiterProperties() object {
 			"description": "Limits of keys whose tier the program knows. Others have limit.",
 			"type":        "object", "minProperties": 1, "additionalProperties": limit,
 		},
+		"in_flight": object{
+			"description": "How many of a key may run at once.",
+			"type":        "integer", "minimum": 1, "maximum": maxCount,
+		},
+		"life": object{
+			"description": "How long a slot of in_flight outlives a process that has died. The default is 1m.",
+			"type":        "string", "pattern": `^([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+$`,
+		},
 		"ban": object{
 			"description": "After so many denials in a time the key is denied for a time, twice as long each further time.",
 			"type":        "object", "required": []string{"denials", "for"}, "additionalProperties": false, "properties": banProperties(),
@@ -152,7 +166,7 @@ func limiterProperties() object {
 		},
 		"instances": object{
 			"description": "With on_failure: local each takes its share of the limit while the store fails.",
-			"type":        "integer", "minimum": 1, "maximum": 1<<31 - 1,
+			"type":        "integer", "minimum": 1, "maximum": maxCount,
 		},
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
@@ -45,7 +46,12 @@ The spend is what the limiter itself would say, under the limit that it was coun
 "?" stands for what Redis does not know: the rate of a named sliding log.
 Of a ban the limit is its denials, and the spend those that count: all of them while the key
 is banned. It is whole again when the ban ends; Redis remembers it longer.
+Of slots the spend is those that are held, and a line below says of each since when, and when it
+is free at the latest if nobody renews it. -reset frees them: who holds one finds it lost.
 `
+
+// algorithms are those that keys may have.
+var algorithms = append(ratelimit.PerSecond(1).Algorithms(), ban, inflight.Algorithm)
 
 // held is the state that a limiter holds of a key.
 type held struct {
@@ -58,7 +64,8 @@ type held struct {
 	spent     int
 	reset     time.Duration
 	ttl       time.Duration
-	err       error // the state cannot be read
+	slots     []slot // of a limiter that counts those
+	err       error  // the state cannot be read
 }
 
 // key is the command.
@@ -168,11 +175,11 @@ func parseKey(redisKey, prefix, key string) (h held, ok bool) {
 	text, began := strings.CutPrefix(redisKey, prefix+":"+layout+":")
 	text, ended := strings.CutSuffix(text, ":"+tag(key))
 	parts := strings.SplitN(text, ":", 3)
-	if !began || !ended || len(parts) < 3 || parts[0] != ban && !slices.Contains(ratelimit.PerSecond(1).Algorithms(), parts[0]) {
+	if !began || !ended || len(parts) < 3 || !slices.Contains(algorithms, parts[0]) {
 		return held{}, false
 	}
 	h.redisKey, h.algorithm = redisKey, parts[0]
-	if h.made, ok = parsePeriod(parts[1]); !ok {
+	if h.made, ok = parsePeriod(parts[1]); !ok && (h.algorithm != inflight.Algorithm || parts[1] != "any") {
 		return held{}, false
 	}
 	if name, named := strings.CutPrefix(parts[2], "="); named {
@@ -218,8 +225,11 @@ func (h *held) read(ctx context.Context, client *redis.Client, st *redisstore.St
 	if h.ttl, err = client.PTTL(ctx, h.redisKey).Result(); err != nil {
 		return err
 	}
-	if h.algorithm == ban {
+	switch h.algorithm {
+	case ban:
 		return h.readBan(ctx, client)
+	case inflight.Algorithm:
+		return h.readSlots(ctx, client)
 	}
 	if err = h.readLimit(ctx, client); err != nil {
 		return err
@@ -330,7 +340,7 @@ func printHeld(out io.Writer, key string, all []held) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "limiter\talgorithm\tlimit\tspent\twhole again in\texpires in")
 	for _, h := range all {
-		fmt.Fprintf(w, "%s\t%s\t%s\t", printable(cmp.Or(h.name, "(no name)")), h.algorithm, h.limitText())
+		fmt.Fprintf(w, "%s\t%s\t%s\t", printable(h.title()), h.algorithm, h.limitText())
 		if h.err != nil {
 			fmt.Fprintf(w, "?\t?\t%s\n", ttlText(h.ttl))
 			continue
@@ -342,12 +352,18 @@ func printHeld(out io.Writer, key string, all []held) error {
 		if h.err != nil {
 			fmt.Fprintf(out, "%s: %v\n", printable(h.redisKey), h.err)
 		}
+		printSlots(out, h)
 	}
 	return err
 }
 
+func (h *held) title() string { return cmp.Or(h.name, "(no name)") }
+
 // limitText is the limit that the state was counted under.
 func (h *held) limitText() string {
+	if h.algorithm == inflight.Algorithm {
+		return h.slotsText()
+	}
 	if h.limit.Rate == 0 {
 		return "?" + strings.TrimPrefix(h.limit.String(), "0")
 	}

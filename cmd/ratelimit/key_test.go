@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
@@ -163,6 +164,36 @@ func TestKeyListsBansAndLiftsThem(t *testing.T) {
 	}
 }
 
+func TestKeyListsSlotsAndFreesThem(t *testing.T) {
+	client := startRedis(t)
+	st := newStore(t, client, "rl")
+	exports, err := inflight.New(st, 5, time.Minute, ratelimit.WithName("exports"))
+	require.NoError(t, err)
+	unnamed, err := inflight.New(st, 30, time.Hour)
+	require.NoError(t, err)
+	for range 2 {
+		_, err = exports.Allow(t.Context(), "user:42")
+		require.NoError(t, err)
+	}
+	for range mostSlots + 3 {
+		_, err = unnamed.Allow(t.Context(), "user:42")
+		require.NoError(t, err)
+	}
+	args := []string{"key", "-redis", client.Options().Addr, "user:42"}
+	got := command(t, nil, args...)
+	line := func(name string, times int) string {
+		return strings.Repeat(name+": a slot is held for #, and free in # at the latest, unless it is renewed\n", times)
+	}
+	require.Equal(t, "limiter algorithm limit spent whole again in expires in\n(no name) in_flight 30 at once 23 # #\nexports in_flight ? at once 2 # #\n"+
+		line("(no name)", mostSlots)+"(no name): and 3 more\n"+line("exports", 2), columns(got.stdout), got.stderr)
+	require.Regexp(t, `exports +in_flight +\? at once +2 +(1m0s|5\S*s) `, got.stdout)
+	got = command(t, nil, append([]string{"key", "-reset"}, args[1:]...)...)
+	require.Contains(t, got.stdout, "\nforgotten by 2 limiters\n")
+	r, err := exports.Peek(t.Context(), "user:42")
+	require.NoError(t, err)
+	require.Equal(t, 5, r.Remaining)
+}
+
 // A ban that is over is remembered, so that the next one is longer.
 func TestKeyListsABanThatIsOver(t *testing.T) {
 	client := startRedis(t)
@@ -225,6 +256,7 @@ func TestKeyShowsWhatItCannotRead(t *testing.T) {
 		"rl:2:sliding_log:1000000:=c:{=user:42}":    "text",
 		"rl:2:sliding_window:1000:1,1:{=user:42}":   "",
 		"rl:2:ban:1000000:=d:{=user:42}":            "text",
+		"rl:2:in_flight:any:=e:{=user:42}":          "text",
 		"rl:2:none:1000000:=a:{=user:42}":           "not ours",
 		"rl:2:token_bucket:soon:=a:{=user:42}":      "not ours",
 		"rl:2:token_bucket:1000000:1;1:{=user:42}":  "not ours",
@@ -235,11 +267,11 @@ func TestKeyShowsWhatItCannotRead(t *testing.T) {
 	got := command(t, nil, "key", "-redis", address, "-reset", "user:42")
 	require.Zero(t, got.code, got.stderr)
 	text := columns(got.stdout)
-	require.Equal(t, 1+6+5+1, strings.Count(text, "\n"), text)
+	require.Equal(t, 1+7+6+1, strings.Count(text, "\n"), text)
 	require.Contains(t, text, "\ncosts token_bucket 10/h 5 # #\n")
 	require.Contains(t, text, "\na token_bucket ?/s ? ? never\n")
 	require.Contains(t, text, "\nrl:2:token_bucket:1000000:=a:{=user:42}: the value is not a state\n")
-	require.Contains(t, text, "\nforgotten by 6 limiters\n")
+	require.Contains(t, text, "\nforgotten by 7 limiters\n")
 	require.EqualValues(t, 4, client.DBSize(t.Context()).Val())
 }
 

@@ -66,6 +66,8 @@ func TestTheSchemaTakesTheFilesThatAreGood(t *testing.T) {
 		"failure":   "algorithm: token_bucket, limit: 1/s, on_failure: error",
 		"local":     "algorithm: token_bucket, limit: 4/s, on_failure: local, instances: 4",
 		"off":       "algorithm: token_bucket, limits: [1/s, 9/m], store: {deny_cache: false}",
+		"slots":     "in_flight: 8, life: 30s, on_failure: local, instances: 4",
+		"and rates": "algorithm: fixed_window, limits: [1/s, 9/m], in_flight: 8",
 		"lease off": "algorithm: fixed_window, limit: 100000/s, store: {lease: 50ms, coalescing: false}",
 	} {
 		good[name] = "limiters: {a: {" + fields + "}}"
@@ -112,6 +114,13 @@ func TestTheSchemaRefusesWhatParseRefuses(t *testing.T) {
 		"a lease of nothing":     "algorithm: fixed_window, limit: 100000/s, store: {lease: 50}",
 		"a lease and a cache":    "algorithm: fixed_window, limit: 100000/s, store: {lease: 50ms, deny_cache: true}",
 		"a lease of several":     "algorithm: fixed_window, limits: [100000/s], store: {lease: 50ms}",
+		"no slots":               "in_flight: 0",
+		"slots as text":          `in_flight: "5"`,
+		"a life alone":           "algorithm: fixed_window, limit: 1/s, life: 30s",
+		"an algorithm of slots":  "algorithm: fixed_window, in_flight: 5",
+		"tiers of slots":         "in_flight: 5, tiers: {a: 1/s}",
+		"slots and a store":      "in_flight: 5, store: {deny_cache: true}",
+		"slots and a ban":        "in_flight: 5, ban: {denials: 3/1m, for: 1m}",
 		"a cache of several":     "algorithm: fixed_window, limits: [1/s], store: {deny_cache: true}",
 	} {
 		bad[name] = "limiters: {a: {" + fields + "}}"

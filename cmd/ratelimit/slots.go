@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// slot is one that is held: for how long it has been, and when it is free if nobody renews it.
+type slot struct{ since, left time.Duration }
+
+// mostSlots is how many slots of a limiter are printed.
+const mostSlots = 20
+
+// readSlots reads the slots that are held: inflight/inflight.lua says how they are kept. The number
+// of one is when it was taken, in Unix µs, or a few more.
+func (h *held) readSlots(ctx context.Context, client *redis.Client) error {
+	now, err := client.Time(ctx).Result()
+	if err != nil {
+		return err
+	}
+	ends, err := client.ZRangeByScoreWithScores(ctx, h.redisKey, &redis.ZRangeBy{Min: "(" + strconv.FormatInt(now.UnixMicro(), 10), Max: "+inf"}).Result()
+	if err != nil {
+		return err
+	}
+	for _, z := range ends {
+		number, err := strconv.ParseInt(fmt.Sprint(z.Member), 10, 64)
+		if err != nil {
+			return fmt.Errorf("the value is not a set of slots: %w", err)
+		}
+		one := slot{max(0, now.Sub(time.UnixMicro(number))), time.UnixMicro(int64(z.Score)).Sub(now)}
+		h.slots, h.reset = append(h.slots, one), max(h.reset, one.left)
+	}
+	slices.SortFunc(h.slots, func(a, b slot) int { return int(b.since - a.since) })
+	h.spent = len(h.slots)
+	return nil
+}
+
+// slotsText is how many there are: Redis knows that of limiters without a name alone.
+func (h *held) slotsText() string {
+	if h.limit.Rate == 0 {
+		return "? at once"
+	}
+	return strconv.Itoa(h.limit.Rate) + " at once"
+}
+
+// printSlots lists the slots of a limiter, those that are held longest first.
+func printSlots(out io.Writer, h held) {
+	for i, one := range h.slots {
+		if i == mostSlots {
+			fmt.Fprintf(out, "%s: and %d more\n", printable(h.title()), len(h.slots)-i)
+			return
+		}
+		fmt.Fprintf(out, "%s: a slot is held for %v, and free in %v at the latest, unless it is renewed\n",
+			printable(h.title()), one.since.Round(time.Millisecond), one.left.Round(time.Millisecond))
+	}
+}

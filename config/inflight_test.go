@@ -1,0 +1,116 @@
+package config_test
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/config"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// hold takes a slot of key, or nil if there is none.
+func hold(t *testing.T, l ratelimit.Limiter) *inflight.Slot {
+	t.Helper()
+	slot, r, err := inflight.Hold(t.Context(), l, "ann", 1)
+	require.NoError(t, err)
+	require.Equal(t, slot != nil, r.Allowed)
+	return slot
+}
+
+// free is how many slots or events ann has left.
+func free(t *testing.T, l ratelimit.Limiter, want int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		r, err := l.Peek(t.Context(), "ann")
+		require.NoError(t, err)
+		return r.Remaining == want
+	}, 10*time.Second, time.Millisecond, "%d are free", want) // a Release goes its own way
+}
+
+func onRealClocks(t *testing.T, test func(t *testing.T, s store.Store)) {
+	t.Helper()
+	t.Run("in memory", func(t *testing.T) { test(t, ratelimit.Must(memstore.New())) })
+	t.Run("on Redis", func(t *testing.T) {
+		client := redistest.Shared(t).Client(t)
+		require.NoError(t, client.FlushAll(t.Context()).Err())
+		test(t, ratelimit.Must(redisstore.New(client, redisstore.WithTimeout(10*time.Second))))
+	})
+}
+
+func TestSlotsByTheTextAndThroughUpdates(t *testing.T) {
+	onRealClocks(t, func(t *testing.T, s store.Store) {
+		ls := build(t, s, one("in_flight: 2"))
+		l := limiter(t, ls, "a")
+		first, second := hold(t, l), hold(t, l)
+		require.Nil(t, hold(t, l))
+		policies, err := ratelimit.AppendPolicies(t.Context(), nil, l, "ann")
+		require.NoError(t, err)
+		require.Equal(t, []string{"a 2 concurrent-requests"}, names(policies))
+
+		update(t, ls, one("in_flight: 3, life: 30s"))
+		third := hold(t, l)
+		require.NotNil(t, third, "there is one more, and what is held keeps its place")
+		require.Nil(t, hold(t, l))
+
+		update(t, ls, one("algorithm: fixed_window, limit: 100/d, in_flight: 1, on_failure: open"))
+		require.Nil(t, hold(t, l), "nobody new comes until fewer than one is held")
+		for _, slot := range []*inflight.Slot{first, second, third} {
+			slot.Release()
+		}
+		free(t, l, 1)
+		fourth := hold(t, l)
+		require.NotNil(t, fourth)
+		require.Nil(t, hold(t, l))
+		policies, err = ratelimit.AppendPolicies(t.Context(), nil, l, "ann")
+		require.NoError(t, err)
+		require.Equal(t, []string{"a 100 requests", "a/in_flight 1 concurrent-requests"}, names(policies))
+
+		update(t, ls, one("algorithm: fixed_window, limit: 100/d"))
+		fourth.Release() // of a former text
+		free(t, l, 99)   // the event stays charged, and denied ones were not
+		update(t, ls, one("algorithm: fixed_window, limits: [100/d, 200/2d], in_flight: 1, on_failure: local, instances: 4"))
+		free(t, l, 1)
+		fifth := hold(t, l)
+		require.NotNil(t, fifth)
+		require.NoError(t, l.Reset(t.Context(), "ann"))
+		require.NotNil(t, hold(t, l), "a Reset takes slots away")
+	})
+}
+
+// names are those of policies, with their quotas and units.
+func names(policies []ratelimit.Policy) (all []string) {
+	for _, p := range policies {
+		unit := p.Unit
+		if unit == "" {
+			unit = "requests"
+		}
+		all = append(all, p.Name+" "+strconv.Itoa(p.Quota)+" "+unit)
+	}
+	return all
+}
+
+func TestSlotsThatCannotBe(t *testing.T) {
+	for fields, want := range map[string]string{
+		"in_flight: 0":                                   `1:27: limiter "a": in_flight: "0": want a number from 1 to 2147483647`,
+		"in_flight: many":                                `1:27: limiter "a": in_flight: "many": want a number from 1 to 2147483647`,
+		"in_flight: 5, life: 1ms":                        `1:36: limiter "a": life: ratelimit: invalid option: a life of 1ms: it is 100ms to 24h0m0s`,
+		"in_flight: 5, life: long":                       `1:36: limiter "a": life: "long": want a time, such as 30s`,
+		"algorithm: fixed_window, limit: 1/s, life: 30s": `1:53: limiter "a": life: want in_flight beside it`,
+		"in_flight: 5, algorithm: fixed_window":          `1:30: limiter "a": algorithm: want a limit beside it`,
+		"in_flight: 5, tiers: {a: 1/s}":                  `1:30: limiter "a": tiers: want a limit beside it`,
+		"in_flight: 5, limit: 1/s":                       `1:12: limiter "a": no algorithm`,
+		"in_flight: 5, store: {deny_cache: true}":        `1:30: limiter "a": store: has no effect beside in_flight: each slot is the store's`,
+		"in_flight: 5, ban: {denials: 3/1m, for: 1m}":    `1:30: limiter "a": ban: want none beside in_flight: who finds no slot has done nothing wrong`,
+	} {
+		_, err := config.Parse([]byte(one(fields)))
+		require.EqualError(t, err, "config: "+want, fields)
+	}
+}
