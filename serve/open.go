@@ -19,8 +19,9 @@ import (
 // Stored is a store, and what belongs to it.
 type Stored struct {
 	store.Store
-	Ready func(context.Context) error // whether it answers; nil for memory
-	Check func(context.Context) ([]string, error)
+	Ready func(context.Context) error             // whether it answers; nil for memory
+	Warm  func(context.Context) error             // makes connections ahead; nil for memory
+	Check func(context.Context) ([]string, error) // what is wrong with the servers; nil for memory
 	Close func() error
 }
 
@@ -51,7 +52,7 @@ func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 		return nil, err
 	}
 	return &Stored{
-		Store: st, Check: st.Check, Close: client.Close,
+		Store: st, Warm: st.Ready, Check: st.Check, Close: client.Close,
 		Ready: func(ctx context.Context) error { return client.Ping(ctx).Err() },
 	}, nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -220,12 +221,14 @@ func (s *server) run(ctx context.Context, files []serve.File, st *serve.Stored) 
 	return nil
 }
 
-// checkStore says which settings of the store's servers are wrong.
+// checkStore makes connections, and says which settings of the store's servers are wrong.
 func (s *server) checkStore(ctx context.Context, st *serve.Stored) {
 	if st.Check == nil {
 		return
 	}
-	findings, err := st.Check(ctx)
+	err := st.Warm(ctx)
+	findings, checkErr := st.Check(ctx)
+	err = cmp.Or(err, checkErr)
 	for _, finding := range findings {
 		s.log.Warn(finding)
 	}
