@@ -19,9 +19,12 @@ func Full() bool { return os.Getenv("RATELIMIT_FULL") == "1" || Long() }
 // Long reports whether this run may take as long as it likes.
 func Long() bool { return os.Getenv("RATELIMIT_LONG") == "1" }
 
-// Of returns how much of something a test does: plain, or full.
-func Of(plain, full int) int {
-	if Full() {
+// Of returns how much of something a test does: plain, or full, or long if that is given.
+func Of(plain, full int, long ...int) int {
+	switch {
+	case Long() && len(long) > 0:
+		return long[0]
+	case Full():
 		return full
 	}
 	return plain
