@@ -32,6 +32,7 @@ type All struct {
 	parts []part
 	pairs *pairs // nil if it has none
 	plain bool   // whether takePlain can decide
+	held  bool   // whether some limits count slots, which a Refund may be for, or not for
 }
 
 // maxParts is how many limits are decided together at most: a script decides on all of them,
@@ -72,6 +73,7 @@ func NewAll(limiters ...Limiter) (*All, error) {
 		return nil, err
 	}
 	a.pairs, a.plain = newPairs(a.parts), isPlain(a.parts)
+	a.held = slices.ContainsFunc(a.parts, func(p part) bool { return see.Held(p.limiter) })
 	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Plain: !slices.ContainsFunc(a.parts, func(p part) bool { return !see.Plain(p.limiter) }), Local: a.local})
 	return a, nil
 }
@@ -190,9 +192,16 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	if !charged.Allowed || j == nil || j.charged == 0 || len(j.parts) != len(a.parts) {
 		return errNothingCharged
 	}
+	only := see.Everything
+	if a.held {
+		only = see.PartOf(ctx)
+	}
 	var errs []error
 	for i := len(j.parts) - 1; i >= 0; i-- { // the last to be charged first
 		p, part := &a.parts[i], j.parts[i]
+		if only != see.Everything && see.Held(p.limiter) != (only == see.Slots) {
+			continue
+		}
 		if !part.Allowed || n < j.charged && p.core != nil && p.core.calls { // Charge has met a Rate of 0; the call stands
 			continue
 		}

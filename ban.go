@@ -312,13 +312,19 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 //go:embed scripts/ban.lua
 var banLua string
 
-// ban counts denials up to a ban. It is no algorithm of the five: of its [store.Limit] the Rate is
-// how many denials begin a ban, Period the longest ban, Burst the first one in seconds, and Before
-// is 1 more than the time within which denials count, or 0 in a look.
+// ban counts denials up to a ban. Of its [store.Limit]:
 //
-// It keeps in a State: At, the time of the last denial that counted; Whole, the bans that are
-// remembered and the denials; Part, how long after At the denials count or, if there are none, the
-// ban lasts; Period, for how long bans are remembered.
+//	Rate    how many denials begin a ban
+//	Period  the longest ban
+//	Burst   the first one, in seconds
+//	Before  1 more than the time within which denials count; 0 in a look
+//
+// Of its State:
+//
+//	At      the time of the last denial that counted
+//	Whole   the bans that are remembered, and the denials
+//	Part    how long after At the denials count; if there are none, how long the ban lasts
+//	Period  for how long bans are remembered
 var ban = store.Rule{
 	Name:        "ban",
 	Step:        banStep,

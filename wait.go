@@ -92,7 +92,7 @@ func patience(ctx context.Context, trip time.Duration) time.Duration {
 }
 
 // errHeld: the RetryAfter of a slot is the end of its life, and it is given back long before.
-var errHeld = fmt.Errorf("%w: nobody can wait for slots (package inflight): ask again after a pause", ErrInvalidOption)
+var errHeld = fmt.Errorf("%w: slots are held, which inflight.Wait does", ErrInvalidOption)
 
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l Limiter) queue.Kind {

@@ -6,7 +6,7 @@
 //	limiter, err := ratelimit.NewTokenBucket(mem, ratelimit.PerSecond(2000),
 //		ratelimit.WithName("api"), ratelimit.WithLimitFunc(limit.ForKey))
 //
-// The signal is any func() float64. [CPU], [SchedulerLatency] and [InFlight] are ready to
+// The signal is any func() float64. [CPU], [SchedulerLatency], [InFlight] and [Latency] are ready to
 // use.
 package adaptive
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/adaptive"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -69,4 +70,36 @@ func ExampleInFlight() {
 	// Output:
 	// 1000/s
 	// 0.5
+}
+
+// The number of slots follows how long the calls of a service take: at least 4, at most 64.
+func ExampleLatency() {
+	latency, err := adaptive.NewLatency(40 * time.Millisecond) // twice what a call needs
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit, err := adaptive.New(ratelimit.PerSecond(4), ratelimit.PerSecond(64), latency.Load)
+	if err != nil {
+		log.Fatal(err)
+	}
+	store, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	slots, err := inflight.New(store, 64, time.Minute, ratelimit.WithName("backend"), ratelimit.WithLimitFunc(limit.ForKey))
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	slot, r, err := inflight.Hold(context.Background(), slots, "backend", 1)
+	if err != nil || !r.Allowed {
+		log.Fatal(r, err)
+	}
+	start := time.Now()
+	// ... the call
+	latency.Observe(time.Since(start))
+	slot.Release()
+	fmt.Println(r.Limit, "at once")
+	// Output:
+	// 64 at once
 }

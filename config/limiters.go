@@ -167,13 +167,11 @@ func (ls *Limiters) Limiter(name string) (ratelimit.Limiter, error) {
 //
 // Keys keep their spend when a rate, a burst, tiers, instances, on_failure or store change. It
 // is read as at most the new capacity. What a lease holds that is no longer in the text is
-// given back. When limits come or go, they keep that of each Period that remains.
-//
-// What is in flight keeps its slots, whatever their number and life become.
+// given back. When limits come or go, they keep that of each Period that remains. Slots stay held.
 //
 // Another algorithm or another Period of a limit begins a new count. So each key may spend one
 // capacity more at that moment. Processes that share a store count apart until the last has
-// updated. The Period of a tier does not matter here. Unlimited is a Period of its own: a limit
+// updated. Unlimited is a Period of its own: a limit
 // that changes back from it finds its former count, as far as it still counts.
 //
 // A Refund of a Result from before gives back to the counts that were charged. A Reset reaches

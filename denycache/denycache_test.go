@@ -225,9 +225,9 @@ func TestADenyCacheDeniesNothingThatTheStoreWouldAdmit(t *testing.T) {
 	for _, raising := range []bool{false, true} {
 		for _, algorithm := range algorithms {
 			t.Run(fmt.Sprintf("%s, raising %v", algorithm, raising), func(t *testing.T) {
-				denials := effort.Of(30_000, 210_000) // of each algorithm: over 10^6 in full
+				denials := effort.Of(10_000, 60_000, 210_000) // of each algorithm: over 10^6 in a long run
 				if raising {
-					denials = effort.Of(10_000, 50_000)
+					denials = effort.Of(4_000, 50_000)
 				}
 				c := &traffic{algorithm: algorithm, denials: denials, wrap: denyCached(t), raising: raising}
 				c.run(t)
@@ -320,7 +320,7 @@ func (c *naive) change(key, fault string, call func() error) error {
 
 func TestTheTrafficFindsTheFaultsOfANaiveDenyCache(t *testing.T) {
 	wrong := func(t *testing.T, fault string, raising bool) int64 {
-		c := &traffic{algorithm: "token_bucket", denials: 60_000, raising: raising}
+		c := &traffic{algorithm: "token_bucket", denials: effort.Of(20_000, 60_000), raising: raising}
 		c.wrap = func(s store.Store) store.Store { return newNaive(s, fault) }
 		c.run(t)
 		t.Logf("%q: %d false denials of %d", fault, c.wrong.Load(), c.local.Load())
@@ -478,7 +478,8 @@ func TestADenyCacheDeniesNothingThatRedisWouldAdmit(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 3 {
 				wg.Go(func() {
-					for end := time.Now().Add(time.Duration(effort.Of(250, 500)) * ms); time.Now().Before(end); {
+					enough, end := time.Now().Add(time.Duration(effort.Of(150, 500))*ms), time.Now().Add(10*time.Second)
+					for now := time.Now(); now.Before(enough) || local.Load() == 0 && now.Before(end); now = time.Now() {
 						n, called := 1+rand.N(3), time.Now()
 						r, err := d.AllowN(t.Context(), "key", n)
 						if err != nil {
@@ -511,7 +512,7 @@ func TestADenyCacheDeniesNothingThatRedisWouldAdmit(t *testing.T) {
 }
 
 func TestAFloodCostsRedisACallPerRetryAfter(t *testing.T) {
-	const span = 400 * ms
+	span := time.Duration(effort.Of(200, 400)) * ms
 	client := redistest.Start(t).Client(t)
 	commands := func() (n int) { // that the server has run for limiters
 		stats, err := client.Info(t.Context(), "commandstats").Result()

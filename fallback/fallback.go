@@ -41,9 +41,9 @@ import (
 //
 // A failure is an error that wraps [ratelimit.ErrStore]. A lost reply is one too, and its
 // charge may stand. Denials, invalid input, errors of a limit function and the end of the
-// caller's ctx are none. What stands in for a store cannot say what a key's limit is: let the
-// limit function answer while its database fails, as package plancache does. So give the store a timeout that is shorter than the callers'
-// deadlines: until the breaker opens, and in a probe, a call takes that long.
+// caller's ctx are none. Let the limit function answer while its database fails, as package
+// plancache does. Give the store a shorter timeout than the callers' deadlines: until the breaker
+// opens, and in a probe, a call takes that long.
 //
 // Three errors are answered and are no failures: [store.ErrCorrupt], which concerns one key,
 // [store.ErrClock], and [store.ErrOverloaded], since the store still decides other calls. What
@@ -498,6 +498,9 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 		if uncounted(r) {
 			granted = 0
 		}
+		if granted > 0 && see.Held(f.limiter) { // whoever holds a slot takes it up again
+			_ = f.limiter.Refund(see.Only(lasting(ctx), see.Slots), key, r, granted)
+		}
 	}
 	paid = events - due + granted
 	return nil
@@ -599,6 +602,9 @@ func (f *Limiter) refundAnswer(ctx context.Context, key string, charged ratelimi
 	}
 	if err := f.local.Refund(ctx, key, charged, n); err != nil {
 		return err
+	}
+	if see.PartOf(ctx) == see.Slots { // what they were charged with is still owed
+		return nil
 	}
 	if c := charged.Charged(); c > 0 { // 0 if the local limiter does not say
 		n = min(n, c)

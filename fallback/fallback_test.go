@@ -1249,15 +1249,19 @@ func TestEachFaultOfRedisIsAnsweredByThePolicy(t *testing.T) {
 				proxy := redistest.StartProxy(t, server.Addr())
 				client := redis.NewClient(&redis.Options{Addr: proxy.Addr()})
 				t.Cleanup(func() { _ = client.Close() })
-				timeout, failures, probeAfter := 200*time.Millisecond, 2, 50*time.Millisecond
+				timeout, failures, probeAfter := 300*time.Millisecond, 2, 50*time.Millisecond
 				if fault.giveUp != nil { // the caller is the first to give up, as often as would trip it, and for long
 					timeout, failures, probeAfter = 600*time.Millisecond, 3, time.Hour
 				}
+				patient, err := redisstore.New(client, redisstore.WithTimeout(10*time.Second))
+				require.NoError(t, err)
+				_, err = newLimiter(t, "token_bucket", patient, ratelimit.PerHour(10)).Peek(t.Context(), "key")
+				require.NoError(t, err, "the script is known")
 				s, err := redisstore.New(client, redisstore.WithTimeout(timeout))
 				require.NoError(t, err)
 				bare := newLimiter(t, "token_bucket", s, ratelimit.PerHour(10))
 				lim := failover(t, bare, policies(t)[want], fallback.WithBreaker(failures, probeAfter))
-				for range 2 { // the script is known, and the local limiter is warm
+				for range 2 { // the local limiter is warm
 					require.Equal(t, ratelimit.SourceStore, source(t, lim))
 				}
 				call := func(lim ratelimit.Limiter) (ratelimit.Result, error) {

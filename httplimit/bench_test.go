@@ -30,6 +30,9 @@ func BenchmarkMiddleware(b *testing.B) {
 		require.NoError(b, err)
 		return httplimit.Middleware(lim, opts...)(nothing)
 	}
+	slotted := func(opts ...httplimit.ServerOption) http.Handler {
+		return httplimit.Middleware(slots(b, living(b), 8), opts...)(nothing)
+	}
 	much, little := ratelimit.PerHour(1<<31-1), ratelimit.PerDay(1)
 	for _, c := range []struct {
 		name    string
@@ -43,6 +46,8 @@ func BenchmarkMiddleware(b *testing.B) {
 		{"headers=none", ours(much, httplimit.WithoutHeaders()), "192.0.2.1:1234"},
 		{"context", ours(much, httplimit.WithContext()), "192.0.2.1:1234"},
 		{"refund", ours(much, httplimit.WithRefund(httplimit.Failed)), "192.0.2.1:1234"},
+		{"slot", slotted(), "192.0.2.1:1234"},
+		{"slot/headers=none", slotted(httplimit.WithoutHeaders()), "192.0.2.1:1234"},
 		{"denied", ours(little), "192.0.2.1:1234"},
 		{"denied/plain", ours(little, httplimit.WithPlainText()), "192.0.2.1:1234"},
 	} {

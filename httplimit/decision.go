@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/report"
 )
 
@@ -19,6 +21,8 @@ type Decision struct {
 	Key      string // see [Key]; API keys are hashed
 	bucket   bool   // whether the limit is known to be a bucket
 	charge   *charge
+
+	slotRetry time.Duration // to say of slots; 0 for a second
 }
 
 // NewDecision returns the decision r that l has made of key, with the policies of l. It is for
@@ -40,6 +44,7 @@ func (d *Decision) report(local []ratelimit.Policy) report.Decision {
 		all.Policies = slices.Clone(d.Policies) // Follow changes them
 		all.Follow(local)
 	}
+	all.Shorten(d.slotRetry)
 	return all
 }
 
@@ -55,6 +60,8 @@ func (d Decision) Limiter() string { return report.Limiter(&d.Result, d.Policies
 // timeout. It is tried once. Later calls return nil, and WithRefund does not give the same charge
 // back again. The answer's fields are those before the refund.
 //
+// It gives back the events and not the slot that the request holds: see [Decision.Slot].
+//
 // The error is the limiter's, [ratelimit.ErrInvalidN] if the request was denied, and
 // [ratelimit.ErrInvalidOption] unless the Decision is of [FromContext].
 func (d Decision) Refund(ctx context.Context) error {
@@ -62,6 +69,16 @@ func (d Decision) Refund(ctx context.Context) error {
 		return fmt.Errorf("%w: Refund: only a Decision of FromContext knows its charge", ratelimit.ErrInvalidOption)
 	}
 	return d.charge.refund(ctx, d.Key, &d.Result)
+}
+
+// Slot returns what the request holds of a limiter that counts slots (package inflight), such as to
+// settle its tokens, or to see whether it is lost. It is nil if the request holds none, and unless
+// the Decision is of [FromContext]. A handler may give it back before it returns.
+func (d Decision) Slot() *inflight.Slot {
+	if d.charge == nil {
+		return nil
+	}
+	return d.charge.slot
 }
 
 // FromContext returns the decision on the request whose context ctx is. It is false unless

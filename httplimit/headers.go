@@ -65,7 +65,7 @@ func SetHeaders(h http.Header, d Decision, styles ...HeaderStyle) {
 	f := fields{text: s.text[:0]}
 	f.report(chosen, &all, new(policyTexts))
 	if !d.Result.Allowed {
-		f.refusal(&d.Result)
+		f.refusal(&all.Result)
 	}
 	f.set(h, &s.supply)
 	s.text = f.text

@@ -36,6 +36,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/report"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -68,6 +69,10 @@ import (
 // long keeps some 5 KiB. A limit function is asked once
 // ([ratelimit.KeepLimits]). The middleware keeps nothing that grows, starts no goroutine and has
 // nothing to close.
+//
+// If l counts slots (package inflight), alone or beside rates, a request holds one until its handler
+// is done, whether it returns or panics. A connection that the handler takes over holds it until it
+// is closed. Retry-After of a denial by slots alone is a second ([WithSlotRetryAfter]).
 //
 // The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
 // is to hold requests back.
@@ -112,6 +117,9 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 			return nil, err
 		}
 	}
+	if err := c.checkSlots(); err != nil {
+		return nil, err
+	}
 	c.asks = !see.IgnoresContext(l)
 	switch {
 	case !c.asks && !c.inContext:
@@ -154,11 +162,17 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var d report.Decision
-	ctx := h.context(r)
-	d.Result, err = h.limiter.AllowN(ctx, key, n)
+	ctx, t := h.context(r), taken{limiter: h.limiter, n: n}
+	if h.holds() {
+		t.slot, d.Result, err = inflight.Hold(ctx, h.limiter, key, n, h.hold...)
+	} else {
+		d.Result, err = h.limiter.AllowN(ctx, key, n)
+	}
 	switch {
+	case t.slot != nil:
+		h.holding(ctx, w, r, key, t, &d)
 	case err == nil:
-		h.answer(ctx, w, r, key, n, &d)
+		h.answer(ctx, w, r, key, t, &d)
 	case errors.Is(err, ratelimit.ErrInvalidKey):
 		h.fail(w, r, h.keyFailed, err)
 	default:
@@ -215,16 +229,18 @@ type scratch struct {
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 // answer reports the decision, and lets the request through or refuses it.
-func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, n int, d *report.Decision) {
+func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t taken, d *report.Decision) {
 	s, kept := scratches.Get().(*scratch), h.keeps(&d.Result)
 	d.Parts, d.DeniedBy = d.Result.Parts(), d.Result.DeniedBy()
 	d.Bucket = (kept || h.styles != 0 && d.Result.Allowed && d.Result.Remaining == 0) && report.IsBucket(h.limiter)
 	if kept {
 		d.Policies = h.policies(ctx, key, nil)
-	} else if h.styles&withPolicies != 0 || !d.Result.Allowed || d.Bucket {
+	} else if h.styles&withPolicies != 0 || !d.Result.Allowed || d.Bucket || t.slot != nil {
 		d.Policies = h.policies(ctx, key, s.policies[:0])
 	}
 	d.Follow(report.Local(ctx, h.limiter, key, &d.Result))
+	retry := d.Result.RetryAfter
+	d.Shorten(h.slotRetry)
 	f := fields{text: s.text[:0]}
 	f.report(h.styles, d, &h.texts)
 	if !d.Result.Allowed {
@@ -238,10 +254,11 @@ func (h *handler) answer(ctx context.Context, w http.ResponseWriter, r *http.Req
 	s.text = f.text
 	scratches.Put(s) // before the handler, which may take long
 	if kept {
-		h.decided(ctx, w, r, n, Decision{Result: d.Result, Policies: d.Policies, Key: key, bucket: d.Bucket})
+		d.Result.RetryAfter = retry
+		h.decided(ctx, w, r, t, Decision{Result: d.Result, Policies: d.Policies, Key: key, bucket: d.Bucket, slotRetry: h.slotRetry})
 		return
 	}
-	h.pass(w, r, key, &d.Result, n, nil)
+	h.pass(w, r, key, &d.Result, t, nil)
 }
 
 // refuse writes the problem of d.
@@ -271,29 +288,29 @@ func (h *handler) policies(ctx context.Context, key string, dst []ratelimit.Poli
 }
 
 // decided calls the handler that is due, which gets the decision.
-func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Request, n int, d Decision) {
+func (h *handler) decided(ctx context.Context, w http.ResponseWriter, r *http.Request, t taken, d Decision) {
 	var c *charge
 	if h.inContext {
-		inside := &decisionContext{Context: ctx, decision: d, charge: charge{limiter: h.limiter, n: n}}
+		inside := &decisionContext{Context: ctx, decision: d, charge: charge{taken: t}}
 		c = &inside.charge
 		inside.decision.charge = c
 		r = r.WithContext(inside)
 	}
 	if d.Result.Allowed {
-		h.pass(w, r, d.Key, &d.Result, n, c)
+		h.pass(w, r, d.Key, &d.Result, t, c)
 		return
 	}
 	h.denied(w, r, h.next, d)
 }
 
 // pass calls the protected handler. c is the charge that its context knows, if any.
-func (h *handler) pass(w http.ResponseWriter, r *http.Request, key string, res *ratelimit.Result, n int, c *charge) {
+func (h *handler) pass(w http.ResponseWriter, r *http.Request, key string, res *ratelimit.Result, t taken, c *charge) {
 	if h.refund == nil {
 		h.next.ServeHTTP(w, r)
 		return
 	}
 	if c == nil {
-		c = &charge{limiter: h.limiter, n: n}
+		c = &charge{taken: t}
 	}
 	h.refunding(w, r, h.next, key, res, c)
 }

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 // Option sets what is optional about the middleware and about a [Transport]. Where options
@@ -61,6 +63,11 @@ type config struct {
 	inContext bool
 	asks      bool // whether the limiter may use the context
 
+	mayHold    bool              // whether the limiter counts slots, or may come to
+	hold       []inflight.Option // of the slots
+	slotRetry  time.Duration     // of the middleware; 0 unless set
+	cancelLost bool              // of the middleware
+
 	refuse   bool          // of a Transport, instead of waiting
 	maxPause time.Duration // too
 	onPause  func(key string, d time.Duration)
@@ -71,7 +78,19 @@ func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
-	return &config{limiter: l, key: key, styles: defaultStyles, maxPause: time.Minute}, nil
+	mayHold := !see.Fixed(l) || inflight.Has(l)
+	return &config{limiter: l, key: key, styles: defaultStyles, maxPause: time.Minute, mayHold: mayHold}, nil
+}
+
+// holds reports whether the limiter counts slots. What is inside of others may change.
+func (c *config) holds() bool { return c.mayHold && inflight.Has(c.limiter) }
+
+// checkSlots refuses options of slots for a limiter that has none.
+func (c *config) checkSlots() error {
+	if (c.hold != nil || c.slotRetry > 0 || c.cancelLost) && !c.holds() {
+		return fmt.Errorf("%w: WithSlots, WithSlotRetryAfter and WithCancelLost are for a limiter with slots (package inflight)", ratelimit.ErrInvalidOption)
+	}
+	return nil
 }
 
 var errNilOption = fmt.Errorf("%w: an option is nil", ratelimit.ErrInvalidOption)
@@ -233,6 +252,43 @@ func WithoutHeaders() ServerOption {
 func WithContext() ServerOption {
 	return serverOption(func(c *config) error {
 		c.inContext = true
+		return nil
+	})
+}
+
+// WithSlots sets what is optional about the slots that requests hold: [inflight.Longest], and
+// [inflight.OnEnd], which is told how each has ended, and of one that is lost. It is
+// [ratelimit.ErrInvalidOption] if the limiter counts no slots (package inflight).
+func WithSlots(opts ...inflight.Option) Option {
+	return option(func(c *config) error {
+		if len(opts) == 0 {
+			return fmt.Errorf("%w: WithSlots without an option", ratelimit.ErrInvalidOption)
+		}
+		c.hold = opts
+		return inflight.Check(opts...)
+	})
+}
+
+// WithSlotRetryAfter sets the Retry-After of a request that slots alone deny, above 0. The default
+// is a second. Nobody knows when a slot is given back: the RetryAfter of the Result is the end of
+// one that nobody gives back. It is [ratelimit.ErrInvalidOption] if the limiter counts no slots.
+func WithSlotRetryAfter(d time.Duration) ServerOption {
+	return serverOption(func(c *config) error {
+		if d <= 0 {
+			return fmt.Errorf("%w: WithSlotRetryAfter(%v)", ratelimit.ErrInvalidOption, d)
+		}
+		c.slotRetry = d
+		return nil
+	})
+}
+
+// WithCancelLost ends the context of a request whose slot is lost, with the cause
+// [inflight.ErrLost]. By default the handler goes on: an outage of the store that is longer than
+// the life of a slot would end all requests. A connection that was taken over goes on in any case.
+// It is [ratelimit.ErrInvalidOption] if the limiter counts no slots.
+func WithCancelLost() ServerOption {
+	return serverOption(func(c *config) error {
+		c.cancelLost = true
 		return nil
 	})
 }

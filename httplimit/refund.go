@@ -12,6 +12,7 @@ import (
 	"github.com/felixge/httpsnoop"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 )
 
 // Failed reports whether status is an error: 400 and above. It is not 499, which the client has
@@ -21,17 +22,26 @@ func Failed(status int) bool { return !Successful(status) && status != clientClo
 // Successful reports whether status is below 400. See [WithRefund].
 func Successful(status int) bool { return status < http.StatusBadRequest }
 
-// charge is what a request was charged, until it is given back.
-type charge struct {
+// taken is what a request was charged: events, and a slot if the limiter counts some.
+type taken struct {
 	limiter ratelimit.Limiter
 	n       int
-	tried   atomic.Bool // a refund, whose reply may be lost
+	slot    *inflight.Slot
+}
+
+// charge is what a request was charged, until it is given back. The slot is given back by itself.
+type charge struct {
+	taken
+	tried atomic.Bool // a refund, whose reply may be lost
 }
 
 // refund gives it back the first time. The request may have ended.
 func (c *charge) refund(ctx context.Context, key string, r *ratelimit.Result) error {
 	if !c.tried.CompareAndSwap(false, true) {
 		return nil
+	}
+	if c.slot != nil {
+		return c.slot.Refund(ctx)
 	}
 	return c.limiter.Refund(context.WithoutCancel(ctx), key, *r, c.n)
 }

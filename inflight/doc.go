@@ -29,9 +29,9 @@
 // An outage of the store is answered by package fallback. Slots that are held go on, and what was
 // let through meanwhile takes a slot when there is one.
 //
-// RetryAfter of a denial is the end of a slot that nobody gives back, in memory ten years. So
-// ratelimit.Wait and throttle.Waiter refuse slots: ask again after a pause. The middlewares of
-// httplimit and grpclimit do not hold slots: use Hold in the handler.
+// RetryAfter of a denial is the end of a slot that nobody gives back, in memory ten years. [Wait]
+// waits for one that is given back. It is not for ratelimit.Wait and throttle.Waiter, which refuse
+// slots. The middlewares of httplimit and grpclimit hold a slot for each request.
 //
 // It is not re-entrant: who waits for a slot of a key, and holds one of it, may wait for itself.
 package inflight

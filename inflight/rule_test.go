@@ -94,7 +94,7 @@ func (m *model) refund(number time.Duration) {
 // is held, has ended or was given back, looks, two lives, and a number of slots that changes.
 func TestTheRuleDecidesAsItsModel(t *testing.T) {
 	server := redistest.Start(t)
-	for seed := range uint64(effort.Of(5, 400)) {
+	for seed := range uint64(effort.Of(3, 60, 400)) {
 		clock := ratelimittest.NewClock(time.Unix(1_800_000_000, 0))
 		real, err := redisstore.New(server.Client(t), redisstore.WithClock(clock.Now), redisstore.WithPrefix(redistest.Prefix(t)))
 		require.NoError(t, err)

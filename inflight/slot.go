@@ -26,10 +26,13 @@ type held struct {
 	limiter ratelimit.Limiter // as it was asked
 	ctx     context.Context   // has its values, and no end
 	key     string
-	events  int              // that were asked for, not yet settled
+	asked   int              // events
+	events  int              // of those that are not settled
 	charged ratelimit.Result // by them
+	local   bool             // some of it by a local limiter, whose slots are to be given back
 	longest time.Time        // when it ends; zero for no such time
 	onEnd   func(Ending)
+	most    int // MaxWaiting; 0 unless set
 	since   time.Time
 
 	mu        sync.Mutex
@@ -54,9 +57,10 @@ const (
 // place is one slot of one limiter.
 type place struct {
 	limiter ratelimit.Limiter // to which it is given back
+	answer  ratelimit.Result  // of limiter
 	core    *ratelimit.Custom // by which it is renewed
-	charged ratelimit.Result
-	toTake  bool // it was let through in an outage, with others of an All
+	charged ratelimit.Result  // of core
+	toTake  bool              // it was let through in an outage, with others of an All
 	life    time.Duration
 	until   time.Time // when it ends at the earliest
 }
@@ -112,30 +116,54 @@ func OnEnd(f func(Ending)) Option {
 // If ctx ends while the store is asked, the error is that of ctx, and a slot that was taken all
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
-	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), events: n}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, ratelimit.Result{}, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
-		}
-		if err := opt(h); err != nil {
-			return nil, ratelimit.Result{}, err
-		}
+	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n}
+	err := h.apply(opts)
+	if err == nil && h.most > 0 {
+		err = errMaxWaiting
 	}
-	if err := checkLimiter(l); err != nil {
+	if err == nil {
+		err = checkLimiter(l)
+	}
+	if err != nil {
 		return nil, ratelimit.Result{}, err
 	}
+	return h.hold(ctx)
+}
+
+// hold takes the slot, and plans what follows.
+func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	h.since = time.Now()
-	r, err := h.take(ctx, n)
+	r, err := h.take(ctx, h.asked)
 	if err != nil || !r.Allowed {
 		return nil, r, err
 	}
 	s := &Slot{h}
 	h.mu.Lock()
-	h.charged = r
 	h.plan()
 	h.mu.Unlock()
 	runtime.AddCleanup(s, (*held).forget, h)
 	return s, r, nil
+}
+
+func (h *held) apply(opts []Option) error {
+	for _, opt := range opts {
+		if opt == nil {
+			return fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Check returns the error that [Hold] would return because of opts.
+func Check(opts ...Option) error {
+	h := new(held)
+	if err := h.apply(opts); err != nil || h.most == 0 {
+		return err
+	}
+	return errMaxWaiting
 }
 
 // take asks for the slot. The question goes on if ctx ends, since its answer must be known.
@@ -195,21 +223,51 @@ func (h *held) atHand() bool {
 // placed notes the slots of r. Those of an All are its parts; in an outage nothing is known of
 // parts, and each slot is still to be taken.
 func (h *held) placed(r ratelimit.Result) {
-	limits, results := several(h.limiter), r.Parts()
-	outage := standIn(r)
-	if limits == nil || !outage && len(results) != len(limits) {
-		limits, results, outage = []ratelimit.Limiter{h.limiter}, []ratelimit.Result{r}, false
+	h.charged = r
+	limits, outage := several(h.limiter), standIn(r)
+	if limits == nil {
+		h.place(h.limiter, r, false)
+		return
 	}
+	h.local = r.Source() == ratelimit.SourceLocal
+	results := inner(h.limiter, r).Parts()
 	for i, l := range limits {
-		core, ok := slotsIn(l)
-		if !ok {
-			continue
+		switch {
+		case outage:
+			h.place(l, ratelimit.Result{}, true)
+		case len(results) == len(limits):
+			h.place(l, results[i], false)
 		}
-		p := place{limiter: l, core: core, life: core.Limit().Period, toTake: outage}
-		if p.until = h.since.Add(p.life); !outage {
-			p.charged = results[i]
-		}
+	}
+}
+
+// place notes the slot of l, which has answered r, if l has slots and has charged one.
+func (h *held) place(l ratelimit.Limiter, r ratelimit.Result, outage bool) {
+	core, ok := slotsIn(l)
+	if !ok {
+		return
+	}
+	p := place{limiter: l, answer: r, core: core, charged: inner(l, r), life: core.Limit().Period, toTake: outage}
+	p.until = h.since.Add(p.life)
+	if p.charged.Charged() > 0 || p.standsIn() {
 		h.places = append(h.places, p)
+	}
+}
+
+// inner is what the limiter inside of l, of which a shadow may be a part, has decided where l
+// has answered r.
+func inner(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
+	for {
+		if w, ok := l.(interface {
+			Inner(ratelimit.Result) ratelimit.Result
+		}); ok {
+			r = w.Inner(r)
+		}
+		w, ok := l.(interface{ Unwrap() ratelimit.Limiter })
+		if !ok {
+			return r
+		}
+		l = w.Unwrap()
 	}
 }
 
@@ -235,6 +293,10 @@ func slotsIn(l ratelimit.Limiter) (*ratelimit.Custom, bool) {
 	}
 	return found.(*ratelimit.Custom), true
 }
+
+// Has reports whether l counts slots, so that [Hold] can hold one: it is a limiter of [New], or
+// has one inside.
+func Has(l ratelimit.Limiter) bool { return see.Held(l) }
 
 // checkLimiter refuses what has no slots, or has them where they cannot be told apart.
 func checkLimiter(l ratelimit.Limiter) error {
@@ -314,6 +376,26 @@ func (s *Slot) Settle(ctx context.Context, actual int) error {
 		return h.limiter.Refund(ctx, h.key, h.charged, estimate-actual)
 	}
 	return nil
+}
+
+// Refund gives back the events that were charged beside the slot, all of them, also when ctx has
+// ended. It is Settle for a call that is not to count. The slot stays held.
+func (s *Slot) Refund(ctx context.Context) error {
+	if s == nil {
+		return fmt.Errorf("%w: a Slot is made by Hold", ratelimit.ErrInvalidOption)
+	}
+	h := s.held
+	h.mu.Lock()
+	events := h.events
+	h.events = 0
+	h.mu.Unlock()
+	switch {
+	case events == 0:
+		return ratelimit.ErrSettled
+	case several(h.limiter) == nil:
+		return nil
+	}
+	return h.limiter.Refund(see.Only(context.WithoutCancel(ctx), see.Rates), h.key, h.charged, events)
 }
 
 // Lost reports whether the slot ended before its Release. It asks the clock: after a pause of
@@ -448,13 +530,17 @@ func (h *held) lose() {
 func (h *held) giveBack() {
 	var left []place
 	for _, p := range h.places {
-		n := p.charged.Charged()
-		if n == 0 { // let through in an outage
+		if p.charged.Charged() == 0 { // let through in an outage
+			h.giveBackLocal()
 			continue
 		}
-		err := p.limiter.Refund(h.ctx, h.key, p.charged, n)
+		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.asked) // fewer would not be the whole call
 		if errors.Is(err, ratelimit.ErrStore) && p.life < forever && time.Now().Before(p.until) {
 			left = append(left, p)
+			continue
+		}
+		if err == nil {
+			lines.wake(h.limiter, h.key, p.core)
 		}
 	}
 	h.mu.Lock()
@@ -463,6 +549,16 @@ func (h *held) giveBack() {
 	if len(left) > 0 {
 		h.plan()
 	}
+}
+
+// giveBackLocal gives back what a local limiter has let through in an outage, of an All: its slots
+// and not its rates.
+func (h *held) giveBackLocal() {
+	if !h.local {
+		return
+	}
+	h.local = false
+	_ = h.limiter.Refund(see.Only(h.ctx, see.Slots), h.key, h.charged, h.asked)
 }
 
 // turn renews the places, ends what is held for too long, or tries again to give back.
@@ -508,16 +604,19 @@ func (h *held) turn() {
 
 // renew renews a place, and reports whether it is still held, or may be.
 func (h *held) renew(p *place) bool {
+	if p.life == forever {
+		return true
+	}
 	began := time.Now()
+	ctx, cancel := context.WithDeadline(h.ctx, began.Add(p.life/4)) // so that there is time for another one
+	defer cancel()
 	var r ratelimit.Result
 	var err error
 	switch {
-	case p.life == forever:
-		return true
 	case p.counted():
-		r, err = p.core.Renew(h.ctx, h.key, p.charged)
+		r, err = p.core.Renew(ctx, h.key, p.charged)
 	case p.standsIn():
-		r, err = p.core.Allow(h.ctx, h.key)
+		r, err = p.core.Allow(ctx, h.key)
 	default: // no slot was needed
 		return true
 	}
@@ -527,10 +626,16 @@ func (h *held) renew(p *place) bool {
 	if !r.Allowed {
 		return !p.counted()
 	}
-	if standIn(p.charged) {
-		_ = p.limiter.Refund(h.ctx, h.key, p.charged, 1)
+	switch {
+	case p.toTake:
+		h.giveBackLocal()
+	case standIn(p.charged):
+		_ = p.limiter.Refund(h.ctx, h.key, p.answer, h.asked)
 	}
 	h.mu.Lock()
+	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged) { // another slot
+		p.answer = r
+	}
 	p.charged, p.toTake, p.until = r, false, began.Add(p.life)
 	h.mu.Unlock()
 	return true

@@ -22,6 +22,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/regions"
+	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -33,6 +34,7 @@ type remote struct {
 	store.Store
 	way    time.Duration
 	down   atomic.Bool
+	hangs  atomic.Bool // until its callers have enough
 	mute   atomic.Bool // whether replies are lost
 	called atomic.Int64
 }
@@ -51,6 +53,10 @@ func (r *remote) call(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+	}
+	if r.hangs.Load() {
+		<-ctx.Done()
+		return ctx.Err()
 	}
 	if r.down.Load() {
 		return store.ErrUnavailable
@@ -187,6 +193,20 @@ func TestASlotIsLostWhenItCannotBeRenewed(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, 1, free(t, l))
 		require.Equal(t, []inflight.Reason{inflight.Lost, inflight.Released}, endings)
+	})
+}
+
+func TestARenewalThatHangsLeavesTimeForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		held := hold(t, slots(t, s, 1))
+		s.hangs.Store(true)
+		time.Sleep(1100 * time.Millisecond) // it is renewed after 1 s
+		s.hangs.Store(false)
+		time.Sleep(time.Minute)
+		require.False(t, held.Lost())
+		held.Release()
+		synctest.Wait()
 	})
 }
 
@@ -433,7 +453,7 @@ func TestNeverMoreThanThereAre(t *testing.T) {
 		}
 		var inside, most, turns atomic.Int64
 		var all sync.WaitGroup
-		end := time.Now().Add(time.Duration(effort.Of(40, 240)) * time.Second)
+		end := time.Now().Add(time.Duration(effort.Of(20, 80, 240)) * time.Second)
 		for i := range 64 {
 			all.Go(func() {
 				random := rand.New(rand.NewPCG(uint64(i), 5))
@@ -510,6 +530,8 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 		_, err = throttle.NewWaiter(l, time.Second)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		_, err = throttle.NewSlowdown(l, throttle.Slow{Step: time.Second, Max: time.Minute})
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
 	for _, opt := range []inflight.Option{nil, inflight.Longest(0), inflight.OnEnd(nil)} {
 		_, _, err = inflight.Hold(t.Context(), l, "key", 1, opt)
@@ -536,4 +558,101 @@ func TestStoresInFrontRefuseSlots(t *testing.T) {
 		_, err := inflight.New(front, 5, time.Minute)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", front)
 	}
+}
+
+// In an outage the local slots of an All are given back by Release, and not its rates.
+func TestLocalSlotsAreFreeAfterRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		local, err := memstore.New()
+		require.NoError(t, err)
+		rate, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(1000), ratelimit.WithName("rate"))
+		require.NoError(t, err)
+		atOnce := slots(t, s, 4, ratelimit.WithName("at_once"))
+		all, err := ratelimit.NewAll(rate, atOnce)
+		require.NoError(t, err)
+		l, err := fallback.New(all, fallback.FailLocal(2).On(local))
+		require.NoError(t, err)
+		s.down.Store(true)
+		for range 20 { // in no time, of which no life ends
+			a, b := hold(t, l), hold(t, l)
+			_, r, err := inflight.Hold(t.Context(), l, "key", 1)
+			require.NoError(t, err)
+			require.False(t, r.Allowed, "a share of 4 is 2")
+			require.Equal(t, "at_once", r.DeniedBy())
+			a.Release()
+			b.Release()
+			synctest.Wait()
+		}
+		s.down.Store(false)
+		time.Sleep(time.Second) // the breaker
+		hold(t, l).Release()
+		synctest.Wait()
+		require.Equal(t, 4, free(t, atOnce), "nothing is held for what the local limiter has let through")
+		require.Equal(t, 1000-40-1, free(t, rate))
+	})
+}
+
+// Of what is let through by a shadow, only what was charged is held.
+func TestAShadowHoldsWhatItHasCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, s := range []store.Store{newRemote(t), newRemote(t).Store} {
+			rate, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(1000), ratelimit.WithName("rate"))
+			require.NoError(t, err)
+			atOnce := slots(t, s, 2, ratelimit.WithName("at_once"))
+			tried, err := shadow.New(atOnce, func(context.Context, string, int, ratelimit.Result, error) {})
+			require.NoError(t, err)
+			all, err := ratelimit.NewAll(rate, atOnce)
+			require.NoError(t, err)
+			around, err := shadow.New(all, func(context.Context, string, int, ratelimit.Result, error) {})
+			require.NoError(t, err)
+			within, err := ratelimit.NewAll(rate, tried)
+			require.NoError(t, err)
+			for _, l := range []ratelimit.Limiter{tried, around, within} {
+				a, b := hold(t, l), hold(t, l)
+				c := hold(t, l) // which is let through
+				time.Sleep(time.Minute)
+				require.Zero(t, free(t, atOnce))
+				require.False(t, a.Lost() || b.Lost() || c.Lost())
+				c.Release()
+				synctest.Wait()
+				require.Zero(t, free(t, atOnce))
+				a.Release()
+				b.Release()
+				synctest.Wait()
+				require.Equal(t, 2, free(t, atOnce))
+			}
+		}
+	})
+}
+
+// Refund gives back what was charged beside the slot, and Release the slot.
+func TestRefundLeavesTheSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		rate, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(1000), ratelimit.WithName("rate"))
+		require.NoError(t, err)
+		calls, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(1000), ratelimit.WithName("calls"), ratelimit.CountCalls())
+		require.NoError(t, err)
+		atOnce := slots(t, s, 2, ratelimit.WithName("at_once"))
+		all, err := ratelimit.NewAll(rate, calls, atOnce)
+		require.NoError(t, err)
+		safe, err := fallback.New(all, fallback.FailLocal(2))
+		require.NoError(t, err)
+		for _, l := range []ratelimit.Limiter{all, safe, atOnce} {
+			held, _, err := inflight.Hold(t.Context(), l, "key", 7)
+			require.NoError(t, err)
+			require.NoError(t, held.Refund(t.Context()))
+			require.ErrorIs(t, held.Refund(t.Context()), ratelimit.ErrSettled)
+			require.Equal(t, 1000, free(t, rate))
+			require.Equal(t, 1000, free(t, calls))
+			require.Equal(t, 1, free(t, atOnce))
+			held.Release()
+			synctest.Wait()
+			require.Equal(t, 2, free(t, atOnce))
+			require.Equal(t, 1000, free(t, rate))
+		}
+		var none *inflight.Slot
+		require.ErrorIs(t, none.Refund(t.Context()), ratelimit.ErrInvalidOption)
+	})
 }

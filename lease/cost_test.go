@@ -99,7 +99,7 @@ func TestAFleetOnLeasesAsksRarely(t *testing.T) {
 		{fleet{algorithm: "sliding_log", rate: 1000, all: true}, 0.5},                 // 0.2
 		{fleet{algorithm: "token_bucket", rate: 100, all: true}, 1},                   // 0.6
 	}
-	for _, test := range tests[:effort.Of(5, len(tests))] {
+	for _, test := range tests[:effort.Of(3, len(tests))] {
 		f := test.fleet
 		plainJobs, plainAsked := f.run(t)
 		f.leased = true

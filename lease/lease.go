@@ -42,13 +42,8 @@ import (
 )
 
 // Store stands before another [store.Store] and holds leases: events that the other one has
-// charged already, and that this process may admit until the lease ends. A key that is asked
-// for often then costs the store a call for many decisions, each of which takes as long as one
-// in memory.
-//
-// The life of a lease says how old a decision may be. It starts before the store is asked, and
-// each use looks at the clock. What has not been used is given back. The package comment has
-// the bound, and the exceptions.
+// charged already, and that this process may admit until the lease ends. What has not been used
+// is given back. The package comment has the bound, and the exceptions.
 //
 // Others may see events taken that nobody has used yet, for two lives at most. Remaining,
 // RetryAfter, ResetAfter and denials can be a life old. So can what follows a Reset or a lower

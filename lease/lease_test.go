@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -30,7 +31,7 @@ func TestOneProcessDecidesAsThePlainLimiter(t *testing.T) {
 		d := newLease(t, newLimiter(t, "fixed_window", s, perSecond), 50*time.Millisecond)
 		defer closeLease(t, d)
 		random := rand.New(rand.NewPCG(1, 2))
-		steps, allowed, mean := 100_000, 0, time.Millisecond
+		steps, allowed, mean := effort.Of(40_000, 100_000), 0, time.Millisecond
 		for step := range steps {
 			if step%1000 == 0 { // half of the limit, or a tenth of it, or ten times as much
 				mean = []time.Duration{2 * time.Millisecond, 10 * time.Millisecond, 100 * time.Microsecond}[random.IntN(3)]

@@ -600,23 +600,19 @@ func ofFew(seed uint64) schedule {
 
 var (
 	firstSeed = flag.Uint64("sim.seed", 0, "the first of the schedules' seeds")
-	schedules = flag.Int("sim.schedules", 0, "how many schedules; 0 is 250, 150 with -short, 1,000 with RATELIMIT_FULL=1 and 10,000 with RATELIMIT_LONG=1")
+	schedules = flag.Int("sim.schedules", 0, "how many schedules; 0 is 150, 1,000 with RATELIMIT_FULL=1 and 10,000 with RATELIMIT_LONG=1")
 )
 
 // tight is the part of the bound that some schedule must reach, or else the model is too tame.
 var tight = map[string]float64{fixedWindow: 0.99, slidingLog: 0.99, slidingWindow: 0.98, tokenBucket: 0.98}
 
 func TestLeasesKeepTheirBounds(t *testing.T) {
-	n := 1_000
-	switch {
-	case *schedules > 0:
-		n = *schedules
-	case effort.Long():
-		n = 10_000
-	case testing.Short():
+	n := effort.Of(150, 1_000, 10_000)
+	if testing.Short() {
 		n = 150
-	case !effort.Full():
-		n = 250
+	}
+	if *schedules > 0 {
+		n = *schedules
 	}
 	for _, c := range []struct {
 		name string

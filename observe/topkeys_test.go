@@ -197,15 +197,15 @@ func TestADenialAllocatesNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(1000, func() { denials(top, 100, next) }))
 }
 
-// TestTopKeysIsBounded denies keys that never come again, 10,000,000 of them in a full run.
+// TestTopKeysIsBounded denies keys that never come again, 10,000,000 of them in a long run.
 //
-//	RATELIMIT_FULL=1 go test -run TopKeysIsBounded ./observe
+//	RATELIMIT_LONG=1 go test -run TopKeysIsBounded ./observe
 func TestTopKeysIsBounded(t *testing.T) {
 	top, i := newTopKeys(t, 256), 0
 	next := func() string { i++; return fmt.Sprint("key ", i) }
 	denials(top, 10_000, next)
 	heap := heapBytes()
-	n := effort.Of(1_000_000, 10_000_000)
+	n := effort.Of(300_000, 2_000_000, 10_000_000)
 	denials(top, n, next)
 	require.Less(t, heapBytes(), heap+1<<14)
 	got := top.Top(1000)

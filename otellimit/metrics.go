@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"go.opentelemetry.io/otel"
@@ -17,6 +18,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/plancache"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
@@ -35,6 +37,9 @@ const (
 	attrState      = attribute.Key("ratelimit.breaker.state")
 	attrBy         = attribute.Key("ratelimit.lease.by")
 	attrFate       = attribute.Key("ratelimit.lease.fate")
+	attrPolicy     = attribute.Key("ratelimit.policy")
+	attrPlans      = attribute.Key("ratelimit.plans")
+	attrAge        = attribute.Key("ratelimit.plan.age")
 	attrErrorType  = attribute.Key("error.type")
 	attrSpanError  = attribute.Key("ratelimit.error.type") // the caller may do well all the same
 )
@@ -42,12 +47,14 @@ const (
 // Config is what the metrics are read from. The names in it are values of attributes, so they
 // should be few and stay the same.
 type Config struct {
-	Counters   []*observe.Counters             // of different names
-	Fallbacks  map[string]*fallback.Limiter    // by the attribute ratelimit.limiter
-	Stores     map[string]*memstore.Store      // by the attribute ratelimit.store
-	Waiters    map[string]*throttle.Waiter     // by the attribute ratelimit.limiter
-	Leases     map[string]*lease.Store         // by the attribute ratelimit.limiter
-	Transports map[string]*httplimit.Transport // by the attribute ratelimit.limiter
+	Counters   []*observe.Counters               // of different names
+	Fallbacks  map[string]*fallback.Limiter      // by the attribute ratelimit.limiter
+	Stores     map[string]*memstore.Store        // by the attribute ratelimit.store
+	Waiters    map[string]*throttle.Waiter       // by the attribute ratelimit.limiter
+	Leases     map[string]*lease.Store           // by the attribute ratelimit.limiter
+	Transports map[string]*httplimit.Transport   // by the attribute ratelimit.limiter
+	Limiters   map[string]ratelimit.Limiter      // by the attribute ratelimit.limiter: limits that are those of all keys
+	Plans      map[string]func() plancache.Stats // by the attribute ratelimit.plans: the method Stats of a Cache
 }
 
 // Option configures [Register] and [Durations].
@@ -73,8 +80,8 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 // must have been called before the same names are registered again.
 //
 // It returns [ratelimit.ErrInvalidOption] if an option or something in c is nil, or two
-// Counters have the same name. The same goes for a name that is empty or not UTF-8. Other
-// errors are those of the provider.
+// Counters have the same name. The same goes for a name that is empty or not UTF-8, and for one of
+// Limiters whose limits depend on the key. Other errors are those of the provider.
 func Register(c Config, opts ...Option) (metric.Registration, error) {
 	c, err := c.checked()
 	if err != nil {
@@ -113,7 +120,7 @@ func providerOf(opts []Option) (metric.MeterProvider, error) {
 func (c Config) checked() (Config, error) {
 	c.Counters = slices.Clone(c.Counters)
 	c.Fallbacks, c.Stores, c.Waiters, c.Leases = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters), maps.Clone(c.Leases)
-	c.Transports = maps.Clone(c.Transports)
+	c.Transports, c.Limiters, c.Plans = maps.Clone(c.Transports), maps.Clone(c.Limiters), maps.Clone(c.Plans)
 
 	byName := make(map[string]*observe.Counters, len(c.Counters))
 	for _, counters := range c.Counters {
@@ -128,7 +135,7 @@ func (c Config) checked() (Config, error) {
 	}
 	for _, err := range []error{
 		check("Counters", byName), check("fallback", c.Fallbacks), check("store", c.Stores), check("Waiter", c.Waiters),
-		check("lease", c.Leases), check("Transport", c.Transports),
+		check("lease", c.Leases), check("Transport", c.Transports), checkLimiters(c.Limiters), checkPlans(c.Plans),
 	} {
 		if err != nil {
 			return c, err
@@ -150,10 +157,45 @@ func check[T any](what string, named map[string]*T) error {
 	return nil
 }
 
+// checkPlans says whether one of named is nil, or has a name that is no value of an attribute.
+func checkPlans(named map[string]func() plancache.Stats) error {
+	pointers := make(map[string]*func() plancache.Stats, len(named))
+	for name, stats := range named {
+		if pointers[name] = &stats; stats == nil {
+			pointers[name] = nil
+		}
+	}
+	return check("plancache", pointers)
+}
+
+// checkLimiters says whether one of named has a name that is no value of an attribute, or no limit that is known.
+func checkLimiters(named map[string]ratelimit.Limiter) error {
+	pointers := make(map[string]*ratelimit.Limiter, len(named))
+	for name, l := range named {
+		pointers[name] = &l
+		if len(limitsOf(l)) == 0 {
+			return fmt.Errorf("%w: the limiter %q has no limit that is that of all keys", ratelimit.ErrInvalidOption, name)
+		}
+	}
+	return check("limiter", pointers)
+}
+
+// limitsOf are the limits of l, by their names, if they do not depend on the key.
+func limitsOf(l ratelimit.Limiter) map[string]int {
+	policies, _ := ratelimit.AppendPolicies(context.Background(), nil, l, "") // a limit function is not asked for ""
+	quotas := make(map[string]int, len(policies))
+	for _, p := range policies {
+		quotas[strings.ToValidUTF8(p.Name, "?")] = p.Quota
+	}
+	return quotas
+}
+
 type instruments struct {
 	decisions, events, deniedBy, errors, admissions, evictions metric.Int64ObservableCounter
 	leaseCalls, leaseEvents, pauses                            metric.Int64ObservableCounter
-	breaker, keys, waiting, leaseHeld, paused                  metric.Int64ObservableUpDownCounter
+	planAnswers, planQueries, planFailures                     metric.Int64ObservableCounter
+	breaker, keys, waiting, leaseHeld, paused, planKeys        metric.Int64ObservableUpDownCounter
+	limit                                                      metric.Int64ObservableGauge
 }
 
 // newInstruments also returns them as a list.
@@ -184,8 +226,15 @@ func newInstruments(m metric.Meter) (in *instruments, all []metric.Observable, e
 		leaseCalls:  counter("lease.calls", "{call}", "Decisions without the store, and calls of it: with an answer, for keys that cannot be leased, without an answer."),
 		leaseEvents: counter("lease.events", "{event}", "Events of leases, by what has become of them."),
 		leaseHeld:   upDown("lease.held", "{event}", "Events that leases hold now."),
+
+		planAnswers:  counter("plan.answers", "{answer}", "Answers from memory in place of a database: fresh ones, and older ones since it failed."),
+		planQueries:  counter("plan.queries", "{query}", "Queries of plans, failed ones included."),
+		planFailures: counter("plan.failures", "{query}", "Queries of plans that failed."),
+		planKeys:     upDown("plan.keys", "{key}", "Keys whose plans are remembered."),
 	}
-	return in, all, err
+	limit, failed := m.Int64ObservableGauge("ratelimit.limit", metric.WithUnit("{event}"), metric.WithDescription("Events that a limit admits at one instant."))
+	in.limit = limit // not a sum: limits of several processes are one
+	return in, append(all, limit), errors.Join(err, failed)
 }
 
 // observe tells what there is now.
@@ -220,6 +269,22 @@ func (in *instruments) observe(to metric.Observer, c Config) {
 	for name, l := range c.Leases {
 		in.observeLease(to, attrLimiter.String(name), l.Stats())
 	}
+	for name, l := range c.Limiters {
+		for policy, quota := range limitsOf(l) {
+			to.ObserveInt64(in.limit, int64(quota), metric.WithAttributes(attrLimiter.String(name), attrPolicy.String(policy)))
+		}
+	}
+	for name, stats := range c.Plans {
+		in.observePlans(to, attrPlans.String(name), stats())
+	}
+}
+
+func (in *instruments) observePlans(to metric.Observer, plans attribute.KeyValue, s plancache.Stats) {
+	to.ObserveInt64(in.planAnswers, s.Hits, metric.WithAttributes(plans, attrAge.String("fresh")))
+	to.ObserveInt64(in.planAnswers, s.Stale, metric.WithAttributes(plans, attrAge.String("stale")))
+	to.ObserveInt64(in.planQueries, s.Queries, metric.WithAttributes(plans))
+	to.ObserveInt64(in.planFailures, s.Failures, metric.WithAttributes(plans))
+	to.ObserveInt64(in.planKeys, int64(s.Keys), metric.WithAttributes(plans))
 }
 
 func (in *instruments) observeLease(to metric.Observer, limiter attribute.KeyValue, s lease.Stats) {

@@ -20,6 +20,11 @@
 //	ratelimit.lease.calls      counter    limiter, lease.by          decisions of a lease by "local", and calls by "store", "unleased" and "lost"
 //	ratelimit.lease.events     counter    limiter, lease.fate        events "granted", "lapsed", "given_back" and "overdrawn"
 //	ratelimit.lease.held       up/down    limiter                    events that this process holds
+//	ratelimit.limit            gauge      limiter, policy            events that a limit admits at one instant
+//	ratelimit.plan.answers     counter    plans, plan.age            answers of a plancache from memory, "fresh" or "stale"
+//	ratelimit.plan.queries     counter    plans                      queries of a plancache
+//	ratelimit.plan.failures    counter    plans                      of them, those that failed
+//	ratelimit.plan.keys        up/down    plans                      keys that a plancache remembers
 //
 // Except for error.type, attributes begin with "ratelimit." too: "ratelimit.limiter". That of
 // a state is "ratelimit.breaker.state". An outcome is "allowed" or "denied", a source the text

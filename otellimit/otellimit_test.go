@@ -29,6 +29,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/otellimit"
+	"github.com/ratelimit-go/ratelimit/plancache"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -96,8 +97,30 @@ func newService(t testing.TB) *service {
 		Leases:    map[string]*lease.Store{"fleet": leased},
 
 		Transports: map[string]*httplimit.Transport{"partner": pausing(t)},
+		Limiters:   map[string]ratelimit.Limiter{"api": s.limiter},
+		Plans:      map[string]func() plancache.Stats{"plans": planned(t).Stats},
 	}
 	return s
+}
+
+// planned is a cache with two answers from memory and two queries, of which one has failed.
+func planned(t testing.TB) *plancache.Cache[string] {
+	t.Helper()
+	down := errors.New("no database")
+	plans, err := plancache.New(func(_ context.Context, key string) (string, error) {
+		if key == "unknown" {
+			return "", down
+		}
+		return "pro", nil
+	}, time.Hour)
+	require.NoError(t, err)
+	for _, key := range []string{"ann", "ann", "ann"} {
+		_, err = plans.Get(t.Context(), key)
+		require.NoError(t, err)
+	}
+	_, err = plans.Get(t.Context(), "unknown")
+	require.ErrorIs(t, err, down)
+	return plans
 }
 
 // pausing is a Transport of whose two servers one has made it wait.
@@ -171,8 +194,7 @@ func collect(t testing.TB, reader *metric.ManualReader) map[string]int64 {
 		for _, m := range scope.Metrics {
 			require.NotEmpty(t, m.Unit, m.Name)
 			require.NotEmpty(t, m.Description, m.Name)
-			sum := m.Data.(metricdata.Sum[int64])
-			for _, point := range sum.DataPoints {
+			for _, point := range points(m.Data) {
 				name := m.Name + "{" + point.Attributes.Encoded(attribute.DefaultEncoder()) + "}"
 				require.NotContains(t, all, name)
 				all[strings.ReplaceAll(name, "ratelimit.", "")] = point.Value
@@ -180,6 +202,14 @@ func collect(t testing.TB, reader *metric.ManualReader) map[string]int64 {
 		}
 	}
 	return all
+}
+
+// points are those of counters, or of a gauge.
+func points(data metricdata.Aggregation) []metricdata.DataPoint[int64] {
+	if gauge, ok := data.(metricdata.Gauge[int64]); ok {
+		return gauge.DataPoints
+	}
+	return data.(metricdata.Sum[int64]).DataPoints
 }
 
 func TestMetricsSayWhatIsCounted(t *testing.T) {
@@ -215,6 +245,13 @@ func TestMetricsSayWhatIsCounted(t *testing.T) {
 		"lease.events{lease.fate=overdrawn,limiter=fleet}":          0,
 		"pauses{limiter=partner}":                                   1,
 		"paused{limiter=partner}":                                   1,
+		"limit{limiter=api,policy=burst}":                           4,
+		"limit{limiter=api,policy=daily}":                           1000,
+		"plan.answers{plan.age=fresh,plans=plans}":                  2,
+		"plan.answers{plan.age=stale,plans=plans}":                  0,
+		"plan.queries{plans=plans}":                                 2,
+		"plan.failures{plans=plans}":                                1,
+		"plan.keys{plans=plans}":                                    2,
 		"lease.held{limiter=fleet}":                                 int64(s.stats.Held),
 	} {
 		require.Contains(t, got, name)
@@ -331,16 +368,20 @@ func TestWhatCannotBeReadIsRefused(t *testing.T) {
 		return c
 	}
 	for name, c := range map[string]otellimit.Config{
-		"twins":       {Counters: counters("a", "b", "a")},
-		"nil":         {Counters: []*observe.Counters{nil}},
-		"no name":     {Counters: counters("")},
-		"no UTF-8":    {Counters: counters("\xff")},
-		"no fallback": {Fallbacks: map[string]*fallback.Limiter{"a": nil}},
-		"no client":   {Transports: map[string]*httplimit.Transport{"a": nil}},
-		"no store":    {Stores: map[string]*memstore.Store{"a": nil}},
-		"nameless":    {Stores: map[string]*memstore.Store{"": new(memstore.Store)}},
-		"no lease":    {Leases: map[string]*lease.Store{"a": nil}},
-		"no waiter":   {Waiters: map[string]*throttle.Waiter{"a": nil}},
+		"twins":          {Counters: counters("a", "b", "a")},
+		"nil":            {Counters: []*observe.Counters{nil}},
+		"no name":        {Counters: counters("")},
+		"no UTF-8":       {Counters: counters("\xff")},
+		"no fallback":    {Fallbacks: map[string]*fallback.Limiter{"a": nil}},
+		"no limiter":     {Limiters: map[string]ratelimit.Limiter{"a": nil}},
+		"no limit":       {Limiters: map[string]ratelimit.Limiter{"a": ratelimittest.Static(ratelimit.Result{}, nil)}},
+		"no plans":       {Plans: map[string]func() plancache.Stats{"a": nil}},
+		"nameless plans": {Plans: map[string]func() plancache.Stats{"": planned(t).Stats}},
+		"no client":      {Transports: map[string]*httplimit.Transport{"a": nil}},
+		"no store":       {Stores: map[string]*memstore.Store{"a": nil}},
+		"nameless":       {Stores: map[string]*memstore.Store{"": new(memstore.Store)}},
+		"no lease":       {Leases: map[string]*lease.Store{"a": nil}},
+		"no waiter":      {Waiters: map[string]*throttle.Waiter{"a": nil}},
 	} {
 		_, err := otellimit.Register(c)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)

@@ -23,6 +23,10 @@
 //	ratelimit_lease_calls_total{limiter,by}                decisions of a lease by "local", and calls by "store", "unleased" and "lost"
 //	ratelimit_lease_events_total{limiter,fate}             events "granted", "lapsed", "given_back" and "overdrawn"
 //	ratelimit_lease_held{limiter}                          events that this process holds
+//	ratelimit_plan_answers_total{plans,age}                answers of a plancache from memory, "fresh" or "stale"
+//	ratelimit_plan_queries_total{plans}                    queries of a plancache
+//	ratelimit_plan_failures_total{plans}                   of them, those that failed
+//	ratelimit_plan_keys{plans}                             keys that a plancache remembers
 //
 // An outcome is "allowed" or "denied", a source the text of a [ratelimit.Source], and a class
 // one of [observe.ErrorClass]. Beside the code are alerts.yml, rules for Prometheus, and
@@ -44,6 +48,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/plancache"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
@@ -51,13 +56,14 @@ import (
 // Config is what a [Collector] reads. The names in it are values of labels, so they should be
 // few and stay the same.
 type Config struct {
-	Counters   []*observe.Counters             // of different names
-	Limiters   map[string]ratelimit.Limiter    // by the label "limiter": limits that are those of all keys
-	Fallbacks  map[string]*fallback.Limiter    // by the label "limiter"
-	Stores     map[string]*memstore.Store      // by the label "store"
-	Waiters    map[string]*throttle.Waiter     // by the label "limiter"
-	Leases     map[string]*lease.Store         // by the label "limiter"
-	Transports map[string]*httplimit.Transport // by the label "limiter"
+	Counters   []*observe.Counters               // of different names
+	Limiters   map[string]ratelimit.Limiter      // by the label "limiter": limits that are those of all keys
+	Fallbacks  map[string]*fallback.Limiter      // by the label "limiter"
+	Stores     map[string]*memstore.Store        // by the label "store"
+	Waiters    map[string]*throttle.Waiter       // by the label "limiter"
+	Leases     map[string]*lease.Store           // by the label "limiter"
+	Transports map[string]*httplimit.Transport   // by the label "limiter"
+	Plans      map[string]func() plancache.Stats // by the label "plans": the method Stats of a Cache
 }
 
 // Collector is a [prometheus.Collector]. It registers itself nowhere. One registry can have
@@ -77,7 +83,7 @@ type Collector struct {
 func NewCollector(c Config) (*Collector, error) {
 	c.Counters = slices.Clone(c.Counters)
 	c.Fallbacks, c.Stores, c.Waiters, c.Leases = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters), maps.Clone(c.Leases)
-	c.Limiters, c.Transports = maps.Clone(c.Limiters), maps.Clone(c.Transports)
+	c.Limiters, c.Transports, c.Plans = maps.Clone(c.Limiters), maps.Clone(c.Transports), maps.Clone(c.Plans)
 
 	byName := make(map[string]*observe.Counters, len(c.Counters))
 	for _, counters := range c.Counters {
@@ -92,7 +98,7 @@ func NewCollector(c Config) (*Collector, error) {
 	}
 	for _, err := range []error{
 		check("Counters", byName), check("fallback", c.Fallbacks), check("store", c.Stores), check("Waiter", c.Waiters),
-		check("lease", c.Leases), check("Transport", c.Transports), checkLimiters(c.Limiters),
+		check("lease", c.Leases), check("Transport", c.Transports), checkLimiters(c.Limiters), checkPlans(c.Plans),
 	} {
 		if err != nil {
 			return nil, err
@@ -112,6 +118,17 @@ func check[T any](what string, named map[string]*T) error {
 		}
 	}
 	return nil
+}
+
+// checkPlans says whether one of named is nil, or has a name that is no label.
+func checkPlans(named map[string]func() plancache.Stats) error {
+	pointers := make(map[string]*func() plancache.Stats, len(named))
+	for name, stats := range named {
+		if pointers[name] = &stats; stats == nil {
+			pointers[name] = nil
+		}
+	}
+	return check("plancache", pointers)
 }
 
 // checkLimiters says whether one of named has a name that is no label, or no limit that is known.
@@ -154,6 +171,11 @@ var (
 	leaseCalls  = desc("lease_calls_total", "Decisions without the store, and calls of it: with an answer, for keys that cannot be leased, without an answer.", "limiter", "by")
 	leaseEvents = desc("lease_events_total", "Events of leases, by what has become of them.", "limiter", "fate")
 	leaseHeld   = desc("lease_held", "Events that leases hold now.", "limiter")
+
+	planAnswers  = desc("plan_answers_total", "Answers from memory in place of a database: fresh ones, and older ones since it failed.", "plans", "age")
+	planQueries  = desc("plan_queries_total", "Queries of plans, failed ones included.", "plans")
+	planFailures = desc("plan_failures_total", "Queries of plans that failed.", "plans")
+	planKeys     = desc("plan_keys", "Keys whose plans are remembered.", "plans")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -164,7 +186,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		limits, decisions, events, deniedBy, failed, headroom, durations, breaker, keys, evictions, waiting, pauses, paused,
-		leaseCalls, leaseEvents, leaseHeld,
+		leaseCalls, leaseEvents, leaseHeld, planAnswers, planQueries, planFailures, planKeys,
 	} {
 		ch <- d
 	}
@@ -204,6 +226,14 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for name, l := range c.config.Leases {
 		collectLease(ch, name, l.Stats())
+	}
+	for name, stats := range c.config.Plans {
+		s := stats()
+		counter(ch, planAnswers, float64(s.Hits), name, "fresh")
+		counter(ch, planAnswers, float64(s.Stale), name, "stale")
+		counter(ch, planQueries, float64(s.Queries), name)
+		counter(ch, planFailures, float64(s.Failures), name)
+		gauge(ch, planKeys, float64(s.Keys), name)
 	}
 }
 

@@ -2,6 +2,7 @@ package promlimit_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -23,6 +24,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/plancache"
 	"github.com/ratelimit-go/ratelimit/promlimit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -95,9 +97,30 @@ func newService(t testing.TB) *service {
 
 		Limiters:   map[string]ratelimit.Limiter{"api": s.limiter},
 		Transports: map[string]*httplimit.Transport{"partner": pausing(t)},
+		Plans:      map[string]func() plancache.Stats{"plans": planned(t).Stats},
 	})
 	require.NoError(t, err)
 	return s
+}
+
+// planned is a cache with two answers from memory and two queries, of which one has failed.
+func planned(t testing.TB) *plancache.Cache[string] {
+	t.Helper()
+	down := errors.New("no database")
+	plans, err := plancache.New(func(_ context.Context, key string) (string, error) {
+		if key == "unknown" {
+			return "", down
+		}
+		return "pro", nil
+	}, time.Hour)
+	require.NoError(t, err)
+	for _, key := range []string{"ann", "ann", "ann"} {
+		_, err = plans.Get(t.Context(), key)
+		require.NoError(t, err)
+	}
+	_, err = plans.Get(t.Context(), "unknown")
+	require.ErrorIs(t, err, down)
+	return plans
 }
 
 // pausing is a Transport of whose two servers one has made it wait.
@@ -221,6 +244,11 @@ func TestACollectorSaysWhatIsCounted(t *testing.T) {
 		`ratelimit_limit{limiter="api",policy="daily"}`:                                       "1000",
 		`ratelimit_pauses_total{limiter="partner"}`:                                           "1",
 		`ratelimit_paused{limiter="partner"}`:                                                 "1",
+		`ratelimit_plan_answers_total{age="fresh",plans="plans"}`:                             "2",
+		`ratelimit_plan_answers_total{age="stale",plans="plans"}`:                             "0",
+		`ratelimit_plan_queries_total{plans="plans"}`:                                         "2",
+		`ratelimit_plan_failures_total{plans="plans"}`:                                        "1",
+		`ratelimit_plan_keys{plans="plans"}`:                                                  "2",
 		`ratelimit_lease_held{limiter="fleet"}`:                                               fmt.Sprint(s.stats.Held),
 	} {
 		require.Equal(t, want, got[name], name)
@@ -345,6 +373,8 @@ func TestWhatIsNoLabelIsRefused(t *testing.T) {
 		"not a label":      {Waiters: map[string]*throttle.Waiter{"\xff": new(throttle.Waiter)}},
 		"no waiter":        {Waiters: map[string]*throttle.Waiter{"a": nil}},
 		"no lease":         {Leases: map[string]*lease.Store{"a": nil}},
+		"no plans":         {Plans: map[string]func() plancache.Stats{"a": nil}},
+		"nameless plans":   {Plans: map[string]func() plancache.Stats{"": planned(t).Stats}},
 		"no client":        {Transports: map[string]*httplimit.Transport{"a": nil}},
 		"no limiter":       {Limiters: map[string]ratelimit.Limiter{"a": nil}},
 		"no limit":         {Limiters: map[string]ratelimit.Limiter{"a": ratelimittest.Static(ratelimit.Result{}, nil)}},
@@ -448,7 +478,7 @@ func TestScrapesWhileDecisionsAreUnderWay(t *testing.T) {
 	require.NotEmpty(t, before)
 }
 
-func TestCountersHaveAtMost95Series(t *testing.T) {
+func TestCountersHaveAtMost97Series(t *testing.T) {
 	memory, err := memstore.New()
 	require.NoError(t, err)
 	daily, err := ratelimit.NewFixedWindow(memory, ratelimit.PerDay(1), ratelimit.WithName("b"))

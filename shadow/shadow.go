@@ -205,6 +205,19 @@ func (l *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	return l.limiter.Refund(ctx, key, charged, n)
 }
 
+// Inner returns what the limiter has decided where the answer was r. It is zero if that was let
+// through all the same, and r itself if it is enforced.
+func (l *Limiter) Inner(r ratelimit.Result) ratelimit.Result {
+	under, note, through := r.Unmark(l)
+	switch t, charged := note.(*trial); {
+	case charged:
+		return t.charged
+	case through:
+		return ratelimit.Result{}
+	}
+	return under
+}
+
 // Reset forgets key at the limiter.
 func (l *Limiter) Reset(ctx context.Context, key string) error {
 	if l.limiter == nil {

@@ -20,8 +20,8 @@ wrong, with line and column, or the names of the limiters. The exit code is 1 if
 wrong. The file - is standard input.
 
 With -explain it says of each limiter what it will do: the most that a key is admitted, by
-the bounds of docs/promises.md, how long a key is remembered, the share of an instance while
-the store fails, and limits that never deny.
+the bounds of docs/promises.md, how long a key is remembered, what leases and bans do, what
+is decided while the store fails, the series in /metrics, and what can never happen.
 `
 
 // check is the command.

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/config"
+	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -110,4 +116,74 @@ func TestCheckOfAFileThatIsNotThereFails(t *testing.T) {
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stderr, "none.yaml: no such file")
 	require.Empty(t, got.stdout)
+}
+
+// What is said of leases is what package lease takes: at the least life, and not below it.
+func TestTheLeastLifeIsThatOfLeases(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket"} {
+		for _, text := range []string{"1000000/s", "1000/s", "7/s", "100/m", "3/10s"} {
+			limit, err := ratelimit.ParseLimit(text)
+			require.NoError(t, err)
+			takes := func(life time.Duration) bool {
+				leases, err := lease.New(elsewhere{mem}, life)
+				if err != nil {
+					return false
+				}
+				_, err = ratelimit.New(algorithm, leases, limit)
+				return err == nil
+			}
+			least := leastLife(algorithm, limit)
+			require.True(t, takes(least), "%s %s %v", algorithm, text, least)
+			require.False(t, takes(least-time.Microsecond), "%s %s %v", algorithm, text, least)
+		}
+	}
+}
+
+func TestALeasedBucketNeverAdmitsMoreThanIsSaid(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	leases, err := lease.New(elsewhere{mem}, 50*time.Millisecond)
+	require.NoError(t, err)
+	bucket, err := ratelimit.NewTokenBucket(leases, ratelimit.PerSecond(1000))
+	require.NoError(t, err)
+	said := leasedBurst(ratelimit.PerSecond(1000), 50*time.Millisecond)
+	r, err := bucket.AllowN(t.Context(), "more", said+1)
+	require.NoError(t, err)
+	require.Equal(t, ratelimit.Never, r.RetryAfter)
+	r, err = bucket.AllowN(t.Context(), "as many", said)
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+}
+
+// The series that are said are those of the limiters of the file, also after they have denied and banned.
+func TestLimitersHaveAsManySeriesAsIsSaid(t *testing.T) {
+	text, err := os.ReadFile("testdata/whole.yaml")
+	require.NoError(t, err)
+	parsed, err := config.Parse(text)
+	require.NoError(t, err)
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	noTier := func(context.Context, string) (string, error) { return "", nil }
+	limiters, err := parsed.Build(elsewhere{mem}, config.WithTierFunc(noTier))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, limiters.Close(t.Context())) }()
+	said := command(t, nil, "check", "-explain", "testdata/whole.yaml").stdout
+	for _, name := range limiters.Names() {
+		limiter, err := limiters.Limiter(name)
+		require.NoError(t, err)
+		counters := observe.NewCounters(name)
+		watched, err := observe.Around(limiter, counters)
+		require.NoError(t, err)
+		for range 200 {
+			_, err := watched.AllowN(t.Context(), "key", 1)
+			require.NoError(t, err)
+			_, _ = watched.AllowN(t.Context(), "key", 1<<30)
+		}
+		_, of, _ := strings.Cut(said, "\n"+name+": ")
+		_, of, _ = strings.Cut(of, "counters have up to ")
+		of, _, _ = strings.Cut(of, " series")
+		require.Equal(t, of, strconv.Itoa(seriesOf(counters.Snapshot())), name)
+	}
 }

@@ -1,15 +1,23 @@
 package main
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v4"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // file is a configuration file that package config has found to be good.
@@ -22,9 +30,14 @@ type fileLimiter struct {
 	Limit     string            `yaml:"limit"`
 	Limits    []string          `yaml:"limits"`
 	Tiers     map[string]string `yaml:"tiers"`
+	InFlight  int               `yaml:"in_flight"`
+	Life      string            `yaml:"life"`
 	Instances int               `yaml:"instances"`
 	OnFailure string            `yaml:"on_failure"`
-	Store     struct {
+	Ban       struct {
+		Denials, For, Most string
+	} `yaml:"ban"`
+	Store struct {
 		Lease string `yaml:"lease"`
 	} `yaml:"store"`
 }
@@ -69,7 +82,7 @@ func explain(w io.Writer, text []byte) error {
 }
 
 func (l *fileLimiter) explain(w io.Writer, name string) error {
-	fmt.Fprintf(w, "\n%s: %s\n", name, l.Algorithm)
+	fmt.Fprintf(w, "\n%s: %s\n", name, cmp.Or(l.Algorithm, "slots"))
 	all, err := l.limits()
 	if err != nil {
 		return err
@@ -92,15 +105,62 @@ func (l *fileLimiter) explain(w io.Writer, name string) error {
 			fmt.Fprintln(w, "    does nothing: it is the limit of those without a tier")
 		}
 	}
-	if len(all) > 1 {
-		fmt.Fprintf(w, "  its counters have at most 95 series in /metrics, %d of them ratelimit_denied_by_total\n", len(all))
-	} else {
-		fmt.Fprintln(w, "  its counters have at most 95 series in /metrics")
+	parts := len(all)
+	if l.InFlight > 0 {
+		parts++
+		fmt.Fprintf(w, "  never more than %d at once; the slot of a process that has died is free after %s\n", l.InFlight, cmp.Or(l.Life, "1m"))
 	}
-	if life, err := time.ParseDuration(l.Store.Lease); err == nil {
-		fmt.Fprintf(w, "  a lease lives %v: it pays for a key that a process is asked for %v times in that\n", life, leaseEvents)
+	if l.Ban.Denials != "" {
+		denials, within, _ := strings.Cut(l.Ban.Denials, "/")
+		fmt.Fprintf(w, "  after %s denials in %s a key is banned for %s", denials, within, l.Ban.For)
+		if l.Ban.Most != "" {
+			fmt.Fprintf(w, ", each further time for twice as long, up to %s", l.Ban.Most)
+		}
+		fmt.Fprintln(w)
 	}
-	return nil
+	l.explainFailure(w)
+	return explainSeries(w, name, parts)
+}
+
+// explainFailure says what is decided while the store fails.
+func (l *fileLimiter) explainFailure(w io.Writer) {
+	does := "each call gets an error, which httplimit answers by 503"
+	switch l.OnFailure {
+	case "open":
+		does = "it admits everything"
+	case "closed":
+		does = "it denies everything"
+	case "local":
+		does = "each instance admits its share"
+	}
+	fmt.Fprintf(w, "  while the store fails %s\n", does)
+}
+
+// explainSeries says how many series promlimit makes of the counters that observe.Around tells of
+// this limiter. Of one limit it does not say which has denied.
+func explainSeries(w io.Writer, name string, parts int) error {
+	counters := observe.NewCounters(name)
+	if parts > 1 {
+		for i := range parts {
+			counters.Expect(strconv.Itoa(i))
+		}
+	}
+	s := counters.Snapshot()
+	fmt.Fprintf(w, "  its counters have up to %d series in /metrics", seriesOf(s))
+	if len(s.DeniedBy) > 0 {
+		fmt.Fprintf(w, ", %d of them ratelimit_denied_by_total", len(s.DeniedBy))
+	}
+	_, err := fmt.Fprintln(w)
+	return err
+}
+
+// seriesOf is how many series promlimit makes of s, with those of times.
+func seriesOf(s observe.Snapshot) int {
+	const (
+		outcomes    = 2 // of ratelimit_events_total
+		ofHistogram = 3 // +Inf, sum and count
+	)
+	return len(s.Decisions) + outcomes + len(s.DeniedBy) + len(s.Errors) + len(s.Headroom) + ofHistogram + len(s.Durations.Buckets) + ofHistogram
 }
 
 // leaseEvents are the events of a key in a life from which on a lease saves calls: see package lease.
@@ -124,11 +184,54 @@ func (l *fileLimiter) explainLimit(w io.Writer, what string, limit ratelimit.Lim
 	fmt.Fprintf(w, "    admits up to %d events at one instant, and %d in %s; a call for more than %d never\n",
 		atOnce(limit), most(l.Algorithm, limit, limit.Period), in, atOnce(limit))
 	fmt.Fprintf(w, "    forgets a key %s\n", forgets)
+	l.explainLease(w, limit)
 	if l.OnFailure == "local" {
 		if share, err := limit.Share(l.Instances); err == nil {
-			fmt.Fprintf(w, "    while the store fails each of %d instances admits %v\n", l.Instances, share)
+			fmt.Fprintf(w, "    while the store fails each of %d instances admits %v: all together up to %d at one instant\n",
+				l.Instances, share, l.Instances*atOnce(share))
 		}
 	}
+}
+
+// explainLease says what a lease of limit does.
+func (l *fileLimiter) explainLease(w io.Writer, limit ratelimit.Limit) {
+	life, err := time.ParseDuration(l.Store.Lease)
+	if err != nil {
+		return
+	}
+	if least := leastLife(l.Algorithm, limit); life < least {
+		fmt.Fprintf(w, "    is not leased: no event flows in %v, and the least life of a lease is %v\n", life, least)
+		return
+	}
+	fmt.Fprintf(w, "    a lease lives %v, where %v is the least: it pays for a key that a process is asked for %d times in a life\n",
+		life, leastLife(l.Algorithm, limit), leaseEvents)
+	if l.Algorithm == "token_bucket" {
+		fmt.Fprintf(w, "    with leases a call for more than %d is never admitted\n", leasedBurst(limit, life))
+	}
+}
+
+// leasedBurst is the Burst of a token bucket for leases of that life.
+func leasedBurst(l ratelimit.Limit, life time.Duration) int {
+	mem, errMem := memstore.New()
+	leases, errLease := lease.New(elsewhere{mem}, life)
+	bucket, errBucket := ratelimit.NewTokenBucket(leases, l)
+	if errors.Join(errMem, errLease, errBucket) != nil {
+		return 0
+	}
+	r, err := bucket.Peek(context.Background(), "key")
+	if err != nil {
+		return 0
+	}
+	return r.Remaining
+}
+
+// leastLife is the least life of a lease: an event of a log or a bucket must flow in it.
+func leastLife(algorithm string, l ratelimit.Limit) time.Duration {
+	if algorithm != "sliding_log" && algorithm != "token_bucket" {
+		return time.Millisecond
+	}
+	us := (l.Period.Microseconds() + int64(l.Rate) - 1) / int64(l.Rate)
+	return max(time.Millisecond, time.Duration(us)*time.Microsecond)
 }
 
 // atOnce is the capacity: the Rate, or the Burst of a bucket.

@@ -92,7 +92,8 @@ library decides on each request, at the log's own time. Lines may be out of orde
 files may be given in any order.
 
 With -config each limiter of a configuration file decides on all requests by itself, as if
-nobody had a tier. What spares calls of the store and what happens while it fails do not count.
+nobody had a tier. What spares calls of the store, what happens while it fails, bans and slots
+(in_flight) do not count.
 
 Memory is bounded, to about 1 GB for each limiter. At most 1,048,576 keys have a row of their own; further ones
 are decided on, and counted together. 4,194,304 keys are kept by the limiters, those with the
@@ -189,10 +190,16 @@ func (r *replay) prepareConfig() error {
 		if one.limits, err = l.limits(); err != nil {
 			return err
 		}
+		if len(one.limits) == 0 {
+			continue // slots: a log does not say when requests end
+		}
 		if err := one.prepareLimiter(); err != nil {
 			return err
 		}
 		r.others = append(r.others, one)
+	}
+	if len(r.others) == 0 {
+		return errors.New(r.config + ": no limiter has a limit, and a log does not say how many requests were in flight")
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -32,6 +33,14 @@ func TestReportsOfReplay(t *testing.T) {
 		require.Empty(t, got.stderr)
 		golden(t, name, got.stdout)
 	}
+}
+
+func TestSlotsAloneAreNotReplayed(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "limits.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("limiters:\n  workers:\n    in_flight: 8\n"), 0o600))
+	got := command(t, strings.NewReader(sample), "replay", "-config", file)
+	require.Equal(t, 2, got.code)
+	require.Contains(t, got.stderr, file+": no limiter has a limit")
 }
 
 func TestEveryAlgorithmReplays(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/otellimit"
 	"github.com/ratelimit-go/ratelimit/promlimit"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -33,8 +34,8 @@ func newWatch(log *slog.Logger, memory *memstore.Store) *watch {
 	}
 }
 
-// limiter returns l as it is told to clients: counted, logged, and with the clients that it
-// denies most.
+// limiter returns l as it is told to clients: counted, logged, on the spans of a server that has
+// some, and with the clients that it denies most.
 func (w *watch) limiter(name string, l ratelimit.Limiter) (ratelimit.Limiter, error) {
 	counters := w.counters(name)
 	top, err := observe.NewTopKeys(0) // as many as it has by default
@@ -43,7 +44,7 @@ func (w *watch) limiter(name string, l ratelimit.Limiter) (ratelimit.Limiter, er
 	}
 	w.page.TopKeys[name] = top
 	logger := observe.Logger(w.log.With("limiter", name))
-	return observe.Around(l, counters, top, logger)
+	return observe.Around(l, counters, top, logger, otellimit.Spans(name))
 }
 
 // store returns l as it is on Redis, before a fallback answers for it: its errors, and how long

@@ -85,12 +85,12 @@ func TestACreditGivesBackWhatItIsToldTo(t *testing.T) {
 	t.Run("in memory", func(t *testing.T) {
 		s, err := memstore.New(memstore.WithClock(clock))
 		require.NoError(t, err)
-		test(t, effort.Of(20_000, 500_000), s, &now)
+		test(t, effort.Of(20_000, 100_000, 500_000), s, &now)
 	})
 	t.Run("on Redis", func(t *testing.T) {
 		s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithClock(clock), redisstore.WithTimeout(time.Minute), redisstore.WithPrefix(redistest.Prefix(t)))
 		require.NoError(t, err)
-		test(t, effort.Of(600, 10_000), s, &now)
+		test(t, effort.Of(600, 3_000, 10_000), s, &now)
 	})
 }
 

@@ -2,7 +2,7 @@
 //
 //	                    what a newcomer runs, within a minute on two cores
 //	RATELIMIT_FULL=1    what CI runs: more and longer random traces, slow faults
-//	RATELIMIT_LONG=1    and what takes minutes: failovers, floods of 10 million keys
+//	RATELIMIT_LONG=1    by night: the longest traces, failovers, floods of 10 million keys
 //
 // A test that is shorter in a plain run checks the same, on less. With -short a test
 // promises nothing about time, and runs the fewest traces: for the race detector.
@@ -19,10 +19,11 @@ func Full() bool { return os.Getenv("RATELIMIT_FULL") == "1" || Long() }
 // Long reports whether this run may take as long as it likes.
 func Long() bool { return os.Getenv("RATELIMIT_LONG") == "1" }
 
-// Of returns how much of something a test does: plain, or full, or long if that is given.
+// Of returns how much of something a test does: plain, full, or long if that is given and this
+// run is long.
 func Of(plain, full int, long ...int) int {
 	switch {
-	case Long() && len(long) > 0:
+	case len(long) > 0 && Long():
 		return long[0]
 	case Full():
 		return full

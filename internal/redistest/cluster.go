@@ -70,14 +70,19 @@ func startNodes(t testing.TB, n int) []*Server {
 	for i := range nodes {
 		dir := t.TempDir()
 		wg.Go(func() {
-			var bus string
-			if bus, errs[i] = freePort(); errs[i] != nil {
-				return
+			for range startTries {
+				var bus string
+				if bus, errs[i] = freePort(); errs[i] != nil {
+					return
+				}
+				nodes[i], errs[i] = start(dir, []string{
+					"--cluster-enabled", "yes", "--cluster-port", bus,
+					"--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0",
+				})
+				if errs[i] == nil {
+					return
+				}
 			}
-			nodes[i], errs[i] = start(dir, []string{
-				"--cluster-enabled", "yes", "--cluster-port", bus,
-				"--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0",
-			})
 		})
 	}
 	wg.Wait()

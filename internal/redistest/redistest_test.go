@@ -130,7 +130,7 @@ func TestProxyMutesTheConnectionsThereAre(t *testing.T) {
 	server := redistest.Start(t)
 	p := redistest.StartProxy(t, server.Addr())
 	client := func() *redis.Client {
-		c := redis.NewClient(&redis.Options{Addr: p.Addr(), ReadTimeout: 50 * time.Millisecond, MaxRetries: -1})
+		c := redis.NewClient(&redis.Options{Addr: p.Addr(), ReadTimeout: 500 * time.Millisecond, MaxRetries: -1})
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}

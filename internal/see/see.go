@@ -6,8 +6,10 @@
 package see
 
 import (
+	"context"
 	"fmt"
 	"reflect"
+	"slices"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -176,16 +178,51 @@ func ByKey[L any](l L) bool {
 // Held reports whether l, or a limiter inside, counts slots that are held. Nothing says when one
 // of them will be free.
 func Held[L any](l L) bool {
-	k := Of(l)
-	if k != nil && k.Algorithm != "" { // a single limit
-		return k.Held
-	}
-	for _, inner := range Inside(l) {
-		if Held(inner) {
-			return true
+	for !isnil.Is(l) {
+		if k := Of(l); k != nil && k.Algorithm != "" { // a single limit
+			return k.Held
 		}
+		w, ok := any(l).(interface{ Unwrap() L })
+		if !ok {
+			return slices.ContainsFunc(Inside(l), Held[L])
+		}
+		l = w.Unwrap()
 	}
 	return false
+}
+
+// Fixed reports whether nothing in l can change: a limit of package ratelimit, or an All of such.
+func Fixed[L any](l L) bool {
+	if Of(l) == nil {
+		return false
+	}
+	for _, inner := range Inside(l) {
+		if !Fixed(inner) {
+			return false
+		}
+	}
+	return true
+}
+
+// Part is what a Refund is to give back of limits that were charged together.
+type Part uint8
+
+// The parts.
+const (
+	Everything Part = iota
+	Rates           // all but the slots that are held
+	Slots           // these alone
+)
+
+type partKey struct{}
+
+// Only returns a context whose Refunds give back that part.
+func Only(ctx context.Context, p Part) context.Context { return context.WithValue(ctx, partKey{}, p) }
+
+// PartOf returns the part that Refunds of ctx are to give back.
+func PartOf(ctx context.Context) Part {
+	p, _ := ctx.Value(partKey{}).(Part)
+	return p
 }
 
 // IgnoresContext reports whether l is known not to use the context. It does not look into

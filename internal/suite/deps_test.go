@@ -30,7 +30,7 @@ var links = map[string][]string{
 	"config":           {".", "coalesce", "denycache", "fallback", "lease", "store", "store/memstore", "go.yaml.in/yaml/v4", "github.com/sony/gobreaker/v2"},
 	"denycache":        {"store"},
 	"fallback":         {".", "store", "store/memstore", "github.com/sony/gobreaker/v2"},
-	"httplimit":        {".", "clientaddr", "store", "github.com/felixge/httpsnoop"},
+	"httplimit":        {".", "clientaddr", "inflight", "store", "store/memstore", "github.com/felixge/httpsnoop"},
 	"inflight":         {".", "store", "store/memstore"},
 	"lease":            {"store"},
 	"observe":          {".", "store", "store/memstore"},

@@ -343,7 +343,7 @@ func TestEachCallTakesPlaceAtOneInstantBetweenItsBeginningAndItsEnd(t *testing.T
 		t.Run(algorithm, func(t *testing.T) {
 			eachStore(t, func(t *testing.T, s store.Store) {
 				y := &yielding{Store: s}
-				history := record(t, newLimiter(t, algorithm, y, standing(algorithm)).(limiting), effort.Of(200, 500))
+				history := record(t, newLimiter(t, algorithm, y, standing(algorithm)).(limiting), effort.Of(100, 500))
 				requireLinear(t, algorithm, history)
 				require.Equal(t, decisions(history), y.decisions.Load())
 			})
@@ -357,7 +357,7 @@ func TestCoalescedCallsTakePlaceAtOneInstantToo(t *testing.T) {
 			eachStore(t, func(t *testing.T, s store.Store) {
 				y := &yielding{Store: s}
 				lim := newLimiter(t, algorithm, newCoalesced(t, y), standing(algorithm))
-				history := record(t, lim.(limiting), effort.Of(200, 500))
+				history := record(t, lim.(limiting), effort.Of(100, 500))
 				requireLinear(t, algorithm, history)
 				require.Less(t, y.decisions.Load(), decisions(history), "nothing was coalesced")
 			})

@@ -46,7 +46,7 @@ func TestScriptsLeaveTheSameValuesAndExpiryOnRedisAndMiniredis(t *testing.T) {
 				onMini := newLimiter(t, algorithm, onRedis(t, mini, redisstore.WithClock(c.Now)), l)
 				var last ratelimit.Result
 				var written time.Time // before the last call that could write
-				for range effort.Of(25, 150) {
+				for range effort.Of(15, 60, 150) {
 					// Large costs, so that no bucket is empty again within the test.
 					n := max(l.Rate/20, 1) + rng.IntN(max(l.Rate/10, min(l.Rate, 3)))
 					if rng.IntN(8) == 0 && last.Allowed {

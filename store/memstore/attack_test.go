@@ -41,7 +41,7 @@ func TestAttackByRotatingKeysGainsNothing(t *testing.T) {
 	} {
 		for _, algorithm := range algorithms {
 			maxKeys, rotating := flood.maxKeys, flood.rotating
-			switch less := max(1, 5/scale); {
+			switch less := max(1, 10/scale); {
 			case effort.Long():
 				rotating *= 10
 			case !effort.Full():

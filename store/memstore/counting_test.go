@@ -39,10 +39,11 @@ func TestAStateComesBackWithItsLimit(t *testing.T) {
 		l := store.Limit{Rate: n, Period: 1e6 * n, Burst: n}
 		last = limits[key]
 		r, err := s.Take(ctx, ns, key, l, 1)
-		require.NoError(t, err)
-		require.Equal(t, last.Period, r.Y)
+		before := last.Period
 		last, limits[key] = store.Limit{}, l
-		require.Equal(t, len(limits), s.Len())
+		if err != nil || r.Y != before || len(limits) != s.Len() { // require would take longer than the store
+			t.Fatalf("%v, %d after %d, %d keys of %d", err, r.Y, before, s.Len(), len(limits))
+		}
 	}
 	const keys = 40_000 // more than the first tables hold
 	for range 5 * keys {

@@ -135,3 +135,37 @@ func (s *Store) checkTable(t *table) error {
 	}
 	return nil
 }
+
+// LockTableOf locks the table of a key.
+func (s *Store) LockTableOf(ns *store.Namespace, key string) (unlock func()) {
+	return s.lock(s.secret.hash(ns, key)).mu.Unlock
+}
+
+// Denials is how many denials can be seen without a lock.
+func (s *Store) Denials() (n int) {
+	for _, t := range s.tables() {
+		n += int(t.version.Load() % 2)
+	}
+	return n
+}
+
+// ForgetDenials lets all denials be seen under the lock only.
+func (s *Store) ForgetDenials() {
+	for _, t := range s.tables() {
+		t.mu.Lock()
+		t.undeny()
+		t.mu.Unlock()
+	}
+}
+
+// VersionOf is that of the denial in the table of a key.
+func (s *Store) VersionOf(ns *store.Namespace, key string) uint64 {
+	return s.root.leaf(s.secret.hash(ns, key)).version.Load()
+}
+
+// Denies reports whether one event is denied without the lock, if the version was this one before.
+func (s *Store) Denies(version uint64, ns *store.Namespace, key string, l store.Limit) bool {
+	h := s.secret.hash(ns, key)
+	_, ok := s.root.leaf(h).denies(version, h, ns.Rule, l, s.now(), 1)
+	return ok
+}

@@ -29,12 +29,14 @@ const (
 )
 
 // table is a part of the store: a hash table with linear probing and no tombstones, for
-// the keys whose hashes begin with prefix. The allocator gives it 128 aligned bytes, so
-// no two tables share a cache line.
+// the keys whose hashes begin with prefix. The allocator gives it 192 aligned bytes, so
+// no two tables share a cache line. The first of its three lines is written by most calls, the
+// others seldom.
 type table struct {
-	mu       sync.Mutex // protects all below except next
+	mu       sync.Mutex // protects all below except next; denial is also read without it
 	depth    uint8      // bits of prefix
 	ticks    uint8
+	denied   int16  // the slot of denial, from 1 on; 0 if no key has just been denied
 	n        int32  // slots in use
 	prefix   uint64 // the first bits of the hashes kept here
 	slots    []slot
@@ -46,10 +48,13 @@ type table struct {
 	// first, because the slots are seldom in the processor's cache.
 	tags []uint8
 
-	common counting // of most slots
-	more   *more    // nil if there is none of it
-	node   *node    // the table is a leaf of it
-	next   atomic.Pointer[table]
+	common  counting // of most slots
+	more    *more    // nil if there is none of it
+	next    atomic.Pointer[table]
+	version atomic.Uint64 // of denial; odd while that holds
+
+	denial denial
+	node   *node // the table is a leaf of it
 }
 
 // more is what few tables have.
@@ -128,25 +133,31 @@ func (s *slot) unlessEnded(rule *store.Rule, c *counting, now int64) store.State
 	return s.state(c)
 }
 
+// set sets the state in slot i, but not how it was counted.
+func (t *table) set(i int, st store.State) {
+	t.changes(i)
+	t.slots[i].put(st)
+}
+
 // put sets the state in slot i, counted under a limit of this Rate.
 func (t *table) put(i int, st store.State, rate int64) {
-	t.slots[i].put(st)
+	t.set(i, st)
 	if !t.counting(i).under(rate, st.Period) {
 		t.recount(i, rate, st.Period)
 	}
 }
 
 // counted is the slot of h, if it has a state that was counted under a limit of l's Rate and
-// Period, and else nil. t may have split.
-func (t *table) counted(h hash, l store.Limit) *slot {
+// Period, and else -1. t may have split.
+func (t *table) counted(h hash, l store.Limit) int {
 	if !t.covers(h) {
-		return nil
+		return -1
 	}
 	i := t.find(h)
 	if i < 0 || !t.counting(i).under(l.Rate, l.Period) || t.log(i) != nil {
-		return nil
+		return -1
 	}
-	return &t.slots[i]
+	return i
 }
 
 // find returns the slot of h, or -1.
@@ -256,7 +267,7 @@ func (t *table) takeFromLog(i int, l store.Limit, now, n int64) store.Reply {
 	if g, ok := log.(*eventlog.Log); ok { // of the sliding log: one call in place of two
 		r, end := g.Take(l, now, n)
 		if r.OK() {
-			t.slots[i].put(store.State{At: end - l.Period, Part: l.Period})
+			t.set(i, store.State{At: end - l.Period, Part: l.Period})
 		}
 		return r
 	}
@@ -270,7 +281,7 @@ func (t *table) takeFromLog(i int, l store.Limit, now, n int64) store.Reply {
 // addToLog adds n events at now to the log of slot i.
 func (t *table) addToLog(i int, l store.Limit, now, n int64) {
 	end := t.more.logs[i].Add(l, now, n)
-	t.slots[i].put(store.State{At: end - l.Period, Part: l.Period})
+	t.set(i, store.State{At: end - l.Period, Part: l.Period})
 }
 
 // place puts s and its log into a free slot, and returns its index. t must have a free
@@ -299,6 +310,7 @@ func (t *table) remove(i int) {
 // clear empties slot i. Afterwards the slots up to the next empty one must move home, in
 // their order.
 func (t *table) clear(i int) {
+	t.changes(i)
 	t.slots[i] = slot{}
 	t.setTag(i, 0)
 	if t.log(i) != nil {
@@ -340,7 +352,8 @@ func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c stor
 
 // tick counts a decision, and returns whether a sweep is due.
 func (t *table) tick() outcome {
-	if t.ticks++; t.ticks%sweepEvery == 0 {
+	if t.ticks++; t.ticks >= sweepEvery {
+		t.ticks = 0
 		return sweepDue
 	}
 	return decided
@@ -378,7 +391,7 @@ func (t *table) drop(rules *rules, now int64) (dropped int) {
 		switch {
 		case t.tags[i] == 0:
 		case t.living(i, rules, now-grace) <= now-grace:
-			t.horizon = max(t.horizon, t.end(i, rules))
+			t.recordEnd(t.end(i, rules))
 			t.clear(i)
 			dropped++
 		default:
@@ -386,6 +399,14 @@ func (t *table) drop(rules *rules, now int64) (dropped int) {
 		}
 	}
 	return dropped
+}
+
+// recordEnd notes that a state which ended then is dropped.
+func (t *table) recordEnd(end int64) {
+	if end > t.horizon {
+		t.undeny() // it does not look at horizon
+		t.horizon = end
+	}
 }
 
 // firstDead is the first slot that drop would remove, or -1. It looks only if there may be
@@ -429,6 +450,7 @@ func (t *table) resize(size int) {
 
 // allocate makes t empty, with size slots or slightly more. It returns the logs that t had.
 func (t *table) allocate(size int) (logs []store.Log) {
+	t.undeny()
 	// Grow rounds up to what the allocator would use anyway.
 	slots := slices.Grow([]slot(nil), min(max(size, minSlots), maxSlots))
 	t.slots, t.n = slots[:min(cap(slots), maxSlots)], 0

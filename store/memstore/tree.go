@@ -215,7 +215,7 @@ func (s *Store) evict(t *table, h hash, now int64) {
 		i = t.after(i)
 	}
 	if soonest <= now {
-		t.horizon = max(t.horizon, soonest)
+		t.recordEnd(soonest)
 	} else {
 		s.evicted.Add(1)
 	}

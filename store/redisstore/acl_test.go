@@ -78,6 +78,7 @@ func TestTheDocumentedPermissionsAreThoseOfTheScripts(t *testing.T) {
 // Each operation of each algorithm runs with exactly these permissions, and needs all of
 // them.
 func TestTheLeastPermissionsAreEnough(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	client, plain := userOf(t, server, leastACL), server.Client(t)
 	require.NoError(t, plain.ConfigResetStat(t.Context()).Err())

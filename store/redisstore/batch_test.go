@@ -77,7 +77,7 @@ func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 				alone := newStore(t, client, clock, redisstore.WithPrefix(redistest.Prefix(t)+"alone"))
 				space, rng := spaceOf(t, algorithm), rand.New(rand.NewPCG(1, 2))
 				admitted, denied := 0, 0
-				for range effort.Of(4, 60) {
+				for range effort.Of(4, 20, 60) {
 					now = now.Add(time.Duration(rng.Int64N(int64(12*time.Second))) - 2*time.Second)
 					claims := randomClaims(rng, space)
 					replies, errs, _ := joined.TakeEach(claims)
@@ -212,7 +212,7 @@ func TestConformanceOfBatches(t *testing.T) {
 		t.Run(name+", each call a batch", func(t *testing.T) {
 			storetest.Run(t, func(t testing.TB, clock func() time.Time) store.Store {
 				return alwaysBatched{open(client)(t, clock).(*redisstore.Store)}
-			}, storetest.Traces(effort.Of(2, 6)), storetest.ExpiresInRealTime())
+			}, storetest.Traces(effort.Of(1, 6)), storetest.ExpiresInRealTime())
 		})
 	}
 }
@@ -386,6 +386,7 @@ func counted(t testing.TB, addr string) (*redis.Client, *counts) {
 }
 
 func TestBatchesAdmitTheLimitExactly(t *testing.T) {
+	t.Parallel()
 	const callers, calls, most = 64, 60, 50
 	for _, algorithm := range algorithms {
 		for _, keys := range []int{1, 3, 500} {
@@ -424,6 +425,7 @@ func TestBatchesAdmitTheLimitExactly(t *testing.T) {
 // What is left of a limit is what was not charged, or given back: of a leaky bucket only
 // the tail of the queue is.
 func TestMixedBatchesKeepAccount(t *testing.T) {
+	t.Parallel()
 	const most, begun = 100_000, 100
 	for _, algorithm := range algorithms {
 		client, seen := counted(t, redistest.Shared(t).Addr())
@@ -563,6 +565,7 @@ func missing(t *testing.T, s *redisstore.Store, ns *store.Namespace, key string,
 }
 
 func TestACallThatLeavesTheQueueIsNotCharged(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	h := holdTrips(t, server)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -610,6 +613,7 @@ func TestATripTakesNobodyWhoseTimeIsUp(t *testing.T) {
 }
 
 func TestWhereTheServerHangsCallsWaitNoLongerThanTheirTimeAndAreNotCharged(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	h := holdTrips(t, server, redisstore.WithTimeout(200*time.Millisecond))
 	time.Sleep(20 * time.Millisecond) // so that those under way end first
@@ -1004,6 +1008,7 @@ func TestACallEndsByItsOwnTimeWhileItsBatchHasMore(t *testing.T) {
 
 // A client sends an abandoned batch as peek: see sending.
 func TestABatchThatWasGivenUpChargesNothing(t *testing.T) {
+	t.Parallel()
 	for name, client := range servers(t) {
 		for _, algorithm := range algorithms {
 			rule := spaceOf(t, algorithm).Rule

@@ -145,6 +145,7 @@ func TestOtherAnswersAreNotSentAgain(t *testing.T) {
 }
 
 func TestGarbageIsCorruptState(t *testing.T) {
+	t.Parallel()
 	client := redistest.Shared(t).Client(t)
 	s := newStore(t, client)
 	plant := map[string]func(key string) error{
@@ -211,6 +212,7 @@ func TestNobodyThereIsUnavailable(t *testing.T) {
 }
 
 func TestPoolExhaustedIsOverloaded(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	proxy.Delay(4 * time.Millisecond) // alive, but two connections carry 500 calls a second
@@ -372,6 +374,7 @@ func usedMemory(t *testing.T, client *redis.Client) int {
 }
 
 func TestFullServerIsOutOfMemory(t *testing.T) {
+	t.Parallel()
 	client := redistest.Start(t, "--maxmemory-policy", "noeviction").Client(t)
 	now := time.Now()
 	s := newStore(t, client, redisstore.WithClock(func() time.Time { return now }))
@@ -380,7 +383,7 @@ func TestFullServerIsOutOfMemory(t *testing.T) {
 		l, err := ratelimit.New(algorithm, s, ratelimit.PerHour(200))
 		require.NoError(t, err)
 		limiters[algorithm] = l
-		for key, n := range map[string]int{"spent": 200, "known": 1, "full block": 64, "other": 1} {
+		for key, n := range map[string]int{"spent": 200, "known": 50, "full block": 64, "other": 1} {
 			for range n { // single events, which fill the blocks of a log
 				_, err = l.Allow(t.Context(), key)
 				require.NoError(t, err)
@@ -427,7 +430,7 @@ func TestFullServerIsOutOfMemory(t *testing.T) {
 		require.False(t, r.Allowed)
 		r, err = l.Peek(t.Context(), "known")
 		require.NoError(t, err)
-		require.Equal(t, 199, r.Remaining, "%s: nothing was charged", algorithm)
+		require.Equal(t, 150, r.Remaining, "%s: nothing was charged", algorithm)
 		require.Less(t, usedMemory(t, client), before+40_000, "%s: 700 calls", algorithm) // room for clients' buffers
 		require.NoError(t, l.Reset(t.Context(), "spent"), "%s: frees memory", algorithm)
 	}
@@ -454,7 +457,9 @@ func TestAbandonedCallsThatWaitedChargeNothing(t *testing.T) {
 		require.NoError(t, err)
 		loads[name] = start(t, s, "k", 32)
 	}
-	time.Sleep(100 * time.Millisecond)
+	for name, l := range loads { // a busy machine takes its time to make connections
+		require.Eventually(t, func() bool { return l.count("ok") > 64 }, 20*time.Second, time.Millisecond, name)
+	}
 	before := map[string]int{} // on a busy machine some time out without a fault
 	for name, l := range loads {
 		before[name] = l.count("timeout")

@@ -17,8 +17,9 @@ import (
 )
 
 func TestConformanceOnRedis(t *testing.T) {
+	t.Parallel()
 	client := redistest.Shared(t).Client(t)
-	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(4, 40)), storetest.ExpiresInRealTime())
+	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(2, 12, 40)), storetest.ExpiresInRealTime())
 }
 
 // In a plain run miniredis replaces a missing redis-server.
@@ -27,7 +28,7 @@ func TestConformanceOnMiniredis(t *testing.T) {
 		effort.NeedFull(t)
 	}
 	client := redistest.Mini(t).Client(t)
-	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(3, 12)))
+	storetest.Run(t, onServer(client), storetest.Traces(effort.Of(3, 6, 12)))
 }
 
 var prefixes atomic.Int64

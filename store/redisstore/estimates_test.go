@@ -261,3 +261,19 @@ func BenchmarkRefused(b *testing.B) {
 		_, _ = s.Take(ctx, ns, "k", store.Limit{}, 1)
 	}
 }
+
+// A call beside one whose time was up is tried again. If it has no time for that either, its
+// error has a class as all others: this server has never answered.
+func TestACallThatAnotherHasGivenUpHasAClass(t *testing.T) {
+	now := time.Now()
+	bt := &batch{done: make(chan struct{}), err: errGivenUp, begun: now}
+	close(bt.done)
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	s, err := New(client, WithTimeout(time.Second))
+	require.NoError(t, err)
+	p := newPipeline(s, client, false)
+	_, f := p.wait(budget{Context: context.Background(), end: now.Add(time.Second)}, bt, 0, "key")
+	require.True(t, f.again)
+	require.ErrorIs(t, f.error(), store.ErrUnavailable)
+}

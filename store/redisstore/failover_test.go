@@ -430,6 +430,7 @@ func TestServerThatComesBackIsFoundAtOnce(t *testing.T) {
 
 // An evicting server forgets what keys have spent, and Check warns of it.
 func TestEvictionResetsLimits(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru")
 	client := server.Client(t)
 	s := newStore(t, client)

@@ -29,7 +29,8 @@ func init() { logging.Disable() } // the faults are planted
 const slack = 100 * time.Millisecond
 
 func TestScriptFlushUnderLoad(t *testing.T) {
-	callers, calls := 8, effort.Of(2_000, 6_000)
+	t.Parallel()
+	callers, calls := 8, effort.Of(1_000, 6_000)
 	if testing.Short() {
 		calls = 1_000
 	}
@@ -334,6 +335,7 @@ func TestDetachedGoroutinesEndWithTheClientsTimeout(t *testing.T) {
 }
 
 func TestPoolExhausted(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), PoolSize: 2})
 	defer client.Close()
@@ -373,6 +375,7 @@ func TestPoolExhausted(t *testing.T) {
 }
 
 func TestServerGone(t *testing.T) {
+	t.Parallel()
 	gone := redistest.Start(t)
 	gone.Kill()
 	hang := make(chan struct{})
@@ -431,7 +434,7 @@ func overtime(t *testing.T, s *redisstore.Store) time.Duration {
 
 func TestClusterSlotsMoveUnderLoad(t *testing.T) {
 	t.Parallel()
-	moveSlots(t, 10)
+	moveSlots(t, effort.Of(4, 10))
 }
 
 func TestLongClusterSlotsMoveUnderLoad(t *testing.T) {

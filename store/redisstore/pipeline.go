@@ -230,7 +230,9 @@ func (p *pipeline) wait(b budget, bt *batch, i int, key string) ([]int64, *fault
 	case errors.Is(err, errApart):
 		return nil, &fault{err: err}
 	case errors.Is(err, errGivenUp):
-		return nil, &fault{err: err, again: true}
+		f := *p.store.queued()
+		f.err, f.made, f.again = err, nil, true
+		return nil, &f
 	}
 	return nil, p.store.failed(key, err, sent)
 }

@@ -165,6 +165,7 @@ func TestAHerdIsServedAfterABreak(t *testing.T) {
 
 // One connection and many callers: each call has its own reply, whatever the others have.
 func TestCallsThatGoTogetherAreDecidedOneByOne(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	for _, contextTimeouts := range []bool{false, true} {
@@ -313,6 +314,7 @@ func TestMoreThanCanBeServedAreRefusedAtOnce(t *testing.T) {
 
 // Nothing is answered while nobody calls. That is no sign of a server that hangs.
 func TestTheFirstBurstAfterARestIsNotCalledAnOutage(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	client := server.Client(t)
 	s, err := redisstore.New(client)
@@ -320,7 +322,7 @@ func TestTheFirstBurstAfterARestIsNotCalledAnOutage(t *testing.T) {
 	require.NoError(t, s.Ready(t.Context()))
 	for range 3 {
 		require.Eventually(t, s.Rested, 10*time.Second, time.Millisecond)
-		require.NoError(t, server.Client(t).Do(t.Context(), "client", "pause", 2*redisstore.DefaultTimeout.Milliseconds(), "all").Err())
+		server.Freeze()
 		var overloaded atomic.Int64
 		var callers sync.WaitGroup
 		for range 300 {
@@ -334,6 +336,7 @@ func TestTheFirstBurstAfterARestIsNotCalledAnOutage(t *testing.T) {
 			})
 		}
 		callers.Wait()
+		server.Thaw()
 		require.Positive(t, overloaded.Load())
 		require.Eventually(t, func() bool {
 			_, err := s.Take(t.Context(), space, "k", limit, 1)
@@ -345,6 +348,7 @@ func TestTheFirstBurstAfterARestIsNotCalledAnOutage(t *testing.T) {
 // A call that is tried again waits beside others who have come later, but has no more time
 // than before.
 func TestACallThatIsTriedAgainEndsByItsOwnTime(t *testing.T) {
+	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // nobody listens there
 	defer client.Close()
 	const timeout = 500 * time.Millisecond
@@ -423,6 +427,7 @@ func TestCallsThatAreTooShortForTheWay(t *testing.T) {
 
 // While nothing is answered for long, calls that have left do not fill memory.
 func TestALineOfThoseWhoHaveLeftIsClosedUp(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), PoolSize: 1})

@@ -101,6 +101,7 @@ func together(t *testing.T, client *redis.Client, what string) {
 
 // 4 processes of 16 callers each ask 3,200 times for 500 events an hour.
 func TestProcessesShareOneLimit(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	start := time.Now()
 	out := make([]strings.Builder, children)

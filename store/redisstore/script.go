@@ -123,7 +123,9 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 		if !f.again || !rest(b, pause) {
 			return failure(b, f)
 		}
-		before = f
+		if !errors.Is(f.err, errGivenUp) { // which says nothing of the server
+			before = f
+		}
 	}
 }
 

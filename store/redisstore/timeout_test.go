@@ -15,6 +15,7 @@ import (
 // A pause of 100 ms is shorter than the default timeout: a server that forks, or a process
 // whose goroutines wait for a processor, costs no call.
 func TestAShortPauseOfTheServerCostsNoCall(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	client := server.Client(t)
 	s, err := redisstore.New(client)
@@ -31,6 +32,7 @@ func TestAShortPauseOfTheServerCostsNoCall(t *testing.T) {
 // The nearer of the store's timeout and the caller's deadline ends a call. A fallback counts
 // only the store's as a failure, so a late deadline does not put that off.
 func TestTheNearerOfTimeoutAndDeadlineEndsACall(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	s, err := redisstore.New(server.Client(t))
 	require.NoError(t, err)

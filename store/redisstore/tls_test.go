@@ -33,6 +33,7 @@ func overTLS(t *testing.T, server *redistest.TLSServer, test func(t *testing.T, 
 }
 
 func TestOverTLSTheLimitIsExact(t *testing.T) {
+	t.Parallel()
 	overTLS(t, redistest.StartTLS(t), func(t *testing.T, client *redis.Client, opts ...redisstore.Option) {
 		s, ns := newStore(t, client, opts...), spaceOf(t, "token_bucket")
 		var admitted atomic.Int64
@@ -84,6 +85,7 @@ func TestOverTLSCallsOfAFrozenServerReturnInTime(t *testing.T) {
 
 // With RESP3 some fail, or all, in some of the runs.
 func TestOverTLSConnectionsMadeAheadCanBeUsed(t *testing.T) {
+	t.Parallel()
 	const ahead = 20
 	server := redistest.StartTLS(t)
 	change := map[string]func(o *redis.Options){

@@ -18,7 +18,7 @@ import (
 func openReference(_ testing.TB, clock func() time.Time) store.Store { return newReference(clock) }
 
 // On the reference store, only the model and the checks can find faults.
-func TestReferenceStore(t *testing.T) { Run(t, openReference, Traces(effort.Of(40, 300))) }
+func TestReferenceStore(t *testing.T) { Run(t, openReference, Traces(effort.Of(20, 100, 300))) }
 
 // An algorithm is checked even if only its promise is known.
 func TestStoriesAreOptional(t *testing.T) {
@@ -560,7 +560,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 			t.Parallel()
 			s := newSuite(func(_ testing.TB, clock func() time.Time) store.Store {
 				return bug.open(newReference(clock))
-			}, Traces(60))
+			}, Traces(effort.Of(30, 60)))
 			s.alone = true
 			if bug.in == "stores" {
 				s.finds(t, algorithm{name: "stores"}, checksOfStores)

@@ -5,7 +5,9 @@
 package report
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -104,10 +106,47 @@ func (d *Decision) Follow(local []ratelimit.Policy) {
 	}
 }
 
+// concurrent is the Unit of slots that are held (package inflight).
+const concurrent = "concurrent-requests"
+
+// slots reports whether p is of slots. They come back when somebody gives them back, and nobody
+// knows when.
+func slots(p *ratelimit.Policy) bool { return p != nil && p.Unit == concurrent }
+
+// Shorten makes the RetryAfter of slots this one, 0 for a second. That of their limiter is when one
+// of them ends that nobody gives back, which may be in years.
+func (d *Decision) Shorten(to time.Duration) {
+	if d.Result.Allowed || !d.Result.Counted() || !slices.ContainsFunc(d.Policies, func(p ratelimit.Policy) bool { return slots(&p) }) {
+		return
+	}
+	shorten := func(r *ratelimit.Result) {
+		if r.RetryAfter != ratelimit.Never {
+			r.RetryAfter = cmp.Or(to, time.Second)
+		}
+	}
+	switch {
+	case len(d.Parts) == len(d.Policies):
+		longest := time.Duration(0)
+		d.Parts = slices.Clone(d.Parts)
+		for i := range d.Parts {
+			if part := &d.Parts[i]; !part.Allowed && *part != (ratelimit.Result{}) {
+				if slots(&d.Policies[i]) {
+					shorten(part)
+				}
+				longest = max(longest, part.RetryAfter)
+			}
+		}
+		d.Result.RetryAfter = longest
+	case len(d.Policies) == 1:
+		shorten(&d.Result)
+	}
+}
+
 // One returns the decision of one limit, and its policy, or nil if that is not known. After
 // a denial it is the limit that denied with the longest RetryAfter. After an admission it
 // is the limit with the least left. Among several of those it is the one with the longest
-// time.
+// time. Slots that are held come after limits of requests, which is what most clients take
+// them for.
 func (d *Decision) One() (one *ratelimit.Result, p *ratelimit.Policy) {
 	one = &d.Result
 	if len(d.Policies) == 1 {
@@ -135,6 +174,8 @@ func (d *Decision) tighter(part *ratelimit.Result, p *ratelimit.Policy, other *r
 	switch {
 	case !part.Allowed:
 		return part.RetryAfter > other.RetryAfter
+	case slots(p) != slots(o):
+		return slots(o)
 	case part.Remaining != other.Remaining:
 		return part.Remaining < other.Remaining
 	}
@@ -164,6 +205,8 @@ func (d *Decision) Time(part *ratelimit.Result, p *ratelimit.Policy) (t time.Dur
 		return 0, false
 	case !part.Allowed:
 		return Until(part)
+	case slots(p):
+		return 0, false
 	}
 	t = d.admitted(part, p)
 	return t, t != ratelimit.Never

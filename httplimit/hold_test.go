@@ -1,0 +1,449 @@
+package httplimit_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/shadow"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// living is a store in memory, whose clock goes.
+func living(t testing.TB) store.Store {
+	t.Helper()
+	s, err := memstore.New()
+	require.NoError(t, err)
+	return s
+}
+
+// elsewhere is a store that is not known to be of this process.
+func elsewhere(t testing.TB) store.Store { return struct{ store.Store }{living(t)} }
+
+func livingOnRedis(t testing.TB) store.Store {
+	t.Helper()
+	s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(t.Name()+strconv.FormatInt(stores.Add(1), 10)),
+		redisstore.WithTimeout(10*time.Second))
+	require.NoError(t, err)
+	return s
+}
+
+func slots(t testing.TB, s store.Store, n int) *ratelimit.Custom {
+	t.Helper()
+	l, err := inflight.New(s, n, time.Minute, ratelimit.WithName("at_once"))
+	require.NoError(t, err)
+	return l
+}
+
+// requireHeld waits until so many slots of all clients are held: they are given back behind the
+// back of who releases them.
+func requireHeld(t testing.TB, l ratelimit.Limiter, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return spent(t, l, "global") == n }, time.Minute, time.Millisecond)
+}
+
+var global = httplimit.WithKey(httplimit.Global())
+
+// holding are the limiters of two slots, which l counts, in which the middleware finds them.
+func holding(t testing.TB, s store.Store) (l *ratelimit.Custom, all map[string]ratelimit.Limiter) {
+	t.Helper()
+	l = slots(t, s, 2)
+	safe, err := fallback.New(l, fallback.FailLocal(1))
+	require.NoError(t, err)
+	seen, err := observe.Around(safe, observe.NewCounters("x"))
+	require.NoError(t, err)
+	enforced, err := shadow.New(l, func(context.Context, string, int, ratelimit.Result, error) {}, shadow.WithEnforcement(100))
+	require.NoError(t, err)
+	both, err := ratelimit.NewAll(window(t, s, ratelimit.PerDay(1_000_000)), l)
+	require.NoError(t, err)
+	safeBoth, err := fallback.New(both, fallback.FailOpen())
+	require.NoError(t, err)
+	return l, map[string]ratelimit.Limiter{
+		"alone": l, "observed": seen, "enforced": enforced, "beside a rate": both, "all in a fallback": safeBoth,
+	}
+}
+
+func TestARequestHoldsASlotUntilItsHandlerIsDone(t *testing.T) {
+	for name, s := range map[string]store.Store{"in memory": living(t), "on Redis": livingOnRedis(t)} {
+		l, all := holding(t, s)
+		for where, limiter := range all {
+			t.Run(name+"/"+where, func(t *testing.T) {
+				inside, leave := make(chan struct{}), make(chan struct{})
+				server := httptest.NewServer(httplimit.Middleware(limiter, global)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					inside <- struct{}{}
+					<-leave
+				})))
+				defer server.Close()
+				var requests sync.WaitGroup
+				for range 2 {
+					requests.Go(func() { require.Equal(t, http.StatusOK, status(server.Client(), server.URL)) })
+					<-inside
+				}
+				require.Equal(t, http.StatusTooManyRequests, status(server.Client(), server.URL))
+				require.Equal(t, 2, spent(t, l, "global"))
+				close(leave)
+				requests.Wait()
+				requireHeld(t, l, 0)
+			})
+		}
+	}
+}
+
+func TestWhatAnAnswerSaysOfSlots(t *testing.T) {
+	l := slots(t, living(t), 8)
+	w := httptest.NewRecorder()
+	httplimit.Middleware(l, global)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		require.Equal(t, `"at_once";q=8;qu="concurrent-requests"`, w.Header().Get("RateLimit-Policy"))
+		require.Equal(t, `"at_once";r=7`, w.Header().Get("RateLimit"))
+		require.Equal(t, "8", w.Header().Get("X-RateLimit-Limit"))
+		require.Equal(t, "7", w.Header().Get("X-RateLimit-Remaining"))
+		require.Empty(t, w.Header().Get("X-RateLimit-Reset"), "nobody knows")
+	})).ServeHTTP(w, get("192.0.2.1:1"))
+	require.Equal(t, http.StatusOK, w.Code)
+	httplimit.Middleware(l, global, httplimit.WithHeaders(httplimit.Legacy))(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		require.Empty(t, w.Header().Get("X-RateLimit-Reset"))
+	})).ServeHTTP(httptest.NewRecorder(), get("192.0.2.1:1"))
+	for range 8 {
+		slot, _, err := inflight.Hold(t.Context(), l, "global", 1)
+		require.NoError(t, err)
+		defer slot.Release()
+	}
+	for _, c := range []struct {
+		opts []httplimit.ServerOption
+		want string
+	}{
+		{nil, "1"},
+		{[]httplimit.ServerOption{httplimit.WithSlotRetryAfter(2500 * time.Millisecond)}, "3"},
+		{[]httplimit.ServerOption{httplimit.WithSlotRetryAfter(time.Hour), httplimit.WithDeniedHandler(func(w http.ResponseWriter, _ *http.Request, _ http.Handler, d httplimit.Decision) {
+			require.Greater(t, d.Result.RetryAfter, 24*time.Hour, "it is exact")
+			httplimit.SetHeaders(w.Header(), d)
+			httplimit.WriteProblem(w, d)
+		})}, "3600"},
+	} {
+		w := httptest.NewRecorder()
+		protect(t, l, append(c.opts, global)...).ServeHTTP(w, get("192.0.2.1:1"))
+		require.Equal(t, http.StatusTooManyRequests, w.Code)
+		require.Equal(t, c.want, w.Header().Get("Retry-After"))
+		require.Equal(t, `"at_once";r=0;t=`+c.want, w.Header().Get("RateLimit"))
+		var problem struct {
+			RetryAfter json.Number `json:"retryAfter"`
+			Violated   []string    `json:"violated-policies"`
+		}
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &problem))
+		require.Equal(t, c.want, problem.RetryAfter.String())
+		require.Equal(t, []string{"at_once"}, problem.Violated)
+	}
+	d := httplimit.NewDecision(t.Context(), l, "global", ratelimit.Result{Limit: 8, RetryAfter: time.Hour})
+	h := make(http.Header)
+	httplimit.SetHeaders(h, d)
+	require.Equal(t, "1", h.Get("Retry-After"), "also without the middleware")
+}
+
+// A rate that denies beside slots says when to come back.
+func TestRetryAfterIsThatOfTheRates(t *testing.T) {
+	s := living(t)
+	l := slots(t, s, 2)
+	bucket, err := ratelimit.NewTokenBucket(s, ratelimit.Limit{Rate: 1, Period: 100 * time.Second, Burst: 1}, ratelimit.WithName("rate"))
+	require.NoError(t, err)
+	both, err := ratelimit.NewAll(bucket, l)
+	require.NoError(t, err)
+	h := protect(t, both, global)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, get("192.0.2.1:1"))
+	require.Equal(t, `"rate";r=0;t=100,"at_once";r=1`, w.Header().Get("RateLimit"))
+	daily, err := ratelimit.NewAll(l, window(t, s, ratelimit.PerDay(100)))
+	require.NoError(t, err)
+	other := httptest.NewRecorder()
+	protect(t, daily, global).ServeHTTP(other, get("192.0.2.1:1"))
+	require.Equal(t, "99", other.Header().Get("X-RateLimit-Remaining"), "that of requests")
+	for _, held := range []int{0, 2} {
+		for range held {
+			slot, _, err := inflight.Hold(t.Context(), l, "global", 1)
+			require.NoError(t, err)
+			defer slot.Release()
+		}
+		w = httptest.NewRecorder()
+		h.ServeHTTP(w, get("192.0.2.1:1"))
+		require.Equal(t, http.StatusTooManyRequests, w.Code)
+		require.Equal(t, "100", w.Header().Get("Retry-After"))
+	}
+}
+
+// However a handler ends, its slot is given back, and only then.
+func TestHoweverAHandlerEnds(t *testing.T) {
+	for name, handler := range map[string]http.HandlerFunc{
+		"nothing written": func(http.ResponseWriter, *http.Request) {},
+		"a failure":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
+		"a panic":         func(http.ResponseWriter, *http.Request) { panic("x") },
+		"an abort":        func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"a stream": func(w http.ResponseWriter, _ *http.Request) {
+			for range 3 {
+				io.WriteString(w, "data: x\n\n")
+				if f, ok := w.(http.Flusher); ok {
+					f.Flush()
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := living(t)
+			l, rate := slots(t, s, 2), window(t, s, ratelimit.PerDay(100))
+			both, err := ratelimit.NewAll(rate, l)
+			require.NoError(t, err)
+			for _, refund := range [][]httplimit.ServerOption{nil, {httplimit.WithRefund(httplimit.Failed)}, {httplimit.WithRefund(httplimit.Successful), httplimit.WithContext()}} {
+				_ = overLoopback(t, httplimit.Middleware(both, append(refund, global)...)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					require.Equal(t, 1, spent(t, l, "global"))
+					handler(w, r)
+					require.Equal(t, 1, spent(t, l, "global"))
+				})))
+				requireHeld(t, l, 0)
+			}
+		})
+	}
+}
+
+// A refund is of the rates. The slot stays held until the handler is done.
+func TestARefundIsNotOfTheSlot(t *testing.T) {
+	for _, s := range []store.Store{living(t), elsewhere(t)} {
+		l, rate := slots(t, s, 2), window(t, s, ratelimit.PerDay(100), ratelimit.WithName("rate"))
+		both, err := ratelimit.NewAll(rate, l)
+		require.NoError(t, err)
+		cost := httplimit.WithCost(func(*http.Request) int { return 3 })
+		h := httplimit.Middleware(both, global, cost, httplimit.WithContext(), httplimit.WithRefund(httplimit.Failed))
+		h(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			d, _ := httplimit.FromContext(r.Context())
+			require.Equal(t, 3, spent(t, rate, "global"))
+			require.NoError(t, d.Refund(r.Context()))
+			require.Zero(t, spent(t, rate, "global"))
+			require.Equal(t, 1, spent(t, l, "global"))
+			w.WriteHeader(http.StatusBadGateway)
+		})).ServeHTTP(httptest.NewRecorder(), get("192.0.2.1:1"))
+		requireHeld(t, l, 0)
+		require.Zero(t, spent(t, rate, "global"))
+		h(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusBadGateway)
+		})).ServeHTTP(httptest.NewRecorder(), get("192.0.2.1:1"))
+		requireHeld(t, l, 0)
+		require.Zero(t, spent(t, rate, "global"))
+		h(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			d, _ := httplimit.FromContext(r.Context())
+			require.NoError(t, d.Slot().Settle(r.Context(), 40))
+			d.Slot().Release()
+			requireHeld(t, l, 0)
+		})).ServeHTTP(httptest.NewRecorder(), get("192.0.2.1:1"))
+		require.Equal(t, 40, spent(t, rate, "global"))
+		require.Zero(t, spent(t, l, "global"))
+	}
+	require.Nil(t, httplimit.Decision{}.Slot())
+}
+
+// A connection that was taken over has the slot until it is closed, also if the handler panics
+// afterwards.
+func TestAHijackedConnectionHoldsItsSlotUntilItIsClosed(t *testing.T) {
+	for name, opts := range map[string][]httplimit.ServerOption{"plain": nil, "with a refund": {httplimit.WithRefund(httplimit.Failed)}} {
+		for _, panics := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				l := slots(t, living(t), 1)
+				taken := make(chan net.Conn, 8)
+				server := httptest.NewUnstartedServer(httplimit.Middleware(l, append(opts, global)...)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					c, _, err := http.NewResponseController(w).Hijack()
+					if err != nil {
+						panic(err)
+					}
+					taken <- c
+					if panics {
+						panic("x")
+					}
+				})))
+				server.Config.ErrorLog = quiet
+				server.Start()
+				defer server.Close()
+				c, err := net.Dial("tcp", server.Listener.Addr().String())
+				require.NoError(t, err)
+				defer c.Close()
+				_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+				require.NoError(t, err)
+				conn := <-taken
+				require.Equal(t, http.StatusTooManyRequests, status(server.Client(), server.URL))
+				n, err := io.Copy(conn, io.MultiReader(strings.NewReader("hello\n")))
+				require.NoError(t, err)
+				require.EqualValues(t, 6, n)
+				line, err := bufio.NewReader(c).ReadString('\n')
+				require.NoError(t, err)
+				require.Equal(t, "hello\n", line)
+				half, ok := conn.(interface{ CloseWrite() error })
+				require.True(t, ok)
+				require.NoError(t, half.CloseWrite())
+				require.IsType(t, &net.TCPConn{}, conn.(interface{ NetConn() net.Conn }).NetConn())
+				require.Equal(t, 1, spent(t, l, "global"))
+				require.NoError(t, conn.Close())
+				requireHeld(t, l, 0)
+				require.Error(t, conn.Close())
+				require.Zero(t, spent(t, l, "global"))
+			})
+		}
+	}
+}
+
+func TestOfAConnectionThatCannotBeTakenOverTheHandlerHasTheSlot(t *testing.T) {
+	l := slots(t, living(t), 1)
+	w := refusing{httptest.NewRecorder()}
+	httplimit.Middleware(l, global)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _, err := http.NewResponseController(w).Hijack()
+		require.ErrorIs(t, err, errRefused)
+	})).ServeHTTP(w, get("192.0.2.1:1"))
+	require.Zero(t, spent(t, l, "global"))
+}
+
+var errRefused = errors.New("no")
+
+type refusing struct{ http.ResponseWriter }
+
+func (refusing) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, errRefused }
+
+// Clients that hang up while the store is asked, or while they are served, leave nothing, and at no
+// instant are more served than there are slots.
+func TestClientsThatHangUpLeaveNothing(t *testing.T) {
+	for name, s := range map[string]store.Store{"in memory": living(t), "on Redis": livingOnRedis(t)} {
+		t.Run(name, func(t *testing.T) {
+			const n = 5
+			l := slots(t, s, n)
+			var inside, most, served atomic.Int64
+			server := httptest.NewServer(httplimit.Middleware(l, global)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				now := inside.Add(1)
+				defer inside.Add(-1)
+				for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
+				}
+				served.Add(1)
+				io.WriteString(w, "x")
+				_ = http.NewResponseController(w).Flush()
+				<-r.Context().Done()
+			})))
+			defer server.Close()
+			var clients sync.WaitGroup
+			var left atomic.Int64
+			left.Store(int64(effort.Of(1000, 5000)))
+			for i := range 20 {
+				clients.Go(func() {
+					for left.Add(-1) >= 0 {
+						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*200*time.Microsecond)
+						if i == 0 { // which waits for the first byte
+							ctx, cancel = context.WithCancel(t.Context())
+						}
+						r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
+						if err == nil {
+							if res, err := server.Client().Do(r); err == nil {
+								_, _ = res.Body.Read(make([]byte, 1))
+								if i > 0 {
+									_, _ = io.Copy(io.Discard, res.Body)
+								}
+								cancel()
+								res.Body.Close()
+							}
+						}
+						cancel()
+					}
+				})
+			}
+			clients.Wait()
+			requireHeld(t, l, 0)
+			require.LessOrEqual(t, most.Load(), int64(n))
+			require.Positive(t, served.Load())
+		})
+	}
+}
+
+// Who has lost a slot is told, and goes on unless an option says otherwise.
+func TestALostSlotIsTold(t *testing.T) {
+	for _, cancels := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			l := slots(t, elsewhere(t), 1)
+			var told []inflight.Reason
+			opts := []httplimit.ServerOption{global, httplimit.WithSlots(inflight.OnEnd(func(e inflight.Ending) { told = append(told, e.Reason) }))}
+			if cancels {
+				opts = append(opts, httplimit.WithCancelLost())
+			}
+			type mine struct{}
+			r := get("192.0.2.1:1")
+			httplimit.Middleware(l, opts...)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				require.NoError(t, l.Reset(r.Context(), "global")) // a server without its data
+				time.Sleep(time.Microsecond)
+				other, _, err := inflight.Hold(r.Context(), l, "global", 1)
+				require.NoError(t, err)
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				require.Equal(t, []inflight.Reason{inflight.Lost}, told)
+				if cancels {
+					require.ErrorIs(t, context.Cause(r.Context()), inflight.ErrLost)
+				} else {
+					require.NoError(t, r.Context().Err())
+				}
+				require.Equal(t, "mine", r.Context().Value(mine{}))
+				other.Release()
+			})).ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), mine{}, "mine")))
+			synctest.Wait()
+			require.Equal(t, []inflight.Reason{inflight.Lost, inflight.Released}, told)
+		})
+	}
+}
+
+// What is inside of a limiter may change, such as when a file is loaded again.
+func TestALimiterThatComesToCountSlotsHoldsThem(t *testing.T) {
+	s := living(t)
+	l := slots(t, s, 1)
+	changing := &changing{window(t, s, ratelimit.PerDay(100))}
+	h := httplimit.Middleware(changing, global)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	h.ServeHTTP(httptest.NewRecorder(), get("192.0.2.1:1"))
+	changing.Limiter = l
+	for range 3 {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, get("192.0.2.1:1"))
+		require.Equal(t, http.StatusOK, w.Code)
+		requireHeld(t, l, 0)
+	}
+}
+
+type changing struct{ ratelimit.Limiter }
+
+func (c *changing) Unwrap() ratelimit.Limiter { return c.Limiter }
+
+func TestOptionsOfSlotsNeedSlots(t *testing.T) {
+	s := living(t)
+	for name, opt := range map[string]httplimit.ServerOption{
+		"slots": httplimit.WithSlots(inflight.Longest(time.Second)), "retry": httplimit.WithSlotRetryAfter(time.Second), "cancel": httplimit.WithCancelLost(),
+	} {
+		_, err := httplimit.New(window(t, s, ratelimit.PerDay(1)), opt)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+		_, err = httplimit.New(slots(t, s, 1), opt)
+		require.NoError(t, err, name)
+	}
+	for _, opt := range []httplimit.ServerOption{
+		httplimit.WithSlots(), httplimit.WithSlots(nil), httplimit.WithSlots(inflight.Longest(0)), httplimit.WithSlotRetryAfter(0),
+	} {
+		_, err := httplimit.New(slots(t, s, 1), opt)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+}

@@ -1,0 +1,268 @@
+package inflight_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+func wait(ctx context.Context, t *testing.T, l ratelimit.Limiter, key string, opts ...inflight.Option) *inflight.Slot {
+	s, r, err := inflight.Wait(ctx, l, key, 1, opts...)
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	return s
+}
+
+// Who waits gets a slot in order of arrival, as soon as one is given back here, and only the first
+// asks.
+func TestWaitersStandInALine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, s := range []*remote{newRemote(t), {Store: newRemote(t).Store, way: 10 * time.Millisecond}} {
+			var l ratelimit.Limiter = slots(t, s, 2)
+			trips := 2 * s.way // of the Release, and of the next Hold
+			a, b := hold(t, l), hold(t, l)
+			var order []int
+			var mu sync.Mutex
+			var all sync.WaitGroup
+			held := make(chan *inflight.Slot, 5)
+			for i := range 5 {
+				all.Go(func() {
+					slot := wait(t.Context(), t, l, "key")
+					mu.Lock()
+					order = append(order, i)
+					mu.Unlock()
+					held <- slot
+				})
+				synctest.Wait()
+			}
+			time.Sleep(10 * time.Second)
+			called := s.called.Load()
+			time.Sleep(time.Minute)
+			require.InDelta(t, 60+2*60, s.called.Load()-called, 20, "one asks each second, and two are renewed")
+			began := time.Now()
+			a.Release()
+			b.Release()
+			for range 5 {
+				(<-held).Release()
+			}
+			all.Wait()
+			require.LessOrEqual(t, time.Since(began), 5*trips)
+			require.Equal(t, []int{0, 1, 2, 3, 4}, order)
+			time.Sleep(time.Second)
+			require.Equal(t, 2, free(t, l))
+		}
+	})
+}
+
+func TestAReleaseWakesOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l := slots(t, s, 1)
+		a := hold(t, l)
+		var held atomic.Int64
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				if slot, _, err := inflight.Wait(ctx, l, "key", 1); err == nil {
+					held.Add(1)
+					<-ctx.Done()
+					slot.Release()
+				}
+			})
+		}
+		time.Sleep(10 * time.Second)
+		called := s.called.Load()
+		a.Release()
+		synctest.Wait()
+		require.EqualValues(t, 1, held.Load())
+		require.LessOrEqual(t, s.called.Load()-called, int64(2), "the first is woken, and nobody else")
+		cancel()
+		all.Wait()
+		synctest.Wait()
+		require.Equal(t, 1, free(t, l))
+	})
+}
+
+// A slot of another process is seen within a second, and one of a process that died within its life.
+func TestSlotsOfOthersAreSeenWithinASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l, other := slots(t, s, 1, ratelimit.WithName("one")), slots(t, s, 1, ratelimit.WithName("one"))
+		a := hold(t, other)
+		go func() {
+			time.Sleep(time.Minute)
+			a.Release()
+		}()
+		began := time.Now()
+		wait(t.Context(), t, l, "key").Release()
+		require.Less(t, time.Since(began), time.Minute+time.Second+time.Millisecond)
+		time.Sleep(time.Second)
+
+		_, err := other.Allow(t.Context(), "key") // and then it dies
+		require.NoError(t, err)
+		began = time.Now()
+		wait(t.Context(), t, l, "key").Release()
+		require.GreaterOrEqual(t, time.Since(began), 3*time.Second-time.Microsecond) // the store counts whole ones
+		require.LessOrEqual(t, time.Since(began), 3*time.Second+time.Millisecond)
+		time.Sleep(time.Second)
+	})
+}
+
+// Slots that are for all keys are waited for under each, and a Release wakes one who waits for them.
+func TestAReleaseOfAnotherKeyWakesToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		each := slots(t, s, 2, ratelimit.WithName("each"))
+		total := slots(t, s, 2, ratelimit.WithName("total"), ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "all", nil }))
+		l, err := ratelimit.NewAll(each, total)
+		require.NoError(t, err)
+		a := wait(t.Context(), t, l, "a")
+		b := wait(t.Context(), t, l, "b")
+		done := make(chan *inflight.Slot)
+		go func() { done <- wait(t.Context(), t, l, "c") }()
+		time.Sleep(10 * time.Second)
+		began := time.Now()
+		a.Release()
+		c := <-done
+		require.Zero(t, time.Since(began))
+		b.Release()
+		c.Release()
+		synctest.Wait()
+		require.Equal(t, 2, free(t, total))
+	})
+}
+
+func TestAWaitEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l := slots(t, s, 1)
+		a := hold(t, l)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		next := make(chan *inflight.Slot)
+		ended := make(chan error)
+		go func() {
+			_, _, err := inflight.Wait(ctx, l, "key", 1, inflight.MaxWaiting(2))
+			ended <- err
+		}()
+		synctest.Wait()
+		go func() { next <- wait(t.Context(), t, l, "key", inflight.MaxWaiting(2)) }()
+		synctest.Wait()
+		_, _, err := inflight.Wait(t.Context(), l, "key", 1, inflight.MaxWaiting(2))
+		require.ErrorIs(t, err, inflight.ErrFull)
+		require.ErrorIs(t, <-ended, context.DeadlineExceeded)
+		require.Equal(t, time.Second, time.Since(began))
+		s.down.Store(true) // which ends no wait
+		time.Sleep(2 * time.Second)
+		s.down.Store(false)
+		time.Sleep(time.Second)
+		a.Release()
+		b := <-next
+
+		bucket, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(1), ratelimit.WithName("rate"))
+		require.NoError(t, err)
+		all, err := ratelimit.NewAll(bucket, slots(t, s, 3, ratelimit.WithName("three")))
+		require.NoError(t, err)
+		c := wait(t.Context(), t, all, "key")
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		began = time.Now()
+		_, _, err = inflight.Wait(ctx, all, "key", 1)
+		require.ErrorIs(t, err, ratelimit.ErrWouldExceedDeadline)
+		_, _, err = inflight.Wait(ctx, all, "key", 2)
+		require.ErrorIs(t, err, ratelimit.ErrNever)
+		require.Zero(t, time.Since(began))
+		wait(t.Context(), t, all, "key").Release()
+		require.InDelta(t, time.Hour, time.Since(began), float64(time.Millisecond))
+		b.Release()
+		c.Release()
+		synctest.Wait()
+		require.Equal(t, 1, free(t, l))
+	})
+}
+
+// The turn that a leaky bucket gives is slept for, and given back with the slot if it comes too late.
+func TestAWaitIsForTheTurnToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		leaky, err := ratelimit.NewLeakyBucket(s, ratelimit.Limit{Rate: 1, Period: time.Minute, Burst: 5}, ratelimit.WithName("rate"))
+		require.NoError(t, err)
+		atOnce := slots(t, s, 3, ratelimit.WithName("three"))
+		all, err := ratelimit.NewAll(leaky, atOnce)
+		require.NoError(t, err)
+		began := time.Now()
+		a, b := wait(t.Context(), t, all, "key"), wait(t.Context(), t, all, "key")
+		require.Equal(t, time.Minute, time.Since(began))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, _, err = inflight.Wait(ctx, all, "key", 1)
+		require.ErrorIs(t, err, ratelimit.ErrWouldExceedDeadline)
+		synctest.Wait()
+		require.Equal(t, 1, free(t, atOnce))
+		a.Release()
+		b.Release()
+		synctest.Wait()
+	})
+}
+
+func TestWhatCannotWaitIsRefused(t *testing.T) {
+	s := newRemote(t)
+	l := slots(t, s, 1)
+	for _, n := range []int{0, -1} {
+		_, _, err := inflight.Wait(t.Context(), l, "key", 1, inflight.MaxWaiting(n))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+	_, _, err := inflight.Wait(t.Context(), l, "key", 1, nil)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, _, err = inflight.Hold(t.Context(), l, "key", 1, inflight.MaxWaiting(1))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorIs(t, inflight.Check(inflight.MaxWaiting(1)), ratelimit.ErrInvalidOption)
+	bucket, err := ratelimit.NewTokenBucket(s, ratelimit.PerMinute(5))
+	require.NoError(t, err)
+	_, _, err = inflight.Wait(t.Context(), bucket, "key", 1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, _, err = inflight.Wait(t.Context(), l, "", 1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	require.Equal(t, 1, free(t, l))
+}
+
+// Two processes, as far as limiters can see, share slots on Redis: all who wait get one, and never
+// too many have one.
+func TestAllWhoWaitGetASlot(t *testing.T) {
+	client := redistest.Start(t).Client(t)
+	var inside, most atomic.Int64
+	var all sync.WaitGroup
+	for range 2 {
+		l, err := onRedis(client, 10*time.Second)
+		require.NoError(t, err)
+		for range 20 {
+			all.Go(func() {
+				for range 5 {
+					slot := wait(t.Context(), t, l, "key")
+					now := inside.Add(1)
+					for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
+					}
+					time.Sleep(time.Millisecond)
+					inside.Add(-1)
+					slot.Release()
+				}
+			})
+		}
+	}
+	all.Wait()
+	require.LessOrEqual(t, most.Load(), int64(5))
+}
+
+var _ store.Store = (*remote)(nil)

@@ -1,0 +1,172 @@
+// Ratelimit-serve decides on rate limits for proxies and for programs in other languages. See
+// [serve.md].
+//
+// [serve.md]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/serve.md
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/serve"
+)
+
+const usage = `Ratelimit-serve decides on rate limits over gRPC, as Envoy asks, and over HTTP.
+
+usage: ratelimit-serve -config limits.yaml [flags]
+       ratelimit-serve ask [flags] domain key=value[,key=value]...
+
+Its files are those of github.com/envoyproxy/ratelimit. Limits are in memory, or on Redis with
+-store. It reads the files again when they change, and on SIGHUP.
+
+"ask" sends one request to a server, with a descriptor for each argument, and prints the answer.
+
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// errUsage says that the arguments are wrong. The reason has been printed.
+var errUsage = errors.New("usage")
+
+// run returns the exit code: 0, 1 if something fails, or 2 for wrong usage.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	command := start
+	if len(args) > 0 && args[0] == "ask" {
+		command, args = ask, args[1:]
+	}
+	err := command(ctx, args, stdout, stderr)
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+		return 0
+	case errors.Is(err, errUsage):
+		return 2
+	}
+	fmt.Fprintf(stderr, "ratelimit-serve: %v\n", err)
+	return 1
+}
+
+// texts is a flag that may come several times.
+type texts []string
+
+func (t *texts) String() string { return strings.Join(*t, ",") }
+
+func (t *texts) Set(s string) error {
+	*t = append(*t, strings.Split(s, ",")...)
+	return nil
+}
+
+// settings are what the flags say.
+type settings struct {
+	config, proxies          texts
+	check                    bool
+	store, prefix            string
+	timeout                  time.Duration
+	grpc, http, private      string
+	headers, metadata        bool
+	names                    serve.Headers
+	shadow                   bool
+	every, age, drain        time.Duration
+	cert, key, clients, logs string
+}
+
+func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
+	var set settings
+	flags := newFlags("ratelimit-serve", stderr)
+	flags.Var(&set.config, "config", "`file` of limits, or a directory of .yaml files; may come several times")
+	flags.BoolVar(&set.check, "check", false, "only say what is wrong in the files")
+	flags.StringVar(&set.store, "store", "memory:", "`URL` of the store: memory:, redis://host:6379, rediss:// with TLS, redis+cluster://, or redis://…?master_name=m of Sentinels")
+	flags.StringVar(&set.prefix, "prefix", "rl", "`prefix` of all keys on Redis")
+	flags.DurationVar(&set.timeout, "timeout", time.Second, "the longest that a call of the store takes; a request's own deadline may be nearer")
+	flags.StringVar(&set.grpc, "grpc", "localhost:8081", "`address` for gRPC; none if empty")
+	flags.StringVar(&set.http, "http", "localhost:8080", "`address` for HTTP; none if empty")
+	flags.StringVar(&set.private, "private", "localhost:6070", "`address` for operators: /metrics, /healthz, /readyz, /rules; none if empty")
+	flags.Var(&set.proxies, "proxies", "`networks` whose X-Forwarded-* and X-Original-* fields count in /check, such as 10.0.0.0/8; or unix")
+	flags.BoolVar(&set.headers, "headers", false, "put fields for clients into answers over gRPC")
+	flags.StringVar(&set.names.Limit, "header-limit", "RateLimit-Limit", "`name` of the field with the limit")
+	flags.StringVar(&set.names.Remaining, "header-remaining", "RateLimit-Remaining", "`name` of the field with what is left")
+	flags.StringVar(&set.names.Reset, "header-reset", "RateLimit-Reset", "`name` of the field with the seconds")
+	flags.BoolVar(&set.metadata, "metadata", false, "put dynamic metadata into answers")
+	flags.BoolVar(&set.shadow, "shadow", false, "answer OK to all requests: only statuses, logs and metrics say what would be denied")
+	flags.DurationVar(&set.every, "reload", 5*time.Second, "how often files are read, to see whether they have changed")
+	flags.DurationVar(&set.age, "max-connection-age", 30*time.Minute, "after which a gRPC connection is asked to end, so that load moves to new servers")
+	flags.DurationVar(&set.drain, "drain", 10*time.Second, "how long requests under way are waited for at the end")
+	flags.StringVar(&set.cert, "tls-cert", "", "`file` of the certificate, for gRPC and HTTP; it is read again when it changes")
+	flags.StringVar(&set.key, "tls-key", "", "`file` of its key")
+	flags.StringVar(&set.clients, "tls-clients", "", "`file` of the authorities of clients, which must then have a certificate")
+	flags.StringVar(&set.logs, "log", "text", "`form` of the log: text or json")
+	if err := parseFlags(flags, args, stdout, stderr); err != nil {
+		return nil, err
+	}
+	if reason := set.wrong(flags.NArg()); reason != "" {
+		fmt.Fprintf(stderr, "ratelimit-serve: %s\n", reason)
+		return nil, errUsage
+	}
+	return &set, nil
+}
+
+// wrong says what is wrong about the flags, or nothing.
+func (set *settings) wrong(more int) string {
+	switch {
+	case more > 0:
+		return "there are arguments beside the flags"
+	case len(set.config) == 0:
+		return "which -config?"
+	case set.grpc == "" && set.http == "":
+		return "neither -grpc nor -http: nobody could ask"
+	case set.timeout <= 0 || set.every <= 0 || set.age <= 0 || set.drain < 0:
+		return "a time is not above 0"
+	case (set.cert == "") != (set.key == ""):
+		return "want -tls-cert and -tls-key together"
+	case set.clients != "" && set.cert == "":
+		return "-tls-clients has no effect without -tls-cert"
+	case set.logs != "text" && set.logs != "json":
+		return "-log: want text or json"
+	}
+	return ""
+}
+
+func (set *settings) logger(w io.Writer) *slog.Logger {
+	if set.logs == "json" {
+		return slog.New(slog.NewJSONHandler(w, nil))
+	}
+	return slog.New(slog.NewTextHandler(w, nil))
+}
+
+func newFlags(name string, stderr io.Writer) *flag.FlagSet {
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	return flags
+}
+
+// parseFlags reads the flags. Help that is asked for is output, and no error.
+func parseFlags(flags *flag.FlagSet, args []string, stdout, stderr io.Writer) error {
+	var printed strings.Builder
+	flags.SetOutput(&printed)
+	flags.Usage = func() {
+		fmt.Fprint(flags.Output(), usage)
+		flags.PrintDefaults()
+	}
+	err := flags.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(stdout, printed.String())
+		return err
+	case err != nil:
+		fmt.Fprint(stderr, printed.String())
+		return errUsage
+	}
+	return nil
+}

@@ -1,0 +1,259 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+)
+
+const limits = `domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: day, requests_per_unit: 3}
+`
+
+// output can be read while it is written.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// started is a server on ports of its own.
+type started struct {
+	grpc, http, private string
+	stop                func() int // returns its exit code
+	stderr              *output
+}
+
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+func startServer(t *testing.T, args ...string) *started {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &started{stderr: new(output)}
+	args = append([]string{"-grpc", "127.0.0.1:0", "-http", "127.0.0.1:0", "-private", "127.0.0.1:0"}, args...)
+	code, ended := 0, make(chan struct{})
+	go func() {
+		defer close(ended)
+		code = run(ctx, args, io.Discard, s.stderr)
+	}()
+	s.stop = func() int {
+		cancel()
+		<-ended
+		return code
+	}
+	t.Cleanup(func() { s.stop() })
+	listening := regexp.MustCompile(`for=(\w+) address=(\S+)`)
+	require.Eventually(t, func() bool {
+		for _, m := range listening.FindAllStringSubmatch(s.stderr.String(), -1) {
+			*map[string]*string{"grpc": &s.grpc, "http": &s.http, "private": &s.private}[m[1]] = m[2]
+		}
+		return s.private != ""
+	}, 30*time.Second, time.Millisecond, "%v", s.stderr)
+	return s
+}
+
+func dial(t *testing.T, address string, creds credentials.TransportCredentials) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func user(name string) *pb.RateLimitRequest {
+	return &pb.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{{Key: "user", Value: name}}}}}
+}
+
+// The whole server: over gRPC and HTTP, for operators, and its end.
+func TestServer(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, "-config", writeFile(t, "limits.yaml", limits), "-headers", "-log", "text")
+	conn := dial(t, s.grpc, insecure.NewCredentials())
+	client := pb.NewRateLimitServiceClient(conn)
+	answer, err := client.ShouldRateLimit(t.Context(), user("ann"))
+	require.NoError(t, err)
+	require.EqualValues(t, 2, answer.GetStatuses()[0].GetLimitRemaining())
+	require.Len(t, answer.GetResponseHeadersToAdd(), 3)
+
+	resp, err := http.Post("http://"+s.http+"/json", "application/json", strings.NewReader(`{"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]}`))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Regexp(t, `"limitRemaining":\s*1`, string(body))
+
+	var stdout, stderr output
+	require.Equal(t, 0, run(t.Context(), []string{"ask", "-grpc", s.grpc, "edge", "user=ann"}, &stdout, &stderr), &stderr)
+	require.Regexp(t, `"overallCode":\s*"OK"`, stdout.String())
+	require.Equal(t, 0, run(t.Context(), []string{"ask", "-grpc", s.grpc, "edge", "user=ann", "other=x,more=y"}, &stdout, &stderr))
+	require.Regexp(t, `"overallCode":\s*"OVER_LIMIT"`, stdout.String())
+	require.Equal(t, 0, run(t.Context(), []string{"ask", "-grpc", s.grpc, "-back", "-hits", "2", "edge", "user=ann"}, &stdout, &stderr))
+	require.Equal(t, 1, run(t.Context(), []string{"ask", "-grpc", s.grpc, "", "user=ann"}, &stdout, &stderr))
+
+	state, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{})
+	require.NoError(t, err)
+	require.Equal(t, healthpb.HealthCheckResponse_SERVING, state.GetStatus())
+	for path, want := range map[string]string{"/metrics": "ratelimit_serve_requests_total", "/healthz": "ok", "/readyz": "ready", "/rules": "edge/user"} {
+		resp, err := http.Get("http://" + s.private + path)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.Contains(t, string(body), want)
+	}
+	large := user(strings.Repeat("x", 1<<20))
+	_, err = client.ShouldRateLimit(t.Context(), large)
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "a message of 1 MiB is not read")
+
+	require.Zero(t, s.stop())
+	_, err = client.ShouldRateLimit(t.Context(), user("ann"))
+	require.Equal(t, codes.Unavailable, status.Code(err))
+}
+
+// A port that is taken, and a store that is away when the server starts.
+func TestStarts(t *testing.T) {
+	t.Parallel()
+	config := writeFile(t, "limits.yaml", "on_failure: open\n"+limits)
+	s := startServer(t, "-config", config, "-store", "redis://127.0.0.1:1", "-timeout", "50ms")
+	answer, err := pb.NewRateLimitServiceClient(dial(t, s.grpc, insecure.NewCredentials())).ShouldRateLimit(t.Context(), user("ann"))
+	require.NoError(t, err)
+	require.Equal(t, pb.RateLimitResponse_OK, answer.GetOverallCode())
+	resp, err := http.Get("http://" + s.private + "/readyz")
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+	var stderr output
+	require.Equal(t, 1, run(t.Context(), []string{"-config", config, "-grpc", s.grpc, "-http", "", "-private", ""}, io.Discard, &stderr))
+	require.Contains(t, stderr.String(), "address already in use")
+}
+
+// Over TLS, with certificates of clients. The server's own is read again when it changes.
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	first := newCertificate(t, cert, key)
+	ours := newCertificate(t, filepath.Join(dir, "clients.pem"), filepath.Join(dir, "client-key.pem"))
+	s := startServer(t, "-config", writeFile(t, "limits.yaml", limits), "-tls-cert", cert, "-tls-key", key, "-tls-clients", filepath.Join(dir, "clients.pem"))
+	ask := func(root *x509.Certificate, own ...tls.Certificate) error {
+		roots := x509.NewCertPool()
+		roots.AddCert(root)
+		config := &tls.Config{RootCAs: roots, Certificates: own, MinVersion: tls.VersionTLS12}
+		_, err := pb.NewRateLimitServiceClient(dial(t, s.grpc, credentials.NewTLS(config))).ShouldRateLimit(t.Context(), user("ann"))
+		if err != nil {
+			return err
+		}
+		client := http.Client{Transport: &http.Transport{TLSClientConfig: config}}
+		resp, err := client.Get("https://" + s.http + "/check/none")
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		return err
+	}
+	require.NoError(t, ask(first.Leaf, *ours))
+	require.Error(t, ask(first.Leaf), "no certificate of a client")
+	require.Error(t, ask(first.Leaf, *first), "another one")
+	second := newCertificate(t, cert, key)
+	require.NoError(t, os.Chtimes(cert, time.Now(), time.Now().Add(time.Hour)))
+	require.Eventually(t, func() bool { return ask(second.Leaf, *ours) == nil }, 30*time.Second, 100*time.Millisecond)
+}
+
+// newCertificate writes a certificate of the loopback address, which is its own root.
+func newCertificate(t *testing.T, certFile, keyFile string) *tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	require.NoError(t, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600))
+	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+	require.NoError(t, err)
+	return &pair
+}
+
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	good, bad := writeFile(t, "good.yaml", limits), writeFile(t, "bad.yaml", "domain: d\nx: y\n")
+	for args, want := range map[string]struct {
+		code int
+		says string
+	}{
+		"":                                        {2, "which -config?"},
+		"-config GOOD more":                       {2, "there are arguments"},
+		"-config GOOD -grpc= -http=":              {2, "nobody could ask"},
+		"-config GOOD -timeout 0s":                {2, "a time is not above 0"},
+		"-config GOOD -tls-cert x":                {2, "together"},
+		"-config GOOD -tls-clients x":             {2, "no effect"},
+		"-config GOOD -log xml":                   {2, "text or json"},
+		"-config GOOD -none":                      {2, "-none"},
+		"-config GOOD -store http://x":            {1, "store"},
+		"-config GOOD -proxies 0.0.0.0/0":         {1, "proxy"},
+		"-config GOOD -tls-cert x -tls-key y":     {1, "no such file"},
+		"-config none.yaml":                       {1, "none.yaml"},
+		"-config BAD":                             {1, "bad.yaml:2:1: file: unknown field"},
+		"-config GOOD -config BAD -check":         {1, "bad.yaml:2:1"},
+		"-config GOOD -check":                     {0, "1 files are good"},
+		"-config GOOD,GOOD -check":                {1, `domain "edge" is already in`},
+		"-h":                                      {0, "usage: ratelimit-serve"},
+		"ask -h":                                  {0, "usage: ratelimit-serve"},
+		"ask edge":                                {2, "want a domain and a descriptor"},
+		"ask -grpc 127.0.0.1:1 -timeout 5s e a=b": {1, "connection refused"},
+	} {
+		args = strings.NewReplacer("GOOD", good, "BAD", bad).Replace(args)
+		var out output
+		require.Equal(t, want.code, run(t.Context(), strings.Fields(args), &out, &out), "%s: %v", args, &out)
+		require.Contains(t, out.String(), want.says, args)
+	}
+}

@@ -1,0 +1,263 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/ratelimit-go/ratelimit/serve"
+)
+
+// start is the server, until ctx ends.
+func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	set, err := parse(args, stdout, stderr)
+	if err != nil {
+		return err
+	}
+	files, err := serve.ReadFiles(set.config...)
+	if err != nil {
+		return err
+	}
+	rules, err := serve.Parse(files...)
+	if err != nil {
+		return err
+	}
+	if set.check {
+		for _, note := range rules.Notes() {
+			fmt.Fprintln(stdout, note)
+		}
+		_, err := fmt.Fprintf(stdout, "%d files are good\n", len(files))
+		return err
+	}
+	st, err := serve.Open(set.store, set.prefix, set.timeout)
+	if err != nil {
+		return err
+	}
+	defer st.Close()
+	log := set.logger(stderr)
+	for _, note := range rules.Notes() {
+		log.Warn(note)
+	}
+	service, err := serve.New(st.Store, rules, set.options(log)...)
+	if err != nil {
+		return err
+	}
+	s := &server{settings: set, service: service, ready: st.Ready, log: log}
+	if err := s.listen(); err != nil {
+		return err
+	}
+	return s.run(ctx, files, st)
+}
+
+func (set *settings) options(log *slog.Logger) []serve.Option {
+	opts := []serve.Option{serve.WithLogger(log)}
+	if set.headers {
+		opts = append(opts, serve.WithHeaders(set.names))
+	}
+	if set.metadata {
+		opts = append(opts, serve.WithMetadata())
+	}
+	if set.shadow {
+		opts = append(opts, serve.WithShadow())
+	}
+	if len(set.proxies) > 0 {
+		opts = append(opts, serve.WithProxies(set.proxies...))
+	}
+	return opts
+}
+
+// server is what listens.
+type server struct {
+	*settings
+	service *serve.Service
+	ready   func(context.Context) error
+	log     *slog.Logger
+
+	grpcServer *grpc.Server
+	health     *health.Server
+	https      []*http.Server
+	serving    []func() error // each until the end
+	stopping   chan struct{}
+}
+
+// listen opens all ports, or none.
+func (s *server) listen() (err error) {
+	s.stopping = make(chan struct{})
+	var open []net.Listener
+	defer func() {
+		if err != nil {
+			for _, l := range open {
+				_ = l.Close()
+			}
+		}
+	}()
+	certificates, err := s.tls()
+	if err != nil {
+		return err
+	}
+	on := func(name, address string, serveOn func(net.Listener)) {
+		if err != nil || address == "" {
+			return
+		}
+		var l net.Listener
+		if l, err = net.Listen("tcp", address); err != nil {
+			return
+		}
+		open = append(open, l)
+		s.log.Info("listening", "for", name, "address", l.Addr().String())
+		serveOn(l)
+	}
+	on("grpc", s.grpc, func(l net.Listener) {
+		var opts []grpc.ServerOption
+		if certificates != nil {
+			opts = append(opts, grpc.Creds(credentials.NewTLS(certificates.config("h2"))))
+		}
+		s.newGRPC(opts...)
+		s.serving = append(s.serving, func() error { return s.grpcServer.Serve(l) })
+	})
+	on("http", s.http, func(l net.Listener) {
+		if certificates != nil {
+			l = certificates.listener(l)
+		}
+		s.serveHTTP(l, s.service.Handler())
+	})
+	on("private", s.private, func(l net.Listener) { s.serveHTTP(l, s.service.Private(s.isReady)) })
+	return err
+}
+
+// newGRPC makes a server that keeps what a caller can take within bounds.
+func (s *server) newGRPC(opts ...grpc.ServerOption) {
+	opts = append(opts,
+		grpc.MaxRecvMsgSize(serve.MaxBody),
+		grpc.MaxHeaderListSize(16<<10),
+		grpc.MaxConcurrentStreams(1024),
+		grpc.ConnectionTimeout(10*time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: s.age, MaxConnectionAgeGrace: s.drain, Time: time.Minute, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+	)
+	s.grpcServer, s.health = grpc.NewServer(opts...), health.NewServer()
+	pb.RegisterRateLimitServiceServer(s.grpcServer, s.service)
+	healthpb.RegisterHealthServer(s.grpcServer, s.health)
+	reflection.Register(s.grpcServer)
+}
+
+func (s *server) serveHTTP(l net.Listener, h http.Handler) {
+	srv := &http.Server{
+		Handler: h, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn), MaxHeaderBytes: 16 << 10,
+		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 20 * time.Second, WriteTimeout: 20 * time.Second, IdleTimeout: 2 * time.Minute,
+	}
+	s.https = append(s.https, srv)
+	s.serving = append(s.serving, func() error {
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+}
+
+// isReady is whether the server should be sent requests.
+func (s *server) isReady(ctx context.Context) error {
+	select {
+	case <-s.stopping:
+		return errors.New("stopping")
+	default:
+	}
+	if s.ready == nil {
+		return nil
+	}
+	return s.ready(ctx)
+}
+
+// run serves until ctx ends or a port fails.
+func (s *server) run(ctx context.Context, files []serve.File, st *serve.Stored) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var all sync.WaitGroup
+	for _, serving := range s.serving {
+		all.Go(func() {
+			if err := serving(); err != nil {
+				stop(err)
+			}
+		})
+	}
+	hangups, again := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
+	all.Go(func() { s.service.Follow(ctx, files, s.every, again, s.config...) })
+	all.Go(func() { s.checkStore(ctx, st) })
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-hangups:
+			select {
+			case again <- struct{}{}:
+			case <-ctx.Done():
+			}
+		}
+	}
+	s.stop()
+	all.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// checkStore says which settings of the store's servers are wrong.
+func (s *server) checkStore(ctx context.Context, st *serve.Stored) {
+	if st.Check == nil {
+		return
+	}
+	findings, err := st.Check(ctx)
+	for _, finding := range findings {
+		s.log.Warn(finding)
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("the store does not answer yet", "error", err)
+	}
+}
+
+// stop ends the requests under way, and gives back leases.
+func (s *server) stop() {
+	s.log.Info("stopping")
+	close(s.stopping)
+	ctx, cancel := context.WithTimeout(context.Background(), s.drain)
+	defer cancel()
+	var all sync.WaitGroup
+	if s.grpcServer != nil {
+		s.health.Shutdown()
+		all.Go(func() {
+			end := context.AfterFunc(ctx, s.grpcServer.Stop)
+			defer end()
+			s.grpcServer.GracefulStop()
+		})
+	}
+	for _, srv := range s.https {
+		all.Go(func() {
+			if err := srv.Shutdown(ctx); err != nil {
+				_ = srv.Close()
+			}
+		})
+	}
+	all.Wait()
+	if err := s.service.Close(ctx); err != nil {
+		s.log.Warn("leases are not given back", "error", err)
+	}
+}

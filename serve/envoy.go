@@ -1,0 +1,159 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// ShouldRateLimit decides on all descriptors of a request at once. An answer has a status for each
+// of them, in their order. Its errors are InvalidArgument for a request that makes no sense, of
+// which nothing is counted, Unavailable while the store fails (on_failure), and the caller's own.
+func (s *Service) ShouldRateLimit(ctx context.Context, req *pb.RateLimitRequest) (*pb.RateLimitResponse, error) {
+	q, err := s.answer(ctx, req)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return s.response(req, q), nil
+}
+
+// answer decides on a request, and counts that.
+func (s *Service) answer(ctx context.Context, req *pb.RateLimitRequest) (*question, error) {
+	q, err := s.question(req)
+	if err == nil {
+		err = s.decide(ctx, q)
+	}
+	s.metrics.decided(q, err)
+	return q, err
+}
+
+// statusOf is err for callers over gRPC.
+func statusOf(err error) error {
+	switch {
+	case errors.Is(err, errInvalid), errors.Is(err, ratelimit.ErrInvalidKey), errors.Is(err, ratelimit.ErrInvalidN):
+		return status.Error(codes.InvalidArgument, err.Error())
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return status.FromContextError(err).Err()
+	case errors.Is(err, errUnavailable), errors.Is(err, ratelimit.ErrStore):
+		return status.Error(codes.Unavailable, errUnavailable.Error())
+	}
+	return status.Error(codes.Internal, err.Error())
+}
+
+// response is what q says.
+func (s *Service) response(req *pb.RateLimitRequest, q *question) *pb.RateLimitResponse {
+	r := &pb.RateLimitResponse{OverallCode: pb.RateLimitResponse_OK, Statuses: make([]*pb.RateLimitResponse_DescriptorStatus, len(q.parts))}
+	for i := range q.parts {
+		r.Statuses[i] = q.parts[i].status()
+	}
+	if q.over && !s.shadow {
+		r.OverallCode = pb.RateLimitResponse_OVER_LIMIT
+	}
+	if s.headers != nil {
+		r.ResponseHeadersToAdd = s.headers.of(q.worst())
+	}
+	if s.metadata {
+		r.DynamicMetadata = q.metadata(req)
+	}
+	return r
+}
+
+func (p *part) status() *pb.RateLimitResponse_DescriptorStatus {
+	st := &pb.RateLimitResponse_DescriptorStatus{Code: pb.RateLimitResponse_OK}
+	switch {
+	case p.unlimited:
+		st.LimitRemaining = math.MaxUint32
+		return st
+	case !p.decided():
+		return st
+	}
+	if p.told() {
+		st.Code = pb.RateLimitResponse_OVER_LIMIT
+	}
+	if st.CurrentLimit = p.shown; p.shown != nil {
+		st.LimitRemaining = uint32(p.result.Remaining)
+		st.DurationUntilReset = &durationpb.Duration{Seconds: seconds(p.wait())}
+	}
+	return st
+}
+
+// of are the fields about a part, none if it is nil.
+func (h *Headers) of(p *part) []*core.HeaderValue {
+	if p == nil {
+		return nil
+	}
+	return []*core.HeaderValue{
+		{Key: h.Limit, Value: strconv.FormatUint(uint64(p.shown.GetRequestsPerUnit()), 10)},
+		{Key: h.Remaining, Value: strconv.Itoa(p.result.Remaining)},
+		{Key: h.Reset, Value: strconv.FormatInt(seconds(p.wait()), 10)},
+	}
+}
+
+// metadata is the request, and the metadata of the rules that it passes.
+func (q *question) metadata(req *pb.RateLimitRequest) *structpb.Struct {
+	var descriptors []*structpb.Value
+	for _, d := range req.GetDescriptors() {
+		descriptors = append(descriptors, structpb.NewStructValue(descriptorStruct(d)))
+	}
+	fields := map[string]*structpb.Value{
+		"domain":      structpb.NewStringValue(req.GetDomain()),
+		"descriptors": structpb.NewListValue(&structpb.ListValue{Values: descriptors}),
+	}
+	if n := req.GetHitsAddend(); n != 0 {
+		fields["hitsAddend"] = structpb.NewNumberValue(float64(n))
+	}
+	passed := &structpb.Struct{Fields: map[string]*structpb.Value{}}
+	for i := range q.parts {
+		if p := &q.parts[i]; p.decided() && p.rule != nil && !p.told() {
+			merge(passed, p.rule.metadata)
+		}
+	}
+	if len(passed.GetFields()) > 0 {
+		fields["metadata"] = structpb.NewStructValue(passed)
+	}
+	return &structpb.Struct{Fields: fields}
+}
+
+func descriptorStruct(d *common.RateLimitDescriptor) *structpb.Struct {
+	var entries []*structpb.Value
+	for _, e := range d.GetEntries() {
+		entries = append(entries, structpb.NewStringValue(e.GetKey()+"="+e.GetValue()))
+	}
+	fields := map[string]*structpb.Value{"entries": structpb.NewListValue(&structpb.ListValue{Values: entries})}
+	if o := d.GetLimit(); o != nil {
+		fields["limit"] = structpb.NewStringValue(fmt.Sprintf("%d/%v", o.GetRequestsPerUnit(), o.GetUnit()))
+	}
+	if n := d.GetHitsAddend(); n != nil {
+		fields["hitsAddend"] = structpb.NewNumberValue(float64(n.GetValue()))
+	}
+	return &structpb.Struct{Fields: fields}
+}
+
+// merge adds the fields of from that to has not. What both have as a struct is merged.
+func merge(to, from *structpb.Struct) {
+	for name, v := range from.GetFields() {
+		have, found := to.GetFields()[name]
+		switch {
+		case !found && v.GetStructValue() != nil: // a copy, since more may be merged into it
+			inner := &structpb.Struct{Fields: map[string]*structpb.Value{}}
+			merge(inner, v.GetStructValue())
+			to.Fields[name] = structpb.NewStructValue(inner)
+		case !found:
+			to.Fields[name] = v
+		case have.GetStructValue() != nil && v.GetStructValue() != nil:
+			merge(have.GetStructValue(), v.GetStructValue())
+		}
+	}
+}

@@ -1,0 +1,62 @@
+package serve
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"time"
+)
+
+// Follow reads the files again every so often, and when now is sent to, and makes the service
+// follow what has changed. It also sees where links lead, such as those of a ConfigMap in
+// Kubernetes. One bad file keeps all old ones. It returns when ctx ends. files are those in force.
+func (s *Service) Follow(ctx context.Context, files []File, every time.Duration, now <-chan struct{}, paths ...string) {
+	ticks := time.NewTicker(every)
+	defer ticks.Stop()
+	failed := ""
+	for {
+		asked := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticks.C:
+		case <-now:
+			asked = true
+		}
+		next, err := ReadFiles(paths...)
+		if err == nil && !asked && slices.EqualFunc(files, next, sameFile) {
+			failed = ""
+			continue
+		}
+		if err == nil {
+			err = s.load(next)
+		}
+		switch {
+		case err == nil:
+			files, failed = next, ""
+			s.log.Info("the files have changed: new rules are in force", "rules", len(s.now.Load().rules))
+		case asked || err.Error() != failed: // once
+			failed = err.Error()
+			s.log.Error("the files have changed, and cannot be used: the rules stay as they were", "error", err)
+		default:
+			continue
+		}
+		s.metrics.loaded(err)
+	}
+}
+
+func sameFile(a, b File) bool { return a.Name == b.Name && bytes.Equal(a.Text, b.Text) }
+
+func (s *Service) load(files []File) error {
+	rules, err := Parse(files...)
+	if err != nil {
+		return err
+	}
+	if err := s.Update(rules); err != nil {
+		return err
+	}
+	for _, note := range rules.Notes() {
+		s.log.Warn(note)
+	}
+	return nil
+}

@@ -1,0 +1,282 @@
+package serve
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// MaxBody is the most bytes that a request may have, over HTTP and, with the server of
+// ratelimit-serve, over gRPC.
+const MaxBody = 256 << 10
+
+// Handler answers requests of proxies and scripts over HTTP. They are not authenticated.
+//
+//	POST /json          a RateLimitRequest as JSON, and its answer: 200 or 429
+//	/check/{name}       for subrequests of proxies: 204, or 429 with Retry-After; ?denied=403
+//	POST /v1/decide     {"domain": "api", "asks": [{"entries": {"user": "ann"}, "hits": 1}]}: 200 or 429
+//	POST /v1/refund     the same, to give back as many events
+//
+// A request that makes no sense is 400, one without a decision 503.
+func (s *Service) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /json", s.serveJSON)
+	mux.HandleFunc("/check/{name}", s.serveCheck)
+	mux.HandleFunc("POST /v1/decide", s.serveDecide)
+	mux.HandleFunc("POST /v1/refund", s.serveRefund)
+	return mux
+}
+
+func (s *Service) serveJSON(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+	req := new(pb.RateLimitRequest)
+	if err == nil {
+		if err = protojson.Unmarshal(body, req); err != nil {
+			err = invalid("%v", err)
+		}
+	}
+	if err != nil {
+		failed(w, err)
+		return
+	}
+	q, err := s.answer(r.Context(), req)
+	if err != nil {
+		failed(w, err)
+		return
+	}
+	text, err := protojson.Marshal(s.response(req, q))
+	if err != nil {
+		failed(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(s.code(q))
+	_, _ = w.Write(text)
+}
+
+// code is 200, or 429 if the whole is over a limit.
+func (s *Service) code(q *question) int {
+	if q.over && !s.shadow {
+		return http.StatusTooManyRequests
+	}
+	return http.StatusOK
+}
+
+// failed answers where no decision is known.
+func failed(w http.ResponseWriter, err error) {
+	code := http.StatusServiceUnavailable
+	text := status.Convert(statusOf(err)).Message()
+	switch large := new(http.MaxBytesError); {
+	case errors.As(err, &large):
+		code, text = http.StatusRequestEntityTooLarge, fmt.Sprintf("over %d bytes", MaxBody)
+	case status.Code(statusOf(err)) == codes.InvalidArgument:
+		code = http.StatusBadRequest
+	case status.Code(statusOf(err)) == codes.Internal:
+		code, text = http.StatusInternalServerError, "no decision"
+	}
+	http.Error(w, text, code)
+}
+
+func (s *Service) serveCheck(w http.ResponseWriter, r *http.Request) {
+	denied := http.StatusTooManyRequests
+	switch text := r.URL.Query().Get("denied"); text {
+	case "", "429":
+	case "403":
+		denied = http.StatusForbidden
+	default:
+		failed(w, invalid("denied=%s: want 403 or 429", quote(text)))
+		return
+	}
+	c := s.now.Load().checks[r.PathValue("name")]
+	if c == nil {
+		http.Error(w, "no such check", http.StatusNotFound)
+		return
+	}
+	req, err := s.request(c, r)
+	if err != nil {
+		failed(w, err)
+		return
+	}
+	if len(req.Descriptors) == 0 {
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	q, err := s.answer(r.Context(), req)
+	if err != nil {
+		failed(w, err)
+		return
+	}
+	s.fields(w.Header(), q)
+	if s.code(q) == http.StatusOK {
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	http.Error(w, "too many requests", denied)
+}
+
+// fields sets the header fields of an answer.
+func (s *Service) fields(h http.Header, q *question) {
+	names := s.headers
+	if names == nil {
+		names = &Headers{"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"}
+	}
+	for _, f := range names.of(q.worst()) {
+		h.Set(f.GetKey(), f.GetValue())
+	}
+	if wait := q.retryAfter(); s.code(q) != http.StatusOK && wait != ratelimit.Never {
+		h.Set("Retry-After", strconv.FormatInt(seconds(wait), 10))
+	}
+}
+
+// retryAfter is how long the part that denies longest does so, 0 if the whole is admitted.
+func (q *question) retryAfter() (longest time.Duration) {
+	for i := range q.parts {
+		if p := &q.parts[i]; q.over && p.told() {
+			longest = max(longest, p.result.RetryAfter)
+		}
+	}
+	return longest
+}
+
+// asked is the body of /v1/decide and /v1/refund.
+type asked struct {
+	Domain string `json:"domain"`
+	Asks   []struct {
+		Entries entries `json:"entries"`
+		Hits    *uint64 `json:"hits"`
+	} `json:"asks"`
+}
+
+// entries are those of an object of texts, in their order.
+type entries []*common.RateLimitDescriptor_Entry
+
+func (e *entries) UnmarshalJSON(text []byte) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	if open, err := d.Token(); err != nil || open != json.Delim('{') {
+		return errors.New("entries: want an object of texts")
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		value, err := d.Token()
+		text, isText := value.(string)
+		if err != nil || !isText {
+			return fmt.Errorf("entries: %v: want a text", key)
+		}
+		*e = append(*e, &common.RateLimitDescriptor_Entry{Key: key.(string), Value: text})
+	}
+	return nil
+}
+
+// readAsked is the request of a script.
+func readAsked(w http.ResponseWriter, r *http.Request, back bool) (*pb.RateLimitRequest, error) {
+	var a asked
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, MaxBody))
+	d.DisallowUnknownFields()
+	err := d.Decode(&a)
+	if large := new(http.MaxBytesError); errors.As(err, &large) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, invalid("%v", err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, invalid("something comes after the object")
+	}
+	req := &pb.RateLimitRequest{Domain: a.Domain}
+	for _, one := range a.Asks {
+		d := &common.RateLimitDescriptor{Entries: one.Entries, IsNegativeHits: back}
+		if one.Hits != nil {
+			d.HitsAddend = wrapperspb.UInt64(*one.Hits)
+		}
+		req.Descriptors = append(req.Descriptors, d)
+	}
+	return req, nil
+}
+
+// decided is what /v1/decide says, as a whole and of each ask. Times are seconds.
+type decided struct {
+	Allowed    bool      `json:"allowed"`
+	RetryAfter *float64  `json:"retry_after,omitempty"` // none if no waiting helps
+	Asks       []verdict `json:"asks"`
+}
+
+type verdict struct {
+	Allowed    bool    `json:"allowed"`
+	Limit      *int    `json:"limit,omitempty"` // none if no limit counts it
+	Remaining  *int    `json:"remaining,omitempty"`
+	ResetAfter float64 `json:"reset_after,omitempty"`
+}
+
+func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) {
+	req, err := readAsked(w, r, false)
+	if err != nil {
+		failed(w, err)
+		return
+	}
+	q, err := s.answer(r.Context(), req)
+	if err != nil {
+		failed(w, err)
+		return
+	}
+	answer := decided{Allowed: s.code(q) == http.StatusOK}
+	if wait := q.retryAfter(); !answer.Allowed && wait != ratelimit.Never {
+		answer.RetryAfter = new(wait.Seconds())
+	}
+	for i := range q.parts {
+		p := &q.parts[i]
+		st := verdict{Allowed: !p.told()}
+		if p.decided() && p.shown != nil {
+			st.Limit, st.Remaining, st.ResetAfter = new(p.result.Limit), new(p.result.Remaining), p.result.ResetAfter.Seconds()
+		}
+		answer.Asks = append(answer.Asks, st)
+	}
+	s.fields(w.Header(), q)
+	writeJSON(w, s.code(q), answer)
+}
+
+func (s *Service) serveRefund(w http.ResponseWriter, r *http.Request) {
+	req, err := readAsked(w, r, true)
+	if err != nil {
+		failed(w, err)
+		return
+	}
+	q, err := s.answer(r.Context(), req)
+	if err != nil {
+		failed(w, err)
+		return
+	}
+	given := struct {
+		Given []int `json:"given"`
+	}{}
+	for i := range q.parts {
+		n := 0
+		if p := &q.parts[i]; p.decided() && p.shown != nil {
+			n = p.n
+		}
+		given.Given = append(given.Given, n)
+	}
+	writeJSON(w, http.StatusOK, given)
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(v)
+}

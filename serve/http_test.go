@@ -1,0 +1,221 @@
+package serve_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/serve"
+)
+
+func get(t testing.TB, h http.Handler, path string) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	require.Equal(t, http.StatusOK, w.Code)
+	return w.Body.String()
+}
+
+func post(s *serve.Service, path, body string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, strings.NewReader(body)))
+	return w
+}
+
+const overHTTP = edge + `checks:
+	client: [{user: address}]
+	login: [{path: path, user: header X-User}, {unknown: method}]
+	api: [{key: header X-API-Key}]
+	host: [{user: host, more: method}, {user: host}]
+`
+
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, overHTTP)
+	const body = `{"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "ann"}], "hitsAddend": "2"}]}`
+	w := post(s, "/json", body)
+	require.Equal(t, http.StatusOK, w.Code)
+	require.JSONEq(t, `{"overallCode": "OK", "statuses": [{"code": "OK", "currentLimit": {"requestsPerUnit": 3, "unit": "MINUTE"}, "limitRemaining": 1, "durationUntilReset": "60s"}]}`, w.Body.String())
+	w = post(s, "/json", body)
+	require.Equal(t, http.StatusTooManyRequests, w.Code)
+	require.Contains(t, w.Body.String(), "OVER_LIMIT")
+	for body, want := range map[string]int{
+		"": 400, "{": 400, "{}": 400, `{"domains": "x"}`: 400, `{"domain": "edge"}`: 400,
+		strings.Repeat("x", serve.MaxBody+1): 413,
+	} {
+		require.Equal(t, want, post(s, "/json", body).Code, body)
+	}
+	w = httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/json", nil))
+	require.Equal(t, http.StatusMethodNotAllowed, w.Code)
+}
+
+func TestDecideAndRefund(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, overHTTP)
+	const two = `{"domain": "edge", "asks": [{"entries": {"path": "/login", "user": "ann"}}, {"entries": {"tokens": "acme"}, "hits": 900}]}`
+	w := post(s, "/v1/decide", two)
+	require.Equal(t, http.StatusOK, w.Code)
+	require.JSONEq(t, `{"allowed": true, "asks": [{"allowed": true, "limit": 2, "remaining": 1, "reset_after": 86400}, {"allowed": true, "limit": 1000, "remaining": 100, "reset_after": 3600}]}`, w.Body.String())
+	w = post(s, "/v1/decide", two)
+	require.Equal(t, http.StatusTooManyRequests, w.Code)
+	require.Equal(t, "3600", w.Header().Get("Retry-After"))
+	require.JSONEq(t, `{"allowed": false, "retry_after": 3600, "asks": [{"allowed": true, "limit": 2, "remaining": 1, "reset_after": 86400}, {"allowed": false, "limit": 1000, "remaining": 100, "reset_after": 3600}]}`, w.Body.String())
+	w = post(s, "/v1/refund", two)
+	require.Equal(t, http.StatusOK, w.Code)
+	require.JSONEq(t, `{"given": [1, 900]}`, w.Body.String())
+	require.JSONEq(t, `{"given": [0, 0]}`, post(s, "/v1/refund", two).Body.String())
+	w = post(s, "/v1/decide", `{"domain": "edge", "asks": [{"entries": {"tokens": "acme"}, "hits": 1001}, {"entries": {"free": "x"}}]}`)
+	require.JSONEq(t, `{"allowed": false, "asks": [{"allowed": false, "limit": 1000, "remaining": 1000}, {"allowed": true}]}`, w.Body.String(), "no waiting helps")
+	require.Empty(t, w.Header().Get("Retry-After"))
+	for _, body := range []string{
+		"", "[]", two + "x", `{"domain": "edge"}`, `{"domain": "edge", "asks": [{"entries": {"a": 1}}]}`, `{"domain": "edge", "asks": [{"entries": {"a": {"b": "c"}}}]}`,
+		`{"domain": "edge", "asks": [{"entries": ["a"]}]}`, `{"domain": "edge", "asks": [{"hits": -1}]}`, `{"domain": "edge", "ask": []}`,
+	} {
+		require.Equal(t, http.StatusBadRequest, post(s, "/v1/decide", body).Code, body)
+	}
+}
+
+func check(s *serve.Service, target string, fields ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(http.MethodGet, target, nil)
+	r.RemoteAddr = "10.0.0.1:1234"
+	for _, f := range fields {
+		name, value, _ := strings.Cut(f, ": ")
+		r.Header.Add(name, value)
+	}
+	w := httptest.NewRecorder()
+	s.Handler().ServeHTTP(w, r)
+	return w
+}
+
+// A proxy's subrequest is counted by what it says about the request, if the proxy is trusted.
+func TestChecks(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, overHTTP, serve.WithProxies("10.0.0.0/8"))
+	for range 3 {
+		w := check(s, "/check/client", "X-Forwarded-For: 192.0.2.1")
+		require.Equal(t, http.StatusNoContent, w.Code)
+		require.Equal(t, "3", w.Header().Get("RateLimit-Limit"))
+	}
+	for target, want := range map[string]int{"/check/client": 429, "/check/client?denied=403": 403, "/check/client?denied=429": 429, "/check/client?denied=200": 400, "/check/none": 404} {
+		w := check(s, target, "X-Forwarded-For: 192.0.2.1")
+		require.Equal(t, want, w.Code, target)
+		if want == 429 || want == 403 {
+			require.Equal(t, "60", w.Header().Get("Retry-After"))
+			require.Equal(t, "0", w.Header().Get("RateLimit-Remaining"))
+		}
+	}
+	require.Equal(t, http.StatusNoContent, check(s, "/check/client", "X-Forwarded-For: 192.0.2.2").Code)
+	require.Equal(t, http.StatusNoContent, check(s, "/check/client", "X-Forwarded-For: 192.0.2.1, 8.8.8.8").Code, "the right one counts")
+
+	for _, field := range []string{"X-Original-URI: /login?next=1", "X-Forwarded-Uri: /login"} {
+		require.Equal(t, http.StatusNoContent, check(s, "/check/login", field, "X-User: ann").Code)
+	}
+	require.Equal(t, http.StatusTooManyRequests, check(s, "/check/login", "X-Original-URI: /login", "X-User: ann").Code)
+	require.Equal(t, http.StatusNoContent, check(s, "/check/login", "X-Original-URI: /other", "X-User: ann").Code)
+	require.Equal(t, http.StatusNoContent, check(s, "/check/login", "X-Original-URI: /login").Code, "without the field the descriptor is left out")
+	require.Equal(t, http.StatusBadRequest, check(s, "/check/login", "X-Original-URI: /login", "X-User: a", "X-User: b").Code)
+	require.Equal(t, http.StatusNoContent, check(s, "/check/api").Code, "it has no descriptor")
+	require.Equal(t, "2", check(s, "/check/host", "X-Forwarded-Host: Example.com").Header().Get("RateLimit-Remaining"))
+	require.Equal(t, "1", check(s, "/check/host", "X-Original-Host: example.com").Header().Get("RateLimit-Remaining"))
+
+	others, _ := inMemory(t, overHTTP)
+	for i := range 4 {
+		w := check(others, "/check/client", "X-Forwarded-For: 192.0.2."+string(rune('1'+i)))
+		require.Equal(t, i == 3, w.Code == 429, "who is not trusted has one address")
+	}
+	require.Equal(t, http.StatusNoContent, check(others, "/check/login", "X-Original-URI: /login", "X-User: ann").Code)
+	require.Empty(t, check(others, "/check/login", "X-Original-URI: /login", "X-User: ann").Header().Get("RateLimit-Limit"))
+}
+
+// No key is in a metric, however many there are.
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, edge)
+	ask(t, s, "user=secret")
+	page := get(t, s.Private(nil), "/metrics")
+	for i := range 1000 {
+		req := request("user="+strings.Repeat("x", i%90), "unknown=secret")
+		req.Domain = []string{"edge", "secret" + strings.Repeat("x", i%50)}[i%2]
+		_, _ = s.ShouldRateLimit(t.Context(), req)
+	}
+	_, err := s.ShouldRateLimit(t.Context(), request())
+	require.Error(t, err)
+	after := get(t, s.Private(nil), "/metrics")
+	require.NotContains(t, after, "secret")
+	require.Less(t, strings.Count(after, "\n"), strings.Count(page, "\n")+40)
+	for _, want := range []string{
+		`ratelimit_serve_requests_total{answer="invalid",domain=""} 1`,
+		`ratelimit_serve_requests_total{answer="over_limit",domain="edge"} `,
+		`ratelimit_decisions_total{limiter="edge/user",outcome="allowed",source="store"} `,
+		`ratelimit_store_keys{store="memory"} `,
+	} {
+		require.Contains(t, after, want)
+	}
+	require.Equal(t, "ok\n", get(t, s.Private(nil), "/healthz"))
+	require.Equal(t, "ready\n", get(t, s.Private(nil), "/readyz"))
+	var shown []map[string]any
+	require.NoError(t, json.Unmarshal([]byte(get(t, s.Private(nil), "/rules")), &shown))
+	require.Len(t, shown, 8)
+	require.Equal(t, map[string]any{"rule": "edge/user", "limit": "3/m", "algorithm": "fixed_window", "file": "f0.yaml"}, shown[0])
+}
+
+// Files are followed. A bad one changes nothing, and a link that leads elsewhere is a change.
+func TestFollow(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, n := range map[string]string{"one": "1", "two": "2"} {
+		require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name, "limits.yaml"), []byte("domain: edge\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: "+n+"}}]\n"), 0o600))
+	}
+	data, file := filepath.Join(dir, "..data"), filepath.Join(dir, "..data", "limits.yaml")
+	lead := func(to string) {
+		require.NoError(t, os.Symlink(to, data+"_tmp"))
+		require.NoError(t, os.Rename(data+"_tmp", data))
+	}
+	lead("one")
+	files, err := serve.ReadFiles(file)
+	require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		parsed, err := serve.Parse(files...)
+		require.NoError(t, err)
+		s, err := serve.New(memory(t), parsed)
+		require.NoError(t, err)
+		now, done := make(chan struct{}), make(chan struct{})
+		stopped := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.Follow(contextUntil(stopped), files, time.Second, now, file)
+		}()
+		limit := func() uint32 { return ask(t, s, "user=a 0").GetStatuses()[0].GetCurrentLimit().GetRequestsPerUnit() }
+		after := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
+		require.EqualValues(t, 1, limit())
+		lead("two")
+		require.EqualValues(t, 1, limit())
+		after(time.Second)
+		require.EqualValues(t, 2, limit())
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "one", "limits.yaml"), []byte("domain: edge\nx: y"), 0o600))
+		lead("one")
+		after(3 * time.Second)
+		require.EqualValues(t, 2, limit(), "a bad file")
+		require.Contains(t, get(t, s.Private(nil), "/metrics"), `ratelimit_serve_loads_total{result="error"} 1`)
+		require.NoError(t, os.Remove(data))
+		after(time.Second)
+		require.EqualValues(t, 2, limit(), "no file")
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "one", "limits.yaml"), []byte("domain: edge\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 3}}]\n"), 0o600))
+		lead("one")
+		now <- struct{}{}
+		synctest.Wait()
+		require.EqualValues(t, 3, limit(), "at once")
+		close(stopped)
+		<-done
+	})
+}

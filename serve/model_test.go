@@ -1,0 +1,268 @@
+package serve_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/serve"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// rule is a descriptor of a random file.
+type rule struct {
+	key, value            string
+	limited               bool
+	n                     int
+	unit                  string
+	shadow, quota, shared bool
+	name, replaces        string
+	inner                 []*rule
+}
+
+var periods = map[string]time.Duration{"second": time.Second, "minute": time.Minute, "hour": time.Hour}
+
+// randomRules are those of one level, without two for the same.
+func randomRules(r *rand.Rand, depth int) []*rule {
+	var all []*rule
+	seen := map[string]bool{}
+	for range 1 + r.IntN(5) {
+		one := &rule{key: pick(r, "a", "b", "a_b"), value: pick(r, "", "x", "y", "x*", "*y", "x*y", "*", "b_x")}
+		if seen[one.key+"="+one.value] {
+			continue
+		}
+		seen[one.key+"="+one.value] = true
+		one.limited, one.n, one.unit = r.IntN(4) > 0, r.IntN(5), pick(r, "second", "minute", "hour")
+		one.shadow, one.quota = r.IntN(6) == 0, r.IntN(5) == 0
+		one.shared = strings.Contains(one.value, "*") && r.IntN(2) == 0
+		one.name = pick(r, "", "", "", "n1", "n2")
+		if one.replaces = pick(r, "", "", "", "", "n1", "n2"); one.replaces == one.name {
+			one.replaces = ""
+		}
+		if depth < 2 && r.IntN(3) == 0 {
+			one.inner = randomRules(r, depth+1)
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+func pick(r *rand.Rand, of ...string) string { return of[r.IntN(len(of))] }
+
+// yaml is the text of a level.
+func yaml(rules []*rule, indent string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%sdescriptors:\n", indent)
+	for _, r := range rules {
+		fmt.Fprintf(&b, "%s  - key: %s\n%s    value: %q\n%s    share_threshold: %v\n%s    shadow_mode: %v\n%s    quota_mode: %v\n",
+			indent, r.key, indent, r.value, indent, r.shared, indent, r.shadow, indent, r.quota)
+		if r.limited {
+			fmt.Fprintf(&b, "%s    rate_limit:\n%s      unit: %s\n%s      requests_per_unit: %d\n%s      name: %q\n", indent, indent, r.unit, indent, r.n, indent, r.name)
+			if r.replaces != "" {
+				fmt.Fprintf(&b, "%s      replaces: [{name: %s}]\n", indent, r.replaces)
+			}
+		}
+		if len(r.inner) > 0 {
+			b.WriteString(yaml(r.inner, indent+"    "))
+		}
+	}
+	return b.String()
+}
+
+// model is what the service should do, told as plainly as can be.
+type model struct {
+	rules  []*rule
+	each   bool
+	counts map[string]int
+	now    time.Time
+}
+
+// match finds the rule of entries, and what its events are counted under.
+func (m *model) match(text string) (found *rule, key string) {
+	level := m.rules
+	for entry := range strings.SplitSeq(text, ",") {
+		name, value, _ := strings.Cut(entry, "=")
+		found = nil
+		for kind := range 3 { // exactly, by a pattern, by the key
+			for _, r := range level {
+				fits := [...]bool{r.value == value, strings.Contains(r.value, "*") && like(r.value, value), r.value == ""}
+				if found == nil && r.key == name && fits[kind] && (r.value != "" || kind == 2) {
+					found = r
+				}
+			}
+		}
+		if found == nil {
+			return nil, ""
+		}
+		if found.shared {
+			value = "shared " + found.value
+		}
+		key += fmt.Sprintf("%q %q;", name, value)
+		level = found.inner
+	}
+	if !found.limited {
+		return nil, ""
+	}
+	return found, fmt.Sprint(key, m.now.Truncate(periods[found.unit]).Unix(), found.unit)
+}
+
+func like(pattern, value string) bool {
+	return regexp.MustCompile("^" + strings.ReplaceAll(regexp.QuoteMeta(pattern), `\*`, ".*") + "$").MatchString(value)
+}
+
+// asked is a descriptor on its way through the model.
+type asked struct {
+	rule     *rule
+	key      string
+	n, after int // after it: what is left
+	over     bool
+}
+
+// decide is a request. left is whether what is left is told exactly.
+func (m *model) decide(descriptors []string, hits []int) (over bool, parts []asked, left bool) {
+	for i, text := range descriptors {
+		r, key := m.match(text)
+		parts = append(parts, asked{rule: r, key: key, n: hits[i]})
+	}
+	for i := range parts {
+		for j := range parts {
+			if a, b := parts[i].rule, parts[j].rule; a != nil && a.replaces != "" && b != nil && b.name == a.replaces {
+				parts[j].key = ""
+			}
+		}
+	}
+	before := map[string]int{}
+	for k, v := range m.counts {
+		before[k] = v
+	}
+	votes := func(a *asked) bool { return a.key != "" && a.n > 0 && !a.rule.shadow && !a.rule.quota && !m.each }
+	sums, denied := map[string]int{}, false
+	for i := range parts {
+		if a := &parts[i]; votes(a) {
+			sums[a.key] += a.n
+			denied = denied || a.rule.n == 0
+		}
+	}
+	for i := range parts {
+		if a := &parts[i]; votes(a) {
+			n := sums[a.key]
+			if a.rule.n > 0 && denied { // by a limit of 0: the others are looked at alone
+				n = a.n
+			}
+			a.over = before[a.key]+n > a.rule.n
+		}
+	}
+	for i := range parts {
+		denied = denied || votes(&parts[i]) && parts[i].over
+	}
+	for i := range parts {
+		if a := &parts[i]; votes(a) {
+			if !denied {
+				m.counts[a.key] += a.n
+			}
+			a.after = a.rule.n - m.counts[a.key]
+		}
+	}
+	for i := range parts {
+		if a := &parts[i]; a.key != "" && !votes(a) {
+			a.over = m.counts[a.key]+max(a.n, 1) > a.rule.n
+			if !a.over && !denied {
+				m.counts[a.key] += a.n
+			}
+			a.after = a.rule.n - m.counts[a.key]
+		}
+	}
+	quotas, spent := 0, 0
+	for i := range parts {
+		a := &parts[i]
+		if a.key == "" {
+			continue
+		}
+		a.over = a.over && !a.rule.shadow
+		if a.rule.quota {
+			if quotas++; a.over {
+				spent++
+			}
+		} else {
+			over = over || a.over
+		}
+	}
+	over = over || quotas > 0 && quotas == spent
+	if left = true; over && !denied && !m.each {
+		m.counts, left = before, false
+	}
+	return over, parts, left
+}
+
+// checkAgainstModel asks both the same, at random, by one clock.
+func checkAgainstModel(t *testing.T, seed uint64, steps int, storeOf func(c *clock) store.Store) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	c := newClock()
+	m := &model{rules: randomRules(r, 0), counts: map[string]int{}, each: r.IntN(4) == 0}
+	file := fmt.Sprintf("domain: edge\nall_or_none: %v\n", !m.each) + yaml(m.rules, "")
+	s, err := serve.New(storeOf(c), rules(t, file))
+	require.NoError(t, err)
+	for step := range steps {
+		c.sleep(time.Duration(r.IntN(3000)) * time.Millisecond)
+		m.now = c.now()
+		var texts, sent []string
+		var hits []int
+		for range 1 + r.IntN(4) {
+			text := pick(r, "a", "b", "a_b") + "=" + pick(r, "", "x", "y", "z", "xy", "xzy", "b_x", "x*")
+			for r.IntN(3) == 0 {
+				text += "," + pick(r, "a", "b") + "=" + pick(r, "x", "xy", "q")
+			}
+			texts, hits = append(texts, text), append(hits, pickHits(r))
+			sent = append(sent, fmt.Sprintf("%s %d", text, hits[len(hits)-1]))
+		}
+		over, want, left := m.decide(texts, hits)
+		answer, err := s.ShouldRateLimit(t.Context(), request(sent...))
+		require.NoError(t, err)
+		about := fmt.Sprintf("seed %d, step %d: %v\n%s\n%s", seed, step, sent, short(answer), file)
+		require.Equal(t, over, answer.GetOverallCode() == pb.RateLimitResponse_OVER_LIMIT, about)
+		for i, st := range answer.GetStatuses() {
+			require.Equal(t, want[i].over && want[i].key != "", st.GetCode() == pb.RateLimitResponse_OVER_LIMIT, about)
+			if want[i].key == "" {
+				require.Nil(t, st.GetCurrentLimit(), about)
+				continue
+			}
+			require.EqualValues(t, want[i].rule.n, st.GetCurrentLimit().GetRequestsPerUnit(), about)
+			if left {
+				require.EqualValues(t, want[i].after, st.GetLimitRemaining(), about)
+			}
+		}
+	}
+}
+
+func pickHits(r *rand.Rand) int { return [...]int{1, 1, 1, 2, 3, 0}[r.IntN(6)] }
+
+func TestTheServiceDoesWhatItsModelDoes(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
+	for seed := range uint64(effort.Of(60, 1500)) {
+		checkAgainstModel(t, seed, 60, func(c *clock) store.Store { return ratelimit.Must(memstore.New(memstore.WithClock(c.now))) })
+	}
+}
+
+func TestTheServiceOnRedisDoesWhatItsModelDoes(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: redistest.Start(t).Addr(), ContextTimeoutEnabled: true})
+	defer client.Close()
+	for seed := range uint64(effort.Of(10, 200)) {
+		checkAgainstModel(t, seed, 40, func(c *clock) store.Store {
+			return ratelimit.Must(redisstore.New(client, redisstore.WithClock(c.now), redisstore.WithTimeout(time.Minute), redisstore.WithPrefix(fmt.Sprint("s", seed))))
+		})
+	}
+}

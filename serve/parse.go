@@ -1,0 +1,642 @@
+package serve
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v4"
+	"go.yaml.in/yaml/v4/plugin/loaderlimits"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+const (
+	maxText    = 8 << 20 // bytes of a file
+	maxDepth   = 64      // of its nesting
+	maxNodes   = 1 << 18 // that are read, those of aliases each time
+	maxErrors  = 20
+	maxQuoted  = 48 // bytes of a text that an error repeats
+	maxRate    = 1<<31 - 1
+	byDefault  = "fixed_window"
+	ownSetting = "ratelimit" // in a descriptor's metadata
+)
+
+// The fields that there are.
+var (
+	rootFields       = []string{"domain", "descriptors", "on_failure", "all_or_none", "store", "checks"}
+	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata"}
+	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit"}
+	ownFields        = []string{"algorithm", "limit"}
+	storeFields      = []string{"deny_cache", "coalescing", "lease"}
+)
+
+// File is a text in YAML, and the name that errors have for it.
+type File struct {
+	Name string
+	Text []byte
+}
+
+// ReadFiles reads files, and of directories what ends in .yaml or .yml, in the order of the
+// names.
+func ReadFiles(paths ...string) ([]File, error) {
+	var files []File
+	for _, path := range paths {
+		names := []string{path}
+		info, err := os.Stat(path)
+		if err == nil && info.IsDir() {
+			names, err = inDirectory(path)
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			text, err := readFile(name)
+			if err != nil {
+				return nil, err
+			}
+			files = append(files, File{name, text})
+		}
+	}
+	return files, nil
+}
+
+func inDirectory(path string) ([]string, error) {
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		ext := filepath.Ext(e.Name())
+		if (ext == ".yaml" || ext == ".yml") && !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, filepath.Join(path, e.Name()))
+		}
+	}
+	if len(names) == 0 {
+		return nil, &fs.PathError{Op: "read", Path: path, Err: errors.New("no .yaml file")}
+	}
+	return names, nil
+}
+
+// readFile reads no more than the parser takes.
+func readFile(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxText+1))
+}
+
+// Error says what is wrong at one place of a file.
+type Error struct {
+	File   string
+	Line   int // from 1
+	Column int // in characters, from 1
+	Err    error
+}
+
+// Error returns the place and what is wrong there, such as `limits.yaml:3:12: …`.
+func (e *Error) Error() string { return fmt.Sprintf("%s:%d:%d: %v", e.File, e.Line, e.Column, e.Err) }
+
+// Unwrap returns Err.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Parse reads files in the YAML of github.com/envoyproxy/ratelimit, at least one. Each is one
+// domain.
+//
+// The error lists all that is wrong, or the first 20 places. Each is an [*Error] with line and
+// column, in the order of the files, and errors.As finds the first. Unknown fields are errors. So
+// are all things that the original refuses.
+func Parse(files ...File) (*Rules, error) {
+	rules := &Rules{domains: map[string]*domain{}, checks: map[string]*check{}}
+	var errs []*Error
+	for _, f := range files {
+		p := &parser{file: f.Name, to: rules}
+		if root := p.document(f.Text); root != nil {
+			p.root(root)
+		}
+		slices.SortStableFunc(p.errs, func(a, b *Error) int {
+			return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+		})
+		errs = append(errs, p.errs...)
+	}
+	switch {
+	case len(errs) > 0:
+		return nil, joined(errs)
+	case len(files) == 0:
+		return nil, fmt.Errorf("%w: no file", ratelimit.ErrInvalidOption)
+	}
+	return rules, nil
+}
+
+// joined is all errors, or the first of them.
+func joined(errs []*Error) error {
+	if more := len(errs) - maxErrors; more > 0 {
+		errs = errs[:maxErrors+1]
+		last := errs[maxErrors]
+		last.Err = fmt.Errorf("%d more errors from here on, the first: %w", more, last.Err)
+	}
+	all := make([]error, len(errs))
+	for i, e := range errs {
+		all[i] = e
+	}
+	return errors.Join(all...)
+}
+
+// parser reads one file, and collects what is wrong with it.
+type parser struct {
+	file     string
+	to       *Rules
+	domain   *domain
+	nodes    int // read so far
+	unused   int // detailed_metric and value_to_metric
+	errs     []*Error
+	firstUse *yaml.Node // of the unused
+}
+
+func (p *parser) fail(n *yaml.Node, format string, args ...any) {
+	p.failAt(n.Line, n.Column, fmt.Errorf(format, args...))
+}
+
+func (p *parser) failAt(line, column int, err error) {
+	p.errs = append(p.errs, &Error{p.file, max(line, 1), max(column, 1), err})
+}
+
+func (p *parser) note(n *yaml.Node, format string, args ...any) {
+	p.to.notes = append(p.to.notes, fmt.Sprintf("%s:%d:%d: ", p.file, n.Line, n.Column)+fmt.Sprintf(format, args...))
+}
+
+// document returns the root of the text's one document, or nil if the text cannot be read.
+func (p *parser) document(text []byte) *yaml.Node {
+	if len(text) > maxText {
+		p.failAt(1, 1, fmt.Errorf("the file has over %d bytes", maxText))
+		return nil
+	}
+	loader, err := yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
+	if err != nil {
+		p.failAt(1, 1, err)
+		return nil
+	}
+	var first, second yaml.Node
+	if err := loader.Load(&first); err != nil || len(first.Content) == 0 {
+		p.failSyntax(err)
+		return nil
+	}
+	if err := loader.Load(&second); err == nil {
+		p.fail(&second, "a second document begins: a file has one")
+	} else if !errors.Is(err, io.EOF) {
+		p.failSyntax(err)
+	}
+	if len(p.errs) > 0 {
+		return nil
+	}
+	return first.Content[0]
+}
+
+func (p *parser) failSyntax(err error) {
+	var at *yaml.LoadError
+	switch {
+	case err == nil || errors.Is(err, io.EOF):
+		p.failAt(1, 1, errors.New("the file is empty"))
+	case !errors.As(err, &at):
+		p.failAt(1, 1, err)
+	default:
+		p.failAt(at.Mark.Line, at.Mark.Column, errors.New(strings.TrimPrefix(at.ContextMsg+": "+at.Message, ": ")))
+	}
+}
+
+// followed is n, or what it is an alias of. It is nil where aliases make too much of a file.
+func (p *parser) followed(n *yaml.Node) *yaml.Node {
+	if p.nodes++; p.nodes > maxNodes {
+		if p.nodes == maxNodes+1 {
+			p.fail(n, "the file has over %d values", maxNodes)
+		}
+		return nil
+	}
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+// field is one of a mapping: its key and its value.
+type field struct{ key, value *yaml.Node }
+
+// fields returns those of the mapping n that have a value. Others than known are errors, unless
+// there are none.
+func (p *parser) fields(n *yaml.Node, what string, known ...string) map[string]field {
+	all := map[string]field{}
+	for _, f := range p.pairs(n, what, 0) {
+		name := f.key.Value
+		if len(known) > 0 && !slices.Contains(known, name) {
+			p.fail(f.key, "%s: unknown field %s: want %s", what, quote(name), strings.Join(known, ", "))
+			continue
+		}
+		if f.value.Tag != "!!null" {
+			all[name] = f
+		}
+	}
+	return all
+}
+
+// pairs returns the fields of the mapping n in their order, with those that it merges.
+func (p *parser) pairs(n *yaml.Node, what string, depth int) []field {
+	if n.Kind != yaml.MappingNode {
+		p.fail(n, "%s: %s: want a mapping", what, describe(n))
+		return nil
+	}
+	var own, merged []field
+	lines := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], p.followed(n.Content[i+1])
+		if value == nil {
+			return nil
+		}
+		switch line, twice := lines[key.Value]; {
+		case key.Kind == yaml.ScalarNode && key.Tag == "!!merge":
+			merged = append(merged, p.merged(value, what, depth)...)
+		case key.Kind != yaml.ScalarNode || key.Tag != "!!str":
+			p.fail(key, "%s: %s: want a name", what, describe(key))
+		case twice:
+			p.fail(key, "%s: %s is already in line %d", what, quote(key.Value), line)
+		default:
+			lines[key.Value] = key.Line
+			own = append(own, field{key, value})
+		}
+	}
+	for _, f := range merged {
+		if _, twice := lines[f.key.Value]; !twice {
+			lines[f.key.Value] = f.key.Line
+			own = append(own, f)
+		}
+	}
+	return own
+}
+
+// merged are the fields of a value of <<, a mapping or a list of such.
+func (p *parser) merged(n *yaml.Node, what string, depth int) (all []field) {
+	if depth > maxDepth {
+		p.fail(n, "%s: too deep", what)
+		return nil
+	}
+	if n.Kind != yaml.SequenceNode {
+		return p.pairs(n, what, depth+1)
+	}
+	for _, item := range n.Content {
+		if item = p.followed(item); item != nil {
+			all = append(all, p.pairs(item, what, depth+1)...)
+		}
+	}
+	return all
+}
+
+// list returns the items of a list.
+func (p *parser) list(f field, what string) []*yaml.Node {
+	if f.value == nil {
+		return nil
+	}
+	if f.value.Kind != yaml.SequenceNode {
+		p.fail(f.value, "%s: %s: want a list", what, describe(f.value))
+		return nil
+	}
+	var items []*yaml.Node
+	for _, item := range f.value.Content {
+		if item = p.followed(item); item != nil {
+			items = append(items, item)
+		}
+	}
+	return items
+}
+
+// text is the text of a field, whatever it looks like: 404 and true are texts too. It is "" if
+// there is none.
+func (p *parser) text(f field, what string) string {
+	if f.value == nil {
+		return ""
+	}
+	if f.value.Kind != yaml.ScalarNode {
+		p.fail(f.value, "%s: %s: want a text", what, describe(f.value))
+		return ""
+	}
+	return f.value.Value
+}
+
+// flag is the value of a field that is true or false. What YAML 1.1 has for them is read too.
+func (p *parser) flag(f field, what string) bool {
+	if f.value == nil {
+		return false
+	}
+	if f.value.Kind == yaml.ScalarNode && f.value.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) == 0 {
+		switch strings.ToLower(f.value.Value) {
+		case "true", "yes", "on", "y":
+			return true
+		case "false", "no", "off", "n":
+			return false
+		}
+	}
+	p.fail(f.value, "%s: %s: want true or false", what, describe(f.value))
+	return false
+}
+
+// root reads a whole file.
+func (p *parser) root(n *yaml.Node) {
+	fields := p.fields(n, "file", rootFields...)
+	name := p.text(fields["domain"], "domain")
+	if name == "" {
+		p.fail(n, "the file has no domain")
+	} else if other := p.to.domains[name]; other != nil {
+		p.fail(fields["domain"].value, "domain %s is already in %s", quote(name), other.file)
+	}
+	p.domain = &domain{name: name, file: p.file, onFailure: failError}
+	p.to.domains[name] = p.domain
+	p.onFailure(fields["on_failure"])
+	if f := fields["all_or_none"]; f.value != nil {
+		p.domain.each = !p.flag(f, "all_or_none")
+	}
+	p.store(fields["store"])
+	p.domain.next = p.descriptors(fields["descriptors"], name, 0)
+	p.checks(fields["checks"])
+	if p.unused > 0 {
+		p.note(p.firstUse, "detailed_metric and value_to_metric have no effect: metrics are by the descriptors of a file, never by values (%d places)", p.unused)
+	}
+}
+
+func (p *parser) onFailure(f field) {
+	if f.value == nil {
+		return
+	}
+	switch text := failure(p.text(f, "on_failure")); text {
+	case failOpen, failClosed, failError:
+		p.domain.onFailure = text
+	default:
+		p.fail(f.value, "on_failure: %s: want open, closed or error", describe(f.value))
+	}
+}
+
+// store reads what stands before the store.
+func (p *parser) store(f field) {
+	if f.value == nil {
+		return
+	}
+	fields := p.fields(f.value, "store", storeFields...)
+	front := &p.domain.front
+	front.denyCache, front.coalescing = p.flag(fields["deny_cache"], "deny_cache"), p.flag(fields["coalescing"], "coalescing")
+	life := fields["lease"]
+	if life.value == nil {
+		return
+	}
+	d, err := time.ParseDuration(p.text(life, "lease"))
+	switch {
+	case err != nil || d <= 0:
+		p.fail(life.value, "lease: %s: want how long a lease lives, such as 50ms", describe(life.value))
+	case front.denyCache || front.coalescing:
+		p.fail(life.key, "lease: want no deny_cache and no coalescing beside it: a lease does both")
+	}
+	front.lease = d
+}
+
+// descriptors reads one level.
+func (p *parser) descriptors(f field, path string, depth int) level {
+	var next level
+	for _, item := range p.list(f, "descriptors") {
+		switch {
+		case depth >= maxEntries:
+			p.fail(item, "descriptors are nested over %d deep", maxEntries)
+			return nil
+		case p.nodes > maxNodes:
+			return nil
+		}
+		if next == nil {
+			next = level{}
+		}
+		p.descriptor(item, next, path, depth)
+	}
+	return next
+}
+
+// descriptor reads one into a level.
+func (p *parser) descriptor(item *yaml.Node, to level, path string, depth int) {
+	fields := p.fields(item, "descriptor", descriptorFields...)
+	key, value := p.text(fields["key"], "key"), p.text(fields["value"], "value")
+	path += "/" + key
+	if value != "" {
+		path += "=" + value
+	}
+	switch {
+	case key == "":
+		if item.Kind == yaml.MappingNode {
+			p.fail(item, "the descriptor has no key")
+		}
+		return
+	case strings.Contains(key, "*"):
+		p.fail(fields["key"].value, "key %s: a * has a meaning only in a value", quote(key))
+	}
+	v := to[key]
+	if v == nil {
+		v = &values{exact: map[string]*node{}}
+		to[key] = v
+	}
+	n := &node{}
+	if !v.add(value, n) {
+		p.fail(item, "descriptor %s is there twice", quote(path))
+	}
+	if share := fields["share_threshold"]; p.flag(share, "share_threshold") {
+		if n.share = value; !strings.Contains(value, "*") {
+			p.fail(share.key, "share_threshold: want a value with a * beside it")
+		}
+	}
+	for _, name := range []string{"detailed_metric", "value_to_metric"} {
+		if f := fields[name]; p.flag(f, name) {
+			if p.unused++; p.firstUse == nil {
+				p.firstUse = f.key
+			}
+		}
+	}
+	p.rule(n, fields, path)
+	n.next = p.descriptors(fields["descriptors"], path, depth+1)
+}
+
+// add adds the descriptor for a value, "" for all others. It is false if there is one already.
+func (v *values) add(value string, n *node) bool {
+	if value == "" {
+		if v.any != nil {
+			return false
+		}
+		v.any = n
+		return true
+	}
+	if v.exact[value] != nil {
+		return false
+	}
+	v.exact[value] = n // of a pattern too: a value that is written like it is its own
+	if strings.Contains(value, "*") {
+		v.wild.add(value, n)
+	}
+	return true
+}
+
+// rule reads the limit of a descriptor, and what is about it.
+func (p *parser) rule(n *node, fields map[string]field, path string) {
+	r := &rule{index: len(p.to.rules), path: path, domain: p.domain, algorithm: byDefault}
+	r.shadow, r.quota = p.flag(fields["shadow_mode"], "shadow_mode"), p.flag(fields["quota_mode"], "quota_mode")
+	own := p.metadata(r, fields["metadata"])
+	limit := fields["rate_limit"]
+	if limit.value == nil {
+		if len(own) > 0 {
+			p.fail(fields["metadata"].key, "metadata: %s: want a rate_limit beside it", ownSetting)
+		}
+		return
+	}
+	before := len(p.errs)
+	in := p.fields(limit.value, "rate_limit", limitFields...)
+	r.name = p.text(in["name"], "name")
+	p.replaces(r, in["replaces"])
+	unlimited := p.flag(in["unlimited"], "unlimited")
+	switch unit := in["unit"]; {
+	case unlimited && (unit.value != nil || in["limit"].value != nil || len(own) > 0):
+		p.fail(limit.value, "rate_limit: want no other limit beside unlimited")
+	case unlimited:
+		r.limit = ratelimit.Unlimited()
+	default:
+		p.limit(r, limit, in, own)
+	}
+	if len(p.errs) > before {
+		return
+	}
+	if !unlimited {
+		r.shown = shownLimit(r.limit, r.name)
+	}
+	n.rule = r
+	p.to.rules = append(p.to.rules, r)
+}
+
+// replaces reads the names of the rules that do not count beside this one.
+func (p *parser) replaces(r *rule, f field) {
+	for _, item := range p.list(f, "replaces") {
+		name := p.text(p.fields(item, "replaces", "name")["name"], "name")
+		switch name {
+		case "":
+			p.fail(item, "replaces: an entry has no name")
+		case r.name:
+			p.fail(item, "replaces: %s is the rule itself", quote(name))
+		}
+		r.replaces = append(r.replaces, name)
+	}
+}
+
+// metadata reads that of a descriptor. It returns the fields of its block "ratelimit".
+func (p *parser) metadata(r *rule, f field) map[string]field {
+	if f.value == nil {
+		return nil
+	}
+	fields := p.fields(f.value, "metadata")
+	var values map[string]any
+	err := f.value.Decode(&values)
+	if err == nil {
+		r.metadata, err = structpb.NewStruct(values)
+	}
+	if err != nil {
+		p.fail(f.value, "metadata: %w", err)
+	}
+	if own := fields[ownSetting]; own.value != nil {
+		return p.fields(own.value, "metadata: "+ownSetting, ownFields...)
+	}
+	return nil
+}
+
+// limit reads the limit and the algorithm: of rate_limit itself, or of the metadata, which has
+// the last word.
+func (p *parser) limit(r *rule, at field, in, own map[string]field) {
+	for _, f := range []field{in["algorithm"], own["algorithm"]} {
+		if f.value != nil {
+			r.algorithm = p.text(f, "algorithm")
+		}
+		if err := ratelimit.PerSecond(1).ValidateFor(r.algorithm); err != nil {
+			p.fail(f.value, "algorithm: %w", err)
+			return
+		}
+	}
+	text, hasUnit := in["limit"], in["unit"].value != nil || in["requests_per_unit"].value != nil
+	switch {
+	case text.value != nil && hasUnit:
+		p.fail(text.key, "limit: want no unit and no requests_per_unit beside it")
+		return
+	case text.value == nil:
+		p.perUnit(r, at, in)
+	}
+	if own["limit"].value != nil {
+		text = own["limit"]
+	}
+	if text.value != nil {
+		l, err := ratelimit.ParseLimit(p.text(text, "limit"))
+		if err != nil || l == ratelimit.Unlimited() {
+			p.fail(text.value, "limit: %w", cmp.Or(err, errors.New("unlimited: want the field unlimited: true")))
+			return
+		}
+		at, r.limit = text, l
+	}
+	if err := r.limit.ValidateFor(r.algorithm); err != nil && r.limit != (ratelimit.Limit{}) {
+		p.fail(at.value, "limit: %w", err)
+	}
+}
+
+// perUnit reads unit and requests_per_unit.
+func (p *parser) perUnit(r *rule, at field, in map[string]field) {
+	unit, requests := in["unit"], in["requests_per_unit"]
+	if unit.value == nil {
+		p.fail(at.value, "rate_limit: no unit")
+		return
+	}
+	period := periodOf(p.text(unit, "unit"))
+	if period == 0 {
+		p.fail(unit.value, "unit: %s: want second, minute, hour, day, week, month or year", describe(unit.value))
+		return
+	}
+	if requests.value == nil {
+		p.note(at.value, "rate_limit: no requests_per_unit: it denies everything")
+		r.limit = ratelimit.Limit{Period: period}
+		return
+	}
+	rate, err := strconv.ParseUint(p.text(requests, "requests_per_unit"), 0, 64)
+	switch {
+	case err != nil || requests.value.Tag != "!!int":
+		p.fail(requests.value, "requests_per_unit: %s: want a number from 0 to %d", describe(requests.value), maxRate)
+	case rate > maxRate:
+		p.fail(requests.value, "requests_per_unit: %d is over %d: want unlimited: true instead", rate, maxRate)
+	default:
+		r.limit = ratelimit.Limit{Rate: int(rate), Period: period}
+	}
+}
+
+// describe says what a node is that should be something else.
+func describe(n *yaml.Node) string {
+	switch {
+	case n.Kind == yaml.MappingNode:
+		return "a mapping"
+	case n.Kind == yaml.SequenceNode:
+		return "a list of " + strconv.Itoa(len(n.Content))
+	case n.Tag == "!!null":
+		return "nothing"
+	}
+	return quote(n.Value)
+}
+
+// quote returns s as a Go string, cut short if it is long.
+func quote(s string) string {
+	if len(s) > maxQuoted {
+		return strconv.Quote(s[:maxQuoted]) + "..."
+	}
+	return strconv.Quote(s)
+}

@@ -1,0 +1,151 @@
+package serve_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/serve"
+)
+
+// What is wrong is said with its place.
+func TestWhatIsWrongInAFile(t *testing.T) {
+	t.Parallel()
+	const one = "domain: d\ndescriptors:\n- key: a\n  "
+	for file, want := range map[string]string{
+		"":                                     "1:1: the file is empty",
+		"# nothing":                            "1:1: the file is empty",
+		"descriptors: []":                      "1:1: the file has no domain",
+		"domain: ''":                           "1:1: the file has no domain",
+		"domain: d\n---\ndomain: e":            "2:1: a second document begins",
+		"domain: [":                            "2:1: while parsing a flow node",
+		"domain: d\ndomains: e":                `2:1: file: unknown field "domains"`,
+		"0.25: d":                              `1:1: file: "0.25": want a name`,
+		"domain: d\ndomain: e":                 `2:1: file: "domain" is already in line 1`,
+		"- a":                                  "1:1: file: a list of 1: want a mapping",
+		"domain: {a: b}":                       "1:9: domain: a mapping: want a text",
+		"domain: d\ndescriptors: a":            `2:14: descriptors: "a": want a list`,
+		"domain: d\ndescriptors: [a]":          `2:15: descriptor: "a": want a mapping`,
+		"domain: d\ndescriptors: [{value: a}]": "2:15: the descriptor has no key",
+		one + "value: b\n- key: a\n  value: b": `5:3: descriptor "d/a=b" is there twice`,
+		one + "descriptors: [{key: b}, {key: b}]":                                    `4:27: descriptor "d/a/b" is there twice`,
+		one + "ratelimit: {}":                                                        `4:3: descriptor: unknown field "ratelimit"`,
+		one + "share_threshold: true":                                                "4:3: share_threshold: want a value with a * beside it",
+		one + "shadow_mode: 1":                                                       `4:16: shadow_mode: "1": want true or false`,
+		one + "shadow_mode: 'true'":                                                  `4:16: shadow_mode: "true": want true or false`,
+		"domain: d\ndescriptors: [{key: a*}]":                                        `2:21: key "a*": a * has a meaning only in a value`,
+		one + "rate_limit: {requests_per_unit: 1}":                                   "4:15: rate_limit: no unit",
+		one + "rate_limit: {unit: fortnight, requests_per_unit: 1}":                  `4:22: unit: "fortnight": want second,`,
+		one + "rate_limit: {unit: unknown, requests_per_unit: 1}":                    `4:22: unit: "unknown"`,
+		one + "rate_limit: {unit: day, requests_per_unit: -1}":                       `4:46: requests_per_unit: "-1": want a number from 0 to 2147483647`,
+		one + "rate_limit: {unit: day, requests_per_unit: 1.5}":                      `4:46: requests_per_unit: "1.5"`,
+		one + "rate_limit: {unit: day, requests_per_unit: '1'}":                      `4:46: requests_per_unit: "1"`,
+		one + "rate_limit: {unit: day, requests_per_unit: 2147483648}":               "4:46: requests_per_unit: 2147483648 is over 2147483647: want unlimited",
+		one + "rate_limit: {unit: day, requestsperunit: 1}":                          `4:27: rate_limit: unknown field "requestsperunit"`,
+		one + "rate_limit: {unlimited: true, unit: day}":                             "4:15: rate_limit: want no other limit beside unlimited",
+		one + "rate_limit: {limit: 1/s, unit: second}":                               "4:16: limit: want no unit",
+		one + "rate_limit: {limit: unlimited}":                                       "4:23: limit: unlimited: want the field",
+		one + "rate_limit: {limit: 1/x}":                                             "4:23: limit: ",
+		one + "rate_limit: {limit: 1/s burst 2}":                                     "4:23: limit: ",
+		one + "rate_limit: {limit: 1/s, algorithm: bucket}":                          "4:39: algorithm: ",
+		one + "rate_limit: {limit: 1/month, algorithm: token_bucket}":                "4:23: limit: ",
+		one + "rate_limit: {unit: day, name: n, replaces: [{name: n}]}":              `4:47: replaces: "n" is the rule itself`,
+		one + "rate_limit: {unit: day, replaces: [{name: }]}":                        "4:38: replaces: an entry has no name",
+		one + "rate_limit: {unit: day, replaces: [n]}":                               `4:38: replaces: "n": want a mapping`,
+		one + "metadata: {ratelimit: {limit: 1/s}}":                                  "4:3: metadata: ratelimit: want a rate_limit beside it",
+		one + "rate_limit: {unit: day}\n  metadata: {ratelimit: {x: 1}}":             `5:26: metadata: ratelimit: unknown field "x"`,
+		one + "rate_limit: {unlimited: true}\n  metadata: {ratelimit: {limit: 1/s}}": "4:15: rate_limit: want no other limit",
+		"domain: d\non_failure: local":                                               `2:13: on_failure: "local": want open, closed or error`,
+		"domain: d\nstore: {lease: soon}":                                            `2:16: lease: "soon": want how long`,
+		"domain: d\nstore: {lease: 1s, deny_cache: true}":                            "2:9: lease: want no deny_cache",
+		"domain: d\nchecks: {a: []}":                                                 "2:13: check \"a\": want a list of 1 to 16",
+		"domain: d\nchecks: {a: [{}]}":                                               "2:14: check: the descriptor has no entry",
+		"domain: d\nchecks: {a: [{b: cookie}]}":                                      `2:18: b: "cookie": want address, method, path, host or header NAME`,
+		"domain: d\nchecks: {a: [{b: header}]}":                                      `2:18: b: "header": want`,
+		"domain: d\nchecks: {a: [{b: header X Y}]}":                                  `2:18: b: "header X Y": want`,
+		"domain: d\nchecks: {a/b: [{b: path}]}":                                      `2:10: check "a/b": want a name for a path`,
+		"a: &a [*a]":                                                                 `1:1: file: unknown field "a"`,
+	} {
+		_, err := serve.Parse(serve.File{Name: "f.yaml", Text: []byte(file)})
+		require.Error(t, err, file)
+		require.Contains(t, err.Error(), "f.yaml:"+want, file)
+		_, ok := errors.AsType[*serve.Error](err)
+		require.True(t, ok)
+	}
+	_, err := serve.Parse()
+	require.ErrorContains(t, err, "no file")
+	_, err = serve.Parse(serve.File{Name: "a", Text: []byte("domain: d")}, serve.File{Name: "b", Text: []byte("domain: d")})
+	require.ErrorContains(t, err, `b:1:9: domain "d" is already in a`)
+	_, err = serve.Parse(serve.File{Name: "a", Text: make([]byte, 9<<20)})
+	require.ErrorContains(t, err, "a:1:1: the file has over")
+	_, err = serve.Parse(serve.File{Name: "a", Text: []byte("domain: d\ndescriptors:\n" + strings.Repeat("- {}\n", 100))})
+	require.ErrorContains(t, err, "80 more errors from here on, the first: the descriptor has no key")
+}
+
+// What aliases make of a file is bounded, and its depth.
+func TestFilesThatGrow(t *testing.T) {
+	t.Parallel()
+	var bomb strings.Builder
+	bomb.WriteString("domain: d\ndescriptors:\n- &a0 {key: x}\n")
+	for i := range 30 {
+		fmt.Fprintf(&bomb, "- &a%d {key: k%d, descriptors: [{key: l, descriptors: [*a%d]}, {key: r, descriptors: [*a%d]}]}\n", i+1, i, i, i)
+	}
+	_, err := serve.Parse(serve.File{Name: "a", Text: []byte(bomb.String())})
+	require.ErrorContains(t, err, "the file has over 262144 values")
+	deep := "domain: d\ndescriptors: " + strings.Repeat("[{key: a, descriptors: ", 1000) + strings.Repeat("}]", 1000)
+	_, err = serve.Parse(serve.File{Name: "a", Text: []byte(deep)})
+	require.Error(t, err)
+}
+
+// Aliases, merges, and what YAML 1.1 takes for true are read, as the original does.
+func TestWhatTheOriginalReadsToo(t *testing.T) {
+	t.Parallel()
+	r := rules(t, `domain: edge
+descriptors:
+	- key: 404
+	  value: true
+	  shadow_mode: Yes
+	  rate_limit: &limit {unit: MINUTE, requests_per_unit: 0x10}
+	- key: b
+	  rate_limit: *limit
+	- key: c
+	  rate_limit: {<<: *limit, requests_per_unit: 1_000}
+	  detailed_metric: on
+	- key: d
+	  rate_limit: {unit: hour}
+	- key: e
+	  value:
+	  descriptors:
+`)
+	require.Len(t, r.Notes(), 2)
+	require.Contains(t, r.Notes()[0]+r.Notes()[1], "f0.yaml:11:")
+	require.Contains(t, r.Notes()[0]+r.Notes()[1], "it denies everything")
+	s, err := serve.New(memory(t), r)
+	require.NoError(t, err)
+	require.Equal(t, "OK, OK 15/16 1m0s, OK 15/16 1m0s, OK 999/1000 1m0s", short(ask(t, s, "404=true", "b=1", "c=1")))
+	require.Equal(t, "OVER, OVER 0/0 1h0m0s", short(ask(t, s, "d=1")))
+}
+
+func TestFilesOfADirectory(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	_, err := serve.ReadFiles(dir)
+	require.ErrorContains(t, err, "no .yaml file")
+	for _, name := range []string{"b.yaml", "a.yml", "c.txt", ".d.yaml"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("domain: "+name), 0o600))
+	}
+	files, err := serve.ReadFiles(dir, filepath.Join(dir, "c.txt"))
+	require.NoError(t, err)
+	var names []string
+	for _, f := range files {
+		names = append(names, filepath.Base(f.Name)+" "+string(f.Text))
+	}
+	require.Equal(t, []string{"a.yml domain: a.yml", "b.yaml domain: b.yaml", "c.txt domain: c.txt"}, names)
+	_, err = serve.ReadFiles(filepath.Join(dir, "none.yaml"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+}

@@ -1,0 +1,65 @@
+package serve
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// patience is how long /readyz waits for the store.
+const patience = 2 * time.Second
+
+// Private answers operators. It shows limits but no keys. Serve it on a port that only they reach.
+//
+//	/metrics   for Prometheus
+//	/healthz   200 while the process runs
+//	/readyz    200 if ready says so, 503 otherwise
+//	/rules     the rules in force, as JSON
+//
+// ready is asked each time. It may be nil.
+func (s *Service) Private(ready func(context.Context) error) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), patience)
+		defer cancel()
+		if ready != nil {
+			if err := ready(ctx); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+		}
+		_, _ = w.Write([]byte("ready\n"))
+	})
+	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, s.now.Load().Rules.shown())
+	})
+	return mux
+}
+
+// shownRule is one of /rules.
+type shownRule struct {
+	Rule      string   `json:"rule"`
+	Limit     string   `json:"limit"`
+	Algorithm string   `json:"algorithm"`
+	Name      string   `json:"name,omitempty"`
+	Replaces  []string `json:"replaces,omitempty"`
+	Shadow    bool     `json:"shadow_mode,omitempty"`
+	Quota     bool     `json:"quota_mode,omitempty"`
+	File      string   `json:"file"`
+}
+
+func (r *Rules) shown() []shownRule {
+	all := make([]shownRule, len(r.rules))
+	for i, one := range r.rules {
+		all[i] = shownRule{one.path, one.limit.String(), one.algorithm, one.name, one.replaces, one.shadow, one.quota, one.domain.file}
+	}
+	return all
+}

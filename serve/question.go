@@ -1,0 +1,440 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// What a request may have.
+const (
+	maxDescriptors = 64
+	maxAsks        = 16 // of them have a limit: as many as a Decide takes
+	maxEntries     = 32 // of a descriptor
+	maxKey         = 8 << 10
+	maxHits        = math.MaxInt32
+)
+
+// errInvalid is a request that makes no sense. Nothing was counted.
+var errInvalid = errors.New("invalid request")
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", errInvalid, fmt.Sprintf(format, args...))
+}
+
+// errUnavailable says that the store failed, and that the domain says no more about that.
+var errUnavailable = errors.New("no decision: the store fails")
+
+// question is a request and, once it is decided, what there is to answer.
+type question struct {
+	domain *domain // nil if no file knows it
+	parts  []part  // of the descriptors, in their order
+	asks   []ratelimit.Ask
+	over   bool // the whole
+
+	array [4]part // of parts, mostly
+	asked [4]ratelimit.Ask
+}
+
+// part is what there is about one descriptor.
+type part struct {
+	rule      *rule // nil if there is no limit
+	key       string
+	limiter   ratelimit.Limiter               // nil if nothing is to be asked
+	shown     *pb.RateLimitResponse_RateLimit // nil if there is no limit
+	period    time.Duration
+	n         int
+	back      bool // n are to be given back
+	override  bool
+	unlimited bool
+
+	ask    int // its place in asks
+	result ratelimit.Result
+	over   bool // by its own limit
+}
+
+// decided is whether the part has a decision of its limit.
+func (p *part) decided() bool { return p.limiter != nil }
+
+// told is whether callers are told that the part is over its limit.
+func (p *part) told() bool { return p.over && (p.rule == nil || !p.rule.shadow) }
+
+func (p *part) quota() bool { return p.rule != nil && p.rule.quota }
+
+// question reads a request. It counts nothing.
+func (s *Service) question(req *pb.RateLimitRequest) (*question, error) {
+	switch n := len(req.GetDescriptors()); {
+	case req.GetDomain() == "":
+		return nil, invalid("rate limit domain must not be empty")
+	case n == 0:
+		return nil, invalid("rate limit descriptor list must not be empty")
+	case n > maxDescriptors:
+		return nil, invalid("%d descriptors, over %d", n, maxDescriptors)
+	}
+	now := s.now.Load()
+	q := &question{domain: now.domains[req.GetDomain()]}
+	q.parts = q.array[:0]
+	for i, d := range req.GetDescriptors() {
+		q.parts = append(q.parts, part{})
+		if err := q.read(s, now, req, i, d); err != nil {
+			return nil, err
+		}
+	}
+	q.replace()
+	q.asks = q.asked[:0]
+	for i := range q.parts {
+		if p := &q.parts[i]; p.limiter != nil {
+			p.ask = len(q.asks)
+			q.asks = append(q.asks, p.question(q.domain))
+		}
+	}
+	if len(q.asks) > maxAsks {
+		return nil, invalid("%d of the descriptors have a limit, over %d", len(q.asks), maxAsks)
+	}
+	return q, nil
+}
+
+// read reads descriptor i.
+func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, d *common.RateLimitDescriptor) error {
+	p, entries := &q.parts[i], d.GetEntries()
+	if err := p.hits(i, req, d); err != nil {
+		return err
+	}
+	if err := checkEntries(i, entries); err != nil {
+		return err
+	}
+	if o := d.GetLimit(); o != nil {
+		return p.overridden(s, now, q.domain, i, d)
+	}
+	if q.domain == nil {
+		return nil
+	}
+	var buf [256]byte
+	rule, key := q.domain.match(entries, buf[:0])
+	if rule == nil {
+		return nil
+	}
+	p.rule, p.shown, p.period = rule, rule.shown, rule.limit.Period
+	if p.unlimited = rule.shown == nil; p.unlimited {
+		return nil
+	}
+	p.key, p.limiter = string(key), now.limiters[rule.index]
+	if p.back && !canGiveBack(rule.algorithm) {
+		return invalid("descriptor %d: a %s takes nothing back without the answer to its charge", i, rule.algorithm)
+	}
+	return nil
+}
+
+// hits reads how many events descriptor i is about.
+func (p *part) hits(i int, req *pb.RateLimitRequest, d *common.RateLimitDescriptor) error {
+	hits := uint64(req.GetHitsAddend())
+	if hits == 0 {
+		hits = 1
+	}
+	if own := d.GetHitsAddend(); own != nil {
+		hits = own.GetValue()
+	}
+	if hits > maxHits {
+		return invalid("descriptor %d: hits_addend %d is over %d", i, hits, maxHits)
+	}
+	p.n, p.back = int(hits), d.GetIsNegativeHits()
+	return nil
+}
+
+func checkEntries(i int, entries []*common.RateLimitDescriptor_Entry) error {
+	if n := len(entries); n > maxEntries {
+		return invalid("descriptor %d: %d entries, over %d", i, n, maxEntries)
+	}
+	size := 0
+	for _, e := range entries {
+		if e.GetKey() == "" {
+			return invalid("descriptor %d: an entry has no key", i)
+		}
+		size += len(e.GetKey()) + len(e.GetValue())
+	}
+	if size > maxKey {
+		return invalid("descriptor %d: %d bytes of entries, over %d", i, size, maxKey)
+	}
+	return nil
+}
+
+// canGiveBack is whether an algorithm gives back without a receipt: see [ratelimit.Credit].
+func canGiveBack(algorithm string) bool {
+	switch algorithm {
+	case "fixed_window", "sliding_window", "token_bucket":
+		return true
+	}
+	return false
+}
+
+// overridden makes the limit that the request brings along. It counts by its own unit, in place of
+// the file's limit.
+func (p *part) overridden(s *Service, now *plan, dom *domain, i int, d *common.RateLimitDescriptor) error {
+	o := d.GetLimit()
+	period := time.Duration(0)
+	if o.GetUnit() != typev3.RateLimitUnit_UNKNOWN {
+		period = periodOf(o.GetUnit().String())
+	}
+	switch {
+	case period == 0:
+		return invalid("descriptor %d: the unit %v of its limit is none", i, o.GetUnit())
+	case o.GetRequestsPerUnit() > maxRate:
+		return invalid("descriptor %d: requests_per_unit %d is over %d", i, o.GetRequestsPerUnit(), maxRate)
+	case len(d.GetEntries()) == 0:
+		return invalid("descriptor %d: a limit for no entries", i)
+	case dom == nil:
+		return nil
+	}
+	l := ratelimit.Limit{Rate: int(o.GetRequestsPerUnit()), Period: period}
+	var buf [256]byte
+	p.key, p.shown, p.period, p.override = string(entriesKey(d.GetEntries(), buf[:0])), shownLimit(l, ""), period, true
+	var err error
+	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(now.overrides[dom.name]))
+	return err
+}
+
+// replace takes out the limits that others of the request replace.
+func (q *question) replace() {
+	for i := range q.parts {
+		if r := q.parts[i].rule; r != nil {
+			for _, name := range r.replaces {
+				q.takeOut(name)
+			}
+		}
+	}
+}
+
+func (q *question) takeOut(name string) {
+	for i := range q.parts {
+		if p := &q.parts[i]; p.rule != nil && p.rule.name == name && !p.unlimited {
+			p.limiter, p.shown = nil, nil
+		}
+	}
+}
+
+// question is what the part asks its limiter. What must not deny the others is asked as a shadow.
+func (p *part) question(d *domain) ratelimit.Ask {
+	a := ratelimit.Ask{Limiter: p.limiter, Key: p.key, N: p.n}
+	if p.back {
+		a.N = 0
+	}
+	a.Shadow = d.each || p.rule != nil && (p.rule.shadow || p.rule.quota)
+	return a
+}
+
+// decide asks the store, gives back what is to be given back, and says what is over its limit.
+func (s *Service) decide(ctx context.Context, q *question) error {
+	if len(q.asks) == 0 {
+		return nil
+	}
+	res, err := s.breaker.AllowN(&asking{ctx, q}, "decision", 1)
+	switch {
+	case err != nil:
+		return err
+	case res.Source() == ratelimit.SourceFailClosed:
+		return s.fail(q, res)
+	}
+	if err := q.results(ctx, res); err != nil {
+		return err
+	}
+	q.judge()
+	if q.over && !q.domain.each && !s.shadow {
+		return q.undo(ctx, res)
+	}
+	return q.credit(ctx)
+}
+
+// asking is the context of a question on its way to the store.
+type asking struct {
+	context.Context
+	q *question
+}
+
+// joint is the limiter that decides on the question in its context.
+type joint struct{}
+
+func (joint) AllowN(ctx context.Context, _ string, _ int) (ratelimit.Result, error) {
+	a := ctx.(*asking)
+	if one := &a.q.asks[0]; len(a.q.asks) == 1 && one.N > 0 {
+		return one.Limiter.AllowN(a.Context, one.Key, one.N)
+	}
+	r, err := ratelimit.Decide(a.Context, a.q.asks...)
+	if err == nil && a.q.missing(r) {
+		return ratelimit.Result{}, fmt.Errorf("%w: not each limit has decided", ratelimit.ErrStore)
+	}
+	return r, err
+}
+
+// missing is whether a limit that has a say was asked as a shadow, and has failed as one.
+func (q *question) missing(r ratelimit.Result) bool {
+	if !r.Allowed {
+		return false // or was not asked, since another one denies
+	}
+	parts := r.Parts()
+	for i := range q.parts {
+		if p := &q.parts[i]; p.limiter != nil && parts[p.ask] == (ratelimit.Result{}) && (p.rule == nil || !p.rule.shadow) {
+			return true
+		}
+	}
+	return false
+}
+
+func (j joint) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return j.AllowN(ctx, key, 1)
+}
+
+// Peek asks the store, for the breaker.
+func (joint) Peek(ctx context.Context, _ string) (ratelimit.Result, error) {
+	a := ctx.(*asking)
+	one := &a.q.asks[0]
+	return one.Limiter.Peek(a.Context, one.Key)
+}
+
+func (joint) Refund(context.Context, string, ratelimit.Result, int) error {
+	return ratelimit.ErrInvalidN
+}
+func (joint) Reset(context.Context, string) error { return ratelimit.ErrInvalidOption }
+
+// results gives each part its own result. One that was not asked, since another one denies, is
+// looked at.
+func (q *question) results(ctx context.Context, whole ratelimit.Result) error {
+	results := whole.Parts()
+	for i := range q.parts {
+		p := &q.parts[i]
+		switch {
+		case p.limiter == nil:
+			continue
+		case results == nil:
+			p.result = whole
+		default:
+			p.result = results[p.ask]
+		}
+		if p.result != (ratelimit.Result{}) {
+			continue
+		}
+		r, err := p.limiter.Peek(ctx, p.key)
+		if err != nil && (p.rule == nil || !p.rule.shadow) {
+			return err
+		}
+		if p.n > 0 && !p.back {
+			r.Allowed = r.Remaining >= p.n
+		}
+		p.result = r
+	}
+	return nil
+}
+
+// judge says what is over its limit: the whole if a limit is, but for shadows and quotas, or if
+// all quotas are.
+func (q *question) judge() {
+	quotas, spent := 0, 0
+	for i := range q.parts {
+		p := &q.parts[i]
+		p.over = p.decided() && !p.result.Allowed && !p.back
+		switch {
+		case !p.quota():
+			q.over = q.over || p.told()
+		case p.told():
+			quotas, spent = quotas+1, spent+1
+		case p.decided():
+			quotas++
+		}
+	}
+	q.over = q.over || quotas > 0 && quotas == spent
+}
+
+// undo gives back what was charged although the whole is denied: beside a look at a limit with
+// nothing left, and of a request whose quotas are all spent.
+func (q *question) undo(ctx context.Context, res ratelimit.Result) error {
+	if !res.Allowed || res.Parts() == nil {
+		return nil // nothing was charged
+	}
+	if err := ratelimit.GiveBack(ctx, res, q.asks...); err != nil && !errors.Is(err, ratelimit.ErrInvalidN) {
+		return err
+	}
+	for i := range q.parts {
+		if p := &q.parts[i]; p.limiter != nil && p.result.Allowed && q.asks[p.ask].N > 0 {
+			p.result.Remaining = min(p.result.Remaining+p.n, p.result.Limit)
+		}
+	}
+	return nil
+}
+
+// credit gives back what the request says, of a request that is admitted.
+func (q *question) credit(ctx context.Context) error {
+	for i := range q.parts {
+		p := &q.parts[i]
+		if !p.back || p.limiter == nil || p.n == 0 {
+			continue
+		}
+		given, err := ratelimit.Credit(ctx, p.limiter, p.key, p.n)
+		if err != nil {
+			return err
+		}
+		p.n = given
+		p.result.Remaining = min(p.result.Remaining+given, p.result.Limit)
+	}
+	return nil
+}
+
+// fail answers while the store fails.
+func (s *Service) fail(q *question, res ratelimit.Result) error {
+	s.metrics.failed(q.domain)
+	if q.domain.onFailure == failError {
+		return errUnavailable
+	}
+	closed := q.domain.onFailure == failClosed
+	for i := range q.parts {
+		p := &q.parts[i]
+		if p.limiter == nil {
+			continue
+		}
+		p.over = !p.back && (closed || p.shown.GetRequestsPerUnit() == 0)
+		q.over = q.over || p.told()
+		p.result = ratelimit.Result{Allowed: !p.over, RetryAfter: res.RetryAfter}
+		p.shown = nil // nothing is known of it
+	}
+	return nil
+}
+
+// wait is how long a part says to wait: when the same events would be admitted or, if they are,
+// when the count begins anew.
+func (p *part) wait() time.Duration {
+	switch r := &p.result; {
+	case !r.Allowed && r.RetryAfter == ratelimit.Never:
+		return max(r.ResetAfter, p.period)
+	case !r.Allowed:
+		return r.RetryAfter
+	default:
+		return r.ResetAfter
+	}
+}
+
+// worst is the part that clients should know of: the one that denies longest, or the one with
+// the least left. It is nil if no part has a limit.
+func (q *question) worst() *part {
+	var worst *part
+	for i := range q.parts {
+		p := &q.parts[i]
+		if p.shown == nil || p.limiter == nil || q.over && !p.told() {
+			continue
+		}
+		if worst == nil || q.over && p.wait() > worst.wait() || !q.over && p.result.Remaining < worst.result.Remaining {
+			worst = p
+		}
+	}
+	return worst
+}
+
+// seconds are those of d, rounded up.
+func seconds(d time.Duration) int64 {
+	return int64(d/time.Second) + int64(min(d%time.Second, 1))
+}

@@ -1,0 +1,203 @@
+package serve
+
+import (
+	"strings"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/ratelimit-go/ratelimit"
+)
+
+// Rules are what a set of files says. They never change, and can be used by several services.
+// Make them by [Parse].
+type Rules struct {
+	domains map[string]*domain
+	checks  map[string]*check
+	rules   []*rule // of all domains, in the order of the files
+	notes   []string
+}
+
+// Notes are what is no error, but may surprise: settings without an effect, and limits that
+// deny everything. Each is a line for a log.
+func (r *Rules) Notes() []string { return r.notes }
+
+// domain is what one file says.
+type domain struct {
+	name      string
+	file      string
+	next      level
+	onFailure failure
+	each      bool // all_or_none: false
+	front     front
+}
+
+// failure is a value of on_failure.
+type failure string
+
+const (
+	failError  failure = "error"
+	failOpen   failure = "open"
+	failClosed failure = "closed"
+)
+
+// front says what stands before the store.
+type front struct {
+	denyCache, coalescing bool
+	lease                 time.Duration // 0 is none
+}
+
+// level has the descriptors of one depth, by the key of the entry that they are for.
+type level map[string]*values
+
+// values are the descriptors of one key.
+type values struct {
+	exact map[string]*node
+	wild  wildcards[*node]
+	any   *node // for all other values; nil if there is none
+}
+
+// find returns the descriptor for a value, or nil.
+func (v *values) find(value string) *node {
+	if n := v.exact[value]; n != nil {
+		return n
+	}
+	if n, ok := v.wild.find(value); ok {
+		return n
+	}
+	return v.any
+}
+
+// node is one descriptor of a file.
+type node struct {
+	rule  *rule // nil if it has no limit
+	next  level
+	share string // the pattern whose values have one count; "" if each has its own
+}
+
+// rule is the limit of a descriptor.
+type rule struct {
+	index     int    // in Rules.rules
+	path      string // such as "edge/path=/login/user", for people and metrics
+	domain    *domain
+	name      string // for the replaces of others
+	replaces  []string
+	limit     ratelimit.Limit
+	algorithm string
+	shadow    bool
+	quota     bool
+	metadata  *structpb.Struct                // nil if there is none
+	shown     *pb.RateLimitResponse_RateLimit // nil of an unlimited one
+}
+
+// match finds the rule for entries, and appends to buf the key that its events are counted under.
+// The rule is nil if there is none: descriptors that are deeper or shallower than the rule have
+// none.
+func (d *domain) match(entries []*common.RateLimitDescriptor_Entry, buf []byte) (*rule, []byte) {
+	next, n := d.next, (*node)(nil)
+	for i, e := range entries {
+		v := next[e.GetKey()]
+		if v == nil {
+			return nil, buf
+		}
+		if n = v.find(e.GetValue()); n == nil {
+			return nil, buf
+		}
+		buf = appendEntry(buf, i, e.GetKey(), e.GetValue(), n.share)
+		next = n.next
+	}
+	if n == nil {
+		return nil, buf
+	}
+	return n.rule, buf
+}
+
+// entriesKey is the key of entries that no file says anything about.
+func entriesKey(entries []*common.RateLimitDescriptor_Entry, buf []byte) []byte {
+	for i, e := range entries {
+		buf = appendEntry(buf, i, e.GetKey(), e.GetValue(), "")
+	}
+	return buf
+}
+
+// appendEntry appends entry i to a key. No two lists of entries have one key: what separates is
+// escaped. A shared pattern is not equal to a value that is written like it.
+func appendEntry(buf []byte, i int, key, value, share string) []byte {
+	if i > 0 {
+		buf = append(buf, '&')
+	}
+	buf = appendEscaped(buf, key, "%&=~")
+	if share != "" {
+		return appendEscaped(append(buf, '~'), share, "%&")
+	}
+	return appendEscaped(append(buf, '='), value, "%&")
+}
+
+// appendEscaped appends s with the bytes of special as in a URL.
+func appendEscaped(buf []byte, s, special string) []byte {
+	if !strings.ContainsAny(s, special) {
+		return append(buf, s...)
+	}
+	const digits = "0123456789ABCDEF"
+	for i := range len(s) {
+		if c := s[i]; strings.IndexByte(special, c) >= 0 {
+			buf = append(buf, '%', digits[c>>4], digits[c&15])
+		} else {
+			buf = append(buf, c)
+		}
+	}
+	return buf
+}
+
+const (
+	day  = 24 * time.Hour
+	week = 7 * day
+)
+
+// units are those of a file, the longest first. They are windows of this length from the Unix
+// epoch on, whatever the calendar.
+var units = []struct {
+	name   string
+	unit   pb.RateLimitResponse_RateLimit_Unit
+	period time.Duration
+}{
+	{"year", pb.RateLimitResponse_RateLimit_YEAR, 365 * day},
+	{"month", pb.RateLimitResponse_RateLimit_MONTH, 30 * day},
+	{"week", pb.RateLimitResponse_RateLimit_WEEK, week},
+	{"day", pb.RateLimitResponse_RateLimit_DAY, day},
+	{"hour", pb.RateLimitResponse_RateLimit_HOUR, time.Hour},
+	{"minute", pb.RateLimitResponse_RateLimit_MINUTE, time.Minute},
+	{"second", pb.RateLimitResponse_RateLimit_SECOND, time.Second},
+}
+
+// periodOf is that of a unit in any case, 0 if there is no such unit.
+func periodOf(unit string) time.Duration {
+	for _, u := range units {
+		if strings.EqualFold(u.name, unit) {
+			return u.period
+		}
+	}
+	return 0
+}
+
+// shownLimit is l as callers are told. A period of no whole seconds has no unit.
+func shownLimit(l ratelimit.Limit, name string) *pb.RateLimitResponse_RateLimit {
+	shown := &pb.RateLimitResponse_RateLimit{Name: name, RequestsPerUnit: uint32(l.Rate)}
+	period := l.Period
+	if strings.Contains(l.String(), "/month") { // of the calendar
+		period = 30 * day
+	}
+	for _, u := range units {
+		if period%u.period == 0 && period > 0 {
+			shown.Unit = u.unit
+			if times := period / u.period; times > 1 {
+				shown.UnitMultiplier = wrapperspb.UInt32(uint32(times))
+			}
+			break
+		}
+	}
+	return shown
+}

@@ -1,0 +1,232 @@
+package serve
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/coalesce"
+	"github.com/ratelimit-go/ratelimit/denycache"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// Service decides by [Rules] on one store. It is a [pb.RateLimitServiceServer]. [Service.Handler]
+// is the same over HTTP, and [Service.Private] is for operators. All methods are safe for
+// concurrent use.
+//
+// A circuit breaker stands before the store (package fallback). While that is open, requests are
+// answered at once, as on_failure of their domain says. Make a Service by [New].
+type Service struct {
+	pb.UnimplementedRateLimitServiceServer
+
+	store    store.Store
+	headers  *Headers // nil if there are none
+	metadata bool
+	shadow   bool
+	log      *slog.Logger
+	client   httplimit.Key // of checks
+	trusted  trust
+
+	breaker *fallback.Limiter
+	metrics *metrics
+
+	mu     sync.Mutex            // orders Updates, and protects what follows
+	fronts map[front]store.Store // store, and what stands before it
+
+	now atomic.Pointer[plan]
+}
+
+// plan is Rules on a store. It never changes.
+type plan struct {
+	*Rules
+	limiters  []ratelimit.Limiter // of rules, by their index
+	counters  map[string]*observe.Counters
+	overrides map[string]*observe.Counters // by domain
+}
+
+// Headers are the names of the fields that an answer has for clients.
+type Headers struct {
+	Limit     string // requests per period
+	Remaining string
+	Reset     string // seconds
+}
+
+// Option is an optional setting of [New].
+type Option func(*Service) error
+
+// WithHeaders puts three fields into answers over gRPC, for the limit with the least left, or the
+// one that denies longest. A name that is empty is RateLimit-Limit, RateLimit-Remaining or
+// RateLimit-Reset.
+func WithHeaders(names Headers) Option {
+	return func(s *Service) error {
+		names.Limit = cmp.Or(names.Limit, "RateLimit-Limit")
+		names.Remaining = cmp.Or(names.Remaining, "RateLimit-Remaining")
+		names.Reset = cmp.Or(names.Reset, "RateLimit-Reset")
+		s.headers = &names
+		return nil
+	}
+}
+
+// WithMetadata puts the request, and the metadata of the rules that it passes, into the dynamic
+// metadata of answers.
+func WithMetadata() Option {
+	return func(s *Service) error {
+		s.metadata = true
+		return nil
+	}
+}
+
+// WithShadow makes each answer OK as a whole. Its statuses say what would have been.
+func WithShadow() Option {
+	return func(s *Service) error {
+		s.shadow = true
+		return nil
+	}
+}
+
+// WithLogger logs to l, and not to [slog.Default].
+func WithLogger(l *slog.Logger) Option {
+	return func(s *Service) error {
+		if l == nil {
+			return fmt.Errorf("%w: WithLogger(nil)", ratelimit.ErrInvalidOption)
+		}
+		s.log = l
+		return nil
+	}
+}
+
+// WithProxies says whose X-Forwarded-* and X-Original-* fields count in a check: networks or single
+// addresses, such as "10.0.0.0/8", or "unix" for all peers at a Unix socket. Without it a check
+// sees its peer alone.
+func WithProxies(proxies ...string) Option {
+	return func(s *Service) (err error) {
+		s.client = httplimit.ClientIP(proxies)
+		s.trusted, err = parseTrust(proxies)
+		return err
+	}
+}
+
+// New returns a service that counts on st. It asks st nothing before the first request. Its errors
+// are those of options, and of [Service.Update].
+func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
+	s := &Service{store: st, log: slog.Default(), client: httplimit.PeerIP(), fronts: map[front]store.Store{{}: st}}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
+		}
+		if err := opt(s); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	s.breaker, err = fallback.New(joint{}, fallback.FailClosed(), fallback.WithOnChange(func(state fallback.State, since time.Time) {
+		s.log.Warn("circuit breaker of the store", "state", state, "since", since)
+	}))
+	if err != nil {
+		return nil, err
+	}
+	s.metrics = newMetrics(s)
+	return s, s.Update(rules)
+}
+
+// Update makes all later requests follow rules. Those under way keep theirs. Keys keep their
+// count when a number changes. Another algorithm or another period begins a new one.
+//
+// On an error nothing has changed. It is [ratelimit.ErrInvalidOption]: rules are not made by
+// Parse, or have a store block and the store is in memory, or a limit cannot be leased.
+func (s *Service) Update(rules *Rules) error {
+	if rules == nil || rules.domains == nil {
+		return fmt.Errorf("%w: Rules are made by Parse", ratelimit.ErrInvalidOption)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := &plan{Rules: rules, counters: map[string]*observe.Counters{}, overrides: map[string]*observe.Counters{}}
+	for _, r := range rules.rules {
+		l, err := s.limiterOf(r, next.countersOf(s.now.Load(), r.path))
+		if err != nil {
+			return fmt.Errorf("%s: descriptor %s: %w", r.domain.file, r.path, err)
+		}
+		next.limiters = append(next.limiters, l)
+	}
+	for name := range rules.domains {
+		next.overrides[name] = next.countersOf(s.now.Load(), name+" overrides")
+	}
+	s.now.Store(next)
+	return nil
+}
+
+// countersOf are those of a name, which go on counting.
+func (p *plan) countersOf(before *plan, name string) *observe.Counters {
+	if p.counters[name] == nil && before != nil {
+		p.counters[name] = before.counters[name]
+	}
+	if p.counters[name] == nil {
+		p.counters[name] = observe.NewCounters(name)
+	}
+	return p.counters[name]
+}
+
+// limiterOf makes the limiter of a rule. All of a domain have one name: what is counted apart has
+// another key.
+func (s *Service) limiterOf(r *rule, c *observe.Counters) (ratelimit.Limiter, error) {
+	st, err := s.storeOf(r.domain.front)
+	if err != nil {
+		return nil, err
+	}
+	return ratelimit.New(r.algorithm, st, r.limit, ratelimit.WithName(nameOf(r.domain)), ratelimit.WithPolicyName(r.path), ratelimit.WithObserver(c))
+}
+
+// nameOf is the name of a domain's limiters, which has no braces.
+func nameOf(d *domain) string {
+	return strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D").Replace(d.name)
+}
+
+// storeOf is the store with what stands before it. It stays for other rules, and so does what it
+// remembers.
+func (s *Service) storeOf(f front) (st store.Store, err error) {
+	if st = s.fronts[f]; st != nil || f == (front{}) {
+		return st, nil
+	}
+	if _, inMemory := s.store.(*memstore.Store); inMemory {
+		return nil, fmt.Errorf("%w: store: it has no effect, since the store is in memory", ratelimit.ErrInvalidOption)
+	}
+	switch {
+	case f.lease > 0:
+		st, err = lease.New(s.store, f.lease)
+	case f.coalescing:
+		if st, err = s.storeOf(front{denyCache: f.denyCache}); err == nil {
+			st, err = coalesce.New(st)
+		}
+	default:
+		st, err = denycache.New(s.store)
+	}
+	if err == nil {
+		s.fronts[f] = st
+	}
+	return st, err
+}
+
+// Close gives back what leases hold. Without a lease there is nothing to close.
+func (s *Service) Close(ctx context.Context) (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, st := range s.fronts {
+		if l, ok := st.(*lease.Store); ok {
+			err = cmp.Or(l.Close(ctx), err)
+		}
+	}
+	return err
+}

@@ -1,0 +1,324 @@
+package serve_test
+
+import (
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/serve"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+const edge = `domain: edge
+descriptors:
+	- key: user
+	  rate_limit: {unit: minute, requests_per_unit: 3}
+	- key: tokens
+	  rate_limit: {unit: hour, requests_per_unit: 1000}
+	- key: path
+	  value: /login
+	  descriptors:
+	  	- key: user
+	  	  rate_limit: {unit: day, requests_per_unit: 2}
+	- key: trial
+	  shadow_mode: true
+	  rate_limit: {unit: minute, requests_per_unit: 1}
+	- key: free
+	  rate_limit: {unlimited: true}
+	- key: never
+	  rate_limit: {unit: minute, requests_per_unit: 0}
+	- key: bucket
+	  rate_limit: {limit: 10/5m burst 20, algorithm: token_bucket}
+	- key: queue
+	  rate_limit: {limit: 1/s, algorithm: leaky_bucket}
+	- key: listed
+`
+
+// What the answers say, one request after the other.
+func TestAnswers(t *testing.T) {
+	s, c := inMemory(t, edge)
+	c.sleep(1500 * time.Millisecond)
+	for _, step := range []struct{ descriptors, want string }{
+		{"user=ann", "OK, OK 2/3 59s"}, // 58.5 s, rounded up
+		{"user=ann 2", "OK, OK 0/3 59s"},
+		{"user=ann", "OVER, OVER 0/3 59s"},
+		{"user=bob", "OK, OK 2/3 59s"},
+		{"user=eve|tokens=eve 900", "OK, OK 2/3 59s, OK 100/1000 59m59s"},
+		{"user=eve|tokens=eve 101", "OVER, OK 2/3 59s, OVER 100/1000 59m59s"}, // nothing is charged
+		{"user=eve|tokens=eve 100", "OK, OK 1/3 59s, OK 0/1000 59m59s"},
+		{"user=eve 0", "OK, OK 1/3 59s"},                                  // looks
+		{"user=eve|tokens=eve 0", "OVER, OK 1/3 59s, OVER 0/1000 59m59s"}, // and charges nothing beside a look that denies
+		{"user=eve 0", "OK, OK 1/3 59s"},
+		{"user=eve -2", "OK, OK 3/3 59s"},                   // gives back
+		{"user=eve -2", "OK, OK 3/3 0s"},                    // no more than was charged
+		{"user=eve|user=eve", "OK, OK 2/3 59s, OK 1/3 59s"}, // the same value twice
+		{"user=eve|user=eve", "OVER, OVER 1/3 59s, OVER 1/3 59s"},
+		{"path=/login,user=ann", "OK, OK 1/2 23h59m59s"},
+		{"path=/login", "OK, OK"}, // shallower than the rule
+		{"path=/login,user=ann,more=1", "OK, OK"},
+		{"path=/other,user=ann", "OK, OK"},
+		{"trial=x", "OK, OK 0/1 59s"},
+		{"trial=x", "OK, OK 0/1 59s"}, // decided, and told as OK
+		{"user=kim|trial=x", "OK, OK 2/3 59s, OK 0/1 59s"},
+		{"free=x", "OK, OK"},
+		{"never=x", "OVER, OVER 0/0 1m0s"},
+		{"never=x|user=joe", "OVER, OVER 0/0 1m0s, OK 3/3 0s"},
+		{"bucket=x 20", "OK, OK 0/10 10m0s"},
+		{"bucket=x 1", "OVER, OVER 0/10 30s"}, // until there is one
+		{"listed=x", "OK, OK"},
+		{"unknown=x", "OK, OK"},
+	} {
+		require.Equal(t, step.want, short(ask(t, s, strings.Split(step.descriptors, "|")...)), step.descriptors)
+	}
+}
+
+// The limit of an answer is that of the file.
+func TestLimitsAsTheyAreTold(t *testing.T) {
+	s, _ := inMemory(t, `domain: edge
+descriptors:
+	- {key: a, rate_limit: {unit: Week, requests_per_unit: 5, name: weekly}}
+	- {key: b, rate_limit: {limit: 10/5m burst 20, algorithm: token_bucket}}
+	- {key: c, rate_limit: {limit: 7/month}}
+	- {key: d, rate_limit: {limit: 7/100ms}}
+	- {key: e, rate_limit: {unit: YEAR, requests_per_unit: 5}}
+	- {key: f, rate_limit: {unit: second, requests_per_unit: 5}, metadata: {ratelimit: {limit: 9/2h, algorithm: sliding_window}}}
+`)
+	for entry, want := range map[string]*pb.RateLimitResponse_RateLimit{
+		"a=1": {Name: "weekly", RequestsPerUnit: 5, Unit: pb.RateLimitResponse_RateLimit_WEEK},
+		"b=1": {RequestsPerUnit: 10, Unit: pb.RateLimitResponse_RateLimit_MINUTE, UnitMultiplier: wrapperspb.UInt32(5)},
+		"c=1": {RequestsPerUnit: 7, Unit: pb.RateLimitResponse_RateLimit_MONTH},
+		"d=1": {RequestsPerUnit: 7},
+		"e=1": {RequestsPerUnit: 5, Unit: pb.RateLimitResponse_RateLimit_YEAR},
+		"f=1": {RequestsPerUnit: 9, Unit: pb.RateLimitResponse_RateLimit_HOUR, UnitMultiplier: wrapperspb.UInt32(2)},
+	} {
+		require.Equal(t, want.String(), ask(t, s, entry).GetStatuses()[0].GetCurrentLimit().String(), entry)
+	}
+	require.EqualValues(t, math.MaxUint32, ask(t, must(inMemory(t, edge)), "free=x").GetStatuses()[0].GetLimitRemaining())
+}
+
+func must(s *serve.Service, _ *clock) *serve.Service { return s }
+
+// With all_or_none: false each descriptor is charged for itself.
+func TestEachForItself(t *testing.T) {
+	s, _ := inMemory(t, "all_or_none: false\n"+edge)
+	require.Equal(t, "OVER, OK 2/3 1m0s, OVER 1000/1000 1h0m0s", short(ask(t, s, "user=ann", "tokens=ann 1001")))
+	require.Equal(t, "OK, OK 2/3 1m0s", short(ask(t, s, "user=ann 0")))
+}
+
+func TestReplaces(t *testing.T) {
+	s, _ := inMemory(t, `domain: edge
+descriptors:
+	- {key: home, rate_limit: {unit: minute, requests_per_unit: 1, name: home}}
+	- {key: plan, value: gold, rate_limit: {unit: minute, requests_per_unit: 5, name: plan, replaces: [{name: home}, {name: none}]}}
+	- {key: plan, value: free, rate_limit: {unlimited: true, replaces: [{name: home}]}}
+`)
+	require.Equal(t, "OK, OK, OK 4/5 1m0s", short(ask(t, s, "home=1", "plan=gold")))
+	require.Equal(t, "OK, OK, OK", short(ask(t, s, "home=1", "plan=free")))
+	require.Equal(t, "OK, OK 0/1 1m0s", short(ask(t, s, "home=1")))
+	require.Equal(t, "OK, OK 3/5 1m0s, OK", short(ask(t, s, "plan=gold", "home=1")))
+	require.Equal(t, "OVER, OVER 0/1 1m0s", short(ask(t, s, "home=1")))
+}
+
+// Quotas choose among backends: the whole is over if all of them are.
+func TestQuotas(t *testing.T) {
+	const file = `domain: edge
+descriptors:
+	- {key: b, value: one, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 1}, metadata: {backend: {name: one, zone: a}}}
+	- {key: b, value: two, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 2}, metadata: {backend: {name: two, size: 2}}}
+	- {key: user, rate_limit: {unit: minute, requests_per_unit: 4}}
+`
+	s, _ := inMemory(t, file, serve.WithMetadata())
+	first := ask(t, s, "b=one", "b=two", "user=a")
+	require.Equal(t, "OK, OK 0/1 1m0s, OK 1/2 1m0s, OK 3/4 1m0s", short(first))
+	require.Equal(t, map[string]any{"backend": map[string]any{"name": "one", "zone": "a", "size": 2.0}}, first.GetDynamicMetadata().AsMap()["metadata"])
+	second := ask(t, s, "b=one", "b=two", "user=a")
+	require.Equal(t, "OK, OVER 0/1 1m0s, OK 0/2 1m0s, OK 2/4 1m0s", short(second))
+	require.Equal(t, map[string]any{
+		"domain":      "edge",
+		"descriptors": []any{map[string]any{"entries": []any{"b=one"}}, map[string]any{"entries": []any{"b=two"}}, map[string]any{"entries": []any{"user=a"}}},
+		"metadata":    map[string]any{"backend": map[string]any{"name": "two", "size": 2.0}},
+	}, second.GetDynamicMetadata().AsMap())
+	require.Equal(t, "OVER, OVER 0/1 1m0s, OVER 0/2 1m0s, OK 2/4 1m0s", short(ask(t, s, "b=one", "b=two", "user=a")), "the user is not charged")
+	require.Equal(t, "OK, OK 2/4 1m0s", short(ask(t, s, "user=a 0")))
+	require.Equal(t, "OK, OK 0/4 1m0s", short(ask(t, s, "user=a 2")))
+	require.Equal(t, "OVER, OK 1/1 0s, OVER 0/4 1m0s", short(ask(t, fresh(t, s, file), "b=one", "user=a 5")), "another rule is over")
+}
+
+// fresh is a service with other counts.
+func fresh(t *testing.T, _ *serve.Service, file string) *serve.Service {
+	s, _ := inMemory(t, file)
+	for range 4 {
+		ask(t, s, "user=a")
+	}
+	return s
+}
+
+func TestTheShadowOfAService(t *testing.T) {
+	s, _ := inMemory(t, edge, serve.WithShadow())
+	require.Equal(t, "OK, OVER 3/3 1m0s", short(ask(t, s, "user=ann 4")))
+}
+
+// Fields tell of the limit with the least left, or of the one that denies longest.
+func TestHeaders(t *testing.T) {
+	s, _ := inMemory(t, edge, serve.WithHeaders(serve.Headers{Limit: "X-Limit"}))
+	for want, descriptors := range map[string]string{
+		"X-Limit: 3, RateLimit-Remaining: 2, RateLimit-Reset: 60":        "user=ann|tokens=ann|free=1",
+		"X-Limit: 1000, RateLimit-Remaining: 999, RateLimit-Reset: 3600": "tokens=ann 1001|user=ann 4",
+		"": "free=1|unknown=1",
+	} {
+		var fields []string
+		for _, h := range ask(t, s, strings.Split(descriptors, "|")...).GetResponseHeadersToAdd() {
+			fields = append(fields, h.GetKey()+": "+h.GetValue())
+		}
+		require.Equal(t, want, strings.Join(fields, ", "), descriptors)
+	}
+}
+
+func override(unit typev3.RateLimitUnit, n uint32) *common.RateLimitDescriptor_RateLimitOverride {
+	return &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: n, Unit: unit}
+}
+
+// A limit that the request brings along takes the place of the file's.
+func TestOverrides(t *testing.T) {
+	s, _ := inMemory(t, edge)
+	req := request("trial=x", "unknown=x")
+	req.Descriptors[0].Limit = override(typev3.RateLimitUnit_HOUR, 2)
+	req.Descriptors[1].Limit = override(typev3.RateLimitUnit_SECOND, 7)
+	for _, want := range []string{"OK, OK 1/2 1h0m0s, OK 6/7 1s", "OK, OK 0/2 1h0m0s, OK 5/7 1s", "OVER, OVER 0/2 1h0m0s, OK 5/7 1s"} {
+		answer, err := s.ShouldRateLimit(t.Context(), req)
+		require.NoError(t, err)
+		require.Equal(t, want, short(answer))
+	}
+	req.Descriptors[0].Limit.RequestsPerUnit = 3 // the count stays
+	answer, err := s.ShouldRateLimit(t.Context(), req)
+	require.NoError(t, err)
+	require.Equal(t, "OK, OK 0/3 1h0m0s, OK 4/7 1s", short(answer))
+	req.Domain = "unknown"
+	answer, err = s.ShouldRateLimit(t.Context(), req)
+	require.NoError(t, err)
+	require.Equal(t, "OK, OK, OK", short(answer))
+}
+
+// What makes no sense is refused, and nothing is counted.
+func TestInvalidRequests(t *testing.T) {
+	s, _ := inMemory(t, edge)
+	for reason, change := range map[string]func(*pb.RateLimitRequest){
+		"domain must not be empty":   func(r *pb.RateLimitRequest) { r.Domain = "" },
+		"list must not be empty":     func(r *pb.RateLimitRequest) { r.Descriptors = nil },
+		"10000 descriptors, over 64": func(r *pb.RateLimitRequest) { r.Descriptors = make([]*common.RateLimitDescriptor, 10_000) },
+		"17 of the descriptors have a limit": func(r *pb.RateLimitRequest) {
+			for len(r.Descriptors) < 17 {
+				r.Descriptors = append(r.Descriptors, descriptor("user=ann"))
+			}
+		},
+		"hits_addend 9223372036854775808 is over": func(r *pb.RateLimitRequest) {
+			r.Descriptors = append(r.Descriptors, descriptor("user=b"))
+			r.Descriptors[1].HitsAddend = wrapperspb.UInt64(1 << 63)
+		},
+		"hits_addend 4294967295 is over": func(r *pb.RateLimitRequest) { r.HitsAddend = math.MaxUint32 },
+		"the unit UNKNOWN of its limit": func(r *pb.RateLimitRequest) {
+			r.Descriptors = append(r.Descriptors, descriptor("user=b"))
+			r.Descriptors[1].Limit = override(typev3.RateLimitUnit_UNKNOWN, 1)
+		},
+		"the unit 99 of its limit": func(r *pb.RateLimitRequest) { r.Descriptors[0].Limit = override(99, 1) },
+		"requests_per_unit 4294967295": func(r *pb.RateLimitRequest) {
+			r.Descriptors[0].Limit = override(typev3.RateLimitUnit_DAY, math.MaxUint32)
+		},
+		"a limit for no entries": func(r *pb.RateLimitRequest) {
+			r.Descriptors[0] = &common.RateLimitDescriptor{Limit: override(typev3.RateLimitUnit_DAY, 1)}
+		},
+		"33 entries, over 32": func(r *pb.RateLimitRequest) {
+			r.Descriptors = append(r.Descriptors, descriptor(strings.Repeat("a=b,", 32)+"a=b"))
+		},
+		"bytes of entries": func(r *pb.RateLimitRequest) {
+			r.Descriptors = append(r.Descriptors, descriptor("user="+strings.Repeat("x", 9000)))
+		},
+		"an entry has no key":             func(r *pb.RateLimitRequest) { r.Descriptors = append(r.Descriptors, descriptor("=x")) },
+		"leaky_bucket takes nothing back": func(r *pb.RateLimitRequest) { r.Descriptors = append(r.Descriptors, descriptor("queue=x -1")) },
+	} {
+		req := request("user=ann")
+		change(req)
+		_, err := s.ShouldRateLimit(t.Context(), req)
+		require.Equal(t, codes.InvalidArgument, status.Code(err), reason)
+		require.ErrorContains(t, err, reason)
+	}
+	require.Equal(t, "OK, OK 3/3 0s", short(ask(t, s, "user=ann 0")), "nothing was counted")
+}
+
+// Braces, separators and other signs in what a client sends make no two keys equal.
+func TestKeysAreApart(t *testing.T) {
+	s, _ := inMemory(t, `domain: "{edge}%"
+descriptors:
+	- key: a
+	  rate_limit: {unit: minute, requests_per_unit: 1}
+	  descriptors:
+	  	- {key: b, rate_limit: {unit: minute, requests_per_unit: 1}}
+	- {key: a_b, rate_limit: {unit: minute, requests_per_unit: 1}}
+	- {key: a=b, rate_limit: {unit: minute, requests_per_unit: 1}}
+	- {key: s, value: "x*", share_threshold: true, rate_limit: {unit: minute, requests_per_unit: 2}}
+`)
+	entry := func(key, value string) *common.RateLimitDescriptor_Entry {
+		return &common.RateLimitDescriptor_Entry{Key: key, Value: value}
+	}
+	for _, entries := range [][]*common.RateLimitDescriptor_Entry{
+		{entry("a", "b_c")}, {entry("a_b", "c")}, {entry("a", "1&b=2")}, {entry("a", "1"), entry("b", "2")}, {entry("a", "1%26b=2")},
+		{entry("a", "{1}")}, {entry("a", "")}, {entry("a", "\x00\xff")}, {entry("a", "1=2")}, {entry("a=b", "c")}, {entry("a", "b=c")}, {entry("s", "x1")}, {entry("s", "x2")},
+	} {
+		answer, err := s.ShouldRateLimit(t.Context(), &pb.RateLimitRequest{Domain: "{edge}%", Descriptors: []*common.RateLimitDescriptor{{Entries: entries}}})
+		require.NoError(t, err)
+		require.Equal(t, pb.RateLimitResponse_OK, answer.GetOverallCode(), "%v", entries)
+	}
+	answer, err := s.ShouldRateLimit(t.Context(), &pb.RateLimitRequest{Domain: "{edge}%", Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{entry("s", "x3")}}}})
+	require.NoError(t, err)
+	require.Equal(t, pb.RateLimitResponse_OVER_LIMIT, answer.GetOverallCode(), "they share a count")
+}
+
+// Of 32 callers at once as many are admitted as the limit says.
+func TestCallersAtOnce(t *testing.T) {
+	s, _ := inMemory(t, `domain: edge
+descriptors:
+	- {key: user, rate_limit: {unit: day, requests_per_unit: 100}}
+	- {key: all, rate_limit: {unit: day, requests_per_unit: 90}}
+`)
+	var admitted atomic.Int64
+	var callers sync.WaitGroup
+	for range 32 {
+		callers.Go(func() {
+			for range 10 {
+				answer, err := s.ShouldRateLimit(t.Context(), request("user=a", "all=1"))
+				if err == nil && answer.GetOverallCode() == pb.RateLimitResponse_OK {
+					admitted.Add(1)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	require.EqualValues(t, 90, admitted.Load())
+	require.Equal(t, "OK, OK 10/100 24h0m0s", short(ask(t, s, "user=a 0")))
+}
+
+// New files change the numbers, and keep the counts.
+func TestUpdate(t *testing.T) {
+	s, _ := inMemory(t, edge)
+	ask(t, s, "user=ann 2")
+	require.NoError(t, s.Update(rules(t, strings.Replace(edge, "requests_per_unit: 3", "requests_per_unit: 5", 1))))
+	require.Equal(t, "OK, OK 2/5 1m0s", short(ask(t, s, "user=ann")))
+	for _, wrong := range []*serve.Rules{nil, {}, rules(t, "store: {lease: 1s}\n"+edge)} {
+		require.ErrorIs(t, s.Update(wrong), ratelimit.ErrInvalidOption)
+	}
+	require.Equal(t, "OK, OK 1/5 1m0s", short(ask(t, s, "user=ann")), "the rules stay")
+	_, err := serve.New(ratelimit.Must(memstore.New()), rules(t, edge), serve.WithProxies())
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
