@@ -385,18 +385,18 @@ func (e *everything) kill(w *world, p int) {
 	}
 }
 
-// jump sets the store's clock. If that jumps ahead, what is held can be used once in a window that is
-// not its own.
+// jump sets the store's clock. What is held, or on its way back, can then be used once in a window
+// that is not its own.
 func (e *everything) jump(w *world, by int) {
 	before := w.window()
 	w.ahead += by
 	for k := range e.keys {
 		key := &w.keys[k]
-		if by < 0 {
-			if w.window() != before && key.meter.window == before {
-				key.meter.window = w.window() // as the store's count
-			}
-			continue
+		if by < 0 && w.window() != before && key.meter.window == before {
+			key.meter.window = w.window() // as the store's count
+		}
+		for _, r := range key.returns {
+			key.meter.spare += r.n
 		}
 		for p := range e.processes {
 			mine := &key.processes[p]
@@ -439,11 +439,11 @@ func (e *everything) takeBack(w *world, k, i int) {
 var everySmallScope = []scope{
 	{processes: 2, keys: 1, rate: 2, calls: 3, ticks: 3},
 	{processes: 2, keys: 1, rate: 3, calls: 3, ticks: 3, kills: 1},
-	{processes: 2, keys: 1, rate: 2, calls: 3, ticks: 3, steps: 1},
+	{processes: 1, keys: 1, rate: 2, calls: 4, ticks: 4, steps: 1},
 	{processes: 2, keys: 2, rate: 2, calls: 3, ticks: 2},
 	{processes: 2, keys: 2, rate: 3, calls: 3, ticks: 4},
 	{processes: 2, keys: 1, rate: 3, calls: 4, ticks: 5},
-	{processes: 2, keys: 1, rate: 2, calls: 3, ticks: 5, kills: 1, steps: 1},
+	{processes: 2, keys: 1, rate: 2, calls: 4, ticks: 4, kills: 1, steps: 1},
 }
 
 // Each schedule keeps the bound.
