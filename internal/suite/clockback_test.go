@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -79,12 +77,19 @@ func newWays(t *testing.T) *wayServer {
 	return &wayServer{client: redistest.Shared(t).Client(t), prefix: redistest.Prefix(t), rules: map[*store.Rule]*[4]way{}}
 }
 
+var (
+	clockOf  = regexp.MustCompile(`call\('TIME'\)`)
+	expiryOf = regexp.MustCompile(`ceil\((.*) / 1000\)`)
+)
+
 // load loads a script with another clock. It writes how long its key lives, in ms, to a key
 // beside it, as no server's clock can be set.
 func (w *wayServer) load(script string) (sha string, err error) {
-	clock := fmt.Sprintf("{ call('GET', '%[1]s s'), call('GET', '%[1]s us') }", w.prefix)
-	script = strings.ReplaceAll(script, "call('TIME')", clock)
-	script = regexp.MustCompile(`ceil\((.*) / 1000\)`).ReplaceAllString(script, "lasting(ceil($1 / 1000))")
+	if !clockOf.MatchString(script) || !expiryOf.MatchString(script) {
+		return "", errors.New("the script has another clock, or another expiry")
+	}
+	script = clockOf.ReplaceAllString(script, fmt.Sprintf("{ call('GET', '%[1]s s'), call('GET', '%[1]s us') }", w.prefix))
+	script = expiryOf.ReplaceAllString(script, "lasting(ceil($1 / 1000))")
 	return w.client.ScriptLoad(context.Background(), `
 local function lasting(ms)
   redis.call('SET', KEYS[1] .. ' life', string.format('%.0f', ms))
@@ -139,58 +144,64 @@ func (s *wayStore) call(ctx context.Context, op string, ns *store.Namespace, key
 	defer s.mu.Unlock()
 	hi, lo := ns.ID()
 	now, key := s.clock().UnixMicro(), fmt.Sprintf("%s%x%x %s", s.prefix, hi, lo, key)
-	var keys, lives, both []string
-	for i := range s.rules[ns.Rule] {
+	ways := s.rules[ns.Rule]
+	var keys, lives []string
+	for i := range ways {
 		keys = append(keys, fmt.Sprint(key, " ", i))
 		lives = append(lives, keys[i]+" life")
 	}
-	both = append(slices.Clone(keys), lives...)
 	pipe := s.client.Pipeline()
 	pipe.MSet(ctx, s.wayServer.prefix+" s", now/1e6, s.wayServer.prefix+" us", now%1e6)
 	if expiry, expires := s.expiry[key]; expires && now/1000 > expiry || op == "reset" {
-		pipe.Del(ctx, both...)
+		pipe.Del(ctx, keys...)
 		delete(s.expiry, key)
 	}
+	pipe.Del(ctx, lives...)
 	if op == "reset" {
 		_, err = pipe.Exec(ctx)
 		return r, err
 	}
-	pipe.Del(ctx, lives...)
-	var replies, values []*redis.Cmd
-	for i, w := range s.rules[ns.Rule] {
-		replies = append(replies, w.call(ctx, pipe, keys[i], op, l, now, n, more))
-		read := []any{"GET", keys[i]}
-		if ns.Rule.NewLog != nil {
-			read = []any{"LRANGE", keys[i], 0, -1}
-		}
-		values = append(values, pipe.Do(ctx, read...))
+	outcomes := make([]wayOutcome, len(ways))
+	for i, w := range ways {
+		outcomes[i].reply = w.call(ctx, pipe, keys[i], op, l, now, n, more)
+		outcomes[i].value = valueOf(ctx, pipe, ns.Rule, keys[i])
+		outcomes[i].life = pipe.Get(ctx, lives[i])
 	}
-	life := pipe.MGet(ctx, lives...)
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return r, fmt.Errorf("%w: %w", store.ErrStore, err)
 	}
-	for i, w := range s.rules[ns.Rule] {
-		switch {
-		case fmt.Sprint(replies[i].Val()) != fmt.Sprint(replies[0].Val()):
-			return r, fmt.Errorf("%s of %d: the reply is %v, and %s %v", op, n, replies[0].Val(), w.name, replies[i].Val())
-		case fmt.Sprint(values[i].Val()) != fmt.Sprint(values[0].Val()):
-			return r, fmt.Errorf("%s of %d leaves %q, and %s %q", op, n, values[0].Val(), w.name, values[i].Val())
-		case life.Val()[i] != life.Val()[0]:
-			return r, fmt.Errorf("after %s of %d the key lives for %v ms, and %s for %v", op, n, life.Val()[0], w.name, life.Val()[i])
+	for i, o := range outcomes {
+		if o.String() != outcomes[0].String() {
+			return r, fmt.Errorf("%s of %d %s: %v\n%s: %v", op, n, ways[0].name, outcomes[0], ways[i].name, o)
 		}
 	}
-	if ms, written := life.Val()[0].(string); written {
-		lives, err := strconv.ParseInt(ms, 10, 64)
-		if err != nil {
-			return r, err
-		}
-		s.expiry[key] = now/1000 + lives
+	if ms, err := outcomes[0].life.Int64(); err == nil {
+		s.expiry[key] = now/1000 + ms
 	}
-	reply, err := replies[0].Int64Slice()
+	reply, err := outcomes[0].reply.Int64Slice()
 	if err != nil {
 		return r, fmt.Errorf("%w: %w", store.ErrStore, err)
 	}
 	return store.Reply{Outcome: store.AdmittedIf(reply[0] == 1), X: reply[1], Y: reply[2], Z: reply[3]}, nil
+}
+
+// wayOutcome is what a call of one way has replied, the value that it has left, and for how long if it
+// has written that.
+type wayOutcome struct {
+	reply, value *redis.Cmd
+	life         *redis.StringCmd
+}
+
+func (o wayOutcome) String() string {
+	return fmt.Sprintf("%v, %q for %s ms", o.reply.Val(), fmt.Sprint(o.value.Val()), o.life.Val())
+}
+
+// valueOf reads the value of a key.
+func valueOf(ctx context.Context, pipe redis.Pipeliner, rule *store.Rule, key string) *redis.Cmd {
+	if rule.NewLog != nil {
+		return pipe.Do(ctx, "LRANGE", key, 0, -1)
+	}
+	return pipe.Do(ctx, "GET", key)
 }
 
 // call makes a call this way.
