@@ -405,9 +405,10 @@ func TestWhileTheStoreIsDownALocalLimiterBans(t *testing.T) {
 		for range 2 {
 			require.True(t, allow(t, safe, "key").Allowed)
 		}
-		for range 3 {
+		for range 2 {
 			require.Equal(t, ratelimit.SourceLocal, allow(t, safe, "key").Source())
 		}
+		require.Equal(t, ratelimit.SourceBan, allow(t, safe, "key").Source())
 		time.Sleep(14 * time.Minute)
 		r := allow(t, safe, "key")
 		require.False(t, r.Allowed)

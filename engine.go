@@ -135,7 +135,7 @@ func (lim *limiter) Name() string { return lim.name }
 
 // Peek answers what Allow would, and charges nothing.
 func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error) {
-	err = lim.decide(ctx, key, 1, peek, nil, &res)
+	err = lim.look(ctx, key, &res)
 	return res, err
 }
 
@@ -179,6 +179,19 @@ func (lim *limiter) take(ctx context.Context, key string, n int, res *Result) er
 		charged = int64(n)
 	}
 	lim.taken(res, r, int64(n), charged)
+	return nil
+}
+
+// look is Peek, in straight line as take is.
+func (lim *limiter) look(ctx context.Context, key string, res *Result) error {
+	if !lim.quick || len(key) == 0 || len(key) > store.MaxKey || ctx.Err() != nil {
+		return lim.decide(ctx, key, 1, peek, nil, res)
+	}
+	r, err := lim.store.Peek(ctx, lim.namespace, key, lim.integers, 1)
+	if err != nil {
+		return err
+	}
+	lim.taken(res, r, 1, 0)
 	return nil
 }
 

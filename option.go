@@ -132,6 +132,7 @@ func KeepLimits(ctx context.Context) context.Context {
 type keptLimits struct {
 	context.Context
 	outer *keptLimits // knows what this one does; nil if there is none
+	once  bool        // no limit is asked for twice: all calls are for one decision
 
 	mu     sync.Mutex
 	first  [1]keptLimit // in place, as there is seldom more than one function
@@ -157,6 +158,9 @@ func (k *keptLimits) Value(key any) any {
 	}
 	return k.Context.Value(key)
 }
+
+// Once is for package fallback, whose decision can take several calls of a limiter.
+func (k *keptLimits) Once() { k.once = true }
 
 // keep remembers that the limit of key was l in the last decision.
 func (k *keptLimits) keep(of *limiter, key string, l Limit) {
@@ -191,9 +195,15 @@ func (k *keptLimits) find(of *limiter, key string) (Limit, bool) {
 
 // askLimit asks the limit function for the limit of a decision.
 func (lim *limiter) askLimit(ctx context.Context, key string) (Limit, error) {
+	kept := keptIn(ctx)
+	if kept != nil && kept.once {
+		if l, ok := kept.find(lim, key); ok {
+			return l, nil
+		}
+	}
 	l, err := lim.limitFunc(ctx, key)
 	if err == nil {
-		keptIn(ctx).keep(lim, key, l)
+		kept.keep(lim, key, l)
 	}
 	return l, err
 }

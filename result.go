@@ -139,7 +139,7 @@ const (
 	SourceFailOpen
 	// SourceFailClosed says that the store failed, and the event was refused.
 	SourceFailClosed
-	// SourceLocal says that the store failed, and a local limiter decided.
+	// SourceLocal says that the store failed, and a local limiter decided, but for its bans.
 	SourceLocal
 	// SourceDenyCache says that the store has denied before (package denycache).
 	SourceDenyCache

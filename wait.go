@@ -21,9 +21,9 @@ var (
 	ErrWouldExceedDeadline = fmt.Errorf("ratelimit: the permit would come too late: %w", context.DeadlineExceeded)
 )
 
-// Wait blocks until l admits n events of key, and then for their Delay. It returns at once with
-// [ErrWouldExceedDeadline] if that would come after ctx's deadline, and with [ErrNever] if n
-// can never be admitted.
+// Wait blocks until l admits n events of key, and then for their Delay. It returns
+// [ErrWouldExceedDeadline] as soon as l's answers show that this would come after ctx's deadline.
+// It returns [ErrNever] at once if n can never be admitted.
 //
 // In one process the waiters of a key and limiter [stand in a queue], and a wait costs about
 // one call of l. If ctx ends, a permit goes to the next waiter, or is given back. Errors of l

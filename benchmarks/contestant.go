@@ -66,7 +66,7 @@ func (w workload) quota() quota {
 func contestants() []contestant {
 	return append(ours(),
 		xTimeRateMutex, xTimeRateSyncMap, goLimiter, throttledMemory, ululeMemory,
-		httprateCounter, tollboothBuckets, slidingWindowMap)
+		httprateCounter, tollboothBuckets, slidingWindowMap, failsafeSyncMap, handLog)
 }
 
 // matching returns those of all whose names match.

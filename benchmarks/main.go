@@ -174,7 +174,7 @@ func (b *bench) measure(ctx context.Context, chosen []string, name *regexp.Regex
 		f    func([]contestant) error
 	}{
 		{"time", func(all []contestant) error {
-			return b.measureTimes(append(all, matching([]contestant{tokenBucketAgain, allOfTwo, growingLog}, name)...))
+			return b.measureTimes(append(all, matching([]contestant{tokenBucketAgain, tokenBucketPeek, allOfTwo, growingLog}, name)...))
 		}},
 		{"footprint", b.measureFootprint},
 		{"footprint", b.measureMany},

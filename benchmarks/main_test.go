@@ -39,7 +39,7 @@ func outcomes(t *testing.T, lim limiter, w workload) {
 }
 
 func TestEachContestantAdmitsAndDeniesAsMeasured(t *testing.T) {
-	for _, c := range append(contestants(), allOfTwo, growingLog) {
+	for _, c := range append(contestants(), tokenBucketPeek, allOfTwo, growingLog) {
 		for name, out := range map[string]outcome{"allowed": allowed, "denied": denied, "brief": brief} {
 			t.Run(c.name+"/"+name, func(t *testing.T) {
 				w := workload{out, testKeys, 2 * time.Second}

@@ -7,15 +7,20 @@ import (
 	"strings"
 )
 
+// crowds are numbers of callers of one key, beside one and as many as there are processors.
+var crowds = []int{8, 64}
+
 // timeCell is one column of the tables of times.
 type timeCell struct {
-	keys     int
-	parallel bool
+	keys, callers int
 }
 
 func (c timeCell) String() string {
-	how := "serial"
-	if c.parallel {
+	how := fmt.Sprintf("%d callers", c.callers)
+	switch c.callers {
+	case 1:
+		how = "serial"
+	case runtime.GOMAXPROCS(0):
 		how = "parallel"
 	}
 	if c.keys == 1 {
@@ -55,15 +60,19 @@ func (b *bench) measureKeys(all []contestant, w workload, times *grid) error {
 	if w.keys >= manyKeys {
 		n = min(w.keys, b.manyBatch)
 	}
-	callers := runtime.GOMAXPROCS(0)
 	return withoutGC(func() error {
 		serial := func(lim limiter, from int) error { return pass(lim, keys, from, n, w.outcome == allowed) }
-		b.rounds(all, open, times, timeCell{w.keys, false}.String(), n, n, serial)
-		b.processorRounds(all, open, times, timeCell{w.keys, false}.String()+", processor", n, serial)
-		parallel := func(lim limiter, from int) error {
-			return passes(lim, keys, from, n, callers, w.outcome == allowed)
+		b.rounds(all, open, times, timeCell{w.keys, 1}.String(), n, n, serial)
+		b.processorRounds(all, open, times, timeCell{w.keys, 1}.String()+", processor", n, serial)
+		several := []int{runtime.GOMAXPROCS(0)}
+		if w.keys == 1 {
+			several = append(several, crowds...)
 		}
-		b.rounds(all, open, times, timeCell{w.keys, true}.String(), n, n/callers, parallel)
+		for _, callers := range several {
+			b.rounds(all, open, times, timeCell{w.keys, callers}.String(), n, n/callers, func(lim limiter, from int) error {
+				return passes(lim, keys, from, n, callers, w.outcome == allowed)
+			})
+		}
 		if w.keys != b.allocKeys {
 			return nil
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -66,6 +67,38 @@ var tokenBucketAgain = contestant{
 		}
 		return openOurs("token_bucket", s, w)
 	},
+}
+
+// tokenBucketPeek is Peek of a TokenBucket in place of Allow, once each key has been shown.
+var tokenBucketPeek = contestant{
+	name: "TokenBucket, Peek", algorithm: "token_bucket", ours: true,
+	open: func(w workload) (limiter, error) {
+		s, err := memstore.New()
+		if err != nil {
+			return limiter{}, err
+		}
+		lim, err := ratelimit.New("token_bucket", s, ourLimit("token_bucket", w))
+		if err != nil {
+			return limiter{}, err
+		}
+		allow, left := opened(lim), atomic.Int64{}
+		left.Store(int64(w.keys))
+		allow.decide = deciding(lim, &left)
+		return allow, nil
+	},
+}
+
+// deciding is Allow for as many calls as are left, and then Peek.
+func deciding(lim ratelimit.Limiter, left *atomic.Int64) func(key string) (bool, error) {
+	ctx := context.Background()
+	return func(key string) (bool, error) {
+		ask := lim.Peek
+		if left.Load() > 0 && left.Add(-1) >= 0 {
+			ask = lim.Allow
+		}
+		r, err := ask(ctx, key)
+		return r.Allowed, err
+	}
 }
 
 // allOfTwo is an All of two token buckets on the same key, the second of which has twice the

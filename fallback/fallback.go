@@ -57,7 +57,8 @@ type Limiter struct {
 	limiter  ratelimit.Limiter
 	source   ratelimit.Source // of the answer
 	local    ratelimit.Limiter
-	asks     bool // whether a local limiter may ask the limit function that the limiter has asked
+	asks     bool // whether one decision may ask a limit function more than once
+	frees    bool // whether keys may be Unlimited, which is admitted while the breaker is open
 	failures uint32
 	pause    time.Duration // from opening to the probe
 
@@ -67,6 +68,7 @@ type Limiter struct {
 	probeAt  atomic.Int64     // ns since base; 0 unless the breaker is open
 	halfOpen atomic.Bool      // whether the breaker is
 	mark     *ratelimit.Mark  // on its answers
+	banned   *ratelimit.Mark  // on those of a local Ban
 	made     ratelimit.Result // its answer without a local limiter, except RetryAfter
 	owed     debts
 }
@@ -100,13 +102,15 @@ type Answer struct {
 // key's state is not known. Refunding such a Result is no error and does nothing.
 func FailOpen() Answer { return Answer{source: ratelimit.SourceFailOpen} }
 
-// FailClosed refuses every event. Its Results have [ratelimit.SourceFailClosed]. RetryAfter is
+// FailClosed refuses every event, except of keys that a limit function or a tier makes
+// [ratelimit.Unlimited], without a [ratelimit.Ban] around. Its Results have [ratelimit.SourceFailClosed]. RetryAfter is
 // the time until the breaker's next probe, and at least 1 s. Limit, Remaining and
 // ResetAfter are 0, since they are not known.
 func FailClosed() Answer { return Answer{source: ratelimit.SourceFailClosed} }
 
 // FailTo lets l decide, a limiter of this process alone, such as one in memory. Its Results
-// have [ratelimit.SourceLocal]. Most callers want [FailLocal], which makes that limiter.
+// have [ratelimit.SourceLocal], or [ratelimit.SourceBan] if l bans the key. Most callers want
+// [FailLocal], which makes that limiter.
 //
 // Bound: l's own for each instance that cannot reach the store, on top of what the store admits
 // to the others. If n instances share a store, give each a share of 1/n. Then that is at most
@@ -201,8 +205,11 @@ func New(l ratelimit.Limiter, p Answer, opts ...Option) (*Limiter, error) {
 	if f.local, err = p.limiter(l); err != nil {
 		return nil, err
 	}
-	f.asks = f.local != nil && !see.ByKey(l)
+	_, bans := see.First[*ratelimit.Ban](l) // which are asked of the store also for who is Unlimited
+	f.frees = p.source == ratelimit.SourceFailClosed && !bans && !see.ByKey(l)
+	f.asks = f.frees || f.local != nil && !see.ByKey(l)
 	f.mark = ratelimit.NewMark(f, p.source, new(answered))
+	f.banned = ratelimit.NewMark(f, ratelimit.SourceStore, new(answered))
 	f.made = ratelimit.Result{Allowed: p.source == ratelimit.SourceFailOpen}.WithMark(f.mark)
 	f.owed.seeds = keyhash.New()
 	f.breaker = f.newBreaker()
@@ -318,6 +325,8 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 	ctx = f.context(ctx)
 	r, err := f.call(func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
 	switch {
+	case f.frees && errors.Is(err, errOpen) && f.unlimited(ctx, q.key):
+		return q.ask(ctx, f.limiter) // which asks no store
 	case errors.Is(err, ratelimit.ErrStore):
 		return f.answer(ctx, q)
 	case err != nil:
@@ -329,12 +338,23 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 }
 
 // context is ctx for one decision, which the local limiter makes too. A limit function is asked
-// once for both.
+// once for both, and for what the key owes.
 func (f *Limiter) context(ctx context.Context) context.Context {
-	if f.asks {
-		return ratelimit.KeepLimits(ctx)
+	if !f.asks {
+		return ctx
+	}
+	ctx = ratelimit.KeepLimits(ctx)
+	if kept, ok := ctx.(interface{ Once() }); ok {
+		kept.Once()
 	}
 	return ctx
+}
+
+// unlimited reports whether all limits of key are.
+func (f *Limiter) unlimited(ctx context.Context, key string) bool {
+	policies, err := ratelimit.AppendPolicies(ctx, nil, f.limiter, key)
+	limited := func(p ratelimit.Policy) bool { return p.Limit != ratelimit.Unlimited() }
+	return err == nil && len(policies) > 0 && !slices.ContainsFunc(policies, limited)
 }
 
 // check refuses invalid input, even if the limiter will not be asked.
@@ -426,6 +446,9 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 	}
 	if q.method != peek && r.Allowed {
 		f.owed.add(q.key, q.n, f.now(), r.ResetAfter)
+	}
+	if r.Source() == ratelimit.SourceBan {
+		return r.WithMark(f.banned), nil
 	}
 	return r.WithMark(f.mark), nil
 }

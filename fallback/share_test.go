@@ -3,6 +3,7 @@ package fallback_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -222,4 +223,138 @@ func TestAFailureOfALimitFunctionIsNotTheStores(t *testing.T) {
 			require.Equal(t, fallback.StateClosed, state)
 		}
 	}
+}
+
+// A limit function is asked once for a decision, whatever that takes: a look at the local limiter,
+// what the key owes, and the decision itself.
+func TestAKeyThatOwesHasItsLimitAskedForOnce(t *testing.T) {
+	asked := 0
+	limit := func(context.Context, string) (ratelimit.Limit, error) {
+		asked++
+		return ratelimit.PerHour(10), nil
+	}
+	s := onSwitch(t)
+	lim := failover(t, newLimiter(t, "token_bucket", s, ratelimit.PerHour(5), ratelimit.WithLimitFunc(limit)), fallback.FailLocal(1))
+	s.down = true
+	for range 3 {
+		require.Equal(t, ratelimit.SourceLocal, allow(t, lim, "key").Source())
+	}
+	s.down = false
+	require.True(t, lim.Owes("key"))
+	asked = 0
+	r := allow(t, lim, "key")
+	require.Equal(t, ratelimit.SourceStore, r.Source())
+	require.Equal(t, 6, r.Remaining)
+	require.Equal(t, 1, asked)
+	require.False(t, lim.Owes("key"))
+	allow(t, lim, "key")
+	require.Equal(t, 2, asked, "each decision asks anew")
+}
+
+// While the breaker is open, who is Unlimited needs no store, and is not refused.
+func TestWhoIsUnlimitedIsNotRefused(t *testing.T) {
+	asked := 0
+	limits := func(_ context.Context, key string) (ratelimit.Limit, error) {
+		asked++
+		switch key {
+		case "staff":
+			return ratelimit.Unlimited(), nil
+		case "unknown":
+			return ratelimit.Limit{}, errors.New("no database")
+		}
+		return ratelimit.PerHour(5), nil
+	}
+	s := onSwitch(t)
+	s.down = true
+	plan := newLimiter(t, "token_bucket", s, ratelimit.PerHour(5), ratelimit.WithLimitFunc(limits), ratelimit.WithName("plan"))
+	other := newLimiter(t, "token_bucket", s, ratelimit.PerHour(5), ratelimit.WithName("other"))
+	ban, err := ratelimit.NewBan(plan, s, ratelimit.Penalty{Denials: 3, Within: time.Hour, For: time.Hour})
+	require.NoError(t, err)
+	for _, c := range []struct {
+		limiter ratelimit.Limiter
+		key     string
+		source  ratelimit.Source
+	}{
+		{plan, "staff", ratelimit.SourceUnlimited},
+		{plan, "customer", ratelimit.SourceFailClosed},
+		{plan, "unknown", ratelimit.SourceFailClosed},
+		{all(t, plan, other), "staff", ratelimit.SourceFailClosed},
+		{ban, "staff", ratelimit.SourceFailClosed},
+	} {
+		lim := failover(t, c.limiter, fallback.FailClosed(), fallback.WithBreaker(1, time.Hour))
+		require.False(t, allow(t, lim, "customer").Allowed)
+		require.Equal(t, fallback.StateOpen, state(lim))
+		asked, s.calls = 0, 0
+		require.Equal(t, c.source, allow(t, lim, c.key).Source(), "%T of %s", c.limiter, c.key)
+		require.Equal(t, c.source, peek(t, lim, c.key).Source())
+		require.LessOrEqual(t, asked, 2, "once for each decision")
+		require.Zero(t, s.calls)
+	}
+}
+
+// A ban by the local limiter is one: it has no numbers of a limit.
+func TestABanWhileTheStoreFailsIsABan(t *testing.T) {
+	s := onSwitch(t)
+	s.down = true
+	ban, err := ratelimit.NewBan(newLimiter(t, "token_bucket", s, ratelimit.PerHour(1)), s,
+		ratelimit.Penalty{Denials: 1, Within: time.Hour, For: time.Hour})
+	require.NoError(t, err)
+	lim := failover(t, ban, fallback.FailLocal(1))
+	require.Equal(t, ratelimit.SourceLocal, allow(t, lim, "key").Source())
+	for range 2 { // the denial that begins it, and one by it
+		r := allow(t, lim, "key")
+		require.False(t, r.Allowed)
+		require.Equal(t, ratelimit.SourceBan, r.Source())
+		require.False(t, r.Counted())
+	}
+	require.Equal(t, ratelimit.SourceBan, peek(t, lim, "key").Source())
+}
+
+// switched is a store that can be down.
+type switched struct {
+	store.Store
+	down  bool
+	calls int
+}
+
+func onSwitch(t *testing.T) *switched {
+	t.Helper()
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	return &switched{Store: mem}
+}
+
+func (s *switched) err() error {
+	if s.calls++; s.down {
+		return fmt.Errorf("%w: on purpose", ratelimit.ErrStore)
+	}
+	return nil
+}
+
+func (s *switched) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := s.err(); err != nil {
+		return store.Reply{}, err
+	}
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+func (s *switched) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := s.err(); err != nil {
+		return store.Reply{}, err
+	}
+	return s.Store.TakeUpTo(ctx, ns, key, l, n)
+}
+
+func (s *switched) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := s.err(); err != nil {
+		return store.Reply{}, err
+	}
+	return s.Store.Peek(ctx, ns, key, l, n)
+}
+
+func (s *switched) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if err := s.err(); err != nil {
+		return err
+	}
+	return s.Store.TakeAll(ctx, requests, replies)
 }

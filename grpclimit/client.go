@@ -17,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit/internal/cooldown"
 	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/inflight"
 )
 
 // UnaryClientInterceptor returns an interceptor that keeps the calls of a client under a
@@ -25,6 +26,9 @@ import (
 // deadline is [codes.DeadlineExceeded] at once, and one that no waiting will admit is
 // [codes.ResourceExhausted]. With [WithoutWaiting] nothing waits. Other statuses are those of
 // [UnaryServerInterceptor].
+//
+// If l counts slots (package inflight), a call waits for one ([inflight.Wait]), and holds it until
+// it ends. A stream ends when RecvMsg says so, or its context.
 //
 // A call is counted when it is made. What gRPC's own retry policy sends again is not counted
 // again. With [WithMaxPause] the client heeds the server.
@@ -65,6 +69,9 @@ func newClient(l ratelimit.Limiter, opts []ClientOption) (client, error) {
 			return client{}, err
 		}
 	}
+	if err := c.checkSlots(); err != nil {
+		return client{}, err
+	}
 	return client{c}, nil
 }
 
@@ -82,7 +89,10 @@ func (c client) unary(ctx context.Context, fullMethod string, req, reply any, cc
 		opts = append(slices.Clip(opts), grpc.Header(&said[0]), grpc.Trailer(&said[1]))
 	}
 	code := codes.Internal // of an invoker that panics
-	defer func() { c.refundBy(ctx, ch, code) }()
+	defer func() {
+		c.refundBy(ctx, ch, code)
+		ch.slot.Release()
+	}()
 	err = invoker(ctx, fullMethod, req, reply, cc, opts...)
 	code = codeOf(err)
 	c.heed(ch.Key, err, said...)
@@ -94,6 +104,12 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 	if err != nil {
 		return nil, err
 	}
+	opened := false
+	defer func() {
+		if !opened {
+			ch.slot.Release()
+		}
+	}()
 	stream, err := streamer(ctx, desc, cc, fullMethod, opts...)
 	if ch.Key == "" {
 		return stream, err
@@ -103,7 +119,10 @@ func (c client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 		c.refundBy(ctx, ch, codeOf(err))
 		return nil, err
 	}
-	if c.cooldowns == nil && c.refund == nil {
+	if opened = true; ch.slot != nil {
+		context.AfterFunc(stream.Context(), ch.slot.Release) // if nobody receives its end
+	}
+	if c.cooldowns == nil && c.refund == nil && ch.slot == nil {
 		return stream, nil
 	}
 	return &clientStream{ClientStream: stream, client: c, charge: ch, single: !desc.ServerStreams}, nil
@@ -127,7 +146,8 @@ func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, 
 		}
 		// A cooldown has begun meanwhile. Calls that keep their charge until its end would all be
 		// sent at once then. An error leaves the charge of a call that was not sent.
-		_ = c.limiter.Refund(context.WithoutCancel(ctx), key, ch.Result, n)
+		_ = c.refundAll(ctx, ch)
+		ch.slot.Release()
 	}
 }
 
@@ -136,10 +156,12 @@ func (c client) charge(ctx context.Context, fullMethod, key string, n int) (char
 	if n == 0 {
 		return charge{Decision: Decision{Key: key}}, nil
 	}
-	r, err := c.ask(ctx, key, n)
+	slot, r, err := c.ask(ctx, key, n)
 	switch {
 	case errors.Is(err, ratelimit.ErrWouldExceedDeadline):
 		return charge{}, errTooLate
+	case errors.Is(err, inflight.ErrFull):
+		return charge{}, refusal(codes.ResourceExhausted, "rate limit: too many calls wait", time.Second).Err()
 	case errors.Is(err, ratelimit.ErrNever):
 		return charge{}, c.denied(ctx, key, ratelimit.Result{RetryAfter: ratelimit.Never})
 	case err != nil:
@@ -147,17 +169,21 @@ func (c client) charge(ctx context.Context, fullMethod, key string, n int) (char
 	case !r.Allowed:
 		return charge{}, c.denied(ctx, key, r)
 	}
-	return charge{Decision{Result: r, Key: key}, n}, nil
+	return charge{Decision{Result: r, Key: key}, n, slot}, nil
 }
 
 var errTooLate = status.Error(codes.DeadlineExceeded, "rate limit: the call would have its turn after its deadline")
 
 // ask makes one decision, or as many as waiting takes.
-func (c client) ask(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if c.refuse {
-		return c.limiter.AllowN(ctx, key, n)
+func (c client) ask(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
+	switch {
+	case c.refuse:
+		return c.take(ctx, key, n)
+	case inflight.Has(c.limiter):
+		return inflight.Wait(ctx, c.limiter, key, n, c.hold...)
 	}
-	return ratelimit.Wait(ctx, c.limiter, key, n)
+	r, err := ratelimit.Wait(ctx, c.limiter, key, n)
+	return nil, r, err
 }
 
 func (c client) denied(ctx context.Context, key string, r ratelimit.Result) error {
@@ -245,4 +271,5 @@ func (s *clientStream) end(err error) {
 		s.client.heed(s.charge.Key, err, header, s.Trailer())
 	}
 	s.client.refundBy(s.Context(), s.charge, code)
+	s.charge.slot.Release()
 }

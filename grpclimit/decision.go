@@ -3,9 +3,11 @@ package grpclimit
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/inflight"
 )
 
 // Decision is what an interceptor knows of a call that the limiter has decided on.
@@ -17,6 +19,9 @@ type Decision struct {
 	Policies []ratelimit.Policy
 	Key      string // see [Key]; API keys are hashed
 	bucket   bool   // whether the limit is known to be a bucket
+
+	slot      *inflight.Slot
+	slotRetry time.Duration // to say of slots; 0 for a second
 }
 
 // NewDecision returns the decision r that l has made of key, with the policies of l. It is for
@@ -38,12 +43,18 @@ func (d *Decision) report(local []ratelimit.Policy) report.Decision {
 		all.Policies = slices.Clone(d.Policies) // Follow changes them
 		all.Follow(local)
 	}
+	all.Shorten(d.slotRetry)
 	return all
 }
 
 // Limiter returns the name of the limit that decided (see [ratelimit.Policy]): the one that
 // denied or, of an admission, the one with the least left. It is "" if that is not known.
 func (d Decision) Limiter() string { return report.Limiter(&d.Result, d.Policies) }
+
+// Slot returns what the call holds of a limiter that counts slots (package inflight), such as to
+// settle its tokens, or to see whether it is lost. It is nil if the call holds none, and unless the
+// Decision is of [FromContext]. A handler may give it back before it returns.
+func (d Decision) Slot() *inflight.Slot { return d.slot }
 
 // FromContext returns the decision on the call, or the opening of the stream, whose context
 // ctx is. It is false unless the interceptor was made [WithContext]. Of several interceptors

@@ -34,12 +34,24 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 )
 
-// charge is a decision, and what was charged for it: 0 events for a call that is free or not limited.
+// charge is a decision, and what was charged for it: 0 events for a call that is free or not limited,
+// and a slot if the limiter counts some.
 type charge struct {
 	Decision
-	n int
+	n    int
+	slot *inflight.Slot
+}
+
+// refundAll gives back the events. The slot is given back by itself.
+func (c *config) refundAll(ctx context.Context, ch charge) error {
+	ctx = context.WithoutCancel(ctx)
+	if ch.slot != nil {
+		return ch.slot.Refund(ctx)
+	}
+	return c.limiter.Refund(ctx, ch.Key, ch.Result, ch.n)
 }
 
 // subject returns the key of a call, and whether it is counted at all. The error is
@@ -77,7 +89,7 @@ func (c *config) refundBy(ctx context.Context, ch charge, code codes.Code) {
 		return
 	}
 	// An error leaves the charge: the call has its answer already.
-	_ = c.limiter.Refund(context.WithoutCancel(ctx), ch.Key, ch.Result, ch.n)
+	_ = c.refundAll(ctx, ch)
 }
 
 // codeOf returns the code that gRPC makes of a handler's error.

@@ -41,6 +41,7 @@ func (c *config) answer(ctx context.Context, key string, r ratelimit.Result, kee
 	a.Policies, _ = ratelimit.AppendPolicies(ctx, a.Policies, c.limiter, key)
 	a.Bucket = (keep || r.Allowed && r.Remaining == 0) && report.IsBucket(c.limiter)
 	a.Follow(report.Local(ctx, c.limiter, key, &a.Result))
+	a.Shorten(c.slotRetry)
 	return a
 }
 

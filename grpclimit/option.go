@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit/internal/cooldown"
 	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/inflight"
 )
 
 // Option sets what is optional about an interceptor of a server or of a client. Where
@@ -64,6 +65,10 @@ type config struct {
 	inContext bool                                 // of a server
 	messages  bool                                 // of a server's streams
 
+	hold       []inflight.Option // of the slots of a limiter that counts some
+	slotRetry  time.Duration     // of a server; 0 unless set
+	cancelLost bool              // of a server
+
 	refuse    bool          // of a client, instead of waiting
 	cooldowns *cooldown.Set // of a client, nil unless it heeds servers
 	maxPause  time.Duration // of cooldowns
@@ -83,6 +88,17 @@ func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
 		failed:    standard,
 		headers:   true,
 	}, nil
+}
+
+// checkSlots refuses options that say nothing of the limiter, with slots or without.
+func (c *config) checkSlots() error {
+	switch has := inflight.Has(c.limiter); {
+	case !has && (c.hold != nil || c.slotRetry > 0 || c.cancelLost):
+		return fmt.Errorf("%w: WithSlots, WithSlotRetryAfter and WithCancelLost are for a limiter with slots (package inflight)", ratelimit.ErrInvalidOption)
+	case has && c.messages:
+		return fmt.Errorf("%w: WithMessages for a limiter with slots (package inflight): a stream holds one, and its messages none", ratelimit.ErrInvalidOption)
+	}
+	return nil
 }
 
 var errNilOption = fmt.Errorf("%w: an option is nil", ratelimit.ErrInvalidOption)
@@ -235,10 +251,49 @@ func WithContext() ServerOption {
 // WithMessages counts each message that a stream receives, besides its opening, which
 // [WithCost] can make free. A denial is an error of RecvMsg, for the handler to return. It is
 // reported in the status alone, since headers may have been sent. The key of a stream is
-// made once. On unary calls the option has no effect.
+// made once. On unary calls the option has no effect. It is [ratelimit.ErrInvalidOption] if the
+// limiter counts slots (package inflight).
 func WithMessages() ServerOption {
 	return serverOption(func(c *config) error {
 		c.messages = true
+		return nil
+	})
+}
+
+// WithSlots sets what is optional about the slots that calls hold: [inflight.Longest], and
+// [inflight.OnEnd], which is told how each has ended, and of one that is lost. It is
+// [ratelimit.ErrInvalidOption] if the limiter counts no slots (package inflight).
+func WithSlots(opts ...inflight.Option) Option {
+	return option(func(c *config) error {
+		if len(opts) == 0 {
+			return fmt.Errorf("%w: WithSlots without an option", ratelimit.ErrInvalidOption)
+		}
+		c.hold = opts
+		return inflight.Check(opts...)
+	})
+}
+
+// WithSlotRetryAfter sets RetryInfo and retry-after of a call that slots alone deny, above 0. The
+// default is a second. Nobody knows when a slot is given back: the RetryAfter of the Result is the
+// end of one that nobody gives back. It is [ratelimit.ErrInvalidOption] if the limiter counts no
+// slots.
+func WithSlotRetryAfter(d time.Duration) ServerOption {
+	return serverOption(func(c *config) error {
+		if d <= 0 {
+			return fmt.Errorf("%w: WithSlotRetryAfter(%v)", ratelimit.ErrInvalidOption, d)
+		}
+		c.slotRetry = d
+		return nil
+	})
+}
+
+// WithCancelLost ends the context of a handler whose slot is lost, with the cause
+// [inflight.ErrLost]. By default the handler goes on: an outage of the store that is longer than
+// the life of a slot would end all calls. It is [ratelimit.ErrInvalidOption] if the limiter counts
+// no slots.
+func WithCancelLost() ServerOption {
+	return serverOption(func(c *config) error {
+		c.cancelLost = true
 		return nil
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/grpclimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/inflight"
 )
 
 // UnaryServerInterceptor returns an interceptor that puts l in front of unary calls. A call
@@ -28,6 +29,10 @@ import (
 //
 // The limiter, and the handler, get a context with the address of the client (package
 // clientaddr), which the Key or [WithClientAddr] finds when it is asked for.
+//
+// If l counts slots (package inflight), alone or beside rates, a call holds one until its handler
+// is done, whether it returns or panics. retry-after of a denial by slots alone is a second
+// ([WithSlotRetryAfter]).
 //
 // The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
 // is to hold calls back. The interceptor keeps nothing that grows, starts no goroutine and has
@@ -68,6 +73,9 @@ func newServer(l ratelimit.Limiter, opts []ServerOption) (server, error) {
 		if err := opt.server(c); err != nil {
 			return server{}, err
 		}
+	}
+	if err := c.checkSlots(); err != nil {
+		return server{}, err
 	}
 	if c.addr == nil {
 		c.addr = c.key.addr
@@ -131,14 +139,31 @@ func (s server) run(ctx context.Context, ch charge, handler func(context.Context
 			code = codes.Canceled
 		}
 		s.refundBy(ctx, ch, code)
+		ch.slot.Release()
 	}()
 	inner := ctx
+	if s.cancelLost && ch.slot != nil {
+		work, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		of := ch.slot.Context()
+		defer context.AfterFunc(of, func() { cancel(context.Cause(of)) })()
+		inner = work
+	}
 	if s.inContext && ch.Key != "" {
-		inner = context.WithValue(ctx, decisionKey{}, &ch.Decision)
+		inner = context.WithValue(inner, decisionKey{}, &ch.Decision)
 	}
 	err := handler(inner)
 	code = codeOf(err)
 	return err
+}
+
+// take asks for n events, and for a slot if the limiter counts some.
+func (c *config) take(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
+	if inflight.Has(c.limiter) {
+		return inflight.Hold(ctx, c.limiter, key, n, c.hold...)
+	}
+	r, err := c.limiter.AllowN(ctx, key, n)
+	return nil, r, err
 }
 
 // decide asks the limiter about a call or a message. The error is the call's. Without a key
@@ -148,16 +173,16 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 	if n == 0 {
 		return charge{}, nil
 	}
-	r, err := s.limiter.AllowN(ctx, key, n)
+	slot, r, err := s.take(ctx, key, n)
 	if err != nil {
 		return charge{}, s.limiterFailed(ctx, fullMethod, err)
 	}
 	if r.Allowed && !headers && !s.inContext {
-		return charge{Decision{Result: r, Key: key}, n}, nil
+		return charge{Decision{Result: r, Key: key}, n, slot}, nil
 	}
 	a := s.answer(ctx, key, r, s.inContext || !r.Allowed && s.denied != nil)
 	defer a.free()
-	d := Decision{Result: r, Key: key}
+	d := Decision{Result: r, Key: key, slotRetry: s.slotRetry, slot: slot}
 	if a.kept {
 		d.Policies, d.bucket = a.Policies, a.Bucket
 	}
@@ -168,7 +193,7 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 	}
 	switch {
 	case r.Allowed:
-		return charge{d, n}, nil
+		return charge{d, n, slot}, nil
 	case s.denied != nil:
 		return charge{Decision: d}, s.denied(ctx, fullMethod, d)
 	}
@@ -191,6 +216,7 @@ func (s *serverStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil || !s.server.messages {
 		return err
 	}
-	_, err := s.server.decide(s.ctx, s.fullMethod, s.key, m, false)
+	ch, err := s.server.decide(s.ctx, s.fullMethod, s.key, m, false)
+	ch.slot.Release() // of a limiter that has come to count slots: the stream holds one
 	return err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -52,6 +53,26 @@ func ExampleClientIP_trustedProxies() {
 	}
 	show(limit(page), from("192.0.2.1"), from("192.0.2.2"), from("203.0.113.9, 192.0.2.1"))
 	// Output: 200 200 429
+}
+
+// Each client has two requests under way at once. More of them are told to come back in 5 s.
+func ExampleWithSlotRetryAfter() {
+	store := ratelimit.Must(memstore.New()) // or a redisstore.Store, for several processes
+	atOnce := ratelimit.Must(inflight.New(store, 2, time.Minute, ratelimit.WithName("at_once")))
+	limit := httplimit.Middleware(atOnce, httplimit.WithSlotRetryAfter(5*time.Second))
+
+	var server http.Handler
+	server = limit(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		second, _, _ := inflight.Hold(r.Context(), atOnce, "192.0.2.1", 1) // as another request does
+		defer second.Release()
+		third := httptest.NewRecorder()
+		server.ServeHTTP(third, r)
+		fmt.Println(third.Code, third.Header().Get("Retry-After"), third.Header().Get("RateLimit-Policy"))
+	}))
+	show(server, httptest.NewRequest(http.MethodGet, "/", nil))
+	// Output:
+	// 429 5 "at_once";q=2;qu="concurrent-requests"
+	// 200
 }
 
 // Each API key that has been issued has a limit of its own. The key itself is hashed before

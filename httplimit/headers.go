@@ -13,7 +13,8 @@ import (
 // many requests are left, and the seconds until the key's state is fully reset. If none is left,
 // these are the seconds until the next one is, where the limiter says so: the fixed window
 // and the buckets do. In a refusal they are the seconds until the same request would be
-// admitted. They are rounded up, and left out if no waiting helps.
+// admitted. They are rounded up, and left out if no waiting helps. A refusal has them of the limits
+// that deny: waiting for another one is not needed.
 //
 // Events that no limit has counted are not reported, such as those that a list lets through or
 // an outage. Neither is a denial by a list, nor the limit [ratelimit.Unlimited].

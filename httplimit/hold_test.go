@@ -447,3 +447,90 @@ func TestOptionsOfSlotsNeedSlots(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
 }
+
+// A client's request holds a slot until its answer has been read or closed, or there is none.
+func TestAClientHoldsASlotUntilTheAnswerIsRead(t *testing.T) {
+	for name, s := range map[string]store.Store{"in memory": living(t), "on Redis": livingOnRedis(t)} {
+		for _, refuses := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				l := slots(t, s, 2)
+				server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if r.URL.Path == "/abort" {
+						panic(http.ErrAbortHandler)
+					}
+					if r.URL.Path != "/empty" {
+						io.WriteString(w, strings.Repeat("x", 1<<16))
+					}
+				}))
+				server.Config.ErrorLog = quiet
+				defer server.Close()
+				opts := []httplimit.ClientOption{global}
+				if refuses {
+					opts = append(opts, httplimit.WithoutWaiting())
+				}
+				transport, err := httplimit.NewTransport(nil, l, opts...)
+				require.NoError(t, err)
+				client := &http.Client{Transport: transport}
+				get := func(path string) *http.Response {
+					res, err := client.Get(server.URL + path)
+					require.NoError(t, err)
+					return res
+				}
+				a, b := get("/"), get("/")
+				require.Equal(t, 2, spent(t, l, "global"))
+				if refuses {
+					_, err = client.Get(server.URL)
+					var limited *httplimit.LimitedError
+					require.ErrorAs(t, err, &limited)
+					require.Equal(t, time.Second, limited.RetryAfter)
+				} else {
+					ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+					defer cancel()
+					r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
+					require.NoError(t, err)
+					_, err = client.Do(r)
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					go func() {
+						time.Sleep(10 * time.Millisecond)
+						a.Body.Close()
+					}()
+					a = get("/") // which waits for it
+				}
+				_, err = io.Copy(io.Discard, a.Body)
+				require.NoError(t, err)
+				requireHeld(t, l, 1)
+				a.Body.Close()
+				require.NoError(t, b.Body.Close())
+				requireHeld(t, l, 0)
+				empty := get("/empty")
+				requireHeld(t, l, 0)
+				empty.Body.Close()
+				_, err = client.Get(server.URL + "/abort")
+				require.Error(t, err)
+				requireHeld(t, l, 0)
+			})
+		}
+	}
+}
+
+// A request that is sent again gives its slot back before it waits.
+func TestARetryTakesASlotOfItsOwn(t *testing.T) {
+	l := slots(t, living(t), 1)
+	var tries atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if tries.Add(1) < 3 {
+			w.WriteHeader(http.StatusTooManyRequests)
+			io.WriteString(w, "later")
+		}
+	}))
+	defer server.Close()
+	transport, err := httplimit.NewTransport(nil, l, global, httplimit.WithRetries(5), httplimit.WithMaxPause(time.Millisecond))
+	require.NoError(t, err)
+	res, err := (&http.Client{Transport: transport}).Get(server.URL)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, res.StatusCode)
+	require.NoError(t, res.Body.Close())
+	requireHeld(t, l, 0)
+	_, err = httplimit.NewTransport(nil, window(t, living(t), ratelimit.PerDay(1)), httplimit.WithSlots(inflight.Longest(time.Second)))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}

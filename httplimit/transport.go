@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/cooldown"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
@@ -18,7 +19,7 @@ import (
 // Transport is an [http.RoundTripper] that keeps the requests of a client under a limit, such
 // as that of somebody else's service. Each waits until the limiter admits it
 // ([ratelimit.Wait]), as long as its context lasts. A request that would have to wait beyond
-// its deadline is [ratelimit.ErrWouldExceedDeadline] at once. With [WithoutWaiting] nothing
+// its deadline is [ratelimit.ErrWouldExceedDeadline] as soon as that is known. With [WithoutWaiting] nothing
 // waits. [http.Client] returns these errors inside a *url.Error, and its Timeout counts while
 // a request waits.
 //
@@ -27,6 +28,9 @@ import (
 // cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. No field of more than
 // 4 KiB is read. A server is believed up to a minute ([WithMaxPause]). RateLimit fields of
 // other answers do not count: theirs is the time of the whole quota.
+//
+// If the limiter counts slots (package inflight), a request waits for one ([inflight.Wait]), and
+// holds it until the body of its answer is closed or read to its end, or until there is an error.
 //
 // Nothing is sent again unless [WithRetries] says so. The pauses of at most 4,096 keys are
 // remembered. Beyond that the one that ends soonest is forgotten, of some that are looked at.
@@ -54,7 +58,7 @@ var ErrLimited = errors.New("httplimit: over the limit")
 // LimitedError is [ErrLimited] with the time after which the request can be sent.
 type LimitedError struct {
 	Key        string
-	RetryAfter time.Duration // above 0; [ratelimit.Never] if it never can
+	RetryAfter time.Duration // above 0; [ratelimit.Never] if it never can; a second if slots are missing
 }
 
 func (e *LimitedError) Error() string {
@@ -89,6 +93,9 @@ func NewTransport(base http.RoundTripper, l ratelimit.Limiter, opts ...ClientOpt
 			return nil, err
 		}
 	}
+	if err := c.checkSlots(); err != nil {
+		return nil, err
+	}
 	if c.refuse && c.retries > 0 {
 		return nil, fmt.Errorf("%w: WithRetries beside WithoutWaiting, which never waits for one", ratelimit.ErrInvalidOption)
 	}
@@ -119,14 +126,15 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	key, err := t.key.text(r)
 	for try := 0; ; try++ {
+		var slot *inflight.Slot
 		if err == nil {
-			err = t.admit(r.Context(), key, n)
+			slot, err = t.admit(r.Context(), key, n)
 		}
 		if err != nil {
 			closeBody(r)
 			return nil, err
 		}
-		res, err := t.base.RoundTrip(r)
+		res, err := t.send(r, slot)
 		if err != nil || !t.heed(key, res, try) || try == t.retries {
 			return res, err
 		}
@@ -134,9 +142,54 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		if !ok {
 			return res, nil
 		}
-		drain(res)
+		drain(res) // which gives back the slot
 		r = again
 	}
+}
+
+// send sends r, which holds slot, nil if it needs none, until its answer has been read.
+func (t *Transport) send(r *http.Request, slot *inflight.Slot) (res *http.Response, err error) {
+	if slot == nil {
+		return t.base.RoundTrip(r)
+	}
+	answered := false
+	defer func() {
+		if !answered { // also if the RoundTripper has panicked
+			slot.Release()
+		}
+	}()
+	if res, err = t.base.RoundTrip(r); err != nil || res.Body == nil || res.Body == http.NoBody {
+		return res, err
+	}
+	answered = true
+	body := &heldBody{res.Body, slot}
+	res.Body = body
+	if w, ok := body.ReadCloser.(io.Writer); ok { // of 101, Switching Protocols
+		res.Body = &struct {
+			*heldBody
+			io.Writer
+		}{body, w}
+	}
+	return res, nil
+}
+
+// heldBody is that of an answer whose request holds a slot.
+type heldBody struct {
+	io.ReadCloser
+	slot *inflight.Slot
+}
+
+func (b *heldBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.slot.Release()
+	}
+	return n, err
+}
+
+func (b *heldBody) Close() error {
+	b.slot.Release()
+	return b.ReadCloser.Close()
 }
 
 // CloseIdleConnections closes those of the RoundTripper that sends, if that can:
@@ -147,32 +200,46 @@ func (t *Transport) CloseIdleConnections() {
 	}
 }
 
-// admit waits until n events of key are admitted.
-func (t *Transport) admit(ctx context.Context, key string, n int) error {
+// admit waits until n events of key are admitted. The slot is nil if the limiter has none.
+func (t *Transport) admit(ctx context.Context, key string, n int) (*inflight.Slot, error) {
 	for {
 		if err := t.waitCooldown(ctx, key); err != nil {
-			return err
+			return nil, err
 		}
-		r, err := t.charge(ctx, key, n)
+		slot, r, err := t.charge(ctx, key, n)
 		if err != nil || t.cooldowns.Left(key) <= 0 {
-			return err
+			return slot, err
 		}
 		// A cooldown has begun meanwhile. Requests that keep their charge until its end would all
 		// be sent at once then. An error leaves the charge of a request that was not sent.
+		if slot != nil {
+			_ = slot.Refund(ctx)
+			slot.Release()
+			continue
+		}
 		_ = t.limiter.Refund(context.WithoutCancel(ctx), key, r, n)
 	}
 }
 
 // charge is the limiter's admission.
-func (t *Transport) charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if !t.refuse {
-		return ratelimit.Wait(ctx, t.limiter, key, n)
+func (t *Transport) charge(ctx context.Context, key string, n int) (slot *inflight.Slot, r ratelimit.Result, err error) {
+	holds := t.holds()
+	switch {
+	case t.refuse && holds:
+		slot, r, err = inflight.Hold(ctx, t.limiter, key, n, t.hold...)
+	case t.refuse:
+		r, err = t.limiter.AllowN(ctx, key, n)
+	case holds:
+		return inflight.Wait(ctx, t.limiter, key, n, t.hold...)
+	default:
+		r, err = ratelimit.Wait(ctx, t.limiter, key, n)
+		return nil, r, err
 	}
-	r, err := t.limiter.AllowN(ctx, key, n)
 	if err == nil && !r.Allowed {
-		err = &LimitedError{key, r.RetryAfter}
+		d := NewDecision(ctx, t.limiter, key, r)
+		err = &LimitedError{key, d.report(nil).Result.RetryAfter}
 	}
-	return r, err
+	return slot, r, err
 }
 
 // waitCooldown waits until key has no cooldown.

@@ -119,6 +119,32 @@ func TestSlotsOfOthersAreSeenWithinASecond(t *testing.T) {
 	})
 }
 
+// Who finds more than one slot lets the next one ask at once.
+func TestOneWhoFindsRoomCallsTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, newRemote(t), 3)
+		for range 3 {
+			_, err := l.Allow(t.Context(), "key")
+			require.NoError(t, err)
+		}
+		began := time.Now()
+		var after [3]time.Duration
+		var all sync.WaitGroup
+		for i := range after {
+			all.Go(func() {
+				slot := wait(t.Context(), t, l, "key")
+				after[i] = time.Since(began)
+				time.Sleep(time.Minute)
+				slot.Release()
+			})
+		}
+		all.Wait()
+		require.Equal(t, after[0], after[1])
+		require.Equal(t, after[0], after[2])
+		synctest.Wait()
+	})
+}
+
 // Slots that are for all keys are waited for under each, and a Release wakes one who waits for them.
 func TestAReleaseOfAnotherKeyWakesToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

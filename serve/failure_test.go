@@ -88,7 +88,7 @@ func TestAStoreThatFails(t *testing.T) {
 		require.Equal(t, want == 429, w.Header().Get("Retry-After") != "", path)
 	}
 	page := get(t, s.Private(st.Ready), "/metrics")
-	require.Contains(t, page, `ratelimit_serve_store_failures_total{domain="closed"}`)
+	require.Contains(t, page, `ratelimit_serve_store_failures_total{class="unavailable",domain="error"} `)
 	require.Contains(t, page, `ratelimit_breaker_state{limiter="store",state="open"} 1`)
 	w := httptest.NewRecorder()
 	s.Private(st.Ready).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))

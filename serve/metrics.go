@@ -1,12 +1,14 @@
 package serve
 
 import (
+	"cmp"
 	"errors"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/lease"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/promlimit"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -15,7 +17,7 @@ import (
 type metrics struct {
 	of       *Service
 	requests *prometheus.CounterVec // by domain and answer
-	failures *prometheus.CounterVec // by domain
+	failures *prometheus.CounterVec // by domain and class
 	loads    *prometheus.CounterVec // by result
 }
 
@@ -26,7 +28,7 @@ func newMetrics(s *Service) *metrics {
 	return &metrics{
 		of:       s,
 		requests: vec("requests_total", "Requests, by the answer as a whole: ok, over_limit, invalid or error.", "domain", "answer"),
-		failures: vec("store_failures_total", "Requests that were answered without the store, as on_failure says.", "domain"),
+		failures: vec("store_failures_total", "Requests that were answered without the store, as on_failure says, by the class of the error.", "domain", "class"),
 		loads:    vec("loads_total", "Times that files were read again because they had changed, by the result: ok or error.", "result"),
 	}
 }
@@ -53,7 +55,11 @@ func domainLabel(q *question) string {
 	return q.domain.name
 }
 
-func (m *metrics) failed(d *domain) { m.failures.WithLabelValues(d.name).Inc() }
+// failed counts a failure of the store by its class (observe.ErrorClass), "breaker" while it was
+// not asked.
+func (m *metrics) failed(q *question) {
+	m.failures.WithLabelValues(q.domain.name, cmp.Or(observe.ErrorClass(q.cause), "breaker")).Inc()
+}
 
 func (m *metrics) loaded(err error) {
 	result := "ok"

@@ -38,7 +38,8 @@ type question struct {
 	domain *domain // nil if no file knows it
 	parts  []part  // of the descriptors, in their order
 	asks   []ratelimit.Ask
-	over   bool // the whole
+	over   bool  // the whole
+	cause  error // of the store's failure; nil while the breaker is open
 
 	array [4]part // of parts, mostly
 	asked [4]ratelimit.Ask
@@ -261,13 +262,13 @@ type asking struct {
 // joint is the limiter that decides on the question in its context.
 type joint struct{}
 
-func (joint) AllowN(ctx context.Context, _ string, _ int) (ratelimit.Result, error) {
+func (joint) AllowN(ctx context.Context, _ string, _ int) (r ratelimit.Result, err error) {
 	a := ctx.(*asking)
+	defer func() { a.q.cause = err }()
 	if one := &a.q.asks[0]; len(a.q.asks) == 1 && one.N > 0 {
 		return one.Limiter.AllowN(a.Context, one.Key, one.N)
 	}
-	r, err := ratelimit.Decide(a.Context, a.q.asks...)
-	if err == nil && a.q.missing(r) {
+	if r, err = ratelimit.Decide(a.Context, a.q.asks...); err == nil && a.q.missing(r) {
 		return ratelimit.Result{}, fmt.Errorf("%w: not each limit has decided", ratelimit.ErrStore)
 	}
 	return r, err
@@ -387,7 +388,7 @@ func (q *question) credit(ctx context.Context) error {
 
 // fail answers while the store fails.
 func (s *Service) fail(q *question, res ratelimit.Result) error {
-	s.metrics.failed(q.domain)
+	s.metrics.failed(q)
 	if q.domain.onFailure == failError {
 		return errUnavailable
 	}

@@ -4,9 +4,11 @@ package frameworks_test
 
 import (
 	"fmt"
+	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/go-chi/chi/v5"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -107,6 +110,30 @@ func Example_gin() {
 	// 200 1
 	// 200 0
 	// 429 0
+}
+
+// A request holds a slot for as long as its handler runs, also in gin and echo: after each there
+// is one again.
+func Example_slots() {
+	mem := ratelimit.Must(memstore.New())
+	atOnce := ratelimit.Must(inflight.New(mem, 1, time.Minute, ratelimit.WithName("at_once")))
+	limit := httplimit.Middleware(atOnce)
+
+	g := gin.New()
+	g.Use(gin.CustomRecoveryWithWriter(io.Discard, func(c *gin.Context, _ any) { c.Status(http.StatusInternalServerError) }), limited(limit))
+	g.GET("/users/:id", func(*gin.Context) { panic("trouble") })
+	knock(g)
+	e := echo.New()
+	e.Use(echo.WrapMiddleware(limit), writeErrors)
+	e.GET("/users/:id", func(c echo.Context) error { return c.NoContent(http.StatusOK) })
+	knock(e)
+	// Output:
+	// 500 0
+	// 500 0
+	// 500 0
+	// 200 0
+	// 200 0
+	// 200 0
 }
 
 // limited is middleware of net/http as gin's.

@@ -243,18 +243,24 @@ func (s *Store) Peek(_ context.Context, ns *store.Namespace, key string, l store
 		return store.Reply{}, errNotMade
 	}
 	h, reading := s.secret.hash(ns, key), s.now()
-	t := s.lock(h)
-	now := max(reading, t.horizon)
-	i := t.counted(h, l)
+	t := s.root.leaf(h)
+	t.mu.Lock()
+	i, now := t.counted(h, l), max(reading, t.horizon)
 	if i < 0 {
-		r := t.peek(t.find(h), ns.Rule, l, now, n)
 		t.mu.Unlock()
-		return r, nil
+		return s.peekAny(h, ns.Rule, l, reading, n), nil
 	}
 	state := t.slots[i].stateOf(l.Period)
 	t.mu.Unlock()
 	_, r := ns.Rule.Step(state, l, now, n) // which finds what has ended
 	return r, nil
+}
+
+// peekAny is Peek of any key.
+func (s *Store) peekAny(h hash, rule *store.Rule, l store.Limit, reading, n int64) store.Reply {
+	t := s.lock(h)
+	defer t.mu.Unlock()
+	return t.peek(t.find(h), rule, l, max(reading, t.horizon), n)
 }
 
 // fitting is how many of n events fit, or 1 if none does.

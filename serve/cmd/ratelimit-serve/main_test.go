@@ -30,6 +30,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
 )
 
 const limits = `domain: edge
@@ -37,6 +39,24 @@ descriptors:
   - key: user
     rate_limit: {unit: day, requests_per_unit: 3}
 `
+
+const asProgram = "RATELIMIT_SERVE_PROGRAM"
+
+// TestMain is the program itself in a process that a test starts.
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(redistest.Main(m))
+}
+
+// itself is the program, for a shell.
+func itself(t *testing.T) string {
+	t.Helper()
+	path, err := os.Executable()
+	require.NoError(t, err)
+	return asProgram + "=1 " + path
+}
 
 // output can be read while it is written.
 type output struct {

@@ -1,0 +1,195 @@
+package grpclimit_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	pb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/grpclimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// slots is a limiter of n slots, beside a rate.
+func slots(t testing.TB, n int) (both ratelimit.Limiter, atOnce *ratelimit.Custom, rate ratelimit.Limiter) {
+	t.Helper()
+	s, err := memstore.New()
+	require.NoError(t, err)
+	atOnce, err = inflight.New(s, n, time.Minute, ratelimit.WithName("at_once"))
+	require.NoError(t, err)
+	rate = bucketOn(t, s, ratelimit.PerDay(1000), ratelimit.WithName("rate"))
+	both, err = ratelimit.NewAll(rate, atOnce)
+	require.NoError(t, err)
+	return both, atOnce, rate
+}
+
+func held(t testing.TB, l ratelimit.Limiter) int {
+	t.Helper()
+	r, err := l.Peek(context.Background(), "global")
+	require.NoError(t, err)
+	return r.Limit - r.Remaining
+}
+
+func requireHeld(t testing.TB, l ratelimit.Limiter, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return held(t, l) == n }, 20*time.Second, time.Millisecond)
+}
+
+var (
+	global     = grpclimit.WithKey(grpclimit.Global())
+	errTrouble = status.Error(codes.Internal, "trouble")
+)
+
+func TestACallHoldsASlotUntilItsHandlerIsDone(t *testing.T) {
+	both, atOnce, rate := slots(t, 1)
+	for name, end := range map[string]func(){"returns": func() {}, "panics": func() { panic("x") }} {
+		for _, err := range []error{nil, errTrouble} {
+			t.Run(name, func(t *testing.T) {
+				before := held(t, rate)
+				inside, leave := make(chan struct{}), make(chan struct{})
+				svc := &service{unary: func(context.Context) error {
+					inside <- struct{}{}
+					<-leave
+					end()
+					return err
+				}}
+				recovers := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (_ any, err error) {
+					defer func() {
+						if recover() != nil {
+							err = errTrouble
+						}
+					}()
+					return handler(ctx, req)
+				}
+				client := dial(t, listen(t, svc, grpc.ChainUnaryInterceptor(recovers), unaryServer(t, both, global, grpclimit.WithRefund(grpclimit.Failed))))
+				var calls sync.WaitGroup
+				calls.Go(func() { call(t, client) })
+				<-inside
+				a := call(t, client)
+				require.Equal(t, codes.ResourceExhausted, a.code())
+				require.Equal(t, time.Second, a.retryInfo())
+				require.Equal(t, []string{"at_once"}, a.quotas())
+				require.Equal(t, []string{"1"}, a.header.Get("retry-after"))
+				require.Contains(t, a.header.Get("ratelimit-policy")[0], `"at_once";q=1;qu="concurrent-requests"`)
+				require.Equal(t, 1, held(t, atOnce))
+				close(leave)
+				calls.Wait()
+				requireHeld(t, atOnce, 0)
+				if failed := err != nil || name == "panics"; failed {
+					require.Equal(t, before, held(t, rate), "the rate is given back")
+				} else {
+					require.Equal(t, before+1, held(t, rate))
+				}
+			})
+		}
+	}
+}
+
+func TestAStreamHoldsASlotUntilItEnds(t *testing.T) {
+	both, atOnce, _ := slots(t, 1)
+	client := dial(t, listen(t, &service{}, streamServer(t, both, global)))
+	for _, hangsUp := range []bool{false, true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		stream, err := client.FullDuplexCall(ctx)
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&pb.StreamingOutputCallRequest{}))
+		_, err = stream.Recv()
+		require.NoError(t, err)
+		require.Equal(t, 1, held(t, atOnce))
+		if !hangsUp {
+			require.NoError(t, stream.CloseSend())
+			_, err = stream.Recv()
+			require.ErrorIs(t, err, errEOF)
+		}
+		cancel()
+		requireHeld(t, atOnce, 0)
+	}
+	_, err := grpclimit.StreamServerInterceptor(both, grpclimit.WithMessages())
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
+// A call finds its slot, and may settle its tokens.
+func TestACallFindsItsSlot(t *testing.T) {
+	both, atOnce, rate := slots(t, 1)
+	svc := &service{unary: func(ctx context.Context) error {
+		d, _ := grpclimit.FromContext(ctx)
+		if err := d.Slot().Settle(ctx, 7); err != nil {
+			return err
+		}
+		d.Slot().Release()
+		return nil
+	}}
+	client := dial(t, listen(t, svc, unaryServer(t, both, global, grpclimit.WithContext(), grpclimit.WithCancelLost(),
+		grpclimit.WithSlots(inflight.Longest(time.Minute)), grpclimit.WithSlotRetryAfter(time.Minute))))
+	require.Equal(t, codes.OK, call(t, client).code())
+	require.Equal(t, 7, held(t, rate))
+	requireHeld(t, atOnce, 0)
+}
+
+// Clients that wait for slots are never too many at once, and all have their turn.
+func TestClientsHoldSlots(t *testing.T) {
+	const n = 3
+	both, atOnce, _ := slots(t, n)
+	var inside, most atomic.Int64
+	svc := &service{unary: func(context.Context) error {
+		now := inside.Add(1)
+		defer inside.Add(-1)
+		for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
+		}
+		time.Sleep(time.Millisecond)
+		return nil
+	}}
+	unary, err := grpclimit.UnaryClientInterceptor(both)
+	require.NoError(t, err)
+	stream, err := grpclimit.StreamClientInterceptor(both, grpclimit.WithoutWaiting())
+	require.NoError(t, err)
+	client := dial(t, listen(t, svc), grpc.WithUnaryInterceptor(unary), grpc.WithStreamInterceptor(stream))
+	var calls sync.WaitGroup
+	for range 30 {
+		calls.Go(func() { require.Equal(t, codes.OK, call(t, client).code()) })
+	}
+	calls.Wait()
+	require.LessOrEqual(t, most.Load(), int64(n))
+	requireHeld(t, atOnce, 0)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	for range n {
+		s, err := client.FullDuplexCall(ctx)
+		require.NoError(t, err)
+		require.NoError(t, s.Send(&pb.StreamingOutputCallRequest{}))
+	}
+	_, err = client.FullDuplexCall(ctx)
+	require.Equal(t, codes.ResourceExhausted, status.Code(err))
+	require.Equal(t, n, held(t, atOnce))
+	cancel() // and nobody receives their ends
+	requireHeld(t, atOnce, 0)
+}
+
+func TestOptionsOfSlotsNeedSlots(t *testing.T) {
+	both, _, _ := slots(t, 1)
+	for _, opt := range []grpclimit.ServerOption{
+		grpclimit.WithSlots(inflight.Longest(time.Second)), grpclimit.WithSlotRetryAfter(time.Second), grpclimit.WithCancelLost(),
+	} {
+		_, err := grpclimit.UnaryServerInterceptor(bucket(t, ratelimit.PerDay(1)), opt)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		_, err = grpclimit.UnaryServerInterceptor(both, opt)
+		require.NoError(t, err)
+	}
+	_, err := grpclimit.UnaryClientInterceptor(bucket(t, ratelimit.PerDay(1)), grpclimit.WithSlots(inflight.Longest(time.Second)))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	for _, opt := range []grpclimit.ServerOption{
+		grpclimit.WithSlots(), grpclimit.WithSlots(nil), grpclimit.WithSlots(inflight.MaxWaiting(1)), grpclimit.WithSlotRetryAfter(0),
+	} {
+		_, err := grpclimit.UnaryServerInterceptor(both, opt)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	}
+}
