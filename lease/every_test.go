@@ -443,7 +443,7 @@ var everySmallScope = []scope{
 	{processes: 2, keys: 2, rate: 2, calls: 3, ticks: 2},
 	{processes: 2, keys: 2, rate: 3, calls: 3, ticks: 4},
 	{processes: 2, keys: 1, rate: 3, calls: 4, ticks: 5},
-	{processes: 2, keys: 1, rate: 2, calls: 4, ticks: 4, kills: 1, steps: 1},
+	{processes: 2, keys: 1, rate: 2, calls: 3, ticks: 4, kills: 1, steps: 1},
 }
 
 // Each schedule keeps the bound.
