@@ -128,7 +128,7 @@ func newEverything(t *testing.T, s scope) *everything {
 }
 
 func (e *everything) start() world {
-	w := world{calls: e.calls, kills: e.kills, steps: e.scope.steps}
+	w := world{calls: e.calls, kills: e.kills, steps: e.steps}
 	for k := range e.keys {
 		for p := range e.processes {
 			w.keys[k].processes[p].next = 2
@@ -357,7 +357,7 @@ func (e *everything) receive(w *world, k, p int) {
 		if e.removed == withItsWindow {
 			window = math.MaxInt64
 		}
-		held := mine.holding.receive(grants{
+		held := mine.receive(grants{
 			granted: r.granted, want: mine.want, room: r.room, sent: sent, now: now, window: window,
 		}, &e.terms)
 		held.grant = r.lent
@@ -443,7 +443,7 @@ var everySmallScope = []scope{
 	{processes: 2, keys: 2, rate: 2, calls: 3, ticks: 2},
 	{processes: 2, keys: 2, rate: 3, calls: 3, ticks: 4},
 	{processes: 2, keys: 1, rate: 3, calls: 4, ticks: 5},
-	{processes: 2, keys: 1, rate: 2, calls: 4, ticks: 4, kills: 1, steps: 1},
+	{processes: 2, keys: 1, rate: 2, calls: 3, ticks: 4, kills: 1, steps: 1},
 }
 
 // Each schedule keeps the bound.

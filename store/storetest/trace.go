@@ -198,10 +198,7 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 	if m.ended(now) {
 		m, now = p.newModel(), o.at
 	}
-	l, moved := integers(o.limit), p.setBack && p.model.seen(o.at) > o.at
-	if o.kind != "Peek" && o.kind != "Refund" && (moved || r.Allowed) {
-		p.latest = o.at // the state is written
-	}
+	l, moved := integers(o.limit), p.moves(o, r)
 	switch o.kind {
 	case "AllowN", "AllowUpTo", "AllowWithin":
 		if moved {
@@ -214,15 +211,13 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 		err := judge(m, l, o.at, q, r)
 		if err == nil && r.Allowed {
 			p.model = m
-			p.charges[o.id] = charge{now, now + r.ResetAfter.Microseconds(), q.n, l}
-			p.ids = append(p.ids, o.id)
+			p.keep(o, charge{now, now + r.ResetAfter.Microseconds(), q.n, l})
 		}
 		return err
 	case "Charge":
 		charged, err := judgeCharge(m, l, o.at, int64(o.n), r)
 		if err == nil && charged > 0 {
-			p.charges[o.id] = charge{now, now + r.ResetAfter.Microseconds(), charged, l}
-			p.ids = append(p.ids, o.id)
+			p.keep(o, charge{now, now + r.ResetAfter.Microseconds(), charged, l})
 		}
 		p.model = m
 		return err
@@ -235,6 +230,22 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 		p.model = p.newModel()
 	}
 	return nil
+}
+
+// moves reports whether o finds a state of the future. If the state is written, readings count from
+// now on.
+func (p *player) moves(o op, r ratelimit.Result) bool {
+	moved := p.setBack && p.model.seen(o.at) > o.at
+	if o.kind != "Peek" && o.kind != "Refund" && (moved || r.Allowed) {
+		p.latest = o.at
+	}
+	return moved
+}
+
+// keep remembers a charge, for a Refund.
+func (p *player) keep(o op, c charge) {
+	p.charges[o.id] = c
+	p.ids = append(p.ids, o.id)
 }
 
 // upTo has what the five types have besides Limiter.
@@ -562,7 +573,11 @@ func (g *generator) time(p *player) int64 {
 	case 14: // more than the period of another limit
 		step = g.limits[g.IntN(len(g.limits))].Period.Microseconds() + g.Int64N(period)
 	}
-	if step < 0 || now+step > horizon || g.setBack && now+step > lastBack {
+	last := horizon
+	if g.setBack {
+		last = lastBack
+	}
+	if step < 0 || now+step > last {
 		return now
 	}
 	return now + step
