@@ -58,7 +58,7 @@ func (w workload) quota() quota {
 	case brief:
 		return quota{events: 100_000, each: w.window, window: w.window}
 	default: // a bucket refills in 95 years, which in nanoseconds fits 64 bits
-		return quota{events: 20_000_000, each: 150 * time.Second, window: year}
+		return quota{events: 200_000_000, each: 15 * time.Second, window: year}
 	}
 }
 

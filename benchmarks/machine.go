@@ -17,8 +17,11 @@ func describe(w io.Writer, all []contestant) {
 	fmt.Fprintf(w, "\n| in memory | version | algorithm |\n|---|---|---|\n")
 	for _, c := range all {
 		v := version(c.module)
-		if c.ours {
+		switch {
+		case c.ours:
 			v = "this library"
+		case c.module == "":
+			v = "of no module"
 		}
 		fmt.Fprintf(w, "| %s | %s | %s |\n", c.name, v, strings.ReplaceAll(c.algorithm, "_", " "))
 	}

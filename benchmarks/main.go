@@ -132,6 +132,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	isQuick := flags.Bool("quick", false, "few keys and rounds")
 	only := flags.String("only", strings.Join(parts, ","), "the `parts` to measure")
 	rounds := flags.Int("rounds", 0, "rounds of each cell of times; 0 is the default")
+	keys := flags.Int("keys", 0, "the number of keys in the cells of times; 0 is each of several")
 	busy := flags.Int("busy", 0, "processes that spin beside the part trouble")
 	flags.StringVar(&beside, "beside", "", "a `program` of this kind, built of another state, to measure beside this one in the part overload")
 	cells := flags.String("cells", "", "a `regexp` of the cells of the part overload")
@@ -154,6 +155,9 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	b.out, b.err, b.start = out, progress, time.Now()
 	b.busy, b.beside = *busy, beside
 	b.pressCells = slices.DeleteFunc(b.pressCells, func(c pressCell) bool { return !some.MatchString(c.name) })
+	if *keys > 0 {
+		b.keys = []int{*keys}
+	}
 	if *rounds > 0 {
 		b.roundCount, b.redisRounds, b.troubleRounds, b.pressRounds = *rounds, *rounds, *rounds, *rounds
 	}

@@ -14,10 +14,11 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/serve"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+
+	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
 )
 
 func memory(t testing.TB) store.Store {
@@ -108,8 +109,8 @@ func TestACallerThatGoesAway(t *testing.T) {
 // A domain's store block stands before Redis, and the answers are the same.
 func TestOnRedis(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	st, err := serve.Open("redis://"+server.Addr(), "edge", time.Minute)
+	server := testenv.Redis(t)
+	st, err := serve.Open("redis://"+server, "edge", time.Minute)
 	require.NoError(t, err)
 	defer st.Close()
 	require.NoError(t, st.Ready(t.Context()))

@@ -13,12 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/internal/effort"
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/serve"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
+
+	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
 )
 
 // rule is a descriptor of a random file.
@@ -267,17 +267,19 @@ func pickHits(r *rand.Rand) int { return [...]int{1, 1, 1, 2, 3, 0}[r.IntN(6)] }
 
 func TestTheServiceDoesWhatItsModelDoes(t *testing.T) {
 	t.Parallel()
-	effort.OneGoroutine(t)
-	for seed := range uint64(effort.Of(60, 1500)) {
+	if testing.Short() {
+		t.Skip("one goroutine races with nobody")
+	}
+	for seed := range uint64(testenv.Of(60, 1500)) {
 		checkAgainstModel(t, seed, 60, false, func(c *clock) store.Store { return ratelimit.Must(memstore.New(memstore.WithClock(c.now))) })
 	}
 }
 
 func TestTheServiceOnRedisDoesWhatItsModelDoes(t *testing.T) {
 	t.Parallel()
-	client := redis.NewClient(&redis.Options{Addr: redistest.Start(t).Addr(), ContextTimeoutEnabled: true})
+	client := redis.NewClient(&redis.Options{Addr: testenv.Redis(t), ContextTimeoutEnabled: true})
 	defer client.Close()
-	for seed := range uint64(effort.Of(10, 200)) {
+	for seed := range uint64(testenv.Of(10, 200)) {
 		checkAgainstModel(t, seed, 40, true, func(c *clock) store.Store {
 			return ratelimit.Must(redisstore.New(client, redisstore.WithClock(c.now), redisstore.WithTimeout(time.Minute), redisstore.WithPrefix(fmt.Sprint("s", seed))))
 		})

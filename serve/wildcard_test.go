@@ -10,14 +10,13 @@ import (
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	"github.com/stretchr/testify/require"
 
-	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
 )
 
 // The first pattern of the list that matches is found, as by a regular expression for each.
 func TestWildcards(t *testing.T) {
 	t.Parallel()
-	effort.OneGoroutine(t)
-	for seed := range uint64(effort.Of(50, 300)) {
+	for seed := range uint64(testenv.Of(50, 300)) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		var w wildcards[int]
 		var likes []*regexp.Regexp

@@ -27,7 +27,7 @@ var links = map[string][]string{
 	"adaptive":         {".", "store"},
 	"clientaddr":       {},
 	"coalesce":         {"store"},
-	"config":           {".", "coalesce", "denycache", "fallback", "lease", "store", "store/memstore", "go.yaml.in/yaml/v4", "github.com/sony/gobreaker/v2"},
+	"config":           {".", "coalesce", "denycache", "fallback", "inflight", "lease", "store", "store/memstore", "go.yaml.in/yaml/v4", "github.com/sony/gobreaker/v2"},
 	"denycache":        {"store"},
 	"fallback":         {".", "store", "store/memstore", "github.com/sony/gobreaker/v2"},
 	"httplimit":        {".", "clientaddr", "inflight", "store", "store/memstore", "github.com/felixge/httpsnoop"},

@@ -391,7 +391,7 @@ func TestBatchesAdmitTheLimitExactly(t *testing.T) {
 	for _, algorithm := range algorithms {
 		for _, keys := range []int{1, 3, 500} {
 			client, seen := counted(t, redistest.Shared(t).Addr())
-			s := newStore(t, client, redisstore.WithPrefix(fmt.Sprint(redistest.Prefix(t), keys)))
+			s := newStore(t, client, redisstore.WithPrefix(fmt.Sprint(redistest.Prefix(t), keys)), redisstore.WithTimeout(time.Minute))
 			lim, err := ratelimit.New(algorithm, s, ratelimit.Limit{Rate: most, Period: 10 * 365 * 24 * time.Hour})
 			require.NoError(t, err)
 			allowed, asked := make([]atomic.Int64, keys), make([]atomic.Int64, keys)

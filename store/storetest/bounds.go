@@ -1,7 +1,6 @@
 package storetest
 
 import (
-	"math/big"
 	"math/rand/v2"
 	"testing"
 
@@ -125,13 +124,7 @@ func chargeAll(m model, l limit, now int64) int64 {
 }
 
 // refilled is how many whole events a bucket of l gets back in us µs.
-func refilled(l limit, us int64) int64 {
-	sum := product(us, l.rate)
-	return sum.Div(sum, big.NewInt(l.period)).Int64()
-}
+func refilled(l limit, us int64) int64 { return down(l.flow(us)) }
 
 // drainTime is how long n events of a bucket of l take to drain, in whole µs.
-func drainTime(l limit, n int64) int64 {
-	time := product(n, l.period)
-	return time.Div(time, big.NewInt(l.rate)).Int64()
-}
+func drainTime(l limit, n int64) int64 { return down(share(n, l.period, l.rate)) }

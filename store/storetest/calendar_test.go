@@ -107,8 +107,8 @@ func checkWindows(t *testing.T, c *store.Calendar, edges []int64) {
 
 func utc(us int64) string { return time.UnixMicro(us).UTC().Format(time.RFC3339Nano) }
 
-// The oracle that traces are judged by has the same windows.
-func TestTheOracleOfCalendars(t *testing.T) {
+// The model that traces are judged by has the same windows.
+func TestTheModelOfCalendars(t *testing.T) {
 	apia := civil{"day", 0, "Pacific/Apia"}
 	for _, c := range []struct{ at, start, end string }{
 		{"2011-12-29T12:00:00Z", "2011-12-29T10:00:00Z", "2011-12-30T10:00:00Z"}, // the 29th; there was no 30th

@@ -4,7 +4,7 @@ import "github.com/ratelimit-go/ratelimit"
 
 var fixedWindow = algorithm{
 	name:     "fixed_window",
-	newModel: func() model { return new(windowModel) },
+	newModel: func() model { return new(fixedModel) },
 	limits:   append(calendars(), tried...),
 	refused:  []ratelimit.Limit{withBurst},
 	bound: func(l limit, x int64) int64 { // 2·rate in a period
@@ -41,61 +41,3 @@ func calendars() (all []ratelimit.Limit) {
 	}
 	return all
 }
-
-// windowModel is a count in the window of the last admission.
-type windowModel struct {
-	last  int64 // the last admission
-	limit limit // of it
-	count int64
-}
-
-// end is the end of the window of the last admission.
-func (m *windowModel) end() int64 { return m.limit.windowEnd(m.last) }
-
-func (m *windowModel) seen(reading int64) int64 {
-	if m.count == 0 {
-		return reading
-	}
-	return max(reading, m.last)
-}
-
-// held is the true count at t. A count of another period is in force until the window of
-// the last admission ends in either.
-func (m *windowModel) held(l limit, t int64) int64 {
-	if m.count == 0 || t >= m.end() || t >= l.windowEnd(m.last) {
-		return 0
-	}
-	return m.count
-}
-
-// at is the count as decisions read it.
-func (m *windowModel) at(l limit, t int64) int64 { return min(m.held(l, t), l.burst) }
-
-func (m *windowModel) fits(l limit, t, n int64) bool { return m.at(l, t)+n <= l.burst }
-
-func (m *windowModel) inTime(l limit, t, n, _ int64) bool { return m.fits(l, t, n) }
-
-func (m *windowModel) fresh(l limit, t int64) bool { return m.at(l, t) == 0 }
-
-func (m *windowModel) charge(l limit, t, n int64) int64 {
-	held := m.held(l, t)
-	*m = windowModel{t, l, min(held+n, most)}
-	return holds(held, n)
-}
-
-func (m *windowModel) refund(l limit, _ int64, c charge, n int64) {
-	if m.count == 0 || c.limit.period != m.limit.period || c.limit.windowEnd(c.at) != m.end() {
-		return
-	}
-	calendars := l.civil != (civil{}) && m.limit.civil != (civil{}) && l.period == m.limit.period
-	if calendars && l.windowEnd(m.last) == m.end() && l.windowEnd(c.at) != m.end() {
-		return // it was of another calendar, and today's window has begun since
-	}
-	m.count = max(0, m.count-n)
-}
-
-func (m *windowModel) ended(t int64) bool {
-	return m.count == 0 || t >= m.end()
-}
-
-func (m *windowModel) delays() bool { return false }

@@ -8,10 +8,10 @@
 //		})
 //	}
 //
-// The suite compares decisions with a slow and plain oracle, which knows what each
-// algorithm promises and not how the library computes it. It also compares them, in every
-// field, with a reference store, which keeps bytes in a map. Copy it from reference.go to
-// begin a store of your own.
+// The suite compares decisions with a slow and plain model, which knows what each algorithm
+// promises and not how the library computes it: model.go, in exact fractions. It also compares
+// them, in every field, with a reference store, which keeps bytes in a map. Copy it from
+// reference.go to begin a store of your own.
 package storetest
 
 import (
@@ -47,6 +47,11 @@ func Traces(n int) Option { return func(s *suite) { s.traces = n } }
 // If a check fails after that clock may have expired state, it is run again.
 func ExpiresInRealTime() Option { return func(s *suite) { s.realTime = true } }
 
+// SetBack is for a store whose clock can be set back, such as a server's. Random traces then set it
+// back, and expect that the store re-anchors as package store says. Nothing else is checked: run
+// the suite without it too.
+func SetBack() Option { return func(s *suite) { s.setBack = true } }
+
 // Without leaves out algorithms that the store cannot keep, by their names as in
 // [ratelimit.New]. A store with no place for a log leaves out "sliding_log". An unknown
 // name fails the test.
@@ -62,10 +67,13 @@ func Run(t *testing.T, open Open, opts ...Option) {
 	}
 	for _, a := range s.algorithms {
 		t.Run(a.name, func(t *testing.T) {
-			for _, c := range checks {
+			for _, c := range s.checks() {
 				t.Run(c.name, func(t *testing.T) { s.run(t, a, c) })
 			}
 		})
+	}
+	if s.setBack {
+		return
 	}
 	for _, c := range checksOfStores {
 		t.Run(c.name, func(t *testing.T) { s.run(t, algorithm{}, c) })
@@ -78,10 +86,14 @@ type check struct {
 	run  func(t testing.TB, s *suite, a algorithm)
 }
 
-// checks are run for each algorithm.
-var checks = []check{
+// traceChecks are those that play random traces against the model.
+var traceChecks = []check{
 	{"random traces agree with exact arithmetic", tracesAgree},
 	{"random traces with changing limits agree with exact arithmetic", changingTracesAgree},
+}
+
+// checks are run for each algorithm.
+var checks = append(slices.Clone(traceChecks), []check{
 	{"a trace answers the same without its denials and Peeks", denialsChangeNothing},
 	{"at one instant exactly the capacity is admitted", exactlyTheCapacity},
 	{"a denied call is admitted at RetryAfter and not 1 µs before", retryAfterIsExact},
@@ -105,7 +117,7 @@ var checks = []check{
 	{"each of several requests has its own turn", turnsOfRequests},
 	{"a call that can wait is admitted at RetryAfter and not 1 µs before", retryAfterWithinIsExact},
 	{"no interval has more turns than the bound", turnsKeepTheBound},
-}
+}...)
 
 // checksOfStores are run once, with all algorithms on one store.
 var checksOfStores = []check{
@@ -124,6 +136,7 @@ type suite struct {
 	without    []string // algorithms
 	traces     int
 	realTime   bool
+	setBack    bool
 	alone      bool // Results are not compared with those of the reference store
 	late       *atomic.Bool
 }
@@ -137,6 +150,14 @@ func newSuite(open Open, opts ...Option) *suite {
 		s.traces = (s.traces + 9) / 10
 	}
 	return s
+}
+
+// checks are those to run for each algorithm.
+func (s *suite) checks() []check {
+	if s.setBack {
+		return traceChecks
+	}
+	return checks
 }
 
 // leaveOut leaves out what the store cannot keep.
@@ -390,39 +411,30 @@ func (w *watch) Allow(ctx context.Context, key string) (ratelimit.Result, error)
 }
 
 func (w *watch) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	start := time.Now()
-	r, err := w.Limiter.AllowN(ctx, key, n)
-	w.check(key)
-	if r.Allowed {
-		w.end(key, start.Add(r.ResetAfter))
-	}
-	return r, err
+	return w.charged(key, func() (ratelimit.Result, error) { return w.Limiter.AllowN(ctx, key, n) })
 }
 
-func (w *watch) AllowUpTo(ctx context.Context, key string, n int) (int, ratelimit.Result, error) {
-	start := time.Now()
-	granted, r, err := w.Limiter.(upTo).AllowUpTo(ctx, key, n)
-	w.check(key)
-	if r.Allowed {
-		w.end(key, start.Add(r.ResetAfter))
-	}
+func (w *watch) AllowUpTo(ctx context.Context, key string, n int) (granted int, r ratelimit.Result, err error) {
+	r, err = w.charged(key, func() (ratelimit.Result, error) {
+		granted, r, err = w.Limiter.(upTo).AllowUpTo(ctx, key, n)
+		return r, err
+	})
 	return granted, r, err
 }
 
 func (w *watch) Charge(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	start := time.Now()
-	r, err := w.Limiter.(ratelimit.Charger).Charge(ctx, key, n)
-	w.check(key)
-	if err == nil {
-		w.end(key, start.Add(r.ResetAfter))
-	}
-	return r, err
+	return w.charged(key, func() (ratelimit.Result, error) { return w.Limiter.(ratelimit.Charger).Charge(ctx, key, n) })
 }
 
 // AllowWithin implements [ratelimit.Delayer].
 func (w *watch) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
+	return w.charged(key, func() (ratelimit.Result, error) { return ratelimit.AllowWithin(ctx, w.Limiter, key, n, d) })
+}
+
+// charged watches a call that may charge key.
+func (w *watch) charged(key string, call func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	start := time.Now()
-	r, err := ratelimit.AllowWithin(ctx, w.Limiter, key, n, d)
+	r, err := call()
 	w.check(key)
 	if r.Allowed {
 		w.end(key, start.Add(r.ResetAfter))

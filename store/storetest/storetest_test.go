@@ -17,7 +17,7 @@ import (
 
 func openReference(_ testing.TB, clock func() time.Time) store.Store { return newReference(clock) }
 
-// On the reference store, only the oracle and the checks can find faults.
+// On the reference store, only the model and the checks can find faults.
 func TestReferenceStore(t *testing.T) { Run(t, openReference, Traces(effort.Of(20, 100, 300))) }
 
 // An algorithm is checked even if only its promise is known.
@@ -552,7 +552,7 @@ func beforeTake(f func(*store.State, store.Limit)) func(*reference) store.Store 
 	}
 }
 
-// Each planted bug is found in each algorithm that can have it. The oracle and the checks
+// Each planted bug is found in each algorithm that can have it. The model and the checks
 // find it alone, without comparing Results with the reference store's.
 func TestPlantedBugsAreFound(t *testing.T) {
 	for _, bug := range planted {

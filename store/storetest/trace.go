@@ -24,6 +24,13 @@ var horizon = time.Date(2199, 12, 31, 0, 0, 0, 0, time.UTC).UnixMicro()
 // to drain, and Lua counts to 2^53 µs, which is in 2255.
 var lastDebt = time.Date(2155, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
+// firstBack is the earliest instant to which the clock is set back, Unix µs, and lastBack the last of
+// a trace in which it is.
+var (
+	firstBack = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
+	lastBack  = horizon - century
+)
+
 // op is one call of a trace. It is complete in itself, so a trace without some of its ops
 // is still a trace.
 type op struct {
@@ -33,6 +40,7 @@ type op struct {
 	n     int
 	d     time.Duration // AllowWithin
 	of    int           // Refund: the id of the op whose Result is refunded
+	all   bool          // AllowN, AllowWithin: with another limit, as one of an All
 	limit ratelimit.Limit
 }
 
@@ -46,6 +54,9 @@ func (o op) String() string {
 	case "Refund":
 		text += fmt.Sprintf("(#%d, %d)", o.of, o.n)
 	}
+	if o.all {
+		text += " of an All"
+	}
 	return text
 }
 
@@ -53,16 +64,20 @@ func (o op) String() string {
 // it may drop.
 var errUnspecified = errors.New("unspecified")
 
-// player plays a trace on a store, on the reference store and on the oracle.
+// player plays a trace on a store, on the reference store and on the model.
 type player struct {
 	newModel  func() model
 	model     model
 	clock     *clock
 	limit     ratelimit.Limit // what WithLimitFunc returns
 	lim       ratelimit.Limiter
+	wide      ratelimit.Limiter // of the same store, with room for everything
 	reference ratelimit.Limiter // nil if Results are not compared
+	setBack   bool              // the clock can be set back
+	together  bool              // the store decides on several keys at once
 
-	latest  int64 // reading of the clock
+	now     int64 // the last reading of the clock
+	latest  int64 // the latest one, or of a clock that can be set back that since the state was written
 	results map[int]ratelimit.Result
 	charges map[int]charge
 	ids     []int // of admissions
@@ -75,12 +90,15 @@ func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *playe
 		newModel: a.newModel,
 		model:    a.newModel(),
 		clock:    b.clock,
+		setBack:  s.setBack,
+		together: b.store.Together("key", "key"),
 		results:  map[int]ratelimit.Result{},
 		charges:  map[int]charge{},
 	}
 	limits := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return p.limit, nil })
 	p.lim = b.limiter(a.name, base, limits)
-	if !s.alone {
+	p.wide = b.limiter("fixed_window", ratelimit.PerDay(math.MaxInt32), ratelimit.WithName("wide"))
+	if !s.alone && !s.setBack { // the reference store re-anchors nothing
 		b.store = newReference(b.read)
 		p.reference = b.limiter(a.name, base, limits)
 	}
@@ -90,12 +108,20 @@ func newPlayer(t testing.TB, s *suite, a algorithm, base ratelimit.Limit) *playe
 // unspecified reports whether o comes late, when the state that it needs may have been
 // dropped.
 func (p *player) unspecified(o op) bool {
-	l, m := integers(o.limit), p.model
 	if o.limit.Rate == 0 {
 		return false
 	}
-	now := m.seen(o.at)
-	return now < p.latest && m.ended(p.latest) && !m.fresh(l, now)
+	m, now := p.at(o)
+	return now < p.latest && p.model.ended(p.latest) && !m.fresh(integers(o.limit), now)
+}
+
+// at is the key as o finds it, and the time that o counts as. A Refund moves no state.
+func (p *player) at(o op) (model, int64) {
+	m := p.model
+	if p.setBack && o.kind != "Refund" {
+		m = m.anchored(o.at)
+	}
+	return m, m.seen(o.at)
 }
 
 // play calls o and returns what is wrong with its answer.
@@ -104,9 +130,9 @@ func (p *player) play(o op) error {
 		return errUnspecified
 	}
 	p.clock.set(o.at)
-	p.latest = max(p.latest, o.at)
+	p.now, p.latest = o.at, max(p.latest, o.at)
 	p.limit = o.limit
-	r, err := call(p.lim, o, p.results[o.of])
+	r, err := p.call(o)
 	if err != nil {
 		return err
 	}
@@ -126,7 +152,41 @@ func (p *player) play(o op) error {
 	return nil
 }
 
-// judge compares r with the oracle.
+// call calls o on the store under test.
+func (p *player) call(o op) (ratelimit.Result, error) {
+	if !o.all || !p.together {
+		return call(p.lim, o, p.results[o.of])
+	}
+	ctx := context.Background()
+	if err := p.wide.Reset(ctx, "key"); err != nil {
+		return ratelimit.Result{}, err
+	}
+	return callWith(ctx, p.lim, p.wide, o)
+}
+
+// callWith calls o on an All of lim and wide, and returns the part of lim.
+func callWith(ctx context.Context, lim, wide ratelimit.Limiter, o op) (r ratelimit.Result, err error) {
+	if w, ok := lim.(*watch); ok {
+		return w.charged("key", func() (ratelimit.Result, error) {
+			return callWith(ctx, w.Limiter, wide.(*watch).Limiter, o)
+		})
+	}
+	all, err := ratelimit.NewAll(lim, wide)
+	if err != nil {
+		return r, err
+	}
+	if o.kind == "AllowWithin" {
+		r, err = all.AllowWithin(ctx, "key", o.n, o.d)
+	} else {
+		r, err = all.AllowN(ctx, "key", o.n)
+	}
+	if err != nil {
+		return r, err
+	}
+	return r.Parts()[0], nil
+}
+
+// judge compares r with the model.
 func (p *player) judge(o op, r ratelimit.Result) error {
 	if o.limit.Rate == 0 && o.kind != "Reset" {
 		if want := (ratelimit.Result{RetryAfter: ratelimit.Never}); r != want && o.kind != "Refund" {
@@ -134,13 +194,19 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 		}
 		return nil
 	}
-	m := p.model
-	if m.ended(m.seen(o.at)) {
-		m = p.newModel()
+	m, now := p.at(o)
+	if m.ended(now) {
+		m, now = p.newModel(), o.at
 	}
-	l, now := integers(o.limit), m.seen(o.at)
+	l, moved := integers(o.limit), p.setBack && p.model.seen(o.at) > o.at
+	if o.kind != "Peek" && o.kind != "Refund" && (moved || r.Allowed) {
+		p.latest = o.at // the state is written
+	}
 	switch o.kind {
 	case "AllowN", "AllowUpTo", "AllowWithin":
+		if moved {
+			p.model = m
+		}
 		q := question{n: int64(o.n), within: o.kind == "AllowWithin", d: min(max(o.d, 0).Microseconds(), century)}
 		if o.kind == "AllowUpTo" {
 			q.n = max(1, room(m, l, now, q.n))
@@ -278,12 +344,15 @@ type generator struct {
 	limit  ratelimit.Limit
 	last   ratelimit.Result
 	nextID int
+
+	late, setBack bool  // readings that come late, or that set the clock back
+	backwards     int64 // by how many µs they may still do so
 }
 
 func newGenerator(s *suite, a algorithm, seed uint64, change bool) *generator {
 	h := fnv.New64a()
 	_, _ = fmt.Fprint(h, a.name, change)
-	g := &generator{Rand: rand.New(rand.NewPCG(seed, h.Sum64()))}
+	g := &generator{Rand: rand.New(rand.NewPCG(seed, h.Sum64())), late: !s.setBack, setBack: s.setBack, backwards: century}
 	pool := s.limits(a)
 	g.base = pool[g.IntN(len(pool))]
 	g.limit, g.limits = g.base, []ratelimit.Limit{g.base}
@@ -322,6 +391,9 @@ func (g *generator) variant(pool []ratelimit.Limit) ratelimit.Limit {
 func (g *generator) next(p *player) op {
 	g.nextID++
 	o := op{id: g.nextID, limit: g.nextLimit(), at: g.time(p), n: 1}
+	if g.setBack && g.IntN(8) == 0 {
+		o.at = g.back(o.at)
+	}
 	g.last = p.results[g.nextID-1]
 	switch x := g.IntN(100); {
 	case x < 3:
@@ -331,10 +403,10 @@ func (g *generator) next(p *player) op {
 	case x < 33 && len(p.ids) > 0:
 		o.kind = "Refund"
 		o.of = p.ids[len(p.ids)-1-g.IntN(min(len(p.ids), 1+g.IntN(8)))]
-		o.n = whole(g.part(p.charges[o.of].n))
+		o.n = number(g.part(p.charges[o.of].n))
 	case x < 43 && o.at < lastDebt:
 		o.kind = "Charge"
-		if o.n = whole(g.cost(integers(o.limit).burst)); g.IntN(20) == 0 { // more than a state holds
+		if o.n = number(g.cost(integers(o.limit).burst)); g.IntN(20) == 0 { // more than a state holds
 			o.n = most - g.IntN(2)
 		}
 	default:
@@ -345,9 +417,10 @@ func (g *generator) next(p *player) op {
 		case 1, 2, 3:
 			o.kind, o.d = "AllowWithin", g.patience()
 		}
-		o.n = whole(g.cost(integers(o.limit).burst))
+		o.all = o.kind != "AllowUpTo" && g.IntN(4) == 0
+		o.n = number(g.cost(integers(o.limit).burst))
 	}
-	if late := o.at - g.Int64N(1+min(o.limit.Period.Microseconds()*2, o.at/2)); g.IntN(20) == 0 {
+	if late := o.at - g.Int64N(1+min(o.limit.Period.Microseconds()*2, o.at/2)); g.late && g.IntN(20) == 0 {
 		early := o
 		early.at = late
 		if !p.unspecified(early) {
@@ -399,8 +472,8 @@ func (g *generator) cost(capacity int64) int64 {
 	return 1 + g.Int64N(capacity)
 }
 
-// whole is n, or the largest int if int has 32 bits.
-func whole(n int64) int { return int(min(n, math.MaxInt)) }
+// number is n, or the largest int if int has 32 bits.
+func number(n int64) int { return int(min(n, math.MaxInt)) }
 
 // patience is how long the turn of events may take to come. Often it is just enough or
 // just not, and rarely whole µs.
@@ -429,10 +502,31 @@ func (g *generator) patience() time.Duration {
 	return d + time.Duration(g.IntN(1000))
 }
 
+// back is where the clock is set back to from now: by little or by many Periods. A log may keep
+// times that are later by all of that, and a server knows none after 2199.
+func (g *generator) back(now int64) int64 {
+	period := g.limit.Period.Microseconds()
+	by := 1 + g.Int64N(2*period)
+	switch g.IntN(6) {
+	case 0:
+		by = 1 + g.Int64N(3)
+	case 1:
+		by = period + g.Int64N(3) - 1
+	case 2:
+		by = g.Int64N(40 * period)
+	}
+	by = max(0, min(by, g.backwards, now-firstBack))
+	g.backwards -= by
+	return now - by
+}
+
 // time returns the next reading. Often it is the same or the very edge of something, and
 // now and then years later.
 func (g *generator) time(p *player) int64 {
 	now := max(p.latest, epoch.UnixMicro())
+	if p.setBack && p.now > 0 {
+		now = p.now
+	}
 	period := g.limit.Period.Microseconds()
 	event := 1 + period/int64(max(1, g.limit.Rate))
 	near := g.Int64N(3) - 1
@@ -465,8 +559,10 @@ func (g *generator) time(p *player) int64 {
 		if g.IntN(8) == 0 {
 			step = g.Int64N(10 * 365 * 24 * 3600e6)
 		}
+	case 14: // more than the period of another limit
+		step = g.limits[g.IntN(len(g.limits))].Period.Microseconds() + g.Int64N(period)
 	}
-	if step < 0 || now+step > horizon {
+	if step < 0 || now+step > horizon || g.setBack && now+step > lastBack {
 		return now
 	}
 	return now + step

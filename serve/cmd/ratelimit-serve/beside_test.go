@@ -22,7 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
 )
 
 const besideLimits = `domain: edge
@@ -39,7 +39,7 @@ func TestBesideTheOriginal(t *testing.T) {
 	if original == "" {
 		t.Skip("RATELIMIT_ORIGINAL is not set")
 	}
-	redisServer := redistest.Start(t)
+	redisServer := testenv.Redis(t)
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "ratelimit", "config"), 0o700))
 	config := filepath.Join(dir, "ratelimit", "config", "limits.yaml")
@@ -63,12 +63,12 @@ func TestBesideTheOriginal(t *testing.T) {
 	ours, theirs, private := freeAddress(t), freeAddress(t), freeAddress(t)
 	self, err := os.Executable()
 	require.NoError(t, err)
-	cmd := exec.Command(self, "-config", config, "-store", "redis://"+redisServer.Addr(), "-grpc", ours, "-http=", "-private="+private)
+	cmd := exec.Command(self, "-config", config, "-store", "redis://"+redisServer, "-grpc", ours, "-http=", "-private="+private)
 	cmd.Env = append(os.Environ(), asProgram+"=1")
 	run("this", ours, cmd)
 	port := func(address string) string { _, p, _ := net.SplitHostPort(address); return p }
 	cmd = exec.Command(original)
-	cmd.Env = append(os.Environ(), "USE_STATSD=false", "LOG_LEVEL=ERROR", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL="+redisServer.Addr(),
+	cmd.Env = append(os.Environ(), "USE_STATSD=false", "LOG_LEVEL=ERROR", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL="+redisServer,
 		"RUNTIME_ROOT="+dir, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_WATCH_ROOT=false", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1",
 		"GRPC_PORT="+port(theirs), "PORT="+port(freeAddress(t)), "DEBUG_PORT="+port(freeAddress(t)))
 	run("original", theirs, cmd)

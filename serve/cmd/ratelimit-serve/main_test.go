@@ -30,8 +30,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
-
-	"github.com/ratelimit-go/ratelimit/internal/redistest"
 )
 
 const limits = `domain: edge
@@ -47,7 +45,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
-	os.Exit(redistest.Main(m))
+	os.Exit(m.Run())
 }
 
 // itself is the program, for a shell.

@@ -2,64 +2,10 @@ package storetest
 
 import (
 	"fmt"
-	"math/big"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 )
-
-// model is what an algorithm promises about one key. It answers two questions in exact
-// arithmetic. Would n events be admitted at an instant? Is the key fresh then? Everything
-// in a Result follows from these two by its definition; see [judge]. Times are Unix µs.
-type model interface {
-	// seen is the time that a reading of the clock counts as: no earlier than that of the
-	// state.
-	seen(reading int64) int64
-	// fits reports whether n events would be admitted at t, n from 0.
-	fits(l limit, t, n int64) bool
-	// inTime reports whether n events would be admitted at t if their turn had to come
-	// within d µs.
-	inTime(l limit, t, n, d int64) bool
-	// fresh reports whether the key is like a new one at t.
-	fresh(l limit, t int64) bool
-	// charge charges n events at t, whether they fit or not. It returns n, or fewer if
-	// the state cannot hold as many.
-	charge(l limit, t, n int64) (charged int64)
-	// refund gives back what is still charged at t of n events of c.
-	refund(l limit, t int64, c charge, n int64)
-	// ended reports whether the key is fresh from t on under any limit: from ResetAfter
-	// on, as it was when the state was written.
-	ended(t int64) bool
-	// delays reports whether an admitted event waits until the key would be fresh.
-	delays() bool
-}
-
-// limit is a limit in integers, the period in µs, with its burst filled in.
-type limit struct {
-	rate, period, burst int64
-	civil               // of a calendar
-}
-
-func integers(l ratelimit.Limit) limit {
-	i := limit{int64(l.Rate), l.Period.Microseconds(), int64(l.Burst), civilOf(l)}
-	if i.burst == 0 {
-		i.burst = i.rate
-	}
-	return i
-}
-
-// charge is a past admission: n events under limit, at the instant at. due is at +
-// ResetAfter.
-type charge struct {
-	at, due, n int64
-	limit      limit
-}
-
-// most is the most events that a state holds.
-const most = 1<<31 - 1
-
-// holds is how many of n events are charged if held are charged already.
-func holds(held, n int64) int64 { return min(n, max(0, most-held)) }
 
 // question is a request: n events, and if within is set, that their turn comes within d
 // µs.
@@ -192,11 +138,3 @@ func earliest(name string, d time.Duration, low int64, ok func(us int64) bool) e
 	}
 	return fmt.Errorf("%s is %d µs, want %d µs", name, us, high)
 }
-
-// windowStart is the start of the window of period that contains t, t after 1970.
-func windowStart(t, period int64) int64 { return t - t%period }
-
-// windowEnd is its end.
-func windowEnd(t, period int64) int64 { return windowStart(t, period) + period }
-
-func product(a, b int64) *big.Int { return new(big.Int).Mul(big.NewInt(a), big.NewInt(b)) }

@@ -1,0 +1,66 @@
+// Package testenv has what the tests of this module need: a redis-server, and how much to do.
+package testenv
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Redis starts a redis-server for one test, and returns its address. Without the binary the test is
+// skipped, or fails if RATELIMIT_REQUIRE_REDIS=1.
+func Redis(t *testing.T) (address string) {
+	t.Helper()
+	binary, err := exec.LookPath("redis-server")
+	if err != nil && os.Getenv("RATELIMIT_REQUIRE_REDIS") != "1" {
+		t.Skip("redis-server is missing")
+	}
+	require.NoError(t, err)
+	for range 10 { // another process may take the port
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		address := l.Addr().String()
+		_, port, err := net.SplitHostPort(address)
+		require.NoError(t, err)
+		require.NoError(t, l.Close())
+		cmd := exec.Command(binary, "--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "", "--appendonly", "no")
+		require.NoError(t, cmd.Start())
+		ended := make(chan struct{})
+		go func() { _ = cmd.Wait(); close(ended) }()
+		if up(address, ended) {
+			t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
+			return address
+		}
+		_ = cmd.Process.Kill()
+	}
+	t.Fatal("no redis-server has started")
+	return ""
+}
+
+// up reports whether a server answers before it ends.
+func up(address string, ended <-chan struct{}) bool {
+	for range 10_000 {
+		select {
+		case <-ended:
+			return false
+		case <-time.After(5 * time.Millisecond):
+		}
+		if conn, err := net.Dial("tcp", address); err == nil {
+			_ = conn.Close()
+			return true
+		}
+	}
+	return false
+}
+
+// Of returns how much of something a test does: full under RATELIMIT_FULL=1.
+func Of(plain, full int) int {
+	if os.Getenv("RATELIMIT_FULL") == "1" {
+		return full
+	}
+	return plain
+}
