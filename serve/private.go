@@ -39,7 +39,7 @@ func (s *Service) Private(ready func(context.Context) error) http.Handler {
 		_, _ = w.Write([]byte("ready\n"))
 	})
 	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, s.now.Load().Rules.shown())
+		writeJSON(w, http.StatusOK, s.now.Load().shown())
 	})
 	return mux
 }

@@ -173,16 +173,16 @@ func TestTheShadowOfAService(t *testing.T) {
 // Fields tell of the limit with the least left, or of the one that denies longest.
 func TestHeaders(t *testing.T) {
 	s, _ := inMemory(t, edge, serve.WithHeaders(serve.Headers{Limit: "X-Limit"}))
-	for want, descriptors := range map[string]string{
-		"X-Limit: 3, RateLimit-Remaining: 2, RateLimit-Reset: 60":        "user=ann|tokens=ann|free=1",
-		"X-Limit: 1000, RateLimit-Remaining: 999, RateLimit-Reset: 3600": "tokens=ann 1001|user=ann 4",
-		"": "free=1|unknown=1",
+	for _, step := range []struct{ descriptors, want string }{
+		{"user=ann|tokens=ann|free=1", "X-Limit: 3, RateLimit-Remaining: 2, RateLimit-Reset: 60"},
+		{"tokens=ann 1000|user=ann 3", "X-Limit: 1000, RateLimit-Remaining: 999, RateLimit-Reset: 3600"},
+		{"free=1|unknown=1", ""},
 	} {
 		var fields []string
-		for _, h := range ask(t, s, strings.Split(descriptors, "|")...).GetResponseHeadersToAdd() {
+		for _, h := range ask(t, s, strings.Split(step.descriptors, "|")...).GetResponseHeadersToAdd() {
 			fields = append(fields, h.GetKey()+": "+h.GetValue())
 		}
-		require.Equal(t, want, strings.Join(fields, ", "), descriptors)
+		require.Equal(t, step.want, strings.Join(fields, ", "), step.descriptors)
 	}
 }
 

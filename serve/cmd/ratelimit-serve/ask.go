@@ -42,7 +42,7 @@ func ask(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
 	answer, err := pb.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, req)

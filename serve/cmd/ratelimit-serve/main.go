@@ -156,16 +156,16 @@ func parseFlags(flags *flag.FlagSet, args []string, stdout, stderr io.Writer) er
 	var printed strings.Builder
 	flags.SetOutput(&printed)
 	flags.Usage = func() {
-		fmt.Fprint(flags.Output(), usage)
+		fmt.Fprintf(flags.Output(), "%s", usage)
 		flags.PrintDefaults()
 	}
 	err := flags.Parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(stdout, printed.String())
+		fmt.Fprintf(stdout, "%s", &printed)
 		return err
 	case err != nil:
-		fmt.Fprint(stderr, printed.String())
+		fmt.Fprintf(stderr, "%s", &printed)
 		return errUsage
 	}
 	return nil

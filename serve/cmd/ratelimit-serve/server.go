@@ -51,7 +51,7 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer st.Close()
+	defer func() { _ = st.Close() }()
 	log := set.logger(stderr)
 	for _, note := range rules.Notes() {
 		log.Warn(note)
@@ -61,7 +61,7 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	s := &server{settings: set, service: service, ready: st.Ready, log: log}
-	if err := s.listen(); err != nil {
+	if err := s.listen(ctx); err != nil {
 		return err
 	}
 	return s.run(ctx, files, st)
@@ -99,7 +99,7 @@ type server struct {
 }
 
 // listen opens all ports, or none.
-func (s *server) listen() (err error) {
+func (s *server) listen(ctx context.Context) (err error) {
 	s.stopping = make(chan struct{})
 	var open []net.Listener
 	defer func() {
@@ -118,7 +118,7 @@ func (s *server) listen() (err error) {
 			return
 		}
 		var l net.Listener
-		if l, err = net.Listen("tcp", address); err != nil {
+		if l, err = new(net.ListenConfig).Listen(ctx, "tcp", address); err != nil {
 			return
 		}
 		open = append(open, l)
