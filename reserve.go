@@ -32,7 +32,8 @@ type Reservation struct {
 }
 
 // Reserve asks l for n events now, as an estimate of a cost that is known afterwards, such as
-// the tokens of a language model. If they are denied, the Reservation is nil.
+// the tokens of a language model. If they are denied, the Reservation is nil. Limits of slots, of
+// package inflight, have a Hold with a Settle in its place: here they are [ErrInvalidOption].
 //
 // Bound: a limit admits estimates. The costs of an interval exceed a bucket's bound by at most
 // what the reservations open in it have cost beyond their estimates.
@@ -40,12 +41,18 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 	if isnil.Is(l) {
 		return nil, Result{}, errNilLimiter
 	}
+	if see.Held(l) {
+		return nil, Result{}, errHeldReserved
+	}
 	r, err := l.AllowN(ctx, key, n)
 	if err != nil || !r.Allowed {
 		return nil, r, err
 	}
 	return &Reservation{limiter: l, key: key, reserved: n, charged: r}, r, nil
 }
+
+// errHeldReserved: a settled Reservation would keep its slot.
+var errHeldReserved = fmt.Errorf("%w: slots are held: use inflight.Hold, and its Settle", ErrInvalidOption)
 
 // Settle replaces the estimate by the actual cost, 0 or more events, also when ctx has ended:
 // it gives back what was too much, or charges what was too little ([Charge]). After an error the

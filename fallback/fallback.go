@@ -172,7 +172,7 @@ func WithBreaker(failures int, probeAfter time.Duration) Option {
 //
 // It returns [ratelimit.ErrInvalidOption] if l, the local limiter or an option is nil, or
 // an option is out of range. The same goes for a p not made by its constructor, and with
-// FailLocal for an l that is none of the five types, nor an All of such. If a limit has no such share,
+// FailLocal for an l that is none of the five types or slots, nor an All or a Ban of such. If a limit has no such share,
 // the error is [ratelimit.ErrInvalidLimit].
 //
 // A shadow, an accesslist and the limiters of package throttle go around a fallback. New

@@ -220,6 +220,16 @@ func (h *held) atHand() bool {
 	return ok && c.Limit().Period == forever
 }
 
+// inMemory is whether all slots are in this process's memory, where giving back takes no time.
+func (h *held) inMemory() bool {
+	for i := range h.places {
+		if h.places[i].life != forever {
+			return false
+		}
+	}
+	return true
+}
+
 // placed notes the slots of r. Those of an All are its parts; in an outage nothing is known of
 // parts, and each slot is still to be taken.
 func (h *held) placed(r ratelimit.Result) {
@@ -341,8 +351,8 @@ func (h *held) plan() {
 }
 
 // Release gives back the slot, and of an All the slots alone, not the events that were charged
-// with them. It returns at once, and what cannot be sent now is sent later. Further calls do
-// nothing.
+// with them. It returns at once: a slot in memory is free then, and one on Redis a trip later.
+// What cannot be sent now is sent later. Further calls do nothing.
 func (s *Slot) Release() {
 	if s != nil {
 		s.held.end(Released)
@@ -501,7 +511,7 @@ func (h *held) end(why Reason) {
 	}
 	switch {
 	case busy: // who renews will give back
-	case h.atHand():
+	case h.inMemory():
 		h.giveBack()
 	default:
 		go h.giveBack()

@@ -656,3 +656,22 @@ func TestRefundLeavesTheSlot(t *testing.T) {
 		require.ErrorIs(t, none.Refund(t.Context()), ratelimit.ErrInvalidOption)
 	})
 }
+
+func TestInMemoryAReleaseFreesTheSlotsOfAnAllAtOnce(t *testing.T) {
+	s := ratelimit.Must(memstore.New())
+	rate := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerSecond(1_000_000), ratelimit.WithName("rate")))
+	l := ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 1)))
+	for range 100 {
+		hold(t, l).Release()
+	}
+}
+
+func TestAReservationOfSlotsIsRefused(t *testing.T) {
+	s := ratelimit.Must(memstore.New())
+	rate := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerSecond(10), ratelimit.WithName("rate")))
+	for _, l := range []ratelimit.Limiter{slots(t, s, 1), ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 1)))} {
+		_, _, err := ratelimit.Reserve(t.Context(), l, "key", 1)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+		require.Equal(t, 1, free(t, l), "nothing is taken")
+	}
+}

@@ -82,7 +82,7 @@ func denied(t *testing.T) []string {
 
 	var attributes strings.Builder
 	for _, a := range spans.Ended()[20].Attributes() {
-		fmt.Fprintf(&attributes, "%s=%s\n", a.Key, a.Value.Emit())
+		fmt.Fprintf(&attributes, "%s=%s\n", a.Key, a.Value.String())
 	}
 	held, err := exec.CommandContext(t.Context(), tool, "key", "-redis", redis.Addr(), "user:customer-1").CombinedOutput()
 	require.NoError(t, err, "%s", held)

@@ -2,6 +2,7 @@
 package testenv
 
 import (
+	"context"
 	"net"
 	"os"
 	"os/exec"
@@ -21,17 +22,17 @@ func Redis(t *testing.T) (address string) {
 	}
 	require.NoError(t, err)
 	for range 10 { // another process may take the port
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		address := l.Addr().String()
 		_, port, err := net.SplitHostPort(address)
 		require.NoError(t, err)
 		require.NoError(t, l.Close())
-		cmd := exec.Command(binary, "--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "", "--appendonly", "no")
+		cmd := exec.CommandContext(t.Context(), binary, "--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "", "--appendonly", "no")
 		require.NoError(t, cmd.Start())
 		ended := make(chan struct{})
 		go func() { _ = cmd.Wait(); close(ended) }()
-		if up(address, ended) {
+		if up(t.Context(), address, ended) {
 			t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
 			return address
 		}
@@ -42,14 +43,14 @@ func Redis(t *testing.T) (address string) {
 }
 
 // up reports whether a server answers before it ends.
-func up(address string, ended <-chan struct{}) bool {
+func up(ctx context.Context, address string, ended <-chan struct{}) bool {
 	for range 10_000 {
 		select {
 		case <-ended:
 			return false
 		case <-time.After(5 * time.Millisecond):
 		}
-		if conn, err := net.Dial("tcp", address); err == nil {
+		if conn, err := new(net.Dialer).DialContext(ctx, "tcp", address); err == nil {
 			_ = conn.Close()
 			return true
 		}
