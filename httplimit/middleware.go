@@ -65,10 +65,8 @@ import (
 //
 // Without [WithRefund] and [WithContext] a request costs the limiter's decision, and two
 // allocations for that context if it is needed. A key that is no IPv4 address costs another. So
-// do the header fields, in one of ten requests. A header that is kept for
-// long keeps some 5 KiB. A limit function is asked once
-// ([ratelimit.KeepLimits]). The middleware keeps nothing that grows, starts no goroutine and has
-// nothing to close.
+// do the header fields, in one of ten requests. A header that is kept for long keeps some 5 KiB. A
+// limit function is asked once ([ratelimit.KeepLimits]). Nothing grows, and there is nothing to close.
 //
 // If l counts slots (package inflight), alone or beside rates, a request holds one until its handler
 // is done, whether it returns or panics. A connection that the handler takes over holds it until it

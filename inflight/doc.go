@@ -11,8 +11,8 @@
 //	defer slot.Release()
 //
 // A [Slot] is held until its Release. It does not depend on ctx, since the caller who hangs up is
-// the usual case. While it is held it is renewed, at a third of its life. If its process dies it
-// is free again when its life is over, and nothing else has to be done.
+// the usual case. It is renewed at a third of its life. If its process dies it is free again when
+// its life is over.
 //
 // In a [ratelimit.All], slots and rates are decided together: requests a minute, tokens a minute
 // and requests at once, all or none. Release gives back the slot, and the rates stay charged.
@@ -23,17 +23,14 @@
 // [Slot.Token].
 //
 // Cost: a Hold and a Release are a call of the store each. A slot takes some 100 bytes in Redis,
-// and one call in a third of its life, which many slots share. In memory it takes 16 bytes,
-// and is not renewed.
+// and one call in a third of its life, which many slots share. In memory it takes 16 bytes.
 //
-// An outage of the store is answered by package fallback. Slots that are held go on, and what was
-// let through meanwhile takes a slot when there is one.
+// In an outage package fallback answers. Slots that are held go on, and what was let through
+// meanwhile takes a slot when there is one.
 //
-// RetryAfter of a denial is the end of a slot that nobody gives back, in memory ten years. [Wait]
-// waits for one that is given back. It is not for ratelimit.Wait and throttle.Waiter, which refuse
-// slots. The middlewares of httplimit and grpclimit hold a slot for each request.
-//
-// It is not re-entrant: who waits for a slot of a key, and holds one of it, may wait for itself.
+// RetryAfter of a denial is the end of a slot that nobody gives back. [Wait] waits for one that is.
+// The middlewares of httplimit and grpclimit hold a slot for each request. Who waits for a slot of a
+// key, and holds one of it, may wait for itself.
 package inflight
 
 // Algorithm is the name of the rule, as in [ratelimit.Policy] and observers.
