@@ -236,7 +236,7 @@ func (p *player) judge(o op, r ratelimit.Result) error {
 // now on.
 func (p *player) moves(o op, r ratelimit.Result) bool {
 	moved := p.setBack && p.model.seen(o.at) > o.at
-	if o.kind != "Peek" && o.kind != "Refund" && (moved || r.Allowed) {
+	if p.setBack && o.kind != "Peek" && o.kind != "Refund" && (moved || r.Allowed) {
 		p.latest = o.at
 	}
 	return moved
