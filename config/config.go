@@ -174,11 +174,11 @@ func (s *spec) checkShares() error {
 	return err
 }
 
-// checkSlots returns the error of the life of slots.
-func (s *spec) checkSlots() error {
+// checkLife returns the error of a life of slots.
+func checkLife(life time.Duration) error {
 	mem, err := memstore.New()
 	if err == nil {
-		_, err = s.newSlots(mem)
+		_, err = inflight.New(mem, 1, life)
 	}
 	return err
 }

@@ -102,6 +102,7 @@ func TestSlotsThatCannotBe(t *testing.T) {
 		"in_flight: 0":                                   `1:27: limiter "a": in_flight: "0": want a number from 1 to 2147483647`,
 		"in_flight: many":                                `1:27: limiter "a": in_flight: "many": want a number from 1 to 2147483647`,
 		"in_flight: 5, life: 1ms":                        `1:36: limiter "a": life: ratelimit: invalid option: a life of 1ms: it is 100ms to 24h0m0s`,
+		"in_flight: 5, life: -1s":                        `1:36: limiter "a": life: "-1s": want a time, such as 30s`,
 		"in_flight: 5, life: long":                       `1:36: limiter "a": life: "long": want a time, such as 30s`,
 		"algorithm: fixed_window, limit: 1/s, life: 30s": `1:53: limiter "a": life: want in_flight beside it`,
 		"in_flight: 5, algorithm: fixed_window":          `1:30: limiter "a": algorithm: want a limit beside it`,
@@ -112,5 +113,11 @@ func TestSlotsThatCannotBe(t *testing.T) {
 	} {
 		_, err := config.Parse([]byte(one(fields)))
 		require.EqualError(t, err, "config: "+want, fields)
+	}
+	for _, name := range []string{"", "{a}"} {
+		_, err := config.Parse([]byte("limiters: {" + strconv.Quote(name) + ": {in_flight: 5, life: 30s}}"))
+		require.EqualError(t, err, "config: 1:12: limiter "+strconv.Quote(name)+": ratelimit: invalid option: a name is not empty and has no braces")
+		_, err = config.Parse([]byte("limiters: {" + strconv.Quote(name) + ": {in_flight: 5}}"))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
 }

@@ -310,12 +310,7 @@ func (r *reader) slots() {
 	}
 	r.spec.slots, r.spec.life = r.number(f.value, "in_flight"), defaultLife
 	if hasLife {
-		r.spec.life = r.duration("life", "30s", false)
-	}
-	if r.spec.slots > 0 && r.spec.life > 0 {
-		if err := r.spec.checkSlots(); err != nil {
-			r.fail(life.value, "%slife: %w", r.what, err)
-		}
+		r.life(life.value)
 	}
 	for _, other := range []struct{ field, why string }{
 		{"store", "has no effect beside in_flight: each slot is the store's"},
@@ -324,6 +319,17 @@ func (r *reader) slots() {
 		if f, found := r.fields[other.field]; found {
 			r.fail(f.key, "%s%s: %s", r.what, other.field, other.why)
 		}
+	}
+}
+
+// life reads how long a slot lives.
+func (r *reader) life(n *yaml.Node) {
+	r.spec.life = r.duration("life", "30s", false)
+	if r.spec.life <= 0 {
+		return
+	}
+	if err := checkLife(r.spec.life); err != nil {
+		r.fail(n, "%slife: %w", r.what, err)
 	}
 }
 
