@@ -95,9 +95,9 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	flags.StringVar(&set.private, "private", "localhost:6070", "`address` for operators: /metrics, /healthz, /readyz, /rules; none if empty")
 	flags.Var(&set.proxies, "proxies", "`networks` whose X-Forwarded-* and X-Original-* fields count in /check, such as 10.0.0.0/8; or unix")
 	flags.BoolVar(&set.headers, "headers", false, "put fields for clients into answers over gRPC")
-	flags.StringVar(&set.names.Limit, "header-limit", "RateLimit-Limit", "`name` of the field with the limit")
-	flags.StringVar(&set.names.Remaining, "header-remaining", "RateLimit-Remaining", "`name` of the field with what is left")
-	flags.StringVar(&set.names.Reset, "header-reset", "RateLimit-Reset", "`name` of the field with the seconds")
+	flags.StringVar(&set.names.Limit, "header-limit", "", "`name` of the field with the limit, RateLimit-Limit by default")
+	flags.StringVar(&set.names.Remaining, "header-remaining", "", "`name` of the field with what is left, RateLimit-Remaining by default")
+	flags.StringVar(&set.names.Reset, "header-reset", "", "`name` of the field with the seconds, RateLimit-Reset by default")
 	flags.BoolVar(&set.metadata, "metadata", false, "put dynamic metadata into answers")
 	flags.BoolVar(&set.shadow, "shadow", false, "answer OK to all requests: only statuses, logs and metrics say what would be denied")
 	flags.DurationVar(&set.every, "reload", 5*time.Second, "how often files are read, to see whether they have changed")
@@ -132,6 +132,10 @@ func (set *settings) wrong(more int) string {
 		return "want -tls-cert and -tls-key together"
 	case set.clients != "" && set.cert == "":
 		return "-tls-clients has no effect without -tls-cert"
+	case !set.headers && set.names != (serve.Headers{}):
+		return "the names of fields have no effect without -headers"
+	case set.http == "" && len(set.proxies) > 0:
+		return "-proxies has no effect without -http"
 	case set.logs != "text" && set.logs != "json":
 		return "-log: want text or json"
 	}

@@ -254,6 +254,8 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -timeout 0s":                {2, "a time is not above 0"},
 		"-config GOOD -tls-cert x":                {2, "together"},
 		"-config GOOD -tls-clients x":             {2, "no effect"},
+		"-config GOOD -header-limit X-Limit":      {2, "no effect without -headers"},
+		"-config GOOD -http= -proxies 10.0.0.0/8": {2, "no effect without -http"},
 		"-config GOOD -log xml":                   {2, "text or json"},
 		"-config GOOD -none":                      {2, "-none"},
 		"-config GOOD -store http://x":            {1, "store"},
@@ -271,7 +273,9 @@ func TestArguments(t *testing.T) {
 	} {
 		args = strings.NewReplacer("GOOD", good, "BAD", bad).Replace(args)
 		var out output
-		require.Equal(t, want.code, run(t.Context(), strings.Fields(args), &out, &out), "%s: %v", args, &out)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // or else it serves
+		defer cancel()
+		require.Equal(t, want.code, run(ctx, strings.Fields(args), &out, &out), "%s: %v", args, &out)
 		require.Contains(t, out.String(), want.says, args)
 	}
 }
