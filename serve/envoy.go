@@ -39,6 +39,9 @@ func (s *Service) answer(ctx context.Context, req *pb.RateLimitRequest) (*questi
 	return q, err
 }
 
+// denies is whether callers are told that the whole is over a limit.
+func (s *Service) denies(q *question) bool { return q.over && !s.shadow }
+
 // statusOf is err for callers over gRPC.
 func statusOf(err error) error {
 	switch {
@@ -58,7 +61,7 @@ func (s *Service) response(req *pb.RateLimitRequest, q *question) *pb.RateLimitR
 	for i := range q.parts {
 		r.Statuses[i] = q.parts[i].status()
 	}
-	if q.over && !s.shadow {
+	if s.denies(q) {
 		r.OverallCode = pb.RateLimitResponse_OVER_LIMIT
 	}
 	if s.headers != nil {

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,43 +35,47 @@ const MaxBody = 256 << 10
 // A request that makes no sense is 400, one without a decision 503.
 func (s *Service) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /json", s.serveJSON)
-	mux.HandleFunc("/check/{name}", s.serveCheck)
-	mux.HandleFunc("POST /v1/decide", s.serveDecide)
-	mux.HandleFunc("POST /v1/refund", s.serveRefund)
+	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
+		"POST /json":      s.serveJSON,
+		"/check/{name}":   s.serveCheck,
+		"POST /v1/decide": s.serveDecide,
+		"POST /v1/refund": s.serveRefund,
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if err := serve(w, r); err != nil {
+				failed(w, err)
+			}
+		})
+	}
 	return mux
 }
 
-func (s *Service) serveJSON(w http.ResponseWriter, r *http.Request) {
+func (s *Service) serveJSON(w http.ResponseWriter, r *http.Request) error {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
-	req := new(pb.RateLimitRequest)
-	if err == nil {
-		if err = protojson.Unmarshal(body, req); err != nil {
-			err = invalid("%v", err)
-		}
-	}
 	if err != nil {
-		failed(w, err)
-		return
+		return err
+	}
+	req := new(pb.RateLimitRequest)
+	if err := protojson.Unmarshal(body, req); err != nil {
+		return invalid("%v", err)
 	}
 	q, err := s.answer(r.Context(), req)
 	if err != nil {
-		failed(w, err)
-		return
+		return err
 	}
 	text, err := protojson.Marshal(s.response(req, q))
 	if err != nil {
-		failed(w, err)
-		return
+		return err
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(s.code(q))
 	_, _ = w.Write(text)
+	return nil
 }
 
 // code is 200, or 429 if the whole is over a limit.
 func (s *Service) code(q *question) int {
-	if q.over && !s.shadow {
+	if s.denies(q) {
 		return http.StatusTooManyRequests
 	}
 	return http.StatusOK
@@ -78,66 +83,61 @@ func (s *Service) code(q *question) int {
 
 // failed answers where no decision is known.
 func failed(w http.ResponseWriter, err error) {
-	code := http.StatusServiceUnavailable
-	text := status.Convert(statusOf(err)).Message()
+	st := status.Convert(statusOf(err))
+	code, text := http.StatusServiceUnavailable, st.Message()
 	switch large := new(http.MaxBytesError); {
 	case errors.As(err, &large):
 		code, text = http.StatusRequestEntityTooLarge, fmt.Sprintf("over %d bytes", MaxBody)
-	case status.Code(statusOf(err)) == codes.InvalidArgument:
+	case st.Code() == codes.InvalidArgument:
 		code = http.StatusBadRequest
-	case status.Code(statusOf(err)) == codes.Internal:
+	case st.Code() == codes.Internal:
 		code, text = http.StatusInternalServerError, "no decision"
 	}
 	http.Error(w, text, code)
 }
 
-func (s *Service) serveCheck(w http.ResponseWriter, r *http.Request) {
+func (s *Service) serveCheck(w http.ResponseWriter, r *http.Request) error {
 	denied := http.StatusTooManyRequests
 	switch text := r.URL.Query().Get("denied"); text {
 	case "", "429":
 	case "403":
 		denied = http.StatusForbidden
 	default:
-		failed(w, invalid("denied=%s: want 403 or 429", quote(text)))
-		return
+		return invalid("denied=%s: want 403 or 429", quote(text))
 	}
 	c := s.now.Load().checks[r.PathValue("name")]
 	if c == nil {
 		http.Error(w, "no such check", http.StatusNotFound)
-		return
+		return nil
 	}
 	req, err := s.request(c, r)
 	if err != nil {
-		failed(w, err)
-		return
+		return err
 	}
 	if len(req.Descriptors) == 0 {
 		w.WriteHeader(http.StatusNoContent)
-		return
+		return nil
 	}
 	q, err := s.answer(r.Context(), req)
 	if err != nil {
-		failed(w, err)
-		return
+		return err
 	}
 	s.fields(w.Header(), q)
-	if s.code(q) == http.StatusOK {
-		w.WriteHeader(http.StatusNoContent)
-		return
+	if s.denies(q) {
+		http.Error(w, "too many requests", denied)
+		return nil
 	}
-	http.Error(w, "too many requests", denied)
+	w.WriteHeader(http.StatusNoContent)
+	return nil
 }
 
 // fields sets the header fields of an answer.
 func (s *Service) fields(h http.Header, q *question) {
-	names := s.headers
-	if names == nil {
-		names = &Headers{"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"}
-	}
+	names := cmp.Or(s.headers, &usualHeaders)
 	for _, f := range names.of(q.worst()) {
 		h.Set(f.GetKey(), f.GetValue())
 	}
-	if wait := q.retryAfter(); s.code(q) != http.StatusOK && wait != ratelimit.Never {
+	if wait := q.retryAfter(); s.denies(q) && wait != ratelimit.Never {
 		h.Set("Retry-After", strconv.FormatInt(seconds(wait), 10))
 	}
 }
@@ -184,6 +184,15 @@ func (e *entries) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
+// asked decides on the request of a script.
+func (s *Service) asked(w http.ResponseWriter, r *http.Request, back bool) (*question, error) {
+	req, err := readAsked(w, r, back)
+	if err != nil {
+		return nil, err
+	}
+	return s.answer(r.Context(), req)
+}
+
 // readAsked is the request of a script.
 func readAsked(w http.ResponseWriter, r *http.Request, back bool) (*pb.RateLimitRequest, error) {
 	var a asked
@@ -224,18 +233,12 @@ type verdict struct {
 	ResetAfter float64 `json:"reset_after,omitempty"`
 }
 
-func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) {
-	req, err := readAsked(w, r, false)
+func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) error {
+	q, err := s.asked(w, r, false)
 	if err != nil {
-		failed(w, err)
-		return
+		return err
 	}
-	q, err := s.answer(r.Context(), req)
-	if err != nil {
-		failed(w, err)
-		return
-	}
-	answer := decided{Allowed: s.code(q) == http.StatusOK}
+	answer := decided{Allowed: !s.denies(q)}
 	if wait := q.retryAfter(); !answer.Allowed && wait != ratelimit.Never {
 		answer.RetryAfter = new(wait.Seconds())
 	}
@@ -249,18 +252,13 @@ func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) {
 	}
 	s.fields(w.Header(), q)
 	writeJSON(w, s.code(q), answer)
+	return nil
 }
 
-func (s *Service) serveRefund(w http.ResponseWriter, r *http.Request) {
-	req, err := readAsked(w, r, true)
+func (s *Service) serveRefund(w http.ResponseWriter, r *http.Request) error {
+	q, err := s.asked(w, r, true)
 	if err != nil {
-		failed(w, err)
-		return
-	}
-	q, err := s.answer(r.Context(), req)
-	if err != nil {
-		failed(w, err)
-		return
+		return err
 	}
 	given := struct {
 		Given []int `json:"given"`
@@ -273,6 +271,7 @@ func (s *Service) serveRefund(w http.ResponseWriter, r *http.Request) {
 		given.Given = append(given.Given, n)
 	}
 	writeJSON(w, http.StatusOK, given)
+	return nil
 }
 
 func writeJSON(w http.ResponseWriter, code int, v any) {

@@ -247,7 +247,7 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 		return err
 	}
 	q.judge()
-	if q.over && !q.domain.each && !s.shadow {
+	if s.denies(q) && !q.domain.each {
 		return q.undo(ctx, res)
 	}
 	return q.credit(ctx)

@@ -64,6 +64,8 @@ type Headers struct {
 	Reset     string // seconds
 }
 
+var usualHeaders = Headers{"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"}
+
 // Option is an optional setting of [New].
 type Option func(*Service) error
 
@@ -72,9 +74,9 @@ type Option func(*Service) error
 // RateLimit-Reset.
 func WithHeaders(names Headers) Option {
 	return func(s *Service) error {
-		names.Limit = cmp.Or(names.Limit, "RateLimit-Limit")
-		names.Remaining = cmp.Or(names.Remaining, "RateLimit-Remaining")
-		names.Reset = cmp.Or(names.Reset, "RateLimit-Reset")
+		names.Limit = cmp.Or(names.Limit, usualHeaders.Limit)
+		names.Remaining = cmp.Or(names.Remaining, usualHeaders.Remaining)
+		names.Reset = cmp.Or(names.Reset, usualHeaders.Reset)
 		s.headers = &names
 		return nil
 	}
