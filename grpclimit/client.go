@@ -169,7 +169,7 @@ func (c client) charge(ctx context.Context, fullMethod, key string, n int) (char
 	case !r.Allowed:
 		return charge{}, c.denied(ctx, key, r)
 	}
-	return charge{Decision{Result: r, Key: key}, n, slot}, nil
+	return charge{Decision{Result: r, Key: key, slot: slot}, n}, nil
 }
 
 var errTooLate = status.Error(codes.DeadlineExceeded, "rate limit: the call would have its turn after its deadline")

@@ -34,15 +34,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/inflight"
 )
 
-// charge is a decision, and what was charged for it: 0 events for a call that is free or not limited,
-// and a slot if the limiter counts some.
+// charge is a decision, with its slot if the limiter counts some, and how many events were charged for
+// it: 0 for a call that is free or not limited.
 type charge struct {
 	Decision
-	n    int
-	slot *inflight.Slot
+	n int
 }
 
 // refundAll gives back the events. The slot is given back by itself.

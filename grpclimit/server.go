@@ -178,7 +178,7 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 		return charge{}, s.limiterFailed(ctx, fullMethod, err)
 	}
 	if r.Allowed && !headers && !s.inContext {
-		return charge{Decision{Result: r, Key: key}, n, slot}, nil
+		return charge{Decision{Result: r, Key: key, slot: slot}, n}, nil
 	}
 	a := s.answer(ctx, key, r, s.inContext || !r.Allowed && s.denied != nil)
 	defer a.free()
@@ -193,7 +193,7 @@ func (s server) decide(ctx context.Context, fullMethod, key string, msg any, hea
 	}
 	switch {
 	case r.Allowed:
-		return charge{d, n, slot}, nil
+		return charge{d, n}, nil
 	case s.denied != nil:
 		return charge{Decision: d}, s.denied(ctx, fullMethod, d)
 	}

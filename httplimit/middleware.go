@@ -36,7 +36,6 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
-	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/report"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -161,11 +160,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	var d report.Decision
 	ctx, t := h.context(r), taken{limiter: h.limiter, n: n}
-	if h.holds() {
-		t.slot, d.Result, err = inflight.Hold(ctx, h.limiter, key, n, h.hold...)
-	} else {
-		d.Result, err = h.limiter.AllowN(ctx, key, n)
-	}
+	t.slot, d.Result, err = h.take(ctx, key, n)
 	switch {
 	case t.slot != nil:
 		h.holding(ctx, w, r, key, t, &d)

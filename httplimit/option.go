@@ -1,6 +1,7 @@
 package httplimit
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -84,6 +85,15 @@ func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
 
 // holds reports whether the limiter counts slots. What is inside of others may change.
 func (c *config) holds() bool { return c.mayHold && inflight.Has(c.limiter) }
+
+// take asks for n events, and for a slot if the limiter counts some.
+func (c *config) take(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
+	if c.holds() {
+		return inflight.Hold(ctx, c.limiter, key, n, c.hold...)
+	}
+	r, err := c.limiter.AllowN(ctx, key, n)
+	return nil, r, err
+}
 
 // checkSlots refuses options of slots for a limiter that has none.
 func (c *config) checkSlots() error {

@@ -40,10 +40,15 @@ func (c *charge) refund(ctx context.Context, key string, r *ratelimit.Result) er
 	if !c.tried.CompareAndSwap(false, true) {
 		return nil
 	}
-	if c.slot != nil {
-		return c.slot.Refund(ctx)
+	return c.taken.refund(ctx, key, r)
+}
+
+// refund gives back the events, also when ctx has ended.
+func (t *taken) refund(ctx context.Context, key string, r *ratelimit.Result) error {
+	if t.slot != nil {
+		return t.slot.Refund(ctx)
 	}
-	return c.limiter.Refund(context.WithoutCancel(ctx), key, *r, c.n)
+	return t.limiter.Refund(context.WithoutCancel(ctx), key, *r, t.n)
 }
 
 const unseen = "httplimit: a handler wrote nothing to the ResponseWriter that it got, so WithRefund gave nothing back: " +

@@ -212,34 +212,33 @@ func (t *Transport) admit(ctx context.Context, key string, n int) (*inflight.Slo
 		}
 		// A cooldown has begun meanwhile. Requests that keep their charge until its end would all
 		// be sent at once then. An error leaves the charge of a request that was not sent.
-		if slot != nil {
-			_ = slot.Refund(ctx)
-			slot.Release()
-			continue
-		}
-		_ = t.limiter.Refund(context.WithoutCancel(ctx), key, r, n)
+		_ = (&taken{t.limiter, n, slot}).refund(ctx, key, &r)
+		slot.Release()
 	}
 }
 
 // charge is the limiter's admission.
 func (t *Transport) charge(ctx context.Context, key string, n int) (slot *inflight.Slot, r ratelimit.Result, err error) {
-	holds := t.holds()
 	switch {
-	case t.refuse && holds:
-		slot, r, err = inflight.Hold(ctx, t.limiter, key, n, t.hold...)
 	case t.refuse:
-		r, err = t.limiter.AllowN(ctx, key, n)
-	case holds:
+		if slot, r, err = t.take(ctx, key, n); err == nil && !r.Allowed {
+			err = t.limited(ctx, key, r)
+		}
+		return slot, r, err
+	case t.holds():
 		return inflight.Wait(ctx, t.limiter, key, n, t.hold...)
-	default:
-		r, err = ratelimit.Wait(ctx, t.limiter, key, n)
-		return nil, r, err
 	}
-	if err == nil && !r.Allowed {
+	r, err = ratelimit.Wait(ctx, t.limiter, key, n)
+	return nil, r, err
+}
+
+// limited is the error of the denial r. Only of slots it depends on the policies.
+func (t *Transport) limited(ctx context.Context, key string, r ratelimit.Result) error {
+	if t.holds() {
 		d := NewDecision(ctx, t.limiter, key, r)
-		err = &LimitedError{key, d.report(nil).Result.RetryAfter}
+		r.RetryAfter = d.report(nil).Result.RetryAfter
 	}
-	return slot, r, err
+	return &LimitedError{key, r.RetryAfter}
 }
 
 // waitCooldown waits until key has no cooldown.
