@@ -42,7 +42,7 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 		return Result{}, err
 	}
 	if see.Held(l) {
-		return Result{}, errHeld
+		return Result{}, see.ErrHeld
 	}
 	kind := kindOf(l)
 	call, ok := queue.Enter(l, key, n, kind, end(ctx))
@@ -90,9 +90,6 @@ func patience(ctx context.Context, trip time.Duration) time.Duration {
 	}
 	return queue.Forever
 }
-
-// errHeld: the RetryAfter of a slot is the end of its life, and it is given back long before.
-var errHeld = fmt.Errorf("%w: slots are held, which inflight.Wait does", ErrInvalidOption)
 
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l Limiter) queue.Kind {

@@ -62,7 +62,7 @@ func NewSlowdown(l ratelimit.Limiter, s Slow) (*Slowdown, error) {
 	case sleeps:
 		return nil, fmt.Errorf("%w: a Slowdown around a %T: put the %[2]T around the Slowdown", ratelimit.ErrInvalidOption, sleeper)
 	case see.Held(l):
-		return nil, fmt.Errorf("%w: a Slowdown around slots, which nobody would give back: use inflight.Wait", ratelimit.ErrInvalidOption)
+		return nil, see.ErrHeld
 	case s.Free < 0 || s.Free > math.MaxInt32:
 		return nil, fmt.Errorf("%w: %d free events, want 0 to %d", ratelimit.ErrInvalidOption, s.Free, math.MaxInt32)
 	case s.Step <= 0 || s.Step%time.Microsecond != 0:

@@ -88,7 +88,7 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 		return nil, fmt.Errorf("%w: the maximum is %v, want above 0", ratelimit.ErrInvalidOption, max)
 	}
 	if see.Held(l) {
-		return nil, fmt.Errorf("%w: slots are held, which inflight.Wait does", ratelimit.ErrInvalidOption)
+		return nil, see.ErrHeld
 	}
 	w := &Waiter{limiter: l, max: min(max, queue.Forever), maxWaiting: defaultMaxWaiting}
 	w.kind = kindOf(l)

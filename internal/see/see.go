@@ -161,18 +161,16 @@ func Leased(s store.Store) bool {
 // ByKey reports whether l decides by the key alone and not by the context, as far as can be
 // seen. What answers for others may be a list of addresses.
 func ByKey[L any](l L) bool {
-	if _, answers := any(l).(interface{ answers() }); answers {
-		return false
-	}
-	if k := Of(l); k != nil && k.UsesContext {
-		return false
-	}
-	for _, inner := range Inside(l) {
-		if !ByKey(inner) {
-			return false
-		}
-	}
-	return true
+	return all(l, func(l L) bool {
+		_, answers := any(l).(interface{ answers() })
+		k := Of(l)
+		return !answers && (k == nil || !k.UsesContext)
+	})
+}
+
+// all reports whether it is so of l, and of all that is inside of it.
+func all[L any](l L, so func(L) bool) bool {
+	return so(l) && !slices.ContainsFunc(Inside(l), func(inner L) bool { return !all(inner, so) })
 }
 
 // Held reports whether l, or a limiter inside, counts slots that are held. Nothing says when one
@@ -191,18 +189,12 @@ func Held[L any](l L) bool {
 	return false
 }
 
+// ErrHeld says that slots are asked for where nobody would hold them. Their RetryAfter is the end of
+// their life, and they are given back long before.
+var ErrHeld = fmt.Errorf("%w: slots are held, which inflight.Wait does", store.ErrInvalidOption)
+
 // Fixed reports whether nothing in l can change: a limit of package ratelimit, or an All of such.
-func Fixed[L any](l L) bool {
-	if Of(l) == nil {
-		return false
-	}
-	for _, inner := range Inside(l) {
-		if !Fixed(inner) {
-			return false
-		}
-	}
-	return true
-}
+func Fixed[L any](l L) bool { return all(l, func(l L) bool { return Of(l) != nil }) }
 
 // Part is what a Refund is to give back of limits that were charged together.
 type Part uint8
@@ -228,15 +220,10 @@ func PartOf(ctx context.Context) Part {
 // IgnoresContext reports whether l is known not to use the context. It does not look into
 // limiters of other packages, which may use it themselves.
 func IgnoresContext[L any](l L) bool {
-	if k := Of(l); k == nil || k.UsesContext {
-		return false
-	}
-	for _, inner := range Inside(l) {
-		if !IgnoresContext(inner) {
-			return false
-		}
-	}
-	return true
+	return all(l, func(l L) bool {
+		k := Of(l)
+		return k != nil && !k.UsesContext
+	})
 }
 
 // Local returns the local limiter of l: see Known.
