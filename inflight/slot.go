@@ -117,10 +117,7 @@ func OnEnd(f func(Ending)) Option {
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
 	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n}
-	err := h.apply(opts)
-	if err == nil && h.most > 0 {
-		err = errMaxWaiting
-	}
+	err := h.applyToHold(opts)
 	if err == nil {
 		err = checkLimiter(l)
 	}
@@ -158,8 +155,9 @@ func (h *held) apply(opts []Option) error {
 }
 
 // Check returns the error that [Hold] would return because of opts.
-func Check(opts ...Option) error {
-	h := new(held)
+func Check(opts ...Option) error { return new(held).applyToHold(opts) }
+
+func (h *held) applyToHold(opts []Option) error {
 	if err := h.apply(opts); err != nil || h.most == 0 {
 		return err
 	}
@@ -364,21 +362,15 @@ func (s *Slot) Release() {
 // counted beside the slot, before or after Release. See [ratelimit.Reservation.Settle] for what
 // that means. [ratelimit.ErrSettled] and [ratelimit.ErrInvalidN] change nothing.
 func (s *Slot) Settle(ctx context.Context, actual int) error {
-	switch {
-	case s == nil:
-		return fmt.Errorf("%w: a Slot is made by Hold", ratelimit.ErrInvalidOption)
-	case actual < 1:
+	if s != nil && actual < 1 {
 		return fmt.Errorf("%w: an actual cost of %d", ratelimit.ErrInvalidN, actual)
 	}
-	h := s.held
-	h.mu.Lock()
-	estimate := h.events
-	h.events = 0
-	h.mu.Unlock()
+	h, estimate, err := s.settle()
+	if err != nil {
+		return err
+	}
 	ctx = context.WithoutCancel(ctx)
 	switch {
-	case estimate == 0:
-		return ratelimit.ErrSettled
 	case actual > estimate:
 		_, err := ratelimit.Charge(ctx, h.limiter, h.key, actual-estimate)
 		return err
@@ -391,21 +383,26 @@ func (s *Slot) Settle(ctx context.Context, actual int) error {
 // Refund gives back the events that were charged beside the slot, all of them, also when ctx has
 // ended. It is Settle for a call that is not to count. The slot stays held.
 func (s *Slot) Refund(ctx context.Context) error {
-	if s == nil {
-		return fmt.Errorf("%w: a Slot is made by Hold", ratelimit.ErrInvalidOption)
-	}
-	h := s.held
-	h.mu.Lock()
-	events := h.events
-	h.events = 0
-	h.mu.Unlock()
-	switch {
-	case events == 0:
-		return ratelimit.ErrSettled
-	case several(h.limiter) == nil:
-		return nil
+	h, events, err := s.settle()
+	if err != nil || several(h.limiter) == nil {
+		return err
 	}
 	return h.limiter.Refund(see.Only(context.WithoutCancel(ctx), see.Rates), h.key, h.charged, events)
+}
+
+// settle returns the events that were not settled, and settles them.
+func (s *Slot) settle() (h *held, events int, err error) {
+	if s == nil {
+		return nil, 0, fmt.Errorf("%w: a Slot is made by Hold", ratelimit.ErrInvalidOption)
+	}
+	h = s.held
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.events == 0 {
+		return nil, 0, ratelimit.ErrSettled
+	}
+	events, h.events = h.events, 0
+	return h, events, nil
 }
 
 // Lost reports whether the slot ended before its Release. It asks the clock: after a pause of
