@@ -97,8 +97,8 @@ func NewCollector(c Config) (*Collector, error) {
 		byName[name] = counters
 	}
 	for _, err := range []error{
-		check("Counters", byName), check("fallback", c.Fallbacks), check("store", c.Stores), check("Waiter", c.Waiters),
-		check("lease", c.Leases), check("Transport", c.Transports), checkLimiters(c.Limiters), checkPlans(c.Plans),
+		check("Counters", byName, given), check("fallback", c.Fallbacks, given), check("store", c.Stores, given), check("Waiter", c.Waiters, given),
+		check("lease", c.Leases, given), check("Transport", c.Transports, given), check("limiter", c.Limiters, known), check("plancache", c.Plans, givenStats),
 	} {
 		if err != nil {
 			return nil, err
@@ -107,12 +107,12 @@ func NewCollector(c Config) (*Collector, error) {
 	return &Collector{c}, nil
 }
 
-// check says whether one of named is nil, or has a name that is no label.
-func check[T any](what string, named map[string]*T) error {
+// check says whether one of named is wrong, or has a name that is no label.
+func check[T any](what string, named map[string]T, wrong func(T) string) error {
 	for name, it := range named {
-		switch {
-		case it == nil:
-			return fmt.Errorf("%w: the %s %q is nil", ratelimit.ErrInvalidOption, what, name)
+		switch reason := wrong(it); {
+		case reason != "":
+			return fmt.Errorf("%w: the %s %q %s", ratelimit.ErrInvalidOption, what, name, reason)
 		case name == "" || !utf8.ValidString(name):
 			return fmt.Errorf("%w: the name %q of a %s is not a label", ratelimit.ErrInvalidOption, name, what)
 		}
@@ -120,27 +120,26 @@ func check[T any](what string, named map[string]*T) error {
 	return nil
 }
 
-// checkPlans says whether one of named is nil, or has a name that is no label.
-func checkPlans(named map[string]func() plancache.Stats) error {
-	pointers := make(map[string]*func() plancache.Stats, len(named))
-	for name, stats := range named {
-		if pointers[name] = &stats; stats == nil {
-			pointers[name] = nil
-		}
+// given says what is wrong with a pointer.
+func given[T any](p *T) string {
+	if p == nil {
+		return "is nil"
 	}
-	return check("plancache", pointers)
+	return ""
 }
 
-// checkLimiters says whether one of named has a name that is no label, or no limit that is known.
-func checkLimiters(named map[string]ratelimit.Limiter) error {
-	pointers := make(map[string]*ratelimit.Limiter, len(named))
-	for name, l := range named {
-		pointers[name] = &l
-		if len(limitsOf(l)) == 0 {
-			return fmt.Errorf("%w: the limiter %q has no limit that is that of all keys", ratelimit.ErrInvalidOption, name)
-		}
+func givenStats(stats func() plancache.Stats) string {
+	if stats == nil {
+		return "is nil"
 	}
-	return check("limiter", pointers)
+	return ""
+}
+
+func known(l ratelimit.Limiter) string {
+	if len(limitsOf(l)) == 0 {
+		return "has no limit that is that of all keys"
+	}
+	return ""
 }
 
 // limitsOf are the limits of l, by their names, if they do not depend on the key.
