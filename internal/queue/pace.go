@@ -78,6 +78,7 @@ type pace struct {
 	room      int           // events that fit now
 	free      bool          // no limit has counted the last admission: others need not wait
 	base      time.Time     // the next event fits a step after it; zero if that is not known
+	placed    bool          // who came before base was known has been refused if its turn is too late
 	step      time.Duration // from one event to the next, 0 if not known
 	pending   int           // questions under way
 	unknown   int           // events of those
@@ -99,7 +100,7 @@ func newPace(kind Kind) pace {
 
 // forget is for answers after which nothing is known.
 func (p *pace) forget() {
-	p.room, p.free = 0, false
+	p.room, p.free, p.placed = 0, false, false
 	p.base, p.notBefore, p.permit = time.Time{}, time.Time{}, time.Time{}
 }
 

@@ -170,8 +170,10 @@ func (q *queue) remove(w *waiter) {
 }
 
 // remember keeps an answer for waiters that will not ask. It refuses those that want more
-// than the limit, and those whose permit is known to come too late.
-func (q *queue) remember(d *Decision, now time.Time) {
+// than the limit, and those whose permit is known to come too late. Who arrives later looks
+// for itself whether its place in the line is. back is who has asked and will stand in the
+// line again, nil if nobody does.
+func (q *queue) remember(d *Decision, now time.Time, back *waiter) {
 	told := q.latest.Told
 	q.latest, q.latestAt = *d, now
 	q.err, q.pause = nil, 0
@@ -179,19 +181,27 @@ func (q *queue) remember(d *Decision, now time.Time) {
 		q.latest.Told = told
 	}
 	late := !q.soonest.IsZero() && q.soonest.Before(q.notBefore.Add(q.trip))
-	if !late && !q.tooMany(q.largest) {
+	placed := q.placed || q.base.IsZero()
+	if !late && placed && !q.tooMany(q.largest) {
 		return
 	}
+	q.placed = !q.base.IsZero()
 	q.largest, q.soonest = 0, time.Time{}
+	before := 0 // events of those who stay
 	for e := q.line.Front(); e != nil; {
 		w := e.Value.(*waiter)
 		e = e.Next()
+		if back != nil && back.arrival < w.arrival {
+			before, back = before+back.N, nil
+		}
 		never := q.tooMany(w.N) && !d.Elsewhere && w.Asker.Hands()
-		if !never && !q.tooLate(w.End, w.Timed, q.notBefore, now) {
+		turn := q.earliest(before + w.N)
+		if !never && !q.tooLate(w.End, w.Timed, turn, now) {
+			before += w.N
 			q.bounds(w)
 			continue
 		}
-		w.refusal = &Outcome{Verdict: TooLate, Denial: q.denial(q.notBefore, now)}
+		w.refusal = &Outcome{Verdict: TooLate, Denial: q.denial(turn, now)}
 		if never {
 			w.refusal.Verdict, w.refusal.Denial.RetryAfter = NeverAdmitted, Never
 		}
@@ -268,7 +278,7 @@ func (c *Call) Done(d *Decision, known bool) {
 	case known && d.Allowed:
 		now := time.Now()
 		q.admitted(d, &c.question, now)
-		q.remember(d, now)
+		q.remember(d, now, nil)
 	default:
 		q.forget()
 	}

@@ -297,13 +297,13 @@ func (w *waiter) answered(ctx context.Context, d Decision, err error) (Outcome, 
 		o, ended = w.failed(ctx, err, now)
 	case d.Allowed:
 		q.admitted(&d, &w.question, now)
-		q.remember(&d, now)
+		q.remember(&d, now, nil)
 		if w.due = now.Add(d.Delay); d.Delay > 0 {
 			q.holders++
 		}
 	case d.RetryAfter == Never:
 		o.Verdict = NeverAdmitted
-		q.remember(&d, now)
+		q.remember(&d, now, nil)
 	default:
 		o.Verdict = TooLate
 		ended = w.denied(&o.Denial, now)
@@ -342,11 +342,15 @@ func (w *waiter) denied(d *Decision, now time.Time) (ends bool) {
 	} else {
 		q.exhausted(d, a, now, q.events)
 	}
-	q.remember(d, now)
+	back := w
+	if ends = turns && a.patient || q.tooLate(w.End, true, q.notBefore, now); ends {
+		back = nil
+	}
+	q.remember(d, now, back)
 	if turns || q.kind == Early {
 		d.RetryAfter = min(d.RetryAfter, Forever) + a.within
 	}
-	return turns && a.patient || q.tooLate(w.End, true, q.notBefore, now)
+	return ends
 }
 
 // leave takes w out of the queue.
