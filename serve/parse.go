@@ -34,7 +34,7 @@ const (
 
 // The fields that there are.
 var (
-	rootFields       = []string{"domain", "descriptors", "on_failure", "all_or_none", "store", "checks"}
+	rootFields       = []string{"domain", "descriptors", "on_failure", "instances", "all_or_none", "store", "checks"}
 	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata"}
 	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit"}
 	ownFields        = []string{"algorithm", "limit"}
@@ -361,7 +361,7 @@ func (p *parser) root(n *yaml.Node) {
 	}
 	p.domain = &domain{name: name, file: p.file, onFailure: failError}
 	p.to.domains[name] = p.domain
-	p.onFailure(fields["on_failure"])
+	p.onFailure(fields["on_failure"], fields["instances"])
 	if f := fields["all_or_none"]; f.value != nil {
 		p.domain.each = !p.flag(f, "all_or_none")
 	}
@@ -373,16 +373,34 @@ func (p *parser) root(n *yaml.Node) {
 	}
 }
 
-func (p *parser) onFailure(f field) {
-	if f.value == nil {
-		return
+// onFailure reads on_failure, and the number of instances beside local.
+func (p *parser) onFailure(f, instances field) {
+	if f.value != nil {
+		switch text := failure(p.text(f, "on_failure")); text {
+		case failOpen, failClosed, failLocal, failError:
+			p.domain.onFailure = text
+		default:
+			p.fail(f.value, "on_failure: %s: want open, closed, local or error", describe(f.value))
+		}
 	}
-	switch text := failure(p.text(f, "on_failure")); text {
-	case failOpen, failClosed, failError:
-		p.domain.onFailure = text
-	default:
-		p.fail(f.value, "on_failure: %s: want open, closed or error", describe(f.value))
+	switch local := p.domain.onFailure == failLocal; {
+	case local && instances.value == nil:
+		p.fail(f.value, "on_failure: local: want instances beside it")
+	case local:
+		p.domain.instances = int(p.number(instances, "instances", 1))
+	case instances.value != nil:
+		p.fail(instances.key, "instances: want on_failure: local beside it")
 	}
+}
+
+// number is the value of a field that is a whole number, from least to maxRate, or 0.
+func (p *parser) number(f field, what string, least uint64) uint64 {
+	n, err := strconv.ParseUint(p.text(f, what), 0, 64)
+	if err != nil || f.value.Tag != "!!int" || n < least || n > maxRate {
+		p.fail(f.value, "%s: %s: want a number from %d to %d", what, describe(f.value), least, maxRate)
+		return 0
+	}
+	return n
 }
 
 // store reads what stands before the store.
@@ -587,8 +605,15 @@ func (p *parser) limit(r *rule, at field, in, own map[string]field) {
 		}
 		at, r.limit = text, l
 	}
-	if err := r.limit.ValidateFor(r.algorithm); err != nil && r.limit != (ratelimit.Limit{}) {
+	if r.limit == (ratelimit.Limit{}) {
+		return
+	}
+	if err := r.limit.ValidateFor(r.algorithm); err != nil {
 		p.fail(at.value, "limit: %w", err)
+	} else if p.domain.instances > 0 {
+		if _, err := p.domain.share(r.limit, r.algorithm); err != nil {
+			p.fail(at.value, "limit: on_failure: local: %w", err)
+		}
 	}
 }
 

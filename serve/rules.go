@@ -31,6 +31,7 @@ type domain struct {
 	file      string
 	next      level
 	onFailure failure
+	instances int  // 0 unless onFailure is local
 	each      bool // all_or_none: false
 	front     front
 }
@@ -42,7 +43,17 @@ const (
 	failError  failure = "error"
 	failOpen   failure = "open"
 	failClosed failure = "closed"
+	failLocal  failure = "local"
 )
+
+// share is the part of l that this process admits while the store fails.
+func (d *domain) share(l ratelimit.Limit, algorithm string) (ratelimit.Limit, error) {
+	share, err := l.Share(d.instances)
+	if err == nil {
+		err = share.ValidateFor(algorithm)
+	}
+	return share, err
+}
 
 // front says what stands before the store.
 type front struct {
