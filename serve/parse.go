@@ -241,6 +241,10 @@ func (p *parser) fields(n *yaml.Node, what string, known ...string) map[string]f
 	for _, f := range p.pairs(n, what, 0) {
 		name := f.key.Value
 		if len(known) > 0 && !slices.Contains(known, name) {
+			if name == "in_flight" {
+				p.fail(f.key, "%s: in_flight: a proxy never says when a request ends, so its slot would never come back: use package inflight where the work is done", what)
+				continue
+			}
 			p.fail(f.key, "%s: unknown field %s: want %s", what, quote(name), strings.Join(known, ", "))
 			continue
 		}
