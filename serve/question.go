@@ -40,6 +40,7 @@ type question struct {
 	parts  []part  // of the descriptors, in their order
 	asks   []ratelimit.Ask
 	over   bool  // the whole
+	local  bool  // this process has decided, in place of the store
 	cause  error // of the store's failure; nil while the breaker is open
 
 	array [4]part // of parts, mostly
@@ -67,6 +68,14 @@ func (p *part) decided() bool { return p.limiter != nil }
 
 // told is whether callers are told that the part is over its limit.
 func (p *part) told() bool { return p.over && (p.rule == nil || !p.rule.shadow) }
+
+// algorithm is that of the limit, of the request's own or of the file.
+func (p *part) algorithm() string {
+	if p.rule == nil {
+		return byDefault
+	}
+	return p.rule.algorithm
+}
 
 func (p *part) quota() bool { return p.rule != nil && p.rule.quota }
 
@@ -287,6 +296,7 @@ func (q *question) ask(ctx context.Context) (ratelimit.Result, error) {
 
 // askLocal asks this process, for its shares of the limits.
 func (s *Service) askLocal(ctx context.Context, q *question) (ratelimit.Result, error) {
+	q.local = true
 	for i := range q.parts {
 		p := &q.parts[i]
 		if p.limiter == nil {
@@ -302,15 +312,11 @@ func (s *Service) askLocal(ctx context.Context, q *question) (ratelimit.Result, 
 
 // becomeLocal makes the part that of a share of its limit, on local.
 func (p *part) becomeLocal(local store.Store, d *domain) (err error) {
-	algorithm, name := byDefault, ""
-	if p.rule != nil {
-		algorithm, name = p.rule.algorithm, p.rule.name
-	}
-	if p.limit, err = d.share(p.limit, algorithm); err != nil {
+	if p.limit, err = d.share(p.limit, p.algorithm()); err != nil {
 		return err
 	}
-	p.shown = shownLimit(p.limit, name)
-	p.limiter, err = ratelimit.New(algorithm, local, p.limit, ratelimit.WithName(nameOf(d)))
+	p.shown = shownLimit(p.limit, p.shown.GetName())
+	p.limiter, err = ratelimit.New(p.algorithm(), local, p.limit, ratelimit.WithName(nameOf(d)))
 	return err
 }
 

@@ -34,7 +34,8 @@ type Service struct {
 
 	store    store.Store
 	local    store.Store // of on_failure: local
-	headers  *Headers    // nil if there are none
+	settled  *ratelimit.TokenBucket
+	headers  *Headers // nil if there are none
 	metadata bool
 	shadow   bool
 	log      *slog.Logger
@@ -129,7 +130,11 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{store: st, local: local, log: slog.Default(), client: httplimit.PeerIP(), fronts: map[front]store.Store{{}: st}}
+	settled, err := newSettled(st)
+	if err != nil {
+		return nil, err
+	}
+	s := &Service{store: st, local: local, settled: settled, log: slog.Default(), client: httplimit.PeerIP(), fronts: map[front]store.Store{{}: st}}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
