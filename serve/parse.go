@@ -157,13 +157,18 @@ func joined(errs []*Error) error {
 
 // parser reads one file, and collects what is wrong with it.
 type parser struct {
-	file     string
-	to       *Rules
-	domain   *domain
-	nodes    int // read so far
-	unused   int // detailed_metric and value_to_metric
-	errs     []*Error
-	firstUse *yaml.Node // of the unused
+	file   string
+	to     *Rules
+	domain *domain
+	nodes  int // read so far
+	errs   []*Error
+}
+
+// place is where a level of descriptors stands.
+type place struct {
+	path    string // such as "edge/path=/login"
+	depth   int
+	byValue bool // one of the descriptors above has value_to_metric
 }
 
 func (p *parser) fail(n *yaml.Node, format string, args ...any) {
@@ -370,11 +375,8 @@ func (p *parser) root(n *yaml.Node) {
 		p.domain.each = !p.flag(f, "all_or_none")
 	}
 	p.store(fields["store"])
-	p.domain.next = p.descriptors(fields["descriptors"], name, 0)
+	p.domain.next = p.descriptors(fields["descriptors"], place{path: name})
 	p.checks(fields["checks"])
-	if p.unused > 0 {
-		p.note(p.firstUse, "detailed_metric and value_to_metric have no effect: metrics are by the descriptors of a file, never by values (%d places)", p.unused)
-	}
 }
 
 // onFailure reads on_failure, and the number of instances beside local.
@@ -430,11 +432,11 @@ func (p *parser) store(f field) {
 }
 
 // descriptors reads one level.
-func (p *parser) descriptors(f field, path string, depth int) level {
+func (p *parser) descriptors(f field, at place) level {
 	var next level
 	for _, item := range p.list(f, "descriptors") {
 		switch {
-		case depth >= maxEntries:
+		case at.depth >= maxEntries:
 			p.fail(item, "descriptors are nested over %d deep", maxEntries)
 			return nil
 		case p.nodes > maxNodes:
@@ -443,18 +445,18 @@ func (p *parser) descriptors(f field, path string, depth int) level {
 		if next == nil {
 			next = level{}
 		}
-		p.descriptor(item, next, path, depth)
+		p.descriptor(item, next, at)
 	}
 	return next
 }
 
 // descriptor reads one into a level.
-func (p *parser) descriptor(item *yaml.Node, to level, path string, depth int) {
+func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 	fields := p.fields(item, "descriptor", descriptorFields...)
 	key, value := p.text(fields["key"], "key"), p.text(fields["value"], "value")
-	path += "/" + key
+	at.path += "/" + key
 	if value != "" {
-		path += "=" + value
+		at.path += "=" + value
 	}
 	switch {
 	case key == "":
@@ -470,24 +472,19 @@ func (p *parser) descriptor(item *yaml.Node, to level, path string, depth int) {
 		v = &values{exact: map[string]*node{}}
 		to[key] = v
 	}
-	n := &node{}
+	n := &node{value: value, byValue: p.flag(fields["value_to_metric"], "value_to_metric")}
 	if !v.add(value, n) {
-		p.fail(item, "descriptor %s is there twice", quote(path))
+		p.fail(item, "descriptor %s is there twice", quote(at.path))
 	}
 	if share := fields["share_threshold"]; p.flag(share, "share_threshold") {
 		if n.share = value; !strings.Contains(value, "*") {
 			p.fail(share.key, "share_threshold: want a value with a * beside it")
 		}
 	}
-	for _, name := range []string{"detailed_metric", "value_to_metric"} {
-		if f := fields[name]; p.flag(f, name) {
-			if p.unused++; p.firstUse == nil {
-				p.firstUse = f.key
-			}
-		}
-	}
-	p.rule(n, fields, path)
-	n.next = p.descriptors(fields["descriptors"], path, depth+1)
+	at.byValue = at.byValue || n.byValue
+	p.rule(n, fields, at)
+	at.depth++
+	n.next = p.descriptors(fields["descriptors"], at)
 }
 
 // add adds the descriptor for a value, "" for all others. It is false if there is one already.
@@ -510,14 +507,19 @@ func (v *values) add(value string, n *node) bool {
 }
 
 // rule reads the limit of a descriptor, and what is about it.
-func (p *parser) rule(n *node, fields map[string]field, path string) {
-	r := &rule{index: len(p.to.rules), path: path, domain: p.domain, algorithm: byDefault}
+func (p *parser) rule(n *node, fields map[string]field, at place) {
+	r := &rule{index: len(p.to.rules), path: at.path, domain: p.domain, algorithm: byDefault}
+	r.detailed = p.flag(fields["detailed_metric"], "detailed_metric")
+	r.byValue = r.detailed || at.byValue
 	r.shadow, r.quota = p.flag(fields["shadow_mode"], "shadow_mode"), p.flag(fields["quota_mode"], "quota_mode")
 	own := p.metadata(r, fields["metadata"])
 	limit := fields["rate_limit"]
 	if limit.value == nil {
 		if len(own) > 0 {
 			p.fail(fields["metadata"].key, "metadata: %s: want a rate_limit beside it", ownSetting)
+		}
+		if r.detailed {
+			p.note(fields["detailed_metric"].key, "detailed_metric: it has no effect without a rate_limit beside it")
 		}
 		return
 	}

@@ -129,9 +129,10 @@ descriptors:
 	- key: e
 	  value:
 	  descriptors:
+	  detailed_metric: on
 `)
 	require.Len(t, r.Notes(), 2)
-	require.Contains(t, r.Notes()[0]+r.Notes()[1], "f0.yaml:11:")
+	require.Contains(t, r.Notes()[0]+r.Notes()[1], "f0.yaml:17:5: detailed_metric: it has no effect without")
 	require.Contains(t, r.Notes()[0]+r.Notes()[1], "it denies everything")
 	s, err := serve.New(memory(t), r)
 	require.NoError(t, err)

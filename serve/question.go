@@ -57,6 +57,7 @@ type part struct {
 	n         int
 	back      bool // n are to be given back
 	unlimited bool
+	label     string // of the metrics by value; "" if there are none
 
 	ask    int // its place in asks
 	result ratelimit.Result
@@ -133,6 +134,9 @@ func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, 
 		return nil
 	}
 	p.rule, p.shown, p.limit = rule, rule.shown, rule.limit
+	if rule.byValue {
+		p.label = q.domain.label(rule, entries)
+	}
 	if p.unlimited = rule.shown == nil; p.unlimited {
 		return nil
 	}

@@ -149,7 +149,7 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.metrics = newMetrics(s)
+	s.metrics = newMetrics()
 	return s, s.Update(rules)
 }
 
