@@ -14,14 +14,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// metrics are those of a service. Their labels are of files, never of requests.
+// metrics are those of a service. Their labels are of files, but for those of detailed, which are of
+// requests too.
 type metrics struct {
 	requests *prometheus.CounterVec // by domain and answer
 	detailed *prometheus.CounterVec // by descriptor and answer
 	failures *prometheus.CounterVec // by domain and class
 	loads    *prometheus.CounterVec // by result
 
-	mu   sync.Mutex
+	mu   sync.Mutex      // protects seen
 	seen map[string]bool // descriptors of detailed, at most maxDetailed
 }
 

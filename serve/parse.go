@@ -246,11 +246,7 @@ func (p *parser) fields(n *yaml.Node, what string, known ...string) map[string]f
 	for _, f := range p.pairs(n, what, 0) {
 		name := f.key.Value
 		if len(known) > 0 && !slices.Contains(known, name) {
-			if name == "in_flight" {
-				p.fail(f.key, "%s: in_flight: a proxy never says when a request ends, so its slot would never come back: use package inflight where the work is done", what)
-				continue
-			}
-			p.fail(f.key, "%s: unknown field %s: want %s", what, quote(name), strings.Join(known, ", "))
+			p.unknown(f.key, what, known)
 			continue
 		}
 		if f.value.Tag != "!!null" {
@@ -258,6 +254,15 @@ func (p *parser) fields(n *yaml.Node, what string, known ...string) map[string]f
 		}
 	}
 	return all
+}
+
+// unknown says that there is no such field, or why.
+func (p *parser) unknown(key *yaml.Node, what string, known []string) {
+	if key.Value == "in_flight" {
+		p.fail(key, "%s: in_flight: a proxy never says when a request ends, so its slot would never come back: use package inflight where the work is done", what)
+		return
+	}
+	p.fail(key, "%s: unknown field %s: want %s", what, quote(key.Value), strings.Join(known, ", "))
 }
 
 // pairs returns the fields of the mapping n in their order, with those that it merges.
@@ -393,20 +398,20 @@ func (p *parser) onFailure(f, instances field) {
 	case local && instances.value == nil:
 		p.fail(f.value, "on_failure: local: want instances beside it")
 	case local:
-		p.domain.instances = int(p.number(instances, "instances", 1))
+		p.domain.instances = p.number(instances, "instances")
 	case instances.value != nil:
 		p.fail(instances.key, "instances: want on_failure: local beside it")
 	}
 }
 
-// number is the value of a field that is a whole number, from least to maxRate, or 0.
-func (p *parser) number(f field, what string, least uint64) uint64 {
-	n, err := strconv.ParseUint(p.text(f, what), 0, 64)
-	if err != nil || f.value.Tag != "!!int" || n < least || n > maxRate {
-		p.fail(f.value, "%s: %s: want a number from %d to %d", what, describe(f.value), least, maxRate)
+// number is the value of a field that is a whole number above 0, or 0.
+func (p *parser) number(f field, what string) int {
+	n, err := strconv.ParseInt(p.text(f, what), 0, 32)
+	if err != nil || f.value.Tag != "!!int" || n < 1 {
+		p.fail(f.value, "%s: %s: want a number from 1 to %d", what, describe(f.value), maxRate)
 		return 0
 	}
-	return n
+	return int(n)
 }
 
 // store reads what stands before the store.
