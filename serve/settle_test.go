@@ -1,9 +1,12 @@
 package serve_test
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -153,6 +156,29 @@ func TestWhatCannotBeSettled(t *testing.T) {
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
 	w = post(s, "/v1/settle", `{"domain": "edge", "reservation": "`+answer.Reservation+`", `+strings.ReplaceAll(strings.Replace(two, "9", "5", 1), "VERB", "used"))
 	require.JSONEq(t, `{"given": [0, 0, 4], "charged": [0, 0, 0]}`, w.Body.String())
+}
+
+// Whatever a stranger sends as a reservation is refused, or read as one of his own.
+func TestReservationsOfStrangers(t *testing.T) {
+	t.Parallel()
+	s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, strings.ReplaceAll(costs, "/m", "/365d")))
+	require.NoError(t, err)
+	good, err := base64.RawURLEncoding.DecodeString(reserve(t, s, "bucket=a", "900"))
+	require.NoError(t, err)
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range testenv.Of(600, 50_000) {
+		b := slices.Clone(good)
+		if i%3 == 0 {
+			b = make([]byte, 1+random.IntN(64)) // of which nothing is right
+		}
+		for range 1 + random.IntN(4) {
+			b[random.IntN(len(b))] = byte(random.Uint32())
+		}
+		b = b[:len(b)-random.IntN(2)]
+		w := post(s, "/v1/settle", settleBody("bucket=a", "900", base64.RawURLEncoding.EncodeToString(b)))
+		require.Contains(t, []int{http.StatusOK, http.StatusBadRequest, http.StatusConflict}, w.Code, w.Body)
+		require.LessOrEqual(t, left(t, s, "bucket=a"), 1000)
+	}
 }
 
 // Of many who settle one reservation at once, at two servers on one Redis, one does.
