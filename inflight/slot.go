@@ -23,17 +23,18 @@ type Slot struct{ held *held }
 // held is a Slot without the Slot: what its timer refers to, so that a Slot that nothing else can
 // reach is found.
 type held struct {
-	limiter ratelimit.Limiter // as it was asked
-	ctx     context.Context   // has its values, and no end
-	key     string
-	asked   int              // events
-	events  int              // of those that are not settled
-	charged ratelimit.Result // by them
-	local   bool             // some of it by a local limiter, whose slots are to be given back
-	longest time.Time        // when it ends; zero for no such time
-	onEnd   func(Ending)
-	most    int // MaxWaiting; 0 unless set
-	since   time.Time
+	limiter  ratelimit.Limiter // as it was asked
+	ctx      context.Context   // has its values, and no end
+	key      string
+	asked    int              // events
+	events   int              // of those that are not settled
+	charged  ratelimit.Result // by them
+	local    bool             // some of it by a local limiter, whose slots are to be given back
+	longest  time.Time        // when it ends; zero for no such time
+	onEnd    func(Ending)
+	counters *Counters // that count it; nil if none do
+	most     int       // MaxWaiting; 0 unless set
+	since    time.Time
 
 	mu        sync.Mutex
 	places    []place // who has set busy may change them, under mu
@@ -232,6 +233,17 @@ func (h *held) inMemory() bool {
 // parts, and each slot is still to be taken.
 func (h *held) placed(r ratelimit.Result) {
 	h.charged = r
+	h.placeAll(r)
+	switch {
+	case h.counters == nil:
+	case len(h.places) == 0:
+		h.counters = nil
+	default:
+		h.counters.held.Add(1)
+	}
+}
+
+func (h *held) placeAll(r ratelimit.Result) {
 	limits, outage := several(h.limiter), standIn(r)
 	if limits == nil {
 		h.place(h.limiter, r, false)
@@ -503,9 +515,7 @@ func (h *held) end(why Reason) {
 		h.timer.Stop()
 	}
 	h.mu.Unlock()
-	if h.onEnd != nil {
-		h.onEnd(Ending{h.key, time.Since(h.since), why})
-	}
+	h.tell(why)
 	switch {
 	case busy: // who renews will give back
 	case h.inMemory():
@@ -527,8 +537,22 @@ func (h *held) lose() {
 		}
 	}
 	h.mu.Unlock()
-	if first && h.onEnd != nil {
-		h.onEnd(Ending{h.key, time.Since(h.since), Lost})
+	if first {
+		h.tell(Lost)
+	}
+}
+
+// tell tells of a loss, or of the end.
+func (h *held) tell(why Reason) {
+	if h.onEnd == nil && h.counters == nil {
+		return
+	}
+	e := Ending{h.key, time.Since(h.since), why}
+	if h.counters != nil {
+		h.counters.end(e)
+	}
+	if h.onEnd != nil {
+		h.onEnd(e)
 	}
 }
 
