@@ -27,6 +27,7 @@ func heap() int {
 }
 
 func TestMemoryOfAKey(t *testing.T) {
+	effort.OneGoroutine(t)
 	const keys = 20_000
 	names := make([]string, keys)
 	for i := range names {
@@ -108,6 +109,7 @@ func TestMaxKeys(t *testing.T) {
 
 // A decision on what is held allocates nothing.
 func TestAllocations(t *testing.T) {
+	effort.OneGoroutine(t)
 	for _, algorithm := range algorithms {
 		limit := ratelimit.PerHour(2_000_000_000)
 		d := newLease(t, newLimiter(t, algorithm, memory(t, stopped), limit), time.Minute)

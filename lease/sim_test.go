@@ -607,10 +607,8 @@ var (
 var tight = map[string]float64{fixedWindow: 0.99, slidingLog: 0.99, slidingWindow: 0.98, tokenBucket: 0.98}
 
 func TestLeasesKeepTheirBounds(t *testing.T) {
+	effort.OneGoroutine(t)
 	n := effort.Of(150, 1_000, 10_000)
-	if testing.Short() {
-		n = 150
-	}
 	if *schedules > 0 {
 		n = *schedules
 	}
@@ -657,6 +655,7 @@ func ambushed(algorithm string, processes int) schedule {
 
 // TestBoundsAreTight reaches them, and tries with up to 1,000 processes.
 func TestBoundsAreTight(t *testing.T) {
+	effort.OneGoroutine(t)
 	for _, algorithm := range leased {
 		largest := 0.0
 		for _, processes := range []int{1, 10, 100, 1000} {

@@ -218,6 +218,7 @@ func deniedBy(t testing.TB, name string) ratelimit.Result {
 }
 
 func TestWhatIsCountedIsBounded(t *testing.T) {
+	effort.OneGoroutine(t)
 	c := observe.NewCounters("api")
 	const names = 10_000
 	keys := effort.Of(50_000, 1_000_000)

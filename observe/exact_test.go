@@ -213,6 +213,7 @@ func TestExactTakesAShareOfTheKeys(t *testing.T) {
 }
 
 func TestExactIsBounded(t *testing.T) {
+	effort.OneGoroutine(t)
 	e := newExact(t, ratelimit.PerDay(10), 100, observe.WithMaxKeys(1000))
 	key := strings.Repeat("x", 1000)
 	flood := func(n int) {

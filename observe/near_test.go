@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -105,6 +106,7 @@ func TestNearHeedsWhatALimitHasCounted(t *testing.T) {
 }
 
 func TestNearRemembersABoundedNumberOfKeys(t *testing.T) {
+	effort.OneGoroutine(t)
 	near, told := nearTo(t, 80)
 	r := ratelimit.Result{Limit: 10, ResetAfter: time.Hour}
 	ask := func(from, to int) {

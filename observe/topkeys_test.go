@@ -124,6 +124,7 @@ func requirePromise(t testing.TB, top *observe.TopKeys, k int, counts map[string
 }
 
 func TestTopKeysKeepsItsPromise(t *testing.T) {
+	effort.OneGoroutine(t)
 	entries := []int{256, 16, 4096}
 	if testing.Short() || !effort.Full() {
 		entries = entries[:1]
@@ -201,6 +202,7 @@ func TestADenialAllocatesNothing(t *testing.T) {
 //
 //	RATELIMIT_LONG=1 go test -run TopKeysIsBounded ./observe
 func TestTopKeysIsBounded(t *testing.T) {
+	effort.OneGoroutine(t)
 	top, i := newTopKeys(t, 256), 0
 	next := func() string { i++; return fmt.Sprint("key ", i) }
 	denials(top, 10_000, next)

@@ -25,6 +25,7 @@ var algorithms = []string{"fixed_window", "sliding_window", "token_bucket"}
 
 const (
 	second = int64(1e6)             // µs
+	minute = 60 * second            // a window of a world: keys on Redis expire in real time, which passes slower
 	epoch  = 1_700_000_000 * second // a window begins
 	skew   = int64(200_000)         // µs by which clocks are off, at most
 )
@@ -83,10 +84,10 @@ func (l *link) own() bool { return l.p.region == l.to }
 func (w *world) meanwhile() {
 	switch w.rng.IntN(8) {
 	case 0, 1:
-		w.now += w.rng.Int64N(30_000)
+		w.now += w.rng.Int64N(minute * 3 / 100)
 	case 2:
 		if w.rng.IntN(20) == 0 {
-			w.now += w.rng.Int64N(second)
+			w.now += w.rng.Int64N(minute)
 		}
 	case 3, 4:
 		if w.depth < 3 {
@@ -126,7 +127,7 @@ func (l *link) Take(ctx context.Context, ns *store.Namespace, key string, by sto
 	r, err := l.Store.Take(ctx, ns, key, by, n)
 	if err == nil && r.OK() {
 		l.w.space = ns
-		l.p.last = &event{l.w.now, r.X - r.X%second, n}
+		l.p.last = &event{l.w.now, r.X - r.X%minute, n}
 		l.w.events = append(l.w.events, l.p.last)
 	}
 	return r, err
@@ -158,12 +159,12 @@ func (l *link) Refund(ctx context.Context, ns *store.Namespace, key string, by s
 
 // newWorld is one of some regions, each on a store that open makes for its clock.
 func newWorld(t testing.TB, seed uint64, algorithm string, open func(region int, clock func() time.Time) store.Store) *world {
-	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 1)), algorithm: algorithm, now: epoch}
+	w := &world{t: t, rng: rand.New(rand.NewPCG(seed, 1)), algorithm: algorithm, now: epoch + 40*second} // a minute begins
 	if w.rng.IntN(2) == 0 {
-		w.skew = skew
+		w.skew = 60 * skew
 	}
 	n := 2 + w.rng.IntN(2)
-	w.limit = ratelimit.PerSecond(n + w.rng.IntN(30*n))
+	w.limit = ratelimit.PerMinute(n + w.rng.IntN(30*n))
 	if algorithm == "token_bucket" {
 		w.limit.Burst = 2*n + w.rng.IntN(30*n)
 	}
@@ -242,12 +243,12 @@ func (w *world) decide() {
 // checkCounts holds what the shares count to what they have admitted in a window and the one
 // before. It is for times at which nothing is under way, and all clocks show one window.
 func (w *world) checkCounts() {
-	counts, window := [2]int64{}, (w.now+w.off[0])/second*second
+	counts, window := [2]int64{}, (w.now+w.off[0])/minute*minute
 	for i, s := range w.stores {
-		if (w.now+w.off[i])/second*second != window || w.space == nil {
+		if (w.now+w.off[i])/minute*minute != window || w.space == nil {
 			return
 		}
-		r, err := s.Peek(w.t.Context(), w.space, "key", store.Limit{Rate: 1, Period: second, Burst: 1}, 1)
+		r, err := s.Peek(w.t.Context(), w.space, "key", store.Limit{Rate: 1, Period: minute, Burst: 1}, 1)
 		require.NoError(w.t, err)
 		if w.algorithm == "fixed_window" {
 			r.Y, r.Z = 0, r.Y
@@ -256,7 +257,7 @@ func (w *world) checkCounts() {
 	}
 	for _, e := range w.events {
 		for i := range counts {
-			if e.window == window-int64(i)*second {
+			if e.window == window-int64(i)*minute {
 				counts[i] -= e.n
 			}
 		}
@@ -279,19 +280,19 @@ func (w *world) reached() (part float64) {
 		return part
 	}
 	for i, from := range w.events {
-		bound := rate*second + rate*w.skew // in millionths
+		bound := rate*minute + rate*w.skew // in millionths
 		if w.algorithm == "token_bucket" {
-			bound = burst*second + rate // and 1 µs
+			bound = burst*minute + rate // and 1 µs
 			for _, f := range w.flights {
 				if f.from <= from.at && from.at <= f.to {
-					bound += f.n * second
+					bound += f.n * minute
 				}
 			}
 		}
 		sum := int64(0)
 		for _, to := range w.events[i:] {
 			sum += to.n
-			part = max(part, float64(sum*second)/float64(bound+rate*(to.at-from.at)))
+			part = max(part, float64(sum*minute)/float64(bound+rate*(to.at-from.at)))
 		}
 	}
 	return part
@@ -310,7 +311,7 @@ func TestRegionsNeverAdmitMoreThanTheLimit(t *testing.T) {
 				return open(t, seed, region, clock)
 			})
 			for range 400 {
-				w.now += w.rng.Int64N(8_000)
+				w.now += w.rng.Int64N(minute / 125)
 				w.decide()
 				if algorithm != "token_bucket" {
 					w.checkCounts()

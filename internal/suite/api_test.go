@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/stretchr/testify/require"
 )
 
@@ -25,6 +26,7 @@ const apiFile = "api/v1.txt"
 
 // What users compile against is written down, name by name. A change of it is seen in a review.
 func TestTheAPIIsWrittenDown(t *testing.T) {
+	effort.OneGoroutine(t)
 	var now []string
 	for _, dir := range importable(t) {
 		now = append(now, apiOf(t, dir)...)

@@ -34,6 +34,7 @@ const (
 // this holds for keys that have soon spent more than each of the flood's. The attacker's
 // is one of them.
 func TestAttackByRotatingKeysGainsNothing(t *testing.T) {
+	effort.OneGoroutine(t)
 	for _, flood := range []struct{ maxKeys, rotating, cost int }{
 		{100_000 / scale, 1_000_000 / scale, 1},
 		{10_000 / scale, 100_000 / scale, 2},

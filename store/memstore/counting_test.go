@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -15,6 +16,7 @@ import (
 // Each state comes back with the limit that it was counted under, also while keys change
 // their limits all the time. What tables keep of limits that no key has any more is bounded.
 func TestAStateComesBackWithItsLimit(t *testing.T) {
+	effort.OneGoroutine(t)
 	last := store.Limit{} // of the key that is asked for
 	rule := &store.Rule{
 		Name: "last",
