@@ -16,7 +16,7 @@ const maxName = 64
 
 // WithLabel adds label to what Redis knows of who holds a slot of package inflight, which is the
 // host and the process: "web-3:4711:exports". "ratelimit key" lists it. Label is 1 to 64 bytes of
-// printable UTF-8, or else [store.ErrInvalidOption]. Rates do not have it.
+// printable UTF-8, or else [store.ErrInvalidOption]. It does nothing for rates.
 func WithLabel(label string) Option {
 	return func(s *Store) error {
 		if label == "" || len(label) > maxName || !utf8.ValidString(label) || strings.ContainsFunc(label, unprintable) {
