@@ -52,10 +52,10 @@ import (
 // Limits of one All are decided here if all is held. Or else one call of the store decides on
 // the rest, and fetches leases. Waiters take what is held, and wait for no turn ahead of it.
 //
-// Use it for limits that a whole fleet asks for often. It saves calls if a process asks for a
-// key at least four times per life. Below that it costs some 2 % more calls. What cannot be
-// leased goes to the store as it is: keys of over 256 bytes, and a log or a bucket of which
-// less than one event flows in a life. Use coalesce where a decision must not be old.
+// Use it for limits that a whole fleet asks for often. It saves calls from four decisions on a
+// key per life on. With fewer it costs some 2 % more. What cannot be leased goes to the store as
+// it is: keys of over 256 bytes, and a log or a bucket of which less than one event flows in a
+// life. Use coalesce where a decision must not be old.
 //
 // It holds up to 65,536 keys ([WithMaxKeys]) of some 450 bytes. While anything is held a timer
 // runs, and calls for several callers run in a goroutine. It is safe for concurrent use. Make

@@ -22,16 +22,19 @@ import (
 // of them, in their order. Its errors are InvalidArgument for a request that makes no sense, of
 // which nothing is counted, Unavailable while the store fails (on_failure), and the caller's own.
 func (s *Service) ShouldRateLimit(ctx context.Context, req *pb.RateLimitRequest) (*pb.RateLimitResponse, error) {
-	q, err := s.answer(ctx, req)
+	q, err := s.answer(ctx, req, false)
 	if err != nil {
 		return nil, statusOf(err)
 	}
 	return s.response(req, q), nil
 }
 
-// answer decides on a request, and counts that.
-func (s *Service) answer(ctx context.Context, req *pb.RateLimitRequest) (*question, error) {
+// answer decides on a request, and counts that. With reserve it is to be settled.
+func (s *Service) answer(ctx context.Context, req *pb.RateLimitRequest, reserve bool) (*question, error) {
 	q, err := s.question(req)
+	if err == nil && reserve {
+		err = q.canSettle()
+	}
 	if err == nil {
 		err = s.decide(ctx, q)
 	}

@@ -5,10 +5,15 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -94,6 +99,87 @@ func TestAStoreThatFails(t *testing.T) {
 	w := httptest.NewRecorder()
 	s.Private(st.Ready).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 	require.Equal(t, http.StatusServiceUnavailable, w.Code)
+}
+
+// While Redis is stopped each instance of a domain with on_failure: local admits its share, of all
+// limits or of none.
+func TestAShareWhileRedisIsStopped(t *testing.T) {
+	t.Parallel()
+	server, stop := testenv.StoppableRedis(t)
+	st, err := serve.Open("redis://"+server, "edge", 100*time.Millisecond)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = st.Close() })
+	s, err := serve.New(st.Store, rules(t, `domain: edge
+on_failure: local
+instances: 3
+descriptors:
+	- {key: user, rate_limit: {unit: year, requests_per_unit: 10, name: of users}}
+	- {key: all, rate_limit: {limit: 6/365d burst 12, algorithm: token_bucket}}
+	- {key: never, rate_limit: {unit: year, requests_per_unit: 0}}
+	- {key: trial, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 3}}
+	- {key: backend, quota_mode: true, rate_limit: {unit: year, requests_per_unit: 3}}
+	- {key: free, rate_limit: {unlimited: true}}
+	- {key: queue, rate_limit: {limit: 1/s, algorithm: leaky_bucket}}
+`, "{domain: fleet, on_failure: local, instances: 1000}"), serve.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return strings.HasPrefix(short(ask(t, s, "user=a 0")), "OK, OK 10/10") }, time.Minute, time.Millisecond)
+	stop()
+	for _, step := range []struct{ descriptors, want string }{
+		{"user=a|all=1|never=0 0|free=1", "OVER, OK 3/3, OK 4/2, OVER 0/0, OK"},
+		{"user=a|all=1|unknown=1", "OK, OK 2/3, OK 3/2, OK"}, // a share of its own, of both
+		{"user=a 3|all=1", "OVER, OVER 2/3, OK 3/2"},         // charges nothing
+		{"user=a 2", "OK, OK 0/3"},
+		{"user=a", "OVER, OVER 0/3"},
+		{"user=a -1", "OK, OK 1/3"}, // gives back
+		{"user=a", "OK, OK 0/3"},
+		{"user=b 0", "OK, OK 3/3"}, // looks
+		{"trial=a", "OK, OK 0/1"},
+		{"trial=a|user=b", "OK, OK 0/1, OK 2/3"},
+		{"backend=a|user=b", "OK, OK 0/1, OK 1/3"},
+		{"backend=a|user=b", "OVER, OVER 0/1, OK 1/3"},
+	} {
+		got := short(ask(t, s, strings.Split(step.descriptors, "|")...))
+		require.Equal(t, step.want, seconds.ReplaceAllString(got, ""), step.descriptors)
+	}
+	name := ask(t, s, "user=a 0").GetStatuses()[0].GetCurrentLimit().GetName()
+	require.Equal(t, "of users", name)
+	_, err = s.ShouldRateLimit(t.Context(), request("queue=a -1"))
+	require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
+
+	req := request("user=d")
+	req.Descriptors[0].Limit = override(typev3.RateLimitUnit_YEAR, 7)
+	for i := range 3 {
+		answer, err := s.ShouldRateLimit(t.Context(), req)
+		require.NoError(t, err)
+		require.Equal(t, i == 2, answer.GetOverallCode() == pb.RateLimitResponse_OVER_LIMIT, "a share of 7 is 2")
+	}
+	req.Descriptors[0].Limit = override(typev3.RateLimitUnit_YEAR, 1)
+	answer, err := s.ShouldRateLimit(t.Context(), req)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, answer.GetStatuses()[0].GetCurrentLimit().GetUnitMultiplier().GetValue(), "1 in three years")
+	req.Domain = "fleet"
+	_, err = s.ShouldRateLimit(t.Context(), req)
+	require.Equal(t, codes.Unavailable, status.Code(err), "no limit has 1 in a thousand years: %v", err)
+	require.Equal(t, 3, allowedOf(s, 32, request("user=c", "all=2")), "of callers at once")
+}
+
+// seconds are those of what short returns.
+var seconds = regexp.MustCompile(` (\d+h)?(\d+m)?\d+s`)
+
+// allowedOf is how many of so many callers at once are admitted.
+func allowedOf(s *serve.Service, callers int, req *pb.RateLimitRequest) int {
+	var allowed atomic.Int64
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			answer, err := s.ShouldRateLimit(context.Background(), req)
+			if err == nil && answer.GetOverallCode() == pb.RateLimitResponse_OK {
+				allowed.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	return int(allowed.Load())
 }
 
 // A caller that goes away is none that the store has failed.

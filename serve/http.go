@@ -31,8 +31,9 @@ const MaxBody = 256 << 10
 //	/check/{name}       for subrequests of proxies: 204, or 429 with Retry-After; ?denied=403
 //	POST /v1/decide     {"domain": "api", "asks": [{"entries": {"user": "ann"}, "hits": 1}]}: 200 or 429
 //	POST /v1/refund     the same, to give back as many events
+//	POST /v1/settle     the same with "used" for "hits", and the "reservation" of a decision with "reserve": true
 //
-// A request that makes no sense is 400, one without a decision 503.
+// A request that makes no sense is 400, one without a decision 503. What is settled already is 409.
 func (s *Service) Handler() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
@@ -40,6 +41,7 @@ func (s *Service) Handler() http.Handler {
 		"/check/{name}":   s.serveCheck,
 		"POST /v1/decide": s.serveDecide,
 		"POST /v1/refund": s.serveRefund,
+		"POST /v1/settle": s.serveSettle,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			if err := serve(w, r); err != nil {
@@ -59,7 +61,7 @@ func (s *Service) serveJSON(w http.ResponseWriter, r *http.Request) error {
 	if err := protojson.Unmarshal(body, req); err != nil {
 		return invalid("%v", err)
 	}
-	q, err := s.answer(r.Context(), req)
+	q, err := s.answer(r.Context(), req, false)
 	if err != nil {
 		return err
 	}
@@ -88,6 +90,8 @@ func failed(w http.ResponseWriter, err error) {
 	switch large := new(http.MaxBytesError); {
 	case errors.As(err, &large):
 		code, text = http.StatusRequestEntityTooLarge, fmt.Sprintf("over %d bytes", MaxBody)
+	case errors.Is(err, ratelimit.ErrSettled):
+		code = http.StatusConflict
 	case st.Code() == codes.InvalidArgument:
 		code = http.StatusBadRequest
 	case st.Code() == codes.Internal:
@@ -118,7 +122,7 @@ func (s *Service) serveCheck(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	q, err := s.answer(r.Context(), req)
+	q, err := s.answer(r.Context(), req, false)
 	if err != nil {
 		return err
 	}
@@ -154,8 +158,9 @@ func (q *question) retryAfter() (longest time.Duration) {
 
 // asked is the body of /v1/decide and /v1/refund.
 type asked struct {
-	Domain string `json:"domain"`
-	Asks   []struct {
+	Domain  string `json:"domain"`
+	Reserve bool   `json:"reserve"` // of /v1/decide
+	Asks    []struct {
 		Entries entries `json:"entries"`
 		Hits    *uint64 `json:"hits"`
 	} `json:"asks"`
@@ -184,30 +189,8 @@ func (e *entries) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// asked decides on the request of a script.
-func (s *Service) asked(w http.ResponseWriter, r *http.Request, back bool) (*question, error) {
-	req, err := readAsked(w, r, back)
-	if err != nil {
-		return nil, err
-	}
-	return s.answer(r.Context(), req)
-}
-
-// readAsked is the request of a script.
-func readAsked(w http.ResponseWriter, r *http.Request, back bool) (*pb.RateLimitRequest, error) {
-	var a asked
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, MaxBody))
-	d.DisallowUnknownFields()
-	err := d.Decode(&a)
-	if large := new(http.MaxBytesError); errors.As(err, &large) {
-		return nil, err
-	}
-	if err != nil {
-		return nil, invalid("%v", err)
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return nil, invalid("something comes after the object")
-	}
+// request is what they ask for, or, for back, to be given back.
+func (a *asked) request(back bool) *pb.RateLimitRequest {
 	req := &pb.RateLimitRequest{Domain: a.Domain}
 	for _, one := range a.Asks {
 		d := &common.RateLimitDescriptor{Entries: one.Entries, IsNegativeHits: back}
@@ -216,14 +199,32 @@ func readAsked(w http.ResponseWriter, r *http.Request, back bool) (*pb.RateLimit
 		}
 		req.Descriptors = append(req.Descriptors, d)
 	}
-	return req, nil
+	return req
+}
+
+// readJSON reads a body into v.
+func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, MaxBody))
+	d.DisallowUnknownFields()
+	err := d.Decode(v)
+	if large := new(http.MaxBytesError); errors.As(err, &large) {
+		return err
+	}
+	if err != nil {
+		return invalid("%v", err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return invalid("something comes after the object")
+	}
+	return nil
 }
 
 // decided is what /v1/decide says, as a whole and of each ask. Times are seconds.
 type decided struct {
-	Allowed    bool      `json:"allowed"`
-	RetryAfter *float64  `json:"retry_after,omitempty"` // none if no waiting helps
-	Asks       []verdict `json:"asks"`
+	Allowed     bool      `json:"allowed"`
+	RetryAfter  *float64  `json:"retry_after,omitempty"` // none if no waiting helps
+	Asks        []verdict `json:"asks"`
+	Reservation string    `json:"reservation,omitempty"` // none if the store has charged nothing
 }
 
 type verdict struct {
@@ -234,11 +235,19 @@ type verdict struct {
 }
 
 func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.asked(w, r, false)
+	var a asked
+	if err := readJSON(w, r, &a); err != nil {
+		return err
+	}
+	at := time.Now()
+	q, err := s.answer(r.Context(), a.request(false), a.Reserve)
 	if err != nil {
 		return err
 	}
 	answer := decided{Allowed: !s.denies(q)}
+	if a.Reserve && (answer.Allowed || q.domain.each) {
+		answer.Reservation = q.reserved(at)
+	}
 	if wait := q.retryAfter(); !answer.Allowed && wait != ratelimit.Never {
 		answer.RetryAfter = new(wait.Seconds())
 	}
@@ -256,7 +265,14 @@ func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Service) serveRefund(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.asked(w, r, true)
+	var a asked
+	if err := readJSON(w, r, &a); err != nil {
+		return err
+	}
+	if a.Reserve {
+		return invalid("reserve: want it of /v1/decide alone")
+	}
+	q, err := s.answer(r.Context(), a.request(true), false)
 	if err != nil {
 		return err
 	}

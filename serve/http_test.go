@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -166,6 +167,66 @@ func TestMetrics(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(get(t, s.Private(nil), "/rules")), &shown))
 	require.Len(t, shown, 8)
 	require.Equal(t, map[string]any{"rule": "edge/user", "limit": "3/m", "algorithm": "fixed_window", "file": "f0.yaml"}, shown[0])
+}
+
+// detailed are the lines of /metrics that are by value.
+func detailed(t testing.TB, s *serve.Service) (lines []string) {
+	for line := range strings.Lines(get(t, s.Private(nil), "/metrics")) {
+		if strings.HasPrefix(line, "ratelimit_serve_detailed_total{") {
+			lines = append(lines, strings.TrimSpace(strings.TrimPrefix(line, "ratelimit_serve_detailed_total")))
+		}
+	}
+	return lines
+}
+
+// Values are in metrics where a file wants them, up to a bound.
+func TestDetailedMetrics(t *testing.T) {
+	t.Parallel()
+	s, _ := inMemory(t, `domain: edge
+descriptors:
+	- key: user
+	  detailed_metric: true
+	  rate_limit: {unit: minute, requests_per_unit: 1}
+	- key: tenant
+	  value_to_metric: true
+	  descriptors:
+	  	- {key: route, rate_limit: {unit: minute, requests_per_unit: 1}}
+	  	- key: path
+	  	  value: /a*
+	  	  detailed_metric: true
+	  	  rate_limit: {unlimited: true}
+	- {key: plan, value: "g*", share_threshold: true, detailed_metric: true, rate_limit: {unit: minute, requests_per_unit: 1}}
+	- {key: trial, shadow_mode: true, detailed_metric: true, rate_limit: {unit: minute, requests_per_unit: 1}}
+	- {key: plain, rate_limit: {unit: minute, requests_per_unit: 1}}
+`)
+	for _, descriptors := range []string{
+		"user=ann", "user=ann", "tenant=t,route=secret", "tenant=t,path=/abc", "plan=gold", "plan=grey", "plain=secret", "trial=x", "trial=x",
+		"user=" + strings.Repeat("x", 200), "user=a\"b\n\xff",
+	} {
+		ask(t, s, descriptors)
+	}
+	_, err := s.ShouldRateLimit(t.Context(), request("user=bad", "=x"))
+	require.Error(t, err)
+	require.ElementsMatch(t, []string{
+		`{answer="ok",descriptor="edge/user=ann"} 1`,
+		`{answer="over_limit",descriptor="edge/user=ann"} 1`,
+		`{answer="ok",descriptor="edge/tenant=t/route"} 1`,
+		`{answer="ok",descriptor="edge/tenant=t/path=/abc"} 1`,
+		`{answer="ok",descriptor="edge/plan=g*"} 1`,
+		`{answer="over_limit",descriptor="edge/plan=g*"} 1`,
+		`{answer="ok",descriptor="edge/trial=x"} 1`,
+		`{answer="over_limit",descriptor="edge/trial=x"} 1`,
+		`{answer="ok",descriptor="edge/user=` + strings.Repeat("x", 64) + `..."} 1`,
+		`{answer="ok",descriptor="edge/user=a\"b\n` + "\uFFFD" + `"} 1`,
+	}, detailed(t, s))
+	for i := range 3000 {
+		ask(t, s, "user="+strconv.Itoa(i%1500))
+	}
+	lines := detailed(t, s)
+	require.LessOrEqual(t, len(lines), 1002)
+	require.Contains(t, lines, `{answer="ok",descriptor="edge/user=100"} 1`)
+	require.Contains(t, lines, `{answer="ok",descriptor="other"} 1007`, "those of 493 descriptors have their own")
+	require.Contains(t, lines, `{answer="over_limit",descriptor="other"} 1007`)
 }
 
 // Files are followed. A bad one changes nothing, and a link that leads elsewhere is a change.

@@ -3,6 +3,7 @@ package serve
 import (
 	"cmp"
 	"errors"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -13,20 +14,28 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// metrics are those of a service. Their labels are of files, never of requests.
+// metrics are those of a service. Their labels are of files, but for those of detailed, which are of
+// requests too.
 type metrics struct {
-	of       *Service
 	requests *prometheus.CounterVec // by domain and answer
+	detailed *prometheus.CounterVec // by descriptor and answer
 	failures *prometheus.CounterVec // by domain and class
 	loads    *prometheus.CounterVec // by result
+
+	mu   sync.Mutex      // protects seen
+	seen map[string]bool // descriptors of detailed, at most maxDetailed
 }
 
-func newMetrics(s *Service) *metrics {
+// maxDetailed is how many descriptors have metrics of their own. Each has at most two series.
+const maxDetailed = 500
+
+func newMetrics() *metrics {
 	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "ratelimit", Subsystem: "serve", Name: name, Help: help}, labels)
 	}
 	return &metrics{
-		of:       s,
+		seen:     map[string]bool{},
+		detailed: vec("detailed_total", "Requests by the descriptor with its values, where a file wants that, and by its answer: ok or over_limit. After 500 descriptors the others are one, \"other\".", "descriptor", "answer"),
 		requests: vec("requests_total", "Requests, by the answer as a whole: ok, over_limit, invalid or error.", "domain", "answer"),
 		failures: vec("store_failures_total", "Requests that were answered without the store, as on_failure says, by the class of the error.", "domain", "class"),
 		loads:    vec("loads_total", "Times that files were read again because they had changed, by the result: ok or error.", "result"),
@@ -45,6 +54,33 @@ func (m *metrics) decided(q *question, err error) {
 		answer = "over_limit"
 	}
 	m.requests.WithLabelValues(domainLabel(q), answer).Inc()
+	if err != nil {
+		return
+	}
+	for i := range q.parts {
+		if p := &q.parts[i]; p.label != "" && (p.decided() || p.unlimited) {
+			m.byValue(p)
+		}
+	}
+}
+
+// byValue counts the answer to a part by its values.
+func (m *metrics) byValue(p *part) {
+	m.mu.Lock()
+	label := p.label
+	if !m.seen[label] {
+		if len(m.seen) < maxDetailed {
+			m.seen[label] = true
+		} else {
+			label = "other" // which is no path: that has a slash
+		}
+	}
+	m.mu.Unlock()
+	answer := "ok"
+	if p.over {
+		answer = "over_limit"
+	}
+	m.detailed.WithLabelValues(label, answer).Inc()
 }
 
 // domainLabel is the domain if a file has it.
@@ -69,9 +105,14 @@ func (m *metrics) loaded(err error) {
 	m.loads.WithLabelValues(result).Inc()
 }
 
+// own are the metrics of this package.
+func (m *metrics) own() []prometheus.Collector {
+	return []prometheus.Collector{m.requests, m.detailed, m.failures, m.loads}
+}
+
 // Describe implements [prometheus.Collector].
 func (s *Service) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range []prometheus.Collector{s.metrics.requests, s.metrics.failures, s.metrics.loads, new(promlimit.Collector)} {
+	for _, c := range append(s.metrics.own(), new(promlimit.Collector)) {
 		c.Describe(ch)
 	}
 }
@@ -79,7 +120,7 @@ func (s *Service) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements [prometheus.Collector]. The metrics of rules are those of package promlimit:
 // the label limiter is the place in the file, such as edge/path=/login/user.
 func (s *Service) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range []prometheus.Collector{s.metrics.requests, s.metrics.failures, s.metrics.loads} {
+	for _, c := range s.metrics.own() {
 		c.Collect(ch)
 	}
 	config := promlimit.Config{Fallbacks: map[string]*fallback.Limiter{"store": s.breaker}}

@@ -34,7 +34,7 @@ const (
 
 // The fields that there are.
 var (
-	rootFields       = []string{"domain", "descriptors", "on_failure", "all_or_none", "store", "checks"}
+	rootFields       = []string{"domain", "descriptors", "on_failure", "instances", "all_or_none", "store", "checks"}
 	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata"}
 	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit"}
 	ownFields        = []string{"algorithm", "limit"}
@@ -157,13 +157,18 @@ func joined(errs []*Error) error {
 
 // parser reads one file, and collects what is wrong with it.
 type parser struct {
-	file     string
-	to       *Rules
-	domain   *domain
-	nodes    int // read so far
-	unused   int // detailed_metric and value_to_metric
-	errs     []*Error
-	firstUse *yaml.Node // of the unused
+	file   string
+	to     *Rules
+	domain *domain
+	nodes  int // read so far
+	errs   []*Error
+}
+
+// place is where a level of descriptors stands.
+type place struct {
+	path    string // such as "edge/path=/login"
+	depth   int
+	byValue bool // one of the descriptors above has value_to_metric
 }
 
 func (p *parser) fail(n *yaml.Node, format string, args ...any) {
@@ -241,7 +246,7 @@ func (p *parser) fields(n *yaml.Node, what string, known ...string) map[string]f
 	for _, f := range p.pairs(n, what, 0) {
 		name := f.key.Value
 		if len(known) > 0 && !slices.Contains(known, name) {
-			p.fail(f.key, "%s: unknown field %s: want %s", what, quote(name), strings.Join(known, ", "))
+			p.unknown(f.key, what, known)
 			continue
 		}
 		if f.value.Tag != "!!null" {
@@ -249,6 +254,15 @@ func (p *parser) fields(n *yaml.Node, what string, known ...string) map[string]f
 		}
 	}
 	return all
+}
+
+// unknown says that there is no such field, or why.
+func (p *parser) unknown(key *yaml.Node, what string, known []string) {
+	if key.Value == "in_flight" {
+		p.fail(key, "%s: in_flight: a proxy never says when a request ends, so its slot would never come back: use package inflight where the work is done", what)
+		return
+	}
+	p.fail(key, "%s: unknown field %s: want %s", what, quote(key.Value), strings.Join(known, ", "))
 }
 
 // pairs returns the fields of the mapping n in their order, with those that it merges.
@@ -361,28 +375,43 @@ func (p *parser) root(n *yaml.Node) {
 	}
 	p.domain = &domain{name: name, file: p.file, onFailure: failError}
 	p.to.domains[name] = p.domain
-	p.onFailure(fields["on_failure"])
+	p.onFailure(fields["on_failure"], fields["instances"])
 	if f := fields["all_or_none"]; f.value != nil {
 		p.domain.each = !p.flag(f, "all_or_none")
 	}
 	p.store(fields["store"])
-	p.domain.next = p.descriptors(fields["descriptors"], name, 0)
+	p.domain.next = p.descriptors(fields["descriptors"], place{path: name})
 	p.checks(fields["checks"])
-	if p.unused > 0 {
-		p.note(p.firstUse, "detailed_metric and value_to_metric have no effect: metrics are by the descriptors of a file, never by values (%d places)", p.unused)
+}
+
+// onFailure reads on_failure, and the number of instances beside local.
+func (p *parser) onFailure(f, instances field) {
+	if f.value != nil {
+		switch text := failure(p.text(f, "on_failure")); text {
+		case failOpen, failClosed, failLocal, failError:
+			p.domain.onFailure = text
+		default:
+			p.fail(f.value, "on_failure: %s: want open, closed, local or error", describe(f.value))
+		}
+	}
+	switch local := p.domain.onFailure == failLocal; {
+	case local && instances.value == nil:
+		p.fail(f.value, "on_failure: local: want instances beside it")
+	case local:
+		p.domain.instances = p.number(instances, "instances")
+	case instances.value != nil:
+		p.fail(instances.key, "instances: want on_failure: local beside it")
 	}
 }
 
-func (p *parser) onFailure(f field) {
-	if f.value == nil {
-		return
+// number is the value of a field that is a whole number above 0, or 0.
+func (p *parser) number(f field, what string) int {
+	n, err := strconv.ParseInt(p.text(f, what), 0, 32)
+	if err != nil || f.value.Tag != "!!int" || n < 1 {
+		p.fail(f.value, "%s: %s: want a number from 1 to %d", what, describe(f.value), maxRate)
+		return 0
 	}
-	switch text := failure(p.text(f, "on_failure")); text {
-	case failOpen, failClosed, failError:
-		p.domain.onFailure = text
-	default:
-		p.fail(f.value, "on_failure: %s: want open, closed or error", describe(f.value))
-	}
+	return int(n)
 }
 
 // store reads what stands before the store.
@@ -408,11 +437,11 @@ func (p *parser) store(f field) {
 }
 
 // descriptors reads one level.
-func (p *parser) descriptors(f field, path string, depth int) level {
+func (p *parser) descriptors(f field, at place) level {
 	var next level
 	for _, item := range p.list(f, "descriptors") {
 		switch {
-		case depth >= maxEntries:
+		case at.depth >= maxEntries:
 			p.fail(item, "descriptors are nested over %d deep", maxEntries)
 			return nil
 		case p.nodes > maxNodes:
@@ -421,18 +450,18 @@ func (p *parser) descriptors(f field, path string, depth int) level {
 		if next == nil {
 			next = level{}
 		}
-		p.descriptor(item, next, path, depth)
+		p.descriptor(item, next, at)
 	}
 	return next
 }
 
 // descriptor reads one into a level.
-func (p *parser) descriptor(item *yaml.Node, to level, path string, depth int) {
+func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 	fields := p.fields(item, "descriptor", descriptorFields...)
 	key, value := p.text(fields["key"], "key"), p.text(fields["value"], "value")
-	path += "/" + key
+	at.path += "/" + key
 	if value != "" {
-		path += "=" + value
+		at.path += "=" + value
 	}
 	switch {
 	case key == "":
@@ -448,24 +477,19 @@ func (p *parser) descriptor(item *yaml.Node, to level, path string, depth int) {
 		v = &values{exact: map[string]*node{}}
 		to[key] = v
 	}
-	n := &node{}
+	n := &node{value: value, byValue: p.flag(fields["value_to_metric"], "value_to_metric")}
 	if !v.add(value, n) {
-		p.fail(item, "descriptor %s is there twice", quote(path))
+		p.fail(item, "descriptor %s is there twice", quote(at.path))
 	}
 	if share := fields["share_threshold"]; p.flag(share, "share_threshold") {
 		if n.share = value; !strings.Contains(value, "*") {
 			p.fail(share.key, "share_threshold: want a value with a * beside it")
 		}
 	}
-	for _, name := range []string{"detailed_metric", "value_to_metric"} {
-		if f := fields[name]; p.flag(f, name) {
-			if p.unused++; p.firstUse == nil {
-				p.firstUse = f.key
-			}
-		}
-	}
-	p.rule(n, fields, path)
-	n.next = p.descriptors(fields["descriptors"], path, depth+1)
+	at.byValue = at.byValue || n.byValue
+	p.rule(n, fields, at)
+	at.depth++
+	n.next = p.descriptors(fields["descriptors"], at)
 }
 
 // add adds the descriptor for a value, "" for all others. It is false if there is one already.
@@ -488,14 +512,19 @@ func (v *values) add(value string, n *node) bool {
 }
 
 // rule reads the limit of a descriptor, and what is about it.
-func (p *parser) rule(n *node, fields map[string]field, path string) {
-	r := &rule{index: len(p.to.rules), path: path, domain: p.domain, algorithm: byDefault}
+func (p *parser) rule(n *node, fields map[string]field, at place) {
+	r := &rule{index: len(p.to.rules), path: at.path, domain: p.domain, algorithm: byDefault}
+	r.detailed = p.flag(fields["detailed_metric"], "detailed_metric")
+	r.byValue = r.detailed || at.byValue
 	r.shadow, r.quota = p.flag(fields["shadow_mode"], "shadow_mode"), p.flag(fields["quota_mode"], "quota_mode")
 	own := p.metadata(r, fields["metadata"])
 	limit := fields["rate_limit"]
 	if limit.value == nil {
 		if len(own) > 0 {
 			p.fail(fields["metadata"].key, "metadata: %s: want a rate_limit beside it", ownSetting)
+		}
+		if r.detailed {
+			p.note(fields["detailed_metric"].key, "detailed_metric: it has no effect without a rate_limit beside it")
 		}
 		return
 	}
@@ -587,8 +616,15 @@ func (p *parser) limit(r *rule, at field, in, own map[string]field) {
 		}
 		at, r.limit = text, l
 	}
-	if err := r.limit.ValidateFor(r.algorithm); err != nil && r.limit != (ratelimit.Limit{}) {
+	if r.limit == (ratelimit.Limit{}) {
+		return
+	}
+	if err := r.limit.ValidateFor(r.algorithm); err != nil {
 		p.fail(at.value, "limit: %w", err)
+	} else if p.domain.instances > 0 {
+		if _, err := p.domain.share(r.limit, r.algorithm); err != nil {
+			p.fail(at.value, "limit: on_failure: local: %w", err)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // What a request may have.
@@ -39,6 +40,7 @@ type question struct {
 	parts  []part  // of the descriptors, in their order
 	asks   []ratelimit.Ask
 	over   bool  // the whole
+	local  bool  // this process has decided, in place of the store
 	cause  error // of the store's failure; nil while the breaker is open
 
 	array [4]part // of parts, mostly
@@ -51,11 +53,11 @@ type part struct {
 	key       string
 	limiter   ratelimit.Limiter               // nil if nothing is to be asked
 	shown     *pb.RateLimitResponse_RateLimit // nil if there is no limit
-	period    time.Duration
+	limit     ratelimit.Limit
 	n         int
 	back      bool // n are to be given back
-	override  bool
 	unlimited bool
+	label     string // of the metrics by value; "" if there are none
 
 	ask    int // its place in asks
 	result ratelimit.Result
@@ -67,6 +69,14 @@ func (p *part) decided() bool { return p.limiter != nil }
 
 // told is whether callers are told that the part is over its limit.
 func (p *part) told() bool { return p.over && (p.rule == nil || !p.rule.shadow) }
+
+// algorithm is that of the limit, of the request's own or of the file.
+func (p *part) algorithm() string {
+	if p.rule == nil {
+		return byDefault
+	}
+	return p.rule.algorithm
+}
 
 func (p *part) quota() bool { return p.rule != nil && p.rule.quota }
 
@@ -123,7 +133,10 @@ func (q *question) read(s *Service, now *plan, req *pb.RateLimitRequest, i int, 
 	if rule == nil {
 		return nil
 	}
-	p.rule, p.shown, p.period = rule, rule.shown, rule.limit.Period
+	p.rule, p.shown, p.limit = rule, rule.shown, rule.limit
+	if rule.byValue {
+		p.label = q.domain.label(rule, entries)
+	}
 	if p.unlimited = rule.shown == nil; p.unlimited {
 		return nil
 	}
@@ -196,7 +209,7 @@ func (p *part) overridden(s *Service, now *plan, dom *domain, i int, d *common.R
 	}
 	l := ratelimit.Limit{Rate: int(o.GetRequestsPerUnit()), Period: period}
 	var buf [256]byte
-	p.key, p.shown, p.period, p.override = string(entriesKey(d.GetEntries(), buf[:0])), shownLimit(l, ""), period, true
+	p.key, p.shown, p.limit = string(entriesKey(d.GetEntries(), buf[:0])), shownLimit(l, ""), l
 	var err error
 	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(now.overrides[dom.name]))
 	return err
@@ -237,11 +250,15 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 		return nil
 	}
 	res, err := s.breaker.AllowN(&asking{ctx, q}, "decision", 1)
-	switch {
-	case err != nil:
+	if err == nil && res.Source() == ratelimit.SourceFailClosed {
+		s.metrics.failed(q)
+		if q.domain.onFailure != failLocal {
+			return q.fail(res)
+		}
+		res, err = s.askLocal(ctx, q)
+	}
+	if err != nil {
 		return err
-	case res.Source() == ratelimit.SourceFailClosed:
-		return s.fail(q, res)
 	}
 	if err := q.results(ctx, res); err != nil {
 		return err
@@ -264,14 +281,47 @@ type joint struct{}
 
 func (joint) AllowN(ctx context.Context, _ string, _ int) (r ratelimit.Result, err error) {
 	a := ctx.(*asking)
-	defer func() { a.q.cause = err }()
-	if one := &a.q.asks[0]; len(a.q.asks) == 1 && one.N > 0 {
-		return one.Limiter.AllowN(a.Context, one.Key, one.N)
+	r, err = a.q.ask(a.Context)
+	a.q.cause = err
+	return r, err
+}
+
+// ask asks the limiters.
+func (q *question) ask(ctx context.Context) (ratelimit.Result, error) {
+	if one := &q.asks[0]; len(q.asks) == 1 && one.N > 0 {
+		return one.Limiter.AllowN(ctx, one.Key, one.N)
 	}
-	if r, err = ratelimit.Decide(a.Context, a.q.asks...); err == nil && a.q.missing(r) {
+	r, err := ratelimit.Decide(ctx, q.asks...)
+	if err == nil && q.missing(r) {
 		return ratelimit.Result{}, fmt.Errorf("%w: not each limit has decided", ratelimit.ErrStore)
 	}
 	return r, err
+}
+
+// askLocal asks this process, for its shares of the limits.
+func (s *Service) askLocal(ctx context.Context, q *question) (ratelimit.Result, error) {
+	q.local = true
+	for i := range q.parts {
+		p := &q.parts[i]
+		if p.limiter == nil {
+			continue
+		}
+		if err := p.becomeLocal(s.local, q.domain); err != nil {
+			return ratelimit.Result{}, fmt.Errorf("%w: descriptor %d: %w", errUnavailable, i, err)
+		}
+		q.asks[p.ask].Limiter = p.limiter
+	}
+	return q.ask(ctx)
+}
+
+// becomeLocal makes the part that of a share of its limit, on local.
+func (p *part) becomeLocal(local store.Store, d *domain) (err error) {
+	if p.limit, err = d.share(p.limit, p.algorithm()); err != nil {
+		return err
+	}
+	p.shown = shownLimit(p.limit, p.shown.GetName())
+	p.limiter, err = ratelimit.New(p.algorithm(), local, p.limit, ratelimit.WithName(nameOf(d)))
+	return err
 }
 
 // missing is whether a limit that has a say was asked as a shadow, and has failed as one.
@@ -386,9 +436,8 @@ func (q *question) credit(ctx context.Context) error {
 	return nil
 }
 
-// fail answers while the store fails.
-func (s *Service) fail(q *question, res ratelimit.Result) error {
-	s.metrics.failed(q)
+// fail answers without any limit while the store fails.
+func (q *question) fail(res ratelimit.Result) error {
 	if q.domain.onFailure == failError {
 		return errUnavailable
 	}
@@ -411,7 +460,7 @@ func (s *Service) fail(q *question, res ratelimit.Result) error {
 func (p *part) wait() time.Duration {
 	switch r := &p.result; {
 	case !r.Allowed && r.RetryAfter == ratelimit.Never:
-		return max(r.ResetAfter, p.period)
+		return max(r.ResetAfter, p.limit.Period)
 	case !r.Allowed:
 		return r.RetryAfter
 	default:

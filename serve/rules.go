@@ -31,6 +31,7 @@ type domain struct {
 	file      string
 	next      level
 	onFailure failure
+	instances int  // 0 unless onFailure is local
 	each      bool // all_or_none: false
 	front     front
 }
@@ -42,7 +43,17 @@ const (
 	failError  failure = "error"
 	failOpen   failure = "open"
 	failClosed failure = "closed"
+	failLocal  failure = "local"
 )
+
+// share is the part of l that this process admits while the store fails.
+func (d *domain) share(l ratelimit.Limit, algorithm string) (ratelimit.Limit, error) {
+	share, err := l.Share(d.instances)
+	if err == nil {
+		err = share.ValidateFor(algorithm)
+	}
+	return share, err
+}
 
 // front says what stands before the store.
 type front struct {
@@ -73,9 +84,11 @@ func (v *values) find(value string) *node {
 
 // node is one descriptor of a file.
 type node struct {
-	rule  *rule // nil if it has no limit
-	next  level
-	share string // the pattern whose values have one count; "" if each has its own
+	value   string // "" for all others
+	rule    *rule  // nil if it has no limit
+	next    level
+	share   string // the pattern whose values have one count; "" if each has its own
+	byValue bool   // value_to_metric
 }
 
 // rule is the limit of a descriptor.
@@ -89,6 +102,8 @@ type rule struct {
 	algorithm string
 	shadow    bool
 	quota     bool
+	detailed  bool                            // detailed_metric
+	byValue   bool                            // it, or a descriptor above, has metrics by values
 	metadata  *structpb.Struct                // nil if there is none
 	shown     *pb.RateLimitResponse_RateLimit // nil of an unlimited one
 }
@@ -114,6 +129,35 @@ func (d *domain) match(entries []*common.RateLimitDescriptor_Entry, buf []byte) 
 	}
 	return n.rule, buf
 }
+
+// label is the path of r for metrics, with the values of entries that the file wants there. Values with
+// one count have their pattern.
+func (d *domain) label(r *rule, entries []*common.RateLimitDescriptor_Entry) string {
+	text, next := d.name, d.next
+	for _, e := range entries {
+		n := next[e.GetKey()].find(e.GetValue())
+		value := n.value
+		if n.share == "" && (n.byValue || r.detailed) {
+			value = shortened(e.GetValue())
+		}
+		text += "/" + e.GetKey()
+		if value != "" {
+			text += "=" + value
+		}
+		next = n.next
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// shortened is a value of a request as a metric has it.
+func shortened(value string) string {
+	if len(value) > maxLabel {
+		return value[:maxLabel] + "..."
+	}
+	return value
+}
+
+const maxLabel = 64 // bytes of a value
 
 // entriesKey is the key of entries that no file says anything about.
 func entriesKey(entries []*common.RateLimitDescriptor_Entry, buf []byte) []byte {

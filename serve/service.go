@@ -33,6 +33,8 @@ type Service struct {
 	pb.UnimplementedRateLimitServiceServer
 
 	store    store.Store
+	local    store.Store // of on_failure: local
+	settled  *ratelimit.TokenBucket
 	headers  *Headers // nil if there are none
 	metadata bool
 	shadow   bool
@@ -124,7 +126,15 @@ func WithProxies(proxies ...string) Option {
 // New returns a service that counts on st. It asks st nothing before the first request. Its errors
 // are those of options, and of [Service.Update].
 func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
-	s := &Service{store: st, log: slog.Default(), client: httplimit.PeerIP(), fronts: map[front]store.Store{{}: st}}
+	local, err := memstore.New()
+	if err != nil {
+		return nil, err
+	}
+	settled, err := newSettled(st)
+	if err != nil {
+		return nil, err
+	}
+	s := &Service{store: st, local: local, settled: settled, log: slog.Default(), client: httplimit.PeerIP(), fronts: map[front]store.Store{{}: st}}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: an Option is nil", ratelimit.ErrInvalidOption)
@@ -133,14 +143,13 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 			return nil, err
 		}
 	}
-	var err error
 	s.breaker, err = fallback.New(joint{}, fallback.FailClosed(), fallback.WithOnChange(func(state fallback.State, since time.Time) {
 		s.log.Warn("circuit breaker of the store", "state", state, "since", since)
 	}))
 	if err != nil {
 		return nil, err
 	}
-	s.metrics = newMetrics(s)
+	s.metrics = newMetrics()
 	return s, s.Update(rules)
 }
 
@@ -192,9 +201,9 @@ func (s *Service) limiterOf(r *rule, c *observe.Counters) (ratelimit.Limiter, er
 }
 
 // nameOf is the name of a domain's limiters, which has no braces.
-func nameOf(d *domain) string {
-	return strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D").Replace(d.name)
-}
+func nameOf(d *domain) string { return withoutBraces.Replace(d.name) }
+
+var withoutBraces = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D")
 
 // storeOf is the store with what stands before it. It stays for other rules, and so does what it
 // remembers.

@@ -141,8 +141,9 @@ func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
 					effort.NeedFull(t) // the others have both
 				}
 				client, seen := counted(t, server.addr)
-				open := func(prefix string, opts ...redisstore.Option) *redisstore.Store {
-					return newStore(t, client, append(append(opts, server.opts...), redisstore.WithPrefix(redistest.Prefix(t)+prefix))...)
+				open := func(prefix string) *redisstore.Store { // of a minute, so that what waits for its batch is not refused
+					return newStore(t, client, append([]redisstore.Option{redisstore.WithPrefix(redistest.Prefix(t) + prefix),
+						redisstore.WithTimeout(time.Minute)}, server.opts...)...)
 				}
 				joined := open("joined")
 				batched := newLimiter(t, algorithm, joined, ratelimit.PerHour(20))

@@ -16,6 +16,13 @@ import (
 // skipped, or fails if RATELIMIT_REQUIRE_REDIS=1.
 func Redis(t *testing.T) (address string) {
 	t.Helper()
+	address, _ = StoppableRedis(t)
+	return address
+}
+
+// StoppableRedis is [Redis] with a function that ends it.
+func StoppableRedis(t *testing.T) (address string, stop func()) {
+	t.Helper()
 	binary, err := exec.LookPath("redis-server")
 	if err != nil && os.Getenv("RATELIMIT_REQUIRE_REDIS") != "1" {
 		t.Skip("redis-server is missing")
@@ -33,13 +40,14 @@ func Redis(t *testing.T) (address string) {
 		ended := make(chan struct{})
 		go func() { _ = cmd.Wait(); close(ended) }()
 		if up(t.Context(), address, ended) {
-			t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
-			return address
+			stop := func() { _ = cmd.Process.Kill(); <-ended }
+			t.Cleanup(stop)
+			return address, stop
 		}
 		_ = cmd.Process.Kill()
 	}
 	t.Fatal("no redis-server has started")
-	return ""
+	return "", nil
 }
 
 // up reports whether a server answers before it ends.

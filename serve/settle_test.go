@@ -1,0 +1,226 @@
+package serve_test
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/serve"
+	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+const costs = `domain: edge
+descriptors:
+	- {key: window, rate_limit: {limit: 1000/m}}
+	- {key: slide, rate_limit: {limit: 1000/m, algorithm: sliding_window}}
+	- {key: bucket, rate_limit: {limit: 1000/m, algorithm: token_bucket}}
+	- {key: log, rate_limit: {limit: 1000/m, algorithm: sliding_log}}
+	- {key: free, rate_limit: {unlimited: true}}
+`
+
+// reserve charges an estimate of one ask, and returns its reservation.
+func reserve(t *testing.T, s *serve.Service, entry, hits string) string {
+	t.Helper()
+	key, value, _ := strings.Cut(entry, "=")
+	w := post(s, "/v1/decide", `{"domain": "edge", "reserve": true, "asks": [{"entries": {"`+key+`": "`+value+`"}, "hits": `+hits+`}]}`)
+	var answer struct{ Reservation string }
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer), w.Body)
+	return answer.Reservation
+}
+
+// settleBody is what settles a reservation of one ask.
+func settleBody(entry, used, reservation string) string {
+	key, value, _ := strings.Cut(entry, "=")
+	return `{"domain": "edge", "reservation": "` + reservation + `", "asks": [{"entries": {"` + key + `": "` + value + `"}, "used": ` + used + `}]}`
+}
+
+// left is what is left for an entry.
+func left(t *testing.T, s *serve.Service, entry string) int {
+	t.Helper()
+	return int(ask(t, s, entry+" 0").GetStatuses()[0].GetLimitRemaining())
+}
+
+// A cost that is known afterwards takes the place of its estimate, once.
+func TestSettle(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, costs))
+		require.NoError(t, err)
+		for _, entry := range []string{"window=a", "slide=a", "bucket=a"} {
+			for used, after := range map[string][2]int{"120": {780, 880}, "900": {0, 100}, "950": {0, 50}, "2000": {0, 0}, "0": {900, 1000}} {
+				time.Sleep(2 * time.Minute) // nothing of before counts, and a window begins
+				id := reserve(t, s, entry, "900")
+				w := post(s, "/v1/settle", settleBody(entry, used, id))
+				require.Equal(t, http.StatusOK, w.Code, w.Body)
+				var answer struct{ Given, Charged []int }
+				require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+				given, all := after[0], after[1]
+				if entry == "bucket=a" && used == "0" { // its last event stays
+					given, all = given-1, all-1
+				}
+				require.Equal(t, given, answer.Given[0], "%s %s", entry, used)
+				require.Equal(t, map[string]int{"950": 50, "2000": 1100}[used], answer.Charged[0], "%s %s", entry, used)
+				require.Equal(t, all, left(t, s, entry), "%s %s", entry, used)
+				require.Equal(t, http.StatusConflict, post(s, "/v1/settle", settleBody(entry, used, id)).Code)
+				require.Equal(t, all, left(t, s, entry), "%s %s: the second time", entry, used)
+				time.Sleep(2 * time.Minute)
+			}
+		}
+	})
+}
+
+// What a limit has let go of by itself is not given back: it would be what others were charged.
+func TestSettleLate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, costs))
+		require.NoError(t, err)
+		for entry, given := range map[string]string{"window=a": "0", "slide=a": "0", "bucket=a": "250"} {
+			time.Sleep(10 * time.Minute)
+			first := reserve(t, s, entry, "500")
+			if entry == "bucket=a" {
+				time.Sleep(15 * time.Second) // 250 have drained, 250 are charged
+				reserve(t, s, entry, "700")
+			} else {
+				time.Sleep(time.Minute)
+				reserve(t, s, entry, "400")
+			}
+			before := left(t, s, entry)
+			w := post(s, "/v1/settle", settleBody(entry, "0", first))
+			require.JSONEq(t, `{"given": [`+given+`], "charged": [0]}`, w.Body.String(), entry)
+			if given == "0" {
+				require.Equal(t, before, left(t, s, entry))
+			}
+		}
+		id := reserve(t, s, "window=b", "10")
+		time.Sleep(time.Hour)
+		require.Equal(t, http.StatusOK, post(s, "/v1/settle", settleBody("window=b", "0", id)).Code)
+		id = reserve(t, s, "window=b", "10")
+		time.Sleep(time.Hour + time.Second)
+		w := post(s, "/v1/settle", settleBody("window=b", "0", id))
+		require.Equal(t, http.StatusBadRequest, w.Code)
+		require.Contains(t, w.Body.String(), "it is 1h0m1s old")
+	})
+}
+
+// What makes no sense is refused, and settles nothing. What was not charged has no reservation.
+func TestWhatCannotBeSettled(t *testing.T) {
+	t.Parallel()
+	s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, strings.ReplaceAll(costs, "/m", "/365d")))
+	require.NoError(t, err)
+	id := reserve(t, s, "window=a", "900")
+	require.NotEmpty(t, id)
+	for reason, body := range map[string]string{
+		"want the text of a decision": settleBody("window=a", "1", ""),
+		"reservation: want":           settleBody("window=a", "1", "%%%"),
+		"the text of a decision":      settleBody("window=a", "1", id[:25]),
+		"it is of 1 asks":             strings.Replace(settleBody("window=a", "1", id), "]", `, {"entries": {"slide": "a"}, "used": 1}]`, 1),
+		"used: want a number":         strings.Replace(settleBody("window=a", "1", id), `, "used": 1`, "", 1),
+		"cannot unmarshal":            settleBody("window=a", "-1", id),
+		"is over 2147483647":          settleBody("window=a", "2147483648", id),
+		"a sliding_log cannot":        settleBody("log=a", "1", id),
+		"unknown field":               strings.Replace(settleBody("window=a", "1", id), `"used"`, `"hits"`, 1),
+		"domain must not be empty":    strings.Replace(settleBody("window=a", "1", id), `edge`, "", 1),
+	} {
+		w := post(s, "/v1/settle", body)
+		require.Equal(t, http.StatusBadRequest, w.Code, reason)
+		require.Contains(t, w.Body.String(), reason)
+	}
+	w := post(s, "/v1/decide", `{"domain": "edge", "reserve": true, "asks": [{"entries": {"log": "a"}}]}`)
+	require.Equal(t, http.StatusBadRequest, w.Code)
+	require.Equal(t, 1000, left(t, s, "log=a"))
+	w = post(s, "/v1/refund", `{"domain": "edge", "reserve": true, "asks": [{"entries": {"window": "a"}}]}`)
+	require.Equal(t, http.StatusBadRequest, w.Code)
+	require.Equal(t, 100, left(t, s, "window=a"))
+	require.Empty(t, reserve(t, s, "window=a", "101"), "denied")
+	require.Empty(t, reserve(t, s, "free=a", "1"), "not counted")
+	require.Empty(t, reserve(t, s, "window=a", "0"), "a look")
+	require.Equal(t, http.StatusOK, post(s, "/v1/settle", settleBody("window=a", "1", id)).Code)
+
+	two := `"asks": [{"entries": {"window": "b"}, "VERB": 1}, {"entries": {"free": "b"}, "VERB": 1}, {"entries": {"bucket": "b"}, "VERB": 9}]}`
+	w = post(s, "/v1/decide", `{"domain": "edge", "reserve": true, `+strings.ReplaceAll(two, "VERB", "hits"))
+	var answer struct{ Reservation string }
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+	w = post(s, "/v1/settle", `{"domain": "edge", "reservation": "`+answer.Reservation+`", `+strings.ReplaceAll(strings.Replace(two, "9", "5", 1), "VERB", "used"))
+	require.JSONEq(t, `{"given": [0, 0, 4], "charged": [0, 0, 0]}`, w.Body.String())
+}
+
+// Whatever a stranger sends as a reservation is refused, or read as one of his own.
+func TestReservationsOfStrangers(t *testing.T) {
+	t.Parallel()
+	s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, strings.ReplaceAll(costs, "/m", "/365d")))
+	require.NoError(t, err)
+	good, err := base64.RawURLEncoding.DecodeString(reserve(t, s, "bucket=a", "900"))
+	require.NoError(t, err)
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range testenv.Of(600, 50_000) {
+		b := slices.Clone(good)
+		if i%3 == 0 {
+			b = make([]byte, 1+random.IntN(64)) // of which nothing is right
+		}
+		for range 1 + random.IntN(4) {
+			b[random.IntN(len(b))] = byte(random.Uint32())
+		}
+		b = b[:len(b)-random.IntN(2)]
+		w := post(s, "/v1/settle", settleBody("bucket=a", "900", base64.RawURLEncoding.EncodeToString(b)))
+		require.Contains(t, []int{http.StatusOK, http.StatusBadRequest, http.StatusConflict}, w.Code, w.Body)
+		require.LessOrEqual(t, left(t, s, "bucket=a"), 1000)
+	}
+}
+
+// Of many who settle one reservation at once, at two servers on one Redis, one does.
+func TestSettleOnce(t *testing.T) {
+	t.Parallel()
+	address, stop := testenv.StoppableRedis(t)
+	var servers [2]*serve.Service
+	for i := range servers {
+		st, err := serve.Open("redis://"+address, "edge", time.Minute)
+		require.NoError(t, err)
+		defer st.Close()
+		servers[i], err = serve.New(st.Store, rules(t, strings.ReplaceAll(costs, "/m", "/365d")), serve.WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+	}
+	for _, entry := range []string{"window=a", "bucket=a"} {
+		id := reserve(t, servers[0], entry, "900")
+		var settled, conflicts atomic.Int64
+		var all sync.WaitGroup
+		for i := range 32 {
+			all.Go(func() {
+				switch post(servers[i%2], "/v1/settle", settleBody(entry, "850", id)).Code {
+				case http.StatusOK:
+					settled.Add(1)
+				case http.StatusConflict:
+					conflicts.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		require.EqualValues(t, 1, settled.Load())
+		require.EqualValues(t, 31, conflicts.Load())
+		require.Equal(t, 150, left(t, servers[1], entry))
+	}
+	id := reserve(t, servers[0], "window=a", "1")
+	stop()
+	short, err := serve.Open("redis://"+address, "edge", 50*time.Millisecond)
+	require.NoError(t, err)
+	defer short.Close()
+	s, err := serve.New(short.Store, rules(t, "instances: 2\non_failure: local\n"+costs), serve.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	for range 7 { // also once the breaker is open
+		require.Equal(t, http.StatusServiceUnavailable, post(s, "/v1/settle", settleBody("window=a", "0", id)).Code)
+		require.Empty(t, reserve(t, s, "window=a", "1"), "the share of this process cannot be settled")
+	}
+}
