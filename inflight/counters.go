@@ -9,7 +9,7 @@ import (
 )
 
 // Counters count the Slots that [CountIn] gives them: how many are held, and how they have ended.
-// Metrics are read from them by [Counters.Stats]. A Slot costs some 20 ns and no allocation.
+// Metrics are read from them by [Counters.Stats]. A Slot costs some 90 ns and no allocation.
 //
 // The zero value is ready to use. They are safe for concurrent use.
 type Counters struct {
