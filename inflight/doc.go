@@ -22,7 +22,7 @@
 // longer than a life, works on beyond its slot until it looks: see [Slot.Context], [Slot.Lost] and
 // [Slot.Token].
 //
-// Cost: a Hold and a Release are a call of the store each. A slot takes some 100 bytes in Redis,
+// Cost: a Hold and a Release are a call of the store each. A slot takes some 130 bytes in Redis,
 // and one call in a third of its life, which many slots share. In memory it takes 16 bytes.
 //
 // In an outage package fallback answers. Slots that are held go on, and what was let through

@@ -3,14 +3,23 @@
 -- Reply: x the number of the slot, or RetryAfter of a denial; y the slots that are held;
 -- z ResetAfter.
 --
--- The value is a sorted set. Its members are the numbers of the slots, and the scores are
--- their ends, in Unix µs. The member 'last' has the last number that was given, with a minus
--- sign, so that no range of ends has it.
+-- The value is a sorted set. Its members are the numbers of the slots, each followed by a blank
+-- and who holds it, if the period has that. The scores are their ends, in Unix µs. The member
+-- 'last' has the last number that was given, with a minus sign, so that no range of ends has it.
 
 local available, refund
 
 local function text(number)
   return format('%.0f', number)
+end
+
+-- holder returns what follows the numbers of the slots of a caller. It takes it out of the period.
+local function holder(l)
+  if not l.holder then
+    local life, name = string.match(l.period, '^(%d+)( .+)$')
+    l.period, l.holder = tonumber(life) or l.period, name or ''
+  end
+  return l.holder
 end
 
 -- score is the score of a member, or nil. It fails if that is not a time in µs.
@@ -34,12 +43,13 @@ end
 -- plan decides on n slots of a key, and returns the reply and what commit has to write. A slot
 -- that is renewed keeps its place, whatever the limit is.
 local function plan(key, l, now, callers, n)
+  local by = holder(l)
   local held = call('ZCOUNT', key, '(' .. text(now), '+inf')
   local longest = held > 0 and ending(key, 'ZREVRANGEBYSCORE', '+inf', '(' .. text(now), 0) or now
   local last = score(key, 'last')
-  local slots = { now = now, till = now + l.period, longest = max(longest, now + l.period), stale = last and true }
+  local slots = { now = now, till = now + l.period, by = by, longest = max(longest, now + l.period), stale = last and true }
   if l.before then
-    local till = score(key, text(l.before))
+    local till = score(key, text(l.before) .. by)
     if till and till > now then
       slots.first, slots.n, slots.renewed = l.before, 1, true
       return true, l.before, held - 1, longest - now, slots
@@ -59,11 +69,11 @@ end
 -- commit writes what plan returned.
 local function commit(key, p)
   if p.renewed then
-    call('ZADD', key, text(p.till), text(p.first))
+    call('ZADD', key, text(p.till), text(p.first) .. p.by)
   else
     local args = {}
     for i = 0, p.n - 1 do
-      args[2 * i + 1], args[2 * i + 2] = text(p.till), text(p.first + i)
+      args[2 * i + 1], args[2 * i + 2] = text(p.till), text(p.first + i) .. p.by
     end
     call('ZADD', key, text(-(p.first + p.n - 1)), 'last', _G.unpack(args))
     if p.stale then
@@ -80,7 +90,7 @@ if op == 'upto' then
 elseif op == 'refund' then
   function refund(key, l, now, c)
     for i = 0, c.n - 1 do
-      call('ZREM', key, text(c.at + i))
+      call('ZREM', key, text(c.at + i) .. holder(l))
     end
     if call('ZCOUNT', key, '(' .. text(now), '+inf') == 0 then
       call('DEL', key)

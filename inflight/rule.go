@@ -36,7 +36,7 @@ var rule = ratelimit.NewRule(store.Rule{
 	Refund:   func(s store.State, _ store.Limit, _ int64, _ store.Receipt) store.State { return s },
 	TTL:      func(s store.State, _ store.Limit) int64 { return s.Period },
 	Used:     func(s store.State, _, _ int64) int64 { return s.Whole },
-	NewLog:   func(store.State) store.Log { return new(slots) },
+	NewLog:   func(store.State) store.Log { return newSlots() },
 	ParseLog: parse,
 }, inflightLua)
 
@@ -50,8 +50,15 @@ func report(l store.Limit, r store.Reply, _, charged int64) store.Report {
 
 // slots are those of a key.
 type slots struct {
-	last int64  // the last number given; 0 if none was
-	all  []slot // in the order of their numbers; some may have ended
+	last  int64   // the last number given; 0 if none was
+	all   []slot  // in the order of their numbers; some may have ended
+	first [1]slot // of all, in one allocation
+}
+
+func newSlots() *slots {
+	s := new(slots)
+	s.all = s.first[:0]
+	return s
 }
 
 type slot struct{ number, end int64 }

@@ -23,27 +23,30 @@ type Slot struct{ held *held }
 // held is a Slot without the Slot: what its timer refers to, so that a Slot that nothing else can
 // reach is found.
 type held struct {
-	limiter ratelimit.Limiter // as it was asked
-	ctx     context.Context   // has its values, and no end
-	key     string
-	asked   int              // events
-	events  int              // of those that are not settled
-	charged ratelimit.Result // by them
-	local   bool             // some of it by a local limiter, whose slots are to be given back
-	longest time.Time        // when it ends; zero for no such time
-	onEnd   func(Ending)
-	most    int // MaxWaiting; 0 unless set
-	since   time.Time
+	limiter  ratelimit.Limiter // as it was asked
+	ctx      context.Context   // has its values, and no end
+	key      string
+	asked    int              // events
+	events   int              // of those that are not settled
+	charged  ratelimit.Result // by them
+	local    bool             // some of it by a local limiter, whose slots are to be given back
+	longest  time.Time        // when it ends; zero for no such time
+	onEnd    func(Ending)
+	counters *Counters // that count it; nil if none do
+	most     int       // MaxWaiting; 0 unless set
+	since    time.Time
 
 	mu        sync.Mutex
-	places    []place // who has set busy may change them, under mu
-	busy      bool    // with renewals, or with giving back
+	places    []place  // who has set busy may change them, under mu
+	first     [1]place // of places, in one allocation
+	busy      bool     // with renewals, or with giving back
 	state     state
 	late      bool // it was lost, or over before its Release
 	forgotten bool // the next turn ends it
 	work      context.Context
 	cancel    context.CancelCauseFunc
 	timer     *time.Timer // of the next turn; nil if there is none
+	cleanup   runtime.Cleanup
 }
 
 type state uint8
@@ -59,7 +62,6 @@ type place struct {
 	limiter ratelimit.Limiter // to which it is given back
 	answer  ratelimit.Result  // of limiter
 	core    *ratelimit.Custom // by which it is renewed
-	charged ratelimit.Result  // of core
 	toTake  bool              // it was let through in an outage, with others of an All
 	life    time.Duration
 	until   time.Time // when it ends at the earliest
@@ -136,9 +138,9 @@ func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	}
 	s := &Slot{h}
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.plan()
-	h.mu.Unlock()
-	runtime.AddCleanup(s, (*held).forget, h)
+	h.cleanup = runtime.AddCleanup(s, (*held).forget, h)
 	return s, r, nil
 }
 
@@ -232,6 +234,17 @@ func (h *held) inMemory() bool {
 // parts, and each slot is still to be taken.
 func (h *held) placed(r ratelimit.Result) {
 	h.charged = r
+	h.placeAll(r)
+	switch {
+	case h.counters == nil:
+	case len(h.places) == 0:
+		h.counters = nil
+	default:
+		h.counters.held.Add(1)
+	}
+}
+
+func (h *held) placeAll(r ratelimit.Result) {
 	limits, outage := several(h.limiter), standIn(r)
 	if limits == nil {
 		h.place(h.limiter, r, false)
@@ -255,9 +268,12 @@ func (h *held) place(l ratelimit.Limiter, r ratelimit.Result, outage bool) {
 	if !ok {
 		return
 	}
-	p := place{limiter: l, answer: r, core: core, charged: inner(l, r), life: core.Limit().Period, toTake: outage}
+	p := place{limiter: l, answer: r, core: core, life: core.Limit().Period, toTake: outage}
 	p.until = h.since.Add(p.life)
-	if p.charged.Charged() > 0 || p.standsIn() {
+	if p.charged().Charged() > 0 || p.standsIn() {
+		if h.places == nil {
+			h.places = h.first[:0]
+		}
 		h.places = append(h.places, p)
 	}
 }
@@ -321,6 +337,9 @@ func checkLimiter(l ratelimit.Limiter) error {
 
 // plan plans the next turn, if there is to be one.
 func (h *held) plan() {
+	if h.longest.IsZero() && h.inMemory() {
+		return
+	}
 	now := time.Now()
 	due := h.longest
 	first := func(at time.Time) {
@@ -339,11 +358,9 @@ func (h *held) plan() {
 			first(p.until)
 		}
 	}
-	switch {
-	case due.IsZero():
-	case h.timer == nil:
+	if h.timer == nil {
 		h.timer = time.AfterFunc(due.Sub(now), h.turn)
-	default:
+	} else {
 		h.timer.Reset(due.Sub(now))
 	}
 }
@@ -453,7 +470,7 @@ func (s *Slot) Token() int64 {
 	if len(h.places) == 0 {
 		return 0
 	}
-	return h.places[0].core.ChargedAt(h.places[0].charged)
+	return h.places[0].core.ChargedAt(h.places[0].charged())
 }
 
 // passed is whether a slot may have ended by now. The wall clock counts too: the other one stands
@@ -502,10 +519,9 @@ func (h *held) end(why Reason) {
 	if h.timer != nil {
 		h.timer.Stop()
 	}
+	h.cleanup.Stop()
 	h.mu.Unlock()
-	if h.onEnd != nil {
-		h.onEnd(Ending{h.key, time.Since(h.since), why})
-	}
+	h.tell(why)
 	switch {
 	case busy: // who renews will give back
 	case h.inMemory():
@@ -527,8 +543,22 @@ func (h *held) lose() {
 		}
 	}
 	h.mu.Unlock()
-	if first && h.onEnd != nil {
-		h.onEnd(Ending{h.key, time.Since(h.since), Lost})
+	if first {
+		h.tell(Lost)
+	}
+}
+
+// tell tells of a loss, or of the end.
+func (h *held) tell(why Reason) {
+	if h.onEnd == nil && h.counters == nil {
+		return
+	}
+	e := Ending{h.key, time.Since(h.since), why}
+	if h.counters != nil {
+		h.counters.end(e)
+	}
+	if h.onEnd != nil {
+		h.onEnd(e)
 	}
 }
 
@@ -537,7 +567,7 @@ func (h *held) lose() {
 func (h *held) giveBack() {
 	var left []place
 	for _, p := range h.places {
-		if p.charged.Charged() == 0 { // let through in an outage
+		if p.charged().Charged() == 0 { // let through in an outage
 			h.giveBackLocal()
 			continue
 		}
@@ -621,7 +651,7 @@ func (h *held) renew(p *place) bool {
 	var err error
 	switch {
 	case p.counted():
-		r, err = p.core.Renew(ctx, h.key, p.charged)
+		r, err = p.core.Renew(ctx, h.key, p.charged())
 	case p.standsIn():
 		r, err = p.core.Allow(ctx, h.key)
 	default: // no slot was needed
@@ -636,25 +666,29 @@ func (h *held) renew(p *place) bool {
 	switch {
 	case p.toTake:
 		h.giveBackLocal()
-	case standIn(p.charged):
+	case standIn(p.charged()):
 		_ = p.limiter.Refund(h.ctx, h.key, p.answer, h.asked)
 	}
 	h.mu.Lock()
-	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged) { // another slot
+	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged()) { // another slot
 		p.answer = r
 	}
-	p.charged, p.toTake, p.until = r, false, began.Add(p.life)
+	p.toTake, p.until = false, began.Add(p.life)
 	h.mu.Unlock()
 	return true
 }
 
+// charged is what core has answered.
+func (p *place) charged() ratelimit.Result { return inner(p.limiter, p.answer) }
+
 // counted is whether the store counts p.
 func (p *place) counted() bool {
-	return p.charged.Charged() > 0 && p.charged.Source() == ratelimit.SourceStore
+	charged := p.charged()
+	return charged.Charged() > 0 && charged.Source() == ratelimit.SourceStore
 }
 
 // standsIn is whether p was let through without the store, in an outage.
-func (p *place) standsIn() bool { return p.toTake || standIn(p.charged) }
+func (p *place) standsIn() bool { return p.toTake || standIn(p.charged()) }
 
 func standIn(r ratelimit.Result) bool {
 	s := r.Source()

@@ -295,8 +295,9 @@ func TestASlotThatNothingCanReachIsGivenBack(t *testing.T) {
 			const n = 1000
 			l := slots(t, s, n)
 			var told atomic.Int64
+			var counters inflight.Counters
 			for range n {
-				hold(t, l, inflight.OnEnd(func(e inflight.Ending) {
+				hold(t, l, inflight.CountIn(&counters), inflight.OnEnd(func(e inflight.Ending) {
 					if e.Reason == inflight.Forgotten {
 						told.Add(1)
 					}
@@ -307,6 +308,8 @@ func TestASlotThatNothingCanReachIsGivenBack(t *testing.T) {
 				return free(t, l) == n
 			}, time.Minute, 10*time.Millisecond)
 			require.EqualValues(t, n, told.Load())
+			require.EqualValues(t, n, counters.Stats().Forgotten)
+			require.Zero(t, counters.Stats().Held)
 		})
 	}
 }
@@ -533,7 +536,7 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 		_, err = throttle.NewSlowdown(l, throttle.Slow{Step: time.Second, Max: time.Minute})
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
-	for _, opt := range []inflight.Option{nil, inflight.Longest(0), inflight.OnEnd(nil)} {
+	for _, opt := range []inflight.Option{nil, inflight.Longest(0), inflight.OnEnd(nil), inflight.CountIn(nil)} {
 		_, _, err = inflight.Hold(t.Context(), l, "key", 1, opt)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/plancache"
@@ -38,6 +39,7 @@ const (
 	attrBy         = attribute.Key("ratelimit.lease.by")
 	attrFate       = attribute.Key("ratelimit.lease.fate")
 	attrPolicy     = attribute.Key("ratelimit.policy")
+	attrReason     = attribute.Key("ratelimit.slot.reason")
 	attrPlans      = attribute.Key("ratelimit.plans")
 	attrAge        = attribute.Key("ratelimit.plan.age")
 	attrErrorType  = attribute.Key("error.type")
@@ -54,6 +56,7 @@ type Config struct {
 	Leases     map[string]*lease.Store           // by the attribute ratelimit.limiter
 	Transports map[string]*httplimit.Transport   // by the attribute ratelimit.limiter
 	Limiters   map[string]ratelimit.Limiter      // by the attribute ratelimit.limiter: limits that are those of all keys
+	Slots      map[string]*inflight.Counters     // by the attribute ratelimit.limiter
 	Plans      map[string]func() plancache.Stats // by the attribute ratelimit.plans: the method Stats of a Cache
 }
 
@@ -120,7 +123,7 @@ func providerOf(opts []Option) (metric.MeterProvider, error) {
 func (c Config) checked() (Config, error) {
 	c.Counters = slices.Clone(c.Counters)
 	c.Fallbacks, c.Stores, c.Waiters, c.Leases = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters), maps.Clone(c.Leases)
-	c.Transports, c.Limiters, c.Plans = maps.Clone(c.Transports), maps.Clone(c.Limiters), maps.Clone(c.Plans)
+	c.Transports, c.Limiters, c.Slots, c.Plans = maps.Clone(c.Transports), maps.Clone(c.Limiters), maps.Clone(c.Slots), maps.Clone(c.Plans)
 
 	byName := make(map[string]*observe.Counters, len(c.Counters))
 	for _, counters := range c.Counters {
@@ -135,7 +138,8 @@ func (c Config) checked() (Config, error) {
 	}
 	for _, err := range []error{
 		check("Counters", byName, given), check("fallback", c.Fallbacks, given), check("store", c.Stores, given), check("Waiter", c.Waiters, given),
-		check("lease", c.Leases, given), check("Transport", c.Transports, given), check("limiter", c.Limiters, known), check("plancache", c.Plans, givenStats),
+		check("lease", c.Leases, given), check("Transport", c.Transports, given), check("limiter", c.Limiters, known), check("slots", c.Slots, given),
+		check("plancache", c.Plans, givenStats),
 	} {
 		if err != nil {
 			return c, err
@@ -190,11 +194,12 @@ func limitsOf(l ratelimit.Limiter) map[string]int {
 }
 
 type instruments struct {
-	decisions, events, deniedBy, errors, admissions, evictions metric.Int64ObservableCounter
-	leaseCalls, leaseEvents, pauses                            metric.Int64ObservableCounter
-	planAnswers, planQueries, planFailures                     metric.Int64ObservableCounter
-	breaker, keys, waiting, leaseHeld, paused, planKeys        metric.Int64ObservableUpDownCounter
-	limit                                                      metric.Int64ObservableGauge
+	decisions, events, deniedBy, errors, admissions, evictions    metric.Int64ObservableCounter
+	leaseCalls, leaseEvents, pauses, slotEndings                  metric.Int64ObservableCounter
+	planAnswers, planQueries, planFailures                        metric.Int64ObservableCounter
+	breaker, keys, waiting, leaseHeld, paused, planKeys, slotHeld metric.Int64ObservableUpDownCounter
+	limit                                                         metric.Int64ObservableGauge
+	slotDuration                                                  metric.Float64ObservableCounter
 }
 
 // newInstruments also returns them as a list.
@@ -226,6 +231,9 @@ func newInstruments(m metric.Meter) (in *instruments, all []metric.Observable, e
 		leaseEvents: counter("lease.events", "{event}", "Events of leases, by what has become of them."),
 		leaseHeld:   upDown("lease.held", "{event}", "Events that leases hold now."),
 
+		slotHeld:    upDown("slot.held", "{slot}", "Slots that this process holds."),
+		slotEndings: counter("slot.endings", "{slot}", "Slots by how they have ended. A lost one ends in another way later."),
+
 		planAnswers:  counter("plan.answers", "{answer}", "Answers from memory in place of a database: fresh ones, and older ones since it failed."),
 		planQueries:  counter("plan.queries", "{query}", "Queries of plans, failed ones included."),
 		planFailures: counter("plan.failures", "{query}", "Queries of plans that failed."),
@@ -233,7 +241,10 @@ func newInstruments(m metric.Meter) (in *instruments, all []metric.Observable, e
 	}
 	limit, failed := m.Int64ObservableGauge("ratelimit.limit", metric.WithUnit("{event}"), metric.WithDescription("Events that a limit admits at one instant."))
 	in.limit = limit // not a sum: limits of several processes are one
-	return in, append(all, limit), errors.Join(err, failed)
+	err = errors.Join(err, failed)
+	duration, failed := m.Float64ObservableCounter("ratelimit.slot.duration", metric.WithUnit("s"), metric.WithDescription("The sum of the times that slots were held which have ended."))
+	in.slotDuration = duration
+	return in, append(all, limit, duration), errors.Join(err, failed)
 }
 
 // observe tells what there is now.
@@ -273,6 +284,9 @@ func (in *instruments) observe(to metric.Observer, c Config) {
 			to.ObserveInt64(in.limit, int64(quota), metric.WithAttributes(attrLimiter.String(name), attrPolicy.String(policy)))
 		}
 	}
+	for name, slots := range c.Slots {
+		in.observeSlots(to, attrLimiter.String(name), slots.Stats())
+	}
 	for name, stats := range c.Plans {
 		in.observePlans(to, attrPlans.String(name), stats())
 	}
@@ -284,6 +298,18 @@ func (in *instruments) observePlans(to metric.Observer, plans attribute.KeyValue
 	to.ObserveInt64(in.planQueries, s.Queries, metric.WithAttributes(plans))
 	to.ObserveInt64(in.planFailures, s.Failures, metric.WithAttributes(plans))
 	to.ObserveInt64(in.planKeys, int64(s.Keys), metric.WithAttributes(plans))
+}
+
+func (in *instruments) observeSlots(to metric.Observer, limiter attribute.KeyValue, s inflight.Stats) {
+	endings := func(reason string, n int64) {
+		to.ObserveInt64(in.slotEndings, n, metric.WithAttributes(limiter, attrReason.String(reason)))
+	}
+	endings("released", s.Released)
+	endings("lost", s.Lost)
+	endings("too_long", s.TooLong)
+	endings("forgotten", s.Forgotten)
+	to.ObserveInt64(in.slotHeld, s.Held, metric.WithAttributes(limiter))
+	to.ObserveFloat64(in.slotDuration, s.Took.Seconds(), metric.WithAttributes(limiter))
 }
 
 func (in *instruments) observeLease(to metric.Observer, limiter attribute.KeyValue, s lease.Stats) {

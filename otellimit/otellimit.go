@@ -21,6 +21,9 @@
 //	ratelimit.lease.events     counter    limiter, lease.fate        events "granted", "lapsed", "given_back" and "overdrawn"
 //	ratelimit.lease.held       up/down    limiter                    events that this process holds
 //	ratelimit.limit            gauge      limiter, policy            events that a limit admits at one instant
+//	ratelimit.slot.held        up/down    limiter                    slots that this process holds
+//	ratelimit.slot.endings     counter    limiter, slot.reason       of slots: "released", "too_long", "forgotten"; also "lost", before one of these
+//	ratelimit.slot.duration    counter    limiter                    seconds that the slots were held which have ended, their sum
 //	ratelimit.plan.answers     counter    plans, plan.age            answers of a plancache from memory, "fresh" or "stale"
 //	ratelimit.plan.queries     counter    plans                      queries of a plancache
 //	ratelimit.plan.failures    counter    plans                      of them, those that failed

@@ -26,6 +26,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/otellimit"
@@ -204,10 +205,16 @@ func collect(t testing.TB, reader *metric.ManualReader) map[string]int64 {
 	return all
 }
 
-// points are those of counters, or of a gauge.
-func points(data metricdata.Aggregation) []metricdata.DataPoint[int64] {
-	if gauge, ok := data.(metricdata.Gauge[int64]); ok {
-		return gauge.DataPoints
+// points are those of counters, or of a gauge. Seconds are whole ones.
+func points(data metricdata.Aggregation) (all []metricdata.DataPoint[int64]) {
+	switch data := data.(type) {
+	case metricdata.Gauge[int64]:
+		return data.DataPoints
+	case metricdata.Sum[float64]:
+		for _, p := range data.DataPoints {
+			all = append(all, metricdata.DataPoint[int64]{Attributes: p.Attributes, Value: int64(p.Value)})
+		}
+		return all
 	}
 	return data.(metricdata.Sum[int64]).DataPoints
 }
@@ -287,6 +294,34 @@ func TestWaitingCallersAndForgottenKeysAreSeen(t *testing.T) {
 		require.EqualValues(t, 2, collect(t, reader)["store.keys{store=memory}"])
 		require.NotZero(t, memory.Evicted())
 		require.EqualValues(t, memory.Evicted(), collect(t, reader)["store.evictions{store=memory}"])
+	})
+}
+
+func TestSlotsAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory, err := memstore.New()
+		require.NoError(t, err)
+		atOnce, err := inflight.New(memory, 9, time.Minute)
+		require.NoError(t, err)
+		counters := new(inflight.Counters)
+		reader, _ := register(t, otellimit.Config{Slots: map[string]*inflight.Counters{"exports": counters}})
+		var slots []*inflight.Slot
+		for _, longest := range []time.Duration{time.Hour, time.Hour, 2 * time.Second} {
+			slot, _, err := inflight.Hold(t.Context(), atOnce, "key", 1, inflight.CountIn(counters), inflight.Longest(longest))
+			require.NoError(t, err)
+			slots = append(slots, slot)
+		}
+		time.Sleep(3 * time.Second)
+		slots[0].Release()
+		require.Equal(t, map[string]int64{
+			"slot.held{limiter=exports}":                          1,
+			"slot.endings{limiter=exports,slot.reason=released}":  1,
+			"slot.endings{limiter=exports,slot.reason=too_long}":  1,
+			"slot.endings{limiter=exports,slot.reason=lost}":      0,
+			"slot.endings{limiter=exports,slot.reason=forgotten}": 0,
+			"slot.duration{limiter=exports}":                      5,
+		}, collect(t, reader))
+		slots[1].Release()
 	})
 }
 
@@ -375,6 +410,8 @@ func TestWhatCannotBeReadIsRefused(t *testing.T) {
 		"no fallback":    {Fallbacks: map[string]*fallback.Limiter{"a": nil}},
 		"no limiter":     {Limiters: map[string]ratelimit.Limiter{"a": nil}},
 		"no limit":       {Limiters: map[string]ratelimit.Limiter{"a": ratelimittest.Static(ratelimit.Result{}, nil)}},
+		"no slots":       {Slots: map[string]*inflight.Counters{"a": nil}},
+		"nameless slots": {Slots: map[string]*inflight.Counters{"": new(inflight.Counters)}},
 		"no plans":       {Plans: map[string]func() plancache.Stats{"a": nil}},
 		"nameless plans": {Plans: map[string]func() plancache.Stats{"": planned(t).Stats}},
 		"no client":      {Transports: map[string]*httplimit.Transport{"a": nil}},

@@ -23,6 +23,9 @@
 //	ratelimit_lease_calls_total{limiter,by}                decisions of a lease by "local", and calls by "store", "unleased" and "lost"
 //	ratelimit_lease_events_total{limiter,fate}             events "granted", "lapsed", "given_back" and "overdrawn"
 //	ratelimit_lease_held{limiter}                          events that this process holds
+//	ratelimit_slot_held{limiter}                           slots that this process holds
+//	ratelimit_slot_endings_total{limiter,reason}           of slots: "released", "too_long", "forgotten"; also "lost", before one of these
+//	ratelimit_slot_duration_seconds{limiter}               summary without quantiles: how long slots were held that have ended
 //	ratelimit_plan_answers_total{plans,age}                answers of a plancache from memory, "fresh" or "stale"
 //	ratelimit_plan_queries_total{plans}                    queries of a plancache
 //	ratelimit_plan_failures_total{plans}                   of them, those that failed
@@ -46,6 +49,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/plancache"
@@ -63,6 +67,7 @@ type Config struct {
 	Waiters    map[string]*throttle.Waiter       // by the label "limiter"
 	Leases     map[string]*lease.Store           // by the label "limiter"
 	Transports map[string]*httplimit.Transport   // by the label "limiter"
+	Slots      map[string]*inflight.Counters     // by the label "limiter"
 	Plans      map[string]func() plancache.Stats // by the label "plans": the method Stats of a Cache
 }
 
@@ -83,7 +88,7 @@ type Collector struct {
 func NewCollector(c Config) (*Collector, error) {
 	c.Counters = slices.Clone(c.Counters)
 	c.Fallbacks, c.Stores, c.Waiters, c.Leases = maps.Clone(c.Fallbacks), maps.Clone(c.Stores), maps.Clone(c.Waiters), maps.Clone(c.Leases)
-	c.Limiters, c.Transports, c.Plans = maps.Clone(c.Limiters), maps.Clone(c.Transports), maps.Clone(c.Plans)
+	c.Limiters, c.Transports, c.Slots, c.Plans = maps.Clone(c.Limiters), maps.Clone(c.Transports), maps.Clone(c.Slots), maps.Clone(c.Plans)
 
 	byName := make(map[string]*observe.Counters, len(c.Counters))
 	for _, counters := range c.Counters {
@@ -98,7 +103,8 @@ func NewCollector(c Config) (*Collector, error) {
 	}
 	for _, err := range []error{
 		check("Counters", byName, given), check("fallback", c.Fallbacks, given), check("store", c.Stores, given), check("Waiter", c.Waiters, given),
-		check("lease", c.Leases, given), check("Transport", c.Transports, given), check("limiter", c.Limiters, known), check("plancache", c.Plans, givenStats),
+		check("lease", c.Leases, given), check("Transport", c.Transports, given), check("limiter", c.Limiters, known), check("slots", c.Slots, given),
+		check("plancache", c.Plans, givenStats),
 	} {
 		if err != nil {
 			return nil, err
@@ -171,6 +177,10 @@ var (
 	leaseEvents = desc("lease_events_total", "Events of leases, by what has become of them.", "limiter", "fate")
 	leaseHeld   = desc("lease_held", "Events that leases hold now.", "limiter")
 
+	slotHeld     = desc("slot_held", "Slots that this process holds.", "limiter")
+	slotEndings  = desc("slot_endings_total", "Slots by how they have ended. A lost one ends in another way later.", "limiter", "reason")
+	slotDuration = desc("slot_duration_seconds", "How long slots were held that have ended.", "limiter")
+
 	planAnswers  = desc("plan_answers_total", "Answers from memory in place of a database: fresh ones, and older ones since it failed.", "plans", "age")
 	planQueries  = desc("plan_queries_total", "Queries of plans, failed ones included.", "plans")
 	planFailures = desc("plan_failures_total", "Queries of plans that failed.", "plans")
@@ -185,7 +195,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		limits, decisions, events, deniedBy, failed, headroom, durations, breaker, keys, evictions, waiting, pauses, paused,
-		leaseCalls, leaseEvents, leaseHeld, planAnswers, planQueries, planFailures, planKeys,
+		leaseCalls, leaseEvents, leaseHeld, slotHeld, slotEndings, slotDuration,
+		planAnswers, planQueries, planFailures, planKeys,
 	} {
 		ch <- d
 	}
@@ -226,6 +237,9 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	for name, l := range c.config.Leases {
 		collectLease(ch, name, l.Stats())
 	}
+	for name, slots := range c.config.Slots {
+		collectSlots(ch, name, slots.Stats())
+	}
 	for name, stats := range c.config.Plans {
 		s := stats()
 		counter(ch, planAnswers, float64(s.Hits), name, "fresh")
@@ -246,6 +260,15 @@ func collectLease(ch chan<- prometheus.Metric, name string, s lease.Stats) {
 	counter(ch, leaseEvents, float64(s.GivenBack), name, "given_back")
 	counter(ch, leaseEvents, float64(s.Overdrawn), name, "overdrawn")
 	gauge(ch, leaseHeld, float64(s.Held), name)
+}
+
+func collectSlots(ch chan<- prometheus.Metric, name string, s inflight.Stats) {
+	gauge(ch, slotHeld, float64(s.Held), name)
+	counter(ch, slotEndings, float64(s.Released), name, "released")
+	counter(ch, slotEndings, float64(s.Lost), name, "lost")
+	counter(ch, slotEndings, float64(s.TooLong), name, "too_long")
+	counter(ch, slotEndings, float64(s.Forgotten), name, "forgotten")
+	ch <- prometheus.MustNewConstSummary(slotDuration, uint64(s.Released+s.TooLong+s.Forgotten), s.Took.Seconds(), nil, name)
 }
 
 // collect sends what the Counters of one limiter have counted.

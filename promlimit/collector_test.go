@@ -22,6 +22,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/plancache"
@@ -51,6 +52,8 @@ type service struct {
 	store     *failing
 	memory    *memstore.Store
 	fallback  *fallback.Limiter
+	atOnce    ratelimit.Limiter // of slots
+	slots     *inflight.Counters
 	limiter   ratelimit.Limiter // the fallback, observed: around two limits that are observed too
 	collector *promlimit.Collector
 	rounds    int // of traffic
@@ -88,6 +91,9 @@ func newService(t testing.TB) *service {
 		require.NoError(t, err)
 	}
 	s.stats = leased.Stats()
+	s.atOnce, err = inflight.New(another, 9, time.Minute)
+	require.NoError(t, err)
+	s.slots = new(inflight.Counters)
 	s.collector, err = promlimit.NewCollector(promlimit.Config{
 		Counters:  []*observe.Counters{inside, outside},
 		Fallbacks: map[string]*fallback.Limiter{"api": s.fallback},
@@ -97,6 +103,7 @@ func newService(t testing.TB) *service {
 
 		Limiters:   map[string]ratelimit.Limiter{"api": s.limiter},
 		Transports: map[string]*httplimit.Transport{"partner": pausing(t)},
+		Slots:      map[string]*inflight.Counters{"exports": s.slots},
 		Plans:      map[string]func() plancache.Stats{"plans": planned(t).Stats},
 	})
 	require.NoError(t, err)
@@ -154,7 +161,8 @@ func observed(t testing.TB, l ratelimit.Limiter, c *observe.Counters) ratelimit.
 	return l
 }
 
-// traffic has decisions of each kind: 10 admissions and 5 denials by the store, and 5 errors.
+// traffic has decisions of each kind: 10 admissions and 5 denials by the store, and 5 errors. A
+// slot is held and given back.
 // The 20 states of a first round fill the memory, and those of a second one replace them.
 func (s *service) traffic(t testing.TB) {
 	t.Helper()
@@ -175,6 +183,16 @@ func (s *service) traffic(t testing.TB) {
 		ask(0, 1, true)
 	}
 	s.store.down.Store(false)
+	s.hold(t, time.Hour).Release()
+}
+
+// hold holds a slot.
+func (s *service) hold(t testing.TB, longest time.Duration) *inflight.Slot {
+	t.Helper()
+	slot, _, err := inflight.Hold(t.Context(), s.atOnce, "key", 1, inflight.CountIn(s.slots), inflight.Longest(longest))
+	require.NoError(t, err)
+	require.NotNil(t, slot)
+	return slot
 }
 
 // registry is one that checks what a Collector says of itself.
@@ -307,6 +325,30 @@ func TestWaitingCallersAreShown(t *testing.T) {
 	})
 }
 
+func TestSlotsAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t)
+		held, released := s.hold(t, time.Hour), s.hold(t, time.Hour)
+		s.hold(t, 2*time.Second)
+		time.Sleep(3 * time.Second)
+		released.Release()
+		defer held.Release()
+		got, err := testutil.CollectAndFormat(s.collector, expfmt.TypeTextPlain, "ratelimit_slot_held", "ratelimit_slot_endings_total", "ratelimit_slot_duration_seconds")
+		require.NoError(t, err)
+		for _, want := range []string{
+			`held{limiter="exports"} 1`,
+			`endings_total{limiter="exports",reason="released"} 1`,
+			`endings_total{limiter="exports",reason="too_long"} 1`,
+			`endings_total{limiter="exports",reason="lost"} 0`,
+			`endings_total{limiter="exports",reason="forgotten"} 0`,
+			`duration_seconds_sum{limiter="exports"} 5`,
+			`duration_seconds_count{limiter="exports"} 2`,
+		} {
+			require.Contains(t, string(got), "ratelimit_slot_"+want+"\n")
+		}
+	})
+}
+
 func TestAMemoryThatForgetsIsSeen(t *testing.T) {
 	s := newService(t)
 	s.traffic(t)
@@ -375,6 +417,8 @@ func TestWhatIsNoLabelIsRefused(t *testing.T) {
 		"no lease":         {Leases: map[string]*lease.Store{"a": nil}},
 		"no plans":         {Plans: map[string]func() plancache.Stats{"a": nil}},
 		"nameless plans":   {Plans: map[string]func() plancache.Stats{"": planned(t).Stats}},
+		"no slots":         {Slots: map[string]*inflight.Counters{"a": nil}},
+		"nameless slots":   {Slots: map[string]*inflight.Counters{"": new(inflight.Counters)}},
 		"no client":        {Transports: map[string]*httplimit.Transport{"a": nil}},
 		"no limiter":       {Limiters: map[string]ratelimit.Limiter{"a": nil}},
 		"no limit":         {Limiters: map[string]ratelimit.Limiter{"a": ratelimittest.Static(ratelimit.Result{}, nil)}},

@@ -15,6 +15,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/promlimit"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -85,4 +86,39 @@ func get(url string) (lines []string) {
 		lines = append(lines, scanner.Text())
 	}
 	return lines
+}
+
+// A server that runs two exports of a user at once, and shows how many run.
+func ExampleNewCollector_slots() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	exports, err := inflight.New(mem, 2, time.Minute, ratelimit.WithName("exports"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	counters := new(inflight.Counters)
+	limit := httplimit.Middleware(exports, httplimit.WithSlots(inflight.CountIn(counters))) // or an option of Hold
+
+	collector, err := promlimit.NewCollector(promlimit.Config{Slots: map[string]*inflight.Counters{"exports": counters}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collector)
+
+	export := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		families, err := registry.Gather()
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == "ratelimit_slot_held" {
+				fmt.Println(f.GetMetric()[0].GetGauge().GetValue())
+			}
+		}
+	})
+	limit(export).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
+	// Output: 1
 }

@@ -160,7 +160,7 @@ func (all labels) check(t *testing.T, text string) {
 		for _, m := range matcher.FindAllStringSubmatch(s[2], -1) {
 			label, values := m[1], strings.Split(m[3], "|")
 			require.Contains(t, all[metric], label, text)
-			if slices.Contains([]string{"outcome", "source", "class", "state"}, label) {
+			if slices.Contains([]string{"outcome", "source", "class", "state", "reason"}, label) {
 				require.Subset(t, all[metric][label], values, text)
 			}
 		}

@@ -5,7 +5,8 @@
 -- ARGV  1 operation: take, within (take n if their turn comes in time), upto (take as
 --       many of n as fit), charge (take n whether they fit or not), peek or refund
 --       2 rate  3 period in µs, of a calendar followed by six edges of its windows in Unix
---       seconds: three up to the caller's time and three after it  4 burst  5 n
+--       seconds: three up to the caller's time and three after it; of slots, by who holds them
+--       4 burst  5 n
 --       of within: 6 in less than how many µs the turn must come
 --       of charge: 6 the most events that the state may hold
 --       of refund: of the charge, 6 at and 7 due in Unix µs, 8 rate, 9 period in µs,

@@ -46,8 +46,10 @@ The spend is what the limiter itself would say, under the limit that it was coun
 "?" stands for what Redis does not know: the rate of a named sliding log.
 Of a ban the limit is its denials, and the spend those that count: all of them while the key
 is banned. It is whole again when the ban ends; Redis remembers it longer.
-Of slots the spend is those that are held, and a line below says of each since when, and when it
-is free at the latest if nobody renews it. -reset frees them: who holds one finds it lost.
+Of slots the spend is those that are held. A line below says of each who holds it, for how long,
+and when it is free at the latest if nobody renews it. Who is a host, a process, and what
+redisstore.WithLabel says. -reset frees them, and with -slot one of them alone. A process that
+still holds one takes another at its next renewal, or finds it lost if none is free.
 `
 
 // algorithms are those that keys may have.
@@ -74,11 +76,20 @@ func (p *program) key(ctx context.Context, args []string) error {
 	address := flags.String("redis", "localhost:6379", "`address` of the server, or a URL such as rediss://user:password@host:6379/0; any node of a cluster")
 	prefix := flags.String("prefix", "rl", "the store's `prefix`: redisstore.WithPrefix")
 	reset := flags.Bool("reset", false, "forget the key in all of the limiters, after they are listed")
+	slot := ""
+	flags.Func("slot", "with -reset: free the slot of this `number` alone, as it is listed", func(number string) error {
+		slot = number
+		_, err := strconv.ParseUint(number, 10, 63)
+		return err
+	})
 	if err := p.parse(flags, args); err != nil {
 		return err
 	}
 	if flags.NArg() != 1 || flags.Arg(0) == "" {
 		return p.misuse(flags, errors.New("which key? It takes one"))
+	}
+	if slot != "" && !*reset {
+		return p.misuse(flags, errors.New("-slot is for -reset"))
 	}
 	options, err := redisOptions(*address)
 	if err != nil {
@@ -93,8 +104,14 @@ func (p *program) key(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := printHeld(p.stdout, flags.Arg(0), found); err != nil || !*reset || len(found) == 0 {
+	err = printHeld(p.stdout, flags.Arg(0), found)
+	switch {
+	case err != nil:
 		return err
+	case slot != "":
+		return freeSlot(ctx, p.stdout, client, found, slot)
+	case !*reset || len(found) == 0:
+		return nil
 	}
 	return forget(ctx, p.stdout, client, found)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -164,12 +165,16 @@ func TestKeyListsBansAndLiftsThem(t *testing.T) {
 	}
 }
 
+// slotLine is what is printed of one slot.
+var slotLine = regexp.MustCompile(`(?m)^(.+): slot (\d+) is held by (.+) for (\d\S*s), and free in (\S+s) at the latest, unless it is renewed$`)
+
 func TestKeyListsSlotsAndFreesThem(t *testing.T) {
 	client := startRedis(t)
-	st := newStore(t, client, "rl")
+	st, err := redisstore.New(client, redisstore.WithLabel("night shift"), redisstore.WithTimeout(5*time.Second))
+	require.NoError(t, err)
 	exports, err := inflight.New(st, 5, time.Minute, ratelimit.WithName("exports"))
 	require.NoError(t, err)
-	unnamed, err := inflight.New(st, 30, time.Hour)
+	unnamed, err := inflight.New(newStore(t, client, "rl"), 30, time.Hour)
 	require.NoError(t, err)
 	for range 2 {
 		_, err = exports.Allow(t.Context(), "user:42")
@@ -179,19 +184,47 @@ func TestKeyListsSlotsAndFreesThem(t *testing.T) {
 		_, err = unnamed.Allow(t.Context(), "user:42")
 		require.NoError(t, err)
 	}
-	args := []string{"key", "-redis", client.Options().Addr, "user:42"}
-	got := command(t, nil, args...)
-	line := func(name string, times int) string {
-		return strings.Repeat(name+": a slot is held for #, and free in # at the latest, unless it is renewed\n", times)
+	free := func() []int {
+		a, err := exports.Peek(t.Context(), "user:42")
+		require.NoError(t, err)
+		b, err := unnamed.Peek(t.Context(), "user:42")
+		require.NoError(t, err)
+		return []int{a.Remaining, b.Remaining}
 	}
-	require.Equal(t, "limiter algorithm limit spent whole again in expires in\n(no name) in_flight 30 at once 23 # #\nexports in_flight ? at once 2 # #\n"+
-		line("(no name)", mostSlots)+"(no name): and 3 more\n"+line("exports", 2), columns(got.stdout), got.stderr)
-	require.Regexp(t, `exports +in_flight +\? at once +2 +(1m0s|5\S*s) `, got.stdout)
-	got = command(t, nil, append([]string{"key", "-reset"}, args[1:]...)...)
-	require.Contains(t, got.stdout, "\nforgotten by 2 limiters\n")
-	r, err := exports.Peek(t.Context(), "user:42")
+	args := []string{"-redis", client.Options().Addr, "user:42"}
+	got := command(t, nil, append([]string{"key"}, args...)...)
+	host, err := os.Hostname()
 	require.NoError(t, err)
-	require.Equal(t, 5, r.Remaining)
+	process := fmt.Sprintf("%s:%d", host, os.Getpid())
+	numbers, who := make(map[string]bool), make(map[string]int)
+	found := slotLine.FindAllStringSubmatch(got.stdout, -1)
+	for _, m := range found {
+		numbers[m[2]] = true
+		who[m[1]+" "+m[3]]++
+	}
+	require.Equal(t, map[string]int{"(no name) " + process: mostSlots, "exports " + process + ":night shift": 2}, who, got.stdout)
+	require.Len(t, numbers, mostSlots+2)
+	require.Contains(t, got.stdout, "\n(no name): and 3 more\n")
+	require.Regexp(t, `\(no name\) +in_flight +30 at once +23 `, got.stdout)
+	require.Regexp(t, `exports +in_flight +\? at once +2 +(1m0s|5\S*s) `, got.stdout)
+
+	one := found[len(found)-1]
+	for range 2 {
+		got = command(t, nil, append([]string{"key", "-reset", "-slot", one[2]}, args...)...)
+		require.Equal(t, []int{4, 7}, free())
+	}
+	require.Equal(t, 1, got.code, "it is free already")
+	require.Contains(t, got.stderr, "nobody holds a slot "+one[2]+" of the key")
+	for _, wrong := range [][]string{{"-slot", one[2]}, {"-reset", "-slot", ""}, {"-reset", "-slot", "x"}} {
+		got = command(t, nil, append(append([]string{"key"}, wrong...), args...)...)
+		require.Equal(t, 2, got.code, wrong)
+	}
+	require.Equal(t, []int{4, 7}, free())
+	got = command(t, nil, append([]string{"key", "-reset"}, args...)...)
+	require.Contains(t, got.stdout, "\nforgotten by 2 limiters\n")
+	require.Equal(t, []int{5, 30}, free())
+	got = command(t, nil, append([]string{"key", "-reset", "-slot", one[2]}, args...)...)
+	require.Equal(t, 1, got.code, "there is no such key")
 }
 
 // A ban that is over is remembered, so that the next one is longer.

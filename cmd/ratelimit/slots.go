@@ -1,18 +1,25 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
 // slot is one that is held: for how long it has been, and when it is free if nobody renews it.
-type slot struct{ since, left time.Duration }
+type slot struct {
+	number      string
+	holder      string // host, process and label; "" if it is not known
+	member      string // both, as it is kept
+	since, left time.Duration
+}
 
 // mostSlots is how many slots of a limiter are printed.
 const mostSlots = 20
@@ -29,15 +36,41 @@ func (h *held) readSlots(ctx context.Context, client *redis.Client) error {
 		return err
 	}
 	for _, z := range ends {
-		number, err := strconv.ParseInt(fmt.Sprint(z.Member), 10, 64)
+		member := fmt.Sprint(z.Member)
+		number, holder, _ := strings.Cut(member, " ")
+		taken, err := strconv.ParseInt(number, 10, 64)
 		if err != nil {
 			return fmt.Errorf("the value is not a set of slots: %w", err)
 		}
-		one := slot{max(0, now.Sub(time.UnixMicro(number))), time.UnixMicro(int64(z.Score)).Sub(now)}
+		one := slot{number, holder, member, max(0, now.Sub(time.UnixMicro(taken))), time.UnixMicro(int64(z.Score)).Sub(now)}
 		h.slots, h.reset = append(h.slots, one), max(h.reset, one.left)
 	}
 	slices.SortFunc(h.slots, func(a, b slot) int { return int(b.since - a.since) })
 	h.spent = len(h.slots)
+	return nil
+}
+
+// freeSlot frees the slot of this number alone. Limiters of one All have slots of one number.
+func freeSlot(ctx context.Context, out io.Writer, client *redis.Client, all []held, number string) error {
+	free := false
+	for _, h := range all {
+		for _, one := range h.slots {
+			if one.number != number {
+				continue
+			}
+			n, err := client.ZRem(ctx, h.redisKey, one.member).Result()
+			if err != nil {
+				return err
+			}
+			if n > 0 { // or it was given back meanwhile
+				free = true
+				fmt.Fprintf(out, "%s: slot %s is free\n", printable(h.title()), number)
+			}
+		}
+	}
+	if !free {
+		return fmt.Errorf("nobody holds a slot %s of the key", number)
+	}
 	return nil
 }
 
@@ -56,7 +89,7 @@ func printSlots(out io.Writer, h held) {
 			fmt.Fprintf(out, "%s: and %d more\n", printable(h.title()), len(h.slots)-i)
 			return
 		}
-		fmt.Fprintf(out, "%s: a slot is held for %v, and free in %v at the latest, unless it is renewed\n",
-			printable(h.title()), one.since.Round(time.Millisecond), one.left.Round(time.Millisecond))
+		fmt.Fprintf(out, "%s: slot %s is held by %s for %v, and free in %v at the latest, unless it is renewed\n",
+			printable(h.title()), one.number, printable(cmp.Or(one.holder, "?")), one.since.Round(time.Millisecond), one.left.Round(time.Millisecond))
 	}
 }

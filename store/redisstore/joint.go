@@ -56,7 +56,11 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 		case requests[i].Shadow:
 			n = -requests[i].N
 		}
-		args = append(args, numbers[i], l.Rate, s.period(l), l.Burst, n)
+		period := s.period(l)
+		if requests[i].Namespace.Rule.Held {
+			period = heldPeriod(*l, s.holder())
+		}
+		args = append(args, numbers[i], l.Rate, period, l.Burst, n)
 	}
 	if slices.ContainsFunc(requests, func(r store.Request) bool { return r.Limit.Before() > 0 }) {
 		c.task.op = "within"

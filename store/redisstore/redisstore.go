@@ -85,6 +85,8 @@ type Store struct {
 	prefix  string // up to the name of the rule
 	timeout time.Duration
 	clock   func() time.Time // nil: the server's TIME
+	label   string           // of holder
+	holder  func() string    // who holds the slots that are taken
 
 	reset   *script
 	scripts sync.Map // of *script by *store.Rule; rules are few and never change
@@ -160,6 +162,7 @@ func New(client Client, opts ...Option) (*Store, error) {
 		}
 	}
 	s.prefix += ":" + layout + ":"
+	s.holder = sync.OnceValue(func() string { return holder(s.label) })
 	s.link = newLink(s, client)
 	return s, nil
 }

@@ -25,6 +25,7 @@ const (
 // script is a script and its name on the server, each boxed once for all calls.
 type script struct {
 	text, sha any
+	holder    string // of slots
 	limit     atomic.Pointer[boxed]
 	batch     *script // the one that makes several of its calls, or nil
 }
@@ -41,6 +42,9 @@ func (sc *script) boxed(l store.Limit) *boxed {
 	b := sc.limit.Load()
 	if b == nil || b.limit != l {
 		b = &boxed{l, l.Rate, l.Period, l.Burst}
+		if sc.holder != "" {
+			b.period = heldPeriod(l, sc.holder)
+		}
 		sc.limit.Store(b)
 	}
 	return b
@@ -56,6 +60,9 @@ func (s *Store) script(rule *store.Rule) *script {
 		return sc.(*script)
 	}
 	made := newScript(rule.Script)
+	if rule.Held {
+		made.holder = s.holder()
+	}
 	if rule.BatchScript != nil {
 		made.batch = newScript(rule.BatchScript(rule))
 	}
