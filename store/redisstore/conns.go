@@ -15,6 +15,7 @@ type conns struct {
 	ready   int       // free ones that worked when they were last used
 	busy    int       // those of trips that callers wait for
 	used    time.Time // when one was last used, about
+	failed  time.Time // when one was last not made
 	reached bool      // one has worked before, or it does not matter
 	dials   dials
 }
@@ -48,7 +49,13 @@ func (c *conns) expire(now time.Time) bool {
 // mayDial reports whether a trip may begin without a ready connection. A dial may have
 // ended since. Nor does a dial hang in a place of the pool that holds a connection: there
 // it was slow because others used all connections.
+//
+// A client whose dials have failed fails at once for a while. Calls then wait for a connection in
+// use, and no trip begins again and again meanwhile.
 func (c *conns) mayDial(now time.Time) bool {
+	if c.busy > 0 && now.Sub(c.failed) < untilDial {
+		return false
+	}
 	if c.dials.may(now) {
 		return true
 	}

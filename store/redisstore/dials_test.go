@@ -2,9 +2,13 @@ package redisstore_test
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -113,4 +117,54 @@ func TestACallThatMayNotYetDialDoesSoLater(t *testing.T) {
 	cutOff.Store(false)
 	_, err := s.Take(t.Context(), space, "k", limit, 1)
 	require.NoError(t, err)
+}
+
+// Once a client's dials have failed it fails at once, until one works. The store does not try
+// without a pause, while calls wait for a connection that is in use.
+func TestDialsThatFailAtOnceAreNotTriedWithoutAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBookkeeper()
+		client := redis.NewClient(&redis.Options{Dialer: b.dial, DialerRetries: 1, PoolSize: 4, ContextTimeoutEnabled: true, DisableIdentity: true})
+		tries := new(commandCount)
+		client.AddHook(tries)
+		s, err := redisstore.New(client)
+		require.NoError(t, err)
+		_, err = s.Take(t.Context(), bookkeeping, "0", year(1), 1)
+		require.NoError(t, err)
+		b.mu.Lock()
+		b.wires[0].silent, b.gone = true, true
+		b.mu.Unlock()
+		var callers sync.WaitGroup
+		for i := range 40 {
+			callers.Go(func() {
+				_, err := s.Take(context.Background(), bookkeeping, fmt.Sprint(i), year(1), 1)
+				require.Error(t, err)
+			})
+			time.Sleep(10 * time.Millisecond)
+		}
+		callers.Wait()
+		require.Less(t, tries.n.Load(), int64(500))
+		require.NoError(t, client.Close())
+		time.Sleep(2 * time.Second) // it tries to dial once a second
+	})
+	runtime.GC()
+	runtime.GC()
+}
+
+// commandCount counts the commands of a client. If there are too many, time goes on.
+type commandCount struct{ n atomic.Int64 }
+
+func (c *commandCount) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *commandCount) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (c *commandCount) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if c.n.Add(1) > 1000 {
+			time.Sleep(time.Millisecond)
+		}
+		return next(ctx, cmd)
+	}
 }

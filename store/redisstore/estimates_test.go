@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -165,7 +166,7 @@ func TestRefusedCallersAreToldBeforeTheirTimeIsUp(t *testing.T) {
 		for range 100 {
 			go func() {
 				begun := time.Now()
-				r.hold(&budget{Context: context.Background(), end: begun.Add(64 * ms), left: 64 * ms, own: true})
+				r.hold(&budget{Context: context.Background(), end: begun.Add(64 * ms), left: 64 * ms, own: true}, rand.N)
 				ended <- time.Since(begun)
 			}()
 		}
@@ -266,7 +267,7 @@ func BenchmarkRefused(b *testing.B) {
 // error has a class as all others: this server has never answered.
 func TestACallThatAnotherHasGivenUpHasAClass(t *testing.T) {
 	now := time.Now()
-	bt := &batch{done: make(chan struct{}), err: errGivenUp, begun: now}
+	bt := &batch{calls: []call{{goes: true}}, done: make(chan struct{}), err: errGivenUp, begun: now}
 	close(bt.done)
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
@@ -276,4 +277,72 @@ func TestACallThatAnotherHasGivenUpHasAClass(t *testing.T) {
 	_, f := p.wait(budget{Context: context.Background(), end: now.Add(time.Second)}, bt, 0, "key")
 	require.True(t, f.again)
 	require.ErrorIs(t, f.error(), store.ErrUnavailable)
+}
+
+// A call that was left out has not been sent, whatever becomes of those that went.
+func TestACallThatWasLeftOutWasNotSent(t *testing.T) {
+	client := redis.NewClient(&redis.Options{})
+	defer client.Close()
+	s, err := New(client)
+	require.NoError(t, err)
+	bt := &batch{calls: []call{{goes: true}, {left: true}}, done: make(chan struct{}), err: context.DeadlineExceeded, sent: true}
+	close(bt.done)
+	_, f := s.link.pipeline.wait(s.budget(t.Context()), bt, 0, "k")
+	require.ErrorIs(t, f.class, store.ErrTimeout)
+	_, f = s.link.pipeline.wait(s.budget(t.Context()), bt, 1, "k")
+	require.NotErrorIs(t, f.class, store.ErrTimeout)
+	require.ErrorContains(t, f.error(), "nothing was sent")
+}
+
+// A trip that made its connection takes longer than the way. If it was shorter than all of late,
+// the way is no longer what it was.
+func TestATripThatMadeItsConnectionShortensTheDistance(t *testing.T) {
+	client := redis.NewClient(&redis.Options{})
+	defer client.Close()
+	s, err := New(client)
+	require.NoError(t, err)
+	p, now := s.link.pipeline, time.Now()
+	end := func(took time.Duration, err error) time.Duration {
+		p.mu.Lock()
+		p.begin(false)
+		p.mu.Unlock()
+		now = now.Add(time.Second)
+		p.finish(&trip{begun: now.Add(-took)}, err, now, 0)
+		return p.distance.is()
+	}
+	p.distance.add(now.Add(-170*ms), now)
+	require.Equal(t, 170*ms, end(200*ms, nil))
+	require.Equal(t, 170*ms, end(2*ms, context.DeadlineExceeded))
+	require.Equal(t, 2*ms, end(2*ms, nil))
+	require.Equal(t, int64(2*ms), p.expected.way.Load(), "and calls that have more time are not refused")
+}
+
+// A batch that was given up before it was written replies nothing. Its other calls go again.
+func TestABatchThatWasGivenUpHasNoReplyToRead(t *testing.T) {
+	g := group{calls: []*call{{}, {}}, several: true, op: operation{sending: new(sending)}}
+	cmd := newMixed(t.Context(), []any{evalsha}, len(g.calls))
+	cmd.reply.WriteString("*0\r\n")
+	require.False(t, g.op.sending.giveUp())
+	g.end(cmd)
+	require.ErrorIs(t, g.calls[0].err, errGivenUp)
+	require.ErrorIs(t, g.calls[1].err, errGivenUp)
+}
+
+// A call that is tried again goes with calls that have more time, and ends at most 8 ms later than
+// it should, however long the timeout is.
+func TestACallThatGoesWithLaterOnesIsNotLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := redis.NewClient(&redis.Options{})
+		defer client.Close()
+		s, err := New(client, WithTimeout(5*time.Second))
+		require.NoError(t, err)
+		defer s.Occupy()()
+		b := s.budget(t.Context())
+		time.Sleep(100 * ms)
+		bt, i, _ := s.link.pipeline.enter(b, &call{})
+		require.NotNil(t, bt)
+		_, f := s.link.pipeline.wait(b, bt, i, "k")
+		require.Error(t, f.err)
+		require.LessOrEqual(t, time.Since(b.end), mostApart)
+	})
 }

@@ -12,6 +12,9 @@ import (
 // DefaultTimeout is that of a store made without [WithTimeout].
 const DefaultTimeout = defaultTimeout
 
+// Jitter has the store take random times from f.
+func (s *Store) Jitter(f func(most time.Duration) time.Duration) { s.jitter = f }
+
 // RedisKey is the Redis key of key's state.
 func (s *Store) RedisKey(ns *store.Namespace, key string) string { return s.key(ns, key) }
 

@@ -241,17 +241,17 @@ func (p *pipeline) wait(b budget, bt *batch, i int, key string) ([]int64, *fault
 // call knows how it ended.
 func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { //nolint:revive // sent is about err
 	var end <-chan time.Time
-	if before := bt.begun.Add(p.timeout).Sub(b.end); before > p.timeout/spread && (b.own || b.Done() == nil) {
+	if before := bt.begun.Add(p.timeout).Sub(b.end); before > min(p.timeout/spread, mostApart) && (b.own || b.Done() == nil) {
 		timer := time.NewTimer(time.Until(b.end)) // it has been tried before, or has no time of its own
 		defer timer.Stop()
 		end = timer.C
 	} else if b.Done() == nil {
 		<-bt.done
-		return bt.err, bt.sent
+		return bt.timeUp(i)
 	}
 	select {
 	case <-bt.done:
-		return bt.err, bt.sent
+		return bt.timeUp(i)
 	case <-b.Done():
 	case <-end:
 	}
@@ -259,7 +259,7 @@ func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { 
 	defer p.mu.Unlock()
 	select {
 	case <-bt.done:
-		return bt.err, bt.sent
+		return bt.timeUp(i)
 	default:
 	}
 	c := &bt.calls[i]

@@ -31,6 +31,15 @@ func (b *batch) clear() {
 	b.ended.Store(false)
 }
 
+// timeUp is the error of call i of b, which is done, if the time of all was up. A call that did
+// not go with the others was not sent.
+func (b *batch) timeUp(i int) (err error, sent bool) { //nolint:revive // sent is about err
+	if b.err != nil && !b.calls[i].goes {
+		return errQueued, false
+	}
+	return b.err, b.sent
+}
+
 // queue is batches in the order in which they came. Those that have ended leave it some
 // time later.
 type queue struct {

@@ -43,6 +43,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -91,6 +92,7 @@ type Store struct {
 	scripts sync.Map // of *script by *store.Rule; rules are few and never change
 	joint   sync.Map // of *script by ruleSet
 
+	jitter func(most time.Duration) time.Duration // a random time below most, so that calls part
 }
 
 // Option is an optional setting of [New].
@@ -150,7 +152,7 @@ func New(client Client, opts ...Option) (*Store, error) {
 	if isnil.Is(client) {
 		return nil, fmt.Errorf("%w: client is nil", store.ErrInvalidOption)
 	}
-	s := &Store{prefix: defaultPrefix, timeout: defaultTimeout, reset: newScript(resetScript)}
+	s := &Store{prefix: defaultPrefix, timeout: defaultTimeout, reset: newScript(resetScript), jitter: rand.N[time.Duration]}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: option is nil", store.ErrInvalidOption)

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,7 +32,7 @@ func (p *pipeline) refuses(b *budget) *fault {
 	}
 	e.inside.Add(-1)
 	p.refusals.full.Add(1)
-	p.refusals.hold(b)
+	p.refusals.hold(b, p.store.jitter)
 	return p.store.queued()
 }
 
@@ -77,13 +76,13 @@ type refusals struct {
 const mostHeld = 1 << 14
 
 // hold waits until a refused call may be told.
-func (r *refusals) hold(b *budget) {
+func (r *refusals) hold(b *budget, jitter func(time.Duration) time.Duration) {
 	if r.loops.atOnce(b.end.Sub(r.waves.base)) {
 		return
 	}
 	defer r.holding.Add(-1)
 	if r.holding.Add(1) <= mostHeld {
-		r.wait(b, b.end.Add(-rand.N(max(b.left/2, 1))))
+		r.wait(b, b.end.Add(-jitter(max(b.left/2, 1))))
 	}
 }
 

@@ -189,11 +189,17 @@ func (p *pipeline) finish(t *trip, err error, now time.Time, delay time.Duration
 		p.over(t.made)
 	}
 	took := now.Sub(t.begun)
-	if good && t.made && !t.twice {
+	switch {
+	case good && t.made && !t.twice:
 		p.learn(t, now, took, delay)
+	case good && took < p.distance.is(): // although it did more
+		p.distance.add(t.begun, now)
 	}
 	if hung := timeUp(err) && t.end.Sub(t.begun) > leastDial; !good && !t.made && !t.left && !hung {
 		p.conns.dials.reached()
+	}
+	if !good && !t.made {
+		p.conns.failed = now
 	}
 	p.conns.settle(good, !good && t.made && p.lost(t.begun, err), now)
 	next := p.next(now)

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -127,7 +126,7 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 			c.apart = true
 			continue
 		}
-		if !f.again || !rest(b, pause) {
+		if !f.again || !s.rest(b, pause) {
 			return failure(b, f)
 		}
 		if !errors.Is(f.err, errGivenUp) { // which says nothing of the server
@@ -199,8 +198,8 @@ func (s *Store) failed(key string, err error, sent bool) *fault {
 }
 
 // rest waits for about d, and reports whether there is still time in b.
-func rest(b budget, d time.Duration) bool {
-	d = d/2 + rand.N(d/2+1) // so that callers refused together do not return together
+func (s *Store) rest(b budget, d time.Duration) bool {
+	d = d/2 + s.jitter(d/2+1) // so that callers refused together do not return together
 	if time.Until(b.end) <= d {
 		return false
 	}

@@ -193,7 +193,11 @@ func (g *group) end(cmd redis.Cmder) {
 	case numbers:
 		g.calls[0].values = cmd.Val()
 	case *mixed:
-		if err == nil {
+		switch {
+		case err != nil:
+		case g.op.sending.state.Load() == givenUp: // it was sent as a look, which has no reply
+			err = errGivenUp
+		default:
 			err = g.read(cmd.reply.Bytes())
 		}
 	}

@@ -1,0 +1,461 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
+)
+
+// plan is a server, its troubles and its callers. It is made of a seed alone.
+type plan struct {
+	seed      uint64
+	way, cost time.Duration // see bookkeeper
+	timeout   time.Duration
+	size      int           // of the pool
+	keeps     bool          // the client keeps to deadlines by itself
+	ready     bool          // connections are made first
+	rests     time.Duration // then nobody calls
+	floods    bool          // there are more calls than the server can answer, and no troubles
+	troubles  []trouble
+	calls     []planned
+	ends      time.Duration
+}
+
+type trouble struct {
+	what      string
+	at, lasts time.Duration
+	much      int // 0 to 99
+}
+
+type planned struct {
+	at      time.Duration
+	left    time.Duration // until its own end; 0: it has none
+	cancels bool          // which is no deadline
+	op      string
+	n       int64
+}
+
+var (
+	troubles = []string{"slow way", "slow server", "stop", "cut", "cut", "half-open", "dark", "gone", "failover", "answer", "answer", "flush"}
+	answers  = []string{
+		"BUSY Redis is busy running a script", "LOADING Redis is loading the dataset in memory", "MOVED 1 10.0.0.1:6379",
+		"READONLY You can't write against a read only replica.", "CLUSTERDOWN The cluster is down", "MASTERDOWN Link with MASTER is down",
+		"OOM command not allowed when used memory > 'maxmemory'.", "MISCONF Redis is configured to save RDB snapshots",
+	}
+)
+
+func newPlan(seed uint64) plan {
+	r := rand.New(rand.NewPCG(seed, 0))
+	between := func(least, most time.Duration) time.Duration {
+		return least + time.Duration(r.Int64N(int64(most-least)))
+	}
+	p := plan{
+		seed: seed, way: between(20*time.Microsecond, time.Millisecond), cost: between(20*time.Microsecond, 300*time.Microsecond),
+		timeout: []time.Duration{50, 100, 250, 500}[r.IntN(4)] * time.Millisecond,
+		size:    []int{1, 4, 16, 40}[r.IntN(4)], keeps: r.IntN(2) == 0, ready: r.IntN(4) > 0,
+		rests: time.Duration(r.IntN(2)) * 3 * time.Second, ends: between(time.Second, 2*time.Second),
+	}
+	call := func(at time.Duration) {
+		c := planned{at: at, op: []string{"all", "peek", "take", "take", "take", "take", "take", "take"}[r.IntN(8)], n: 1 + r.Int64N(mostFits+1)}
+		switch r.IntN(5) {
+		case 0:
+			c.left = between(0, p.timeout/2)
+		case 1:
+			c.left, c.cancels = between(0, 2*p.timeout), r.IntN(3) == 0
+		}
+		p.calls = append(p.calls, c)
+	}
+	if p.floods = r.IntN(50) == 0; p.floods {
+		p.cost, p.ready, p.size, p.timeout, p.ends = 2*time.Millisecond, true, 16, max(p.timeout, 250*time.Millisecond), 500*time.Millisecond
+		for at := time.Duration(0); at < p.ends; at += between(1, p.cost/4) { // 8 times as many as it answers one by one
+			call(at)
+		}
+		return p
+	}
+	if r.IntN(4) == 0 {
+		p.way *= 20
+	}
+	for range 1 + r.IntN(3) {
+		p.troubles = append(p.troubles, trouble{troubles[r.IntN(len(troubles))], between(0, p.ends), between(time.Millisecond, 3*p.timeout), r.IntN(100)})
+	}
+	for range 2 + r.IntN(3) { // at once, or one after the other
+		at, apart := between(0, p.ends), 5*time.Microsecond
+		if r.IntN(2) == 0 {
+			at, apart = at/2, p.ends/80
+		}
+		for range r.IntN(40) {
+			at += between(1, 2*apart)
+			call(at)
+		}
+	}
+	return p
+}
+
+// far reports whether the first call on a new connection may be late.
+func (p *plan) far() bool { return p.timeout < 12*p.way }
+
+// suffer has b suffer from tr.
+func (b *bookkeeper) suffer(tr trouble, r *rand.Rand) {
+	b.note("%s for %v", tr.what, tr.lasts)
+	some := func(w *wire) bool { return r.IntN(100) <= tr.much }
+	switch tr.what {
+	case "slow way":
+		more := time.Duration(tr.much) * tr.lasts / 100
+		b.way += more
+		b.in(tr.lasts, func() { b.way -= more })
+	case "slow server":
+		more := time.Duration(tr.much) * b.cost
+		b.cost += more
+		b.in(tr.lasts, func() { b.cost -= more })
+	case "stop":
+		b.stopped = time.Now().Add(tr.lasts)
+	case "cut":
+		b.cut(r.IntN(2) == 0, some)
+	case "half-open", "dark":
+		b.dark = tr.what == "dark"
+		for _, w := range b.wires {
+			w.silent = b.dark || some(w)
+		}
+		b.in(tr.lasts, func() {
+			b.dark = false
+			b.cut(true, func(w *wire) bool { return w.silent })
+		})
+	case "gone", "failover":
+		b.gone = true
+		b.cut(r.IntN(2) == 0, func(*wire) bool { return true })
+		b.queue, b.scripts = nil, map[string]bool{}
+		b.in(tr.lasts/2, func() {
+			b.gone = false
+			if b.answer = answers[1]; tr.what == "failover" {
+				b.answer = answers[3]
+			}
+		})
+		b.in(tr.lasts, func() { b.answer = "" })
+	case "answer":
+		b.answer = answers[r.IntN(len(answers))]
+		b.in(tr.lasts, func() { b.answer = "" })
+	case "flush":
+		b.scripts = map[string]bool{}
+	}
+}
+
+// story is how a plan went.
+type story struct {
+	plan
+	t       *testing.T
+	b       *bookkeeper
+	told    []told
+	lock    sync.Mutex // protects what follows
+	jitter  *rand.Rand
+	log     *strings.Builder // nil: none
+	sum     uint64           // of what happened when; not in which order at one instant
+	strange []string
+}
+
+// told is what a caller was told.
+type told struct {
+	planned
+	begun, ended, end time.Time // it had to end by end
+	over              bool      // its context, when it ended
+	replies           []store.Reply
+	err               error
+}
+
+// probes is how many calls are made long after all troubles, one after the other.
+const probes = 3
+
+// play carries out the plan of a seed. Call it in a bubble.
+func play(t *testing.T, seed uint64, log *strings.Builder) *story {
+	p := newPlan(seed)
+	st := &story{plan: p, t: t, told: make([]told, len(p.calls)+probes), jitter: rand.New(rand.NewPCG(seed, 1)), log: log}
+	b := newBookkeeper()
+	b.note, b.way, b.cost = st.note, p.way, p.cost
+	st.b = b
+	goroutines := runtime.NumGoroutine()
+	client := redis.NewClient(&redis.Options{
+		Dialer: b.dial, DialTimeout: time.Second, DialerRetries: 2, PoolSize: p.size, ContextTimeoutEnabled: p.keeps,
+		Protocol: 2, DisableIdentity: true, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		ReadBufferSize: 4096, WriteBufferSize: 4096,
+	})
+	s, err := redisstore.New(client, redisstore.WithTimeout(p.timeout))
+	require.NoError(t, err)
+	s.Jitter(func(most time.Duration) time.Duration {
+		st.lock.Lock()
+		defer st.lock.Unlock()
+		return time.Duration(st.jitter.Int64N(int64(most)))
+	})
+	require.NoError(t, s.Prepare(bookkeeping.Rule, year(1), true))
+	if p.ready {
+		require.NoError(t, s.Ready(context.Background()))
+		time.Sleep(p.rests)
+	}
+	b.mu.Lock()
+	b.began = time.Now()
+	for i, tr := range p.troubles {
+		b.in(tr.at, func() { b.suffer(tr, rand.New(rand.NewPCG(seed, uint64(i+2)))) })
+	}
+	b.mu.Unlock()
+	var callers sync.WaitGroup
+	callers.Add(len(p.calls))
+	for i, c := range p.calls {
+		time.AfterFunc(c.at, func() {
+			defer callers.Done()
+			st.call(s, i, c)
+		})
+	}
+	callers.Wait()
+	time.Sleep(p.ends + 10*time.Second)
+	for i := range probes {
+		st.call(s, len(p.calls)+i, planned{op: "take", n: 1})
+		time.Sleep(time.Second)
+	}
+	st.wrong(s.Trips()+s.Late() > 0 || s.Stats().UnderWay != 0, "%d trips, %d late ones and %d calls are left", s.Trips(), s.Late(), s.Stats().UnderWay)
+	require.NoError(t, client.Close())
+	synctest.Wait()
+	n := runtime.NumGoroutine()
+	st.wrong(n > goroutines, "%d goroutines are left", n-goroutines)
+	return st
+}
+
+// note notes that something happens now.
+func (st *story) note(format string, args ...any) {
+	if st.log == nil {
+		return
+	}
+	st.lock.Lock()
+	defer st.lock.Unlock()
+	sum := fnv.New64a()
+	fmt.Fprintf(io.MultiWriter(sum, st.log), "%v "+format+"\n", append([]any{time.Since(st.b.began)}, args...)...)
+	st.sum += sum.Sum64()
+}
+
+// call makes call i.
+func (st *story) call(s *redisstore.Store, i int, c planned) {
+	to := &st.told[i]
+	to.planned, to.begun, to.end = c, time.Now(), time.Now().Add(st.timeout)
+	ctx, cancel := context.Background(), context.CancelFunc(func() {})
+	switch {
+	case c.cancels:
+		ctx, cancel = context.WithCancel(ctx)
+		time.AfterFunc(c.left, cancel)
+	case c.left > 0:
+		ctx, cancel = context.WithTimeout(ctx, c.left)
+		if own, _ := ctx.Deadline(); own.Before(to.end) {
+			to.end = own
+		}
+	}
+	defer cancel()
+	key, limit := strconv.Itoa(i), store.Limit{Rate: mostFits, Period: 1e6, Burst: mostFits}
+	to.replies = make([]store.Reply, 1)
+	switch c.op {
+	case "take":
+		to.replies[0], to.err = s.Take(ctx, bookkeeping, key, limit, c.n)
+	case "peek":
+		to.replies[0], to.err = s.Peek(ctx, bookkeeping, key, limit, c.n)
+	case "all":
+		to.replies = make([]store.Reply, 2)
+		to.err = s.TakeAll(ctx, []store.Request{
+			{Namespace: bookkeeping, Key: key + "a", Limit: limit, N: c.n},
+			{Namespace: bookkeeping, Key: key + "b", Limit: limit, N: 1},
+		}, to.replies)
+	}
+	to.ended = time.Now()
+	to.over = ctx.Err() != nil || c.left > 0 && !c.cancels && !to.ended.Before(to.begun.Add(c.left))
+	st.note("%s %s %d ends: %v %v", key, c.op, c.n, to.replies, to.err)
+}
+
+// wrong notes what must not be.
+func (st *story) wrong(is bool, what string, args ...any) {
+	if is {
+		st.strange = append(st.strange, fmt.Sprintf(what, args...))
+	}
+}
+
+// late is how much later than the store's timeout a call may end, if its context has no end:
+// such calls leave in waves. All others end in time.
+const late = 8 * time.Millisecond
+
+// judge notes what is wrong with st.
+func (st *story) judge() {
+	served := 0
+	for i := range st.told {
+		to := &st.told[i]
+		known := len(st.strange)
+		class := "deadline"
+		switch {
+		case to.err == nil:
+			class = "ok"
+			served++
+		case errors.Is(to.err, store.ErrStore):
+			class = classOf(st.t, to.err)
+		}
+		st.judgeCharge(i, to, class)
+		st.judgeClass(i, to, class)
+		for j := range st.strange[known:] {
+			st.strange[known+j] += fmt.Sprintf(" (call %d, %+v, %v to %v: %v)", i, to.planned, to.begun.Sub(st.b.began), to.ended.Sub(st.b.began), to.err)
+		}
+	}
+	if st.floods { // it would answer so many one by one
+		st.wrong(served < int(st.ends/st.cost), "only %d of %d are served", served, len(st.calls))
+	}
+}
+
+// judgeCharge judges what call i was charged.
+func (st *story) judgeCharge(i int, to *told, class string) {
+	pages := []*page{st.b.page(strconv.Itoa(i))}
+	if to.op == "all" {
+		pages = []*page{st.b.page(fmt.Sprint(i, "a")), st.b.page(fmt.Sprint(i, "b"))}
+		st.wrong(pages[0].ran != pages[1].ran, "one limit is charged without the other")
+	}
+	fits, ran := to.n <= mostFits, pages[0].ran
+	for _, p := range pages {
+		st.wrong(p.ran > 1, "is run %d times", p.ran)
+		st.wrong(p.sent > 1+p.refused, "is sent %d times, and refused %d times", p.sent, p.refused)
+	}
+	st.wrong(to.op == "peek" && pages[0].sent > 0, "a look is sent as something else")
+	unsent := to.err != nil && strings.Contains(to.err.Error(), "nothing was sent")
+	switch {
+	case class == "ok":
+		st.wrong(fits && to.op != "peek" && ran == 0, "is not charged")
+		for j, r := range to.replies {
+			st.wrong(r.X != int64(i), "has the reply of call %d", r.X)
+			st.wrong(r.OK() != (fits || j == 1), "is told %t", r.OK())
+		}
+	case class == "timeout" && !unsent:
+		st.wrong(to.op != "peek" && pages[0].sent == 0, "is not sent")
+	case class != "deadline":
+		st.wrong(ran > 0, "is charged")
+	}
+	told := pages[0].told
+	st.wrong(class != "ok" && pages[0].answer == "" && told.After(to.begun) && told.Before(to.end) && told.Before(to.ended), "is decided, and told of no decision")
+}
+
+// judgeClass judges when call i has ended, and as what.
+func (st *story) judgeClass(i int, to *told, class string) {
+	own := to.left > 0 && to.left <= st.timeout && !to.cancels
+	st.wrong(to.ended.After(to.end.Add(late)) || own && to.ended.After(to.end), "is %v late", to.ended.Sub(to.end))
+	st.wrong(class == "no class", "is of no class")
+	if class == "deadline" {
+		st.wrong(!to.over, "its context has not ended")
+		st.wrong(own && to.ended.Before(to.end), "its time is not up")
+		return
+	}
+	st.wrong(class != "ok" && own && !to.ended.Before(to.end), "its context has ended")
+	key := strconv.Itoa(i)
+	if to.op == "all" {
+		key += "a"
+	}
+	p := st.b.page(key)
+	st.wrong(class == "out of memory" && p.refused == 0, "the server did not say so")
+	if to.op != "peek" && !p.told.IsZero() && p.told.Before(to.ended) {
+		st.wrong(strings.HasPrefix(p.answer, "OOM") != (class == "out of memory"), "after %q", p.answer)
+		st.wrong(strings.HasPrefix(p.answer, "MISCONF") && class != "unavailable", "after %q", p.answer)
+	}
+	st.wrong(class == "unavailable" && !st.troubled(to, true), "no trouble")
+	calm := !st.floods && st.ready && !st.far() && to.left == 0 && !st.troubled(to, false)
+	st.wrong(class != "ok" && (calm || i >= len(st.calls)+2), "long after all troubles, or before")
+}
+
+// troubled reports whether a trouble may have met a call, one after which the server may be taken
+// for gone if that is asked.
+func (st *story) troubled(to *told, gone bool) bool {
+	if st.far() || !st.ready && to.begun.Sub(st.b.began) < time.Second {
+		return true // connections are made
+	}
+	var slow time.Duration
+	for _, tr := range st.troubles {
+		if tr.what == "stop" || tr.what == "slow server" {
+			slow += tr.lasts
+		}
+	}
+	return slices.ContainsFunc(st.troubles, func(tr trouble) bool {
+		if tr.what == "flush" || gone && (tr.what == "stop" || tr.what == "slow server") && slow < 500*time.Millisecond {
+			return false
+		}
+		from := st.b.began.Add(tr.at)
+		return !to.ended.Before(from) && to.begun.Before(from.Add(tr.lasts+2*time.Second))
+	})
+}
+
+// Redis and the way to it fail, at any time. No call is charged twice, or without being told so, or
+// ends late or as what it is not, and nothing is left. RATELIMIT_SEED replays one schedule, and says
+// what happened when. RATELIMIT_SCHEDULES is how many there are from that seed on.
+//
+// What the first 2,000 find if it is taken out of the store:
+//
+//	the window, so 1,024 calls are under way:  "only 163 of 1999 are served", one by one 250, seed 179
+//	over, so a caller's deadline has a class:  "its context has ended", seed 0
+//	pulse.ask, so who rested finds it silent:  "no trouble", but ErrUnavailable, seed 1781
+//	peek, so late calls are run all the same:  "is charged", though told of no room, seed 7
+//	NoRetry, so go-redis sends calls again:    "is sent 3 times, and refused 1 times", seed 33
+func TestSchedulesOfFaults(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // with more, the order of calls would not be the seed's
+	first, n := uint64(0), uint64(effort.Of(200, 2000, 10_000))
+	if testing.Short() {
+		n = 20
+	}
+	var log *strings.Builder
+	if text := os.Getenv("RATELIMIT_SEED"); text != "" {
+		seed, err := strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err)
+		first, n, log = seed, 1, new(strings.Builder)
+	}
+	if text := os.Getenv("RATELIMIT_SCHEDULES"); text != "" {
+		count, err := strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err)
+		n, log = count, nil
+	}
+	const together = 100 // in a bubble: go-redis keeps timers
+	for ; n > 0; n -= min(n, together) {
+		synctest.Test(t, func(t *testing.T) {
+			for range min(n, together) {
+				st := play(t, first, log)
+				st.judge()
+				for _, what := range st.strange {
+					t.Errorf("RATELIMIT_SEED=%d: %s", first, what)
+				}
+				if log != nil {
+					t.Logf("%+v\n%s", st.plan, log)
+				}
+				first++
+			}
+		})
+		runtime.GC() // twice, and go-redis has forgotten its timers, which belong to the bubble
+		runtime.GC()
+	}
+}
+
+func TestAScheduleIsReplayedExactly(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the race detector shuffles goroutines")
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	synctest.Test(t, func(t *testing.T) {
+		for seed := range uint64(effort.Of(10, 100)) {
+			st, again := play(t, seed, new(strings.Builder)), play(t, seed, new(strings.Builder))
+			require.Equal(t, st.sum, again.sum, "%d:\n%s\n%s", seed, st.log, again.log)
+		}
+	})
+	runtime.GC()
+	runtime.GC()
+}
