@@ -79,9 +79,12 @@ func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 				joined := newStore(t, client, clock, redisstore.WithPrefix(redistest.Prefix(t)+"joined"))
 				alone := newStore(t, client, clock, redisstore.WithPrefix(redistest.Prefix(t)+"alone"))
 				space, rng := spaceOf(t, algorithm), rand.New(rand.NewPCG(1, 2))
-				admitted, denied := 0, 0
+				admitted, denied, back := 0, 0, 2*time.Minute
+				if name == "redis" {
+					back = 0 // there keys expire in real time
+				}
 				for range effort.Of(4, 20, 60) {
-					now = now.Add(time.Duration(rng.Int64N(int64(12*time.Minute))) - 2*time.Minute)
+					now = now.Add(time.Duration(rng.Int64N(int64(12*time.Minute))) - back)
 					claims := randomClaims(rng, space)
 					replies, errs, _ := joined.TakeEach(claims)
 					for i, c := range claims {
