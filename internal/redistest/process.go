@@ -1,8 +1,10 @@
 package redistest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 )
 
 // process is a child process. On Linux it does not outlive this one.
@@ -25,6 +27,16 @@ func startProcess(name string, args []string) (*process, error) {
 }
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
+
+// stopped reports whether p is, where /proc knows it.
+func (p *process) stopped() (stopped, known bool) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid()))
+	if err != nil {
+		return false, false
+	}
+	_, after, known := strings.Cut(string(text), ") ")
+	return strings.HasPrefix(after, "T"), known
+}
 
 func (p *process) signal(sig os.Signal) { _ = p.cmd.Process.Signal(sig) }
 

@@ -137,16 +137,21 @@ func (s *Server) Client(t testing.TB) *redis.Client {
 	return c
 }
 
-// Freeze stops the process (SIGSTOP) and returns once it no longer answers. Its kernel
+// Freeze stops the process (SIGSTOP) and returns once it has stopped. Its kernel
 // still accepts connections and bytes.
 func (s *Server) Freeze() {
 	s.proc.signal(syscall.SIGSTOP)
-	for range 100 {
-		if _, err := s.ask("PING", 10*time.Millisecond); err != nil {
+	for range 10_000 {
+		if stopped, known := s.proc.stopped(); known && stopped {
 			return
+		} else if !known { // a busy server may seem to be stopped
+			if _, err := s.ask("PING", 10*time.Millisecond); err != nil {
+				return
+			}
 		}
+		time.Sleep(time.Millisecond)
 	}
-	panic("redistest: server answers after SIGSTOP")
+	panic("redistest: server runs after SIGSTOP")
 }
 
 // Thaw continues a frozen server.
