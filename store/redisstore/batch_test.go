@@ -84,7 +84,7 @@ func TestABatchIsItsCallsOneAfterTheOther(t *testing.T) {
 					back = 0 // there keys expire in real time
 				}
 				for range effort.Of(4, 20, 60) {
-					now = now.Add(time.Duration(rng.Int64N(int64(12*time.Minute))) - back)
+					now = now.Add(time.Duration(rng.Int64N(int64(8*time.Minute+2*back))) - back)
 					claims := randomClaims(rng, space)
 					replies, errs, _ := joined.TakeEach(claims)
 					for i, c := range claims {
