@@ -156,7 +156,7 @@ func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
 				var charges []charged1
 				did := map[string]int{}
 				for round := range effort.Of(16, 40, 80) {
-					now = now.Add(time.Duration(rng.Int64N(int64(8*time.Minute+2*back))) - back)
+					now = now.Add(time.Duration(rng.Int64N(int64(6*time.Minute+2*back))) - back)
 					mini.SetTime(now)
 					calls := randomCalls(rng, len(charges))
 					got, before, last := make([]outcome, len(calls)), seen.calls.Load(), len(charges)
@@ -176,8 +176,8 @@ func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
 					require.Equal(t, before+2*alones, seen.calls.Load(), "the same calls")
 				}
 				for _, what := range operations {
-					require.Greater(t, did[what+"false"], 2, what)
-					require.True(t, what == "refund" || did[what+"true"] > 2, what)
+					require.Greater(t, did[what+"false"], 5, what)
+					require.True(t, what == "refund" || did[what+"true"] > 5, what)
 				}
 				require.Greater(t, seen.batches.Load(), int64(10))
 			})
