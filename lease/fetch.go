@@ -61,15 +61,17 @@ func (d *Store) startFetch(s *shard, e *entry) {
 		return
 	}
 	f := d.newFetch(e)
-	switch {
-	case f == nil:
-	case len(f.callers) > 0:
-		go d.doFetch(context.Background(), s, e, f) // no caller's: the store has a timeout
-	default: // nobody waits: there may be one for each of many keys
-		d.do(func(ctx context.Context) error {
-			d.doFetch(ctx, s, e, f)
-			return nil
-		}, math.MaxInt)
+	if f == nil {
+		return
+	}
+	fetch := func(ctx context.Context) error {
+		d.doFetch(ctx, s, e, f)
+		return nil
+	}
+	// If nobody waits there may be one for each of many keys. Once it is closed Close waits for f,
+	// and may do no more jobs.
+	if len(f.callers) > 0 || !d.do(fetch, math.MaxInt) {
+		go func() { _ = fetch(context.Background()) }() // no caller's: the store has a timeout
 	}
 }
 

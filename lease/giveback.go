@@ -38,7 +38,10 @@ func (d *Store) giveBack(e *entry, g *grant, n int) {
 	}
 	d.stats.lapsed.Add(int64(n))
 	ns, key := e.ns, e.key
-	d.do(func(ctx context.Context) error { return d.refund(ctx, ns, key, g, n) }, int(d.maxKeys))
+	refund := func(ctx context.Context) error { return d.refund(ctx, ns, key, g, n) }
+	if !d.do(refund, int(d.maxKeys)) {
+		d.doLast(refund)
+	}
 }
 
 func (d *Store) refund(ctx context.Context, ns *store.Namespace, key string, g *grant, n int) error {
@@ -49,20 +52,30 @@ func (d *Store) refund(ctx context.Context, ns *store.Namespace, key string, g *
 	return err
 }
 
-// do has a worker do j, unless more than most wait for one. Once the limiter is closed Close
-// does it.
-func (d *Store) do(j job, most int) {
+// do has a worker do j, unless more than most wait for one. It is false once the limiter is
+// closed: Close may have done all jobs already.
+func (d *Store) do(j job, most int) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	closed := d.closed.Load()
-	if !closed && len(d.jobs) >= most {
-		return
+	if d.closed.Load() {
+		return false
+	}
+	if len(d.jobs) >= most {
+		return true
 	}
 	d.jobs = append(d.jobs, j)
-	if d.workers < maxWorkers && !closed {
+	if d.workers < maxWorkers {
 		d.workers++
 		d.running.Go(func() { _ = d.work(context.Background(), true) })
 	}
+	return true
+}
+
+// doLast has Close do j, when nothing is under way any more.
+func (d *Store) doLast(j job) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.jobs = append(d.jobs, j)
 }
 
 // work does jobs until there is nothing left to do, and returns the first error. Open workers
@@ -190,10 +203,10 @@ func (d *Store) closeShard(s *shard) {
 	for _, e := range s.keys {
 		d.giveUp(e)
 		if owed := e.owed; owed > 0 {
-			d.do(func(ctx context.Context) error {
+			d.doLast(func(ctx context.Context) error {
 				_, err := d.Store.Overdraw(ctx, e.ns, e.key, e.limits.by, int64(owed), math.MaxInt32)
 				return err
-			}, 0)
+			})
 		}
 	}
 	d.keys.Add(-int64(len(s.keys)))

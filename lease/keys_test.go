@@ -191,6 +191,29 @@ func TestManyCallersAtOnce(t *testing.T) {
 	}
 }
 
+// What a call that nobody waits for begins while the lease is closed ends, too: Close waits for it.
+func TestCloseWhileALeaseIsRenewed(t *testing.T) {
+	const times, callers = 1_000, 4
+	for i := range times {
+		synctest.Test(t, func(t *testing.T) { // which fails if Close hangs
+			d := newLease(t, newLimiter(t, "token_bucket", memory(t), ratelimit.PerSecond(20_000)), time.Millisecond)
+			var asking sync.WaitGroup
+			for range callers {
+				asking.Go(func() {
+					for range 30 {
+						allow(t, d)
+					}
+				})
+			}
+			for range i % 40 {
+				runtime.Gosched()
+			}
+			closeLease(t, d)
+			asking.Wait()
+		})
+	}
+}
+
 // BenchmarkSweep sweeps as many keys as there may be.
 func BenchmarkSweep(b *testing.B) {
 	d := newLease(b, newLimiter(b, "fixed_window", memory(b), window), time.Minute)
