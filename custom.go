@@ -17,16 +17,12 @@ func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custo
 	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == "" {
 		return nil, fmt.Errorf("%w: a rule is made by NewRule, of a store.Rule with a Name and a Step", ErrInvalidOption)
 	}
-	for i := range makers {
-		if makers[i].rule.Name == rule.Name {
+	for i := range kinds {
+		if kinds[i].rule.Name == rule.Name {
 			return nil, fmt.Errorf("%w: another rule has the name %q", ErrInvalidOption, rule.Name)
 		}
 	}
-	c := new(Custom)
-	if err := c.build(c, rule, s, l, opts); err != nil {
-		return nil, err
-	}
-	return c, nil
+	return built(new(Custom), rule, s, l, opts)
 }
 
 // Allow is AllowN of 1.

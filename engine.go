@@ -61,6 +61,20 @@ type known = see.Core[Limiter]
 // keyFunc makes the key that is counted of the one that is asked for.
 type keyFunc func(ctx context.Context, key string) (string, error)
 
+// one is a type that embeds limiter.
+type one interface {
+	Limiter
+	core() *limiter
+}
+
+// built returns self as a limiter by rule.
+func built[L one](self L, rule *store.Rule, s store.Store, l Limit, opts []Option) (none L, err error) {
+	if err := self.core().build(self, rule, s, l, opts); err != nil {
+		return none, err
+	}
+	return self, nil
+}
+
 // build makes lim, which is embedded in self, a limiter.
 func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit, opts []Option) (err error) {
 	if isnil.Is(s) {
@@ -452,15 +466,8 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 	if lim.name != "" {
 		opts = append(opts, WithName(lim.name))
 	}
-	type one interface {
-		Limiter
-		core() *limiter
-	}
-	l := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one) // by New, makers would refer to itself
-	if err := l.core().build(l, lim.rule, s, lim.limit, opts); err != nil {
-		return nil, err
-	}
-	return l, nil
+	l := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one)
+	return built(l, lim.rule, s, lim.limit, opts)
 }
 
 // asHere is an Option: to count by the same keys, and what this limiter counts.

@@ -23,11 +23,7 @@ type FixedWindow struct{ limiter }
 // NewFixedWindow returns a limiter that counts in windows of l.Period or l's calendar. l has no
 // Burst. Errors: [ErrInvalidLimit], [ErrInvalidOption].
 func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error) {
-	w := new(FixedWindow)
-	if err := w.build(w, &fixedWindow, s, l, opts); err != nil {
-		return nil, err
-	}
-	return w, nil
+	return built(new(FixedWindow), &fixedWindow, s, l, opts)
 }
 
 // Allow is AllowN of 1.

@@ -27,11 +27,7 @@ type LeakyBucket struct{ limiter }
 // NewLeakyBucket returns a queue of l.Burst places (0 means l.Rate), drained at l.Rate each
 // l.Period, in at most 100 years. Errors: [ErrInvalidLimit], [ErrInvalidOption].
 func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error) {
-	b := new(LeakyBucket)
-	if err := b.build(b, &leakyBucket, s, l, opts); err != nil {
-		return nil, err
-	}
-	return b, nil
+	return built(new(LeakyBucket), &leakyBucket, s, l, opts)
 }
 
 // Allow is AllowN of 1.

@@ -241,8 +241,8 @@ func (l Limit) Validate() error {
 // ValidateFor returns the error of that algorithm's constructor for l, nil if it can keep it.
 // An unknown algorithm is [ErrInvalidOption].
 func (l Limit) ValidateFor(algorithm string) error {
-	for i := range makers {
-		if rule := makers[i].rule; rule.Name == algorithm {
+	for i := range kinds {
+		if rule := kinds[i].rule; rule.Name == algorithm {
 			_, err := integers(rule, l)
 			return err
 		}
@@ -253,8 +253,8 @@ func (l Limit) ValidateFor(algorithm string) error {
 // Algorithms are the names of what can keep l, as [New] reads them: all five of PerSecond(1).
 func (l Limit) Algorithms() []string {
 	var names []string
-	for i := range makers {
-		if rule := makers[i].rule; l.ValidateFor(rule.Name) == nil {
+	for i := range kinds {
+		if rule := kinds[i].rule; l.ValidateFor(rule.Name) == nil {
 			names = append(names, rule.Name)
 		}
 	}

@@ -99,44 +99,33 @@ const (
 	beyond    = int64(maxEvents) + 1        // as good as any larger number of events
 )
 
-// makers are the five, in the order of the documentation. This is the one list of them.
-var makers = []struct {
+// kinds are the five, in the order of the documentation. This is the one list of them.
+var kinds = []struct {
 	rule *store.Rule
-	make func(s store.Store, l Limit, opts ...Option) (Limiter, error)
+	make func() one
 }{
-	{&fixedWindow, maker(NewFixedWindow)},
-	{&slidingWindow, maker(NewSlidingWindow)},
-	{&slidingLog, maker(NewSlidingLog)},
-	{&tokenBucket, maker(NewTokenBucket)},
-	{&leakyBucket, maker(NewLeakyBucket)},
-}
-
-// maker keeps a nil pointer from becoming a Limiter that is not nil.
-func maker[L Limiter](constructor func(store.Store, Limit, ...Option) (L, error)) func(store.Store, Limit, ...Option) (Limiter, error) {
-	return func(s store.Store, l Limit, opts ...Option) (Limiter, error) {
-		lim, err := constructor(s, l, opts...)
-		if err != nil {
-			return nil, err
-		}
-		return lim, nil
-	}
+	{&fixedWindow, func() one { return new(FixedWindow) }},
+	{&slidingWindow, func() one { return new(SlidingWindow) }},
+	{&slidingLog, func() one { return new(SlidingLog) }},
+	{&tokenBucket, func() one { return new(TokenBucket) }},
+	{&leakyBucket, func() one { return new(LeakyBucket) }},
 }
 
 // New returns a limiter by the name of its algorithm: "fixed_window", "sliding_window",
 // "sliding_log", "token_bucket" or "leaky_bucket". It is for configuration files.
 func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, error) {
-	for i := range makers {
-		if makers[i].rule.Name == algorithm {
-			return makers[i].make(s, l, opts...)
+	for i := range kinds {
+		if k := &kinds[i]; k.rule.Name == algorithm {
+			return built(k.make(), k.rule, s, l, opts)
 		}
 	}
 	return nil, errNoAlgorithm(algorithm)
 }
 
 func errNoAlgorithm(name string) error {
-	all := make([]string, len(makers))
-	for i := range makers {
-		all[i] = makers[i].rule.Name
+	all := make([]string, len(kinds))
+	for i := range kinds {
+		all[i] = kinds[i].rule.Name
 	}
 	return fmt.Errorf("%w: no algorithm %q: it is one of %s", ErrInvalidOption, name, strings.Join(all, ", "))
 }

@@ -23,11 +23,7 @@ type SlidingLog struct{ limiter }
 // NewSlidingLog returns a limiter that keeps the events of the last l.Period. l
 // has no Burst. Errors: [ErrInvalidLimit], [ErrInvalidOption].
 func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) {
-	g := new(SlidingLog)
-	if err := g.build(g, &slidingLog, s, l, opts); err != nil {
-		return nil, err
-	}
-	return g, nil
+	return built(new(SlidingLog), &slidingLog, s, l, opts)
 }
 
 // Allow is AllowN of 1.

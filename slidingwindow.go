@@ -30,11 +30,7 @@ type SlidingWindow struct{ limiter }
 // NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has no Burst. Errors:
 // [ErrInvalidLimit], [ErrInvalidOption].
 func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, error) {
-	w := new(SlidingWindow)
-	if err := w.build(w, &slidingWindow, s, l, opts); err != nil {
-		return nil, err
-	}
-	return w, nil
+	return built(new(SlidingWindow), &slidingWindow, s, l, opts)
 }
 
 // Allow is AllowN of 1.

@@ -26,11 +26,7 @@ type TokenBucket struct{ limiter }
 // NewTokenBucket returns a limiter of l.Burst tokens (0 means l.Rate), refilled at l.Rate each
 // l.Period, in at most 100 years. Errors: [ErrInvalidLimit], [ErrInvalidOption].
 func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error) {
-	b := new(TokenBucket)
-	if err := b.build(b, &tokenBucket, s, l, opts); err != nil {
-		return nil, err
-	}
-	return b, nil
+	return built(new(TokenBucket), &tokenBucket, s, l, opts)
 }
 
 // Allow is AllowN of 1.
