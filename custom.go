@@ -8,11 +8,11 @@ import (
 )
 
 // Custom is a limiter by an algorithm that is none of the five, such as that of package
-// inflight. It has all that they have: options, a place in an [All], both stores.
+// inflight, with all that they have.
 type Custom struct{ limiter }
 
-// NewCustom returns a limiter by rule, which [NewRule] has made. Its errors are [ErrInvalidLimit]
-// and [ErrInvalidOption].
+// NewCustom returns a limiter by rule, which [NewRule] has made. Errors: [ErrInvalidLimit],
+// [ErrInvalidOption].
 func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custom, error) {
 	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == "" {
 		return nil, fmt.Errorf("%w: a rule is made by NewRule, of a store.Rule with a Name and a Step", ErrInvalidOption)
@@ -25,21 +25,21 @@ func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custo
 	return built(new(Custom), rule, s, l, opts)
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (c *Custom) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = c.decide(ctx, key, 1, take, nil, &res)
 	return res, err
 }
 
-// AllowN admits and charges n events at once, or none.
+// AllowN implements [Limiter].
 func (c *Custom) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = c.decide(ctx, key, n, take, nil, &res)
 	return res, err
 }
 
-// Renew asks for one event again that charged has admitted. The rule sees when that was, in
-// the Before of its Limit, and says what it means. Observers are not told. Its errors are those
-// of Allow, and [ErrInvalidN] if charged has charged nothing.
+// Renew asks again for one event that charged has admitted. The rule sees when that was in the
+// Before of its Limit. Observers are not told. Errors: those of Allow, and [ErrInvalidN] if
+// nothing was charged.
 func (c *Custom) Renew(ctx context.Context, key string, charged Result) (res Result, err error) {
 	if charged.n == 0 || charged.together() != nil {
 		return res, errNothingCharged
@@ -59,8 +59,8 @@ func (c *Custom) Renew(ctx context.Context, key string, charged Result) (res Res
 	return res, err
 }
 
-// ChargedAt is when charged was charged, in Unix µs of the store's clock, or what the rule says
-// in its place; 0 if nothing was. It is the Before of a Renew.
+// ChargedAt is the Before of a Renew: when charged was charged, in Unix µs of the store's clock,
+// or what the rule says in its place. It is 0 if nothing was.
 func (c *Custom) ChargedAt(charged Result) int64 {
 	if charged.n == 0 || charged.together() != nil {
 		return 0

@@ -15,9 +15,8 @@ import (
 type Ask struct {
 	Limiter Limiter
 	Key     string
-	// N is how many events, 0 or more. 0 only looks, as Peek does.
-	N int
-	// Shadow tries a limit out: it is charged if all fits, but its denial denies nothing else.
+	N       int // events; 0 only looks, as Peek does
+	// Shadow tries a limit out: it is charged if all fits, but denies nothing else.
 	Shadow bool
 }
 
@@ -33,9 +32,8 @@ func (a *Ask) check(ctx context.Context) error {
 // by the call: all are admitted and charged, or none is.
 //
 // The same limit under the same key twice is charged twice. [Result.Parts] has each ask's own
-// decision (zero if a shadow fails), in their order; an ask of an All has those of its limits.
-// Give back by [GiveBack]. [ErrInvalidOption]: there are none or too many, or a limiter is nil
-// or sleeps.
+// decision (zero if a shadow fails), in their order, and for an All those of its limits. Give
+// back by [GiveBack]. It is [ErrInvalidOption] if a limiter is nil or sleeps.
 func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
 	d := begin(asking{what: take}, nil)
 	defer d.end()
@@ -55,12 +53,9 @@ func errAsks(n int) error {
 	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxParts)
 }
 
-// GiveBack gives back what a Decide has charged: of each of its asks, in their order, N events,
-// which may be fewer than were asked for. It does so also when ctx has ended, within the store's
-// own timeout.
-//
-// Its error joins those of all that fail; the others have got theirs. It is [ErrInvalidN] if
-// nothing was charged, or the number of asks differs.
+// GiveBack gives back what a [Decide] has charged: of each of its asks, in their order, N events
+// or fewer than were asked for, also when ctx has ended. Its error joins those of all that fail.
+// It is [ErrInvalidN] if nothing was charged, or the number of asks differs.
 func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 	ctx = context.WithoutCancel(ctx)
 	j := charged.joined()

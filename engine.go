@@ -147,13 +147,13 @@ func (lim *limiter) Limit() Limit { return lim.limit }
 // Name is that given by [WithName], or "".
 func (lim *limiter) Name() string { return lim.name }
 
-// Peek answers what Allow would, and charges nothing.
+// Peek implements [Limiter].
 func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error) {
 	err = lim.look(ctx, key, &res)
 	return res, err
 }
 
-// AllowUpTo: see the function of that name.
+// AllowUpTo: see the function.
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
 	if r.Allowed && (lim.calls || r.Source() == SourceUnlimited) {
@@ -162,7 +162,7 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 	return r.Charged(), r, err
 }
 
-// Charge: see the function of that name.
+// Charge implements [Charger].
 func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = lim.decide(ctx, key, n, overdraw, nil, &res)
 	return res, err
@@ -319,7 +319,7 @@ func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged
 	}
 }
 
-// Refund gives back n events: see [Limiter].
+// Refund implements [Limiter].
 func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n int) error {
 	key, err := lim.keyOf(ctx, key, n)
 	if err != nil {
@@ -350,7 +350,7 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	return lim.store.Refund(ctx, lim.namespace, key, l, charged.receipt(int64(n)))
 }
 
-// Reset forgets key.
+// Reset implements [Limiter].
 func (lim *limiter) Reset(ctx context.Context, key string) error {
 	key, err := lim.keyOf(ctx, key, 1)
 	if err != nil {

@@ -26,13 +26,13 @@ func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error
 	return built(new(FixedWindow), &fixedWindow, s, l, opts)
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (w *FixedWindow) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = w.take(ctx, key, 1, &res)
 	return res, err
 }
 
-// AllowN admits and charges n events at once, or none.
+// AllowN implements [Limiter].
 func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = w.take(ctx, key, n, &res)
 	return res, err

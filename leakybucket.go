@@ -30,13 +30,13 @@ func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error
 	return built(new(LeakyBucket), &leakyBucket, s, l, opts)
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (b *LeakyBucket) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = b.take(ctx, key, 1, &res)
 	return res, err
 }
 
-// AllowN admits and charges n events at once, or none.
+// AllowN implements [Limiter].
 func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = b.take(ctx, key, n, &res)
 	return res, err

@@ -22,8 +22,8 @@ const (
 // limit is used, read or marshaled. The error wraps [ErrInvalidLimit]. The zero Limit is not
 // valid.
 //
-// A Limit prints, also as JSON, as the text that [ParseLimit] reads, such as "100/s". What
-// copies the exported fields instead, such as encoding/gob, loses a calendar ([Limit.In]).
+// A Limit prints, also as JSON, as the text that [ParseLimit] reads. What copies the exported
+// fields, such as encoding/gob, loses a calendar ([Limit.In]).
 type Limit struct {
 	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything.
 	Rate int
@@ -49,12 +49,10 @@ func PerHour(n int) Limit { return Limit{Rate: n, Period: time.Hour} }
 // PerDay is a limit of n events per 24 hours.
 func PerDay(n int) Limit { return Limit{Rate: n, Period: day} }
 
-// PerWeek is a limit of n events per calendar week from Monday in UTC, for a [FixedWindow]. See
-// [Limit.In] and [Limit.From].
+// PerWeek is a limit of n events per calendar week from Monday in UTC, for a [FixedWindow].
 func PerWeek(n int) Limit { return perUnit(n, store.Week) }
 
 // PerMonth is a limit of n events per calendar month from the 1st in UTC, for a [FixedWindow].
-// See [Limit.In] and [Limit.From].
 func PerMonth(n int) Limit { return perUnit(n, store.Month) }
 
 func perUnit(n int, unit store.Unit) Limit {
@@ -62,9 +60,9 @@ func perUnit(n int, unit store.Unit) Limit {
 }
 
 // In returns l, a [PerDay], [PerWeek] or [PerMonth], with windows that begin at midnight in
-// loc, a zone of the IANA database such as "Europe/Berlin". Unlimited stays as it is. A zone
-// that is nil, unknown or [time.Local], and limits of other Periods, give a Limit that is not
-// valid. Import time/tzdata where the system may have no zones.
+// loc, a zone of the IANA database. Unlimited stays as it is. A zone that is nil, unknown or
+// [time.Local], and limits of other Periods, give a Limit that is not valid. Import time/tzdata
+// where the system may have no zones.
 func (l Limit) In(loc *time.Location) Limit {
 	unit, from := l.unit()
 	switch {
@@ -122,8 +120,7 @@ func (l Limit) zone() string {
 	return l.calendar.Zone()
 }
 
-// Unlimited is a limit that admits everything, without asking the store: "unlimited". Its Rate
-// is -1.
+// Unlimited is a limit that admits everything, without asking the store. Its Rate is -1.
 func Unlimited() Limit { return Limit{Rate: -1} }
 
 // Every is a limit of one event per d.
@@ -141,9 +138,8 @@ func Every(d time.Duration) Limit { return Limit{Rate: 1, Period: d} }
 //	rate "/" duration     [ "burst" burst ]    of time.ParseDuration
 //	rate "/" calendar     [ "from" day ] [ "in" zone ]
 //
-// Calendars are week, month and, with a zone, day. A burst of 0 is refused. Nothing is rounded
-// and nothing ignored. Any other text, or one of more than 128 bytes, is an error that wraps
-// [ErrInvalidLimit] and says what is wrong. [All spellings].
+// Calendars are week, month and, with a zone, day. A burst of 0 is refused, and nothing rounded.
+// Any other text, or one of more than 128 bytes, is an [ErrInvalidLimit]. [All spellings].
 //
 // [All spellings]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/config.md#limits-as-text
 func ParseLimit(s string) (Limit, error) {
@@ -161,8 +157,8 @@ func ParseLimit(s string) (Limit, error) {
 	return l, nil
 }
 
-// String is the limit as [ParseLimit] reads it: "10/s", "5/15m", "5/2d", "10/s burst 20". A
-// limit that is not valid shows its values, such as "-1/0s".
+// String is the limit as [ParseLimit] reads it. One that is not valid shows its values, such as
+// "-1/0s".
 func (l Limit) String() string {
 	if l == Unlimited() {
 		return unlimited
@@ -194,8 +190,8 @@ func (l *Limit) UnmarshalText(text []byte) error {
 //
 // With a Burst the rate is divided exactly, and the Burst rounded up: at one instant n shares
 // may admit n-1 events more. Without one the Rate is rounded down, or is one event in n/Rate
-// Periods: then n shares may admit n events at one instant. Errors wrap [ErrInvalidLimit], also
-// for a Period over 10 years or a calendar with a Rate below n.
+// Periods: then n shares may admit n events at once. Errors wrap [ErrInvalidLimit], also for a
+// Period over 10 years or a calendar with a Rate below n.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {
 		return Limit{}, fmt.Errorf("%w: 1/%d of %v", ErrInvalidLimit, n, l)
@@ -238,8 +234,8 @@ func (l Limit) Validate() error {
 	return nil
 }
 
-// ValidateFor returns the error of that algorithm's constructor for l, nil if it can keep it.
-// An unknown algorithm is [ErrInvalidOption].
+// ValidateFor returns the error of that algorithm's constructor for l. An unknown algorithm is
+// [ErrInvalidOption].
 func (l Limit) ValidateFor(algorithm string) error {
 	for i := range kinds {
 		if rule := kinds[i].rule; rule.Name == algorithm {

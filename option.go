@@ -26,8 +26,8 @@ func WithName(name string) Option {
 	}
 }
 
-// WithPolicyName sets the name that people read, in [Policy], [Result.DeniedBy] and header
-// fields, in place of WithName's. It is UTF-8 and not empty.
+// WithPolicyName sets the name that people read, in [Policy] and [Result.DeniedBy], in place of
+// WithName's. It is UTF-8 and not empty.
 func WithPolicyName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" || !utf8.ValidString(name) {
@@ -38,10 +38,9 @@ func WithPolicyName(name string) Option {
 	}
 }
 
-// WithLimitFunc asks f for the limit of each key on each call, or once a request behind a
-// middleware ([KeepLimits]). The zero Limit means the constructor's. For an error of f, and an
-// invalid limit, nothing is charged. f must be safe for concurrent use. If it asks a database,
-// put package plancache between.
+// WithLimitFunc asks f for the limit of each key on each call (see [KeepLimits]). The zero Limit
+// means the constructor's. For an error of f, and an invalid limit, nothing is charged. f must be
+// safe for concurrent use. If it asks a database, put package plancache between.
 //
 // A key keeps its count when its limit changes, read as at most the new capacity: no free
 // burst, and no key is locked out for longer than a full refill. [What a change may cost].
@@ -65,10 +64,9 @@ func (lim *limiter) askLimitsOf(f func(ctx context.Context, key string) (Limit, 
 	return nil
 }
 
-// WithTiers gives each key the limit of its tier, which the function of says on each call. A
-// tier that is not in tiers, such as "", has the constructor's limit. [Unlimited] and a Rate of
-// 0 are allowed. An error of the function is returned as it is. The key is the one that is counted
-// ([WithKeyFunc]), and keeps its count. A limiter has WithTiers or [WithLimitFunc], not both.
+// WithTiers is a [WithLimitFunc] that gives each key the limit of its tier, which the function of
+// says on each call. A tier that is not in tiers, such as "", has the constructor's limit.
+// [Unlimited] and a Rate of 0 are allowed. A limiter has WithTiers or WithLimitFunc, not both.
 func WithTiers(of func(ctx context.Context, key string) (tier string, err error), tiers map[string]Limit) Option {
 	return func(lim *limiter) error {
 		if of == nil {
@@ -91,10 +89,10 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 	}
 }
 
-// WithKeyFunc counts by another key than the one that is asked for, such as the user's tenant.
-// f is asked on each call, also of Refund, Peek and Reset, where its key must still be the
-// same. An error of f is returned as it is, and a key that no limiter accepts is [ErrInvalidKey].
-// f must be safe for concurrent use, and inside a fallback not depend on ctx.
+// WithKeyFunc counts by another key than the one that is asked for, such as the user's tenant,
+// also in [WithLimitFunc] and [WithObserver]. f is asked on each call, also of Refund, Peek and
+// Reset, where its key must still be the same. Its errors are returned as they are. f must be safe
+// for concurrent use, and inside a fallback not depend on ctx.
 func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option {
 	return func(lim *limiter) error {
 		switch {
@@ -120,10 +118,9 @@ func CountCalls() Option {
 	}
 }
 
-// KeepLimits returns a context for one request, in which a limit function ([WithLimitFunc],
-// [WithTiers]) is asked once for each decision. [AppendPolicies] and Refund then go by the limit
-// of the key's last decision. Without it each of them asks the function again. The middlewares of
-// httplimit and grpclimit have it, and so may your own. It costs one allocation.
+// KeepLimits returns a context for one request, in which [AppendPolicies] and Refund go by the
+// limit of the key's last decision. Without it they ask the limit function ([WithLimitFunc]) again.
+// The middlewares of httplimit and grpclimit have it. It costs one allocation.
 func KeepLimits(ctx context.Context) context.Context {
 	return &keptLimits{Context: ctx, outer: keptIn(ctx)}
 }

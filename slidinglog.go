@@ -26,13 +26,13 @@ func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) 
 	return built(new(SlidingLog), &slidingLog, s, l, opts)
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (g *SlidingLog) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = g.take(ctx, key, 1, &res)
 	return res, err
 }
 
-// AllowN admits and charges n events at once, or none.
+// AllowN implements [Limiter].
 func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = g.take(ctx, key, n, &res)
 	return res, err

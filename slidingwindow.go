@@ -23,8 +23,7 @@ import (
 //
 // A key costs two counters: some 40 bytes in memory and 150 in Redis, for up to two Periods.
 //
-// Use it as the default for limits on requests. Where the limit must hold in every true Period,
-// use [SlidingLog].
+// Use it as the default. Where the limit must hold in every true Period, use [SlidingLog].
 type SlidingWindow struct{ limiter }
 
 // NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has no Burst. Errors:
@@ -33,13 +32,13 @@ func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, e
 	return built(new(SlidingWindow), &slidingWindow, s, l, opts)
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (w *SlidingWindow) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = w.take(ctx, key, 1, &res)
 	return res, err
 }
 
-// AllowN admits and charges n events at once, or none.
+// AllowN implements [Limiter].
 func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = w.take(ctx, key, n, &res)
 	return res, err

@@ -29,13 +29,13 @@ func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error
 	return built(new(TokenBucket), &tokenBucket, s, l, opts)
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (b *TokenBucket) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = b.take(ctx, key, 1, &res)
 	return res, err
 }
 
-// AllowN admits and charges n events at once, or none.
+// AllowN implements [Limiter].
 func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = b.take(ctx, key, n, &res)
 	return res, err
