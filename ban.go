@@ -12,10 +12,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Penalty is for what a [Ban] is imposed, and for how long.
+// Penalty says when a [Ban] begins, and how long it lasts.
 type Penalty struct {
-	// Denials is how many begin a ban, 1 to 65,535. Within is the time from the first to the
-	// last: 1 ms to 10 years, in whole microseconds.
+	// Denials is how many begin a ban, 1 to 65,535. Within is the time in which they come,
+	// from the first on: 1 ms to 10 years, in whole microseconds.
 	Denials int
 	Within  time.Duration
 	// For is how long the first ban lasts, 1 s to 10 years, in whole seconds. Each further one
@@ -61,8 +61,8 @@ type lockout struct {
 // [WithPolicyName], [WithKeyFunc] and [WithObserver]. Observers are told of each denial that
 // counts: a denial of it is by a ban that others have begun. Bans of one name on one store are one.
 //
-// It is [ErrInvalidOption] if l or s is nil, l sleeps or is an All of 16, an option is another one,
-// or p is out of range.
+// It is [ErrInvalidOption] if l or s is nil, l sleeps or is an All of 16, or p or an option is
+// another one.
 func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	parts, err := partsOf(l)
 	if err != nil {
@@ -83,7 +83,7 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	return b, nil
 }
 
-// Validate returns an error that wraps [ErrInvalidOption] unless p is within its ranges.
+// Validate returns an [ErrInvalidOption] unless p is within its ranges.
 func (p Penalty) Validate() error {
 	switch {
 	case p.Denials < 1 || p.Denials > mostDenials:
@@ -148,7 +148,7 @@ func (b *Ban) AllowWithin(ctx context.Context, key string, n int, d time.Duratio
 	return res, err
 }
 
-// Peek answers what Allow would. It charges nothing, and its denials do not count.
+// Peek implements [Limiter]. Its denials do not count.
 func (b *Ban) Peek(ctx context.Context, key string) (res Result, err error) {
 	err = b.decide(ctx, key, 1, asking{what: peek}, &res)
 	return res, err

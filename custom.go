@@ -60,7 +60,7 @@ func (c *Custom) Renew(ctx context.Context, key string, charged Result) (res Res
 }
 
 // ChargedAt is the Before of a Renew: when charged was charged, in Unix µs of the store's clock,
-// or what the rule says in its place. It is 0 if nothing was.
+// or what the rule says in its place; 0 if nothing was.
 func (c *Custom) ChargedAt(charged Result) int64 {
 	if charged.n == 0 || charged.together() != nil {
 		return 0

@@ -32,8 +32,8 @@ func (a *Ask) check(ctx context.Context) error {
 // by the call: all are admitted and charged, or none is.
 //
 // The same limit under the same key twice is charged twice. [Result.Parts] has each ask's own
-// decision (zero if a shadow fails), in their order, and for an All those of its limits. Give
-// back by [GiveBack]. It is [ErrInvalidOption] if a limiter is nil or sleeps.
+// decision (zero if a shadow fails), in their order, and for an All those of its limits. Other
+// numbers, and limiters that are nil or sleep, are [ErrInvalidOption].
 func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
 	d := begin(asking{what: take}, nil)
 	defer d.end()

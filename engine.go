@@ -141,10 +141,10 @@ func (lim *limiter) identity() string {
 	return fmt.Sprintf("%s:%d,%d", period, lim.integers.Rate, lim.integers.Burst)
 }
 
-// Limit returns the constructor's limit.
+// Limit is the constructor's.
 func (lim *limiter) Limit() Limit { return lim.limit }
 
-// Name is that given by [WithName], or "".
+// Name is that of [WithName], or "".
 func (lim *limiter) Name() string { return lim.name }
 
 // Peek implements [Limiter].

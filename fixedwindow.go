@@ -8,7 +8,7 @@ import (
 )
 
 // FixedWindow counts the events of each window of Period, and admits n events if count + n <=
-// Rate. Windows are aligned to the Unix epoch in UTC: those of an hour begin at each full hour.
+// Rate. Windows are aligned to the Unix epoch in UTC.
 // It alone can count by a calendar ([PerWeek], [PerMonth], [Limit.In], [Limit.From]).
 //
 // Bound: at most Rate events in each window, and 2·Rate in a Period across the edge of two. By a

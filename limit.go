@@ -19,19 +19,16 @@ const (
 )
 
 // Limit is Rate events per Period. Limits are comparable with ==. Ranges are checked where a
-// limit is used, read or marshaled. The error wraps [ErrInvalidLimit]. The zero Limit is not
-// valid.
+// limit is used, read or marshaled ([ErrInvalidLimit]). The zero Limit is not valid.
 //
 // A Limit prints, also as JSON, as the text that [ParseLimit] reads. What copies the exported
 // fields, such as encoding/gob, loses a calendar ([Limit.In]).
 type Limit struct {
 	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything.
 	Rate int
-	// Period is 1 ms to 10 years of 365 days, in whole microseconds. That of a calendar (24
-	// hours, 7 or 31 days) must stay as it is.
+	// Period is 1 ms to 10 years of 365 days, in whole microseconds. A calendar sets its own.
 	Period time.Duration
-	// Burst is the capacity of a bucket in events, 0 to 2^31-1; 0 means Rate. Windows and logs
-	// have none.
+	// Burst is the capacity of a bucket in events, 0 to 2^31-1; 0 means Rate.
 	Burst int
 
 	calendar *store.Calendar // nil if windows are a Period long; equal ones are one, for ==
@@ -60,9 +57,9 @@ func perUnit(n int, unit store.Unit) Limit {
 }
 
 // In returns l, a [PerDay], [PerWeek] or [PerMonth], with windows that begin at midnight in
-// loc, a zone of the IANA database. Unlimited stays as it is. A zone that is nil, unknown or
-// [time.Local], and limits of other Periods, give a Limit that is not valid. Import time/tzdata
-// where the system may have no zones.
+// loc, a zone of the IANA database. A zone that is nil, unknown or [time.Local], and limits of
+// other Periods but [Unlimited], give a Limit that is not valid. Import time/tzdata where the
+// system may have no zones.
 func (l Limit) In(loc *time.Location) Limit {
 	unit, from := l.unit()
 	switch {
@@ -77,8 +74,8 @@ func (l Limit) In(loc *time.Location) Limit {
 }
 
 // From returns l with windows that begin on another day: for [PerMonth] from 1 to 31, or the
-// last one of a shorter month, and for [PerWeek] a [time.Weekday]. Unlimited stays as it is.
-// Anything else gives a Limit that is not valid.
+// last one of a shorter month, and for [PerWeek] a [time.Weekday]. Anything else but [Unlimited]
+// gives a Limit that is not valid.
 func (l Limit) From(day int) Limit {
 	unit, _ := l.unit()
 	switch {
@@ -166,8 +163,7 @@ func (l Limit) String() string {
 	return limittext.Limit{Rate: l.Rate, Period: l.Period, Burst: l.Burst, Calendar: l.calendar}.String()
 }
 
-// MarshalText is String, or an error that wraps [ErrInvalidLimit]. A field that may be unset
-// wants omitzero.
+// MarshalText is String, or an [ErrInvalidLimit]. A field that may be unset wants omitzero.
 func (l Limit) MarshalText() ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -222,8 +218,7 @@ func (l Limit) Share(n int) (Limit, error) {
 	return share, nil
 }
 
-// Validate returns an error that wraps [ErrInvalidLimit] unless l is [Unlimited] or within the
-// ranges of [Limit].
+// Validate returns an [ErrInvalidLimit] unless l is [Unlimited] or within the ranges of [Limit].
 func (l Limit) Validate() error {
 	if l == Unlimited() {
 		return nil
@@ -246,7 +241,7 @@ func (l Limit) ValidateFor(algorithm string) error {
 	return errNoAlgorithm(algorithm)
 }
 
-// Algorithms are the names of what can keep l, as [New] reads them: all five of PerSecond(1).
+// Algorithms are the names, for [New], of what can keep l: all five for PerSecond(1).
 func (l Limit) Algorithms() []string {
 	var names []string
 	for i := range kinds {

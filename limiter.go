@@ -111,7 +111,7 @@ var kinds = []struct {
 }
 
 // New returns a limiter by the name of its algorithm: "fixed_window", "sliding_window",
-// "sliding_log", "token_bucket" or "leaky_bucket". It is for configuration files.
+// "sliding_log", "token_bucket" or "leaky_bucket".
 func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, error) {
 	for i := range kinds {
 		if k := &kinds[i]; k.rule.Name == algorithm {

@@ -39,8 +39,8 @@ func WithPolicyName(name string) Option {
 }
 
 // WithLimitFunc asks f for the limit of each key on each call (see [KeepLimits]). The zero Limit
-// means the constructor's. For an error of f, and an invalid limit, nothing is charged. f must be
-// safe for concurrent use. If it asks a database, put package plancache between.
+// means the constructor's. After an error of f, or an invalid limit, nothing is charged. f must be
+// safe for concurrent use. Before a database put package plancache.
 //
 // A key keeps its count when its limit changes, read as at most the new capacity: no free
 // burst, and no key is locked out for longer than a full refill. [What a change may cost].
@@ -89,10 +89,10 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 	}
 }
 
-// WithKeyFunc counts by another key than the one that is asked for, such as the user's tenant,
-// also in [WithLimitFunc] and [WithObserver]. f is asked on each call, also of Refund, Peek and
-// Reset, where its key must still be the same. Its errors are returned as they are. f must be safe
-// for concurrent use, and inside a fallback not depend on ctx.
+// WithKeyFunc counts by another key than the one that is asked for, such as the user's tenant.
+// Limit functions and observers get that one. f is asked on each call, also of Refund, Peek and
+// Reset, where its key must still be the same. f must be safe for concurrent use, and inside a
+// fallback not depend on ctx.
 func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option {
 	return func(lim *limiter) error {
 		switch {
@@ -109,8 +109,8 @@ func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option
 // CountCalls charges one event for each call, whatever its n. In an [All] it limits requests
 // beside what they cost: AllowN of 1,200 is then one request and 1,200 tokens, or neither.
 //
-// Remaining counts calls. [AllowUpTo] grants all or none. A Refund of all events of a call
-// gives its one event back, and one of fewer events nothing. Charge charges nothing.
+// Remaining counts calls. [AllowUpTo] grants all or none. Only a Refund of all events of a call
+// gives its one event back. Charge charges nothing.
 func CountCalls() Option {
 	return func(lim *limiter) error {
 		lim.calls = true

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// ErrSettled says that a [Reservation] has been settled or cancelled before.
+// ErrSettled says that a [Reservation] has been settled before.
 var ErrSettled = errors.New("ratelimit: the reservation is settled")
 
 // Charger is a [Limiter] with Charge. All of this module are.
@@ -22,7 +22,7 @@ type Charger interface {
 	Charge(ctx context.Context, key string, n int) (Result, error)
 }
 
-// Reservation is a charge by estimate. Settle it once, or Cancel it, or it keeps its charge.
+// Reservation is a charge by estimate. Settle it once, or it keeps its charge.
 type Reservation struct {
 	limiter  Limiter
 	key      string
@@ -79,9 +79,6 @@ func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	}
 	return r.charged.without(rest, r.reserved), nil
 }
-
-// Cancel is Settle of 0.
-func (r *Reservation) Cancel(ctx context.Context) (Result, error) { return r.Settle(ctx, 0) }
 
 // Charge charges n events of key that have happened already, whether they fit or not. The
 // Result says Allowed and can be refunded. Until a debt has drained, calls are denied:

@@ -85,7 +85,7 @@ func (r *Result) counted() bool {
 }
 
 // Parts are the decisions of the single limits ([All], [Decide]), in the order of their
-// policies, or nil. They must not be changed.
+// policies, or nil. Do not change them.
 func (r Result) Parts() []Result {
 	parts := r.parts()
 	for i := range parts {
@@ -131,11 +131,11 @@ func (r Result) DeniedBy() string {
 // Source says what made a [Result].
 type Source uint8
 
-// What can have made a Result.
+// All but the first say that the store was not asked, or has failed.
 const (
 	// SourceStore is the limiter's own store.
 	SourceStore Source = iota
-	// SourceFailOpen: the store failed, and the event was let through uncounted.
+	// SourceFailOpen: the store failed, and the event was let through.
 	SourceFailOpen
 	// SourceFailClosed: the store failed, and the event was refused.
 	SourceFailClosed
@@ -143,15 +143,15 @@ const (
 	SourceLocal
 	// SourceDenyCache: the store has denied before (package denycache).
 	SourceDenyCache
-	// SourceUnlimited: the limit is [Unlimited], and no store was asked.
+	// SourceUnlimited: the limit is [Unlimited].
 	SourceUnlimited
-	// SourceZeroRate: the Rate is 0, and no store was asked.
+	// SourceZeroRate: the Rate is 0.
 	SourceZeroRate
-	// SourceList: the key is on a list (package accesslist), and no limit was asked.
+	// SourceList: the key is on a list (package accesslist).
 	SourceList
 	// SourceLease: this process decided by what it holds (package lease).
 	SourceLease
-	// SourceBan: the key is banned ([Ban]), and no limit was asked.
+	// SourceBan: the key is banned ([Ban]).
 	SourceBan
 )
 
@@ -247,8 +247,8 @@ func (r *Result) receipt(n int64) store.Receipt {
 	return store.NewReceipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
 }
 
-// Mark is a note that a wrapper leaves on its Results ([Result.WithMark]), so that it knows
-// them again in its Refund ([Result.Unmark]). One Mark serves all Results with the same note.
+// Mark is a note of a wrapper on its Results ([Result.WithMark]), for its Refund
+// ([Result.Unmark]). One Mark serves all Results with the same note.
 type Mark struct {
 	owner  any
 	source Source

@@ -27,8 +27,8 @@ var (
 //
 // In one process the waiters of a key and limiter [stand in a queue], and a wait costs about
 // one call of l. If ctx ends, a permit goes to the next waiter, or is given back. Errors of l
-// end the wait, but not [store.ErrOverloaded] and [store.ErrUnavailable]: after these it asks
-// again, in 5 ms and then twice as long each time, up to 1 s, until ctx ends.
+// end the wait, but for [store.ErrOverloaded] and [store.ErrUnavailable]. After these it asks
+// again in 5 ms, and then in twice as long each time, up to 1 s.
 //
 // It starts no goroutine, and works in a synctest bubble.
 //
