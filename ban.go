@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"time"
@@ -304,9 +303,6 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 	return err
 }
 
-//go:embed scripts/ban.lua
-var banLua string
-
 // ban counts denials up to a ban. Of its [store.Limit]:
 //
 //	Rate    how many denials begin a ban
@@ -328,7 +324,7 @@ var ban = store.Rule{
 	Refund:      func(s store.State, _ store.Limit, _ int64, _ store.Receipt) store.State { return s },
 	TTL:         func(s store.State, _ store.Limit) int64 { return banLife(s) },
 	Used:        wholeUsed,
-	Script:      script(banLua, stateLua),
+	Script:      script("ban", "state"),
 	JointScript: jointScript,
 	BatchScript: batchScript,
 	LastOnly:    true,

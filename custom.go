@@ -71,6 +71,6 @@ func (c *Custom) ChargedAt(charged Result) int64 {
 // NewRule returns rule with its scripts for Redis, made of its transition in Lua: plan, commit,
 // available and refund, as in scripts/slidinglog.lua.
 func NewRule(rule store.Rule, lua string) *store.Rule {
-	rule.Script, rule.JointScript, rule.BatchScript = script("\n"+lua), jointScript, batchScript
+	rule.Script, rule.JointScript, rule.BatchScript = around("\n"+lua), jointScript, batchScript
 	return &rule
 }

@@ -3,7 +3,7 @@ package ratelimit
 import (
 	"cmp"
 	"context"
-	_ "embed"
+	"embed"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -476,48 +476,30 @@ func (lim *limiter) asHere(other *limiter) error {
 	return nil
 }
 
-//go:embed scripts/common.lua
-var commonLua string
+//go:embed scripts/*.lua
+var scripts embed.FS
 
-//go:embed scripts/plain.lua
-var plainLua string
+// lua is a file of scripts.
+func lua(name string) string { return string(Must(scripts.ReadFile("scripts/" + name + ".lua"))) }
 
-//go:embed scripts/plain_state.lua
-var plainStateLua string
-
-//go:embed scripts/batch_plain.lua
-var batchPlainLua string
-
-//go:embed scripts/joint_plain.lua
-var jointPlainLua string
-
-//go:embed scripts/state.lua
-var stateLua string
-
-//go:embed scripts/driver.lua
-var driverLua string
-
-//go:embed scripts/decide.lua
-var decideLua string
-
-//go:embed scripts/joint.lua
-var jointLua string
-
-//go:embed scripts/batch.lua
-var batchLua string
-
-// script is a whole Redis script: what the scripts share, the parts of the algorithm, and the
+// script is a whole Redis script: what the scripts share, the files of the algorithm, and the
 // driver that runs it. The plain case of an algorithm may stand before it.
-func script(algorithm ...string) string {
-	return commonLua + strings.Join(algorithm, "") + driver()
+func script(names ...string) string {
+	var algorithm strings.Builder
+	for _, name := range names {
+		algorithm.WriteString(lua(name))
+	}
+	return around(algorithm.String())
 }
 
+func around(algorithm string) string { return lua("common") + algorithm + driver() }
+
 // plainCase is that of an algorithm whose state is five numbers, and which takes this step.
-func plainCase(step string) string { return plainOf(plainLua, step) }
+func plainCase(step string) string { return plainOf(lua("plain"), step) }
 
 // plainOf is a script of a plain case with this step.
 func plainOf(text, step string) string {
-	return strings.NewReplacer("  READ\n", plainStateLua, "      STEP\n", step, "    STEP\n", step).Replace(text)
+	return strings.NewReplacer("  READ\n", lua("plain_state"), "      STEP\n", step, "    STEP\n", step).Replace(text)
 }
 
 // plainStep is the step of rule's plain case, if it has one of this kind.
@@ -530,23 +512,23 @@ func plainStep(rule *store.Rule) (step string, ok bool) {
 }
 
 // driver is what follows the algorithm in a script for single calls.
-func driver() string { return driverLua + decideLua + "return { ok and 1 or 0, x, y, z }\n" }
+func driver() string { return lua("driver") + lua("decide") + "return { ok and 1 or 0, x, y, z }\n" }
 
 // own is the algorithm of rule's script, without its plain case.
 func own(rule *store.Rule) string {
-	_, general, _ := strings.Cut(rule.Script, commonLua)
+	_, general, _ := strings.Cut(rule.Script, lua("common"))
 	return strings.TrimSuffix(general, driver())
 }
 
 // batchScript is rule's script that makes many calls at once. In decider the parameter
-// op hides that of commonLua.
+// op hides that of lua("common").
 func batchScript(rule *store.Rule) string {
 	plain := "local replies, run, done = {}, 3, 0\n"
 	if step, ok := plainStep(rule); ok {
-		plain += plainOf(batchPlainLua, step)
+		plain += plainOf(lua("batch_plain"), step)
 	}
-	return plain + commonLua + "\nlocal function decider(op)\n" + own(rule) +
-		"\nreturn function(key, limit, now, callers, n, a)\n" + decideLua + "return ok and 1 or 0, x, y, z\nend\nend\n" + batchLua
+	return plain + lua("common") + "\nlocal function decider(op)\n" + own(rule) +
+		"\nreturn function(key, limit, now, callers, n, a)\n" + lua("decide") + "return ok and 1 or 0, x, y, z\nend\nend\n" + lua("batch")
 }
 
 // jointScript is the script that decides on keys of several rules at once.
@@ -559,11 +541,11 @@ func jointScript(rules []*store.Rule) string {
 		steps.WriteString("if rule == '" + strconv.Itoa(i+1) + "' then\n" + step + "end\n")
 	}
 	if plain {
-		text.WriteString(plainOf(jointPlainLua, steps.String()))
+		text.WriteString(plainOf(lua("joint_plain"), steps.String()))
 	}
-	text.WriteString(commonLua + "\nlocal rules = {}\n")
+	text.WriteString(lua("common") + "\nlocal rules = {}\n")
 	for _, rule := range rules {
 		text.WriteString("do\n" + own(rule) + "\nrules[#rules + 1] = { plan = plan, commit = commit }\nend\n")
 	}
-	return text.String() + jointLua
+	return text.String() + lua("joint")
 }

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -38,12 +37,6 @@ func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result
 	return res, err
 }
 
-//go:embed scripts/fixedwindow_plain.lua
-var fixedWindowPlainLua string
-
-//go:embed scripts/fixedwindow.lua
-var fixedWindowLua string
-
 // fixedWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the end of that window, if it is of a calendar: see windowPart.
 var fixedWindow = store.Rule{
@@ -54,7 +47,7 @@ var fixedWindow = store.Rule{
 	Refund:      fixedWindowRefund,
 	TTL:         func(s store.State, _ store.Limit) int64 { return ownEnd(s) - s.At },
 	Used:        wholeUsed,
-	Script:      plainCase(fixedWindowPlainLua) + script(fixedWindowLua, stateLua),
+	Script:      plainCase(lua("fixedwindow_plain")) + script("fixedwindow", "state"),
 	JointScript: jointScript,
 	BatchScript: batchScript,
 	Report:      fixedWindowReport,

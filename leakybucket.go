@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -42,9 +41,6 @@ func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result
 	return res, err
 }
 
-//go:embed scripts/leakybucket.lua
-var leakyBucketLua string
-
 // leakyBucket keeps the queue as the level of bucket.go.
 var leakyBucket = store.Rule{
 	Name:        "leaky_bucket",
@@ -54,7 +50,7 @@ var leakyBucket = store.Rule{
 	Refund:      leakyBucketRefund,
 	TTL:         bucketTTL,
 	Used:        bucketUsed,
-	Script:      plainCase(bucketPlainLua) + script(bucketLua, leakyBucketLua, stateLua),
+	Script:      plainCase(lua("bucket_plain")) + script("bucket", "leakybucket", "state"),
 	JointScript: jointScript,
 	BatchScript: batchScript,
 	Burst:       true,

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 
 	"github.com/ratelimit-go/ratelimit/internal/eventlog"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -38,12 +37,6 @@ func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result,
 	return res, err
 }
 
-//go:embed scripts/slidinglog_plain.lua
-var slidingLogPlainLua string
-
-//go:embed scripts/slidinglog.lua
-var slidingLogLua string
-
 // slidingLog keeps in a State, while one entry is all that matters: At, its time;
 // Whole, its events. Two entries are an [eventlog.Log].
 var slidingLog = store.Rule{
@@ -55,7 +48,7 @@ var slidingLog = store.Rule{
 	Used:        wholeUsed,
 	NewLog:      eventlog.New,
 	ParseLog:    eventlog.Parse,
-	Script:      slidingLogPlainLua + script(slidingLogLua),
+	Script:      lua("slidinglog_plain") + script("slidinglog"),
 	JointScript: jointScript,
 	BatchScript: batchScript,
 	Report:      slidingLogReport,

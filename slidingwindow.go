@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 	"math/bits"
 
 	"github.com/ratelimit-go/ratelimit/internal/exact"
@@ -44,12 +43,6 @@ func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Resu
 	return res, err
 }
 
-//go:embed scripts/slidingwindow_plain.lua
-var slidingWindowPlainLua string
-
-//go:embed scripts/slidingwindow.lua
-var slidingWindowLua string
-
 // slidingWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the count of the window before.
 var slidingWindow = store.Rule{
@@ -60,7 +53,7 @@ var slidingWindow = store.Rule{
 	Refund:      slidingWindowRefund,
 	TTL:         slidingWindowTTL,
 	Used:        slidingWindowUsed,
-	Script:      plainCase(slidingWindowPlainLua) + script(slidingWindowLua, stateLua),
+	Script:      plainCase(lua("slidingwindow_plain")) + script("slidingwindow", "state"),
 	JointScript: jointScript,
 	BatchScript: batchScript,
 	Report:      slidingWindowReport,

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -41,9 +40,6 @@ func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result
 	return res, err
 }
 
-//go:embed scripts/tokenbucket.lua
-var tokenBucketLua string
-
 // tokenBucket keeps what is missing from a full bucket as the level of bucket.go.
 var tokenBucket = store.Rule{
 	Name:        "token_bucket",
@@ -53,7 +49,7 @@ var tokenBucket = store.Rule{
 	Refund:      bucketRefund,
 	TTL:         bucketTTL,
 	Used:        bucketUsed,
-	Script:      plainCase(bucketPlainLua) + script(bucketLua, tokenBucketLua, stateLua),
+	Script:      plainCase(lua("bucket_plain")) + script("bucket", "tokenbucket", "state"),
 	JointScript: jointScript,
 	BatchScript: batchScript,
 	Burst:       true,
