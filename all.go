@@ -105,7 +105,7 @@ func isPlain(parts []part) bool {
 	}
 	for i := range parts {
 		c := parts[i].core
-		if c == nil || c.joint == nil || c.joint != parts[0].core.joint || c.keyFunc != nil || c.observer != nil ||
+		if c == nil || c.joint == nil || c.joint != parts[0].core.joint || c.keyFunc != nil || c.observers != nil ||
 			c.limitFunc != nil || c.integers.Rate <= 0 || slices.ContainsFunc(parts[:i], func(other part) bool { return c.sameSpace(other.core) }) {
 			return false
 		}

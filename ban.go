@@ -121,7 +121,7 @@ func (b *Ban) local(s store.Store, instances int) (Limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	here.denials.observer, here.denials.timed = nil, false
+	here.denials.observers, here.denials.timed = nil, false
 	here.denials.introduce(here)
 	return here, nil
 }
@@ -235,21 +235,15 @@ func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Resul
 	for i := range b.parts {
 		d.add(b.parts[i], key, n, false)
 	}
-	if err = d.decide(ctx); err != nil || d.denied {
-		d.giveBack(context.WithoutCancel(ctx))
-	}
-	if d.watched {
-		d.tell(ctx)
-	}
-	switch {
-	case err != nil:
+	if err = d.settle(ctx); err != nil {
 		return false, err
-	case !d.results[0].Allowed:
-		b.deny(&d.results[0], res)
-		return true, nil
 	}
-	d.behindGate(ctx, res)
-	return false, nil
+	if banned = !d.results[0].Allowed; banned {
+		b.deny(&d.results[0], res)
+	} else {
+		d.behindGate(ctx, res)
+	}
+	return banned, nil
 }
 
 // banned reports whether key is banned, with the Result of that.

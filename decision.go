@@ -161,7 +161,7 @@ func (d *decision) add(p part, key string, n int, shadow bool) {
 	if !shadow {
 		d.n = max(d.n, n)
 	}
-	if p.core != nil && p.core.observer != nil && d.how.what != peek {
+	if p.core != nil && p.core.observers != nil && d.how.what != peek {
 		if d.watched = true; p.core.timed && d.since.IsZero() {
 			d.since = time.Now()
 		}
@@ -232,17 +232,23 @@ func (d *decision) clear() {
 	d.all, d.since = nil, time.Time{}
 }
 
-// run decides, gives back what a denial or an error leaves charged, and makes res.
+// run decides, and makes res.
 func (d *decision) run(ctx context.Context, res *Result) error {
+	err := d.settle(ctx)
+	if err == nil {
+		d.result(ctx, res)
+	}
+	return err
+}
+
+// settle decides, and gives back what a denial or an error leaves charged.
+func (d *decision) settle(ctx context.Context) error {
 	err := d.decide(ctx)
 	if err != nil || d.denied {
 		d.giveBack(context.WithoutCancel(ctx))
 	}
 	if d.watched {
 		d.tell(ctx)
-	}
-	if err == nil {
-		d.result(ctx, res)
 	}
 	return err
 }

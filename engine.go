@@ -45,12 +45,12 @@ type limiter struct {
 	limitFunc  func(ctx context.Context, key string) (Limit, error)
 	tiers      map[string]Limit // that limitFunc chooses from, if it is known
 
-	quick    bool     // take asks the store by integers, and nobody else
-	optional bool     // one of these is set, so that decide goes the long way
-	keyFunc  *keyFunc // the same in a Local, so that an All can compare them
-	calls    bool     // by CountCalls
-	observer Observer
-	timed    bool // by WithTimedObserver
+	quick     bool     // take asks the store by integers, and nobody else
+	optional  bool     // one of these is set, so that decide goes the long way
+	keyFunc   *keyFunc // the same in a Local, so that an All can compare them
+	calls     bool     // by CountCalls
+	observers []Observer
+	timed     bool // by WithTimedObserver
 
 	joint  store.Store // store, if it can be compared with that of others; else nil
 	bottom store.Store // which keeps what joint is asked for
@@ -104,7 +104,7 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 
 // introduce lets others know lim as self.
 func (lim *limiter) introduce(self Limiter) {
-	lim.optional = lim.keyFunc != nil || lim.calls || lim.observer != nil
+	lim.optional = lim.keyFunc != nil || lim.calls || lim.observers != nil
 	lim.quick = !lim.optional && lim.limitFunc == nil && lim.integers.Rate > 0
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,

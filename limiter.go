@@ -208,15 +208,12 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 		return dst, err
 	}
 	l, err := lim.keptLimit(ctx, key)
+	integers, err := lim.read(l, err)
 	if err != nil {
 		return dst, err
 	}
-	if l == (Limit{}) || l == lim.limit {
-		return append(dst, lim.policy), nil
-	}
-	integers, err := integers(lim.rule, l)
-	if err != nil {
-		return dst, err
+	if l == (Limit{}) {
+		l = lim.limit
 	}
 	return append(dst, lim.policyOf(l, integers)), nil
 }

@@ -37,31 +37,10 @@ func withObservers(more []Observer, timed bool) Option {
 			if isnil.Is(o) {
 				return fmt.Errorf("%w: WithObserver(nil)", ErrInvalidOption)
 			}
-			lim.observe(o)
 		}
+		lim.observers = append(lim.observers, more...)
 		lim.timed = lim.timed || timed
 		return nil
-	}
-}
-
-// observe adds o to the observers.
-func (lim *limiter) observe(o Observer) {
-	switch before := lim.observer.(type) {
-	case nil:
-		lim.observer = o
-	case observers:
-		lim.observer = append(before, o)
-	default:
-		lim.observer = observers{before, o}
-	}
-}
-
-// observers are several.
-type observers []Observer
-
-func (all observers) Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration) {
-	for _, o := range all {
-		o.Decided(ctx, key, n, r, err, took)
 	}
 }
 
@@ -75,7 +54,7 @@ func (lim *limiter) now() (t time.Time) {
 
 // tell tells the observers of a decision on n events of key.
 func (lim *limiter) tell(ctx context.Context, key string, n int, r *Result, err error, since time.Time) {
-	if lim.observer == nil {
+	if lim.observers == nil {
 		return
 	}
 	var took time.Duration
@@ -83,10 +62,11 @@ func (lim *limiter) tell(ctx context.Context, key string, n int, r *Result, err 
 		took = time.Since(since)
 	}
 	if err != nil {
-		lim.observer.Decided(ctx, key, n, Result{}, err, took)
-		return
+		r = &Result{}
 	}
-	lim.observer.Decided(ctx, key, n, *r, nil, took)
+	for _, o := range lim.observers {
+		o.Decided(ctx, key, n, *r, err, took)
+	}
 }
 
 // decideWithOptions is decide of a limiter with a key function, calls or observers, and
