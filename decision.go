@@ -264,24 +264,17 @@ func (d *decision) decide(ctx context.Context) error {
 			return e.err
 		}
 	}
-	if err := d.decideThose(ctx, true); err != nil {
-		return err
-	}
-	return d.decideThose(ctx, false)
-}
-
-// decideThose decides on the entries that have a say, or on those that have none: they come last,
-// so that no shadow takes the room of a limit on the same state.
-func (d *decision) decideThose(ctx context.Context, vote bool) error {
-	for i := range d.entries {
-		if e := &d.entries[i]; e.decided || e.skipped || e.votes() != vote {
-			continue
-		}
-		if d.denied && d.how.what != peek {
-			break
-		}
-		if err := d.decideGroup(ctx, i); err != nil {
-			return err
+	for _, vote := range [...]bool{true, false} { // so that no shadow takes the room of a limit on the same state
+		for i := range d.entries {
+			if e := &d.entries[i]; e.decided || e.skipped || e.votes() != vote {
+				continue
+			}
+			if d.denied && d.how.what != peek {
+				return nil
+			}
+			if err := d.decideGroup(ctx, i); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -492,21 +485,13 @@ func (d *decision) charge(ctx context.Context, e *entry) (err error) {
 // that others charge as well is asked alone, after them.
 func (d *decision) chargeTogether(ctx context.Context) error {
 	d.requests = d.arrays.requests[:0]
-	for _, e := range d.group {
-		if e.votes() {
-			e.request = d.requestOf(e)
+	for _, vote := range [...]bool{true, false} {
+		for _, e := range d.group {
+			if e.votes() == vote {
+				e.request = d.requestOf(e)
+			}
 		}
 	}
-	for _, e := range d.group {
-		if !e.votes() {
-			e.request = d.requestOf(e)
-		}
-	}
-	return d.takeAll(ctx)
-}
-
-// takeAll decides on the requests.
-func (d *decision) takeAll(ctx context.Context) error {
 	replies := d.replies[:len(d.requests)]
 	if err := d.group[0].core.joint.TakeAll(ctx, d.requests, replies); err != nil {
 		return err

@@ -452,28 +452,23 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 			return nil, err
 		}
 	}
-	// The identity is by the whole limit: that of a share has another Period for some rates.
-	opts := []Option{WithPolicyName(lim.policyName), lim.asHere, WithLimitFunc(func(ctx context.Context, key string) (Limit, error) {
-		if lim.limitFunc == nil {
-			return own, nil
+	asHere := func(local *limiter) error {
+		local.name, local.policyName, local.keyFunc, local.calls = lim.name, lim.policyName, lim.keyFunc, lim.calls
+		local.limitFunc = func(ctx context.Context, key string) (Limit, error) {
+			if lim.limitFunc == nil {
+				return own, nil
+			}
+			l, err := lim.keptLimit(ctx, key) // of the decision that it stands in for
+			if err != nil || l == (Limit{}) {
+				return own, err
+			}
+			return of(l)
 		}
-		l, err := lim.keptLimit(ctx, key) // of the decision that it stands in for
-		if err != nil || l == (Limit{}) {
-			return own, err
-		}
-		return of(l)
-	})}
-	if lim.name != "" {
-		opts = append(opts, WithName(lim.name))
+		return nil
 	}
+	// The identity is by the whole limit: that of a share has another Period for some rates.
 	l := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one)
-	return built(l, lim.rule, s, lim.limit, opts)
-}
-
-// asHere is an Option: to count by the same keys, and what this limiter counts.
-func (lim *limiter) asHere(other *limiter) error {
-	other.keyFunc, other.calls = lim.keyFunc, lim.calls
-	return nil
+	return built(l, lim.rule, s, lim.limit, []Option{asHere})
 }
 
 //go:embed scripts/*.lua

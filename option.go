@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -122,7 +123,9 @@ func CountCalls() Option {
 // limit of the key's last decision. Without it they ask the limit function ([WithLimitFunc]) again.
 // The middlewares of httplimit and grpclimit have it. It costs one allocation.
 func KeepLimits(ctx context.Context) context.Context {
-	return &keptLimits{Context: ctx, outer: keptIn(ctx)}
+	k := &keptLimits{Context: ctx, outer: keptIn(ctx)}
+	k.limits = k.first[:0]
+	return k
 }
 
 // keptLimits is a context that knows what limit functions have said.
@@ -167,27 +170,28 @@ func (k *keptLimits) keep(of *limiter, key string, l Limit) {
 	k.outer.keep(of, key, l)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for i := range k.limits {
-		if have := &k.limits[i]; have.of == of && have.key == key {
-			have.limit = l
-			return
-		}
+	if i := k.index(of, key); i >= 0 {
+		k.limits[i].limit = l
+	} else {
+		k.limits = append(k.limits, keptLimit{of, key, l})
 	}
-	if k.limits == nil {
-		k.limits = k.first[:0]
-	}
-	k.limits = append(k.limits, keptLimit{of, key, l})
 }
 
-func (k *keptLimits) find(of *limiter, key string) (Limit, bool) {
+func (k *keptLimits) find(of *limiter, key string) (l Limit, ok bool) {
+	if k == nil {
+		return l, false
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for i := range k.limits {
-		if have := &k.limits[i]; have.of == of && have.key == key {
-			return have.limit, true
-		}
+	if i := k.index(of, key); i >= 0 {
+		return k.limits[i].limit, true
 	}
-	return Limit{}, false
+	return l, false
+}
+
+// index is where the limit of key is, or -1. k.mu is held.
+func (k *keptLimits) index(of *limiter, key string) int {
+	return slices.IndexFunc(k.limits, func(kept keptLimit) bool { return kept.of == of && kept.key == key })
 }
 
 // askLimit asks the limit function for the limit of a decision.
@@ -207,10 +211,8 @@ func (lim *limiter) askLimit(ctx context.Context, key string) (Limit, error) {
 
 // keptLimit is the limit of the last decision, if ctx knows that, and else asks.
 func (lim *limiter) keptLimit(ctx context.Context, key string) (Limit, error) {
-	if kept := keptIn(ctx); kept != nil {
-		if l, ok := kept.find(lim, key); ok {
-			return l, nil
-		}
+	if l, ok := keptIn(ctx).find(lim, key); ok {
+		return l, nil
 	}
 	return lim.askLimit(ctx, key)
 }
