@@ -3,11 +3,10 @@ package ratelimit
 import (
 	"cmp"
 	"context"
-	"embed"
 	"fmt"
+	"math"
 	"reflect"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -15,21 +14,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
-
-// afterY and afterZ are the two after functions: a reply counts spend in Y, or in Z.
-func afterY(r store.Reply, n int64) store.Reply {
-	r.Y += n
-	return r
-}
-
-func afterZ(r store.Reply, n int64) store.Reply {
-	r.Z += n
-	return r
-}
-
-// spentY and spentZ are the two spent functions.
-func spentY(r store.Reply) int64 { return r.Y }
-func spentZ(r store.Reply) int64 { return r.Z }
 
 // limiter is embedded in the five types. They differ only in their rule.
 type limiter struct {
@@ -319,6 +303,99 @@ func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged
 	}
 }
 
+// now is the time if it is asked for.
+func (lim *limiter) now() (t time.Time) {
+	if lim.timed {
+		t = time.Now()
+	}
+	return t
+}
+
+// tell tells the observers of a decision on n events of key.
+func (lim *limiter) tell(ctx context.Context, key string, n int, r *Result, err error, since time.Time) {
+	if lim.observers == nil {
+		return
+	}
+	var took time.Duration
+	if lim.timed {
+		took = time.Since(since)
+	}
+	if err != nil {
+		r = &Result{}
+	}
+	for _, o := range lim.observers {
+		o.Decided(ctx, key, n, *r, err, took)
+	}
+}
+
+// decideWithOptions is decide of a limiter with a key function, calls or observers, and
+// AllowWithin of any.
+func (lim *limiter) decideWithOptions(ctx context.Context, key string, n int, how asking, res *Result) error {
+	since := lim.now()
+	counted, err := lim.keyOf(ctx, key, n)
+	if err == nil {
+		err = lim.decideOn(ctx, counted, n, how, res)
+	}
+	switch {
+	case how.what == peek:
+	case lim.calls && n > 0:
+		if how.what != overdraw {
+			lim.tell(ctx, counted, 1, res, err, since)
+		}
+		res.ofCall(lim, n, how.what)
+	default:
+		lim.tell(ctx, counted, n, res, err, since)
+	}
+	return err
+}
+
+// decideOn decides on the key that is counted.
+func (lim *limiter) decideOn(ctx context.Context, counted string, n int, how asking, res *Result) error {
+	l, err := lim.limitOf(ctx, counted)
+	if err != nil {
+		return err
+	}
+	if lim.calls {
+		n = 1
+		if how.what == overdraw { // the call has been charged when it was admitted
+			how.what = peek
+		}
+	}
+	if how.what == takeWithin {
+		l, how.what = limitWithin(lim.rule, l, how.d), take
+	}
+	return lim.decide(ctx, counted, n, how.what, &l, res)
+}
+
+// callOf is the note on the Result of a call for so many events, of which one was charged.
+type callOf int
+
+// ofCall makes r, of one event, the Result of a call for n.
+func (r *Result) ofCall(lim *limiter, n int, what operation) {
+	switch {
+	case what == overdraw && *r != (Result{}):
+		r.Allowed, r.RetryAfter = true, 0
+		*r = r.WithMark(NewMark(lim, SourceStore, callOf(math.MaxInt))) // which no Refund reaches
+	case n > 1 && r.Allowed:
+		*r = r.WithMark(NewMark(lim, SourceStore, callOf(n)))
+	}
+}
+
+// keyOf is the key that is counted where key is asked for. After an error it is key.
+func (lim *limiter) keyOf(ctx context.Context, key string, n int) (string, error) {
+	if err := lim.check(ctx, key, n); err != nil || lim.keyFunc == nil {
+		return key, err
+	}
+	counted, err := (*lim.keyFunc)(ctx, key)
+	if err == nil {
+		err = store.CheckCall(ctx, counted, n)
+	}
+	if err != nil {
+		return key, err
+	}
+	return counted, nil
+}
+
 // Refund implements [Limiter].
 func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n int) error {
 	key, err := lim.keyOf(ctx, key, n)
@@ -469,78 +546,4 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 	// The identity is by the whole limit: that of a share has another Period for some rates.
 	l := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one)
 	return built(l, lim.rule, s, lim.limit, []Option{asHere})
-}
-
-//go:embed scripts/*.lua
-var scripts embed.FS
-
-// lua is a file of scripts.
-func lua(name string) string { return string(Must(scripts.ReadFile("scripts/" + name + ".lua"))) }
-
-// script is a whole Redis script: what the scripts share, the files of the algorithm, and the
-// driver that runs it. The plain case of an algorithm may stand before it.
-func script(names ...string) string {
-	var algorithm strings.Builder
-	for _, name := range names {
-		algorithm.WriteString(lua(name))
-	}
-	return around(algorithm.String())
-}
-
-func around(algorithm string) string { return lua("common") + algorithm + driver() }
-
-// plainCase is that of an algorithm whose state is five numbers, and which takes this step.
-func plainCase(step string) string { return plainOf(lua("plain"), step) }
-
-// plainOf is a script of a plain case with this step.
-func plainOf(text, step string) string {
-	return strings.NewReplacer("  READ\n", lua("plain_state"), "      STEP\n", step, "    STEP\n", step).Replace(text)
-}
-
-// plainStep is the step of rule's plain case, if it has one of this kind.
-func plainStep(rule *store.Rule) (step string, ok bool) {
-	head, tail, _ := strings.Cut(plainCase("STEP\n"), "STEP\n")
-	if step, ok = strings.CutPrefix(rule.Script, head); ok {
-		step, _, ok = strings.Cut(step, tail)
-	}
-	return step, ok
-}
-
-// driver is what follows the algorithm in a script for single calls.
-func driver() string { return lua("driver") + lua("decide") + "return { ok and 1 or 0, x, y, z }\n" }
-
-// own is the algorithm of rule's script, without its plain case.
-func own(rule *store.Rule) string {
-	_, general, _ := strings.Cut(rule.Script, lua("common"))
-	return strings.TrimSuffix(general, driver())
-}
-
-// batchScript is rule's script that makes many calls at once. In decider the parameter
-// op hides that of lua("common").
-func batchScript(rule *store.Rule) string {
-	plain := "local replies, run, done = {}, 3, 0\n"
-	if step, ok := plainStep(rule); ok {
-		plain += plainOf(lua("batch_plain"), step)
-	}
-	return plain + lua("common") + "\nlocal function decider(op)\n" + own(rule) +
-		"\nreturn function(key, limit, now, callers, n, a)\n" + lua("decide") + "return ok and 1 or 0, x, y, z\nend\nend\n" + lua("batch")
-}
-
-// jointScript is the script that decides on keys of several rules at once.
-func jointScript(rules []*store.Rule) string {
-	var text, steps strings.Builder
-	plain := true
-	for i, rule := range rules {
-		step, ok := plainStep(rule)
-		plain = plain && ok
-		steps.WriteString("if rule == '" + strconv.Itoa(i+1) + "' then\n" + step + "end\n")
-	}
-	if plain {
-		text.WriteString(plainOf(lua("joint_plain"), steps.String()))
-	}
-	text.WriteString(lua("common") + "\nlocal rules = {}\n")
-	for _, rule := range rules {
-		text.WriteString("do\n" + own(rule) + "\nrules[#rules + 1] = { plan = plan, commit = commit }\nend\n")
-	}
-	return text.String() + lua("joint")
 }

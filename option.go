@@ -7,7 +7,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 	"unicode/utf8"
+
+	"github.com/ratelimit-go/ratelimit/internal/isnil"
 )
 
 // Option sets what is optional about a limiter.
@@ -115,6 +118,40 @@ func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option
 func CountCalls() Option {
 	return func(lim *limiter) error {
 		lim.calls = true
+		return nil
+	}
+}
+
+// Observer is told of decisions. Package observe has some.
+type Observer interface {
+	// Decided is told of a decision on n events of key before its caller is answered. It must
+	// be fast, safe for concurrent use, and must not panic. Beside an err r is zero. Of
+	// [AllowUpTo] n is what was asked for. took is 0 if nobody measures it.
+	Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration)
+}
+
+// WithObserver tells each of observers what the limit decides, but not of Peek, Refund and
+// Reset. With [CountCalls] n is 1. An observer costs some 6 ns and no allocation.
+//
+// To see what callers are told, use Around of package observe.
+func WithObserver(observers ...Observer) Option { return withObservers(observers, false) }
+
+// WithTimedObserver is [WithObserver], and measures how long decisions take (in an All the
+// whole one). That costs some 75 ns: it is for limiters on Redis.
+func WithTimedObserver(observers ...Observer) Option { return withObservers(observers, true) }
+
+func withObservers(more []Observer, timed bool) Option {
+	return func(lim *limiter) error {
+		if len(more) == 0 {
+			return fmt.Errorf("%w: WithObserver of none", ErrInvalidOption)
+		}
+		for _, o := range more {
+			if isnil.Is(o) {
+				return fmt.Errorf("%w: WithObserver(nil)", ErrInvalidOption)
+			}
+		}
+		lim.observers = append(lim.observers, more...)
+		lim.timed = lim.timed || timed
 		return nil
 	}
 }
