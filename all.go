@@ -15,8 +15,7 @@ import (
 
 // All is a [Limiter] of several limits that must all admit: 10 per second and 1,000 per hour,
 // one per user and one per address ([WithKeyFunc]), requests and their costs ([CountCalls]). If
-// any denies, none is charged. Where limits, keys or numbers differ from call to call, use
-// [Decide].
+// any denies, none is charged. What differs from call to call is for [Decide].
 //
 // Limits of the five algorithms on one store are decided together: in memory under the locks of
 // their keys, on Redis by one script (on a cluster or a ring, limits of one key). Others are

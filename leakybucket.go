@@ -7,20 +7,19 @@ import (
 )
 
 // LeakyBucket is a queue of Burst places that drains at Rate events each Period. It admits n
-// events if there is room for all of them, and Delay says how long they wait for their turn. A
-// caller who sleeps it, or uses [Wait], has a constant rate of output. One who ignores it has a
-// [TokenBucket].
+// events if there is room for all of them, and Delay says how long they wait for their turn.
+// Sleep it, or use [Wait], for a constant rate of output.
 //
 // Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up). With
 // Delay it is one event each Period/Rate, or n each n·Period/Rate.
 //
-// Refund gives an event back only while it is the last of the queue. Callers who cannot wait
-// ask by [AllowWithin]. Refund a charge whole: in parts, a turn may be given out twice.
+// Refund gives an event back only while it is the last of the queue: callers who cannot wait ask
+// by [AllowWithin]. Refund a charge whole: in parts, a turn may be given out twice.
 //
 // A key costs a level and its time: some 40 bytes in memory and 150 in Redis, until the queue
 // is empty.
 //
-// Use it to call something that wants a steady pace.
+// Use it to call something that wants a steady pace. Where nobody sleeps, use [TokenBucket].
 type LeakyBucket struct{ limiter }
 
 // NewLeakyBucket returns a queue of l.Burst places (0 means l.Rate), drained at l.Rate each

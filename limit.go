@@ -21,8 +21,8 @@ const (
 // Limit is Rate events per Period. Limits are comparable with ==. Ranges are checked where a
 // limit is used, read or marshaled ([ErrInvalidLimit]). The zero Limit is not valid.
 //
-// A Limit prints, also as JSON, as the text that [ParseLimit] reads. What copies the exported
-// fields, such as encoding/gob, loses a calendar ([Limit.In]).
+// A Limit prints, also as JSON, as the text that [ParseLimit] reads. encoding/gob, which copies
+// the exported fields, loses a calendar ([Limit.In]).
 type Limit struct {
 	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything.
 	Rate int
@@ -181,8 +181,8 @@ func (l *Limit) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Share is the part of l for each of n instances that limit on their own while their store
-// cannot be reached. In the long run all together admit no more than l does.
+// Share is the part of l for each of n instances that limit on their own. In the long run all
+// together admit no more than l does.
 //
 // With a Burst the rate is divided exactly, and the Burst rounded up: at one instant n shares
 // may admit n-1 events more. Without one the Rate is rounded down, or is one event in n/Rate

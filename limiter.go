@@ -12,8 +12,8 @@
 //
 // Use [SlidingWindow] if you have no reason for another algorithm:
 //
-//   - [FixedWindow] where users should be able to follow it: the count starts again with each
-//     minute, hour or month that they are billed for.
+//   - [FixedWindow] where users should be able to follow it, as with each month that they are
+//     billed for.
 //   - [SlidingLog] where the limit must hold in every period, exactly.
 //   - [TokenBucket] for a steady rate with bursts, and for costs.
 //   - [LeakyBucket] to send at a steady pace.

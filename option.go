@@ -16,10 +16,9 @@ import (
 // Option sets what is optional about a limiter.
 type Option func(*limiter) error
 
-// WithName gives the limiter a namespace of its own in its store. Limiters of the same
-// algorithm, Period and name share their keys' counts, and keep them when Rate or Burst change.
-// Without a name, Rate and Burst take its place. It is UTF-8, not empty, and without braces,
-// which Redis reads as hash tags.
+// WithName names the limiter in its store. Limiters of the same algorithm, Period and name share
+// their keys' counts, and keep them when Rate or Burst change. Without a name, Rate and Burst
+// take its place. It is UTF-8, not empty, and without braces.
 func WithName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" || strings.ContainsAny(name, "{}") || !utf8.ValidString(name) {
@@ -131,9 +130,8 @@ type Observer interface {
 }
 
 // WithObserver tells each of observers what the limit decides, but not of Peek, Refund and
-// Reset. With [CountCalls] n is 1. An observer costs some 6 ns and no allocation.
-//
-// To see what callers are told, use Around of package observe.
+// Reset. With [CountCalls] n is 1. An observer costs some 6 ns and no allocation. Around of package
+// observe sees what callers are told.
 func WithObserver(observers ...Observer) Option { return withObservers(observers, false) }
 
 // WithTimedObserver is [WithObserver], and measures how long decisions take (in an All the
@@ -158,7 +156,7 @@ func withObservers(more []Observer, timed bool) Option {
 
 // KeepLimits returns a context for one request, in which [AppendPolicies] and Refund go by the
 // limit of the key's last decision. Without it they ask the limit function ([WithLimitFunc]) again.
-// The middlewares of httplimit and grpclimit have it. It costs one allocation.
+// The middlewares of this module use it. It costs one allocation.
 func KeepLimits(ctx context.Context) context.Context {
 	k := &keptLimits{Context: ctx, outer: keptIn(ctx)}
 	k.limits = k.first[:0]

@@ -32,8 +32,8 @@ type Reservation struct {
 }
 
 // Reserve asks l for n events now, as an estimate of a cost that is known afterwards, such as
-// the tokens of a language model. If they are denied, the Reservation is nil. Slots are
-// [ErrInvalidOption] here: package inflight has a Hold for them, with a Settle.
+// the tokens of a language model. If they are denied, the Reservation is nil. Slots (package
+// inflight) are [ErrInvalidOption].
 //
 // Bound: a limit admits estimates. The costs of an interval exceed a bucket's bound by at most
 // what the reservations open in it have cost beyond their estimates.
@@ -56,8 +56,8 @@ var errHeldReserved = fmt.Errorf("%w: slots are held: use inflight.Hold, and its
 
 // Settle replaces the estimate by the actual cost, 0 or more events, also when ctx has ended:
 // it refunds what was too much, or charges what was too little ([Charge]). After an error the
-// estimate stays charged. The Result is that of the Charge, or that of Reserve for the actual
-// cost, whose ResetAfter may be too long.
+// estimate stays charged. The Result is that of the Charge, or of Reserve for the actual cost,
+// with a ResetAfter that may be too long.
 func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
 	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
@@ -105,7 +105,7 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 
 // Credit gives back up to n events of key without the Result of their charge, whoever made it.
 // given is how many, at most what is charged in the current window or level. Of a bucket the last
-// event stays. With the Result at hand use Refund, which is exact.
+// event stays. With the Result at hand use Refund.
 //
 // It takes two calls of the store. What others give back in between is not given back twice. l is
 // a [FixedWindow], a [SlidingWindow] or a [TokenBucket]; others are [ErrInvalidOption].

@@ -26,12 +26,10 @@ type Result struct {
 	mark *Mark // nil unless a wrapper had a part in it
 }
 
-// String is the Result in short, for logs and tests. The form may change:
+// String is the Result in short, for logs and tests, in a form that may change. What is left is
+// that of the limit that denied:
 //
-//	allowed, 7 of 10 left, reset in 2.5s
 //	denied by "per_user" (local), 2 of 5 left, retry after 1.2s
-//
-// What is left is that of the limit that denied.
 func (r Result) String() string {
 	s := "denied"
 	if r.Allowed {
@@ -60,8 +58,7 @@ func (r Result) String() string {
 	return s
 }
 
-// Charged is how many events a Refund can give back: 0 for limiters that are not built on this
-// package.
+// Charged is how many events a Refund can give back: 0 of limiters not built on this package.
 func (r Result) Charged() int {
 	if j, ok := r.together().(*joined); ok {
 		return j.charged
