@@ -63,9 +63,9 @@ func (s *soak) addServer(t *testing.T, whole bool) {
 		},
 		"READONLY": func(ctx context.Context) {
 			ctx = context.WithoutCancel(ctx)
-			admin.SlaveOf(ctx, "127.0.0.1", "1")
+			admin.ReplicaOf(ctx, "127.0.0.1", "1")
 			rest(ctx, time.Second)
-			admin.SlaveOf(ctx, "no", "one")
+			admin.ReplicaOf(ctx, "no", "one")
 		},
 		"out of memory": func(ctx context.Context) {
 			ctx = context.WithoutCancel(ctx)
