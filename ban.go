@@ -55,13 +55,13 @@ type lockout struct {
 	within int64 // µs
 }
 
-// NewBan returns a limiter that decides as l, and bans as p says. s keeps the bans, and is the
-// store of l if that has one. Options are [WithName], which is "ban" by default,
+// NewBan returns a limiter that decides as l, and bans as p says. Bans are kept in s: the store
+// of l if that has one. Options are [WithName], which is "ban" by default,
 // [WithPolicyName], [WithKeyFunc] and [WithObserver]. Observers are told of each denial that
 // counts: a denial of it is by a ban that others have begun. Bans of one name on one store are one.
 //
-// It is [ErrInvalidOption] if l or s is nil, l sleeps or is an All of 16, or p or an option is
-// another one.
+// It is [ErrInvalidOption] if l or s is nil, l sleeps or is an All of 16, an option is another one,
+// or p is out of range.
 func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	parts, err := partsOf(l)
 	if err != nil {

@@ -26,7 +26,8 @@ const (
 type Limit struct {
 	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything.
 	Rate int
-	// Period is 1 ms to 10 years of 365 days, in whole microseconds. A calendar sets its own.
+	// Period is 1 ms to 10 years of 365 days, in whole microseconds. A calendar sets its own,
+	// which must stay.
 	Period time.Duration
 	// Burst is the capacity of a bucket in events, 0 to 2^31-1; 0 means Rate.
 	Burst int

@@ -93,9 +93,9 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 }
 
 // WithKeyFunc counts by another key than the one that is asked for, such as the user's tenant.
-// Limit functions and observers get that one. f is asked on each call, also of Refund, Peek and
-// Reset, where its key must still be the same. f must be safe for concurrent use, and inside a
-// fallback not depend on ctx.
+// Limit functions and observers get that one. Each call asks f, also Refund, Peek and Reset, where
+// its key must still be the same. It must be safe for concurrent use, and inside a fallback not
+// depend on ctx.
 func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option {
 	return func(lim *limiter) error {
 		switch {

@@ -128,7 +128,7 @@ func (r Result) DeniedBy() string {
 // Source says what made a [Result].
 type Source uint8
 
-// All but the first say that the store was not asked, or has failed.
+// What can have made a Result.
 const (
 	// SourceStore is the limiter's own store.
 	SourceStore Source = iota
