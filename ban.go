@@ -310,18 +310,15 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 //	Whole   the bans that are remembered, and the denials
 //	Part    how long after At the denials count; if there are none, how long the ban lasts
 //	Period  for how long bans are remembered
-var ban = store.Rule{
-	Name:        "ban",
-	Step:        banStep,
-	Available:   func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
-	Overdrawn:   func(next store.State, _ store.Limit, _ int64) store.State { return next },
-	Refund:      func(s store.State, _ store.Limit, _ int64, _ store.Receipt) store.State { return s },
-	TTL:         func(s store.State, _ store.Limit) int64 { return banLife(s) },
-	Used:        wholeUsed,
-	Script:      script("ban", "state"),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	LastOnly:    true,
+var ban = withScript(store.Rule{
+	Name:      "ban",
+	Step:      banStep,
+	Available: func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
+	Overdrawn: func(next store.State, _ store.Limit, _ int64) store.State { return next },
+	Refund:    func(s store.State, _ store.Limit, _ int64, _ store.Receipt) store.State { return s },
+	TTL:       func(s store.State, _ store.Limit) int64 { return banLife(s) },
+	Used:      wholeUsed,
+	LastOnly:  true,
 	Report: func(l store.Limit, r store.Reply, _, charged int64) store.Report {
 		v := store.Report{Remaining: max(0, l.Rate-r.Y-charged), Retry: r.Z, Reset: r.Z}
 		if !r.OK() {
@@ -330,7 +327,7 @@ var ban = store.Rule{
 		return v
 	},
 	After: afterY,
-}
+}, script("ban", "state"))
 
 const mostDenials = 1<<16 - 1
 

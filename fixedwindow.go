@@ -39,21 +39,18 @@ func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result
 
 // fixedWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the end of that window, if it is of a calendar: see windowPart.
-var fixedWindow = store.Rule{
-	Name:        "fixed_window",
-	Step:        fixedWindowStep,
-	Available:   windowAvailable,
-	Overdrawn:   windowOverdrawn,
-	Refund:      fixedWindowRefund,
-	TTL:         func(s store.State, _ store.Limit) int64 { return ownEnd(s) - s.At },
-	Used:        wholeUsed,
-	Script:      plainCase(lua("fixedwindow_plain")) + script("fixedwindow", "state"),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	Report:      fixedWindowReport,
-	After:       afterY,
-	Spent:       spentY,
-}
+var fixedWindow = withScript(store.Rule{
+	Name:      "fixed_window",
+	Step:      fixedWindowStep,
+	Available: windowAvailable,
+	Overdrawn: windowOverdrawn,
+	Refund:    fixedWindowRefund,
+	TTL:       func(s store.State, _ store.Limit) int64 { return ownEnd(s) - s.At },
+	Used:      wholeUsed,
+	Report:    fixedWindowReport,
+	After:     afterY,
+	Spent:     spentY,
+}, plainCase(lua("fixedwindow_plain"))+script("fixedwindow", "state"))
 
 // fixedWindowStep replies now, the count, and for how long it counts. The count may
 // be above the Rate: what was charged past it, or under a higher one, stays counted, so

@@ -41,23 +41,20 @@ func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result
 }
 
 // leakyBucket keeps the queue as the level of bucket.go.
-var leakyBucket = store.Rule{
-	Name:        "leaky_bucket",
-	Step:        leakyBucketStep,
-	Available:   bucketAvailable,
-	Overdrawn:   bucketOverdrawn,
-	Refund:      leakyBucketRefund,
-	TTL:         bucketTTL,
-	Used:        bucketUsed,
-	Script:      plainCase(lua("bucket_plain")) + script("bucket", "leakybucket", "state"),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	Burst:       true,
-	Report:      leakyBucketReport,
-	After:       afterY,
-	Spent:       spentY,
-	LastOnly:    true,
-}
+var leakyBucket = withScript(store.Rule{
+	Name:      "leaky_bucket",
+	Step:      leakyBucketStep,
+	Available: bucketAvailable,
+	Overdrawn: bucketOverdrawn,
+	Refund:    leakyBucketRefund,
+	TTL:       bucketTTL,
+	Used:      bucketUsed,
+	Burst:     true,
+	Report:    leakyBucketReport,
+	After:     afterY,
+	Spent:     spentY,
+	LastOnly:  true,
+}, plainCase(lua("bucket_plain"))+script("bucket", "leakybucket", "state"))
 
 // leakyBucketStep replies now and the queue.
 func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {

@@ -74,8 +74,14 @@ func (c *Custom) ChargedAt(charged Result) int64 {
 // NewRule returns rule with its scripts for Redis, made of its transition in Lua: plan, commit,
 // available and refund, as in scripts/slidinglog.lua.
 func NewRule(rule store.Rule, lua string) *store.Rule {
-	rule.Script, rule.JointScript, rule.BatchScript = around("\n"+lua), jointScript, batchScript
+	rule = withScript(rule, around("\n"+lua))
 	return &rule
+}
+
+// withScript is rule with its script, and with what makes others of that.
+func withScript(rule store.Rule, script string) store.Rule {
+	rule.Script, rule.JointScript, rule.BatchScript = script, jointScript, batchScript
+	return rule
 }
 
 //go:embed scripts/*.lua

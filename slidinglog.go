@@ -39,21 +39,18 @@ func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result,
 
 // slidingLog keeps in a State, while one entry is all that matters: At, its time;
 // Whole, its events. Two entries are an [eventlog.Log].
-var slidingLog = store.Rule{
-	Name:        "sliding_log",
-	Step:        slidingLogStep,
-	Available:   windowAvailable,
-	Refund:      slidingLogRefund,
-	TTL:         func(s store.State, _ store.Limit) int64 { return s.Period },
-	Used:        wholeUsed,
-	NewLog:      eventlog.New,
-	ParseLog:    eventlog.Parse,
-	Script:      lua("slidinglog_plain") + script("slidinglog"),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	Report:      slidingLogReport,
-	After:       afterY,
-}
+var slidingLog = withScript(store.Rule{
+	Name:      "sliding_log",
+	Step:      slidingLogStep,
+	Available: windowAvailable,
+	Refund:    slidingLogRefund,
+	TTL:       func(s store.State, _ store.Limit) int64 { return s.Period },
+	Used:      wholeUsed,
+	NewLog:    eventlog.New,
+	ParseLog:  eventlog.Parse,
+	Report:    slidingLogReport,
+	After:     afterY,
+}, lua("slidinglog_plain")+script("slidinglog"))
 
 // slidingLogStep replies now, the events of the last Period, and ResetAfter. Of a denial
 // it replies RetryAfter in place of now. A log replies the same.

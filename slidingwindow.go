@@ -45,21 +45,18 @@ func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Resu
 
 // slidingWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the count of the window before.
-var slidingWindow = store.Rule{
-	Name:        "sliding_window",
-	Step:        slidingWindowStep,
-	Available:   slidingWindowAvailable,
-	Overdrawn:   windowOverdrawn,
-	Refund:      slidingWindowRefund,
-	TTL:         slidingWindowTTL,
-	Used:        slidingWindowUsed,
-	Script:      plainCase(lua("slidingwindow_plain")) + script("slidingwindow", "state"),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	Report:      slidingWindowReport,
-	After:       afterZ,
-	Spent:       spentZ,
-}
+var slidingWindow = withScript(store.Rule{
+	Name:      "sliding_window",
+	Step:      slidingWindowStep,
+	Available: slidingWindowAvailable,
+	Overdrawn: windowOverdrawn,
+	Refund:    slidingWindowRefund,
+	TTL:       slidingWindowTTL,
+	Used:      slidingWindowUsed,
+	Report:    slidingWindowReport,
+	After:     afterZ,
+	Spent:     spentZ,
+}, plainCase(lua("slidingwindow_plain"))+script("slidingwindow", "state"))
 
 // slidingWindowStep replies now and the counts of the previous and the current
 // window. Where these were counted in another Period, it replies instead now (of

@@ -41,22 +41,19 @@ func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result
 }
 
 // tokenBucket keeps what is missing from a full bucket as the level of bucket.go.
-var tokenBucket = store.Rule{
-	Name:        "token_bucket",
-	Step:        tokenBucketStep,
-	Available:   bucketAvailable,
-	Overdrawn:   bucketOverdrawn,
-	Refund:      bucketRefund,
-	TTL:         bucketTTL,
-	Used:        bucketUsed,
-	Script:      plainCase(lua("bucket_plain")) + script("bucket", "tokenbucket", "state"),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	Burst:       true,
-	Report:      tokenBucketReport,
-	After:       afterY,
-	Spent:       spentY,
-}
+var tokenBucket = withScript(store.Rule{
+	Name:      "token_bucket",
+	Step:      tokenBucketStep,
+	Available: bucketAvailable,
+	Overdrawn: bucketOverdrawn,
+	Refund:    bucketRefund,
+	TTL:       bucketTTL,
+	Used:      bucketUsed,
+	Burst:     true,
+	Report:    tokenBucketReport,
+	After:     afterY,
+	Spent:     spentY,
+}, plainCase(lua("bucket_plain"))+script("bucket", "tokenbucket", "state"))
 
 // tokenBucketStep replies now and the tokens missing.
 func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
