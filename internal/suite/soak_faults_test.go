@@ -342,7 +342,8 @@ func (s *soak) report(t *testing.T) {
 }
 
 // reportGrowth fails if the heap or the goroutines have grown, after a third of the time, by more
-// than three standard errors of the slope and by more than a tenth.
+// than three standard errors of the slope and by more than a tenth. Ten minutes are too short to
+// tell: clients open connections when the machine is busy.
 func (s *soak) reportGrowth(t *testing.T) {
 	late := s.samples[len(s.samples)/3:]
 	if len(late) < 10 {
@@ -357,6 +358,6 @@ func (s *soak) reportGrowth(t *testing.T) {
 		perSecond, e := slope(late, y)
 		grown, first := perSecond*span, y(late[0])
 		t.Logf("%s: %.0f, then %+.0f ± %.0f in %.0f s (%d samples)", name, first, grown, e*span, span, len(late))
-		require.False(t, grown > 3*e*span && grown > first/10, "%s grow", name)
+		require.False(t, span > 600 && grown > 3*e*span && grown > first/10, "%s grow", name)
 	}
 }
