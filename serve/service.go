@@ -28,7 +28,8 @@ import (
 // concurrent use.
 //
 // A circuit breaker stands before the store (package fallback). While that is open, requests are
-// answered at once, as on_failure of their domain says. Make a Service by [New].
+// answered at once, as on_failure of their domain says. It also answers in time for the deadline of
+// a call that the store does not. Make a Service by [New].
 type Service struct {
 	pb.UnimplementedRateLimitServiceServer
 
@@ -143,7 +144,7 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 			return nil, err
 		}
 	}
-	s.breaker, err = fallback.New(joint{}, fallback.FailClosed(), fallback.WithOnChange(func(state fallback.State, since time.Time) {
+	s.breaker, err = fallback.New(&joint{base: time.Now()}, fallback.FailClosed(), fallback.WithOnChange(func(state fallback.State, since time.Time) {
 		s.log.Warn("circuit breaker of the store", "state", state, "since", since)
 	}))
 	if err != nil {

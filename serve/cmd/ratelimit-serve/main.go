@@ -89,7 +89,7 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	flags.BoolVar(&set.check, "check", false, "only say what is wrong in the files")
 	flags.StringVar(&set.store, "store", "memory:", "`URL` of the store: memory:, redis://host:6379, rediss:// with TLS, redis+cluster://, or redis://…?master_name=m of Sentinels")
 	flags.StringVar(&set.prefix, "prefix", "rl", "`prefix` of all keys on Redis")
-	flags.DurationVar(&set.timeout, "timeout", time.Second, "the longest that a call of the store takes; a request's own deadline may be nearer")
+	flags.DurationVar(&set.timeout, "timeout", time.Second, "the longest that a call of the store takes; also at most four fifths of a request's own deadline")
 	flags.StringVar(&set.grpc, "grpc", "localhost:8081", "`address` for gRPC; none if empty")
 	flags.StringVar(&set.http, "http", "localhost:8080", "`address` for HTTP; none if empty")
 	flags.StringVar(&set.private, "private", "localhost:6070", "`address` for operators: /metrics, /healthz, /readyz, /rules; none if empty")
