@@ -182,7 +182,11 @@ func appendEntry(buf []byte, i int, key, value, share string) []byte {
 
 // appendEscaped appends s with the bytes of special as in a URL.
 func appendEscaped(buf []byte, s, special string) []byte {
-	if !strings.ContainsAny(s, special) {
+	plain := true
+	for i := range len(special) {
+		plain = plain && strings.IndexByte(s, special[i]) < 0
+	}
+	if plain { // as nearly all are
 		return append(buf, s...)
 	}
 	const digits = "0123456789ABCDEF"
