@@ -211,7 +211,7 @@ func (p *part) overridden(s *Service, now *plan, dom *domain, i int, d *common.R
 	var buf [256]byte
 	p.key, p.shown, p.limit = string(entriesKey(d.GetEntries(), buf[:0])), shownLimit(l, ""), l
 	var err error
-	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(now.overrides[dom.name]))
+	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(now.overrides[dom.name]...))
 	return err
 }
 

@@ -256,6 +256,8 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -tls-clients x":             {2, "no effect"},
 		"-config GOOD -header-limit X-Limit":      {2, "no effect without -headers"},
 		"-config GOOD -http= -proxies 10.0.0.0/8": {2, "no effect without -http"},
+		"-config GOOD -private= -top-keys 100":    {2, "no effect without -private"},
+		"-config GOOD -top-keys 3":                {1, "NewTopKeys(3)"},
 		"-config GOOD -log xml":                   {2, "text or json"},
 		"-config GOOD -none":                      {2, "-none"},
 		"-config GOOD -store http://x":            {1, "store"},
