@@ -29,6 +29,7 @@ func (r *Rules) Notes() []string { return r.notes }
 type domain struct {
 	name      string
 	file      string
+	at        string // the place of its name there
 	next      level
 	onFailure failure
 	instances int  // 0 unless onFailure is local
