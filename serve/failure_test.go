@@ -105,8 +105,8 @@ func TestAStoreThatFails(t *testing.T) {
 // limits or of none.
 func TestAShareWhileRedisIsStopped(t *testing.T) {
 	t.Parallel()
-	server, stop := testenv.StoppableRedis(t)
-	st, err := serve.Open("redis://"+server, "edge", 100*time.Millisecond)
+	server := testenv.StartRedis(t)
+	st, err := serve.Open("redis://"+server.Address, "edge", 100*time.Millisecond)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = st.Close() })
 	s, err := serve.New(st.Store, rules(t, `domain: edge
@@ -123,7 +123,7 @@ descriptors:
 `, "{domain: fleet, on_failure: local, instances: 1000}"), serve.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return strings.HasPrefix(short(ask(t, s, "user=a 0")), "OK, OK 10/10") }, time.Minute, time.Millisecond)
-	stop()
+	server.Stop()
 	for _, step := range []struct{ descriptors, want string }{
 		{"user=a|all=1|never=0 0|free=1", "OVER, OK 3/3, OK 4/2, OVER 0/0, OK"},
 		{"user=a|all=1|unknown=1", "OK, OK 2/3, OK 3/2, OK"}, // a share of its own, of both

@@ -12,8 +12,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/serve"
 )
 
@@ -227,6 +231,49 @@ descriptors:
 	require.Contains(t, lines, `{answer="ok",descriptor="edge/user=100"} 1`)
 	require.Contains(t, lines, `{answer="ok",descriptor="other"} 1007`, "those of 493 descriptors have their own")
 	require.Contains(t, lines, `{answer="over_limit",descriptor="other"} 1007`)
+}
+
+// /limits has the keys that are denied most if that is set, over reloads, and none otherwise.
+func TestTopKeys(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		opts []serve.Option
+		want string
+	}{
+		{nil, `{}`},
+		{[]serve.Option{serve.WithTopKeys(0)}, `{"edge": [{"key": "user=ann", "count": 3, "error": 0}, {"key": "user=ben", "count": 2, "error": 0}, {"key": "path=/login&user=cid", "count": 1, "error": 0}], "more": []}`},
+	} {
+		file := rules(t, edge, "domain: more")
+		s, err := serve.New(memory(t), file, c.opts...)
+		require.NoError(t, err)
+		ask(t, s, "user=ann 3", "user=ben 3", "path=/login,user=cid 2")
+		for _, descriptors := range []string{"user=ann", "user=ann", "user=ben", "path=/login,user=cid|user=dan"} {
+			ask(t, s, strings.Split(descriptors, "|")...)
+		}
+		require.NoError(t, s.Update(file))
+		req := request("user=ann")
+		req.Descriptors[0].Limit = override(typev3.RateLimitUnit_YEAR, 0)
+		for _, req := range []*pb.RateLimitRequest{req, request("user=ben")} {
+			_, err = s.ShouldRateLimit(t.Context(), req)
+			require.NoError(t, err)
+		}
+		var page struct {
+			Counters []observe.Snapshot     `json:"counters"`
+			TopKeys  map[string]observe.Top `json:"top_keys"`
+		}
+		require.NoError(t, json.Unmarshal([]byte(get(t, s.Private(nil), "/limits")), &page))
+		keys := map[string][]observe.TopKey{}
+		for name, top := range page.TopKeys {
+			keys[name] = top.Keys
+		}
+		got, err := json.Marshal(keys)
+		require.NoError(t, err)
+		require.JSONEq(t, c.want, string(got))
+		require.NotEmpty(t, page.Counters)
+		require.NotContains(t, get(t, s.Private(nil), "/metrics"), "ann")
+	}
+	_, err := serve.New(memory(t), rules(t, edge), serve.WithTopKeys(3))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
 
 // Files are followed. A bad one changes nothing, and a link that leads elsewhere is a change.

@@ -180,7 +180,15 @@ func (p *parser) failAt(line, column int, err error) {
 }
 
 func (p *parser) note(n *yaml.Node, format string, args ...any) {
-	p.to.notes = append(p.to.notes, fmt.Sprintf("%s:%d:%d: ", p.file, n.Line, n.Column)+fmt.Sprintf(format, args...))
+	p.to.notes = append(p.to.notes, p.placeOf(n)+": "+fmt.Sprintf(format, args...))
+}
+
+// placeOf is the place of n, such as limits.yaml:3:12. It is "" of nil.
+func (p *parser) placeOf(n *yaml.Node) string {
+	if n == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s:%d:%d", p.file, n.Line, n.Column)
 }
 
 // document returns the root of the text's one document, or nil if the text cannot be read.
@@ -371,9 +379,9 @@ func (p *parser) root(n *yaml.Node) {
 	if name == "" {
 		p.fail(n, "the file has no domain")
 	} else if other := p.to.domains[name]; other != nil {
-		p.fail(fields["domain"].value, "domain %s is already in %s", quote(name), other.file)
+		p.fail(fields["domain"].value, "domain %s is already at %s: a domain is one file, since on_failure, store and the order of its patterns are of the whole", quote(name), other.at)
 	}
-	p.domain = &domain{name: name, file: p.file, onFailure: failError}
+	p.domain = &domain{name: name, file: p.file, at: p.placeOf(fields["domain"].value), onFailure: failError}
 	p.to.domains[name] = p.domain
 	p.onFailure(fields["on_failure"], fields["instances"])
 	if f := fields["all_or_none"]; f.value != nil {

@@ -88,7 +88,7 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 	_, err := serve.Parse()
 	require.ErrorContains(t, err, "no file")
 	_, err = serve.Parse(serve.File{Name: "a", Text: []byte("domain: d")}, serve.File{Name: "b", Text: []byte("domain: d")})
-	require.ErrorContains(t, err, `b:1:9: domain "d" is already in a`)
+	require.ErrorContains(t, err, `b:1:9: domain "d" is already at a:1:9: a domain is one file`)
 	_, err = serve.Parse(serve.File{Name: "a", Text: make([]byte, 9<<20)})
 	require.ErrorContains(t, err, "a:1:1: the file has over")
 	_, err = serve.Parse(serve.File{Name: "a", Text: []byte("domain: d\ndescriptors:\n" + strings.Repeat("- {}\n", 100))})

@@ -2,23 +2,29 @@ package serve
 
 import (
 	"context"
+	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/ratelimit-go/ratelimit/observe"
 )
 
 // patience is how long /readyz waits for the store.
 const patience = 2 * time.Second
 
-// Private answers operators. It shows limits but no keys. Serve it on a port that only they reach.
+// Private answers operators. It shows keys only with [WithTopKeys]. Serve it on a port that only
+// they reach.
 //
 //	/metrics   for Prometheus
 //	/healthz   200 while the process runs
 //	/readyz    200 if ready says so, 503 otherwise
 //	/rules     the rules in force, as JSON
+//	/limits    what each rule has decided, and the keys that are denied most: see [observe.Handler]
 //
 // ready is asked each time. It may be nil.
 func (s *Service) Private(ready func(context.Context) error) http.Handler {
@@ -40,6 +46,14 @@ func (s *Service) Private(ready func(context.Context) error) http.Handler {
 	})
 	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, s.now.Load().shown())
+	})
+	mux.HandleFunc("GET /limits", func(w http.ResponseWriter, r *http.Request) {
+		now := s.now.Load()
+		page := observe.Page{TopKeys: now.topKeys}
+		for _, name := range slices.Sorted(maps.Keys(now.counters)) {
+			page.Counters = append(page.Counters, now.counters[name])
+		}
+		observe.Handler(page).ServeHTTP(w, r)
 	})
 	return mux
 }

@@ -211,7 +211,7 @@ func (p *part) overridden(s *Service, now *plan, dom *domain, i int, d *common.R
 	var buf [256]byte
 	p.key, p.shown, p.limit = string(entriesKey(d.GetEntries(), buf[:0])), shownLimit(l, ""), l
 	var err error
-	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(now.overrides[dom.name]))
+	p.limiter, err = ratelimit.NewFixedWindow(s.store, l, ratelimit.WithName(nameOf(dom)), ratelimit.WithObserver(now.overrides[dom.name]...))
 	return err
 }
 
@@ -249,7 +249,9 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 	if len(q.asks) == 0 {
 		return nil
 	}
-	res, err := s.breaker.AllowN(&asking{ctx, q}, "decision", 1)
+	a, cancel := s.asking(ctx, q)
+	defer cancel()
+	res, err := s.breaker.AllowN(a, "decision", 1)
 	if err == nil && res.Source() == ratelimit.SourceFailClosed {
 		s.metrics.failed(q)
 		if q.domain.onFailure != failLocal {
@@ -268,22 +270,6 @@ func (s *Service) decide(ctx context.Context, q *question) error {
 		return q.undo(ctx, res)
 	}
 	return q.credit(ctx)
-}
-
-// asking is the context of a question on its way to the store.
-type asking struct {
-	context.Context
-	q *question
-}
-
-// joint is the limiter that decides on the question in its context.
-type joint struct{}
-
-func (joint) AllowN(ctx context.Context, _ string, _ int) (r ratelimit.Result, err error) {
-	a := ctx.(*asking)
-	r, err = a.q.ask(a.Context)
-	a.q.cause = err
-	return r, err
 }
 
 // ask asks the limiters.
@@ -337,22 +323,6 @@ func (q *question) missing(r ratelimit.Result) bool {
 	}
 	return false
 }
-
-func (j joint) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
-	return j.AllowN(ctx, key, 1)
-}
-
-// Peek asks the store, for the breaker.
-func (joint) Peek(ctx context.Context, _ string) (ratelimit.Result, error) {
-	a := ctx.(*asking)
-	one := &a.q.asks[0]
-	return one.Limiter.Peek(a.Context, one.Key)
-}
-
-func (joint) Refund(context.Context, string, ratelimit.Result, int) error {
-	return ratelimit.ErrInvalidN
-}
-func (joint) Reset(context.Context, string) error { return ratelimit.ErrInvalidOption }
 
 // results gives each part its own result. One that was not asked, since another one denies, is
 // looked at.

@@ -29,6 +29,7 @@ func (r *Rules) Notes() []string { return r.notes }
 type domain struct {
 	name      string
 	file      string
+	at        string // the place of its name there
 	next      level
 	onFailure failure
 	instances int  // 0 unless onFailure is local
@@ -182,7 +183,11 @@ func appendEntry(buf []byte, i int, key, value, share string) []byte {
 
 // appendEscaped appends s with the bytes of special as in a URL.
 func appendEscaped(buf []byte, s, special string) []byte {
-	if !strings.ContainsAny(s, special) {
+	plain := true
+	for i := range len(special) {
+		plain = plain && strings.IndexByte(s, special[i]) < 0
+	}
+	if plain { // as nearly all are
 		return append(buf, s...)
 	}
 	const digits = "0123456789ABCDEF"

@@ -184,10 +184,10 @@ func TestReservationsOfStrangers(t *testing.T) {
 // Of many who settle one reservation at once, at two servers on one Redis, one does.
 func TestSettleOnce(t *testing.T) {
 	t.Parallel()
-	address, stop := testenv.StoppableRedis(t)
+	server := testenv.StartRedis(t)
 	var servers [2]*serve.Service
 	for i := range servers {
-		st, err := serve.Open("redis://"+address, "edge", time.Minute)
+		st, err := serve.Open("redis://"+server.Address, "edge", time.Minute)
 		require.NoError(t, err)
 		defer st.Close()
 		servers[i], err = serve.New(st.Store, rules(t, strings.ReplaceAll(costs, "/m", "/365d")), serve.WithLogger(slog.New(slog.DiscardHandler)))
@@ -213,8 +213,8 @@ func TestSettleOnce(t *testing.T) {
 		require.Equal(t, 150, left(t, servers[1], entry))
 	}
 	id := reserve(t, servers[0], "window=a", "1")
-	stop()
-	short, err := serve.Open("redis://"+address, "edge", 50*time.Millisecond)
+	server.Stop()
+	short, err := serve.Open("redis://"+server.Address, "edge", 50*time.Millisecond)
 	require.NoError(t, err)
 	defer short.Close()
 	s, err := serve.New(short.Store, rules(t, "instances: 2\non_failure: local\n"+costs), serve.WithLogger(slog.New(slog.DiscardHandler)))

@@ -78,6 +78,7 @@ type settings struct {
 	headers, metadata        bool
 	names                    serve.Headers
 	shadow                   bool
+	topKeys                  int
 	every, age, drain        time.Duration
 	cert, key, clients, logs string
 }
@@ -89,10 +90,10 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	flags.BoolVar(&set.check, "check", false, "only say what is wrong in the files")
 	flags.StringVar(&set.store, "store", "memory:", "`URL` of the store: memory:, redis://host:6379, rediss:// with TLS, redis+cluster://, or redis://…?master_name=m of Sentinels")
 	flags.StringVar(&set.prefix, "prefix", "rl", "`prefix` of all keys on Redis")
-	flags.DurationVar(&set.timeout, "timeout", time.Second, "the longest that a call of the store takes; a request's own deadline may be nearer")
+	flags.DurationVar(&set.timeout, "timeout", time.Second, "the longest that a call of the store takes; also at most four fifths of a request's own deadline")
 	flags.StringVar(&set.grpc, "grpc", "localhost:8081", "`address` for gRPC; none if empty")
 	flags.StringVar(&set.http, "http", "localhost:8080", "`address` for HTTP; none if empty")
-	flags.StringVar(&set.private, "private", "localhost:6070", "`address` for operators: /metrics, /healthz, /readyz, /rules; none if empty")
+	flags.StringVar(&set.private, "private", "localhost:6070", "`address` for operators: /metrics, /healthz, /readyz, /rules, /limits; none if empty")
 	flags.Var(&set.proxies, "proxies", "`networks` whose X-Forwarded-* and X-Original-* fields count in /check, such as 10.0.0.0/8; or unix")
 	flags.BoolVar(&set.headers, "headers", false, "put fields for clients into answers over gRPC")
 	flags.StringVar(&set.names.Limit, "header-limit", "", "`name` of the field with the limit, RateLimit-Limit by default")
@@ -100,6 +101,7 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	flags.StringVar(&set.names.Reset, "header-reset", "", "`name` of the field with the seconds, RateLimit-Reset by default")
 	flags.BoolVar(&set.metadata, "metadata", false, "put dynamic metadata into answers")
 	flags.BoolVar(&set.shadow, "shadow", false, "answer OK to all requests: only statuses, logs and metrics say what would be denied")
+	flags.IntVar(&set.topKeys, "top-keys", 0, "`entries` of each domain, 16 to 65536, to find the keys that are denied most and show them at /limits; none if 0")
 	flags.DurationVar(&set.every, "reload", 5*time.Second, "how often files are read, to see whether they have changed")
 	flags.DurationVar(&set.age, "max-connection-age", 30*time.Minute, "after which a gRPC connection is asked to end, so that load moves to new servers")
 	flags.DurationVar(&set.drain, "drain", 10*time.Second, "how long requests under way are waited for at the end")
@@ -136,6 +138,8 @@ func (set *settings) wrong(more int) string {
 		return "the names of fields have no effect without -headers"
 	case set.http == "" && len(set.proxies) > 0:
 		return "-proxies has no effect without -http"
+	case set.private == "" && set.topKeys != 0:
+		return "-top-keys has no effect without -private"
 	case set.logs != "text" && set.logs != "json":
 		return "-log: want text or json"
 	}

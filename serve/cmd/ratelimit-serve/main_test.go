@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,7 +30,10 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/ratelimit-go/ratelimit/serve"
 )
 
 const limits = `domain: edge
@@ -172,6 +176,57 @@ func TestServer(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err))
 }
 
+// What is too large is refused before it has come: the bodies here never end.
+func TestAbsurdSizes(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, "-config", writeFile(t, "limits.yaml", limits))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for name, c := range map[string]struct {
+		url, kind, begins string
+		code              int
+		says              string
+	}{
+		"a gRPC message of 1 GiB":   {"http://" + s.grpc + pb.RateLimitService_ShouldRateLimit_FullMethodName, "application/grpc", "\x00\x40\x00\x00\x00", 200, "8 grpc: received message larger than max (1073741824 vs. 262144)"},
+		"JSON of 1 GiB":             {"http://" + s.http + "/json", "", strings.Repeat(" ", serve.MaxBody+1), 413, "over 262144 bytes"},
+		"an ask of 1 GiB":           {"http://" + s.http + "/v1/decide", "", strings.Repeat(" ", serve.MaxBody+1), 413, "over 262144 bytes"},
+		"a path of 64 KiB":          {"http://" + s.http + "/check/" + strings.Repeat("x", 1<<16), "", "", 431, "Request Header Fields Too Large"},
+		"a path of 64 KiB, private": {"http://" + s.private + "/" + strings.Repeat("x", 1<<16), "", "", 431, "Request Header Fields Too Large"},
+	} {
+		body, more := io.Pipe()
+		go func() { _, _ = more.Write([]byte(c.begins)) }()
+		t.Cleanup(func() { _ = more.Close() })
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, body)
+		require.NoError(t, err)
+		req.ContentLength = 1 << 30
+		transport := &http.Transport{}
+		if c.kind != "" {
+			req.ContentLength = -1
+			req.Header.Set("Content-Type", c.kind)
+			transport.Protocols = new(http.Protocols)
+			transport.Protocols.SetUnencryptedHTTP2(true)
+		}
+		resp, err := transport.RoundTrip(req)
+		require.NoError(t, err, name)
+		require.Equal(t, c.code, resp.StatusCode, name)
+		text, err := io.ReadAll(resp.Body)
+		require.NoError(t, err, name)
+		require.NoError(t, resp.Body.Close())
+		require.Contains(t, resp.Header.Get("Grpc-Status")+" "+resp.Header.Get("Grpc-Message")+string(text), c.says, name)
+		transport.CloseIdleConnections()
+	}
+	client := pb.NewRateLimitServiceClient(dial(t, s.grpc, insecure.NewCredentials()))
+	_, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(t.Context(), "x", strings.Repeat("x", 1<<20)), user("ann"))
+	require.ErrorContains(t, err, "header list size")
+	many := user("ann")
+	many.Descriptors = slices.Repeat(many.Descriptors, 10_000)
+	_, err = client.ShouldRateLimit(t.Context(), many)
+	require.ErrorContains(t, err, "10000 descriptors, over 64")
+	answer, err := client.ShouldRateLimit(t.Context(), user("ann"))
+	require.NoError(t, err)
+	require.EqualValues(t, 2, answer.GetStatuses()[0].GetLimitRemaining(), "nothing was counted")
+}
+
 // A port that is taken, and a store that is away when the server starts.
 func TestStarts(t *testing.T) {
 	t.Parallel()
@@ -256,6 +311,8 @@ func TestArguments(t *testing.T) {
 		"-config GOOD -tls-clients x":             {2, "no effect"},
 		"-config GOOD -header-limit X-Limit":      {2, "no effect without -headers"},
 		"-config GOOD -http= -proxies 10.0.0.0/8": {2, "no effect without -http"},
+		"-config GOOD -private= -top-keys 100":    {2, "no effect without -private"},
+		"-config GOOD -top-keys 3":                {1, "NewTopKeys(3)"},
 		"-config GOOD -log xml":                   {2, "text or json"},
 		"-config GOOD -none":                      {2, "-none"},
 		"-config GOOD -store http://x":            {1, "store"},
@@ -265,7 +322,7 @@ func TestArguments(t *testing.T) {
 		"-config BAD":                             {1, "bad.yaml:2:1: file: unknown field"},
 		"-config GOOD -config BAD -check":         {1, "bad.yaml:2:1"},
 		"-config GOOD -check":                     {0, "1 files are good"},
-		"-config GOOD,GOOD -check":                {1, `domain "edge" is already in`},
+		"-config GOOD,GOOD -check":                {1, `domain "edge" is already at`},
 		"-h":                                      {0, "usage: ratelimit-serve"},
 		"ask -h":                                  {0, "usage: ratelimit-serve"},
 		"ask edge":                                {2, "want a domain and a descriptor"},

@@ -93,8 +93,7 @@ func site(t *testing.T) string {
 	return strings.TrimPrefix(srv.URL, "http://")
 }
 
-// The page's file of nginx: 200 and 429 reach the client, with their fields, and a service that
-// is stopped lets through.
+// The page's file of nginx.
 func TestNginx(t *testing.T) {
 	t.Parallel()
 	need(t, "nginx")
@@ -108,6 +107,13 @@ func TestNginx(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	background(t, address, "nginx", "-c", file, "-p", dir)
 
+	judge(t, s, address)
+}
+
+// judge asks through a proxy: 200 and 429 reach the client, with their fields, and a service that is
+// stopped lets through.
+func judge(t *testing.T, s *started, address string) {
+	t.Helper()
 	for range 5 {
 		code, h := through(t, address, "")
 		require.Equal(t, http.StatusOK, code)
@@ -138,6 +144,19 @@ func TestCaddy(t *testing.T) {
 		code, h := through(t, address, "")
 		return code == http.StatusTooManyRequests && h.Get("Retry-After") != "" && h.Get("RateLimit-Limit") == "5"
 	}, 30*time.Second, time.Millisecond)
+}
+
+// The page's files of HAProxy.
+func TestHAProxy(t *testing.T) {
+	t.Parallel()
+	need(t, "haproxy")
+	s := startServer(t, "-config", writeFile(t, "limits.yaml", block(t, "yaml")), "-proxies", "127.0.0.1,::1")
+	address := freeAddress(t)
+	script := strings.Replace(block(t, "lua"), `"127.0.0.1", 8080`, strings.Replace(`"`+s.http, ":", `", `, 1), 1)
+	require.NotContains(t, script, "8080")
+	text := strings.NewReplacer("ratelimit.lua", writeFile(t, "ratelimit.lua", script), "localhost:8000", address, "localhost:3000", site(t)).Replace(block(t, "haproxy"))
+	background(t, address, "haproxy", "-f", writeFile(t, "haproxy.cfg", text))
+	judge(t, s, address)
 }
 
 // The commands of the page print what it shows.

@@ -78,6 +78,9 @@ func (set *settings) options(log *slog.Logger) []serve.Option {
 	if set.shadow {
 		opts = append(opts, serve.WithShadow())
 	}
+	if set.topKeys != 0 {
+		opts = append(opts, serve.WithTopKeys(set.topKeys))
+	}
 	if len(set.proxies) > 0 {
 		opts = append(opts, serve.WithProxies(set.proxies...))
 	}

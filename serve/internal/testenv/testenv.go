@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,12 +17,28 @@ import (
 // skipped, or fails if RATELIMIT_REQUIRE_REDIS=1.
 func Redis(t *testing.T) (address string) {
 	t.Helper()
-	address, _ = StoppableRedis(t)
-	return address
+	return StartRedis(t).Address
 }
 
-// StoppableRedis is [Redis] with a function that ends it.
-func StoppableRedis(t *testing.T) (address string, stop func()) {
+// Server is a redis-server of a test.
+type Server struct {
+	Address string
+
+	process *os.Process
+	ended   chan struct{}
+}
+
+// Stop ends the server.
+func (s *Server) Stop() { _ = s.process.Kill(); <-s.ended }
+
+// Freeze stops its process. The kernel still takes connections and bytes.
+func (s *Server) Freeze() { _ = s.process.Signal(syscall.SIGSTOP) }
+
+// Thaw lets it go on.
+func (s *Server) Thaw() { _ = s.process.Signal(syscall.SIGCONT) }
+
+// StartRedis is [Redis] with a server that can be stopped.
+func StartRedis(t *testing.T) *Server {
 	t.Helper()
 	binary, err := exec.LookPath("redis-server")
 	if err != nil && os.Getenv("RATELIMIT_REQUIRE_REDIS") != "1" {
@@ -37,17 +54,16 @@ func StoppableRedis(t *testing.T) (address string, stop func()) {
 		require.NoError(t, l.Close())
 		cmd := exec.CommandContext(t.Context(), binary, "--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "", "--appendonly", "no")
 		require.NoError(t, cmd.Start())
-		ended := make(chan struct{})
-		go func() { _ = cmd.Wait(); close(ended) }()
-		if up(t.Context(), address, ended) {
-			stop := func() { _ = cmd.Process.Kill(); <-ended }
-			t.Cleanup(stop)
-			return address, stop
+		s := &Server{address, cmd.Process, make(chan struct{})}
+		go func() { _ = cmd.Wait(); close(s.ended) }()
+		if up(t.Context(), address, s.ended) {
+			t.Cleanup(s.Stop)
+			return s
 		}
 		_ = cmd.Process.Kill()
 	}
 	t.Fatal("no redis-server has started")
-	return "", nil
+	return nil
 }
 
 // up reports whether a server answers before it ends.

@@ -1,0 +1,88 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// asking is the context of a question on its way to the store. It ends before its caller's, so that
+// on_failure can still answer.
+type asking struct {
+	context.Context
+	q      *question
+	caller context.Context
+}
+
+// asking leaves a fifth of the caller's time for the answer. Memory never lets anybody wait.
+func (s *Service) asking(ctx context.Context, q *question) (*asking, context.CancelFunc) {
+	a := &asking{ctx, q, ctx}
+	end, ends := ctx.Deadline()
+	if _, inMemory := s.store.(*memstore.Store); inMemory || !ends {
+		return a, func() {}
+	}
+	var cancel context.CancelFunc
+	a.Context, cancel = context.WithDeadline(ctx, end.Add(-time.Until(end)/5))
+	return a, cancel
+}
+
+// joint is the limiter that decides on the question in its context. It stands behind the breaker.
+type joint struct {
+	base   time.Time
+	silent atomic.Int64 // ns since base, of the first late call that no answer of the store followed; 0 if there is none
+}
+
+// silence is after how much of it late calls are failures of the store. A shorter one may be that of
+// a busy machine or of a caller with no patience. The breaker must not open for all others then.
+const silence = time.Second
+
+var errLate = fmt.Errorf("%w: no reply in four fifths of the caller's time, the outcome is unknown", store.ErrTimeout)
+
+func (j *joint) AllowN(ctx context.Context, _ string, _ int) (ratelimit.Result, error) {
+	a := ctx.(*asking)
+	r, err := a.q.ask(a.Context)
+	return j.heard(a, r, err)
+}
+
+func (j *joint) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return j.AllowN(ctx, key, 1)
+}
+
+// Peek asks the store, for the breaker.
+func (j *joint) Peek(ctx context.Context, _ string) (ratelimit.Result, error) {
+	a := ctx.(*asking)
+	one := &a.q.asks[0]
+	r, err := one.Limiter.Peek(a.Context, one.Key)
+	return j.heard(a, r, err)
+}
+
+// heard returns what the breaker is told of an answer.
+func (j *joint) heard(a *asking, r ratelimit.Result, err error) (ratelimit.Result, error) {
+	since := j.silent.Load()
+	a.q.cause = err
+	switch late := err != nil && a.Err() != nil && a.caller.Err() == nil; {
+	case err == nil:
+		if s := r.Source(); since != 0 && (s == ratelimit.SourceStore || s == ratelimit.SourceUnlimited) { // of looks alone
+			j.silent.Store(0)
+		}
+	case late:
+		now := int64(time.Since(j.base))
+		j.silent.CompareAndSwap(0, now)
+		err, a.q.cause = errLate, errLate
+		if since == 0 || now-since < int64(silence) {
+			err = store.ErrOverloaded // which is answered, and not counted
+		}
+	}
+	return r, err
+}
+
+func (*joint) Refund(context.Context, string, ratelimit.Result, int) error {
+	return ratelimit.ErrInvalidN
+}
+
+func (*joint) Reset(context.Context, string) error { return ratelimit.ErrInvalidOption }

@@ -1,0 +1,165 @@
+package serve_test
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimit-go/ratelimit/serve"
+	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// hanging is a store that can be made to answer nobody.
+type hanging struct {
+	store.Store
+	hangs atomic.Bool
+}
+
+func (h *hanging) wait(ctx context.Context) error {
+	if h.hangs.Load() {
+		<-ctx.Done()
+	}
+	return ctx.Err()
+}
+
+func (h *hanging) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := h.wait(ctx); err != nil {
+		return store.Reply{}, err
+	}
+	return h.Store.Take(ctx, ns, key, l, n)
+}
+
+func (h *hanging) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	if err := h.wait(ctx); err != nil {
+		return store.Reply{}, err
+	}
+	return h.Store.Peek(ctx, ns, key, l, n)
+}
+
+func (h *hanging) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if err := h.wait(ctx); err != nil {
+		return err
+	}
+	return h.Store.TakeAll(ctx, requests, replies)
+}
+
+// hangs is a service on a store that hangs.
+func hangs(t *testing.T, files ...string) (*serve.Service, *hanging) {
+	t.Helper()
+	st := &hanging{Store: memory(t)}
+	st.hangs.Store(true)
+	s, err := serve.New(st, rules(t, files...), serve.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	return s, st
+}
+
+// within asks with a deadline, and returns the answer in short, or its error, and how long it took.
+func within(t *testing.T, s *serve.Service, d time.Duration, req *pb.RateLimitRequest) (string, time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	at := time.Now()
+	answer, err := s.ShouldRateLimit(ctx, req)
+	if err != nil {
+		return status.Code(err).String(), time.Since(at)
+	}
+	return short(answer), time.Since(at)
+}
+
+// While the store hangs each domain answers as its on_failure says, in four fifths of the
+// caller's time, and at once after a second.
+func TestAStoreThatHangs(t *testing.T) {
+	t.Parallel()
+	for how, want := range map[string]string{"open": "OK", "closed": "OVER", "error": "Unavailable", "local\ninstances: 3": "OK, OK 0/1 "} {
+		for _, block := range []string{"", "\nall_or_none: false", "\nstore: {coalescing: true}", "\nstore: {deny_cache: true}"} {
+			synctest.Test(t, func(t *testing.T) {
+				s, st := hangs(t, "domain: edge\non_failure: "+how+block+failing)
+				for _, descriptors := range []string{"user=a", "user=b|user=c 0", "user=c|user=d", "quota=a", "quota=b|quota=c"} {
+					got, took := within(t, s, 100*time.Millisecond, request(strings.Split(descriptors, "|")...))
+					require.True(t, strings.HasPrefix(got, want), "%s %s %s: %s", how, block, descriptors, got)
+					require.Equal(t, 80*time.Millisecond, took)
+				}
+				for range 20 {
+					within(t, s, 100*time.Millisecond, request("user=d"))
+				}
+				_, took := within(t, s, 100*time.Millisecond, request("user=e"))
+				require.Zero(t, took, "the breaker is open")
+				require.Contains(t, get(t, s.Private(nil), "/metrics"), `ratelimit_serve_store_failures_total{class="timeout",domain="edge"} `)
+
+				st.hangs.Store(false)
+				time.Sleep(time.Second)
+				got, _ := within(t, s, 100*time.Millisecond, request("user=f"))
+				require.True(t, strings.HasPrefix(got, "OK, OK 2/3 "), got)
+			})
+		}
+	}
+}
+
+// Callers with no patience open no breaker for others.
+func TestLateCallsBesideOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, st := hangs(t, "domain: edge\non_failure: open"+failing)
+		for i := range 100 {
+			st.hangs.Store(true)
+			for range 20 {
+				got, took := within(t, s, time.Millisecond, request("user=a"))
+				require.Equal(t, "OK, OK", got)
+				require.Equal(t, 800*time.Microsecond, took, "%d", i)
+			}
+			time.Sleep(700 * time.Millisecond)
+			st.hangs.Store(false)
+			got, _ := within(t, s, time.Millisecond, request("unknown=y", "user=b 0"))
+			require.Contains(t, got, "/3", "%d: the store is asked", i)
+		}
+	})
+}
+
+// Who leaves by itself has no answer, and what takes no time has one.
+func TestACallerWithoutTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := hangs(t, "domain: edge\non_failure: open"+failing)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		_, err := s.ShouldRateLimit(ctx, request("user=a"))
+		require.Equal(t, codes.Canceled, status.Code(err))
+		got, _ := within(t, s, 0, request("user=a"))
+		require.Equal(t, codes.DeadlineExceeded.String(), got)
+	})
+}
+
+// Redis hangs, and its timeout is longer than callers wait.
+func TestRedisThatHangs(t *testing.T) {
+	t.Parallel()
+	server := testenv.StartRedis(t)
+	st, err := serve.Open("redis://"+server.Address, "edge", time.Second)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = st.Close() })
+	s, err := serve.New(st.Store, rules(t, "domain: edge\non_failure: open"+failing), serve.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	answer := func() string {
+		got, _ := within(t, s, 100*time.Millisecond, request("user=a 0"))
+		return got
+	}
+	counts := func() bool { return strings.HasPrefix(answer(), "OK, OK 3/3") }
+	require.Eventually(t, counts, time.Minute, time.Millisecond)
+	server.Freeze()
+	require.Eventually(t, func() bool { return answer() == "OK, OK" }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool {
+		answer()
+		return strings.Contains(get(t, s.Private(nil), "/metrics"), `ratelimit_breaker_state{limiter="store",state="open"} 1`)
+	}, time.Minute, time.Millisecond)
+	server.Thaw()
+	require.Eventually(t, counts, time.Minute, time.Millisecond)
+}
