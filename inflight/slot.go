@@ -41,8 +41,9 @@ type held struct {
 	first     [1]place // of places, in one allocation
 	busy      bool     // with renewals, or with giving back
 	state     state
-	late      bool // it was lost, or over before its Release
-	forgotten bool // the next turn ends it
+	late      bool          // it was lost, or over before its Release
+	pause     time.Duration // before it is given back again; 0 unless that has failed
+	forgotten bool          // the next turn ends it
 	work      context.Context
 	cancel    context.CancelCauseFunc
 	timer     *time.Timer // of the next turn; nil if there is none
@@ -352,6 +353,10 @@ func (h *held) plan() {
 		if p.life == forever {
 			continue
 		}
+		if h.pause > 0 && h.pause < p.life/3 {
+			first(now.Add(h.pause))
+			continue
+		}
 		// Renewals of a short time go together: a store carries them in one round trip.
 		first(now.Add(p.life / 3).Truncate(p.life / 30))
 		if h.state == holding && p.counted() { // or it is found to be lost
@@ -584,6 +589,7 @@ func (h *held) giveBack() {
 	defer h.mu.Unlock()
 	h.longest, h.places, h.busy = time.Time{}, left, false
 	if len(left) > 0 {
+		h.pause = max(leastPause, 2*h.pause)
 		h.plan()
 	}
 }
