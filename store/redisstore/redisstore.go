@@ -23,7 +23,8 @@
 // Set ContextTimeoutEnabled in the client's options. [Store.Check] finds this and most other
 // settings. At most 16 connections of a *redis.Client are used at once. Further calls wait, and
 // then share a round trip and a script. Those that could not be answered in time are refused
-// ([store.ErrOverloaded]).
+// ([store.ErrOverloaded]). A Refund, and the renewal of a slot of package inflight, makes room for
+// others: it goes first, and is not refused for want of room.
 //
 // # Permissions
 //
