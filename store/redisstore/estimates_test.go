@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -136,7 +137,7 @@ func TestLoopsAreHeldAndArrivalsAreNot(t *testing.T) {
 		// 38 ms. At most 16 call in a µs.
 		const step = time.Microsecond
 		for pause, most := range map[time.Duration]int{0: 20, 10 * ms: 2} { // of the refusals if nobody was held
-			for _, callers := range []int{2_000, 8_000, 16_000} {
+			for _, callers := range []int{2_000, effort.Of(4_000, 16_000)} {
 				r := refusals{waves: newWaves(50 * ms)}
 				next := make([]time.Duration, callers)
 				told, atOnce := 0, 0
