@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -272,30 +273,31 @@ func TestARefusalAllocatesNothing(t *testing.T) {
 // What gives room to others is not refused for want of room: they wait for it. It goes before
 // them.
 func TestWhatGivesRoomGoesAhead(t *testing.T) {
-	s := full()
-	defer s.Occupy()()
-	rate, slots := &store.Rule{Name: "rate"}, &store.Rule{Name: "slots", Held: true}
-	p, ctx := s.link.pipeline, t.Context()
-	var asks *batch
-	for range 3 {
-		asks, _, _ = p.enter(s.budget(ctx), new(call))
-	}
-	take := func(rule *store.Rule, l store.Limit) error {
-		_, err := s.Take(ctx, store.NewNamespace(rule, "name"), "k", l, 1)
-		return err
-	}
-	require.ErrorIs(t, take(slots, store.Limit{}), store.ErrOverloaded)
-	require.ErrorIs(t, take(rate, store.Limit{}.TurnBefore(1)), store.ErrOverloaded)
-	go func() { _ = take(slots, store.Limit{}.TurnBefore(1)) }()
-	go func() { _ = s.Refund(ctx, store.NewNamespace(rate, "name"), "k", store.Limit{}, store.Receipt{}) }()
-	require.Eventually(t, func() bool { return s.Waiting() == 5 }, 10*time.Second, time.Millisecond)
-	trip := &trip{begun: p.base}
-	p.mu.Lock()
-	p.fill(trip)
-	p.mu.Unlock()
-	require.Len(t, trip.list[0].calls, 2)
-	require.True(t, trip.list[0].ahead)
-	require.Same(t, asks, trip.list[1])
+	synctest.Test(t, func(t *testing.T) {
+		s := full()
+		defer s.Occupy()()
+		rate, slots := &store.Rule{Name: "rate"}, &store.Rule{Name: "slots", Held: true}
+		p, ctx := s.link.pipeline, t.Context()
+		asks, _, _ := p.enter(s.budget(ctx), new(call))
+		take := func(rule *store.Rule, l store.Limit) error {
+			_, err := s.Take(ctx, store.NewNamespace(rule, "name"), "k", l, 1)
+			return err
+		}
+		require.ErrorIs(t, take(slots, store.Limit{}), store.ErrOverloaded)
+		require.ErrorIs(t, take(rate, store.Limit{}.TurnBefore(1)), store.ErrOverloaded)
+		var calls sync.WaitGroup
+		calls.Go(func() { _ = take(slots, store.Limit{}.TurnBefore(1)) })
+		calls.Go(func() { _ = s.Refund(ctx, store.NewNamespace(rate, "name"), "k", store.Limit{}, store.Receipt{}) })
+		synctest.Wait()
+		trip := &trip{begun: time.Now()}
+		p.mu.Lock()
+		p.fill(trip)
+		p.mu.Unlock()
+		require.Len(t, trip.list, 2)
+		require.Len(t, trip.list[0].calls, 2)
+		require.Same(t, asks, trip.list[1])
+		calls.Wait()
+	})
 }
 
 func BenchmarkRefused(b *testing.B) {
