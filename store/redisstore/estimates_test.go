@@ -247,8 +247,11 @@ func TestQueue(t *testing.T) {
 }
 
 // full returns a store that has no room for one more call.
-func full() *Store {
-	s, _ := New(redis.NewClient(&redis.Options{}))
+func full(t testing.TB) *Store {
+	client := redis.NewClient(&redis.Options{})
+	t.Cleanup(func() { _ = client.Close() })
+	s, err := New(client)
+	require.NoError(t, err)
 	p := s.link.pipeline
 	p.store.link.pulse.beat()
 	p.expected.inside.Store(longestLine)
@@ -257,7 +260,7 @@ func full() *Store {
 }
 
 func TestARefusalAllocatesNothing(t *testing.T) {
-	s := full()
+	s := full(t)
 	ns := store.NewNamespace(&store.Rule{Name: "rule"}, "name")
 	ctx := context.Background()
 	allocs := testing.AllocsPerRun(500, func() {
@@ -274,8 +277,9 @@ func TestARefusalAllocatesNothing(t *testing.T) {
 // them.
 func TestWhatGivesRoomGoesAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := full()
+		s := full(t)
 		defer s.Occupy()()
+		defer s.Occupy()() // also when the trip below has ended
 		rate, slots := &store.Rule{Name: "rate"}, &store.Rule{Name: "slots", Held: true}
 		p, ctx := s.link.pipeline, t.Context()
 		asks, _, _ := p.enter(s.budget(ctx), new(call))
@@ -301,7 +305,7 @@ func TestWhatGivesRoomGoesAhead(t *testing.T) {
 }
 
 func BenchmarkRefused(b *testing.B) {
-	s := full()
+	s := full(b)
 	ns := store.NewNamespace(&store.Rule{Name: "rule"}, "name")
 	ctx := context.Background()
 	b.ReportAllocs()
