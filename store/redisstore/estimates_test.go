@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -276,32 +275,28 @@ func TestARefusalAllocatesNothing(t *testing.T) {
 // What gives room to others is not refused for want of room: they wait for it. It goes before
 // them.
 func TestWhatGivesRoomGoesAhead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := full(t)
-		defer s.Occupy()()
-		defer s.Occupy()() // also when the trip below has ended
-		rate, slots := &store.Rule{Name: "rate"}, &store.Rule{Name: "slots", Held: true}
-		p, ctx := s.link.pipeline, t.Context()
-		asks, _, _ := p.enter(s.budget(ctx), new(call))
-		take := func(rule *store.Rule, l store.Limit) error {
-			_, err := s.Take(ctx, store.NewNamespace(rule, "name"), "k", l, 1)
-			return err
-		}
-		require.ErrorIs(t, take(slots, store.Limit{}), store.ErrOverloaded)
-		require.ErrorIs(t, take(rate, store.Limit{}.TurnBefore(1)), store.ErrOverloaded)
-		var calls sync.WaitGroup
-		calls.Go(func() { _ = take(slots, store.Limit{}.TurnBefore(1)) })
-		calls.Go(func() { _ = s.Refund(ctx, store.NewNamespace(rate, "name"), "k", store.Limit{}, store.Receipt{}) })
-		synctest.Wait()
-		trip := &trip{begun: time.Now()}
-		p.mu.Lock()
-		p.fill(trip)
-		p.mu.Unlock()
-		require.Len(t, trip.list, 2)
-		require.Len(t, trip.list[0].calls, 2)
-		require.Same(t, asks, trip.list[1])
-		calls.Wait()
-	})
+	s := full(t)
+	p, ctx := s.link.pipeline, t.Context()
+	s.timeout, p.timeout = time.Hour, time.Hour // nothing ends meanwhile
+	s.Occupy()
+	asks, _, _ := p.enter(s.budget(ctx), new(call))
+	_, err := s.admit(ctx, false)
+	require.ErrorIs(t, err, store.ErrOverloaded)
+	b, err := s.admit(ctx, true)
+	require.NoError(t, err)
+	ahead, _, _ := p.enter(b, new(call))
+	trip := &trip{begun: time.Now()}
+	p.mu.Lock()
+	p.fill(trip)
+	p.mu.Unlock()
+	require.Len(t, trip.list, 2)
+	require.Same(t, ahead, trip.list[0])
+	require.Same(t, asks, trip.list[1])
+
+	slots := store.NewNamespace(&store.Rule{Held: true}, "slots")
+	require.True(t, renews(slots, store.Limit{}.TurnBefore(1)))
+	require.False(t, renews(slots, store.Limit{}))
+	require.False(t, renews(store.NewNamespace(new(store.Rule), "rate"), store.Limit{}.TurnBefore(1)))
 }
 
 func BenchmarkRefused(b *testing.B) {
