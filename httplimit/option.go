@@ -64,7 +64,8 @@ type config struct {
 	inContext bool
 	asks      bool // whether the limiter may use the context
 
-	mayHold    bool              // whether the limiter counts slots, or may come to
+	slots      bool              // whether the limiter counts some
+	fixed      bool              // and nothing in it can change
 	hold       []inflight.Option // of the slots
 	slotRetry  time.Duration     // of the middleware; 0 unless set
 	cancelLost bool              // of the middleware
@@ -79,12 +80,19 @@ func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
-	mayHold := !see.Fixed(l) || inflight.Has(l)
-	return &config{limiter: l, key: key, styles: defaultStyles, maxPause: time.Minute, mayHold: mayHold}, nil
+	return &config{
+		limiter: l, key: key, styles: defaultStyles, maxPause: time.Minute,
+		slots: inflight.Has(l), fixed: see.Fixed(l),
+	}, nil
 }
 
 // holds reports whether the limiter counts slots. What is inside of others may change.
-func (c *config) holds() bool { return c.mayHold && inflight.Has(c.limiter) }
+func (c *config) holds() bool {
+	if c.fixed {
+		return c.slots
+	}
+	return inflight.Has(c.limiter)
+}
 
 // take asks for n events, and for a slot if the limiter counts some.
 func (c *config) take(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {

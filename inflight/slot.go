@@ -24,7 +24,7 @@ type Slot struct{ held *held }
 // reach is found.
 type held struct {
 	limiter  ratelimit.Limiter // as it was asked
-	ctx      context.Context   // has its values, and no end
+	ctx      unended
 	key      string
 	asked    int              // events
 	events   int              // of those that are not settled
@@ -41,13 +41,21 @@ type held struct {
 	first     [1]place // of places, in one allocation
 	busy      bool     // with renewals, or with giving back
 	state     state
-	late      bool // it was lost, or over before its Release
-	forgotten bool // the next turn ends it
+	late      bool          // it was lost, or over before its Release
+	pause     time.Duration // before it is given back again; 0 unless that has failed
+	forgotten bool          // the next turn ends it
 	work      context.Context
 	cancel    context.CancelCauseFunc
 	timer     *time.Timer // of the next turn; nil if there is none
 	cleanup   runtime.Cleanup
 }
+
+// unended is a context without its end, as of [context.WithoutCancel], with no allocation of its own.
+type unended struct{ context.Context }
+
+func (*unended) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (*unended) Done() <-chan struct{}       { return nil }
+func (*unended) Err() error                  { return nil }
 
 type state uint8
 
@@ -118,7 +126,7 @@ func OnEnd(f func(Ending)) Option {
 // If ctx ends while the store is asked, the error is that of ctx, and a slot that was taken all
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
-	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n}
+	h := &held{limiter: l, key: key, ctx: unended{ctx}, asked: n, events: n}
 	err := h.applyToHold(opts)
 	if err == nil {
 		err = checkLimiter(l)
@@ -172,7 +180,7 @@ func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) 
 		if err := ctx.Err(); err != nil {
 			return r, err
 		}
-		if r, err = h.limiter.AllowN(h.ctx, h.key, n); err == nil && r.Allowed {
+		if r, err = h.limiter.AllowN(&h.ctx, h.key, n); err == nil && r.Allowed {
 			h.placed(r)
 		}
 		return r, err
@@ -191,7 +199,7 @@ func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) 
 			}
 			answered <- a
 		}()
-		a.r, a.err = h.limiter.AllowN(h.ctx, h.key, n)
+		a.r, a.err = h.limiter.AllowN(&h.ctx, h.key, n)
 		a.panic = nil
 	}()
 	select {
@@ -282,6 +290,9 @@ func (h *held) place(l ratelimit.Limiter, r ratelimit.Result, outage bool) {
 // has answered r.
 func inner(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 	for {
+		if _, bare := l.(*ratelimit.Custom); bare { // which is quick to see
+			return r
+		}
 		if w, ok := l.(interface {
 			Inner(ratelimit.Result) ratelimit.Result
 		}); ok {
@@ -299,6 +310,8 @@ func inner(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 func several(l ratelimit.Limiter) []ratelimit.Limiter {
 	for {
 		switch w := l.(type) {
+		case *ratelimit.Custom: // which is quick to see
+			return nil
 		case interface{ Unwrap() []ratelimit.Limiter }:
 			return w.Unwrap()
 		case interface{ Unwrap() ratelimit.Limiter }:
@@ -352,6 +365,10 @@ func (h *held) plan() {
 		if p.life == forever {
 			continue
 		}
+		if h.pause > 0 && h.pause < p.life/3 {
+			first(now.Add(h.pause))
+			continue
+		}
 		// Renewals of a short time go together: a store carries them in one round trip.
 		first(now.Add(p.life / 3).Truncate(p.life / 30))
 		if h.state == holding && p.counted() { // or it is found to be lost
@@ -367,7 +384,8 @@ func (h *held) plan() {
 
 // Release gives back the slot, and of an All the slots alone, not the events that were charged
 // with them. It returns at once: a slot in memory is free then, and one on Redis a trip later.
-// What cannot be sent now is sent later. Further calls do nothing.
+// It goes before calls that want a slot. What cannot be sent is sent again after 5 ms, and less
+// often in an outage. Further calls do nothing.
 func (s *Slot) Release() {
 	if s != nil {
 		s.held.end(Released)
@@ -446,7 +464,7 @@ func (s *Slot) Context() context.Context {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.work == nil {
-		h.work, h.cancel = context.WithCancelCause(h.ctx)
+		h.work, h.cancel = context.WithCancelCause(&h.ctx)
 		switch h.state {
 		case lost:
 			h.cancel(ErrLost)
@@ -571,7 +589,7 @@ func (h *held) giveBack() {
 			h.giveBackLocal()
 			continue
 		}
-		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.asked) // fewer would not be the whole call
+		err := p.limiter.Refund(&h.ctx, h.key, p.answer, h.asked) // fewer would not be the whole call
 		if errors.Is(err, ratelimit.ErrStore) && p.life < forever && time.Now().Before(p.until) {
 			left = append(left, p)
 			continue
@@ -584,6 +602,7 @@ func (h *held) giveBack() {
 	defer h.mu.Unlock()
 	h.longest, h.places, h.busy = time.Time{}, left, false
 	if len(left) > 0 {
+		h.pause = max(leastPause, 2*h.pause)
 		h.plan()
 	}
 }
@@ -595,7 +614,7 @@ func (h *held) giveBackLocal() {
 		return
 	}
 	h.local = false
-	_ = h.limiter.Refund(see.Only(h.ctx, see.Slots), h.key, h.charged, h.asked)
+	_ = h.limiter.Refund(see.Only(&h.ctx, see.Slots), h.key, h.charged, h.asked)
 }
 
 // turn renews the places, ends what is held for too long, or tries again to give back.
@@ -645,7 +664,7 @@ func (h *held) renew(p *place) bool {
 		return true
 	}
 	began := time.Now()
-	ctx, cancel := context.WithDeadline(h.ctx, began.Add(p.life/4)) // so that there is time for another one
+	ctx, cancel := context.WithDeadline(&h.ctx, began.Add(p.life/4)) // so that there is time for another one
 	defer cancel()
 	var r ratelimit.Result
 	var err error
@@ -667,7 +686,7 @@ func (h *held) renew(p *place) bool {
 	case p.toTake:
 		h.giveBackLocal()
 	case standIn(p.charged()):
-		_ = p.limiter.Refund(h.ctx, h.key, p.answer, h.asked)
+		_ = p.limiter.Refund(&h.ctx, h.key, p.answer, h.asked)
 	}
 	h.mu.Lock()
 	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged()) { // another slot

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -118,7 +119,7 @@ func (w *waiter) hold(ctx context.Context, n int, opts []Option) (s *Slot, r rat
 		if err := w.turn(ctx); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n}
+		h := &held{limiter: l, key: key, ctx: unended{ctx}, asked: n, events: n}
 		if err := h.apply(opts); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
@@ -187,8 +188,9 @@ func (w *waiter) bySlots(r ratelimit.Result) bool {
 var lines allLines
 
 type allLines struct {
-	mu  sync.Mutex // protects all of it, and the lines
-	all []*line    // in which somebody waits, in order of arrival
+	some atomic.Bool // whether all has any; set under mu, and read without, since each Release does
+	mu   sync.Mutex  // protects all of it, and the lines
+	all  []*line     // in which somebody waits, in order of arrival
 }
 
 // join puts a waiter at the end of the line of key. The first in a line asks at once.
@@ -202,6 +204,7 @@ func (a *allLines) join(l ratelimit.Limiter, key string, most int) (*waiter, err
 	if ln == nil {
 		ln = &line{limiter: l, key: key, cores: cores(l), pause: leastPause}
 		a.all = append(a.all, ln)
+		a.some.Store(true)
 	}
 	if len(ln.waiters) >= most {
 		return nil, ErrFull
@@ -224,6 +227,7 @@ func (a *allLines) leave(w *waiter, more bool) {
 	switch {
 	case len(ln.waiters) == 0:
 		a.all = slices.DeleteFunc(a.all, func(other *line) bool { return other == ln })
+		a.some.Store(len(a.all) > 0)
 	case first && (more || len(w.ask) > 0):
 		ln.waiters[0].call()
 	case first:
@@ -236,11 +240,11 @@ func (a *allLines) leave(w *waiter, more bool) {
 // wake wakes the first who waits for key of l, or else the first of another line for slots of
 // core, such as one that is for all keys.
 func (a *allLines) wake(l ratelimit.Limiter, key string, core *ratelimit.Custom) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if len(a.all) == 0 {
+	if !a.some.Load() {
 		return
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	counts := func(ln *line) bool { return slices.Contains(ln.cores, core) }
 	for _, is := range []func(*line) bool{
 		func(ln *line) bool { return ln.is(l, key) },

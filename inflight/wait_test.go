@@ -82,7 +82,7 @@ func TestAReleaseWakesOne(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(10 * time.Second)
+		time.Sleep(10*time.Second + 500*time.Millisecond) // between two renewals
 		called := s.called.Load()
 		a.Release()
 		synctest.Wait()

@@ -42,6 +42,9 @@ func take(l store.Limit, n int64) task {
 	return task{"take", l, n, nil}
 }
 
+// renews reports whether l is asked for a slot that is held.
+func renews(ns *store.Namespace, l store.Limit) bool { return ns.Rule.Held && l.Before() > 0 }
+
 func refund(l store.Limit, c store.Receipt) task {
 	over := 0
 	if c.Overdrawn {

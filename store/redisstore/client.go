@@ -113,6 +113,8 @@ type budget struct {
 	end  time.Time
 	left time.Duration // until end, when the call began
 	own  bool          // end is the store's own timeout, not the caller's deadline
+
+	ahead bool // it gives room to others, and goes before those that want it
 }
 
 // budget returns the budget of a call with ctx that begins now.

@@ -30,7 +30,7 @@ type ruleSet [maxRules]*store.Rule
 // TakeAll implements [store.Store]. It runs one script with all the rules of the
 // requests.
 func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	b, err := s.admit(ctx)
+	b, err := s.admit(ctx, false)
 	if err != nil {
 		return err
 	}

@@ -126,8 +126,8 @@ func (p *pipeline) enter(b budget, c *call) (bt *batch, i int, now time.Time) {
 	if p.conns.expire(now) {
 		p.store.link.pulse.ask()
 	}
-	if bt = p.line.last(now, p.batch(), p.timeout/spread); bt == nil {
-		bt = p.open(now)
+	if bt = p.line.last(b.ahead, now, p.batch(), p.timeout/spread); bt == nil {
+		bt = p.open(b.ahead, now)
 	}
 	i = len(bt.calls)
 	bt.calls = append(bt.calls, *c)
@@ -138,19 +138,19 @@ func (p *pipeline) enter(b budget, c *call) (bt *batch, i int, now time.Time) {
 	return bt, i, now
 }
 
-// open returns a new batch, which is the last of the queue.
-func (p *pipeline) open(now time.Time) *batch {
+// open returns a new batch, which is the last of the queue, or of those that go ahead.
+func (p *pipeline) open(ahead bool, now time.Time) *batch {
 	bt, _ := p.read.Get().(*batch)
 	if bt == nil {
 		bt = new(batch)
 	}
-	bt.begun, bt.done = now, make(chan struct{})
+	bt.ahead, bt.begun, bt.done = ahead, now, make(chan struct{})
 	if bt.timer == nil {
 		bt.timer = time.AfterFunc(p.timeout, func() { p.expire(bt) })
 	} else {
 		bt.timer.Reset(p.timeout)
 	}
-	p.line.batches = append(p.line.batches, bt)
+	p.line.add(bt)
 	return bt
 }
 

@@ -23,7 +23,8 @@
 // Set ContextTimeoutEnabled in the client's options. [Store.Check] finds this and most other
 // settings. At most 16 connections of a *redis.Client are used at once. Further calls wait, and
 // then share a round trip and a script. Those that could not be answered in time are refused
-// ([store.ErrOverloaded]).
+// ([store.ErrOverloaded]). A Refund, and the renewal of a slot of package inflight, makes room for
+// others: it goes first, and is not refused for want of room.
 //
 // # Permissions
 //
@@ -172,7 +173,7 @@ var errNotMade = fmt.Errorf("%w: redisstore: Store not made by New", store.ErrSt
 
 // Take implements [store.Store].
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	b, err := s.admit(ctx)
+	b, err := s.admit(ctx, renews(ns, l))
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -181,7 +182,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 
 // TakeUpTo implements [store.Store].
 func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	b, err := s.admit(ctx)
+	b, err := s.admit(ctx, false)
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -190,7 +191,7 @@ func (s *Store) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l
 
 // Overdraw implements [store.Store].
 func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	b, err := s.admit(ctx)
+	b, err := s.admit(ctx, false)
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -199,7 +200,7 @@ func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l
 
 // Peek implements [store.Store].
 func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	b, err := s.admit(ctx)
+	b, err := s.admit(ctx, false)
 	if err != nil {
 		return store.Reply{}, err
 	}
@@ -208,7 +209,7 @@ func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l sto
 
 // Refund implements [store.Store].
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	b, err := s.admit(ctx)
+	b, err := s.admit(ctx, true)
 	if err != nil {
 		return err
 	}
@@ -236,12 +237,14 @@ func (s *Store) period(l *store.Limit) any {
 
 // admit returns the budget of a call with ctx that begins now, or the error of one that is
 // refused. It comes before all else, so that a refusal costs little. Who was admitted calls
-// leave.
-func (s *Store) admit(ctx context.Context) (budget, error) {
+// leave. A call that goes ahead gives room to others, who wait for it. It is not refused for want of
+// room: there are no more of these calls than events that were admitted.
+func (s *Store) admit(ctx context.Context, ahead bool) (budget, error) {
 	if s.link == nil {
 		return budget{}, errNotMade
 	}
 	b := s.budget(ctx)
+	b.ahead = ahead
 	if p := s.link.pipeline; p != nil {
 		if f := p.refuses(&b); f != nil {
 			return b, failure(ctx, f)
@@ -267,7 +270,7 @@ func (s *Store) call(b budget, ns *store.Namespace, key string, t task) (store.R
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) error {
-	b, err := s.admit(ctx)
+	b, err := s.admit(ctx, false)
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ func (p *pipeline) refuses(b *budget) *fault {
 	}
 	n := e.inside.Add(1)
 	wait := time.Duration((n - e.room.Load()) * e.pace.Load())
-	if n <= longestLine && wait <= p.timeout/4 && (b.own || wait <= 0 || wait+time.Duration(e.trip.Load()) <= b.left) {
+	if b.ahead || n <= longestLine && wait <= p.timeout/4 && (b.own || wait <= 0 || wait+time.Duration(e.trip.Load()) <= b.left) {
 		return nil
 	}
 	e.inside.Add(-1)
@@ -117,6 +117,10 @@ const (
 	mostCount  = 1<<countBits - 1
 	freely     = 1000 // calls in a period that are told at once in any case
 	longestTry = 32   // periods from one try to the next
+
+	// leastTry is how many periods tell how many come who are held. In the first some were told
+	// at once, and in the second they come back.
+	leastTry = 3
 )
 
 // atOnce reports whether a call that is refused is told at once. now is since some
@@ -154,14 +158,14 @@ func (l *loops) turn(n, ago int64) {
 	case ago > 1: // a rest
 		l.holds.Store(false)
 		l.limit.Store(0)
-		l.left, l.next = 0, 1
+		l.left, l.next = 0, leastTry
 	case l.holds.Load():
 		l.limit.Store(n + n/2)
 		if l.left--; l.left <= 0 {
 			l.holds.Store(false)
 		}
 	default:
-		l.next = 1
+		l.next = leastTry
 	}
 }
 
