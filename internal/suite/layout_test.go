@@ -56,8 +56,8 @@ type stored struct {
 //
 // It never changes a case that is there. If a layout must change: count up the layout of package
 // redisstore and of cmd/ratelimit, which is in every key, so that no build reads what the other
-// has written. All counts then begin anew, which the CHANGELOG and docs/v1.md say. Remove the files, and write
-// them with -update.
+// has written. All counts then begin anew, which the CHANGELOG says first. Remove the files, and write them
+// with -update.
 func TestStoredLayoutsStay(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
