@@ -1,6 +1,6 @@
 # The commands of .github/CONTRIBUTING.md, which says what each takes.
 .DEFAULT_GOAL := help
-.PHONY: help test test-full lint bench fuzz release
+.PHONY: help test test-full lint bench fuzz soak release
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -19,6 +19,9 @@ bench: ## one key, each algorithm, in memory and on Redis
 
 fuzz: ## each fuzz target for TIME
 	.ci/fuzz $(or $(TIME),1m)
+
+soak: ## some 50 limiters whose servers break 200 times an hour, for TIME
+	RATELIMIT_SOAK=$(or $(TIME),3h) go test -timeout 100h -count=1 -v -run Soak ./internal/suite
 
 release: ## tags VERSION, such as v0.2.0, and pushes the tags
 	tools/release/tag $(VERSION)

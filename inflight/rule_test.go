@@ -93,12 +93,12 @@ func (m *model) refund(number time.Duration) {
 // The rule decides alike in memory, on Redis and in the model: takes, renewals and refunds of what
 // is held, has ended or was given back, looks, two lives, and a number of slots that changes.
 func TestTheRuleDecidesAsItsModel(t *testing.T) {
-	server := redistest.Start(t)
+	server, patient := redistest.Start(t), redisstore.WithTimeout(time.Minute) // on a busy machine, too
 	for seed := range uint64(effort.Of(3, 60, 400)) {
 		clock := ratelimittest.NewClock(time.Unix(1_800_000_000, 0))
-		real, err := redisstore.New(server.Client(t), redisstore.WithClock(clock.Now), redisstore.WithPrefix(redistest.Prefix(t)))
+		real, err := redisstore.New(server.Client(t), redisstore.WithClock(clock.Now), redisstore.WithPrefix(redistest.Prefix(t)), patient)
 		require.NoError(t, err)
-		mini, err := redisstore.New(redistest.Mini(t).Client(t), redisstore.WithClock(clock.Now))
+		mini, err := redisstore.New(redistest.Mini(t).Client(t), redisstore.WithClock(clock.Now), patient)
 		require.NoError(t, err)
 		play(t, seed, clock, []store.Store{clock.Memory(t), real, mini})
 	}

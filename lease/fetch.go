@@ -64,14 +64,12 @@ func (d *Store) startFetch(s *shard, e *entry) {
 	if f == nil {
 		return
 	}
-	fetch := func(ctx context.Context) error {
+	queued := len(f.callers) == 0 && d.do(func(ctx context.Context) error { // there may be one for each of many keys
 		d.doFetch(ctx, s, e, f)
 		return nil
-	}
-	// If nobody waits there may be one for each of many keys. Once it is closed Close waits for f,
-	// and may do no more jobs.
-	if len(f.callers) > 0 || !d.do(fetch, math.MaxInt) {
-		go func() { _ = fetch(context.Background()) }() // no caller's: the store has a timeout
+	}, math.MaxInt)
+	if !queued { // somebody waits, or Close does: it may do no more jobs
+		go d.doFetch(context.Background(), s, e, f) // no caller's: the store has a timeout
 	}
 }
 

@@ -71,10 +71,15 @@ func (d *Store) do(j job, most int) bool {
 	return true
 }
 
-// doLast has Close do j, when nothing is under way any more.
+// doLast has Close do j, when no lease is asked for any more. A call of several keys may end later:
+// then nobody else comes for j.
 func (d *Store) doLast(j job) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.done {
+		go func() { _ = j.run(context.Background()) }()
+		return
+	}
 	d.jobs = append(d.jobs, j)
 }
 
@@ -174,6 +179,9 @@ func (d *Store) Close(ctx context.Context) error {
 	for i := range d.shards {
 		d.closeShard(&d.shards[i])
 	}
+	d.mu.Lock()
+	d.done = true
+	d.mu.Unlock()
 	return cmp.Or(first, d.workTogether(ctx))
 }
 

@@ -84,6 +84,7 @@ type Store struct {
 	timer   *time.Timer // of the next sweep
 	jobs    []job       // to be done by workers
 	workers int
+	done    bool // Close has begun its last jobs
 }
 
 const (

@@ -168,3 +168,34 @@ func TestADenialOfAnAllIsRemembered(t *testing.T) {
 		})
 	})
 }
+
+// What an All has spent of a lease goes back if another limit denies it, also when the lease was
+// closed meanwhile.
+func TestCloseDuringAnAllThatIsDenied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, _, wide, d, s := two(t, "sliding_log")
+		charged := 0
+		for ; d.Stats().Held < 4; charged++ {
+			require.True(t, allow(t, all).Allowed)
+			synctest.Wait()
+		}
+		small, err := ratelimit.NewSlidingLog(d, ratelimit.PerHour(100_000), ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.PerHour(1), nil })) // too few for a lease
+		require.NoError(t, err)
+		require.True(t, allow(t, small).Allowed)
+		both, err := ratelimit.NewAll(wide, small)
+		require.NoError(t, err)
+		s.set(time.Second, nil)
+		denied := make(chan bool)
+		go func() { denied <- !allow(t, both).Allowed }()
+		synctest.Wait()
+		s.set(0, nil)
+		require.NoError(t, d.Close(t.Context()))
+		require.True(t, <-denied)
+		synctest.Wait()
+		plain := newLimiter(t, "sliding_log", s.Store, ratelimit.PerHour(360_000))
+		r, err := plain.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, 360_000-charged, r.Remaining)
+	})
+}

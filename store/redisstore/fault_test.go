@@ -236,19 +236,44 @@ func TestFrozenServer(t *testing.T) {
 	require.Greater(t, time.Since(start), 900*time.Millisecond)
 }
 
-// requireInTime requires calls that are late by less than slack. It tries several times:
-// a busy machine breaks a bound of time now and then, and a defect each time. In short
-// mode it only reports, because CI then has the race detector on.
+// requireInTime requires calls that are late by less than slack, and what timers of this process
+// are late by meanwhile. It tries several times: a busy machine breaks a bound of time now and
+// then, and a defect each time. In short mode it only reports, because CI then has the race
+// detector on.
 func requireInTime(t *testing.T, what string, late func() time.Duration) {
 	t.Helper()
 	for range 5 {
+		timers := timersAreLate()
 		d := late()
-		t.Logf("%s: late by at most %v", what, d.Round(time.Microsecond))
-		if d < slack || testing.Short() {
+		all := timers()
+		t.Logf("%s: late by at most %v, timers by %v", what, d.Round(time.Microsecond), all.Round(time.Microsecond))
+		if d < slack+all || testing.Short() {
 			return
 		}
 	}
 	t.Fatalf("%s: late by more than %v each time", what, slack)
+}
+
+// timersAreLate measures until stop is called by how much timers are late at most.
+func timersAreLate() (stop func() time.Duration) {
+	done, worst := make(chan struct{}), make(chan time.Duration)
+	go func() {
+		late := time.Duration(0)
+		for {
+			began := time.Now()
+			select {
+			case <-done:
+				worst <- late
+				return
+			case <-time.After(time.Millisecond):
+				late = max(late, time.Since(began)-time.Millisecond)
+			}
+		}
+	}()
+	return func() time.Duration {
+		close(done)
+		return <-worst
+	}
 }
 
 // worst runs f from this many callers, rounds times each, and returns the longest.

@@ -198,7 +198,7 @@ func (s *suite) part(t testing.TB, f func(t testing.TB, s *suite)) {
 		f(t, s)
 		return
 	}
-	const attempts, patience = 10, 20 * time.Second // a busy server loses state while it is busy
+	const attempts, patience = 10, time.Minute // a busy server loses state while it is busy
 	began := time.Now()
 	for i := 1; ; i++ {
 		this := *s

@@ -1,0 +1,363 @@
+package suite_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+)
+
+// fault is what breaks, and what came of it.
+type fault struct {
+	name  string
+	at    *place
+	lossy bool // writes that a server has confirmed may be gone afterwards
+	do    func(ctx context.Context)
+
+	times int
+	worst time.Duration // from the end of do until the store decides again
+}
+
+// addServer adds one server behind a proxy, and what befalls it.
+func (s *soak) addServer(t *testing.T, whole bool) {
+	server := redistest.Start(t, "--busy-reply-threshold", "50")
+	proxy := redistest.StartProxy(t, server.Addr())
+	admin := server.Client(t)
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr(), ContextTimeoutEnabled: true})
+	p := &place{name: "server", client: client, store: newSoakStore(t, client)}
+	p.servers = func(context.Context) []*redis.Client { return []*redis.Client{admin} }
+	s.places = append(s.places, p)
+	s.addFaults(p, false, map[string]func(ctx context.Context){
+		"replies 20 ms late": func(ctx context.Context) {
+			proxy.Delay(20 * time.Millisecond)
+			rest(ctx, 2*time.Second)
+			proxy.Delay(0)
+		},
+		"replies too late":               func(ctx context.Context) { proxy.Delay(400 * time.Millisecond); rest(ctx, time.Second); proxy.Delay(0) },
+		"replies held back for 1 s":      func(ctx context.Context) { proxy.Hold(); rest(ctx, time.Second); proxy.Release() },
+		"all connections cut":            func(context.Context) { proxy.Cut() },
+		"50 replies lost":                func(context.Context) { proxy.DropReplies(50, "EVALSHA") },
+		"all connections half open":      func(context.Context) { proxy.Mute() },
+		"the process stopped for 1 s":    func(ctx context.Context) { server.Freeze(); rest(ctx, time.Second); server.Thaw() },
+		"the process stopped for a life": func(ctx context.Context) { server.Freeze(); rest(ctx, soakLife+time.Second); server.Thaw() },
+		"scripts forgotten":              func(ctx context.Context) { admin.ScriptFlush(ctx) },
+		"BUSY": func(ctx context.Context) {
+			busy, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+			defer cancel()
+			one := admin.Conn()
+			defer one.Close()
+			one.Eval(busy, "while true do end", nil)
+			admin.ScriptKill(context.WithoutCancel(ctx))
+		},
+		"READONLY": func(ctx context.Context) {
+			ctx = context.WithoutCancel(ctx)
+			admin.ReplicaOf(ctx, "127.0.0.1", "1")
+			rest(ctx, time.Second)
+			admin.ReplicaOf(ctx, "no", "one")
+		},
+		"out of memory": func(ctx context.Context) {
+			ctx = context.WithoutCancel(ctx)
+			admin.ConfigSet(ctx, "maxmemory", "1")
+			rest(ctx, time.Second)
+			admin.ConfigSet(ctx, "maxmemory", "0")
+		},
+		"2,000 callers at once": func(ctx context.Context) {
+			var all sync.WaitGroup
+			for range 2_000 {
+				all.Go(func() { _, _ = p.probe.Allow(context.WithoutCancel(ctx), "flood") })
+			}
+			all.Wait()
+		},
+	})
+	if !whole { // what follows takes long
+		return
+	}
+	s.addFaults(p, true, map[string]func(ctx context.Context){
+		"killed, and empty again": func(ctx context.Context) {
+			server.Kill()
+			rest(ctx, 200*time.Millisecond)
+			server.Restart(t)
+		},
+	})
+}
+
+// rest lets d pass, or less if ctx ends.
+func rest(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+func (s *soak) addFaults(p *place, lossy bool, faults map[string]func(ctx context.Context)) {
+	for _, name := range slices.Sorted(maps.Keys(faults)) {
+		s.faults = append(s.faults, fault{name: p.name + ": " + name, at: p, lossy: lossy, do: faults[name]})
+	}
+}
+
+// addCluster adds a cluster, of which masters hang, or hand over to a replica.
+func (s *soak) addCluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 3)
+	nodes := newNodes(t, append(slices.Clone(cluster.Masters), cluster.Replicas...))
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs(), ContextTimeoutEnabled: true})
+	p := &place{name: "cluster", client: client, store: newSoakStore(t, client)}
+	p.servers = func(ctx context.Context) []*redis.Client { return nodes.clients(ctx, "master") }
+	s.places = append(s.places, p)
+	s.addFaults(p, true, map[string]func(ctx context.Context){
+		"a replica takes over": func(ctx context.Context) {
+			replicas := nodes.clients(ctx, "slave")
+			if len(replicas) > 0 {
+				replicas[rand.N(len(replicas))].ClusterFailover(ctx)
+			}
+		},
+		"a master stops for 4 s": nodes.freezeMaster,
+	})
+}
+
+// addSentinel adds a master with two replicas that Sentinels watch.
+func (s *soak) addSentinel(t *testing.T) {
+	group := redistest.StartSentinel(t, 2, time.Second)
+	nodes := newNodes(t, append(slices.Clone(group.Replicas), group.Master))
+	client := redis.NewFailoverClient(&redis.FailoverOptions{
+		MasterName: redistest.MasterName, SentinelAddrs: group.Addrs(),
+		ContextTimeoutEnabled: true, DialTimeout: 500 * time.Millisecond,
+	})
+	p := &place{name: "sentinel", client: client, store: newSoakStore(t, client)}
+	p.servers = func(ctx context.Context) []*redis.Client { return nodes.clients(ctx, "master") }
+	s.places = append(s.places, p)
+	watch := redis.NewSentinelClient(&redis.Options{Addr: group.Sentinels[0].Addr()})
+	t.Cleanup(func() { _ = watch.Close() })
+	s.addFaults(p, true, map[string]func(ctx context.Context){
+		"told to fail over":        func(ctx context.Context) { watch.Failover(ctx, redistest.MasterName) },
+		"the master stops for 4 s": nodes.freezeMaster,
+	})
+}
+
+// nodes are servers of which some are masters, in turns.
+type nodes []node
+
+type node struct {
+	*redistest.Server
+	client *redis.Client
+}
+
+func newNodes(t *testing.T, servers []*redistest.Server) (all nodes) {
+	for _, server := range servers {
+		all = append(all, node{server, server.Client(t)})
+	}
+	return all
+}
+
+// with returns the nodes that have a role just now.
+func (all nodes) with(ctx context.Context, role string) (found nodes) {
+	for _, n := range all {
+		if n.client.InfoMap(ctx, "replication").Item("Replication", "role") == role {
+			found = append(found, n)
+		}
+	}
+	return found
+}
+
+func (all nodes) clients(ctx context.Context, role string) (found []*redis.Client) {
+	for _, n := range all.with(ctx, role) {
+		found = append(found, n.client)
+	}
+	return found
+}
+
+// freezeMaster stops a master for longer than it takes to replace it.
+func (all nodes) freezeMaster(ctx context.Context) {
+	masters := all.with(ctx, "master")
+	if len(masters) == 0 {
+		return
+	}
+	n := masters[rand.N(len(masters))]
+	n.Freeze()
+	defer n.Thaw()
+	rest(ctx, 4*time.Second)
+}
+
+// breakServers has a fault befall a server each pause, at most, until ctx ends: each fault once
+// before any comes again.
+func (s *soak) breakServers(t *testing.T, ctx context.Context, pause time.Duration) {
+	for round := rand.Perm(len(s.faults)); ctx.Err() == nil; round = rand.Perm(len(s.faults)) {
+		for _, i := range round {
+			next := time.Now().Add(pause)
+			f := &s.faults[i]
+			f.at.mark(true, f.lossy)
+			f.do(ctx)
+			took := f.at.untilItDecides(t)
+			if f.lossy { // until what was held before has ended
+				rest(ctx, 2*soakLife)
+			}
+			s.forgetLost(f)
+			f.times, f.worst = f.times+1, max(f.worst, took)
+			if rest(ctx, time.Until(next)); ctx.Err() != nil {
+				return
+			}
+		}
+	}
+}
+
+// forgetLost ends a fault. Judges forget what writes may have been lost of.
+func (s *soak) forgetLost(f *fault) {
+	if f.lossy {
+		for _, sub := range s.subjects {
+			if sub.at == f.at {
+				sub.restart()
+			}
+		}
+	}
+	f.at.mark(false, false)
+}
+
+func (sub *subject) restart() {
+	sub.mu.Lock()
+	defer sub.mu.Unlock()
+	for _, j := range sub.judges {
+		j.restart()
+	}
+}
+
+// mark says that p is broken, or is whole again from now on.
+func (p *place) mark(broken, lossy bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lossy, p.calm = lossy, time.Now()
+	if broken {
+		p.calm = p.calm.Add(time.Hour)
+	}
+}
+
+// untilItDecides is how long it takes until the store decides ten times in a row, whatever the key.
+func (p *place) untilItDecides(t *testing.T) time.Duration {
+	began, good := time.Now(), 0
+	for i := 0; good < 10; i++ {
+		if _, err := p.probe.Allow(context.WithoutCancel(t.Context()), fmt.Sprint(i)); err != nil {
+			good = 0
+		} else {
+			good++
+		}
+		require.Less(t, time.Since(began), time.Minute, "%s does not come back", p.name)
+	}
+	return time.Since(began)
+}
+
+// sample is what the process holds at one time.
+type sample struct {
+	at               time.Duration
+	heap, goroutines float64
+}
+
+// measure takes samples while nothing is broken, and looks for keys that live for ever.
+func (s *soak) measure(t *testing.T, ctx context.Context, pause time.Duration) {
+	began := time.Now()
+	for {
+		if rest(ctx, pause); ctx.Err() != nil {
+			return
+		}
+		if slices.ContainsFunc(s.places, func(p *place) bool { return p.client != nil && !p.isCalm() }) {
+			continue
+		}
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		s.samples = append(s.samples, sample{time.Since(began), float64(m.HeapAlloc), float64(runtime.NumGoroutine())})
+		for _, p := range s.places {
+			if p.client != nil {
+				noKeyLivesForEver(t, ctx, p)
+			}
+		}
+	}
+}
+
+func noKeyLivesForEver(t *testing.T, ctx context.Context, p *place) {
+	for _, server := range p.servers(ctx) {
+		keys := server.Scan(ctx, 0, "*", 1000).Iterator()
+		for keys.Next(ctx) {
+			if ttl, err := server.PTTL(ctx, keys.Val()).Result(); err == nil && ttl == -1 {
+				t.Errorf("%s: %q has no TTL", p.name, keys.Val())
+			}
+		}
+	}
+}
+
+// slope is the growth of y a second by least squares, and the standard error of that.
+func slope(samples []sample, y func(sample) float64) (perSecond, standardError float64) {
+	n := float64(len(samples))
+	var mx, my float64
+	for _, s := range samples {
+		mx, my = mx+s.at.Seconds()/n, my+y(s)/n
+	}
+	var xx, xy, rest float64
+	for _, s := range samples {
+		xx, xy = xx+(s.at.Seconds()-mx)*(s.at.Seconds()-mx), xy+(s.at.Seconds()-mx)*(y(s)-my)
+	}
+	perSecond = xy / xx
+	for _, s := range samples {
+		d := y(s) - my - perSecond*(s.at.Seconds()-mx)
+		rest += d * d
+	}
+	return perSecond, math.Sqrt(rest / (n - 2) / xx)
+}
+
+// report fails for each admission over a limit, each unexpected error, and each growth beyond
+// noise; and says what was seen.
+func (s *soak) report(t *testing.T) {
+	sum := map[string]int{}
+	for _, sub := range s.subjects {
+		for _, what := range slices.Sorted(maps.Keys(sub.told)) {
+			n := sub.told[what]
+			sum[what] += n
+			if what == "over" || strings.Contains(what, "unexpected") || strings.Contains(what, "in calm") {
+				t.Logf("%s: %s: %d", sub.name, what, n)
+			}
+		}
+		require.Positive(t, sub.told["admitted"], sub.name)
+		require.Positive(t, sub.told["denied"], sub.name)
+	}
+	for _, what := range slices.Sorted(maps.Keys(sum)) {
+		t.Logf("%d limiters, %s: %d", len(s.subjects), what, sum[what])
+		require.False(t, what == "over" || strings.Contains(what, "unexpected"), what)
+	}
+	for _, p := range s.places {
+		t.Logf("%s: at most %v without a decision in calm", p.name, p.silent.Round(time.Millisecond))
+	}
+	for _, f := range s.faults {
+		t.Logf("| %s | %d | %v |", f.name, f.times, f.worst.Round(time.Millisecond))
+	}
+	s.reportGrowth(t)
+}
+
+// reportGrowth fails if the heap or the goroutines have grown, after a third of the time, by more
+// than three standard errors of the slope and by more than a tenth. Ten minutes are too short to
+// tell: clients open connections when the machine is busy.
+func (s *soak) reportGrowth(t *testing.T) {
+	late := s.samples[len(s.samples)/3:]
+	if len(late) < 10 {
+		t.Logf("%d samples are too few for a slope", len(late))
+		return
+	}
+	span := (late[len(late)-1].at - late[0].at).Seconds()
+	for name, y := range map[string]func(sample) float64{
+		"heap, bytes": func(s sample) float64 { return s.heap },
+		"goroutines":  func(s sample) float64 { return s.goroutines },
+	} {
+		perSecond, e := slope(late, y)
+		grown, first := perSecond*span, y(late[0])
+		t.Logf("%s: %.0f, then %+.0f ± %.0f in %.0f s (%d samples)", name, first, grown, e*span, span, len(late))
+		require.False(t, span > 600 && grown > 3*e*span && grown > first/10, "%s grow", name)
+	}
+}
