@@ -15,18 +15,17 @@ import (
 
 // All is a [Limiter] of several limits that must all admit: 10 per second and 1,000 per hour,
 // one per user and one per address ([WithKeyFunc]), requests and their costs ([CountCalls]). If
-// any denies, none is charged. Where limits, keys or numbers differ from call to call, use
-// [Decide].
+// any denies, none is charged. What differs from call to call is for [Decide].
 //
 // Limits of the five algorithms on one store are decided together: in memory under the locks of
-// their keys, on Redis by one script (on a cluster or a ring, limits of one key). Others are charged in their order, and given back when a later one denies.
+// their keys, on Redis by one script (on a cluster or a ring, limits of one key). Others are
+// charged in their order, and given back when a later one denies.
 //
 // Bound: that of each limit. While limits are charged in order, others see up to n events too
 // few. What cannot be given back stays charged.
 //
 // The [Result] is that of the limit with the least Remaining, with the longest ResetAfter,
-// Delay and RetryAfter. [Result.DeniedBy] and [Result.Parts] have more. An All keeps nothing
-// per key.
+// Delay and RetryAfter: see [Result.DeniedBy] and [Result.Parts]. An All keeps nothing per key.
 type All struct {
 	known
 	parts []part
@@ -54,9 +53,8 @@ func (p *part) events(n int) int {
 }
 
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
-// flattened. It is [ErrInvalidOption] if a limiter is nil, or sleeps as throttle's Waiter does,
-// also inside of others (Unwrap), or if two count in one place ([WithName]) under different keys
-// ([WithKeyFunc]).
+// flattened. It is [ErrInvalidOption] if a limiter is nil or sleeps, as throttle's Waiter does, or
+// if two count in one place ([WithName]) under different keys ([WithKeyFunc]).
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
@@ -106,7 +104,7 @@ func isPlain(parts []part) bool {
 	}
 	for i := range parts {
 		c := parts[i].core
-		if c == nil || c.joint == nil || c.joint != parts[0].core.joint || c.keyFunc != nil || c.observer != nil ||
+		if c == nil || c.joint == nil || c.joint != parts[0].core.joint || c.keyFunc != nil || c.observers != nil ||
 			c.limitFunc != nil || c.integers.Rate <= 0 || slices.ContainsFunc(parts[:i], func(other part) bool { return c.sameSpace(other.core) }) {
 			return false
 		}
@@ -153,25 +151,25 @@ func (a *All) Unwrap() []Limiter {
 	return limiters
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (a *All) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = a.decide(ctx, key, 1, asking{what: take}, &res)
 	return res, err
 }
 
-// AllowN charges n events to all limits, or to none.
+// AllowN implements [Limiter].
 func (a *All) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = a.decide(ctx, key, n, asking{what: take}, &res)
 	return res, err
 }
 
-// AllowWithin admits n events if their turn comes within d in each limit.
+// AllowWithin implements [Delayer].
 func (a *All) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
 	err = a.decide(ctx, key, n, asking{takeWithin, d}, &res)
 	return res, err
 }
 
-// Peek answers what Allow would, and charges nothing.
+// Peek implements [Limiter].
 func (a *All) Peek(ctx context.Context, key string) (res Result, err error) {
 	err = a.decide(ctx, key, 1, asking{what: peek}, &res)
 	return res, err
@@ -222,7 +220,7 @@ func (a *All) Reset(ctx context.Context, key string) error {
 	return errors.Join(errs...)
 }
 
-// AppendPolicies appends the policies of all limits, in their order.
+// AppendPolicies implements [PolicyAppender].
 func (a *All) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
 	if len(a.parts) == 0 {
 		return dst, unmade.Err

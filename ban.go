@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"time"
@@ -12,37 +11,34 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Penalty is for what a [Ban] is imposed, and for how long.
+// Penalty says when a [Ban] begins, and how long it lasts.
 type Penalty struct {
-	// Denials is how many begin a ban, 1 to 65,535, and Within the time in which they come,
-	// counted from the first: 1 ms to 10 years, in whole microseconds.
+	// Denials is how many begin a ban, 1 to 65,535. Within is the time in which they come,
+	// from the first on: 1 ms to 10 years, in whole microseconds.
 	Denials int
 	Within  time.Duration
 	// For is how long the first ban lasts, 1 s to 10 years, in whole seconds. Each further one
-	// lasts twice as long, up to Most. Bans are remembered until Most has passed after the last
-	// one, and after the last denial. Most is For to 10 years, and 0 means For.
+	// lasts twice as long, up to Most, which is For to 10 years; 0 means For. Bans are remembered
+	// until Most has passed after the last one, and after the last denial.
 	For, Most time.Duration
 }
 
 // Ban is a [Limiter] around another one that bans a key after so many denials: for some time all
-// of its events are denied, whatever the limit says.
+// of its events are denied.
 //
-// A ban begins with the last of its denials and then stands. What a banned key goes on to ask
-// neither lengthens it nor is charged, and of a hundred denials at once one begins it. Results of a
-// ban have [SourceBan], and a RetryAfter until it ends. A Peek finds a ban, and Reset lifts it. A
-// denial by a list, or by a fallback that fails closed, is no offense.
+// What a banned key asks neither lengthens the ban nor is charged. Results of a ban have
+// [SourceBan], and a RetryAfter until it ends. A Peek finds a ban, and Reset lifts it. A denial by
+// a list, or by a fallback that fails closed, is no offense.
 //
-// Bound: that of the limiter inside. While denials come, up to Denials of them and those that are
-// under way go by as they are.
+// Bound: that of the limiter inside. Up to Denials of its denials, and those under way, go by as
+// they are.
 //
-// A banned or admitted call costs what an [All] with one limit more does: on Redis one script, if
-// the limiter is one of the five or an All on the same store. A denial costs a second call. A key
-// costs a state of some 40 bytes in memory and 150 in Redis from its first denial on, for Within,
+// A banned or admitted call costs what an [All] with one limit more does, and a denial a second
+// call. From its first denial on a key costs some 40 bytes in memory and 150 in Redis, for Within,
 // and for Most after a ban.
 //
-// What spares a store single calls, such as a deny cache, spares a Ban none. A fallback goes around
-// a Ban, with all answers. [Wait] asks again and again, so that its denials
-// are offenses too: use it on the limiter inside.
+// A fallback goes around a Ban. The questions of [Wait] are offenses if they are denied: use it on
+// the limiter inside. A deny cache spares a Ban no calls.
 type Ban struct {
 	known
 	limiter Limiter
@@ -59,14 +55,13 @@ type lockout struct {
 	within int64 // µs
 }
 
-// NewBan returns a limiter that decides as l, and bans as p says. Bans are kept in s, the store of
-// l if that has one. Of the options it takes [WithName], which is the name of the ban and "ban" by
-// default, [WithPolicyName], [WithKeyFunc] and [WithObserver]. Observers are told of each denial
-// that counts: a denial of it is by a ban that others have begun. Give bans on one store names,
-// unless they are one.
+// NewBan returns a limiter that decides as l, and bans as p says. Bans are kept in s: the store
+// of l if that has one. Options are [WithName], which is "ban" by default,
+// [WithPolicyName], [WithKeyFunc] and [WithObserver]. Observers are told of each denial that
+// counts: a denial of it is by a ban that others have begun. Bans of one name on one store are one.
 //
-// Its error is [ErrInvalidOption]: l or s is nil, l sleeps or is an All of 16, an option is another
-// one, or p is out of range.
+// It is [ErrInvalidOption] if l or s is nil, l sleeps or is an All of 16, an option is another one,
+// or p is out of range.
 func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	parts, err := partsOf(l)
 	if err != nil {
@@ -87,7 +82,7 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	return b, nil
 }
 
-// Validate returns an error that wraps [ErrInvalidOption] unless p is within its ranges.
+// Validate returns an [ErrInvalidOption] unless p is within its ranges.
 func (p Penalty) Validate() error {
 	switch {
 	case p.Denials < 1 || p.Denials > mostDenials:
@@ -126,7 +121,7 @@ func (b *Ban) local(s store.Store, instances int) (Limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	here.denials.observer, here.denials.timed = nil, false
+	here.denials.observers, here.denials.timed = nil, false
 	here.denials.introduce(here)
 	return here, nil
 }
@@ -134,32 +129,32 @@ func (b *Ban) local(s store.Store, instances int) (Limiter, error) {
 // Unwrap returns the limiter inside.
 func (b *Ban) Unwrap() Limiter { return b.limiter }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (b *Ban) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = b.decide(ctx, key, 1, asking{what: take}, &res)
 	return res, err
 }
 
-// AllowN decides on n events at once, by the ban of key or by the limiter inside.
+// AllowN implements [Limiter].
 func (b *Ban) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = b.decide(ctx, key, n, asking{what: take}, &res)
 	return res, err
 }
 
-// AllowWithin decides on n events whose turn must come within d.
+// AllowWithin implements [Delayer].
 func (b *Ban) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
 	err = b.decide(ctx, key, n, asking{takeWithin, d}, &res)
 	return res, err
 }
 
-// Peek answers what Allow would. It charges nothing, and its denials do not count.
+// Peek implements [Limiter]. Its denials do not count.
 func (b *Ban) Peek(ctx context.Context, key string) (res Result, err error) {
 	err = b.decide(ctx, key, 1, asking{what: peek}, &res)
 	return res, err
 }
 
-// AllowUpTo admits as many of n events as fit, and none of a banned key. Who takes what there is
-// commits no offense if it is nothing. It asks for the ban and the limiter apart.
+// AllowUpTo admits as many of n events as fit, and none of a banned key. To get none is no
+// offense. It asks for the ban and the limiter apart.
 func (b *Ban) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	if err := b.check(ctx, key, n); err != nil {
 		return 0, r, err
@@ -170,9 +165,8 @@ func (b *Ban) AllowUpTo(ctx context.Context, key string, n int) (granted int, r 
 	return AllowUpTo(ctx, b.limiter, key, n)
 }
 
-// Strike counts n denials of key that others have seen, such as wrong passwords or requests that
-// are not well formed, 1 or more. The Result is that of the Peek of the ban: denied from the one
-// that begins a ban on.
+// Strike counts n denials of key that others have seen, 1 or more, such as wrong passwords. The
+// Result is denied if there is a ban then.
 func (b *Ban) Strike(ctx context.Context, key string, n int) (Result, error) {
 	if err := b.check(ctx, key, n); err != nil {
 		return Result{}, err
@@ -181,7 +175,7 @@ func (b *Ban) Strike(ctx context.Context, key string, n int) (Result, error) {
 	return r, b.strike(ctx, key, n, &r)
 }
 
-// Charge charges the limiter inside, whether the key is banned or not: see the function [Charge].
+// Charge charges the limiter inside, whether the key is banned or not.
 func (b *Ban) Charge(ctx context.Context, key string, n int) (Result, error) {
 	if err := b.check(ctx, key, n); err != nil {
 		return Result{}, err
@@ -189,7 +183,7 @@ func (b *Ban) Charge(ctx context.Context, key string, n int) (Result, error) {
 	return Charge(ctx, b.limiter, key, n)
 }
 
-// Refund gives back n of the events that charged admitted to the limiter inside.
+// Refund implements [Limiter].
 func (b *Ban) Refund(ctx context.Context, key string, charged Result, n int) error {
 	if err := b.check(ctx, key, n); err != nil {
 		return err
@@ -197,8 +191,8 @@ func (b *Ban) Refund(ctx context.Context, key string, charged Result, n int) err
 	return b.limiter.Refund(ctx, key, charged, n)
 }
 
-// Reset lifts the ban of key, forgets all former ones, and forgets key at the limiter inside. If
-// one of them fails, the other is still reset.
+// Reset forgets the bans of key, and key at the limiter inside. If one fails, the other is still
+// reset.
 func (b *Ban) Reset(ctx context.Context, key string) error {
 	if err := b.check(ctx, key, 1); err != nil {
 		return err
@@ -206,7 +200,7 @@ func (b *Ban) Reset(ctx context.Context, key string) error {
 	return errors.Join(b.denials.Reset(ctx, key), b.limiter.Reset(ctx, key))
 }
 
-// AppendPolicies appends the policies of the limiter inside.
+// AppendPolicies implements [PolicyAppender].
 func (b *Ban) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
 	if b.limiter == nil {
 		return dst, unmade.Err
@@ -241,21 +235,15 @@ func (b *Ban) ask(ctx context.Context, key string, n int, how asking, res *Resul
 	for i := range b.parts {
 		d.add(b.parts[i], key, n, false)
 	}
-	if err = d.decide(ctx); err != nil || d.denied {
-		d.giveBack(context.WithoutCancel(ctx))
-	}
-	if d.watched {
-		d.tell(ctx)
-	}
-	switch {
-	case err != nil:
+	if err = d.settle(ctx); err != nil {
 		return false, err
-	case !d.results[0].Allowed:
-		b.deny(&d.results[0], res)
-		return true, nil
 	}
-	d.behindGate(ctx, res)
-	return false, nil
+	if banned = !d.results[0].Allowed; banned {
+		b.deny(&d.results[0], res)
+	} else {
+		d.behindGate(ctx, res)
+	}
+	return banned, nil
 }
 
 // banned reports whether key is banned, with the Result of that.
@@ -309,9 +297,6 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 	return err
 }
 
-//go:embed scripts/ban.lua
-var banLua string
-
 // ban counts denials up to a ban. Of its [store.Limit]:
 //
 //	Rate    how many denials begin a ban
@@ -325,18 +310,15 @@ var banLua string
 //	Whole   the bans that are remembered, and the denials
 //	Part    how long after At the denials count; if there are none, how long the ban lasts
 //	Period  for how long bans are remembered
-var ban = store.Rule{
-	Name:        "ban",
-	Step:        banStep,
-	Available:   func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
-	Overdrawn:   func(next store.State, _ store.Limit, _ int64) store.State { return next },
-	Refund:      func(s store.State, _ store.Limit, _ int64, _ store.Receipt) store.State { return s },
-	TTL:         func(s store.State, _ store.Limit) int64 { return banLife(s) },
-	Used:        wholeUsed,
-	Script:      script(banLua, stateLua),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	LastOnly:    true,
+var ban = withScript(store.Rule{
+	Name:      "ban",
+	Step:      banStep,
+	Available: func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
+	Overdrawn: func(next store.State, _ store.Limit, _ int64) store.State { return next },
+	Refund:    func(s store.State, _ store.Limit, _ int64, _ store.Receipt) store.State { return s },
+	TTL:       func(s store.State, _ store.Limit) int64 { return banLife(s) },
+	Used:      wholeUsed,
+	LastOnly:  true,
 	Report: func(l store.Limit, r store.Reply, _, charged int64) store.Report {
 		v := store.Report{Remaining: max(0, l.Rate-r.Y-charged), Retry: r.Z, Reset: r.Z}
 		if !r.OK() {
@@ -345,7 +327,7 @@ var ban = store.Rule{
 		return v
 	},
 	After: afterY,
-}
+}, script("ban", "state"))
 
 const mostDenials = 1<<16 - 1
 

@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	_ "embed"
 	"math"
 	"time"
 
@@ -16,12 +15,6 @@ import (
 // fraction.
 //
 // In a State: At, the time of the level; Whole and Part, the level.
-
-//go:embed scripts/bucket.lua
-var bucketLua string
-
-//go:embed scripts/bucket_plain.lua
-var bucketPlainLua string
 
 // bucketLevel is the level of s at now under l, and now itself, which is never
 // before s.At.

@@ -15,9 +15,8 @@ import (
 type Ask struct {
 	Limiter Limiter
 	Key     string
-	// N is how many events, 0 or more. 0 only looks, as Peek does.
-	N int
-	// Shadow tries a limit out: it is charged if all fits, but its denial denies nothing else.
+	N       int // events; 0 only looks, as Peek does
+	// Shadow tries a limit out: it is charged if all fits, but denies nothing else.
 	Shadow bool
 }
 
@@ -33,9 +32,8 @@ func (a *Ask) check(ctx context.Context) error {
 // by the call: all are admitted and charged, or none is.
 //
 // The same limit under the same key twice is charged twice. [Result.Parts] has each ask's own
-// decision (zero if a shadow fails), in their order; an ask of an All has those of its limits.
-// Give back by [GiveBack]. [ErrInvalidOption]: there are none or too many, or a limiter is nil
-// or sleeps.
+// decision (zero if a shadow fails), in their order, and for an All those of its limits. Other
+// numbers, and limiters that are nil or sleep, are [ErrInvalidOption].
 func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
 	d := begin(asking{what: take}, nil)
 	defer d.end()
@@ -55,12 +53,9 @@ func errAsks(n int) error {
 	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxParts)
 }
 
-// GiveBack gives back what a Decide has charged: of each of its asks, in their order, N events,
-// which may be fewer than were asked for. It does so also when ctx has ended, within the store's
-// own timeout.
-//
-// Its error joins those of all that fail; the others have got theirs. It is [ErrInvalidN] if
-// nothing was charged, or the number of asks differs.
+// GiveBack gives back what a [Decide] has charged: of each of its asks, in their order, N events
+// or fewer than were asked for, also when ctx has ended. Its error joins those of all that fail.
+// It is [ErrInvalidN] if nothing was charged, or the number of asks differs.
 func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 	ctx = context.WithoutCancel(ctx)
 	j := charged.joined()
@@ -166,7 +161,7 @@ func (d *decision) add(p part, key string, n int, shadow bool) {
 	if !shadow {
 		d.n = max(d.n, n)
 	}
-	if p.core != nil && p.core.observer != nil && d.how.what != peek {
+	if p.core != nil && p.core.observers != nil && d.how.what != peek {
 		if d.watched = true; p.core.timed && d.since.IsZero() {
 			d.since = time.Now()
 		}
@@ -237,17 +232,23 @@ func (d *decision) clear() {
 	d.all, d.since = nil, time.Time{}
 }
 
-// run decides, gives back what a denial or an error leaves charged, and makes res.
+// run decides, and makes res.
 func (d *decision) run(ctx context.Context, res *Result) error {
+	err := d.settle(ctx)
+	if err == nil {
+		d.result(ctx, res)
+	}
+	return err
+}
+
+// settle decides, and gives back what a denial or an error leaves charged.
+func (d *decision) settle(ctx context.Context) error {
 	err := d.decide(ctx)
 	if err != nil || d.denied {
 		d.giveBack(context.WithoutCancel(ctx))
 	}
 	if d.watched {
 		d.tell(ctx)
-	}
-	if err == nil {
-		d.result(ctx, res)
 	}
 	return err
 }
@@ -263,24 +264,17 @@ func (d *decision) decide(ctx context.Context) error {
 			return e.err
 		}
 	}
-	if err := d.decideThose(ctx, true); err != nil {
-		return err
-	}
-	return d.decideThose(ctx, false)
-}
-
-// decideThose decides on the entries that have a say, or on those that have none: they come last,
-// so that no shadow takes the room of a limit on the same state.
-func (d *decision) decideThose(ctx context.Context, vote bool) error {
-	for i := range d.entries {
-		if e := &d.entries[i]; e.decided || e.skipped || e.votes() != vote {
-			continue
-		}
-		if d.denied && d.how.what != peek {
-			break
-		}
-		if err := d.decideGroup(ctx, i); err != nil {
-			return err
+	for _, vote := range [...]bool{true, false} { // so that no shadow takes the room of a limit on the same state
+		for i := range d.entries {
+			if e := &d.entries[i]; e.decided || e.skipped || e.votes() != vote {
+				continue
+			}
+			if d.denied && d.how.what != peek {
+				return nil
+			}
+			if err := d.decideGroup(ctx, i); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -491,21 +485,13 @@ func (d *decision) charge(ctx context.Context, e *entry) (err error) {
 // that others charge as well is asked alone, after them.
 func (d *decision) chargeTogether(ctx context.Context) error {
 	d.requests = d.arrays.requests[:0]
-	for _, e := range d.group {
-		if e.votes() {
-			e.request = d.requestOf(e)
+	for _, vote := range [...]bool{true, false} {
+		for _, e := range d.group {
+			if e.votes() == vote {
+				e.request = d.requestOf(e)
+			}
 		}
 	}
-	for _, e := range d.group {
-		if !e.votes() {
-			e.request = d.requestOf(e)
-		}
-	}
-	return d.takeAll(ctx)
-}
-
-// takeAll decides on the requests.
-func (d *decision) takeAll(ctx context.Context) error {
 	replies := d.replies[:len(d.requests)]
 	if err := d.group[0].core.joint.TakeAll(ctx, d.requests, replies); err != nil {
 		return err

@@ -3,11 +3,10 @@ package ratelimit
 import (
 	"cmp"
 	"context"
-	_ "embed"
 	"fmt"
+	"math"
 	"reflect"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -15,21 +14,6 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
-
-// afterY and afterZ are the two after functions: a reply counts spend in Y, or in Z.
-func afterY(r store.Reply, n int64) store.Reply {
-	r.Y += n
-	return r
-}
-
-func afterZ(r store.Reply, n int64) store.Reply {
-	r.Z += n
-	return r
-}
-
-// spentY and spentZ are the two spent functions.
-func spentY(r store.Reply) int64 { return r.Y }
-func spentZ(r store.Reply) int64 { return r.Z }
 
 // limiter is embedded in the five types. They differ only in their rule.
 type limiter struct {
@@ -45,12 +29,12 @@ type limiter struct {
 	limitFunc  func(ctx context.Context, key string) (Limit, error)
 	tiers      map[string]Limit // that limitFunc chooses from, if it is known
 
-	quick    bool     // take asks the store by integers, and nobody else
-	optional bool     // one of these is set, so that decide goes the long way
-	keyFunc  *keyFunc // the same in a Local, so that an All can compare them
-	calls    bool     // by CountCalls
-	observer Observer
-	timed    bool // by WithTimedObserver
+	quick     bool     // take asks the store by integers, and nobody else
+	optional  bool     // one of these is set, so that decide goes the long way
+	keyFunc   *keyFunc // the same in a Local, so that an All can compare them
+	calls     bool     // by CountCalls
+	observers []Observer
+	timed     bool // by WithTimedObserver
 
 	joint  store.Store // store, if it can be compared with that of others; else nil
 	bottom store.Store // which keeps what joint is asked for
@@ -60,6 +44,20 @@ type known = see.Core[Limiter]
 
 // keyFunc makes the key that is counted of the one that is asked for.
 type keyFunc func(ctx context.Context, key string) (string, error)
+
+// one is a type that embeds limiter.
+type one interface {
+	Limiter
+	core() *limiter
+}
+
+// built returns self as a limiter by rule.
+func built[L one](self L, rule *store.Rule, s store.Store, l Limit, opts []Option) (none L, err error) {
+	if err := self.core().build(self, rule, s, l, opts); err != nil {
+		return none, err
+	}
+	return self, nil
+}
 
 // build makes lim, which is embedded in self, a limiter.
 func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit, opts []Option) (err error) {
@@ -90,7 +88,7 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 
 // introduce lets others know lim as self.
 func (lim *limiter) introduce(self Limiter) {
-	lim.optional = lim.keyFunc != nil || lim.calls || lim.observer != nil
+	lim.optional = lim.keyFunc != nil || lim.calls || lim.observers != nil
 	lim.quick = !lim.optional && lim.limitFunc == nil && lim.integers.Rate > 0
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
@@ -127,19 +125,19 @@ func (lim *limiter) identity() string {
 	return fmt.Sprintf("%s:%d,%d", period, lim.integers.Rate, lim.integers.Burst)
 }
 
-// Limit returns the constructor's limit.
+// Limit is the constructor's.
 func (lim *limiter) Limit() Limit { return lim.limit }
 
-// Name is that given by [WithName], or "".
+// Name is that of [WithName], or "".
 func (lim *limiter) Name() string { return lim.name }
 
-// Peek answers what Allow would, and charges nothing.
+// Peek implements [Limiter].
 func (lim *limiter) Peek(ctx context.Context, key string) (res Result, err error) {
 	err = lim.look(ctx, key, &res)
 	return res, err
 }
 
-// AllowUpTo: see the function of that name.
+// AllowUpTo: see the function.
 func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	err = lim.decide(ctx, key, n, takeUpTo, nil, &r)
 	if r.Allowed && (lim.calls || r.Source() == SourceUnlimited) {
@@ -148,7 +146,7 @@ func (lim *limiter) AllowUpTo(ctx context.Context, key string, n int) (granted i
 	return r.Charged(), r, err
 }
 
-// Charge: see the function of that name.
+// Charge implements [Charger].
 func (lim *limiter) Charge(ctx context.Context, key string, n int) (res Result, err error) {
 	err = lim.decide(ctx, key, n, overdraw, nil, &res)
 	return res, err
@@ -305,7 +303,100 @@ func (lim *limiter) result(res *Result, l store.Limit, r store.Reply, n, charged
 	}
 }
 
-// Refund gives back n events: see [Limiter].
+// now is the time if it is asked for.
+func (lim *limiter) now() (t time.Time) {
+	if lim.timed {
+		t = time.Now()
+	}
+	return t
+}
+
+// tell tells the observers of a decision on n events of key.
+func (lim *limiter) tell(ctx context.Context, key string, n int, r *Result, err error, since time.Time) {
+	if lim.observers == nil {
+		return
+	}
+	var took time.Duration
+	if lim.timed {
+		took = time.Since(since)
+	}
+	if err != nil {
+		r = &Result{}
+	}
+	for _, o := range lim.observers {
+		o.Decided(ctx, key, n, *r, err, took)
+	}
+}
+
+// decideWithOptions is decide of a limiter with a key function, calls or observers, and
+// AllowWithin of any.
+func (lim *limiter) decideWithOptions(ctx context.Context, key string, n int, how asking, res *Result) error {
+	since := lim.now()
+	counted, err := lim.keyOf(ctx, key, n)
+	if err == nil {
+		err = lim.decideOn(ctx, counted, n, how, res)
+	}
+	switch {
+	case how.what == peek:
+	case lim.calls && n > 0:
+		if how.what != overdraw {
+			lim.tell(ctx, counted, 1, res, err, since)
+		}
+		res.ofCall(lim, n, how.what)
+	default:
+		lim.tell(ctx, counted, n, res, err, since)
+	}
+	return err
+}
+
+// decideOn decides on the key that is counted.
+func (lim *limiter) decideOn(ctx context.Context, counted string, n int, how asking, res *Result) error {
+	l, err := lim.limitOf(ctx, counted)
+	if err != nil {
+		return err
+	}
+	if lim.calls {
+		n = 1
+		if how.what == overdraw { // the call has been charged when it was admitted
+			how.what = peek
+		}
+	}
+	if how.what == takeWithin {
+		l, how.what = limitWithin(lim.rule, l, how.d), take
+	}
+	return lim.decide(ctx, counted, n, how.what, &l, res)
+}
+
+// callOf is the note on the Result of a call for so many events, of which one was charged.
+type callOf int
+
+// ofCall makes r, of one event, the Result of a call for n.
+func (r *Result) ofCall(lim *limiter, n int, what operation) {
+	switch {
+	case what == overdraw && *r != (Result{}):
+		r.Allowed, r.RetryAfter = true, 0
+		*r = r.WithMark(NewMark(lim, SourceStore, callOf(math.MaxInt))) // which no Refund reaches
+	case n > 1 && r.Allowed:
+		*r = r.WithMark(NewMark(lim, SourceStore, callOf(n)))
+	}
+}
+
+// keyOf is the key that is counted where key is asked for. After an error it is key.
+func (lim *limiter) keyOf(ctx context.Context, key string, n int) (string, error) {
+	if err := lim.check(ctx, key, n); err != nil || lim.keyFunc == nil {
+		return key, err
+	}
+	counted, err := (*lim.keyFunc)(ctx, key)
+	if err == nil {
+		err = store.CheckCall(ctx, counted, n)
+	}
+	if err != nil {
+		return key, err
+	}
+	return counted, nil
+}
+
+// Refund implements [Limiter].
 func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n int) error {
 	key, err := lim.keyOf(ctx, key, n)
 	if err != nil {
@@ -336,7 +427,7 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	return lim.store.Refund(ctx, lim.namespace, key, l, charged.receipt(int64(n)))
 }
 
-// Reset forgets key.
+// Reset implements [Limiter].
 func (lim *limiter) Reset(ctx context.Context, key string) error {
 	key, err := lim.keyOf(ctx, key, 1)
 	if err != nil {
@@ -438,125 +529,21 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 			return nil, err
 		}
 	}
+	asHere := func(local *limiter) error {
+		local.name, local.policyName, local.keyFunc, local.calls = lim.name, lim.policyName, lim.keyFunc, lim.calls
+		local.limitFunc = func(ctx context.Context, key string) (Limit, error) {
+			if lim.limitFunc == nil {
+				return own, nil
+			}
+			l, err := lim.keptLimit(ctx, key) // of the decision that it stands in for
+			if err != nil || l == (Limit{}) {
+				return own, err
+			}
+			return of(l)
+		}
+		return nil
+	}
 	// The identity is by the whole limit: that of a share has another Period for some rates.
-	opts := []Option{WithPolicyName(lim.policyName), lim.asHere, WithLimitFunc(func(ctx context.Context, key string) (Limit, error) {
-		if lim.limitFunc == nil {
-			return own, nil
-		}
-		l, err := lim.keptLimit(ctx, key) // of the decision that it stands in for
-		if err != nil || l == (Limit{}) {
-			return own, err
-		}
-		return of(l)
-	})}
-	if lim.name != "" {
-		opts = append(opts, WithName(lim.name))
-	}
-	type one interface {
-		Limiter
-		core() *limiter
-	}
-	l := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one) // by New, makers would refer to itself
-	if err := l.core().build(l, lim.rule, s, lim.limit, opts); err != nil {
-		return nil, err
-	}
-	return l, nil
-}
-
-// asHere is an Option: to count by the same keys, and what this limiter counts.
-func (lim *limiter) asHere(other *limiter) error {
-	other.keyFunc, other.calls = lim.keyFunc, lim.calls
-	return nil
-}
-
-//go:embed scripts/common.lua
-var commonLua string
-
-//go:embed scripts/plain.lua
-var plainLua string
-
-//go:embed scripts/plain_state.lua
-var plainStateLua string
-
-//go:embed scripts/batch_plain.lua
-var batchPlainLua string
-
-//go:embed scripts/joint_plain.lua
-var jointPlainLua string
-
-//go:embed scripts/state.lua
-var stateLua string
-
-//go:embed scripts/driver.lua
-var driverLua string
-
-//go:embed scripts/decide.lua
-var decideLua string
-
-//go:embed scripts/joint.lua
-var jointLua string
-
-//go:embed scripts/batch.lua
-var batchLua string
-
-// script is a whole Redis script: what the scripts share, the parts of the algorithm, and the
-// driver that runs it. The plain case of an algorithm may stand before it.
-func script(algorithm ...string) string {
-	return commonLua + strings.Join(algorithm, "") + driver()
-}
-
-// plainCase is that of an algorithm whose state is five numbers, and which takes this step.
-func plainCase(step string) string { return plainOf(plainLua, step) }
-
-// plainOf is a script of a plain case with this step.
-func plainOf(text, step string) string {
-	return strings.NewReplacer("  READ\n", plainStateLua, "      STEP\n", step, "    STEP\n", step).Replace(text)
-}
-
-// plainStep is the step of rule's plain case, if it has one of this kind.
-func plainStep(rule *store.Rule) (step string, ok bool) {
-	head, tail, _ := strings.Cut(plainCase("STEP\n"), "STEP\n")
-	if step, ok = strings.CutPrefix(rule.Script, head); ok {
-		step, _, ok = strings.Cut(step, tail)
-	}
-	return step, ok
-}
-
-// driver is what follows the algorithm in a script for single calls.
-func driver() string { return driverLua + decideLua + "return { ok and 1 or 0, x, y, z }\n" }
-
-// own is the algorithm of rule's script, without its plain case.
-func own(rule *store.Rule) string {
-	_, general, _ := strings.Cut(rule.Script, commonLua)
-	return strings.TrimSuffix(general, driver())
-}
-
-// batchScript is rule's script that makes many calls at once. In decider the parameter
-// op hides that of commonLua.
-func batchScript(rule *store.Rule) string {
-	plain := "local replies, run, done = {}, 3, 0\n"
-	if step, ok := plainStep(rule); ok {
-		plain += plainOf(batchPlainLua, step)
-	}
-	return plain + commonLua + "\nlocal function decider(op)\n" + own(rule) +
-		"\nreturn function(key, limit, now, callers, n, a)\n" + decideLua + "return ok and 1 or 0, x, y, z\nend\nend\n" + batchLua
-}
-
-// jointScript is the script that decides on keys of several rules at once.
-func jointScript(rules []*store.Rule) string {
-	var text, steps strings.Builder
-	plain := true
-	for i, rule := range rules {
-		step, ok := plainStep(rule)
-		plain = plain && ok
-		steps.WriteString("if rule == '" + strconv.Itoa(i+1) + "' then\n" + step + "end\n")
-	}
-	if plain {
-		text.WriteString(plainOf(jointPlainLua, steps.String()))
-	}
-	text.WriteString(commonLua + "\nlocal rules = {}\n")
-	for _, rule := range rules {
-		text.WriteString("do\n" + own(rule) + "\nrules[#rules + 1] = { plan = plan, commit = commit }\nend\n")
-	}
-	return text.String() + jointLua
+	l := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one)
+	return built(l, lim.rule, s, lim.limit, []Option{asHere})
 }

@@ -2,13 +2,12 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // FixedWindow counts the events of each window of Period, and admits n events if count + n <=
-// Rate. Windows are aligned to the Unix epoch in UTC: those of an hour begin at each full hour.
+// Rate. Windows are aligned to the Unix epoch in UTC.
 // It alone can count by a calendar ([PerWeek], [PerMonth], [Limit.In], [Limit.From]).
 //
 // Bound: at most Rate events in each window, and 2·Rate in a Period across the edge of two. By a
@@ -23,48 +22,35 @@ type FixedWindow struct{ limiter }
 // NewFixedWindow returns a limiter that counts in windows of l.Period or l's calendar. l has no
 // Burst. Errors: [ErrInvalidLimit], [ErrInvalidOption].
 func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error) {
-	w := new(FixedWindow)
-	if err := w.build(w, &fixedWindow, s, l, opts); err != nil {
-		return nil, err
-	}
-	return w, nil
+	return built(new(FixedWindow), &fixedWindow, s, l, opts)
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (w *FixedWindow) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = w.take(ctx, key, 1, &res)
 	return res, err
 }
 
-// AllowN admits and charges n events at once, or none.
+// AllowN implements [Limiter].
 func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = w.take(ctx, key, n, &res)
 	return res, err
 }
 
-//go:embed scripts/fixedwindow_plain.lua
-var fixedWindowPlainLua string
-
-//go:embed scripts/fixedwindow.lua
-var fixedWindowLua string
-
 // fixedWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the end of that window, if it is of a calendar: see windowPart.
-var fixedWindow = store.Rule{
-	Name:        "fixed_window",
-	Step:        fixedWindowStep,
-	Available:   windowAvailable,
-	Overdrawn:   windowOverdrawn,
-	Refund:      fixedWindowRefund,
-	TTL:         func(s store.State, _ store.Limit) int64 { return ownEnd(s) - s.At },
-	Used:        wholeUsed,
-	Script:      plainCase(fixedWindowPlainLua) + script(fixedWindowLua, stateLua),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	Report:      fixedWindowReport,
-	After:       afterY,
-	Spent:       spentY,
-}
+var fixedWindow = withScript(store.Rule{
+	Name:      "fixed_window",
+	Step:      fixedWindowStep,
+	Available: windowAvailable,
+	Overdrawn: windowOverdrawn,
+	Refund:    fixedWindowRefund,
+	TTL:       func(s store.State, _ store.Limit) int64 { return ownEnd(s) - s.At },
+	Used:      wholeUsed,
+	Report:    fixedWindowReport,
+	After:     afterY,
+	Spent:     spentY,
+}, plainCase(lua("fixedwindow_plain"))+script("fixedwindow", "state"))
 
 // fixedWindowStep replies now, the count, and for how long it counts. The count may
 // be above the Rate: what was charged past it, or under a higher one, stays counted, so

@@ -283,7 +283,7 @@ func TestBatchesAndSeveralKeysHaveAPlainCase(t *testing.T) {
 	for _, rule := range []*store.Rule{&fixedWindow, &slidingWindow, &tokenBucket, &leakyBucket} {
 		step, ok := plainStep(rule)
 		require.True(t, ok, rule.Name)
-		require.Contains(t, rule.BatchScript(rule), plainOf(batchPlainLua, step))
+		require.Contains(t, rule.BatchScript(rule), plainOf(lua("batch_plain"), step))
 		require.Contains(t, rule.JointScript([]*store.Rule{rule}), "if rule == '1' then\n"+step+"end\n")
 		require.NotContains(t, rule.JointScript([]*store.Rule{rule, &slidingLog}), step)
 	}

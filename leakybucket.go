@@ -2,71 +2,59 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // LeakyBucket is a queue of Burst places that drains at Rate events each Period. It admits n
-// events if there is room for all of them, and Delay says how long they wait for their turn. A
-// caller who sleeps it, or uses [Wait], has a constant rate of output. One who ignores it has a
-// [TokenBucket].
+// events if there is room for all of them, and Delay says how long they wait for their turn.
+// Sleep it, or use [Wait], for a constant rate of output.
 //
 // Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up). With
 // Delay it is one event each Period/Rate, or n each n·Period/Rate.
 //
-// Refund gives an event back only while it is the last of the queue. Callers who cannot wait
-// ask by [AllowWithin]. Refund a charge whole: in parts, a turn may be given out twice.
+// Refund gives an event back only while it is the last of the queue: callers who cannot wait ask
+// by [AllowWithin]. Refund a charge whole: in parts, a turn may be given out twice.
 //
 // A key costs a level and its time: some 40 bytes in memory and 150 in Redis, until the queue
 // is empty.
 //
-// Use it to call something that wants a steady pace.
+// Use it to call something that wants a steady pace. Where nobody sleeps, use [TokenBucket].
 type LeakyBucket struct{ limiter }
 
 // NewLeakyBucket returns a queue of l.Burst places (0 means l.Rate), drained at l.Rate each
 // l.Period, in at most 100 years. Errors: [ErrInvalidLimit], [ErrInvalidOption].
 func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error) {
-	b := new(LeakyBucket)
-	if err := b.build(b, &leakyBucket, s, l, opts); err != nil {
-		return nil, err
-	}
-	return b, nil
+	return built(new(LeakyBucket), &leakyBucket, s, l, opts)
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (b *LeakyBucket) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = b.take(ctx, key, 1, &res)
 	return res, err
 }
 
-// AllowN admits and charges n events at once, or none.
+// AllowN implements [Limiter].
 func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = b.take(ctx, key, n, &res)
 	return res, err
 }
 
-//go:embed scripts/leakybucket.lua
-var leakyBucketLua string
-
 // leakyBucket keeps the queue as the level of bucket.go.
-var leakyBucket = store.Rule{
-	Name:        "leaky_bucket",
-	Step:        leakyBucketStep,
-	Available:   bucketAvailable,
-	Overdrawn:   bucketOverdrawn,
-	Refund:      leakyBucketRefund,
-	TTL:         bucketTTL,
-	Used:        bucketUsed,
-	Script:      plainCase(bucketPlainLua) + script(bucketLua, leakyBucketLua, stateLua),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	Burst:       true,
-	Report:      leakyBucketReport,
-	After:       afterY,
-	Spent:       spentY,
-	LastOnly:    true,
-}
+var leakyBucket = withScript(store.Rule{
+	Name:      "leaky_bucket",
+	Step:      leakyBucketStep,
+	Available: bucketAvailable,
+	Overdrawn: bucketOverdrawn,
+	Refund:    leakyBucketRefund,
+	TTL:       bucketTTL,
+	Used:      bucketUsed,
+	Burst:     true,
+	Report:    leakyBucketReport,
+	After:     afterY,
+	Spent:     spentY,
+	LastOnly:  true,
+}, plainCase(lua("bucket_plain"))+script("bucket", "leakybucket", "state"))
 
 // leakyBucketStep replies now and the queue.
 func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {

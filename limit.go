@@ -19,19 +19,17 @@ const (
 )
 
 // Limit is Rate events per Period. Limits are comparable with ==. Ranges are checked where a
-// limit is used, read or marshaled. The error wraps [ErrInvalidLimit]. The zero Limit is not
-// valid.
+// limit is used, read or marshaled ([ErrInvalidLimit]). The zero Limit is not valid.
 //
-// A Limit prints, also as JSON, as the text that [ParseLimit] reads, such as "100/s". What
-// copies the exported fields instead, such as encoding/gob, loses a calendar ([Limit.In]).
+// A Limit prints, also as JSON, as the text that [ParseLimit] reads. encoding/gob, which copies
+// the exported fields, loses a calendar ([Limit.In]).
 type Limit struct {
 	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything.
 	Rate int
-	// Period is 1 ms to 10 years of 365 days, in whole microseconds. That of a calendar (24
-	// hours, 7 or 31 days) must stay as it is.
+	// Period is 1 ms to 10 years of 365 days, in whole microseconds. A calendar sets its own,
+	// which must stay.
 	Period time.Duration
-	// Burst is the capacity of a bucket in events, 0 to 2^31-1; 0 means Rate. Windows and logs
-	// have none.
+	// Burst is the capacity of a bucket in events, 0 to 2^31-1; 0 means Rate.
 	Burst int
 
 	calendar *store.Calendar // nil if windows are a Period long; equal ones are one, for ==
@@ -49,12 +47,10 @@ func PerHour(n int) Limit { return Limit{Rate: n, Period: time.Hour} }
 // PerDay is a limit of n events per 24 hours.
 func PerDay(n int) Limit { return Limit{Rate: n, Period: day} }
 
-// PerWeek is a limit of n events per calendar week from Monday in UTC, for a [FixedWindow]. See
-// [Limit.In] and [Limit.From].
+// PerWeek is a limit of n events per calendar week from Monday in UTC, for a [FixedWindow].
 func PerWeek(n int) Limit { return perUnit(n, store.Week) }
 
 // PerMonth is a limit of n events per calendar month from the 1st in UTC, for a [FixedWindow].
-// See [Limit.In] and [Limit.From].
 func PerMonth(n int) Limit { return perUnit(n, store.Month) }
 
 func perUnit(n int, unit store.Unit) Limit {
@@ -62,9 +58,9 @@ func perUnit(n int, unit store.Unit) Limit {
 }
 
 // In returns l, a [PerDay], [PerWeek] or [PerMonth], with windows that begin at midnight in
-// loc, a zone of the IANA database such as "Europe/Berlin". Unlimited stays as it is. A zone
-// that is nil, unknown or [time.Local], and limits of other Periods, give a Limit that is not
-// valid. Import time/tzdata where the system may have no zones.
+// loc, a zone of the IANA database. A zone that is nil, unknown or [time.Local], and limits of
+// other Periods but [Unlimited], give a Limit that is not valid. Import time/tzdata where the
+// system may have no zones.
 func (l Limit) In(loc *time.Location) Limit {
 	unit, from := l.unit()
 	switch {
@@ -79,8 +75,8 @@ func (l Limit) In(loc *time.Location) Limit {
 }
 
 // From returns l with windows that begin on another day: for [PerMonth] from 1 to 31, or the
-// last one of a shorter month, and for [PerWeek] a [time.Weekday]. Unlimited stays as it is.
-// Anything else gives a Limit that is not valid.
+// last one of a shorter month, and for [PerWeek] a [time.Weekday]. Anything else but [Unlimited]
+// gives a Limit that is not valid.
 func (l Limit) From(day int) Limit {
 	unit, _ := l.unit()
 	switch {
@@ -122,8 +118,7 @@ func (l Limit) zone() string {
 	return l.calendar.Zone()
 }
 
-// Unlimited is a limit that admits everything, without asking the store: "unlimited". Its Rate
-// is -1.
+// Unlimited is a limit that admits everything, without asking the store. Its Rate is -1.
 func Unlimited() Limit { return Limit{Rate: -1} }
 
 // Every is a limit of one event per d.
@@ -141,9 +136,8 @@ func Every(d time.Duration) Limit { return Limit{Rate: 1, Period: d} }
 //	rate "/" duration     [ "burst" burst ]    of time.ParseDuration
 //	rate "/" calendar     [ "from" day ] [ "in" zone ]
 //
-// Calendars are week, month and, with a zone, day. A burst of 0 is refused. Nothing is rounded
-// and nothing ignored. Any other text, or one of more than 128 bytes, is an error that wraps
-// [ErrInvalidLimit] and says what is wrong. [All spellings].
+// Calendars are week, month and, with a zone, day. A burst of 0 is refused, and nothing rounded.
+// Any other text, or one of more than 128 bytes, is an [ErrInvalidLimit]. [All spellings].
 //
 // [All spellings]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/config.md#limits-as-text
 func ParseLimit(s string) (Limit, error) {
@@ -161,8 +155,8 @@ func ParseLimit(s string) (Limit, error) {
 	return l, nil
 }
 
-// String is the limit as [ParseLimit] reads it: "10/s", "5/15m", "5/2d", "10/s burst 20". A
-// limit that is not valid shows its values, such as "-1/0s".
+// String is the limit as [ParseLimit] reads it. One that is not valid shows its values, such as
+// "-1/0s".
 func (l Limit) String() string {
 	if l == Unlimited() {
 		return unlimited
@@ -170,8 +164,7 @@ func (l Limit) String() string {
 	return limittext.Limit{Rate: l.Rate, Period: l.Period, Burst: l.Burst, Calendar: l.calendar}.String()
 }
 
-// MarshalText is String, or an error that wraps [ErrInvalidLimit]. A field that may be unset
-// wants omitzero.
+// MarshalText is String, or an [ErrInvalidLimit]. A field that may be unset wants omitzero.
 func (l Limit) MarshalText() ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -189,13 +182,13 @@ func (l *Limit) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Share is the part of l for each of n instances that limit on their own while their store
-// cannot be reached. In the long run all together admit no more than l does.
+// Share is the part of l for each of n instances that limit on their own. In the long run all
+// together admit no more than l does.
 //
 // With a Burst the rate is divided exactly, and the Burst rounded up: at one instant n shares
 // may admit n-1 events more. Without one the Rate is rounded down, or is one event in n/Rate
-// Periods: then n shares may admit n events at one instant. Errors wrap [ErrInvalidLimit], also
-// for a Period over 10 years or a calendar with a Rate below n.
+// Periods: then n shares may admit n events at once. Errors wrap [ErrInvalidLimit], also for a
+// Period over 10 years or a calendar with a Rate below n.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {
 		return Limit{}, fmt.Errorf("%w: 1/%d of %v", ErrInvalidLimit, n, l)
@@ -226,8 +219,7 @@ func (l Limit) Share(n int) (Limit, error) {
 	return share, nil
 }
 
-// Validate returns an error that wraps [ErrInvalidLimit] unless l is [Unlimited] or within the
-// ranges of [Limit].
+// Validate returns an [ErrInvalidLimit] unless l is [Unlimited] or within the ranges of [Limit].
 func (l Limit) Validate() error {
 	if l == Unlimited() {
 		return nil
@@ -238,11 +230,11 @@ func (l Limit) Validate() error {
 	return nil
 }
 
-// ValidateFor returns the error of that algorithm's constructor for l, nil if it can keep it.
-// An unknown algorithm is [ErrInvalidOption].
+// ValidateFor returns the error of that algorithm's constructor for l. An unknown algorithm is
+// [ErrInvalidOption].
 func (l Limit) ValidateFor(algorithm string) error {
-	for i := range makers {
-		if rule := makers[i].rule; rule.Name == algorithm {
+	for i := range kinds {
+		if rule := kinds[i].rule; rule.Name == algorithm {
 			_, err := integers(rule, l)
 			return err
 		}
@@ -250,11 +242,11 @@ func (l Limit) ValidateFor(algorithm string) error {
 	return errNoAlgorithm(algorithm)
 }
 
-// Algorithms are the names of what can keep l, as [New] reads them: all five of PerSecond(1).
+// Algorithms are the names, for [New], of what can keep l: all five for PerSecond(1).
 func (l Limit) Algorithms() []string {
 	var names []string
-	for i := range makers {
-		if rule := makers[i].rule; l.ValidateFor(rule.Name) == nil {
+	for i := range kinds {
+		if rule := kinds[i].rule; l.ValidateFor(rule.Name) == nil {
 			names = append(names, rule.Name)
 		}
 	}

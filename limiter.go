@@ -12,8 +12,8 @@
 //
 // Use [SlidingWindow] if you have no reason for another algorithm:
 //
-//   - [FixedWindow] where users should be able to follow it: the count starts again with each
-//     minute or hour, or with each month that they are billed for.
+//   - [FixedWindow] where users should be able to follow it, as with each month that they are
+//     billed for.
 //   - [SlidingLog] where the limit must hold in every period, exactly.
 //   - [TokenBucket] for a steady rate with bursts, and for costs.
 //   - [LeakyBucket] to send at a steady pace.
@@ -22,9 +22,8 @@
 //
 // # Four kinds of things
 //
-// Leave out what you do not need, and keep the order. What belongs to a limit is an [Option].
-// What spares calls to the store is a store. What is about the answer is a limiter around a
-// limiter.
+// What belongs to a limit is an [Option]. What spares calls to the store is a store. What is
+// about the answer is a limiter around a limiter. Keep this order:
 //
 //	shadow  accesslist  throttle.Waiter  fallback  Ban  All  observe.Around   limiters around a limiter
 //	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket              the decision, with Options
@@ -84,8 +83,8 @@ var (
 	ErrStore = store.ErrStore
 )
 
-// Must returns v, and panics if err is not nil. It is for constructors of constants, whose errors
-// are mistakes of the program. Nothing else here panics.
+// Must returns v, and panics if err is not nil: for constructors of constants. Nothing else here
+// panics.
 func Must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -99,44 +98,33 @@ const (
 	beyond    = int64(maxEvents) + 1        // as good as any larger number of events
 )
 
-// makers are the five, in the order of the documentation. This is the one list of them.
-var makers = []struct {
+// kinds are the five, in the order of the documentation. This is the one list of them.
+var kinds = []struct {
 	rule *store.Rule
-	make func(s store.Store, l Limit, opts ...Option) (Limiter, error)
+	make func() one
 }{
-	{&fixedWindow, maker(NewFixedWindow)},
-	{&slidingWindow, maker(NewSlidingWindow)},
-	{&slidingLog, maker(NewSlidingLog)},
-	{&tokenBucket, maker(NewTokenBucket)},
-	{&leakyBucket, maker(NewLeakyBucket)},
-}
-
-// maker keeps a nil pointer from becoming a Limiter that is not nil.
-func maker[L Limiter](constructor func(store.Store, Limit, ...Option) (L, error)) func(store.Store, Limit, ...Option) (Limiter, error) {
-	return func(s store.Store, l Limit, opts ...Option) (Limiter, error) {
-		lim, err := constructor(s, l, opts...)
-		if err != nil {
-			return nil, err
-		}
-		return lim, nil
-	}
+	{&fixedWindow, func() one { return new(FixedWindow) }},
+	{&slidingWindow, func() one { return new(SlidingWindow) }},
+	{&slidingLog, func() one { return new(SlidingLog) }},
+	{&tokenBucket, func() one { return new(TokenBucket) }},
+	{&leakyBucket, func() one { return new(LeakyBucket) }},
 }
 
 // New returns a limiter by the name of its algorithm: "fixed_window", "sliding_window",
-// "sliding_log", "token_bucket" or "leaky_bucket". It is for configuration files.
+// "sliding_log", "token_bucket" or "leaky_bucket".
 func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, error) {
-	for i := range makers {
-		if makers[i].rule.Name == algorithm {
-			return makers[i].make(s, l, opts...)
+	for i := range kinds {
+		if k := &kinds[i]; k.rule.Name == algorithm {
+			return built(k.make(), k.rule, s, l, opts)
 		}
 	}
 	return nil, errNoAlgorithm(algorithm)
 }
 
 func errNoAlgorithm(name string) error {
-	all := make([]string, len(makers))
-	for i := range makers {
-		all[i] = makers[i].rule.Name
+	all := make([]string, len(kinds))
+	for i := range kinds {
+		all[i] = kinds[i].rule.Name
 	}
 	return fmt.Errorf("%w: no algorithm %q: it is one of %s", ErrInvalidOption, name, strings.Join(all, ", "))
 }
@@ -146,8 +134,8 @@ func errNoAlgorithm(name string) error {
 const upToTries = 3
 
 // AllowUpTo admits as many of n events as l has room for: granted of them, 0 to n. Its Result
-// is that of AllowN(granted), or that of Allow if nothing is granted. A limiter without a
-// method of that name is asked by AllowN, up to three times.
+// is that of AllowN(granted), or of Allow if nothing is granted. A limiter without that method
+// is asked by AllowN, up to three times.
 func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if isnil.Is(l) {
 		return 0, Result{}, errNilLimiter
@@ -176,25 +164,23 @@ var errNilLimiter = fmt.Errorf("%w: the limiter is nil", ErrInvalidOption)
 
 var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged nothing", ErrInvalidN)
 
-// Policy is a limit that a limiter enforces, as clients may be told of it: Quota
-// events per Window.
+// Policy is a limit as clients may be told of it: Quota events per Window.
 type Policy struct {
-	Name  string // by [WithPolicyName], or else the limiter's [WithName], or its limit as text
+	Name  string // by [WithPolicyName], or else [WithName], or the limit as text
 	Limit Limit  // of the key
-	// Quota is the most events at one instant: the Rate, or a bucket's Burst. That of Unlimited
-	// is 2^31-1.
+	// Quota is the most events at one instant: the Rate, or a bucket's Burst. It is 2^31-1 for
+	// Unlimited.
 	Quota int
 	// Window is the time in which the Quota comes back: the Period, or a bucket's
-	// Burst·Period/Rate in whole µs, rounded up. It is 0 for Unlimited, a Rate of 0, and
-	// calendars.
+	// Burst·Period/Rate in whole µs, rounded up. It is 0 for Unlimited, a Rate of 0, calendars
+	// and slots.
 	Window time.Duration
-	// Unit is what the Quota counts, "" for requests. It is "concurrent-requests" for slots that
-	// are held (package inflight), which have no Window.
+	// Unit is what the Quota counts: "" for requests, "concurrent-requests" for slots (package
+	// inflight).
 	Unit string
 }
 
-// PolicyAppender is a [Limiter] that can say which policies it enforces. All of this module
-// are.
+// PolicyAppender is a [Limiter] that says which policies it enforces. All of this module are.
 type PolicyAppender interface {
 	// AppendPolicies appends the policies of key to dst, one for each limit, in the order of
 	// [Result.Parts]. Errors are those of a limit function and [ErrInvalidLimit].
@@ -209,7 +195,7 @@ func AppendPolicies(ctx context.Context, dst []Policy, l Limiter, key string) ([
 	return dst, nil
 }
 
-// AppendPolicies appends the limiter's policy for key.
+// AppendPolicies implements [PolicyAppender].
 func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error) {
 	if lim.store == nil {
 		return dst, unmade.Err
@@ -222,15 +208,12 @@ func (lim *limiter) AppendPolicies(ctx context.Context, dst []Policy, key string
 		return dst, err
 	}
 	l, err := lim.keptLimit(ctx, key)
+	integers, err := lim.read(l, err)
 	if err != nil {
 		return dst, err
 	}
-	if l == (Limit{}) || l == lim.limit {
-		return append(dst, lim.policy), nil
-	}
-	integers, err := integers(lim.rule, l)
-	if err != nil {
-		return dst, err
+	if l == (Limit{}) {
+		l = lim.limit
 	}
 	return append(dst, lim.policyOf(l, integers)), nil
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// ErrSettled says that a [Reservation] has been settled or cancelled before.
+// ErrSettled says that a [Reservation] has been settled before.
 var ErrSettled = errors.New("ratelimit: the reservation is settled")
 
-// Charger is a [Limiter] with Charge. All limiters of this module are.
+// Charger is a [Limiter] with Charge. All of this module are.
 type Charger interface {
-	// Charge charges n events, whether they fit or not: see the function [Charge].
+	// Charge charges n events, whether they fit or not: see the function.
 	Charge(ctx context.Context, key string, n int) (Result, error)
 }
 
-// Reservation is a charge by estimate. Settle it once, or Cancel it, or it keeps its charge.
+// Reservation is a charge by estimate. Settle it once, or it keeps its charge.
 type Reservation struct {
 	limiter  Limiter
 	key      string
@@ -32,8 +32,8 @@ type Reservation struct {
 }
 
 // Reserve asks l for n events now, as an estimate of a cost that is known afterwards, such as
-// the tokens of a language model. If they are denied, the Reservation is nil. Limits of slots, of
-// package inflight, have a Hold with a Settle in its place: here they are [ErrInvalidOption].
+// the tokens of a language model. If they are denied, the Reservation is nil. Slots (package
+// inflight) are [ErrInvalidOption].
 //
 // Bound: a limit admits estimates. The costs of an interval exceed a bucket's bound by at most
 // what the reservations open in it have cost beyond their estimates.
@@ -55,9 +55,9 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 var errHeldReserved = fmt.Errorf("%w: slots are held: use inflight.Hold, and its Settle", ErrInvalidOption)
 
 // Settle replaces the estimate by the actual cost, 0 or more events, also when ctx has ended:
-// it gives back what was too much, or charges what was too little ([Charge]). After an error the
-// estimate stays charged. The Result is that of the Charge, or else that of Reserve for the
-// actual cost, whose ResetAfter may be too long.
+// it refunds what was too much, or charges what was too little ([Charge]). After an error the
+// estimate stays charged. The Result is that of the Charge, or of Reserve for the actual cost,
+// with a ResetAfter that may be too long.
 func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
 	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
@@ -80,22 +80,17 @@ func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	return r.charged.without(rest, r.reserved), nil
 }
 
-// Cancel is Settle of 0.
-func (r *Reservation) Cancel(ctx context.Context) (Result, error) { return r.Settle(ctx, 0) }
-
 // Charge charges n events of key that have happened already, whether they fit or not. The
-// Result says Allowed and can be refunded. Remaining is 0, and calls wait, until the debt has
-// drained:
+// Result says Allowed and can be refunded. Until a debt has drained, calls are denied:
 //
 //   - A bucket admits nothing until its level is below the Burst.
 //   - A [SlidingLog] forgets it after a Period.
 //   - A [FixedWindow] forgets it with the window. On the next window of a [SlidingWindow] it
 //     weighs as a full one. For estimates that may be far off use a bucket.
 //
-// Debts add up, to at most 2^31-1 events, and in a bucket to what drains in 100 years. What
-// goes beyond is not charged, and nothing is under a Rate of 0, which denies. Debts can be
-// refunded in any order, but for a [LeakyBucket]'s. A limiter that is no [Charger] is charged
-// as many as fit.
+// Debts add up, to at most 2^31-1 events, and in a bucket to what drains in 100 years: more is
+// not charged. A Rate of 0 denies. Debts can be refunded in any order, but for a [LeakyBucket]'s.
+// A limiter that is no [Charger] is charged as many as fit.
 func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
@@ -108,12 +103,12 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	return r, err
 }
 
-// Credit gives back up to n events of key without the Result of their charge, whoever made it:
-// where a wire has no receipt. given is how many, at most what is charged in the current window or
-// level. Of a bucket the last event stays. With the Result at hand use Refund, which is exact.
+// Credit gives back up to n events of key without the Result of their charge, whoever made it.
+// given is how many, at most what is charged in the current window or level. Of a bucket the last
+// event stays. With the Result at hand use Refund.
 //
 // It takes two calls of the store. What others give back in between is not given back twice. l is
-// a [FixedWindow], a [SlidingWindow] or a [TokenBucket], or else the error is [ErrInvalidOption].
+// a [FixedWindow], a [SlidingWindow] or a [TokenBucket]; others are [ErrInvalidOption].
 func Credit(ctx context.Context, l Limiter, key string, n int) (given int, err error) {
 	lim := coreOf(l)
 	if lim == nil || !credit.Has(lim.rule) {

@@ -41,7 +41,7 @@ func TestAReservationIsSettledByTheActual(t *testing.T) {
 		require.Equal(t, 90, peek(t, lim, "key").Remaining, "the rest is given back")
 		_, err := r.Settle(t.Context(), 10)
 		require.ErrorIs(t, err, ratelimit.ErrSettled)
-		_, err = r.Cancel(t.Context())
+		_, err = r.Settle(t.Context(), 0)
 		require.ErrorIs(t, err, ratelimit.ErrSettled)
 		require.Equal(t, 90, peek(t, lim, "key").Remaining)
 
@@ -65,7 +65,7 @@ func TestACancelledReservationChargesNothing(t *testing.T) {
 		_, err = r.Settle(ctx, -1)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
 		cancel()
-		_, err = r.Cancel(ctx)
+		_, err = r.Settle(ctx, 0)
 		require.NoError(t, err, "also when the caller has gone")
 		require.Equal(t, 100, peek(t, lim, "key").Remaining)
 		_ = reserve(t, lim, 30) // never settled
@@ -429,7 +429,7 @@ func TestChargeGoesThroughWrappers(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	none, _, err := ratelimit.Reserve(t.Context(), ratelimittest.Static(ratelimit.Result{RetryAfter: 1}, nil), "key", 1)
 	require.NoError(t, err)
-	_, err = none.Cancel(t.Context())
+	_, err = none.Settle(t.Context(), 0)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "nothing was reserved")
 
 	down, err := fallback.New(ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailOpen())

@@ -26,12 +26,10 @@ type Result struct {
 	mark *Mark // nil unless a wrapper had a part in it
 }
 
-// String is the Result in short, for logs and the messages of tests. The form may change:
+// String is the Result in short, for logs and tests, in a form that may change. What is left is
+// that of the limit that denied:
 //
-//	allowed, 7 of 10 left, reset in 2.5s
 //	denied by "per_user" (local), 2 of 5 left, retry after 1.2s
-//
-// What is left of a denial is that of the limit that denied.
 func (r Result) String() string {
 	s := "denied"
 	if r.Allowed {
@@ -60,8 +58,7 @@ func (r Result) String() string {
 	return s
 }
 
-// Charged is how many events a Refund can give back. It is 0 for limiters that are not built on
-// this package.
+// Charged is how many events a Refund can give back: 0 of limiters not built on this package.
 func (r Result) Charged() int {
 	if j, ok := r.together().(*joined); ok {
 		return j.charged
@@ -69,9 +66,9 @@ func (r Result) Charged() int {
 	return int(r.n)
 }
 
-// Counted reports whether Limit and Remaining say what is left of a limit. It is false where no
-// limit has counted the events: [SourceFailOpen], [SourceFailClosed], [SourceUnlimited], [SourceBan], and
-// admissions by a list or with a Limit of 0.
+// Counted reports whether Limit and Remaining say what is left of a limit. They do not for
+// [SourceFailOpen], [SourceFailClosed], [SourceUnlimited], [SourceBan], and admissions by a list or
+// with a Limit of 0.
 func (r Result) Counted() bool { return r.counted() }
 
 func (r *Result) counted() bool {
@@ -85,7 +82,7 @@ func (r *Result) counted() bool {
 }
 
 // Parts are the decisions of the single limits ([All], [Decide]), in the order of their
-// policies, and nil elsewhere. They must not be changed.
+// policies, or nil. Do not change them.
 func (r Result) Parts() []Result {
 	parts := r.parts()
 	for i := range parts {
@@ -117,7 +114,7 @@ func (r Result) parts() []Result {
 }
 
 // DeniedBy is the name (see [Policy]) of the limit that denied, with the longest RetryAfter,
-// where several decided together. Otherwise it is "".
+// where several decided. Otherwise it is "".
 func (r Result) DeniedBy() string {
 	switch note := r.together().(type) {
 	case *joined:
@@ -128,30 +125,30 @@ func (r Result) DeniedBy() string {
 	return ""
 }
 
-// Source says what made a [Result]: the limiter's store, or in its place a wrapper.
+// Source says what made a [Result].
 type Source uint8
 
 // What can have made a Result.
 const (
 	// SourceStore is the limiter's own store.
 	SourceStore Source = iota
-	// SourceFailOpen says that the store failed, and the event was let through uncounted.
+	// SourceFailOpen: the store failed, and the event was let through.
 	SourceFailOpen
-	// SourceFailClosed says that the store failed, and the event was refused.
+	// SourceFailClosed: the store failed, and the event was refused.
 	SourceFailClosed
-	// SourceLocal says that the store failed, and a local limiter decided, but for its bans.
+	// SourceLocal: the store failed, and a local limiter decided, but for its bans.
 	SourceLocal
-	// SourceDenyCache says that the store has denied before (package denycache).
+	// SourceDenyCache: the store has denied before (package denycache).
 	SourceDenyCache
-	// SourceUnlimited says that the limit is [Unlimited], and no store was asked.
+	// SourceUnlimited: the limit is [Unlimited].
 	SourceUnlimited
-	// SourceZeroRate says that the Rate is 0, and no store was asked.
+	// SourceZeroRate: the Rate is 0.
 	SourceZeroRate
-	// SourceList says that the key is on a list (package accesslist), and no limit was asked.
+	// SourceList: the key is on a list (package accesslist).
 	SourceList
-	// SourceLease says that this process decided by what it holds (package lease).
+	// SourceLease: this process decided by what it holds (package lease).
 	SourceLease
-	// SourceBan says that the key is banned ([Ban]), and no limit was asked.
+	// SourceBan: the key is banned ([Ban]).
 	SourceBan
 )
 
@@ -159,7 +156,7 @@ var sourceNames = [...]string{
 	"store", "fail_open", "fail_closed", "local", "deny_cache", "unlimited", "zero_rate", "list", "lease", "ban",
 }
 
-// String is the Source in lower case, such as "fail_open", for logs and labels.
+// String is the Source as text, such as "fail_open".
 func (s Source) String() string {
 	if int(s) < len(sourceNames) {
 		return sourceNames[s]
@@ -167,7 +164,7 @@ func (s Source) String() string {
 	return "source(" + strconv.Itoa(int(s)) + ")"
 }
 
-// MarshalText is String, for logs and JSON.
+// MarshalText is String.
 func (s Source) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // Source says what made the Result.
@@ -247,8 +244,8 @@ func (r *Result) receipt(n int64) store.Receipt {
 	return store.NewReceipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
 }
 
-// Mark is a note that a wrapper leaves on its Results ([Result.WithMark]), so that it knows
-// them again in its Refund ([Result.Unmark]). One Mark serves all Results with the same note.
+// Mark is a note of a wrapper on its Results ([Result.WithMark]), for its Refund
+// ([Result.Unmark]). One Mark serves all Results with the same note.
 type Mark struct {
 	owner  any
 	source Source
@@ -257,14 +254,13 @@ type Mark struct {
 }
 
 // NewMark returns the mark of owner, a pointer to a wrapper. [Result.Source] is then source, or
-// as it was for SourceStore. note is for owner.
+// as before for SourceStore.
 func NewMark(owner any, source Source, note any) *Mark {
 	source = min(source, SourceBan) // the last one there is
 	return &Mark{owner: owner, source: source, note: note}
 }
 
-// WithMark returns r with the mark m on it, above those that it has. It allocates only if r
-// has one.
+// WithMark returns r with the mark m above those that it has. It allocates only if r has one.
 func (r Result) WithMark(m *Mark) Result {
 	if r.mark != nil && m != nil {
 		above := *m
@@ -277,8 +273,7 @@ func (r Result) WithMark(m *Mark) Result {
 	return r
 }
 
-// Unmark returns the note that owner left on r, and r without it, for the limiter inside. ok is
-// false if there is none.
+// Unmark returns the note that owner left on r, and r without it, for the limiter inside.
 func (r Result) Unmark(owner any) (under Result, note any, ok bool) {
 	for m := r.mark; m != nil; m = m.under {
 		if m.owner != nil && m.owner == owner {

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 
 	"github.com/ratelimit-go/ratelimit/internal/eventlog"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -23,48 +22,35 @@ type SlidingLog struct{ limiter }
 // NewSlidingLog returns a limiter that keeps the events of the last l.Period. l
 // has no Burst. Errors: [ErrInvalidLimit], [ErrInvalidOption].
 func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) {
-	g := new(SlidingLog)
-	if err := g.build(g, &slidingLog, s, l, opts); err != nil {
-		return nil, err
-	}
-	return g, nil
+	return built(new(SlidingLog), &slidingLog, s, l, opts)
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (g *SlidingLog) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = g.take(ctx, key, 1, &res)
 	return res, err
 }
 
-// AllowN admits and charges n events at once, or none.
+// AllowN implements [Limiter].
 func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = g.take(ctx, key, n, &res)
 	return res, err
 }
 
-//go:embed scripts/slidinglog_plain.lua
-var slidingLogPlainLua string
-
-//go:embed scripts/slidinglog.lua
-var slidingLogLua string
-
 // slidingLog keeps in a State, while one entry is all that matters: At, its time;
 // Whole, its events. Two entries are an [eventlog.Log].
-var slidingLog = store.Rule{
-	Name:        "sliding_log",
-	Step:        slidingLogStep,
-	Available:   windowAvailable,
-	Refund:      slidingLogRefund,
-	TTL:         func(s store.State, _ store.Limit) int64 { return s.Period },
-	Used:        wholeUsed,
-	NewLog:      eventlog.New,
-	ParseLog:    eventlog.Parse,
-	Script:      slidingLogPlainLua + script(slidingLogLua),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	Report:      slidingLogReport,
-	After:       afterY,
-}
+var slidingLog = withScript(store.Rule{
+	Name:      "sliding_log",
+	Step:      slidingLogStep,
+	Available: windowAvailable,
+	Refund:    slidingLogRefund,
+	TTL:       func(s store.State, _ store.Limit) int64 { return s.Period },
+	Used:      wholeUsed,
+	NewLog:    eventlog.New,
+	ParseLog:  eventlog.Parse,
+	Report:    slidingLogReport,
+	After:     afterY,
+}, lua("slidinglog_plain")+script("slidinglog"))
 
 // slidingLogStep replies now, the events of the last Period, and ResetAfter. Of a denial
 // it replies RetryAfter in place of now. A log replies the same.

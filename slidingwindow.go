@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 	"math/bits"
 
 	"github.com/ratelimit-go/ratelimit/internal/exact"
@@ -23,55 +22,41 @@ import (
 //
 // A key costs two counters: some 40 bytes in memory and 150 in Redis, for up to two Periods.
 //
-// Use it as the default for limits on requests. Where the limit must hold in every true Period,
-// use [SlidingLog].
+// Use it as the default. Where the limit must hold in every true Period, use [SlidingLog].
 type SlidingWindow struct{ limiter }
 
 // NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has no Burst. Errors:
 // [ErrInvalidLimit], [ErrInvalidOption].
 func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, error) {
-	w := new(SlidingWindow)
-	if err := w.build(w, &slidingWindow, s, l, opts); err != nil {
-		return nil, err
-	}
-	return w, nil
+	return built(new(SlidingWindow), &slidingWindow, s, l, opts)
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (w *SlidingWindow) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = w.take(ctx, key, 1, &res)
 	return res, err
 }
 
-// AllowN admits and charges n events at once, or none.
+// AllowN implements [Limiter].
 func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = w.take(ctx, key, n, &res)
 	return res, err
 }
 
-//go:embed scripts/slidingwindow_plain.lua
-var slidingWindowPlainLua string
-
-//go:embed scripts/slidingwindow.lua
-var slidingWindowLua string
-
 // slidingWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the count of the window before.
-var slidingWindow = store.Rule{
-	Name:        "sliding_window",
-	Step:        slidingWindowStep,
-	Available:   slidingWindowAvailable,
-	Overdrawn:   windowOverdrawn,
-	Refund:      slidingWindowRefund,
-	TTL:         slidingWindowTTL,
-	Used:        slidingWindowUsed,
-	Script:      plainCase(slidingWindowPlainLua) + script(slidingWindowLua, stateLua),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	Report:      slidingWindowReport,
-	After:       afterZ,
-	Spent:       spentZ,
-}
+var slidingWindow = withScript(store.Rule{
+	Name:      "sliding_window",
+	Step:      slidingWindowStep,
+	Available: slidingWindowAvailable,
+	Overdrawn: windowOverdrawn,
+	Refund:    slidingWindowRefund,
+	TTL:       slidingWindowTTL,
+	Used:      slidingWindowUsed,
+	Report:    slidingWindowReport,
+	After:     afterZ,
+	Spent:     spentZ,
+}, plainCase(lua("slidingwindow_plain"))+script("slidingwindow", "state"))
 
 // slidingWindowStep replies now and the counts of the previous and the current
 // window. Where these were counted in another Period, it replies instead now (of

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -26,45 +25,35 @@ type TokenBucket struct{ limiter }
 // NewTokenBucket returns a limiter of l.Burst tokens (0 means l.Rate), refilled at l.Rate each
 // l.Period, in at most 100 years. Errors: [ErrInvalidLimit], [ErrInvalidOption].
 func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error) {
-	b := new(TokenBucket)
-	if err := b.build(b, &tokenBucket, s, l, opts); err != nil {
-		return nil, err
-	}
-	return b, nil
+	return built(new(TokenBucket), &tokenBucket, s, l, opts)
 }
 
-// Allow is AllowN of 1.
+// Allow implements [Limiter].
 func (b *TokenBucket) Allow(ctx context.Context, key string) (res Result, err error) {
 	err = b.take(ctx, key, 1, &res)
 	return res, err
 }
 
-// AllowN admits and charges n events at once, or none.
+// AllowN implements [Limiter].
 func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
 	err = b.take(ctx, key, n, &res)
 	return res, err
 }
 
-//go:embed scripts/tokenbucket.lua
-var tokenBucketLua string
-
 // tokenBucket keeps what is missing from a full bucket as the level of bucket.go.
-var tokenBucket = store.Rule{
-	Name:        "token_bucket",
-	Step:        tokenBucketStep,
-	Available:   bucketAvailable,
-	Overdrawn:   bucketOverdrawn,
-	Refund:      bucketRefund,
-	TTL:         bucketTTL,
-	Used:        bucketUsed,
-	Script:      plainCase(bucketPlainLua) + script(bucketLua, tokenBucketLua, stateLua),
-	JointScript: jointScript,
-	BatchScript: batchScript,
-	Burst:       true,
-	Report:      tokenBucketReport,
-	After:       afterY,
-	Spent:       spentY,
-}
+var tokenBucket = withScript(store.Rule{
+	Name:      "token_bucket",
+	Step:      tokenBucketStep,
+	Available: bucketAvailable,
+	Overdrawn: bucketOverdrawn,
+	Refund:    bucketRefund,
+	TTL:       bucketTTL,
+	Used:      bucketUsed,
+	Burst:     true,
+	Report:    tokenBucketReport,
+	After:     afterY,
+	Spent:     spentY,
+}, plainCase(lua("bucket_plain"))+script("bucket", "tokenbucket", "state"))
 
 // tokenBucketStep replies now and the tokens missing.
 func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {

@@ -22,14 +22,13 @@ var (
 )
 
 // Wait blocks until l admits n events of key, and then for their Delay. It returns
-// [ErrWouldExceedDeadline] as soon as l's answers show that this would come after ctx's deadline.
-// It returns [ErrNever] at once if n can never be admitted.
+// [ErrWouldExceedDeadline] as soon as l's answers show that this would come after ctx's deadline,
+// and [ErrNever] at once.
 //
 // In one process the waiters of a key and limiter [stand in a queue], and a wait costs about
 // one call of l. If ctx ends, a permit goes to the next waiter, or is given back. Errors of l
-// end the wait, but not [store.ErrOverloaded] and [store.ErrUnavailable]: Wait asks again after
-// 5 ms, and then after twice as long each time, up to 1 s. Without a deadline it waits as long
-// as the store is away.
+// end the wait, but for [store.ErrOverloaded] and [store.ErrUnavailable]. After these it asks
+// again in 5 ms, and then in twice as long each time, up to 1 s.
 //
 // It starts no goroutine, and works in a synctest bubble.
 //
@@ -150,16 +149,15 @@ func answerOf(r Result) queue.Decision {
 	return d
 }
 
-// Delayer is a [Limiter] with AllowWithin. All limiters of this module are, but for throttle's
-// Slowdown. A type that embeds one, and has an AllowN of its own, needs an AllowWithin of its
-// own.
+// Delayer is a [Limiter] with AllowWithin. All of this module are, but for throttle's Slowdown. A
+// type that embeds one needs its own AllowWithin if it has its own AllowN.
 type Delayer interface {
-	// AllowWithin admits n events if their turn comes within d: see the function [AllowWithin].
+	// AllowWithin admits n events if their turn comes within d: see the function.
 	AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error)
 }
 
-// AllowWithin admits and charges n events of key if their turn comes within d, or none. It does
-// not sleep: the caller sleeps the Delay, which is at most d, or refunds the events before.
+// AllowWithin admits and charges n events of key if their turn comes within d, or none. The
+// caller sleeps the Delay, which is at most d, or refunds the events before.
 //
 //   - A [LeakyBucket] admits what AllowN would, if its Delay is at most d.
 //   - A [TokenBucket] admits also what it would admit within d, and charges it now.
@@ -168,9 +166,8 @@ type Delayer interface {
 // RetryAfter of a denial is exact for the same call, and Never for n above the Burst. d is
 // taken as 0 to 100 years.
 //
-// A limiter that is no [Delayer] is asked by AllowN. A turn that comes too late is given back and
-// denied, with a RetryAfter that is not always exact. If it cannot be given back, that is the
-// error.
+// A limiter that is no [Delayer] is asked by AllowN. A turn that comes too late is refunded and
+// denied, with a RetryAfter that is not always exact. If the Refund fails, that is the error.
 func AllowWithin(ctx context.Context, l Limiter, key string, n int, d time.Duration) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
@@ -199,7 +196,7 @@ func (r *Result) tooLate(n int, d time.Duration) Result {
 	return denial
 }
 
-// AllowWithin: see the function of that name.
+// AllowWithin implements [Delayer].
 func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (res Result, err error) {
 	err = lim.decideWithOptions(ctx, key, n, asking{takeWithin, d}, &res)
 	return res, err
