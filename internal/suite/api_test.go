@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var update = flag.Bool("update", false, "write api/v1.txt")
+var update = flag.Bool("update", false, "write api/v1.txt, and cases of testdata/layout that are new")
 
 const apiFile = "api/v1.txt"
 

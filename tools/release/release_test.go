@@ -6,11 +6,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -188,6 +190,59 @@ func TestTheScriptReleasesEachModule(t *testing.T) {
 	s.env = append(s.env, "GOBIN="+s.dir)
 	s.run(t, "go", "install", root+"/cmd/ratelimit@"+version)
 	s.run(t, filepath.Join(s.dir, "ratelimit"), "help")
+}
+
+// A command, and the playground's WebAssembly, have the same bytes when they are built in two folders.
+// The other command is built by the same script.
+func TestBinariesDoNotDependOnTheFolder(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the commands")
+	}
+	r := newRepository(t)
+	built := make([]map[string][]byte, 2)
+	for i := range built {
+		tree := place{filepath.Join(t.TempDir(), strings.Repeat("deep/", 3*i), "tree"), r.git}
+		if err := os.MkdirAll(tree.dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		tree.run(t, "git", "checkout", "-q", "-f", r.tree)
+		out := t.TempDir()
+		tree.env = []string{
+			"GOWORK=off", "GOFLAGS=", "PLATFORMS=" + runtime.GOOS + "/" + runtime.GOARCH,
+			"CGO_ENABLED=" + here.run(t, "go", "env", "CGO_ENABLED"), // so that what others have built is found again
+		}
+		tree.run(t, filepath.Join("tools", "release", "binaries"), "cmd/ratelimit", out)
+		page := place{filepath.Join(tree.dir, "examples", "playground"), []string{"GOWORK=off", "GOFLAGS=", "GOOS=js", "GOARCH=wasm"}}
+		page.run(t, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(out, "page.wasm"), "./wasm") // as its site.go
+		built[i] = contents(t, out)
+	}
+	for name, content := range built[0] {
+		if !bytes.Equal(content, built[1][name]) {
+			t.Errorf("%s is another one in another folder", name)
+		}
+	}
+	binary := "ratelimit-" + runtime.GOOS + "-" + runtime.GOARCH
+	if got, want := slices.Sorted(maps.Keys(built[0])), []string{"SHA256SUMS", "page.wasm", binary, binary + ".sbom.txt"}; !slices.Equal(got, want) {
+		t.Fatalf("these were built: %v", got)
+	}
+	if sbom := built[0][binary+".sbom.txt"]; !bytes.Contains(sbom, []byte("dep\tgithub.com/redis/go-redis/v9\tv")) {
+		t.Errorf("the SBOM does not say what is in it:\n%s", sbom)
+	}
+}
+
+// contents are the files in dir.
+func contents(t *testing.T, dir string) map[string][]byte {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]byte{}
+	for _, f := range files {
+		if all[f.Name()], err = os.ReadFile(filepath.Join(dir, f.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
 }
 
 // modules returns the modules of the tree that are for strangers, by directory, each with
