@@ -349,6 +349,29 @@ func TestTheFirstBurstAfterARestIsNotCalledAnOutage(t *testing.T) {
 	}
 }
 
+// The shortest trip of late took as long as the server stood still. Calls with less time than that
+// look again each second, however long the store's own timeout is.
+func TestCallsWithDeadlinesFindAServerAgainThatStoodStill(t *testing.T) {
+	t.Parallel()
+	const rest, still = 2200 * time.Millisecond, 500 * time.Millisecond // what was known is forgotten in a rest
+	server := redistest.Start(t)
+	s, err := redisstore.New(server.Client(t), redisstore.WithTimeout(time.Hour))
+	require.NoError(t, err)
+	require.NoError(t, s.Ready(t.Context()))
+	time.Sleep(rest)
+	server.Freeze()
+	time.AfterFunc(still, server.Thaw)
+	_, err = s.Take(t.Context(), space, "k", limit, 1)
+	require.NoError(t, err)
+	require.Greater(t, s.Stats().RoundTrip, still/2, "the way seems long")
+	require.Eventually(t, func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := s.Take(ctx, space, "k", limit, 1)
+		return err == nil
+	}, 10*time.Second, time.Millisecond)
+}
+
 // A call that is tried again waits beside others who have come later, but has no more time
 // than before.
 func TestACallThatIsTriedAgainEndsByItsOwnTime(t *testing.T) {
