@@ -42,7 +42,7 @@ func (p *pipeline) looks(b *budget) bool {
 	now := b.end.Add(-b.left)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.trips > 0 || now.Sub(p.distance.looked) < min(p.timeout, lately) {
+	if p.trips > 0 || now.Sub(p.distance.looked) < min(max(p.timeout, p.distance.is()), lately) {
 		return false
 	}
 	p.distance.looked = now
