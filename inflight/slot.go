@@ -477,9 +477,9 @@ func (s *Slot) Context() context.Context {
 
 // Token is a number that grows from one taking of a key to the next, or stays if the slot before
 // was given back within the same µs. A resource that refuses a smaller one than it has seen is safe
-// from a process that was stopped and goes on after its slot is lost. It is smaller after a Reset or
-// a failover if the store's clock was set back. It is 0 for a nil Slot, or one that was let through
-// in an outage. Of several slots it is the first's.
+// from a process that was stopped and goes on after its slot is lost. It is smaller if the store's
+// clock was set back while no slot of the key was held. It is 0 for a nil Slot, or one that was let
+// through in an outage. Of several slots it is the first's.
 func (s *Slot) Token() int64 {
 	if s == nil {
 		return 0
