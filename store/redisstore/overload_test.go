@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -178,6 +179,25 @@ func TestExactlyOnceInOverload(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Where no more calls fit, what was charged can still be given back, and a slot that is held renewed.
+func TestAFullStoreTakesBackAndRenews(t *testing.T) {
+	s, err := redisstore.New(redistest.Shared(t).Client(t), redisstore.WithPrefix(redistest.Prefix(t)), redisstore.WithTimeout(10*time.Second))
+	require.NoError(t, err)
+	slots, err := inflight.New(s, 5, time.Minute)
+	require.NoError(t, err)
+	held, err := slots.Allow(t.Context(), "k")
+	require.NoError(t, err)
+	_, err = s.Take(t.Context(), space, "k", limit, 1)
+	require.NoError(t, err)
+	s.Fill()
+	_, err = slots.Allow(t.Context(), "k")
+	require.ErrorIs(t, err, store.ErrOverloaded)
+	renewed, err := slots.Renew(t.Context(), "k", held)
+	require.NoError(t, err)
+	require.True(t, renewed.Allowed)
+	require.NoError(t, slots.Refund(t.Context(), "k", held, 1))
 }
 
 func TestNoGoroutineIsLeftOfAnOverload(t *testing.T) {
