@@ -24,7 +24,7 @@ type Slot struct{ held *held }
 // reach is found.
 type held struct {
 	limiter  ratelimit.Limiter // as it was asked
-	ctx      unended
+	ctx      context.Context   // has its values, and no end
 	key      string
 	asked    int              // events
 	events   int              // of those that are not settled
@@ -49,13 +49,6 @@ type held struct {
 	timer     *time.Timer // of the next turn; nil if there is none
 	cleanup   runtime.Cleanup
 }
-
-// unended is a context without its end, as of [context.WithoutCancel], with no allocation of its own.
-type unended struct{ context.Context }
-
-func (*unended) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (*unended) Done() <-chan struct{}       { return nil }
-func (*unended) Err() error                  { return nil }
 
 type state uint8
 
@@ -126,7 +119,7 @@ func OnEnd(f func(Ending)) Option {
 // If ctx ends while the store is asked, the error is that of ctx, and a slot that was taken all
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
-	h := &held{limiter: l, key: key, ctx: unended{ctx}, asked: n, events: n}
+	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n}
 	err := h.applyToHold(opts)
 	if err == nil {
 		err = checkLimiter(l)
@@ -180,7 +173,7 @@ func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) 
 		if err := ctx.Err(); err != nil {
 			return r, err
 		}
-		if r, err = h.limiter.AllowN(&h.ctx, h.key, n); err == nil && r.Allowed {
+		if r, err = h.limiter.AllowN(h.ctx, h.key, n); err == nil && r.Allowed {
 			h.placed(r)
 		}
 		return r, err
@@ -199,7 +192,7 @@ func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) 
 			}
 			answered <- a
 		}()
-		a.r, a.err = h.limiter.AllowN(&h.ctx, h.key, n)
+		a.r, a.err = h.limiter.AllowN(h.ctx, h.key, n)
 		a.panic = nil
 	}()
 	select {
@@ -464,7 +457,7 @@ func (s *Slot) Context() context.Context {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.work == nil {
-		h.work, h.cancel = context.WithCancelCause(&h.ctx)
+		h.work, h.cancel = context.WithCancelCause(h.ctx)
 		switch h.state {
 		case lost:
 			h.cancel(ErrLost)
@@ -591,7 +584,7 @@ func (h *held) giveBack() {
 			h.giveBackLocal()
 			continue
 		}
-		err := p.limiter.Refund(&h.ctx, h.key, p.answer, h.asked) // fewer would not be the whole call
+		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.asked) // fewer would not be the whole call
 		if errors.Is(err, ratelimit.ErrStore) && p.life < forever && time.Now().Before(p.until) {
 			left = append(left, p)
 			continue
@@ -616,7 +609,7 @@ func (h *held) giveBackLocal() {
 		return
 	}
 	h.local = false
-	_ = h.limiter.Refund(see.Only(&h.ctx, see.Slots), h.key, h.charged, h.asked)
+	_ = h.limiter.Refund(see.Only(h.ctx, see.Slots), h.key, h.charged, h.asked)
 }
 
 // turn renews the places, ends what is held for too long, or tries again to give back.
@@ -666,7 +659,7 @@ func (h *held) renew(p *place) bool {
 		return true
 	}
 	began := time.Now()
-	ctx, cancel := context.WithDeadline(&h.ctx, began.Add(p.life/4)) // so that there is time for another one
+	ctx, cancel := context.WithDeadline(h.ctx, began.Add(p.life/4)) // so that there is time for another one
 	defer cancel()
 	var r ratelimit.Result
 	var err error
@@ -688,7 +681,7 @@ func (h *held) renew(p *place) bool {
 	case p.toTake:
 		h.giveBackLocal()
 	case standIn(p.charged()):
-		_ = p.limiter.Refund(&h.ctx, h.key, p.answer, h.asked)
+		_ = p.limiter.Refund(h.ctx, h.key, p.answer, h.asked)
 	}
 	h.mu.Lock()
 	if p.standsIn() || p.core.ChargedAt(r) != p.core.ChargedAt(p.charged()) { // another slot

@@ -119,7 +119,7 @@ func (w *waiter) hold(ctx context.Context, n int, opts []Option) (s *Slot, r rat
 		if err := w.turn(ctx); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		h := &held{limiter: l, key: key, ctx: unended{ctx}, asked: n, events: n}
+		h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n}
 		if err := h.apply(opts); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
