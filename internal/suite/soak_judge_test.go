@@ -126,21 +126,8 @@ func (j *slotsJudge) forget(t *turn) {
 // restart forgets no slot: it counts until its caller learns that it is lost.
 func (j *slotsJudge) restart() {}
 
-// saw tells the judge of a key of an admission.
-func (sub *subject) saw(key string, began, ended time.Time, n int) *turn {
-	t := &turn{began: began, ended: ended, n: n}
-	sub.judgeTurn(key, t)
-	return t
-}
-
-// took tells of a slot that is held from now on.
-func (sub *subject) took(key string, slot *inflight.Slot) *turn {
-	t := &turn{slot: slot, n: 1}
-	sub.judgeTurn(key, t)
-	return t
-}
-
-func (sub *subject) judgeTurn(key string, t *turn) {
+// saw tells the judge of a key of an admission. A slot is held from now on, until forget.
+func (sub *subject) saw(key string, t *turn) {
 	if len(key) > 1 { // it is asked once
 		return
 	}
@@ -159,9 +146,6 @@ func (sub *subject) judgeTurn(key string, t *turn) {
 		sub.told["over"]++
 	}
 }
-
-// gave tells that a slot is about to be given back.
-func (sub *subject) gave(key string, t *turn) { sub.forget(key, t) }
 
 func (sub *subject) forget(key string, t *turn) {
 	sub.mu.Lock()

@@ -27,7 +27,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-// TestSoak has some 40 limiters decide for as long as RATELIMIT_SOAK says, such as 3h, while their
+// TestSoak has some 50 limiters decide for as long as RATELIMIT_SOAK says, such as 3h, while their
 // servers break 200 times an hour: on one server, a cluster and a Sentinel, and in memory. A
 // referee of each key counts what is admitted over its limit. Without the variable a full run has
 // the one server break for some seconds.
@@ -261,8 +261,9 @@ func (sub *subject) ask(ctx context.Context, key string, i int) {
 	if err != nil || !r.Allowed || r.Source() != ratelimit.SourceStore {
 		return
 	}
-	t := sub.saw(key, began, time.Now(), n)
-	if i%11 == 9 && t != nil {
+	t := &turn{began: began, ended: time.Now(), n: n}
+	sub.saw(key, t)
+	if i%11 == 9 {
 		sub.forget(key, t)
 		sub.tellError("refund", sub.lim.Refund(ctx, key, r, r.Charged()))
 	}
@@ -275,7 +276,8 @@ func (sub *subject) hold(ctx context.Context, key string) {
 	if slot == nil {
 		return
 	}
-	held := sub.took(key, slot)
+	held := &turn{slot: slot, n: 1}
+	sub.saw(key, held)
 	work := time.NewTimer(rand.N(200 * time.Millisecond))
 	defer work.Stop()
 	select {
@@ -283,7 +285,7 @@ func (sub *subject) hold(ctx context.Context, key string) {
 	case <-slot.Context().Done():
 		sub.tellError("lost", inflight.ErrLost)
 	}
-	sub.gave(key, held)
+	sub.forget(key, held) // before it is given back
 	slot.Release()
 }
 
