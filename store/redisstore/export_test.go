@@ -103,6 +103,8 @@ func (s *Store) Late() int {
 }
 
 // Occupy has as many round trips under way as there may be, until it is called back.
+// All that wait at the release go in one trip then: one that ended late may have changed the
+// window meanwhile.
 func (s *Store) Occupy() (release func()) {
 	p := s.link.pipeline
 	p.mu.Lock()
@@ -111,8 +113,11 @@ func (s *Store) Occupy() (release func()) {
 	return func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		now := time.Now()
 		p.trips -= mostTrips
-		p.start(time.Now())
+		p.window.calls = max(p.window.calls, p.line.living*p.ways())
+		p.distance.looked = now // no empty trip goes first
+		p.start(now)
 	}
 }
 
