@@ -1,0 +1,387 @@
+package inflight
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// This is every schedule of a small world. Some processes want the slots of one key. In each state
+// each step that can come next does: a Hold, a Release, a message that arrives or is lost, a process
+// that is killed, or a tick of time. So messages take any time. It is [Hold] itself that runs, and
+// the rule, in a bubble of time. No state is looked at twice. In each, no more processes may work
+// than there are slots, and from each all slots come back.
+
+// tick is the unit of time: a slot lives for two and a half, and is renewed within each.
+const tick = 100 * time.Millisecond
+
+// scope says how large a world is.
+type scope struct {
+	processes, slots int
+	calls            int // of Hold
+	ticks            int
+	losses           int // of messages
+	kills            int
+}
+
+// world is what is there after some steps.
+type world struct {
+	scope
+	start     time.Time
+	processes []*process
+
+	mu       sync.Mutex
+	server   *slots
+	messages []*message
+	prompt   bool // each message arrives at once
+}
+
+// process has a worker, which holds at most one slot.
+type process struct {
+	limiter *ratelimit.Custom
+	killed  bool
+	asking  bool
+	slot    *Slot
+	sent    time.Time // its last message
+}
+
+// works is whether the worker of p may do what only so many may do at once.
+func (p *process) works() bool { return !p.killed && p.slot != nil && !p.slot.Lost() }
+
+// message is a call of the store on its way, or its reply.
+type message struct {
+	from     int
+	what     string
+	sent     time.Time
+	do       func() store.Reply // by the server
+	answered bool
+	at       int  // by ticks
+	left     bool // nobody waits for it any more
+	reply    chan store.Reply
+}
+
+// wire is the store as a process sees it.
+type wire struct {
+	store.Store
+	*world
+	process int
+}
+
+func (w *wire) Prepare(*store.Rule, store.Limit, bool) error { return nil }
+
+func (w *wire) Take(ctx context.Context, _ *store.Namespace, _ string, l store.Limit, n int64) (store.Reply, error) {
+	return w.call(ctx, fmt.Sprintf("take %d", l.Before()), func() store.Reply {
+		now := time.Now().UnixMicro()
+		r := w.server.Step(l, now, n)
+		if r.OK() {
+			w.server.Add(l, now, n)
+		}
+		return r
+	})
+}
+
+func (w *wire) Refund(ctx context.Context, _ *store.Namespace, _ string, l store.Limit, c store.Receipt) error {
+	_, err := w.call(ctx, fmt.Sprintf("refund %d", c.At), func() store.Reply {
+		w.server.Refund(l, time.Now().UnixMicro(), c)
+		return store.Reply{}
+	})
+	return err
+}
+
+// call sends a message, and waits for its reply.
+func (w *wire) call(ctx context.Context, what string, do func() store.Reply) (store.Reply, error) {
+	m := &message{from: w.process, what: what, sent: time.Now(), do: do, reply: make(chan store.Reply, 1)}
+	w.mu.Lock()
+	p := w.processes[w.process]
+	p.sent = m.sent
+	if w.prompt {
+		defer w.mu.Unlock()
+		return m.do(), nil
+	}
+	if !p.killed {
+		w.messages = append(w.messages, m)
+		slices.SortFunc(w.messages, func(a, b *message) int { // whatever sends first at the same time
+			return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.what, b.what), a.sent.Compare(b.sent))
+		})
+	}
+	w.mu.Unlock()
+	select {
+	case r := <-m.reply:
+		return r, nil
+	case <-ctx.Done():
+	case <-time.After(3 * tick / 2):
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m.left = true
+	if m.answered {
+		w.drop(m)
+	}
+	return store.Reply{}, store.ErrTimeout
+}
+
+// drop takes m off the way.
+func (w *world) drop(m *message) {
+	for i := range w.messages {
+		if w.messages[i] == m {
+			w.messages = append(w.messages[:i:i], w.messages[i+1:]...)
+			return
+		}
+	}
+}
+
+func newWorld(t *testing.T, s scope) *world {
+	w := &world{scope: s, start: time.Now(), server: newSlots()}
+	for i := range s.processes {
+		l, err := New(&wire{world: w, process: i}, s.slots, 5*tick/2)
+		require.NoError(t, err)
+		w.processes = append(w.processes, &process{limiter: l})
+	}
+	return w
+}
+
+// step is one step.
+type step struct {
+	name string
+	do   func()
+}
+
+// steps are all that can come next.
+func (w *world) steps() (all []step) {
+	add := func(do func(), name string, args ...any) { all = append(all, step{fmt.Sprintf(name, args...), do}) }
+	for i, p := range w.processes {
+		switch {
+		case p.killed:
+			continue
+		case p.slot != nil:
+			add(func() { p.slot.Release(); p.slot = nil }, "p%d releases", i)
+		case !p.asking && w.calls > 0 && (i == 0 || !w.processes[i-1].sent.IsZero()): // they are alike
+			add(func() { w.calls--; w.hold(p) }, "p%d wants one", i)
+		}
+		if w.kills > 0 {
+			add(func() { w.kills--; w.kill(p, i) }, "p%d is killed", i)
+		}
+	}
+	for _, m := range w.messages {
+		switch {
+		case m.answered && m.at == w.ticks: // it is late, or it would have come with the step before
+		case m.answered:
+			add(func() { w.deliver(m) }, "p%d has the answer to %s at last", m.from, m.what)
+		default:
+			add(func() { w.answer(m) }, "the store does p%d's %s, and answers", m.from, m.what)
+			if !m.left {
+				add(func() { w.answer(m); w.deliver(m) }, "the store does p%d's %s", m.from, m.what)
+			}
+		}
+		if w.losses > 0 {
+			add(func() { w.losses--; w.drop(m) }, "p%d's %s is lost (answered: %v)", m.from, m.what, m.answered)
+		}
+	}
+	if w.ticks > 0 {
+		add(func() { w.ticks-- }, "tick")
+	}
+	return all
+}
+
+func (w *world) hold(p *process) {
+	p.asking = true
+	go func() {
+		slot, _, _ := Hold(context.Background(), p.limiter, "key", 1)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		p.asking, p.slot = false, slot
+	}()
+}
+
+// kill ends a process. What it has sent is still on its way.
+func (w *world) kill(p *process, i int) {
+	p.killed = true
+	for _, m := range append([]*message(nil), w.messages...) {
+		if m.from == i && m.answered {
+			w.drop(m)
+		}
+		m.left = m.left || m.from == i
+	}
+}
+
+// deliver brings the answer.
+func (w *world) deliver(m *message) {
+	w.drop(m)
+	m.reply <- m.do()
+}
+
+// answer is the server's part.
+func (w *world) answer(m *message) {
+	r := m.do()
+	m.answered, m.at, m.do = true, w.ticks, func() store.Reply { return r }
+	if m.left {
+		w.drop(m)
+	}
+}
+
+// check returns what is wrong with w.
+func (w *world) check() error {
+	n := 0
+	for _, p := range w.processes {
+		if p.works() {
+			n++
+		}
+	}
+	if n > w.slots {
+		return fmt.Errorf("%d work, of at most %d", n, w.slots)
+	}
+	if held := w.server.Used(time.Now().UnixMicro()); held > int64(w.slots) {
+		return fmt.Errorf("%d are held, of at most %d", held, w.slots)
+	}
+	return nil
+}
+
+// String tells one state from another.
+func (w *world) String() string {
+	var b strings.Builder
+	fmt.Fprintln(&b, time.Since(w.start), w.calls, w.ticks, w.losses, w.kills)
+	for _, s := range w.server.all {
+		fmt.Fprint(&b, s, " ")
+	}
+	fmt.Fprintln(&b, w.server.last)
+	for _, p := range w.processes {
+		if p.killed {
+			fmt.Fprintln(&b, "killed")
+			continue
+		}
+		fmt.Fprint(&b, p.asking, p.sent.Sub(w.start))
+		if p.slot != nil {
+			h := p.slot.held
+			h.mu.Lock()
+			fmt.Fprint(&b, h.state, h.late, h.busy, h.pause)
+			for _, one := range h.places {
+				fmt.Fprint(&b, one.until.Sub(w.start), one.core.ChargedAt(one.answer))
+			}
+			h.mu.Unlock()
+		}
+		fmt.Fprintln(&b)
+	}
+	for _, m := range w.messages {
+		fmt.Fprintln(&b, m.from, m.what, m.sent.Sub(w.start), m.answered, m.at, m.left)
+	}
+	return b.String()
+}
+
+// pass lets a tick pass, and checks what is there meanwhile.
+func (w *world) pass() error {
+	for range 5 {
+		time.Sleep(tick / 5)
+		synctest.Wait()
+		if err := w.check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end has all messages arrive and all workers release. It returns an error if slots are still held
+// a life afterwards.
+func (w *world) end() error {
+	w.mu.Lock()
+	w.prompt = true
+	for _, m := range w.messages {
+		if !m.left && !m.answered {
+			w.answer(m)
+		}
+		if !m.left {
+			m.reply <- m.do()
+		}
+	}
+	w.mu.Unlock()
+	synctest.Wait()
+	for _, p := range w.processes {
+		p.slot.Release()
+	}
+	time.Sleep(5 * tick)
+	synctest.Wait()
+	if n := w.server.Used(time.Now().UnixMicro()); n > 0 {
+		return fmt.Errorf("%d slots are still held", n)
+	}
+	return nil
+}
+
+// everything visits the worlds of a scope.
+type everything struct {
+	scope
+	visited map[string]struct{}
+	path    []int // which of the steps
+}
+
+// explore visits the state at the end of the path, and all that can come of it.
+func (e *everything) explore(t *testing.T) (err error) {
+	next := 0
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, e.scope)
+		var names []string
+		for _, i := range e.path {
+			s := w.steps()[i]
+			names = append(names, s.name)
+			s.do()
+			if synctest.Wait(); s.name == "tick" && err == nil {
+				err = w.pass()
+			}
+		}
+		if err == nil {
+			err = w.check()
+		}
+		if _, found := e.visited[w.String()]; !found && err == nil {
+			e.visited[w.String()] = struct{}{}
+			next = len(w.steps())
+		}
+		if ended := w.end(); err == nil {
+			err = ended
+		}
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, strings.Join(names, ", "))
+		}
+	})
+	for i := 0; i < next && err == nil; i++ {
+		e.path = append(e.path, i)
+		err = e.explore(t)
+		e.path = e.path[:len(e.path)-1]
+	}
+	return err
+}
+
+func TestEveryScheduleOfHolds(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
+	effort.NeedFull(t)
+	small := scope{processes: 2, slots: 1, calls: 2, ticks: 3}
+	for name, s := range map[string]scope{
+		"small":            small,
+		"a kill":           {2, 1, 2, 3, 0, 1},
+		"a loss":           {2, 1, 2, 3, 1, 0},
+		"one slot thrice":  {2, 1, 3, 2, 0, 0},
+		"two slots":        {3, 2, 3, 3, 0, 0},
+		"a kill, a loss":   {2, 1, 2, 4, 1, 1},
+		"one slot thrice+": {2, 1, 3, 3, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if s != small { // half a minute each, or some
+				effort.NeedLong(t)
+			}
+			e := &everything{scope: s, visited: map[string]struct{}{}}
+			require.NoError(t, e.explore(t))
+			require.Greater(t, len(e.visited), 5000)
+			t.Logf("%+v: %d states", s, len(e.visited))
+		})
+	}
+}
