@@ -15,6 +15,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/every"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -152,15 +153,11 @@ func newWorld(t *testing.T, s scope) *world {
 	return w
 }
 
-// step is one step.
-type step struct {
-	name string
-	do   func()
-}
-
-// steps are all that can come next.
-func (w *world) steps() (all []step) {
-	add := func(do func(), name string, args ...any) { all = append(all, step{fmt.Sprintf(name, args...), do}) }
+// Steps are all that can come next.
+func (w *world) Steps() (all []every.Step) {
+	add := func(do func(), name string, args ...any) {
+		all = append(all, every.Step{Name: fmt.Sprintf(name, args...), Do: func() error { do(); return nil }})
+	}
 	for i, p := range w.processes {
 		switch {
 		case p.killed:
@@ -190,7 +187,7 @@ func (w *world) steps() (all []step) {
 		}
 	}
 	if w.ticks > 0 {
-		add(func() { w.ticks-- }, "tick")
+		all = append(all, every.Step{Name: "tick", Do: func() error { w.ticks--; return w.pass() }})
 	}
 	return all
 }
@@ -231,8 +228,8 @@ func (w *world) answer(m *message) {
 	}
 }
 
-// check returns what is wrong with w.
-func (w *world) check() error {
+// Check returns what is wrong with w.
+func (w *world) Check() error {
 	n := 0
 	for _, p := range w.processes {
 		if p.works() {
@@ -284,16 +281,16 @@ func (w *world) pass() error {
 	for range 5 {
 		time.Sleep(tick / 5)
 		synctest.Wait()
-		if err := w.check(); err != nil {
+		if err := w.Check(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// end has all messages arrive and all workers release. It returns an error if slots are still held
+// End has all messages arrive and all workers release. It returns an error if slots are still held
 // a life afterwards.
-func (w *world) end() error {
+func (w *world) End() error {
 	w.mu.Lock()
 	w.prompt = true
 	for _, m := range w.messages {
@@ -317,49 +314,6 @@ func (w *world) end() error {
 	return nil
 }
 
-// everything visits the worlds of a scope.
-type everything struct {
-	scope
-	visited map[string]struct{}
-	path    []int // which of the steps
-}
-
-// explore visits the state at the end of the path, and all that can come of it.
-func (e *everything) explore(t *testing.T) (err error) {
-	next := 0
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, e.scope)
-		var names []string
-		for _, i := range e.path {
-			s := w.steps()[i]
-			names = append(names, s.name)
-			s.do()
-			if synctest.Wait(); s.name == "tick" && err == nil {
-				err = w.pass()
-			}
-		}
-		if err == nil {
-			err = w.check()
-		}
-		if _, found := e.visited[w.String()]; !found && err == nil {
-			e.visited[w.String()] = struct{}{}
-			next = len(w.steps())
-		}
-		if ended := w.end(); err == nil {
-			err = ended
-		}
-		if err != nil {
-			err = fmt.Errorf("%w: %s", err, strings.Join(names, ", "))
-		}
-	})
-	for i := 0; i < next && err == nil; i++ {
-		e.path = append(e.path, i)
-		err = e.explore(t)
-		e.path = e.path[:len(e.path)-1]
-	}
-	return err
-}
-
 func TestEveryScheduleOfHolds(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
@@ -378,10 +332,10 @@ func TestEveryScheduleOfHolds(t *testing.T) {
 			if s != small { // half a minute each, or some
 				effort.NeedLong(t)
 			}
-			e := &everything{scope: s, visited: map[string]struct{}{}}
-			require.NoError(t, e.explore(t))
-			require.Greater(t, len(e.visited), 5000)
-			t.Logf("%+v: %d states", s, len(e.visited))
+			states, err := every.State(t, func(t *testing.T) every.World { return newWorld(t, s) })
+			require.NoError(t, err)
+			require.Greater(t, states, 5000)
+			t.Logf("%+v: %d states", s, states)
 		})
 	}
 }
