@@ -181,7 +181,7 @@ func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err er
 	return res, err
 }
 
-// Refund gives back n events to each limit, and returns all errors, joined.
+// Refund gives back n events to each limit.
 func (a *All) Refund(ctx context.Context, key string, charged Result, n int) error {
 	if err := a.check(ctx, key, n); err != nil {
 		return err
@@ -208,7 +208,7 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	return errors.Join(errs...)
 }
 
-// Reset forgets key in each limit, and returns all errors, joined.
+// Reset forgets key in each limit.
 func (a *All) Reset(ctx context.Context, key string) error {
 	if err := a.check(ctx, key, 1); err != nil {
 		return err

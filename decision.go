@@ -32,8 +32,7 @@ func (a *Ask) check(ctx context.Context) error {
 // by the call: all are admitted and charged, or none is.
 //
 // The same limit under the same key twice is charged twice. [Result.Parts] has each ask's own
-// decision (zero if a shadow fails), in their order, and for an All those of its limits. Other
-// numbers, and limiters that are nil or sleep, are [ErrInvalidOption].
+// decision (zero if a shadow fails), and for an All those of its limits.
 func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
 	d := begin(asking{what: take}, nil)
 	defer d.end()
@@ -54,8 +53,8 @@ func errAsks(n int) error {
 }
 
 // GiveBack gives back what a [Decide] has charged: of each of its asks, in their order, N events
-// or fewer than were asked for, also when ctx has ended. Its error joins those of all that fail.
-// It is [ErrInvalidN] if nothing was charged, or the number of asks differs.
+// or fewer than were asked for, also when ctx has ended. It is [ErrInvalidN] if nothing was
+// charged, or the number of asks differs.
 func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 	ctx = context.WithoutCancel(ctx)
 	j := charged.joined()

@@ -128,7 +128,7 @@ func (lim *limiter) identity() string {
 // Limit is the constructor's.
 func (lim *limiter) Limit() Limit { return lim.limit }
 
-// Name is that of [WithName], or "".
+// Name is that of [WithName].
 func (lim *limiter) Name() string { return lim.name }
 
 // Peek implements [Limiter].

@@ -8,22 +8,22 @@ import (
 
 // LeakyBucket is a queue of Burst places that drains at Rate events each Period. It admits n
 // events if there is room for all of them, and Delay says how long they wait for their turn.
-// Sleep it, or use [Wait], for a constant rate of output.
+// Sleep it, or use [Wait].
 //
 // Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up). With
-// Delay it is one event each Period/Rate, or n each n·Period/Rate.
+// Delay it is one event each Period/Rate.
 //
-// Refund gives an event back only while it is the last of the queue: callers who cannot wait ask
+// Refund gives events back only while they are the last of the queue: callers who cannot wait ask
 // by [AllowWithin]. Refund a charge whole: in parts, a turn may be given out twice.
 //
-// A key costs a level and its time: some 40 bytes in memory and 150 in Redis, until the queue
+// A key costs some 40 bytes in memory and 150 in Redis, until the queue
 // is empty.
 //
 // Use it to call something that wants a steady pace. Where nobody sleeps, use [TokenBucket].
 type LeakyBucket struct{ limiter }
 
 // NewLeakyBucket returns a queue of l.Burst places (0 means l.Rate), drained at l.Rate each
-// l.Period, in at most 100 years. Errors: [ErrInvalidLimit], [ErrInvalidOption].
+// l.Period, in at most 100 years.
 func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error) {
 	return built(new(LeakyBucket), &leakyBucket, s, l, opts)
 }

@@ -12,8 +12,7 @@
 //
 // Use [SlidingWindow] if you have no reason for another algorithm:
 //
-//   - [FixedWindow] where users should be able to follow it, as with each month that they are
-//     billed for.
+//   - [FixedWindow] for quotas that people follow, or are billed by.
 //   - [SlidingLog] where the limit must hold in every period, exactly.
 //   - [TokenBucket] for a steady rate with bursts, and for costs.
 //   - [LeakyBucket] to send at a steady pace.
@@ -35,6 +34,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -53,14 +53,13 @@ import (
 type Limiter interface {
 	// Allow is AllowN of 1.
 	Allow(ctx context.Context, key string) (Result, error)
-	// AllowN decides on n events at once: all are admitted and charged, or none. A denial costs
-	// nothing.
+	// AllowN admits and charges n events at once, or none.
 	AllowN(ctx context.Context, key string, n int) (Result, error)
 	// Peek answers what Allow would, and charges nothing.
 	Peek(ctx context.Context, key string) (Result, error)
 	// Refund gives back n of the events that charged admitted, if they are still charged: not
-	// what has been refilled, drained or has left the window since (to within 1 µs). Refund
-	// each event once: a second time takes those of other calls.
+	// what was refilled, drained or has left the window since (to within 1 µs). Refund each
+	// event once: a second time takes those of other calls.
 	Refund(ctx context.Context, key string, charged Result, n int) error
 	// Reset forgets the state of key.
 	Reset(ctx context.Context, key string) error
@@ -71,20 +70,20 @@ const Never time.Duration = math.MaxInt64
 
 // Errors, for use with errors.Is. Texts name the offending values.
 var (
-	// ErrInvalidLimit: out of range, or more than the algorithm can keep.
-	ErrInvalidLimit = store.ErrInvalidLimit
-	// ErrInvalidN: a number of events below 1, or a Refund of nothing.
-	ErrInvalidN = store.ErrInvalidN
-	// ErrInvalidKey: an empty key, or one longer than 64 KiB.
-	ErrInvalidKey = store.ErrInvalidKey
-	// ErrInvalidOption: an unusable store, client, name or option.
-	ErrInvalidOption = store.ErrInvalidOption
-	// ErrStore: the store failed, and no decision is known.
-	ErrStore = store.ErrStore
+	ErrInvalidLimit  = store.ErrInvalidLimit  // out of range, or more than the algorithm can keep
+	ErrInvalidN      = store.ErrInvalidN      // a number of events below 1, or a Refund of nothing
+	ErrInvalidKey    = store.ErrInvalidKey    // an empty key, or one longer than 64 KiB
+	ErrInvalidOption = store.ErrInvalidOption // an unusable store, client, name or option
+	ErrStore         = store.ErrStore         // the store failed, and no decision is known
+
+	// Of [Wait]: no waiting will admit that many events, or only after ctx's deadline.
+	ErrNever               = errors.New("ratelimit: never admitted")
+	ErrWouldExceedDeadline = fmt.Errorf("ratelimit: the permit would come too late: %w", context.DeadlineExceeded)
+
+	ErrSettled = errors.New("ratelimit: the reservation is settled") // of a second [Reservation.Settle]
 )
 
-// Must returns v, and panics if err is not nil: for constructors of constants. Nothing else here
-// panics.
+// Must returns v, and panics if err is not nil: for constructors of constants.
 func Must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -133,9 +132,9 @@ func errNoAlgorithm(name string) error {
 // So the second try fits, unless other calls come between.
 const upToTries = 3
 
-// AllowUpTo admits as many of n events as l has room for: granted of them, 0 to n. Its Result
-// is that of AllowN(granted), or of Allow if nothing is granted. A limiter without that method
-// is asked by AllowN, up to three times.
+// AllowUpTo admits as many of n events as there is room for. Its Result is that of
+// AllowN(granted), or of Allow if nothing is granted. A limiter without that method is asked by
+// AllowN, up to three times.
 func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if isnil.Is(l) {
 		return 0, Result{}, errNilLimiter
@@ -168,26 +167,20 @@ var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged nothing
 type Policy struct {
 	Name  string // by [WithPolicyName], or else [WithName], or the limit as text
 	Limit Limit  // of the key
-	// Quota is the most events at one instant: the Rate, or a bucket's Burst. It is 2^31-1 for
-	// Unlimited.
-	Quota int
+	Quota int    // the most events at one instant: the Rate, or a bucket's Burst; 2^31-1 for Unlimited
 	// Window is the time in which the Quota comes back: the Period, or a bucket's
-	// Burst·Period/Rate in whole µs, rounded up. It is 0 for Unlimited, a Rate of 0, calendars
-	// and slots.
+	// Burst·Period/Rate, rounded up. It is 0 for Unlimited, a Rate of 0, calendars and slots.
 	Window time.Duration
-	// Unit is what the Quota counts: "" for requests, "concurrent-requests" for slots (package
-	// inflight).
-	Unit string
+	Unit   string // "" for requests, "concurrent-requests" for slots (package inflight)
 }
 
-// PolicyAppender is a [Limiter] that says which policies it enforces. All of this module are.
+// PolicyAppender is a [Limiter] that says which policies it enforces, as all of this module do.
 type PolicyAppender interface {
-	// AppendPolicies appends the policies of key to dst, one for each limit, in the order of
-	// [Result.Parts]. Errors are those of a limit function and [ErrInvalidLimit].
 	AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error)
 }
 
-// AppendPolicies appends what l says of key if it is a [PolicyAppender], and otherwise nothing.
+// AppendPolicies appends the policies of key to dst, one for each limit, in the order of
+// [Result.Parts]; none if l is no [PolicyAppender].
 func AppendPolicies(ctx context.Context, dst []Policy, l Limiter, key string) ([]Policy, error) {
 	if d, ok := l.(PolicyAppender); ok {
 		return d.AppendPolicies(ctx, dst, key)

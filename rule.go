@@ -10,12 +10,10 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Custom is a limiter by an algorithm that is none of the five, such as that of package
-// inflight, with all that they have.
+// Custom is a limiter by another algorithm than the five, such as that of package inflight.
 type Custom struct{ limiter }
 
-// NewCustom returns a limiter by rule, which [NewRule] has made. Errors: [ErrInvalidLimit],
-// [ErrInvalidOption].
+// NewCustom returns a limiter by rule, which [NewRule] has made.
 func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custom, error) {
 	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == "" {
 		return nil, fmt.Errorf("%w: a rule is made by NewRule, of a store.Rule with a Name and a Step", ErrInvalidOption)
@@ -41,8 +39,7 @@ func (c *Custom) AllowN(ctx context.Context, key string, n int) (res Result, err
 }
 
 // Renew asks again for one event that charged has admitted. The rule sees when that was in the
-// Before of its Limit. Observers are not told. Errors: those of Allow, and [ErrInvalidN] if
-// nothing was charged.
+// Before of its Limit. Observers are not told.
 func (c *Custom) Renew(ctx context.Context, key string, charged Result) (res Result, err error) {
 	if charged.n == 0 || charged.together() != nil {
 		return res, errNothingCharged
@@ -62,8 +59,8 @@ func (c *Custom) Renew(ctx context.Context, key string, charged Result) (res Res
 	return res, err
 }
 
-// ChargedAt is the Before of a Renew: when charged was charged, in Unix µs of the store's clock,
-// or what the rule says in its place; 0 if nothing was.
+// ChargedAt is the Before of a Renew: when charged was charged, in Unix µs, or what the rule says
+// in its place; 0 if nothing was.
 func (c *Custom) ChargedAt(charged Result) int64 {
 	if charged.n == 0 || charged.together() != nil {
 		return 0

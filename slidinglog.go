@@ -8,7 +8,7 @@ import (
 )
 
 // SlidingLog keeps the time of each event that was admitted in the last Period. It admits n
-// events if they and those are at most Rate. An event of time t is gone at t + Period.
+// events if they and those are at most Rate.
 //
 // Bound: at most Rate events in every true Period, exactly.
 //
@@ -19,8 +19,7 @@ import (
 // exactly. For large Rates use [SlidingWindow].
 type SlidingLog struct{ limiter }
 
-// NewSlidingLog returns a limiter that keeps the events of the last l.Period. l
-// has no Burst. Errors: [ErrInvalidLimit], [ErrInvalidOption].
+// NewSlidingLog returns a limiter that keeps the events of the last l.Period. l has no Burst.
 func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) {
 	return built(new(SlidingLog), &slidingLog, s, l, opts)
 }

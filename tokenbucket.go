@@ -12,10 +12,10 @@ import (
 // Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up): a full
 // bucket and its refill.
 //
-// What [AllowWithin] admits ahead counts at its turn, and AllowN admits nothing before. Its
-// refunds exceed the bound by at most what was refunded.
+// What [AllowWithin] admits ahead counts at its turn. Its refunds exceed the bound by at most
+// what was refunded.
 //
-// A key costs a level and its time: some 40 bytes in memory and 150 in Redis, until the bucket
+// A key costs some 40 bytes in memory and 150 in Redis, until the bucket
 // is full again.
 //
 // Use it for a sustained rate that allows bursts, and for costs. Where events must be spread
@@ -23,7 +23,7 @@ import (
 type TokenBucket struct{ limiter }
 
 // NewTokenBucket returns a limiter of l.Burst tokens (0 means l.Rate), refilled at l.Rate each
-// l.Period, in at most 100 years. Errors: [ErrInvalidLimit], [ErrInvalidOption].
+// l.Period, in at most 100 years.
 func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error) {
 	return built(new(TokenBucket), &tokenBucket, s, l, opts)
 }
