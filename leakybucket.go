@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -40,15 +41,15 @@ func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result
 	return res, err
 }
 
-// leakyBucket keeps the queue as the level of bucket.go.
+// leakyBucket keeps the queue as a level of internal/bucket.
 var leakyBucket = withScript(store.Rule{
 	Name:      "leaky_bucket",
 	Step:      leakyBucketStep,
-	Available: bucketAvailable,
-	Overdrawn: bucketOverdrawn,
+	Available: bucket.Available,
+	Overdrawn: bucket.Overdraw,
 	Refund:    leakyBucketRefund,
-	TTL:       bucketTTL,
-	Used:      bucketUsed,
+	TTL:       bucket.TTL,
+	Used:      bucket.Used,
 	Burst:     true,
 	Report:    leakyBucketReport,
 	After:     afterY,
@@ -58,13 +59,13 @@ var leakyBucket = withScript(store.Rule{
 
 // leakyBucketStep replies now and the queue.
 func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-	now, queue, part := bucketLevel(s, l, now)
+	now, queue, part := bucket.Level(s, l, now)
 	places := queue + n
 	if part > 0 { // an event that has not drained whole keeps its place
 		places++
 	}
 	next := store.State{At: now, Period: l.Period, Whole: queue + n, Part: part}
-	ok := places <= l.Burst && (l.Before() == 0 || drainsBefore(queue, part, l))
+	ok := places <= l.Burst && (l.Before() == 0 || bucket.DrainsBefore(queue, part, l))
 	return next, store.Reply{Outcome: store.AdmittedIf(ok), X: now, Y: queue, Z: part}
 }
 
@@ -72,22 +73,22 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 // is there than what is left of the level behind c. What came later and was given back leaves
 // no trace but the time of the state.
 func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
-	_, whole, part := bucketLevel(s, l, s.At)
-	_, w, p := bucketLevel(chargedLevel(c, c.Overdrawn || s.Whole >= overdrawn), l, s.At) // to compare like with like
+	_, whole, part := bucket.Level(s, l, s.At)
+	_, w, p := bucket.Level(bucket.Charged(c, c.Overdrawn || s.Whole >= bucket.Overdrawn), l, s.At) // to compare like with like
 	if w < whole || w == whole && p < part {
 		return s
 	}
-	return bucketRefund(s, l, now, c)
+	return bucket.Refund(s, l, now, c)
 }
 
 func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) store.Report {
-	v := bucketReport(l, r, n, charged)
-	queue, part := bucketReply(r)
+	v := bucket.Report(l, r, n, charged)
+	queue, part := r.Y, r.Z
 	switch {
 	case r.OK():
-		v.Delay = drainTime(queue, part, l)
+		v.Delay = bucket.DrainTime(queue, part, l)
 	case l.Before() > 0: // there must be room, and the turn near enough
-		v.Retry = max(v.Retry, drainTime(queue, part, l)-(l.Before()-1))
+		v.Retry = max(v.Retry, bucket.DrainTime(queue, part, l)-(l.Before()-1))
 	}
 	return v
 }

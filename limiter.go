@@ -40,6 +40,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -92,9 +93,8 @@ func Must[T any](v T, err error) T {
 }
 
 const (
-	maxEvents = math.MaxInt32               // of a Rate and of a Burst
-	maxRefill = 100 * 365 * 24 * 3600 * 1e6 // µs in which a bucket refills
-	beyond    = int64(maxEvents) + 1        // as good as any larger number of events
+	maxEvents = math.MaxInt32        // of a Rate and of a Burst
+	beyond    = int64(maxEvents) + 1 // as good as any larger number of events
 )
 
 // kinds are the five, in the order of the documentation. This is the one list of them.
@@ -220,7 +220,7 @@ func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
 	case l.Rate == 0 || l.calendar != nil || lim.rule.AnyPeriod:
 		p.Window = 0
 	case lim.rule.Burst:
-		p.Window = time.Duration(drainTime(integers.Burst, 0, integers)) * time.Microsecond
+		p.Window = time.Duration(bucket.DrainTime(integers.Burst, 0, integers)) * time.Microsecond
 	}
 	return p
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -192,7 +193,7 @@ func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.D
 // limitWithin is l for events that can wait for d.
 func limitWithin(rule *store.Rule, l store.Limit, d time.Duration) store.Limit {
 	if rule.Burst { // it has turns
-		return l.TurnBefore(1 + min(max(d, 0).Microseconds(), maxRefill))
+		return l.TurnBefore(1 + min(max(d, 0).Microseconds(), bucket.MaxRefill))
 	}
 	return l
 }
