@@ -306,7 +306,7 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 //	Whole   the bans that are remembered, and the denials
 //	Part    how long after At the denials count; if there are none, how long the ban lasts
 //	Period  for how long bans are remembered
-var ban = withScript(store.Rule{
+var ban = lua.Rule(store.Rule{
 	Name:      "ban",
 	Step:      banStep,
 	Available: func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
@@ -323,7 +323,7 @@ var ban = withScript(store.Rule{
 		return v
 	},
 	After: afterY,
-}, script("ban", "state"))
+}, lua.Of("ban", "state"))
 
 const mostDenials = 1<<16 - 1
 

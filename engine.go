@@ -569,3 +569,18 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 	l := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one)
 	return built(l, lim.rule, s, lim.limit, []Option{asHere})
 }
+
+// afterY and afterZ are the two after functions: a reply counts spend in Y, or in Z.
+func afterY(r store.Reply, n int64) store.Reply {
+	r.Y += n
+	return r
+}
+
+func afterZ(r store.Reply, n int64) store.Reply {
+	r.Z += n
+	return r
+}
+
+// spentY and spentZ are the two spent functions.
+func spentY(r store.Reply) int64 { return r.Y }
+func spentZ(r store.Reply) int64 { return r.Z }

@@ -39,7 +39,7 @@ func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result
 
 // fixedWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the end of that window, if it is of a calendar: see windowPart.
-var fixedWindow = withScript(store.Rule{
+var fixedWindow = lua.Rule(store.Rule{
 	Name:      "fixed_window",
 	Step:      fixedWindowStep,
 	Available: windowAvailable,
@@ -50,7 +50,7 @@ var fixedWindow = withScript(store.Rule{
 	Report:    fixedWindowReport,
 	After:     afterY,
 	Spent:     spentY,
-}, plainCase(lua("fixedwindow_plain"))+script("fixedwindow", "state"))
+}, lua.Plain("fixedwindow_plain")+lua.Of("fixedwindow", "state"))
 
 // fixedWindowStep replies now, the count, and for how long it counts. The count may
 // be above the Rate: what was charged past it, or under a higher one, stays counted, so

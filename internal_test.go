@@ -150,17 +150,3 @@ func With(l Limiter, opts ...Option) Limiter {
 	lim.introduce(copied)
 	return copied
 }
-
-// A batch, and several keys at once, have the plain case of each algorithm whose state is five
-// numbers.
-func TestBatchesAndSeveralKeysHaveAPlainCase(t *testing.T) {
-	for _, rule := range []*store.Rule{&fixedWindow, &slidingWindow, &tokenBucket, &leakyBucket} {
-		step, ok := plainStep(rule)
-		require.True(t, ok, rule.Name)
-		require.Contains(t, rule.BatchScript(rule), plainOf(lua("batch_plain"), step))
-		require.Contains(t, rule.JointScript([]*store.Rule{rule}), "if rule == '1' then\n"+step+"end\n")
-		require.NotContains(t, rule.JointScript([]*store.Rule{rule, &slidingLog}), step)
-	}
-	_, ok := plainStep(&slidingLog)
-	require.False(t, ok)
-}

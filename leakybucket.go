@@ -42,7 +42,7 @@ func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result
 }
 
 // leakyBucket keeps the queue as a level of internal/bucket.
-var leakyBucket = withScript(store.Rule{
+var leakyBucket = lua.Rule(store.Rule{
 	Name:      "leaky_bucket",
 	Step:      leakyBucketStep,
 	Available: bucket.Available,
@@ -55,7 +55,7 @@ var leakyBucket = withScript(store.Rule{
 	After:     afterY,
 	Spent:     spentY,
 	LastOnly:  true,
-}, plainCase(lua("bucket_plain"))+script("bucket", "leakybucket", "state"))
+}, lua.Plain("bucket_plain")+lua.Of("bucket", "leakybucket", "state"))
 
 // leakyBucketStep replies now and the queue.
 func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {

@@ -38,7 +38,7 @@ func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result,
 
 // slidingLog keeps in a State, while one entry is all that matters: At, its time;
 // Whole, its events. Two entries are an [eventlog.Log].
-var slidingLog = withScript(store.Rule{
+var slidingLog = lua.Rule(store.Rule{
 	Name:      "sliding_log",
 	Step:      slidingLogStep,
 	Available: windowAvailable,
@@ -49,7 +49,7 @@ var slidingLog = withScript(store.Rule{
 	ParseLog:  eventlog.Parse,
 	Report:    slidingLogReport,
 	After:     afterY,
-}, lua("slidinglog_plain")+script("slidinglog"))
+}, lua.Text("slidinglog_plain")+lua.Of("slidinglog"))
 
 // slidingLogStep replies now, the events of the last Period, and ResetAfter. Of a denial
 // it replies RetryAfter in place of now. A log replies the same.

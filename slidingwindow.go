@@ -45,7 +45,7 @@ func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Resu
 
 // slidingWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the count of the window before.
-var slidingWindow = withScript(store.Rule{
+var slidingWindow = lua.Rule(store.Rule{
 	Name:      "sliding_window",
 	Step:      slidingWindowStep,
 	Available: slidingWindowAvailable,
@@ -56,7 +56,7 @@ var slidingWindow = withScript(store.Rule{
 	Report:    slidingWindowReport,
 	After:     afterZ,
 	Spent:     spentZ,
-}, plainCase(lua("slidingwindow_plain"))+script("slidingwindow", "state"))
+}, lua.Plain("slidingwindow_plain")+lua.Of("slidingwindow", "state"))
 
 // slidingWindowStep replies now and the counts of the previous and the current
 // window. Where these were counted in another Period, it replies instead now (of

@@ -42,7 +42,7 @@ func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result
 }
 
 // tokenBucket keeps what is missing from a full bucket as a level of internal/bucket.
-var tokenBucket = withScript(store.Rule{
+var tokenBucket = lua.Rule(store.Rule{
 	Name:      "token_bucket",
 	Step:      tokenBucketStep,
 	Available: bucket.Available,
@@ -54,7 +54,7 @@ var tokenBucket = withScript(store.Rule{
 	Report:    tokenBucketReport,
 	After:     afterY,
 	Spent:     spentY,
-}, plainCase(lua("bucket_plain"))+script("bucket", "tokenbucket", "state"))
+}, lua.Plain("bucket_plain")+lua.Of("bucket", "tokenbucket", "state"))
 
 // tokenBucketStep replies now and the tokens missing.
 func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {

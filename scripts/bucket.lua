@@ -1,6 +1,6 @@
 
 -- The level of a bucket, shared by the token bucket and the leaky bucket. Twin of
--- internal/bucket.
+-- bucket.go.
 -- State: at, the time of the level; whole and part, the level, which is
 -- whole + part/period events and falls by rate/period in one µs.
 -- A level that was charged past the capacity has DEBT added to whole. It is clamped not
