@@ -4,13 +4,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 	"unicode/utf8"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/kept"
 )
 
 // Option sets what is optional about a limiter.
@@ -155,95 +154,17 @@ func withObservers(more []Observer, timed bool) Option {
 // limit of the key's last decision, and do not ask the limit function ([WithLimitFunc]) again. The
 // middlewares of this module use it.
 func KeepLimits(ctx context.Context) context.Context {
-	k := &keptLimits{Context: ctx, outer: keptIn(ctx)}
-	k.limits = k.first[:0]
-	return k
-}
-
-// keptLimits is a context that knows what limit functions have said.
-type keptLimits struct {
-	context.Context
-	outer *keptLimits // knows what this one does; nil if there is none
-	once  bool        // no limit is asked for twice: all calls are for one decision
-
-	mu     sync.Mutex
-	first  [1]keptLimit // in place, as there is seldom more than one function
-	limits []keptLimit
-}
-
-type keptLimit struct {
-	of    *limiter
-	key   string
-	limit Limit
-}
-
-type keptLimitsKey struct{}
-
-func keptIn(ctx context.Context) *keptLimits {
-	k, _ := ctx.Value(keptLimitsKey{}).(*keptLimits)
-	return k
-}
-
-func (k *keptLimits) Value(key any) any {
-	if key == (keptLimitsKey{}) {
-		return k
-	}
-	return k.Context.Value(key)
-}
-
-// Once is for package fallback, whose decision can take several calls of a limiter.
-func (k *keptLimits) Once() { k.once = true }
-
-// keep remembers that the limit of key was l in the last decision.
-func (k *keptLimits) keep(of *limiter, key string, l Limit) {
-	if k == nil {
-		return
-	}
-	k.outer.keep(of, key, l)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if i := k.index(of, key); i >= 0 {
-		k.limits[i].limit = l
-	} else {
-		k.limits = append(k.limits, keptLimit{of, key, l})
-	}
-}
-
-func (k *keptLimits) find(of *limiter, key string) (l Limit, ok bool) {
-	if k == nil {
-		return l, false
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if i := k.index(of, key); i >= 0 {
-		return k.limits[i].limit, true
-	}
-	return l, false
-}
-
-// index is where the limit of key is, or -1. k.mu is held.
-func (k *keptLimits) index(of *limiter, key string) int {
-	return slices.IndexFunc(k.limits, func(kept keptLimit) bool { return kept.of == of && kept.key == key })
+	return kept.New[Limit](ctx, false)
 }
 
 // askLimit asks the limit function for the limit of a decision.
 func (lim *limiter) askLimit(ctx context.Context, key string) (Limit, error) {
-	kept := keptIn(ctx)
-	if kept != nil && kept.once {
-		if l, ok := kept.find(lim, key); ok {
-			return l, nil
-		}
-	}
-	l, err := lim.limitFunc(ctx, key)
-	if err == nil {
-		kept.keep(lim, key, l)
-	}
-	return l, err
+	return kept.In[Limit](ctx).Ask(ctx, lim, key, lim.limitFunc)
 }
 
 // keptLimit is the limit of the last decision, if ctx knows that, and else asks.
 func (lim *limiter) keptLimit(ctx context.Context, key string) (Limit, error) {
-	if l, ok := keptIn(ctx).find(lim, key); ok {
+	if l, ok := kept.In[Limit](ctx).Find(lim, key); ok {
 		return l, nil
 	}
 	return lim.askLimit(ctx, key)
