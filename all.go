@@ -53,8 +53,8 @@ func (p *part) events(n int) int {
 }
 
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
-// flattened. It is [ErrInvalidOption] if a limiter is nil or sleeps, as throttle's Waiter does, or
-// if two count in one place ([WithName]) under different keys ([WithKeyFunc]).
+// flattened. It is [ErrInvalidOption] if one sleeps, as throttle's Waiter does, or if two count in
+// one place ([WithName]) under different keys ([WithKeyFunc]).
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {

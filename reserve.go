@@ -95,9 +95,8 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	return r, err
 }
 
-// Credit gives back up to n events of key without the Result of their charge, at most what is
-// charged in the current window or level. Of a bucket the last event stays. With the Result at
-// hand use Refund.
+// Credit gives back up to n events of key without the Result of their charge: no more than the
+// current window or level has. Of a bucket the last event stays. With the Result use Refund.
 //
 // It takes two calls of the store. l is a [FixedWindow], a [SlidingWindow] or a [TokenBucket];
 // others are [ErrInvalidOption].
