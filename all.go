@@ -53,8 +53,8 @@ func (p *part) events(n int) int {
 }
 
 // NewAll returns a limiter that admits what all of limiters admit, 1 to 16. Nested Alls are
-// flattened. It is [ErrInvalidOption] if a limiter is nil or sleeps, as throttle's Waiter does, or
-// if two count in one place ([WithName]) under different keys ([WithKeyFunc]).
+// flattened. It is [ErrInvalidOption] if one sleeps, as throttle's Waiter does, or if two count in
+// one place ([WithName]) under different keys ([WithKeyFunc]).
 func NewAll(limiters ...Limiter) (*All, error) {
 	a := new(All)
 	for _, l := range limiters {
@@ -181,7 +181,7 @@ func (a *All) Charge(ctx context.Context, key string, n int) (res Result, err er
 	return res, err
 }
 
-// Refund gives back n events to each limit, and returns all errors, joined.
+// Refund gives back n events to each limit.
 func (a *All) Refund(ctx context.Context, key string, charged Result, n int) error {
 	if err := a.check(ctx, key, n); err != nil {
 		return err
@@ -208,7 +208,7 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 	return errors.Join(errs...)
 }
 
-// Reset forgets key in each limit, and returns all errors, joined.
+// Reset forgets key in each limit.
 func (a *All) Reset(ctx context.Context, key string) error {
 	if err := a.check(ctx, key, 1); err != nil {
 		return err
@@ -276,6 +276,87 @@ var (
 	_ Charger        = (*All)(nil)
 	_ Delayer        = (*All)(nil)
 )
+
+// Ask is a question of [Decide]: N events of Key, asked of Limiter.
+type Ask struct {
+	Limiter Limiter
+	Key     string
+	N       int // events; 0 only looks, as Peek does
+	// Shadow tries a limit out: it is charged if all fits, but denies nothing else.
+	Shadow bool
+}
+
+// check is CheckCall for an Ask, which may be of 0 events.
+func (a *Ask) check(ctx context.Context) error {
+	if a.N == 0 {
+		return store.CheckCall(ctx, a.Key, 1)
+	}
+	return store.CheckCall(ctx, a.Key, a.N)
+}
+
+// Decide decides on all of asks, 1 to 16, as an [All] whose limits, keys and numbers are chosen
+// by the call: all are admitted and charged, or none is.
+//
+// The same limit under the same key twice is charged twice. [Result.Parts] has each ask's own
+// decision (zero if a shadow fails), and for an All those of its limits.
+func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
+	d := begin(asking{what: take}, nil)
+	defer d.end()
+	for i := range asks {
+		if err := d.ask(ctx, &asks[i]); err != nil {
+			return res, err
+		}
+	}
+	if len(d.entries) == 0 {
+		return res, errAsks(0)
+	}
+	err = d.run(ctx, &res)
+	return res, err
+}
+
+func errAsks(n int) error {
+	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxParts)
+}
+
+// GiveBack gives back what a [Decide] has charged: of each of its asks, in their order, N events
+// or fewer than were asked for, also when ctx has ended. It is [ErrInvalidN] if nothing was
+// charged, or the number of asks differs.
+func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
+	ctx = context.WithoutCancel(ctx)
+	j := charged.joined()
+	if !charged.Allowed || j == nil {
+		return errNothingCharged
+	}
+	var parts []part
+	var of []*Ask
+	for i := range asks {
+		a := &asks[i]
+		more, err := partsOf(a.Limiter)
+		if err == nil {
+			err = a.check(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		for range more {
+			of = append(of, a)
+		}
+		parts = append(parts, more...)
+	}
+	if len(parts) != len(j.parts) {
+		return errNothingCharged
+	}
+	var errs []error
+	for _, shadow := range [...]bool{true, false} { // the last to be charged first
+		for i := len(parts) - 1; i >= 0; i-- {
+			a, r := of[i], j.parts[i]
+			if a.Shadow == shadow && a.N > 0 && r.Allowed && (r.Charged() > 0 || parts[i].core == nil) {
+				errs = append(errs, parts[i].limiter.Refund(ctx, a.Key, r, a.N))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // joined is the note of several limits ([All], [Decide]). It is never changed once a Result has it.
 type joined struct {

@@ -37,8 +37,7 @@ type Penalty struct {
 // call. From its first denial on a key costs some 40 bytes in memory and 150 in Redis, for Within,
 // and for Most after a ban.
 //
-// A fallback goes around a Ban. The questions of [Wait] are offenses if they are denied: use it on
-// the limiter inside. A deny cache spares a Ban no calls.
+// The questions of [Wait] are offenses if they are denied: use it on the limiter inside.
 type Ban struct {
 	known
 	limiter Limiter
@@ -56,12 +55,9 @@ type lockout struct {
 }
 
 // NewBan returns a limiter that decides as l, and bans as p says. Bans are kept in s: the store
-// of l if that has one. Options are [WithName], which is "ban" by default,
-// [WithPolicyName], [WithKeyFunc] and [WithObserver]. Observers are told of each denial that
-// counts: a denial of it is by a ban that others have begun. Bans of one name on one store are one.
-//
-// It is [ErrInvalidOption] if l or s is nil, l sleeps or is an All of 16, an option is another one,
-// or p is out of range.
+// of l if that has one. Bans of one name on one store are one. Options are [WithName] ("ban" by
+// default), [WithPolicyName], [WithKeyFunc] and [WithObserver], which is told of each denial that
+// counts. It is [ErrInvalidOption] if l sleeps or is an All of 16.
 func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	parts, err := partsOf(l)
 	if err != nil {
@@ -154,7 +150,7 @@ func (b *Ban) Peek(ctx context.Context, key string) (res Result, err error) {
 }
 
 // AllowUpTo admits as many of n events as fit, and none of a banned key. To get none is no
-// offense. It asks for the ban and the limiter apart.
+// offense.
 func (b *Ban) AllowUpTo(ctx context.Context, key string, n int) (granted int, r Result, err error) {
 	if err := b.check(ctx, key, n); err != nil {
 		return 0, r, err
@@ -310,7 +306,7 @@ func (b *Ban) strike(ctx context.Context, key string, n int, res *Result) error 
 //	Whole   the bans that are remembered, and the denials
 //	Part    how long after At the denials count; if there are none, how long the ban lasts
 //	Period  for how long bans are remembered
-var ban = withScript(store.Rule{
+var ban = lua.Rule(store.Rule{
 	Name:      "ban",
 	Step:      banStep,
 	Available: func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
@@ -327,7 +323,7 @@ var ban = withScript(store.Rule{
 		return v
 	},
 	After: afterY,
-}, script("ban", "state"))
+}, lua.Of("ban", "state"))
 
 const mostDenials = 1<<16 - 1
 

@@ -2,96 +2,12 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"sync"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
-
-// Ask is a question of [Decide]: N events of Key, asked of Limiter.
-type Ask struct {
-	Limiter Limiter
-	Key     string
-	N       int // events; 0 only looks, as Peek does
-	// Shadow tries a limit out: it is charged if all fits, but denies nothing else.
-	Shadow bool
-}
-
-// check is CheckCall for an Ask, which may be of 0 events.
-func (a *Ask) check(ctx context.Context) error {
-	if a.N == 0 {
-		return store.CheckCall(ctx, a.Key, 1)
-	}
-	return store.CheckCall(ctx, a.Key, a.N)
-}
-
-// Decide decides on all of asks, 1 to 16, as an [All] whose limits, keys and numbers are chosen
-// by the call: all are admitted and charged, or none is.
-//
-// The same limit under the same key twice is charged twice. [Result.Parts] has each ask's own
-// decision (zero if a shadow fails), in their order, and for an All those of its limits. Other
-// numbers, and limiters that are nil or sleep, are [ErrInvalidOption].
-func Decide(ctx context.Context, asks ...Ask) (res Result, err error) {
-	d := begin(asking{what: take}, nil)
-	defer d.end()
-	for i := range asks {
-		if err := d.ask(ctx, &asks[i]); err != nil {
-			return res, err
-		}
-	}
-	if len(d.entries) == 0 {
-		return res, errAsks(0)
-	}
-	err = d.run(ctx, &res)
-	return res, err
-}
-
-func errAsks(n int) error {
-	return fmt.Errorf("%w: a Decide of %d limits, want 1 to %d", ErrInvalidOption, n, maxParts)
-}
-
-// GiveBack gives back what a [Decide] has charged: of each of its asks, in their order, N events
-// or fewer than were asked for, also when ctx has ended. Its error joins those of all that fail.
-// It is [ErrInvalidN] if nothing was charged, or the number of asks differs.
-func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
-	ctx = context.WithoutCancel(ctx)
-	j := charged.joined()
-	if !charged.Allowed || j == nil {
-		return errNothingCharged
-	}
-	var parts []part
-	var of []*Ask
-	for i := range asks {
-		a := &asks[i]
-		more, err := partsOf(a.Limiter)
-		if err == nil {
-			err = a.check(ctx)
-		}
-		if err != nil {
-			return err
-		}
-		for range more {
-			of = append(of, a)
-		}
-		parts = append(parts, more...)
-	}
-	if len(parts) != len(j.parts) {
-		return errNothingCharged
-	}
-	var errs []error
-	for _, shadow := range [...]bool{true, false} { // the last to be charged first
-		for i := len(parts) - 1; i >= 0; i-- {
-			a, r := of[i], j.parts[i]
-			if a.Shadow == shadow && a.N > 0 && r.Allowed && (r.Charged() > 0 || parts[i].core == nil) {
-				errs = append(errs, parts[i].limiter.Refund(ctx, a.Key, r, a.N))
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
 
 // decision is one of several limits on its way.
 type decision struct {

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
+	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
@@ -128,7 +130,7 @@ func (lim *limiter) identity() string {
 // Limit is the constructor's.
 func (lim *limiter) Limit() Limit { return lim.limit }
 
-// Name is that of [WithName], or "".
+// Name is that of [WithName].
 func (lim *limiter) Name() string { return lim.name }
 
 // Peek implements [Limiter].
@@ -201,9 +203,29 @@ func (lim *limiter) taken(res *Result, r store.Reply, n, charged int64) {
 	}
 	bucketTaken(&lim.integers, r, n, charged, res)
 	if lim.rule == &leakyBucket && r.OK() {
-		res.Delay = time.Duration(drainTime(r.Y, r.Z, lim.integers)) * time.Microsecond
+		res.Delay = time.Duration(bucket.DrainTime(r.Y, r.Z, lim.integers)) * time.Microsecond
 	}
 	res.addReceipt(lim.integers, r.X, charged)
+}
+
+// bucketTaken fills res with Report of a call without a turn. It takes the limit by
+// pointer and calls nothing but the division, since each decision pays for it.
+func bucketTaken(l *store.Limit, r store.Reply, n, charged int64, res *Result) {
+	whole, part := r.Y, r.Z
+	room := l.Burst - whole
+	if part > 0 {
+		room--
+	}
+	room = max(0, room)
+	res.Allowed, res.Limit, res.Remaining = r.OK(), int(l.Burst), int(max(0, room-charged))
+	res.ResetAfter = time.Duration(exact.MulDivUp(whole+charged, l.Period, part, l.Rate)) * time.Microsecond
+	switch {
+	case r.OK():
+	case n > l.Burst:
+		res.RetryAfter = Never
+	default:
+		res.RetryAfter = time.Duration(exact.MulDivUp(whole+n-l.Burst, l.Period, part, l.Rate)) * time.Microsecond
+	}
 }
 
 // decide is AllowN, AllowUpTo, Peek or Charge, by the limit given, if that is not nil. It
@@ -286,7 +308,7 @@ func (lim *limiter) overdraw(ctx context.Context, key string, l store.Limit, n i
 // mostOf is the most events that a state can hold.
 func mostOf(rule *store.Rule, l store.Limit) int64 {
 	if rule.Burst {
-		return bucketMost(l)
+		return bucket.Most(l)
 	}
 	return maxEvents
 }
@@ -489,7 +511,7 @@ func integers(rule *store.Rule, l Limit) (store.Limit, error) {
 	if i.Burst == 0 || i.Rate == 0 {
 		i.Burst = i.Rate
 	}
-	if rule.Burst && i.Rate > 0 && !drainsWithin(i, maxRefill) {
+	if rule.Burst && i.Rate > 0 && !bucket.DrainsWithin(i, bucket.MaxRefill) {
 		return store.Limit{}, fmt.Errorf("%w: %v: the bucket takes over 100 years to refill", ErrInvalidLimit, l)
 	}
 	return i, nil
@@ -547,3 +569,18 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 	l := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one)
 	return built(l, lim.rule, s, lim.limit, []Option{asHere})
 }
+
+// afterY and afterZ are the two after functions: a reply counts spend in Y, or in Z.
+func afterY(r store.Reply, n int64) store.Reply {
+	r.Y += n
+	return r
+}
+
+func afterZ(r store.Reply, n int64) store.Reply {
+	r.Z += n
+	return r
+}
+
+// spentY and spentZ are the two spent functions.
+func spentY(r store.Reply) int64 { return r.Y }
+func spentZ(r store.Reply) int64 { return r.Z }

@@ -10,17 +10,17 @@ import (
 // Rate. Windows are aligned to the Unix epoch in UTC.
 // It alone can count by a calendar ([PerWeek], [PerMonth], [Limit.In], [Limit.From]).
 //
-// Bound: at most Rate events in each window, and 2·Rate in a Period across the edge of two. By a
-// calendar that holds within the shortest window, such as a day of 23 hours.
+// Bound: at most Rate events in each window, and 2·Rate in a Period, or in the shortest window of a
+// calendar, across the edge of two.
 //
-// A key costs one counter: some 40 bytes in memory and 150 in Redis, until the window ends.
+// A key costs some 40 bytes in memory and 150 in Redis, until the window ends.
 //
 // Use it for quotas that people can follow, or are billed by. Where the double burst hurts, use
 // [SlidingWindow] at the same cost.
 type FixedWindow struct{ limiter }
 
 // NewFixedWindow returns a limiter that counts in windows of l.Period or l's calendar. l has no
-// Burst. Errors: [ErrInvalidLimit], [ErrInvalidOption].
+// Burst.
 func NewFixedWindow(s store.Store, l Limit, opts ...Option) (*FixedWindow, error) {
 	return built(new(FixedWindow), &fixedWindow, s, l, opts)
 }
@@ -39,7 +39,7 @@ func (w *FixedWindow) AllowN(ctx context.Context, key string, n int) (res Result
 
 // fixedWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the end of that window, if it is of a calendar: see windowPart.
-var fixedWindow = withScript(store.Rule{
+var fixedWindow = lua.Rule(store.Rule{
 	Name:      "fixed_window",
 	Step:      fixedWindowStep,
 	Available: windowAvailable,
@@ -50,7 +50,7 @@ var fixedWindow = withScript(store.Rule{
 	Report:    fixedWindowReport,
 	After:     afterY,
 	Spent:     spentY,
-}, plainCase(lua("fixedwindow_plain"))+script("fixedwindow", "state"))
+}, lua.Plain("fixedwindow_plain")+lua.Of("fixedwindow", "state"))
 
 // fixedWindowStep replies now, the count, and for how long it counts. The count may
 // be above the Rate: what was charged past it, or under a higher one, stays counted, so

@@ -1,16 +1,13 @@
 package ratelimit
 
 import (
-	"math"
-	"math/big"
-	"math/bits"
-	"math/rand/v2"
 	"reflect"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -39,12 +36,12 @@ func FuzzStep(f *testing.F) {
 		case a.Burst:
 			l.Burst = within(burst, 1, most)
 			s.Part = within(part, 0, s.Period-1)
-			if !drainsWithin(l, maxRefill) {
+			if !bucket.DrainsWithin(l, bucket.MaxRefill) {
 				t.Skip("a bucket that its constructor refuses")
 			}
-			l = l.TurnBefore(within(before, 0, maxRefill+1))
+			l = l.TurnBefore(within(before, 0, bucket.MaxRefill+1))
 			if ahead { // of its turn, or a debt
-				s.Whole |= overdrawn
+				s.Whole |= bucket.Overdrawn
 			}
 		case which%4 == 1:
 			s.Part = within(part, 0, most)
@@ -68,7 +65,7 @@ func FuzzStep(f *testing.F) {
 		require.False(t, admits(0, v.Remaining+1, plain), "Remaining %d", v.Remaining)
 		if r.OK() {
 			require.Equal(t, store.State{At: at0, Period: l.Period, Whole: next.Whole, Part: next.Part}, next)
-			level := next.Whole &^ overdrawn
+			level := next.Whole &^ bucket.Overdrawn
 			require.True(t, level >= n && level <= most && next.Part >= 0 && next.Part < 1<<49, "%+v", next)
 			charged := a.Report(l, r, n, n)
 			require.Equal(t, max(0, v.Remaining-n), charged.Remaining)
@@ -76,7 +73,7 @@ func FuzzStep(f *testing.F) {
 			require.True(t, l.Before() == 0 || v.Delay < l.Before(), "a turn after %d µs, within %d", v.Delay, l.Before)
 			if next.Whole > level {
 				require.Greater(t, level+min(1, next.Part), l.Burst, "past the capacity")
-				require.LessOrEqual(t, level+min(1, next.Part), bucketMost(l))
+				require.LessOrEqual(t, level+min(1, next.Part), bucket.Most(l))
 				require.True(t, admits(v.Delay, n, plain) && !admits(v.Delay-1, n, plain), "its turn comes after Delay %d", v.Delay)
 			}
 			require.LessOrEqual(t, a.TTL(next, l), charged.Reset)
@@ -106,11 +103,11 @@ func FuzzStep(f *testing.F) {
 			require.False(t, owed.OK())
 			require.Zero(t, a.Report(l, owed, 1, 0).Remaining)
 			life := a.TTL(debt, l)
-			require.LessOrEqual(t, life, max(2*l.Period, maxRefill+l.Period), "the part of an event that is above the most drains too")
+			require.LessOrEqual(t, life, max(2*l.Period, bucket.MaxRefill+l.Period), "the part of an event that is above the most drains too")
 			require.Equal(t, life, a.Report(l, owed, 1, 0).Reset)
 			if held > 0 {
 				given := a.Refund(debt, l, at0, store.Receipt{
-					At: at0, Due: at0 + life, Rate: l.Rate, Period: l.Period, Overdrawn: drainsWithin(l, life-1), N: held})
+					At: at0, Due: at0 + life, Rate: l.Rate, Period: l.Period, Overdrawn: bucket.DrainsWithin(l, life-1), N: held})
 				_, r := a.Step(given, l, at0, 1)
 				require.Equal(t, v.Remaining, a.Report(l, r, 1, 0).Remaining, "as before the debt: %+v", given)
 			}
@@ -120,129 +117,6 @@ func FuzzStep(f *testing.F) {
 		require.False(t, fits(v.Retry-1, n), "and not before")
 		require.True(t, admits(v.Reset, l.Burst, plain), "as never seen at ResetAfter %d", v.Reset)
 	})
-}
-
-// TestALevelFallsExactly takes products on both sides of 2^64, and so many events that
-// no level is left: of a fast limit and a key that was idle for long.
-func TestALevelFallsExactly(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	year := int64(365 * 24 * time.Hour / time.Microsecond)
-	check := func(dt, rate, period int64) {
-		t.Helper()
-		whole, part := flow(dt, rate, period)
-		q, r := new(big.Int).DivMod(new(big.Int).Mul(big.NewInt(dt), big.NewInt(rate)), big.NewInt(period), new(big.Int))
-		if !q.IsInt64() {
-			q.SetInt64(math.MaxInt64)
-			r.SetInt64(part)
-		}
-		require.Equal(t, [2]int64{q.Int64(), r.Int64()}, [2]int64{whole, part}, "%d µs of %d/%d µs", dt, rate, period)
-	}
-	for range 1000 {
-		rate := 1<<30 + rng.Int64N(1<<30)
-		just := int64(math.MaxUint64/uint64(rate)) + 1 // the low word of the product is below the rate
-		check(just, rate, 10*year)
-		check(just-1, rate, 10*year)
-		check(rng.Int64N(100*year), rate, 1000+rng.Int64N(10*year))
-
-		short := 1000 + rng.Int64N(1000)
-		many, _ := bits.Div64(uint64(short), 0, uint64(rate)) // µs in which some 2^64 events drain
-		check(int64(many), rate, short)
-		check(int64(many)+1, rate, short)
-	}
-}
-
-// TestTheSpendOfABucketIsItsLevel holds the estimate by which victims are chosen to the
-// level, at most an event above it, with a debt or without.
-func TestTheSpendOfABucketIsItsLevel(t *testing.T) {
-	l := store.Limit{Rate: 3, Period: 1e6, Burst: 10}
-	for _, s := range []store.State{{Whole: 5}, {Whole: 4, Part: 999_999}, {Whole: 30 | overdrawn, Part: 1}, {Part: 1}} {
-		s.At, s.Period = 1e15, l.Period
-		life := bucketTTL(s, l)
-		for i := range int64(1000) {
-			now := s.At + life*i/1000
-			_, whole, _ := bucketLevel(s, l, now)
-			spend := bucketUsed(s, s.At+life, now)
-			require.True(t, whole <= spend && spend <= whole+1, "%+v after %d of %d µs: %d, at a level of %d", s, now-s.At, life, spend, whole)
-		}
-		require.Zero(t, bucketUsed(s, s.At+life, s.At+life), "at the end of %+v", s)
-	}
-}
-
-// TestADrainTimeIsExact takes levels whose parts carry into the high word.
-func TestADrainTimeIsExact(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	const period = int64(10 * 365 * 24 * time.Hour / time.Microsecond)
-	for hi := range int64(1000) {
-		// whole·period + part is hi·2^64.
-		whole, part := bits.Div64(uint64(hi), 0, uint64(period))
-		for _, part := range []int64{max(0, int64(part)-1), int64(part), min(int64(part)+1, period-1)} {
-			l := store.Limit{Rate: hi + 1 + rng.Int64N(1<<30), Period: period}
-			n := new(big.Int).Mul(new(big.Int).SetUint64(whole), big.NewInt(period))
-			n.Add(n, big.NewInt(part+l.Rate-1)).Div(n, big.NewInt(l.Rate))
-			require.Equal(t, n.Int64(), drainTime(int64(whole), part, l), "%d and %d/%d events at %d", whole, part, period, l.Rate)
-		}
-	}
-}
-
-func TestAChargeLeftAtMostTheMostEventsBehind(t *testing.T) {
-	for _, tt := range []struct{ rate, whole, part int64 }{
-		{maxEvents - 1, maxEvents - 1, 0},
-		{maxEvents, maxEvents, 0},
-		{maxEvents + 1, maxEvents, 999},
-	} {
-		c := store.Receipt{At: 1e15, Due: 1e15 + 1000, Rate: tt.rate, Period: 1000}
-		require.Equal(t, store.State{At: c.At, Period: 1000, Whole: tt.whole, Part: tt.part}, chargedLevel(c, false))
-		require.Equal(t, store.State{At: c.At, Period: 1000, Whole: tt.whole + overdrawn, Part: tt.part}, chargedLevel(c, true))
-	}
-}
-
-// TestWhatADebtLeftLetTheNextEventIn has a debt of 12 events, of which one drains each
-// second, and a state that another event has made since.
-func TestWhatADebtLeftLetTheNextEventIn(t *testing.T) {
-	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
-	c := store.Receipt{At: 1e15, Due: 1e15 + 12e6, Rate: 1, Period: 1e6, Overdrawn: true, N: 12}
-	for after, want := range map[int64]store.State{
-		1_000_000: {Whole: 9},
-		2_500_000: {Whole: 9},
-		3_000_000: {Whole: 9},
-		3_250_000: {Whole: 8, Part: 750_000},
-	} {
-		s := store.State{At: c.At + after, Period: l.Period, Whole: 5}
-		want.At, want.Period = s.At, s.Period
-		require.Equal(t, want, leftOf(c, s, l), "after %d µs", after)
-		s.Whole += overdrawn
-		require.Equal(t, chargedLevel(c, true), leftOf(c, s, l), "the debt lasts")
-	}
-	c.Overdrawn = false
-	require.Equal(t, chargedLevel(c, false), leftOf(c, store.State{At: c.At + 1e6, Period: l.Period, Whole: 5}, l))
-}
-
-func TestADebtOfLessThanAnEventIsNone(t *testing.T) {
-	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
-	c := store.Receipt{At: 1e15, Due: 1e15 + 12e6, Rate: 1, Period: 1e6, Overdrawn: true, N: 12}
-	s := store.State{At: c.At, Period: l.Period, Whole: 12 + overdrawn, Part: 1}
-	require.Equal(t, store.State{At: s.At, Period: s.Period, Part: 1}, bucketRefund(s, l, s.At, c))
-}
-
-func TestARefundOfAllLeavesNoState(t *testing.T) {
-	l := store.Limit{Rate: 1, Period: 1e6, Burst: 10}
-	c := store.Receipt{At: 1e15, Due: 1e15 + 5e6, Rate: 1, Period: 1e6, N: 5}
-	for _, whole := range []int64{5, 4} { // of 4, another refund has left
-		s := store.State{At: c.At, Period: l.Period, Whole: whole}
-		require.Zero(t, bucketRefund(s, l, s.At, c), "of %d", whole)
-	}
-}
-
-func TestALevelHoldsWhatDrainsIn100Years(t *testing.T) {
-	l := store.Limit{Rate: 1, Period: maxRefill / 20, Burst: 10}
-	for s, want := range map[store.State]bool{
-		{Whole: 20}:          true,
-		{Whole: 19, Part: 1}: true,
-		{Whole: 20, Part: 1}: false,
-		{Whole: 21}:          false,
-	} {
-		require.Equal(t, want, bucketHolds(s, l), "%+v", s)
-	}
 }
 
 // within maps any integer into a range, and those in it to themselves.
@@ -275,18 +149,4 @@ func With(l Limiter, opts ...Option) Limiter {
 	}
 	lim.introduce(copied)
 	return copied
-}
-
-// A batch, and several keys at once, have the plain case of each algorithm whose state is five
-// numbers.
-func TestBatchesAndSeveralKeysHaveAPlainCase(t *testing.T) {
-	for _, rule := range []*store.Rule{&fixedWindow, &slidingWindow, &tokenBucket, &leakyBucket} {
-		step, ok := plainStep(rule)
-		require.True(t, ok, rule.Name)
-		require.Contains(t, rule.BatchScript(rule), plainOf(lua("batch_plain"), step))
-		require.Contains(t, rule.JointScript([]*store.Rule{rule}), "if rule == '1' then\n"+step+"end\n")
-		require.NotContains(t, rule.JointScript([]*store.Rule{rule, &slidingLog}), step)
-	}
-	_, ok := plainStep(&slidingLog)
-	require.False(t, ok)
 }

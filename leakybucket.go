@@ -3,27 +3,28 @@ package ratelimit
 import (
 	"context"
 
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // LeakyBucket is a queue of Burst places that drains at Rate events each Period. It admits n
 // events if there is room for all of them, and Delay says how long they wait for their turn.
-// Sleep it, or use [Wait], for a constant rate of output.
+// Sleep it, or use [Wait].
 //
 // Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up). With
-// Delay it is one event each Period/Rate, or n each n·Period/Rate.
+// Delay it is one event each Period/Rate.
 //
-// Refund gives an event back only while it is the last of the queue: callers who cannot wait ask
+// Refund gives events back only while they are the last of the queue: callers who cannot wait ask
 // by [AllowWithin]. Refund a charge whole: in parts, a turn may be given out twice.
 //
-// A key costs a level and its time: some 40 bytes in memory and 150 in Redis, until the queue
+// A key costs some 40 bytes in memory and 150 in Redis, until the queue
 // is empty.
 //
 // Use it to call something that wants a steady pace. Where nobody sleeps, use [TokenBucket].
 type LeakyBucket struct{ limiter }
 
 // NewLeakyBucket returns a queue of l.Burst places (0 means l.Rate), drained at l.Rate each
-// l.Period, in at most 100 years. Errors: [ErrInvalidLimit], [ErrInvalidOption].
+// l.Period, in at most 100 years.
 func NewLeakyBucket(s store.Store, l Limit, opts ...Option) (*LeakyBucket, error) {
 	return built(new(LeakyBucket), &leakyBucket, s, l, opts)
 }
@@ -40,31 +41,31 @@ func (b *LeakyBucket) AllowN(ctx context.Context, key string, n int) (res Result
 	return res, err
 }
 
-// leakyBucket keeps the queue as the level of bucket.go.
-var leakyBucket = withScript(store.Rule{
+// leakyBucket keeps the queue as a level of internal/bucket.
+var leakyBucket = lua.Rule(store.Rule{
 	Name:      "leaky_bucket",
 	Step:      leakyBucketStep,
-	Available: bucketAvailable,
-	Overdrawn: bucketOverdrawn,
+	Available: bucket.Available,
+	Overdrawn: bucket.Overdraw,
 	Refund:    leakyBucketRefund,
-	TTL:       bucketTTL,
-	Used:      bucketUsed,
+	TTL:       bucket.TTL,
+	Used:      bucket.Used,
 	Burst:     true,
 	Report:    leakyBucketReport,
 	After:     afterY,
 	Spent:     spentY,
 	LastOnly:  true,
-}, plainCase(lua("bucket_plain"))+script("bucket", "leakybucket", "state"))
+}, lua.Plain("bucket_plain")+lua.Of("bucket", "leakybucket", "state"))
 
 // leakyBucketStep replies now and the queue.
 func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
-	now, queue, part := bucketLevel(s, l, now)
+	now, queue, part := bucket.Level(s, l, now)
 	places := queue + n
 	if part > 0 { // an event that has not drained whole keeps its place
 		places++
 	}
 	next := store.State{At: now, Period: l.Period, Whole: queue + n, Part: part}
-	ok := places <= l.Burst && (l.Before() == 0 || drainsBefore(queue, part, l))
+	ok := places <= l.Burst && (l.Before() == 0 || bucket.DrainsBefore(queue, part, l))
 	return next, store.Reply{Outcome: store.AdmittedIf(ok), X: now, Y: queue, Z: part}
 }
 
@@ -72,22 +73,22 @@ func leakyBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 // is there than what is left of the level behind c. What came later and was given back leaves
 // no trace but the time of the state.
 func leakyBucketRefund(s store.State, l store.Limit, now int64, c store.Receipt) store.State {
-	_, whole, part := bucketLevel(s, l, s.At)
-	_, w, p := bucketLevel(chargedLevel(c, c.Overdrawn || s.Whole >= overdrawn), l, s.At) // to compare like with like
+	_, whole, part := bucket.Level(s, l, s.At)
+	_, w, p := bucket.Level(bucket.Charged(c, c.Overdrawn || s.Whole >= bucket.Overdrawn), l, s.At) // to compare like with like
 	if w < whole || w == whole && p < part {
 		return s
 	}
-	return bucketRefund(s, l, now, c)
+	return bucket.Refund(s, l, now, c)
 }
 
 func leakyBucketReport(l store.Limit, r store.Reply, n, charged int64) store.Report {
-	v := bucketReport(l, r, n, charged)
-	queue, part := bucketReply(r)
+	v := bucket.Report(l, r, n, charged)
+	queue, part := r.Y, r.Z
 	switch {
 	case r.OK():
-		v.Delay = drainTime(queue, part, l)
+		v.Delay = bucket.DrainTime(queue, part, l)
 	case l.Before() > 0: // there must be room, and the turn near enough
-		v.Retry = max(v.Retry, drainTime(queue, part, l)-(l.Before()-1))
+		v.Retry = max(v.Retry, bucket.DrainTime(queue, part, l)-(l.Before()-1))
 	}
 	return v
 }

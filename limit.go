@@ -21,16 +21,13 @@ const (
 // Limit is Rate events per Period. Limits are comparable with ==. Ranges are checked where a
 // limit is used, read or marshaled ([ErrInvalidLimit]). The zero Limit is not valid.
 //
-// A Limit prints, also as JSON, as the text that [ParseLimit] reads. encoding/gob, which copies
-// the exported fields, loses a calendar ([Limit.In]).
+// A Limit prints, also as JSON, as the text that [ParseLimit] reads. encoding/gob loses a calendar.
 type Limit struct {
-	// Rate is the number of events per Period, 0 to 2^31-1; 0 denies everything.
-	Rate int
+	Rate int // events per Period, 0 to 2^31-1; 0 denies everything
 	// Period is 1 ms to 10 years of 365 days, in whole microseconds. A calendar sets its own,
 	// which must stay.
 	Period time.Duration
-	// Burst is the capacity of a bucket in events, 0 to 2^31-1; 0 means Rate.
-	Burst int
+	Burst  int // capacity of a bucket in events, 0 to 2^31-1; 0 means Rate
 
 	calendar *store.Calendar // nil if windows are a Period long; equal ones are one, for ==
 }
@@ -58,9 +55,8 @@ func perUnit(n int, unit store.Unit) Limit {
 }
 
 // In returns l, a [PerDay], [PerWeek] or [PerMonth], with windows that begin at midnight in
-// loc, a zone of the IANA database. A zone that is nil, unknown or [time.Local], and limits of
-// other Periods but [Unlimited], give a Limit that is not valid. Import time/tzdata where the
-// system may have no zones.
+// loc, a zone of the IANA database, and not [time.Local]. With another zone, or of another
+// Period, it is not valid. Import time/tzdata where the system may have no zones.
 func (l Limit) In(loc *time.Location) Limit {
 	unit, from := l.unit()
 	switch {
@@ -74,9 +70,8 @@ func (l Limit) In(loc *time.Location) Limit {
 	return l.by(store.NewCalendar(unit, from, loc.String()))
 }
 
-// From returns l with windows that begin on another day: for [PerMonth] from 1 to 31, or the
-// last one of a shorter month, and for [PerWeek] a [time.Weekday]. Anything else but [Unlimited]
-// gives a Limit that is not valid.
+// From returns l with windows that begin on another day: of [PerMonth] 1 to 31, or the last one
+// of a shorter month; of [PerWeek] a [time.Weekday]. Anything else gives a Limit that is not valid.
 func (l Limit) From(day int) Limit {
 	unit, _ := l.unit()
 	switch {
@@ -130,16 +125,10 @@ func Every(d time.Duration) Limit { return Limit{Rate: 1, Period: d} }
 //	10000/month from 31 in America/Sao_Paulo
 //	500/week from sunday    100/day in Asia/Kolkata
 //
-// The grammar is
+// Units are ms, s, m, h and d, or in words, and durations those of [time.ParseDuration]. Calendars
+// are week, month and, with a zone, day. Any other text is an [ErrInvalidLimit]. [The grammar].
 //
-//	rate "/" [count] unit [ "burst" burst ]    ms, s, m, h and d, or in words
-//	rate "/" duration     [ "burst" burst ]    of time.ParseDuration
-//	rate "/" calendar     [ "from" day ] [ "in" zone ]
-//
-// Calendars are week, month and, with a zone, day. A burst of 0 is refused, and nothing rounded.
-// Any other text, or one of more than 128 bytes, is an [ErrInvalidLimit]. [All spellings].
-//
-// [All spellings]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/config.md#limits-as-text
+// [The grammar]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/config.md#limits-as-text
 func ParseLimit(s string) (Limit, error) {
 	if s == unlimited {
 		return Unlimited(), nil
@@ -155,8 +144,7 @@ func ParseLimit(s string) (Limit, error) {
 	return l, nil
 }
 
-// String is the limit as [ParseLimit] reads it. One that is not valid shows its values, such as
-// "-1/0s".
+// String is the limit as [ParseLimit] reads it.
 func (l Limit) String() string {
 	if l == Unlimited() {
 		return unlimited
@@ -172,7 +160,7 @@ func (l Limit) MarshalText() ([]byte, error) {
 	return []byte(l.String()), nil
 }
 
-// UnmarshalText is [ParseLimit]. On an error it leaves l as it was.
+// UnmarshalText is [ParseLimit].
 func (l *Limit) UnmarshalText(text []byte) error {
 	parsed, err := ParseLimit(string(text))
 	if err != nil {
@@ -187,8 +175,8 @@ func (l *Limit) UnmarshalText(text []byte) error {
 //
 // With a Burst the rate is divided exactly, and the Burst rounded up: at one instant n shares
 // may admit n-1 events more. Without one the Rate is rounded down, or is one event in n/Rate
-// Periods: then n shares may admit n events at once. Errors wrap [ErrInvalidLimit], also for a
-// Period over 10 years or a calendar with a Rate below n.
+// Periods: then n shares may admit n events at once. It is [ErrInvalidLimit] if there is no such
+// limit.
 func (l Limit) Share(n int) (Limit, error) {
 	if n < 1 {
 		return Limit{}, fmt.Errorf("%w: 1/%d of %v", ErrInvalidLimit, n, l)
@@ -242,7 +230,7 @@ func (l Limit) ValidateFor(algorithm string) error {
 	return errNoAlgorithm(algorithm)
 }
 
-// Algorithms are the names, for [New], of what can keep l: all five for PerSecond(1).
+// Algorithms are the names, for [New], of what can keep l.
 func (l Limit) Algorithms() []string {
 	var names []string
 	for i := range kinds {

@@ -12,8 +12,7 @@
 //
 // Use [SlidingWindow] if you have no reason for another algorithm:
 //
-//   - [FixedWindow] where users should be able to follow it, as with each month that they are
-//     billed for.
+//   - [FixedWindow] for quotas that people follow, or are billed by.
 //   - [SlidingLog] where the limit must hold in every period, exactly.
 //   - [TokenBucket] for a steady rate with bursts, and for costs.
 //   - [LeakyBucket] to send at a steady pace.
@@ -35,12 +34,16 @@ package ratelimit
 
 import (
 	"context"
+	"embed"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/script"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -53,14 +56,13 @@ import (
 type Limiter interface {
 	// Allow is AllowN of 1.
 	Allow(ctx context.Context, key string) (Result, error)
-	// AllowN decides on n events at once: all are admitted and charged, or none. A denial costs
-	// nothing.
+	// AllowN admits and charges n events at once, or none.
 	AllowN(ctx context.Context, key string, n int) (Result, error)
 	// Peek answers what Allow would, and charges nothing.
 	Peek(ctx context.Context, key string) (Result, error)
 	// Refund gives back n of the events that charged admitted, if they are still charged: not
-	// what has been refilled, drained or has left the window since (to within 1 µs). Refund
-	// each event once: a second time takes those of other calls.
+	// what was refilled, drained or has left the window since (to within 1 µs). Refund each
+	// event once: a second time takes those of other calls.
 	Refund(ctx context.Context, key string, charged Result, n int) error
 	// Reset forgets the state of key.
 	Reset(ctx context.Context, key string) error
@@ -71,20 +73,20 @@ const Never time.Duration = math.MaxInt64
 
 // Errors, for use with errors.Is. Texts name the offending values.
 var (
-	// ErrInvalidLimit: out of range, or more than the algorithm can keep.
-	ErrInvalidLimit = store.ErrInvalidLimit
-	// ErrInvalidN: a number of events below 1, or a Refund of nothing.
-	ErrInvalidN = store.ErrInvalidN
-	// ErrInvalidKey: an empty key, or one longer than 64 KiB.
-	ErrInvalidKey = store.ErrInvalidKey
-	// ErrInvalidOption: an unusable store, client, name or option.
-	ErrInvalidOption = store.ErrInvalidOption
-	// ErrStore: the store failed, and no decision is known.
-	ErrStore = store.ErrStore
+	ErrInvalidLimit  = store.ErrInvalidLimit  // out of range, or more than the algorithm can keep
+	ErrInvalidN      = store.ErrInvalidN      // a number of events below 1, or a Refund of nothing
+	ErrInvalidKey    = store.ErrInvalidKey    // an empty key, or one longer than 64 KiB
+	ErrInvalidOption = store.ErrInvalidOption // an unusable store, client, name or option
+	ErrStore         = store.ErrStore         // the store failed, and no decision is known
+
+	// Of [Wait]: no waiting will admit that many events, or only after ctx's deadline.
+	ErrNever               = errors.New("ratelimit: never admitted")
+	ErrWouldExceedDeadline = fmt.Errorf("ratelimit: the permit would come too late: %w", context.DeadlineExceeded)
+
+	ErrSettled = errors.New("ratelimit: the reservation is settled") // of a second [Reservation.Settle]
 )
 
-// Must returns v, and panics if err is not nil: for constructors of constants. Nothing else here
-// panics.
+// Must returns v, and panics if err is not nil: for constructors of constants.
 func Must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -93,9 +95,8 @@ func Must[T any](v T, err error) T {
 }
 
 const (
-	maxEvents = math.MaxInt32               // of a Rate and of a Burst
-	maxRefill = 100 * 365 * 24 * 3600 * 1e6 // µs in which a bucket refills
-	beyond    = int64(maxEvents) + 1        // as good as any larger number of events
+	maxEvents = math.MaxInt32        // of a Rate and of a Burst
+	beyond    = int64(maxEvents) + 1 // as good as any larger number of events
 )
 
 // kinds are the five, in the order of the documentation. This is the one list of them.
@@ -129,13 +130,83 @@ func errNoAlgorithm(name string) error {
 	return fmt.Errorf("%w: no algorithm %q: it is one of %s", ErrInvalidOption, name, strings.Join(all, ", "))
 }
 
+// Custom is a limiter by another algorithm than the five, such as that of package inflight.
+type Custom struct{ limiter }
+
+// NewCustom returns a limiter by rule, which [NewRule] has made.
+func NewCustom(rule *store.Rule, s store.Store, l Limit, opts ...Option) (*Custom, error) {
+	if rule == nil || rule.Name == "" || rule.Step == nil || rule.Script == "" {
+		return nil, fmt.Errorf("%w: a rule is made by NewRule, of a store.Rule with a Name and a Step", ErrInvalidOption)
+	}
+	for i := range kinds {
+		if kinds[i].rule.Name == rule.Name {
+			return nil, fmt.Errorf("%w: another rule has the name %q", ErrInvalidOption, rule.Name)
+		}
+	}
+	return built(new(Custom), rule, s, l, opts)
+}
+
+// Allow implements [Limiter].
+func (c *Custom) Allow(ctx context.Context, key string) (res Result, err error) {
+	err = c.decide(ctx, key, 1, take, nil, &res)
+	return res, err
+}
+
+// AllowN implements [Limiter].
+func (c *Custom) AllowN(ctx context.Context, key string, n int) (res Result, err error) {
+	err = c.decide(ctx, key, n, take, nil, &res)
+	return res, err
+}
+
+// Renew asks again for one event that charged has admitted. The rule sees when that was in the
+// Before of its Limit. Observers are not told.
+func (c *Custom) Renew(ctx context.Context, key string, charged Result) (res Result, err error) {
+	if charged.n == 0 || charged.together() != nil {
+		return res, errNothingCharged
+	}
+	if key, err = c.keyOf(ctx, key, 1); err != nil {
+		return res, err
+	}
+	l, err := c.limitOf(ctx, key)
+	if err != nil {
+		return res, err
+	}
+	if l.Rate <= 0 { // for now: what is charged keeps its place
+		l = store.Limit{Rate: int64(charged.rate), Period: c.integers.Period, Burst: int64(charged.rate)}
+	}
+	l = l.TurnBefore(charged.at)
+	err = c.decide(ctx, key, 1, take, &l, &res)
+	return res, err
+}
+
+// ChargedAt is the Before of a Renew: when charged was charged, in Unix µs, or what the rule says
+// in its place; 0 if nothing was.
+func (c *Custom) ChargedAt(charged Result) int64 {
+	if charged.n == 0 || charged.together() != nil {
+		return 0
+	}
+	return charged.at
+}
+
+//go:embed scripts/*.lua
+var scripts embed.FS
+
+var lua = script.Files{FS: scripts}
+
+// NewRule returns rule with its scripts for Redis, made of its transition in Lua: plan, commit,
+// available and refund, as in scripts/slidinglog.lua.
+func NewRule(rule store.Rule, text string) *store.Rule {
+	rule = lua.Rule(rule, lua.Around("\n"+text))
+	return &rule
+}
+
 // upToTries is how often AllowUpTo asks. A denial says how many events there is room for.
 // So the second try fits, unless other calls come between.
 const upToTries = 3
 
-// AllowUpTo admits as many of n events as l has room for: granted of them, 0 to n. Its Result
-// is that of AllowN(granted), or of Allow if nothing is granted. A limiter without that method
-// is asked by AllowN, up to three times.
+// AllowUpTo admits as many of n events as there is room for. Its Result is that of
+// AllowN(granted), or of Allow if nothing is granted. A limiter without that method is asked by
+// AllowN, up to three times.
 func AllowUpTo(ctx context.Context, l Limiter, key string, n int) (granted int, r Result, err error) {
 	if isnil.Is(l) {
 		return 0, Result{}, errNilLimiter
@@ -168,26 +239,20 @@ var errNothingCharged = fmt.Errorf("%w: the Result to refund has charged nothing
 type Policy struct {
 	Name  string // by [WithPolicyName], or else [WithName], or the limit as text
 	Limit Limit  // of the key
-	// Quota is the most events at one instant: the Rate, or a bucket's Burst. It is 2^31-1 for
-	// Unlimited.
-	Quota int
+	Quota int    // the most events at one instant: the Rate, or a bucket's Burst; 2^31-1 for Unlimited
 	// Window is the time in which the Quota comes back: the Period, or a bucket's
-	// Burst·Period/Rate in whole µs, rounded up. It is 0 for Unlimited, a Rate of 0, calendars
-	// and slots.
+	// Burst·Period/Rate, rounded up. It is 0 for Unlimited, a Rate of 0, calendars and slots.
 	Window time.Duration
-	// Unit is what the Quota counts: "" for requests, "concurrent-requests" for slots (package
-	// inflight).
-	Unit string
+	Unit   string // "" for requests, "concurrent-requests" for slots (package inflight)
 }
 
-// PolicyAppender is a [Limiter] that says which policies it enforces. All of this module are.
+// PolicyAppender is a [Limiter] that says which policies it enforces, as all of this module do.
 type PolicyAppender interface {
-	// AppendPolicies appends the policies of key to dst, one for each limit, in the order of
-	// [Result.Parts]. Errors are those of a limit function and [ErrInvalidLimit].
 	AppendPolicies(ctx context.Context, dst []Policy, key string) ([]Policy, error)
 }
 
-// AppendPolicies appends what l says of key if it is a [PolicyAppender], and otherwise nothing.
+// AppendPolicies appends the policies of key to dst, one for each limit, in the order of
+// [Result.Parts]; none if l is no [PolicyAppender].
 func AppendPolicies(ctx context.Context, dst []Policy, l Limiter, key string) ([]Policy, error) {
 	if d, ok := l.(PolicyAppender); ok {
 		return d.AppendPolicies(ctx, dst, key)
@@ -227,7 +292,7 @@ func (lim *limiter) policyOf(l Limit, integers store.Limit) Policy {
 	case l.Rate == 0 || l.calendar != nil || lim.rule.AnyPeriod:
 		p.Window = 0
 	case lim.rule.Burst:
-		p.Window = time.Duration(drainTime(integers.Burst, 0, integers)) * time.Microsecond
+		p.Window = time.Duration(bucket.DrainTime(integers.Burst, 0, integers)) * time.Microsecond
 	}
 	return p
 }

@@ -4,21 +4,20 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 	"unicode/utf8"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/kept"
 )
 
 // Option sets what is optional about a limiter.
 type Option func(*limiter) error
 
-// WithName names the limiter in its store. Limiters of the same algorithm, Period and name share
-// their keys' counts, and keep them when Rate or Burst change. Without a name, Rate and Burst
-// take its place. It is UTF-8, not empty, and without braces.
+// WithName names the limiter in its store. Limiters of one algorithm, Period and name share their
+// keys' counts, and keep them when Rate or Burst change. Without a name, these take its place. It
+// is UTF-8, not empty, and without braces.
 func WithName(name string) Option {
 	return func(lim *limiter) error {
 		if name == "" || strings.ContainsAny(name, "{}") || !utf8.ValidString(name) {
@@ -45,8 +44,8 @@ func WithPolicyName(name string) Option {
 // means the constructor's. After an error of f, or an invalid limit, nothing is charged. f must be
 // safe for concurrent use. Before a database put package plancache.
 //
-// A key keeps its count when its limit changes, read as at most the new capacity: no free
-// burst, and no key is locked out for longer than a full refill. [What a change may cost].
+// A key keeps its count when its limit changes, read as at most the new capacity.
+// [What a change may cost].
 //
 // [What a change may cost]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#a-limit-that-changes
 func WithLimitFunc(f func(ctx context.Context, key string) (Limit, error)) Option {
@@ -69,7 +68,6 @@ func (lim *limiter) askLimitsOf(f func(ctx context.Context, key string) (Limit, 
 
 // WithTiers is a [WithLimitFunc] that gives each key the limit of its tier, which the function of
 // says on each call. A tier that is not in tiers, such as "", has the constructor's limit.
-// [Unlimited] and a Rate of 0 are allowed. A limiter has WithTiers or WithLimitFunc, not both.
 func WithTiers(of func(ctx context.Context, key string) (tier string, err error), tiers map[string]Limit) Option {
 	return func(lim *limiter) error {
 		if of == nil {
@@ -93,9 +91,8 @@ func WithTiers(of func(ctx context.Context, key string) (tier string, err error)
 }
 
 // WithKeyFunc counts by another key than the one that is asked for, such as the user's tenant.
-// Limit functions and observers get that one. Each call asks f, also Refund, Peek and Reset, where
-// its key must still be the same. It must be safe for concurrent use, and inside a fallback not
-// depend on ctx.
+// Limit functions and observers get that one. Each call asks f, also Refund, Peek and Reset, which
+// need the same key. f must be safe for concurrent use, and inside a fallback not depend on ctx.
 func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option {
 	return func(lim *limiter) error {
 		switch {
@@ -112,8 +109,8 @@ func WithKeyFunc(f func(ctx context.Context, key string) (string, error)) Option
 // CountCalls charges one event for each call, whatever its n. In an [All] it limits requests
 // beside what they cost: AllowN of 1,200 is then one request and 1,200 tokens, or neither.
 //
-// Remaining counts calls. [AllowUpTo] grants all or none. Only a Refund of all events of a call
-// gives its one event back. Charge charges nothing.
+// [AllowUpTo] grants all or none. Only a Refund of all events of a call gives its one event back.
+// Charge charges nothing.
 func CountCalls() Option {
 	return func(lim *limiter) error {
 		lim.calls = true
@@ -123,19 +120,18 @@ func CountCalls() Option {
 
 // Observer is told of decisions. Package observe has some.
 type Observer interface {
-	// Decided is told of a decision on n events of key before its caller is answered. It must
-	// be fast, safe for concurrent use, and must not panic. Beside an err r is zero. Of
-	// [AllowUpTo] n is what was asked for. took is 0 if nobody measures it.
+	// Decided is told of a decision on n events of key before its caller is answered. It must be
+	// fast, safe for concurrent use, and not panic. Beside an err r is zero. n is what was asked
+	// for. took is 0 if nobody measures it.
 	Decided(ctx context.Context, key string, n int, r Result, err error, took time.Duration)
 }
 
 // WithObserver tells each of observers what the limit decides, but not of Peek, Refund and
-// Reset. With [CountCalls] n is 1. An observer costs some 6 ns and no allocation. Around of package
-// observe sees what callers are told.
+// Reset. An observer costs some 6 ns. Around of package observe sees what callers are told.
 func WithObserver(observers ...Observer) Option { return withObservers(observers, false) }
 
-// WithTimedObserver is [WithObserver], and measures how long decisions take (in an All the
-// whole one). That costs some 75 ns: it is for limiters on Redis.
+// WithTimedObserver is [WithObserver], and measures how long decisions take. That costs some
+// 75 ns: it is for limiters on Redis.
 func WithTimedObserver(observers ...Observer) Option { return withObservers(observers, true) }
 
 func withObservers(more []Observer, timed bool) Option {
@@ -155,98 +151,20 @@ func withObservers(more []Observer, timed bool) Option {
 }
 
 // KeepLimits returns a context for one request, in which [AppendPolicies] and Refund go by the
-// limit of the key's last decision. Without it they ask the limit function ([WithLimitFunc]) again.
-// The middlewares of this module use it. It costs one allocation.
+// limit of the key's last decision. They do not ask the limit function ([WithLimitFunc]) again. The
+// middlewares of this module use it.
 func KeepLimits(ctx context.Context) context.Context {
-	k := &keptLimits{Context: ctx, outer: keptIn(ctx)}
-	k.limits = k.first[:0]
-	return k
-}
-
-// keptLimits is a context that knows what limit functions have said.
-type keptLimits struct {
-	context.Context
-	outer *keptLimits // knows what this one does; nil if there is none
-	once  bool        // no limit is asked for twice: all calls are for one decision
-
-	mu     sync.Mutex
-	first  [1]keptLimit // in place, as there is seldom more than one function
-	limits []keptLimit
-}
-
-type keptLimit struct {
-	of    *limiter
-	key   string
-	limit Limit
-}
-
-type keptLimitsKey struct{}
-
-func keptIn(ctx context.Context) *keptLimits {
-	k, _ := ctx.Value(keptLimitsKey{}).(*keptLimits)
-	return k
-}
-
-func (k *keptLimits) Value(key any) any {
-	if key == (keptLimitsKey{}) {
-		return k
-	}
-	return k.Context.Value(key)
-}
-
-// Once is for package fallback, whose decision can take several calls of a limiter.
-func (k *keptLimits) Once() { k.once = true }
-
-// keep remembers that the limit of key was l in the last decision.
-func (k *keptLimits) keep(of *limiter, key string, l Limit) {
-	if k == nil {
-		return
-	}
-	k.outer.keep(of, key, l)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if i := k.index(of, key); i >= 0 {
-		k.limits[i].limit = l
-	} else {
-		k.limits = append(k.limits, keptLimit{of, key, l})
-	}
-}
-
-func (k *keptLimits) find(of *limiter, key string) (l Limit, ok bool) {
-	if k == nil {
-		return l, false
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if i := k.index(of, key); i >= 0 {
-		return k.limits[i].limit, true
-	}
-	return l, false
-}
-
-// index is where the limit of key is, or -1. k.mu is held.
-func (k *keptLimits) index(of *limiter, key string) int {
-	return slices.IndexFunc(k.limits, func(kept keptLimit) bool { return kept.of == of && kept.key == key })
+	return kept.New[Limit](ctx, false)
 }
 
 // askLimit asks the limit function for the limit of a decision.
 func (lim *limiter) askLimit(ctx context.Context, key string) (Limit, error) {
-	kept := keptIn(ctx)
-	if kept != nil && kept.once {
-		if l, ok := kept.find(lim, key); ok {
-			return l, nil
-		}
-	}
-	l, err := lim.limitFunc(ctx, key)
-	if err == nil {
-		kept.keep(lim, key, l)
-	}
-	return l, err
+	return kept.In[Limit](ctx).Ask(ctx, lim, key, lim.limitFunc)
 }
 
 // keptLimit is the limit of the last decision, if ctx knows that, and else asks.
 func (lim *limiter) keptLimit(ctx context.Context, key string) (Limit, error) {
-	if l, ok := keptIn(ctx).find(lim, key); ok {
+	if l, ok := kept.In[Limit](ctx).Find(lim, key); ok {
 		return l, nil
 	}
 	return lim.askLimit(ctx, key)

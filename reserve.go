@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -13,12 +12,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// ErrSettled says that a [Reservation] has been settled before.
-var ErrSettled = errors.New("ratelimit: the reservation is settled")
-
-// Charger is a [Limiter] with Charge. All of this module are.
+// Charger is a [Limiter] with [Charge], as all of this module are.
 type Charger interface {
-	// Charge charges n events, whether they fit or not: see the function.
 	Charge(ctx context.Context, key string, n int) (Result, error)
 }
 
@@ -35,8 +30,7 @@ type Reservation struct {
 // the tokens of a language model. If they are denied, the Reservation is nil. Slots (package
 // inflight) are [ErrInvalidOption].
 //
-// Bound: a limit admits estimates. The costs of an interval exceed a bucket's bound by at most
-// what the reservations open in it have cost beyond their estimates.
+// Bound: that of the limit, and what reservations have cost beyond their estimates.
 func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, Result, error) {
 	if isnil.Is(l) {
 		return nil, Result{}, errNilLimiter
@@ -56,8 +50,8 @@ var errHeldReserved = fmt.Errorf("%w: slots are held: use inflight.Hold, and its
 
 // Settle replaces the estimate by the actual cost, 0 or more events, also when ctx has ended:
 // it refunds what was too much, or charges what was too little ([Charge]). After an error the
-// estimate stays charged. The Result is that of the Charge, or of Reserve for the actual cost,
-// with a ResetAfter that may be too long.
+// estimate stays charged. The Result is that of the Charge, or of Reserve for the actual cost
+// (its ResetAfter may be too long).
 func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
 	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
@@ -81,16 +75,14 @@ func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 }
 
 // Charge charges n events of key that have happened already, whether they fit or not. The
-// Result says Allowed and can be refunded. Until a debt has drained, calls are denied:
+// Result says Allowed and can be refunded. Calls are denied until the debt is paid:
 //
-//   - A bucket admits nothing until its level is below the Burst.
-//   - A [SlidingLog] forgets it after a Period.
-//   - A [FixedWindow] forgets it with the window. On the next window of a [SlidingWindow] it
-//     weighs as a full one. For estimates that may be far off use a bucket.
+//   - A bucket pays at its Rate: for estimates that may be far off use one.
+//   - A [SlidingLog] forgets a debt after a Period, and a [FixedWindow] with its window.
+//   - On the next window of a [SlidingWindow] a debt weighs as a full one.
 //
 // Debts add up, to at most 2^31-1 events, and in a bucket to what drains in 100 years: more is
-// not charged. A Rate of 0 denies. Debts can be refunded in any order, but for a [LeakyBucket]'s.
-// A limiter that is no [Charger] is charged as many as fit.
+// not charged. A Rate of 0 denies. A limiter that is no [Charger] is charged as many as fit.
 func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
@@ -103,12 +95,11 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	return r, err
 }
 
-// Credit gives back up to n events of key without the Result of their charge, whoever made it.
-// given is how many, at most what is charged in the current window or level. Of a bucket the last
-// event stays. With the Result at hand use Refund.
+// Credit gives back up to n events of key without the Result of their charge: no more than the
+// current window or level has. Of a bucket the last event stays. With the Result use Refund.
 //
-// It takes two calls of the store. What others give back in between is not given back twice. l is
-// a [FixedWindow], a [SlidingWindow] or a [TokenBucket]; others are [ErrInvalidOption].
+// It takes two calls of the store. l is a [FixedWindow], a [SlidingWindow] or a [TokenBucket];
+// others are [ErrInvalidOption].
 func Credit(ctx context.Context, l Limiter, key string, n int) (given int, err error) {
 	lim := coreOf(l)
 	if lim == nil || !credit.Has(lim.rule) {

@@ -26,8 +26,7 @@ type Result struct {
 	mark *Mark // nil unless a wrapper had a part in it
 }
 
-// String is the Result in short, for logs and tests, in a form that may change. What is left is
-// that of the limit that denied:
+// String is the Result in short, for logs and tests, in a form that may change:
 //
 //	denied by "per_user" (local), 2 of 5 left, retry after 1.2s
 func (r Result) String() string {
@@ -130,26 +129,16 @@ type Source uint8
 
 // What can have made a Result.
 const (
-	// SourceStore is the limiter's own store.
-	SourceStore Source = iota
-	// SourceFailOpen: the store failed, and the event was let through.
-	SourceFailOpen
-	// SourceFailClosed: the store failed, and the event was refused.
-	SourceFailClosed
-	// SourceLocal: the store failed, and a local limiter decided, but for its bans.
-	SourceLocal
-	// SourceDenyCache: the store has denied before (package denycache).
-	SourceDenyCache
-	// SourceUnlimited: the limit is [Unlimited].
-	SourceUnlimited
-	// SourceZeroRate: the Rate is 0.
-	SourceZeroRate
-	// SourceList: the key is on a list (package accesslist).
-	SourceList
-	// SourceLease: this process decided by what it holds (package lease).
-	SourceLease
-	// SourceBan: the key is banned ([Ban]).
-	SourceBan
+	SourceStore      Source = iota // the limiter's own store
+	SourceFailOpen                 // the store failed, and the event was let through
+	SourceFailClosed               // the store failed, and the event was refused
+	SourceLocal                    // the store failed, and a local limiter decided, but for its bans
+	SourceDenyCache                // the store has denied before (package denycache)
+	SourceUnlimited                // the limit is [Unlimited]
+	SourceZeroRate                 // the Rate is 0
+	SourceList                     // the key is on a list (package accesslist)
+	SourceLease                    // this process decided by what it holds (package lease)
+	SourceBan                      // the key is banned ([Ban])
 )
 
 var sourceNames = [...]string{
@@ -244,8 +233,7 @@ func (r *Result) receipt(n int64) store.Receipt {
 	return store.NewReceipt(l, r.at, r.ResetAfter.Microseconds(), min(n, int64(r.n)))
 }
 
-// Mark is a note of a wrapper on its Results ([Result.WithMark]), for its Refund
-// ([Result.Unmark]). One Mark serves all Results with the same note.
+// Mark is a note of a wrapper on its Results, for its Refund. One serves all with the same note.
 type Mark struct {
 	owner  any
 	source Source
@@ -260,7 +248,7 @@ func NewMark(owner any, source Source, note any) *Mark {
 	return &Mark{owner: owner, source: source, note: note}
 }
 
-// WithMark returns r with the mark m above those that it has. It allocates only if r has one.
+// WithMark returns r with the mark m above those that it has.
 func (r Result) WithMark(m *Mark) Result {
 	if r.mark != nil && m != nil {
 		above := *m

@@ -8,7 +8,7 @@ import (
 )
 
 // SlidingLog keeps the time of each event that was admitted in the last Period. It admits n
-// events if they and those are at most Rate. An event of time t is gone at t + Period.
+// events if they and those are at most Rate.
 //
 // Bound: at most Rate events in every true Period, exactly.
 //
@@ -19,8 +19,7 @@ import (
 // exactly. For large Rates use [SlidingWindow].
 type SlidingLog struct{ limiter }
 
-// NewSlidingLog returns a limiter that keeps the events of the last l.Period. l
-// has no Burst. Errors: [ErrInvalidLimit], [ErrInvalidOption].
+// NewSlidingLog returns a limiter that keeps the events of the last l.Period. l has no Burst.
 func NewSlidingLog(s store.Store, l Limit, opts ...Option) (*SlidingLog, error) {
 	return built(new(SlidingLog), &slidingLog, s, l, opts)
 }
@@ -39,7 +38,7 @@ func (g *SlidingLog) AllowN(ctx context.Context, key string, n int) (res Result,
 
 // slidingLog keeps in a State, while one entry is all that matters: At, its time;
 // Whole, its events. Two entries are an [eventlog.Log].
-var slidingLog = withScript(store.Rule{
+var slidingLog = lua.Rule(store.Rule{
 	Name:      "sliding_log",
 	Step:      slidingLogStep,
 	Available: windowAvailable,
@@ -50,7 +49,7 @@ var slidingLog = withScript(store.Rule{
 	ParseLog:  eventlog.Parse,
 	Report:    slidingLogReport,
 	After:     afterY,
-}, lua("slidinglog_plain")+script("slidinglog"))
+}, lua.Text("slidinglog_plain")+lua.Of("slidinglog"))
 
 // slidingLogStep replies now, the events of the last Period, and ResetAfter. Of a denial
 // it replies RetryAfter in place of now. A log replies the same.

@@ -14,19 +14,19 @@ import (
 //
 //	prev·(Period-e) + (cur+n)·Period <= Rate·Period
 //
-// in integers, without rounding. The formula is Cloudflare's ("How we built rate limiting
-// capable of scaling to millions of domains", 2017).
+// in integers, without rounding. The formula is [Cloudflare's].
 //
 // Bound: at most Rate·(1 + x/Period) events in any interval x. If those of the last window came
 // at its end, nearly 2·Rate can fall into one true Period.
 //
-// A key costs two counters: some 40 bytes in memory and 150 in Redis, for up to two Periods.
+// A key costs some 40 bytes in memory and 150 in Redis, for up to two Periods.
 //
 // Use it as the default. Where the limit must hold in every true Period, use [SlidingLog].
+//
+// [Cloudflare's]: https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
 type SlidingWindow struct{ limiter }
 
-// NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has no Burst. Errors:
-// [ErrInvalidLimit], [ErrInvalidOption].
+// NewSlidingWindow returns a limiter that weighs two windows of l.Period. l has no Burst.
 func NewSlidingWindow(s store.Store, l Limit, opts ...Option) (*SlidingWindow, error) {
 	return built(new(SlidingWindow), &slidingWindow, s, l, opts)
 }
@@ -45,7 +45,7 @@ func (w *SlidingWindow) AllowN(ctx context.Context, key string, n int) (res Resu
 
 // slidingWindow keeps in a State: At, the time of the last admission; Whole, the
 // count of its window; Part, the count of the window before.
-var slidingWindow = withScript(store.Rule{
+var slidingWindow = lua.Rule(store.Rule{
 	Name:      "sliding_window",
 	Step:      slidingWindowStep,
 	Available: slidingWindowAvailable,
@@ -56,7 +56,7 @@ var slidingWindow = withScript(store.Rule{
 	Report:    slidingWindowReport,
 	After:     afterZ,
 	Spent:     spentZ,
-}, plainCase(lua("slidingwindow_plain"))+script("slidingwindow", "state"))
+}, lua.Plain("slidingwindow_plain")+lua.Of("slidingwindow", "state"))
 
 // slidingWindowStep replies now and the counts of the previous and the current
 // window. Where these were counted in another Period, it replies instead now (of

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -12,10 +13,10 @@ import (
 // Bound: at most Burst + Rate·x/Period events in any interval x (whole µs, rounded up): a full
 // bucket and its refill.
 //
-// What [AllowWithin] admits ahead counts at its turn, and AllowN admits nothing before. Its
-// refunds exceed the bound by at most what was refunded.
+// What [AllowWithin] admits ahead counts at its turn. Its refunds exceed the bound by at most
+// what was refunded.
 //
-// A key costs a level and its time: some 40 bytes in memory and 150 in Redis, until the bucket
+// A key costs some 40 bytes in memory and 150 in Redis, until the bucket
 // is full again.
 //
 // Use it for a sustained rate that allows bursts, and for costs. Where events must be spread
@@ -23,7 +24,7 @@ import (
 type TokenBucket struct{ limiter }
 
 // NewTokenBucket returns a limiter of l.Burst tokens (0 means l.Rate), refilled at l.Rate each
-// l.Period, in at most 100 years. Errors: [ErrInvalidLimit], [ErrInvalidOption].
+// l.Period, in at most 100 years.
 func NewTokenBucket(s store.Store, l Limit, opts ...Option) (*TokenBucket, error) {
 	return built(new(TokenBucket), &tokenBucket, s, l, opts)
 }
@@ -40,27 +41,27 @@ func (b *TokenBucket) AllowN(ctx context.Context, key string, n int) (res Result
 	return res, err
 }
 
-// tokenBucket keeps what is missing from a full bucket as the level of bucket.go.
-var tokenBucket = withScript(store.Rule{
+// tokenBucket keeps what is missing from a full bucket as a level of internal/bucket.
+var tokenBucket = lua.Rule(store.Rule{
 	Name:      "token_bucket",
 	Step:      tokenBucketStep,
-	Available: bucketAvailable,
-	Overdrawn: bucketOverdrawn,
-	Refund:    bucketRefund,
-	TTL:       bucketTTL,
-	Used:      bucketUsed,
+	Available: bucket.Available,
+	Overdrawn: bucket.Overdraw,
+	Refund:    bucket.Refund,
+	TTL:       bucket.TTL,
+	Used:      bucket.Used,
 	Burst:     true,
 	Report:    tokenBucketReport,
 	After:     afterY,
 	Spent:     spentY,
-}, plainCase(lua("bucket_plain"))+script("bucket", "tokenbucket", "state"))
+}, lua.Plain("bucket_plain")+lua.Of("bucket", "tokenbucket", "state"))
 
 // tokenBucketStep replies now and the tokens missing.
 func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
 	if 0 < s.Whole && s.Whole < l.Burst && s.Period == l.Period && l.Before() == 0 { // in straight line
 		now = max(now, s.At)
-		w, p := flow(now-s.At, l.Rate, l.Period)
-		missing, part := subtract(s.Whole, s.Part, w, p, l.Period)
+		w, p := bucket.Flow(now-s.At, l.Rate, l.Period)
+		missing, part := bucket.Subtract(s.Whole, s.Part, w, p, l.Period)
 		tokens := l.Burst - missing
 		if part > 0 {
 			tokens--
@@ -68,16 +69,16 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 		return store.State{At: now, Period: l.Period, Whole: missing + n, Part: part},
 			store.Reply{Outcome: store.AdmittedIf(n <= tokens), X: now, Y: missing, Z: part}
 	}
-	now, missing, part := bucketLevel(s, l, now)
+	now, missing, part := bucket.Level(s, l, now)
 	tokens := l.Burst - missing
 	if part > 0 { // a token that is not whole yet
 		tokens--
 	}
 	next := store.State{At: now, Period: l.Period, Whole: missing + n, Part: part}
 	r := store.Reply{Outcome: store.AdmittedIf(n <= tokens), X: now, Y: missing, Z: part}
-	if !r.OK() && l.Before() > 0 && n <= l.Burst && drainsBefore(next.Whole-l.Burst, part, l) && bucketHolds(next, l) {
+	if !r.OK() && l.Before() > 0 && n <= l.Burst && bucket.DrainsBefore(next.Whole-l.Burst, part, l) && bucket.Holds(next, l) {
 		r.Outcome = store.Admitted
-		next.Whole += overdrawn
+		next.Whole += bucket.Overdrawn
 	}
 	return next, r
 }
@@ -85,16 +86,16 @@ func tokenBucketStep(s store.State, l store.Limit, now, n int64) (store.State, s
 // tokenBucketReport knows of turns: an event that found too few tokens has its own when
 // they are there.
 func tokenBucketReport(l store.Limit, r store.Reply, n, charged int64) store.Report {
-	v := bucketReport(l, r, n, charged)
-	missing, part := bucketReply(r)
+	v := bucket.Report(l, r, n, charged)
+	missing, part := r.Y, r.Z
 	switch {
-	case l.Before() == 0 || n > l.Burst || n <= bucketAvailable(l, r):
+	case l.Before() == 0 || n > l.Burst || n <= bucket.Available(l, r):
 	case r.OK():
-		v.Delay = drainTime(missing+n-l.Burst, part, l)
+		v.Delay = bucket.DrainTime(missing+n-l.Burst, part, l)
 	default:
 		v.Retry -= l.Before() - 1
-		if past := missing + n - bucketMost(l); past >= 0 { // no level holds that many
-			v.Retry = max(v.Retry, drainTime(past, part, l))
+		if past := missing + n - bucket.Most(l); past >= 0 { // no level holds that many
+			v.Retry = max(v.Retry, bucket.DrainTime(past, part, l))
 		}
 	}
 	return v

@@ -6,31 +6,21 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-// Errors of [Wait], for use with errors.Is.
-var (
-	// ErrNever: no waiting will admit that many events.
-	ErrNever = errors.New("ratelimit: never admitted")
-	// ErrWouldExceedDeadline: the permit would come after the context's deadline.
-	// It is also context.DeadlineExceeded.
-	ErrWouldExceedDeadline = fmt.Errorf("ratelimit: the permit would come too late: %w", context.DeadlineExceeded)
-)
-
 // Wait blocks until l admits n events of key, and then for their Delay. It returns
-// [ErrWouldExceedDeadline] as soon as l's answers show that this would come after ctx's deadline,
-// and [ErrNever] at once.
+// [ErrWouldExceedDeadline] as soon as l's answers show that this would come too late for ctx, and
+// [ErrNever] at once.
 //
 // In one process the waiters of a key and limiter [stand in a queue], and a wait costs about
 // one call of l. If ctx ends, a permit goes to the next waiter, or is given back. Errors of l
 // end the wait, but for [store.ErrOverloaded] and [store.ErrUnavailable]. After these it asks
-// again in 5 ms, and then in twice as long each time, up to 1 s.
-//
-// It starts no goroutine, and works in a synctest bubble.
+// again, in 5 ms to 1 s.
 //
 // [stand in a queue]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/promises.md#waiting
 func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
@@ -149,10 +139,9 @@ func answerOf(r Result) queue.Decision {
 	return d
 }
 
-// Delayer is a [Limiter] with AllowWithin. All of this module are, but for throttle's Slowdown. A
-// type that embeds one needs its own AllowWithin if it has its own AllowN.
+// Delayer is a [Limiter] with [AllowWithin], as all of this module are but for throttle's Slowdown.
+// A type that embeds one needs its own AllowWithin if it has its own AllowN.
 type Delayer interface {
-	// AllowWithin admits n events if their turn comes within d: see the function.
 	AllowWithin(ctx context.Context, key string, n int, d time.Duration) (Result, error)
 }
 
@@ -160,14 +149,13 @@ type Delayer interface {
 // caller sleeps the Delay, which is at most d, or refunds the events before.
 //
 //   - A [LeakyBucket] admits what AllowN would, if its Delay is at most d.
-//   - A [TokenBucket] admits also what it would admit within d, and charges it now.
+//   - A [TokenBucket] admits what AllowN would within d, and charges it now.
 //   - Windows and logs have no turns, and decide as AllowN.
 //
-// RetryAfter of a denial is exact for the same call, and Never for n above the Burst. d is
-// taken as 0 to 100 years.
+// RetryAfter of a denial is exact for the same call. d is taken as 0 to 100 years.
 //
 // A limiter that is no [Delayer] is asked by AllowN. A turn that comes too late is refunded and
-// denied, with a RetryAfter that is not always exact. If the Refund fails, that is the error.
+// denied, with a RetryAfter that is not always exact.
 func AllowWithin(ctx context.Context, l Limiter, key string, n int, d time.Duration) (Result, error) {
 	if isnil.Is(l) {
 		return Result{}, errNilLimiter
@@ -205,7 +193,7 @@ func (lim *limiter) AllowWithin(ctx context.Context, key string, n int, d time.D
 // limitWithin is l for events that can wait for d.
 func limitWithin(rule *store.Rule, l store.Limit, d time.Duration) store.Limit {
 	if rule.Burst { // it has turns
-		return l.TurnBefore(1 + min(max(d, 0).Microseconds(), maxRefill))
+		return l.TurnBefore(1 + min(max(d, 0).Microseconds(), bucket.MaxRefill))
 	}
 	return l
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/kept"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
@@ -343,11 +344,7 @@ func (f *Limiter) context(ctx context.Context) context.Context {
 	if !f.asks {
 		return ctx
 	}
-	ctx = ratelimit.KeepLimits(ctx)
-	if kept, ok := ctx.(interface{ Once() }); ok {
-		kept.Once()
-	}
-	return ctx
+	return kept.New[ratelimit.Limit](ctx, true)
 }
 
 // unlimited reports whether all limits of key are.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/ratelimit-go/ratelimit/internal/credit"
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/see"
@@ -81,7 +81,7 @@ func (r *region) share(rule *store.Rule, l store.Limit) (store.Limit, error) {
 		return share, fmt.Errorf("%w: %d events and a burst of %d cannot be shared by %d regions, want %d and %d or more",
 			store.ErrInvalidOption, l.Rate, l.Burst, r.number, r.number, burst*r.number)
 	}
-	if !exact.AtMost(share.Burst, share.Period, share.Rate, credit.Century) { // of which the rate is rounded down more than the burst
+	if !exact.AtMost(share.Burst, share.Period, share.Rate, bucket.MaxRefill) { // of which the rate is rounded down more than the burst
 		return share, fmt.Errorf("%w: the share of %q, %d of %d in %d µs, takes over 100 years to refill",
 			store.ErrInvalidOption, r.name, share.Burst, share.Rate, share.Period)
 	}

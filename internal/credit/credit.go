@@ -5,6 +5,7 @@ package credit
 import (
 	"math"
 
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -13,7 +14,7 @@ import (
 func Has(rule *store.Rule) bool { return rule.Spent != nil && !rule.LastOnly }
 
 // Most is how many events of a key can be given back. r is the reply to a look at it under l. The
-// last event of a bucket cannot: see leftOf of package ratelimit.
+// last event of a bucket cannot: see package bucket.
 func Most(rule *store.Rule, l store.Limit, r store.Reply) int64 {
 	switch {
 	case r.Plain() || !Has(rule):
@@ -30,9 +31,6 @@ func Most(rule *store.Rule, l store.Limit, r store.Reply) int64 {
 	return rule.Spent(r)
 }
 
-// Century is the longest time in which a bucket refills, in µs.
-const Century = 100 * 365 * 24 * 3600 * 1e6
-
 // Receipt is c, which was charged on another store or is made up, for the Refund of a key under l.
 // What a bucket gives back does not depend on when that was: the receipt is that of a level older
 // than the bucket's, and as high as any. (Of what refills in over 50 years it may give back less.)
@@ -40,7 +38,7 @@ func Receipt(rule *store.Rule, l store.Limit, c store.Receipt) store.Receipt {
 	if !rule.Burst {
 		return c
 	}
-	most, _ := exact.MulDiv(Century, l.Rate, l.Period)
+	most, _ := exact.MulDiv(bucket.MaxRefill, l.Rate, l.Period)
 	half := exact.MulDivUp(min(most, math.MaxInt32), l.Period, 0, l.Rate) / 2
 	c.At, c.Due, c.Rate, c.Period, c.Overdrawn = c.At-half, c.At+half, l.Rate, l.Period, true
 	return c

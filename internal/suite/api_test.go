@@ -20,9 +20,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var update = flag.Bool("update", false, "write api/v1.txt, and cases of testdata/layout that are new")
+var update = flag.Bool("update", false, "write docs/v1.txt, and cases of testdata/layout that are new")
 
-const apiFile = "api/v1.txt"
+const apiFile = "docs/v1.txt"
 
 // What users compile against is written down, name by name. A change of it is seen in a review.
 func TestTheAPIIsWrittenDown(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 
 // patterns are the files to break, relative to the module. Of the Go files at its root,
 // only those with a transition are broken.
-var patterns = []string{"*.go", "internal/eventlog/*.go", "internal/exact/*.go", "scripts/*.lua"}
+var patterns = []string{"*.go", "internal/bucket/*.go", "internal/eventlog/*.go", "internal/exact/*.go", "scripts/*.lua"}
 
 // transition matches only files with a transition or a rule.
 var transition = regexp.MustCompile(`\bstore\.(State\b|Rule\{)`)

@@ -3,7 +3,7 @@
 //
 //	go run .                                # everything
 //	go run . -only scripts/tokenbucket.lua  # one file
-//	go run . -only bucket.go:62 -v          # one line
+//	go run . -only tokenbucket.go:62 -v     # one line
 //	go run . -max 20                        # a sample of each file
 //	go run . -list                          # run nothing
 //

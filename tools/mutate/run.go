@@ -40,7 +40,7 @@ type step struct {
 // everything is the tests that a broken algorithm can fail. The other tests of the stores
 // are about clients, tables and time, and some of them need an idle machine.
 var everything = []step{
-	{"", []string{".", "./internal/suite", "./internal/eventlog", "./internal/exact"}},
+	{"", []string{".", "./internal/suite", "./internal/bucket", "./internal/eventlog", "./internal/exact"}},
 	{"Conformance|TestABatch|TestBatchesAdmit|TestAValueThatIsNotOurs", []string{"./store/..."}},
 }
 

@@ -1,0 +1,95 @@
+// Package kept is a context that knows what limit functions have said.
+package kept
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// Limits are those of the last decisions on keys. L is ratelimit.Limit.
+type Limits[L any] struct {
+	context.Context
+	outer *Limits[L] // knows what this one does; nil if there is none
+	once  bool
+
+	mu     sync.Mutex
+	first  [1]limit[L] // in place, as there is seldom more than one function
+	limits []limit[L]
+}
+
+type limit[L any] struct {
+	of    any
+	key   string
+	limit L
+}
+
+type inContext[L any] struct{}
+
+// New returns Limits in ctx. once is whether none is asked for twice: all calls are for one decision.
+func New[L any](ctx context.Context, once bool) *Limits[L] {
+	k := &Limits[L]{Context: ctx, outer: In[L](ctx), once: once}
+	k.limits = k.first[:0]
+	return k
+}
+
+// In returns the Limits of ctx, nil if it has none.
+func In[L any](ctx context.Context) *Limits[L] {
+	k, _ := ctx.Value(inContext[L]{}).(*Limits[L])
+	return k
+}
+
+// Value implements [context.Context].
+func (k *Limits[L]) Value(key any) any {
+	if key == (inContext[L]{}) {
+		return k
+	}
+	return k.Context.Value(key)
+}
+
+// Ask returns the limit of key for a decision of the limiter of.
+func (k *Limits[L]) Ask(ctx context.Context, of any, key string, ask func(context.Context, string) (L, error)) (L, error) {
+	if k != nil && k.once {
+		if l, ok := k.Find(of, key); ok {
+			return l, nil
+		}
+	}
+	l, err := ask(ctx, key)
+	if err == nil {
+		k.keep(of, key, l)
+	}
+	return l, err
+}
+
+// keep remembers that the limit of key was l in the last decision.
+func (k *Limits[L]) keep(of any, key string, l L) {
+	if k == nil {
+		return
+	}
+	k.outer.keep(of, key, l)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if i := k.index(of, key); i >= 0 {
+		k.limits[i].limit = l
+	} else {
+		k.limits = append(k.limits, limit[L]{of, key, l})
+	}
+}
+
+// Find returns the limit of key in the last decision of the limiter of.
+func (k *Limits[L]) Find(of any, key string) (l L, ok bool) {
+	if k == nil {
+		return l, false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if i := k.index(of, key); i >= 0 {
+		return k.limits[i].limit, true
+	}
+	return l, false
+}
+
+// index is where the limit of key is, or -1. k.mu is held.
+func (k *Limits[L]) index(of any, key string) int {
+	return slices.IndexFunc(k.limits, func(l limit[L]) bool { return l.of == of && l.key == key })
+}
