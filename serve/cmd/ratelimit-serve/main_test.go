@@ -228,6 +228,23 @@ func TestAbsurdSizes(t *testing.T) {
 	require.EqualValues(t, 2, answer.GetStatuses()[0].GetLimitRemaining(), "nothing was counted")
 }
 
+// Who forgets the proxies is told of the flag.
+func TestAProxyThatIsNotTrusted(t *testing.T) {
+	t.Parallel()
+	config := writeFile(t, "limits.yaml", limits+"checks:\n  client: [{user: address}]\n")
+	for _, args := range [][]string{nil, {"-proxies", "192.0.2.0/24"}} {
+		s := startServer(t, append([]string{"-config", config}, args...)...)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.http+"/check/client", nil)
+		require.NoError(t, err)
+		req.Header.Set("X-Forwarded-For", "198.51.100.1")
+		resp, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, http.StatusNoContent, resp.StatusCode)
+		require.Regexp(t, `level=WARN msg="httplimit: .* X-Forwarded-For.* -proxies`, s.stderr.String())
+	}
+}
+
 // A port that is taken, and a store that is away when the server starts.
 func TestStarts(t *testing.T) {
 	t.Parallel()
