@@ -240,8 +240,8 @@ type decided struct {
 
 type verdict struct {
 	Allowed    bool    `json:"allowed"`
-	NoRule     bool    `json:"no_rule,omitempty"`
-	Limit      *int    `json:"limit,omitempty"` // none if no limit counts it
+	NoRule     bool    `json:"no_rule,omitempty"` // its domain or its entries may be misspelt
+	Limit      *int    `json:"limit,omitempty"`   // none if no limit counts it
 	Remaining  *int    `json:"remaining,omitempty"`
 	ResetAfter float64 `json:"reset_after,omitempty"`
 }
