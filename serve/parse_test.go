@@ -154,7 +154,7 @@ descriptors:
 checks:
 	good: [{address: address}, {free: method}, {path: path, user: header X-User}]
 	bad:
-		- {adress: address}
+		- {addr: address}
 		- {listed: host}
 		- {path: path}
 		- {address: address, path: path}
