@@ -27,7 +27,7 @@ type Penalty struct {
 // of its events are denied.
 //
 // What a banned key asks neither lengthens the ban nor is charged. Results of a ban have
-// [SourceBan], and a RetryAfter until it ends. A Peek finds a ban, and Reset lifts it. A denial by
+// [SourceBan], and a RetryAfter until it ends. A Peek finds a ban, and Lift ends it. A denial by
 // a list, or by a fallback that fails closed, is no offense.
 //
 // Bound: that of the limiter inside. Up to Denials of its denials, and those under way, go by as
@@ -187,13 +187,21 @@ func (b *Ban) Refund(ctx context.Context, key string, charged Result, n int) err
 	return b.limiter.Refund(ctx, key, charged, n)
 }
 
-// Reset forgets the bans of key, and key at the limiter inside. If one fails, the other is still
-// reset.
+// Lift forgets the bans of key and the denials that count, and nothing of the limiter inside.
+func (b *Ban) Lift(ctx context.Context, key string) error {
+	if err := b.check(ctx, key, 1); err != nil {
+		return err
+	}
+	return b.denials.Reset(ctx, key)
+}
+
+// Reset is Lift, and forgets key at the limiter inside. If one fails, the other is still done. To
+// forget key there alone, Reset what Unwrap returns.
 func (b *Ban) Reset(ctx context.Context, key string) error {
 	if err := b.check(ctx, key, 1); err != nil {
 		return err
 	}
-	return errors.Join(b.denials.Reset(ctx, key), b.limiter.Reset(ctx, key))
+	return errors.Join(b.Lift(ctx, key), b.limiter.Reset(ctx, key))
 }
 
 // AppendPolicies implements [PolicyAppender].

@@ -143,6 +143,41 @@ func TestBansGrowAndAreForgotten(t *testing.T) {
 	})
 }
 
+// A ban and what the limiter inside has counted are forgotten apart.
+func TestABanIsLiftedAlone(t *testing.T) {
+	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+		window := newLimiter(t, "fixed_window", s, ratelimit.PerDay(2))
+		p := quarter
+		p.Most = 24 * time.Hour
+		b := newBan(t, window, s, p)
+		ban := func() {
+			for r := allow(t, b, "key"); r.Source() != ratelimit.SourceBan; r = allow(t, b, "key") {
+			}
+		}
+		for range 2 { // it is not remembered: the second is not longer
+			ban()
+			bannedFor(15*time.Minute)(t, peek(t, b, "key"))
+			require.NoError(t, b.Lift(t.Context(), "key"))
+			require.Equal(t, ratelimit.SourceStore, peek(t, b, "key").Source())
+			require.Zero(t, peek(t, window, "key").Remaining, "the window stays spent")
+		}
+		_, err := b.Strike(t.Context(), "key", 2)
+		require.NoError(t, err)
+		require.NoError(t, b.Lift(t.Context(), "key"))
+		r, err := b.Strike(t.Context(), "key", 2)
+		require.NoError(t, err)
+		require.True(t, r.Allowed, "denials that count are forgotten")
+
+		ban()
+		require.NoError(t, b.Unwrap().Reset(t.Context(), "key"))
+		bannedFor(15*time.Minute)(t, peek(t, b, "key"))
+		require.Equal(t, 2, peek(t, window, "key").Remaining)
+	})
+	require.ErrorIs(t, new(ratelimit.Ban).Lift(t.Context(), "key"), ratelimit.ErrInvalidOption)
+	b := newBan(t, ratelimittest.Static(ratelimit.Result{}, nil), ratelimit.Must(memstore.New()), quarter)
+	require.ErrorIs(t, b.Lift(t.Context(), ""), ratelimit.ErrInvalidKey)
+}
+
 func TestDenialsCountFromTheFirstFor(t *testing.T) {
 	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		b := newBan(t, ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil), s, quarter)

@@ -1,7 +1,11 @@
 package config_test
 
 import (
+	"context"
+	"net/http"
+	"net/http/httptest"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -9,6 +13,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/config"
+	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -19,7 +24,7 @@ import (
 // hold takes a slot of key, or nil if there is none.
 func hold(t *testing.T, l ratelimit.Limiter) *inflight.Slot {
 	t.Helper()
-	slot, r, err := inflight.Hold(t.Context(), l, "ann", 1)
+	slot, r, err := inflight.Hold(t.Context(), l, "user:ann", 1)
 	require.NoError(t, err)
 	require.Equal(t, slot != nil, r.Allowed)
 	return slot
@@ -29,7 +34,7 @@ func hold(t *testing.T, l ratelimit.Limiter) *inflight.Slot {
 func free(t *testing.T, l ratelimit.Limiter, want int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		r, err := l.Peek(t.Context(), "ann")
+		r, err := l.Peek(t.Context(), "user:ann")
 		require.NoError(t, err)
 		return r.Remaining == want
 	}, 10*time.Second, time.Millisecond, "%d are free", want) // a Release goes its own way
@@ -51,7 +56,7 @@ func TestSlotsByTheTextAndThroughUpdates(t *testing.T) {
 		l := limiter(t, ls, "a")
 		first, second := hold(t, l), hold(t, l)
 		require.Nil(t, hold(t, l))
-		policies, err := ratelimit.AppendPolicies(t.Context(), nil, l, "ann")
+		policies, err := ratelimit.AppendPolicies(t.Context(), nil, l, "user:ann")
 		require.NoError(t, err)
 		require.Equal(t, []string{"a 2 concurrent-requests"}, names(policies))
 
@@ -69,7 +74,7 @@ func TestSlotsByTheTextAndThroughUpdates(t *testing.T) {
 		fourth := hold(t, l)
 		require.NotNil(t, fourth)
 		require.Nil(t, hold(t, l))
-		policies, err = ratelimit.AppendPolicies(t.Context(), nil, l, "ann")
+		policies, err = ratelimit.AppendPolicies(t.Context(), nil, l, "user:ann")
 		require.NoError(t, err)
 		require.Equal(t, []string{"a 100 requests", "a/in_flight 1 concurrent-requests"}, names(policies))
 
@@ -80,8 +85,74 @@ func TestSlotsByTheTextAndThroughUpdates(t *testing.T) {
 		free(t, l, 1)
 		fifth := hold(t, l)
 		require.NotNil(t, fifth)
-		require.NoError(t, l.Reset(t.Context(), "ann"))
+		require.NoError(t, l.Reset(t.Context(), "user:ann"))
 		require.NotNil(t, hold(t, l), "a Reset takes slots away")
+	})
+}
+
+// turning calls turn at one of the moments at which it is asked for anything.
+type turning struct {
+	ratelimit.Limiter
+	turn func()
+
+	mu   sync.Mutex
+	left int // moments before that
+}
+
+func (l *turning) moment() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.left--; l.left == 0 {
+		l.turn()
+	}
+}
+
+// over ends the moments, and reports whether turn was called.
+func (l *turning) over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	turned := l.left <= 0
+	l.left = 0
+	return turned
+}
+
+func (l *turning) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	l.moment()
+	r, err := l.Limiter.AllowN(ctx, key, n)
+	l.moment()
+	return r, err
+}
+
+func (l *turning) Unwrap() ratelimit.Limiter {
+	l.moment()
+	return l.Limiter
+}
+
+// A text that comes while a request is decided on is followed before or after: the answer is no
+// error, and neither a slot nor an event too many stays charged.
+func TestATextThatComesWhileASlotIsTaken(t *testing.T) {
+	onRealClocks(t, func(t *testing.T, s store.Store) {
+		const slots, rates, both = "in_flight: 2", "algorithm: fixed_window, limit: 100/d", "algorithm: fixed_window, limit: 100/d, in_flight: 2"
+		for _, texts := range [][2]string{{slots, rates}, {rates, slots}, {slots, both}, {both, slots}, {rates, both}, {both, rates}, {slots, "in_flight: 2, life: 30s"}} {
+			for moment, turned := 1, true; turned; moment++ {
+				ls := build(t, s, one(texts[0]))
+				l := &turning{Limiter: limiter(t, ls, "a"), left: moment}
+				l.turn = func() { update(t, ls, one(texts[1])) }
+				limited, err := httplimit.New(l, httplimit.WithKey(httplimit.User(func(*http.Request) string { return "ann" })))
+				require.NoError(t, err)
+				w := httptest.NewRecorder()
+				limited(http.NotFoundHandler()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+				turned = l.over()
+				require.Equal(t, http.StatusNotFound, w.Code, "%q at %d: %v", texts, moment, w.Body)
+				update(t, ls, one(slots))
+				free(t, l, 2)
+				update(t, ls, one(rates))
+				r, err := l.Peek(t.Context(), "user:ann")
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, r.Remaining, 99)
+				require.NoError(t, l.Reset(t.Context(), "user:ann"))
+			}
+		}
 	})
 }
 

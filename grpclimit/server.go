@@ -2,6 +2,7 @@ package grpclimit
 
 import (
 	"context"
+	"errors"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -157,13 +158,23 @@ func (s server) run(ctx context.Context, ch charge, handler func(context.Context
 	return err
 }
 
-// take asks for n events, and for a slot if the limiter counts some.
+// take asks for n events, and for a slot if the limiter counts some. If that has changed meanwhile it
+// asks again.
 func (c *config) take(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
-	if inflight.Has(c.limiter) {
-		return inflight.Hold(ctx, c.limiter, key, n, c.hold...)
+	for {
+		if inflight.Has(c.limiter) {
+			s, r, err := inflight.Hold(ctx, c.limiter, key, n, c.hold...)
+			if !errors.Is(err, ratelimit.ErrInvalidOption) || inflight.Has(c.limiter) {
+				return s, r, err
+			}
+			continue
+		}
+		r, err := c.limiter.AllowN(ctx, key, n)
+		if !r.Allowed || !inflight.Has(c.limiter) {
+			return nil, r, err
+		}
+		_ = c.limiter.Refund(context.WithoutCancel(ctx), key, r, n) // it may have a slot
 	}
-	r, err := c.limiter.AllowN(ctx, key, n)
-	return nil, r, err
 }
 
 // decide asks the limiter about a call or a message. The error is the call's. Without a key

@@ -193,3 +193,50 @@ func TestOptionsOfSlotsNeedSlots(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
 }
+
+// turning becomes next at one of the moments at which it is asked for anything.
+type turning struct {
+	ratelimit.Limiter
+	left    int // moments before that
+	next    ratelimit.Limiter
+	charged ratelimit.Limiter // the last
+}
+
+func (l *turning) moment() {
+	if l.left--; l.left == 0 {
+		l.Limiter = l.next
+	}
+}
+
+func (l *turning) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	l.moment()
+	defer l.moment()
+	l.charged = l.Limiter
+	return l.Limiter.AllowN(ctx, key, n)
+}
+
+func (l *turning) Refund(ctx context.Context, key string, charged ratelimit.Result, n int) error {
+	return l.charged.Refund(ctx, key, charged, n)
+}
+
+func (l *turning) Unwrap() ratelimit.Limiter {
+	l.moment()
+	return l.Limiter
+}
+
+// A limiter that changes while a call is decided on, as by a file, makes it no error, and takes no
+// slot for ever.
+func TestALimiterThatChangesWhileASlotIsTaken(t *testing.T) {
+	_, atOnce, rate := slots(t, 2)
+	for from, to := range map[ratelimit.Limiter]ratelimit.Limiter{atOnce: rate, rate: atOnce} {
+		for moment, turned := 1, true; turned; moment++ {
+			l := &turning{Limiter: from, next: to, left: moment}
+			limited, err := grpclimit.UnaryServerInterceptor(l, global)
+			require.NoError(t, err)
+			_, err = limited(t.Context(), nil, &grpc.UnaryServerInfo{}, func(context.Context, any) (any, error) { return nil, nil })
+			require.NoError(t, err, "at %d", moment)
+			turned = l.left <= 0
+			requireHeld(t, atOnce, 0)
+		}
+	}
+}

@@ -27,9 +27,9 @@ type ipKey struct {
 }
 
 const notTrusted = "httplimit: a request has X-Forwarded-For, which PeerIP does not read: " +
-	"behind a proxy all clients share one limit, use ClientIP"
+	"behind a proxy all clients share one limit. Trust the proxy by ClientIP, or of ratelimit-serve by -proxies"
 
-const unknownProxy = "httplimit: a request with X-Forwarded-For comes from none of the proxies of ClientIP: " +
+const unknownProxy = "httplimit: a request with X-Forwarded-For comes from none of the proxies of ClientIP, or of -proxies: " +
 	"if it is from a proxy, all clients behind that share one limit"
 
 // IPv4Prefix groups IPv4 addresses by their first bits, 16 to 32. The default is 32, each address

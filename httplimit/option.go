@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -94,13 +95,23 @@ func (c *config) holds() bool {
 	return inflight.Has(c.limiter)
 }
 
-// take asks for n events, and for a slot if the limiter counts some.
+// take asks for n events, and for a slot if the limiter counts some. If that has changed meanwhile it
+// asks again.
 func (c *config) take(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
-	if c.holds() {
-		return inflight.Hold(ctx, c.limiter, key, n, c.hold...)
+	for {
+		if c.holds() {
+			s, r, err := inflight.Hold(ctx, c.limiter, key, n, c.hold...)
+			if !errors.Is(err, ratelimit.ErrInvalidOption) || c.holds() {
+				return s, r, err
+			}
+			continue
+		}
+		r, err := c.limiter.AllowN(ctx, key, n)
+		if !r.Allowed || !c.holds() {
+			return nil, r, err
+		}
+		_ = c.limiter.Refund(context.WithoutCancel(ctx), key, r, n) // it may have a slot
 	}
-	r, err := c.limiter.AllowN(ctx, key, n)
-	return nil, r, err
 }
 
 // checkSlots refuses options of slots for a limiter that has none.

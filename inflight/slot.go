@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,11 +27,13 @@ type held struct {
 	limiter  ratelimit.Limiter // as it was asked
 	ctx      context.Context   // has its values, and no end
 	key      string
-	asked    int              // events
-	events   int              // of those that are not settled
-	charged  ratelimit.Result // by them
-	local    bool             // some of it by a local limiter, whose slots are to be given back
-	longest  time.Time        // when it ends; zero for no such time
+	changes  bool                // what is inside of limiter may change while it is asked
+	cores    []*ratelimit.Custom // what it has of slots when it is asked; nil unless it changes
+	asked    int                 // events
+	events   int                 // of those that are not settled
+	charged  ratelimit.Result    // by them
+	local    bool                // some of it by a local limiter, whose slots are to be given back
+	longest  time.Time           // when it ends; zero for no such time
 	onEnd    func(Ending)
 	counters *Counters // that count it; nil if none do
 	most     int       // MaxWaiting; 0 unless set
@@ -132,7 +135,7 @@ func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 
 // hold takes the slot, and plans what follows.
 func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
-	h.since = time.Now()
+	h.since, h.changes = time.Now(), !see.Fixed(h.limiter)
 	r, err := h.take(ctx, h.asked)
 	if err != nil || !r.Allowed {
 		return nil, r, err
@@ -167,14 +170,18 @@ func (h *held) applyToHold(opts []Option) error {
 	return errMaxWaiting
 }
 
-// take asks for the slot. The question goes on if ctx ends, since its answer must be known.
+// take asks for the slot. The question goes on if ctx ends, since its answer must be known. It is
+// asked again, once, if the limiter has changed meanwhile: nobody could tell whose slots were taken.
 func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) {
+	if h.changes {
+		h.cores = cores(h.limiter)
+	}
 	if ctx.Done() == nil || h.atHand() {
 		if err := ctx.Err(); err != nil {
 			return r, err
 		}
-		if r, err = h.limiter.AllowN(h.ctx, h.key, n); err == nil && r.Allowed {
-			h.placed(r)
+		if r, err = h.limiter.AllowN(h.ctx, h.key, n); err == nil && r.Allowed && !h.placed(r) {
+			return h.take(ctx, n)
 		}
 		return r, err
 	}
@@ -200,14 +207,13 @@ func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) 
 		if a.panic != nil {
 			panic(a.panic)
 		}
-		if a.err == nil && a.r.Allowed {
-			h.placed(a.r)
+		if a.err == nil && a.r.Allowed && !h.placed(a.r) {
+			return h.take(ctx, n)
 		}
 		return a.r, a.err
 	case <-ctx.Done():
 		go func() {
-			if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed {
-				h.placed(a.r)
+			if a := <-answered; a.err == nil && a.panic == nil && a.r.Allowed && h.placed(a.r) {
 				h.end(Released)
 			}
 		}()
@@ -232,10 +238,15 @@ func (h *held) inMemory() bool {
 }
 
 // placed notes the slots of r. Those of an All are its parts; in an outage nothing is known of
-// parts, and each slot is still to be taken.
-func (h *held) placed(r ratelimit.Result) {
+// parts, and each slot is still to be taken. If the limiter has changed it gives back r.
+func (h *held) placed(r ratelimit.Result) bool {
 	h.charged = r
 	h.placeAll(r)
+	if h.changes && !slices.Equal(h.cores, cores(h.limiter)) {
+		h.changes, h.places, h.local = false, nil, false // once: it may change at each look
+		_ = h.limiter.Refund(h.ctx, h.key, r, h.asked)
+		return false
+	}
 	switch {
 	case h.counters == nil:
 	case len(h.places) == 0:
@@ -243,6 +254,7 @@ func (h *held) placed(r ratelimit.Result) {
 	default:
 		h.counters.held.Add(1)
 	}
+	return true
 }
 
 func (h *held) placeAll(r ratelimit.Result) {

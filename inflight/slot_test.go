@@ -689,3 +689,22 @@ func TestAReservationOfSlotsIsRefused(t *testing.T) {
 		require.Equal(t, 1, free(t, l), "nothing is taken")
 	}
 }
+
+// renewed has another limiter inside each time it is looked at.
+type renewed struct {
+	ratelimit.Limiter
+	inside func() ratelimit.Limiter
+}
+
+func (r renewed) Unwrap() ratelimit.Limiter { return r.inside() }
+
+func TestALimiterThatChangesAllTheTimeIsAskedTwice(t *testing.T) {
+	s := ratelimit.Must(memstore.New())
+	l := renewed{slots(t, s, 2), func() ratelimit.Limiter { return slots(t, s, 2) }}
+	for range 3 {
+		slot, r, err := inflight.Hold(t.Context(), l, "key", 1)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		slot.Release()
+	}
+}

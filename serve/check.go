@@ -67,8 +67,11 @@ func (p *parser) sources(item *yaml.Node) (all []source) {
 		}
 		all = append(all, source{f.key.Value, what, textproto.CanonicalMIMEHeaderKey(name)})
 	}
-	if len(all) == 0 {
+	switch {
+	case len(all) == 0:
 		p.fail(item, "check: the descriptor has no entry")
+	case !p.domain.next.reaches(all):
+		p.note(item, "check: no rule of the file has these keys, so that nothing counts the descriptor")
 	}
 	return all
 }

@@ -96,9 +96,29 @@ func TestAStoreThatFails(t *testing.T) {
 	page := get(t, s.Private(st.Ready), "/metrics")
 	require.Contains(t, page, `ratelimit_serve_store_failures_total{class="unavailable",domain="error"} `)
 	require.Contains(t, page, `ratelimit_breaker_state{limiter="store",state="open"} 1`)
-	w := httptest.NewRecorder()
-	s.Private(st.Ready).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
-	require.Equal(t, http.StatusServiceUnavailable, w.Code)
+}
+
+// A server that answers without its store is ready, so that an outage takes none out of service.
+func TestReadyWhileTheStoreFails(t *testing.T) {
+	t.Parallel()
+	st := unreachable(t)
+	for files, want := range map[string]int{
+		"{domain: a}": http.StatusServiceUnavailable,
+		"{domain: a, on_failure: error}|{domain: b}":                                  http.StatusServiceUnavailable,
+		"{domain: a}|{domain: b, on_failure: open}":                                   http.StatusOK,
+		"{domain: a, on_failure: closed}":                                             http.StatusOK,
+		"{domain: a, on_failure: error}|{domain: b, on_failure: local, instances: 2}": http.StatusOK,
+	} {
+		s, err := serve.New(st.Store, rules(t, strings.Split(files, "|")...))
+		require.NoError(t, err)
+		w := httptest.NewRecorder()
+		s.Private(st.Ready).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		require.Equal(t, want, w.Code, files)
+		require.Contains(t, w.Body.String(), "connection refused", "the state of the store is told")
+		require.Equal(t, want == http.StatusOK, strings.HasPrefix(w.Body.String(), "ready, "))
+		require.NoError(t, s.Update(rules(t, "{domain: c, on_failure: open}")))
+		require.Contains(t, get(t, s.Private(st.Ready), "/readyz"), "ready, ", "by the rules in force")
+	}
 }
 
 // While Redis is stopped each instance of a domain with on_failure: local admits its share, of all

@@ -189,17 +189,28 @@ func (e *entries) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
+// check refuses no entries, which no rule ever counts.
+func (e entries) check(i int) error {
+	if len(e) == 0 {
+		return invalid("ask %d: entries: want an object with at least one text", i)
+	}
+	return nil
+}
+
 // request is what they ask for, or, for back, to be given back.
-func (a *asked) request(back bool) *pb.RateLimitRequest {
+func (a *asked) request(back bool) (*pb.RateLimitRequest, error) {
 	req := &pb.RateLimitRequest{Domain: a.Domain}
-	for _, one := range a.Asks {
+	for i, one := range a.Asks {
+		if err := one.Entries.check(i); err != nil {
+			return nil, err
+		}
 		d := &common.RateLimitDescriptor{Entries: one.Entries, IsNegativeHits: back}
 		if one.Hits != nil {
 			d.HitsAddend = wrapperspb.UInt64(*one.Hits)
 		}
 		req.Descriptors = append(req.Descriptors, d)
 	}
-	return req
+	return req, nil
 }
 
 // readJSON reads a body into v.
@@ -229,7 +240,8 @@ type decided struct {
 
 type verdict struct {
 	Allowed    bool    `json:"allowed"`
-	Limit      *int    `json:"limit,omitempty"` // none if no limit counts it
+	NoRule     bool    `json:"no_rule,omitempty"` // its domain or its entries may be misspelt
+	Limit      *int    `json:"limit,omitempty"`   // none if no limit counts it
 	Remaining  *int    `json:"remaining,omitempty"`
 	ResetAfter float64 `json:"reset_after,omitempty"`
 }
@@ -239,8 +251,12 @@ func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(w, r, &a); err != nil {
 		return err
 	}
+	req, err := a.request(false)
+	if err != nil {
+		return err
+	}
 	at := time.Now()
-	q, err := s.answer(r.Context(), a.request(false), a.Reserve)
+	q, err := s.answer(r.Context(), req, a.Reserve)
 	if err != nil {
 		return err
 	}
@@ -253,7 +269,7 @@ func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) error {
 	}
 	for i := range q.parts {
 		p := &q.parts[i]
-		st := verdict{Allowed: !p.told()}
+		st := verdict{Allowed: !p.told(), NoRule: p.rule == nil}
 		if p.decided() && p.shown != nil {
 			st.Limit, st.Remaining, st.ResetAfter = new(p.result.Limit), new(p.result.Remaining), p.result.ResetAfter.Seconds()
 		}
@@ -272,7 +288,11 @@ func (s *Service) serveRefund(w http.ResponseWriter, r *http.Request) error {
 	if a.Reserve {
 		return invalid("reserve: want it of /v1/decide alone")
 	}
-	q, err := s.answer(r.Context(), a.request(true), false)
+	req, err := a.request(true)
+	if err != nil {
+		return err
+	}
+	q, err := s.answer(r.Context(), req, false)
 	if err != nil {
 		return err
 	}

@@ -81,12 +81,23 @@ func TestDecideAndRefund(t *testing.T) {
 	w = post(s, "/v1/decide", `{"domain": "edge", "asks": [{"entries": {"tokens": "acme"}, "hits": 1001}, {"entries": {"free": "x"}}]}`)
 	require.JSONEq(t, `{"allowed": false, "asks": [{"allowed": false, "limit": 1000, "remaining": 1000}, {"allowed": true}]}`, w.Body.String(), "no waiting helps")
 	require.Empty(t, w.Header().Get("Retry-After"))
+	for _, body := range []string{ // an unknown domain and unknown entries are counted by no rule, as in Envoy, and told
+		`{"domain": "edgy", "asks": [{"entries": {"user": "ann"}}]}`, `{"domain": "edge", "asks": [{"entries": {"usr": "ann"}}]}`,
+		`{"domain": "edge", "asks": [{"entries": {"listed": "x"}}]}`, `{"domain": "edge", "asks": [{"entries": {"user": "ann", "more": "x"}}]}`,
+	} {
+		w := post(s, "/v1/decide", body)
+		require.JSONEq(t, `{"allowed": true, "asks": [{"allowed": true, "no_rule": true}]}`, w.Body.String(), body)
+	}
 	for _, body := range []string{
+		`{"domain": "edge", "asks": [{}]}`, `{"domain": "edge", "asks": [{"entries": {}}]}`, `{"domain": "edge", "asks": [{"entry": {"user": "ann"}}]}`,
 		"", "[]", two + "x", `{"domain": "edge"}`, `{"domain": "edge", "asks": [{"entries": {"a": 1}}]}`, `{"domain": "edge", "asks": [{"entries": {"a": {"b": "c"}}}]}`,
 		`{"domain": "edge", "asks": [{"entries": ["a"]}]}`, `{"domain": "edge", "asks": [{"hits": -1}]}`, `{"domain": "edge", "ask": []}`,
 	} {
-		require.Equal(t, http.StatusBadRequest, post(s, "/v1/decide", body).Code, body)
+		for _, path := range []string{"/v1/decide", "/v1/refund", "/v1/settle"} {
+			require.Equal(t, http.StatusBadRequest, post(s, path, body).Code, "%s %s", path, body)
+		}
 	}
+	require.Contains(t, post(s, "/v1/decide", `{"domain": "edge", "asks": [{"entry": {"user": "ann"}}]}`).Body.String(), `unknown field "entry"`)
 }
 
 func check(s *serve.Service, target string, fields ...string) *httptest.ResponseRecorder {

@@ -140,6 +140,34 @@ descriptors:
 	require.Equal(t, "OVER, OVER 0/0 1h0m0s", short(ask(t, s, "d=1")))
 }
 
+// A check that no rule counts is told: it would let everything through.
+func TestChecksThatNothingCounts(t *testing.T) {
+	t.Parallel()
+	r := rules(t, `domain: edge
+descriptors:
+	- {key: address, rate_limit: {unit: minute, requests_per_unit: 1}}
+	- {key: free, rate_limit: {unlimited: true}}
+	- {key: listed}
+	- key: path
+	  value: /a*
+	  descriptors: [{key: user, value: ann}, {key: user, value: ben, rate_limit: {unit: minute, requests_per_unit: 1}}]
+checks:
+	good: [{address: address}, {free: method}, {path: path, user: header X-User}]
+	bad:
+		- {addr: address}
+		- {listed: host}
+		- {path: path}
+		- {address: address, path: path}
+`)
+	var places []string
+	for _, note := range r.Notes() {
+		place, found := strings.CutSuffix(note, ": check: no rule of the file has these keys, so that nothing counts the descriptor")
+		require.True(t, found, note)
+		places = append(places, place)
+	}
+	require.Equal(t, []string{"f0.yaml:12:7", "f0.yaml:13:7", "f0.yaml:14:7", "f0.yaml:15:7"}, places)
+}
+
 func TestFilesOfADirectory(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

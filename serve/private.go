@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -22,11 +23,12 @@ const patience = 2 * time.Second
 //
 //	/metrics   for Prometheus
 //	/healthz   200 while the process runs
-//	/readyz    200 if ready says so, 503 otherwise
+//	/readyz    200 if requests are decided on, 503 otherwise
 //	/rules     the rules in force, as JSON
 //	/limits    what each rule has decided, and the keys that are denied most: see [observe.Handler]
 //
-// ready is asked each time. It may be nil.
+// ready says whether the store answers. It is asked each time, and may be nil. While the store fails,
+// /readyz stays 200 and says so, unless on_failure of each domain is error: then there is no answer.
 func (s *Service) Private(ready func(context.Context) error) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -36,13 +38,18 @@ func (s *Service) Private(ready func(context.Context) error) http.Handler {
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), patience)
 		defer cancel()
+		var err error
 		if ready != nil {
-			if err := ready(ctx); err != nil {
-				http.Error(w, err.Error(), http.StatusServiceUnavailable)
-				return
-			}
+			err = ready(ctx)
 		}
-		_, _ = w.Write([]byte("ready\n"))
+		switch {
+		case err == nil:
+			_, _ = fmt.Fprintln(w, "ready")
+		case s.now.Load().answerAlone():
+			_, _ = fmt.Fprintf(w, "ready, while the store fails and on_failure answers: %v\n", err)
+		default:
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
 	})
 	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, s.now.Load().shown())

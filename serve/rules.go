@@ -25,6 +25,16 @@ type Rules struct {
 // deny everything. Each is a line for a log.
 func (r *Rules) Notes() []string { return r.notes }
 
+// answerAlone is whether some domain answers while the store fails. A denial is an answer.
+func (r *Rules) answerAlone() bool {
+	for _, d := range r.domains {
+		if d.onFailure != failError {
+			return true
+		}
+	}
+	return false
+}
+
 // domain is what one file says.
 type domain struct {
 	name      string
@@ -81,6 +91,23 @@ func (v *values) find(value string) *node {
 		return n
 	}
 	return v.any
+}
+
+// reaches is whether some values of entries with these keys have a rule.
+func (l level) reaches(keys []source) bool {
+	v := l[keys[0].key]
+	if v == nil {
+		return false
+	}
+	reaches := func(n *node) bool {
+		return n != nil && (len(keys) == 1 && n.rule != nil || len(keys) > 1 && n.next.reaches(keys[1:]))
+	}
+	for _, n := range v.exact { // those of patterns too
+		if reaches(n) {
+			return true
+		}
+	}
+	return reaches(v.any)
 }
 
 // node is one descriptor of a file.

@@ -152,6 +152,9 @@ func (s *Service) serveSettle(w http.ResponseWriter, r *http.Request) error {
 	}
 	req := &pb.RateLimitRequest{Domain: body.Domain}
 	for i, one := range body.Asks {
+		if err := one.Entries.check(i); err != nil {
+			return err
+		}
 		if one.Used == nil {
 			return invalid("ask %d: used: want a number", i)
 		}

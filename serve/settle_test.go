@@ -128,6 +128,7 @@ func TestWhatCannotBeSettled(t *testing.T) {
 		"reservation: want":           settleBody("window=a", "1", "%%%"),
 		"the text of a decision":      settleBody("window=a", "1", id[:25]),
 		"it is of 1 asks":             strings.Replace(settleBody("window=a", "1", id), "]", `, {"entries": {"slide": "a"}, "used": 1}]`, 1),
+		"ask 0: entries: want":        strings.Replace(settleBody("window=a", "1", id), `{"window": "a"}`, "{}", 1),
 		"used: want a number":         strings.Replace(settleBody("window=a", "1", id), `, "used": 1`, "", 1),
 		"cannot unmarshal":            settleBody("window=a", "-1", id),
 		"is over 2147483647":          settleBody("window=a", "2147483648", id),

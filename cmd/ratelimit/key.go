@@ -50,6 +50,8 @@ Of slots the spend is those that are held. A line below says of each who holds i
 and when it is free at the latest if nobody renews it. Who is a host, a process, and what
 redisstore.WithLabel says. -reset frees them, and with -slot one of them alone. A process that
 still holds one takes another at its next renewal, or finds it lost if none is free.
+The key is the one that is counted. A middleware writes its kind before it, such as user:42 of
+httplimit.User, or the name of a KeyFunc. ratelimit.WithKeyFunc may make another one.
 `
 
 // algorithms are those that keys may have.
@@ -75,6 +77,7 @@ func (p *program) key(ctx context.Context, args []string) error {
 	flags := p.newFlags("key", keyText)
 	address := flags.String("redis", "localhost:6379", "`address` of the server, or a URL such as rediss://user:password@host:6379/0; any node of a cluster")
 	prefix := flags.String("prefix", "rl", "the store's `prefix`: redisstore.WithPrefix")
+	only := flags.String("algorithm", "", "only limiters of this `algorithm`, as it is listed: ban lifts bans alone with -reset")
 	reset := flags.Bool("reset", false, "forget the key in all of the limiters, after they are listed")
 	slot := ""
 	flags.Func("slot", "with -reset: free the slot of this `number` alone, as it is listed", func(number string) error {
@@ -91,6 +94,9 @@ func (p *program) key(ctx context.Context, args []string) error {
 	if slot != "" && !*reset {
 		return p.misuse(flags, errors.New("-slot is for -reset"))
 	}
+	if *only != "" && !slices.Contains(algorithms, *only) {
+		return p.misuse(flags, fmt.Errorf("no algorithm %q: want one of %s", *only, strings.Join(algorithms, ", ")))
+	}
 	options, err := redisOptions(*address)
 	if err != nil {
 		return p.misuse(flags, err)
@@ -104,6 +110,7 @@ func (p *program) key(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	found = slices.DeleteFunc(found, func(h held) bool { return *only != "" && h.algorithm != *only })
 	err = printHeld(p.stdout, flags.Arg(0), found)
 	switch {
 	case err != nil:
@@ -351,7 +358,7 @@ func (h *held) wide() ratelimit.Limit {
 
 func printHeld(out io.Writer, key string, all []held) error {
 	if len(all) == 0 {
-		_, err := fmt.Fprintf(out, "no limiter holds %s\n", printable(key))
+		_, err := fmt.Fprintf(out, "no limiter holds %s\nIs it the whole key, such as user:42 of httplimit.User or name:42 of a KeyFunc? Is -prefix the store's?\n", printable(key))
 		return err
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)

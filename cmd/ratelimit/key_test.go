@@ -123,7 +123,7 @@ func TestKeyListsTheLimitersThatHoldAKeyAndForgetsIt(t *testing.T) {
 			require.Equal(t, result{0, listed + "forgotten by 6 limiters\n", ""}, result{got.code, columns(got.stdout), got.stderr})
 			require.Equal(t, before-6, client.DBSize(t.Context()).Val())
 			got = command(t, nil, args...)
-			require.Equal(t, result{0, "no limiter holds " + printable(key) + "\n", ""}, got)
+			require.Equal(t, result{0, "no limiter holds " + printable(key) + "\nIs it the whole key, such as user:42 of httplimit.User or name:42 of a KeyFunc? Is -prefix the store's?\n", ""}, got)
 		}
 	}
 }
@@ -163,6 +163,34 @@ func TestKeyListsBansAndLiftsThem(t *testing.T) {
 		require.True(t, r.Allowed)
 		require.NoError(t, b.Reset(t.Context(), "user:42"))
 	}
+}
+
+// A ban is lifted, and the limiter inside stays spent; and the other way round.
+func TestKeyForgetsOneAlgorithmAlone(t *testing.T) {
+	client := startRedis(t)
+	st := newStore(t, client, "rl")
+	inside, err := ratelimit.NewFixedWindow(st, ratelimit.PerDay(1), ratelimit.WithName("login"))
+	require.NoError(t, err)
+	b, err := ratelimit.NewBan(inside, st, ratelimit.Penalty{Denials: 1, Within: time.Minute, For: time.Hour}, ratelimit.WithName("login"))
+	require.NoError(t, err)
+	for range 2 {
+		_, err = b.Allow(t.Context(), "user:42")
+		require.NoError(t, err)
+	}
+	key := func(args ...string) result {
+		return command(t, nil, append(append([]string{"key", "-redis", client.Options().Addr}, args...), "user:42")...)
+	}
+	const head = "limiter algorithm limit spent whole again in expires in\n"
+	require.Equal(t, head+"login fixed_window 1/d 1 # #\n", columns(key("-algorithm", "fixed_window").stdout))
+	require.Equal(t, head+"login ban 1/m 1 # #\nforgotten by 1 limiters\n", columns(key("-reset", "-algorithm", "ban").stdout))
+	require.Equal(t, head+"login fixed_window 1/d 1 # #\n", columns(key().stdout))
+	require.Contains(t, key("-reset", "-algorithm", "ban").stdout, "no limiter holds user:42\n")
+	require.Equal(t, result{2, "", ""}, result{key("-algorithm", "bans").code, key("-algorithm", "bans").stdout, ""})
+	require.Contains(t, key("-algorithm", "bans").stderr, `no algorithm "bans": want one of fixed_window, `)
+	_, err = b.Allow(t.Context(), "user:42")
+	require.NoError(t, err)
+	require.Contains(t, key("-reset", "-algorithm", "fixed_window").stdout, "\nforgotten by 1 limiters\n")
+	require.Equal(t, head+"login ban 1/m 1 # #\n", columns(key().stdout))
 }
 
 // slotLine is what is printed of one slot.

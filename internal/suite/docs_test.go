@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -95,6 +96,28 @@ func TestDocumentsShowWhatCompiles(t *testing.T) {
 	for _, b := range programs {
 		b.build(t, strings.NewReplacer())
 	}
+}
+
+// TestThePatchOfREADMEMakesAProgram: README begins with a program, and says which lines put it on
+// Redis. They are all that there are to change.
+func TestThePatchOfREADMEMakesAProgram(t *testing.T) {
+	t.Parallel()
+	effort.NeedFull(t)
+	if testing.Short() {
+		t.Skip("builds a program")
+	}
+	all := blocks(t, "README.md")
+	program := all[slices.IndexFunc(all, block.program)]
+	patch := all[slices.IndexFunc(all, func(b block) bool { return strings.Contains(b.text, "redis.NewClient(") })].text
+	inMain := strings.LastIndex(patch, "...\n")
+	for line, by := range map[string]string{
+		`\t".*/store/memstore"`:        strings.ReplaceAll(patch[:inMain], "...\n", ""),
+		`\tstore := .*\n\tlimit := .*`: strings.TrimPrefix(patch[inMain:], "...\n"),
+	} {
+		program.text = regexp.MustCompile(`(?m)^`+line+`\n`).ReplaceAllLiteralString(program.text, by)
+	}
+	require.NotContains(t, program.text, "memstore.New")
+	program.build(t, strings.NewReplacer())
 }
 
 // unindented is text without the blanks at the ends of its lines, and without empty lines.

@@ -49,6 +49,11 @@ func ask(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	for i, st := range answer.GetStatuses() {
+		if st.GetCurrentLimit() == nil && st.GetLimitRemaining() == 0 { // which is the greatest if it is unlimited
+			fmt.Fprintf(stderr, "ratelimit-serve ask: no limit counts %s. /rules of the private port has what there is\n", flags.Arg(1+i))
+		}
+	}
 	_, err = fmt.Fprintln(stdout, protojson.MarshalOptions{Multiline: true}.Format(answer))
 	return err
 }

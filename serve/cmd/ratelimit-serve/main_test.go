@@ -153,6 +153,7 @@ func TestServer(t *testing.T) {
 	require.Regexp(t, `"overallCode":\s*"OK"`, stdout.String())
 	require.Equal(t, 0, run(t.Context(), []string{"ask", "-grpc", s.grpc, "edge", "user=ann", "other=x,more=y"}, &stdout, &stderr))
 	require.Regexp(t, `"overallCode":\s*"OVER_LIMIT"`, stdout.String())
+	require.Equal(t, "ratelimit-serve ask: no limit counts other=x,more=y. /rules of the private port has what there is\n", stderr.String())
 	require.Equal(t, 0, run(t.Context(), []string{"ask", "-grpc", s.grpc, "-back", "-hits", "2", "edge", "user=ann"}, &stdout, &stderr))
 	require.Equal(t, 1, run(t.Context(), []string{"ask", "-grpc", s.grpc, "", "user=ann"}, &stdout, &stderr))
 
@@ -227,6 +228,23 @@ func TestAbsurdSizes(t *testing.T) {
 	require.EqualValues(t, 2, answer.GetStatuses()[0].GetLimitRemaining(), "nothing was counted")
 }
 
+// Who forgets the proxies is told of the flag.
+func TestAProxyThatIsNotTrusted(t *testing.T) {
+	t.Parallel()
+	config := writeFile(t, "limits.yaml", limits+"checks:\n  client: [{user: address}]\n")
+	for _, args := range [][]string{nil, {"-proxies", "192.0.2.0/24"}} {
+		s := startServer(t, append([]string{"-config", config}, args...)...)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.http+"/check/client", nil)
+		require.NoError(t, err)
+		req.Header.Set("X-Forwarded-For", "198.51.100.1")
+		resp, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, http.StatusNoContent, resp.StatusCode)
+		require.Regexp(t, `level=WARN msg="httplimit: .* X-Forwarded-For.* -proxies`, s.stderr.String())
+	}
+}
+
 // A port that is taken, and a store that is away when the server starts.
 func TestStarts(t *testing.T) {
 	t.Parallel()
@@ -238,7 +256,7 @@ func TestStarts(t *testing.T) {
 	resp, err := http.Get("http://" + s.private + "/readyz")
 	require.NoError(t, err)
 	defer resp.Body.Close()
-	require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+	require.Equal(t, http.StatusOK, resp.StatusCode)
 	var stderr output
 	require.Equal(t, 1, run(t.Context(), []string{"-config", config, "-grpc", s.grpc, "-http", "", "-private", ""}, io.Discard, &stderr))
 	require.Contains(t, stderr.String(), "address already in use")

@@ -91,19 +91,17 @@ func (set *settings) options(log *slog.Logger) []serve.Option {
 type server struct {
 	*settings
 	service *serve.Service
-	ready   func(context.Context) error
+	ready   func(context.Context) error // whether the store answers; nil for memory
 	log     *slog.Logger
 
 	grpcServer *grpc.Server
 	health     *health.Server
 	https      []*http.Server
 	serving    []func() error // each until the end
-	stopping   chan struct{}
 }
 
 // listen opens all ports, or none.
 func (s *server) listen(ctx context.Context) (err error) {
-	s.stopping = make(chan struct{})
 	var open []net.Listener
 	defer func() {
 		if err != nil {
@@ -142,7 +140,7 @@ func (s *server) listen(ctx context.Context) (err error) {
 		}
 		s.serveHTTP(l, s.service.Handler())
 	})
-	on("private", s.private, func(l net.Listener) { s.serveHTTP(l, s.service.Private(s.isReady)) })
+	on("private", s.private, func(l net.Listener) { s.serveHTTP(l, s.service.Private(s.ready)) })
 	return err
 }
 
@@ -174,19 +172,6 @@ func (s *server) serveHTTP(l net.Listener, h http.Handler) {
 		}
 		return nil
 	})
-}
-
-// isReady is whether the server should be sent requests.
-func (s *server) isReady(ctx context.Context) error {
-	select {
-	case <-s.stopping:
-		return errors.New("stopping")
-	default:
-	}
-	if s.ready == nil {
-		return nil
-	}
-	return s.ready(ctx)
 }
 
 // run serves until ctx ends or a port fails.
@@ -243,7 +228,6 @@ func (s *server) checkStore(ctx context.Context, st *serve.Stored) {
 // stop ends the requests under way, and gives back leases.
 func (s *server) stop() {
 	s.log.Info("stopping")
-	close(s.stopping)
 	ctx, cancel := context.WithTimeout(context.Background(), s.drain)
 	defer cancel()
 	var all sync.WaitGroup
