@@ -2,6 +2,7 @@ package inflight_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"strconv"
@@ -86,8 +87,11 @@ func TestRenewalsAreNoMoreThanTheyMustBe(t *testing.T) {
 	for first := range 64 {
 		all.Go(func() {
 			for i := first; i < holds; i += 64 {
-				var err error
-				if slots[i], _, err = inflight.Hold(context.Background(), l, fmt.Sprint("k", i%100), 1); err != nil {
+				err := store.ErrOverloaded // what others do may be more than the machine can
+				for errors.Is(err, store.ErrOverloaded) {
+					slots[i], _, err = inflight.Hold(context.Background(), l, fmt.Sprint("k", i%100), 1)
+				}
+				if err != nil {
 					t.Error(err)
 				}
 			}
