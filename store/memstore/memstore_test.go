@@ -448,7 +448,7 @@ func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret)
 
 func TestIdleKeysGoByThemselves(t *testing.T) {
 	const busy = 1000 // some in each table
-	idle := effort.Of(100_000, 300_000, 1_000_000) / scale
+	idle := effort.Of(300_000, 300_000, 1_000_000) / scale
 	calls := idle
 	c := newClock()
 	names := keyNames(idle)

@@ -24,7 +24,7 @@ var someZones = []string{
 func zones(t *testing.T) []string {
 	t.Helper()
 	if !effort.Long() {
-		return someZones[:effort.Of(6, len(someZones))]
+		return someZones[:effort.Of(8, len(someZones))]
 	}
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
