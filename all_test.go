@@ -44,7 +44,7 @@ func TestAllDecidesAsItsLimitsDoAloneOrNotAtAll(t *testing.T) {
 	for name, s := range stores {
 		t.Run(name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(7, 7))
-			for round := range effort.Of(6, 30) {
+			for round := range effort.Of(6, 12, 30) {
 				var parts, alone []ratelimit.Limiter
 				for i := range 1 + rng.IntN(4) {
 					algorithm := algorithms[rng.IntN(len(algorithms))]

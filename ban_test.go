@@ -242,7 +242,7 @@ func (m *banModel) expect(t *testing.T, r ratelimit.Result, now time.Time) {
 // yet looked at.
 func TestEachStoreBansAsAModelDoes(t *testing.T) {
 	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
-		for trace := range effort.Of(5, 30, 100) {
+		for trace := range effort.Of(3, 12, 100) {
 			rng := rand.New(rand.NewPCG(7, uint64(trace)))
 			some := func() time.Duration { return time.Duration(1+rng.IntN(60)) * time.Minute }
 			p := ratelimit.Penalty{Denials: 1 + rng.IntN(4), Within: some(), For: some()}

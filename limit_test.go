@@ -498,7 +498,7 @@ func TestAShareIsOneNthOfTheLimit(t *testing.T) {
 // Without a burst they have no more than the limit's rate, and more than half of it.
 func TestSharesAddUpToTheLimit(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
-	for range effort.Of(10_000, 100_000) {
+	for range effort.Of(10_000, 30_000, 100_000) {
 		limit := ratelimit.Limit{
 			Rate:   int(rnd.Int64N(1 << (1 + rnd.IntN(31)))),
 			Period: time.Duration(1+rnd.IntN(1_000_000)) * time.Millisecond,

@@ -225,9 +225,9 @@ func TestADenyCacheDeniesNothingThatTheStoreWouldAdmit(t *testing.T) {
 	for _, raising := range []bool{false, true} {
 		for _, algorithm := range algorithms {
 			t.Run(fmt.Sprintf("%s, raising %v", algorithm, raising), func(t *testing.T) {
-				denials := effort.Of(10_000, 60_000, 210_000) // of each algorithm: over 10^6 in a long run
+				denials := effort.Of(4_000, 20_000, 210_000) // of each algorithm: over 10^6 in a long run
 				if raising {
-					denials = effort.Of(4_000, 50_000)
+					denials = effort.Of(2_000, 15_000, 50_000)
 				}
 				c := &traffic{algorithm: algorithm, denials: denials, wrap: denyCached(t), raising: raising}
 				c.run(t)
@@ -320,7 +320,7 @@ func (c *naive) change(key, fault string, call func() error) error {
 
 func TestTheTrafficFindsTheFaultsOfANaiveDenyCache(t *testing.T) {
 	wrong := func(t *testing.T, fault string, raising bool) int64 {
-		c := &traffic{algorithm: "token_bucket", denials: effort.Of(20_000, 60_000), raising: raising}
+		c := &traffic{algorithm: "token_bucket", denials: effort.Of(8_000, 20_000, 60_000), raising: raising}
 		c.wrap = func(s store.Store) store.Store { return newNaive(s, fault) }
 		c.run(t)
 		t.Logf("%q: %d false denials of %d", fault, c.wrong.Load(), c.local.Load())

@@ -148,7 +148,7 @@ func TestProcessesThatAreKilledKeepNoSlot(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client(t)
 	var processes [4]*process
-	turns, kills := 0, effort.Of(2, 4, 12)
+	turns, kills := 0, effort.Of(1, 4, 12)
 	count := func(p *process) {
 		for {
 			select {

@@ -94,7 +94,7 @@ func (m *model) refund(number time.Duration) {
 // is held, has ended or was given back, looks, two lives, and a number of slots that changes.
 func TestTheRuleDecidesAsItsModel(t *testing.T) {
 	server, patient := redistest.Start(t), redisstore.WithTimeout(time.Minute) // on a busy machine, too
-	for seed := range uint64(effort.Of(3, 60, 400)) {
+	for seed := range uint64(effort.Of(3, 20, 400)) {
 		clock := ratelimittest.NewClock(time.Unix(1_800_000_000, 0))
 		real, err := redisstore.New(server.Client(t), redisstore.WithClock(clock.Now), redisstore.WithPrefix(redistest.Prefix(t)), patient)
 		require.NoError(t, err)

@@ -449,7 +449,7 @@ var everySmallScope = []scope{
 // Each schedule keeps the bound.
 func TestEverySmallScheduleKeepsTheBound(t *testing.T) {
 	effort.OneGoroutine(t)
-	for _, s := range everySmallScope[:effort.Of(1, 4, len(everySmallScope))] {
+	for _, s := range everySmallScope[:effort.Of(1, 2, len(everySmallScope))] {
 		e := newEverything(t, s)
 		w := e.start()
 		require.NoError(t, e.explore(&w))

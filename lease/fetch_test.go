@@ -241,7 +241,7 @@ func TestDenialsAreRemembered(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t)}
 			d := newLease(t, newLimiter(t, algorithm, s, perSecond), life)
-			seconds, admitted, denied := effort.Of(1, 10), 0, 0
+			seconds, admitted, denied := effort.Of(1, 3, 10), 0, 0
 			for range seconds * 10_000 {
 				time.Sleep(time.Second / 10_000)
 				r := allow(t, d)

@@ -60,7 +60,7 @@ func TestRotatingKeys(t *testing.T) {
 		const most = 10_000
 		d := newLease(t, newLimiter(t, "fixed_window", memory(t, memstore.WithMaxKeys(1)), window), life, lease.WithMaxKeys(most))
 		largest, begin, base := 0, 0, 0
-		total := effort.Of(100_000, 1_000_000)
+		total := effort.Of(100_000, 300_000, 1_000_000)
 		for i := range total {
 			_, err := d.Allow(t.Context(), strconv.Itoa(i))
 			require.NoError(t, err)

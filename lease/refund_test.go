@@ -107,7 +107,7 @@ func TestRefundToALeaseThatWasSpent(t *testing.T) {
 // Redis a log would be forgotten too soon else.
 func TestRefundKeepsToTheStrictLimit(t *testing.T) {
 	mini := redistest.Mini(t)
-	s, err := redisstore.New(mini.Client(t))
+	s, err := redisstore.New(mini.Client(t), redisstore.WithTimeout(time.Minute)) // on a busy machine, too
 	require.NoError(t, err)
 	d := newLease(t, newLimiter(t, "sliding_log", s, ratelimit.PerSecond(10)), 100*time.Millisecond)
 	r := allowN(t, d, 5)

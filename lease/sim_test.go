@@ -608,7 +608,7 @@ var tight = map[string]float64{fixedWindow: 0.99, slidingLog: 0.99, slidingWindo
 
 func TestLeasesKeepTheirBounds(t *testing.T) {
 	effort.OneGoroutine(t)
-	n := effort.Of(150, 1_000, 10_000)
+	n := effort.Of(60, 300, 10_000)
 	if *schedules > 0 {
 		n = *schedules
 	}

@@ -221,7 +221,7 @@ func TestWhatIsCountedIsBounded(t *testing.T) {
 	effort.OneGoroutine(t)
 	c := observe.NewCounters("api")
 	const names = 10_000
-	keys := effort.Of(50_000, 1_000_000)
+	keys := effort.Of(50_000, 200_000, 1_000_000)
 	c.Decided(t.Context(), "key", 1, deniedBy(t, "other"), nil, 0) // a limit may be called so
 	for i := range names {
 		c.Decided(t.Context(), "key", 1, deniedBy(t, fmt.Sprint("limit ", i)), nil, 0)

@@ -74,7 +74,7 @@ func TestWhatAnEstimateMeans(t *testing.T) {
 	promises, err := os.ReadFile("../docs/promises.md")
 	require.NoError(t, err)
 	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
-		if algorithm != "sliding_window" && !effort.Full() {
+		if algorithm != "sliding_window" && !effort.Long() {
 			continue
 		}
 		line := fmt.Sprintf("| `%s` |", typeName(algorithm))

@@ -207,7 +207,7 @@ func TestTopKeysIsBounded(t *testing.T) {
 	next := func() string { i++; return fmt.Sprint("key ", i) }
 	denials(top, 10_000, next)
 	heap := heapBytes()
-	n := effort.Of(300_000, 2_000_000, 10_000_000)
+	n := effort.Of(300_000, 600_000, 10_000_000)
 	denials(top, n, next)
 	require.Less(t, heapBytes(), heap+1<<14)
 	got := top.Top(1000)

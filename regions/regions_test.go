@@ -207,7 +207,7 @@ func TestLimitsThatCannotBeSharedAreRefused(t *testing.T) {
 // The shares of a limit add up to it, and none is without an event.
 func TestSharesAddUp(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for i := range effort.Of(1_000, 20_000) {
+	for i := range effort.Of(1_000, 5_000, 20_000) {
 		stores, weights := map[string]store.Store{}, map[string]int{}
 		for j := range 2 + rng.IntN(5) {
 			stores[name(j)], weights[name(j)] = memory(t), 1+rng.IntN(1<<rng.IntN(20))

@@ -331,13 +331,13 @@ func TestRegionsNeverAdmitMoreThanTheLimit(t *testing.T) {
 	}
 	for _, algorithm := range algorithms {
 		t.Run(algorithm+" in memory", func(t *testing.T) {
-			test(t, algorithm, effort.Of(40, 400, 1_500), func(t testing.TB, _, _ int, clock func() time.Time) store.Store {
+			test(t, algorithm, effort.Of(20, 100, 1_500), func(t testing.TB, _, _ int, clock func() time.Time) store.Store {
 				return memory(t, memstore.WithClock(clock))
 			})
 		})
 		t.Run(algorithm+" on Redis", func(t *testing.T) {
 			client := redistest.Shared(t).Client(t)
-			test(t, algorithm, effort.Of(2, 20, 100), func(t testing.TB, id, region int, clock func() time.Time) store.Store {
+			test(t, algorithm, effort.Of(2, 8, 100), func(t testing.TB, id, region int, clock func() time.Time) store.Store {
 				s, err := redisstore.New(client, redisstore.WithClock(clock), redisstore.WithTimeout(time.Minute),
 					redisstore.WithPrefix(fmt.Sprint(redistest.Prefix(t), id, "-", region)))
 				require.NoError(t, err)

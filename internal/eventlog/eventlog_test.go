@@ -317,7 +317,7 @@ func requireBlocks(t *testing.T, g *Log) {
 // Take is Step and Add, also where the clock goes back, limits change, events are refunded and
 // all has ended.
 func TestATakeIsAStepAndAnAdd(t *testing.T) {
-	for seed := range uint64(effort.Of(40, 400)) {
+	for seed := range uint64(effort.Of(40, 150, 400)) {
 		random := rand.New(rand.NewPCG(seed, 8))
 		one, two := new(Log), new(Log)
 		now, admitted, denied := int64(1_767_225_600_000_000), 0, 0

@@ -104,21 +104,18 @@ func TestTurnsComeInTheOrderOfArrival(t *testing.T) {
 
 // The first of a thousand find the bucket or the window empty.
 func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
-	for i, c := range []struct {
+	for _, c := range []struct {
 		rate   int
 		period time.Duration
 		way    time.Duration
 	}{
 		{1, 10 * time.Millisecond, 0},
-		{1, 10 * time.Millisecond, 100 * time.Microsecond},
-		{20, time.Second, 0},
 		{20, time.Second, 3 * time.Millisecond},
-		{100, time.Second, 500 * time.Microsecond},
+		{1, 10 * time.Millisecond, 100 * time.Microsecond},
+		{100, time.Second, 500 * time.Microsecond}, // 64 questions at once
+		{20, time.Second, 0},
 		{500, time.Second, 3 * time.Millisecond},
-	} {
-		if i%4 != 0 && !effort.Full() {
-			continue
-		}
+	}[:effort.Of(2, 4, 6)] {
 		onEach(t, c.rate, c.period, func(t *testing.T, l *limiter) {
 			l.far(c.way)
 			waiters, percent := 1000, time.Duration(103)
@@ -151,7 +148,7 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 // Whoever comes, leaves, is in a hurry or meets an error: nobody goes early, nothing is lost,
 // and the patient are served.
 func TestWhateverHappensNobodyGoesEarlyAndNoPermitIsLost(t *testing.T) {
-	for seed := range effort.Of(8, 60) {
+	for seed := range effort.Of(8, 20, 60) {
 		onEach(t, 1+seed%7, 100*time.Millisecond, func(t *testing.T, l *limiter) {
 			random := rand.New(rand.NewPCG(uint64(seed), 1))
 			l.jitter(random, time.Duration(1+random.IntN(8000))*time.Microsecond)

@@ -53,7 +53,7 @@ func TestTheServersClockIsSetBack(t *testing.T) {
 	effort.OneGoroutine(t)
 	server := newWays(t)
 	storetest.Run(t, func(_ testing.TB, clock func() time.Time) store.Store { return server.open(clock) },
-		storetest.SetBack(), storetest.Traces(effort.Of(9, 170, 1_700)))
+		storetest.SetBack(), storetest.Traces(effort.Of(3, 20, 1_700)))
 }
 
 // wayServer is a Redis server by the test's clock. Its scripts read that, and keys expire by it.

@@ -485,7 +485,7 @@ func TestNestingsKeepToOneLimitAcrossOutages(t *testing.T) {
 	inner := []string{"All of one", "All, first", "All, second"}
 	outer := []string{"another key", "All of one", "All, first", "All, second", "All with calls and a key", "accesslist", "shadow, enforced"}
 	rng := rand.New(rand.NewPCG(3, 4))
-	for id := range effort.Of(600, 6_000, 20_000) {
+	for id := range effort.Of(600, 2_000, 20_000) {
 		algorithm := algorithms[id%len(algorithms)]
 		x := &nesting{id: id, algorithm: algorithm, store: &unreliable{Store: memory(t, newClock())}}
 		if id%2 == 1 {

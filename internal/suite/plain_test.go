@@ -76,7 +76,7 @@ func TestThePlainCaseDecidesAndWritesAsTheGeneralScript(t *testing.T) {
 				}
 				require.NoError(t, k.whole.Load(t.Context(), client).Err())
 				require.NoError(t, k.general.Load(t.Context(), client).Err())
-				for range effort.Of(30, 300, 1200) {
+				for range effort.Of(30, 100, 1200) {
 					k.step(t, algorithm)
 				}
 				require.Greater(t, k.plain, k.takes/20)

@@ -41,12 +41,10 @@ func TestAttackByRotatingKeysGainsNothing(t *testing.T) {
 		{10_000 / scale, 100_000 / scale, 5},
 	} {
 		for _, algorithm := range algorithms {
-			maxKeys, rotating := flood.maxKeys, flood.rotating
-			switch less := max(1, 10/scale); {
-			case effort.Long():
+			less := max(1, effort.Of(10, 4, 1)/scale)
+			maxKeys, rotating := flood.maxKeys/less, flood.rotating/less
+			if effort.Long() {
 				rotating *= 10
-			case !effort.Full():
-				maxKeys, rotating = maxKeys/less, rotating/less
 			}
 			t.Run(fmt.Sprintf("%s/%d a key", algorithm, flood.cost), func(t *testing.T) {
 				attack(t, algorithm, maxKeys, rotating, flood.cost)

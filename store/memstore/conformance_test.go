@@ -17,5 +17,5 @@ func TestConformance(t *testing.T) {
 			t.Fatal(err)
 		}
 		return s
-	}, storetest.Traces(effort.Of(20, 100, 15_000)))
+	}, storetest.Traces(effort.Of(20, 50, 15_000)))
 }

@@ -145,7 +145,7 @@ func TestDenialsAnswerAsUnderTheLock(t *testing.T) {
 	for _, algorithm := range algorithms {
 		t.Run(algorithm, func(t *testing.T) {
 			p := newDenialPair(t, algorithm)
-			for i := range effort.Of(10_000, 300_000) {
+			for i := range effort.Of(10_000, 60_000, 300_000) {
 				p.call(t, i)
 			}
 			check(t, p.s)
@@ -271,7 +271,7 @@ func TestNoDenialOutlivesARefund(t *testing.T) {
 					}
 				})
 			}
-			for i := range effort.Of(5_000, 50_000) / scale {
+			for i := range effort.Of(5_000, 15_000, 50_000) / scale {
 				first, err := lim.Allow(ctx, "k")
 				r, err2 := lim.Allow(ctx, "k")
 				if err != nil || err2 != nil || !r.Allowed || first.Remaining != 1 {

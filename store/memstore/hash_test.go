@@ -72,7 +72,7 @@ var uses = []struct {
 // For even cells the sum is about 63, and 180 or more once in 10^12 times.
 func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 	const keys, cells = 1024, 64
-	secrets := effort.Of(500, 2500) / scale
+	secrets := effort.Of(100, 400, 2500) / scale
 	ns := store.NewNamespace(&store.Rule{Name: "any"}, "")
 	for _, family := range families {
 		seen := map[string]bool{}
@@ -116,7 +116,7 @@ func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 // value, and the key's length.
 func TestEachByteOfAKeyCounts(t *testing.T) {
 	ns := store.NewNamespace(&store.Rule{Name: "any"}, "")
-	for number := range max(1, effort.Of(1, 5)/scale) {
+	for number := range max(1, effort.Of(1, 2, 5)/scale) {
 		secret := memstore.SecretOf(number)
 		var shorter memstore.Hashed
 		for length := 1; length <= 100; length++ {

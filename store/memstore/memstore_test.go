@@ -148,7 +148,7 @@ func TestRefundNeverExtendsALife(t *testing.T) {
 // forget nothing, through growth, splits and sweeps.
 func TestAgainstMaps(t *testing.T) {
 	const keys = 1_000_000 / scale
-	calls := effort.Of(250_000, 1_000_000, 2_500_000) / scale
+	calls := effort.Of(250_000, 500_000, 2_500_000) / scale
 	c := newClock()
 	s := newStore(t, memstore.WithClock(c.now))
 	windows, logs := store.NewNamespace(window, ""), store.NewNamespace(sliding, "")
@@ -240,7 +240,7 @@ func TestCountsAreExactUnderFire(t *testing.T) {
 	for _, maxKeys := range []int{memstore.DefaultMaxKeys, 5000} {
 		t.Run(fmt.Sprintf("cap=%d", maxKeys), func(t *testing.T) {
 			const workers, keys, limit = 8, 50, 100
-			rounds := effort.Of(50, 300)
+			rounds := effort.Of(20, 100, 300)
 			c := newClock()
 			s := newStore(t, memstore.WithClock(c.now), memstore.WithMaxKeys(maxKeys))
 			spaces := []*store.Namespace{store.NewNamespace(window, ""), store.NewNamespace(sliding, "")}
@@ -410,7 +410,8 @@ func TestRotatingKeysResetNobodyWithAnySecret(t *testing.T) {
 
 // flood floods a store with this secret; nil is one of its own.
 func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret) {
-	const rotating, limit = 100_000 / scale, 100
+	const limit = 100
+	rotating := effort.Of(30_000, 100_000) / scale
 	established := max(1, maxKeys/20) // at a tenth, one in 10^8 new keys finds eight of them
 	c := newClock()
 	s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(c.now))
@@ -447,7 +448,7 @@ func flood(t *testing.T, rule *store.Rule, maxKeys int, secret *memstore.Secret)
 
 func TestIdleKeysGoByThemselves(t *testing.T) {
 	const busy = 1000 // some in each table
-	idle := effort.Of(300_000, 1_000_000) / scale
+	idle := effort.Of(300_000, 300_000, 1_000_000) / scale
 	calls := idle
 	c := newClock()
 	names := keyNames(idle)
@@ -639,7 +640,7 @@ func TestWorkPerCall(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	before, hand := s.Shapes()
 	most := 0
-	calls := effort.Of(30_000, 60_000) / scale
+	calls := effort.Of(20_000, 30_000, 60_000) / scale
 	for i := range calls {
 		if i == calls/2 {
 			c.add(3600 * second)

@@ -32,7 +32,7 @@ func TestStressLeavesEveryCountExact(t *testing.T) {
 		{"passing keys die", memstore.DefaultMaxKeys, 80_000, 10 * second, 50_000, 0},
 		{"passing keys are evicted", 5000, 40_000, 0, 5000, 100_000},
 	} {
-		if !effort.Full() {
+		if !effort.Long() {
 			v.passing, v.manyKeys, v.evicting = v.passing/4, min(v.manyKeys/4, v.maxKeys), v.evicting/4
 		}
 		t.Run(v.name, func(t *testing.T) {

@@ -439,7 +439,7 @@ func TestSchedulesOfFaults(t *testing.T) {
 		return
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // with more, the order of calls would not be the seed's
-	first, n := uint64(0), uint64(effort.Of(200, 2000, 10_000))
+	first, n := uint64(0), uint64(effort.Of(200, 600, 10_000))
 	if testing.Short() {
 		n = 20
 	}
@@ -484,7 +484,7 @@ func TestAScheduleIsReplayedExactly(t *testing.T) {
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	synctest.Test(t, func(t *testing.T) {
-		for seed := range uint64(effort.Of(10, 100)) {
+		for seed := range uint64(effort.Of(10, 30, 100)) {
 			st := play(t, seed, new(strings.Builder))
 			for try := 1; ; try++ { // who runs for 10 ms of a busy machine has to let others go first
 				again := play(t, seed, new(strings.Builder))

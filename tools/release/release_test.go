@@ -83,12 +83,18 @@ func TestStrangersCanUseEachModule(t *testing.T) {
 	}
 }
 
+// needLong skips what fails only if the scripts of a release or the beginning of README change.
+func needLong(t *testing.T) {
+	t.Helper()
+	if os.Getenv("RATELIMIT_LONG") != "1" {
+		t.Skip("RATELIMIT_LONG=1 runs it")
+	}
+}
+
 // README begins with a program and what fetches its imports. A stranger does that, in this order,
 // in an empty folder.
 func TestTheBeginningOfREADMEWorks(t *testing.T) {
-	if testing.Short() {
-		t.Skip("fetches modules")
-	}
+	needLong(t)
 	readme, err := os.ReadFile(here.dir + "/README.md")
 	if err != nil {
 		t.Fatal(err)
@@ -139,9 +145,7 @@ func follow(t *testing.T, r *repository, page string) (said string, ok bool) {
 // The script of CONTRIBUTING tags a clone of a bare repository and pushes there. Then strangers
 // can fetch each module, which the script itself tries, and run the command.
 func TestTheScriptReleasesEachModule(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the command")
-	}
+	needLong(t)
 	const version = "v0.1.1002"
 	r := newRepository(t)
 	for _, oldest := range modules(t) {
@@ -195,9 +199,7 @@ func TestTheScriptReleasesEachModule(t *testing.T) {
 // A command, and the playground's WebAssembly, have the same bytes when they are built in two folders.
 // The other command is built by the same script.
 func TestBinariesDoNotDependOnTheFolder(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the commands")
-	}
+	needLong(t)
 	r := newRepository(t)
 	built := make([]map[string][]byte, 2)
 	for i := range built {
