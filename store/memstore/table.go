@@ -3,7 +3,6 @@ package memstore
 import (
 	"encoding/binary"
 	"iter"
-	"math"
 	"math/bits"
 	"slices"
 	"sync"
@@ -331,23 +330,19 @@ func (t *table) moveHome(i int) {
 	}
 }
 
-// refund gives back what is still charged of c in slot i, and reports whether anything is
-// left. A state that has ended stays for the sweep. The sweep records its end in horizon,
-// for late readings of the clock.
-func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Receipt) bool {
+// refund gives back what is still charged of c in slot i. What has ended stays for the sweep, and so
+// does a key of which nothing is left: it may be back soon. The sweep records its end in horizon, for
+// late readings of the clock.
+func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Receipt) {
 	s := &t.slots[i]
 	if log := t.log(i); log != nil {
 		log.Refund(l, now, c)
 		s.setPart(max(s.at, log.End()) - s.at)
-		return log.End() != math.MinInt64
+		return
 	}
-	by := t.counting(i)
-	if s.end(rule, by) <= now {
-		return true
+	if by := t.counting(i); s.end(rule, by) > now {
+		t.put(i, rule.Refund(s.state(by), l, now, c), int64(by.rate))
 	}
-	left := rule.Refund(s.state(by), l, now, c)
-	t.put(i, left, int64(by.rate))
-	return left.Whole != 0 || left.Part != 0
 }
 
 // tick counts a decision, and returns whether a sweep is due.
