@@ -67,6 +67,7 @@ type config struct {
 	slots      bool              // whether the limiter counts some
 	fixed      bool              // and nothing in it can change
 	hold       []inflight.Option // of the slots
+	holder     ratelimit.Limiter // limiter, as it is asked for slots
 	slotRetry  time.Duration     // of the middleware; 0 unless set
 	cancelLost bool              // of the middleware
 
@@ -81,7 +82,7 @@ func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
 	return &config{
-		limiter: l, key: key, styles: defaultStyles, maxPause: time.Minute,
+		limiter: l, holder: l, key: key, styles: defaultStyles, maxPause: time.Minute,
 		slots: inflight.Has(l), fixed: see.Fixed(l),
 	}, nil
 }
@@ -97,7 +98,7 @@ func (c *config) holds() bool {
 // take asks for n events, and for a slot if the limiter counts some.
 func (c *config) take(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
 	if c.holds() {
-		return inflight.Hold(ctx, c.limiter, key, n, c.hold...)
+		return inflight.Hold(ctx, c.holder, key, n, c.hold...)
 	}
 	r, err := c.limiter.AllowN(ctx, key, n)
 	return nil, r, err

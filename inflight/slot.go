@@ -30,6 +30,8 @@ type held struct {
 	events   int              // of those that are not settled
 	charged  ratelimit.Result // by them
 	local    bool             // some of it by a local limiter, whose slots are to be given back
+	deferred bool             // nothing looks whether it is forgotten
+	own      Slot             // then it is this one
 	longest  time.Time        // when it ends; zero for no such time
 	onEnd    func(Ending)
 	counters *Counters // that count it; nil if none do
@@ -119,7 +121,8 @@ func OnEnd(f func(Ending)) Option {
 // If ctx ends while the store is asked, the error is that of ctx, and a slot that was taken all
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
-	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n}
+	l, deferred := see.Deferring(l)
+	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n, deferred: deferred}
 	err := h.applyToHold(opts)
 	if err == nil {
 		err = checkLimiter(l)
@@ -137,10 +140,14 @@ func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	if err != nil || !r.Allowed {
 		return nil, r, err
 	}
-	s := &Slot{h}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.plan()
+	if h.deferred {
+		h.own.held = h
+		return &h.own, r, nil
+	}
+	s := &Slot{h}
 	h.cleanup = runtime.AddCleanup(s, (*held).forget, h)
 	return s, r, nil
 }
