@@ -623,7 +623,7 @@ func (h *held) giveBackLocal() {
 func (h *held) turn() {
 	h.mu.Lock()
 	forgotten := h.forgotten && h.state != over
-	busy, ended := h.busy, h.state == over
+	busy, ended, unlost := h.busy, h.state == over, h.state == holding
 	h.busy = !forgotten
 	h.mu.Unlock()
 	switch {
@@ -638,7 +638,7 @@ func (h *held) turn() {
 	}
 	gone := false
 	for i := range h.places {
-		gone = !h.renew(&h.places[i]) || gone
+		gone = !h.renew(&h.places[i], unlost) || gone
 	}
 	h.mu.Lock()
 	ended = h.state == over
@@ -660,13 +660,18 @@ func (h *held) turn() {
 	}
 }
 
-// renew renews a place, and reports whether it is still held, or may be.
-func (h *held) renew(p *place) bool {
+// renew renews a place, and reports whether it is still held, or may be. If it is not lost before, a
+// renewal ends when it is.
+func (h *held) renew(p *place, unlost bool) bool {
 	if p.life == forever {
 		return true
 	}
 	began := time.Now()
-	ctx, cancel := context.WithDeadline(h.ctx, began.Add(p.life/4)) // so that there is time for another one
+	end := began.Add(p.life / 4) // so that there is time for another one
+	if unlost && p.counted() && p.until.Before(end) {
+		end = p.until
+	}
+	ctx, cancel := context.WithDeadline(h.ctx, end)
 	defer cancel()
 	var r ratelimit.Result
 	var err error
