@@ -291,8 +291,8 @@ func (s *Store) Refund(_ context.Context, ns *store.Namespace, key string, l sto
 	reading, h := s.now(), s.secret.hash(ns, key)
 	t := s.lock(h)
 	defer t.mu.Unlock()
-	if i := t.find(h); i >= 0 {
-		t.refund(i, ns.Rule, l, max(reading, t.horizon), c)
+	if i := t.find(h); i >= 0 && !t.refund(i, ns.Rule, l, max(reading, t.horizon), c) {
+		s.forget(t, i)
 	}
 	return nil
 }

@@ -330,19 +330,23 @@ func (t *table) moveHome(i int) {
 	}
 }
 
-// refund gives back what is still charged of c in slot i. What has ended stays for the sweep, and so
-// does a key of which nothing is left: it may be back soon. The sweep records its end in horizon, for
-// late readings of the clock.
-func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Receipt) {
+// refund gives back what is still charged of c in slot i, and reports whether the key stays: unless
+// nothing is left. What has ended stays for the sweep, which records its end in horizon, for late
+// readings of the clock. So does an empty log, whose end is past: the slots of a key soon come back.
+func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Receipt) bool {
 	s := &t.slots[i]
 	if log := t.log(i); log != nil {
 		log.Refund(l, now, c)
 		s.setPart(max(s.at, log.End()) - s.at)
-		return
+		return true
 	}
-	if by := t.counting(i); s.end(rule, by) > now {
-		t.put(i, rule.Refund(s.state(by), l, now, c), int64(by.rate))
+	by := t.counting(i)
+	if s.end(rule, by) <= now {
+		return true
 	}
+	left := rule.Refund(s.state(by), l, now, c)
+	t.put(i, left, int64(by.rate))
+	return left.Whole != 0 || left.Part != 0
 }
 
 // tick counts a decision, and returns whether a sweep is due.
