@@ -83,13 +83,10 @@ func (Deferred) deferred() {}
 
 // Deferring reports whether l embeds Deferred, and returns the limiter inside, or else l.
 func Deferring[L any](l L) (L, bool) {
-	if d, ok := any(l).(interface {
-		deferred()
-		Unwrap() L
-	}); ok {
-		return d.Unwrap(), true
+	if _, ok := any(l).(interface{ deferred() }); !ok {
+		return l, false
 	}
-	return l, false
+	return any(l).(interface{ Unwrap() L }).Unwrap(), true
 }
 
 // Known is what the packages of this module know of a type of package ratelimit, beyond its
