@@ -6,18 +6,33 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"sync/atomic"
 
 	"github.com/felixge/httpsnoop"
 
+	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/report"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
+
+// deferring is a limiter whose slots [handler.holding] gives back by a defer.
+type deferring struct {
+	see.Deferred
+	ratelimit.Limiter
+}
+
+func (d deferring) Unwrap() ratelimit.Limiter { return d.Limiter }
 
 // holding answers a request that holds a slot, and gives that back.
 func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t taken, d *report.Decision) {
-	s := &stay{slot: t.slot}
-	defer s.end() // also when the handler panics, which goes on
+	w, taken := watch(w, t.slot)
+	defer func() { // also when the handler panics, which goes on
+		if taken == nil || !taken.Load() {
+			t.slot.Release()
+		}
+	}()
 	if h.cancelLost {
 		work, cancel := context.WithCancelCause(r.Context())
 		defer cancel(nil)
@@ -25,37 +40,26 @@ func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Re
 		defer context.AfterFunc(of, func() { cancel(context.Cause(of)) })()
 		r = r.WithContext(work)
 	}
-	h.answer(ctx, s.watch(w), r, key, t, d)
+	h.answer(ctx, w, r, key, t, d)
 }
 
-// stay is a request that holds a slot.
-type stay struct {
-	slot  *inflight.Slot
-	taken atomic.Bool // the connection was taken over, and has the slot
-}
-
-func (s *stay) end() {
-	if !s.taken.Load() {
-		s.slot.Release()
-	}
-}
-
-// watch returns w with the same optional methods. A connection that is taken over gives the slot
-// back when it is closed.
-func (s *stay) watch(w http.ResponseWriter) http.ResponseWriter {
+// watch returns w with the same optional methods, and whether the connection was taken over, nil if it
+// cannot be. That gives the slot back when it is closed.
+func watch(w http.ResponseWriter, slot *inflight.Slot) (http.ResponseWriter, *atomic.Bool) {
 	if _, ok := w.(http.Hijacker); !ok { // as in HTTP/2
-		return w
+		return w, nil
 	}
+	taken := new(atomic.Bool)
 	return httpsnoop.Wrap(w, httpsnoop.Hooks{Hijack: func(do httpsnoop.HijackFunc) httpsnoop.HijackFunc {
 		return func() (net.Conn, *bufio.ReadWriter, error) {
 			c, buffer, err := do()
 			if err != nil {
 				return c, buffer, err
 			}
-			s.taken.Store(true)
-			return newConn(c, s.slot), buffer, nil
+			taken.Store(true)
+			return newConn(c, slot), buffer, nil
 		}
-	}})
+	}}), taken
 }
 
 // conn is a connection that holds a slot until it is closed.
@@ -64,15 +68,18 @@ type conn struct {
 	slot *inflight.Slot
 }
 
-// newConn returns c with the slot, and with CloseWrite if it has that.
+// newConn returns c with the slot, and with CloseWrite if it has that. One that is forgotten gives the
+// slot back: no defer does.
 func newConn(c net.Conn, slot *inflight.Slot) net.Conn {
+	held := &conn{c, slot}
+	runtime.AddCleanup(held, (*inflight.Slot).Release, slot)
 	if half, ok := c.(halfCloser); ok {
 		return &struct {
-			conn
+			*conn
 			halfCloser
-		}{conn{c, slot}, half}
+		}{held, half}
 	}
-	return &conn{c, slot}
+	return held
 }
 
 type halfCloser interface{ CloseWrite() error }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -306,6 +307,41 @@ func TestAHijackedConnectionHoldsItsSlotUntilItIsClosed(t *testing.T) {
 			})
 		}
 	}
+}
+
+// No defer gives back the slot of a connection that was taken over and is forgotten.
+func TestAHijackedConnectionThatIsForgottenGivesBackItsSlot(t *testing.T) {
+	for name, c := range map[string]net.Conn{"one half can be closed": new(net.TCPConn), "plain": new(plainConn)} {
+		t.Run(name, func(t *testing.T) {
+			l := slots(t, living(t), 1)
+			httplimit.Middleware(l, global)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_, _, err := http.NewResponseController(w).Hijack()
+				require.NoError(t, err)
+			})).ServeHTTP(giving{httptest.NewRecorder(), c}, get("192.0.2.1:1"))
+			require.Equal(t, 1, spent(t, l, "global"))
+			require.Eventually(t, func() bool {
+				runtime.GC()
+				return spent(t, l, "global") == 0
+			}, time.Minute, time.Millisecond)
+		})
+	}
+}
+
+type plainConn struct{ net.Conn }
+
+// giving is a ResponseWriter that gives the connection to who takes it over.
+type giving struct {
+	http.ResponseWriter
+	conn net.Conn
+}
+
+func (g giving) Hijack() (net.Conn, *bufio.ReadWriter, error) { return g.conn, nil, nil }
+
+// The defer of the middleware needs nobody who looks whether a slot is forgotten.
+func TestARequestWithASlotAllocatesLittle(t *testing.T) {
+	h := httplimit.Middleware(slots(t, living(t), 1), httplimit.WithoutHeaders())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	w, r := &emptied{make(http.Header)}, get("192.0.2.1:1")
+	require.LessOrEqual(t, testing.AllocsPerRun(1000, func() { h.ServeHTTP(w, r) }), 2.0)
 }
 
 func TestOfAConnectionThatCannotBeTakenOverTheHandlerHasTheSlot(t *testing.T) {

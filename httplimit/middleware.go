@@ -117,6 +117,7 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 	if err := c.checkSlots(); err != nil {
 		return nil, err
 	}
+	c.holder = deferring{Limiter: l}
 	c.asks = !see.IgnoresContext(l)
 	switch {
 	case !c.asks && !c.inContext:

@@ -68,6 +68,7 @@ type config struct {
 	slots      bool              // whether the limiter counts some
 	fixed      bool              // and nothing in it can change
 	hold       []inflight.Option // of the slots
+	holder     ratelimit.Limiter // limiter, as it is asked for slots
 	slotRetry  time.Duration     // of the middleware; 0 unless set
 	cancelLost bool              // of the middleware
 
@@ -82,7 +83,7 @@ func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
 	return &config{
-		limiter: l, key: key, styles: defaultStyles, maxPause: time.Minute,
+		limiter: l, holder: l, key: key, styles: defaultStyles, maxPause: time.Minute,
 		slots: inflight.Has(l), fixed: see.Fixed(l),
 	}, nil
 }
@@ -100,7 +101,7 @@ func (c *config) holds() bool {
 func (c *config) take(ctx context.Context, key string, n int) (*inflight.Slot, ratelimit.Result, error) {
 	for {
 		if c.holds() {
-			s, r, err := inflight.Hold(ctx, c.limiter, key, n, c.hold...)
+			s, r, err := inflight.Hold(ctx, c.holder, key, n, c.hold...)
 			if !errors.Is(err, ratelimit.ErrInvalidOption) || c.holds() {
 				return s, r, err
 			}

@@ -148,6 +148,9 @@ func (s *slots) Refund(_ store.Limit, now int64, c store.Receipt) {
 	s.all = slices.DeleteFunc(s.all, func(one slot) bool {
 		return one.end <= now || one.number >= c.At && one.number < c.At+c.N
 	})
+	if len(s.all) == 0 { // as a key never seen, which it is on Redis
+		s.last = 0
+	}
 }
 
 // End is when the last slot ends.

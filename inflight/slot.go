@@ -33,6 +33,8 @@ type held struct {
 	events   int                 // of those that are not settled
 	charged  ratelimit.Result    // by them
 	local    bool                // some of it by a local limiter, whose slots are to be given back
+	deferred bool                // nothing looks whether it is forgotten
+	own      Slot                // then it is this one
 	longest  time.Time           // when it ends; zero for no such time
 	onEnd    func(Ending)
 	counters *Counters // that count it; nil if none do
@@ -122,7 +124,8 @@ func OnEnd(f func(Ending)) Option {
 // If ctx ends while the store is asked, the error is that of ctx, and a slot that was taken all
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
-	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n}
+	l, deferred := see.Deferring(l)
+	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n, deferred: deferred}
 	err := h.applyToHold(opts)
 	if err == nil {
 		err = checkLimiter(l)
@@ -140,10 +143,14 @@ func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	if err != nil || !r.Allowed {
 		return nil, r, err
 	}
-	s := &Slot{h}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.plan()
+	if h.deferred {
+		h.own.held = h
+		return &h.own, r, nil
+	}
+	s := &Slot{h}
 	h.cleanup = runtime.AddCleanup(s, (*held).forget, h)
 	return s, r, nil
 }
@@ -628,7 +635,7 @@ func (h *held) giveBackLocal() {
 func (h *held) turn() {
 	h.mu.Lock()
 	forgotten := h.forgotten && h.state != over
-	busy, ended := h.busy, h.state == over
+	busy, ended, unlost := h.busy, h.state == over, h.state == holding
 	h.busy = !forgotten
 	h.mu.Unlock()
 	switch {
@@ -643,7 +650,7 @@ func (h *held) turn() {
 	}
 	gone := false
 	for i := range h.places {
-		gone = !h.renew(&h.places[i]) || gone
+		gone = !h.renew(&h.places[i], unlost) || gone
 	}
 	h.mu.Lock()
 	ended = h.state == over
@@ -665,13 +672,18 @@ func (h *held) turn() {
 	}
 }
 
-// renew renews a place, and reports whether it is still held, or may be.
-func (h *held) renew(p *place) bool {
+// renew renews a place, and reports whether it is still held, or may be. If it is not lost before, a
+// renewal ends when it is.
+func (h *held) renew(p *place, unlost bool) bool {
 	if p.life == forever {
 		return true
 	}
 	began := time.Now()
-	ctx, cancel := context.WithDeadline(h.ctx, began.Add(p.life/4)) // so that there is time for another one
+	end := began.Add(p.life / 4) // so that there is time for another one
+	if unlost && p.counted() && p.until.Before(end) {
+		end = p.until
+	}
+	ctx, cancel := context.WithDeadline(h.ctx, end)
 	defer cancel()
 	var r ratelimit.Result
 	var err error

@@ -210,6 +210,31 @@ func TestARenewalThatHangsLeavesTimeForAnother(t *testing.T) {
 	})
 }
 
+// The work is told of a loss when the slot ends, and not when a renewal under way gives up or comes
+// back: another one may have taken the slot by then.
+func TestALossIsToldWhileARenewalIsUnderWay(t *testing.T) {
+	for name, way := range map[string]time.Duration{"hanging": 0, "on its way": 100 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newRemote(t)
+				began := time.Now()
+				held := hold(t, slots(t, s, 1))
+				if s.way = way; way == 0 {
+					s.hangs.Store(true)
+				}
+				s.down.Store(true)
+				<-held.Context().Done()
+				require.ErrorIs(t, context.Cause(held.Context()), inflight.ErrLost)
+				require.Equal(t, 3*time.Second, time.Since(began))
+				s.hangs.Store(false)
+				s.down.Store(false)
+				held.Release()
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
 func TestWhoseStoreHasForgottenTakesAnotherSlotOrIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := slots(t, newRemote(t), 1)

@@ -75,6 +75,20 @@ func Answering[L any](l L) (found L, ok bool) { return First[interface{ answers(
 // Sleeping returns what embeds Sleeps.
 func Sleeping[L any](l L) (found L, ok bool) { return First[interface{ sleeps() }](l) }
 
+// Deferred is embedded in a limiter around one other, of whose slots each is given back by a defer.
+// So none can be forgotten, and nothing need look for one that is.
+type Deferred struct{}
+
+func (Deferred) deferred() {}
+
+// Deferring reports whether l embeds Deferred, and returns the limiter inside, or else l.
+func Deferring[L any](l L) (L, bool) {
+	if _, ok := any(l).(interface{ deferred() }); !ok {
+		return l, false
+	}
+	return any(l).(interface{ Unwrap() L }).Unwrap(), true
+}
+
 // Known is what the packages of this module know of a type of package ratelimit, beyond its
 // methods. L is ratelimit.Limiter.
 type Known[L any] struct {

@@ -3,7 +3,6 @@ package memstore
 import (
 	"encoding/binary"
 	"iter"
-	"math"
 	"math/bits"
 	"slices"
 	"sync"
@@ -331,15 +330,15 @@ func (t *table) moveHome(i int) {
 	}
 }
 
-// refund gives back what is still charged of c in slot i, and reports whether anything is
-// left. A state that has ended stays for the sweep. The sweep records its end in horizon,
-// for late readings of the clock.
+// refund gives back what is still charged of c in slot i, and reports whether the key stays: unless
+// nothing is left. What has ended stays for the sweep, which records its end in horizon, for late
+// readings of the clock. So does an empty log, whose end is past: the slots of a key soon come back.
 func (t *table) refund(i int, rule *store.Rule, l store.Limit, now int64, c store.Receipt) bool {
 	s := &t.slots[i]
 	if log := t.log(i); log != nil {
 		log.Refund(l, now, c)
 		s.setPart(max(s.at, log.End()) - s.at)
-		return log.End() != math.MinInt64
+		return true
 	}
 	by := t.counting(i)
 	if s.end(rule, by) <= now {

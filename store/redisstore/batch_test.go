@@ -505,6 +505,9 @@ type held struct {
 	proxy *redistest.Proxy
 	space *store.Namespace
 	calls sync.WaitGroup
+
+	server *redis.Client
+	before int // scripts that the server had run
 }
 
 func holdTrips(t *testing.T, server *redistest.Server, opts ...redisstore.Option) *held {
@@ -521,6 +524,9 @@ func holdTrips(t *testing.T, server *redistest.Server, opts ...redisstore.Option
 	_, err := h.take(context.Background(), "warm") // shows how near the server is
 	require.NoError(t, err)
 	h.Widen(64)
+	h.server = server.Client(t)
+	h.before, err = evalshas(t.Context(), h.server)
+	require.NoError(t, err)
 	proxy.Hold()
 	t.Cleanup(proxy.Release)
 	for i := 1; h.Waiting() == 0; i++ {
@@ -529,6 +535,18 @@ func holdTrips(t *testing.T, server *redistest.Server, opts ...redisstore.Option
 	}
 	t.Cleanup(h.calls.Wait)
 	return h
+}
+
+// releaseButOne lets the replies pass, but for that to the next script. The scripts under way have passed the
+// proxy, so it is not one of those.
+func (h *held) releaseButOne(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		n, err := evalshas(t.Context(), h.server)
+		return err == nil && n-h.before >= h.Trips()
+	}, 10*time.Second, time.Millisecond)
+	h.proxy.DropReplies(1, "evalsha")
+	h.proxy.Release()
 }
 
 func (h *held) take(ctx context.Context, key string) (store.Reply, error) {
@@ -662,8 +680,7 @@ func TestABatchWhoseReplyIsLostRunsOnce(t *testing.T) {
 	for i := range 20 {
 		all = append(all, h.wait(t, t.Context(), fmt.Sprint("k", i/2)))
 	}
-	h.proxy.DropReplies(1, "evalsha")
-	h.proxy.Release()
+	h.releaseButOne(t)
 	for _, done := range all {
 		err := <-done
 		require.ErrorIs(t, err, store.ErrTimeout)
@@ -689,8 +706,7 @@ func TestAMixedBatchWhoseReplyIsLostRunsOnce(t *testing.T) {
 		h.waitFor(t, func() error { _, err := h.Peek(t.Context(), h.space, "refunded", year(100), 1); return err }),
 		h.wait(t, t.Context(), "taken"),
 	}
-	h.proxy.DropReplies(1, "evalsha")
-	h.proxy.Release()
+	h.releaseButOne(t)
 	for _, done := range all {
 		err := <-done
 		require.ErrorIs(t, err, store.ErrTimeout)

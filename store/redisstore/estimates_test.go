@@ -258,6 +258,33 @@ func full(t testing.TB) *Store {
 	return s
 }
 
+// Calls that go ahead take others along, as many as a full trip has without them. Else those would
+// leave most of a trip empty, since a batch goes as a whole.
+func TestATripThatGoesAheadIsNotHalfEmpty(t *testing.T) {
+	s := full(t)
+	p := s.link.pipeline
+	s.timeout, p.timeout = time.Hour, time.Hour // nothing ends meanwhile
+	s.Widen(8)
+	s.Occupy()
+	for range 3 * 8 {
+		p.enter(s.budget(t.Context()), new(call))
+	}
+	for range 3 {
+		b := s.budget(t.Context())
+		b.ahead = true
+		p.enter(b, new(call))
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var carried []int
+	for p.line.living > 0 {
+		trip := &trip{begun: time.Now()}
+		p.fill(trip)
+		carried = append(carried, trip.calls)
+	}
+	require.Equal(t, []int{3 + 8, 8, 8}, carried)
+}
+
 func TestARefusalAllocatesNothing(t *testing.T) {
 	s := full(t)
 	ns := store.NewNamespace(&store.Rule{Name: "rule"}, "name")

@@ -136,7 +136,7 @@ func (p *pipeline) fill(t *trip) {
 		late += p.quick
 	}
 	for room := p.batch(); room > 0; room = p.batch() - t.calls {
-		if t.calls == 0 {
+		if t.calls == 0 || t.list[len(t.list)-1].ahead { // those take a batch along, however full it is
 			room = 1 << 20
 		}
 		bt := p.line.take(room)
