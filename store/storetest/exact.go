@@ -32,14 +32,14 @@ var fill = []struct {
 	}},
 }
 
-// eachKey calls f for each limit, with a new key. f reports to k.t.
-func (s *suite) eachKey(t testing.TB, a algorithm, f func(k *key, l ratelimit.Limit, capacity int)) {
+// eachKey calls f for each limit, with a new key.
+func (s *suite) eachKey(t testing.TB, a algorithm, f func(t testing.TB, k *key, l ratelimit.Limit, capacity int)) {
 	t.Helper()
 	for _, l := range s.someLimits(a) {
 		s.part(t, func(t testing.TB, s *suite) {
 			k := s.bench(t).key(a.name, l)
 			k.advance(123_456_789 * microsecond)
-			f(k, l, int(integers(l).burst))
+			f(t, k, l, int(integers(l).burst))
 		})
 	}
 }
@@ -52,7 +52,7 @@ func (k *key) another() *key {
 }
 
 func exactlyTheCapacity(t testing.TB, s *suite, a algorithm) {
-	s.eachKey(t, a, func(k *key, _ ratelimit.Limit, capacity int) {
+	s.eachKey(t, a, func(t testing.TB, k *key, _ ratelimit.Limit, capacity int) {
 		k.has(capacity)
 		ones := min(capacity, 20)
 		if capacity > ones {
@@ -60,7 +60,7 @@ func exactlyTheCapacity(t testing.TB, s *suite, a algorithm) {
 		}
 		for i := range ones {
 			if r := k.take(1); r.Remaining != ones-1-i {
-				k.t.Fatalf("Remaining is %d, want %d: %+v", r.Remaining, ones-1-i, r)
+				t.Fatalf("Remaining is %d, want %d: %+v", r.Remaining, ones-1-i, r)
 			}
 		}
 		for range 3 {
@@ -120,7 +120,7 @@ func resetAfterIsExact(t testing.TB, s *suite, a algorithm) {
 }
 
 func tooManyCostNothing(t testing.TB, s *suite, a algorithm) {
-	s.eachKey(t, a, func(k *key, l ratelimit.Limit, capacity int) {
+	s.eachKey(t, a, func(t testing.TB, k *key, l ratelimit.Limit, capacity int) {
 		for _, spent := range []int{0, 1, capacity} {
 			k = k.another()
 			if spent > 0 {
@@ -133,11 +133,11 @@ func tooManyCostNothing(t testing.TB, s *suite, a algorithm) {
 				}
 				r := k.deny(n)
 				if r.RetryAfter != ratelimit.Never || r.Remaining != before.Remaining || r.ResetAfter != before.ResetAfter {
-					k.t.Fatalf("%v with %d spent, AllowN(%d): %+v after %+v", l, spent, n, r, before)
+					t.Fatalf("%v with %d spent, AllowN(%d): %+v after %+v", l, spent, n, r, before)
 				}
 			}
 			if r := k.peek(); r != before {
-				k.t.Fatalf("%v with %d spent: %+v, before %+v", l, spent, r, before)
+				t.Fatalf("%v with %d spent: %+v, before %+v", l, spent, r, before)
 			}
 		}
 	})
@@ -239,13 +239,13 @@ func denialsOfTraceChangeNothing(t testing.TB, s *suite, a algorithm, seed uint6
 }
 
 func lateReadingsMintNothing(t testing.TB, s *suite, a algorithm) {
-	s.eachKey(t, a, func(k *key, l ratelimit.Limit, capacity int) {
+	s.eachKey(t, a, func(t testing.TB, k *key, l ratelimit.Limit, capacity int) {
 		k.take(capacity)
 		now := k.us.Load()
 		for _, late := range []time.Duration{microsecond, 50 * time.Millisecond, l.Period, 2*l.Period + microsecond} {
 			k.set(now - late.Microseconds())
 			if r := k.deny(1); r.Remaining != 0 || r.RetryAfter <= 0 || r.RetryAfter == ratelimit.Never {
-				k.t.Fatalf("%v, %v late: %+v", l, late, r)
+				t.Fatalf("%v, %v late: %+v", l, late, r)
 			}
 		}
 		k.set(now)
@@ -254,17 +254,17 @@ func lateReadingsMintNothing(t testing.TB, s *suite, a algorithm) {
 }
 
 func resetForgets(t testing.TB, s *suite, a algorithm) {
-	s.eachKey(t, a, func(k *key, _ ratelimit.Limit, capacity int) {
+	s.eachKey(t, a, func(t testing.TB, k *key, _ ratelimit.Limit, capacity int) {
 		k.reset() // of a new key
 		unseen := k.another().peek()
 		charged := k.take(capacity)
 		k.reset()
 		if r := k.peek(); r != unseen {
-			k.t.Fatalf("after Reset %+v, never seen %+v", r, unseen)
+			t.Fatalf("after Reset %+v, never seen %+v", r, unseen)
 		}
 		k.refund(charged, capacity) // nothing is still charged
 		if r := k.peek(); r != unseen {
-			k.t.Fatalf("after Reset and Refund %+v, never seen %+v", r, unseen)
+			t.Fatalf("after Reset and Refund %+v, never seen %+v", r, unseen)
 		}
 		k.take(capacity)
 		k.deny(1)

@@ -65,7 +65,7 @@ func turnsOfRequests(t testing.TB, s *suite, a algorithm) {
 // retryAfterWithinIsExact denies calls that cannot wait long enough.
 func retryAfterWithinIsExact(t testing.TB, s *suite, a algorithm) {
 	rng := rand.New(rand.NewPCG(5, 5))
-	s.eachKey(t, a, func(k *key, l ratelimit.Limit, capacity int) {
+	s.eachKey(t, a, func(t testing.TB, k *key, l ratelimit.Limit, capacity int) {
 		for _, n := range []int{1, 1 + capacity/2, capacity} {
 			k = k.another()
 			k.at(0).take(capacity)
