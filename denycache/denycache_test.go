@@ -320,17 +320,25 @@ func (c *naive) change(key, fault string, call func() error) error {
 
 func TestTheTrafficFindsTheFaultsOfANaiveDenyCache(t *testing.T) {
 	wrong := func(t *testing.T, fault string, raising bool) int64 {
-		c := &traffic{algorithm: "token_bucket", denials: effort.Of(8_000, 20_000, 60_000), raising: raising}
+		c := &traffic{algorithm: "token_bucket", denials: effort.Of(20_000, 40_000, 60_000), raising: raising}
 		c.wrap = func(s store.Store) store.Store { return newNaive(s, fault) }
 		c.run(t)
 		t.Logf("%q: %d false denials of %d", fault, c.wrong.Load(), c.local.Load())
 		return c.wrong.Load()
 	}
+	found := func(fault string, raising bool) bool {
+		for range 10 { // some need two calls that meet
+			if wrong(t, fault, raising) > 0 {
+				return true
+			}
+		}
+		return false
+	}
 	require.Zero(t, wrong(t, "", false), "without a fault")
 	for _, fault := range faults {
-		require.Positive(t, wrong(t, fault, false), fault)
+		require.True(t, found(fault, false), fault)
 	}
-	require.Positive(t, wrong(t, "", true), "it does not see that the limit is raised")
+	require.True(t, found("", true), "it does not see that the limit is raised")
 }
 
 func TestADenialEndsBeforeAStoreThatTruncatesItsTimeAdmits(t *testing.T) {
