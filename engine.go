@@ -208,8 +208,8 @@ func (lim *limiter) taken(res *Result, r store.Reply, n, charged int64) {
 	res.addReceipt(lim.integers, r.X, charged)
 }
 
-// bucketTaken fills res with Report of a call without a turn. It takes the limit by
-// pointer and calls nothing but the division, since each decision pays for it.
+// bucketTaken fills res with what [bucket.Report] says of a call without a turn. It takes the limit
+// by pointer and calls nothing but the division, since each decision pays for it.
 func bucketTaken(l *store.Limit, r store.Reply, n, charged int64, res *Result) {
 	whole, part := r.Y, r.Z
 	room := l.Burst - whole

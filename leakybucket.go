@@ -17,8 +17,7 @@ import (
 // Refund gives events back only while they are the last of the queue: callers who cannot wait ask
 // by [AllowWithin]. Refund a charge whole: in parts, a turn may be given out twice.
 //
-// A key costs some 40 bytes in memory and 150 in Redis, until the queue
-// is empty.
+// A key costs some 40 bytes in memory and 150 in Redis, until the queue is empty.
 //
 // Use it to call something that wants a steady pace. Where nobody sleeps, use [TokenBucket].
 type LeakyBucket struct{ limiter }

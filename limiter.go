@@ -112,7 +112,8 @@ var kinds = []struct {
 }
 
 // New returns a limiter by the name of its algorithm: "fixed_window", "sliding_window",
-// "sliding_log", "token_bucket" or "leaky_bucket".
+// "sliding_log", "token_bucket" or "leaky_bucket". Errors: [ErrInvalidLimit] and
+// [ErrInvalidOption], as of all constructors.
 func New(algorithm string, s store.Store, l Limit, opts ...Option) (Limiter, error) {
 	for i := range kinds {
 		if k := &kinds[i]; k.rule.Name == algorithm {

@@ -16,8 +16,7 @@ import (
 // What [AllowWithin] admits ahead counts at its turn. Its refunds exceed the bound by at most
 // what was refunded.
 //
-// A key costs some 40 bytes in memory and 150 in Redis, until the bucket
-// is full again.
+// A key costs some 40 bytes in memory and 150 in Redis, until the bucket is full again.
 //
 // Use it for a sustained rate that allows bursts, and for costs. Where events must be spread
 // out, use [LeakyBucket].
