@@ -8,9 +8,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ratelimit-go/ratelimit/fallback"
-	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/promlimit"
+	"github.com/ratelimit-go/ratelimit/store/lease"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 

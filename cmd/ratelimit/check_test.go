@@ -13,8 +13,8 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/config"
-	"github.com/ratelimit-go/ratelimit/lease"
 	"github.com/ratelimit-go/ratelimit/observe"
+	"github.com/ratelimit-go/ratelimit/store/lease"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 

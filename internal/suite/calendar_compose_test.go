@@ -14,11 +14,11 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/levels"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/internal/see"
-	"github.com/ratelimit-go/ratelimit/lease"
-	"github.com/ratelimit-go/ratelimit/regions"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/lease"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
+	"github.com/ratelimit-go/ratelimit/store/regions"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 

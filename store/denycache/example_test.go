@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/denycache"
+	"github.com/ratelimit-go/ratelimit/store/denycache"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 

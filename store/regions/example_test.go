@@ -6,9 +6,9 @@ import (
 	"log"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/regions"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/regions"
 )
 
 // A limit of 6 a day is shared by two regions. All calls come to the EU, which takes what the

@@ -6,7 +6,7 @@ import (
 	"log"
 
 	"github.com/ratelimit-go/ratelimit"
-	"github.com/ratelimit-go/ratelimit/coalesce"
+	"github.com/ratelimit-go/ratelimit/store/coalesce"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
