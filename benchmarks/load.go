@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
@@ -83,7 +84,22 @@ var loaders = map[string]func(*redis.Client, *load) (func(context.Context, strin
 			return err
 		}, func(ctx context.Context) error { return client.Ping(ctx).Err() }, nil
 	},
+	"slots":   loadSlots,
 	"rueidis": loadRueidis,
+}
+
+// loadSlots is the loader of slots that are held and given back at once. Only the holding is waited for.
+func loadSlots(client *redis.Client, _ *load) (func(context.Context, string) error, func(context.Context) error, error) {
+	s, err := redisstore.New(client)
+	if err != nil {
+		return nil, nil, err
+	}
+	lim, err := inflight.New(s, 64, time.Minute, ratelimit.WithName("overload"))
+	return func(ctx context.Context, key string) error {
+		slot, _, err := inflight.Hold(ctx, lim, key, 1)
+		slot.Release()
+		return err
+	}, s.Ready, err
 }
 
 // loadLimits is the loader of fixed windows, each of another length: of one, or of an All.

@@ -73,6 +73,10 @@ func pressCells() (list []pressCell) {
 			add(pressCell{name: fmt.Sprintf("%d ms away, callers %d", way, n), way: way * time.Millisecond}, callers(n))
 		}
 	}
+	for _, n := range []int{64, 1024, 8192} {
+		add(pressCell{name: fmt.Sprintf("slots, callers %d", n), who: []string{"slots"}}, callers(n))
+		add(pressCell{name: fmt.Sprintf("slots, 20 ms away, callers %d", n), who: []string{"slots"}, way: 20 * time.Millisecond}, callers(n))
+	}
 	for _, n := range []int{8, 32} {
 		add(pressCell{name: fmt.Sprintf("0.5 ms away, callers %d", n), way: 500 * time.Microsecond}, callers(n))
 		add(pressCell{name: fmt.Sprintf("2 ms away, callers %d", n), way: 2 * time.Millisecond}, callers(n))
