@@ -70,7 +70,7 @@ func TestTheWindowFindsWhatAServerCanDo(t *testing.T) {
 		{75 * ms, 27 * time.Microsecond, mostTrips},
 	} {
 		t.Run(fmt.Sprintf("%v away, %v for a call", c.way, c.each), func(t *testing.T) {
-			w := window{calls: firstWindow}
+			w := newWindow()
 			now := time.Unix(1_000, 0)
 			may := c.way + max(slack, c.way/4)
 			rounds := func(each time.Duration, n int) {
@@ -105,7 +105,7 @@ func TestTheWindowFindsWhatAServerCanDo(t *testing.T) {
 
 // Trips that are not full say nothing about more.
 func TestTheWindowDoesNotGrowWithoutNeed(t *testing.T) {
-	w := window{calls: firstWindow}
+	w := newWindow()
 	now := time.Unix(1_000, 0)
 	w.learn(w.batch(nearTrips)-1, nearTrips, now, now.Add(ms), 4*ms)
 	require.Equal(t, firstWindow, w.calls)
@@ -113,6 +113,106 @@ func TestTheWindowDoesNotGrowWithoutNeed(t *testing.T) {
 	require.Equal(t, firstWindow*3/4, w.calls)
 	w.learn(1, nearTrips, now, now.Add(6*ms), 4*ms)
 	require.Equal(t, firstWindow*3/4, w.calls, "it began before the change")
+}
+
+// More was under way than the server answers in time. The window begins anew, and is soon back if that
+// has passed.
+func TestAWindowWhoseCallersHaveAllLeftBeginsAnew(t *testing.T) {
+	w := newWindow()
+	now := time.Unix(1_000, 0)
+	round := func(most int, took time.Duration) {
+		begun := now
+		now = now.Add(took)
+		for range w.trips(most) {
+			w.learn(w.batch(most), most, begun, now, 25*ms)
+		}
+	}
+	for range 4 {
+		round(mostTrips, 20*ms)
+	}
+	require.Equal(t, mostBatch*mostTrips, w.calls)
+	begun := now
+	now = now.Add(250 * ms)
+	for range mostTrips { // all of them
+		w.lose(mostTrips, begun, now)
+	}
+	require.Equal(t, least(mostTrips), w.calls)
+	was := w
+	w.lose(mostTrips, now.Add(ms), now.Add(250*ms))
+	require.Equal(t, leastBatch, w.calls, "that was too much too")
+	now = now.Add(251 * ms)
+	for range 3 {
+		round(mostTrips, 200*ms)
+	}
+	require.Equal(t, least(mostTrips), w.calls, "it does not stay so small for trips that are only long")
+
+	w = was
+	for rounds := 0; w.calls < mostBatch*mostTrips; rounds++ {
+		require.Less(t, rounds, 3)
+		round(mostTrips, 20*ms)
+	}
+}
+
+// A process that stands still reads its replies late. That says nothing of the server, unless it lasts as
+// long as calls can wait.
+func TestAPauseOfTheProcessIsNotTheServers(t *testing.T) {
+	for _, c := range []struct {
+		timer bool // is late
+		took  time.Duration
+		want  int
+	}{
+		{false, 20 * ms, firstWindow}, {false, 60 * ms, least(mostTrips)},
+		{true, 60 * ms, firstWindow}, {true, 130 * ms, least(mostTrips)},
+	} {
+		client := redis.NewClient(&redis.Options{PoolSize: mostTrips})
+		defer client.Close()
+		s, err := New(client)
+		require.NoError(t, err)
+		p, now := s.link.pipeline, time.Now()
+		p.distance.add(now.Add(-20*ms), now)
+		p.begin(true)
+		if c.timer {
+			require.True(t, p.pauses.begin(now))
+		}
+		p.finish(&trip{made: true, calls: 1, begun: now}, nil, now.Add(c.took), 0)
+		require.Equal(t, c.want, p.window.calls, "%+v", c)
+	}
+}
+
+func TestPauses(t *testing.T) {
+	var p pauses
+	now := time.Unix(1_000, 0)
+	require.Zero(t, p.until(now), "there is no timer")
+	require.True(t, p.begin(now))
+	require.False(t, p.begin(now), "one is enough")
+	require.Zero(t, p.until(now.Add(tick)))
+	require.Equal(t, 40*ms, p.until(now.Add(tick+40*ms)))
+	require.Equal(t, 50*ms, p.until(now.Add(tick+50*ms)), "nothing counts twice")
+}
+
+// How long a trip took that all have left says how long the server stood still, and not how much time a
+// call must have left to go.
+func TestATripThatAllHaveLeftIsNoMeasureForOthers(t *testing.T) {
+	client := redis.NewClient(&redis.Options{})
+	defer client.Close()
+	s, err := New(client)
+	require.NoError(t, err)
+	p, now := s.link.pipeline, time.Now()
+	end := func(took time.Duration, left bool) time.Duration {
+		p.begin(true)
+		trip := &trip{made: true, calls: 1, begun: now.Add(-took)}
+		if left {
+			p.abandon(trip)
+		}
+		p.finish(trip, nil, now, 0)
+		return p.quick
+	}
+	for range 8 {
+		end(20*ms, false)
+	}
+	before := p.quick
+	require.Equal(t, before, end(time.Second, true))
+	require.Greater(t, end(time.Second, false), before)
 }
 
 // Callers who have something better to do are told at once, however many they are. Those
@@ -196,18 +296,17 @@ func TestRefusedCallersAreToldBeforeTheirTimeIsUp(t *testing.T) {
 func TestQueue(t *testing.T) {
 	var q queue
 	now := time.Unix(1_000, 0)
-	joins := func(ahead bool, most int) *batch {
-		b := q.last(ahead, now, most, ms)
+	join := func(most int) *batch {
+		b := q.last(now, most, ms)
 		if b == nil {
-			b = &batch{ahead: ahead, begun: now}
-			q.add(b)
+			b = &batch{line: &q, begun: now}
+			q.batches = append(q.batches, b)
 		}
 		b.calls = append(b.calls, call{})
 		b.living++
 		q.living++
 		return b
 	}
-	join := func(most int) *batch { return joins(false, most) }
 	first := join(2)
 	require.Same(t, first, join(2))
 	second := join(2)
@@ -220,27 +319,16 @@ func TestQueue(t *testing.T) {
 	require.Equal(t, 5, q.living)
 	require.Nil(t, q.take(1), "nobody overtakes")
 	require.Same(t, first, q.take(2))
-	q.lose(second, 1)
+	second.lose(1)
 	require.Equal(t, 2, q.living)
 	require.Same(t, third, q.take(2), "the second is empty")
 	require.NotNil(t, q.take(2))
 	require.Nil(t, q.take(2))
 	require.Zero(t, q.living)
 
-	last := join(2)
-	ahead := joins(true, 1)
-	require.NotSame(t, last, ahead)
-	next := joins(true, 1)
-	require.NotSame(t, ahead, next, "the first is full")
-	require.Same(t, next, joins(true, 2))
-	require.Same(t, last, join(2))
-	for _, b := range []*batch{ahead, next, last} {
-		require.Same(t, b, q.take(2), "in order of arrival, but for those that go ahead")
-	}
-
 	for range 100 { // those that have ended do not fill memory
 		now = now.Add(time.Second)
-		q.lose(join(1), 1)
+		join(1).lose(1)
 	}
 	require.LessOrEqual(t, len(q.batches), 17)
 }
@@ -258,31 +346,60 @@ func full(t testing.TB) *Store {
 	return s
 }
 
-// Calls that go ahead take others along, as many as a full trip has without them. Else those would
-// leave most of a trip empty, since a batch goes as a whole.
-func TestATripThatGoesAheadIsNotHalfEmpty(t *testing.T) {
-	s := full(t)
-	p := s.link.pipeline
-	s.timeout, p.timeout = time.Hour, time.Hour // nothing ends meanwhile
-	s.Widen(8)
-	s.Occupy()
-	for range 3 * 8 {
-		p.enter(s.budget(t.Context()), new(call))
-	}
-	for range 3 {
+// Each trip has room for as many that go ahead as for others, so neither kind waits for all of the
+// other. A batch goes as a whole.
+func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
+	for _, c := range []struct {
+		others, ahead int
+		want          []int
+	}{
+		{24, 3, []int{3 + 8, 8, 8}},
+		{8, 24, []int{8 + 8, 8, 8}},
+		{24, 24, []int{16, 16, 16}},
+		{24, 0, []int{8, 8, 8}},
+		{0, 12, []int{8, 4}},
+	} {
+		s := full(t)
+		p := s.link.pipeline
+		s.timeout, p.timeout = time.Hour, time.Hour // nothing ends meanwhile
+		s.Widen(8)
+		s.Occupy()
 		b := s.budget(t.Context())
+		for range c.others {
+			p.enter(b, new(call))
+		}
 		b.ahead = true
-		p.enter(b, new(call))
+		for range c.ahead {
+			p.enter(b, new(call))
+		}
+		p.mu.Lock()
+		var carried []int
+		for p.waiting() > 0 {
+			trip := &trip{begun: time.Now()}
+			p.fill(trip)
+			carried = append(carried, trip.calls)
+		}
+		p.mu.Unlock()
+		require.Equal(t, c.want, carried, "%d, and %d ahead", c.others, c.ahead)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var carried []int
-	for p.line.living > 0 {
-		trip := &trip{begun: time.Now()}
-		p.fill(trip)
-		carried = append(carried, trip.calls)
+}
+
+// Calls that are sure to be served are not a reason to refuse the others: these have half of each trip.
+func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
+	s := full(t)
+	s.link.pipeline.expected.inside.Store(0)
+	for range 2 * longestLine {
+		_, err := s.admit(t.Context(), true)
+		require.NoError(t, err)
 	}
-	require.Equal(t, []int{3 + 8, 8, 8}, carried)
+	b, err := s.admit(t.Context(), false)
+	require.NoError(t, err)
+	require.EqualValues(t, 2*longestLine+1, s.Stats().UnderWay)
+	s.leave(&b)
+	b.ahead = true
+	s.leave(&b)
+	require.EqualValues(t, 2*longestLine-1, s.Stats().UnderWay)
+	require.Zero(t, s.link.pipeline.expected.inside.Load())
 }
 
 func TestARefusalAllocatesNothing(t *testing.T) {

@@ -83,7 +83,7 @@ func (s *Store) Waiting() int {
 	p := s.link.pipeline
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.line.living
+	return p.waiting()
 }
 
 // Trips is how many round trips are under way that callers wait for.
@@ -115,7 +115,7 @@ func (s *Store) Occupy() (release func()) {
 		defer p.mu.Unlock()
 		now := time.Now()
 		p.trips -= mostTrips
-		p.window.calls = max(p.window.calls, p.line.living*p.ways())
+		p.window.calls = max(p.window.calls, p.waiting()*p.ways())
 		p.distance.looked = now // no empty trip goes first
 		p.start(now)
 	}
@@ -152,7 +152,7 @@ func (s *Store) Batches() int {
 	p := s.link.pipeline
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.line.batches)
+	return len(p.ahead.batches) + len(p.line.batches)
 }
 
 // Warmed has the store count on so many connections, and on trips that take so long.

@@ -34,7 +34,7 @@ func (s *Store) TakeAll(ctx context.Context, requests []store.Request, replies [
 	if err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.leave(&b)
 	set, numbers, err := rulesOf(requests)
 	if err != nil {
 		return err

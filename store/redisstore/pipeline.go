@@ -70,12 +70,14 @@ type pipeline struct {
 	clones   []*redis.Client // of client, not used by a trip now: see conn
 	began    time.Time       // when the last trip began that was not full
 	timer    bool            // a timer is set for calls to go
-	line     queue           // the calls that wait
+	ahead    queue           // the calls that wait, and give room to others
+	line     queue           // the others
 	apart    time.Time       // until then each call has a script of its own
 	distance distance
 	length   time.Duration // of a trip, about
 	quick    time.Duration // of a short trip, about
 	delay    time.Duration // until a goroutine of this process runs, about
+	pauses   pauses
 	window   window
 }
 
@@ -94,7 +96,7 @@ func newPipeline(s *Store, client *redis.Client, hooks bool) *pipeline {
 	p := &pipeline{
 		store: s, client: client, base: time.Now(), timeout: s.timeout, hooks: hooks, waves: newWaves(s.timeout),
 		conns:  conns{client: client, size: size, most: min(mostTrips, size), reached: !hooks, dials: newDials(size, client.Options().DialTimeout)},
-		window: window{calls: firstWindow},
+		window: newWindow(),
 	}
 	p.refusals.waves = p.waves
 	return p
@@ -126,31 +128,38 @@ func (p *pipeline) enter(b budget, c *call) (bt *batch, i int, now time.Time) {
 	if p.conns.expire(now) {
 		p.store.link.pulse.ask()
 	}
-	if bt = p.line.last(b.ahead, now, p.batch(), p.timeout/spread); bt == nil {
-		bt = p.open(b.ahead, now)
+	line := &p.line
+	if b.ahead {
+		line = &p.ahead
+	}
+	if bt = line.last(now, p.batch(), p.timeout/spread); bt == nil {
+		bt = p.open(line, now)
 	}
 	i = len(bt.calls)
 	bt.calls = append(bt.calls, *c)
 	bt.calls[i].ctx, bt.calls[i].end = b.Context, b.end.Sub(p.base)
 	bt.living++
-	p.line.living++
+	line.living++
 	p.start(now)
 	return bt, i, now
 }
 
-// open returns a new batch, which is the last of the queue, or of those that go ahead.
-func (p *pipeline) open(ahead bool, now time.Time) *batch {
+// waiting is how many calls wait.
+func (p *pipeline) waiting() int { return p.ahead.living + p.line.living }
+
+// open returns a new batch, which is the last of line.
+func (p *pipeline) open(line *queue, now time.Time) *batch {
 	bt, _ := p.read.Get().(*batch)
 	if bt == nil {
 		bt = new(batch)
 	}
-	bt.ahead, bt.begun, bt.done = ahead, now, make(chan struct{})
+	bt.line, bt.begun, bt.done = line, now, make(chan struct{})
 	if bt.timer == nil {
 		bt.timer = time.AfterFunc(p.timeout, func() { p.expire(bt) })
 	} else {
 		bt.timer.Reset(p.timeout)
 	}
-	p.line.add(bt)
+	line.batches = append(line.batches, bt)
 	return bt
 }
 
@@ -158,7 +167,7 @@ func (p *pipeline) open(ahead bool, now time.Time) *batch {
 // connection which others wait for.
 func (p *pipeline) alone(b budget, now time.Time) bool {
 	way := p.distance.is()
-	return way > 0 && b.left > 2*max(way, p.length) && p.line.living == 0 && p.conns.ready > 0 && p.trips < p.most() &&
+	return way > 0 && b.left > 2*max(way, p.length) && p.waiting() == 0 && p.conns.ready > 0 && p.trips < p.most() &&
 		now.Sub(p.conns.used) <= rested && p.gathering(now) <= 0
 }
 
@@ -268,7 +277,7 @@ func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { 
 	}
 	c.left = true
 	if bt.trip == nil {
-		p.line.lose(bt, 1)
+		bt.lose(1)
 		return errQueued, false
 	}
 	sent = bt.trip.leave()
@@ -296,7 +305,7 @@ func (p *pipeline) expire(bt *batch) {
 	if bt.trip == nil {
 		bt.err = errQueued
 		if bt.living > 0 {
-			p.line.lose(bt, bt.living)
+			bt.lose(bt.living)
 		}
 		p.count()
 		return

@@ -10,7 +10,7 @@ import (
 // timer, so that one that waits costs little.
 type batch struct {
 	calls []call
-	ahead bool          // they go before those that are not
+	line  *queue        // in which they wait
 	begun time.Time     // when the first came
 	timer *time.Timer   // ends the time of all
 	ended atomic.Bool   // whichever sets it, timer or trip, decides how the calls end
@@ -41,42 +41,28 @@ func (b *batch) timeUp(i int) (err error, sent bool) { //nolint:revive // sent i
 	return b.err, b.sent
 }
 
-// queue is batches in the order in which they came, but for those that go ahead. Those that have
-// ended leave it some time later.
+// queue is batches in the order in which they came. Those that have ended leave it some time later.
 type queue struct {
 	batches []*batch
 	living  int // calls in it
 	dead    int // batches in it that have ended
 }
 
-// end is where the next batch comes, after all or after those that go ahead.
-func (q *queue) end(ahead bool) int {
-	if !ahead {
-		return len(q.batches)
-	}
-	if i := slices.IndexFunc(q.batches, func(b *batch) bool { return !b.ahead }); i >= 0 {
-		return i
-	}
-	return len(q.batches)
-}
-
-// add adds b.
-func (q *queue) add(b *batch) { q.batches = slices.Insert(q.batches, q.end(b.ahead), b) }
-
 // last returns the batch that the next call may join, or nil. Its calls end together, so
 // none may have come long after the first.
-func (q *queue) last(ahead bool, now time.Time, most int, spread time.Duration) *batch {
-	if n := q.end(ahead); n > 0 {
+func (q *queue) last(now time.Time, most int, spread time.Duration) *batch {
+	if n := len(q.batches); n > 0 {
 		last := q.batches[n-1]
-		if last.ahead == ahead && len(last.calls) < most && now.Sub(last.begun) < spread && !last.ended.Load() {
+		if len(last.calls) < most && now.Sub(last.begun) < spread && !last.ended.Load() {
 			return last
 		}
 	}
 	return nil
 }
 
-// lose notes that n calls have left b, which is in q.
-func (q *queue) lose(b *batch, n int) {
+// lose notes that n calls have left b, which waits.
+func (b *batch) lose(n int) {
+	q := b.line
 	b.living -= n
 	q.living -= n
 	if b.living > 0 {

@@ -254,15 +254,19 @@ func (s *Store) admit(ctx context.Context, ahead bool) (budget, error) {
 }
 
 // leave ends a call that was admitted.
-func (s *Store) leave() {
-	if p := s.link.pipeline; p != nil {
+func (s *Store) leave(b *budget) {
+	switch p := s.link.pipeline; {
+	case p == nil:
+	case b.ahead:
+		p.expected.ahead.Add(-1)
+	default:
 		p.expected.inside.Add(-1)
 	}
 }
 
 // call runs t on key, and leaves.
 func (s *Store) call(b budget, ns *store.Namespace, key string, t task) (store.Reply, error) {
-	defer s.leave()
+	defer s.leave(&b)
 	var reply [1]store.Reply
 	err := s.run(b, &call{script: s.script(ns.Rule), key: s.key(ns, key), task: t}, reply[:])
 	return reply[0], err
@@ -274,7 +278,7 @@ func (s *Store) Reset(ctx context.Context, ns *store.Namespace, key string) erro
 	if err != nil {
 		return err
 	}
-	defer s.leave()
+	defer s.leave(&b)
 	var reply [1]store.Reply
 	c := call{script: s.reset, key: s.key(ns, key), task: task{op: "reset"}, at: keyArg + 1}
 	c.args = []any{nil, nil, 1, c.key, nil}

@@ -9,7 +9,8 @@ import (
 // expected is what calls have to expect. It can be read without the lock, so that a refusal
 // costs little.
 type expected struct {
-	inside atomic.Int64 // calls that have been admitted and not returned
+	inside atomic.Int64 // calls that have been admitted and not returned, but for those that go ahead
+	ahead  atomic.Int64 // the same of those
 	room   atomic.Int64 // of them, those that need not wait
 	pace   atomic.Int64 // ns until the next one is served
 	trip   atomic.Int64 // ns that a trip takes now
@@ -25,9 +26,13 @@ func (p *pipeline) refuses(b *budget) *fault {
 		p.refusals.wait(b, b.end) // if the time is the caller's own, the error is that of the context
 		return isFar
 	}
+	if b.ahead {
+		e.ahead.Add(1)
+		return nil
+	}
 	n := e.inside.Add(1)
 	wait := time.Duration((n - e.room.Load()) * e.pace.Load())
-	if b.ahead || n <= longestLine && wait <= p.timeout/4 && (b.own || wait <= 0 || wait+time.Duration(e.trip.Load()) <= b.left) {
+	if n <= longestLine && wait <= p.timeout/4 && (b.own || wait <= 0 || wait+time.Duration(e.trip.Load()) <= b.left) {
 		return nil
 	}
 	e.inside.Add(-1)

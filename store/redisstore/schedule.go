@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"math"
 	"runtime"
 	"time"
 )
@@ -55,11 +56,11 @@ func (p *pipeline) start(now time.Time) {
 func (p *pipeline) next(now time.Time) *trip {
 	defer p.count()
 	most := p.most()
-	if p.line.living == 0 || p.trips >= most || p.trips+p.late >= min(2*p.ways(), p.conns.size) || !p.conns.reached && p.trips+p.late > 0 {
+	if p.waiting() == 0 || p.trips >= most || p.trips+p.late >= min(2*p.ways(), p.conns.size) || !p.conns.reached && p.trips+p.late > 0 {
 		return nil
 	}
 	made := p.conns.ready > 0
-	looks := made && p.line.living >= p.batch() && p.distance.due(now)
+	looks := made && p.waiting() >= p.batch() && p.distance.due(now)
 	if looks && p.trips > 0 {
 		return nil
 	}
@@ -88,7 +89,22 @@ func (p *pipeline) next(now time.Time) *trip {
 		p.conns.dials.begin(now)
 	}
 	p.watch(t)
+	t.paused = p.pauses.until(now)
+	if p.pauses.begin(now) {
+		time.AfterFunc(tick, p.tick)
+	}
 	return t
+}
+
+// tick looks whether this process has stood still, while trips are under way.
+func (p *pipeline) tick() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	p.pauses.until(now)
+	if p.pauses.due = (time.Time{}); p.trips > 0 && p.pauses.begin(now) {
+		time.AfterFunc(tick, p.tick)
+	}
 }
 
 // watch abandons a trip without calls, which have ends of their own, when its time is up.
@@ -107,7 +123,7 @@ func (p *pipeline) watch(t *trip) {
 // from the server a trip that begins as soon as it can carries few, and those that come
 // next wait until it is back. So their beginnings are spread over the time that one takes.
 func (p *pipeline) gathering(now time.Time) time.Duration {
-	if p.trips == 0 || p.length < p.timeout/8 || p.line.living >= p.batch() {
+	if p.trips == 0 || p.length < p.timeout/8 || p.waiting() >= p.batch() {
 		return 0
 	}
 	return p.length/time.Duration(p.most()) - now.Sub(p.began)
@@ -127,19 +143,26 @@ func (p *pipeline) later(d time.Duration) {
 	})
 }
 
-// fill has batches go with t. It leaves calls out that have less time left than a trip
-// takes. If no trip is under way, it leaves out only those whose time is up: the length
-// of a trip may have changed.
+// fill has batches go with t: as many of those that go ahead as are in a full trip, and as many of
+// the others. So neither kind waits for long, whatever comes of the other. It leaves calls out that have
+// less time left than a trip takes. If no trip is under way, it leaves out only those whose time is up:
+// the length of a trip may have changed.
 func (p *pipeline) fill(t *trip) {
 	late := t.begun.Sub(p.base)
 	if p.conns.busy > 0 {
 		late += p.quick
 	}
-	for room := p.batch(); room > 0; room = p.batch() - t.calls {
-		if t.calls == 0 || t.list[len(t.list)-1].ahead { // those take a batch along, however full it is
-			room = 1 << 20
+	p.fillFrom(&p.ahead, t, late)
+	p.fillFrom(&p.line, t, late)
+}
+
+// fillFrom has batches of q go with t, but for calls that end before late.
+func (p *pipeline) fillFrom(q *queue, t *trip, late time.Duration) {
+	for room, before := p.batch(), t.calls; room > 0; room = p.batch() - (t.calls - before) {
+		if t.calls == before { // the first goes however large it is
+			room = math.MaxInt
 		}
-		bt := p.line.take(room)
+		bt := q.take(room)
 		if bt == nil {
 			return
 		}
@@ -219,14 +242,17 @@ func (p *pipeline) learn(t *trip, now time.Time, took, delay time.Duration) {
 	if p.length == 0 {
 		p.length = took
 	}
-	if took < p.quick || p.quick == 0 {
+	switch {
+	case t.left: // it waited for a server that stood still, or for calls that are not sent any more
+	case took < p.quick || p.quick == 0:
 		p.quick = (took + p.quick) / 2
-	} else {
+	default:
 		p.quick += (took - p.quick) / 16
 	}
 	p.length = min(p.length+(took-p.length)/4, p.timeout-p.timeout/4)
 	way := p.distance.is()
 	may := way + max(min(p.timeout/8, slack), way/4) + 2*p.delay
+	may = max(may, min(may+p.pauses.until(now)-t.paused, p.timeout/2))
 	p.window.learn(t.calls, p.ways(), t.begun, now, may)
 }
 
@@ -236,10 +262,14 @@ func (p *pipeline) abandon(t *trip) {
 		return
 	}
 	t.left = true
+	now := time.Now()
+	if t.made {
+		p.window.lose(p.ways(), t.begun, now)
+	}
 	p.late++
 	p.over(t.made)
 	if !t.made && p.conns.shaking() {
 		p.conns.dials.reached()
 	}
-	p.start(time.Now())
+	p.start(now)
 }

@@ -17,5 +17,5 @@ func (s *Store) Stats() Stats {
 		return Stats{}
 	}
 	p := s.link.pipeline
-	return Stats{p.expected.inside.Load(), p.refusals.full.Load(), p.refusals.far.Load(), time.Duration(p.expected.way.Load())}
+	return Stats{p.expected.inside.Load() + p.expected.ahead.Load(), p.refusals.full.Load(), p.refusals.far.Load(), time.Duration(p.expected.way.Load())}
 }

@@ -17,9 +17,10 @@ type trip struct {
 	first    [1]*batch // where list begins
 	calls    int       // that go with it
 	begun    time.Time
-	end      time.Time // of the last of them
-	made     bool      // it has taken one of the ready connections
-	twice    bool      // the server had to be told a script
+	paused   time.Duration // of this process, when it began
+	end      time.Time     // of the last of them
+	made     bool          // it has taken one of the ready connections
+	twice    bool          // the server had to be told a script
 	sending  sending
 	panicked any // the value that a hook panicked with
 

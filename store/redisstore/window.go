@@ -49,11 +49,40 @@ func (d *distance) is() time.Duration {
 	return d.least
 }
 
+// pauses is for how long this process has stood still, since its share of the processors was used up or
+// others had them. Replies wait then, which says nothing of the server. A timer that is late tells it.
+type pauses struct {
+	due   time.Time // when the timer is due; zero if there is none
+	total time.Duration
+}
+
+// tick is the time of the timer. What is shorter is no pause.
+const tick = slack / 2
+
+// begin reports whether a timer is to be set, which is due a tick after now.
+func (p *pauses) begin(now time.Time) bool {
+	if !p.due.IsZero() {
+		return false
+	}
+	p.due = now.Add(tick)
+	return true
+}
+
+// until returns the total until now. The timer may be due and not have run yet.
+func (p *pauses) until(now time.Time) time.Duration {
+	if late := now.Sub(p.due); !p.due.IsZero() && late > 0 {
+		p.total += late
+		p.due = now
+	}
+	return p.total
+}
+
 // window is how many calls are under way at once: as many as the server answers without a
 // long queue of its own. They share a few trips.
 type window struct {
 	calls  int
 	shrunk time.Time // when it was last made smaller
+	soon   int       // up to which it grows fast: nothing was lost there
 }
 
 const (
@@ -68,20 +97,46 @@ func (w *window) trips(most int) int { return max(1, min(w.calls/leastBatch, mos
 // batch is how many calls are in a full trip.
 func (w *window) batch(most int) int { return min(w.calls/w.trips(most), mostBatch) }
 
+// newWindow is one that may grow fast.
+func newWindow() window { return window{calls: firstWindow, soon: mostBatch * mostTrips} }
+
+// least is the size from which a window begins anew, and below which no long trip makes it.
+func least(most int) int { return leastBatch * max(1, most-nearTrips+1) }
+
 // learn learns from a trip of n calls that began at begun, of at most most at once. It took
 // so long, and may take so long.
 func (w *window) learn(n, most int, begun, now time.Time, may time.Duration) {
+	least, seen := least(most), begun.After(w.shrunk) // it has seen the last change
 	switch took := now.Sub(begun); {
+	case w.calls < least: // see lose
+		if seen {
+			w.calls = min(2*w.calls, least)
+		}
 	case took > may:
-		if begun.After(w.shrunk) { // it has seen the last change
-			w.shrunk = now
-			w.calls = w.calls * 3 / 4
+		if seen {
+			w.calls = max(w.calls*3/4, least)
+			w.shrunk, w.soon = now, w.calls
 		}
 	case n < w.batch(most):
-	case w.shrunk.IsZero():
+	case w.calls < w.soon:
 		w.calls *= 2
 	default:
 		w.calls += max(1, w.calls/4)
 	}
-	w.calls = min(max(w.calls, leastBatch*max(1, most-nearTrips+1)), mostBatch*most)
+	w.calls = min(w.calls, mostBatch*most)
+}
+
+// lose learns from a trip that began at begun, of at most most at once, and whose callers have all left
+// before its end. Far more is under way than the server answers in time, and what is sent now waits
+// behind that. So the window begins anew. It is soon back if the server only stood still.
+func (w *window) lose(most int, begun, now time.Time) {
+	if !begun.After(w.shrunk) {
+		return
+	}
+	w.shrunk = now
+	if least := least(most); w.calls > least {
+		w.calls, w.soon = least, w.calls
+	} else {
+		w.calls = leastBatch
+	}
 }
