@@ -39,6 +39,7 @@ type held struct {
 	onEnd    func(Ending)
 	counters *Counters // that count it; nil if none do
 	most     int       // MaxWaiting; 0 unless set
+	patience time.Duration
 	since    time.Time
 
 	mu        sync.Mutex
@@ -120,6 +121,8 @@ func OnEnd(f func(Ending)) Option {
 // has some, also inside a fallback. Of an All it decides on all limits at once: n events of
 // those that count rates, and a slot of each that counts slots, or nothing.
 //
+// It never waits, unless it is told [WaitUpTo].
+//
 // The Slot is nil if the Result is a denial or there is an error. Its methods do nothing then.
 // If ctx ends while the store is asked, the error is that of ctx, and a slot that was taken all
 // the same is given back. Afterwards the end of ctx changes nothing.
@@ -132,6 +135,9 @@ func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	}
 	if err != nil {
 		return nil, ratelimit.Result{}, err
+	}
+	if h.patience > 0 {
+		return h.wait(ctx, opts)
 	}
 	return h.hold(ctx)
 }
@@ -171,7 +177,7 @@ func (h *held) apply(opts []Option) error {
 func Check(opts ...Option) error { return new(held).applyToHold(opts) }
 
 func (h *held) applyToHold(opts []Option) error {
-	if err := h.apply(opts); err != nil || h.most == 0 {
+	if err := h.apply(opts); err != nil || h.most == 0 || h.patience > 0 {
 		return err
 	}
 	return errMaxWaiting

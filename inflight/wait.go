@@ -19,7 +19,7 @@ import (
 // ErrFull says that as many wait for slots of a key as may: see [MaxWaiting].
 var ErrFull = errors.New("inflight: too many wait for slots of the key")
 
-var errMaxWaiting = fmt.Errorf("%w: MaxWaiting is for Wait: Hold never waits", ratelimit.ErrInvalidOption)
+var errMaxWaiting = fmt.Errorf("%w: MaxWaiting is for Wait, or beside WaitUpTo: Hold never waits", ratelimit.ErrInvalidOption)
 
 const (
 	defaultMost = 1024
@@ -28,13 +28,26 @@ const (
 )
 
 // MaxWaiting bounds how many wait for slots of a key and limiter in this process, 1 to 2^31-1. The
-// default is 1,024. It is for [Wait], and an error elsewhere.
+// default is 1,024. It is for [Wait] and beside [WaitUpTo], and an error elsewhere.
 func MaxWaiting(n int) Option {
 	return func(h *held) error {
 		if n < 1 || n > math.MaxInt32 {
 			return fmt.Errorf("%w: MaxWaiting(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, math.MaxInt32)
 		}
 		h.most = n
+		return nil
+	}
+}
+
+// WaitUpTo has [Hold] wait for up to d, above 0, in the line of [Wait]. It denies if d is over, at once if
+// what is missing comes later, and at once if too many wait already ([MaxWaiting]). An error of the
+// limiter ends it. The end of [Wait] is then that of a context with this timeout.
+func WaitUpTo(d time.Duration) Option {
+	return func(h *held) error {
+		if d <= 0 {
+			return fmt.Errorf("%w: WaitUpTo(%v)", ratelimit.ErrInvalidOption, d)
+		}
+		h.patience = d
 		return nil
 	}
 }
@@ -63,11 +76,16 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	if err := first.apply(opts); err != nil {
 		return nil, none, err
 	}
+	if first.patience > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, first.patience)
+		defer cancel()
+	}
 	w, err := lines.join(l, key, first.most)
 	if err != nil {
 		return nil, none, err
 	}
-	s, r, err := w.hold(ctx, n, opts)
+	s, r, err := w.hold(ctx, ctx, n, opts)
 	if err != nil || r.Delay <= 0 {
 		return s, r, err
 	}
@@ -77,6 +95,43 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		return nil, none, err
 	}
 	return s, r, nil
+}
+
+// wait holds a slot as soon as it is h's turn, for as long as it is patient.
+func (h *held) wait(ctx context.Context, opts []Option) (*Slot, ratelimit.Result, error) {
+	if !lines.some.Load() { // nobody is overtaken
+		if s, r, err := h.hold(ctx); err != nil || r.Allowed || r.RetryAfter == ratelimit.Never {
+			return s, r, err
+		}
+	}
+	w, err := lines.join(h.limiter, h.key, h.most)
+	if err != nil {
+		r, err := h.limiter.Peek(ctx, h.key)
+		return nil, denial(r), err
+	}
+	w.deferred, w.impatient = h.deferred, true
+	until, cancel := context.WithTimeout(ctx, h.patience)
+	defer cancel()
+	s, r, err := w.hold(ctx, until, h.asked, opts)
+	switch {
+	case ctx.Err() != nil && s == nil:
+		return nil, ratelimit.Result{}, ctx.Err()
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, ratelimit.ErrNever):
+		if !w.asked {
+			r, err = h.limiter.Peek(ctx, h.key)
+			return nil, denial(r), err
+		}
+		return nil, w.denial, nil
+	}
+	return s, r, err
+}
+
+// denial returns r, of a look, for one who is not to overtake those that wait.
+func denial(r ratelimit.Result) ratelimit.Result {
+	if r.Allowed {
+		r.Allowed, r.Remaining, r.RetryAfter, r.Delay = false, 0, leastPause, 0
+	}
+	return r
 }
 
 // sleep sleeps, unless that takes too long for ctx.
@@ -108,18 +163,23 @@ type waiter struct {
 	line *line
 	ask  chan struct{} // of capacity 1: not to wait any longer
 	rest time.Duration // before the next question
+
+	deferred  bool // see held
+	impatient bool // an error ends the wait
+	asked     bool
+	denial    ratelimit.Result // of the last question
 }
 
-// hold asks in w's turn until there is a slot, and leaves the line.
-func (w *waiter) hold(ctx context.Context, n int, opts []Option) (s *Slot, r ratelimit.Result, err error) {
+// hold asks in w's turn until there is a slot, or until has ended, and leaves the line.
+func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot, r ratelimit.Result, err error) {
 	more := true // whether the next in the line is to ask at once
 	defer func() { lines.leave(w, more) }()
 	l, key := w.line.limiter, w.line.key
 	for {
-		if err := w.turn(ctx); err != nil {
+		if err := w.turn(until); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n}
+		h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n, deferred: w.deferred}
 		if err := h.apply(opts); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
@@ -127,7 +187,8 @@ func (w *waiter) hold(ctx context.Context, n int, opts []Option) (s *Slot, r rat
 			more = r.Remaining > 0
 			return s, r, nil
 		}
-		if err := w.denied(ctx, n, r, err); err != nil {
+		w.asked, w.denial = err == nil, r
+		if err := w.denied(until, n, r, err); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
 	}
@@ -152,6 +213,8 @@ func (w *waiter) turn(ctx context.Context) error {
 // denied sets when w asks again, or returns why it does not.
 func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err error) error {
 	switch {
+	case err != nil && w.impatient:
+		return err
 	case errors.Is(err, store.ErrOverloaded), errors.Is(err, store.ErrUnavailable):
 		w.rest = lines.pause(w.line)
 		return nil

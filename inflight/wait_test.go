@@ -220,6 +220,89 @@ func TestAWaitEnds(t *testing.T) {
 	})
 }
 
+// Hold that may wait stands in the line for so long, and denies then. Who finds the line full is denied
+// at once.
+func TestHoldWaitsForAsLongAsItIsTold(t *testing.T) {
+	for name, way := range map[string]time.Duration{"in memory": 0, "far": 10 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newRemote(t)
+				s.way = way
+				l := slots(t, s, 1)
+				type told struct {
+					slot  *inflight.Slot
+					r     ratelimit.Result
+					err   error
+					after time.Duration
+				}
+				hold := func(ctx context.Context, l ratelimit.Limiter) <-chan told {
+					ends, began := make(chan told, 1), time.Now()
+					go func() {
+						slot, r, err := inflight.Hold(ctx, l, "key", 1, inflight.WaitUpTo(time.Second), inflight.MaxWaiting(3))
+						ends <- told{slot, r, err, time.Since(began)}
+					}()
+					time.Sleep(3 * way) // for its first question
+					synctest.Wait()
+					return ends
+				}
+				first := <-hold(t.Context(), l)
+				require.NotNil(t, first.slot)
+				gone, leave := context.WithCancel(t.Context())
+				leaves := hold(gone, l)
+				second, third := hold(t.Context(), l), hold(t.Context(), l)
+				full := <-hold(t.Context(), l)
+				require.NoError(t, full.err)
+				require.Nil(t, full.slot)
+				require.False(t, full.r.Allowed)
+				require.Positive(t, full.r.RetryAfter)
+				require.LessOrEqual(t, full.after, 2*way, "it asks no more than how things are")
+
+				leave()
+				require.ErrorIs(t, (<-leaves).err, context.Canceled)
+				time.Sleep(500 * time.Millisecond)
+				first.slot.Release()
+				got := <-second
+				require.NotNil(t, got.slot, "in order of arrival, as soon as it can be")
+				require.Less(t, got.after, 700*time.Millisecond)
+				late := <-third
+				require.NoError(t, late.err)
+				require.Nil(t, late.slot)
+				require.False(t, late.r.Allowed)
+				require.Equal(t, time.Second, late.after)
+
+				s.down.Store(true) // which is no lack of slots
+				require.ErrorIs(t, (<-hold(t.Context(), l)).err, store.ErrUnavailable)
+				s.down.Store(false)
+				got.slot.Release()
+				time.Sleep(time.Second)
+				require.Equal(t, 1, free(t, l), "nothing stays of who left")
+
+				bucket, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(1), ratelimit.WithName("rate"))
+				require.NoError(t, err)
+				all, err := ratelimit.NewAll(bucket, l)
+				require.NoError(t, err)
+				(<-hold(t.Context(), all)).slot.Release()
+				rate := <-hold(t.Context(), all)
+				require.NoError(t, rate.err)
+				require.False(t, rate.r.Allowed)
+				require.LessOrEqual(t, rate.after, 4*way, "a token comes too late")
+			})
+		})
+	}
+}
+
+// Wait and Transport may be told too how long they wait at most.
+func TestAWaitMayHaveAnEndOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, newRemote(t), 1)
+		defer hold(t, l).Release()
+		began := time.Now()
+		_, _, err := inflight.Wait(t.Context(), l, "key", 1, inflight.WaitUpTo(time.Second))
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, time.Second, time.Since(began))
+	})
+}
+
 // The turn that a leaky bucket gives is slept for, and given back with the slot if it comes too late.
 func TestAWaitIsForTheTurnToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -251,6 +334,10 @@ func TestWhatCannotWaitIsRefused(t *testing.T) {
 		_, _, err := inflight.Wait(t.Context(), l, "key", 1, inflight.MaxWaiting(n))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	}
+	for _, d := range []time.Duration{0, -1} {
+		require.ErrorIs(t, inflight.Check(inflight.WaitUpTo(d)), ratelimit.ErrInvalidOption)
+	}
+	require.NoError(t, inflight.Check(inflight.WaitUpTo(1), inflight.MaxWaiting(1)))
 	_, _, err := inflight.Wait(t.Context(), l, "key", 1, nil)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	_, _, err = inflight.Hold(t.Context(), l, "key", 1, inflight.MaxWaiting(1))
