@@ -16,7 +16,9 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
 // slots is a limiter of n slots, beside a rate.
@@ -48,6 +50,42 @@ var (
 	global     = grpclimit.WithKey(grpclimit.Global())
 	errTrouble = status.Error(codes.Internal, "trouble")
 )
+
+// With WaitUpTo a call waits for a slot, and those that find the line full are refused at once.
+func TestACallMayWaitForASlot(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	redis, err := redisstore.New(startRedis(t), redisstore.WithTimeout(10*time.Second))
+	require.NoError(t, err)
+	for name, s := range map[string]store.Store{"in memory": mem, "on Redis": redis} {
+		t.Run(name, func(t *testing.T) {
+			atOnce, err := inflight.New(s, 1, time.Minute)
+			require.NoError(t, err)
+			inside, leave := make(chan struct{}, 2), make(chan struct{})
+			svc := &service{unary: func(context.Context) error {
+				inside <- struct{}{}
+				<-leave
+				return nil
+			}}
+			client := dial(t, listen(t, svc, unaryServer(t, atOnce, global, grpclimit.WithSlots(inflight.WaitUpTo(time.Hour), inflight.MaxWaiting(1)))))
+			ends := make(chan answer, 3)
+			var calls sync.WaitGroup
+			for range 3 {
+				calls.Go(func() { ends <- call(t, client) })
+			}
+			<-inside
+			refused := <-ends
+			require.Equal(t, codes.ResourceExhausted, refused.code(), "of two, one finds the line full")
+			require.Equal(t, time.Second, refused.retryInfo())
+			close(leave)
+			calls.Wait()
+			for range 2 {
+				require.Equal(t, codes.OK, (<-ends).code())
+			}
+			requireHeld(t, atOnce, 0)
+		})
+	}
+}
 
 func TestACallHoldsASlotUntilItsHandlerIsDone(t *testing.T) {
 	both, atOnce, rate := slots(t, 1)

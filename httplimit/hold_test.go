@@ -87,6 +87,79 @@ func holding(t testing.TB, s store.Store) (l *ratelimit.Custom, all map[string]r
 	}
 }
 
+// With WaitUpTo a request waits for a slot, and those that find the line full are refused at once.
+func TestARequestMayWaitForASlot(t *testing.T) {
+	for name, s := range map[string]store.Store{"in memory": living(t), "on Redis": livingOnRedis(t)} {
+		l, all := holding(t, s)
+		for where, limiter := range all {
+			t.Run(name+"/"+where, func(t *testing.T) {
+				counters := new(inflight.Counters)
+				inside, leave := make(chan struct{}, 3), make(chan struct{})
+				server := httptest.NewServer(httplimit.Middleware(limiter, global, httplimit.WithSlots(
+					inflight.WaitUpTo(time.Hour), inflight.MaxWaiting(1), inflight.CountIn(counters),
+				))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+					inside <- struct{}{}
+					<-leave
+				})))
+				defer server.Close()
+				codes := make(chan int, 4)
+				var requests sync.WaitGroup
+				get := func() { requests.Go(func() { codes <- status(server.Client(), server.URL) }) }
+				for range 2 {
+					get()
+					<-inside
+				}
+				get()
+				get()
+				require.Equal(t, http.StatusTooManyRequests, <-codes, "of two, one finds the line full")
+				require.EqualValues(t, 2, counters.Stats().Held)
+
+				close(leave)
+				<-inside
+				requests.Wait()
+				for range 3 {
+					require.Equal(t, http.StatusOK, <-codes)
+				}
+				requireHeld(t, l, 0)
+			})
+		}
+	}
+}
+
+// A request leaves the line when its client hangs up, and when it has waited for long enough.
+func TestARequestDoesNotWaitForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, elsewhere(t), 1)
+		leave := make(chan struct{})
+		h := httplimit.Middleware(l, global, httplimit.WithSlots(inflight.WaitUpTo(5*time.Second)))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-leave }))
+		serve := func(ctx context.Context) <-chan *http.Response {
+			ends := make(chan *http.Response, 1)
+			go func() {
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil).WithContext(ctx))
+				ends <- w.Result()
+			}()
+			synctest.Wait()
+			return ends
+		}
+		first := serve(t.Context())
+		gone, hangUp := context.WithCancel(t.Context())
+		second, third := serve(gone), serve(t.Context())
+		hangUp()
+		require.Equal(t, 499, (<-second).StatusCode)
+		began := time.Now()
+		late := <-third
+		require.Equal(t, http.StatusTooManyRequests, late.StatusCode)
+		require.Equal(t, "1", late.Header.Get("Retry-After"))
+		require.Equal(t, 5*time.Second, time.Since(began))
+		close(leave)
+		require.Equal(t, http.StatusOK, (<-first).StatusCode)
+		require.Equal(t, http.StatusOK, (<-serve(t.Context())).StatusCode)
+		synctest.Wait()
+		require.Zero(t, spent(t, l, "global"))
+	})
+}
+
 func TestARequestHoldsASlotUntilItsHandlerIsDone(t *testing.T) {
 	for name, s := range map[string]store.Store{"in memory": living(t), "on Redis": livingOnRedis(t)} {
 		l, all := holding(t, s)

@@ -3,9 +3,11 @@
 package frameworks_test
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"time"
@@ -143,6 +145,9 @@ func limited(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 		middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			passed = true
 			c.Request = r
+			if h, ok := w.(http.Hijacker); ok { // so that a WebSocket holds its slot until it is closed
+				c.Writer = hijackable{c.Writer, h}
+			}
 			defer func() { // for WithRefund, also after a panic
 				if c.Writer.Written() { // else another handler can still change the status
 					w.WriteHeader(c.Writer.Status())
@@ -155,3 +160,11 @@ func limited(middleware func(http.Handler) http.Handler) gin.HandlerFunc {
 		}
 	}
 }
+
+// hijackable is gin's writer whose connection is taken over by way of the middleware's.
+type hijackable struct {
+	gin.ResponseWriter
+	by http.Hijacker
+}
+
+func (h hijackable) Hijack() (net.Conn, *bufio.ReadWriter, error) { return h.by.Hijack() }
