@@ -75,6 +75,27 @@ func ExampleWithSlotRetryAfter() {
 	// 200
 }
 
+// At most 8 requests run at once, 100 more wait for up to 5 s, and the rest is refused at once.
+func ExampleWithSlots_waiting() {
+	store := ratelimit.Must(memstore.New()) // or a redisstore.Store, for several processes
+	atOnce, err := inflight.New(store, 8, time.Minute, ratelimit.WithName("at_once"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit := httplimit.Middleware(atOnce,
+		httplimit.WithKey(httplimit.Global()),
+		httplimit.WithSlots(inflight.WaitUpTo(5*time.Second), inflight.MaxWaiting(100)),
+		httplimit.WithSlotRetryAfter(5*time.Second))
+
+	slots := make([]*inflight.Slot, 8)
+	for i := range slots { // as requests that are under way
+		slots[i], _, _ = inflight.Hold(context.Background(), atOnce, "global", 1)
+	}
+	time.AfterFunc(10*time.Millisecond, slots[0].Release)
+	show(limit(page), httptest.NewRequest(http.MethodGet, "/", nil)) // 10 ms later
+	// Output: 200
+}
+
 // Each API key that has been issued has a limit of its own. The key itself is hashed before
 // it is stored.
 func ExampleAPIKey() {

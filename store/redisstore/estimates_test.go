@@ -386,7 +386,8 @@ func TestThoseThatGoAheadAndTheOthersShareEachTrip(t *testing.T) {
 	}
 }
 
-// Calls that are sure to be served are not a reason to refuse the others: these have half of each trip.
+// However many calls go ahead, they delay the others no more than as many others would: these have half of
+// each trip.
 func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 	s := full(t)
 	s.link.pipeline.expected.inside.Store(0)
@@ -397,6 +398,15 @@ func TestThoseThatGoAheadTakeNoRoomFromOthers(t *testing.T) {
 	b, err := s.admit(t.Context(), false)
 	require.NoError(t, err)
 	require.EqualValues(t, 2*longestLine+1, s.Stats().UnderWay)
+	e := &s.link.pipeline.expected
+	e.room.Store(10)
+	e.pace.Store(int64(s.timeout / 40)) // so 10 may wait, or 5 and 5 that go ahead
+	e.inside.Store(9)
+	_, err = s.admit(t.Context(), false)
+	require.NoError(t, err)
+	_, err = s.admit(t.Context(), false)
+	require.ErrorIs(t, err, store.ErrOverloaded, "they are served beside as many")
+	e.inside.Store(1)
 	s.leave(&b)
 	b.ahead = true
 	s.leave(&b)

@@ -31,7 +31,8 @@ func (p *pipeline) refuses(b *budget) *fault {
 		return nil
 	}
 	n := e.inside.Add(1)
-	wait := time.Duration((n - e.room.Load()) * e.pace.Load())
+	before := n + min(e.ahead.Load(), n) // those that go ahead have half of each trip at most
+	wait := time.Duration((before - e.room.Load()) * e.pace.Load())
 	if n <= longestLine && wait <= p.timeout/4 && (b.own || wait <= 0 || wait+time.Duration(e.trip.Load()) <= b.left) {
 		return nil
 	}
