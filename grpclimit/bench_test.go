@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/grpclimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -54,6 +56,31 @@ func BenchmarkInterceptor(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				stream.header = nil
+				_, _ = i(ctx, nil, info, handler)
+			}
+		})
+	}
+	s, err := memstore.New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	window, err := ratelimit.NewSlidingWindow(s, ratelimit.PerSecond(1e9))
+	if err != nil {
+		b.Fatal(err)
+	}
+	slot, err := inflight.New(s, 1000, time.Minute)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, l := range map[string]ratelimit.Limiter{"window": window, "slot": slot} {
+		b.Run("server/"+name+", no headers", func(b *testing.B) {
+			i, err := grpclimit.UnaryServerInterceptor(l, grpclimit.WithoutHeaders(), global)
+			if err != nil {
+				b.Fatal(err)
+			}
+			ctx := grpc.NewContextWithServerTransportStream(b.Context(), new(transport))
+			b.ReportAllocs()
+			for b.Loop() {
 				_, _ = i(ctx, nil, info, handler)
 			}
 		})
