@@ -18,12 +18,15 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/coalesce"
 	"github.com/ratelimit-go/ratelimit/store/denycache"
 	"github.com/ratelimit-go/ratelimit/store/lease"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
+	"github.com/ratelimit-go/ratelimit/store/redisstore"
 	"github.com/ratelimit-go/ratelimit/store/regions"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
@@ -723,13 +726,31 @@ type renewed struct {
 
 func (r renewed) Unwrap() ratelimit.Limiter { return r.inside() }
 
+// What is inside of each wrapper may change while the store is asked. Nothing of either stays.
 func TestALimiterThatChangesAllTheTimeIsAskedTwice(t *testing.T) {
-	s := ratelimit.Must(memstore.New())
-	l := renewed{slots(t, s, 2), func() ratelimit.Limiter { return slots(t, s, 2) }}
-	for range 3 {
-		slot, r, err := inflight.Hold(t.Context(), l, "key", 1)
-		require.NoError(t, err)
-		require.True(t, r.Allowed)
-		slot.Release()
+	redis, err := redisstore.New(redistest.Start(t).Client(t), redisstore.WithTimeout(10*time.Second))
+	require.NoError(t, err)
+	for store, s := range map[string]store.Store{"in memory": ratelimit.Must(memstore.New()), "on Redis": redis} {
+		atOnce := slots(t, s, 2)
+		rate := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerDay(1000), ratelimit.WithName("rate")))
+		inside := func() ratelimit.Limiter { return slots(t, s, 2) }
+		both := func() ratelimit.Limiter { return ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 2))) }
+		for name, l := range map[string]ratelimit.Limiter{
+			"bare":     renewed{inside(), inside},
+			"an All":   renewed{both(), both},
+			"fallback": ratelimit.Must(fallback.New(renewed{inside(), inside}, fallback.FailOpen())),
+			"observed": ratelimit.Must(observe.Around(renewed{inside(), inside}, observe.NewCounters("x"))),
+			"enforced": ratelimit.Must(shadow.New(renewed{inside(), inside}, func(context.Context, string, int, ratelimit.Result, error) {}, shadow.WithEnforcement(100))),
+		} {
+			t.Run(store+"/"+name, func(t *testing.T) {
+				for range 3 {
+					slot, r, err := inflight.Hold(t.Context(), l, "key", 1)
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+					slot.Release()
+					require.Eventually(t, func() bool { return free(t, atOnce) == 2 }, time.Minute, time.Millisecond)
+				}
+			})
+		}
 	}
 }
