@@ -602,6 +602,51 @@ func TestStoresInFrontRefuseSlots(t *testing.T) {
 	}
 }
 
+// A crowd takes slots beside a rate that is leased, of one Redis. Never do too many hold one, and none is left.
+func TestACrowdTakesSlotsBesideALeasedRate(t *testing.T) {
+	redis, err := redisstore.New(redistest.Start(t).Client(t), redisstore.WithTimeout(20*time.Second))
+	require.NoError(t, err)
+	leases, err := lease.New(redis, 50*time.Millisecond)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, leases.Close(context.Background())) }()
+	rate := ratelimit.Must(ratelimit.NewTokenBucket(leases, ratelimit.PerSecond(1_000_000), ratelimit.WithName("rate")))
+	atOnce := ratelimit.Must(inflight.New(redis, 5, time.Minute, ratelimit.WithName("at_once")))
+	both := ratelimit.Must(ratelimit.NewAll(rate, atOnce))
+	var held [16]atomic.Int64
+	var admitted, denied, others atomic.Int64
+	var callers sync.WaitGroup
+	for i := range effort.Of(1024, 8192) {
+		callers.Go(func() {
+			key, inside := fmt.Sprint(i%len(held)), &held[i%len(held)]
+			switch slot, r, err := inflight.Hold(context.Background(), both, key, 1); {
+			case errors.Is(err, store.ErrOverloaded): // nothing was taken
+				others.Add(1)
+			case err != nil:
+				t.Error(err)
+			case !r.Allowed:
+				denied.Add(1)
+			default:
+				admitted.Add(1)
+				if n := inside.Add(1); n > 5 {
+					t.Error(n, "hold a slot")
+				}
+				runtime.Gosched()
+				inside.Add(-1)
+				slot.Release()
+			}
+		})
+	}
+	callers.Wait()
+	t.Log(admitted.Load(), "were admitted,", denied.Load(), "denied,", others.Load(), "overloaded")
+	require.GreaterOrEqual(t, admitted.Load(), int64(5*len(held)))
+	for i := range held {
+		require.Eventually(t, func() bool {
+			r, err := atOnce.Peek(t.Context(), fmt.Sprint(i))
+			return err == nil && r.Remaining == 5
+		}, time.Minute, time.Millisecond)
+	}
+}
+
 // In an outage the local slots of an All are given back by Release, and not its rates.
 func TestLocalSlotsAreFreeAfterRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -90,10 +90,15 @@ func (p *pipeline) next(now time.Time) *trip {
 	}
 	p.watch(t)
 	t.paused = p.pauses.until(now)
+	p.beat(now)
+	return t
+}
+
+// beat sets the timer of pauses, if there is none.
+func (p *pipeline) beat(now time.Time) {
 	if p.pauses.begin(now) {
 		time.AfterFunc(tick, p.tick)
 	}
-	return t
 }
 
 // tick looks whether this process has stood still, while trips are under way.
@@ -102,8 +107,8 @@ func (p *pipeline) tick() {
 	defer p.mu.Unlock()
 	now := time.Now()
 	p.pauses.until(now)
-	if p.pauses.due = (time.Time{}); p.trips > 0 && p.pauses.begin(now) {
-		time.AfterFunc(tick, p.tick)
+	if p.pauses.due = (time.Time{}); p.trips > 0 {
+		p.beat(now)
 	}
 }
 
