@@ -181,6 +181,24 @@ func TestAPauseOfTheProcessIsNotTheServers(t *testing.T) {
 	}
 }
 
+// Nor does it begin anew because its callers have left meanwhile.
+func TestAPauseOfTheProcessLosesNoTrip(t *testing.T) {
+	for paused, want := range map[bool]int{false: least(mostTrips), true: firstWindow} {
+		client := redis.NewClient(&redis.Options{PoolSize: mostTrips})
+		defer client.Close()
+		s, err := New(client)
+		require.NoError(t, err)
+		p, begun := s.link.pipeline, time.Now().Add(-time.Second)
+		p.distance.add(begun.Add(-20*ms), begun)
+		p.begin(true)
+		if paused {
+			p.pauses.begin(begun)
+		}
+		p.abandon(&trip{made: true, calls: 1, begun: begun})
+		require.Equal(t, want, p.window.calls)
+	}
+}
+
 func TestPauses(t *testing.T) {
 	var p pauses
 	now := time.Unix(1_000, 0)

@@ -268,7 +268,7 @@ func (p *pipeline) abandon(t *trip) {
 	}
 	t.left = true
 	now := time.Now()
-	if t.made {
+	if t.made && p.pauses.until(now)-t.paused < p.timeout/2 { // else this process had no time for the replies
 		p.window.lose(p.ways(), t.begun, now)
 	}
 	p.late++
