@@ -56,8 +56,8 @@ type pauses struct {
 	total time.Duration
 }
 
-// tick is the time of the timer. What is shorter is no pause.
-const tick = slack / 2
+// tick is the time of the timer. What is shorter is no pause, and makes no trip count as held up.
+const tick = slack
 
 // begin reports whether a timer is to be set, which is due a tick after now.
 func (p *pauses) begin(now time.Time) bool {
