@@ -193,7 +193,7 @@ func TestProcessesThatAreKilledKeepNoSlot(t *testing.T) {
 	t.Log(turns, "turns; all free", time.Since(killed), "after all were killed; a life is", life)
 }
 
-// A process that is stopped for three lives loses its slots to others, and finds that out when it
+// A process that is stopped for two lives loses its slots to others, and finds that out when it
 // goes on.
 func TestAProcessThatIsStoppedFindsItsSlotsLost(t *testing.T) {
 	t.Parallel()
@@ -212,7 +212,7 @@ func TestAProcessThatIsStoppedFindsItsSlotsLost(t *testing.T) {
 		return len(ours) == 5
 	}, 20*time.Second, 10*time.Millisecond)
 	all := time.Now()
-	time.Sleep(3 * time.Second)
+	time.Sleep(time.Second)
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGCONT))
 	require.Eventually(t, func() bool { return p.lost.Load() > 0 }, 20*time.Second, time.Millisecond)
 	time.Sleep(500 * time.Millisecond)

@@ -483,6 +483,7 @@ func TestAnAllInsideAFallbackHoldsItsSlots(t *testing.T) {
 
 // At no instant are more slots held than there are, while stores fail and callers leave.
 func TestNeverMoreThanThereAre(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		s.way = time.Millisecond
