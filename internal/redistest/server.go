@@ -196,10 +196,10 @@ var shared struct {
 //
 //	func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 //
-// Eight parallel tests run at once, unless -parallel says otherwise: they wait for servers, and
+// Twelve parallel tests run at once, unless -parallel says otherwise: they wait for servers, and
 // not for processors.
 func Main(m *testing.M) int {
-	_ = flag.Set("test.parallel", "8") // the command line is read later
+	_ = flag.Set("test.parallel", "12") // the command line is read later
 	shared.Lock()
 	shared.main = true
 	shared.Unlock()

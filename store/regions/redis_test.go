@@ -128,7 +128,7 @@ func TestNoWindowIsExceededWhileLinksBreak(t *testing.T) {
 				r, err := p.limiters[c%2].Allow(t.Context(), "key") // an error is a lost reply
 				switch {
 				case err == nil && !r.Allowed:
-					time.Sleep(time.Millisecond)
+					time.Sleep(3 * time.Millisecond)
 				case err == nil && time.Now().Unix() == began:
 					mu.Lock()
 					windows[began]++
