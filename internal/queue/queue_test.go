@@ -109,8 +109,8 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 		period time.Duration
 		way    time.Duration
 	}{
-		{20, time.Second, 3 * time.Millisecond},
 		{1, 10 * time.Millisecond, 0},
+		{20, time.Second, 3 * time.Millisecond},
 		{1, 10 * time.Millisecond, 100 * time.Microsecond},
 		{100, time.Second, 500 * time.Microsecond}, // 64 questions at once
 		{20, time.Second, 0},
