@@ -93,7 +93,7 @@ func policies(t testing.TB) map[ratelimit.Source]fallback.Answer {
 	return map[ratelimit.Source]fallback.Answer{
 		ratelimit.SourceFailOpen:   fallback.FailOpen(),
 		ratelimit.SourceFailClosed: fallback.FailClosed(),
-		ratelimit.SourceLocal:      fallback.FailTo(inMemory(t, "fixed_window", ratelimit.PerMinute(2))),
+		ratelimit.SourceLocal:      fallback.FailTo(inMemory(t, "sliding_log", ratelimit.PerMinute(2))),
 	}
 }
 
@@ -1250,12 +1250,12 @@ func TestEachFaultOfRedisIsAnsweredByThePolicy(t *testing.T) {
 				proxy := redistest.StartProxy(t, server.Addr())
 				client := redis.NewClient(&redis.Options{Addr: proxy.Addr()})
 				t.Cleanup(func() { _ = client.Close() })
-				timeout, failures, probeAfter := 300*time.Millisecond, 2, 50*time.Millisecond
+				timeout, failures, probeAfter := 600*time.Millisecond, 2, 50*time.Millisecond
 				if fault.name == "lost reply" { // which ends with its connection, not with the time
 					timeout = 10 * time.Second
 				}
 				if fault.giveUp != nil { // the caller is the first to give up, as often as would trip it, and for long
-					timeout, failures, probeAfter = 600*time.Millisecond, 3, time.Hour
+					failures, probeAfter = 3, time.Hour
 				}
 				patient, err := redisstore.New(client, redisstore.WithTimeout(10*time.Second))
 				require.NoError(t, err)
