@@ -756,6 +756,7 @@ func TestPanicOfTheClockLeavesNoLock(t *testing.T) {
 
 func TestTooManyRules(t *testing.T) {
 	effort.OneGoroutine(t)
+	effort.NeedFull(t)
 	s := newStore(t)
 	for i := range 1 << 15 {
 		rule := *window

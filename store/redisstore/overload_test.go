@@ -158,7 +158,7 @@ func TestExactlyOnceInOverload(t *testing.T) {
 				require.NoError(t, err)
 				c := press(t, s, callers, true)
 				time.Sleep(span)
-				for range effort.Of(1, 2, 3) {
+				for range effort.Of(1, 1, 3) {
 					fault(server, proxy, direct)
 					time.Sleep(span)
 				}
