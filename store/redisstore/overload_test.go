@@ -145,7 +145,7 @@ func TestExactlyOnceInOverload(t *testing.T) {
 			}
 		},
 	}
-	span := time.Duration(effort.Of(80, 150)) * time.Millisecond
+	span := time.Duration(effort.Of(100, 150)) * time.Millisecond
 	for name, fault := range faults {
 		for _, callers := range []int{256, 4096}[:effort.Of(1, 2)] {
 			t.Run(fmt.Sprintf("%s, %d callers", name, callers), func(t *testing.T) {
