@@ -493,7 +493,7 @@ func TestNeverMoreThanThereAre(t *testing.T) {
 		}
 		var inside, most, turns atomic.Int64
 		var all sync.WaitGroup
-		end := time.Now().Add(time.Duration(effort.Of(20, 80, 240)) * time.Second)
+		end := time.Now().Add(time.Duration(effort.Of(40, 80, 240)) * time.Second)
 		for i := range 64 {
 			all.Go(func() {
 				random := rand.New(rand.NewPCG(uint64(i), 5))
@@ -533,7 +533,7 @@ func TestNeverMoreThanThereAre(t *testing.T) {
 		})
 		all.Wait()
 		require.LessOrEqual(t, most.Load(), int64(5))
-		require.Greater(t, turns.Load(), int64(20))
+		require.Greater(t, turns.Load(), int64(10), "there were turns to judge")
 		runtime.GC()
 		time.Sleep(10 * time.Second)
 		require.Equal(t, 5, free(t, l[0]))
