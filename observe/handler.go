@@ -30,7 +30,7 @@ type page struct {
 var pageHTML string
 
 // Handler returns a handler that answers GET and HEAD with p as it stands then: the Snapshots,
-// and the 100 keys of each TopKeys that are denied most. What is nil is left out.
+// and the 100 keys of each TopKeys that are denied most, or ask most. What is nil is left out.
 //
 // The answer is JSON, with each number. Whoever asks for text/html rather than that, as browsers
 // do, gets a page without scripts. It leaves out sources and errors that have not been.

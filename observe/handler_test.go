@@ -105,7 +105,7 @@ func getHTML(t testing.TB, p observe.Page) string {
 }
 
 func TestThePageShowsWhatThereIs(t *testing.T) {
-	counters, top, exact := observe.NewCounters("api"), newTopKeys(t, 0), newExact(t, ratelimit.PerDay(1), 100)
+	counters, top, exact := observe.NewCounters("api"), newTopKeys(t, 0, observe.WithAskers()), newExact(t, ratelimit.PerDay(1), 100)
 	limiter := observed(t, inMemory(t, "fixed_window", ratelimit.PerDay(1)), counters, top, exact)
 	for range 3 {
 		_, err := limiter.Allow(t.Context(), "user:42")
@@ -129,6 +129,8 @@ func TestThePageShowsWhatThereIs(t *testing.T) {
 		"<p>4 decisions took ",
 		"Denied most by api: 2 denials since ",
 		`<code>&#34;user:42&#34;</code><td class="n">2<td class="n">0`,
+		"Asking api most: 3 calls in this time",
+		`<code>&#34;user:42&#34;</code><td class="n">3<td class="n">0`,
 		"api beside an exact log",
 	} {
 		require.Contains(t, got, want)
@@ -157,7 +159,7 @@ func TestThePageEscapesHostileNames(t *testing.T) {
 // named is a Page in which all names and keys are this one.
 func named(t testing.TB, name string) observe.Page {
 	t.Helper()
-	counters, top := observe.NewCounters(name), newTopKeys(t, 0)
+	counters, top := observe.NewCounters(name), newTopKeys(t, 0, observe.WithAskers())
 	counters.Expect(name)
 	top.Decided(t.Context(), name, 1, ratelimit.Result{}, nil, 0)
 	return observe.Page{

@@ -244,15 +244,16 @@ descriptors:
 	require.Contains(t, lines, `{answer="over_limit",descriptor="other"} 1007`)
 }
 
-// /limits has the keys that are denied most if that is set, over reloads, and none otherwise.
+// /limits has the keys that are denied most, and that ask most, if that is set, over reloads, and none otherwise.
 func TestTopKeys(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		opts []serve.Option
-		want string
+		opts         []serve.Option
+		want, askers string
 	}{
-		{nil, `{}`},
-		{[]serve.Option{serve.WithTopKeys(0)}, `{"edge": [{"key": "user=ann", "count": 3, "error": 0}, {"key": "user=ben", "count": 2, "error": 0}, {"key": "path=/login&user=cid", "count": 1, "error": 0}], "more": []}`},
+		{nil, `{}`, `{}`},
+		{[]serve.Option{serve.WithTopKeys(0)}, `{"edge": [{"key": "user=ann", "count": 3, "error": 0}, {"key": "user=ben", "count": 2, "error": 0}, {"key": "path=/login&user=cid", "count": 1, "error": 0}], "more": []}`,
+			`{"edge": [{"key": "user=ann", "count": 4, "error": 0}, {"key": "user=ben", "count": 3, "error": 0}, {"key": "path=/login&user=cid", "count": 2, "error": 0}, {"key": "user=dan", "count": 1, "error": 0}], "more": null}`},
 	} {
 		file := rules(t, edge, "domain: more")
 		s, err := serve.New(memory(t), file, c.opts...)
@@ -273,13 +274,15 @@ func TestTopKeys(t *testing.T) {
 			TopKeys  map[string]observe.Top `json:"top_keys"`
 		}
 		require.NoError(t, json.Unmarshal([]byte(get(t, s.Private(nil), "/limits")), &page))
-		keys := map[string][]observe.TopKey{}
+		keys, askers := map[string][]observe.TopKey{}, map[string][]observe.TopKey{}
 		for name, top := range page.TopKeys {
-			keys[name] = top.Keys
+			keys[name], askers[name] = top.Keys, top.Askers
 		}
-		got, err := json.Marshal(keys)
-		require.NoError(t, err)
-		require.JSONEq(t, c.want, string(got))
+		for want, found := range map[string]any{c.want: keys, c.askers: askers} {
+			got, err := json.Marshal(found)
+			require.NoError(t, err)
+			require.JSONEq(t, want, string(got))
+		}
 		require.NotEmpty(t, page.Counters)
 		require.NotContains(t, get(t, s.Private(nil), "/metrics"), "ann")
 	}
@@ -337,4 +340,22 @@ func TestFollow(t *testing.T) {
 		close(stopped)
 		<-done
 	})
+}
+
+// BenchmarkTopKeys is a decision in memory with top keys and without.
+func BenchmarkTopKeys(b *testing.B) {
+	for name, opts := range map[string][]serve.Option{"none": nil, "256": {serve.WithTopKeys(256)}} {
+		b.Run(name, func(b *testing.B) {
+			s, err := serve.New(memory(b), rules(b, edge), opts...)
+			require.NoError(b, err)
+			var all []*pb.RateLimitRequest
+			for i := range 10_000 {
+				all = append(all, request("user="+strconv.Itoa(i)))
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				_, _ = s.ShouldRateLimit(b.Context(), all[i%len(all)])
+			}
+		})
+	}
 }

@@ -25,7 +25,7 @@ const patience = 2 * time.Second
 //	/healthz   200 while the process runs
 //	/readyz    200 if requests are decided on, 503 otherwise
 //	/rules     the rules in force, as JSON
-//	/limits    what each rule has decided, and the keys that are denied most: see [observe.Handler]
+//	/limits    what each rule has decided, and the keys that are denied and that ask most: see [observe.Handler]
 //
 // ready says whether the store answers. It is asked each time, and may be nil. While the store fails,
 // /readyz stays 200 and says so, unless on_failure of each domain is error: then there is no answer.
