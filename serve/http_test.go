@@ -2,6 +2,7 @@ package serve_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -337,6 +338,39 @@ func TestFollow(t *testing.T) {
 		now <- struct{}{}
 		synctest.Wait()
 		require.EqualValues(t, 3, limit(), "at once")
+		close(stopped)
+		<-done
+	})
+}
+
+// Files that were merged are merged when they are read again.
+func TestFollowMerges(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(name string, n int) {
+		text := fmt.Sprintf("domain: edge\ndescriptors: [{key: %s, rate_limit: {unit: day, requests_per_unit: %d}}]\n", name, n)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
+	}
+	write("a", 1)
+	write("b", 2)
+	files, err := serve.ReadFiles(dir)
+	require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		parsed, err := serve.ParseMerged(files...)
+		require.NoError(t, err)
+		s, err := serve.New(memory(t), parsed)
+		require.NoError(t, err)
+		stopped, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			s.Follow(contextUntil(stopped), files, time.Second, nil, dir)
+		}()
+		for _, n := range []int{3, 4} {
+			write("b", n)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			require.Equal(t, fmt.Sprintf("OK, OK 1/1 0s, OK %d/%d 0s", n, n), short(ask(t, s, "a=x 0", "b=x 0")))
+		}
 		close(stopped)
 		<-done
 	})

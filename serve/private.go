@@ -80,7 +80,7 @@ type shownRule struct {
 func (r *Rules) shown() []shownRule {
 	all := make([]shownRule, len(r.rules))
 	for i, one := range r.rules {
-		all[i] = shownRule{one.path, one.limit.String(), one.algorithm, one.name, one.replaces, one.shadow, one.quota, one.domain.file}
+		all[i] = shownRule{one.path, one.limit.String(), one.algorithm, one.name, one.replaces, one.shadow, one.quota, one.file}
 	}
 	return all
 }

@@ -187,7 +187,7 @@ func (s *Service) Update(rules *Rules) error {
 		}
 		l, err := s.limiterOf(r, observers)
 		if err != nil {
-			return fmt.Errorf("%s: descriptor %s: %w", r.domain.file, r.path, err)
+			return fmt.Errorf("%s: descriptor %s: %w", r.file, r.path, err)
 		}
 		next.limiters = append(next.limiters, l)
 	}

@@ -71,7 +71,7 @@ func (t *texts) Set(s string) error {
 // settings are what the flags say.
 type settings struct {
 	config, proxies          texts
-	check                    bool
+	merge, check             bool
 	store, prefix            string
 	timeout                  time.Duration
 	grpc, http, private      string
@@ -87,6 +87,7 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	var set settings
 	flags := newFlags("ratelimit-serve", stderr)
 	flags.Var(&set.config, "config", "`file` of limits, or a directory of .yaml files; may come several times")
+	flags.BoolVar(&set.merge, "merge-domain-config", false, "files with one domain are one, in the order of their names")
 	flags.BoolVar(&set.check, "check", false, "only say what is wrong in the files")
 	flags.StringVar(&set.store, "store", "memory:", "`URL` of the store: memory:, redis://host:6379, rediss:// with TLS, redis+cluster://, or redis://…?master_name=m of Sentinels")
 	flags.StringVar(&set.prefix, "prefix", "rl", "`prefix` of all keys on Redis")

@@ -36,7 +36,11 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	rules, err := serve.Parse(files...)
+	parse := serve.Parse
+	if set.merge {
+		parse = serve.ParseMerged
+	}
+	rules, err := parse(files...)
 	if err != nil {
 		return err
 	}
