@@ -2,9 +2,12 @@ package serve_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -14,6 +17,7 @@ import (
 
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -234,6 +238,50 @@ descriptors:
 		}
 		require.NoError(t, s.Close(t.Context()))
 	}
+}
+
+// Each kind of server that a URL can name, and passwords.
+func TestStoresByURL(t *testing.T) {
+	t.Parallel()
+	plain := testenv.StartRedis(t, "--requirepass", "secret").Address
+	cluster := testenv.StartRedis(t, "--requirepass", "secret", "--cluster-enabled", "yes").Address
+	all := redis.NewClient(&redis.Options{Addr: cluster, Password: "secret"})
+	defer all.Close()
+	require.NoError(t, all.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err())
+	host, port, _ := strings.Cut(plain, ":")
+	conf := filepath.Join(t.TempDir(), "sentinel.conf")
+	text := fmt.Sprintf("sentinel monitor m %s %s 1\nsentinel auth-pass m secret\n", host, port)
+	require.NoError(t, os.WriteFile(conf, []byte(text), 0o600))
+	sentinel := testenv.StartRedis(t, conf, "--sentinel").Address
+	for url, ready := range map[string]bool{
+		"redis://:secret@" + plain:                               true,
+		"redis://:wrong@" + plain:                                false,
+		"redis://" + plain:                                       false,
+		"redis+cluster://:secret@" + cluster:                     true,
+		"redis+cluster://" + cluster:                             false,
+		"redis://" + sentinel + "?master_name=m&password=secret": true,
+		"redis://" + sentinel + "?master_name=n&password=secret": false,
+	} {
+		st, err := serve.Open(url, "url", time.Minute)
+		require.NoError(t, err)
+		defer st.Close()
+		if !ready {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			require.Error(t, st.Ready(ctx), url)
+			cancel()
+			continue
+		}
+		require.Eventually(t, func() bool { return st.Ready(t.Context()) == nil }, 30*time.Second, 10*time.Millisecond, url)
+		s, err := serve.New(st.Store, rules(t, strings.Replace(edge, "unit: hour", "unit: year", 1)))
+		require.NoError(t, err)
+		key := "tokens=" + strings.NewReplacer(",", ".", "=", ".").Replace(url)
+		require.Contains(t, short(ask(t, s, key)), "OK 999/1000", url)
+		require.Contains(t, short(ask(t, s, key)), "OK 998/1000", url)
+	}
+}
+
+func TestURLsThatAreWrong(t *testing.T) {
+	t.Parallel()
 	for _, address := range []string{"http://x", "redis://user:secret@h:x", "redis+cluster://h?x=y", "redis://h?master_name=m&x=y", ""} {
 		_, err := serve.Open(address, "rl", time.Second)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, address)

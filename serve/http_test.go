@@ -216,7 +216,7 @@ descriptors:
 	- {key: plain, rate_limit: {unit: minute, requests_per_unit: 1}}
 `)
 	for _, descriptors := range []string{
-		"user=ann", "user=ann", "tenant=t,route=secret", "tenant=t,path=/abc", "plan=gold", "plan=grey", "plain=secret", "trial=x", "trial=x",
+		"user=ann", "user=ann", "tenant=t,route=secret", "tenant=,route=secret", "tenant=t,path=/abc", "plan=gold", "plan=grey", "plain=secret", "trial=x", "trial=x",
 		"user=" + strings.Repeat("x", 200), "user=a\"b\n\xff",
 	} {
 		ask(t, s, descriptors)
@@ -227,6 +227,7 @@ descriptors:
 		`{answer="ok",descriptor="edge/user=ann"} 1`,
 		`{answer="over_limit",descriptor="edge/user=ann"} 1`,
 		`{answer="ok",descriptor="edge/tenant=t/route"} 1`,
+		`{answer="ok",descriptor="edge/tenant/route"} 1`,
 		`{answer="ok",descriptor="edge/tenant=t/path=/abc"} 1`,
 		`{answer="ok",descriptor="edge/plan=g*"} 1`,
 		`{answer="over_limit",descriptor="edge/plan=g*"} 1`,
@@ -241,8 +242,8 @@ descriptors:
 	lines := detailed(t, s)
 	require.LessOrEqual(t, len(lines), 1002)
 	require.Contains(t, lines, `{answer="ok",descriptor="edge/user=100"} 1`)
-	require.Contains(t, lines, `{answer="ok",descriptor="other"} 1007`, "those of 493 descriptors have their own")
-	require.Contains(t, lines, `{answer="over_limit",descriptor="other"} 1007`)
+	require.Contains(t, lines, `{answer="ok",descriptor="other"} 1008`, "those of 492 descriptors have their own")
+	require.Contains(t, lines, `{answer="over_limit",descriptor="other"} 1008`)
 }
 
 // /limits has the keys that are denied most, and that ask most, if that is set, over reloads, and none otherwise.
@@ -371,6 +372,10 @@ func TestFollowMerges(t *testing.T) {
 			synctest.Wait()
 			require.Equal(t, fmt.Sprintf("OK, OK 1/1 0s, OK %d/%d 0s", n, n), short(ask(t, s, "a=x 0", "b=x 0")))
 		}
+		require.NoError(t, os.Remove(filepath.Join(dir, "b.yaml")))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, "OK, OK 1/1 0s, OK", short(ask(t, s, "a=x 0", "b=x 0")), "a file that goes is a change too")
 		close(stopped)
 		<-done
 	})

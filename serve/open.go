@@ -32,7 +32,8 @@ type Stored struct {
 //	redis://host1:26379?master_name=m&addr=host2:26379    Sentinels
 //	redis+cluster://host1:6379?addr=host2:6379            rediss+cluster:// with TLS
 //
-// Parameters are those of go-redis. Keys begin with prefix, and calls take at most timeout. Its
+// Parameters are those of go-redis. With Sentinels, user and password are those of the Sentinels.
+// The parameters username and password are those of the servers. Keys begin with prefix, and calls take at most timeout. Its
 // error wraps [ratelimit.ErrInvalidOption], and shows no password.
 func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 	if address == "memory:" || address == "memory" {

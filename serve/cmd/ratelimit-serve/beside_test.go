@@ -4,16 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -32,46 +28,23 @@ descriptors:
   - {key: c, rate_limit: {unit: day, requests_per_unit: 2000000000}}
 `
 
-// The service beside envoyproxy/ratelimit, on one Redis, in turns. RATELIMIT_ORIGINAL is its
-// program: go install github.com/envoyproxy/ratelimit/src/service_cmd@main.
+// The service beside envoyproxy/ratelimit, on one Redis, in turns: see [testenv.Original].
 func TestBesideTheOriginal(t *testing.T) {
-	original := os.Getenv("RATELIMIT_ORIGINAL")
-	if original == "" {
-		t.Skip("RATELIMIT_ORIGINAL is not set")
-	}
 	redisServer := testenv.Redis(t)
-	dir := t.TempDir()
-	require.NoError(t, os.MkdirAll(filepath.Join(dir, "ratelimit", "config"), 0o700))
-	config := filepath.Join(dir, "ratelimit", "config", "limits.yaml")
-	require.NoError(t, os.WriteFile(config, []byte(besideLimits), 0o600))
+	theirs, original := testenv.Original(t, redisServer, map[string]string{"limits.yaml": besideLimits})
+	config := writeFile(t, "limits.yaml", besideLimits)
 
 	services := map[string]pb.RateLimitServiceClient{}
 	times := map[string]func() time.Duration{}
-	run := func(name, address string, cmd *exec.Cmd) {
-		require.NoError(t, cmd.Start())
-		t.Cleanup(func() { _ = cmd.Process.Signal(syscall.SIGKILL); _ = cmd.Wait() })
-		require.Eventually(t, func() bool {
-			conn, err := net.Dial("tcp", address)
-			if err == nil {
-				_ = conn.Close()
-			}
-			return err == nil
-		}, time.Minute, 10*time.Millisecond)
+	add := func(name, address string, process *os.Process) {
 		services[name] = pb.NewRateLimitServiceClient(dial(t, address, insecure.NewCredentials()))
-		times[name] = func() time.Duration { return processTime(t, cmd.Process.Pid) }
+		times[name] = func() time.Duration { return processTime(t, process.Pid) }
 	}
-	ours, theirs, private := freeAddress(t), freeAddress(t), freeAddress(t)
+	ours, private := freeAddress(t), freeAddress(t)
 	self, err := os.Executable()
 	require.NoError(t, err)
-	cmd := exec.Command(self, "-config", config, "-store", "redis://"+redisServer, "-grpc", ours, "-http=", "-private="+private)
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	run("this", ours, cmd)
-	port := func(address string) string { _, p, _ := net.SplitHostPort(address); return p }
-	cmd = exec.Command(original)
-	cmd.Env = append(os.Environ(), "USE_STATSD=false", "LOG_LEVEL=ERROR", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL="+redisServer,
-		"RUNTIME_ROOT="+dir, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_WATCH_ROOT=false", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1",
-		"GRPC_PORT="+port(theirs), "PORT="+port(freeAddress(t)), "DEBUG_PORT="+port(freeAddress(t)))
-	run("original", theirs, cmd)
+	add("this", ours, background(t, ours, "env", asProgram+"=1", self, "-config", config, "-store", "redis://"+redisServer, "-grpc", ours, "-http=", "-private="+private))
+	add("original", theirs, original)
 
 	defer failures(t, private)
 	t.Logf("%-26s %12s %12s %8s %14s", "callers, descriptors", "this", "original", "ratio", "CPU µs each")
@@ -97,8 +70,7 @@ func TestBesideTheOriginal(t *testing.T) {
 	}
 }
 
-// load asks for a second, of 10,000 keys.
-// what a service says of the failures of its store.
+// failures logs what a service says of the failures of its store.
 func failures(t *testing.T, private string) {
 	resp, err := http.Get("http://" + private + "/metrics")
 	require.NoError(t, err)
@@ -112,6 +84,7 @@ func failures(t *testing.T, private string) {
 	}
 }
 
+// load asks for a second, of 10,000 keys.
 func load(t *testing.T, service pb.RateLimitServiceClient, callers, descriptors int) (int64, time.Duration) {
 	var decided, failed atomic.Int64
 	var some atomic.Value

@@ -48,7 +48,7 @@ func freeAddress(t *testing.T) string {
 }
 
 // background starts a program that listens on address, and ends with the test.
-func background(t *testing.T, address string, args ...string) {
+func background(t *testing.T, address string, args ...string) *os.Process {
 	t.Helper()
 	cmd := exec.Command(args[0], args[1:]...)
 	var stderr output
@@ -69,6 +69,7 @@ func background(t *testing.T, address string, args ...string) {
 		}
 		return err == nil
 	}, 30*time.Second, 10*time.Millisecond)
+	return cmd.Process
 }
 
 // through is what a client gets through a proxy.
