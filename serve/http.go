@@ -286,7 +286,7 @@ func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) error {
 	}
 	answer := decided{Allowed: !s.denies(q)}
 	if a.Reserve && (answer.Allowed || q.domain.each) {
-		answer.Reservation = q.reserved(at)
+		answer.Reservation = q.reserved(at, req)
 	}
 	if wait := q.retryAfter(); !answer.Allowed && wait != ratelimit.Never {
 		answer.RetryAfter = new(wait.Seconds())
