@@ -102,28 +102,84 @@ func TestAStoreThatFails(t *testing.T) {
 	require.Contains(t, page, `ratelimit_breaker_state{limiter="store",state="open"} 1`)
 }
 
-// A server that answers without its store is ready, so that an outage takes none out of service.
+// readyz is the code of /readyz, and its text.
+func readyz(s *serve.Service, st *serve.Stored) (int, string) {
+	soon := func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		defer cancel()
+		return st.Ready(ctx)
+	}
+	w := httptest.NewRecorder()
+	s.Private(soon).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	return w.Code, w.Body.String()
+}
+
+// A store that has answered may fail, if on_failure answers in some domain.
 func TestReadyWhileTheStoreFails(t *testing.T) {
 	t.Parallel()
-	st := unreachable(t)
-	for files, want := range map[string]int{
+	server := testenv.StartRedis(t)
+	services, wants := map[string]*serve.Service{}, map[string]int{
 		"{domain: a}": http.StatusServiceUnavailable,
 		"{domain: a, on_failure: error}|{domain: b}":                                  http.StatusServiceUnavailable,
 		"{domain: a}|{domain: b, on_failure: open}":                                   http.StatusOK,
 		"{domain: a, on_failure: closed}":                                             http.StatusOK,
 		"{domain: a, on_failure: error}|{domain: b, on_failure: local, instances: 2}": http.StatusOK,
-	} {
+	}
+	st, err := serve.Open("redis://"+server.Address, "rl", time.Minute)
+	require.NoError(t, err)
+	defer st.Close()
+	for files := range wants {
 		s, err := serve.New(st.Store, rules(t, strings.Split(files, "|")...))
 		require.NoError(t, err)
-		w := httptest.NewRecorder()
-		s.Private(st.Ready).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
-		require.Equal(t, want, w.Code, files)
-		require.Contains(t, w.Body.String(), "connection refused", "the state of the store is told")
-		require.Equal(t, want == http.StatusOK, strings.HasPrefix(w.Body.String(), "ready, "))
-		require.NoError(t, s.Update(rules(t, "{domain: c, on_failure: open}")))
-		require.Contains(t, get(t, s.Private(st.Ready), "/readyz"), "ready, ", "by the rules in force")
+		require.Eventually(t, func() bool { return second(readyz(s, st)) == "ready\n" }, time.Minute, time.Millisecond)
+		services[files] = s
 	}
+	decides, err := serve.New(st.Store, rules(t, "on_failure: open\n"+edge))
+	require.NoError(t, err)
+	require.Contains(t, short(ask(t, decides, "user=a")), "2/3", "nobody has asked for /readyz")
+	server.Stop()
+	for files, want := range wants {
+		code, says := readyz(services[files], st)
+		require.Equal(t, want, code, files)
+		require.Contains(t, says, "connection refused", "the state of the store is told")
+		require.Equal(t, want == http.StatusOK, strings.HasPrefix(says, "ready, "))
+		require.NoError(t, services[files].Update(rules(t, "{domain: c, on_failure: open}")))
+		code, _ = readyz(services[files], st)
+		require.Equal(t, http.StatusOK, code, "by the rules in force")
+	}
+	code, _ := readyz(decides, st)
+	require.Equal(t, http.StatusOK, code)
 }
+
+// A store that has never answered may be at a wrong address. Then a rollout stops.
+func TestNotReadyBeforeTheStoreHasAnswered(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"error", "open", "closed", "local, instances: 2"} {
+		st := unreachable(t)
+		s, err := serve.New(st.Store, rules(t, "{domain: edge, on_failure: "+how+", descriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 9}}]}"))
+		require.NoError(t, err)
+		for range 7 { // until the breaker is open
+			_, _ = s.ShouldRateLimit(t.Context(), request("user=a"))
+		}
+		code, says := readyz(s, st)
+		require.Equal(t, http.StatusServiceUnavailable, code, how)
+		require.Contains(t, says, "the store has not answered yet: ")
+	}
+	server := testenv.StartRedis(t)
+	st, err := serve.Open("redis://"+server.Address, "rl", 100*time.Millisecond)
+	require.NoError(t, err)
+	defer st.Close()
+	s, err := serve.New(st.Store, rules(t, "on_failure: open\n"+edge))
+	require.NoError(t, err)
+	server.Freeze()
+	require.Equal(t, "OK, OK", short(ask(t, s, "user=a")))
+	code, says := readyz(s, st)
+	require.Equal(t, http.StatusServiceUnavailable, code, says)
+	server.Thaw()
+	require.Eventually(t, func() bool { return second(readyz(s, st)) == "ready\n" }, time.Minute, time.Millisecond)
+}
+
+func second(_ int, text string) string { return text }
 
 // While Redis is stopped each instance of a domain with on_failure: local admits its share, of all
 // limits or of none.

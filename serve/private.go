@@ -27,8 +27,9 @@ const patience = 2 * time.Second
 //	/rules     the rules in force, as JSON
 //	/limits    what each rule has decided, and the keys that are denied and that ask most: see [observe.Handler]
 //
-// ready says whether the store answers. It is asked each time, and may be nil. While the store fails,
-// /readyz stays 200 and says so, unless on_failure of each domain is error: then there is no answer.
+// ready says whether the store answers. It is asked each time, and may be nil. /readyz is 503 until the
+// store has answered once: it may be at a wrong address. While it fails later, /readyz stays 200 and says
+// so, unless on_failure of each domain is error: then there is no answer.
 func (s *Service) Private(ready func(context.Context) error) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -44,7 +45,10 @@ func (s *Service) Private(ready func(context.Context) error) http.Handler {
 		}
 		switch {
 		case err == nil:
+			s.joint.answered.Store(true)
 			_, _ = fmt.Fprintln(w, "ready")
+		case !s.joint.answered.Load():
+			http.Error(w, fmt.Sprintf("the store has not answered yet: %v", err), http.StatusServiceUnavailable)
 		case s.now.Load().answerAlone():
 			_, _ = fmt.Fprintf(w, "ready, while the store fails and on_failure answers: %v\n", err)
 		default:

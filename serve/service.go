@@ -44,7 +44,8 @@ type Service struct {
 	client   httplimit.Key // of checks
 	trusted  trust
 
-	breaker *fallback.Limiter
+	joint   *joint
+	breaker *fallback.Limiter // before joint
 	metrics *metrics
 
 	mu     sync.Mutex            // orders Updates, and protects what follows
@@ -158,7 +159,8 @@ func New(st store.Store, rules *Rules, opts ...Option) (*Service, error) {
 			return nil, err
 		}
 	}
-	s.breaker, err = fallback.New(&joint{base: time.Now()}, fallback.FailClosed(), fallback.WithOnChange(func(state fallback.State, since time.Time) {
+	s.joint = &joint{base: time.Now()}
+	s.breaker, err = fallback.New(s.joint, fallback.FailClosed(), fallback.WithOnChange(func(state fallback.State, since time.Time) {
 		s.log.Warn("circuit breaker of the store", "state", state, "since", since)
 	}))
 	if err != nil {
