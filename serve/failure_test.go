@@ -18,6 +18,7 @@ import (
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -343,4 +344,36 @@ func TestURLsThatAreWrong(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, address)
 		require.NotContains(t, err.Error(), "secret")
 	}
+}
+
+// Whoever asks first makes the connections, and those who ask meanwhile wait, so that none of them takes the
+// other's. The pool has no room for two.
+func TestReadyMakesConnectionsOnce(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	for range 20 {
+		st, err := serve.Open("redis://"+server+"?pool_size=16", "rl", time.Second)
+		require.NoError(t, err)
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+				defer cancel()
+				assert.NoError(t, st.Ready(ctx))
+			})
+		}
+		all.Wait()
+		require.Equal(t, 17, connections(t, server), "with that of the question")
+		require.NoError(t, st.Close())
+		require.Eventually(t, func() bool { return connections(t, server) == 1 }, time.Minute, time.Millisecond)
+	}
+}
+
+// connections is how many a server has, with that of the question.
+func connections(t *testing.T, server string) int {
+	client := redis.NewClient(&redis.Options{Addr: server})
+	defer client.Close()
+	list, err := client.ClientList(t.Context()).Result()
+	require.NoError(t, err)
+	return strings.Count(list, "\n")
 }

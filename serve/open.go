@@ -19,8 +19,7 @@ import (
 // Stored is a store, and what belongs to it.
 type Stored struct {
 	store.Store
-	Ready func(context.Context) error             // whether it answers; nil for memory
-	Warm  func(context.Context) error             // makes connections ahead; nil for memory
+	Ready func(context.Context) error             // whether it answers, and has connections; nil for memory
 	Check func(context.Context) ([]string, error) // what is wrong with the servers; nil for memory
 	Close func() error
 }
@@ -52,10 +51,29 @@ func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 		_ = client.Close()
 		return nil, err
 	}
-	return &Stored{
-		Store: st, Warm: st.Ready, Check: st.Check, Close: client.Close,
-		Ready: func(ctx context.Context) error { return client.Ping(ctx).Err() },
-	}, nil
+	return &Stored{Store: st, Check: st.Check, Close: client.Close, Ready: ready(client, st)}, nil
+}
+
+// ready makes connections until that succeeds once. Far away they take some round trips, for which the
+// first callers may have no time.
+func ready(client redis.UniversalClient, st *redisstore.Store) func(context.Context) error {
+	warm, turn := false, make(chan struct{}, 1) // two at once would wait for each other's connections
+	return func(ctx context.Context) error {
+		select {
+		case turn <- struct{}{}:
+			defer func() { <-turn }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if !warm {
+			if err := st.Ready(ctx); err != nil {
+				return err
+			}
+		}
+		err := client.Ping(ctx).Err() // which a wrong password fails, too
+		warm = warm || err == nil
+		return err
+	}
 }
 
 // connect makes the client of a URL.

@@ -218,7 +218,7 @@ func (s *server) checkStore(ctx context.Context, st *serve.Stored) {
 	if st.Check == nil {
 		return
 	}
-	err := st.Warm(ctx)
+	err := st.Ready(ctx)
 	findings, checkErr := st.Check(ctx)
 	err = cmp.Or(err, checkErr)
 	for _, finding := range findings {

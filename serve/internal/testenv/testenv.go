@@ -69,6 +69,57 @@ func StartRedis(t *testing.T, args ...string) *Server {
 	return nil
 }
 
+// Far is a way to a server that takes so long, there and back together.
+func Far(t *testing.T, server string, roundTrip time.Duration) (address string) {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", server)
+				if err != nil {
+					_ = client.Close()
+					return
+				}
+				go carry(conn, client, roundTrip/2)
+				carry(client, conn, roundTrip/2)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// carry writes to one what it reads of the other, so much later. What is under way holds up nothing.
+func carry(to, from net.Conn, later time.Duration) {
+	type chunk struct {
+		bytes []byte
+		due   time.Time
+	}
+	way := make(chan chunk, 1<<12)
+	go func() {
+		defer close(way)
+		for {
+			b := make([]byte, 32<<10)
+			n, err := from.Read(b)
+			if err != nil {
+				return
+			}
+			way <- chunk{b[:n], time.Now().Add(later)}
+		}
+	}()
+	for c := range way {
+		time.Sleep(time.Until(c.due))
+		_, _ = to.Write(c.bytes) // an error shows at the next Read
+	}
+	_, _ = to.Close(), from.Close()
+}
+
 // Original starts envoyproxy/ratelimit on a Redis, with files by their names, and returns its address for
 // gRPC and its process. RATELIMIT_ORIGINAL is its program. Without that the test is skipped:
 //
