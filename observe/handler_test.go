@@ -32,6 +32,7 @@ func TestHandlerShowsWhatThereIs(t *testing.T) {
 	}
 	w := get(observe.Handler(observe.Page{
 		Counters: []*observe.Counters{counters, nil},
+		Limits:   map[string]string{"api": "1/d"},
 		TopKeys:  map[string]*observe.TopKeys{"api": top, "none": nil},
 		Exact:    map[string]*observe.Exact{"api": exact, "none": nil},
 	}), http.MethodGet)
@@ -40,11 +41,13 @@ func TestHandlerShowsWhatThereIs(t *testing.T) {
 	require.Equal(t, "no-store", w.Header().Get("Cache-Control"))
 	var got struct {
 		Counters []observe.Snapshot           `json:"counters"`
+		Limits   map[string]string            `json:"limits"`
 		TopKeys  map[string]observe.Top       `json:"top_keys"`
 		Exact    map[string]observe.Exactness `json:"exact"`
 	}
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &got))
 	require.Equal(t, []observe.Snapshot{counters.Snapshot()}, got.Counters)
+	require.Equal(t, map[string]string{"api": "1/d"}, got.Limits)
 	require.Len(t, got.TopKeys, 1)
 	require.Len(t, got.TopKeys["api"].Keys, 100)
 	require.Equal(t, map[string]observe.Exactness{"api": {Decisions: 300, Admitted: 150, Denied: 150}}, got.Exact)
@@ -116,11 +119,12 @@ func TestThePageShowsWhatThereIs(t *testing.T) {
 	counters.Expect("daily")
 	got := getHTML(t, observe.Page{
 		Counters: []*observe.Counters{counters, nil},
+		Limits:   map[string]string{"api": "1/d", "other": "2/d"},
 		TopKeys:  map[string]*observe.TopKeys{"api": top, "none": nil},
 		Exact:    map[string]*observe.Exact{"api": exact},
 	})
 	for _, want := range []string{
-		"<h2>api</h2>",
+		"<h2>api</h2>\n<p>1/d",
 		`<td>allowed<td>store<td class="n">1<td class="n">1`,
 		`<td>denied<td>store<td class="n">2<td class="n">2`,
 		`<td>daily<td class="n">0`,
@@ -164,6 +168,7 @@ func named(t testing.TB, name string) observe.Page {
 	top.Decided(t.Context(), name, 1, ratelimit.Result{}, nil, 0)
 	return observe.Page{
 		Counters: []*observe.Counters{counters},
+		Limits:   map[string]string{name: name},
 		TopKeys:  map[string]*observe.TopKeys{name: top},
 		Exact:    map[string]*observe.Exact{name: newExact(t, ratelimit.PerDay(1), 100)},
 	}

@@ -286,6 +286,13 @@ func TestTopKeys(t *testing.T) {
 			require.JSONEq(t, want, string(got))
 		}
 		require.NotEmpty(t, page.Counters)
+		r := httptest.NewRequest(http.MethodGet, "/limits", nil)
+		r.Header.Set("Accept", "text/html")
+		w := httptest.NewRecorder()
+		s.Private(nil).ServeHTTP(w, r)
+		require.Contains(t, w.Body.String(), "<h2>edge/trial</h2>\n<p>1/m fixed_window shadow_mode")
+		require.Contains(t, w.Body.String(), "<h2>edge overrides</h2>\n<table>")
+		require.Equal(t, len(c.opts) > 0, strings.Contains(w.Body.String(), "Asking edge most: 10 calls"))
 		require.NotContains(t, get(t, s.Private(nil), "/metrics"), "ann")
 	}
 	_, err := serve.New(memory(t), rules(t, edge), serve.WithTopKeys(3))

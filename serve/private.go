@@ -25,7 +25,7 @@ const patience = 2 * time.Second
 //	/healthz   200 while the process runs
 //	/readyz    200 if requests are decided on, 503 otherwise
 //	/rules     the rules in force, as JSON
-//	/limits    what each rule has decided, and the keys that are denied and that ask most: see [observe.Handler]
+//	/limits    these beside what they have decided, and the keys that are denied and that ask most: see [observe.Handler]
 //
 // ready says whether the store answers. It is asked each time, and may be nil. /readyz is 503 until the
 // store has answered once: it may be at a wrong address. While it fails later, /readyz stays 200 and says
@@ -60,7 +60,10 @@ func (s *Service) Private(ready func(context.Context) error) http.Handler {
 	})
 	mux.HandleFunc("GET /limits", func(w http.ResponseWriter, r *http.Request) {
 		now := s.now.Load()
-		page := observe.Page{TopKeys: now.topKeys}
+		page := observe.Page{TopKeys: now.topKeys, Limits: map[string]string{}}
+		for _, one := range now.shown() {
+			page.Limits[one.Rule] = one.text()
+		}
 		for _, name := range slices.Sorted(maps.Keys(now.counters)) {
 			page.Counters = append(page.Counters, now.counters[name])
 		}
@@ -79,6 +82,18 @@ type shownRule struct {
 	Shadow    bool     `json:"shadow_mode,omitempty"`
 	Quota     bool     `json:"quota_mode,omitempty"`
 	File      string   `json:"file"`
+}
+
+// text is the rule in short.
+func (r *shownRule) text() string {
+	text := r.Limit + " " + r.Algorithm
+	if r.Shadow {
+		text += " shadow_mode"
+	}
+	if r.Quota {
+		text += " quota_mode"
+	}
+	return text
 }
 
 func (r *Rules) shown() []shownRule {
