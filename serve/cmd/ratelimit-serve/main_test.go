@@ -34,6 +34,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit/serve"
+	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
 )
 
 const limits = `domain: edge
@@ -260,6 +261,23 @@ func TestStarts(t *testing.T) {
 	var stderr output
 	require.Equal(t, 1, run(t.Context(), []string{"-config", config, "-grpc", s.grpc, "-http", "", "-private", ""}, io.Discard, &stderr))
 	require.Contains(t, stderr.String(), "address already in use")
+}
+
+// For gRPC too a server is healthy once its store has answered.
+func TestHealthBeforeTheStoreAnswers(t *testing.T) {
+	t.Parallel()
+	redis := testenv.StartRedis(t)
+	redis.Freeze()
+	s := startServer(t, "-config", writeFile(t, "limits.yaml", limits), "-store", "redis://"+redis.Address)
+	client := healthpb.NewHealthClient(dial(t, s.grpc, insecure.NewCredentials()))
+	serving := func() bool {
+		state, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{})
+		return err == nil && state.GetStatus() == healthpb.HealthCheckResponse_SERVING
+	}
+	require.False(t, serving())
+	redis.Thaw()
+	require.Eventually(t, serving, time.Minute, time.Millisecond)
+	require.Zero(t, s.stop())
 }
 
 // Over TLS, with certificates of clients. The server's own is read again when it changes.
