@@ -1,6 +1,8 @@
 package serve_test
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"regexp"
 	"strings"
 	"testing"
@@ -10,7 +12,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/serve"
+
 	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // step is a request, so many times, and the answer to the last. there is what envoyproxy/ratelimit
@@ -230,4 +236,74 @@ func TestTheOriginalItself(t *testing.T) {
 			return client.ShouldRateLimit(t.Context(), req)
 		}
 	}, true)
+}
+
+// Random files, asked of both at random, by one hit: what is denied of several is charged there. Around
+// midnight it can fail.
+func TestTheOriginalAtRandom(t *testing.T) {
+	for how, env := range map[string]string{"all_or_none: false\n": "false", "": "true"} {
+		for range 3 { // files for one process
+			compareAtRandom(t, how, "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT="+env)
+		}
+	}
+}
+
+// compareAtRandom asks both of random files. how is before each of ours.
+func compareAtRandom(t *testing.T, how, env string) {
+	const seeds, steps = 50, 60
+	files, all := map[string]string{}, [seeds]*model{}
+	base := rand.Uint64()
+	for i := range all {
+		m := &model{rules: randomRules(rand.New(rand.NewPCG(base, uint64(i))), 0)}
+		slow(m.rules)
+		apart(m.rules, how == "")
+		all[i], files[fmt.Sprint(i, ".yaml")] = m, fmt.Sprint("domain: s", i, "\n", yaml(m.rules, ""))
+	}
+	address, process := testenv.Original(t, testenv.Redis(t), files, env)
+	defer func() { _ = process.Kill() }()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	client := pb.NewRateLimitServiceClient(conn)
+	for i, m := range all {
+		file := files[fmt.Sprint(i, ".yaml")]
+		s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, how+file))
+		require.NoError(t, err)
+		r := rand.New(rand.NewPCG(base, uint64(i)))
+		for range steps {
+			req := request(randomTexts(r, m, how == "")...)
+			req.Domain = fmt.Sprint("s", i)
+			want, err := client.ShouldRateLimit(t.Context(), req)
+			require.NoError(t, err)
+			got, err := s.ShouldRateLimit(t.Context(), req)
+			require.NoError(t, err)
+			require.Equal(t, timeless(want), timeless(got), "%s %s %v\n%s", env, how, req.GetDescriptors(), file)
+		}
+	}
+}
+
+// randomTexts are descriptors. With once no two have one count, of which the original takes both.
+func randomTexts(r *rand.Rand, m *model, once bool) (texts []string) {
+	counts := map[string]bool{}
+	for range 1 + r.IntN(4) {
+		text := pick(r, "a", "b", "c") + "=" + pick(r, "", "x", "y", "z", "xy", "xzy", "x*")
+		for r.IntN(3) == 0 {
+			text += "," + pick(r, "a", "b") + "=" + pick(r, "x", "xy", "q")
+		}
+		if _, count := m.match(text); !once || count == "" || !counts[count] {
+			texts = append(texts, text)
+			counts[count] = true
+		}
+	}
+	return texts
+}
+
+// apart renames what the original takes for one another: a_b with c, and a with b_c. With plain there are
+// no shadows and no quotas, which deny others there.
+func apart(rules []*rule, plain bool) {
+	for _, r := range rules {
+		r.key, r.value = strings.Replace(r.key, "a_b", "c", 1), strings.Replace(r.value, "b_x", "z", 1)
+		r.shadow, r.quota = r.shadow && !plain, r.quota && !plain
+		apart(r.inner, plain)
+	}
 }
