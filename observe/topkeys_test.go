@@ -82,6 +82,8 @@ func TestTopKeysFindsAskersToo(t *testing.T) {
 		require.Equal(t, observe.TopKey{Key: "small", Count: 5}, top.Top(10).Askers[1])
 		time.Sleep(time.Minute)
 		require.Equal(t, []observe.TopKey{{Key: "small", Count: 1}}, top.Top(10).Askers)
+		_, err = limiter.Allow(t.Context(), "small")
+		require.NoError(t, err)
 		time.Sleep(2 * time.Minute)
 		require.Zero(t, top.Top(10).Calls)
 		require.Empty(t, top.Top(10).Askers)

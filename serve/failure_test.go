@@ -359,9 +359,23 @@ func TestReadyMakesConnectionsOnce(t *testing.T) {
 		}
 		all.Wait()
 		require.Equal(t, 17, connections(t, server), "with that of the question")
+		before := warmings(t, server)
+		require.NoError(t, st.Ready(t.Context()))
+		require.Equal(t, before, warmings(t, server), "later it is only asked")
 		require.NoError(t, st.Close())
 		require.Eventually(t, func() bool { return connections(t, server) == 1 }, time.Minute, time.Millisecond)
 	}
+}
+
+// warmings is what a server says of the commands that are sent on new connections.
+func warmings(t *testing.T, server string) string {
+	client := redis.NewClient(&redis.Options{Addr: server})
+	defer client.Close()
+	text, err := client.Info(t.Context(), "commandstats").Result()
+	require.NoError(t, err)
+	calls := regexp.MustCompile(`cmdstat_time:calls=\d+`).FindString(text)
+	require.NotEmpty(t, calls)
+	return calls
 }
 
 // connections is how many a server has, with that of the question.
