@@ -147,6 +147,20 @@ func TestAStoreThatHangsOverHTTP(t *testing.T) {
 	}
 }
 
+// Nor does who settles wait longer. Nothing is known of the reservation then.
+func TestSettleOnAStoreThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, st := hangs(t, "domain: edge\non_failure: open"+failing)
+		st.hangs.Store(false)
+		id := reserve(t, s, "user=a", "2")
+		st.hangs.Store(true)
+		at := time.Now()
+		require.Equal(t, http.StatusServiceUnavailable, post(s, "/v1/settle?timeout=100ms", settleBody("user=a", "1", id)).Code)
+		require.Equal(t, 100*time.Millisecond, time.Since(at))
+	})
+}
+
 // Callers with no patience open no breaker for others.
 func TestLateCallsBesideOthers(t *testing.T) {
 	t.Parallel()
