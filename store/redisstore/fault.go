@@ -36,7 +36,11 @@ func ready(f fault) *fault {
 
 // queued returns the fault of a call that found no room.
 func (s *Store) queued() *fault {
-	if s.silent() {
+	switch {
+	case s.link.pulse.cause.Load() != nil:
+		f := s.unanswered(errQueued, false, "")
+		return &f
+	case s.silent():
 		return isSilent
 	}
 	return isFull
@@ -116,12 +120,15 @@ func codeOf(answer string) string {
 // unanswered returns the fault of a call of key that ended without a server's answer.
 func (s *Store) unanswered(err error, sent bool, key string) fault {
 	again := !errors.Is(err, errQueued) // a call that had to wait has no time for another attempt
+	if cause := s.link.pulse.cause.Load(); cause != nil && !sent && (busy(err) || timeUp(err) || errors.Is(err, errUnmade)) {
+		return fault{class: store.ErrUnavailable, what: "nothing was sent: no connection was made", err: *cause, again: busy(err) && again}
+	}
 	switch {
 	case (busy(err) || !sent && timeUp(err) && s.link.full(key)) && s.silent():
 		return fault{class: store.ErrUnavailable, what: "nothing was sent: all connections wait for a server that does not answer", err: err, again: busy(err) && again}
 	case busy(err):
 		return fault{class: store.ErrOverloaded, what: "nothing was sent", err: err, again: again}
-	case !sent && errors.Is(err, redis.ErrClosed):
+	case !sent && errors.Is(err, redis.ErrClosed), errors.Is(err, errUnmade):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err}
 	case !sent && timeUp(err) && s.link.full(key):
 		return fault{class: store.ErrOverloaded, what: "nothing was sent: no connection was free", err: err}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,7 +25,7 @@ func (s *Store) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
 // calls make the connections, and those that take longer than the timeout fail.
 //
 // Ready returns by ctx's deadline, or within 5 s. Its error is ctx's own or wraps
-// [store.ErrStore]. The store still works after an error, once its servers do. If the
+// [store.ErrStore]: no server is reached, or it refuses the password. The store still works after an error, once its servers do. If the
 // user may not run SCRIPT LOAD, the first calls load the scripts.
 func (s *Store) Ready(ctx context.Context) error {
 	if s.link == nil {
@@ -45,14 +46,18 @@ func (s *Store) Ready(ctx context.Context) error {
 	if ended := over(ctx); ended != nil {
 		return ended
 	}
-	return fmt.Errorf("%w: %v", store.ErrUnavailable, err) //nolint:errorlint // no context error may show
+	class := store.ErrUnavailable
+	if slices.ContainsFunc(errs, rejected) {
+		class = store.ErrStore
+	}
+	return fmt.Errorf("%w: %v", class, err) //nolint:errorlint // no context error may show
 }
 
 // warm makes connections of c and loads the scripts on the first of them. It makes them
 // all at once, so that none is reused. The client itself makes one before: see
 // [pipeline.conn].
 func (s *Store) warm(ctx context.Context, c *redis.Client) error {
-	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) {
+	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) || rejected(err) {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
 	}
 	conns := make([]*redis.Conn, min(mostTrips, poolSize(c)))
@@ -89,6 +94,11 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
 	}
 	return nil
+}
+
+// rejected reports whether err is the answer of a server to a user whom it does not know.
+func rejected(err error) bool {
+	return redis.HasErrorPrefix(err, "NOAUTH") || redis.HasErrorPrefix(err, "WRONGPASS") || redis.HasErrorPrefix(err, "DENIED")
 }
 
 // load loads the scripts that are known by now.
