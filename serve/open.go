@@ -70,7 +70,7 @@ func ready(client redis.UniversalClient, st *redisstore.Store) func(context.Cont
 				return err
 			}
 		}
-		err := client.Ping(ctx).Err() // which a wrong password fails, too
+		err := client.Ping(ctx).Err()
 		warm = warm || err == nil
 		return err
 	}

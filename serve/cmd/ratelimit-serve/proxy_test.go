@@ -72,11 +72,14 @@ func background(t *testing.T, address string, args ...string) *os.Process {
 	return cmd.Process
 }
 
-// through is what a client gets through a proxy.
+// through is what a client gets through a proxy. It says that it has no time, in each way that a proxy
+// could pass on: then nobody would count it.
 func through(t *testing.T, address, client string) (int, http.Header) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/page?x=1", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/page?timeout=1ns&denied=200", nil)
 	require.NoError(t, err)
+	req.Header.Set("X-Envoy-Expected-Rq-Timeout-Ms", "0")
+	req.Header.Set("Grpc-Timeout", "1n")
 	if client != "" {
 		req.Header.Set("X-Forwarded-For", client)
 	}
