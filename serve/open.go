@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -57,21 +58,17 @@ func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 // ready makes connections until that succeeds once. Far away they take some round trips, for which the
 // first callers may have no time.
 func ready(client redis.UniversalClient, st *redisstore.Store) func(context.Context) error {
-	warm, turn := false, make(chan struct{}, 1) // two at once would wait for each other's connections
+	var warm atomic.Bool
 	return func(ctx context.Context) error {
-		select {
-		case turn <- struct{}{}:
-			defer func() { <-turn }()
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		if !warm {
+		if !warm.Load() {
 			if err := st.Ready(ctx); err != nil {
 				return err
 			}
 		}
 		err := client.Ping(ctx).Err()
-		warm = warm || err == nil
+		if err == nil {
+			warm.Store(true)
+		}
 		return err
 	}
 }
