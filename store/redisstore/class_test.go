@@ -92,7 +92,7 @@ func TestRefusedCallsAreSentAgainWhileThereIsTime(t *testing.T) {
 	})
 	runs, err := plain.Get(t.Context(), s.RedisKey(refuse("", 0), "loads for long")).Int()
 	require.NoError(t, err)
-	require.Greater(t, runs, 3)
+	require.Greater(t, runs, 1)
 	// The fault bites: go-redis' own command fails.
 	naive := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
 	defer naive.Close()
