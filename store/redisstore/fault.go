@@ -38,7 +38,7 @@ func ready(f fault) *fault {
 func (s *Store) queued() *fault {
 	switch {
 	case s.link.pulse.cause.Load() != nil:
-		f := s.unanswered(errQueued, false, "")
+		f := s.unconnected(errQueued, "")
 		return &f
 	case s.silent():
 		return isSilent
@@ -119,25 +119,36 @@ func codeOf(answer string) string {
 
 // unanswered returns the fault of a call of key that ended without a server's answer.
 func (s *Store) unanswered(err error, sent bool, key string) fault {
-	again := !errors.Is(err, errQueued) // a call that had to wait has no time for another attempt
-	if cause := s.link.pulse.cause.Load(); cause != nil && !sent && (busy(err) || timeUp(err) || errors.Is(err, errUnmade)) {
-		return fault{class: store.ErrUnavailable, what: "nothing was sent: no connection was made", err: *cause, again: busy(err) && again}
-	}
 	switch {
-	case (busy(err) || !sent && timeUp(err) && s.link.full(key)) && s.silent():
-		return fault{class: store.ErrUnavailable, what: "nothing was sent: all connections wait for a server that does not answer", err: err, again: busy(err) && again}
-	case busy(err):
-		return fault{class: store.ErrOverloaded, what: "nothing was sent", err: err, again: again}
-	case !sent && errors.Is(err, redis.ErrClosed), errors.Is(err, errUnmade):
+	case busy(err), !sent && (timeUp(err) || errors.Is(err, errUnmade)):
+		return s.unconnected(err, key)
+	case !sent && errors.Is(err, redis.ErrClosed):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err}
-	case !sent && timeUp(err) && s.link.full(key):
-		return fault{class: store.ErrOverloaded, what: "nothing was sent: no connection was free", err: err}
-	case !sent && timeUp(err):
-		return fault{class: store.ErrUnavailable, what: "nothing was sent: no connection was made", err: err}
 	case !sent, dialing(err):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: true}
 	}
 	return s.unknown(err)
+}
+
+// unconnected returns the fault of a call of key that got no connection. One that had to wait has no
+// time for another attempt.
+func (s *Store) unconnected(err error, key string) fault {
+	f := fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: busy(err) && !errors.Is(err, errQueued)}
+	full := busy(err) || timeUp(err) && s.link.full(key)
+	switch cause := s.link.pulse.cause.Load(); {
+	case cause != nil:
+		f.what, f.err = f.what+": no connection was made", *cause
+	case full && s.silent():
+		f.what += ": all connections wait for a server that does not answer"
+	case full:
+		f.class = store.ErrOverloaded
+		if timeUp(err) {
+			f.what += ": no connection was free"
+		}
+	case timeUp(err):
+		f.what += ": no connection was made"
+	}
+	return f
 }
 
 // unknown returns the fault of a call that was sent and has no answer.
