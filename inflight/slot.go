@@ -404,7 +404,7 @@ func (s *Slot) Release() {
 	}
 }
 
-// Settle replaces the n events of Hold, an estimate, by the actual cost, 0 or more: it gives back
+// Settle replaces the n events of Hold, an estimate, by the actual cost, 0 or more. It gives back
 // what was too much, or charges what was too little, also when ctx has ended. With 0 it is Refund.
 // It concerns what is counted beside the slot, before or after Release. See
 // [ratelimit.Reservation.Settle] for what that means. [ratelimit.ErrSettled] and
