@@ -171,6 +171,9 @@ func TestAJobIsPutBackOnce(t *testing.T) {
 		{"RetryAfter", (*jobs).byRetryAfter, 50 * 500, 500 * 500},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			if testing.Short() && test.least > 500 {
+				t.Skip("takes seconds with the race detector")
+			}
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
 				q := work(t, test.do, hundredASecond)
