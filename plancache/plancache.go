@@ -20,8 +20,9 @@ import (
 )
 
 // Cache remembers the answers of a function of a key, for [ratelimit.WithLimitFunc],
-// [ratelimit.WithTiers] and [ratelimit.WithKeyFunc]. V is what these functions return: a Limit,
-// or a string.
+// [ratelimit.WithTiers] and [ratelimit.WithKeyFunc]. V is what these functions return: a Limit, or
+// a string. For a plan of several limits it is a struct of them, and a function for each limit
+// asks the Cache.
 //
 // Bound: an answer is at most the ttl old while the function answers within 50 ms. If it fails or
 // hangs, the last answer is served for an hour longer ([WithStale]), and the function is asked again
