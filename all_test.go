@@ -31,6 +31,7 @@ import (
 // A model of the specification: each limit is asked alone how many events it has room
 // for, and charged alone if all have room for n.
 func TestAllDecidesAsItsLimitsDoAloneOrNotAtAll(t *testing.T) {
+	t.Parallel()
 	c := newClock()
 	redisOf := func(client redisstore.Client) store.Store {
 		return onRedis(t, client, redisstore.WithClock(c.Now))
@@ -762,6 +763,7 @@ func newMemory(t testing.TB, opts ...memstore.Option) store.Store {
 
 // New keys fill tables, which split while several of them are locked.
 func TestAllOfManyKeysInMemory(t *testing.T) {
+	t.Parallel()
 	const callers = 4
 	users := effort.Of(4_000, 20_000)
 	for _, capacity := range []int{1 << 20, 5000, 100, 7, 1} {

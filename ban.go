@@ -23,12 +23,15 @@ type Penalty struct {
 	For, Most time.Duration
 }
 
-// Ban is a [Limiter] around another one that bans a key after so many denials: for some time all
-// of its events are denied.
+// Ban is a [Limiter] around another one that bans a key after so many denials: for some time its
+// events are denied.
+//
+// Every denial counts, also that of a right password, or of [Wait] (use it on the limiter
+// inside). One by a list, or a fallback that fails closed, does not. Around [Unlimited] only a
+// Strike counts.
 //
 // What a banned key asks neither lengthens the ban nor is charged. Results of a ban have
-// [SourceBan], and a RetryAfter until it ends. A Peek finds a ban, and Lift ends it. A denial by
-// a list, or by a fallback that fails closed, is no offense.
+// [SourceBan], and a RetryAfter until it ends. A Peek finds a ban, and Lift ends it.
 //
 // Bound: that of the limiter inside. Up to Denials of its denials, and those under way, go by as
 // they are.
@@ -36,8 +39,6 @@ type Penalty struct {
 // A banned or admitted call costs what an [All] with one limit more does, and a denial a second
 // call. From its first denial on a key costs some 40 bytes in memory and 150 in Redis, for Within,
 // and for Most after a ban.
-//
-// The questions of [Wait] are offenses if they are denied: use it on the limiter inside.
 type Ban struct {
 	known
 	limiter Limiter
@@ -162,7 +163,7 @@ func (b *Ban) AllowUpTo(ctx context.Context, key string, n int) (granted int, r 
 }
 
 // Strike counts n denials of key that others have seen, 1 or more, such as wrong passwords. The
-// Result is denied if there is a ban then.
+// Result tells a ban.
 func (b *Ban) Strike(ctx context.Context, key string, n int) (Result, error) {
 	if err := b.check(ctx, key, n); err != nil {
 		return Result{}, err

@@ -241,6 +241,7 @@ func (m *banModel) expect(t *testing.T, r ratelimit.Result, now time.Time) {
 // The times are minutes, so that a server does not forget by its own clock what the test has not
 // yet looked at.
 func TestEachStoreBansAsAModelDoes(t *testing.T) {
+	t.Parallel()
 	banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
 		for trace := range effort.Of(3, 12, 100) {
 			rng := rand.New(rand.NewPCG(7, uint64(trace)))

@@ -902,33 +902,44 @@ func ExampleNewBan() {
 	// Output: 200 [] 200 [] 200 [] 200 [] 200 [] 429 [12] 429 [12] 429 [900] 429 [900]
 }
 
-// A Ban around the limits of a login closes the door to who guesses on, for an hour and then longer.
-func ExampleNewBan_login() {
+// A ban for wrong passwords, beside a limit of attempts. What that limit denies is no strike, since a
+// right password may be denied too.
+func ExampleBan_Strike() {
 	ctx, store := context.Background(), frozenMemory()
-	perAttempt, err := ratelimit.NewSlidingLog(store, ratelimit.Limit{Rate: 5, Period: 15 * time.Minute}, ratelimit.WithName("login"))
+	attempts, err := ratelimit.NewSlidingLog(store, ratelimit.PerMinute(20), ratelimit.WithName("attempts"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	perAddress, err := ratelimit.NewSlidingLog(store, ratelimit.Limit{Rate: 20, Period: 15 * time.Minute}, ratelimit.WithName("login-address"))
+	free, err := ratelimit.NewSlidingLog(store, ratelimit.Unlimited(), ratelimit.WithName("wrong-passwords"))
 	if err != nil {
 		log.Fatal(err)
 	}
-	wrong, err := ratelimit.NewAll(perAttempt, perAddress)
-	if err != nil {
-		log.Fatal(err)
-	}
-	closing, err := ratelimit.NewBan(wrong, store, ratelimit.Penalty{
-		Denials: 3, Within: 15 * time.Minute, For: time.Hour, Most: 24 * time.Hour,
+	door, err := ratelimit.NewBan(free, store, ratelimit.Penalty{
+		Denials: 10, Within: time.Hour, For: time.Hour, Most: 24 * time.Hour,
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
-	for range 8 {
-		_, _ = closing.Allow(ctx, "192.0.2.1 ann")
+	limiter, err := ratelimit.NewAll(door, attempts)
+	if err != nil {
+		log.Fatal(err)
 	}
-	r, err := closing.Peek(ctx, "192.0.2.1 ann")
-	fmt.Println(r, err)
-	// Output: denied (ban), retry after 1h0m0s <nil>
+	heard := 0
+	for range 12 {
+		r, err := limiter.Allow(ctx, "ann")
+		if err != nil {
+			log.Fatal(err)
+		}
+		if r.Allowed { // the password is checked, and wrong
+			heard++
+			if _, err := door.Strike(ctx, "ann", 1); err != nil {
+				log.Print(err) // it does not count
+			}
+		}
+	}
+	r, err := limiter.Peek(ctx, "ann")
+	fmt.Println(heard, "guesses:", r, err)
+	// Output: 10 guesses: denied by "wrong-passwords" (ban), retry after 1h0m0s <nil>
 }
 
 // Services on one Redis that must not share counts have prefixes of their own.

@@ -39,6 +39,7 @@ func (h *hour) fits(n int) bool { return h.calls < 5 && h.events+n <= 20 }
 func (h *hour) charge(n int) { h.calls, h.events = h.calls+1, h.events+n }
 
 func TestCallsInAnAllAreOneRequestAndNTokens(t *testing.T) {
+	t.Parallel()
 	c := newClock()
 	stores := map[string]store.Store{
 		"memory":            memory(t, c),

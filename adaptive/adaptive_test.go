@@ -424,6 +424,7 @@ func TestALimiterFollowsAndKeysKeepTheirSpend(t *testing.T) {
 	for place, onStore := range stores {
 		for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {
 			t.Run(algorithm+" "+place, func(t *testing.T) {
+				t.Parallel() // each waits for readings
 				begin := time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
 				st := onStore(t, func() time.Time { return begin })
 				follows(t, algorithm, st)

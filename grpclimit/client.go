@@ -136,8 +136,9 @@ func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, 
 		return charge{}, err
 	}
 	n := c.cost(ctx, fullMethod, msg)
+	giveBack := func() {}
 	for {
-		if err := c.waitCooldown(ctx, key); err != nil {
+		if err := c.waitCooldown(ctx, key, giveBack); err != nil {
 			return charge{}, err
 		}
 		ch, err := c.charge(ctx, fullMethod, key, n)
@@ -146,8 +147,11 @@ func (c client) admit(ctx context.Context, fullMethod string, msg any) (charge, 
 		}
 		// A cooldown has begun meanwhile. Calls that keep their charge until its end would all be
 		// sent at once then. An error leaves the charge of a call that was not sent.
-		_ = c.refundAll(ctx, ch)
-		ch.slot.Release()
+		charged := ch // so that ch need not be on the heap
+		giveBack = func() {
+			_ = c.refundAll(ctx, charged)
+			charged.slot.Release()
+		}
 	}
 }
 
@@ -192,18 +196,19 @@ func (c client) denied(ctx context.Context, key string, r ratelimit.Result) erro
 	return denial(&a.Decision).Err()
 }
 
-// waitCooldown waits as long as the server has asked to leave it alone.
-func (c client) waitCooldown(ctx context.Context, key string) error {
-	if c.cooldowns == nil {
+// waitCooldown waits as long as the server has asked to leave it alone, and calls giveBack.
+func (c client) waitCooldown(ctx context.Context, key string, giveBack func()) error {
+	if c.cooldowns == nil { // nothing is to be given back
 		return nil
 	}
 	if c.refuse {
+		giveBack()
 		if left := c.cooldowns.Left(key); left > 0 {
 			return refusal(codes.ResourceExhausted, "rate limit: the server asks to come back later", left).Err()
 		}
 		return nil
 	}
-	switch err := c.cooldowns.Wait(ctx, key); {
+	switch err := c.cooldowns.Wait(ctx, key, giveBack); {
 	case errors.Is(err, ratelimit.ErrWouldExceedDeadline):
 		return errTooLate
 	case err != nil:

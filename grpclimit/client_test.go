@@ -271,6 +271,65 @@ func TestCallsThatWaitForTheLimiterHeedAPauseAndAreNotSentAllAtOnceAfterIt(t *te
 	})
 }
 
+func TestAfterAPauseCallsGoOnInTheirOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		unary, err := grpclimit.UnaryClientInterceptor(running(t, ratelimit.PerSecond(1)), grpclimit.WithMaxPause(time.Minute))
+		require.NoError(t, err)
+		sent := make(chan int, 20)
+		var wg sync.WaitGroup
+		for i := range 20 {
+			server := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+				if sent <- i; i == 4 {
+					return comeBack(codes.ResourceExhausted, 30*time.Second)
+				}
+				return nil
+			}
+			wg.Go(func() { _ = unary(t.Context(), unaryCall, nil, nil, nil, server) })
+			synctest.Wait()
+		}
+		wg.Wait()
+		for i := range 20 {
+			require.Equal(t, i, <-sent)
+		}
+	})
+}
+
+// meanwhile does something, once, while it is asked.
+type meanwhile struct {
+	ratelimit.Limiter
+	do func()
+}
+
+func (l *meanwhile) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	if do := l.do; do != nil {
+		l.do = nil
+		do()
+	}
+	return l.Limiter.AllowN(ctx, key, n)
+}
+
+func TestACallThatIsNotMadeAfterAllIsRefunded(t *testing.T) {
+	for want, opts := range map[codes.Code][]grpclimit.ClientOption{
+		codes.DeadlineExceeded:  nil,
+		codes.ResourceExhausted: {grpclimit.WithoutWaiting()},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			shared := grpclimit.WithMaxPause(time.Hour)
+			lim := &meanwhile{Limiter: running(t, ratelimit.PerDay(10))}
+			c, other := newClient(t, lim, append(opts, shared)...), newClient(t, everything(), shared)
+			other.answer = comeBack(codes.ResourceExhausted, 30*time.Second)
+			lim.do = func() { other.call(t.Context()) } // which is told to leave the server alone
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			_, a := c.call(ctx)
+			require.Equal(t, want, a.code())
+			p, err := lim.Peek(t.Context(), "global")
+			require.NoError(t, err)
+			require.Equal(t, 10, p.Remaining)
+		})
+	}
+}
+
 func TestAShorterPauseDoesNotEndALongerOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClient(t, everything(), grpclimit.WithMaxPause(time.Hour))

@@ -93,6 +93,51 @@ func ExampleUnaryServerInterceptor() {
 	// ResourceExhausted ["daily";q=2;w=86400]
 }
 
+// A client has two calls an hour of each method, and three in all. Both are decided at once: who is
+// denied by one has spent nothing of the other.
+func ExampleCombined() {
+	mem, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	address := grpclimit.PeerIP()
+	addressOf := func(ctx context.Context, _ string) (string, error) { return address.Of(ctx, "") }
+	perMethod, err := ratelimit.NewSlidingLog(mem, ratelimit.PerHour(2), ratelimit.WithName("method"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	perClient, err := ratelimit.NewSlidingLog(mem, ratelimit.PerHour(3), ratelimit.WithName("client"), ratelimit.WithKeyFunc(addressOf))
+	if err != nil {
+		log.Fatal(err)
+	}
+	both, err := ratelimit.NewAll(perMethod, perClient)
+	if err != nil {
+		log.Fatal(err)
+	}
+	limit, err := grpclimit.UnaryServerInterceptor(both, grpclimit.WithKey(grpclimit.Combined(address, grpclimit.Route())))
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, closeAll := loopback([]grpc.ServerOption{grpc.ChainUnaryInterceptor(limit)})
+	defer closeAll()
+
+	ctx := context.Background()
+	for range 3 {
+		_, err := client.Check(ctx, &healthpb.HealthCheckRequest{})
+		fmt.Println("Check", status.Code(err))
+	}
+	for range 2 {
+		_, err := client.List(ctx, &healthpb.HealthListRequest{})
+		fmt.Println("List", status.Code(err))
+	}
+	// Output:
+	// Check OK
+	// Check OK
+	// Check ResourceExhausted
+	// List OK
+	// List ResourceExhausted
+}
+
 // Calls that do not decode, and unknown methods, reach no interceptor. A tap counts them: here a
 // server hears five calls an hour of each address, whatever they are. It holds up its connection
 // while it decides, so its limiter is in memory. Interceptors go on counting what they see.

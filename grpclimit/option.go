@@ -313,7 +313,8 @@ func WithoutWaiting() ClientOption {
 // A server is heeded when it ends a call with [codes.ResourceExhausted] or
 // [codes.Unavailable] and says when to come back, in RetryInfo or in retry-after in seconds.
 // Later calls of the same key, and those that wait already, wait until then, and after that
-// for the limiter. With [WithoutWaiting] they are refused.
+// for the limiter. They keep their order. With [WithoutWaiting] they are refused. A call that the
+// server has denied is not sent again.
 //
 // The pauses of at most 4,096 keys are remembered. Beyond that the one that ends soonest is
 // forgotten, of some that are looked at. Interceptors that are given the same option, for

@@ -2,13 +2,20 @@ package httplimit_test
 
 import (
 	"fmt"
+	"net/http"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 func TestAPauseIsToldWhenItBegins(t *testing.T) {
@@ -55,4 +62,62 @@ func TestAPauseThatIsMadeLongerIsOne(t *testing.T) {
 		require.EqualValues(t, 1, begun)
 		require.Equal(t, 1, now)
 	})
+}
+
+// inOrder is a server that refuses the fifth request, and remembers the order of all.
+type inOrder struct {
+	mu   sync.Mutex
+	sent []string
+}
+
+func (s *inOrder) RoundTrip(r *http.Request) (*http.Response, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sent = append(s.sent, r.URL.Path[1:])
+	res := &http.Response{StatusCode: http.StatusOK, Header: make(http.Header), Body: http.NoBody, Request: r}
+	if len(s.sent) == 5 {
+		res.StatusCode = http.StatusTooManyRequests
+		res.Header.Set("Retry-After", "2")
+	}
+	return res, nil
+}
+
+// The limiters admit one after the other. What is admitted at one instant is sent in any order.
+func TestAfterAPauseRequestsGoOnInTheirOrder(t *testing.T) {
+	burst := func(n int) ratelimit.Limit { return ratelimit.Limit{Rate: 10, Period: time.Second, Burst: n} }
+	for name, limiter := range map[string]func(store.Store) (ratelimit.Limiter, error){
+		"leaky bucket, Burst 1": func(s store.Store) (ratelimit.Limiter, error) { return ratelimit.NewLeakyBucket(s, burst(1)) },
+		"leaky bucket":          func(s store.Store) (ratelimit.Limiter, error) { return ratelimit.NewLeakyBucket(s, burst(10)) },
+		"token bucket, Burst 1": func(s store.Store) (ratelimit.Limiter, error) { return ratelimit.NewTokenBucket(s, burst(1)) },
+		"token bucket":          func(s store.Store) (ratelimit.Limiter, error) { return ratelimit.NewTokenBucket(s, burst(10)) },
+		"slots": func(s store.Store) (ratelimit.Limiter, error) {
+			rate, err := ratelimit.NewLeakyBucket(s, burst(1))
+			require.NoError(t, err)
+			slots, err := inflight.New(s, 3, time.Minute)
+			require.NoError(t, err)
+			return ratelimit.NewAll(rate, slots)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, err := memstore.New()
+				require.NoError(t, err)
+				l, err := limiter(s)
+				require.NoError(t, err)
+				server := new(inOrder)
+				tr := transport(t, server, l, httplimit.WithRetries(1))
+				want := []string{"0", "1", "2", "3", "4"} // and then the fourth again
+				var all sync.WaitGroup
+				for i := range 20 {
+					all.Go(func() { assert.NoError(t, call(t, tr, fmt.Sprint("http://a.example/", i))) })
+					time.Sleep(2 * time.Millisecond)
+					if i >= 4 {
+						want = append(want, fmt.Sprint(i))
+					}
+				}
+				all.Wait()
+				require.Equal(t, want, server.sent)
+			})
+		})
+	}
 }

@@ -27,7 +27,8 @@ import (
 // that wait already, wait as long as Retry-After says, in seconds or as a date. If that
 // cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. No field of more than
 // 4 KiB is read. A server is believed up to a minute ([WithMaxPause]). RateLimit fields of
-// other answers do not count: theirs is the time of the whole quota.
+// other answers do not count: theirs is the time of the whole quota. After a pause requests go on
+// in the order in which they came to it. Those that the limiter had not admitted before its end go first.
 //
 // If the limiter counts slots (package inflight), a request waits for one ([inflight.Wait]), and
 // holds it until the body of its answer is closed or read to its end, or until there is an error.
@@ -202,8 +203,9 @@ func (t *Transport) CloseIdleConnections() {
 
 // admit waits until n events of key are admitted. The slot is nil if the limiter has none.
 func (t *Transport) admit(ctx context.Context, key string, n int) (*inflight.Slot, error) {
+	giveBack := func() {}
 	for {
-		if err := t.waitCooldown(ctx, key); err != nil {
+		if err := t.waitCooldown(ctx, key, giveBack); err != nil {
 			return nil, err
 		}
 		slot, r, err := t.charge(ctx, key, n)
@@ -212,8 +214,11 @@ func (t *Transport) admit(ctx context.Context, key string, n int) (*inflight.Slo
 		}
 		// A cooldown has begun meanwhile. Requests that keep their charge until its end would all
 		// be sent at once then. An error leaves the charge of a request that was not sent.
-		_ = (&taken{t.limiter, n, slot}).refund(ctx, key, &r)
-		slot.Release()
+		charged := r // so that r need not be on the heap
+		giveBack = func() {
+			_ = (&taken{t.limiter, n, slot}).refund(ctx, key, &charged)
+			slot.Release()
+		}
 	}
 }
 
@@ -241,11 +246,12 @@ func (t *Transport) limited(ctx context.Context, key string, r ratelimit.Result)
 	return &LimitedError{key, r.RetryAfter}
 }
 
-// waitCooldown waits until key has no cooldown.
-func (t *Transport) waitCooldown(ctx context.Context, key string) error {
+// waitCooldown waits until key has no cooldown, and calls giveBack.
+func (t *Transport) waitCooldown(ctx context.Context, key string, giveBack func()) error {
 	if !t.refuse {
-		return t.cooldowns.Wait(ctx, key)
+		return t.cooldowns.Wait(ctx, key, giveBack)
 	}
+	giveBack()
 	if left := t.cooldowns.Left(key); left > 0 {
 		return &LimitedError{key, left}
 	}

@@ -243,21 +243,26 @@ func TestCallsThatWaitedThroughAPauseAreNotSentAllAtOnce(t *testing.T) {
 }
 
 func TestACallThatIsNotSentAfterAllIsRefunded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "30"}}}}
-		lim := &meanwhile{Limiter: plenty(t)}
-		tr := transport(t, slow{sup, time.Second}, lim)
-		go func() { _ = call(t, tr, "http://example.com/") }()
-		synctest.Wait()
-		lim.do = func() { time.Sleep(2 * time.Second) } // while the first is answered
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		_, err := tr.RoundTrip(httptest.NewRequest(http.MethodGet, "http://example.com/", nil).WithContext(ctx))
-		require.ErrorIs(t, err, ratelimit.ErrWouldExceedDeadline)
-		p, err := lim.Peek(t.Context(), "host:example.com:80")
-		require.NoError(t, err)
-		require.Equal(t, 1, p.Limit-p.Remaining)
-	})
+	for want, opts := range map[error][]httplimit.ClientOption{
+		ratelimit.ErrWouldExceedDeadline: nil,
+		httplimit.ErrLimited:             {httplimit.WithoutWaiting()},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "30"}}}}
+			lim := &meanwhile{Limiter: plenty(t)}
+			tr := transport(t, slow{sup, time.Second}, lim, opts...)
+			go func() { _ = call(t, tr, "http://example.com/") }()
+			synctest.Wait()
+			lim.do = func() { time.Sleep(2 * time.Second) } // while the first is answered
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			_, err := tr.RoundTrip(httptest.NewRequest(http.MethodGet, "http://example.com/", nil).WithContext(ctx))
+			require.ErrorIs(t, err, want)
+			p, err := lim.Peek(t.Context(), "host:example.com:80")
+			require.NoError(t, err)
+			require.Equal(t, 1, p.Limit-p.Remaining)
+		})
+	}
 }
 
 // meanwhile does something, once, while it is asked.

@@ -410,12 +410,16 @@ func (s *Slot) Release() {
 	}
 }
 
-// Settle replaces the n events of Hold, an estimate, by the actual cost, 1 or more: it gives back
-// what was too much, or charges what was too little, also when ctx has ended. It concerns what is
-// counted beside the slot, before or after Release. See [ratelimit.Reservation.Settle] for what
-// that means. [ratelimit.ErrSettled] and [ratelimit.ErrInvalidN] change nothing.
+// Settle replaces the n events of Hold, an estimate, by the actual cost, 0 or more. It gives back
+// what was too much, or charges what was too little, also when ctx has ended. With 0 it is Refund.
+// It concerns what is counted beside the slot, before or after Release. See
+// [ratelimit.Reservation.Settle] for what that means. [ratelimit.ErrSettled] and
+// [ratelimit.ErrInvalidN] change nothing.
 func (s *Slot) Settle(ctx context.Context, actual int) error {
-	if s != nil && actual < 1 {
+	switch {
+	case actual == 0:
+		return s.Refund(ctx)
+	case s != nil && actual < 0:
 		return fmt.Errorf("%w: an actual cost of %d", ratelimit.ErrInvalidN, actual)
 	}
 	h, estimate, err := s.settle()
@@ -434,7 +438,7 @@ func (s *Slot) Settle(ctx context.Context, actual int) error {
 }
 
 // Refund gives back the events that were charged beside the slot, all of them, also when ctx has
-// ended. It is Settle for a call that is not to count. The slot stays held.
+// ended. It is Settle(ctx, 0), for a call that is not to count. The slot stays held.
 func (s *Slot) Refund(ctx context.Context) error {
 	h, events, err := s.settle()
 	if err != nil || several(h.limiter) == nil {

@@ -412,12 +412,12 @@ func TestTokensAreSettledBesideASlot(t *testing.T) {
 		require.NoError(t, err)
 		l, err := ratelimit.NewAll(tokens, atOnce)
 		require.NoError(t, err)
-		for actual, left := range map[int]int{100: 900, 1: 999, 300: 700, 600: 400} {
+		for actual, left := range map[int]int{0: 1000, 100: 900, 1: 999, 300: 700, 600: 400} {
 			require.NoError(t, l.Reset(t.Context(), "key"))
 			held, r, err := inflight.Hold(t.Context(), l, "key", 300)
 			require.NoError(t, err)
 			require.True(t, r.Allowed)
-			require.ErrorIs(t, held.Settle(t.Context(), 0), ratelimit.ErrInvalidN)
+			require.ErrorIs(t, held.Settle(t.Context(), -1), ratelimit.ErrInvalidN)
 			require.NoError(t, held.Settle(t.Context(), actual))
 			require.ErrorIs(t, held.Settle(t.Context(), actual), ratelimit.ErrSettled)
 			require.Equal(t, left, free(t, tokens))
@@ -486,6 +486,7 @@ func TestAnAllInsideAFallbackHoldsItsSlots(t *testing.T) {
 
 // At no instant are more slots held than there are, while stores fail and callers leave.
 func TestNeverMoreThanThereAre(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
 		s.way = time.Millisecond
@@ -535,7 +536,7 @@ func TestNeverMoreThanThereAre(t *testing.T) {
 		})
 		all.Wait()
 		require.LessOrEqual(t, most.Load(), int64(5))
-		require.Greater(t, turns.Load(), int64(20))
+		require.Greater(t, turns.Load(), int64(10), "there were turns to judge")
 		runtime.GC()
 		time.Sleep(10 * time.Second)
 		require.Equal(t, 5, free(t, l[0]))
@@ -713,7 +714,7 @@ func TestAShadowHoldsWhatItHasCharged(t *testing.T) {
 	})
 }
 
-// Refund gives back what was charged beside the slot, and Release the slot.
+// Refund, or a Settle of 0, gives back what was charged beside the slot, and Release the slot.
 func TestRefundLeavesTheSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newRemote(t)
@@ -726,11 +727,16 @@ func TestRefundLeavesTheSlot(t *testing.T) {
 		require.NoError(t, err)
 		safe, err := fallback.New(all, fallback.FailLocal(2))
 		require.NoError(t, err)
-		for _, l := range []ratelimit.Limiter{all, safe, atOnce} {
+		for i, l := range []ratelimit.Limiter{all, safe, atOnce, all, safe, atOnce} {
 			held, _, err := inflight.Hold(t.Context(), l, "key", 7)
 			require.NoError(t, err)
-			require.NoError(t, held.Refund(t.Context()))
+			if i < 3 {
+				require.NoError(t, held.Refund(t.Context()))
+			} else {
+				require.NoError(t, held.Settle(t.Context(), 0))
+			}
 			require.ErrorIs(t, held.Refund(t.Context()), ratelimit.ErrSettled)
+			require.ErrorIs(t, held.Settle(t.Context(), 0), ratelimit.ErrSettled)
 			require.Equal(t, 1000, free(t, rate))
 			require.Equal(t, 1000, free(t, calls))
 			require.Equal(t, 1, free(t, atOnce))
@@ -741,6 +747,7 @@ func TestRefundLeavesTheSlot(t *testing.T) {
 		}
 		var none *inflight.Slot
 		require.ErrorIs(t, none.Refund(t.Context()), ratelimit.ErrInvalidOption)
+		require.ErrorIs(t, none.Settle(t.Context(), 0), ratelimit.ErrInvalidOption)
 	})
 }
 

@@ -24,6 +24,8 @@ func observers(b *testing.B) []struct {
 } {
 	top, err := observe.NewTopKeys(0)
 	require.NoError(b, err)
+	askers, err := observe.NewTopKeys(0, observe.WithAskers())
+	require.NoError(b, err)
 	exact, err := observe.NewExact(ratelimit.PerDay(1), 1)
 	require.NoError(b, err)
 	near, err := observe.NewNear(80, func(context.Context, string, ratelimit.Result) {})
@@ -36,6 +38,7 @@ func observers(b *testing.B) []struct {
 		{"hook", hook{}},
 		{"counters", observe.NewCounters("api")},
 		{"top keys", top},
+		{"askers too", askers},
 		{"logger", observe.Logger(slog.New(slog.DiscardHandler))},
 		{"near", near},
 		{"exact 1%", exact},

@@ -68,9 +68,8 @@ func burst(n int, d time.Duration, ask func()) {
 //
 //	go test -v -run WhatAnEstimateMeans ./observe
 func TestWhatAnEstimateMeans(t *testing.T) {
-	if testing.Short() {
-		t.Skip("decides 3 million times")
-	}
+	effort.OneGoroutine(t)
+	effort.NeedFull(t) // it decides 3 million times
 	promises, err := os.ReadFile("../docs/promises.md")
 	require.NoError(t, err)
 	for _, algorithm := range ratelimit.PerSecond(1).Algorithms() {

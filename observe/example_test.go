@@ -154,8 +154,8 @@ func ExampleHandler() {
 	// Output: 200 application/json
 }
 
-// Two limits on Redis decide together, and a fallback for both. Counters inside of it see the
-// errors of Redis, and those around it what clients are told. Here nothing listens.
+// Two limits on Redis decide together, and a fallback for both. Counters and a Logger inside of it
+// see the errors of Redis, and those around it what clients are told. Here nothing listens.
 func ExampleCounters_fallback() {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer func() { _ = client.Close() }()
@@ -175,8 +175,9 @@ func ExampleCounters_fallback() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	logger := slog.New(slog.DiscardHandler) // or slog.Default()
 	inner, outer := observe.NewCounters("api/store"), observe.NewCounters("api")
-	onRedis, err := observe.Around(all, inner)
+	onRedis, err := observe.Around(all, inner, observe.Logger(logger.With("limiter", "api/store")))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -185,7 +186,7 @@ func ExampleCounters_fallback() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limiter, err := observe.Around(safe, outer)
+	limiter, err := observe.Around(safe, outer, observe.Logger(logger.With("limiter", "api")))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -12,9 +12,10 @@ import (
 // maxTopKeys is how many keys of a TopKeys a Handler shows.
 const maxTopKeys = 100
 
-// Page is what a [Handler] shows. TopKeys and Exact are by the name of their limiter.
+// Page is what a [Handler] shows. Limits, TopKeys and Exact are by the name of their limiter.
 type Page struct {
 	Counters []*Counters
+	Limits   map[string]string // as text, to stand beside the Counters
 	TopKeys  map[string]*TopKeys
 	Exact    map[string]*Exact
 }
@@ -22,6 +23,7 @@ type Page struct {
 // page is its JSON, and what page.html shows.
 type page struct {
 	Counters []Snapshot           `json:"counters"`
+	Limits   map[string]string    `json:"limits,omitempty"`
 	TopKeys  map[string]Top       `json:"top_keys"`
 	Exact    map[string]Exactness `json:"exact"`
 }
@@ -30,7 +32,7 @@ type page struct {
 var pageHTML string
 
 // Handler returns a handler that answers GET and HEAD with p as it stands then: the Snapshots,
-// and the 100 keys of each TopKeys that are denied most. What is nil is left out.
+// and the 100 keys of each TopKeys that are denied most, or ask most. What is nil is left out.
 //
 // The answer is JSON, with each number. Whoever asks for text/html rather than that, as browsers
 // do, gets a page without scripts. It leaves out sources and errors that have not been.
@@ -81,7 +83,7 @@ func mean(d Durations) time.Duration {
 }
 
 func (p *Page) snapshot() page {
-	s := page{Counters: []Snapshot{}, TopKeys: make(map[string]Top), Exact: make(map[string]Exactness)}
+	s := page{Counters: []Snapshot{}, Limits: p.Limits, TopKeys: make(map[string]Top), Exact: make(map[string]Exactness)}
 	for _, c := range p.Counters {
 		if c != nil {
 			s.Counters = append(s.Counters, c.Snapshot())

@@ -32,6 +32,7 @@ func TestHandlerShowsWhatThereIs(t *testing.T) {
 	}
 	w := get(observe.Handler(observe.Page{
 		Counters: []*observe.Counters{counters, nil},
+		Limits:   map[string]string{"api": "1/d"},
 		TopKeys:  map[string]*observe.TopKeys{"api": top, "none": nil},
 		Exact:    map[string]*observe.Exact{"api": exact, "none": nil},
 	}), http.MethodGet)
@@ -40,11 +41,13 @@ func TestHandlerShowsWhatThereIs(t *testing.T) {
 	require.Equal(t, "no-store", w.Header().Get("Cache-Control"))
 	var got struct {
 		Counters []observe.Snapshot           `json:"counters"`
+		Limits   map[string]string            `json:"limits"`
 		TopKeys  map[string]observe.Top       `json:"top_keys"`
 		Exact    map[string]observe.Exactness `json:"exact"`
 	}
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &got))
 	require.Equal(t, []observe.Snapshot{counters.Snapshot()}, got.Counters)
+	require.Equal(t, map[string]string{"api": "1/d"}, got.Limits)
 	require.Len(t, got.TopKeys, 1)
 	require.Len(t, got.TopKeys["api"].Keys, 100)
 	require.Equal(t, map[string]observe.Exactness{"api": {Decisions: 300, Admitted: 150, Denied: 150}}, got.Exact)
@@ -105,7 +108,7 @@ func getHTML(t testing.TB, p observe.Page) string {
 }
 
 func TestThePageShowsWhatThereIs(t *testing.T) {
-	counters, top, exact := observe.NewCounters("api"), newTopKeys(t, 0), newExact(t, ratelimit.PerDay(1), 100)
+	counters, top, exact := observe.NewCounters("api"), newTopKeys(t, 0, observe.WithAskers()), newExact(t, ratelimit.PerDay(1), 100)
 	limiter := observed(t, inMemory(t, "fixed_window", ratelimit.PerDay(1)), counters, top, exact)
 	for range 3 {
 		_, err := limiter.Allow(t.Context(), "user:42")
@@ -116,11 +119,12 @@ func TestThePageShowsWhatThereIs(t *testing.T) {
 	counters.Expect("daily")
 	got := getHTML(t, observe.Page{
 		Counters: []*observe.Counters{counters, nil},
+		Limits:   map[string]string{"api": "1/d", "other": "2/d"},
 		TopKeys:  map[string]*observe.TopKeys{"api": top, "none": nil},
 		Exact:    map[string]*observe.Exact{"api": exact},
 	})
 	for _, want := range []string{
-		"<h2>api</h2>",
+		"<h2>api</h2>\n<p>1/d",
 		`<td>allowed<td>store<td class="n">1<td class="n">1`,
 		`<td>denied<td>store<td class="n">2<td class="n">2`,
 		`<td>daily<td class="n">0`,
@@ -129,6 +133,8 @@ func TestThePageShowsWhatThereIs(t *testing.T) {
 		"<p>4 decisions took ",
 		"Denied most by api: 2 denials since ",
 		`<code>&#34;user:42&#34;</code><td class="n">2<td class="n">0`,
+		"Asking api most: 3 calls in this time",
+		`<code>&#34;user:42&#34;</code><td class="n">3<td class="n">0`,
 		"api beside an exact log",
 	} {
 		require.Contains(t, got, want)
@@ -157,11 +163,12 @@ func TestThePageEscapesHostileNames(t *testing.T) {
 // named is a Page in which all names and keys are this one.
 func named(t testing.TB, name string) observe.Page {
 	t.Helper()
-	counters, top := observe.NewCounters(name), newTopKeys(t, 0)
+	counters, top := observe.NewCounters(name), newTopKeys(t, 0, observe.WithAskers())
 	counters.Expect(name)
 	top.Decided(t.Context(), name, 1, ratelimit.Result{}, nil, 0)
 	return observe.Page{
 		Counters: []*observe.Counters{counters},
+		Limits:   map[string]string{name: name},
 		TopKeys:  map[string]*observe.TopKeys{name: top},
 		Exact:    map[string]*observe.Exact{name: newExact(t, ratelimit.PerDay(1), 100)},
 	}

@@ -28,6 +28,8 @@ const (
 // Bound: with k entries and N denials it has each key that was denied more than N/k times. A
 // Count is never too low, and too high by at most its Error.
 //
+// [WithAskers] makes it find the keys that ask most, too, with the same bound.
+//
 // An admission costs nothing but the hook. A denial costs 50 to 160 ns, or up to 460 ns with
 // 65,536 entries, and no allocation. Denials of one TopKeys wait for each other, and for some
 // milliseconds while [TopKeys.Top] copies 65,536 entries. An entry takes 220 bytes, or 450 if
@@ -41,33 +43,60 @@ type TopKeys struct {
 	seeds keyhash.Seeds
 	base  time.Time
 
-	mu        sync.Mutex // protects what follows; held for some 50 ns
-	now, last *sketch    // of this minute and of the one before
-	minute    int64      // that of now, since base
+	mu     sync.Mutex // protects what follows; held for some 50 ns
+	denied *minutes
+	asked  *minutes // nil without WithAskers
+	minute int64    // since base
+}
+
+// minutes are what is counted in this minute, and in the one before.
+type minutes struct{ now, last *sketch }
+
+// TopOption is an optional setting of [NewTopKeys].
+type TopOption func(*TopKeys, int)
+
+// WithAskers makes a TopKeys find the keys that ask most, too: of all calls that were decided on,
+// whatever their n. It takes as much memory again, and an admission costs what a denial does.
+func WithAskers() TopOption {
+	return func(t *TopKeys, k int) { t.asked = newMinutes(k) }
 }
 
 // NewTopKeys returns a TopKeys with k entries, 16 to 65,536; 0 means 256. Otherwise the error
 // is [ratelimit.ErrInvalidOption].
-func NewTopKeys(k int) (*TopKeys, error) {
+func NewTopKeys(k int, opts ...TopOption) (*TopKeys, error) {
 	if k == 0 {
 		k = defaultEntries
 	}
 	if k < minEntries || k > maxEntries {
 		return nil, fmt.Errorf("%w: NewTopKeys(%d), want %d to %d, or 0", ratelimit.ErrInvalidOption, k, minEntries, maxEntries)
 	}
-	return &TopKeys{seeds: keyhash.New(), base: time.Now(), now: newSketch(k), last: newSketch(k)}, nil
+	t := &TopKeys{seeds: keyhash.New(), base: time.Now(), denied: newMinutes(k)}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("%w: a TopOption is nil", ratelimit.ErrInvalidOption)
+		}
+		opt(t, k)
+	}
+	return t, nil
 }
 
-// Decided counts key if it was denied. It is for [Around].
+func newMinutes(k int) *minutes { return &minutes{newSketch(k), newSketch(k)} }
+
+// Decided counts key if it was denied, and with [WithAskers] in any case. It is for [Around].
 func (t *TopKeys) Decided(_ context.Context, key string, _ int, r ratelimit.Result, err error, _ time.Duration) {
-	if r.Allowed || err != nil {
+	if r.Allowed && t.asked == nil || err != nil {
 		return
 	}
 	id := t.seeds.Hash(key)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turn()
-	t.now.add(id, key)
+	if !r.Allowed {
+		t.denied.now.add(id, key)
+	}
+	if t.asked != nil {
+		t.asked.now.add(id, key)
+	}
 }
 
 // turn begins a new minute if it is time. The lock is held.
@@ -76,57 +105,85 @@ func (t *TopKeys) turn() {
 	if minute == t.minute {
 		return
 	}
-	t.now, t.last = t.last, t.now
-	t.now.reset()
-	if minute > t.minute+1 { // nobody was denied in the minute before
-		t.last.reset()
-	}
+	gap := minute > t.minute+1
 	t.minute = minute
+	t.denied.turn(gap)
+	if t.asked != nil {
+		t.asked.turn(gap)
+	}
+}
+
+// turn begins a new minute. After a gap nothing was counted in the one before.
+func (m *minutes) turn(gap bool) {
+	m.now, m.last = m.last, m.now
+	m.now.reset()
+	if gap {
+		m.last.reset()
+	}
 }
 
 // Top is what [TopKeys] has found.
 type Top struct {
-	Since   time.Time `json:"since"`   // from when on denials are counted: one to two minutes ago
+	Since   time.Time `json:"since"`   // from when on calls are counted: one to two minutes ago
 	Denials int64     `json:"denials"` // of all keys
-	Keys    []TopKey  `json:"keys"`    // the highest Count first
+	Keys    []TopKey  `json:"keys"`    // those that were denied most, the highest Count first
+
+	// These are of WithAskers alone.
+	Calls  int64    `json:"calls,omitempty"`  // of all keys
+	Askers []TopKey `json:"askers,omitempty"` // the keys of most calls, the highest Count first
 }
 
-// TopKey is a key that was denied.
+// TopKey is a key that was denied, or that asks.
 type TopKey struct {
 	Key   string `json:"key"`   // at most its first 128 bytes; longer keys are still told apart
-	Count int64  `json:"count"` // calls that were denied
+	Count int64  `json:"count"` // calls that were denied, or all of an asker
 	Error int64  `json:"error"` // Count is too high by at most so many
 }
 
-// Top returns the n keys that are denied most, or fewer if there are fewer.
+// Top returns the n keys that are denied most, and with [WithAskers] the n that ask most, or
+// fewer if there are fewer.
 func (t *TopKeys) Top(n int) Top {
 	top := t.all()
-	slices.SortFunc(top.Keys, func(a, b TopKey) int {
-		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Error, b.Error), cmp.Compare(a.Key, b.Key))
-	})
-	top.Keys = slices.Clone(top.Keys[:max(0, min(n, len(top.Keys)))]) // without the memory of the rest
+	top.Keys = highest(top.Keys, n)
+	if t.asked != nil {
+		top.Askers = highest(top.Askers, n)
+	}
 	return top
 }
 
-// all is the keys of both sketches, in no order.
+// highest are the n keys with the highest Count.
+func highest(keys []TopKey, n int) []TopKey {
+	slices.SortFunc(keys, func(a, b TopKey) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Error, b.Error), cmp.Compare(a.Key, b.Key))
+	})
+	return slices.Clone(keys[:max(0, min(n, len(keys)))]) // without the memory of the rest
+}
+
+// all is the keys of all sketches, in no order.
 func (t *TopKeys) all() Top {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turn()
-	top := Top{
-		Since:   t.base.Add(time.Duration(max(0, t.minute-1)) * topMinute),
-		Denials: t.now.total + t.last.total,
-		Keys:    make([]TopKey, 0, len(t.now.counters)+len(t.last.counters)),
-	}
-	for _, c := range t.now.counters {
-		top.Keys = append(top.Keys, sum(c, t.last))
-	}
-	for _, c := range t.last.counters {
-		if t.now.index.of(c.id) == nil {
-			top.Keys = append(top.Keys, sum(c, t.now))
-		}
+	top := Top{Since: t.base.Add(time.Duration(max(0, t.minute-1)) * topMinute)}
+	top.Denials, top.Keys = t.denied.all()
+	if t.asked != nil {
+		top.Calls, top.Askers = t.asked.all()
 	}
 	return top
+}
+
+// all is how many calls were counted, and of which keys, in no order.
+func (m *minutes) all() (total int64, keys []TopKey) {
+	keys = make([]TopKey, 0, len(m.now.counters)+len(m.last.counters))
+	for _, c := range m.now.counters {
+		keys = append(keys, sum(c, m.last))
+	}
+	for _, c := range m.last.counters {
+		if m.now.index.of(c.id) == nil {
+			keys = append(keys, sum(c, m.now))
+		}
+	}
+	return m.now.total + m.last.total, keys
 }
 
 // sum is c with what the other sketch has counted of its key. That may have dropped it at its

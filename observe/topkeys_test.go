@@ -18,9 +18,9 @@ import (
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
-func newTopKeys(t testing.TB, k int) *observe.TopKeys {
+func newTopKeys(t testing.TB, k int, opts ...observe.TopOption) *observe.TopKeys {
 	t.Helper()
-	top, err := observe.NewTopKeys(k)
+	top, err := observe.NewTopKeys(k, opts...)
 	require.NoError(t, err)
 	return top
 }
@@ -53,6 +53,43 @@ func TestTopKeysCountsDenialsOnly(t *testing.T) {
 	require.Len(t, top.Top(1).Keys, 1)
 	require.Empty(t, top.Top(0).Keys)
 	require.Empty(t, top.Top(-1).Keys)
+}
+
+// Who asks most need not be who is denied most. Both are forgotten together.
+func TestTopKeysFindsAskersToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		top := newTopKeys(t, 16, observe.WithAskers())
+		limiter := observed(t, inMemory(t, "fixed_window", ratelimit.PerDay(5)), top)
+		for key, n := range map[string]int{"small": 4, "greedy": 9} {
+			for range n {
+				_, err := limiter.Allow(t.Context(), key)
+				require.NoError(t, err)
+			}
+		}
+		for range 3 { // each is one call, whatever its n
+			_, err := limiter.AllowN(t.Context(), "large", 1000)
+			require.NoError(t, err)
+		}
+		top.Decided(t.Context(), "failed", 1, ratelimit.Result{}, store.ErrTimeout, 0)
+		denied := []observe.TopKey{{Key: "greedy", Count: 4}, {Key: "large", Count: 3}}
+		asked := []observe.TopKey{{Key: "greedy", Count: 9}, {Key: "small", Count: 4}, {Key: "large", Count: 3}}
+		require.Equal(t, observe.Top{Since: top.Top(0).Since, Denials: 7, Keys: denied, Calls: 16, Askers: asked}, top.Top(10))
+		require.Equal(t, asked[:1], top.Top(1).Askers)
+		time.Sleep(time.Minute)
+		_, err := limiter.Allow(t.Context(), "small")
+		require.NoError(t, err)
+		require.EqualValues(t, 17, top.Top(10).Calls)
+		require.Equal(t, observe.TopKey{Key: "small", Count: 5}, top.Top(10).Askers[1])
+		time.Sleep(time.Minute)
+		require.Equal(t, []observe.TopKey{{Key: "small", Count: 1}}, top.Top(10).Askers)
+		_, err = limiter.Allow(t.Context(), "small")
+		require.NoError(t, err)
+		time.Sleep(2 * time.Minute)
+		require.Zero(t, top.Top(10).Calls)
+		require.Empty(t, top.Top(10).Askers)
+	})
+	_, err := observe.NewTopKeys(0, nil)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 }
 
 func TestTopKeysHas16To65536Entries(t *testing.T) {

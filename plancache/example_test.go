@@ -53,6 +53,53 @@ func ExampleNew_database() {
 	fmt.Println(r, err)
 }
 
+// A plan of a rate and of a quota is one answer of the database. Each limit takes its own of it.
+func ExampleNew_severalLimits() {
+	type plan struct{ rate, quota ratelimit.Limit }
+	plans, err := plancache.New(func(context.Context, string) (plan, error) {
+		return plan{ratelimit.PerSecond(10), ratelimit.PerMonth(5000)}, nil
+	}, time.Minute)
+	if err != nil {
+		log.Fatal(err)
+	}
+	rateOf := func(ctx context.Context, key string) (ratelimit.Limit, error) {
+		p, err := plans.Get(ctx, key)
+		return p.rate, err
+	}
+	quotaOf := func(ctx context.Context, key string) (ratelimit.Limit, error) {
+		p, err := plans.Get(ctx, key)
+		return p.quota, err
+	}
+	store, err := memstore.New()
+	if err != nil {
+		log.Fatal(err)
+	}
+	rate, err := ratelimit.NewTokenBucket(store, ratelimit.PerSecond(1), ratelimit.WithName("rate"), ratelimit.WithLimitFunc(rateOf))
+	if err != nil {
+		log.Fatal(err)
+	}
+	quota, err := ratelimit.NewFixedWindow(store, ratelimit.PerMonth(1), ratelimit.WithName("quota"), ratelimit.WithLimitFunc(quotaOf))
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := ratelimit.NewAll(rate, quota)
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := limiter.Allow(context.Background(), "user:ann")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, part := range r.Parts() {
+		fmt.Println(part.Remaining, "of", part.Limit)
+	}
+	fmt.Println(plans.Stats().Queries, "query")
+	// Output:
+	// 9 of 10
+	// 4999 of 5000
+	// 1 query
+}
+
 // The database is down before it has said anything of the key: the constructor's limit then, in
 // place of an error.
 func ExampleCache_Get() {

@@ -20,17 +20,19 @@ import (
 )
 
 // Cache remembers the answers of a function of a key, for [ratelimit.WithLimitFunc],
-// [ratelimit.WithTiers] and [ratelimit.WithKeyFunc]. V is what these functions return: a Limit,
-// or a string.
+// [ratelimit.WithTiers] and [ratelimit.WithKeyFunc]. V is what these functions return: a Limit, or
+// a string. For a plan of several limits it is a struct of them, and a function for each limit
+// asks the Cache.
 //
-// Bound: an answer is at most the ttl old while the function answers. If it fails, the last
-// answer is served for an hour longer ([WithStale]), and the function is asked again at most once
-// a second. So a limiter goes on with the plans that it knows while their database is down. A key
-// without an answer has the function's error, for a second.
+// Bound: an answer is at most the ttl old while the function answers within 50 ms. If it fails or
+// hangs, the last answer is served for an hour longer ([WithStale]), and the function is asked again
+// at most once a second. So a limiter goes on with the plans that it knows while their database is
+// down. A key without an answer waits for the function, and has its error for a second.
 //
 // All calls that want the answer of one key at one time are one query. The first call after the
-// ttl makes it. A caller whose context ends leaves, and the query goes on for the others, in a
-// goroutine of its own, for at most 5 s ([WithTimeout]).
+// ttl makes it. Those who have an older answer wait 50 ms for it. A caller whose context ends
+// leaves, and the query goes on for the others, in a goroutine of its own, for at most 5 s
+// ([WithTimeout]).
 //
 // It remembers 65,536 keys ([WithMaxKeys]), of some 200 bytes each, and forgets those that were
 // not asked for lately. An answer from memory takes some 100 ns and no allocation. There is nothing
@@ -63,6 +65,10 @@ type entry[V any] struct {
 
 // query is one call of the function, for all that wait for it.
 type query[V any] struct {
+	began time.Time
+	older V         // what is served if the query takes long or fails,
+	until time.Time // until then, or never
+
 	done   chan struct{} // closed when the rest is there
 	answer V
 	err    error
@@ -71,7 +77,7 @@ type query[V any] struct {
 // Stats is what a [Cache] has done so far.
 type Stats struct {
 	Hits     int64 // answers from memory, at most the ttl old
-	Stale    int64 // older answers, since the function failed
+	Stale    int64 // older answers, since the function failed or took long
 	Queries  int64 // calls of the function
 	Failures int64 // of them, that returned an error or panicked
 	Keys     int   // that are remembered now
@@ -88,6 +94,7 @@ const (
 	defaultStale   = time.Hour
 	defaultTimeout = 5 * time.Second
 	pause          = time.Second // after a failure, or the ttl if that is shorter
+	patience       = 50 * time.Millisecond
 )
 
 // Option configures a [Cache].
@@ -104,8 +111,9 @@ func WithMaxKeys(n int) Option {
 	}
 }
 
-// WithStale serves an answer for d longer than the ttl while the function fails, 0 or more. The
-// default is an hour. With 0 the error of the function is returned as soon as the ttl is over.
+// WithStale serves an answer for d longer than the ttl while the function fails or takes long, 0 or
+// more. The default is an hour. With 0 all wait for the function as soon as the ttl is over, and have
+// its error.
 func WithStale(d time.Duration) Option {
 	return func(s *settings) error {
 		if d < 0 {
@@ -147,6 +155,7 @@ func New[V any](f func(ctx context.Context, key string) (V, error), ttl time.Dur
 			return nil, err
 		}
 	}
+	c.stale = min(c.stale, math.MaxInt64-ttl)
 	c.young = map[string]*entry[V]{}
 	return c, nil
 }
@@ -161,12 +170,25 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (answer V, err error) {
 	if q == nil {
 		return answer, err
 	}
+	var late <-chan time.Time
+	if time.Now().Before(q.until) {
+		timer := time.NewTimer(time.Until(q.began.Add(patience)))
+		defer timer.Stop()
+		late = timer.C
+	}
 	select {
 	case <-q.done:
-		return q.answer, q.err
+		if q.err == nil || !time.Now().Before(q.until) {
+			return q.answer, q.err
+		}
+	case <-late:
 	case <-ctx.Done():
 		return answer, ctx.Err()
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stats.Stale++
+	return q.older, nil
 }
 
 // recall returns what is known of key, or the query to wait for.
@@ -176,9 +198,12 @@ func (c *Cache[V]) recall(ctx context.Context, key string) (answer V, wait *quer
 	defer c.mu.Unlock()
 	e := c.entryOf(key)
 	if e.query == nil && !now.Before(e.next) {
-		e.query = &query[V]{done: make(chan struct{})}
+		e.query = &query[V]{began: now, done: make(chan struct{})}
+		if e.known {
+			e.query.older, e.query.until = e.answer, e.asked.Add(c.ttl+c.stale)
+		}
 		c.stats.Queries++
-		go c.run(context.WithoutCancel(ctx), key, e, e.query, now)
+		go c.run(context.WithoutCancel(ctx), key, e, e.query)
 	}
 	switch served, ok := c.serve(e, now); {
 	case ok:
@@ -196,7 +221,7 @@ func (c *Cache[V]) serve(e *entry[V], now time.Time) (answer V, ok bool) {
 		return answer, false
 	case age < c.ttl:
 		c.stats.Hits++
-	case e.err != nil && age < c.ttl+c.stale:
+	case age < c.ttl+c.stale && (e.err != nil || e.query != nil && now.Sub(e.query.began) >= patience):
 		c.stats.Stale++
 	default:
 		return answer, false
@@ -207,8 +232,8 @@ func (c *Cache[V]) serve(e *entry[V], now time.Time) (answer V, ok bool) {
 // errPanic is what callers get of a function that has not returned.
 var errPanic = errors.New("plancache: the function has panicked")
 
-// run makes a query that began at began.
-func (c *Cache[V]) run(ctx context.Context, key string, e *entry[V], q *query[V], began time.Time) {
+// run makes the query q.
+func (c *Cache[V]) run(ctx context.Context, key string, e *entry[V], q *query[V]) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	q.err = errPanic
@@ -216,26 +241,22 @@ func (c *Cache[V]) run(ctx context.Context, key string, e *entry[V], q *query[V]
 		if p := recover(); p != nil {
 			q.err = fmt.Errorf("%w: %v", errPanic, p)
 		}
-		c.learn(e, q, began)
+		c.learn(e, q)
 		close(q.done)
 	}()
 	q.answer, q.err = c.ask(ctx, key)
 }
 
-// learn notes what a query has said. Callers that wait for one that has failed get what is stale.
-func (c *Cache[V]) learn(e *entry[V], q *query[V], began time.Time) {
+// learn notes what a query has said.
+func (c *Cache[V]) learn(e *entry[V], q *query[V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e.query, e.err = nil, q.err; q.err == nil {
-		e.answer, e.known, e.asked, e.next = q.answer, true, began, began.Add(c.ttl)
+		e.answer, e.known, e.asked, e.next = q.answer, true, q.began, q.began.Add(c.ttl)
 		return
 	}
 	c.stats.Failures++
-	now := time.Now()
-	e.next = now.Add(min(pause, c.ttl))
-	if answer, ok := c.serve(e, now); ok {
-		q.answer, q.err = answer, nil
-	}
+	e.next = time.Now().Add(min(pause, c.ttl))
 }
 
 // entryOf returns the entry of key, and makes it if there is none. Entries are in two generations:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"testing"
@@ -133,6 +134,65 @@ func TestWhileTheFunctionFailsTheLastAnswerIsServed(t *testing.T) {
 	})
 }
 
+// A database that hangs is not waited for where an answer is known, at most for so long once a query.
+func TestWhileTheFunctionHangsTheLastAnswerIsServed(t *testing.T) {
+	const patience = 50 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		d := &database{answer: "pro"}
+		c := cache(t, d, time.Minute, plancache.WithStale(time.Hour))
+		require.Equal(t, "pro", get(t, c, "ann"))
+		asked := time.Now()
+		d.mu.Lock()
+		d.takes = time.Hour
+		d.mu.Unlock()
+		time.Sleep(time.Minute)
+		for range 3 { // queries, of 5 s and a pause
+			began := time.Now()
+			go func() {
+				time.Sleep(patience / 2)
+				require.Equal(t, "pro", get(t, c, "ann"))
+				require.LessOrEqual(t, time.Since(began), patience, "with the one that has asked")
+			}()
+			require.Equal(t, "pro", get(t, c, "ann"))
+			require.LessOrEqual(t, time.Since(began), patience)
+			for range 50 { // none of which waits
+				time.Sleep(100 * time.Millisecond)
+				began := time.Now()
+				require.Equal(t, "pro", get(t, c, "ann"))
+				require.Zero(t, time.Since(began))
+			}
+			time.Sleep(time.Second)
+		}
+		require.Equal(t, 4, d.asked())
+		s := c.Stats()
+		require.Equal(t, int64(3*52), s.Stale)
+		require.Zero(t, s.Hits)
+
+		began := time.Now()
+		_, err := c.Get(t.Context(), "bob")
+		require.Equal(t, context.DeadlineExceeded, err, "of whom nothing is known")
+		require.Equal(t, 5*time.Second, time.Since(began))
+
+		time.Sleep(time.Until(asked.Add(time.Hour + time.Minute)))
+		_, err = c.Get(t.Context(), "ann")
+		require.Equal(t, context.DeadlineExceeded, err, "it is an hour too old")
+	})
+}
+
+// An answer that comes late is known from then on.
+func TestASlowAnswerIsServedOnceItIsThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &database{answer: "free", takes: 200 * time.Millisecond}
+		c := cache(t, d, time.Minute)
+		require.Equal(t, "free", get(t, c, "ann"))
+		d.set("pro", nil)
+		time.Sleep(time.Minute)
+		require.Equal(t, "free", get(t, c, "ann"))
+		time.Sleep(200 * time.Millisecond)
+		require.Equal(t, "pro", get(t, c, "ann"))
+	})
+}
+
 func TestAKeyWithoutAnAnswerHasTheErrorForASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &database{err: errDown}
@@ -145,6 +205,13 @@ func TestAKeyWithoutAnAnswerHasTheErrorForASecond(t *testing.T) {
 		d.set("pro", nil)
 		time.Sleep(time.Second)
 		require.Equal(t, "pro", get(t, c, "ann"))
+
+		c = cache(t, d, time.Minute, plancache.WithStale(math.MaxInt64))
+		require.Equal(t, "pro", get(t, c, "ann"))
+		d.set("", errDown)
+		time.Sleep(24 * time.Hour)
+		require.Equal(t, "pro", get(t, c, "ann"), "for ever")
+		d.set("pro", nil)
 
 		c = cache(t, d, time.Minute, plancache.WithStale(0))
 		require.Equal(t, "pro", get(t, c, "ann"))

@@ -2,9 +2,12 @@ package serve_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -14,6 +17,8 @@ import (
 
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -98,28 +103,79 @@ func TestAStoreThatFails(t *testing.T) {
 	require.Contains(t, page, `ratelimit_breaker_state{limiter="store",state="open"} 1`)
 }
 
-// A server that answers without its store is ready, so that an outage takes none out of service.
+// readyz is the code of /readyz, and its text.
+func readyz(s *serve.Service, st *serve.Stored) (int, string) {
+	w := httptest.NewRecorder()
+	s.Private(st.Ready).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	return w.Code, w.Body.String()
+}
+
+// A store that has answered may fail, if on_failure answers in some domain.
 func TestReadyWhileTheStoreFails(t *testing.T) {
 	t.Parallel()
-	st := unreachable(t)
-	for files, want := range map[string]int{
+	server := testenv.StartRedis(t)
+	services, wants := map[string]*serve.Service{}, map[string]int{
 		"{domain: a}": http.StatusServiceUnavailable,
 		"{domain: a, on_failure: error}|{domain: b}":                                  http.StatusServiceUnavailable,
 		"{domain: a}|{domain: b, on_failure: open}":                                   http.StatusOK,
 		"{domain: a, on_failure: closed}":                                             http.StatusOK,
 		"{domain: a, on_failure: error}|{domain: b, on_failure: local, instances: 2}": http.StatusOK,
-	} {
+	}
+	st, err := serve.Open("redis://"+server.Address, "rl", time.Minute)
+	require.NoError(t, err)
+	defer st.Close()
+	for files := range wants {
 		s, err := serve.New(st.Store, rules(t, strings.Split(files, "|")...))
 		require.NoError(t, err)
-		w := httptest.NewRecorder()
-		s.Private(st.Ready).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
-		require.Equal(t, want, w.Code, files)
-		require.Contains(t, w.Body.String(), "connection refused", "the state of the store is told")
-		require.Equal(t, want == http.StatusOK, strings.HasPrefix(w.Body.String(), "ready, "))
-		require.NoError(t, s.Update(rules(t, "{domain: c, on_failure: open}")))
-		require.Contains(t, get(t, s.Private(st.Ready), "/readyz"), "ready, ", "by the rules in force")
+		require.Eventually(t, func() bool { return second(readyz(s, st)) == "ready\n" }, time.Minute, time.Millisecond)
+		services[files] = s
 	}
+	decides, err := serve.New(st.Store, rules(t, "on_failure: open\n"+edge))
+	require.NoError(t, err)
+	require.Contains(t, short(ask(t, decides, "user=a")), "2/3", "nobody has asked for /readyz")
+	server.Stop()
+	for files, want := range wants {
+		code, says := readyz(services[files], st)
+		require.Equal(t, want, code, files)
+		require.Regexp(t, "connection refused|deadline exceeded", says, "the state of the store is told")
+		require.Equal(t, want == http.StatusOK, strings.HasPrefix(says, "ready, "))
+		require.NoError(t, services[files].Update(rules(t, "{domain: c, on_failure: open}")))
+		code, _ = readyz(services[files], st)
+		require.Equal(t, http.StatusOK, code, "by the rules in force")
+	}
+	code, _ := readyz(decides, st)
+	require.Equal(t, http.StatusOK, code)
 }
+
+// A store that has never answered may be at a wrong address. Then a rollout stops.
+func TestNotReadyBeforeTheStoreHasAnswered(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"error", "open", "closed", "local, instances: 2"} {
+		st := unreachable(t)
+		s, err := serve.New(st.Store, rules(t, "{domain: edge, on_failure: "+how+", descriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 9}}]}"))
+		require.NoError(t, err)
+		for range 7 { // until the breaker is open
+			_, _ = s.ShouldRateLimit(t.Context(), request("user=a"))
+		}
+		code, says := readyz(s, st)
+		require.Equal(t, http.StatusServiceUnavailable, code, how)
+		require.Contains(t, says, "the store has not answered yet: ")
+	}
+	server := testenv.StartRedis(t)
+	st, err := serve.Open("redis://"+server.Address, "rl", 100*time.Millisecond)
+	require.NoError(t, err)
+	defer st.Close()
+	s, err := serve.New(st.Store, rules(t, "on_failure: open\n"+edge))
+	require.NoError(t, err)
+	server.Freeze()
+	require.Equal(t, "OK, OK", short(ask(t, s, "user=a")))
+	code, says := readyz(s, st)
+	require.Equal(t, http.StatusServiceUnavailable, code, says)
+	server.Thaw()
+	require.Eventually(t, func() bool { return second(readyz(s, st)) == "ready\n" }, time.Minute, time.Millisecond)
+}
+
+func second(_ int, text string) string { return text }
 
 // While Redis is stopped each instance of a domain with on_failure: local admits its share, of all
 // limits or of none.
@@ -234,9 +290,99 @@ descriptors:
 		}
 		require.NoError(t, s.Close(t.Context()))
 	}
+}
+
+// Each kind of server that a URL can name, and passwords.
+func TestStoresByURL(t *testing.T) {
+	t.Parallel()
+	plain := testenv.StartRedis(t, "--requirepass", "secret").Address
+	cluster := testenv.StartRedis(t, "--requirepass", "secret", "--cluster-enabled", "yes").Address
+	all := redis.NewClient(&redis.Options{Addr: cluster, Password: "secret"})
+	defer all.Close()
+	require.NoError(t, all.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err())
+	host, port, _ := strings.Cut(plain, ":")
+	conf := filepath.Join(t.TempDir(), "sentinel.conf")
+	text := fmt.Sprintf("sentinel monitor m %s %s 1\nsentinel auth-pass m secret\n", host, port)
+	require.NoError(t, os.WriteFile(conf, []byte(text), 0o600))
+	sentinel := testenv.StartRedis(t, conf, "--sentinel").Address
+	for url, ready := range map[string]bool{
+		"redis://:secret@" + plain:                               true,
+		"redis://:wrong@" + plain:                                false,
+		"redis://" + plain:                                       false,
+		"redis+cluster://:secret@" + cluster:                     true,
+		"redis+cluster://" + cluster:                             false,
+		"redis://" + sentinel + "?master_name=m&password=secret": true,
+		"redis://" + sentinel + "?master_name=n&password=secret": false,
+	} {
+		st, err := serve.Open(url, "url", time.Minute)
+		require.NoError(t, err)
+		defer st.Close()
+		if !ready {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			require.Error(t, st.Ready(ctx), url)
+			cancel()
+			continue
+		}
+		require.Eventually(t, func() bool { return st.Ready(t.Context()) == nil }, 30*time.Second, 10*time.Millisecond, url)
+		s, err := serve.New(st.Store, rules(t, strings.Replace(edge, "unit: hour", "unit: year", 1)))
+		require.NoError(t, err)
+		key := "tokens=" + strings.NewReplacer(",", ".", "=", ".").Replace(url)
+		require.Contains(t, short(ask(t, s, key)), "OK 999/1000", url)
+		require.Contains(t, short(ask(t, s, key)), "OK 998/1000", url)
+	}
+}
+
+func TestURLsThatAreWrong(t *testing.T) {
+	t.Parallel()
 	for _, address := range []string{"http://x", "redis://user:secret@h:x", "redis+cluster://h?x=y", "redis://h?master_name=m&x=y", ""} {
 		_, err := serve.Open(address, "rl", time.Second)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, address)
 		require.NotContains(t, err.Error(), "secret")
 	}
+}
+
+// Whoever asks first makes the connections, and those who ask meanwhile wait, so that none of them takes the
+// other's. The pool has no room for two.
+func TestReadyMakesConnectionsOnce(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	for range 20 {
+		st, err := serve.Open("redis://"+server+"?pool_size=16", "rl", time.Second)
+		require.NoError(t, err)
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+				defer cancel()
+				assert.NoError(t, st.Ready(ctx))
+			})
+		}
+		all.Wait()
+		require.Equal(t, 17, connections(t, server), "with that of the question")
+		before := warmings(t, server)
+		require.NoError(t, st.Ready(t.Context()))
+		require.Equal(t, before, warmings(t, server), "later it is only asked")
+		require.NoError(t, st.Close())
+		require.Eventually(t, func() bool { return connections(t, server) == 1 }, time.Minute, time.Millisecond)
+	}
+}
+
+// warmings is what a server says of the commands that are sent on new connections.
+func warmings(t *testing.T, server string) string {
+	client := redis.NewClient(&redis.Options{Addr: server})
+	defer client.Close()
+	text, err := client.Info(t.Context(), "commandstats").Result()
+	require.NoError(t, err)
+	calls := regexp.MustCompile(`cmdstat_time:calls=\d+`).FindString(text)
+	require.NotEmpty(t, calls)
+	return calls
+}
+
+// connections is how many a server has, with that of the question.
+func connections(t *testing.T, server string) int {
+	client := redis.NewClient(&redis.Options{Addr: server})
+	defer client.Close()
+	list, err := client.ClientList(t.Context()).Result()
+	require.NoError(t, err)
+	return strings.Count(list, "\n")
 }

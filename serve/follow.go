@@ -10,6 +10,7 @@ import (
 // Follow reads the files again every so often, and when now is sent to, and makes the service
 // follow what has changed. It also sees where links lead, such as those of a ConfigMap in
 // Kubernetes. One bad file keeps all old ones. It returns when ctx ends. files are those in force.
+// If they are merged, so are those that it reads.
 func (s *Service) Follow(ctx context.Context, files []File, every time.Duration, now <-chan struct{}, paths ...string) {
 	ticks := time.NewTicker(every)
 	defer ticks.Stop()
@@ -48,7 +49,7 @@ func (s *Service) Follow(ctx context.Context, files []File, every time.Duration,
 func sameFile(a, b File) bool { return a.Name == b.Name && bytes.Equal(a.Text, b.Text) }
 
 func (s *Service) load(files []File) error {
-	rules, err := Parse(files...)
+	rules, err := parse(files, s.now.Load().merged)
 	if err != nil {
 		return err
 	}

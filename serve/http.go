@@ -3,12 +3,14 @@ package serve
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -33,6 +35,9 @@ const MaxBody = 256 << 10
 //	POST /v1/refund     the same, to give back as many events
 //	POST /v1/settle     the same with "used" for "hits", and the "reservation" of a decision with "reserve": true
 //
+// With ?timeout=200ms on_failure answers in four fifths of that time. No header field says it: through a
+// proxy that would be the client's.
+//
 // A request that makes no sense is 400, one without a decision 503. What is settled already is 409.
 func (s *Service) Handler() http.Handler {
 	mux := http.NewServeMux()
@@ -44,12 +49,31 @@ func (s *Service) Handler() http.Handler {
 		"POST /v1/settle": s.serveSettle,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			if err := serve(w, r); err != nil {
+			r, cancel, err := inTime(r)
+			defer cancel()
+			if err == nil {
+				err = serve(w, r)
+			}
+			if err != nil {
 				failed(w, err)
 			}
 		})
 	}
 	return mux
+}
+
+// inTime is r with the deadline that its URL has.
+func inTime(r *http.Request) (*http.Request, context.CancelFunc, error) {
+	texts, found := r.URL.Query()["timeout"]
+	if !found {
+		return r, func() {}, nil
+	}
+	d, err := time.ParseDuration(texts[0])
+	if err != nil || d <= 0 || len(texts) > 1 {
+		return r, func() {}, invalid("timeout=%s: want one time above 0, such as 200ms", quote(strings.Join(texts, ", ")))
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), d)
+	return r.WithContext(ctx), cancel, nil
 }
 
 func (s *Service) serveJSON(w http.ResponseWriter, r *http.Request) error {
@@ -262,7 +286,7 @@ func (s *Service) serveDecide(w http.ResponseWriter, r *http.Request) error {
 	}
 	answer := decided{Allowed: !s.denies(q)}
 	if a.Reserve && (answer.Allowed || q.domain.each) {
-		answer.Reservation = q.reserved(at)
+		answer.Reservation = q.reserved(at, req)
 	}
 	if wait := q.retryAfter(); !answer.Allowed && wait != ratelimit.Never {
 		answer.RetryAfter = new(wait.Seconds())

@@ -2,6 +2,7 @@ package serve_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -215,7 +216,7 @@ descriptors:
 	- {key: plain, rate_limit: {unit: minute, requests_per_unit: 1}}
 `)
 	for _, descriptors := range []string{
-		"user=ann", "user=ann", "tenant=t,route=secret", "tenant=t,path=/abc", "plan=gold", "plan=grey", "plain=secret", "trial=x", "trial=x",
+		"user=ann", "user=ann", "tenant=t,route=secret", "tenant=,route=secret", "tenant=t,path=/abc", "plan=gold", "plan=grey", "plain=secret", "trial=x", "trial=x",
 		"user=" + strings.Repeat("x", 200), "user=a\"b\n\xff",
 	} {
 		ask(t, s, descriptors)
@@ -226,6 +227,7 @@ descriptors:
 		`{answer="ok",descriptor="edge/user=ann"} 1`,
 		`{answer="over_limit",descriptor="edge/user=ann"} 1`,
 		`{answer="ok",descriptor="edge/tenant=t/route"} 1`,
+		`{answer="ok",descriptor="edge/tenant/route"} 1`,
 		`{answer="ok",descriptor="edge/tenant=t/path=/abc"} 1`,
 		`{answer="ok",descriptor="edge/plan=g*"} 1`,
 		`{answer="over_limit",descriptor="edge/plan=g*"} 1`,
@@ -240,19 +242,20 @@ descriptors:
 	lines := detailed(t, s)
 	require.LessOrEqual(t, len(lines), 1002)
 	require.Contains(t, lines, `{answer="ok",descriptor="edge/user=100"} 1`)
-	require.Contains(t, lines, `{answer="ok",descriptor="other"} 1007`, "those of 493 descriptors have their own")
-	require.Contains(t, lines, `{answer="over_limit",descriptor="other"} 1007`)
+	require.Contains(t, lines, `{answer="ok",descriptor="other"} 1008`, "those of 492 descriptors have their own")
+	require.Contains(t, lines, `{answer="over_limit",descriptor="other"} 1008`)
 }
 
-// /limits has the keys that are denied most if that is set, over reloads, and none otherwise.
+// /limits has the keys that are denied most, and that ask most, if that is set, over reloads, and none otherwise.
 func TestTopKeys(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		opts []serve.Option
-		want string
+		opts         []serve.Option
+		want, askers string
 	}{
-		{nil, `{}`},
-		{[]serve.Option{serve.WithTopKeys(0)}, `{"edge": [{"key": "user=ann", "count": 3, "error": 0}, {"key": "user=ben", "count": 2, "error": 0}, {"key": "path=/login&user=cid", "count": 1, "error": 0}], "more": []}`},
+		{nil, `{}`, `{}`},
+		{[]serve.Option{serve.WithTopKeys(0)}, `{"edge": [{"key": "user=ann", "count": 3, "error": 0}, {"key": "user=ben", "count": 2, "error": 0}, {"key": "path=/login&user=cid", "count": 1, "error": 0}], "more": []}`,
+			`{"edge": [{"key": "user=ann", "count": 4, "error": 0}, {"key": "user=ben", "count": 3, "error": 0}, {"key": "path=/login&user=cid", "count": 2, "error": 0}, {"key": "user=dan", "count": 1, "error": 0}], "more": null}`},
 	} {
 		file := rules(t, edge, "domain: more")
 		s, err := serve.New(memory(t), file, c.opts...)
@@ -273,14 +276,23 @@ func TestTopKeys(t *testing.T) {
 			TopKeys  map[string]observe.Top `json:"top_keys"`
 		}
 		require.NoError(t, json.Unmarshal([]byte(get(t, s.Private(nil), "/limits")), &page))
-		keys := map[string][]observe.TopKey{}
+		keys, askers := map[string][]observe.TopKey{}, map[string][]observe.TopKey{}
 		for name, top := range page.TopKeys {
-			keys[name] = top.Keys
+			keys[name], askers[name] = top.Keys, top.Askers
 		}
-		got, err := json.Marshal(keys)
-		require.NoError(t, err)
-		require.JSONEq(t, c.want, string(got))
+		for want, found := range map[string]any{c.want: keys, c.askers: askers} {
+			got, err := json.Marshal(found)
+			require.NoError(t, err)
+			require.JSONEq(t, want, string(got))
+		}
 		require.NotEmpty(t, page.Counters)
+		r := httptest.NewRequest(http.MethodGet, "/limits", nil)
+		r.Header.Set("Accept", "text/html")
+		w := httptest.NewRecorder()
+		s.Private(nil).ServeHTTP(w, r)
+		require.Contains(t, w.Body.String(), "<h2>edge/trial</h2>\n<p>1/m fixed_window shadow_mode")
+		require.Contains(t, w.Body.String(), "<h2>edge overrides</h2>\n<table>")
+		require.Equal(t, len(c.opts) > 0, strings.Contains(w.Body.String(), "Asking edge most: 10 calls"))
 		require.NotContains(t, get(t, s.Private(nil), "/metrics"), "ann")
 	}
 	_, err := serve.New(memory(t), rules(t, edge), serve.WithTopKeys(3))
@@ -337,4 +349,59 @@ func TestFollow(t *testing.T) {
 		close(stopped)
 		<-done
 	})
+}
+
+// Files that were merged are merged when they are read again.
+func TestFollowMerges(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(name string, n int) {
+		text := fmt.Sprintf("domain: edge\ndescriptors: [{key: %s, rate_limit: {unit: day, requests_per_unit: %d}}]\n", name, n)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
+	}
+	write("a", 1)
+	write("b", 2)
+	files, err := serve.ReadFiles(dir)
+	require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		parsed, err := serve.ParseMerged(files...)
+		require.NoError(t, err)
+		s, err := serve.New(memory(t), parsed)
+		require.NoError(t, err)
+		stopped, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			s.Follow(contextUntil(stopped), files, time.Second, nil, dir)
+		}()
+		for _, n := range []int{3, 4} {
+			write("b", n)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			require.Equal(t, fmt.Sprintf("OK, OK 1/1 0s, OK %d/%d 0s", n, n), short(ask(t, s, "a=x 0", "b=x 0")))
+		}
+		require.NoError(t, os.Remove(filepath.Join(dir, "b.yaml")))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, "OK, OK 1/1 0s, OK", short(ask(t, s, "a=x 0", "b=x 0")), "a file that goes is a change too")
+		close(stopped)
+		<-done
+	})
+}
+
+// BenchmarkTopKeys is a decision in memory with top keys and without.
+func BenchmarkTopKeys(b *testing.B) {
+	for name, opts := range map[string][]serve.Option{"none": nil, "256": {serve.WithTopKeys(256)}} {
+		b.Run(name, func(b *testing.B) {
+			s, err := serve.New(memory(b), rules(b, edge), opts...)
+			require.NoError(b, err)
+			var all []*pb.RateLimitRequest
+			for i := range 10_000 {
+				all = append(all, request("user="+strconv.Itoa(i)))
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				_, _ = s.ShouldRateLimit(b.Context(), all[i%len(all)])
+			}
+		})
+	}
 }

@@ -35,6 +35,8 @@ func (s *Service) asking(ctx context.Context, q *question) (*asking, context.Can
 type joint struct {
 	base   time.Time
 	silent atomic.Int64 // ns since base, of the first late call that no answer of the store followed; 0 if there is none
+
+	answered atomic.Bool // the store, at least once
 }
 
 // silence is after how much of it late calls are failures of the store. A shorter one may be that of
@@ -67,8 +69,13 @@ func (j *joint) heard(a *asking, r ratelimit.Result, err error) (ratelimit.Resul
 	a.q.cause = err
 	switch late := err != nil && a.Err() != nil && a.caller.Err() == nil; {
 	case err == nil:
-		if s := r.Source(); since != 0 && (s == ratelimit.SourceStore || s == ratelimit.SourceUnlimited) { // of looks alone
-			j.silent.Store(0)
+		if s := r.Source(); s == ratelimit.SourceStore || s == ratelimit.SourceUnlimited { // of looks alone
+			if since != 0 {
+				j.silent.Store(0)
+			}
+			if !j.answered.Load() { // a load costs no other processor anything
+				j.answered.Store(true)
+			}
 		}
 	case late:
 		now := int64(time.Since(j.base))

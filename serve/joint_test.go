@@ -3,6 +3,8 @@ package serve_test
 import (
 	"context"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -103,6 +105,60 @@ func TestAStoreThatHangs(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Over HTTP the URL says how long a caller waits. A field does not: through a proxy it would be the
+// client's, who could wait for nothing and be let through.
+func TestAStoreThatHangsOverHTTP(t *testing.T) {
+	t.Parallel()
+	for path, want := range map[string]struct {
+		method, body string
+		code         int
+		took         time.Duration
+	}{
+		"/check/NAME": {"GET", "", 204, 80},
+		"/json":       {"POST", `{"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "a"}]}]}`, 200, 80},
+		"/v1/decide":  {"POST", `{"domain": "edge", "asks": [{"entries": {"user": "a"}}]}`, 200, 80},
+		"/v1/refund":  {"POST", `{"domain": "edge", "asks": [{"entries": {"user": "a"}}]}`, 200, 80},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s, st := hangs(t, "domain: edge\non_failure: open"+failing)
+			ask := func(query string) (int, time.Duration) {
+				r := httptest.NewRequestWithContext(t.Context(), want.method, path+query, strings.NewReader(want.body))
+				r.Header.Set("X-User", "a")
+				r.Header.Set("X-Envoy-Expected-Rq-Timeout-Ms", "1")
+				r.Header.Set("Grpc-Timeout", "1m")
+				w, at := httptest.NewRecorder(), time.Now()
+				s.Handler().ServeHTTP(w, r)
+				return w.Code, time.Since(at)
+			}
+			code, took := ask("?timeout=100ms")
+			require.Equal(t, want.code, code, path)
+			require.Equal(t, want.took*time.Millisecond, took, path)
+			for _, query := range []string{"?timeout=", "?timeout=0s", "?timeout=-1s", "?timeout=100", "?timeout=soon", "?timeout=1s&timeout=2s"} {
+				code, _ = ask(query)
+				require.Equal(t, http.StatusBadRequest, code, path+query)
+			}
+			st.hangs.Store(false)
+			code, took = ask("")
+			require.Equal(t, want.code, code, path)
+			require.Zero(t, took)
+		})
+	}
+}
+
+// Nor does who settles wait longer. Nothing is known of the reservation then.
+func TestSettleOnAStoreThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, st := hangs(t, "domain: edge\non_failure: open"+failing)
+		st.hangs.Store(false)
+		id := reserve(t, s, "user=a", "2")
+		st.hangs.Store(true)
+		at := time.Now()
+		require.Equal(t, http.StatusServiceUnavailable, post(s, "/v1/settle?timeout=100ms", settleBody("user=a", "1", id)).Code)
+		require.Equal(t, 100*time.Millisecond, time.Since(at))
+	})
 }
 
 // Callers with no patience open no breaker for others.

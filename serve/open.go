@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -19,8 +20,7 @@ import (
 // Stored is a store, and what belongs to it.
 type Stored struct {
 	store.Store
-	Ready func(context.Context) error             // whether it answers; nil for memory
-	Warm  func(context.Context) error             // makes connections ahead; nil for memory
+	Ready func(context.Context) error             // whether it answers, and has connections; nil for memory
 	Check func(context.Context) ([]string, error) // what is wrong with the servers; nil for memory
 	Close func() error
 }
@@ -32,7 +32,8 @@ type Stored struct {
 //	redis://host1:26379?master_name=m&addr=host2:26379    Sentinels
 //	redis+cluster://host1:6379?addr=host2:6379            rediss+cluster:// with TLS
 //
-// Parameters are those of go-redis. Keys begin with prefix, and calls take at most timeout. Its
+// Parameters are those of go-redis. With Sentinels, user and password are those of the Sentinels.
+// The parameters username and password are those of the servers. Keys begin with prefix, and calls take at most timeout. Its
 // error wraps [ratelimit.ErrInvalidOption], and shows no password.
 func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 	if address == "memory:" || address == "memory" {
@@ -51,10 +52,25 @@ func Open(address, prefix string, timeout time.Duration) (*Stored, error) {
 		_ = client.Close()
 		return nil, err
 	}
-	return &Stored{
-		Store: st, Warm: st.Ready, Check: st.Check, Close: client.Close,
-		Ready: func(ctx context.Context) error { return client.Ping(ctx).Err() },
-	}, nil
+	return &Stored{Store: st, Check: st.Check, Close: client.Close, Ready: ready(client, st)}, nil
+}
+
+// ready makes connections until that succeeds once. Far away they take some round trips, for which the
+// first callers may have no time.
+func ready(client redis.UniversalClient, st *redisstore.Store) func(context.Context) error {
+	var warm atomic.Bool
+	return func(ctx context.Context) error {
+		if !warm.Load() {
+			if err := st.Ready(ctx); err != nil {
+				return err
+			}
+		}
+		err := client.Ping(ctx).Err()
+		if err == nil {
+			warm.Store(true)
+		}
+		return err
+	}
 }
 
 // connect makes the client of a URL.

@@ -35,6 +35,7 @@ const (
 // The fields that there are.
 var (
 	rootFields       = []string{"domain", "descriptors", "on_failure", "instances", "all_or_none", "store", "checks"}
+	wholeFields      = []string{"on_failure", "instances", "all_or_none", "store"} // of a whole domain
 	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata"}
 	limitFields      = []string{"unit", "requests_per_unit", "unlimited", "name", "replaces", "algorithm", "limit"}
 	ownFields        = []string{"algorithm", "limit"}
@@ -114,18 +115,39 @@ func (e *Error) Error() string { return fmt.Sprintf("%s:%d:%d: %v", e.File, e.Li
 func (e *Error) Unwrap() error { return e.Err }
 
 // Parse reads files in the YAML of github.com/envoyproxy/ratelimit, at least one. Each is one
-// domain.
+// domain: see [ParseMerged] for several.
 //
 // The error lists all that is wrong, or the first 20 places. Each is an [*Error] with line and
 // column, in the order of the files, and errors.As finds the first. Unknown fields are errors. So
 // are all things that the original refuses.
-func Parse(files ...File) (*Rules, error) {
-	rules := &Rules{domains: map[string]*domain{}, checks: map[string]*check{}}
-	var errs []*Error
-	for _, f := range files {
+func Parse(files ...File) (*Rules, error) { return parse(files, false) }
+
+// ParseMerged is [Parse] where files with one domain are one, in their order: of two patterns that
+// fit, the first counts. So it is there with MERGE_DOMAIN_CONFIG. Two descriptors with one key and one
+// value are an error, also if only their inner ones differ. on_failure, instances, all_or_none and
+// store are of the whole domain. One of its files may have each.
+func ParseMerged(files ...File) (*Rules, error) { return parse(files, true) }
+
+// parse first reads what is of whole domains: a rule of one file may depend on what a later one says.
+func parse(files []File, merge bool) (*Rules, error) {
+	rules := &Rules{domains: map[string]*domain{}, checks: map[string]*check{}, merged: merge}
+	parsers := make([]*parser, len(files))
+	for i, f := range files {
 		p := &parser{file: f.Name, to: rules}
+		parsers[i] = p
 		if root := p.document(f.Text); root != nil {
 			p.root(root)
+		}
+	}
+	for _, p := range parsers {
+		if p.domain != nil {
+			p.domain.next = p.descriptors(p.top["descriptors"], p.domain.next, place{path: p.domain.name})
+		}
+	}
+	var errs []*Error
+	for _, p := range parsers {
+		if p.domain != nil {
+			p.checks(p.top["checks"])
 		}
 		slices.SortStableFunc(p.errs, func(a, b *Error) int {
 			return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
@@ -159,8 +181,9 @@ func joined(errs []*Error) error {
 type parser struct {
 	file   string
 	to     *Rules
-	domain *domain
-	nodes  int // read so far
+	domain *domain          // nil if the text cannot be read
+	top    map[string]field // of the root
+	nodes  int              // read so far
 	errs   []*Error
 }
 
@@ -372,37 +395,55 @@ func (p *parser) flag(f field, what string) bool {
 	return false
 }
 
-// root reads a whole file.
+// root reads a file, but for its descriptors and checks.
 func (p *parser) root(n *yaml.Node) {
-	fields := p.fields(n, "file", rootFields...)
-	name := p.text(fields["domain"], "domain")
-	if name == "" {
-		p.fail(n, "the file has no domain")
-	} else if other := p.to.domains[name]; other != nil {
-		p.fail(fields["domain"].value, "domain %s is already at %s: a domain is one file, since on_failure, store and the order of its patterns are of the whole", quote(name), other.at)
+	p.top = p.fields(n, "file", rootFields...)
+	p.domain = p.domainOf(n)
+	for _, name := range wholeFields {
+		f := p.top[name]
+		if f.value == nil {
+			continue
+		}
+		if at := p.domain.said[name]; at != "" {
+			p.fail(f.key, "%s: domain %s has it already, at %s", name, quote(p.domain.name), at)
+		}
+		p.domain.said[name] = p.placeOf(f.key)
 	}
-	p.domain = &domain{name: name, file: p.file, at: p.placeOf(fields["domain"].value), onFailure: failError}
-	p.to.domains[name] = p.domain
-	p.onFailure(fields["on_failure"], fields["instances"])
-	if f := fields["all_or_none"]; f.value != nil {
+	p.onFailure(p.top["on_failure"], p.top["instances"])
+	if f := p.top["all_or_none"]; f.value != nil {
 		p.domain.each = !p.flag(f, "all_or_none")
 	}
-	p.store(fields["store"])
-	p.domain.next = p.descriptors(fields["descriptors"], place{path: name})
-	p.checks(fields["checks"])
+	p.store(p.top["store"])
+}
+
+// domainOf is the domain of the file with the root n.
+func (p *parser) domainOf(n *yaml.Node) *domain {
+	name := p.text(p.top["domain"], "domain")
+	switch other := p.to.domains[name]; {
+	case name == "":
+		p.fail(n, "the file has no domain")
+	case other != nil && p.to.merged:
+		return other
+	case other != nil:
+		p.fail(p.top["domain"].value, "domain %s is already at %s: a domain is one file, unless domains are merged", quote(name), other.at)
+	}
+	d := &domain{name: name, at: p.placeOf(p.top["domain"].value), onFailure: failError, said: map[string]string{}}
+	p.to.domains[name] = d
+	return d
 }
 
 // onFailure reads on_failure, and the number of instances beside local.
 func (p *parser) onFailure(f, instances field) {
+	local := false
 	if f.value != nil {
 		switch text := failure(p.text(f, "on_failure")); text {
 		case failOpen, failClosed, failLocal, failError:
-			p.domain.onFailure = text
+			p.domain.onFailure, local = text, text == failLocal
 		default:
 			p.fail(f.value, "on_failure: %s: want open, closed, local or error", describe(f.value))
 		}
 	}
-	switch local := p.domain.onFailure == failLocal; {
+	switch {
 	case local && instances.value == nil:
 		p.fail(f.value, "on_failure: local: want instances beside it")
 	case local:
@@ -444,9 +485,8 @@ func (p *parser) store(f field) {
 	front.lease = d
 }
 
-// descriptors reads one level.
-func (p *parser) descriptors(f field, at place) level {
-	var next level
+// descriptors reads one level, or more of it: next is what there is of it, or nil.
+func (p *parser) descriptors(f field, next level, at place) level {
 	for _, item := range p.list(f, "descriptors") {
 		switch {
 		case at.depth >= maxEntries:
@@ -485,9 +525,9 @@ func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 		v = &values{exact: map[string]*node{}}
 		to[key] = v
 	}
-	n := &node{value: value, byValue: p.flag(fields["value_to_metric"], "value_to_metric")}
-	if !v.add(value, n) {
-		p.fail(item, "descriptor %s is there twice", quote(at.path))
+	n := &node{value: value, at: p.placeOf(item), byValue: p.flag(fields["value_to_metric"], "value_to_metric")}
+	if other := v.add(value, n); other != nil {
+		p.fail(item, "descriptor %s is already at %s", quote(at.path), other.at)
 	}
 	if share := fields["share_threshold"]; p.flag(share, "share_threshold") {
 		if n.share = value; !strings.Contains(value, "*") {
@@ -497,31 +537,31 @@ func (p *parser) descriptor(item *yaml.Node, to level, at place) {
 	at.byValue = at.byValue || n.byValue
 	p.rule(n, fields, at)
 	at.depth++
-	n.next = p.descriptors(fields["descriptors"], at)
+	n.next = p.descriptors(fields["descriptors"], nil, at)
 }
 
-// add adds the descriptor for a value, "" for all others. It is false if there is one already.
-func (v *values) add(value string, n *node) bool {
+// add adds the descriptor for a value, "" for all others. If there is one already, it returns that.
+func (v *values) add(value string, n *node) (other *node) {
 	if value == "" {
-		if v.any != nil {
-			return false
+		if v.any == nil {
+			v.any = n
+			return nil
 		}
-		v.any = n
-		return true
+		return v.any
 	}
-	if v.exact[value] != nil {
-		return false
+	if other = v.exact[value]; other != nil {
+		return other
 	}
 	v.exact[value] = n // of a pattern too: a value that is written like it is its own
 	if strings.Contains(value, "*") {
 		v.wild.add(value, n)
 	}
-	return true
+	return nil
 }
 
 // rule reads the limit of a descriptor, and what is about it.
 func (p *parser) rule(n *node, fields map[string]field, at place) {
-	r := &rule{index: len(p.to.rules), path: at.path, domain: p.domain, algorithm: byDefault}
+	r := &rule{index: len(p.to.rules), path: at.path, file: p.file, domain: p.domain, algorithm: byDefault}
 	r.detailed = p.flag(fields["detailed_metric"], "detailed_metric")
 	r.byValue = r.detailed || at.byValue
 	r.shadow, r.quota = p.flag(fields["shadow_mode"], "shadow_mode"), p.flag(fields["quota_mode"], "quota_mode")

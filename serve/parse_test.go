@@ -7,8 +7,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	pb "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/ratelimit-go/ratelimit/serve"
 )
@@ -24,6 +27,7 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 		"domain: ''":                           "1:1: the file has no domain",
 		"domain: d\n---\ndomain: e":            "2:1: a second document begins",
 		"domain: [":                            "2:1: while parsing a flow node",
+		"'''":                                  "1:4: while scanning a quoted scalar",
 		"domain: d\ndomains: e":                `2:1: file: unknown field "domains"`,
 		"0.25: d":                              `1:1: file: "0.25": want a name`,
 		"domain: d\ndomain: e":                 `2:1: file: "domain" is already in line 1`,
@@ -32,8 +36,8 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 		"domain: d\ndescriptors: a":            `2:14: descriptors: "a": want a list`,
 		"domain: d\ndescriptors: [a]":          `2:15: descriptor: "a": want a mapping`,
 		"domain: d\ndescriptors: [{value: a}]": "2:15: the descriptor has no key",
-		one + "value: b\n- key: a\n  value: b": `5:3: descriptor "d/a=b" is there twice`,
-		one + "descriptors: [{key: b}, {key: b}]":                                                     `4:27: descriptor "d/a/b" is there twice`,
+		one + "value: b\n- key: a\n  value: b": `5:3: descriptor "d/a=b" is already at f.yaml:3:3`,
+		one + "descriptors: [{key: b}, {key: b}]":                                                     `4:27: descriptor "d/a/b" is already at f.yaml:4:17`,
 		one + "ratelimit: {}":                                                                         `4:3: descriptor: unknown field "ratelimit"`,
 		one + "share_threshold: true":                                                                 "4:3: share_threshold: want a value with a * beside it",
 		one + "shadow_mode: 1":                                                                        `4:16: shadow_mode: "1": want true or false`,
@@ -88,11 +92,69 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 	_, err := serve.Parse()
 	require.ErrorContains(t, err, "no file")
 	_, err = serve.Parse(serve.File{Name: "a", Text: []byte("domain: d")}, serve.File{Name: "b", Text: []byte("domain: d")})
-	require.ErrorContains(t, err, `b:1:9: domain "d" is already at a:1:9: a domain is one file`)
+	require.ErrorContains(t, err, `b:1:9: domain "d" is already at a:1:9: a domain is one file, unless domains are merged`)
 	_, err = serve.Parse(serve.File{Name: "a", Text: make([]byte, 9<<20)})
 	require.ErrorContains(t, err, "a:1:1: the file has over")
 	_, err = serve.Parse(serve.File{Name: "a", Text: []byte("domain: d\ndescriptors:\n" + strings.Repeat("- {}\n", 100))})
 	require.ErrorContains(t, err, "80 more errors from here on, the first: the descriptor has no key")
+}
+
+// Files of one domain are one, in their order. A setting of the domain may stand in any of them.
+func TestDomainsThatAreMerged(t *testing.T) {
+	t.Parallel()
+	const first = `domain: edge
+checks: {client: [{address: address}]}
+descriptors:
+	- {key: user, value: a*, rate_limit: {unit: day, requests_per_unit: 1}}
+	- {key: path, value: /a, descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 2}}]}
+`
+	const second = `domain: edge
+on_failure: local
+instances: 2
+descriptors:
+	- {key: user, value: a*b, rate_limit: {unit: day, requests_per_unit: 3}}
+	- {key: user, rate_limit: {unit: day, requests_per_unit: 4}}
+	- {key: address, rate_limit: {unit: day, requests_per_unit: 5}}
+`
+	files := []serve.File{{Name: "1", Text: []byte(text(first))}, {Name: "x", Text: []byte("domain: other")}, {Name: "2", Text: []byte(text(second))}}
+	r, err := serve.ParseMerged(files...)
+	require.NoError(t, err)
+	require.Empty(t, r.Notes(), "the check has a rule, in the other file")
+	s, err := serve.New(memory(t), r)
+	require.NoError(t, err)
+	require.Equal(t, "OK, OK 0/1 24h0m0s, OK 1/2 24h0m0s, OK 3/4 24h0m0s", withoutTime(ask(t, s, "user=ab", "path=/a,user=x", "user=x")))
+	require.Contains(t, get(t, s.Private(nil), "/rules"), `"file":"2"`)
+	require.Contains(t, get(t, s.Private(nil), "/rules"), `"file":"1"`)
+
+	files[0], files[2] = files[2], files[0]
+	r, err = serve.ParseMerged(files...)
+	require.NoError(t, err)
+	s, err = serve.New(memory(t), r)
+	require.NoError(t, err)
+	require.Equal(t, "OK, OK 2/3 24h0m0s", withoutTime(ask(t, s, "user=ab")), "the first pattern")
+
+	for file, want := range map[string]string{
+		"descriptors: [{key: path, value: /a, descriptors: [{key: other}]}]": `3:2:15: descriptor "edge/path=/a" is already at 1:5:5`,
+		"on_failure: open":              `3:2:1: on_failure: domain "edge" has it already, at 2:2:1`,
+		"instances: 2":                  `3:2:1: instances: want on_failure: local beside it`,
+		"on_failure: local":             `3:2:13: on_failure: local: want instances beside it`,
+		"checks: {client: [{a: path}]}": `3:2:10: check "client" is already in 1`,
+		"descriptors: [{key: k, rate_limit: {limit: 1/month}}]": `3:2:44: limit: on_failure: local: `,
+	} {
+		_, err := serve.ParseMerged(append(files[:3:3], serve.File{Name: "3", Text: []byte("domain: edge\n" + file)})...)
+		require.ErrorContains(t, err, want)
+	}
+	early := serve.File{Name: "0", Text: []byte("domain: edge\ndescriptors: [{key: k, rate_limit: {limit: 1/month}}]")}
+	_, err = serve.ParseMerged(append([]serve.File{early}, files...)...)
+	require.ErrorContains(t, err, "0:2:44: limit: on_failure: local: ", "which comes later")
+}
+
+// withoutTime is an answer in short, in which all of a day is left.
+func withoutTime(r *pb.RateLimitResponse) string {
+	for _, st := range r.GetStatuses() {
+		st.DurationUntilReset = durationpb.New(24 * time.Hour)
+	}
+	return short(r)
 }
 
 // What aliases make of a file is bounded, and its depth.

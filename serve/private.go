@@ -25,10 +25,11 @@ const patience = 2 * time.Second
 //	/healthz   200 while the process runs
 //	/readyz    200 if requests are decided on, 503 otherwise
 //	/rules     the rules in force, as JSON
-//	/limits    what each rule has decided, and the keys that are denied most: see [observe.Handler]
+//	/limits    these beside what they have decided, and the keys that are denied and that ask most: see [observe.Handler]
 //
-// ready says whether the store answers. It is asked each time, and may be nil. While the store fails,
-// /readyz stays 200 and says so, unless on_failure of each domain is error: then there is no answer.
+// ready says whether the store answers. It is asked each time, and may be nil. /readyz is 503 until the
+// store has answered once: it may be at a wrong address. While it fails later, /readyz stays 200 and says
+// so, unless on_failure of each domain is error: then there is no answer.
 func (s *Service) Private(ready func(context.Context) error) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -44,7 +45,10 @@ func (s *Service) Private(ready func(context.Context) error) http.Handler {
 		}
 		switch {
 		case err == nil:
+			s.joint.answered.Store(true)
 			_, _ = fmt.Fprintln(w, "ready")
+		case !s.joint.answered.Load():
+			http.Error(w, fmt.Sprintf("the store has not answered yet: %v", err), http.StatusServiceUnavailable)
 		case s.now.Load().answerAlone():
 			_, _ = fmt.Fprintf(w, "ready, while the store fails and on_failure answers: %v\n", err)
 		default:
@@ -56,7 +60,10 @@ func (s *Service) Private(ready func(context.Context) error) http.Handler {
 	})
 	mux.HandleFunc("GET /limits", func(w http.ResponseWriter, r *http.Request) {
 		now := s.now.Load()
-		page := observe.Page{TopKeys: now.topKeys}
+		page := observe.Page{TopKeys: now.topKeys, Limits: map[string]string{}}
+		for _, one := range now.shown() {
+			page.Limits[one.Rule] = one.text()
+		}
 		for _, name := range slices.Sorted(maps.Keys(now.counters)) {
 			page.Counters = append(page.Counters, now.counters[name])
 		}
@@ -77,10 +84,22 @@ type shownRule struct {
 	File      string   `json:"file"`
 }
 
+// text is the rule in short.
+func (r *shownRule) text() string {
+	text := r.Limit + " " + r.Algorithm
+	if r.Shadow {
+		text += " shadow_mode"
+	}
+	if r.Quota {
+		text += " quota_mode"
+	}
+	return text
+}
+
 func (r *Rules) shown() []shownRule {
 	all := make([]shownRule, len(r.rules))
 	for i, one := range r.rules {
-		all[i] = shownRule{one.path, one.limit.String(), one.algorithm, one.name, one.replaces, one.shadow, one.quota, one.domain.file}
+		all[i] = shownRule{one.path, one.limit.String(), one.algorithm, one.name, one.replaces, one.shadow, one.quota, one.file}
 	}
 	return all
 }

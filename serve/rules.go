@@ -13,12 +13,13 @@ import (
 )
 
 // Rules are what a set of files says. They never change, and can be used by several services.
-// Make them by [Parse].
+// Make them by [Parse] or [ParseMerged].
 type Rules struct {
 	domains map[string]*domain
 	checks  map[string]*check
 	rules   []*rule // of all domains, in the order of the files
 	notes   []string
+	merged  bool // made by ParseMerged
 }
 
 // Notes are what is no error, but may surprise: settings without an effect, and limits that
@@ -35,11 +36,11 @@ func (r *Rules) answerAlone() bool {
 	return false
 }
 
-// domain is what one file says.
+// domain is what one file says, or several that are merged.
 type domain struct {
 	name      string
-	file      string
-	at        string // the place of its name there
+	at        string            // the place of its name, in the first
+	said      map[string]string // the places of wholeFields
 	next      level
 	onFailure failure
 	instances int  // 0 unless onFailure is local
@@ -113,6 +114,7 @@ func (l level) reaches(keys []source) bool {
 // node is one descriptor of a file.
 type node struct {
 	value   string // "" for all others
+	at      string // its place
 	rule    *rule  // nil if it has no limit
 	next    level
 	share   string // the pattern whose values have one count; "" if each has its own
@@ -123,6 +125,7 @@ type node struct {
 type rule struct {
 	index     int    // in Rules.rules
 	path      string // such as "edge/path=/login/user", for people and metrics
+	file      string
 	domain    *domain
 	name      string // for the replaces of others
 	replaces  []string

@@ -1,11 +1,13 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
+	"hash/fnv"
 	"math/bits"
 	"net/http"
 	"time"
@@ -35,6 +37,7 @@ type reservation struct {
 
 // charge is that of one descriptor.
 type charge struct {
+	of    uint32    // askOf of the descriptor, so that no other one is settled by mistake
 	n     int       // events; 0 if nothing was charged
 	until time.Time // the end of the window that counts them, or when a bucket has drained
 }
@@ -55,9 +58,16 @@ func (q *question) canSettle() error {
 	return nil
 }
 
-// reserved is the text of the reservation of a question that was asked at that time, "" if the store
-// has charged nothing.
-func (q *question) reserved(at time.Time) string {
+// askOf tells one descriptor from another. It is no secret: whoever can reserve can ask for anything.
+func askOf(domain string, entries []*common.RateLimitDescriptor_Entry) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write(entriesKey(entries, append([]byte(domain), 0)))
+	return h.Sum32()
+}
+
+// reserved is the text of the reservation of a question that was asked at that time, by req. It is "" if
+// the store has charged nothing.
+func (q *question) reserved(at time.Time, req *pb.RateLimitRequest) string {
 	if q.local {
 		return ""
 	}
@@ -68,13 +78,14 @@ func (q *question) reserved(at time.Time) string {
 	for i := range q.parts {
 		p, c := &q.parts[i], charge{until: at}
 		if p.limiter != nil {
-			c = charge{p.result.Charged(), at.Add(p.result.ResetAfter)}
+			c.n, c.until = p.result.Charged(), at.Add(p.result.ResetAfter)
 		}
 		if p.limiter != nil && p.algorithm() == "sliding_window" { // it weighs on the next window too
 			c.until = c.until.Add(-p.limit.Period)
 		}
 		some = some || c.n > 0
 		b = binary.AppendVarint(binary.AppendVarint(b, int64(c.n)), c.until.UnixMilli())
+		b = binary.BigEndian.AppendUint32(b, askOf(req.GetDomain(), req.GetDescriptors()[i].GetEntries()))
 	}
 	if !some {
 		return ""
@@ -99,8 +110,12 @@ func parseReservation(text string) (r reservation, err error) {
 	}
 	r.made = time.UnixMilli(next())
 	for err == nil && len(b) > 0 {
-		n := next()
-		r.charges = append(r.charges, charge{int(min(max(n, 0), maxHits)), time.UnixMilli(next())})
+		c := charge{n: int(min(max(next(), 0), maxHits)), until: time.UnixMilli(next())}
+		if len(b) < 4 {
+			return r, invalid("reservation: want the text of a decision")
+		}
+		c.of, b = binary.BigEndian.Uint32(b), b[4:]
+		r.charges = append(r.charges, c)
 	}
 	if age := time.Since(r.made); err == nil && (age > settleWithin || age < -clocksDiffer) {
 		err = invalid("reservation: it is %v old, over %v", age.Round(time.Second), settleWithin)
@@ -123,6 +138,16 @@ func (c charge) held(p *part, now time.Time) int {
 	}
 	drains, _ := bits.Div64(hi, lo, uint64(p.limit.Period))
 	return int(min(uint64(c.n), drains))
+}
+
+// isOf is the error of a request with other asks than those of the decision.
+func (r *reservation) isOf(req *pb.RateLimitRequest) error {
+	for i, d := range req.GetDescriptors() {
+		if askOf(req.GetDomain(), d.GetEntries()) != r.charges[i].of {
+			return invalid("ask %d: the domain and the entries are not those of the decision", i)
+		}
+	}
+	return nil
 }
 
 // settling is the body of /v1/settle.
@@ -166,7 +191,7 @@ func (s *Service) serveSettle(w http.ResponseWriter, r *http.Request) error {
 	case len(q.parts) != len(res.charges):
 		err = invalid("reservation: it is of %d asks", len(res.charges))
 	default:
-		err = q.canSettle()
+		err = cmp.Or(res.isOf(req), q.canSettle())
 	}
 	var answer settled
 	if err == nil {

@@ -123,6 +123,14 @@ func TestWhatCannotBeSettled(t *testing.T) {
 	require.NoError(t, err)
 	id := reserve(t, s, "window=a", "900")
 	require.NotEmpty(t, id)
+	for _, body := range []string{ // with a misspelt key, value or domain, or of another
+		settleBody("windw=a", "1", id), settleBody("window=A", "1", id), settleBody("bucket=a", "1", id), settleBody("free=a", "1", id),
+		strings.Replace(settleBody("window=a", "1", id), `"edge"`, `"edgy"`, 1), strings.Replace(settleBody("window=a", "1", id), `"a"}`, `"a", "b": "c"}`, 1),
+	} {
+		w := post(s, "/v1/settle", body)
+		require.Equal(t, http.StatusBadRequest, w.Code, body)
+		require.Contains(t, w.Body.String(), "ask 0: the domain and the entries are not those of the decision")
+	}
 	for reason, body := range map[string]string{
 		"want the text of a decision": settleBody("window=a", "1", ""),
 		"reservation: want":           settleBody("window=a", "1", "%%%"),
@@ -132,7 +140,6 @@ func TestWhatCannotBeSettled(t *testing.T) {
 		"used: want a number":         strings.Replace(settleBody("window=a", "1", id), `, "used": 1`, "", 1),
 		"cannot unmarshal":            settleBody("window=a", "-1", id),
 		"is over 2147483647":          settleBody("window=a", "2147483648", id),
-		"a sliding_log cannot":        settleBody("log=a", "1", id),
 		"unknown field":               strings.Replace(settleBody("window=a", "1", id), `"used"`, `"hits"`, 1),
 		"domain must not be empty":    strings.Replace(settleBody("window=a", "1", id), `edge`, "", 1),
 	} {
@@ -155,8 +162,25 @@ func TestWhatCannotBeSettled(t *testing.T) {
 	w = post(s, "/v1/decide", `{"domain": "edge", "reserve": true, `+strings.ReplaceAll(two, "VERB", "hits"))
 	var answer struct{ Reservation string }
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+	swapped := strings.NewReplacer("window", "bucket", "bucket", "window").Replace(two)
+	w = post(s, "/v1/settle", `{"domain": "edge", "reservation": "`+answer.Reservation+`", `+strings.ReplaceAll(swapped, "VERB", "used"))
+	require.Equal(t, http.StatusBadRequest, w.Code, "in another order")
 	w = post(s, "/v1/settle", `{"domain": "edge", "reservation": "`+answer.Reservation+`", `+strings.ReplaceAll(strings.Replace(two, "9", "5", 1), "VERB", "used"))
 	require.JSONEq(t, `{"given": [0, 0, 4], "charged": [0, 0, 0]}`, w.Body.String())
+}
+
+// A rule that is gone meanwhile has nothing to give back, and no error: the caller has done nothing wrong.
+func TestSettleWithoutTheRule(t *testing.T) {
+	t.Parallel()
+	s, err := serve.New(ratelimit.Must(memstore.New()), rules(t, costs))
+	require.NoError(t, err)
+	id := reserve(t, s, "window=a", "900")
+	require.NoError(t, s.Update(rules(t, strings.Replace(costs, "{limit: 1000/m}", "{limit: 1000/m, algorithm: sliding_log}", 1))))
+	require.Contains(t, post(s, "/v1/settle", settleBody("window=a", "1", id)).Body.String(), "a sliding_log cannot be settled")
+	require.NoError(t, s.Update(rules(t, "domain: edge")))
+	w := post(s, "/v1/settle", settleBody("window=a", "1", id))
+	require.Equal(t, http.StatusOK, w.Code)
+	require.JSONEq(t, `{"given": [0], "charged": [0]}`, w.Body.String())
 }
 
 // Whatever a stranger sends as a reservation is refused, or read as one of his own.

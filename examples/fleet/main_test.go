@@ -44,9 +44,10 @@ func TestAnOvershootIsAnError(t *testing.T) {
 	require.Error(t, report(io.Discard, []work{{Admitted: 15_000}, {Admitted: 5_001}}, time.Second))
 }
 
-func TestNoServerIsAnErrorThatSaysWhy(t *testing.T) {
-	t.Parallel()
-	_, err := startAll(t.Context(), "127.0.0.1:1", "key") // nobody listens there
+func TestAServerThatRefusesIsAnErrorThatSaysWhy(t *testing.T) {
+	server := redistest.Mini(t)
+	server.RequireAuth("secret")
+	_, err := startAll(t.Context(), server.Addr(), "key") // where nobody listens, it takes all of the store's time
 	require.ErrorContains(t, err, "process 1: exit status 1: ")
 	require.ErrorContains(t, err, ratelimit.ErrStore.Error())
 }

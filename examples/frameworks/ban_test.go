@@ -1,6 +1,7 @@
 package frameworks_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -112,5 +113,68 @@ func banned(t *testing.T, h http.Handler, c *clock) {
 	c.advance(time.Minute)
 	if status, after := post("secret"); status != http.StatusOK || after != "" {
 		t.Errorf("%d and Retry-After %q at the end of the ban", status, after)
+	}
+}
+
+// In each framework the tenth wrong password in an hour bans for an hour, as in docs/login.md. What the limit
+// denies is no strike.
+func TestTheTenthWrongPasswordBans(t *testing.T) {
+	c := new(clock)
+	c.us.Store(time.Now().UnixMicro())
+	s, err := memstore.New(memstore.WithClock(c.now))
+	if err != nil {
+		t.Fatal(err)
+	}
+	free, err := ratelimit.NewSlidingLog(s, ratelimit.Unlimited(), ratelimit.WithName("wrong-passwords"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var door *ratelimit.Ban
+	limits := func() func(http.Handler) http.Handler {
+		attempts, err := ratelimit.NewSlidingLog(s, ratelimit.Limit{Rate: 5, Period: 15 * time.Minute}, ratelimit.WithName("login"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		door, err = ratelimit.NewBan(free, s, ratelimit.Penalty{Denials: 10, Within: time.Hour, For: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		both, err := ratelimit.NewAll(door, attempts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return httplimit.Middleware(both, httplimit.WithContext())
+	}
+	counted := func(r *http.Request) bool {
+		if right(r) {
+			give(t, r)
+			return true
+		}
+		d, _ := httplimit.FromContext(r.Context())
+		if _, err := door.Strike(context.WithoutCancel(r.Context()), d.Key, 1); err != nil {
+			t.Error(err)
+		}
+		return false
+	}
+	all := logins(t, limits, counted)
+	delete(all, "gin: as in net/http") // which checks each password twice
+	for framework, h := range all {
+		t.Run(framework, func(t *testing.T) {
+			defer c.advance(2 * time.Hour) // all have one ban
+			for range 2 {
+				requireTwenty(t, h, "guess", http.StatusUnauthorized, 5)
+				if code := try(h, "secret"); code != http.StatusTooManyRequests {
+					t.Fatal("a right password at the limit:", code)
+				}
+				c.advance(15 * time.Minute)
+			}
+			if code := try(h, "secret"); code != http.StatusTooManyRequests {
+				t.Fatal("a right password during the ban:", code)
+			}
+			c.advance(45 * time.Minute)
+			if code := try(h, "secret"); code != http.StatusOK {
+				t.Fatal("a right password after the ban:", code)
+			}
+		})
 	}
 }

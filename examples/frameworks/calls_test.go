@@ -59,27 +59,6 @@ func Example_failsafe() {
 	// done <nil>
 }
 
-// putBack is a queue's.
-func putBack(job string, after time.Duration) error {
-	fmt.Println("put back", job, after)
-	return nil
-}
-
-func Example_worker() {
-	limiter := ratelimittest.Static(ratelimit.Result{RetryAfter: 90 * time.Second}, nil)
-	work := func(ctx context.Context, job string) error {
-		r, err := limiter.Allow(ctx, "supplier")
-		if err == nil && !r.Allowed {
-			return putBack(job, r.RetryAfter)
-		}
-		return err
-	}
-	if err := work(context.Background(), "mail 7"); err != nil {
-		log.Fatal(err)
-	}
-	// Output: put back mail 7 1m30s
-}
-
 // limit is an interceptor of connect.
 func limit(limiter ratelimit.Limiter) connect.UnaryInterceptorFunc {
 	return func(next connect.UnaryFunc) connect.UnaryFunc {

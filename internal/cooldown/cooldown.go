@@ -3,6 +3,7 @@
 package cooldown
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"math"
@@ -18,6 +19,9 @@ import (
 const (
 	maxKeys = 4096
 	sampled = 8 // keys that are looked at when there are too many
+
+	// apart is how long after another one a waiter goes on, so that the other is in the limiter's line.
+	apart = 20 * time.Microsecond
 )
 
 // Set is the cooldowns of at most 4,096 keys. Beyond that it forgets the one that ends
@@ -25,8 +29,9 @@ const (
 type Set struct {
 	keys atomic.Int64 // len(until), so that an empty set takes no lock
 
-	mu    sync.Mutex // of until; never held while waiting
+	mu    sync.Mutex // of all below; never held while waiting
 	until map[string]time.Time
+	lines map[string]*list.List // of chan struct{}: who waits, in order of arrival. The first one's is closed
 }
 
 // Left returns how long key must still be left alone, at most 0 if it need not be.
@@ -101,22 +106,75 @@ func (s *Set) drop() {
 	delete(s.until, victim)
 }
 
-// Wait waits until key has no cooldown. A wait beyond the deadline of ctx is not begun: the
-// error is [ratelimit.ErrWouldExceedDeadline]. Otherwise the error is that of ctx.
-func (s *Set) Wait(ctx context.Context, key string) error {
-	for left := s.Left(key); left > 0; left = s.Left(key) {
-		if deadline, ok := ctx.Deadline(); ok && left >= time.Until(deadline) {
+// Wait waits until key has no cooldown. Those who wait go on in order of arrival. A wait beyond the
+// deadline of ctx is not begun: the error is [ratelimit.ErrWouldExceedDeadline]. Otherwise the error is
+// that of ctx. It calls giveBack once, when the caller has its place: for what another one may have then.
+func (s *Set) Wait(ctx context.Context, key string, giveBack func()) error {
+	if s.Left(key) <= 0 {
+		giveBack()
+		return nil
+	}
+	place := s.join(key)
+	defer s.leave(key, place)
+	giveBack()
+	turn, first := place.Value.(chan struct{}), false
+	for {
+		left := s.Left(key)
+		if first && left <= 0 {
+			return nil
+		}
+		if deadline, ok := ctx.Deadline(); ok && left > 0 && left >= time.Until(deadline) {
 			return ratelimit.ErrWouldExceedDeadline
 		}
 		timer := time.NewTimer(left)
+		over := timer.C
+		if left <= 0 { // others go before
+			over = nil
+		}
 		select {
-		case <-timer.C:
+		case <-over:
+		case <-turn:
+			turn, first = nil, true
+			time.Sleep(apart)
 		case <-ctx.Done():
 			timer.Stop()
 			return ctx.Err()
 		}
+		timer.Stop()
 	}
-	return nil
+}
+
+// join enters the line of key, at its end.
+func (s *Set) join(key string) *list.Element {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	line := s.lines[key]
+	if line == nil {
+		if s.lines == nil {
+			s.lines = make(map[string]*list.List)
+		}
+		line = list.New()
+		s.lines[key] = line
+	}
+	turn := make(chan struct{})
+	if line.Len() == 0 {
+		close(turn)
+	}
+	return line.PushBack(turn)
+}
+
+// leave lets the next one of the line go on, if place is the first.
+func (s *Set) leave(key string, place *list.Element) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	line := s.lines[key]
+	first := place == line.Front()
+	line.Remove(place)
+	if next := line.Front(); next == nil {
+		delete(s.lines, key)
+	} else if first {
+		close(next.Value.(chan struct{}))
+	}
 }
 
 // maxSeconds is the most that a time.Duration can hold.

@@ -13,6 +13,8 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 )
 
+func nothing() {}
+
 func TestCooldownsAreBoundedAndForgetTheSoonest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s Set
@@ -48,23 +50,82 @@ func TestACooldownIsMadeNoShorterAndIsForgottenWhenItIsOver(t *testing.T) {
 func TestAWaitEndsWithTheCooldownOrTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s Set
-		require.NoError(t, s.Wait(t.Context(), "key"))
+		require.NoError(t, s.Wait(t.Context(), "key", nothing))
 		s.Add("key", time.Minute)
 		began := time.Now()
 
 		early, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		require.ErrorIs(t, s.Wait(early, "key"), ratelimit.ErrWouldExceedDeadline)
+		require.ErrorIs(t, s.Wait(early, "key", nothing), ratelimit.ErrWouldExceedDeadline)
 		require.Zero(t, time.Since(began), "at once")
 
 		cancelled, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
-		require.ErrorIs(t, s.Wait(cancelled, "key"), context.Canceled)
+		require.ErrorIs(t, s.Wait(cancelled, "key", nothing), context.Canceled)
 		require.Equal(t, 10*time.Second, time.Since(began))
 
 		time.AfterFunc(40*time.Second, func() { s.Add("key", time.Minute) }) // longer, meanwhile
-		require.NoError(t, s.Wait(t.Context(), "key"))
+		require.NoError(t, s.Wait(t.Context(), "key", nothing))
 		require.Equal(t, 110*time.Second, time.Since(began))
+	})
+}
+
+// waiting is how many wait for the end of key's cooldown.
+func (s *Set) waiting(key string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lines[key] == nil {
+		return 0
+	}
+	return s.lines[key].Len()
+}
+
+func TestThoseWhoWaitGoOnInOrderOfArrival(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s Set
+		s.Add("key", time.Minute)
+		gone, leave := context.WithCancel(t.Context())
+		short, cancel := context.WithTimeout(t.Context(), 80*time.Second)
+		defer cancel()
+		order := make(chan int, 100)
+		for i := range 100 {
+			ctx := t.Context()
+			switch i % 10 {
+			case 0:
+				ctx = gone
+			case 5:
+				ctx = short
+			}
+			go func() {
+				placed := func() {
+					if s.waiting("key") != i+1 {
+						t.Error("no place yet")
+					}
+				}
+				if s.Wait(ctx, "key", placed) == nil {
+					order <- i
+				}
+			}()
+			synctest.Wait()
+		}
+		time.AfterFunc(30*time.Second, func() { leave(); s.Add("key", time.Minute) }) // longer, meanwhile
+		time.Sleep(60 * time.Second)
+		synctest.Wait()
+		require.Equal(t, 80, s.waiting("key"), "the deadlines of ten are too soon now")
+		require.Zero(t, len(order))
+		time.Sleep(30*time.Second + 100*apart)
+		synctest.Wait()
+		require.Equal(t, 80, len(order))
+		for last := -1; len(order) > 0; {
+			i := <-order
+			require.Greater(t, i, last)
+			last = i
+		}
+		require.Zero(t, s.waiting("key"))
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		require.Empty(t, s.lines)
+		require.Empty(t, s.until)
 	})
 }
 

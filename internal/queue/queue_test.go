@@ -115,7 +115,7 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 		{100, time.Second, 500 * time.Microsecond}, // 64 questions at once
 		{20, time.Second, 0},
 		{500, time.Second, 3 * time.Millisecond},
-	}[:effort.Of(2, 4, 6)] {
+	}[:effort.Of(1, 4, 6)] {
 		onEach(t, c.rate, c.period, func(t *testing.T, l *limiter) {
 			l.far(c.way)
 			waiters, percent := 1000, time.Duration(103)

@@ -8,6 +8,7 @@ package redistest
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -194,7 +195,11 @@ var shared struct {
 // Main runs the tests of a binary that uses [Shared], and returns their exit code:
 //
 //	func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
+//
+// Twelve parallel tests run at once, unless -parallel says otherwise: they wait for servers, and
+// not for processors.
 func Main(m *testing.M) int {
+	_ = flag.Set("test.parallel", "12") // the command line is read later
 	shared.Lock()
 	shared.main = true
 	shared.Unlock()

@@ -221,11 +221,12 @@ func TestWhatLapsesIsGivenBack(t *testing.T) {
 			require.Equal(t, stats.Lapsed, stats.GivenBack)
 			require.Equal(t, stats.Granted, stats.GivenBack+int64(taken))
 			require.Zero(t, stats.Held)
-			want := 360_000 - taken
-			if algorithm == "token_bucket" {
-				want = min(360_000, want+10) // they have flown in
+			want, flown := 360_000-taken, 0
+			if algorithm == "token_bucket" { // what has flown in meanwhile may have been these
+				flown = 10
 			}
-			require.Equal(t, want, remaining(t, plain))
+			require.GreaterOrEqual(t, remaining(t, plain), want)
+			require.LessOrEqual(t, remaining(t, plain), min(360_000, want+flown))
 			time.Sleep(4 * life)
 			synctest.Wait()
 			require.Zero(t, d.Stats().Keys)

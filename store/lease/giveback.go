@@ -45,7 +45,7 @@ func (d *Store) giveBack(e *entry, g *grant, n int) {
 }
 
 func (d *Store) refund(ctx context.Context, ns *store.Namespace, key string, g *grant, n int) error {
-	err := d.Store.Refund(ctx, ns, key, g.limits.by, store.NewReceipt(g.limits.by, g.at, g.reset, int64(n)))
+	err := d.Store.Refund(ctx, ns, key, g.limits.by, g.receipt(n))
 	if err == nil {
 		d.stats.givenBack.Add(int64(n))
 	}

@@ -14,7 +14,8 @@
 //   - FixedWindow and SlidingWindow: nothing. A lease ends with its
 //     window.
 //   - TokenBucket: life·r of the Burst. The store is asked for a bucket that is so
-//     much smaller. The rate stays. More events than that at once are never admitted.
+//     much smaller. The rate stays. More events than that at once are never admitted. A lease
+//     that ends unspent gives back its events less what has flowed in since it was taken.
 //   - SlidingLog: life/(Period+life) of the rate. The store remembers events for a
 //     life longer.
 //
@@ -33,6 +34,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
@@ -129,6 +131,17 @@ type grant struct {
 	at, reset int64
 	room      int
 	limits    *limits
+}
+
+// receipt names n events of g that are given back unspent. Those that others had charged before may
+// have been given back since. Then it is these of a bucket that have drained, from the first moment
+// on: no more is given back than is left of them if they were alone.
+func (g *grant) receipt(n int) store.Receipt {
+	reset := g.reset
+	if by := g.limits.by; g.limits.rule.Name == tokenBucket {
+		reset = min(reset, exact.MulDivUp(int64(n), by.Period, 0, by.Rate))
+	}
+	return store.NewReceipt(g.limits.by, g.at, reset, int64(n))
 }
 
 // admit is the admission of n events of g, of which so many are left.

@@ -201,7 +201,7 @@ func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string)
 	case e.grant != nil: // which has ended
 		g := e.grant
 		s.mu.Unlock()
-		return d.Store.Refund(ctx, ns, key, g.limits.by, store.NewReceipt(g.limits.by, g.at, g.reset, 1))
+		return d.Store.Refund(ctx, ns, key, g.limits.by, g.receipt(1))
 	}
 	s.mu.Unlock()
 	return nil

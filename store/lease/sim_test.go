@@ -73,6 +73,7 @@ const (
 	overdraftCap   guard = "overdraft is bounded"
 	fullIsKept     guard = "nothing is lent until what was overdrawn has left"
 	strictLimit    guard = "the store is asked under a strict limit"
+	onItsOwn       guard = "what has drained is not given back"
 )
 
 type model struct {
@@ -261,7 +262,10 @@ func (m *model) tidy(p *process, now time.Duration) {
 		}
 		if at, ok := m.arrives(); ok {
 			m.at(at, func() {
-				c := store.NewReceipt(m.limits.by, from.at, from.reset, int64(n))
+				c := from.receipt(n)
+				if m.removed == onItsOwn {
+					c = store.NewReceipt(m.limits.by, from.at, from.reset, int64(n))
+				}
 				m.ok(m.store.Refund(context.Background(), m.space, "key", m.limits.by, c))
 			})
 		}
@@ -749,6 +753,12 @@ func TestEachGuardIsNeeded(t *testing.T) {
 			return s
 		}},
 		{strictLimit, func(seed uint64) schedule { return ambushed(leased[2+seed%2], 20) }},
+		{onItsOwn, func(seed uint64) schedule { // one stops while the other one gives back, and takes all
+			s := ambushed(tokenBucket, 2)
+			s.seed, s.stops, s.longestStop = seed, 0.01, 400*time.Millisecond
+			s.ambush.spent = s.ambush.taken + s.life + time.Millisecond
+			return s
+		}},
 	} {
 		t.Run(string(c.guard), func(t *testing.T) {
 			for seed := range uint64(400) {

@@ -194,23 +194,7 @@ func (s *Store) takeAny(t *table, h hash, reading int64, rule *store.Rule, l sto
 			r = t.takeFromLog(i, l, now, n)
 			out = t.tick()
 		default:
-			held, by := &t.slots[i], t.counting(i)
-			state := held.state(by)
-			if !by.under(l.Rate, l.Period) {
-				state = held.unlessEnded(rule, by, now)
-			}
-			var next store.State
-			if next, r = rule.Step(state, l, now, n); r.OK() {
-				if next != (store.State{}) {
-					t.set(i, next)
-					if !by.under(l.Rate, next.Period) {
-						t.recount(i, l.Rate, next.Period)
-					}
-				} else {
-					t.setLog(i, rule.NewLog(state))
-					t.addToLog(i, l, now, n)
-				}
-			}
+			r = t.takeFromState(i, rule, l, now, n)
 			out = t.tick()
 		}
 		t.mu.Unlock()
@@ -226,6 +210,26 @@ func (s *Store) takeAny(t *table, h hash, reading int64, rule *store.Rule, l sto
 			return store.Reply{}, errTooManyRules
 		}
 	}
+}
+
+// takeFromState decides on n events at now by the state in slot i, and charges them if they are
+// admitted.
+func (t *table) takeFromState(i int, rule *store.Rule, l store.Limit, now, n int64) store.Reply {
+	by := t.counting(i)
+	state := t.slots[i].state(by)
+	if !by.under(l.Rate, l.Period) {
+		state = t.slots[i].unlessEnded(rule, by, now)
+	}
+	next, r := rule.Step(state, l, now, n)
+	switch {
+	case !r.OK():
+	case next == (store.State{}):
+		t.setLog(i, rule.NewLog(state))
+		t.addToLog(i, l, now, n)
+	default:
+		t.put(i, next, l.Rate)
+	}
+	return r
 }
 
 // Overdraw implements [store.Store].

@@ -756,6 +756,7 @@ func TestPanicOfTheClockLeavesNoLock(t *testing.T) {
 
 func TestTooManyRules(t *testing.T) {
 	effort.OneGoroutine(t)
+	effort.NeedFull(t)
 	s := newStore(t)
 	for i := range 1 << 15 {
 		rule := *window
@@ -783,9 +784,9 @@ func (c *clock) add(d int64)    { c.µs.Add(d) }
 func perMinute(n int64) store.Limit { return store.Limit{Rate: n, Period: 60 * second, Burst: n} }
 
 func take(tb testing.TB, s *memstore.Store, ns *store.Namespace, key string, l store.Limit, n int64) store.Reply {
-	tb.Helper()
 	r, err := s.Take(ctx, ns, key, l, n)
 	if err != nil {
+		tb.Helper() // it costs more than a Take
 		tb.Fatal(err)
 	}
 	return r

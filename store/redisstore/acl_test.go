@@ -248,7 +248,7 @@ func TestCheckFindsAServerThatDoesNotWrite(t *testing.T) {
 	require.Empty(t, found(t, client))
 }
 
-func TestCheckFindsAWrongPassword(t *testing.T) {
+func TestCheckAndReadyFindAWrongPassword(t *testing.T) {
 	server := redistest.Start(t)
 	require.NoError(t, server.Client(t).ConfigSet(t.Context(), "requirepass", "secret").Err())
 	for _, o := range []*redis.Options{{Password: "wrong"}, {Username: "nobody", Password: "wrong"}, {}} {
@@ -260,6 +260,9 @@ func TestCheckFindsAWrongPassword(t *testing.T) {
 		require.Len(t, list, 1)
 		require.Contains(t, list[0], "does not know this user by this password")
 		require.NotContains(t, list[0], "INFO")
+		err = newStore(t, client).Ready(t.Context())
+		require.ErrorIs(t, err, store.ErrStore)
+		require.Equal(t, "no class", classOf(t, err))
 		require.NoError(t, client.Close())
 	}
 }

@@ -213,12 +213,12 @@ func TestConformanceOfBatches(t *testing.T) {
 			continue // which is ten times as slow
 		}
 		t.Run(name, func(t *testing.T) { // TestConformanceOnRedis has fewer calls at once
-			storetest.Run(t, open(client), storetest.Traces(effort.Of(1, 2, 6)), storetest.ExpiresInRealTime())
+			storetest.Run(t, open(client), storetest.Traces(effort.Of(1, 1, 6)), storetest.ExpiresInRealTime())
 		})
 		t.Run(name+", each call a batch", func(t *testing.T) {
 			storetest.Run(t, func(t testing.TB, clock func() time.Time) store.Store {
 				return alwaysBatched{open(client)(t, clock).(*redisstore.Store)}
-			}, storetest.Traces(effort.Of(1, 2, 6)), storetest.ExpiresInRealTime())
+			}, storetest.Traces(effort.Of(1, 1, 6)), storetest.ExpiresInRealTime())
 		})
 	}
 }

@@ -172,12 +172,13 @@ type link struct {
 	pipeline *pipeline                               // of a *redis.Client; nil for other kinds
 	slots    *slots                                  // of a cluster client; nil for other kinds
 	pulse    pulse
+	turn     chan struct{} // of one Ready: two would each wait for the connections that the other holds
 }
 
 // newLink finds the cheapest way to run commands on client that keeps to deadlines.
 func newLink(s *Store, client Client) *link {
 	timeout := s.timeout
-	l := &link{client: client, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}}
+	l := &link{client: client, process: detached(client, budget.plain), pulse: pulse{base: time.Now()}, turn: make(chan struct{}, 1)}
 	switch c := client.(type) {
 	case *redis.Client:
 		limited := deadlines(c, max(timeout, lasting))

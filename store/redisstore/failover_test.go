@@ -269,10 +269,12 @@ func TestLongRestartThatLoads(t *testing.T) {
 	l.report("loading 3 million keys")
 	t.Logf("a call with a minute waited for %v; the others recovered in %v", took.Round(time.Millisecond), l.recovered(up))
 	// A server that loads serves its clients now and then: many answers come late.
-	require.Equal(t, l.calls(), l.count("ok")+l.count("unavailable")+l.count("timeout"))
+	require.Equal(t, l.calls(), l.count("ok")+l.count("unavailable")+l.count("timeout")+l.count("overloaded"))
 	require.Positive(t, l.count("unavailable")+l.count("timeout"))
 	require.Less(t, l.recovered(up)-took, 200*time.Millisecond)
-	require.EqualValues(t, l.count("ok"), used(t, newStore(t, server.Client(t), redisstore.WithPrefix("rl")), "short"))
+	charged := int(used(t, newStore(t, server.Client(t), redisstore.WithPrefix("rl")), "short"))
+	require.GreaterOrEqual(t, charged, l.count("ok"))
+	require.LessOrEqual(t, charged, l.count("ok")+l.count("timeout"), "what is unknown may be charged")
 }
 
 // The short form of the long tests of clusters: the slots have moved, and the client gets

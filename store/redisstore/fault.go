@@ -36,7 +36,11 @@ func ready(f fault) *fault {
 
 // queued returns the fault of a call that found no room.
 func (s *Store) queued() *fault {
-	if s.silent() {
+	switch {
+	case s.link.pulse.cause.Load() != nil:
+		f := s.unconnected(errQueued, "")
+		return &f
+	case s.silent():
 		return isSilent
 	}
 	return isFull
@@ -115,22 +119,36 @@ func codeOf(answer string) string {
 
 // unanswered returns the fault of a call of key that ended without a server's answer.
 func (s *Store) unanswered(err error, sent bool, key string) fault {
-	again := !errors.Is(err, errQueued) // a call that had to wait has no time for another attempt
 	switch {
-	case (busy(err) || !sent && timeUp(err) && s.link.full(key)) && s.silent():
-		return fault{class: store.ErrUnavailable, what: "nothing was sent: all connections wait for a server that does not answer", err: err, again: busy(err) && again}
-	case busy(err):
-		return fault{class: store.ErrOverloaded, what: "nothing was sent", err: err, again: again}
+	case busy(err), !sent && (timeUp(err) || errors.Is(err, errUnmade)):
+		return s.unconnected(err, key)
 	case !sent && errors.Is(err, redis.ErrClosed):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err}
-	case !sent && timeUp(err) && s.link.full(key):
-		return fault{class: store.ErrOverloaded, what: "nothing was sent: no connection was free", err: err}
-	case !sent && timeUp(err):
-		return fault{class: store.ErrUnavailable, what: "nothing was sent: no connection was made", err: err}
 	case !sent, dialing(err):
 		return fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: true}
 	}
 	return s.unknown(err)
+}
+
+// unconnected returns the fault of a call of key that got no connection. One that had to wait has no
+// time for another attempt.
+func (s *Store) unconnected(err error, key string) fault {
+	f := fault{class: store.ErrUnavailable, what: "nothing was sent", err: err, again: busy(err) && !errors.Is(err, errQueued)}
+	full := busy(err) || timeUp(err) && s.link.full(key)
+	switch cause := s.link.pulse.cause.Load(); {
+	case cause != nil:
+		f.what, f.err = f.what+": no connection was made", *cause
+	case full && s.silent():
+		f.what += ": all connections wait for a server that does not answer"
+	case full:
+		f.class = store.ErrOverloaded
+		if timeUp(err) {
+			f.what += ": no connection was free"
+		}
+	case timeUp(err):
+		f.what += ": no connection was made"
+	}
+	return f
 }
 
 // unknown returns the fault of a call that was sent and has no answer.

@@ -30,7 +30,7 @@ const slack = 100 * time.Millisecond
 
 func TestScriptFlushUnderLoad(t *testing.T) {
 	t.Parallel()
-	callers, calls := 8, effort.Of(1_000, 2_000, 6_000)
+	callers, calls := 8, effort.Of(500, 2_000, 6_000)
 	if testing.Short() {
 		calls = 1_000
 	}

@@ -439,7 +439,7 @@ func TestSchedulesOfFaults(t *testing.T) {
 		return
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // with more, the order of calls would not be the seed's
-	first, n := uint64(0), uint64(effort.Of(200, 2000, 10_000))
+	first, n := uint64(0), uint64(effort.Of(200, 1000, 10_000))
 	if testing.Short() {
 		n = 20
 	}

@@ -165,7 +165,7 @@ func TestABatchOfAllOperationsIsItsCallsOneAfterTheOther(t *testing.T) {
 				rng := rand.New(rand.NewPCG(8, 9))
 				var charges []charged1
 				did := map[string]int{}
-				for round := range effort.Of(12, 20, 80) {
+				for round := range effort.Of(12, 12, 80) {
 					now = now.Add(time.Duration(rng.Int64N(int64(6*time.Minute+2*back))) - back)
 					mini.SetTime(now)
 					calls := randomCalls(rng, len(charges))

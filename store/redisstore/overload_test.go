@@ -104,7 +104,7 @@ func TestGoodputPastCapacity(t *testing.T) {
 	s, err := redisstore.New(redistest.Start(t).Client(t))
 	require.NoError(t, err)
 	require.NoError(t, s.Ready(t.Context()))
-	span := time.Duration(effort.Of(200, 400)) * time.Millisecond
+	span := time.Duration(effort.Of(120, 400)) * time.Millisecond
 	served := func(callers int) int64 {
 		c := press(t, s, callers, false)
 		time.Sleep(span / 2)
@@ -145,6 +145,7 @@ func TestExactlyOnceInOverload(t *testing.T) {
 			}
 		},
 	}
+	span := time.Duration(effort.Of(100, 150)) * time.Millisecond
 	for name, fault := range faults {
 		for _, callers := range []int{256, 4096}[:effort.Of(1, 2)] {
 			t.Run(fmt.Sprintf("%s, %d callers", name, callers), func(t *testing.T) {
@@ -156,10 +157,10 @@ func TestExactlyOnceInOverload(t *testing.T) {
 				s, err := redisstore.New(client)
 				require.NoError(t, err)
 				c := press(t, s, callers, true)
-				time.Sleep(150 * time.Millisecond)
-				for range effort.Of(1, 2, 3) {
+				time.Sleep(span)
+				for range effort.Of(1, 1, 3) {
 					fault(server, proxy, direct)
-					time.Sleep(150 * time.Millisecond)
+					time.Sleep(span)
 				}
 				t.Log(c.end())
 				calm, err := redisstore.New(direct, redisstore.WithTimeout(10*time.Second))

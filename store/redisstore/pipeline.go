@@ -70,6 +70,7 @@ type pipeline struct {
 	clones   []*redis.Client // of client, not used by a trip now: see conn
 	began    time.Time       // when the last trip began that was not full
 	timer    bool            // a timer is set for calls to go
+	asking   bool            // why no connection is made
 	ahead    queue           // the calls that wait, and give room to others
 	line     queue           // the others
 	apart    time.Time       // until then each call has a script of its own
@@ -84,6 +85,7 @@ type pipeline struct {
 var (
 	errFar     = errors.New("a round trip takes longer than the call may")
 	errQueued  = errors.New("no connection was free in time")
+	errUnmade  = errors.New("no connection was made in time")
 	errGivenUp = errors.New("another call had no time to wait for a connection")
 	errApart   = errors.New("the call failed beside others")
 	errPanic   = errors.New("a hook panicked")
@@ -278,7 +280,7 @@ func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { 
 	c.left = true
 	if bt.trip == nil {
 		bt.lose(1)
-		return errQueued, false
+		return p.waited(), false
 	}
 	sent = bt.trip.leave()
 	return p.timeUp(bt, sent), sent
@@ -289,9 +291,18 @@ func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { 
 // for others, or for a processor.
 func (p *pipeline) timeUp(bt *batch, sent bool) error {
 	if !sent && (bt.trip.made || !p.store.silent()) {
-		return errQueued
+		return p.waited()
 	}
 	return context.DeadlineExceeded
+}
+
+// waited is the error of calls that were not sent: whether they have waited for a connection in use,
+// or for one that could not be made.
+func (p *pipeline) waited() error {
+	if p.conns.ready+p.conns.busy > 0 || p.conns.taken() {
+		return errQueued
+	}
+	return errUnmade
 }
 
 // expire ends the calls of a batch whose time is up.
@@ -303,7 +314,7 @@ func (p *pipeline) expire(bt *batch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if bt.trip == nil {
-		bt.err = errQueued
+		bt.err = p.waited()
 		if bt.living > 0 {
 			bt.lose(bt.living)
 		}

@@ -94,6 +94,21 @@ func TestReadyMakesTheConnections(t *testing.T) {
 	require.Equal(t, made, proxy.Made())
 }
 
+// Of those who call Ready at once one makes the connections. Two would each wait for those that the other holds.
+func TestReadyAtOnce(t *testing.T) {
+	server := redistest.Start(t)
+	for range 10 {
+		client := redis.NewClient(&redis.Options{Addr: server.Addr(), PoolSize: 16})
+		s := newStore(t, client)
+		var callers sync.WaitGroup
+		for range 4 {
+			callers.Go(func() { assert.NoError(t, s.Ready(t.Context())) })
+		}
+		callers.Wait()
+		require.NoError(t, client.Close())
+	}
+}
+
 // If two round trips do not fit into a call's time, no call may have to wait for a flight
 // to end. A call that is itself too late loads the script.
 func TestManyCallersOfTheFarthestServer(t *testing.T) {

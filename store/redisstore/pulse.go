@@ -9,18 +9,37 @@ import (
 // busy from one whose connections all hang.
 type pulse struct {
 	base  time.Time
-	last  atomic.Int64 // answer, in ns since base; 0: never
-	asked atomic.Int64 // when a call last began that ended a rest: until then nobody asked
+	last  atomic.Int64          // answer, in ns since base; 0: never
+	asked atomic.Int64          // when a call last began that ended a rest: until then nobody asked
+	cause atomic.Pointer[error] // why no connection could be made since the last answer, or nil
 }
 
 // beat notes that a server has answered.
-func (p *pulse) beat() { p.last.Store(max(1, int64(time.Since(p.base)))) }
+func (p *pulse) beat() {
+	p.last.Store(max(1, int64(time.Since(p.base))))
+	if p.cause.Load() != nil {
+		p.cause.Store(nil)
+	}
+}
+
+// undialed reports whether a call failed since no connection could be made, and notes it.
+func (p *pulse) undialed(err error) bool {
+	ok := dialing(err) && !timeUp(err)
+	if ok {
+		p.cause.Store(&err)
+	}
+	return ok
+}
 
 // ask notes that a rest has ended.
 func (p *pulse) ask() { p.asked.Store(int64(time.Since(p.base))) }
 
-// silent reports whether no server has answered for d, although it was asked.
+// silent reports whether no server has answered for d, although it was asked, or none can be
+// reached.
 func (p *pulse) silent(d time.Duration) bool {
+	if p.cause.Load() != nil {
+		return true
+	}
 	last := p.last.Load()
 	return last == 0 || time.Since(p.base)-time.Duration(max(last, p.asked.Load())) > d
 }

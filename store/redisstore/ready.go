@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,35 +25,52 @@ func (s *Store) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
 // calls make the connections, and those that take longer than the timeout fail.
 //
 // Ready returns by ctx's deadline, or within 5 s. Its error is ctx's own or wraps
-// [store.ErrStore]. The store still works after an error, once its servers do. If the
-// user may not run SCRIPT LOAD, the first calls load the scripts.
+// [store.ErrStore]: no server is reached, or it refuses the password. The store still
+// works after an error, once its servers do. If the user may not run SCRIPT LOAD, the
+// first calls load the scripts.
 func (s *Store) Ready(ctx context.Context) error {
 	if s.link == nil {
 		return errNotMade
 	}
 	limited, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	clients, err := s.link.clients(limited)
-	var warm sync.WaitGroup
-	errs := make([]error, len(clients))
-	for i, c := range clients {
-		warm.Go(func() { errs[i] = s.warm(limited, c) })
-	}
-	warm.Wait()
-	if err = errors.Join(append(errs, err)...); err == nil {
+	errs := s.warmAll(limited)
+	err := errors.Join(errs...)
+	if err == nil {
 		return nil
 	}
 	if ended := over(ctx); ended != nil {
 		return ended
 	}
-	return fmt.Errorf("%w: %v", store.ErrUnavailable, err) //nolint:errorlint // no context error may show
+	class := store.ErrUnavailable
+	if slices.ContainsFunc(errs, rejected) {
+		class = store.ErrStore
+	}
+	return fmt.Errorf("%w: %v", class, err) //nolint:errorlint // no context error may show
+}
+
+// warmAll is [Store.warm] of each client, for one caller at a time.
+func (s *Store) warmAll(ctx context.Context) []error {
+	select {
+	case s.link.turn <- struct{}{}:
+		defer func() { <-s.link.turn }()
+	case <-ctx.Done(): // the calls below say so
+	}
+	clients, err := s.link.clients(ctx)
+	var warm sync.WaitGroup
+	errs := make([]error, len(clients))
+	for i, c := range clients {
+		warm.Go(func() { errs[i] = s.warm(ctx, c) })
+	}
+	warm.Wait()
+	return append(errs, err)
 }
 
 // warm makes connections of c and loads the scripts on the first of them. It makes them
 // all at once, so that none is reused. The client itself makes one before: see
 // [pipeline.conn].
 func (s *Store) warm(ctx context.Context, c *redis.Client) error {
-	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) {
+	if err := c.Process(ctx, redis.NewCmd(ctx, "time")); !answeredBy(err) || rejected(err) {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
 	}
 	conns := make([]*redis.Conn, min(mostTrips, poolSize(c)))
@@ -89,6 +107,11 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
 	}
 	return nil
+}
+
+// rejected reports whether err is the answer of a server to a user whom it does not know.
+func rejected(err error) bool {
+	return redis.HasErrorPrefix(err, "NOAUTH") || redis.HasErrorPrefix(err, "WRONGPASS") || redis.HasErrorPrefix(err, "DENIED")
 }
 
 // load loads the scripts that are known by now.

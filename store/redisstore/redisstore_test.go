@@ -3,7 +3,6 @@ package redisstore_test
 import (
 	"context"
 	"crypto/sha256"
-	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -19,10 +18,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/redisstore"
 )
 
-func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "8") // parallel tests wait for servers, not for processors
-	os.Exit(redistest.Main(m))
-}
+func TestMain(m *testing.M) { os.Exit(redistest.Main(m)) }
 
 // counter admits while no more than Burst events were charged within Period of the last.
 // It answers what it was given. Do not copy it as a rate limiter.

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"context"
 	"math"
 	"runtime"
 	"time"
@@ -228,6 +229,7 @@ func (p *pipeline) finish(t *trip, err error, now time.Time, delay time.Duration
 	}
 	if !good && !t.made {
 		p.conns.failed = now
+		p.ask(err)
 	}
 	p.conns.settle(good, !good && t.made && p.lost(t.begun, err), now)
 	next := p.next(now)
@@ -259,6 +261,30 @@ func (p *pipeline) learn(t *trip, now time.Time, took, delay time.Duration) {
 	may := way + max(min(p.timeout/8, slack), way/4) + 2*p.delay
 	may = max(may, min(may+p.pauses.until(now)-t.paused, p.timeout/2))
 	p.window.learn(t.calls, p.ways(), t.begun, now, may)
+}
+
+// ask finds out why a trip that ended in err could make no connection. go-redis dials five times, for
+// half a second, before it says so. So a call of the dialer's own asks, one at a time.
+func (p *pipeline) ask(err error) {
+	pulse := &p.store.link.pulse
+	if pulse.undialed(err) || p.asking || !timeUp(err) {
+		return
+	}
+	p.asking = true
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), p.timeout)
+		defer cancel()
+		o := p.client.Options()
+		conn, err := o.Dialer(ctx, o.Network, o.Addr)
+		if err == nil {
+			_ = conn.Close()
+		} else {
+			pulse.cause.Store(&err)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.asking = false
+	}()
 }
 
 // abandon ends t for the line: its callers have left.

@@ -118,7 +118,7 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 		if f == nil {
 			return parse(values, replies)
 		}
-		if before != nil && (timeUp(f.err) || errors.Is(f.err, errQueued)) && errors.Is(f.class, store.ErrUnavailable) {
+		if before != nil && (timeUp(f.err) || errors.Is(f.err, errQueued) || errors.Is(f.err, errUnmade)) && errors.Is(f.class, store.ErrUnavailable) {
 			f = before // it gives the reason, not only that time was short
 			f.again = false
 		}
@@ -191,6 +191,7 @@ func (s *Store) failed(key string, err error, sent bool) *fault {
 		s.link.pulse.beat()
 		f = answered(err, answer.Error())
 	} else {
+		s.link.pulse.undialed(err)
 		f = s.unanswered(err, sent, key)
 	}
 	s.link.failed(f, key)

@@ -732,6 +732,7 @@ func TestNobodyIsAskedForAWhileAfterNothingWasFound(t *testing.T) {
 }
 
 func TestRotatingKeysTakeBoundedMemory(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		x := newTwo(t, "fixed_window", ratelimit.PerDay(1))
 		for i := range regions.MaxPauses + 1000 {

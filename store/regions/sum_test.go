@@ -301,6 +301,7 @@ func (w *world) reached() (part float64) {
 // TestRegionsNeverAdmitMoreThanTheLimit runs random schedules of some regions, with
 // calls that overlap, late ones and lost ones.
 func TestRegionsNeverAdmitMoreThanTheLimit(t *testing.T) {
+	t.Parallel()
 	test := func(t *testing.T, algorithm string, worlds int, open func(t testing.TB, id, region int, clock func() time.Time) store.Store) {
 		if testing.Short() {
 			worlds = 1 + worlds/10

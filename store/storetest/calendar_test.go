@@ -15,7 +15,7 @@ import (
 
 // someZones have changed by hours, half hours and days, at midnight and just after it.
 var someZones = []string{
-	"UTC", "Europe/Berlin", "America/Sao_Paulo", "Asia/Kolkata", "America/St_Johns", "Pacific/Apia", "Africa/Cairo",
+	"UTC", "America/Sao_Paulo", "America/St_Johns", "Pacific/Apia", "Africa/Cairo", "Europe/Berlin", "Asia/Kolkata",
 	"Pacific/Kwajalein", "Asia/Gaza", "Australia/Lord_Howe", "Antarctica/Troll", "America/Santiago", "Asia/Tehran",
 	"Africa/Casablanca", "Pacific/Kiritimati", "America/Havana", "Africa/Monrovia", "Asia/Pyongyang",
 }
@@ -24,7 +24,7 @@ var someZones = []string{
 func zones(t *testing.T) []string {
 	t.Helper()
 	if !effort.Long() {
-		return someZones[:effort.Of(8, len(someZones))]
+		return someZones[:effort.Of(5, len(someZones))]
 	}
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
@@ -37,7 +37,7 @@ func zones(t *testing.T) []string {
 	defer files.Close()
 	var all []string
 	for _, f := range files.File {
-		if !strings.HasSuffix(f.Name, "/") {
+		if !strings.HasSuffix(f.Name, "/") && f.Name != "Factory" { // which is the machine's own
 			all = append(all, f.Name)
 		}
 	}

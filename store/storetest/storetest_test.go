@@ -560,7 +560,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 			t.Parallel()
 			s := newSuite(func(_ testing.TB, clock func() time.Time) store.Store {
 				return bug.open(newReference(clock))
-			}, Traces(effort.Of(12, 30, 60)))
+			}, Traces(effort.Of(8, 30, 60)))
 			s.alone = true
 			if bug.in == "stores" {
 				s.finds(t, algorithm{name: "stores"}, checksOfStores)

@@ -3,6 +3,7 @@
 package fiber_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log"
@@ -10,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gofiber/fiber/v3"
 	"github.com/gofiber/fiber/v3/middleware/adaptor"
@@ -123,5 +125,48 @@ func TestOfTwentyWrongPasswordsFiveAreHeard(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The tenth wrong password bans, as in docs/login.md. What the limit denies is no strike.
+func TestTheTenthWrongPasswordBans(t *testing.T) {
+	mem := ratelimit.Must(memstore.New())
+	attempts := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.PerDay(15), ratelimit.WithName("login")))
+	free := ratelimit.Must(ratelimit.NewTokenBucket(mem, ratelimit.Unlimited(), ratelimit.WithName("wrong-passwords")))
+	door := ratelimit.Must(ratelimit.NewBan(free, mem, ratelimit.Penalty{Denials: 10, Within: time.Hour, For: time.Hour}))
+	app := fiber.New()
+	app.Use(limited(httplimit.Middleware(ratelimit.Must(ratelimit.NewAll(door, attempts)), httplimit.WithContext())))
+	app.Post("/login", func(c fiber.Ctx) error {
+		if c.FormValue("password") != "secret" {
+			if d, ok := httplimit.FromContext(c.Context()); ok {
+				if _, err := door.Strike(context.WithoutCancel(c.Context()), d.Key, 1); err != nil {
+					t.Error(err)
+				}
+			}
+			return fiber.ErrUnauthorized
+		}
+		return c.SendString("welcome")
+	})
+	for range 15 { // all of the limit: the rest is denied
+		if code := login(app, "secret"); code != fiber.StatusOK {
+			t.Fatal(code)
+		}
+	}
+	for range 20 {
+		if code := login(app, "secret"); code != fiber.StatusTooManyRequests {
+			t.Fatal(code)
+		}
+	}
+	if err := attempts.Reset(t.Context(), "0.0.0.0"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 11 {
+		want := fiber.StatusUnauthorized
+		if i == 10 {
+			want = fiber.StatusTooManyRequests
+		}
+		if code := login(app, "guess"); code != want {
+			t.Fatalf("guess %d: %d", i, code)
+		}
 	}
 }

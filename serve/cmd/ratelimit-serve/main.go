@@ -71,7 +71,7 @@ func (t *texts) Set(s string) error {
 // settings are what the flags say.
 type settings struct {
 	config, proxies          texts
-	check                    bool
+	merge, check             bool
 	store, prefix            string
 	timeout                  time.Duration
 	grpc, http, private      string
@@ -87,6 +87,7 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	var set settings
 	flags := newFlags("ratelimit-serve", stderr)
 	flags.Var(&set.config, "config", "`file` of limits, or a directory of .yaml files; may come several times")
+	flags.BoolVar(&set.merge, "merge-domain-config", false, "files with one domain are one, in the order of their names")
 	flags.BoolVar(&set.check, "check", false, "only say what is wrong in the files")
 	flags.StringVar(&set.store, "store", "memory:", "`URL` of the store: memory:, redis://host:6379, rediss:// with TLS, redis+cluster://, or redis://…?master_name=m of Sentinels")
 	flags.StringVar(&set.prefix, "prefix", "rl", "`prefix` of all keys on Redis")
@@ -101,7 +102,7 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 	flags.StringVar(&set.names.Reset, "header-reset", "", "`name` of the field with the seconds, RateLimit-Reset by default")
 	flags.BoolVar(&set.metadata, "metadata", false, "put dynamic metadata into answers")
 	flags.BoolVar(&set.shadow, "shadow", false, "answer OK to all requests: only statuses, logs and metrics say what would be denied")
-	flags.IntVar(&set.topKeys, "top-keys", 0, "`entries` of each domain, 16 to 65536, to find the keys that are denied most and show them at /limits; none if 0")
+	flags.IntVar(&set.topKeys, "top-keys", 0, "`entries` of each domain, 16 to 65536, to find the keys that are denied most and that ask most, and show them at /limits; none if 0")
 	flags.DurationVar(&set.every, "reload", 5*time.Second, "how often files are read, to see whether they have changed")
 	flags.DurationVar(&set.age, "max-connection-age", 30*time.Minute, "after which a gRPC connection is asked to end, so that load moves to new servers")
 	flags.DurationVar(&set.drain, "drain", 10*time.Second, "how long requests under way are waited for at the end")

@@ -34,6 +34,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit/serve"
+	"github.com/ratelimit-go/ratelimit/serve/internal/testenv"
 )
 
 const limits = `domain: edge
@@ -256,10 +257,27 @@ func TestStarts(t *testing.T) {
 	resp, err := http.Get("http://" + s.private + "/readyz")
 	require.NoError(t, err)
 	defer resp.Body.Close()
-	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "the address may be wrong")
 	var stderr output
 	require.Equal(t, 1, run(t.Context(), []string{"-config", config, "-grpc", s.grpc, "-http", "", "-private", ""}, io.Discard, &stderr))
 	require.Contains(t, stderr.String(), "address already in use")
+}
+
+// For gRPC too a server is healthy once its store has answered.
+func TestHealthBeforeTheStoreAnswers(t *testing.T) {
+	t.Parallel()
+	redis := testenv.StartRedis(t)
+	redis.Freeze()
+	s := startServer(t, "-config", writeFile(t, "limits.yaml", limits), "-store", "redis://"+redis.Address)
+	client := healthpb.NewHealthClient(dial(t, s.grpc, insecure.NewCredentials()))
+	serving := func() bool {
+		state, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{})
+		return err == nil && state.GetStatus() == healthpb.HealthCheckResponse_SERVING
+	}
+	require.False(t, serving())
+	redis.Thaw()
+	require.Eventually(t, serving, time.Minute, time.Millisecond)
+	require.Zero(t, s.stop())
 }
 
 // Over TLS, with certificates of clients. The server's own is read again when it changes.
@@ -317,36 +335,40 @@ func newCertificate(t *testing.T, certFile, keyFile string) *tls.Certificate {
 func TestArguments(t *testing.T) {
 	t.Parallel()
 	good, bad := writeFile(t, "good.yaml", limits), writeFile(t, "bad.yaml", "domain: d\nx: y\n")
+	more := writeFile(t, "more.yaml", "domain: edge\ndescriptors: [{key: more}]\n")
 	for args, want := range map[string]struct {
 		code int
 		says string
 	}{
-		"":                                        {2, "which -config?"},
-		"-config GOOD more":                       {2, "there are arguments"},
-		"-config GOOD -grpc= -http=":              {2, "nobody could ask"},
-		"-config GOOD -timeout 0s":                {2, "a time is not above 0"},
-		"-config GOOD -tls-cert x":                {2, "together"},
-		"-config GOOD -tls-clients x":             {2, "no effect"},
-		"-config GOOD -header-limit X-Limit":      {2, "no effect without -headers"},
-		"-config GOOD -http= -proxies 10.0.0.0/8": {2, "no effect without -http"},
-		"-config GOOD -private= -top-keys 100":    {2, "no effect without -private"},
-		"-config GOOD -top-keys 3":                {1, "NewTopKeys(3)"},
-		"-config GOOD -log xml":                   {2, "text or json"},
-		"-config GOOD -none":                      {2, "-none"},
-		"-config GOOD -store http://x":            {1, "store"},
-		"-config GOOD -proxies 0.0.0.0/0":         {1, "proxy"},
-		"-config GOOD -tls-cert x -tls-key y":     {1, "no such file"},
-		"-config none.yaml":                       {1, "none.yaml"},
-		"-config BAD":                             {1, "bad.yaml:2:1: file: unknown field"},
-		"-config GOOD -config BAD -check":         {1, "bad.yaml:2:1"},
-		"-config GOOD -check":                     {0, "1 files are good"},
-		"-config GOOD,GOOD -check":                {1, `domain "edge" is already at`},
-		"-h":                                      {0, "usage: ratelimit-serve"},
-		"ask -h":                                  {0, "usage: ratelimit-serve"},
-		"ask edge":                                {2, "want a domain and a descriptor"},
+		"":                                              {2, "which -config?"},
+		"-config GOOD more":                             {2, "there are arguments"},
+		"-config GOOD -grpc= -http=":                    {2, "nobody could ask"},
+		"-config GOOD -timeout 0s":                      {2, "a time is not above 0"},
+		"-config GOOD -tls-cert x":                      {2, "together"},
+		"-config GOOD -tls-clients x":                   {2, "no effect"},
+		"-config GOOD -header-limit X-Limit":            {2, "no effect without -headers"},
+		"-config GOOD -http= -proxies 10.0.0.0/8":       {2, "no effect without -http"},
+		"-config GOOD -private= -top-keys 100":          {2, "no effect without -private"},
+		"-config GOOD -top-keys 3":                      {1, "NewTopKeys(3)"},
+		"-config GOOD -log xml":                         {2, "text or json"},
+		"-config GOOD -none":                            {2, "-none"},
+		"-config GOOD -store http://x":                  {1, "store"},
+		"-config GOOD -proxies 0.0.0.0/0":               {1, "proxy"},
+		"-config GOOD -tls-cert x -tls-key y":           {1, "no such file"},
+		"-config none.yaml":                             {1, "none.yaml"},
+		"-config BAD":                                   {1, "bad.yaml:2:1: file: unknown field"},
+		"-config GOOD -config BAD -check":               {1, "bad.yaml:2:1"},
+		"-config GOOD -check":                           {0, "1 files are good"},
+		"-config GOOD,GOOD -check":                      {1, `domain "edge" is already at`},
+		"-config GOOD,MORE -check":                      {1, `domain "edge" is already at`},
+		"-merge-domain-config -config GOOD,MORE -check": {0, "2 files are good"},
+		"-merge-domain-config -config GOOD,GOOD -check": {1, `descriptor "edge/user" is already at`},
+		"-h":       {0, "usage: ratelimit-serve"},
+		"ask -h":   {0, "usage: ratelimit-serve"},
+		"ask edge": {2, "want a domain and a descriptor"},
 		"ask -grpc 127.0.0.1:1 -timeout 5s e a=b": {1, "connection refused"},
 	} {
-		args = strings.NewReplacer("GOOD", good, "BAD", bad).Replace(args)
+		args = strings.NewReplacer("GOOD", good, "BAD", bad, "MORE", more).Replace(args)
 		var out output
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // or else it serves
 		defer cancel()

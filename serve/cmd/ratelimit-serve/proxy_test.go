@@ -48,7 +48,7 @@ func freeAddress(t *testing.T) string {
 }
 
 // background starts a program that listens on address, and ends with the test.
-func background(t *testing.T, address string, args ...string) {
+func background(t *testing.T, address string, args ...string) *os.Process {
 	t.Helper()
 	cmd := exec.Command(args[0], args[1:]...)
 	var stderr output
@@ -69,13 +69,17 @@ func background(t *testing.T, address string, args ...string) {
 		}
 		return err == nil
 	}, 30*time.Second, 10*time.Millisecond)
+	return cmd.Process
 }
 
-// through is what a client gets through a proxy.
+// through is what a client gets through a proxy. It says that it has no time, in each way that a proxy
+// could pass on: then nobody would count it.
 func through(t *testing.T, address, client string) (int, http.Header) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/page?x=1", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/page?timeout=1ns&denied=200", nil)
 	require.NoError(t, err)
+	req.Header.Set("X-Envoy-Expected-Rq-Timeout-Ms", "0")
+	req.Header.Set("Grpc-Timeout", "1n")
 	if client != "" {
 		req.Header.Set("X-Forwarded-For", client)
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +35,11 @@ func start(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	rules, err := serve.Parse(files...)
+	parse := serve.Parse
+	if set.merge {
+		parse = serve.ParseMerged
+	}
+	rules, err := parse(files...)
 	if err != nil {
 		return err
 	}
@@ -157,6 +160,9 @@ func (s *server) newGRPC(opts ...grpc.ServerOption) {
 	s.grpcServer, s.health = grpc.NewServer(opts...), health.NewServer()
 	pb.RegisterRateLimitServiceServer(s.grpcServer, s.service)
 	healthpb.RegisterHealthServer(s.grpcServer, s.health)
+	if s.ready != nil { // see checkStore
+		s.health.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
+	}
 	reflection.Register(s.grpcServer)
 }
 
@@ -209,19 +215,39 @@ func (s *server) run(ctx context.Context, files []serve.File, st *serve.Stored) 
 	return nil
 }
 
-// checkStore makes connections, and says which settings of the store's servers are wrong.
+// checkStore makes connections, and says which settings of the store's servers are wrong. It asks until
+// there is an answer.
 func (s *server) checkStore(ctx context.Context, st *serve.Stored) {
-	if st.Check == nil {
+	if st.Ready == nil {
 		return
 	}
-	err := st.Warm(ctx)
-	findings, checkErr := st.Check(ctx)
-	err = cmp.Or(err, checkErr)
+	again := time.NewTicker(time.Second)
+	defer again.Stop()
+	for told := false; ; told = true {
+		limited, cancel := context.WithTimeout(ctx, 2*time.Second) // as a client that hangs does not see the end of ctx
+		err := st.Ready(limited)
+		cancel()
+		if err == nil {
+			break
+		}
+		if !told && ctx.Err() == nil {
+			s.log.Warn("the store does not answer yet", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-again.C:
+		}
+	}
+	if s.health != nil {
+		s.health.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
+	}
+	findings, err := st.Check(ctx)
 	for _, finding := range findings {
 		s.log.Warn(finding)
 	}
 	if err != nil && ctx.Err() == nil {
-		s.log.Warn("the store does not answer yet", "error", err)
+		s.log.Warn("the settings of the store are not known", "error", err)
 	}
 }
 

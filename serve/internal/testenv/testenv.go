@@ -6,6 +6,8 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -37,8 +39,8 @@ func (s *Server) Freeze() { _ = s.process.Signal(syscall.SIGSTOP) }
 // Thaw lets it go on.
 func (s *Server) Thaw() { _ = s.process.Signal(syscall.SIGCONT) }
 
-// StartRedis is [Redis] with a server that can be stopped.
-func StartRedis(t *testing.T) *Server {
+// StartRedis is [Redis] with a server that can be stopped, and with arguments before those of all servers.
+func StartRedis(t *testing.T, args ...string) *Server {
 	t.Helper()
 	binary, err := exec.LookPath("redis-server")
 	if err != nil && os.Getenv("RATELIMIT_REQUIRE_REDIS") != "1" {
@@ -52,7 +54,8 @@ func StartRedis(t *testing.T) *Server {
 		_, port, err := net.SplitHostPort(address)
 		require.NoError(t, err)
 		require.NoError(t, l.Close())
-		cmd := exec.CommandContext(t.Context(), binary, "--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "", "--appendonly", "no")
+		all := append(slices.Clone(args), "--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "", "--appendonly", "no")
+		cmd := exec.CommandContext(t.Context(), binary, all...)
 		require.NoError(t, cmd.Start())
 		s := &Server{address, cmd.Process, make(chan struct{})}
 		go func() { _ = cmd.Wait(); close(s.ended) }()
@@ -64,6 +67,94 @@ func StartRedis(t *testing.T) *Server {
 	}
 	t.Fatal("no redis-server has started")
 	return nil
+}
+
+// Far is a way to a server that takes so long, there and back together.
+func Far(t *testing.T, server string, roundTrip time.Duration) (address string) {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", server)
+				if err != nil {
+					_ = client.Close()
+					return
+				}
+				go carry(conn, client, roundTrip/2)
+				carry(client, conn, roundTrip/2)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// carry writes to one what it reads of the other, so much later. What is under way holds up nothing.
+func carry(to, from net.Conn, later time.Duration) {
+	type chunk struct {
+		bytes []byte
+		due   time.Time
+	}
+	way := make(chan chunk, 1<<12)
+	go func() {
+		defer close(way)
+		for {
+			b := make([]byte, 32<<10)
+			n, err := from.Read(b)
+			if err != nil {
+				return
+			}
+			way <- chunk{b[:n], time.Now().Add(later)}
+		}
+	}()
+	for c := range way {
+		time.Sleep(time.Until(c.due))
+		_, _ = to.Write(c.bytes) // an error shows at the next Read
+	}
+	_, _ = to.Close(), from.Close()
+}
+
+// Original starts envoyproxy/ratelimit on a Redis, with files by their names, and returns its address for
+// gRPC and its process. RATELIMIT_ORIGINAL is its program. Without that the test is skipped:
+//
+//	go install github.com/envoyproxy/ratelimit/src/service_cmd@main
+func Original(t *testing.T, redis string, files map[string]string, env ...string) (address string, process *os.Process) {
+	t.Helper()
+	program := os.Getenv("RATELIMIT_ORIGINAL")
+	if program == "" {
+		t.Skip("RATELIMIT_ORIGINAL is not set")
+	}
+	root := t.TempDir()
+	config := filepath.Join(root, "ratelimit", "config")
+	require.NoError(t, os.MkdirAll(config, 0o700))
+	for name, text := range files {
+		require.NoError(t, os.WriteFile(filepath.Join(config, name), []byte(text), 0o600))
+	}
+	var ports [3]string
+	for i := range ports {
+		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		_, ports[i], err = net.SplitHostPort(l.Addr().String())
+		require.NoError(t, err)
+		require.NoError(t, l.Close())
+	}
+	cmd := exec.CommandContext(t.Context(), program)
+	cmd.Env = append(append(os.Environ(), "USE_STATSD=false", "LOG_LEVEL=ERROR", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL="+redis,
+		"RUNTIME_ROOT="+root, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_WATCH_ROOT=false", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1",
+		"GRPC_PORT="+ports[0], "PORT="+ports[1], "DEBUG_PORT="+ports[2]), env...)
+	require.NoError(t, cmd.Start())
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
+	address = net.JoinHostPort("127.0.0.1", ports[0])
+	require.True(t, up(t.Context(), address, ended), "the original has ended")
+	return address, cmd.Process
 }
 
 // up reports whether a server answers before it ends.
