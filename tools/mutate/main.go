@@ -16,7 +16,7 @@
 // All mutants of functions of a group are in one build, and the environment says which of them
 // a test binary is. A mutant of a declaration outside of functions has a build of its own. A
 // script is read from a file. Profiles of coverage say which tests reach a mutant: only those
-// run. What survives them is tried by all tests of the nearest packages with RATELIMIT_FULL=1.
+// run, and once more with RATELIMIT_FULL=1 those of the nearest packages.
 //
 // A mutant that behaves like the original cannot be killed. It is listed in
 // equivalent.txt with the reason, and not run.

@@ -465,6 +465,7 @@ func TestTheOutputOfATestIsJudged(t *testing.T) {
 }
 
 // A mutant is tried by the tests that reach its block, or else its function, the fastest first.
+// What skips in a plain run is tried in the full one.
 func TestTheTestsThatReachAMutantAreSuspects(t *testing.T) {
 	profile := filepath.Join(t.TempDir(), "profile")
 	b := bench{blocks: make(map[string][]block)}
@@ -479,20 +480,23 @@ func TestTheTestsThatReachAMutantAreSuspects(t *testing.T) {
 		}
 		b.tests = append(b.tests, test)
 	}
+	b.tests = append(b.tests, testOf{name: "TestSkipped", skipped: true})
 	scope := block{[2]int{2, 1}, [2]int{10, 1}}
 	for _, tt := range []struct {
 		m    mutant
+		full bool
 		want []string
 	}{
-		{mutant{edit: edit{function: "f"}, file: "a.go", start: [2]int{4, 1}, within: scope}, []string{"Test1", "Test0"}},
-		{mutant{edit: edit{function: "f"}, file: "a.go", start: [2]int{8, 1}, within: scope}, []string{"Test1"}},
-		{mutant{edit: edit{function: "f"}, file: "a.go", start: [2]int{6, 1}, within: scope}, []string{"Test1", "Test0"}},
-		{mutant{edit: edit{function: "f"}, file: "b.go", start: [2]int{4, 1}, within: scope}, nil},
-		{mutant{file: "a.go", start: [2]int{1, 1}}, []string{"Test2", "Test1", "Test0"}},
-		{mutant{edit: edit{function: "f"}, file: "a.lua", start: [2]int{1, 1}}, []string{"Test2", "Test1", "Test0"}},
+		{mutant{edit: edit{function: "f"}, file: "a.go", start: [2]int{4, 1}, within: scope}, false, []string{"Test1", "Test0"}},
+		{mutant{edit: edit{function: "f"}, file: "a.go", start: [2]int{8, 1}, within: scope}, false, []string{"Test1"}},
+		{mutant{edit: edit{function: "f"}, file: "a.go", start: [2]int{6, 1}, within: scope}, false, []string{"Test1", "Test0"}},
+		{mutant{edit: edit{function: "f"}, file: "b.go", start: [2]int{4, 1}, within: scope}, false, nil},
+		{mutant{file: "a.go", start: [2]int{1, 1}}, false, []string{"Test2", "Test1", "Test0"}},
+		{mutant{edit: edit{function: "f"}, file: "a.lua", start: [2]int{1, 1}}, false, []string{"Test2", "Test1", "Test0"}},
+		{mutant{edit: edit{function: "f"}, file: "a.go", start: [2]int{8, 1}, within: scope}, true, []string{"TestSkipped", "Test1"}},
 	} {
 		var got []string
-		for _, test := range b.suspects(&tt.m) {
+		for _, test := range b.suspects(&tt.m, tt.full) {
 			got = append(got, test.name)
 		}
 		requireEqual(t, tt.want, got)

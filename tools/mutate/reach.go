@@ -17,6 +17,7 @@ import (
 type testOf struct {
 	name    string
 	took    time.Duration
+	skipped bool
 	reached map[string][]block // by file
 }
 
@@ -35,8 +36,9 @@ type bench struct {
 }
 
 // suspects are the tests that can notice m, the fastest first. They reach its block. Where
-// profiles have no block, as in the cases of a switch, they reach its function.
-func (b *bench) suspects(m *mutant) []testOf {
+// profiles have no block, as in the cases of a switch, they reach its function. With
+// RATELIMIT_FULL=1 nobody knows what those reach that skip without it.
+func (b *bench) suspects(m *mutant, full bool) []testOf {
 	var of []block
 	for _, block := range b.blocks[m.file] {
 		if block.has(m.start) {
@@ -52,7 +54,7 @@ func (b *bench) suspects(m *mutant) []testOf {
 	}
 	var tests []testOf
 	for _, t := range b.tests {
-		if filepath.Ext(m.file) == ".lua" || m.function == "" || slices.ContainsFunc(t.reached[m.file], func(b block) bool { return slices.Contains(of, b) }) {
+		if full && t.skipped || !t.skipped && (filepath.Ext(m.file) == ".lua" || m.function == "") || slices.ContainsFunc(t.reached[m.file], func(b block) bool { return slices.Contains(of, b) }) {
 			tests = append(tests, t)
 		}
 	}
@@ -86,7 +88,7 @@ func (s *suite) benchOf(ctx context.Context, j judge, broken []string) (*bench, 
 			continue
 		}
 		profile := filepath.Join(s.dir, "profile")
-		args := []string{"-test.run", "^" + name + "$", "-test.timeout", "5m"}
+		args := []string{"-test.v", "-test.run", "^" + name + "$", "-test.timeout", "5m"}
 		if len(broken) > 0 {
 			args = append(args, "-test.coverprofile", profile)
 		}
@@ -95,7 +97,7 @@ func (s *suite) benchOf(ctx context.Context, j judge, broken []string) (*bench, 
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		t := testOf{name: name, took: time.Since(start)}
+		t := testOf{name: name, took: time.Since(start), skipped: bytes.Contains(out, []byte("\n--- SKIP: "+name+" "))}
 		if err != nil {
 			s.leaveOut(j, name, out)
 			continue

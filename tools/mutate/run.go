@@ -178,10 +178,7 @@ func (s *suite) tryOne(ctx context.Context, m *mutant) error {
 			if err != nil {
 				return err
 			}
-			tests := b.suspects(m)
-			if full {
-				tests = slices.SortedStableFunc(slices.Values(b.tests), func(a, b testOf) int { return int(a.took - b.took) })
-			}
+			tests := b.suspects(m, full)
 			if len(tests) == 0 {
 				continue
 			}
