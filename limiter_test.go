@@ -562,6 +562,11 @@ func TestTimeBefore1970PassesToo(t *testing.T) {
 				require.Equal(t, 1, admitted(t, lim, 2), algorithm)
 				c.Advance(time.Hour)
 			}
+			month := newLimiter(t, "fixed_window", s, ratelimit.PerMonth(2), ratelimit.WithName(algorithm))
+			for range 3 {
+				require.Equal(t, 2, admitted(t, month, 3))
+				c.Advance(31 * 24 * time.Hour)
+			}
 		}
 	}
 }
