@@ -60,6 +60,9 @@ func (m *mutant) entry() string {
 	return m.file + " " + m.function + ": " + m.mutated
 }
 
+// alone reports whether m needs a build of its own.
+func (m *mutant) alone() bool { return filepath.Ext(m.file) == ".go" && !m.planted }
+
 func (m *mutant) String() string {
 	return fmt.Sprintf("%s:%d %s\n\t- %s\n\t+ %s", m.file, m.line, m.function, m.original, m.mutated)
 }

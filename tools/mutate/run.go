@@ -60,9 +60,11 @@ func (s *suite) try(ctx context.Context, mutants []*mutant, files []string, jobs
 		s.binaries[j] = sync.OnceValues(func() (string, error) { return s.plantedOf(ctx, j) })
 	}
 	queue := make(chan *mutant, len(mutants))
-	for _, m := range mutants {
-		if m.fate != invalid {
-			queue <- m
+	for _, alone := range []bool{false, true} { // those that need a build of their own come last
+		for _, m := range mutants {
+			if m.fate != invalid && m.alone() == alone {
+				queue <- m
+			}
 		}
 	}
 	close(queue)
@@ -140,7 +142,7 @@ func (s *suite) skipped(j judge) string {
 
 // tryOne sets the fate of m.
 func (s *suite) tryOne(ctx context.Context, m *mutant) error {
-	alone := filepath.Ext(m.file) == ".go" && !m.planted
+	alone := m.alone()
 	env, replaced := []string{envMutant + "=" + fmt.Sprint(m.id)}, ""
 	if !m.planted {
 		src, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(m.file)))
