@@ -145,6 +145,59 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 	}
 }
 
+// A limiter that is slow to answer is not asked by all who wait at once.
+func TestNoMoreThan64QuestionsAreUnderWay(t *testing.T) {
+	onEach(t, 400, time.Hour, func(t *testing.T, l *limiter) {
+		underWay, most := 0, 0
+		l.fail = func() error {
+			l.mu.Lock()
+			underWay++
+			most = max(most, underWay)
+			l.mu.Unlock()
+			time.Sleep(time.Second)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			underWay--
+			return nil
+		}
+		ln := newLine(l)
+		for range 100 {
+			ln.join(t.Context(), 1, time.Time{}, false)
+		}
+		require.Len(t, ln.check(t), 100)
+		require.LessOrEqual(t, most, 64)
+		if !l.silent && l.name != "leaky_bucket" { // which are asked one by one
+			require.Equal(t, 64, most)
+		}
+	})
+}
+
+// A permit is asked for in time, but not long before its time: whoever leaves early has then
+// spent nothing.
+func TestAPermitIsAskedForALittleAhead(t *testing.T) {
+	for _, trip := range []time.Duration{2 * time.Millisecond, 60 * time.Millisecond, 2 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLimiter("token_bucket", 1, 10*time.Second)
+			var sent []time.Time
+			l.fail = func() error {
+				sent = append(sent, time.Now().Add(-trip/2))
+				return nil
+			}
+			l.far(trip / 2)
+			ln := newLine(l)
+			for range 3 {
+				ln.join(t.Context(), 1, time.Time{}, false)
+			}
+			admitted := ln.check(t)
+			due := admitted[0].turn.Add(20 * time.Second)
+			require.LessOrEqual(t, due.Sub(sent[len(sent)-1]), 100*time.Millisecond)
+			if trip < 100*time.Millisecond {
+				require.LessOrEqual(t, admitted[2].ended.Sub(due), trip/2, "no later than the answer to a question of that time")
+			}
+		})
+	}
+}
+
 // Whoever comes, leaves, is in a hurry or meets an error: nobody goes early, nothing is lost,
 // and the patient are served.
 func TestWhateverHappensNobodyGoesEarlyAndNoPermitIsLost(t *testing.T) {
