@@ -373,6 +373,24 @@ func TestThoseWhoLeaveLeaveNoGap(t *testing.T) {
 	}
 }
 
+// The second has the last turn, and gives it back while the first still waits for its own.
+func TestAfterARefundTheTurnIsFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter("leaky_bucket", 4, 4*time.Second)
+		l.decide(1, 0)
+		ln := newLine(l)
+		ln.join(t.Context(), 1, time.Time{}, false)
+		ctx, cancel := context.WithCancel(t.Context())
+		ln.join(ctx, 1, time.Time{}, false)
+		cancel()
+		synctest.Wait()
+		ln.join(t.Context(), 1, ln.began.Add(2500*time.Millisecond), false)
+		require.Len(t, ln.check(t), 2)
+		require.Equal(t, queue.Admitted, ln.answers[2].Verdict)
+		require.Equal(t, 2*time.Second, ln.answers[2].ended.Sub(ln.began))
+	})
+}
+
 // The first waits for the end of an outage. The last has no time left when the second is asking.
 func TestAfterAnOutageNobodyFailsForIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
