@@ -171,6 +171,22 @@ func TestADenialOfAnAllIsRemembered(t *testing.T) {
 	})
 }
 
+// The leases of an All grow as others do, however long the process has run.
+func TestLeasesOfAnAllGrow(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			all, _, _, d, s := two(t, algorithm)
+			time.Sleep(time.Hour)
+			for range 100 {
+				require.True(t, allow(t, all).Allowed)
+				synctest.Wait()
+			}
+			require.LessOrEqual(t, len(s.reset()), 20)
+			require.NoError(t, d.Close(t.Context()))
+		})
+	})
+}
+
 // The grant that empties a limit comes with what the next call is told.
 func TestTheDenialAfterTheLastGrantOfAnAllIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
