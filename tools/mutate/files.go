@@ -38,7 +38,7 @@ var groups = []group{
 		"store/lease/limits.go", "store/lease/several.go"}, []judge{{"store/lease", ".", true}, whole}},
 	{"flights", []string{"store/redisstore/pipeline.go", "store/redisstore/queue.go", "store/redisstore/schedule.go",
 		"store/redisstore/trip.go", "store/redisstore/window.go", "store/redisstore/refusals.go"},
-		[]judge{{"store/redisstore", ".", true}, whole}},
+		[]judge{{pkg: "store/redisstore", pattern: "."}, whole}},
 	{"limittext", []string{"internal/limittext/*.go"}, []judge{{".", ".", true}, {pkg: "config", pattern: "."}, whole}},
 	{"queue", []string{"internal/queue/*.go"}, []judge{{"internal/queue", ".", true}, {pkg: ".", pattern: "."}, {pkg: "throttle", pattern: "."}, whole}},
 	{"scripts", []string{"scripts/*.lua", "internal/script/*.go"}, []judge{onRedis, {pkg: "internal/script", pattern: "."}, whole}},
