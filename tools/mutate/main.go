@@ -21,7 +21,8 @@
 // A mutant that behaves like the original cannot be killed. It is listed in
 // equivalent.txt with the reason, and not run.
 //
-// The exit code is 1 if a mutant survives or an entry of equivalent.txt is out of date.
+// The exit code is 1 if more mutants survive than -open says, none by default, or an entry of
+// equivalent.txt is out of date.
 // It is 2 if the check was not possible.
 package main
 
@@ -74,6 +75,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	number := flags.Uint64("seed", 1, "of the random choice")
 	list := flags.Bool("list", false, "print the mutants and run nothing")
 	all := flags.Bool("all", false, "also run the mutants of equivalent.txt")
+	percent := flags.Int("open", 0, "how many percent of a group's mutants may survive")
 	jobs := flags.Int("j", 1, "mutants tested at the same time")
 	verbose := flags.Bool("v", false, "print the fate of each mutant, with the test that killed it")
 	if err := flags.Parse(args); err != nil {
@@ -134,7 +136,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if rep.failed() {
+	if rep.failed(*percent) {
 		return errSurvivors
 	}
 	return nil

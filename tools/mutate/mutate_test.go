@@ -426,10 +426,27 @@ func TestTheReportNamesWhatIsToBeMended(t *testing.T) {
 		"an entry whose mutant survived": {report{files: []fileReport{{mutants: []*mutant{{fate: equivalent, listed: true}}}}}, false},
 		"a mutant that does not compile": {report{files: []fileReport{{mutants: []*mutant{{fate: invalid}}}}}, false},
 	} {
-		if got := want.rep.failed(); got != want.failed {
+		if got := want.rep.failed(0); got != want.failed {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
+}
+
+// A part of each group may be open, and none of what is listed may be wrong.
+func TestSomeMayBeOpen(t *testing.T) {
+	of := func(group string, fates ...fate) fileReport {
+		f := fileReport{group: group}
+		for _, fate := range fates {
+			f.mutants = append(f.mutants, &mutant{fate: fate})
+		}
+		return f
+	}
+	rep := report{files: []fileReport{of("a", killed, killed, timedOut), of("a", survived, invalid, untested), of("b", killed)}}
+	requireEqual(t, []bool{true, true, false}, []bool{rep.failed(0), rep.failed(24), rep.failed(25)})
+	rep.files = append(rep.files, of("b", survived, survived))
+	requireEqual(t, true, rep.failed(50)) // of b two thirds are open
+	rep = report{stale: []string{"a.go f: x"}}
+	requireEqual(t, true, rep.failed(100))
 }
 
 func TestFilesAndLinesCanBeSelected(t *testing.T) {

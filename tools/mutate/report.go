@@ -57,13 +57,26 @@ func (r *report) pending(group string, all bool) (pending []*mutant, files []str
 	return pending, files
 }
 
-// failed reports whether there is anything to repair.
-func (r *report) failed() bool {
+// failed reports whether there is anything to repair: more than so many percent of a group's
+// mutants survive, or equivalent.txt is wrong.
+func (r *report) failed(percent int) bool {
+	tried, open := make(map[string]int), make(map[string]int)
 	for _, f := range r.files {
 		for _, m := range f.mutants {
-			if m.fate == survived || dead(m) && m.listed {
+			switch {
+			case dead(m) && m.listed:
 				return true
+			case dead(m):
+				tried[f.group]++
+			case m.fate == survived:
+				tried[f.group]++
+				open[f.group]++
 			}
+		}
+	}
+	for group, n := range open {
+		if 100*n > percent*tried[group] {
+			return true
 		}
 	}
 	return len(r.stale) > 0
