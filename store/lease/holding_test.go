@@ -108,6 +108,31 @@ func TestGrantsAfterAnErrorGrowAsThoseOfANewKey(t *testing.T) {
 	require.Equal(t, grown, asked(5))
 }
 
+// Grants grow after two that were spent soon. One that was not begins the count anew, and a denial
+// says nothing of the demand.
+func TestGrantsGrowAfterTwoThatWereSpentSoon(t *testing.T) {
+	var h holding[int]
+	terms := &terms{life: 100, most: 1000}
+	now := time.Duration(0)
+	asked := func(after time.Duration) int {
+		now += after
+		n := h.ask(now, 1, terms)
+		h.receive(grants{granted: n, want: n, room: 1000, sent: now, now: now, window: 1000}, terms)
+		require.NotNil(t, h.spend(now, n))
+		return n
+	}
+	for _, step := range []struct {
+		after  time.Duration
+		denied bool
+		want   int
+	}{{1, false, 1}, {1, false, 1}, {1, false, 2}, {1, false, 4}, {60, false, 4}, {1, false, 4}, {1, false, 8}, {1, true, 8}, {1, false, 16}} {
+		if step.denied {
+			h.refused(10, 0, now, now, terms)
+		}
+		require.Equal(t, step.want, asked(step.after), "%+v", step)
+	}
+}
+
 // The store's clock may be slower than that of the process. Until its limit has room for certain,
 // nothing is lent.
 func TestNothingIsLentBeforeAnySlowerClockHasRoom(t *testing.T) {
