@@ -38,6 +38,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // root is the module that is broken.
@@ -77,6 +78,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	all := flags.Bool("all", false, "also run the mutants of equivalent.txt")
 	percent := flags.Int("open", 0, "how many percent of a group's mutants may survive")
 	jobs := flags.Int("j", 1, "mutants tested at the same time")
+	most := flags.Duration("for", 24*time.Hour, "how long to try mutants; the rest is not run")
 	verbose := flags.Bool("v", false, "print the fate of each mutant, with the test that killed it")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -121,6 +123,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		rep.list(out)
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, *most)
+	defer cancel()
 	for _, g := range groups {
 		mutants, files := rep.pending(g.name, *all)
 		if len(mutants) == 0 {
@@ -133,7 +137,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 	}
 	rep.print(out) // what is known so far
-	if err != nil {
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	if rep.failed(*percent) {

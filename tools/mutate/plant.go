@@ -254,6 +254,9 @@ func sow(ctx context.Context, root, dir string, files []string, mutants []*mutan
 		if err == nil {
 			return path, nil
 		}
+		if ctx.Err() != nil {
+			return "", context.Cause(ctx)
+		}
 		found := false
 		for _, match := range compileError.FindAllSubmatch(out, -1) {
 			line, _ := strconv.Atoi(string(match[2]))

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -80,7 +81,7 @@ func (s *suite) benchOf(ctx context.Context, j judge, broken []string) (*bench, 
 	list := s.command(ctx, j, bin, "-test.list", j.pattern)
 	out, err := list.Output()
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, context.Cause(ctx))
 	}
 	b := &bench{blocks: make(map[string][]block)}
 	for name := range strings.FieldsSeq(string(out)) {
@@ -158,5 +159,9 @@ func (s *suite) goCommand(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "GOWORK=off")
-	return cmd.CombinedOutput()
+	out, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return out, err
 }

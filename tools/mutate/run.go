@@ -95,9 +95,6 @@ func (s *suite) try(ctx context.Context, mutants []*mutant, files []string, jobs
 func (s *suite) build(ctx context.Context, j judge, overlay, name string) (string, error) {
 	bin := filepath.Join(s.dir, name+"+"+strings.ReplaceAll(j.pkg, "/", "+"))
 	out, err := s.goCommand(ctx, "test", "-c", "-vet=off", eachError, "-overlay", overlay, "-o", bin, importable(j.pkg))
-	if ctx.Err() != nil {
-		return "", context.Cause(ctx)
-	}
 	if err != nil {
 		return "", fmt.Errorf("%w\n%s", err, out)
 	}
