@@ -33,7 +33,7 @@ type suite struct {
 
 // A run of tests may take this long: some tests wait without end if the code is broken.
 const (
-	leastTimeout = 20 * time.Second
+	leastTimeout = 10 * time.Second
 	mostTimeout  = time.Minute
 	fullTimeout  = 3 * time.Minute // with RATELIMIT_FULL=1
 )
