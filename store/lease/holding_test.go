@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 func slotOf(left int, until time.Duration) slot[int] {
@@ -162,4 +164,24 @@ func TestLifeMicros(t *testing.T) {
 		require.LessOrEqual(t, float64(us), float64(life.Microseconds())*1.00101+4)
 		require.Greater(t, float64(us)*1000, float64(life)*(1+500e-6)/(1-500e-6)+1000, "clocks of ± 500 µs a second, and a cut microsecond")
 	}
+}
+
+// Whoever comes again after a time that was told does not come too early.
+func TestTimesAreRoundedUp(t *testing.T) {
+	for d := range 3 * time.Microsecond {
+		require.GreaterOrEqual(t, micros(inMicros(d)), d)
+		require.Less(t, micros(inMicros(d)), d+time.Microsecond)
+	}
+}
+
+// A lease of a log asks for a longer one, which must not be longer than limits are.
+func TestTheLongestLogThatCanBeLeased(t *testing.T) {
+	const life = time.Second
+	longest := store.Limit{Rate: 1e9, Burst: 1e9, Period: maxPeriod - lifeMicros(life)}
+	by, leasable := strict(slidingLog, longest, life)
+	require.True(t, leasable)
+	require.EqualValues(t, maxPeriod, by.Period)
+	longest.Period++
+	_, leasable = strict(slidingLog, longest, life)
+	require.False(t, leasable)
 }
