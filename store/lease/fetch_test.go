@@ -498,6 +498,25 @@ func TestWhoLeavesAQueueTakesNothing(t *testing.T) {
 	})
 }
 
+// Nobody is asked for who has left.
+func TestForWhoHasLeftTheStoreIsNotAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t), latency: 100 * time.Millisecond}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), time.Second)
+		var asking sync.WaitGroup
+		asking.Go(func() { require.True(t, allow(t, d).Allowed) })
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := d.Allow(ctx, "key")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		asking.Wait()
+		time.Sleep(200 * time.Millisecond)
+		require.Equal(t, []call{{"TakeUpTo", 1}}, s.reset())
+		closeLease(t, d)
+	})
+}
+
 // A denial is one call. Of a limit that the grant has emptied it is two: the second says for how
 // long. If there is room again by then, the callers are told to come again soon.
 func TestADenialSaysWhenThereIsRoom(t *testing.T) {
