@@ -387,6 +387,23 @@ func TestAnAllIntoAnEmptyTable(t *testing.T) {
 	check(t, s)
 }
 
+// TestRoomOfDeadKeysIsUsedAgain fills tables with keys of which most are dead by then.
+func TestRoomOfDeadKeysIsUsedAgain(t *testing.T) {
+	c := newClock()
+	s := newStore(t, memstore.WithClock(c.now))
+	ns := store.NewNamespace(window, "")
+	for i := range 300_000 {
+		if i%28_000 == 0 {
+			c.add(3600 * second)
+		}
+		take(t, s, ns, strconv.Itoa(i), plenty, 1)
+	}
+	if n := s.Tables(); n > 200 { // as many as for all keys that were ever there
+		t.Errorf("%d tables", n)
+	}
+	check(t, s)
+}
+
 func TestVictimsAreJudgedByTheirOwnRule(t *testing.T) {
 	dear := *window
 	dear.Used = func(store.State, int64, int64) int64 { return 1 << 40 }
