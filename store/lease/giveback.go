@@ -90,6 +90,9 @@ func (d *Store) work(ctx context.Context, open bool) (first error) {
 		d.mu.Lock()
 		last := len(d.jobs) - 1
 		if last < 0 || open && d.closed.Load() {
+			if last < 0 {
+				d.jobs = nil // frees the room of many
+			}
 			d.workers--
 			d.mu.Unlock()
 			return first
