@@ -471,7 +471,6 @@ func (r Result) without(n, events int) Result {
 			less.parts[i] = less.parts[i].without(n, events)
 		}
 		r.mark, r.ResetAfter = r.mark.with(less), 0
-		r.at, r.period, r.n, r.rate = 0, 0, 0, 0 // of a pair
 		r.sum(less)
 		return r
 	}

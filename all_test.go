@@ -972,6 +972,22 @@ func TestADecideOfAnAllAndOfOtherLimiters(t *testing.T) {
 	require.Equal(t, 40, peek(t, safe, "other").Remaining, "given back")
 }
 
+// An answer for several limits at once stands for the first of them: the Parts are in the order of
+// the policies.
+func TestAnAnswerForSeveralLimitsStandsForTheFirst(t *testing.T) {
+	outage := func(name string) ratelimit.Limiter {
+		return newLimiter(t, "fixed_window", banOutage{}, ratelimit.PerHour(5), ratelimit.WithName(name))
+	}
+	safe := failover(t, all(t, outage("a"), outage("b")), fallback.FailOpen())
+	r, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: safe, Key: "key", N: 1},
+		ratelimit.Ask{Limiter: newLimiter(t, "fixed_window", memory(t, newClock()), ratelimit.PerHour(5)), Key: "key", N: 1})
+	require.NoError(t, err)
+	require.Len(t, r.Parts(), 3)
+	require.Equal(t, ratelimit.SourceFailOpen, r.Parts()[0].Source())
+	require.Zero(t, r.Parts()[1])
+	require.Equal(t, 4, r.Parts()[2].Remaining)
+}
+
 func TestADecideChecksItsInput(t *testing.T) {
 	ctx, l := t.Context(), inMemory(t, "token_bucket", ratelimit.PerHour(5))
 	waiter, err := throttle.NewWaiter(l, time.Second)

@@ -119,7 +119,6 @@ func (b *Ban) local(s store.Store, instances int) (Limiter, error) {
 		return nil, err
 	}
 	here.denials.observers, here.denials.timed = nil, false
-	here.denials.introduce(here)
 	return here, nil
 }
 

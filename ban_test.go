@@ -453,6 +453,20 @@ func TestWhileTheStoreIsDownALocalLimiterBans(t *testing.T) {
 	})
 }
 
+func TestALocalLimiterBansTheKeysOfTheBan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bucket := newLimiter(t, "token_bucket", banOutage{}, ratelimit.PerMinute(1))
+		network := ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return key[:4], nil })
+		safe := failover(t, newBan(t, bucket, banOutage{}, quarter, network), fallback.FailLocal(1))
+		for _, key := range []string{"net1-a", "net1-b", "net1-c"} {
+			require.True(t, allow(t, safe, key).Allowed)
+			require.False(t, allow(t, safe, key).Allowed)
+		}
+		require.Equal(t, ratelimit.SourceBan, allow(t, safe, "net1-d").Source())
+		require.True(t, allow(t, safe, "net2-a").Allowed)
+	})
+}
+
 type banDecisions struct{ decisions, denials atomic.Int64 }
 
 func (c *banDecisions) Decided(_ context.Context, _ string, _ int, r ratelimit.Result, err error, _ time.Duration) {
@@ -520,6 +534,13 @@ func TestPenaltiesThatCannotBe(t *testing.T) {
 		change(&p)
 		_, err := ratelimit.NewBan(l, s, p)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+	}
+	const decade = 10 * 365 * 24 * time.Hour
+	for _, p := range []ratelimit.Penalty{
+		{Denials: 1, Within: time.Millisecond, For: time.Second, Most: time.Second},
+		{Denials: 1<<16 - 1, Within: decade, For: decade, Most: decade},
+	} {
+		newBan(t, l, s, p)
 	}
 	for name, option := range map[string]ratelimit.Option{
 		"nil": nil, "calls": ratelimit.CountCalls(),

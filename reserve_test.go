@@ -597,7 +597,8 @@ func TestACreditGivesBackWhatIsChargedAndNoMore(t *testing.T) {
 			require.Zero(t, credit(5), "nothing is charged")
 			allowN(t, l, 9)
 			allowN(t, l, 5)
-			require.Equal(t, 4, credit(4))
+			require.Equal(t, 1, credit(1))
+			require.Equal(t, 3, credit(3))
 			require.Equal(t, 10, peek(t, l, "key").Remaining, algorithm)
 			all := 10
 			if algorithm == "token_bucket" { // whose last event stays
@@ -628,8 +629,10 @@ func TestACreditIsForLimitsThatNeedNoReceipt(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidN)
 	_, err = ratelimit.Credit(t.Context(), l, "", 1)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
-	free := newLimiter(t, "token_bucket", mem, ratelimit.Unlimited(), ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "k", nil }))
-	given, err := ratelimit.Credit(t.Context(), free, "key", 1)
-	require.NoError(t, err)
-	require.Zero(t, given)
+	for _, uncounted := range []ratelimit.Limit{ratelimit.Unlimited(), ratelimit.PerHour(0)} {
+		free := newLimiter(t, "token_bucket", untouched{t}, uncounted, ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "k", nil }))
+		given, err := ratelimit.Credit(t.Context(), free, "key", 1)
+		require.NoError(t, err)
+		require.Zero(t, given)
+	}
 }

@@ -1,6 +1,7 @@
 package httplimit_test
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -10,10 +11,29 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/clientaddr"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
+
+// A Ban of networks asks the context for the client's address.
+func TestABanMayHaveTheKeyOfTheAddress(t *testing.T) {
+	s := memory(t)
+	var found []string
+	network := ratelimit.WithKeyFunc(func(ctx context.Context, key string) (string, error) {
+		addr, ok := clientaddr.FromContext(ctx)
+		if ok {
+			found = append(found, addr.String())
+		}
+		return key, nil
+	})
+	ban, err := ratelimit.NewBan(window(t, s, ratelimit.PerMinute(1)), s, ratelimit.Penalty{Denials: 2, Within: time.Minute, For: time.Minute}, network)
+	require.NoError(t, err)
+	h := httplimit.Middleware(ban)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil)) // of 192.0.2.1
+	require.Equal(t, []string{"192.0.2.1"}, found)
+}
 
 func TestABanHasAProblemTypeOfItsOwn(t *testing.T) {
 	for name, s := range map[string]store.Store{"memory": memory(t), "redis": onRedis(t)} {

@@ -455,6 +455,23 @@ func TestAnOutageIsAnsweredAndSlotsAreTakenUpAgain(t *testing.T) {
 	})
 }
 
+func TestALocalLimiterHasASlotAtLeast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for n, share := range map[int]int{1: 1, 2: 1, 7: 1, 8: 2} {
+			s := newRemote(t)
+			s.down.Store(true)
+			l, err := fallback.New(slots(t, s, n), fallback.FailLocal(4))
+			require.NoError(t, err)
+			for range share {
+				hold(t, l)
+			}
+			_, r, err := inflight.Hold(t.Context(), l, "key", 1)
+			require.NoError(t, err)
+			require.False(t, r.Allowed, "of %d", n)
+		}
+	})
+}
+
 // The same of an All: Release gives back the slot alone, whoever has decided.
 func TestAnAllInsideAFallbackHoldsItsSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -145,6 +145,59 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 	}
 }
 
+// A limiter that is slow to answer is not asked by all who wait at once.
+func TestNoMoreThan64QuestionsAreUnderWay(t *testing.T) {
+	onEach(t, 400, time.Hour, func(t *testing.T, l *limiter) {
+		underWay, most := 0, 0
+		l.fail = func() error {
+			l.mu.Lock()
+			underWay++
+			most = max(most, underWay)
+			l.mu.Unlock()
+			time.Sleep(time.Second)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			underWay--
+			return nil
+		}
+		ln := newLine(l)
+		for range 100 {
+			ln.join(t.Context(), 1, time.Time{}, false)
+		}
+		require.Len(t, ln.check(t), 100)
+		require.LessOrEqual(t, most, 64)
+		if !l.silent && l.name != "leaky_bucket" { // which are asked one by one
+			require.Equal(t, 64, most)
+		}
+	})
+}
+
+// A permit is asked for in time, but not long before its time: whoever leaves early has then
+// spent nothing.
+func TestAPermitIsAskedForALittleAhead(t *testing.T) {
+	for _, trip := range []time.Duration{2 * time.Millisecond, 60 * time.Millisecond, 2 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLimiter("token_bucket", 1, 10*time.Second)
+			var sent []time.Time
+			l.fail = func() error {
+				sent = append(sent, time.Now().Add(-trip/2))
+				return nil
+			}
+			l.far(trip / 2)
+			ln := newLine(l)
+			for range 3 {
+				ln.join(t.Context(), 1, time.Time{}, false)
+			}
+			admitted := ln.check(t)
+			due := admitted[0].turn.Add(20 * time.Second)
+			require.LessOrEqual(t, due.Sub(sent[len(sent)-1]), 100*time.Millisecond)
+			if trip < 100*time.Millisecond {
+				require.LessOrEqual(t, admitted[2].ended.Sub(due), trip/2, "no later than the answer to a question of that time")
+			}
+		})
+	}
+}
+
 // Whoever comes, leaves, is in a hurry or meets an error: nobody goes early, nothing is lost,
 // and the patient are served.
 func TestWhateverHappensNobodyGoesEarlyAndNoPermitIsLost(t *testing.T) {
@@ -268,6 +321,35 @@ func TestWhoStandsIsToldAsSoonAsItIsKnown(t *testing.T) {
 	})
 }
 
+// The place in the queue says it as well, before an outage and after it.
+func TestWhoStandsTooFarBackIsToldAsSoonAsItIsKnown(t *testing.T) {
+	for _, outage := range []time.Duration{0, 2 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLimiter("token_bucket", 1, time.Hour)
+			l.decide(1, 0)
+			back := time.Now().Add(outage)
+			l.fail = func() error {
+				if time.Now().Before(back) {
+					return errAway
+				}
+				return nil
+			}
+			ln := newLine(l)
+			ctx, cancel := context.WithCancel(t.Context())
+			ln.join(ctx, 1, time.Time{}, false)
+			ln.join(ctx, 1, time.Time{}, false)
+			ln.join(ctx, 1, ln.began.Add(150*time.Minute), false) // its turn is in 3 h
+			ln.join(ctx, 1, ln.began.Add(181*time.Minute), false) // and then it is this one's
+			time.Sleep(20 * time.Second)
+			cancel()
+			ln.check(t)
+			require.Equal(t, queue.TooLate, ln.answers[2].Verdict)
+			require.LessOrEqual(t, ln.answers[2].ended.Sub(back), time.Second)
+			require.Equal(t, queue.Failed, ln.answers[3].Verdict, "it waits until all are cancelled")
+		})
+	}
+}
+
 // Those who leave have stood in the queue, asked, or slept until their turn.
 func TestThoseWhoLeaveLeaveNoGap(t *testing.T) {
 	for _, name := range []string{"token_bucket", "leaky_bucket"} {
@@ -291,6 +373,48 @@ func TestThoseWhoLeaveLeaveNoGap(t *testing.T) {
 	}
 }
 
+// The second has the last turn, and gives it back while the first still waits for its own.
+func TestAfterARefundTheTurnIsFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter("leaky_bucket", 4, 4*time.Second)
+		l.decide(1, 0)
+		ln := newLine(l)
+		ln.join(t.Context(), 1, time.Time{}, false)
+		ctx, cancel := context.WithCancel(t.Context())
+		ln.join(ctx, 1, time.Time{}, false)
+		cancel()
+		synctest.Wait()
+		ln.join(t.Context(), 1, ln.began.Add(2500*time.Millisecond), false)
+		require.Len(t, ln.check(t), 2)
+		require.Equal(t, queue.Admitted, ln.answers[2].Verdict)
+		require.Equal(t, 2*time.Second, ln.answers[2].ended.Sub(ln.began))
+	})
+}
+
+// The first waits for the end of an outage. The last has no time left when the second is asking.
+func TestAfterAnOutageNobodyFailsForIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter("fixed_window", 2, time.Hour)
+		l.silent = true // it is asked one by one
+		l.far(5 * time.Second)
+		back := time.Now().Add(6 * time.Second)
+		l.fail = func() error {
+			if time.Now().Before(back) {
+				return errAway
+			}
+			return nil
+		}
+		ln := newLine(l)
+		for range 2 {
+			ln.join(t.Context(), 1, time.Time{}, false)
+		}
+		ln.join(t.Context(), 1, ln.began.Add(25*time.Second), true)
+		require.Len(t, ln.check(t), 2)
+		require.Equal(t, queue.TooLate, ln.answers[2].Verdict)
+		require.Equal(t, 25*time.Second, ln.answers[2].ended.Sub(ln.began))
+	})
+}
+
 func TestAStoreThatIsAwayIsAskedEverMoreRarely(t *testing.T) {
 	onEach(t, 10, time.Second, func(t *testing.T, l *limiter) {
 		back := time.Now().Add(time.Minute)
@@ -305,7 +429,8 @@ func TestAStoreThatIsAwayIsAskedEverMoreRarely(t *testing.T) {
 			ln.join(t.Context(), 1, time.Time{}, false)
 		}
 		hasty := l.wait(t.Context(), 1, time.Now().Add(10*time.Second), true)
-		require.NotEqual(t, queue.Admitted, hasty.Verdict)
+		require.Equal(t, queue.Failed, hasty.Verdict)
+		require.ErrorIs(t, hasty.Err, errAway)
 		require.LessOrEqual(t, hasty.ended.Sub(hasty.began), 10*time.Second)
 		time.Sleep(time.Until(back))
 		require.LessOrEqual(t, l.questions(), 80)

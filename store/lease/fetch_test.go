@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -467,6 +468,95 @@ func TestCallersLeave(t *testing.T) {
 		closeLease(t, d)
 		require.Equal(t, 1_000_000-admitted, remaining(t, newLimiter(t, "fixed_window", mem, window)))
 	})
+}
+
+// Nor is anything lost of a grant that comes for those who have stood behind a call for others.
+func TestWhoLeavesAQueueTakesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := memory(t)
+		s := &recorder{Store: mem}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), time.Second)
+		var admitted atomic.Int64
+		admitted.Add(int64(len(hold(t, d, 8))))
+		s.set(100*time.Millisecond, nil)
+		var asking sync.WaitGroup
+		for i := range 40 {
+			asking.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				if i%2 == 0 {
+					ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+				}
+				defer cancel()
+				if r, err := d.Allow(ctx, "key"); err == nil {
+					require.True(t, r.Allowed)
+					admitted.Add(1)
+				}
+			})
+			synctest.Wait()
+		}
+		asking.Wait()
+		s.set(0, nil)
+		closeLease(t, d)
+		require.Equal(t, 1_000_000-int(admitted.Load()), remaining(t, newLimiter(t, "fixed_window", mem, window)))
+	})
+}
+
+// Nobody is asked for who has left.
+func TestForWhoHasLeftTheStoreIsNotAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t), latency: 100 * time.Millisecond}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), time.Second)
+		var asking sync.WaitGroup
+		asking.Go(func() { require.True(t, allow(t, d).Allowed) })
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := d.Allow(ctx, "key")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		asking.Wait()
+		time.Sleep(200 * time.Millisecond)
+		require.Equal(t, []call{{"TakeUpTo", 1}}, s.reset())
+		closeLease(t, d)
+	})
+}
+
+// A denial is one call. Of a limit that the grant has emptied it is two: the second says for how
+// long. If there is room again by then, the callers are told to come again soon.
+func TestADenialSaysWhenThereIsRoom(t *testing.T) {
+	for _, algorithm := range []string{"fixed_window", "sliding_window"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t, stopped)}
+			plain := newLimiter(t, algorithm, s, ratelimit.PerHour(2))
+			d := newLease(t, newLimiter(t, algorithm, s, ratelimit.PerHour(2)), life)
+			s.set(10*time.Millisecond, func(op string) error {
+				if op == "Peek" {
+					return plain.Reset(t.Context(), "key")
+				}
+				return nil
+			})
+			var asking sync.WaitGroup
+			denied := make(chan time.Duration, 4)
+			for range 4 { // the call for the first is under way when the others come
+				asking.Go(func() {
+					if r := allow(t, d); !r.Allowed {
+						denied <- r.RetryAfter
+					}
+				})
+				synctest.Wait()
+			}
+			asking.Wait()
+			require.Equal(t, []call{{"TakeUpTo", 1}, {"TakeUpTo", 3}, {"Peek", 1}}, s.reset())
+			require.Len(t, denied, 2)
+			require.LessOrEqual(t, <-denied, 2*life)
+			require.LessOrEqual(t, <-denied, 2*life)
+			allowN(t, plain, 2)
+			s.reset()
+			time.Sleep(2 * life)
+			require.False(t, allow(t, d).Allowed)
+			require.Equal(t, []call{{"TakeUpTo", 1}}, s.reset())
+			closeLease(t, d)
+		})
+	}
 }
 
 // An error of the store is that of all who waited for the call, and of no others.

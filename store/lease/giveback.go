@@ -91,13 +91,14 @@ func (d *Store) work(ctx context.Context, open bool) (first error) {
 		last := len(d.jobs) - 1
 		if last < 0 || open && d.closed.Load() {
 			if last < 0 {
-				d.jobs = nil // frees what they refer to
+				d.jobs = nil // frees the room of many
 			}
 			d.workers--
 			d.mu.Unlock()
 			return first
 		}
 		j := d.jobs[last]
+		d.jobs[last] = nil // frees what it refers to
 		d.jobs = d.jobs[:last]
 		d.mu.Unlock()
 		if err := j.run(ctx); first == nil {

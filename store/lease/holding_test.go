@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 func slotOf(left int, until time.Duration) slot[int] {
@@ -108,6 +110,42 @@ func TestGrantsAfterAnErrorGrowAsThoseOfANewKey(t *testing.T) {
 	require.Equal(t, grown, asked(5))
 }
 
+// Grants grow after two that were spent soon. One that was not begins the count anew, and a denial
+// says nothing of the demand.
+func TestGrantsGrowAfterTwoThatWereSpentSoon(t *testing.T) {
+	var h holding[int]
+	terms := &terms{life: 100, most: 1000}
+	now := time.Duration(0)
+	asked := func(after time.Duration) int {
+		now += after
+		n := h.ask(now, 1, terms)
+		h.receive(grants{granted: n, want: n, room: 1000, sent: now, now: now, window: 1000}, terms)
+		require.NotNil(t, h.spend(now, n))
+		return n
+	}
+	for _, step := range []struct {
+		after  time.Duration
+		denied bool
+		want   int
+	}{{1, false, 1}, {1, false, 1}, {1, false, 2}, {1, false, 4}, {60, false, 4}, {1, false, 4}, {1, false, 8}, {1, true, 8}, {1, false, 16}} {
+		if step.denied {
+			h.refused(10, 0, now, now, terms)
+		}
+		require.Equal(t, step.want, asked(step.after), "%+v", step)
+	}
+}
+
+// The store's clock may be slower than that of the process. Until its limit has room for certain,
+// nothing is lent.
+func TestNothingIsLentBeforeAnySlowerClockHasRoom(t *testing.T) {
+	const retry = 1000 * time.Second
+	terms := &terms{life: time.Second, most: 1000, overdraft: 8}
+	var h holding[int]
+	h.refused(retry, 0, 0, 0, terms)
+	require.False(t, h.borrow(retry, terms), "the other clock may be a second behind")
+	require.True(t, h.borrow(retry+time.Second, terms))
+}
+
 // No number of events overflows an int of 32 bits.
 func TestLargestLeases(t *testing.T) {
 	const most = 1<<31 - 1
@@ -126,4 +164,24 @@ func TestLifeMicros(t *testing.T) {
 		require.LessOrEqual(t, float64(us), float64(life.Microseconds())*1.00101+4)
 		require.Greater(t, float64(us)*1000, float64(life)*(1+500e-6)/(1-500e-6)+1000, "clocks of ± 500 µs a second, and a cut microsecond")
 	}
+}
+
+// Whoever comes again after a time that was told does not come too early.
+func TestTimesAreRoundedUp(t *testing.T) {
+	for d := range 3 * time.Microsecond {
+		require.GreaterOrEqual(t, micros(inMicros(d)), d)
+		require.Less(t, micros(inMicros(d)), d+time.Microsecond)
+	}
+}
+
+// A lease of a log asks for a longer one, which must not be longer than limits are.
+func TestTheLongestLogThatCanBeLeased(t *testing.T) {
+	const life = time.Second
+	longest := store.Limit{Rate: 1e9, Burst: 1e9, Period: maxPeriod - lifeMicros(life)}
+	by, leasable := strict(slidingLog, longest, life)
+	require.True(t, leasable)
+	require.EqualValues(t, maxPeriod, by.Period)
+	longest.Period++
+	_, leasable = strict(slidingLog, longest, life)
+	require.False(t, leasable)
 }

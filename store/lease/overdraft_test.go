@@ -71,7 +71,9 @@ func TestWhatIsOverdrawnIsChargedOnce(t *testing.T) {
 		d := newLease(t, newLimiter(t, algorithm, s, perSecond), life, lease.WithOverdraft(4))
 		require.True(t, allowN(t, d, remaining(t, d)).Allowed)
 		for range 2 {
-			require.True(t, allow(t, d).Allowed)
+			r := allow(t, d)
+			require.True(t, r.Allowed)
+			require.Zero(t, r.Remaining)
 		}
 		synctest.Wait()
 		require.Equal(t, []int{2}, asked(s.reset(), "Overdraw"))

@@ -63,7 +63,7 @@ func TestAnAllThatEndsWhileItsLeasesAreFetched(t *testing.T) {
 				require.True(t, allow(t, all).Allowed)
 				charged++
 			}
-			wrong := errors.New("planted")
+			wrong, before := errors.New("planted"), d.Stats()
 			s.set(0, func(string) error { return wrong })
 			_, err = all.Allow(t.Context(), "key")
 			require.ErrorIs(t, err, wrong)
@@ -72,6 +72,8 @@ func TestAnAllThatEndsWhileItsLeasesAreFetched(t *testing.T) {
 			s.set(0, nil)
 			require.True(t, allow(t, all).Allowed)
 			charged++
+			after := d.Stats()
+			require.Equal(t, [2]int64{2, 3}, [2]int64{after.Lost - before.Lost, after.Asked - before.Asked})
 			require.NoError(t, d.Close(t.Context()))
 			now := [2]int{remaining(t, tight), remaining(t, wide)}
 			if algorithm == "token_bucket" { // some has flowed in
@@ -166,6 +168,43 @@ func TestADenialOfAnAllIsRemembered(t *testing.T) {
 			require.Empty(t, s.reset())
 			require.NoError(t, d.Close(t.Context()))
 		})
+	})
+}
+
+// The leases of an All grow as others do, however long the process has run.
+func TestLeasesOfAnAllGrow(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			all, _, _, d, s := two(t, algorithm)
+			time.Sleep(time.Hour)
+			for range 100 {
+				require.True(t, allow(t, all).Allowed)
+				synctest.Wait()
+			}
+			require.LessOrEqual(t, len(s.reset()), 20)
+			require.NoError(t, d.Close(t.Context()))
+		})
+	})
+}
+
+// The grant that empties a limit comes with what the next call is told.
+func TestTheDenialAfterTheLastGrantOfAnAllIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t, stopped)}
+		d, err := lease.New(s, time.Second)
+		require.NoError(t, err)
+		tight := newLimiter(t, "sliding_log", d, ratelimit.PerMinute(1200))
+		all, err := ratelimit.NewAll(tight, newLimiter(t, "sliding_log", d, ratelimit.PerHour(360_000)))
+		require.NoError(t, err)
+		allowed := 0
+		for allow(t, all).Allowed {
+			synctest.Wait()
+			allowed++
+			s.reset()
+		}
+		require.Equal(t, 1200, allowed)
+		require.Empty(t, s.reset())
+		require.NoError(t, d.Close(t.Context()))
 	})
 }
 

@@ -169,3 +169,6 @@ func (s *Store) Denies(version uint64, ns *store.Namespace, key string, l store.
 	_, ok := s.root.leaf(h).denies(version, h, ns.Rule, l, s.now(), 1)
 	return ok
 }
+
+// Tables is how many tables there are.
+func (s *Store) Tables() int { return len(s.tables()) }

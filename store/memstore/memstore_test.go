@@ -364,6 +364,46 @@ func TestFullStoreWithAnEmptyTable(t *testing.T) {
 	check(t, s)
 }
 
+// TestAnAllIntoAnEmptyTable is the same of several keys in one call.
+func TestAnAllIntoAnEmptyTable(t *testing.T) {
+	const maxKeys = 64
+	s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(newClock().now))
+	ns := store.NewNamespace(window, "")
+	var there []store.Request
+	for i := range 1000 {
+		if key := strconv.Itoa(i); s.TableOf(ns, key) != s.TableOf(ns, "0") {
+			there = append(there, store.Request{Namespace: ns, Key: key, Limit: plenty, N: 1})
+		} else if s.Len() < maxKeys {
+			take(t, s, ns, key, plenty, 1)
+		}
+	}
+	replies := make([]store.Reply, 2)
+	if err := s.TakeAll(ctx, there[:2], replies); err != nil || !replies[0].OK() || !replies[1].OK() {
+		t.Fatal(err, replies)
+	}
+	if s.Len() != maxKeys || s.Evicted() != 2 {
+		t.Errorf("Len %d, Evicted %d", s.Len(), s.Evicted())
+	}
+	check(t, s)
+}
+
+// TestRoomOfDeadKeysIsUsedAgain fills tables with keys of which most are dead by then.
+func TestRoomOfDeadKeysIsUsedAgain(t *testing.T) {
+	c := newClock()
+	s := newStore(t, memstore.WithClock(c.now))
+	ns := store.NewNamespace(window, "")
+	for i := range 300_000 {
+		if i%28_000 == 0 {
+			c.add(3600 * second)
+		}
+		take(t, s, ns, strconv.Itoa(i), plenty, 1)
+	}
+	if n := s.Tables(); n > 200 { // as many as for all keys that were ever there
+		t.Errorf("%d tables", n)
+	}
+	check(t, s)
+}
+
 func TestVictimsAreJudgedByTheirOwnRule(t *testing.T) {
 	dear := *window
 	dear.Used = func(store.State, int64, int64) int64 { return 1 << 40 }

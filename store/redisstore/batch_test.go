@@ -869,13 +869,13 @@ func TestAnAnswerThatProvesNothingEndsABatch(t *testing.T) {
 	server := redistest.Shared(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
 	defer client.Close()
-	client.AddHook(new(deaf))
 	s, ns := newStore(t, client), spaceOf(t, "token_bucket")
 	b := s.Batch(ns)
 	b.Take("k", year(100), 1)
 	b.TakeUpTo("k", year(100), 1)
 	b.Overdraw("k", year(100), 1, 100)
 	b.Make() // the script is loaded
+	client.AddHook(new(deaf))
 	require.NoError(t, s.Reset(t.Context(), ns, "k"))
 	_, errs, alone := b.Make()
 	for i, err := range errs {

@@ -2,44 +2,82 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 )
 
-// patterns are the files to break, relative to the module. Of the Go files at its root,
-// only those with a transition are broken.
-var patterns = []string{"*.go", "internal/bucket/*.go", "internal/eventlog/*.go", "internal/exact/*.go", "scripts/*.lua"}
+// group is files that the same tests judge.
+type group struct {
+	name   string
+	files  []string // patterns, relative to the module
+	judges []judge  // in this order
+}
 
-// transition matches only files with a transition or a rule.
-var transition = regexp.MustCompile(`\bstore\.(State\b|Rule\{)`)
+// judge is the tests of a package that match a pattern.
+type judge struct {
+	pkg     string
+	pattern string
+	full    bool // what nothing else kills is tried by all of these once more, with RATELIMIT_FULL=1
+}
 
-// filesOf returns the files to break in the module in root.
-func filesOf(root string) ([]string, error) {
+var (
+	inMemory = judge{pkg: "store/memstore", pattern: "Conformance", full: true}
+	onRedis  = judge{pkg: "store/redisstore", pattern: "Conformance|TestABatch|TestBatchesAdmit|TestAValueThatIsNotOurs", full: true}
+	whole    = judge{pkg: "internal/suite", pattern: "."}
+)
+
+// groups are what is broken, and by which tests it is judged, the nearest first.
+var groups = []group{
+	{"root", []string{"*.go", "internal/bucket/*.go", "internal/exact/*.go", "internal/report/*.go"},
+		[]judge{{".", ".", true}, inMemory, {pkg: "internal/bucket", pattern: "."}, {pkg: "internal/exact", pattern: "."}, {pkg: "internal/report", pattern: "."},
+			{pkg: "inflight", pattern: "."}, {pkg: "fallback", pattern: "."}, {pkg: "httplimit", pattern: "."}, whole}},
+	{"eventlog", []string{"internal/eventlog/*.go"}, []judge{{"internal/eventlog", ".", true}, inMemory}},
+	{"memstore", []string{"store/memstore/*.go"}, []judge{{"store/memstore", ".", true}, whole}},
+	{"lease", []string{"store/lease/take.go", "store/lease/holding.go", "store/lease/fetch.go", "store/lease/giveback.go",
+		"store/lease/limits.go", "store/lease/several.go"}, []judge{{"store/lease", ".", true}, whole}},
+	{"flights", []string{"store/redisstore/pipeline.go", "store/redisstore/queue.go", "store/redisstore/schedule.go",
+		"store/redisstore/trip.go", "store/redisstore/window.go", "store/redisstore/refusals.go"},
+		[]judge{{pkg: "store/redisstore", pattern: "."}, whole}},
+	{"limittext", []string{"internal/limittext/*.go"}, []judge{{".", ".", true}, {pkg: "config", pattern: "."}, whole}},
+	{"queue", []string{"internal/queue/*.go"}, []judge{{"internal/queue", ".", true}, {pkg: ".", pattern: "."}, {pkg: "throttle", pattern: "."}, whole}},
+	{"scripts", []string{"scripts/*.lua", "internal/script/*.go"}, []judge{onRedis, {pkg: "internal/script", pattern: "."}, whole}},
+}
+
+// filesOf returns the files of the group in the module in root.
+func (g *group) filesOf(root string) ([]string, error) {
 	var files []string
-	for _, pattern := range patterns {
+	for _, pattern := range g.files {
 		paths, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
 		if err != nil {
 			return nil, err
 		}
 		for _, path := range paths {
-			src, err := os.ReadFile(path)
-			if err != nil {
-				return nil, err
-			}
-			if strings.HasSuffix(path, "_test.go") || pattern == "*.go" && !transition.Match(src) {
-				continue
-			}
 			file, err := filepath.Rel(root, path)
 			if err != nil {
 				return nil, err
 			}
-			files = append(files, filepath.ToSlash(file))
+			if !strings.HasSuffix(path, "_test.go") {
+				files = append(files, filepath.ToSlash(file))
+			}
 		}
 	}
 	if len(files) == 0 {
-		return nil, fmt.Errorf("no algorithm in %s: mutate runs in its own directory", root)
+		return nil, fmt.Errorf("no files of %s in %s: mutate runs in its own directory", g.name, root)
 	}
 	return files, nil
 }
+
+// packages are the directories of the Go files among these, relative to the module.
+func packages(files []string) []string {
+	var dirs []string
+	for _, file := range files {
+		if dir := filepath.ToSlash(filepath.Dir(file)); strings.HasSuffix(file, ".go") && !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+// importable is a directory of the module as the go command wants it.
+func importable(dir string) string { return "./" + strings.TrimPrefix(dir, "./") }

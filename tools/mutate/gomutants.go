@@ -6,7 +6,6 @@ import (
 	"go/parser"
 	"go/token"
 	"strconv"
-	"strings"
 )
 
 // goTokens are the tokens that are replaced, with their replacements.
@@ -21,7 +20,7 @@ var goNames = map[string]string{"true": "false", "false": "true"}
 
 var goCalls = map[string]string{"min": "max", "max": "min"}
 
-// goEdits breaks Go: everything except the imports and the constructors for users.
+// goEdits breaks Go: everything except the imports.
 func goEdits(src []byte) ([]edit, error) {
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, "", src, parser.SkipObjectResolution)
@@ -29,17 +28,21 @@ func goEdits(src []byte) ([]edit, error) {
 		return nil, err
 	}
 	var edits []edit
-	function := ""
+	function, scope := "", [2]int{}
 	replace := func(pos token.Pos, old, text string) {
 		from := fset.Position(pos).Offset
-		edits = append(edits, edit{from, from + len(old), text, function})
+		edits = append(edits, edit{from, from + len(old), text, function, scope})
 	}
 	swap := func(pos token.Pos, tok token.Token) {
 		if text, ok := goTokens[tok]; ok {
 			replace(pos, tok.String(), text)
 		}
 	}
+	cases := make(map[ast.Node]bool) // of selects, which are no statements without what they wait for
 	remove := func(n ast.Node) {
+		if cases[n] {
+			return
+		}
 		from, to := fset.Position(n.Pos()).Offset, fset.Position(n.End()).Offset
 		if _, ok := n.(*ast.KeyValueExpr); ok && src[to] == ',' {
 			to++
@@ -77,17 +80,17 @@ func goEdits(src []byte) ([]edit, error) {
 			if n.Tok != token.DEFINE {
 				remove(n)
 			}
+		case *ast.CommClause:
+			cases[n.Comm] = true
 		case *ast.ExprStmt, *ast.KeyValueExpr:
 			remove(n)
 		}
 		return true
 	}
 	for _, decl := range f.Decls {
-		function = ""
+		function, scope = "", [2]int{}
 		if fn, ok := decl.(*ast.FuncDecl); ok {
-			if function = goName(fn); strings.HasPrefix(function, "New") {
-				continue
-			}
+			function, scope = goName(fn), [2]int{fset.Position(fn.Pos()).Offset, fset.Position(fn.End()).Offset}
 		}
 		ast.Inspect(decl, visit)
 	}
@@ -102,6 +105,12 @@ func goName(fn *ast.FuncDecl) string {
 	recv := fn.Recv.List[0].Type
 	if star, ok := recv.(*ast.StarExpr); ok {
 		recv = star.X
+	}
+	switch generic := recv.(type) {
+	case *ast.IndexExpr:
+		recv = generic.X
+	case *ast.IndexListExpr:
+		recv = generic.X
 	}
 	return fmt.Sprint(recv) + "." + fn.Name.Name
 }

@@ -78,7 +78,7 @@ func luaEdits(src []byte) ([]edit, error) {
 			function = name
 		}
 		replace := func(text string) {
-			edits = append(edits, edit{t.at, t.end(), text, function})
+			edits = append(edits, edit{from: t.at, to: t.end(), text: text, function: function})
 		}
 		switch {
 		case t.kind == luaNumber:
@@ -96,7 +96,7 @@ func luaEdits(src []byte) ([]edit, error) {
 		}
 		if last := luaStatement(src, tokens, i); last > 0 {
 			end := tokens[last].end()
-			edits = append(edits, edit{t.at, end, "--[[ " + string(src[t.at:end]) + " ]]", function})
+			edits = append(edits, edit{from: t.at, to: end, text: "--[[ " + string(src[t.at:end]) + " ]]", function: function})
 		}
 	}
 	return edits, nil

@@ -15,6 +15,7 @@ type fate int
 const (
 	untested fate = iota
 	killed
+	timedOut // killed by the timeout
 	survived
 	equivalent // survived, as equivalent.txt says
 	invalid    // does not compile
@@ -22,7 +23,7 @@ const (
 )
 
 func (f fate) String() string {
-	return [fates]string{"untested", "killed", "survived", "equivalent", "invalid"}[f]
+	return [fates]string{"untested", "killed", "timed out", "survived", "equivalent", "invalid"}[f]
 }
 
 // edit replaces the bytes from from up to to of a source with a text.
@@ -30,6 +31,7 @@ type edit struct {
 	from, to int
 	text     string
 	function string // the function that contains it; "" outside of all
+	scope    [2]int // of that function
 }
 
 // mutant is a source file with one edit.
@@ -39,10 +41,14 @@ type mutant struct {
 	line     int    // of the edit, from 1
 	original string // the line, or the lines of a longer statement joined
 	mutated  string
-	listed   bool // in equivalent.txt
+	listed   bool   // in equivalent.txt
+	start    [2]int // of the edit: line and column in bytes, from 1
+	within   block  // the function
 
-	fate   fate
-	killer string // the test that failed
+	id      int  // in a build with several
+	planted bool // in that build
+	fate    fate
+	killer  string // the test that failed
 }
 
 // entry is the mutant's entry in equivalent.txt. Changes elsewhere in the file do not
@@ -53,6 +59,9 @@ func (m *mutant) entry() string {
 	}
 	return m.file + " " + m.function + ": " + m.mutated
 }
+
+// alone reports whether m needs a build of its own.
+func (m *mutant) alone() bool { return filepath.Ext(m.file) == ".go" && !m.planted }
 
 func (m *mutant) String() string {
 	return fmt.Sprintf("%s:%d %s\n\t- %s\n\t+ %s", m.file, m.line, m.function, m.original, m.mutated)
@@ -85,13 +94,18 @@ func mutantsOf(root, file string) ([]*mutant, error) {
 		if n := bytes.IndexByte(src[e.to:], '\n'); n >= 0 {
 			to = e.to + n
 		}
-		within := edit{from: e.from - from, to: e.to - from, text: e.text}
+		inLine := edit{from: e.from - from, to: e.to - from, text: e.text}
+		position := func(offset int) [2]int {
+			return [2]int{1 + bytes.Count(src[:offset], []byte("\n")), offset - bytes.LastIndexByte(src[:offset], '\n')}
+		}
 		mutants = append(mutants, &mutant{
 			edit:     e,
 			file:     file,
-			line:     1 + bytes.Count(src[:e.from], []byte("\n")),
+			line:     position(e.from)[0],
+			start:    position(e.from),
+			within:   block{position(e.scope[0]), position(e.scope[1])},
 			original: oneLine(src[from:to]),
-			mutated:  oneLine(within.apply(src[from:to])),
+			mutated:  oneLine(inLine.apply(src[from:to])),
 		})
 	}
 	return mutants, nil

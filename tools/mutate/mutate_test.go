@@ -1,14 +1,17 @@
 package main
 
 import (
+	"fmt"
 	"go/parser"
 	"go/token"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // mutatedLines returns the lines of all mutants of a source, each as "function: line".
@@ -39,6 +42,8 @@ func requireEqual(t *testing.T, want, got any) {
 func TestGoIsBrokenOneTokenAtATime(t *testing.T) {
 	requireEqual(t, []string{
 		": const size = 65 // < 64 entries",
+		" NewState: func NewState() *state { return &state{/* n: 1 */} }",
+		" NewState: func NewState() *state { return &state{n: 2} }",
 		" step: if a >= min(b, 0x10) && !ok {",
 		" step: if a > max(b, 0x10) && !ok {",
 		" step: if a > min(b, 17) && !ok {",
@@ -72,6 +77,9 @@ func step(a, b int) {
 			`+"`<`"+`, '+')
 	}
 	log(b)
+	select {
+	case <-done():
+	}
 }
 
 func (s *state) cut() state {
@@ -131,28 +139,139 @@ func TestTextThatIsNotLuaIsRefused(t *testing.T) {
 	}
 }
 
-func TestFilesWithATransitionAreFound(t *testing.T) {
+func TestTheFilesOfAGroupAreFound(t *testing.T) {
 	root := t.TempDir()
-	for name, text := range map[string]string{
-		"a.go": "var a = algorithm{rule: store.Rule{}}", "b.go": "func b(s store.State)", "c.go": "var s store.Store",
-		"a_test.go": "store.State{}", "sub/a.go": "store.State{}", "scripts/a.lua": "", "scripts/d.lua": "",
-		"internal/eventlog/log.go": "", "internal/eventlog/log_test.go": "", "internal/other/o.go": "store.State{}",
-	} {
-		name = filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	for _, name := range []string{"a.go", "a_test.go", "sub/a.go", "scripts/a.lua", "scripts/d.lua", "sub/b.go", "sub/b_test.go"} {
+		write(t, root, name, "")
 	}
-	files, err := filesOf(root)
+	g := group{files: []string{"*.go", "sub/b*.go", "scripts/*.lua"}}
+	files, err := g.filesOf(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	requireEqual(t, []string{"a.go", "b.go", "internal/eventlog/log.go", "scripts/a.lua", "scripts/d.lua"}, files)
-	if _, err := filesOf(t.TempDir()); err == nil {
-		t.Fatal("a directory without algorithms is taken")
+	requireEqual(t, []string{"a.go", "sub/b.go", "scripts/a.lua", "scripts/d.lua"}, files)
+	requireEqual(t, []string{".", "sub"}, packages(files))
+	if _, err := g.filesOf(t.TempDir()); err == nil {
+		t.Fatal("a directory without the files is taken")
+	}
+}
+
+func write(t *testing.T, root, name, text string) {
+	t.Helper()
+	name = filepath.Join(root, filepath.FromSlash(name))
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Each kind of function can be one of its mutants: the build has all of them but those that do
+// not compile, and is the original without a number.
+func TestAMutantIsPlantedIntoEachKindOfFunction(t *testing.T) {
+	root, dir := t.TempDir(), t.TempDir()
+	write(t, root, "go.mod", "module m\n\ngo 1.26\n")
+	write(t, root, "internal/script/script.go", `package script
+
+type Files struct{}
+
+func (f Files) Text(name string) string { return "original " + name }
+`)
+	write(t, root, "a.go", `package main
+
+import "fmt"
+
+type pair[A, B any] struct{ n int }
+
+func (pair[A, B]) one(int, string) int { return 1 }
+
+func (p *pair[A, B]) add(n ...int) { for _, n := range n { p.n += n } }
+
+func biggest[A ~int](a, b A, _ bool) A { return max(a, b) }
+
+func unused() { n := 1; n++; m := n; _ = m }
+
+func text() string { return "a" + "b" }
+
+func main() {
+	p := pair[int, bool]{}
+	p.add(3, 4)
+	unused()
+	fmt.Println(p.one(0, ""), p.n, biggest(2, 5, true), text())
+}
+`)
+	var mutants []*mutant
+	files := []string{"a.go", "internal/script/script.go"}
+	for _, file := range files {
+		all, err := mutantsOf(root, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range all {
+			if m.id = len(mutants) + 1; m.function != "main" {
+				mutants = append(mutants, m)
+			}
+		}
+	}
+	overlay, err := sow(t.Context(), root, dir, files, mutants)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(dir, "bin")
+	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", overlay, "-o", bin, ".")
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	says := func(m *mutant) string {
+		cmd := exec.CommandContext(t.Context(), bin)
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", envMutant, m.id))
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	requireEqual(t, "1 7 5 ab", says(&mutant{}))
+	got := make(map[string]string)
+	for _, m := range mutants {
+		name := strings.TrimPrefix(m.entry(), m.file)
+		switch {
+		case !m.planted:
+			t.Errorf("not planted: %s", name)
+		case m.fate == invalid:
+			got[name] = "invalid"
+		case m.file == "a.go":
+			got[name] = says(m)
+		}
+	}
+	requireEqual(t, map[string]string{
+		" pair.one: func (pair[A, B]) one(int, string) int { return 2 }":                           "2 7 5 ab",
+		" pair.add: func (p *pair[A, B]) add(n ...int) { for _, n := range n { p.n -= n } }":       "1 -7 5 ab",
+		" pair.add: func (p *pair[A, B]) add(n ...int) { for _, n := range n { /* p.n += n */ } }": "invalid",
+		" biggest: func biggest[A ~int](a, b A, _ bool) A { return min(a, b) }":                    "1 7 2 ab",
+		" unused: func unused() { n := 2; n++; m := n; _ = m }":                                    "1 7 5 ab",
+		" unused: func unused() { n := 1; n--; m := n; _ = m }":                                    "1 7 5 ab",
+		" unused: func unused() { n := 1; /* n++ */; m := n; _ = m }":                              "1 7 5 ab",
+		" unused: func unused() { n := 1; n++; m := n; /* _ = m */ }":                              "invalid",
+		` text: func text() string { return "a" - "b" }`:                                           "invalid",
+		` Files.Text: func (f Files) Text(name string) string { return "original " - name }`:       "invalid",
+	}, got)
+}
+
+// The module's script reader has the form that is looked for.
+func TestAMutantOfAScriptIsReadFromAFile(t *testing.T) {
+	src, err := os.ReadFile(filepath.Join(root, readerFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, _, err := plant(readerFile, src, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(out), `if text := mutantText(name); text != "" { return text }`) {
+		t.Fatalf("%s has no %s", readerFile, readerName)
 	}
 }
 
@@ -163,9 +282,18 @@ func TestTheModulesFilesBreak(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filesOf(root)
-	if err != nil {
-		t.Fatal(err)
+	var files []string
+	for _, g := range groups {
+		of, err := g.filesOf(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range of {
+			if slices.Contains(files, file) {
+				t.Errorf("%s is in two groups", file)
+			}
+		}
+		files = append(files, of...)
 	}
 	if stale := listed.astray(files); len(stale) > 0 {
 		t.Errorf("equivalent.txt: no such files: %q", stale)
@@ -190,12 +318,19 @@ func TestTheModulesFilesBreak(t *testing.T) {
 			if slices.Equal(broken, src) {
 				t.Errorf("%v: is the original", m)
 			}
-			if filepath.Ext(file) == ".go" {
-				if _, err := parser.ParseFile(token.NewFileSet(), file, broken, parser.SkipObjectResolution); err != nil {
+			if filepath.Ext(file) == ".lua" {
+				if _, err := luaTokens(broken); err != nil {
 					t.Errorf("%v: %v", m, err)
 				}
-			} else if _, err := luaTokens(broken); err != nil {
-				t.Errorf("%v: %v", m, err)
+			}
+		}
+		if filepath.Ext(file) == ".go" {
+			planted, _, err := plant(file, src, mutants)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := parser.ParseFile(token.NewFileSet(), file, planted, parser.SkipObjectResolution); err != nil {
+				t.Errorf("%s: %v", file, err)
 			}
 		}
 	}
@@ -236,34 +371,49 @@ b.lua f: y < 1
 	}
 }
 
-func TestASampleIsSpreadOverTheFile(t *testing.T) {
-	var all []*mutant
-	for line := range 10 {
-		all = append(all, &mutant{line: line + 1})
+func TestASampleIsChosenByTheSeed(t *testing.T) {
+	sample := func(line, limit int, seed uint64) (lines []int) {
+		var all []*mutant
+		for line := range 10 {
+			all = append(all, &mutant{line: line + 1})
+		}
+		var rep report
+		rep.add("g", "a.go", all, line, limit, seed)
+		for _, m := range rep.files[0].mutants {
+			lines = append(lines, m.line)
+		}
+		if line == 0 && rep.files[0].leftOut != 10-len(lines) {
+			t.Errorf("%d are left out", rep.files[0].leftOut)
+		}
+		return lines
 	}
-	var rep report
-	rep.add("a.go", all, 0, 3)
-	rep.add("b.go", all, 7, 3)
-	requireEqual(t, []fileReport{
-		{name: "a.go", mutants: []*mutant{all[0], all[3], all[6]}, leftOut: 7},
-		{name: "b.go", mutants: []*mutant{all[6]}},
-	}, rep.files)
+	one := sample(0, 3, 1)
+	if len(one) != 3 || !slices.IsSorted(one) {
+		t.Error(one)
+	}
+	requireEqual(t, one, sample(0, 3, 1))
+	if slices.Equal(one, sample(0, 3, 2)) {
+		t.Error("another seed chooses the same")
+	}
+	requireEqual(t, []int{7}, sample(7, 3, 1))
+	requireEqual(t, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, sample(0, 0, 1))
 }
 
 func TestTheReportNamesWhatIsToBeMended(t *testing.T) {
 	var rep report
-	rep.add("a.go", []*mutant{
+	rep.add("g", "a.go", []*mutant{
 		{file: "a.go", line: 3, edit: edit{function: "f"}, original: "a < b", mutated: "a <= b", fate: survived},
-		{fate: killed}, {fate: killed}, {fate: invalid}, {fate: equivalent, listed: true},
-	}, 0, 0)
+		{fate: killed}, {fate: killed}, {fate: timedOut}, {fate: invalid}, {fate: equivalent, listed: true},
+	}, 0, 0, 1)
 	var out strings.Builder
 	rep.print(&out)
 	requireEqual(t, `survived: a.go:3 f
 	- a < b
 	+ a <= b
-  mutants  killed  survived  equivalent  invalid  left out  file
-        5       2         1           1        1         0  a.go
-        5       2         1           1        1         0  total
+  mutants  killed  timed out  survived  equivalent  invalid  not run  file
+        6       2          1         1           1        1        0  a.go
+        6       2          1         1           1        1        0  = g
+        6       2          1         1           1        1        0  = total
 `, out.String())
 
 	for name, want := range map[string]struct {
@@ -276,10 +426,27 @@ func TestTheReportNamesWhatIsToBeMended(t *testing.T) {
 		"an entry whose mutant survived": {report{files: []fileReport{{mutants: []*mutant{{fate: equivalent, listed: true}}}}}, false},
 		"a mutant that does not compile": {report{files: []fileReport{{mutants: []*mutant{{fate: invalid}}}}}, false},
 	} {
-		if got := want.rep.failed(); got != want.failed {
+		if got := want.rep.failed(0); got != want.failed {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
+}
+
+// A part of each group may be open, and none of what is listed may be wrong.
+func TestSomeMayBeOpen(t *testing.T) {
+	of := func(group string, fates ...fate) fileReport {
+		f := fileReport{group: group}
+		for _, fate := range fates {
+			f.mutants = append(f.mutants, &mutant{fate: fate})
+		}
+		return f
+	}
+	rep := report{files: []fileReport{of("a", killed, killed, timedOut), of("a", survived, invalid, untested), of("b", killed)}}
+	requireEqual(t, []bool{true, true, false}, []bool{rep.failed(0), rep.failed(24), rep.failed(25)})
+	rep.files = append(rep.files, of("b", survived, survived))
+	requireEqual(t, true, rep.failed(50)) // of b two thirds are open
+	rep = report{stale: []string{"a.go f: x"}}
+	requireEqual(t, true, rep.failed(100))
 }
 
 func TestFilesAndLinesCanBeSelected(t *testing.T) {
@@ -300,46 +467,55 @@ func TestFilesAndLinesCanBeSelected(t *testing.T) {
 	}
 }
 
-func TestTheOutputOfGoTestIsJudged(t *testing.T) {
-	const failing = `
-{"Action":"output","Package":"p","Test":"TestA","Output":"fine\n"}
-{"Action":"pass","Package":"p","Test":"TestA"}
-{"Action":"output","Package":"p","Test":"TestB/x_y","Output":"want 1\n"}
-{"Action":"fail","Package":"p","Test":"TestB/x_y"}
-{"Action":"fail","Package":"p","Test":"TestB"}
-{"Action":"fail","Package":"p"}
-`
-	requireEqual(t, result{killed, test{"p", "TestB/x_y"}, "want 1\n"}, judge([]byte(failing)))
-	requireEqual(t, result{fate: killed, killer: test{pkg: "p"}}, judge([]byte(`{"Action":"fail","Package":"p"}`)))
-	requireEqual(t, invalid, judge([]byte(failing+`{"Action":"fail","Package":"q","FailedBuild":"q"}`)).fate)
-	requireEqual(t, untested, judge([]byte("no such command")).fate)
+func TestTheOutputOfATestIsJudged(t *testing.T) {
+	for out, want := range map[string]string{
+		"--- FAIL: TestA (0.01s)\n    --- FAIL: TestA/x (0.00s)\n--- FAIL: TestB (0.01s)\n":                 "killed TestA",
+		"panic: test timed out after 20s\n\trunning tests:\n\t\tTestC (19s)\n\t\tTestC/x (19s)\n":           "timed out TestC",
+		"fatal error: all goroutines are asleep - deadlock!\n":                                              "killed ",
+		"panic: boom [recovered]\n\tpanic: boom\n\ngoroutine 5 [running]:\n--- FAIL: TestD (0.00s)\nFAIL\n": "killed TestD",
+	} {
+		fate, killer, _, _ := judged([]byte(out))
+		if got := fmt.Sprint(fate, " ", killer); got != want {
+			t.Errorf("%q: %s, want %s", out, got, want)
+		}
+	}
 }
 
-func TestAStepCanBeExactlySomeTests(t *testing.T) {
-	requireEqual(t, step{`^TestA$|^TestB$/^a\.b\|c$|^TestC$`, []string{"p", "q"}},
-		exactly(test{"p", "TestA"}, test{"q", "TestB/a.b|c"}, test{"p", "TestC"}))
-}
-
-func TestACopyHasAllButTheHistory(t *testing.T) {
-	from, to := t.TempDir(), t.TempDir()
-	for _, name := range []string{"go.mod", "a/testdata/x", ".ci/y", ".git/z", "a/.git"} {
-		if err := os.MkdirAll(filepath.Join(from, filepath.Dir(name)), 0o700); err != nil {
+// A mutant is tried by the tests that reach its block, or else its function, the fastest first.
+// What skips in a plain run is tried in the full one.
+func TestTheTestsThatReachAMutantAreSuspects(t *testing.T) {
+	profile := filepath.Join(t.TempDir(), "profile")
+	b := bench{blocks: make(map[string][]block)}
+	for i, counts := range [][2]int{{1, 0}, {1, 1}, {0, 0}} {
+		text := fmt.Sprintf("mode: atomic\n%[1]s/a.go:3.10,5.2 1 %[2]d\n%[1]s/a.go:7.1,9.2 1 %[3]d\n", modulePath, counts[0], counts[1])
+		if err := os.WriteFile(profile, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(from, name), []byte(name), 0o600); err != nil {
+		test := testOf{name: fmt.Sprint("Test", i), took: time.Duration(9 - i)}
+		if err := b.read(profile, &test); err != nil {
 			t.Fatal(err)
 		}
+		b.tests = append(b.tests, test)
 	}
-	if err := copyModule(to, from); err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, pattern := range []string{"*", "*/*", "*/*/*"} {
-		found, _ := filepath.Glob(filepath.Join(to, pattern))
-		for _, name := range found {
-			rel, _ := filepath.Rel(to, name)
-			names = append(names, filepath.ToSlash(rel))
+	b.tests = append(b.tests, testOf{name: "TestSkipped", skipped: true})
+	scope := block{[2]int{2, 1}, [2]int{10, 1}}
+	for _, tt := range []struct {
+		m    mutant
+		full bool
+		want []string
+	}{
+		{mutant{edit: edit{function: "f"}, file: "a.go", start: [2]int{4, 1}, within: scope}, false, []string{"Test1", "Test0"}},
+		{mutant{edit: edit{function: "f"}, file: "a.go", start: [2]int{8, 1}, within: scope}, false, []string{"Test1"}},
+		{mutant{edit: edit{function: "f"}, file: "a.go", start: [2]int{6, 1}, within: scope}, false, []string{"Test1", "Test0"}},
+		{mutant{edit: edit{function: "f"}, file: "b.go", start: [2]int{4, 1}, within: scope}, false, nil},
+		{mutant{file: "a.go", start: [2]int{1, 1}}, false, []string{"Test2", "Test1", "Test0"}},
+		{mutant{edit: edit{function: "f"}, file: "a.lua", start: [2]int{1, 1}}, false, []string{"Test2", "Test1", "Test0"}},
+		{mutant{edit: edit{function: "f"}, file: "a.go", start: [2]int{8, 1}, within: scope}, true, []string{"TestSkipped", "Test1"}},
+	} {
+		var got []string
+		for _, test := range b.suspects(&tt.m, tt.full) {
+			got = append(got, test.name)
 		}
+		requireEqual(t, tt.want, got)
 	}
-	requireEqual(t, []string{".ci", "a", "go.mod", ".ci/y", "a/testdata", "a/testdata/x"}, names)
 }

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,89 +14,76 @@ import (
 	"time"
 )
 
-// suite is the tests, and how to run them.
+// suite runs the tests of a group's judges on its mutants.
 type suite struct {
-	steps   []step
-	quick   bool // the tests of likely run first
-	short   bool
-	timeout time.Duration
+	group   *group
 	verbose bool
 
-	mu      sync.Mutex
-	killers map[string][]test // by mutated file, the latest first
-	flaky   []test
-	done    int // mutants
+	dir     string   // for what is built
+	broken  []string // packages
+	overlay string   // with the mutants planted
+
+	mu       sync.Mutex
+	benches  map[judge]func() (*bench, error)
+	binaries map[judge]func() (string, error) // with the mutants planted
+	flaky    map[string][]string              // tests that are left out, by package
+	killers  map[string][]string              // by mutated function and package, the latest first
+	done     int                              // mutants
 }
 
-// step is a go test of all tests in some packages that match a pattern.
-type step struct {
-	pattern  string
-	packages []string
-}
-
-// everything is the tests that a broken algorithm can fail. The other tests of the stores
-// are about clients, tables and time, and some of them need an idle machine.
-var everything = []step{
-	{"", []string{".", "./internal/suite", "./internal/bucket", "./internal/eventlog", "./internal/exact"}},
-	{"Conformance|TestABatch|TestBatchesAdmit|TestAValueThatIsNotOurs", []string{"./store/..."}},
-}
-
-// test is a test or a subtest.
-type test struct{ pkg, name string }
-
-// exactly is a step of these tests.
-func exactly(tests ...test) step {
-	var s step
-	var patterns []string
-	for _, t := range tests {
-		parts := strings.Split(t.name, "/")
-		for i, part := range parts {
-			parts[i] = "^" + regexp.QuoteMeta(part) + "$"
-		}
-		patterns = append(patterns, strings.Join(parts, "/"))
-		if !slices.Contains(s.packages, t.pkg) {
-			s.packages = append(s.packages, t.pkg)
-		}
-	}
-	s.pattern = strings.Join(patterns, "|")
-	return s
-}
-
-// likely are tests that kill most mutants of a file with -short in a second or two, by
-// the file's extension. Without them the check is only slower.
-var likely = map[string]test{
-	".go":  {"./store/memstore", "TestConformance"},
-	".lua": {"./store/redisstore", "TestConformanceOnRedis"},
-}
-
+// A run of tests may take this long: some tests wait without end if the code is broken.
 const (
-	maxKillers   = 3 // of a file
-	quickTimeout = 30 * time.Second
+	leastTimeout = 10 * time.Second
+	mostTimeout  = time.Minute
+	fullTimeout  = 3 * time.Minute // with RATELIMIT_FULL=1
 )
 
-// try sets the fate of the mutants, jobs at a time. Each is tried in a copy of the module
-// in root.
-func (s *suite) try(ctx context.Context, root string, mutants []*mutant, jobs int) error {
-	dir, err := os.MkdirTemp("", "mutate")
-	if err != nil {
+// try sets the fate of the mutants of the group, jobs at a time.
+func (s *suite) try(ctx context.Context, mutants []*mutant, files []string, jobs int) (err error) {
+	if s.dir, err = os.MkdirTemp("", "mutate"); err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	s.killers = make(map[string][]test)
+	defer func() { _ = os.RemoveAll(s.dir) }()
+	s.broken = packages(files)
+	s.benches, s.binaries = make(map[judge]func() (*bench, error)), make(map[judge]func() (string, error))
+	s.flaky, s.killers = make(map[string][]string), make(map[string][]string)
+	for i, m := range mutants {
+		m.id = i + 1
+	}
+	if s.overlay, err = sow(ctx, root, s.dir, files, mutants); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-
+	for _, j := range s.group.judges {
+		s.benches[j] = sync.OnceValues(func() (*bench, error) { return s.benchOf(ctx, j, s.broken) })
+		s.binaries[j] = sync.OnceValues(func() (string, error) { return s.plantedOf(ctx, j) })
+	}
 	queue := make(chan *mutant, len(mutants))
-	for _, m := range mutants {
-		queue <- m
+	for _, alone := range []bool{false, true} { // those that need a build of their own come last
+		for _, m := range mutants {
+			if m.fate != invalid && m.alone() == alone {
+				queue <- m
+			}
+		}
 	}
 	close(queue)
+	total := len(queue)
 	var workers sync.WaitGroup
-	for i := range max(1, min(jobs, len(mutants))) {
+	for range max(1, min(jobs, total)) {
 		workers.Go(func() {
-			module := filepath.Join(dir, fmt.Sprint(i))
-			if err := s.work(ctx, root, module, queue, len(mutants)); err != nil {
-				cancel(err)
+			for m := range queue {
+				start := time.Now()
+				if err := s.tryOne(ctx, m); err != nil {
+					cancel(err)
+					return
+				}
+				s.mu.Lock()
+				s.done++
+				if s.verbose || m.fate == survived {
+					fmt.Fprintf(os.Stderr, "%d/%d %v in %v by %s: %v\n", s.done, total, m.fate, time.Since(start).Round(100*time.Millisecond), m.killer, m)
+				}
+				s.mu.Unlock()
 			}
 		})
 	}
@@ -107,192 +91,233 @@ func (s *suite) try(ctx context.Context, root string, mutants []*mutant, jobs in
 	return context.Cause(ctx)
 }
 
-// work copies the module and makes sure that the suite passes there. Then it tries
-// mutants of the queue until it is empty.
-func (s *suite) work(ctx context.Context, root, module string, queue <-chan *mutant, total int) error {
-	if err := copyModule(module, root); err != nil {
-		return err
-	}
-	start := time.Now()
-	r, err := s.whole(ctx, module)
+// build builds the tests of j with an overlay. The test binary has no path if they do not compile.
+func (s *suite) build(ctx context.Context, j judge, overlay, name string) (string, error) {
+	bin := filepath.Join(s.dir, name+"+"+strings.ReplaceAll(j.pkg, "/", "+"))
+	out, err := s.goCommand(ctx, "test", "-c", "-vet=off", eachError, "-overlay", overlay, "-o", bin, importable(j.pkg))
 	if err != nil {
-		return err
+		return "", fmt.Errorf("%w\n%s", err, out)
 	}
-	if r.fate != survived {
-		return fmt.Errorf("the suite fails without a mutant:\n%s", r.output)
-	}
-	fmt.Fprintf(os.Stderr, "the suite passes without a mutant, in %v\n", time.Since(start).Round(time.Second))
-	for m := range queue {
-		start := time.Now()
-		if err := s.tryOne(ctx, module, m); err != nil {
-			return err
-		}
-		s.mu.Lock()
-		s.done++
-		if s.verbose || m.fate == survived {
-			fmt.Fprintf(os.Stderr, "%d/%d %v in %v %s: %v\n",
-				s.done, total, m.fate, time.Since(start).Round(100*time.Millisecond), m.killer, m)
-		}
-		s.mu.Unlock()
-	}
-	return nil
+	return bin, nil
 }
 
-// tryOne sets the fate of m in a copy of the module, and restores the copy.
-func (s *suite) tryOne(ctx context.Context, module string, m *mutant) error {
-	path := filepath.Join(module, filepath.FromSlash(m.file))
-	src, err := os.ReadFile(path)
-	if err != nil {
-		return err
+// plantedOf builds the tests of j with all mutants. Tests that then fail without any are left out:
+// the switches allocate where the original does not.
+func (s *suite) plantedOf(ctx context.Context, j judge) (string, error) {
+	bin, err := s.build(ctx, j, s.overlay, "planted")
+	for err == nil {
+		args := []string{"-test.run", j.pattern}
+		if skip := s.skipped(j); skip != "" {
+			args = append(args, "-test.skip", skip)
+		}
+		out, failed := s.command(ctx, j, bin, args...).CombinedOutput()
+		matches := failedTest.FindAllSubmatch(out, -1)
+		switch {
+		case ctx.Err() != nil:
+			return "", context.Cause(ctx)
+		case failed == nil:
+			return bin, nil
+		case len(matches) == 0:
+			return "", fmt.Errorf("%s fails without a mutant:\n%s", j.pkg, out)
+		}
+		for _, match := range matches {
+			s.leaveOut(j, string(match[1]), out)
+		}
 	}
-	if err := os.WriteFile(path, m.apply(src), 0o600); err != nil {
-		return err
+	return "", err
+}
+
+// skipped is a pattern of the tests of j that are left out.
+func (s *suite) skipped(j judge) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.flaky[j.pkg]) == 0 {
+		return ""
 	}
-	r, err := s.hunt(ctx, module, m.file)
-	if err := errors.Join(err, os.WriteFile(path, src, 0o600)); err != nil {
-		return err
+	return "^(" + strings.Join(s.flaky[j.pkg], "|") + ")$"
+}
+
+// tryOne sets the fate of m.
+func (s *suite) tryOne(ctx context.Context, m *mutant) error {
+	alone := m.alone()
+	env, replaced := []string{envMutant + "=" + fmt.Sprint(m.id)}, ""
+	if !m.planted {
+		src, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(m.file)))
+		if err != nil {
+			return err
+		}
+		dir, err := os.MkdirTemp(s.dir, "alone")
+		if err != nil {
+			return err
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		if alone {
+			o := overlay{dir: dir}
+			if err := o.put(root, m.file, m.apply(src)); err != nil {
+				return err
+			}
+			if replaced, err = o.write(); err != nil {
+				return err
+			}
+		} else {
+			text := filepath.Join(dir, "text")
+			if err := os.WriteFile(text, m.apply(src), 0o600); err != nil {
+				return err
+			}
+			name := strings.TrimSuffix(filepath.Base(m.file), ".lua")
+			env = []string{envScript + "=" + name, envText + "=" + text}
+		}
 	}
-	m.fate, m.killer = r.fate, r.killer.name
-	if m.fate == survived && m.listed {
+	for _, full := range []bool{false, true} {
+		for _, j := range s.group.judges {
+			if full && !j.full {
+				continue
+			}
+			b, err := s.benches[j]()
+			if err != nil {
+				return err
+			}
+			tests := b.suspects(m, full)
+			if len(tests) == 0 {
+				continue
+			}
+			bin := ""
+			if alone {
+				bin, err = s.build(ctx, j, replaced, fmt.Sprint("alone", m.id))
+				if err != nil && ctx.Err() == nil {
+					m.fate = invalid
+					return nil
+				}
+			} else {
+				bin, err = s.binaries[j]()
+			}
+			if err != nil {
+				return err
+			}
+			if m.fate, m.killer, err = s.hunt(ctx, j, bin, env, m, tests, full); err != nil || m.fate != survived {
+				return err
+			}
+			if alone {
+				_ = os.Remove(bin)
+			}
+		}
+	}
+	m.fate = survived
+	if m.listed {
 		m.fate = equivalent
 	}
 	return nil
 }
 
-// hunt runs the tests that are likely to fail, or that have just failed for another
-// mutant of the file. Then it runs the suite.
-func (s *suite) hunt(ctx context.Context, module, file string) (result, error) {
-	if s.quick {
-		s.mu.Lock()
-		tests := append(slices.Clone(s.killers[file]), likely[filepath.Ext(file)])
-		s.mu.Unlock()
-		if r, err := s.run(ctx, module, exactly(tests...), true, min(quickTimeout, s.timeout)); err != nil || r.fate != survived {
-			return r, err
-		}
-	}
-	r, err := s.whole(ctx, module)
-	if r.fate == killed && r.killer.name != "" {
-		s.mu.Lock()
-		killers := slices.Insert(s.killers[file], 0, r.killer)
-		s.killers[file] = killers[:min(len(killers), maxKillers)]
-		s.mu.Unlock()
-	}
-	return r, err
-}
-
-// whole runs the suite. It runs a test that fails again alone. If the test then passes it
-// is flaky, and the suite goes on without it. So a busy machine does not kill a mutant.
-func (s *suite) whole(ctx context.Context, module string) (result, error) {
-	for i := 0; i < len(s.steps); {
-		r, err := s.run(ctx, module, s.steps[i], s.short, s.timeout)
-		if err != nil || r.fate != survived && r.killer.name == "" {
-			return r, err
-		}
-		if r.fate == survived {
-			i++
-			continue
-		}
-		again, err := s.run(ctx, module, exactly(r.killer), s.short, s.timeout)
-		if err != nil || again.fate != survived {
-			return r, err
-		}
-		s.mu.Lock()
-		if !slices.Contains(s.flaky, r.killer) {
-			s.flaky = append(s.flaky, r.killer)
-			fmt.Fprintf(os.Stderr, "flaky, and left out from now on: %s\n%s", r.killer.name, r.output)
-		}
-		s.mu.Unlock()
-	}
-	return result{fate: survived}, nil
-}
-
-// result is how the suite ended; survived means that it passed.
-type result struct {
-	fate   fate
-	killer test // the one that failed; zero if it is not known
-	output string
-}
-
-// run runs the tests of a step until one fails.
-func (s *suite) run(ctx context.Context, module string, tests step, short bool, timeout time.Duration) (result, error) {
-	args := []string{"test", "-json", "-failfast", "-vet=off", "-timeout", timeout.String(), "-run", tests.pattern}
-	if short {
-		args = append(args, "-short")
-	}
+// hunt runs tests until one fails, first those that have killed a mutant of the function before,
+// then the fast ones.
+func (s *suite) hunt(ctx context.Context, j judge, bin string, env []string, m *mutant, tests []testOf, full bool) (fate, string, error) {
+	of := j.pkg + " " + m.file + " " + m.function
 	s.mu.Lock()
-	if len(s.flaky) > 0 {
-		args = append(args, "-skip", exactly(s.flaky...).pattern)
-	}
+	killers := slices.Clone(s.killers[of])
 	s.mu.Unlock()
-	args = append(args, tests.packages...)
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "RATELIMIT_REQUIRE_REDIS=1", "RATELIMIT_FULL=1", "GOWORK=off")
-	cmd.WaitDelay = time.Second
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if ctx.Err() != nil {
-		return result{}, context.Cause(ctx)
-	}
-	if err == nil {
-		return result{fate: survived}, nil
-	}
-	r := judge(out)
-	if r.fate == untested {
-		return r, fmt.Errorf("go test: %w: %s", err, stderr.Bytes())
-	}
-	return r, nil
-}
-
-// judge reads the output of a go test -json that failed. Of several failed tests it takes
-// the innermost that failed first.
-func judge(out []byte) result {
-	var r result
-	texts := make(map[test]string)
-	for line := range bytes.Lines(out) {
-		var event struct{ Action, Package, Test, Output, FailedBuild string }
-		if json.Unmarshal(line, &event) != nil {
+	slices.SortStableFunc(tests, func(a, b testOf) int {
+		return index(killers, a.name) - index(killers, b.name)
+	})
+	for budget := 500 * time.Millisecond; len(tests) > 0; budget = time.Hour {
+		var some []string
+		sum := time.Duration(0)
+		for len(tests) > 0 && (len(some) == 0 || sum+tests[0].took < budget) {
+			some, sum, tests = append(some, tests[0].name), sum+tests[0].took, tests[1:]
+		}
+		r, killer, err := s.run(ctx, j, bin, env, some, sum, full)
+		if err != nil {
+			return r, killer, err
+		}
+		if r == survived {
 			continue
 		}
-		t := test{event.Package, event.Test}
-		texts[t] += event.Output
-		switch {
-		case event.FailedBuild != "":
-			r = result{fate: invalid, killer: test{pkg: event.Package}}
-		case event.Action == "fail" && r.fate == untested:
-			r = result{fate: killed, killer: t}
-		}
+		s.mu.Lock()
+		s.killers[of] = append([]string{killer}, slices.DeleteFunc(s.killers[of], func(k string) bool { return k == killer })...)
+		s.mu.Unlock()
+		return r, j.pkg + " " + killer, nil
 	}
-	r.output = texts[r.killer]
-	return r
+	return survived, "", nil
 }
 
-// copyModule copies the module in root, without its history.
-func copyModule(to, root string) error {
-	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
+func index(names []string, name string) int {
+	if i := slices.Index(names, name); i >= 0 {
+		return i
+	}
+	return len(names)
+}
+
+var failedTest = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
+
+// run runs some tests of j. A test that fails is run once more, and left out from now on if it
+// passes then. So a busy machine kills no mutant.
+func (s *suite) run(ctx context.Context, j judge, bin string, env, tests []string, took time.Duration, full bool) (fate, string, error) {
+	timeout := min(leastTimeout+5*took, mostTimeout)
+	if full {
+		timeout = fullTimeout
+	}
+	for {
+		s.mu.Lock()
+		tests = slices.DeleteFunc(tests, func(t string) bool { return slices.Contains(s.flaky[j.pkg], t) })
+		s.mu.Unlock()
+		if len(tests) == 0 {
+			return survived, "", nil
 		}
-		rel, err := filepath.Rel(root, path)
-		if err != nil {
-			return err
+		once := func(tests []string) (fate, string, []byte, error) {
+			cmd := s.command(ctx, j, bin, "-test.run", "^("+strings.Join(tests, "|")+")$", "-test.failfast", "-test.timeout", timeout.String())
+			cmd.Env = append(cmd.Env, env...)
+			if full {
+				cmd.Env = append(cmd.Env, "RATELIMIT_FULL=1")
+			}
+			out, err := cmd.CombinedOutput()
+			var exit *exec.ExitError
+			switch {
+			case ctx.Err() != nil:
+				return untested, "", nil, context.Cause(ctx)
+			case err == nil:
+				return survived, "", nil, nil
+			case !errors.As(err, &exit):
+				return untested, "", nil, err
+			}
+			return judged(out)
 		}
-		target := filepath.Join(to, rel)
-		switch {
-		case d.Name() == ".git" && d.IsDir():
-			return fs.SkipDir
-		case d.Name() == ".git": // a file, not a directory, in a worktree
-			return nil
-		case d.IsDir():
-			return os.MkdirAll(target, 0o700)
-		case !d.Type().IsRegular():
-			return nil
+		r, killer, out, err := once(tests)
+		if err != nil || r != killed {
+			return r, killer, err
 		}
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return err
+		rerun := []string{killer}
+		if killer == "" { // it is not known which of them it was
+			rerun = tests
 		}
-		return os.WriteFile(target, data, 0o600)
-	})
+		again, _, _, err := once(rerun)
+		if err != nil || again != survived || killer == "" {
+			return again, killer, err
+		}
+		s.leaveOut(j, killer, out)
+	}
+}
+
+// judged is the fate that the output of failed tests tells, and which of them failed.
+func judged(out []byte) (fate, string, []byte, error) {
+	killer := ""
+	if match := failedTest.FindSubmatch(out); match != nil {
+		killer = string(match[1])
+	}
+	if strings.Contains(string(out), "panic: test timed out after") {
+		if match := regexp.MustCompile(`(?m)^\s+(\w+) \(\d`).FindSubmatch(out); match != nil {
+			killer = string(match[1])
+		}
+		return timedOut, killer, out, nil
+	}
+	return killed, killer, out, nil
+}
+
+// leaveOut leaves a test out from now on.
+func (s *suite) leaveOut(j judge, test string, out []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Contains(s.flaky[j.pkg], test) {
+		s.flaky[j.pkg] = append(s.flaky[j.pkg], test)
+		fmt.Fprintf(os.Stderr, "left out from now on: %s %s\n%s", j.pkg, test, out)
+	}
 }
