@@ -280,7 +280,7 @@ func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { 
 	c.left = true
 	if bt.trip == nil {
 		bt.lose(1)
-		return p.waited(), false
+		return p.waited(bt), false
 	}
 	sent = bt.trip.leave()
 	return p.timeUp(bt, sent), sent
@@ -291,15 +291,15 @@ func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { 
 // for others, or for a processor.
 func (p *pipeline) timeUp(bt *batch, sent bool) error {
 	if !sent && (bt.trip.made || !p.store.silent()) {
-		return p.waited()
+		return p.waited(bt)
 	}
 	return context.DeadlineExceeded
 }
 
-// waited is the error of calls that were not sent: whether they have waited for a connection in use,
-// or for one that could not be made.
-func (p *pipeline) waited() error {
-	if p.conns.ready+p.conns.busy > 0 || p.conns.taken() {
+// waited is the error of calls of bt that were not sent: whether they have waited for a connection in
+// use, or for one that could not be made meanwhile.
+func (p *pipeline) waited(bt *batch) error {
+	if p.conns.ready+p.conns.busy > 0 || p.conns.taken() || p.conns.failed.Before(bt.begun) {
 		return errQueued
 	}
 	return errUnmade
@@ -314,7 +314,7 @@ func (p *pipeline) expire(bt *batch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if bt.trip == nil {
-		bt.err = p.waited()
+		bt.err = p.waited(bt)
 		if bt.living > 0 {
 			bt.lose(bt.living)
 		}
