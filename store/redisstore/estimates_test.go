@@ -566,3 +566,15 @@ func TestACallThatGoesWithLaterOnesIsNotLate(t *testing.T) {
 		require.LessOrEqual(t, time.Since(b.end), mostApart)
 	})
 }
+
+// Near a server many calls share two trips, and each of a few has its own.
+func TestEachOfAFewCallsHasATrip(t *testing.T) {
+	p := &pipeline{window: newWindow(), conns: conns{most: mostTrips}, distance: distance{least: 50 * time.Microsecond}}
+	for calls, trips := range map[int64]int{1: 2, 2: 2, 3: 3, 4: 4, 5: 2, 1000: 2} {
+		p.expected.inside.Store(calls)
+		require.Equal(t, trips, p.most(), "%d calls", calls)
+	}
+	p.conns.most = 3
+	p.expected.inside.Store(4)
+	require.Equal(t, 3, p.most(), "of a small pool")
+}

@@ -30,8 +30,9 @@ const (
 	longestLine = 1 << 14
 
 	// nearTrips is how many trips are under way at most near a server. For each tripStep of
-	// distance there may be one more.
+	// distance there may be one more. Of up to fewCalls each has one of its own.
 	nearTrips = 2
+	fewCalls  = 4
 	tripStep  = 250 * time.Microsecond
 
 	// slack is how much longer than the distance a trip may take before it counts as held up

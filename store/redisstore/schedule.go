@@ -16,8 +16,17 @@ func (p *pipeline) ways() int {
 	return p.conns.most
 }
 
-// most is how many trips callers wait for at most, and batch is how many calls are in each.
-func (p *pipeline) most() int  { return p.window.trips(p.ways()) }
+// most is how many trips callers wait for at most. A few calls take less time each by itself than in
+// turns together.
+func (p *pipeline) most() int {
+	most := p.window.trips(p.ways())
+	if n := p.expected.inside.Load(); n <= fewCalls {
+		most = max(most, min(int(n), p.conns.most))
+	}
+	return most
+}
+
+// batch is how many calls are in each trip.
 func (p *pipeline) batch() int { return p.window.batch(p.ways()) }
 
 // begin notes a trip that begins. If none was under way, there was nothing to answer.
