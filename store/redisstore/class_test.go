@@ -8,6 +8,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -487,9 +488,18 @@ func TestAbandonedCallsThatWaitedChargeNothing(t *testing.T) {
 func TestAServerThatIsGoneIsUnavailable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s, err := redisstore.New(server.Client(t))
+	var gone atomic.Bool
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if gone.Load() {
+			addr = "127.0.0.1:1" // another test's server may take the port
+		}
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}})
+	defer client.Close()
+	s, err := redisstore.New(client)
 	require.NoError(t, err)
 	run(t, s, 32, 100*time.Millisecond)
+	gone.Store(true)
 	server.Kill()
 	run(t, s, 32, 250*time.Millisecond).report("killed, and found out")
 	l := run(t, s, 32, 250*time.Millisecond)
