@@ -26,15 +26,15 @@ import (
 // A Transport heeds the server. After 429 and 503 later requests of the same key, and those
 // that wait already, wait as long as Retry-After says, in seconds or as a date. If that
 // cannot be read, RateLimit, RateLimit-Reset or X-RateLimit-Reset counts. No field of more than
-// 4 KiB is read. A server is believed up to a minute ([WithMaxPause]). RateLimit fields of
+// 4 KiB is read. Servers are believed up to a minute ([WithMaxPause]). RateLimit fields of
 // other answers do not count: theirs is the time of the whole quota. After a pause requests go on
-// in the order in which they came to it. Those that the limiter had not admitted before its end go first.
+// in the order in which they came to it, and after those that the limiter held until then.
 //
 // If the limiter counts slots (package inflight), a request waits for one ([inflight.Wait]), and
 // holds it until the body of its answer is closed or read to its end, or until there is an error.
 //
 // Nothing is sent again unless [WithRetries] says so. The pauses of at most 4,096 keys are
-// remembered. Beyond that the one that ends soonest is forgotten, of some that are looked at.
+// remembered. Beyond that one that ends soon is forgotten.
 //
 // A Transport starts no goroutine, has nothing to close and is safe for concurrent use. Make
 // it by [NewTransport].

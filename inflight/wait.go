@@ -106,8 +106,7 @@ func (h *held) wait(ctx context.Context, opts []Option) (*Slot, ratelimit.Result
 	}
 	w, err := lines.join(h.limiter, h.key, h.most)
 	if err != nil {
-		r, err := h.limiter.Peek(ctx, h.key)
-		return nil, denial(r), err
+		return h.refuse(ctx)
 	}
 	w.deferred, w.impatient = h.deferred, true
 	until, cancel := context.WithTimeout(ctx, h.patience)
@@ -118,20 +117,20 @@ func (h *held) wait(ctx context.Context, opts []Option) (*Slot, ratelimit.Result
 		return nil, ratelimit.Result{}, ctx.Err()
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, ratelimit.ErrNever):
 		if !w.asked {
-			r, err = h.limiter.Peek(ctx, h.key)
-			return nil, denial(r), err
+			return h.refuse(ctx)
 		}
 		return nil, w.denial, nil
 	}
 	return s, r, err
 }
 
-// denial returns r, of a look, for one who is not to overtake those that wait.
-func denial(r ratelimit.Result) ratelimit.Result {
+// refuse returns a denial, by a look, for one who is not to overtake those that wait.
+func (h *held) refuse(ctx context.Context) (*Slot, ratelimit.Result, error) {
+	r, err := h.limiter.Peek(ctx, h.key)
 	if r.Allowed {
 		r.Allowed, r.Remaining, r.RetryAfter, r.Delay = false, 0, leastPause, 0
 	}
-	return r
+	return nil, r, err
 }
 
 // sleep sleeps, unless that takes too long for ctx.

@@ -232,8 +232,11 @@ func (l *link) full(key string) bool {
 		return false
 	}
 	c, err := l.pool(key)
-	return err == nil && int(c.PoolStats().TotalConns) >= c.Options().PoolSize
+	return err == nil && taken(c)
 }
+
+// taken reports whether all places of c's pool are.
+func taken(c *redis.Client) bool { return int(c.PoolStats().TotalConns) >= c.Options().PoolSize }
 
 // answered notes that a server has answered a call of key.
 func (l *link) answered(key string) {

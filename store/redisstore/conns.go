@@ -63,11 +63,6 @@ func (c *conns) mayDial(now time.Time) bool {
 	return s.IdleConns > 0 || c.size-int(s.TotalConns) < c.dials.free
 }
 
-// taken reports whether all places of the pool are.
-func (c *conns) taken() bool {
-	return int(c.client.PoolStats().TotalConns) >= c.client.Options().PoolSize
-}
-
 // shaking reports whether a handshake is under way.
 func (c *conns) shaking() bool { return int(c.client.PoolStats().TotalConns) > c.ready+c.busy }
 

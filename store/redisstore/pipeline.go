@@ -71,7 +71,7 @@ type pipeline struct {
 	clones   []*redis.Client // of client, not used by a trip now: see conn
 	began    time.Time       // when the last trip began that was not full
 	timer    bool            // a timer is set for calls to go
-	asking   bool            // why no connection is made
+	asking   bool            // why no connection is made: see diagnose
 	ahead    queue           // the calls that wait, and give room to others
 	line     queue           // the others
 	apart    time.Time       // until then each call has a script of its own
@@ -300,7 +300,7 @@ func (p *pipeline) timeUp(bt *batch, sent bool) error {
 // waited is the error of calls of bt that were not sent: whether they have waited for a connection in
 // use, or for one that could not be made meanwhile.
 func (p *pipeline) waited(bt *batch) error {
-	if p.conns.ready+p.conns.busy > 0 || p.conns.taken() || p.conns.failed.Before(bt.begun) {
+	if p.conns.ready+p.conns.busy > 0 || taken(p.client) || p.conns.failed.Before(bt.begun) {
 		return errQueued
 	}
 	return errUnmade

@@ -109,10 +109,8 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 	return nil
 }
 
-// rejected reports whether err is the answer of a server to a user whom it does not know.
-func rejected(err error) bool {
-	return redis.HasErrorPrefix(err, "NOAUTH") || redis.HasErrorPrefix(err, "WRONGPASS") || redis.HasErrorPrefix(err, "DENIED")
-}
+// rejected reports whether err is the answer of a server that lets this client do nothing.
+func rejected(err error) bool { return unauthenticated(err) || redis.HasErrorPrefix(err, "DENIED") }
 
 // load loads the scripts that are known by now.
 func (s *Store) load(ctx context.Context, conn *redis.Conn) error {

@@ -100,12 +100,12 @@ func (p *pipeline) next(now time.Time) *trip {
 	}
 	p.watch(t)
 	t.paused = p.pauses.until(now)
-	p.beat(now)
+	p.watchPauses(now)
 	return t
 }
 
-// beat sets the timer of pauses, if there is none.
-func (p *pipeline) beat(now time.Time) {
+// watchPauses sets the timer of pauses, if there is none.
+func (p *pipeline) watchPauses(now time.Time) {
 	if p.pauses.begin(now) {
 		time.AfterFunc(tick, p.tick)
 	}
@@ -118,7 +118,7 @@ func (p *pipeline) tick() {
 	now := time.Now()
 	p.pauses.until(now)
 	if p.pauses.due = (time.Time{}); p.trips > 0 {
-		p.beat(now)
+		p.watchPauses(now)
 	}
 }
 
@@ -238,7 +238,7 @@ func (p *pipeline) finish(t *trip, err error, now time.Time, delay time.Duration
 	}
 	if !good && !t.made {
 		p.conns.failed = now
-		p.ask(err)
+		p.diagnose(err)
 	}
 	p.conns.settle(good, !good && t.made && p.lost(t.begun, err), now)
 	next := p.next(now)
@@ -272,9 +272,9 @@ func (p *pipeline) learn(t *trip, now time.Time, took, delay time.Duration) {
 	p.window.learn(t.calls, p.ways(), t.begun, now, may)
 }
 
-// ask finds out why a trip that ended in err could make no connection. go-redis dials five times, for
+// diagnose finds out why a trip that ended in err could make no connection. go-redis dials five times, for
 // half a second, before it says so. So a call of the dialer's own asks, one at a time.
-func (p *pipeline) ask(err error) {
+func (p *pipeline) diagnose(err error) {
 	pulse := &p.store.link.pulse
 	if pulse.undialed(err) || p.asking || !timeUp(err) {
 		return
