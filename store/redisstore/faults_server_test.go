@@ -52,6 +52,7 @@ type bookkeeper struct {
 	gone    bool          // refuses dials
 	dark    bool          // dials hang, and what is sent vanishes
 	stopped time.Time     // it does nothing until then
+	behind  time.Time     // when it last ran a command that had waited for long
 
 	queue    []job
 	working  bool
@@ -133,6 +134,7 @@ func (b *bookkeeper) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 type job struct {
 	w    *wire
 	args []string
+	came time.Time
 }
 
 // next has the next command run, when it is its turn.
@@ -150,6 +152,9 @@ func (b *bookkeeper) next() {
 		if len(b.queue) > 0 && !time.Now().Before(b.stopped) {
 			j := b.queue[0]
 			b.queue = b.queue[1:]
+			if time.Since(j.came) > 10*time.Millisecond {
+				b.behind = time.Now()
+			}
 			b.run(j)
 		}
 		b.next()
@@ -399,7 +404,7 @@ func (w *wire) Write(data []byte) (int, error) {
 			if w.lost || w.silent {
 				return
 			}
-			if b.queue = append(b.queue, job{w, args}); !b.working {
+			if b.queue = append(b.queue, job{w, args, time.Now()}); !b.working {
 				b.next()
 			}
 		})

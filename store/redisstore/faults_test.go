@@ -182,8 +182,9 @@ type told struct {
 	err               error
 }
 
-// probes is how many calls are made long after all troubles, one after the other.
-const probes = 3
+// probes is how many calls are made long after all troubles, one after the other. The last is
+// answered: after two that fail, or three where none has time to make a connection.
+const probes = 4
 
 // play carries out the plan of a seed. Call it in a bubble.
 func play(t *testing.T, seed uint64, log *strings.Builder) *story {
@@ -381,7 +382,8 @@ func (st *story) judgeClass(i int, to *told, class string) {
 	}
 	st.wrong(class == "unavailable" && !st.troubled(to, true), "no trouble")
 	calm := !st.floods && st.ready && !st.far() && to.left == 0 && !st.troubled(to, false)
-	st.wrong(class != "ok" && (calm || i >= len(st.calls)+2), "long after all troubles, or before")
+	last := i == len(st.calls)+3 || i == len(st.calls)+2 && !st.far()
+	st.wrong(class != "ok" && (calm || last), "long after all troubles, or before")
 }
 
 // troubled reports whether a trouble may have met a call, one after which the server may be taken
@@ -401,7 +403,11 @@ func (st *story) troubled(to *told, gone bool) bool {
 			return false
 		}
 		from := st.b.began.Add(tr.at)
-		return !to.ended.Before(from) && to.begun.Before(from.Add(tr.lasts+2*time.Second))
+		until := from.Add(tr.lasts)
+		if tr.what == "slow server" && st.b.behind.After(until) {
+			until = st.b.behind
+		}
+		return !to.ended.Before(from) && to.begun.Before(until.Add(2*time.Second))
 	})
 }
 
@@ -422,6 +428,12 @@ func alone(t *testing.T) bool {
 	return false
 }
 
+// rare are schedules that a million found, and what is wrong in them without the mend.
+var rare = []uint64{
+	20261978, // pipeline.fill with late trips uncounted: "only 243 of 2015 are served"
+	20373926, // pipeline.exec on a connection that go-redis has given up: "is of no class"
+}
+
 // Redis and the way to it fail, at any time. No call is charged twice, or without being told so, or
 // ends late or as what it is not, and nothing is left. RATELIMIT_SEED replays one schedule, and says
 // what happened when. RATELIMIT_SCHEDULES is how many there are from that seed on.
@@ -439,7 +451,7 @@ func TestSchedulesOfFaults(t *testing.T) {
 		return
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // with more, the order of calls would not be the seed's
-	first, n := uint64(0), uint64(effort.Of(200, 1000, 10_000))
+	seeds, first, n := slices.Clone(rare), uint64(0), effort.Of(200, 1000, 10_000)
 	if testing.Short() {
 		n = 20
 	}
@@ -447,26 +459,28 @@ func TestSchedulesOfFaults(t *testing.T) {
 	if text := os.Getenv("RATELIMIT_SEED"); text != "" {
 		seed, err := strconv.ParseUint(text, 10, 64)
 		require.NoError(t, err)
-		first, n, log = seed, 1, new(strings.Builder)
+		seeds, first, n, log = nil, seed, 1, new(strings.Builder)
 	}
 	if text := os.Getenv("RATELIMIT_SCHEDULES"); text != "" {
-		count, err := strconv.ParseUint(text, 10, 64)
+		var err error
+		n, err = strconv.Atoi(text)
 		require.NoError(t, err)
-		n, log = count, nil
+		log = nil
 	}
-	const together = 100 // in a bubble: go-redis keeps timers
-	for ; n > 0; n -= min(n, together) {
+	for i := range n {
+		seeds = append(seeds, first+uint64(i))
+	}
+	for together := range slices.Chunk(seeds, 100) { // go-redis keeps timers of a bubble
 		synctest.Test(t, func(t *testing.T) {
-			for range min(n, together) {
-				st := play(t, first, log)
+			for _, seed := range together {
+				st := play(t, seed, log)
 				st.judge()
 				for _, what := range st.strange {
-					t.Errorf("RATELIMIT_SEED=%d: %s", first, what)
+					t.Errorf("RATELIMIT_SEED=%d: %s", seed, what)
 				}
 				if log != nil {
 					t.Logf("%+v\n%s", st.plan, log)
 				}
-				first++
 			}
 		})
 		runtime.GC() // twice, and go-redis has forgotten its timers, which belong to the bubble

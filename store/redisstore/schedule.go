@@ -164,7 +164,7 @@ func (p *pipeline) later(d time.Duration) {
 // the length of a trip may have changed.
 func (p *pipeline) fill(t *trip) {
 	late := t.begun.Sub(p.base)
-	if p.conns.busy > 0 {
+	if p.conns.busy+p.late > 0 {
 		late += p.quick
 	}
 	p.fillFrom(&p.ahead, t, late)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -116,7 +117,13 @@ func (p *pipeline) send(t *trip) (err error) {
 	return p.exec(ctx, t, groups, func(ctx context.Context, cmds []redis.Cmder) {
 		pipe := conn.Pipeline()
 		_ = pipe.BatchProcess(ctx, cmds...)
-		_, _ = pipe.Exec(ctx)
+		_, err := pipe.Exec(ctx)
+		failed := func(cmd redis.Cmder) bool { return cmd.Err() != nil }
+		if err != nil && !slices.ContainsFunc(cmds, failed) { // conn has ended after an answer, such as READONLY: no command is told
+			for _, cmd := range cmds {
+				cmd.SetErr(err)
+			}
+		}
 	})
 }
 
