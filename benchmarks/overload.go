@@ -84,6 +84,7 @@ func pressCells() (list []pressCell) {
 	add(pressCell{name: "2 ms away, callers 64, deadline 5ms", way: 2 * time.Millisecond}, load{Callers: 64, Deadline: 5 * time.Millisecond})
 	add(pressCell{name: "2 ms away, callers 64, deadline 10ms", way: 2 * time.Millisecond}, load{Callers: 64, Deadline: 10 * time.Millisecond})
 	add(pressCell{name: "5 ms away, callers 64, deadline 1ms", way: 5 * time.Millisecond}, load{Callers: 64, Deadline: time.Millisecond})
+	add(pressCell{name: "20 ms away, callers 256, deadline 50ms", way: 20 * time.Millisecond}, load{Callers: 256, Deadline: 50 * time.Millisecond})
 	for _, n := range []int{64, 512, 2048} {
 		add(pressCell{name: fmt.Sprintf("callers %d, deadline 5ms", n)}, load{Callers: n, Deadline: 5 * time.Millisecond})
 	}

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -194,19 +195,12 @@ func play(t *testing.T, seed uint64, log *strings.Builder) *story {
 	b.note, b.way, b.cost = st.note, p.way, p.cost
 	st.b = b
 	goroutines := runtime.NumGoroutine()
-	client := redis.NewClient(&redis.Options{
-		Dialer: b.dial, DialTimeout: time.Second, DialerRetries: 2, PoolSize: p.size, ContextTimeoutEnabled: p.keeps,
-		Protocol: 2, DisableIdentity: true, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-		ReadBufferSize: 4096, WriteBufferSize: 4096,
-	})
-	s, err := redisstore.New(client, redisstore.WithTimeout(p.timeout))
-	require.NoError(t, err)
+	client, s := b.open(t, &redis.Options{PoolSize: p.size, ContextTimeoutEnabled: p.keeps}, redisstore.WithTimeout(p.timeout))
 	s.Jitter(func(most time.Duration) time.Duration {
 		st.lock.Lock()
 		defer st.lock.Unlock()
 		return time.Duration(st.jitter.Int64N(int64(most)))
 	})
-	require.NoError(t, s.Prepare(bookkeeping.Rule, year(1), true))
 	if p.ready {
 		require.NoError(t, s.Ready(context.Background()))
 		time.Sleep(p.rests)
@@ -244,6 +238,18 @@ func play(t *testing.T, seed uint64, log *strings.Builder) *story {
 	}
 	st.wrong(left > 0, "%d goroutines are left", left)
 	return st
+}
+
+// open returns a client of b, and a store on it.
+func (b *bookkeeper) open(t *testing.T, o *redis.Options, opts ...redisstore.Option) (*redis.Client, *redisstore.Store) {
+	o.Dialer, o.DialTimeout, o.DialerRetries = b.dial, time.Second, 2
+	o.Protocol, o.DisableIdentity, o.ReadBufferSize, o.WriteBufferSize = 2, true, 4096, 4096
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	client := redis.NewClient(o)
+	s, err := redisstore.New(client, opts...)
+	require.NoError(t, err)
+	require.NoError(t, s.Prepare(bookkeeping.Rule, year(1), true))
+	return client, s
 }
 
 // note notes that something happens now.
@@ -486,6 +492,44 @@ func TestSchedulesOfFaults(t *testing.T) {
 		runtime.GC() // twice, and go-redis has forgotten its timers, which belong to the bubble
 		runtime.GC()
 	}
+}
+
+// A call that comes while all trips are under way must not wait until they are back: far from the
+// server it would have no time for its own.
+func TestFarCallersOfAShortDeadlineAreServed(t *testing.T) {
+	t.Parallel()
+	if !alone(t) {
+		return
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	synctest.Test(t, func(t *testing.T) {
+		b := newBookkeeper()
+		b.way = 15 * time.Millisecond
+		client, s := b.open(t, &redis.Options{PoolSize: 20, ContextTimeoutEnabled: true})
+		require.NoError(t, s.Ready(t.Context()))
+		var all, failed atomic.Int64
+		var callers sync.WaitGroup
+		for key := range 256 {
+			callers.Go(func() {
+				time.Sleep(time.Duration(key) * time.Millisecond / 8)
+				for range 20 {
+					ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+					_, err := s.Take(ctx, bookkeeping, strconv.Itoa(key), store.Limit{Rate: mostFits, Period: 1e6, Burst: mostFits}, 1)
+					cancel()
+					if all.Add(1); err != nil {
+						failed.Add(1)
+					}
+					time.Sleep(time.Millisecond)
+				}
+			})
+		}
+		callers.Wait()
+		require.Less(t, failed.Load(), all.Load()/100, "of %d", all.Load())
+		time.Sleep(5 * time.Second)
+		require.NoError(t, client.Close())
+	})
+	runtime.GC()
+	runtime.GC()
 }
 
 func TestAScheduleIsReplayedExactly(t *testing.T) {

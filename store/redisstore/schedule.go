@@ -138,7 +138,7 @@ func (p *pipeline) watch(t *trip) {
 // from the server a trip that begins as soon as it can carries few, and those that come
 // next wait until it is back. So their beginnings are spread over the time that one takes.
 func (p *pipeline) gathering(now time.Time) time.Duration {
-	if p.trips == 0 || p.length < p.timeout/8 || p.waiting() >= p.batch() {
+	if p.trips == 0 || p.distance.is() < slack || p.waiting() >= p.batch() {
 		return 0
 	}
 	return p.length/time.Duration(p.most()) - now.Sub(p.began)
