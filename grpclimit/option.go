@@ -66,6 +66,7 @@ type config struct {
 	messages  bool                                 // of a server's streams
 
 	hold       []inflight.Option // of the slots of a limiter that counts some
+	waits      bool              // for a slot, by one of them
 	slotRetry  time.Duration     // of a server; 0 unless set
 	cancelLost bool              // of a server
 
@@ -95,6 +96,8 @@ func (c *config) checkSlots() error {
 	switch has := inflight.Has(c.limiter); {
 	case !has && (c.hold != nil || c.slotRetry > 0 || c.cancelLost):
 		return fmt.Errorf("%w: WithSlots, WithSlotRetryAfter and WithCancelLost are for a limiter with slots (package inflight)", ratelimit.ErrInvalidOption)
+	case c.waits && c.refuse:
+		return fmt.Errorf("%w: inflight.WaitUpTo beside WithoutWaiting", ratelimit.ErrInvalidOption)
 	case has && c.messages:
 		return fmt.Errorf("%w: WithMessages for a limiter with slots (package inflight): a stream holds one, and its messages none", ratelimit.ErrInvalidOption)
 	}
@@ -268,8 +271,10 @@ func WithSlots(opts ...inflight.Option) Option {
 		if len(opts) == 0 {
 			return fmt.Errorf("%w: WithSlots without an option", ratelimit.ErrInvalidOption)
 		}
+		var err error
 		c.hold = opts
-		return inflight.Check(opts...)
+		c.waits, err = inflight.Check(opts...)
+		return err
 	})
 }
 
@@ -299,7 +304,7 @@ func WithCancelLost() ServerOption {
 }
 
 // WithoutWaiting refuses a call that cannot be made now with [codes.ResourceExhausted]
-// instead of waiting. There is no round trip.
+// instead of waiting. There is no round trip. Beside [inflight.WaitUpTo] it is refused.
 func WithoutWaiting() ClientOption {
 	return clientOption(func(c *config) error {
 		c.refuse = true

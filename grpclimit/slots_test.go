@@ -224,6 +224,8 @@ func TestOptionsOfSlotsNeedSlots(t *testing.T) {
 	}
 	_, err := grpclimit.UnaryClientInterceptor(bucket(t, ratelimit.PerDay(1)), grpclimit.WithSlots(inflight.Longest(time.Second)))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	_, err = grpclimit.StreamClientInterceptor(both, grpclimit.WithSlots(inflight.WaitUpTo(time.Second)), grpclimit.WithoutWaiting())
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
 	for _, opt := range []grpclimit.ServerOption{
 		grpclimit.WithSlots(), grpclimit.WithSlots(nil), grpclimit.WithSlots(inflight.MaxWaiting(1)), grpclimit.WithSlotRetryAfter(0),
 	} {

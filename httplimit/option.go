@@ -68,6 +68,7 @@ type config struct {
 	slots      bool              // whether the limiter counts some
 	fixed      bool              // and nothing in it can change
 	hold       []inflight.Option // of the slots
+	waits      bool              // for a slot, by one of them
 	holder     ratelimit.Limiter // limiter, as it is asked for slots
 	slotRetry  time.Duration     // of the middleware; 0 unless set
 	cancelLost bool              // of the middleware
@@ -117,8 +118,11 @@ func (c *config) take(ctx context.Context, key string, n int) (*inflight.Slot, r
 
 // checkSlots refuses options of slots for a limiter that has none.
 func (c *config) checkSlots() error {
-	if (c.hold != nil || c.slotRetry > 0 || c.cancelLost) && !c.holds() {
+	switch {
+	case (c.hold != nil || c.slotRetry > 0 || c.cancelLost) && !c.holds():
 		return fmt.Errorf("%w: WithSlots, WithSlotRetryAfter and WithCancelLost are for a limiter with slots (package inflight)", ratelimit.ErrInvalidOption)
+	case c.waits && c.refuse:
+		return fmt.Errorf("%w: inflight.WaitUpTo beside WithoutWaiting", ratelimit.ErrInvalidOption)
 	}
 	return nil
 }
@@ -294,8 +298,10 @@ func WithSlots(opts ...inflight.Option) Option {
 		if len(opts) == 0 {
 			return fmt.Errorf("%w: WithSlots without an option", ratelimit.ErrInvalidOption)
 		}
+		var err error
 		c.hold = opts
-		return inflight.Check(opts...)
+		c.waits, err = inflight.Check(opts...)
+		return err
 	})
 }
 
@@ -324,7 +330,8 @@ func WithCancelLost() ServerOption {
 }
 
 // WithoutWaiting refuses a request that cannot be sent now with [ErrLimited] instead of
-// waiting. The Delay of a leaky bucket is no reason to refuse, and is not waited for.
+// waiting. The Delay of a leaky bucket is no reason to refuse, and is not waited for. Beside
+// [inflight.WaitUpTo] it is refused.
 func WithoutWaiting() ClientOption {
 	return clientOption(func(c *config) error {
 		c.refuse = true

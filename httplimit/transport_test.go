@@ -17,6 +17,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -519,6 +520,7 @@ func TestWrongArgumentsOfATransportAreErrors(t *testing.T) {
 		"no pause":              last(httplimit.NewTransport(nil, lim, httplimit.WithMaxPause(0))),
 		"negative retries":      last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(-1))),
 		"too many retries":      last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(101))),
+		"a wait that is none":   last(httplimit.NewTransport(nil, slots(t, memory(t), 1), httplimit.WithoutWaiting(), httplimit.WithSlots(inflight.WaitUpTo(time.Second)))),
 		"retries that are none": last(httplimit.NewTransport(nil, lim, httplimit.WithRetries(5), httplimit.WithoutWaiting())),
 		"the zero Transport":    call(t, new(httplimit.Transport), "http://example.com/"),
 	} {

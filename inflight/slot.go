@@ -173,8 +173,12 @@ func (h *held) apply(opts []Option) error {
 	return nil
 }
 
-// Check returns the error that [Hold] would return because of opts.
-func Check(opts ...Option) error { return new(held).applyToHold(opts) }
+// Check returns the error that [Hold] would return because of opts, and whether it would wait ([WaitUpTo]).
+func Check(opts ...Option) (waits bool, err error) {
+	h := new(held)
+	err = h.applyToHold(opts)
+	return h.patience > 0, err
+}
 
 func (h *held) applyToHold(opts []Option) error {
 	if err := h.apply(opts); err != nil || h.most == 0 || h.patience > 0 {
