@@ -243,6 +243,9 @@ func (b *bookkeeper) eval(j job) {
 	}
 	reply := "-" + answer + "\r\n"
 	writes := strings.HasPrefix(answer, "OOM") || strings.HasPrefix(answer, "READONLY") // known at the first write
+	if writes && text != manyCalls && j.args[3+len(list)] == "peek" {
+		answer = "" // which a look has none of
+	}
 	switch {
 	case answer != "" && (text != manyCalls || !known || !writes):
 	case text == manyCalls && j.args[3+len(list)] == "peek":
