@@ -22,9 +22,9 @@ type block struct {
 	base  int64  // origin of the entries' times, Unix µs
 	run   uint64 // the running count of events before the block
 	gone  uint64 // events of the block that were cut from its front
-	back  uint64 // see Log
-	width int    // narrow or wide
 	data  []byte // the entries, big endian
+	width int32  // narrow or wide
+	first int32  // of the oldest block: entries that are not later than the log's cutoff, or fewer
 }
 
 // begin makes b an empty block for an entry of n events at base. It keeps its memory.
@@ -45,10 +45,10 @@ func (b *block) len() int {
 	return len(b.data) / narrow
 }
 
-func (b *block) full() bool { return len(b.data) == blockLen*b.width }
+func (b *block) full() bool { return len(b.data) == blockLen*int(b.width) }
 
 // time is the time of entry i.
-func (b *block) time(i int) int64 { return b.base + int64(uint48(b.data[i*b.width:])) }
+func (b *block) time(i int) int64 { return b.base + int64(uint48(b.data[i*int(b.width):])) }
 
 // through is the running count after the first i entries.
 func (b *block) through(i int) uint64 {
@@ -70,7 +70,7 @@ func (b *block) fits(t, n int64) bool {
 
 func (b *block) add(t, n int64) {
 	if len(b.data) == cap(b.data) { // 4 entries, 8, 16, 32, 64
-		b.data = slices.Grow(b.data, max(4*b.width, len(b.data)))
+		b.data = slices.Grow(b.data, max(4*int(b.width), len(b.data)))
 	}
 	b.data = appendUint48(b.data, uint64(t-b.base))
 	if b.width == wide {
@@ -82,7 +82,7 @@ func (b *block) add(t, n int64) {
 // cut drops the first n entries.
 func (b *block) cut(n int) {
 	b.gone = b.through(n) - b.run
-	b.data = b.data[:copy(b.data, b.data[n*b.width:])]
+	b.data = b.data[:copy(b.data, b.data[n*int(b.width):])]
 }
 
 // take removes at most n events of the instant at from b, the last ones first, and looks
@@ -105,7 +105,7 @@ func (b *block) take(at, n int64, most int) (events int64, tried int, more bool)
 			putUint48(b.data[j*wide+narrow:], b.through(j+1)-b.run-uint64(events))
 		}
 	}
-	b.data = slices.Delete(b.data, kept*b.width, to*b.width)
+	b.data = slices.Delete(b.data, kept*int(b.width), to*int(b.width))
 	return events, to - i, i == 0
 }
 

@@ -7,10 +7,13 @@ func (g *Log) last() int64 { return g.number + int64(len(g.older)) }
 
 // block returns the block of this number, or nil if an earlier block has it in its range.
 func (g *Log) block(n int64) *block {
-	if i := n - g.number; i < int64(len(g.older)) {
-		return g.older[i]
+	switch i := n - g.number; {
+	case i >= int64(len(g.older)):
+		return &g.tail
+	case g.older[i] != nil:
+		return &g.older[i].block
 	}
-	return &g.tail
+	return nil
 }
 
 // lowbit is the largest power of 2 that divides n.
@@ -58,7 +61,7 @@ func (g *Log) living(t int64) (b int64, gone uint64) {
 func (g *Log) firstAfter(t int64) (b int64, i int) {
 	// It is nearly always one of the first after the dead ones.
 	if oldest := g.block(g.number); oldest != nil {
-		for i, most := g.first, min(g.first+4, oldest.len()); i < most; i++ {
+		for i, most := int(oldest.first), min(int(oldest.first)+4, oldest.len()); i < most; i++ {
 			if oldest.time(i) > t {
 				return g.number, i
 			}
@@ -76,7 +79,7 @@ func (g *Log) firstAfter(t int64) (b int64, i int) {
 // back is the back of block n. It is 0 for the newest, which has none.
 func (g *Log) back(n int64) uint64 {
 	if n < g.last() {
-		return g.block(n).back
+		return g.older[n-g.number].back
 	}
 	return 0
 }
@@ -85,7 +88,7 @@ func (g *Log) back(n int64) uint64 {
 func (g *Log) missing(b int64) (sum uint64) {
 	if b <= g.refunded {
 		for last := g.last(); b < last; b += lowbit(b) {
-			sum += g.block(b).back
+			sum += g.back(b)
 		}
 	}
 	return sum

@@ -24,23 +24,39 @@ import (
 // larger range, the first stands for both, and the other is nil. Such a range has 2, 4, 8
 // ... numbers and begins at a multiple of its length. The newest block is never empty,
 // and a refund from it leaves no trace.
+//
+// Most logs are one block, and have no chain of their own: a key with few events costs little.
 type Log struct {
-	tail     block    // the newest
-	older    []*block // those before it
-	spare    *block   // a dropped block, to be used again
-	number   int64    // of the oldest block, from 1 on
-	refunded int64    // the number of the newest older block with a refund
-	first    int      // entries of the oldest block that are not later than cutoff, or fewer
-	newest   int64    // time of the last entry, Unix µs; 0 if there is none
-	total    uint64   // the running count of all events
-	cutoff   int64    // events up to here, Unix µs, were cut by an Add, whatever the Period is now
-	period   int64    // of the last Add, µs
+	newest int64 // time of the last entry, Unix µs; 0 if there is none
+	cutoff int64 // events up to here, Unix µs, were cut by an Add, whatever the Period is now
+	period int64 // of the last Add, µs
 
 	// No event is later than cutoff and earlier than firstAt, Unix µs. The running count
 	// there is gone, in the oldest block. So most calls need not look at that block.
 	firstAt int64
 	gone    uint64
+
+	total  uint64 // the running count of all events
+	tail   block  // the newest
+	*chain        // those before it
 }
+
+// chain is the blocks before the newest.
+type chain struct {
+	older    []*link
+	spare    *link // a dropped block, to be used again
+	number   int64 // of the oldest block, from 1 on
+	refunded int64 // the number of the newest older block with a refund
+}
+
+// link is an older block.
+type link struct {
+	block
+	back uint64 // see Log
+}
+
+// alone is the chain of all logs of one block. It is never written.
+var alone = &chain{number: 1}
 
 // New returns a log that begins with the entry of s: s.Whole events at s.At, if any.
 func New(s store.State) store.Log {
@@ -145,9 +161,8 @@ func (g *Log) Add(l store.Limit, now, n int64) (end int64) {
 func (g *Log) append(now, n int64) {
 	if g.empty() {
 		g.tail.begin(now, 0, n)
-		g.older, g.spare = nil, nil // frees their memory
-		g.number, g.refunded, g.total = 1, 0, 0
-		g.first, g.firstAt, g.gone = 0, now, 0
+		g.chain = alone // frees the memory of another
+		g.total, g.firstAt, g.gone = 0, now, 0
 	} else if !g.tail.fits(now, n) {
 		g.nextBlock(now, n)
 	}
@@ -158,12 +173,15 @@ func (g *Log) append(now, n int64) {
 
 // nextBlock makes an empty block the newest, ready for n events at now.
 func (g *Log) nextBlock(now, n int64) {
+	if g.chain == alone {
+		g.chain = &chain{number: 1}
+	}
 	full := g.spare
 	if full == nil {
-		full = &block{data: make([]byte, 0, 16*narrow)} // it will most likely be filled
+		full = &link{block: block{data: make([]byte, 0, 16*narrow)}} // it will most likely be filled
 	}
 	g.spare = nil
-	*full, g.tail = g.tail, block{data: full.data}
+	*full, g.tail = link{block: g.tail}, block{data: full.data}
 	g.older = append(g.older, full)
 	g.tail.begin(now, g.total, n)
 }
@@ -185,9 +203,11 @@ func (g *Log) trim() {
 		g.tail.cut(i)
 		i = 0
 	}
-	g.first = 0
-	if at := g.block(b); b == g.number && i < at.len() {
-		g.first, g.firstAt, g.gone = i, at.time(i), at.through(i)
+	if oldest := g.block(g.number); oldest != nil {
+		oldest.first = 0
+		if b == g.number && i < oldest.len() {
+			oldest.first, g.firstAt, g.gone = int32(i), oldest.time(i), oldest.through(i)
+		}
 	}
 }
 

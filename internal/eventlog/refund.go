@@ -33,14 +33,16 @@ func (g *Log) Refund(l store.Limit, now int64, c store.Receipt) {
 		}
 		b = g.holder(min(b, g.last()+1) - 1)
 	}
-	g.first = 0
+	if oldest := g.block(g.number); oldest != nil {
+		oldest.first = 0
+	}
 	g.newest, g.total = g.tail.time(g.tail.len()-1), g.tail.through(g.tail.len())
 }
 
 // count adds n to what is missing from block b.
 func (g *Log) count(b int64, n uint64) {
 	for ; b >= g.number; b -= lowbit(b) {
-		g.block(b).back += n
+		g.older[b-g.number].back += n
 	}
 }
 
@@ -50,15 +52,14 @@ func (g *Log) shrink() bool {
 	for g.tail.len() == 0 {
 		b := g.holder(g.last() - 1)
 		if b < g.number {
-			g.older = nil
+			g.chain = alone
 			return false
 		}
 		tail := g.block(b)
 		if n := eventsBetween(tail.through(tail.len()), g.tail.through(0)); n > 0 {
 			g.count(b, -uint64(n))
 		}
-		g.tail = *tail
-		g.tail.back, g.refunded = 0, min(g.refunded, b-1)
+		g.tail, g.refunded = *tail, min(g.refunded, b-1)
 		clear(g.older[b-g.number:])
 		g.older = g.older[:b-g.number]
 	}
