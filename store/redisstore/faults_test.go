@@ -395,7 +395,11 @@ func (st *story) judgeClass(i int, to *told, class string) {
 // troubled reports whether a trouble may have met a call, one after which the server may be taken
 // for gone if that is asked.
 func (st *story) troubled(to *told, gone bool) bool {
-	if st.far() || !st.ready && to.begun.Sub(st.b.began) < time.Second {
+	first := st.ends // when connections begin to be made
+	for _, c := range st.calls {
+		first = min(first, c.at)
+	}
+	if st.far() || !st.ready && to.begun.Sub(st.b.began) < first+time.Second {
 		return true // connections are made
 	}
 	var slow time.Duration
