@@ -46,22 +46,27 @@ func TestBesideTheOriginal(t *testing.T) {
 		services[name] = pb.NewRateLimitServiceClient(dial(t, address, insecure.NewCredentials()))
 		times[name] = func() time.Duration { return processTime(t, process.Pid) }
 	}
-	ours, private := freeAddress(t), freeAddress(t)
 	self, err := os.Executable()
 	require.NoError(t, err)
-	add("this", ours, background(t, ours, "env", asProgram+"=1", self, "-config", config, "-store", "redis://"+redisServer, "-grpc", ours, "-http=", "-private="+private))
+	for name, file := range map[string]string{"this": config, "leases": writeFile(t, "leased.yaml", besideLimits+"store: {lease: 50ms}\n")} {
+		ours, private := freeAddress(t), freeAddress(t)
+		add(name, ours, background(t, ours, "env", asProgram+"=1", self, "-config", file, "-store", "redis://"+redisServer, "-grpc", ours, "-http=", "-private="+private))
+		defer failures(t, private)
+	}
 	add("original", theirs, original)
 
-	defer failures(t, private)
-	t.Logf("%-26s %12s %12s %8s %14s %22s", "callers, descriptors", "this", "original", "ratio", "CPU µs each", "99 of 100 within")
-	for _, descriptors := range []int{1, 3} {
+	t.Logf("%-30s %10s %12s %8s %14s %22s", "callers, descriptors, keys", "this", "original", "ratio", "CPU µs each", "99 of 100 within")
+	for _, c := range []struct {
+		name              string
+		descriptors, keys int
+	}{{"this", 1, 10_000}, {"this", 3, 10_000}, {"this", 1, 1}, {"leases", 1, 1}} {
 		for _, callers := range []int{1, 32, 256} {
 			rates, cpu, waits := map[string][]float64{}, map[string]time.Duration{}, map[string]time.Duration{}
 			decisions := map[string]int64{}
 			for round := range 5 {
-				for _, name := range []string{"this", "original"} {
+				for _, name := range []string{c.name, "original"} {
 					before := times[name]()
-					n, took, most := load(t, services[name], callers, descriptors)
+					n, took, most := load(t, services[name], callers, c.descriptors, c.keys)
 					if round > 0 { // the first one warms up
 						rates[name] = append(rates[name], float64(n)/took.Seconds())
 						cpu[name] += times[name]() - before
@@ -70,10 +75,10 @@ func TestBesideTheOriginal(t *testing.T) {
 					}
 				}
 			}
-			this, other := slices.Max(rates["this"]), slices.Max(rates["original"])
-			t.Logf("%-26s %10.0f/s %10.0f/s %8.2f %6.0f %6.0f %12v %9v", fmt.Sprintf("%d, %d", callers, descriptors), this, other, this/other,
-				cpu["this"].Seconds()*1e6/float64(decisions["this"]), cpu["original"].Seconds()*1e6/float64(decisions["original"]),
-				waits["this"].Round(time.Millisecond), waits["original"].Round(time.Millisecond))
+			this, other := slices.Max(rates[c.name]), slices.Max(rates["original"])
+			t.Logf("%-28s %10.0f/s %10.0f/s %8.2f %6.0f %6.0f %12v %9v", fmt.Sprintf("%s: %d, %d, %d", c.name, callers, c.descriptors, c.keys), this, other, this/other,
+				cpu[c.name].Seconds()*1e6/float64(decisions[c.name]), cpu["original"].Seconds()*1e6/float64(decisions["original"]),
+				waits[c.name].Round(time.Millisecond), waits["original"].Round(time.Millisecond))
 		}
 	}
 }
@@ -92,8 +97,8 @@ func failures(t *testing.T, private string) {
 	}
 }
 
-// load asks for a second, of 10,000 keys. most is what 99 of 100 calls take at most.
-func load(t *testing.T, service pb.RateLimitServiceClient, callers, descriptors int) (n int64, took, most time.Duration) {
+// load asks for a second, of so many keys. most is what 99 of 100 calls take at most.
+func load(t *testing.T, service pb.RateLimitServiceClient, callers, descriptors, keys int) (n int64, took, most time.Duration) {
 	var decided, failed atomic.Int64
 	var some atomic.Value
 	var all sync.WaitGroup
@@ -107,7 +112,7 @@ func load(t *testing.T, service pb.RateLimitServiceClient, callers, descriptors 
 				req := &pb.RateLimitRequest{Domain: "edge"}
 				for d := range descriptors {
 					req.Descriptors = append(req.Descriptors, &common.RateLimitDescriptor{
-						Entries: []*common.RateLimitDescriptor_Entry{{Key: "abc"[d : d+1], Value: fmt.Sprint(i % 10_000)}},
+						Entries: []*common.RateLimitDescriptor_Entry{{Key: "abc"[d : d+1], Value: fmt.Sprint(i % keys)}},
 					})
 				}
 				asked := time.Now()
