@@ -202,23 +202,7 @@ func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) 
 		}
 		return r, err
 	}
-	type answer struct {
-		r     ratelimit.Result
-		err   error
-		panic any
-	}
-	answered := make(chan answer, 1)
-	go func() {
-		a := answer{panic: errors.New("inflight: the limiter has ended its goroutine")}
-		defer func() {
-			if p := recover(); p != nil {
-				a.panic = p
-			}
-			answered <- a
-		}()
-		a.r, a.err = h.limiter.AllowN(h.ctx, h.key, n)
-		a.panic = nil
-	}()
+	answered := h.ask(n)
 	select {
 	case a := <-answered:
 		if a.panic != nil {
@@ -236,6 +220,30 @@ func (h *held) take(ctx context.Context, n int) (r ratelimit.Result, err error) 
 		}()
 		return r, ctx.Err()
 	}
+}
+
+// answer is that of a limiter, or its panic.
+type answer struct {
+	r     ratelimit.Result
+	err   error
+	panic any
+}
+
+// ask asks for the slot on a goroutine of its own.
+func (h *held) ask(n int) <-chan answer {
+	answered := make(chan answer, 1)
+	go func() {
+		a := answer{panic: errors.New("inflight: the limiter has ended its goroutine")}
+		defer func() {
+			if p := recover(); p != nil {
+				a.panic = p
+			}
+			answered <- a
+		}()
+		a.r, a.err = h.limiter.AllowN(h.ctx, h.key, n)
+		a.panic = nil
+	}()
+	return answered
 }
 
 // atHand is whether the slots are in this process's memory, where no call waits.

@@ -18,7 +18,7 @@ func (s *Store) Together(string, string) bool { return true }
 // request. Only TakeAll waits for a table while it holds another, and it always locks
 // tables in their order, so there is no deadlock.
 func (s *Store) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) error {
-	if len(requests) == 2 && s.takeTwo(requests, replies) {
+	if len(requests) == 2 && takes(&requests[0]) && takes(&requests[1]) && s.takeTwo(requests, replies) {
 		return nil
 	}
 	var few [4]claim // on the stack
@@ -34,13 +34,16 @@ func (s *Store) TakeAll(_ context.Context, requests []store.Request, replies []s
 	return s.takeAll(list)
 }
 
+// takes reports whether r is neither a look nor a shadow.
+func takes(r *store.Request) bool { return r.N != 0 && !r.Shadow }
+
 // takeTwo is TakeAll of two requests in straight line, where both keys have states that were
 // counted under their limits. Elsewhere it is false, and has changed nothing.
 func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
-	p, q := &requests[0], &requests[1]
-	if s.maxKeys == 0 || p.N == 0 || q.N == 0 || p.Shadow || q.Shadow {
+	if s.maxKeys == 0 {
 		return false
 	}
+	p, q := &requests[0], &requests[1]
 	h, k := s.secret.hash(p.Namespace, p.Key), s.secret.hash(q.Namespace, q.Key)
 	r, o := &replies[0], &replies[1]
 	if k.hi < h.hi { // tables are locked in their order

@@ -65,8 +65,7 @@ func (p *pipeline) start(now time.Time) {
 // The first connection of a client with hooks is made alone: see [pipeline.conn].
 func (p *pipeline) next(now time.Time) *trip {
 	defer p.count()
-	most := p.most()
-	if p.waiting() == 0 || p.trips >= most || p.trips+p.late >= min(2*p.ways(), p.conns.size) || !p.conns.reached && p.trips+p.late > 0 {
+	if p.waiting() == 0 || p.full() {
 		return nil
 	}
 	made := p.conns.ready > 0
@@ -102,6 +101,12 @@ func (p *pipeline) next(now time.Time) *trip {
 	t.paused = p.pauses.until(now)
 	p.watchPauses(now)
 	return t
+}
+
+// full reports whether as many trips are under way as may be.
+func (p *pipeline) full() bool {
+	all := p.trips + p.late
+	return p.trips >= p.most() || all >= min(2*p.ways(), p.conns.size) || !p.conns.reached && all > 0
 }
 
 // watchPauses sets the timer of pauses, if there is none.
@@ -233,12 +238,8 @@ func (p *pipeline) finish(t *trip, err error, now time.Time, delay time.Duration
 	case good && took < p.distance.is(): // although it did more
 		p.distance.add(t.begun, now)
 	}
-	if hung := timeUp(err) && t.end.Sub(t.begun) > leastDial; !good && !t.made && !t.left && !hung {
-		p.conns.dials.reached()
-	}
 	if !good && !t.made {
-		p.conns.failed = now
-		p.diagnose(err)
+		p.unmade(t, err, now)
 	}
 	p.conns.settle(good, !good && t.made && p.lost(t.begun, err), now)
 	next := p.next(now)
@@ -246,6 +247,15 @@ func (p *pipeline) finish(t *trip, err error, now time.Time, delay time.Duration
 		p.start(now)
 	}
 	return next
+}
+
+// unmade notes that t has made no connection.
+func (p *pipeline) unmade(t *trip, err error, now time.Time) {
+	if hung := timeUp(err) && t.end.Sub(t.begun) > leastDial; !t.left && !hung {
+		p.conns.dials.reached()
+	}
+	p.conns.failed = now
+	p.diagnose(err)
 }
 
 // learn learns from a trip.

@@ -538,11 +538,22 @@ func (g *generator) time(p *player) int64 {
 	if p.setBack && p.now > 0 {
 		now = p.now
 	}
+	step, last := g.step(now), horizon
+	if g.setBack {
+		last = lastBack
+	}
+	if step < 0 || now+step > last {
+		return now
+	}
+	return now + step
+}
+
+// step is how much later than now the next reading may be.
+func (g *generator) step(now int64) (step int64) {
 	period := g.limit.Period.Microseconds()
 	event := 1 + period/int64(max(1, g.limit.Rate))
 	near := g.Int64N(3) - 1
 	edge := integers(g.limit).windowEnd(now)
-	step := int64(0)
 	switch g.IntN(20) {
 	case 0:
 		step = 1 + g.Int64N(3)
@@ -573,14 +584,7 @@ func (g *generator) time(p *player) int64 {
 	case 14: // more than the period of another limit
 		step = g.limits[g.IntN(len(g.limits))].Period.Microseconds() + g.Int64N(period)
 	}
-	last := horizon
-	if g.setBack {
-		last = lastBack
-	}
-	if step < 0 || now+step > last {
-		return now
-	}
-	return now + step
+	return step
 }
 
 // limits are the limits of a that the store can be tried with.

@@ -122,27 +122,24 @@ func parse(args []string, stdout, stderr io.Writer) (*settings, error) {
 
 // wrong says what is wrong about the flags, or nothing.
 func (set *settings) wrong(more int) string {
-	switch {
-	case more > 0:
-		return "there are arguments beside the flags"
-	case len(set.config) == 0:
-		return "which -config?"
-	case set.grpc == "" && set.http == "":
-		return "neither -grpc nor -http: nobody could ask"
-	case set.timeout <= 0 || set.every <= 0 || set.age <= 0 || set.drain < 0:
-		return "a time is not above 0"
-	case (set.cert == "") != (set.key == ""):
-		return "want -tls-cert and -tls-key together"
-	case set.clients != "" && set.cert == "":
-		return "-tls-clients has no effect without -tls-cert"
-	case !set.headers && set.names != (serve.Headers{}):
-		return "the names of fields have no effect without -headers"
-	case set.http == "" && len(set.proxies) > 0:
-		return "-proxies has no effect without -http"
-	case set.private == "" && set.topKeys != 0:
-		return "-top-keys has no effect without -private"
-	case set.logs != "text" && set.logs != "json":
-		return "-log: want text or json"
+	for _, flaw := range []struct {
+		is  bool
+		why string
+	}{
+		{more > 0, "there are arguments beside the flags"},
+		{len(set.config) == 0, "which -config?"},
+		{set.grpc == "" && set.http == "", "neither -grpc nor -http: nobody could ask"},
+		{set.timeout <= 0 || set.every <= 0 || set.age <= 0 || set.drain < 0, "a time is not above 0"},
+		{(set.cert == "") != (set.key == ""), "want -tls-cert and -tls-key together"},
+		{set.clients != "" && set.cert == "", "-tls-clients has no effect without -tls-cert"},
+		{!set.headers && set.names != (serve.Headers{}), "the names of fields have no effect without -headers"},
+		{set.http == "" && len(set.proxies) > 0, "-proxies has no effect without -http"},
+		{set.private == "" && set.topKeys != 0, "-top-keys has no effect without -private"},
+		{set.logs != "text" && set.logs != "json", "-log: want text or json"},
+	} {
+		if flaw.is {
+			return flaw.why
+		}
 	}
 	return ""
 }
