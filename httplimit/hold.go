@@ -31,6 +31,9 @@ func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Re
 	defer func() { // also when the handler panics, which goes on
 		if taken == nil || !taken.Load() {
 			t.slot.Release()
+			if !h.inContext && !h.cancelLost { // no handler has the slot
+				h.spent.Put(t.slot)
+			}
 		}
 	}()
 	if h.cancelLost {

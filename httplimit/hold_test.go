@@ -414,7 +414,67 @@ func (g giving) Hijack() (net.Conn, *bufio.ReadWriter, error) { return g.conn, n
 func TestARequestWithASlotAllocatesLittle(t *testing.T) {
 	h := httplimit.Middleware(slots(t, living(t), 1), httplimit.WithoutHeaders())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	w, r := &emptied{make(http.Header)}, get("192.0.2.1:1")
-	require.LessOrEqual(t, testing.AllocsPerRun(1000, func() { h.ServeHTTP(w, r) }), 2.0)
+	require.LessOrEqual(t, testing.AllocsPerRun(1000, func() { h.ServeHTTP(w, r) }), 1.0)
+}
+
+// The slots of requests are made of those of others. One that a handler has kept stays its own.
+func TestASlotThatAHandlerKeepsIsNobodyElses(t *testing.T) {
+	l := slots(t, living(t), 2)
+	var kept *inflight.Slot
+	serve := func(next func(r *http.Request), opts ...httplimit.ServerOption) {
+		h := httplimit.Middleware(l, append(opts, global)...)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { next(r) }))
+		for range 3 {
+			h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
+		}
+	}
+	serve(func(r *http.Request) {
+		if kept == nil {
+			kept = slotOf(r)
+			return
+		}
+		kept.Release()
+		require.NotSame(t, kept, slotOf(r))
+		require.Equal(t, 1, spent(t, l, "global"))
+	}, httplimit.WithContext())
+	serve(func(*http.Request) { require.Equal(t, 1, spent(t, l, "global")) })
+	require.Equal(t, 0, spent(t, l, "global"))
+}
+
+func slotOf(r *http.Request) *inflight.Slot {
+	d, _ := httplimit.FromContext(r.Context())
+	return d.Slot()
+}
+
+// On Redis a slot is on its way back when its request has ended.
+func TestSlotsOfManyRequestsAreEachGivenBackOnce(t *testing.T) {
+	for name, s := range map[string]store.Store{"memory": living(t), "elsewhere": elsewhere(t), "redis": livingOnRedis(t)} {
+		t.Run(name, func(t *testing.T) {
+			const n = 3
+			l, err := inflight.New(s, n, time.Hour, ratelimit.WithName("at_once")) // no slot is free by itself
+			require.NoError(t, err)
+			var now, most, admitted atomic.Int64
+			h := httplimit.Middleware(l, global)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+				at := now.Add(1)
+				for m := most.Load(); at > m && !most.CompareAndSwap(m, at); m = most.Load() {
+				}
+				admitted.Add(1)
+				runtime.Gosched()
+				now.Add(-1)
+			}))
+			var callers sync.WaitGroup
+			for range 8 {
+				callers.Go(func() {
+					for range 200 {
+						h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
+					}
+				})
+			}
+			callers.Wait()
+			require.LessOrEqual(t, most.Load(), int64(n))
+			require.Positive(t, admitted.Load())
+			requireHeld(t, l, 0)
+		})
+	}
 }
 
 func TestOfAConnectionThatCannotBeTakenOverTheHandlerHasTheSlot(t *testing.T) {

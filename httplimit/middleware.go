@@ -117,7 +117,8 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 	if err := c.checkSlots(); err != nil {
 		return nil, err
 	}
-	c.holder = deferring{Limiter: l}
+	c.spent = new(sync.Pool)
+	c.holder = deferring{see.Deferred{Spent: c.spent}, l}
 	c.asks = !see.IgnoresContext(l)
 	switch {
 	case !c.asks && !c.inContext:

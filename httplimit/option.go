@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -70,6 +71,7 @@ type config struct {
 	hold       []inflight.Option // of the slots
 	waits      bool              // for a slot, by one of them
 	holder     ratelimit.Limiter // limiter, as it is asked for slots
+	spent      *sync.Pool        // of those that nobody else has seen
 	slotRetry  time.Duration     // of the middleware; 0 unless set
 	cancelLost bool              // of the middleware
 

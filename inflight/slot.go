@@ -127,8 +127,9 @@ func OnEnd(f func(Ending)) Option {
 // If ctx ends while the store is asked, the error is that of ctx, and a slot that was taken all
 // the same is given back. Afterwards the end of ctx changes nothing.
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
-	l, deferred := see.Deferring(l)
-	h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n, deferred: deferred}
+	l, spent := see.Deferring(l)
+	h := recordOf(spent)
+	*h = held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n, deferred: spent != nil}
 	err := h.applyToHold(opts)
 	if err == nil {
 		err = checkLimiter(l)
@@ -140,6 +141,25 @@ func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		return h.wait(ctx, opts)
 	}
 	return h.hold(ctx)
+}
+
+// recordOf returns that of a spent slot, or a new one. A slot may still be on its way back.
+func recordOf(spent *sync.Pool) *held {
+	if spent == nil {
+		return new(held)
+	}
+	s, ok := spent.Get().(*Slot)
+	if !ok || !s.held.gone() {
+		return new(held)
+	}
+	return s.held
+}
+
+// gone reports whether h is given back, and nothing will use it any more.
+func (h *held) gone() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.state == over && !h.busy && len(h.places) == 0 && h.timer == nil && h.work == nil
 }
 
 // hold takes the slot, and plans what follows.

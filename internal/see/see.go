@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"sync"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -76,17 +77,19 @@ func Answering[L any](l L) (found L, ok bool) { return First[interface{ answers(
 func Sleeping[L any](l L) (found L, ok bool) { return First[interface{ sleeps() }](l) }
 
 // Deferred is embedded in a limiter around one other, of whose slots each is given back by a defer.
-// So none can be forgotten, and nothing need look for one that is.
-type Deferred struct{}
+// So none can be forgotten, and nothing need look for one that is. Spent has slots that were given back,
+// and that nobody else has: new ones are made of them.
+type Deferred struct{ Spent *sync.Pool }
 
-func (Deferred) deferred() {}
+func (d Deferred) spent() *sync.Pool { return d.Spent }
 
-// Deferring reports whether l embeds Deferred, and returns the limiter inside, or else l.
-func Deferring[L any](l L) (L, bool) {
-	if _, ok := any(l).(interface{ deferred() }); !ok {
-		return l, false
+// Deferring returns the limiter inside of l, and its spent slots, if l embeds Deferred, or else l.
+func Deferring[L any](l L) (inside L, spent *sync.Pool) {
+	d, ok := any(l).(interface{ spent() *sync.Pool })
+	if !ok {
+		return l, nil
 	}
-	return any(l).(interface{ Unwrap() L }).Unwrap(), true
+	return any(l).(interface{ Unwrap() L }).Unwrap(), d.spent()
 }
 
 // Known is what the packages of this module know of a type of package ratelimit, beyond its
