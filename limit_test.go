@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -259,6 +260,21 @@ func TestParseLimitRefuses(t *testing.T) {
 			require.Zero(t, l)
 		})
 	}
+}
+
+func TestTextsOfLimitsAtTheirEdges(t *testing.T) {
+	l, err := ratelimit.ParseLimit(strings.Repeat("0", 125) + "1/s") // 128 bytes
+	require.NoError(t, err)
+	require.Equal(t, ratelimit.PerSecond(1), l)
+	l, err = ratelimit.ParseLimit("1/0.5µs1.0005ms2µs") // whole microseconds in all
+	require.NoError(t, err)
+	require.Equal(t, 1003*time.Microsecond, l.Period)
+	_, err = ratelimit.ParseLimit(strings.Repeat("x", 48))
+	require.ErrorContains(t, err, strconv.Quote(strings.Repeat("x", 48)))
+	require.NotContains(t, err.Error(), "...")
+	wrong := ratelimit.PerMonth(5)
+	wrong.Period = time.Hour
+	require.Equal(t, "5/h from 1 in UTC", wrong.String())
 }
 
 func TestParseLimitRefusesLongTextsInShortWords(t *testing.T) {
