@@ -358,6 +358,8 @@ func (s *soak) reportGrowth(t *testing.T) {
 		perSecond, e := slope(late, y)
 		grown, first := perSecond*span, y(late[0])
 		t.Logf("%s: %.0f, then %+.0f ± %.0f in %.0f s (%d samples)", name, first, grown, e*span, span, len(late))
-		require.False(t, span > 600 && grown > 3*e*span && grown > first/10, "%s grow", name)
+		if span > 600 && grown > 3*e*span && grown > first/10 {
+			t.Errorf("%s grow", name)
+		}
 	}
 }
