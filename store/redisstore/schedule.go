@@ -143,7 +143,7 @@ func (p *pipeline) watch(t *trip) {
 // from the server a trip that begins as soon as it can carries few, and those that come
 // next wait until it is back. So their beginnings are spread over the time that one takes.
 func (p *pipeline) gathering(now time.Time) time.Duration {
-	if p.trips == 0 || p.distance.is() < slack || p.waiting() >= p.batch() {
+	if p.trips == 0 || p.length < p.timeout/8 || p.waiting() >= p.batch() {
 		return 0
 	}
 	return p.length/time.Duration(p.most()) - now.Sub(p.began)
@@ -169,7 +169,7 @@ func (p *pipeline) later(d time.Duration) {
 // the length of a trip may have changed.
 func (p *pipeline) fill(t *trip) {
 	late := t.begun.Sub(p.base)
-	if p.conns.busy+p.late > 0 {
+	if p.conns.busy > 0 {
 		late += p.quick
 	}
 	p.fillFrom(&p.ahead, t, late)
