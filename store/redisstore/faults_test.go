@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -439,6 +440,7 @@ func alone(t *testing.T) bool {
 
 // rare are schedules that a million found, and what is wrong in them without the mend.
 var rare = []uint64{
+	20261978, // pipeline.fill with late trips uncounted: "only 243 of 2015 are served"
 	20373926, // pipeline.exec on a connection that go-redis has given up: "is of no class"
 }
 
@@ -494,6 +496,44 @@ func TestSchedulesOfFaults(t *testing.T) {
 		runtime.GC() // twice, and go-redis has forgotten its timers, which belong to the bubble
 		runtime.GC()
 	}
+}
+
+// A call that comes while all trips are under way must not wait until they are back: far from the
+// server it would have no time for its own.
+func TestFarCallersOfAShortDeadlineAreServed(t *testing.T) {
+	t.Parallel()
+	if !alone(t) {
+		return
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	synctest.Test(t, func(t *testing.T) {
+		b := newBookkeeper()
+		b.way = 15 * time.Millisecond
+		client, s := b.open(t, &redis.Options{PoolSize: 20, ContextTimeoutEnabled: true})
+		require.NoError(t, s.Ready(t.Context()))
+		var all, failed atomic.Int64
+		var callers sync.WaitGroup
+		for key := range 256 {
+			callers.Go(func() {
+				time.Sleep(time.Duration(key) * time.Millisecond / 8)
+				for range 20 {
+					ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+					_, err := s.Take(ctx, bookkeeping, strconv.Itoa(key), store.Limit{Rate: mostFits, Period: 1e6, Burst: mostFits}, 1)
+					cancel()
+					if all.Add(1); err != nil {
+						failed.Add(1)
+					}
+					time.Sleep(time.Millisecond)
+				}
+			})
+		}
+		callers.Wait()
+		require.Less(t, failed.Load(), all.Load()/100, "of %d", all.Load())
+		time.Sleep(5 * time.Second)
+		require.NoError(t, client.Close())
+	})
+	runtime.GC()
+	runtime.GC()
 }
 
 func TestAScheduleIsReplayedExactly(t *testing.T) {

@@ -143,7 +143,7 @@ func (p *pipeline) watch(t *trip) {
 // from the server a trip that begins as soon as it can carries few, and those that come
 // next wait until it is back. So their beginnings are spread over the time that one takes.
 func (p *pipeline) gathering(now time.Time) time.Duration {
-	if p.trips == 0 || p.length < p.timeout/8 || p.waiting() >= p.batch() {
+	if p.trips == 0 || p.distance.is() < slack || p.waiting() >= p.batch() {
 		return 0
 	}
 	return p.length/time.Duration(p.most()) - now.Sub(p.began)
@@ -166,10 +166,10 @@ func (p *pipeline) later(d time.Duration) {
 // fill has batches go with t: as many of those that go ahead as are in a full trip, and as many of
 // the others. So neither kind waits for long, whatever comes of the other. It leaves calls out that have
 // less time left than a trip takes. If no trip is under way, it leaves out only those whose time is up:
-// the length of a trip may have changed.
+// the length of a trip may have changed. One that its callers have left is under way while the server answers.
 func (p *pipeline) fill(t *trip) {
 	late := t.begun.Sub(p.base)
-	if p.conns.busy > 0 {
+	if p.conns.busy > 0 || p.late > 0 && p.store.link.pulse.since(t.begun.Add(-p.timeout)) {
 		late += p.quick
 	}
 	p.fillFrom(&p.ahead, t, late)
