@@ -19,11 +19,9 @@ import (
 
 // deferring is a limiter whose slots [handler.holding] gives back by a defer.
 type deferring struct {
-	see.Deferred
+	see.Deferred[ratelimit.Limiter]
 	ratelimit.Limiter
 }
-
-func (d deferring) Unwrap() ratelimit.Limiter { return d.Limiter }
 
 // holding answers a request that holds a slot, and gives that back.
 func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Request, key string, t taken, d *report.Decision) {

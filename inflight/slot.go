@@ -27,6 +27,7 @@ type held struct {
 	limiter  ratelimit.Limiter // as it was asked
 	ctx      context.Context   // has its values, and no end
 	key      string
+	core     *ratelimit.Custom   // limiter, if that is nothing else and has slots
 	changes  bool                // what is inside of limiter may change while it is asked
 	cores    []*ratelimit.Custom // what it has of slots when it is asked; nil unless it changes
 	asked    int                 // events
@@ -129,10 +130,12 @@ func OnEnd(f func(Ending)) Option {
 func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...Option) (*Slot, ratelimit.Result, error) {
 	l, spent := see.Deferring(l)
 	h := recordOf(spent)
-	*h = held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n, deferred: spent != nil}
+	core := h.core
+	h.begin(ctx, l, key, n)
+	h.core, h.deferred = core, spent != nil
 	err := h.applyToHold(opts)
-	if err == nil {
-		err = checkLimiter(l)
+	if err == nil && core == nil {
+		err = h.check()
 	}
 	if err != nil {
 		return nil, ratelimit.Result{}, err
@@ -143,7 +146,24 @@ func Hold(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 	return h.hold(ctx)
 }
 
-// recordOf returns that of a spent slot, or a new one. A slot may still be on its way back.
+// begin makes h a question for n events of l.
+func (h *held) begin(ctx context.Context, l ratelimit.Limiter, key string, n int) {
+	*h = held{} // which costs less than one with what follows
+	h.limiter, h.ctx, h.key = l, context.WithoutCancel(ctx), key
+	h.asked, h.events = n, n
+}
+
+// check refuses a limiter without slots.
+func (h *held) check() error {
+	err := checkLimiter(h.limiter)
+	if err == nil {
+		h.core, _ = h.limiter.(*ratelimit.Custom)
+	}
+	return err
+}
+
+// recordOf returns that of a spent slot, which was of the same limiter, or a new one. A slot may still be on
+// its way back.
 func recordOf(spent *sync.Pool) *held {
 	if spent == nil {
 		return new(held)
@@ -164,14 +184,19 @@ func (h *held) gone() bool {
 
 // hold takes the slot, and plans what follows.
 func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
-	h.since, h.changes = time.Now(), !see.Fixed(h.limiter)
+	h.changes = h.core == nil && !see.Fixed(h.limiter)
+	if h.told() || !h.atHand() {
+		h.since = time.Now()
+	}
 	r, err := h.take(ctx, h.asked)
 	if err != nil || !r.Allowed {
 		return nil, r, err
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.plan()
+	if !h.longest.IsZero() || !h.inMemory() {
+		h.mu.Lock()
+		h.plan()
+		h.mu.Unlock()
+	}
 	if h.deferred {
 		h.own.held = h
 		return &h.own, r, nil
@@ -268,8 +293,7 @@ func (h *held) ask(n int) <-chan answer {
 
 // atHand is whether the slots are in this process's memory, where no call waits.
 func (h *held) atHand() bool {
-	c, ok := h.limiter.(*ratelimit.Custom)
-	return ok && c.Limit().Period == forever
+	return h.core != nil && h.core.Limit().Period == forever
 }
 
 // inMemory is whether all slots are in this process's memory, where giving back takes no time.
@@ -303,9 +327,13 @@ func (h *held) placed(r ratelimit.Result) bool {
 }
 
 func (h *held) placeAll(r ratelimit.Result) {
+	if h.core != nil {
+		h.place(h.core, h.core, r, false)
+		return
+	}
 	limits, outage := several(h.limiter), standIn(r)
 	if limits == nil {
-		h.place(h.limiter, r, false)
+		h.placeOf(h.limiter, r, false)
 		return
 	}
 	h.local = r.Source() == ratelimit.SourceLocal
@@ -313,21 +341,26 @@ func (h *held) placeAll(r ratelimit.Result) {
 	for i, l := range limits {
 		switch {
 		case outage:
-			h.place(l, ratelimit.Result{}, true)
+			h.placeOf(l, ratelimit.Result{}, true)
 		case len(results) == len(limits):
-			h.place(l, results[i], false)
+			h.placeOf(l, results[i], false)
 		}
 	}
 }
 
-// place notes the slot of l, which has answered r, if l has slots and has charged one.
-func (h *held) place(l ratelimit.Limiter, r ratelimit.Result, outage bool) {
-	core, ok := slotsIn(l)
-	if !ok {
-		return
+// placeOf notes the slot of l, which has answered r, if l has slots and has charged one.
+func (h *held) placeOf(l ratelimit.Limiter, r ratelimit.Result, outage bool) {
+	if core, ok := slotsIn(l); ok {
+		h.place(l, core, r, outage)
 	}
+}
+
+// place notes the slot of l, whose slots are core's.
+func (h *held) place(l ratelimit.Limiter, core *ratelimit.Custom, r ratelimit.Result, outage bool) {
 	p := place{limiter: l, answer: r, core: core, life: core.Limit().Period, toTake: outage}
-	p.until = h.since.Add(p.life)
+	if p.life < forever {
+		p.until = h.since.Add(p.life)
+	}
 	if p.charged().Charged() > 0 || p.standsIn() {
 		if h.places == nil {
 			h.places = h.first[:0]
@@ -398,11 +431,8 @@ func checkLimiter(l ratelimit.Limiter) error {
 	return nil
 }
 
-// plan plans the next turn, if there is to be one.
+// plan plans the next turn, of a slot that may end by itself.
 func (h *held) plan() {
-	if h.longest.IsZero() && h.inMemory() {
-		return
-	}
 	now := time.Now()
 	due := h.longest
 	first := func(at time.Time) {
@@ -622,9 +652,12 @@ func (h *held) lose() {
 	}
 }
 
+// told is whether anybody is told of the end.
+func (h *held) told() bool { return h.onEnd != nil || h.counters != nil }
+
 // tell tells of a loss, or of the end.
 func (h *held) tell(why Reason) {
-	if h.onEnd == nil && h.counters == nil {
+	if !h.told() {
 		return
 	}
 	e := Ending{h.key, time.Since(h.since), why}

@@ -178,8 +178,10 @@ func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot
 		if err := w.turn(until); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		h := &held{limiter: l, key: key, ctx: context.WithoutCancel(ctx), asked: n, events: n, deferred: w.deferred}
-		if err := h.apply(opts); err != nil {
+		h := new(held)
+		h.begin(ctx, l, key, n)
+		h.deferred = w.deferred
+		if err := errors.Join(h.apply(opts), h.check()); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
 		if s, r, err = h.hold(ctx); s != nil {

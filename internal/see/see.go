@@ -76,20 +76,22 @@ func Answering[L any](l L) (found L, ok bool) { return First[interface{ answers(
 // Sleeping returns what embeds Sleeps.
 func Sleeping[L any](l L) (found L, ok bool) { return First[interface{ sleeps() }](l) }
 
-// Deferred is embedded in a limiter around one other, of whose slots each is given back by a defer.
-// So none can be forgotten, and nothing need look for one that is. Spent has slots that were given back,
-// and that nobody else has: new ones are made of them.
-type Deferred struct{ Spent *sync.Pool }
+// Deferred is embedded in a limiter that stands for the one Inside, and of whose slots each is given back
+// by a defer. So none can be forgotten, and nothing need look for one that is. Spent has slots that were
+// given back, and that nobody else has: new ones are made of them.
+type Deferred[L any] struct {
+	Inside L
+	Spent  *sync.Pool
+}
 
-func (d Deferred) spent() *sync.Pool { return d.Spent }
+func (d Deferred[L]) deferred() (L, *sync.Pool) { return d.Inside, d.Spent }
 
 // Deferring returns the limiter inside of l, and its spent slots, if l embeds Deferred, or else l.
 func Deferring[L any](l L) (inside L, spent *sync.Pool) {
-	d, ok := any(l).(interface{ spent() *sync.Pool })
-	if !ok {
-		return l, nil
+	if d, ok := any(l).(interface{ deferred() (L, *sync.Pool) }); ok {
+		return d.deferred()
 	}
-	return any(l).(interface{ Unwrap() L }).Unwrap(), d.spent()
+	return l, nil
 }
 
 // Known is what the packages of this module know of a type of package ratelimit, beyond its
