@@ -255,11 +255,14 @@ func (p *place) untilItDecides(t *testing.T) time.Duration {
 	return time.Since(began)
 }
 
-// sample is what the process holds at one time.
+// sample is what the process holds at one time. The heap is without the buffers of connections, of which
+// there may be so many as a pool has: how many there are follows the load.
 type sample struct {
-	at               time.Duration
-	heap, goroutines float64
+	at                            time.Duration
+	heap, goroutines, connections float64
 }
+
+const connectionBuffers = 2 * 32 << 10 // of go-redis
 
 // measure takes samples while nothing is broken, and looks for keys that live for ever.
 func (s *soak) measure(t *testing.T, ctx context.Context, pause time.Duration) {
@@ -274,13 +277,26 @@ func (s *soak) measure(t *testing.T, ctx context.Context, pause time.Duration) {
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		s.samples = append(s.samples, sample{time.Since(began), float64(m.HeapAlloc), float64(runtime.NumGoroutine())})
+		connections := s.connections()
+		s.samples = append(s.samples, sample{
+			time.Since(began), float64(m.HeapAlloc) - connectionBuffers*connections, float64(runtime.NumGoroutine()), connections,
+		})
 		for _, p := range s.places {
 			if p.client != nil {
 				noKeyLivesForEver(t, ctx, p)
 			}
 		}
 	}
+}
+
+// connections is how many the clients have.
+func (s *soak) connections() (n float64) {
+	for _, p := range s.places {
+		if p.client != nil {
+			n += float64(p.client.PoolStats().TotalConns)
+		}
+	}
+	return n
 }
 
 func noKeyLivesForEver(t *testing.T, ctx context.Context, p *place) {
@@ -342,15 +358,16 @@ func (s *soak) report(t *testing.T) {
 }
 
 // reportGrowth fails if the heap or the goroutines have grown, after a third of the time, by more
-// than three standard errors of the slope and by more than a tenth. Ten minutes are too short to
-// tell: clients open connections when the machine is busy.
+// than three standard errors of the slope and by more than a tenth. Ten minutes are too short to tell.
 func (s *soak) reportGrowth(t *testing.T) {
 	late := s.samples[len(s.samples)/3:]
 	if len(late) < 10 {
 		t.Logf("%d samples are too few for a slope", len(late))
 		return
 	}
-	span := (late[len(late)-1].at - late[0].at).Seconds()
+	last := late[len(late)-1]
+	t.Logf("connections: %.0f, then %.0f", late[0].connections, last.connections)
+	span := (last.at - late[0].at).Seconds()
 	for name, y := range map[string]func(sample) float64{
 		"heap, bytes": func(s sample) float64 { return s.heap },
 		"goroutines":  func(s sample) float64 { return s.goroutines },
