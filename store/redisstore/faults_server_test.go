@@ -161,6 +161,13 @@ func (b *bookkeeper) next() {
 	})
 }
 
+// busy reports whether commands wait, or one is run.
+func (b *bookkeeper) busy() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.working
+}
+
 // run runs a command.
 func (b *bookkeeper) run(j job) {
 	switch {

@@ -221,6 +221,9 @@ func play(t *testing.T, seed uint64, log *strings.Builder) *story {
 	}
 	callers.Wait()
 	time.Sleep(p.ends + 10*time.Second)
+	for b.busy() { // with a command that several slow spells, one in the other, have made take 18 s
+		time.Sleep(time.Second)
+	}
 	for i := range probes {
 		st.call(s, len(p.calls)+i, planned{op: "take", n: 1})
 		time.Sleep(time.Second)
