@@ -40,6 +40,7 @@ type remote struct {
 	hangs  atomic.Bool // until its callers have enough
 	mute   atomic.Bool // whether replies are lost
 	called atomic.Int64
+	looks  atomic.Int64
 }
 
 func newRemote(t *testing.T) *remote {
@@ -65,6 +66,11 @@ func (r *remote) call(ctx context.Context) error {
 		return store.ErrUnavailable
 	}
 	return nil
+}
+
+func (r *remote) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	r.looks.Add(1)
+	return r.Store.Peek(ctx, ns, key, l, n)
 }
 
 func (r *remote) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (reply store.Reply, err error) {

@@ -146,6 +146,64 @@ func TestOneWhoFindsRoomCallsTheNext(t *testing.T) {
 	})
 }
 
+// Far from the store as many ask at once as there are slots: one after the other, all but one would be unused.
+func TestFarSlotsAreInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 10 * time.Millisecond
+		const n, rounds, work = 64, 8, 5 * time.Millisecond
+		l := slots(t, s, n)
+		began := time.Now()
+		var all sync.WaitGroup
+		for range n * rounds {
+			all.Go(func() {
+				slot := wait(t.Context(), t, l, "key")
+				time.Sleep(work)
+				slot.Release()
+			})
+		}
+		all.Wait()
+		require.Less(t, time.Since(began), 2*s.way+rounds*(work+2*s.way), "each round is a question, the work and a Release")
+		require.Less(t, s.called.Load(), int64(3*n*rounds), "a question and a Release each, and some denials")
+		time.Sleep(time.Second)
+		require.Equal(t, n, free(t, l))
+	})
+}
+
+// Who finds the line full is told what it knows: the store has enough to do.
+func TestAFullLineAsksNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l := slots(t, s, 1)
+		first := hold(t, l)
+		ctx, leave := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		all.Go(func() {
+			_, _, err := inflight.Wait(ctx, l, "key", 1)
+			require.ErrorIs(t, err, context.Canceled)
+		})
+		time.Sleep(2500 * time.Millisecond) // between two renewals
+		called := s.called.Load()
+		for range 100 {
+			slot, r, err := inflight.Hold(t.Context(), l, "key", 1, inflight.WaitUpTo(time.Second), inflight.MaxWaiting(1))
+			require.NoError(t, err)
+			require.Nil(t, slot)
+			require.False(t, r.Allowed)
+			require.Equal(t, 1, r.Limit)
+			require.Zero(t, r.Remaining)
+			require.Positive(t, r.RetryAfter)
+			require.LessOrEqual(t, r.RetryAfter, r.ResetAfter)
+		}
+		require.Equal(t, called, s.called.Load())
+		require.Zero(t, s.looks.Load())
+		leave()
+		all.Wait()
+		first.Release()
+		synctest.Wait()
+		require.Equal(t, 1, free(t, l))
+	})
+}
+
 // Slots that are for all keys are waited for under each, and a Release wakes one who waits for them.
 func TestAReleaseOfAnotherKeyWakesToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

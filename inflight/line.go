@@ -1,0 +1,353 @@
+package inflight
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// mostAsking is how many of a line ask at once at most. One at a time would leave slots unused far from
+// the store, and all at once would overload it.
+const mostAsking = 128
+
+// lines are those of this process.
+var lines = allLines{byID: map[lineID]*line{}, bySlots: map[slotsID]*list.List{}}
+
+type allLines struct {
+	some atomic.Bool // whether there are any; set under mu, and read without, since each Release does
+
+	mu      sync.Mutex // protects all below, and the lines
+	byID    map[lineID]*line
+	bySlots map[slotsID]*list.List // of *line, in order of arrival: those that wait for them
+}
+
+type lineID struct {
+	limiter ratelimit.Limiter
+	key     string
+}
+
+// slotsID is slots under a key. If a function makes the key that is counted, they may be those of any
+// key, and are found under "" too.
+type slotsID struct {
+	core *ratelimit.Custom
+	key  string
+}
+
+// line is those who wait for slots of a key.
+type line struct {
+	id      lineID
+	shared  bool // it is found by its id
+	waitFor map[slotsID]*list.Element
+
+	idle    list.List // of *waiter, in order of arrival: those that do not ask
+	asking  int       // how many do
+	arrived int       // how many have come so far
+	free    int       // slots that may be free, and that nobody asks for yet
+
+	pause time.Duration // before the next question, if no slot is known to be free; it grows
+	rest  time.Duration // the same, after the last denial
+	timer *time.Timer   // of that question; nil at first
+	armed bool          // it is set
+
+	denial   ratelimit.Result // the last one
+	deniedAt time.Time        // zero before
+}
+
+// waiter is one of them.
+type waiter struct {
+	line    *line
+	arrived int
+	place   *list.Element // in the idle ones; nil while it asks
+	ask     chan struct{} // of capacity 1: not to wait any longer
+
+	deferred  bool // see held
+	impatient bool // an error ends the wait
+	asked     bool
+	denial    ratelimit.Result // of the last question
+}
+
+// hold asks in w's turn until there is a slot, or until has ended, and leaves the line.
+func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot, r ratelimit.Result, err error) {
+	free, next := 0, true // slots that others may ask for at once, and whether the next one asks in w's place
+	defer func() { lines.leave(w, free, next) }()
+	l, key := w.line.id.limiter, w.line.id.key
+	for {
+		if err := w.turn(until); err != nil {
+			return nil, ratelimit.Result{}, err
+		}
+		h := new(held)
+		h.begin(ctx, l, key, n)
+		h.deferred = w.deferred
+		if err := errors.Join(h.apply(opts), h.check()); err != nil {
+			return nil, ratelimit.Result{}, err
+		}
+		if s, r, err = h.hold(ctx); s != nil {
+			free, next = r.Remaining, false
+			return s, r, nil
+		}
+		next = err == nil || until.Err() != nil
+		w.asked, w.denial = err == nil, r
+		rest, exactly, err := w.denied(until, n, r, err)
+		if err != nil {
+			return nil, ratelimit.Result{}, err
+		}
+		lines.back(w, rest, exactly)
+		next = true
+	}
+}
+
+// turn waits until w may ask.
+func (w *waiter) turn(ctx context.Context) error {
+	select {
+	case <-w.ask:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
+// denied returns when the line asks again if nothing happens before: exactly then, or at the latest. Or
+// it returns why w does not.
+func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err error) (rest time.Duration, exactly bool, ends error) {
+	retry := max(r.RetryAfter, time.Millisecond)
+	switch {
+	case err != nil && w.impatient:
+		return 0, false, err
+	case errors.Is(err, store.ErrOverloaded), errors.Is(err, store.ErrUnavailable):
+		return mostPause, false, nil
+	case err != nil:
+		return 0, false, err
+	case r.RetryAfter == ratelimit.Never:
+		return 0, false, fmt.Errorf("%w: %d events with a limit of %d", ratelimit.ErrNever, n, r.Limit)
+	case w.bySlots(r):
+		return retry, false, nil
+	}
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= r.RetryAfter {
+		return 0, false, ratelimit.ErrWouldExceedDeadline
+	}
+	return retry, true, nil
+}
+
+// bySlots reports whether slots are missing, by the denial r. Nobody knows when they come.
+func (w *waiter) bySlots(r ratelimit.Result) bool {
+	limits, parts := several(w.line.id.limiter), inner(w.line.id.limiter, r).Parts()
+	if limits == nil || len(parts) != len(limits) {
+		return true
+	}
+	for i := range parts {
+		if _, ok := slotsIn(limits[i]); ok && !parts[i].Allowed && parts[i].RetryAfter > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// join puts a waiter at the end of the line of key. The first in a line asks at once. If most are in it,
+// there is no waiter, and what is returned is the last denial, if there was one.
+func (a *allLines) join(l ratelimit.Limiter, key string, most int) (*waiter, *ratelimit.Result) {
+	if most == 0 {
+		most = defaultMost
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ln := a.lineOf(lineID{l, key})
+	if ln.asking+ln.idle.Len() >= most {
+		return nil, ln.lastDenial()
+	}
+	ln.arrived++
+	w := &waiter{line: ln, arrived: ln.arrived, ask: make(chan struct{}, 1)}
+	if w.place = ln.idle.PushBack(w); ln.asking+ln.idle.Len() == 1 {
+		ln.free = max(ln.free, 1)
+	}
+	a.move(ln)
+	return w, nil
+}
+
+// lineOf returns the line of id, and makes it if there is none.
+func (a *allLines) lineOf(id lineID) *line {
+	shared := canBeKey(id)
+	if shared && a.byID[id] != nil {
+		return a.byID[id]
+	}
+	ln := &line{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, pause: leastPause, rest: leastPause}
+	if shared {
+		a.byID[id] = ln
+	}
+	for _, core := range cores(id.limiter) {
+		ids := []slotsID{{core, id.key}}
+		if !see.ByKey[ratelimit.Limiter](core) {
+			ids = append(ids, slotsID{core, ""})
+		}
+		for _, slots := range ids {
+			if a.bySlots[slots] == nil {
+				a.bySlots[slots] = list.New()
+			}
+			ln.waitFor[slots] = a.bySlots[slots].PushBack(ln)
+		}
+	}
+	a.some.Store(true)
+	return ln
+}
+
+// canBeKey reports whether id can be the key of a map. A limiter that contains NaN is not even equal to
+// itself.
+func canBeKey(id lineID) bool {
+	v := reflect.ValueOf(id.limiter)
+	return v.Kind() == reflect.Pointer || v.Comparable() && id == id //nolint:gocritic,staticcheck // NaN
+}
+
+// remove removes a line in which nobody waits.
+func (a *allLines) remove(ln *line) {
+	if ln.shared {
+		delete(a.byID, ln.id)
+	}
+	for slots, e := range ln.waitFor {
+		of := a.bySlots[slots]
+		if of.Remove(e); of.Len() == 0 {
+			delete(a.bySlots, slots)
+		}
+	}
+	a.some.Store(len(a.bySlots) > 0)
+}
+
+// move has those ask who may. If nobody does, one will after the rest.
+func (a *allLines) move(ln *line) {
+	for ln.free > 0 && ln.asking < mostAsking && ln.idle.Len() > 0 {
+		w := ln.idle.Remove(ln.idle.Front()).(*waiter)
+		w.place = nil
+		ln.free--
+		ln.asking++
+		w.ask <- struct{}{}
+	}
+	rests := ln.asking == 0 && ln.idle.Len() > 0
+	switch {
+	case rests && ln.timer == nil:
+		ln.timer = time.AfterFunc(ln.rest, func() { a.ring(ln) })
+	case rests && !ln.armed:
+		ln.timer.Reset(ln.rest)
+	case !rests && ln.armed:
+		ln.timer.Stop()
+	}
+	if ln.armed = rests; ln.asking+ln.idle.Len() == 0 {
+		a.remove(ln)
+	}
+}
+
+// ring has one ask after the rest.
+func (a *allLines) ring(ln *line) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if ln.armed {
+		ln.armed, ln.free = false, max(ln.free, 1)
+		a.move(ln)
+	}
+}
+
+// back puts w, which was denied, where it was in its line.
+func (a *allLines) back(w *waiter, rest time.Duration, exactly bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ln := w.line
+	if ln.asking--; w.asked {
+		ln.denial, ln.deniedAt = w.denial, time.Now()
+	}
+	if !exactly {
+		rest = min(rest, ln.pause-rand.N(ln.pause/4)) // so that processes do not ask together
+		if ln.asking == 0 {
+			ln.pause = min(2*ln.pause, mostPause)
+		}
+	}
+	ln.rest = rest
+	next := ln.idle.Front()
+	for next != nil && next.Value.(*waiter).arrived < w.arrived {
+		next = next.Next()
+	}
+	if next == nil {
+		w.place = ln.idle.PushBack(w)
+	} else {
+		w.place = ln.idle.InsertBefore(w, next)
+	}
+	a.move(ln)
+}
+
+// leave takes w out of its line. If it has asked, or was to, others may ask for so many slots, or the next
+// one in its place.
+func (a *allLines) leave(w *waiter, free int, next bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ln := w.line
+	if w.place != nil {
+		ln.idle.Remove(w.place)
+		a.move(ln)
+		return
+	}
+	ln.asking--
+	ln.pause, ln.rest = leastPause, leastPause
+	if ln.free = max(ln.free, free-ln.asking); next {
+		ln.free++
+	}
+	a.move(ln)
+}
+
+// wake tells who waits for key of l that a slot of core is free, or else others who wait for that slot,
+// such as under another key if it is one for all.
+func (a *allLines) wake(l ratelimit.Limiter, key string, core *ratelimit.Custom) {
+	if !a.some.Load() {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var ln *line
+	if id := (lineID{l, key}); canBeKey(id) {
+		ln = a.byID[id]
+	}
+	for _, slots := range [...]slotsID{{core, key}, {core, ""}} {
+		if of := a.bySlots[slots]; ln == nil && of != nil {
+			ln = of.Front().Value.(*line)
+		}
+	}
+	if ln != nil {
+		ln.free = min(ln.free+1, ln.asking+ln.idle.Len())
+		a.move(ln)
+	}
+}
+
+// last is the last denial in w's line, as it would be now, or nil.
+func (a *allLines) last(w *waiter) *ratelimit.Result {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return w.line.lastDenial()
+}
+
+func (ln *line) lastDenial() *ratelimit.Result {
+	if ln.deniedAt.IsZero() {
+		return nil
+	}
+	r, since := ln.denial, time.Since(ln.deniedAt)
+	r.RetryAfter = max(r.RetryAfter-since, leastPause)
+	r.ResetAfter = max(r.ResetAfter-since, r.RetryAfter)
+	return &r
+}
+
+// cores are the limiters of slots in l.
+func cores(l ratelimit.Limiter) (all []*ratelimit.Custom) {
+	limits := several(l)
+	if limits == nil {
+		limits = []ratelimit.Limiter{l}
+	}
+	for _, limit := range limits {
+		if core, ok := slotsIn(limit); ok {
+			all = append(all, core)
+		}
+	}
+	return all
+}
