@@ -50,10 +50,10 @@ func WaitUpTo(d time.Duration) Option {
 // Wait is [Hold] that blocks until there is a slot, and all else that l asks for, and then for the
 // Delay. It is never a denial.
 //
-// In this process those who wait for a key of l stand in a line, and ask in order of arrival: one at a
-// time, and one more for each slot that a Release in this process or the last answer has shown to be
-// free. For slots of other processes the first asks again after 5 ms, and then after twice as long each
-// time, up to 1 s. There is no order among processes, and Hold stands in no line.
+// In this process those who wait for a key of l stand in a line, and ask in order of arrival. One asks
+// for each slot that is known to be free: by a Release in this process, or by the last answer. For
+// slots of other processes the first asks again after 5 ms, and then after twice as long each time, up
+// to 1 s. There is no order among processes, and Hold stands in no line.
 //
 // The error is [ErrFull] if too many wait already ([MaxWaiting]), that of ctx if it ends, and
 // [ratelimit.ErrNever] if n is never admitted. It is [ratelimit.ErrWouldExceedDeadline] at once if
