@@ -7,7 +7,7 @@ const (
 	mostLead    = 96 * time.Millisecond
 	mostAhead   = 48 * time.Millisecond // for a long queue
 	leastPause  = time.Millisecond      // before asking again, if the limiter gives no better time
-	mostPending = 64                    // questions under way
+	mostPending = 256                   // questions under way
 )
 
 // Never is the RetryAfter of events that are never admitted, however long the wait.
