@@ -69,7 +69,8 @@ import (
 //
 // If l counts slots (package inflight), alone or beside rates, a request holds one until its handler
 // is done, whether it returns or panics. A connection that the handler takes over holds it until it
-// is closed. Retry-After of a denial by slots alone is a second ([WithSlotRetryAfter]).
+// is closed. An adaptor that runs its handlers after the middleware, as fiber's does, gives slots back too
+// early: docs/http.md has another. Retry-After of a denial by slots alone is a second ([WithSlotRetryAfter]).
 //
 // The Delay of a leaky bucket is not waited for: put a throttle.Waiter around a limiter that
 // is to hold requests back.

@@ -4,8 +4,8 @@ package fiber_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
@@ -15,9 +15,11 @@ import (
 
 	"github.com/gofiber/fiber/v3"
 	"github.com/gofiber/fiber/v3/middleware/adaptor"
+	"github.com/gofiber/fiber/v3/middleware/recover"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/httplimit"
+	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
@@ -34,8 +36,8 @@ func perDay(n int) ratelimit.Limiter {
 	return limiter
 }
 
-// fiber answers after the middleware, so that WithRefund sees no status. A handler finds the
-// decision in its context, and gives the charge back itself.
+// A handler finds the decision in its context, and gives the charge back itself. WithRefund(Successful) does
+// that by the status.
 func Example() {
 	app := fiber.New()
 	app.Use(limited(httplimit.Middleware(perDay(2), httplimit.WithContext())))
@@ -76,19 +78,62 @@ func Example_adaptor() {
 	// 429
 }
 
-// limited is middleware of net/http as fiber's.
+// limited is middleware of net/http as fiber's. The handlers behind it run inside of the middleware, which
+// sees their status and holds their slots.
 func limited(middleware func(http.Handler) http.Handler) fiber.Handler {
-	return func(c fiber.Ctx) error {
-		passed := false
-		next := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			passed = true
-			c.SetContext(r.Context())
-		})
-		if err := adaptor.HTTPHandler(middleware(next))(c); err != nil || !passed {
+	return func(c fiber.Ctx) (err error) {
+		r, err := adaptor.ConvertRequest(c, false)
+		if err != nil {
 			return err
 		}
-		return c.Next()
+		answer := &writer{c: c, header: http.Header{}}
+		middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			answer.passed = true
+			answer.send()
+			c.SetContext(r.Context())
+			err = c.Next()
+			w.WriteHeader(statusOf(c, err))
+		})).ServeHTTP(answer, r)
+		return err
 	}
+}
+
+// writer is the http.ResponseWriter of a request that fiber answers.
+type writer struct {
+	c      fiber.Ctx
+	header http.Header
+	passed bool // the handlers answer
+}
+
+func (w *writer) Header() http.Header { return w.header }
+
+func (w *writer) Write(b []byte) (int, error) { return w.c.Write(b) }
+
+func (w *writer) WriteHeader(code int) {
+	if !w.passed {
+		w.send()
+		w.c.Status(code)
+	}
+}
+
+func (w *writer) send() {
+	for name, values := range w.header {
+		for _, v := range values {
+			w.c.Response().Header.Add(name, v)
+		}
+	}
+}
+
+// statusOf is the status that fiber answers with after err.
+func statusOf(c fiber.Ctx, err error) int {
+	var known *fiber.Error
+	switch {
+	case errors.As(err, &known):
+		return known.Code
+	case err != nil:
+		return fiber.StatusInternalServerError
+	}
+	return c.Response().StatusCode()
 }
 
 // login returns the status of an attempt.
@@ -104,17 +149,29 @@ func login(app *fiber.App, password string) int {
 }
 
 func TestOfTwentyWrongPasswordsFiveAreHeard(t *testing.T) {
-	out := log.Writer()
-	log.SetOutput(io.Discard) // the line that WithRefund has seen nothing
-	defer log.SetOutput(out)
 	for name, opt := range map[string]httplimit.ServerOption{
-		"by the decision":                     httplimit.WithContext(),
-		"by the status, which nothing writes": httplimit.WithRefund(httplimit.Successful),
+		"by the decision": httplimit.WithContext(),
+		"by the status":   httplimit.WithRefund(httplimit.Successful),
 	} {
 		t.Run(name, func(t *testing.T) {
 			app := fiber.New()
 			app.Use(limited(httplimit.Middleware(perDay(5), opt)))
-			app.Post("/login", func(fiber.Ctx) error { return fiber.ErrUnauthorized })
+			app.Post("/login", func(c fiber.Ctx) error {
+				if c.FormValue("password") != "secret" {
+					return fiber.ErrUnauthorized
+				}
+				if d, ok := httplimit.FromContext(c.Context()); ok {
+					if err := d.Refund(c.Context()); err != nil {
+						t.Error(err)
+					}
+				}
+				return c.SendString("welcome")
+			})
+			for range 10 {
+				if code := login(app, "secret"); code != fiber.StatusOK {
+					t.Fatal(code)
+				}
+			}
 			for i := range 20 {
 				want := fiber.StatusUnauthorized
 				if i >= 5 {
@@ -125,6 +182,51 @@ func TestOfTwentyWrongPasswordsFiveAreHeard(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A request holds its slot while fiber's handler runs, returns an error or panics, and its answer has the
+// fields of the middleware and those of the handler.
+func TestARequestHoldsItsSlot(t *testing.T) {
+	atOnce := ratelimit.Must(inflight.New(ratelimit.Must(memstore.New()), 1, time.Minute))
+	app := fiber.New()
+	app.Use(recover.New())
+	app.Use(limited(httplimit.Middleware(atOnce, httplimit.WithKey(httplimit.Global()))))
+	inside, leave := make(chan struct{}), make(chan struct{})
+	app.Get("/slow", func(c fiber.Ctx) error {
+		inside <- struct{}{}
+		<-leave
+		c.Set("X-Of-Handler", "yes")
+		return c.Status(fiber.StatusAccepted).SendString("done")
+	})
+	app.Get("/fails", func(fiber.Ctx) error { return fiber.ErrTeapot })
+	app.Get("/panics", func(fiber.Ctx) error { panic("on purpose") })
+	get := func(path string) *http.Response {
+		res, err := app.Test(httptest.NewRequest(http.MethodGet, path, nil), fiber.TestConfig{Timeout: time.Minute})
+		if err != nil {
+			t.Error(err)
+			return &http.Response{}
+		}
+		_ = res.Body.Close()
+		return res
+	}
+	first := make(chan *http.Response)
+	go func() { first <- get("/slow") }()
+	<-inside
+	if res := get("/fails"); res.StatusCode != fiber.StatusTooManyRequests || res.Header.Get("Content-Type") != "application/problem+json" {
+		t.Error(res.StatusCode, res.Header)
+	}
+	close(leave)
+	if res := <-first; res.StatusCode != fiber.StatusAccepted || res.Header.Get("RateLimit") == "" || res.Header.Get("X-Of-Handler") != "yes" {
+		t.Error(res.StatusCode, res.Header)
+	}
+	for path, want := range map[string]int{"/fails": fiber.StatusTeapot, "/panics": fiber.StatusInternalServerError} {
+		if res := get(path); res.StatusCode != want {
+			t.Error(path, res.StatusCode)
+		}
+	}
+	if r, err := atOnce.Peek(t.Context(), "global"); err != nil || r.Remaining != 1 {
+		t.Error(r, err)
 	}
 }
 
