@@ -7,7 +7,8 @@ const (
 	mostLead    = 96 * time.Millisecond
 	mostAhead   = 48 * time.Millisecond // for a long queue
 	leastPause  = time.Millisecond      // before asking again, if the limiter gives no better time
-	mostPending = 256                   // questions under way
+	mostPending = 64                    // questions under way, and
+	mostFar     = 1024                  // as many if the limiter is so fast and far that they are needed
 )
 
 // Never is the RetryAfter of events that are never admitted, however long the wait.
@@ -163,12 +164,21 @@ func (p *pace) done(a *question) {
 func (p *pace) several(n int, ahead bool) bool {
 	far := p.step > 0 && p.trip > p.step
 	switch {
-	case p.pending >= mostPending:
+	case p.pending >= p.mostPending():
 		return false
 	case p.room >= n:
 		return !p.turns || far || p.free
 	}
 	return ahead && (p.kind == Early || p.kind == Unknown && !p.denied) && far
+}
+
+// mostPending is how many questions are under way at most: twice as many as the rate has in a trip, if that
+// is more.
+func (p *pace) mostPending() int {
+	if p.step <= 0 {
+		return mostPending
+	}
+	return max(mostPending, int(min(2*p.trip/p.step, mostFar)))
 }
 
 // lead is how long before its time a permit is asked for, so that the answer is there in
