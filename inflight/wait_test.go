@@ -167,6 +167,7 @@ func TestFarSlotsAreInUse(t *testing.T) {
 		require.Less(t, s.called.Load(), int64(3*n*rounds), "a question and a Release each, and some denials")
 		time.Sleep(time.Second)
 		require.Equal(t, n, free(t, l))
+		require.Zero(t, inflight.Lines())
 	})
 }
 
@@ -275,6 +276,7 @@ func TestAWaitEnds(t *testing.T) {
 		c.Release()
 		synctest.Wait()
 		require.Equal(t, 1, free(t, l))
+		require.Zero(t, inflight.Lines())
 	})
 }
 
@@ -442,6 +444,7 @@ func TestAllWhoWaitGetASlot(t *testing.T) {
 	}
 	all.Wait()
 	require.LessOrEqual(t, most.Load(), int64(5))
+	require.Zero(t, inflight.Lines())
 }
 
 var _ store.Store = (*remote)(nil)
