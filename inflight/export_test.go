@@ -4,5 +4,9 @@ package inflight
 func Lines() int {
 	lines.mu.Lock()
 	defer lines.mu.Unlock()
-	return max(len(lines.byID), len(lines.bySlots))
+	n := max(len(lines.byID), len(lines.bySlots))
+	if lines.some.Load() != (n > 0) {
+		return -1
+	}
+	return n
 }

@@ -74,6 +74,8 @@ type waiter struct {
 	impatient bool // an error ends the wait
 	asked     bool
 	denial    ratelimit.Result // of the last question
+	rest      time.Duration    // after it
+	exactly   bool             // or else that at most, since nobody knows
 }
 
 // hold asks in w's turn until there is a slot, or until has ended, and leaves the line.
@@ -97,11 +99,10 @@ func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot
 		}
 		next = err == nil || until.Err() != nil
 		w.asked, w.denial = err == nil, r
-		rest, exactly, err := w.denied(until, n, r, err)
-		if err != nil {
+		if err := w.denied(until, n, r, err); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
-		lines.back(w, rest, exactly)
+		lines.back(w)
 		next = true
 	}
 }
@@ -115,26 +116,27 @@ func (w *waiter) turn(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// denied returns when the line asks again if nothing happens before: exactly then, or at the latest. Or
-// it returns why w does not.
-func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err error) (rest time.Duration, exactly bool, ends error) {
-	retry := max(r.RetryAfter, time.Millisecond)
+// denied notes when the line asks again if nothing happens before, or returns why w does not.
+func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err error) error {
+	w.rest, w.exactly = max(r.RetryAfter, time.Millisecond), false
 	switch {
 	case err != nil && w.impatient:
-		return 0, false, err
+		return err
 	case errors.Is(err, store.ErrOverloaded), errors.Is(err, store.ErrUnavailable):
-		return mostPause, false, nil
+		w.rest = mostPause
+		return nil
 	case err != nil:
-		return 0, false, err
+		return err
 	case r.RetryAfter == ratelimit.Never:
-		return 0, false, fmt.Errorf("%w: %d events with a limit of %d", ratelimit.ErrNever, n, r.Limit)
+		return fmt.Errorf("%w: %d events with a limit of %d", ratelimit.ErrNever, n, r.Limit)
 	case w.bySlots(r):
-		return retry, false, nil
+		return nil
 	}
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= r.RetryAfter {
-		return 0, false, ratelimit.ErrWouldExceedDeadline
+		return ratelimit.ErrWouldExceedDeadline
 	}
-	return retry, true, nil
+	w.exactly = true
+	return nil
 }
 
 // bySlots reports whether slots are missing, by the denial r. Nobody knows when they come.
@@ -178,7 +180,7 @@ func (a *allLines) lineOf(id lineID) *line {
 	if shared && a.byID[id] != nil {
 		return a.byID[id]
 	}
-	ln := &line{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, pause: leastPause, rest: leastPause}
+	ln := &line{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, pause: leastPause}
 	if shared {
 		a.byID[id] = ln
 	}
@@ -247,26 +249,26 @@ func (a *allLines) ring(ln *line) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if ln.armed {
-		ln.armed, ln.free = false, max(ln.free, 1)
+		ln.free = max(ln.free, 1)
 		a.move(ln)
 	}
 }
 
 // back puts w, which was denied, where it was in its line.
-func (a *allLines) back(w *waiter, rest time.Duration, exactly bool) {
+func (a *allLines) back(w *waiter) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ln := w.line
 	if ln.asking--; w.asked {
 		ln.denial, ln.deniedAt = w.denial, time.Now()
 	}
-	if !exactly {
-		rest = min(rest, ln.pause-rand.N(ln.pause/4)) // so that processes do not ask together
+	ln.rest = w.rest
+	if !w.exactly {
+		ln.rest = min(w.rest, ln.pause-rand.N(ln.pause/4)) // so that processes do not ask together
 		if ln.asking == 0 {
 			ln.pause = min(2*ln.pause, mostPause)
 		}
 	}
-	ln.rest = rest
 	next := ln.idle.Front()
 	for next != nil && next.Value.(*waiter).arrived < w.arrived {
 		next = next.Next()

@@ -2,6 +2,7 @@ package inflight_test
 
 import (
 	"context"
+	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -202,6 +203,255 @@ func TestAFullLineAsksNothing(t *testing.T) {
 		first.Release()
 		synctest.Wait()
 		require.Equal(t, 1, free(t, l))
+	})
+}
+
+// Who leaves although a slot is free, or while it asks, lets the next one ask at once. After an error of the
+// store that has time.
+func TestWhoLeavesLetsTheNextAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l := slots(t, s, 1)
+		for range 20 { // a waiter that may ask and has to leave does one or the other
+			a := hold(t, l)
+			ctx, cancel := context.WithCancel(t.Context())
+			left, next := make(chan error), make(chan *inflight.Slot)
+			go func() {
+				slot, _, err := inflight.Wait(ctx, l, "key", 1)
+				slot.Release()
+				left <- err
+			}()
+			synctest.Wait()
+			go func() { next <- wait(t.Context(), t, l, "key") }()
+			time.Sleep(5 * time.Second)
+			s.down.Store(true) // for the last question of the first
+			time.Sleep(1100 * time.Millisecond)
+			s.down.Store(false)
+			began := time.Now()
+			cancel()
+			a.Release()
+			b := <-next
+			require.Zero(t, time.Since(began))
+			require.ErrorIs(t, <-left, context.Canceled)
+			b.Release()
+			synctest.Wait()
+			require.Zero(t, inflight.Lines())
+		}
+
+		s = newRemote(t)
+		s.way = 10 * time.Millisecond
+		l = slots(t, s, 1)
+		a := hold(t, l)
+		before := s.called.Load()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		defer cancel()
+		var all sync.WaitGroup
+		all.Go(func() {
+			_, _, err := inflight.Wait(ctx, l, "key", 1)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		})
+		synctest.Wait()
+		all.Go(func() { wait(t.Context(), t, l, "key").Release() })
+		synctest.Wait()
+		require.EqualValues(t, 1, s.called.Load()-before, "only the first asks")
+		time.Sleep(6 * time.Millisecond)
+		require.EqualValues(t, 2, s.called.Load()-before, "the next one asks as soon as the first has left")
+
+		time.Sleep(time.Second)
+		a.Release()
+		all.Wait()
+
+		time.Sleep(time.Second)
+		s = newRemote(t)
+		l = slots(t, s, 1)
+		a = hold(t, l)
+		ctx, cancel = context.WithCancel(t.Context())
+		all.Go(func() {
+			_, _, err := inflight.Wait(ctx, l, "key", 1)
+			require.ErrorIs(t, err, context.Canceled)
+		})
+		synctest.Wait()
+		var ended [2]time.Time
+		for i := range ended {
+			all.Go(func() {
+				_, _, err := inflight.Hold(t.Context(), l, "key", 1, inflight.WaitUpTo(time.Hour))
+				require.ErrorIs(t, err, store.ErrUnavailable)
+				ended[i] = time.Now()
+			})
+			synctest.Wait()
+		}
+		s.down.Store(true)
+		cancel()
+		all.Wait()
+		require.Equal(t, 5*time.Millisecond, ended[1].Sub(ended[0]))
+		s.down.Store(false)
+		a.Release()
+		synctest.Wait()
+		require.Equal(t, 1, free(t, l))
+	})
+}
+
+// Who asked and was not answered stands where it stood.
+func TestWhoAsksInVainKeepsItsPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l, err := inflight.New(s, 2, 24*time.Hour) // so that there are no renewals
+		require.NoError(t, err)
+		a, b := hold(t, l), hold(t, l)
+		s.way = 10 * time.Millisecond
+		got := make(chan int, 3)
+		for i := range 3 {
+			go func() {
+				slot := wait(t.Context(), t, l, "key")
+				got <- i
+				time.Sleep(time.Second)
+				slot.Release()
+			}()
+			synctest.Wait()
+		}
+		time.Sleep(20 * time.Second)
+		for called := s.called.Load(); s.called.Load() == called; {
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(2 * s.way) // the next time that the first looks is far
+		a.Release()
+		time.Sleep(s.way / 5)
+		b.Release()
+		time.Sleep(s.way + s.way/3) // two ask
+		s.down.Store(true)
+		time.Sleep(s.way)
+		s.down.Store(false)
+		for i := range 3 {
+			require.Equal(t, i, <-got)
+		}
+		time.Sleep(2 * time.Second)
+		require.Equal(t, 2, free(t, l))
+	})
+}
+
+// A Release concerns those who wait for that key, and nobody else.
+func TestAReleaseOfAnotherKeyWakesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l := slots(t, s, 1)
+		a := hold(t, l)
+		other, _, err := inflight.Hold(t.Context(), l, "other", 1)
+		require.NoError(t, err)
+		done := make(chan *inflight.Slot)
+		go func() { done <- wait(t.Context(), t, l, "key") }()
+		time.Sleep(2500 * time.Millisecond) // between two renewals
+		called := s.called.Load()
+		other.Release()
+		synctest.Wait()
+		require.EqualValues(t, 1, s.called.Load()-called)
+		a.Release()
+		(<-done).Release()
+		synctest.Wait()
+	})
+}
+
+// In an All too, slots of another process are seen within a second, whatever a rate beside them says.
+func TestSlotsBesideARateAreSeenWithinASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l, other := slots(t, s, 1, ratelimit.WithName("one")), slots(t, s, 1, ratelimit.WithName("one"))
+		bucket, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(5), ratelimit.WithName("rate"))
+		require.NoError(t, err)
+		all, err := ratelimit.NewAll(bucket, l)
+		require.NoError(t, err)
+		r, err := other.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		began := time.Now()
+		time.AfterFunc(time.Second, func() { require.NoError(t, other.Refund(t.Context(), "key", r, 1)) })
+		wait(t.Context(), t, all, "key").Release()
+		require.LessOrEqual(t, time.Since(began), 2*time.Second)
+		synctest.Wait()
+	})
+}
+
+// value is a limiter that is no pointer: it can be compared, or cannot, or is not even equal to itself.
+type value struct {
+	ratelimit.Limiter
+	with any
+}
+
+func (v value) Unwrap() ratelimit.Limiter { return v.Limiter }
+
+func TestEachKindOfLimiterIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slots(t, newRemote(t), 1)
+		for name, c := range map[string]struct {
+			l      ratelimit.Limiter
+			shared bool
+		}{
+			"a pointer": {l, true}, "a value": {value{l, 1}, true},
+			"one without equality": {value{l, []int{1}}, false}, "one that is not itself": {value{l, math.NaN()}, false},
+		} {
+			a := hold(t, l)
+			next := make(chan *inflight.Slot)
+			go func() { next <- wait(t.Context(), t, c.l, "key") }()
+			synctest.Wait()
+			ctx, leave := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() {
+				_, _, err := inflight.Wait(ctx, c.l, "key", 1, inflight.MaxWaiting(1))
+				ended <- err
+			}()
+			synctest.Wait()
+			if c.shared {
+				require.ErrorIs(t, <-ended, inflight.ErrFull, name)
+			} else { // in a line of its own
+				leave()
+				require.ErrorIs(t, <-ended, context.Canceled, name)
+			}
+			leave()
+			require.Positive(t, inflight.Lines(), name)
+			began := time.Now()
+			a.Release()
+			b := <-next
+			require.Zero(t, time.Since(began), name)
+			b.Release()
+			synctest.Wait()
+			require.Zero(t, inflight.Lines(), name)
+		}
+	})
+}
+
+// A store that is away for a moment is asked again after 5 ms.
+func TestAMomentOfAnOutageCostsAMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l := slots(t, s, 1)
+		s.down.Store(true)
+		time.AfterFunc(time.Millisecond, func() { s.down.Store(false) })
+		began := time.Now()
+		wait(t.Context(), t, l, "key").Release()
+		require.LessOrEqual(t, time.Since(began), 5*time.Millisecond)
+		require.GreaterOrEqual(t, time.Since(began), 3*time.Millisecond)
+		synctest.Wait()
+	})
+}
+
+// A rate that has room exactly at the deadline has none before.
+func TestWhatComesAtTheDeadlineComesTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		bucket, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(1), ratelimit.WithName("rate"))
+		require.NoError(t, err)
+		all, err := ratelimit.NewAll(bucket, slots(t, s, 2))
+		require.NoError(t, err)
+		wait(t.Context(), t, all, "key").Release()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		began := time.Now()
+		_, _, err = inflight.Wait(ctx, all, "key", 1)
+		require.ErrorIs(t, err, ratelimit.ErrWouldExceedDeadline)
+		require.Zero(t, time.Since(began))
+		ctx, cancel = context.WithTimeout(t.Context(), time.Hour+time.Microsecond)
+		defer cancel()
+		wait(ctx, t, all, "key").Release()
+		require.Equal(t, time.Hour, time.Since(began))
+		synctest.Wait()
 	})
 }
 
