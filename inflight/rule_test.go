@@ -181,3 +181,49 @@ func play(t *testing.T, seed uint64, clock *ratelimittest.Clock, stores []store.
 		}
 	}
 }
+
+// A store of bytes reads back what it has written, and refuses what nobody has.
+func TestSlotsAsBytes(t *testing.T) {
+	random := rand.New(rand.NewPCG(30, 32))
+	l, now := store.Limit{Rate: 5, Period: 1000}, int64(1_800_000_000_000_000)
+	s := newSlots()
+	for range 1000 {
+		now += random.Int64N(300)
+		if r := s.Step(l, now, 1); r.OK() {
+			s.Add(l, r.X, 1)
+		} else if random.IntN(2) == 0 {
+			s.Refund(l, now, store.Receipt{At: s.all[random.IntN(len(s.all))].number, N: 1})
+		}
+		b, err := s.AppendBinary([]byte("before"))
+		require.NoError(t, err)
+		require.Equal(t, "before", string(b[:6]))
+		b = b[6:]
+		read, err := parse(b)
+		require.NoError(t, err)
+		require.Equal(t, s.last, read.(*slots).last)
+		require.Equal(t, len(s.all), len(read.(*slots).all))
+		require.True(t, slices.Equal(s.all, read.(*slots).all))
+		require.Equal(t, s.Step(l, now, 1), read.Step(l, now, 1))
+		for cut := 1; cut < 16 && cut <= len(b); cut++ {
+			_, err := parse(b[:len(b)-cut])
+			require.ErrorIs(t, err, store.ErrCorrupt)
+		}
+	}
+	for name, s := range map[string]slots{
+		"a number above the last": {last: 1, all: []slot{{2, 3}}},
+		"twice the same":          {last: 5, all: []slot{{2, 3}, {2, 3}}},
+		"an end beyond all time":  {last: 5, all: []slot{{2, farthest + 1}}},
+		"one before all time":     {last: 5, all: []slot{{2, -farthest - 1}}},
+	} {
+		b, err := s.AppendBinary(nil)
+		require.NoError(t, err)
+		_, err = parse(b)
+		require.ErrorIs(t, err, store.ErrCorrupt, name)
+	}
+	for _, end := range []int64{farthest, -farthest} {
+		b, err := (&slots{last: 2, all: []slot{{2, end}}}).AppendBinary(nil)
+		require.NoError(t, err)
+		_, err = parse(b)
+		require.NoError(t, err)
+	}
+}
