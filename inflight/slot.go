@@ -192,10 +192,15 @@ func (h *held) hold(ctx context.Context) (*Slot, ratelimit.Result, error) {
 	if err != nil || !r.Allowed {
 		return nil, r, err
 	}
-	if !h.longest.IsZero() || !h.inMemory() {
-		h.mu.Lock()
+	lasts := h.longest.IsZero() && h.inMemory() // until its Release
+	if lasts && h.deferred {
+		h.own.held = h
+		return &h.own, r, nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !lasts {
 		h.plan()
-		h.mu.Unlock()
 	}
 	if h.deferred {
 		h.own.held = h

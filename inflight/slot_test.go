@@ -829,3 +829,20 @@ func TestALimiterThatChangesAllTheTimeIsAskedTwice(t *testing.T) {
 		}
 	}
 }
+
+// A slot may be over before Hold returns.
+func TestASlotThatIsOverAtOnce(t *testing.T) {
+	l := slots(t, newRemote(t), 1)
+	for range 1000 {
+		held := make(chan *inflight.Slot)
+		go func() {
+			slot, _, err := inflight.Hold(context.Background(), l, "key", 1, inflight.Longest(time.Nanosecond))
+			if err != nil {
+				t.Error(err)
+			}
+			held <- slot
+		}()
+		(<-held).Release()
+	}
+	require.Eventually(t, func() bool { return free(t, l) == 1 }, 10*time.Second, time.Millisecond)
+}
