@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -72,7 +73,11 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	}
 	a.pairs, a.plain = newPairs(a.parts), isPlain(a.parts)
 	a.held = slices.ContainsFunc(a.parts, func(p part) bool { return see.Held(p.limiter) })
-	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Plain: !slices.ContainsFunc(a.parts, func(p part) bool { return !see.Plain(p.limiter) }), Local: a.local})
+	kind := kindOf(a.parts[0].limiter)
+	for _, p := range a.parts {
+		kind = queue.Joint(kind, kindOf(p.limiter))
+	}
+	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Kind: kind, Local: a.local})
 	return a, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -75,7 +76,7 @@ func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {
 	if err := b.denials.make(b, s, p, opts); err != nil {
 		return nil, err
 	}
-	b.known = see.NewCore[Limiter](b, see.Known[Limiter]{UsesContext: b.denials.keyFunc != nil, Local: b.local})
+	b.known = see.NewCore[Limiter](b, see.Known[Limiter]{UsesContext: b.denials.keyFunc != nil, Kind: queue.Joint(kindOf(l), queue.Plain), Local: b.local})
 	return b, nil
 }
 

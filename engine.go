@@ -94,7 +94,7 @@ func (lim *limiter) introduce(self Limiter) {
 	lim.quick = !lim.optional && lim.limitFunc == nil && lim.integers.Rate > 0
 	lim.known = see.NewCore(self, see.Known[Limiter]{
 		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
-		Plain: !lim.rule.Burst || see.Leased(lim.store),
+		Kind:  lim.kind(),
 		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/bucket"
@@ -33,80 +34,41 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if see.Held(l) {
 		return Result{}, see.ErrHeld
 	}
-	kind := kindOf(l)
-	call, ok := queue.Enter(l, key, n, kind, end(ctx))
-	if !ok {
-		return (&asker{limiter: l, key: key, n: n}).wait(ctx, nil, 0, nil)
+	a := askers.Get().(*asker)
+	a.limiter, a.key, a.n = l, key, n
+	w := &a.waiter
+	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, key, n, kindOf(l), a
+	err := w.Wait(ctx)
+	r, most := a.result, w.Answer.Limit
+	*a = asker{} // so that it keeps nothing alive
+	askers.Put(a)
+	switch err {
+	case nil:
+		return r, nil
+	case queue.ErrTooLate:
+		return Result{}, ErrWouldExceedDeadline
+	case queue.ErrNever:
+		return Result{}, fmt.Errorf("%w: %d events with a limit of %d", ErrNever, n, most)
+	default:
+		return Result{}, err
 	}
-	var within time.Duration
-	if call.Patient {
-		within = patience(ctx, call.Trip)
-	}
-	r, err := askAlone(ctx, l, key, n, within, &call)
-	if err != nil || !r.Allowed || r.Delay > 0 {
-		return (&asker{l, key, n, r}).wait(ctx, &call, within, err)
-	}
-	d := answerOf(r)
-	call.Done(&d, true)
-	return r, nil
-}
-
-// askAlone asks for those before whom nobody waits.
-func askAlone(ctx context.Context, l Limiter, key string, n int, within time.Duration, call *queue.Call) (r Result, err error) {
-	returned := false
-	defer func() {
-		if !returned { // l has panicked
-			call.Done(nil, false)
-		}
-	}()
-	r, err = AllowWithin(ctx, l, key, n, within)
-	returned = true
-	return r, err
-}
-
-// end is the latest time of a permit, zero if ctx has no deadline.
-func end(ctx context.Context) time.Time {
-	if deadline, ok := ctx.Deadline(); ok { // at which it is too late
-		return deadline.Add(-1)
-	}
-	return time.Time{}
-}
-
-// patience is how long ctx leaves for a wait, after an answer that takes trip.
-func patience(ctx context.Context, trip time.Duration) time.Duration {
-	if deadline, ok := ctx.Deadline(); ok {
-		return queue.Patience(time.Until(deadline)-1, trip)
-	}
-	return queue.Forever
 }
 
 // kindOf is how l admits those who wait, as far as that can be seen.
 func kindOf(l Limiter) queue.Kind {
 	_, delays := l.(Delayer)
-	return queue.KindOf(see.Algorithm(l), see.Plain(l), delays)
+	return see.Kind(l, delays)
 }
 
-// asker asks l for the waiters of queue.
+var askers = sync.Pool{New: func() any { return new(asker) }}
+
+// asker asks l for a call in a queue.
 type asker struct {
 	limiter Limiter
 	key     string
 	n       int
 	result  Result
-}
-
-// wait waits behind others, or after a's question within d, which was asked in its turn
-// and has been answered by a.result and err.
-func (a *asker) wait(ctx context.Context, call *queue.Call, d time.Duration, err error) (Result, error) {
-	w := queue.Waiter{Limiter: a.limiter, Key: a.key, N: a.n, Kind: kindOf(a.limiter), Asker: a, End: end(ctx)}
-	switch o := w.Wait(ctx, call, d, answerOf(a.result), err); o.Verdict {
-	case queue.TooLate:
-		return Result{}, ErrWouldExceedDeadline
-	case queue.NeverAdmitted:
-		return Result{}, fmt.Errorf("%w: %d events with a limit of %d", ErrNever, a.n, o.Denial.Limit)
-	case queue.Failed:
-		return Result{}, o.Err
-	}
-	return a.result, nil
+	waiter  queue.Waiter
 }
 
 func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
@@ -122,6 +84,19 @@ func (a *asker) Refund(ctx context.Context) error {
 func (a *asker) Hands() bool     { return see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
+
+// kind is how lim admits those who wait. Who takes events ahead has none whose turn comes later.
+func (lim *limiter) kind() queue.Kind {
+	switch {
+	case !lim.rule.Burst || see.Leased(lim.store):
+		return queue.Plain
+	case lim.rule == &tokenBucket:
+		return queue.Bucket
+	case lim.rule == &leakyBucket:
+		return queue.Leaky
+	}
+	return queue.Unknown
+}
 
 // answerOf is what a queue needs of r.
 func answerOf(r Result) queue.Decision {

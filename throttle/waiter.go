@@ -10,7 +10,7 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -47,12 +47,9 @@ import (
 type Waiter struct {
 	sleeps
 
-	limiter    ratelimit.Limiter
-	kind       queue.Kind // of limiter, if that is no wrapper
-	wrapper    bool       // whether limiter is one: what it wraps may change
-	max        time.Duration
-	maxWaiting int64
-	waiting    atomic.Int64
+	limiter ratelimit.Limiter
+	max     time.Duration
+	places  queue.Places
 }
 
 type sleeps = see.Sleeps // see package see
@@ -72,7 +69,7 @@ func WithMaxWaiting(n int) WaiterOption {
 		if n < 1 || n > math.MaxInt32 {
 			return fmt.Errorf("%w: WithMaxWaiting(%d), want 1 to %d", ratelimit.ErrInvalidOption, n, math.MaxInt32)
 		}
-		w.maxWaiting = int64(n)
+		w.places.Most = int64(n)
 		return nil
 	}
 }
@@ -90,9 +87,8 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	if see.Held(l) {
 		return nil, see.ErrHeld
 	}
-	w := &Waiter{limiter: l, max: min(max, queue.Forever), maxWaiting: defaultMaxWaiting}
-	w.kind = kindOf(l)
-	_, w.wrapper = l.(interface{ Unwrap() ratelimit.Limiter })
+	w := &Waiter{limiter: l, max: min(max, queue.Forever)}
+	w.places.Most = defaultMaxWaiting
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: a WaiterOption is nil", ratelimit.ErrInvalidOption)
@@ -105,31 +101,22 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 }
 
 // Waiting returns how many callers sleep now.
-func (w *Waiter) Waiting() int { return int(w.waiting.Load()) }
+func (w *Waiter) Waiting() int { return int(w.places.Taken()) }
 
 // Allow is AllowN of 1.
 func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
 	return w.AllowN(ctx, key, 1)
 }
 
-// kindOf returns how l admits events that have to wait, as far as that can be seen.
-func kindOf(l ratelimit.Limiter) queue.Kind {
-	_, delays := l.(ratelimit.Delayer)
-	return queue.KindOf(see.Algorithm(l), see.Plain(l), delays)
-}
-
-// kindNow returns the kind of the limiter. A leaky bucket is known to turn denials into a
-// Delay.
-func (w *Waiter) kindNow() queue.Kind {
-	if w.wrapper {
-		return kindOf(w.limiter)
-	}
-	return w.kind
+// kind is how the limiter admits events that have to wait.
+func (w *Waiter) kind() queue.Kind {
+	_, delays := w.limiter.(ratelimit.Delayer)
+	return see.Kind(w.limiter, delays)
 }
 
 // leaky reports whether r is a leaky bucket's.
 func (w *Waiter) leaky(r *ratelimit.Result) bool {
-	return w.kindNow() == queue.Leaky && r.Source() == ratelimit.SourceStore
+	return w.kind() == queue.Leaky && r.Source() == ratelimit.SourceStore
 }
 
 // AllowN decides on n events at once, after a sleep if that helps.
@@ -140,70 +127,40 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	case store.CheckCall(ctx, key, n) != nil:
 		return w.limiter.AllowN(ctx, key, n) // which says what is wrong
 	}
-	kind := w.kindNow()
-	var end time.Time
-	if kind == queue.Leaky {
-		end = time.Now().Add(w.patience(ctx))
-	}
-	call, ok := queue.Enter(w.limiter, key, n, kind, end)
-	if !ok {
-		return w.standBehind(ctx, key, n)
-	}
-	var within time.Duration
-	if call.Patient && w.waiting.Load() < w.maxWaiting {
-		within = w.patience(ctx)
-	}
-	r, err := w.askAlone(ctx, key, n, within, &call)
+	patience := w.patience(ctx)
+	a := askers.Get().(*asker)
+	a.limiter, a.key, a.n = w.limiter, key, n
+	me := &a.waiter
+	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, key, n, w.kind(), a, w.max, &w.places
+	err := me.Wait(ctx)
+	r, d := a.result, me.Answer
+	*a = asker{} // so that it keeps nothing alive
+	askers.Put(a)
 	switch {
-	case err == nil && r.Allowed && r.Delay <= 0:
-		d := decision(r)
-		call.Done(&d, true)
+	case err == nil:
+		r.Delay = 0
 		return r, nil
-	case w.takePlace():
-		defer w.waiting.Add(-1)
-		return w.wait(ctx, &asker{w.limiter, key, n, r}, &call, within, err)
-	}
-	call.Done(nil, false)
-	switch {
-	case err != nil:
+	case err == queue.ErrFull && !d.Asked:
+		return w.look(ctx, key, n)
+	case err == queue.ErrFull: // it denies what could sleep, too
+		return w.denial(r, n, 0), nil
+	case err != queue.ErrTooLate && err != queue.ErrNever:
 		return ratelimit.Result{}, err
-	case r.Allowed: // the last place was taken meanwhile
-		if err := w.giveBack(ctx, key, n, r); err != nil {
-			return ratelimit.Result{}, err // the charge may stand
+	case !d.Asked:
+		return w.behind(d, patience), nil
+	}
+	if !r.Allowed {
+		r.RetryAfter = d.RetryAfter
+		if r.RetryAfter != ratelimit.Never && r.Remaining >= n { // there is room: only the turn is too far away
+			r.RetryAfter = wholeMicros(r.RetryAfter - patience)
 		}
 	}
-	return w.denial(r, n, 0), nil
+	return w.denial(r, n, patience), nil
 }
 
-// askAlone asks for an event that no other waits before.
-func (w *Waiter) askAlone(ctx context.Context, key string, n int, within time.Duration, call *queue.Call) (r ratelimit.Result, err error) {
-	returned := false
-	defer func() {
-		if !returned { // the limiter has panicked
-			call.Done(nil, false)
-		}
-	}()
-	r, err = ratelimit.AllowWithin(ctx, w.limiter, key, n, within)
-	returned = true
-	return r, err
-}
-
-// takePlace takes a place to sleep, and reports whether there was one.
-func (w *Waiter) takePlace() bool {
-	if w.waiting.Add(1) > w.maxWaiting {
-		w.waiting.Add(-1)
-		return false
-	}
-	return true
-}
-
-// standBehind waits behind others. Without a place it must not ask for the events that they
-// wait for. It only looks, to say how long the wait would be.
-func (w *Waiter) standBehind(ctx context.Context, key string, n int) (ratelimit.Result, error) {
-	if w.takePlace() {
-		defer w.waiting.Add(-1)
-		return w.wait(ctx, &asker{limiter: w.limiter, key: key, n: n}, nil, 0, nil)
-	}
+// look says how long the wait would be behind others, without a place. It must not ask for the
+// events that they wait for.
+func (w *Waiter) look(ctx context.Context, key string, n int) (ratelimit.Result, error) {
 	r, err := w.limiter.Peek(ctx, key)
 	if err != nil {
 		return ratelimit.Result{}, err
@@ -216,49 +173,25 @@ func (w *Waiter) standBehind(ctx context.Context, key string, n int) (ratelimit.
 	return denial, nil
 }
 
+// behind is the denial of a call that stood behind others, and was not asked for.
+func (w *Waiter) behind(d queue.Decision, patience time.Duration) ratelimit.Result {
+	if w.kind() == queue.Leaky && d.RetryAfter != ratelimit.Never {
+		d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
+	}
+	r, ok := d.Told.(ratelimit.Result)
+	if !ok {
+		r.Limit = d.Limit
+	}
+	r.Remaining, r.RetryAfter, r.ResetAfter = 0, wholeMicros(d.RetryAfter), wholeMicros(d.ResetAfter)
+	return r
+}
+
 // patience returns how long a call may sleep.
 func (w *Waiter) patience(ctx context.Context) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok { // at the deadline itself it is too late
 		return max(0, min(w.max, time.Until(deadline)-1))
 	}
 	return w.max
-}
-
-// wait waits behind others, or goes on from a question that a has asked in its turn. That
-// was within d, and a.result and err are the answer.
-func (w *Waiter) wait(ctx context.Context, a *asker, call *queue.Call, d time.Duration, err error) (ratelimit.Result, error) {
-	patience := w.patience(ctx)
-	kind := w.kindNow()
-	o := (&queue.Waiter{
-		Limiter: w.limiter, Key: a.key, N: a.n, Kind: kind, Asker: a,
-		End: time.Now().Add(patience), Timed: true,
-	}).Wait(ctx, call, d, told(a.result), err)
-	switch {
-	case o.Verdict == queue.Failed:
-		return ratelimit.Result{}, o.Err
-	case o.Verdict == queue.Admitted:
-		a.result.Delay = 0
-		return a.result, nil
-	case !o.Asked: // it stood behind others
-		d := o.Denial
-		if kind == queue.Leaky {
-			d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
-		}
-		r, ok := d.Told.(ratelimit.Result)
-		if !ok {
-			r.Limit = d.Limit
-		}
-		r.Remaining, r.RetryAfter, r.ResetAfter = 0, wholeMicros(d.RetryAfter), wholeMicros(d.ResetAfter)
-		return r, nil
-	}
-	r := a.result
-	if !r.Allowed {
-		r.RetryAfter = o.Denial.RetryAfter
-		if r.RetryAfter != ratelimit.Never && r.Remaining >= a.n { // there is room: only the turn is too far away
-			r.RetryAfter = wholeMicros(r.RetryAfter - patience)
-		}
-	}
-	return w.denial(r, a.n, patience), nil
 }
 
 // due returns how long the events of r have to wait if no other caller comes.
@@ -314,10 +247,6 @@ func withoutCharge(r ratelimit.Result, n int) ratelimit.Result {
 	return r
 }
 
-func (w *Waiter) giveBack(ctx context.Context, key string, n int, r ratelimit.Result) error {
-	return w.limiter.Refund(context.WithoutCancel(ctx), key, r, n)
-}
-
 // AllowWithin is l's own, for callers that sleep the Delay themselves: see
 // [ratelimit.AllowWithin]. It does not sleep, and takes no place from those that do.
 func (w *Waiter) AllowWithin(ctx context.Context, key string, n int, d time.Duration) (ratelimit.Result, error) {
@@ -351,7 +280,7 @@ func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error)
 	case r.Allowed && due <= 0:
 	case due > patience:
 		r = w.denial(r, 1, patience)
-	case w.waiting.Load() >= w.maxWaiting:
+	case w.places.Taken() >= w.places.Most:
 		r = w.denial(r, 1, 0)
 	default:
 		r.Allowed, r.RetryAfter, r.Delay = true, 0, due
@@ -398,12 +327,15 @@ var (
 	_ ratelimit.Delayer        = (*Waiter)(nil)
 )
 
+var askers = sync.Pool{New: func() any { return new(asker) }}
+
 // asker asks the limiter for a call in a queue.
 type asker struct {
 	limiter ratelimit.Limiter
 	key     string
 	n       int
 	result  ratelimit.Result
+	waiter  queue.Waiter
 }
 
 func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
@@ -420,8 +352,8 @@ func (a *asker) Hands() bool     { return see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 
-// decision returns what a queue needs of r.
-func decision(r ratelimit.Result) queue.Decision {
+// told returns what a queue needs of r.
+func told(r ratelimit.Result) queue.Decision {
 	d := queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
@@ -433,12 +365,6 @@ func decision(r ratelimit.Result) queue.Decision {
 	for _, p := range r.Parts() {
 		d.Part(p.Limit, p.Remaining, p.ResetAfter, p.Delay)
 	}
-	return d
-}
-
-// told returns the decision with what else a denial says.
-func told(r ratelimit.Result) queue.Decision {
-	d := decision(r)
 	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // otherwise r says no more than d
 		d.Told = r
 	}

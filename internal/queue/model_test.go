@@ -164,10 +164,15 @@ func newLimiter(name string, rate int, period time.Duration) *limiter {
 }
 
 func (l *limiter) kind() queue.Kind {
-	if l.foreign || l.silent {
-		return queue.KindOf("", false, true)
+	switch {
+	case l.foreign, l.silent:
+		return queue.Unknown
+	case l.name == "token_bucket":
+		return queue.Bucket
+	case l.name == "leaky_bucket":
+		return queue.Leaky
 	}
-	return queue.KindOf(l.name, l.name != "token_bucket" && l.name != "leaky_bucket", true)
+	return queue.Plain
 }
 
 // decide is what AllowWithin of such a limiter does.
@@ -276,7 +281,8 @@ func (a *asker) Take(p any)  { a.held = p.(permit) }
 
 // answer is how a wait ended.
 type answer struct {
-	queue.Outcome
+	queue.Decision
+	err   error
 	n     int
 	end   time.Time
 	turn  time.Time // that the limiter gave
@@ -287,33 +293,18 @@ type answer struct {
 // wait waits as the callers of this package do.
 func (l *limiter) wait(ctx context.Context, n int, end time.Time, timed bool) answer {
 	began := time.Now()
-	if !timed && !end.IsZero() {
+	a := &asker{limiter: l, n: n}
+	w := queue.Waiter{Limiter: l, Key: "key", N: n, Kind: l.kind(), Asker: a}
+	switch {
+	case timed:
+		w.Max = max(1, end.Sub(began))
+	case !end.IsZero():
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, end.Add(1))
 		defer cancel()
 	}
-	a := &asker{limiter: l, n: n}
-	kind := l.kind()
-	w := queue.Waiter{Limiter: l, Key: "key", N: n, Kind: kind, Asker: a, End: end, Timed: timed}
-	turn, ok := queue.Enter(l, "key", n, kind, end)
-	if !ok {
-		o := w.Wait(ctx, nil, 0, queue.Decision{}, nil)
-		return answer{o, n, end, a.held.turn, began, time.Now()}
-	}
-	within := time.Duration(0)
-	if turn.Patient {
-		if within = queue.Forever; !end.IsZero() {
-			within = queue.Patience(time.Until(end), turn.Trip)
-		}
-	}
-	d, err := a.Ask(ctx, within)
-	o := queue.Outcome{Verdict: queue.Admitted}
-	if err == nil && d.Allowed && d.Delay <= 0 {
-		turn.Done(&d, true)
-	} else {
-		o = w.Wait(ctx, &turn, within, d, err)
-	}
-	return answer{o, n, end, a.held.turn, began, time.Now()}
+	err := w.Wait(ctx)
+	return answer{w.Answer, err, n, end, a.held.turn, began, time.Now()}
 }
 
 // line is calls of a limiter, in order of arrival. Use it in a bubble.

@@ -2,6 +2,36 @@ package queue
 
 import "time"
 
+// Kind is how a limiter admits events that have to wait.
+type Kind uint8
+
+const (
+	// Unknown is what nothing is known of but its RetryAfter. It is asked as Early is.
+	Unknown Kind = iota
+	// Early admits some events before their time. Delay is the time that remains.
+	Early
+	// Bucket is Early, one event each step.
+	Bucket
+	// Plain admits events when their time has come, and not before.
+	Plain
+	// Turns admits events into a queue of its own. Delay is the time until their turn. It is
+	// asked for any turn that comes in time.
+	Turns
+	// Leaky is Turns, none of which comes before the ResetAfter of the last answer.
+	Leaky
+)
+
+// Joint is the Kind of two limiters that decide together.
+func Joint(a, b Kind) Kind {
+	switch {
+	case a == b:
+		return a
+	case min(a, b) == Unknown || max(a, b) >= Turns:
+		return Unknown
+	}
+	return Early
+}
+
 const (
 	leastLead   = 6 * time.Millisecond
 	mostLead    = 96 * time.Millisecond
@@ -26,6 +56,7 @@ type Decision struct {
 	Delay            time.Duration
 	Elsewhere        bool // another limiter than usual has decided
 	Told             any  // of a denial: what more those are to be told who are refused without asking
+	Asked            bool // it is the answer to a waiter's own question
 
 	// Of several limits, the one that will be exhausted for longest.
 	parts              bool
@@ -62,7 +93,7 @@ func (d *Decision) step(kind Kind) time.Duration {
 // question is what was asked of a limiter.
 type question struct {
 	n       int
-	order   int // how many events were asked for until then, these included; 0 outside the queue
+	order   int // how many events were asked for until then, these included
 	answers int // that had come when it was asked
 	sent    time.Time
 	within  time.Duration
@@ -71,16 +102,13 @@ type question struct {
 
 // pace is what is known of when a limiter admits events.
 type pace struct {
-	kind    Kind
-	foreign bool // the algorithm is not known
-	turns   bool // it has given out turns
-	denied  bool // of an Unknown limiter, when it was asked ahead of time
-
+	kind      Kind
 	room      int           // events that fit now
-	free      bool          // no limit has counted the last admission: others need not wait
+	turns     bool          // it gives out turns
 	base      time.Time     // the next event fits a step after it; zero if that is not known
 	placed    bool          // who came before base was known has been refused if its turn is too late
 	step      time.Duration // from one event to the next, 0 if not known
+	told      bool          // step is that of the limit that it is of: each one's was told
 	pending   int           // questions under way
 	unknown   int           // events of those
 	asked     int           // events
@@ -89,31 +117,21 @@ type pace struct {
 	notBefore time.Time     // nobody gets a permit before it; zero if not known
 	rest      time.Time     // nobody asks before it
 	trip      time.Duration // of a question and its answer, the longest of late
-
-	// Of a foreign limiter, to check its ResetAfter against its RetryAfter.
-	permit time.Time     // the last one; zero if there was none
-	gap    time.Duration // the longest time from one event to the next that a denial has shown
-}
-
-func newPace(kind Kind) pace {
-	return pace{kind: kind, foreign: kind == Unknown || kind == Turns, turns: kind == Leaky}
 }
 
 // forget is for answers after which nothing is known.
 func (p *pace) forget() {
-	p.room, p.free, p.placed = 0, false, false
-	p.base, p.notBefore, p.permit = time.Time{}, time.Time{}, time.Time{}
+	p.room, p.placed = 0, false
+	p.base, p.notBefore, p.rest = time.Time{}, time.Time{}, time.Time{}
 }
 
-// span is the time that n events take. A foreign limiter may have told when another limit of
-// its own is as if new, so its denials must have shown that it takes as long.
+// span is the time that n events take, as far as it is known.
 func (p *pace) span(n int) time.Duration {
-	step := p.step
-	if p.foreign {
-		step = min(step, p.gap)
-	}
-	if n <= 0 || step <= Forever/time.Duration(n) {
-		return time.Duration(max(n, 0)) * step
+	switch {
+	case n <= 0, !p.told && (p.kind == Turns || p.kind == Unknown): // which may tell when another limit is as if new
+		return 0
+	case p.step <= Forever/time.Duration(n):
+		return time.Duration(n) * p.step
 	}
 	return Forever
 }
@@ -128,23 +146,18 @@ func (p *pace) due(n int) time.Time {
 
 // earliest is before when nobody gets a permit, as far as is known, and n events do not fit.
 func (p *pace) earliest(n int) time.Time {
-	if due := p.due(n); p.kind == Early && due.After(p.notBefore) {
+	if due := p.due(n); p.kind == Bucket && due.After(p.notBefore) {
 		return due
 	}
 	return p.notBefore
 }
 
-// spend takes n events as charged.
-func (p *pace) spend(n int) {
-	if t := p.due(n); !t.IsZero() {
+// ask takes the events of a question that is about to be asked as charged.
+func (p *pace) ask(a *question) {
+	if t := p.due(a.n); !t.IsZero() {
 		p.base = t
 	}
-	p.room = max(0, p.room-n)
-}
-
-// ask spends the events of a question that is about to be asked.
-func (p *pace) ask(a *question) {
-	p.spend(a.n)
+	p.room = max(0, p.room-a.n)
 	p.pending, p.unknown, p.asked = p.pending+1, p.unknown+a.n, p.asked+a.n
 	a.order, a.answers = p.asked, p.answers
 }
@@ -153,43 +166,38 @@ func (p *pace) ask(a *question) {
 func (p *pace) done(a *question) {
 	p.pending--
 	p.answers++
-	if a.order > 0 {
-		p.unknown -= a.n
-	}
+	p.unknown -= a.n
 }
 
 // several reports whether n events can be asked for while others are. If they fit now, they
 // can. Ahead of time they are asked for one after the other as long as that is as fast as
 // the limit, since questions may overtake each other. So it is with turns.
 func (p *pace) several(n int, ahead bool) bool {
-	far := p.step > 0 && p.trip > p.step
+	far, most := p.step > 0 && p.trip > p.step, mostPending
+	if far { // twice as many as the rate has in a trip
+		most = max(most, int(min(2*p.trip/p.step, mostFar)))
+	}
 	switch {
-	case p.pending >= p.mostPending():
+	case p.pending >= most:
 		return false
 	case p.room >= n:
-		return !p.turns || far || p.free
+		return !p.turns || far
 	}
-	return ahead && (p.kind == Early || p.kind == Unknown && !p.denied) && far
-}
-
-// mostPending is how many questions are under way at most: twice as many as the rate has in a trip, if that
-// is more.
-func (p *pace) mostPending() int {
-	if p.step <= 0 {
-		return mostPending
+	if p.kind == Unknown && time.Duration(p.pending)*p.step > p.lead(0) { // more may be denied
+		return false
 	}
-	return max(mostPending, int(min(2*p.trip/p.step, mostFar)))
+	return ahead && p.kind <= Bucket && far
 }
 
 // lead is how long before its time a permit is asked for, so that the answer is there in
 // time. A long queue of events will use its permits in any case, so it asks further ahead.
 // Then a process that stops for a moment need not lose any.
 func (p *pace) lead(events int) time.Duration {
-	ahead := time.Duration(0)
-	if p.step < mostAhead {
-		ahead = min(time.Duration(min(events, 1<<20))*p.step/16, mostAhead)
+	if p.step >= mostAhead {
+		events = 0
 	}
-	return max(min(p.trip+p.trip/2, mostLead), leastLead, ahead)
+	ahead := time.Duration(min(events, 1<<20)) * p.step / 16
+	return max(min(p.trip+p.trip/2, mostLead), leastLead, min(ahead, mostAhead))
 }
 
 // heard is called with each answer. It returns about when the limiter gave it.
@@ -202,24 +210,16 @@ func (p *pace) heard(a *question, now time.Time) time.Time {
 // admitted learns from an admission.
 func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	at := p.heard(a, now)
-	if p.kind == Unknown && a.within > 0 {
-		if d.Delay > 0 {
-			p.kind = Early
-		} else if p.denied {
-			p.kind = Plain
-		}
-	}
-	permit := at.Add(d.Delay)
-	p.notBefore, p.rest, p.free = time.Time{}, time.Time{}, d.Limit == 0
-	if p.kind >= Turns && !p.free {
-		p.turns = p.turns || d.Delay > 0
+	p.notBefore, p.rest = time.Time{}, time.Time{}
+	counted := d.Limit > 0 // or else others need not wait
+	p.turns = counted && (p.turns || p.kind == Leaky || d.Delay > 0)
+	if p.kind >= Turns && counted {
 		if p.notBefore = now.Add(d.Delay + p.span(a.n)); p.kind == Leaky && !d.Elsewhere {
 			p.notBefore = now.Add(d.ResetAfter)
 		}
 	} else {
-		at = permit
+		at = at.Add(d.Delay)
 	}
-	p.permit = at
 	// It is not known which of those under way came before. Nor is it known whether this
 	// answer is still true, if a later question was answered faster.
 	room := max(0, d.Remaining-p.unknown)
@@ -227,76 +227,53 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 		room = min(room, p.room)
 	}
 	p.room = room
-	if a.order < p.answered {
-		return
+	if a.order >= p.answered {
+		p.answered, p.step, p.told = a.order, d.step(p.kind), d.parts
+		p.base = at.Add(p.span(p.asked - a.order - d.Remaining))
 	}
-	p.answered = a.order
-	p.step = d.step(p.kind)
-	p.base = at.Add(p.span(p.asked - a.order - d.Remaining))
 }
 
 // refused learns from a denial with room for the events: only their turn is too far away.
 func (p *pace) refused(d *Decision, a *question, now time.Time) {
 	p.heard(a, now)
-	p.kind, p.turns, p.free = max(p.kind, Turns), true, false
-	p.room, p.base = d.Remaining, now
-	turn := now.Add(min(d.RetryAfter, Forever) + a.within)
-	if p.notBefore.After(now) { // the turn of the last admission
-		p.gap = turn.Sub(p.notBefore) / time.Duration(a.n)
+	if p.kind == Unknown {
+		p.kind = Turns
 	}
-	p.notBefore = turn
+	p.turns, p.room, p.base = true, d.Remaining, now
+	p.notBefore = now.Add(min(d.RetryAfter, Forever) + a.within)
 }
 
-// exhausted learns from any other denial.
-func (p *pace) exhausted(d *Decision, a *question, now time.Time, events int) {
+// exhausted learns from any other denial. At RetryAfter the same question is admitted: only of
+// one bucket is it known that then the events still have to wait for as long as it left them.
+func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 	p.heard(a, now)
 	due := now.Add(min(max(d.RetryAfter, 0), Forever))
-	p.rest, p.free = now.Add(leastPause), false
-	if p.kind == Early {
-		due = due.Add(a.within)
-	}
-	if !p.permit.IsZero() {
-		p.gap = max(p.gap, due.Sub(p.permit)/time.Duration(a.n))
-	}
-	p.notBefore = due
-	if reset := now.Add(min(d.ResetAfter, Forever)); p.kind == Leaky && !d.Elsewhere && reset.After(due) {
+	p.rest, p.notBefore = now.Add(leastPause), due
+	switch reset := now.Add(min(d.ResetAfter, Forever)); {
+	case p.kind == Leaky && !d.Elsewhere && reset.After(due):
 		p.notBefore = reset
-	}
-	if p.kind == Unknown && a.within > 0 {
-		p.denied = true
-	}
-	if p.kind == Unknown && a.within > 0 || d.Elsewhere && a.within == 0 && p.kind != Plain { // ask at due, not before
-		due = due.Add(p.lead(events))
+	case p.kind == Bucket && !d.Elsewhere:
+		due = due.Add(a.within)
+		p.notBefore = due
+	case p.kind <= Early && due.After(p.rest):
+		p.rest = due
 	}
 	p.answered = max(p.answered, a.order)
-	p.step = d.step(p.kind)
+	p.step, p.told = d.step(p.kind), d.parts
 	p.room, p.base = 0, due.Add(-p.span(a.n))
 }
 
-// returned learns that n events were given back.
-func (p *pace) returned(n int) {
-	p.notBefore = time.Time{}
-	if p.span(n) == 0 {
-		p.base = time.Time{}
-	} else if !p.base.IsZero() {
-		p.base = p.base.Add(-p.span(n))
-	}
-}
-
-// tooLate reports whether a permit of time t comes after end. If the caller is not timed,
-// the time that the answer takes counts as well, since turns are given for what then is left.
-func (p *pace) tooLate(end time.Time, timed bool, t, now time.Time) bool {
-	switch {
-	case end.IsZero(), t.IsZero():
-		return false
-	case timed || p.kind < Turns:
+// tooLate reports whether a permit of time t comes after end. The time that the answer takes
+// counts as well where turns are given, since they are for what then is left.
+func (p *pace) tooLate(end, t, now time.Time) bool {
+	if t.IsZero() || p.kind < Turns {
 		return t.After(end)
 	}
-	return t.Sub(now) > Patience(end.Sub(now), p.trip)
+	return t.Sub(now) > patience(end.Sub(now), p.trip)
 }
 
-// Patience is how far away a turn may be for a caller with this time left, if the answer
+// patience is how far away a turn may be for a caller with this time left, if the answer
 // takes trip.
-func Patience(left, trip time.Duration) time.Duration {
+func patience(left, trip time.Duration) time.Duration {
 	return max(0, left-min(trip, left/4))
 }

@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -97,11 +98,11 @@ func Deferring[L any](l L) (inside L, spent *sync.Pool) {
 // Known is what the packages of this module know of a type of package ratelimit, beyond its
 // methods. L is ratelimit.Limiter.
 type Known[L any] struct {
-	Algorithm   string // by its name; "" of several limits
-	Name        string // of its policy
-	Held        bool   // whether it counts slots that are held: see store.Rule
-	UsesContext bool   // whether a function of a limit or of a key gets the contexts of calls
-	Plain       bool   // whether it admits what fits now, and nothing that would later
+	Algorithm   string     // by its name; "" of several limits
+	Name        string     // of its policy
+	Held        bool       // whether it counts slots that are held: see store.Rule
+	UsesContext bool       // whether a function of a limit or of a key gets the contexts of calls
+	Kind        queue.Kind // how it admits events that have to wait
 	// Local makes what stands in for the limiter in one of so many instances while their store
 	// fails: a limiter on s, of 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)
@@ -138,8 +139,14 @@ func Of[L any](l L) *Known[L] {
 // other, and "" if that is not known.
 func Algorithm[L any](l L) string { return behind(l).Algorithm }
 
-// Plain reports whether l, behind limiters around one other, is known to be Plain.
-func Plain[L any](l L) bool { return behind(l).Plain }
+// Kind returns how l, behind limiters around one other, admits events that have to wait. delays
+// is whether l can be asked for those whose turn comes in time.
+func Kind[L any](l L, delays bool) queue.Kind {
+	if kind := behind(l).Kind; kind != queue.Unknown || delays {
+		return kind
+	}
+	return queue.Turns
+}
 
 // behind is what is known of the limiter that decides for l, behind limiters around one other.
 func behind[L any](l L) *Known[L] {
