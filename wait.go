@@ -42,12 +42,12 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	r, most := a.result, w.Answer.Limit
 	*a = asker{} // so that it keeps nothing alive
 	askers.Put(a)
-	switch err {
-	case nil:
+	switch {
+	case err == nil:
 		return r, nil
-	case queue.ErrTooLate:
+	case errors.Is(err, queue.ErrTooLate):
 		return Result{}, ErrWouldExceedDeadline
-	case queue.ErrNever:
+	case errors.Is(err, queue.ErrNever):
 		return Result{}, fmt.Errorf("%w: %d events with a limit of %d", ErrNever, n, most)
 	default:
 		return Result{}, err

@@ -8,6 +8,7 @@ package throttle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -140,11 +141,11 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	case err == nil:
 		r.Delay = 0
 		return r, nil
-	case err == queue.ErrFull && !d.Asked:
+	case errors.Is(err, queue.ErrFull) && !d.Asked:
 		return w.look(ctx, key, n)
-	case err == queue.ErrFull: // it denies what could sleep, too
+	case errors.Is(err, queue.ErrFull): // it denies what could sleep, too
 		return w.denial(r, n, 0), nil
-	case err != queue.ErrTooLate && err != queue.ErrNever:
+	case !errors.Is(err, queue.ErrTooLate) && !errors.Is(err, queue.ErrNever):
 		return ratelimit.Result{}, err
 	case !d.Asked:
 		return w.behind(d, patience), nil

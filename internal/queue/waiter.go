@@ -90,18 +90,11 @@ func (w *Waiter) call() {
 // questions and sleeps.
 func (w *Waiter) Wait(ctx context.Context) error {
 	q := lock(id{w.Limiter, w.Key}, w.Kind)
-	q.arrivals++
-	w.queue, w.arrival = q, q.arrivals
 	defer w.done(q.shard)
+	w.queue = q
 	now := time.Now()
-	w.end = now.Add(cmp.Or(w.Max, 2*Forever))
-	if deadline, ok := ctx.Deadline(); ok && !deadline.After(w.end) { // at which it is too late
-		w.end = deadline.Add(-1)
-	}
-	q.renew(now)
-	if t := q.earliest(q.events + w.N); !q.tooMany(w.N) && q.tooLate(w.end, t, now) {
-		w.Answer = q.denial(t, now)
-		return w.leave(ErrTooLate)
+	if err := w.arrive(ctx, now); err != nil {
+		return err
 	}
 	for ; ; now = time.Now() {
 		switch {
@@ -116,7 +109,7 @@ func (w *Waiter) Wait(ctx context.Context) error {
 		next, at, ready := w.plan(now)
 		switch {
 		case ready && !at.After(now):
-			if err := w.ask(ctx, next, now); err != errDenied {
+			if err := w.ask(ctx, next, now); !errors.Is(err, errDenied) {
 				return err
 			}
 		case w.place == nil && !w.sit():
@@ -134,6 +127,22 @@ func (w *Waiter) Wait(ctx context.Context) error {
 			w.sleep(ctx, at, ready)
 		}
 	}
+}
+
+// arrive finds out until when w can wait. It ends the wait if its turn is known to come later.
+func (w *Waiter) arrive(ctx context.Context, now time.Time) error {
+	q := w.queue
+	q.arrivals++
+	w.arrival, w.end = q.arrivals, now.Add(cmp.Or(w.Max, 2*Forever))
+	if deadline, ok := ctx.Deadline(); ok && !deadline.After(w.end) { // at which it is too late
+		w.end = deadline.Add(-1)
+	}
+	q.renew(now)
+	if t := q.earliest(q.events + w.N); !q.tooMany(w.N) && q.tooLate(w.end, t, now) {
+		w.Answer = q.denial(t, now)
+		return w.leave(ErrTooLate)
+	}
+	return nil
 }
 
 // sit takes a place, and reports whether w has one or needs none.
