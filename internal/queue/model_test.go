@@ -138,6 +138,7 @@ type limiter struct {
 	name    string
 	silent  bool // it gives nothing but RetryAfter and Delay
 	foreign bool // nobody knows its algorithm
+	joint   bool // it decides together with a limit that has room for all
 	way     func() time.Duration
 	fail    func() error // the question is lost, without a charge
 	lose    func() error // the answer is lost
@@ -164,6 +165,10 @@ func newLimiter(name string, rate int, period time.Duration) *limiter {
 }
 
 func (l *limiter) kind() queue.Kind {
+	if l.joint {
+		l := limiter{name: l.name}
+		return queue.Joint(l.kind(), queue.Bucket)
+	}
 	switch {
 	case l.foreign, l.silent:
 		return queue.Unknown
@@ -210,8 +215,13 @@ func (l *limiter) decide(n int, d time.Duration) (queue.Decision, permit) {
 			a.RetryAfter = turn.Sub(now) - d
 		}
 	}
-	if a.ResetAfter = l.state.empty(now).Sub(now); l.silent {
+	switch a.ResetAfter = l.state.empty(now).Sub(now); {
+	case l.silent:
 		a.Remaining, a.ResetAfter = 0, 0
+	case l.joint:
+		a.Part(1_000_000, 990_000, 24*time.Hour, 0)
+		a.Part(l.limit, a.Remaining, a.ResetAfter, a.Delay)
+		a.ResetAfter = 24 * time.Hour
 	}
 	return a, p
 }

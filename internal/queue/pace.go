@@ -108,6 +108,7 @@ type pace struct {
 	base      time.Time     // the next event fits a step after it; zero if that is not known
 	placed    bool          // who came before base was known has been refused if its turn is too late
 	step      time.Duration // from one event to the next, 0 if not known
+	longest   time.Duration // step, since the mean of a window that ends soon is short
 	told      bool          // step is that of the limit that it is of: each one's was told
 	pending   int           // questions under way
 	unknown   int           // events of those
@@ -121,7 +122,7 @@ type pace struct {
 
 // forget is for answers after which nothing is known.
 func (p *pace) forget() {
-	p.room, p.placed = 0, false
+	p.room, p.longest, p.placed = 0, 0, false
 	p.base, p.notBefore, p.rest = time.Time{}, time.Time{}, time.Time{}
 }
 
@@ -173,17 +174,16 @@ func (p *pace) done(a *question) {
 // can. Ahead of time they are asked for one after the other as long as that is as fast as
 // the limit, since questions may overtake each other. So it is with turns.
 func (p *pace) several(n int, ahead bool) bool {
-	far, most := p.step > 0 && p.trip > p.step, mostPending
+	far, most := p.longest > 0 && p.trip > p.longest, mostPending
 	if far { // twice as many as the rate has in a trip
-		most = max(most, int(min(2*p.trip/p.step, mostFar)))
+		most = max(most, int(min(2*p.trip/p.longest, mostFar)))
 	}
 	switch {
 	case p.pending >= most:
 		return false
 	case p.room >= n:
 		return !p.turns || far
-	}
-	if p.kind == Unknown && time.Duration(p.pending)*p.step > p.lead(0) { // more may be denied
+	case p.kind == Unknown && time.Duration(p.pending)*p.longest > p.lead(0): // more may be denied
 		return false
 	}
 	return ahead && p.kind <= Bucket && far
@@ -207,6 +207,12 @@ func (p *pace) heard(a *question, now time.Time) time.Time {
 	return a.sent.Add(trip / 2)
 }
 
+// heed takes the step from d.
+func (p *pace) heed(d *Decision) {
+	p.step, p.told = d.step(p.kind), d.parts
+	p.longest = max(p.step, p.longest-p.longest/4)
+}
+
 // admitted learns from an admission.
 func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	at := p.heard(a, now)
@@ -228,7 +234,8 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	}
 	p.room = room
 	if a.order >= p.answered {
-		p.answered, p.step, p.told = a.order, d.step(p.kind), d.parts
+		p.answered = a.order
+		p.heed(d)
 		p.base = at.Add(p.span(p.asked - a.order - d.Remaining))
 	}
 }
@@ -259,7 +266,7 @@ func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 		p.rest = due
 	}
 	p.answered = max(p.answered, a.order)
-	p.step, p.told = d.step(p.kind), d.parts
+	p.heed(d)
 	p.room, p.base = 0, due.Add(-p.span(a.n))
 }
 

@@ -14,6 +14,18 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/queue"
 )
 
+func TestTheKindOfTwoTogether(t *testing.T) {
+	for _, c := range []struct{ a, b, want queue.Kind }{
+		{queue.Bucket, queue.Bucket, queue.Bucket}, {queue.Plain, queue.Plain, queue.Plain}, {queue.Leaky, queue.Leaky, queue.Leaky},
+		{queue.Bucket, queue.Plain, queue.Early}, {queue.Early, queue.Bucket, queue.Early}, {queue.Early, queue.Plain, queue.Early},
+		{queue.Leaky, queue.Bucket, queue.Unknown}, {queue.Turns, queue.Plain, queue.Unknown}, {queue.Turns, queue.Leaky, queue.Unknown},
+		{queue.Unknown, queue.Bucket, queue.Unknown}, {queue.Unknown, queue.Plain, queue.Unknown},
+	} {
+		require.Equal(t, c.want, queue.Joint(c.a, c.b), c)
+		require.Equal(t, c.want, queue.Joint(c.b, c.a), c)
+	}
+}
+
 var names = []string{"token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"}
 
 // variants are how much is known of a limiter before it answers.
@@ -21,6 +33,7 @@ var variants = map[string]func(*limiter){
 	"known":   func(*limiter) {},
 	"foreign": func(l *limiter) { l.foreign = true },
 	"silent":  func(l *limiter) { l.silent = true },
+	"joint":   func(l *limiter) { l.joint = true },
 }
 
 // onEach runs test in a bubble for each algorithm and variant, with a limiter of rate events
@@ -123,7 +136,7 @@ func TestAThousandWaitersLoseNoRateAndAskLittleMoreThanOnceEach(t *testing.T) {
 				waiters, percent = 300, 115
 			}
 			most, more := waiters*6/5+10, time.Duration(1+waiters/64)*2*c.way // 64 questions are under way at most
-			if l.foreign {                                                    // what is exhausted says when to ask again, and no more
+			if l.foreign || l.joint && l.name != "token_bucket" {             // what is exhausted says when to ask again, and no more
 				most *= 2
 			}
 			if l.silent { // it is asked one by one
