@@ -186,7 +186,7 @@ func (q *queue) denial(t, now time.Time) Decision {
 	return Decision{Limit: q.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: q.latest.Told}
 }
 
-// renew lets the first waiter ask at once, if it would not ask for long and what is known
+// renew lets the first waiter ask as soon as the queue has moved, if it would not ask for long and what is known
 // is old. The limit may have changed, or the key may have been reset.
 func (q *queue) renew(now time.Time) {
 	w := q.first()
@@ -196,7 +196,6 @@ func (q *queue) renew(now time.Time) {
 	if _, at, _ := w.plan(now); at.Sub(now) >= stale {
 		q.renewed = now // once is enough for a while, even if it fails
 		q.forget()
-		w.call()
 	}
 }
 

@@ -354,6 +354,31 @@ func TestWhoStandsIsToldAsSoonAsItIsKnown(t *testing.T) {
 	})
 }
 
+// Nobody has a deadline, so it is the limit alone that says it: also of one who stands when the
+// limit falls.
+func TestWhoWantsMoreThanTheLimitIsToldAsSoonAsItIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter("token_bucket", 3, 3*time.Hour)
+		l.decide(3, 0)
+		l.far(time.Second)
+		ln := newLine(l)
+		for _, n := range []int{1, 2, 4, 3, 1} { // the third finds nothing known
+			ln.join(t.Context(), n, time.Time{}, false)
+		}
+		time.Sleep(10 * time.Second)
+		ln.mu.Lock()
+		require.ErrorIs(t, ln.answers[2].err, queue.ErrNever)
+		ln.mu.Unlock()
+		l.mu.Lock()
+		l.limit = 2
+		l.mu.Unlock()
+		ln.check(t)
+		require.ErrorIs(t, ln.answers[3].err, queue.ErrNever)
+		require.LessOrEqual(t, ln.answers[3].ended.Sub(ln.began), time.Hour+time.Minute, "by the next answer")
+		require.NoError(t, ln.answers[4].err)
+	})
+}
+
 // The place in the queue says it as well, before an outage and after it.
 func TestWhoStandsTooFarBackIsToldAsSoonAsItIsKnown(t *testing.T) {
 	for _, outage := range []time.Duration{0, 2 * time.Second} {
