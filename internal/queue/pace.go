@@ -59,8 +59,9 @@ type Decision struct {
 	Asked            bool // it is the answer to a waiter's own question
 
 	// Of several limits, the one that will be exhausted for longest.
-	parts              bool
-	partStep, partWait time.Duration
+	parts    bool
+	partStep time.Duration
+	partWait float64 // ns; the product may be above 292 years
 }
 
 // Part tells d of one of several limits that have decided together. The ResetAfter of d
@@ -68,7 +69,7 @@ type Decision struct {
 func (d *Decision) Part(limit, remaining int, reset, delay time.Duration) {
 	p := Decision{Limit: limit, Remaining: remaining, ResetAfter: reset, Delay: delay}
 	step := p.step(Early)
-	if wait := time.Duration(1-remaining) * step; !d.parts || wait > d.partWait {
+	if wait := float64(1-remaining) * float64(step); !d.parts || wait > d.partWait {
 		d.parts, d.partStep, d.partWait = true, step, wait
 	}
 }

@@ -167,10 +167,10 @@ func (w *Waiter) done(s *shard) {
 // plan is what w asks next, and when, if that is known.
 func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 	q := w.queue
-	next.n = w.N
-	if w.question.n == 0 && q.tooMany(w.N) { // it is never admitted, so it need not stand
+	if w.question.sent.IsZero() && q.tooMany(w.N) { // it is never admitted, so it need not stand, nor spend what others wait for
 		return next, now, true
 	}
+	next.n = w.N
 	fits := w.place == nil && q.room >= q.events+w.N // and all before it
 	if f := q.first(); f != nil && f.arrival < w.arrival && !fits {
 		return next, now, false
@@ -258,6 +258,7 @@ func (w *Waiter) learn(ctx context.Context, err error) error {
 		q.remember(d, now)
 		return nil
 	case d.RetryAfter == Never:
+		q.forget() // that they were taken as charged
 		q.remember(d, now)
 		return ErrNever
 	}

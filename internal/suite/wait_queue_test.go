@@ -252,6 +252,45 @@ func TestTwoLimitsTogetherAreWaitedForAtTheirRate(t *testing.T) {
 	}
 }
 
+// It is never admitted, so its events are not spent, and nobody is refused for them.
+func TestACallForMoreThanTheLimitHoldsUpNobody(t *testing.T) {
+	for _, algorithm := range algorithms {
+		inBubble(t, algorithm, ratelimit.PerSecond(10), func(t *testing.T, lim ratelimit.Limiter) {
+			allowN(t, lim, 10)
+			var line crowd
+			for i := range 5 {
+				line.join(t.Context(), lim, i, 1)
+			}
+			time.Sleep(50 * time.Millisecond)
+			_, err := ratelimit.Wait(t.Context(), lim, "key", 1000)
+			require.ErrorIs(t, err, ratelimit.ErrNever)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			line.join(ctx, lim, 5, 1)
+			line.wg.Wait()
+			require.Len(t, line.served, 6, algorithm)
+			require.LessOrEqual(t, line.took[5], 2500*time.Millisecond, algorithm)
+		})
+	}
+}
+
+// What the large one has left, in steps of its own, is above 292 years.
+func TestALimitOfMillionsIsNotWaitedForBesideASmallOne(t *testing.T) {
+	for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log"} {
+		for _, rate := range []int{100_000, 1_000_000, 3_000_000, 10_000_000, 1_000_000_000} {
+			inBubble(t, algorithm, ratelimit.PerDay(rate), func(t *testing.T, large ratelimit.Limiter) {
+				l := all(t, inMemory(t, "token_bucket", ratelimit.PerSecond(10)), large)
+				var line crowd
+				for i := range 30 {
+					line.join(t.Context(), l, i, 1)
+				}
+				line.wg.Wait()
+				require.LessOrEqual(t, line.took[29], 3*time.Second, "%s of %d", algorithm, rate)
+			})
+		}
+	}
+}
+
 func TestAThousandWaitersOnRedisAskOnceEach(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s, err := redisstore.New(client, redisstore.WithPrefix(rand.Text()), redisstore.WithTimeout(10*time.Second))
