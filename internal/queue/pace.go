@@ -59,9 +59,10 @@ type Decision struct {
 	Asked            bool // it is the answer to a waiter's own question
 
 	// Of several limits, the one that will be exhausted for longest.
-	parts    bool
-	partStep time.Duration
-	partWait float64 // ns; the product may be above 292 years
+	parts     bool
+	partStep  time.Duration
+	partWait  float64 // ns; the product may be above 292 years
+	partEarly bool    // it has a Delay
 }
 
 // Part tells d of one of several limits that have decided together. The ResetAfter of d
@@ -70,7 +71,7 @@ func (d *Decision) Part(limit, remaining int, reset, delay time.Duration) {
 	p := Decision{Limit: limit, Remaining: remaining, ResetAfter: reset, Delay: delay}
 	step := p.step(Early)
 	if wait := float64(1-remaining) * float64(step); !d.parts || wait > d.partWait {
-		d.parts, d.partStep, d.partWait = true, step, wait
+		d.parts, d.partStep, d.partWait, d.partEarly = true, step, wait, delay > 0
 	}
 }
 
@@ -106,11 +107,12 @@ type pace struct {
 	kind      Kind
 	room      int           // events that fit now
 	turns     bool          // it gives out turns
+	ahead     int           // 1 after an admission ahead of time, -1 after a denial: whether it pays to ask ahead
 	base      time.Time     // the next event fits a step after it; zero if that is not known
 	placed    bool          // who came before base was known has been refused if its turn is too late
 	step      time.Duration // from one event to the next, 0 if not known
 	longest   time.Duration // step, since the mean of a window that ends soon is short
-	told      bool          // step is that of the limit that it is of: each one's was told
+	told      bool          // step is of one limit, as each of several was told
 	pending   int           // questions under way
 	unknown   int           // events of those
 	asked     int           // events
@@ -123,7 +125,7 @@ type pace struct {
 
 // forget is for answers after which nothing is known.
 func (p *pace) forget() {
-	p.room, p.longest, p.placed = 0, 0, false
+	p.room, p.placed = 0, false
 	p.base, p.notBefore, p.rest = time.Time{}, time.Time{}, time.Time{}
 }
 
@@ -148,7 +150,7 @@ func (p *pace) due(n int) time.Time {
 
 // earliest is before when nobody gets a permit, as far as is known, and n events do not fit.
 func (p *pace) earliest(n int) time.Time {
-	if due := p.due(n); p.kind == Bucket && due.After(p.notBefore) {
+	if due := p.due(n); (p.kind == Bucket || p.ahead > 0) && due.After(p.notBefore) {
 		return due
 	}
 	return p.notBefore
@@ -187,7 +189,7 @@ func (p *pace) several(n int, ahead bool) bool {
 	case p.kind == Unknown && time.Duration(p.pending)*p.longest > p.lead(0): // more may be denied
 		return false
 	}
-	return ahead && p.kind <= Bucket && far
+	return ahead && far && (p.kind == Bucket || p.kind < Bucket && p.ahead >= 0)
 }
 
 // lead is how long before its time a permit is asked for, so that the answer is there in
@@ -219,13 +221,16 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	at := p.heard(a, now)
 	p.notBefore, p.rest = time.Time{}, time.Time{}
 	counted := d.Limit > 0 // or else others need not wait
-	p.turns = counted && (p.turns || p.kind == Leaky || d.Delay > 0)
+	p.turns = p.kind >= Turns && counted && (p.turns || p.kind == Leaky || d.Delay > 0)
 	if p.kind >= Turns && counted {
 		if p.notBefore = now.Add(d.Delay + p.span(a.n)); p.kind == Leaky && !d.Elsewhere {
 			p.notBefore = now.Add(d.ResetAfter)
 		}
 	} else {
 		at = at.Add(d.Delay)
+	}
+	if p.ahead = 0; d.Delay > 0 && (!d.parts || d.partEarly) {
+		p.ahead = 1
 	}
 	// It is not known which of those under way came before. Nor is it known whether this
 	// answer is still true, if a later question was answered faster.
@@ -256,14 +261,14 @@ func (p *pace) refused(d *Decision, a *question, now time.Time) {
 func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 	p.heard(a, now)
 	due := now.Add(min(max(d.RetryAfter, 0), Forever))
-	p.rest, p.notBefore = now.Add(leastPause), due
+	p.rest, p.notBefore, p.ahead = now.Add(leastPause), due, -1
 	switch reset := now.Add(min(d.ResetAfter, Forever)); {
 	case p.kind == Leaky && !d.Elsewhere && reset.After(due):
 		p.notBefore = reset
 	case p.kind == Bucket && !d.Elsewhere:
 		due = due.Add(a.within)
 		p.notBefore = due
-	case p.kind <= Early && due.After(p.rest):
+	case p.kind <= Bucket && due.After(p.rest):
 		p.rest = due
 	}
 	p.answered = max(p.answered, a.order)

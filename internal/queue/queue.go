@@ -61,7 +61,7 @@ type queue struct {
 func lock(i id, kind Kind) *queue {
 	v := reflect.ValueOf(i.limiter)
 	if i.limiter == nil || v.Kind() != reflect.Pointer && !v.Comparable() || i != i { //nolint:gocritic,staticcheck // NaN
-		q := &queue{shard: new(shard), pace: pace{kind: kind, turns: kind == Leaky}}
+		q := &queue{shard: new(shard), pace: pace{kind: kind}}
 		q.shard.mu.Lock()
 		return q
 	}
@@ -74,7 +74,7 @@ func lock(i id, kind Kind) *queue {
 	if q = s.spare; q == nil {
 		q = new(queue)
 	}
-	*q = queue{id: i, shard: s, pace: pace{kind: kind, turns: kind == Leaky}}
+	*q = queue{id: i, shard: s, pace: pace{kind: kind}}
 	if s.spare = nil; s.queues == nil {
 		s.queues = make(map[id]*queue)
 	}
@@ -143,11 +143,11 @@ func (q *queue) remove(w *Waiter) {
 // remember keeps an answer for waiters that will not ask. It refuses those that want more
 // than the limit, and those whose permit is known to come too late. Who arrives later looks
 // for itself whether its place in the line is.
-func (q *queue) remember(d *Decision, now time.Time) {
+func (q *queue) remember(d Decision, now time.Time) {
 	if d.Allowed { // the last denial is still the one that says why
 		d.Told = q.latest.Told
 	}
-	q.latest, q.latestAt = *d, now
+	q.latest, q.latestAt = d, now
 	q.err, q.pause = nil, 0
 	late := !q.soonest.IsZero() && q.soonest.Before(q.notBefore.Add(q.trip))
 	placed := q.placed || q.base.IsZero()
@@ -186,7 +186,7 @@ func (q *queue) denial(t, now time.Time) Decision {
 	return Decision{Limit: q.latest.Limit, RetryAfter: retry, ResetAfter: max(reset, retry), Told: q.latest.Told}
 }
 
-// renew lets the first waiter ask as soon as the queue has moved, if it would not ask for long and what is known
+// renew lets the first waiter ask at once, if it would not ask for long and what is known
 // is old. The limit may have changed, or the key may have been reset.
 func (q *queue) renew(now time.Time) {
 	w := q.first()
@@ -196,6 +196,7 @@ func (q *queue) renew(now time.Time) {
 	if _, at, _ := w.plan(now); at.Sub(now) >= stale {
 		q.renewed = now // once is enough for a while, even if it fails
 		q.forget()
+		w.call()
 	}
 }
 

@@ -50,6 +50,9 @@ type Places struct {
 // Taken returns how many sleep.
 func (p *Places) Taken() int64 { return p.taken.Load() }
 
+// Full reports whether no more may sleep.
+func (p *Places) Full() bool { return p.Taken() >= p.Most }
+
 // Waiter is a call that waits, for one Wait.
 type Waiter struct {
 	Limiter any // the queue belongs to it and the key; it may be nil
@@ -108,6 +111,9 @@ func (w *Waiter) Wait(ctx context.Context) error {
 		}
 		next, at, ready := w.plan(now)
 		switch {
+		case w.place != nil && w.expired(ready && !at.After(now), now):
+			w.Answer = q.denial(q.earliest(q.events), now)
+			return w.leave(cmp.Or(q.err, ErrTooLate))
 		case ready && !at.After(now):
 			if err := w.ask(ctx, next, now); !errors.Is(err, errDenied) {
 				return err
@@ -116,10 +122,6 @@ func (w *Waiter) Wait(ctx context.Context) error {
 			return w.leave(cmp.Or(q.err, ErrFull))
 		case w.place == nil:
 			q.insert(w)
-			q.moved()
-		case w.Max > 0 && !now.Before(w.end):
-			w.Answer = q.denial(q.earliest(q.events), now)
-			return w.leave(cmp.Or(q.err, ErrTooLate))
 		default:
 			if w.Max > 0 && (!ready || at.After(w.end)) {
 				at, ready = w.end, true
@@ -147,13 +149,14 @@ func (w *Waiter) arrive(ctx context.Context, now time.Time) error {
 
 // sit takes a place, and reports whether w has one or needs none.
 func (w *Waiter) sit() bool {
-	if p := w.Places; p != nil && !w.seated {
-		if w.seated = p.taken.Add(1) <= p.Most; !w.seated {
-			p.taken.Add(-1)
-		}
-		return w.seated
+	p := w.Places
+	if p == nil || w.seated {
+		return true
 	}
-	return true
+	if w.seated = p.taken.Add(1) <= p.Most; !w.seated {
+		p.taken.Add(-1)
+	}
+	return w.seated
 }
 
 // done unlocks s, and gives back the place that w has. (w's queue may be gone.)
@@ -167,7 +170,7 @@ func (w *Waiter) done(s *shard) {
 // plan is what w asks next, and when, if that is known.
 func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 	q := w.queue
-	if w.question.sent.IsZero() && q.tooMany(w.N) { // it is never admitted, so it need not stand, nor spend what others wait for
+	if w.question.sent.IsZero() && q.tooMany(w.N) { // never admitted: it need not stand, nor spend what others wait for
 		return next, now, true
 	}
 	next.n = w.N
@@ -197,7 +200,7 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 // is to stand in the line again.
 func (w *Waiter) ask(ctx context.Context, next question, now time.Time) error {
 	q := w.queue
-	if q.kind >= Turns && (w.seated || w.Places == nil || w.Places.Taken() < w.Places.Most) {
+	if q.kind >= Turns && (w.seated || w.Places == nil || !w.Places.Full()) {
 		next.within, next.patient = min(patience(w.end.Sub(now), q.trip), Forever), true
 	} else if now.Add(next.within).After(w.end) {
 		next.within = max(0, w.end.Sub(now))
@@ -255,11 +258,11 @@ func (w *Waiter) learn(ctx context.Context, err error) error {
 			q.holders++
 		}
 		q.admitted(d, &w.question, now)
-		q.remember(d, now)
+		q.remember(*d, now)
 		return nil
 	case d.RetryAfter == Never:
-		q.forget() // that they were taken as charged
-		q.remember(d, now)
+		q.forget() // what it was taken to have charged
+		q.remember(*d, now)
 		return ErrNever
 	}
 	return w.denied(now)
@@ -294,16 +297,25 @@ func (w *Waiter) denied(now time.Time) error {
 	} else {
 		q.exhausted(d, a, now)
 	}
+	if turns || q.kind == Bucket {
+		d.RetryAfter = min(d.RetryAfter, Forever) + a.within
+	}
 	if turns && a.patient || q.tooLate(w.end, q.notBefore, now) {
 		err = ErrTooLate
 	} else {
 		q.insert(w)
 	}
-	q.remember(d, now)
-	if turns || q.kind == Bucket {
-		d.RetryAfter = min(d.RetryAfter, Forever) + a.within
-	}
+	q.remember(*d, now) // which may refuse w, by its place
 	return err
+}
+
+// expired reports whether w has no more time. Who is to ask and has none for the answer makes
+// way for those behind, who have.
+func (w *Waiter) expired(asks bool, now time.Time) bool {
+	if asks {
+		return now.Add(w.queue.trip * 3 / 2).After(w.end)
+	}
+	return w.Max > 0 && !now.Before(w.end)
 }
 
 // leave takes w out of the queue, which may end it.

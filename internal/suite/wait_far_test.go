@@ -103,6 +103,46 @@ func TestALimiterOfAnotherTypeFarAwayIsNotAskedOneByOne(t *testing.T) {
 	}
 }
 
+// Of twice as many callers as the rate serves in time, far away, those are asked for who
+// still have the time. Otherwise each comes to the front as its time ends, and nobody is served.
+func TestCallersWithDeadlinesBeyondTheRateAreServedAtTheRate(t *testing.T) {
+	t.Parallel()
+	for i := range effort.Of(20, 40) {
+		first, second := algorithms[i%5], append([]string{"none"}, algorithms...)[i/5%4]
+		own := i >= 20
+		synctest.Test(t, func(t *testing.T) {
+			l := inMemory(t, first, ratelimit.PerSecond(500))
+			if second != "none" {
+				l = all(t, l, inMemory(t, second, ratelimit.PerDay(3_000_000), ratelimit.WithName("large")))
+			}
+			far := &remote{Limiter: l, way: 10 * time.Millisecond}
+			l = known{far}
+			if own {
+				l = far
+			}
+			began, served := time.Now(), [4]atomic.Int64{}
+			var wg sync.WaitGroup
+			for range 1024 {
+				wg.Go(func() {
+					for time.Since(began) < 3*time.Second {
+						ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+						if _, err := ratelimit.Wait(ctx, l, "key", 1); err == nil {
+							served[min(3, time.Since(began)/time.Second)].Add(1)
+						} else {
+							time.Sleep(5 * time.Millisecond)
+						}
+						cancel()
+					}
+				})
+			}
+			wg.Wait()
+			for _, n := range []int64{served[1].Load(), served[2].Load()} {
+				require.GreaterOrEqual(t, n, int64(425), "of 500 in a second: %s and %s, own %t", first, second, own)
+			}
+		})
+	}
+}
+
 // A log gives back in heaps what was taken in heaps. The steps between them are no steps from
 // event to event: who waits for one more of them loses what is due meanwhile.
 func TestPermitsThatComeInHeapsAreNotWaitedForOneHeapEach(t *testing.T) {
