@@ -49,6 +49,7 @@ type Waiter struct {
 	sleeps
 
 	limiter ratelimit.Limiter
+	fixed   queue.Kind // of limiter; Unknown if that is to be looked for each time, as it may change
 	max     time.Duration
 	places  queue.Places
 }
@@ -90,6 +91,9 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	}
 	w := &Waiter{limiter: l, max: min(max, queue.Forever)}
 	w.places.Most = defaultMaxWaiting
+	if see.Fixed(l) {
+		w.fixed = w.kind()
+	}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: a WaiterOption is nil", ratelimit.ErrInvalidOption)
@@ -111,6 +115,9 @@ func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error
 
 // kind is how the limiter admits events that have to wait.
 func (w *Waiter) kind() queue.Kind {
+	if w.fixed != queue.Unknown {
+		return w.fixed
+	}
 	_, delays := w.limiter.(ratelimit.Delayer)
 	return see.Kind(w.limiter, delays)
 }
@@ -281,7 +288,7 @@ func (w *Waiter) Peek(ctx context.Context, key string) (ratelimit.Result, error)
 	case r.Allowed && due <= 0:
 	case due > patience:
 		r = w.denial(r, 1, patience)
-	case w.places.Taken() >= w.places.Most:
+	case w.places.Full():
 		r = w.denial(r, 1, 0)
 	default:
 		r.Allowed, r.RetryAfter, r.Delay = true, 0, due

@@ -2,22 +2,22 @@
 //
 //	st, err := memstore.New()
 //
-// A key costs 38 to 43 bytes, whatever its length, since only 96 bits of a seeded hash of it
-// are kept. It costs up to 32 more if almost every key has a limit of its own. A key of a
-// sliding log with several events in force costs about 200 bytes more, and 7 for each event. A
-// decision on a known key allocates nothing unless its log grows.
+// A key costs 38 to 43 bytes, whatever its length: only 96 bits of a seeded hash of it are
+// kept. It costs up to 32 more if almost every key has its own limit. A key of a sliding log
+// with several events in force costs about 200 bytes more, and 7 for each event. A decision on
+// a known key allocates nothing unless its log grows.
 //
 // Idle keys are dropped while other keys are decided on: there is no goroutine and nothing to
 // close. The number of keys is capped; see [WithMaxKeys].
 //
 // Callers of different keys seldom meet: a lock protects a table of about 400 keys. Callers of
 // one hot key do meet: each decision holds the lock for about 20 of its 60 ns. If a key must
-// take more than about 10 million decisions a second, split the callers into parts, each with
-// its own key and share of the limit. A key that is denied over and over is denied without the
-// lock, as long as its state stays.
+// take more than about 10 million decisions a second, give parts of the callers keys and shares
+// of their own. A key that is denied over and over is denied without the lock, as long as its
+// state stays.
 //
-// If each call has a limit of its own, a decision takes 3.7 to 5.3 times as long, since it
-// looks for that limit among up to 544. A key that keeps its limit costs no such search.
+// If each call has a limit of its own, a decision takes 3.7 to 5.3 times as long: it looks for
+// that limit among up to 544.
 //
 // Time is the process's monotonic clock, set to Unix time when the store is made. Later steps
 // of the wall clock change nothing. A process starts empty, and shares nothing: for that use
