@@ -38,6 +38,11 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	a.limiter, a.key, a.n = l, key, n
 	w := &a.waiter
 	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, key, n, kindOf(l), a
+	if n > 1 {
+		if a.calls = see.Calls(l); a.calls != nil {
+			w.N = 1
+		}
+	}
 	err := w.Wait(ctx)
 	r, most := a.result, w.Answer.Limit
 	*a = asker{} // so that it keeps nothing alive
@@ -67,6 +72,7 @@ type asker struct {
 	limiter Limiter
 	key     string
 	n       int
+	calls   []bool // which parts count calls, if some do: then the queue counts calls of n events
 	result  Result
 	waiter  queue.Waiter
 }
@@ -74,14 +80,14 @@ type asker struct {
 func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
 	r, err := AllowWithin(ctx, a.limiter, a.key, a.n, d)
 	a.result = r
-	return answerOf(r), err
+	return a.answerOf(r), err
 }
 
 func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
-func (a *asker) Hands() bool     { return see.ByKey(a.limiter) }
+func (a *asker) Hands() bool     { return a.calls == nil && see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
@@ -99,7 +105,7 @@ func (lim *limiter) kind() queue.Kind {
 }
 
 // answerOf is what a queue needs of r.
-func answerOf(r Result) queue.Decision {
+func (a *asker) answerOf(r Result) queue.Decision {
 	d := queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
@@ -108,8 +114,8 @@ func answerOf(r Result) queue.Decision {
 	if r.Allowed && r.Limit == 0 { // no limit is known to count it
 		d.Remaining = maxEvents
 	}
-	for _, p := range r.Parts() {
-		d.Part(p.Limit, p.Remaining, p.ResetAfter, p.Delay)
+	for i, p := range r.Parts() {
+		d.Part(see.Unit(a.calls, i, a.n), p.Limit, p.Remaining, p.ResetAfter, p.Delay)
 	}
 	return d
 }

@@ -140,8 +140,13 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	a.limiter, a.key, a.n = w.limiter, key, n
 	me := &a.waiter
 	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, key, n, w.kind(), a, w.max, &w.places
+	if n > 1 {
+		if a.calls = see.Calls(w.limiter); a.calls != nil {
+			me.N = 1
+		}
+	}
 	err := me.Wait(ctx)
-	r, d := a.result, me.Answer
+	r, d, n := a.result, me.Answer, me.N
 	*a = asker{} // so that it keeps nothing alive
 	askers.Put(a)
 	switch {
@@ -342,6 +347,7 @@ type asker struct {
 	limiter ratelimit.Limiter
 	key     string
 	n       int
+	calls   []bool // which parts count calls, if some do: then the queue counts calls of n events
 	result  ratelimit.Result
 	waiter  queue.Waiter
 }
@@ -349,19 +355,19 @@ type asker struct {
 func (a *asker) Ask(ctx context.Context, d time.Duration) (queue.Decision, error) {
 	r, err := ratelimit.AllowWithin(ctx, a.limiter, a.key, a.n, d)
 	a.result = r
-	return told(r), err
+	return a.told(r), err
 }
 
 func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
-func (a *asker) Hands() bool     { return see.ByKey(a.limiter) }
+func (a *asker) Hands() bool     { return a.calls == nil && see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 
 // told returns what a queue needs of r.
-func told(r ratelimit.Result) queue.Decision {
+func (a *asker) told(r ratelimit.Result) queue.Decision {
 	d := queue.Decision{
 		Allowed: r.Allowed, Limit: r.Limit, Remaining: r.Remaining,
 		RetryAfter: r.RetryAfter, ResetAfter: r.ResetAfter, Delay: r.Delay,
@@ -370,8 +376,8 @@ func told(r ratelimit.Result) queue.Decision {
 	if r.Allowed && r.Limit == 0 { // no limit is known to count it
 		d.Remaining = math.MaxInt32
 	}
-	for _, p := range r.Parts() {
-		d.Part(p.Limit, p.Remaining, p.ResetAfter, p.Delay)
+	for i, p := range r.Parts() {
+		d.Part(see.Unit(a.calls, i, a.n), p.Limit, p.Remaining, p.ResetAfter, p.Delay)
 	}
 	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // otherwise r says no more than d
 		d.Told = r

@@ -219,8 +219,8 @@ func (l *limiter) decide(n int, d time.Duration) (queue.Decision, permit) {
 	case l.silent:
 		a.Remaining, a.ResetAfter = 0, 0
 	case l.joint:
-		a.Part(1_000_000, 990_000, 24*time.Hour, 0)
-		a.Part(l.limit, a.Remaining, a.ResetAfter, a.Delay)
+		a.Part(1, 1_000_000, 990_000, 24*time.Hour, 0)
+		a.Part(1, l.limit, a.Remaining, a.ResetAfter, a.Delay)
 		a.ResetAfter = 24 * time.Hour
 	}
 	return a, p

@@ -65,12 +65,16 @@ type Decision struct {
 	partEarly bool    // it has a Delay
 }
 
-// Part tells d of one of several limits that have decided together. The ResetAfter of d
-// may be of another one than its Remaining.
-func (d *Decision) Part(limit, remaining int, reset, delay time.Duration) {
-	p := Decision{Limit: limit, Remaining: remaining, ResetAfter: reset, Delay: delay}
+// Part tells d of one of several limits that have decided together, in units of n events: of
+// 1, or of a call where calls are counted. The ResetAfter of d may be of another one than its
+// Remaining.
+func (d *Decision) Part(n, limit, remaining int, reset, delay time.Duration) {
+	p := Decision{Limit: max(limit/n, min(limit, 1)), Remaining: remaining / n, ResetAfter: reset, Delay: delay}
+	if n > 1 && p.Limit > 0 && p.Remaining < d.Remaining {
+		d.Limit, d.Remaining = p.Limit, p.Remaining
+	}
 	step := p.step(Early)
-	if wait := float64(1-remaining) * float64(step); !d.parts || wait > d.partWait {
+	if wait := float64(1-p.Remaining) * float64(step); !d.parts || wait > d.partWait {
 		d.parts, d.partStep, d.partWait, d.partEarly = true, step, wait, delay > 0
 	}
 }

@@ -52,7 +52,8 @@ type queue struct {
 	latest            Decision // for waiters that are refused without asking
 	latestAt, renewed time.Time
 	err               error         // of a store that is away: the next question may succeed
-	pause             time.Duration // after err
+	failedAt          time.Time     // err came first
+	pause             time.Duration // after that
 }
 
 // lock returns the queue of i with its lock held, and makes it if there is none. A limiter

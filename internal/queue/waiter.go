@@ -187,7 +187,8 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 			at = at.Add(-lead)
 		}
 	}
-	if q.tooMany(w.N) || at.After(w.end) { // that is a guess: ask, to know it
+	far := q.ahead >= 0 && q.kind != Bucket && q.kind < Turns && at.Sub(now) > stale
+	if q.tooMany(w.N) || at.After(w.end) || far { // that is a guess: ask, to know it
 		at = now
 	}
 	if at.Before(q.rest) {
@@ -275,8 +276,11 @@ func (w *Waiter) failed(ctx context.Context, err error, now time.Time) error {
 	if !errors.Is(err, store.ErrOverloaded) && !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
 		return err
 	}
-	q.err, q.pause = err, max(errorPause, min(2*q.pause, mostPause))
-	if q.rest = now.Add(q.pause); q.rest.After(w.end) || !w.sit() {
+	if q.pause == 0 || !w.question.sent.Before(q.failedAt) { // or else it was under way when another one failed
+		q.failedAt, q.pause = now, max(errorPause, min(2*q.pause, mostPause))
+	}
+	q.err, q.rest = err, q.failedAt.Add(q.pause)
+	if q.rest.After(w.end) || !w.sit() {
 		return err
 	}
 	q.insert(w)
@@ -318,8 +322,12 @@ func (w *Waiter) expired(asks bool, now time.Time) bool {
 	return w.Max > 0 && !now.Before(w.end)
 }
 
-// leave takes w out of the queue, which may end it.
+// leave takes w out of the queue, which may end it. What was learned of when many events fit
+// says little of when fewer do.
 func (w *Waiter) leave(err error) error {
+	if w.N > 1 && w == w.queue.first() {
+		w.queue.forget()
+	}
 	w.queue.remove(w)
 	w.queue.moved()
 	return err

@@ -101,6 +101,7 @@ type Known[L any] struct {
 	Algorithm   string     // by its name; "" of several limits
 	Name        string     // of its policy
 	Held        bool       // whether it counts slots that are held: see store.Rule
+	Calls       bool       // whether it counts calls, not their events
 	UsesContext bool       // whether a function of a limit or of a key gets the contexts of calls
 	Kind        queue.Kind // how it admits events that have to wait
 	// Local makes what stands in for the limiter in one of so many instances while their store
@@ -161,6 +162,34 @@ func behind[L any](l L) *Known[L] {
 		l = w.Unwrap()
 	}
 	return new(Known[L])
+}
+
+// Calls says of each limit that decides for l, in the order of ratelimit.Result.Parts, whether it
+// counts calls. It is nil if none does.
+func Calls[L any](l L) []bool {
+	if each := calls(nil, l); slices.Contains(each, true) {
+		return each
+	}
+	return nil
+}
+
+// Unit is in how many events part i of several is counted, by what Calls says, for calls of n.
+func Unit(calls []bool, i, n int) int {
+	if calls == nil || i < len(calls) && calls[i] {
+		return 1
+	}
+	return n
+}
+
+func calls[L any](each []bool, l L) []bool {
+	inside := Inside(l)
+	if k := Of(l); k != nil && k.Algorithm != "" || len(inside) == 0 {
+		return append(each, k != nil && k.Calls)
+	}
+	for _, inner := range inside {
+		each = calls(each, inner)
+	}
+	return each
 }
 
 // Leases is embedded in a store that takes events of another one ahead, and so gets nothing by
