@@ -276,7 +276,7 @@ func (w *Waiter) failed(ctx context.Context, err error, now time.Time) error {
 	if !errors.Is(err, store.ErrOverloaded) && !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
 		return err
 	}
-	if q.pause == 0 || !w.question.sent.Before(q.failedAt) { // or else it was under way when another one failed
+	if q.pause == 0 || w.question.sent.After(q.failedAt) { // or else it was under way when another one failed
 		q.failedAt, q.pause = now, max(errorPause, min(2*q.pause, mostPause))
 	}
 	q.err, q.rest = err, q.failedAt.Add(q.pause)

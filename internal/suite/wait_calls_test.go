@@ -75,7 +75,7 @@ func TestTokensBesideRequestsAreWaitedForAtTheirRate(t *testing.T) {
 			}
 			wg.Wait()
 			require.LessOrEqual(t, time.Since(began), 190*time.Second, algorithm)
-			require.LessOrEqual(t, far.asked.Load(), int64(90), algorithm)
+			require.LessOrEqual(t, far.asked.Load(), int64(110), algorithm)
 		})
 	}
 }
@@ -87,6 +87,7 @@ func TestAnOutageIsOnePauseForAllWhoAsk(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := known{&remote{Limiter: inMemory(t, algorithm, ratelimit.PerSecond(10_000)), way: 5 * time.Millisecond, fail: func(asked int64) error {
 				if asked > 1 && asked <= 40 {
+					time.Sleep(10 * time.Millisecond)
 					return store.ErrUnavailable
 				}
 				return nil
