@@ -93,7 +93,7 @@ func (lim *limiter) introduce(self Limiter) {
 	lim.optional = lim.keyFunc != nil || lim.calls || lim.observers != nil
 	lim.quick = !lim.optional && lim.limitFunc == nil && lim.integers.Rate > 0
 	lim.known = see.NewCore(self, see.Known[Limiter]{
-		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
+		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls, OtherKeys: lim.keyFunc != nil, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
 		Kind:  lim.kind(),
 		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
 	})

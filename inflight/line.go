@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"sync"
@@ -52,7 +53,8 @@ type line struct {
 	idle    list.List // of *waiter, in order of arrival: those that do not ask
 	asking  int       // how many do
 	arrived int       // how many have come so far
-	free    int       // slots that may be free, and that nobody asks for yet
+	free    int       // slots that were free by the last answer, and that nobody asks for yet
+	woken   int       // the same, by a Release
 
 	pause time.Duration // before the next question, if no slot is known to be free; it grows
 	rest  time.Duration // the same, after the last denial
@@ -73,9 +75,10 @@ type waiter struct {
 	deferred  bool // see held
 	impatient bool // an error ends the wait
 	asked     bool
-	denial    ratelimit.Result // of the last question
-	rest      time.Duration    // after it
-	exactly   bool             // or else that at most, since nobody knows
+	denial    ratelimit.Result // of the last question, at deniedAt
+	deniedAt  time.Time
+	rest      time.Duration // after it
+	exactly   bool          // or else that at most, since nobody knows
 }
 
 // hold asks in w's turn until there is a slot, or until has ended, and leaves the line.
@@ -94,11 +97,13 @@ func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot
 			return nil, ratelimit.Result{}, err
 		}
 		if s, r, err = h.hold(ctx); s != nil {
-			free, next = r.Remaining, false
+			if free, next = r.Remaining, false; r.Source() == ratelimit.SourceFailOpen || !inner(l, r).Allowed { // all are let through
+				free = math.MaxInt
+			}
 			return s, r, nil
 		}
 		next = err == nil || until.Err() != nil
-		w.asked, w.denial = err == nil, r
+		w.asked, w.denial, w.deniedAt = err == nil, r, time.Now()
 		if err := w.denied(until, n, r, err); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
@@ -129,28 +134,30 @@ func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err erro
 		return err
 	case r.RetryAfter == ratelimit.Never:
 		return fmt.Errorf("%w: %d events with a limit of %d", ratelimit.ErrNever, n, r.Limit)
-	case w.bySlots(r):
-		return nil
 	}
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= r.RetryAfter {
+	bySlots, byRates := w.missing(r)
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= byRates {
 		return ratelimit.ErrWouldExceedDeadline
 	}
-	w.exactly = true
+	w.exactly = !bySlots
 	return nil
 }
 
-// bySlots reports whether slots are missing, by the denial r. Nobody knows when they come.
-func (w *waiter) bySlots(r ratelimit.Result) bool {
+// missing tells whether slots are missing, by the denial r, and for how long rates have no room. Nobody
+// knows when slots come.
+func (w *waiter) missing(r ratelimit.Result) (bySlots bool, byRates time.Duration) {
 	limits, parts := several(w.line.id.limiter), inner(w.line.id.limiter, r).Parts()
 	if limits == nil || len(parts) != len(limits) {
-		return true
+		return true, 0
 	}
 	for i := range parts {
-		if _, ok := slotsIn(limits[i]); ok && !parts[i].Allowed && parts[i].RetryAfter > 0 {
-			return true
+		if _, ok := slotsIn(limits[i]); !ok {
+			byRates = max(byRates, parts[i].RetryAfter)
+		} else if parts[i].RetryAfter > 0 {
+			bySlots = true
 		}
 	}
-	return false
+	return bySlots, byRates
 }
 
 // join puts a waiter at the end of the line of key. The first in a line asks at once. If most are in it,
@@ -186,7 +193,7 @@ func (a *allLines) lineOf(id lineID) *line {
 	}
 	for _, core := range cores(id.limiter) {
 		ids := []slotsID{{core, id.key}}
-		if !see.ByKey[ratelimit.Limiter](core) {
+		if see.Of[ratelimit.Limiter](core).OtherKeys {
 			ids = append(ids, slotsID{core, ""})
 		}
 		for _, slots := range ids {
@@ -223,10 +230,14 @@ func (a *allLines) remove(ln *line) {
 
 // move has those ask who may. If nobody does, one will after the rest.
 func (a *allLines) move(ln *line) {
-	for ln.free > 0 && ln.asking < mostAsking && ln.idle.Len() > 0 {
+	for ln.free+ln.woken > 0 && ln.asking < mostAsking && ln.idle.Len() > 0 {
 		w := ln.idle.Remove(ln.idle.Front()).(*waiter)
 		w.place = nil
-		ln.free--
+		if ln.woken > 0 {
+			ln.woken--
+		} else {
+			ln.free--
+		}
 		ln.asking++
 		w.ask <- struct{}{}
 	}
@@ -260,9 +271,10 @@ func (a *allLines) back(w *waiter) {
 	defer a.mu.Unlock()
 	ln := w.line
 	if ln.asking--; w.asked {
-		ln.denial, ln.deniedAt = w.denial, time.Now()
+		ln.denial, ln.deniedAt = w.denial, w.deniedAt
 	}
-	ln.rest = w.rest
+	ln.free = 0                      // as it says
+	ln.rest = min(w.rest, mostPause) // since w may leave, and the key may be reset
 	if !w.exactly {
 		ln.rest = min(w.rest, ln.pause-rand.N(ln.pause/4)) // so that processes do not ask together
 		if ln.asking == 0 {
@@ -294,7 +306,7 @@ func (a *allLines) leave(w *waiter, free int, next bool) {
 	}
 	ln.asking--
 	ln.pause, ln.rest = leastPause, leastPause
-	if ln.free = max(ln.free, free-ln.asking); next {
+	if ln.free = min(max(ln.free, free-ln.asking), ln.idle.Len()); next {
 		ln.free++
 	}
 	a.move(ln)
@@ -318,23 +330,32 @@ func (a *allLines) wake(l ratelimit.Limiter, key string, core *ratelimit.Custom)
 		}
 	}
 	if ln != nil {
-		ln.free = min(ln.free+1, ln.asking+ln.idle.Len())
+		ln.woken = min(ln.woken+1, ln.asking+ln.idle.Len())
 		a.move(ln)
 	}
 }
 
-// last is the last denial in w's line, as it would be now, or nil.
+// last is the last denial of w, or else in its line, as it would be now, or nil.
 func (a *allLines) last(w *waiter) *ratelimit.Result {
+	if w.asked {
+		return aged(w.denial, w.deniedAt)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return w.line.lastDenial()
 }
 
-func (ln *line) lastDenial() *ratelimit.Result {
-	if ln.deniedAt.IsZero() {
+func (ln *line) lastDenial() *ratelimit.Result { return aged(ln.denial, ln.deniedAt) }
+
+// aged is what r, a denial of time at, would be now.
+func aged(r ratelimit.Result, at time.Time) *ratelimit.Result {
+	switch {
+	case at.IsZero():
 		return nil
+	case r.RetryAfter == ratelimit.Never:
+		return &r
 	}
-	r, since := ln.denial, time.Since(ln.deniedAt)
+	since := time.Since(at)
 	r.RetryAfter = max(r.RetryAfter-since, leastPause)
 	r.ResetAfter = max(r.ResetAfter-since, r.RetryAfter)
 	return &r

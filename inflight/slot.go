@@ -447,11 +447,11 @@ func (h *held) plan() {
 	}
 	for i := range h.places {
 		p := &h.places[i]
-		if p.life == forever {
-			continue
-		}
-		if h.pause > 0 && h.pause < p.life/3 {
+		switch {
+		case h.pause > 0 && h.pause < p.life/3:
 			first(now.Add(h.pause))
+			continue
+		case p.life == forever:
 			continue
 		}
 		// Renewals of a short time go together: a store carries them in one round trip.
@@ -684,7 +684,8 @@ func (h *held) giveBack() {
 			continue
 		}
 		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.asked) // fewer would not be the whole call
-		if errors.Is(err, ratelimit.ErrStore) && p.life < forever && time.Now().Before(p.until) {
+		gone := err == nil || errors.Is(err, ratelimit.ErrInvalidN) || p.life < forever && !time.Now().Before(p.until)
+		if !gone { // also if a function of the limiter has failed
 			left = append(left, p)
 			continue
 		}
@@ -696,7 +697,7 @@ func (h *held) giveBack() {
 	defer h.mu.Unlock()
 	h.longest, h.places, h.busy = time.Time{}, left, false
 	if len(left) > 0 {
-		h.pause = max(leastPause, 2*h.pause)
+		h.pause = min(max(leastPause, 2*h.pause), time.Minute)
 		h.plan()
 	}
 }

@@ -36,7 +36,8 @@ func MaxWaiting(n int) Option {
 
 // WaitUpTo has [Hold] wait for up to d, above 0, in the line of [Wait]. It denies if d is over, at once if
 // what is missing comes later, and at once if too many wait already ([MaxWaiting]). An error of the
-// limiter ends it. The end of [Wait] is then that of a context with this timeout.
+// limiter ends it. A call of the store that is under way then is waited for. The end of [Wait] is
+// that of a context with this timeout.
 func WaitUpTo(d time.Duration) Option {
 	return func(h *held) error {
 		if d <= 0 {
@@ -107,14 +108,12 @@ func (h *held) wait(ctx context.Context, opts []Option) (*Slot, ratelimit.Result
 	until, cancel := context.WithTimeout(ctx, h.patience)
 	defer cancel()
 	s, r, err := w.hold(ctx, until, h.asked, opts)
+	late := until.Err() != nil && errors.Is(err, until.Err()) || errors.Is(err, ratelimit.ErrWouldExceedDeadline)
 	switch {
 	case ctx.Err() != nil && s == nil:
 		return nil, ratelimit.Result{}, ctx.Err()
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, ratelimit.ErrNever):
-		if !w.asked {
-			return h.refuse(ctx, lines.last(w))
-		}
-		return nil, w.denial, nil
+	case late, errors.Is(err, ratelimit.ErrNever):
+		return h.refuse(ctx, lines.last(w))
 	}
 	return s, r, err
 }
@@ -128,6 +127,7 @@ func (h *held) refuse(ctx context.Context, denial *ratelimit.Result) (*Slot, rat
 	r, err := h.limiter.Peek(ctx, h.key)
 	if r.Allowed {
 		r.Allowed, r.Remaining, r.RetryAfter, r.Delay = false, 0, leastPause, 0
+		r.ResetAfter = max(r.ResetAfter, leastPause)
 	}
 	return nil, r, err
 }

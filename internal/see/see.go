@@ -102,6 +102,7 @@ type Known[L any] struct {
 	Name        string     // of its policy
 	Held        bool       // whether it counts slots that are held: see store.Rule
 	Calls       bool       // whether it counts calls, not their events
+	OtherKeys   bool       // whether a function makes the keys that are counted
 	UsesContext bool       // whether a function of a limit or of a key gets the contexts of calls
 	Kind        queue.Kind // how it admits events that have to wait
 	// Local makes what stands in for the limiter in one of so many instances while their store

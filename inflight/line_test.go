@@ -1,0 +1,553 @@
+package inflight_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/shadow"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+func rateAndSlots(t *testing.T, perHour, n int) (ratelimit.Limiter, *ratelimit.All) {
+	s, err := memstore.New()
+	require.NoError(t, err)
+	bucket, err := ratelimit.NewTokenBucket(s, ratelimit.PerHour(perHour), ratelimit.WithName("tokens"))
+	require.NoError(t, err)
+	l, err := ratelimit.NewAll(bucket, slots(t, s, n, ratelimit.WithName("at_once")))
+	require.NoError(t, err)
+	return l, l
+}
+
+// The first in line wants many tokens, which come in half an hour, and hangs up. The next wants one, and there
+// are 500: it sleeps for half an hour.
+func TestTheRestOfOneWhoLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := rateAndSlots(t, 1000, 8)
+		s, r, err := inflight.Hold(t.Context(), l, "key", 500)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		s.Release()
+		ctx, leave := context.WithCancel(t.Context())
+		go func() { _, _, _ = inflight.Wait(ctx, l, "key", 1000) }()
+		synctest.Wait()
+		got := make(chan time.Time, 1)
+		go func() {
+			s, _, err := inflight.Wait(t.Context(), l, "key", 1)
+			require.NoError(t, err)
+			s.Release()
+			got <- time.Now()
+		}()
+		synctest.Wait()
+		began := time.Now()
+		leave()
+		require.LessOrEqual(t, (<-got).Sub(began), time.Second, "all 8 slots and 500 tokens are free, and nobody is before it")
+	})
+}
+
+// The same by Hold with WaitUpTo, which denies it.
+func TestTheRestOfOneWhoLeftDenies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := rateAndSlots(t, 1000, 8)
+		s, _, err := inflight.Hold(t.Context(), l, "key", 999)
+		require.NoError(t, err)
+		s.Release()
+		ctx, leave := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _, _ = inflight.Hold(ctx, l, "key", 10, inflight.WaitUpTo(time.Minute)) // in 32.4 s
+		}()
+		synctest.Wait()
+		time.AfterFunc(100*time.Millisecond, leave)
+		slot, r, err := inflight.Hold(t.Context(), l, "key", 1, inflight.WaitUpTo(5*time.Second))
+		slot.Release()
+		<-done
+		synctest.Wait()
+		require.NoError(t, err)
+		require.True(t, r.Allowed, "there was a token and 8 free slots, and nobody else for 4.9 s: %+v", r)
+	})
+}
+
+// The ErrWouldExceedDeadline of a rate comes at once, as Wait's documentation says.
+func TestARateBesideFullSlotsIsToldAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := rateAndSlots(t, 1, 1)
+		a, _, err := inflight.Hold(t.Context(), l, "key", 1)
+		require.NoError(t, err)
+		defer a.Release()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		began := time.Now()
+		_, _, err = inflight.Wait(ctx, l, "key", 1)
+		t.Log(err)
+		require.Zero(t, time.Since(began), "the rate has no room for an hour")
+	})
+}
+
+// Tokens that are given back after the Release are not seen by who waits for them.
+func TestASettleAfterTheRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := rateAndSlots(t, 1000, 8)
+		a, _, err := inflight.Hold(t.Context(), l, "key", 1000)
+		require.NoError(t, err)
+		got := make(chan time.Time, 1)
+		go func() {
+			s, _, err := inflight.Wait(t.Context(), l, "key", 500)
+			require.NoError(t, err)
+			s.Release()
+			got <- time.Now()
+		}()
+		synctest.Wait()
+		began := time.Now()
+		a.Release()
+		synctest.Wait()
+		require.NoError(t, a.Settle(t.Context(), 10))
+		require.LessOrEqual(t, (<-got).Sub(began), time.Second, "990 tokens are free")
+	})
+}
+
+func TestAResetIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, all := rateAndSlots(t, 1000, 8)
+		a, _, err := inflight.Hold(t.Context(), l, "key", 1000)
+		require.NoError(t, err)
+		a.Release()
+		got := make(chan time.Time, 1)
+		go func() {
+			s, _, err := inflight.Wait(t.Context(), l, "key", 500)
+			require.NoError(t, err)
+			s.Release()
+			got <- time.Now()
+		}()
+		synctest.Wait()
+		began := time.Now()
+		require.NoError(t, all.Reset(t.Context(), "key"))
+		require.LessOrEqual(t, (<-got).Sub(began), time.Second)
+	})
+}
+
+// A key is Unlimited, and then has 1 slot: its line asks without a rest, as fast as the store answers.
+func TestAfterUnlimitedTheLineAsksWithoutARest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = time.Millisecond
+		var limited atomic.Bool
+		l := slots(t, s, 1, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			if limited.Load() {
+				return ratelimit.PerHour(1), nil
+			}
+			limited.Store(true)
+			time.Sleep(time.Millisecond) // as a database
+			return ratelimit.Unlimited(), nil
+		}))
+		ctx, end := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				if slot, _, err := inflight.Wait(ctx, l, "key", 1); err == nil {
+					<-ctx.Done()
+					slot.Release()
+				}
+			})
+		}
+		time.Sleep(10 * time.Second)
+		called := s.called.Load()
+		time.Sleep(10 * time.Second)
+		n := s.called.Load() - called
+		end()
+		all.Wait()
+		time.Sleep(time.Second)
+		require.LessOrEqual(t, n, int64(60), "calls of the store in 10 s: one question a second, and renewals")
+	})
+}
+
+// An All of tokens and 1,000 slots. Who wants more tokens than there are asks 999 times at once.
+func TestWhoLacksTokensAsksOnceForEachFreeSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		bucket, err := ratelimit.NewTokenBucket(s.Store, ratelimit.PerHour(100_000), ratelimit.WithName("tokens"))
+		require.NoError(t, err)
+		var asked atomic.Int64
+		at := slots(t, s.Store, 1000, ratelimit.WithName("at_once"))
+		both, err := ratelimit.NewAll(bucket, at)
+		require.NoError(t, err)
+		l := countedCalls{both, &asked}
+		ctx, end := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				slot, _, err := inflight.Wait(ctx, l, "key", 40_000)
+				if err == nil {
+					<-ctx.Done()
+					slot.Release()
+				}
+			})
+		}
+		time.Sleep(time.Millisecond)
+		n := asked.Load()
+		end()
+		all.Wait()
+		require.LessOrEqual(t, n, int64(10), "questions of 3 waiters within 1 ms")
+	})
+}
+
+type countedCalls struct {
+	ratelimit.Limiter
+	asked *atomic.Int64
+}
+
+func (c countedCalls) Unwrap() ratelimit.Limiter { return c.Limiter }
+
+func (c countedCalls) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	c.asked.Add(1)
+	time.Sleep(time.Microsecond)
+	return c.Limiter.AllowN(ctx, key, n)
+}
+
+// While the store fails, FailOpen lets all through: but who waits is let through one each 5 ms.
+func TestFailOpenIsNotSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		inner := slots(t, s, 8)
+		l, err := fallback.New(inner, fallback.FailOpen())
+		require.NoError(t, err)
+		s.down.Store(true)
+		began := time.Now()
+		var all sync.WaitGroup
+		var last atomic.Int64
+		for range 1000 {
+			all.Go(func() {
+				slot, _, err := inflight.Wait(t.Context(), l, "key", 1)
+				require.NoError(t, err)
+				last.Store(int64(time.Since(began)))
+				slot.Release()
+			})
+		}
+		all.Wait()
+		synctest.Wait()
+		require.LessOrEqual(t, time.Duration(last.Load()), 100*time.Millisecond, "until all 1,000 were let through")
+	})
+}
+
+// The same by WaitUpTo: requests are denied although FailOpen denies nobody.
+func TestFailOpenDeniesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l, err := fallback.New(slots(t, s, 8), fallback.FailOpen())
+		require.NoError(t, err)
+		var held []*inflight.Slot
+		for range 8 {
+			held = append(held, hold(t, l))
+		}
+		var all sync.WaitGroup
+		var denied atomic.Int64
+		for range 1000 {
+			all.Go(func() {
+				slot, r, err := inflight.Hold(t.Context(), l, "key", 1, inflight.WaitUpTo(2*time.Second), inflight.MaxWaiting(1000))
+				require.NoError(t, err)
+				if !r.Allowed {
+					denied.Add(1)
+				}
+				slot.Release()
+			})
+		}
+		time.Sleep(10 * time.Millisecond)
+		s.down.Store(true)
+		all.Wait()
+		s.down.Store(false)
+		for _, s := range held {
+			s.Release()
+		}
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		require.Zero(t, denied.Load(), "of 1,000, though FailOpen admits all since 1.99 s")
+	})
+}
+
+// A limit in shadow mode changes nothing, its package says. With a wait it lets one through each 5 ms.
+func TestAShadowIsNotSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l, err := shadow.New(slots(t, s, 1), func(context.Context, string, int, ratelimit.Result, error) {})
+		require.NoError(t, err)
+		began := time.Now()
+		var all sync.WaitGroup
+		var last atomic.Int64
+		for range 1000 {
+			all.Go(func() {
+				slot, r, err := inflight.Wait(t.Context(), l, "key", 1)
+				require.NoError(t, err)
+				require.True(t, r.Allowed)
+				last.Store(int64(time.Since(began)))
+				time.Sleep(time.Minute)
+				slot.Release()
+			})
+		}
+		all.Wait()
+		synctest.Wait()
+		require.LessOrEqual(t, time.Duration(last.Load()), 100*time.Millisecond, "until all 1,000 were let through")
+	})
+}
+
+// A limit function that fails at the Release, once: the slot is never free again.
+func TestALimitFunctionThatFailsAtTheRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := memstore.New()
+		require.NoError(t, err)
+		var fails atomic.Bool
+		l := slots(t, s, 1, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			if fails.Load() {
+				return ratelimit.Limit{}, errors.New("the database is away")
+			}
+			return ratelimit.PerHour(1), nil
+		}))
+		a := hold(t, l)
+		fails.Store(true)
+		a.Release()
+		fails.Store(false)
+		a.Release()
+		time.Sleep(24 * 365 * time.Hour)
+		require.Equal(t, 1, free(t, l), "a year after the Release")
+	})
+}
+
+func TestAKeyFunctionThatFailsAtTheRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := memstore.New()
+		require.NoError(t, err)
+		var fails atomic.Bool
+		l := slots(t, s, 1, ratelimit.WithKeyFunc(func(context.Context, string) (string, error) {
+			if fails.Load() {
+				return "", errors.New("the database is away")
+			}
+			return "tenant", nil
+		}))
+		a := hold(t, l)
+		fails.Store(true)
+		a.Release()
+		fails.Store(false)
+		time.Sleep(24 * 365 * time.Hour)
+		require.Equal(t, 1, free(t, l), "a year after the Release")
+	})
+}
+
+// The same on a store with a life: the failure lasts 1 ms and the slot is gone for its life.
+func TestALimitFunctionThatFailsAtTheReleaseFar(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		var fails atomic.Bool
+		l, err := inflight.New(s, 1, 24*time.Hour, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			if fails.Load() {
+				return ratelimit.Limit{}, errors.New("the database is away")
+			}
+			return ratelimit.PerHour(1), nil
+		}))
+		require.NoError(t, err)
+		a := hold(t, l)
+		fails.Store(true)
+		a.Release()
+		synctest.Wait()
+		fails.Store(false)
+		time.Sleep(time.Hour)
+		require.Equal(t, 1, free(t, l), "an hour after the Release")
+	})
+}
+
+// The limit function's own timeout is an error, and no denial.
+func TestAnErrorIsNoDenial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		var fails atomic.Bool
+		l := slots(t, s, 1, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			if fails.Load() {
+				return ratelimit.Limit{}, fmt.Errorf("database: %w", context.DeadlineExceeded)
+			}
+			return ratelimit.PerHour(1), nil
+		}))
+		a := hold(t, l)
+		time.AfterFunc(time.Second, func() { fails.Store(true) })
+		began := time.Now()
+		_, r, err := inflight.Hold(t.Context(), l, "key", 1, inflight.WaitUpTo(time.Hour))
+		fails.Store(false)
+		a.Release()
+		time.Sleep(5 * time.Second)
+		t.Log(time.Since(began))
+		require.Error(t, err, "%v", r)
+	})
+}
+
+// RetryAfter of who has waited is that of its last question, which may be long ago.
+func TestRetryAfterIsNotOfLongAgo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l, err := inflight.New(s, 2, 10*time.Second)
+		require.NoError(t, err)
+		// two slots of a process that has died; they are free in 10 s
+		for range 2 {
+			_, err := l.Allow(t.Context(), "key")
+			require.NoError(t, err)
+		}
+		type told struct {
+			r   ratelimit.Result
+			err error
+		}
+		got := make(chan told)
+		go func() { // it stands first
+			slot, r, err := inflight.Hold(t.Context(), l, "key", 1, inflight.WaitUpTo(9900*time.Millisecond))
+			slot.Release()
+			got <- told{r, err}
+		}()
+		first := <-got
+		now, err := l.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.InDelta(t, now.RetryAfter, first.r.RetryAfter, float64(50*time.Millisecond))
+		time.Sleep(time.Minute)
+	})
+}
+
+// A denial of a full line: RetryAfter is not after ResetAfter.
+func TestRetryAfterIsBeforeResetAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l := slots(t, s, 1)
+		s.way = time.Second
+		go func() {
+			slot, _, _ := inflight.Wait(t.Context(), l, "key", 1)
+			slot.Release()
+		}()
+		synctest.Wait()
+		_, r, err := inflight.Hold(t.Context(), l, "key", 1, inflight.WaitUpTo(time.Second), inflight.MaxWaiting(1))
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		require.False(t, r.Allowed)
+		require.LessOrEqual(t, r.RetryAfter, r.ResetAfter)
+	})
+}
+
+// With tiers each Release of any key asks the store for a waiter of another key.
+func TestWithTiersAReleaseOfAnotherKeyWakesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		l, err := inflight.New(s, 1, 24*time.Hour, ratelimit.WithTiers(func(context.Context, string) (string, error) { return "", nil },
+			map[string]ratelimit.Limit{"x": ratelimit.PerHour(2)}))
+		require.NoError(t, err)
+		a := hold(t, l)
+		ctx, end := context.WithCancel(t.Context())
+		go func() {
+			slot, _, _ := inflight.Wait(ctx, l, "key", 1)
+			slot.Release()
+		}()
+		time.Sleep(10*time.Second + 1*time.Millisecond)
+		called := s.called.Load()
+		for i := range 100 {
+			slot, _, err := inflight.Hold(t.Context(), l, fmt.Sprint("other", i), 1)
+			require.NoError(t, err)
+			slot.Release()
+			synctest.Wait()
+		}
+		n := s.called.Load() - called
+		end()
+		a.Release()
+		time.Sleep(time.Minute)
+		require.EqualValues(t, 200, n, "100 Holds and Releases of other keys")
+	})
+}
+
+// Who waits behind, asked beside the first, and lacks tokens, has the line rest for its hour: the first, who lacks a slot of another
+// process, sleeps for it.
+type gated struct {
+	ratelimit.Limiter
+	before func(n int)
+	after  func(n int)
+}
+
+func (g *gated) Unwrap() ratelimit.Limiter { return g.Limiter }
+
+func (g *gated) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	g.before(n)
+	r, err := g.Limiter.AllowN(ctx, key, n)
+	g.after(n)
+	return r, err
+}
+
+func TestTheRestOfOneBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		bucket, err := ratelimit.NewTokenBucket(s.Store, ratelimit.PerHour(1000), ratelimit.WithName("tokens"))
+		require.NoError(t, err)
+		at, err := inflight.New(s, 2, 24*time.Hour, ratelimit.WithName("at_once"))
+		require.NoError(t, err)
+		tokens := bucket
+		both, err := ratelimit.NewAll(tokens, at)
+		require.NoError(t, err)
+		slow := false
+		l := &gated{both, func(n int) {
+			if slow && n == 900 {
+				time.Sleep(20 * time.Millisecond) // its question takes longer on its way
+			}
+		}, func(n int) {}}
+		a, b := hold(t, at), hold(t, at)
+		_, err = bucket.AllowN(t.Context(), "key", 500)
+		require.NoError(t, err)
+		got := make(chan time.Time, 1)
+		ctx, end := context.WithCancel(t.Context())
+		go func() {
+			slot, _, err := inflight.Wait(ctx, l, "key", 1)
+			if err == nil {
+				got <- time.Now()
+				slot.Release()
+			}
+		}()
+		synctest.Wait()
+		go func() { _, _, _ = inflight.Wait(ctx, l, "key", 900) }()
+		time.Sleep(10 * time.Second)
+		slow = true
+		// both are given back by this process, and another one takes both at once
+		other, err := inflight.New(s, 2, 24*time.Hour, ratelimit.WithName("at_once"))
+		require.NoError(t, err)
+		l.after = nil
+		l.after = func(int) {}
+		first := true
+		l.before = func(n int) {
+			if n == 900 {
+				time.Sleep(20 * time.Millisecond)
+				return
+			}
+			if first { // the first's question comes after those of others
+				first = false
+				time.Sleep(10 * time.Millisecond)
+			}
+		}
+		a.Release()
+		b.Release()
+		synctest.Wait()
+		r1, err := other.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.True(t, r1.Allowed)
+		r2, err := other.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.True(t, r2.Allowed)
+		time.Sleep(15 * time.Millisecond) // the first was denied: no slot
+		began := time.Now()
+		require.NoError(t, other.Refund(t.Context(), "key", r1, 1))
+		var at2 time.Time
+		select {
+		case at2 = <-got:
+		case <-time.After(24 * time.Hour):
+		}
+		end()
+		time.Sleep(time.Minute)
+		require.LessOrEqual(t, at2.Sub(began), 2*time.Second, "the first wants one of 500 tokens, and a slot is free")
+	})
+}
