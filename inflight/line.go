@@ -21,6 +21,9 @@ import (
 // the store, and all at once would overload it.
 const mostAsking = 128
 
+// mostOffers is how many lines are told of a free slot, until one of them can use it.
+const mostOffers = 4
+
 // lines are those of this process.
 var lines = allLines{byID: map[lineID]*line{}, bySlots: map[slotsID]*list.List{}}
 
@@ -29,7 +32,7 @@ type allLines struct {
 
 	mu      sync.Mutex // protects all below, and the lines
 	byID    map[lineID]*line
-	bySlots map[slotsID]*list.List // of *line, in order of arrival: those that wait for them
+	bySlots map[slotsID]*list.List // of *line: those that wait for them, in the order in which they are told
 }
 
 type lineID struct {
@@ -54,7 +57,7 @@ type line struct {
 	asking  int       // how many do
 	arrived int       // how many have come so far
 	free    int       // slots that were free by the last answer, and that nobody asks for yet
-	woken   int       // the same, by a Release
+	offers  []offer   // the same, by a Release
 
 	pause time.Duration // before the next question, if no slot is known to be free; it grows
 	rest  time.Duration // the same, after the last denial
@@ -65,12 +68,19 @@ type line struct {
 	deniedAt time.Time        // zero before
 }
 
+// offer is a slot that was given back.
+type offer struct {
+	slots slotsID
+	left  int // how many more lines may be told
+}
+
 // waiter is one of them.
 type waiter struct {
 	line    *line
 	arrived int
 	place   *list.Element // in the idle ones; nil while it asks
 	ask     chan struct{} // of capacity 1: not to wait any longer
+	offer   offer         // that it asks for
 
 	deferred  bool // see held
 	impatient bool // an error ends the wait
@@ -160,6 +170,20 @@ func (w *waiter) missing(r ratelimit.Result) (bySlots bool, byRates time.Duratio
 	return bySlots, byRates
 }
 
+// lacks reports whether w was denied for want of slots of core.
+func (w *waiter) lacks(core *ratelimit.Custom) bool {
+	limits, parts := several(w.line.id.limiter), inner(w.line.id.limiter, w.denial).Parts()
+	if core == nil || limits == nil || len(parts) != len(limits) {
+		return true
+	}
+	for i := range parts {
+		if of, ok := slotsIn(limits[i]); ok && of == core {
+			return parts[i].RetryAfter > 0
+		}
+	}
+	return true
+}
+
 // join puts a waiter at the end of the line of key. The first in a line asks at once. If most are in it,
 // there is no waiter, and what is returned is the last denial, if there was one.
 func (a *allLines) join(l ratelimit.Limiter, key string, most int) (*waiter, *ratelimit.Result) {
@@ -230,11 +254,11 @@ func (a *allLines) remove(ln *line) {
 
 // move has those ask who may. If nobody does, one will after the rest.
 func (a *allLines) move(ln *line) {
-	for ln.free+ln.woken > 0 && ln.asking < mostAsking && ln.idle.Len() > 0 {
+	for ln.free+len(ln.offers) > 0 && ln.asking < mostAsking && ln.idle.Len() > 0 {
 		w := ln.idle.Remove(ln.idle.Front()).(*waiter)
 		w.place = nil
-		if ln.woken > 0 {
-			ln.woken--
+		if w.offer = (offer{}); len(ln.offers) > 0 {
+			w.offer, ln.offers = ln.offers[0], ln.offers[1:]
 		} else {
 			ln.free--
 		}
@@ -252,6 +276,23 @@ func (a *allLines) move(ln *line) {
 	}
 	if ln.armed = rests; ln.asking+ln.idle.Len() == 0 {
 		a.remove(ln)
+		for _, o := range ln.offers {
+			a.tell(o)
+		}
+	}
+}
+
+// tell tells one line of a slot, which then is the last to be told of the next.
+func (a *allLines) tell(o offer) {
+	for of := a.bySlots[o.slots]; of != nil && o.left > 0; {
+		o.left--
+		ln := of.Front().Value.(*line)
+		of.MoveToBack(of.Front())
+		if len(ln.offers) < ln.asking+ln.idle.Len() {
+			ln.offers = append(ln.offers, o)
+			a.move(ln)
+			return
+		}
 	}
 }
 
@@ -290,7 +331,9 @@ func (a *allLines) back(w *waiter) {
 	} else {
 		w.place = ln.idle.InsertBefore(w, next)
 	}
-	a.move(ln)
+	if a.move(ln); !w.lacks(w.offer.slots.core) { // others may use it
+		a.tell(w.offer)
+	}
 }
 
 // leave takes w out of its line. If it has asked, or was to, others may ask for so many slots, or the next
@@ -306,32 +349,29 @@ func (a *allLines) leave(w *waiter, free int, next bool) {
 	}
 	ln.asking--
 	ln.pause, ln.rest = leastPause, leastPause
-	if ln.free = min(max(ln.free, free-ln.asking), ln.idle.Len()); next {
+	ln.free = min(max(ln.free, free-ln.asking), ln.idle.Len())
+	switch {
+	case next && w.offer.slots.core != nil:
+		ln.offers = append(ln.offers, w.offer)
+	case next:
 		ln.free++
 	}
 	a.move(ln)
 }
 
-// wake tells who waits for key of l that a slot of core is free, or else others who wait for that slot,
-// such as under another key if it is one for all.
-func (a *allLines) wake(l ratelimit.Limiter, key string, core *ratelimit.Custom) {
+// wake tells who waits for a slot of core under key that one is free, or who waits for it under any key if it
+// is one for all.
+func (a *allLines) wake(key string, core *ratelimit.Custom) {
 	if !a.some.Load() {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var ln *line
-	if id := (lineID{l, key}); canBeKey(id) {
-		ln = a.byID[id]
-	}
-	for _, slots := range [...]slotsID{{core, key}, {core, ""}} {
-		if of := a.bySlots[slots]; ln == nil && of != nil {
-			ln = of.Front().Value.(*line)
+	for _, slots := range [...]slotsID{{core, ""}, {core, key}} {
+		if of := a.bySlots[slots]; of != nil {
+			a.tell(offer{slots, min(of.Len(), mostOffers)})
+			return
 		}
-	}
-	if ln != nil {
-		ln.woken = min(ln.woken+1, ln.asking+ln.idle.Len())
-		a.move(ln)
 	}
 }
 

@@ -463,3 +463,128 @@ func TestWithTiersAReleaseOfAnotherKeyWakesNobody(t *testing.T) {
 		require.EqualValues(t, 200, n, "100 Holds and Releases of other keys")
 	})
 }
+
+func perKeyAndTotal(t *testing.T, perKey, total int) (ratelimit.Limiter, *ratelimit.Custom) {
+	s, err := memstore.New()
+	require.NoError(t, err)
+	each := slots(t, s, perKey, ratelimit.WithName("each"))
+	all := slots(t, s, total, ratelimit.WithName("total"), ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "all", nil }))
+	l, err := ratelimit.NewAll(each, all)
+	require.NoError(t, err)
+	return l, all
+}
+
+func holdOf(t *testing.T, l ratelimit.Limiter, key string) *inflight.Slot {
+	s, r, err := inflight.Hold(context.Background(), l, key, 1)
+	require.NoError(t, err)
+	require.True(t, r.Allowed, key)
+	return s
+}
+
+// waitFor has one wait for a slot of key in the background, and tells after how long since *from it had it.
+func waitFor(t *testing.T, ctx context.Context, l ratelimit.Limiter, key string) <-chan time.Time {
+	got := make(chan time.Time, 1)
+	go func() {
+		s, _, err := inflight.Wait(ctx, l, key, 1)
+		if err != nil {
+			return
+		}
+		got <- time.Now()
+		<-t.Context().Done()
+		s.Release()
+	}()
+	synctest.Wait()
+	return got
+}
+
+// a2 waits for its own key's slot; c waits for the total. b gives back a slot of the total: c should have it at once.
+func TestWakeGoesToALineThatCannotUseIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, end := context.WithCancel(t.Context())
+		defer synctest.Wait()
+		defer end()
+		l, total := perKeyAndTotal(t, 1, 2)
+		first, b := holdOf(t, l, "a"), holdOf(t, l, "b")
+		defer first.Release()
+		waitFor(t, ctx, l, "a")
+		c := waitFor(t, ctx, l, "c")
+		time.Sleep(10 * time.Second)
+		r, err := total.Peek(ctx, "x")
+		require.NoError(t, err)
+		require.Equal(t, 0, r.Remaining)
+		began := time.Now()
+		b.Release()
+		at := <-c
+		require.Zero(t, at.Sub(began), "c slept though a slot was free")
+	})
+}
+
+// Two slots of the total are given back at one instant, by b. Two keys wait, one waiter each.
+func TestTwoReleasesWakeTwoLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, end := context.WithCancel(t.Context())
+		defer synctest.Wait()
+		defer end()
+		l, _ := perKeyAndTotal(t, 2, 2)
+		b1, b2 := holdOf(t, l, "b"), holdOf(t, l, "b")
+		c, d := waitFor(t, ctx, l, "c"), waitFor(t, ctx, l, "d")
+		time.Sleep(10 * time.Second)
+		began := time.Now()
+		b1.Release()
+		b2.Release()
+		require.Zero(t, (<-c).Sub(began))
+		require.Zero(t, (<-d).Sub(began), "d slept though a slot was free")
+	})
+}
+
+// Who is woken and leaves does not tell the other lines.
+func TestWhoIsWokenAndLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, end := context.WithCancel(t.Context())
+		defer synctest.Wait()
+		defer end()
+		l, _ := perKeyAndTotal(t, 2, 1)
+		b := holdOf(t, l, "b")
+		gone, leave := context.WithCancel(ctx)
+		waitFor(t, gone, l, "c")
+		d := waitFor(t, ctx, l, "d")
+		time.Sleep(10 * time.Second)
+		began := time.Now()
+		leave()
+		b.Release()
+		require.Zero(t, (<-d).Sub(began), "d slept though a slot was free")
+	})
+}
+
+// g and h always have somebody waiting; each may hold one of two. c waits for a minute, and gets none.
+func TestOtherKeysStarve(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, end := context.WithCancel(t.Context())
+		l, _ := perKeyAndTotal(t, 1, 2)
+		var served atomic.Int64
+		for _, key := range []string{"g", "h"} {
+			for range 3 {
+				go func() {
+					for {
+						s, _, err := inflight.Wait(ctx, l, key, 1)
+						if err != nil {
+							return
+						}
+						served.Add(1)
+						time.Sleep(10 * time.Millisecond)
+						s.Release()
+					}
+				}()
+			}
+		}
+		time.Sleep(time.Second)
+		before := served.Load()
+		s, r, err := inflight.Hold(ctx, l, "c", 1, inflight.WaitUpTo(time.Minute))
+		n := served.Load() - before
+		s.Release()
+		end()
+		time.Sleep(time.Second)
+		require.NoError(t, err)
+		require.True(t, r.Allowed, "c waited for a minute while %d others, most of whom came later, had a slot", n)
+	})
+}

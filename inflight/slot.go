@@ -690,7 +690,7 @@ func (h *held) giveBack() {
 			continue
 		}
 		if err == nil {
-			lines.wake(h.limiter, h.key, p.core)
+			lines.wake(h.key, p.core)
 		}
 	}
 	h.mu.Lock()
