@@ -170,9 +170,15 @@ func TestEachGuessThatIsHeardIsAStrike(t *testing.T) {
 		h, _ := logins(t, s, func() { heard() })
 		for range 2 {
 			ctx, hangUp := context.WithCancel(t.Context())
-			var denied, all sync.WaitGroup
+			var denied, five, all sync.WaitGroup
 			denied.Add(55)
-			heard = func() { denied.Wait(); hangUp() }
+			five.Add(5)
+			heard = func() { // when nobody is on the way any more
+				denied.Wait()
+				five.Done()
+				five.Wait()
+				hangUp()
+			}
 			for range 60 {
 				all.Go(func() {
 					w := httptest.NewRecorder()
