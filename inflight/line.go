@@ -108,7 +108,7 @@ func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot
 		}
 		if s, r, err = h.hold(ctx); s != nil {
 			if free, next = r.Remaining, false; r.Source() == ratelimit.SourceFailOpen || !inner(l, r).Allowed { // all are let through
-				free = math.MaxInt
+				free = math.MaxInt32
 			}
 			return s, r, nil
 		}
@@ -349,7 +349,7 @@ func (a *allLines) leave(w *waiter, free int, next bool) {
 	}
 	ln.asking--
 	ln.pause, ln.rest = leastPause, leastPause
-	ln.free = min(max(ln.free, free-ln.asking), ln.idle.Len())
+	ln.free = max(ln.free, free-ln.asking)
 	switch {
 	case next && w.offer.slots.core != nil:
 		ln.offers = append(ln.offers, w.offer)
@@ -375,13 +375,13 @@ func (a *allLines) wake(key string, core *ratelimit.Custom) {
 	}
 }
 
-// last is the last denial of w, or else in its line, as it would be now, or nil.
+// last is the last denial of w or in its line, as it would be now, or nil.
 func (a *allLines) last(w *waiter) *ratelimit.Result {
-	if w.asked {
-		return aged(w.denial, w.deniedAt)
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if w.asked && w.deniedAt.After(w.line.deniedAt) {
+		return aged(w.denial, w.deniedAt)
+	}
 	return w.line.lastDenial()
 }
 

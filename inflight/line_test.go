@@ -588,3 +588,70 @@ func TestOtherKeysStarve(t *testing.T) {
 		require.True(t, r.Allowed, "c waited for a minute while %d others, most of whom came later, had a slot", n)
 	})
 }
+
+func TestWhoArrivesAsksAtOnceIfNoneIsReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 20 * time.Millisecond
+		l, err := inflight.New(s, 2000, 24*time.Hour)
+		require.NoError(t, err)
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		var sum time.Duration
+		n := 0
+		for i := range 1000 {
+			all.Go(func() {
+				began := time.Now()
+				slot := wait(t.Context(), t, l, "key")
+				if i > 200 {
+					mu.Lock()
+					sum += time.Since(began)
+					n++
+					mu.Unlock()
+				}
+				time.Sleep(time.Minute)
+				slot.Release()
+			})
+			time.Sleep(time.Millisecond)
+		}
+		all.Wait()
+		time.Sleep(5 * time.Second)
+		t.Log(sum / time.Duration(n))
+		require.Less(t, sum/time.Duration(n), 22*time.Millisecond, "on average, of a question that takes 20 ms, with 1,000 of 2,000 slots free")
+	})
+}
+
+func TestTheNewestDenialIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 20 * time.Millisecond
+		l := slots(t, s, 2, ratelimit.WithName("x"))
+		other := slots(t, &remote{Store: s.Store}, 2, ratelimit.WithName("x"))
+		a, b := hold(t, l), hold(t, l)
+		got := make(chan ratelimit.Result, 2)
+		for range 2 {
+			go func() {
+				slot, r, err := inflight.Hold(t.Context(), l, "key", 1, inflight.WaitUpTo(20*time.Second))
+				require.NoError(t, err)
+				slot.Release()
+				got <- r
+			}()
+			time.Sleep(50 * time.Millisecond)
+		}
+		time.Sleep(time.Second)
+		a.Release()
+		b.Release()
+		time.Sleep(25 * time.Millisecond)
+		c, d := hold(t, other), hold(t, other)
+		first, second := <-got, <-got
+		now, err := l.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		c.Release()
+		d.Release()
+		time.Sleep(time.Minute)
+		require.False(t, first.Allowed)
+		require.False(t, second.Allowed)
+		require.InDelta(t, now.RetryAfter, first.RetryAfter, float64(1100*time.Millisecond))
+		require.InDelta(t, now.RetryAfter, second.RetryAfter, float64(1100*time.Millisecond))
+	})
+}
