@@ -37,6 +37,7 @@ const (
 	mostLead    = 96 * time.Millisecond
 	mostAhead   = 48 * time.Millisecond // for a long queue
 	leastPause  = time.Millisecond      // before asking again, if the limiter gives no better time
+	mostGuess   = 200 * time.Millisecond // of a sleep until a time that is not known
 	mostPending = 64                    // questions under way, and
 	mostFar     = 1024                  // as many if the limiter is so fast and far that they are needed
 )
@@ -73,8 +74,12 @@ func (d *Decision) Part(n, limit, remaining int, reset, delay time.Duration) {
 	if n > 1 && p.Limit > 0 && p.Remaining < d.Remaining {
 		d.Limit, d.Remaining = p.Limit, p.Remaining
 	}
-	step := p.step(Early)
-	if wait := float64(1-p.Remaining) * float64(step); !d.parts || wait > d.partWait {
+	kind := Early
+	if remaining > 0 { // then a delay is that of a turn
+		kind = Turns
+	}
+	step := p.step(kind)
+	if wait := float64(1-p.Remaining) * float64(step); d.partStep == 0 || step > 0 && wait > d.partWait {
 		d.parts, d.partStep, d.partWait, d.partEarly = true, step, wait, delay > 0
 	}
 }
@@ -122,21 +127,25 @@ type pace struct {
 	asked     int           // events
 	answers   int           // of all questions
 	answered  int           // the order of the last question that was answered
-	notBefore time.Time     // nobody gets a permit before it; zero if not known
+	notBefore time.Time     // no permit comes before it; zero if not known
+	denied    int           // that and rest are known of so many events or more
 	rest      time.Time     // nobody asks before it
 	trip      time.Duration // of a question and its answer, the longest of late
 }
 
 // forget is for answers after which nothing is known.
 func (p *pace) forget() {
-	p.room, p.placed = 0, false
+	p.room, p.denied, p.placed = 0, 0, false
 	p.base, p.notBefore, p.rest = time.Time{}, time.Time{}, time.Time{}
 }
 
-// span is the time that n events take, as far as it is known.
+// span is the time that n events take, as far as it is known. It is negative for the time that
+// -n took.
 func (p *pace) span(n int) time.Duration {
 	switch {
-	case n <= 0, !p.told && (p.kind == Turns || p.kind == Unknown): // which may tell when another limit is as if new
+	case n < 0:
+		return -p.span(-n)
+	case n == 0, !p.told && (p.kind == Turns || p.kind == Unknown): // which may tell when another limit is as if new
 		return 0
 	case p.step <= Forever/time.Duration(n):
 		return time.Duration(n) * p.step
@@ -152,12 +161,20 @@ func (p *pace) due(n int) time.Time {
 	return p.base.Add(p.span(n - p.room))
 }
 
-// earliest is before when nobody gets a permit, as far as is known, and n events do not fit.
-func (p *pace) earliest(n int) time.Time {
-	if due := p.due(n); (p.kind == Bucket || p.ahead > 0) && due.After(p.notBefore) {
+// earliest is before when n events do not fit, and nobody gets a permit for them, as far as is
+// known.
+func (p *pace) earliest(n int) (t time.Time) {
+	if n >= p.denied {
+		t = p.notBefore
+	}
+	due := p.due(n)
+	if p.kind == Bucket && p.ahead == 0 && !due.IsZero() { // it may have a part of an event
+		due = due.Add(-p.step)
+	}
+	if (p.kind == Bucket || p.ahead > 0) && due.After(t) {
 		return due
 	}
-	return p.notBefore
+	return t
 }
 
 // ask takes the events of a question that is about to be asked as charged.
@@ -210,7 +227,7 @@ func (p *pace) lead(events int) time.Duration {
 // heard is called with each answer. It returns about when the limiter gave it.
 func (p *pace) heard(a *question, now time.Time) time.Time {
 	trip := now.Sub(a.sent)
-	p.trip = max(trip, p.trip-p.trip/16)
+	p.trip = max(trip, p.trip-p.trip/4)
 	return a.sent.Add(trip / 2)
 }
 
@@ -223,7 +240,7 @@ func (p *pace) heed(d *Decision) {
 // admitted learns from an admission.
 func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	at := p.heard(a, now)
-	p.notBefore, p.rest = time.Time{}, time.Time{}
+	p.notBefore, p.rest, p.denied = time.Time{}, time.Time{}, 0
 	counted := d.Limit > 0 // or else others need not wait
 	p.turns = p.kind >= Turns && counted && (p.turns || p.kind == Leaky || d.Delay > 0)
 	if p.kind >= Turns && counted {
@@ -246,7 +263,7 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	if a.order >= p.answered {
 		p.answered = a.order
 		p.heed(d)
-		p.base = at.Add(p.span(p.asked - a.order - d.Remaining))
+		p.base = at.Add(p.span(p.asked - a.order - d.Remaining + room))
 	}
 }
 
@@ -256,28 +273,30 @@ func (p *pace) refused(d *Decision, a *question, now time.Time) {
 	if p.kind == Unknown {
 		p.kind = Turns
 	}
-	p.turns, p.room, p.base = true, d.Remaining, now
+	p.turns, p.room, p.base, p.denied = true, d.Remaining, now, 0
 	p.notBefore = now.Add(min(d.RetryAfter, Forever) + a.within)
 }
 
 // exhausted learns from any other denial. At RetryAfter the same question is admitted: only of
-// one bucket is it known that then the events still have to wait for as long as it left them.
+// the buckets is it known what that says of more events, or of fewer.
 func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 	p.heard(a, now)
+	p.answered = max(p.answered, a.order)
+	p.heed(d)
 	due := now.Add(min(max(d.RetryAfter, 0), Forever))
-	p.rest, p.notBefore, p.ahead = now.Add(leastPause), due, -1
+	p.rest, p.notBefore, p.denied, p.ahead = now.Add(leastPause), due, a.n, -1
+	p.room, p.base = 0, due.Add(-p.span(a.n))
 	switch reset := now.Add(min(d.ResetAfter, Forever)); {
 	case p.kind == Leaky && !d.Elsewhere && reset.After(due):
 		p.notBefore = reset
-	case p.kind == Bucket && !d.Elsewhere:
-		due = due.Add(a.within)
-		p.notBefore = due
-	case p.kind <= Bucket && due.After(p.rest):
-		p.rest = due
+	case p.kind == Bucket && !d.Elsewhere: // then the events still have to wait for as long as the question left them
+		p.base, p.notBefore = p.base.Add(a.within), due.Add(a.within)
+	case p.kind < Turns:
+		p.base = time.Time{}
+		if due.After(p.rest) {
+			p.rest = due
+		}
 	}
-	p.answered = max(p.answered, a.order)
-	p.heed(d)
-	p.room, p.base = 0, due.Add(-p.span(a.n))
 }
 
 // tooLate reports whether a permit of time t comes after end. The time that the answer takes

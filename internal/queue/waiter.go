@@ -187,11 +187,11 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 			at = at.Add(-lead)
 		}
 	}
-	far := q.ahead >= 0 && q.kind != Bucket && q.kind < Turns && at.Sub(now) > stale
-	if q.tooMany(w.N) || at.After(w.end) || far { // that is a guess: ask, to know it
+	guess := q.ahead >= 0 && q.kind < Turns && (q.kind != Bucket || q.ahead == 0)
+	if q.tooMany(w.N) || at.After(w.end) || guess && at.Sub(now) > mostGuess { // ask, to know it
 		at = now
 	}
-	if at.Before(q.rest) {
+	if w.N >= q.denied && at.Before(q.rest) {
 		at = q.rest
 	}
 	return next, at, q.pending == 0 || q.several(w.N, known)
@@ -273,6 +273,7 @@ func (w *Waiter) learn(ctx context.Context, err error) error {
 func (w *Waiter) failed(ctx context.Context, err error, now time.Time) error {
 	q := w.queue
 	q.forget()
+	q.asked -= w.N // perhaps
 	if !errors.Is(err, store.ErrOverloaded) && !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
 		return err
 	}
@@ -322,12 +323,8 @@ func (w *Waiter) expired(asks bool, now time.Time) bool {
 	return w.Max > 0 && !now.Before(w.end)
 }
 
-// leave takes w out of the queue, which may end it. What was learned of when many events fit
-// says little of when fewer do.
+// leave takes w out of the queue, which may end it.
 func (w *Waiter) leave(err error) error {
-	if w.N > 1 && w == w.queue.first() {
-		w.queue.forget()
-	}
 	w.queue.remove(w)
 	w.queue.moved()
 	return err

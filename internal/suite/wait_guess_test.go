@@ -1,0 +1,232 @@
+package suite_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/throttle"
+)
+
+// nextWindow sleeps until a window of that period begins.
+func nextWindow(period time.Duration) {
+	time.Sleep(time.Until(time.Now().Truncate(period).Add(period)))
+}
+
+// Whatever was charged when, however many each wants, and whoever has no time and leaves.
+func TestNobodySleepsForLongWhileItsEventsFit(t *testing.T) {
+	t.Parallel()
+	mixes := [][]string{{"token_bucket", "fixed_window"}, {"sliding_log", "token_bucket"}, {"sliding_window", "token_bucket", "fixed_window"}}
+	for _, algorithm := range algorithms[:4] { // a leaky bucket has room before anybody has a turn
+		mixes = append(mixes, []string{algorithm})
+	}
+	for _, mix := range mixes {
+		for seed := range uint64(30) {
+			for _, way := range []time.Duration{0, 10 * time.Millisecond} {
+				synctest.Test(t, func(t *testing.T) {
+					random := rand.New(rand.NewPCG(seed, 7))
+					rate := 1 + random.IntN(12)
+					period := []time.Duration{time.Second, 10 * time.Second, time.Minute}[random.IntN(3)]
+					step := period / time.Duration(rate)
+					limits := make([]ratelimit.Limiter, len(mix))
+					for i, algorithm := range mix {
+						l := ratelimit.Limit{Rate: rate, Period: period}
+						if i > 0 {
+							l = ratelimit.Limit{Rate: 3 * rate, Period: 4 * period}
+						}
+						limits[i] = inMemory(t, algorithm, l, ratelimit.WithName(fmt.Sprint(i)))
+					}
+					l := limits[0]
+					if len(limits) > 1 {
+						l = all(t, limits...)
+					}
+					time.Sleep(time.Duration(random.Int64N(int64(period))))
+					for range random.IntN(rate + 1) {
+						allowN(t, l, 1)
+						time.Sleep(time.Duration(random.Int64N(int64(step))))
+					}
+					guessed(t, random, known{&remote{Limiter: l, way: way}}, rate, step, fmt.Sprint(mix, seed, way))
+				})
+			}
+		}
+	}
+}
+
+// guessed lets callers come to f, and looks each moment whether the first of them could go.
+func guessed(t *testing.T, random *rand.Rand, f known, rate int, step time.Duration, what string) {
+	wants, ended := make([]int, 4+random.IntN(25)), make([]atomic.Bool, 28)
+	var wg sync.WaitGroup
+	for i := range wants {
+		wants[i] = []int{1, 1, min(3, rate), rate}[random.IntN(4)]
+		ctx := t.Context()
+		if random.IntN(2) == 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, 1+time.Duration(random.Int64N(int64(8*step))))
+			defer cancel()
+		}
+		wg.Go(func() {
+			defer ended[i].Store(true)
+			_, _ = ratelimit.Wait(ctx, f, "key", wants[i])
+		})
+		synctest.Wait()
+		if random.IntN(2) == 0 {
+			time.Sleep(time.Duration(random.Int64N(int64(step))))
+		}
+	}
+	for since, first := time.Now(), 0; ; time.Sleep(50 * time.Millisecond) {
+		synctest.Wait()
+		before := first
+		for first < len(wants) && ended[first].Load() {
+			first++
+		}
+		if first == len(wants) {
+			break
+		}
+		if r, err := f.Limiter.Peek(t.Context(), "key"); err != nil || first != before || r.Remaining < wants[first] {
+			since = time.Now()
+		}
+		require.Less(t, time.Since(since), 300*time.Millisecond, "%s: caller %d, %d events", what, first, wants[first])
+	}
+	wg.Wait()
+}
+
+// 4 of 12 a day wait. One of the questions gets no answer: nobody waits for a day.
+func TestALostQuestionIsNotTakenAsCharged(t *testing.T) {
+	t.Parallel()
+	for _, algorithm := range algorithms[:4] {
+		for lost := range int64(4) {
+			synctest.Test(t, func(t *testing.T) {
+				l := inMemory(t, algorithm, ratelimit.PerDay(12))
+				nextWindow(24 * time.Hour)
+				far := known{&remote{Limiter: l, way: 10 * time.Millisecond, fail: func(asked int64) error {
+					if asked == lost+1 {
+						time.Sleep(5 * time.Millisecond)
+						return store.ErrUnavailable
+					}
+					return nil
+				}}}
+				var line crowd
+				for i := range 4 {
+					line.join(t.Context(), far, i, 1)
+				}
+				line.wg.Wait()
+				require.Len(t, line.served, 4)
+				require.Less(t, time.Since(line.began), time.Second, "%s, question %d", algorithm, lost+1)
+			})
+		}
+	}
+}
+
+// 7 of 10 in 100 s are left. The first wants 10 within a second, the second one.
+func TestOneIsNotRefusedForWhatManyWanted(t *testing.T) {
+	t.Parallel()
+	for _, algorithm := range algorithms[:4] {
+		for _, patience := range []time.Duration{20 * time.Second, time.Hour} {
+			for kind := range 3 {
+				synctest.Test(t, func(t *testing.T) {
+					l := inMemory(t, algorithm, ratelimit.Limit{Rate: 10, Period: 100 * time.Second}, ratelimit.WithName("one"))
+					nextWindow(100 * time.Second)
+					require.True(t, allowN(t, l, 3).Allowed)
+					if kind == 1 { // of which nothing is charged
+						l = all(t, l, inMemory(t, "token_bucket", ratelimit.PerDay(1_000_000), ratelimit.WithName("day")))
+					}
+					var far ratelimit.Limiter = &remote{Limiter: l, way: 5 * time.Millisecond}
+					if kind < 2 {
+						far = known{far.(*remote)}
+					}
+					var line crowd
+					for i, n := range []int{10, 1} {
+						ctx, cancel := context.WithTimeout(t.Context(), []time.Duration{time.Second, patience}[i])
+						defer cancel()
+						line.join(ctx, far, i, n)
+					}
+					line.wg.Wait()
+					require.Equal(t, []int{1}, line.served, "%s, %v, %d: %v", algorithm, patience, kind, line.errs)
+					require.Less(t, line.took[0], time.Second, "%s, %v, %d", algorithm, patience, kind)
+				})
+			}
+		}
+	}
+}
+
+// A bucket of 24 a day has 1.9 tokens. The second of two goes in 6 minutes.
+func TestAPartOfAnEventCounts(t *testing.T) {
+	t.Parallel()
+	for _, patience := range []time.Duration{30 * time.Minute, 10 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			l := inMemory(t, "token_bucket", ratelimit.PerDay(24))
+			require.True(t, allowN(t, l, 24).Allowed)
+			time.Sleep(114 * time.Minute)
+			far := known{&remote{Limiter: l, way: 5 * time.Millisecond}}
+			waiter, err := throttle.NewWaiter(far, patience)
+			require.NoError(t, err)
+			began := time.Now()
+			var wg sync.WaitGroup
+			for range 2 {
+				wg.Go(func() {
+					r, err := waiter.AllowN(t.Context(), "key", 1)
+					require.NoError(t, err)
+					require.True(t, r.Allowed, patience)
+					require.Less(t, time.Since(began), 7*time.Minute, patience)
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
+// The first answer took 3 s, the next nine 2 ms. Those who have a second left are not told that there is
+// no time for an answer.
+func TestOneSlowAnswerIsSoonForgotten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := inMemory(t, "fixed_window", ratelimit.Limit{Rate: 10, Period: 10 * time.Second})
+		nextWindow(10 * time.Second)
+		far := known{&remote{Limiter: l, way: time.Millisecond, fail: func(asked int64) error {
+			if asked == 1 {
+				time.Sleep(3 * time.Second)
+			}
+			return nil
+		}}}
+		ctx, cancel := context.WithTimeout(t.Context(), 11*time.Second)
+		defer cancel()
+		var line crowd
+		for i := range 20 {
+			line.join(ctx, far, i, 1)
+		}
+		line.wg.Wait()
+		require.Len(t, line.served, 20)
+	})
+}
+
+// Questions overtake each other. The turns of a leaky bucket beside a token bucket are in order of arrival.
+func TestTurnsBesideABucketAreInOrderOfArrival(t *testing.T) {
+	t.Parallel()
+	for range 10 {
+		synctest.Test(t, func(t *testing.T) {
+			leaky := inMemory(t, "leaky_bucket", ratelimit.PerSecond(8), ratelimit.WithName("turns"))
+			require.True(t, allowN(t, leaky, 2).Allowed)
+			l := all(t, leaky, inMemory(t, "token_bucket", ratelimit.Limit{Rate: 24, Period: 4 * time.Second}))
+			ways := []time.Duration{15, 15, 15, 20, 10, 10, 10}
+			far := known{&remote{Limiter: l, fail: func(asked int64) error {
+				time.Sleep(2 * ways[min(int(asked), len(ways))-1] * time.Millisecond)
+				return nil
+			}}}
+			var line crowd
+			for i := range 6 {
+				line.join(t.Context(), far, i, 1)
+			}
+			line.wg.Wait()
+			line.keptOrder(t, 6)
+		})
+	}
+}
