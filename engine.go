@@ -93,8 +93,8 @@ func (lim *limiter) introduce(self Limiter) {
 	lim.optional = lim.keyFunc != nil || lim.calls || lim.observers != nil
 	lim.quick = !lim.optional && lim.limitFunc == nil && lim.integers.Rate > 0
 	lim.known = see.NewCore(self, see.Known[Limiter]{
-		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls, OtherKeys: lim.keyFunc != nil, UsesContext: lim.limitFunc != nil || lim.keyFunc != nil,
-		Kind:  lim.kind(),
+		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls,
+		UsesContext: lim.limitFunc != nil || lim.keyFunc != nil, Key: lim.keyMaker(), Kind: lim.kind(),
 		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
 	})
 }
@@ -416,6 +416,14 @@ func (lim *limiter) keyOf(ctx context.Context, key string, n int) (string, error
 		return key, err
 	}
 	return counted, nil
+}
+
+// keyMaker is keyOf if a function makes the keys, or else nil.
+func (lim *limiter) keyMaker() func(context.Context, string, int) (string, error) {
+	if lim.keyFunc == nil {
+		return nil
+	}
+	return lim.keyOf
 }
 
 // Refund implements [Limiter].

@@ -34,16 +34,20 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if see.Held(l) {
 		return Result{}, see.ErrHeld
 	}
+	counted, err := see.Counted(ctx, l, key, n)
+	if err != nil {
+		return Result{}, err
+	}
 	a := askers.Get().(*asker)
 	a.limiter, a.key, a.n = l, key, n
 	w := &a.waiter
-	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, key, n, kindOf(l), a
+	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, counted, n, kindOf(l), a
 	if n > 1 {
 		if a.calls = see.Calls(l); a.calls != nil {
 			w.N = 1
 		}
 	}
-	err := w.Wait(ctx)
+	err = w.Wait(ctx)
 	r, most := a.result, w.Answer.Limit
 	*a = asker{} // so that it keeps nothing alive
 	askers.Put(a)

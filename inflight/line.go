@@ -38,6 +38,7 @@ type allLines struct {
 type lineID struct {
 	limiter ratelimit.Limiter
 	key     string
+	counted string // by see.Counted, so that a function of the context can give each user a line
 }
 
 // slotsID is slots under a key. If a function makes the key that is counted, they may be those of any
@@ -184,17 +185,21 @@ func (w *waiter) lacks(core *ratelimit.Custom) bool {
 	return true
 }
 
-// join puts a waiter at the end of the line of key. The first in a line asks at once. If most are in it,
-// there is no waiter, and what is returned is the last denial, if there was one.
-func (a *allLines) join(l ratelimit.Limiter, key string, most int) (*waiter, *ratelimit.Result) {
+// join puts a waiter for n slots at the end of the line of key. The first in a line asks at once. If most
+// are in it, there is no waiter, and what is returned is the last denial, if there was one.
+func (a *allLines) join(ctx context.Context, l ratelimit.Limiter, key string, n, most int) (*waiter, *ratelimit.Result, error) {
 	if most == 0 {
 		most = defaultMost
 	}
+	counted, err := see.Counted(ctx, l, key, n)
+	if err != nil {
+		return nil, nil, err
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ln := a.lineOf(lineID{l, key})
+	ln := a.lineOf(lineID{l, key, counted})
 	if ln.asking+ln.idle.Len() >= most {
-		return nil, ln.lastDenial()
+		return nil, ln.lastDenial(), nil
 	}
 	ln.arrived++
 	w := &waiter{line: ln, arrived: ln.arrived, ask: make(chan struct{}, 1)}
@@ -202,7 +207,7 @@ func (a *allLines) join(l ratelimit.Limiter, key string, most int) (*waiter, *ra
 		ln.free = max(ln.free, 1)
 	}
 	a.move(ln)
-	return w, nil
+	return w, nil, nil
 }
 
 // lineOf returns the line of id, and makes it if there is none.
@@ -217,7 +222,7 @@ func (a *allLines) lineOf(id lineID) *line {
 	}
 	for _, core := range cores(id.limiter) {
 		ids := []slotsID{{core, id.key}}
-		if see.Of[ratelimit.Limiter](core).OtherKeys {
+		if see.Of[ratelimit.Limiter](core).Key != nil {
 			ids = append(ids, slotsID{core, ""})
 		}
 		for _, slots := range ids {

@@ -655,3 +655,31 @@ func TestTheNewestDenialIsTold(t *testing.T) {
 		require.InDelta(t, now.RetryAfter, second.RetryAfter, float64(1100*time.Millisecond))
 	})
 }
+
+type tenant struct{}
+
+// Tenant a holds its slot, and has one waiting. Tenant b holds none.
+func TestTenantsDoNotStandInOneLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := memstore.New()
+		require.NoError(t, err)
+		l := slots(t, s, 1, ratelimit.WithKeyFunc(func(ctx context.Context, key string) (string, error) {
+			of, _ := ctx.Value(tenant{}).(string)
+			return of + "/" + key, nil
+		}))
+		a, b := context.WithValue(t.Context(), tenant{}, "a"), context.WithValue(t.Context(), tenant{}, "b")
+		first, _, err := inflight.Hold(a, l, "key", 1)
+		require.NoError(t, err)
+		next := waitFor(t, a, l, "key")
+		synctest.Wait()
+		began := time.Now()
+		minute, cancel := context.WithTimeout(b, time.Minute)
+		defer cancel()
+		second, _, err := inflight.Wait(minute, l, "key", 1)
+		require.NoError(t, err)
+		require.Zero(t, time.Since(began))
+		first.Release()
+		require.Zero(t, (<-next).Sub(began))
+		second.Release()
+	})
+}

@@ -77,8 +77,11 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		ctx, cancel = context.WithTimeout(ctx, first.patience)
 		defer cancel()
 	}
-	w, _ := lines.join(l, key, first.most)
-	if w == nil {
+	w, _, err := lines.join(ctx, l, key, n, first.most)
+	switch {
+	case err != nil:
+		return nil, none, err
+	case w == nil:
 		return nil, none, ErrFull
 	}
 	s, r, err := w.hold(ctx, ctx, n, opts)
@@ -100,8 +103,11 @@ func (h *held) wait(ctx context.Context, opts []Option) (*Slot, ratelimit.Result
 			return s, r, err
 		}
 	}
-	w, denial := lines.join(h.limiter, h.key, h.most)
-	if w == nil {
+	w, denial, err := lines.join(ctx, h.limiter, h.key, h.asked, h.most)
+	switch {
+	case err != nil:
+		return nil, ratelimit.Result{}, err
+	case w == nil:
 		return h.refuse(ctx, denial)
 	}
 	w.deferred, w.impatient = h.deferred, true

@@ -135,17 +135,21 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	case store.CheckCall(ctx, key, n) != nil:
 		return w.limiter.AllowN(ctx, key, n) // which says what is wrong
 	}
+	counted, err := see.Counted(ctx, w.limiter, key, n)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
 	patience := w.patience(ctx)
 	a := askers.Get().(*asker)
 	a.limiter, a.key, a.n = w.limiter, key, n
 	me := &a.waiter
-	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, key, n, w.kind(), a, w.max, &w.places
+	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, counted, n, w.kind(), a, w.max, &w.places
 	if n > 1 {
 		if a.calls = see.Calls(w.limiter); a.calls != nil {
 			me.N = 1
 		}
 	}
-	err := me.Wait(ctx)
+	err = me.Wait(ctx)
 	r, d, n := a.result, me.Answer, me.N
 	*a = asker{} // so that it keeps nothing alive
 	askers.Put(a)

@@ -35,11 +35,11 @@ func Joint(a, b Kind) Kind {
 const (
 	leastLead   = 6 * time.Millisecond
 	mostLead    = 96 * time.Millisecond
-	mostAhead   = 48 * time.Millisecond // for a long queue
-	leastPause  = time.Millisecond      // before asking again, if the limiter gives no better time
+	mostAhead   = 48 * time.Millisecond  // for a long queue
+	leastPause  = time.Millisecond       // before asking again, if the limiter gives no better time
 	mostGuess   = 200 * time.Millisecond // of a sleep until a time that is not known
-	mostPending = 64                    // questions under way, and
-	mostFar     = 1024                  // as many if the limiter is so fast and far that they are needed
+	mostPending = 64                     // questions under way, and
+	mostFar     = 1024                   // as many if the limiter is so fast and far that they are needed
 )
 
 // Never is the RetryAfter of events that are never admitted, however long the wait.
@@ -159,6 +159,12 @@ func (p *pace) due(n int) time.Time {
 		return time.Time{}
 	}
 	return p.base.Add(p.span(n - p.room))
+}
+
+// guesses reports whether due is a guess: of a window's mean, or of a bucket that may have a part of
+// an event.
+func (p *pace) guesses() bool {
+	return p.kind < Turns && (p.ahead == 0 || p.ahead > 0 && p.kind != Bucket)
 }
 
 // earliest is before when n events do not fit, and nobody gets a permit for them, as far as is

@@ -187,8 +187,7 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 			at = at.Add(-lead)
 		}
 	}
-	guess := q.ahead >= 0 && q.kind < Turns && (q.kind != Bucket || q.ahead == 0)
-	if q.tooMany(w.N) || at.After(w.end) || guess && at.Sub(now) > mostGuess { // ask, to know it
+	if q.tooMany(w.N) || at.After(w.end) || q.guesses() && at.Sub(now) > mostGuess { // ask, to know it
 		at = now
 	}
 	if w.N >= q.denied && at.Before(q.rest) {

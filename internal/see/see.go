@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -102,9 +103,10 @@ type Known[L any] struct {
 	Name        string     // of its policy
 	Held        bool       // whether it counts slots that are held: see store.Rule
 	Calls       bool       // whether it counts calls, not their events
-	OtherKeys   bool       // whether a function makes the keys that are counted
 	UsesContext bool       // whether a function of a limit or of a key gets the contexts of calls
 	Kind        queue.Kind // how it admits events that have to wait
+	// Key is a function that makes the key that is counted, for n events; nil if there is none.
+	Key func(ctx context.Context, key string, n int) (string, error)
 	// Local makes what stands in for the limiter in one of so many instances while their store
 	// fails: a limiter on s, of 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)
@@ -222,6 +224,34 @@ func ByKey[L any](l L) bool {
 		k := Of(l)
 		return !answers && (k == nil || !k.UsesContext)
 	})
+}
+
+// Counted is what is counted of n events of key: the key, or if functions make others of it, all
+// that the limits in l have.
+func Counted[L any](ctx context.Context, l L, key string, n int) (string, error) {
+	if all(l, func(l L) bool { k := Of(l); return k == nil || k.Key == nil }) {
+		return key, nil
+	}
+	each, err := counted(ctx, nil, l, key, n)
+	return strings.Join(each, "\x00"), err
+}
+
+func counted[L any](ctx context.Context, each []string, l L, key string, n int) ([]string, error) {
+	counts, err := key, error(nil)
+	k := Of(l)
+	if k != nil && k.Key != nil {
+		counts, err = k.Key(ctx, key, n)
+	}
+	inside := Inside(l)
+	if k != nil && k.Key != nil || len(inside) == 0 {
+		each = append(each, counts)
+	}
+	for _, inner := range inside {
+		if err == nil {
+			each, err = counted(ctx, each, inner, key, n)
+		}
+	}
+	return each, err
 }
 
 // all reports whether it is so of l, and of all that is inside of it.

@@ -2,6 +2,7 @@ package suite_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -91,7 +92,7 @@ func guessed(t *testing.T, random *rand.Rand, f known, rate int, step time.Durat
 		if first == len(wants) {
 			break
 		}
-		if r, err := f.Limiter.Peek(t.Context(), "key"); err != nil || first != before || r.Remaining < wants[first] {
+		if r, err := f.Peek(t.Context(), "key"); err != nil || first != before || r.Remaining < wants[first] {
 			since = time.Now()
 		}
 		require.Less(t, time.Since(since), 300*time.Millisecond, "%s: caller %d, %d events", what, first, wants[first])
@@ -229,4 +230,65 @@ func TestTurnsBesideABucketAreInOrderOfArrival(t *testing.T) {
 			line.keptOrder(t, 6)
 		})
 	}
+}
+
+type tenant struct{}
+
+// byTenant counts by the tenant of the context.
+func byTenant() ratelimit.Option {
+	return ratelimit.WithKeyFunc(func(ctx context.Context, key string) (string, error) {
+		of, _ := ctx.Value(tenant{}).(string)
+		return of + "/" + key, nil
+	})
+}
+
+// Tenant a has spent its events, and waits for an hour. Tenant b has spent none.
+func TestTenantsDoNotStandInOneQueue(t *testing.T) {
+	t.Parallel()
+	for _, algorithm := range algorithms {
+		for kind := range 3 {
+			synctest.Test(t, func(t *testing.T) {
+				l := inMemory(t, algorithm, ratelimit.PerHour(1), byTenant())
+				if kind == 1 {
+					l = all(t, l, inMemory(t, algorithm, ratelimit.PerSecond(100), ratelimit.WithName("each")))
+				}
+				waiter, err := throttle.NewWaiter(l, 2*time.Hour)
+				require.NoError(t, err)
+				wait := func(ctx context.Context, of string) error {
+					ctx = context.WithValue(ctx, tenant{}, of)
+					if kind < 2 {
+						_, err := ratelimit.Wait(ctx, l, "key", 1)
+						return err
+					}
+					r, err := waiter.AllowN(ctx, "key", 1)
+					if err == nil && !r.Allowed {
+						err = ratelimit.ErrWouldExceedDeadline
+					}
+					return err
+				}
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				require.NoError(t, wait(ctx, "a"))
+				go func() { _ = wait(ctx, "a") }()
+				synctest.Wait()
+				minute, cancel := context.WithTimeout(ctx, time.Minute)
+				defer cancel()
+				require.NoError(t, wait(minute, "b"), "%s, %d", algorithm, kind)
+				require.ErrorIs(t, wait(minute, "a"), ratelimit.ErrWouldExceedDeadline, "%s, %d", algorithm, kind)
+			})
+		}
+	}
+}
+
+// Nothing is asked, and nobody stands.
+func TestAKeyFunctionThatFailsEndsTheWait(t *testing.T) {
+	t.Parallel()
+	fails := errors.New("no tenant")
+	l := inMemory(t, "token_bucket", ratelimit.PerHour(1), ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "", fails }))
+	waiter, err := throttle.NewWaiter(l, time.Hour)
+	require.NoError(t, err)
+	_, err = ratelimit.Wait(t.Context(), l, "key", 1)
+	require.ErrorIs(t, err, fails)
+	_, err = waiter.Allow(t.Context(), "key")
+	require.ErrorIs(t, err, fails)
 }

@@ -149,10 +149,11 @@ func TestAWaitingQueueGetsTheWholeRateForOneQuestionEach(t *testing.T) {
 		t.Run(fmt.Sprintf("%d/s, %v", c.rate, c.way), func(t *testing.T) {
 			inBubble(t, "token_bucket", ratelimit.Limit{Rate: c.rate, Period: time.Second, Burst: 1}, func(t *testing.T, lim ratelimit.Limiter) {
 				f := &remote{Limiter: lim, way: c.way}
-				itself := inMemory(t, "token_bucket", lim.(*ratelimit.TokenBucket).Limit(), ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) {
+				limit := lim.(*ratelimit.TokenBucket).Limit()
+				itself := inMemory(t, "token_bucket", limit, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
 					f.asked.Add(1)
 					time.Sleep(2 * c.way)
-					return key, nil
+					return limit, nil
 				}))
 				ideal := time.Second * 1000 / time.Duration(c.rate)
 				for l, most := range map[ratelimit.Limiter]int64{f: 3000, itself: 1200} { // of a type that is not known more is asked
@@ -578,9 +579,9 @@ func TestALeakyBucketServesCallersWithDeadlinesAtItsRate(t *testing.T) {
 				}
 				synctest.Test(t, func(t *testing.T) {
 					var asked atomic.Int64
-					lim := wrap(inMemory(t, "leaky_bucket", ratelimit.PerSecond(100), ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) {
+					lim := wrap(inMemory(t, "leaky_bucket", ratelimit.PerSecond(100), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
 						asked.Add(1)
-						return key, nil
+						return ratelimit.PerSecond(100), nil
 					})))
 					var served atomic.Int64
 					var wg sync.WaitGroup
