@@ -683,3 +683,30 @@ func TestTenantsDoNotStandInOneLine(t *testing.T) {
 		second.Release()
 	})
 }
+
+// In an outage a slot of a local limiter that is given back wakes who waits for it, also of an All.
+func TestALocalReleaseWakes(t *testing.T) {
+	for _, several := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newRemote(t)
+			atOnce, err := inflight.New(s, 1, 24*time.Hour, ratelimit.WithName("at_once"))
+			require.NoError(t, err)
+			var inside ratelimit.Limiter = atOnce
+			if several {
+				rate, err := ratelimit.NewFixedWindow(s, ratelimit.PerDay(100), ratelimit.WithName("rate"))
+				require.NoError(t, err)
+				inside, err = ratelimit.NewAll(rate, atOnce)
+				require.NoError(t, err)
+			}
+			l, err := fallback.New(inside, fallback.FailLocal(1))
+			require.NoError(t, err)
+			s.down.Store(true)
+			a := hold(t, l)
+			next := waitFor(t, t.Context(), l, "key")
+			time.Sleep(10 * time.Second)
+			began := time.Now()
+			a.Release()
+			require.Zero(t, (<-next).Sub(began), "in an All: %v", several)
+		})
+	}
+}

@@ -681,6 +681,7 @@ func (h *held) giveBack() {
 	for _, p := range h.places {
 		if p.charged().Charged() == 0 { // let through in an outage
 			h.giveBackLocal()
+			lines.wake(h.key, p.core)
 			continue
 		}
 		err := p.limiter.Refund(h.ctx, h.key, p.answer, h.asked) // fewer would not be the whole call
