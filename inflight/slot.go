@@ -730,9 +730,14 @@ func (h *held) turn() {
 		h.giveBack()
 		return
 	}
-	gone := false
+	gone, shortest := false, time.Duration(forever)
 	for i := range h.places {
-		gone = !h.renew(&h.places[i], unlost) || gone
+		shortest = min(shortest, h.places[i].life)
+	}
+	for i := range h.places { // which leaves time to renew the shortest again
+		if p := &h.places[i]; p.due(time.Now()) {
+			gone = !h.renew(p, shortest/4, unlost) || gone
+		}
 	}
 	h.mu.Lock()
 	ended = h.state == over
@@ -754,14 +759,16 @@ func (h *held) turn() {
 	}
 }
 
-// renew renews a place, and reports whether it is still held, or may be. If it is not lost before, a
-// renewal ends when it is.
-func (h *held) renew(p *place, unlost bool) bool {
-	if p.life == forever {
-		return true
-	}
+// due is whether p is to be renewed: at a third of its life, or in each turn if the store does not count it.
+func (p *place) due(now time.Time) bool {
+	return p.life < forever && (!p.counted() || p.until.Sub(now) <= p.life*7/10)
+}
+
+// renew renews a place within most, and reports whether it is still held, or may be. If it is not lost
+// before, a renewal ends when it is.
+func (h *held) renew(p *place, most time.Duration, unlost bool) bool {
 	began := time.Now()
-	end := began.Add(p.life / 4) // so that there is time for another one
+	end := began.Add(most)
 	if unlost && p.counted() && p.until.Before(end) {
 		end = p.until
 	}

@@ -846,3 +846,43 @@ func TestASlotThatIsOverAtOnce(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return free(t, l) == 1 }, 10*time.Second, time.Millisecond)
 }
+
+// A slot of 3 s beside one of an hour, on a store that hangs.
+func TestALossIsToldInTimeBesideALongLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		long, err := inflight.New(s, 1, time.Hour, ratelimit.WithName("long"))
+		require.NoError(t, err)
+		all, err := ratelimit.NewAll(long, slots(t, s, 1, ratelimit.WithName("short")))
+		require.NoError(t, err)
+		began := time.Now()
+		a := hold(t, all)
+		s.hangs.Store(true)
+		<-a.Context().Done()
+		took := time.Since(began)
+		s.hangs.Store(false)
+		a.Release()
+		time.Sleep(time.Hour)
+		require.LessOrEqual(t, took, 3*time.Second+time.Millisecond)
+	})
+}
+
+// Of two stores one hangs. The slot on the other one is renewed.
+func TestALongLifeThatHangsDoesNotLoseAShortOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, s2 := newRemote(t), newRemote(t)
+		long, err := inflight.New(s, 1, time.Hour, ratelimit.WithName("long"))
+		require.NoError(t, err)
+		short := slots(t, s2, 1, ratelimit.WithName("short"))
+		all, err := ratelimit.NewAll(long, short)
+		require.NoError(t, err)
+		a := hold(t, all)
+		s.hangs.Store(true)
+		time.Sleep(10 * time.Second)
+		n := free(t, short)
+		s.hangs.Store(false)
+		a.Release()
+		time.Sleep(time.Hour)
+		require.Zero(t, n, "the short one is held, and its store answers")
+	})
+}
