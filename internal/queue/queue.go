@@ -180,6 +180,12 @@ func (q *queue) remember(d Decision, now time.Time) {
 // tooMany reports whether the last answer's limit is below n.
 func (q *queue) tooMany(n int) bool { return q.latest.Limit > 0 && n > q.latest.Limit }
 
+// never reports whether so many events are never admitted. What is old does not count: the limit
+// may have risen.
+func (q *queue) never(n int, now time.Time) bool {
+	return q.tooMany(n) && now.Sub(q.latestAt) < stale
+}
+
 // denial is that of waiters that would be due at t, made from the latest decision.
 func (q *queue) denial(t, now time.Time) Decision {
 	retry := max(t.Sub(now), time.Microsecond)

@@ -170,7 +170,7 @@ func (w *Waiter) done(s *shard) {
 // plan is what w asks next, and when, if that is known.
 func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 	q := w.queue
-	if w.question.sent.IsZero() && q.tooMany(w.N) { // never admitted: it need not stand, nor spend what others wait for
+	if w.question.sent.IsZero() && q.never(w.N, now) { // never admitted: it need not stand, nor spend what others wait for
 		return next, now, true
 	}
 	next.n = w.N

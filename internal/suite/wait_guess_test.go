@@ -292,3 +292,28 @@ func TestAKeyFunctionThatFailsEndsTheWait(t *testing.T) {
 	_, err = waiter.Allow(t.Context(), "key")
 	require.ErrorIs(t, err, fails)
 }
+
+// 2 an hour, all spent, and three wait. Then the limit is 5, and one who comes late wants 3.
+func TestAHigherLimitIsForThoseWhoCameFirst(t *testing.T) {
+	t.Parallel()
+	for _, algorithm := range algorithms {
+		synctest.Test(t, func(t *testing.T) {
+			var rate atomic.Int64
+			rate.Store(2)
+			l := inMemory(t, algorithm, ratelimit.PerHour(2), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+				return ratelimit.PerHour(int(rate.Load())), nil
+			}))
+			require.True(t, allowN(t, l, 2).Allowed)
+			var line crowd
+			for i, n := range []int{1, 1, 1, 3} {
+				if n == 3 {
+					time.Sleep(2 * time.Second)
+					rate.Store(5)
+				}
+				line.join(t.Context(), l, i, n)
+			}
+			line.wg.Wait()
+			line.keptOrder(t, 4)
+		})
+	}
+}
