@@ -730,7 +730,7 @@ func (h *held) turn() {
 		h.giveBack()
 		return
 	}
-	gone, shortest := false, time.Duration(forever)
+	gone, shortest := false, forever
 	for i := range h.places {
 		shortest = min(shortest, h.places[i].life)
 	}
