@@ -42,8 +42,8 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	a.limiter, a.key, a.n = l, key, n
 	w := &a.waiter
 	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, counted, n, kindOf(l), a
-	if n > 1 {
-		if a.calls = see.Calls(l); a.calls != nil {
+	if n > 1 || w.Kind == queue.Unknown {
+		if a.limits = see.LimitsOf(l); a.limits.Calls() {
 			w.N = 1
 		}
 	}
@@ -76,7 +76,7 @@ type asker struct {
 	limiter Limiter
 	key     string
 	n       int
-	calls   []bool // which parts count calls, if some do: then the queue counts calls of n events
+	limits  see.Limits[Limiter] // if their kinds matter. If some count calls, the queue counts calls of n events
 	result  Result
 	waiter  queue.Waiter
 }
@@ -91,7 +91,7 @@ func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
-func (a *asker) Hands() bool     { return a.calls == nil && see.ByKey(a.limiter) }
+func (a *asker) Hands() bool     { return !a.limits.Calls() && see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
@@ -119,7 +119,11 @@ func (a *asker) answerOf(r Result) queue.Decision {
 		d.Remaining = maxEvents
 	}
 	for i, p := range r.Parts() {
-		d.Part(see.Unit(a.calls, i, a.n), p.Limit, p.Remaining, p.ResetAfter, p.Delay)
+		kind, unit := a.limits.Part(i, a.n)
+		d.Part(kind, unit, queue.Decision{
+			Limit: p.Limit, Remaining: p.Remaining,
+			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,
+		})
 	}
 	return d
 }

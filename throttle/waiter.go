@@ -144,8 +144,8 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	a.limiter, a.key, a.n = w.limiter, key, n
 	me := &a.waiter
 	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, counted, n, w.kind(), a, w.max, &w.places
-	if n > 1 {
-		if a.calls = see.Calls(w.limiter); a.calls != nil {
+	if n > 1 || me.Kind == queue.Unknown {
+		if a.limits = see.LimitsOf(w.limiter); a.limits.Calls() {
 			me.N = 1
 		}
 	}
@@ -351,7 +351,7 @@ type asker struct {
 	limiter ratelimit.Limiter
 	key     string
 	n       int
-	calls   []bool // which parts count calls, if some do: then the queue counts calls of n events
+	limits  see.Limits[ratelimit.Limiter] // if their kinds matter. If some count calls, the queue counts calls of n events
 	result  ratelimit.Result
 	waiter  queue.Waiter
 }
@@ -366,7 +366,7 @@ func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
-func (a *asker) Hands() bool     { return a.calls == nil && see.ByKey(a.limiter) }
+func (a *asker) Hands() bool     { return !a.limits.Calls() && see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 
@@ -381,7 +381,11 @@ func (a *asker) told(r ratelimit.Result) queue.Decision {
 		d.Remaining = math.MaxInt32
 	}
 	for i, p := range r.Parts() {
-		d.Part(see.Unit(a.calls, i, a.n), p.Limit, p.Remaining, p.ResetAfter, p.Delay)
+		kind, unit := a.limits.Part(i, a.n)
+		d.Part(kind, unit, queue.Decision{
+			Limit: p.Limit, Remaining: p.Remaining,
+			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,
+		})
 	}
 	if !r.Allowed && (d.Elsewhere || r.Parts() != nil) { // otherwise r says no more than d
 		d.Told = r

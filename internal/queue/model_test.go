@@ -219,8 +219,9 @@ func (l *limiter) decide(n int, d time.Duration) (queue.Decision, permit) {
 	case l.silent:
 		a.Remaining, a.ResetAfter = 0, 0
 	case l.joint:
-		a.Part(1, 1_000_000, 990_000, 24*time.Hour, 0)
-		a.Part(1, l.limit, a.Remaining, a.ResetAfter, a.Delay)
+		own := a
+		a.Part(queue.Plain, 1, queue.Decision{Limit: 1_000_000, Remaining: 990_000, ResetAfter: 24 * time.Hour})
+		a.Part(queue.Unknown, 1, own)
 		a.ResetAfter = 24 * time.Hour
 	}
 	return a, p

@@ -64,23 +64,21 @@ type Decision struct {
 	partStep  time.Duration
 	partWait  float64 // ns; the product may be above 292 years
 	partEarly bool    // it has a Delay
+	late      bool    // one is a bucket that has no turn within the time that was asked for
 }
 
-// Part tells d of one of several limits that have decided together, in units of n events: of
-// 1, or of a call where calls are counted. The ResetAfter of d may be of another one than its
-// Remaining.
-func (d *Decision) Part(n, limit, remaining int, reset, delay time.Duration) {
-	p := Decision{Limit: max(limit/n, min(limit, 1)), Remaining: remaining / n, ResetAfter: reset, Delay: delay}
+// Part tells d of p, the decision of one of several limits that have decided together, of that
+// kind and in units of n events: of 1, or of a call where calls are counted. The ResetAfter of d
+// may be of another one than its Remaining.
+func (d *Decision) Part(kind Kind, n int, p Decision) {
+	p.Limit, p.Remaining = max(p.Limit/n, min(p.Limit, 1)), p.Remaining/n
 	if n > 1 && p.Limit > 0 && p.Remaining < d.Remaining {
 		d.Limit, d.Remaining = p.Limit, p.Remaining
 	}
-	kind := Early
-	if remaining > 0 { // then a delay is that of a turn
-		kind = Turns
-	}
+	d.late = d.late || !d.Allowed && kind == Bucket && p.RetryAfter > 0
 	step := p.step(kind)
 	if wait := float64(1-p.Remaining) * float64(step); d.partStep == 0 || step > 0 && wait > d.partWait {
-		d.parts, d.partStep, d.partWait, d.partEarly = true, step, wait, delay > 0
+		d.parts, d.partStep, d.partWait, d.partEarly = true, step, wait, p.Delay > 0
 	}
 }
 
@@ -295,7 +293,7 @@ func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 	switch reset := now.Add(min(d.ResetAfter, Forever)); {
 	case p.kind == Leaky && !d.Elsewhere && reset.After(due):
 		p.notBefore = reset
-	case p.kind == Bucket && !d.Elsewhere: // then the events still have to wait for as long as the question left them
+	case d.late && a.patient, p.kind == Bucket && !d.Elsewhere: // then the events still have to wait for as long as the question left them
 		p.base, p.notBefore = p.base.Add(a.within), due.Add(a.within)
 	case p.kind < Turns:
 		p.base = time.Time{}

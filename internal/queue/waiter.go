@@ -301,7 +301,7 @@ func (w *Waiter) denied(now time.Time) error {
 	} else {
 		q.exhausted(d, a, now)
 	}
-	if turns || q.kind == Bucket {
+	if turns = turns || d.late && a.patient; turns || q.kind == Bucket {
 		d.RetryAfter = min(d.RetryAfter, Forever) + a.within
 	}
 	if turns && a.patient || q.tooLate(w.end, q.notBefore, now) {

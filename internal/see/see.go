@@ -167,32 +167,40 @@ func behind[L any](l L) *Known[L] {
 	return new(Known[L])
 }
 
-// Calls says of each limit that decides for l, in the order of ratelimit.Result.Parts, whether it
-// counts calls. It is nil if none does.
-func Calls[L any](l L) []bool {
-	if each := calls(nil, l); slices.Contains(each, true) {
-		return each
-	}
-	return nil
+// Limits is what is known of the limits that decide for a limiter, in the order of
+// ratelimit.Result.Parts: nil of those of other packages.
+type Limits[L any] []*Known[L]
+
+// Calls reports whether one of them counts calls.
+func (ls Limits[L]) Calls() bool {
+	return slices.ContainsFunc(ls, func(k *Known[L]) bool { return k != nil && k.Calls })
 }
 
-// Unit is in how many events part i of several is counted, by what Calls says, for calls of n.
-func Unit(calls []bool, i, n int) int {
-	if calls == nil || i < len(calls) && calls[i] {
-		return 1
+// Part is how limit i admits events, and how many of its events are one of a queue of calls of n.
+// Those are calls if one of the limits counts calls.
+func (ls Limits[L]) Part(i, n int) (kind queue.Kind, unit int) {
+	known, unit := new(Known[L]), 1
+	if i < len(ls) && ls[i] != nil {
+		known = ls[i]
 	}
-	return n
+	if n > 1 && !known.Calls && ls.Calls() {
+		unit = n
+	}
+	return known.Kind, unit
 }
 
-func calls[L any](each []bool, l L) []bool {
+// LimitsOf returns the limits that decide for l.
+func LimitsOf[L any](l L) Limits[L] { return limitsOf(nil, l) }
+
+func limitsOf[L any](ls Limits[L], l L) Limits[L] {
 	inside := Inside(l)
 	if k := Of(l); k != nil && k.Algorithm != "" || len(inside) == 0 {
-		return append(each, k != nil && k.Calls)
+		return append(ls, k)
 	}
 	for _, inner := range inside {
-		each = calls(each, inner)
+		ls = limitsOf(ls, inner)
 	}
-	return each
+	return ls
 }
 
 // Leases is embedded in a store that takes events of another one ahead, and so gets nothing by

@@ -317,3 +317,26 @@ func TestAHigherLimitIsForThoseWhoCameFirst(t *testing.T) {
 		})
 	}
 }
+
+// Beside a leaky bucket a token bucket gives turns, too. One that comes a moment too late is not asked for
+// again and again.
+func TestATurnThatComesTooLateIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		turns := inMemory(t, "leaky_bucket", ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 10}, ratelimit.WithName("turns"))
+		tokens := inMemory(t, "token_bucket", ratelimit.Limit{Rate: 1, Period: 10 * time.Second, Burst: 2}, ratelimit.WithName("tokens"))
+		far := known{&remote{Limiter: all(t, turns, tokens)}}
+		require.True(t, allowN(t, far, 1).Allowed)
+		began := time.Now()
+		var line crowd
+		line.join(t.Context(), far, 0, 1) // in a second
+		ctx, cancel := context.WithTimeout(t.Context(), 9950*time.Millisecond)
+		defer cancel()
+		line.join(ctx, far, 1, 1) // in ten
+		line.wg.Wait()
+		require.Equal(t, []int{0}, line.served)
+		require.ErrorIs(t, line.errs[1], ratelimit.ErrWouldExceedDeadline)
+		require.Less(t, time.Since(began), 2*time.Second)
+		require.LessOrEqual(t, far.asked.Load(), int64(5))
+	})
+}
