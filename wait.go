@@ -42,7 +42,7 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	a.limiter, a.key, a.n = l, key, n
 	w := &a.waiter
 	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, counted, n, kindOf(l), a
-	if n > 1 || w.Kind == queue.Unknown {
+	if n > 1 || w.Kind <= queue.Early {
 		if a.limits = see.LimitsOf(l); a.limits.Calls() {
 			w.N = 1
 		}

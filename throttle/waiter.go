@@ -144,7 +144,7 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	a.limiter, a.key, a.n = w.limiter, key, n
 	me := &a.waiter
 	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, counted, n, w.kind(), a, w.max, &w.places
-	if n > 1 || me.Kind == queue.Unknown {
+	if n > 1 || me.Kind <= queue.Early {
 		if a.limits = see.LimitsOf(w.limiter); a.limits.Calls() {
 			me.N = 1
 		}

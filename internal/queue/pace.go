@@ -62,9 +62,9 @@ type Decision struct {
 	// Of several limits, the one that will be exhausted for longest.
 	parts     bool
 	partStep  time.Duration
-	partWait  float64 // ns; the product may be above 292 years
-	partEarly bool    // it has a Delay
-	late      bool    // one is a bucket that has no turn within the time that was asked for
+	partWait  float64       // ns; the product may be above 292 years
+	partEarly bool          // it has a Delay
+	late      time.Duration // that the turn of a bucket comes later than was asked for
 }
 
 // Part tells d of p, the decision of one of several limits that have decided together, of that
@@ -75,7 +75,9 @@ func (d *Decision) Part(kind Kind, n int, p Decision) {
 	if n > 1 && p.Limit > 0 && p.Remaining < d.Remaining {
 		d.Limit, d.Remaining = p.Limit, p.Remaining
 	}
-	d.late = d.late || !d.Allowed && kind == Bucket && p.RetryAfter > 0
+	if kind == Bucket && !d.Allowed {
+		d.late = max(d.late, p.RetryAfter)
+	}
 	step := p.step(kind)
 	if wait := float64(1-p.Remaining) * float64(step); d.partStep == 0 || step > 0 && wait > d.partWait {
 		d.parts, d.partStep, d.partWait, d.partEarly = true, step, wait, p.Delay > 0
@@ -293,7 +295,7 @@ func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 	switch reset := now.Add(min(d.ResetAfter, Forever)); {
 	case p.kind == Leaky && !d.Elsewhere && reset.After(due):
 		p.notBefore = reset
-	case d.late && a.patient, p.kind == Bucket && !d.Elsewhere: // then the events still have to wait for as long as the question left them
+	case p.kind == Bucket && !d.Elsewhere: // then the events still have to wait for as long as the question left them
 		p.base, p.notBefore = p.base.Add(a.within), due.Add(a.within)
 	case p.kind < Turns:
 		p.base = time.Time{}

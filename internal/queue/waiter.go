@@ -203,7 +203,7 @@ func (w *Waiter) ask(ctx context.Context, next question, now time.Time) error {
 	if q.kind >= Turns && (w.seated || w.Places == nil || !w.Places.Full()) {
 		next.within, next.patient = min(patience(w.end.Sub(now), q.trip), Forever), true
 	} else if now.Add(next.within).After(w.end) {
-		next.within = max(0, w.end.Sub(now))
+		next.within, next.patient = max(0, w.end.Sub(now)), true
 	}
 	next.sent = now
 	q.remove(w)
@@ -295,16 +295,20 @@ func (w *Waiter) denied(now time.Time) error {
 		q.forget()
 		return ErrFull
 	}
-	turns := d.Remaining >= w.N && (q.kind >= Turns || q.kind == Unknown)
-	if turns {
+	turns, late := d.Remaining >= w.N && (q.kind >= Turns || q.kind == Unknown), a.patient && d.late > 0
+	switch {
+	case turns:
 		q.refused(d, a, now)
-	} else {
+	case late:
+		d.RetryAfter = max(d.RetryAfter, min(d.late, Forever)+a.within)
+		fallthrough
+	default:
 		q.exhausted(d, a, now)
 	}
-	if turns = turns || d.late && a.patient; turns || q.kind == Bucket {
+	if turns || q.kind == Bucket {
 		d.RetryAfter = min(d.RetryAfter, Forever) + a.within
 	}
-	if turns && a.patient || q.tooLate(w.end, q.notBefore, now) {
+	if turns && a.patient || late || q.tooLate(w.end, q.notBefore, now) {
 		err = ErrTooLate
 	} else {
 		q.insert(w)
