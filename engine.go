@@ -419,7 +419,7 @@ func (lim *limiter) keyOf(ctx context.Context, key string, n int) (string, error
 }
 
 // keyMaker is keyOf if a function makes the keys, or else nil.
-func (lim *limiter) keyMaker() func(context.Context, string, int) (string, error) {
+func (lim *limiter) keyMaker() see.Key {
 	if lim.keyFunc == nil {
 		return nil
 	}

@@ -34,18 +34,17 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	if see.Held(l) {
 		return Result{}, see.ErrHeld
 	}
-	counted, err := see.Counted(ctx, l, key, n)
+	queues := queuesOf(l)
+	counted, err := queues.Key(ctx, key, n)
 	if err != nil {
 		return Result{}, err
 	}
 	a := askers.Get().(*asker)
 	a.limiter, a.key, a.n = l, key, n
 	w := &a.waiter
-	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, counted, n, kindOf(l), a
-	if n > 1 || w.Kind <= queue.Early {
-		if a.limits = see.LimitsOf(l); a.limits.Calls() {
-			w.N = 1
-		}
+	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, counted, n, queues.Kind, a
+	if n > 1 && a.known().Calls() {
+		w.N = 1
 	}
 	err = w.Wait(ctx)
 	r, most := a.result, w.Answer.Limit
@@ -63,10 +62,10 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 	}
 }
 
-// kindOf is how l admits those who wait, as far as that can be seen.
-func kindOf(l Limiter) queue.Kind {
+// queuesOf is how l's waiters stand, as far as that can be seen.
+func queuesOf(l Limiter) see.Queues {
 	_, delays := l.(Delayer)
-	return see.Kind(l, delays)
+	return see.QueuesOf(l, delays)
 }
 
 var askers = sync.Pool{New: func() any { return new(asker) }}
@@ -76,7 +75,7 @@ type asker struct {
 	limiter Limiter
 	key     string
 	n       int
-	limits  see.Limits[Limiter] // if their kinds matter. If some count calls, the queue counts calls of n events
+	limits  see.Limits[Limiter] // once known is called. If one counts calls, the queue counts calls of n events
 	result  Result
 	waiter  queue.Waiter
 }
@@ -91,7 +90,15 @@ func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
-func (a *asker) Hands() bool     { return !a.limits.Calls() && see.ByKey(a.limiter) }
+// known is what is known of the limits that decide.
+func (a *asker) known() see.Limits[Limiter] {
+	if a.limits == nil {
+		a.limits = see.LimitsOf(a.limiter)
+	}
+	return a.limits
+}
+
+func (a *asker) Hands() bool     { return (a.n == 1 || !a.known().Calls()) && see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
@@ -119,7 +126,10 @@ func (a *asker) answerOf(r Result) queue.Decision {
 		d.Remaining = maxEvents
 	}
 	for i, p := range r.Parts() {
-		kind, unit := a.limits.Part(i, a.n)
+		kind, unit := queue.Unknown, 1
+		if a.n > 1 || !r.Allowed || p.Delay > 0 {
+			kind, unit = a.known().Part(i, a.n)
+		}
 		d.Part(kind, unit, queue.Decision{
 			Limit: p.Limit, Remaining: p.Remaining,
 			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,

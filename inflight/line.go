@@ -38,7 +38,7 @@ type allLines struct {
 type lineID struct {
 	limiter ratelimit.Limiter
 	key     string
-	counted string // by see.Counted, so that a function of the context can give each user a line
+	counted string // by see.Queues, so that a function of the context can give each user a line
 }
 
 // slotsID is slots under a key. If a function makes the key that is counted, they may be those of any
@@ -191,7 +191,7 @@ func (a *allLines) join(ctx context.Context, l ratelimit.Limiter, key string, n,
 	if most == 0 {
 		most = defaultMost
 	}
-	counted, err := see.Counted(ctx, l, key, n)
+	counted, err := see.QueuesOf(l, true).Key(ctx, key, n)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -49,7 +49,8 @@ type Waiter struct {
 	sleeps
 
 	limiter ratelimit.Limiter
-	fixed   queue.Kind // of limiter; Unknown if that is to be looked for each time, as it may change
+	fixed   bool // nothing in limiter can change
+	own     see.Queues
 	max     time.Duration
 	places  queue.Places
 }
@@ -91,9 +92,7 @@ func NewWaiter(l ratelimit.Limiter, max time.Duration, opts ...WaiterOption) (*W
 	}
 	w := &Waiter{limiter: l, max: min(max, queue.Forever)}
 	w.places.Most = defaultMaxWaiting
-	if see.Fixed(l) {
-		w.fixed = w.kind()
-	}
+	w.own, w.fixed = w.queues(), see.Fixed(l)
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("%w: a WaiterOption is nil", ratelimit.ErrInvalidOption)
@@ -113,18 +112,18 @@ func (w *Waiter) Allow(ctx context.Context, key string) (ratelimit.Result, error
 	return w.AllowN(ctx, key, 1)
 }
 
-// kind is how the limiter admits events that have to wait.
-func (w *Waiter) kind() queue.Kind {
-	if w.fixed != queue.Unknown {
-		return w.fixed
+// queues is how the limiter's waiters stand.
+func (w *Waiter) queues() see.Queues {
+	if w.fixed {
+		return w.own
 	}
 	_, delays := w.limiter.(ratelimit.Delayer)
-	return see.Kind(w.limiter, delays)
+	return see.QueuesOf(w.limiter, delays)
 }
 
 // leaky reports whether r is a leaky bucket's.
 func (w *Waiter) leaky(r *ratelimit.Result) bool {
-	return w.kind() == queue.Leaky && r.Source() == ratelimit.SourceStore
+	return w.queues().Kind == queue.Leaky && r.Source() == ratelimit.SourceStore
 }
 
 // AllowN decides on n events at once, after a sleep if that helps.
@@ -135,7 +134,8 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	case store.CheckCall(ctx, key, n) != nil:
 		return w.limiter.AllowN(ctx, key, n) // which says what is wrong
 	}
-	counted, err := see.Counted(ctx, w.limiter, key, n)
+	queues := w.queues()
+	counted, err := queues.Key(ctx, key, n)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -143,11 +143,9 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 	a := askers.Get().(*asker)
 	a.limiter, a.key, a.n = w.limiter, key, n
 	me := &a.waiter
-	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, counted, n, w.kind(), a, w.max, &w.places
-	if n > 1 || me.Kind <= queue.Early {
-		if a.limits = see.LimitsOf(w.limiter); a.limits.Calls() {
-			me.N = 1
-		}
+	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, counted, n, queues.Kind, a, w.max, &w.places
+	if n > 1 && a.known().Calls() {
+		me.N = 1
 	}
 	err = me.Wait(ctx)
 	r, d, n := a.result, me.Answer, me.N
@@ -192,7 +190,7 @@ func (w *Waiter) look(ctx context.Context, key string, n int) (ratelimit.Result,
 
 // behind is the denial of a call that stood behind others, and was not asked for.
 func (w *Waiter) behind(d queue.Decision, patience time.Duration) ratelimit.Result {
-	if w.kind() == queue.Leaky && d.RetryAfter != ratelimit.Never {
+	if w.queues().Kind == queue.Leaky && d.RetryAfter != ratelimit.Never {
 		d.RetryAfter = max(leastRetryAfter, d.RetryAfter-patience)
 	}
 	r, ok := d.Told.(ratelimit.Result)
@@ -351,7 +349,7 @@ type asker struct {
 	limiter ratelimit.Limiter
 	key     string
 	n       int
-	limits  see.Limits[ratelimit.Limiter] // if their kinds matter. If some count calls, the queue counts calls of n events
+	limits  see.Limits[ratelimit.Limiter] // once known is called. If one counts calls, the queue counts calls of n events
 	result  ratelimit.Result
 	waiter  queue.Waiter
 }
@@ -366,7 +364,15 @@ func (a *asker) Refund(ctx context.Context) error {
 	return a.limiter.Refund(ctx, a.key, a.result, a.n)
 }
 
-func (a *asker) Hands() bool     { return !a.limits.Calls() && see.ByKey(a.limiter) }
+// known is what is known of the limits that decide.
+func (a *asker) known() see.Limits[ratelimit.Limiter] {
+	if a.limits == nil {
+		a.limits = see.LimitsOf(a.limiter)
+	}
+	return a.limits
+}
+
+func (a *asker) Hands() bool     { return (a.n == 1 || !a.known().Calls()) && see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(ratelimit.Result) }
 
@@ -381,7 +387,10 @@ func (a *asker) told(r ratelimit.Result) queue.Decision {
 		d.Remaining = math.MaxInt32
 	}
 	for i, p := range r.Parts() {
-		kind, unit := a.limits.Part(i, a.n)
+		kind, unit := queue.Unknown, 1
+		if a.n > 1 || !r.Allowed || p.Delay > 0 {
+			kind, unit = a.known().Part(i, a.n)
+		}
 		d.Part(kind, unit, queue.Decision{
 			Limit: p.Limit, Remaining: p.Remaining,
 			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,

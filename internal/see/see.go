@@ -105,8 +105,7 @@ type Known[L any] struct {
 	Calls       bool       // whether it counts calls, not their events
 	UsesContext bool       // whether a function of a limit or of a key gets the contexts of calls
 	Kind        queue.Kind // how it admits events that have to wait
-	// Key is a function that makes the key that is counted, for n events; nil if there is none.
-	Key func(ctx context.Context, key string, n int) (string, error)
+	Key         Key        // nil if it counts the key that it is asked for
 	// Local makes what stands in for the limiter in one of so many instances while their store
 	// fails: a limiter on s, of 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)
@@ -143,13 +142,28 @@ func Of[L any](l L) *Known[L] {
 // other, and "" if that is not known.
 func Algorithm[L any](l L) string { return behind(l).Algorithm }
 
-// Kind returns how l, behind limiters around one other, admits events that have to wait. delays
-// is whether l can be asked for those whose turn comes in time.
-func Kind[L any](l L, delays bool) queue.Kind {
-	if kind := behind(l).Kind; kind != queue.Unknown || delays {
-		return kind
+// Queues is how those who wait for a limiter stand in queues.
+type Queues struct {
+	Kind queue.Kind // how it admits them
+	key  Key        // of a queue; nil if that is the key that they ask for
+}
+
+// QueuesOf returns those of l, behind limiters around one other. delays is whether l can be asked
+// for those whose turn comes in time.
+func QueuesOf[L any](l L, delays bool) Queues {
+	k := behind(l)
+	if k.Kind == queue.Unknown && !delays {
+		return Queues{queue.Turns, k.Key}
 	}
-	return queue.Turns
+	return Queues{k.Kind, k.Key}
+}
+
+// Key is what is counted of n events of key: the key, or what functions make of it.
+func (q Queues) Key(ctx context.Context, key string, n int) (string, error) {
+	if q.key != nil {
+		return q.key(ctx, key, n)
+	}
+	return key, nil
 }
 
 // behind is what is known of the limiter that decides for l, behind limiters around one other.
@@ -234,32 +248,28 @@ func ByKey[L any](l L) bool {
 	})
 }
 
-// Counted is what is counted of n events of key: the key, or if functions make others of it, all
-// that the limits in l have.
-func Counted[L any](ctx context.Context, l L, key string, n int) (string, error) {
-	if all(l, func(l L) bool { k := Of(l); return k == nil || k.Key == nil }) {
-		return key, nil
-	}
-	each, err := counted(ctx, nil, l, key, n)
-	return strings.Join(each, "\x00"), err
-}
+// Key makes the key that is counted, for n events.
+type Key func(ctx context.Context, key string, n int) (string, error)
 
-func counted[L any](ctx context.Context, each []string, l L, key string, n int) ([]string, error) {
-	counts, err := key, error(nil)
-	k := Of(l)
-	if k != nil && k.Key != nil {
-		counts, err = k.Key(ctx, key, n)
+// KeyOf is the Key of l, nil if it has none.
+func KeyOf[L any](l L) Key { return behind(l).Key }
+
+// Keys is the Key of several that decide together: all that they make, or nil if none makes any.
+func Keys(each ...Key) Key {
+	if !slices.ContainsFunc(each, func(k Key) bool { return k != nil }) {
+		return nil
 	}
-	inside := Inside(l)
-	if k != nil && k.Key != nil || len(inside) == 0 {
-		each = append(each, counts)
-	}
-	for _, inner := range inside {
-		if err == nil {
-			each, err = counted(ctx, each, inner, key, n)
+	return func(ctx context.Context, key string, n int) (_ string, err error) {
+		made := make([]string, len(each))
+		for i, k := range each {
+			if made[i] = key; k != nil {
+				if made[i], err = k(ctx, key, n); err != nil {
+					return "", err
+				}
+			}
 		}
+		return strings.Join(made, "\x00"), nil
 	}
-	return each, err
 }
 
 // all reports whether it is so of l, and of all that is inside of it.
