@@ -409,3 +409,56 @@ func BenchmarkHeld(b *testing.B) {
 		})
 	}
 }
+
+type rateKey struct{}
+
+// Who stands behind a call of the store while another caller brings another limit is decided on by its
+// own, and by the store.
+func TestWhoWaitsWhileTheLimitChangesHasItsOwn(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t), latency: trip}
+			d := newLease(t, newLimiter(t, algorithm, s, window, ratelimit.WithLimitFunc(func(ctx context.Context, _ string) (ratelimit.Limit, error) {
+				rate, _ := ctx.Value(rateKey{}).(int)
+				return ratelimit.PerMinute(rate), nil
+			})), life)
+			var wg sync.WaitGroup
+			for _, rate := range []int{1_000_000, 1_000_000, 2_000_000} { // one asks, one waits, and one changes the limit
+				wg.Go(func() {
+					r, err := d.AllowN(context.WithValue(t.Context(), rateKey{}, rate), "key", 1)
+					require.NoError(t, err)
+					require.True(t, r.Allowed, rate)
+					require.Equal(t, rate, r.Limit)
+				})
+				synctest.Wait()
+			}
+			wg.Wait()
+			closeLease(t, d)
+		})
+	})
+}
+
+// What a lease denies says what the store would. (The others lend a little less than there is.)
+func TestADenialOfALeaseSaysWhatTheStoreWould(t *testing.T) {
+	for _, algorithm := range algorithms[:2] {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLimiter(t, algorithm, memory(t), ratelimit.PerMinute(1000))
+			d := newLease(t, l, life)
+			for allow(t, d).Allowed {
+				synctest.Wait()
+			}
+			before := d.Stats()
+			for range 3 {
+				time.Sleep(10 * time.Millisecond)
+				r := allow(t, d)
+				require.Equal(t, ratelimit.SourceLease, r.Source())
+				says, err := l.Peek(t.Context(), "key")
+				require.NoError(t, err)
+				require.Equal(t, []any{says.RetryAfter, says.ResetAfter, says.Remaining}, []any{r.RetryAfter, r.ResetAfter, r.Remaining})
+			}
+			require.Equal(t, before.Local+3, d.Stats().Local)
+			require.Equal(t, before.Asked, d.Stats().Asked)
+			closeLease(t, d)
+		})
+	}
+}
