@@ -462,3 +462,48 @@ func TestADenialOfALeaseSaysWhatTheStoreWould(t *testing.T) {
 		})
 	}
 }
+
+// slow is a limit of which nothing comes back while a store is asked.
+var slow = ratelimit.PerMinute(1200)
+
+// One asks, and the others wait. The store has no events: others have had them.
+func TestWhoWaitsIsDeniedAsTheStoreSays(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t), latency: trip}
+			l := newLimiter(t, algorithm, s, slow)
+			d := newLease(t, l, 2*life)
+			require.True(t, allowN(t, l, slow.Rate).Allowed)
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() {
+					r := allow(t, d)
+					require.False(t, r.Allowed)
+					require.Positive(t, r.ResetAfter)
+				})
+				synctest.Wait()
+			}
+			wg.Wait()
+			closeLease(t, d)
+		})
+	})
+}
+
+// The lease is closed while one asks and others wait: those ask the store themselves.
+func TestWhoWaitsWhileALeaseIsClosedIsServed(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t), latency: trip}
+			l := newLimiter(t, algorithm, s, slow)
+			d := newLease(t, l, 2*life)
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() { require.True(t, allow(t, d).Allowed) })
+				synctest.Wait()
+			}
+			closeLease(t, d)
+			wg.Wait()
+			require.Equal(t, slow.Rate-3, remaining(t, l))
+		})
+	})
+}
