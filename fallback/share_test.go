@@ -48,6 +48,14 @@ func TestALocalShareIsMadeOfTheLimiterItself(t *testing.T) {
 	}
 }
 
+// A tier of which a share is less than an event is found at once, and not in the outage.
+func TestEachTierHasAShare(t *testing.T) {
+	tiers := ratelimit.WithTiers(func(_ context.Context, key string) (string, error) { return key, nil },
+		map[string]ratelimit.Limit{"paid": ratelimit.PerHour(400), "trial": ratelimit.PerMonth(2)})
+	_, err := fallback.New(inMemory(t, "fixed_window", ratelimit.PerHour(40), tiers), fallback.FailLocal(4))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+}
+
 func TestTheLocalPoliciesAreThoseOfTheLocalLimiter(t *testing.T) {
 	policies := func(p fallback.Answer) []ratelimit.Policy {
 		lim := failover(t, inMemory(t, "fixed_window", ratelimit.PerHour(40)), p)

@@ -83,7 +83,10 @@ func (c *crowd) join(ctx context.Context, lim ratelimit.Limiter, i, n int) {
 		c.errs, c.began = map[int]error{}, time.Now()
 	}
 	c.wg.Go(func() {
-		_, err := ratelimit.Wait(ctx, lim, "key", n)
+		r, err := ratelimit.Wait(ctx, lim, "key", n)
+		if err == nil && !r.Allowed {
+			err = errors.New("a denial, though the wait has ended well: " + r.String())
+		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.errs[i] = err; err == nil {
