@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
@@ -31,7 +32,7 @@ func TestNobodySleepsForLongWhileItsEventsFit(t *testing.T) {
 		mixes = append(mixes, []string{algorithm})
 	}
 	for _, mix := range mixes {
-		for seed := range uint64(30) {
+		for seed := range uint64(effort.Of(12, 100, 2000)) {
 			for _, way := range []time.Duration{0, 10 * time.Millisecond} {
 				synctest.Test(t, func(t *testing.T) {
 					random := rand.New(rand.NewPCG(seed, 7))
