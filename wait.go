@@ -35,18 +35,14 @@ func Wait(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 		return Result{}, see.ErrHeld
 	}
 	queues := queuesOf(l)
-	counted, err := queues.Key(ctx, key, n)
-	if err != nil {
-		return Result{}, err
-	}
 	a := askers.Get().(*asker)
 	a.limiter, a.key, a.n = l, key, n
 	w := &a.waiter
-	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, counted, n, queues.Kind, a
+	w.Limiter, w.Key, w.N, w.Kind, w.Asker = l, queues.Key(ctx, key, n), n, queues.Kind, a
 	if n > 1 && a.known().Calls() {
 		w.N = 1
 	}
-	err = w.Wait(ctx)
+	err := w.Wait(ctx)
 	r, most := a.result, w.Answer.Limit
 	*a = asker{} // so that it keeps nothing alive
 	askers.Put(a)

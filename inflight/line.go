@@ -187,19 +187,16 @@ func (w *waiter) lacks(core *ratelimit.Custom) bool {
 
 // join puts a waiter for n slots at the end of the line of key. The first in a line asks at once. If most
 // are in it, there is no waiter, and what is returned is the last denial, if there was one.
-func (a *allLines) join(ctx context.Context, l ratelimit.Limiter, key string, n, most int) (*waiter, *ratelimit.Result, error) {
+func (a *allLines) join(ctx context.Context, l ratelimit.Limiter, key string, n, most int) (*waiter, *ratelimit.Result) {
 	if most == 0 {
 		most = defaultMost
 	}
-	counted, err := see.QueuesOf(l, true).Key(ctx, key, n)
-	if err != nil {
-		return nil, nil, err
-	}
+	id := lineID{l, key, see.QueuesOf(l, true).Key(ctx, key, n)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ln := a.lineOf(lineID{l, key, counted})
+	ln := a.lineOf(id)
 	if ln.asking+ln.idle.Len() >= most {
-		return nil, ln.lastDenial(), nil
+		return nil, ln.lastDenial()
 	}
 	ln.arrived++
 	w := &waiter{line: ln, arrived: ln.arrived, ask: make(chan struct{}, 1)}
@@ -207,7 +204,7 @@ func (a *allLines) join(ctx context.Context, l ratelimit.Limiter, key string, n,
 		ln.free = max(ln.free, 1)
 	}
 	a.move(ln)
-	return w, nil, nil
+	return w, nil
 }
 
 // lineOf returns the line of id, and makes it if there is none.

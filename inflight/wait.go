@@ -77,11 +77,8 @@ func Wait(ctx context.Context, l ratelimit.Limiter, key string, n int, opts ...O
 		ctx, cancel = context.WithTimeout(ctx, first.patience)
 		defer cancel()
 	}
-	w, _, err := lines.join(ctx, l, key, n, first.most)
-	switch {
-	case err != nil:
-		return nil, none, err
-	case w == nil:
+	w, _ := lines.join(ctx, l, key, n, first.most)
+	if w == nil {
 		return nil, none, ErrFull
 	}
 	s, r, err := w.hold(ctx, ctx, n, opts)
@@ -103,11 +100,8 @@ func (h *held) wait(ctx context.Context, opts []Option) (*Slot, ratelimit.Result
 			return s, r, err
 		}
 	}
-	w, denial, err := lines.join(ctx, h.limiter, h.key, h.asked, h.most)
-	switch {
-	case err != nil:
-		return nil, ratelimit.Result{}, err
-	case w == nil:
+	w, denial := lines.join(ctx, h.limiter, h.key, h.asked, h.most)
+	if w == nil {
 		return h.refuse(ctx, denial)
 	}
 	w.deferred, w.impatient = h.deferred, true

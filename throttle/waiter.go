@@ -135,19 +135,15 @@ func (w *Waiter) AllowN(ctx context.Context, key string, n int) (ratelimit.Resul
 		return w.limiter.AllowN(ctx, key, n) // which says what is wrong
 	}
 	queues := w.queues()
-	counted, err := queues.Key(ctx, key, n)
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
 	patience := w.patience(ctx)
 	a := askers.Get().(*asker)
 	a.limiter, a.key, a.n = w.limiter, key, n
 	me := &a.waiter
-	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, counted, n, queues.Kind, a, w.max, &w.places
+	me.Limiter, me.Key, me.N, me.Kind, me.Asker, me.Max, me.Places = w.limiter, queues.Key(ctx, key, n), n, queues.Kind, a, w.max, &w.places
 	if n > 1 && a.known().Calls() {
 		me.N = 1
 	}
-	err = me.Wait(ctx)
+	err := me.Wait(ctx)
 	r, d, n := a.result, me.Answer, me.N
 	*a = asker{} // so that it keeps nothing alive
 	askers.Put(a)

@@ -272,7 +272,7 @@ func (w *Waiter) learn(ctx context.Context, err error) error {
 func (w *Waiter) failed(ctx context.Context, err error, now time.Time) error {
 	q := w.queue
 	q.forget()
-	q.asked -= w.N // perhaps
+	q.asked -= w.N // as if it was not charged: to ask too early costs one question
 	if !errors.Is(err, store.ErrOverloaded) && !errors.Is(err, store.ErrUnavailable) || ctx.Err() != nil {
 		return err
 	}
@@ -295,14 +295,14 @@ func (w *Waiter) denied(now time.Time) error {
 		q.forget()
 		return ErrFull
 	}
-	turns, late := d.Remaining >= w.N && (q.kind >= Turns || q.kind == Unknown), a.patient && d.late > 0
-	switch {
-	case turns:
-		q.refused(d, a, now)
-	case late:
+	late := a.patient && d.late > 0
+	if late {
 		d.RetryAfter = max(d.RetryAfter, min(d.late, Forever)+a.within)
-		fallthrough
-	default:
+	}
+	turns := d.Remaining >= w.N && (q.kind >= Turns || q.kind == Unknown)
+	if turns {
+		q.refused(d, a, now)
+	} else {
 		q.exhausted(d, a, now)
 	}
 	if turns || q.kind == Bucket {

@@ -158,12 +158,17 @@ func QueuesOf[L any](l L, delays bool) Queues {
 	return Queues{k.Kind, k.Key}
 }
 
-// Key is what is counted of n events of key: the key, or what functions make of it.
-func (q Queues) Key(ctx context.Context, key string, n int) (string, error) {
-	if q.key != nil {
-		return q.key(ctx, key, n)
+// Key is that of the queue of n events of key: the key, or what functions make of it. If one of
+// them fails it is the key, and the limiter says so, if it asks them.
+func (q Queues) Key(ctx context.Context, key string, n int) string {
+	if q.key == nil {
+		return key
 	}
-	return key, nil
+	made, err := q.key(ctx, key, n)
+	if err != nil {
+		return key
+	}
+	return made
 }
 
 // behind is what is known of the limiter that decides for l, behind limiters around one other.

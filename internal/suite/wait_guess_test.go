@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/throttle"
@@ -281,11 +282,17 @@ func TestTenantsDoNotStandInOneQueue(t *testing.T) {
 	}
 }
 
-// Nothing is asked, and nobody stands.
-func TestAKeyFunctionThatFailsEndsTheWait(t *testing.T) {
+// Who is on a list needs no tenant.
+func TestAKeyFunctionThatFailsEndsTheWaitOfThoseWhoAreCounted(t *testing.T) {
 	t.Parallel()
 	fails := errors.New("no tenant")
 	l := inMemory(t, "token_bucket", ratelimit.PerHour(1), ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "", fails }))
+	list, err := accesslist.NewList("192.0.2.1")
+	require.NoError(t, err)
+	listed, err := accesslist.New(l, accesslist.WithLists(accesslist.Lists{Allow: list}))
+	require.NoError(t, err)
+	_, err = ratelimit.Wait(t.Context(), listed, "192.0.2.1", 1)
+	require.NoError(t, err)
 	waiter, err := throttle.NewWaiter(l, time.Hour)
 	require.NoError(t, err)
 	_, err = ratelimit.Wait(t.Context(), l, "key", 1)
