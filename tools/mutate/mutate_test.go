@@ -519,3 +519,42 @@ func TestTheTestsThatReachAMutantAreSuspects(t *testing.T) {
 		requireEqual(t, tt.want, got)
 	}
 }
+
+// A mutant that fails a test in some of its runs is killed by it. What passes each time after a
+// failure is left out when that was the third.
+func TestATestThatFailsInSomeRuns(t *testing.T) {
+	dir := t.TempDir()
+	bin, runs := filepath.Join(dir, "bin"), filepath.Join(dir, "runs")
+	fails := func(at string) {
+		script := "#!/bin/sh\necho >> " + runs + "\ncase $(wc -l < " + runs + ") in " + at + ") echo '--- FAIL: TestX (0.00s)'; exit 1;; esac\n"
+		if err := os.WriteFile(bin, []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		_ = os.Remove(runs)
+	}
+	s := &suite{flaky: make(map[string][]string), strikes: make(map[string]int)}
+	j := judge{pkg: "."}
+	try := func() (fate, string) {
+		r, killer, err := s.run(t.Context(), j, bin, nil, []string{"TestX"}, 0, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r, killer
+	}
+	fails("1|5")
+	if r, killer := try(); r != killed || killer != "TestX" {
+		t.Error(r, killer)
+	}
+	for strike := range strikes {
+		if s.skipped(j) != "" {
+			t.Error("left out after", strike)
+		}
+		fails("1")
+		if r, _ := try(); r != survived {
+			t.Error(strike, r)
+		}
+	}
+	if s.skipped(j) != "^(TestX)$" {
+		t.Error("not left out", s.skipped(j))
+	}
+}

@@ -27,6 +27,7 @@ type suite struct {
 	benches  map[judge]func() (*bench, error)
 	binaries map[judge]func() (string, error) // with the mutants planted
 	flaky    map[string][]string              // tests that are left out, by package
+	strikes  map[string]int                   // of a test that has failed and then passed
 	killers  map[string][]string              // by mutated function and package, the latest first
 	done     int                              // mutants
 }
@@ -46,7 +47,7 @@ func (s *suite) try(ctx context.Context, mutants []*mutant, files []string, jobs
 	defer func() { _ = os.RemoveAll(s.dir) }()
 	s.broken = packages(files)
 	s.benches, s.binaries = make(map[judge]func() (*bench, error)), make(map[judge]func() (string, error))
-	s.flaky, s.killers = make(map[string][]string), make(map[string][]string)
+	s.flaky, s.strikes, s.killers = make(map[string][]string), make(map[string]int), make(map[string][]string)
 	for i, m := range mutants {
 		m.id = i + 1
 	}
@@ -249,8 +250,12 @@ func index(names []string, name string) int {
 
 var failedTest = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
 
-// run runs some tests of j. A test that fails is run once more, and left out from now on if it
-// passes then. So a busy machine kills no mutant.
+// again is how often a test that has failed is run once more, and strikes for how many mutants it may
+// pass each time then. Some mutants make a test fail in some of its runs.
+const again, strikes = 5, 3
+
+// run runs some tests of j. A test that fails is run again. If it passes each time it has no say
+// on this mutant, and none on later ones if that was the third. So a busy machine kills no mutant.
 func (s *suite) run(ctx context.Context, j judge, bin string, env, tests []string, took time.Duration, full bool) (fate, string, error) {
 	timeout := min(leastTimeout+5*took, mostTimeout)
 	if full {
@@ -289,11 +294,22 @@ func (s *suite) run(ctx context.Context, j judge, bin string, env, tests []strin
 		if killer == "" { // it is not known which of them it was
 			rerun = tests
 		}
-		again, _, _, err := once(rerun)
-		if err != nil || again != survived || killer == "" {
-			return again, killer, err
+		for range again {
+			if r, _, _, err = once(rerun); err != nil || r != survived {
+				return r, killer, err
+			}
 		}
-		s.leaveOut(j, killer, out)
+		if killer == "" {
+			return survived, "", nil
+		}
+		tests = slices.DeleteFunc(tests, func(t string) bool { return t == killer })
+		s.mu.Lock()
+		s.strikes[killer]++
+		often := s.strikes[killer] >= strikes
+		s.mu.Unlock()
+		if often {
+			s.leaveOut(j, killer, out)
+		}
 	}
 }
 
