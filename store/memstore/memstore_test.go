@@ -387,6 +387,79 @@ func TestAnAllIntoAnEmptyTable(t *testing.T) {
 	check(t, s)
 }
 
+// apart returns keys of two tables, the first of each.
+func apart(s *memstore.Store, ns *store.Namespace) (here, there string) {
+	for i := range 1000 {
+		if there = strconv.Itoa(i); s.TableOf(ns, there) != s.TableOf(ns, "0") {
+			break
+		}
+	}
+	return "0", there
+}
+
+// TestAllsInEachOrderDoNotBlockEachOther takes two keys of two tables together, by the short way and, with
+// a third request that only looks, by the long one.
+func TestAllsInEachOrderDoNotBlockEachOther(t *testing.T) {
+	s := newStore(t, memstore.WithMaxKeys(64), memstore.WithClock(newClock().now))
+	ns := store.NewNamespace(window, "")
+	here, there := apart(s, ns)
+	of := func(key string, n int64) store.Request {
+		return store.Request{Namespace: ns, Key: key, Limit: plenty, N: n}
+	}
+	ways := [][]store.Request{{of(here, 1), of(there, 1)}, {of(there, 1), of(here, 1)}, {of(there, 1), of(here, 1), of("look", 0)}, {of(here, 1), of(there, 1), of("look", 0)}}
+	const calls = 20_000
+	var wg sync.WaitGroup
+	for _, requests := range ways {
+		wg.Go(func() {
+			replies := make([]store.Reply, len(requests))
+			for range calls {
+				if err := s.TakeAll(ctx, requests, replies); err != nil || !replies[0].OK() {
+					t.Error(err, replies)
+				}
+			}
+		})
+	}
+	ended := make(chan struct{})
+	go func() { wg.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(time.Minute):
+		t.Fatal("they wait for each other")
+	}
+	for _, key := range []string{here, there} {
+		if r := take(t, s, ns, key, plenty, 1); r.X != int64(len(ways)*calls) {
+			t.Errorf("%s: %+v", key, r)
+		}
+	}
+	check(t, s)
+}
+
+// TestAllsSweep has dead keys, and then only calls of two or of three keys together.
+func TestAllsSweep(t *testing.T) {
+	for _, keys := range [][]string{{"a", "b"}, {"a", "b", "c"}} {
+		c := newClock()
+		s := newStore(t, memstore.WithClock(c.now))
+		ns := store.NewNamespace(window, "")
+		for i := range 20_000 {
+			take(t, s, ns, strconv.Itoa(i), plenty, 1)
+		}
+		c.add(7200 * second)
+		requests, replies := make([]store.Request, len(keys)), make([]store.Reply, len(keys))
+		for i, key := range keys {
+			requests[i] = store.Request{Namespace: ns, Key: key, Limit: plenty, N: 1}
+		}
+		for range 200_000 {
+			if err := s.TakeAll(ctx, requests, replies); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := s.Len(); n > 1000 {
+			t.Errorf("%d keys after calls of %v", n, keys)
+		}
+		check(t, s)
+	}
+}
+
 // TestRoomOfDeadKeysIsUsedAgain fills tables with keys of which most are dead by then.
 func TestRoomOfDeadKeysIsUsedAgain(t *testing.T) {
 	c := newClock()
