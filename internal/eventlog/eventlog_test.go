@@ -180,8 +180,15 @@ func TestALogCountsAsAPlainListDoes(t *testing.T) {
 				}
 				require.Equal(t, list[i].at+l.Period-now, r.X)
 			}
+			times, age := 0, len(list)
 			if rng.IntN(4) == 0 { // gives back an event of any age
-				i := rng.IntN(len(list))
+				times = 1
+			}
+			if rng.IntN(50) == 0 { // or many new ones, so that blocks are emptied
+				times, age = rng.IntN(300), min(age, 200)
+			}
+			for range times {
+				i := len(list) - 1 - rng.IntN(age)
 				e := &list[i]
 				back := 1 + rng.Int64N(max(e.n, 1))
 				if e.n > 0 && e.at > now-l.Period && (i+1 == len(list) || list[i+1].at > e.at) && (i == 0 || list[i-1].at < e.at) {
