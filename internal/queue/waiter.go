@@ -295,7 +295,7 @@ func (w *Waiter) denied(now time.Time) error {
 		q.forget()
 		return ErrFull
 	}
-	late := a.patient && d.late > 0
+	late := a.patient && d.late > 0 && q.kind != Bucket // which says it itself
 	if late {
 		d.RetryAfter = max(d.RetryAfter, min(d.late, Forever)+a.within)
 	}

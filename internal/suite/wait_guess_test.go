@@ -348,3 +348,27 @@ func TestATurnThatComesTooLateIsToldAtOnce(t *testing.T) {
 		require.LessOrEqual(t, far.asked.Load(), int64(5))
 	})
 }
+
+// Another process takes the turn that the first was to have. The one behind it has time for the next.
+func TestALateTurnOfTwoBucketsIsNotCountedTwice(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		one := ratelimit.Limit{Rate: 1, Period: time.Second, Burst: 1}
+		l := all(t, inMemory(t, "token_bucket", one), inMemory(t, "token_bucket", ratelimit.PerHour(100), ratelimit.WithName("more")))
+		require.True(t, allowN(t, l, 1).Allowed)
+		far, began := known{&remote{Limiter: l}}, time.Now()
+		var line crowd
+		for i, left := range []time.Duration{1003 * time.Millisecond, 2004 * time.Millisecond} {
+			ctx, cancel := context.WithTimeout(t.Context(), left)
+			defer cancel()
+			line.join(ctx, far, i, 1)
+		}
+		time.Sleep(990 * time.Millisecond)
+		r, err := ratelimit.AllowWithin(t.Context(), l, "key", 1, time.Second)
+		require.NoError(t, err)
+		require.True(t, r.Allowed)
+		line.wg.Wait()
+		require.Equal(t, []int{1}, line.served, line.errs)
+		require.Less(t, time.Since(began), 2001*time.Millisecond)
+	})
+}
