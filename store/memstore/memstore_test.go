@@ -911,3 +911,64 @@ func check(tb testing.TB, s *memstore.Store) {
 		tb.Fatal(err)
 	}
 }
+
+// TestAllsOfManyNewKeysSplitTables adds keys three at a time.
+func TestAllsOfManyNewKeysSplitTables(t *testing.T) {
+	s := newStore(t, memstore.WithClock(newClock().now))
+	ns := store.NewNamespace(window, "")
+	requests, replies := make([]store.Request, 3), make([]store.Reply, 3)
+	const calls = 100_000
+	for i := range calls {
+		for j := range requests {
+			requests[j] = store.Request{Namespace: ns, Key: strconv.Itoa(3*i + j), Limit: plenty, N: 2}
+		}
+		if err := s.TakeAll(ctx, requests, replies); err != nil || !replies[0].OK() || !replies[1].OK() || !replies[2].OK() {
+			t.Fatal(err, replies)
+		}
+	}
+	if s.Len() != 3*calls {
+		t.Errorf("%d keys", s.Len())
+	}
+	for i := range 3 * calls {
+		if r := take(t, s, ns, strconv.Itoa(i), plenty, 1); r.X != 2 {
+			t.Fatalf("key %d: %+v", i, r)
+		}
+	}
+	check(t, s)
+}
+
+// TestALookAndAShadowBesideCountedKeysHaveNoSay has each of a key that is full, first and last.
+func TestALookAndAShadowBesideCountedKeysHaveNoSay(t *testing.T) {
+	s := newStore(t, memstore.WithClock(newClock().now))
+	ns := store.NewNamespace(window, "")
+	few := store.Limit{Rate: 6, Period: plenty.Period, Burst: 6}
+	take(t, s, ns, "full", few, 6)
+	take(t, s, ns, "take", plenty, 1)
+	look := store.Request{Namespace: ns, Key: "full", Limit: few}
+	shadow := store.Request{Namespace: ns, Key: "full", Limit: few, N: 1, Shadow: true}
+	taken := store.Request{Namespace: ns, Key: "take", Limit: plenty, N: 2}
+	for i, requests := range [][]store.Request{{look, taken}, {taken, look}, {shadow, taken}, {taken, shadow}} {
+		replies := make([]store.Reply, 2)
+		if err := s.TakeAll(ctx, requests, replies); err != nil {
+			t.Fatal(err)
+		}
+		if replies[i%2].OK() || !replies[1-i%2].OK() || replies[1-i%2].X != int64(1+2*i) {
+			t.Errorf("%v: %+v", requests, replies)
+		}
+	}
+	if r, err := s.Peek(ctx, ns, "full", few, 1); err != nil || r.OK() || r.X != 6 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// TestAStoreThatWasNotMadeTakesNothing asks for one, two and three keys.
+func TestAStoreThatWasNotMadeTakesNothing(t *testing.T) {
+	ns := store.NewNamespace(window, "")
+	var requests []store.Request
+	for n := range 3 {
+		requests = append(requests, store.Request{Namespace: ns, Key: strconv.Itoa(n), Limit: plenty, N: 1})
+		if err := new(memstore.Store).TakeAll(ctx, requests, make([]store.Reply, n+1)); err == nil {
+			t.Errorf("%d keys: no error", n+1)
+		}
+	}
+}
