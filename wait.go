@@ -94,7 +94,7 @@ func (a *asker) known() see.Limits[Limiter] {
 	return a.limits
 }
 
-func (a *asker) Hands() bool     { return (a.n == 1 || !a.known().Calls()) && see.ByKey(a.limiter) }
+func (a *asker) Hands() bool     { return !a.known().Calls() && see.ByKey(a.limiter) }
 func (a *asker) Permit() any     { return a.result }
 func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 

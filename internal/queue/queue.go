@@ -196,8 +196,13 @@ func (q *queue) denial(t, now time.Time) Decision {
 // renew lets the first waiter ask at once, if it would not ask for long and what is known
 // is old. The limit may have changed, or the key may have been reset.
 func (q *queue) renew(now time.Time) {
+	if q.pending > 0 || now.Sub(q.latestAt) < stale || now.Sub(q.renewed) < stale {
+		return
+	}
 	w := q.first()
-	if w == nil || q.pending > 0 || now.Sub(q.latestAt) < stale || now.Sub(q.renewed) < stale {
+	if w == nil { // whoever arrives asks, though others may still sleep until their turns
+		q.renewed = now
+		q.forget()
 		return
 	}
 	if _, at, _ := w.plan(now); at.Sub(now) >= stale {

@@ -372,3 +372,67 @@ func TestALateTurnOfTwoBucketsIsNotCountedTwice(t *testing.T) {
 		require.Less(t, time.Since(began), 2001*time.Millisecond)
 	})
 }
+
+// One request a second, and tokens. Who wants 1 token leaves its permit, and the next wants 1,200.
+func TestAPermitForOneTokenIsNotOneForMany(t *testing.T) {
+	t.Parallel()
+	for _, algorithm := range []string{"token_bucket", "leaky_bucket"} {
+		synctest.Test(t, func(t *testing.T) {
+			calls := inMemory(t, algorithm, ratelimit.PerSecond(1), ratelimit.WithName("requests"), ratelimit.CountCalls())
+			tokens := inMemory(t, "token_bucket", ratelimit.PerHour(2000), ratelimit.WithName("tokens"))
+			l := all(t, calls, tokens)
+			require.True(t, allowN(t, l, 1).Allowed)
+			ctx, leave := context.WithCancel(t.Context())
+			var line crowd
+			line.join(ctx, l, 0, 1)
+			line.join(t.Context(), l, 1, 1200)
+			time.Sleep(998 * time.Millisecond)
+			leave()
+			line.wg.Wait()
+			require.Equal(t, []int{1}, line.served)
+			require.LessOrEqual(t, peekOf(t, tokens).Remaining, 801, algorithm)
+		})
+	}
+}
+
+// One has its turn in an hour, and sleeps. After a Reset there is room for all who come.
+func TestWhoHasATurnDoesNotHideAReset(t *testing.T) {
+	t.Parallel()
+	for kind := range 3 {
+		synctest.Test(t, func(t *testing.T) {
+			var l ratelimit.Limiter = inMemory(t, "leaky_bucket", ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 10})
+			if kind == 1 {
+				l = all(t, l, inMemory(t, "token_bucket", ratelimit.PerSecond(1000), ratelimit.WithName("each")))
+			}
+			waiter, err := throttle.NewWaiter(l, time.Minute)
+			require.NoError(t, err)
+			require.True(t, allowN(t, l, 1).Allowed)
+			ctx, leave := context.WithCancel(t.Context())
+			var line crowd
+			line.join(ctx, l, 0, 1)
+			for range 3 {
+				time.Sleep(2 * time.Second)
+				require.NoError(t, l.Reset(t.Context(), "key"))
+				if kind == 2 {
+					r, err := waiter.Allow(t.Context(), "key")
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+					continue
+				}
+				minute, cancel := context.WithTimeout(t.Context(), time.Minute)
+				_, err := ratelimit.Wait(minute, l, "key", 1)
+				cancel()
+				require.NoError(t, err, kind)
+			}
+			leave()
+			line.wg.Wait()
+		})
+	}
+}
+
+func peekOf(t *testing.T, l ratelimit.Limiter) ratelimit.Result {
+	t.Helper()
+	r, err := l.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	return r
+}
