@@ -400,7 +400,7 @@ func TestWhoHasATurnDoesNotHideAReset(t *testing.T) {
 	t.Parallel()
 	for kind := range 3 {
 		synctest.Test(t, func(t *testing.T) {
-			var l ratelimit.Limiter = inMemory(t, "leaky_bucket", ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 10})
+			l := inMemory(t, "leaky_bucket", ratelimit.Limit{Rate: 1, Period: time.Hour, Burst: 10})
 			if kind == 1 {
 				l = all(t, l, inMemory(t, "token_bucket", ratelimit.PerSecond(1000), ratelimit.WithName("each")))
 			}
