@@ -73,11 +73,12 @@ func NewAll(limiters ...Limiter) (*All, error) {
 	}
 	a.pairs, a.plain = newPairs(a.parts), isPlain(a.parts)
 	a.held = slices.ContainsFunc(a.parts, func(p part) bool { return see.Held(p.limiter) })
-	kind, keys := queuesOf(a.parts[0].limiter).Kind, make([]see.Key, len(a.parts))
+	kind, keys, limits := queuesOf(a.parts[0].limiter).Kind, make([]see.Key, len(a.parts)), see.Limits[Limiter]{}
 	for i, p := range a.parts {
+		limits = append(limits, see.LimitsOf(p.limiter)...)
 		kind, keys[i] = queue.Joint(kind, queuesOf(p.limiter).Kind), see.KeyOf(p.limiter)
 	}
-	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Kind: kind, Key: see.Keys(keys...), Local: a.local})
+	a.known = see.NewCore[Limiter](a, see.Known[Limiter]{Kind: kind, Key: see.Keys(keys...), Limits: slices.Clip(limits), Local: a.local})
 	return a, nil
 }
 

@@ -101,7 +101,9 @@ func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 // kind is how lim admits those who wait. Who takes events ahead has none whose turn comes later.
 func (lim *limiter) kind() queue.Kind {
 	switch {
-	case !lim.rule.Burst || see.Leased(lim.store):
+	case see.Leased(lim.store):
+		return queue.Leased
+	case !lim.rule.Burst:
 		return queue.Plain
 	case lim.rule == &tokenBucket:
 		return queue.Bucket
@@ -122,10 +124,7 @@ func (a *asker) answerOf(r Result) queue.Decision {
 		d.Remaining = maxEvents
 	}
 	for i, p := range r.Parts() {
-		kind, unit := queue.Unknown, 1
-		if a.n > 1 || !r.Allowed || p.Delay > 0 {
-			kind, unit = a.known().Part(i, a.n)
-		}
+		kind, unit := a.known().Part(i, a.n)
 		d.Part(kind, unit, queue.Decision{
 			Limit: p.Limit, Remaining: p.Remaining,
 			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,

@@ -383,10 +383,7 @@ func (a *asker) told(r ratelimit.Result) queue.Decision {
 		d.Remaining = math.MaxInt32
 	}
 	for i, p := range r.Parts() {
-		kind, unit := queue.Unknown, 1
-		if a.n > 1 || !r.Allowed || p.Delay > 0 {
-			kind, unit = a.known().Part(i, a.n)
-		}
+		kind, unit := a.known().Part(i, a.n)
 		d.Part(kind, unit, queue.Decision{
 			Limit: p.Limit, Remaining: p.Remaining,
 			RetryAfter: p.RetryAfter, ResetAfter: p.ResetAfter, Delay: p.Delay,

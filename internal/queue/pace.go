@@ -14,6 +14,8 @@ const (
 	Bucket
 	// Plain admits events when their time has come, and not before.
 	Plain
+	// Leased is Plain, but events that others have taken ahead may come back before their time.
+	Leased
 	// Turns admits events into a queue of its own. Delay is the time until their turn. It is
 	// asked for any turn that comes in time.
 	Turns
@@ -26,6 +28,8 @@ func Joint(a, b Kind) Kind {
 	switch {
 	case a == b:
 		return a
+	case min(a, b) == Plain && max(a, b) == Leased:
+		return Leased
 	case min(a, b) == Unknown || max(a, b) >= Turns:
 		return Unknown
 	}
@@ -64,6 +68,7 @@ type Decision struct {
 	partStep  time.Duration
 	partWait  float64       // ns; the product may be above 292 years
 	partEarly bool          // it has a Delay
+	partPlain bool          // it admits nothing ahead
 	late      time.Duration // that the turn of a bucket comes later than was asked for
 }
 
@@ -80,7 +85,8 @@ func (d *Decision) Part(kind Kind, n int, p Decision) {
 	}
 	step := p.step(kind)
 	if wait := float64(1-p.Remaining) * float64(step); d.partStep == 0 || step > 0 && wait > d.partWait {
-		d.parts, d.partStep, d.partWait, d.partEarly = true, step, wait, p.Delay > 0
+		d.parts, d.partStep, d.partWait = true, step, wait
+		d.partEarly, d.partPlain = p.Delay > 0, kind == Plain || kind == Leased
 	}
 }
 
@@ -122,6 +128,7 @@ type pace struct {
 	step      time.Duration // from one event to the next, 0 if not known
 	longest   time.Duration // step, since the mean of a window that ends soon is short
 	told      bool          // step is of one limit, as each of several was told
+	plain     bool          // and that one admits nothing ahead
 	pending   int           // questions under way
 	unknown   int           // events of those
 	asked     int           // events
@@ -130,13 +137,14 @@ type pace struct {
 	notBefore time.Time     // no permit comes before it; zero if not known
 	denied    int           // that and rest are known of so many events or more
 	rest      time.Time     // nobody asks before it
+	since     time.Time     // of the first of the last denials in a row; zero if the last answer was none
 	trip      time.Duration // of a question and its answer, the longest of late
 }
 
 // forget is for answers after which nothing is known.
 func (p *pace) forget() {
 	p.room, p.denied, p.placed = 0, 0, false
-	p.base, p.notBefore, p.rest = time.Time{}, time.Time{}, time.Time{}
+	p.base, p.notBefore, p.rest, p.since = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 }
 
 // span is the time that n events take, as far as it is known. It is negative for the time that
@@ -158,13 +166,23 @@ func (p *pace) due(n int) time.Time {
 	if n <= p.room || p.base.IsZero() {
 		return time.Time{}
 	}
-	return p.base.Add(p.span(n - p.room))
+	t := p.base.Add(p.span(n - p.room))
+	if p.kind == Leaky && t.After(p.notBefore) && !p.notBefore.IsZero() { // when it is empty: it may have a part of an event
+		return p.notBefore
+	}
+	return t
 }
 
 // guesses reports whether due is a guess: of a window's mean, or of a bucket that may have a part of
-// an event.
-func (p *pace) guesses() bool {
-	return p.kind < Turns && (p.ahead == 0 || p.ahead > 0 && p.kind != Bucket)
+// an event. After a denial it is one for fewer events.
+func (p *pace) guesses(n int) bool {
+	switch {
+	case p.ahead < 0:
+		return n < p.denied
+	case p.kind >= Turns:
+		return p.told
+	}
+	return p.ahead == 0 || p.kind != Bucket
 }
 
 // earliest is before when n events do not fit, and nobody gets a permit for them, as far as is
@@ -174,7 +192,7 @@ func (p *pace) earliest(n int) (t time.Time) {
 		t = p.notBefore
 	}
 	due := p.due(n)
-	if p.kind == Bucket && p.ahead == 0 && !due.IsZero() { // it may have a part of an event
+	if p.guesses(n) && !due.IsZero() { // it may have a part of an event
 		due = due.Add(-p.step)
 	}
 	if (p.kind == Bucket || p.ahead > 0) && due.After(t) {
@@ -216,7 +234,7 @@ func (p *pace) several(n int, ahead bool) bool {
 	case p.kind == Unknown && time.Duration(p.pending)*p.longest > p.lead(0): // more may be denied
 		return false
 	}
-	return ahead && far && (p.kind == Bucket || p.kind < Bucket && p.ahead >= 0)
+	return ahead && far && (p.kind == Bucket || p.kind < Bucket && p.ahead >= 0 && !p.plain)
 }
 
 // lead is how long before its time a permit is asked for, so that the answer is there in
@@ -239,14 +257,14 @@ func (p *pace) heard(a *question, now time.Time) time.Time {
 
 // heed takes the step from d.
 func (p *pace) heed(d *Decision) {
-	p.step, p.told = d.step(p.kind), d.parts
+	p.step, p.told, p.plain = d.step(p.kind), d.parts, d.partPlain
 	p.longest = max(p.step, p.longest-p.longest/4)
 }
 
 // admitted learns from an admission.
 func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	at := p.heard(a, now)
-	p.notBefore, p.rest, p.denied = time.Time{}, time.Time{}, 0
+	p.notBefore, p.rest, p.since, p.denied = time.Time{}, time.Time{}, time.Time{}, 0
 	counted := d.Limit > 0 // or else others need not wait
 	p.turns = p.kind >= Turns && counted && (p.turns || p.kind == Leaky || d.Delay > 0)
 	if p.kind >= Turns && counted {
@@ -279,7 +297,7 @@ func (p *pace) refused(d *Decision, a *question, now time.Time) {
 	if p.kind == Unknown {
 		p.kind = Turns
 	}
-	p.turns, p.room, p.base, p.denied = true, d.Remaining, now, 0
+	p.turns, p.room, p.base, p.denied, p.ahead = true, d.Remaining, now, 0, 0
 	p.notBefore = now.Add(min(d.RetryAfter, Forever) + a.within)
 }
 
@@ -292,13 +310,19 @@ func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 	due := now.Add(min(max(d.RetryAfter, 0), Forever))
 	p.rest, p.notBefore, p.denied, p.ahead = now.Add(leastPause), due, a.n, -1
 	p.room, p.base = 0, due.Add(-p.span(a.n))
+	if p.since.IsZero() {
+		p.since = now
+	}
 	switch reset := now.Add(min(d.ResetAfter, Forever)); {
 	case p.kind == Leaky && !d.Elsewhere && reset.After(due):
 		p.notBefore = reset
 	case p.kind == Bucket && !d.Elsewhere: // then the events still have to wait for as long as the question left them
 		p.base, p.notBefore = p.base.Add(a.within), due.Add(a.within)
-	case p.kind < Turns:
+	case p.kind <= Turns:
 		p.base = time.Time{}
+		if again := now.Add(max(stale, now.Sub(p.since))); p.kind == Leased && again.Before(due) { // so no wait is twice as long
+			due = again
+		}
 		if due.After(p.rest) {
 			p.rest = due
 		}

@@ -187,7 +187,7 @@ func (w *Waiter) plan(now time.Time) (next question, at time.Time, ready bool) {
 			at = at.Add(-lead)
 		}
 	}
-	if q.tooMany(w.N) || at.After(w.end) || q.guesses() && at.Sub(now) > mostGuess { // ask, to know it
+	if q.tooMany(w.N) || at.After(w.end) || q.guesses(w.N) && at.Sub(now) > mostGuess { // ask, to know it
 		at = now
 	}
 	if w.N >= q.denied && at.Before(q.rest) {

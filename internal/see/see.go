@@ -106,6 +106,7 @@ type Known[L any] struct {
 	UsesContext bool       // whether a function of a limit or of a key gets the contexts of calls
 	Kind        queue.Kind // how it admits events that have to wait
 	Key         Key        // nil if it counts the key that it is asked for
+	Limits      Limits[L]  // of several that decide together
 	// Local makes what stands in for the limiter in one of so many instances while their store
 	// fails: a limiter on s, of 1/instances of each of its limits.
 	Local func(s store.Store, instances int) (L, error)
@@ -212,8 +213,11 @@ func (ls Limits[L]) Part(i, n int) (kind queue.Kind, unit int) {
 func LimitsOf[L any](l L) Limits[L] { return limitsOf(nil, l) }
 
 func limitsOf[L any](ls Limits[L], l L) Limits[L] {
-	inside := Inside(l)
-	if k := Of(l); k != nil && k.Algorithm != "" || len(inside) == 0 {
+	k, inside := Of(l), Inside(l)
+	switch {
+	case k != nil && k.Limits != nil && ls == nil: // each answer is read by them
+		return k.Limits
+	case k != nil && k.Algorithm != "" || len(inside) == 0:
 		return append(ls, k)
 	}
 	for _, inner := range inside {

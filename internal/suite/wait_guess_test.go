@@ -17,6 +17,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/lease"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 	"github.com/ratelimit-go/ratelimit/throttle"
 )
 
@@ -28,8 +30,14 @@ func nextWindow(period time.Duration) {
 // Whatever was charged when, however many each wants, and whoever has no time and leaves.
 func TestNobodySleepsForLongWhileItsEventsFit(t *testing.T) {
 	t.Parallel()
-	mixes := [][]string{{"token_bucket", "fixed_window"}, {"sliding_log", "token_bucket"}, {"sliding_window", "token_bucket", "fixed_window"}}
-	for _, algorithm := range algorithms[:4] { // a leaky bucket has room before anybody has a turn
+	mixes := [][]string{
+		{"token_bucket", "fixed_window"},
+		{"sliding_log", "token_bucket"},
+		{"sliding_window", "token_bucket", "fixed_window"},
+		{"leaky_bucket", "sliding_window"},
+		{"leaky_bucket", "sliding_log", "token_bucket"},
+	}
+	for _, algorithm := range algorithms {
 		mixes = append(mixes, []string{algorithm})
 	}
 	for _, mix := range mixes {
@@ -94,7 +102,7 @@ func guessed(t *testing.T, random *rand.Rand, f known, rate int, step time.Durat
 		if first == len(wants) {
 			break
 		}
-		if r, err := f.Peek(t.Context(), "key"); err != nil || first != before || r.Remaining < wants[first] {
+		if r, err := f.Peek(t.Context(), "key"); err != nil || first != before || r.Remaining < wants[first] || r.Delay > 0 {
 			since = time.Now()
 		}
 		require.Less(t, time.Since(since), 300*time.Millisecond, "%s: caller %d, %d events", what, first, wants[first])
@@ -183,6 +191,84 @@ func TestAPartOfAnEventCounts(t *testing.T) {
 				})
 			}
 			wg.Wait()
+		})
+	}
+}
+
+// A bucket of 6 a day has 0.95 tokens, so that one more goes in 12 minutes. The first wants 6, and leaves.
+func TestAPartOfAnEventIsForThoseBehindMany(t *testing.T) {
+	t.Parallel()
+	for _, patience := range []time.Duration{time.Hour, 7 * time.Hour} { // of the third; two have their tokens in 4.2 h
+		synctest.Test(t, func(t *testing.T) {
+			l := inMemory(t, "token_bucket", ratelimit.PerDay(6))
+			require.True(t, allowN(t, l, 6).Allowed)
+			time.Sleep(228 * time.Minute)
+			far := known{&remote{Limiter: l, way: 5 * time.Millisecond}}
+			first, leave := context.WithCancel(t.Context())
+			var line crowd
+			line.join(first, far, 0, 6)
+			time.Sleep(100 * time.Millisecond)
+			line.join(t.Context(), far, 1, 1)
+			leave()
+			synctest.Wait()
+			third, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			line.join(third, far, 2, 1)
+			line.wg.Wait()
+			require.Less(t, line.took[0], 13*time.Minute)
+			require.Equal(t, patience > 4*time.Hour, line.errs[2] == nil, line.errs[2])
+			require.LessOrEqual(t, far.asked.Load(), int64(8))
+		})
+	}
+}
+
+// 85 of 100 a day are used, one after the other, so a lease holds some. They come back after a second, and
+// whoever wants 15 has them. Whoever wants 16 has them tomorrow, and asks few times.
+func TestWhatALeaseGivesBackIsForThoseWhoWait(t *testing.T) {
+	t.Parallel()
+	for _, algorithm := range []string{"fixed_window", "sliding_window"} {
+		for _, wants := range []int{15, 16} {
+			synctest.Test(t, func(t *testing.T) {
+				mem, err := memstore.New()
+				require.NoError(t, err)
+				leases, err := lease.New(mem, time.Second)
+				require.NoError(t, err)
+				defer leases.Close(t.Context())
+				l := newLimiter(t, algorithm, leases, ratelimit.PerDay(100))
+				nextWindow(24 * time.Hour)
+				for range 85 {
+					require.True(t, allowN(t, l, 1).Allowed)
+					time.Sleep(20 * time.Millisecond)
+				}
+				require.Positive(t, leases.Stats().Held, algorithm)
+				far := known{&remote{Limiter: l}}
+				var line crowd
+				line.join(t.Context(), far, 0, wants)
+				line.wg.Wait()
+				require.Equal(t, wants == 15, line.took[0] < 5*time.Second, "%s: %v", algorithm, line.took)
+				require.LessOrEqual(t, far.asked.Load(), int64(25), "%s, %d", algorithm, wants)
+			})
+		}
+	}
+}
+
+// A window of an hour ends in 15 s, and three of its events are left. Those who came first have them, beside a
+// bucket that has room for all.
+func TestTheLastOfAWindowAreForThoseWhoCameFirst(t *testing.T) {
+	t.Parallel()
+	for range 10 {
+		synctest.Test(t, func(t *testing.T) {
+			l := all(t, inMemory(t, "fixed_window", ratelimit.PerHour(1000), ratelimit.WithName("hour")), inMemory(t, "token_bucket", ratelimit.PerSecond(10_000)))
+			nextWindow(time.Hour)
+			time.Sleep(time.Hour - 15*time.Second)
+			require.True(t, allowN(t, l, 997).Allowed)
+			far := known{&remote{Limiter: l, way: 10 * time.Millisecond}}
+			var line crowd
+			for i := range 31 {
+				line.join(t.Context(), far, i, 1)
+			}
+			line.wg.Wait()
+			line.keptOrder(t, 31)
 		})
 	}
 }
