@@ -412,6 +412,7 @@ func TestRetryAfterIsNotOfLongAgo(t *testing.T) {
 		now, err := l.Peek(t.Context(), "key")
 		require.NoError(t, err)
 		require.InDelta(t, now.RetryAfter, first.r.RetryAfter, float64(50*time.Millisecond))
+		require.InDelta(t, now.ResetAfter, first.r.ResetAfter, float64(50*time.Millisecond))
 		time.Sleep(time.Minute)
 	})
 }

@@ -424,7 +424,9 @@ func TestTokensAreSettledBesideASlot(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, r.Allowed)
 			require.ErrorIs(t, held.Settle(t.Context(), -1), ratelimit.ErrInvalidN)
-			require.NoError(t, held.Settle(t.Context(), actual))
+			ended, end := context.WithCancel(t.Context())
+			end()
+			require.NoError(t, held.Settle(ended, actual))
 			require.ErrorIs(t, held.Settle(t.Context(), actual), ratelimit.ErrSettled)
 			require.Equal(t, left, free(t, tokens))
 			require.Equal(t, 1, free(t, atOnce))
@@ -828,6 +830,102 @@ func TestALimiterThatChangesAllTheTimeIsAskedTwice(t *testing.T) {
 			})
 		}
 	}
+}
+
+// swapped is around another limiter from one moment to the next.
+type swapped struct {
+	now *atomic.Pointer[ratelimit.Custom]
+}
+
+func (s swapped) Unwrap() ratelimit.Limiter { return s.now.Load() }
+func (s swapped) Allow(ctx context.Context, key string) (ratelimit.Result, error) {
+	return s.now.Load().Allow(ctx, key)
+}
+func (s swapped) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	return s.now.Load().AllowN(ctx, key, n)
+}
+func (s swapped) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
+	return s.now.Load().Peek(ctx, key)
+}
+func (s swapped) Refund(ctx context.Context, key string, r ratelimit.Result, n int) error {
+	return s.now.Load().Refund(ctx, key, r, n)
+}
+func (s swapped) Reset(ctx context.Context, key string) error { return s.now.Load().Reset(ctx, key) }
+
+// Whoever asks while the limiter becomes another one has one slot, of that.
+func TestALimiterThatChangesOnceIsAskedOnceMore(t *testing.T) {
+	for _, changes := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newRemote(t)
+			s.way = 10 * time.Millisecond
+			l := swapped{new(atomic.Pointer[ratelimit.Custom])}
+			l.now.Store(slots(t, s, 2))
+			go func() {
+				time.Sleep(5 * time.Millisecond)
+				if changes {
+					l.now.Store(slots(t, s, 3))
+				}
+			}()
+			slot := hold(t, l)
+			if changes {
+				require.Equal(t, 2, free(t, l))
+				require.EqualValues(t, 3, s.called.Load(), "taken, given back and taken")
+			} else {
+				require.Equal(t, 1, free(t, l))
+				require.EqualValues(t, 1, s.called.Load())
+			}
+			time.Sleep(time.Minute) // it is renewed
+			require.False(t, slot.Lost())
+			slot.Release()
+			time.Sleep(time.Second)
+			require.Equal(t, l.now.Load().Limit().Rate, free(t, l))
+		})
+	}
+}
+
+// breaks is a limiter that ends its caller's goroutine.
+type breaks struct {
+	ratelimit.Limiter
+	by func()
+}
+
+func (b breaks) Unwrap() ratelimit.Limiter { return b.Limiter }
+
+func (b breaks) AllowN(context.Context, string, int) (ratelimit.Result, error) {
+	b.by()
+	return ratelimit.Result{}, nil
+}
+
+// A context that may end has the limiter asked on another goroutine. Its panic is the caller's all the same.
+func TestAPanicOfALimiterIsItsCallers(t *testing.T) {
+	inside := slots(t, newRemote(t), 1)
+	for _, ctx := range []context.Context{context.Background(), t.Context()} {
+		require.PanicsWithValue(t, "broken", func() {
+			_, _, _ = inflight.Hold(ctx, breaks{inside, func() { panic("broken") }}, "key", 1)
+		})
+	}
+	require.Panics(t, func() { _, _, _ = inflight.Hold(t.Context(), breaks{inside, runtime.Goexit}, "key", 1) })
+}
+
+// Who asks a slot that is over for its context has one that has ended. Who has none has that, too.
+func TestASlotThatIsOverSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		released, lost := hold(t, slots(t, s, 2)), hold(t, slots(t, s, 2))
+		released.Release()
+		s.down.Store(true)
+		time.Sleep(time.Minute)
+		require.ErrorIs(t, context.Cause(released.Context()), context.Canceled)
+		require.False(t, released.Lost())
+		require.ErrorIs(t, context.Cause(lost.Context()), inflight.ErrLost)
+		require.True(t, lost.Lost())
+		var none *inflight.Slot
+		require.ErrorIs(t, context.Cause(none.Context()), inflight.ErrLost)
+		require.False(t, none.Lost())
+		require.Zero(t, none.Token())
+		require.ErrorIs(t, none.Settle(t.Context(), 1), ratelimit.ErrInvalidOption)
+		require.ErrorIs(t, none.Refund(t.Context()), ratelimit.ErrInvalidOption)
+	})
 }
 
 // A slot may be over before Hold returns.
