@@ -21,6 +21,8 @@ const (
 	Turns
 	// Leaky is Turns, none of which comes before the ResetAfter of the last answer.
 	Leaky
+	// Foreign may have turns, and is asked for any.
+	Foreign
 )
 
 // Joint is the Kind of two limiters that decide together.
@@ -30,6 +32,8 @@ func Joint(a, b Kind) Kind {
 		return a
 	case min(a, b) == Plain && max(a, b) == Leased:
 		return Leased
+	case min(a, b) >= Plain && max(a, b) < Foreign: // one has turns, and nothing is admitted ahead
+		return Turns
 	case min(a, b) == Unknown || max(a, b) >= Turns:
 		return Unknown
 	}
@@ -153,7 +157,7 @@ func (p *pace) span(n int) time.Duration {
 	switch {
 	case n < 0:
 		return -p.span(-n)
-	case n == 0, !p.told && (p.kind == Turns || p.kind == Unknown): // which may tell when another limit is as if new
+	case n == 0, !p.told && (p.kind == Turns || p.kind == Foreign || p.kind == Unknown): // which may tell when another limit is as if new
 		return 0
 	case p.step <= Forever/time.Duration(n):
 		return time.Duration(n) * p.step
@@ -266,7 +270,7 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	at := p.heard(a, now)
 	p.notBefore, p.rest, p.since, p.denied = time.Time{}, time.Time{}, time.Time{}, 0
 	counted := d.Limit > 0 // or else others need not wait
-	p.turns = p.kind >= Turns && counted && (p.turns || p.kind == Leaky || d.Delay > 0)
+	p.turns = p.kind >= Turns && counted && (p.turns || p.kind < Foreign || d.Delay > 0)
 	if p.kind >= Turns && counted {
 		if p.notBefore = now.Add(d.Delay + p.span(a.n)); p.kind == Leaky && !d.Elsewhere {
 			p.notBefore = now.Add(d.ResetAfter)
@@ -318,7 +322,7 @@ func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 		p.notBefore = reset
 	case p.kind == Bucket && !d.Elsewhere: // then the events still have to wait for as long as the question left them
 		p.base, p.notBefore = p.base.Add(a.within), due.Add(a.within)
-	case p.kind <= Turns:
+	case p.kind != Leaky:
 		p.base = time.Time{}
 		if again := now.Add(max(stale, now.Sub(p.since))); p.kind == Leased && again.Before(due) { // so no wait is twice as long
 			due = again

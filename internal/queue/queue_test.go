@@ -18,7 +18,8 @@ func TestTheKindOfTwoTogether(t *testing.T) {
 	for _, c := range []struct{ a, b, want queue.Kind }{
 		{queue.Bucket, queue.Bucket, queue.Bucket}, {queue.Plain, queue.Plain, queue.Plain}, {queue.Leaky, queue.Leaky, queue.Leaky},
 		{queue.Bucket, queue.Plain, queue.Early}, {queue.Early, queue.Bucket, queue.Early}, {queue.Early, queue.Plain, queue.Early},
-		{queue.Leaky, queue.Bucket, queue.Unknown}, {queue.Turns, queue.Plain, queue.Unknown}, {queue.Turns, queue.Leaky, queue.Unknown},
+		{queue.Leaky, queue.Bucket, queue.Unknown}, {queue.Foreign, queue.Plain, queue.Unknown}, {queue.Foreign, queue.Leaky, queue.Unknown},
+		{queue.Leaky, queue.Plain, queue.Turns}, {queue.Turns, queue.Leased, queue.Turns}, {queue.Plain, queue.Leased, queue.Leased},
 		{queue.Unknown, queue.Bucket, queue.Unknown}, {queue.Unknown, queue.Plain, queue.Unknown},
 	} {
 		require.Equal(t, c.want, queue.Joint(c.a, c.b), c)

@@ -154,7 +154,7 @@ type Queues struct {
 func QueuesOf[L any](l L, delays bool) Queues {
 	k := behind(l)
 	if k.Kind == queue.Unknown && !delays {
-		return Queues{queue.Turns, k.Key}
+		return Queues{queue.Foreign, k.Key}
 	}
 	return Queues{k.Kind, k.Key}
 }

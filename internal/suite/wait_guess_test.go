@@ -273,6 +273,34 @@ func TestTheLastOfAWindowAreForThoseWhoCameFirst(t *testing.T) {
 	}
 }
 
+// A turn of a leaky bucket is asked for with all the patience there is, also behind a Ban or beside a window.
+// Nobody is banned for asking too early.
+func TestTurnsInsideOthersAreAskedForOnce(t *testing.T) {
+	t.Parallel()
+	for beside := range 2 {
+		synctest.Test(t, func(t *testing.T) {
+			mem, err := memstore.New()
+			require.NoError(t, err)
+			l := newLimiter(t, "leaky_bucket", mem, ratelimit.PerSecond(5), ratelimit.WithName("turns"))
+			if beside == 1 {
+				l = all(t, l, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(1000)))
+			} else {
+				l, err = ratelimit.NewBan(l, mem, ratelimit.Penalty{Denials: 10, Within: time.Minute, For: 10 * time.Second})
+				require.NoError(t, err)
+			}
+			far := known{&remote{Limiter: l, way: 5 * time.Millisecond}}
+			var line crowd
+			for i := range 9 {
+				line.join(t.Context(), far, i, 1)
+			}
+			line.wg.Wait()
+			line.keptOrder(t, 9)
+			require.Less(t, line.took[8], 2*time.Second)
+			require.LessOrEqual(t, far.asked.Load(), int64(14))
+		})
+	}
+}
+
 // The first answer took 3 s, the next nine 2 ms. Those who have a second left are not told that there is
 // no time for an answer.
 func TestOneSlowAnswerIsSoonForgotten(t *testing.T) {
