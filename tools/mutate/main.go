@@ -106,7 +106,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 		known = append(known, files...)
 		for _, file := range files {
-			line, ok := selected(file, *only)
+			lines, ok := selected(file, *only)
 			if !ok || *of != "" && !slices.Contains(strings.Split(*of, ","), g.name) {
 				continue
 			}
@@ -115,7 +115,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 				return err
 			}
 			rep.stale = append(rep.stale, listed.mark(file, mutants)...)
-			rep.add(g.name, file, mutants, line, *limit, *number)
+			rep.add(g.name, file, mutants, lines, *limit, *number)
 		}
 	}
 	rep.stale = append(rep.stale, listed.astray(known)...)
@@ -149,20 +149,20 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return nil
 }
 
-// selected reports whether only names the file, and which line of it; 0 is all.
-func selected(file, only string) (line int, ok bool) {
+// selected reports whether only names the file, and which lines of it; none is all.
+func selected(file, only string) (lines []int, ok bool) {
 	if only == "" {
-		return 0, true
+		return nil, true
 	}
 	for part := range strings.SplitSeq(only, ",") {
 		if part == file {
-			return 0, true
+			return nil, true
 		}
 		if number, found := strings.CutPrefix(part, file+":"); found {
 			if line, err := strconv.Atoi(number); err == nil {
-				return line, true
+				lines = append(lines, line)
 			}
 		}
 	}
-	return 0, false
+	return lines, lines != nil
 }

@@ -372,31 +372,31 @@ b.lua f: y < 1
 }
 
 func TestASampleIsChosenByTheSeed(t *testing.T) {
-	sample := func(line, limit int, seed uint64) (lines []int) {
+	sample := func(of []int, limit int, seed uint64) (lines []int) {
 		var all []*mutant
 		for line := range 10 {
 			all = append(all, &mutant{line: line + 1})
 		}
 		var rep report
-		rep.add("g", "a.go", all, line, limit, seed)
+		rep.add("g", "a.go", all, of, limit, seed)
 		for _, m := range rep.files[0].mutants {
 			lines = append(lines, m.line)
 		}
-		if line == 0 && rep.files[0].leftOut != 10-len(lines) {
+		if of == nil && rep.files[0].leftOut != 10-len(lines) {
 			t.Errorf("%d are left out", rep.files[0].leftOut)
 		}
 		return lines
 	}
-	one := sample(0, 3, 1)
+	one := sample(nil, 3, 1)
 	if len(one) != 3 || !slices.IsSorted(one) {
 		t.Error(one)
 	}
-	requireEqual(t, one, sample(0, 3, 1))
-	if slices.Equal(one, sample(0, 3, 2)) {
+	requireEqual(t, one, sample(nil, 3, 1))
+	if slices.Equal(one, sample(nil, 3, 2)) {
 		t.Error("another seed chooses the same")
 	}
-	requireEqual(t, []int{7}, sample(7, 3, 1))
-	requireEqual(t, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, sample(0, 0, 1))
+	requireEqual(t, []int{5, 7}, sample([]int{7, 5}, 3, 1))
+	requireEqual(t, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, sample(nil, 0, 1))
 }
 
 func TestTheReportNamesWhatIsToBeMended(t *testing.T) {
@@ -404,7 +404,7 @@ func TestTheReportNamesWhatIsToBeMended(t *testing.T) {
 	rep.add("g", "a.go", []*mutant{
 		{file: "a.go", line: 3, edit: edit{function: "f"}, original: "a < b", mutated: "a <= b", fate: survived},
 		{fate: killed}, {fate: killed}, {fate: timedOut}, {fate: invalid}, {fate: equivalent, listed: true},
-	}, 0, 0, 1)
+	}, nil, 0, 1)
 	var out strings.Builder
 	rep.print(&out)
 	requireEqual(t, `survived: a.go:3 f
@@ -451,19 +451,21 @@ func TestSomeMayBeOpen(t *testing.T) {
 
 func TestFilesAndLinesCanBeSelected(t *testing.T) {
 	for _, tt := range []struct {
-		only string
-		line int
-		ok   bool
+		only  string
+		lines []int
+		ok    bool
 	}{
-		{"", 0, true},
-		{"bucket.go", 0, true},
-		{"scripts/bucket.lua,bucket.go:62", 62, true},
-		{"scripts/bucket.lua", 0, false},
-		{"bucket.go:x", 0, false},
+		{"", nil, true},
+		{"bucket.go", nil, true},
+		{"scripts/bucket.lua,bucket.go:62", []int{62}, true},
+		{"bucket.go:62,bucket.go:7", []int{62, 7}, true},
+		{"bucket.go:62,bucket.go", nil, true},
+		{"scripts/bucket.lua", nil, false},
+		{"bucket.go:x", nil, false},
 	} {
-		line, ok := selected("bucket.go", tt.only)
+		lines, ok := selected("bucket.go", tt.only)
 		requireEqual(t, tt.ok, ok)
-		requireEqual(t, tt.line, line)
+		requireEqual(t, tt.lines, lines)
 	}
 }
 

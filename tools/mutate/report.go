@@ -21,12 +21,12 @@ type fileReport struct {
 	leftOut int
 }
 
-// add adds the mutants of a file. If line is not 0, it adds only those of that line. If
+// add adds the mutants of a file. If there are lines, it adds only those of them. If
 // limit is not 0, it adds at most that many, chosen at random by the seed.
-func (r *report) add(group, name string, mutants []*mutant, line, limit int, seed uint64) {
+func (r *report) add(group, name string, mutants []*mutant, lines []int, limit int, seed uint64) {
 	f := fileReport{group: group, name: name}
 	for _, m := range mutants {
-		if line == 0 || m.line == line {
+		if lines == nil || slices.Contains(lines, m.line) {
 			f.mutants = append(f.mutants, m)
 		}
 	}
