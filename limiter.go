@@ -43,6 +43,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
+	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/script"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -101,14 +102,15 @@ const (
 
 // kinds are the five, in the order of the documentation. This is the one list of them.
 var kinds = []struct {
-	rule *store.Rule
-	make func() one
+	rule  *store.Rule
+	waits queue.Kind // how it admits those who wait
+	make  func() one
 }{
-	{&fixedWindow, func() one { return new(FixedWindow) }},
-	{&slidingWindow, func() one { return new(SlidingWindow) }},
-	{&slidingLog, func() one { return new(SlidingLog) }},
-	{&tokenBucket, func() one { return new(TokenBucket) }},
-	{&leakyBucket, func() one { return new(LeakyBucket) }},
+	{&fixedWindow, queue.Plain, func() one { return new(FixedWindow) }},
+	{&slidingWindow, queue.Plain, func() one { return new(SlidingWindow) }},
+	{&slidingLog, queue.Plain, func() one { return new(SlidingLog) }},
+	{&tokenBucket, queue.Bucket, func() one { return new(TokenBucket) }},
+	{&leakyBucket, queue.Leaky, func() one { return new(LeakyBucket) }},
 }
 
 // New returns a limiter by the name of its algorithm: "fixed_window", "sliding_window",

@@ -100,15 +100,16 @@ func (a *asker) Take(permit any) { a.result, _ = permit.(Result) }
 
 // kind is how lim admits those who wait. Who takes events ahead has none whose turn comes later.
 func (lim *limiter) kind() queue.Kind {
-	switch {
-	case see.Leased(lim.store):
+	if see.Leased(lim.store) {
 		return queue.Leased
-	case !lim.rule.Burst:
+	}
+	for i := range kinds {
+		if k := &kinds[i]; k.rule == lim.rule {
+			return k.waits
+		}
+	}
+	if !lim.rule.Burst {
 		return queue.Plain
-	case lim.rule == &tokenBucket:
-		return queue.Bucket
-	case lim.rule == &leakyBucket:
-		return queue.Leaky
 	}
 	return queue.Unknown
 }

@@ -34,8 +34,8 @@ var (
 var edits = []struct{ file, anchor, replacement string }{
 	{
 		"limiter.go",
-		"\t{&leakyBucket, func() one { return new(LeakyBucket) }},\n",
-		"\t{&leakyBucket, func() one { return new(LeakyBucket) }},\n\t{&gcra, func() one { return new(GCRA) }},\n",
+		"\t{&leakyBucket, queue.Leaky, func() one { return new(LeakyBucket) }},\n",
+		"\t{&leakyBucket, queue.Leaky, func() one { return new(LeakyBucket) }},\n\t{&gcra, queue.Bucket, func() one { return new(GCRA) }},\n",
 	},
 	{"store/storetest/algorithms.go", "tokenBucket, leakyBucket}\n", "tokenBucket, leakyBucket, gcra}\n"},
 }
