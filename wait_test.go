@@ -664,45 +664,47 @@ func TestWhenAWaiterLearnsThatItsTurnIsTooLate(t *testing.T) {
 		{"sliding_log", ratelimit.PerSecond(1), false, 2 * time.Second},
 		{"sliding_log", ratelimit.PerSecond(1), true, 2 * time.Second},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			mem, err := memstore.New()
-			require.NoError(t, err)
-			l, err := ratelimit.New(c.algorithm, mem, c.limit)
-			require.NoError(t, err)
-			if c.all {
-				daily, err := ratelimit.NewSlidingLog(mem, ratelimit.PerDay(1000))
+		for range 100 { // they come in any order, also while another one asks
+			synctest.Test(t, func(t *testing.T) {
+				mem, err := memstore.New()
 				require.NoError(t, err)
-				l, err = ratelimit.NewAll(l, daily)
+				l, err := ratelimit.New(c.algorithm, mem, c.limit)
 				require.NoError(t, err)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
-			defer cancel()
-			began := time.Now()
-			var went, late sync.Map // times, rounded
-			var callers sync.WaitGroup
-			for i := range 5 {
-				callers.Go(func() {
-					_, err := ratelimit.Wait(ctx, l, "key", 1)
-					at := time.Since(began).Round(50 * time.Millisecond)
-					if errors.Is(err, ratelimit.ErrWouldExceedDeadline) {
-						late.Store(i, at)
-					} else if err == nil {
-						went.Store(at, i)
-					}
+				if c.all {
+					daily, err := ratelimit.NewSlidingLog(mem, ratelimit.PerDay(1000))
+					require.NoError(t, err)
+					l, err = ratelimit.NewAll(l, daily)
+					require.NoError(t, err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+				defer cancel()
+				began := time.Now()
+				var went, late sync.Map // times, rounded
+				var callers sync.WaitGroup
+				for i := range 5 {
+					callers.Go(func() {
+						_, err := ratelimit.Wait(ctx, l, "key", 1)
+						at := time.Since(began).Round(50 * time.Millisecond)
+						if errors.Is(err, ratelimit.ErrWouldExceedDeadline) {
+							late.Store(i, at)
+						} else if err == nil {
+							went.Store(at, i)
+						}
+					})
+				}
+				callers.Wait()
+				for _, at := range []time.Duration{0, time.Second, 2 * time.Second} {
+					_, ok := went.Load(at)
+					require.True(t, ok, "%s in an All %v: %v", c.algorithm, c.all, at)
+				}
+				fails := 0
+				late.Range(func(_, at any) bool {
+					fails++
+					require.Equal(t, c.after, at, "%s in an All %v", c.algorithm, c.all)
+					return true
 				})
-			}
-			callers.Wait()
-			for _, at := range []time.Duration{0, time.Second, 2 * time.Second} {
-				_, ok := went.Load(at)
-				require.True(t, ok, "%s in an All %v: %v", c.algorithm, c.all, at)
-			}
-			fails := 0
-			late.Range(func(_, at any) bool {
-				fails++
-				require.Equal(t, c.after, at, "%s in an All %v", c.algorithm, c.all)
-				return true
+				require.Equal(t, 2, fails)
 			})
-			require.Equal(t, 2, fails)
-		})
+		}
 	}
 }

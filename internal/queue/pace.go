@@ -312,6 +312,7 @@ func (p *pace) exhausted(d *Decision, a *question, now time.Time) {
 	p.answered = max(p.answered, a.order)
 	p.heed(d)
 	due := now.Add(min(max(d.RetryAfter, 0), Forever))
+	p.placed = p.placed && p.ahead != 0 // or else by a guess
 	p.rest, p.notBefore, p.denied, p.ahead = now.Add(leastPause), due, a.n, -1
 	p.room, p.base = 0, due.Add(-p.span(a.n))
 	if p.since.IsZero() {

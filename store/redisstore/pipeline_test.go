@@ -373,12 +373,13 @@ func TestCallsWithDeadlinesFindAServerAgainThatStoodStill(t *testing.T) {
 	s, err := redisstore.New(server.Client(t), redisstore.WithTimeout(time.Hour))
 	require.NoError(t, err)
 	require.NoError(t, s.Ready(t.Context()))
-	time.Sleep(rest)
-	server.Freeze()
-	time.AfterFunc(still, server.Thaw)
-	_, err = s.Take(t.Context(), space, "k", limit, 1)
-	require.NoError(t, err)
-	require.Greater(t, s.Stats().RoundTrip, still/2, "the way seems long")
+	for s.Stats().RoundTrip <= still/2 { // until the way seems long: a busy machine may ask after the Thaw
+		time.Sleep(rest)
+		server.Freeze()
+		time.AfterFunc(still, server.Thaw)
+		_, err = s.Take(t.Context(), space, "k", limit, 1)
+		require.NoError(t, err)
+	}
 	require.Eventually(t, func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
