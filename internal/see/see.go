@@ -213,11 +213,12 @@ func (ls Limits[L]) Part(i, n int) (kind queue.Kind, unit int) {
 func LimitsOf[L any](l L) Limits[L] { return limitsOf(nil, l) }
 
 func limitsOf[L any](ls Limits[L], l L) Limits[L] {
-	k, inside := Of(l), Inside(l)
-	switch {
-	case k != nil && k.Limits != nil && ls == nil: // each answer is read by them
+	k := Of(l)
+	if k != nil && k.Limits != nil && ls == nil { // each answer is read by them
 		return k.Limits
-	case k != nil && k.Algorithm != "" || len(inside) == 0:
+	}
+	inside := Inside(l)
+	if k != nil && k.Algorithm != "" || len(inside) == 0 {
 		return append(ls, k)
 	}
 	for _, inner := range inside {
