@@ -30,10 +30,8 @@ func Joint(a, b Kind) Kind {
 	switch {
 	case a == b:
 		return a
-	case min(a, b) == Plain && max(a, b) == Leased:
-		return Leased
-	case min(a, b) >= Plain && max(a, b) < Foreign: // one has turns, and nothing is admitted ahead
-		return Turns
+	case min(a, b) >= Plain && max(a, b) < Foreign: // nothing is admitted ahead
+		return min(max(a, b), Turns)
 	case min(a, b) == Unknown || max(a, b) >= Turns:
 		return Unknown
 	}

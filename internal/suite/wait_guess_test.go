@@ -126,10 +126,7 @@ func TestALostQuestionIsNotTakenAsCharged(t *testing.T) {
 					return nil
 				}}}
 				var line crowd
-				for i := range 4 {
-					line.join(t.Context(), far, i, 1)
-				}
-				line.wg.Wait()
+				line.all(t.Context(), far, 4)
 				require.Len(t, line.served, 4)
 				require.Less(t, time.Since(line.began), time.Second, "%s, question %d", algorithm, lost+1)
 			})
@@ -264,10 +261,7 @@ func TestTheLastOfAWindowAreForThoseWhoCameFirst(t *testing.T) {
 			require.True(t, allowN(t, l, 997).Allowed)
 			far := known{&remote{Limiter: l, way: 10 * time.Millisecond}}
 			var line crowd
-			for i := range 31 {
-				line.join(t.Context(), far, i, 1)
-			}
-			line.wg.Wait()
+			line.all(t.Context(), far, 31)
 			line.keptOrder(t, 31)
 		})
 	}
@@ -290,10 +284,7 @@ func TestTurnsInsideOthersAreAskedForOnce(t *testing.T) {
 			}
 			far := known{&remote{Limiter: l, way: 5 * time.Millisecond}}
 			var line crowd
-			for i := range 9 {
-				line.join(t.Context(), far, i, 1)
-			}
-			line.wg.Wait()
+			line.all(t.Context(), far, 9)
 			line.keptOrder(t, 9)
 			require.Less(t, line.took[8], 2*time.Second)
 			require.LessOrEqual(t, far.asked.Load(), int64(14))
@@ -317,10 +308,7 @@ func TestOneSlowAnswerIsSoonForgotten(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 11*time.Second)
 		defer cancel()
 		var line crowd
-		for i := range 20 {
-			line.join(ctx, far, i, 1)
-		}
-		line.wg.Wait()
+		line.all(ctx, far, 20)
 		require.Len(t, line.served, 20)
 	})
 }
@@ -339,10 +327,7 @@ func TestTurnsBesideABucketAreInOrderOfArrival(t *testing.T) {
 				return nil
 			}}}
 			var line crowd
-			for i := range 6 {
-				line.join(t.Context(), far, i, 1)
-			}
-			line.wg.Wait()
+			line.all(t.Context(), far, 6)
 			line.keptOrder(t, 6)
 		})
 	}
@@ -504,7 +489,7 @@ func TestAPermitForOneTokenIsNotOneForMany(t *testing.T) {
 			leave()
 			line.wg.Wait()
 			require.Equal(t, []int{1}, line.served)
-			require.LessOrEqual(t, peekOf(t, tokens).Remaining, 801, algorithm)
+			require.LessOrEqual(t, peek(t, tokens, "key").Remaining, 801, algorithm)
 		})
 	}
 }
@@ -542,11 +527,4 @@ func TestWhoHasATurnDoesNotHideAReset(t *testing.T) {
 			line.wg.Wait()
 		})
 	}
-}
-
-func peekOf(t *testing.T, l ratelimit.Limiter) ratelimit.Result {
-	t.Helper()
-	r, err := l.Peek(t.Context(), "key")
-	require.NoError(t, err)
-	return r
 }

@@ -96,6 +96,14 @@ func (c *crowd) join(ctx context.Context, lim ratelimit.Limiter, i, n int) {
 	synctest.Wait()
 }
 
+// all lets n waiters come for an event each, and returns when their waits have ended.
+func (c *crowd) all(ctx context.Context, lim ratelimit.Limiter, n int) {
+	for i := range n {
+		c.join(ctx, lim, i, 1)
+	}
+	c.wg.Wait()
+}
+
 // keptOrder checks that nobody of n had its turn before one who came earlier. (Of those
 // that have it at one instant it is not known who returns first.)
 func (c *crowd) keptOrder(t *testing.T, n int) {
@@ -214,10 +222,7 @@ func TestWaitersOnEachAlgorithmAskLittleMoreThanOnce(t *testing.T) {
 					f.asked.Store(0)
 					began := time.Now()
 					var line crowd
-					for i := range 200 {
-						line.join(t.Context(), l, i, 1)
-					}
-					line.wg.Wait()
+					line.all(t.Context(), l, 200)
 					require.LessOrEqual(t, f.asked.Load(), most)
 					require.LessOrEqual(t, time.Since(began), 12*time.Second)
 				}
@@ -243,10 +248,7 @@ func TestTwoLimitsTogetherAreWaitedForAtTheirRate(t *testing.T) {
 					f := known{&remote{Limiter: all(t, limit(a, 50), limit(b, 80)), way: way}}
 					began := time.Now()
 					var line crowd
-					for i := range 300 {
-						line.join(t.Context(), f, i, 1)
-					}
-					line.wg.Wait()
+					line.all(t.Context(), f, 300)
 					require.Len(t, line.served, 300)
 					t.Logf("%s and %s, %v: %v by %d questions", a, b, way, time.Since(began), f.asked.Load())
 					require.LessOrEqual(t, time.Since(began), 9*time.Second, "%s and %s, %v", a, b, way)
@@ -286,10 +288,7 @@ func TestALimitOfMillionsIsNotWaitedForBesideASmallOne(t *testing.T) {
 			inBubble(t, algorithm, ratelimit.PerDay(rate), func(t *testing.T, large ratelimit.Limiter) {
 				l := all(t, inMemory(t, "token_bucket", ratelimit.PerSecond(10)), large)
 				var line crowd
-				for i := range 30 {
-					line.join(t.Context(), l, i, 1)
-				}
-				line.wg.Wait()
+				line.all(t.Context(), l, 30)
 				require.LessOrEqual(t, line.took[29], 3*time.Second, "%s of %d", algorithm, rate)
 			})
 		}
