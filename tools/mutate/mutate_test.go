@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"go/parser"
 	"go/token"
@@ -485,6 +486,24 @@ func TestTheOutputOfATestIsJudged(t *testing.T) {
 
 // A mutant is tried by the tests that reach its block, or else its function, the fastest first.
 // What skips in a plain run is tried in the full one.
+func TestOutputWithoutEndIsKeptInPart(t *testing.T) {
+	var said output
+	fmt.Fprintln(&said, "--- FAIL: TestFirst (0.00s)")
+	line := bytes.Repeat([]byte("x"), 32<<10)
+	for range 100 << 20 / len(line) {
+		if n, err := said.Write(line); n != len(line) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	fmt.Fprintln(&said, "panic: test timed out after 10s")
+	text := said.text()
+	if len(text) > 4*mostOutput {
+		t.Fatal(len(text))
+	}
+	r, killer, _, err := judged(text)
+	requireEqual(t, []any{timedOut, "TestFirst", nil}, []any{r, killer, err})
+}
+
 func TestTheTestsThatReachAMutantAreSuspects(t *testing.T) {
 	profile := filepath.Join(t.TempDir(), "profile")
 	b := bench{blocks: make(map[string][]block)}

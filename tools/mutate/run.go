@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -274,7 +275,10 @@ func (s *suite) run(ctx context.Context, j judge, bin string, env, tests []strin
 			if full {
 				cmd.Env = append(cmd.Env, "RATELIMIT_FULL=1")
 			}
-			out, err := cmd.CombinedOutput()
+			var said output
+			cmd.Stdout, cmd.Stderr = &said, &said
+			err := cmd.Run()
+			out := said.text()
 			var exit *exec.ExitError
 			switch {
 			case ctx.Err() != nil:
@@ -313,13 +317,31 @@ func (s *suite) run(ctx context.Context, j judge, bin string, env, tests []strin
 	}
 }
 
+// mostOutput, in bytes, is kept of the beginning of what a test says, and about as much of the end: a
+// mutant may write without end.
+const mostOutput = 1 << 20
+
+// output is what a test says, without the middle.
+type output struct{ head, tail []byte }
+
+func (o *output) Write(b []byte) (int, error) {
+	n := min(len(b), mostOutput-len(o.head))
+	o.head, o.tail = append(o.head, b[:n]...), append(o.tail, b[n:]...)
+	if len(o.tail) > 2*mostOutput {
+		o.tail = append(o.tail[:0], o.tail[len(o.tail)-mostOutput:]...)
+	}
+	return len(b), nil
+}
+
+func (o *output) text() []byte { return append(o.head, o.tail...) }
+
 // judged is the fate that the output of failed tests tells, and which of them failed.
 func judged(out []byte) (fate, string, []byte, error) {
 	killer := ""
 	if match := failedTest.FindSubmatch(out); match != nil {
 		killer = string(match[1])
 	}
-	if strings.Contains(string(out), "panic: test timed out after") {
+	if bytes.Contains(out, []byte("panic: test timed out after")) {
 		if match := regexp.MustCompile(`(?m)^\s+(\w+) \(\d`).FindSubmatch(out); match != nil {
 			killer = string(match[1])
 		}
