@@ -88,6 +88,8 @@ type waiter struct {
 	asked     bool
 	denial    ratelimit.Result // of the last question, at deniedAt
 	deniedAt  time.Time
+	limits    []ratelimit.Limiter // of an All, which have answered parts, if that is told; or nil
+	parts     []ratelimit.Result
 	rest      time.Duration // after it
 	exactly   bool          // or else that at most, since nobody knows
 }
@@ -108,13 +110,14 @@ func (w *waiter) hold(ctx, until context.Context, n int, opts []Option) (s *Slot
 			return nil, ratelimit.Result{}, err
 		}
 		if s, r, err = h.hold(ctx); s != nil {
-			if free, next = r.Remaining, false; r.Source() == ratelimit.SourceFailOpen || !inner(l, r).Allowed { // all are let through
+			if free, next = r.Remaining, false; r.Source() == ratelimit.SourceFailOpen && replaced(l, r) || !inner(l, r).Allowed { // all are let through
 				free = math.MaxInt32
 			}
 			return s, r, nil
 		}
 		next = err == nil || until.Err() != nil
 		w.asked, w.denial, w.deniedAt = err == nil, r, time.Now()
+		w.limits, w.parts = answers(until, l, key, r)
 		if err := w.denied(until, n, r, err); err != nil {
 			return nil, ratelimit.Result{}, err
 		}
@@ -146,7 +149,7 @@ func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err erro
 	case r.RetryAfter == ratelimit.Never:
 		return fmt.Errorf("%w: %d events with a limit of %d", ratelimit.ErrNever, n, r.Limit)
 	}
-	bySlots, byRates := w.missing(r)
+	bySlots, byRates := w.missing()
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= byRates {
 		return ratelimit.ErrWouldExceedDeadline
 	}
@@ -154,17 +157,16 @@ func (w *waiter) denied(ctx context.Context, n int, r ratelimit.Result, err erro
 	return nil
 }
 
-// missing tells whether slots are missing, by the denial r, and for how long rates have no room. Nobody
+// missing tells whether slots are missing, by the last denial, and for how long rates have no room. Nobody
 // knows when slots come.
-func (w *waiter) missing(r ratelimit.Result) (bySlots bool, byRates time.Duration) {
-	limits, parts := several(w.line.id.limiter), inner(w.line.id.limiter, r).Parts()
-	if limits == nil || len(parts) != len(limits) {
+func (w *waiter) missing() (bySlots bool, byRates time.Duration) {
+	if w.parts == nil {
 		return true, 0
 	}
-	for i := range parts {
-		if _, ok := slotsIn(limits[i]); !ok {
-			byRates = max(byRates, parts[i].RetryAfter)
-		} else if parts[i].RetryAfter > 0 {
+	for i := range w.parts {
+		if _, ok := slotsIn(w.limits[i]); !ok {
+			byRates = max(byRates, w.parts[i].RetryAfter)
+		} else if w.parts[i].RetryAfter > 0 {
 			bySlots = true
 		}
 	}
@@ -173,13 +175,12 @@ func (w *waiter) missing(r ratelimit.Result) (bySlots bool, byRates time.Duratio
 
 // lacks reports whether w was denied for want of slots of core.
 func (w *waiter) lacks(core *ratelimit.Custom) bool {
-	limits, parts := several(w.line.id.limiter), inner(w.line.id.limiter, w.denial).Parts()
-	if core == nil || limits == nil || len(parts) != len(limits) {
+	if core == nil || w.parts == nil {
 		return true
 	}
-	for i := range parts {
-		if of, ok := slotsIn(limits[i]); ok && of == core {
-			return parts[i].RetryAfter > 0
+	for i := range w.parts {
+		if of, ok := slotsIn(w.limits[i]); ok && of == core {
+			return w.parts[i].RetryAfter > 0
 		}
 	}
 	return true

@@ -1,6 +1,7 @@
 package inflight
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -336,18 +337,18 @@ func (h *held) placeAll(r ratelimit.Result) {
 		h.place(h.core, h.core, r, false)
 		return
 	}
-	limits, outage := several(h.limiter), standIn(r)
+	limits, results := answers(h.ctx, h.limiter, h.key, r)
 	if limits == nil {
 		h.placeOf(h.limiter, r, false)
 		return
 	}
 	h.local = r.Source() == ratelimit.SourceLocal
-	results := inner(h.limiter, r).Parts()
+	outage := replaced(h.limiter, r)
 	for i, l := range limits {
 		switch {
 		case outage:
 			h.placeOf(l, ratelimit.Result{}, true)
-		case len(results) == len(limits):
+		case results != nil:
 			h.placeOf(l, results[i], false)
 		}
 	}
@@ -392,6 +393,43 @@ func inner(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 		}
 		l = w.Unwrap()
 	}
+}
+
+// answers are the limits of an All, also inside a wrapper, and what each has answered where l has
+// answered r: of a limit that has several parts of r the part that lasts longest. They are nil if r
+// does not tell.
+func answers(ctx context.Context, l ratelimit.Limiter, key string, r ratelimit.Result) (limits []ratelimit.Limiter, results []ratelimit.Result) {
+	limits = several(l)
+	if limits == nil {
+		return nil, nil
+	}
+	parts := inner(l, r).Parts()
+	switch len(parts) {
+	case 0:
+		return limits, nil
+	case len(limits):
+		return limits, parts
+	}
+	for _, limit := range limits {
+		width := 1
+		if !see.Held(limit) { // it may be around an All
+			policies, err := ratelimit.AppendPolicies(ctx, nil, limit, key)
+			if width = max(1, len(policies)); err != nil {
+				return limits, nil
+			}
+		}
+		if width > len(parts) {
+			return limits, nil
+		}
+		results = append(results, slices.MaxFunc(parts[:width], func(a, b ratelimit.Result) int {
+			return cmp.Compare(a.RetryAfter, b.RetryAfter)
+		}))
+		parts = parts[width:]
+	}
+	if len(parts) > 0 {
+		return limits, nil
+	}
+	return limits, results
 }
 
 // several are the limits of an All, also inside a wrapper, and nil of a single limit.
@@ -816,6 +854,25 @@ func (p *place) counted() bool {
 
 // standsIn is whether p was let through without the store, in an outage.
 func (p *place) standsIn() bool { return p.toTake || standIn(p.charged()) }
+
+// replaced reports whether a limiter around the limits in l has answered r in their place, in an outage,
+// and not one beside the slots for itself.
+func replaced(l ratelimit.Limiter, r ratelimit.Result) bool {
+	for standIn(r) {
+		w, ok := l.(interface{ Unwrap() ratelimit.Limiter })
+		if !ok {
+			return false
+		}
+		if under, _, marked := r.Unmark(l); marked {
+			if !standIn(under) {
+				return true
+			}
+			r = under
+		}
+		l = w.Unwrap()
+	}
+	return false
+}
 
 func standIn(r ratelimit.Result) bool {
 	s := r.Source()
