@@ -99,6 +99,33 @@ func TestARateInsideOfALimiterBesideSlotsIsForeseen(t *testing.T) {
 	})
 }
 
+// In a store that others may share a slot lasts for as long as it is renewed.
+func TestASlotBesideALimiterAroundAnAllIsRenewed(t *testing.T) {
+	for name, around := range besides {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx := context.Background()
+				s := testkit.WithoutJoint{Store: ratelimit.Must(memstore.New())}
+				a := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(100), ratelimit.WithName("a")))
+				b := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(200), ratelimit.WithName("b")))
+				slots := ratelimit.Must(inflight.New(s, 3, 10*time.Second))
+				l := ratelimit.Must(ratelimit.NewAll(around(s, ratelimit.Must(ratelimit.NewAll(a, b))), slots))
+				slot, _, err := inflight.Hold(ctx, l, "k", 2)
+				require.NoError(t, err)
+				time.Sleep(time.Minute)
+				r, err := slots.Peek(ctx, "k")
+				require.NoError(t, err)
+				require.Equal(t, 2, r.Remaining)
+				slot.Release()
+				synctest.Wait()
+				r, err = slots.Peek(ctx, "k")
+				require.NoError(t, err)
+				require.Equal(t, 3, r.Remaining)
+			})
+		})
+	}
+}
+
 // While the store of the rates is away, the slots are those of their own store.
 func TestASlotBesideAFallbackIsGivenBackInAnOutage(t *testing.T) {
 	for name, answer := range map[string]fallback.Answer{"FailOpen": fallback.FailOpen(), "FailLocal": fallback.FailLocal(2)} {
