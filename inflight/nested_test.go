@@ -2,6 +2,7 @@ package inflight_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
-// besides makes limiters around an All of two token buckets, of 100 and 200 a minute.
+// besides makes limiters around an All.
 var besides = map[string]func(s store.Store, all ratelimit.Limiter) ratelimit.Limiter{
 	"All": func(_ store.Store, all ratelimit.Limiter) ratelimit.Limiter { return all },
 	"fallback": func(_ store.Store, all ratelimit.Limiter) ratelimit.Limiter {
@@ -35,23 +36,27 @@ var besides = map[string]func(s store.Store, all ratelimit.Limiter) ratelimit.Li
 	},
 }
 
-// bothWays calls f with slots before and behind each limiter of besides, in an All.
-func bothWays(t *testing.T, f func(t *testing.T, l, slots, a, b ratelimit.Limiter)) {
+// rates are token buckets of 100 calls and 200 events a minute.
+func rates(s store.Store) (a, b *ratelimit.TokenBucket) {
+	return ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(100), ratelimit.WithName("a"), ratelimit.CountCalls())),
+		ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(200), ratelimit.WithName("b")))
+}
+
+// bothWays calls f with 3 slots before and behind each limiter of besides, in an All.
+func bothWays(t *testing.T, f func(t *testing.T, l, sl, a, b ratelimit.Limiter)) {
 	t.Helper()
 	for name, around := range besides {
 		for _, first := range []bool{true, false} {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					s := ratelimit.Must(memstore.New())
-					a := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(100), ratelimit.WithName("a"), ratelimit.CountCalls()))
-					b := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(200), ratelimit.WithName("b")))
-					slots := ratelimit.Must(inflight.New(s, 3, 10*time.Second))
-					beside := around(s, ratelimit.Must(ratelimit.NewAll(a, b)))
-					limits := []ratelimit.Limiter{slots, beside}
+					a, b := rates(s)
+					sl := slots(t, s, 3)
+					limits := []ratelimit.Limiter{sl, around(s, ratelimit.Must(ratelimit.NewAll(a, b)))}
 					if !first {
-						limits[0], limits[1] = beside, slots
+						slices.Reverse(limits)
 					}
-					f(t, ratelimit.Must(ratelimit.NewAll(limits...)), slots, a, b)
+					f(t, ratelimit.Must(ratelimit.NewAll(limits...)), sl, a, b)
 				})
 			})
 		}
@@ -59,24 +64,18 @@ func bothWays(t *testing.T, f func(t *testing.T, l, slots, a, b ratelimit.Limite
 }
 
 func TestASlotBesideALimiterAroundAnAllIsGivenBack(t *testing.T) {
-	bothWays(t, func(t *testing.T, l, slots, a, b ratelimit.Limiter) {
-		ctx := context.Background()
-		left := func(l ratelimit.Limiter) int {
-			r, err := l.Peek(ctx, "k")
-			require.NoError(t, err)
-			return r.Remaining
-		}
+	bothWays(t, func(t *testing.T, l, sl, a, b ratelimit.Limiter) {
 		for range 4 {
 			time.Sleep(time.Hour)
-			slot, r, err := inflight.Hold(ctx, l, "k", 50)
+			slot, r, err := inflight.Hold(t.Context(), l, "key", 50)
 			require.NoError(t, err)
 			require.True(t, r.Allowed)
-			require.Equal(t, []int{2, 99, 150}, []int{left(slots), left(a), left(b)})
+			require.Equal(t, []int{2, 99, 150}, []int{free(t, sl), free(t, a), free(t, b)})
 			time.Sleep(30 * time.Millisecond)
-			require.NoError(t, slot.Settle(ctx, 20))
-			require.Equal(t, []int{2, 180}, []int{left(slots), left(b)})
+			require.NoError(t, slot.Settle(t.Context(), 20))
+			require.Equal(t, []int{2, 180}, []int{free(t, sl), free(t, b)})
 			slot.Release()
-			require.Equal(t, []int{3, 180}, []int{left(slots), left(b)})
+			require.Equal(t, []int{3, 180}, []int{free(t, sl), free(t, b)})
 		}
 	})
 }
@@ -84,13 +83,13 @@ func TestASlotBesideALimiterAroundAnAllIsGivenBack(t *testing.T) {
 // Whom a rate beside the slots refuses for longer than there is time is told at once.
 func TestARateInsideOfALimiterBesideSlotsIsForeseen(t *testing.T) {
 	bothWays(t, func(t *testing.T, l, _, _, b ratelimit.Limiter) {
-		r, err := b.AllowN(context.Background(), "k", 200)
+		r, err := b.AllowN(t.Context(), "key", 200)
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
-		ctx, end := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, end := context.WithTimeout(t.Context(), 10*time.Second)
 		defer end()
 		began := time.Now()
-		slot, r, err := inflight.Wait(ctx, l, "k", 50) // 15 s
+		slot, r, err := inflight.Wait(ctx, l, "key", 50) // 15 s
 		if slot.Release(); r.Allowed {
 			return // a shadow
 		}
@@ -104,23 +103,15 @@ func TestASlotBesideALimiterAroundAnAllIsRenewed(t *testing.T) {
 	for name, around := range besides {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx := context.Background()
-				s := testkit.WithoutJoint{Store: ratelimit.Must(memstore.New())}
-				a := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(100), ratelimit.WithName("a")))
-				b := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerMinute(200), ratelimit.WithName("b")))
-				slots := ratelimit.Must(inflight.New(s, 3, 10*time.Second))
-				l := ratelimit.Must(ratelimit.NewAll(around(s, ratelimit.Must(ratelimit.NewAll(a, b))), slots))
-				slot, _, err := inflight.Hold(ctx, l, "k", 2)
-				require.NoError(t, err)
+				s := newRemote(t)
+				a, b := rates(s)
+				sl := slots(t, s, 3)
+				slot := hold(t, ratelimit.Must(ratelimit.NewAll(around(s, ratelimit.Must(ratelimit.NewAll(a, b))), sl)))
 				time.Sleep(time.Minute)
-				r, err := slots.Peek(ctx, "k")
-				require.NoError(t, err)
-				require.Equal(t, 2, r.Remaining)
+				require.Equal(t, 2, free(t, sl))
 				slot.Release()
-				synctest.Wait()
-				r, err = slots.Peek(ctx, "k")
-				require.NoError(t, err)
-				require.Equal(t, 3, r.Remaining)
+				time.Sleep(time.Second)
+				require.Equal(t, 3, free(t, sl))
 			})
 		})
 	}
@@ -130,28 +121,18 @@ func TestASlotBesideALimiterAroundAnAllIsRenewed(t *testing.T) {
 func TestASlotBesideAFallbackIsGivenBackInAnOutage(t *testing.T) {
 	for name, answer := range map[string]fallback.Answer{"FailOpen": fallback.FailOpen(), "FailLocal": fallback.FailLocal(2)} {
 		t.Run(name, func(t *testing.T) {
-			ctx := context.Background()
 			s := ratelimit.Must(memstore.New())
-			away := testkit.Away{Store: s}
-			a := ratelimit.Must(ratelimit.NewTokenBucket(away, ratelimit.PerMinute(100), ratelimit.WithName("a")))
-			b := ratelimit.Must(ratelimit.NewTokenBucket(away, ratelimit.PerMinute(200), ratelimit.WithName("b")))
-			slots := ratelimit.Must(inflight.New(s, 3, 10*time.Second))
-			one, two := ratelimit.Must(fallback.New(a, answer)), ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(a, b)), answer))
-			for _, l := range []*ratelimit.All{
-				ratelimit.Must(ratelimit.NewAll(slots, one)), ratelimit.Must(ratelimit.NewAll(one, slots)),
-				ratelimit.Must(ratelimit.NewAll(slots, two)), ratelimit.Must(ratelimit.NewAll(two, slots)),
-			} {
-				for range 5 {
-					slot, r, err := inflight.Hold(ctx, l, "k", 2)
-					require.NoError(t, err)
-					require.True(t, r.Allowed)
-					r, err = slots.Peek(ctx, "k")
-					require.NoError(t, err)
-					require.Equal(t, 2, r.Remaining)
-					slot.Release()
-					r, err = slots.Peek(ctx, "k")
-					require.NoError(t, err)
-					require.Equal(t, 3, r.Remaining)
+			a, b := rates(testkit.Away{Store: s})
+			sl := slots(t, s, 3)
+			for _, rates := range []ratelimit.Limiter{a, ratelimit.Must(ratelimit.NewAll(a, b))} {
+				safe := ratelimit.Must(fallback.New(rates, answer))
+				for _, l := range []*ratelimit.All{ratelimit.Must(ratelimit.NewAll(sl, safe)), ratelimit.Must(ratelimit.NewAll(safe, sl))} {
+					for range 5 {
+						slot := hold(t, l)
+						require.Equal(t, 2, free(t, sl))
+						slot.Release()
+						require.Equal(t, 3, free(t, sl))
+					}
 				}
 			}
 		})
