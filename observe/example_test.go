@@ -99,14 +99,7 @@ func ExampleExact() {
 }
 
 func ExampleLogger() {
-	l := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
-		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey || a.Key == "retry_after" { // not the same each time
-				return slog.Attr{}
-			}
-			return a
-		},
-	}))
+	l := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: withoutTimes}))
 	limiter := newLimiter(observe.Logger(l.With("limiter", "api")))
 	ask(limiter, "ann", "ann", "ann", "ann", "ann", "ann")
 	// Output: level=INFO msg="ratelimit: denied" limiter=api key=ann n=1 limit=3 source=store
@@ -152,6 +145,40 @@ func ExampleHandler() {
 	page.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 	fmt.Println(w.Code, w.Header().Get("Content-Type"))
 	// Output: 200 application/json
+}
+
+// eachDenial logs each denial.
+type eachDenial struct{ *slog.Logger }
+
+func (l eachDenial) Decided(ctx context.Context, key string, n int, r ratelimit.Result, err error, _ time.Duration) {
+	if err == nil && !r.Allowed {
+		l.InfoContext(ctx, "denied", "limit", r.DeniedBy(), "source", r.Source(), "key", key, "n", n, "retry_after", r.RetryAfter)
+	}
+}
+
+// An observer of one's own, which logs each denial.
+func ExampleAround() {
+	all, err := ratelimit.NewAll(newLimiter(observe.NewCounters("api"))) // and other limits
+	if err != nil {
+		log.Fatal(err)
+	}
+	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: withoutTimes}))
+	limiter, err := observe.Around(all, eachDenial{logger})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ask(limiter, "ann", "ann", "ann", "ann", "ann")
+	// Output:
+	// level=INFO msg=denied limit=api source=store key=ann n=1
+	// level=INFO msg=denied limit=api source=store key=ann n=1
+}
+
+// withoutTimes leaves out what differs from run to run.
+func withoutTimes(_ []string, a slog.Attr) slog.Attr {
+	if a.Key == slog.TimeKey || a.Key == "retry_after" {
+		return slog.Attr{}
+	}
+	return a
 }
 
 // Two limits on Redis decide together, and a fallback for both. Counters and a Logger inside of it

@@ -94,6 +94,14 @@ func (s *Store) Trips() int {
 	return p.trips
 }
 
+// Busy is how many connections these have.
+func (s *Store) Busy() int {
+	p := s.link.pipeline
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.conns.busy
+}
+
 // Late is how many round trips are under way that nobody waits for.
 func (s *Store) Late() int {
 	p := s.link.pipeline

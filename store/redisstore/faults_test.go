@@ -167,7 +167,8 @@ type story struct {
 	t       *testing.T
 	b       *bookkeeper
 	told    []told
-	lock    sync.Mutex // protects what follows
+	stats   redisstore.Stats // at the end
+	lock    sync.Mutex       // protects what follows
 	jitter  *rand.Rand
 	log     *strings.Builder // nil: none
 	sum     uint64           // of what happened when; not in which order at one instant
@@ -228,7 +229,9 @@ func play(t *testing.T, seed uint64, log *strings.Builder) *story {
 		st.call(s, len(p.calls)+i, planned{op: "take", n: 1})
 		time.Sleep(time.Second)
 	}
-	st.wrong(s.Trips()+s.Late() > 0 || s.Stats().UnderWay != 0, "%d trips, %d late ones and %d calls are left", s.Trips(), s.Late(), s.Stats().UnderWay)
+	st.stats = s.Stats()
+	st.wrong(s.Trips()+s.Late() > 0 || st.stats.UnderWay != 0, "%d trips, %d late ones and %d calls are left", s.Trips(), s.Late(), st.stats.UnderWay)
+	st.wrong(s.Busy() != 0, "%d connections are taken by nobody", s.Busy())
 	require.NoError(t, client.Close())
 	synctest.Wait()
 	left := runtime.NumGoroutine() - goroutines
@@ -315,7 +318,7 @@ const late = 8 * time.Millisecond
 
 // judge notes what is wrong with st.
 func (st *story) judge() {
-	served := 0
+	served, overloaded := 0, int64(0)
 	for i := range st.told {
 		to := &st.told[i]
 		known := len(st.strange)
@@ -327,12 +330,16 @@ func (st *story) judge() {
 		case errors.Is(to.err, store.ErrStore):
 			class = classOf(st.t, to.err)
 		}
+		if errors.Is(to.err, store.ErrOverloaded) {
+			overloaded++
+		}
 		st.judgeCharge(i, to, class)
 		st.judgeClass(i, to, class)
 		for j := range st.strange[known:] {
 			st.strange[known+j] += fmt.Sprintf(" (call %d, %+v, %v to %v: %v)", i, to.planned, to.begun.Sub(st.b.began), to.ended.Sub(st.b.began), to.err)
 		}
 	}
+	st.wrong(st.stats.Overloaded != overloaded, "%d calls are told of no room, and %d are counted", overloaded, st.stats.Overloaded)
 	if st.floods { // it would answer so many one by one
 		st.wrong(served < int(st.ends/st.cost), "only %d of %d are served", served, len(st.calls))
 	}

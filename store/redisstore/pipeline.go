@@ -237,7 +237,6 @@ func (p *pipeline) wait(b budget, bt *batch, i int, key string) ([]int64, *fault
 	}
 	switch {
 	case errors.Is(err, errQueued):
-		p.refusals.full.Add(1)
 		return nil, p.store.queued()
 	case errors.Is(err, errApart):
 		return nil, &fault{err: err}

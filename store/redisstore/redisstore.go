@@ -247,7 +247,7 @@ func (s *Store) admit(ctx context.Context, ahead bool) (budget, error) {
 	b.ahead = ahead
 	if p := s.link.pipeline; p != nil {
 		if f := p.refuses(&b); f != nil {
-			return b, failure(ctx, f)
+			return b, s.failure(ctx, f)
 		}
 	}
 	return b, nil

@@ -37,7 +37,6 @@ func (p *pipeline) refuses(b *budget) *fault {
 		return nil
 	}
 	e.inside.Add(-1)
-	p.refusals.full.Add(1)
 	p.refusals.hold(b, p.store.jitter)
 	return p.store.queued()
 }
@@ -75,7 +74,7 @@ type refusals struct {
 	holding atomic.Int64 // calls that are not told yet
 	loops   loops
 
-	full, far atomic.Int64 // calls that found no room, or had less time than the way takes
+	full, far atomic.Int64 // calls that were told of no room, or had less time than the way takes
 }
 
 // mostHeld is how many refused calls wait at most.

@@ -127,7 +127,7 @@ func (s *Store) run(b budget, c *call, replies []store.Reply) error {
 			continue
 		}
 		if !f.again || !s.rest(b, pause) {
-			return failure(b, f)
+			return s.failure(b, f)
 		}
 		if !errors.Is(f.err, errGivenUp) { // which says nothing of the server
 			before = f
@@ -229,10 +229,13 @@ func parse(list []int64, replies []store.Reply) error {
 	return nil
 }
 
-// failure is the error of a call with ctx that ended in f.
-func failure(ctx context.Context, f *fault) error {
+// failure is the error of a call with ctx that ended in f, and counts it.
+func (s *Store) failure(ctx context.Context, f *fault) error {
 	if err := over(ctx); err != nil {
 		return err
+	}
+	if p := s.link.pipeline; p != nil && errors.Is(f.class, store.ErrOverloaded) {
+		p.refusals.full.Add(1)
 	}
 	return f.error()
 }
