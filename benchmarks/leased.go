@@ -38,6 +38,7 @@ type leaseCell struct {
 	Zipf      bool
 	Algorithm string
 	Limit     ratelimit.Limit
+	Limits    int // as many of it in an All; 0 is one alone
 	Life      time.Duration
 }
 
@@ -91,6 +92,12 @@ func leaseCells() (cells []leaseCell) {
 		cells = append(cells, leaseCell{
 			Name: "4 × 64 callers at a limit of 1,000/s, " + algorithm, Processes: 4, Callers: 64, Keys: 1,
 			Algorithm: algorithm, Limit: thousand, Life: 50 * time.Millisecond,
+		})
+	}
+	for _, callers := range []int{32, 512, 8192} {
+		cells = append(cells, leaseCell{
+			Name: fmt.Sprintf("1 × %d callers, 1 key, three limits in an All", callers), Processes: 1, Callers: callers, Keys: 1,
+			Algorithm: "token_bucket", Limit: million, Limits: 3, Life: 50 * time.Millisecond,
 		})
 	}
 	return append(cells, leaseCell{
@@ -308,8 +315,16 @@ func (f *fleetMember) limiter(ctx context.Context) (lim ratelimit.Limiter, end f
 		}
 		front, end = leases, func() error { return errors.Join(leases.Close(ctx), client.Close()) }
 	}
-	if lim, err = ratelimit.New(f.Algorithm, front, f.Limit, ratelimit.WithName("fleet")); err != nil {
-		return nil, nil, err
+	limits := make([]ratelimit.Limiter, max(1, f.Limits))
+	for i := range limits {
+		if limits[i], err = ratelimit.New(f.Algorithm, front, f.Limit, ratelimit.WithName(fmt.Sprint("fleet", i))); err != nil {
+			return nil, nil, err
+		}
+	}
+	if lim = limits[0]; f.Limits > 0 {
+		if lim, err = ratelimit.NewAll(limits...); err != nil {
+			return nil, nil, err
+		}
 	}
 	return lim, end, shared.Ready(ctx)
 }
@@ -330,12 +345,15 @@ func (f *fleetMember) ask(ctx context.Context, lim ratelimit.Limiter) (r fleetRe
 		callers.Go(func() {
 			next := f.keys(keys, c)
 			var n, ok int64
-			for ; !stop.Load(); n++ {
+			for !stop.Load() {
 				r, err := lim.Allow(ctx, next(int(n)))
+				if errors.Is(err, store.ErrOverloaded) { // more callers than the server can serve
+					continue
+				}
 				if errs[c] = err; err != nil {
 					return
 				}
-				if r.Allowed {
+				if n++; r.Allowed {
 					ok++
 				}
 			}

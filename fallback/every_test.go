@@ -87,6 +87,14 @@ func (w *wire) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l 
 	return r, cmp.Or(wrong, err)
 }
 
+func (w *wire) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (r store.Reply, err error) {
+	wrong := w.send("peek", func() int64 {
+		r, err = w.Store.Peek(ctx, ns, key, l, n)
+		return 0
+	})
+	return r, cmp.Or(wrong, err)
+}
+
 // send sends a message, and waits for what becomes of it.
 func (w *world) send(what string, do func() int64) error {
 	m := &message{what: what, do: do, heard: make(chan error, 1)}
@@ -186,7 +194,7 @@ func (w *world) String() string {
 	var b strings.Builder
 	fmt.Fprintln(&b, w.scope, w.underway, w.told, w.unheard, w.failing, w.outages, time.Since(w.begun))
 	f := w.limiter
-	fmt.Fprintln(&b, f.breaker.State(), f.breaker.Counts(), time.Duration(f.probeAt.Load()), f.halfOpen.Load())
+	fmt.Fprintln(&b, f.breaker.State(), f.breaker.Counts(), time.Duration(f.probeAt.Load()), f.halfOpen.Load(), f.failing.Load())
 	for _, owed := range f.owed.byKey {
 		fmt.Fprintln(&b, owed)
 	}

@@ -33,8 +33,8 @@ import (
 // Limiter wraps a [ratelimit.Limiter] and gives an [Answer] while its store fails.
 // [ratelimit.Result.Source] tells such answers from those of the store. After 5 failures in a
 // row a circuit breaker opens, and calls no longer go to the store: an answer then takes some
-// 100 ns. Every second one call asks the store as a probe, and one that succeeds closes the
-// breaker. See [WithBreaker] and [WithOnChange].
+// 100 ns. Every second one call is a probe: it asks the store by a Peek first. One that succeeds closes
+// the breaker. See [WithBreaker] and [WithOnChange].
 //
 // It goes around a [ratelimit.All] as a whole.
 //
@@ -48,8 +48,7 @@ import (
 //
 // Three errors are answered and are no failures: [store.ErrCorrupt], which concerns one key,
 // [store.ErrClock], and [store.ErrOverloaded], since the store still decides other calls. What
-// a lease or a deny cache answers from memory is neither a failure nor a success. A probe then
-// asks by a Peek besides.
+// a lease or a deny cache answers from memory is neither a failure nor a success.
 //
 // It takes a few hundred bytes, and a local limiter up to 6 MB for keys that are not handed
 // back yet. It starts no goroutine and has nothing to close. It is safe for concurrent use.
@@ -68,6 +67,7 @@ type Limiter struct {
 	base     time.Time        // of the times below, which are monotonic
 	probeAt  atomic.Int64     // ns since base; 0 unless the breaker is open
 	halfOpen atomic.Bool      // whether the breaker is
+	failing  atomic.Bool      // whether the last call of the store has failed
 	mark     *ratelimit.Mark  // on its answers
 	banned   *ratelimit.Mark  // on those of a local Ban
 	made     ratelimit.Result // its answer without a local limiter, except RetryAfter
@@ -368,45 +368,48 @@ func (f *Limiter) call(do func() (ratelimit.Result, error)) (ratelimit.Result, e
 		return ratelimit.Result{}, errOpen
 	}
 	defer f.changes.tell() // also if the limiter panics
-	r, err := f.breaker.Execute(do)
+	r, err := f.breaker.Execute(func() (ratelimit.Result, error) {
+		r, err := do()
+		if fails := ofTheStore(err); (fails || err == nil) && f.failing.Load() != fails {
+			f.failing.Store(fails)
+		}
+		return r, err
+	})
 	switch {
 	case err == nil:
 	case errors.Is(err, errUnasked):
 		err = nil
 	case errors.Is(err, gobreaker.ErrOpenState), errors.Is(err, gobreaker.ErrTooManyRequests):
 		err = errOpen
-	case errors.As(err, new(aside)):
+	}
+	return r, err
+}
+
+// askStore hands back what the key owes, and then asks the limiter. While the store may be standing still it is
+// looked at first: it would run afterwards whatever it was sent, and nobody would know.
+func (f *Limiter) askStore(ctx context.Context, q question) (r ratelimit.Result, err error) {
+	looked := false
+	if f.halfOpen.Load() || f.failing.Load() && f.owed.owes(q.key, f.now()) {
+		err = f.look(ctx, q.key)
+		if looked = err == nil; !looked && !errors.Is(err, errUnasked) {
+			return ratelimit.Result{}, err
+		}
+	}
+	if err := f.handBack(ctx, q.key); err != nil {
+		return ratelimit.Result{}, err
+	}
+	r, err = q.ask(ctx, f.limiter)
+	if err = unasked(r, err); looked && errors.Is(err, errUnasked) {
 		err = nil
 	}
 	return r, err
 }
 
-// askStore hands back what the key owes, and then asks the limiter.
-func (f *Limiter) askStore(ctx context.Context, q question) (r ratelimit.Result, err error) {
-	if err := f.handBack(ctx, q.key); err != nil {
-		return ratelimit.Result{}, err
-	}
-	r, err = q.ask(ctx, f.limiter)
-	err = unasked(r, err)
-	if f.halfOpen.Load() && q.method != peek && errors.Is(err, errUnasked) {
-		err = f.probe(ctx, q.key)
-	}
-	return r, err
-}
-
-// aside is an error that the breaker is told, but not the caller, who has an answer.
-type aside struct{ error }
-
-func (a aside) Unwrap() error { return a.error }
-
-// probe asks the store for the breaker alone. A lease or a deny cache can answer a key without
-// the store for so long that no other call would ever end the probe. Its Peek asks the store.
-func (f *Limiter) probe(ctx context.Context, key string) error {
+// look asks the store, as the Peek of a lease or a deny cache does too. These can answer a key without the store
+// for so long that nothing else would ever end a probe.
+func (f *Limiter) look(ctx context.Context, key string) error {
 	r, err := f.limiter.Peek(ctx, key)
-	if err != nil {
-		return aside{err}
-	}
-	return unasked(r, nil)
+	return unasked(r, err)
 }
 
 // unasked returns err, or errUnasked if the store had no part in r, so that the breaker

@@ -40,6 +40,10 @@ func (broken) Take(context.Context, *store.Namespace, string, store.Limit, int64
 	return store.Reply{}, fmt.Errorf("%w: on purpose", ratelimit.ErrStore)
 }
 
+func (broken) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, fmt.Errorf("%w: on purpose", ratelimit.ErrStore)
+}
+
 func (broken) TakeUpTo(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return store.Reply{}, fmt.Errorf("%w: on purpose", ratelimit.ErrStore)
 }

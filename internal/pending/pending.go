@@ -3,8 +3,13 @@ package pending
 
 import (
 	"context"
-	"slices"
+	"fmt"
 	"sync/atomic"
+	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/waves"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Call is a call that waits for a T. Whichever side sets done first, the caller leaving or the
@@ -38,24 +43,48 @@ func (c *Call[T]) end(answer func()) bool {
 	return true
 }
 
-// Wait returns the answer, or leaves when ctx ends.
-func (c *Call[T]) Wait(ctx context.Context) (T, error) {
+// Patience is for how long a call waits that may wait for several calls of a store: for no longer than one
+// of them may take. Of a store that does not say how long that is it has no end.
+type Patience struct {
+	timeout time.Duration
+	waves   *waves.Waves
+}
+
+// grace is the part of a timeout for which a call still waits after it: the error of the store says more.
+const grace = 16
+
+// PatienceWith is that of calls of s.
+func PatienceWith(s store.Store) (p Patience) {
+	if p.timeout = see.Timeout(s); p.timeout > 0 {
+		p.waves = waves.New(p.timeout)
+	}
+	return p
+}
+
+// Wait returns the answer, or leaves when ctx ends, or the patience.
+func (c *Call[T]) Wait(ctx context.Context, p Patience) (T, error) {
+	var over <-chan struct{}
+	if p.waves != nil {
+		over = p.waves.After(time.Now().Add(p.timeout + p.timeout/grace)).Over
+	}
 	select {
 	case <-c.ready:
 	case <-ctx.Done():
-		if c.done.CompareAndSwap(false, true) {
-			var none T
-			return none, ctx.Err()
-		}
-		<-c.ready // the answer is being written
+	case <-over:
 	}
+	if c.done.CompareAndSwap(false, true) {
+		var none T
+		if err := ctx.Err(); err != nil {
+			return none, err
+		}
+		return none, fmt.Errorf("%w: no reply for several calls (timeout %v), the outcome is unknown", store.ErrTimeout, p.timeout)
+	}
+	<-c.ready // or the answer is being written
 	if c.panicked != nil {
 		panic(c.panicked)
 	}
 	return c.answer, c.err
 }
 
-// Waiting returns the calls that still wait, in their order. It reuses calls.
-func Waiting[T any](calls []*Call[T]) []*Call[T] {
-	return slices.DeleteFunc(calls, func(c *Call[T]) bool { return c.done.Load() })
-}
+// Done reports whether c does not wait any more.
+func (c *Call[T]) Done() bool { return c.done.Load() }

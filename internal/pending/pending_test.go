@@ -5,10 +5,12 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/pending"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 func TestACallHasTheFirstAnswer(t *testing.T) {
@@ -16,7 +18,7 @@ func TestACallHasTheFirstAnswer(t *testing.T) {
 	c := pending.New[int]()
 	require.True(t, c.Answer(7, wrong))
 	require.False(t, c.Answer(8, nil))
-	answer, err := c.Wait(t.Context())
+	answer, err := c.Wait(t.Context(), pending.Patience{})
 	require.Equal(t, 7, answer)
 	require.Equal(t, wrong, err)
 }
@@ -26,20 +28,44 @@ func TestACallThatHasLeftHasNoAnswer(t *testing.T) {
 		first, second := pending.New[int](), pending.New[int]()
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
-			_, err := first.Wait(ctx)
+			_, err := first.Wait(ctx, pending.Patience{})
 			require.ErrorIs(t, err, context.Canceled)
 		}()
 		cancel()
 		synctest.Wait()
 		require.False(t, first.Answer(7, nil))
-		require.Equal(t, []*pending.Call[int]{second}, pending.Waiting([]*pending.Call[int]{first, second}))
+		require.True(t, first.Done())
+		require.False(t, second.Done())
 	})
 }
 
 func TestAPanicIsTheCallers(t *testing.T) {
 	c := pending.New[int]()
 	c.Panic("planted")
-	require.PanicsWithValue(t, "planted", func() { _, _ = c.Wait(t.Context()) })
+	require.PanicsWithValue(t, "planted", func() { _, _ = c.Wait(t.Context(), pending.Patience{}) })
+}
+
+// hasty is a store whose calls take 160 ms at most.
+type hasty struct{ store.Store }
+
+func (hasty) Timeout() time.Duration { return 160 * time.Millisecond }
+
+// Who waits for several calls of a store leaves when one of them should have ended.
+func TestACallThatTakesLongerThanTheTimeoutIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := pending.PatienceWith(hasty{})
+		c, t0 := pending.New[int](), time.Now()
+		_, err := c.Wait(t.Context(), p)
+		require.ErrorIs(t, err, store.ErrTimeout)
+		require.GreaterOrEqual(t, time.Since(t0), 170*time.Millisecond)
+		require.LessOrEqual(t, time.Since(t0), 170*time.Millisecond+160*time.Millisecond/64)
+		require.False(t, c.Answer(7, nil))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		_, err = pending.New[int]().Wait(ctx, p)
+		require.Equal(t, context.DeadlineExceeded, err)
+		time.Sleep(time.Second) // the timers have run
+	})
 }
 
 // Of a caller that leaves and one that answers, one is told that it did.
@@ -50,7 +76,7 @@ func TestAnAnswerIsGivenOrNot(t *testing.T) {
 		given := make(chan bool)
 		go func() { given <- c.Answer(7, nil) }()
 		go cancel()
-		answer, err := c.Wait(ctx)
+		answer, err := c.Wait(ctx, pending.Patience{})
 		require.Equal(t, <-given, err == nil)
 		require.Equal(t, err == nil, answer == 7)
 	}

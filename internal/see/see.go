@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/queue"
@@ -70,6 +71,14 @@ func Bottom(s store.Store) store.Store {
 		s = inside[0]
 	}
 	return s
+}
+
+// Timeout is how long a call of s takes at most, by what the store behind it says. It is 0 if that says nothing.
+func Timeout(s store.Store) time.Duration {
+	if t, ok := Bottom(s).(interface{ Timeout() time.Duration }); ok {
+		return t.Timeout()
+	}
+	return 0
 }
 
 // Answering returns what embeds Answers or Sleeps.

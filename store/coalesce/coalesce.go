@@ -8,6 +8,7 @@ package coalesce
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
@@ -37,6 +38,7 @@ import (
 // It is safe for concurrent use. Make it by [New].
 type Store struct {
 	store.Store
+	patience pending.Patience
 
 	mu    sync.Mutex       // protects calls and the waiters in it; never held over a call
 	calls map[hotKey]*call // that are under way
@@ -47,7 +49,7 @@ func New(s store.Store) (*Store, error) {
 	if isnil.Is(s) {
 		return nil, fmt.Errorf("%w: the store is nil", store.ErrInvalidOption)
 	}
-	return &Store{Store: s, calls: map[hotKey]*call{}}, nil
+	return &Store{Store: s, patience: pending.PatienceWith(s), calls: map[hotKey]*call{}}, nil
 }
 
 // Unwrap returns the store that is asked.
@@ -89,7 +91,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 		w := pending.New[store.Reply]()
 		underWay.waiters = append(underWay.waiters, w)
 		s.mu.Unlock()
-		return w.Wait(ctx)
+		return w.Wait(ctx, s.patience)
 	}
 	s.calls[k] = new(call)
 	s.mu.Unlock()
@@ -116,7 +118,7 @@ func (s *Store) next(k hotKey) []*waiter {
 // decideAll decides on waiters, and on those that come meanwhile, until none is left.
 func (s *Store) decideAll(ns *store.Namespace, k hotKey, waiters []*waiter) {
 	for waiters != nil {
-		s.decide(ns, k, pending.Waiting(waiters))
+		s.decide(ns, k, slices.DeleteFunc(waiters, (*waiter).Done))
 		waiters = s.next(k)
 	}
 }

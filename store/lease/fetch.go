@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/ratelimit-go/ratelimit/internal/pending"
@@ -43,21 +44,15 @@ func (d *Store) newFetch(e *entry) *fetch {
 	now := d.now()
 	d.tidy(e, now)
 	f := &fetch{callers: e.queue, owed: e.owed, limits: e.limits}
-	f.want = e.ask(now, len(f.callers)+e.awaited, d.termsOf(e.ns))
-	e.queue, e.awaited, e.fetched = nil, 0, make(chan struct{})
+	f.want = e.ask(now, len(f.callers), d.termsOf(e.ns))
+	e.queue, e.fetching = nil, true
 	return f
-}
-
-// fetched ends a call of the store for e that began at sent.
-func (d *Store) fetched(e *entry, sent, now time.Duration) {
-	close(e.fetched)
-	e.fetched, e.late = nil, now-sent >= d.terms.life
 }
 
 // startFetch asks the store in another goroutine, unless that is under way. It is called under the
 // shard's lock.
 func (d *Store) startFetch(s *shard, e *entry) {
-	if e.fetched != nil {
+	if e.fetching {
 		return
 	}
 	f := d.newFetch(e)
@@ -80,7 +75,7 @@ func (d *Store) doFetch(ctx context.Context, s *shard, e *entry, f *fetch) {
 	l := f.ask(ctx, d.Store, e.ns, e.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d.fetched(e, sent, d.now())
+	e.fetching = false
 	d.decideOn(e, f, &l, sent)
 	d.serve(s, e)
 }
@@ -107,20 +102,20 @@ func (f *fetch) ask(ctx context.Context, of store.Store, ns *store.Namespace, ke
 		l.forced = unpaid
 	}
 	if l.granted < f.want && (l.granted > 0 || l.forced > 0) {
-		l.denial, l.err = denialOf(ctx, of, ns, key, by)
+		l.denial, l.err = denialOf(ctx, of, ns, key, by, 1)
 	} else {
 		l.denial = plain(rule, by, r, 1, 0)
 	}
 	return l
 }
 
-// denialOf asks for how long a key is full of which all was taken.
-func denialOf(ctx context.Context, of store.Store, ns *store.Namespace, key string, by store.Limit) (store.Reply, error) {
-	r, err := of.Peek(ctx, ns, key, by, 1)
+// denialOf asks for how long a key has no room for n events.
+func denialOf(ctx context.Context, of store.Store, ns *store.Namespace, key string, by store.Limit, n int64) (store.Reply, error) {
+	r, err := of.Peek(ctx, ns, key, by, n)
 	if err != nil {
 		return r, err
 	}
-	denial := plain(ns.Rule, by, r, 1, 0)
+	denial := plain(ns.Rule, by, r, n, 0)
 	if denial.OK() { // room has come since
 		const soon = 1 // µs
 		denial = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, denial.Z)}
@@ -214,7 +209,7 @@ func (d *Store) serve(s *shard, e *entry) {
 			c.Answer(answer{reply: d.deny(e, now)}, nil)
 			continue
 		}
-		e.queue = pending.Waiting(e.queue[i:])
+		e.queue = slices.DeleteFunc(e.queue[i:], (*caller).Done)
 		if len(e.queue) > 0 {
 			d.startFetch(s, e)
 		}

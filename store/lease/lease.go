@@ -38,6 +38,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
 	"github.com/ratelimit-go/ratelimit/internal/limittext"
+	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/unmade"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -68,8 +69,9 @@ type Store struct {
 	see.Leases
 	store.Store // Together
 
-	terms   terms
-	maxKeys int64
+	terms    terms
+	patience pending.Patience
+	maxKeys  int64
 
 	base   time.Time // of all times, which are monotonic
 	seeds  keyhash.Seeds
@@ -119,10 +121,9 @@ type entry struct {
 	used      time.Duration
 	remaining int // what the store had left when it was last heard
 
-	fetched chan struct{} // closed when the call of the store has ended that is under way; nil if there is none
-	late    bool          // the last call took longer than a lease lives
-	queue   []*caller     // who waits for the next one
-	awaited int           // events that calls for several keys wait for
+	fetching bool      // a call of the store is under way that gives a lease
+	queue    []*caller // who waits for the next one
+	lines    []*line   // calls for several keys, of which this is the first
 }
 
 // grant is what the store has admitted at once: at at, in Unix µs, with so much room left. The key
@@ -222,7 +223,7 @@ func New(s store.Store, life time.Duration, opts ...Option) (*Store, error) {
 	if life < leastLife || life > mostLife {
 		return nil, fmt.Errorf("%w: a life of %v, want %v to %v", store.ErrInvalidOption, life, leastLife, mostLife)
 	}
-	d := &Store{Store: s, maxKeys: defaultMaxKeys, base: time.Now(), seeds: keyhash.New()}
+	d := &Store{Store: s, maxKeys: defaultMaxKeys, patience: pending.PatienceWith(s), base: time.Now(), seeds: keyhash.New()}
 	d.terms = terms{life: life, most: maxLease}
 	for _, opt := range opts {
 		if opt == nil {

@@ -92,6 +92,9 @@ func (d *Store) putBack(r *store.Request, spent store.Reply) {
 		e = &entry{ns: r.Namespace, key: r.Key}
 	}
 	for _, held := range []*slot[*grant]{&e.slot, &e.spare} {
+		if held == &e.spare && held.left == 0 { // the next grant may need the place
+			break
+		}
 		if held.grant != nil && held.grant.at == spent.X && held.grant.reset == spent.Z && held.left+n <= held.most {
 			held.left += n
 			return
@@ -194,7 +197,7 @@ func (d *Store) refundLent(ctx context.Context, ns *store.Namespace, key string)
 	case e == nil: // it was paid long ago
 		s.mu.Unlock()
 		return nil
-	case e.owed > 0 && e.fetched == nil:
+	case e.owed > 0 && !e.fetching:
 		e.owed--
 	case e.grant != nil && d.now() < e.until:
 		e.left, e.most = e.left+1, e.most+1

@@ -85,31 +85,6 @@ func TestAnAllThatEndsWhileItsLeasesAreFetched(t *testing.T) {
 	})
 }
 
-// Callers of one All at once share a call, and each is decided on.
-func TestAllsAtOnceShareACall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		all, tight, wide, d, s := two(t, "fixed_window")
-		s.set(20*time.Millisecond, nil)
-		const callers = 100
-		done := make(chan bool, callers)
-		for range callers {
-			go func() {
-				r, err := all.Allow(t.Context(), "key")
-				done <- err == nil && r.Allowed
-			}()
-		}
-		t0 := time.Now()
-		for range callers {
-			require.True(t, <-done)
-		}
-		require.LessOrEqual(t, time.Since(t0), 3*20*time.Millisecond)
-		require.Less(t, len(s.reset()), callers/2, "of the first, of all others, and of those who looked between")
-		require.NoError(t, d.Close(t.Context()))
-		require.Equal(t, 1200-callers, remaining(t, tight))
-		require.Equal(t, 360_000-callers, remaining(t, wide))
-	})
-}
-
 // Who asks for one of the keys alone meanwhile is decided on by what comes.
 func TestACallForOneKeyDuringAnAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -124,28 +99,6 @@ func TestACallForOneKeyDuringAnAll(t *testing.T) {
 		require.True(t, r.Allowed)
 		require.NoError(t, d.Close(t.Context()))
 		require.Equal(t, 1200-2, remaining(t, tight))
-	})
-}
-
-// Who waited for others in vain, because leases live no longer than the store takes, asks itself.
-func TestAllsOnASlowStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		all, _, _, d, s := two(t, "sliding_window")
-		s.set(1500*time.Millisecond, nil)
-		done := make(chan bool, 20)
-		for range 20 {
-			go func() {
-				r, err := all.Allow(t.Context(), "key")
-				done <- err == nil && r.Allowed
-			}()
-		}
-		t0 := time.Now()
-		for range 20 {
-			require.True(t, <-done)
-		}
-		require.LessOrEqual(t, time.Since(t0), 2*1500*time.Millisecond)
-		s.set(0, nil)
-		require.NoError(t, d.Close(t.Context()))
 	})
 }
 

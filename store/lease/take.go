@@ -60,7 +60,7 @@ func (d *Store) without(ctx context.Context, s *shard, e *entry, n int64, now ti
 	c := pending.New[answer]()
 	e.queue = append(e.queue, c)
 	var f *fetch
-	if e.fetched == nil {
+	if !e.fetching {
 		if f = d.newFetch(e); f == nil { // it is closed
 			e.queue = nil
 			s.mu.Unlock()
@@ -75,7 +75,7 @@ func (d *Store) without(ctx context.Context, s *shard, e *entry, n int64, now ti
 	default:
 		go d.doFetch(context.Background(), s, e, f) // no caller's: the store has a timeout
 	}
-	a, err := c.Wait(ctx)
+	a, err := c.Wait(ctx, d.patience)
 	if err == nil && a.again {
 		return d.ask(ctx, e.ns, e.key, ls, n)
 	}

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/waves"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -103,7 +104,27 @@ func (o *operation) MarshalBinary() ([]byte, error) {
 func (o *operation) String() string { return o.name }
 
 // waitsWith is the context of a call whose own context has no end: see [budget.patient].
-func (s *sending) waitsWith(w *waves, b budget) context.Context {
-	s.waits = waiting{b.Context, b.end, w.after(b.end.Add(-time.Until(b.end) / 4))}
+func (s *sending) waitsWith(w *waves.Waves, b budget) context.Context {
+	s.waits = waiting{b.Context, b.end, w.After(b.end.Add(-time.Until(b.end) / 4))}
 	return &s.waits
+}
+
+// waiting is a call's context that is patient until a wave. The call's own has no Done.
+type waiting struct {
+	context.Context
+	end  time.Time
+	wave *waves.Wave
+}
+
+func (c *waiting) Deadline() (time.Time, bool) { return c.end, true }
+
+func (c *waiting) Done() <-chan struct{} { return c.wave.Over }
+
+func (c *waiting) Err() error {
+	select {
+	case <-c.wave.Over:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
 }

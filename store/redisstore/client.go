@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/internal/waves"
 )
 
 // Client is what the store needs of a go-redis client. *redis.Client (single or
@@ -255,7 +257,7 @@ func (l *link) failed(f fault, key string) {
 
 // direct is for clients that keep to the context's deadline.
 func direct(client Client, timeout time.Duration) process {
-	w := newWaves(timeout)
+	w := waves.New(timeout)
 	return func(b budget, cmd redis.Cmder, sent *sending) error {
 		if b.own && b.Done() == nil {
 			return client.Process(sent.waitsWith(w, b), cmd)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/waves"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -240,7 +241,7 @@ func TestATripThatAllHaveLeftIsNoMeasureForOthers(t *testing.T) {
 func TestLoopsAreHeldAndArrivalsAreNot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, rate := range []int{100, 1_000, 10_000, 50_000} { // arrivals in a period
-			r := refusals{waves: newWaves(50 * ms)}
+			r := refusals{waves: waves.New(50 * ms)}
 			held := 0
 			for period := range 400 {
 				for i := range rate {
@@ -258,7 +259,7 @@ func TestLoopsAreHeldAndArrivalsAreNot(t *testing.T) {
 		const step = time.Microsecond
 		for pause, most := range map[time.Duration]int{0: 20, 10 * ms: 2} { // of the refusals if nobody was held
 			for _, callers := range []int{2_000, effort.Of(4_000, 16_000)} {
-				r := refusals{waves: newWaves(50 * ms)}
+				r := refusals{waves: waves.New(50 * ms)}
 				next := make([]time.Duration, callers)
 				told, atOnce := 0, 0
 				for now := time.Duration(0); now < 2*time.Second; now += 500 * step {
@@ -283,7 +284,7 @@ func TestLoopsAreHeldAndArrivalsAreNot(t *testing.T) {
 
 func TestRefusedCallersAreToldBeforeTheirTimeIsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := refusals{waves: newWaves(64 * ms)}
+		r := refusals{waves: waves.New(64 * ms)}
 		r.loops.holds.Store(true)
 		r.loops.seen.Store(2<<countBits | 2*freely)
 		ended := make(chan time.Duration, 100)
@@ -563,7 +564,7 @@ func TestACallThatGoesWithLaterOnesIsNotLate(t *testing.T) {
 		require.NotNil(t, bt)
 		_, f := s.link.pipeline.wait(b, bt, i, "k")
 		require.Error(t, f.err)
-		require.LessOrEqual(t, time.Since(b.end), mostApart)
+		require.LessOrEqual(t, time.Since(b.end), waves.MostApart)
 	})
 }
 

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimit-go/ratelimit/internal/waves"
 )
 
 const (
@@ -61,7 +63,7 @@ type pipeline struct {
 
 	expected expected
 	refusals refusals
-	waves    *waves
+	waves    *waves.Waves
 	read     sync.Pool // of *batch: those that all callers have read
 
 	mu       sync.Mutex // protects what is below
@@ -97,7 +99,7 @@ var (
 func newPipeline(s *Store, client *redis.Client, hooks bool) *pipeline {
 	size := poolSize(client)
 	p := &pipeline{
-		store: s, client: client, base: time.Now(), timeout: s.timeout, hooks: hooks, waves: newWaves(s.timeout),
+		store: s, client: client, base: time.Now(), timeout: s.timeout, hooks: hooks, waves: waves.New(s.timeout),
 		conns:  conns{client: client, size: size, most: min(mostTrips, size), reached: !hooks, dials: newDials(size, client.Options().DialTimeout)},
 		window: newWindow(),
 	}
@@ -252,7 +254,7 @@ func (p *pipeline) wait(b budget, bt *batch, i int, key string) ([]int64, *fault
 // call knows how it ended.
 func (p *pipeline) outcome(b budget, bt *batch, i int) (err error, sent bool) { //nolint:revive // sent is about err
 	var end <-chan time.Time
-	if before := bt.begun.Add(p.timeout).Sub(b.end); before > min(p.timeout/spread, mostApart) && (b.own || b.Done() == nil) {
+	if before := bt.begun.Add(p.timeout).Sub(b.end); before > min(p.timeout/spread, waves.MostApart) && (b.own || b.Done() == nil) {
 		timer := time.NewTimer(time.Until(b.end)) // it has been tried before, or has no time of its own
 		defer timer.Stop()
 		end = timer.C

@@ -235,6 +235,9 @@ func (s *Store) period(l *store.Limit) any {
 	return string(text)
 }
 
+// Timeout is how long a call takes at most: see [WithTimeout].
+func (s *Store) Timeout() time.Duration { return s.timeout }
+
 // admit returns the budget of a call with ctx that begins now, or the error of one that is
 // refused. It comes before all else, so that a refusal costs little. Who was admitted calls
 // leave. A call that goes ahead gives room to others, who wait for it. It is not refused for want of

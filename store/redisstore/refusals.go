@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/ratelimit-go/ratelimit/internal/waves"
 )
 
 // expected is what calls have to expect. It can be read without the lock, so that a refusal
@@ -70,7 +72,7 @@ func (p *pipeline) count() {
 // at once. But those who come back at once would take the processors from the server and
 // from the other callers. So they are told when their time is nearly up, and not together.
 type refusals struct {
-	waves   *waves
+	waves   *waves.Waves
 	holding atomic.Int64 // calls that are not told yet
 	loops   loops
 
@@ -82,7 +84,7 @@ const mostHeld = 1 << 14
 
 // hold waits until a refused call may be told.
 func (r *refusals) hold(b *budget, jitter func(time.Duration) time.Duration) {
-	if r.loops.atOnce(b.end.Sub(r.waves.base)) {
+	if r.loops.atOnce(b.end.Sub(r.waves.Base)) {
 		return
 	}
 	defer r.holding.Add(-1)
@@ -93,7 +95,7 @@ func (r *refusals) hold(b *budget, jitter func(time.Duration) time.Duration) {
 
 // wait waits until about end, or the end of b's context.
 func (r *refusals) wait(b *budget, end time.Time) {
-	over := r.waves.after(end).over
+	over := r.waves.After(end).Over
 	if b.Done() == nil {
 		<-over
 		return

@@ -104,7 +104,7 @@ func (p *pipeline) send(t *trip) (err error) {
 	if t.calls == 1 { // hooks see the values of a caller's context
 		values = context.WithoutCancel(groups[0].calls[0].ctx)
 	}
-	t.sending.waits = waiting{values, t.begun.Add(max(lasting, lastingTimes*p.timeout)), p.waves.after(t.end.Add(t.begun.Sub(t.end) / 4))}
+	t.sending.waits = waiting{values, t.begun.Add(max(lasting, lastingTimes*p.timeout)), p.waves.After(t.end.Add(t.begun.Sub(t.end) / 4))}
 	ctx := context.Context(&t.sending.waits)
 	switch len(groups) {
 	case 0:

@@ -35,7 +35,7 @@ var groups = []group{
 	{"eventlog", []string{"internal/eventlog/*.go"}, []judge{{"internal/eventlog", ".", true}, inMemory}},
 	{"memstore", []string{"store/memstore/*.go"}, []judge{{"store/memstore", ".", true}, whole}},
 	{"lease", []string{"store/lease/take.go", "store/lease/holding.go", "store/lease/fetch.go", "store/lease/giveback.go",
-		"store/lease/limits.go", "store/lease/several.go"}, []judge{{"store/lease", ".", true}, whole}},
+		"store/lease/limits.go", "store/lease/several.go", "store/lease/line.go"}, []judge{{"store/lease", ".", true}, whole}},
 	{"flights", []string{"store/redisstore/pipeline.go", "store/redisstore/queue.go", "store/redisstore/schedule.go",
 		"store/redisstore/trip.go", "store/redisstore/window.go", "store/redisstore/refusals.go"},
 		[]judge{{pkg: "store/redisstore", pattern: "."}, whole}},

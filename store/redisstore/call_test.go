@@ -7,27 +7,24 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/waves"
 )
 
-func TestCallsOfOneWaveShareATimer(t *testing.T) {
+func TestAWaitEndsWithItsWave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWaves(64 * time.Millisecond)
-		first, same := w.after(w.base.Add(300*time.Microsecond)), w.after(w.base.Add(900*time.Microsecond))
-		require.Same(t, first, same)
-		next := w.after(w.base.Add(time.Millisecond))
-		require.NotSame(t, first, next)
-		for _, wave := range []*wave{first, next} {
-			b := budget{Context: context.WithValue(t.Context(), "name", "value"), end: w.base.Add(time.Hour), own: true} //nolint:staticcheck // one key
-			ctx := &waiting{b.Context, b.end, wave}
-			require.NoError(t, ctx.Err())
-			require.Equal(t, "value", ctx.Value("name"))
-			end, ok := ctx.Deadline()
-			require.True(t, ok)
-			require.Equal(t, b.end, end)
-			<-ctx.Done()
-			require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
-			require.Equal(t, w.end(wave), time.Now())
-		}
+		w := waves.New(64 * time.Millisecond)
+		wave := w.After(w.Base.Add(300 * time.Microsecond))
+		b := budget{Context: context.WithValue(t.Context(), "name", "value"), end: w.Base.Add(time.Hour), own: true} //nolint:staticcheck // one key
+		ctx := &waiting{b.Context, b.end, wave}
+		require.NoError(t, ctx.Err())
+		require.Equal(t, "value", ctx.Value("name"))
+		end, ok := ctx.Deadline()
+		require.True(t, ok)
+		require.Equal(t, b.end, end)
+		<-ctx.Done()
+		require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
+		require.Equal(t, w.End(wave), time.Now())
 	})
 }
 
@@ -35,13 +32,13 @@ func TestCallsOfOneWaveShareATimer(t *testing.T) {
 func TestThePatienceOfAWaveEndsWithinAQuarterAndASixtyFourthOfTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, timeout := range []time.Duration{time.Microsecond, time.Millisecond, 50 * time.Millisecond, time.Minute} {
-			w := newWaves(timeout)
+			w := waves.New(timeout)
 			for range 100 {
 				time.Sleep(timeout / 37)
 				b := budget{Context: context.Background(), end: time.Now().Add(timeout), own: true}
 				ctx := new(sending).waitsWith(w, b)
 				until := time.Now().Add(timeout - timeout/4)
-				over := w.end(ctx.(*waiting).wave)
+				over := w.End(ctx.(*waiting).wave)
 				require.False(t, over.Before(until.Add(-1)), "%v", timeout)
 				require.False(t, over.After(until.Add(1+min(timeout/64, 8*time.Millisecond))), "%v", timeout)
 			}
