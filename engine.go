@@ -81,10 +81,10 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 	lim.policyName = cmp.Or(lim.policyName, lim.name, l.String())
 	lim.policy = lim.policyOf(l, lim.integers)
 	lim.namespace = store.NewNamespace(rule, lim.identity())
-	lim.introduce(self)
 	if reflect.ValueOf(s).Comparable() {
 		lim.joint, lim.bottom = s, see.Bottom(s)
 	}
+	lim.introduce(self)
 	return s.Prepare(rule, lim.integers, lim.limitFunc == nil)
 }
 
@@ -92,8 +92,17 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 func (lim *limiter) introduce(self Limiter) {
 	lim.optional = lim.keyFunc != nil || lim.calls || lim.observers != nil
 	lim.quick = !lim.optional && lim.limitFunc == nil && lim.integers.Rate > 0
+	var byEvents Limiter
+	if _, ok := self.(one); ok && lim.calls { // a Ban refuses it
+		twin := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one)
+		core := twin.core()
+		*core = *lim
+		core.calls = false
+		core.introduce(twin)
+		byEvents = twin
+	}
 	lim.known = see.NewCore(self, see.Known[Limiter]{
-		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls,
+		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls, ByEvents: byEvents,
 		UsesContext: lim.limitFunc != nil || lim.keyFunc != nil, Key: lim.keyMaker(), Kind: lim.kind(),
 		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
 	})

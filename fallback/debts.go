@@ -31,14 +31,15 @@ type debts struct {
 // debt is what a key owes.
 type debt struct {
 	events  int
+	calls   int           // that admitted them
 	until   time.Duration // from then on the local limiter has forgotten them
 	handing bool          // a call is at the store for them
 }
 
-// add remembers n events of key, admitted now, which the local limiter holds for the time
+// add remembers n events of key of so many calls, admitted now, which the local limiter holds for the time
 // life. How many of them still count is asked when they are handed back. It is not kept
 // here, since concurrent calls arrive in another order than they were decided in.
-func (d *debts) add(key string, n int, now, life time.Duration) {
+func (d *debts) add(key string, n, calls int, now, life time.Duration) {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,9 +51,10 @@ func (d *debts) add(key string, n int, now, life time.Duration) {
 		d.dropLeast(now)
 	}
 	if now >= owed.until {
-		owed.events = 0
+		owed.events, owed.calls = 0, 0
 	}
 	owed.events += min(n, math.MaxInt32-owed.events)
+	owed.calls += min(calls, math.MaxInt32-owed.calls)
 	owed.until = max(owed.until, now+min(life, math.MaxInt64-now))
 	d.until = max(d.until, owed.until)
 	d.byKey[id] = owed
@@ -92,38 +94,44 @@ func (d *debts) owes(key string, now time.Duration) bool {
 
 // take returns what key owes, for the caller to hand back. It returns errHandingBack if
 // another call is doing so.
-func (d *debts) take(key string, now time.Duration) (events int, err error) {
+func (d *debts) take(key string, now time.Duration) (events, calls int, err error) {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if now >= d.until { // all have decayed
 		d.byKey = nil
 		d.keys.Store(0)
-		return 0, nil
+		return 0, 0, nil
 	}
 	owed, found := d.byKey[id]
 	if !found {
-		return 0, nil
+		return 0, 0, nil
 	}
 	if owed.handing {
-		return 0, errHandingBack
+		return 0, 0, errHandingBack
 	}
 	owed.handing = true
 	d.byKey[id] = owed
-	return owed.events, nil
+	return owed.events, owed.calls, nil
 }
 
-// paid ends what take began: this many events of key are no longer owed.
-func (d *debts) paid(key string, events int) {
-	d.change(key, func(owed *debt) { owed.handing, owed.events = false, owed.events-events })
+// paid ends what take began: this many events and calls of key are no longer owed.
+func (d *debts) paid(key string, events, calls int) {
+	d.change(key, func(owed *debt) {
+		owed.handing, owed.events, owed.calls = false, owed.events-events, owed.calls-calls
+	})
 }
 
-// forgive reduces what key owes by n events.
+// forgive reduces what key owes by n events. Which calls are whole is asked when they are handed back.
 func (d *debts) forgive(key string, n int) {
 	if d.keys.Load() == 0 {
 		return
 	}
-	d.change(key, func(owed *debt) { owed.events -= n })
+	d.change(key, func(owed *debt) {
+		if owed.events -= n; owed.events <= 0 {
+			owed.calls = 0
+		}
+	})
 }
 
 // change changes what key owes, if anything, and forgets the key when nothing is left.
@@ -136,7 +144,7 @@ func (d *debts) change(key string, by func(*debt)) {
 		return
 	}
 	by(&owed)
-	if d.byKey[id] = owed; owed.events <= 0 && !owed.handing {
+	if d.byKey[id] = owed; owed.events <= 0 && owed.calls <= 0 && !owed.handing {
 		delete(d.byKey, id)
 	}
 	d.keys.Store(int64(len(d.byKey)))

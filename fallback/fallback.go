@@ -72,7 +72,12 @@ type Limiter struct {
 	banned   *ratelimit.Mark  // on those of a local Ban
 	made     ratelimit.Result // its answer without a local limiter, except RetryAfter
 	owed     debts
+
+	looksOn //nolint:unused // see package see
 }
+
+// looksOn says that a local limiter is charged with what the store admits.
+type looksOn = see.Mirrors //nolint:unused // see package see
 
 const (
 	defaultFailures = 5
@@ -445,7 +450,7 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 		r.RetryAfter = f.retryAfter()
 	}
 	if q.method != peek && r.Allowed {
-		f.owed.add(q.key, q.n, f.now(), r.ResetAfter)
+		f.owed.add(q.key, q.n, 1, f.now(), r.ResetAfter)
 	}
 	if r.Source() == ratelimit.SourceBan {
 		return r.WithMark(f.banned), nil
@@ -498,47 +503,135 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	if f.owed.keys.Load() == 0 {
 		return nil
 	}
-	events, err := f.owed.take(key, f.now())
-	if events == 0 || err != nil {
+	events, calls, err := f.owed.take(key, f.now())
+	if events == 0 && calls == 0 || err != nil {
 		return err
 	}
-	paid := 0
-	defer func() { f.owed.paid(key, paid) }()
+	var paid charge
+	defer func() { f.owed.paid(key, paid.events, paid.calls) }()
 
-	due := events
+	due := charge{events, calls}
 	if p, err := f.local.Peek(ctx, key); err == nil {
 		if uncounted(p) || p.Limit == 0 { // by the current limit, which may change
 			return nil
 		}
-		due = min(due, held(p))
+		due = due.atMost(held(f.local, p))
 	}
-	granted := 0
-	if due > 0 {
-		var r ratelimit.Result
-		if granted, r, err = ratelimit.AllowUpTo(ctx, f.limiter, key, due); err != nil {
-			return err // after a lost reply it may be charged again, which is better than not at all
-		}
-		if uncounted(r) {
-			granted = 0
-		}
-		if granted > 0 && see.Held(f.limiter) { // whoever holds a slot takes it up again
-			_ = f.limiter.Refund(see.Only(lasting(ctx), see.Slots), key, r, granted)
-		}
+	granted, err := f.pay(ctx, key, due)
+	if err != nil {
+		return err // after a lost reply it may be charged again, which is better than not at all
 	}
-	paid = events - due + granted
+	paid = charge{events - due.events + granted.events, calls - due.calls + granted.calls}
 	return nil
 }
 
-// held is how many events a local limiter holds against a key, by its Peek p: of several
-// limits the one that holds the most.
-func held(p ratelimit.Result) int {
-	most := p.Limit - p.Remaining
-	for _, part := range p.Parts() {
-		if part.Counted() {
-			most = max(most, part.Limit-part.Remaining)
+// charge is events, and the calls for them where a limit counts calls.
+type charge struct{ events, calls int }
+
+func (c charge) atMost(o charge) charge {
+	return charge{min(c.events, o.events), min(c.calls, o.calls)}
+}
+
+// held is what a local limiter holds against a key, by its Peek p: of several limits the one that holds
+// the most. It has no end of what none of them counts.
+func held(local ratelimit.Limiter, p ratelimit.Result) charge {
+	most, limits := charge{-1, -1}, see.LimitsOf(local)
+	for i, part := range each(p) {
+		n, l := part.Limit-part.Remaining, limits.Of(i)
+		if !part.Counted() {
+			n = 0
+		}
+		switch {
+		case l.Held: // whoever holds a slot takes it up again
+		case l.Calls:
+			most.calls = max(most.calls, n)
+		default:
+			most.events = max(most.events, n)
+		}
+	}
+	for _, n := range []*int{&most.events, &most.calls} {
+		if *n < 0 {
+			*n = math.MaxInt32
 		}
 	}
 	return most
+}
+
+// owing is one of the limits of a limiter, as it is charged with what is owed.
+type owing struct {
+	ratelimit.Limiter
+	calls bool
+}
+
+// owingOf are those of l, without slots: whoever holds one takes it up again.
+func owingOf(l ratelimit.Limiter) (limits []owing) {
+	k, inside := see.Of(l), see.Inside(l)
+	switch {
+	case k != nil && k.Held:
+		return nil
+	case k != nil && k.Calls:
+		return []owing{{k.ByEvents, true}}
+	case k != nil && k.Algorithm != "", len(inside) == 0, see.Mirroring(l):
+		return []owing{{l, false}}
+	}
+	for _, inner := range inside {
+		limits = append(limits, owingOf(inner)...)
+	}
+	return limits
+}
+
+// payTries is how often the limiter is asked for what is owed: a denial says for how much there is room.
+const payTries = 3
+
+// pay charges the limiter with as much of due as there is room for.
+func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted charge, err error) {
+	limits := owingOf(f.limiter)
+	if len(limits) == 1 && !limits[0].calls && due.events > 0 {
+		n, r, err := ratelimit.AllowUpTo(ctx, limits[0].Limiter, key, due.events)
+		if err != nil || uncounted(r) {
+			n = 0
+		}
+		return charge{n, due.calls}, err
+	}
+	for range payTries {
+		asks, most := make([]ratelimit.Ask, len(limits)), 0
+		for i, l := range limits {
+			asks[i] = ratelimit.Ask{Limiter: l.Limiter, Key: key, N: *l.part(&due)}
+			most = max(most, asks[i].N)
+		}
+		if most == 0 {
+			return due, nil
+		}
+		r, err := ratelimit.Decide(ctx, asks...)
+		switch {
+		case err != nil, r.Allowed && uncounted(r):
+			return charge{}, err
+		case r.Allowed:
+			return due, nil
+		}
+		for i, part := range each(r) {
+			if n := limits[min(i, len(limits)-1)].part(&due); part.Counted() {
+				*n = min(*n, part.Remaining)
+			}
+		}
+	}
+	return charge{}, nil
+}
+
+// part is the part of c that l is charged with.
+func (l *owing) part(c *charge) *int {
+	if l.calls {
+		return &c.calls
+	}
+	return &c.events
+}
+
+// each is the parts of r, or r if it is of one limit.
+func each(r ratelimit.Result) []ratelimit.Result {
+	if parts := r.Parts(); parts != nil {
+		return parts
+	}
+	return []ratelimit.Result{r}
 }
 
 // Charge charges n events that have happened already, whether they fit or not. While the
@@ -565,7 +658,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	if r, err = ratelimit.Charge(ctx, f.local, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
-	f.owed.add(key, n, f.now(), r.ResetAfter)
+	f.owed.add(key, n, 0, f.now(), r.ResetAfter)
 	return r.WithMark(f.mark), nil
 }
 
@@ -581,13 +674,19 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 		return errNothingCharged
 	}
 	under, note, _ := charged.Unmark(f)
-	if _, ok := note.(*answered); ok {
+	_, ours := note.(*answered)
+	m, besides := note.(*mirrored)
+	switch {
+	case see.PartOf(ctx) == see.Mirrored: // the slots of the store are given back by themselves
+		ctx = see.Only(ctx, see.Slots)
+	case ours:
 		return f.refundAnswer(ctx, key, under, n)
+	default:
+		if err := f.refundStore(ctx, key, under, n); err != nil {
+			return err
+		}
 	}
-	if err := f.refundStore(ctx, key, under, n); err != nil {
-		return err
-	}
-	if m, ok := note.(*mirrored); ok && n > m.short { // what the local limiter was not charged with is refunded first
+	if besides && n > m.short { // what the local limiter was not charged with is refunded first
 		_ = f.local.Refund(lasting(ctx), key, m.local, n-m.short)
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -115,4 +116,99 @@ func TestAStoreThatStoodStillIsChargedWithWhatWasAdmitted(t *testing.T) {
 			require.LessOrEqual(t, most-r.Remaining, admitted+4+callers, "five failures open the breaker")
 		})
 	}
+}
+
+// Where a limit counts calls, each call of an outage is charged to it, and each event to the others.
+func TestCallsOfAnOutageAreChargedOneByOne(t *testing.T) {
+	const (
+		calls = 5
+		each  = 100
+	)
+	for name, inside := range map[string]func(s store.Store, log, bucket ratelimit.Limiter) ratelimit.Limiter{
+		"calls alone":  func(_ store.Store, log, _ ratelimit.Limiter) ratelimit.Limiter { return log },
+		"events alone": func(_ store.Store, _, bucket ratelimit.Limiter) ratelimit.Limiter { return bucket },
+		"both":         func(_ store.Store, log, bucket ratelimit.Limiter) ratelimit.Limiter { return all(t, log, bucket) },
+		"observed": func(_ store.Store, log, bucket ratelimit.Limiter) ratelimit.Limiter {
+			return ratelimit.Must(observe.Around(all(t, bucket, log), nobody{}))
+		},
+		"banned": func(s store.Store, log, bucket ratelimit.Limiter) ratelimit.Limiter {
+			return ratelimit.Must(ratelimit.NewBan(all(t, bucket, log), s, ratelimit.Penalty{Denials: 9, Within: time.Minute, For: time.Hour}))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newBreakable(t)
+				log := ratelimit.Must(ratelimit.NewSlidingLog(s, ratelimit.PerDay(20), ratelimit.CountCalls()))
+				bucket := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(2000)))
+				left := func(l ratelimit.Limiter) int {
+					r, err := l.Peek(t.Context(), "key")
+					require.NoError(t, err)
+					return r.Remaining
+				}
+				lim := ratelimit.Must(fallback.New(inside(s, log, bucket), fallback.FailLocal(2)))
+				ask := func() ratelimit.Result {
+					r, err := lim.AllowN(t.Context(), "key", each)
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+					return r
+				}
+				s.down.Store(true)
+				for range calls {
+					ask()
+				}
+				require.NoError(t, lim.Refund(t.Context(), "key", ask(), each))
+				require.NoError(t, lim.Refund(t.Context(), "key", ask(), each-1), "the call stands")
+				s.down.Store(false)
+				time.Sleep(time.Second)
+				ask()
+				require.False(t, lim.Owes("key"))
+				logged, charged := calls+2, (calls+1)*each+1
+				if name == "events alone" {
+					logged = 0
+				}
+				if name == "calls alone" {
+					charged = 0
+				}
+				require.Equal(t, 20-logged, left(log))
+				require.Equal(t, 2000-charged, left(bucket))
+			})
+		})
+	}
+}
+
+// Of calls and events as many are paid as there is room for, each by itself.
+func TestCallsThatHaveNoRoomStayOwed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBreakable(t)
+		log := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(10), ratelimit.CountCalls()))
+		bucket := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerHour(2000)))
+		for range 7 { // by others
+			_, err := log.Allow(t.Context(), "key")
+			require.NoError(t, err)
+		}
+		lim := ratelimit.Must(fallback.New(all(t, log, bucket), fallback.FailLocal(2)))
+		s.down.Store(true)
+		for range 5 {
+			r, err := lim.AllowN(t.Context(), "key", 100)
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+		}
+		s.down.Store(false)
+		time.Sleep(time.Second)
+		r, err := lim.AllowN(t.Context(), "key", 100)
+		require.NoError(t, err)
+		require.False(t, r.Allowed)
+		require.Equal(t, ratelimit.SourceStore, r.Source())
+		r, err = bucket.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, 2000-500, r.Remaining)
+		require.True(t, lim.Owes("key"), "two of the calls")
+		require.NoError(t, log.Reset(t.Context(), "key"))
+		_, err = lim.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		r, err = log.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, 10-2, r.Remaining)
+		require.False(t, lim.Owes("key"))
+	})
 }

@@ -61,6 +61,13 @@ func (b *breakable) Peek(ctx context.Context, ns *store.Namespace, key string, l
 	return b.Store.Peek(ctx, ns, key, l, n)
 }
 
+func (b *breakable) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if err := b.fault(); err != nil {
+		return err
+	}
+	return b.Store.TakeAll(ctx, requests, replies)
+}
+
 func (b *breakable) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
 	if err := b.fault(); err != nil {
 		return err

@@ -219,6 +219,10 @@ func (unreachableStore) Take(context.Context, *store.Namespace, string, store.Li
 	return store.Reply{}, store.ErrUnavailable
 }
 
+func (unreachableStore) Peek(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return store.Reply{}, store.ErrUnavailable
+}
+
 func (unreachableStore) TakeUpTo(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
 	return store.Reply{}, store.ErrUnavailable
 }

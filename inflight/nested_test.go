@@ -138,3 +138,36 @@ func TestASlotBesideAFallbackIsGivenBackInAnOutage(t *testing.T) {
 		})
 	}
 }
+
+// What a fallback has charged its local limiter with besides is given back with the slot. Or else the local
+// slots would be taken when an outage begins.
+func TestASlotOfAnAllInAFallbackIsGivenBackToTheLocalLimiterToo(t *testing.T) {
+	for name, c := range map[string]struct {
+		inside, outside func(s store.Store, l ratelimit.Limiter) ratelimit.Limiter
+	}{
+		"alone":              {besides["All"], besides["All"]},
+		"observed":           {besides["All"], besides["observe"]},
+		"around an observer": {besides["observe"], besides["All"]},
+		"around a Ban":       {besides["Ban"], besides["observe"]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, local := ratelimit.Must(memstore.New()), ratelimit.Must(memstore.New())
+				a, _ := rates(s)
+				inner := ratelimit.Must(ratelimit.NewAll(a, slots(t, s, 6, ratelimit.WithName("at_once"))))
+				l := c.outside(s, ratelimit.Must(fallback.New(c.inside(s, inner), fallback.FailLocal(2).On(local))))
+				here := slots(t, local, 3, ratelimit.WithName("at_once"))
+				for range 7 {
+					slot, r, err := inflight.Hold(t.Context(), l, "key", 2)
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+					require.Equal(t, 2, free(t, here), "it is warm")
+					require.NoError(t, slot.Settle(t.Context(), 1))
+					require.Equal(t, 2, free(t, here))
+					slot.Release()
+					require.Equal(t, 3, free(t, here))
+				}
+			})
+		})
+	}
+}

@@ -35,6 +35,7 @@ type held struct {
 	events   int                 // of those that are not settled
 	charged  ratelimit.Result    // by them
 	local    bool                // some of it by a local limiter, whose slots are to be given back
+	mirrored bool                // or perhaps a local limiter is charged with some of it besides
 	deferred bool                // nothing looks whether it is forgotten
 	own      Slot                // then it is this one
 	longest  time.Time           // when it ends; zero for no such time
@@ -318,7 +319,7 @@ func (h *held) placed(r ratelimit.Result) bool {
 	h.charged = r
 	h.placeAll(r)
 	if h.changes && !slices.Equal(h.cores, cores(h.limiter)) {
-		h.changes, h.places, h.local = false, nil, false // once: it may change at each look
+		h.changes, h.places, h.mirrored, h.local = false, nil, false, false // once: it may change at each look
 		_ = h.limiter.Refund(h.ctx, h.key, r, h.asked)
 		return false
 	}
@@ -342,7 +343,7 @@ func (h *held) placeAll(r ratelimit.Result) {
 		h.placeOf(h.limiter, r, false)
 		return
 	}
-	h.local = r.Source() == ratelimit.SourceLocal
+	h.mirrored, h.local = true, r.Source() == ratelimit.SourceLocal
 	outage := replaced(h.limiter, r)
 	for i, l := range limits {
 		switch {
@@ -715,6 +716,9 @@ func (h *held) tell(why Reason) {
 // giveBack gives back the places, for who has set busy. What could not be sent is
 // tried again, until it ends by itself.
 func (h *held) giveBack() {
+	if h.mirrored {
+		h.giveBackMirrored()
+	}
 	var left []place
 	for _, p := range h.places {
 		if p.charged().Charged() == 0 { // let through in an outage
@@ -738,6 +742,25 @@ func (h *held) giveBack() {
 	if len(left) > 0 {
 		h.pause = min(max(leastPause, 2*h.pause), time.Minute)
 		h.plan()
+	}
+}
+
+// giveBackMirrored gives back what a local limiter was charged with besides, of an All: its slots.
+func (h *held) giveBackMirrored() {
+	r, l := h.charged, h.limiter
+	for h.mirrored = false; ; {
+		under, _, marked := r.Unmark(l)
+		if marked && see.Mirroring(l) {
+			_ = l.Refund(see.Only(h.ctx, see.Mirrored), h.key, r, h.asked)
+		}
+		if marked {
+			r = under
+		}
+		w, ok := l.(interface{ Unwrap() ratelimit.Limiter })
+		if !ok {
+			return
+		}
+		l = w.Unwrap()
 	}
 }
 

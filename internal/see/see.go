@@ -36,6 +36,17 @@ type Transparent struct{}
 
 func (Transparent) transparent() {}
 
+// Mirrors is embedded in a limiter that charges another one besides, which stands in for it in an outage.
+type Mirrors struct{}
+
+func (Mirrors) mirrors() {}
+
+// Mirroring reports whether l embeds Mirrors.
+func Mirroring[L any](l L) bool {
+	_, ok := any(l).(interface{ mirrors() })
+	return ok
+}
+
 // First returns the outermost limiter that is a Kind: l, or what is found inside of it.
 func First[Kind, L any](l L) (found L, ok bool) {
 	if isnil.Is(l) {
@@ -112,6 +123,7 @@ type Known[L any] struct {
 	Name        string     // of its policy
 	Held        bool       // whether it counts slots that are held: see store.Rule
 	Calls       bool       // whether it counts calls, not their events
+	ByEvents    L          // the same limit if it does, which counts the events that it is asked for
 	UsesContext bool       // whether a function of a limit or of a key gets the contexts of calls
 	Kind        queue.Kind // how it admits events that have to wait
 	Key         Key        // nil if it counts the key that it is asked for
@@ -208,14 +220,19 @@ func (ls Limits[L]) Calls() bool {
 // Part is how limit i admits events, and how many of its events are one of a queue of calls of n.
 // Those are calls if one of the limits counts calls.
 func (ls Limits[L]) Part(i, n int) (kind queue.Kind, unit int) {
-	known, unit := new(Known[L]), 1
-	if i < len(ls) && ls[i] != nil {
-		known = ls[i]
-	}
+	known, unit := ls.Of(i), 1
 	if n > 1 && !known.Calls && ls.Calls() {
 		unit = n
 	}
 	return known.Kind, unit
+}
+
+// Of is what is known of limit i.
+func (ls Limits[L]) Of(i int) *Known[L] {
+	if i < len(ls) && ls[i] != nil {
+		return ls[i]
+	}
+	return new(Known[L])
 }
 
 // LimitsOf returns the limits that decide for l.
@@ -327,6 +344,7 @@ const (
 	Everything Part = iota
 	Rates           // all but the slots that are held
 	Slots           // these alone
+	Mirrored        // these alone, of what a limiter that Mirrors has charged besides
 )
 
 type partKey struct{}
