@@ -503,6 +503,39 @@ func TestABanInAnAllChargesNothing(t *testing.T) {
 	require.Equal(t, 9, peek(t, outer, "key").Remaining)
 }
 
+// A ban of several limits, of which none denies, is told by its own name.
+func TestABanOfSeveralLimitsHasANameInAnAll(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	named := func(name string, n int) ratelimit.Limiter {
+		return ratelimit.Must(ratelimit.NewSlidingLog(mem, ratelimit.PerHour(n), ratelimit.WithName(name)))
+	}
+	both := ratelimit.Must(ratelimit.NewAll(named("user", 5), named("address", 2)))
+	for _, c := range []struct {
+		inside ratelimit.Limiter
+		opts   []ratelimit.Option
+		want   string
+	}{
+		{both, nil, "ban"},
+		{both, []ratelimit.Option{ratelimit.WithName("jail")}, "jail"},
+		{both, []ratelimit.Option{ratelimit.WithName("jail"), ratelimit.WithPolicyName("abuse")}, "abuse"},
+		{named("address", 2), []ratelimit.Option{ratelimit.WithName("jail")}, "address"},
+	} {
+		require.NoError(t, both.Reset(t.Context(), "key"))
+		once := ratelimit.Penalty{Denials: 1, Within: time.Minute, For: time.Minute}
+		b := newBan(t, c.inside, mem, once, c.opts...)
+		all := ratelimit.Must(ratelimit.NewAll(named("other", 100), b))
+		var r ratelimit.Result
+		for range 4 {
+			r, err = all.Allow(t.Context(), "key")
+			require.NoError(t, err)
+		}
+		require.Equal(t, ratelimit.SourceBan, r.Source())
+		require.Equal(t, c.want, r.DeniedBy())
+		require.NoError(t, b.Lift(t.Context(), "key"))
+	}
+}
+
 func TestWaitDoesNotWaitForABanPastTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := memstore.New()

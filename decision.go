@@ -582,5 +582,8 @@ func (d *decision) name(ctx context.Context, i int) string {
 	if err != nil || len(policies) == 0 {
 		return ""
 	}
+	if b, ok := see.First[*Ban](e.limiter); ok && len(policies) > 1 && e.result.source() == SourceBan {
+		return b.(*Ban).denials.policyName // of several limits none has denied
+	}
 	return policies[0].Name
 }
