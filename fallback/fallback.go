@@ -373,19 +373,18 @@ func (f *Limiter) call(do func() (ratelimit.Result, error)) (ratelimit.Result, e
 		return ratelimit.Result{}, errOpen
 	}
 	defer f.changes.tell() // also if the limiter panics
-	r, err := f.breaker.Execute(func() (ratelimit.Result, error) {
-		r, err := do()
-		if fails := ofTheStore(err); (fails || err == nil) && f.failing.Load() != fails {
-			f.failing.Store(fails)
-		}
-		return r, err
-	})
+	r, err := f.breaker.Execute(do)
 	switch {
 	case err == nil:
+		if f.failing.Load() { // to write each time would cost
+			f.failing.Store(false)
+		}
 	case errors.Is(err, errUnasked):
 		err = nil
 	case errors.Is(err, gobreaker.ErrOpenState), errors.Is(err, gobreaker.ErrTooManyRequests):
 		err = errOpen
+	case ofTheStore(err):
+		f.failing.Store(true)
 	}
 	return r, err
 }
