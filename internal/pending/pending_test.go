@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit/internal/pending"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -45,15 +46,10 @@ func TestAPanicIsTheCallers(t *testing.T) {
 	require.PanicsWithValue(t, "planted", func() { _, _ = c.Wait(t.Context(), pending.Patience{}) })
 }
 
-// hasty is a store whose calls take 160 ms at most.
-type hasty struct{ store.Store }
-
-func (hasty) Timeout() time.Duration { return 160 * time.Millisecond }
-
 // Who waits for several calls of a store leaves when one of them should have ended.
 func TestACallThatTakesLongerThanTheTimeoutIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := pending.PatienceWith(hasty{})
+		p := pending.PatienceWith(testkit.Hanging{})
 		c, t0 := pending.New[int](), time.Now()
 		_, err := c.Wait(t.Context(), p)
 		require.ErrorIs(t, err, store.ErrTimeout)

@@ -218,42 +218,11 @@ func TestACallerWhoLeavesTheLineLosesNobodyAPermit(t *testing.T) {
 	}
 }
 
-// hanging is a store that does not answer.
-type hanging struct{ store.Store }
-
-func (hanging) Timeout() time.Duration { return 160 * time.Millisecond }
-
-func (h hanging) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
-	time.Sleep(h.Timeout())
-	return store.Reply{}, store.ErrTimeout
-}
-
-func (h hanging) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
-	return h.Take(ctx, ns, key, l, n)
-}
-
-// Who comes while a call of others is under way waits for that and for its own, and for both no longer than
-// one may take.
 func TestWhereTheStoreHangsNobodyWaitsForTwoCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mem, err := memstore.New()
+		together, err := coalesce.New(testkit.Hanging{Store: ratelimit.Must(memstore.New())})
 		require.NoError(t, err)
-		together, err := coalesce.New(hanging{mem})
-		require.NoError(t, err)
-		l, err := ratelimit.NewTokenBucket(together, ratelimit.PerMinute(100))
-		require.NoError(t, err)
-		var wg sync.WaitGroup
-		for i := range 200 {
-			wg.Go(func() {
-				time.Sleep(time.Duration(i) * time.Millisecond)
-				t0 := time.Now()
-				_, err := l.Allow(t.Context(), "key")
-				require.ErrorIs(t, err, store.ErrTimeout)
-				require.LessOrEqual(t, time.Since(t0), 175*time.Millisecond)
-			})
-		}
-		wg.Wait()
-		time.Sleep(time.Second) // the last call ends
+		testkit.NobodyWaitsForTwoCalls(t, newLimiter(t, "token_bucket", together, ratelimit.PerMinute(100)))
 	})
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
-	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/store/lease"
 )
 
@@ -262,48 +262,19 @@ func TestACallForSeveralAllsThatFails(t *testing.T) {
 	}
 }
 
-// hanging is a store that does not answer.
-type hanging struct{ store.Store }
-
-func (hanging) Timeout() time.Duration { return 160 * time.Millisecond }
-
-func (h hanging) hang() error {
-	time.Sleep(h.Timeout())
-	return store.ErrTimeout
-}
-
-func (h hanging) TakeUpTo(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
-	return store.Reply{}, h.hang()
-}
-
-func (h hanging) TakeAll(context.Context, []store.Request, []store.Reply) error { return h.hang() }
-
-// Who comes while a call of others is under way waits for that and for a call of its own, and for both no
-// longer than one may take.
 func TestWhereTheStoreHangsNobodyWaitsForTwoCalls(t *testing.T) {
 	for _, several := range []bool{false, true} {
 		t.Run(map[bool]string{false: "Take", true: "TakeAll"}[several], func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				d, err := lease.New(hanging{memory(t)}, time.Second)
+				d, err := lease.New(testkit.Hanging{Store: memory(t)}, time.Second)
 				require.NoError(t, err)
 				l := newLimiter(t, "token_bucket", d, ratelimit.PerMinute(100))
 				if several {
 					l, err = ratelimit.NewAll(l, newLimiter(t, "token_bucket", d, ratelimit.PerHour(7200)))
 					require.NoError(t, err)
 				}
-				var wg sync.WaitGroup
-				for i := range 200 {
-					wg.Go(func() {
-						time.Sleep(time.Duration(i) * time.Millisecond)
-						t0 := time.Now()
-						_, err := l.Allow(t.Context(), "key")
-						require.ErrorIs(t, err, store.ErrTimeout)
-						require.LessOrEqual(t, time.Since(t0), 175*time.Millisecond)
-					})
-				}
-				wg.Wait()
+				testkit.NobodyWaitsForTwoCalls(t, l)
 				require.NoError(t, d.Close(t.Context()))
-				time.Sleep(time.Second) // the last call ends
 			})
 		})
 	}
