@@ -191,3 +191,45 @@ func TestCloseDuringAnAllThatIsDenied(t *testing.T) {
 		require.Equal(t, 360_000-charged, r.Remaining)
 	})
 }
+
+// A limit that can have no lease is asked of the store each time, and what is held of the others is spent if
+// that admits the event, and only then.
+func TestAnAllBesideALimitWithoutALease(t *testing.T) {
+	for name, algorithm := range map[string]string{"window": "fixed_window", "log": "sliding_log"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				all, _, wide, d, s := two(t, algorithm)
+				charged := 0
+				for ; d.Stats().Held < 8; charged++ {
+					require.True(t, allow(t, all).Allowed)
+					synctest.Wait()
+				}
+				small, err := ratelimit.New("sliding_log", d, ratelimit.PerHour(100_000), ratelimit.WithLimitFunc(
+					func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.PerHour(2), nil })) // too few for a lease
+				require.NoError(t, err)
+				both, err := ratelimit.NewAll(wide, small)
+				require.NoError(t, err)
+				for _, step := range []struct {
+					fail    error
+					allowed bool
+					spent   int
+				}{{nil, true, 1}, {errors.New("planted"), false, 0}, {nil, true, 1}, {nil, false, 0}} {
+					s.set(0, func(string) error { return step.fail })
+					before := d.Stats()
+					r, err := both.Allow(t.Context(), "key")
+					require.ErrorIs(t, err, step.fail)
+					require.Equal(t, step.allowed, r.Allowed)
+					after := d.Stats()
+					require.Equal(t, step.spent, before.Held-after.Held)
+					require.EqualValues(t, 1, after.Asked-before.Asked)
+					charged += step.spent
+				}
+				r, err := both.Peek(t.Context(), "key")
+				require.NoError(t, err)
+				require.False(t, r.Allowed)
+				require.NoError(t, d.Close(t.Context()))
+				require.Equal(t, 360_000-charged, remaining(t, wide))
+			})
+		})
+	}
+}
