@@ -114,6 +114,46 @@ func TestOfAllsAtOnceAsManyAreAdmittedAsFit(t *testing.T) {
 	}
 }
 
+// If another process takes of the room meanwhile, as many as then fit are admitted, and none of the others.
+func TestOfAllsAtOnceAsManyAreAdmittedAsOthersLeave(t *testing.T) {
+	for taken, want := range map[int]int{10: 1 + 19, 28: 1 + 1, 29: 1, 40: 1} {
+		eachAlgorithm(t, func(t *testing.T, algorithm string) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &recorder{Store: memory(t, stopped)}
+				d, err := lease.New(s, time.Second)
+				require.NoError(t, err)
+				tight, wide := newLimiter(t, algorithm, d, ratelimit.PerHour(3600)), newLimiter(t, algorithm, d, ratelimit.PerDay(24*3600))
+				other, err := lease.New(s.Store, time.Second, lease.WithMaxLease(1))
+				require.NoError(t, err)
+				others := newLimiter(t, algorithm, other, ratelimit.PerHour(3600)).(limiting)
+				all, err := ratelimit.NewAll(tight, wide)
+				require.NoError(t, err)
+				fresh := fullKey(t, wide)
+				require.True(t, allowN(t, tight, fullKey(t, tight)-30).Allowed)
+				calls := 0
+				s.set(20*time.Millisecond, func(op string) error {
+					if op == "TakeAll" {
+						if calls++; calls == 3 { // of the first one, of all others, and of as many as fit
+							_, _, err := others.AllowUpTo(t.Context(), "key", taken)
+							require.NoError(t, err)
+						}
+					}
+					return nil
+				})
+				told := atOnce(t, all, 100, one)
+				for i, r := range told {
+					require.Equal(t, i < want, r.Allowed, i)
+				}
+				require.LessOrEqual(t, calls, 6)
+				s.set(0, nil)
+				require.NoError(t, d.Close(t.Context()))
+				require.Equal(t, fresh-want, remaining(t, wide))
+				require.Equal(t, max(0, 30-want-taken), remaining(t, tight))
+			})
+		})
+	}
+}
+
 // Whatever callers of several sets of keys do, and stores of other processes, no event is lost, and none is
 // admitted twice.
 func TestOfAllsAtOnceNothingIsLost(t *testing.T) {
