@@ -419,13 +419,14 @@ func (st *story) troubled(to *told, gone bool) bool {
 		}
 	}
 	return slices.ContainsFunc(st.troubles, func(tr trouble) bool {
-		if tr.what == "flush" || gone && (tr.what == "stop" || tr.what == "slow server") && slow < 500*time.Millisecond {
-			return false
-		}
 		from := st.b.began.Add(tr.at)
-		until := from.Add(tr.lasts)
-		if tr.what == "slow server" && st.b.behind.After(until) {
+		until, silent := from.Add(tr.lasts), slow
+		if tr.what == "slow server" && st.b.behind.After(until) { // one spell in another makes it far slower
+			silent += st.b.behind.Sub(until)
 			until = st.b.behind
+		}
+		if tr.what == "flush" || gone && (tr.what == "stop" || tr.what == "slow server") && silent < 500*time.Millisecond {
+			return false
 		}
 		return !to.ended.Before(from) && to.begun.Before(until.Add(2*time.Second))
 	})
