@@ -562,18 +562,19 @@ type owing struct {
 	calls bool
 }
 
-// owingOf are those of l, without slots: whoever holds one takes it up again.
+// owingOf are those of l, without slots: whoever holds one takes it up again. What is around others by another
+// package may make keys or numbers of its own, and is asked itself.
 func owingOf(l ratelimit.Limiter) (limits []owing) {
-	k, inside := see.Of(l), see.Inside(l)
+	k := see.Of(l)
 	switch {
+	case k == nil && !see.LookingOn(l), k != nil && k.Algorithm != "" && !k.Calls:
+		return []owing{{l, false}}
 	case k != nil && k.Held:
 		return nil
 	case k != nil && k.Calls:
 		return []owing{{k.ByEvents, true}}
-	case k != nil && k.Algorithm != "", len(inside) == 0, see.Mirroring(l):
-		return []owing{{l, false}}
 	}
-	for _, inner := range inside {
+	for _, inner := range see.Inside(l) {
 		limits = append(limits, owingOf(inner)...)
 	}
 	return limits

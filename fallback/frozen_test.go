@@ -212,3 +212,36 @@ func TestCallsThatHaveNoRoomStayOwed(t *testing.T) {
 		require.False(t, lim.Owes("key"))
 	})
 }
+
+// prefixed is a limiter of another package around one that counts other keys.
+type prefixed struct{ ratelimit.Limiter }
+
+func (p prefixed) AllowN(ctx context.Context, key string, n int) (ratelimit.Result, error) {
+	return p.Limiter.AllowN(ctx, "tenant:"+key, n)
+}
+
+func (p prefixed) Peek(ctx context.Context, key string) (ratelimit.Result, error) {
+	return p.Limiter.Peek(ctx, "tenant:"+key)
+}
+
+func (p prefixed) Unwrap() ratelimit.Limiter { return p.Limiter }
+
+func TestWhatIsOwedGoesThroughLimitersOfOtherPackages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newBreakable(t)
+		day := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(100)))
+		lim := ratelimit.Must(fallback.New(prefixed{day}, fallback.FailTo(newLimiter(t, "fixed_window", ratelimit.Must(memstore.New()), ratelimit.PerDay(50)))))
+		s.down.Store(true)
+		for range 5 {
+			require.True(t, allow(t, lim, "key").Allowed)
+		}
+		s.down.Store(false)
+		time.Sleep(time.Second)
+		require.True(t, allow(t, lim, "key").Allowed)
+		for key, want := range map[string]int{"key": 100, "tenant:key": 100 - 6} {
+			r, err := day.Peek(t.Context(), key)
+			require.NoError(t, err)
+			require.Equal(t, want, r.Remaining)
+		}
+	})
+}

@@ -36,6 +36,12 @@ type Transparent struct{}
 
 func (Transparent) transparent() {}
 
+// LookingOn reports whether l embeds Transparent.
+func LookingOn[L any](l L) bool {
+	_, ok := any(l).(interface{ transparent() })
+	return ok
+}
+
 // Mirrors is embedded in a limiter that charges another one besides, which stands in for it in an outage.
 type Mirrors struct{}
 
@@ -372,7 +378,7 @@ func Local[L any](l L, s store.Store, instances int) (local L, err error) {
 	if isnil.Is(l) {
 		return local, fmt.Errorf("%w: the limiter is nil", store.ErrInvalidOption)
 	}
-	if _, ok := any(l).(interface{ transparent() }); ok {
+	if LookingOn(l) {
 		return Local(Inside(l)[0], s, instances)
 	}
 	k := Of(l)
