@@ -144,6 +144,7 @@ func (d *debts) change(key string, by func(*debt)) {
 		return
 	}
 	by(&owed)
+	owed.events, owed.calls = max(0, owed.events), max(0, owed.calls) // what was given back meanwhile is paid twice
 	if d.byKey[id] = owed; owed.events <= 0 && owed.calls <= 0 && !owed.handing {
 		delete(d.byKey, id)
 	}

@@ -514,7 +514,7 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 		if uncounted(p) || p.Limit == 0 { // by the current limit, which may change
 			return nil
 		}
-		due = due.atMost(held(f.local, p))
+		due = due.still(held(f.local, p))
 	}
 	granted, err := f.pay(ctx, key, due)
 	if err != nil {
@@ -527,12 +527,28 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 // charge is events, and the calls for them where a limit counts calls.
 type charge struct{ events, calls int }
 
-func (c charge) atMost(o charge) charge {
-	return charge{min(c.events, o.events), min(c.calls, o.calls)}
+// still is as much of c as is held. Of what nobody counts, which is below 0, it is the same part.
+func (c charge) still(held charge) charge {
+	part := func(n, of, whole int) int {
+		if whole == 0 {
+			return n
+		}
+		return int(math.Ceil(float64(n) * float64(of) / float64(whole)))
+	}
+	all := charge{min(c.events, held.events), min(c.calls, held.calls)}
+	switch {
+	case held.events < 0 && held.calls < 0:
+		return c
+	case held.events < 0:
+		all.events = part(c.events, all.calls, c.calls)
+	case held.calls < 0:
+		all.calls = part(c.calls, all.events, c.events)
+	}
+	return all
 }
 
 // held is what a local limiter holds against a key, by its Peek p: of several limits the one that holds
-// the most. It has no end of what none of them counts.
+// the most. What none of them counts is -1.
 func held(local ratelimit.Limiter, p ratelimit.Result) charge {
 	most, limits := charge{-1, -1}, see.LimitsOf(local)
 	for i, part := range each(p) {
@@ -546,11 +562,6 @@ func held(local ratelimit.Limiter, p ratelimit.Result) charge {
 			most.calls = max(most.calls, n)
 		default:
 			most.events = max(most.events, n)
-		}
-	}
-	for _, n := range []*int{&most.events, &most.calls} {
-		if *n < 0 {
-			*n = math.MaxInt32
 		}
 	}
 	return most
@@ -580,7 +591,8 @@ func owingOf(l ratelimit.Limiter) (limits []owing) {
 	return limits
 }
 
-// payTries is how often the limiter is asked for what is owed: a denial says for how much there is room.
+// payTries is how often the limiter is asked for what is owed, and once more for each limit: a denial says
+// for how much there is room.
 const payTries = 3
 
 // pay charges the limiter with as much of due as there is room for.
@@ -593,7 +605,7 @@ func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted char
 		}
 		return charge{n, due.calls}, err
 	}
-	for range payTries {
+	for range payTries + len(limits) {
 		asks, most := make([]ratelimit.Ask, len(limits)), 0
 		for i, l := range limits {
 			asks[i] = ratelimit.Ask{Limiter: l.Limiter, Key: key, N: *l.part(&due)}
@@ -610,7 +622,8 @@ func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted char
 			return due, nil
 		}
 		for i, part := range each(r) {
-			if n := limits[min(i, len(limits)-1)].part(&due); part.Counted() {
+			if !part.Allowed && part.Counted() && part != (ratelimit.Result{}) { // or it was not asked
+				n := limits[min(i, len(limits)-1)].part(&due)
 				*n = min(*n, part.Remaining)
 			}
 		}
@@ -651,7 +664,9 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	})
 	switch {
 	case err == nil:
-		return f.mirror(ctx, key, n, r), nil
+		r = f.mirror(ctx, key, n, r)
+		_ = f.Refund(see.Only(lasting(ctx), see.Mirrored), key, r, n) // whose slot is the call's that is charged for
+		return r, nil
 	case !errors.Is(err, ratelimit.ErrStore) || f.local == nil:
 		return r, err
 	}
@@ -678,7 +693,7 @@ func (f *Limiter) Refund(ctx context.Context, key string, charged ratelimit.Resu
 	m, besides := note.(*mirrored)
 	switch {
 	case see.PartOf(ctx) == see.Mirrored: // the slots of the store are given back by themselves
-		ctx = see.Only(ctx, see.Slots)
+		ctx, besides = see.Only(ctx, see.Slots), besides && see.Held(f.local)
 	case ours:
 		return f.refundAnswer(ctx, key, under, n)
 	default:

@@ -2,7 +2,9 @@ package fallback_test
 
 import (
 	"context"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -242,6 +244,84 @@ func TestWhatIsOwedGoesThroughLimitersOfOtherPackages(t *testing.T) {
 			r, err := day.Peek(t.Context(), key)
 			require.NoError(t, err)
 			require.Equal(t, want, r.Remaining)
+		}
+	})
+}
+
+// gated is a store whose next TakeAll waits.
+type gated struct {
+	*breakable
+	waits   atomic.Bool
+	in, out chan struct{}
+}
+
+func (g *gated) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	if g.waits.CompareAndSwap(true, false) {
+		close(g.in)
+		<-g.out
+	}
+	return g.breakable.TakeAll(ctx, requests, replies)
+}
+
+// What is refunded while it is on its way to the store is paid all the same, and nothing below zero is owed.
+func TestARefundOfWhatIsOnItsWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &gated{breakable: newBreakable(t), in: make(chan struct{}), out: make(chan struct{})}
+		events := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(100)))
+		calls := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerHour(50), ratelimit.CountCalls()))
+		lim := ratelimit.Must(fallback.New(all(t, events, calls), fallback.FailLocal(1)))
+		askN := func(n int) ratelimit.Result {
+			r, err := lim.AllowN(t.Context(), "key", n)
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+			return r
+		}
+		s.down.Store(true)
+		owed := askN(5)
+		s.down.Store(false)
+		s.waits.Store(true)
+		var wg sync.WaitGroup
+		wg.Go(func() { askN(1) })
+		<-s.in
+		require.Equal(t, ratelimit.SourceLocal, askN(3).Source())
+		require.NoError(t, lim.Refund(t.Context(), "key", owed, 5))
+		close(s.out)
+		wg.Wait()
+		askN(1)
+		require.False(t, lim.Owes("key"))
+	})
+}
+
+// Each store tells of its own limits alone how much room there is.
+func TestWhatIsOwedToManyStores(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var limits []ratelimit.Limiter
+		var stores []*breakable
+		for i := range 5 {
+			s := newBreakable(t)
+			l := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(100), ratelimit.WithName(strconv.Itoa(i))))
+			_, err := l.AllowN(t.Context(), "key", 40+10*i) // so that there is room for 60, 50, 40, 30 and 20
+			require.NoError(t, err)
+			stores, limits = append(stores, s), append(limits, l)
+		}
+		lim := ratelimit.Must(fallback.New(all(t, limits...), fallback.FailLocal(1)))
+		set := func(down bool) {
+			for _, s := range stores {
+				s.down.Store(down)
+			}
+		}
+		set(true)
+		_, err := lim.AllowN(t.Context(), "key", 90)
+		require.NoError(t, err)
+		set(false)
+		time.Sleep(time.Second)
+		r, err := lim.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		require.False(t, r.Allowed)
+		for i, l := range limits {
+			r, err = l.Peek(t.Context(), "key")
+			require.NoError(t, err)
+			require.Equal(t, 40-10*i, r.Remaining)
 		}
 	})
 }

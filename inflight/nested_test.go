@@ -171,3 +171,31 @@ func TestASlotOfAnAllInAFallbackIsGivenBackToTheLocalLimiterToo(t *testing.T) {
 		})
 	}
 }
+
+// The local limiter may have no slots, or rates of its own. These stay, and so does what a Settle has charged.
+func TestTheEndOfASlotGivesBackNoLocalRate(t *testing.T) {
+	for name, withSlots := range map[string]bool{"slots": true, "rates alone": false} {
+		for _, actual := range []int{1, 2, 3} {
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s, local := ratelimit.Must(memstore.New()), ratelimit.Must(memstore.New())
+					_, rate := rates(s)
+					_, here := rates(local)
+					heldHere := slots(t, local, 3)
+					parts := []ratelimit.Limiter{here}
+					if withSlots {
+						parts = append(parts, heldHere)
+					}
+					inner := ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 6)))
+					l := ratelimit.Must(fallback.New(inner, fallback.FailTo(ratelimit.Must(ratelimit.NewAll(parts...)))))
+					slot, r, err := inflight.Hold(t.Context(), l, "key", 2)
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+					require.NoError(t, slot.Settle(t.Context(), actual))
+					slot.Release()
+					require.Equal(t, []int{200 - actual, 200 - actual, 3}, []int{free(t, rate), free(t, here), free(t, heldHere)})
+				})
+			})
+		}
+	}
+}

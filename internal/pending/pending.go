@@ -43,34 +43,53 @@ func (c *Call[T]) end(answer func()) bool {
 	return true
 }
 
-// Patience is for how long a call waits that may wait for several calls of a store: for no longer than one
-// of them may take. Of a store that does not say how long that is it has no end.
+// Patience is for how long calls wait that may wait for several calls of a store: until it has not answered for
+// as long as one of them may take. Of a store that does not say how long that is it has no end.
 type Patience struct {
 	timeout time.Duration
 	waves   *waves.Waves
+	heard   atomic.Int64 // when the store has answered last, since the beginning of the waves
 }
 
 // grace is the part of a timeout for which a call still waits after it: the error of the store says more.
 const grace = 16
 
 // PatienceWith is that of calls of s.
-func PatienceWith(s store.Store) (p Patience) {
-	if p.timeout = see.Timeout(s); p.timeout > 0 {
+func PatienceWith(s store.Store) *Patience {
+	p := &Patience{timeout: see.Timeout(s)}
+	if p.timeout > 0 {
 		p.waves = waves.New(p.timeout)
 	}
 	return p
 }
 
-// Wait returns the answer, or leaves when ctx ends, or the patience.
-func (c *Call[T]) Wait(ctx context.Context, p Patience) (T, error) {
-	var over <-chan struct{}
+// Heard notes that the store has answered.
+func (p *Patience) Heard() {
 	if p.waves != nil {
-		over = p.waves.After(time.Now().Add(p.timeout + p.timeout/grace)).Over
+		p.heard.Store(int64(time.Since(p.waves.Base)))
 	}
-	select {
-	case <-c.ready:
-	case <-ctx.Done():
-	case <-over:
+}
+
+// after is closed when the store should have answered that was asked, or has answered, at since.
+func (p *Patience) after(since time.Time) <-chan struct{} {
+	if p.waves == nil {
+		return nil
+	}
+	return p.waves.After(since.Add(p.timeout + p.timeout/grace)).Over
+}
+
+// Wait returns the answer, or leaves when ctx ends, or the patience.
+func (c *Call[T]) Wait(ctx context.Context, p *Patience) (T, error) {
+	for since, over := time.Now(), false; !over; {
+		select {
+		case <-c.ready:
+			over = true
+		case <-ctx.Done():
+			over = true
+		case <-p.after(since):
+			heard := p.waves.Base.Add(time.Duration(p.heard.Load()))
+			over, since = !heard.After(since), heard
+		}
 	}
 	if c.done.CompareAndSwap(false, true) {
 		var none T

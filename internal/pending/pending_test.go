@@ -19,7 +19,7 @@ func TestACallHasTheFirstAnswer(t *testing.T) {
 	c := pending.New[int]()
 	require.True(t, c.Answer(7, wrong))
 	require.False(t, c.Answer(8, nil))
-	answer, err := c.Wait(t.Context(), pending.Patience{})
+	answer, err := c.Wait(t.Context(), new(pending.Patience))
 	require.Equal(t, 7, answer)
 	require.Equal(t, wrong, err)
 }
@@ -29,7 +29,7 @@ func TestACallThatHasLeftHasNoAnswer(t *testing.T) {
 		first, second := pending.New[int](), pending.New[int]()
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
-			_, err := first.Wait(ctx, pending.Patience{})
+			_, err := first.Wait(ctx, new(pending.Patience))
 			require.ErrorIs(t, err, context.Canceled)
 		}()
 		cancel()
@@ -43,7 +43,7 @@ func TestACallThatHasLeftHasNoAnswer(t *testing.T) {
 func TestAPanicIsTheCallers(t *testing.T) {
 	c := pending.New[int]()
 	c.Panic("planted")
-	require.PanicsWithValue(t, "planted", func() { _, _ = c.Wait(t.Context(), pending.Patience{}) })
+	require.PanicsWithValue(t, "planted", func() { _, _ = c.Wait(t.Context(), new(pending.Patience)) })
 }
 
 // Who waits for several calls of a store leaves when one of them should have ended.
@@ -60,6 +60,13 @@ func TestACallThatTakesLongerThanTheTimeoutIsLeft(t *testing.T) {
 		defer cancel()
 		_, err = pending.New[int]().Wait(ctx, p)
 		require.Equal(t, context.DeadlineExceeded, err)
+		c, t0 = pending.New[int](), time.Now()
+		for i := range 3 {
+			time.AfterFunc(time.Duration(i)*150*time.Millisecond, p.Heard)
+		}
+		_, err = c.Wait(t.Context(), p)
+		require.ErrorIs(t, err, store.ErrTimeout)
+		require.GreaterOrEqual(t, time.Since(t0), 300*time.Millisecond+170*time.Millisecond, "it has answered others")
 		time.Sleep(time.Second) // the timers have run
 	})
 }
@@ -72,7 +79,7 @@ func TestAnAnswerIsGivenOrNot(t *testing.T) {
 		given := make(chan bool)
 		go func() { given <- c.Answer(7, nil) }()
 		go cancel()
-		answer, err := c.Wait(ctx, pending.Patience{})
+		answer, err := c.Wait(ctx, new(pending.Patience))
 		require.Equal(t, <-given, err == nil)
 		require.Equal(t, err == nil, answer == 7)
 	}

@@ -90,8 +90,17 @@ func Bottom(s store.Store) store.Store {
 	return s
 }
 
-// Timeout is how long a call of s takes at most, by what the store behind it says. It is 0 if that says nothing.
+// Waits is embedded in a store whose calls may take longer than those of the store behind it.
+type Waits struct{}
+
+func (Waits) waits() {}
+
+// Timeout is how long a call of s takes at most, by what the store behind it says. It is 0 if that says
+// nothing, or is behind one that Waits.
 func Timeout(s store.Store) time.Duration {
+	if _, waits := First[interface{ waits() }](s); waits {
+		return 0
+	}
 	if t, ok := Bottom(s).(interface{ Timeout() time.Duration }); ok {
 		return t.Timeout()
 	}

@@ -28,8 +28,8 @@ import (
 // are denied.
 //
 // A call that does meet others waits for those under way and for its own. Each of them is two
-// calls of the store if some events are admitted and others are not. So it waits for up to
-// four times the store's timeout. A goroutine asks for the callers who wait, and ends with the
+// calls of the store if some events are admitted and others are not. It ends in
+// ErrTimeout once the store has not answered for its timeout and a sixteenth. A goroutine asks for the callers who wait, and ends with the
 // last of them. If a caller's ctx ends while it waits, its permit goes to the next one or back.
 //
 // All else goes on to the store as it is: calls of more than one event, those of an All, what
@@ -38,7 +38,7 @@ import (
 // It is safe for concurrent use. Make it by [New].
 type Store struct {
 	store.Store
-	patience pending.Patience
+	patience *pending.Patience
 
 	mu    sync.Mutex       // protects calls and the waiters in it; never held over a call
 	calls map[hotKey]*call // that are under way
@@ -100,7 +100,11 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 			go s.decideAll(ns, k, waiters)
 		}
 	}()
-	return s.Store.Take(ctx, ns, key, l, 1)
+	r, err := s.Store.Take(ctx, ns, key, l, 1)
+	if err == nil {
+		s.patience.Heard()
+	}
+	return r, err
 }
 
 // next returns the waiters for the next call on k. If there are none, no call is under
@@ -139,6 +143,9 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 	}()
 	ctx := context.Background() // not a waiter's: the store has its own timeout
 	r, err := s.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))
+	if err == nil {
+		s.patience.Heard()
+	}
 	if err != nil || !r.OK() {
 		answerAll(waiters, r, err)
 		return

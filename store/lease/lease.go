@@ -70,7 +70,7 @@ type Store struct {
 	store.Store // Together
 
 	terms    terms
-	patience pending.Patience
+	patience *pending.Patience
 	maxKeys  int64
 
 	base   time.Time // of all times, which are monotonic

@@ -116,7 +116,8 @@ type batch struct {
 	replies  []store.Reply // of the store
 	all      bool          // whether it admits all
 	shares   []share       // then, of each key
-	blocked  []bool        // or else, which keys have no room for the next claim
+	before   []int64       // or else the events of the claims that fit,
+	blocked  []bool        // and which keys have no room for the next one
 	err      error
 	panicked any
 }
@@ -129,7 +130,7 @@ type share struct {
 
 // takeTogether asks the store for what the claims lack and, if ahead, for leases. It takes these in.
 func (d *Store) takeTogether(lacks []lack, claims []claim, ahead bool) *batch {
-	b := &batch{d: d, lacks: slices.Clone(lacks), replies: make([]store.Reply, len(lacks)), shares: make([]share, len(lacks)), blocked: make([]bool, len(lacks))}
+	b := &batch{d: d, lacks: slices.Clone(lacks), replies: make([]store.Reply, len(lacks)), shares: make([]share, len(lacks)), before: make([]int64, len(lacks)), blocked: make([]bool, len(lacks))}
 	for i := range b.lacks {
 		l := &b.lacks[i]
 		l.request.N = 0
@@ -154,6 +155,7 @@ func (b *batch) ask() {
 			b.d.stats.lost.Add(1)
 		} else {
 			b.d.stats.asked.Add(1)
+			b.d.patience.Heard()
 		}
 	}()
 	ctx := context.Background() // no caller's: the store has a timeout
@@ -174,7 +176,8 @@ func (d *Store) leadFor(l *lack, ahead bool) bool {
 	defer l.shard.mu.Unlock()
 	e, now := l.entry, d.now()
 	d.tidy(e, now)
-	if e.fetching || e.owed > 0 || e.spare.left > 0 || e.limits != l.limits || !d.begin() {
+	swept := l.shard.keys[d.seeds.In(e.ns, e.key)] != e
+	if swept || e.fetching || e.owed > 0 || e.spare.left > 0 || e.limits != l.limits || !d.begin() {
 		return false
 	}
 	e.fetching = true
@@ -236,7 +239,7 @@ func (d *Store) takeLease(l *lack, g *grant, sent, now time.Duration) int {
 	held.grant = g
 	held.left -= n
 	left := held.left
-	e.remaining = g.room
+	e.remaining, e.last = g.room, nil
 	if l.full != nil && l.limits == e.limits {
 		d.remember(e, *l.full, sent, now)
 	}
@@ -311,16 +314,17 @@ func (b *batch) room(i int) int64 {
 
 // fit is how many of the claims there is room for, from the first on. The next one is blocked.
 func (b *batch) fit(claims []claim) (fit int) {
-	sums := make([]int64, len(b.lacks))
 	for _, c := range claims {
 		blocked := false
 		for i, n := range c.n {
-			sums[i] += n
-			b.blocked[i] = sums[i] > b.room(i)
+			b.blocked[i] = b.before[i]+n > b.room(i)
 			blocked = blocked || b.blocked[i]
 		}
 		if blocked {
 			break
+		}
+		for i, n := range c.n {
+			b.before[i] += n
 		}
 		fit++
 	}
@@ -358,6 +362,7 @@ func (b *batch) denial(n []int64) (v verdict, err error) {
 		switch {
 		case !b.blocked[i]:
 			*told = fits(rule, by, b.replies[i], n)
+			told.Y -= b.before[i]
 			continue
 		case l.want == n: // exactly what was asked for
 			*told = plain(rule, by, b.replies[i], n, 0)
@@ -367,6 +372,7 @@ func (b *batch) denial(n []int64) (v verdict, err error) {
 				return verdict{}, err
 			}
 		}
+		b.d.patience.Heard()
 		if n == 1 {
 			*told = b.d.rememberFor(l, *told, b.sent)
 		}

@@ -319,3 +319,146 @@ func TestWhereTheStoreHangsNobodyWaitsForTwoCalls(t *testing.T) {
 		})
 	}
 }
+
+// hasty is a store that answers within its timeout.
+type hasty struct{ *recorder }
+
+func (hasty) Timeout() time.Duration { return 160 * time.Millisecond }
+
+// A store that answers, and be it slowly, is not told to have failed, however many of its calls one waits for.
+func TestWhereTheStoreAnswersSlowlyEverybodyIsDecidedOn(t *testing.T) {
+	for _, several := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t)}
+			s.set(hasty{}.Timeout()/2, nil)
+			d, err := lease.New(hasty{s}, time.Second)
+			require.NoError(t, err)
+			l := newLimiter(t, "token_bucket", d, ratelimit.Limit{Rate: 50, Period: time.Second, Burst: 100})
+			if several {
+				l, err = ratelimit.NewAll(l, newLimiter(t, "token_bucket", d, ratelimit.PerHour(1_000_000)))
+				require.NoError(t, err)
+			}
+			var wg sync.WaitGroup
+			for i := range 1000 {
+				wg.Go(func() {
+					time.Sleep(time.Duration(i) * 3 * time.Millisecond)
+					_, err := l.Allow(t.Context(), "key")
+					require.NoError(t, err)
+				})
+			}
+			wg.Wait()
+			s.set(0, nil)
+			require.NoError(t, d.Close(t.Context()))
+		})
+	}
+}
+
+// What another limit of a denied All has left is told without those who are admitted before.
+func TestWhatIsLeftBesideADenialOfMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t, stopped)}
+		d, err := lease.New(s, time.Second)
+		require.NoError(t, err)
+		all, err := ratelimit.NewAll(newLimiter(t, "fixed_window", d, ratelimit.PerHour(30)), newLimiter(t, "fixed_window", d, ratelimit.PerDay(100)))
+		require.NoError(t, err)
+		s.set(20*time.Millisecond, nil)
+		for i, r := range atOnce(t, all, 60, one) {
+			require.Equal(t, i < 30, r.Allowed)
+			if !r.Allowed {
+				require.Equal(t, 70, r.Parts()[1].Remaining, i)
+			}
+		}
+		s.set(0, nil)
+		require.NoError(t, d.Close(t.Context()))
+	})
+}
+
+// What a batch takes of a limit is not forgotten for what was known of it before.
+func TestWhatABatchHasTakenIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t, stopped)}
+		d, err := lease.New(s, time.Second)
+		require.NoError(t, err)
+		bucket := ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 500}
+		long, quick := newLimiter(t, "fixed_window", d, ratelimit.PerDay(24*3600)), newLimiter(t, "token_bucket", d, bucket)
+		all, err := ratelimit.NewAll(long, quick)
+		require.NoError(t, err)
+		require.True(t, allowN(t, long, fullKey(t, long)-30).Allowed)
+		s.set(20*time.Millisecond, nil)
+		three := func(int) int { return 3 }
+		require.Equal(t, 30, allowed(atOnce(t, all, 20, three), three))
+		s.set(0, nil)
+		plain := newLimiter(t, "token_bucket", s.Store, bucket)
+		require.True(t, allowN(t, plain, remaining(t, plain)).Allowed)
+		for allow(t, quick).Allowed {
+		}
+		require.Greater(t, allow(t, all).RetryAfter, 10*time.Minute, "until the day ends")
+		require.NoError(t, d.Close(t.Context()))
+	})
+}
+
+// A key may be forgotten while a line is under way of which it is not the first. No lease is then put where nobody
+// finds it.
+func TestAKeyOfALineIsForgottenMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t, stopped)}
+		d, err := lease.New(s, 10*time.Millisecond)
+		require.NoError(t, err)
+		first := newLimiter(t, "fixed_window", d, ratelimit.PerDay(7200))
+		second := newLimiter(t, "fixed_window", d, ratelimit.Limit{Rate: 7200, Period: 48 * time.Hour})
+		full := newLimiter(t, "fixed_window", d, ratelimit.PerHour(60))
+		fresh, charged := fullKey(t, second), 0
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		ask := func(n int, limits ...ratelimit.Limiter) {
+			l, err := ratelimit.NewAll(limits...)
+			require.NoError(t, err)
+			wg.Go(func() {
+				r, err := l.AllowN(t.Context(), "key", n)
+				require.NoError(t, err)
+				mu.Lock()
+				defer mu.Unlock()
+				if r.Allowed {
+					charged += n
+				}
+			})
+			synctest.Wait()
+		}
+		s.set(time.Millisecond, nil)
+		for range 60 { // so that the next lease of the second is large
+			ask(1, full, second)
+		}
+		wg.Wait()
+		s.set(40*time.Millisecond, nil)
+		ask(2, full, second) // which is denied, but is there to lead the second
+		time.Sleep(5 * time.Millisecond)
+		s.set(200*time.Millisecond, nil)
+		ask(2, first, second)
+		ask(2, first, second) // stands in line meanwhile
+		wg.Wait()
+		s.set(0, nil)
+		time.Sleep(time.Minute)
+		require.NoError(t, d.Close(t.Context()))
+		synctest.Wait()
+		require.Equal(t, fresh-charged, remaining(t, second))
+	})
+}
+
+// If the store panics, what was held for the call is held again.
+func TestAPanicLosesNothingThatWasHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all, _, wide, d, s := two(t, "fixed_window")
+		charged := 0
+		for ; d.Stats().Held < 10; charged++ {
+			require.True(t, allow(t, wide).Allowed)
+			synctest.Wait()
+		}
+		held := d.Stats().Held
+		s.set(0, func(string) error { panic("planted") })
+		require.Panics(t, func() { _, _ = all.Allow(t.Context(), "key") })
+		require.Equal(t, held, d.Stats().Held)
+		s.set(0, nil)
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, 360_000-charged, remaining(t, wide))
+	})
+}

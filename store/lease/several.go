@@ -23,19 +23,20 @@ type lack struct {
 
 // TakeAll admits what is held. If that is not all, the store decides on the rest, on all of it or
 // none, and gives leases of it in the same call. Looks are answered as by Peek.
-func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
-	lacks := d.spendAll(requests, replies)
+func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
+	lacks, all := d.spendAll(requests, replies), false
 	if len(lacks) == 0 {
 		return nil
 	}
-	var all bool
-	var err error
-	if !d.denyAll(lacks, replies) {
-		all, err = d.takeLacking(ctx, lacks, replies)
+	defer func() { // also if the store panics
+		if !all {
+			d.putBackHeld(requests, replies, lacks)
+		}
+	}()
+	if d.denyAll(lacks, replies) {
+		return nil
 	}
-	if !all {
-		d.putBackHeld(requests, replies, lacks)
-	}
+	all, err = d.takeLacking(ctx, lacks, replies)
 	return err
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/credit"
 	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -49,6 +50,7 @@ import (
 //
 // [Why it holds]: https://github.com/ratelimit-go/ratelimit/blob/main/docs/scaling.md#regions
 type Store struct {
+	waits       //nolint:unused // package see looks for it
 	store.Store // of the own region: Together, Reset
 
 	own    *region
@@ -62,6 +64,8 @@ type Store struct {
 
 	moved, fetches, failed atomic.Int64
 }
+
+type waits = see.Waits //nolint:unused // see package see
 
 type settings struct {
 	wait    time.Duration
