@@ -28,9 +28,10 @@ import (
 // are denied.
 //
 // A call that does meet others waits for those under way and for its own. Each of them is two
-// calls of the store if some events are admitted and others are not. It ends in
-// ErrTimeout once the store has not answered for its timeout and a sixteenth. A goroutine asks for the callers who wait, and ends with the
-// last of them. If a caller's ctx ends while it waits, its permit goes to the next one or back.
+// calls of the store if some events are admitted and others are not. The call ends in
+// [store.ErrTimeout] if the store answers nobody for its timeout and a sixteenth. A goroutine asks
+// for the callers who wait, and ends with the last of them. If a caller's ctx ends while it waits,
+// its permit goes to the next one or back.
 //
 // All else goes on to the store as it is: calls of more than one event, those of an All, what
 // AllowUpTo, AllowWithin of the buckets and Peek ask, and what is given back.
