@@ -60,6 +60,9 @@ func TestAllsAtOnceShareACall(t *testing.T) {
 				require.Equal(t, callers, allowed(atOnce(t, all, callers, one), one))
 				require.Equal(t, 2*trip, time.Since(t0), "of the first, and of all others")
 				require.Len(t, asked(s.reset(), "TakeAll"), 2)
+				stats := d.Stats()
+				require.EqualValues(t, [2]int64{2, 0}, [2]int64{stats.Asked, stats.Lost})
+				require.GreaterOrEqual(t, stats.Granted, int64(2*callers))
 				s.set(0, nil)
 				require.NoError(t, d.Close(t.Context()))
 				if algorithm != "token_bucket" { // into which some has flowed
@@ -294,6 +297,7 @@ func TestACallForSeveralAllsThatFails(t *testing.T) {
 					require.Equal(t, 100, ended["admitted"]+ended["denied"]+ended["failed"])
 					require.Positive(t, ended["failed"], "%v", ended)
 					require.Positive(t, ended["admitted"], "%v", ended)
+					require.Equal(t, op == "TakeAll", d.Stats().Lost == 1)
 					s.set(0, nil)
 					require.NoError(t, d.Close(t.Context()))
 				})
