@@ -81,10 +81,10 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 	lim.policyName = cmp.Or(lim.policyName, lim.name, l.String())
 	lim.policy = lim.policyOf(l, lim.integers)
 	lim.namespace = store.NewNamespace(rule, lim.identity())
+	lim.introduce(self)
 	if reflect.ValueOf(s).Comparable() {
 		lim.joint, lim.bottom = s, see.Bottom(s)
 	}
-	lim.introduce(self)
 	return s.Prepare(rule, lim.integers, lim.limitFunc == nil)
 }
 
@@ -92,21 +92,25 @@ func (lim *limiter) build(self Limiter, rule *store.Rule, s store.Store, l Limit
 func (lim *limiter) introduce(self Limiter) {
 	lim.optional = lim.keyFunc != nil || lim.calls || lim.observers != nil
 	lim.quick = !lim.optional && lim.limitFunc == nil && lim.integers.Rate > 0
-	var byEvents Limiter
-	if _, ok := self.(one); ok && lim.calls { // a Ban refuses it
-		twin := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one)
-		core := twin.core()
-		*core = *lim
-		core.calls = false
-		core.introduce(twin)
-		byEvents = twin
-	}
 	lim.known = see.NewCore(self, see.Known[Limiter]{
-		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls, ByEvents: byEvents,
+		Held: lim.rule.Held, Algorithm: lim.rule.Name, Name: lim.policyName, Calls: lim.calls, ByEvents: func() Limiter { return lim.byEvents(self) },
 		UsesContext: lim.limitFunc != nil || lim.keyFunc != nil, Key: lim.keyMaker(), Kind: lim.kind(),
 		Local: func(s store.Store, instances int) (Limiter, error) { return lim.local(self, s, instances) },
 	})
 }
+
+// byEvents makes a limiter like self that counts the events which it is asked for.
+func (lim *limiter) byEvents(self Limiter) Limiter {
+	l := newOf(self)
+	core := l.core()
+	*core = *lim
+	core.calls = false
+	core.introduce(l)
+	return l
+}
+
+// newOf makes a zero one of self's type.
+func newOf(self Limiter) one { return reflect.New(reflect.TypeOf(self).Elem()).Interface().(one) }
 
 // core is how a limiter is found in what users hold: see coreOf.
 func (lim *limiter) core() *limiter { return lim }
@@ -583,8 +587,7 @@ func (lim *limiter) local(self Limiter, s store.Store, instances int) (Limiter, 
 		return nil
 	}
 	// The identity is by the whole limit: that of a share has another Period for some rates.
-	l := reflect.New(reflect.TypeOf(self).Elem()).Interface().(one)
-	return built(l, lim.rule, s, lim.limit, []Option{asHere})
+	return built(newOf(self), lim.rule, s, lim.limit, []Option{asHere})
 }
 
 // afterY and afterZ are the two after functions: a reply counts spend in Y, or in Z.

@@ -28,18 +28,20 @@ type debts struct {
 	until time.Duration // the latest of all
 }
 
+// charge is events, and the calls that admitted them.
+type charge struct{ events, calls int }
+
 // debt is what a key owes.
 type debt struct {
-	events  int
-	calls   int           // that admitted them
+	charge
 	until   time.Duration // from then on the local limiter has forgotten them
 	handing bool          // a call is at the store for them
 }
 
-// add remembers n events of key of so many calls, admitted now, which the local limiter holds for the time
-// life. How many of them still count is asked when they are handed back. It is not kept
-// here, since concurrent calls arrive in another order than they were decided in.
-func (d *debts) add(key string, n, calls int, now, life time.Duration) {
+// add remembers c of key, admitted now, which the local limiter holds for the time life. How much
+// of it still counts is asked when it is handed back. It is not kept here, since concurrent calls
+// arrive in another order than they were decided in.
+func (d *debts) add(key string, c charge, now, life time.Duration) {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -51,10 +53,10 @@ func (d *debts) add(key string, n, calls int, now, life time.Duration) {
 		d.dropLeast(now)
 	}
 	if now >= owed.until {
-		owed.events, owed.calls = 0, 0
+		owed.charge = charge{}
 	}
-	owed.events += min(n, math.MaxInt32-owed.events)
-	owed.calls += min(calls, math.MaxInt32-owed.calls)
+	owed.events += min(c.events, math.MaxInt32-owed.events)
+	owed.calls += min(c.calls, math.MaxInt32-owed.calls)
 	owed.until = max(owed.until, now+min(life, math.MaxInt64-now))
 	d.until = max(d.until, owed.until)
 	d.byKey[id] = owed
@@ -94,31 +96,31 @@ func (d *debts) owes(key string, now time.Duration) bool {
 
 // take returns what key owes, for the caller to hand back. It returns errHandingBack if
 // another call is doing so.
-func (d *debts) take(key string, now time.Duration) (events, calls int, err error) {
+func (d *debts) take(key string, now time.Duration) (owes charge, err error) {
 	id := d.seeds.Hash(key)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if now >= d.until { // all have decayed
 		d.byKey = nil
 		d.keys.Store(0)
-		return 0, 0, nil
+		return owes, nil
 	}
 	owed, found := d.byKey[id]
 	if !found {
-		return 0, 0, nil
+		return owes, nil
 	}
 	if owed.handing {
-		return 0, 0, errHandingBack
+		return owes, errHandingBack
 	}
 	owed.handing = true
 	d.byKey[id] = owed
-	return owed.events, owed.calls, nil
+	return owed.charge, nil
 }
 
-// paid ends what take began: this many events and calls of key are no longer owed.
-func (d *debts) paid(key string, events, calls int) {
+// paid ends what take began: c of key is no longer owed.
+func (d *debts) paid(key string, c charge) {
 	d.change(key, func(owed *debt) {
-		owed.handing, owed.events, owed.calls = false, owed.events-events, owed.calls-calls
+		owed.handing, owed.events, owed.calls = false, owed.events-c.events, owed.calls-c.calls
 	})
 }
 

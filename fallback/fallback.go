@@ -21,6 +21,7 @@ import (
 	"github.com/sony/gobreaker/v2"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/internal/isnil"
 	"github.com/ratelimit-go/ratelimit/internal/kept"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
@@ -73,11 +74,11 @@ type Limiter struct {
 	made     ratelimit.Result // its answer without a local limiter, except RetryAfter
 	owed     debts
 
-	looksOn //nolint:unused // see package see
+	mirrors //nolint:unused // package see looks for it
 }
 
-// looksOn says that a local limiter is charged with what the store admits.
-type looksOn = see.Mirrors //nolint:unused // see package see
+// mirrors says that a local limiter is charged with what the store admits.
+type mirrors = see.Mirrors //nolint:unused // see package see
 
 const (
 	defaultFailures = 5
@@ -449,7 +450,7 @@ func (f *Limiter) answer(ctx context.Context, q question) (r ratelimit.Result, e
 		r.RetryAfter = f.retryAfter()
 	}
 	if q.method != peek && r.Allowed {
-		f.owed.add(q.key, q.n, 1, f.now(), r.ResetAfter)
+		f.owed.add(q.key, charge{q.n, 1}, f.now(), r.ResetAfter)
 	}
 	if r.Source() == ratelimit.SourceBan {
 		return r.WithMark(f.banned), nil
@@ -502,14 +503,14 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	if f.owed.keys.Load() == 0 {
 		return nil
 	}
-	events, calls, err := f.owed.take(key, f.now())
-	if events == 0 && calls == 0 || err != nil {
+	owed, err := f.owed.take(key, f.now())
+	if owed == (charge{}) || err != nil {
 		return err
 	}
 	var paid charge
-	defer func() { f.owed.paid(key, paid.events, paid.calls) }()
+	defer func() { f.owed.paid(key, paid) }()
 
-	due := charge{events, calls}
+	due := owed
 	if p, err := f.local.Peek(ctx, key); err == nil {
 		if uncounted(p) || p.Limit == 0 { // by the current limit, which may change
 			return nil
@@ -520,12 +521,9 @@ func (f *Limiter) handBack(ctx context.Context, key string) error {
 	if err != nil {
 		return err // after a lost reply it may be charged again, which is better than not at all
 	}
-	paid = charge{events - due.events + granted.events, calls - due.calls + granted.calls}
+	paid = charge{owed.events - due.events + granted.events, owed.calls - due.calls + granted.calls}
 	return nil
 }
-
-// charge is events, and the calls for them where a limit counts calls.
-type charge struct{ events, calls int }
 
 // still is as much of c as is held. Of what nobody counts, which is below 0, it is the same part.
 func (c charge) still(held charge) charge {
@@ -533,7 +531,7 @@ func (c charge) still(held charge) charge {
 		if whole == 0 {
 			return n
 		}
-		return int(math.Ceil(float64(n) * float64(of) / float64(whole)))
+		return int(exact.MulDivUp(int64(n), int64(of), 0, int64(whole)))
 	}
 	all := charge{min(c.events, held.events), min(c.calls, held.calls)}
 	switch {
@@ -583,7 +581,7 @@ func owingOf(l ratelimit.Limiter) (limits []owing) {
 	case k != nil && k.Held:
 		return nil
 	case k != nil && k.Calls:
-		return []owing{{k.ByEvents, true}}
+		return []owing{{k.ByEvents(), true}}
 	}
 	for _, inner := range see.Inside(l) {
 		limits = append(limits, owingOf(inner)...)
@@ -673,7 +671,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 	if r, err = ratelimit.Charge(ctx, f.local, key, n); err != nil {
 		return ratelimit.Result{}, err
 	}
-	f.owed.add(key, n, 0, f.now(), r.ResetAfter)
+	f.owed.add(key, charge{n, 0}, f.now(), r.ResetAfter)
 	return r.WithMark(f.mark), nil
 }
 
@@ -724,12 +722,8 @@ func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit
 
 // free reports whether no limit was charged for r, so that a Refund needs no store.
 func free(r ratelimit.Result) bool {
-	parts := r.Parts()
-	if parts == nil {
-		parts = []ratelimit.Result{r}
-	}
 	return r.Source() != ratelimit.SourceStore &&
-		!slices.ContainsFunc(parts, func(p ratelimit.Result) bool { return p.Charged() > 0 })
+		!slices.ContainsFunc(each(r), func(p ratelimit.Result) bool { return p.Charged() > 0 })
 }
 
 // refundAnswer gives back what was admitted in place of the store.

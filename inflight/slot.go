@@ -749,11 +749,10 @@ func (h *held) giveBack() {
 func (h *held) giveBackMirrored() {
 	r, l := h.charged, h.limiter
 	for h.mirrored = false; ; {
-		under, _, marked := r.Unmark(l)
-		if marked && see.Mirroring(l) {
-			_ = l.Refund(see.Only(h.ctx, see.Mirrored), h.key, r, h.asked)
-		}
-		if marked {
+		if under, _, marked := r.Unmark(l); marked {
+			if see.Mirroring(l) {
+				_ = l.Refund(see.Only(h.ctx, see.Mirrored), h.key, r, h.asked)
+			}
 			r = under
 		}
 		w, ok := l.(interface{ Unwrap() ratelimit.Limiter })

@@ -63,9 +63,9 @@ func PatienceWith(s store.Store) *Patience {
 	return p
 }
 
-// Heard notes that the store has answered.
-func (p *Patience) Heard() {
-	if p.waves != nil {
+// Heard notes that the store has answered, unless err says that it has not.
+func (p *Patience) Heard(err error) {
+	if p.waves != nil && err == nil {
 		p.heard.Store(int64(time.Since(p.waves.Base)))
 	}
 }

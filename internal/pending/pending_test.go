@@ -62,7 +62,7 @@ func TestACallThatTakesLongerThanTheTimeoutIsLeft(t *testing.T) {
 		require.Equal(t, context.DeadlineExceeded, err)
 		c, t0 = pending.New[int](), time.Now()
 		for i := range 3 {
-			time.AfterFunc(time.Duration(i)*150*time.Millisecond, p.Heard)
+			time.AfterFunc(time.Duration(i)*150*time.Millisecond, func() { p.Heard(nil) })
 		}
 		_, err = c.Wait(t.Context(), p)
 		require.ErrorIs(t, err, store.ErrTimeout)

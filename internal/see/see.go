@@ -138,7 +138,7 @@ type Known[L any] struct {
 	Name        string     // of its policy
 	Held        bool       // whether it counts slots that are held: see store.Rule
 	Calls       bool       // whether it counts calls, not their events
-	ByEvents    L          // the same limit if it does, which counts the events that it is asked for
+	ByEvents    func() L   // makes the same limit, if it does, which counts the events that it is asked for
 	UsesContext bool       // whether a function of a limit or of a key gets the contexts of calls
 	Kind        queue.Kind // how it admits events that have to wait
 	Key         Key        // nil if it counts the key that it is asked for
@@ -276,17 +276,8 @@ func (Leases) leases() {}
 
 // Leased reports whether s, or a store that it stands before, embeds Leases.
 func Leased(s store.Store) bool {
-	for !isnil.Is(s) {
-		if _, ok := s.(interface{ leases() }); ok {
-			return true
-		}
-		w, ok := s.(interface{ Unwrap() store.Store })
-		if !ok {
-			break
-		}
-		s = w.Unwrap()
-	}
-	return false
+	_, ok := First[interface{ leases() }](s)
+	return ok
 }
 
 // ByKey reports whether l decides by the key alone and not by the context, as far as can be

@@ -102,9 +102,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 		}
 	}()
 	r, err := s.Store.Take(ctx, ns, key, l, 1)
-	if err == nil {
-		s.patience.Heard()
-	}
+	s.patience.Heard(err)
 	return r, err
 }
 
@@ -144,9 +142,7 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 	}()
 	ctx := context.Background() // not a waiter's: the store has its own timeout
 	r, err := s.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))
-	if err == nil {
-		s.patience.Heard()
-	}
+	s.patience.Heard(err)
 	if err != nil || !r.OK() {
 		answerAll(waiters, r, err)
 		return

@@ -135,7 +135,7 @@ func (d *Store) decideOn(e *entry, f *fetch, l *outcome, sent time.Duration) {
 	failed := l.err != nil || l.panicked != nil
 	if !failed {
 		d.stats.asked.Add(1)
-		d.patience.Heard()
+		d.patience.Heard(nil)
 	}
 	switch {
 	case failed:

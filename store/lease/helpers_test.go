@@ -207,6 +207,15 @@ func (s *recorder) reset() []call {
 	return calls
 }
 
+// onStopped is a lease on a store whose clock stands still, and which tells what it is asked.
+func onStopped(t testing.TB, life time.Duration) (*lease.Store, *recorder) {
+	t.Helper()
+	s := &recorder{Store: memory(t, stopped)}
+	d, err := lease.New(s, life)
+	require.NoError(t, err)
+	return d, s
+}
+
 // asked are the numbers of events of the calls of op.
 func asked(calls []call, op string) (n []int) {
 	for _, c := range calls {

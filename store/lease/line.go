@@ -155,7 +155,7 @@ func (b *batch) ask() {
 			b.d.stats.lost.Add(1)
 		} else {
 			b.d.stats.asked.Add(1)
-			b.d.patience.Heard()
+			b.d.patience.Heard(nil)
 		}
 	}()
 	ctx := context.Background() // no caller's: the store has a timeout
@@ -224,7 +224,9 @@ func (b *batch) takeIn(i int) {
 	case b.all:
 		b.shares[i].left = d.takeLease(l, b.shares[i].grant, b.sent, now)
 	case e.limits == l.limits: // or else it says nothing of today's limit
-		b.refused(l, r, now)
+		if e.remaining = int(b.room(i)); e.remaining > 0 {
+			e.denied, e.last = 0, &remembered{fits(e.ns.Rule, l.limits.by, r, 1), now}
+		}
 	}
 }
 
@@ -247,14 +249,6 @@ func (d *Store) takeLease(l *lack, g *grant, sent, now time.Duration) int {
 		d.giveUp(e)
 	}
 	return left
-}
-
-// refused learns what r, a reply that was denied or beside one that was, says of l.
-func (b *batch) refused(l *lack, r store.Reply, now time.Duration) {
-	e, rule, by := l.entry, l.request.Namespace.Rule, l.limits.by
-	if e.remaining = int(r.Available(rule, by)); e.remaining > 0 {
-		e.denied, e.last = 0, &remembered{fits(rule, by, r, 1), now}
-	}
 }
 
 // fits is r, a reply beside a denial, as one to n events that there is room for.
@@ -368,11 +362,11 @@ func (b *batch) denial(n []int64) (v verdict, err error) {
 			*told = plain(rule, by, b.replies[i], n, 0)
 		default:
 			b.sent = b.d.now()
-			if *told, err = denialOf(context.Background(), b.d.Store, l.request.Namespace, l.request.Key, by, n); err != nil {
+			*told, err = denialOf(context.Background(), b.d.Store, l.request.Namespace, l.request.Key, by, n)
+			if b.d.patience.Heard(err); err != nil {
 				return verdict{}, err
 			}
 		}
-		b.d.patience.Heard()
 		if n == 1 {
 			*told = b.d.rememberFor(l, *told, b.sent)
 		}

@@ -88,9 +88,7 @@ func TestOfAllsAtOnceAsManyAreAdmittedAsFit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachAlgorithm(t, func(t *testing.T, algorithm string) {
 				synctest.Test(t, func(t *testing.T) {
-					s := &recorder{Store: memory(t, stopped)}
-					d, err := lease.New(s, time.Second)
-					require.NoError(t, err)
+					d, s := onStopped(t, time.Second)
 					tight, wide := newLimiter(t, algorithm, d, ratelimit.PerHour(3600)), newLimiter(t, algorithm, d, ratelimit.PerDay(24*3600))
 					all, err := ratelimit.NewAll(tight, wide)
 					require.NoError(t, err)
@@ -122,9 +120,7 @@ func TestOfAllsAtOnceAsManyAreAdmittedAsOthersLeave(t *testing.T) {
 	for taken, want := range map[int]int{10: 1 + 19, 28: 1 + 1, 29: 1, 40: 1} {
 		eachAlgorithm(t, func(t *testing.T, algorithm string) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &recorder{Store: memory(t, stopped)}
-				d, err := lease.New(s, time.Second)
-				require.NoError(t, err)
+				d, s := onStopped(t, time.Second)
 				tight, wide := newLimiter(t, algorithm, d, ratelimit.PerHour(3600)), newLimiter(t, algorithm, d, ratelimit.PerDay(24*3600))
 				other, err := lease.New(s.Store, time.Second, lease.WithMaxLease(1))
 				require.NoError(t, err)
@@ -250,9 +246,7 @@ func TestACallForSeveralAllsThatFails(t *testing.T) {
 		for of, op := range map[int]string{2: "TakeAll", 3: "TakeAll", 1: "Peek"} {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := &recorder{Store: memory(t, stopped)}
-					d, err := lease.New(s, time.Second)
-					require.NoError(t, err)
+					d, s := onStopped(t, time.Second)
 					tight := newLimiter(t, "fixed_window", d, ratelimit.PerHour(30))
 					all, err := ratelimit.NewAll(tight, newLimiter(t, "fixed_window", d, ratelimit.PerDay(7200)))
 					require.NoError(t, err)
@@ -360,9 +354,7 @@ func TestWhereTheStoreAnswersSlowlyEverybodyIsDecidedOn(t *testing.T) {
 // What another limit of a denied All has left is told without those who are admitted before.
 func TestWhatIsLeftBesideADenialOfMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &recorder{Store: memory(t, stopped)}
-		d, err := lease.New(s, time.Second)
-		require.NoError(t, err)
+		d, s := onStopped(t, time.Second)
 		all, err := ratelimit.NewAll(newLimiter(t, "fixed_window", d, ratelimit.PerHour(30)), newLimiter(t, "fixed_window", d, ratelimit.PerDay(100)))
 		require.NoError(t, err)
 		s.set(20*time.Millisecond, nil)
@@ -380,9 +372,7 @@ func TestWhatIsLeftBesideADenialOfMany(t *testing.T) {
 // What a batch takes of a limit is not forgotten for what was known of it before.
 func TestWhatABatchHasTakenIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &recorder{Store: memory(t, stopped)}
-		d, err := lease.New(s, time.Second)
-		require.NoError(t, err)
+		d, s := onStopped(t, time.Second)
 		bucket := ratelimit.Limit{Rate: 100, Period: time.Second, Burst: 500}
 		long, quick := newLimiter(t, "fixed_window", d, ratelimit.PerDay(24*3600)), newLimiter(t, "token_bucket", d, bucket)
 		all, err := ratelimit.NewAll(long, quick)
@@ -405,9 +395,7 @@ func TestWhatABatchHasTakenIsKnown(t *testing.T) {
 // finds it.
 func TestAKeyOfALineIsForgottenMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &recorder{Store: memory(t, stopped)}
-		d, err := lease.New(s, 10*time.Millisecond)
-		require.NoError(t, err)
+		d, s := onStopped(t, 10*time.Millisecond)
 		first := newLimiter(t, "fixed_window", d, ratelimit.PerDay(7200))
 		second := newLimiter(t, "fixed_window", d, ratelimit.Limit{Rate: 7200, Period: 48 * time.Hour})
 		full := newLimiter(t, "fixed_window", d, ratelimit.PerHour(60))

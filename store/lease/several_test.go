@@ -143,9 +143,7 @@ func TestLeasesOfAnAllGrow(t *testing.T) {
 // The grant that empties a limit comes with what the next call is told.
 func TestTheDenialAfterTheLastGrantOfAnAllIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &recorder{Store: memory(t, stopped)}
-		d, err := lease.New(s, time.Second)
-		require.NoError(t, err)
+		d, s := onStopped(t, time.Second)
 		tight := newLimiter(t, "sliding_log", d, ratelimit.PerMinute(1200))
 		all, err := ratelimit.NewAll(tight, newLimiter(t, "sliding_log", d, ratelimit.PerHour(360_000)))
 		require.NoError(t, err)

@@ -20,6 +20,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/see"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/coalesce"
@@ -151,6 +153,18 @@ func TestNewRefusesWhatHasNoStores(t *testing.T) {
 		require.ErrorContains(t, err, test.text, name)
 		require.Nil(t, s, name)
 	}
+}
+
+// A call here may ask several stores, so that nothing before it takes the timeout of one for its own.
+func TestAStoreOfRegionsHasNoTimeoutOfOneOfThem(t *testing.T) {
+	one := testkit.Hanging{Store: ratelimit.Must(memstore.New())}
+	require.Positive(t, see.Timeout(one))
+	both, err := regions.New("a", map[string]store.Store{"a": one, "b": testkit.Hanging{Store: ratelimit.Must(memstore.New())}})
+	require.NoError(t, err)
+	require.Zero(t, see.Timeout(both))
+	before, err := lease.New(both, time.Second)
+	require.NoError(t, err)
+	require.Zero(t, see.Timeout(before))
 }
 
 func TestLimitsThatCannotBeSharedAreRefused(t *testing.T) {
