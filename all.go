@@ -287,15 +287,20 @@ var (
 type Ask struct {
 	Limiter Limiter
 	Key     string
-	N       int // events; 0 only looks, as Peek does
+	N       int // events: 1 and more, or 0 of a Look
+	// Look only looks, as Peek does, and has no say: N is 0.
+	Look bool
 	// Shadow tries a limit out: it is charged if all fits, but denies nothing else.
 	Shadow bool
 }
 
-// check is CheckCall for an Ask, which may be of 0 events.
-func (a *Ask) check(ctx context.Context) error {
-	if a.N == 0 {
+// check is CheckCall for an Ask, which may be of none if that is meant.
+func (a *Ask) check(ctx context.Context, none bool) error {
+	switch {
+	case a.N == 0 && none:
 		return store.CheckCall(ctx, a.Key, 1)
+	case a.Look:
+		return fmt.Errorf("%w: an Ask that looks is for %d events, want 0", ErrInvalidN, a.N)
 	}
 	return store.CheckCall(ctx, a.Key, a.N)
 }
@@ -339,7 +344,7 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 		a := &asks[i]
 		more, err := partsOf(a.Limiter)
 		if err == nil {
-			err = a.check(ctx)
+			err = a.check(ctx, true)
 		}
 		if err != nil {
 			return err

@@ -931,7 +931,7 @@ func TestAShadowHasNoSay(t *testing.T) {
 	require.Equal(t, 8, peek(t, real, "key").Remaining)
 }
 
-func TestAnAskOfNothingLooks(t *testing.T) {
+func TestAnAskMayOnlyLook(t *testing.T) {
 	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{Store: memory(t, newClock())}, redisServer(t)} {
 		var o recorder
 		l := observed(t, newLimiter(t, "sliding_window", s, ratelimit.PerDay(2)), &o)
@@ -939,17 +939,17 @@ func TestAnAskOfNothingLooks(t *testing.T) {
 		allowN(t, l, 2)
 		o.take()
 		for _, key := range []string{"key", "other"} {
-			r := decide(t, ratelimit.Ask{Limiter: l, Key: key}, ratelimit.Ask{Limiter: other, Key: "key", N: 1})
+			r := decide(t, ratelimit.Ask{Limiter: l, Key: key, Look: true}, ratelimit.Ask{Limiter: other, Key: "key", N: 1})
 			require.True(t, r.Allowed)
 			require.Equal(t, peek(t, l, key).Remaining, r.Parts()[0].Remaining)
 			require.Equal(t, key == "other", r.Parts()[0].Allowed)
 			require.Equal(t, 5, r.Limit)
 		}
 		require.Empty(t, o.take(), "a look decides nothing")
-		r := decide(t, ratelimit.Ask{Limiter: l, Key: "new"}, ratelimit.Ask{Limiter: l, Key: "new", N: 2})
+		r := decide(t, ratelimit.Ask{Limiter: l, Key: "new", Look: true}, ratelimit.Ask{Limiter: l, Key: "new", N: 2})
 		require.Equal(t, 0, peek(t, l, "new").Remaining)
 		require.True(t, r.Allowed)
-		only := decide(t, ratelimit.Ask{Limiter: l, Key: "new"})
+		only := decide(t, ratelimit.Ask{Limiter: l, Key: "new", Look: true})
 		require.True(t, only.Allowed)
 		require.Zero(t, only.Charged())
 		require.False(t, only.Parts()[0].Allowed)
@@ -1013,7 +1013,9 @@ func TestADecideChecksItsInput(t *testing.T) {
 		{ctx, []ratelimit.Ask{one, {Limiter: new(ratelimit.TokenBucket), Key: "key", N: 1}}, ratelimit.ErrInvalidLimit},
 		{ctx, []ratelimit.Ask{one, {Limiter: waiter, Key: "key", N: 1}}, ratelimit.ErrInvalidOption},
 		{ctx, []ratelimit.Ask{one, {Limiter: l, N: 1}}, ratelimit.ErrInvalidKey},
-		{ctx, []ratelimit.Ask{one, {Limiter: l, N: 0}}, ratelimit.ErrInvalidKey},
+		{ctx, []ratelimit.Ask{one, {Limiter: l, Look: true}}, ratelimit.ErrInvalidKey},
+		{ctx, []ratelimit.Ask{one, {Limiter: l, Key: "key"}}, ratelimit.ErrInvalidN}, // or a limit would be off where N is forgotten
+		{ctx, []ratelimit.Ask{one, {Limiter: l, Key: "key", N: 1, Look: true}}, ratelimit.ErrInvalidN},
 		{ctx, []ratelimit.Ask{one, {Limiter: l, Key: "key", N: -1}}, ratelimit.ErrInvalidN},
 		{ended, []ratelimit.Ask{one}, context.Canceled},
 	} {
@@ -1090,7 +1092,7 @@ func TestLooksAndShadowsOnOneStateComeLast(t *testing.T) {
 		for name, s := range map[string]store.Store{"together": s, "apart": withoutJoint{Store: s}} {
 			l := newLimiter(t, algorithm, s, ratelimit.PerDay(7), ratelimit.WithName(name))
 			ask := func(n int, shadow bool) ratelimit.Ask {
-				return ratelimit.Ask{Limiter: l, Key: "key", N: n, Shadow: shadow}
+				return ratelimit.Ask{Limiter: l, Key: "key", N: n, Look: n == 0, Shadow: shadow}
 			}
 			asks := []ratelimit.Ask{ask(0, false), ask(3, true), ask(3, true), ask(2, false)}
 			r := decide(t, asks...)

@@ -122,7 +122,7 @@ func (d *decision) ask(ctx context.Context, a *Ask) (err error) {
 	case len(d.entries)+len(parts) > maxParts:
 		return errAsks(len(d.entries) + len(parts))
 	}
-	if err := a.check(ctx); err != nil {
+	if err := a.check(ctx, a.Look); err != nil {
 		return err
 	}
 	for i := range parts {

@@ -45,6 +45,8 @@ func Reserve(ctx context.Context, l Limiter, key string, n int) (*Reservation, R
 	return &Reservation{limiter: l, key: key, reserved: n, charged: r}, r, nil
 }
 
+var errNotReserved = fmt.Errorf("%w: nothing was reserved: the call was denied, or failed", ErrInvalidOption)
+
 // errHeldReserved: a settled Reservation would keep its slot.
 var errHeldReserved = fmt.Errorf("%w: slots are held: use inflight.Hold, and its Settle", ErrInvalidOption)
 
@@ -54,7 +56,9 @@ var errHeldReserved = fmt.Errorf("%w: slots are held: use inflight.Hold, and its
 // (its ResetAfter may be too long).
 func (r *Reservation) Settle(ctx context.Context, actual int) (Result, error) {
 	switch {
-	case r == nil || r.limiter == nil: // nil, too, where Reserve was denied
+	case r == nil:
+		return Result{}, errNotReserved
+	case r.limiter == nil:
 		return Result{}, unmade.Err
 	case actual < 0:
 		return Result{}, fmt.Errorf("%w: an actual cost of %d", ErrInvalidN, actual)

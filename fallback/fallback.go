@@ -606,8 +606,9 @@ func (f *Limiter) pay(ctx context.Context, key string, due charge) (granted char
 	for range payTries + len(limits) {
 		asks, most := make([]ratelimit.Ask, len(limits)), 0
 		for i, l := range limits {
-			asks[i] = ratelimit.Ask{Limiter: l.Limiter, Key: key, N: *l.part(&due)}
-			most = max(most, asks[i].N)
+			n := *l.part(&due)
+			asks[i] = ratelimit.Ask{Limiter: l.Limiter, Key: key, N: n, Look: n == 0}
+			most = max(most, n)
 		}
 		if most == 0 {
 			return due, nil

@@ -29,8 +29,11 @@ package grpclimit
 import (
 	"context"
 	"errors"
+	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/grpclog"
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -78,7 +81,35 @@ func (c *config) handled(ctx context.Context, fullMethod string, err error, hand
 	if end := ctx.Err(); end != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
 		return status.FromContextError(end).Err()
 	}
-	return handler(ctx, fullMethod, err)
+	said := handler(ctx, fullMethod, err)
+	if ErrorStatus(err) != misconfigured {
+		return said
+	}
+	c.unset.say(err)
+	if said == nil { // no reason to let a call through
+		said = misconfigured.Err()
+	}
+	return said
+}
+
+// standard is the default of handlers.
+func (c *config) standard(_ context.Context, _ string, err error) error {
+	s := ErrorStatus(err)
+	if s == unavailable {
+		c.down.say(err)
+	}
+	return s.Err()
+}
+
+// alarm is what goes wrong now. It is said once a minute.
+type alarm struct{ next atomic.Int64 } // in Unix seconds
+
+// say tells the operator err.
+func (a *alarm) say(err error) {
+	now, next := time.Now().Unix(), a.next.Load()
+	if now >= next && a.next.CompareAndSwap(next, now+60) {
+		grpclog.Component("grpclimit").Error(err)
+	}
 }
 
 // refundBy gives back what was charged for a call that ended with code, if it is to be.

@@ -3,8 +3,11 @@ package grpclimit_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/grpclog"
 	pb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -33,6 +37,32 @@ const (
 
 // start is a round time, so that windows begin there.
 var start = time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)
+
+// said is what package grpclog was told of errors.
+var said errorLog
+
+type errorLog struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (e *errorLog) Write(b []byte) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.text.Write(b)
+}
+
+// count is how often text was said.
+func (e *errorLog) count(text string) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return strings.Count(e.text.String(), text)
+}
+
+func TestMain(m *testing.M) {
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, &said))
+	os.Exit(m.Run())
+}
 
 // bucket is a token bucket in memory whose time stands still.
 func bucket(t testing.TB, l ratelimit.Limit, opts ...ratelimit.Option) *ratelimit.TokenBucket {

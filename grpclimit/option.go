@@ -45,8 +45,9 @@ func (o clientOption) client(c *config) error { return o(c) }
 type DeniedHandler func(ctx context.Context, fullMethod string, d Decision) error
 
 // ErrorHandler answers a call on which no decision is known. The error that it returns is the
-// call's, and should be made by package status; nil lets the call through uncounted. Do
-// not quote err, which may name keys. [ErrorStatus] is the default.
+// call's, and should be made by package status; nil lets the call through uncounted, unless err is
+// one of the configuration. Do not quote err, which may name keys. [ErrorStatus] is the default:
+// then package grpclog is told err, once a minute, unless the client has caused it.
 type ErrorHandler func(ctx context.Context, fullMethod string, err error) error
 
 // config is what the four interceptors have in common, and what some of them have.
@@ -58,6 +59,8 @@ type config struct {
 	keyFailed ErrorHandler
 	failed    ErrorHandler
 	refund    func(codes.Code) bool // nil unless set
+
+	unset, down alarm // what is not set up correctly, and why else there is no decision
 
 	addr      func(ctx context.Context) netip.Addr // of a server; nil: that of key, if it has one
 	denied    DeniedHandler                        // of a server, nil unless set
@@ -79,16 +82,15 @@ func newConfig(l ratelimit.Limiter, key Key) (*config, error) {
 	if isnil.Is(l) {
 		return nil, fmt.Errorf("%w: the limiter is nil", ratelimit.ErrInvalidOption)
 	}
-	standard := func(_ context.Context, _ string, err error) error { return ErrorStatus(err).Err() }
-	return &config{
-		limiter:   l,
-		key:       key,
-		cost:      func(context.Context, string, any) int { return 1 },
-		skip:      func(context.Context, string) bool { return false },
-		keyFailed: standard,
-		failed:    standard,
-		headers:   true,
-	}, nil
+	c := &config{
+		limiter: l,
+		key:     key,
+		cost:    func(context.Context, string, any) int { return 1 },
+		skip:    func(context.Context, string) bool { return false },
+		headers: true,
+	}
+	c.keyFailed, c.failed = c.standard, c.standard
+	return c, nil
 }
 
 // checkSlots refuses options that say nothing of the limiter, with slots or without.
@@ -187,7 +189,8 @@ func WithKeyErrorHandler(h ErrorHandler) Option {
 // not such an error: that is [codes.Canceled] or [codes.DeadlineExceeded].
 //
 // A handler that returns nil fails open. A fallback around the limiter does that too, has
-// other answers to an outage, and spares the store.
+// other answers to an outage, and spares the store. For an error of the configuration, such as a
+// deny list without an address, nil becomes [ErrorStatus], and package grpclog is told why.
 func WithErrorHandler(h ErrorHandler) Option {
 	return option(func(c *config) error {
 		c.failed = h

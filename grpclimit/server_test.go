@@ -307,6 +307,49 @@ func TestAnOutageIsUnavailableAndTheErrorIsNotTold(t *testing.T) {
 	require.Equal(t, codes.OK, call(t, client).code(), "nil lets it through")
 }
 
+// asked is what one interceptor says of a call whose limiter answers with err.
+func asked(t *testing.T, err error, opts ...grpclimit.ServerOption) codes.Code {
+	t.Helper()
+	i, failed := grpclimit.UnaryServerInterceptor(ratelimittest.Static(ratelimit.Result{}, err), append(opts, grpclimit.WithKey(grpclimit.Global()))...)
+	require.NoError(t, failed)
+	return code(t, i)
+}
+
+func code(t *testing.T, i grpc.UnaryServerInterceptor) codes.Code {
+	t.Helper()
+	_, err := i(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: unaryCall}, func(context.Context, any) (any, error) { return nil, nil })
+	return status.Code(err)
+}
+
+// A handler that fails open is for outages. What is not set up correctly opens nothing.
+func TestAnErrorOfTheConfigurationLetsNobodyThrough(t *testing.T) {
+	open := grpclimit.WithErrorHandler(func(context.Context, string, error) error { return nil })
+	for i, sentinel := range []error{ratelimit.ErrInvalidOption, ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidN} {
+		err := fmt.Errorf("%w: configuration %d", sentinel, i)
+		require.Equal(t, codes.Internal, asked(t, err, open))
+		require.Equal(t, 1, said.count("[grpclimit] "+err.Error()))
+	}
+	require.Equal(t, codes.OK, asked(t, fmt.Errorf("%w: opens", ratelimit.ErrStore), open))
+	require.Zero(t, said.count("opens"), "the handler is told")
+	own := grpclimit.WithErrorHandler(func(context.Context, string, error) error { return status.Error(codes.Aborted, "") })
+	require.Equal(t, codes.Aborted, asked(t, ratelimit.ErrInvalidN, own), "any other answer stands")
+}
+
+func TestWhyThereIsNoDecisionIsSaidOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down := ratelimittest.Static(ratelimit.Result{}, fmt.Errorf("%w: for two minutes", ratelimit.ErrStore))
+		i, err := grpclimit.UnaryServerInterceptor(down, grpclimit.WithKey(grpclimit.Global()))
+		require.NoError(t, err)
+		for range 121 { // from one second to the same two minutes later
+			require.Equal(t, codes.Unavailable, code(t, i))
+			time.Sleep(time.Second)
+		}
+		require.Equal(t, 3, said.count("for two minutes"))
+		require.Equal(t, codes.InvalidArgument, asked(t, fmt.Errorf("%w: the client's own", ratelimit.ErrInvalidKey)))
+		require.Zero(t, said.count("the client's own"))
+	})
+}
+
 func TestTheEndOfTheCallIsNotAnOutage(t *testing.T) {
 	hanging := hanging{entered: make(chan struct{}, 1)}
 	var got atomic.Value

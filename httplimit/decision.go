@@ -57,8 +57,8 @@ func (d Decision) Limiter() string { return report.Limiter(&d.Result, d.Policies
 // after a right password, say. Unlike [WithRefund], it does not depend on who writes the status.
 //
 // ctx is that of the request. The refund is made also if it has ended, within the store's own
-// timeout. It is tried once. Later calls return nil, and WithRefund does not give the same charge
-// back again. The answer's fields are those before the refund.
+// timeout. It is tried once. Later calls return what the first did, and WithRefund does not give
+// the same charge back again. The answer's fields are those before the refund.
 //
 // It gives back the events and not the slot that the request holds: see [Decision.Slot].
 //

@@ -33,6 +33,8 @@ import (
 	"log"
 	"net/http"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/clientaddr"
@@ -55,8 +57,8 @@ import (
 //   - 499, for logs, if the client has gone meanwhile.
 //
 // An invalid argument, such as a nil limiter, makes the middleware answer 500 to each
-// request. The first time, the server's ErrorLog says why, as it does of an
-// [ratelimit.ErrInvalidOption] of the limiter. [New] returns the error of an argument.
+// request. The first time, the server's ErrorLog says why. [New] returns the error of an argument.
+// Where the limiter has an error, and no handler of yours answers, the log says so once a minute.
 //
 // The limiter gets a context with the address of the client (package clientaddr), which the Key
 // or [WithClientAddr] finds when it is asked for. The five types without a limit function, and
@@ -140,7 +142,8 @@ func New(l ratelimit.Limiter, opts ...ServerOption) (func(http.Handler) http.Han
 type middleware struct {
 	config
 	texts  policyTexts
-	notice notice // what is not set up correctly
+	unset  alarm  // what is not set up correctly
+	down   alarm  // why else there is no decision
 	unseen notice // that WithRefund did not see a status
 }
 
@@ -199,19 +202,26 @@ func (c *config) costs(r *http.Request) int {
 	return 1
 }
 
-// fail answers where there is no decision.
+// fail answers where there is no decision. What is not set up correctly is never a reason to let a
+// request through.
 func (h *handler) fail(w http.ResponseWriter, r *http.Request, by ErrorHandler, err error) {
-	switch {
-	case hasGone(r, err):
+	if hasGone(r, err) {
 		w.WriteHeader(clientClosedRequest)
-	case by != nil:
-		by(w, r, h.next, err)
-	default:
-		if errors.Is(err, ratelimit.ErrInvalidOption) {
-			h.notice.say(r, "httplimit: "+err.Error())
-		}
-		WriteError(w, err)
+		return
 	}
+	next := h.next
+	switch code := statusOf(err); {
+	case code == http.StatusInternalServerError:
+		h.unset.say(r, err)
+		next = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { WriteError(w, err) })
+	case by == nil && code == http.StatusServiceUnavailable:
+		h.down.say(r, err)
+	}
+	if by != nil {
+		by(w, r, next, err)
+		return
+	}
+	WriteError(w, err)
 }
 
 // scratch is memory for one answer until its header is set. It cannot be on the stack,
@@ -325,14 +335,26 @@ func (m *misconfigured) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // notice is what the operator should know. It is said once.
 type notice struct{ once sync.Once }
 
-// say writes text into the log of the server that serves r.
-func (n *notice) say(r *http.Request, text string) {
-	n.once.Do(func() {
-		server, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
-		if ok && server.ErrorLog != nil {
-			server.ErrorLog.Print(text)
-			return
-		}
-		log.Print(text)
-	})
+// say tells the operator text.
+func (n *notice) say(r *http.Request, text string) { n.once.Do(func() { tell(r, text) }) }
+
+// alarm is what goes wrong now. It is said once a minute.
+type alarm struct{ next atomic.Int64 } // in Unix seconds
+
+// say tells the operator err.
+func (a *alarm) say(r *http.Request, err error) {
+	now, next := time.Now().Unix(), a.next.Load()
+	if now >= next && a.next.CompareAndSwap(next, now+60) {
+		tell(r, "httplimit: "+err.Error())
+	}
+}
+
+// tell writes text into the log of the server that serves r.
+func tell(r *http.Request, text string) {
+	server, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
+	if ok && server.ErrorLog != nil {
+		server.ErrorLog.Print(text)
+		return
+	}
+	log.Print(text)
 }

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/accesslist"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/httplimit"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
@@ -265,6 +267,59 @@ func TestAnOutageIsAnsweredByTheFailurePolicyOrTheErrorHandler(t *testing.T) {
 		})), get(alice))
 	require.Equal(t, "welcome", body(t, res))
 	require.ErrorIs(t, told, ratelimit.ErrStore)
+}
+
+// saying is r at a server, and what this writes into its log.
+func saying(r *http.Request) (*http.Request, *bytes.Buffer) {
+	said := new(bytes.Buffer)
+	return r.WithContext(context.WithValue(r.Context(), http.ServerContextKey, &http.Server{ErrorLog: log.New(said, "", 0)})), said
+}
+
+func letThrough(w http.ResponseWriter, r *http.Request, next http.Handler, _ error) {
+	next.ServeHTTP(w, r)
+}
+
+// A handler that fails open is for outages. What is not set up correctly opens nothing.
+func TestAnErrorOfTheConfigurationLetsNobodyThrough(t *testing.T) {
+	noLimit := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{Rate: 1}, nil })
+	fails := ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+		return ratelimit.Limit{}, errors.New("no database")
+	})
+	negative := httplimit.WithCost(func(*http.Request) int { return -1 })
+	nobody := httplimit.WithKey(httplimit.User(func(*http.Request) string { return "ann" }))
+	for name, c := range map[string]struct {
+		lim  ratelimit.Limiter
+		opts []httplimit.ServerOption
+		want int
+	}{
+		"a deny list without an address": {listed(t, accesslist.Lists{Deny: list(t, "192.0.2.0/24")}), []httplimit.ServerOption{nobody}, http.StatusInternalServerError},
+		"a negative cost":                {window(t, memory(t), ratelimit.PerHour(1)), []httplimit.ServerOption{negative}, http.StatusInternalServerError},
+		"a limit that is none":           {window(t, memory(t), ratelimit.PerHour(1), noLimit), nil, http.StatusInternalServerError},
+		"a database that is away":        {window(t, memory(t), ratelimit.PerHour(1), fails), nil, http.StatusOK},
+	} {
+		r, said := saying(get(alice))
+		res := serve(protect(t, c.lim, append(c.opts, httplimit.WithErrorHandler(letThrough))...), r)
+		require.Equal(t, c.want, res.StatusCode, name)
+		require.Equal(t, c.want == http.StatusInternalServerError, strings.HasPrefix(said.String(), "httplimit: ratelimit: invalid "), name)
+	}
+}
+
+func TestWhyThereIsNoDecisionIsSaidOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down := protect(t, ratelimittest.Static(ratelimit.Result{}, store.ErrUnavailable))
+		r, said := saying(get(alice))
+		for range 121 { // from one second to the same two minutes later
+			require.Equal(t, http.StatusServiceUnavailable, serve(down, r).StatusCode)
+			time.Sleep(time.Second)
+		}
+		require.Equal(t, strings.Repeat("httplimit: "+store.ErrUnavailable.Error()+"\n", 3), said.String())
+
+		r, said = saying(get(alice))
+		serve(protect(t, ratelimittest.Static(ratelimit.Result{}, store.ErrUnavailable), httplimit.WithErrorHandler(letThrough)), r)
+		require.Empty(t, said.String(), "a handler of the user's own is told")
+		serve(protect(t, window(t, memory(t), ratelimit.PerHour(1)), httplimit.WithKey(httplimit.User(func(*http.Request) string { return "" }))), r)
+		require.Empty(t, said.String(), "what a client did is not the operator's")
+	})
 }
 
 func TestAClientThatHasGoneIsNoOutage(t *testing.T) {

@@ -46,8 +46,8 @@ func (o clientOption) client(c *config) error { return o(c) }
 type DeniedHandler func(w http.ResponseWriter, r *http.Request, next http.Handler, d Decision)
 
 // ErrorHandler answers a request on which no decision is known. next is the protected
-// handler: next.ServeHTTP(w, r) lets the request through uncounted. Do not quote err, which
-// may name keys. [WriteError] is the default.
+// handler: next.ServeHTTP(w, r) lets the request through uncounted, unless err is one of the
+// configuration. Do not quote err, which may name keys. [WriteError] is the default.
 type ErrorHandler func(w http.ResponseWriter, r *http.Request, next http.Handler, err error)
 
 // config is what the middleware and a Transport have in common, and what one of them has.
@@ -203,7 +203,9 @@ func WithKeyErrorHandler(h ErrorHandler) ServerOption {
 // error.
 //
 // A handler that calls next fails open. A fallback around the limiter does that too, has
-// other answers to an outage, and spares the store.
+// other answers to an outage, and spares the store. For an error of the configuration, such as a
+// deny list without an address, next is [WriteError]: it lets nobody through, and the server's
+// ErrorLog says why.
 func WithErrorHandler(h ErrorHandler) ServerOption {
 	return serverOption(func(c *config) error {
 		c.failed = h
@@ -373,8 +375,8 @@ func WithOnPause(f func(key string, d time.Duration)) ClientOption {
 // Each time is charged and waits like the first. A 429 may not say when to come back, or an
 // answer may say at once. Then the pause is a tenth of a second before the first retry, and
 // doubles with each, up to [WithMaxPause]. A request is not sent again if its body cannot be had
-// again ([http.Request.GetBody]), or if the pause is longer than its context lasts: the answer is
-// returned then. [WithoutWaiting] beside it is refused.
+// again ([http.Request.GetBody]), or if the server asks for a pause longer than its context lasts or
+// than WithMaxPause: the answer is returned then. [WithoutWaiting] beside it is refused.
 func WithRetries(n int) ClientOption {
 	return clientOption(func(c *config) error {
 		if n < 0 || n > 100 {

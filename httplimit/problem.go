@@ -126,19 +126,29 @@ func appendViolated(b []byte, d *report.Decision, texts *policyTexts) []byte {
 // 500 for an error of the configuration ([ratelimit.ErrInvalidOption], ErrInvalidLimit,
 // ErrInvalidN), and otherwise 503. The body is that of RFC 9457, without err's text.
 func WriteError(w http.ResponseWriter, err error) {
-	problem, code, detail := "about:blank", http.StatusInternalServerError, "The limits of this service are not set up correctly."
-	switch {
-	case errors.Is(err, ErrNoIdentity), errors.Is(err, ErrAmbiguousIdentity), errors.Is(err, ratelimit.ErrInvalidKey):
-		code, detail = http.StatusBadRequest, "The client cannot be identified."
-	case errors.Is(err, ratelimit.ErrInvalidOption), errors.Is(err, ratelimit.ErrInvalidLimit), errors.Is(err, ratelimit.ErrInvalidN):
-	default:
-		problem, code, detail = lessCapacity, http.StatusServiceUnavailable, "The service cannot check its limits now."
+	problem, code, detail := "about:blank", statusOf(err), "The limits of this service are not set up correctly."
+	switch code {
+	case http.StatusBadRequest:
+		detail = "The client cannot be identified."
+	case http.StatusServiceUnavailable:
+		problem, detail = lessCapacity, "The service cannot check its limits now."
 	}
 	h := w.Header()
 	h[contentType] = []string{problemJSON}
 	h[cacheControl] = []string{"no-store"}
 	w.WriteHeader(code)
 	_, _ = w.Write(append(appendHead(nil, problem, code, detail), '}')) // an error: the client has gone
+}
+
+// statusOf is that of [WriteError].
+func statusOf(err error) int {
+	switch {
+	case errors.Is(err, ErrNoIdentity), errors.Is(err, ErrAmbiguousIdentity), errors.Is(err, ratelimit.ErrInvalidKey):
+		return http.StatusBadRequest
+	case errors.Is(err, ratelimit.ErrInvalidOption), errors.Is(err, ratelimit.ErrInvalidLimit), errors.Is(err, ratelimit.ErrInvalidN):
+		return http.StatusInternalServerError
+	}
+	return http.StatusServiceUnavailable
 }
 
 // hasGone reports whether err is only that the client of r has gone.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 
 	"github.com/felixge/httpsnoop"
@@ -32,15 +33,14 @@ type taken struct {
 // charge is what a request was charged, until it is given back. The slot is given back by itself.
 type charge struct {
 	taken
-	tried atomic.Bool // a refund, whose reply may be lost
+	once sync.Once // of a refund, whose reply may be lost
+	err  error     // of it
 }
 
-// refund gives it back the first time. The request may have ended.
+// refund gives it back the first time, and tells how that ended. The request may have ended.
 func (c *charge) refund(ctx context.Context, key string, r *ratelimit.Result) error {
-	if !c.tried.CompareAndSwap(false, true) {
-		return nil
-	}
-	return c.taken.refund(ctx, key, r)
+	c.once.Do(func() { c.err = c.taken.refund(ctx, key, r) })
+	return c.err
 }
 
 // refund gives back the events, also when ctx has ended.

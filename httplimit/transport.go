@@ -259,14 +259,14 @@ func (t *Transport) waitCooldown(ctx context.Context, key string, giveBack func(
 }
 
 // heed begins a cooldown of key if res, of that try, says so. It reports whether res can be
-// answered by another try: it says when to come back, or is 429.
+// answered by another try: it is 429 or says when to come back, which is not later than maxPause.
 func (t *Transport) heed(key string, res *http.Response, try int) bool {
 	many := res.StatusCode == http.StatusTooManyRequests
 	if !many && res.StatusCode != http.StatusServiceUnavailable {
 		return false
 	}
 	d, ok := parseRetryAfter(res.Header, time.Now())
-	ok = ok || many
+	ok = (ok || many) && d <= t.maxPause
 	if ok && d == 0 && !t.refuse && try < t.retries {
 		d = leastPause << min(try, 20) // some 29 h
 	}

@@ -370,6 +370,21 @@ func TestARefusedCallIsSentAgainOnRequest(t *testing.T) {
 	}
 }
 
+// To come back before the time that a server has named makes it worse.
+func TestARequestIsNotSentAgainBeforeTheServerWants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for after, sent := range map[string]int{"60": 2, "61": 1, "3600": 1} {
+			sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": after}}, fine}}
+			tr := transport(t, sup, plenty(t), httplimit.WithRetries(3))
+			require.NoError(t, call(t, tr, "http://example.com/"))
+			require.Len(t, sup.sent, sent, after)
+			_, pauses := tr.Pauses()
+			require.Equal(t, 2-sent, pauses, "others wait for a minute")
+			time.Sleep(time.Hour)
+		}
+	})
+}
+
 func TestARefusalThatTricklesHoldsNoRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sup := &supplier{answers: []answer{{429, map[string]string{"Retry-After": "10"}}, fine}}

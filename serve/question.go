@@ -240,7 +240,7 @@ func (p *part) question(d *domain) ratelimit.Ask {
 	if p.back {
 		a.N = 0
 	}
-	a.Shadow = d.each || p.rule != nil && (p.rule.shadow || p.rule.quota)
+	a.Look, a.Shadow = a.N == 0, d.each || p.rule != nil && (p.rule.shadow || p.rule.quota)
 	return a
 }
 

@@ -894,7 +894,7 @@ func TestSeveralLimitsOfRegions(t *testing.T) {
 			require.Equal(t, i < 4, r.Allowed)
 			require.Equal(t, i < 1, r.Parts()[1].Allowed, "of the others one more can be given back")
 		}
-		r, err = ratelimit.Decide(ctx, ratelimit.Ask{Limiter: x.Limiter, Key: "new", N: 1}, ratelimit.Ask{Limiter: trial, Key: "new"})
+		r, err = ratelimit.Decide(ctx, ratelimit.Ask{Limiter: x.Limiter, Key: "new", N: 1}, ratelimit.Ask{Limiter: trial, Key: "new", Look: true})
 		require.NoError(t, err)
 		require.Equal(t, 2, r.Parts()[1].Remaining, "a look")
 		r, err = ratelimit.Decide(ctx, ratelimit.Ask{Limiter: x.Limiter, Key: "much", N: 1}, ratelimit.Ask{Limiter: trial, Key: "much", N: 3, Shadow: true})

@@ -59,6 +59,7 @@ func decideByTheCall(limits []pair, gated bool, rng *rand.Rand) error {
 	var rooms []ratelimit.Result
 	for _, p := range limits {
 		a := ratelimit.Ask{Limiter: p.tested, Key: "key", N: rng.IntN(7), Shadow: rng.IntN(3) == 0}
+		a.Look = a.N == 0
 		r, err := p.reference.Peek(ctx, "key")
 		if err != nil {
 			return err
