@@ -1135,7 +1135,7 @@ func TestShadowsThatFailTogetherDenyNothing(t *testing.T) {
 	require.True(t, r.Allowed)
 	require.Equal(t, []ratelimit.Result{{}, {}}, r.Parts()[:2])
 	_, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: first, Key: "key", N: 1, Shadow: true},
-		ratelimit.Ask{Limiter: second, Key: "key"}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
+		ratelimit.Ask{Limiter: second, Key: "key", Look: true}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
 	require.ErrorIs(t, err, ratelimit.ErrStore, "a look is no shadow")
 	require.Equal(t, 9, peek(t, real, "key").Remaining)
 }

@@ -503,8 +503,8 @@ func TestABanInAnAllChargesNothing(t *testing.T) {
 	require.Equal(t, 9, peek(t, outer, "key").Remaining)
 }
 
-// A ban of several limits, of which none denies, is told by its own name.
-func TestABanOfSeveralLimitsHasANameInAnAll(t *testing.T) {
+// The limits inside do not deny then, so a ban is told by its own name.
+func TestABanHasANameInAnAll(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
 	named := func(name string, n int) ratelimit.Limiter {
@@ -519,7 +519,7 @@ func TestABanOfSeveralLimitsHasANameInAnAll(t *testing.T) {
 		{both, nil, "ban"},
 		{both, []ratelimit.Option{ratelimit.WithName("jail")}, "jail"},
 		{both, []ratelimit.Option{ratelimit.WithName("jail"), ratelimit.WithPolicyName("abuse")}, "abuse"},
-		{named("address", 2), []ratelimit.Option{ratelimit.WithName("jail")}, "address"},
+		{named("address", 2), []ratelimit.Option{ratelimit.WithName("jail")}, "jail"},
 	} {
 		require.NoError(t, both.Reset(t.Context(), "key"))
 		once := ratelimit.Penalty{Denials: 1, Within: time.Minute, For: time.Minute}

@@ -578,12 +578,11 @@ func (d *decision) name(ctx context.Context, i int) string {
 	if name := e.result.DeniedBy(); name != "" {
 		return name
 	}
-	policies, err := AppendPolicies(ctx, nil, e.limiter, e.key)
-	if err != nil || len(policies) == 0 {
-		return ""
+	if b, ok := see.First[*Ban](e.limiter); ok && e.result.source() == SourceBan { // its limits have not denied
+		return b.(*Ban).denials.policyName
 	}
-	if b, ok := see.First[*Ban](e.limiter); ok && len(policies) > 1 && e.result.source() == SourceBan {
-		return b.(*Ban).denials.policyName // of several limits none has denied
+	if policies, err := AppendPolicies(ctx, nil, e.limiter, e.key); err == nil && len(policies) > 0 {
+		return policies[0].Name
 	}
-	return policies[0].Name
+	return ""
 }

@@ -939,7 +939,7 @@ func ExampleBan_Strike() {
 	}
 	r, err := limiter.Peek(ctx, "ann")
 	fmt.Println(heard, "guesses:", r, err)
-	// Output: 10 guesses: denied by "wrong-passwords" (ban), retry after 1h0m0s <nil>
+	// Output: 10 guesses: denied by "ban" (ban), retry after 1h0m0s <nil>
 }
 
 // Services on one Redis that must not share counts have prefixes of their own.

@@ -208,8 +208,8 @@ func WithDeniedHandler(h DeniedHandler) ServerOption {
 }
 
 // WithRefund gives back what a call was charged if f returns true for the code that it ends
-// with. WithRefund([Failed]) counts only what succeeds; WithRefund([Successful]) counts only
-// failures, such as guesses at a password.
+// with. WithRefund([Failed]) does not count what fails by the server's fault. WithRefund([Successful])
+// counts only failures, such as guesses at a password.
 //
 // A call is charged before it is served, so that many at once cannot exceed the limit. It is
 // refunded when the handler has returned, even if the client has gone. The metadata is that
@@ -229,9 +229,15 @@ func WithRefund(f func(code codes.Code) bool) Option {
 	})
 }
 
-// Failed reports whether code is an error, but not [codes.Canceled], which the client has
-// caused. See [WithRefund].
-func Failed(code codes.Code) bool { return code != codes.OK && code != codes.Canceled }
+// Failed reports whether code is an error of the server: [codes.Unknown], which is that of an error
+// without a code, DeadlineExceeded, Internal, Unavailable or DataLoss. See [WithRefund].
+func Failed(code codes.Code) bool {
+	switch code {
+	case codes.Unknown, codes.DeadlineExceeded, codes.Internal, codes.Unavailable, codes.DataLoss:
+		return true
+	}
+	return false
+}
 
 // Successful reports whether code is [codes.OK]. See [WithRefund].
 func Successful(code codes.Code) bool { return code == codes.OK }

@@ -484,6 +484,18 @@ func TestACancelledCallIsGivenBackToo(t *testing.T) {
 	require.Eventually(t, func() bool { return lim.refunded() == 1 }, 10*time.Second, time.Millisecond)
 }
 
+// What a client can cause at will is not Failed, or its calls would be without end.
+func TestFailedIsWhatAServerHasCaused(t *testing.T) {
+	var failed []codes.Code
+	for code := range codes.Unauthenticated + 1 {
+		if grpclimit.Failed(code) {
+			failed = append(failed, code)
+		}
+		require.Equal(t, code == codes.OK, grpclimit.Successful(code))
+	}
+	require.Equal(t, []codes.Code{codes.Unknown, codes.DeadlineExceeded, codes.Internal, codes.Unavailable, codes.DataLoss}, failed)
+}
+
 func TestACallThatItsClientHasEndedIsNeitherFailedNorSuccessful(t *testing.T) {
 	for name, end := range map[string]func(context.Context) (context.Context, context.CancelFunc){
 		"cancelled": context.WithCancel,

@@ -152,7 +152,7 @@ func TestTheTenthWrongPasswordBeginsABan(t *testing.T) {
 				w := logIn(h, 1, password)
 				require.Equal(t, "3600", w.Header().Get("Retry-After"))
 				require.Contains(t, w.Body.String(), "abnormal-usage-detected")
-				require.Contains(t, w.Body.String(), `["wrong-passwords"]`)
+				require.Contains(t, w.Body.String(), `["ban"]`)
 			}
 			c.Advance(15 * time.Minute) // the limits have room again
 			require.Equal(t, name == "the address", logIn(h, 2, "secret").Code == http.StatusTooManyRequests)

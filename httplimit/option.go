@@ -228,8 +228,9 @@ func WithPlainText() ServerOption {
 }
 
 // WithRefund gives back what a request was charged if f returns true for the status of its
-// answer. WithRefund([Failed]) counts only what succeeds; WithRefund([Successful]) counts
-// only failures, such as guesses at a password.
+// answer. WithRefund([Failed]) does not count what fails by the server's fault. WithRefund([Successful])
+// counts only failures, such as guesses at a password. An f that is true for 4xx lets a client that
+// asks for what is not there make any number of requests.
 //
 // A request is charged before it is served, so that many at once cannot exceed the limit.
 // It is refunded when the handler has returned, even if the client has gone. The answer's

@@ -16,9 +16,8 @@ import (
 	"github.com/ratelimit-go/ratelimit/inflight"
 )
 
-// Failed reports whether status is an error: 400 and above. It is not 499, which the client has
-// caused: see [WithRefund].
-func Failed(status int) bool { return !Successful(status) && status != clientClosedRequest }
+// Failed reports whether status is an error of the server: 500 and above. See [WithRefund].
+func Failed(status int) bool { return status >= http.StatusInternalServerError }
 
 // Successful reports whether status is below 400. See [WithRefund].
 func Successful(status int) bool { return status < http.StatusBadRequest }

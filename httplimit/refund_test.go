@@ -45,7 +45,7 @@ func TestARequestCountsByTheStatusThatWasWritten(t *testing.T) {
 		{name: "nothing written", unseen: true, handler: func(http.ResponseWriter, *http.Request) {}},
 		{name: "a body", handler: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "x") }},
 		{name: "a body of bytes", handler: func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("x")) }},
-		{name: "404", handler: http.NotFound, failed: true},
+		{name: "500", handler: func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "x", http.StatusInternalServerError) }, failed: true},
 		{name: "the first status counts", failed: true, handler: func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusBadGateway)
 			w.WriteHeader(http.StatusOK)
@@ -387,9 +387,14 @@ func TestOnlyABodyThatTheClientHasBrokenIsTheClients(t *testing.T) {
 	}
 }
 
-func TestWhoHasHungUpIsNeitherFailedNorSuccessful(t *testing.T) {
-	require.False(t, httplimit.Failed(499))
-	require.False(t, httplimit.Successful(499))
+// Or else a client could ask for what is not there without end.
+func TestWhatAClientHasCausedIsNeitherFailedNorSuccessful(t *testing.T) {
+	for status := 400; status < 500; status++ {
+		require.False(t, httplimit.Failed(status))
+		require.False(t, httplimit.Successful(status))
+	}
+	require.True(t, httplimit.Failed(500))
+	require.True(t, httplimit.Successful(399))
 }
 
 type roundTrip func(*http.Request) (*http.Response, error)
@@ -402,7 +407,7 @@ func TestRequestsUnderWayAreChargedUntilTheyEnd(t *testing.T) {
 		h := httplimit.Middleware(lim, httplimit.WithRefund(httplimit.Failed))(
 			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				time.Sleep(time.Second)
-				w.WriteHeader(http.StatusUnauthorized)
+				w.WriteHeader(http.StatusBadGateway)
 			}))
 		codes := make(chan int, 5)
 		for range 5 {

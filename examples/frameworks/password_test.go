@@ -133,7 +133,7 @@ func TestOfTwentyWrongPasswordsFiveAreHeardAndRightOnesCostNothing(t *testing.T)
 
 func TestWhatFailsCostsNothingWhereItsStatusIsWritten(t *testing.T) {
 	for name, h := range logins(t, func() func(http.Handler) http.Handler {
-		return httplimit.Middleware(perDay(5), httplimit.WithRefund(httplimit.Failed))
+		return httplimit.Middleware(perDay(5), httplimit.WithRefund(func(status int) bool { return status >= 400 }))
 	}, right) {
 		t.Run(name, func(t *testing.T) {
 			switch name {
