@@ -287,8 +287,8 @@ var (
 type Ask struct {
 	Limiter Limiter
 	Key     string
-	N       int // events: 1 and more, or 0 of a Look
-	// Look only looks, as Peek does, and has no say: N is 0.
+	N       int // events
+	// Look only looks, as Peek does: N is 0.
 	Look bool
 	// Shadow tries a limit out: it is charged if all fits, but denies nothing else.
 	Shadow bool

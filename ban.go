@@ -56,8 +56,8 @@ type lockout struct {
 	within int64 // µs
 }
 
-// NewBan returns a limiter that decides as l, and bans as p says. Bans are kept in s: the store
-// of l if that has one. Bans of one name on one store are one. Options are [WithName] ("ban" by
+// NewBan returns a limiter that decides as l, and bans as p says. Bans are kept in s: pass the store
+// of l. Bans of one name on one store are one. Options are [WithName] ("ban" by
 // default), [WithPolicyName], [WithKeyFunc] and [WithObserver], which is told of each denial that
 // counts. It is [ErrInvalidOption] if l sleeps or is an All of 16.
 func NewBan(l Limiter, s store.Store, p Penalty, opts ...Option) (*Ban, error) {

@@ -496,7 +496,7 @@ func Example() {
 	case err != nil:
 		// The store failed: no decision is known. Admit or refuse, as your service prefers.
 	case !r.Allowed:
-		// Come back after r.RetryAfter, which is exact.
+		// Come back after r.RetryAfter, which is exact, or ratelimit.Never if no waiting helps.
 	}
 	fmt.Println(r.Allowed, r.Remaining)
 	// Output: true 4

@@ -21,15 +21,15 @@
 //
 // # Four kinds of things
 //
-// What belongs to a limit is an [Option]. What spares calls to the store is a store. What is
-// about the answer is a limiter around a limiter. Keep this order:
+// What belongs to a limit is an [Option]. What spares calls to the store is a store. What changes
+// the answer is a limiter around a limiter. Keep this order:
 //
 //	shadow  accesslist  throttle.Waiter  fallback  Ban  All  observe.Around   limiters around a limiter
 //	FixedWindow SlidingWindow SlidingLog TokenBucket LeakyBucket              the decision, with Options
 //	lease  coalesce  regions  denycache                                       stores before a store
 //	memstore  redisstore  yours                                               stores
 //
-// Functions with the name of a method take any Limiter.
+// Functions such as [AllowUpTo] take any Limiter.
 package ratelimit
 
 import (
@@ -63,7 +63,7 @@ type Limiter interface {
 	Peek(ctx context.Context, key string) (Result, error)
 	// Refund gives back n of the events that charged admitted, if they are still charged: not
 	// what was refilled, drained or has left the window since (to within 1 µs). Refund each
-	// event once: a second time takes those of other calls.
+	// event once, where it was charged: or else it takes those of other calls.
 	Refund(ctx context.Context, key string, charged Result, n int) error
 	// Reset forgets the state of key.
 	Reset(ctx context.Context, key string) error

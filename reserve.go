@@ -100,7 +100,7 @@ func Charge(ctx context.Context, l Limiter, key string, n int) (Result, error) {
 }
 
 // Credit gives back up to n events of key without the Result of their charge: no more than the
-// current window or level has. Of a bucket the last event stays. With the Result use Refund.
+// current window or level has. Of a bucket one event stays charged. With the Result use Refund.
 //
 // It takes two calls of the store. l is a [FixedWindow], a [SlidingWindow] or a [TokenBucket];
 // others are [ErrInvalidOption].

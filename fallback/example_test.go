@@ -55,7 +55,7 @@ func ExampleFailOpen() {
 }
 
 // The local limiter can be any, such as a stricter one.
-func ExampleFailLocal() {
+func ExampleFailTo() {
 	down, err := ratelimit.NewTokenBucket(broken{}, ratelimit.PerSecond(10), ratelimit.WithName("api"))
 	if err != nil {
 		log.Fatal(err)

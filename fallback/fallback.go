@@ -51,8 +51,8 @@ import (
 // [store.ErrClock], and [store.ErrOverloaded], since the store still decides other calls. What
 // a lease or a deny cache answers from memory is neither a failure nor a success.
 //
-// It takes a few hundred bytes, and a local limiter up to 6 MB for keys that are not handed
-// back yet. It starts no goroutine and has nothing to close. It is safe for concurrent use.
+// It takes a few hundred bytes. A local limiter takes some 40 bytes a key, also without an outage,
+// and up to 6 MB for keys that are not handed back yet: see [Answer.On]. It starts no goroutine and has nothing to close. It is safe for concurrent use.
 // Make it by [New].
 type Limiter struct {
 	limiter  ratelimit.Limiter
@@ -146,13 +146,14 @@ func FailTo(l ratelimit.Limiter) Answer {
 
 // FailLocal is [FailTo] with a limiter in memory, which [New] makes after that of the store. It
 // has its algorithm, key function and 1/n of each limit, including those of tiers and of a limit
-// function, but no observers. The number of instances that share the store is n, 1 or more.
+// function, but no observers. The number of instances that share the store is n, 1 or more: of a
+// fleet that grows and shrinks the largest.
 func FailLocal(n int) Answer {
 	return Answer{source: ratelimit.SourceLocal, share: true, shares: n}
 }
 
-// On is a with s, which is expected to be in memory, in place of a memory of its own. Limiters
-// that have a limit in common then have it in common while the store fails, too. It is for
+// On is a with s, which is expected to be in memory, in place of a memory of its own, which has up to
+// 16 million keys: [memstore.WithMaxKeys] sets another number. Limiters that have a limit in common then have it in common while the store fails, too. It is for
 // [FailLocal]: [New] refuses other answers with a store, and a nil one.
 func (p Answer) On(s store.Store) Answer {
 	p.on, p.placed = s, true

@@ -130,7 +130,7 @@ func WithKey(k Key) Option {
 // [Combined]. The first one counts. The default is that of the interceptor's own Key. It is
 // needed where that has none, as with
 //
-//	WithKey(User(login)), WithClientAddr(ClientIP([]string{"10.0.0.0/8"}))
+//	WithKey(User(login)), WithClientAddr(ClientIP([]string{"10.0.0.7"}))
 //
 // It is overridden by an address that [clientaddr.NewContext] has put into the call's context.
 func WithClientAddr(k Key) ServerOption {

@@ -67,9 +67,9 @@ func PeerIP(opts ...IPOption) Key {
 }
 
 // ClientIP is the address of a client behind trusted proxies, and otherwise what [PeerIP]
-// is. The proxies are networks or single addresses, such as "10.0.0.0/8" or "2001:db8::7", or
+// is. The proxies are single addresses or networks, such as "10.0.0.7" or "2001:db8::/64", or
 // "unix" for all peers at a Unix socket. There must be at least one, and none may be a
-// network of all addresses.
+// network of all addresses. A client inside such a network can pretend to be anybody.
 //
 // If the peer is trusted, the client is the first address of x-forwarded-for in the
 // metadata, read from the right, that is not. At most 4 KiB and 32 hops are read, of all its

@@ -155,14 +155,14 @@ func ExampleMiddleware_crossOrigin() {
 	// GET 429 https://app.example.com ["api";q=1;w=3600]
 }
 
-// Behind a load balancer whose network is 10.0.0.0/8 a client is known by its API key,
+// Behind a load balancer whose network is 10.0.0.7 a client is known by its API key,
 // by its login or else by its address, and each has its own limit.
 func ExampleFirst() {
 	issued := map[string]bool{"secret-of-acme": true}
 	key := httplimit.First(
 		httplimit.APIKey("X-API-Key", httplimit.KnownKeys(func(_ *http.Request, key string) bool { return issued[key] })),
 		httplimit.User(currentUser),
-		httplimit.ClientIP([]string{"10.0.0.0/8"}, httplimit.IPv6Prefix(56)),
+		httplimit.ClientIP([]string{"10.0.0.7"}, httplimit.IPv6Prefix(56)),
 	)
 
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -210,7 +210,7 @@ func ExampleMiddleware_hostAndNetwork() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	limit := httplimit.Middleware(both, httplimit.WithKey(httplimit.ClientIP([]string{"10.0.0.0/8"})))
+	limit := httplimit.Middleware(both, httplimit.WithKey(httplimit.ClientIP([]string{"10.0.0.7"})))
 	handler := limit(http.NotFoundHandler())
 
 	for _, client := range []string{"192.0.2.1", "192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1"} {
@@ -280,7 +280,7 @@ func ExampleWithKey_routesAndTiers() {
 }
 
 // Users are limited by their names, and a network is denied to all users. The
-// server is behind a load balancer in 10.0.0.0/8.
+// server is behind a load balancer in 10.0.0.7.
 func ExampleWithClientAddr() {
 	mem, err := memstore.New()
 	if err != nil {
@@ -300,7 +300,7 @@ func ExampleWithClientAddr() {
 	}
 	handler := httplimit.Middleware(limiter,
 		httplimit.WithKey(httplimit.User(currentUser)),
-		httplimit.WithClientAddr(httplimit.ClientIP([]string{"10.0.0.0/8"})),
+		httplimit.WithClientAddr(httplimit.ClientIP([]string{"10.0.0.7"})),
 	)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 
 	for _, client := range []string{"192.0.2.1", "2001:db8::1"} {

@@ -44,10 +44,10 @@ var page = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 // there itself does not count: it is read from the right, up to the first address that is no
 // proxy's.
 func ExampleClientIP_trustedProxies() {
-	limit := httplimit.Middleware(perHour(1), httplimit.WithKey(httplimit.ClientIP([]string{"10.0.0.0/8"})))
+	limit := httplimit.Middleware(perHour(1), httplimit.WithKey(httplimit.ClientIP([]string{"10.0.0.7"})))
 	from := func(forwarded string) *http.Request {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
-		r.RemoteAddr = "10.1.2.3:4567" // the proxy
+		r.RemoteAddr = "10.0.0.7:4567" // the proxy
 		r.Header.Set("X-Forwarded-For", forwarded)
 		return r
 	}

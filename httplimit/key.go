@@ -118,7 +118,8 @@ func User(f func(r *http.Request) string) Key {
 var errNoPattern = fmt.Errorf("%w: no pattern has matched: put the middleware around handlers, not around the mux", ErrNoIdentity)
 
 // Route is the pattern of [http.ServeMux] that the request matched, such as
-// "GET /users/{id}". Other routers that set [http.Request.Pattern] will do.
+// "GET /users/{id}". Other routers that set [http.Request.Pattern] will do. Of muxes inside each
+// other it is the innermost one's: patterns that are equal in two of them are one Route.
 //
 // The mux sets the pattern, so put the middleware around handlers of the mux, not around
 // the mux. Without a pattern the error is [ErrNoIdentity], and the first time the server's

@@ -66,7 +66,7 @@ import (
 //
 // Without [WithRefund] and [WithContext] a request costs the limiter's decision, and two
 // allocations for that context if it is needed. A key that is no IPv4 address costs another. So
-// do the header fields, in one of ten requests. A header that is kept for long keeps some 5 KiB. A
+// do the header fields, in one of ten requests. Whoever keeps a header keeps some 5 KiB. A
 // limit function is asked once ([ratelimit.KeepLimits]). Nothing grows, and there is nothing to close.
 //
 // If l counts slots (package inflight), alone or beside rates, a request holds one until its handler

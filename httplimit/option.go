@@ -153,7 +153,7 @@ func WithKey(k Key) Option {
 // [Combined]. The first one counts. The default is that of the middleware's own Key. It is
 // needed where that has none, as with
 //
-//	WithKey(User(login)), WithClientAddr(ClientIP([]string{"10.0.0.0/8"}))
+//	WithKey(User(login)), WithClientAddr(ClientIP([]string{"10.0.0.7"}))
 //
 // It is overridden by an address that [clientaddr.NewContext] has put into the request's
 // context.
@@ -170,7 +170,7 @@ func WithClientAddr(k Key) ServerOption {
 }
 
 // WithCost charges f(r) events for a request. The default is 1. A cost of 0 skips the
-// limiter, and a negative one is [ratelimit.ErrInvalidN]. A cost above the limit is never
+// limiter, with its lists and bans, and a negative one is [ratelimit.ErrInvalidN]. A cost above the limit is never
 // admitted, so bound what clients can choose. f must be safe for concurrent use.
 func WithCost(f func(r *http.Request) int) Option {
 	return option(func(c *config) error {
@@ -235,7 +235,7 @@ func WithPlainText() ServerOption {
 // A request is charged before it is served, so that many at once cannot exceed the limit.
 // It is refunded when the handler has returned, even if the client has gone. The answer's
 // fields are those before the refund. An error of the refund is dropped, and the charge
-// stands.
+// stands. A [ratelimit.LeakyBucket] takes only back what is last in its queue.
 //
 // The status is the one written: 101 for a connection that the handler took over (hijacked), and
 // 500 if it panicked first. In place of 400 and above it is 499 if the client has hung up before

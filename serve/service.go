@@ -116,9 +116,9 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// WithProxies says whose X-Forwarded-* and X-Original-* fields count in a check: networks or single
-// addresses, such as "10.0.0.0/8", or "unix" for all peers at a Unix socket. Without it a check
-// sees its peer alone.
+// WithProxies says whose X-Forwarded-* and X-Original-* fields count in a check: single addresses or
+// networks, such as "10.0.0.7", or "unix" for all peers at a Unix socket. Who is inside such a network
+// can pretend to be anybody. Without it a check sees its peer alone.
 func WithProxies(proxies ...string) Option {
 	return func(s *Service) (err error) {
 		s.client = httplimit.ClientIP(proxies)

@@ -45,6 +45,9 @@ func Example_failsafe() {
 			if err != nil {
 				return "", err
 			}
+			if r.RetryAfter == ratelimit.Never {
+				return "", ratelimit.ErrNever
+			}
 			if !r.Allowed {
 				return "", tooMany{r.RetryAfter}
 			}
@@ -115,7 +118,10 @@ func limitedTool(limiter ratelimit.Limiter, user string, tool mcp.ToolHandler) m
 		if err != nil || r.Allowed {
 			return tool(ctx, req) // without a decision it is admitted here
 		}
-		text := "Too many calls. Call this tool again in " + r.RetryAfter.Round(time.Second).String() + "."
+		text := "Too many calls. "
+		if r.RetryAfter < ratelimit.Never {
+			text += "Call this tool again in " + (r.RetryAfter.Truncate(time.Second) + time.Second).String() + "."
+		}
 		return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: text}}}, nil
 	}
 }

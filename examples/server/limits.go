@@ -42,7 +42,7 @@ var (
 )
 
 // address is the client's. Behind a load balancer use
-// httplimit.ClientIP([]string{"10.0.0.0/8"}), which reads X-Forwarded-For.
+// httplimit.ClientIP([]string{"10.0.0.7"}), which reads X-Forwarded-For.
 var address = httplimit.PeerIP()
 
 // client is the key of a request. With a known API key it is "user:customer-1", and

@@ -12,12 +12,12 @@
 //
 // Callers of different keys seldom meet: a lock protects a table of about 400 keys. Callers of
 // one hot key do meet: each decision holds the lock for about 20 of its 60 ns. If a key must
-// take more than about 10 million decisions a second, give parts of the callers keys and shares
-// of their own. A key that is denied over and over is denied without the lock, as long as its
+// take more than about 10 million decisions a second, divide it: several keys, and a part of the limit
+// for each. A key that is denied over and over is denied without the lock, as long as its
 // state stays.
 //
-// If each call has a limit of its own, a decision takes 3.7 to 5.3 times as long: it looks for
-// that limit among up to 544.
+// If each call has another limit, a decision takes 3.7 to 5.3 times as long: it looks for that limit
+// among up to 544 that are known.
 //
 // Time is the process's monotonic clock, set to Unix time when the store is made. Later steps
 // of the wall clock change nothing. A process starts empty, and shares nothing: for that use
@@ -36,7 +36,7 @@ import (
 const defaultMaxKeys = 1 << 24
 
 // Store is a [store.Store] in memory, made by [New]. It is safe for concurrent use. Its
-// methods return errors only for a Store not made by New and for a 32,769th rule.
+// methods return errors only for a Store not made by New, and for more than 32,768 [store.Rule]s.
 type Store struct {
 	root    node
 	secret  secret
