@@ -22,7 +22,8 @@ type lack struct {
 }
 
 // TakeAll admits what is held. If that is not all, the store decides on the rest, on all of it or
-// none, and gives leases of it in the same call. Looks are answered as by Peek.
+// none, and gives leases of it in the same call. Looks are answered as by Peek, but for gates: what
+// is held here opens none, since the store decides on all.
 func (d *Store) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) (err error) {
 	lacks, all := d.spendAll(requests, replies), false
 	if len(lacks) == 0 {
@@ -145,10 +146,10 @@ func (d *Store) takeAlone(ctx context.Context, lacks []lack, replies []store.Rep
 		if all {
 			charged = n
 		}
-		if n == 0 {
+		if n == 0 && !l.request.Gate {
 			replies[l.at] = d.seen(ns, l.request.Key, l.limits, told[i], 1)
 		} else {
-			replies[l.at] = plain(ns.Rule, l.limits.by, told[i], n, charged)
+			replies[l.at] = plain(ns.Rule, l.limits.by, told[i], max(1, n), charged)
 		}
 	}
 	return all, nil

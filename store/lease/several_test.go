@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/lease"
 )
 
@@ -230,4 +231,43 @@ func TestAnAllBesideALimitWithoutALease(t *testing.T) {
 			})
 		})
 	}
+}
+
+// gates is a store to which each look is a gate.
+type gates struct{ store.Store }
+
+func (g gates) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	for i := range requests {
+		requests[i].Gate = requests[i].N == 0
+	}
+	return g.Store.TakeAll(ctx, requests, replies)
+}
+
+// The store decides whether a gate is open. What is held here does not tell that it was, after nothing was
+// charged.
+func TestBehindAGateThatDeniesNothingIsAdmitted(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			d, s := onStopped(t, time.Second)
+			gate, behind := newLimiter(t, algorithm, gates{d}, ratelimit.PerMinute(1200)), newLimiter(t, algorithm, gates{d}, ratelimit.PerHour(360_000))
+			ask := func() ratelimit.Result {
+				r, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: gate, Key: "key"}, ratelimit.Ask{Limiter: behind, Key: "key", N: 1})
+				require.NoError(t, err)
+				return r
+			}
+			fresh := fullKey(t, behind)
+			require.True(t, ask().Allowed)
+			for d.Stats().Held < 8 {
+				require.True(t, allow(t, gate).Allowed)
+				synctest.Wait()
+			}
+			other, err := lease.New(s.Store, time.Second, lease.WithMaxLease(1))
+			require.NoError(t, err)
+			_, _, err = newLimiter(t, algorithm, other, ratelimit.PerMinute(1200)).(limiting).AllowUpTo(t.Context(), "key", 1200)
+			require.NoError(t, err)
+			require.False(t, ask().Allowed)
+			require.NoError(t, d.Close(t.Context()))
+			require.Equal(t, fresh-1, remaining(t, behind))
+		})
+	})
 }
