@@ -13,6 +13,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -298,7 +299,7 @@ func (e *everything) fetch(w *world, k, p int) {
 // decide is the store's part: TakeUpTo by the rule. Callers who wait are admitted at that instant.
 func (e *everything) decide(w *world, k, p int) {
 	mine := &w.keys[k].processes[p]
-	f := fetch{want: mine.want, limits: e.limits}
+	f := fetch{want: mine.want, limits: e.limits, patience: new(pending.Patience)}
 	of := &worldStore{rule: e.rule, state: &w.keys[k].state, now: w.stores()}
 	l := f.ask(context.Background(), of, &store.Namespace{Rule: e.rule}, "key")
 	if l.panicked != nil {

@@ -23,6 +23,7 @@ type fetch struct {
 	callers    []*caller // who waited when it began
 	want, owed int
 	limits     *limits
+	patience   *pending.Patience // of who waits for it
 }
 
 // outcome is what came back.
@@ -43,7 +44,7 @@ func (d *Store) newFetch(e *entry) *fetch {
 	}
 	now := d.now()
 	d.tidy(e, now)
-	f := &fetch{callers: e.queue, owed: e.owed, limits: e.limits}
+	f := &fetch{callers: e.queue, owed: e.owed, limits: e.limits, patience: d.patience}
 	f.want = e.ask(now, len(f.callers), d.termsOf(e.ns))
 	e.queue, e.fetching = nil, true
 	return f
@@ -87,7 +88,8 @@ func (f *fetch) ask(ctx context.Context, of store.Store, ns *store.Namespace, ke
 	}()
 	by, rule := f.limits.by, ns.Rule
 	var r store.Reply
-	if r, l.err = of.TakeUpTo(ctx, ns, key, by, int64(f.want)); l.err != nil {
+	r, l.err = of.TakeUpTo(ctx, ns, key, by, int64(f.want))
+	if f.patience.Heard(l.err); l.err != nil {
 		return l
 	}
 	if r.OK() {
@@ -96,13 +98,14 @@ func (f *fetch) ask(ctx context.Context, of store.Store, ns *store.Namespace, ke
 		l.granted, l.room, l.at, l.reset = int(granted), int(says.Remaining), r.X, says.Reset
 	}
 	if unpaid := f.owed - l.granted; unpaid > 0 { // full: what has happened is charged all the same
-		if _, l.err = of.Overdraw(ctx, ns, key, by, int64(unpaid), math.MaxInt32); l.err != nil {
+		_, l.err = of.Overdraw(ctx, ns, key, by, int64(unpaid), math.MaxInt32)
+		if f.patience.Heard(l.err); l.err != nil {
 			return l
 		}
 		l.forced = unpaid
 	}
 	if l.granted < f.want && (l.granted > 0 || l.forced > 0) {
-		l.denial, l.err = denialOf(ctx, of, ns, key, by, 1)
+		l.denial, l.err = denialOf(ctx, of, f.patience, ns, key, by, 1)
 	} else {
 		l.denial = plain(rule, by, r, 1, 0)
 	}
@@ -110,9 +113,9 @@ func (f *fetch) ask(ctx context.Context, of store.Store, ns *store.Namespace, ke
 }
 
 // denialOf asks for how long a key has no room for n events.
-func denialOf(ctx context.Context, of store.Store, ns *store.Namespace, key string, by store.Limit, n int64) (store.Reply, error) {
+func denialOf(ctx context.Context, of store.Store, patience *pending.Patience, ns *store.Namespace, key string, by store.Limit, n int64) (store.Reply, error) {
 	r, err := of.Peek(ctx, ns, key, by, n)
-	if err != nil {
+	if patience.Heard(err); err != nil {
 		return r, err
 	}
 	denial := plain(ns.Rule, by, r, n, 0)
@@ -135,7 +138,6 @@ func (d *Store) decideOn(e *entry, f *fetch, l *outcome, sent time.Duration) {
 	failed := l.err != nil || l.panicked != nil
 	if !failed {
 		d.stats.asked.Add(1)
-		d.patience.Heard(nil)
 	}
 	switch {
 	case failed:

@@ -155,11 +155,11 @@ func (b *batch) ask() {
 			b.d.stats.lost.Add(1)
 		} else {
 			b.d.stats.asked.Add(1)
-			b.d.patience.Heard(nil)
 		}
 	}()
 	ctx := context.Background() // no caller's: the store has a timeout
-	if b.err = b.d.Store.TakeAll(ctx, requestsOf(b.lacks), b.replies); b.err != nil {
+	b.err = b.d.Store.TakeAll(ctx, requestsOf(b.lacks), b.replies)
+	if b.d.patience.Heard(b.err); b.err != nil {
 		return
 	}
 	b.all = allOK(b.lacks, b.replies)
@@ -195,7 +195,7 @@ func (d *Store) fullAfter(ctx context.Context, l *lack, r store.Reply) *store.Re
 	if l.want == l.request.N || l.want == l.wish || r.Available(ns.Rule, by)-l.want >= l.wish {
 		return nil
 	}
-	denial, err := denialOf(ctx, d.Store, ns, l.request.Key, by, 1)
+	denial, err := denialOf(ctx, d.Store, d.patience, ns, l.request.Key, by, 1)
 	if err != nil { // then it is learned from the next call
 		return nil
 	}
@@ -362,8 +362,8 @@ func (b *batch) denial(n []int64) (v verdict, err error) {
 			*told = plain(rule, by, b.replies[i], n, 0)
 		default:
 			b.sent = b.d.now()
-			*told, err = denialOf(context.Background(), b.d.Store, l.request.Namespace, l.request.Key, by, n)
-			if b.d.patience.Heard(err); err != nil {
+			*told, err = denialOf(context.Background(), b.d.Store, b.d.patience, l.request.Namespace, l.request.Key, by, n)
+			if err != nil {
 				return verdict{}, err
 			}
 		}

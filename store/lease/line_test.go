@@ -328,7 +328,7 @@ func TestWhereTheStoreAnswersSlowlyEverybodyIsDecidedOn(t *testing.T) {
 	for _, several := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &recorder{Store: memory(t)}
-			s.set(hasty{}.Timeout()/2, nil)
+			s.set(hasty{}.Timeout()*7/8, nil)
 			d, err := lease.New(hasty{s}, time.Second)
 			require.NoError(t, err)
 			l := newLimiter(t, "token_bucket", d, ratelimit.Limit{Rate: 50, Period: time.Second, Burst: 100})

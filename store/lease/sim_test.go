@@ -15,6 +15,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -299,7 +300,7 @@ func (m *model) doFetch(p *process) {
 	}
 	sent := m.clock(p)
 	m.tidy(p, sent)
-	f := &fetch{callers: make([]*caller, p.waiting), owed: p.owed, limits: m.limits}
+	f := &fetch{callers: make([]*caller, p.waiting), owed: p.owed, limits: m.limits, patience: new(pending.Patience)}
 	f.want = p.ask(sent, p.waiting, &m.terms)
 	p.fetching, p.waiting = true, 0
 
