@@ -349,6 +349,9 @@ func (b *batch) deny(claims []claim) {
 
 // denial is the denial of n events of each key.
 func (b *batch) denial(n []int64) (v verdict, err error) {
+	if !slices.Contains(b.blocked, true) { // the store denies what it says there is room for
+		return verdict{again: true}, nil
+	}
 	v.replies = make([]store.Reply, len(n))
 	for i, n := range n {
 		l, told := &b.lacks[i], &v.replies[i]

@@ -14,6 +14,7 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
+	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/lease"
 )
 
@@ -453,4 +454,31 @@ func TestAPanicLosesNothingThatWasHeld(t *testing.T) {
 		require.NoError(t, d.Close(t.Context()))
 		require.Equal(t, 360_000-charged, remaining(t, wide))
 	})
+}
+
+// A store that denies what it says there is room for keeps nobody waiting, and admits nothing by that.
+func TestWhereTheStoreContradictsItselfAllAreDenied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &contradicting{recorder: &recorder{Store: memory(t, stopped)}}
+		d, err := lease.New(s, time.Second)
+		require.NoError(t, err)
+		all, err := ratelimit.NewAll(newLimiter(t, "fixed_window", d, ratelimit.PerHour(1000)), newLimiter(t, "fixed_window", d, ratelimit.PerDay(2000)))
+		require.NoError(t, err)
+		s.set(20*time.Millisecond, nil)
+		require.Zero(t, allowed(atOnce(t, all, 10, one), one))
+		s.set(0, nil)
+		require.NoError(t, d.Close(t.Context()))
+	})
+}
+
+// contradicting is a store that denies, although there is room.
+type contradicting struct{ *recorder }
+
+func (s *contradicting) TakeAll(_ context.Context, _ []store.Request, replies []store.Reply) error {
+	err := s.called("TakeAll", int64(len(replies)))
+	for i := range replies {
+		replies[i] = store.Reply{Outcome: store.DeniedPlainly, X: 1, Y: 500, Z: 1_000_000}
+	}
+	s.answered()
+	return err
 }
