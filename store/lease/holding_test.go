@@ -1,12 +1,16 @@
 package lease
 
 import (
+	"context"
+	"math"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/store"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 func slotOf(left int, until time.Duration) slot[int] {
@@ -154,6 +158,56 @@ func TestLargestLeases(t *testing.T) {
 	require.Equal(t, 2*maxLease, n)
 	require.LessOrEqual(t, n, most)
 	require.Equal(t, 2*maxLease, h.next)
+}
+
+// generous is a store that admits all together, and tells for how much it was asked.
+type generous struct {
+	store.Store
+	most, sum int64
+}
+
+func (s *generous) TakeAll(_ context.Context, requests []store.Request, replies []store.Reply) error {
+	for i := range requests {
+		s.most, s.sum = max(s.most, requests[i].N), s.sum+requests[i].N
+		replies[i] = store.Reply{Outcome: store.AdmittedPlainly, Y: math.MaxInt32, Z: 1}
+	}
+	return nil
+}
+
+// However many stand in line, no call is for more of a key than may be held, and each of them is charged once.
+func TestALongLineIsDecidedOnInParts(t *testing.T) {
+	mem, err := memstore.New()
+	require.NoError(t, err)
+	of := &seen{Store: mem}
+	l, err := ratelimit.NewFixedWindow(of, ratelimit.PerHour(math.MaxInt32))
+	require.NoError(t, err)
+	_, err = l.Peek(t.Context(), "key")
+	require.NoError(t, err)
+	for _, n := range []int64{1, mostShared} {
+		s := &generous{Store: mem}
+		d, err := New(s, time.Second)
+		require.NoError(t, err)
+		ns := of.space
+		shard, id := d.shardOf(ns, "key")
+		shard.mu.Lock()
+		e := d.entry(shard, id, ns, "key", of.limit)
+		shard.mu.Unlock()
+		lacks := []lack{{request: store.Request{Namespace: ns, Key: "key", N: n}, limits: e.limits, shard: shard, entry: e}}
+		require.True(t, shareable(lacks))
+		ln := &line{lacks: lacks}
+		for range 2*mostClaims + 1 {
+			ln.claims = append(ln.claims, newClaim(lacks))
+		}
+		claims := ln.claims
+		d.serveLine(shard, e, ln)
+		for _, c := range claims {
+			require.True(t, c.Done())
+		}
+		require.LessOrEqual(t, s.most, int64(maxLease))
+		require.GreaterOrEqual(t, s.sum, n*int64(len(claims)))
+		require.LessOrEqual(t, s.sum, n*int64(len(claims))+2)
+		require.NoError(t, d.Close(t.Context()))
+	}
 }
 
 // A life as the store's clock sees it is one of which no process spends more.

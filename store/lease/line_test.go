@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -16,6 +17,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/lease"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
 
 // atOnce has so many callers ask at once, with costs of n, and returns what they were told, in the order of
@@ -118,7 +120,7 @@ func TestOfAllsAtOnceAsManyAreAdmittedAsFit(t *testing.T) {
 
 // If another process takes of the room meanwhile, as many as then fit are admitted, and none of the others.
 func TestOfAllsAtOnceAsManyAreAdmittedAsOthersLeave(t *testing.T) {
-	for taken, want := range map[int]int{10: 1 + 19, 28: 1 + 1, 29: 1, 40: 1} {
+	for taken, want := range map[int]int{1: 1 + 28, 10: 1 + 19, 28: 1 + 1, 29: 1, 40: 1} {
 		eachAlgorithm(t, func(t *testing.T, algorithm string) {
 			synctest.Test(t, func(t *testing.T) {
 				d, s := onStopped(t, time.Second)
@@ -144,7 +146,7 @@ func TestOfAllsAtOnceAsManyAreAdmittedAsOthersLeave(t *testing.T) {
 				for i, r := range told {
 					require.Equal(t, i < want, r.Allowed, i)
 				}
-				require.LessOrEqual(t, calls, 6)
+				require.LessOrEqual(t, calls, 4, "and of as many as then fit")
 				s.set(0, nil)
 				require.NoError(t, d.Close(t.Context()))
 				require.Equal(t, fresh-want, remaining(t, wide))
@@ -352,22 +354,26 @@ func TestWhereTheStoreAnswersSlowlyEverybodyIsDecidedOn(t *testing.T) {
 	}
 }
 
-// What another limit of a denied All has left is told without those who are admitted before.
+// What another limit of a denied All has left is told without those who are admitted before, also if it has
+// no room for all who ask.
 func TestWhatIsLeftBesideADenialOfMany(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d, s := onStopped(t, time.Second)
-		all, err := ratelimit.NewAll(newLimiter(t, "fixed_window", d, ratelimit.PerHour(30)), newLimiter(t, "fixed_window", d, ratelimit.PerDay(100)))
-		require.NoError(t, err)
-		s.set(20*time.Millisecond, nil)
-		for i, r := range atOnce(t, all, 60, one) {
-			require.Equal(t, i < 30, r.Allowed)
-			if !r.Allowed {
-				require.Equal(t, 70, r.Parts()[1].Remaining, i)
+	for _, wide := range []int{100, 50} {
+		synctest.Test(t, func(t *testing.T) {
+			d, s := onStopped(t, time.Second)
+			all, err := ratelimit.NewAll(newLimiter(t, "fixed_window", d, ratelimit.PerHour(30)), newLimiter(t, "fixed_window", d, ratelimit.PerDay(wide)))
+			require.NoError(t, err)
+			s.set(20*time.Millisecond, nil)
+			for i, r := range atOnce(t, all, 60, one) {
+				require.Equal(t, i < 30, r.Allowed)
+				if !r.Allowed {
+					require.True(t, r.Parts()[1].Allowed)
+					require.Equal(t, wide-30, r.Parts()[1].Remaining, i)
+				}
 			}
-		}
-		s.set(0, nil)
-		require.NoError(t, d.Close(t.Context()))
-	})
+			s.set(0, nil)
+			require.NoError(t, d.Close(t.Context()))
+		})
+	}
 }
 
 // What a batch takes of a limit is not forgotten for what was known of it before.
@@ -456,6 +462,126 @@ func TestAPanicLosesNothingThatWasHeld(t *testing.T) {
 	})
 }
 
+// sizes is a store that tells for how many events of each key it is asked together.
+type sizes struct {
+	*recorder
+	n [][]int64
+	// before is told of each call, if it is not nil.
+	before func(n []int64)
+}
+
+func (s *sizes) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	n := make([]int64, len(requests))
+	for i := range requests {
+		n[i] = requests[i].N
+	}
+	s.n = append(s.n, n)
+	if s.before != nil {
+		s.before(n)
+	}
+	return s.recorder.TakeAll(ctx, requests, replies)
+}
+
+// onSizes is a lease on a store that tells how much it is asked for.
+func onSizes(t *testing.T, opts ...memstore.Option) (*lease.Store, *sizes) {
+	t.Helper()
+	s := &sizes{recorder: &recorder{Store: memory(t, opts...)}}
+	d, err := lease.New(s, time.Second)
+	require.NoError(t, err)
+	return d, s
+}
+
+// Each of those who are decided on together is told what those before have left, as if they had come one
+// after the other.
+func TestEachOfManyIsToldWhatThoseBeforeHaveLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := onStopped(t, time.Second)
+		all, err := ratelimit.NewAll(newLimiter(t, "fixed_window", d, ratelimit.PerHour(1000)), newLimiter(t, "sliding_window", d, ratelimit.PerDay(5000)))
+		require.NoError(t, err)
+		s.set(20*time.Millisecond, nil)
+		n, sum := func(i int) int { return 1 + i%3 }, 0
+		for i, r := range atOnce(t, all, 100, n) {
+			sum += n(i)
+			require.Equal(t, []int{1000 - sum, 5000 - sum}, []int{r.Parts()[0].Remaining, r.Parts()[1].Remaining}, i)
+		}
+		s.set(0, nil)
+		require.NoError(t, d.Close(t.Context()))
+	})
+}
+
+// Calls for the same first key and others each charge their own.
+func TestCallsForOtherKeysAreNotDecidedTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const users = 200 // so that some are in one shard
+		d, s := onStopped(t, time.Second)
+		route, user := newLimiter(t, "fixed_window", d, ratelimit.PerHour(1000)), newLimiter(t, "fixed_window", d, ratelimit.PerDay(10))
+		s.set(20*time.Millisecond, nil)
+		var wg sync.WaitGroup
+		for range 2 {
+			for i := range users {
+				wg.Go(func() {
+					r, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: route, Key: "key", N: 1}, ratelimit.Ask{Limiter: user, Key: strconv.Itoa(i), N: 1})
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+				})
+			}
+		}
+		wg.Wait()
+		s.set(0, nil)
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, 1000-2*users, remaining(t, route))
+		for i := range users {
+			r, err := user.Peek(t.Context(), strconv.Itoa(i))
+			require.NoError(t, err)
+			require.Equal(t, 10-2, r.Remaining, i)
+		}
+	})
+}
+
+// Once it is known that not all fit, as many as do are asked for and no leases, so that they are admitted also
+// if others leave no more than that.
+func TestThoseWhoFitAreAskedForWithoutLeases(t *testing.T) {
+	for _, algorithm := range algorithms[1:] { // of a fixed window no lease is large enough
+		t.Run(algorithm, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d, s := onSizes(t, stopped)
+				tight, wide := newLimiter(t, algorithm, d, ratelimit.PerHour(3600)), newLimiter(t, algorithm, d, ratelimit.PerDay(24*3600))
+				all, err := ratelimit.NewAll(tight, wide)
+				require.NoError(t, err)
+				other, err := lease.New(s.Store, time.Second, lease.WithMaxLease(1))
+				require.NoError(t, err)
+				others := newLimiter(t, algorithm, other, ratelimit.PerHour(3600))
+				for range 60 { // so that leases are large
+					require.True(t, allow(t, all).Allowed)
+					synctest.Wait()
+				}
+				for d.Stats().Held > 0 {
+					require.True(t, allow(t, all).Allowed)
+				}
+				require.True(t, allowN(t, others, remaining(t, others)-31).Allowed)
+				s.set(20*time.Millisecond, nil)
+				tooMuch, taken := false, false
+				s.before = func(n []int64) {
+					if tooMuch && !taken {
+						taken = true
+						require.True(t, allow(t, others).Allowed)
+					}
+					tooMuch = tooMuch || n[0] > 31 && n[0] == 3*99
+				}
+				three := func(int) int { return 3 }
+				told := atOnce(t, all, 100, three)
+				require.True(t, taken)
+				for i, r := range told {
+					require.Equal(t, i < 10, r.Allowed, i)
+				}
+				s.set(0, nil)
+				require.NoError(t, d.Close(t.Context()))
+				require.Zero(t, remaining(t, tight))
+			})
+		})
+	}
+}
+
 // A store that denies what it says there is room for keeps nobody waiting, and admits nothing by that.
 func TestWhereTheStoreContradictsItselfAllAreDenied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -481,4 +607,160 @@ func (s *contradicting) TakeAll(_ context.Context, _ []store.Request, replies []
 	}
 	s.answered()
 	return err
+}
+
+// What was lost may be charged: so the next lease of several limits is small, and nothing is known of them.
+func TestLeasesOfAnAllAfterAnErrorAreSmall(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			d, s := onSizes(t)
+			all, err := ratelimit.NewAll(newLimiter(t, algorithm, d, ratelimit.PerMinute(1200)), newLimiter(t, algorithm, d, ratelimit.PerHour(360_000)))
+			require.NoError(t, err)
+			charged := grow(t, all, d)
+			require.EqualValues(t, charged, d.Stats().Granted/2)
+			s.set(0, func(string) error { return errOdd })
+			_, err = all.Allow(t.Context(), "key")
+			require.ErrorIs(t, err, errOdd)
+			s.set(0, nil)
+			require.True(t, allow(t, all).Allowed)
+			require.Equal(t, []int64{1, 1}, s.n[len(s.n)-1])
+			require.Greater(t, s.n[len(s.n)-2][0], int64(1))
+			require.NoError(t, d.Close(t.Context()))
+		})
+	})
+}
+
+// The grant that empties a limit comes with what the next call is told, at the price of one look. No other one
+// looks, and it says nothing of the demand: once there is room again leases are as large as before.
+func TestOfTheGrantThatEmptiesALimit(t *testing.T) {
+	for _, rate := range []int{66, 100} { // of which the last grant has 2, or 36, where 64 were wished for
+		synctest.Test(t, func(t *testing.T) {
+			d, s := onSizes(t)
+			tight := newLimiter(t, "sliding_log", d, ratelimit.PerSecond(rate)) // and so the store counts events for two
+			all, err := ratelimit.NewAll(tight, newLimiter(t, "sliding_log", d, ratelimit.PerHour(360_000)))
+			require.NoError(t, err)
+			looks := 0
+			for n := range rate + 1 {
+				s.reset()
+				r := allow(t, all)
+				synctest.Wait()
+				calls := s.reset()
+				looks += len(asked(calls, "Peek"))
+				require.Equal(t, n < rate, r.Allowed)
+				if !r.Allowed {
+					require.Empty(t, calls)
+					peek, err := tight.Peek(t.Context(), "key")
+					require.NoError(t, err)
+					require.Equal(t, peek.RetryAfter, r.RetryAfter)
+				}
+				time.Sleep(time.Millisecond)
+			}
+			require.Equal(t, 1, looks)
+
+			time.Sleep(500 * time.Millisecond)
+			require.False(t, allow(t, all).Allowed)
+			time.Sleep(1600 * time.Millisecond)
+			s.n = nil
+			for range 2 {
+				require.True(t, allow(t, all).Allowed)
+			}
+			require.Len(t, s.n, 2)
+			require.EqualValues(t, 64, s.n[1][0])
+			require.NoError(t, d.Close(t.Context()))
+		})
+	}
+}
+
+// If others have taken what there seemed to be, or have given back, what is asked for is found without a look.
+func TestNobodyLooksWhereALimitIsNotEmptied(t *testing.T) {
+	for name, others := range map[string]func(t *testing.T, l ratelimit.Limiter, taken ratelimit.Result){
+		"taken": func(t *testing.T, l ratelimit.Limiter, _ ratelimit.Result) { require.True(t, allowN(t, l, 10).Allowed) },
+		"given back": func(t *testing.T, l ratelimit.Limiter, taken ratelimit.Result) {
+			require.NoError(t, l.Refund(t.Context(), "key", taken, 64))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d, s := onSizes(t, stopped)
+				const rate = 200
+				all, err := ratelimit.NewAll(newLimiter(t, "sliding_log", d, ratelimit.PerMinute(rate)), newLimiter(t, "sliding_log", d, ratelimit.PerHour(360_000)))
+				require.NoError(t, err)
+				other, err := lease.New(s.Store, time.Second, lease.WithMaxLease(1))
+				require.NoError(t, err)
+				l := newLimiter(t, "sliding_log", other, ratelimit.PerMinute(rate))
+				taken := allowN(t, l, 100)
+				for range 63 { // leases of 1, 1, 2 and so on to 32
+					require.True(t, allow(t, all).Allowed)
+					synctest.Wait()
+				}
+				for d.Stats().Held > 0 {
+					require.True(t, allow(t, all).Allowed)
+				}
+				others(t, l, taken)
+				s.reset()
+				require.True(t, allow(t, all).Allowed)
+				calls := s.reset()
+				require.Empty(t, asked(calls, "Peek"))
+				require.LessOrEqual(t, len(calls), 2)
+				require.EqualValues(t, 36, s.n[len(s.n)-len(calls)][0], "all there seemed to be")
+				require.NoError(t, d.Close(t.Context()))
+			})
+		})
+	}
+}
+
+// A denied call of several events forgets no denial of one, and ends one if it finds room.
+func TestWhatADenialOfSeveralEventsSaysOfOne(t *testing.T) {
+	for _, free := range []int{0, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			d, s := onStopped(t, time.Second)
+			tight := newLimiter(t, "fixed_window", d, ratelimit.PerHour(30))
+			all, err := ratelimit.NewAll(tight, newLimiter(t, "fixed_window", d, ratelimit.PerDay(1000)))
+			require.NoError(t, err)
+			plain := newLimiter(t, "fixed_window", s.Store, ratelimit.PerHour(30))
+			taken := allowN(t, plain, 30)
+			require.False(t, allow(t, all).Allowed)
+			if free > 0 {
+				require.NoError(t, plain.Refund(t.Context(), "key", taken, free))
+			}
+			require.False(t, allow(t, all).Allowed, "it is remembered")
+			require.False(t, allowN(t, all, 2).Allowed)
+			s.reset()
+			require.Equal(t, free > 0, allow(t, all).Allowed)
+			require.Equal(t, free == 0, len(s.reset()) == 0)
+			require.NoError(t, d.Close(t.Context()))
+		})
+	}
+}
+
+// What was granted together under a limit that has changed meanwhile is not spent under today's.
+func TestAGrantOfSeveralLimitsUnderAnOlderOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := onStopped(t, time.Second)
+		type tier struct{}
+		tiered := newLimiter(t, "fixed_window", d, ratelimit.PerMinute(10_000), ratelimit.WithLimitFunc(func(ctx context.Context, _ string) (l ratelimit.Limit, err error) {
+			l, _ = ctx.Value(tier{}).(ratelimit.Limit)
+			return l, nil
+		}))
+		all, err := ratelimit.NewAll(tiered, newLimiter(t, "fixed_window", d, ratelimit.PerDay(1_000_000)))
+		require.NoError(t, err)
+		charged := grow(t, all, d)
+		lower := context.WithValue(t.Context(), tier{}, ratelimit.PerMinute(5000))
+		s.set(20*time.Millisecond, nil)
+		var wg sync.WaitGroup
+		wg.Go(func() { require.True(t, allow(t, all).Allowed) })
+		synctest.Wait()
+		r, err := tiered.AllowN(lower, "key", 2) // by the store, and the limit is another one from now on
+		require.NoError(t, err)
+		require.Equal(t, []any{true, 5000}, []any{r.Allowed, r.Limit})
+		wg.Wait()
+		s.set(0, nil)
+		charged += 3
+		r, err = tiered.Allow(lower, "key")
+		require.NoError(t, err)
+		require.Equal(t, ratelimit.SourceStore, r.Source())
+		charged++
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, 10_000-charged, remaining(t, tiered))
+	})
 }

@@ -3,6 +3,8 @@ package lease_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -268,6 +270,182 @@ func TestBehindAGateThatDeniesNothingIsAdmitted(t *testing.T) {
 			require.False(t, ask().Allowed)
 			require.NoError(t, d.Close(t.Context()))
 			require.Equal(t, fresh-1, remaining(t, behind))
+		})
+	})
+}
+
+// said is what a Result says, but for who has decided.
+type said struct {
+	allowed                  bool
+	limit, remaining         int
+	retryAfter, after, delay time.Duration
+}
+
+func saysOf(results ...ratelimit.Result) (says []said) {
+	for _, r := range results {
+		says = append(says, said{r.Allowed, r.Limit, r.Remaining, r.RetryAfter, r.ResetAfter, r.Delay})
+	}
+	return says
+}
+
+// What cannot be leased is told as by the store itself: of events, of looks, and of what another limit denies.
+func TestSeveralLimitsWithoutALeaseAreToldWhatTheStoreSays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, err := lease.New(memory(t), time.Second)
+		require.NoError(t, err)
+		var sides [2][]ratelimit.Limiter
+		for i, s := range []store.Store{d, memory(t)} {
+			for _, algorithm := range algorithms[:2] { // whose strict limits are their own
+				sides[i] = append(sides[i], newLimiter(t, algorithm, s, ratelimit.PerMinute(12)), newLimiter(t, algorithm, s, ratelimit.PerHour(300)))
+			}
+		}
+		random, admitted := rand.New(rand.NewPCG(4, 1)), 0
+		for i := range 500 {
+			time.Sleep(time.Duration(random.Int64N(int64(10 * time.Second))))
+			var asks [2][]ratelimit.Ask
+			for l := range sides[0] {
+				n, key := random.IntN(5), strings.Repeat("k", 257+random.IntN(2)) // too long to be held
+				for side := range asks {
+					asks[side] = append(asks[side], ratelimit.Ask{Limiter: sides[side][l], Key: key, N: n})
+				}
+			}
+			got, err := ratelimit.Decide(t.Context(), asks[0]...)
+			require.NoError(t, err)
+			want, err := ratelimit.Decide(t.Context(), asks[1]...)
+			require.NoError(t, err)
+			require.Equal(t, saysOf(append(want.Parts(), want)...), saysOf(append(got.Parts(), got)...), "call %d: %+v", i, asks[0])
+			if got.Allowed {
+				admitted++
+			}
+		}
+		require.Greater(t, admitted, 100)
+		require.Less(t, admitted, 400)
+		require.NoError(t, d.Close(t.Context()))
+	})
+}
+
+// Who waits for a turn takes what is held, and else the turn that the store gives: to the microsecond, and
+// charged each time. Who does not wait has leases fetched as all others do.
+func TestTurnsAreGivenByTheStore(t *testing.T) {
+	for name, several := range map[string]bool{"alone": false, "in an All": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d, s := onStopped(t, life)
+				bucket := newLimiter(t, "token_bucket", d, ratelimit.Limit{Rate: 1_000_000, Period: time.Second, Burst: 200_000})
+				l := bucket
+				if several {
+					all, err := ratelimit.NewAll(bucket, newLimiter(t, "fixed_window", d, ratelimit.PerHour(1_000_000)))
+					require.NoError(t, err)
+					l = all
+				}
+				within := func(wait time.Duration) ratelimit.Result {
+					r, err := ratelimit.AllowWithin(t.Context(), l, "key", 1, wait)
+					require.NoError(t, err)
+					synctest.Wait()
+					return r
+				}
+				for d.Stats().Held < 16 {
+					require.True(t, within(0).Allowed)
+					require.Less(t, d.Stats().Asked, int64(40), "no lease is fetched")
+				}
+				s.reset()
+				require.Equal(t, ratelimit.SourceLease, within(time.Second).Source())
+				require.Empty(t, s.reset())
+
+				_, _, err := bucket.(limiting).AllowUpTo(t.Context(), "key", 200_000)
+				require.NoError(t, err)
+				for i := range 3 {
+					wait := time.Duration(1+i) * time.Microsecond
+					require.False(t, within(wait-time.Microsecond).Allowed, i)
+					r := within(wait)
+					require.True(t, r.Allowed, i)
+					require.Equal(t, wait, r.Delay)
+				}
+				require.NoError(t, d.Close(t.Context()))
+			})
+		})
+	}
+}
+
+// A key that is asked for in each life is not forgotten, whoever asks.
+func TestAKeyInUseIsNotForgotten(t *testing.T) {
+	for name, ask := range map[string]func(t *testing.T, l limiting){
+		"one event":      func(t *testing.T, l limiting) { allow(t, l) },
+		"several events": func(t *testing.T, l limiting) { allowN(t, l, 3) },
+		"several limits": func(t *testing.T, l limiting) {
+			other := newLimiter(t, "fixed_window", l.(*onLease).Store, ratelimit.PerDay(1_000_000))
+			_, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: l.(*onLease).limiting, Key: "key", N: 3}, ratelimit.Ask{Limiter: other, Key: strings.Repeat("k", 257), N: 1})
+			require.NoError(t, err)
+		},
+		"up to some": func(t *testing.T, l limiting) {
+			_, _, err := l.AllowUpTo(t.Context(), "key", 3)
+			require.NoError(t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newLease(t, newLimiter(t, "fixed_window", memory(t), window), life)
+				require.True(t, allow(t, d).Allowed)
+				for range 20 {
+					ask(t, d)
+					time.Sleep(life)
+					synctest.Wait()
+					require.Equal(t, 1, d.Stats().Keys)
+				}
+				time.Sleep(5 * life)
+				synctest.Wait()
+				require.Zero(t, d.Stats().Keys)
+				closeLease(t, d)
+			})
+		})
+	}
+}
+
+// What other limits have said beside a denial is known for half of a life. It denies together with what
+// denies, and admits nothing.
+func TestWhatIsKnownBesideADenialAdmitsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := onStopped(t, time.Second)
+		tight, wide, wider := newLimiter(t, "fixed_window", d, ratelimit.PerHour(30)), newLimiter(t, "fixed_window", d, ratelimit.PerDay(1000)), newLimiter(t, "sliding_window", d, ratelimit.PerDay(2000))
+		all, err := ratelimit.NewAll(tight, wide, wider)
+		require.NoError(t, err)
+		others, err := ratelimit.NewAll(wide, wider)
+		require.NoError(t, err)
+		require.True(t, allowN(t, tight, 30).Allowed)
+		time.Sleep(10 * time.Second)
+		require.False(t, allow(t, all).Allowed)
+		require.Equal(t, []int{3}, asked(s.reset(), "TakeAll"), "once")
+		time.Sleep(time.Second/2 - 1)
+		require.False(t, allow(t, all).Allowed)
+		require.Empty(t, s.reset())
+		time.Sleep(1)
+		require.False(t, allow(t, all).Allowed)
+		require.NotEmpty(t, s.reset())
+		require.True(t, allow(t, others).Allowed)
+		require.Equal(t, []int{2}, asked(s.reset(), "TakeAll"))
+		require.NoError(t, d.Close(t.Context()))
+		require.Equal(t, []int{999, 1999}, []int{remaining(t, wide), remaining(t, wider)})
+	})
+}
+
+// A shadow that denies is told so, and nothing is held of it.
+func TestAShadowThatDeniesHasNoLease(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, algorithm string) {
+		synctest.Test(t, func(t *testing.T) {
+			d, _ := onStopped(t, time.Second)
+			trial, real := newLimiter(t, algorithm, d, ratelimit.PerHour(7200)), newLimiter(t, algorithm, d, ratelimit.PerDay(100_000))
+			require.True(t, allowN(t, trial, fullKey(t, trial)).Allowed)
+			for range 10 {
+				r, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: trial, Key: "key", N: 1, Shadow: true}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
+				require.NoError(t, err)
+				require.True(t, r.Allowed)
+				require.False(t, r.Parts()[0].Allowed)
+				synctest.Wait()
+			}
+			require.False(t, allow(t, trial).Allowed)
+			fresh := fullKey(t, real)
+			require.NoError(t, d.Close(t.Context()))
+			require.Equal(t, fresh-10, remaining(t, real))
 		})
 	})
 }
