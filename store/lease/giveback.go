@@ -188,9 +188,6 @@ func (d *Store) Close(ctx context.Context) error {
 
 // workTogether does all jobs, several at once, and returns the first error of a worker.
 func (d *Store) workTogether(ctx context.Context) error {
-	d.mu.Lock()
-	d.workers += maxWorkers
-	d.mu.Unlock()
 	errs := make([]error, maxWorkers)
 	var workers sync.WaitGroup
 	for i := range errs {

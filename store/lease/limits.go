@@ -37,7 +37,7 @@ func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit
 		return l, false
 	}
 	us := lifeMicros(life)
-	by, leasable = l, true
+	by = l
 	switch algorithm {
 	case tokenBucket:
 		by.Burst -= ahead(l, us)
@@ -111,14 +111,6 @@ type limits struct {
 func newLimits(rule *store.Rule, l store.Limit, life time.Duration) *limits {
 	ls := &limits{rule: rule, own: l}
 	ls.by, ls.leasable = strict(rule.Name, l, life)
-	return ls
-}
-
-// limitsOf are those of r. Events whose turn may come later are asked for until then.
-func limitsOf(r *store.Request, life time.Duration) *limits {
-	ls := newLimits(r.Namespace.Rule, r.Limit.TurnBefore(0), life)
-	before := r.Limit.Before()
-	ls.own, ls.by = ls.own.TurnBefore(before), ls.by.TurnBefore(before)
 	return ls
 }
 

@@ -47,7 +47,7 @@ func (d *Store) spendAll(requests []store.Request, replies []store.Reply) (lacks
 		if l, held := d.spendFor(&requests[i], &replies[i]); !held {
 			l.at, l.request, l.want = i, requests[i], requests[i].N
 			if l.limits == nil {
-				l.limits = limitsOf(&requests[i], d.terms.life)
+				l.limits = newLimits(requests[i].Namespace.Rule, requests[i].Limit, d.terms.life)
 			}
 			lacks = append(lacks, l)
 		}

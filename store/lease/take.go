@@ -133,7 +133,6 @@ func (d *Store) entry(s *shard, id keyhash.Hash, ns *store.Namespace, key string
 	}
 	s.limits = ls
 	e = &entry{ns: ns, key: strings.Clone(key), limits: ls}
-	e.next = 1
 	s.keys[id] = e
 	d.arm()
 	return e
