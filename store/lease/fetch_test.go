@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -521,42 +522,141 @@ func TestForWhoHasLeftTheStoreIsNotAsked(t *testing.T) {
 }
 
 // A denial is one call. Of a limit that the grant has emptied it is two: the second says for how
-// long. If there is room again by then, the callers are told to come again soon.
+// long. If there is room again by then, the callers are told to come again soon, and when the key will be as
+// new if it is not.
 func TestADenialSaysWhenThereIsRoom(t *testing.T) {
 	for _, algorithm := range []string{"fixed_window", "sliding_window"} {
-		synctest.Test(t, func(t *testing.T) {
-			s := &recorder{Store: memory(t, stopped)}
-			plain := newLimiter(t, algorithm, s, ratelimit.PerHour(2))
-			d := newLease(t, newLimiter(t, algorithm, s, ratelimit.PerHour(2)), life)
-			s.set(10*time.Millisecond, func(op string) error {
-				if op == "Peek" {
-					return plain.Reset(t.Context(), "key")
-				}
-				return nil
-			})
-			var asking sync.WaitGroup
-			denied := make(chan time.Duration, 4)
-			for range 4 { // the call for the first is under way when the others come
-				asking.Go(func() {
-					if r := allow(t, d); !r.Allowed {
-						denied <- r.RetryAfter
+		for _, all := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				s := &recorder{Store: memory(t, stopped)}
+				plain := newLimiter(t, algorithm, s.Store, ratelimit.PerHour(3))
+				d := newLease(t, newLimiter(t, algorithm, s, ratelimit.PerHour(3)), life)
+				before := allow(t, plain)
+				s.set(10*time.Millisecond, func(op string) error {
+					switch {
+					case op != "Peek":
+						return nil
+					case all:
+						return plain.Reset(t.Context(), "key")
 					}
+					return plain.Refund(t.Context(), "key", before, 1)
 				})
-				synctest.Wait()
+				var asking sync.WaitGroup
+				denied := make(chan ratelimit.Result, 4)
+				for range 4 { // the call for the first is under way when the others come
+					asking.Go(func() {
+						if r := allow(t, d); !r.Allowed {
+							denied <- r
+						}
+					})
+					synctest.Wait()
+				}
+				asking.Wait()
+				require.Equal(t, []call{{"TakeUpTo", 1}, {"TakeUpTo", 3}, {"Peek", 1}}, s.reset())
+				require.Len(t, denied, 2)
+				for range 2 {
+					r := <-denied
+					require.LessOrEqual(t, r.RetryAfter, 2*life)
+					require.GreaterOrEqual(t, r.ResetAfter, r.RetryAfter)
+					require.Equal(t, all, r.ResetAfter <= 2*life)
+				}
+				allowN(t, plain, remaining(t, plain))
+				s.reset()
+				time.Sleep(2 * life)
+				require.False(t, allow(t, d).Allowed)
+				require.Equal(t, []call{{"TakeUpTo", 1}}, s.reset())
+				closeLease(t, d)
+			})
+		}
+	}
+}
+
+// A call for one caller is as that one makes it. What is more than that ends with no caller: who leaves does
+// so in time, and the lease is there for others.
+func TestACallForALeaseDoesNotEndWithItsCaller(t *testing.T) {
+	type tag struct{}
+	for n := range 3 { // the leases are of 1, 1 and 2 events
+		synctest.Test(t, func(t *testing.T) {
+			s := &tagged{recorder: &recorder{Store: memory(t)}, key: tag{}}
+			d := newLease(t, newLimiter(t, "fixed_window", s, window), time.Second)
+			for range n {
+				require.True(t, allow(t, d).Allowed)
 			}
-			asking.Wait()
-			require.Equal(t, []call{{"TakeUpTo", 1}, {"TakeUpTo", 3}, {"Peek", 1}}, s.reset())
-			require.Len(t, denied, 2)
-			require.LessOrEqual(t, <-denied, 2*life)
-			require.LessOrEqual(t, <-denied, 2*life)
-			allowN(t, plain, 2)
-			s.reset()
-			time.Sleep(2 * life)
-			require.False(t, allow(t, d).Allowed)
-			require.Equal(t, []call{{"TakeUpTo", 1}}, s.reset())
+			s.set(100*time.Millisecond, nil)
+			ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), tag{}, "mine"), 50*time.Millisecond)
+			defer cancel()
+			began := time.Now()
+			_, err := d.Allow(ctx, "key")
+			if n == 2 {
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, 50*time.Millisecond, time.Since(began))
+				time.Sleep(100 * time.Millisecond)
+				require.Equal(t, 2, d.Stats().Held)
+			}
+			require.Equal(t, n < 2, s.value == "mine")
+			s.set(0, nil)
 			closeLease(t, d)
 		})
 	}
+}
+
+// tagged is a store that keeps a value of the last context.
+type tagged struct {
+	*recorder
+	key, value any
+}
+
+func (s *tagged) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.value = ctx.Value(s.key)
+	return s.recorder.TakeUpTo(ctx, ns, key, l, n)
+}
+
+// What one process is told is left is exactly that, whether it asks the store, takes what is held, or waits for
+// others. Stats counts who was decided on without the store.
+func TestOneProcessIsToldWhatIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t, stopped)}
+		const limit = 1000
+		d := newLease(t, newLimiter(t, "fixed_window", s, ratelimit.PerHour(limit)), time.Minute)
+		random := rand.New(rand.NewPCG(7, 1))
+		taken, held := 0, int64(0)
+		for taken < limit+20 {
+			s.set(time.Duration(random.IntN(2))*trip, nil)
+			for _, r := range atOnce(t, d.limiting, 1+random.IntN(20)*random.IntN(2), one) {
+				taken++
+				require.Equal(t, taken <= limit, r.Allowed)
+				require.Equal(t, max(0, limit-taken), r.Remaining)
+				if r.Source() == ratelimit.SourceLease {
+					held++
+				}
+			}
+			if random.IntN(2) == 0 { // what is fetched ahead has come
+				time.Sleep(trip)
+			}
+			require.Equal(t, held, d.Stats().Local)
+		}
+		require.Greater(t, held, int64(limit/2))
+		s.set(0, nil)
+		closeLease(t, d)
+	})
+}
+
+// What is on its way while the lease is closed is given back as well.
+func TestCloseGivesBackWhatIsOnItsWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t)}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), time.Second)
+		taken := len(hold(t, d, 20))
+		s.set(trip, nil)
+		for s.reset(); len(s.reset()) == 0; synctest.Wait() { // until another one is asked for
+			require.Equal(t, ratelimit.SourceLease, allow(t, d).Source())
+			taken++
+		}
+		closeLease(t, d)
+		s.set(0, nil)
+		require.Equal(t, d.Stats().Granted, d.Stats().GivenBack+int64(taken))
+		require.Equal(t, 1_000_000-taken, remaining(t, d))
+	})
 }
 
 // An error of the store is that of all who waited for the call, and of no others.
@@ -647,6 +747,42 @@ func TestErrorsWhileGivingBack(t *testing.T) {
 			require.NoError(t, d.Close(t.Context()), "again")
 		})
 	}
+}
+
+// If the store takes back less than lapses, some calls are under way at once, and as many as keys may be held wait
+// for these. The rest stays charged.
+func TestWhatTheStoreDoesNotTakeBackStaysCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 4
+		s := &recorder{Store: memory(t, stopped)}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), life, lease.WithMaxKeys(keys))
+		refunds, back := 0, make(chan struct{})
+		s.set(0, func(op string) error {
+			if op == "Refund" {
+				s.mu.Lock()
+				refunds++
+				s.mu.Unlock()
+				<-back
+			}
+			return nil
+		})
+		taken := 0
+		for range 60 {
+			taken += len(hold(t, d, 1))
+			time.Sleep(2 * life)
+			synctest.Wait()
+		}
+		require.Positive(t, refunds)
+		require.LessOrEqual(t, refunds, 32)
+		close(back)
+		synctest.Wait()
+		require.LessOrEqual(t, refunds, 32+keys)
+		closeLease(t, d)
+		stats := d.Stats()
+		require.EqualValues(t, stats.Granted, int64(taken)+stats.Lapsed)
+		require.Less(t, stats.GivenBack, stats.Lapsed)
+		require.EqualValues(t, 1_000_000-stats.Granted+stats.GivenBack, remaining(t, d))
+	})
 }
 
 // Close waits for what is under way, gives back all, and leaves neither timer nor goroutine.

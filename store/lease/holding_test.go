@@ -60,6 +60,7 @@ func TestLapse(t *testing.T) {
 		{slotOf(2, 100), slotOf(3, 101), 2},
 		{slotOf(2, 101), slotOf(3, 100), 3},
 		{slotOf(2, 100), slotOf(3, 100), 5},
+		{slotOf(2, 101), slotOf(1, 100), 1},
 		{slot[int]{until: 50}, slotOf(3, 100), 3},
 	} {
 		h, sum := holding[int]{slot: c.slot, spare: c.spare}, 0
@@ -78,13 +79,59 @@ func TestLapse(t *testing.T) {
 
 // While two grants are held only what is owed is asked for, and it takes no place.
 func TestNoThirdGrant(t *testing.T) {
-	h := holding[int]{slot: slotOf(2, 101), spare: slotOf(3, 101), owed: 4}
-	terms := terms{life: 100, most: maxLease, overdraft: 8}
-	require.Equal(t, 4, h.ask(90, 0, &terms))
-	of := h.receive(grants{granted: 4, want: 4, owed: 4, sent: 90, now: 95, window: 100}, &terms)
-	require.Zero(t, of.left)
-	require.Zero(t, h.owed)
-	require.Equal(t, []int{2, 3}, []int{h.left, h.spare.left})
+	for _, spare := range []int{1, 3} {
+		h := holding[int]{slot: slotOf(2, 101), spare: slotOf(spare, 101), owed: 4}
+		terms := terms{life: 100, most: maxLease, overdraft: 8}
+		require.Equal(t, 4, h.ask(90, 0, &terms))
+		of := h.receive(grants{granted: 4, want: 4, owed: 4, sent: 90, now: 95, window: 100}, &terms)
+		require.Zero(t, of.left)
+		require.Zero(t, h.owed)
+		require.Equal(t, []int{2, spare}, []int{h.left, h.spare.left})
+	}
+}
+
+// The next grant is as large as what was spent of the last one, if that lasted for half of its time, and twice
+// as large if the second one in a row did not. If the store answers too late, it is of one event. Of a fixed
+// window it is half of what is left at most.
+func TestHowMuchIsAskedFor(t *testing.T) {
+	of := func(size, room int, usable time.Duration) slot[int] {
+		return slot[int]{size: size, room: room, from: 1000, until: 1000 + usable}
+	}
+	for _, c := range []struct {
+		last  slot[int]
+		after time.Duration // of the last one
+		halve bool
+		want  int
+	}{
+		{of(0, 100, 100), 10, false, 7}, // as before, since that was all there was
+		{of(8, 100, 100), 49, false, 16},
+		{of(8, 100, 100), 50, false, 8},
+		{of(8, 100, 100), 90, false, 8},
+		{of(8, 100, 1), 10, false, 8},
+		{of(8, 100, 0), 10, false, 1},
+		{of(8, 100, -10), 10, false, 1},
+		{of(8, 20, 100), 49, false, 16},
+		{of(8, 20, 100), 49, true, 10},
+		{of(8, 7, 100), 49, true, 3},
+		{of(1, 3, 100), 49, true, 1},
+		{of(1, 3, 100), 49, false, 2},
+	} {
+		h := holding[int]{slot: c.last, next: 7, quick: 1}
+		require.Equal(t, c.want, h.ask(1000+c.after, 0, &terms{life: 100, most: 1000, halve: c.halve}), "%+v", c)
+	}
+	for size := range 4 {
+		for left := range size + 1 {
+			h := holding[int]{slot: slot[int]{size: size, left: left}, next: 7}
+			_, unspent := h.drop()
+			require.Equal(t, left, unspent)
+			next := h.ask(2000, 0, &terms{life: 100, most: 1000})
+			if size == 0 {
+				require.Equal(t, 7, next)
+			} else {
+				require.Equal(t, max(1, size-left), next)
+			}
+		}
+	}
 }
 
 // After an error grants grow as those of a new key do: by one that was spent soon after another.
@@ -217,6 +264,13 @@ func TestLifeMicros(t *testing.T) {
 		require.GreaterOrEqual(t, shortened(time.Duration(us)*time.Microsecond), life)
 		require.LessOrEqual(t, float64(us), float64(life.Microseconds())*1.00101+4)
 		require.Greater(t, float64(us)*1000, float64(life)*(1+500e-6)/(1-500e-6)+1000, "clocks of ± 500 µs a second, and a cut microsecond")
+	}
+}
+
+// What flows in a time is rounded up, and no more than that is kept from those who come at once.
+func TestWhatFlowsInATime(t *testing.T) {
+	for us, want := range map[int64]int64{50_051: 1000, 50_052: 1000, 50_053: 1001} {
+		require.Equal(t, want, ahead(store.Limit{Rate: 1000, Period: 50_052}, us))
 	}
 }
 

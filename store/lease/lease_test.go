@@ -475,6 +475,7 @@ func TestWhoWaitsIsDeniedAsTheStoreSays(t *testing.T) {
 			d := newLease(t, l, 2*life)
 			require.True(t, allowN(t, l, slow.Rate).Allowed)
 			var wg sync.WaitGroup
+			s.reset()
 			for range 3 {
 				wg.Go(func() {
 					r := allow(t, d)
@@ -484,9 +485,77 @@ func TestWhoWaitsIsDeniedAsTheStoreSays(t *testing.T) {
 				synctest.Wait()
 			}
 			wg.Wait()
+			require.Equal(t, []call{{"TakeUpTo", 1}}, s.reset(), "for all")
+			require.NoError(t, l.Reset(t.Context(), "key"))
+			time.Sleep(2 * life)
+			s.reset()
+			require.True(t, allow(t, d).Allowed)
+			require.Equal(t, []int{1}, asked(s.reset(), "TakeUpTo"), "nobody waits any more")
 			closeLease(t, d)
 		})
 	})
+}
+
+// One asks, and another one waits: each is a call for a lease.
+func TestWhoWaitsAloneHasALeaseFetched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t), latency: trip}
+		d := newLease(t, newLimiter(t, "fixed_window", s, slow), life)
+		require.Equal(t, 2, allowed(atOnce(t, d.limiting, 2, one), one))
+		require.Equal(t, []call{{"TakeUpTo", 1}, {"TakeUpTo", 1}}, s.reset())
+		closeLease(t, d)
+	})
+}
+
+// A denial by the store says when the next event comes, of a bucket as well.
+func TestADenialByTheStoreSaysWhenTheNextEventComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory(t)
+		bucket := ratelimit.Limit{Rate: 25, Period: time.Second, Burst: 100}
+		d := newLease(t, newLimiter(t, "token_bucket", s, bucket), life)
+		_, _, err := d.AllowUpTo(t.Context(), "key", 100)
+		require.NoError(t, err)
+		says, err := d.Peek(t.Context(), "key")
+		require.NoError(t, err)
+		require.Equal(t, 40*time.Millisecond, says.RetryAfter)
+		r := allow(t, d)
+		require.Equal(t, says.RetryAfter, r.RetryAfter)
+		time.Sleep(r.RetryAfter)
+		require.True(t, allow(t, d).Allowed)
+		closeLease(t, d)
+	})
+}
+
+// A window of one event is leased, too: its denials cost the store nothing.
+func TestAWindowOfOneEventIsLeased(t *testing.T) {
+	for _, algorithm := range algorithms[:2] {
+		synctest.Test(t, func(t *testing.T) {
+			s := &recorder{Store: memory(t)}
+			d := newLease(t, newLimiter(t, algorithm, s, ratelimit.PerDay(1)), time.Minute)
+			require.True(t, allow(t, d).Allowed)
+			require.False(t, allow(t, d).Allowed)
+			s.reset()
+			require.False(t, allow(t, d).Allowed)
+			require.Empty(t, s.reset())
+			closeLease(t, d)
+		})
+	}
+}
+
+// Limits of equal numbers and different algorithms are each asked for as their own algorithm is.
+func TestEqualLimitsOfTwoAlgorithmsAreTheirOwn(t *testing.T) {
+	d, _ := onStopped(t, time.Second)
+	window, bucket := newLimiter(t, "fixed_window", d, ratelimit.PerMinute(1200)), newLimiter(t, "token_bucket", d, ratelimit.PerMinute(1200))
+	fresh := fullKey(t, bucket)
+	require.Less(t, fresh, 1200)
+	for i := range 300 { // so that some are in one shard
+		for l, want := range map[ratelimit.Limiter]int{window: 1199, bucket: fresh - 1} {
+			r, err := l.Allow(t.Context(), strconv.Itoa(i))
+			require.NoError(t, err)
+			require.Equal(t, want, r.Remaining)
+		}
+	}
+	require.NoError(t, d.Close(t.Context()))
 }
 
 // The lease is closed while one asks and others wait: those ask the store themselves.

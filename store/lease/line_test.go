@@ -443,6 +443,37 @@ func TestAKeyOfALineIsForgottenMeanwhile(t *testing.T) {
 	})
 }
 
+// What somebody who has left gives back to the lease that came for them is not forgotten with the keys, although
+// nobody has asked for these for long.
+func TestALeaseThatCameLateIsNotForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const life = 40 * time.Millisecond
+		s := &recorder{Store: memory(t, stopped)}
+		d, err := lease.New(s, life)
+		require.NoError(t, err)
+		first, second := newLimiter(t, "fixed_window", d, ratelimit.PerDay(7200)), newLimiter(t, "fixed_window", d, ratelimit.PerHour(7200))
+		all, err := ratelimit.NewAll(first, second)
+		require.NoError(t, err)
+		s.set(5*life, nil)
+		var wg sync.WaitGroup
+		wg.Go(func() { require.True(t, allow(t, all).Allowed) })
+		synctest.Wait()
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*life/2+2*time.Millisecond)
+			defer cancel()
+			_, err := all.Allow(ctx, "key")
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		})
+		synctest.Wait()
+		s.set(2*time.Millisecond, nil) // from the second half of the call that is under way on
+		wg.Wait()
+		time.Sleep(time.Minute)
+		require.NoError(t, d.Close(t.Context()))
+		require.EqualValues(t, 2, d.Stats().GivenBack)
+		require.Equal(t, []int{7199, 7199}, []int{remaining(t, first), remaining(t, second)})
+	})
+}
+
 // If the store panics, what was held for the call is held again.
 func TestAPanicLosesNothingThatWasHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -64,22 +64,61 @@ func TestWhatIsOwedIsCharged(t *testing.T) {
 	})
 }
 
-// What was charged past the limit is not owed any more.
+// What was charged past the limit is not owed any more. The denial that comes with it is one after that.
 func TestWhatIsOverdrawnIsChargedOnce(t *testing.T) {
 	eachLending(t, func(t *testing.T, algorithm string) {
-		s := &recorder{Store: memory(t, stopped)}
-		d := newLease(t, newLimiter(t, algorithm, s, perSecond), life, lease.WithOverdraft(4))
-		require.True(t, allowN(t, d, remaining(t, d)).Allowed)
-		for range 2 {
+		for _, overdraft := range []int{1, 2, 4} {
+			lent := (overdraft + 1) / 2
+			s := &recorder{Store: memory(t, stopped)}
+			d := newLease(t, newLimiter(t, algorithm, s, slow), 2*life, lease.WithOverdraft(overdraft))
+			require.True(t, allowN(t, d, remaining(t, d)).Allowed)
+			for range lent {
+				r := allow(t, d)
+				require.True(t, r.Allowed)
+				require.Zero(t, r.Remaining)
+			}
+			synctest.Wait()
+			require.Equal(t, []int{lent}, asked(s.reset(), "Overdraw"))
+			says, err := d.Peek(t.Context(), "key")
+			require.NoError(t, err)
 			r := allow(t, d)
-			require.True(t, r.Allowed)
-			require.Zero(t, r.Remaining)
+			require.False(t, r.Allowed)
+			require.Equal(t, max(says.RetryAfter, life), r.RetryAfter, "half of a lease, or later")
+			closeLease(t, d)
+			require.Empty(t, asked(s.reset(), "Overdraw"))
 		}
-		synctest.Wait()
-		require.Equal(t, []int{2}, asked(s.reset(), "Overdraw"))
-		require.False(t, allow(t, d).Allowed)
+	})
+}
+
+// Who is lent an event is told what is left as far as is known, less what is owed. The key is not as if new.
+func TestWhatIsLeftBesideWhatIsLent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t, stopped), latency: trip}
+		d := newLease(t, newLimiter(t, "fixed_window", s, perSecond), 100*trip, lease.WithOverdraft(16))
+		lent := 0
+		for n := range 200 {
+			before := d.Stats().Overdrawn
+			r := allow(t, d)
+			if n > 20 && d.Stats().Overdrawn > before {
+				lent++
+				require.Equal(t, 1000-1-n, r.Remaining)
+			}
+			require.Positive(t, r.ResetAfter)
+		}
+		require.Greater(t, lent, 5)
+		s.set(0, nil)
 		closeLease(t, d)
-		require.Empty(t, asked(s.reset(), "Overdraw"))
+	})
+}
+
+// One event that is owed is charged by Close.
+func TestCloseChargesOneEvent(t *testing.T) {
+	eachLending(t, func(t *testing.T, algorithm string) {
+		mem := memory(t, stopped)
+		d := newLease(t, newLimiter(t, algorithm, mem, perSecond), life, lease.WithOverdraft(100))
+		allow(t, d)
+		closeLease(t, d)
+		require.Equal(t, 999, remaining(t, newLimiter(t, algorithm, mem, perSecond)))
 	})
 }
 

@@ -449,3 +449,21 @@ func TestAShadowThatDeniesHasNoLease(t *testing.T) {
 		})
 	})
 }
+
+// A look finds the one event that is held here, although others have taken all the rest.
+func TestALookFindsTheLastEventThatIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, s := onStopped(t, time.Second)
+		seen, other := newLimiter(t, "fixed_window", d, ratelimit.PerHour(1000)), newLimiter(t, "fixed_window", d, ratelimit.PerDay(1000))
+		for d.Stats().Held != 1 {
+			require.True(t, allow(t, seen).Allowed)
+			require.Less(t, d.Stats().Granted, int64(500))
+		}
+		plain := newLimiter(t, "fixed_window", s.Store, ratelimit.PerHour(1000))
+		require.True(t, allowN(t, plain, remaining(t, plain)).Allowed)
+		r, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: seen, Key: "key"}, ratelimit.Ask{Limiter: other, Key: "key", N: 1})
+		require.NoError(t, err)
+		require.True(t, r.Parts()[0].Allowed)
+		require.NoError(t, d.Close(t.Context()))
+	})
+}
