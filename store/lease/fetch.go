@@ -60,13 +60,36 @@ func (d *Store) startFetch(s *shard, e *entry) {
 	if f == nil {
 		return
 	}
-	queued := len(f.callers) == 0 && d.do(func(ctx context.Context) error { // there may be one for each of many keys
-		d.doFetch(ctx, s, e, f)
-		return nil
-	}, math.MaxInt)
-	if !queued { // somebody waits, or Close does: it may do no more jobs
-		go d.doFetch(context.Background(), s, e, f) // no caller's: the store has a timeout
+	if len(f.callers) == 0 { // there may be one for each of many keys
+		e.queued = e.queued || d.do(func(ctx context.Context) error { d.fetchAhead(ctx, s, e); return nil }, math.MaxInt)
 	}
+	if len(f.callers) == 0 && e.queued {
+		e.ahead = f
+		return
+	}
+	go d.doFetch(context.Background(), s, e, f) // somebody waits, or Close does: it may do no more jobs
+}
+
+// fetchAhead does what is queued of e, unless a caller has come for it.
+func (d *Store) fetchAhead(ctx context.Context, s *shard, e *entry) {
+	s.mu.Lock()
+	f := e.ahead
+	e.ahead, e.queued = nil, false
+	s.mu.Unlock()
+	if f != nil {
+		d.doFetch(ctx, s, e, f)
+	}
+}
+
+// begun is the fetch that waits for a worker, now that somebody waits for it; nil if there is none.
+func (e *entry) begun() *fetch {
+	f := e.ahead
+	if f != nil {
+		f.callers, f.limits = e.queue, e.limits
+		f.want = max(f.want, f.owed+len(f.callers))
+		e.queue, e.ahead = nil, nil
+	}
+	return f
 }
 
 // doFetch asks the store for f, and tells its callers.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -169,6 +170,32 @@ func TestLeaseOfAFixedWindowIsHalfAtMost(t *testing.T) {
 			require.LessOrEqual(t, granted, max(1, left/2))
 			left -= granted
 		}
+		closeLease(t, d)
+	})
+}
+
+// Leases of many keys are renewed by some calls at once. Who needs one that is not under way yet does not wait
+// for the others.
+func TestNobodyWaitsForLeasesOfOtherKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &recorder{Store: memory(t), latency: 2 * trip}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
+		end := time.Now().Add(6 * life)
+		var callers sync.WaitGroup
+		for i := range 150 {
+			callers.Go(func() {
+				for key := strconv.Itoa(i); time.Now().Before(end); time.Sleep(time.Millisecond) {
+					began := time.Now()
+					r, err := d.Allow(t.Context(), key)
+					require.NoError(t, err)
+					require.True(t, r.Allowed)
+					require.LessOrEqual(t, time.Since(began), 2*s.latency)
+				}
+			})
+		}
+		callers.Wait()
+		require.Greater(t, d.Stats().Local, 5*d.Stats().Asked)
+		s.set(0, nil)
 		closeLease(t, d)
 	})
 }

@@ -121,7 +121,9 @@ type entry struct {
 	used      time.Duration
 	remaining int // what the store had left when it was last heard
 
-	fetching bool      // a call of the store is under way that gives a lease
+	fetching bool      // a call of the store is under way that gives a lease, or waits for a worker:
+	ahead    *fetch    // that one; nil if it has begun
+	queued   bool      // among the jobs is one for ahead
 	queue    []*caller // who waits for the next one
 	lines    []*line   // calls for several keys, of which this is the first
 }

@@ -59,7 +59,7 @@ func (d *Store) without(ctx context.Context, s *shard, e *entry, n int64, now ti
 	}
 	c := pending.New[answer]()
 	e.queue = append(e.queue, c)
-	var f *fetch
+	f := e.begun()
 	if !e.fetching {
 		if f = d.newFetch(e); f == nil { // it is closed
 			e.queue = nil
