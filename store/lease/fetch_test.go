@@ -812,6 +812,43 @@ func TestWhatTheStoreDoesNotTakeBackStaysCharged(t *testing.T) {
 	})
 }
 
+// Close does what is left to do, also the last of it, while others end what they are at.
+func TestCloseLeavesNothingToDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const workers, lapses = 32, 2*32 + 1
+		s := &recorder{Store: memory(t, stopped)}
+		d := newLease(t, newLimiter(t, "fixed_window", s, window), life)
+		refunds, ended := 0, [2]chan struct{}{make(chan struct{}), make(chan struct{})}
+		s.set(0, func(op string) error {
+			if op == "Refund" {
+				s.mu.Lock()
+				i := min(refunds/workers, 1)
+				refunds++
+				s.mu.Unlock()
+				<-ended[i]
+			}
+			return nil
+		})
+		taken := 0
+		for range lapses {
+			taken += len(hold(t, d, 1))
+			time.Sleep(2 * life)
+			synctest.Wait()
+		}
+		require.Equal(t, workers, refunds)
+		var closing sync.WaitGroup
+		closing.Go(func() { closeLease(t, d) })
+		synctest.Wait()
+		require.Equal(t, 2*workers, refunds)
+		close(ended[0])
+		synctest.Wait()
+		close(ended[1])
+		closing.Wait()
+		require.Equal(t, lapses, refunds)
+		require.Equal(t, 1_000_000-taken, remaining(t, d))
+	})
+}
+
 // Close waits for what is under way, gives back all, and leaves neither timer nor goroutine.
 // Who waits then is answered by the store.
 func TestClose(t *testing.T) {

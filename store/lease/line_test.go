@@ -328,28 +328,30 @@ func (hasty) Timeout() time.Duration { return 160 * time.Millisecond }
 
 // A store that answers, and be it slowly, is not told to have failed, however many of its calls one waits for.
 func TestWhereTheStoreAnswersSlowlyEverybodyIsDecidedOn(t *testing.T) {
-	for _, several := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			s := &recorder{Store: memory(t)}
-			s.set(hasty{}.Timeout()*7/8, nil)
-			d, err := lease.New(hasty{s}, time.Second)
-			require.NoError(t, err)
-			l := newLimiter(t, "token_bucket", d, ratelimit.Limit{Rate: 50, Period: time.Second, Burst: 100})
-			if several {
-				l, err = ratelimit.NewAll(l, newLimiter(t, "token_bucket", d, ratelimit.PerHour(1_000_000)))
+	for name, opts := range map[string][]lease.Option{"alone": nil, "in an All": nil, "with overdraft": {lease.WithOverdraft(2)}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &recorder{Store: memory(t)}
+				s.set(hasty{}.Timeout()*7/8, nil)
+				d, err := lease.New(hasty{s}, time.Second, opts...)
 				require.NoError(t, err)
-			}
-			var wg sync.WaitGroup
-			for i := range 1000 {
-				wg.Go(func() {
-					time.Sleep(time.Duration(i) * 3 * time.Millisecond)
-					_, err := l.Allow(t.Context(), "key")
+				l := newLimiter(t, "token_bucket", d, ratelimit.Limit{Rate: 50, Period: time.Second, Burst: 100})
+				if name == "in an All" {
+					l, err = ratelimit.NewAll(l, newLimiter(t, "token_bucket", d, ratelimit.PerHour(1_000_000)))
 					require.NoError(t, err)
-				})
-			}
-			wg.Wait()
-			s.set(0, nil)
-			require.NoError(t, d.Close(t.Context()))
+				}
+				var wg sync.WaitGroup
+				for i := range 1000 {
+					wg.Go(func() {
+						time.Sleep(time.Duration(i) * 3 * time.Millisecond)
+						_, err := l.Allow(t.Context(), "key")
+						require.NoError(t, err)
+					})
+				}
+				wg.Wait()
+				s.set(0, nil)
+				require.NoError(t, d.Close(t.Context()))
+			})
 		})
 	}
 }

@@ -184,6 +184,29 @@ func TestNothingIsLentWhileTheStoreIsFull(t *testing.T) {
 	})
 }
 
+// Once the store has room again it is lent as before.
+func TestWhatHasRoomAgainIsLent(t *testing.T) {
+	eachLending(t, func(t *testing.T, algorithm string) {
+		s := &recorder{Store: memory(t, stopped)}
+		plain := newLimiter(t, algorithm, s, perSecond)
+		d := newLease(t, newLimiter(t, algorithm, s, perSecond), life, lease.WithOverdraft(4))
+		require.True(t, allowN(t, d, remaining(t, d)).Allowed)
+		for allow(t, d).Allowed {
+			synctest.Wait()
+		}
+		require.NoError(t, plain.Reset(t.Context(), "key"))
+		time.Sleep(life)
+		require.True(t, allow(t, d).Allowed) // of a window or a log by the store
+		before := d.Stats().Overdrawn
+		for range 10 {
+			require.Equal(t, ratelimit.SourceLease, allow(t, d).Source())
+			synctest.Wait()
+		}
+		require.Greater(t, d.Stats().Overdrawn, before)
+		closeLease(t, d)
+	})
+}
+
 // What was paid is not charged again after a later call of the same fetch has failed, and what
 // was granted is held.
 func TestFlightsThatFailHalfway(t *testing.T) {
