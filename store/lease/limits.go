@@ -26,11 +26,9 @@ const maxPeriod = 10 * 365 * 24 * 3600 * 1e6 // µs
 //   - a log that remembers for so much longer.
 //
 // If less than an event comes in a life of these two, or nearly all of the burst, it is l, and not
-// leasable.
+// leasable. With a Rate of 0 or below no store is asked, whatever this is.
 func strict(algorithm string, l store.Limit, life time.Duration) (by store.Limit, leasable bool) {
 	switch {
-	case l.Rate <= 0: // Unlimited is below 0
-		return l, false
 	case algorithm == fixedWindow || algorithm == slidingWindow:
 		return l, true
 	case life.Microseconds()*l.Rate < l.Period:
