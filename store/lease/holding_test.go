@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/pending"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
 )
@@ -131,6 +132,21 @@ func TestHowMuchIsAskedFor(t *testing.T) {
 				require.Equal(t, max(1, size-left), next)
 			}
 		}
+	}
+}
+
+// Who comes while a call for a lease waits for a worker has it begun, and an event is asked for him too, also
+// where it was to be for what is owed alone.
+func TestACallThatWaitsIsForWhoComes(t *testing.T) {
+	for want, wants := range map[int]int{3: 4, 9: 9} {
+		ls := new(limits)
+		e := &entry{limits: ls, ahead: &fetch{want: want, owed: 3}, queue: []*caller{pending.New[answer]()}}
+		f := e.begun()
+		require.Equal(t, wants, f.want)
+		require.Len(t, f.callers, 1)
+		require.Same(t, ls, f.limits)
+		require.Empty(t, e.queue)
+		require.Nil(t, e.begun(), "it was begun")
 	}
 }
 

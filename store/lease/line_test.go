@@ -336,9 +336,12 @@ func TestWhereTheStoreAnswersSlowlyEverybodyIsDecidedOn(t *testing.T) {
 				d, err := lease.New(hasty{s}, time.Second, opts...)
 				require.NoError(t, err)
 				l := newLimiter(t, "token_bucket", d, ratelimit.Limit{Rate: 50, Period: time.Second, Burst: 100})
-				if name == "in an All" {
+				switch name {
+				case "in an All":
 					l, err = ratelimit.NewAll(l, newLimiter(t, "token_bucket", d, ratelimit.PerHour(1_000_000)))
 					require.NoError(t, err)
+				case "with overdraft": // of which the store does not have the last event
+					l = newLimiter(t, "fixed_window", d, ratelimit.PerHour(2))
 				}
 				var wg sync.WaitGroup
 				for i := range 1000 {
