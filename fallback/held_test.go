@@ -105,6 +105,7 @@ func TestAnAnswerWithoutTheStoreIsNoReasonToStayHalfOpen(t *testing.T) {
 				for allow(t, lim, "key").Source() != test.want {
 					synctest.Wait()
 				}
+				synctest.Wait() // what is fetched ahead is held
 				require.Equal(t, test.want, allow(t, lim, "key").Source())
 				require.Zero(t, s.peeks.Load(), "a closed breaker has nothing to find out")
 
