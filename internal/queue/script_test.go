@@ -1,0 +1,710 @@
+package queue_test
+
+import (
+	"context"
+	"math"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/queue"
+)
+
+// reply is what a limiter answers to a question, after a trip.
+type reply struct {
+	trip time.Duration
+	queue.Decision
+	err    error
+	panics bool
+}
+
+// script is a limiter that answers as a test says. What it is asked beyond that it admits at once.
+type script struct {
+	kind    queue.Kind
+	replies []reply // by question, as they were sent
+
+	began   time.Time
+	mu      sync.Mutex
+	asked   []question
+	refunds int
+	wg      sync.WaitGroup
+}
+
+// question is what a script was asked.
+type question struct {
+	at     time.Duration // since the script began
+	n      int
+	within time.Duration
+}
+
+// caller is one call that waits, and how that ended.
+type caller struct {
+	*script
+	n int
+
+	queue.Decision
+	err   error
+	ended time.Duration // since the script began; 0 if it still waits
+	panic any
+}
+
+// play runs test in a bubble, with a limiter of that kind and those answers.
+func play(t *testing.T, kind queue.Kind, replies []reply, test func(t *testing.T, s *script)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &script{kind: kind, replies: replies, began: time.Now()}
+		test(t, s)
+		s.wg.Wait()
+		require.Zero(t, queue.Len(), "nothing is left of a queue")
+	})
+}
+
+func (c *caller) Ask(_ context.Context, d time.Duration) (queue.Decision, error) {
+	c.mu.Lock()
+	i := len(c.asked)
+	c.asked = append(c.asked, question{time.Since(c.began), c.n, d})
+	c.mu.Unlock()
+	if i >= len(c.replies) {
+		return queue.Decision{Allowed: true, Limit: 1000, Remaining: 999, ResetAfter: time.Millisecond}, nil
+	}
+	r := c.replies[i]
+	time.Sleep(r.trip)
+	if r.panics {
+		panic("the limiter is broken")
+	}
+	return r.Decision, r.err
+}
+
+func (c *caller) Refund(context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refunds++
+	return nil
+}
+
+func (c *caller) Hands() bool { return true }
+func (c *caller) Permit() any { return c.n }
+func (c *caller) Take(any)    {}
+
+// join adds a call of n events. It stands in the queue, asks or has ended when join returns.
+func (s *script) join(ctx context.Context, n int) *caller {
+	return s.joinWith(ctx, n, queue.Waiter{Limiter: s})
+}
+
+// until is join with a deadline, after which no turn is of use.
+func (s *script) until(t *testing.T, n int, end time.Duration) *caller {
+	ctx, cancel := context.WithDeadline(t.Context(), s.began.Add(end+1))
+	t.Cleanup(cancel)
+	return s.join(ctx, n)
+}
+
+// joinWith is join with what w says of the wait.
+func (s *script) joinWith(ctx context.Context, n int, w queue.Waiter) *caller {
+	c := &caller{script: s, n: n}
+	s.wg.Go(func() { c.wait(ctx, w) })
+	synctest.Wait()
+	return c
+}
+
+// wait waits in the queue of a key, with what w says of the wait.
+func (c *caller) wait(ctx context.Context, w queue.Waiter) {
+	var err error
+	defer func() {
+		p := recover()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.Decision, c.err, c.ended, c.panic = w.Answer, err, max(1, time.Since(c.began)), p
+	}()
+	w.Key, w.N, w.Kind, w.Asker = "key", c.n, c.kind, c
+	err = w.Wait(ctx)
+}
+
+// at sleeps until that time since the script began.
+func (s *script) at(d time.Duration) {
+	time.Sleep(d - time.Since(s.began))
+	synctest.Wait()
+}
+
+// sent checks how many questions there were, and returns when they were sent.
+func (s *script) sent(t *testing.T, want int) (times []time.Duration) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, q := range s.asked {
+		times = append(times, q.at)
+	}
+	require.Len(t, times, want)
+	return times
+}
+
+// refusedUnasked checks that the limiter was not asked for c, whose turn was known to come too late.
+func (c *caller) refusedUnasked(t *testing.T) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	require.ErrorIs(t, c.err, queue.ErrTooLate)
+	require.False(t, c.Asked)
+}
+
+// admitted is the answer of a limit of that size, of whose events so many are left.
+func admitted(limit, left int, reset time.Duration) queue.Decision {
+	return queue.Decision{Allowed: true, Limit: limit, Remaining: left, ResetAfter: reset}
+}
+
+// ahead is admitted, whose turn comes after delay.
+func ahead(limit, left int, reset, delay time.Duration) queue.Decision {
+	d := admitted(limit, left, reset)
+	d.Delay = delay
+	return d
+}
+
+// denied is a denial of that limit.
+func denied(limit, left int, reset, retry time.Duration) queue.Decision {
+	return queue.Decision{Limit: limit, Remaining: left, ResetAfter: reset, RetryAfter: retry}
+}
+
+// of adds the answer of one of several limits to d.
+func of(d queue.Decision, kind queue.Kind, p queue.Decision) queue.Decision {
+	d.Part(kind, 1, p)
+	return d
+}
+
+const ms = time.Millisecond
+
+// Where calls are counted, a limit of events has room for fewer calls, and it is the one that
+// decides if it has room for the fewest. Limit and Remaining are always of one limit.
+func TestALimitOfEventsIsToldInCalls(t *testing.T) {
+	for _, c := range []struct {
+		n         int // events of a call
+		told      [2]int
+		part      [2]int
+		want      [2]int
+		whenEqual string
+	}{
+		{1, [2]int{10, 3}, [2]int{5, 1}, [2]int{10, 3}, "events are counted: what the limiter says holds"},
+		{2, [2]int{100, 3}, [2]int{10, 4}, [2]int{5, 2}, ""},
+		{2, [2]int{100, 3}, [2]int{10, 8}, [2]int{100, 3}, ""},
+		{2, [2]int{100, 3}, [2]int{6, 6}, [2]int{100, 3}, "the first of equals"},
+		{2, [2]int{100, 3}, [2]int{0, 0}, [2]int{100, 3}, "no limit"},
+		{10, [2]int{100, 3}, [2]int{5, 5}, [2]int{1, 0}, "it is a limit, though none of a call"},
+	} {
+		d := queue.Decision{Allowed: true, Limit: c.told[0], Remaining: c.told[1]}
+		d.Part(queue.Plain, c.n, queue.Decision{Limit: c.part[0], Remaining: c.part[1]})
+		require.Equal(t, c.want, [2]int{d.Limit, d.Remaining}, c)
+	}
+}
+
+// What was known before an error may be wrong, since the questions under way may be lost. So those
+// in the line wait for an answer.
+func TestAfterAnErrorNoOtherIsAskedUntilAnAnswer(t *testing.T) {
+	slow := reply{trip: 2 * time.Second, Decision: admitted(20, 3, time.Second)}
+	play(t, queue.Plain, []reply{
+		{trip: time.Second, Decision: admitted(20, 10, time.Second)}, {trip: 500 * ms, err: errLost}, slow, slow, slow, slow,
+	}, func(t *testing.T, s *script) {
+		for range 6 {
+			s.join(t.Context(), 1)
+		}
+		s.at(1600 * ms)
+		s.sent(t, 6)
+		s.join(t.Context(), 1)
+		s.wg.Wait()
+		require.Equal(t, 3*time.Second, s.sent(t, 7)[6])
+	})
+	away := reply{trip: 10 * ms, err: errAway}
+	play(t, queue.Bucket, []reply{ // fast and far: several were asked for ahead
+		{trip: 100 * ms, Decision: admitted(10, 0, 100*ms)}, away, away, away, {trip: 50 * ms, Decision: admitted(10, 0, 100*ms)},
+	}, func(t *testing.T, s *script) {
+		for range 4 {
+			s.join(t.Context(), 1)
+		}
+		s.wg.Wait()
+		sent := s.sent(t, 7)
+		require.Equal(t, sent[1], sent[3])
+		require.GreaterOrEqual(t, sent[5]-sent[4], 50*ms, "one asks whether the store is back")
+	})
+}
+
+// A question that failed has charged nothing, so nobody waits for it.
+func TestALostQuestionPutsNobodyBack(t *testing.T) {
+	play(t, queue.Bucket, []reply{
+		{trip: time.Second, Decision: admitted(10, 2, 8*time.Second)},
+		{trip: time.Second, Decision: ahead(10, 0, 10*time.Second, 5*ms)}, {trip: 500 * ms, err: errLost},
+	}, func(t *testing.T, s *script) {
+		for range 4 {
+			s.join(t.Context(), 1)
+		}
+		s.wg.Wait()
+		require.InDelta(t, 2500*ms, s.sent(t, 4)[3], float64(200*ms), "a second after the decision on the last")
+	})
+	play(t, queue.Bucket, []reply{
+		{trip: 10 * ms, Decision: ahead(10, 0, 10*time.Second, ms)}, {panics: true},
+	}, func(t *testing.T, s *script) {
+		for range 3 {
+			s.join(t.Context(), 1)
+		}
+		s.wg.Wait()
+		sent := s.sent(t, 3)
+		require.Equal(t, sent[1], sent[2], "a limiter that panics has decided nothing, either")
+	})
+}
+
+// What is never admitted is charged nowhere either, and the answer says it to all who want as many.
+func TestWhatIsNeverAdmittedHoldsUpNobody(t *testing.T) {
+	play(t, queue.Bucket, []reply{
+		{trip: 10 * ms, Decision: ahead(10, 0, 10*time.Second, ms)}, {Decision: denied(3, 0, 3*time.Second, queue.Never)},
+	}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		five, four, one := s.join(t.Context(), 5), s.join(t.Context(), 4), s.join(t.Context(), 1)
+		s.wg.Wait()
+		require.ErrorIs(t, five.err, queue.ErrNever)
+		require.ErrorIs(t, four.err, queue.ErrNever)
+		require.False(t, four.Asked)
+		require.NoError(t, one.err)
+		sent := s.sent(t, 3)
+		require.Equal(t, sent[1], sent[2])
+	})
+}
+
+// Each outage begins with a pause, also for a question that was sent before the last one.
+func TestAnOldQuestionThatFailsIsNotAskedAgainAtOnce(t *testing.T) {
+	play(t, queue.Plain, []reply{
+		{trip: time.Second, Decision: admitted(20, 10, time.Second)},
+		{trip: 10 * time.Second, err: errAway}, {trip: time.Second, err: errAway}, {trip: 2 * time.Second, Decision: admitted(20, 10, time.Second)},
+	}, func(t *testing.T, s *script) {
+		for range 4 {
+			s.join(t.Context(), 1)
+		}
+		s.wg.Wait()
+		sent := s.sent(t, 6)
+		require.Greater(t, sent[4], 11*time.Second)
+		require.Less(t, sent[4], 12*time.Second)
+	})
+}
+
+// When a limiter is as if new may be told of another of its limits. It is asked then, not waited for.
+func TestTheResetOfAnUnknownLimitIsNotTheNextTurn(t *testing.T) {
+	for _, kind := range []queue.Kind{queue.Unknown, queue.Turns, queue.Foreign} {
+		play(t, kind, []reply{{trip: ms, Decision: admitted(1, 0, 150*ms)}}, func(t *testing.T, s *script) {
+			s.join(t.Context(), 1)
+			s.join(t.Context(), 1)
+			s.wg.Wait()
+			require.Equal(t, ms, s.sent(t, 2)[1], kind)
+		})
+	}
+}
+
+// The question comes when the events fit, so that it is not denied and nothing is lost.
+func TestTheNextIsAskedForWhenItFits(t *testing.T) {
+	slow, fast := denied(10, 1, 900*ms, 0), denied(10, 0, 100*ms, 0) // one event each 100 ms, and each 10 ms
+	for name, c := range map[string]struct {
+		kind     queue.Kind
+		n        int // events of the second
+		first    reply
+		from, to time.Duration
+	}{
+		"three of five are there": {queue.Bucket, 5, reply{trip: 2 * ms, Decision: admitted(10, 3, 350*ms)}, 80 * ms, 101 * ms},
+		"one limit is exhausted":  {queue.Early, 1, reply{trip: 2 * ms, Decision: of(of(admitted(10, 0, 900*ms), queue.Plain, slow), queue.Bucket, fast)}, 2 * ms, 20 * ms},
+		"few in the line":         {queue.Bucket, 1, reply{trip: 2 * ms, Decision: ahead(10, 0, 400*ms, ms)}, 20 * ms, 42 * ms},
+		"a denial from far away":  {queue.Bucket, 1, reply{trip: 60 * ms, Decision: denied(1, 0, time.Second, time.Second)}, 900 * ms, 1012 * ms},
+		"a guess":                 {queue.Plain, 1, reply{trip: 2 * ms, Decision: admitted(10, 0, 400*ms)}, 30 * ms, 42 * ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			play(t, c.kind, []reply{c.first}, func(t *testing.T, s *script) {
+				s.join(t.Context(), 1)
+				if c.first.Allowed {
+					s.join(t.Context(), c.n)
+				}
+				s.wg.Wait()
+				at := s.sent(t, 2)[1]
+				require.GreaterOrEqual(t, at, c.from)
+				require.LessOrEqual(t, at, c.to)
+			})
+		})
+	}
+}
+
+// A guess that is later than the caller's end may be wrong, and then it would have had its turn.
+func TestNobodyIsRefusedByAGuess(t *testing.T) {
+	play(t, queue.Plain, []reply{{trip: ms, Decision: admitted(10, 0, time.Second)}}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		hurried := s.until(t, 1, 50*ms)
+		s.wg.Wait()
+		require.NoError(t, hurried.err)
+		require.Equal(t, ms, s.sent(t, 2)[1])
+	})
+	window, bucket := denied(2, 0, 20*time.Second, 0), ahead(10, 0, time.Second, 5*ms)
+	play(t, queue.Early, []reply{ // the bucket gives events ahead of time, but it is the window that is exhausted for longer
+		{trip: 2 * ms, Decision: of(of(ahead(2, 0, 20*time.Second, 5*ms), queue.Plain, window), queue.Bucket, bucket)},
+	}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		s.join(t.Context(), 1)
+		hurried := s.until(t, 1, 5*time.Second)
+		s.wg.Wait()
+		require.NoError(t, hurried.err)
+	})
+	late := denied(100, 5, 95*time.Second, 500*ms)
+	play(t, queue.Turns, []reply{ // a turn says nothing of those behind it
+		{trip: ms, Decision: of(late, queue.Plain, late)},
+	}, func(t *testing.T, s *script) {
+		s.until(t, 1, 3*time.Second)
+		var behind []*caller
+		for range 30 {
+			behind = append(behind, s.until(t, 1, 10*time.Second))
+		}
+		s.wg.Wait()
+		for i, c := range behind {
+			require.NoError(t, c.err, i)
+		}
+	})
+}
+
+// In place of a leaky bucket another limit may have answered, which says no more than when to ask.
+func TestADenialOfAnotherLimitIsNoMeasureOfTurns(t *testing.T) {
+	no := denied(10, 0, time.Hour, time.Hour)
+	no.Elsewhere = true
+	play(t, queue.Leaky, []reply{{trip: ms, Decision: no}}, func(t *testing.T, s *script) {
+		ctx, leave := context.WithCancel(t.Context())
+		s.join(ctx, 1)
+		s.join(t.Context(), 2)
+		s.at(2 * ms)
+		leave()
+		s.wg.Wait()
+		require.Equal(t, time.Hour+ms, s.sent(t, 2)[1])
+	})
+}
+
+// What an answer says of the turns of others is told them without a question.
+func TestAnAnswerTellsWhoComesTooLate(t *testing.T) {
+	leaky := func(left int, delay time.Duration) queue.Decision { // one event each second
+		reset := time.Duration(4-left) * time.Second
+		return of(ahead(4, left, reset, delay), queue.Leaky, denied(4, left, reset, 0))
+	}
+	bucket := ahead(10, 0, 100*time.Second, 5*ms)
+	for name, c := range map[string]struct {
+		kind    queue.Kind
+		answers []queue.Decision
+		behind  int // those who stand between
+		end     time.Duration
+	}{
+		"a leaky bucket of one":    {queue.Leaky, []queue.Decision{admitted(1, 0, 10*time.Second)}, 0, 5 * time.Second},
+		"an event after this turn": {queue.Turns, []queue.Decision{leaky(1, 0), leaky(0, 3*time.Second)}, 0, 3500 * ms},
+		"ahead of time":            {queue.Early, []queue.Decision{of(bucket, queue.Bucket, bucket)}, 1, 5 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var replies []reply
+			for _, d := range c.answers {
+				replies = append(replies, reply{trip: 10 * ms, Decision: d})
+			}
+			play(t, c.kind, replies, func(t *testing.T, s *script) {
+				for range len(replies) + c.behind {
+					s.join(t.Context(), 1)
+				}
+				hurried := s.until(t, 1, c.end)
+				s.at(time.Duration(len(replies)) * 10 * ms)
+				hurried.refusedUnasked(t)
+				s.sent(t, len(replies)+c.behind)
+			})
+		})
+	}
+}
+
+// Who stands in the line is told when its place becomes known: also by an exact answer after a
+// guess, after an outage, and after a time in which only the first place was known.
+func TestWhoStandsIsToldWhenItsPlaceBecomesKnown(t *testing.T) {
+	const minute = time.Minute
+	bucket := admitted(1, 0, time.Hour)
+	early := ahead(1, 0, time.Hour, 5*ms)
+	no := denied(1, 0, time.Hour, time.Hour)
+	play(t, queue.Bucket, []reply{{trip: 10 * ms, Decision: bucket}, {Decision: no}}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		s.join(t.Context(), 1)
+		late := s.until(t, 1, 90*minute)
+		s.at(minute)
+		late.refusedUnasked(t)
+		s.sent(t, 2)
+	})
+	play(t, queue.Bucket, []reply{{Decision: no}, {err: errAway}, {Decision: early}}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		s.at(time.Hour + 8*ms) // it has asked again, and the store is away
+		s.sent(t, 2)
+		s.join(t.Context(), 1)
+		late := s.until(t, 1, 150*minute)
+		s.at(61 * minute)
+		late.refusedUnasked(t)
+		s.sent(t, 3)
+	})
+	play(t, queue.Early, []reply{
+		{trip: time.Second, Decision: no}, {Decision: of(early, queue.Bucket, early)}, {trip: 10 * minute, Decision: admitted(1, 0, time.Hour)},
+	}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		s.until(t, 1, 30*minute) // refused by the denial
+		s.join(t.Context(), 1)
+		late := s.until(t, 1, 110*minute)
+		s.at(61 * minute)
+		late.refusedUnasked(t)
+	})
+}
+
+// There is room for all who stand there, so the answer to one does not hold up the next.
+func TestThoseForWhomThereIsRoomAskTogether(t *testing.T) {
+	for name, c := range map[string]struct {
+		kind   queue.Kind
+		answer queue.Decision
+	}{
+		"a window":      {queue.Plain, admitted(3, 2, time.Second)},
+		"turns unknown": {queue.Turns, admitted(0, math.MaxInt32, 0)}, // no limit counts it
+	} {
+		t.Run(name, func(t *testing.T) {
+			slow := reply{trip: time.Second, Decision: c.answer}
+			play(t, c.kind, []reply{slow, slow, slow}, func(t *testing.T, s *script) {
+				for range 3 {
+					s.join(t.Context(), 1)
+				}
+				s.wg.Wait()
+				require.Equal(t, []time.Duration{0, time.Second, time.Second}, s.sent(t, 3))
+			})
+		})
+	}
+	slow := reply{trip: 3 * time.Second, Decision: admitted(20, 9, time.Second)}
+	play(t, queue.Plain, []reply{slow, slow, slow}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		s.join(t.Context(), 1)
+		s.at(4500 * ms) // what is known is old, but a question is under way
+		s.join(t.Context(), 1)
+		require.Equal(t, 4500*ms, s.sent(t, 3)[2])
+	})
+}
+
+// Who comes when the first in the line is about to go needs no place of those who sleep, if there
+// is room for both.
+func TestWhoNeedNotStandNeedsNoPlace(t *testing.T) {
+	for range 20 { // now and then the first has gone already
+		play(t, queue.Plain, []reply{{trip: ms, Decision: admitted(3, 2, time.Second)}}, func(t *testing.T, s *script) {
+			before, next := &caller{script: s, n: 1}, &caller{script: s, n: 1}
+			s.wg.Go(func() {
+				before.wait(t.Context(), queue.Waiter{Limiter: s})
+				next.wait(t.Context(), queue.Waiter{Limiter: s, Places: new(queue.Places)})
+			})
+			s.join(t.Context(), 1)
+			s.wg.Wait()
+			require.NoError(t, next.err)
+		})
+	}
+}
+
+// A denial that an admission has overtaken holds up nobody.
+func TestAnAdmissionEndsTheDenialBeforeIt(t *testing.T) {
+	play(t, queue.Plain, []reply{
+		{trip: time.Second, Decision: admitted(10, 2, 10*time.Second)},
+		{trip: 500 * ms, Decision: denied(10, 0, time.Hour, time.Hour)}, {trip: time.Second, Decision: admitted(10, 5, 10*time.Second)},
+	}, func(t *testing.T, s *script) {
+		for range 4 {
+			s.join(t.Context(), 1)
+		}
+		s.wg.Wait()
+		require.Less(t, time.Since(s.began), time.Minute)
+	})
+}
+
+// One quick answer does not say that the next will be. Nor does a window that is about to end say
+// that events come fast.
+func TestAnExceptionIsNotTheRule(t *testing.T) {
+	second := ahead(10, 0, 2*time.Second, 59*ms) // one event each 200 ms; its own comes at 220 ms
+	play(t, queue.Bucket, []reply{
+		{trip: 40 * ms, Decision: ahead(10, 0, 2*time.Second, ms)}, {trip: 2 * ms, Decision: second},
+	}, func(t *testing.T, s *script) {
+		for range 3 {
+			s.join(t.Context(), 1)
+		}
+		s.wg.Wait()
+		require.LessOrEqual(t, s.sent(t, 3)[2], 400*ms, "in time for an answer in 40 ms, though the last took 2")
+	})
+	slow, fast := ahead(10, 0, time.Second, 5*ms), ahead(10, 0, 10*ms, 5*ms) // 100 ms, and 1 ms
+	trip := func(d queue.Decision) reply { return reply{trip: 10 * ms, Decision: of(d, queue.Bucket, d)} }
+	play(t, queue.Early, []reply{trip(slow), trip(fast), trip(fast), trip(fast)}, func(t *testing.T, s *script) {
+		for range 4 {
+			s.join(t.Context(), 1)
+		}
+		s.wg.Wait()
+		sent := s.sent(t, 4)
+		require.GreaterOrEqual(t, sent[3]-sent[2], 10*ms, "one by one")
+	})
+}
+
+// Where turns are given there may be room for few, and none in time for many. What is known then
+// holds for all who come before that turn.
+func TestATurnThatComesTooLateIsToldToThoseBehind(t *testing.T) {
+	play(t, queue.Leaky, []reply{
+		{trip: 10 * ms, Decision: denied(4, 1, 2*time.Second, time.Second)}, {Decision: denied(4, 4, 2*time.Second, 30*time.Second)},
+	}, func(t *testing.T, s *script) {
+		two, one := s.until(t, 2, 20*time.Second), s.until(t, 1, 5*time.Second)
+		s.at(1500 * ms)
+		require.ErrorIs(t, two.err, queue.ErrTooLate)
+		one.refusedUnasked(t)
+		s.sent(t, 2)
+	})
+	play(t, queue.Turns, []reply{
+		{trip: time.Second, Decision: denied(4, 1, 2*time.Second, 500*ms)}, {trip: 10 * time.Second, Decision: admitted(4, 0, time.Second)},
+	}, func(t *testing.T, s *script) {
+		s.until(t, 1, 5*time.Second)
+		s.join(t.Context(), 1)
+		s.at(1500 * ms)
+		late := s.until(t, 1, 7*time.Second) // a turn at 6.5 s is too far away for who waits a second for the answer
+		late.refusedUnasked(t)
+		s.sent(t, 2)
+	})
+}
+
+// It has asked with all the time that it has, so it need not ask again.
+func TestWhoHasAskedWithAllItsTimeIsToldByTheAnswer(t *testing.T) {
+	short := denied(5, 0, time.Second, 3*ms)
+	play(t, queue.Early, []reply{{Decision: of(short, queue.Bucket, short)}}, func(t *testing.T, s *script) {
+		c := s.until(t, 1, 5*ms)
+		require.ErrorIs(t, c.err, queue.ErrTooLate)
+		require.Equal(t, 8*ms, c.RetryAfter, "from now on, without a sleep")
+		require.Equal(t, 5*ms, s.asked[0].within, "nothing is taken that it cannot wait for")
+	})
+	for _, d := range []queue.Decision{
+		denied(5, 4, time.Second, ms), // its turn is too far away
+		of(denied(5, 0, time.Second, ms), queue.Bucket, denied(5, 0, time.Second, ms)),
+	} {
+		play(t, queue.Foreign, []reply{{trip: 400 * ms, Decision: ahead(5, 4, time.Second, 10*time.Second)}, {Decision: d}}, func(t *testing.T, s *script) {
+			s.join(t.Context(), 1)
+			s.at(500 * ms)
+			c := s.until(t, 1, 20*time.Second)
+			require.ErrorIs(t, c.err, queue.ErrTooLate)
+			require.True(t, c.Asked)
+			s.sent(t, 2)
+		})
+	}
+}
+
+// An answer that takes long leaves little time for the turn, but the next may be quick.
+func TestWhoHasLittleTimeAsksForMostOfIt(t *testing.T) {
+	play(t, queue.Leaky, []reply{{trip: time.Second, Decision: admitted(6, 5, 500*ms)}}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		s.until(t, 1, 3*time.Second)
+		s.wg.Wait()
+		s.sent(t, 2)
+		require.Greater(t, s.asked[1].within, time.Second, "2 s are left")
+	})
+}
+
+// A turn just before the end is of use, however long the answer takes: events are taken ahead.
+func TestATurnAtTheLastMomentIsTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter("token_bucket", 1, time.Second)
+		l.decide(1, 0)
+		l.far(30 * ms)
+		ln := newLine(l)
+		ln.join(t.Context(), 1, time.Time{}, false)
+		time.Sleep(100 * ms)
+		ln.join(t.Context(), 1, ln.began.Add(2040*ms), false) // its turn comes at 2 s, and is heard of 30 ms later
+		require.Len(t, ln.check(t), 2)
+	})
+}
+
+// Limiters that are no keys of a map have queues of their own, which know as much of them. Who has
+// no deadline waits for any turn.
+func TestWhoHasNoDeadlineAsksForAnyTurn(t *testing.T) {
+	for _, l := range []any{nil, []int{1}, math.NaN(), new(script)} {
+		play(t, queue.Leaky, nil, func(t *testing.T, s *script) {
+			require.NoError(t, s.joinWith(t.Context(), 1, queue.Waiter{Limiter: l}).err)
+			require.GreaterOrEqual(t, s.asked[0].within, 99*365*24*time.Hour)
+		})
+	}
+}
+
+// Who was not asked for is told what the last answer says of now, and why the last denial was one.
+func TestWhoIsNotAskedForIsToldWhatTheLastAnswersSay(t *testing.T) {
+	why := denied(1, 0, time.Hour, time.Second)
+	why.Told = "why"
+	play(t, queue.Bucket, []reply{{Decision: why}, {Decision: ahead(100, 0, 10*time.Hour, ms)}}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		s.join(t.Context(), 1)
+		s.at(1500 * ms)
+		c := s.until(t, 1, time.Minute)
+		c.refusedUnasked(t)
+		require.Equal(t, "why", c.Told)
+		require.Equal(t, 10*time.Hour-(1500*ms-s.sent(t, 2)[1]), c.ResetAfter)
+	})
+	play(t, queue.Plain, []reply{
+		{trip: 10 * ms, Decision: admitted(3, 0, 3*time.Second)}, {trip: time.Hour, Decision: admitted(3, 0, 3*time.Second)},
+	}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		s.join(t.Context(), 1)
+		c := s.joinWith(t.Context(), 1, queue.Waiter{Limiter: s, Max: time.Second})
+		least := s.joinWith(t.Context(), 1, queue.Waiter{Limiter: s, Max: 1})
+		s.at(time.Minute)
+		c.refusedUnasked(t)
+		least.refusedUnasked(t)
+		require.Equal(t, time.Second, c.ended)
+		require.LessOrEqual(t, least.ended, ms, "a nanosecond is a time as well")
+		require.Equal(t, 3, c.Limit)
+		require.Positive(t, c.RetryAfter)
+	})
+}
+
+// It would ask in vain, while those behind it have the time.
+func TestWhoHasNoTimeForAnAnswerMakesWay(t *testing.T) {
+	play(t, queue.Plain, []reply{{trip: time.Second, Decision: admitted(10, 5, time.Second)}}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		c := s.joinWith(t.Context(), 1, queue.Waiter{Limiter: s, Max: 1500 * ms})
+		s.wg.Wait()
+		c.refusedUnasked(t)
+		require.Equal(t, time.Second, c.ended)
+		s.sent(t, 1)
+	})
+}
+
+// It was asked for a turn without a sleep, which it did not get: that is no reason for others to
+// wait.
+func TestWhoFindsNoPlaceHoldsUpNobody(t *testing.T) {
+	play(t, queue.Leaky, []reply{
+		{Decision: ahead(5, 1, 10*time.Second, 10*time.Second)}, {Decision: denied(5, 1, 10*time.Second, 10*time.Second)},
+	}, func(t *testing.T, s *script) {
+		places := &queue.Places{Most: 1}
+		s.joinWith(t.Context(), 1, queue.Waiter{Limiter: s, Places: places})
+		c := s.joinWith(t.Context(), 1, queue.Waiter{Limiter: s, Places: places})
+		require.ErrorIs(t, c.err, queue.ErrFull)
+		require.Zero(t, s.asked[1].within)
+		s.join(t.Context(), 1)
+		require.Zero(t, s.sent(t, 3)[2])
+	})
+}
+
+// It goes to the first who wants as many. Who is first then wakes for its own time, not at that
+// turn.
+func TestAPermitIsHandedOn(t *testing.T) {
+	play(t, queue.Turns, []reply{
+		{Decision: ahead(5, 0, time.Second, 10*time.Second)}, {Decision: denied(5, 0, time.Second, 2*time.Second)},
+	}, func(t *testing.T, s *script) {
+		ctx, leave := context.WithCancel(t.Context())
+		s.join(ctx, 1)
+		next := s.join(t.Context(), 1)
+		s.join(t.Context(), 1)
+		s.at(time.Second)
+		leave()
+		s.wg.Wait()
+		require.Zero(t, s.refunds)
+		require.Equal(t, 10*time.Second, next.ended)
+		require.Equal(t, 2*time.Second, s.sent(t, 3)[2])
+	})
+	play(t, queue.Turns, []reply{
+		{Decision: ahead(5, 0, time.Second, 10*time.Second)}, {Decision: denied(5, 0, time.Second, 2*time.Second)},
+	}, func(t *testing.T, s *script) { // who leaves does not look through a long line for one who can take it
+		ctx, leave := context.WithCancel(t.Context())
+		s.join(ctx, 1)
+		for range 100 {
+			s.join(t.Context(), 2)
+		}
+		s.join(t.Context(), 1)
+		s.at(time.Second)
+		leave()
+		s.wg.Wait()
+		require.Equal(t, 1, s.refunds)
+	})
+}
