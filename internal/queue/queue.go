@@ -49,11 +49,11 @@ type queue struct {
 	soonest  time.Time // nobody's end in the line is before it; zero if nobody is there
 	holders  int       // waiters with a permit, who sleep until its time
 
-	latest            Decision // for waiters that are refused without asking
-	latestAt, renewed time.Time
-	err               error         // of a store that is away: the next question may succeed
-	failedAt          time.Time     // err came first
-	pause             time.Duration // after that
+	latest   Decision // for waiters that are refused without asking
+	latestAt time.Time
+	err      error         // of a store that is away: the next question may succeed
+	failedAt time.Time     // err came first
+	pause    time.Duration // after that
 }
 
 // lock returns the queue of i with its lock held, and makes it if there is none. A limiter
@@ -194,22 +194,19 @@ func (q *queue) denial(t, now time.Time) Decision {
 }
 
 // renew lets the first waiter ask at once, if it would not ask for long and what is known
-// is old. The limit may have changed, or the key may have been reset.
+// is old. The limit may have changed, or the key may have been reset. No pause after an error is
+// as long.
 func (q *queue) renew(now time.Time) {
-	if q.pending > 0 || now.Sub(q.latestAt) < stale || now.Sub(q.renewed) < stale {
+	if q.pending > 0 || now.Sub(q.latestAt) < stale {
 		return
 	}
-	w := q.first()
-	if w == nil { // whoever arrives asks, though others may still sleep until their turns
-		q.renewed = now
-		q.forget()
-		return
-	}
-	if _, at, _ := w.plan(now); at.Sub(now) >= stale {
-		q.renewed = now // once is enough for a while, even if it fails
-		q.forget()
+	if w := q.first(); w != nil { // or else whoever arrives asks, though others may still sleep until their turns
+		if _, at, _ := w.plan(now); at.Sub(now) <= stale {
+			return
+		}
 		w.call()
 	}
+	q.forget()
 }
 
 // Len is the number of queues, for tests.
