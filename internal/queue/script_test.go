@@ -3,6 +3,7 @@ package queue_test
 import (
 	"context"
 	"math"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -56,9 +57,11 @@ func play(t *testing.T, kind queue.Kind, replies []reply, test func(t *testing.T
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{kind: kind, replies: replies, began: time.Now()}
+		defer func() {
+			s.wg.Wait()
+			require.Zero(t, queue.Len(), "nothing is left of a queue")
+		}()
 		test(t, s)
-		s.wg.Wait()
-		require.Zero(t, queue.Len(), "nothing is left of a queue")
 	})
 }
 
@@ -104,22 +107,19 @@ func (s *script) until(t *testing.T, n int, end time.Duration) *caller {
 // joinWith is join with what w says of the wait.
 func (s *script) joinWith(ctx context.Context, n int, w queue.Waiter) *caller {
 	c := &caller{script: s, n: n}
-	s.wg.Go(func() { c.wait(ctx, w) })
+	w.Key, w.N, w.Kind, w.Asker = "key", n, s.kind, c
+	s.wg.Go(func() {
+		var err error
+		defer func() {
+			p := recover()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			c.Decision, c.err, c.ended, c.panic = w.Answer, err, max(1, time.Since(s.began)), p
+		}()
+		err = w.Wait(ctx)
+	})
 	synctest.Wait()
 	return c
-}
-
-// wait waits in the queue of a key, with what w says of the wait.
-func (c *caller) wait(ctx context.Context, w queue.Waiter) {
-	var err error
-	defer func() {
-		p := recover()
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.Decision, c.err, c.ended, c.panic = w.Answer, err, max(1, time.Since(c.began)), p
-	}()
-	w.Key, w.N, w.Kind, w.Asker = "key", c.n, c.kind, c
-	err = w.Wait(ctx)
 }
 
 // at sleeps until that time since the script began.
@@ -128,12 +128,24 @@ func (s *script) at(d time.Duration) {
 	synctest.Wait()
 }
 
+// questions are those until now.
+func (s *script) questions() []question {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.asked)
+}
+
+// untilAsked sleeps until the question of that number has been sent.
+func (s *script) untilAsked(number int) {
+	for len(s.questions()) < number {
+		s.at(time.Since(s.began) + ms)
+	}
+}
+
 // sent checks how many questions there were, and returns when they were sent.
 func (s *script) sent(t *testing.T, want int) (times []time.Duration) {
 	t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, q := range s.asked {
+	for _, q := range s.questions() {
 		times = append(times, q.at)
 	}
 	require.Len(t, times, want)
@@ -230,22 +242,23 @@ func TestAfterAnErrorNoOtherIsAskedUntilAnAnswer(t *testing.T) {
 // A question that failed has charged nothing, so nobody waits for it.
 func TestALostQuestionPutsNobodyBack(t *testing.T) {
 	play(t, queue.Bucket, []reply{
-		{trip: time.Second, Decision: admitted(10, 2, 8*time.Second)},
-		{trip: time.Second, Decision: ahead(10, 0, 10*time.Second, 5*ms)}, {trip: 500 * ms, err: errLost},
+		{trip: 800 * ms, Decision: admitted(10, 2, 8*time.Second)},
+		{trip: 800 * ms, Decision: ahead(10, 0, 10*time.Second, 5*ms)}, {trip: 500 * ms, err: errLost},
 	}, func(t *testing.T, s *script) {
 		for range 4 {
 			s.join(t.Context(), 1)
 		}
 		s.wg.Wait()
-		require.InDelta(t, 2500*ms, s.sent(t, 4)[3], float64(200*ms), "a second after the decision on the last")
+		require.InDelta(t, 2200*ms, s.sent(t, 4)[3], float64(200*ms), "a second after the decision on the last")
 	})
 	play(t, queue.Bucket, []reply{
 		{trip: 10 * ms, Decision: ahead(10, 0, 10*time.Second, ms)}, {panics: true},
 	}, func(t *testing.T, s *script) {
-		for range 3 {
-			s.join(t.Context(), 1)
-		}
+		s.join(t.Context(), 1)
+		broken := s.join(t.Context(), 1)
+		s.join(t.Context(), 1)
 		s.wg.Wait()
+		require.NotNil(t, broken.panic)
 		sent := s.sent(t, 3)
 		require.Equal(t, sent[1], sent[2], "a limiter that panics has decided nothing, either")
 	})
@@ -281,6 +294,38 @@ func TestAnOldQuestionThatFailsIsNotAskedAgainAtOnce(t *testing.T) {
 		sent := s.sent(t, 6)
 		require.Greater(t, sent[4], 11*time.Second)
 		require.Less(t, sent[4], 12*time.Second)
+	})
+}
+
+// The next question of those who stand there says whether the store is back, and so it is for all.
+func TestWhoComesInAnOutageDoesNotEndThePause(t *testing.T) {
+	away := make([]reply, 11) // the last pauses are of a second
+	for i := range away {
+		away[i].err = errAway
+	}
+	play(t, queue.Bucket, away, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
+		for asked := 1; asked <= len(away); asked++ {
+			s.untilAsked(asked)
+			s.join(t.Context(), 1)
+			s.sent(t, asked)
+		}
+	})
+}
+
+// A denial for an hour may be old news, as after a Reset: so the first asks again when somebody
+// comes, once a second at most.
+func TestWhoComesLetsTheFirstLookWhetherADenialStillHolds(t *testing.T) {
+	no := reply{Decision: denied(1, 0, time.Hour, time.Hour)}
+	play(t, queue.Plain, []reply{no, no}, func(t *testing.T, s *script) {
+		first := s.join(t.Context(), 1)
+		for _, at := range []time.Duration{500 * ms, 2 * time.Second, 2500 * ms, 3500 * ms} {
+			s.at(at)
+			s.join(t.Context(), 1)
+		}
+		s.wg.Wait()
+		require.Equal(t, []time.Duration{0, 2 * time.Second, 3500 * ms}, s.sent(t, 7)[:3])
+		require.Equal(t, 3500*ms, first.ended)
 	})
 }
 
@@ -345,10 +390,11 @@ func TestNobodyIsRefusedByAGuess(t *testing.T) {
 		s.wg.Wait()
 		require.NoError(t, hurried.err)
 	})
-	late := denied(100, 5, 95*time.Second, 500*ms)
+	first, late := admitted(100, 6, 94*time.Second), denied(100, 5, 95*time.Second, 500*ms)
 	play(t, queue.Turns, []reply{ // a turn says nothing of those behind it
-		{trip: ms, Decision: of(late, queue.Plain, late)},
+		{trip: ms, Decision: of(first, queue.Plain, first)}, {Decision: of(late, queue.Plain, late)},
 	}, func(t *testing.T, s *script) {
+		s.join(t.Context(), 1)
 		s.until(t, 1, 3*time.Second)
 		var behind []*caller
 		for range 30 {
@@ -428,8 +474,8 @@ func TestWhoStandsIsToldWhenItsPlaceBecomesKnown(t *testing.T) {
 	})
 	play(t, queue.Bucket, []reply{{Decision: no}, {err: errAway}, {Decision: early}}, func(t *testing.T, s *script) {
 		s.join(t.Context(), 1)
-		s.at(time.Hour + 8*ms) // it has asked again, and the store is away
-		s.sent(t, 2)
+		s.at(time.Hour)
+		s.untilAsked(2) // and the store is away
 		s.join(t.Context(), 1)
 		late := s.until(t, 1, 150*minute)
 		s.at(61 * minute)
@@ -478,21 +524,29 @@ func TestThoseForWhomThereIsRoomAskTogether(t *testing.T) {
 	})
 }
 
+// drowsy is the context of a caller that does not go on before the channel is closed.
+type drowsy struct {
+	context.Context
+	until chan struct{}
+}
+
+func (d drowsy) Done() <-chan struct{} {
+	<-d.until
+	return d.Context.Done()
+}
+
 // Who comes when the first in the line is about to go needs no place of those who sleep, if there
 // is room for both.
 func TestWhoNeedNotStandNeedsNoPlace(t *testing.T) {
-	for range 20 { // now and then the first has gone already
-		play(t, queue.Plain, []reply{{trip: ms, Decision: admitted(3, 2, time.Second)}}, func(t *testing.T, s *script) {
-			before, next := &caller{script: s, n: 1}, &caller{script: s, n: 1}
-			s.wg.Go(func() {
-				before.wait(t.Context(), queue.Waiter{Limiter: s})
-				next.wait(t.Context(), queue.Waiter{Limiter: s, Places: new(queue.Places)})
-			})
-			s.join(t.Context(), 1)
-			s.wg.Wait()
-			require.NoError(t, next.err)
-		})
-	}
+	play(t, queue.Plain, []reply{{trip: ms, Decision: admitted(3, 2, time.Second)}}, func(t *testing.T, s *script) {
+		until := make(chan struct{})
+		defer close(until)
+		s.join(t.Context(), 1)
+		s.join(drowsy{t.Context(), until}, 1)
+		s.at(2 * ms)
+		require.NoError(t, s.joinWith(t.Context(), 1, queue.Waiter{Limiter: s, Places: new(queue.Places)}).err)
+		require.Equal(t, 2*ms, s.sent(t, 2)[1])
+	})
 }
 
 // A denial that an admission has overtaken holds up nobody.
@@ -507,6 +561,47 @@ func TestAnAdmissionEndsTheDenialBeforeIt(t *testing.T) {
 		s.wg.Wait()
 		require.Less(t, time.Since(s.began), time.Minute)
 	})
+}
+
+// Two ask at once. The answer to the second comes first, and is the one that says what there is now.
+func TestTheNewestQuestionSaysWhatThereIs(t *testing.T) {
+	for name, c := range map[string]struct {
+		first, second, third reply
+		from, to             time.Duration // when the fourth is asked
+	}{
+		"it was denied": {
+			reply{trip: 2 * time.Second, Decision: ahead(10, 0, 10*time.Second, 5*ms)},
+			reply{trip: 800 * ms, Decision: denied(10, 0, 20*time.Second, 10*time.Second)},
+			reply{}, 10 * time.Second, 12 * time.Second,
+		},
+		"there is room again": {
+			reply{trip: 2 * time.Second, Decision: ahead(10, 0, 100*time.Second, 5*ms)},
+			reply{trip: 800 * ms, Decision: admitted(10, 1, 90*time.Second)},
+			reply{}, 2800 * ms, 2800 * ms,
+		},
+		"the first is lost": { // and counts no more, so the third is the newest
+			reply{trip: 2 * time.Second, err: errLost},
+			reply{trip: 800 * ms, Decision: ahead(10, 0, 10*time.Second, 5*ms)},
+			reply{trip: 10 * ms, Decision: ahead(10, 0, 100*time.Second, 5*ms)}, 12 * time.Second, 13 * time.Second,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			replies := []reply{{trip: 800 * ms, Decision: admitted(10, 2, 8*time.Second)}, c.first, c.second}
+			if c.third != (reply{}) {
+				replies = append(replies, c.third)
+			}
+			play(t, queue.Bucket, replies, func(t *testing.T, s *script) {
+				for range len(replies) + 1 {
+					s.join(t.Context(), 1)
+				}
+				s.untilAsked(len(replies) + 1)
+				at := s.questions()[len(replies)].at
+				require.GreaterOrEqual(t, at, c.from)
+				require.LessOrEqual(t, at, c.to)
+				s.wg.Wait()
+			})
+		})
+	}
 }
 
 // One quick answer does not say that the next will be. Nor does a window that is about to end say
@@ -565,7 +660,7 @@ func TestWhoHasAskedWithAllItsTimeIsToldByTheAnswer(t *testing.T) {
 		c := s.until(t, 1, 5*ms)
 		require.ErrorIs(t, c.err, queue.ErrTooLate)
 		require.Equal(t, 8*ms, c.RetryAfter, "from now on, without a sleep")
-		require.Equal(t, 5*ms, s.asked[0].within, "nothing is taken that it cannot wait for")
+		require.Equal(t, 5*ms, s.questions()[0].within, "nothing is taken that it cannot wait for")
 	})
 	for _, d := range []queue.Decision{
 		denied(5, 4, time.Second, ms), // its turn is too far away
@@ -589,7 +684,7 @@ func TestWhoHasLittleTimeAsksForMostOfIt(t *testing.T) {
 		s.until(t, 1, 3*time.Second)
 		s.wg.Wait()
 		s.sent(t, 2)
-		require.Greater(t, s.asked[1].within, time.Second, "2 s are left")
+		require.Greater(t, s.questions()[1].within, time.Second, "2 s are left")
 	})
 }
 
@@ -613,7 +708,7 @@ func TestWhoHasNoDeadlineAsksForAnyTurn(t *testing.T) {
 	for _, l := range []any{nil, []int{1}, math.NaN(), new(script)} {
 		play(t, queue.Leaky, nil, func(t *testing.T, s *script) {
 			require.NoError(t, s.joinWith(t.Context(), 1, queue.Waiter{Limiter: l}).err)
-			require.GreaterOrEqual(t, s.asked[0].within, 99*365*24*time.Hour)
+			require.GreaterOrEqual(t, s.questions()[0].within, 99*365*24*time.Hour)
 		})
 	}
 }
@@ -670,7 +765,7 @@ func TestWhoFindsNoPlaceHoldsUpNobody(t *testing.T) {
 		s.joinWith(t.Context(), 1, queue.Waiter{Limiter: s, Places: places})
 		c := s.joinWith(t.Context(), 1, queue.Waiter{Limiter: s, Places: places})
 		require.ErrorIs(t, c.err, queue.ErrFull)
-		require.Zero(t, s.asked[1].within)
+		require.Zero(t, s.questions()[1].within)
 		s.join(t.Context(), 1)
 		require.Zero(t, s.sent(t, 3)[2])
 	})
