@@ -270,7 +270,7 @@ func (p *pace) admitted(d *Decision, a *question, now time.Time) {
 	counted := d.Limit > 0 // or else others need not wait
 	p.turns = p.kind >= Turns && counted && (p.turns || p.kind < Foreign || d.Delay > 0)
 	if p.kind >= Turns && counted {
-		if p.notBefore = now.Add(d.Delay + p.span(a.n)); p.kind == Leaky && !d.Elsewhere {
+		if p.notBefore = now.Add(d.Delay); p.kind == Leaky && !d.Elsewhere {
 			p.notBefore = now.Add(d.ResetAfter)
 		}
 	} else {

@@ -424,34 +424,25 @@ func TestADenialOfAnotherLimitIsNoMeasureOfTurns(t *testing.T) {
 
 // What an answer says of the turns of others is told them without a question.
 func TestAnAnswerTellsWhoComesTooLate(t *testing.T) {
-	leaky := func(left int, delay time.Duration) queue.Decision { // one event each second
-		reset := time.Duration(4-left) * time.Second
-		return of(ahead(4, left, reset, delay), queue.Leaky, denied(4, left, reset, 0))
-	}
 	bucket := ahead(10, 0, 100*time.Second, 5*ms)
 	for name, c := range map[string]struct {
-		kind    queue.Kind
-		answers []queue.Decision
-		behind  int // those who stand between
-		end     time.Duration
+		kind   queue.Kind
+		answer queue.Decision
+		behind int // those who stand between
 	}{
-		"a leaky bucket of one":    {queue.Leaky, []queue.Decision{admitted(1, 0, 10*time.Second)}, 0, 5 * time.Second},
-		"an event after this turn": {queue.Turns, []queue.Decision{leaky(1, 0), leaky(0, 3*time.Second)}, 0, 3500 * ms},
-		"ahead of time":            {queue.Early, []queue.Decision{of(bucket, queue.Bucket, bucket)}, 1, 5 * time.Second},
+		"a leaky bucket of one": {queue.Leaky, admitted(1, 0, 10*time.Second), 0},
+		"after this turn":       {queue.Turns, ahead(4, 0, time.Hour, 6*time.Second), 0},
+		"ahead of time":         {queue.Early, of(bucket, queue.Bucket, bucket), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var replies []reply
-			for _, d := range c.answers {
-				replies = append(replies, reply{trip: 10 * ms, Decision: d})
-			}
-			play(t, c.kind, replies, func(t *testing.T, s *script) {
-				for range len(replies) + c.behind {
+			play(t, c.kind, []reply{{trip: 10 * ms, Decision: c.answer}}, func(t *testing.T, s *script) {
+				for range 1 + c.behind {
 					s.join(t.Context(), 1)
 				}
-				hurried := s.until(t, 1, c.end)
-				s.at(time.Duration(len(replies)) * 10 * ms)
+				hurried := s.until(t, 1, 5*time.Second)
+				s.at(10 * ms)
 				hurried.refusedUnasked(t)
-				s.sent(t, len(replies)+c.behind)
+				s.sent(t, 1+c.behind)
 			})
 		})
 	}

@@ -494,6 +494,26 @@ func TestAPermitForOneTokenIsNotOneForMany(t *testing.T) {
 	}
 }
 
+// A log gives back events as they were taken, and not one after each mean of a step. So the last of
+// these, who has 10 s, gets what is free in 4.
+func TestNobodyIsRefusedByTheMeanOfALogBesideALeakyBucket(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := all(t, inMemory(t, "leaky_bucket", ratelimit.PerSecond(10)), inMemory(t, "sliding_log", ratelimit.PerMinute(4)))
+		require.True(t, allowN(t, l, 2).Allowed)
+		time.Sleep(56 * time.Second)
+		far := known{&remote{Limiter: l, way: 500 * time.Millisecond}}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		var line crowd
+		line.join(t.Context(), far, 0, 1)
+		line.join(t.Context(), far, 1, 1)
+		line.join(ctx, far, 2, 1)
+		line.wg.Wait()
+		require.NoError(t, line.errs[2])
+	})
+}
+
 // One has its turn in an hour, and sleeps. After a Reset there is room for all who come.
 func TestWhoHasATurnDoesNotHideAReset(t *testing.T) {
 	t.Parallel()
