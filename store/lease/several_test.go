@@ -461,7 +461,7 @@ func TestALookFindsTheLastEventThatIsHeld(t *testing.T) {
 		}
 		plain := newLimiter(t, "fixed_window", s.Store, ratelimit.PerHour(1000))
 		require.True(t, allowN(t, plain, remaining(t, plain)).Allowed)
-		r, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: seen, Key: "key"}, ratelimit.Ask{Limiter: other, Key: "key", N: 1})
+		r, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: seen, Key: "key", Look: true}, ratelimit.Ask{Limiter: other, Key: "key", N: 1})
 		require.NoError(t, err)
 		require.True(t, r.Parts()[0].Allowed)
 		require.NoError(t, d.Close(t.Context()))
