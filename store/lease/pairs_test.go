@@ -194,7 +194,7 @@ func TestWhatSeveralLimitsAreToldIsWhatPeekSays(t *testing.T) {
 				synctest.Wait()
 			}
 			require.Positive(t, s.Stats().Held)
-			says := told(ratelimit.Ask{Limiter: big, Key: "key"}, ratelimit.Ask{Limiter: small, Key: "key", N: 1})
+			says := told(ratelimit.Ask{Limiter: big, Key: "key", Look: true}, ratelimit.Ask{Limiter: small, Key: "key", N: 1})
 			require.Equal(t, peek("key"), says, "a look")
 			told(ratelimit.Ask{Limiter: big, Key: "other", N: 100}, ratelimit.Ask{Limiter: small, Key: "other", N: 1})
 			says = told(ratelimit.Ask{Limiter: big, Key: "new", N: 100}, ratelimit.Ask{Limiter: small, Key: "other", N: 60})

@@ -253,7 +253,7 @@ func TestBehindAGateThatDeniesNothingIsAdmitted(t *testing.T) {
 			d, s := onStopped(t, time.Second)
 			gate, behind := newLimiter(t, algorithm, gates{d}, ratelimit.PerMinute(1200)), newLimiter(t, algorithm, gates{d}, ratelimit.PerHour(360_000))
 			ask := func() ratelimit.Result {
-				r, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: gate, Key: "key"}, ratelimit.Ask{Limiter: behind, Key: "key", N: 1})
+				r, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: gate, Key: "key", Look: true}, ratelimit.Ask{Limiter: behind, Key: "key", N: 1})
 				require.NoError(t, err)
 				return r
 			}
@@ -306,7 +306,7 @@ func TestSeveralLimitsWithoutALeaseAreToldWhatTheStoreSays(t *testing.T) {
 			for l := range sides[0] {
 				n, key := random.IntN(5), strings.Repeat("k", 257+random.IntN(2)) // too long to be held
 				for side := range asks {
-					asks[side] = append(asks[side], ratelimit.Ask{Limiter: sides[side][l], Key: key, N: n})
+					asks[side] = append(asks[side], ratelimit.Ask{Limiter: sides[side][l], Key: key, N: n, Look: n == 0})
 				}
 			}
 			got, err := ratelimit.Decide(t.Context(), asks[0]...)
