@@ -37,9 +37,10 @@ func New(timeout time.Duration) *Waves {
 	return &Waves{Base: time.Now(), apart: apart, ahead: make([]atomic.Pointer[Wave], slots)}
 }
 
-// After is the first wave that is not before t.
+// After is the first wave that is not before t. There is none before the beginning: a time before it, such as
+// that of a deadline which has long passed, is over with the first one.
 func (w *Waves) After(t time.Time) *Wave {
-	number := int64(t.Sub(w.Base)/w.apart) + 1
+	number := int64(max(t.Sub(w.Base), 0)/w.apart) + 1
 	slot := &w.ahead[number%int64(len(w.ahead))]
 	for {
 		last := slot.Load()

@@ -23,3 +23,15 @@ func TestWaitsOfOneWaveShareATimer(t *testing.T) {
 		}
 	})
 }
+
+// A caller may come with a deadline that passed before there were waves.
+func TestAWaitForATimeBeforeTheBeginningIsSoonOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := waves.New(64 * time.Millisecond)
+		for _, before := range []time.Duration{1, time.Second, 24 * time.Hour, time.Since(time.Time{})} {
+			wave := w.After(w.Base.Add(-before))
+			<-wave.Over
+			require.LessOrEqual(t, time.Since(w.Base), time.Millisecond, "%v", before)
+		}
+	})
+}

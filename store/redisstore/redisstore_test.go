@@ -242,8 +242,10 @@ func TestDoneContextSendsNothing(t *testing.T) {
 	require.Equal(t, context.Canceled, err)
 	past, cancel := context.WithDeadline(context.Background(), time.Unix(1, 0))
 	defer cancel()
-	_, err = s.Peek(past, space, "k", limit, 1)
-	require.Equal(t, context.DeadlineExceeded, err)
+	for range 3 { // the first looks whether the way has become shorter, and the others are too short for it
+		_, err = s.Peek(past, space, "k", limit, 1)
+		require.Equal(t, context.DeadlineExceeded, err)
+	}
 	require.Equal(t, context.Canceled, s.Refund(ctx, space, "k", limit, store.Receipt{N: 1}))
 	require.Equal(t, context.Canceled, s.Reset(ctx, space, "k"))
 	require.Zero(t, m.CommandCount())
