@@ -56,6 +56,77 @@ func TestDistance(t *testing.T) {
 	require.Equal(t, 50*ms, d.is(), "after a rest nothing older counts")
 }
 
+// What was short counts until the end of the span after its own, and no longer than that when few call. Far
+// away a span is longer, since there are fewer trips in a second.
+func TestTheDistanceIsOfLate(t *testing.T) {
+	type trip struct{ rest, took, want time.Duration } // rest is from the end of one trip to that of the next
+	for name, trips := range map[string][]trip{
+		"near":         {{0, 2, 2}, {1000, 3, 2}, {1000, 4, 2}, {1000, 5, 2}, {999, 6, 4}, {500, 3, 3}},
+		"after a rest": {{0, 2, 2}, {2001, 6, 6}, {999, 5, 5}, {2500, 9, 9}, {500, 9, 9}},
+		"far":          {{0, 100, 100}, {3200, 110, 100}, {3200, 120, 100}, {3201, 130, 120}},
+		"in no time":   {{0, 0, 0}, {1, 1, 0}},
+	} {
+		var d distance
+		now := time.Unix(1_000, 0)
+		for i, trip := range trips {
+			now = now.Add(trip.rest * ms)
+			d.looked = now.Add(-trip.took * ms)
+			d.add(d.looked, now)
+			require.Equal(t, max(trip.want*ms, 1), d.is(), "%s, trip %d", name, i) // 0: not known
+		}
+	}
+}
+
+// A trip beside others may have waited for them. If it took longer than the way by a quarter, it is no
+// reason to put the next trip alone off.
+func TestATripBesideOthersCountsIfItDidNotWait(t *testing.T) {
+	now := time.Unix(1_000, 0)
+	for took, counts := range map[time.Duration]bool{19 * ms: true, 24 * ms: true, 25 * ms: false, 29 * ms: false} {
+		d := distance{least: 20 * ms, since: now.Add(-lately), looked: now.Add(-lately)}
+		d.add(now.Add(-took), now)
+		require.Equal(t, counts, d.looked.Equal(now), "%v", took)
+		require.Equal(t, min(took, 20*ms), d.is())
+	}
+}
+
+// Trips have at least leastBatch calls each if the window has so many, and at most mostBatch.
+func TestAFewTripsShareTheWindow(t *testing.T) {
+	for _, c := range []struct{ calls, most, trips, batch int }{
+		{8, 2, 1, 8}, {15, 2, 1, 15}, {16, 2, 2, 8}, {128, 1, 1, 128}, {128, 2, 2, 64}, {128, 16, 16, 8},
+		{256, 2, 2, 128}, {300, 2, 2, 128}, {100, 16, 12, 8}, {2048, 16, 16, 128},
+	} {
+		w := window{calls: c.calls}
+		require.Equal(t, c.trips, w.trips(c.most), "%+v", c)
+		require.Equal(t, c.batch, w.batch(c.most), "%+v", c)
+	}
+}
+
+// Up to where nothing was lost the window doubles, and it feels its way from there.
+func TestAWindowDoublesUpToWhereItWasLost(t *testing.T) {
+	const most, may = mostTrips, 25 * ms
+	w := newWindow()
+	now := time.Unix(1_000, 0)
+	for i, step := range []struct {
+		took time.Duration // 0: its callers have all left
+		want int
+	}{
+		{may, 256}, {1, 512}, {1, 1024}, {1, 2048}, {1, 2048}, // as many as there may be
+		{may + 1, 1536}, {1, 1920}, {1, 2048},
+		{may + 1, 1536}, {may + 1, 1152}, {1, 1440}, {1, 1800},
+		{0, 120}, {1, 240}, {1, 480}, {1, 960}, {1, 1920}, {1, 2048},
+		{0, 120}, {0, 8}, {may + 1, 16}, {1, 32}, {1, 64}, {1, 120}, {may + 1, 120}, {1, 150},
+	} {
+		begun := now.Add(1)
+		now = begun.Add(max(step.took, 1))
+		if step.took > 0 {
+			w.learn(w.batch(most), most, begun, now, may)
+		} else {
+			w.lose(most, begun, now)
+		}
+		require.Equal(t, step.want, w.calls, "step %d", i)
+	}
+}
+
 // A server that takes a fixed time for each call is given as many as it answers without a
 // long wait. The window finds that from both sides, and again after each change.
 func TestTheWindowFindsWhatAServerCanDo(t *testing.T) {
@@ -356,7 +427,7 @@ func TestQueue(t *testing.T) {
 
 // full returns a store that has no room for one more call.
 func full(t testing.TB) *Store {
-	client := redis.NewClient(&redis.Options{})
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // by name it would be looked up, which a bubble cannot
 	t.Cleanup(func() { _ = client.Close() })
 	s, err := New(client)
 	require.NoError(t, err)

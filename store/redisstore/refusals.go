@@ -95,13 +95,8 @@ func (r *refusals) hold(b *budget, jitter func(time.Duration) time.Duration) {
 
 // wait waits until about end, or the end of b's context.
 func (r *refusals) wait(b *budget, end time.Time) {
-	over := r.waves.After(end).Over
-	if b.Done() == nil {
-		<-over
-		return
-	}
 	select {
-	case <-over:
+	case <-r.waves.After(end).Over:
 	case <-b.Done():
 	}
 }
@@ -165,7 +160,7 @@ func (l *loops) turn(n, ago int64) {
 	case ago > 1: // a rest
 		l.holds.Store(false)
 		l.limit.Store(0)
-		l.left, l.next = 0, leastTry
+		l.next = leastTry
 	case l.holds.Load():
 		l.limit.Store(n + n/2)
 		if l.left--; l.left <= 0 {

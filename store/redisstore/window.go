@@ -5,7 +5,7 @@ import "time"
 // distance is what the way to a server and back takes: the shortest round trip of late that
 // began while no other was under way. Others may have to wait at the server.
 type distance struct {
-	least, before time.Duration // of this span and of the one before; 0: none
+	least, before time.Duration // of this span, which has one, and of the one before; 0: none
 	since         time.Time     // when this span began
 	looked        time.Time     // when a trip last began alone
 }
@@ -43,8 +43,8 @@ func (d *distance) add(begun, now time.Time) {
 
 // is is the distance, or 0 if it is not known.
 func (d *distance) is() time.Duration {
-	if d.least == 0 || d.before > 0 && d.before < d.least {
-		return d.before
+	if d.before > 0 {
+		return min(d.before, d.least)
 	}
 	return d.least
 }
@@ -70,8 +70,8 @@ func (p *pauses) begin(now time.Time) bool {
 
 // until returns the total until now. The timer may be due and not have run yet.
 func (p *pauses) until(now time.Time) time.Duration {
-	if late := now.Sub(p.due); !p.due.IsZero() && late > 0 {
-		p.total += late
+	if !p.due.IsZero() && now.After(p.due) {
+		p.total += now.Sub(p.due)
 		p.due = now
 	}
 	return p.total
@@ -121,7 +121,7 @@ func (w *window) learn(n, most int, begun, now time.Time, may time.Duration) {
 	case w.calls < w.soon:
 		w.calls *= 2
 	default:
-		w.calls += max(1, w.calls/4)
+		w.calls += w.calls / 4
 	}
 	w.calls = min(w.calls, mostBatch*most)
 }

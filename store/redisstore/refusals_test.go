@@ -1,0 +1,189 @@
+package redisstore
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/waves"
+)
+
+// latest is a jitter that takes most of what it may.
+func latest(most time.Duration) time.Duration { return most }
+
+// heldLoops are callers who come back at once, and are held.
+func (l *loops) heldLoops() {
+	l.holds.Store(true)
+	l.seen.Store(1<<countBits<<20 | 2*freely) // in a period that does not end
+}
+
+// A call is refused if it cannot be served in time, by what is known, and only then. So nobody waits in vain, and
+// nobody is turned away from a server that has room.
+func TestWhatCannotBeServedInTimeIsRefused(t *testing.T) {
+	const admitted, tooFar, noRoom = "admitted", "too far", "no room"
+	for _, c := range []struct {
+		left      time.Duration // of a deadline; 0: the store's own timeout
+		way, trip time.Duration
+		inside    int64
+		room      int64 // each of the others waits 1 ms longer than the one before
+		want      string
+	}{
+		{left: 20 * ms, way: 20 * ms, room: 1, want: admitted},
+		{left: 20*ms - 1, way: 20 * ms, room: 1, want: tooFar},
+		{way: 240 * ms, room: 1, want: admitted},
+
+		// Of the store's own time a quarter is for the wait.
+		{inside: 49, room: 10, trip: 300 * ms, want: admitted},
+		{inside: 69, room: 10, want: admitted},
+		{inside: 70, room: 10, want: noRoom},
+
+		// A deadline must leave time for the trip, but not for one who need not wait: trips may be shorter now.
+		{left: 50 * ms, inside: 9, room: 10, trip: 200 * ms, want: admitted},
+		{left: 50 * ms, inside: 10, room: 10, trip: 200 * ms, want: noRoom},
+		{left: 50 * ms, inside: 19, room: 10, trip: 40 * ms, want: admitted},
+		{left: 50 * ms, inside: 20, room: 10, trip: 40 * ms, want: noRoom},
+
+		// However fast the server is, memory is not without bound.
+		{inside: longestLine - 1, room: 2 * longestLine, want: admitted},
+		{inside: longestLine, room: 2 * longestLine, want: noRoom},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := full(t)
+			s.jitter = latest
+			p, e := s.link.pipeline, &s.link.pipeline.expected
+			s.timeout, p.timeout = 240*ms, 240*ms
+			p.distance.looked = time.Now()
+			p.refusals.loops.heldLoops()
+			e.way.Store(int64(c.way))
+			e.trip.Store(int64(c.trip))
+			e.inside.Store(c.inside)
+			e.room.Store(c.room)
+			e.pace.Store(int64(ms))
+			begun, ctx, wait, inside := time.Now(), t.Context(), time.Duration(0), c.inside
+			if c.left > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithDeadline(ctx, begun.Add(c.left))
+				defer cancel()
+			}
+			b := s.budget(ctx)
+			got := admitted
+			switch f := p.refuses(&b); f {
+			case nil:
+				inside++
+			case isFar:
+				got, wait = tooFar, b.left
+			default:
+				got, wait = noRoom, b.left/2
+			}
+			require.Equal(t, c.want, got, "%+v", c)
+			require.Equal(t, inside, e.inside.Load())
+			require.GreaterOrEqual(t, time.Since(begun), wait)
+			require.LessOrEqual(t, time.Since(begun), wait+waves.MostApart)
+			require.Equal(t, got == tooFar, s.Stats().TooShort == 1)
+			time.Sleep(time.Second) // so that all timers have run
+		})
+	}
+}
+
+// Calls that are too short for the way are not sent, but for one now and then: nobody else may find out that the
+// way has become shorter.
+func TestNowAndThenACallLooksForAShorterWay(t *testing.T) {
+	for _, c := range []struct {
+		trips     int
+		way, last time.Duration // when a trip last looked
+		want      bool
+	}{
+		{0, 40 * ms, 249 * ms, false}, {0, 40 * ms, 250 * ms, true}, // the timeout
+		{0, 600 * ms, 599 * ms, false}, {0, 600 * ms, 600 * ms, true},
+		{0, time.Minute, 999 * ms, false}, {0, time.Minute, 1000 * ms, true},
+		{1, 40 * ms, time.Hour, false}, // it will tell
+	} {
+		s := full(t)
+		p, now := s.link.pipeline, time.Now()
+		p.trips, p.distance = c.trips, distance{least: c.way, since: now, looked: now.Add(-c.last)}
+		b := budget{Context: t.Context(), end: now.Add(ms), left: ms}
+		require.Equal(t, c.want, p.looks(&b), "%+v", c)
+		require.False(t, p.looks(&b), "one is enough")
+	}
+}
+
+// What a call has to expect is told by what is known: room for as many as go at once, of which one more goes when a trip
+// has taken its share. A trip can be as short as the short ones of late, and if none is under way, the server is not busy.
+func TestWhatACallHasToExpect(t *testing.T) {
+	p := full(t).link.pipeline
+	p.window.calls, p.length, p.quick, p.distance.least = 160, 20*ms, 12*ms, 10*ms
+	for trips, want := range map[int]time.Duration{0: 0, 1: 12 * ms, 2: 12 * ms} {
+		p.trips = trips
+		p.count()
+		e := &p.expected
+		require.EqualValues(t, 160, e.room.Load())
+		require.Equal(t, 20*ms/160, time.Duration(e.pace.Load()))
+		require.Equal(t, want, time.Duration(e.trip.Load()))
+		require.Equal(t, 10*ms, time.Duration(e.way.Load()))
+	}
+}
+
+// Those who are held cost memory, so not all of an endless crowd are.
+func TestNotMoreThanSoManyAreHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := refusals{waves: waves.New(64 * ms)}
+		r.loops.heldLoops()
+		for others, want := range map[int64]time.Duration{0: 32 * ms, mostHeld - 1: 32 * ms, mostHeld: 0} {
+			r.holding.Store(others)
+			begun := time.Now()
+			r.hold(&budget{Context: context.Background(), end: begun.Add(64 * ms), left: 64 * ms, own: true}, latest)
+			require.Equal(t, want, time.Since(begun).Truncate(2*ms))
+			require.Equal(t, others, r.holding.Load())
+		}
+	})
+}
+
+// A crowd that comes back when it is told is held, and seldom tried again. What comes when nobody is told says how many
+// others there are: half as many again are no crowd. After a rest nothing older counts.
+func TestHowManyRefusedCallsAreToldAtOnce(t *testing.T) {
+	const rest = -1
+	type period struct{ calls, atOnce int }
+	held := func(periods, calls int) (all []period) {
+		for range periods {
+			all = append(all, period{calls, min(calls, freely)})
+		}
+		return all
+	}
+	trace := []period{{freely, freely}, {freely + 1, freely}} // that one comes back, by what is known
+	add := func(more ...period) { trace = append(trace, more...) }
+	add(held(leastTry-2, 9*freely)...)
+	add(held(1, 2*freely)...)
+	for next := 2 * leastTry; ; next = min(2*next, longestTry) {
+		add(period{4*freely + 1, 4 * freely}) // 2 and a half of it, and those who are free
+		add(held(next-2, 9*freely)...)
+		add(held(1, 2*freely)...)
+		if len(trace) > 4*longestTry {
+			break
+		}
+	}
+	add(period{4 * freely, 4 * freely}, period{4 * freely, 4 * freely}) // arrivals, who do not come back
+	add(period{4*freely + 1, 4 * freely})
+	add(held(leastTry-1, 8)...)                                       // the tries begin anew
+	add(period{freely + 13, freely + 12}, period{7, 7}, period{7, 7}) // 8 and a half of it
+	add(period{rest, 0}, period{freely + 1, freely})
+	add(period{rest, 0}, period{freely + 1, freely}) // nor for how long they were held
+	add(held(leastTry-1, 2*freely)...)
+	add(period{4*freely + 1, 4 * freely})
+	add(period{rest, 0}, period{10, 10}, period{freely + 1, freely}) // nor that they were
+	add(held(leastTry-1, 2*freely)...)
+	add(period{4 * freely, 4 * freely})
+
+	var l loops
+	for i, p := range trace {
+		atOnce := 0
+		for range p.calls {
+			if l.atOnce(time.Duration(i) * listening) {
+				atOnce++
+			}
+		}
+		require.Equal(t, p.atOnce, atOnce, "period %d: %v", i, trace[max(0, i-9):i+1])
+	}
+}
