@@ -320,7 +320,6 @@ func (p *pipeline) expire(bt *batch) {
 		if bt.living > 0 {
 			bt.lose(bt.living)
 		}
-		p.count()
 		return
 	}
 	bt.sent = bt.trip.leave()

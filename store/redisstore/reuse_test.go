@@ -44,6 +44,9 @@ func TestABatchIsUsedAgainWhenAllCallersHaveReadIt(t *testing.T) {
 	require.Len(t, bt.calls, 2)
 	require.Nil(t, wait[1]())
 	require.Empty(t, bt.calls)
+	require.Equal(t, []call{{}, {}}, bt.calls[:2], "nothing of them is kept meanwhile")
+	require.Zero(t, bt.living)
+	require.False(t, bt.ended.Load())
 }
 
 func TestABatchWhoseCallerHasLeftIsNotUsedAgain(t *testing.T) {

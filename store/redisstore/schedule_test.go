@@ -1,0 +1,530 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit/internal/waves"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// far returns a store with a ready connection to a server that is 10 ms away. Trips take 12 ms, and it rests.
+func far(t *testing.T) (*Store, *pipeline) {
+	s := full(t)
+	p, now := s.link.pipeline, time.Now()
+	p.expected.inside.Store(100)
+	p.distance = distance{least: 10 * ms, since: now, looked: now}
+	p.length, p.quick = 12*ms, 12*ms
+	p.conns.ready, p.conns.used = 1, now
+	return s, p
+}
+
+func TestAPoolHasNoMoreConnectionsThanItMay(t *testing.T) {
+	for most, want := range map[int]int{0: 10, 1: 1, 5: 5, 20: 10} {
+		client := redis.NewClient(&redis.Options{PoolSize: 10, MaxActiveConns: most})
+		require.Equal(t, want, poolSize(client))
+		require.NoError(t, client.Close())
+	}
+}
+
+// The farther away the server is, the more trips are under way at once. While nobody knows, as many as there may be.
+func TestThereAreMoreTripsFarAway(t *testing.T) {
+	for way, want := range map[time.Duration]int{0: 16, 1: 2, tripStep - 1: 2, tripStep: 3, 3 * tripStep: 5, time.Second: 16} {
+		p := pipeline{conns: conns{most: mostTrips}, distance: distance{least: way}}
+		require.Equal(t, want, p.ways(), "%v away", way)
+	}
+}
+
+// There are as many trips as callers wait for, and of those that they have left as many again, but no more than
+// connections. The first connection of a client with hooks is made alone.
+func TestNoMoreTripsBeginThanMay(t *testing.T) {
+	for _, c := range []struct {
+		size, trips, late int
+		unreached         bool
+		want              bool
+	}{
+		{100, 15, 0, false, false}, {100, 16, 0, false, true},
+		{100, 15, 16, false, false}, {100, 15, 17, false, true}, {100, 0, 32, false, true},
+		{20, 10, 9, false, false}, {20, 10, 10, false, true}, {20, 0, 20, false, true},
+		{100, 0, 0, true, false}, {100, 1, 0, true, true}, {100, 0, 1, true, true},
+	} {
+		_, p := far(t)
+		p.conns.size, p.conns.reached, p.trips, p.late = c.size, !c.unreached, c.trips, c.late
+		require.Equal(t, c.want, p.full(), "%+v", c)
+	}
+	s := full(t)
+	for hooks, want := range map[bool]bool{false: false, true: true} {
+		p := newPipeline(s, s.link.pipeline.client, hooks)
+		p.trips = 1
+		require.Equal(t, want, p.full())
+	}
+}
+
+// A call goes alone if it takes nothing from others by that: a trip may begin, nobody waits, and it will have its reply
+// before its time is up, when the connection would be closed.
+func TestWhoMayGoAlone(t *testing.T) {
+	alone := func(change func(p *pipeline, b *budget, now time.Time)) bool {
+		s, p := far(t)
+		b, now := s.budget(t.Context()), p.distance.looked
+		change(p, &b, now)
+		return p.alone(b, now)
+	}
+	for what, change := range map[string]func(p *pipeline, b *budget, now time.Time){
+		"all is well":             func(*pipeline, *budget, time.Time) {},
+		"just time for two trips": func(_ *pipeline, b *budget, _ time.Time) { b.left = 24*ms + 1 },
+		"a last trip may begin":   func(p *pipeline, _ *budget, _ time.Time) { p.trips = 15 },
+		"used a while ago":        func(p *pipeline, _ *budget, now time.Time) { p.conns.used = now.Add(-rested) },
+		"another began before":    func(p *pipeline, _ *budget, now time.Time) { p.trips, p.began = 1, now.Add(-12*ms/16) },
+		"another, near the server": func(p *pipeline, _ *budget, now time.Time) {
+			p.trips, p.began, p.distance.least, p.window.calls = 1, now, slack-1, 1000
+		},
+	} {
+		require.True(t, alone(change), what)
+	}
+	for what, change := range map[string]func(p *pipeline, b *budget, now time.Time){
+		"no time for two trips":       func(_ *pipeline, b *budget, _ time.Time) { b.left = 24 * ms },
+		"nor for the way":             func(p *pipeline, b *budget, _ time.Time) { p.length, b.left = 1, 20*ms },
+		"nobody knows the way":        func(p *pipeline, _ *budget, _ time.Time) { p.distance = distance{} },
+		"others wait":                 func(p *pipeline, _ *budget, _ time.Time) { p.line.living = 1 },
+		"others wait to go ahead":     func(p *pipeline, _ *budget, _ time.Time) { p.ahead.living = 1 },
+		"no connection is ready":      func(p *pipeline, _ *budget, _ time.Time) { p.conns.ready = 0 },
+		"no trip may begin":           func(p *pipeline, _ *budget, _ time.Time) { p.trips = 16 },
+		"the connections may be gone": func(p *pipeline, _ *budget, now time.Time) { p.conns.used = now.Add(-rested - 1) },
+		"another began just now":      func(p *pipeline, _ *budget, now time.Time) { p.trips, p.began = 1, now.Add(-12*ms/16+1) },
+	} {
+		require.False(t, alone(change), what)
+	}
+}
+
+// Far away the beginnings of trips that are not full are spread over the time of one.
+func TestFarAwayCallsWaitForOthers(t *testing.T) {
+	_, p := far(t)
+	now := p.distance.looked
+	p.began = now.Add(-ms / 2)
+	require.Zero(t, p.gathering(now), "no trip is under way")
+	p.trips = 1
+	p.line.living = p.batch() - 1
+	require.Equal(t, 12*ms/16-ms/2, p.gathering(now))
+	p.distance.least = slack
+	require.Equal(t, 12*ms/16-ms/2, p.gathering(now))
+	p.line.living++
+	require.Zero(t, p.gathering(now), "they fill one")
+	p.line.living = 1
+	p.distance.least = slack - 1
+	require.Zero(t, p.gathering(now), "near")
+}
+
+// What goes alone is counted as a trip like others, and its end may give back the connection, or be the sign that all are lost.
+func TestTheAccountOfACallThatGoesAlone(t *testing.T) {
+	for _, c := range []struct {
+		err      error
+		answered bool // others were, meanwhile
+		ready    int
+	}{
+		{nil, false, 3}, {refusal("ERR no"), false, 3},
+		{context.DeadlineExceeded, true, 2}, {context.DeadlineExceeded, false, 0}, {io.EOF, true, 0}, {io.EOF, false, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s, p := far(t)
+			pulse := &s.link.pulse
+			p.conns.ready = 3
+			time.Sleep(time.Hour)
+			p.conns.used = time.Now()
+			bt, _, began := p.enter(s.budget(t.Context()), new(call))
+			require.Nil(t, bt)
+			require.Equal(t, []int{1, 2, 1}, []int{p.trips, p.conns.ready, p.conns.busy})
+			require.Equal(t, began, p.began, "others gather behind it")
+			require.Equal(t, began, p.distance.looked)
+			require.False(t, s.silent(), "nobody has asked for an hour")
+			time.Sleep(7 * ms)
+			if c.answered {
+				pulse.beat()
+			}
+			p.exit(began, c.err)
+			require.Equal(t, []int{0, c.ready, 0}, []int{p.trips, p.conns.ready, p.conns.busy}, "%+v", c)
+			want := 10 * ms
+			if answeredBy(c.err) {
+				want = 7 * ms
+			}
+			require.Equal(t, want, p.distance.is())
+			require.Equal(t, want, time.Duration(p.expected.way.Load()))
+		})
+	}
+}
+
+// The server is asked when a trip begins and none is under way. One that must make its connection does not count: it may
+// never reach the server, and a server that cannot be reached would never be called silent.
+func TestWhenTheServerIsAsked(t *testing.T) {
+	for _, c := range []struct {
+		made        bool
+		trips, late int
+		want        bool
+	}{{true, 0, 0, true}, {true, 1, 0, false}, {true, 0, 1, false}, {true, 1, 1, false}, {false, 0, 0, false}, {false, 1, 0, false}} {
+		s, p := far(t)
+		s.link.pulse.asked.Store(0)
+		p.conns.ready, p.trips, p.late = 2, c.trips, c.late
+		p.begin(c.made)
+		require.Equal(t, c.want, s.link.pulse.asked.Load() != 0, "%+v", c)
+		taken := 0
+		if c.made {
+			taken = 1
+		}
+		require.Equal(t, []int{c.trips + 1, 2 - taken, taken}, []int{p.trips, p.conns.ready, p.conns.busy})
+		p.over(c.made)
+		require.Equal(t, []int{c.trips, 2 - taken, 0}, []int{p.trips, p.conns.ready, p.conns.busy})
+	}
+}
+
+// After a long rest the server has not been asked, so it has not been silent either, even if no connection is left.
+func TestTheServerIsAskedAfterARest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, p := far(t)
+		time.Sleep(time.Hour)
+		p.trips = mostTrips // so that none begins
+		require.True(t, s.silent())
+		p.conns.ready = 0
+		_, _, _ = p.enter(s.budget(t.Context()), new(call))
+		require.True(t, s.silent(), "there was no rest: all connections are lost")
+		p.conns.ready = 1
+		_, _, _ = p.enter(s.budget(t.Context()), new(call))
+		require.False(t, s.silent())
+		time.Sleep(time.Second)
+	})
+}
+
+// What Ready has found out holds for the calls that follow.
+func TestAWarmedStoreKnowsItsServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := full(t)
+		p := newPipeline(s, s.link.pipeline.client, true)
+		time.Sleep(time.Hour)
+		require.True(t, s.silent())
+		p.warmed(7, 30*ms)
+		require.False(t, s.silent())
+		require.True(t, p.conns.reached)
+		require.Equal(t, 7, p.conns.ready)
+		require.Equal(t, 30*ms, p.distance.is())
+		require.Equal(t, 30*ms, time.Duration(p.expected.way.Load()))
+		require.False(t, p.distance.due(time.Now()))
+		require.True(t, p.alone(s.budget(t.Context()), time.Now()))
+	})
+}
+
+// The error of a call that was not sent says what it has waited for: a connection in use, or one that could not be made
+// meanwhile.
+func TestWhatACallHasWaitedFor(t *testing.T) {
+	for _, c := range []struct {
+		ready, busy int
+		failed      time.Duration // since the call came
+		want        error
+	}{
+		{0, 0, -1, errQueued}, {0, 0, 0, errUnmade}, {0, 0, 1, errUnmade},
+		{1, 0, 1, errQueued}, {0, 1, 1, errQueued}, {1, 1, 1, errQueued},
+	} {
+		_, p := far(t)
+		bt := &batch{begun: time.Now()}
+		p.conns.ready, p.conns.busy, p.conns.failed = c.ready, c.busy, bt.begun.Add(c.failed)
+		require.Equal(t, c.want, p.waited(bt), "%+v", c)
+	}
+}
+
+// A line whose calls had no turn is empty when their time is up, whether they stayed or not. So no trip takes a
+// call that was told that nothing was sent.
+func TestAnEndedCallLeavesTheLine(t *testing.T) {
+	for left := range 3 {
+		synctest.Test(t, func(t *testing.T) {
+			s, p := far(t)
+			p.trips = mostTrips
+			b, told := s.budget(t.Context()), make(chan *fault)
+			leaver, leave := context.WithCancel(t.Context())
+			for i := range 2 {
+				b := b
+				if i < left {
+					b.Context = leaver
+				}
+				bt, n, _ := p.enter(b, new(call))
+				go func() {
+					_, f := p.wait(b, bt, n, "k")
+					told <- f
+				}()
+			}
+			require.Equal(t, 2, s.Waiting())
+			synctest.Wait()
+			leave()
+			for range left {
+				<-told
+			}
+			require.Equal(t, 2-left, s.Waiting())
+			for range 2 - left {
+				require.ErrorIs(t, (<-told).err, errQueued)
+			}
+			time.Sleep(time.Second)
+			require.Zero(t, s.Waiting())
+			require.Equal(t, 1, p.line.dead)
+		})
+	}
+}
+
+// Who leaves, and whose time is up, is told whether the call was written: only then the events may be charged. If it was
+// not, it has waited for others, or for a server that does not answer. A trip that all have left is no longer waited for.
+func TestWhatACallOfATripIsTold(t *testing.T) {
+	for _, c := range []struct {
+		sent, made, silent bool
+		want               error
+	}{
+		{true, true, false, context.DeadlineExceeded}, {true, true, true, context.DeadlineExceeded},
+		{false, true, false, errQueued}, {false, true, true, errQueued},
+		{false, false, false, errQueued}, {false, false, true, context.DeadlineExceeded},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s, p := far(t)
+			p.trips = mostTrips
+			ctx, leave := context.WithCancel(t.Context())
+			first, _, begun := p.enter(budget{Context: ctx, end: time.Now().Add(p.timeout), left: p.timeout, own: true}, new(call))
+			time.Sleep(p.timeout / 16)
+			second, _, _ := p.enter(s.budget(t.Context()), new(call))
+			require.NotSame(t, first, second, "it came too late to end together")
+			tr := &trip{made: c.made, begun: time.Now()}
+			p.mu.Lock()
+			p.fill(tr)
+			if c.made {
+				p.conns.busy = 1
+			}
+			if c.silent {
+				s.link.pulse.last.Store(0)
+			}
+			p.mu.Unlock()
+			require.Equal(t, 2, tr.calls)
+			state := unsent
+			if c.sent {
+				state = written
+			}
+			tr.sending.state.Store(uint32(state))
+
+			leave()
+			err, sent := p.outcome(budget{Context: ctx, end: begun.Add(p.timeout), own: true}, first, 0)
+			require.Equal(t, c.want, err, "%+v", c)
+			require.Equal(t, c.sent, sent)
+			require.True(t, first.calls[0].left)
+			require.Equal(t, !c.sent, tr.sending.state.Load() == givenUp)
+			tr.sending.state.Store(uint32(state)) // as if he had stayed
+
+			<-first.done
+			synctest.Wait()
+			require.Equal(t, []int{mostTrips, 0}, []int{s.Trips(), s.Late()}, "others wait for it")
+			<-second.done
+			synctest.Wait()
+			require.Equal(t, []int{mostTrips - 1, 1}, []int{s.Trips(), s.Late()})
+			for _, bt := range []*batch{first, second} {
+				require.True(t, bt.ended.Load())
+				err, sent := bt.timeUp(0)
+				require.Equal(t, c.want, err, "%+v", c)
+				require.Equal(t, c.sent, sent)
+			}
+			time.Sleep(time.Second)
+		})
+	}
+}
+
+// A call whose caller has left before its trip began does not go: he was told that nothing was sent.
+func TestACallThatWasLeftInTheLineDoesNotGo(t *testing.T) {
+	s, p := far(t)
+	p.trips, p.conns.ready, p.conns.failed = mostTrips, 0, time.Now().Add(time.Hour)
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	bt, _, _ := p.enter(s.budget(gone), new(call))
+	_, _, _ = p.enter(s.budget(t.Context()), new(call))
+	for _, want := range []error{errUnmade, errQueued} { // he has left already
+		err, sent := p.outcome(s.budget(gone), bt, 0)
+		require.Equal(t, want, err)
+		require.False(t, sent)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	tr := &trip{begun: time.Now()}
+	p.fill(tr)
+	require.Equal(t, 1, tr.calls)
+	require.Equal(t, []bool{false, true}, []bool{bt.calls[0].goes, bt.calls[1].goes})
+	bt.err, bt.sent = context.DeadlineExceeded, true
+	_, sent := bt.timeUp(0)
+	require.False(t, sent)
+}
+
+// noDone is a context with a deadline that does not end.
+type noDone struct {
+	context.Context
+	end time.Time
+}
+
+func (noDone) Done() <-chan struct{}         { return nil }
+func (c noDone) Deadline() (time.Time, bool) { return c.end, true }
+
+// A call returns by its own time, or a little later, whatever the others of its batch have. Those that have all the time
+// need no timer of their own.
+func TestACarriedCallEndsByItsOwnTime(t *testing.T) {
+	type key struct{}
+	for _, timeout := range []time.Duration{64 * ms, 250 * ms, 5 * time.Second} {
+		for what, ctx := range map[string]func(t *testing.T) (context.Context, context.CancelFunc){
+			"a deadline": func(t *testing.T) (context.Context, context.CancelFunc) {
+				return context.WithTimeout(t.Context(), timeout/2)
+			},
+			"a deadline that does not end": func(*testing.T) (context.Context, context.CancelFunc) {
+				return noDone{context.Background(), time.Now().Add(timeout / 2)}, func() {}
+			},
+			"no time of its own": func(*testing.T) (context.Context, context.CancelFunc) {
+				return context.WithValue(context.Background(), key{}, 1), func() {}
+			},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				s, p := far(t)
+				s.timeout, p.timeout, p.trips = timeout, timeout, mostTrips
+				for _, before := range []time.Duration{0, timeout / 16} { // it has been tried before, for example
+					ctx, cancel := ctx(t)
+					defer cancel()
+					b := s.budget(ctx)
+					time.Sleep(before)
+					bt, i, _ := p.enter(b, new(call))
+					_, f := p.wait(b, bt, i, "k")
+					require.Error(t, f.err)
+					require.GreaterOrEqual(t, time.Since(b.end), time.Duration(0), what)
+					require.LessOrEqual(t, time.Since(b.end), min(timeout/spread, waves.MostApart), "%s of %v", what, timeout)
+					time.Sleep(timeout)
+				}
+			})
+		}
+	}
+}
+
+// An answer is a sign of life, even if the connection of the trip then breaks.
+func TestEachAnswerIsASignOfLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, p := far(t)
+		time.Sleep(time.Hour)
+		now := time.Now()
+		bt := &batch{calls: []call{{goes: true, values: []int64{1}}, {goes: true, err: io.EOF}}, done: make(chan struct{}), begun: now, trip: &trip{}}
+		close(bt.done)
+		_, f := p.wait(s.budget(t.Context()), bt, 1, "k")
+		require.ErrorIs(t, f.err, io.EOF)
+		require.ErrorIs(t, f.class, store.ErrUnavailable, "nothing was sent")
+		bt.trip.sending.state.Store(written)
+		_, f = p.wait(s.budget(t.Context()), bt, 1, "k")
+		require.ErrorIs(t, f.class, store.ErrTimeout, "it may have run")
+		bt.calls[1].err = errApart
+		_, f = p.wait(s.budget(t.Context()), bt, 1, "k")
+		require.ErrorIs(t, f.err, errApart, "it goes again, by itself")
+		require.True(t, s.silent())
+		values, f := p.wait(s.budget(t.Context()), bt, 0, "k")
+		require.Nil(t, f)
+		require.Equal(t, []int64{1}, values)
+		require.False(t, s.silent())
+	})
+}
+
+// A trip is held up by others if it takes longer than the way by a quarter, or by slack near the server. What this process
+// took for itself is not the server's, unless it is half of the time that a call has.
+func TestWhenATripWasHeldUp(t *testing.T) {
+	for _, c := range []struct{ way, timeout, delay, paused, may time.Duration }{
+		{2 * ms, 250 * ms, 0, 0, 2*ms + slack}, {2 * ms, 16 * ms, 0, 0, 4 * ms}, {40 * ms, 250 * ms, 0, 0, 50 * ms},
+		{40 * ms, 16 * ms, 0, 0, 50 * ms}, {40 * ms, 250 * ms, 3 * ms, 0, 56 * ms}, {40 * ms, 250 * ms, 0, 30 * ms, 80 * ms},
+		{40 * ms, 250 * ms, 0, 90 * ms, 125 * ms}, {200 * ms, 250 * ms, 0, 30 * ms, 250 * ms},
+	} {
+		for over, want := range map[time.Duration]int{0: 1000, 1: 750} {
+			_, p := far(t)
+			now := p.distance.looked
+			took := c.may + over
+			p.timeout, p.distance.least, p.delay = c.timeout, c.way, c.delay
+			p.pauses.total = time.Second + c.paused
+			p.window.calls = 1000
+			p.learn(&trip{calls: 1, begun: now.Add(-took), paused: time.Second}, now, took, c.delay)
+			require.Equal(t, want, p.window.calls, "%+v, and %v", c, over)
+		}
+	}
+}
+
+// The estimates follow what trips take: that of all by a quarter of the difference, and that of the short ones quickly down
+// and slowly up. No trip counts for more than a call has time.
+func TestWhatTripsTakeIsEstimated(t *testing.T) {
+	p := full(t).link.pipeline
+	p.distance = distance{least: 10 * ms, since: time.Now()}
+	for i, c := range []struct {
+		calls         int
+		took          time.Duration
+		left          bool
+		length, quick time.Duration
+	}{
+		{0, 40 * ms, false, 0, 0},
+		{1, 32 * ms, false, 32 * ms, 16 * ms}, {1, 64 * ms, false, 40 * ms, 19 * ms}, {1, 8 * ms, false, 32 * ms, 13500 * time.Microsecond},
+		{1, 96 * ms, true, 48 * ms, 13500 * time.Microsecond}, {0, 96 * ms, false, 48 * ms, 13500 * time.Microsecond},
+		{1, time.Minute, true, p.timeout * 3 / 4, 13500 * time.Microsecond},
+	} {
+		now := time.Now()
+		p.learn(&trip{calls: c.calls, left: c.left, begun: now.Add(-c.took)}, now, c.took, 0)
+		require.Equal(t, []time.Duration{c.length, c.quick}, []time.Duration{p.length, p.quick}, "%d", i)
+	}
+	p.delay = 0
+	p.learn(new(trip), time.Now(), ms, 16*ms)
+	p.learn(new(trip), time.Now(), ms, 10*ms)
+	require.Equal(t, 3*ms, p.delay)
+}
+
+// While trips are under way a call that would be answered too late does not go. If none is, nobody knows what one takes
+// now, and only those do not go whose time is up.
+func TestWhoIsTooLateToGo(t *testing.T) {
+	for _, c := range []struct {
+		busy, late int
+		answered   bool // of late
+		need       time.Duration
+	}{
+		{0, 0, false, 0}, {0, 0, true, 0}, {1, 0, false, 12 * ms}, {0, 1, false, 0}, {0, 1, true, 12 * ms}, {1, 1, true, 12 * ms},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s, p := far(t)
+			p.trips = mostTrips
+			if time.Sleep(time.Hour); c.answered {
+				s.link.pulse.beat()
+			}
+			time.Sleep(p.timeout - 1)
+			now := time.Now()
+			for _, left := range []time.Duration{c.need - 1, c.need, time.Hour} {
+				_, _, _ = p.enter(budget{Context: t.Context(), end: now.Add(left), left: left}, new(call))
+			}
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.conns.busy, p.late = c.busy, c.late
+			tr, bt := &trip{begun: now, end: now}, p.line.batches[0]
+			defer bt.timer.Stop()
+			p.fill(tr)
+			require.Equal(t, 2, tr.calls, "%+v", c)
+			require.Equal(t, []bool{false, true, true}, []bool{bt.calls[0].goes, bt.calls[1].goes, bt.calls[2].goes})
+			require.ErrorIs(t, bt.calls[0].err, errQueued)
+			require.Equal(t, now.Add(p.timeout), tr.end)
+		})
+	}
+}
+
+// Dials that did not hang, or were not waited for, take no place from others.
+func TestWhichDialsMayHang(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		life time.Duration
+		left bool
+		vain int
+	}{
+		{errors.New("refused"), time.Second, false, 1}, {errors.New("refused"), time.Second, true, 2},
+		{context.DeadlineExceeded, time.Second, false, 2}, {context.DeadlineExceeded, leastDial, false, 1}, {context.DeadlineExceeded, leastDial + 1, false, 2},
+	} {
+		_, p := far(t)
+		now := time.Now()
+		p.conns.dials.vain, p.asking = 2, true
+		p.unmade(&trip{begun: now, end: now.Add(c.life), left: c.left}, c.err, now)
+		require.Equal(t, c.vain, p.conns.dials.vain, "%+v", c)
+		require.Equal(t, now, p.conns.failed)
+	}
+}
