@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -527,4 +528,225 @@ func TestWhichDialsMayHang(t *testing.T) {
 		require.Equal(t, c.vain, p.conns.dials.vain, "%+v", c)
 		require.Equal(t, now, p.conns.failed)
 	}
+}
+
+// A trip takes batches as they are, each kind up to a full trip, but the first however large it is: the window may have
+// shrunk meanwhile.
+func TestWhichBatchesGoTogether(t *testing.T) {
+	for _, c := range []struct{ ahead, line, want []int }{
+		{nil, []int{5, 5}, []int{5, 5}},
+		{nil, []int{5, 3, 1}, []int{8, 1}},
+		{nil, []int{7, 1, 1}, []int{8, 1}},
+		{nil, []int{9, 1}, []int{9, 1}},
+		{[]int{5}, []int{5, 3, 1}, []int{13, 1}},
+		{[]int{5, 3, 2}, []int{9, 7}, []int{17, 9}},
+	} {
+		_, p := far(t)
+		now := time.Now()
+		join := func(q *queue, sizes []int) {
+			for _, n := range sizes {
+				bt := &batch{line: q, begun: now, calls: make([]call, n), living: n}
+				for i := range bt.calls {
+					bt.calls[i].end = time.Hour
+				}
+				q.batches = append(q.batches, bt)
+				q.living += n
+			}
+		}
+		join(&p.ahead, c.ahead)
+		join(&p.line, c.line)
+		var got []int
+		for p.waiting() > 0 {
+			tr := &trip{begun: now}
+			p.fill(tr)
+			require.Equal(t, len(tr.list), tr.batches)
+			got = append(got, tr.calls)
+		}
+		require.Equal(t, c.want, got, "%v, and %v ahead", c.line, c.ahead)
+	}
+}
+
+// A trip begins if a connection is ready or may be made. One that has to make it takes calls only if no other is soon back.
+// A trip that looks for the way goes alone and without calls.
+func TestWhichTripIsNext(t *testing.T) {
+	for what, c := range map[string]struct {
+		ready, busy, calls int
+		looked, began      time.Duration // ago
+		hanging            bool          // dials
+		made               bool
+		want               int // calls that go; -1: no trip
+		later              bool
+	}{
+		"a few":                           {ready: 2, calls: 3, made: true, want: 3},
+		"a full one":                      {ready: 1, busy: 1, calls: 8, made: true, want: 8},
+		"others may come":                 {ready: 1, busy: 1, calls: 7, want: -1, later: true},
+		"nobody has come":                 {ready: 1, busy: 1, calls: 7, began: 12 * ms / 16, made: true, want: 7},
+		"a look":                          {ready: 1, calls: 8, looked: 2 * lately, made: true, want: 0},
+		"a look when the others are back": {ready: 1, busy: 1, calls: 8, looked: 2 * lately, want: -1},
+		"few need no look":                {ready: 1, calls: 7, looked: 2 * lately, made: true, want: 7},
+		"the first connection":            {calls: 9, looked: 2 * lately, want: 8},
+		"one more connection":             {busy: 1, calls: 9, looked: 2 * lately, want: 0},
+		"a connection need not gather":    {busy: 1, calls: 3, want: 0},
+		"dials hang":                      {calls: 9, hanging: true, want: -1, later: true},
+		"ready ones do not":               {ready: 1, calls: 8, hanging: true, made: true, want: 8},
+		"nobody":                          {ready: 1, want: -1},
+	} {
+		s, p := far(t)
+		p.trips = mostTrips
+		for range c.calls {
+			_, _, _ = p.enter(s.budget(t.Context()), new(call))
+		}
+		p.mu.Lock()
+		now := p.distance.looked.Add(20 * ms)
+		p.distance.looked, p.began = now.Add(-c.looked), now.Add(-c.began)
+		p.conns.ready, p.conns.busy, p.trips, p.pauses.total = c.ready, c.busy, c.busy, time.Second
+		if c.hanging {
+			p.conns.dials.vain, p.conns.dials.last = p.conns.dials.free, now
+		}
+		vain, began := p.conns.dials.vain, p.began
+		tr := p.next(now)
+		require.Equal(t, c.want < 0, tr == nil, what)
+		require.Equal(t, c.later, p.timer, what)
+		if tr != nil {
+			require.Equal(t, []any{c.made, c.want, now, time.Second}, []any{tr.made, tr.calls, tr.begun, tr.paused}, what)
+			require.False(t, tr.end.Before(now.Add(p.timeout-ms)), what)
+			require.Equal(t, c.busy+1, p.trips)
+			require.Equal(t, c.made, p.conns.ready == c.ready-1)
+			require.Equal(t, c.made, p.conns.dials.vain == vain, what)
+			require.False(t, p.pauses.due.IsZero())
+			if c.want < 8 {
+				began = now
+			}
+			require.Equal(t, began, p.began, what)
+			if c.made && c.want == 0 {
+				require.Equal(t, now, p.distance.looked)
+			}
+		}
+		p.trips = 2 * mostTrips // so that no timer begins one
+		p.mu.Unlock()
+	}
+}
+
+// The end of a trip gives back what it had, once, whether its callers have left before or not.
+func TestTheAccountOfATrip(t *testing.T) {
+	for _, c := range []struct {
+		made, left, twice bool
+		err               error
+		ready             int // of 3
+		learns            bool
+	}{
+		{made: true, ready: 4, learns: true}, {made: true, left: true, ready: 4, learns: true}, {made: true, twice: true, ready: 4},
+		{made: true, err: refusal("ERR no"), ready: 4, learns: true}, {ready: 4}, {left: true, ready: 4},
+		{made: true, err: io.EOF}, {made: true, err: context.DeadlineExceeded}, {made: true, left: true, err: context.DeadlineExceeded},
+		{err: io.EOF, ready: 3}, {left: true, err: context.DeadlineExceeded, ready: 3},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s, p := far(t)
+			p.asking = true
+			time.Sleep(time.Hour)
+			p.conns.ready, p.length = 3, 0
+			if c.made {
+				p.conns.ready++
+			}
+			p.begin(c.made)
+			now := time.Now()
+			tr := &trip{made: c.made, twice: c.twice, begun: now.Add(-20 * ms), end: now.Add(time.Second), calls: 1}
+			if c.left {
+				p.abandon(tr)
+				p.abandon(tr)
+				require.Equal(t, []int{0, 1, 0}, []int{p.trips, p.late, p.conns.busy})
+			}
+			s.link.pulse.last.Store(0)
+			require.Nil(t, p.finish(tr, c.err, now, 0))
+			p.abandon(tr)
+			require.Equal(t, []int{0, 0, 0, c.ready}, []int{p.trips, p.late, p.conns.busy, p.conns.ready}, "%+v", c)
+			require.Equal(t, answeredBy(c.err), !s.silent())
+			require.Equal(t, c.learns, p.length > 0)
+			require.Equal(t, !c.made && !answeredBy(c.err), p.conns.failed.Equal(now), "%+v", c)
+			require.Zero(t, p.conns.dials.vain)
+		})
+	}
+}
+
+// If this process stood still for half of the time that a call has, its callers have not left for the server's sake.
+func TestAProcessThatStoodStillLosesNoWindow(t *testing.T) {
+	for paused, want := range map[time.Duration]int{124 * ms: least(mostTrips), 125 * ms: firstWindow} {
+		_, p := far(t)
+		p.pauses.total = 3*time.Second + paused
+		p.begin(true)
+		p.conns.dials.vain = 1
+		p.abandon(&trip{made: true, calls: 1, begun: time.Now(), paused: 3 * time.Second})
+		require.Equal(t, want, p.window.calls)
+		p.begin(false)
+		p.abandon(&trip{calls: 1, begun: time.Now()})
+		require.Equal(t, 1, p.conns.dials.vain, "nothing shows that a handshake is under way")
+	}
+}
+
+// While trips are under way a timer watches this process, and no longer.
+func TestThisProcessIsWatchedWhileTripsAreUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, p := far(t)
+		watched := func() bool {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			require.Zero(t, p.pauses.total)
+			return !p.pauses.due.IsZero()
+		}
+		p.trips = 1
+		p.watchPauses(time.Now())
+		time.Sleep(10*tick + 1)
+		require.True(t, watched())
+		p.mu.Lock()
+		p.trips = 0
+		p.mu.Unlock()
+		time.Sleep(tick)
+		require.False(t, watched())
+		time.Sleep(10 * tick)
+		require.False(t, watched())
+		synctest.Wait()
+		p.pauses.due = time.Now().Add(-30 * ms)
+		p.tick()
+		require.Equal(t, 30*ms, p.pauses.total)
+	})
+}
+
+// Why no connection is made is asked once at a time, if go-redis does not say it.
+func TestWhyNoConnectionIsMadeIsAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var dials int
+		var answer error
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
+			dials++
+			time.Sleep(10 * ms)
+			conn, _ := net.Pipe()
+			return conn, answer
+		}})
+		defer client.Close()
+		s, err := New(client)
+		require.NoError(t, err)
+		p := s.link.pipeline
+		diagnosed := func(err error, want int) error {
+			dials = 0
+			for range 2 {
+				p.mu.Lock()
+				p.diagnose(err)
+				p.mu.Unlock()
+			}
+			time.Sleep(20 * ms)
+			synctest.Wait()
+			require.Equal(t, want, dials, err)
+			if cause := s.link.pulse.cause.Swap(nil); cause != nil {
+				return *cause
+			}
+			return nil
+		}
+		refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
+		require.Equal(t, refused, diagnosed(refused, 0))
+		require.NoError(t, diagnosed(io.EOF, 0))
+		require.NoError(t, diagnosed(context.DeadlineExceeded, 1))
+		answer = refused
+		require.Equal(t, refused, diagnosed(context.DeadlineExceeded, 1))
+		require.Equal(t, refused, diagnosed(context.DeadlineExceeded, 1), "and asked again")
+	})
 }
