@@ -578,7 +578,7 @@ func TestWhichTripIsNext(t *testing.T) {
 		later              bool
 	}{
 		"a few":                           {ready: 2, calls: 3, made: true, want: 3},
-		"a full one":                      {ready: 1, busy: 1, calls: 8, made: true, want: 8},
+		"a full one":                      {ready: 1, busy: 1, calls: 8, began: 5 * ms, made: true, want: 8},
 		"others may come":                 {ready: 1, busy: 1, calls: 7, want: -1, later: true},
 		"nobody has come":                 {ready: 1, busy: 1, calls: 7, began: 12 * ms / 16, made: true, want: 7},
 		"a look":                          {ready: 1, calls: 8, looked: 2 * lately, made: true, want: 0},
@@ -748,5 +748,52 @@ func TestWhyNoConnectionIsMadeIsAsked(t *testing.T) {
 		answer = refused
 		require.Equal(t, refused, diagnosed(context.DeadlineExceeded, 1))
 		require.Equal(t, refused, diagnosed(context.DeadlineExceeded, 1), "and asked again")
+	})
+}
+
+// A trip without calls has no caller whose time is up, and is not waited for any longer than others.
+func TestALookIsNotWaitedForWithoutEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, p := far(t)
+		p.trips = mostTrips
+		for range p.batch() {
+			_, _, _ = p.enter(s.budget(t.Context()), new(call))
+		}
+		p.mu.Lock()
+		p.trips, p.distance.looked = 0, time.Now().Add(-2*lately)
+		look := p.next(time.Now())
+		require.Zero(t, look.calls)
+		p.watch(&trip{made: true, calls: 1})
+		p.trips += mostTrips // so that no other begins
+		p.mu.Unlock()
+		time.Sleep(p.timeout - 1)
+		require.Zero(t, s.Late())
+		time.Sleep(1)
+		synctest.Wait()
+		require.Equal(t, 1, s.Late())
+		require.True(t, look.left)
+		time.Sleep(time.Second)
+	})
+}
+
+// Calls for which no connection may be made yet look again until one may, though none comes or ends meanwhile.
+func TestCallsThatMayNotDialLookAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun, dialed := time.Now(), make(chan time.Duration, 100)
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
+			dialed <- time.Since(begun)
+			return nil, io.EOF
+		}})
+		defer client.Close()
+		s, err := New(client)
+		require.NoError(t, err)
+		p := s.link.pipeline
+		p.conns.dials.vain, p.conns.dials.last, p.conns.dials.pause = p.conns.dials.free, begun, 3*untilDial
+		b := s.budget(t.Context())
+		bt, i, _ := p.enter(b, &call{script: s.reset, task: task{op: "reset"}})
+		require.Equal(t, 3*untilDial, <-dialed)
+		_, f := p.wait(b, bt, i, "k")
+		require.Error(t, f.err)
+		time.Sleep(time.Minute)
 	})
 }
