@@ -650,7 +650,7 @@ func TestTheAccountOfATrip(t *testing.T) {
 			}
 			p.begin(c.made)
 			now := time.Now()
-			tr := &trip{made: c.made, twice: c.twice, begun: now.Add(-20 * ms), end: now.Add(time.Second), calls: 1}
+			tr := &trip{made: c.made, twice: c.twice, begun: now.Add(-5 * ms), end: now.Add(time.Second), calls: 1}
 			if c.left {
 				p.abandon(tr)
 				p.abandon(tr)
@@ -662,6 +662,7 @@ func TestTheAccountOfATrip(t *testing.T) {
 			require.Equal(t, []int{0, 0, 0, c.ready}, []int{p.trips, p.late, p.conns.busy, p.conns.ready}, "%+v", c)
 			require.Equal(t, answeredBy(c.err), !s.silent())
 			require.Equal(t, c.learns, p.length > 0)
+			require.Equal(t, answeredBy(c.err), p.distance.is() == 5*ms, "a shorter way is a shorter way")
 			require.Equal(t, !c.made && !answeredBy(c.err), p.conns.failed.Equal(now), "%+v", c)
 			require.Zero(t, p.conns.dials.vain)
 		})
@@ -766,9 +767,9 @@ func TestALookIsNotWaitedForWithoutEnd(t *testing.T) {
 		p.watch(&trip{made: true, calls: 1})
 		p.trips += mostTrips // so that no other begins
 		p.mu.Unlock()
-		time.Sleep(p.timeout - 1)
+		time.Sleep(p.timeout - ms)
 		require.Zero(t, s.Late())
-		time.Sleep(1)
+		time.Sleep(ms)
 		synctest.Wait()
 		require.Equal(t, 1, s.Late())
 		require.True(t, look.left)
