@@ -240,7 +240,7 @@ func (g *group) read(reply []byte) error {
 	return nil
 }
 
-// refusal is the error of a script, or of one call in it's reply.
+// refusal is the error of a script, or of one call in its reply.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
