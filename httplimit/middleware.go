@@ -344,7 +344,8 @@ type alarm struct{ next atomic.Int64 } // in Unix seconds
 // say tells the operator err.
 func (a *alarm) say(r *http.Request, err error) {
 	now, next := time.Now().Unix(), a.next.Load()
-	if now >= next && a.next.CompareAndSwap(next, now+60) {
+	due := now >= next || now < next-60 // the clock has stepped back
+	if due && a.next.CompareAndSwap(next, now+60) {
 		tell(r, "httplimit: "+err.Error())
 	}
 }
