@@ -209,7 +209,7 @@ func (a *All) Refund(ctx context.Context, key string, charged Result, n int) err
 		if !part.Allowed || n < j.charged && p.core != nil && p.core.calls { // Charge has met a Rate of 0; the call stands
 			continue
 		}
-		errs = append(errs, p.limiter.Refund(ctx, key, part, n))
+		errs = append(errs, p.limiter.Refund(ctx, key, part.unspread(), n))
 	}
 	return errors.Join(errs...)
 }
@@ -362,7 +362,7 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 		for i := len(parts) - 1; i >= 0; i-- {
 			a, r := of[i], j.parts[i]
 			if a.Shadow == shadow && a.N > 0 && r.Allowed && (r.Charged() > 0 || parts[i].core == nil) {
-				errs = append(errs, parts[i].limiter.Refund(ctx, a.Key, r, a.N))
+				errs = append(errs, parts[i].limiter.Refund(ctx, a.Key, r.unspread(), a.N))
 			}
 		}
 	}

@@ -1161,3 +1161,31 @@ func TestAnObserverIsToldOfTheErrorOfALimitThatIsAskedApart(t *testing.T) {
 	require.ErrorIs(t, told[0].Err, store.ErrTimeout)
 	require.Equal(t, 5, peek(t, low, "key").Remaining)
 }
+
+// twoPlans is a limiter of two policies that decides by one of them, as a user may write one.
+type twoPlans struct{ ratelimit.Limiter }
+
+func (l twoPlans) AppendPolicies(ctx context.Context, dst []ratelimit.Policy, key string) ([]ratelimit.Policy, error) {
+	dst, err := ratelimit.AppendPolicies(ctx, dst, l.Limiter, key)
+	return append(dst, ratelimit.Policy{Name: "other plan"}), err
+}
+
+// Its Result stands for two policies where several limits are told, and is its own again where it
+// is to give back.
+func TestALimiterOfSeveralPoliciesGetsItsOwnResultBack(t *testing.T) {
+	mem := memory(t, newClock())
+	plan := twoPlans{newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9))}
+	a := all(t, plan, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(99)))
+	require.NoError(t, a.Refund(t.Context(), "key", allowN(t, a, 5), 5))
+	require.Equal(t, 9, peek(t, plan, "key").Remaining)
+	asks := []ratelimit.Ask{{Limiter: plan, Key: "key", N: 4}}
+	require.NoError(t, ratelimit.GiveBack(t.Context(), decide(t, asks...), asks...))
+	require.Equal(t, 9, peek(t, plan, "key").Remaining)
+
+	r := settle(t, reserve(t, a, 5), 2)
+	require.Len(t, r.Parts(), 3)
+	require.Equal(t, 7, r.Remaining)
+	require.Equal(t, 2, r.Parts()[0].Charged())
+	require.NoError(t, a.Refund(t.Context(), "key", r, 5))
+	require.Equal(t, 9, peek(t, plan, "key").Remaining, "no more than is still charged")
+}

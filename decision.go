@@ -559,7 +559,19 @@ func (d *decision) spread(ctx context.Context, e *entry) {
 	}
 	j := &joined{parts: make([]Result, len(policies)), charged: e.result.Charged()}
 	j.parts[0] = *e.result
-	*e.result = e.result.WithMark(j.markOf(e.result.Source()))
+	j.markOf(e.result.Source()).owner = spread
+	*e.result = e.result.WithMark(&j.mark)
+}
+
+// spread owns the marks that decision.spread makes.
+var spread = new(byte)
+
+// unspread is r as the limiter has told it, which is to refund it.
+func (r Result) unspread() Result {
+	if r.mark != nil && r.mark.owner == spread {
+		return r.mark.note.(*joined).parts[0]
+	}
+	return r
 }
 
 // weights says which source stands for several that admit: a store that did not answer
