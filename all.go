@@ -361,7 +361,7 @@ func GiveBack(ctx context.Context, charged Result, asks ...Ask) error {
 	for _, shadow := range [...]bool{true, false} { // the last to be charged first
 		for i := len(parts) - 1; i >= 0; i-- {
 			a, r := of[i], j.parts[i]
-			if a.Shadow == shadow && a.N > 0 && r.Allowed && (r.Charged() > 0 || parts[i].core == nil) {
+			if a.Shadow == shadow && a.N > 0 && r.Allowed {
 				errs = append(errs, parts[i].limiter.Refund(ctx, a.Key, r.unspread(), a.N))
 			}
 		}
@@ -556,7 +556,7 @@ func (all *pairs) result(results []Result, n int, whole *Result) bool {
 	if all == nil || n > maxEvents || results[0].at != results[1].at {
 		return false
 	}
-	for i := range all[0][0][0].parts {
+	for i := range results {
 		if !all[0][0][0].parts[i].plainly(&results[i], n) {
 			return false
 		}

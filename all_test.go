@@ -279,16 +279,25 @@ func TestAllPeeksAsItWouldDecideAlsoOnOneKeyTwice(t *testing.T) {
 		lim := newLimiter(t, algorithm, s, ratelimit.PerHour(7))
 		wide := newLimiter(t, algorithm, s, ratelimit.PerHour(9), ratelimit.WithName("shared"))
 		tight := newLimiter(t, algorithm, s, ratelimit.PerHour(3), ratelimit.WithName("shared"))
-		for _, a := range []ratelimit.Limiter{all(t, lim, lim, lim), all(t, wide, tight)} {
+		mid := newLimiter(t, algorithm, s, ratelimit.PerHour(6), ratelimit.WithName("shared"))
+		for i, a := range []ratelimit.Limiter{all(t, lim, lim, lim), all(t, wide, tight), all(t, tight, wide), all(t, tight, mid, wide)} {
 			for range 3 {
 				told, r := peek(t, a, "key"), allowN(t, a, 1)
 				require.Equal(t, r.Allowed, told.Allowed)
-				if len(r.Parts()) == 3 { // of one limit: the two are decided one after the other
+				if i == 0 { // of one limit: the others are decided one after the other
 					require.Equal(t, r.RetryAfter, told.RetryAfter)
+					for p := range r.Parts() {
+						require.Equal(t, r.Parts()[p].Allowed, told.Parts()[p].Allowed)
+						require.Equal(t, r.Parts()[p].RetryAfter, told.Parts()[p].RetryAfter)
+					}
 				}
 				c.Advance(time.Second)
 			}
+			require.NoError(t, a.Reset(t.Context(), "key"))
 		}
+		blocked := newLimiter(t, algorithm, s, ratelimit.PerHour(0), ratelimit.WithName("shared"))
+		allowN(t, tight, 2)
+		require.True(t, peek(t, all(t, blocked, tight), "key").Parts()[1].Allowed, "a Rate of 0 charges nothing before it")
 	})
 }
 
@@ -676,6 +685,11 @@ func TestAllChecksItsInput(t *testing.T) {
 	}
 	_, err := new(ratelimit.All).Allow(ctx, "key")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	_, err = new(ratelimit.All).AppendPolicies(ctx, nil, "key")
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+	one, err := all(t, lim).AppendPolicies(ctx, nil, "key")
+	require.NoError(t, err)
+	require.Len(t, one, 1)
 
 	a := all(t, lim, lim)
 	_, err = a.AllowN(ctx, "key", 0)
@@ -898,6 +912,8 @@ func TestAShadowHasNoSay(t *testing.T) {
 		ask := func(n int) ratelimit.Result {
 			return decide(t, ratelimit.Ask{Limiter: trial, Key: "key", N: n, Shadow: true}, ratelimit.Ask{Limiter: real, Key: "key", N: n})
 		}
+		last := decide(t, ratelimit.Ask{Limiter: real, Key: "last", N: 3}, ratelimit.Ask{Limiter: trial, Key: "last", N: 3, Shadow: true})
+		require.Equal(t, []int{10, 7}, []int{last.Limit, last.Remaining}, "wherever it stands")
 		r := ask(2)
 		require.True(t, r.Allowed)
 		require.Equal(t, []int{10, 8}, []int{r.Limit, r.Remaining})
@@ -915,7 +931,7 @@ func TestAShadowHasNoSay(t *testing.T) {
 		require.Equal(t, "real", r.DeniedBy())
 		require.Equal(t, 1, peek(t, trial, "key").Remaining, "what the other denies is not charged to it")
 		if counted, ok := s.(*tally); ok {
-			require.Equal(t, []int{3, 0}, []int{counted.Joints, counted.Singles})
+			require.Equal(t, []int{4, 0}, []int{counted.Joints, counted.Singles})
 		}
 	}
 	down := newLimiter(t, "token_bucket", away{Store: memory(t, newClock())}, ratelimit.PerHour(1))
@@ -925,7 +941,9 @@ func TestAShadowHasNoSay(t *testing.T) {
 	require.Equal(t, ratelimit.Result{}, r.Parts()[0])
 	noLimit := errors.New("no limit")
 	broken := inMemory(t, "token_bucket", ratelimit.PerHour(9), ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, noLimit }))
-	require.True(t, decide(t, ratelimit.Ask{Limiter: broken, Key: "key", N: 1, Shadow: true}, ratelimit.Ask{Limiter: real, Key: "key", N: 1}).Allowed)
+	r = decide(t, ratelimit.Ask{Limiter: broken, Key: "key", N: 1, Shadow: true}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
+	require.True(t, r.Allowed)
+	require.Equal(t, ratelimit.Result{}, r.Parts()[0])
 	_, err := ratelimit.Decide(t.Context(), ratelimit.Ask{Limiter: broken, Key: "key", N: 1}, ratelimit.Ask{Limiter: real, Key: "key", N: 1})
 	require.ErrorIs(t, err, noLimit)
 	require.Equal(t, 8, peek(t, real, "key").Remaining)
@@ -949,6 +967,9 @@ func TestAnAskMayOnlyLook(t *testing.T) {
 		r := decide(t, ratelimit.Ask{Limiter: l, Key: "new", Look: true}, ratelimit.Ask{Limiter: l, Key: "new", N: 2})
 		require.Equal(t, 0, peek(t, l, "new").Remaining)
 		require.True(t, r.Allowed)
+		require.False(t, r.Parts()[0].Allowed, "it looks at what the other has left")
+		allow(t, l, "last")
+		require.True(t, decide(t, ratelimit.Ask{Limiter: l, Key: "last", Look: true}).Parts()[0].Allowed, "as an Allow would be")
 		only := decide(t, ratelimit.Ask{Limiter: l, Key: "new", Look: true})
 		require.True(t, only.Allowed)
 		require.Zero(t, only.Charged())
@@ -1024,6 +1045,12 @@ func TestADecideChecksItsInput(t *testing.T) {
 		require.Zero(t, r)
 	}
 	require.Equal(t, 5, peek(t, l, "key").Remaining, "nothing was charged")
+	_, err = ratelimit.Decide(ctx)
+	require.ErrorContains(t, err, "of 0 limits")
+	_, err = ratelimit.Decide(ctx, many...)
+	require.ErrorContains(t, err, "of 17 limits")
+	most := decide(t, many[1:]...)
+	require.Len(t, most.Parts(), 16)
 	never := decide(t, one, ratelimit.Ask{Limiter: l, Key: "other", N: math.MaxInt})
 	require.Equal(t, ratelimit.Never, never.RetryAfter)
 
@@ -1160,6 +1187,120 @@ func TestAnObserverIsToldOfTheErrorOfALimitThatIsAskedApart(t *testing.T) {
 	require.Len(t, told, 1)
 	require.ErrorIs(t, told[0].Err, store.ErrTimeout)
 	require.Equal(t, 5, peek(t, low, "key").Remaining)
+}
+
+func TestAnAllOfLimitsOfOneOtherKeyCountsThatOne(t *testing.T) {
+	mem := memory(t, newClock())
+	var parts []ratelimit.Limiter
+	for _, name := range []string{"a", "b"} {
+		parts = append(parts, onOneKey(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), ratelimit.WithName(name)), "tenant"))
+	}
+	a := all(t, parts...)
+	require.Equal(t, []int{4, 3}, []int{allow(t, a, "ann").Remaining, allow(t, a, "bob").Remaining})
+}
+
+// uncomparable is a store that cannot be compared with others, so that nobody knows whether two
+// limits are on one.
+type uncomparable struct {
+	store.Store
+	_ []int
+}
+
+func TestAnAllOnAStoreThatCannotBeComparedAsksInOrder(t *testing.T) {
+	s := uncomparable{Store: memory(t, newClock())}
+	high := newLimiter(t, "token_bucket", s, ratelimit.PerHour(5))
+	a := all(t, high, newLimiter(t, "sliding_window", s, ratelimit.PerHour(2)))
+	require.True(t, allowN(t, a, 2).Allowed)
+	require.Equal(t, "2/h", allowN(t, a, 1).DeniedBy())
+	require.Equal(t, 3, peek(t, high, "key").Remaining, "given back")
+}
+
+// ofOthers is a limiter that is not built on this package: its Results say nothing of a charge.
+type ofOthers struct {
+	ratelimit.Limiter
+	left int
+}
+
+func (l *ofOthers) AllowN(_ context.Context, _ string, n int) (ratelimit.Result, error) {
+	if n > l.left {
+		return ratelimit.Result{Limit: 5, Remaining: l.left, RetryAfter: time.Second}, nil
+	}
+	l.left -= n
+	return ratelimit.Result{Allowed: true, Limit: 5, Remaining: l.left}, nil
+}
+
+func (l *ofOthers) Refund(_ context.Context, _ string, _ ratelimit.Result, n int) error {
+	l.left += n
+	return nil
+}
+
+// What they have admitted is given back to them, and a denial, which has charged nothing, is not.
+func TestLimitersOfOthersGetBackWhatTheyHaveCharged(t *testing.T) {
+	l, other := &ofOthers{left: 5}, inMemory(t, "token_bucket", ratelimit.PerHour(5))
+	asks := []ratelimit.Ask{{Limiter: l, Key: "key", N: 3}, {Limiter: other, Key: "key", N: 3}}
+	r := decide(t, asks...)
+	require.Equal(t, 2, l.left)
+	require.NoError(t, ratelimit.GiveBack(t.Context(), r, asks...))
+	require.Equal(t, 5, l.left)
+	require.False(t, allowN(t, all(t, other, l), 6).Allowed)
+	require.False(t, allowN(t, all(t, l, other), 6).Allowed)
+	require.Equal(t, 5, l.left)
+}
+
+// failsTogether is a store that does not decide on several keys, but leaves replies.
+type failsTogether struct{ store.Store }
+
+func (s failsTogether) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	_ = s.Store.TakeAll(ctx, requests, replies)
+	return store.ErrUnavailable
+}
+
+func TestTheResultOfAnAllBesideAnErrorIsZero(t *testing.T) {
+	s := failsTogether{memory(t, newClock())}
+	for _, opts := range [][]ratelimit.Option{nil, {ratelimit.WithObserver(saying(func() {}))}} {
+		r, err := all(t, newLimiter(t, "token_bucket", s, ratelimit.PerHour(5), opts...),
+			newLimiter(t, "fixed_window", s, ratelimit.PerHour(5), opts...)).Allow(t.Context(), "key")
+		require.ErrorIs(t, err, store.ErrUnavailable)
+		require.Zero(t, r)
+	}
+}
+
+// The limits that deny say how many events fit: the one with the least, wherever it stands, but
+// not one that has less left and does not deny, as a limit of calls.
+func TestAllowUpToOfAnAllFitsTheTightestThatDenies(t *testing.T) {
+	mem := memory(t, newClock())
+	limit := func(algorithm string, n int, opts ...ratelimit.Option) ratelimit.Limiter {
+		return newLimiter(t, algorithm, mem, ratelimit.PerHour(n), opts...)
+	}
+	tight, mid, wide := limit("fixed_window", 2), limit("fixed_window", 5), limit("fixed_window", 7)
+	calls, tokens := limit("token_bucket", 3, ratelimit.CountCalls()), limit("token_bucket", 6)
+	for _, c := range []struct {
+		want  int
+		parts []ratelimit.Limiter
+	}{
+		{2, []ratelimit.Limiter{tight, mid, wide}},
+		{2, []ratelimit.Limiter{wide, tight, mid}},
+		{6, []ratelimit.Limiter{tokens, calls}},
+		{6, []ratelimit.Limiter{calls, tokens}},
+	} {
+		a := all(t, c.parts...)
+		granted, _, err := ratelimit.AllowUpTo(t.Context(), a, "key", 9)
+		require.NoError(t, err)
+		require.Equal(t, c.want, granted)
+		require.NoError(t, a.Reset(t.Context(), "key"))
+	}
+}
+
+// Of two limits that deny for as long, the name and the numbers are of the same one.
+func TestADenialIsToldOfOneLimit(t *testing.T) {
+	for _, s := range []store.Store{memory(t, newClock()), withoutJoint{Store: memory(t, newClock())}} {
+		var parts []ratelimit.Limiter
+		for name, rate := range []int{3, 2, 100} {
+			parts = append(parts, newLimiter(t, "fixed_window", s, ratelimit.PerHour(rate), ratelimit.WithName(fmt.Sprint("limit ", name))))
+		}
+		r := allowN(t, all(t, parts...), 4)
+		require.Equal(t, `denied by "limit 0", 3 of 3 left, never admitted`, r.String())
+	}
 }
 
 // twoPlans is a limiter of two policies that decides by one of them, as a user may write one.

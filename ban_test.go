@@ -2,6 +2,7 @@ package ratelimit_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -551,6 +552,7 @@ func TestWaitDoesNotWaitForABanPastTheDeadline(t *testing.T) {
 }
 
 func TestPenaltiesThatCannotBe(t *testing.T) {
+	const decade = 10 * 365 * 24 * time.Hour
 	s := ratelimittest.NewClock(time.Now()).Memory(t)
 	l := newLimiter(t, "fixed_window", s, ratelimit.PerMinute(1))
 	for name, change := range map[string]func(p *ratelimit.Penalty){
@@ -561,14 +563,15 @@ func TestPenaltiesThatCannotBe(t *testing.T) {
 		"no ban":             func(p *ratelimit.Penalty) { p.For = 0 },
 		"half a second":      func(p *ratelimit.Penalty) { p.For = 500 * time.Millisecond },
 		"for ever":           func(p *ratelimit.Penalty) { p.For = ratelimit.Never / time.Second * time.Second },
-		"the most below For": func(p *ratelimit.Penalty) { p.Most = p.For - 1 },
+		"the most below For": func(p *ratelimit.Penalty) { p.Most = p.For - time.Second },
+		"half a µs at most":  func(p *ratelimit.Penalty) { p.Most = p.For + 500 },
+		"at most for ever":   func(p *ratelimit.Penalty) { p.Most = decade + time.Second },
 	} {
 		p := quarter
 		change(&p)
 		_, err := ratelimit.NewBan(l, s, p)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
 	}
-	const decade = 10 * 365 * 24 * time.Hour
 	for _, p := range []ratelimit.Penalty{
 		{Denials: 1, Within: time.Millisecond, For: time.Second, Most: time.Second},
 		{Denials: 1<<16 - 1, Within: decade, For: decade, Most: decade},
@@ -594,4 +597,80 @@ func TestPenaltiesThatCannotBe(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidN)
 	_, err = b.Allow(t.Context(), "")
 	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	granted, r, err := b.AllowUpTo(t.Context(), "", 5)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	require.Zero(t, granted)
+	require.Zero(t, r)
+
+	many := make([]ratelimit.Limiter, 16)
+	for i := range many {
+		many[i] = l
+	}
+	_, err = ratelimit.NewBan(all(t, many...), s, quarter)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+	require.ErrorContains(t, err, "an All of 16, want at most 15")
+	require.True(t, allow(t, newBan(t, all(t, many[1:2]...), s, quarter), "other").Allowed)
+	require.False(t, allow(t, newBan(t, all(t, many[1:]...), s, quarter), "other").Allowed, "15 of 1 in a minute")
+}
+
+// The ResetAfter of a ban is the time after which the key is as if never seen: the next ban is then
+// a first one again.
+func TestABanIsForgottenAfterItsReset(t *testing.T) {
+	for _, early := range []time.Duration{0, time.Microsecond} {
+		banOnAll(t, func(t *testing.T, s store.Store, c *ratelimittest.Clock) {
+			p := ratelimit.Penalty{Denials: 1, Within: time.Minute, For: time.Minute, Most: time.Hour}
+			b := newBan(t, ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil), s, p)
+			r := allow(t, b, "key")
+			bannedFor(time.Minute)(t, r)
+			c.Advance(r.ResetAfter - early)
+			bannedFor(map[bool]time.Duration{true: 2 * time.Minute, false: time.Minute}[early > 0])(t, allow(t, b, "key"))
+		})
+	}
+}
+
+// A late reading of the clock neither shortens a ban nor begins it in the past, and time before
+// 1970 is as good as any other.
+func TestABanAtStrangeTimes(t *testing.T) {
+	denies := ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil)
+	c := newClock()
+	b := newBan(t, denies, memory(t, c), ratelimit.Penalty{Denials: 2, Within: time.Minute, For: time.Minute})
+	allow(t, b, "key")
+	c.Advance(-10 * time.Second)
+	bannedFor(time.Minute)(t, allow(t, b, "key"))
+
+	c.Advance(-80 * 365 * 24 * time.Hour)
+	b = newBan(t, denies, memory(t, c), ratelimit.Penalty{Denials: 2, Within: time.Minute, For: time.Minute})
+	require.Equal(t, ratelimit.SourceStore, allow(t, b, "key").Source())
+	bannedFor(time.Minute)(t, allow(t, b, "key"))
+	c.Advance(time.Minute)
+	require.Equal(t, ratelimit.SourceStore, allow(t, b, "key").Source())
+}
+
+// Who cannot ask whether a key is banned does not know that it is not: without package fallback
+// that is an error.
+func TestABanThatCannotBeAskedForAdmitsNobody(t *testing.T) {
+	mem, wrong := memory(t, newClock()), errors.New("no such key")
+	l := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5))
+	keys := ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "", wrong })
+	_, err := newBan(t, l, mem, quarter, keys).Allow(t.Context(), "key")
+	require.ErrorIs(t, err, wrong)
+	for _, on := range []store.Store{away{Store: mem}, withoutJoint{Store: away{Store: mem}}} {
+		_, err = newBan(t, l, on, quarter).Allow(t.Context(), "key")
+		require.ErrorIs(t, err, ratelimit.ErrStore)
+	}
+	require.Equal(t, 5, peek(t, l, "key").Remaining)
+}
+
+func TestABanAsksAndGivesBackAsItsLimiterDoes(t *testing.T) {
+	mem := memory(t, newClock())
+	b := newBan(t, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(5), ratelimit.CountCalls()), mem, quarter)
+	r := allowN(t, b, 7)
+	require.NoError(t, b.Refund(t.Context(), "key", r, 3))
+	require.Equal(t, 4, peek(t, b, "key").Remaining, "the call has been made")
+	require.NoError(t, b.Refund(t.Context(), "key", r, 7))
+	require.Equal(t, 5, peek(t, b, "key").Remaining)
+
+	b = newBan(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5)), mem, quarter)
+	allowN(t, b, 4)
+	require.True(t, peek(t, b, "key").Allowed, "one event has room")
 }

@@ -229,7 +229,6 @@ func bucketTaken(l *store.Limit, r store.Reply, n, charged int64, res *Result) {
 	if part > 0 {
 		room--
 	}
-	room = max(0, room)
 	res.Allowed, res.Limit, res.Remaining = r.OK(), int(l.Burst), int(max(0, room-charged))
 	res.ResetAfter = time.Duration(exact.MulDivUp(whole+charged, l.Period, part, l.Rate)) * time.Microsecond
 	switch {

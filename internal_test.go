@@ -26,6 +26,7 @@ func FuzzStep(f *testing.F) {
 	f.Add(uint8(3), int64(10), int64(60e6), int64(10), int64(60e6), int64(5e15), int64(5), int64(7), int64(1), int64(3), int64(29e6), false)
 	f.Add(uint8(3), int64(-57), int64(59_999_948), int64(-6), int64(999_957), int64(5e15+37), int64(-10), int64(-117), int64(99_862), int64(-108), int64(0), false)
 	f.Add(uint8(6), int64(-57), int64(59_999_948), int64(87), int64(999_899), int64(5e15+122), int64(-30), int64(-39), int64(99_862), int64(-108), int64(0), false)
+	f.Add(uint8(2), int64(10), int64(60e6), int64(10), int64(60e6), int64(5e15), int64(0), int64(0), int64(-30e6), int64(1), int64(0), false)
 	f.Fuzz(func(t *testing.T, which uint8, rate, period, burst, statePeriod, at, whole, part, after, n, before int64, ahead bool) {
 		a := []*store.Rule{&fixedWindow, &slidingWindow, &tokenBucket, &leakyBucket}[which%4]
 		const most = 1<<31 - 1
@@ -61,6 +62,9 @@ func FuzzStep(f *testing.F) {
 		fits := func(later, n int64) bool { return admits(later, n, l) }
 		plain := l
 		plain = plain.TurnBefore(0) // by which Remaining and ResetAfter are told
+		if l.Before() == 0 {
+			require.Equal(t, v.Remaining, a.Available(l, r))
+		}
 		require.True(t, v.Remaining == 0 || admits(0, v.Remaining, plain), "Remaining %d", v.Remaining)
 		require.False(t, admits(0, v.Remaining+1, plain), "Remaining %d", v.Remaining)
 		if r.OK() {
@@ -83,6 +87,7 @@ func FuzzStep(f *testing.F) {
 				next.Part = min(next.Part, l.Rate)
 			}
 			life := a.TTL(next, l)
+			require.Zero(t, a.Used(next, at0+life, at0+life), "once it has ended")
 			require.Equal(t, a.Used(next, at0+life, at0), a.Used(next, at0+life, at0-l.Period), "a late reading")
 			for _, later := range []int64{0, life / 3, life / 2, life - 1, life} {
 				_, r := a.Step(next, plain, at0+later, 1)

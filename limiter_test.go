@@ -892,3 +892,114 @@ func TestAllowUpToChargesWhatItGrantsWhileTimePasses(t *testing.T) {
 		require.Equal(t, r.Remaining, peek.Remaining)
 	}
 }
+
+// saysPlainly is a store in front of another one that answers for it.
+type saysPlainly struct {
+	store.Store
+	reply store.Reply
+}
+
+func (s saysPlainly) Take(context.Context, *store.Namespace, string, store.Limit, int64) (store.Reply, error) {
+	return s.reply, nil
+}
+
+func (s saysPlainly) Overdraw(context.Context, *store.Namespace, string, store.Limit, int64, int64) (store.Reply, error) {
+	return s.reply, nil
+}
+
+func TestAResultSaysWhatAStoreInFrontHasSaid(t *testing.T) {
+	for _, algorithm := range algorithms {
+		ask := func(r store.Reply, charge bool) ratelimit.Result {
+			l := newLimiter(t, algorithm, saysPlainly{memory(t, newClock()), r}, ratelimit.PerHour(9))
+			if charge {
+				return overcharge(t, l, 2)
+			}
+			return allowN(t, l, 2)
+		}
+		r := ask(store.Reply{Outcome: store.DeniedByLease, X: 5, Y: 1, Z: 7}, false)
+		require.Equal(t, "denied (lease), 1 of 9 left, retry after 5µs", r.String())
+		require.Equal(t, 7*time.Microsecond, r.ResetAfter)
+		r = ask(store.Reply{Outcome: store.DeniedByCache, X: store.Never, Y: 1}, false)
+		require.Equal(t, "denied (deny_cache), 1 of 9 left, never admitted", r.String())
+		for _, charge := range []bool{false, true} {
+			r = ask(store.Reply{Outcome: store.AdmittedByLease, X: store.Never, Y: 4, Z: 7}, charge)
+			require.Equal(t, "allowed (lease), 2 of 9 left, reset in 7µs", r.String())
+			require.Equal(t, 2, r.Charged())
+			require.Zero(t, r.RetryAfter)
+		}
+	}
+}
+
+func (s saysPlainly) TakeAll(ctx context.Context, requests []store.Request, replies []store.Reply) error {
+	err := s.Store.TakeAll(ctx, requests, replies)
+	replies[0] = s.reply
+	return err
+}
+
+func TestAnAllSaysWhatAStoreInFrontHasSaid(t *testing.T) {
+	s := saysPlainly{memory(t, newClock()), store.Reply{Outcome: store.DeniedByCache, X: 5, Y: 1}}
+	for _, others := range []int{1, 2} {
+		parts := []ratelimit.Limiter{newLimiter(t, "token_bucket", s, ratelimit.PerHour(9))}
+		for i := range others {
+			parts = append(parts, newLimiter(t, "fixed_window", s, ratelimit.PerHour(7+i)))
+		}
+		r := allowN(t, all(t, parts...), 2)
+		require.Equal(t, `denied by "9/h" (deny_cache), 1 of 9 left, retry after 5µs`, r.String())
+		require.Equal(t, ratelimit.SourceDenyCache, r.Parts()[0].Source())
+	}
+}
+
+func TestNothingIsGrantedBesideAnError(t *testing.T) {
+	for _, l := range []ratelimit.Limiter{nil, ratelimittest.Static(ratelimit.Result{}, errGone), all(t, awayLimit(t))} {
+		granted, r, err := ratelimit.AllowUpTo(t.Context(), l, "key", 3)
+		require.Error(t, err)
+		require.Zero(t, granted)
+		require.Zero(t, r)
+	}
+}
+
+// What was counted under a Period of hours counts until its hour ends, and not at that instant.
+func TestACountEndsWithItsWindowUnderACalendarToo(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if algorithm != "fixed_window" {
+			return
+		}
+		l := ratelimit.PerHour(2)
+		lim := newLimiter(t, algorithm, s, l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		r := allowN(t, lim, 2)
+		l = ratelimit.PerMonth(2)
+		require.Equal(t, r.ResetAfter, allowN(t, lim, 1).RetryAfter)
+		c.Advance(r.ResetAfter - time.Microsecond)
+		require.False(t, allowN(t, lim, 1).Allowed)
+		c.Advance(time.Microsecond)
+		require.True(t, allowN(t, lim, 2).Allowed)
+	})
+}
+
+// A log whose Period is shorter for a while forgets nothing in it that it counts again later, and
+// a Refund then gives back nothing of what is not counted.
+func TestARefundUnderAShorterPeriodTakesNothingFromTheLongerOne(t *testing.T) {
+	long, short := ratelimit.Limit{Rate: 5, Period: time.Minute}, ratelimit.Limit{Rate: 5, Period: 10 * time.Second}
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if algorithm != "sliding_log" {
+			return
+		}
+		for _, later := range []time.Duration{10*time.Second - time.Microsecond, 10 * time.Second, 20 * time.Second} {
+			l := long
+			lim := newLimiter(t, algorithm, s, long, ratelimit.WithLimitFunc(
+				func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+			r := allowN(t, lim, 3)
+			c.Advance(later)
+			l = short
+			require.NoError(t, lim.Refund(t.Context(), "key", r, 1))
+			l = long
+			want := 2
+			if later < short.Period {
+				want = 3
+			}
+			require.Equal(t, want, peek(t, lim, "key").Remaining, later)
+			require.NoError(t, lim.Reset(t.Context(), "key"))
+		}
+	})
+}

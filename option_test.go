@@ -711,3 +711,59 @@ func TestAnObserverAllocatesNothing(t *testing.T) {
 			testing.AllocsPerRun(1000, func() { _, _ = watched.Allow(ctx, "key") }), algorithm)
 	}
 }
+
+// The time that a decision took begins with it, and not with one before.
+func TestATimedObserverIsToldOfOneDecision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var o recorder
+		mem := newMemory(t)
+		l := timed(newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5)), &o)
+		a := all(t, l, newLimiter(t, "fixed_window", mem, ratelimit.PerHour(5)))
+		for range 3 {
+			allow(t, a, "key")
+			told := o.take()
+			require.Len(t, told, 1)
+			require.Zero(t, told[0].Took)
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+// prepared is a store that is told what it has to prepare for.
+type prepared struct {
+	store.Store
+	fixed []bool
+}
+
+func (p *prepared) Prepare(_ *store.Rule, _ store.Limit, fixed bool) error {
+	p.fixed = append(p.fixed, fixed)
+	return nil
+}
+
+func TestAStoreIsToldWhetherKeysMayHaveOtherLimits(t *testing.T) {
+	p := new(prepared)
+	newLimiter(t, "token_bucket", p, ratelimit.PerHour(5))
+	newLimiter(t, "token_bucket", p, ratelimit.PerHour(5), ratelimit.WithLimitFunc(
+		func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil }))
+	require.Equal(t, []bool{true, false}, p.fixed)
+}
+
+// What a limit of calls is charged has been charged when the call was admitted: it is let through,
+// with what is left of the calls.
+func TestAChargeOfALimitOfCallsIsAlwaysAllowed(t *testing.T) {
+	var o recorder
+	l := observed(t, inMemory(t, "fixed_window", ratelimit.PerHour(2), ratelimit.CountCalls()), &o)
+	allow(t, l, "key")
+	allow(t, l, "key")
+	r := overcharge(t, l, 7)
+	require.Equal(t, []any{true, 0, time.Duration(0)}, []any{r.Allowed, r.Remaining, r.RetryAfter})
+	require.NoError(t, l.Refund(t.Context(), "key", r, 7))
+	require.Zero(t, peek(t, l, "key").Remaining, "it has charged nothing")
+
+	o.take()
+	_, err := l.AllowN(t.Context(), "key", 0)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+	told := o.take()
+	require.Len(t, told, 1)
+	require.Zero(t, told[0].N, "no call is one of no events")
+}

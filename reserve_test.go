@@ -528,6 +528,7 @@ func TestTheResultOfSettleKeepsTheNotesOfWrappers(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, "note", note)
 		require.Equal(t, ratelimit.SourceLocal, r.Source())
+		require.Equal(t, 1, r.Charged())
 		require.NoError(t, inner.Refund(t.Context(), "key", under, 1))
 		require.Equal(t, 9, peek(t, inner, "key").Remaining)
 	}
@@ -611,6 +612,11 @@ func TestACreditGivesBackWhatIsChargedAndNoMore(t *testing.T) {
 			require.Equal(t, 20, peek(t, l, "key").Remaining)
 			c.Advance(-2 * time.Hour)
 		}
+		one := newLimiter(t, "fixed_window", s, ratelimit.PerHour(1))
+		allow(t, one, "key")
+		given, err := ratelimit.Credit(t.Context(), one, "key", 1)
+		require.NoError(t, err)
+		require.Equal(t, 1, given, "of a Rate of 1")
 	})
 }
 
@@ -621,18 +627,41 @@ func TestACreditIsForLimitsThatNeedNoReceipt(t *testing.T) {
 		newLimiter(t, "sliding_log", mem, ratelimit.PerHour(5)), newLimiter(t, "leaky_bucket", mem, ratelimit.PerHour(5)),
 		all(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5))),
 	} {
-		_, err := ratelimit.Credit(t.Context(), l, "key", 1)
+		given, err := ratelimit.Credit(t.Context(), l, "key", 1)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, "%T", l)
+		require.Zero(t, given)
 	}
 	l := newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5))
-	_, err := ratelimit.Credit(t.Context(), l, "key", 0)
+	given, err := ratelimit.Credit(t.Context(), l, "key", 0)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+	require.Zero(t, given)
 	_, err = ratelimit.Credit(t.Context(), l, "", 1)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+	given, err = ratelimit.Credit(t.Context(), awayLimit(t), "key", 1)
+	require.ErrorIs(t, err, ratelimit.ErrStore)
+	require.Zero(t, given)
 	for _, uncounted := range []ratelimit.Limit{ratelimit.Unlimited(), ratelimit.PerHour(0)} {
 		free := newLimiter(t, "token_bucket", untouched{t}, uncounted, ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "k", nil }))
 		given, err := ratelimit.Credit(t.Context(), free, "key", 1)
 		require.NoError(t, err)
 		require.Zero(t, given)
+	}
+}
+
+func TestASettledEventIsGivenBackBeItOne(t *testing.T) {
+	l := inMemory(t, "token_bucket", ratelimit.PerHour(9))
+	require.Equal(t, 7, settle(t, reserve(t, l, 3), 2).Remaining)
+	require.Equal(t, 7, peek(t, l, "key").Remaining)
+}
+
+func TestAReservationOfNothingLeavesTheKeyAsIfNeverSeen(t *testing.T) {
+	mem := memory(t, newClock())
+	a := all(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(9)), newLimiter(t, "fixed_window", mem, ratelimit.PerHour(12)))
+	require.Equal(t, ratelimit.Result{Allowed: true, Limit: 9, Remaining: 9}, settle(t, reserve(t, a, 3), 0).Parts()[0])
+	require.Zero(t, settle(t, reserve(t, a, 3), 0).ResetAfter)
+
+	full := ratelimit.Result{Allowed: true, Limit: 5, Remaining: 5, ResetAfter: time.Hour}
+	for _, actual := range []int{3, 0} {
+		require.Equal(t, full, settle(t, reserve(t, ratelimittest.Static(full, nil), 3), actual), "what has charged nothing is told as it was")
 	}
 }

@@ -89,7 +89,7 @@ func TestAResultSaysWhetherALimitHasCounted(t *testing.T) {
 		"closed":             {failover(t, down, fallback.FailClosed()), ratelimit.SourceFailClosed, false},
 		"local":              {failover(t, down, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5)))), ratelimit.SourceLocal, true},
 		"an answer":          {ratelimittest.Static(ratelimit.Result{Allowed: true}, nil), ratelimit.SourceStore, false},
-		"one with a limit":   {ratelimittest.Static(ratelimit.Result{Allowed: true, Limit: 5}, nil), ratelimit.SourceStore, true},
+		"one with a limit":   {ratelimittest.Static(ratelimit.Result{Allowed: true, Limit: 1}, nil), ratelimit.SourceStore, true},
 		"a denial, likewise": {ratelimittest.Static(ratelimit.Result{RetryAfter: time.Second}, nil), ratelimit.SourceStore, true},
 	} {
 		r := allow(t, c.lim, "key")
@@ -168,4 +168,18 @@ func TestAThirdPartyCanWriteAFallback(t *testing.T) {
 		require.NoError(t, whole.Refund(t.Context(), "key", r, 3))
 	}
 	require.Equal(t, 5, peek(t, bucket, "key").Remaining)
+}
+
+func TestASourceThatIsNotKnownHasANumber(t *testing.T) {
+	require.Equal(t, "ban", ratelimit.SourceBan.String())
+	require.Equal(t, fmt.Sprintf("source(%d)", ratelimit.SourceBan+1), (ratelimit.SourceBan + 1).String())
+}
+
+func TestThePartsOfSeveralInsideOfOneAreItsOwn(t *testing.T) {
+	mem := memory(t, newClock())
+	inner := all(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5)), newLimiter(t, "fixed_window", mem, ratelimit.PerHour(9)))
+	a := all(t, failover(t, inner, fallback.FailOpen()), failover(t, inner, fallback.FailOpen()))
+	r := allowN(t, a, 1)
+	require.Len(t, r.Parts(), 4)
+	require.Equal(t, []int{4, 8}, []int{r.Parts()[0].Remaining, r.Parts()[1].Remaining})
 }
