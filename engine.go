@@ -531,7 +531,7 @@ func integers(rule *store.Rule, l Limit) (store.Limit, error) {
 	if i.Burst == 0 || i.Rate == 0 {
 		i.Burst = i.Rate
 	}
-	if rule.Burst && i.Rate > 0 && !bucket.DrainsWithin(i, bucket.MaxRefill) {
+	if rule.Burst && !bucket.DrainsWithin(i, bucket.MaxRefill) {
 		return store.Limit{}, fmt.Errorf("%w: %v: the bucket takes over 100 years to refill", ErrInvalidLimit, l)
 	}
 	return i, nil

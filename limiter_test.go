@@ -1003,3 +1003,23 @@ func TestARefundUnderAShorterPeriodTakesNothingFromTheLongerOne(t *testing.T) {
 		}
 	})
 }
+
+// Under a lower Burst a bucket is as full as that, also where only a part of an event is above it:
+// what is given back opens room at once.
+func TestARefundUnderALowerBurstBeginsFromThat(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, c *clock) {
+		if !hasBurst(algorithm) {
+			return
+		}
+		l := ratelimit.Limit{Rate: 6, Period: time.Hour, Burst: 6}
+		lim := newLimiter(t, algorithm, s, l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		allowN(t, lim, 6)
+		c.Advance(15 * time.Minute)
+		r := allowN(t, lim, 1)
+		require.True(t, r.Allowed, "half an event is left")
+		l.Burst = 5
+		require.NoError(t, lim.Refund(t.Context(), "key", r, 1))
+		require.Equal(t, 1, peek(t, lim, "key").Remaining)
+	})
+}

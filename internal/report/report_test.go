@@ -1,6 +1,7 @@
 package report_test
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -107,6 +108,9 @@ func TestOneIsTheLimitThatDecided(t *testing.T) {
 		"the longest denial":               {denied(time.Hour), []ratelimit.Result{denied(time.Second), denied(time.Hour), left(0, time.Minute)}, 1},
 		"a denial for ever":                {denied(ratelimit.Never), []ratelimit.Result{denied(ratelimit.Never), denied(time.Hour)}, 0},
 		"not one that was not asked":       {denied(time.Hour), []ratelimit.Result{{}, denied(time.Hour)}, 1},
+		"the first of equal ones":          {left(1, time.Hour), []ratelimit.Result{left(1, time.Hour), left(1, time.Hour)}, 0},
+		"the first of equal denials":       {denied(time.Hour), []ratelimit.Result{denied(time.Hour), denied(time.Hour)}, 0},
+		"not a trial that has denied":      {left(3, time.Hour), []ratelimit.Result{left(3, time.Hour), denied(time.Hour)}, 0},
 		"nothing is known of any of these": {left(3, time.Hour), []ratelimit.Result{open, open}, -1},
 	} {
 		all := policies("a", "b", "c")[:len(c.parts)]
@@ -176,6 +180,7 @@ func TestNumbersAreThoseOfRFC9651(t *testing.T) {
 	for want, p := range map[string]ratelimit.Policy{
 		"7;w=2":          {Quota: 7, Window: time.Second + 1},
 		"0":              {Quota: -1, Window: -1},
+		`3;w=1;qu="a b"`: {Quota: 3, Window: 1, Unit: "a b"},
 		fmt.Sprint(most): {Quota: math.MaxInt},
 	} {
 		require.Equal(t, want, string(report.AppendQuota(nil, &p)))
@@ -201,5 +206,180 @@ func TestADenialByAListIsOneWhereverItIs(t *testing.T) {
 	} {
 		require.Equal(t, c.list, c.d.ByList(), name)
 		require.Equal(t, c.counted, c.d.Counted(), name)
+	}
+}
+
+func TestTextsAreStringsOfRFC9651(t *testing.T) {
+	for s, want := range map[string]string{
+		"":                 `""`,
+		" a~":              `" a~"`,
+		`say "\"`:          `"say \"\\\""`,
+		"\x00\x1f\x7f\n":   `"%00%1F%7F%0A"`,
+		"caf\u00e9\xff":    `"caf%C3%A9%FF"`,
+		"per user, per IP": `"per user, per IP"`,
+	} {
+		require.Equal(t, "k="+want, string(report.AppendString([]byte("k="), s)))
+	}
+}
+
+// A bucket's next place comes long before its full reset. That is told where it can be computed.
+func TestAFullBucketTellsWhenItsNextPlaceComes(t *testing.T) {
+	full := ratelimit.Result{Allowed: true, Limit: 10, ResetAfter: time.Minute}
+	with := func(change func(r *ratelimit.Result)) ratelimit.Result {
+		r := full
+		change(&r)
+		return r
+	}
+	policy := func(burst, quota int) *ratelimit.Policy {
+		return &ratelimit.Policy{Limit: ratelimit.Limit{Rate: 10, Period: time.Minute, Burst: burst}, Quota: quota, Window: time.Minute}
+	}
+	local := ratelimit.NewMark(t, ratelimit.SourceLocal, nil)
+	for name, c := range map[string]struct {
+		part   ratelimit.Result
+		policy *ratelimit.Policy
+		bucket bool
+		want   time.Duration
+		ok     bool
+	}{
+		"a bucket":                {full, policy(0, 10), true, 6 * time.Second, true},
+		"a Burst":                 {full, policy(10, 10), false, 6 * time.Second, true},
+		"a part of an event less": {with(func(r *ratelimit.Result) { r.ResetAfter -= time.Second }), policy(10, 10), false, 5 * time.Second, true},
+		"a moment ago":            {with(func(r *ratelimit.Result) { r.ResetAfter = time.Second }), policy(10, 10), false, 1, true},
+		"of one":                  {with(func(r *ratelimit.Result) { r.Limit = 1; r.ResetAfter = time.Second }), policy(1, 1), false, time.Second, true},
+		"room":                    {with(func(r *ratelimit.Result) { r.Remaining = 1 }), policy(0, 10), true, time.Minute, true},
+		"a window":                {full, policy(0, 10), false, time.Minute, true},
+		"no policy":               {full, nil, true, time.Minute, true},
+		"no quota":                {with(func(r *ratelimit.Result) { r.Limit = 0 }), policy(0, 0), true, time.Minute, true},
+		"another quota":           {full, policy(0, 9), true, time.Minute, true},
+		"a local one":             {full.WithMark(local), policy(0, 10), true, time.Minute, true},
+		"for ever":                {with(func(r *ratelimit.Result) { r.ResetAfter = ratelimit.Never }), policy(0, 10), true, ratelimit.Never, false},
+		"as if never seen":        {with(func(r *ratelimit.Result) { r.ResetAfter = 0 }), nil, true, 0, true},
+		"slots":                   {full, &ratelimit.Policy{Quota: 10, Unit: "concurrent-requests"}, false, 0, false},
+	} {
+		d := report.Decision{Result: c.part, Bucket: c.bucket}
+		got, ok := d.Time(&d.Result, c.policy)
+		require.Equal(t, c.want, got, name)
+		require.Equal(t, c.ok, ok, name)
+	}
+}
+
+func TestUntilThereIsMore(t *testing.T) {
+	for _, c := range []struct {
+		r    ratelimit.Result
+		want time.Duration
+		ok   bool
+	}{
+		{ratelimit.Result{Allowed: true, ResetAfter: time.Hour}, time.Hour, true},
+		{ratelimit.Result{Allowed: true}, 0, true},
+		{ratelimit.Result{Allowed: true, ResetAfter: -1}, 0, true},
+		{ratelimit.Result{Allowed: true, ResetAfter: ratelimit.Never}, ratelimit.Never, false},
+		{ratelimit.Result{RetryAfter: time.Second, ResetAfter: time.Hour}, time.Second, true},
+		{ratelimit.Result{RetryAfter: ratelimit.Never}, 0, false},
+	} {
+		got, ok := report.Until(&c.r)
+		require.Equal(t, c.want, got)
+		require.Equal(t, c.ok, ok)
+	}
+}
+
+// When a slot that nobody gives back ends says nothing of when one comes back: a client is told to
+// come again soon, but never sooner than the other limits that have denied let it.
+func TestTheRetryAfterOfSlotsIsShort(t *testing.T) {
+	slots := ratelimit.Policy{Name: "slots", Limit: ratelimit.PerSecond(3), Quota: 3, Unit: "concurrent-requests"}
+	rate := policies("rate")[0]
+	denied := func(after time.Duration) ratelimit.Result { return ratelimit.Result{Limit: 3, RetryAfter: after} }
+	admitted := ratelimit.Result{Allowed: true, Limit: 3, Remaining: 1}
+	for name, c := range map[string]struct {
+		d     report.Decision
+		want  time.Duration
+		parts []time.Duration
+	}{
+		"slots":                   {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{slots}}, 5 * time.Second, nil},
+		"no slots":                {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate}}, time.Hour, nil},
+		"no slots at all":         {report.Decision{Result: denied(ratelimit.Never), Policies: []ratelimit.Policy{slots}}, ratelimit.Never, nil},
+		"an admission":            {report.Decision{Result: admitted, Policies: []ratelimit.Policy{slots}}, 0, nil},
+		"an outage":               {report.Decision{Result: outage(t, fallback.FailClosed()), Policies: []ratelimit.Policy{slots}}, time.Second, nil},
+		"which of two is unknown": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, slots}}, time.Hour, nil},
+		"slots beside a rate": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{rate, slots}, Parts: []ratelimit.Result{admitted, denied(time.Hour)}},
+			5 * time.Second, []time.Duration{0, 5 * time.Second}},
+		"both": {report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{slots, rate}, Parts: []ratelimit.Result{denied(time.Hour), denied(time.Minute)}},
+			time.Minute, []time.Duration{5 * time.Second, time.Minute}},
+		"the rate alone": {report.Decision{Result: denied(time.Minute), Policies: []ratelimit.Policy{rate, slots}, Parts: []ratelimit.Result{denied(time.Minute), {}}},
+			time.Minute, []time.Duration{time.Minute, 0}},
+	} {
+		before := slices.Clone(c.d.Parts)
+		shared := c.d.Parts
+		c.d.Shorten(5 * time.Second)
+		require.Equal(t, c.want, c.d.Result.RetryAfter, name)
+		for i, want := range c.parts {
+			require.Equal(t, want, c.d.Parts[i].RetryAfter, name)
+		}
+		require.Equal(t, before, shared, "%s: the Parts of a Result are not changed", name)
+	}
+	d := report.Decision{Result: denied(time.Hour), Policies: []ratelimit.Policy{slots}}
+	d.Shorten(0)
+	require.Equal(t, time.Second, d.Result.RetryAfter)
+}
+
+func TestTheNameOfThePolicyThatDecided(t *testing.T) {
+	mem := ratelimittest.NewClock(time.Unix(1e9, 0)).Memory(t)
+	hour := ratelimittest.New(t, "token_bucket", mem, ratelimit.PerHour(5), ratelimit.WithName("hourly"))
+	day := ratelimittest.New(t, "token_bucket", mem, ratelimit.PerDay(9), ratelimit.WithName("daily"))
+	both := ratelimittest.All(t, day, hour)
+	known, err := ratelimit.AppendPolicies(t.Context(), nil, both, "key")
+	require.NoError(t, err)
+	for _, c := range []struct {
+		n        int
+		policies []ratelimit.Policy
+		want     string
+	}{{2, known, "hourly"}, {2, nil, ""}, {9, known, "hourly"}, {9, nil, "hourly"}} {
+		r, err := both.AllowN(t.Context(), "key", c.n)
+		require.NoError(t, err)
+		require.Equal(t, c.want, report.Limiter(&r, c.policies))
+		require.NoError(t, both.Reset(t.Context(), "key"))
+	}
+	r, err := hour.Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, "hourly", report.Limiter(&r, known[1:]))
+	require.True(t, report.Limits(&ratelimit.Policy{Limit: ratelimit.PerHour(0)}), "it admits nothing")
+	unlimited := ratelimit.Policy{Limit: ratelimit.Unlimited()}
+	require.False(t, report.Limits(&unlimited))
+}
+
+// inside is a wrapper that says what it wraps.
+type inside struct{ ratelimit.Limiter }
+
+func (i inside) Unwrap() ratelimit.Limiter { return i.Limiter }
+
+// localPolicies is one that has a local limiter.
+type localPolicies struct {
+	ratelimit.Limiter
+	err error
+}
+
+func (l localPolicies) AppendLocalPolicies(_ context.Context, dst []ratelimit.Policy, _ string) ([]ratelimit.Policy, error) {
+	return append(dst, policies("local")...), l.err
+}
+
+func TestWhatIsInsideOfWrappers(t *testing.T) {
+	mem := ratelimittest.NewClock(time.Unix(1e9, 0)).Memory(t)
+	for algorithm, want := range map[string]bool{"token_bucket": true, "leaky_bucket": true, "fixed_window": false} {
+		l := ratelimittest.New(t, algorithm, mem, ratelimit.PerHour(5))
+		require.Equal(t, want, report.IsBucket(l))
+		require.Equal(t, want, report.IsBucket(inside{inside{l}}))
+		require.False(t, report.IsBucket(ratelimittest.All(t, l)), "of several limits nobody knows which is told")
+
+		local, err := fallback.New(ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), fallback.FailTo(l))
+		require.NoError(t, err)
+		r, err := local.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		found := func(l ratelimit.Limiter, r ratelimit.Result) []ratelimit.Policy {
+			return report.Local(t.Context(), l, "key", &r)
+		}
+		require.Equal(t, policies("local"), found(localPolicies{l, nil}, r))
+		require.Equal(t, policies("local"), found(inside{localPolicies{l, nil}}, r))
+		require.Nil(t, found(localPolicies{l, context.Canceled}, r))
+		require.Nil(t, found(l, r))
+		require.Nil(t, found(localPolicies{l, nil}, ratelimit.Result{Allowed: true}), "the store has decided")
 	}
 }
