@@ -73,6 +73,7 @@ func FuzzStep(f *testing.F) {
 			require.True(t, level >= n && level <= most && next.Part >= 0 && next.Part < 1<<49, "%+v", next)
 			charged := a.Report(l, r, n, n)
 			require.Equal(t, max(0, v.Remaining-n), charged.Remaining)
+			require.Equal(t, charged.Remaining, a.Available(plain, a.After(r, n)), "the reply once they are charged")
 			require.Equal(t, v.Delay, charged.Delay)
 			require.True(t, l.Before() == 0 || v.Delay < l.Before(), "a turn after %d µs, within %d", v.Delay, l.Before)
 			if next.Whole > level {

@@ -1,7 +1,9 @@
 package ratelimit_test
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"math"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 )
 
 func ExampleParseLimit() {
@@ -555,4 +558,44 @@ func TestShareOfACalendar(t *testing.T) {
 	share, err = ratelimit.PerMonth(0).Share(3)
 	require.NoError(t, err)
 	require.Equal(t, ratelimit.PerMonth(0), share)
+}
+
+// While a store is away each of several processes limits by a share: of the limit, of each tier, and
+// of what a limit function says.
+func TestALocalLimiterHasAShareOfEachLimit(t *testing.T) {
+	mem := memory(t, newClock())
+	half := func(l ratelimit.Limiter) (ratelimit.Limiter, error) { return see.Local(l, mem, 2) }
+
+	bucket, err := half(newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5)))
+	require.NoError(t, err)
+	require.Equal(t, 3, peek(t, bucket, "key").Limit, "as of a bucket with that Burst: 5 in two hours, rounded up at one instant")
+	long := ratelimit.Limit{Rate: 2, Period: 3397 * 24 * time.Hour, Burst: 21}
+	_, err = half(newLimiter(t, "token_bucket", mem, long))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, "the share has a Burst of 11, which takes over 100 years to refill")
+
+	tiers := func(l ratelimit.Limit) ratelimit.Limiter {
+		return newLimiter(t, "sliding_log", mem, ratelimit.PerHour(6), ratelimit.WithTiers(
+			func(_ context.Context, key string) (string, error) { return key, nil }, map[string]ratelimit.Limit{"plus": l}))
+	}
+	local, err := half(tiers(ratelimit.PerHour(20)))
+	require.NoError(t, err)
+	require.Equal(t, []int{3, 10}, []int{peek(t, local, "free").Limit, peek(t, local, "plus").Limit})
+	_, err = half(tiers(ratelimit.Limit{Rate: 1, Period: 9 * 365 * 24 * time.Hour}))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+
+	wrong := errors.New("no such key")
+	local, err = half(newLimiter(t, "sliding_log", mem, ratelimit.PerHour(6), ratelimit.WithLimitFunc(
+		func(_ context.Context, key string) (ratelimit.Limit, error) {
+			switch key {
+			case "plus":
+				return ratelimit.PerHour(20), nil
+			case "wrong":
+				return ratelimit.PerHour(20), wrong
+			}
+			return ratelimit.Limit{}, nil
+		})))
+	require.NoError(t, err)
+	require.Equal(t, []int{3, 10}, []int{peek(t, local, "free").Limit, peek(t, local, "plus").Limit})
+	_, err = local.Allow(t.Context(), "wrong")
+	require.ErrorIs(t, err, wrong)
 }

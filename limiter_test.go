@@ -713,6 +713,11 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
+func TestThePolicyOfACalendarHasNoWindow(t *testing.T) {
+	p := policiesOf(t, inMemory(t, "fixed_window", ratelimit.PerMonth(5)), "key")[1]
+	require.Equal(t, ratelimit.Policy{Name: "5/month", Limit: ratelimit.PerMonth(5), Quota: 5}, p)
+}
+
 func TestThePolicyIsThatOfTheKey(t *testing.T) {
 	mem, err := memstore.New()
 	require.NoError(t, err)
@@ -1022,4 +1027,91 @@ func TestARefundUnderALowerBurstBeginsFromThat(t *testing.T) {
 		require.NoError(t, lim.Refund(t.Context(), "key", r, 1))
 		require.Equal(t, 1, peek(t, lim, "key").Remaining)
 	})
+}
+
+// A rule of one's own gets what it is asked: of a Renew when its event was charged. What is charged
+// keeps its place while the Rate is 0.
+func TestACustomLimiterAsksItsRule(t *testing.T) {
+	var asked []store.Limit
+	rule := ratelimit.NewRule(store.Rule{
+		Name: "count", Unit: "seats",
+		Step: func(s store.State, l store.Limit, now, n int64) (store.State, store.Reply) {
+			asked = append(asked, l)
+			return store.State{At: now, Period: l.Period, Whole: s.Whole + n}, store.Reply{Outcome: store.AdmittedIf(s.Whole+n <= l.Rate), X: now, Y: s.Whole}
+		},
+		Available: func(l store.Limit, r store.Reply) int64 { return max(0, l.Rate-r.Y) },
+		Report: func(l store.Limit, r store.Reply, _, charged int64) store.Report {
+			return store.Report{Remaining: max(0, l.Rate-r.Y-charged), Retry: l.Period, Reset: l.Period}
+		},
+		After:     func(r store.Reply, n int64) store.Reply { r.Y += n; return r },
+		Overdrawn: func(next store.State, _ store.Limit, _ int64) store.State { return next },
+		Refund:    func(s store.State, _ store.Limit, _ int64, c store.Receipt) store.State { s.Whole -= c.N; return s },
+		TTL:       func(s store.State, _ store.Limit) int64 { return s.Period },
+		Used:      func(s store.State, _, _ int64) int64 { return s.Whole },
+	}, "-- never run")
+	ctx, mem, c := t.Context(), memory(t, newClock()), ratelimit.PerHour(3)
+	keys := []string{}
+	l, err := ratelimit.NewCustom(rule, mem, ratelimit.PerHour(3),
+		ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) {
+			keys = append(keys, key)
+			if key == "wrong" {
+				return "", errGone
+			}
+			return "tenant", nil
+		}),
+		ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) {
+			if c.Rate < 0 {
+				return c, errGone
+			}
+			return c, nil
+		}))
+	require.NoError(t, err)
+	require.Equal(t, "seats", policiesOf(t, l, "key")[1].Unit)
+	r := allowN(t, l, 2)
+	require.Equal(t, 1, r.Remaining)
+	at := l.ChargedAt(r)
+	require.Positive(t, at)
+
+	asked, keys = nil, nil
+	for _, rate := range []int{3, 1, 0} {
+		c.Rate = rate
+		_, err = l.Renew(ctx, "key", r)
+		require.NoError(t, err)
+	}
+	third := store.Limit{Rate: 3, Period: time.Hour.Microseconds(), Burst: 3}
+	first := store.Limit{Rate: 1, Period: time.Hour.Microseconds(), Burst: 1}
+	require.Equal(t, []store.Limit{third.TurnBefore(at), first.TurnBefore(at), third.TurnBefore(at)}, asked)
+	require.Equal(t, []string{"key", "key", "key"}, keys)
+	_, err = l.Renew(ctx, "wrong", r)
+	require.ErrorIs(t, err, errGone)
+	c.Rate = -2
+	_, err = l.Renew(ctx, "key", r)
+	require.ErrorIs(t, err, errGone)
+
+	two := all(t, newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5)), newLimiter(t, "fixed_window", mem, ratelimit.PerHour(5)))
+	for _, other := range []ratelimit.Result{{}, allowN(t, two, 1)} {
+		require.Zero(t, l.ChargedAt(other))
+		_, err = l.Renew(ctx, "key", other)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidN)
+	}
+
+	for name, change := range map[string]func(r *store.Rule){
+		"no name": func(r *store.Rule) { r.Name = "" }, "one of the five": func(r *store.Rule) { r.Name = "sliding_log" },
+		"no step": func(r *store.Rule) { r.Step = nil }, "no script": func(r *store.Rule) { r.Script = "" },
+	} {
+		wrong := *rule
+		change(&wrong)
+		_, err = ratelimit.NewCustom(&wrong, mem, ratelimit.PerHour(3))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, name)
+	}
+	_, err = ratelimit.NewCustom(nil, mem, ratelimit.PerHour(3))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidOption)
+}
+
+func TestAListThatHasDeniedIsALimitOf0(t *testing.T) {
+	l := inMemory(t, "token_bucket", ratelimit.PerHour(5))
+	list := ratelimit.NewMark(t, ratelimit.SourceList, nil)
+	require.NoError(t, l.Refund(t.Context(), "key", ratelimit.Result{Allowed: true, Limit: 1}.WithMark(list), 1), "it has charged nobody")
+	require.ErrorIs(t, l.Refund(t.Context(), "key", ratelimit.Result{Allowed: true}.WithMark(list), 1), ratelimit.ErrInvalidN,
+		"where another lets through what it denies")
 }
