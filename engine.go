@@ -463,10 +463,14 @@ func (lim *limiter) Refund(ctx context.Context, key string, charged Result, n in
 	if charged.n == 0 || charged.together() != nil {
 		return errNothingCharged
 	}
+	receipt := charged.receipt(int64(n))
 	if l.Rate <= 0 { // for now: by the limit of the charge, so that it is not lost
-		l = store.Limit{Rate: int64(charged.rate), Period: charged.period, Burst: min(max(int64(charged.Limit), 1), maxEvents)}
+		l = store.Limit{Rate: receipt.Rate, Period: receipt.Period, Burst: min(max(int64(charged.Limit), 1), maxEvents)}
+		if lim.rule.Burst && !receipt.Overdrawn { // of a lower capacity than others were charged under since
+			l.Burst = max(l.Burst, bucket.Most(l))
+		}
 	}
-	return lim.store.Refund(ctx, lim.namespace, key, l, charged.receipt(int64(n)))
+	return lim.store.Refund(ctx, lim.namespace, key, l, receipt)
 }
 
 // Reset implements [Limiter].

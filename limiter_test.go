@@ -553,6 +553,26 @@ func TestARefundWhileTheRateIs0GivesBackWhatIsStillCharged(t *testing.T) {
 	})
 }
 
+// Others may have been charged since under a higher limit: theirs is not given back.
+func TestARefundWhileTheRateIs0GivesBackNothingOfOthers(t *testing.T) {
+	onEachStore(t, func(t *testing.T, algorithm string, s store.Store, _ *clock) {
+		l := ratelimit.PerHour(1)
+		lim := newLimiter(t, algorithm, s, l, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+		r := allowN(t, lim, 1)
+		l = ratelimit.PerHour(5)
+		require.True(t, allowN(t, lim, 4).Allowed)
+		l = ratelimit.PerHour(0)
+		require.NoError(t, lim.Refund(t.Context(), "key", r, 1))
+		l = ratelimit.PerHour(5)
+		want := 1
+		if algorithm == "leaky_bucket" { // which gives back its tail alone
+			want = 0
+		}
+		require.Equal(t, want, peek(t, lim, "key").Remaining)
+	})
+}
+
 func TestTimeBefore1970PassesToo(t *testing.T) {
 	client := redistest.Mini(t).Client(t)
 	for _, algorithm := range algorithms {

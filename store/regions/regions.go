@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
 	"github.com/ratelimit-go/ratelimit/internal/credit"
 	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/internal/keyhash"
@@ -296,13 +297,16 @@ func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l
 
 // Refund gives back to the own share what was charged there, also where it was fetched.
 func (s *Store) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
-	share, err := s.own.share(ns.Rule, l)
+	share, err := s.own.anyShare(ns.Rule, l)
 	if err != nil {
 		return err
 	}
-	if ns.Rule.Burst { // the receipt is of the limit that was told
+	if ns.Rule.Burst {
+		// A limiter whose Rate is 0 for now gives back under the highest Burst that there is.
+		share.Burst = min(share.Burst, bucket.Most(share))
+		// The receipt is of the limit that was told.
 		l.Rate, l.Period = c.Rate, c.Period
-		charged, err := s.own.share(ns.Rule, l)
+		charged, err := s.own.anyShare(ns.Rule, l)
 		if err != nil {
 			return err
 		}

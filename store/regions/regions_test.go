@@ -637,6 +637,27 @@ func TestRegionsUnderTiers(t *testing.T) {
 	})
 }
 
+// While the Rate is 0 a bucket gives back under the highest Burst that there is, of which no share
+// would be a limit.
+func TestARefundOfARegionWhileTheRateIs0(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shared, err := regions.New("a", map[string]store.Store{"a": memory(t), "b": memory(t)})
+		require.NoError(t, err)
+		now := ratelimit.PerDay(5)
+		l := limiter(t, "token_bucket", shared, now, ratelimit.WithLimitFunc(
+			func(context.Context, string) (ratelimit.Limit, error) { return now, nil }))
+		r, err := l.Allow(t.Context(), "key")
+		require.NoError(t, err)
+		now = ratelimit.PerDay(20)
+		require.Equal(t, 9, use(t, l, "key", 9))
+		before := remaining(t, l, "key")
+		now = ratelimit.PerDay(0)
+		require.NoError(t, l.Refund(t.Context(), "key", r, 1))
+		now = ratelimit.PerDay(20)
+		require.Equal(t, before+1, remaining(t, l, "key"))
+	})
+}
+
 func TestOneCallOfAKeyFetchesAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newTwo(t, "fixed_window", ratelimit.PerDay(10))

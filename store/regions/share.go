@@ -71,6 +71,16 @@ func divide(stores map[string]store.Store, weights map[string]int) ([]*region, e
 // share is the region's share of l: at least one event, or two of a Burst, since the last event of
 // a bucket cannot be given back.
 func (r *region) share(rule *store.Rule, l store.Limit) (store.Limit, error) {
+	share, err := r.anyShare(rule, l)
+	if err == nil && !exact.AtMost(share.Burst, share.Period, share.Rate, bucket.MaxRefill) { // of which the rate is rounded down more than the burst
+		err = fmt.Errorf("%w: the share of %q, %d of %d in %d µs, takes over 100 years to refill",
+			store.ErrInvalidOption, r.name, share.Burst, share.Rate, share.Period)
+	}
+	return share, err
+}
+
+// anyShare is share, however long that takes to refill.
+func (r *region) anyShare(rule *store.Rule, l store.Limit) (store.Limit, error) {
 	burst := int64(1)
 	if rule.Burst {
 		burst = 2
@@ -80,10 +90,6 @@ func (r *region) share(rule *store.Rule, l store.Limit) (store.Limit, error) {
 	if l.Rate < r.number || l.Burst < burst*r.number {
 		return share, fmt.Errorf("%w: %d events and a burst of %d cannot be shared by %d regions, want %d and %d or more",
 			store.ErrInvalidOption, l.Rate, l.Burst, r.number, r.number, burst*r.number)
-	}
-	if !exact.AtMost(share.Burst, share.Period, share.Rate, bucket.MaxRefill) { // of which the rate is rounded down more than the burst
-		return share, fmt.Errorf("%w: the share of %q, %d of %d in %d µs, takes over 100 years to refill",
-			store.ErrInvalidOption, r.name, share.Burst, share.Rate, share.Period)
 	}
 	return share, nil
 }
