@@ -16,7 +16,9 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -707,4 +709,58 @@ func TestWhenAWaiterLearnsThatItsTurnIsTooLate(t *testing.T) {
 			})
 		}
 	}
+}
+
+// How those who wait for a limiter stand: by how its limits admit, under the keys that are counted,
+// and whether a context has a say.
+func TestWhatIsKnownOfThoseWhoWait(t *testing.T) {
+	mem := memory(t, newClock())
+	limit := func(algorithm string, opts ...ratelimit.Option) ratelimit.Limiter {
+		return newLimiter(t, algorithm, mem, ratelimit.PerHour(5), opts...)
+	}
+	bucket, window := limit("token_bucket"), limit("fixed_window")
+	tenant := onOneKey(t, limit("sliding_log"), "tenant")
+	calls := limit("sliding_window", ratelimit.CountCalls())
+	tiers := limit("leaky_bucket", ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil }))
+	toSame := ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "same", nil })
+	for name, c := range map[string]struct {
+		l      ratelimit.Limiter
+		kind   queue.Kind
+		one    bool // queue for all keys
+		alone  bool // without a say of the context
+		limits []string
+	}{
+		"a window":            {window, queue.Plain, false, true, []string{"fixed_window"}},
+		"a bucket":            {bucket, queue.Bucket, false, true, []string{"token_bucket"}},
+		"tiers":               {tiers, queue.Leaky, false, false, []string{"leaky_bucket"}},
+		"a tenant":            {tenant, queue.Plain, true, false, []string{"sliding_log"}},
+		"calls":               {calls, queue.Plain, false, true, []string{"sliding_window"}},
+		"two":                 {all(t, bucket, calls), queue.Joint(queue.Bucket, queue.Plain), false, true, []string{"token_bucket", "sliding_window"}},
+		"windows":             {all(t, window, calls), queue.Plain, false, true, []string{"fixed_window", "sliding_window"}},
+		"one beside a tenant": {all(t, bucket, tenant), queue.Joint(queue.Bucket, queue.Plain), false, false, []string{"token_bucket", "sliding_log"}},
+		"a tenant alone":      {all(t, tenant), queue.Plain, true, false, []string{"sliding_log"}},
+		"a ban":               {newBan(t, bucket, mem, quarter), queue.Joint(queue.Bucket, queue.Plain), false, true, []string{"token_bucket"}},
+		"a ban of one key":    {newBan(t, tenant, mem, quarter, toSame), queue.Plain, true, false, []string{"sliding_log"}},
+		"another ban":         {newBan(t, bucket, mem, quarter, toSame), queue.Joint(queue.Bucket, queue.Plain), false, false, []string{"token_bucket"}},
+	} {
+		queues := see.QueuesOf(c.l, true)
+		require.Equal(t, c.kind, queues.Kind, name)
+		require.Equal(t, c.one, queues.Key(t.Context(), "ann", 1) == queues.Key(t.Context(), "bob", 1), name)
+		require.Equal(t, c.alone, see.IgnoresContext(c.l), name)
+		require.False(t, see.Held(c.l), name)
+		limits := see.LimitsOf(c.l)
+		var found []string
+		for i := range limits {
+			found = append(found, limits.Of(i).Algorithm)
+		}
+		require.Equal(t, c.limits, found, name)
+		require.Equal(t, c.l == calls || len(c.limits) > 1 && c.limits[1] == "sliding_window", limits.Calls(), name)
+		require.Len(t, see.Names(c.l), len(c.limits), name)
+		require.Equal(t, "5/h", see.Names(c.l)[0], name)
+	}
+	events := see.Of(calls).ByEvents()
+	allowN(t, calls, 3)
+	require.Equal(t, 1, allowN(t, events, 3).Remaining, "one call, and three events, of one count")
+	require.Equal(t, "5/h", see.Names(events)[0])
+	require.False(t, see.LimitsOf(events).Calls())
 }
