@@ -550,6 +550,26 @@ func TestARefundWhileTheRateIs0GivesBackWhatIsStillCharged(t *testing.T) {
 			c.Advance(90 * time.Minute)
 		}
 		require.Equal(t, left[ratelimit.PerHour(5)], left[ratelimit.PerHour(0)])
+
+		// Of a debt, of which a charge before it was given back, so that it was less than it seems.
+		for _, after := range []int{2, 3} {
+			for _, meanwhile := range []ratelimit.Limit{ratelimit.PerHour(5), ratelimit.PerHour(0)} {
+				l := ratelimit.PerHour(5)
+				lim := newLimiter(t, algorithm, s, l, ratelimit.WithLimitFunc(
+					func(context.Context, string) (ratelimit.Limit, error) { return l, nil }))
+				before, r := allowN(t, lim, 3), overcharge(t, lim, 8)
+				require.NoError(t, lim.Refund(t.Context(), "key", before, 3))
+				c.Advance(72 * time.Minute)
+				allowN(t, lim, after)
+				l = meanwhile
+				require.NoError(t, lim.Refund(t.Context(), "key", r, 8))
+				l = ratelimit.PerHour(5)
+				left[meanwhile] = peek(t, lim, "key").Remaining
+				require.NoError(t, lim.Reset(t.Context(), "key"))
+				c.Advance(108 * time.Minute)
+			}
+			require.Equal(t, left[ratelimit.PerHour(5)], left[ratelimit.PerHour(0)], "of a debt")
+		}
 	})
 }
 

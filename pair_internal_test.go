@@ -85,3 +85,17 @@ func TestTheStateOfABan(t *testing.T) {
 		s = again
 	}
 }
+
+// What was counted until the end of its hour has ended at that instant, also where its limit is of
+// months now.
+func TestAnHourEndsInAMonth(t *testing.T) {
+	month, err := integers(&fixedWindow, PerMonth(2))
+	require.NoError(t, err)
+	const hour = 3600e6
+	s := store.State{At: 500_000*hour + 1, Period: hour, Whole: 2}
+	for now, count := range map[int64]int64{500_001*hour - 1: 2, 500_001 * hour: 0} {
+		_, r := fixedWindowStep(s, month, now, 1)
+		require.Equal(t, count, r.Y)
+		require.Equal(t, count == 0, r.OK())
+	}
+}
