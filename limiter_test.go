@@ -18,7 +18,9 @@ import (
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/fallback"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/queue"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/internal/testkit"
 	"github.com/ratelimit-go/ratelimit/ratelimittest"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -1107,6 +1109,12 @@ func TestACustomLimiterAsksItsRule(t *testing.T) {
 		}))
 	require.NoError(t, err)
 	require.Equal(t, "seats", policiesOf(t, l, "key")[1].Unit)
+	require.Equal(t, queue.Plain, see.QueuesOf[ratelimit.Limiter](l, true).Kind)
+	turns := *rule
+	turns.Name, turns.Burst = "turns", true
+	early, err := ratelimit.NewCustom(&turns, mem, ratelimit.PerHour(3))
+	require.NoError(t, err)
+	require.Equal(t, queue.Unknown, see.QueuesOf[ratelimit.Limiter](early, true).Kind, "it may admit ahead of a turn")
 	r := allowN(t, l, 2)
 	require.Equal(t, 1, r.Remaining)
 	at := l.ChargedAt(r)

@@ -764,3 +764,21 @@ func TestWhatIsKnownOfThoseWhoWait(t *testing.T) {
 	require.Equal(t, "5/h", see.Names(events)[0])
 	require.False(t, see.LimitsOf(events).Calls())
 }
+
+// A wait for several events of a limit of calls is one for a call.
+func TestCallsOfTwoEventsAreWaitedForAsCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter(t, "token_bucket", newMemory(t), ratelimit.PerSecond(1), ratelimit.CountCalls())
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second+500*time.Millisecond)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 6 {
+			wg.Go(func() {
+				if _, err := ratelimit.Wait(ctx, l, "key", 2); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}

@@ -441,6 +441,7 @@ func TestARefundTakesNothingFromAWindowThatBeganAfterItsCharge(t *testing.T) {
 		charge, then  string
 	}{
 		{"both end on 28 February", ratelimit.PerMonth(10).From(28), ratelimit.PerMonth(10).From(31), "2026-01-29 00:00", "2026-02-01 00:00"},
+		{"at the instant it began", ratelimit.PerMonth(10).From(28), ratelimit.PerMonth(10).From(31), "2026-01-29 00:00", "2026-01-31 00:00"},
 		{"a day of 23 hours", ratelimit.PerDay(10).In(zone(t, "Africa/Johannesburg")), ratelimit.PerDay(10).In(zone(t, "Europe/Berlin")),
 			"2026-03-28 22:30", "2026-03-28 23:30"},
 	} {
