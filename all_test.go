@@ -1455,3 +1455,29 @@ func (a *alike) requireStep(t *testing.T, c *clock, rng *rand.Rand, others []ali
 	}
 	c.Advance(time.Duration(rng.IntN(700)) * time.Millisecond)
 }
+
+// Of several that admit the Source is that of the one that people should hear of first: whose store
+// did not answer, then whose limit has counted, then what no limit counts.
+func TestTheSourceOfAnAdmissionIsTheOneToHearOf(t *testing.T) {
+	ranks := [][]ratelimit.Source{
+		{ratelimit.SourceUnlimited}, {ratelimit.SourceList}, {ratelimit.SourceZeroRate}, {ratelimit.SourceStore, ratelimit.SourceLease},
+		{ratelimit.SourceFailOpen, ratelimit.SourceFailClosed, ratelimit.SourceLocal, ratelimit.SourceDenyCache, ratelimit.SourceBan},
+	}
+	by := func(s ratelimit.Source) ratelimit.Limiter {
+		return ratelimittest.Static(ratelimit.Result{Allowed: true, Limit: 5}.WithMark(ratelimit.NewMark(t, s, nil)), nil)
+	}
+	for i, rank := range ranks {
+		for _, first := range rank {
+			require.Equal(t, first, allowN(t, all(t, by(first)), 1).Source())
+			for _, lower := range ranks[:i] {
+				for _, second := range lower {
+					require.Equal(t, first, allowN(t, all(t, by(first), by(second)), 1).Source(), second)
+					require.Equal(t, first, allowN(t, all(t, by(second), by(first)), 1).Source(), second)
+				}
+			}
+			for _, other := range rank { // the first of equal ones
+				require.Equal(t, first, allowN(t, all(t, by(first), by(other)), 1).Source())
+			}
+		}
+	}
+}
