@@ -120,7 +120,7 @@ func limitedTool(limiter ratelimit.Limiter, user string, tool mcp.ToolHandler) m
 		}
 		text := "Too many calls. "
 		if r.RetryAfter < ratelimit.Never {
-			text += "Call this tool again in " + (r.RetryAfter.Truncate(time.Second) + time.Second).String() + "."
+			text += "Call this tool again in " + (r.RetryAfter + time.Second - 1).Truncate(time.Second).String() + "."
 		}
 		return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: text}}}, nil
 	}
