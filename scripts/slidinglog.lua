@@ -221,10 +221,10 @@ local function whengone(log, b, gone, need)
     end
   end
   local at = log.block(b)
+  local whole = through(at, at.len)
+  local spare = (whole - gone - absent) % RUN - need -- events of the block that need not leave
   local i = search(1, at.len, function(j)
-    -- An entry that has left is behind gone: nearly RUN events lie between.
-    local events = (through(at, j) - gone - absent) % RUN
-    return need <= events and events < RUN / 2
+    return (whole - through(at, j)) % RUN <= spare
   end)
   return i <= at.len and time(at, i) or parse()
 end

@@ -17,7 +17,7 @@ const (
 	minPeriod = 1_000
 	maxPeriod = 10 * 365 * 24 * 3600 * 1e6
 	maxTime   = 1 << 60    // µs: durations can be added without an overflow
-	maxEvents = maxRun / 2 // in a log: see whenGone
+	maxEvents = maxRun / 2 // in a log: running counts tell fewer than maxRun apart
 )
 
 // AppendBinary implements [store.Log]. It appends

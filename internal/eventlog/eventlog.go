@@ -113,11 +113,9 @@ func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
 		}
 	}
 	at := g.block(b)
-	i := sort.Search(at.len(), func(i int) bool {
-		// An entry that has left is behind gone: nearly maxRun events lie between.
-		events := eventsBetween(gone+absent, at.through(i+1))
-		return need <= events && events < maxRun/2
-	})
+	end := at.through(at.len())
+	spare := eventsBetween(gone+absent, end) - need // events of the block that need not leave
+	i := sort.Search(at.len(), func(i int) bool { return eventsBetween(at.through(i+1), end) <= spare })
 	return at.time(i)
 }
 

@@ -383,3 +383,21 @@ func TestARefundChangesFewBlocks(t *testing.T) {
 		require.LessOrEqual(t, changed, 12, "of %d blocks", len(before))
 	}
 }
+
+// What is charged without asking has no limit. A log says when it leaves, were it 2^47 events.
+func TestALogTellsWhenAnyNumberOfEventsLeaves(t *testing.T) {
+	const charges, most = 70_000, math.MaxInt32
+	l := store.Limit{Rate: most, Period: 1_000_000}
+	g := new(Log)
+	for i := range int64(charges) {
+		g.Add(l, i, most)
+	}
+	for _, n := range []int64{1, most} { // that come when the last charge has left
+		r := g.Step(l, charges, n)
+		require.Equal(t, int64(charges*most), r.Y)
+		require.Equal(t, l.Period-1, r.X)
+	}
+	g.Add(l, charges, 1)
+	require.Equal(t, l.Period-1, g.Step(l, charges, most-1).X)
+	require.Equal(t, l.Period, g.Step(l, charges, most).X)
+}
