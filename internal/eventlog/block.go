@@ -69,8 +69,8 @@ func (b *block) fits(t, n int64) bool {
 }
 
 func (b *block) add(t, n int64) {
-	if len(b.data) == cap(b.data) { // 4 entries, 8, 16, 32, 64
-		b.data = slices.Grow(b.data, max(4*int(b.width), len(b.data)))
+	if len(b.data) == cap(b.data) { // 4 entries, 8, 16, 32, 64: append would make it larger than a full block
+		b.data = append(make([]byte, 0, max(4*int(b.width), 2*len(b.data))), b.data...)
 	}
 	b.data = appendUint48(b.data, uint64(t-b.base))
 	if b.width == wide {

@@ -30,17 +30,45 @@ func logOf(events int, period time.Duration) (*Log, store.Limit, int64) {
 
 func TestALogTakesAtMost9BytesAnEventInMemory(t *testing.T) {
 	for _, events := range []int{1_000, 100_000} {
-		const logs = 20
-		held := make([]*Log, logs)
-		before := heap()
-		for i := range held {
-			held[i], _, _ = logOf(events, 10*365*24*time.Hour)
-		}
-		bytes := float64(heap()-before) / float64(logs*events)
-		t.Logf("%d events: %.1f bytes an event", events, bytes)
-		require.LessOrEqual(t, bytes, 9.0)
-		runtime.KeepAlive(held)
+		requireMemory(t, 9, events, func() *Log {
+			g, _, _ := logOf(events, 10*365*24*time.Hour)
+			return g
+		})
 	}
+}
+
+// Blocks double up to just their full length. 14 bytes are what the doc of SlidingLog says.
+func TestALogTakesAtMost14BytesForSeveralEventsInMemory(t *testing.T) {
+	for _, calls := range []int{1_000, 20_000} {
+		requireMemory(t, 14.5, calls, func() *Log {
+			g := new(Log)
+			for i := range calls {
+				g.Add(store.Limit{Rate: math.MaxInt32, Period: 10 * 365 * 24 * 3600 * 1_000_000}, int64(i), 2)
+			}
+			return g
+		})
+	}
+	for n, width := range map[int64]int{1: narrow, 2: wide} { // the first block, which is the only one of most logs
+		g := new(Log)
+		for i := range int64(blockLen) {
+			g.Add(store.Limit{Rate: 1_000, Period: 1_000_000}, i, n)
+		}
+		require.Equal(t, blockLen*width, cap(g.tail.data))
+	}
+}
+
+// requireMemory fails if a log of so many entries takes more than these bytes for each.
+func requireMemory(t *testing.T, most float64, entries int, build func() *Log) {
+	t.Helper()
+	held := make([]*Log, 20)
+	before := heap()
+	for i := range held {
+		held[i] = build()
+	}
+	bytes := float64(heap()-before) / float64(len(held)*entries)
+	t.Logf("%d entries: %.1f bytes for each", entries, bytes)
+	require.LessOrEqual(t, bytes, most)
+	runtime.KeepAlive(held)
 }
 
 func heap() int64 {
