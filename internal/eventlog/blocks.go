@@ -6,6 +6,7 @@ import "sort"
 func (g *Log) last() int64 { return g.number + int64(len(g.older)) }
 
 // block returns the block of this number, or nil if an earlier block has it in its range.
+// Above the last number it is the newest.
 func (g *Log) block(n int64) *block {
 	switch i := n - g.number; {
 	case i >= int64(len(g.older)):

@@ -76,7 +76,7 @@ func (g *Log) parse(b []byte) (ok bool) {
 	}
 	b = b[1:]
 	period, size := binary.Uvarint(b)
-	if size <= 0 || period < minPeriod || period > maxPeriod {
+	if period < minPeriod || period > maxPeriod { // it is 0 if there is none
 		return false
 	}
 	b = b[size:]

@@ -2,6 +2,7 @@ package eventlog
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -87,20 +88,21 @@ func TestWhatIsNoLogIsCorrupt(t *testing.T) {
 	huge := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}
 	head := []byte{2, 0xc0, 0x84, 0x3d, 0x80, 0x01}
 	for name, b := range map[string][]byte{
-		"nothing":               {},
-		"a state":               store.AppendState(nil, store.State{At: 1, Period: 1_000_000, Whole: 1}, store.Limit{Rate: 1}),
-		"another form":          {3, 0xc0, 0x84, 0x3d, 0x80, 0x01, 0},
-		"no Period":             {2},
-		"a Period of 999 µs":    {2, 0xe7, 0x07, 0},
-		"a Period of ages":      append([]byte{2}, append(huge, 0)...),
-		"no time":               {2, 0xc0, 0x84, 0x3d},
-		"a time of ages":        append([]byte{2, 0xc0, 0x84, 0x3d}, huge...),
-		"half a number":         append(head[:6:6], 0x80),
-		"ages between entries":  append(head[:6:6], huge...),
-		"no count":              append(head[:6:6], 1),
-		"no events":             append(head[:6:6], 1, 0),
-		"more than n events":    append(head[:6:6], 1, 0x80, 0x80, 0x80, 0x80, 0x08),
-		"2^47 events and so on": append(head[:6:6], bytes.Repeat([]byte{1, 0xff, 0xff, 0xff, 0xff, 0x07}, 1<<16+1)...),
+		"nothing":                {},
+		"a state":                store.AppendState(nil, store.State{At: 1, Period: 1_000_000, Whole: 1}, store.Limit{Rate: 1}),
+		"another form":           {3, 0xc0, 0x84, 0x3d, 0x80, 0x01, 0},
+		"no Period":              {2},
+		"a Period of 999 µs":     {2, 0xe7, 0x07, 0},
+		"a Period over 10 years": append(binary.AppendUvarint([]byte{2}, maxPeriod+1), 0),
+		"a Period of ages":       append([]byte{2}, append(huge, 0)...),
+		"no time":                {2, 0xc0, 0x84, 0x3d},
+		"a time of ages":         append([]byte{2, 0xc0, 0x84, 0x3d}, huge...),
+		"half a number":          append(head[:6:6], 0x80),
+		"ages between entries":   append(head[:6:6], huge...),
+		"no count":               append(head[:6:6], 1),
+		"no events":              append(head[:6:6], 1, 0),
+		"more than n events":     append(head[:6:6], 1, 0x80, 0x80, 0x80, 0x80, 0x08),
+		"2^47 events and so on":  append(head[:6:6], bytes.Repeat([]byte{1, 0xff, 0xff, 0xff, 0xff, 0x07}, 1<<16+1)...),
 	} {
 		g, err := Parse(b)
 		require.ErrorIs(t, err, store.ErrCorrupt, name)
@@ -111,6 +113,32 @@ func TestWhatIsNoLogIsCorrupt(t *testing.T) {
 	require.NoError(t, err, "fewer than 2^47 events")
 	l := store.Limit{Rate: math.MaxInt32, Period: 1_000_000}
 	require.Equal(t, int64(64)+l.Period-65, g.Step(l, 65, 1).X)
+}
+
+// Numbers at the end of their range are a log, which answers.
+func TestALogAtTheEdgesIsNotCorrupt(t *testing.T) {
+	const decade = 10 * 365 * 24 * 3600 * 1_000_000
+	l := store.Limit{Rate: math.MaxInt32, Period: decade}
+	log := func(period, first int64, entries ...int64) store.Log {
+		b := binary.AppendVarint(binary.AppendUvarint([]byte{form}, uint64(period)), first)
+		for i := 0; i < len(entries); i += 2 {
+			b = appendEntry(b, entries[i], entries[i+1])
+		}
+		g, err := Parse(b)
+		require.NoError(t, err)
+		return g
+	}
+	require.Equal(t, int64(-1<<60+decade), log(decade, -1<<60, 0, 1).End())
+	require.Equal(t, int64(1<<60+1_000), log(1_000, 1<<60, 0, 1).End())
+	require.Equal(t, int64(1<<60+decade), log(decade, -1<<60, 0, 1, 1<<61, 1).End())
+
+	full := []int64{0, 1 << 16} // 2^47 events
+	for range 1 << 16 {
+		full = append(full, 1, math.MaxInt32)
+	}
+	g := log(decade, 0, full...)
+	require.Equal(t, int64(1<<47), g.Used(1<<16))
+	require.Equal(t, int64(decade), g.Step(l, 1<<16, l.Rate).X, "the last must leave")
 }
 
 // Whatever the bytes are, a log of them can be used, and its bytes are those of an equal

@@ -102,10 +102,7 @@ func (g *Log) whenGone(b int64, gone uint64, need int64) int64 {
 	}
 	part := g.back(b) // missing from b to b+step-1
 	for step /= 2; step > 0; step /= 2 {
-		n := b + step
-		if n > last || g.block(n) == nil {
-			continue
-		}
+		n := b + step // a block: the range of an empty one is not looked into
 		if before := part - g.back(n); fewer(n, absent+before) {
 			b, absent, part = n, absent+before, g.back(n)
 		} else {
@@ -213,14 +210,14 @@ func (g *Log) trim() {
 // than a block has entries.
 func (g *Log) forget(b int64) {
 	if old := g.older[0]; old != nil {
-		g.spare = old
+		g.spare, g.older[0] = old, nil
 	}
-	n := 0
-	for ; g.number+int64(n) < b && n < blockLen && (n == 0 || g.older[n] == nil); n++ {
-		g.older[n] = nil
+	n := int64(1)
+	for g.number+n < b && n < blockLen && g.older[n] == nil {
+		n++
 	}
 	g.older = g.older[n:]
-	g.number += int64(n)
+	g.number += n
 }
 
 // End implements [store.Log].

@@ -86,12 +86,169 @@ func TestALargeLimitAllocatesNothingAhead(t *testing.T) {
 }
 
 func TestALogForgetsAYearInOneStep(t *testing.T) {
-	g, l, now := logOf(100_000, time.Second)
-	now += (365 * 24 * time.Hour).Microseconds()
-	require.Equal(t, store.Reply{Outcome: store.Admitted, X: now}, g.Step(l, now, l.Rate))
-	g.Add(l, now, 1)
-	require.Empty(t, g.older)
-	require.Equal(t, 1, g.tail.len())
+	for _, idle := range []time.Duration{time.Second, 365 * 24 * time.Hour} { // a period is enough
+		g, l, now := logOf(100_000, time.Second)
+		now += idle.Microseconds()
+		require.Equal(t, store.Reply{Outcome: store.Admitted, X: now}, g.Step(l, now, l.Rate))
+		g.Add(l, now, 1)
+		require.Empty(t, g.older)
+		require.Equal(t, 1, g.tail.len())
+	}
+}
+
+// A log of few events in force has no chain and no more memory than a block, however long it
+// goes on: the keys of a login limit live for years.
+func TestALogOfFewEventsStaysOneBlock(t *testing.T) {
+	g, l, now := logOf(10, time.Second)
+	for range 10 * blockLen {
+		now += l.Period / 10
+		g.Add(l, now, 1)
+		require.Same(t, alone, g.chain)
+		require.LessOrEqual(t, cap(g.tail.data), 16*narrow)
+	}
+}
+
+// While events come as fast as others leave, the block that is dropped is the next one.
+func TestALogThatMovesOnAllocatesNothing(t *testing.T) {
+	g, l, now := logOf(1_000, time.Second)
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		for range blockLen {
+			now += l.Period / 1_000
+			g.Add(l, now, 1)
+		}
+	}))
+}
+
+// A log that was large and is small now must not hold what it has dropped.
+func TestDroppedBlocksAreFree(t *testing.T) {
+	g, l, now := logOf(100*blockLen, time.Second)
+	now += l.Period * 9 / 10
+	all := g.older
+	for range 20 {
+		g.Add(l, now, 1)
+	}
+	dropped := len(all) - len(g.older) // a block may have been added
+	require.Greater(t, dropped, 10)
+	for _, b := range all[:dropped] {
+		require.Nil(t, b)
+	}
+}
+
+// An event may be older than the most that an entry can say, which is 8.9 years: Periods go up
+// to 10.
+func TestALogOfTenYears(t *testing.T) {
+	l := store.Limit{Rate: 5, Period: maxPeriod}
+	for _, after := range []int64{maxOffset - 1, maxOffset, maxOffset + 1, maxPeriod - 1} {
+		g := new(Log)
+		g.Add(l, 1_000, 1)
+		g.Add(l, 1_000+after, 1)
+		require.Equal(t, store.Reply{Outcome: store.Admitted, X: 1_000 + after, Y: 2, Z: maxPeriod}, g.Step(l, 1_000+after, 1))
+		require.Equal(t, 1_000+after+maxPeriod, g.End())
+		require.Equal(t, int64(maxPeriod), g.Step(l, 1_000+after, 5).X, "the second must leave")
+	}
+}
+
+// What is charged without asking has no limit. A log says when it leaves, were it 2^47 events.
+func TestALogTellsWhenAnyNumberOfEventsLeaves(t *testing.T) {
+	const charges, most = 70_000, math.MaxInt32
+	l := store.Limit{Rate: most, Period: 1_000_000}
+	g := new(Log)
+	for i := range int64(charges) {
+		g.Add(l, i, most)
+	}
+	for _, n := range []int64{1, most} { // that come when the last charge has left
+		r := g.Step(l, charges, n)
+		require.Equal(t, int64(charges*most), r.Y)
+		require.Equal(t, l.Period-1, r.X)
+	}
+	g.Add(l, charges, 1)
+	require.Equal(t, l.Period-1, g.Step(l, charges, most-1).X)
+	require.Equal(t, l.Period, g.Step(l, charges, most).X)
+}
+
+// A refund of a great many events, in a block that has been in use for long.
+func TestALogOfALimitAsLargeAsTheyGet(t *testing.T) {
+	l := store.Limit{Rate: math.MaxInt32, Period: 1_000}
+	g := new(Log)
+	for now := int64(0); now < 20*l.Period; now += l.Period / 2 {
+		g.Add(l, now, l.Rate/2)
+		g.Refund(l, now, store.Receipt{At: now, N: 1})
+		want := min(2, now/(l.Period/2)+1) * (l.Rate/2 - 1)
+		require.Equal(t, want, g.Used(now))
+		require.Equal(t, want, g.Step(l, now, 1).Y)
+	}
+}
+
+// A log that begins with a state of nothing is empty: a caller whose clock is before 1970 does
+// not come after it.
+func TestALogOfNothingIsEmpty(t *testing.T) {
+	l := store.Limit{Rate: 5, Period: 1_000_000}
+	for _, s := range []store.State{{}, {At: 70, Period: l.Period}} {
+		g := New(s)
+		require.Equal(t, int64(math.MinInt64), g.End())
+		require.Equal(t, int64(-60)+l.Period, g.Add(l, -60, 1))
+		require.Equal(t, store.Reply{Outcome: store.Admitted, X: -60, Y: 1, Z: l.Period}, g.Step(l, -60, 1))
+	}
+	g := New(store.State{At: 70, Period: l.Period, Whole: 2})
+	require.Equal(t, store.Reply{Outcome: store.Admitted, X: 70, Y: 2, Z: l.Period}, g.Step(l, -60, 1))
+}
+
+// A refund of many events looks at no more entries than a block has, so that no call is slow.
+func TestARefundLooksAtAsManyEntriesAsABlockHas(t *testing.T) {
+	for _, before := range []int64{0, 1, blockLen / 2, blockLen - 1} { // so that the instant ends in either place
+		g := new(Log)
+		l := store.Limit{Rate: 1_000, Period: 1_000_000}
+		for range before {
+			g.Add(l, 1, 1)
+		}
+		for range 4 * blockLen {
+			g.Add(l, 2, 1)
+		}
+		g.Refund(l, 2, store.Receipt{At: 2, N: 3 * blockLen})
+		require.Equal(t, before+3*blockLen, g.Used(2))
+	}
+}
+
+// A log of which the oldest thousands of events were given back has empty ranges of blocks in
+// front. When they die, calls must find their way, and forget them by parts.
+func TestALogWhoseBeginningWasGivenBack(t *testing.T) {
+	const events = 400 * blockLen
+	for _, back := range []int64{255 * blockLen, 300*blockLen - 1, 300 * blockLen} { // 64 blocks of 128 go at once
+		for _, died := range []int64{0, 1, 11} { // of the others
+			g, l, now := logOf(events, time.Second)
+			gap := l.Period / events
+			begin := now - (events-1)*gap // event i is at begin + i*gap
+			for i := range back {
+				g.Refund(l, now, store.Receipt{At: begin + i*gap, N: 1})
+			}
+			requireBlocks(t, g)
+			for i := int64(0); i < back; i += blockLen / 2 { // once more, and what never was
+				g.Refund(l, now, store.Receipt{At: begin + i*gap, N: 1})
+				g.Refund(l, now, store.Receipt{At: begin + i*gap + 1, N: 1})
+			}
+			require.Equal(t, events-back, g.Used(now))
+			require.Equal(t, l.Period, g.Step(store.Limit{Rate: 1, Period: l.Period}, now, 1).X, "the last must leave")
+
+			now = begin + (back+died)*gap + l.Period - 1 // the next dies in 1 µs
+			left, blocks := events-back-died, len(g.older)
+			for range 30 {
+				full := store.Limit{Rate: left, Period: l.Period}
+				require.Equal(t, store.Reply{Outcome: store.Denied, X: 1, Y: left, Z: g.newest + l.Period - now}, g.Step(full, now, 1))
+				require.Equal(t, left, g.Used(now))
+				g.Refund(l, now, store.Receipt{At: begin, N: 1}) // which is over
+				g.Refund(l, now, store.Receipt{At: begin + (back+died-1)*gap, N: 1})
+				require.Equal(t, left, g.Used(now))
+				g.Add(l, now, 1)
+				left++
+				require.GreaterOrEqual(t, len(g.older), blocks-blockLen)
+				blocks = len(g.older)
+			}
+			require.LessOrEqual(t, blocks, events/blockLen-int(back)/blockLen+1)
+			g.Refund(l, now, store.Receipt{At: begin + (back+died)*gap, N: 1})
+			require.Equal(t, left-1, g.Used(now))
+			require.Equal(t, 1+gap, g.Step(store.Limit{Rate: left - 1, Period: l.Period}, now, 1).X)
+		}
+	}
 }
 
 func TestACallTrimsAtMostOneBlock(t *testing.T) {
@@ -113,6 +270,11 @@ func TestALogEndsByThePeriodOfItsLastAdd(t *testing.T) {
 	require.Equal(t, end, g.End())
 	require.Equal(t, int64(100), g.Step(slower, end-1, 1).Y)
 	require.Equal(t, store.Reply{Outcome: store.Admitted, X: end}, g.Step(slower, end, 100))
+	again, _, _ := logOf(100, time.Second)
+	slower.Rate = 200
+	r, _ := again.Take(slower, end, 100)
+	require.Equal(t, store.Reply{Outcome: store.Admitted, X: end}, r)
+	slower.Rate = 100
 	g.Refund(slower, end, store.Receipt{At: now, N: 1})
 	g.Add(slower, end, 1)
 	require.Equal(t, int64(1), g.Step(slower, end, 1).Y)
@@ -130,17 +292,35 @@ func TestALogThatEndsAllocatesNothingWhenItStartsAgain(t *testing.T) {
 
 func TestALogOfWhichOnlyTheDeadAreLeftIsOver(t *testing.T) {
 	l := store.Limit{Rate: 200, Burst: 200, Period: 1_000_000}
-	g, now := new(Log), int64(5_000_000)
-	for i := range int64(71) { // two blocks: 40 at 0 s, 30 at 0.5 s, 1 at 1.2 s
-		at := now + max(min(i-39, 1), 0)*500_000 + max(i-69, 0)*700_000
-		g.Add(l, at, 1)
+	for _, later := range []int64{1_000_000, 1_200_000} { // the first have died just now, or before
+		g, now := new(Log), int64(5_000_000)
+		for i := range int64(71) { // two blocks: 40 at 0 s, 30 at 0.5 s, 1 later
+			at := now + max(min(i-39, 1), 0)*500_000 + max(i-69, 0)*(later-500_000)
+			g.Add(l, at, 1)
+		}
+		end := now + later
+		g.Refund(l, end, store.Receipt{At: end, N: 1})
+		g.Refund(l, end, store.Receipt{At: now + 500_000, N: 30})
+		require.Equal(t, int64(math.MinInt64), g.End())
+		require.Zero(t, g.Used(now+900_000))
+		over := store.Reply{Outcome: store.Admitted, X: end}
+		require.Equal(t, over, g.Step(l, end, 200))
+		require.Equal(t, over, g.Step(store.Limit{Rate: 200, Period: 2 * l.Period}, end, 200))
 	}
-	end := now + 1_200_000
-	g.Refund(l, end, store.Receipt{At: end, N: 1})
-	g.Refund(l, end, store.Receipt{At: now + 500_000, N: 30})
-	require.Equal(t, int64(math.MinInt64), g.End())
-	require.Zero(t, g.Used(now+900_000))
-	require.Equal(t, store.Reply{Outcome: store.Admitted, X: end}, g.Step(l, end, 200))
+	g := new(Log)
+	short := store.Limit{Rate: 200, Period: 600_000}
+	for i := range int64(70) {
+		g.Add(l, max(min(i-39, 1), 0)*500_000, 1)
+	}
+	g.Add(short, 600_000, 1) // the first have died
+	g.Add(l, 700_000, 1)     // and stay dead
+	for at, n := range map[int64]int64{700_000: 1, 600_000: 1, 500_000: 30} {
+		g.Refund(l, 700_000, store.Receipt{At: at, N: n})
+	}
+	over := store.Reply{Outcome: store.Admitted, X: 800_000}
+	require.Equal(t, over, g.Step(l, 800_000, 1))
+	r, _ := g.Take(l, 800_000, 1)
+	require.Equal(t, over, r)
 }
 
 func TestALogKnowsItsFirstLivingEntry(t *testing.T) {
@@ -410,22 +590,4 @@ func TestARefundChangesFewBlocks(t *testing.T) {
 		}
 		require.LessOrEqual(t, changed, 12, "of %d blocks", len(before))
 	}
-}
-
-// What is charged without asking has no limit. A log says when it leaves, were it 2^47 events.
-func TestALogTellsWhenAnyNumberOfEventsLeaves(t *testing.T) {
-	const charges, most = 70_000, math.MaxInt32
-	l := store.Limit{Rate: most, Period: 1_000_000}
-	g := new(Log)
-	for i := range int64(charges) {
-		g.Add(l, i, most)
-	}
-	for _, n := range []int64{1, most} { // that come when the last charge has left
-		r := g.Step(l, charges, n)
-		require.Equal(t, int64(charges*most), r.Y)
-		require.Equal(t, l.Period-1, r.X)
-	}
-	g.Add(l, charges, 1)
-	require.Equal(t, l.Period-1, g.Step(l, charges, most-1).X)
-	require.Equal(t, l.Period, g.Step(l, charges, most).X)
 }

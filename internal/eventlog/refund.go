@@ -33,9 +33,6 @@ func (g *Log) Refund(l store.Limit, now int64, c store.Receipt) {
 		}
 		b = g.holder(min(b, g.last()+1) - 1)
 	}
-	if oldest := g.block(g.number); oldest != nil {
-		oldest.first = 0
-	}
 	g.newest, g.total = g.tail.time(g.tail.len()-1), g.tail.through(g.tail.len())
 }
 
@@ -56,9 +53,7 @@ func (g *Log) shrink() bool {
 			return false
 		}
 		tail := g.block(b)
-		if n := eventsBetween(tail.through(tail.len()), g.tail.through(0)); n > 0 {
-			g.count(b, -uint64(n))
-		}
+		g.count(b, -uint64(eventsBetween(tail.through(tail.len()), g.tail.through(0))))
 		g.tail, g.refunded = *tail, min(g.refunded, b-1)
 		clear(g.older[b-g.number:])
 		g.older = g.older[:b-g.number]
@@ -66,24 +61,22 @@ func (g *Log) shrink() bool {
 	return true
 }
 
-// merge joins block b, which is empty, with empty neighbors, and returns the number of
-// the joined block.
+// merge joins block b, which has become empty, with empty neighbors, and returns the number
+// of the joined block.
 func (g *Log) merge(b int64) int64 {
 	empty := func(n, span int64) bool { // reports whether there is an empty block of that range
-		if n < g.number || n+span > g.last() {
+		if n < g.number {
 			return false
 		}
 		at := g.block(n)
 		return at != nil && at.len() == 0 && (span == 1 || g.block(n+span/2) == nil)
 	}
-	span := int64(1)
-	for b%(2*span) == 0 && b+span < g.last() && g.block(b+span) == nil {
-		span *= 2
-	}
-	for start := b - b%(2*span); empty(start, span) && empty(start+span, span); start = b - b%(2*span) {
+	for span := int64(1); ; span *= 2 {
+		start := b - b%(2*span)
+		if !empty(start, span) || !empty(start+span, span) {
+			return b
+		}
 		g.older[start+span-g.number] = nil
 		b = start
-		span *= 2
 	}
-	return b
 }
