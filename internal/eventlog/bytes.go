@@ -36,7 +36,7 @@ const (
 func (g *Log) AppendBinary(b []byte) ([]byte, error) {
 	b = append(b, form)
 	b = binary.AppendUvarint(b, uint64(g.period))
-	if g.empty() || g.newest <= g.cutoff {
+	if g.over() {
 		return binary.AppendVarint(b, 0), nil
 	}
 	n, i := g.firstAfter(g.cutoff)

@@ -70,7 +70,7 @@ func New(s store.State) store.Log {
 // Step implements [store.Log].
 func (g *Log) Step(l store.Limit, now, n int64) store.Reply {
 	r := store.Reply{Outcome: store.AdmittedIf(n <= l.Rate), X: now}
-	if g.empty() {
+	if g.over() {
 		return r
 	}
 	r.X = max(now, g.newest)
@@ -137,7 +137,8 @@ func (g *Log) Take(l store.Limit, now, n int64) (r store.Reply, end int64) {
 
 // Add implements [store.Log].
 func (g *Log) Add(l store.Limit, now, n int64) (end int64) {
-	if g.empty() {
+	if g.over() {
+		g.tail.data = g.tail.data[:0] // it begins again
 		g.cutoff = now - l.Period
 	} else {
 		now = max(now, g.newest)
@@ -222,7 +223,7 @@ func (g *Log) forget(b int64) {
 
 // End implements [store.Log].
 func (g *Log) End() int64 {
-	if g.empty() || g.newest <= g.cutoff {
+	if g.over() {
 		return math.MinInt64
 	}
 	return g.newest + g.period
@@ -237,6 +238,10 @@ func (g *Log) Used(now int64) int64 {
 	b, gone := g.living(dead)
 	return eventsBetween(gone, g.total-g.missing(b))
 }
+
+// over reports whether nothing is charged: there may be dead entries from before what was
+// refunded. The key is as a new one then, were its clock behind the dead.
+func (g *Log) over() bool { return g.empty() || g.newest <= g.cutoff }
 
 // empty reports whether there is no entry. Only the newest block can be empty, if it is
 // alone.

@@ -134,6 +134,25 @@ func TestDroppedBlocksAreFree(t *testing.T) {
 	}
 }
 
+// A log of which all was given back holds no blocks, in whatever order that was.
+func TestALogOfWhichAllWasGivenBackIsFree(t *testing.T) {
+	const events = 5*blockLen + 1
+	for name, order := range map[string]func(i int64) int64{
+		"oldest first": func(i int64) int64 { return i },
+		"newest first": func(i int64) int64 { return events - 1 - i },
+		"middle first": func(i int64) int64 { return (i + events/2) % events },
+	} {
+		g, l, now := logOf(events, time.Second)
+		gap := l.Period / events
+		for i := range int64(events) {
+			require.Equal(t, events-i, g.Used(now), name)
+			g.Refund(l, now, store.Receipt{At: now - order(i)*gap, N: 1})
+		}
+		require.Same(t, alone, g.chain, name)
+		require.Equal(t, store.Reply{Outcome: store.Admitted, X: now - 5}, g.Step(l, now-5, events), name)
+	}
+}
+
 // An event may be older than the most that an entry can say, which is 8.9 years: Periods go up
 // to 10.
 func TestALogOfTenYears(t *testing.T) {
@@ -321,6 +340,26 @@ func TestALogOfWhichOnlyTheDeadAreLeftIsOver(t *testing.T) {
 	require.Equal(t, over, g.Step(l, 800_000, 1))
 	r, _ := g.Take(l, 800_000, 1)
 	require.Equal(t, over, r)
+}
+
+// Whoever comes with a clock behind that of the dead, of which the rest was given back, has a new
+// key: what is charged then counts.
+func TestALogThatIsOverBeginsAgain(t *testing.T) {
+	l := store.Limit{Rate: 200, Period: 1_000_000}
+	for _, at := range []int64{4_000_000, 5_100_000} {
+		g := new(Log)
+		for i := range int64(70) { // two blocks
+			g.Add(l, 5_000_000+max(min(i-39, 1), 0)*500_000, 1)
+		}
+		g.Add(l, 6_200_000, 1) // 40 have died
+		g.Refund(l, 6_200_000, store.Receipt{At: 6_200_000, N: 1})
+		g.Refund(l, 6_200_000, store.Receipt{At: 5_500_000, N: 30})
+		require.Equal(t, int64(math.MinInt64), g.End())
+		for i := range int64(3) {
+			require.Equal(t, i, g.Step(l, at, 1).Y)
+			require.Equal(t, at+l.Period, g.Add(l, at, 1))
+		}
+	}
 }
 
 func TestALogKnowsItsFirstLivingEntry(t *testing.T) {

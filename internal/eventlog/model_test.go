@@ -34,7 +34,7 @@ func (p *plainList) since(t int64) (sum int64) {
 
 func (p *plainList) step(l store.Limit, now, n int64) store.Reply {
 	r := store.Reply{Outcome: store.AdmittedIf(n <= l.Rate), X: now}
-	if len(p.entries) == 0 {
+	if p.end() == math.MinInt64 {
 		return r
 	}
 	r.X = max(now, p.newest())
@@ -55,16 +55,13 @@ func (p *plainList) step(l store.Limit, now, n int64) store.Reply {
 }
 
 func (p *plainList) add(l store.Limit, now, n int64) (end int64) {
-	if len(p.entries) == 0 {
-		p.cutoff = now - l.Period
+	if p.end() == math.MinInt64 {
+		p.entries, p.cutoff = nil, now-l.Period
 	} else {
 		now = max(now, p.newest())
 		p.cutoff = p.dead(now, l.Period)
 		if p.newest()+p.period <= now {
 			p.cutoff = max(p.newest(), p.cutoff)
-		}
-		if p.newest() <= p.cutoff {
-			p.entries = nil
 		}
 	}
 	p.entries, p.period = append(p.entries, plainEntry{now, n}), l.Period
@@ -72,7 +69,7 @@ func (p *plainList) add(l store.Limit, now, n int64) (end int64) {
 }
 
 func (p *plainList) refund(l store.Limit, now int64, c store.Receipt) {
-	if len(p.entries) == 0 {
+	if p.end() == math.MinInt64 {
 		return
 	}
 	now = max(now, p.newest())
@@ -111,9 +108,10 @@ func TestALogAnswersAsAPlainListDoes(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 31))
 		period := int64(8) << rng.IntN(5) // few instants, so that all the edges are met
 		most := []int64{1, 1, 3, math.MaxInt32 / 40}[seed%4]
-		limits := []store.Limit{{Rate: min(math.MaxInt32, 900*most), Period: period}}
+		size := most * []int64{3, 15}[rng.IntN(2)] // up to 4 blocks, or 20
+		limits := []store.Limit{{Rate: min(math.MaxInt32, 60*size), Period: period}}
 		if seed%3 == 0 {
-			limits = append(limits, store.Limit{Rate: min(math.MaxInt32, 600*most), Period: 2 * period}, store.Limit{Rate: 500 * most, Period: period / 2})
+			limits = append(limits, store.Limit{Rate: min(math.MaxInt32, 40*size), Period: 2 * period}, store.Limit{Rate: min(math.MaxInt32, 30*size), Period: period / 2})
 		}
 		g, p, now := new(Log), new(plainList), rng.Int64N(3)*10-10
 		refunds, quiet := rng.IntN(3), 1+rng.IntN(40)
@@ -125,7 +123,7 @@ func TestALogAnswersAsAPlainListDoes(t *testing.T) {
 			case 2:
 				now += rng.Int64N(period)
 			case 3:
-				now -= rng.Int64N(3)
+				now -= rng.Int64N(3 + rng.Int64N(2)*rng.Int64N(2)*period)
 			}
 			reading, n := now-rng.Int64N(2)*rng.Int64N(3), 1+rng.Int64N(most)
 			want, wantEnd := p.step(l, reading, n), int64(0)
