@@ -134,19 +134,43 @@ func TestDroppedBlocksAreFree(t *testing.T) {
 	}
 }
 
+// Nothing comes back of events that have died, by the limit of the refund and the newest event,
+// nor of a log that has ended. Its end stays, which late readings of the clock are held against.
+func TestARefundOfTheDeadGivesNothingBack(t *testing.T) {
+	l, short := store.Limit{Rate: 9, Period: 1_000_000}, store.Limit{Rate: 9, Period: 500_000}
+	g := new(Log)
+	g.Add(l, 100_000, 3)
+	g.Add(l, 600_000, 1)
+	for _, reading := range []int64{600_000, 400_000} {
+		g.Refund(short, reading, store.Receipt{At: 100_000, N: 1})
+		require.Equal(t, int64(4), g.Used(600_000), "at %d", reading)
+	}
+	g = new(Log)
+	g.Add(short, 0, 3)
+	for _, reading := range []int64{500_000, 600_000} {
+		g.Refund(l, reading, store.Receipt{N: 1})
+		g.Refund(l, reading, store.Receipt{N: 3})
+		require.Equal(t, short.Period, g.End(), "at %d", reading)
+	}
+	g.Refund(l, 499_999, store.Receipt{N: 1})
+	require.Equal(t, int64(2), g.Used(499_999))
+}
+
 // A log of which all was given back holds no blocks, in whatever order that was.
 func TestALogOfWhichAllWasGivenBackIsFree(t *testing.T) {
 	const events = 5*blockLen + 1
 	for name, order := range map[string]func(i int64) int64{
-		"oldest first": func(i int64) int64 { return i },
-		"newest first": func(i int64) int64 { return events - 1 - i },
-		"middle first": func(i int64) int64 { return (i + events/2) % events },
+		"oldest first":          func(i int64) int64 { return i },
+		"newest first":          func(i int64) int64 { return events - 1 - i },
+		"middle first":          func(i int64) int64 { return (i + events/2) % events },
+		"a few, newest first":   func(i int64) int64 { return (events + 9 - i) % events },
+		"a block, newest first": func(i int64) int64 { return (events + blockLen - i) % events },
 	} {
 		g, l, now := logOf(events, time.Second)
 		gap := l.Period / events
 		for i := range int64(events) {
 			require.Equal(t, events-i, g.Used(now), name)
-			g.Refund(l, now, store.Receipt{At: now - order(i)*gap, N: 1})
+			g.Refund(l, now, store.Receipt{At: now - (events-1-order(i))*gap, N: 1})
 		}
 		require.Same(t, alone, g.chain, name)
 		require.Equal(t, store.Reply{Outcome: store.Admitted, X: now - 5}, g.Step(l, now-5, events), name)
