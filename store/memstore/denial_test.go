@@ -31,6 +31,16 @@ func TestAKeyThatIsDeniedAgainTakesNoLock(t *testing.T) {
 			t.Errorf("%+v on %d events without the lock, want %+v", got, n, want)
 		}
 	}
+	for range 3 { // a denial is noted anew when it has become old
+		c.add(1_000)
+		take(t, s, ns, "k", l, 1)
+		unlock := s.LockTableOf(ns, "k")
+		got := take(t, s, ns, "k", l, 1)
+		unlock()
+		if want.Y += 1_000; got != want {
+			t.Errorf("%+v without the lock later on, want %+v", got, want)
+		}
+	}
 	l.Burst = 3 // of the same Rate and Period, so that the state tells
 	if r := take(t, s, ns, "k", l, 1); !r.OK() || r.X != 2 {
 		t.Errorf("%+v with room for one more, want an admission", r)
@@ -113,6 +123,30 @@ func TestADenialIsOfOneLimit(t *testing.T) {
 	c.add(10)
 	if r, err := lims[1].AllowN(ctx, "k", 4); err != nil || !r.Allowed {
 		t.Errorf("%+v, %v of a bucket that is full again", r, err)
+	}
+}
+
+// TestADenialIsOfOneKey asks for a key that shares a third of its hash with the one that is denied.
+func TestADenialIsOfOneKey(t *testing.T) {
+	secret, ns, l := memstore.SecretOf(1), store.NewNamespace(window, ""), perMinute(1)
+	alike, known := [2]string{}, map[uint64]string{}
+	for i := 0; alike[1] == ""; i++ {
+		key := fmt.Sprint(i)
+		hi := secret.Hash(ns, key).Hi() >> 32
+		if other, ok := known[hi]; ok {
+			alike = [2]string{other, key}
+		}
+		known[hi] = key
+	}
+	for i, key := range alike {
+		s := newStore(t, memstore.WithClock(newClock().now))
+		s.Use(secret)
+		for range 4 {
+			take(t, s, ns, key, l, 1)
+		}
+		if other := alike[1-i]; s.Denials() != 1 || !take(t, s, ns, other, l, 1).OK() {
+			t.Errorf("%d denials can be seen; %s is denied since %s is", s.Denials(), other, key)
+		}
 	}
 }
 
