@@ -41,7 +41,9 @@ func TestStoreNotMadeByNewFails(t *testing.T) {
 	_, take := s.Take(ctx, ns, "k", plenty, 1)
 	_, peek := s.Peek(ctx, ns, "k", plenty, 1)
 	refund := s.Refund(ctx, ns, "k", plenty, store.Receipt{N: 1})
-	for _, err := range []error{take, peek, refund, s.Reset(ctx, ns, "k")} {
+	_, upTo := s.TakeUpTo(ctx, ns, "k", plenty, 1)
+	_, overdraw := s.Overdraw(ctx, ns, "k", plenty, 1, 1)
+	for _, err := range []error{take, upTo, overdraw, peek, refund, s.Reset(ctx, ns, "k")} {
 		if !errors.Is(err, store.ErrStore) {
 			t.Errorf("error %v, want ErrStore", err)
 		}
