@@ -264,7 +264,7 @@ func (r *reader) next(kind byte) (n int64, text string, ok bool) {
 		return 0, "", false
 	case line[0] == kind:
 		return n, "", true
-	case line[0] != '$' || n < 1 || n+2 > int64(len(rest)):
+	case line[0] != '$' || n < 1 || n > int64(len(rest))-2:
 		return 0, "", false
 	}
 	r.rest = rest[n+2:]
