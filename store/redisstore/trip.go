@@ -139,7 +139,9 @@ func (p *pipeline) groups(t *trip) (list []group) {
 			if !c.goes {
 				continue
 			}
+			room := 1
 			if c.script.batch != nil && !c.apart && !apart {
+				room = min(t.calls, mostTogether)
 				for j := range list {
 					if g := &list[j]; g.calls[0].script == c.script && !g.calls[0].apart && len(g.calls) < mostTogether {
 						g.calls, g.several = append(g.calls, c), true
@@ -147,9 +149,7 @@ func (p *pipeline) groups(t *trip) (list []group) {
 					}
 				}
 			}
-			calls := make([]*call, 1, t.calls)
-			calls[0] = c
-			list = append(list, group{calls: calls, op: operation{sending: &t.sending}})
+			list = append(list, group{calls: append(make([]*call, 0, room), c), op: operation{sending: &t.sending}})
 		}
 	}
 	return list
