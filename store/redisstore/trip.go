@@ -300,7 +300,7 @@ func (g *group) command(ctx context.Context, s *Store, name any) (redis.Cmder, e
 	}
 	for from, to := 0, 0; from < len(g.calls); from = to {
 		task := &g.calls[from].task
-		for to = from + 1; to < len(g.calls) && task.equal(&g.calls[to].task); {
+		for to < len(g.calls) && task.equal(&g.calls[to].task) {
 			to++
 		}
 		args = task.appendTo(s, first.script, append(args, to-from, task.op))
