@@ -3,14 +3,21 @@ package redisstore
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"math"
+	"math/rand/v2"
 	"net"
+	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -25,6 +32,55 @@ func replied(n int, reply string) []call {
 	cmd.reply.WriteString(reply)
 	g.end(cmd)
 	return calls
+}
+
+// Each call of a script has its own part of the reply, whatever is in the text of an error. Of a reply that breaks off
+// a call has at most the error that is wholly there.
+func TestEachCallHasItsPartOfTheReply(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	texts := []string{"E", "ERR no", "two\r\nlines\r\n", ":1\r\n", "$1\r\nE\r\n", "-", "*8\r\n"}
+	for range 40 {
+		n := 1 + rng.IntN(4)
+		reply, ends := fmt.Sprintf("*%d\r\n", 4*n), make([]int, n)
+		values, failed := make([][]int64, n), make([]string, n)
+		for i := range n {
+			var part []string
+			for range 4 {
+				v := []int64{0, 1, -1, 10, rng.Int64(), -rng.Int64(), math.MaxInt64, math.MinInt64}[rng.IntN(8)]
+				values[i], part = append(values[i], v), append(part, fmt.Sprintf(":%d\r\n", v))
+			}
+			if rng.IntN(3) == 0 {
+				failed[i] = texts[rng.IntN(len(texts))]
+				part[0] = fmt.Sprintf("$%d\r\n%s\r\n", len(failed[i]), failed[i])
+			}
+			for j, element := range part {
+				r := reader{[]byte(element)}
+				_, _, ok := r.next(':')
+				require.True(t, ok, "%q", element)
+				require.Empty(t, r.rest)
+				if reply += element; j == 0 {
+					ends[i] = len(reply)
+				}
+			}
+		}
+		for i, c := range replied(n, reply) {
+			if failed[i] != "" {
+				require.Equal(t, refusal(failed[i]), c.err, "%q", reply)
+				continue
+			}
+			require.NoError(t, c.err, "%q", reply)
+			require.Equal(t, values[i], c.values, "%q", reply)
+		}
+		for whole := range len(reply) {
+			for i, c := range replied(n, reply[:whole]) {
+				if failed[i] != "" && ends[i] <= whole {
+					require.Equal(t, refusal(failed[i]), c.err, "%q", reply[:whole])
+				} else {
+					require.ErrorIs(t, c.err, errReply, "%q", reply[:whole])
+				}
+			}
+		}
+	}
 }
 
 // A server or a proxy may answer anything. What is not a reply of this script is an error of each call, and no more.
@@ -94,4 +150,609 @@ func TestALengthThatNoTextHasIsNoPanic(t *testing.T) {
 	_, errs, _ := b.Make()
 	require.ErrorIs(t, errs[0], store.ErrTimeout)
 	require.ErrorContains(t, errs[0], "a reply that cannot be read")
+}
+
+// Those calls of a rule that go are in one script, or in a few of which each is short for the server. A call has a
+// script of its own if its rule has no other, or if a server has refused one with several keys.
+func TestWhichCallsShareAScript(t *testing.T) {
+	p := full(t).link.pipeline
+	rng := rand.New(rand.NewPCG(3, 4))
+	scripts := []*script{{batch: new(script)}, {batch: new(script)}, {}}
+	for range 40 {
+		tr, refused := &trip{begun: time.Now()}, rng.IntN(4) == 0
+		p.apart = tr.begun
+		if refused {
+			p.apart = tr.begun.Add(1)
+		}
+		var want [][]*call
+		open := map[*script]int{} // where the last one of a rule stands
+		for range 1 + rng.IntN(3) {
+			bt := &batch{calls: make([]call, 1+rng.IntN(300))}
+			tr.list = append(tr.list, bt)
+			for i := range bt.calls {
+				c := &bt.calls[i]
+				c.script, c.goes, c.apart = scripts[rng.IntN(3)], rng.IntN(5) > 0, rng.IntN(5) == 0
+				if !c.goes {
+					continue
+				}
+				tr.calls++
+				together := c.script.batch != nil && !c.apart && !refused
+				if at, ok := open[c.script]; ok && together && len(want[at]) < mostTogether {
+					want[at] = append(want[at], c)
+					continue
+				}
+				if together {
+					open[c.script] = len(want)
+				}
+				want = append(want, []*call{c})
+			}
+		}
+		groups := p.groups(tr)
+		require.Len(t, groups, len(want))
+		for i := range groups {
+			require.True(t, slices.Equal(want[i], groups[i].calls))
+			require.Equal(t, len(want[i]) > 1, groups[i].several)
+			require.Same(t, &tr.sending, groups[i].op.sending)
+			if c := want[i][0]; c.script.batch == nil || c.apart || refused {
+				require.Equal(t, 1, cap(groups[i].calls), "no other can join it")
+			}
+			require.LessOrEqual(t, cap(groups[i].calls), mostTogether)
+		}
+		require.True(t, p.mu.TryLock())
+		p.mu.Unlock()
+	}
+}
+
+// A script of several calls is asked of each what it would be asked alone, once for a run of calls that differ only in
+// their keys.
+func TestSeveralCallsAreAskedWhatEachIsAskedAlone(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	plain := full(t)
+	clocked := full(t)
+	clocked.clock = func() time.Time { return time.UnixMicro(1_234_567) }
+	sc := newScript("one")
+	sc.batch = newScript("several")
+	more := map[any]int{"within": 1, "charge": 1, "refund": 5}
+	for range 60 {
+		s := plain
+		if rng.IntN(2) == 0 {
+			s = clocked
+		}
+		calls, runs := make([]call, 1+rng.IntN(80)*rng.IntN(2)), 1+rng.IntN(3)
+		g := group{several: len(calls) > 1}
+		for i := range calls {
+			calls[i] = call{script: sc, key: fmt.Sprint("k", rng.IntN(9)), task: randomTask(rng)}
+			if i > 0 && rng.IntN(3) < runs {
+				calls[i].task = calls[i-1].task
+			}
+			g.calls = append(g.calls, &calls[i])
+		}
+		for name, text := range map[string][2]any{evalsha: {sc.sha, sc.batch.sha}, eval: {"one", "several"}} {
+			cmd, err := g.command(t.Context(), s, name)
+			require.NoError(t, err)
+			got := cmd.Args()
+			alone := func(i int) (task []any, args []any) {
+				args, err := s.arguments(&calls[i], nil, name, &g.op)
+				require.NoError(t, err)
+				end := len(args)
+				if s.clock != nil {
+					end--
+				}
+				return append([]any{calls[i].task.op}, args[keyArg+2:end]...), args
+			}
+			if len(calls) == 1 {
+				_, args := alone(0)
+				require.Equal(t, args, got)
+				require.Equal(t, calls[0].task.op, fmt.Sprint(got[keyArg+1]), "hooks see it")
+				continue
+			}
+			require.Equal(t, []any{name, text[1], len(calls)}, got[:keyArg])
+			for i := range calls {
+				require.Equal(t, calls[i].key, got[keyArg+i])
+			}
+			got = got[keyArg+len(calls):]
+			require.Equal(t, "batch", fmt.Sprint(got[0]))
+			require.Same(t, &g.op, got[0])
+			now := any("")
+			if s.clock != nil {
+				now = int64(1_234_567)
+			}
+			require.Equal(t, now, got[1])
+			got = got[2:]
+			var last []any
+			for i := 0; i < len(calls); {
+				n, task := got[0].(int), got[1:6+more[got[1]]]
+				require.Positive(t, n)
+				require.NotEqual(t, last, task, "they are one run")
+				for range n {
+					want, _ := alone(i)
+					require.Equal(t, want, task)
+					i++
+				}
+				last, got = task, got[1+len(task):]
+			}
+			require.Empty(t, got)
+		}
+	}
+}
+
+func randomTask(rng *rand.Rand) task {
+	l := store.Limit{Rate: 1 + rng.Int64N(2), Period: 60_000_000, Burst: 3}
+	n := 1 + rng.Int64N(2)
+	switch rng.IntN(5) {
+	case 0:
+		return task{"peek", l, n, nil}
+	case 1:
+		return task{"charge", l, n, []any{1 + rng.Int64N(2)}}
+	case 2:
+		return refund(l, store.Receipt{At: rng.Int64N(2), Due: 3, Rate: 1, Period: 5, N: n, Overdrawn: rng.IntN(2) == 0})
+	case 3:
+		return take(l.TurnBefore(1+rng.Int64N(2)), n)
+	}
+	return take(l, n)
+}
+
+// tell has a server answer a command: "" is what was asked for, and io.EOF the end of the connection.
+func tell(cmd redis.Cmder, answer error) {
+	m, several := cmd.(*mixed)
+	var refused refusal
+	switch {
+	case several && errors.As(answer, &refused):
+		m.reply.WriteString("-" + string(refused) + "\r\n")
+	case answer != nil:
+		cmd.SetErr(answer)
+	case several:
+		n := m.Args()[2].(int)
+		fmt.Fprintf(&m.reply, "*%d\r\n", 4*n)
+		for i := range 4 * n {
+			fmt.Fprintf(&m.reply, ":%d\r\n", i/4)
+		}
+	default:
+		cmd.(numbers).SetVal([]int64{0, 0, 0, 0})
+	}
+}
+
+// grouped returns groups of so many calls, with a rule each.
+func grouped(sizes ...int) (groups []group) {
+	sending := new(sending)
+	for i, n := range sizes {
+		sc := newScript(fmt.Sprint("one", i))
+		sc.batch = newScript(fmt.Sprint("several", i))
+		g := group{several: n > 1, op: operation{sending: sending}}
+		for range n {
+			g.calls = append(g.calls, &call{script: sc, key: "k", task: take(store.Limit{Rate: 1, Period: 1, Burst: 1}, 1)})
+		}
+		groups = append(groups, g)
+	}
+	return groups
+}
+
+// Scripts that the server does not have are sent again, as texts, and no others: those may have been charged. Calls
+// whose script was refused for its keys go again by themselves. Each other call has the answer to its script.
+func TestEachScriptOfATripIsAnswered(t *testing.T) {
+	p := full(t).link.pipeline
+	rng := rand.New(rand.NewPCG(7, 8))
+	answers := []error{nil, nil, refusal("NOSCRIPT No matching script"), refusal("NOSCRIPT No matching script"),
+		refusal("CROSSSLOT Keys in request"), refusal("NOPERM no"), refusal("OOM no"), io.EOF}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel() // nobody would wait for a connection any more
+	end := time.Now().Add(time.Hour)
+	ctx := patient{ended, end}
+	for range 400 {
+		sizes := make([]int, 1+rng.IntN(4))
+		for i := range sizes {
+			sizes[i] = 1 + rng.IntN(3)*rng.IntN(2)
+		}
+		groups := grouped(sizes...)
+		all := append([]group(nil), groups...)
+		early := rng.IntN(4) == 0
+		if early {
+			all[0].calls[0].err = io.ErrClosedPipe // it has failed before
+		}
+		told, missing := make([]error, len(all)), []int(nil)
+		var last error
+		runs, tr := 0, new(trip)
+		p.apart = time.Time{}
+		err := p.exec(ctx, tr, groups, func(ctx context.Context, cmds []redis.Cmder) {
+			deadline, _ := ctx.Deadline()
+			require.Equal(t, end, deadline)
+			require.Equal(t, runs > 0, ctx.Err() == nil, "there is a connection")
+			runs++
+			require.LessOrEqual(t, runs, 2)
+			sent := missing
+			if runs == 1 {
+				for i := range all {
+					sent = append(sent, i)
+				}
+			}
+			missing = nil
+			require.Len(t, cmds, len(sent))
+			for j, i := range sent {
+				sc := all[i].calls[0].script
+				if all[i].several {
+					sc = sc.batch
+				}
+				want := []any{evalsha, sc.sha}
+				if runs == 2 {
+					want = []any{eval, sc.text}
+				}
+				require.Equal(t, want, cmds[j].Args()[:2])
+				last = answers[rng.IntN(len(answers))]
+				if told[i] = last; runs == 1 && redis.HasErrorPrefix(last, "NOSCRIPT") {
+					missing = append(missing, i)
+				}
+				tell(cmds[j], last)
+			}
+		})
+		require.Equal(t, last, err)
+		require.Empty(t, missing)
+		require.Equal(t, runs == 2, tr.twice)
+		apart := false
+		for i := range all {
+			want := told[i]
+			if all[i].several && (redis.HasErrorPrefix(want, "CROSSSLOT") || redis.HasErrorPrefix(want, "NOPERM")) {
+				want, apart = errApart, true
+			}
+			for j, c := range all[i].calls {
+				if i == 0 && j == 0 && early {
+					require.Equal(t, io.ErrClosedPipe, c.err)
+					continue
+				}
+				require.Equal(t, want, c.err)
+				if want == nil {
+					require.Equal(t, []int64{int64(j), int64(j), int64(j), int64(j)}, c.values)
+				}
+			}
+		}
+		require.Equal(t, apart, p.apart.After(time.Now().Add(notTogether/2)))
+		require.True(t, p.mu.TryLock())
+		p.mu.Unlock()
+	}
+}
+
+// A clock that cannot be read is an error of each call. Nothing is sent.
+func TestWithoutATimeNothingIsSent(t *testing.T) {
+	s := full(t)
+	s.clock = func() time.Time { return time.Time{} }
+	for _, sizes := range [][]int{{1}, {2}, {1, 2}, {2, 1}} {
+		groups := grouped(sizes...)
+		err := s.link.pipeline.exec(t.Context(), new(trip), groups, func(context.Context, []redis.Cmder) { t.Error("sent") })
+		require.ErrorIs(t, err, errReading)
+		for _, g := range groups {
+			for _, c := range g.calls {
+				require.ErrorIs(t, c.err, errReading)
+			}
+		}
+	}
+}
+
+// inPlace is a hook in place of a server: what it returns is the error of the connection, or of the only command.
+type inPlace func(ctx context.Context, cmds []redis.Cmder) error
+
+func (inPlace) DialHook(redis.DialHook) redis.DialHook {
+	return func(context.Context, string, string) (net.Conn, error) { return nil, io.EOF }
+}
+
+func (h inPlace) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { return h(ctx, []redis.Cmder{cmd}) }
+}
+
+func (h inPlace) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return redis.ProcessPipelineHook(h)
+}
+
+// served returns a store whose server is a hook.
+func served(t *testing.T, server inPlace, opts ...Option) *Store {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ContextTimeoutEnabled: true})
+	t.Cleanup(func() { _ = client.Close() })
+	client.AddHook(server)
+	s, err := New(client, opts...)
+	require.NoError(t, err)
+	return s
+}
+
+type valued struct{}
+
+// carried returns a trip that begins now, with a batch for each of the groups.
+func carried(p *pipeline, groups []group) *trip {
+	now := time.Now()
+	tr := &trip{made: true, begun: now, end: now.Add(p.timeout)}
+	for _, g := range groups {
+		bt := &batch{line: &p.line, begun: now, done: make(chan struct{}), timer: time.AfterFunc(time.Hour, func() {}), trip: tr}
+		for _, c := range g.calls {
+			c.goes, c.ctx = true, context.WithValue(context.Background(), valued{}, "caller's")
+			bt.calls = append(bt.calls, *c)
+		}
+		tr.calls += len(bt.calls)
+		tr.list = append(tr.list, bt)
+	}
+	return tr
+}
+
+// A call that goes alone is a command in its caller's context, and those of one rule are one command. A look is a
+// command that charges nothing. A trip waits for a connection while its callers do, for three quarters of their time,
+// and for the server longer than any of them.
+func TestWhatATripSends(t *testing.T) {
+	for _, c := range []struct {
+		sizes   []int
+		timeout time.Duration
+		want    []any // number of keys of each command
+		value   any
+		lasts   time.Duration
+	}{
+		{nil, 250 * ms, []any{"time"}, nil, 1250 * ms},
+		{[]int{1}, 250 * ms, []any{1}, "caller's", 1250 * ms},
+		{[]int{1}, 100 * ms, []any{1}, "caller's", time.Second},
+		{[]int{2}, 2 * time.Second, []any{2}, nil, 10 * time.Second},
+		{[]int{1, 2, 1}, 250 * ms, []any{1, 2, 1}, nil, 1250 * ms},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			begun := time.Now()
+			var sent []any
+			s := served(t, func(ctx context.Context, cmds []redis.Cmder) error {
+				for _, cmd := range cmds {
+					if sent = append(sent, cmd.Args()[0]); sent[len(sent)-1] != "time" {
+						sent[len(sent)-1] = cmd.Args()[2]
+					}
+				}
+				require.Equal(t, c.value, ctx.Value(valued{}))
+				end, _ := ctx.Deadline()
+				require.Equal(t, c.lasts, end.Sub(begun))
+				<-ctx.Done()
+				over := time.Since(begun) - c.timeout*3/4
+				require.GreaterOrEqual(t, over, time.Duration(0))
+				require.LessOrEqual(t, over, c.timeout/spread)
+				return io.EOF
+			}, WithTimeout(c.timeout))
+			tr := carried(s.link.pipeline, grouped(c.sizes...))
+			require.Equal(t, io.EOF, s.link.pipeline.send(tr))
+			require.Equal(t, c.want, sent)
+			for _, bt := range tr.list {
+				<-bt.done
+				for i := range bt.calls {
+					require.Equal(t, io.EOF, bt.calls[i].err, "of a pipeline no command is told")
+				}
+			}
+			time.Sleep(time.Hour)
+		})
+	}
+}
+
+// A hook may fail after some commands have their answers. Those are what their callers are told.
+func TestAnAnswerCountsWhateverAHookReturns(t *testing.T) {
+	for _, failed := range []error{nil, refusal("ERR no")} {
+		for _, returned := range []error{nil, failed, io.EOF} {
+			s := served(t, func(_ context.Context, cmds []redis.Cmder) error {
+				tell(cmds[0], failed)
+				tell(cmds[1], nil)
+				return returned
+			})
+			tr := carried(s.link.pipeline, grouped(1, 2))
+			_ = s.link.pipeline.send(tr)
+			if failed == nil && returned != nil {
+				continue // for all that is known, no command was answered
+			}
+			require.Equal(t, failed, tr.list[0].calls[0].err)
+			for i := range 2 {
+				require.NoError(t, tr.list[1].calls[i].err)
+				require.Len(t, tr.list[1].calls[i].values, 4)
+			}
+		}
+	}
+}
+
+// A hook that panics does so for each caller of the trip. The trip ends, and the store goes on.
+func TestEachCallerOfATripHasThePanicOfAHook(t *testing.T) {
+	for _, sizes := range [][]int{nil, {1}, {3}, {1, 2}} {
+		s := served(t, func(context.Context, []redis.Cmder) error { panic("planted") })
+		p := s.link.pipeline
+		tr := carried(p, grouped(sizes...))
+		require.Equal(t, errPanic, p.send(tr))
+		for _, bt := range tr.list {
+			for i := range bt.calls {
+				require.PanicsWithValue(t, "planted", func() { _, _ = p.wait(s.budget(t.Context()), bt, i, "k") })
+			}
+		}
+	}
+}
+
+// If a caller has left before the trip was written, all of it is sent as a look, and no call has an answer: those
+// who stay go again. Errors that are known before remain.
+func TestWhatWasGivenUpHasNoAnswer(t *testing.T) {
+	for _, sizes := range [][]int{{1}, {2}, {1, 2}, {2, 1, 2}} {
+		for state, want := range map[uint32]error{unsent: nil, written: nil, givenUp: errGivenUp} {
+			var tr *trip
+			s := served(t, func(_ context.Context, cmds []redis.Cmder) error {
+				tr.sending.state.Store(state)
+				for _, cmd := range cmds {
+					if m, ok := cmd.(*mixed); ok && state == givenUp {
+						m.reply.WriteString("*0\r\n")
+					} else {
+						tell(cmd, nil)
+					}
+				}
+				return nil
+			})
+			groups := grouped(sizes...)
+			groups[0].calls[0].err = io.ErrClosedPipe
+			tr = carried(s.link.pipeline, groups)
+			require.NoError(t, s.link.pipeline.send(tr))
+			for i, bt := range tr.list {
+				for j := range bt.calls {
+					if i == 0 && j == 0 {
+						require.Equal(t, io.ErrClosedPipe, bt.calls[j].err)
+					} else {
+						require.Equal(t, want, bt.calls[j].err)
+						_, f := s.link.pipeline.wait(s.budget(t.Context()), bt, j, "k")
+						require.Equal(t, want != nil, f != nil && f.again && errors.Is(f.err, want))
+					}
+				}
+			}
+		}
+	}
+}
+
+// A batch whose time was up has ended. Of one that ends with its trip the room is used again when all have read it,
+// unless its timer may still be about to end it.
+func TestABatchEndsOnce(t *testing.T) {
+	s := served(t, func(_ context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			tell(cmd, nil)
+		}
+		return nil
+	})
+	tr := carried(s.link.pipeline, grouped(2, 1, 3))
+	tr.list[0].ended.Store(true)
+	close(tr.list[0].done)
+	tr.list[1].timer.Stop()
+	require.NoError(t, s.link.pipeline.send(tr))
+	for i, unread := range []int64{0, 0, 3} {
+		<-tr.list[i].done
+		require.Equal(t, unread, tr.list[i].unread.Load())
+		require.True(t, tr.list[i].ended.Load())
+	}
+}
+
+// A caller may leave until the trip is written. Only what was written may be charged.
+func TestWhoLeavesATripIsToldWhetherItWasWritten(t *testing.T) {
+	for state, want := range map[uint32]uint32{unsent: givenUp, written: written, givenUp: givenUp} {
+		tr := new(trip)
+		tr.sending.state.Store(state)
+		require.Equal(t, state == written, tr.leave())
+		require.Equal(t, want, tr.sending.state.Load())
+	}
+}
+
+// Each trip gives its connection back, and uses one that is free, so there are never more than trips under way at once.
+func TestTripsUseConnectionsAgain(t *testing.T) {
+	for _, hooks := range []bool{false, true} {
+		m := redistest.Mini(t)
+		client := redis.NewClient(&redis.Options{Addr: m.Addr(), ContextTimeoutEnabled: hooks})
+		t.Cleanup(func() { _ = client.Close() })
+		s, err := New(client, WithTimeout(time.Minute))
+		require.NoError(t, err)
+		p := s.link.pipeline
+		for range 3 {
+			groups := grouped(1, 1, 2)
+			for i := range groups {
+				sc := newScript(fmt.Sprint("return {1, 0, 0, ", i, "}"))
+				sc.batch = newScript("return {1, 0, 0, 0, 1, 0, 0, 0}")
+				for _, c := range groups[i].calls {
+					c.script = sc
+				}
+			}
+			tr := carried(p, groups)
+			require.NoError(t, p.send(tr))
+			require.Equal(t, []uint32{1, 1}, []uint32{client.PoolStats().TotalConns, client.PoolStats().IdleConns})
+			require.Equal(t, []int64{1, 0, 0, 1}, tr.list[1].calls[0].values)
+		}
+		for range 3 {
+			_, end := p.conn()
+			_, last := p.conn()
+			require.Empty(t, p.clones, "none is used by two")
+			end()
+			last()
+		}
+		if !hooks {
+			require.Len(t, p.clones, 2)
+			require.NotSame(t, p.clones[0], p.clones[1])
+		}
+		require.True(t, p.mu.TryLock())
+		p.mu.Unlock()
+	}
+}
+
+// All trips begin that may: when calls come, when one ends, and when all have left one. Connections are made one at a
+// time, as calls come or trips end: a connection that is soon free is as good.
+func TestAllTripsBeginThatMay(t *testing.T) {
+	good := func(p *pipeline, tr *trip) { p.finish(tr, nil, time.Now(), 0) }
+	broken := func(p *pipeline, tr *trip) { p.finish(tr, io.EOF, time.Now(), 0) }
+	left := func(p *pipeline, tr *trip) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.abandon(tr)
+	}
+	for what, c := range map[string]struct {
+		event func(p *pipeline, tr *trip)
+		ready int
+		want  int
+	}{
+		"calls come":                     {nil, 2, 2},
+		"calls come, no connection":      {nil, 0, 1},
+		"a trip ends":                    {good, 1, 2},
+		"a trip ends, and no connection": {broken, 1, 1},
+		"a trip is left":                 {left, 1, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			hold := make(chan struct{})
+			s := served(t, func(context.Context, []redis.Cmder) error { <-hold; return io.EOF })
+			p, now := s.link.pipeline, time.Now()
+			p.expected.inside.Store(100)
+			p.distance = distance{least: 1, since: now, looked: now}
+			p.conns.reached, p.conns.used, p.window.calls, p.trips = true, now, 16, mostTrips
+			for range 20 {
+				_, _, _ = p.enter(s.budget(t.Context()), &call{script: s.reset, key: "k", task: task{op: "reset"}, args: []any{nil, nil, 1, "k", nil}, at: keyArg + 1})
+			}
+			p.mu.Lock()
+			p.trips, p.conns.ready = 0, c.ready
+			if c.event == nil {
+				p.start(now)
+				p.mu.Unlock()
+			} else {
+				p.conns.ready++
+				p.begin(true)
+				tr := &trip{made: true, begun: now, end: now.Add(p.timeout), calls: 1}
+				p.mu.Unlock()
+				c.event(p, tr)
+			}
+			require.Equal(t, c.want, s.Trips(), what)
+			time.Sleep(time.Second)
+			close(hold)
+			time.Sleep(time.Hour)
+		})
+	}
+}
+
+// A connection that is in the pool beyond those in use has its handshake: the dial of it does not hang.
+func TestAHandshakeIsNoHangingDial(t *testing.T) {
+	client := redistest.Mini(t).Client(t)
+	require.NoError(t, client.Ping(t.Context()).Err())
+	s, err := New(client)
+	require.NoError(t, err)
+	p := s.link.pipeline
+	for made, want := range map[bool]int{true: 1, false: 0} {
+		p.conns.ready, p.conns.busy, p.conns.dials.vain = 0, 0, 1
+		if made {
+			p.conns.ready = 1
+		}
+		p.begin(made)
+		p.abandon(&trip{made: made, begun: time.Now()})
+		require.Equal(t, want, p.conns.dials.vain)
+	}
+}
+
+// Why a trip could make no connection is what calls are told that wait for one.
+func TestATripSaysWhyItHasNoConnection(t *testing.T) {
+	s, p := far(t)
+	refused := &net.OpError{Op: "dial", Err: errors.New("refused")}
+	p.unmade(&trip{begun: time.Now()}, refused, time.Now())
+	require.Equal(t, refused, *s.link.pulse.cause.Load())
+}
+
+// Who waits in a batch that is used again does so no longer than others.
+func TestABatchThatIsUsedAgainEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, p := far(t)
+		p.mu.Lock()
+		bt := p.open(&p.line, time.Now())
+		bt.timer.Stop()
+		bt.clear()
+		p.read.New = func() any { return bt } // as if it had been put there: a pool may lose it
+		require.Same(t, bt, p.open(&p.line, time.Now()))
+		p.mu.Unlock()
+		time.Sleep(p.timeout - 1)
+		require.False(t, bt.ended.Load())
+		<-bt.done
+		time.Sleep(time.Second)
+	})
 }
