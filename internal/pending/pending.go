@@ -54,10 +54,14 @@ type Patience struct {
 // grace is the part of a timeout for which a call still waits after it: the error of the store says more.
 const grace = 16
 
+// longest is the longest timeout that is kept: a longer one has no end, and a time to which it is added may
+// overflow.
+const longest = 100 * 365 * 24 * time.Hour
+
 // PatienceWith is that of calls of s.
 func PatienceWith(s store.Store) *Patience {
 	p := &Patience{timeout: see.Timeout(s)}
-	if p.timeout > 0 {
+	if p.timeout > 0 && p.timeout <= longest {
 		p.waves = waves.New(p.timeout)
 	}
 	return p

@@ -3,6 +3,7 @@ package pending_test
 import (
 	"context"
 	"errors"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -69,6 +70,28 @@ func TestACallThatTakesLongerThanTheTimeoutIsLeft(t *testing.T) {
 		require.GreaterOrEqual(t, time.Since(t0), 300*time.Millisecond+170*time.Millisecond, "it has answered others")
 		time.Sleep(time.Second) // the timers have run
 	})
+}
+
+// times is a store that says how long its calls take.
+type times struct {
+	store.Store
+	out time.Duration
+}
+
+func (s times) Timeout() time.Duration { return s.out }
+
+// A timeout that is as good as none is no time that has passed.
+func TestOfATimeoutWithoutAnEndThePatienceHasNone(t *testing.T) {
+	for _, timeout := range []time.Duration{math.MaxInt64, math.MaxInt64/17*16 + 17, math.MaxInt64 / 17 * 16, 100 * 365 * 24 * time.Hour, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			p := pending.PatienceWith(times{out: timeout})
+			c := pending.New[int]()
+			time.AfterFunc(time.Minute, func() { c.Answer(7, nil) })
+			answer, err := c.Wait(t.Context(), p)
+			require.NoError(t, err, "%v", timeout)
+			require.Equal(t, 7, answer)
+		})
+	}
 }
 
 // Of a caller that leaves and one that answers, one is told that it did.
