@@ -3,6 +3,7 @@ package pending
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -69,9 +70,15 @@ func PatienceWith(s store.Store) *Patience {
 
 // Heard notes that the store has answered, unless err says that it has not.
 func (p *Patience) Heard(err error) {
-	if p.waves != nil && err == nil {
+	if p.waves != nil && answers(err) {
 		p.heard.Store(int64(time.Since(p.waves.Base)))
 	}
+}
+
+// answers reports whether only an answer can have made err. A call that has not reached the store fails in other
+// ways.
+func answers(err error) bool {
+	return err == nil || errors.Is(err, store.ErrCorrupt) || errors.Is(err, store.ErrClock) || errors.Is(err, store.ErrOutOfMemory)
 }
 
 // after is closed when the store should have answered that was asked, or has answered, at since.

@@ -72,6 +72,24 @@ func TestACallThatTakesLongerThanTheTimeoutIsLeft(t *testing.T) {
 	})
 }
 
+// A store that has said what is wrong with a key has answered, as late as it may be.
+func TestAnErrorThatIsAnAnswerIsHeard(t *testing.T) {
+	for err, heard := range map[error]bool{
+		store.ErrCorrupt: true, store.ErrClock: true, store.ErrOutOfMemory: true,
+		store.ErrStore: false, store.ErrTimeout: false, store.ErrUnavailable: false, store.ErrOverloaded: false,
+		context.Canceled: false,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p, c := pending.PatienceWith(testkit.Hanging{}), pending.New[int]()
+			time.AfterFunc(100*time.Millisecond, func() { p.Heard(err) })
+			time.AfterFunc(200*time.Millisecond, func() { c.Answer(7, nil) })
+			_, late := c.Wait(t.Context(), p)
+			require.Equal(t, heard, late == nil, "%v: %v", err, late)
+			time.Sleep(time.Second) // the timers have run
+		})
+	}
+}
+
 // times is a store that says how long its calls take.
 type times struct {
 	store.Store
