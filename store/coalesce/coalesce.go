@@ -160,7 +160,7 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 	}
 	if given < granted { // some have left
 		// After an error they stay charged, as after any call whose caller has left.
-		_ = s.Refund(ctx, ns, k.key, k.limit, r.Receipt(ns.Rule, k.limit, granted, granted-given))
+		s.patience.Heard(s.Refund(ctx, ns, k.key, k.limit, r.Receipt(ns.Rule, k.limit, granted, granted-given)))
 	}
 }
 
@@ -168,7 +168,7 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 // come back at once.
 func (s *Store) denial(ctx context.Context, ns *store.Namespace, k hotKey) (store.Reply, error) {
 	r, err := s.Peek(ctx, ns, k.key, k.limit, 1)
-	if err == nil && r.OK() {
+	if s.patience.Heard(err); err == nil && r.OK() {
 		const soon = 1 // µs
 		r = store.Reply{Outcome: store.DeniedPlainly, X: soon, Z: max(soon, r.Report(ns.Rule, k.limit, 1, 0).Reset)}
 	}

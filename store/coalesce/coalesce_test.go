@@ -363,3 +363,70 @@ func TestAnAllIsOneCallOfTheStore(t *testing.T) {
 	require.Equal(t, 4, allowN(t, all, 1).Remaining)
 	require.Zero(t, far.calls.Load(), "they went by TakeAll")
 }
+
+// patient is a store that answers each call late, but within its timeout.
+type patient struct{ store.Store }
+
+func (patient) Timeout() time.Duration { return 160 * time.Millisecond }
+
+func (patient) wait() { time.Sleep(150 * time.Millisecond) }
+
+func (s patient) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.wait()
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+func (s patient) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.wait()
+	return s.Store.TakeUpTo(ctx, ns, key, l, n)
+}
+
+func (s patient) Peek(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.wait()
+	return s.Store.Peek(ctx, ns, key, l, n)
+}
+
+func (s patient) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) error {
+	s.wait()
+	return s.Store.Refund(ctx, ns, key, l, c)
+}
+
+// All that is asked of the store before a caller's own call is answered in time, and so is the caller.
+func TestWhereTheStoreIsSlowNobodyIsToldThatItIsDown(t *testing.T) {
+	for name, tt := range map[string]struct {
+		limit int
+		leave time.Duration
+	}{
+		"after a denial":      {limit: 2, leave: time.Hour},
+		"after a giving back": {limit: 100, leave: 200 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				mem, err := memstore.New()
+				require.NoError(t, err)
+				lim := newLimiter(t, "token_bucket", coalesced(t, patient{mem}), ratelimit.PerHour(tt.limit))
+				var group sync.WaitGroup
+				for i := range 6 {
+					ctx := t.Context()
+					if i == 2 {
+						short, cancel := context.WithTimeout(ctx, tt.leave)
+						defer cancel()
+						ctx = short
+					}
+					group.Go(func() {
+						_, err := lim.Allow(ctx, "key")
+						if i != 2 {
+							require.NoError(t, err)
+						}
+					})
+					time.Sleep(time.Millisecond)
+					if i == 3 { // what follows comes while the second call is under way
+						time.Sleep(200 * time.Millisecond)
+					}
+				}
+				group.Wait()
+				time.Sleep(time.Second) // the timers have run
+			})
+		})
+	}
+}
