@@ -84,6 +84,7 @@ const (
 	defaultFailures = 5
 	defaultPause    = time.Second
 	leastRetryAfter = time.Second
+	longestPause    = 100 * 365 * 24 * time.Hour // so that it can be added to a time, and rounded up
 )
 
 var (
@@ -171,7 +172,7 @@ func WithBreaker(failures int, probeAfter time.Duration) Option {
 		if failures < 1 || failures > math.MaxInt32 || probeAfter <= 0 {
 			return fmt.Errorf("%w: WithBreaker(%d, %v)", ratelimit.ErrInvalidOption, failures, probeAfter)
 		}
-		f.failures, f.pause = uint32(failures), probeAfter
+		f.failures, f.pause = uint32(failures), min(probeAfter, longestPause)
 		return nil
 	}
 }
@@ -754,7 +755,7 @@ func (f *Limiter) Reset(ctx context.Context, key string) error {
 	}
 	_, err := f.call(func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
 	if f.local != nil { // which then holds nothing, so nothing is owed
-		err = errors.Join(err, f.local.Reset(ctx, key))
+		err = errors.Join(err, f.local.Reset(lasting(ctx), key))
 	}
 	return err
 }

@@ -407,6 +407,24 @@ func TestFailOpenAdmitsAndKnowsNothingElse(t *testing.T) {
 	})
 }
 
+// Who asks for no probe at all may ask for one in 290 years.
+func TestAProbeThatIsFarAwayIsNotSaidToBeNear(t *testing.T) {
+	for _, after := range []time.Duration{math.MaxInt64, math.MaxInt64 - time.Microsecond, 100 * 365 * 24 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+			inner.down.Store(true)
+			lim := failover(t, inner, fallback.FailClosed(), fallback.WithBreaker(1, after))
+			for range 3 {
+				r := allowN(t, lim, 1)
+				require.Greater(t, r.RetryAfter, 99*365*24*time.Hour)
+				require.Zero(t, r.RetryAfter%time.Microsecond)
+				time.Sleep(time.Second + 1)
+			}
+			require.EqualValues(t, 1, inner.calls.Load())
+		})
+	}
+}
+
 func TestFailClosedSaysWhenTheNextProbeIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
@@ -825,6 +843,24 @@ func TestResetForgetsAKeyOnBothSides(t *testing.T) {
 		inner.comeBack()
 		require.NoError(t, lim.Reset(t.Context(), "key"))
 		require.Equal(t, 10, admitted(t, lim, 20), "nothing is owed any more")
+	})
+}
+
+// A store that stands still takes all the time that the caller has.
+func TestAResetThatEndsWithItsCallerForgetsTheKeyLocally(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &faulty{Limiter: inMemory(t, "token_bucket", ratelimit.PerHour(10))}
+		lim := failover(t, inner, fallback.FailTo(inMemory(t, "token_bucket", ratelimit.PerHour(5))))
+		inner.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 10))
+		inner.comeBack()
+		inner.before = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		require.EqualError(t, lim.Reset(ctx, "key"), context.DeadlineExceeded.Error(), "of the store alone")
+		inner.before = nil
+		inner.down.Store(true)
+		require.Equal(t, 5, admitted(t, lim, 10))
 	})
 }
 
