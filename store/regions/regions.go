@@ -275,7 +275,7 @@ func (s *Store) Peek(ctx context.Context, ns *store.Namespace, key string, l sto
 
 // Overdraw charges the own share, which may then hold its part of most.
 func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
-	rule := ns.Rule
+	rule, whole := ns.Rule, most
 	share, err := s.own.share(rule, l)
 	if err != nil {
 		return store.Reply{}, err
@@ -288,7 +288,10 @@ func (s *Store) Overdraw(ctx context.Context, ns *store.Namespace, key string, l
 	if err != nil || r.Plain() {
 		return r, err
 	}
-	n = min(n, max(0, most-rule.Spent(r)))
+	spent := rule.Spent(r)
+	if held := max(0, most-spent); held < n { // a plain reply would say that all n are charged
+		return r.After(rule, whole-held-spent), nil // of the limit as a whole, which is then as full
+	}
 	told := store.Reply{Outcome: r.Outcome | store.DeniedPlainly, X: r.X, Y: r.Available(rule, share)}
 	r.Outcome = store.Admitted
 	told.Z = r.Report(rule, share, n, n).Reset

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -1058,4 +1059,35 @@ func TestServedByHTTP(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[int]int{http.StatusOK: 4, http.StatusTooManyRequests: 2}, codes)
+}
+
+// A share holds only so many events. What it could not hold is not told to be charged, or a Refund of that would
+// give back what others were charged with.
+func TestWhatAShareCannotHoldIsNotGivenBack(t *testing.T) {
+	year := 365 * 24 * time.Hour
+	for _, tt := range []struct {
+		algorithm string
+		each      ratelimit.Limit
+		most      int // that a share can hold
+	}{
+		{"token_bucket", ratelimit.Limit{Rate: 1, Period: year, Burst: 2}, 100},
+		{"fixed_window", ratelimit.PerHour(10), math.MaxInt32},
+		{"sliding_window", ratelimit.PerHour(10), math.MaxInt32},
+	} {
+		t.Run(tt.algorithm, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				x := newTwo(t, tt.algorithm, tt.each)
+				first := testkit.Overcharge(t, x.Limiter, tt.most-10)
+				require.Equal(t, tt.most-10, first.Charged())
+				second := testkit.Overcharge(t, x.Limiter, 80)
+				require.Equal(t, 10, second.Charged())
+				require.Zero(t, second.Remaining)
+				third := testkit.Overcharge(t, x.Limiter, 80)
+				require.Zero(t, third.Charged())
+				require.ErrorIs(t, x.Refund(t.Context(), "key", third, 80), ratelimit.ErrInvalidN)
+				require.NoError(t, x.Refund(t.Context(), "key", second, 80))
+				require.Equal(t, 10, testkit.Overcharge(t, x.Limiter, 80).Charged(), "the first ones are still there")
+			})
+		})
+	}
 }
