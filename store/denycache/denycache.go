@@ -161,7 +161,7 @@ func (s *Store) learn(rule *store.Rule, q *denials.Question, r store.Reply, err 
 	case err != nil || r.OK():
 		s.denials.ForgetOtherLimits(q)
 	case q.Turn || q.N > q.Limit.Burst: // it may fit with another turn, or never
-	case r.Outcome == store.DeniedPlainly: // it may fit sooner
+	case r.Plain(): // it may fit sooner, or is from memory, where it costs nothing to ask again
 	default:
 		s.denials.Remember(q, r.Report(rule, q.Limit, q.N, 0))
 	}

@@ -1121,3 +1121,32 @@ func TestWhatAnAllAdmitsUnderAnotherLimitEndsADenial(t *testing.T) {
 		require.True(t, allowN(t, lim, 1).Allowed)
 	})
 }
+
+// What another one says from memory has an end that is too late by its round trip. It is not remembered once more.
+func TestADenialFromMemoryIsNotRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const roundTrip = 200 * time.Millisecond
+		began, ends := time.Now(), 10*time.Second
+		far := stub{memory(t), func(string, int64) (store.Reply, error) {
+			if time.Since(began) >= ends {
+				return store.Reply{Outcome: store.Admitted, X: time.Now().UnixMicro()}, nil
+			}
+			r := denial(ends - time.Since(began))
+			time.Sleep(roundTrip) // on the way back
+			return r, nil
+		}}
+		inner, err := denycache.New(far)
+		require.NoError(t, err)
+		var l [2]ratelimit.Limiter
+		for i := range l {
+			outer, err := denycache.New(inner)
+			require.NoError(t, err)
+			l[i] = newLimiter(t, "fixed_window", outer, ratelimit.PerSecond(1))
+			require.False(t, allow(t, l[i], "key").Allowed)
+		}
+		time.Sleep(time.Until(began.Add(ends)))
+		for i := range l {
+			require.True(t, allow(t, l[i], "key").Allowed, "%d", i)
+		}
+	})
+}
