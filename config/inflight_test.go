@@ -128,6 +128,20 @@ func (l *turning) Unwrap() ratelimit.Limiter {
 	return l.Limiter
 }
 
+// A Charge takes no slot, so that there is none to give back.
+func TestARefundOfAChargeBesideSlotsAfterAnUpdate(t *testing.T) {
+	ls := build(t, ratelimit.Must(memstore.New()), one("algorithm: token_bucket, limit: 12/d, in_flight: 8"))
+	l := limiter(t, ls, "a")
+	charged, err := ratelimit.Charge(t.Context(), l, "user:ann", 3)
+	require.NoError(t, err)
+	update(t, ls, one("algorithm: token_bucket, limit: 10/d, in_flight: 7"))
+	require.NoError(t, l.Refund(t.Context(), "user:ann", charged, 3))
+	r, err := l.Peek(t.Context(), "user:ann")
+	require.NoError(t, err)
+	require.Equal(t, 10, r.Parts()[0].Remaining)
+	require.Equal(t, 7, r.Parts()[1].Remaining)
+}
+
 // A text that comes while a request is decided on is followed before or after: the answer is no
 // error, and neither a slot nor an event too many stays charged.
 func TestATextThatComesWhileASlotIsTaken(t *testing.T) {

@@ -96,7 +96,7 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 	}
 	var errs []error
 	for i, part := range parts {
-		if part.Allowed { // otherwise Charge has met a Rate of 0
+		if part.Charged() > 0 { // a Charge takes no slots, and nothing at a Rate of 0
 			errs = append(errs, l.counter(former, i).Refund(ctx, key, part, n))
 		}
 	}
