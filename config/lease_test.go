@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/config"
+	"github.com/ratelimit-go/ratelimit/store"
 )
 
 const leased = "algorithm: fixed_window, limit: 1000/d, store: {lease: 1h}"
@@ -59,6 +61,32 @@ func TestALeaseOfAFormerTextIsGivenBack(t *testing.T) {
 			require.NoError(t, ls.Close(t.Context()))
 		})
 	}
+}
+
+// deaf is a store whose Refunds last until their context ends.
+type deaf struct{ store.Store }
+
+func (*deaf) Refund(ctx context.Context, _ *store.Namespace, _ string, _ store.Limit, _ store.Receipt) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestCloseWaitsForLeasesOfFormerTextsNoLongerThanItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls := build(t, &deaf{memory(t)}, one(leased))
+		for range 2 { // the second time, nobody hurries what ends before Close
+			held(t, ls, 40)
+			update(t, ls, one("algorithm: fixed_window, limit: 1000/d"))
+			time.Sleep(time.Second)
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			require.NoError(t, ls.Close(ctx))
+			cancel()
+			require.Equal(t, time.Second, time.Since(began))
+			update(t, ls, one(leased))
+		}
+		require.NoError(t, ls.Close(t.Context()))
+	})
 }
 
 // What is held under another limit is given back when the key is asked for, if the lease stays.

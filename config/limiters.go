@@ -33,7 +33,9 @@ type Limiters struct {
 
 	ending sync.WaitGroup // leases of former texts are given back
 
-	mu     sync.Mutex     // protects what follows, and orders Updates
+	mu     sync.Mutex      // protects what follows, and orders Updates
+	calm   context.Context // of those that are ending; nil at first
+	hurry  context.CancelFunc
 	index  map[string]int // in now, of all names there ever were
 	taken  map[string]ratelimit.Limiter
 	fronts map[front]store.Store // store, and what stands before it; of leases those in use
@@ -226,11 +228,15 @@ func (ls *Limiters) endUnused(next []*stack) {
 			delete(ended, st.spec.front)
 		}
 	}
+	if ls.calm == nil {
+		ls.calm, ls.hurry = context.WithCancel(context.Background())
+	}
+	calm := ls.calm
 	for f, s := range ended {
 		if l, ok := s.(*lease.Store); ok {
 			delete(ls.fronts, f)
 			ls.ending.Go(func() {
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				ctx, cancel := context.WithTimeout(calm, patience)
 				defer cancel()
 				_ = l.Close(ctx)
 			})
@@ -249,7 +255,11 @@ func (ls *Limiters) Close(ctx context.Context) error {
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
+	stop := context.AfterFunc(ctx, ls.hurry) // leases of former texts have no longer than the others
 	ls.ending.Wait()
+	if stop(); ctx.Err() != nil {
+		ls.calm = nil
+	}
 	var errs []error
 	for _, s := range ls.fronts {
 		if l, ok := s.(*lease.Store); ok {
