@@ -129,6 +129,30 @@ func TestThoseWhoWaitGoOnInOrderOfArrival(t *testing.T) {
 	})
 }
 
+// While a line goes on nobody in it waits for a clock: a cooldown that begins then is told.
+func TestAWaitThatBecomesTooLongWhileTheLineGoesOnEndsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s Set
+		s.Add("key", time.Second)
+		for i := range 10 {
+			go func() {
+				if s.Wait(t.Context(), "key", nothing) == nil && i == 0 {
+					s.Add("key", time.Minute)
+				}
+			}()
+			synctest.Wait()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		began := time.Now()
+		require.ErrorIs(t, s.Wait(ctx, "key", nothing), ratelimit.ErrWouldExceedDeadline)
+		require.Less(t, time.Since(began), 2*time.Second)
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		require.Zero(t, s.waiting("key"))
+	})
+}
+
 func TestSecondsAreReadUpToTheLongestDuration(t *testing.T) {
 	longest := time.Duration(math.MaxInt64).Truncate(time.Second)
 	for text, want := range map[string]time.Duration{

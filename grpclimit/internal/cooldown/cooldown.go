@@ -33,7 +33,13 @@ type Set struct {
 
 	mu    sync.Mutex // of all below; never held while waiting
 	until map[string]time.Time
-	lines map[string]*list.List // of chan struct{}: who waits, in order of arrival. The first one's is closed
+	lines map[string]*list.List // of *waiter, in order of arrival
+}
+
+// waiter is one of a line.
+type waiter struct {
+	turn chan struct{} // closed when it is the first
+	look chan struct{} // of capacity 1: another cooldown has begun, which may be too long for it
 }
 
 // Left returns how long key must still be left alone, at most 0 if it need not be.
@@ -75,7 +81,25 @@ func (s *Set) Add(key string, d time.Duration) (began bool) {
 		s.until[key] = until
 	}
 	s.keys.Store(int64(len(s.until)))
-	return !before.After(now)
+	if began = !before.After(now); began {
+		s.tell(key)
+	}
+	return began
+}
+
+// tell has all who wait for key look again. Those behind the first one look at no clock while there is no
+// cooldown. Call it with the lock.
+func (s *Set) tell(key string) {
+	line := s.lines[key]
+	if line == nil {
+		return
+	}
+	for e := line.Front(); e != nil; e = e.Next() {
+		select {
+		case e.Value.(*waiter).look <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // Len is how many keys have a cooldown.
@@ -119,7 +143,8 @@ func (s *Set) Wait(ctx context.Context, key string, giveBack func()) error {
 	place := s.join(key)
 	defer s.leave(key, place)
 	giveBack()
-	turn, first := place.Value.(chan struct{}), false
+	w := place.Value.(*waiter)
+	turn, first := w.turn, false
 	for {
 		left := s.Left(key)
 		if first && left <= 0 {
@@ -135,6 +160,7 @@ func (s *Set) Wait(ctx context.Context, key string, giveBack func()) error {
 		}
 		select {
 		case <-over:
+		case <-w.look:
 		case <-turn:
 			turn, first = nil, true
 			time.Sleep(apart)
@@ -158,11 +184,11 @@ func (s *Set) join(key string) *list.Element {
 		line = list.New()
 		s.lines[key] = line
 	}
-	turn := make(chan struct{})
+	w := &waiter{make(chan struct{}), make(chan struct{}, 1)}
 	if line.Len() == 0 {
-		close(turn)
+		close(w.turn)
 	}
-	return line.PushBack(turn)
+	return line.PushBack(w)
 }
 
 // leave lets the next one of the line go on, if place is the first.
@@ -175,7 +201,7 @@ func (s *Set) leave(key string, place *list.Element) {
 	if next := line.Front(); next == nil {
 		delete(s.lines, key)
 	} else if first {
-		close(next.Value.(chan struct{}))
+		close(next.Value.(*waiter).turn)
 	}
 }
 
