@@ -136,7 +136,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		res, err := t.send(r, slot)
-		if err != nil || !t.heed(key, res, try) || try == t.retries {
+		if err != nil || res == nil || !t.heed(key, res, try) || try == t.retries {
 			return res, err
 		}
 		again, ok := t.again(r, res, key)
@@ -159,7 +159,7 @@ func (t *Transport) send(r *http.Request, slot *inflight.Slot) (res *http.Respon
 			slot.Release()
 		}
 	}()
-	if res, err = t.base.RoundTrip(r); err != nil || res.Body == nil || res.Body == http.NoBody {
+	if res, err = t.base.RoundTrip(r); err != nil || res == nil || res.Body == nil || res.Body == http.NoBody {
 		return res, err
 	}
 	answered = true
@@ -316,6 +316,9 @@ func idempotent(r *http.Request) bool {
 // drain reads the rest of a short answer, so that its connection can be used again. A rest
 // that takes long is not worth it.
 func drain(res *http.Response) {
+	if res.Body == nil { // not of net/http's transport; its Client takes that for none
+		return
+	}
 	timer := time.AfterFunc(maxDrain, func() { _ = res.Body.Close() }) // which ends a Read of net/http's
 	defer timer.Stop()
 	_, _ = io.CopyN(io.Discard, res.Body, 64<<10)

@@ -371,6 +371,28 @@ func TestARefusedCallIsSentAgainOnRequest(t *testing.T) {
 }
 
 // To come back before the time that a server has named makes it worse.
+// RoundTrippers that are not net/http's return such answers, and its Client takes them.
+func TestAnAnswerWithoutABodyIsNoReasonToPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, lim := range map[string]ratelimit.Limiter{"rates": plenty(t), "slots": slots(t, memory(t), 1)} {
+			answers := []*http.Response{{StatusCode: http.StatusTooManyRequests}, {StatusCode: http.StatusOK}, nil}
+			sent := 0
+			tr := transport(t, bare(func() *http.Response { sent++; return answers[sent-1] }), lim, httplimit.WithRetries(1))
+			r := httptest.NewRequest(http.MethodGet, "http://example.com/", nil)
+			res, err := tr.RoundTrip(r)
+			require.NoError(t, err, name)
+			require.Equal(t, http.StatusOK, res.StatusCode)
+			res, err = tr.RoundTrip(r)
+			require.NoError(t, err, name)
+			require.Nil(t, res)
+		}
+	})
+}
+
+type bare func() *http.Response
+
+func (b bare) RoundTrip(*http.Request) (*http.Response, error) { return b(), nil }
+
 func TestARequestIsNotSentAgainBeforeTheServerWants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for after, sent := range map[string]int{"60": 2, "61": 1, "3600": 1} {
