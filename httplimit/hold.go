@@ -47,8 +47,12 @@ func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Re
 // watch returns w with the same optional methods, and whether the connection was taken over, nil if it
 // cannot be. That gives the slot back when it is closed.
 func watch(w http.ResponseWriter, slot *inflight.Slot) (http.ResponseWriter, *atomic.Bool) {
-	if _, ok := w.(http.Hijacker); !ok { // as in HTTP/2
-		return w, nil
+	if _, ok := w.(http.Hijacker); !ok {
+		inside := hijackerIn(w)
+		if inside == nil { // as in HTTP/2
+			return w, nil
+		}
+		w = reach(w, inside)
 	}
 	taken := new(atomic.Bool)
 	return httpsnoop.Wrap(w, httpsnoop.Hooks{Hijack: func(do httpsnoop.HijackFunc) httpsnoop.HijackFunc {
@@ -61,6 +65,53 @@ func watch(w http.ResponseWriter, slot *inflight.Slot) (http.ResponseWriter, *at
 			return newConn(c, slot), buffer, nil
 		}
 	}}), taken
+}
+
+// hijackerIn is what an [http.ResponseController] of w would take the connection over by, nil if there is
+// nothing.
+func hijackerIn(w http.ResponseWriter) http.Hijacker {
+	for {
+		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return nil
+		}
+		w = wrapper.Unwrap()
+		if h, ok := w.(http.Hijacker); ok {
+			return h
+		}
+	}
+}
+
+// reaching is a ResponseWriter with the Hijack of one inside of it, so that nobody gets past it to that.
+type reaching struct {
+	http.ResponseWriter
+	http.Hijacker
+}
+
+// Unwrap is for an [http.ResponseController], which finds all else behind it.
+func (r *reaching) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// reach returns w with the Hijack of inside, and with Flush if it has that.
+func reach(w http.ResponseWriter, inside http.Hijacker) http.ResponseWriter {
+	r := &reaching{w, inside}
+	switch f := w.(type) {
+	case flusher:
+		return &struct {
+			*reaching
+			flusher
+		}{r, f}
+	case http.Flusher:
+		return &struct {
+			*reaching
+			http.Flusher
+		}{r, f}
+	}
+	return r
+}
+
+type flusher interface {
+	http.Flusher
+	FlushError() error
 }
 
 // conn is a connection that holds a slot until it is closed.

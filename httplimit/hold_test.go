@@ -382,6 +382,67 @@ func TestAHijackedConnectionHoldsItsSlotUntilItIsClosed(t *testing.T) {
 	}
 }
 
+// wrapping is a ResponseWriter as most middlewares put around another one: only an http.ResponseController
+// finds what that can do.
+type wrapping struct{ http.ResponseWriter }
+
+func (w wrapping) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+type flushing struct {
+	wrapping
+	http.Flusher
+}
+
+type failing struct{ flushing }
+
+func (failing) FlushError() error { return errRefused }
+
+func TestAConnectionTakenOverThroughAnotherWriterHoldsItsSlotToo(t *testing.T) {
+	for name, c := range map[string]struct {
+		around  func(w http.ResponseWriter) http.ResponseWriter
+		flushes bool
+		err     error
+	}{
+		"plain":   {around: func(w http.ResponseWriter) http.ResponseWriter { return wrapping{wrapping{w}} }},
+		"flushes": {func(w http.ResponseWriter) http.ResponseWriter { return flushing{wrapping{w}, w.(http.Flusher)} }, true, nil},
+		"tells": {func(w http.ResponseWriter) http.ResponseWriter {
+			return failing{flushing{wrapping{w}, w.(http.Flusher)}}
+		}, true, errRefused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := slots(t, living(t), 1)
+			taken, done := make(chan net.Conn, 1), make(chan error, 2)
+			limited := httplimit.Middleware(l, global)(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if _, flushes := w.(http.Flusher); flushes != c.flushes {
+					panic(flushes)
+				}
+				control := http.NewResponseController(w)
+				done <- errors.Join(control.SetWriteDeadline(time.Time{}), control.Flush())
+				conn, _, err := control.Hijack()
+				if err != nil {
+					panic(err)
+				}
+				taken <- conn
+			}))
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				limited.ServeHTTP(c.around(w), r)
+				done <- nil
+			}))
+			defer server.Close()
+			client, err := net.Dial("tcp", server.Listener.Addr().String())
+			require.NoError(t, err)
+			defer client.Close()
+			_, err = io.WriteString(client, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+			require.NoError(t, err)
+			require.ErrorIs(t, <-done, c.err)
+			require.NoError(t, <-done)
+			require.Equal(t, 1, spent(t, l, "global"))
+			require.NoError(t, (<-taken).Close())
+			requireHeld(t, l, 0)
+		})
+	}
+}
+
 // No defer gives back the slot of a connection that was taken over and is forgotten.
 func TestAHijackedConnectionThatIsForgottenGivesBackItsSlot(t *testing.T) {
 	for name, c := range map[string]net.Conn{"one half can be closed": new(net.TCPConn), "plain": new(plainConn)} {
