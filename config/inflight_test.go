@@ -128,6 +128,29 @@ func (l *turning) Unwrap() ratelimit.Limiter {
 	return l.Limiter
 }
 
+// Who settles events, or gives them back, goes on with the slot.
+func TestASlotStaysHeldWhenItsEventsAreGivenBackAfterAnUpdate(t *testing.T) {
+	const both = "algorithm: token_bucket, limit: 12/d, in_flight: 8"
+	for _, actual := range []int{0, 2} {
+		for _, texts := range [][2]string{{both, both + ", life: 30s"}, {both + ", on_failure: open", both}, {"in_flight: 8", both}} {
+			ls := build(t, ratelimit.Must(memstore.New()), one(texts[0]))
+			l := limiter(t, ls, "a")
+			slot, _, err := inflight.Hold(t.Context(), l, "user:ann", 5)
+			require.NoError(t, err)
+			update(t, ls, one(texts[1]))
+			require.NoError(t, slot.Settle(t.Context(), actual))
+			r, err := l.Peek(t.Context(), "user:ann")
+			require.NoError(t, err)
+			require.Equal(t, 7, r.Parts()[1].Remaining, "%d of %s, then %s", actual, texts[0], texts[1])
+			if texts[0] != "in_flight: 8" {
+				require.Equal(t, 12-actual, r.Parts()[0].Remaining)
+			}
+			slot.Release()
+			free(t, l, 8)
+		}
+	}
+}
+
 // A Charge takes no slot, so that there is none to give back.
 func TestARefundOfAChargeBesideSlotsAfterAnUpdate(t *testing.T) {
 	ls := build(t, ratelimit.Must(memstore.New()), one("algorithm: token_bucket, limit: 12/d, in_flight: 8"))

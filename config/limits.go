@@ -8,6 +8,7 @@ import (
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
@@ -94,9 +95,16 @@ func (l *limits) Refund(ctx context.Context, key string, charged ratelimit.Resul
 	if parts == nil {
 		parts = []ratelimit.Result{under}
 	}
+	only, whole := see.PartOf(ctx), n >= under.Charged()
 	var errs []error
 	for i, part := range parts {
-		if part.Charged() > 0 { // a Charge takes no slots, and nothing at a Rate of 0
+		slots := i == len(former.spec.limits)
+		switch {
+		case part.Charged() == 0: // a Charge takes no slots, and nothing at a Rate of 0
+		case slots && (!whole || only == see.Rates), !slots && only == see.Slots: // as an All
+		case slots: // they are the same, and this one knows of how many events the call was
+			errs = append(errs, former.parts[i].Refund(ctx, key, part, n))
+		default:
 			errs = append(errs, l.counter(former, i).Refund(ctx, key, part, n))
 		}
 	}
