@@ -212,7 +212,10 @@ func (a asking) ask(ctx context.Context, l Limiter, key string, n int) (Result, 
 
 var _ Delayer = (*limiter)(nil)
 
-// wholeMicroseconds is d rounded up.
+// wholeMicroseconds is d rounded up, unless there is no such Duration.
 func wholeMicroseconds(d time.Duration) time.Duration {
+	if d > Never-time.Microsecond { // of a limiter without a longest Delay
+		return d
+	}
 	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
 }

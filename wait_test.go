@@ -521,6 +521,8 @@ func TestALimiterWithoutTurnsIsRefundedWhatComesTooLate(t *testing.T) {
 	require.True(t, allowWithin(t, static, 1, time.Second).Allowed)
 	require.Equal(t, time.Millisecond, allowWithin(t, static, 1, 999*time.Millisecond).RetryAfter)
 	require.False(t, allowWithin(t, static, 1, 0).Allowed)
+	static = ratelimittest.Static(ratelimit.Result{Allowed: true, Delay: ratelimit.Never}, nil)
+	require.Equal(t, ratelimit.Never, allowWithin(t, static, 1, 0).RetryAfter, "and no overflow")
 	_, err = ratelimit.AllowWithin(t.Context(), ratelimittest.Static(ratelimit.Result{}, ratelimit.ErrStore), "key", 1, 0)
 	require.ErrorIs(t, err, ratelimit.ErrStore)
 }
