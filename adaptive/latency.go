@@ -22,7 +22,7 @@ type Latency struct {
 
 	mu    sync.Mutex // protects all below
 	calls int        // since the last reading
-	sum   time.Duration
+	sum   float64    // ns; two calls may be more than a Duration holds
 }
 
 // NewLatency returns a signal that is 1 when calls take full on average. It must be above 0,
@@ -43,7 +43,7 @@ func (l *Latency) Observe(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.calls++
-	l.sum += max(0, d)
+	l.sum += float64(max(0, d))
 }
 
 // Load returns the mean of the calls since the last reading, as a part of full. Without a call
@@ -55,7 +55,7 @@ func (l *Latency) Load() float64 {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	mean := float64(l.sum) / float64(l.calls) // NaN of none
+	mean := l.sum / float64(l.calls) // NaN of none
 	l.calls, l.sum = 0, 0
 	return mean / float64(l.full)
 }

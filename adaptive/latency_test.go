@@ -30,6 +30,10 @@ func TestLatencyIsTheMeanSinceTheLastReading(t *testing.T) {
 	require.Zero(t, l.Load())
 	l.Observe(80 * time.Millisecond)
 	require.Equal(t, 2.0, l.Load())
+	for range 2 { // such as time.Since of no time: their sum is more than a Duration holds
+		l.Observe(math.MaxInt64)
+	}
+	require.Greater(t, l.Load(), 1e11)
 }
 
 func TestALatencyIsMadeByItsConstructor(t *testing.T) {
