@@ -132,10 +132,17 @@ func (l *logger) failed(ctx context.Context, err error) {
 		e.logged, e.calls = now+1, 0
 	}
 	l.mu.Unlock()
-	if due && l.mayLog(ctx, level, maxLines) {
+	if !due {
+		return
+	}
+	if l.mayLog(ctx, level, maxLines) {
 		l.log.LogAttrs(ctx, level, "ratelimit: no decision",
 			slog.String("class", classes[class].name), slog.Int64("calls", calls), slog.Any("error", err))
+		return
 	}
+	l.mu.Lock() // the next one is due in a second, and tells of these calls too
+	defer l.mu.Unlock()
+	e.logged, e.calls = now+1+time.Second-errorsWithin, e.calls+calls
 }
 
 func (l *logger) denied(ctx context.Context, key string, n int, r *ratelimit.Result, source ratelimit.Source) {

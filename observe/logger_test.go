@@ -174,6 +174,36 @@ func TestLinesLeftOutAreCounted(t *testing.T) {
 	})
 }
 
+// TestAnErrorWhoseLineWasLeftOut is logged a second later, and not a minute later: it may be the only
+// one that says why.
+func TestAnErrorWhoseLineWasLeftOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out lines
+		o := observe.Logger(out.logger(slog.LevelInfo))
+		for i := range 8 {
+			tell(o, fmt.Sprint("user:", i), denied, nil)
+		}
+		tell(o, "key", ratelimit.Result{}, context.Canceled)
+		tell(o, "key", ratelimit.Result{}, context.DeadlineExceeded)
+		require.Len(t, out.take(), 10)
+		for range 100 {
+			tell(o, "key", ratelimit.Result{}, store.ErrOverloaded)
+		}
+		require.Empty(t, out.take())
+		time.Sleep(time.Second)
+		for range 100 {
+			tell(o, "key", ratelimit.Result{}, store.ErrOverloaded)
+		}
+		got := out.take()
+		require.Len(t, got, 2)
+		require.Equal(t, `level=WARN msg="ratelimit: lines left out" lines=1`, got[0])
+		require.Contains(t, got[1], "class=overloaded calls=101 ")
+		time.Sleep(time.Minute)
+		tell(o, "key", ratelimit.Result{}, store.ErrOverloaded)
+		require.Contains(t, out.take()[0], "class=overloaded calls=100 ")
+	})
+}
+
 func TestLinesOfALevelThatIsOffTakeNoRoom(t *testing.T) {
 	var out lines
 	o := observe.Logger(out.logger(slog.LevelWarn))
