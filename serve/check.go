@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -61,7 +62,7 @@ func (p *parser) sources(item *yaml.Node) (all []source) {
 	for _, f := range p.pairs(item, "check", 0) {
 		what, name, _ := strings.Cut(p.text(f, f.key.Value), " ")
 		known := slices.Contains([]string{"address", "method", "path", "host"}, what) && name == "" ||
-			what == "header" && validField(name)
+			what == "header" && validField(name) && !strings.EqualFold(name, "host") // which package http keeps elsewhere
 		if !known {
 			p.fail(f.value, "%s: %s: want %s", f.key.Value, describe(f.value), sources)
 		}
@@ -176,7 +177,7 @@ func (s *Service) value(src source, r *http.Request) (string, error) {
 	case "method":
 		return r.Method, nil
 	case "path":
-		return r.URL.Path, nil
+		return cmp.Or(r.URL.Path, "/"), nil
 	case "host":
 		return strings.ToLower(r.Host), nil
 	case "header":

@@ -41,6 +41,7 @@ const overHTTP = edge + `checks:
 	login: [{path: path, user: header X-User}, {unknown: method}]
 	api: [{key: header X-API-Key}]
 	host: [{user: host, more: method}, {user: host}]
+	path: [{user: path}]
 `
 
 func TestJSON(t *testing.T) {
@@ -138,6 +139,8 @@ func TestChecks(t *testing.T) {
 	}
 	require.Equal(t, http.StatusTooManyRequests, check(s, "/check/login", "X-Original-URI: /login", "X-User: ann").Code)
 	require.Equal(t, http.StatusNoContent, check(s, "/check/login", "X-Original-URI: /other", "X-User: ann").Code)
+	require.Equal(t, "2", check(s, "/check/path", "X-Original-URI: /").Header().Get("RateLimit-Remaining"))
+	require.Equal(t, "1", check(s, "/check/path", "X-Original-URI: http://example.com").Header().Get("RateLimit-Remaining"), "no path is /")
 	require.Equal(t, http.StatusNoContent, check(s, "/check/login", "X-Original-URI: /login").Code, "without the field the descriptor is left out")
 	require.Equal(t, http.StatusBadRequest, check(s, "/check/login", "X-Original-URI: /login", "X-User: a", "X-User: b").Code)
 	require.Equal(t, http.StatusNoContent, check(s, "/check/api").Code, "it has no descriptor")

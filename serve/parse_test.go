@@ -80,6 +80,7 @@ func TestWhatIsWrongInAFile(t *testing.T) {
 		"domain: d\nchecks: {a: [{b: cookie}]}":                                                       `2:18: b: "cookie": want address, method, path, host or header NAME`,
 		"domain: d\nchecks: {a: [{b: header}]}":                                                       `2:18: b: "header": want`,
 		"domain: d\nchecks: {a: [{b: header X Y}]}":                                                   `2:18: b: "header X Y": want`,
+		"domain: d\nchecks: {a: [{b: header Host}]}":                                                  `2:18: b: "header Host": want address, method, path, host`, // which Go takes out of the fields
 		"domain: d\nchecks: {a/b: [{b: path}]}":                                                       `2:10: check "a/b": want a name for a path`,
 		"a: &a [*a]":                                                                                  `1:1: file: unknown field "a"`,
 	} {
