@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
@@ -467,6 +468,49 @@ func TestBadInputOfAllowWithinIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
 		require.True(t, allowWithin(t, free, 1, 0).Allowed)
 		require.True(t, allowWithin(t, all(t, free, free), 1, 0).Allowed)
 	}
+}
+
+// slowTake tells of each Take, which takes 50 ms.
+type slowTake struct {
+	store.Store
+	told func(n int64)
+}
+
+func (s slowTake) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	s.told(n)
+	time.Sleep(25 * time.Millisecond)
+	defer time.Sleep(25 * time.Millisecond)
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+// Two waiters for 2^62 events, which a stranger may have asked for, are 2^63 together. That ended the
+// process: a time for -2^63 events was looked for without end.
+func TestWaitersForMoreEventsThanCanBeAdded(t *testing.T) {
+	const huge = math.MaxInt/2 + 1
+	synctest.Test(t, func(t *testing.T) {
+		var lim ratelimit.Limiter
+		var all sync.WaitGroup
+		began, refused := time.Now(), 0
+		told := func(n int64) {
+			if n != 5000 || time.Since(began) < 2*time.Second || refused > 0 { // by then the last answer is too old to refuse them
+				return
+			}
+			refused = 2
+			for range refused {
+				all.Go(func() {
+					_, err := ratelimit.Wait(t.Context(), lim, "key", huge)
+					assert.ErrorIs(t, err, ratelimit.ErrNever)
+				})
+			}
+		}
+		lim = newLimiter(t, "token_bucket", slowTake{ratelimit.Must(memstore.New()), told}, ratelimit.Limit{Rate: 1000, Period: time.Second, Burst: 5000})
+		for _, n := range []int{5000, 1, 5000} {
+			_, err := ratelimit.Wait(t.Context(), lim, "key", n)
+			require.NoError(t, err)
+		}
+		all.Wait()
+		require.Equal(t, 2, refused)
+	})
 }
 
 // fickleTurns admits with a Delay, and takes refunds as it likes.

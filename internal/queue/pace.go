@@ -1,6 +1,9 @@
 package queue
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Kind is how a limiter admits events that have to wait.
 type Kind uint8
@@ -154,7 +157,7 @@ func (p *pace) forget() {
 func (p *pace) span(n int) time.Duration {
 	switch {
 	case n < 0:
-		return -p.span(-n)
+		return -p.span(-max(n, -math.MaxInt))
 	case n == 0, !p.told && (p.kind == Turns || p.kind == Foreign || p.kind == Unknown): // which may tell when another limit is as if new
 		return 0
 	case p.step <= Forever/time.Duration(n):

@@ -15,6 +15,7 @@ const (
 	errorPause = 5 * time.Millisecond // after an error; each further one doubles it
 	mostPause  = time.Second
 	stale      = time.Second // the age at which knowledge is checked when a waiter arrives
+	mostEvents = 1 << 48     // as good as any larger number of events, and no sum of them overflows
 	handings   = 8           // waiters that are tried for one that can take a permit
 )
 
@@ -92,6 +93,7 @@ func (w *Waiter) call() {
 // Wait sleeps until w has its turn, or will not get one. It holds the queue's lock, but for
 // questions and sleeps.
 func (w *Waiter) Wait(ctx context.Context) error {
+	w.N = int(min(int64(w.N), mostEvents))
 	q := lock(id{w.Limiter, w.Key}, w.Kind)
 	defer w.done(q.shard)
 	w.queue = q
