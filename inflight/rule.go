@@ -1,6 +1,7 @@
 package inflight
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/binary"
 	"math"
@@ -104,7 +105,7 @@ func (s *slots) find(number int64) (int, bool) {
 	if number <= 0 || number > s.last {
 		return 0, false
 	}
-	return slices.BinarySearchFunc(s.all, number, func(one slot, number int64) int { return int(one.number - number) })
+	return slices.BinarySearchFunc(s.all, number, func(one slot, number int64) int { return cmp.Compare(one.number, number) })
 }
 
 // after is when the first n of those that are held will have ended.

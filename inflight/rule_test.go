@@ -182,6 +182,23 @@ func play(t *testing.T, seed uint64, clock *ratelimittest.Clock, stores []store.
 	}
 }
 
+// A slot is found however long after others it was taken, also where an int has 32 bits.
+func TestSlotsTakenFarApartAreToldApart(t *testing.T) {
+	l, s := store.Limit{Rate: 100, Period: 1 << 50}, newSlots()
+	var numbers []int64
+	for now := int64(1_800_000_000_000_000); len(numbers) < 100; now += 1 << 32 / 3 { // 24 minutes
+		numbers = append(numbers, s.Step(l, now, 1).X)
+		s.Add(l, now, 1)
+	}
+	for i, number := range numbers {
+		at, held := s.find(number)
+		require.True(t, held)
+		require.Equal(t, i, at)
+		_, held = s.find(number + 1<<32)
+		require.False(t, held)
+	}
+}
+
 // A store of bytes reads back what it has written, and refuses what nobody has.
 func TestSlotsAsBytes(t *testing.T) {
 	random := rand.New(rand.NewPCG(30, 32))

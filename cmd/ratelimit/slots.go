@@ -45,7 +45,7 @@ func (h *held) readSlots(ctx context.Context, client *redis.Client) error {
 		one := slot{number, holder, member, max(0, now.Sub(time.UnixMicro(taken))), time.UnixMicro(int64(z.Score)).Sub(now)}
 		h.slots, h.reset = append(h.slots, one), max(h.reset, one.left)
 	}
-	slices.SortFunc(h.slots, func(a, b slot) int { return int(b.since - a.since) })
+	slices.SortFunc(h.slots, func(a, b slot) int { return cmp.Compare(b.since, a.since) })
 	h.spent = len(h.slots)
 	return nil
 }
