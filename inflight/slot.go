@@ -635,11 +635,11 @@ func (h *held) passed(now time.Time) bool {
 	return false
 }
 
-// forget ends a slot that nothing can reach. It leaves that to the timer if there is one: a
-// cleanup runs outside of the bubble of a synctest, and cannot touch what is inside.
+// forget ends a slot that nothing can reach. It leaves that to the next renewal if there are any: a
+// cleanup runs outside of the bubble of a synctest, and cannot touch a timer inside.
 func (h *held) forget() {
 	h.mu.Lock()
-	if h.timer != nil {
+	if h.timer != nil && !h.inMemory() {
 		h.forgotten = true
 		h.mu.Unlock()
 		return
@@ -664,7 +664,7 @@ func (h *held) end(why Reason) {
 	}
 	busy := h.busy
 	h.busy = true
-	if h.timer != nil {
+	if h.timer != nil && why != Forgotten { // see forget
 		h.timer.Stop()
 	}
 	h.cleanup.Stop()

@@ -335,18 +335,25 @@ func TestWhoLeavesWhileTheStoreIsAskedLeavesNothing(t *testing.T) {
 }
 
 func TestASlotThatNothingCanReachIsGivenBack(t *testing.T) {
-	for name, s := range map[string]store.Store{"memory": newRemote(t).Store, "elsewhere": newRemote(t)} {
+	for name, c := range map[string]struct {
+		s    store.Store
+		opts []inflight.Option
+	}{
+		"memory":             {newRemote(t).Store, nil},
+		"elsewhere":          {newRemote(t), nil},
+		"memory for an hour": {newRemote(t).Store, []inflight.Option{inflight.Longest(time.Hour)}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			const n = 1000
-			l := slots(t, s, n)
+			l := slots(t, c.s, n)
 			var told atomic.Int64
 			var counters inflight.Counters
 			for range n {
-				hold(t, l, inflight.CountIn(&counters), inflight.OnEnd(func(e inflight.Ending) {
+				hold(t, l, append(c.opts, inflight.CountIn(&counters), inflight.OnEnd(func(e inflight.Ending) {
 					if e.Reason == inflight.Forgotten {
 						told.Add(1)
 					}
-				}))
+				}))...)
 			}
 			require.Eventually(t, func() bool {
 				runtime.GC()
