@@ -56,21 +56,23 @@ func TestWhatHoldsNothingIsNotCounted(t *testing.T) {
 			}
 			return ratelimit.PerSecond(1), nil
 		}))
-		exempt, r, err := inflight.Hold(t.Context(), l, "admin", 1, inflight.CountIn(c))
-		require.NoError(t, err)
-		require.True(t, r.Allowed)
-		require.Zero(t, c.Stats())
-		exempt.Release()
+		for _, l := range []ratelimit.Limiter{l, ratelimit.Must(fallback.New(l, fallback.FailOpen()))} {
+			exempt, r, err := inflight.Hold(t.Context(), l, "admin", 1, inflight.CountIn(c))
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+			require.Zero(t, c.Stats())
+			exempt.Release()
+		}
 
 		gone, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		_, _, err = inflight.Hold(gone, l, "key", 1, inflight.CountIn(c))
+		_, _, err := inflight.Hold(gone, l, "key", 1, inflight.CountIn(c))
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		time.Sleep(time.Minute)
 		require.Equal(t, inflight.Stats{Released: 1, Took: time.Second}, c.Stats(), "it was taken, and given back")
 
 		one := hold(t, l)
-		_, r, err = inflight.Hold(t.Context(), l, "key", 1, inflight.CountIn(c))
+		_, r, err := inflight.Hold(t.Context(), l, "key", 1, inflight.CountIn(c))
 		require.NoError(t, err)
 		require.False(t, r.Allowed)
 		require.Zero(t, c.Stats().Held, "a denial")

@@ -1,5 +1,10 @@
 package inflight
 
+const (
+	MostAsking = mostAsking
+	MostOffers = mostOffers
+)
+
 // Lines is how many lines there are.
 func Lines() int {
 	lines.mu.Lock()

@@ -175,9 +175,6 @@ func (w *waiter) missing() (bySlots bool, byRates time.Duration) {
 
 // lacks reports whether w was denied for want of slots of core.
 func (w *waiter) lacks(core *ratelimit.Custom) bool {
-	if core == nil || w.parts == nil {
-		return true
-	}
 	for i := range w.parts {
 		if of, ok := slotsIn(w.limits[i]); ok && of == core {
 			return w.parts[i].RetryAfter > 0
@@ -201,9 +198,7 @@ func (a *allLines) join(ctx context.Context, l ratelimit.Limiter, key string, n,
 	}
 	ln.arrived++
 	w := &waiter{line: ln, arrived: ln.arrived, ask: make(chan struct{}, 1)}
-	if w.place = ln.idle.PushBack(w); ln.asking+ln.idle.Len() == 1 {
-		ln.free = max(ln.free, 1)
-	}
+	w.place = ln.idle.PushBack(w)
 	a.move(ln)
 	return w, nil
 }
@@ -214,7 +209,7 @@ func (a *allLines) lineOf(id lineID) *line {
 	if shared && a.byID[id] != nil {
 		return a.byID[id]
 	}
-	ln := &line{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, pause: leastPause}
+	ln := &line{id: id, shared: shared, waitFor: map[slotsID]*list.Element{}, free: 1, pause: leastPause}
 	if shared {
 		a.byID[id] = ln
 	}

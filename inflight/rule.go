@@ -93,12 +93,7 @@ func (s *slots) Step(l store.Limit, now, n int64) store.Reply {
 }
 
 // next is the number of the next slot that is taken.
-func (s *slots) next(now int64) int64 {
-	if s.last == 0 {
-		return now
-	}
-	return max(now, s.last+1)
-}
+func (s *slots) next(now int64) int64 { return max(now, s.last+1) }
 
 // find returns the place of a slot.
 func (s *slots) find(number int64) (int, bool) {

@@ -3,6 +3,7 @@ package inflight
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -139,7 +140,8 @@ func play(t *testing.T, seed uint64, clock *ratelimittest.Clock, stores []store.
 		case 0, 1:
 			want, number = m.ask(rate, lives[life]/time.Microsecond, 0, false)
 		case 2:
-			clock.Advance(time.Duration(random.Int64N(int64(15 * time.Second))).Truncate(time.Microsecond))
+			unit := []time.Duration{time.Microsecond, 5 * time.Second}[seed%2] // to the very end of a slot, too
+			clock.Advance(time.Duration(random.Int64N(int64(15 * time.Second))).Truncate(unit))
 			continue
 		case 3:
 			if want, _ = m.ask(rate, 0, 0, true); random.IntN(3) == 0 {
@@ -199,15 +201,52 @@ func TestSlotsTakenFarApartAreToldApart(t *testing.T) {
 	}
 }
 
+// What a store is told of the slots of a key is so, also of several that are taken at once: how many are held, when
+// the last one ends, and when there is room again. Those that have ended take no memory for long.
+func TestWhatAStoreIsToldOfSlotsIsSo(t *testing.T) {
+	random := rand.New(rand.NewPCG(30, 33))
+	s, now := newSlots(), int64(1_800_000_000_000_000)
+	ends := map[int64]int64{} // of those that are held, by number
+	for range 2000 {
+		now += random.Int64N(4) * 100
+		maps.DeleteFunc(ends, func(_, end int64) bool { return end <= now })
+		require.EqualValues(t, len(ends), s.Used(now))
+		n, l := 1+random.Int64N(3), store.Limit{Rate: 5, Period: 500 + random.Int64N(3)*500}
+		r := s.Step(l, now, n)
+		require.EqualValues(t, len(ends), r.Y)
+		require.Equal(t, len(ends)+int(n) <= 5, r.OK())
+		if !r.OK() {
+			require.False(t, s.Step(l, now+r.X-1, n).OK())
+			require.True(t, s.Step(l, now+r.X, n).OK(), "at RetryAfter there is room")
+			if random.IntN(2) == 0 {
+				one := slices.Sorted(maps.Keys(ends))[0]
+				s.Refund(l, now, store.Receipt{At: one, N: 1})
+				delete(ends, one)
+			}
+			continue
+		}
+		for number := r.X; number < r.X+n; number++ {
+			require.NotContains(t, ends, number)
+			ends[number] = now + l.Period
+		}
+		require.Equal(t, slices.Max(slices.Collect(maps.Values(ends))), s.Add(l, now, n))
+		require.LessOrEqual(t, len(s.all), 5)
+		b, err := s.AppendBinary(nil)
+		require.NoError(t, err)
+		_, err = parse(b)
+		require.NoError(t, err)
+	}
+}
+
 // A store of bytes reads back what it has written, and refuses what nobody has.
 func TestSlotsAsBytes(t *testing.T) {
 	random := rand.New(rand.NewPCG(30, 32))
 	l, now := store.Limit{Rate: 5, Period: 1000}, int64(1_800_000_000_000_000)
 	s := newSlots()
 	for range 1000 {
-		now += random.Int64N(300)
+		now += random.Int64N(4) * 100
 		if r := s.Step(l, now, 1); r.OK() {
-			s.Add(l, r.X, 1)
+			s.Add(l, now, 1)
 		} else if random.IntN(2) == 0 {
 			s.Refund(l, now, store.Receipt{At: s.all[random.IntN(len(s.all))].number, N: 1})
 		}

@@ -41,6 +41,7 @@ type remote struct {
 	mute   atomic.Bool // whether replies are lost
 	called atomic.Int64
 	looks  atomic.Int64
+	after  func() // each Refund; nil for nothing
 }
 
 func newRemote(t *testing.T) *remote {
@@ -89,6 +90,9 @@ func (r *remote) Refund(ctx context.Context, ns *store.Namespace, key string, l 
 		return err
 	}
 	err := r.Store.Refund(ctx, ns, key, l, c)
+	if r.after != nil {
+		r.after()
+	}
 	if r.mute.Load() {
 		return store.ErrTimeout
 	}
@@ -583,6 +587,10 @@ func TestWhatCannotWorkIsRefused(t *testing.T) {
 	}{{0, time.Minute}, {-1, time.Minute}, {1, 0}, {1, time.Millisecond}, {1, 25 * time.Hour}} {
 		_, err := inflight.New(s, c.n, c.life)
 		require.True(t, errors.Is(err, ratelimit.ErrInvalidLimit) || errors.Is(err, ratelimit.ErrInvalidOption), fmt.Sprint(c))
+	}
+	for _, life := range []time.Duration{100 * time.Millisecond, 24 * time.Hour} {
+		_, err := inflight.New(s, 1, life)
+		require.NoError(t, err)
 	}
 	bucket, err := ratelimit.NewTokenBucket(s, ratelimit.PerMinute(5))
 	require.NoError(t, err)

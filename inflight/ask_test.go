@@ -1,0 +1,303 @@
+package inflight_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/fallback"
+	"github.com/ratelimit-go/ratelimit/inflight"
+	"github.com/ratelimit-go/ratelimit/internal/testkit"
+	"github.com/ratelimit-go/ratelimit/store/memstore"
+)
+
+// noted is a limiter whose questions are noted.
+type noted struct {
+	ratelimit.Limiter
+	*notes
+}
+
+type notes struct {
+	mu        sync.Mutex
+	at        []time.Time          // of all questions
+	last      map[string]time.Time // when that of a key was answered
+	now, most int                  // under way
+}
+
+func note(l ratelimit.Limiter) noted { return noted{l, &notes{last: map[string]time.Time{}}} }
+
+func (n noted) Unwrap() ratelimit.Limiter { return n.Limiter }
+
+func (n noted) AllowN(ctx context.Context, key string, events int) (ratelimit.Result, error) {
+	n.mu.Lock()
+	n.at = append(n.at, time.Now())
+	n.now++
+	n.most = max(n.most, n.now)
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		n.now--
+		n.last[key] = time.Now()
+		n.mu.Unlock()
+	}()
+	return n.Limiter.AllowN(ctx, key, events)
+}
+
+func (n *notes) asked() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.at)
+}
+
+// settled waits until each key has had an answer within this time, and nobody asks.
+func (n *notes) settled(within time.Duration, keys ...string) {
+	for {
+		time.Sleep(time.Millisecond)
+		n.mu.Lock()
+		ready := n.now == 0
+		for _, key := range keys {
+			ready = ready && time.Since(n.last[key]) < within
+		}
+		n.mu.Unlock()
+		if ready {
+			return
+		}
+	}
+}
+
+// The slots of other processes are asked for after 5 ms, and then after twice as long each time, up to 1 s.
+// A rate beside them that has room changes nothing.
+func TestTheFirstInLineAsksLessAndLessOften(t *testing.T) {
+	for name, beside := range map[string]bool{"alone": false, "beside a rate": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newRemote(t)
+				var l ratelimit.Limiter = slots(t, s, 1, ratelimit.WithName("one"))
+				other := ratelimit.Must(inflight.New(s, 1, time.Hour, ratelimit.WithName("one")))
+				_, err := other.Allow(t.Context(), "key")
+				require.NoError(t, err)
+				if beside {
+					l = ratelimit.Must(ratelimit.NewAll(l, ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerHour(1000), ratelimit.WithName("rate")))))
+				}
+				counted := note(l)
+				ctx, end := context.WithTimeout(t.Context(), 10*time.Second)
+				defer end()
+				began := time.Now()
+				_, _, err = inflight.Wait(ctx, counted, "key", 1)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, began, counted.at[0])
+				require.Greater(t, len(counted.at), 15)
+				rest := 5 * time.Millisecond
+				for i, at := range counted.at[1:] {
+					took := at.Sub(counted.at[i])
+					require.LessOrEqual(t, took, rest)
+					require.GreaterOrEqual(t, took, rest*3/4, "processes do not ask together")
+					rest = min(2*rest, time.Second)
+				}
+			})
+		})
+	}
+}
+
+// Where only a slot is known to be free, or one that an outage lets through, one asks, and not the whole line.
+func TestWhileARateOrTheStoreIsAwayAReleaseWakesOne(t *testing.T) {
+	for name, make := range map[string]func(t *testing.T) ratelimit.Limiter{
+		"local slots": func(t *testing.T) ratelimit.Limiter {
+			away := newRemote(t)
+			away.down.Store(true)
+			return ratelimit.Must(fallback.New(slots(t, away, 1), fallback.FailLocal(1)))
+		},
+		"a rate that fails open": func(t *testing.T) ratelimit.Limiter {
+			s := ratelimit.Must(memstore.New())
+			rate, _ := rates(testkit.Away{Store: s})
+			return ratelimit.Must(ratelimit.NewAll(slots(t, s, 1), ratelimit.Must(fallback.New(rate, fallback.FailOpen()))))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := note(make(t))
+				a := hold(t, l)
+				ctx, end := context.WithCancel(t.Context())
+				var got []<-chan time.Time
+				for range 50 {
+					got = append(got, waitFor(t, ctx, l, "key"))
+				}
+				l.settled(300*time.Millisecond, "key")
+				before, began := l.asked(), time.Now()
+				a.Release()
+				require.Zero(t, (<-got[0]).Sub(began))
+				synctest.Wait()
+				require.Equal(t, 1, l.asked()-before)
+				end()
+				synctest.Wait()
+			})
+		})
+	}
+}
+
+// A line that finds many slots does not ask for all of them at once: there may be a thousand.
+func TestNotAllOfALineAskAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 10 * time.Millisecond
+		const n = 3 * inflight.MostAsking
+		l := note(slots(t, s, n))
+		var all sync.WaitGroup
+		for range n {
+			all.Go(func() {
+				slot := wait(t.Context(), t, l, "key")
+				time.Sleep(500 * time.Millisecond)
+				slot.Release()
+			})
+		}
+		all.Wait()
+		time.Sleep(time.Second)
+		require.Equal(t, inflight.MostAsking, l.most)
+		require.Equal(t, n, free(t, l))
+	})
+}
+
+// keysThatWait has each key hold a slot of its own, its only one, and one more wait for it. What they wait for
+// besides, a slot of all, is held by somebody else.
+func keysThatWait(t *testing.T, ctx context.Context, keys ...string) (noted, *inflight.Slot) {
+	both, _ := perKeyAndTotal(t, 1, len(keys)+1)
+	l := note(both)
+	for _, key := range keys {
+		slot := holdOf(t, l, key)
+		context.AfterFunc(ctx, slot.Release)
+	}
+	other := holdOf(t, l, "other")
+	for _, key := range keys {
+		waitFor(t, ctx, l, key)
+	}
+	l.settled(300*time.Millisecond, keys...)
+	return l, other
+}
+
+// A slot that is given back is offered to each line at most once, and to a few at most: none may be able to use it.
+func TestASlotThatNobodyCanUseIsOfferedToFew(t *testing.T) {
+	for _, keys := range [][]string{{"a"}, {"a", "b"}, {"a", "b", "c", "d", "e"}} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, end := context.WithCancel(t.Context())
+			l, other := keysThatWait(t, ctx, keys...)
+			before := l.asked()
+			other.Release()
+			synctest.Wait()
+			require.Equal(t, min(len(keys), inflight.MostOffers), l.asked()-before)
+			end()
+			synctest.Wait()
+		})
+	}
+}
+
+// Who could not use a slot that was offered asks on as before: for itself, at times of its own.
+func TestAnOfferIsPassedOnOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, end := context.WithCancel(t.Context())
+		l, other := keysThatWait(t, ctx, "a", "b")
+		other.Release()
+		synctest.Wait()
+		before := l.asked()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		for i, at := range l.at[before:] {
+			require.NotEqual(t, l.at[before+i-1], at)
+		}
+		end()
+		synctest.Wait()
+	})
+}
+
+// Who is denied a slot that was given back, since another process was faster, asks no sooner for that.
+func TestWhoIsTooLateForASlotAsksOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		one := slots(t, s, 1, ratelimit.WithName("one"))
+		l, observed := note(one), note(one)
+		other := ratelimit.Must(inflight.New(s, 1, time.Hour, ratelimit.WithName("one")))
+		a := hold(t, l)
+		ctx, end := context.WithCancel(t.Context())
+		waitFor(t, ctx, l, "key")
+		waitFor(t, ctx, observed, "key")
+		l.settled(200*time.Millisecond, "key")
+		observed.settled(600*time.Millisecond, "key")
+		before := l.asked() + observed.asked()
+		s.after = func() { // the Refund
+			s.after = nil
+			_, err := other.Allow(t.Context(), "key")
+			require.NoError(t, err)
+		}
+		a.Release()
+		synctest.Wait()
+		require.Equal(t, 1, l.asked()+observed.asked()-before)
+		end()
+		synctest.Wait()
+	})
+}
+
+// As many slots as are given back at once are asked for at once, whichever lines they are offered to first.
+func TestMoreSlotsThanALineCanUseGoToAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 10 * time.Millisecond
+		each := ratelimit.Must(inflight.New(s, 8, time.Hour, ratelimit.WithName("each"))) // so that there are no renewals
+		total := ratelimit.Must(inflight.New(s, 8, time.Hour, ratelimit.WithName("total"), ratelimit.WithKeyFunc(func(context.Context, string) (string, error) { return "all", nil })))
+		l := note(ratelimit.Must(ratelimit.NewAll(each, total)))
+		var held []*inflight.Slot
+		for range 8 {
+			held = append(held, holdOf(t, l, "other"))
+		}
+		ctx, end := context.WithCancel(t.Context())
+		keys := []string{"a", "c", "c", "c", "c", "c", "c"}
+		got := make(chan time.Time)
+		for _, key := range keys {
+			go func() {
+				slot := wait(t.Context(), t, l, key)
+				got <- time.Now()
+				<-ctx.Done()
+				slot.Release()
+			}()
+			synctest.Wait()
+		}
+		time.Sleep(10 * time.Second)
+		l.settled(300*time.Millisecond, "a", "c")
+		began := time.Now()
+		for _, slot := range held {
+			slot.Release()
+		}
+		for range keys {
+			require.Equal(t, 4*s.way, (<-got).Sub(began), "two parts are given back, and two are taken")
+		}
+		end()
+		time.Sleep(time.Minute)
+	})
+}
+
+// Who leaves before its first question, when it may ask, has the next one ask in its place.
+func TestWhoNeverAskedLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for range 20 { // it leaves before or after it is offered the slot
+			l := slots(t, newRemote(t).Store, 2)
+			a, b := hold(t, l), hold(t, l)
+			ctx, end := context.WithCancel(t.Context())
+			gone, leave := context.WithCancel(t.Context())
+			first := waitFor(t, ctx, l, "key")
+			waitFor(t, gone, l, "key")
+			third := waitFor(t, ctx, l, "key")
+			a.Release()
+			<-first
+			synctest.Wait()
+			began := time.Now()
+			leave()
+			b.Release()
+			require.Zero(t, (<-third).Sub(began))
+			end()
+			synctest.Wait()
+		}
+	})
+}
