@@ -56,11 +56,13 @@ func TestWhatHoldsNothingIsNotCounted(t *testing.T) {
 			}
 			return ratelimit.PerSecond(1), nil
 		}))
-		for _, l := range []ratelimit.Limiter{l, ratelimit.Must(fallback.New(l, fallback.FailOpen()))} {
+		rate, _ := rates(s)
+		for _, l := range []ratelimit.Limiter{l, ratelimit.Must(fallback.New(l, fallback.FailOpen())), ratelimit.Must(ratelimit.NewAll(l, rate))} {
 			exempt, r, err := inflight.Hold(t.Context(), l, "admin", 1, inflight.CountIn(c))
 			require.NoError(t, err)
 			require.True(t, r.Allowed)
 			require.Zero(t, c.Stats())
+			require.Zero(t, exempt.Token())
 			exempt.Release()
 		}
 

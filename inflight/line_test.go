@@ -432,6 +432,8 @@ func TestRetryAfterIsBeforeResetAfter(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(time.Minute)
 		require.False(t, r.Allowed)
+		require.Zero(t, r.Remaining)
+		require.Zero(t, r.Delay)
 		require.LessOrEqual(t, r.RetryAfter, r.ResetAfter)
 	})
 }

@@ -201,6 +201,23 @@ func TestSlotsTakenFarApartAreToldApart(t *testing.T) {
 	}
 }
 
+// A slot can be renewed before its end. From then on it is not held, and another one is taken.
+func TestASlotIsRenewedBeforeItsEnd(t *testing.T) {
+	for late, same := range map[int64]bool{-1: true, 0: false, 1: false} {
+		l, s, now := store.Limit{Rate: 1, Period: 500}, newSlots(), int64(1_800_000_000_000_000)
+		first := s.Step(l, now, 1).X
+		s.Add(l, now, 1)
+		now += l.Period + late
+		l = l.TurnBefore(first)
+		r := s.Step(l, now, 1)
+		s.Add(l, now, 1)
+		require.True(t, r.OK())
+		require.Equal(t, same, r.X == first)
+		require.EqualValues(t, 0, r.Y)
+		require.Equal(t, []slot{{r.X, now + l.Period}}, s.all)
+	}
+}
+
 // What a store is told of the slots of a key is so, also of several that are taken at once: how many are held, when
 // the last one ends, and when there is room again. Those that have ended take no memory for long.
 func TestWhatAStoreIsToldOfSlotsIsSo(t *testing.T) {

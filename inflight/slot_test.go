@@ -386,9 +386,60 @@ func TestLongestEndsASlot(t *testing.T) {
 			require.Equal(t, inflight.Ending{Key: "key", Held: 10 * time.Second, Reason: inflight.TooLong}, ending)
 			require.ErrorIs(t, context.Cause(work), inflight.ErrLost)
 			require.Equal(t, 1, free(t, l))
+			require.True(t, held.Lost(), "it stays so")
 			held.Release()
+			require.True(t, held.Lost())
 		}
 	})
+}
+
+// A Release may come while a renewal is under way. The slot is given back after that, once.
+func TestAReleaseDuringARenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		s.way = 100 * time.Millisecond
+		l := slots(t, s, 1)
+		a := hold(t, l)
+		called := s.called.Load()
+		for s.called.Load() == called {
+			time.Sleep(time.Millisecond)
+		}
+		called = s.called.Load()
+		a.Release()
+		time.Sleep(10 * time.Second)
+		require.EqualValues(t, 1, s.called.Load()-called)
+		require.Equal(t, 1, free(t, l))
+	})
+}
+
+// What a local limiter has let through is given back to it as soon as the store counts it: the next outage
+// begins with all of its slots.
+func TestWhatTheStoreTakesUpIsNoLongerTakenLocally(t *testing.T) {
+	for name, several := range map[string]bool{"alone": false, "beside a rate": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, local := newRemote(t), ratelimit.Must(memstore.New())
+				atOnce := slots(t, s, 4, ratelimit.WithName("at_once"))
+				var inside ratelimit.Limiter = atOnce
+				if several {
+					rate, _ := rates(s)
+					inside = ratelimit.Must(ratelimit.NewAll(rate, atOnce))
+				}
+				l := ratelimit.Must(fallback.New(inside, fallback.FailLocal(2).On(local)))
+				here := slots(t, local, 2, ratelimit.WithName("at_once"))
+				s.down.Store(true)
+				held := hold(t, l)
+				require.Equal(t, 1, free(t, here))
+				s.down.Store(false)
+				time.Sleep(2 * time.Second) // less than a life
+				require.Equal(t, 3, free(t, atOnce))
+				require.Equal(t, 2, free(t, here))
+				held.Release()
+				synctest.Wait()
+				require.Equal(t, 4, free(t, atOnce))
+			})
+		})
+	}
 }
 
 // A slot and an event of a rate are decided together, and Release gives back the slot alone.

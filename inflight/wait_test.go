@@ -635,8 +635,11 @@ func TestAWaitIsForTheTurnToo(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrWouldExceedDeadline)
 		synctest.Wait()
 		require.Equal(t, 1, free(t, atOnce))
+		c := wait(t.Context(), t, all, "key")
+		require.Equal(t, 2*time.Minute, time.Since(began), "nobody has that turn")
 		a.Release()
 		b.Release()
+		c.Release()
 		synctest.Wait()
 	})
 }
