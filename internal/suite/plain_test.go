@@ -2,19 +2,20 @@ package suite_test
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/exact"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
 	"github.com/ratelimit-go/ratelimit/store"
 )
@@ -40,44 +41,83 @@ func waysOf(t *testing.T, algorithm string) ways {
 	newLimiter(t, algorithm, p, ratelimit.PerHour(1))
 	plain, general, found := strings.Cut(p.rule.Script, "\n-- Shared by all scripts")
 	require.True(t, found)
-	return ways{redis.NewScript(p.rule.Script), redis.NewScript("-- " + general), redis.NewScript(plain)}
+	return ways{noted(p.rule.Script), noted("-- " + general), noted(plain)}
+}
+
+// timeKey has the time of the server, in Unix µs, as noted scripts read it.
+const timeKey = "{script}now"
+
+// noted is a script whose keys do not expire. It sets the key with " ms" behind to how long they would
+// live, and reads the server's time from timeKey. So nothing depends on how fast it runs.
+func noted(script string) *redis.Script {
+	return redis.NewScript(`
+local server = redis
+local redis = { pcall = server.pcall }
+function redis.call(name, key, ...)
+  local value, option, ms = ...
+  if name == 'TIME' then
+    local now = server.call('GET', '` + timeKey + `')
+    return { string.format('%.0f', math.floor(now / 1000000)), string.format('%.0f', now % 1000000) }
+  elseif name == 'SET' then
+    if option == 'PX' then
+      server.call('SET', key .. ' ms', ms)
+    end
+    return server.call('SET', key, value)
+  elseif name == 'PEXPIRE' then
+    return server.call('SET', key .. ' ms', value)
+  end
+  return server.call(name, key, ...)
+end
+` + script)
 }
 
 // twoKeys are one key by each way of a script. They must never differ.
 type twoKeys struct {
 	ways
-	client *redis.Client
-	rng    *rand.Rand
-	rate   int64
-	period int64
-	now    int64
+	algorithm string
+	client    *redis.Client
+	rng       *rand.Rand
+	rate      int64
+	period    int64
+	now       int64
 
 	plain, takes int
+	ours         bool  // the state is of takes under the limit, or there is none
+	written      int64 // the latest of them
 	refundable   []any // of the last admission
 }
 
-func (k *twoKeys) keys() (whole, general string) { return "{plain}whole", "{plain}general" }
+// The keys by each way, and one whose plain case replies alone.
+const wholeKey, generalKey, scratchKey = "{script}whole", "{script}general", "{script}scratch"
 
 // TestThePlainCaseDecidesAndWritesAsTheGeneralScript is the proof that the two tellings of a
-// take are one: both run on equal states, which include some that no rule has written.
+// take are one: both run on equal states, which include some that no rule has written. And a take
+// under the limit of the state is in the plain case, or it would cost twice the time.
 func TestThePlainCaseDecidesAndWritesAsTheGeneralScript(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
 	client := redistest.Start(t).Client(t)
 	for _, algorithm := range algorithms {
 		for i, l := range []ratelimit.Limit{
-			ratelimit.PerMinute(5), ratelimit.PerHour(200), {Rate: 999_983, Period: 24 * 3600e9}, {Rate: 2_147_483_647, Period: 365 * 24 * 3600e9},
+			{Rate: 5, Period: 60_000_001e3}, ratelimit.PerHour(200), {Rate: 999_983, Period: 24 * 3600e9}, {Rate: 2_147_483_647, Period: 365 * 24 * 3600e9},
 		} {
 			t.Run(fmt.Sprint(algorithm, " ", l), func(t *testing.T) {
 				require.NoError(t, client.FlushAll(t.Context()).Err())
 				k := &twoKeys{
-					ways: waysOf(t, algorithm), client: client, rng: rand.New(rand.NewPCG(uint64(i), 7)),
-					rate: int64(l.Rate), period: l.Period.Microseconds(), now: 1_700_000_000_000_000,
+					ways: waysOf(t, algorithm), algorithm: algorithm, client: client, rng: rand.New(rand.NewPCG(uint64(i), 7)),
+					rate: int64(l.Rate), period: l.Period.Microseconds(), now: 1_700_000_000_000_001,
 				}
-				require.NoError(t, k.whole.Load(t.Context(), client).Err())
-				require.NoError(t, k.general.Load(t.Context(), client).Err())
-				for range effort.Of(30, 100, 1200) {
-					k.step(t, algorithm)
+				for _, script := range []*redis.Script{k.whole, k.general, k.ways.plain} {
+					require.NoError(t, script.Load(t.Context(), client).Err())
+				}
+				if algorithm == "sliding_log" {
+					k.logs(t)
+				} else {
+					k.states(t)
+				}
+				k.plain, k.takes = 0, 0
+				for range effort.Of(100, 300, 1200) {
+					k.step(t)
 				}
 				require.Greater(t, k.plain, k.takes/20)
 			})
@@ -86,16 +126,16 @@ func TestThePlainCaseDecidesAndWritesAsTheGeneralScript(t *testing.T) {
 }
 
 // step is one call on both keys.
-func (k *twoKeys) step(t *testing.T, algorithm string) {
+func (k *twoKeys) step(t *testing.T) {
 	t.Helper()
 	k.now += k.pause()
 	if far := int64(7e15); k.rng.IntN(200) == 0 || k.now > far { // from there on no time is one
 		k.now = min(k.now, far-k.rng.Int64N(far/2))
-		whole, general := k.keys()
-		require.NoError(t, k.client.Del(t.Context(), whole, general).Err())
+		k.forget(t)
 	}
-	if algorithm != "sliding_log" && k.rng.IntN(3) == 0 {
-		k.plant(t)
+	var plant func(p redis.Pipeliner, key string)
+	if k.algorithm != "sliding_log" && k.rng.IntN(3) == 0 {
+		plant, k.ours = k.anyState(), false
 	}
 	args := []any{"take", k.rate, k.period, k.rate, k.events()}
 	switch k.rng.IntN(20) {
@@ -110,8 +150,7 @@ func (k *twoKeys) step(t *testing.T, algorithm string) {
 			args = append([]any{"refund", k.rate, k.period, k.rate, 1 + k.rng.Int64N(3)}, k.refundable...)
 		}
 	}
-	args = append(args, k.now-k.late())
-	k.run(t, args)
+	k.run(t, k.now-k.late(), k.rng.IntN(4) == 0, args, plant)
 }
 
 // pause is a time that leaves some of the spend, mostly.
@@ -127,7 +166,7 @@ func (k *twoKeys) pause() int64 {
 	return k.rng.Int64N(1 + 2*k.period/min(k.rate, 100))
 }
 
-// late is by how much the caller's clock is behind.
+// late is by how much the clock is behind.
 func (k *twoKeys) late() int64 {
 	if k.rng.IntN(10) == 0 {
 		return k.rng.Int64N(k.period)
@@ -142,74 +181,282 @@ func (k *twoKeys) events() int64 {
 	return 1 + k.rng.Int64N(1+k.rate/4) // a log of single events has a new block then
 }
 
-// plant makes both keys a state of five numbers, near the edges of what is one.
-func (k *twoKeys) plant(t *testing.T) {
-	t.Helper()
-	pick := func(values ...float64) float64 { return values[k.rng.IntN(len(values))] }
+const farthest = 231 * 365 * 24 * 3600e6 // no time is so long before or after 1970
+
+// numbers are what each of the five numbers of a state may be, near the edges of what is one. The
+// first is that of a plain case.
+func (k *twoKeys) numbers() [][]float64 {
 	rate, period, now := float64(k.rate), float64(k.period), float64(k.now)
 	start := now - math.Mod(now, period)
-	state := packed(
-		pick(now, now, now-1, now+1, now-period, start, start-1, start-period, start-period-1, now-3*period, now-0.5, -8e15),
-		pick(append(slices.Repeat([]float64{rate}, 20), rate+1, 0)...),
-		pick(append(slices.Repeat([]float64{period}, 20), 2*period, 0)...),
-		pick(0, 1, rate/2, rate-1, rate, rate+1, math.Floor(rate/2), math.Floor(rate/3), 1<<31, 1<<31+rate, 1<<32-1, 1<<32, -1, math.NaN()),
-		pick(0, 0, 0, 1, rate, period-1, period, math.Floor(period/2), 1<<49-1, 1<<49, 0.5, -1),
-	)
-	if k.rng.IntN(20) == 0 {
-		state = state[:k.rng.IntN(len(state))]
-	}
-	whole, general := k.keys()
-	for _, key := range []string{whole, general} {
-		require.NoError(t, k.client.Set(t.Context(), key, state, 0).Err())
+	return [][]float64{
+		{now, now - 1, now + 1, start, start - 1, start - period, start - period - 1, now - period, now - 3*period, now - 0.5, -8e15, -farthest, -farthest - 1, 1 - farthest},
+		{rate, rate + 1, 0},
+		{period, 2 * period, 0},
+		{math.Floor(rate / 2), 0, 1, rate / 2, rate - 1, rate, rate + 1, math.Floor(rate / 3), 1 << 31, 1<<31 + rate, 1<<32 - 1, 1 << 32, -1, math.NaN()},
+		{0, 1, rate, period - 1, period, math.Floor(period / 2), 1<<49 - 1, 1 << 49, 0.5, -1},
 	}
 }
 
-// run requires that both ways reply alike and leave alike values.
-func (k *twoKeys) run(t *testing.T, args []any) {
+// anyState puts in a state, of which each number may be near an edge.
+func (k *twoKeys) anyState() func(p redis.Pipeliner, key string) {
+	var state []float64
+	for i, values := range k.numbers() {
+		if (i == 1 || i == 2) && k.rng.IntN(10) > 0 {
+			values = values[:1]
+		}
+		state = append(state, values[k.rng.IntN(len(values))])
+	}
+	value := packed(state...)
+	if k.rng.IntN(20) == 0 {
+		value = value[:k.rng.IntN(len(value))]
+	}
+	return put(value)
+}
+
+func put(value string) func(p redis.Pipeliner, key string) {
+	return func(p redis.Pipeliner, key string) { p.Set(context.Background(), key, value, 0) }
+}
+
+// states takes what just fits a state, more and less. One number of it is near an edge.
+func (k *twoKeys) states(t *testing.T) {
 	t.Helper()
-	whole, general := k.keys()
-	ctx := t.Context()
-	if args[0] == "take" {
-		k.takes++
-		if k.isPlain(ctx, whole, args) {
-			k.plain++
+	numbers := k.numbers()
+	var plain []float64
+	for _, values := range numbers {
+		plain = append(plain, values[0])
+	}
+	take := func(n float64, value string) (plain bool) {
+		if n >= 1 && n <= float64(k.rate) {
+			plain = k.run(t, k.now, false, []any{"take", k.rate, k.period, k.rate, int64(n)}, put(value))
+		}
+		return plain
+	}
+	for i, values := range numbers {
+		for _, x := range values {
+			state := slices.Clone(plain)
+			state[i] = x
+			room := math.Floor(float64(k.rate) - state[3])
+			for n := room - 1; n <= room+1; n++ {
+				take(n, packed(state...))
+			}
+			take(1, packed(state...))
 		}
 	}
-	reply, expires, err := k.ask(ctx, k.whole, whole, args)
-	other, otherExpires, otherErr := k.ask(ctx, k.general, general, args)
-	require.Equal(t, other, reply, "%v", args)
-	if otherErr != nil {
-		require.ErrorContains(t, err, "ratelimit: the value of the key is not a ")
-		require.ErrorContains(t, otherErr, "ratelimit: the value of the key is not a ")
-		require.NoError(t, k.client.Del(ctx, whole, general).Err())
-		return
+	now, rate, period := float64(k.now), plain[1], plain[2]
+	take(1, packed(now-0.5, rate, period, 0.5, 0)) // two halves
+	take(1, packed(now, rate, period, 0.5, 0.5))
+	take(1, packed(now, rate, period, rate, 1)) // more than the burst of today
+	if k.rate <= 200 {
+		require.True(t, take(1, packed(now, rate, period, rate, 0)), "all is spent")
+		require.True(t, take(1, packed(now, rate, period, rate-1, 1)) || !hasBurst(k.algorithm), "all but a part of an event")
 	}
-	require.NoError(t, err)
-	require.Equal(t, value(t, k.client, general), value(t, k.client, whole), "%v", args)
-	require.InDelta(t, otherExpires, expires, float64(time.Second), "%v", args)
-	if args[0] == "take" && reply[0] == 1 {
-		k.refundable = []any{reply[1], reply[1] + k.period, args[1], args[2], 0}
+	take(1, packed(plain...)+"\x00")
+	take(1, packed(append(plain, 0)...))
+	take(1, packed(plain...)[:39])
+	for _, level := range []float64{0, 1, 2} { // of a bucket that is nearly empty, after products above 2^53
+		ago := math.Floor(period / 3)
+		spent, _ := exact.MulDiv(int64(ago), k.rate, k.period)
+		take(1, packed(now-ago, rate, period, float64(spent)+level, 12_345))
 	}
+	if k.period == 365*24*3600e6 {
+		// The events of the last window weigh 1/period more than a whole number, of which a double
+		// of their product knows nothing.
+		const prev, left, weight = 1_703_037_751, 10_512_000_012_345, 567_679_252
+		was := k.now
+		k.now += k.period - k.now%k.period - left + k.period
+		take(float64(k.rate-weight-1), packed(float64(k.now-1), rate, period, 1, prev))
+		take(float64(k.rate-weight), packed(float64(k.now-1), rate, period, 1, prev))
+		k.now = was
+	}
+	k.forget(t)
 }
 
-// ask runs a script, and tells when the key expires. Then the key no longer does: a state of one
-// event may have lived for 8 ms, and the server's clock would decide which of two keys is there.
-func (k *twoKeys) ask(ctx context.Context, s *redis.Script, key string, args []any) (reply []int64, expires time.Duration, err error) {
-	var asked *redis.Cmd
-	var ttl *redis.DurationCmd
-	_, _ = k.client.TxPipelined(ctx, func(p redis.Pipeliner) error { // errors are of the commands
-		asked, ttl = p.EvalSha(ctx, s.Hash(), []string{key}, args...), p.PTTL(ctx, key)
-		p.Persist(ctx, key)
+// logs takes an event of logs of one and of two blocks. One number of the first or of the last block
+// is near an edge, or the number of its entries.
+func (k *twoKeys) logs(t *testing.T) {
+	t.Helper()
+	now, period := float64(k.now), float64(k.period)
+	const run = 1 << 48
+	take := func(rate int64, blocks ...string) (plain bool) {
+		return k.run(t, k.now, false, []any{"take", rate, k.period, rate, 1}, func(p redis.Pipeliner, key string) {
+			p.Del(context.Background(), key)
+			for _, b := range blocks {
+				p.RPush(context.Background(), key, b)
+			}
+		})
+	}
+	edges := func(numbers []float64, of [][]float64, each func(numbers []float64)) {
+		each(numbers)
+		for i, values := range of {
+			for _, x := range values {
+				other := slices.Clone(numbers)
+				other[i] = x
+				each(other)
+			}
+		}
+	}
+	head := [][]float64{
+		{-farthest, 1 - farthest, farthest, farthest - 1, now - 0.5}, {-1, 1, run - 1, run, 0.5}, {-1, 1, run - 1, run, 0.5}, {7, 12}, {1},
+	}
+	tail := append(slices.Clone(head),
+		[]float64{0, run - 1, run, 0.5}, []float64{1, -1}, []float64{-2 * farthest, 1 - 2*farthest, farthest, now - 3, now - 2, now - 1, 0.5}, []float64{2 * period, 0})
+	after := func(from, n int64) (entries string) { // each 1 µs after the one before
+		for i := range n {
+			entries += string(binary.BigEndian.AppendUint64(nil, uint64(from+i))[2:])
+		}
+		return entries
+	}
+	const first = 10 // in two blocks
+	for _, n := range []int64{1, 2, 3, 63, 64, 65} {
+		base := now - float64(n)
+		if n == 1 {
+			base = now
+		}
+		one := []float64{base, 0, 0, 6, 0, 1, 0, now - period, period}
+		require.Equal(t, n <= 64, take(n, packed(one...)+after(0, n)))
+		require.Equal(t, n < 64, take(n+1, packed(one...)+after(0, n)))
+		take(n+1, packed(one...)+after(0, n)+"x")
+		for _, rate := range []int64{n/2 + 1, n, n + 1} { // where the older half has left
+			half := slices.Clone(one)
+			half[7] = now - float64(n) + float64(n/2)
+			plain := take(rate, packed(half...)+after(0, n))
+			require.True(t, plain || n < 3 || n > 64, "%d of %d", n, rate)
+			half[0], half[7] = now-period-float64(n/2), now-2*period
+			take(rate, packed(half...)+after(0, n))
+		}
+	}
+	edges([]float64{now - first, 0, 0, 6, 0, 1, 0, now - period, period}, tail, func(numbers []float64) {
+		for _, rate := range []int64{1, first, first + 1} {
+			take(rate, packed(numbers...)+after(0, first))
+		}
+	})
+	take(first+1, packed(now-1<<48, 0, 0, 6, 0, 1, 0, now-1<<49, period)+after(1<<48-first, first))
+	take(first+1, packed(now-1<<48+1, 0, 0, 6, 0, 1, 0, now-1<<49, period)+after(1<<48-first, first))
+	for _, n := range []int64{1, 2, 63, 64, 65} {
+		start := []float64{now - 100, 65 - float64(n), 0, 6, 0}
+		for _, cutoff := range []float64{-101, -100, -99, -100 + float64(n)/2, -102 + float64(n), -101 + float64(n), -100 + float64(n)} {
+			last := packed(now-2, 65, 0, 6, 0, 1, 0, now+cutoff, period) + after(0, 2)
+			for _, rate := range []int64{1, 2, 3, n, n + 1, n + 2, n + 3} {
+				take(rate, packed(start...)+after(0, n), last)
+			}
+		}
+	}
+	last := packed(now-2, 64, 0, 6, 0, 1, 0, now-period, period) + after(0, 2)
+	for _, rate := range []int64{64, 66, 67} { // of 66 events
+		require.True(t, take(rate, packed(now-100, 0, 0, 6, 0)+after(0, 64), last), rate)
+	}
+	require.True(t, take(3, packed(now-100, 63, 0, 6, 0)+after(0, 1), last), "the first block has one")
+	edges([]float64{now - 100, 0, 0, 6, 0}, head, func(numbers []float64) {
+		for _, rate := range []int64{64, 66, 67} {
+			take(rate, packed(numbers...)+after(0, 64), last)
+		}
+	})
+	edges([]float64{now - 2, 64, 0, 6, 0, 1, 0, now - period, period}, tail, func(numbers []float64) {
+		for _, rate := range []int64{64, 66, 67} {
+			take(rate, packed(now-100, 0, 0, 6, 0)+after(0, 64), packed(numbers...)+after(0, 2))
+		}
+	})
+	take(67, packed(now-100, 0, 0, 6, 0)+after(0, 64)+"x", last)
+	take(67, packed(now-200, 0, 0, 6, 0)+after(0, 64), packed(now-100, 64, 0, 6, 0)+after(0, 64), packed(now-2, 128, 0, 6, 0, 1, 0, now-period, period)+after(0, 2))
+	k.forget(t)
+}
+
+func (k *twoKeys) forget(t *testing.T) {
+	t.Helper()
+	require.NoError(t, k.client.Del(t.Context(), wholeKey, generalKey, wholeKey+" ms", generalKey+" ms").Err())
+	k.ours, k.written = true, math.MinInt64
+}
+
+// left is what a script replies and leaves.
+type left struct {
+	reply []int64
+	err   error
+	life  string // ms
+	value []string
+}
+
+// run requires that both ways reply alike and leave alike values at now by the caller's clock, or by
+// the server's. It tells whether the plain case replies. Before that, plant puts something into their
+// keys.
+func (k *twoKeys) run(t *testing.T, now int64, servers bool, args []any, plant func(p redis.Pipeliner, key string)) (plain bool) {
+	t.Helper()
+	server := now
+	if !servers {
+		args, server = append(args, now), now-k.period/3
+	}
+	plain, of := k.ask(t.Context(), server, args, plant)
+	whole, general := of[0], of[1]
+	took, ours := args[0] == "take", args[1] == k.rate && args[2] == k.period
+	if took {
+		k.takes++
+	}
+	if plain {
+		k.plain++
+	}
+	if took && ours && plant == nil && k.ours && now >= k.written && general.err == nil && k.isFew(args[4].(int64), general.reply) {
+		require.True(t, plain, "%v", args)
+	}
+	require.Equal(t, general.reply, whole.reply, "%v", args)
+	if general.err != nil {
+		require.ErrorContains(t, whole.err, "ratelimit: the value of the key is not a ")
+		require.ErrorContains(t, general.err, "ratelimit: the value of the key is not a ")
+		k.forget(t)
+		return false
+	}
+	require.NoError(t, whole.err)
+	require.Equal(t, general.value, whole.value, "%v", args)
+	require.Equal(t, general.life, whole.life, "%v", args)
+	if general.reply[0] == 1 { // a log has no plain case as long as it has another block
+		k.ours, k.written = ours && took && (k.ours && args[4] == int64(1) || k.algorithm != "sliding_log"), general.reply[1]
+	}
+	if took && general.reply[0] == 1 {
+		k.refundable = []any{general.reply[1], general.reply[1] + k.period, args[1], args[2], 0}
+	}
+	return plain
+}
+
+// isFew says that numbers are small enough for the plain case, and that a log has one block.
+func (k *twoKeys) isFew(n int64, reply []int64) bool {
+	if k.algorithm == "sliding_log" {
+		return k.rate < 64 && n == 1 && reply[2] > 0
+	}
+	return k.rate <= 200
+}
+
+// ask runs the script both ways, and tells whether the plain case alone replies.
+func (k *twoKeys) ask(ctx context.Context, server int64, args []any, plant func(p redis.Pipeliner, key string)) (plain bool, of [2]left) {
+	var alone *redis.Cmd
+	var asked [2]*redis.Cmd
+	var life, value [2]*redis.StringCmd
+	var list [2]*redis.StringSliceCmd
+	_, _ = k.client.Pipelined(ctx, func(p redis.Pipeliner) error { // errors are of the commands
+		p.Set(ctx, timeKey, server, 0)
+		if plant != nil {
+			plant(p, wholeKey)
+			plant(p, generalKey)
+		}
+		p.Copy(ctx, wholeKey, scratchKey, 0, true)
+		alone = p.EvalSha(ctx, k.ways.plain.Hash(), []string{scratchKey}, args...)
+		p.Del(ctx, scratchKey)
+		for i, key := range []string{wholeKey, generalKey} {
+			asked[i] = p.EvalSha(ctx, []*redis.Script{k.whole, k.general}[i].Hash(), []string{key}, args...)
+			life[i] = p.Get(ctx, key+" ms")
+			if k.algorithm == "sliding_log" {
+				list[i] = p.LRange(ctx, key, 0, -1)
+			} else {
+				value[i] = p.Get(ctx, key)
+			}
+		}
 		return nil
 	})
-	reply, err = asked.Int64Slice()
-	return reply, ttl.Val(), err
-}
-
-// isPlain reports whether the plain case replies. What it writes is taken back.
-func (k *twoKeys) isPlain(ctx context.Context, key string, args []any) bool {
-	const scratch = "{plain}scratch"
-	k.client.Copy(ctx, key, scratch, 0, true)
-	defer k.client.Del(ctx, scratch)
-	return k.ways.plain.Run(ctx, k.client, []string{scratch}, args...).Err() == nil
+	for i := range of {
+		of[i].reply, of[i].err = asked[i].Int64Slice()
+		of[i].life = life[i].Val()
+		if k.algorithm == "sliding_log" {
+			of[i].value = list[i].Val()
+		} else {
+			of[i].value = []string{value[i].Val()}
+		}
+	}
+	return alone.Err() == nil, of
 }
