@@ -1,0 +1,355 @@
+package suite_test
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/internal/bucket"
+	"github.com/ratelimit-go/ratelimit/internal/effort"
+	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/store"
+)
+
+// twin is one key as the Go functions of a rule have it: what its script must do too, on a server.
+type twin struct {
+	rule    *store.Rule
+	rng     *rand.Rand
+	limits  []store.Limit
+	now     int64
+	exists  bool
+	state   store.State
+	limit   store.Limit // under which state was counted
+	life    string      // ms, as the last write set it
+	charges []store.Receipt
+}
+
+// twinCall is a call of a script, and what must come of it.
+type twinCall struct {
+	plant string // the value before; "" leaves it as it is
+	now   int64  // of the server's clock
+	args  []any
+
+	reply []any  // nil of a Refund
+	value string // "" of no key
+	life  string
+}
+
+// Random states at the edges of what they say, and a few calls on each: the script of a rule decides
+// and writes as its Go functions do, under limits that change and clocks that go back.
+func TestTheScriptOfARuleIsTheTwinOfItsFunctions(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
+	client := redistest.Shared(t).Client(t)
+	for _, algorithm := range append([]string{"ban"}, algorithms...) {
+		if algorithm == "sliding_log" { // whose functions are of a log
+			continue
+		}
+		t.Run(algorithm, func(t *testing.T) {
+			p := new(prepared)
+			if algorithm == "ban" {
+				_, err := ratelimit.NewBan(inMemory(t, "fixed_window", ratelimit.PerHour(1)), p, ratelimit.Penalty{Denials: 1, Within: time.Second, For: time.Second})
+				require.NoError(t, err)
+			} else {
+				newLimiter(t, algorithm, p, ratelimit.PerHour(1))
+			}
+			whole := noted(p.rule.Script)
+			require.NoError(t, whole.Load(t.Context(), client).Err())
+			w := &twin{rule: p.rule, rng: rand.New(rand.NewPCG(5, 6)), limits: twinLimits(algorithm)}
+			for range effort.Of(5, 20, 200) {
+				var calls []twinCall
+				for range 40 {
+					calls = append(calls, w.plant())
+					for range 7 {
+						calls = append(calls, w.call())
+					}
+				}
+				requireTwin(t, client, whole, calls)
+			}
+		})
+	}
+}
+
+// twinLimits are what the limits of a trace are taken from.
+func twinLimits(algorithm string) (limits []store.Limit) {
+	if algorithm == "ban" { // Burst in s, as a Penalty has it
+		for _, rate := range []int64{1, 2, 3, 65_535} {
+			limits = append(limits, store.Limit{Rate: rate, Period: 100 * 60e6, Burst: 30 * 60}, store.Limit{Rate: rate, Period: 7e6, Burst: 1})
+		}
+		return append(limits, store.Limit{Rate: 2, Period: 3650 * 24 * 3600e6, Burst: 1}, store.Limit{Rate: 3, Period: 60e6, Burst: 60})
+	}
+	for _, l := range []store.Limit{
+		{Rate: 1, Period: 1000}, {Rate: 3, Period: 1001}, {Rate: 5, Period: 60e6}, {Rate: 7, Period: 660e6}, {Rate: 200, Period: 3600e6}, {Rate: 10, Period: 24 * 3600e6},
+		{Rate: 999_983, Period: 24 * 3600e6}, {Rate: math.MaxInt32, Period: 365 * 24 * 3600e6}, {Rate: 1, Period: 3650 * 24 * 3600e6},
+	} {
+		l.Burst = l.Rate
+		limits = append(limits, l)
+		if hasBurst(algorithm) && l.Rate < 1e6 {
+			limits = append(limits, store.Limit{Rate: l.Rate, Period: l.Period, Burst: 1}, store.Limit{Rate: l.Rate, Period: l.Period, Burst: 3 * l.Rate})
+		}
+	}
+	return limits
+}
+
+func (w *twin) anyLimit() store.Limit { return w.limits[w.rng.IntN(len(w.limits))] }
+
+// near is x, or one of the next numbers.
+func (w *twin) near(x int64) int64 { return x - 1 + w.rng.Int64N(3) }
+
+// plant puts in a state that a rule may have written.
+func (w *twin) plant() twinCall {
+	l := w.anyLimit()
+	w.now = 1_700_000_000_000_000 + w.rng.Int64N(1e15)
+	if w.rng.IntN(8) == 0 {
+		w.now -= 2_000_000_000_000_000 // before 1970
+	}
+	s := store.State{At: w.now, Period: l.Period}
+	if w.rng.IntN(4) == 0 { // the start of a window
+		s.At -= ((s.At % l.Period) + l.Period) % l.Period
+	}
+	amount := func(most int64) int64 {
+		return min(most, max(0, []int64{1, w.near(most), w.near(most / 2), w.rng.Int64N(most + 1)}[w.rng.IntN(4)]))
+	}
+	switch w.rule.Name {
+	case "ban":
+		denials := w.rng.Int64N(l.Rate)
+		bans := w.rng.Int64N(5)
+		if w.rng.IntN(10) == 0 {
+			bans = 40
+		}
+		if denials == 0 {
+			bans++
+		}
+		s.Whole, s.Part = bans<<16|denials, 1+w.rng.Int64N(l.Period)
+	case "token_bucket", "leaky_bucket":
+		s.Whole = amount(l.Burst)
+		if s.Whole < l.Burst {
+			s.Part = amount(l.Period - 1)
+		}
+		if w.rng.IntN(4) == 0 {
+			s.Whole, s.Part = bucket.Overdrawn+min(bucket.Most(l), l.Burst+amount(2*l.Rate)), amount(l.Period-1)
+		}
+	default:
+		s.Whole = 1 + amount(l.Rate)
+		if w.rng.IntN(10) == 0 {
+			s.Whole = math.MaxInt32
+		}
+		if w.rule.Name == "sliding_window" && w.rng.IntN(2) == 0 {
+			s.Part = amount(l.Rate + 1)
+		}
+	}
+	if s.Whole == 0 && s.Part == 0 {
+		s.Whole = 1
+	}
+	w.exists, w.state, w.limit, w.life, w.charges = true, s, l, "", nil
+	w.charged(l, s, amount(min(l.Rate, 5))+1)
+	value := w.value()
+	return twinCall{plant: value, now: w.now, args: w.args("peek", l, 1), reply: w.take("peek", l, w.now, 1, true), value: value}
+}
+
+func (w *twin) charged(l store.Limit, s store.State, n int64) {
+	w.charges = append(w.charges, store.NewReceipt(l, s.At, w.rule.TTL(s, l), n))
+}
+
+// value is what a server has of the state.
+func (w *twin) value() string {
+	if !w.exists {
+		return ""
+	}
+	s := w.state
+	return packed(float64(s.At), float64(w.limit.Rate), float64(w.limit.Period), float64(s.Whole), float64(s.Part))
+}
+
+func (w *twin) args(op string, l store.Limit, n int64, more ...any) []any {
+	return append([]any{op, l.Rate, l.Period, l.Burst, n}, more...)
+}
+
+// call is any call on the state, at a time that is near the edge of something.
+func (w *twin) call() twinCall {
+	l := w.limit
+	if w.rng.IntN(3) == 0 {
+		l = w.anyLimit()
+	}
+	w.now += w.pause(l)
+	room := max(1, l.Rate-w.state.Whole)
+	n := max(1, []int64{1, w.near(l.Burst), w.near(room), w.near(l.Burst - w.state.Whole), 1 + w.rng.Int64N(5), 1 + w.rng.Int64N(l.Rate)}[w.rng.IntN(6)])
+	callers := w.rng.IntN(2) == 0
+	c := twinCall{now: w.now}
+	ops := []string{"take", "take", "peek", "upto", "charge", "refund", "within"}
+	op := ops[w.rng.IntN(len(ops))]
+	if op == "within" && !w.rule.Burst && w.rule.Name != "ban" || op == "charge" && w.rule.Name == "ban" {
+		op = "take"
+	}
+	switch op {
+	case "refund":
+		if len(w.charges) == 0 {
+			return w.call()
+		}
+		r := w.charges[w.rng.IntN(len(w.charges))]
+		if w.rng.IntN(3) == 0 {
+			r.N = n
+		}
+		over := 0
+		if r.Overdrawn {
+			over = 1
+		}
+		c.args = w.args(op, l, r.N, r.At, r.Due, r.Rate, r.Period, over)
+		w.refund(l, w.now, r)
+	case "charge":
+		most := int64(math.MaxInt32)
+		if w.rule.Burst {
+			most = bucket.Most(l)
+		}
+		c.args = w.args(op, l, n, most)
+		c.reply = w.overdraw(l, w.now, n, most, callers)
+	case "within":
+		before := 1 + []int64{0, w.rng.Int64N(2 * l.Period), w.near(l.Period), l.Period / l.Rate, 100 * 365 * 24 * 3600e6}[w.rng.IntN(5)]
+		if w.rule.Name == "ban" { // Within is at most as long
+			before = min(before, 3650*24*3600e6+1)
+		}
+		c.args = w.args(op, l, n, before)
+		c.reply = w.take(op, l.TurnBefore(before), w.now, n, callers)
+	default:
+		c.args = w.args(op, l, n)
+		c.reply = w.take(op, l, w.now, n, callers)
+	}
+	if callers {
+		c.args = append(c.args, w.now)
+	}
+	c.value, c.life = w.value(), w.life
+	return c
+}
+
+// pause is how much later the next call comes, or earlier.
+func (w *twin) pause(l store.Limit) int64 {
+	left := int64(0)
+	if w.exists {
+		left = max(0, w.state.At+w.rule.TTL(w.state, w.limit)-w.now)
+	}
+	switch w.rng.IntN(10) {
+	case 0:
+		return w.near(left)
+	case 1:
+		return left / 2
+	case 2:
+		return w.near(l.Period - ((w.now%l.Period)+l.Period)%l.Period)
+	case 3:
+		return w.rng.Int64N(2 * l.Period)
+	case 4:
+		return w.near(max(0, w.state.At+w.state.Part-w.now)) // of a ban
+	case 5:
+		return -w.rng.Int64N(2 * l.Period)
+	case 6:
+		return w.near(l.Period / l.Rate)
+	}
+	return w.near(0)
+}
+
+// read is the state as a call at now finds it. A state of the future stays where it is under a
+// caller's clock, and moves to now under the server's. One that has ended by its own limit is as none;
+// windows and bans see that for themselves.
+func (w *twin) read(now int64, callers bool) (s store.State, at int64, moved bool) {
+	s = w.state
+	if w.exists && s.At > now {
+		if callers {
+			now = s.At
+		} else {
+			s.At, moved = now, true
+		}
+	}
+	if !w.exists || w.rule.Burst && now-s.At >= w.rule.TTL(s, w.limit) {
+		return store.State{}, now, moved
+	}
+	return s, now, moved
+}
+
+func (w *twin) take(op string, l store.Limit, now, n int64, callers bool) []any {
+	s, at, moved := w.read(now, callers)
+	next, r := w.rule.Step(s, l, at, n)
+	if op == "upto" && !r.OK() && n > 1 {
+		n = max(1, w.rule.Available(l, r))
+		next, r = w.rule.Step(s, l, at, n)
+	}
+	switch {
+	case op == "peek":
+	case r.OK():
+		w.write(l, next)
+		w.charged(l, next, n)
+	case moved:
+		w.write(w.limit, s)
+	}
+	return twinReply(r)
+}
+
+func (w *twin) overdraw(l store.Limit, now, n, most int64, callers bool) []any {
+	s, at, _ := w.read(now, callers)
+	next, r := w.rule.Step(s, l, at, n)
+	if !r.OK() {
+		r.X, next = next.At, w.rule.Overdrawn(next, l, most)
+	}
+	w.write(l, next)
+	w.charged(l, next, n)
+	return twinReply(r)
+}
+
+func (w *twin) refund(l store.Limit, now int64, c store.Receipt) {
+	s, at, _ := w.read(now, true)
+	if !w.exists || at-s.At >= w.rule.TTL(w.state, w.limit) {
+		return
+	}
+	w.state = w.rule.Refund(s, l, at, c)
+	w.exists = w.state.Whole > 0 || w.state.Part > 0
+}
+
+// write keeps a state for as long as it matters.
+func (w *twin) write(l store.Limit, s store.State) {
+	w.exists, w.state, w.limit = true, s, l.TurnBefore(0)
+	ms := (min(w.rule.TTL(s, l), farthest) + 999) / 1000
+	w.life = strconv.FormatInt(ms, 10)
+}
+
+func twinReply(r store.Reply) []any {
+	ok := int64(0)
+	if r.OK() {
+		ok = 1
+	}
+	return []any{ok, r.X, r.Y, r.Z}
+}
+
+// requireTwin makes the calls on a server, all in one trip.
+func requireTwin(t *testing.T, client *redis.Client, script *redis.Script, calls []twinCall) {
+	t.Helper()
+	ctx := context.Background()
+	const key = "{script}twin"
+	replies, values, lives := make([]*redis.Cmd, len(calls)), make([]*redis.StringCmd, len(calls)), make([]*redis.StringCmd, len(calls))
+	_, _ = client.Pipelined(ctx, func(p redis.Pipeliner) error { // errors are of the commands
+		for i, c := range calls {
+			if c.plant != "" {
+				p.Set(ctx, key, c.plant, 0)
+				p.Del(ctx, key+" ms")
+			}
+			p.Set(ctx, timeKey, c.now, 0)
+			replies[i] = p.EvalSha(ctx, script.Hash(), []string{key}, c.args...)
+			values[i], lives[i] = p.Get(ctx, key), p.Get(ctx, key+" ms")
+		}
+		return nil
+	})
+	for i, c := range calls {
+		reply, err := replies[i].Slice()
+		require.NoError(t, err, "call %d: %v", i, c.args)
+		if c.reply != nil {
+			require.Equal(t, c.reply, reply, "call %d: %v", i, c.args)
+		}
+		require.Equal(t, c.value, values[i].Val(), "call %d: %v", i, c.args)
+		if c.plant == "" {
+			require.Equal(t, c.life, lives[i].Val(), "call %d: %v", i, c.args)
+		}
+	}
+}
