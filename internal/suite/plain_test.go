@@ -52,7 +52,7 @@ const timeKey = "{script}now"
 func noted(script string) *redis.Script {
 	return redis.NewScript(`
 local server = redis
-local redis = { pcall = server.pcall }
+local redis = {}
 function redis.call(name, key, ...)
   local value, option, ms = ...
   if name == 'TIME' then
@@ -67,6 +67,13 @@ function redis.call(name, key, ...)
     return server.call('SET', key .. ' ms', value)
   end
   return server.call(name, key, ...)
+end
+function redis.pcall(name, ...)
+  local fine, reply = pcall(redis.call, name, ...)
+  if fine then
+    return reply
+  end
+  return { err = reply }
 end
 ` + script)
 }
@@ -459,4 +466,49 @@ func (k *twoKeys) ask(ctx context.Context, server int64, args []any, plant func(
 		}
 	}
 	return alone.Err() == nil, of
+}
+
+// A batch, and keys that are decided together, are in the plain case if each of their takes is. Then
+// nothing else of the script runs.
+func TestBatchesAndSeveralKeysAreInThePlainCase(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
+	client := redistest.Start(t).Client(t)
+	for _, algorithm := range algorithms {
+		if algorithm == "sliding_log" {
+			continue
+		}
+		p := new(prepared)
+		newLimiter(t, algorithm, p, ratelimit.PerHour(1))
+		const header = "local replies, run, done = {}, 3, 0\n"
+		for name, script := range map[string]string{
+			"a batch": strings.TrimPrefix(p.rule.BatchScript(p.rule), header), "several keys": p.rule.JointScript([]*store.Rule{p.rule, p.rule}),
+		} {
+			plain, general, found := strings.Cut(script, "\n-- Shared by all scripts")
+			require.True(t, found)
+			for i, now := range []int64{0, 1, 9_000_000, 9_000_000, 30_000_000, 30_000_001, 200_000_000} {
+				now += 1_700_000_000_000_000
+				args := []any{"batch", now, 2, "take", 5, 60_000_000, 5, 1, 1, "take", 7, 60_000_001, 7, 4}
+				if name == "several keys" {
+					args = []any{"take", 1, 5, 60_000_000, 5, 1, 2, 5, 60_000_000, 5, 1, 1, 7, 60_000_001, 7, 4, now}
+				}
+				var said, left [2]string
+				for of, script := range []string{plain, "--" + general} {
+					var keys []string
+					for k := range 3 {
+						keys = append(keys, fmt.Sprint("{script}", algorithm, name, of, k))
+					}
+					reply, err := noted(header+script).Run(t.Context(), client, keys, args...).Slice()
+					require.NoError(t, err, "%s %s, call %d", algorithm, name, i)
+					require.Len(t, reply, 12)
+					said[of] = fmt.Sprint(reply)
+					for _, key := range keys {
+						left[of] += fmt.Sprintf("%q %s ", client.Get(t.Context(), key).Val(), client.Get(t.Context(), key+" ms").Val())
+					}
+				}
+				require.Equal(t, said[1], said[0], "%s %s, call %d", algorithm, name, i)
+				require.Equal(t, left[1], left[0], "%s %s, call %d", algorithm, name, i)
+			}
+		}
+	}
 }

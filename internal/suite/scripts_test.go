@@ -365,6 +365,31 @@ func requireErrorsOfForeignValues(t *testing.T, client *redis.Client, numbers fu
 		} {
 			values[name] = func() error { return client.RPush(t.Context(), key, block).Err() }
 		}
+		if numbers(1) == packed(1) { // beside the first and the last of what each number can be, and halves of two
+			state, wrong := []float64{now, 60, 6e7, 1, 0}, [][]float64{
+				{-farthest, farthest, now + 0.5}, {0, 1 << 31}, {999, 3651 * 24 * 3600e6}, {-1, 1 << 32}, {-1, 1 << 49},
+			}
+			put := func(value string) error { return client.Set(t.Context(), key, value, 0).Err() }
+			if algorithm == "sliding_log" {
+				state, wrong = []float64{now, 0, 0, 6, 0, 1, 0, now - 6e7, 6e7}, [][]float64{
+					{-farthest, farthest, now + 0.5}, {-1, 1 << 48, 0.5}, {-1, 1 << 48, 0.5}, {5, 7, 0.5}, {-1, 1 << 48, 0.5},
+					{0, 1 << 48, 1.5}, {-farthest, farthest, 0.5}, {-2 * farthest, farthest, 0.5}, {999, 3651 * 24 * 3600e6, 6e7 + 0.5},
+				}
+				put = func(value string) error {
+					return client.RPush(t.Context(), key, value+"\x00\x00\x00\x00\x00\x01").Err()
+				}
+			}
+			for i, numbers := range wrong {
+				for _, x := range numbers {
+					values[fmt.Sprintf("number %d is %v", i, x)] = func() error { return put(withNumber(packed(state...), i, x)) }
+				}
+				if i > 0 && algorithm != "sliding_log" {
+					values[fmt.Sprintf("halves in %d and before", i)] = func() error {
+						return put(withNumber(withNumber(packed(state...), i, state[i]+0.5), i-1, state[i-1]+0.5))
+					}
+				}
+			}
+		}
 		for name, set := range values {
 			require.NoError(t, client.Del(t.Context(), key).Err())
 			require.NoError(t, set())
@@ -390,9 +415,12 @@ func requireErrorsOfForeignValues(t *testing.T, client *redis.Client, numbers fu
 // Products are divided in pieces where they are above 2^52: by all ways through
 // muldiv, as some random triples take each.
 func TestTheScriptsDivideProductsExactly(t *testing.T) {
-	common, err := os.ReadFile("scripts/common.lua")
-	require.NoError(t, err)
-	script := string(common) + `
+	p := new(prepared)
+	newLimiter(t, "fixed_window", p, ratelimit.PerHour(1))
+	_, common, _ := strings.Cut(p.rule.Script, "\n-- Shared by all scripts")
+	common, _, found := strings.Cut(common, "\nlocal available")
+	require.True(t, found)
+	script := "--" + common + `
 local replies = {}
 for i = 2, #ARGV, 3 do
   replies[#replies + 1] = format('%.0f %.0f', muldiv(ARGV[i] + 0, ARGV[i + 1] + 0, ARGV[i + 2] + 0))
@@ -574,13 +602,16 @@ func TestALogKeepsEachByteOfATime(t *testing.T) {
 			c := newClock()
 			lim := newLimiter(t, "sliding_log", redisServer(t, redisstore.WithClock(c.Now)), ratelimit.Limit{Rate: 10, Period: most},
 				ratelimit.WithName(fmt.Sprint(us)))
-			allowN(t, lim, 1)
-			c.Advance(time.Duration(us) * time.Microsecond)
-			allowN(t, lim, 1)
-			peek, err := lim.Peek(t.Context(), "key")
-			require.NoError(t, err)
-			require.Equal(t, 8, peek.Remaining, "%d µs", us)
-			require.Equal(t, most, peek.ResetAfter, "%d µs", us)
+			for n := 1; n <= 2; n++ { // single events have a plain case
+				require.NoError(t, lim.Reset(t.Context(), "key"))
+				allowN(t, lim, n)
+				c.Advance(time.Duration(us) * time.Microsecond)
+				allowN(t, lim, n)
+				peek, err := lim.Peek(t.Context(), "key")
+				require.NoError(t, err)
+				require.Equal(t, 10-2*n, peek.Remaining, "%d µs", us)
+				require.Equal(t, most, peek.ResetAfter, "%d µs", us)
+			}
 		}
 	}
 }

@@ -29,17 +29,20 @@ type twin struct {
 	limit   store.Limit // under which state was counted
 	life    string      // ms, as the last write set it
 	charges []store.Receipt
+	debts   bool // charges past the burst, and refunds of them, at once
 }
 
 // twinCall is a call of a script, and what must come of it.
 type twinCall struct {
-	plant string // the value before; "" leaves it as it is
+	fresh bool   // the key does not exist before
+	plant string // the value of a fresh key, if it has one
 	now   int64  // of the server's clock
 	args  []any
 
-	reply []any  // nil of a Refund
-	value string // "" of no key
-	life  string
+	reply  []any  // nil of a Refund
+	exists bool   // or it may: a log can have events left that do not count
+	value  string // not of a log
+	life   string
 }
 
 // Random states at the edges of what they say, and a few calls on each: the script of a rule decides
@@ -47,7 +50,7 @@ type twinCall struct {
 func TestTheScriptOfARuleIsTheTwinOfItsFunctions(t *testing.T) {
 	t.Parallel()
 	effort.OneGoroutine(t)
-	client := redistest.Shared(t).Client(t)
+	client := redistest.Start(t).Client(t)
 	for _, algorithm := range append([]string{"ban"}, algorithms...) {
 		if algorithm == "sliding_log" { // whose functions are of a log
 			continue
@@ -63,9 +66,9 @@ func TestTheScriptOfARuleIsTheTwinOfItsFunctions(t *testing.T) {
 			whole := noted(p.rule.Script)
 			require.NoError(t, whole.Load(t.Context(), client).Err())
 			w := &twin{rule: p.rule, rng: rand.New(rand.NewPCG(5, 6)), limits: twinLimits(algorithm)}
-			for range effort.Of(5, 20, 200) {
+			for range effort.Of(6, 20, 100) {
 				var calls []twinCall
-				for range 40 {
+				for range 60 {
 					calls = append(calls, w.plant())
 					for range 7 {
 						calls = append(calls, w.call())
@@ -94,6 +97,9 @@ func twinLimits(algorithm string) (limits []store.Limit) {
 		if hasBurst(algorithm) && l.Rate < 1e6 {
 			limits = append(limits, store.Limit{Rate: l.Rate, Period: l.Period, Burst: 1}, store.Limit{Rate: l.Rate, Period: l.Period, Burst: 3 * l.Rate})
 		}
+	}
+	if hasBurst(algorithm) { // two million events in 1 µs
+		limits = append(limits, store.Limit{Rate: math.MaxInt32, Period: 1000, Burst: math.MaxInt32})
 	}
 	return limits
 }
@@ -135,6 +141,9 @@ func (w *twin) plant() twinCall {
 		}
 		if w.rng.IntN(4) == 0 {
 			s.Whole, s.Part = bucket.Overdrawn+min(bucket.Most(l), l.Burst+amount(2*l.Rate)), amount(l.Period-1)
+			if w.rng.IntN(3) == 0 {
+				s.Whole, s.Part = bucket.Overdrawn+bucket.Most(l)-w.rng.Int64N(3), w.rng.Int64N(3)
+			}
 		}
 	default:
 		s.Whole = 1 + amount(l.Rate)
@@ -149,9 +158,10 @@ func (w *twin) plant() twinCall {
 		s.Whole = 1
 	}
 	w.exists, w.state, w.limit, w.life, w.charges = true, s, l, "", nil
+	w.debts = w.rule.Burst && w.rng.IntN(3) == 0
 	w.charged(l, s, amount(min(l.Rate, 5))+1)
 	value := w.value()
-	return twinCall{plant: value, now: w.now, args: w.args("peek", l, 1), reply: w.take("peek", l, w.now, 1, true), value: value}
+	return twinCall{fresh: true, plant: value, now: w.now, args: callArgs("peek", l, 1), reply: w.take("peek", l, w.now, 1, true), exists: true, value: value}
 }
 
 func (w *twin) charged(l store.Limit, s store.State, n int64) {
@@ -167,7 +177,7 @@ func (w *twin) value() string {
 	return packed(float64(s.At), float64(w.limit.Rate), float64(w.limit.Period), float64(s.Whole), float64(s.Part))
 }
 
-func (w *twin) args(op string, l store.Limit, n int64, more ...any) []any {
+func callArgs(op string, l store.Limit, n int64, more ...any) []any {
 	return append([]any{op, l.Rate, l.Period, l.Burst, n}, more...)
 }
 
@@ -177,13 +187,25 @@ func (w *twin) call() twinCall {
 	if w.rng.IntN(3) == 0 {
 		l = w.anyLimit()
 	}
-	w.now += w.pause(l)
+	level := w.state.Whole &^ bucket.Overdrawn
+	if w.debts {
+		l = w.limit
+	}
+	if w.rule.Burst && w.rng.IntN(6) == 0 {
+		l = w.limit
+		l.Burst = max(1, min(w.near(level), math.MaxInt32))
+	}
+	w.now = min(w.now+w.pause(l), 5e15) // what is owed for 100 years ends within time
 	room := max(1, l.Rate-w.state.Whole)
 	n := max(1, []int64{1, w.near(l.Burst), w.near(room), w.near(l.Burst - w.state.Whole), 1 + w.rng.Int64N(5), 1 + w.rng.Int64N(l.Rate)}[w.rng.IntN(6)])
 	callers := w.rng.IntN(2) == 0
 	c := twinCall{now: w.now}
 	ops := []string{"take", "take", "peek", "upto", "charge", "refund", "within"}
 	op := ops[w.rng.IntN(len(ops))]
+	if w.debts {
+		op = []string{"take", "charge", "refund", "refund"}[w.rng.IntN(4)]
+		n = 1 + w.rng.Int64N(min(l.Burst, 5))
+	}
 	if op == "within" && !w.rule.Burst && w.rule.Name != "ban" || op == "charge" && w.rule.Name == "ban" {
 		op = "take"
 	}
@@ -200,35 +222,38 @@ func (w *twin) call() twinCall {
 		if r.Overdrawn {
 			over = 1
 		}
-		c.args = w.args(op, l, r.N, r.At, r.Due, r.Rate, r.Period, over)
+		c.args = callArgs(op, l, r.N, r.At, r.Due, r.Rate, r.Period, over)
 		w.refund(l, w.now, r)
 	case "charge":
 		most := int64(math.MaxInt32)
 		if w.rule.Burst {
 			most = bucket.Most(l)
 		}
-		c.args = w.args(op, l, n, most)
+		c.args = callArgs(op, l, n, most)
 		c.reply = w.overdraw(l, w.now, n, most, callers)
 	case "within":
 		before := 1 + []int64{0, w.rng.Int64N(2 * l.Period), w.near(l.Period), l.Period / l.Rate, 100 * 365 * 24 * 3600e6}[w.rng.IntN(5)]
 		if w.rule.Name == "ban" { // Within is at most as long
 			before = min(before, 3650*24*3600e6+1)
 		}
-		c.args = w.args(op, l, n, before)
+		c.args = callArgs(op, l, n, before)
 		c.reply = w.take(op, l.TurnBefore(before), w.now, n, callers)
 	default:
-		c.args = w.args(op, l, n)
+		c.args = callArgs(op, l, n)
 		c.reply = w.take(op, l, w.now, n, callers)
 	}
 	if callers {
 		c.args = append(c.args, w.now)
 	}
-	c.value, c.life = w.value(), w.life
+	c.exists, c.value, c.life = w.exists, w.value(), w.life
 	return c
 }
 
 // pause is how much later the next call comes, or earlier.
 func (w *twin) pause(l store.Limit) int64 {
+	if w.debts && w.rng.IntN(3) > 0 {
+		return 0
+	}
 	left := int64(0)
 	if w.exists {
 		left = max(0, w.state.At+w.rule.TTL(w.state, w.limit)-w.now)
@@ -248,6 +273,10 @@ func (w *twin) pause(l store.Limit) int64 {
 		return -w.rng.Int64N(2 * l.Period)
 	case 6:
 		return w.near(l.Period / l.Rate)
+	case 7, 8: // until an event fits again
+		if over := w.state.Whole&^bucket.Overdrawn - w.limit.Burst; w.rule.Burst && over >= 0 {
+			return w.near(max(0, w.state.At+bucket.DrainTime(over+1, w.state.Part, w.limit)-w.now))
+		}
 	}
 	return w.near(0)
 }
@@ -301,7 +330,7 @@ func (w *twin) overdraw(l store.Limit, now, n, most int64, callers bool) []any {
 
 func (w *twin) refund(l store.Limit, now int64, c store.Receipt) {
 	s, at, _ := w.read(now, true)
-	if !w.exists || at-s.At >= w.rule.TTL(w.state, w.limit) {
+	if !w.exists || at-w.state.At >= w.rule.TTL(w.state, w.limit) {
 		return
 	}
 	w.state = w.rule.Refund(s, l, at, c)
@@ -311,9 +340,11 @@ func (w *twin) refund(l store.Limit, now int64, c store.Receipt) {
 // write keeps a state for as long as it matters.
 func (w *twin) write(l store.Limit, s store.State) {
 	w.exists, w.state, w.limit = true, s, l.TurnBefore(0)
-	ms := (min(w.rule.TTL(s, l), farthest) + 999) / 1000
-	w.life = strconv.FormatInt(ms, 10)
+	w.life = lifeOf(min(w.rule.TTL(s, l), farthest))
 }
+
+// lifeOf is in ms, and no shorter than so many µs.
+func lifeOf(us int64) string { return strconv.FormatInt((us+999)/1000, 10) }
 
 func twinReply(r store.Reply) []any {
 	ok := int64(0)
@@ -328,16 +359,19 @@ func requireTwin(t *testing.T, client *redis.Client, script *redis.Script, calls
 	t.Helper()
 	ctx := context.Background()
 	const key = "{script}twin"
-	replies, values, lives := make([]*redis.Cmd, len(calls)), make([]*redis.StringCmd, len(calls)), make([]*redis.StringCmd, len(calls))
+	replies, exist := make([]*redis.Cmd, len(calls)), make([]*redis.IntCmd, len(calls))
+	values, lives := make([]*redis.StringCmd, len(calls)), make([]*redis.StringCmd, len(calls))
 	_, _ = client.Pipelined(ctx, func(p redis.Pipeliner) error { // errors are of the commands
 		for i, c := range calls {
+			if c.fresh {
+				p.Del(ctx, key, key+" ms")
+			}
 			if c.plant != "" {
 				p.Set(ctx, key, c.plant, 0)
-				p.Del(ctx, key+" ms")
 			}
 			p.Set(ctx, timeKey, c.now, 0)
 			replies[i] = p.EvalSha(ctx, script.Hash(), []string{key}, c.args...)
-			values[i], lives[i] = p.Get(ctx, key), p.Get(ctx, key+" ms")
+			exist[i], values[i], lives[i] = p.Exists(ctx, key), p.Get(ctx, key), p.Get(ctx, key+" ms")
 		}
 		return nil
 	})
@@ -347,9 +381,153 @@ func requireTwin(t *testing.T, client *redis.Client, script *redis.Script, calls
 		if c.reply != nil {
 			require.Equal(t, c.reply, reply, "call %d: %v", i, c.args)
 		}
+		require.True(t, exist[i].Val() == 1 || !c.exists, "call %d: %v", i, c.args)
 		require.Equal(t, c.value, values[i].Val(), "call %d: %v", i, c.args)
-		if c.plant == "" {
-			require.Equal(t, c.life, lives[i].Val(), "call %d: %v", i, c.args)
+		require.Equal(t, c.life, lives[i].Val(), "call %d: %v", i, c.args)
+	}
+}
+
+// logTwin is one log as its Go type has it.
+type logTwin struct {
+	rule    *store.Rule
+	rng     *rand.Rand
+	log     store.Log
+	limits  []store.Limit
+	now     int64
+	exists  bool
+	life    string
+	charges []store.Receipt
+}
+
+// Some hundred events are logged, many at one instant. Refunds empty blocks at both ends and in the
+// middle, and events leave: the script of the sliding log decides as its Go type does.
+func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
+	t.Parallel()
+	effort.OneGoroutine(t)
+	client := redistest.Start(t).Client(t)
+	p := new(prepared)
+	newLimiter(t, "sliding_log", p, ratelimit.PerHour(1))
+	whole := noted(p.rule.Script)
+	require.NoError(t, whole.Load(t.Context(), client).Err())
+	for i, limits := range [][]store.Limit{
+		{{Rate: 5, Period: 1_234_567}},
+		{{Rate: 3, Period: 1000}},
+		{{Rate: 20, Period: 3650 * 24 * 3600e6}}, // an entry has no room for as much as 9 years
+		{{Rate: 600, Period: 60e6}},
+		{{Rate: 600, Period: 60e6}, {Rate: 150, Period: 60e6}, {Rate: 900, Period: 300e6}, {Rate: 400, Period: 20e6}},
+		{{Rate: math.MaxInt32, Period: 3650 * 24 * 3600e6}, {Rate: 100, Period: 1e12}},
+	} {
+		for seed := range uint64(effort.Of(1, 4, 40)) {
+			w := &logTwin{rule: p.rule, rng: rand.New(rand.NewPCG(seed, uint64(i))), limits: limits, now: 1_700_000_000_000_000 - int64(i)*700_000_000_000_000, log: p.rule.NewLog(store.State{})}
+			calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], 1), reply: []any{int64(1), w.now, int64(0), int64(0)}}}
+			for i := range 16 {
+				kind, n := w.rng.IntN(6), 10+w.rng.IntN(90)
+				switch many := limits[0].Rate == 600; {
+				case many && i == 0:
+					kind, n = 0, 500
+				case many && kind == 5:
+					n = 250
+				}
+				for ; n > 0 && w.now < 6e15; n-- { // near the end of time
+					calls = append(calls, w.call(kind))
+				}
+			}
+			requireTwin(t, client, whole, calls)
 		}
 	}
+}
+
+// call is a call of a kind: one that fills the log, or that gives back what is old or new, or all of
+// a stretch, or any.
+func (w *logTwin) call(kind int) twinCall {
+	l := w.limits[0]
+	if w.rng.IntN(4) == 0 {
+		l = w.limits[w.rng.IntN(len(w.limits))]
+	}
+	if w.rng.IntN(3) > 0 {
+		w.now += w.rng.Int64N(l.Period/min(l.Rate, 300) + 1)
+	}
+	if w.rng.IntN(200) == 0 {
+		w.now += w.rng.Int64N(2 * l.Period)
+	}
+	n := int64(1)
+	if w.rng.IntN(20) == 0 {
+		n += w.rng.Int64N(5)
+	}
+	callers, now := w.rng.IntN(4) > 0, w.now
+	if callers && w.log.End() > now && w.rng.IntN(10) == 0 { // late; without a log it matters what of one is left that does not count
+		now -= w.rng.Int64N(l.Period)
+	}
+	op := "take"
+	switch x := w.rng.IntN(10); {
+	case x == 0:
+		op, n = "peek", 1+w.rng.Int64N(l.Rate+1)
+	case x == 1:
+		op, n = "upto", 1+w.rng.Int64N(l.Rate)
+		if kind != 0 {
+			n = 1 + w.rng.Int64N(5)
+		}
+	case x == 2 && l.Rate < 1000:
+		op = "charge"
+	case x > 2 && kind > 1 && len(w.charges) > 0:
+		op = "refund"
+	}
+	c := twinCall{now: now}
+	if op == "refund" {
+		i := w.rng.IntN(len(w.charges))
+		switch kind {
+		case 2:
+			i = 0
+		case 3:
+			i = len(w.charges) - 1
+		case 4:
+			i = min(i, len(w.charges)/3)
+		case 5: // one after the other
+			i = len(w.charges) / 4
+		}
+		r := w.charges[i]
+		if w.rng.IntN(4) == 0 {
+			r.N = 1 + w.rng.Int64N(r.N+1)
+		} else {
+			w.charges = append(w.charges[:i], w.charges[i+1:]...)
+		}
+		c.args = callArgs(op, l, r.N, r.At, r.Due, r.Rate, r.Period, 0)
+		w.refund(l, now, r)
+	} else {
+		if c.args = callArgs(op, l, n); op == "charge" {
+			c.args = append(c.args, math.MaxInt32)
+		}
+		c.reply = w.take(op, l, now, n)
+	}
+	if callers {
+		c.args = append(c.args, now)
+	}
+	c.exists, c.life = w.exists, w.life
+	return c
+}
+
+func (w *logTwin) take(op string, l store.Limit, now, n int64) []any {
+	log := w.log
+	if log.End() <= now { // a late call finds it again, unless something is written
+		log = w.rule.NewLog(store.State{})
+	}
+	r := log.Step(l, now, n)
+	if op == "upto" && !r.OK() && n > 1 {
+		n = max(1, w.rule.Available(l, r))
+		r = log.Step(l, now, n)
+	}
+	if op != "peek" && (r.OK() || op == "charge") {
+		r.X = log.Add(l, now, n) - l.Period
+		w.log, w.exists, w.life = log, true, lifeOf(l.Period)
+		w.charges = append(w.charges, store.NewReceipt(l, r.X, l.Period, n))
+	}
+	return twinReply(r)
+}
+
+func (w *logTwin) refund(l store.Limit, now int64, c store.Receipt) {
+	if w.log.End() <= now {
+		return
+	}
+	w.log.Refund(l, now, c)
+	w.exists = w.log.End() != math.MinInt64
 }
