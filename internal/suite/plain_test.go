@@ -488,9 +488,11 @@ func TestBatchesAndSeveralKeysAreInThePlainCase(t *testing.T) {
 			require.True(t, found)
 			for i, now := range []int64{0, 1, 9_000_000, 9_000_000, 30_000_000, 30_000_001, 200_000_000} {
 				now += 1_700_000_000_000_000
-				args := []any{"batch", now, 2, "take", 5, 60_000_000, 5, 1, 1, "take", 7, 60_000_001, 7, 4}
+				require.NoError(t, client.Set(t.Context(), timeKey, now, 0).Err())
+				clock := []any{now, ""}[i%2] // or the server's
+				args := []any{"batch", clock, 2, "take", 5, 60_000_000, 5, 1, 1, "take", 7, 60_000_001, 7, 4}
 				if name == "several keys" {
-					args = []any{"take", 1, 5, 60_000_000, 5, 1, 2, 5, 60_000_000, 5, 1, 1, 7, 60_000_001, 7, 4, now}
+					args = []any{"take", 1, 5, 60_000_000, 5, 1, 2, 5, 60_000_000, 5, 1, 1, 7, 60_000_001, 7, 4, clock}
 				}
 				var said, left [2]string
 				for of, script := range []string{plain, "--" + general} {

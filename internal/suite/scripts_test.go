@@ -367,13 +367,13 @@ func requireErrorsOfForeignValues(t *testing.T, client *redis.Client, numbers fu
 		}
 		if numbers(1) == packed(1) { // beside the first and the last of what each number can be, and halves of two
 			state, wrong := []float64{now, 60, 6e7, 1, 0}, [][]float64{
-				{-farthest, farthest, now + 0.5}, {0, 1 << 31}, {999, 3651 * 24 * 3600e6}, {-1, 1 << 32}, {-1, 1 << 49},
+				{-farthest, farthest, now + 0.5}, {0, 1 << 31}, {999, 3650*24*3600e6 + 1}, {-1, 1 << 32}, {-1, 1 << 49},
 			}
 			put := func(value string) error { return client.Set(t.Context(), key, value, 0).Err() }
 			if algorithm == "sliding_log" {
 				state, wrong = []float64{now, 0, 0, 6, 0, 1, 0, now - 6e7, 6e7}, [][]float64{
 					{-farthest, farthest, now + 0.5}, {-1, 1 << 48, 0.5}, {-1, 1 << 48, 0.5}, {5, 7, 0.5}, {-1, 1 << 48, 0.5},
-					{0, 1 << 48, 1.5}, {-farthest, farthest, 0.5}, {-2 * farthest, farthest, 0.5}, {999, 3651 * 24 * 3600e6, 6e7 + 0.5},
+					{0, 1 << 48, 1.5}, {-farthest, farthest, 0.5}, {-2 * farthest, farthest, 0.5}, {999, 3650*24*3600e6 + 1, 6e7 + 0.5},
 				}
 				put = func(value string) error {
 					return client.RPush(t.Context(), key, value+"\x00\x00\x00\x00\x00\x01").Err()

@@ -30,6 +30,7 @@ type twin struct {
 	life    string      // ms, as the last write set it
 	charges []store.Receipt
 	debts   bool // charges past the burst, and refunds of them, at once
+	most    bool // the state holds nearly all that one can
 }
 
 // twinCall is a call of a script, and what must come of it.
@@ -66,7 +67,7 @@ func TestTheScriptOfARuleIsTheTwinOfItsFunctions(t *testing.T) {
 			whole := noted(p.rule.Script)
 			require.NoError(t, whole.Load(t.Context(), client).Err())
 			w := &twin{rule: p.rule, rng: rand.New(rand.NewPCG(5, 6)), limits: twinLimits(algorithm)}
-			for range effort.Of(6, 20, 100) {
+			for range effort.Of(8, 20, 100) {
 				var calls []twinCall
 				for range 60 {
 					calls = append(calls, w.plant())
@@ -117,6 +118,7 @@ func (w *twin) plant() twinCall {
 		w.now -= 2_000_000_000_000_000 // before 1970
 	}
 	s := store.State{At: w.now, Period: l.Period}
+	w.most = false
 	if w.rng.IntN(4) == 0 { // the start of a window
 		s.At -= ((s.At % l.Period) + l.Period) % l.Period
 	}
@@ -142,7 +144,7 @@ func (w *twin) plant() twinCall {
 		if w.rng.IntN(4) == 0 {
 			s.Whole, s.Part = bucket.Overdrawn+min(bucket.Most(l), l.Burst+amount(2*l.Rate)), amount(l.Period-1)
 			if w.rng.IntN(3) == 0 {
-				s.Whole, s.Part = bucket.Overdrawn+bucket.Most(l)-w.rng.Int64N(3), w.rng.Int64N(3)
+				s.Whole, s.Part, w.most = bucket.Overdrawn+bucket.Most(l)-w.rng.Int64N(3), w.rng.Int64N(3), true
 			}
 		}
 	default:
@@ -152,6 +154,9 @@ func (w *twin) plant() twinCall {
 		}
 		if w.rule.Name == "sliding_window" && w.rng.IntN(2) == 0 {
 			s.Part = amount(l.Rate + 1)
+			if s.Part > 0 && w.rng.IntN(3) == 0 { // all of this window was given back
+				s.Whole = 0
+			}
 		}
 	}
 	if s.Whole == 0 && s.Part == 0 {
@@ -195,7 +200,11 @@ func (w *twin) call() twinCall {
 		l = w.limit
 		l.Burst = max(1, min(w.near(level), math.MaxInt32))
 	}
-	w.now = min(w.now+w.pause(l), 5e15) // what is owed for 100 years ends within time
+	most := w.most && w.rng.IntN(2) == 0
+	if !most {
+		w.now += w.pause(l)
+	}
+	w.now = min(w.now, 5e15) // what is owed for 100 years ends within time
 	room := max(1, l.Rate-w.state.Whole)
 	n := max(1, []int64{1, w.near(l.Burst), w.near(room), w.near(l.Burst - w.state.Whole), 1 + w.rng.Int64N(5), 1 + w.rng.Int64N(l.Rate)}[w.rng.IntN(6)])
 	callers := w.rng.IntN(2) == 0
@@ -205,6 +214,9 @@ func (w *twin) call() twinCall {
 	if w.debts {
 		op = []string{"take", "charge", "refund", "refund"}[w.rng.IntN(4)]
 		n = 1 + w.rng.Int64N(min(l.Burst, 5))
+	}
+	if most {
+		op, l, n = "within", w.limit, max(1, w.near(bucket.Most(w.limit)-level))
 	}
 	if op == "within" && !w.rule.Burst && w.rule.Name != "ban" || op == "charge" && w.rule.Name == "ban" {
 		op = "take"
@@ -233,6 +245,9 @@ func (w *twin) call() twinCall {
 		c.reply = w.overdraw(l, w.now, n, most, callers)
 	case "within":
 		before := 1 + []int64{0, w.rng.Int64N(2 * l.Period), w.near(l.Period), l.Period / l.Rate, 100 * 365 * 24 * 3600e6}[w.rng.IntN(5)]
+		if most {
+			before = 100*365*24*3600e6 + 1
+		}
 		if w.rule.Name == "ban" { // Within is at most as long
 			before = min(before, 3650*24*3600e6+1)
 		}
