@@ -428,8 +428,8 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 		{{Rate: 5, Period: 1_234_567}},
 		{{Rate: 3, Period: 1000}},
 		{{Rate: 20, Period: 3650 * 24 * 3600e6}}, // an entry has no room for as much as 9 years
-		{{Rate: 600, Period: 60e6}},
-		{{Rate: 600, Period: 60e6}, {Rate: 150, Period: 60e6}, {Rate: 900, Period: 300e6}, {Rate: 400, Period: 20e6}},
+		{{Rate: 1500, Period: 10e6}},
+		{{Rate: 1500, Period: 10e6}, {Rate: 150, Period: 10e6}, {Rate: 2000, Period: 50e6}, {Rate: 400, Period: 3e6}},
 		{{Rate: math.MaxInt32, Period: 3650 * 24 * 3600e6}, {Rate: 100, Period: 1e12}},
 	} {
 		for seed := range uint64(effort.Of(1, 4, 40)) {
@@ -437,11 +437,8 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 			calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], 1), reply: []any{int64(1), w.now, int64(0), int64(0)}}}
 			for i := range 16 {
 				kind, n := w.rng.IntN(6), 10+w.rng.IntN(90)
-				switch many := limits[0].Rate == 600; {
-				case many && i == 0:
-					kind, n = 0, 500
-				case many && kind == 5:
-					n = 250
+				if limits[0].Rate == 1500 && i < 2 { // 24 blocks, and then a hole of ten
+					kind, n = 5*i, 1500-600*i
 				}
 				for ; n > 0 && w.now < 6e15; n-- { // near the end of time
 					calls = append(calls, w.call(kind))
@@ -459,11 +456,13 @@ func (w *logTwin) call(kind int) twinCall {
 	if w.rng.IntN(4) == 0 {
 		l = w.limits[w.rng.IntN(len(w.limits))]
 	}
-	if w.rng.IntN(3) > 0 {
-		w.now += w.rng.Int64N(l.Period/min(l.Rate, 300) + 1)
-	}
-	if w.rng.IntN(200) == 0 {
+	switch few := min(l.Rate, 300); {
+	case l.Rate == 1500 && (kind == 0 || kind == 5):
+		w.now += w.rng.Int64N(10_000)
+	case w.rng.IntN(200) == 0:
 		w.now += w.rng.Int64N(2 * l.Period)
+	case w.rng.IntN(3) > 0:
+		w.now += w.rng.Int64N(l.Period/few + 1)
 	}
 	n := int64(1)
 	if w.rng.IntN(20) == 0 {
@@ -478,9 +477,8 @@ func (w *logTwin) call(kind int) twinCall {
 	case x == 0:
 		op, n = "peek", 1+w.rng.Int64N(l.Rate+1)
 	case x == 1:
-		op, n = "upto", 1+w.rng.Int64N(l.Rate)
-		if kind != 0 {
-			n = 1 + w.rng.Int64N(5)
+		if op = "upto"; kind == 1 {
+			n = 1 + w.rng.Int64N(l.Rate)
 		}
 	case x == 2 && l.Rate < 1000:
 		op = "charge"
