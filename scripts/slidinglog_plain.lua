@@ -23,8 +23,9 @@ if ARGV[1] == 'take' and ARGV[5] == '1' and rawget(_G, 'struct') then
     local base, run, gone, width, back, first, shift, cutoff, p = unpack('>ddddddddd', tail)
     local newest, dead = base + unpack('>I6', tail, 67 + 6 * len), max(now - period, cutoff)
     local plain = width == 6 and back == 0 and shift == 0 and p == period and newest <= now and newest > dead
-      and run >= 0 and run < run48 and gone >= 0 and gone < run48 and first >= 1 and first < run48 and cutoff > -2 * far
-      and (base + run + gone + len) % 1 + first % 1 + cutoff % 1 == 0
+      and base > -far and base < far and run >= 0 and run < run48 and gone >= 0 and gone < run48
+      and first >= 1 and first < run48 and cutoff > -2 * far and cutoff < far
+      and base % 1 + run % 1 + gone % 1 + len % 1 + first % 1 + cutoff % 1 == 0
     local head, from, start, before, entries = tail, 73, base, run + gone, len -- of the first block
     if plain and blocks > 1 then
       head, from = call('LINDEX', key, 0), 41
@@ -34,7 +35,8 @@ if ARGV[1] == 'take' and ARGV[5] == '1' and rawget(_G, 'struct') then
         local r, g, w, b
         start, r, g, w, b = unpack('>ddddd', head)
         before = r + g
-        plain = w == 6 and b == 0 and start < far and r >= 0 and r < run48 and g >= 0 and g < run48 and (start + r + g + entries) % 1 == 0
+        plain = w == 6 and b == 0 and start > -far and start < far and r >= 0 and r < run48 and g >= 0 and g < run48
+          and start % 1 + r % 1 + g % 1 + entries % 1 == 0
       end
     end
     if plain then
