@@ -384,17 +384,14 @@ elseif op == 'refund' then
     return true
   end
 
-  -- merge joins block b, which is empty, with empty neighbors, and returns the number of
-  -- the joined block.
+  -- merge joins block b, which has just become empty and so is alone in its range, with
+  -- empty neighbors. It returns the number of the joined block.
   local function merge(log, changed, b)
     local function empty(n, span) -- whether there is an empty block of that range
       local at = n >= log.first and n + span <= log.last and log.block(n)
       return at and at.len == 0 and (span == 1 or not log.block(n + span / 2))
     end
     local span = 1
-    while b % (2 * span) == 0 and b + span < log.last and not log.block(b + span) do
-      span = 2 * span
-    end
     while empty(b - b % (2 * span), span) and empty(b - b % (2 * span) + span, span) do
       b = b - b % (2 * span)
       log.blocks[b + span], changed[b + span] = false, true

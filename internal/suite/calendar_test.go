@@ -202,6 +202,31 @@ func TestAKeyOfACalendarExpiresWithItsWindow(t *testing.T) {
 	}
 }
 
+// Where the clocks are set back, a day or a week is an hour longer than its Period.
+func TestAWindowOfACalendarCanBeLongerThanItsPeriod(t *testing.T) {
+	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
+		for _, of := range []struct {
+			limit ratelimit.Limit
+			start string
+			long  time.Duration
+		}{
+			{ratelimit.PerDay(5), "2026-10-24 22:00", 25 * time.Hour},
+			{ratelimit.PerWeek(5), "2026-10-18 22:00", 7*24*time.Hour + time.Hour},
+			{ratelimit.PerMonth(5), "2026-09-30 22:00", 31*24*time.Hour + time.Hour},
+		} {
+			lim := newLimiter(t, "fixed_window", s, of.limit.In(zone(t, "Europe/Berlin")))
+			set(c, instant(t, of.start))
+			for left := 4; left >= 0; left-- {
+				r := allowN(t, lim, 1)
+				require.True(t, r.Allowed, of.limit)
+				require.Equal(t, left, r.Remaining, of.limit)
+				require.Equal(t, of.long, r.ResetAfter, of.limit)
+			}
+			require.Equal(t, of.long, allowN(t, lim, 1).RetryAfter, of.limit)
+		}
+	})
+}
+
 func TestARefundIsOfTheCalendarWindowOfItsCharge(t *testing.T) {
 	onEachServer(t, func(t *testing.T, s store.Store, c *clock) {
 		lim := newLimiter(t, "fixed_window", s, ratelimit.PerMonth(10).From(31).In(zone(t, "America/Sao_Paulo")))

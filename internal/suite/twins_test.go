@@ -436,9 +436,9 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 			w := &logTwin{rule: p.rule, rng: rand.New(rand.NewPCG(seed, uint64(i))), limits: limits, now: 1_700_000_000_000_000 - int64(i)*700_000_000_000_000, log: p.rule.NewLog(store.State{})}
 			calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], 1), reply: []any{int64(1), w.now, int64(0), int64(0)}}}
 			for i := range 16 {
-				kind, n := w.rng.IntN(6), 10+w.rng.IntN(90)
-				if limits[0].Rate == 1500 && i < 2 { // 24 blocks, and then a hole of ten
-					kind, n = 5*i, 1500-600*i
+				kind, n := w.rng.IntN(7), 10+w.rng.IntN(90)
+				if limits[0].Rate == 1500 && i < 4 { // 24 blocks, then a hole of ten and many small ones; then the end goes
+					kind, n = []int{0, 5, 6, 3}[i], []int{1500, 900, 200, 400}[i]
 				}
 				for ; n > 0 && w.now < 6e15; n-- { // near the end of time
 					calls = append(calls, w.call(kind))
@@ -450,14 +450,14 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 }
 
 // call is a call of a kind: one that fills the log, or that gives back what is old or new, or all of
-// a stretch, or any.
+// a stretch, or any (6).
 func (w *logTwin) call(kind int) twinCall {
 	l := w.limits[0]
 	if w.rng.IntN(4) == 0 {
 		l = w.limits[w.rng.IntN(len(w.limits))]
 	}
 	switch few := min(l.Rate, 300); {
-	case l.Rate == 1500 && (kind == 0 || kind == 5):
+	case l.Rate == 1500 && (kind == 0 || kind == 3 || kind == 5):
 		w.now += w.rng.Int64N(10_000)
 	case w.rng.IntN(200) == 0:
 		w.now += w.rng.Int64N(2 * l.Period)
