@@ -24,6 +24,7 @@ type judge struct {
 var (
 	inMemory = judge{pkg: "store/memstore", pattern: "Conformance", full: true}
 	onRedis  = judge{pkg: "store/redisstore", pattern: "Conformance|TestABatch|TestBatchesAdmit|TestAValueThatIsNotOurs", full: true}
+	twins    = judge{pkg: "internal/suite", pattern: "TestTheScript|TestThePlainCase|TestBatchesAndSeveral|TestValuesThat"}
 	whole    = judge{pkg: "internal/suite", pattern: "."}
 )
 
@@ -42,7 +43,7 @@ var groups = []group{
 	{"limittext", []string{"internal/limittext/*.go"}, []judge{{".", ".", true}, {pkg: "config", pattern: "."}, whole}},
 	{"queue", []string{"internal/queue/*.go"}, []judge{{"internal/queue", ".", true}, {pkg: ".", pattern: "."}, {pkg: "throttle", pattern: "."}, whole}},
 	{"inflight", []string{"inflight/[^d]*.go"}, []judge{{"inflight", ".", true}, {pkg: "httplimit", pattern: "."}, whole}},
-	{"scripts", []string{"scripts/*.lua", "internal/script/*.go"}, []judge{onRedis, {pkg: "internal/script", pattern: "."}, {pkg: ".", pattern: "Ban"}, whole}},
+	{"scripts", []string{"scripts/*.lua", "internal/script/*.go"}, []judge{twins, onRedis, {pkg: "internal/script", pattern: "."}, {pkg: ".", pattern: "Ban"}, whole}},
 }
 
 // filesOf returns the files of the group in the module in root.
