@@ -1,6 +1,6 @@
 -- Token bucket and leaky bucket, the plain case: see plain.lua.
 local product = (now - at) * rate
-plain = product < 2 ^ 52 and part < period and whole + (part > 0 and 1 or 0) <= burst
+plain = product < 2 ^ 52 and whole + (part > 0 and 1 or 0) <= burst
 if plain then
   local drained = floor(product / period)
   whole, part = whole - drained, part - (product - drained * period)
