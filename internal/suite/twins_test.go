@@ -2,9 +2,11 @@ package suite_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,6 +35,13 @@ type twin struct {
 	most    bool // the state holds nearly all that one can
 }
 
+// A window of a calendar may be so much longer than its period. The Part of a state that was counted in
+// one is its end in s, after partOf1970.
+const (
+	longer     = 2 * 24 * 3600e6
+	partOf1970 = 1 << 41
+)
+
 // twinCall is a call of a script, and what must come of it.
 type twinCall struct {
 	fresh bool   // the key does not exist before
@@ -40,6 +49,7 @@ type twinCall struct {
 	now   int64  // of the server's clock
 	args  []any
 
+	fails  bool   // no window that the caller knows is that of the decision
 	reply  []any  // nil of a Refund
 	exists bool   // or it may: a log can have events left that do not count
 	value  string // not of a log
@@ -99,6 +109,15 @@ func twinLimits(algorithm string) (limits []store.Limit) {
 			limits = append(limits, store.Limit{Rate: l.Rate, Period: l.Period, Burst: 1}, store.Limit{Rate: l.Rate, Period: l.Period, Burst: 3 * l.Rate})
 		}
 	}
+	if algorithm == "fixed_window" {
+		for _, c := range []*store.Calendar{
+			store.NewCalendar(store.Day, 0, "UTC"), store.NewCalendar(store.Day, 0, "America/Sao_Paulo"), store.NewCalendar(store.Day, 0, "Pacific/Apia"),
+			store.NewCalendar(store.Week, 1, "Europe/Berlin"), store.NewCalendar(store.Month, 31, "Asia/Kolkata"),
+		} {
+			limits = append(limits, c.In(store.Limit{Rate: 3, Burst: 3}), c.In(store.Limit{Rate: 10, Burst: 10}))
+		}
+		limits = append(limits, store.Limit{Rate: 3, Period: store.Day.Period(), Burst: 3}, store.Limit{Rate: 3, Period: store.Week.Period(), Burst: 3})
+	}
 	if hasBurst(algorithm) { // two million events in 1 µs
 		limits = append(limits, store.Limit{Rate: math.MaxInt32, Period: 1000, Burst: math.MaxInt32})
 	}
@@ -119,8 +138,8 @@ func (w *twin) plant() twinCall {
 	}
 	s := store.State{At: w.now, Period: l.Period}
 	w.most = false
-	if w.rng.IntN(4) == 0 { // the start of a window
-		s.At -= ((s.At % l.Period) + l.Period) % l.Period
+	if w.rng.IntN(4) == 0 {
+		s.At, _ = l.Window(s.At)
 	}
 	amount := func(most int64) int64 {
 		return min(most, max(0, []int64{1, w.near(most), w.near(most / 2), w.rng.Int64N(most + 1)}[w.rng.IntN(4)]))
@@ -152,6 +171,14 @@ func (w *twin) plant() twinCall {
 		if w.rng.IntN(10) == 0 {
 			s.Whole = math.MaxInt32
 		}
+		if l.Calendar() != nil {
+			_, end := l.Window(s.At)
+			s.Part = end/1e6 + partOf1970
+			if w.rng.IntN(8) == 0 { // the longest window that there may be, or the rest of one
+				s.At = (s.Part - partOf1970 - []int64{1, (l.Period + longer) / 1e6}[w.rng.IntN(2)]) * 1e6
+				w.now = max(w.now, s.At)
+			}
+		}
 		if w.rule.Name == "sliding_window" && w.rng.IntN(2) == 0 {
 			s.Part = amount(l.Rate + 1)
 			if s.Part > 0 && w.rng.IntN(3) == 0 { // all of this window was given back
@@ -166,7 +193,7 @@ func (w *twin) plant() twinCall {
 	w.debts = w.rule.Burst && w.rng.IntN(3) == 0
 	w.charged(l, s, amount(min(l.Rate, 5))+1)
 	value := w.value()
-	return twinCall{fresh: true, plant: value, now: w.now, args: callArgs("peek", l, 1), reply: w.take("peek", l, w.now, 1, true), exists: true, value: value}
+	return twinCall{fresh: true, plant: value, now: w.now, args: callArgs("peek", l, w.now, 1), reply: w.take("peek", l, w.now, 1, true), exists: true, value: value}
 }
 
 func (w *twin) charged(l store.Limit, s store.State, n int64) {
@@ -182,8 +209,20 @@ func (w *twin) value() string {
 	return packed(float64(s.At), float64(w.limit.Rate), float64(w.limit.Period), float64(s.Whole), float64(s.Part))
 }
 
-func callArgs(op string, l store.Limit, n int64, more ...any) []any {
-	return append([]any{op, l.Rate, l.Period, l.Burst, n}, more...)
+// callArgs are the arguments of a call. The caller's clock matters for calendars.
+func callArgs(op string, l store.Limit, clock, n int64, more ...any) []any {
+	var period any = l.Period
+	if c := l.Calendar(); c != nil {
+		edges := c.Edges(clock)
+		period = strings.Trim(fmt.Sprint(append([]int64{l.Period}, edges[:]...)), "[]")
+	}
+	return append([]any{op, l.Rate, period, l.Burst, n}, more...)
+}
+
+// unheard says that no window of l's calendar that a caller with this clock knows has at.
+func unheard(l store.Limit, clock, at int64) bool {
+	edges := l.Calendar().Edges(clock)
+	return at < edges[0]*1e6 || at >= edges[5]*1e6
 }
 
 // call is any call on the state, at a time that is near the edge of something.
@@ -209,6 +248,10 @@ func (w *twin) call() twinCall {
 	n := max(1, []int64{1, w.near(l.Burst), w.near(room), w.near(l.Burst - w.state.Whole), 1 + w.rng.Int64N(5), 1 + w.rng.Int64N(l.Rate)}[w.rng.IntN(6)])
 	callers := w.rng.IntN(2) == 0
 	c := twinCall{now: w.now}
+	clock := w.now
+	if w.rng.IntN(4) == 0 {
+		clock += w.rng.Int64N(6*l.Period) - 3*l.Period
+	}
 	ops := []string{"take", "take", "peek", "upto", "charge", "refund", "within"}
 	op := ops[w.rng.IntN(len(ops))]
 	if w.debts {
@@ -220,6 +263,22 @@ func (w *twin) call() twinCall {
 	}
 	if op == "within" && !w.rule.Burst && w.rule.Name != "ban" || op == "charge" && w.rule.Name == "ban" {
 		op = "take"
+	}
+	if _, at, moved := w.read(w.now, callers); l.Calendar() != nil && op != "refund" && unheard(l, clock, at) {
+		_, end := l.Window(at)
+		switch own := w.exists && w.state.At == at && !moved && w.state.Part > 0 && w.state.Period == l.Period; {
+		case !own:
+			args := callArgs(op, l, clock, n)
+			if op == "charge" {
+				args = append(args, math.MaxInt32)
+			}
+			if callers {
+				args = append(args, w.now)
+			}
+			return twinCall{now: w.now, fails: true, args: args, exists: w.exists, value: w.value(), life: w.life}
+		case end != at+w.rule.TTL(w.state, w.limit): // the script takes the state's
+			return w.call()
+		}
 	}
 	switch op {
 	case "refund":
@@ -234,14 +293,17 @@ func (w *twin) call() twinCall {
 		if r.Overdrawn {
 			over = 1
 		}
-		c.args = callArgs(op, l, r.N, r.At, r.Due, r.Rate, r.Period, over)
+		c.args = callArgs(op, l, clock, r.N, r.At, r.Due, r.Rate, r.Period, over)
+		if l.Calendar() != nil && unheard(l, clock, r.Due-1) { // nor where it began
+			l = store.Limit{Rate: l.Rate, Period: l.Period, Burst: l.Burst}
+		}
 		w.refund(l, w.now, r)
 	case "charge":
 		most := int64(math.MaxInt32)
 		if w.rule.Burst {
 			most = bucket.Most(l)
 		}
-		c.args = callArgs(op, l, n, most)
+		c.args = callArgs(op, l, clock, n, most)
 		c.reply = w.overdraw(l, w.now, n, most, callers)
 	case "within":
 		before := 1 + []int64{0, w.rng.Int64N(2 * l.Period), w.near(l.Period), l.Period / l.Rate, 100 * 365 * 24 * 3600e6}[w.rng.IntN(5)]
@@ -251,10 +313,10 @@ func (w *twin) call() twinCall {
 		if w.rule.Name == "ban" { // Within is at most as long
 			before = min(before, 3650*24*3600e6+1)
 		}
-		c.args = callArgs(op, l, n, before)
+		c.args = callArgs(op, l, clock, n, before)
 		c.reply = w.take(op, l.TurnBefore(before), w.now, n, callers)
 	default:
-		c.args = callArgs(op, l, n)
+		c.args = callArgs(op, l, clock, n)
 		c.reply = w.take(op, l, w.now, n, callers)
 	}
 	if callers {
@@ -279,7 +341,8 @@ func (w *twin) pause(l store.Limit) int64 {
 	case 1:
 		return left / 2
 	case 2:
-		return w.near(l.Period - ((w.now%l.Period)+l.Period)%l.Period)
+		_, end := l.Window(w.now)
+		return w.near(end - w.now)
 	case 3:
 		return w.rng.Int64N(2 * l.Period)
 	case 4:
@@ -306,6 +369,9 @@ func (w *twin) read(now int64, callers bool) (s store.State, at int64, moved boo
 			now = s.At
 		} else {
 			s.At, moved = now, true
+			if w.rule.Name == "fixed_window" && s.Part > 0 { // so that the state stays sound
+				s.Part = min(s.Part, int64(math.Floor(float64(now+s.Period+longer)/1e6))+partOf1970)
+			}
 		}
 	}
 	if !w.exists || w.rule.Burst && now-s.At >= w.rule.TTL(s, w.limit) {
@@ -392,7 +458,11 @@ func requireTwin(t *testing.T, client *redis.Client, script *redis.Script, calls
 	})
 	for i, c := range calls {
 		reply, err := replies[i].Slice()
-		require.NoError(t, err, "call %d: %v", i, c.args)
+		if c.fails {
+			require.ErrorContains(t, err, "clocks of server and caller differ", "call %d: %v", i, c.args)
+		} else {
+			require.NoError(t, err, "call %d: %v", i, c.args)
+		}
 		if c.reply != nil {
 			require.Equal(t, c.reply, reply, "call %d: %v", i, c.args)
 		}
@@ -434,7 +504,7 @@ func TestTheScriptOfTheLogIsTheTwinOfItsType(t *testing.T) {
 	} {
 		for seed := range uint64(effort.Of(1, 4, 40)) {
 			w := &logTwin{rule: p.rule, rng: rand.New(rand.NewPCG(seed, uint64(i))), limits: limits, now: 1_700_000_000_000_000 - int64(i)*700_000_000_000_000, log: p.rule.NewLog(store.State{})}
-			calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], 1), reply: []any{int64(1), w.now, int64(0), int64(0)}}}
+			calls := []twinCall{{fresh: true, now: w.now, args: callArgs("peek", limits[0], w.now, 1), reply: []any{int64(1), w.now, int64(0), int64(0)}}}
 			for i := range 16 {
 				kind, n := w.rng.IntN(7), 10+w.rng.IntN(90)
 				if limits[0].Rate == 1500 && i < 4 { // 24 blocks, then a hole of ten and many small ones; then the end goes
@@ -504,10 +574,10 @@ func (w *logTwin) call(kind int) twinCall {
 		} else {
 			w.charges = append(w.charges[:i], w.charges[i+1:]...)
 		}
-		c.args = callArgs(op, l, r.N, r.At, r.Due, r.Rate, r.Period, 0)
+		c.args = callArgs(op, l, now, r.N, r.At, r.Due, r.Rate, r.Period, 0)
 		w.refund(l, now, r)
 	} else {
-		if c.args = callArgs(op, l, n); op == "charge" {
+		if c.args = callArgs(op, l, now, n); op == "charge" {
 			c.args = append(c.args, math.MaxInt32)
 		}
 		c.reply = w.take(op, l, now, n)
