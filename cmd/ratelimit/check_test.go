@@ -91,6 +91,9 @@ func TestALimitNeverDeniesIfAnotherOneHasDeniedBefore(t *testing.T) {
 		{"token_bucket", "60/m burst 4", "1/s burst 5", false},
 		{"token_bucket", "59/m burst 5", "1/s burst 5", false},
 		{"fixed_window", "unlimited", "1/s", false},
+		{"fixed_window", "60/m", "unlimited", false},
+		{"sliding_log", "60/m", "unlimited", false},
+		{"token_bucket", "60/m", "unlimited", false},
 		{"fixed_window", "1000/month", "1/h", false}, // a calendar's length is not known
 	} {
 		limit, err := ratelimit.ParseLimit(c.limit)

@@ -267,7 +267,7 @@ func neverDenies(algorithm string, l, other ratelimit.Limit) bool {
 	switch {
 	case other.Rate == 0:
 		return true
-	case l == ratelimit.Unlimited() || !plain(l) || !plain(other):
+	case l == ratelimit.Unlimited() || other == ratelimit.Unlimited() || !plain(l) || !plain(other):
 		return false
 	}
 	switch algorithm {

@@ -96,6 +96,14 @@ func TestReplayOfTwoLimitsDeniesWhatAModelDenies(t *testing.T) {
 	require.Greater(t, bySecond+byMinute, denied, "some are denied by both")
 }
 
+// Behind a Rate of 0 the others are not asked.
+func TestALimitThatWasNotAskedHasDeniedNothing(t *testing.T) {
+	got := command(t, strings.NewReader(sample), "replay", "-limit", "0/s", "-limit", "100/s", "-out", "csv")
+	require.Contains(t, got.stdout, ",3,3,3,0\n")
+	got = command(t, strings.NewReader(sample), "replay", "-limit", "0/s", "-limit", "100/s")
+	require.Contains(t, got.stdout, "        8 by 0/s\n        0 by 100/s\n")
+}
+
 func TestKeysBeyondTheBoundAreDecidedOnWithoutARow(t *testing.T) {
 	r := &replay{keys: make(map[string]*tally), maxKeys: 2, algorithm: "sliding_window", out: "text", top: -1}
 	r.program = &program{stdin: strings.NewReader(strings.Repeat(longLog(4), 2))}
