@@ -18,6 +18,9 @@ type Limits[L any] struct {
 	limits []limit[L]
 }
 
+// most is how many limits are kept. A request has a few. The handler of a stream may ask for any number.
+const most = 64
+
 type limit[L any] struct {
 	of    any
 	key   string
@@ -69,9 +72,12 @@ func (k *Limits[L]) keep(of any, key string, l L) {
 	k.outer.keep(of, key, l)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if i := k.index(of, key); i >= 0 {
+	switch i := k.index(of, key); {
+	case i >= 0:
 		k.limits[i].limit = l
-	} else {
+	case len(k.limits) == most: // the first ones are those of middlewares, for Refunds at the end
+		k.limits[most-1] = limit[L]{of, key, l}
+	default:
 		k.limits = append(k.limits, limit[L]{of, key, l})
 	}
 }

@@ -3,6 +3,7 @@ package kept
 import (
 	"context"
 	"errors"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,4 +40,19 @@ func TestALimitIsKeptForItsLimiterAndKey(t *testing.T) {
 	require.True(t, ok && l == 4, "an error is no limit")
 	_, ok = (*Limits[int])(nil).Find(first, "key")
 	require.False(t, ok)
+}
+
+// A stream may live for days, and its handler may ask for the limits of any number of keys.
+func TestSomeLimitsAreKept(t *testing.T) {
+	k, of := New[int](t.Context(), false), new(int)
+	for i := range 10 * most {
+		_, err := k.Ask(k, of, strconv.Itoa(i), func(context.Context, string) (int, error) { return i, nil })
+		require.NoError(t, err)
+	}
+	require.Equal(t, most, len(k.limits))
+	for i := range 10 * most {
+		l, ok := k.Find(of, strconv.Itoa(i))
+		require.Equal(t, i < most-1 || i == 10*most-1, ok, "the first ones, and the last")
+		require.True(t, !ok || l == i)
+	}
 }
