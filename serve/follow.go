@@ -10,19 +10,25 @@ import (
 // Follow reads the files again every so often, and when now is sent to, and makes the service
 // follow what has changed. It also sees where links lead, such as those of a ConfigMap in
 // Kubernetes. One bad file keeps all old ones. It returns when ctx ends. files are those in force.
-// If they are merged, so are those that it reads.
+// If they are merged, so are those that it reads. If every is not above 0, they are read only when now
+// is sent to.
 func (s *Service) Follow(ctx context.Context, files []File, every time.Duration, now <-chan struct{}, paths ...string) {
-	ticks := time.NewTicker(every)
-	defer ticks.Stop()
+	var ticks <-chan time.Time
+	if every > 0 {
+		ticks = time.Tick(every)
+	}
 	failed := ""
 	for {
 		asked := false
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticks.C:
-		case <-now:
-			asked = true
+		case <-ticks:
+		case _, asked = <-now:
+			if !asked { // it is closed
+				now = nil
+				continue
+			}
 		}
 		next, err := ReadFiles(paths...)
 		if err == nil && !asked && slices.EqualFunc(files, next, sameFile) {

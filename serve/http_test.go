@@ -3,6 +3,7 @@ package serve_test
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -352,6 +353,46 @@ func TestFollow(t *testing.T) {
 		close(stopped)
 		<-done
 	})
+}
+
+// Whoever sends to now may close it. Without a time that is above 0 it alone has files read.
+func TestFollowOfAnEndedChannel(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "limits.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(text(edge)), 0o600))
+	files, err := serve.ReadFiles(file)
+	require.NoError(t, err)
+	for _, every := range []time.Duration{time.Hour, 0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			now, stopped, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			lines := &stopping{left: 3, stopped: stopped}
+			s, err := serve.New(memory(t), rules(t, edge), serve.WithLogger(slog.New(slog.NewTextHandler(lines, nil))))
+			require.NoError(t, err)
+			go func() {
+				defer close(done)
+				s.Follow(contextUntil(stopped), files, every, now, file)
+			}()
+			now <- struct{}{}
+			close(now)
+			synctest.Wait()
+			require.Equal(t, 2, lines.left, "it is read once")
+			close(stopped)
+			<-done
+		})
+	}
+}
+
+// stopping closes a channel after so many lines.
+type stopping struct {
+	left    int
+	stopped chan struct{}
+}
+
+func (s *stopping) Write(p []byte) (int, error) {
+	if s.left--; s.left == 0 {
+		close(s.stopped)
+	}
+	return len(p), nil
 }
 
 // Files that were merged are merged when they are read again.
