@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/ratelimit-go/ratelimit"
+	"github.com/ratelimit-go/ratelimit/clientaddr"
 )
 
 // check says which descriptors a proxy's subrequest has.
@@ -99,6 +100,9 @@ func parseTrust(texts []string) (t trust, err error) {
 		if addr, err2 := netip.ParseAddr(text); err2 == nil {
 			network, err = netip.PrefixFrom(addr, addr.BitLen()), nil
 		}
+		if addr := clientaddr.Unmap(network.Addr()); addr.Is4() && !network.Addr().Is4() { // peers are compared as IPv4
+			network = netip.PrefixFrom(addr, max(network.Bits()-96, 0))
+		}
 		if err != nil || network.Bits() == 0 {
 			return t, fmt.Errorf("%w: proxy %s: want a network such as 10.0.0.0/8, an address, or unix", ratelimit.ErrInvalidOption, quote(text))
 		}
@@ -116,7 +120,7 @@ func (t *trust) has(r *http.Request) bool {
 	if err != nil {
 		return t.unix && (r.RemoteAddr == "" || r.RemoteAddr == "@")
 	}
-	addr := at.Addr().WithZone("").Unmap()
+	addr := clientaddr.Unmap(at.Addr())
 	return slices.ContainsFunc(t.networks, func(n netip.Prefix) bool { return n.Contains(addr) })
 }
 

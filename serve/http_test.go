@@ -157,6 +157,20 @@ func TestChecks(t *testing.T) {
 	require.Empty(t, check(others, "/check/login", "X-Original-URI: /login", "X-User: ann").Header().Get("RateLimit-Limit"))
 }
 
+// Both kinds of fields are believed of a proxy, however its network is written.
+func TestProxiesAsIPv6(t *testing.T) {
+	t.Parallel()
+	for _, proxy := range []string{"::ffff:10.0.0.0/104", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1"} {
+		s, _ := inMemory(t, overHTTP, serve.WithProxies(proxy))
+		require.Equal(t, "2", check(s, "/check/login", "X-Original-URI: /login", "X-User: ann").Header().Get("RateLimit-Limit"), proxy)
+		require.Equal(t, http.StatusNoContent, check(s, "/check/client", "X-Forwarded-For: 192.0.2.1").Code)
+	}
+	for _, proxy := range []string{"::ffff:0.0.0.0/96", "::ffff:0.0.0.0/90"} {
+		_, err := serve.New(memory(t), rules(t, overHTTP), serve.WithProxies(proxy))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidOption, proxy)
+	}
+}
+
 // No key is in a metric, however many there are.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
