@@ -48,8 +48,8 @@ func (h *handler) holding(ctx context.Context, w http.ResponseWriter, r *http.Re
 // cannot be. That gives the slot back when it is closed.
 func watch(w http.ResponseWriter, slot *inflight.Slot) (http.ResponseWriter, *atomic.Bool) {
 	if _, ok := w.(http.Hijacker); !ok {
-		inside := hijackerIn(w)
-		if inside == nil { // as in HTTP/2
+		inside, ok := in[http.Hijacker](w)
+		if !ok { // as in HTTP/2
 			return w, nil
 		}
 		w = reach(w, inside)
@@ -67,19 +67,17 @@ func watch(w http.ResponseWriter, slot *inflight.Slot) (http.ResponseWriter, *at
 	}}), taken
 }
 
-// hijackerIn is what an [http.ResponseController] of w would take the connection over by, nil if there is
-// nothing.
-func hijackerIn(w http.ResponseWriter) http.Hijacker {
-	for {
-		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
-		if !ok {
-			return nil
+// in is what an [http.ResponseController] finds inside of w, such as what takes the connection over.
+func in[T any](w http.ResponseWriter) (found T, ok bool) {
+	for !ok {
+		wrapper, wraps := w.(interface{ Unwrap() http.ResponseWriter })
+		if !wraps {
+			break
 		}
 		w = wrapper.Unwrap()
-		if h, ok := w.(http.Hijacker); ok {
-			return h
-		}
+		found, ok = w.(T)
 	}
+	return found, ok
 }
 
 // reaching is a ResponseWriter with the Hijack of one inside of it, so that nobody gets past it to that.

@@ -115,6 +115,16 @@ func watched(w http.ResponseWriter, status *int) http.ResponseWriter {
 			*status = code
 		}
 	}
+	if _, ok := w.(http.Flusher); !ok {
+		if _, ok := in[http.Flusher](w); ok { // so that nobody gets past w to it
+			w = &flushing{w}
+		}
+	}
+	if _, ok := w.(http.Hijacker); !ok {
+		if inside, ok := in[http.Hijacker](w); ok {
+			w = reach(w, inside)
+		}
+	}
 	return httpsnoop.Wrap(w, httpsnoop.Hooks{
 		WriteHeader: func(do httpsnoop.WriteHeaderFunc) httpsnoop.WriteHeaderFunc {
 			return func(code int) { do(code); wrote(code) } // in this order: net/http panics on invalid codes
@@ -143,6 +153,13 @@ func watched(w http.ResponseWriter, status *int) http.ResponseWriter {
 		Hijack: hijacked(wrote),
 	})
 }
+
+// flushing is a ResponseWriter with the Flush of one inside of it.
+type flushing struct{ http.ResponseWriter }
+
+func (f *flushing) Unwrap() http.ResponseWriter { return f.ResponseWriter }
+func (f *flushing) Flush()                      { _ = f.FlushError() }
+func (f *flushing) FlushError() error           { return http.NewResponseController(f.ResponseWriter).Flush() }
 
 // hijacked calls wrote for a connection that was taken over.
 func hijacked(wrote func(int)) func(httpsnoop.HijackFunc) httpsnoop.HijackFunc {

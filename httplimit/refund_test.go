@@ -116,6 +116,37 @@ func TestARequestCountsByTheStatusThatWasWritten(t *testing.T) {
 	}
 }
 
+// Most middlewares put a ResponseWriter around another one through which only an http.ResponseController gets.
+func TestAStatusIsSeenThroughAnotherWriter(t *testing.T) {
+	for name, handler := range map[string]http.HandlerFunc{
+		"flushed": func(w http.ResponseWriter, _ *http.Request) {
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		},
+		"taken over": func(w http.ResponseWriter, _ *http.Request) {
+			if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
+				_ = conn.Close()
+			}
+		},
+	} {
+		for around, writer := range map[string]func(http.ResponseWriter) http.ResponseWriter{
+			"plain":   func(w http.ResponseWriter) http.ResponseWriter { return wrapping{w} },
+			"flushes": func(w http.ResponseWriter) http.ResponseWriter { return flushing{wrapping{w}, w.(http.Flusher)} },
+			"takes over": func(w http.ResponseWriter) http.ResponseWriter {
+				return struct {
+					wrapping
+					http.Hijacker
+				}{wrapping{w}, w.(http.Hijacker)}
+			},
+		} {
+			lim := window(t, memory(t), ratelimit.PerHour(100))
+			limited := httplimit.Middleware(lim, httplimit.WithRefund(httplimit.Successful), httplimit.WithKey(httplimit.Global()))(handler)
+			require.Error(t, overLoopback(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { limited.ServeHTTP(writer(w), r) })))
+			require.Zero(t, spent(t, lim, "global"), "%s, %s", name, around)
+		}
+	}
+}
+
 // overLoopback is a request to h by a real server, and the end of h.
 func overLoopback(t testing.TB, h http.Handler) error {
 	t.Helper()
