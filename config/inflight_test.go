@@ -90,6 +90,38 @@ func TestSlotsByTheTextAndThroughUpdates(t *testing.T) {
 	})
 }
 
+// What was charged beside a slot is given back also when the text has no rate any more.
+func TestASlotIsSettledUnderATextOfSlotsAlone(t *testing.T) {
+	const both = "algorithm: fixed_window, limit: 100/d, in_flight: 2"
+	for settled, want := range map[int]int{0: 100, 2: 98} {
+		for _, failure := range []string{"", ", on_failure: open", ", on_failure: local, instances: 2"} {
+			ls := build(t, ratelimit.Must(memstore.New()), one(both+failure))
+			l := limiter(t, ls, "a")
+			slot, _, err := inflight.Hold(t.Context(), l, "user:ann", 5)
+			require.NoError(t, err)
+			update(t, ls, one("in_flight: 2"+failure))
+			require.NoError(t, slot.Settle(t.Context(), settled))
+			free(t, l, 1)
+			slot.Release()
+			free(t, l, 2)
+			update(t, ls, one(both+failure))
+			r, err := l.Peek(t.Context(), "user:ann")
+			require.NoError(t, err)
+			require.Equal(t, want, r.Parts()[0].Remaining, "%d %s", settled, failure)
+
+			update(t, ls, one("in_flight: 2"+failure)) // the other way round nothing was charged
+			slot, _, err = inflight.Hold(t.Context(), l, "user:ann", 5)
+			require.NoError(t, err)
+			update(t, ls, one(both+failure))
+			require.NoError(t, slot.Settle(t.Context(), settled))
+			r, err = l.Peek(t.Context(), "user:ann")
+			require.NoError(t, err)
+			require.Equal(t, []int{want, 1}, []int{r.Parts()[0].Remaining, r.Parts()[1].Remaining})
+			slot.Release()
+		}
+	}
+}
+
 // turning calls turn at one of the moments at which it is asked for anything.
 type turning struct {
 	ratelimit.Limiter

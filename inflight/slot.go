@@ -547,7 +547,7 @@ func (s *Slot) Settle(ctx context.Context, actual int) error {
 // ended. It is Settle(ctx, 0), for a call that is not to count. The slot stays held.
 func (s *Slot) Refund(ctx context.Context) error {
 	h, events, err := s.settle()
-	if err != nil || several(h.limiter) == nil {
+	if err != nil || several(h.limiter) == nil && h.charged.Parts() == nil { // of slots alone, then and now
 		return err
 	}
 	return h.limiter.Refund(see.Only(context.WithoutCancel(ctx), see.Rates), h.key, h.charged, events)
