@@ -64,9 +64,7 @@ type Counters struct {
 // NewCounters returns Counters of a limiter with this name. The name is what metrics have as
 // the label "limiter", so that it should be short, and differ from that of others.
 func NewCounters(limiter string) *Counters {
-	c := &Counters{limiter: limiter}
-	c.names.Store(new(map[string]*atomic.Int64))
-	return c
+	return &Counters{limiter: limiter}
 }
 
 // Expect gives each of these limits a row in [Snapshot] before it denies anything, so that a rate
@@ -144,20 +142,28 @@ func (c *Counters) measure(took time.Duration) {
 	c.tookTime.Add(int64(took))
 }
 
+// known are the counters of denials by name.
+func (c *Counters) known() map[string]*atomic.Int64 {
+	if names := c.names.Load(); names != nil {
+		return *names
+	}
+	return nil
+}
+
 // named is the counter of denials by the limit of this name.
 func (c *Counters) named(name string) *atomic.Int64 {
-	if count, ok := (*c.names.Load())[name]; ok {
+	if count, ok := c.known()[name]; ok {
 		return count
 	}
 	if !utf8.ValidString(name) { // of a limiter that is not ours; one bad name would hide all metrics
 		return c.named(strconv.QuoteToASCII(name))
 	}
-	if name == otherName || len(*c.names.Load()) >= maxNames {
+	if name == otherName || len(c.known()) >= maxNames {
 		return &c.other
 	}
 	c.newName.Lock()
 	defer c.newName.Unlock()
-	names := *c.names.Load()
+	names := c.known()
 	if count, ok := names[name]; ok { // meanwhile
 		return count
 	}
@@ -276,7 +282,7 @@ func canBe(outcome string, source ratelimit.Source) bool {
 }
 
 func (c *Counters) deniedBy() []DeniedBy {
-	names := *c.names.Load()
+	names := c.known()
 	rows := make([]DeniedBy, 0, len(names)+1)
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		rows = append(rows, DeniedBy{name, names[name].Load()})

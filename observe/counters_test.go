@@ -319,6 +319,12 @@ func TestEachLimitHasARowBeforeItDenies(t *testing.T) {
 	}
 	require.Equal(t, []observe.DeniedBy{{Name: "login", Calls: 4}, {Name: "login-address"}}, c.Snapshot().DeniedBy)
 
+	c = new(observe.Counters) // without a name, for want of NewCounters
+	require.Empty(t, c.Snapshot().DeniedBy)
+	_, err = observed(t, safe, c).Allow(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, []observe.DeniedBy{{Name: "login", Calls: 1}, {Name: "login-address"}}, c.Snapshot().DeniedBy)
+
 	c = observe.NewCounters("one")
 	observed(t, login, c)
 	require.Empty(t, c.Snapshot().DeniedBy, "one limit is not named")

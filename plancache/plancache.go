@@ -198,12 +198,13 @@ func (c *Cache[V]) recall(ctx context.Context, key string) (answer V, wait *quer
 	defer c.mu.Unlock()
 	e := c.entryOf(key)
 	if e.query == nil && !now.Before(e.next) {
+		ctx = context.WithoutCancel(ctx) // which panics if it is nil: before a query is noted that nobody makes
 		e.query = &query[V]{began: now, done: make(chan struct{})}
 		if e.known {
 			e.query.older, e.query.until = e.answer, e.asked.Add(c.ttl+c.stale)
 		}
 		c.stats.Queries++
-		go c.run(context.WithoutCancel(ctx), key, e, e.query)
+		go c.run(ctx, key, e, e.query)
 	}
 	switch served, ok := c.serve(e, now); {
 	case ok:

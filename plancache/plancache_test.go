@@ -266,6 +266,14 @@ func TestAFunctionThatPanicsOrLeavesIsAnError(t *testing.T) {
 	}
 }
 
+func TestACallWithoutAContextHarmsNobodyElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cache(t, &database{answer: "pro"}, time.Hour)
+		require.Panics(t, func() { _, _ = c.Get(nil, "ann") }) //nolint:staticcheck // on purpose
+		require.Equal(t, "pro", get(t, c, "ann"))
+	})
+}
+
 func TestItRemembersSoManyKeysAndForgetsThoseNotAskedFor(t *testing.T) {
 	d := &database{answer: "pro"}
 	c := cache(t, d, time.Hour, plancache.WithMaxKeys(10))
