@@ -24,7 +24,8 @@ const defaultExactKeys = 10_000
 // those of lists and of Unlimited, and those while a store fails.
 //
 // Decisions on one key at the same instant may reach the log in another order. What is charged
-// after the fact ([ratelimit.Charge]) counts as an admission.
+// after the fact ([ratelimit.Charge]) counts as an admission. No observer is told of refunds: what is
+// given back stays in the log for its Period, so that more admissions seem to be beyond.
 //
 // A decision costs a hash of the key. One on a key of the share costs one to two decisions of
 // the log besides, and such a key takes 260 bytes and 7 for each event of its last Period.

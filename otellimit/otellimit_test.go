@@ -409,6 +409,7 @@ func TestWhatCannotBeReadIsRefused(t *testing.T) {
 		"no UTF-8":       {Counters: counters("\xff")},
 		"no fallback":    {Fallbacks: map[string]*fallback.Limiter{"a": nil}},
 		"no limiter":     {Limiters: map[string]ratelimit.Limiter{"a": nil}},
+		"a nil limiter":  {Limiters: map[string]ratelimit.Limiter{"a": (*ratelimit.TokenBucket)(nil)}},
 		"no limit":       {Limiters: map[string]ratelimit.Limiter{"a": ratelimittest.Static(ratelimit.Result{}, nil)}},
 		"no slots":       {Slots: map[string]*inflight.Counters{"a": nil}},
 		"nameless slots": {Slots: map[string]*inflight.Counters{"": new(inflight.Counters)}},

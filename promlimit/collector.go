@@ -142,6 +142,9 @@ func givenStats(stats func() plancache.Stats) string {
 }
 
 func known(l ratelimit.Limiter) string {
+	if _, err := observe.Around(l, new(observe.Counters)); err != nil {
+		return "is nil"
+	}
 	if len(limitsOf(l)) == 0 {
 		return "has no limit that is that of all keys"
 	}

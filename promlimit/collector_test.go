@@ -421,6 +421,7 @@ func TestWhatIsNoLabelIsRefused(t *testing.T) {
 		"nameless slots":   {Slots: map[string]*inflight.Counters{"": new(inflight.Counters)}},
 		"no client":        {Transports: map[string]*httplimit.Transport{"a": nil}},
 		"no limiter":       {Limiters: map[string]ratelimit.Limiter{"a": nil}},
+		"a nil limiter":    {Limiters: map[string]ratelimit.Limiter{"a": (*ratelimit.TokenBucket)(nil)}},
 		"no limit":         {Limiters: map[string]ratelimit.Limiter{"a": ratelimittest.Static(ratelimit.Result{}, nil)}},
 		"limits by key":    {Limiters: map[string]ratelimit.Limiter{"a": byKey}},
 		"a nameless limit": {Limiters: map[string]ratelimit.Limiter{"": daily}},
