@@ -17,7 +17,8 @@ import (
 const (
 	maxRequests = 50_000 // in all; the page stands still while it computes
 	maxSteps    = 100
-	perPeriod   = 10 // bars
+	maxYears    = 100 // of a log
+	perPeriod   = 10  // bars
 )
 
 // request is one of a client, at a time since the start.
@@ -138,7 +139,11 @@ func (p *plan) addLog(text string) (end time.Duration, err error) {
 	// Logs are a little out of order, and a limiter takes a late request for one of now.
 	slices.SortStableFunc(lines, func(a, b line) int { return a.at.Compare(b.at) })
 	const bars = 60
-	least := lines[len(lines)-1].at.Sub(lines[0].at) / bars
+	first, last := lines[0].at, lines[len(lines)-1].at
+	if last.Sub(first) > maxYears*365*day { // a time.Duration holds three times as long
+		return 0, fmt.Errorf("the log is from %s to %s, which is over %d years", first.Format("2006"), last.Format("2006"), maxYears)
+	}
+	least := last.Sub(first) / bars
 	i, _ := slices.BinarySearch(round, least)
 	if i < len(round) {
 		least = round[i]
@@ -146,7 +151,7 @@ func (p *plan) addLog(text string) (end time.Duration, err error) {
 		least = (least + day - 1).Truncate(day)
 	}
 	p.bin = max(p.bin, least)
-	p.start = lines[0].at.Truncate(p.bin)
+	p.start = first.Truncate(p.bin)
 	for _, l := range lines {
 		p.requests = append(p.requests, request{l.client, l.at.Sub(p.start)})
 	}

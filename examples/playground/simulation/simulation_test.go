@@ -221,6 +221,10 @@ func TestErrors(t *testing.T) {
 		{func(in *Input) { in.Limit = "2147483647/s" }, "requests are too many for this page, which draws up to 50000: raise the cost or lower the rate"},
 		{func(in *Input) { in.Traffic = Pasted }, "paste lines of an access log: there are none yet"},
 		{func(in *Input) { in.Traffic, in.Log = Pasted, "x" }, `paste lines of an access log: 1 not readable, first "x"`},
+		{func(in *Input) {
+			in.Traffic = Pasted
+			in.Log = "a - - [01/Jan/0001:00:00:00 +0000] \"GET /\n" + "a - - [17/May/2015:10:05:20 +0000] \"GET /"
+		}, "the log is from 0001 to 2015, which is over 100 years"},
 		{func(in *Input) { in.Steps = "10,x" }, `"x" is no step: a number up to 1000, or w to wait`},
 		{func(in *Input) { in.Steps = "1" + strings.Repeat(",w", maxSteps) }, "101 steps by hand are too many, at most 100: clear them"},
 	} {
