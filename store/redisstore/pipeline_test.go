@@ -94,19 +94,36 @@ func TestReadyMakesTheConnections(t *testing.T) {
 	require.Equal(t, made, proxy.Made())
 }
 
-// Of those who call Ready at once one makes the connections. Two would each wait for those that the other holds.
+// Of those who call Ready at once none waits for connections that another one holds. Nor does it matter
+// that the program holds some.
 func TestReadyAtOnce(t *testing.T) {
 	server := redistest.Start(t)
 	for range 10 {
 		client := redis.NewClient(&redis.Options{Addr: server.Addr(), PoolSize: 16})
-		s := newStore(t, client)
+		held := client.Conn()
+		require.NoError(t, held.Ping(t.Context()).Err())
 		var callers sync.WaitGroup
-		for range 4 {
-			callers.Go(func() { assert.NoError(t, s.Ready(t.Context())) })
+		for _, s := range []*redisstore.Store{newStore(t, client), newStore(t, client)} {
+			for range 4 {
+				callers.Go(func() { assert.NoError(t, s.Ready(t.Context())) })
+			}
 		}
 		callers.Wait()
+		require.NoError(t, held.Close())
 		require.NoError(t, client.Close())
 	}
+}
+
+// The client makes no more connections than it may. That is no failure of the server.
+func TestReadyOfAClientWithFewConnections(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: redistest.Shared(t).Addr(), PoolSize: 16, MaxActiveConns: 4})
+	defer client.Close()
+	for range 3 {
+		held := client.Conn()
+		defer held.Close()
+		require.NoError(t, held.Ping(t.Context()).Err())
+	}
+	require.NoError(t, newStore(t, client).Ready(t.Context()))
 }
 
 // If two round trips do not fit into a call's time, no call may have to wait for a flight

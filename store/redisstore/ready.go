@@ -84,26 +84,27 @@ func (s *Store) warm(ctx context.Context, c *redis.Client) error {
 			} else {
 				errs[i] = conns[i].Process(ctx, redis.NewCmd(ctx, "time"))
 			}
-			if answeredBy(errs[i]) {
+			if answeredBy(errs[i]) || busy(errs[i]) {
 				errs[i] = nil
+			}
+			if taken(c) && c.PoolStats().IdleConns == 0 { // no more can be made: others of ours may wait for this one
+				_ = conns[i].Close()
 			}
 		})
 	}
 	made.Wait()
-	var trip time.Duration
-	if s.link.pipeline != nil && errors.Join(errs...) == nil {
-		begun := time.Now()
-		if errs[0] = conns[0].Process(ctx, redis.NewCmd(ctx, "time")); answeredBy(errs[0]) {
-			errs[0], trip = nil, time.Since(begun)
-		}
-	}
 	for _, conn := range conns {
 		_ = conn.Close()
 	}
-	if trip > 0 {
-		s.link.pipeline.warmed(len(conns), trip)
+	err := errors.Join(errs...)
+	if s.link.pipeline != nil && err == nil {
+		begun := time.Now()
+		if err = c.Process(ctx, redis.NewCmd(ctx, "time")); answeredBy(err) {
+			err = nil
+			s.link.pipeline.warmed(min(len(conns), int(c.PoolStats().IdleConns)), time.Since(begun))
+		}
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return fmt.Errorf("%s: %w", c.Options().Addr, err)
 	}
 	return nil
