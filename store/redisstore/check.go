@@ -232,12 +232,10 @@ func serverTime(val any) (time.Time, bool) {
 
 // nodes are the servers behind the client.
 func (l *link) nodes(ctx context.Context) ([]node, error) {
-	switch l.client.(type) {
-	case *redis.Client, *redis.Ring, *redis.ClusterClient:
-	default:
-		return []node{{name: "server", process: l.process}}, nil
-	}
 	clients, err := l.clients(ctx)
+	if len(clients) == 0 && err == nil {
+		return []node{l.unknown()}, nil
+	}
 	nodes := make([]node, len(clients))
 	_, cluster := l.client.(*redis.ClusterClient)
 	for i, c := range clients {
@@ -245,6 +243,9 @@ func (l *link) nodes(ctx context.Context) ([]node, error) {
 	}
 	return nodes, err
 }
+
+// unknown is whatever server the client asks.
+func (l *link) unknown() node { return node{name: "server", process: l.process} }
 
 // clients returns a client for each server behind l.client. They keep to deadlines. It
 // returns none if the servers are not known.

@@ -168,6 +168,24 @@ func TestReadyOfAllClients(t *testing.T) {
 	require.ErrorIs(t, s.Ready(ctx), context.Canceled)
 }
 
+// Of some clients it is not known which servers are behind them.
+func TestReadyOfUnknownServers(t *testing.T) {
+	gone := redistest.Start(t)
+	gone.Kill()
+	queue, err := redis.NewClient(&redis.Options{Addr: gone.Addr()}).AsyncAutoPipeline()
+	require.NoError(t, err)
+	defer queue.Close()
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": gone.Addr()}, HeartbeatFrequency: time.Millisecond})
+	defer ring.Close()
+	require.Eventually(t, func() bool { return ring.Len() == 0 }, time.Minute, time.Millisecond)
+	for name, client := range map[string]redisstore.Client{"auto-pipeliner": queue, "a ring whose shards are down": ring} {
+		s := newStore(t, client)
+		require.ErrorIs(t, s.Ready(t.Context()), store.ErrUnavailable, name)
+		_, err := s.Check(t.Context())
+		require.ErrorIs(t, err, store.ErrUnavailable, name)
+	}
+}
+
 // Callers without a pause lose all their connections, and are served again by few new
 // ones. If each failed call closed a connection, they never would be.
 func TestAHerdIsServedAfterABreak(t *testing.T) {

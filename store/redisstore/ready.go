@@ -27,7 +27,8 @@ func (s *Store) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
 // Ready returns by ctx's deadline, or within 5 s. Its error is ctx's own or wraps
 // [store.ErrStore]: no server is reached, or it refuses the password. The store still
 // works after an error, once its servers do. If the user may not run SCRIPT LOAD, the
-// first calls load the scripts.
+// first calls load the scripts. Behind an AutoPipeliner, or a client that this package does
+// not know, Ready only asks whether a server answers.
 func (s *Store) Ready(ctx context.Context) error {
 	if s.link == nil {
 		return errNotMade
@@ -57,6 +58,11 @@ func (s *Store) warmAll(ctx context.Context) []error {
 	case <-ctx.Done(): // the calls below say so
 	}
 	clients, err := s.link.clients(ctx)
+	if len(clients) == 0 && err == nil { // they are not known, or all shards of a ring are down
+		if _, err = s.link.unknown().ask(ctx, "time"); answeredBy(err) && !rejected(err) {
+			err = nil
+		}
+	}
 	var warm sync.WaitGroup
 	errs := make([]error, len(clients))
 	for i, c := range clients {
