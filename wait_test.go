@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -809,6 +811,19 @@ func TestWhatIsKnownOfThoseWhoWait(t *testing.T) {
 	require.Equal(t, 1, allowN(t, events, 3).Remaining, "one call, and three events, of one count")
 	require.Equal(t, "5/h", see.Names(events)[0])
 	require.False(t, see.LimitsOf(events).Calls())
+}
+
+// Those stand together for whom functions make the same keys, one by one.
+func TestKeysThatContainAnySeparatorHaveQueuesOfTheirOwn(t *testing.T) {
+	mem := memory(t, newClock())
+	part := func(i int) ratelimit.Limiter {
+		return newLimiter(t, "token_bucket", mem, ratelimit.PerHour(5), ratelimit.WithName(strconv.Itoa(i)),
+			ratelimit.WithKeyFunc(func(_ context.Context, key string) (string, error) { return strings.Split(key, "|")[i], nil }))
+	}
+	queues := see.QueuesOf[ratelimit.Limiter](all(t, part(0), part(1)), true)
+	for _, sep := range []string{"\x00", " ", ",", `"`, `" "`, `\`, "\xff"} {
+		require.NotEqual(t, queues.Key(t.Context(), "a"+sep+"b|c", 1), queues.Key(t.Context(), "a|b"+sep+"c", 1), "%q", sep)
+	}
 }
 
 // A wait for several events of a limit of calls is one for a call.

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -310,7 +309,7 @@ func Keys(each ...Key) Key {
 				}
 			}
 		}
-		return strings.Join(made, "\x00"), nil
+		return fmt.Sprintf("%q", made), nil
 	}
 }
 
