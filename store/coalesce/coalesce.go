@@ -80,6 +80,15 @@ type call struct{ waiters []*waiter }
 
 type waiter = pending.Call[store.Reply]
 
+// add adds w. Before the waiters need more room, those go who have left: the call may hang.
+func (c *call) add(w *waiter) {
+	if len(c.waiters) == cap(c.waiters) {
+		c.waiters = slices.DeleteFunc(c.waiters, (*waiter).Done)
+		c.waiters = slices.Grow(c.waiters, len(c.waiters)+1)
+	}
+	c.waiters = append(c.waiters, w)
+}
+
 // Take decides on single events together with others.
 func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
 	if n != 1 || l.Before() > 0 {
@@ -90,7 +99,7 @@ func (s *Store) Take(ctx context.Context, ns *store.Namespace, key string, l sto
 	s.mu.Lock()
 	if underWay, ok := s.calls[k]; ok {
 		w := pending.New[store.Reply]()
-		underWay.waiters = append(underWay.waiters, w)
+		underWay.add(w)
 		s.mu.Unlock()
 		return w.Wait(ctx, s.patience)
 	}
@@ -120,6 +129,11 @@ func (s *Store) next(k hotKey) []*waiter {
 
 // decideAll decides on waiters, and on those that come meanwhile, until none is left.
 func (s *Store) decideAll(ns *store.Namespace, k hotKey, waiters []*waiter) {
+	defer func() {
+		if waiters != nil { // the store has ended this goroutine
+			go s.decideAll(ns, k, s.next(k))
+		}
+	}()
 	for waiters != nil {
 		s.decide(ns, k, slices.DeleteFunc(waiters, (*waiter).Done))
 		waiters = s.next(k)
@@ -139,6 +153,7 @@ func (s *Store) decide(ns *store.Namespace, k hotKey, waiters []*waiter) {
 				w.Panic(p)
 			}
 		}
+		answerAll(waiters, store.Reply{}, errExit) // who has no answer yet, after a runtime.Goexit
 	}()
 	ctx := context.Background() // not a waiter's: the store has its own timeout
 	r, err := s.TakeUpTo(ctx, ns, k.key, k.limit, int64(len(waiters)))
@@ -174,6 +189,8 @@ func (s *Store) denial(ctx context.Context, ns *store.Namespace, k hotKey) (stor
 	}
 	return r, err
 }
+
+var errExit = fmt.Errorf("%w: the store has ended its goroutine, the outcome is unknown", store.ErrTimeout)
 
 func answerAll(waiters []*waiter, r store.Reply, err error) {
 	for _, w := range waiters {

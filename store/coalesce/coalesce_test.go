@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -40,6 +41,7 @@ type slow struct {
 	calls atomic.Int64
 	fail  atomic.Bool
 	panic atomic.Bool
+	exit  atomic.Bool
 }
 
 const roundTrip = time.Millisecond
@@ -58,6 +60,9 @@ func (s *slow) TakeUpTo(ctx context.Context, ns *store.Namespace, key string, l 
 	time.Sleep(roundTrip)
 	if s.panic.Load() {
 		panic("planted")
+	}
+	if s.exit.Load() {
+		runtime.Goexit()
 	}
 	if s.fail.Load() {
 		return store.Reply{}, errGone
@@ -266,6 +271,80 @@ func TestAPanicOfTheStoreReachesAllWhoWait(t *testing.T) {
 		require.EqualValues(t, 19, panicked.Load(), "all but the first")
 		s.panic.Store(false)
 		require.True(t, allowN(t, lim, 1).Allowed, "the key is not stuck")
+	})
+}
+
+// As a test that fails does in a store of its own.
+func TestAStoreThatEndsTheGoroutineLeavesNobodyWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSlow(t)
+		s.exit.Store(true)
+		lim := newLimiter(t, "token_bucket", coalesced(t, s), ratelimit.PerDay(50))
+		var timeouts atomic.Int64
+		var group sync.WaitGroup
+		for i := range 40 {
+			group.Go(func() {
+				time.Sleep(time.Duration(i) * roundTrip / 20)
+				if _, err := lim.Allow(t.Context(), "hot"); errors.Is(err, store.ErrTimeout) {
+					timeouts.Add(1)
+				}
+			})
+		}
+		group.Wait()
+		require.EqualValues(t, 39, timeouts.Load(), "all but the first")
+		s.exit.Store(false)
+		r, err := lim.Allow(t.Context(), "hot")
+		require.NoError(t, err)
+		require.True(t, r.Allowed, "the key is not stuck")
+	})
+}
+
+// stuck is a store whose calls last as long as it likes, whatever their contexts.
+type stuck struct {
+	store.Store
+	release chan struct{}
+}
+
+func (s stuck) Take(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n int64) (store.Reply, error) {
+	<-s.release
+	return s.Store.Take(ctx, ns, key, l, n)
+}
+
+// Callers come and leave while a call hangs. What is kept of them does not add up.
+func TestCallersWhoLeaveAreForgottenWhileTheStoreHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := stuck{ratelimit.Must(memstore.New()), make(chan struct{})}
+		lim := newLimiter(t, "token_bucket", coalesced(t, s), ratelimit.PerDay(10))
+		var group sync.WaitGroup
+		stays := func() {
+			group.Go(func() {
+				r, err := lim.Allow(t.Context(), "hot")
+				require.NoError(t, err)
+				require.True(t, r.Allowed)
+			})
+			synctest.Wait()
+		}
+		stays()
+		stays()
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		for range 100_000 {
+			ctx, cancel := context.WithCancel(t.Context())
+			group.Go(func() {
+				_, err := lim.Allow(ctx, "hot")
+				require.ErrorIs(t, err, context.Canceled)
+			})
+			synctest.Wait()
+			cancel()
+			synctest.Wait()
+		}
+		stays()
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		require.Less(t, after.HeapAlloc, before.HeapAlloc+5<<20, "20 MB of all who came")
+		close(s.release)
+		group.Wait()
 	})
 }
 
