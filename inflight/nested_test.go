@@ -149,6 +149,7 @@ func TestASlotOfAnAllInAFallbackIsGivenBackToTheLocalLimiterToo(t *testing.T) {
 		"observed":           {besides["All"], besides["observe"]},
 		"around an observer": {besides["observe"], besides["All"]},
 		"around a Ban":       {besides["Ban"], besides["observe"]},
+		"tried out":          {besides["All"], besides["shadow"]},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

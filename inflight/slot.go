@@ -343,7 +343,7 @@ func (h *held) placeAll(r ratelimit.Result) {
 		h.placeOf(h.limiter, r, false)
 		return
 	}
-	h.mirrored, h.local = true, r.Source() == ratelimit.SourceLocal
+	h.mirrored, h.local = true, inner(h.limiter, r).Source() == ratelimit.SourceLocal
 	outage := replaced(h.limiter, r)
 	for i, l := range limits {
 		switch {
@@ -383,17 +383,23 @@ func inner(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
 		if _, bare := l.(*ratelimit.Custom); bare { // which is quick to see
 			return r
 		}
-		if w, ok := l.(interface {
-			Inner(ratelimit.Result) ratelimit.Result
-		}); ok {
-			r = w.Inner(r)
-		}
+		r = tried(l, r)
 		w, ok := l.(interface{ Unwrap() ratelimit.Limiter })
 		if !ok {
 			return r
 		}
 		l = w.Unwrap()
 	}
+}
+
+// tried is what a shadow l has decided where it has answered r. It is r if l is none.
+func tried(l ratelimit.Limiter, r ratelimit.Result) ratelimit.Result {
+	if w, ok := l.(interface {
+		Inner(ratelimit.Result) ratelimit.Result
+	}); ok {
+		return w.Inner(r)
+	}
+	return r
 }
 
 // answers are the limits of an All, also inside a wrapper, and what each has answered where l has
@@ -749,6 +755,7 @@ func (h *held) giveBack() {
 func (h *held) giveBackMirrored() {
 	r, l := h.charged, h.limiter
 	for h.mirrored = false; ; {
+		r = tried(l, r)
 		if under, _, marked := r.Unmark(l); marked {
 			if see.Mirroring(l) {
 				_ = l.Refund(see.Only(h.ctx, see.Mirrored), h.key, r, h.asked)
@@ -880,20 +887,18 @@ func (p *place) standsIn() bool { return p.toTake || standIn(p.charged()) }
 // replaced reports whether a limiter around the limits in l has answered r in their place, in an outage,
 // and not one beside the slots for itself.
 func replaced(l ratelimit.Limiter, r ratelimit.Result) bool {
-	for standIn(r) {
+	for {
 		w, ok := l.(interface{ Unwrap() ratelimit.Limiter })
 		if !ok {
 			return false
 		}
-		if under, _, marked := r.Unmark(l); marked {
-			if !standIn(under) {
-				return true
-			}
-			r = under
+		r = tried(l, r)
+		under, _, marked := r.Unmark(l)
+		if marked && standIn(r) && !standIn(under) {
+			return true
 		}
-		l = w.Unwrap()
+		l, r = w.Unwrap(), under
 	}
-	return false
 }
 
 func standIn(r ratelimit.Result) bool {

@@ -805,6 +805,35 @@ func TestAShadowHoldsWhatItHasCharged(t *testing.T) {
 	})
 }
 
+// In an outage too: what is held stands in for slots of the store, and is taken up by it afterwards.
+func TestAShadowAroundAFallbackHoldsWhatItHasCharged(t *testing.T) {
+	for name, answer := range map[string]fallback.Answer{"FailOpen": fallback.FailOpen(), "FailLocal": fallback.FailLocal(2)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, local := newRemote(t), ratelimit.Must(memstore.New())
+				if name == "FailLocal" {
+					answer = answer.On(local)
+				}
+				rate, _ := rates(s)
+				atOnce := slots(t, s, 4, ratelimit.WithName("at_once"))
+				here := slots(t, local, 2, ratelimit.WithName("at_once"))
+				l := besides["observe"](s, besides["shadow"](s, ratelimit.Must(fallback.New(ratelimit.Must(ratelimit.NewAll(rate, atOnce)), answer))))
+				s.down.Store(true)
+				hold(t, l).Release()
+				synctest.Wait()
+				require.Equal(t, 2, free(t, here))
+				slot := hold(t, l)
+				s.down.Store(false)
+				time.Sleep(2 * time.Second) // less than a life
+				require.Equal(t, []int{3, 2}, []int{free(t, atOnce), free(t, here)})
+				slot.Release()
+				synctest.Wait()
+				require.Equal(t, 4, free(t, atOnce))
+			})
+		})
+	}
+}
+
 // Refund, or a Settle of 0, gives back what was charged beside the slot, and Release the slot.
 func TestRefundLeavesTheSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
