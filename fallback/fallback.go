@@ -332,7 +332,7 @@ func (f *Limiter) decide(ctx context.Context, q question) (ratelimit.Result, err
 		return ratelimit.Result{}, err
 	}
 	ctx = f.context(ctx)
-	r, err := f.call(func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
+	r, err := f.call(ctx, q.key, func() (ratelimit.Result, error) { return f.askStore(ctx, q) })
 	switch {
 	case f.frees && errors.Is(err, errOpen) && f.unlimited(ctx, q.key):
 		return q.ask(ctx, f.limiter) // which asks no store
@@ -370,13 +370,27 @@ func (f *Limiter) check(ctx context.Context, key string, n int) error {
 	return store.CheckCall(ctx, key, n)
 }
 
-// call runs do, which calls the limiter, if the breaker is closed or do is the probe.
-func (f *Limiter) call(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+// call runs do, which calls the limiter for key, if the breaker is closed or do is the probe. While the store may
+// be standing still it is looked at first: it would run afterwards whatever it was sent, and nobody would know.
+func (f *Limiter) call(ctx context.Context, key string, do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
 	if f.untilProbe() > 0 { // the breaker would say the same, behind its lock
 		return ratelimit.Result{}, errOpen
 	}
 	defer f.changes.tell() // also if the limiter panics
-	r, err := f.breaker.Execute(do)
+	r, err := f.execute(func() (r ratelimit.Result, err error) {
+		looked := false
+		if f.halfOpen.Load() || f.failing.Load() && f.owed.owes(key, f.now()) {
+			err = f.look(ctx, key)
+			looked = err == nil
+			if ofTheStore(err) || errors.Is(err, store.ErrOverloaded) || !looked && ctx.Err() != nil { // or it has answered
+				return ratelimit.Result{}, err
+			}
+		}
+		if r, err = do(); looked && errors.Is(err, errUnasked) {
+			err = nil
+		}
+		return r, err
+	})
 	switch {
 	case err == nil:
 		if f.failing.Load() { // to write each time would cost
@@ -392,24 +406,39 @@ func (f *Limiter) call(do func() (ratelimit.Result, error)) (ratelimit.Result, e
 	return r, err
 }
 
-// askStore hands back what the key owes, and then asks the limiter. While the store may be standing still it is
-// looked at first: it would run afterwards whatever it was sent, and nobody would know.
-func (f *Limiter) askStore(ctx context.Context, q question) (r ratelimit.Result, err error) {
-	looked := false
-	if f.halfOpen.Load() || f.failing.Load() && f.owed.owes(q.key, f.now()) {
-		err = f.look(ctx, q.key)
-		if looked = err == nil; !looked && !errors.Is(err, errUnasked) {
-			return ratelimit.Result{}, err
+// execute has the breaker run do. It does not see a runtime.Goexit, and would wait for ever for the end of that
+// probe. So it is told of a panic.
+func (f *Limiter) execute(do func() (ratelimit.Result, error)) (ratelimit.Result, error) {
+	gone := false
+	defer func() {
+		if gone {
+			_ = recover() // and the goroutine ends
 		}
-	}
+	}()
+	return f.breaker.Execute(func() (ratelimit.Result, error) {
+		gone = true
+		defer func() {
+			p := recover()
+			if gone = gone && p == nil; gone {
+				p = "runtime.Goexit"
+			}
+			if p != nil {
+				panic(p)
+			}
+		}()
+		r, err := do()
+		gone = false
+		return r, err
+	})
+}
+
+// askStore hands back what the key owes, and then asks the limiter.
+func (f *Limiter) askStore(ctx context.Context, q question) (ratelimit.Result, error) {
 	if err := f.handBack(ctx, q.key); err != nil {
 		return ratelimit.Result{}, err
 	}
-	r, err = q.ask(ctx, f.limiter)
-	if err = unasked(r, err); looked && errors.Is(err, errUnasked) {
-		err = nil
-	}
-	return r, err
+	r, err := q.ask(ctx, f.limiter)
+	return r, unasked(r, err)
 }
 
 // look asks the store, as the Peek of a lease or a deny cache does too. These can answer a key without the store
@@ -659,7 +688,7 @@ func (f *Limiter) Charge(ctx context.Context, key string, n int) (ratelimit.Resu
 		return ratelimit.Result{}, err
 	}
 	ctx = f.context(ctx)
-	r, err := f.call(func() (ratelimit.Result, error) {
+	r, err := f.call(ctx, key, func() (ratelimit.Result, error) {
 		r, err := ratelimit.Charge(ctx, f.limiter, key, n)
 		return r, unasked(r, err)
 	})
@@ -713,7 +742,7 @@ func (f *Limiter) refundStore(ctx context.Context, key string, charged ratelimit
 	if free(charged) { // which needs no store, so that an open breaker does not matter
 		return f.limiter.Refund(ctx, key, charged, n)
 	}
-	_, err := f.call(func() (ratelimit.Result, error) {
+	_, err := f.call(ctx, key, func() (ratelimit.Result, error) {
 		err := f.limiter.Refund(ctx, key, charged, n)
 		if err == nil { // a lease takes it back by itself, and does not say so
 			err = errUnasked
@@ -753,7 +782,7 @@ func (f *Limiter) Reset(ctx context.Context, key string) error {
 	if err := f.check(ctx, key, 1); err != nil {
 		return err
 	}
-	_, err := f.call(func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
+	_, err := f.call(ctx, key, func() (ratelimit.Result, error) { return ratelimit.Result{}, f.limiter.Reset(ctx, key) })
 	if f.local != nil { // which then holds nothing, so nothing is owed
 		err = errors.Join(err, f.local.Reset(lasting(ctx), key))
 	}

@@ -351,6 +351,10 @@ func TestAProbeThatEndsWithItsCallerLeavesTheProbeToTheNextOne(t *testing.T) {
 		require.Equal(t, context.DeadlineExceeded, err)
 		inner.before = func(context.Context) error { panic("limit function") }
 		require.Panics(t, func() { _, _ = lim.Allow(t.Context(), "key") })
+		inner.before = func(context.Context) error { runtime.Goexit(); return nil }
+		var gone sync.WaitGroup
+		gone.Go(func() { _, _ = lim.Allow(t.Context(), "key") })
+		gone.Wait()
 		inner.before = nil
 		require.Equal(t, ratelimit.SourceStore, source(t, lim))
 		require.Equal(t, ratelimit.SourceStore, source(t, lim))
@@ -674,6 +678,14 @@ func opensForNoOther(t *testing.T, class error) {
 		other, err = lim.Peek(t.Context(), "other")
 		require.NoError(t, err)
 		require.Equal(t, ratelimit.SourceStore, other.Source(), "the next call is the probe")
+
+		inner.down.Store(true)
+		source(t, lim)
+		source(t, lim)
+		inner.down.Store(false)
+		time.Sleep(time.Minute)
+		inner.before = func(context.Context) error { inner.before = nil; return class } // when it is looked at
+		require.NoError(t, lim.Reset(t.Context(), "key"), "which mends it")
 	})
 }
 

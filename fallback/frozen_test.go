@@ -61,6 +61,24 @@ func (s *standing) Peek(ctx context.Context, ns *store.Namespace, key string, l 
 	return s.ask(func() (store.Reply, error) { return s.Store.Peek(ctx, ns, key, l, n) })
 }
 
+func (s *standing) Overdraw(ctx context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (store.Reply, error) {
+	return s.ask(func() (store.Reply, error) { return s.Store.Overdraw(ctx, ns, key, l, n, most) })
+}
+
+func (s *standing) Refund(ctx context.Context, ns *store.Namespace, key string, l store.Limit, c store.Receipt) (err error) {
+	if late := s.run(func() { err = s.Store.Refund(ctx, ns, key, l, c) }); late != nil {
+		return late
+	}
+	return err
+}
+
+func (s *standing) Reset(ctx context.Context, ns *store.Namespace, key string) (err error) {
+	if late := s.run(func() { err = s.Store.Reset(ctx, ns, key) }); late != nil {
+		return late
+	}
+	return err
+}
+
 func (s *standing) ask(call func() (store.Reply, error)) (store.Reply, error) {
 	var reply store.Reply
 	var err error
@@ -116,6 +134,41 @@ func TestAStoreThatStoodStillIsChargedWithWhatWasAdmitted(t *testing.T) {
 			require.NoError(t, err)
 			require.GreaterOrEqual(t, most-r.Remaining, admitted)
 			require.LessOrEqual(t, most-r.Remaining, admitted+4+callers, "five failures open the breaker")
+		})
+	}
+}
+
+// Whatever is the probe changes nothing of a store that stands still. Each of these is said to have failed.
+func TestNoProbeIsRunAfterwards(t *testing.T) {
+	for name, probe := range map[string]func(ctx context.Context, l *fallback.Limiter, charged ratelimit.Result) error{
+		"Charge": func(ctx context.Context, l *fallback.Limiter, _ ratelimit.Result) error {
+			_, err := l.Charge(ctx, "key", 3)
+			return err
+		},
+		"Refund": func(ctx context.Context, l *fallback.Limiter, charged ratelimit.Result) error {
+			return l.Refund(ctx, "key", charged, 2)
+		},
+		"Reset": func(ctx context.Context, l *fallback.Limiter, _ ratelimit.Result) error { return l.Reset(ctx, "key") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &standing{Store: ratelimit.Must(memstore.New())}
+				inner := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(10)))
+				lim := failover(t, inner, fallback.FailClosed(), fallback.WithBreaker(1, time.Second))
+				charged := allowN(t, lim, 5)
+				s.still = true
+				allow(t, lim, "another")
+				require.Equal(t, fallback.StateOpen, state(lim))
+				time.Sleep(time.Second)
+				require.ErrorIs(t, probe(t.Context(), lim, charged), ratelimit.ErrStore)
+				require.Equal(t, fallback.StateOpen, state(lim))
+				s.goOn()
+				require.Equal(t, 5, peek(t, inner, "key").Remaining)
+				time.Sleep(time.Second)
+				require.NoError(t, probe(t.Context(), lim, charged))
+				require.NotEqual(t, 5, peek(t, inner, "key").Remaining)
+				require.Equal(t, fallback.StateClosed, state(lim))
+			})
 		})
 	}
 }
