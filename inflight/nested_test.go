@@ -34,6 +34,7 @@ var besides = map[string]func(s store.Store, all ratelimit.Limiter) ratelimit.Li
 	"observe": func(_ store.Store, all ratelimit.Limiter) ratelimit.Limiter {
 		return ratelimit.Must(observe.Around(all, observe.NewCounters("pair")))
 	},
+	"another package": func(_ store.Store, all ratelimit.Limiter) ratelimit.Limiter { return struct{ ratelimit.Limiter }{all} },
 }
 
 // rates are token buckets of 100 calls and 200 events a minute.
@@ -52,7 +53,8 @@ func bothWays(t *testing.T, f func(t *testing.T, l, sl, a, b ratelimit.Limiter))
 					s := ratelimit.Must(memstore.New())
 					a, b := rates(s)
 					sl := slots(t, s, 3)
-					limits := []ratelimit.Limiter{sl, around(s, ratelimit.Must(ratelimit.NewAll(a, b)))}
+					alone := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerDay(1_000_000)))
+					limits := []ratelimit.Limiter{alone, sl, around(s, ratelimit.Must(ratelimit.NewAll(a, b)))}
 					if !first {
 						slices.Reverse(limits)
 					}

@@ -417,26 +417,41 @@ func answers(ctx context.Context, l ratelimit.Limiter, key string, r ratelimit.R
 	case len(limits):
 		return limits, parts
 	}
-	for _, limit := range limits {
-		width := 1
-		if !see.Held(limit) { // it may be around an All
-			policies, err := ratelimit.AppendPolicies(ctx, nil, limit, key)
-			if width = max(1, len(policies)); err != nil {
-				return limits, nil
-			}
-		}
-		if width > len(parts) {
-			return limits, nil
-		}
+	widths := widthsOf(ctx, limits, key, len(parts))
+	for _, width := range widths {
 		results = append(results, slices.MaxFunc(parts[:width], func(a, b ratelimit.Result) int {
 			return cmp.Compare(a.RetryAfter, b.RetryAfter)
 		}))
 		parts = parts[width:]
 	}
-	if len(parts) > 0 {
-		return limits, nil
-	}
 	return limits, results
+}
+
+// widthsOf is how many of so many parts each of limits has: one, unless it is around an All. They are nil if
+// nobody can tell.
+func widthsOf(ctx context.Context, limits []ratelimit.Limiter, key string, parts int) []int {
+	widths, silent := make([]int, len(limits)), []int(nil)
+	for i, limit := range limits {
+		widths[i] = 1
+		if !see.Held(limit) {
+			policies, err := ratelimit.AppendPolicies(ctx, nil, limit, key)
+			if err != nil {
+				return nil
+			}
+			if len(policies) == 0 {
+				silent = append(silent, i)
+			}
+			widths[i] = max(1, len(policies))
+		}
+		parts -= widths[i]
+	}
+	if parts > 0 && len(silent) == 1 { // a limiter of another package, which need not say
+		widths[silent[0]], parts = 1+parts, 0
+	}
+	if parts != 0 {
+		return nil
+	}
+	return widths
 }
 
 // several are the limits of an All, also inside a wrapper, and nil of a single limit.
