@@ -239,6 +239,7 @@ func TestWhatAStoreIsToldOfSlotsIsSo(t *testing.T) {
 				one := slices.Sorted(maps.Keys(ends))[0]
 				s.Refund(l, now, store.Receipt{At: one, N: 1})
 				delete(ends, one)
+				require.Len(t, s.all, len(ends))
 			}
 			continue
 		}

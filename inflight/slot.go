@@ -365,9 +365,7 @@ func (h *held) placeOf(l ratelimit.Limiter, r ratelimit.Result, outage bool) {
 // place notes the slot of l, whose slots are core's.
 func (h *held) place(l ratelimit.Limiter, core *ratelimit.Custom, r ratelimit.Result, outage bool) {
 	p := place{limiter: l, answer: r, core: core, life: core.Limit().Period, toTake: outage}
-	if p.life < forever {
-		p.until = h.since.Add(p.life)
-	}
+	p.until = h.since.Add(p.life)
 	if p.charged().Charged() > 0 || p.standsIn() {
 		if h.places == nil {
 			h.places = h.first[:0]

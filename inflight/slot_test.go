@@ -19,6 +19,7 @@ import (
 	"github.com/ratelimit-go/ratelimit/inflight"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/internal/redistest"
+	"github.com/ratelimit-go/ratelimit/internal/see"
 	"github.com/ratelimit-go/ratelimit/observe"
 	"github.com/ratelimit-go/ratelimit/shadow"
 	"github.com/ratelimit-go/ratelimit/store"
@@ -295,7 +296,7 @@ func TestAReleaseIsSentAgain(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		require.LessOrEqual(t, s.called.Load()-called, int64(10), "not so often in a long outage")
 		s.down.Store(false)
-		time.Sleep(time.Second)
+		time.Sleep(400 * time.Millisecond) // and a third of a life after the last time at most
 		synctest.Wait()
 		require.Equal(t, 1, free(t, l))
 
@@ -391,6 +392,149 @@ func TestLongestEndsASlot(t *testing.T) {
 			require.True(t, held.Lost())
 		}
 	})
+}
+
+// The clock says so before a renewal under way has ended.
+func TestLongestIsOverDuringARenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newRemote(t)
+		held := hold(t, slots(t, s, 1), inflight.Longest(1200*time.Millisecond))
+		s.way = 400 * time.Millisecond
+		time.Sleep(1199 * time.Millisecond)
+		require.False(t, held.Lost())
+		time.Sleep(time.Millisecond)
+		require.True(t, held.Lost())
+		held.Release()
+		time.Sleep(time.Minute)
+	})
+}
+
+// What is forgotten in a bubble of synctest is given back from outside of it, where nobody can stop a timer.
+func TestASlotIsForgottenInABubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 100
+		l := slots(t, newRemote(t).Store, n)
+		for range n {
+			hold(t, l, inflight.Longest(time.Hour))
+		}
+		for free(t, l) < n {
+			runtime.GC()
+		}
+		time.Sleep(2 * time.Hour)
+		require.Equal(t, n, free(t, l))
+	})
+}
+
+// A spent slot is used again when nothing refers to it: not while it is on its way back, and not if its context
+// was asked for.
+func TestASpentSlotIsUsedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inside := newRemote(t)
+		far, near := slots(t, inside, 2), slots(t, inside.Store, 2)
+		for name, l := range map[string]*ratelimit.Custom{"far": far, "near": near} {
+			spent := &sync.Pool{}
+			deferring := struct {
+				see.Deferred[ratelimit.Limiter]
+				ratelimit.Limiter
+			}{see.Deferred[ratelimit.Limiter]{Inside: l, Spent: spent}, l}
+			a := hold(t, deferring)
+			if name == "near" {
+				a.Context()
+			}
+			inside.down.Store(true)
+			a.Release()
+			synctest.Wait()
+			inside.down.Store(false)
+			spent.Put(a)
+			b := hold(t, deferring)
+			require.ErrorIs(t, context.Cause(a.Context()), context.Canceled, name)
+			time.Sleep(100 * time.Millisecond)
+			require.Equal(t, 1, free(t, l), name)
+			b.Release()
+			synctest.Wait()
+			require.Equal(t, 2, free(t, l), name)
+		}
+	})
+}
+
+// A Release may come at the moment of a renewal. Whichever is first, it is given back once.
+func TestAReleaseAtTheMomentOfARenewal(t *testing.T) {
+	for range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			s := newRemote(t)
+			a := hold(t, slots(t, s, 1))
+			s.way = 10 * time.Millisecond
+			gives := 0
+			s.after = func() { gives++ }
+			time.Sleep(time.Second)
+			a.Release()
+			time.Sleep(time.Minute)
+			require.Equal(t, 1, gives)
+		})
+	}
+}
+
+// notCharged is a limiter that takes nothing back.
+type notCharged struct {
+	ratelimit.Limiter
+	refunds *int
+}
+
+func (n notCharged) Unwrap() ratelimit.Limiter { return n.Limiter }
+
+func (n notCharged) Refund(context.Context, string, ratelimit.Result, int) error {
+	*n.refunds++
+	return ratelimit.ErrInvalidN
+}
+
+// Whoever says that nothing was charged is not asked again.
+func TestWhatWasNotChargedIsGivenBackOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refunds := 0
+		hold(t, notCharged{slots(t, newRemote(t).Store, 1), &refunds}).Release()
+		time.Sleep(time.Hour)
+		require.Equal(t, 1, refunds)
+	})
+}
+
+// What a key no longer needs is not lost.
+func TestAKeyMayBecomeUnlimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := ratelimit.Limit{}
+		l := slots(t, newRemote(t), 1, ratelimit.WithLimitFunc(func(context.Context, string) (ratelimit.Limit, error) { return limit, nil }))
+		held := hold(t, l)
+		limit = ratelimit.Unlimited()
+		time.Sleep(time.Minute)
+		require.False(t, held.Lost())
+		held.Release()
+		synctest.Wait()
+	})
+}
+
+// Local slots are given back once, however often the store is tried.
+func TestLocalSlotsAreGivenBackOnce(t *testing.T) {
+	for name, outage := range map[string]bool{"besides": false, "in an outage": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, local := newRemote(t), newRemote(t)
+				rate, _ := rates(s)
+				inside := ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 4, ratelimit.WithName("a")), slots(t, s, 4, ratelimit.WithName("b"))))
+				here, _ := rates(local)
+				l := ratelimit.Must(fallback.New(inside, fallback.FailTo(ratelimit.Must(ratelimit.NewAll(here, slots(t, local, 4))))))
+				s.down.Store(outage)
+				held := hold(t, l)
+				gives := 0
+				local.after = func() { gives++ }
+				s.down.Store(true)
+				held.Release()
+				time.Sleep(time.Second)
+				require.Equal(t, 1, gives)
+				s.down.Store(false)
+				time.Sleep(time.Minute)
+				require.Equal(t, 1, gives)
+			})
+		})
+	}
 }
 
 // A Release may come while a renewal is under way. The slot is given back after that, once.
