@@ -1018,9 +1018,10 @@ func TestRefundLeavesTheSlot(t *testing.T) {
 func TestInMemoryAReleaseFreesTheSlotsOfAnAllAtOnce(t *testing.T) {
 	s := ratelimit.Must(memstore.New())
 	rate := ratelimit.Must(ratelimit.NewTokenBucket(s, ratelimit.PerSecond(1_000_000), ratelimit.WithName("rate")))
-	l := ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 1)))
-	for range 100 {
-		hold(t, l).Release()
+	for _, l := range []ratelimit.Limiter{ratelimit.Must(ratelimit.NewAll(rate, slots(t, s, 1))), ratelimit.Must(ratelimit.NewAll(slots(t, s, 1)))} {
+		for range 100 {
+			hold(t, l).Release()
+		}
 	}
 }
 
