@@ -3,13 +3,19 @@ package memstore
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/ratelimit-go/ratelimit/store"
 )
 
 // Prepare implements [store.Store]: there is nothing to prepare.
-func (s *Store) Prepare(*store.Rule, store.Limit, bool) error { return nil }
+func (s *Store) Prepare(*store.Rule, store.Limit, bool) error {
+	if s.maxKeys == 0 {
+		return fmt.Errorf("%w: %w", store.ErrInvalidOption, errNotMade)
+	}
+	return nil
+}
 
 // Together implements [store.Store]. All keys are in one memory.
 func (s *Store) Together(string, string) bool { return true }

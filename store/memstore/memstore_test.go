@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ratelimit-go/ratelimit"
 	"github.com/ratelimit-go/ratelimit/internal/effort"
 	"github.com/ratelimit-go/ratelimit/store"
 	"github.com/ratelimit-go/ratelimit/store/memstore"
@@ -47,6 +48,9 @@ func TestStoreNotMadeByNewFails(t *testing.T) {
 		if !errors.Is(err, store.ErrStore) {
 			t.Errorf("error %v, want ErrStore", err)
 		}
+	}
+	if _, err := ratelimit.NewTokenBucket(&s, ratelimit.PerMinute(5)); !errors.Is(err, store.ErrInvalidOption) {
+		t.Errorf("a limiter that can never work: %v, want ErrInvalidOption", err)
 	}
 }
 

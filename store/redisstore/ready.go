@@ -15,6 +15,9 @@ import (
 
 // Prepare implements [store.Store].
 func (s *Store) Prepare(rule *store.Rule, _ store.Limit, _ bool) error {
+	if s.link == nil {
+		return fmt.Errorf("%w: %w", store.ErrInvalidOption, errNotMade)
+	}
 	s.script(rule)
 	return nil
 }

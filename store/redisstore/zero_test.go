@@ -31,6 +31,11 @@ func TestAStoreThatNewHasNotMadeAnswersErrors(t *testing.T) {
 	_, err = s.Check(ctx)
 	ask("Check", err)
 	ask("Ready", s.Ready(ctx))
+	for _, held := range []bool{false, true} {
+		err = s.Prepare(&store.Rule{Name: "rule", Held: held}, limit, true)
+		require.ErrorIs(t, err, store.ErrInvalidOption, "a limiter that can never work")
+		require.ErrorContains(t, err, "not made by New")
+	}
 	require.True(t, s.Together("a", "a"))
 	require.False(t, s.Together("a", "b"))
 }
