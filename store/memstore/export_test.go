@@ -29,6 +29,9 @@ type Secret = secret
 // Hash is the hash of a key in a store with this secret.
 func (s *secret) Hash(ns *store.Namespace, key string) Hashed { return s.hash(ns, key) }
 
+// Hash is the hash of a key in s.
+func (s *Store) Hash(ns *store.Namespace, key string) Hashed { return s.secret.hash(ns, key) }
+
 // Use gives an empty store a secret.
 func (s *Store) Use(secret *Secret) { s.secret = *secret }
 

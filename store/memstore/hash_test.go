@@ -1,6 +1,7 @@
 package memstore_test
 
 import (
+	"encoding/binary"
 	"fmt"
 	"strings"
 	"testing"
@@ -35,8 +36,19 @@ var families = []struct {
 	{"one or two bits of 8 bytes", func(i int) string { return fewBits(8, i) }},
 	{"one or two bits of 16 bytes", func(i int) string { return fewBits(16, i) }},
 	{"one or two bits of 80 bytes", func(i int) string { return fewBits(80, i) }},
+	{"the space, and a number", func(i int) string { return string(append(word(spaceHi), word(uint64(i))...)) }},
+	{"a number, and the space", func(i int) string { return string(append(word(uint64(i)), word(spaceLo)...)) }},
 	{"one byte, repeated", func(i int) string { return strings.Repeat(string([]byte{byte(i)}), 1+i/256*8) }},
 }
+
+// space is that of all hashes here. Keys that begin or end with what anybody can compute of it spread
+// no worse.
+var (
+	space            = store.NewNamespace(&store.Rule{Name: "any"}, "")
+	spaceHi, spaceLo = space.ID()
+)
+
+func word(n uint64) []byte { return binary.LittleEndian.AppendUint64(nil, n) }
 
 // fewBits returns n bytes with one or two bits set.
 func fewBits(n, i int) string {
@@ -73,7 +85,6 @@ var uses = []struct {
 func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 	const keys, cells = 1024, 64
 	secrets := effort.Of(100, 400, 2500) / scale
-	ns := store.NewNamespace(&store.Rule{Name: "any"}, "")
 	for _, family := range families {
 		seen := map[string]bool{}
 		var names [keys]string
@@ -89,7 +100,7 @@ func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 			secret := memstore.SecretOf(number)
 			var counts [16][cells]int
 			for _, name := range names {
-				h := secret.Hash(ns, name)
+				h := secret.Hash(space, name)
 				for u := range uses {
 					counts[u][uses[u].of(h)]++
 				}
@@ -115,13 +126,12 @@ func TestKeysSpreadEvenlyWithEverySecret(t *testing.T) {
 // TestEachByteOfAKeyCounts changes one byte of a key, each in turn and to each other
 // value, and the key's length.
 func TestEachByteOfAKeyCounts(t *testing.T) {
-	ns := store.NewNamespace(&store.Rule{Name: "any"}, "")
 	for number := range max(1, effort.Of(1, 2, 5)/scale) {
 		secret := memstore.SecretOf(number)
 		var shorter memstore.Hashed
 		for length := 1; length <= 100; length++ {
 			key := []byte(strings.Repeat("x", length))
-			whole := secret.Hash(ns, string(key))
+			whole := secret.Hash(space, string(key))
 			if whole.Hi() == shorter.Hi() || whole.Lo() == shorter.Lo() {
 				t.Fatalf("secret %d: a key of %d bytes is as one of %d", number, length-1, length)
 			}
@@ -129,12 +139,42 @@ func TestEachByteOfAKeyCounts(t *testing.T) {
 			for i := range key {
 				for other := range 256 {
 					key[i] = byte(other)
-					if h := secret.Hash(ns, string(key)); other != 'x' && (h.Hi() == whole.Hi() || h.Lo() == whole.Lo()) {
+					if h := secret.Hash(space, string(key)); other != 'x' && (h.Hi() == whole.Hi() || h.Lo() == whole.Lo()) {
 						t.Fatalf("secret %d: byte %d of a key of %d bytes does not count", number, i, length)
 					}
 				}
 				key[i] = 'x'
 			}
 		}
+	}
+}
+
+// TestShortKeysHaveHashesOfTheirOwn tries bytes at the ends of their range, of which those of a word of
+// the hash may overlap.
+func TestShortKeysHaveHashesOfTheirOwn(t *testing.T) {
+	secret, known, keys := memstore.SecretOf(1), map[memstore.Hashed]string{}, []string{""}
+	for len(keys[0]) < 4 {
+		var longer []string
+		for _, key := range keys {
+			for _, b := range []byte{0, 1, 2, 0x7f, 0x80, 0xfe, 0xff} {
+				longer = append(longer, key+string([]byte{b}))
+			}
+		}
+		for _, key := range longer {
+			h := secret.Hash(space, key)
+			if other, ok := known[h]; ok {
+				t.Errorf("%q and %q have one hash", key, other)
+			}
+			known[h] = key
+		}
+		keys = longer
+	}
+}
+
+// TestEachStoreHashesInItsOwnWay compares two of them.
+func TestEachStoreHashesInItsOwnWay(t *testing.T) {
+	a, b := newStore(t).Hash(space, "k"), newStore(t).Hash(space, "k")
+	if a.Hi() == b.Hi() || a.Lo() == b.Lo() {
+		t.Errorf("%x and %x", a, b)
 	}
 }

@@ -72,7 +72,6 @@ func (s *Store) takeTwo(requests []store.Request, replies []store.Reply) bool {
 				u.set(j, last)
 			}
 			due = t.tick() == sweepDue
-			due = u != t && u.tick() == sweepDue || due
 		}
 	}
 	t.mu.Unlock()

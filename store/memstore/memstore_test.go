@@ -442,6 +442,9 @@ func TestAllsInEachOrderDoNotBlockEachOther(t *testing.T) {
 
 // TestAllsSweep has dead keys, and then only calls of two or of three keys together.
 func TestAllsSweep(t *testing.T) {
+	if !newStore(t).Together("a", "b") {
+		t.Error("two keys are not together")
+	}
 	for _, keys := range [][]string{{"a", "b"}, {"a", "b", "c"}} {
 		c := newClock()
 		s := newStore(t, memstore.WithClock(c.now))
