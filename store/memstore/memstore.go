@@ -235,7 +235,7 @@ func (t *table) takeFromState(i int, rule *store.Rule, l store.Limit, now, n int
 // Overdraw implements [store.Store].
 func (s *Store) Overdraw(_ context.Context, ns *store.Namespace, key string, l store.Limit, n, most int64) (r store.Reply, err error) {
 	c := claim{
-		Request: &store.Request{Namespace: ns, Key: key, Limit: l, N: n},
+		Request: &store.Request{Namespace: ns, Limit: l, N: n},
 		reply:   &r, hash: s.secret.hash(ns, key), force: true, most: most,
 	}
 	return r, s.takeAll([]claim{c})

@@ -440,32 +440,59 @@ func TestAllsInEachOrderDoNotBlockEachOther(t *testing.T) {
 	check(t, s)
 }
 
-// TestAllsSweep has dead keys, and then only calls of two or of three keys together.
-func TestAllsSweep(t *testing.T) {
+// TestEachWayOfAskingSweeps has dead keys, and then only calls of one kind.
+func TestEachWayOfAskingSweeps(t *testing.T) {
 	if !newStore(t).Together("a", "b") {
 		t.Error("two keys are not together")
 	}
-	for _, keys := range [][]string{{"a", "b"}, {"a", "b", "c"}} {
+	counting := *sliding
+	counting.Available = func(l store.Limit, r store.Reply) int64 { return max(0, l.Burst-r.X) }
+	ns, logs := store.NewNamespace(window, ""), store.NewNamespace(&counting, "")
+	alls := func(s *memstore.Store, keys ...string) error {
+		var requests []store.Request
+		for _, key := range keys {
+			requests = append(requests, store.Request{Namespace: ns, Key: key, Limit: plenty, N: 1})
+		}
+		return s.TakeAll(ctx, requests, make([]store.Reply, len(keys)))
+	}
+	for name, ask := range map[string]func(s *memstore.Store) error{
+		"All of two":      func(s *memstore.Store) error { return alls(s, "a", "b") },
+		"All of three":    func(s *memstore.Store) error { return alls(s, "a", "b", "c") },
+		"as many as fit":  func(s *memstore.Store) error { _, err := s.TakeUpTo(ctx, ns, "a", plenty, 2); return err },
+		"the same of log": func(s *memstore.Store) error { _, err := s.TakeUpTo(ctx, logs, "a", perMinute(1), 2); return err },
+	} {
 		c := newClock()
 		s := newStore(t, memstore.WithClock(c.now))
-		ns := store.NewNamespace(window, "")
 		for i := range 20_000 {
 			take(t, s, ns, strconv.Itoa(i), plenty, 1)
 		}
 		c.add(7200 * second)
-		requests, replies := make([]store.Request, len(keys)), make([]store.Reply, len(keys))
-		for i, key := range keys {
-			requests[i] = store.Request{Namespace: ns, Key: key, Limit: plenty, N: 1}
-		}
 		for range 200_000 {
-			if err := s.TakeAll(ctx, requests, replies); err != nil {
+			if err := ask(s); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if n := s.Len(); n > 1000 {
-			t.Errorf("%d keys after calls of %v", n, keys)
+			t.Errorf("%s: %d keys are left", name, n)
 		}
 		check(t, s)
+	}
+}
+
+// TestLogsGoWithTheirLastEvent has three events of a key, of which a sliding log notes each in another way.
+func TestLogsGoWithTheirLastEvent(t *testing.T) {
+	c := newClock()
+	s := newStore(t, memstore.WithClock(c.now))
+	lim := ratelimit.Must(ratelimit.NewSlidingLog(s, ratelimit.PerMinute(5)))
+	for range 3 {
+		if _, err := lim.Allow(ctx, "k"); err != nil {
+			t.Fatal(err)
+		}
+		c.add(1)
+	}
+	c.add(63 * second)
+	if s.SweepAll(); s.Len() != 0 {
+		t.Errorf("Len %d a minute later, want 0", s.Len())
 	}
 }
 
@@ -516,6 +543,21 @@ func TestDeadKeysAreNotEvictedButReplaced(t *testing.T) {
 	}
 	if s.Len() != 10 || s.Evicted() != 0 {
 		t.Errorf("Len %d, Evicted %d, want 10 and 0", s.Len(), s.Evicted())
+	}
+}
+
+// TestTheDeadGoBeforeThoseWhoHaveNearlyNothing has a key in force whose spend is less than an event.
+func TestTheDeadGoBeforeThoseWhoHaveNearlyNothing(t *testing.T) {
+	light := *window
+	light.Used = func(store.State, int64, int64) int64 { return 0 }
+	c := newClock()
+	s := newStore(t, memstore.WithMaxKeys(2), memstore.WithClock(c.now))
+	ns := store.NewNamespace(window, "")
+	take(t, s, ns, "dead", perMinute(5), 5)
+	take(t, s, store.NewNamespace(&light, "light"), "k", plenty, 1)
+	c.add(60 * second)
+	if take(t, s, ns, "new", plenty, 1); s.Len() != 2 || s.Evicted() != 0 {
+		t.Errorf("Len %d, Evicted %d, want 2 and 0", s.Len(), s.Evicted())
 	}
 }
 
@@ -651,6 +693,22 @@ func TestDeadVictimStaysDead(t *testing.T) {
 	c.µs.Store(start)
 	if r, _ := s.Peek(ctx, ns, "a", l, 1); r.Y < start+60*second {
 		t.Errorf("decided at %v, want a minute or more", time.Duration(r.Y-start)*1000)
+	}
+}
+
+// TestARefundAfterTheEndLeavesTheDeadDead sets the clock back after a Refund that came too late.
+func TestARefundAfterTheEndLeavesTheDeadDead(t *testing.T) {
+	c := newClock()
+	s := newStore(t, memstore.WithClock(c.now))
+	ns, l, start := store.NewNamespace(window, ""), perMinute(5), c.µs.Load()
+	take(t, s, ns, "k", l, 5)
+	c.add(60 * second)
+	if err := s.Refund(ctx, ns, "k", l, store.Receipt{At: start, N: 5}); err != nil {
+		t.Fatal(err)
+	}
+	c.µs.Store(start + second)
+	if r := take(t, s, ns, "k", l, 1); r.OK() {
+		t.Errorf("%+v in the minute that is spent", r)
 	}
 }
 
