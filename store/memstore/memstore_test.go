@@ -370,6 +370,79 @@ func TestFullStoreWithAnEmptyTable(t *testing.T) {
 	check(t, s)
 }
 
+// TestFullStoreWhoseNextTableIsEmpty has all keys in one of four tables, and they are dead. The new key is
+// of a table whose next one is empty too.
+func TestFullStoreWhoseNextTableIsEmpty(t *testing.T) {
+	const maxKeys = 128
+	c := newClock()
+	s := newStore(t, memstore.WithMaxKeys(maxKeys), memstore.WithClock(c.now))
+	ns, there := store.NewNamespace(window, ""), ""
+	home := s.TableOf(ns, "0")
+	for i := 0; there == "" || s.Len() < maxKeys; i++ {
+		key := strconv.Itoa(i)
+		switch own := s.TableOf(ns, key); {
+		case own != home && s.Next(own) != home:
+			there = key
+		case own == home && s.Len() < maxKeys:
+			take(t, s, ns, key, perMinute(5), 1)
+		}
+	}
+	c.add(60 * second)
+	if take(t, s, ns, there, plenty, 1); s.Len() != maxKeys || s.Evicted() != 0 {
+		t.Errorf("Len %d, Evicted %d", s.Len(), s.Evicted())
+	}
+	check(t, s)
+}
+
+// TestOfEqualSpendsTheOneThatEndsFirstGoes has a key that ends before the seven others.
+func TestOfEqualSpendsTheOneThatEndsFirstGoes(t *testing.T) {
+	for i := range 10 {
+		s := newStore(t, memstore.WithMaxKeys(8), memstore.WithClock(newClock().now))
+		ns := store.NewNamespace(window, strconv.Itoa(i))
+		take(t, s, ns, "soon", perMinute(5), 1)
+		for k := range 8 {
+			take(t, s, ns, strconv.Itoa(k), plenty, 1)
+		}
+		if r, err := s.Peek(ctx, ns, "soon", perMinute(5), 1); err != nil || r.X != 0 {
+			t.Fatalf("%+v, %v: another one was forgotten", r, err)
+		}
+	}
+}
+
+// TestAClockBefore1970IsOneLikeOthers asks for keys of many tables, 40 minutes after an hour began.
+func TestAClockBefore1970IsOneLikeOthers(t *testing.T) {
+	c := newClock()
+	c.µs.Store(-300_000_000 * second)
+	s := newStore(t, memstore.WithClock(c.now))
+	lim := ratelimit.Must(ratelimit.NewFixedWindow(s, ratelimit.PerHour(5)))
+	for i := range 1000 {
+		if r, err := lim.Allow(ctx, strconv.Itoa(i)); err != nil || r.ResetAfter != 20*time.Minute {
+			t.Fatalf("%+v, %v, want a reset after 20 minutes", r, err)
+		}
+	}
+}
+
+// TestWhatAKeyCosts compares the memory of all tables with what the package says.
+func TestWhatAKeyCosts(t *testing.T) {
+	s := newStore(t, memstore.WithClock(newClock().now))
+	s.Use(memstore.SecretOf(1))
+	ns := store.NewNamespace(window, "")
+	slot, table := memstore.Sizes()
+	for i := 1; i <= 200_000; i++ {
+		if take(t, s, ns, strconv.Itoa(i), plenty, 1); i < 50_000 || i%10_000 != 0 {
+			continue
+		}
+		bytes := 0
+		shapes, _ := s.Shapes()
+		for _, shape := range shapes {
+			bytes += int(table) + shape.Size*int(slot+1) // and a tag
+		}
+		if cost := float64(bytes) / float64(i); cost > 43 {
+			t.Errorf("%.1f bytes a key of %d, want 43 at most", cost, i)
+		}
+	}
+}
+
 // TestAnAllIntoAnEmptyTable is the same of several keys in one call.
 func TestAnAllIntoAnEmptyTable(t *testing.T) {
 	const maxKeys = 64
