@@ -937,6 +937,9 @@ func TestSizes(t *testing.T) {
 	if slot, table := memstore.Sizes(); slot != 32 || table > 192 && strconv.IntSize == 64 {
 		t.Errorf("a slot has %d bytes and a table %d, want 32 and at most 192", slot, table)
 	}
+	if memstore.DefaultMaxKeys != 16_777_216 { // as the docs say
+		t.Errorf("%d keys at most", memstore.DefaultMaxKeys)
+	}
 }
 
 func TestKnownKeysAllocateNothing(t *testing.T) {
